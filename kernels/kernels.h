@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+/// Copies, casts and sums of strided boxes. Plain pointers and sizes; no allocation, no locks, no
+/// exceptions; each call touches nothing but what it is given. Every function has a plain
+/// reference (`namespace reference`, kernels/reference_cpu.cc) that agrees with it bit for bit.
+namespace weightwire::kernels {
+
+inline constexpr int kMaxDims = 8;
+
+/// Row-major box of `extent[0..ndim)` elements; strides in elements of the respective side.
+/// ndim 0 is one element. Extents ≥ 1, strides ≥ 0.
+struct StridedBox {
+  int ndim = 0;
+  int64_t extent[kMaxDims] = {};
+  int64_t source_stride[kMaxDims] = {};
+  int64_t target_stride[kMaxDims] = {};
+};
+
+/// Element kinds that kernels can cast between; everything else is copied by size.
+enum class Element : uint8_t { kOpaque1, kOpaque2, kOpaque4, kOpaque8, kBF16, kF16, kF32 };
+int ElementBytes(Element element);
+/// True when `from` → `to` is a copy (same kind, or opaque of equal size) or a known float cast.
+bool CastKnown(Element from, Element to);
+
+/// Merges dimensions that are contiguous on both sides and drops extents of 1. The result covers
+/// the same elements in the same order. `Runs` below speaks of the normalised box.
+StridedBox Normalize(const StridedBox& box);
+
+/// Bytes of the innermost run that is contiguous at the source (target), after Normalize.
+int64_t SourceRunBytes(const StridedBox& normalized, int element_bytes);
+int64_t TargetRunBytes(const StridedBox& normalized, int element_bytes);
+
+/// Sum of a byte sequence: XXH3 64-bit, seed 0. The sum of a box is the sum of its bytes in packed
+/// (row-major) order, however they lie in memory, so a strided source, a slot and a strided target
+/// have the same one.
+uint64_t SumContiguous(const void* data, size_t bytes);
+/// Sum of the box at `target` (uses target_stride).
+uint64_t SumTarget(const void* target, const StridedBox& box, Element element);
+/// Sum of the box at `source` (uses source_stride), of the bytes that a cast to `to` would give.
+uint64_t SumSource(const void* source, const StridedBox& box, Element from, Element to);
+
+/// Writes the box from `source` to `target`, casting when the kinds differ (float casts round to
+/// nearest even, NaN stays NaN, bf16 → fp16 overflows to infinity). The memories must not overlap.
+void Copy(void* target, const void* source, const StridedBox& box, Element from, Element to);
+/// Copy, and the sum of the bytes that were *written*, read back from `target` in cache-sized
+/// blocks while they are warm.
+uint64_t CopyAndSumTarget(void* target, const void* source, const StridedBox& box, Element from,
+                          Element to);
+
+namespace reference {
+uint64_t SumTarget(const void* target, const StridedBox& box, Element element);
+uint64_t SumSource(const void* source, const StridedBox& box, Element from, Element to);
+void Copy(void* target, const void* source, const StridedBox& box, Element from, Element to);
+}  // namespace reference
+
+}  // namespace weightwire::kernels

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/layout/types.h"
+
+namespace weightwire::layout {
+
+/// Parsed parallel spec, e.g. "megatron:tp2,pp2,dp2,first=1" or "vllm:tp4".
+///
+/// `scheme` is the word before the colon; `sizes` the numbers glued to a word ("tp" → 2);
+/// `options` what is written key=value. Words without number are options with value "true".
+struct ParallelSpec {
+  std::string scheme;
+  std::map<std::string, int64_t> sizes;
+  std::map<std::string, std::string> options;
+  /// Canonical text, keys sorted; parses back to the same spec.
+  std::string ToString() const;
+  int64_t SizeOr(std::string_view key, int64_t fallback) const;
+};
+///   kInvalidArgument / kUnknownScheme  not of the form above, a size < 1 or > 65,536, a key twice
+Result<ParallelSpec> ParseParallelSpec(std::string_view text);
+
+/// A model's config.json, as far as layouts need it.
+///
+/// `family` names the declarative file in layout/families that matched `model_type`.
+struct ModelConfig;  // layout/families/family.h
+
+/// Derives what each rank *should* hold, from config.json and a parallel spec. Pure and offline.
+///
+/// Schemes known now: `hf` (one rank, canonical names), `megatron` (tp, pp, dp, cp; options
+/// `spec=local|te` (default local), `vocab_pad=N`: rows of the padded vocabulary, `first=`,
+/// `last=`), `vllm` (tp; dp replicas; option `vocab_pad_to=N`, default 64).
+///
+///   kInvalidArgument / kUnknownModel   model_type has no family; names the known ones
+///   kInvalidArgument / kUnknownScheme  scheme or one of its keys is unknown; names the known ones
+///   kInvalidArgument / kInvalidRequest config.json is not JSON, lacks a field or has a bad value
+///   kInvalidArgument / kShapeMismatch  a size does not divide as the scheme needs
+Result<ModelLayout> LayoutFromScheme(std::string_view config_json, const ParallelSpec& spec);
+
+/// Only the canonical space of a model: Hugging Face names and shapes.
+Result<CanonicalSpace> CanonicalFromConfig(std::string_view config_json);
+
+/// What a live process reports about one tensor; no pieces, so that it costs little to send.
+struct ObservedTensor {
+  std::string name;
+  DType dtype = DType::kBF16;
+  Shape shape;
+};
+
+/// Compares what `rank` should hold (`expected`) with what its process reports.
+///
+/// The tensors of the result are `expected`'s, in the order of `observed`, so that the process
+/// binds memory in the order in which it reported; dtypes are the observed ones (casts are planned).
+/// Differences are collected into one readable message (at most 20 lines, then a count), each line
+/// naming tensor, expected and found; the Status carries the first tensor and a remedy.
+///
+///   kFailedPrecondition / kTensorMissing | kTensorUnexpected | kShapeMismatch | kDtypeMismatch |
+///   kDuplicateRank is never returned here
+Result<RankLayout> Reconcile(const RankLayout& expected, std::vector<ObservedTensor> observed);
+
+}  // namespace weightwire::layout

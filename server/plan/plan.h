@@ -1,0 +1,130 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "server/base/ids.h"
+#include "server/base/status.h"
+#include "server/layout/types.h"
+
+/// Layouts × layouts → who sends which box to whom. Pure and address-free.
+namespace weightwire::plan {
+
+/// One strided block that moves from a tensor of the source rank to a tensor of the target rank.
+///
+/// Element (i…) is at `source_offset + Σ i·source_stride` of the source tensor's storage and at
+/// `target_offset + Σ i·target_stride` of the target's. Offsets and strides are in elements.
+/// Packed order is row-major over `extent`: both sides agree on it without talking.
+struct CopyOp {
+  uint32_t canonical = 0;      ///< canonical tensor, for messages
+  uint32_t source_tensor = 0;  ///< index into RankLayout::tensors of the source rank
+  uint32_t target_tensor = 0;  ///< index into RankLayout::tensors of the target rank
+  layout::DType source_dtype = layout::DType::kBF16;
+  layout::DType target_dtype = layout::DType::kBF16;  ///< also the dtype on the wire
+  std::vector<int64_t> extent;
+  int64_t source_offset = 0;
+  std::vector<int64_t> source_stride;
+  int64_t target_offset = 0;
+  std::vector<int64_t> target_stride;
+  friend bool operator==(const CopyOp&, const CopyOp&) = default;
+};
+int64_t ElementCount(const CopyOp& op);
+/// Bytes on the wire: elements × bytes of target_dtype.
+int64_t WireBytes(const CopyOp& op);
+
+/// Everything that one source rank sends to one target rank, in the global order of the plan.
+struct Stream {
+  uint32_t id = 0;  ///< index into TransferPlan::streams
+  uint32_t source_rank = 0;
+  uint32_t target_rank = 0;
+  int64_t bytes = 0;  ///< Σ WireBytes
+  std::vector<CopyOp> ops;
+  friend bool operator==(const Stream&, const Stream&) = default;
+};
+
+/// How to fill every rank of a target layout from the ranks of a source layout.
+struct TransferPlan {
+  PlanId id;
+  layout::Fingerprint source;
+  layout::Fingerprint target;
+  uint32_t source_ranks = 0;
+  uint32_t target_ranks = 0;
+  int64_t bytes_total = 0;
+  uint64_t copies_total = 0;
+  std::vector<std::string> tensor_names;  ///< canonical names, by CopyOp::canonical
+  std::vector<Stream> streams;            ///< by (target_rank, source_rank); none is empty
+  friend bool operator==(const TransferPlan&, const TransferPlan&) = default;
+};
+
+enum class Side : int { kSource = 1, kTarget = 2 };
+
+/// What one rank needs of a plan: its own streams and the names that failures mention.
+struct RankSlice {
+  PlanId plan;
+  Side side = Side::kSource;
+  uint32_t rank = 0;
+  std::vector<Stream> streams;
+  std::vector<std::string> tensor_names;  ///< as in the plan
+  friend bool operator==(const RankSlice&, const RankSlice&) = default;
+};
+RankSlice SliceOf(const TransferPlan& plan, Side side, uint32_t rank);
+
+struct PlanOptions {
+  uint64_t copies_max = 50'000'000;
+  uint64_t streams_max = 4'000'000;
+};
+
+/// Chooses, for every box of every target rank, a source rank that holds it.
+///
+/// Source shards with equal boxes are replicas: each is given its share of the reads, so that the
+/// bytes sent by data-parallel peers differ by no more than one copy. Source shards that overlap
+/// otherwise are fine as long as each element has an owner; a target element is read once.
+///
+/// Guarantee: every element that a target piece covers is written exactly once, from a rank that
+/// holds it (VerifyPlan proves it with code of its own).
+/// Pure: equal inputs give an equal plan, id included, in every process. The id covers both
+/// fingerprints, the options and a planner version.
+///
+///   kFailedPrecondition / kUnownedElement     names the tensor, target rank and missing box
+///   kFailedPrecondition / kDtypeMismatch      no cast is known between the dtypes
+///   kFailedPrecondition / kShapeMismatch      a canonical tensor differs in shape between sides
+///   kFailedPrecondition / kTensorMissing      a target tensor is not in the source's canonical space
+///   kInvalidArgument / kOverlappingShards     target pieces of one rank overlap in local storage
+///   kResourceExhausted / kLimitExceeded       see PlanOptions
+Result<TransferPlan> BuildPlan(const layout::ModelLayout& source,
+                               const layout::ModelLayout& target, const PlanOptions& options = {});
+
+/// Proves the guarantee above for a given plan, sharing no code with BuildPlan: every target element
+/// covered by a piece is written exactly once and from the same canonical element; every read stays
+/// inside a source piece. Cost O(copies · log copies).
+///   kInternal  names stream, op, tensor and what is wrong
+Status VerifyPlan(const TransferPlan& plan, const layout::ModelLayout& source,
+                  const layout::ModelLayout& target);
+
+/// Figures of a plan for people and machines.
+struct PlanReport {
+  int64_t bytes_total = 0;
+  uint64_t copies = 0;
+  uint32_t streams = 0;
+  int64_t egress_max = 0;   ///< most bytes that one source rank sends
+  int64_t ingress_max = 0;  ///< most bytes that one target rank receives
+  /// egress_max over the least possible for the busiest source when replicas share perfectly;
+  /// 1.0 is perfect. ingress_max over the largest target's own bytes: 1.0 always, else a defect.
+  double egress_over_bound = 0;
+  double ingress_over_bound = 0;
+  /// Time of a fluid simulation with equal link rates at every rank over the greater of the two
+  /// bounds above.
+  double simulated_over_bound = 0;
+  std::vector<int64_t> egress;   ///< by source rank
+  std::vector<int64_t> ingress;  ///< by target rank
+};
+PlanReport Report(const TransferPlan& plan, const layout::ModelLayout& source,
+                  const layout::ModelLayout& target);
+
+/// Lines a person reads: totals, bytes per rank, the source × target matrix (when it is at most
+/// 16 × 16), and for `tensor` (canonical name; empty = none) every copy with its boxes.
+std::string Explain(const TransferPlan& plan, const layout::ModelLayout& source,
+                    const layout::ModelLayout& target, std::string_view tensor = {});
+
+}  // namespace weightwire::plan
