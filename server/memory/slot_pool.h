@@ -1,0 +1,41 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "server/memory/region.h"
+
+namespace weightwire::memory {
+
+/// A fixed number of equal slots in one region, made once and reused for every epoch.
+///
+/// Not thread-safe: belongs to one strand. A waiter runs inside Release of the slot it gets.
+class SlotPool {
+ public:
+  /// Allocates slot_count × slot_bytes (slot_bytes a multiple of 4096).
+  static Result<std::unique_ptr<SlotPool>> Make(const std::string& name, uint64_t slot_bytes,
+                                                uint32_t slot_count);
+
+  using Waiter = std::function<void(RegionSpan slot)>;
+  /// Calls `waiter` with a free slot: at once, or when one is released, first come first served.
+  /// Returns a ticket for CancelWait, 0 when the slot was given at once.
+  uint64_t Acquire(Waiter waiter);
+  void CancelWait(uint64_t ticket);
+  void Release(const RegionSpan& slot);
+
+  uint32_t free_count() const;
+  uint64_t slot_bytes() const;
+  uint64_t bytes_total() const;
+
+ private:
+  SlotPool() = default;
+  std::shared_ptr<MemoryRegion> region_;
+  uint64_t slot_bytes_ = 0;
+  uint32_t slot_count_ = 0;
+  std::vector<uint32_t> free_;
+  std::vector<std::pair<uint64_t, Waiter>> waiters_;
+  uint64_t next_ticket_ = 1;
+};
+
+}  // namespace weightwire::memory

@@ -1,0 +1,138 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "server/base/clock.h"
+#include "server/base/ids.h"
+#include "server/base/status.h"
+#include "server/memory/region.h"
+#include "server/transport/session.h"
+
+/// Moves bytes between agents. Knows nothing of tensors, plans or epochs.
+///
+/// The contract that tests/conformance proves on every transport:
+///  1. Every posted operation ends with exactly one completion; an expired deadline is one.
+///  2. After the completion the transport never touches the operation's buffers again.
+///  3. An operation with a stale incarnation or generation fails before any byte moves.
+///  4. Completions and handler calls run on the transport's own threads and hold no lock.
+///  5. Viable() says in words why a transport cannot run here.
+///  6. Close(): no new chunk is started, what is in flight is bounded, then everything completes
+///     with kCancelled. Buffers are free when their completions have run.
+namespace weightwire::transport {
+
+/// Names what a peer exported. `id` is unique in the exporting process and never reused;
+/// `generation` rises when the same memory is exported anew, so that an old key cannot read it.
+struct RegionKey {
+  uint64_t id = 0;
+  uint64_t generation = 0;
+  friend constexpr auto operator<=>(const RegionKey&, const RegionKey&) = default;
+};
+
+/// An exported address space: the concatenation of pieces. Pieces keep their regions alive until
+/// the export is revoked *and* the last operation on it has ended.
+using GatherList = std::vector<memory::RegionSpan>;
+
+using MutableSpan = std::span<std::byte>;
+
+/// A peer's export as seen in this process: one span for each piece, in order. Memory is read-only.
+/// Unmapped when the last copy of `hold` goes.
+struct MappedList {
+  std::vector<std::span<const std::byte>> pieces;
+  std::shared_ptr<void> hold;
+};
+
+struct Capabilities {
+  bool get = true;
+  bool map = false;                 ///< Map() works: same host, shareable memory
+  uint64_t chunk_bytes_max = 0;     ///< largest Get
+  uint32_t gets_in_flight_max = 0;  ///< per endpoint; a further Get queues inside the transport
+  bool checks_payload = false;      ///< payload is checksummed below us (none today)
+};
+
+inline constexpr size_t kNotifyBytesMax = 64;
+
+/// One session with one peer. Thread-safe. Shared: a completion may outlive the caller.
+class Endpoint {
+ public:
+  using GetDone = std::function<void(Status)>;
+  using MapDone = std::function<void(Result<MappedList>)>;
+  virtual ~Endpoint() = default;
+
+  /// Unique in the process.
+  virtual uint64_t id() const = 0;
+  /// What the caller said in its hello; for an endpoint that we opened, what we said.
+  virtual const Hello& hello() const = 0;
+  /// "shm" or "tcp"; for metrics and status.
+  virtual const std::string& transport_name() const = 0;
+
+  /// Reads `offset …` of the peer's export into `into` (total bytes = Σ sizes, ≥ 1), in order.
+  /// `into` must stay valid until `done` runs; `hold` is released right after.
+  ///   kNotFound / kStaleIncarnation  the key is unknown or revoked
+  ///   kOutOfRange / kInvalidRequest  the range leaves the export
+  ///   kDeadlineExceeded              not finished within `timeout`; the endpoint is then closed
+  ///   kCancelled                     Close() was called
+  ///   kUnavailable / kTransportFailed  the connection broke
+  virtual void Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
+                   std::shared_ptr<void> hold, GetDone done) = 0;
+
+  /// Sends at most kNotifyBytesMax bytes; delivered at most once, in order, or the endpoint closes.
+  ///   kUnavailable / kTransportFailed  closed; kResourceExhausted / kLimitExceeded  queue bound met
+  virtual Status Notify(std::span<const std::byte> message) = 0;
+
+  /// Maps a peer's export; kUnimplemented where Capabilities::map is false. Errors as for Get.
+  virtual void Map(RegionKey key, Nanos timeout, MapDone done) = 0;
+
+  /// Idempotent. Handler::OnClosed runs once afterwards, after all completions.
+  virtual void Close() = 0;
+};
+
+/// What a transport calls; implemented by transfer/. Calls for one endpoint come one after another.
+class Handler {
+ public:
+  virtual ~Handler() = default;
+  /// Decides on an inbound session before anything else may happen on it. Must not block.
+  virtual Status OnHello(const Hello& hello) = 0;
+  virtual void OnAccepted(std::shared_ptr<Endpoint> endpoint) = 0;
+  /// `message` is valid during the call.
+  virtual void OnNotify(const std::shared_ptr<Endpoint>& endpoint,
+                        std::span<const std::byte> message) = 0;
+  virtual void OnClosed(const std::shared_ptr<Endpoint>& endpoint, const Status& why) = 0;
+};
+
+/// One way of moving bytes. Thread-safe. Destroying it closes every endpoint and joins its threads;
+/// it must not be destroyed on one of them.
+class Transport {
+ public:
+  using ConnectDone = std::function<void(Result<std::shared_ptr<Endpoint>>)>;
+  virtual ~Transport() = default;
+
+  virtual const std::string& name() const = 0;
+  virtual Capabilities capabilities() const = 0;
+  /// OK, or why it cannot run on this host.
+  virtual Status Viable() const = 0;
+  /// Starts to listen. Once, before anything else. `handler` must outlive the transport.
+  virtual Status Start(Handler* handler, Incarnation self) = 0;
+  /// Where peers connect to ("127.0.0.1:4711", "@abstract-name"); valid after Start.
+  virtual std::string address() const = 0;
+
+  virtual RegionKey Export(GatherList pieces) = 0;
+  /// Later operations on `key` fail; those under way end first or fail. `done` runs when no
+  /// operation of this transport touches the pieces any more. Memory that a peer has *mapped* is
+  /// the caller's to drain (transfer/ waits for the reader's CLOSE or for the end of the session).
+  virtual void Revoke(RegionKey key, std::function<void()> done) = 0;
+
+  /// Opens a session. `hello.callee` must be the peer's incarnation.
+  ///   kUnauthenticated / kTicketRejected, kFailedPrecondition / kStaleIncarnation |
+  ///   kProtocolVersion        the peer's answer
+  ///   kDeadlineExceeded, kUnavailable / kTransportFailed
+  virtual void Connect(const std::string& address, const Hello& hello, Nanos timeout,
+                       ConnectDone done) = 0;
+};
+
+}  // namespace weightwire::transport
