@@ -1,0 +1,129 @@
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "server/base/ids.h"
+#include "server/base/status.h"
+#include "server/epoch/messages.h"
+
+/// The coordinator's side of one epoch, as a pure function: (state, event) → (state, actions).
+namespace weightwire::epoch {
+
+enum class Phase : int {
+  kPreparing = 1,
+  kTransferring = 2,
+  kStaged = 3,      ///< every byte is verified everywhere; waits for Commit when it is manual
+  kCommitting = 4,  ///< COMMIT submitted or durable: no abort any more
+  kCommitted = 5,
+  kAborting = 6,
+  kAborted = 7,
+};
+std::string_view PhaseName(Phase phase);
+
+/// A required engine: all its ranks, frozen when the epoch is prepared.
+struct EngineMembers {
+  std::string name;
+  std::vector<Member> ranks;  ///< by rank; [0] is the leader
+  friend bool operator==(const EngineMembers&, const EngineMembers&) = default;
+};
+
+struct Spec {
+  Epoch epoch{};
+  Kind kind = Kind::kPublish;
+  Version version{};
+  Epoch content{};
+  std::vector<Member> sources;
+  std::vector<EngineMembers> engines;
+  bool manual_commit = false;
+  friend bool operator==(const Spec&, const Spec&) = default;
+};
+
+struct State {
+  Spec spec;
+  Phase phase = Phase::kPreparing;
+  std::set<Member> prepared;
+  std::map<Member, std::vector<Digest>> sourced;  ///< digests by source
+  std::map<Member, std::vector<Digest>> staged;   ///< digests by target rank
+  std::set<Member> drained;
+  std::set<Member> lost;                          ///< members whose process is gone
+  std::set<std::string> applied;                  ///< engines that swapped
+  std::set<std::string> evicted;                  ///< engines lost after the decision
+  bool commit_asked = false;                      ///< manual commit has been given
+  bool commit_durable = false;
+  Status why;                                     ///< of the abort
+  friend bool operator==(const State&, const State&) = default;
+};
+
+// ---- events ----
+struct PreparedEvent { Member member; };
+struct SourcedEvent { Member member; std::vector<Digest> digests; };
+struct StagedEvent { Member member; std::vector<Digest> digests; };
+struct AppliedEvent { Member member; };
+struct DrainedEvent { Member member; };
+struct FailedEvent { Member member; Status why; };
+struct LostEvent { Member member; Status why; };
+/// The journal's answer to AppendCommit. `why` not OK: its fate is unknown.
+struct JournalEvent { Status why; };
+struct CommitAskedEvent {};
+struct AbortAskedEvent { Status why; };
+/// The deadline of the current phase passed.
+struct DeadlineEvent { Phase phase; };
+using Event = std::variant<PreparedEvent, SourcedEvent, StagedEvent, AppliedEvent, DrainedEvent,
+                           FailedEvent, LostEvent, JournalEvent, CommitAskedEvent, AbortAskedEvent,
+                           DeadlineEvent>;
+
+// ---- actions, to be carried out in order ----
+struct SendPrepare {};                      ///< to every member
+struct SendTransfer {};                     ///< to every member
+struct SendRelease {};                      ///< to every source
+struct AppendCommit {};                     ///< journal: COMMIT(epoch, version, engines)
+struct SendCommit { std::string engine; };  ///< to every rank of the engine
+struct SendInstalled { std::string engine; };
+struct SendAbort { Member member; Status why; };
+struct EvictEngine { std::string engine; Status why; };
+/// The epoch is over: kCommitted or kAborted. Nothing of it runs any more.
+struct Finish { Phase phase; Status why; };
+/// The decision's fate is unknown: stop deciding; only recovery from the journal may go on.
+struct StopDeciding { Status why; };
+/// (Re)arm the deadline of the phase just entered.
+struct ArmDeadline { Phase phase; };
+using Action = std::variant<SendPrepare, SendTransfer, SendRelease, AppendCommit, SendCommit,
+                            SendInstalled, SendAbort, EvictEngine, Finish, StopDeciding,
+                            ArmDeadline>;
+
+struct Outcome {
+  State state;
+  std::vector<Action> actions;
+};
+
+/// First state of an epoch and its first actions (SendPrepare, ArmDeadline).
+Outcome Begin(Spec spec);
+
+/// One step. Total: every event in every phase has an answer; one that does not fit (unknown member,
+/// stale incarnation, duplicate, too late) changes nothing.
+///
+/// Rules that tests prove:
+///  - TRANSFERRING only when every member prepared; STAGED only when every source is sourced, every
+///    rank of every engine staged *and* each stream's digest is equal on both sides (a difference is
+///    an abort with kDigestMismatch).
+///  - AppendCommit at most once, only from STAGED; from then on no abort. SendCommit only after the
+///    durable JournalEvent. A failed or unknown append: StopDeciding.
+///  - SendRelease once: on STAGED, or when an abort has drained every member that is alive.
+///  - ABORTED only when every member that is alive has drained.
+///  - A lost member before the append aborts the epoch (kMemberLost); after it, its engine is
+///    evicted and the epoch commits with the others. COMMITTED when every engine applied or evicted.
+///  - A fill never appends: its content is committed already; STAGED goes straight to SendCommit.
+///  - Deadline in PREPARING/TRANSFERRING aborts (kDeadlineExceeded, naming who is missing); in
+///    STAGED (manual) aborts; in COMMITTING evicts engines that have not applied; in ABORTING evicts
+///    (as lost) members that have not drained.
+Outcome Step(State state, const Event& event);
+
+/// Names of members that the epoch waits for now, with what for ("engine-a/1: staged"); `name`
+/// gives a member's text. For status and deadline messages.
+std::vector<Member> WaitingFor(const State& state);
+
+}  // namespace weightwire::epoch

@@ -1,0 +1,167 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "server/base/ids.h"
+#include "server/base/status.h"
+
+/// What coordinator and agents say to each other. Plain data; proto <-> domain is wire's work.
+/// Every message carries epoch and, where a participant is meant, its incarnation: an older one is
+/// refused by whoever receives it.
+namespace weightwire::epoch {
+
+/// A process as the protocol names it.
+struct Member {
+  ParticipantId id{};
+  Incarnation incarnation{};
+  friend auto operator<=>(const Member&, const Member&) = default;
+};
+
+enum class Role : int { kSource = 1, kTarget = 2 };
+
+/// What moves: `kPublish` is an epoch of the fleet; `kFill` brings one engine to a committed epoch.
+enum class Kind : int { kPublish = 1, kFill = 2 };
+
+/// How an agent reaches another one, with the secret for exactly this pair.
+struct PeerAddress {
+  AgentId agent{};
+  Incarnation incarnation{};
+  std::string host;
+  std::map<std::string, std::string> addresses;
+  Ticket ticket{};
+  friend bool operator==(const PeerAddress&, const PeerAddress&) = default;
+};
+
+/// A plan that a member takes part in.
+struct Leg {
+  PlanId plan;
+  uint32_t rank = 0;     ///< the member's rank on its side of the plan
+  uint32_t readers = 1;  ///< source side: engines that read each stream of this plan
+  friend bool operator==(const Leg&, const Leg&) = default;
+};
+
+// ---- coordinator → agent --------------------------------------------------------------------
+
+/// Get ready to move: fetch the plan's slice, bind memory, admit tickets. Answer: PreparedReport or
+/// FailedReport.
+struct PrepareCommand {
+  Epoch epoch{};
+  Kind kind = Kind::kPublish;
+  Version version{};
+  Epoch content{};  ///< the epoch whose bytes move: `epoch` itself, or the committed one of a fill
+  Member member;
+  Role role = Role::kSource;
+  std::vector<Leg> legs;  ///< one for a target
+  /// Target side: who sends, by source rank of the plan.
+  std::map<uint32_t, PeerAddress> sources;
+  std::map<uint32_t, ParticipantId> source_participants;
+  /// Source side: tickets that readers will show, with the caller's incarnation.
+  std::vector<std::pair<Ticket, Incarnation>> admitted;
+  std::array<uint8_t, 16> trace_id{};
+  friend bool operator==(const PrepareCommand&, const PrepareCommand&) = default;
+};
+/// Everyone is prepared: move. Answer: SourcedReport or StagedReport, or FailedReport.
+struct TransferCommand {
+  Epoch epoch{};
+  Member member;
+  friend bool operator==(const TransferCommand&, const TransferCommand&) = default;
+};
+/// Source: the bytes are staged everywhere; the publisher may change its parameters again.
+struct ReleaseCommand {
+  Epoch epoch{};
+  Member member;
+  friend bool operator==(const ReleaseCommand&, const ReleaseCommand&) = default;
+};
+/// Target: COMMIT is durable. Every rank learns of it; the leader is asked to swap.
+struct CommitCommand {
+  Epoch epoch{};
+  Version version{};
+  Epoch content{};
+  Member member;
+  bool leader = false;
+  friend bool operator==(const CommitCommand&, const CommitCommand&) = default;
+};
+/// Target: the whole engine has swapped; the old buffer is free.
+struct InstalledCommand {
+  Epoch epoch{};
+  Member member;
+  friend bool operator==(const InstalledCommand&, const InstalledCommand&) = default;
+};
+/// Stop, drain, answer DrainedReport. For targets and sources in any phase before commit.
+struct AbortCommand {
+  Epoch epoch{};
+  Member member;
+  Status why;
+  friend bool operator==(const AbortCommand&, const AbortCommand&) = default;
+};
+/// The incarnation is fenced: it must stop serving, drop its stage and register again.
+struct EvictCommand {
+  Member member;
+  Status why;
+  friend bool operator==(const EvictCommand&, const EvictCommand&) = default;
+};
+using Command = std::variant<PrepareCommand, TransferCommand, ReleaseCommand, CommitCommand,
+                             InstalledCommand, AbortCommand, EvictCommand>;
+
+// ---- agent → coordinator --------------------------------------------------------------------
+
+struct PreparedReport {
+  Epoch epoch{};
+  Member member;
+  friend bool operator==(const PreparedReport&, const PreparedReport&) = default;
+};
+/// One stream's digest, as in transfer::StreamDigest.
+struct Digest {
+  PlanId plan;
+  uint32_t stream = 0;
+  uint64_t digest = 0;
+  friend auto operator<=>(const Digest&, const Digest&) = default;
+};
+struct SourcedReport {
+  Epoch epoch{};
+  Member member;
+  std::vector<Digest> digests;
+  friend bool operator==(const SourcedReport&, const SourcedReport&) = default;
+};
+struct StagedReport {
+  Epoch epoch{};
+  Member member;
+  std::vector<Digest> digests;
+  int64_t bytes = 0;
+  std::map<std::string, int64_t> bytes_by_transport;
+  uint32_t rereads = 0;
+  double seconds = 0;  ///< from TransferCommand to verified
+  friend bool operator==(const StagedReport&, const StagedReport&) = default;
+};
+/// Sent by the leader's agent once: all ranks of the engine serve `epoch`.
+struct AppliedReport {
+  Epoch epoch{};
+  Member member;
+  double flip_seconds = 0;
+  friend bool operator==(const AppliedReport&, const AppliedReport&) = default;
+};
+struct DrainedReport {
+  Epoch epoch{};
+  Member member;
+  friend bool operator==(const DrainedReport&, const DrainedReport&) = default;
+};
+struct FailedReport {
+  Epoch epoch{};
+  Member member;
+  Status why;
+  friend bool operator==(const FailedReport&, const FailedReport&) = default;
+};
+/// The process behind the member has ended (its socket closed), or it detached in good order.
+struct LostReport {
+  Member member;
+  Status why;
+  friend bool operator==(const LostReport&, const LostReport&) = default;
+};
+using Report = std::variant<PreparedReport, SourcedReport, StagedReport, AppliedReport,
+                            DrainedReport, FailedReport, LostReport>;
+
+}  // namespace weightwire::epoch

@@ -1,0 +1,159 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/base/clock.h"
+#include "server/base/executor.h"
+#include "server/memory/region.h"
+#include "server/metrics/metrics.h"
+#include "server/plan/plan.h"
+#include "server/transport/transport.h"
+
+/// Runs the bound plan of local ranks: packs, sums, announces, fetches, unpacks, verifies.
+///
+/// For each stream of a plan the source cuts the packed bytes into slots (plan/segments.h):
+///
+///   target → OPEN(epoch, plan, stream)              "I am ready to read"
+///   source → BINDING(key) and READY(slot k, key, bytes), in order, at most `window` ahead
+///   target   Get (slots) or a fused copy from the mapped source; sums what was *written*
+///   target → CREDIT(k)       source reuses slot k when every planned reader has credited it
+///   target → CLOSE           all done, or the target gave up
+///   source → FAIL(reason)    the source cannot go on
+///
+/// A slot is a gather list: runs that are long and need no cast are sent straight from the source's
+/// memory, the rest is packed into a slot of the pool; the target scatters likewise. Where the
+/// transport can map, no payload is packed at all: the slot holds only the sums and the target
+/// copies from the source's tensors. A segment whose sum differs is read again at most twice.
+/// Streams of one (plan, stream) with several readers are packed and summed once.
+namespace weightwire::transfer {
+
+struct Tuning {
+  int64_t segment_bytes_max = 1 << 20;
+  int64_t slot_bytes = 8 << 20;
+  uint32_t slots_in_pool = 16;          ///< per process, shared by all streams
+  uint32_t window = 4;                  ///< slots announced and not yet credited, per stream
+  uint32_t mapped_window = 16;          ///< the same where nothing is packed
+  int64_t chunk_bytes = 4 << 20;        ///< of one Get; whole segments
+  uint32_t gets_in_flight = 8;          ///< per stream
+  int64_t direct_run_bytes_min = 4096;  ///< shorter runs are packed
+  int rereads_max = 2;                  ///< of one segment
+  Nanos connect_timeout = std::chrono::seconds(5);
+  Nanos get_timeout = std::chrono::seconds(30);
+  /// A stream without any progress for this long fails with kDeadlineExceeded.
+  Nanos progress_timeout = std::chrono::seconds(30);
+};
+
+/// Where a peer agent can be reached.
+struct Peer {
+  AgentId agent{};
+  Incarnation incarnation{};
+  std::string host;                                ///< host identity: equal on the same host
+  std::map<std::string, std::string> addresses;    ///< transport name → address
+  Ticket ticket{};
+  friend bool operator==(const Peer&, const Peer&) = default;
+};
+
+/// Memory of a rank's tensors, by index into RankLayout::tensors.
+using Binding = std::vector<memory::RegionSpan>;
+
+/// The sum over one stream's segment sums (XXH3 64 of them, in order): what source and target report
+/// over the control plane, where the coordinator compares them.
+struct StreamDigest {
+  PlanId plan;
+  uint32_t stream = 0;
+  uint64_t digest = 0;
+  friend bool operator==(const StreamDigest&, const StreamDigest&) = default;
+};
+
+struct SourceLeg {
+  std::shared_ptr<const plan::RankSlice> slice;  ///< side kSource
+  uint32_t readers = 1;                          ///< engines that will open each stream
+};
+struct SourceJob {
+  Epoch epoch{};
+  ParticipantId participant{};
+  std::string name;               ///< "trainer/3", for messages
+  std::vector<SourceLeg> legs;    ///< one for each distinct plan
+  Binding binding;
+};
+struct SourceReport {
+  std::vector<StreamDigest> digests;
+  int64_t bytes_packed = 0;
+};
+
+struct TargetJob {
+  Epoch epoch{};
+  ParticipantId participant{};
+  std::string name;                           ///< "engine-a/1"
+  std::shared_ptr<const plan::RankSlice> slice;  ///< side kTarget
+  std::map<uint32_t, Peer> sources;           ///< by source rank of the plan
+  std::map<uint32_t, ParticipantId> source_participants;
+  Binding binding;                            ///< writable
+};
+struct TargetReport {
+  std::vector<StreamDigest> digests;
+  int64_t bytes = 0;
+  int64_t bytes_by_transport_shm = 0;
+  int64_t bytes_by_transport_other = 0;
+  uint32_t rereads = 0;
+};
+
+struct Options {
+  Tuning tuning;
+  std::string host;          ///< our host identity
+  Incarnation self{};        ///< of this agent
+  /// Transports to try in this order when several reach a peer. A peer on another host is never
+  /// tried over "shm".
+  std::vector<std::string> preference = {"shm", "tcp"};
+};
+
+/// All transfers of one agent. Every method and callback runs on `strand`; `workers` runs packing,
+/// copying and summing; transports call the Handler part on their own threads and it posts.
+///
+/// Several jobs may run at once (an epoch and fills); a job is named by (epoch, participant).
+class Engine {
+ public:
+  using SourceDone = std::function<void(Result<SourceReport>)>;
+  using TargetDone = std::function<void(Result<TargetReport>)>;
+  /// Transports are started here and must outlive the engine's Shutdown.
+  static Result<std::unique_ptr<Engine>> Make(Options options, Clock& clock, Executor& strand,
+                                              Executor& workers,
+                                              std::vector<transport::Transport*> transports,
+                                              metrics::Sink& metrics);
+  virtual ~Engine() = default;
+
+  /// Sessions are accepted only with a ticket that was admitted and not withdrawn.
+  virtual void AdmitTicket(const Ticket& ticket, Incarnation caller) = 0;
+  virtual void WithdrawTicket(const Ticket& ticket) = 0;
+
+  /// Serves the streams of `job` until drained. `done` runs once: with the sums when every slot of
+  /// every stream has been summed and read by all its readers, or with the failure. A reader that
+  /// closes early or vanishes fails only the streams it read, and the job at the end.
+  virtual void StartSource(SourceJob job, SourceDone done) = 0;
+
+  /// Fills `job.binding`. `done` runs once: OK means every planned byte was written and every
+  /// segment's destination bytes agree with the source's sum. Failures name stream, source, tensor.
+  ///   kDataLoss / kDigestMismatch, kUnavailable / kTransportFailed, kDeadlineExceeded, kAborted
+  virtual void StartTarget(TargetJob job, TargetDone done) = 0;
+
+  /// Stops a job of either side (its `done` runs with kAborted unless it has run) and calls
+  /// `drained` when no thread, peer or transport touches its memory any more: posted Gets have
+  /// ended; readers that mapped the memory have closed or are gone. Unknown jobs are drained.
+  virtual void Drain(Epoch epoch, ParticipantId participant, std::function<void()> drained) = 0;
+
+  /// Payload bytes done and planned, for progress; zeros for unknown jobs.
+  struct Progress {
+    int64_t bytes_done = 0;
+    int64_t bytes_total = 0;
+  };
+  virtual Progress ProgressOf(Epoch epoch, ParticipantId participant) const = 0;
+
+  /// Drains everything and closes every session; `done` when nothing is in flight.
+  virtual void Shutdown(std::function<void()> done) = 0;
+};
+
+}  // namespace weightwire::transfer
