@@ -79,7 +79,7 @@ using Event = std::variant<PreparedEvent, SourcedEvent, StagedEvent, AppliedEven
 // ---- actions, to be carried out in order ----
 struct SendPrepare {};                      ///< to every member
 struct SendTransfer {};                     ///< to every member
-struct SendRelease {};                      ///< to every source
+struct SendRelease {};                      ///< to every source, with an OK status
 struct AppendCommit {};                     ///< journal: COMMIT(epoch, version, engines)
 struct SendCommit { std::string engine; };  ///< to every rank of the engine
 struct SendInstalled { std::string engine; };
@@ -112,7 +112,8 @@ Outcome Begin(Spec spec);
 ///    an abort with kDigestMismatch).
 ///  - AppendCommit at most once, only from STAGED; from then on no abort. SendCommit only after the
 ///    durable JournalEvent. A failed or unknown append: StopDeciding.
-///  - SendRelease once: on STAGED, or when an abort has drained every member that is alive.
+///  - SendRelease once, on entering STAGED. After an abort the driver decides: a new attempt, or a
+///    release that says why.
 ///  - ABORTED only when every member that is alive has drained.
 ///  - A lost member before the append aborts the epoch (kMemberLost); after it, its engine is
 ///    evicted and the epoch commits with the others. COMMITTED when every engine applied or evicted.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -70,10 +71,13 @@ struct TransferCommand {
   Member member;
   friend bool operator==(const TransferCommand&, const TransferCommand&) = default;
 };
-/// Source: the bytes are staged everywhere; the publisher may change its parameters again.
+/// Source: the publisher may change its parameters again, because the bytes are staged everywhere
+/// (`why` is OK), or because the version was given up (`why` says why; no attempt will follow).
 struct ReleaseCommand {
   Epoch epoch{};
+  Version version{};
   Member member;
+  Status why;
   friend bool operator==(const ReleaseCommand&, const ReleaseCommand&) = default;
 };
 /// Target: COMMIT is durable. Every rank learns of it; the leader is asked to swap.
@@ -91,7 +95,8 @@ struct InstalledCommand {
   Member member;
   friend bool operator==(const InstalledCommand&, const InstalledCommand&) = default;
 };
-/// Stop, drain, answer DrainedReport. For targets and sources in any phase before commit.
+/// Stop, drain, answer DrainedReport. For targets and sources in any phase before commit. A source
+/// still holds its bytes afterwards: the version may be tried again under a new epoch.
 struct AbortCommand {
   Epoch epoch{};
   Member member;

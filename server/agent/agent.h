@@ -1,0 +1,145 @@
+#pragma once
+
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/base/clock.h"
+#include "server/base/executor.h"
+#include "server/control/control.h"
+#include "server/memory/stage_store.h"
+#include "server/metrics/metrics.h"
+#include "server/transfer/transfer.h"
+
+/// The sidecar: local participants, their memory and stages, their transfers. A library, so that it
+/// can be embedded in an application process.
+namespace weightwire::agent {
+
+/// A local participant. Never 0; never reused.
+using Handle = StrongId<struct HandleTag, uint64_t>;
+
+enum class PublishMode : int {
+  kHold = 1,      ///< parameters stay unchanged until released
+  kSnapshot = 2,  ///< the agent copies the shard first; released right after the copy
+};
+
+/// What the agent tells the application process. Called on the agent's strand; must not block.
+class Application {
+ public:
+  virtual ~Application() = default;
+  /// The publisher may change its parameters; `why` not OK: the version was given up.
+  virtual void OnReleased(Version version, Epoch epoch, const Status& why) = 0;
+  /// COMMIT(epoch) is durable and buffer `buffer` (0, 1) holds it, verified. `epoch` names the
+  /// transfer (for AcknowledgeSwap), `content` the committed epoch to serve from now on. On the
+  /// leader: swap all ranks at one step boundary, then acknowledge once.
+  virtual void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader) = 0;
+  /// All ranks of the engine have swapped; the other buffer will be written by the next epoch.
+  virtual void OnInstalled(Epoch epoch, Epoch content) = 0;
+  /// Fenced: stop serving, forget the stage, attach again with a new incarnation. The handle is gone.
+  virtual void OnEvicted(const Status& why) = 0;
+};
+
+struct AttachRequest {
+  control::GroupRole role = control::GroupRole::kTrainer;
+  std::string job;  ///< empty: the agent's
+  std::string group;
+  uint32_t rank = 0;
+  uint32_t world_size = 0;
+  Incarnation incarnation{};
+  int64_t pid = 0;
+  std::array<uint8_t, 16> trace_id{};
+};
+struct AttachReply {
+  Handle handle{};
+  epoch::Member member;
+};
+
+/// Where tensor `tensor` (index into the agreed layout) lies in imported memory.
+struct TensorBinding {
+  uint32_t tensor = 0;
+  uint64_t region = 0;  ///< from ImportMemory
+  uint64_t offset = 0;  ///< bytes
+};
+
+/// An engine rank's two buffers; the caller passes the fds on to the process.
+struct StageInfo {
+  memory::ArenaMap arena;
+  std::array<std::shared_ptr<memory::MemoryRegion>, 2> buffers;
+};
+
+struct Options {
+  std::string job = "default";
+  std::string name;
+  Incarnation incarnation{};
+  std::string host;
+  std::map<std::string, std::string> addresses;  ///< of the data-plane transports
+  uint64_t stage_bytes_max = 0;     ///< budget for stages and snapshots; 0 = half of the memory
+  uint32_t participants_max = 256;
+  uint64_t imported_regions_max = 4'096;
+  /// While the coordinator cannot be reached: try again after this, doubled up to 16 times.
+  Nanos reconnect = std::chrono::milliseconds(250);
+};
+
+struct LocalStatus {
+  Handle handle{};
+  epoch::Member member;
+  std::string group;
+  uint32_t rank = 0;
+  std::string phase;
+  Epoch epoch{};
+  Epoch serving{};
+  int64_t bytes_done = 0, bytes_total = 0;
+  uint64_t stage_bytes = 0;
+};
+
+/// Every method runs on `strand` and never blocks.
+class Agent : public control::AgentPort {
+ public:
+  static std::unique_ptr<Agent> Make(Options options, Clock& clock, Executor& strand,
+                                     Executor& workers, control::CoordinatorPort& coordinator,
+                                     transfer::Engine& transfers, metrics::Sink& metrics);
+
+  /// Opens the session with the coordinator and keeps it: heartbeats, reconnects. When a session is
+  /// lost every local participant is evicted (its process attaches again).
+  virtual void Start() = 0;
+  /// OK, or why there is no session now.
+  virtual Status SessionStatus() const = 0;
+
+  /// Registers a process. `application` must stay valid until Detach returns or OnEvicted has run.
+  /// Errors: CoordinatorPort::Register's; kUnavailable / kNotReady without a session.
+  virtual void Attach(AttachRequest request, Application* application,
+                      control::Reply<AttachReply> reply) = 0;
+  /// `submission.member` is filled in here. Errors: CoordinatorPort::SubmitLayout's.
+  virtual void SubmitLayout(Handle handle, control::LayoutSubmission submission,
+                            control::Reply<control::LayoutReply> reply) = 0;
+  /// Errors: MemoryRegion::Import's; kResourceExhausted / kLimitExceeded.
+  virtual Result<uint64_t> ImportMemory(Handle handle, memory::UniqueFd fd, uint64_t bytes) = 0;
+  /// Trainer: binds every tensor of the agreed layout, once per memory generation; a new call
+  /// replaces the binding and is refused while a version is held.
+  ///   kInvalidArgument / kMemoryInvalid | kMemoryTooSmall | kTensorMissing  names the tensor
+  ///   kFailedPrecondition / kNotReady  no layout, or a version is held
+  virtual Status Bind(Handle handle, const std::vector<TensorBinding>& bindings) = 0;
+  /// Engine: makes (once) and returns the stage. kResourceExhausted / kLimitExceeded names need and
+  /// budget; kFailedPrecondition / kNotReady without a layout.
+  virtual Result<StageInfo> OpenStage(Handle handle) = 0;
+  /// Trainer. `done`: accepted; OnReleased follows exactly once per accepted version.
+  /// Errors: CoordinatorPort::Publish's; kNotReady when nothing is bound; kLimitExceeded when a
+  /// snapshot does not fit the budget.
+  virtual void Publish(Handle handle, Version version, PublishMode mode, bool manual_commit,
+                       Nanos deadline, std::array<uint8_t, 16> trace_id, control::Done done) = 0;
+  /// Leader of an engine: every rank serves `epoch` now.
+  ///   kFailedPrecondition / kStaleEpoch  not the epoch that was offered; kPermissionDenied: not the
+  ///   leader
+  virtual Status AcknowledgeSwap(Handle handle, Epoch epoch, double flip_seconds) = 0;
+  /// The process left or its socket closed. Idempotent.
+  virtual void Detach(Handle handle, Status why) = 0;
+
+  virtual std::vector<LocalStatus> Local() const = 0;
+  /// Drains, tells the coordinator, evicts the local applications (kShuttingDown).
+  virtual void Shutdown(control::Done done) = 0;
+};
+
+}  // namespace weightwire::agent

@@ -1,0 +1,137 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/base/clock.h"
+#include "server/base/ids.h"
+#include "server/base/status.h"
+#include "server/epoch/messages.h"
+#include "server/layout/scheme.h"
+#include "server/layout/types.h"
+#include "server/plan/plan.h"
+
+/// What agents ask of the coordinator, and the ports through which either reaches the other: over
+/// gRPC (rpc/), or directly inside one process and in the simulator.
+namespace weightwire::control {
+
+inline constexpr uint16_t kProtocolMin = 1;
+inline constexpr uint16_t kProtocolMax = 1;
+
+enum class GroupRole : int { kTrainer = 1, kEngine = 2 };
+
+/// An agent opens its session; one per process lifetime.
+struct AgentHello {
+  std::string job;
+  std::string name;            ///< for people: pod or host name
+  Incarnation incarnation{};
+  std::string host;            ///< host identity (boot id + namespaces), equal on the same host
+  std::map<std::string, std::string> addresses;  ///< data plane: transport → address
+  uint16_t protocol_min = kProtocolMin;
+  uint16_t protocol_max = kProtocolMax;
+  uint64_t features = 0;
+  friend bool operator==(const AgentHello&, const AgentHello&) = default;
+};
+struct AgentWelcome {
+  AgentId agent{};
+  uint16_t protocol = 0;
+  Nanos heartbeat{};  ///< send one at least this often
+  Nanos lease{};      ///< without one for this long the agent and its participants are lost
+  friend bool operator==(const AgentWelcome&, const AgentWelcome&) = default;
+};
+
+/// A process takes its place: rank `rank` of `group` ("trainer", "engine-a").
+struct RegisterRequest {
+  AgentId agent{};
+  std::string job;
+  GroupRole role = GroupRole::kTrainer;
+  std::string group;
+  uint32_t rank = 0;
+  uint32_t world_size = 0;
+  Incarnation incarnation{};
+  int64_t pid = 0;  ///< for people
+  std::array<uint8_t, 16> trace_id{};
+  friend bool operator==(const RegisterRequest&, const RegisterRequest&) = default;
+};
+struct RegisterReply {
+  epoch::Member member;
+  friend bool operator==(const RegisterReply&, const RegisterReply&) = default;
+};
+
+/// Either a scheme with config.json (pieces are derived and compared with `observed`), or explicit
+/// boxes (`canonical` and `layout` set; `spec`, `config_json` and `observed` empty).
+struct LayoutSubmission {
+  epoch::Member member;
+  std::string config_json;
+  std::string spec;  ///< "megatron:tp2,pp2"
+  std::vector<layout::ObservedTensor> observed;
+  std::optional<layout::CanonicalSpace> canonical;
+  std::optional<layout::RankLayout> layout;
+};
+struct LayoutReply {
+  layout::RankLayout agreed;
+  layout::Fingerprint canonical;
+};
+
+struct PublishRequest {
+  epoch::Member member;
+  Version version{};
+  bool manual_commit = false;  ///< COMMIT waits for Commit(); all ranks must agree
+  Nanos deadline{};            ///< for the whole version, all attempts included
+  std::array<uint8_t, 16> trace_id{};
+  friend bool operator==(const PublishRequest&, const PublishRequest&) = default;
+};
+
+template <typename T>
+using Reply = std::function<void(Result<T>)>;
+using Done = std::function<void(Status)>;
+
+/// What the coordinator calls in an agent. Calls come in order; they must not block.
+class AgentPort {
+ public:
+  virtual ~AgentPort() = default;
+  virtual void OnCommand(epoch::Command command) = 0;
+  /// The session ended (lease expired, replaced by a newer one, shutdown): every local participant
+  /// is fenced; the agent may open a new session and register them again.
+  virtual void OnSessionLost(Status why) = 0;
+};
+
+/// What an agent calls in the coordinator. Asynchronous; every reply comes exactly once, on the
+/// caller's strand, within the implementation's deadline. All calls are idempotent: repeating one
+/// with equal content gives the same answer.
+class CoordinatorPort {
+ public:
+  virtual ~CoordinatorPort() = default;
+  /// `port` must stay valid until OnSessionLost or CloseSession.
+  ///   kProtocolVersion, kInvalidRequest, kShuttingDown
+  virtual void OpenSession(AgentHello hello, AgentPort* port, Reply<AgentWelcome> reply) = 0;
+  virtual void CloseSession(AgentId agent) = 0;
+  virtual void Heartbeat(AgentId agent) = 0;
+  ///   kAlreadyExists / kDuplicateRank  another live incarnation holds the rank
+  ///   kInvalidArgument / kInvalidRequest  rank ≥ world_size, world sizes disagree, empty or long
+  ///                                       group, role differs from the group's
+  ///   kFailedPrecondition / kStaleIncarnation  this incarnation was fenced; choose a new one
+  ///   kResourceExhausted / kLimitExceeded
+  virtual void Register(RegisterRequest request, Reply<RegisterReply> reply) = 0;
+  ///   everything layout::LayoutFromScheme, Reconcile and ValidateRank may answer, with the rank
+  ///   kFailedPrecondition / kStaleIncarnation | kNotRegistered
+  ///   kFailedPrecondition / kShapeMismatch  canonical spaces of the ranks of a group differ
+  virtual void SubmitLayout(LayoutSubmission submission, Reply<LayoutReply> reply) = 0;
+  /// OK: the version is accepted for this rank; Prepare follows when all ranks have published.
+  ///   kFailedPrecondition / kStaleVersion      not newer than the last one; rollback is explicit
+  ///   kFailedPrecondition / kMissingRank | kStaleIncarnation
+  ///   kResourceExhausted / kLimitExceeded      too many versions wait already
+  virtual void Publish(PublishRequest request, Done done) = 0;
+  ///   kNotFound / kNotRegistered  the plan is not known (any more)
+  virtual void FetchSlice(PlanId plan, plan::Side side, uint32_t rank,
+                          Reply<std::shared_ptr<const plan::RankSlice>> reply) = 0;
+  virtual void Report(AgentId agent, epoch::Report report) = 0;
+};
+
+}  // namespace weightwire::control

@@ -1,0 +1,139 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/base/clock.h"
+#include "server/base/executor.h"
+#include "server/control/control.h"
+#include "server/coordinator/journal.h"
+#include "server/epoch/coordinator_machine.h"
+#include "server/metrics/metrics.h"
+
+/// Membership, negotiation, plan cache; drives the epoch machine. One per job.
+namespace weightwire::coordinator {
+
+struct Options {
+  std::string job = "default";
+  Nanos heartbeat = std::chrono::seconds(1);
+  Nanos lease = std::chrono::seconds(5);
+  Nanos prepare_deadline = std::chrono::seconds(30);
+  Nanos transfer_deadline = std::chrono::seconds(120);
+  Nanos staged_deadline = std::chrono::seconds(60);  ///< manual commit only
+  Nanos commit_deadline = std::chrono::seconds(30);
+  Nanos abort_deadline = std::chrono::seconds(10);
+  uint32_t min_engines = 1;
+  uint32_t attempts_max = 3;
+  uint32_t members_max = 16'384;
+  uint32_t waiting_versions_max = 2;
+  uint32_t epochs_remembered = 256;  ///< for status
+  /// Secrets (tickets) come from here; 16 random bytes each.
+  std::function<Ticket()> random_ticket;
+};
+
+/// Engine states of the status.
+enum class EngineState : int {
+  kIncomplete = 1,  ///< not all ranks registered with a layout
+  kEmpty = 2,       ///< complete, serves nothing
+  kFilling = 3,
+  kServing = 4,
+  kStaged = 5,
+  kInstalling = 6,
+  kDirty = 7,       ///< lost a rank; never serves
+};
+std::string_view EngineStateName(EngineState state);
+
+struct ParticipantStatus {
+  epoch::Member member;
+  control::GroupRole role = control::GroupRole::kTrainer;
+  std::string group;
+  uint32_t rank = 0;
+  uint32_t world_size = 0;
+  AgentId agent{};
+  std::string agent_name;
+  int64_t pid = 0;
+  std::string spec;
+  bool has_layout = false;
+  uint64_t tensors = 0;
+  int64_t bytes = 0;
+};
+struct EngineStatus {
+  std::string name;
+  EngineState state = EngineState::kIncomplete;
+  Epoch serving{};       ///< content epoch; 0 = none
+  Version version{};
+  uint32_t ranks_present = 0;
+  uint32_t world_size = 0;
+  Version lag{};         ///< versions behind the committed one
+  std::string last_error;
+};
+struct EpochStatus {
+  Epoch epoch{};
+  epoch::Kind kind = epoch::Kind::kPublish;
+  Version version{};
+  epoch::Phase phase = epoch::Phase::kPreparing;
+  uint32_t attempt = 1;
+  Status why;
+  std::vector<std::string> engines;
+  std::vector<std::string> waiting_for;  ///< "engine-a/1: staged"
+  double started_wall = 0;               ///< seconds since the Unix epoch
+  double prepare_seconds = 0, transfer_seconds = 0, commit_seconds = 0, total_seconds = 0;
+  int64_t bytes = 0;
+  std::map<std::string, int64_t> bytes_by_transport;
+  double flip_seconds_max = 0;
+  std::vector<PlanId> plans;
+};
+struct StatusSnapshot {
+  std::string job;
+  Epoch committed{};
+  Version committed_version{};
+  double committed_wall = 0;
+  bool deciding = true;  ///< false after the journal failed
+  std::string waiting_for;  ///< one line: what everyone waits for; empty = nothing
+  std::vector<ParticipantStatus> participants;
+  std::vector<EngineStatus> engines;
+  std::vector<EpochStatus> epochs;  ///< newest first
+  uint32_t agents = 0;
+};
+
+/// Every method runs on `strand` and never blocks; layout and plan work runs on `workers` and comes
+/// back. CoordinatorPort replies run on the strand (ports of other strands re-post).
+///
+/// Fences: a call or report with an incarnation that is not the registered one changes nothing.
+/// An engine that completes while an epoch is committed and no epoch runs is filled from a serving
+/// engine's stage; fills are dropped (aborted and drained) before the next epoch prepares.
+/// A version whose attempt aborted is tried again while every trainer rank still lives, at most
+/// attempts_max times and until its deadline; then it is released with the reason.
+class Coordinator : public control::CoordinatorPort {
+ public:
+  /// Reads the journal; epochs go on above everything that was ever handed out.
+  static Result<std::unique_ptr<Coordinator>> Make(Options options, Clock& clock, Executor& strand,
+                                                   Executor& workers, Journal& journal,
+                                                   metrics::Sink& metrics);
+
+  /// For operators and manual commits. kNotFound / kNotRegistered: no such epoch in progress.
+  /// kFailedPrecondition / kStaleEpoch: too late (COMMIT was submitted), or not staged yet.
+  virtual Status Commit(Epoch epoch) = 0;
+  virtual Status Abort(Epoch epoch, std::string why) = 0;
+  /// Fences an engine or the trainer group; its processes must register again.
+  virtual Status Evict(const std::string& group, std::string why) = 0;
+
+  virtual StatusSnapshot Snapshot() const = 0;
+  /// `group` is an engine; empty: every plan of the newest epoch. Text for people.
+  virtual Result<std::string> Explain(const std::string& group, const std::string& tensor) const = 0;
+  virtual Result<std::shared_ptr<const plan::TransferPlan>> FindPlan(PlanId plan) const = 0;
+
+  /// Calls `changed` on the strand after every change of membership or of an epoch's phase (several
+  /// changes may be one call). Returns an id for Unwatch.
+  virtual uint64_t Watch(std::function<void()> changed) = 0;
+  virtual void Unwatch(uint64_t id) = 0;
+  /// True when an epoch has been committed or nothing was ever published: /readyz.
+  virtual bool Ready() const = 0;
+  /// Aborts what may be aborted, tells every agent, answers everything that waits.
+  virtual void Shutdown(control::Done done) = 0;
+};
+
+}  // namespace weightwire::coordinator
