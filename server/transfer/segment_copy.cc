@@ -1,0 +1,221 @@
+#include "server/transfer/segment_copy.h"
+
+#include <optional>
+#include <string>
+
+#include "server/base/checked.h"
+
+namespace weightwire::transfer {
+namespace {
+
+using kernels::Element;
+using kernels::StridedBox;
+using layout::DType;
+
+Element OpaqueOf(int element_bytes) {
+  switch (element_bytes) {
+    case 1:
+      return Element::kOpaque1;
+    case 2:
+      return Element::kOpaque2;
+    case 4:
+      return Element::kOpaque4;
+    default:
+      return Element::kOpaque8;
+  }
+}
+
+std::optional<Element> FloatOf(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return Element::kBF16;
+    case DType::kF16:
+      return Element::kF16;
+    case DType::kF32:
+      return Element::kF32;
+    default:
+      return std::nullopt;
+  }
+}
+
+// Equal dtypes are opaque, so that every dtype can be moved; only casts need to know the kind.
+Element ElementOf(DType dtype, DType other) {
+  if (dtype == other) return OpaqueOf(layout::ElementBytes(dtype));
+  return FloatOf(dtype).value_or(OpaqueOf(layout::ElementBytes(dtype)));
+}
+
+// Row-major strides over `box.extent`.
+void PackStrides(const StridedBox& box, int64_t* stride) {
+  int64_t next = 1;
+  for (int d = box.ndim - 1; d >= 0; --d) {
+    stride[d] = next;
+    next *= box.extent[d];
+  }
+}
+
+// Runs along `stride` of a box whose other side is packed: there Normalize merges exactly the
+// dimensions that are contiguous on the strided side.
+std::vector<Run> RunsOf(const StridedBox& normalized, const int64_t* stride, uint64_t base,
+                        int element_bytes) {
+  int outer = normalized.ndim;
+  int64_t run_elements = 1;
+  if (outer > 0 && stride[outer - 1] == 1) run_elements = normalized.extent[--outer];
+  const auto run_bytes = static_cast<uint64_t>(run_elements * element_bytes);
+  std::vector<Run> runs;
+  int64_t index[kernels::kMaxDims] = {};
+  int64_t element = 0;
+  while (true) {
+    runs.push_back({base + static_cast<uint64_t>(element * element_bytes), run_bytes});
+    int d = outer - 1;
+    for (; d >= 0; --d) {
+      element += stride[d];
+      if (++index[d] < normalized.extent[d]) break;
+      element -= stride[d] * normalized.extent[d];
+      index[d] = 0;
+    }
+    if (d < 0) return runs;
+  }
+}
+
+// One past the last element that a side touches; nullopt when it does not fit or is malformed.
+std::optional<uint64_t> EndElement(const plan::CopyOp& op, int64_t offset,
+                                   const std::vector<int64_t>& stride) {
+  if (stride.size() != op.extent.size() || offset < 0) return std::nullopt;
+  uint64_t last = static_cast<uint64_t>(offset);
+  for (size_t d = 0; d < stride.size(); ++d) {
+    if (stride[d] < 0 || op.extent[d] < 1) return std::nullopt;
+    const auto reach =
+        CheckedMul(static_cast<uint64_t>(op.extent[d] - 1), static_cast<uint64_t>(stride[d]));
+    const auto sum = reach ? CheckedAdd(last, *reach) : std::nullopt;
+    if (!sum) return std::nullopt;
+    last = *sum;
+  }
+  return CheckedAdd(last, 1);
+}
+
+bool SideFits(const plan::CopyOp& op, int64_t offset, const std::vector<int64_t>& stride,
+              DType dtype, uint64_t tensor_bytes) {
+  const auto end = EndElement(op, offset, stride);
+  const auto bytes =
+      end ? CheckedMul(*end, static_cast<uint64_t>(layout::ElementBytes(dtype))) : std::nullopt;
+  return bytes && *bytes <= tensor_bytes;
+}
+
+bool SourceFits(const plan::CopyOp& op, uint64_t tensor_bytes) {
+  return SideFits(op, op.source_offset, op.source_stride, op.source_dtype, tensor_bytes);
+}
+bool TargetFits(const plan::CopyOp& op, uint64_t tensor_bytes) {
+  return SideFits(op, op.target_offset, op.target_stride, op.target_dtype, tensor_bytes);
+}
+
+Status CheckKind(const plan::CopyOp& op) {
+  const bool known_dtypes = layout::DTypeFromNumber(static_cast<int>(op.source_dtype)) &&
+                            layout::DTypeFromNumber(static_cast<int>(op.target_dtype));
+  const bool fits = op.extent.size() <= kernels::kMaxDims && known_dtypes &&
+                    op.source_stride.size() == op.extent.size() &&
+                    op.target_stride.size() == op.extent.size() && CheckedProduct(op.extent);
+  if (!fits) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  "a copy of the plan is malformed (ndim, extents, strides or dtypes)");
+  }
+  if (!kernels::CastKnown(ElementOf(op.source_dtype, op.target_dtype),
+                          ElementOf(op.target_dtype, op.source_dtype))) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  "a copy of the plan casts in a way that no kernel knows");
+  }
+  return OkStatus();
+}
+
+Status Outside(const char* side, uint32_t tensor) {
+  return Status(
+      Code::kInvalidArgument, Reason::kMemoryInvalid,
+      std::string("a copy of the plan leaves ") + side + " tensor " + std::to_string(tensor));
+}
+
+std::string NameOf(const plan::RankSlice& slice, const plan::CopyOp& op) {
+  if (op.canonical < slice.tensor_names.size()) return slice.tensor_names[op.canonical];
+  return "#" + std::to_string(op.canonical);
+}
+
+Status ValidateOp(const plan::CopyOp& op, plan::Side side, const Binding& binding) {
+  WW_RETURN_IF_ERROR(CheckKind(op));
+  const bool is_source = side == plan::Side::kSource;
+  const uint32_t tensor = is_source ? op.source_tensor : op.target_tensor;
+  const bool fits =
+      tensor < binding.size() && binding[tensor].region != nullptr &&
+      (is_source ? SourceFits(op, binding[tensor].bytes) : TargetFits(op, binding[tensor].bytes));
+  return fits ? OkStatus() : Outside(is_source ? "source" : "target", tensor);
+}
+
+}  // namespace
+
+SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment) {
+  SegmentCopy copy;
+  copy.from = ElementOf(op.source_dtype, op.target_dtype);
+  copy.to = ElementOf(op.target_dtype, op.source_dtype);
+  copy.box.ndim = static_cast<int>(op.extent.size());
+  int64_t source = op.source_offset;
+  int64_t target = op.target_offset;
+  for (size_t d = 0; d < op.extent.size(); ++d) {
+    copy.box.extent[d] = segment.extent[d];
+    copy.box.source_stride[d] = op.source_stride[d];
+    copy.box.target_stride[d] = op.target_stride[d];
+    source += segment.begin[d] * op.source_stride[d];
+    target += segment.begin[d] * op.target_stride[d];
+  }
+  copy.source_offset = static_cast<uint64_t>(source * layout::ElementBytes(op.source_dtype));
+  copy.target_offset = static_cast<uint64_t>(target * layout::ElementBytes(op.target_dtype));
+  return copy;
+}
+
+StridedBox WithPackedSource(const StridedBox& box) {
+  StridedBox packed = box;
+  PackStrides(box, packed.source_stride);
+  return packed;
+}
+StridedBox WithPackedTarget(const StridedBox& box) {
+  StridedBox packed = box;
+  PackStrides(box, packed.target_stride);
+  return packed;
+}
+
+bool SourceIsDirect(const SegmentCopy& copy, int64_t run_bytes_min) {
+  if (copy.from != copy.to) return false;
+  const StridedBox box = kernels::Normalize(WithPackedTarget(copy.box));
+  return kernels::SourceRunBytes(box, kernels::ElementBytes(copy.from)) >= run_bytes_min;
+}
+bool TargetIsDirect(const SegmentCopy& copy, int64_t run_bytes_min) {
+  const StridedBox box = kernels::Normalize(WithPackedSource(copy.box));
+  return kernels::TargetRunBytes(box, kernels::ElementBytes(copy.to)) >= run_bytes_min;
+}
+
+std::vector<Run> SourceRuns(const SegmentCopy& copy) {
+  const StridedBox box = kernels::Normalize(WithPackedTarget(copy.box));
+  return RunsOf(box, box.source_stride, copy.source_offset, kernels::ElementBytes(copy.from));
+}
+std::vector<Run> TargetRuns(const SegmentCopy& copy) {
+  const StridedBox box = kernels::Normalize(WithPackedSource(copy.box));
+  return RunsOf(box, box.target_stride, copy.target_offset, kernels::ElementBytes(copy.to));
+}
+
+Status ValidateSlice(const plan::RankSlice& slice, const Binding& binding) {
+  for (const plan::Stream& stream : slice.streams) {
+    for (const plan::CopyOp& op : stream.ops) {
+      if (Status status = ValidateOp(op, slice.side, binding); !status.ok()) {
+        return std::move(status).AtTensor(NameOf(slice, op));
+      }
+    }
+  }
+  return OkStatus();
+}
+
+Status ValidateSourceSide(const plan::Stream& stream, const std::vector<uint64_t>& tensor_bytes) {
+  for (const plan::CopyOp& op : stream.ops) {
+    const bool fits =
+        op.source_tensor < tensor_bytes.size() && SourceFits(op, tensor_bytes[op.source_tensor]);
+    if (!fits) return Outside("source", op.source_tensor);
+  }
+  return OkStatus();
+}
+
+}  // namespace weightwire::transfer

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "server/base/status.h"
+#include "server/plan/plan.h"
+#include "server/plan/segments.h"
+#include "server/transfer/transfer.h"
+
+/// Geometry of one segment: plan's elements turned into the bytes and boxes that kernels take.
+namespace weightwire::transfer {
+
+/// Where a segment's elements lie on both sides. Byte offsets are within the op's tensors.
+struct SegmentCopy {
+  kernels::StridedBox box;  ///< source and target strides
+  kernels::Element from{};
+  kernels::Element to{};  ///< also the kind on the wire
+  uint64_t source_offset = 0;
+  uint64_t target_offset = 0;
+};
+SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment);
+
+/// The same elements with one side packed (row-major) instead.
+kernels::StridedBox WithPackedSource(const kernels::StridedBox& box);
+kernels::StridedBox WithPackedTarget(const kernels::StridedBox& box);
+
+/// True when the source's elements may be sent from where they lie: no cast and runs of at least
+/// `run_bytes_min`.
+bool SourceIsDirect(const SegmentCopy& copy, int64_t run_bytes_min);
+/// True when wire bytes may be received where they belong: runs of at least `run_bytes_min`.
+bool TargetIsDirect(const SegmentCopy& copy, int64_t run_bytes_min);
+
+/// Bytes that lie together.
+struct Run {
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+};
+/// The segment's elements in packed order, as runs within its source (target) tensor.
+std::vector<Run> SourceRuns(const SegmentCopy& copy);
+std::vector<Run> TargetRuns(const SegmentCopy& copy);
+
+/// Proves that every op of `slice` stays inside the bound tensors of its own side and that kernels
+/// can do it: what follows trusts it.
+///   kInvalidArgument / kInvalidRequest  ndim, extents, strides or dtypes out of range
+///   kInvalidArgument / kMemoryInvalid   a tensor is not bound, or an op leaves it
+/// The failure names the tensor.
+Status ValidateSlice(const plan::RankSlice& slice, const Binding& binding);
+
+/// The same for what a peer has mapped for us: `tensor_bytes` by source tensor.
+Status ValidateSourceSide(const plan::Stream& stream, const std::vector<uint64_t>& tensor_bytes);
+
+}  // namespace weightwire::transfer
