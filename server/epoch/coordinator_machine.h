@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -54,7 +55,7 @@ struct State {
   std::set<std::string> evicted;                  ///< engines lost after the decision
   bool commit_asked = false;                      ///< manual commit has been given
   bool commit_durable = false;
-  Status why;                                     ///< of the abort
+  Status why;  ///< of the abort; in kCommitting: the journal failed, and nothing moves any more
   friend bool operator==(const State&, const State&) = default;
 };
 
@@ -85,6 +86,8 @@ struct SendCommit { std::string engine; };  ///< to every rank of the engine
 struct SendInstalled { std::string engine; };
 struct SendAbort { Member member; Status why; };
 struct EvictEngine { std::string engine; Status why; };
+/// A source that did not drain in time: its incarnation is fenced.
+struct EvictSource { Member member; Status why; };
 /// The epoch is over: kCommitted or kAborted. Nothing of it runs any more.
 struct Finish { Phase phase; Status why; };
 /// The decision's fate is unknown: stop deciding; only recovery from the journal may go on.
@@ -92,8 +95,8 @@ struct StopDeciding { Status why; };
 /// (Re)arm the deadline of the phase just entered.
 struct ArmDeadline { Phase phase; };
 using Action = std::variant<SendPrepare, SendTransfer, SendRelease, AppendCommit, SendCommit,
-                            SendInstalled, SendAbort, EvictEngine, Finish, StopDeciding,
-                            ArmDeadline>;
+                            SendInstalled, SendAbort, EvictEngine, EvictSource, Finish,
+                            StopDeciding, ArmDeadline>;
 
 struct Outcome {
   State state;
@@ -120,11 +123,25 @@ Outcome Begin(Spec spec);
 ///  - A fill never appends: its content is committed already; STAGED goes straight to SendCommit.
 ///  - Deadline in PREPARING/TRANSFERRING aborts (kDeadlineExceeded, naming who is missing); in
 ///    STAGED (manual) aborts; in COMMITTING evicts engines that have not applied; in ABORTING evicts
-///    (as lost) members that have not drained.
+///    (as lost) members that have not drained: one EvictEngine for each engine, else EvictSource.
+///
+/// Fine print:
+///  - A manual commit counts only in STAGED; asked for earlier it changes nothing.
+///  - The deadline of COMMITTING is armed with SendCommit, not with AppendCommit: a slow journal
+///    never evicts an engine that was not asked yet. Until the append is durable it has no effect.
+///  - FailedEvent of an engine's rank after the decision evicts the engine unless it has applied;
+///    of a source it changes nothing. A lost rank evicts its engine even when it has applied.
+///  - Applied counts from the engine's leader only (ranks[0]).
+///  - After StopDeciding every event changes nothing.
+///  - An abort from STAGED follows a release: sources answer DrainedEvent all the same, but the
+///    version is not held any more and cannot be tried again.
+///  - Streams are compared by (plan, stream); see digests.h.
+///  - Status::rank names a source as "source/N", N being its place in Spec::sources.
 Outcome Step(State state, const Event& event);
 
-/// Names of members that the epoch waits for now, with what for ("engine-a/1: staged"); `name`
-/// gives a member's text. For status and deadline messages.
+/// Members whose report the phase waits for now: sources first, then engines by rank. Empty in
+/// STAGED (it waits for Commit), while the journal works, and when the epoch is over. In COMMITTING
+/// these are the leaders of engines that have not swapped.
 std::vector<Member> WaitingFor(const State& state);
 
 }  // namespace weightwire::epoch

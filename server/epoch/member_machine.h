@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -14,10 +15,11 @@ enum class MemberPhase : int {
   kPreparing = 2,
   kPrepared = 3,
   kTransferring = 4,
-  kDone = 5,        ///< source: sums reported; target: staged and verified
+  kDone = 5,        ///< source: sums reported, still serving readers; target: staged and verified
   kCommitting = 6,  ///< target: told to swap, not yet installed everywhere
-  kDraining = 7,
+  kDraining = 7,    ///< `draining` is being stopped; `current`, when set, begins afterwards
 };
+std::string_view MemberPhaseName(MemberPhase phase);
 
 struct MemberState {
   Member self;
@@ -28,6 +30,11 @@ struct MemberState {
   std::optional<PrepareCommand> current;
   Epoch serving{};  ///< target: content epoch that the engine serves, 0 = none
   bool evicted = false;
+  Epoch draining{};           ///< kDraining: the epoch that DoDrain named
+  bool tell_drained = false;  ///< kDraining: the coordinator waits for SendDrained
+  bool leader = false;        ///< kCommitting: CommitCommand's
+  bool applied = false;       ///< kCommitting, leader: SendApplied was sent
+  Version released{};         ///< highest version for which TellReleased was given
   friend bool operator==(const MemberState&, const MemberState&) = default;
 };
 
@@ -46,7 +53,9 @@ struct DoTransfer {};
 struct DoDrain { Epoch epoch; };     ///< stop, then LocalDrained
 struct OfferSwap { bool leader; };   ///< tell the application that `current` is committed
 struct DoInstall {};                 ///< flip the buffers' roles
-struct TellReleased { Epoch epoch; Status why; };  ///< source: the publisher may go on
+/// Source: the publisher may go on. For trainer publishes the driver tells the application; for an
+/// engine that was the source of a fill nobody waits.
+struct TellReleased { Epoch epoch; Status why; Version version{}; };
 struct TellEvicted { Status why; };
 struct SendPrepared {};
 /// The driver adds digests and figures of the transfer.
@@ -71,6 +80,25 @@ struct MemberOutcome {
 /// first drains the older; COMMIT is acted on only when this epoch is kDone; ABORT of an epoch that
 /// is committing is refused; after TellEvicted nothing but a new incarnation is accepted; a repeated
 /// command repeats its answer and has no other effect.
+///
+/// Fine print:
+///  - One thing at a time: DoPrepare never runs while a drain is outstanding. During kDraining a
+///    newer PrepareCommand waits in `current` (a still newer one replaces it).
+///  - A PrepareCommand while a swap is under way (kCommitting) is refused with kNotReady: a decision
+///    is never dropped. So is a target's PrepareCommand whose content is older than what is served
+///    (kStaleEpoch).
+///  - A failure here (LocalPrepared, LocalTransferred) is reported and drained at once; the abort
+///    that follows is answered when the drain has ended. Repeats of the failed epoch's commands are
+///    answered with kStaleEpoch.
+///  - AbortCommand is always answered: at once when nothing of the epoch runs here, also for one
+///    that was never prepared, which it fences.
+///  - ReleaseCommand OK: accepted when the epoch is kDone here; TellReleased at once, then a quiet
+///    drain (no SendDrained unless an abort comes in). Not OK: accepted when nothing of the epoch
+///    runs or drains here, so that the publisher never changes bytes that are still read; also for
+///    a version that never saw an epoch. TellReleased is given once for each version.
+///  - LocalApplied counts on the leader only; InstalledCommand on the leader only after it.
+///  - Eviction and LocalLost drain what runs, forget `current` and `serving`, and end everything:
+///    later commands get kStaleIncarnation where the sender waits.
 MemberOutcome MemberStep(MemberState state, const MemberEvent& event);
 
 }  // namespace weightwire::epoch

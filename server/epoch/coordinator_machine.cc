@@ -1,0 +1,362 @@
+#include "server/epoch/coordinator_machine.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "server/epoch/digests.h"
+
+// One small function for each event. Each first asks whether the event fits (phase, membership,
+// not seen before) and returns without a trace when it does not; then it records the fact; then it
+// asks whether the phase is complete. Facts are sets, so that a repeated report counts once.
+namespace weightwire::epoch {
+namespace {
+
+bool IsSource(const Spec& spec, const Member& member) {
+  return std::find(spec.sources.begin(), spec.sources.end(), member) != spec.sources.end();
+}
+
+const EngineMembers* EngineOf(const Spec& spec, const Member& member) {
+  for (const EngineMembers& engine : spec.engines) {
+    if (std::find(engine.ranks.begin(), engine.ranks.end(), member) != engine.ranks.end()) {
+      return &engine;
+    }
+  }
+  return nullptr;
+}
+
+bool IsMember(const Spec& spec, const Member& member) {
+  return IsSource(spec, member) || EngineOf(spec, member) != nullptr;
+}
+
+std::vector<Member> Targets(const Spec& spec) {
+  std::vector<Member> all;
+  for (const EngineMembers& engine : spec.engines) {
+    all.insert(all.end(), engine.ranks.begin(), engine.ranks.end());
+  }
+  return all;
+}
+
+std::vector<Member> AllMembers(const Spec& spec) {
+  std::vector<Member> all = spec.sources;
+  const std::vector<Member> targets = Targets(spec);
+  all.insert(all.end(), targets.begin(), targets.end());
+  return all;
+}
+
+template <typename Done>
+std::vector<Member> Missing(const std::vector<Member>& members, const Done& done) {
+  std::vector<Member> missing;
+  for (const Member& member : members) {
+    if (!done.contains(member)) missing.push_back(member);
+  }
+  return missing;
+}
+
+bool EngineOver(const State& state, const std::string& engine) {
+  return state.applied.contains(engine) || state.evicted.contains(engine);
+}
+
+/// "source/0" or "engine-a/1", from the member's place in the spec.
+std::string PlaceOf(const Spec& spec, const Member& member) {
+  for (size_t rank = 0; rank < spec.sources.size(); ++rank) {
+    if (spec.sources[rank] == member) return "source/" + std::to_string(rank);
+  }
+  for (const EngineMembers& engine : spec.engines) {
+    for (size_t rank = 0; rank < engine.ranks.size(); ++rank) {
+      if (engine.ranks[rank] == member) return engine.name + "/" + std::to_string(rank);
+    }
+  }
+  return "nobody";
+}
+
+Status DeadlineStatus(const State& state) {
+  constexpr size_t kNamesMax = 8;
+  const std::vector<Member> missing = WaitingFor(state);
+  std::string names;
+  for (size_t i = 0; i < std::min(missing.size(), kNamesMax); ++i) {
+    names += (i == 0 ? "" : ", ") + PlaceOf(state.spec, missing[i]);
+  }
+  if (missing.size() > kNamesMax) {
+    names += " and " + std::to_string(missing.size() - kNamesMax) + " more";
+  }
+  if (missing.empty()) names = "Commit()";
+  Status why(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
+             "the deadline of " + std::string(PhaseName(state.phase)) +
+                 " passed; still waiting for " + names);
+  why = std::move(why).AtEpoch(state.spec.epoch);
+  if (!missing.empty()) why = std::move(why).AtRank(PlaceOf(state.spec, missing.front()));
+  return why;
+}
+
+class Stepper {
+ public:
+  explicit Stepper(State state) : state_(std::move(state)) {}
+  Outcome Finished() && { return {std::move(state_), std::move(actions_)}; }
+
+  void On(const PreparedEvent& event) {
+    if (state_.phase != Phase::kPreparing || !IsMember(state_.spec, event.member)) return;
+    if (!state_.prepared.insert(event.member).second) return;
+    if (!WaitingFor(state_).empty()) return;
+    state_.phase = Phase::kTransferring;
+    Do(SendTransfer{});
+    Do(ArmDeadline{Phase::kTransferring});
+  }
+
+  void On(const SourcedEvent& event) {
+    if (state_.phase != Phase::kTransferring || !IsSource(state_.spec, event.member)) return;
+    if (state_.sourced.emplace(event.member, event.digests).second) EnterStagedWhenComplete();
+  }
+
+  void On(const StagedEvent& event) {
+    if (state_.phase != Phase::kTransferring || EngineOf(state_.spec, event.member) == nullptr) {
+      return;
+    }
+    if (state_.staged.emplace(event.member, event.digests).second) EnterStagedWhenComplete();
+  }
+
+  void On(const AppliedEvent& event) {
+    if (state_.phase != Phase::kCommitting || !state_.commit_durable) return;
+    const EngineMembers* engine = EngineOf(state_.spec, event.member);
+    if (engine == nullptr || engine->ranks.front() != event.member) return;
+    if (EngineOver(state_, engine->name)) return;
+    state_.applied.insert(engine->name);
+    Do(SendInstalled{engine->name});
+    FinishWhenCommitted();
+  }
+
+  void On(const DrainedEvent& event) {
+    if (state_.phase != Phase::kAborting || !IsMember(state_.spec, event.member)) return;
+    if (state_.drained.insert(event.member).second) FinishWhenDrained();
+  }
+
+  void On(const FailedEvent& event) {
+    if (!IsMember(state_.spec, event.member)) return;
+    if (CanAbort()) return Abort(NamedFailure(event.member, event.why));
+    if (!Driving()) return;
+    const EngineMembers* engine = EngineOf(state_.spec, event.member);
+    if (engine == nullptr || EngineOver(state_, engine->name)) return;
+    Evict(engine->name, event.why);
+    FinishWhenCommitted();
+  }
+
+  void On(const LostEvent& event) {
+    if (!IsMember(state_.spec, event.member)) return;
+    if (CanAbort()) {
+      state_.lost.insert(event.member);
+      return Abort(LossStatus(event));
+    }
+    if (state_.phase == Phase::kAborting) {
+      if (state_.lost.insert(event.member).second) FinishWhenDrained();
+      return;
+    }
+    if (Driving() && state_.lost.insert(event.member).second) LoseAfterDecision(event);
+  }
+
+  void On(const JournalEvent& event) {
+    if (state_.phase != Phase::kCommitting || state_.commit_durable || !state_.why.ok()) return;
+    if (!event.why.ok()) {
+      state_.why = event.why;
+      Do(StopDeciding{event.why});
+      return;
+    }
+    CommitEverywhere();
+  }
+
+  void On(const CommitAskedEvent&) {
+    if (state_.phase != Phase::kStaged) return;
+    state_.commit_asked = true;
+    SubmitCommit();
+  }
+
+  void On(const AbortAskedEvent& event) {
+    if (CanAbort()) Abort(event.why);
+  }
+
+  void On(const DeadlineEvent& event) {
+    if (event.phase != state_.phase) return;
+    if (CanAbort()) return Abort(DeadlineStatus(state_));
+    if (state_.phase == Phase::kAborting) return GiveUpDraining();
+    if (state_.phase != Phase::kCommitting || !state_.commit_durable) return;
+    const Status why = DeadlineStatus(state_);
+    for (const EngineMembers& engine : state_.spec.engines) {
+      if (!EngineOver(state_, engine.name)) Evict(engine.name, why);
+    }
+    FinishWhenCommitted();
+  }
+
+ private:
+  void Do(Action action) { actions_.push_back(std::move(action)); }
+
+  bool CanAbort() const {
+    return state_.phase == Phase::kPreparing || state_.phase == Phase::kTransferring ||
+           state_.phase == Phase::kStaged;
+  }
+  /// Decided, and still allowed to act on it.
+  bool Driving() const { return state_.phase == Phase::kCommitting && state_.why.ok(); }
+
+  Status NamedFailure(const Member& member, const Status& why) const {
+    Status named = why;
+    if (named.rank().empty()) named = std::move(named).AtRank(PlaceOf(state_.spec, member));
+    return std::move(named).AtEpoch(state_.spec.epoch);
+  }
+
+  Status LossStatus(const LostEvent& event) const {
+    return Status(Code::kAborted, Reason::kMemberLost, "a member was lost: " + event.why.message())
+        .AtRank(event.why.rank().empty() ? PlaceOf(state_.spec, event.member) : event.why.rank())
+        .AtEpoch(state_.spec.epoch);
+  }
+
+  void EnterStagedWhenComplete() {
+    if (!WaitingFor(state_).empty()) return;
+    if (Status why = CompareDigests(state_); !why.ok()) return Abort(std::move(why));
+    state_.phase = Phase::kStaged;
+    Do(SendRelease{});
+    if (state_.spec.kind == Kind::kFill) {
+      state_.phase = Phase::kCommitting;
+      return CommitEverywhere();
+    }
+    if (!state_.spec.manual_commit) return SubmitCommit();
+    Do(ArmDeadline{Phase::kStaged});
+  }
+
+  /// From here on there is no abort.
+  void SubmitCommit() {
+    state_.phase = Phase::kCommitting;
+    Do(AppendCommit{});
+  }
+
+  void CommitEverywhere() {
+    state_.commit_durable = true;
+    for (const EngineMembers& engine : state_.spec.engines) {
+      if (!EngineOver(state_, engine.name)) Do(SendCommit{engine.name});
+    }
+    Do(ArmDeadline{Phase::kCommitting});
+    FinishWhenCommitted();
+  }
+
+  void LoseAfterDecision(const LostEvent& event) {
+    const EngineMembers* engine = EngineOf(state_.spec, event.member);
+    if (engine == nullptr || state_.evicted.contains(engine->name)) return;
+    Evict(engine->name, LossStatus(event));
+    FinishWhenCommitted();
+  }
+
+  void Evict(const std::string& engine, const Status& why) {
+    state_.evicted.insert(engine);
+    Do(EvictEngine{engine, why});
+  }
+
+  void FinishWhenCommitted() {
+    if (state_.phase != Phase::kCommitting || !state_.commit_durable) return;
+    for (const EngineMembers& engine : state_.spec.engines) {
+      if (!EngineOver(state_, engine.name)) return;
+    }
+    state_.phase = Phase::kCommitted;
+    Do(Finish{Phase::kCommitted, OkStatus()});
+  }
+
+  void Abort(Status why) {
+    state_.phase = Phase::kAborting;
+    state_.why = std::move(why);
+    for (const Member& member : AllMembers(state_.spec)) {
+      if (!state_.lost.contains(member)) Do(SendAbort{member, state_.why});
+    }
+    Do(ArmDeadline{Phase::kAborting});
+    FinishWhenDrained();
+  }
+
+  void GiveUpDraining() {
+    const Status why = DeadlineStatus(state_);
+    std::set<std::string> engines;
+    for (const Member& member : WaitingFor(state_)) {
+      state_.lost.insert(member);
+      const EngineMembers* engine = EngineOf(state_.spec, member);
+      if (engine == nullptr) {
+        Do(EvictSource{member, why});
+      } else if (engines.insert(engine->name).second) {
+        Do(EvictEngine{engine->name, why});
+      }
+    }
+    FinishWhenDrained();
+  }
+
+  void FinishWhenDrained() {
+    if (!WaitingFor(state_).empty()) return;
+    state_.phase = Phase::kAborted;
+    Do(Finish{Phase::kAborted, state_.why});
+  }
+
+  State state_;
+  std::vector<Action> actions_;
+};
+
+std::vector<Member> WaitingForSwap(const State& state) {
+  std::vector<Member> leaders;
+  if (!state.commit_durable) return leaders;
+  for (const EngineMembers& engine : state.spec.engines) {
+    if (!EngineOver(state, engine.name)) leaders.push_back(engine.ranks.front());
+  }
+  return leaders;
+}
+
+std::vector<Member> WaitingForBytes(const State& state) {
+  std::vector<Member> missing = Missing(state.spec.sources, state.sourced);
+  const std::vector<Member> targets = Missing(Targets(state.spec), state.staged);
+  missing.insert(missing.end(), targets.begin(), targets.end());
+  return missing;
+}
+
+}  // namespace
+
+std::string_view PhaseName(Phase phase) {
+  switch (phase) {
+    case Phase::kPreparing:
+      return "preparing";
+    case Phase::kTransferring:
+      return "transferring";
+    case Phase::kStaged:
+      return "staged";
+    case Phase::kCommitting:
+      return "committing";
+    case Phase::kCommitted:
+      return "committed";
+    case Phase::kAborting:
+      return "aborting";
+    case Phase::kAborted:
+      return "aborted";
+  }
+  return "unknown";
+}
+
+Outcome Begin(Spec spec) {
+  State state;
+  state.spec = std::move(spec);
+  return {std::move(state), {SendPrepare{}, ArmDeadline{Phase::kPreparing}}};
+}
+
+Outcome Step(State state, const Event& event) {
+  Stepper stepper(std::move(state));
+  std::visit([&](const auto& e) { stepper.On(e); }, event);
+  return std::move(stepper).Finished();
+}
+
+std::vector<Member> WaitingFor(const State& state) {
+  switch (state.phase) {
+    case Phase::kPreparing:
+      return Missing(AllMembers(state.spec), state.prepared);
+    case Phase::kTransferring:
+      return WaitingForBytes(state);
+    case Phase::kCommitting:
+      return WaitingForSwap(state);
+    case Phase::kAborting:
+      return Missing(Missing(AllMembers(state.spec), state.drained), state.lost);
+    case Phase::kStaged:
+    case Phase::kCommitted:
+    case Phase::kAborted:
+      return {};
+  }
+  return {};
+}
+
+}  // namespace weightwire::epoch
