@@ -1,0 +1,111 @@
+"""The exceptions of the client: a small tree that carries the server's reason."""
+
+from __future__ import annotations
+
+import grpc
+
+from weightwire.v1 import types_pb2
+
+
+class WeightwireError(Exception):
+    """Something was refused or failed.
+
+    code:    gRPC's canonical code, e.g. "FAILED_PRECONDITION"
+    reason:  name from the closed set weightwire.v1.Reason, lower case, e.g. "stale_version"
+    rank, tensor, epoch: what it is about; empty or 0 where they do not apply
+    remedy:  what to do
+    """
+
+    def __init__(self, message, *, code="UNKNOWN", reason="none", rank="", tensor="", epoch=0, remedy=""):
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.rank = rank
+        self.tensor = tensor
+        self.epoch = epoch
+        self.remedy = remedy
+
+    def __str__(self):
+        where = [f"{k} {v}" for k, v in (("rank", self.rank), ("tensor", self.tensor), ("epoch", self.epoch)) if v]
+        text = f"{self.code} ({self.reason}): {super().__str__()}"
+        if where:
+            text += f" [{', '.join(where)}]"
+        return f"{text}; {self.remedy}" if self.remedy else text
+
+
+class RefusedError(WeightwireError):
+    """The request is wrong; repeating it does not help."""
+
+
+class StaleError(WeightwireError):
+    """The caller's incarnation, epoch or version was overtaken."""
+
+
+class NotReadyError(WeightwireError):
+    """Not possible now; the message says what is missing."""
+
+
+class AbortedError(WeightwireError):
+    """The version was given up; engines keep what they served."""
+
+
+class DeadlineError(WeightwireError):
+    """Not finished in time."""
+
+
+class UnavailableError(WeightwireError):
+    """The agent or the coordinator cannot be reached."""
+
+
+_STALE = {"stale_incarnation", "stale_epoch", "stale_version", "lease_expired"}
+_BY_CODE = {
+    "INVALID_ARGUMENT": RefusedError,
+    "ALREADY_EXISTS": RefusedError,
+    "PERMISSION_DENIED": RefusedError,
+    "RESOURCE_EXHAUSTED": RefusedError,
+    "NOT_FOUND": RefusedError,
+    "OUT_OF_RANGE": RefusedError,
+    "FAILED_PRECONDITION": NotReadyError,
+    "DEADLINE_EXCEEDED": DeadlineError,
+    "UNAVAILABLE": UnavailableError,
+    "ABORTED": AbortedError,
+    "CANCELLED": AbortedError,
+    "DATA_LOSS": AbortedError,
+}
+
+
+def reason_name(number: int) -> str:
+    """ "stale_version" for REASON_STALE_VERSION; "unknown_<n>" for a number of a newer server."""
+    try:
+        return types_pb2.Reason.Name(number)[len("REASON_"):].lower()
+    except ValueError:
+        return f"unknown_{number}"
+
+
+def make_error(code: str, message: str, detail: types_pb2.ErrorDetail | None = None) -> WeightwireError:
+    detail = detail or types_pb2.ErrorDetail()
+    reason = reason_name(detail.reason)
+    kind = StaleError if reason in _STALE else _BY_CODE.get(code, WeightwireError)
+    return kind(message, code=code, reason=reason, rank=detail.rank, tensor=detail.tensor,
+                epoch=detail.epoch, remedy=detail.remedy)
+
+
+def from_rpc_error(error: grpc.RpcError) -> WeightwireError:
+    """The exception for a failed call; reads the ErrorDetail in its status details."""
+    detail = None
+    for key, value in (error.trailing_metadata() or ()):
+        if key == "grpc-status-details-bin":
+            status = types_pb2.RpcStatus.FromString(value)
+            for packed in status.details:
+                found = types_pb2.ErrorDetail()
+                if packed.Unpack(found):
+                    detail = found
+    return make_error(error.code().name, error.details() or "", detail)
+
+
+def from_outcome(outcome: types_pb2.Outcome) -> WeightwireError | None:
+    """None when the outcome is OK."""
+    if outcome.code == 0:
+        return None
+    code = next((c.name for c in grpc.StatusCode if c.value[0] == outcome.code), "UNKNOWN")
+    return make_error(code, outcome.message, outcome.detail)

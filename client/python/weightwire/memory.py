@@ -1,0 +1,97 @@
+"""Memory that a process shares with its agent: sealed memfds, seen as numpy arrays."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Mapping, Sequence
+
+import numpy as np
+
+from weightwire.v1 import types_pb2
+
+# safetensors' dtype name -> (bytes of an element, numpy dtype that holds its bits)
+_DTYPES = {
+    "BF16": (2, np.uint16),
+    "F16": (2, np.float16),
+    "F32": (4, np.float32),
+    "F64": (8, np.float64),
+    "I8": (1, np.int8),
+    "I16": (2, np.int16),
+    "I32": (4, np.int32),
+    "I64": (8, np.int64),
+    "U8": (1, np.uint8),
+    "BOOL": (1, np.bool_),
+    "F8_E4M3": (1, np.uint8),
+    "F8_E5M2": (1, np.uint8),
+}
+_ALIGNMENT = 64
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one element of a dtype named as in safetensors ("BF16", "F32", …)."""
+    return _DTYPES[dtype][0]
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """A tensor's name, dtype (safetensors' spelling) and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        size = dtype_bytes(self.dtype)
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    def to_proto(self) -> types_pb2.TensorSpec:
+        return types_pb2.TensorSpec(name=self.name, dtype=types_pb2.DType.Value(f"DTYPE_{self.dtype}"),
+                                    shape=self.shape)
+
+    @staticmethod
+    def from_proto(spec: types_pb2.TensorSpec) -> "TensorMeta":
+        return TensorMeta(spec.name, types_pb2.DType.Name(spec.dtype)[len("DTYPE_"):], tuple(spec.shape))
+
+
+def array_at(buffer: mmap.mmap, offset: int, meta: TensorMeta) -> np.ndarray:
+    """View of `meta` at `offset` bytes of `buffer`; bf16 and fp8 appear as unsigned integers."""
+    size, kind = _DTYPES[meta.dtype]
+    count = meta.nbytes // size
+    return np.frombuffer(buffer, dtype=kind, count=count, offset=offset).reshape(meta.shape)
+
+
+class Arena:
+    """One sealed memfd that holds tensors one after another, each at a multiple of 64 bytes.
+
+    The seals (no shrinking, no growing) are what lets the agent map it without trusting us.
+    """
+
+    def __init__(self, name: str, tensors: Sequence[TensorMeta]):
+        self.tensors = list(tensors)
+        self.offsets: list[int] = []
+        end = 0
+        for meta in self.tensors:
+            self.offsets.append(end)
+            end += -(-meta.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self.nbytes = max(end, _ALIGNMENT)
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, self.nbytes)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        self._map = mmap.mmap(self.fd, self.nbytes)
+
+    @property
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """Writable views, by tensor name."""
+        return {m.name: array_at(self._map, o, m) for m, o in zip(self.tensors, self.offsets)}
+
+    def close(self) -> None:
+        """Gives the fd back; the mapping goes with the last array that refers to it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

@@ -1,0 +1,144 @@
+"""The trainer's side."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from weightwire import errors
+from weightwire.memory import Arena, TensorMeta
+from weightwire.session import Session, default_agent_socket
+from weightwire.v1 import agent_pb2, types_pb2
+
+_MODES = {"hold": agent_pb2.PUBLISH_MODE_HOLD, "snapshot": agent_pb2.PUBLISH_MODE_SNAPSHOT}
+
+
+class Release:
+    """What `publish` returns: tells when the parameters may change again."""
+
+    def __init__(self, version: int):
+        self.version = version
+        #: Epoch under which the version was staged; 0 until released.
+        self.epoch = 0
+        #: Seconds from the publish call to the release: how long the trainer was blocked.
+        self.blocked_seconds: float | None = None
+        self._started = time.perf_counter()
+        self._done = threading.Event()
+        self._error: errors.WeightwireError | None = None
+
+    def wait_released(self, timeout: float) -> "Release":
+        """Blocks until the parameters may change. Raises AbortedError (or what else was the reason)
+        when the version was given up, DeadlineError after `timeout` seconds."""
+        if not self._done.wait(timeout):
+            raise errors.DeadlineError(f"version {self.version} is not released after {timeout} s",
+                                       code="DEADLINE_EXCEEDED", reason="deadline_exceeded",
+                                       remedy="`wwctl status` says what everyone waits for")
+        if self._error:
+            raise self._error
+        return self
+
+    @property
+    def released(self) -> bool:
+        return self._done.is_set()
+
+    def _finish(self, epoch: int, error: errors.WeightwireError | None) -> None:
+        self.epoch, self._error = epoch, error
+        self.blocked_seconds = time.perf_counter() - self._started
+        self._done.set()
+
+
+class Publisher:
+    """One trainer rank.
+
+    >>> with Publisher(rank=0, world_size=4) as publisher:
+    ...     params = publisher.bind(config, "megatron:tp2,pp2", tensors)   # shared arrays, by name
+    ...     publisher.publish(1).wait_released(timeout=60)
+
+    All methods raise errors.WeightwireError. Not for use from several threads at once.
+    """
+
+    def __init__(self, *, rank: int, world_size: int, group: str = "trainer", job: str = "",
+                 agent: str | None = None, timeout: float = 30.0):
+        self._releases: dict[int, Release] = {}
+        self._lock = threading.Lock()
+        self._arena: Arena | None = None
+        self._session = Session(agent=agent or default_agent_socket(), role=types_pb2.GROUP_ROLE_TRAINER,
+                                group=group, rank=rank, world_size=world_size, job=job, timeout=timeout,
+                                on_event=self._on_event, on_end=self._on_end)
+
+    def bind(self, config: Mapping[str, Any] | str, spec: str,
+             tensors: Sequence[TensorMeta]) -> Mapping[str, np.ndarray]:
+        """Negotiates the layout, allocates shared memory for `tensors` and binds it.
+
+        config: the model's config.json, as a mapping or as text
+        spec:   this group's parallel layout, "megatron:tp2,pp2"
+        tensors: what this rank holds, in any order
+        Returns writable arrays by name; fill them, then publish. bf16 appears as uint16.
+        """
+        text = config if isinstance(config, str) else json.dumps(config)
+        return self._bind_arena(self._session.submit_layout(text, spec, tensors))
+
+    def bind_boxes(self, layout: types_pb2.LayoutSubmission) -> Mapping[str, np.ndarray]:
+        """As `bind`, with explicit boxes instead of a scheme."""
+        return self._bind_arena(self._session.submit(layout))
+
+    def _bind_arena(self, agreed: Sequence[TensorMeta]) -> Mapping[str, np.ndarray]:
+        arena = Arena(f"weightwire-{self._session.rank_name.replace('/', '-')}", agreed)
+        self._session.call("ImportMemory", agent_pb2.ImportMemoryRequest(
+            regions=[agent_pb2.ImportMemoryRequest.Region(fd_token=self._session.put_fd(arena.fd),
+                                                          bytes=arena.nbytes)],
+            bindings=[agent_pb2.ImportMemoryRequest.Binding(tensor=i, region=0, offset=offset)
+                      for i, offset in enumerate(arena.offsets)]))
+        if self._arena:
+            self._arena.close()
+        self._arena = arena
+        return arena.arrays
+
+    def publish(self, version: int, *, mode: str = "hold", manual_commit: bool = False,
+                deadline: float = 120.0) -> Release:
+        """Publishes what the shared arrays hold as `version` (greater than the last one).
+
+        mode "hold": the arrays must stay unchanged until released; "snapshot": the agent copies them
+        first and releases right after. `deadline` (seconds) is for the version, all attempts included.
+        """
+        release = Release(version)
+        with self._lock:
+            self._releases[version] = release
+        try:
+            self._session.call("Publish", agent_pb2.PublishRequest(
+                version=version, mode=_MODES[mode], manual_commit=manual_commit,
+                deadline_ms=int(deadline * 1000), trace_id=self._session.trace_id))
+        except errors.WeightwireError:
+            with self._lock:
+                self._releases.pop(version, None)
+            raise
+        return release
+
+    def _on_event(self, event: agent_pb2.AttachEvent) -> None:
+        if event.WhichOneof("kind") != "released":
+            return
+        with self._lock:
+            release = self._releases.pop(event.released.version, None)
+        if release:
+            release._finish(event.released.epoch, errors.from_outcome(event.released.why))
+
+    def _on_end(self, error: errors.WeightwireError) -> None:
+        with self._lock:
+            waiting, self._releases = list(self._releases.values()), {}
+        for release in waiting:
+            release._finish(0, error)
+
+    def close(self) -> None:
+        self._session.close()
+        if self._arena:
+            self._arena.close()
+
+    def __enter__(self) -> "Publisher":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,159 @@
+"""The attachment of one process to its agent: channel, event stream, fd socket."""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import socket
+import struct
+import threading
+from typing import Callable, Sequence
+
+import grpc
+
+from weightwire import errors
+from weightwire.memory import TensorMeta
+from weightwire.v1 import agent_pb2, agent_pb2_grpc, types_pb2
+
+PROTOCOL_MIN = 1
+PROTOCOL_MAX = 1
+_FD_MAGIC = 0x44465757  # "WWFD"
+_FD_PUT, _FD_GET = 1, 2
+_FD_FRAME = struct.Struct("<IIQ")
+
+
+def default_agent_socket() -> str:
+    """WEIGHTWIRE_AGENT_SOCKET, or the path that `weightwired` uses by default for this user."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "/tmp")
+    return os.environ.get("WEIGHTWIRE_AGENT_SOCKET", f"{runtime}/weightwire-{os.getuid()}/agent.sock")
+
+
+def _fd_call(path: str, op: int, token: int, fd: int | None, timeout: float) -> tuple[int, int | None]:
+    """One exchange on the fd socket; returns (token, fd or None)."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
+        s.settimeout(timeout)
+        try:
+            s.connect(path)
+            frame = _FD_FRAME.pack(_FD_MAGIC, op, token)
+            if fd is None:
+                s.sendall(frame)
+            else:
+                socket.send_fds(s, [frame], [fd])
+            data, fds, _, _ = socket.recv_fds(s, _FD_FRAME.size, 1)
+            while 0 < len(data) < _FD_FRAME.size:
+                more = s.recv(_FD_FRAME.size - len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise errors.UnavailableError(f"fd socket {path}: {error}", code="UNAVAILABLE",
+                                          reason="io_error") from error
+    if len(data) != _FD_FRAME.size:
+        raise errors.UnavailableError(f"fd socket {path}: the agent closed it", code="UNAVAILABLE",
+                                      reason="io_error")
+    magic, code, answer = _FD_FRAME.unpack(data)
+    if magic != _FD_MAGIC or code != 0:
+        raise errors.make_error("INVALID_ARGUMENT", "the agent refused a file descriptor",
+                                types_pb2.ErrorDetail(reason=code))
+    return answer, (fds[0] if fds else None)
+
+
+class Session:
+    """One attached incarnation of one rank.
+
+    `on_event(AttachEvent)` runs on the session's reader thread, in order; `on_end(error)` runs there
+    once, last. Calls raise errors.WeightwireError and never take longer than `timeout` seconds.
+    """
+
+    def __init__(self, *, agent: str, role: int, group: str, rank: int, world_size: int, job: str,
+                 timeout: float, on_event: Callable[[agent_pb2.AttachEvent], None],
+                 on_end: Callable[[errors.WeightwireError], None]):
+        self.timeout = timeout
+        self.rank_name = f"{group}/{rank}"
+        self.trace_id = secrets.token_bytes(16)
+        self._socket = agent.removeprefix("unix:")
+        self._channel = grpc.insecure_channel(f"unix:{self._socket}", options=[
+            ("grpc.max_receive_message_length", 64 << 20),
+            ("grpc.max_send_message_length", 64 << 20),
+        ])
+        self._stub = agent_pb2_grpc.AgentStub(self._channel)
+        self._up: queue.SimpleQueue = queue.SimpleQueue()
+        self._on_event, self._on_end = on_event, on_end
+        self._attached = threading.Event()
+        self._failure: errors.WeightwireError | None = None
+        self.handle = 0
+        self._up.put(agent_pb2.AttachUp(hello=agent_pb2.AttachHello(
+            protocol=types_pb2.Protocol(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
+            job=job, role=role, group=group, rank=rank, world_size=world_size,
+            incarnation=secrets.randbits(64) | 1, pid=os.getpid(), trace_id=self.trace_id)))
+        self._stream = self._stub.Attach(iter(self._up.get, None))
+        self._reader = threading.Thread(target=self._read, name=f"weightwire-{self.rank_name}", daemon=True)
+        self._reader.start()
+        if not self._attached.wait(timeout):
+            self.close()
+            raise errors.DeadlineError(f"the agent at {self._socket} did not answer within {timeout} s",
+                                       code="DEADLINE_EXCEEDED", reason="deadline_exceeded", rank=self.rank_name,
+                                       remedy="is weightwired running, and is this its --agent-socket?")
+        if self.handle == 0:
+            self._channel.close()
+            raise self._failure
+
+    def _read(self):
+        error = errors.UnavailableError("the agent ended the session", code="UNAVAILABLE", reason="shutting_down",
+                                        rank=self.rank_name)
+        try:
+            for event in self._stream:
+                if event.WhichOneof("kind") == "attached":
+                    self.handle = event.attached.handle
+                    self._attached.set()
+                else:
+                    if event.WhichOneof("kind") == "fenced":
+                        error = errors.from_outcome(event.fenced.why) or error
+                    self._on_event(event)
+        except grpc.RpcError as rpc_error:
+            error = errors.from_rpc_error(rpc_error)
+        self._failure = error
+        ready = self._attached.is_set()
+        self._attached.set()
+        if ready:
+            self._on_end(error)
+
+    def call(self, method: str, request, timeout: float | None = None):
+        """Calls `method` of the Agent service with this session's handle filled in."""
+        request.handle = self.handle
+        try:
+            return getattr(self._stub, method)(request, timeout=timeout or self.timeout)
+        except grpc.RpcError as error:
+            raise errors.from_rpc_error(error) from None
+
+    def submit_layout(self, config_json: str, spec: str, observed: Sequence[TensorMeta]) -> list[TensorMeta]:
+        """Negotiates a scheme's layout; returns the tensors in binding order."""
+        return self.submit(types_pb2.LayoutSubmission(scheme=types_pb2.LayoutSubmission.Scheme(
+            config_json=config_json, topology=types_pb2.ParallelTopology(spec=spec),
+            observed=[meta.to_proto() for meta in observed])))
+
+    def submit(self, layout: types_pb2.LayoutSubmission) -> list[TensorMeta]:
+        """Submits any layout (explicit boxes included); returns the tensors in binding order."""
+        reply = self.call("SubmitLayout", agent_pb2.AgentLayoutRequest(layout=layout))
+        return [TensorMeta.from_proto(t.spec) for t in reply.agreed.tensors]
+
+    def put_fd(self, fd: int) -> int:
+        """Hands an fd to the agent; returns its token."""
+        return _fd_call(f"{self._socket}.fd", _FD_PUT, 0, fd, self.timeout)[0]
+
+    def get_fd(self, token: int) -> int:
+        """Redeems a token for an fd that the caller owns."""
+        fd = _fd_call(f"{self._socket}.fd", _FD_GET, token, None, self.timeout)[1]
+        if fd is None:
+            raise errors.WeightwireError("the agent's answer carried no file descriptor", code="INTERNAL")
+        return fd
+
+    def close(self) -> None:
+        """Leaves in good order. Idempotent."""
+        self._up.put(agent_pb2.AttachUp(detach=agent_pb2.Detach()))
+        self._up.put(None)
+        if threading.current_thread() is not self._reader:
+            self._reader.join(min(self.timeout, 2.0))
+        self._stream.cancel()
+        self._channel.close()

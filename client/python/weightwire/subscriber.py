@@ -1,0 +1,174 @@
+"""The engine's side."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import queue
+import threading
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from weightwire import errors
+from weightwire.memory import TensorMeta, array_at
+from weightwire.session import Session, default_agent_socket
+from weightwire.v1 import agent_pb2, types_pb2
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A committed version, verified and complete in this rank's spare buffer."""
+
+    epoch: int  #: names the transfer; for acknowledge()
+    content: int  #: the committed epoch to serve from now on
+    version: int
+    buffer: int
+    leader: bool
+    generation: int  #: which attachment of this process it belongs to
+
+
+class Subscriber:
+    """One rank of an engine.
+
+    Every rank gets the same offers in the same order. The leader (rank 0) makes all ranks call
+    `flip` at one scheduler-step boundary by the engine's own means and then calls `acknowledge` once.
+
+    `serving` is None until the first flip and again from the moment this engine is fenced (a rank was
+    lost, the agent or its session went away): an engine whose `serving` is None must not answer
+    requests. After a fence the subscriber attaches again by itself and is brought up to date.
+
+    >>> with Subscriber(group="engine-a", rank=0, world_size=2) as s:
+    ...     s.bind(config, "vllm:tp2", tensors)
+    ...     offer = s.wait_offer(timeout=60)
+    ...     params = s.flip(offer)          # read-only arrays by name
+    ...     s.acknowledge(offer)
+    """
+
+    def __init__(self, *, group: str, rank: int, world_size: int, job: str = "", agent: str | None = None,
+                 timeout: float = 30.0):
+        self._place = dict(agent=agent or default_agent_socket(), role=types_pb2.GROUP_ROLE_ENGINE, group=group,
+                           rank=rank, world_size=world_size, job=job, timeout=timeout)
+        self._layout: types_pb2.LayoutSubmission | None = None
+        self._buffers: list[Mapping[str, np.ndarray]] = []
+        self._offers: queue.Queue[Offer | None] = queue.Queue()
+        self._lock = threading.Condition()
+        self._generation = 0
+        self._closed = threading.Event()
+        self.serving: Offer | None = None
+        self.params: Mapping[str, np.ndarray] | None = None
+        #: Why the last incarnation ended; None if it never did.
+        self.last_fence: errors.WeightwireError | None = None
+        self._session = self._attach()
+
+    def _attach(self) -> Session:
+        with self._lock:
+            self._generation += 1
+            generation = self._generation
+        return Session(**self._place, on_event=lambda event: self._on_event(event, generation),
+                       on_end=self._on_end)
+
+    def bind(self, config: Mapping[str, Any] | str, spec: str, tensors: Sequence[TensorMeta]) -> None:
+        """Negotiates the layout of this rank and maps its stage (two buffers).
+
+        config, spec, tensors: as Publisher.bind, e.g. spec "vllm:tp2".
+        """
+        text = config if isinstance(config, str) else json.dumps(config)
+        self.bind_submission(types_pb2.LayoutSubmission(scheme=types_pb2.LayoutSubmission.Scheme(
+            config_json=text, topology=types_pb2.ParallelTopology(spec=spec),
+            observed=[meta.to_proto() for meta in tensors])))
+
+    def bind_submission(self, layout: types_pb2.LayoutSubmission) -> None:
+        """As `bind`, for any layout (explicit boxes included)."""
+        self._layout = layout
+        self._map_stage(self._session)
+
+    def _map_stage(self, session: Session) -> None:
+        agreed = session.submit(self._layout)
+        stage = session.call("Subscribe", agent_pb2.SubscribeRequest())
+        buffers = []
+        for token in stage.fd_tokens:
+            fd = session.get_fd(token)
+            try:
+                mapped = mmap.mmap(fd, stage.bytes_total, prot=mmap.PROT_READ)
+            finally:
+                os.close(fd)
+            buffers.append({meta.name: array_at(mapped, offset, meta)
+                            for meta, offset in zip(agreed, stage.offsets)})
+        with self._lock:
+            self._buffers = buffers
+            self._lock.notify_all()
+
+    def wait_offer(self, timeout: float) -> Offer | None:
+        """The next committed version; None after `timeout` seconds or when closed."""
+        try:
+            return self._offers.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def flip(self, offer: Offer) -> Mapping[str, np.ndarray]:
+        """Serves `offer` from now on: a change of pointers. Returns the read-only arrays by name.
+
+        Raises StaleError when this incarnation was fenced after the offer.
+        """
+        with self._lock:
+            current = lambda: offer.generation == self._generation  # noqa: E731
+            self._lock.wait_for(lambda: self._buffers or not current(), self._place["timeout"])
+            if not current() or not self._buffers:
+                raise errors.StaleError("the offer belongs to an incarnation that was fenced", code="ABORTED",
+                                        reason="stale_incarnation", epoch=offer.epoch)
+            self.params, self.serving = self._buffers[offer.buffer], offer
+            return self.params
+
+    def acknowledge(self, offer: Offer, flip_seconds: float = 0.0) -> None:
+        """Leader: every rank has flipped to `offer`."""
+        self._session.call("AcknowledgeSwap", agent_pb2.AcknowledgeSwapRequest(epoch=offer.epoch,
+                                                                               flip_seconds=flip_seconds))
+
+    def _on_event(self, event: agent_pb2.AttachEvent, generation: int) -> None:
+        if event.WhichOneof("kind") == "swap_offer":
+            o = event.swap_offer
+            self._offers.put(Offer(o.epoch, o.content, o.version, o.buffer, o.leader, generation))
+
+    def _on_end(self, error: errors.WeightwireError) -> None:
+        with self._lock:
+            self.serving, self.params, self._buffers = None, None, []
+            self.last_fence = error
+            self._generation += 1  # offers of this attachment are void
+            self._lock.notify_all()
+        if not self._closed.is_set():
+            threading.Thread(target=self._reattach, name="weightwire-reattach", daemon=True).start()
+
+    def _reattach(self) -> None:
+        """Comes back as a new incarnation. Waits longer after each failure, up to 5 s."""
+        self._session.close()
+        pause = 0.1
+        while not self._closed.wait(pause):
+            try:
+                session = self._attach()
+            except errors.WeightwireError as error:
+                self.last_fence = error
+                pause = min(2 * pause, 5.0)
+                continue
+            self._session = session
+            try:
+                if self._layout is not None:
+                    self._map_stage(session)
+                return
+            except errors.WeightwireError as error:
+                # The new session fences itself when it fails; _on_end starts the next attempt.
+                self.last_fence = error
+                session.close()
+                return
+
+    def close(self) -> None:
+        self._closed.set()
+        self._session.close()
+
+    def __enter__(self) -> "Subscriber":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
