@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Checks every #include against the table in docs/architecture.md ("Who may include whom").
+
+A row reads `room : rooms it may include : packages`, where a room is a folder below server/ (or
+kernels, client/cpp, client/cli). A nested room (transport/tcp) inherits its parent's row. `pure` among
+the packages forbids threads, files, clocks and every network, GPU or RPC header. Prints each violation
+and exits 1 if there is one.
+"""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGES = {  # package -> prefixes of its headers
+    "expected": ("tl/",),
+    "json": ("nlohmann/",),
+    "xxhash": ("xxhash.h",),
+    "asio": ("boost/",),
+    "grpc": ("grpc", "google/protobuf"),
+    "proto": ("weightwire/v1/", "google/protobuf"),
+    "prometheus": ("prometheus/",),
+    "spdlog": ("spdlog/", "fmt/"),
+    "cli11": ("CLI/",),
+    "yaml": ("yaml-cpp/",),
+    "sqlite": ("sqlite3.h",),
+    "openssl": ("openssl/",),
+}
+IMPURE = {"thread", "mutex", "condition_variable", "shared_mutex", "future", "fstream", "filesystem", "iostream",
+          "semaphore", "random"}
+QUIET_HEADERS = ("coordinator", "agent", "transfer")  # their headers name no thread and no clock
+
+
+def table():
+    text = (ROOT / "docs/architecture.md").read_text()
+    block = re.search(r"```include-table\n(.*?)```", text, re.S).group(1)
+    rows = {}
+    for line in block.strip().splitlines():
+        room, rooms, packages = (part.strip() for part in line.split(":"))
+        rows[room] = (set(rooms.split()), set(packages.split()))
+    return rows
+
+
+def room_of(path, rows):
+    """Longest room that `path` (relative to the root) lies in; None outside of all."""
+    parts = path.parts[1:] if path.parts[0] == "server" else path.parts
+    for size in range(len(parts) - 1, 0, -1):
+        if "/".join(parts[:size]) in rows:
+            return "/".join(parts[:size])
+    return None
+
+
+def complaint(path, room, include, angled, rows):
+    rooms, packages = rows[room]
+    for package, prefixes in PACKAGES.items():
+        if include.startswith(prefixes):
+            inherited = packages if "/" not in room else packages | rows.get(room.rsplit("/", 1)[0], (0, set()))[1]
+            return None if package in inherited or (package == "grpc" and "proto" in inherited
+                                                   and include.startswith("google/protobuf")) else f"package {package}"
+    if include.startswith(("cuda", "nccl", "ucp/", "uct/")):
+        return "GPU or RDMA header"
+    if angled:
+        if "pure" in packages and (include in IMPURE or include.startswith("sys/")):
+            return f"<{include}> in a pure room"
+        if room in QUIET_HEADERS and path.suffix == ".h" and include in {"thread", "mutex"} and "internal" not in path.name:
+            return f"<{include}> in a header"
+        return None
+    target = room_of(pathlib.Path(include), rows)
+    if target is None:
+        return f"'{include}' is in no room"
+    same_tree = target == room or target == room.rsplit("/", 1)[0]
+    return None if same_tree or target in rooms or target.rsplit("/", 1)[0] in rooms and "transport/" not in room else f"room {target}"
+
+
+def main():
+    rows = table()
+    bad = []
+    files = [p for top in ("server", "kernels", "client") for p in (ROOT / top).rglob("*") if p.suffix in (".h", ".cc", ".cu")]
+    for file in sorted(files):
+        path = file.relative_to(ROOT)
+        room = room_of(path, rows)
+        if room is None:
+            bad.append(f"{path}: lies in no room of the table")
+            continue
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            match = re.match(r'#include\s+([<"])([^>"]+)[>"]', line)
+            if match:
+                why = complaint(path, room, match.group(2), match.group(1) == "<", rows)
+                if why:
+                    bad.append(f"{path}:{number}: room '{room}' may not include {why} ({match.group(2)})")
+    print("\n".join(bad) if bad else f"include table holds: {len(files)} files, {len(rows)} rooms")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
