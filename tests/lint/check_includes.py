@@ -28,7 +28,9 @@ PACKAGES = {  # package -> prefixes of its headers
 }
 IMPURE = {"thread", "mutex", "condition_variable", "shared_mutex", "future", "fstream", "filesystem", "iostream",
           "semaphore", "random"}
-QUIET_HEADERS = ("coordinator", "agent", "transfer")  # their headers name no thread and no clock
+# Contracts that name no thread type, so that a fleet can run in one thread.
+QUIET_HEADERS = {"server/coordinator/coordinator.h", "server/coordinator/journal.h", "server/agent/agent.h",
+                 "server/transfer/transfer.h"}
 
 
 def table():
@@ -62,8 +64,8 @@ def complaint(path, room, include, angled, rows):
     if angled:
         if "pure" in packages and (include in IMPURE or include.startswith("sys/")):
             return f"<{include}> in a pure room"
-        if room in QUIET_HEADERS and path.suffix == ".h" and include in {"thread", "mutex"} and "internal" not in path.name:
-            return f"<{include}> in a header"
+        if path.as_posix() in QUIET_HEADERS and include in IMPURE:
+            return f"<{include}> in a contract"
         return None
     target = room_of(pathlib.Path(include), rows)
     if target is None:

@@ -21,7 +21,7 @@ CASES = [  # file, include, angled, refused?
     ("server/transport/tcp/x.cc", "boost/asio.hpp", True, False),
     ("server/transport/tcp/x.cc", "server/transport/shm/shm_transport.h", False, True),
     ("server/transport/tcp/x.cc", "server/transport/session.h", False, False),
-    ("server/transfer/x.h", "mutex", True, True),
+    ("server/transfer/transfer.h", "mutex", True, True),
     ("server/rpc/x.cc", "grpcpp/grpcpp.h", True, False),
     ("server/memory/x.cc", "nccl.h", True, True),
 ]

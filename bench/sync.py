@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""./dev bench sync: one weight set, trainer process -> engine process, by every path, in one run.
+
+memcpy-N    N threads copy between two shared-memory buffers
+raw-tcp-N   N loopback sockets, one thread each side and socket, blocking, two processes
+weightwire  a Megatron TP2 x PP2 trainer (4 processes) to a vLLM TP1 engine with resharding and sums;
+            seconds from the publish call to the last STAGED (when the trainer is released)
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import multiprocessing
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from demo import checkpoint
+from demo.fleet import Engine, Fleet
+from report import Report
+from weightwire.memory import Arena, TensorMeta
+
+_BUFFER = 8 << 20
+
+
+def shared(name: str, nbytes: int) -> np.ndarray:
+    return Arena(name, [TensorMeta("w", "U8", (nbytes,))]).arrays["w"]
+
+
+def pattern(nbytes: int) -> np.ndarray:
+    return np.random.Generator(np.random.SFC64(7)).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+def edges(nbytes: int, parts: int) -> list[tuple[int, int]]:
+    cuts = [nbytes * i // parts for i in range(parts + 1)]
+    return list(zip(cuts, cuts[1:]))
+
+
+def memcpy(report: Report, nbytes: int, threads: int, rounds: int) -> None:
+    source, target = shared("from", nbytes), shared("to", nbytes)
+    source[:] = pattern(nbytes)
+
+    def copy(span):
+        ctypes.memmove(target.ctypes.data + span[0], source.ctypes.data + span[0], span[1] - span[0])
+
+    times = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(rounds + 1):
+            started = time.perf_counter()
+            list(pool.map(copy, edges(nbytes, threads)))
+            times.append(time.perf_counter() - started)
+    report.add(f"memcpy-{threads}", nbytes, times[1:], bool(np.array_equal(source, target)), times[0])
+
+
+def _receive(ports: list[int], nbytes: int, rounds: int, verdict) -> None:
+    target = shared("to", nbytes)
+    view = memoryview(target)
+    connections = [socket.create_connection(("127.0.0.1", port)) for port in ports]
+
+    def one(connection, span):
+        for _ in range(rounds):
+            position, end = span
+            while position < end:
+                position += connection.recv_into(view[position:end], min(_BUFFER, end - position))
+            connection.sendall(b"k")
+
+    run_all([lambda c=c, s=s: one(c, s) for c, s in zip(connections, edges(nbytes, len(ports)))])
+    verdict.send(bool(np.array_equal(target, pattern(nbytes))))
+
+
+def run_all(tasks) -> None:
+    threads = [threading.Thread(target=task) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def raw_tcp(report: Report, nbytes: int, sockets: int, rounds: int) -> None:
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(sockets)]
+    inbox, outbox = multiprocessing.Pipe(False)
+    ports = [listener.getsockname()[1] for listener in listeners]
+    receiver = multiprocessing.Process(target=_receive, args=(ports, nbytes, rounds + 1, outbox))
+    receiver.start()
+    source = shared("from", nbytes)
+    source[:] = pattern(nbytes)
+    view = memoryview(source)
+    connections = [listener.accept()[0] for listener in listeners]
+
+    def one(connection, span):
+        connection.sendall(view[span[0]:span[1]])
+        connection.recv(1)
+
+    times = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        run_all([lambda c=c, s=s: one(c, s) for c, s in zip(connections, edges(nbytes, sockets))])
+        times.append(time.perf_counter() - started)
+    report.add(f"raw-tcp-{sockets}", nbytes, times[1:], inbox.recv(), times[0])
+    receiver.join()
+
+
+def weightwire(report: Report, binary: str, config: dict, via: str, rounds: int) -> None:
+    work = tempfile.mkdtemp(prefix="weightwire-bench-")
+    engine = Engine("engine", 1, via)
+    try:
+        with Fleet(config, binary, engines=[engine]) as fleet:
+            times, ok = [], True
+            for version in range(1, rounds + 2):
+                if version in (1, rounds + 1):  # other bytes in the last round, so that arrival is proved
+                    checkpoint.write(work, config, seed=version)
+                    fleet.each(fleet.trainers, "load", work)
+                times.append(fleet.publish(version)[1])
+                status = fleet.wait_serving(version)
+                if version in (1, rounds + 1):
+                    _, wrong, serving = engine.ranks[0].ask("verify", version, work)
+                    ok = ok and wrong == 0 and serving == version
+            moved = next(e for e in status.epochs if e.version == version)
+            if set(moved.bytes_by_transport) != {via}:
+                raise AssertionError(f"moved by {dict(moved.bytes_by_transport)}, not by {via}")
+            report.add(f"weightwire-{via}", moved.bytes, times[1:], ok, times[0])
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="./dev bench sync", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", required=True, help="path of weightwired")
+    parser.add_argument("--json", help="write the rows to this file")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--small", action="store_true")
+    args = parser.parse_args()
+    config = checkpoint.SMALL if args.small else checkpoint.QWEN25_05B
+    nbytes = sum(2 * int(np.prod(s)) for s in checkpoint.hf_shapes(config).values())
+    report = Report()
+    for threads in (1, 2):
+        memcpy(report, nbytes, threads, args.rounds)
+    for sockets in (1, 2, 4):
+        raw_tcp(report, nbytes, sockets, args.rounds)
+    for via in ("shm", "tcp"):
+        weightwire(report, args.binary, config, via, args.rounds)
+    best = min(r["seconds_median"] for r in report.rows if r["name"].startswith("raw-tcp"))
+    tcp = next(r["seconds_median"] for r in report.rows if r["name"] == "weightwire-tcp")
+    print(f"weightwire-tcp is {tcp / best:.2f} x the best raw socket")
+    report.write(args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    sys.exit(main())
