@@ -1,0 +1,356 @@
+// Commands down and reports up.
+#include <string>
+#include <utility>
+
+#include "server/wire/checks.h"
+#include "server/wire/control.h"
+#include "server/wire/limits.h"
+#include "server/wire/slice.h"
+#include "server/wire/status.h"
+
+namespace weightwire::wire {
+namespace {
+
+template <typename... Ts>
+struct Overloaded : Ts... {
+  using Ts::operator()...;
+};
+template <typename... Ts>
+Overloaded(Ts...) -> Overloaded<Ts...>;
+
+Result<Epoch> EpochFromProto(std::string_view field, uint64_t number) {
+  if (number == 0) return Fail(Bad(field, "must not be 0"));
+  return Epoch(number);
+}
+
+Result<epoch::Kind> KindFromProto(std::string_view field, v1::EpochKind kind) {
+  if (kind == v1::EPOCH_KIND_PUBLISH) return epoch::Kind::kPublish;
+  if (kind == v1::EPOCH_KIND_FILL) return epoch::Kind::kFill;
+  return Fail(UnknownEnum(field, kind));
+}
+
+Result<epoch::Role> RoleFromProto(std::string_view field, v1::MemberRole role) {
+  if (role == v1::MEMBER_ROLE_SOURCE) return epoch::Role::kSource;
+  if (role == v1::MEMBER_ROLE_TARGET) return epoch::Role::kTarget;
+  return Fail(UnknownEnum(field, role));
+}
+
+void SetPeer(const epoch::PeerAddress& peer, v1::PeerAddress* out) {
+  out->set_agent(peer.agent.value);
+  out->set_incarnation(peer.incarnation.value);
+  out->set_host(peer.host);
+  out->mutable_addresses()->insert(peer.addresses.begin(), peer.addresses.end());
+  out->set_ticket(TicketToProto(peer.ticket));
+}
+
+Result<epoch::PeerAddress> PeerFromProto(std::string_view field, const v1::PeerAddress& peer) {
+  epoch::PeerAddress out;
+  const std::string path(field);
+  if (peer.agent() == 0 || peer.incarnation() == 0) {
+    return Fail(Bad(field, "needs an agent and an incarnation"));
+  }
+  WW_FAIL_IF_ERROR(CheckText(path + ".host", peer.host(), kAddressBytesMax));
+  WW_ASSIGN(out.addresses, AddressesFromProto(path + ".addresses", peer.addresses()));
+  WW_ASSIGN(out.ticket, TicketFromProto(path + ".ticket", peer.ticket()));
+  out.agent = AgentId(peer.agent());
+  out.incarnation = Incarnation(peer.incarnation());
+  out.host = peer.host();
+  return out;
+}
+
+void SetPrepare(const epoch::PrepareCommand& command, v1::Prepare* out) {
+  out->set_epoch(command.epoch.value);
+  out->set_kind(static_cast<v1::EpochKind>(command.kind));
+  out->set_version(command.version.value);
+  out->set_content(command.content.value);
+  *out->mutable_member() = ToProto(command.member);
+  out->set_role(static_cast<v1::MemberRole>(command.role));
+  for (const epoch::Leg& leg : command.legs) {
+    v1::Leg* to = out->add_legs();
+    *to->mutable_plan() = ToProto(leg.plan);
+    to->set_rank(leg.rank);
+    to->set_readers(leg.readers);
+  }
+  for (const auto& [rank, peer] : command.sources) SetPeer(peer, &(*out->mutable_sources())[rank]);
+  for (const auto& [rank, participant] : command.source_participants) {
+    (*out->mutable_source_participants())[rank] = participant.value;
+  }
+  for (const auto& [ticket, caller] : command.admitted) {
+    v1::Prepare::Admitted* to = out->add_admitted();
+    to->set_ticket(TicketToProto(ticket));
+    to->set_caller(caller.value);
+  }
+  out->set_trace_id(TraceIdToProto(command.trace_id));
+}
+
+Status PeersFromProto(const v1::Prepare& prepare, epoch::PrepareCommand* out) {
+  WW_RETURN_IF_ERROR(CheckCount("prepare.sources", prepare.sources_size(), kRanksMax));
+  WW_RETURN_IF_ERROR(
+      CheckCount("prepare.source_participants", prepare.source_participants_size(), kRanksMax));
+  WW_RETURN_IF_ERROR(CheckCount("prepare.admitted", prepare.admitted_size(), kSliceStreamsMax));
+  for (const auto& [rank, peer] : prepare.sources()) {
+    WW_ASSIGN_OR_STATUS(out->sources[rank], PeerFromProto("prepare.sources", peer));
+  }
+  for (const auto& [rank, participant] : prepare.source_participants()) {
+    if (participant == 0) return Bad("prepare.source_participants", "must not be 0");
+    out->source_participants[rank] = ParticipantId(participant);
+  }
+  for (const v1::Prepare::Admitted& admitted : prepare.admitted()) {
+    WW_ASSIGN_OR_STATUS(Ticket ticket,
+                        TicketFromProto("prepare.admitted.ticket", admitted.ticket()));
+    if (admitted.caller() == 0) return Bad("prepare.admitted.caller", "must not be 0");
+    out->admitted.emplace_back(ticket, Incarnation(admitted.caller()));
+  }
+  return OkStatus();
+}
+
+Result<epoch::Command> PrepareFromProto(const v1::Prepare& prepare) {
+  epoch::PrepareCommand out;
+  WW_ASSIGN(out.epoch, EpochFromProto("prepare.epoch", prepare.epoch()));
+  WW_ASSIGN(out.content, EpochFromProto("prepare.content", prepare.content()));
+  WW_ASSIGN(out.kind, KindFromProto("prepare.kind", prepare.kind()));
+  WW_ASSIGN(out.member, FromProto("prepare.member", prepare.member()));
+  WW_ASSIGN(out.role, RoleFromProto("prepare.role", prepare.role()));
+  WW_ASSIGN(out.trace_id, TraceIdFromProto("prepare.trace_id", prepare.trace_id()));
+  out.version = Version(prepare.version());
+  WW_FAIL_IF_ERROR(CheckCount("prepare.legs", prepare.legs_size(), kLegsMax));
+  for (const v1::Leg& leg : prepare.legs()) {
+    out.legs.push_back({FromProto(leg.plan()), leg.rank(), leg.readers()});
+  }
+  WW_FAIL_IF_ERROR(PeersFromProto(prepare, &out));
+  return out;
+}
+
+Result<epoch::Command> TransferFromProto(const v1::Transfer& transfer) {
+  epoch::TransferCommand out;
+  WW_ASSIGN(out.epoch, EpochFromProto("transfer.epoch", transfer.epoch()));
+  WW_ASSIGN(out.member, FromProto("transfer.member", transfer.member()));
+  return out;
+}
+
+Result<epoch::Command> ReleaseFromProto(const v1::Release& release) {
+  epoch::ReleaseCommand out;
+  out.epoch = Epoch(release.epoch());  // 0: given up before any attempt
+  out.version = Version(release.version());
+  WW_ASSIGN(out.member, FromProto("release.member", release.member()));
+  WW_ASSIGN(out.why, FromProto("release.why", release.why()));
+  return out;
+}
+
+Result<epoch::Command> CommitFromProto(const v1::Commit& commit) {
+  epoch::CommitCommand out;
+  WW_ASSIGN(out.epoch, EpochFromProto("commit.epoch", commit.epoch()));
+  WW_ASSIGN(out.content, EpochFromProto("commit.content", commit.content()));
+  WW_ASSIGN(out.member, FromProto("commit.member", commit.member()));
+  out.version = Version(commit.version());
+  out.leader = commit.leader();
+  return out;
+}
+
+Result<epoch::Command> InstalledFromProto(const v1::Installed& installed) {
+  epoch::InstalledCommand out;
+  WW_ASSIGN(out.epoch, EpochFromProto("installed.epoch", installed.epoch()));
+  WW_ASSIGN(out.member, FromProto("installed.member", installed.member()));
+  return out;
+}
+
+Result<epoch::Command> AbortFromProto(const v1::AbortEpoch& abort) {
+  epoch::AbortCommand out;
+  WW_ASSIGN(out.epoch, EpochFromProto("abort.epoch", abort.epoch()));
+  WW_ASSIGN(out.member, FromProto("abort.member", abort.member()));
+  WW_ASSIGN(out.why, FromProto("abort.why", abort.why()));
+  return out;
+}
+
+Result<epoch::Command> EvictFromProto(const v1::Evicted& evicted) {
+  epoch::EvictCommand out;
+  WW_ASSIGN(out.member, FromProto("evicted.member", evicted.member()));
+  WW_ASSIGN(out.why, FromProto("evicted.why", evicted.why()));
+  return out;
+}
+
+template <typename Repeated>
+void SetDigests(const std::vector<epoch::Digest>& digests, Repeated* out) {
+  for (const epoch::Digest& digest : digests) {
+    v1::StreamDigest* to = out->Add();
+    *to->mutable_plan() = ToProto(digest.plan);
+    to->set_stream(digest.stream);
+    to->set_digest(digest.digest);
+  }
+}
+
+template <typename Repeated>
+Result<std::vector<epoch::Digest>> DigestsFromProto(std::string_view field,
+                                                    const Repeated& digests) {
+  WW_FAIL_IF_ERROR(CheckCount(field, digests.size(), kDigestsMax));
+  std::vector<epoch::Digest> out;
+  out.reserve(digests.size());
+  for (const v1::StreamDigest& digest : digests) {
+    out.push_back({FromProto(digest.plan()), digest.stream(), digest.digest()});
+  }
+  return out;
+}
+
+Result<epoch::Report> StagedFromProto(Epoch epoch, epoch::Member member,
+                                      const v1::ReportRequest::Staged& staged) {
+  epoch::StagedReport out{epoch,           member, {}, staged.bytes(), {}, staged.rereads(),
+                          staged.seconds()};
+  WW_ASSIGN(out.digests, DigestsFromProto("staged.digests", staged.digests()));
+  WW_FAIL_IF_ERROR(
+      CheckCount("staged.bytes_by_transport", staged.bytes_by_transport_size(), kAddressesMax));
+  for (const auto& [transport, bytes] : staged.bytes_by_transport()) {
+    WW_FAIL_IF_ERROR(CheckId("staged.bytes_by_transport key", transport));
+    out.bytes_by_transport.emplace(transport, bytes);
+  }
+  return out;
+}
+
+Result<epoch::Report> BodyFromProto(Epoch epoch, epoch::Member member,
+                                    const v1::ReportRequest& request) {
+  switch (request.kind_case()) {
+    case v1::ReportRequest::kPrepared:
+      return epoch::PreparedReport{epoch, member};
+    case v1::ReportRequest::kSourced: {
+      epoch::SourcedReport out{epoch, member, {}};
+      WW_ASSIGN(out.digests, DigestsFromProto("sourced.digests", request.sourced().digests()));
+      return out;
+    }
+    case v1::ReportRequest::kStaged:
+      return StagedFromProto(epoch, member, request.staged());
+    case v1::ReportRequest::kApplied:
+      return epoch::AppliedReport{epoch, member, request.applied().flip_seconds()};
+    case v1::ReportRequest::kDrained:
+      return epoch::DrainedReport{epoch, member};
+    case v1::ReportRequest::kFailed: {
+      WW_ASSIGN(Status why, FromProto("failed.why", request.failed().why()));
+      return epoch::FailedReport{epoch, member, std::move(why)};
+    }
+    case v1::ReportRequest::kLost: {
+      WW_ASSIGN(Status why, FromProto("lost.why", request.lost().why()));
+      return epoch::LostReport{member, std::move(why)};
+    }
+    case v1::ReportRequest::KIND_NOT_SET:
+      break;
+  }
+  return Fail(Bad("report", "of no known kind"));
+}
+
+void SetBody(const epoch::Report& report, v1::ReportRequest* out) {
+  std::visit(Overloaded{
+                 [&](const epoch::PreparedReport&) { out->mutable_prepared(); },
+                 [&](const epoch::SourcedReport& r) {
+                   SetDigests(r.digests, out->mutable_sourced()->mutable_digests());
+                 },
+                 [&](const epoch::StagedReport& r) {
+                   v1::ReportRequest::Staged* to = out->mutable_staged();
+                   SetDigests(r.digests, to->mutable_digests());
+                   to->set_bytes(r.bytes);
+                   to->mutable_bytes_by_transport()->insert(r.bytes_by_transport.begin(),
+                                                            r.bytes_by_transport.end());
+                   to->set_rereads(r.rereads);
+                   to->set_seconds(r.seconds);
+                 },
+                 [&](const epoch::AppliedReport& r) {
+                   out->mutable_applied()->set_flip_seconds(r.flip_seconds);
+                 },
+                 [&](const epoch::DrainedReport&) { out->mutable_drained(); },
+                 [&](const epoch::FailedReport& r) {
+                   *out->mutable_failed()->mutable_why() = OutcomeOf(r.why);
+                 },
+                 [&](const epoch::LostReport& r) {
+                   *out->mutable_lost()->mutable_why() = OutcomeOf(r.why);
+                 },
+             },
+             report);
+}
+
+uint64_t EpochOf(const epoch::Report& report) {
+  return std::visit(Overloaded{[](const epoch::LostReport&) { return uint64_t{0}; },
+                               [](const auto& r) { return r.epoch.value; }},
+                    report);
+}
+
+}  // namespace
+
+v1::SessionDown ToProto(const epoch::Command& command) {
+  v1::SessionDown out;
+  std::visit(Overloaded{
+                 [&](const epoch::PrepareCommand& c) { SetPrepare(c, out.mutable_prepare()); },
+                 [&](const epoch::TransferCommand& c) {
+                   out.mutable_transfer()->set_epoch(c.epoch.value);
+                   *out.mutable_transfer()->mutable_member() = ToProto(c.member);
+                 },
+                 [&](const epoch::ReleaseCommand& c) {
+                   v1::Release* to = out.mutable_release();
+                   to->set_epoch(c.epoch.value);
+                   to->set_version(c.version.value);
+                   *to->mutable_member() = ToProto(c.member);
+                   *to->mutable_why() = OutcomeOf(c.why);
+                 },
+                 [&](const epoch::CommitCommand& c) {
+                   v1::Commit* to = out.mutable_commit();
+                   to->set_epoch(c.epoch.value);
+                   to->set_version(c.version.value);
+                   to->set_content(c.content.value);
+                   *to->mutable_member() = ToProto(c.member);
+                   to->set_leader(c.leader);
+                 },
+                 [&](const epoch::InstalledCommand& c) {
+                   out.mutable_installed()->set_epoch(c.epoch.value);
+                   *out.mutable_installed()->mutable_member() = ToProto(c.member);
+                 },
+                 [&](const epoch::AbortCommand& c) {
+                   out.mutable_abort()->set_epoch(c.epoch.value);
+                   *out.mutable_abort()->mutable_member() = ToProto(c.member);
+                   *out.mutable_abort()->mutable_why() = OutcomeOf(c.why);
+                 },
+                 [&](const epoch::EvictCommand& c) {
+                   *out.mutable_evicted()->mutable_member() = ToProto(c.member);
+                   *out.mutable_evicted()->mutable_why() = OutcomeOf(c.why);
+                 },
+             },
+             command);
+  return out;
+}
+
+Result<epoch::Command> FromProto(const v1::SessionDown& down) {
+  switch (down.kind_case()) {
+    case v1::SessionDown::kPrepare:
+      return PrepareFromProto(down.prepare());
+    case v1::SessionDown::kTransfer:
+      return TransferFromProto(down.transfer());
+    case v1::SessionDown::kRelease:
+      return ReleaseFromProto(down.release());
+    case v1::SessionDown::kCommit:
+      return CommitFromProto(down.commit());
+    case v1::SessionDown::kInstalled:
+      return InstalledFromProto(down.installed());
+    case v1::SessionDown::kAbort:
+      return AbortFromProto(down.abort());
+    case v1::SessionDown::kEvicted:
+      return EvictFromProto(down.evicted());
+    default:
+      return Fail(Bad("session", "a message that is no command"));
+  }
+}
+
+v1::ReportRequest ToProto(AgentId agent, const epoch::Report& report) {
+  v1::ReportRequest out;
+  out.set_agent(agent.value);
+  out.set_epoch(EpochOf(report));
+  std::visit([&](const auto& r) { *out.mutable_member() = ToProto(r.member); }, report);
+  SetBody(report, &out);
+  return out;
+}
+
+Result<AgentReport> FromProto(const v1::ReportRequest& request) {
+  if (request.agent() == 0) return Fail(Bad("agent", "must not be 0"));
+  WW_ASSIGN(epoch::Member member, FromProto("member", request.member()));
+  if (request.epoch() == 0 && request.kind_case() != v1::ReportRequest::kLost) {
+    return Fail(Bad("epoch", "must not be 0"));
+  }
+  WW_ASSIGN(epoch::Report report, BodyFromProto(Epoch(request.epoch()), member, request));
+  return AgentReport{AgentId(request.agent()), std::move(report)};
+}
+
+}  // namespace weightwire::wire

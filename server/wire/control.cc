@@ -1,0 +1,186 @@
+#include "server/wire/control.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "server/wire/checks.h"
+#include "server/wire/layout.h"
+#include "server/wire/limits.h"
+
+namespace weightwire::wire {
+namespace {
+
+Result<uint16_t> ProtocolFromProto(std::string_view field, uint32_t number) {
+  if (number > std::numeric_limits<uint16_t>::max()) {
+    return Fail(Bad(field, "is not a protocol version"));
+  }
+  return static_cast<uint16_t>(number);
+}
+
+}  // namespace
+
+uint32_t MillisOf(Nanos span) {
+  const auto millis = std::chrono::ceil<std::chrono::milliseconds>(span).count();
+  return static_cast<uint32_t>(
+      std::clamp<int64_t>(millis, 0, std::numeric_limits<uint32_t>::max()));
+}
+
+v1::Member ToProto(const epoch::Member& member) {
+  v1::Member out;
+  out.set_participant(member.id.value);
+  out.set_incarnation(member.incarnation.value);
+  return out;
+}
+
+Result<epoch::Member> FromProto(std::string_view field, const v1::Member& member) {
+  if (member.participant() == 0 || member.incarnation() == 0) {
+    return Fail(Bad(field, "needs a participant and an incarnation"));
+  }
+  return epoch::Member{ParticipantId(member.participant()), Incarnation(member.incarnation())};
+}
+
+v1::GroupRole ToProto(control::GroupRole role) { return static_cast<v1::GroupRole>(role); }
+
+Result<control::GroupRole> FromProto(std::string_view field, v1::GroupRole role) {
+  if (role == v1::GROUP_ROLE_TRAINER) return control::GroupRole::kTrainer;
+  if (role == v1::GROUP_ROLE_ENGINE) return control::GroupRole::kEngine;
+  return Fail(UnknownEnum(field, role));
+}
+
+v1::AgentHello ToProto(const control::AgentHello& hello) {
+  v1::AgentHello out;
+  out.mutable_protocol()->set_min(hello.protocol_min);
+  out.mutable_protocol()->set_max(hello.protocol_max);
+  out.mutable_protocol()->set_features(hello.features);
+  out.set_job(hello.job);
+  out.set_name(CleanText(hello.name, kIdBytesMax));
+  out.set_incarnation(hello.incarnation.value);
+  out.set_host(hello.host);
+  out.mutable_addresses()->insert(hello.addresses.begin(), hello.addresses.end());
+  return out;
+}
+
+Result<control::AgentHello> FromProto(const v1::AgentHello& hello) {
+  control::AgentHello out;
+  WW_ASSIGN(out.protocol_min, ProtocolFromProto("hello.protocol.min", hello.protocol().min()));
+  WW_ASSIGN(out.protocol_max, ProtocolFromProto("hello.protocol.max", hello.protocol().max()));
+  WW_FAIL_IF_ERROR(CheckId("hello.job", hello.job()));
+  WW_FAIL_IF_ERROR(CheckText("hello.name", hello.name(), kIdBytesMax));
+  WW_FAIL_IF_ERROR(CheckText("hello.host", hello.host(), kAddressBytesMax));
+  if (hello.incarnation() == 0) return Fail(Bad("hello.incarnation", "must not be 0"));
+  WW_ASSIGN(out.addresses, AddressesFromProto("hello.addresses", hello.addresses()));
+  out.features = hello.protocol().features();
+  out.job = hello.job();
+  out.name = hello.name();
+  out.incarnation = Incarnation(hello.incarnation());
+  out.host = hello.host();
+  return out;
+}
+
+v1::AgentWelcome ToProto(const control::AgentWelcome& welcome) {
+  v1::AgentWelcome out;
+  out.set_agent(welcome.agent.value);
+  out.set_protocol(welcome.protocol);
+  out.set_heartbeat_ms(MillisOf(welcome.heartbeat));
+  out.set_lease_ms(MillisOf(welcome.lease));
+  return out;
+}
+
+Result<control::AgentWelcome> FromProto(const v1::AgentWelcome& welcome) {
+  control::AgentWelcome out;
+  if (welcome.agent() == 0) return Fail(Bad("welcome.agent", "must not be 0"));
+  if (welcome.heartbeat_ms() == 0 || welcome.lease_ms() == 0) {
+    return Fail(Bad("welcome", "needs heartbeat_ms and lease_ms"));
+  }
+  WW_ASSIGN(out.protocol, ProtocolFromProto("welcome.protocol", welcome.protocol()));
+  out.agent = AgentId(welcome.agent());
+  out.heartbeat = std::chrono::milliseconds(welcome.heartbeat_ms());
+  out.lease = std::chrono::milliseconds(welcome.lease_ms());
+  return out;
+}
+
+v1::RegisterRequest ToProto(const control::RegisterRequest& request) {
+  v1::RegisterRequest out;
+  out.set_agent(request.agent.value);
+  out.set_job(request.job);
+  out.set_role(ToProto(request.role));
+  out.set_group(request.group);
+  out.set_rank(request.rank);
+  out.set_world_size(request.world_size);
+  out.set_incarnation(request.incarnation.value);
+  out.set_pid(request.pid);
+  out.set_trace_id(TraceIdToProto(request.trace_id));
+  return out;
+}
+
+Result<control::RegisterRequest> FromProto(const v1::RegisterRequest& request) {
+  control::RegisterRequest out;
+  WW_ASSIGN(out.role, FromProto("role", request.role()));
+  WW_FAIL_IF_ERROR(CheckId("job", request.job()));
+  WW_FAIL_IF_ERROR(CheckId("group", request.group()));
+  WW_ASSIGN(out.trace_id, TraceIdFromProto("trace_id", request.trace_id()));
+  if (request.agent() == 0) return Fail(Bad("agent", "must not be 0"));
+  if (request.incarnation() == 0) return Fail(Bad("incarnation", "must not be 0"));
+  out.agent = AgentId(request.agent());
+  out.job = request.job();
+  out.group = request.group();
+  out.rank = request.rank();
+  out.world_size = request.world_size();
+  out.incarnation = Incarnation(request.incarnation());
+  out.pid = request.pid();
+  return out;
+}
+
+v1::SubmitLayoutRequest LayoutRequestOf(const control::LayoutSubmission& submission) {
+  v1::SubmitLayoutRequest out;
+  *out.mutable_member() = ToProto(submission.member);
+  *out.mutable_layout() = ToProto(submission);
+  return out;
+}
+
+Result<control::LayoutSubmission> FromProto(const v1::SubmitLayoutRequest& request) {
+  WW_ASSIGN(epoch::Member member, FromProto("member", request.member()));
+  WW_ASSIGN(control::LayoutSubmission out, FromProto("layout", request.layout()));
+  out.member = member;
+  return out;
+}
+
+v1::SubmitLayoutResponse ToProto(const control::LayoutReply& reply) {
+  v1::SubmitLayoutResponse out;
+  *out.mutable_agreed() = ToProto(reply.agreed);
+  out.set_canonical_high(reply.canonical.high);
+  out.set_canonical_low(reply.canonical.low);
+  return out;
+}
+
+Result<control::LayoutReply> FromProto(const v1::SubmitLayoutResponse& reply) {
+  control::LayoutReply out;
+  WW_ASSIGN(out.agreed, FromProto("agreed", reply.agreed()));
+  out.canonical = {reply.canonical_high(), reply.canonical_low()};
+  return out;
+}
+
+v1::PublishVersionRequest ToProto(const control::PublishRequest& request) {
+  v1::PublishVersionRequest out;
+  *out.mutable_member() = ToProto(request.member);
+  out.set_version(request.version.value);
+  out.set_manual_commit(request.manual_commit);
+  out.set_deadline_ms(MillisOf(request.deadline));
+  out.set_trace_id(TraceIdToProto(request.trace_id));
+  return out;
+}
+
+Result<control::PublishRequest> FromProto(const v1::PublishVersionRequest& request) {
+  control::PublishRequest out;
+  WW_ASSIGN(out.member, FromProto("member", request.member()));
+  WW_ASSIGN(out.trace_id, TraceIdFromProto("trace_id", request.trace_id()));
+  if (request.version() == 0) return Fail(Bad("version", "must not be 0"));
+  if (request.deadline_ms() == 0) return Fail(Bad("deadline_ms", "must not be 0"));
+  out.version = Version(request.version());
+  out.manual_commit = request.manual_commit();
+  out.deadline = std::chrono::milliseconds(request.deadline_ms());
+  return out;
+}
+
+}  // namespace weightwire::wire

@@ -1,0 +1,263 @@
+#include "server/wire/slice.h"
+
+#include <string>
+#include <utility>
+
+#include "server/base/checked.h"
+#include "server/wire/checks.h"
+#include "server/wire/layout.h"
+#include "server/wire/limits.h"
+
+namespace weightwire::wire {
+namespace {
+
+/// More than one entry adds to its part beyond its own bytes (tag and length, twice for an op whose
+/// stream grows with it).
+constexpr size_t kEntryOverhead = 16;
+/// More than a stream adds besides its ops, or a header.
+constexpr size_t kStreamOverhead = 96;
+
+template <typename Repeated>
+void SetList(const std::vector<int64_t>& list, Repeated* out) {
+  out->Assign(list.begin(), list.end());
+}
+
+void SetOp(const plan::CopyOp& op, v1::CopyOp* out) {
+  out->set_canonical(op.canonical);
+  out->set_source_tensor(op.source_tensor);
+  out->set_target_tensor(op.target_tensor);
+  out->set_source_dtype(ToProto(op.source_dtype));
+  out->set_target_dtype(ToProto(op.target_dtype));
+  SetList(op.extent, out->mutable_extent());
+  out->set_source_offset(op.source_offset);
+  SetList(op.source_stride, out->mutable_source_stride());
+  out->set_target_offset(op.target_offset);
+  SetList(op.target_stride, out->mutable_target_stride());
+}
+
+/// The farthest element of a strided block must have an index.
+Status CheckReach(std::string_view field, const std::vector<int64_t>& extent, int64_t offset,
+                  const std::vector<int64_t>& stride) {
+  if (offset < 0) return Bad(field, "negative offset");
+  int64_t reach = offset;
+  for (size_t d = 0; d < extent.size(); ++d) {
+    int64_t span;
+    if (stride[d] < 1) return Bad(field, "a stride is below 1");
+    if (__builtin_mul_overflow(extent[d] - 1, stride[d], &span) ||
+        __builtin_add_overflow(reach, span, &reach)) {
+      return Bad(field, "the block reaches beyond 2^63 elements");
+    }
+  }
+  return OkStatus();
+}
+
+Result<plan::CopyOp> OpFromProto(const v1::CopyOp& op, size_t name_count) {
+  plan::CopyOp out;
+  if (op.canonical() >= name_count) return Fail(Bad("op.canonical", "names no tensor"));
+  out.canonical = op.canonical();
+  out.source_tensor = op.source_tensor();
+  out.target_tensor = op.target_tensor();
+  WW_ASSIGN(out.source_dtype, FromProto("op.source_dtype", op.source_dtype()));
+  WW_ASSIGN(out.target_dtype, FromProto("op.target_dtype", op.target_dtype()));
+  WW_FAIL_IF_ERROR(CheckCount("op.extent", op.extent_size(), layout::kMaxDims));
+  if (op.source_stride_size() != op.extent_size() || op.target_stride_size() != op.extent_size()) {
+    return Fail(Bad("op", "extent and strides must be equally long"));
+  }
+  out.extent.assign(op.extent().begin(), op.extent().end());
+  out.source_offset = op.source_offset();
+  out.source_stride.assign(op.source_stride().begin(), op.source_stride().end());
+  out.target_offset = op.target_offset();
+  out.target_stride.assign(op.target_stride().begin(), op.target_stride().end());
+  for (int64_t extent : out.extent) {
+    if (extent < 1) return Fail(Bad("op.extent", "below 1"));
+  }
+  WW_FAIL_IF_ERROR(CheckReach("op.source", out.extent, out.source_offset, out.source_stride));
+  WW_FAIL_IF_ERROR(CheckReach("op.target", out.extent, out.target_offset, out.target_stride));
+  return out;
+}
+
+/// Bytes of a checked op on the wire; nullopt when they do not fit.
+std::optional<int64_t> BytesOf(const plan::CopyOp& op) {
+  auto elements = CheckedProduct(op.extent);
+  int64_t bytes;
+  if (!elements ||
+      __builtin_mul_overflow(*elements, layout::ElementBytes(op.target_dtype), &bytes)) {
+    return std::nullopt;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+v1::PlanId ToProto(const PlanId& id) {
+  v1::PlanId out;
+  out.set_high(id.high);
+  out.set_low(id.low);
+  return out;
+}
+
+PlanId FromProto(const v1::PlanId& id) { return {id.high(), id.low()}; }
+
+Result<plan::Side> FromProto(std::string_view field, v1::Side side) {
+  if (side == v1::SIDE_SOURCE) return plan::Side::kSource;
+  if (side == v1::SIDE_TARGET) return plan::Side::kTarget;
+  return Fail(UnknownEnum(field, side));
+}
+
+SliceWriter::SliceWriter(std::shared_ptr<const plan::RankSlice> slice, size_t part_bytes_max)
+    : slice_(std::move(slice)), part_bytes_max_(part_bytes_max) {
+  WW_CHECK(part_bytes_max_ >= 4096);
+}
+
+bool SliceWriter::done() const {
+  return started_ && name_ == slice_->tensor_names.size() && stream_ == slice_->streams.size();
+}
+
+bool SliceWriter::Next(v1::SlicePart* part) {
+  if (done()) return false;
+  part->Clear();
+  size_t bytes = kStreamOverhead;
+  if (!started_) {
+    v1::SlicePart::Header* header = part->mutable_header();
+    *header->mutable_plan() = ToProto(slice_->plan);
+    header->set_side(static_cast<v1::Side>(slice_->side));
+    header->set_rank(slice_->rank);
+    header->set_stream_count(static_cast<uint32_t>(slice_->streams.size()));
+    header->set_name_count(static_cast<uint32_t>(slice_->tensor_names.size()));
+    started_ = true;
+  }
+  AddNames(part, &bytes);
+  if (name_ == slice_->tensor_names.size()) AddOps(part, &bytes);
+  return true;
+}
+
+void SliceWriter::AddNames(v1::SlicePart* part, size_t* bytes) {
+  for (; name_ < slice_->tensor_names.size(); ++name_) {
+    const std::string& name = slice_->tensor_names[name_];
+    *bytes += name.size() + kEntryOverhead;
+    if (*bytes > part_bytes_max_ && part->tensor_names_size() > 0) return;
+    part->add_tensor_names(name);
+  }
+}
+
+void SliceWriter::AddOps(v1::SlicePart* part, size_t* bytes) {
+  v1::CopyOp op;
+  for (; stream_ < slice_->streams.size(); ++stream_, op_ = 0) {
+    const plan::Stream& stream = slice_->streams[stream_];
+    *bytes += kStreamOverhead;
+    if (*bytes > part_bytes_max_) return;
+    v1::SlicePart::Stream* out = part->add_streams();
+    out->set_id(stream.id);
+    out->set_source_rank(stream.source_rank);
+    out->set_target_rank(stream.target_rank);
+    out->set_bytes(stream.bytes);
+    out->set_op_count(stream.ops.size());
+    for (; op_ < stream.ops.size(); ++op_) {
+      op.Clear();
+      SetOp(stream.ops[op_], &op);
+      *bytes += op.ByteSizeLong() + kEntryOverhead;
+      if (*bytes > part_bytes_max_) return;
+      *out->add_ops() = op;
+    }
+  }
+}
+
+Status SliceReader::Add(const v1::SlicePart& part) {
+  if (failed_.ok()) failed_ = AddChecked(part);
+  return failed_;
+}
+
+Status SliceReader::AddChecked(const v1::SlicePart& part) {
+  if (part.has_header()) {
+    WW_RETURN_IF_ERROR(AddHeader(part.header()));
+  } else if (!header_) {
+    return Bad("slice", "the first part has no header");
+  }
+  for (const std::string& name : part.tensor_names()) {
+    if (!slice_.streams.empty()) return Bad("slice.tensor_names", "come before the streams");
+    if (slice_.tensor_names.size() == header_->name_count()) {
+      return Bad("slice.tensor_names", "more than announced");
+    }
+    WW_RETURN_IF_ERROR(CheckText("slice.tensor_names", name, kNameBytesMax));
+    slice_.tensor_names.push_back(name);
+  }
+  for (const v1::SlicePart::Stream& stream : part.streams()) {
+    WW_RETURN_IF_ERROR(AddStream(stream));
+  }
+  return OkStatus();
+}
+
+Status SliceReader::AddHeader(const v1::SlicePart::Header& header) {
+  if (header_) return Bad("slice.header", "came twice");
+  WW_RETURN_IF_ERROR(CheckCount("slice.stream_count", header.stream_count(), kSliceStreamsMax));
+  WW_RETURN_IF_ERROR(CheckCount("slice.name_count", header.name_count(), kTensorsMax));
+  WW_ASSIGN_OR_STATUS(slice_.side, FromProto("slice.side", header.side()));
+  slice_.plan = FromProto(header.plan());
+  slice_.rank = header.rank();
+  header_ = header;
+  return OkStatus();
+}
+
+Status SliceReader::AddStream(const v1::SlicePart::Stream& stream) {
+  if (slice_.tensor_names.size() != header_->name_count()) {
+    return Bad("slice.tensor_names", "fewer than announced");
+  }
+  const bool goes_on = !slice_.streams.empty() && slice_.streams.back().id == stream.id();
+  if (!goes_on) {
+    WW_RETURN_IF_ERROR(EndStream());
+    if (!slice_.streams.empty() && stream.id() < slice_.streams.back().id) {
+      return Bad("slice.streams.id", "not in rising order");
+    }
+    if (slice_.streams.size() == header_->stream_count()) {
+      return Bad("slice.streams", "more than announced");
+    }
+    const uint32_t own =
+        slice_.side == plan::Side::kSource ? stream.source_rank() : stream.target_rank();
+    if (own != slice_.rank) return Bad("slice.streams", "a stream of another rank");
+    slice_.streams.push_back(
+        {stream.id(), stream.source_rank(), stream.target_rank(), stream.bytes(), {}});
+    ops_announced_ = stream.op_count();
+    bytes_seen_ = 0;
+  }
+  plan::Stream& out = slice_.streams.back();
+  if (out.source_rank != stream.source_rank() || out.target_rank != stream.target_rank() ||
+      out.bytes != stream.bytes() || ops_announced_ != stream.op_count()) {
+    return Bad("slice.streams", "parts of one stream disagree");
+  }
+  ops_total_ += stream.ops_size();
+  WW_RETURN_IF_ERROR(CheckCount("slice.streams.ops", ops_total_, kSliceOpsMax));
+  for (const v1::CopyOp& op : stream.ops()) {
+    if (out.ops.size() == ops_announced_) return Bad("slice.streams.ops", "more than announced");
+    WW_ASSIGN_OR_STATUS(plan::CopyOp copy, OpFromProto(op, slice_.tensor_names.size()));
+    const auto bytes = BytesOf(copy);
+    if (!bytes || __builtin_add_overflow(bytes_seen_, *bytes, &bytes_seen_)) {
+      return Bad("slice.streams.ops", "bytes do not fit");
+    }
+    out.ops.push_back(std::move(copy));
+  }
+  return OkStatus();
+}
+
+Status SliceReader::EndStream() const {
+  if (slice_.streams.empty()) return OkStatus();
+  const plan::Stream& last = slice_.streams.back();
+  if (last.ops.empty() || last.ops.size() != ops_announced_) {
+    return Bad("slice.streams.ops", "fewer than announced, or none");
+  }
+  if (last.bytes != bytes_seen_) return Bad("slice.streams.bytes", "not the sum of its ops");
+  return OkStatus();
+}
+
+Result<plan::RankSlice> SliceReader::Finish() {
+  WW_FAIL_IF_ERROR(Status(failed_));
+  if (!header_) return Fail(Bad("slice", "empty"));
+  WW_FAIL_IF_ERROR(EndStream());
+  if (slice_.streams.size() != header_->stream_count() ||
+      slice_.tensor_names.size() != header_->name_count()) {
+    return Fail(Bad("slice", "streams or names are missing"));
+  }
+  failed_ = Bad("slice", "was finished");
+  return std::move(slice_);
+}
+
+}  // namespace weightwire::wire
