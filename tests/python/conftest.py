@@ -1,0 +1,115 @@
+"""Shared pieces of the Python tests: a running daemon, checkpoints, and both sides of a group."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from demo.fleet import Daemon
+from weightwire import Publisher, Subscriber, TensorMeta
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests/data"
+BINARIES = pathlib.Path(os.environ.get("WEIGHTWIRE_BIN_DIR", ROOT / "build/release/bin"))
+_BITS = {"BF16": np.uint16, "F16": np.uint16, "F32": np.uint32}
+
+
+def read_safetensors(path) -> dict[str, tuple[TensorMeta, np.ndarray]]:
+    """name -> (meta, bits)."""
+    data = pathlib.Path(path).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    out = {}
+    for name, entry in json.loads(data[8:8 + length]).items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        bits = np.frombuffer(data[8 + length + begin:8 + length + end], _BITS[entry["dtype"]])
+        out[name] = TensorMeta(name, entry["dtype"], tuple(entry["shape"])), bits.reshape(entry["shape"])
+    return out
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    """A `weightwired --role all` with a journal in memory; its exit code must be 0."""
+    started = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "hub"), "hub", role="all", listen="127.0.0.1:0")
+    yield started
+    assert started.stop() == 0
+
+
+class Trainer:
+    """All ranks of a trainer in this process: one Publisher each, filled from `shards`."""
+
+    def __init__(self, agent: str, config: dict, spec: str, shards: list[dict]):
+        self.publishers = []
+        self.params = []
+        for rank, shard in enumerate(shards):
+            publisher = Publisher(rank=rank, world_size=len(shards), agent=agent)
+            self.publishers.append(publisher)
+            params = publisher.bind(config, spec, [meta for meta, _ in shard.values()])
+            for name, (_, bits) in shard.items():
+                params[name].view(bits.dtype)[...] = bits
+            self.params.append(params)
+
+    def publish(self, version: int, **options):
+        releases = [p.publish(version, **options) for p in self.publishers]
+        return [r.wait_released(60) for r in releases]
+
+    def close(self):
+        with ThreadPoolExecutor(len(self.publishers)) as pool:
+            list(pool.map(Publisher.close, self.publishers))
+
+
+class EngineRanks:
+    """All ranks of an engine in this process; `follow` flips and acknowledges as a leader would."""
+
+    def __init__(self, agent: str, name: str, config: dict, spec: str, shapes: list[dict]):
+        self.ranks = []
+        for rank, tensors in enumerate(shapes):
+            subscriber = Subscriber(group=name, rank=rank, world_size=len(shapes), agent=agent)
+            self.ranks.append(subscriber)
+            subscriber.bind(config, spec, tensors)
+        self._stop = threading.Event()
+        self.flipped = threading.Condition()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self):
+        while not self._stop.is_set():
+            offers = [self.ranks[0].wait_offer(0.2)]
+            if offers[0] is None:
+                continue
+            offers += [rank.wait_offer(20) for rank in self.ranks[1:]]
+            assert len({o.epoch for o in offers}) == 1
+            for rank, offer in zip(self.ranks, offers):
+                rank.flip(offer)
+            self.ranks[0].acknowledge(offers[0])
+            with self.flipped:
+                self.flipped.notify_all()
+
+    def wait_version(self, version: int, timeout: float = 30):
+        with self.flipped:
+            ok = self.flipped.wait_for(lambda: all(r.serving and r.serving.version == version for r in self.ranks),
+                                       timeout)
+        assert ok, f"version {version} did not arrive; serving {[r.serving for r in self.ranks]}, " \
+                   f"fenced: {[r.last_fence for r in self.ranks]}"
+
+    def close(self):
+        self._stop.set()
+        self._thread.join(30)
+        for rank in self.ranks:
+            rank.close()
+
+
+@pytest.fixture
+def groups():
+    """Collects groups and closes them at the end, engines first."""
+    opened = []
+    yield opened
+    for group in reversed(opened):
+        group.close()

@@ -1,0 +1,150 @@
+"""What a user of the Python package sees: release, snapshot, errors with reasons, fencing, metrics."""
+
+import shutil
+import subprocess
+import urllib.request
+
+import grpc
+import numpy as np
+import pytest
+
+from conftest import EngineRanks, Trainer
+from demo import checkpoint, oracle
+from weightwire import (AbortedError, DeadlineError, NotReadyError, Publisher, RefusedError, StaleError, TensorMeta,
+                        WeightwireError)
+from weightwire.v1 import coordinator_pb2 as pb
+from weightwire.v1 import coordinator_pb2_grpc
+
+CONFIG = {**checkpoint.SMALL, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "vocab_size": 251}
+
+
+def checkpoint_of(seed: int) -> dict:
+    rng = np.random.Generator(np.random.SFC64(seed))
+    return {n: rng.integers(0, 1 << 16, s, dtype=np.uint16) for n, s in checkpoint.hf_shapes(CONFIG).items()}
+
+
+def shards_of(hf: dict, tp=2, pp=2) -> list[dict]:
+    return [{n: (TensorMeta(n, "BF16", a.shape), a) for n, a in oracle.megatron(CONFIG, hf, tp, pp, r)}
+            for r in range(tp * pp)]
+
+
+def trainer(daemon, seed=1) -> Trainer:
+    return Trainer(daemon.agent_socket, CONFIG, "megatron:tp2,pp2", shards_of(checkpoint_of(seed)))
+
+
+def engine(daemon, name="engine-a", tp=2) -> EngineRanks:
+    observed = [TensorMeta(n, "BF16", s) for n, s in oracle.vllm_shapes(CONFIG, tp).items()]
+    return EngineRanks(daemon.agent_socket, name, CONFIG, f"vllm:tp{tp}", [observed] * tp)
+
+
+def load(t: Trainer, seed: int) -> dict:
+    hf = checkpoint_of(seed)
+    for params, shard in zip(t.params, shards_of(hf)):
+        for name, (_, bits) in shard.items():
+            params[name][...] = bits
+    return hf
+
+
+def assert_serves(e: EngineRanks, hf: dict) -> None:
+    for rank, subscriber in enumerate(e.ranks):
+        for name, want in oracle.vllm(CONFIG, hf, len(e.ranks), rank):
+            assert np.array_equal(subscriber.params[name][:len(want)], want), (rank, name)
+
+
+def test_versions_follow_each_other_and_each_is_complete(daemon, groups):
+    groups += [trainer(daemon), engine(daemon, "engine-a", 1), engine(daemon, "engine-b", 2)]
+    for version in (1, 2, 7):
+        hf = load(groups[0], version)
+        releases = groups[0].publish(version)
+        assert len({r.epoch for r in releases}) == 1 and all(r.blocked_seconds > 0 for r in releases)
+        for e in groups[1:]:
+            e.wait_version(version)
+            assert_serves(e, hf)
+
+
+def test_a_snapshot_is_what_was_published_even_if_the_parameters_change_at_once(daemon, groups):
+    groups += [trainer(daemon), engine(daemon)]
+    hf = load(groups[0], 5)
+    groups[0].publish(1, mode="snapshot")
+    load(groups[0], 6)
+    groups[1].wait_version(1)
+    assert_serves(groups[1], hf)
+
+
+def test_an_engine_that_joins_later_is_filled_without_the_trainer(daemon, groups):
+    groups += [trainer(daemon), engine(daemon, "engine-a", 2)]
+    hf = load(groups[0], 5)
+    groups[0].publish(3)
+    groups[1].wait_version(3)
+    load(groups[0], 6)  # the trainer goes on; the joiner must not see this
+    groups.append(engine(daemon, "engine-b", 1))
+    groups[2].wait_version(3)
+    assert_serves(groups[2], hf)
+
+
+def test_an_old_version_is_refused_and_nothing_else_happens(daemon, groups):
+    groups += [trainer(daemon), engine(daemon)]
+    groups[0].publish(4)
+    with pytest.raises(StaleError) as refused:
+        groups[0].publish(4)
+    assert refused.value.reason == "stale_version" and "4" in str(refused.value)
+    groups[0].publish(5)
+    groups[1].wait_version(5)
+
+
+def test_without_an_engine_a_publish_is_given_up_at_its_deadline(daemon, groups):
+    groups.append(trainer(daemon))
+    with pytest.raises((DeadlineError, NotReadyError, AbortedError)) as given_up:
+        groups[0].publish(1, deadline=0.5)
+    assert given_up.value.reason in ("not_ready", "deadline_exceeded")
+
+
+def test_a_wrong_shape_is_refused_with_a_diff_that_names_the_tensor(daemon):
+    shard = shards_of(checkpoint_of(1))[0]
+    tensors = [meta for meta, _ in shard.values()]
+    name = "decoder.layers.0.mlp.linear_fc1.weight"
+    wrong = [TensorMeta(m.name, m.dtype, (m.shape[0] + 1, *m.shape[1:])) if m.name == name else m for m in tensors]
+    with Publisher(rank=0, world_size=4, agent=daemon.agent_socket) as publisher:
+        with pytest.raises(WeightwireError) as refused:
+            publisher.bind(CONFIG, "megatron:tp2,pp2", wrong)
+        assert refused.value.reason == "shape_mismatch"
+        assert refused.value.tensor == name and name in str(refused.value)
+        publisher.bind(CONFIG, "megatron:tp2,pp2", tensors)  # the service is unharmed
+
+
+def test_a_second_process_cannot_take_a_rank(daemon):
+    with Publisher(rank=0, world_size=2, agent=daemon.agent_socket):
+        with pytest.raises(RefusedError) as refused:
+            Publisher(rank=0, world_size=2, agent=daemon.agent_socket)
+    assert refused.value.reason == "duplicate_rank"
+    assert "trainer/0" in str(refused.value)
+
+
+def test_an_evicted_engine_stops_serving_comes_back_and_is_filled(daemon, groups):
+    groups += [trainer(daemon), engine(daemon, "engine-a", 1), engine(daemon, "engine-b", 2)]
+    hf = load(groups[0], 9)
+    groups[0].publish(1)
+    for e in groups[1:]:
+        e.wait_version(1)
+    before = groups[2].ranks[0].serving
+    with grpc.insecure_channel(daemon.grpc) as channel:
+        coordinator_pb2_grpc.CoordinatorStub(channel).Evict(pb.EvictRequest(group="engine-b", why="test"), timeout=10)
+    with groups[2].flipped:
+        assert groups[2].flipped.wait_for(
+            lambda: all(r.serving and r.serving.generation > before.generation for r in groups[2].ranks), 30)
+    assert groups[2].ranks[0].last_fence is not None
+    assert_serves(groups[2], hf)
+
+
+def test_metrics_are_valid_and_count_what_happened(daemon, groups):
+    groups += [trainer(daemon), engine(daemon)]
+    groups[0].publish(1)
+    groups[1].wait_version(1)
+    text = urllib.request.urlopen(f"http://{daemon.http}/metrics", timeout=10).read().decode()
+    assert 'weightwire_epochs_total{outcome="committed"} 1' in text
+    assert "weightwire_epoch_committed 1" in text
+    if shutil.which("promtool"):
+        checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True)
+        assert checked.returncode == 0, checked.stderr + checked.stdout
+    for path in ("healthz", "readyz"):
+        assert urllib.request.urlopen(f"http://{daemon.http}/{path}", timeout=10).status == 200
