@@ -1,0 +1,239 @@
+#include "server/agent/agent.h"
+
+#include <set>
+#include <utility>
+
+#include "server/agent/participant.h"
+#include "server/agent/services.h"
+#include "server/agent/session.h"
+
+// Two tables: handles that an application may still use, and members that still run something (a
+// fenced one stays there until it is drained). Commands go by member, calls by handle.
+namespace weightwire::agent {
+namespace {
+
+control::AgentHello HelloOf(const Options& options) {
+  control::AgentHello hello;
+  hello.job = options.job;
+  hello.name = options.name;
+  hello.incarnation = options.incarnation;
+  hello.host = options.host;
+  hello.addresses = options.addresses;
+  return hello;
+}
+
+class AgentImpl final : public Agent {
+ public:
+  AgentImpl(Options options, Clock& clock, Executor& strand, Executor& workers,
+            control::CoordinatorPort& coordinator, transfer::Engine& transfers,
+            metrics::Sink& metrics)
+      : services_(std::make_shared<Services>(std::move(options), clock, strand, workers,
+                                             coordinator, transfers, metrics)),
+        session_(HelloOf(services_->options), services_->options.reconnect, strand, coordinator,
+                 this) {
+    services_->report = [this](epoch::Report report) { Report(std::move(report)); };
+    services_->fenced = [this](Handle handle) { handles_.erase(handle); };
+    services_->gone = [this](const epoch::Member& member) { Gone(member); };
+  }
+
+  ~AgentImpl() override {
+    for (const auto& [member, participant] : members_) participant->Abandon();
+    services_->report = [](epoch::Report) {};
+    services_->fenced = [](Handle) {};
+    services_->gone = [](const epoch::Member&) {};
+  }
+
+  void Start() override { session_.Start(); }
+  Status SessionStatus() const override { return session_.status(); }
+
+  void Attach(AttachRequest request, Application* application,
+              control::Reply<AttachReply> reply) override;
+
+  void SubmitLayout(Handle handle, control::LayoutSubmission submission,
+                    control::Reply<control::LayoutReply> reply) override {
+    auto participant = Find(handle);
+    if (!participant) return reply(Fail(StaleHandle()));
+    participant->SubmitLayout(std::move(submission), std::move(reply));
+  }
+  Result<uint64_t> ImportMemory(Handle handle, memory::UniqueFd fd, uint64_t bytes) override {
+    auto participant = Find(handle);
+    if (!participant) return Fail(StaleHandle());
+    return participant->ImportMemory(std::move(fd), bytes);
+  }
+  Status Bind(Handle handle, const std::vector<TensorBinding>& bindings) override {
+    auto participant = Find(handle);
+    return participant ? participant->Bind(bindings) : StaleHandle();
+  }
+  Result<StageInfo> OpenStage(Handle handle) override {
+    auto participant = Find(handle);
+    if (!participant) return Fail(StaleHandle());
+    return participant->OpenStage();
+  }
+  void Publish(Handle handle, Version version, PublishMode mode, bool manual_commit, Nanos deadline,
+               std::array<uint8_t, 16> trace_id, control::Done done) override {
+    auto participant = Find(handle);
+    if (!participant) return done(StaleHandle());
+    participant->Publish(version, mode, manual_commit, deadline, trace_id, std::move(done));
+  }
+  Status AcknowledgeSwap(Handle handle, Epoch epoch, double flip_seconds) override {
+    auto participant = Find(handle);
+    return participant ? participant->AcknowledgeSwap(epoch, flip_seconds) : StaleHandle();
+  }
+  void Detach(Handle handle, Status why) override {
+    if (auto participant = Find(handle)) participant->Leave(std::move(why));
+  }
+
+  std::vector<LocalStatus> Local() const override {
+    std::vector<LocalStatus> local;
+    for (const auto& [handle, participant] : handles_) local.push_back(participant->Describe());
+    return local;
+  }
+
+  void Shutdown(control::Done done) override;
+
+  void OnCommand(epoch::Command command) override;
+  void OnSessionLost(Status why) override;
+
+ private:
+  std::shared_ptr<Participant> Find(Handle handle) const {
+    auto found = handles_.find(handle);
+    return found == handles_.end() ? nullptr : found->second;
+  }
+  std::vector<std::shared_ptr<Participant>> Everyone() const {
+    std::vector<std::shared_ptr<Participant>> everyone;
+    for (const auto& [member, participant] : members_) everyone.push_back(participant);
+    return everyone;
+  }
+  Status AdmitAttach(const AttachRequest& request) const;
+  void Registered(const AttachRequest& request, Application* application, uint64_t session,
+                  const Result<control::RegisterReply>& registered,
+                  const control::Reply<AttachReply>& reply);
+  void Report(epoch::Report report) {
+    if (session_.status().ok()) {
+      services_->coordinator.Report(session_.agent(), std::move(report));
+    }
+  }
+  void Gone(const epoch::Member& member) {
+    members_.erase(member);
+    EndShutdownWhenIdle();
+  }
+  void EndShutdownWhenIdle();
+
+  const std::shared_ptr<Services> services_;
+  Session session_;
+  std::map<Handle, std::shared_ptr<Participant>> handles_;
+  std::map<epoch::Member, std::shared_ptr<Participant>> members_;
+  uint64_t next_handle_ = 1;
+  uint32_t attaching_ = 0;
+  bool shutting_down_ = false;
+  std::vector<control::Done> shutdown_waiters_;
+  std::shared_ptr<AgentImpl*> self_ = std::make_shared<AgentImpl*>(this);
+};
+
+Status AgentImpl::AdmitAttach(const AttachRequest& request) const {
+  if (shutting_down_) {
+    return Status(Code::kUnavailable, Reason::kShuttingDown, "the agent is shutting down");
+  }
+  WW_RETURN_IF_ERROR(session_.status());
+  if (request.incarnation.value == 0) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest, "the incarnation must not be 0");
+  }
+  if (handles_.size() + attaching_ >= services_->options.participants_max) {
+    return Status(Code::kResourceExhausted, Reason::kLimitExceeded,
+                  "the agent serves " + std::to_string(handles_.size() + attaching_) +
+                      " participants already, its limit");
+  }
+  return OkStatus();
+}
+
+void AgentImpl::Attach(AttachRequest request, Application* application,
+                       control::Reply<AttachReply> reply) {
+  if (Status status = AdmitAttach(request); !status.ok()) return reply(Fail(std::move(status)));
+  if (request.job.empty()) request.job = services_->options.job;
+  control::RegisterRequest wanted{session_.agent(),    request.job,  request.role,
+                                  request.group,       request.rank, request.world_size,
+                                  request.incarnation, request.pid,  request.trace_id};
+  ++attaching_;
+  services_->coordinator.Register(
+      std::move(wanted),
+      [weak = std::weak_ptr(self_), session = session_.number(), request = std::move(request),
+       application, reply = std::move(reply)](const Result<control::RegisterReply>& registered) {
+        if (auto self = weak.lock()) {
+          (*self)->Registered(request, application, session, registered, reply);
+        }
+      });
+}
+
+void AgentImpl::Registered(const AttachRequest& request, Application* application, uint64_t session,
+                           const Result<control::RegisterReply>& registered,
+                           const control::Reply<AttachReply>& reply) {
+  --attaching_;
+  if (!registered) return reply(Fail(registered.error()));
+  if (shutting_down_ || session != session_.number()) {
+    return reply(Fail(Code::kUnavailable, Reason::kNotReady,
+                      "the session with the coordinator was lost meanwhile; attach again"));
+  }
+  const epoch::Member& member = registered->member;
+  if (members_.contains(member)) {
+    return reply(Fail(
+        Status(Code::kAlreadyExists, Reason::kDuplicateRank, "this incarnation is attached already")
+            .AtRank(request.group + "/" + std::to_string(request.rank))));
+  }
+  const Handle handle{next_handle_++};
+  auto participant = std::make_shared<Participant>(services_, handle, request, member, application);
+  handles_.emplace(handle, participant);
+  members_.emplace(member, std::move(participant));
+  reply(AttachReply{handle, member});
+}
+
+void AgentImpl::OnCommand(epoch::Command command) {
+  const epoch::Member member = std::visit([](const auto& c) { return c.member; }, command);
+  if (auto found = members_.find(member); found != members_.end()) {
+    const auto participant = found->second;
+    return participant->OnCommand(std::move(command));
+  }
+  // Nobody here: the sender of a command that has an answer must not wait for its deadline.
+  std::visit(
+      [&](const auto& c) {
+        using T = std::decay_t<decltype(c)>;
+        if constexpr (std::is_same_v<T, epoch::PrepareCommand> ||
+                      std::is_same_v<T, epoch::TransferCommand> ||
+                      std::is_same_v<T, epoch::CommitCommand> ||
+                      std::is_same_v<T, epoch::AbortCommand>) {
+          Report(epoch::FailedReport{c.epoch, member, StaleHandle()});
+        }
+      },
+      command);
+}
+
+void AgentImpl::OnSessionLost(Status why) {
+  session_.Lost(why);
+  for (const auto& participant : Everyone()) {
+    participant->OnCommand(epoch::EvictCommand{participant->member(), why});
+  }
+}
+
+void AgentImpl::Shutdown(control::Done done) {
+  shutting_down_ = true;
+  shutdown_waiters_.push_back(std::move(done));
+  const Status why(Code::kUnavailable, Reason::kShuttingDown, "the agent is shutting down");
+  for (const auto& participant : Everyone()) participant->Dismiss(why);
+  EndShutdownWhenIdle();
+}
+
+void AgentImpl::EndShutdownWhenIdle() {
+  if (!shutting_down_ || !members_.empty()) return;
+  session_.Close();
+  for (auto& waiter : std::exchange(shutdown_waiters_, {})) waiter(OkStatus());
+}
+
+}  // namespace
+
+std::unique_ptr<Agent> Agent::Make(Options options, Clock& clock, Executor& strand,
+                                   Executor& workers, control::CoordinatorPort& coordinator,
+                                   transfer::Engine& transfers, metrics::Sink& metrics) {
+  return std::make_unique<AgentImpl>(std::move(options), clock, strand, workers, coordinator,
+                                     transfers, metrics);
+}
+
+}  // namespace weightwire::agent

@@ -1,0 +1,82 @@
+#include "server/agent/attempt.h"
+
+#include <string>
+#include <utility>
+
+namespace weightwire::agent {
+namespace {
+
+std::vector<epoch::Digest> DigestsOf(const std::vector<transfer::StreamDigest>& streams) {
+  std::vector<epoch::Digest> digests;
+  digests.reserve(streams.size());
+  for (const auto& stream : streams) digests.push_back({stream.plan, stream.stream, stream.digest});
+  return digests;
+}
+
+}  // namespace
+
+transfer::SourceJob SourceJobOf(const Attempt& attempt, std::string name,
+                                transfer::Binding binding) {
+  transfer::SourceJob job;
+  job.epoch = attempt.command.epoch;
+  job.participant = attempt.command.member.id;
+  job.name = std::move(name);
+  job.binding = std::move(binding);
+  for (size_t leg = 0; leg < attempt.slices.size(); ++leg) {
+    job.legs.push_back({attempt.slices[leg], attempt.command.legs[leg].readers});
+  }
+  return job;
+}
+
+transfer::TargetJob TargetJobOf(const Attempt& attempt, std::string name,
+                                transfer::Binding binding) {
+  transfer::TargetJob job;
+  job.epoch = attempt.command.epoch;
+  job.participant = attempt.command.member.id;
+  job.name = std::move(name);
+  job.binding = std::move(binding);
+  job.slice = attempt.slices.front();
+  job.source_participants = attempt.command.source_participants;
+  for (const auto& [rank, peer] : attempt.command.sources) {
+    job.sources[rank] = {peer.agent, peer.incarnation, peer.host, peer.addresses, peer.ticket};
+  }
+  return job;
+}
+
+epoch::Report TransferReportOf(const Attempt& attempt) {
+  const epoch::PrepareCommand& command = attempt.command;
+  if (command.role == epoch::Role::kSource) {
+    return epoch::SourcedReport{command.epoch, command.member, DigestsOf(attempt.sourced->digests)};
+  }
+  const transfer::TargetReport& staged = *attempt.staged;
+  epoch::StagedReport report;
+  report.epoch = command.epoch;
+  report.member = command.member;
+  report.digests = DigestsOf(staged.digests);
+  report.bytes = staged.bytes;
+  if (staged.bytes_by_transport_shm > 0) {
+    report.bytes_by_transport["shm"] = staged.bytes_by_transport_shm;
+  }
+  if (staged.bytes_by_transport_other > 0) {
+    report.bytes_by_transport["other"] = staged.bytes_by_transport_other;
+  }
+  report.rereads = staged.rereads;
+  report.seconds = attempt.seconds;
+  return report;
+}
+
+Status CheckSenders(const Attempt& attempt) {
+  if (attempt.command.role != epoch::Role::kTarget) return OkStatus();
+  for (const plan::Stream& stream : attempt.slices.front()->streams) {
+    if (attempt.command.sources.contains(stream.source_rank) &&
+        attempt.command.source_participants.contains(stream.source_rank)) {
+      continue;
+    }
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  "the plan reads from source rank " + std::to_string(stream.source_rank) +
+                      ", which the command does not name");
+  }
+  return OkStatus();
+}
+
+}  // namespace weightwire::agent

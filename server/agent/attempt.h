@@ -1,0 +1,42 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "server/base/clock.h"
+#include "server/epoch/messages.h"
+#include "server/transfer/transfer.h"
+
+namespace weightwire::agent {
+
+/// What one rank does for one epoch, from its PrepareCommand until it is drained.
+struct Attempt {
+  epoch::PrepareCommand command;
+  std::vector<std::shared_ptr<const plan::RankSlice>> slices;  ///< by leg
+  size_t gates = 0;                                            ///< what prepare still waits for
+  bool refused = false;  ///< a gate failed; later ones count no more
+  bool admitted = false;
+  int buffer = 0;  ///< target: the one that is written
+  Nanos started{};
+  std::optional<transfer::SourceReport> sourced;
+  std::optional<transfer::TargetReport> staged;
+  double seconds = 0;  ///< from the start until sourced or staged
+  bool draining = false;
+  bool drained = false;
+  std::vector<std::function<void()>> when_drained;
+};
+
+/// "trainer/3" sends: the job that the transfer engine runs.
+transfer::SourceJob SourceJobOf(const Attempt& attempt, std::string name,
+                                transfer::Binding binding);
+transfer::TargetJob TargetJobOf(const Attempt& attempt, std::string name,
+                                transfer::Binding binding);
+/// The report that the coordinator waits for; the attempt must be sourced or staged.
+epoch::Report TransferReportOf(const Attempt& attempt);
+
+/// Every stream of a target's slices has a sender. kInvalidArgument / kInvalidRequest.
+Status CheckSenders(const Attempt& attempt);
+
+}  // namespace weightwire::agent

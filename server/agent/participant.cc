@@ -1,0 +1,180 @@
+#include "server/agent/participant.h"
+
+#include <utility>
+
+// Calls of the application. What the machine asks for is carried out in participant_actions.cc.
+namespace weightwire::agent {
+
+Participant::Participant(std::shared_ptr<Services> services, Handle handle, AttachRequest request,
+                         epoch::Member member, Application* application)
+    : services_(std::move(services)),
+      handle_(handle),
+      request_(std::move(request)),
+      name_(request_.group + "/" + std::to_string(request_.rank)),
+      application_(application) {
+  machine_.self = member;
+  memory_ = std::make_shared<RankMemory>(services_, name_);
+  publication_ = std::make_shared<Publication>(
+      services_, name_, memory_, [this](Version version, Epoch epoch, const Status& why) {
+        if (application_ != nullptr) application_->OnReleased(version, epoch, why);
+      });
+}
+
+Status Participant::RequireRole(control::GroupRole role) const {
+  if (ended_) return StaleHandle();
+  if (request_.role == role) return OkStatus();
+  return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                role == control::GroupRole::kTrainer ? "only a trainer rank may do this"
+                                                     : "only a rank of an engine may do this")
+      .AtRank(name_);
+}
+
+void Participant::SubmitLayout(control::LayoutSubmission submission,
+                               control::Reply<control::LayoutReply> reply) {
+  submission.member = member();
+  services_->coordinator.SubmitLayout(std::move(submission),
+                                      [self = shared_from_this(), reply = std::move(reply)](
+                                          Result<control::LayoutReply> result) mutable {
+                                        self->Agreed(std::move(result), std::move(reply));
+                                      });
+}
+
+void Participant::Agreed(Result<control::LayoutReply> result,
+                         control::Reply<control::LayoutReply> reply) {
+  if (ended_) return reply(Fail(StaleHandle()));
+  if (!result) return reply(std::move(result));
+  if (memory_->layout() && *memory_->layout() != result->agreed) {
+    Status why = Status(Code::kFailedPrecondition, Reason::kStaleIncarnation,
+                        "another layout was agreed before; it stays for the process's lifetime")
+                     .AtRank(name_)
+                     .Remedy("attach again with a new incarnation");
+    reply(Fail(why));
+    return Dismiss(std::move(why));
+  }
+  if (!memory_->layout()) {
+    if (Status status = memory_->SetLayout(result->agreed); !status.ok()) {
+      return reply(Fail(std::move(status).AtRank(name_)));
+    }
+  }
+  if (!is_engine()) return reply(std::move(result));
+  // The stage is made now, on the workers, so that OpenStage need not block. Its refusal is
+  // OpenStage's to tell.
+  memory_->MakeStage(
+      [result = std::move(result), reply = std::move(reply)](const Status&) { reply(result); });
+}
+
+Result<uint64_t> Participant::ImportMemory(memory::UniqueFd fd, uint64_t bytes) {
+  WW_FAIL_IF_ERROR(RequireRole(control::GroupRole::kTrainer));
+  return memory_->Import(std::move(fd), bytes);
+}
+
+Status Participant::Bind(const std::vector<TensorBinding>& bindings) {
+  WW_RETURN_IF_ERROR(RequireRole(control::GroupRole::kTrainer));
+  if (publication_->active()) {
+    return Status(Code::kFailedPrecondition, Reason::kNotReady,
+                  "a version is held: its bytes may still be read")
+        .AtRank(name_)
+        .Remedy("bind again when it has been released");
+  }
+  return memory_->Bind(bindings);
+}
+
+Result<StageInfo> Participant::OpenStage() {
+  WW_FAIL_IF_ERROR(RequireRole(control::GroupRole::kEngine));
+  return memory_->OpenStage();
+}
+
+void Participant::Publish(Version version, PublishMode mode, bool manual_commit, Nanos deadline,
+                          std::array<uint8_t, 16> trace_id, control::Done done) {
+  if (Status status = RequireRole(control::GroupRole::kTrainer); !status.ok()) {
+    return done(std::move(status));
+  }
+  publication_->Start({member(), version, manual_commit, deadline, trace_id}, mode,
+                      std::move(done));
+}
+
+Status Participant::AcknowledgeSwap(Epoch epoch, double flip_seconds) {
+  WW_RETURN_IF_ERROR(RequireRole(control::GroupRole::kEngine));
+  if (epoch == acknowledged_ && epoch.value != 0) return OkStatus();
+  const bool offered = machine_.phase == epoch::MemberPhase::kCommitting && machine_.current &&
+                       machine_.current->epoch == epoch;
+  if (!offered) {
+    return Status(Code::kFailedPrecondition, Reason::kStaleEpoch,
+                  "epoch " + std::to_string(epoch.value) + " is not offered for a swap")
+        .AtRank(name_)
+        .AtEpoch(epoch);
+  }
+  if (!machine_.leader) {
+    return Status(Code::kPermissionDenied, Reason::kPermissionDenied,
+                  "the engine's leader acknowledges for all ranks")
+        .AtRank(name_)
+        .AtEpoch(epoch);
+  }
+  acknowledged_ = epoch;
+  flip_seconds_ = flip_seconds;
+  Feed(epoch::LocalApplied{epoch});
+  return OkStatus();
+}
+
+LocalStatus Participant::Describe() const {
+  LocalStatus status;
+  status.handle = handle_;
+  status.member = member();
+  status.group = request_.group;
+  status.rank = request_.rank;
+  status.phase = epoch::MemberPhaseName(machine_.phase);
+  status.epoch = machine_.current ? machine_.current->epoch : Epoch{};
+  status.serving = machine_.serving;
+  const auto progress = services_->transfers.ProgressOf(status.epoch, member().id);
+  status.bytes_done = progress.bytes_done;
+  status.bytes_total = progress.bytes_total;
+  status.stage_bytes = memory_->stage_bytes() + publication_->snapshot_bytes();
+  return status;
+}
+
+void Participant::Leave(Status why) {
+  application_ = nullptr;
+  auto self = shared_from_this();
+  End(why);
+  Feed(epoch::LocalLost{std::move(why)});
+}
+
+void Participant::Dismiss(Status why) {
+  auto self = shared_from_this();
+  End(why);
+  Feed(epoch::LocalLost{std::move(why)});
+}
+
+void Participant::Abandon() {
+  application_ = nullptr;
+  if (attempt_) attempt_->when_drained.clear();  // they hold this object
+}
+
+/// Fences the handle, stops what runs, and tells the application: at once, or, when a publisher
+/// waits for its release, as soon as nothing reads its memory any more.
+void Participant::End(Status why) {
+  if (ended_) return;
+  ended_ = true;
+  services_->fenced(handle_);
+  const std::optional<Version> owed = publication_->End(why);
+  if (!attempt_) return TellEnd(owed, why);
+  if (!owed) TellEnd(owed, why);
+  Drain(attempt_, [self = shared_from_this(), owed, why] {
+    if (owed) self->TellEnd(owed, why);
+  });
+}
+
+void Participant::TellEnd(const std::optional<Version>& owed, const Status& why) {
+  Application* application = std::exchange(application_, nullptr);
+  if (application == nullptr) return;
+  if (owed) application->OnReleased(*owed, Epoch{}, why);
+  application->OnEvicted(why);
+}
+
+void Participant::GoneWhenIdle() {
+  if (!ended_ || gone_ || drains_ > 0 || stepping_) return;
+  gone_ = true;
+  services_->gone(member());
+}
+
+}  // namespace weightwire::agent

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/agent/agent.h"
+#include "server/agent/attempt.h"
+#include "server/agent/publication.h"
+#include "server/agent/rank_memory.h"
+#include "server/agent/services.h"
+#include "server/epoch/member_machine.h"
+
+namespace weightwire::agent {
+
+/// One local rank: feeds commands and local events to its member machine and carries out what the
+/// machine answers. The methods are Agent's, for one handle; see there for errors.
+///
+/// Held by the agent until nothing of it runs, and by every drain and job until they end, so that
+/// its memory outlives whoever may touch it. Belongs to the agent's strand.
+class Participant : public std::enable_shared_from_this<Participant> {
+ public:
+  Participant(std::shared_ptr<Services> services, Handle handle, AttachRequest request,
+              epoch::Member member, Application* application);
+
+  const epoch::Member& member() const { return machine_.self; }
+  Handle handle() const { return handle_; }
+
+  void SubmitLayout(control::LayoutSubmission submission,
+                    control::Reply<control::LayoutReply> reply);
+  Result<uint64_t> ImportMemory(memory::UniqueFd fd, uint64_t bytes);
+  Status Bind(const std::vector<TensorBinding>& bindings);
+  Result<StageInfo> OpenStage();
+  void Publish(Version version, PublishMode mode, bool manual_commit, Nanos deadline,
+               std::array<uint8_t, 16> trace_id, control::Done done);
+  Status AcknowledgeSwap(Epoch epoch, double flip_seconds);
+  LocalStatus Describe() const;
+
+  void OnCommand(epoch::Command command) { Feed(std::move(command)); }
+  /// The process left: its application is not called any more.
+  void Leave(Status why);
+  /// We are going: the application is told like one that was evicted.
+  void Dismiss(Status why);
+  /// The agent is destroyed: nobody is told.
+  void Abandon();
+
+ private:
+  bool is_engine() const { return request_.role == control::GroupRole::kEngine; }
+  Status RequireRole(control::GroupRole role) const;
+  void Agreed(Result<control::LayoutReply> result, control::Reply<control::LayoutReply> reply);
+
+  void Feed(epoch::MemberEvent event);
+  void Do(const epoch::DoPrepare&);
+  void Do(const epoch::DoTransfer&);
+  void Do(const epoch::DoDrain& action);
+  void Do(const epoch::OfferSwap& action);
+  void Do(const epoch::DoInstall&);
+  void Do(const epoch::TellReleased& action);
+  void Do(const epoch::TellEvicted& action);
+  void Do(const epoch::SendPrepared&);
+  void Do(const epoch::SendTransferred&);
+  void Do(const epoch::SendApplied&);
+  void Do(const epoch::SendDrained& action);
+  void Do(const epoch::SendFailed& action);
+  void Do(const epoch::SendLost& action);
+
+  Status CheckPrepare(const epoch::PrepareCommand& command) const;
+  void FetchSlices(const std::shared_ptr<Attempt>& attempt);
+  void PassGate(const std::shared_ptr<Attempt>& attempt, const Status& status);
+  void CheckSlices(const std::shared_ptr<Attempt>& attempt);
+  void Prepared(const std::shared_ptr<Attempt>& attempt, Status status);
+  void StartSource(const std::shared_ptr<Attempt>& attempt);
+  void StartTarget(const std::shared_ptr<Attempt>& attempt);
+  /// The attempt goes on here: it is the current one and is not being stopped.
+  bool Runs(const std::shared_ptr<Attempt>& attempt) const {
+    return attempt == attempt_ && !attempt->draining;
+  }
+  /// Stops what runs of the attempt; `then` when nothing touches its memory any more.
+  void Drain(const std::shared_ptr<Attempt>& attempt, std::function<void()> then);
+
+  void End(Status why);
+  void TellEnd(const std::optional<Version>& owed, const Status& why);
+  void GoneWhenIdle();
+
+  const std::shared_ptr<Services> services_;
+  const Handle handle_;
+  const AttachRequest request_;
+  const std::string name_;  ///< "trainer/3"
+  Application* application_;
+  epoch::MemberState machine_;
+  std::deque<epoch::MemberEvent> events_;
+  bool stepping_ = false;
+  std::shared_ptr<RankMemory> memory_;
+  std::shared_ptr<Publication> publication_;
+  std::shared_ptr<Attempt> attempt_;
+  uint32_t drains_ = 0;
+  double flip_seconds_ = 0;
+  Epoch acknowledged_{};
+  bool ended_ = false;
+  bool gone_ = false;
+};
+
+}  // namespace weightwire::agent

@@ -1,0 +1,237 @@
+#include <utility>
+
+#include "server/agent/participant.h"
+#include "server/agent/plan_bounds.h"
+
+// Events are queued and stepped one after another: an action may lead to the next event at once (an
+// application that acknowledges inside OnCommitted, a transfer that fails in its start), and the
+// actions of one step are carried out before the next step is taken.
+//
+// Prepare passes gates: the slice of every leg is here, the version is held (trainer), the stage
+// exists (engine). Then the slices are checked against the layout on the workers, tickets are
+// admitted, and the machine is told. The first gate that fails is the answer.
+//
+// Every attempt is drained once, whoever asks; its memory and tickets are let go only then.
+namespace weightwire::agent {
+
+void Participant::Feed(epoch::MemberEvent event) {
+  events_.push_back(std::move(event));
+  if (stepping_) return;
+  auto self = shared_from_this();
+  stepping_ = true;
+  while (!events_.empty()) {
+    epoch::MemberOutcome outcome = epoch::MemberStep(std::move(machine_), events_.front());
+    events_.pop_front();
+    machine_ = std::move(outcome.state);
+    for (const auto& action : outcome.actions) {
+      std::visit([this](const auto& a) { Do(a); }, action);
+    }
+  }
+  stepping_ = false;
+  GoneWhenIdle();
+}
+
+void Participant::Do(const epoch::DoPrepare&) {
+  auto attempt = std::make_shared<Attempt>();
+  attempt->command = *machine_.current;
+  attempt_ = attempt;
+  if (Status status = CheckPrepare(attempt->command); !status.ok()) {
+    return Prepared(attempt, std::move(status));
+  }
+  attempt->gates = attempt->command.legs.size() + 1;
+  auto pass = [weak = weak_from_this(), attempt](const Status& status) {
+    if (auto self = weak.lock()) self->PassGate(attempt, status);
+  };
+  if (!is_engine()) {
+    publication_->WhenHeld(attempt->command.version, pass);
+  } else {
+    memory_->MakeStage(pass);
+  }
+  FetchSlices(attempt);
+}
+
+Status Participant::CheckPrepare(const epoch::PrepareCommand& command) const {
+  const bool target = command.role == epoch::Role::kTarget;
+  if (ended_) return StaleHandle();
+  if ((target && !is_engine()) || (target && command.legs.size() != 1)) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  "the command does not suit this rank's role");
+  }
+  if (!memory_->layout()) {
+    return Status(Code::kFailedPrecondition, Reason::kNotReady, "no layout has been agreed");
+  }
+  if (is_engine() && !target &&
+      (!memory_->stage() || memory_->stage()->live_epoch() != command.content)) {
+    return Status(Code::kFailedPrecondition, Reason::kStaleEpoch,
+                  "the stage does not hold epoch " + std::to_string(command.content.value));
+  }
+  return OkStatus();
+}
+
+void Participant::FetchSlices(const std::shared_ptr<Attempt>& attempt) {
+  const bool source = attempt->command.role == epoch::Role::kSource;
+  attempt->slices.resize(attempt->command.legs.size());
+  for (size_t leg = 0; leg < attempt->slices.size(); ++leg) {
+    const epoch::Leg& wanted = attempt->command.legs[leg];
+    services_->slices.Get(
+        wanted.plan, source ? plan::Side::kSource : plan::Side::kTarget, wanted.rank,
+        [weak = weak_from_this(), attempt, leg](const Result<SliceCache::Slice>& got) {
+          auto self = weak.lock();
+          if (!self) return;
+          if (got) attempt->slices[leg] = *got;
+          self->PassGate(attempt, got ? OkStatus() : got.error());
+        });
+  }
+}
+
+void Participant::PassGate(const std::shared_ptr<Attempt>& attempt, const Status& status) {
+  if (!Runs(attempt) || attempt->refused) return;
+  if (!status.ok()) return Prepared(attempt, status);
+  if (--attempt->gates == 0) CheckSlices(attempt);
+}
+
+void Participant::CheckSlices(const std::shared_ptr<Attempt>& attempt) {
+  if (Status status = CheckSenders(*attempt); !status.ok()) {
+    return Prepared(attempt, std::move(status));
+  }
+  const plan::Side side =
+      attempt->command.role == epoch::Role::kSource ? plan::Side::kSource : plan::Side::kTarget;
+  services_->workers.Post([weak = weak_from_this(), attempt = std::weak_ptr(attempt),
+                           slices = attempt->slices, legs = attempt->command.legs, side,
+                           layout = memory_->layout(), &strand = services_->strand] {
+    Status status;
+    for (size_t leg = 0; leg < legs.size() && status.ok(); ++leg) {
+      status = CheckSlice(*slices[leg], legs[leg].plan, side, legs[leg].rank, *layout);
+    }
+    strand.Post([weak, attempt, status] {
+      auto self = weak.lock();
+      auto checked = attempt.lock();
+      if (self && checked && self->Runs(checked)) self->Prepared(checked, status);
+    });
+  });
+}
+
+void Participant::Prepared(const std::shared_ptr<Attempt>& attempt, Status status) {
+  const epoch::PrepareCommand& command = attempt->command;
+  if (status.ok()) {
+    for (const auto& [ticket, caller] : command.admitted) services_->tickets.Admit(ticket, caller);
+    attempt->admitted = true;
+  } else {
+    attempt->refused = true;
+    if (status.rank().empty()) status = std::move(status).AtRank(name_);
+  }
+  Feed(epoch::LocalPrepared{command.epoch, std::move(status)});
+}
+
+void Participant::Do(const epoch::DoTransfer&) {
+  if (ended_) return Feed(epoch::LocalTransferred{attempt_->command.epoch, StaleHandle()});
+  attempt_->started = services_->clock.Now();
+  if (attempt_->command.role == epoch::Role::kSource) return StartSource(attempt_);
+  StartTarget(attempt_);
+}
+
+void Participant::StartSource(const std::shared_ptr<Attempt>& attempt) {
+  transfer::Binding bytes =
+      is_engine() ? memory_->StageBinding(memory_->stage()->live()) : publication_->Bytes();
+  services_->transfers.StartSource(
+      SourceJobOf(*attempt, name_, std::move(bytes)),
+      [self = shared_from_this(), attempt](Result<transfer::SourceReport> result) {
+        if (!self->Runs(attempt)) return;
+        attempt->seconds =
+            std::chrono::duration<double>(self->services_->clock.Now() - attempt->started).count();
+        if (result) attempt->sourced = std::move(*result);
+        self->Feed(epoch::LocalTransferred{attempt->command.epoch,
+                                           attempt->sourced ? OkStatus() : result.error()});
+      });
+}
+
+void Participant::StartTarget(const std::shared_ptr<Attempt>& attempt) {
+  attempt->buffer = memory_->stage()->next();
+  services_->transfers.StartTarget(
+      TargetJobOf(*attempt, name_, memory_->StageBinding(attempt->buffer)),
+      [self = shared_from_this(), attempt](Result<transfer::TargetReport> result) {
+        if (!self->Runs(attempt)) return;
+        attempt->seconds =
+            std::chrono::duration<double>(self->services_->clock.Now() - attempt->started).count();
+        if (result) attempt->staged = std::move(*result);
+        self->Feed(epoch::LocalTransferred{attempt->command.epoch,
+                                           attempt->staged ? OkStatus() : result.error()});
+      });
+}
+
+void Participant::Do(const epoch::DoDrain& action) {
+  auto drained = [self = shared_from_this(), epoch = action.epoch] {
+    self->Feed(epoch::LocalDrained{epoch});
+  };
+  Drain(attempt_, std::move(drained));
+}
+
+void Participant::Drain(const std::shared_ptr<Attempt>& attempt, std::function<void()> then) {
+  if (attempt->drained) return then();
+  attempt->when_drained.push_back(std::move(then));
+  if (attempt->draining) return;
+  attempt->draining = true;
+  ++drains_;
+  services_->transfers.Drain(attempt->command.epoch, member().id,
+                             [self = shared_from_this(), attempt] {
+                               attempt->drained = true;
+                               --self->drains_;
+                               if (attempt->admitted) {
+                                 for (const auto& [ticket, caller] : attempt->command.admitted) {
+                                   self->services_->tickets.Withdraw(ticket, caller);
+                                 }
+                               }
+                               for (auto& told : std::exchange(attempt->when_drained, {})) told();
+                               self->GoneWhenIdle();
+                             });
+}
+
+void Participant::Do(const epoch::OfferSwap& action) {
+  // I2: a swap is offered only for bytes that were staged and verified here.
+  WW_CHECK(attempt_->staged && attempt_->buffer != memory_->stage()->live());
+  const epoch::PrepareCommand& command = attempt_->command;
+  if (application_ == nullptr) return;
+  application_->OnCommitted(command.epoch, command.content, command.version, attempt_->buffer,
+                            action.leader);
+}
+
+void Participant::Do(const epoch::DoInstall&) {
+  const auto attempt = attempt_;
+  memory_->stage()->Flip(attempt->command.content);
+  Drain(attempt, [] {});
+  if (application_ != nullptr) {
+    application_->OnInstalled(attempt->command.epoch, attempt->command.content);
+  }
+}
+
+void Participant::Do(const epoch::TellReleased& action) {
+  if (is_engine()) return;
+  auto release = [self = shared_from_this(), action] {
+    self->publication_->Release(action.version, action.epoch, action.why);
+  };
+  if (!attempt_) return release();
+  Drain(attempt_, std::move(release));
+}
+
+void Participant::Do(const epoch::TellEvicted& action) { End(action.why); }
+
+void Participant::Do(const epoch::SendPrepared&) {
+  services_->report(epoch::PreparedReport{attempt_->command.epoch, member()});
+}
+void Participant::Do(const epoch::SendTransferred&) {
+  services_->report(TransferReportOf(*attempt_));
+}
+void Participant::Do(const epoch::SendApplied&) {
+  services_->report(epoch::AppliedReport{acknowledged_, member(), flip_seconds_});
+}
+void Participant::Do(const epoch::SendDrained& action) {
+  services_->report(epoch::DrainedReport{action.epoch, member()});
+}
+void Participant::Do(const epoch::SendFailed& action) {
+  services_->report(epoch::FailedReport{action.epoch, member(), action.why});
+}
+void Participant::Do(const epoch::SendLost& action) {
+  services_->report(epoch::LostReport{member(), action.why});
+}
+
+}  // namespace weightwire::agent

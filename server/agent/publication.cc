@@ -1,0 +1,147 @@
+#include "server/agent/publication.h"
+
+#include <utility>
+
+#include "server/agent/snapshot.h"
+
+namespace weightwire::agent {
+namespace {
+
+Status NotHeld(Version version) {
+  return Status(Code::kFailedPrecondition, Reason::kStaleVersion,
+                "version " + std::to_string(version.value) + " is not held here");
+}
+
+}  // namespace
+
+void Publication::Start(control::PublishRequest request, PublishMode mode, control::Done done) {
+  if (!memory_->bound()) {
+    return done(Status(Code::kFailedPrecondition, Reason::kNotReady, "no memory is bound")
+                    .AtRank(name_)
+                    .Remedy("bind every tensor first"));
+  }
+  if (held_) {
+    return done(
+        Status(Code::kFailedPrecondition, Reason::kNotReady,
+               "version " + std::to_string(held_->request.version.value) +
+                   (held_->told ? " still moves from its snapshot" : " has not been released yet"))
+            .AtRank(name_)
+            .Remedy("publish again when it has been released"));
+  }
+  held_.emplace();
+  held_->number = next_number_++;
+  held_->request = std::move(request);
+  held_->mode = mode;
+  held_->done = std::move(done);
+  if (mode == PublishMode::kSnapshot && !snapshot_) return MakeSnapshotRegion();
+  Submit();
+}
+
+void Publication::MakeSnapshotRegion() {
+  const uint64_t bytes = memory_->arena().bytes_total;
+  auto admitted = services_->budget->AdmitStaging("a snapshot of " + name_, bytes);
+  if (!admitted) return Refused(std::move(admitted.error()).AtRank(name_));
+  auto share = std::make_shared<Budget::Share>(std::move(*admitted));
+  services_->workers.Post([weak = weak_from_this(), share = std::move(share), name = name_, bytes,
+                           number = held_->number, &strand = services_->strand]() mutable {
+    auto region = memory::MemoryRegion::Allocate("snapshot of " + name, bytes);
+    strand.Post(
+        [weak = std::move(weak), share = std::move(share), number, region = std::move(region)] {
+          if (auto self = weak.lock()) self->SnapshotRegionMade(number, region, std::move(*share));
+        });
+  });
+}
+
+void Publication::SnapshotRegionMade(uint64_t number,
+                                     Result<std::shared_ptr<memory::MemoryRegion>> region,
+                                     Budget::Share share) {
+  if (!Is(number)) return;
+  if (!region) return Refused(std::move(region.error()).AtRank(name_));
+  snapshot_ = ArenaBinding(memory_->arena(), *region);
+  snapshot_share_ = std::move(share);
+  Submit();
+}
+
+void Publication::Submit() {
+  services_->coordinator.Publish(held_->request,
+                                 [weak = weak_from_this(), number = held_->number](Status status) {
+                                   auto self = weak.lock();
+                                   if (self && self->Is(number)) self->Submitted(number, status);
+                                 });
+}
+
+void Publication::Submitted(uint64_t number, const Status& status) {
+  if (!status.ok()) return Refused(status);
+  if (!held_->done) return;
+  std::exchange(held_->done, {})(OkStatus());
+  if (!Is(number)) return;  // the caller left meanwhile
+  if (held_->mode == PublishMode::kSnapshot) return Copy();
+  SetHeld();
+}
+
+void Publication::Refused(const Status& why) {
+  Held held = std::move(*held_);
+  held_.reset();
+  for (auto& waiter : held.waiters) waiter(why);
+  held.done(why);
+}
+
+void Publication::Copy() {
+  held_->step = Step::kCopying;
+  CopyOnWorkers(memory_->binding(), *snapshot_, services_->workers, services_->strand,
+                [weak = weak_from_this(), number = held_->number] {
+                  auto self = weak.lock();
+                  if (!self || !self->Is(number)) return;
+                  if (!self->held_->release) {
+                    self->held_->told = true;
+                    self->tell_(self->held_->request.version, Epoch{}, OkStatus());
+                  }
+                  if (self->Is(number)) self->SetHeld();
+                });
+}
+
+void Publication::SetHeld() {
+  held_->step = Step::kHeld;
+  const uint64_t number = held_->number;
+  for (auto& waiter : std::exchange(held_->waiters, {})) waiter(OkStatus());
+  if (!Is(number) || !held_->release) return;
+  const auto [epoch, why] = *held_->release;
+  Finish(epoch, why);
+}
+
+void Publication::WhenHeld(Version version, control::Done ready) {
+  if (!held_ || held_->request.version != version) return ready(NotHeld(version).AtRank(name_));
+  if (held_->step == Step::kHeld) return ready(OkStatus());
+  held_->waiters.push_back(std::move(ready));
+}
+
+const transfer::Binding& Publication::Bytes() const {
+  return held_->mode == PublishMode::kSnapshot ? *snapshot_ : memory_->binding();
+}
+
+void Publication::Release(Version version, Epoch epoch, const Status& why) {
+  if (!held_ || held_->request.version != version) return;
+  if (held_->step == Step::kHeld) return Finish(epoch, why);
+  held_->release.emplace(epoch, why);
+}
+
+void Publication::Finish(Epoch epoch, const Status& why) {
+  Held held = std::move(*held_);
+  held_.reset();
+  if (!held.told) tell_(held.request.version, epoch, why);
+}
+
+std::optional<Version> Publication::End(const Status& why) {
+  if (!held_) return std::nullopt;
+  Held held = std::move(*held_);
+  held_.reset();
+  for (auto& waiter : held.waiters) waiter(why);
+  if (held.done) {
+    held.done(why);
+    return std::nullopt;
+  }
+  if (held.told) return std::nullopt;
+  return held.request.version;
+}
+
+}  // namespace weightwire::agent

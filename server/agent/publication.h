@@ -1,0 +1,87 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/agent/agent.h"
+#include "server/agent/rank_memory.h"
+#include "server/agent/services.h"
+
+namespace weightwire::agent {
+
+/// The version that one trainer rank has published and that is not released yet: at most one.
+///
+///   hold:      submitted → held ───────────────────────────→ released
+///   snapshot:  submitted → copying → held (told already) ──→ released
+///
+/// The coordinator's commands may overtake its answer to Publish: a prepare waits for it
+/// (WhenHeld), a release is kept until then. Belongs to the agent's strand.
+class Publication : public std::enable_shared_from_this<Publication> {
+ public:
+  using Tell = std::function<void(Version, Epoch, const Status&)>;
+
+  /// `tell` reaches the application: once for each accepted version, unless End takes that over.
+  Publication(std::shared_ptr<Services> services, std::string name,
+              std::shared_ptr<RankMemory> memory, Tell tell)
+      : services_(std::move(services)),
+        name_(std::move(name)),
+        memory_(std::move(memory)),
+        tell_(std::move(tell)) {}
+
+  bool active() const { return held_.has_value(); }
+
+  /// `done` runs once. Needs a binding (Agent::Publish's errors otherwise).
+  void Start(control::PublishRequest request, PublishMode mode, control::Done done);
+
+  /// Calls `ready` when the bytes of `version` may be read, or with why they never may.
+  void WhenHeld(Version version, control::Done ready);
+  /// Where the bytes of the held version are.
+  const transfer::Binding& Bytes() const;
+
+  /// Nothing reads the bytes any more. Tells the application unless it was told.
+  void Release(Version version, Epoch epoch, const Status& why);
+
+  /// The participant ends: `done` and waiters get `why`. The version that the application was
+  /// promised an OnReleased for, when there is one: the caller tells.
+  std::optional<Version> End(const Status& why);
+
+  uint64_t snapshot_bytes() const { return snapshot_share_.bytes(); }
+
+ private:
+  enum class Step { kSubmitted, kCopying, kHeld };
+  struct Held {
+    uint64_t number = 0;
+    control::PublishRequest request;
+    PublishMode mode = PublishMode::kHold;
+    Step step = Step::kSubmitted;
+    control::Done done;  ///< empty once called
+    bool told = false;
+    std::vector<control::Done> waiters;
+    std::optional<std::pair<Epoch, Status>> release;  ///< came before the version was held
+  };
+  bool Is(uint64_t number) const { return held_ && held_->number == number; }
+  void MakeSnapshotRegion();
+  void SnapshotRegionMade(uint64_t number, Result<std::shared_ptr<memory::MemoryRegion>> region,
+                          Budget::Share share);
+  void Submit();
+  void Submitted(uint64_t number, const Status& status);
+  void Refused(const Status& why);
+  void Copy();
+  void SetHeld();
+  void Finish(Epoch epoch, const Status& why);
+
+  const std::shared_ptr<Services> services_;
+  const std::string name_;
+  const std::shared_ptr<RankMemory> memory_;
+  const Tell tell_;
+  std::optional<Held> held_;
+  uint64_t next_number_ = 1;
+  std::optional<transfer::Binding>
+      snapshot_;  ///< made at the first snapshot, reused for every later one
+  Budget::Share snapshot_share_;
+};
+
+}  // namespace weightwire::agent

@@ -1,0 +1,161 @@
+#include "server/agent/rank_memory.h"
+
+#include <set>
+#include <utility>
+
+namespace weightwire::agent {
+namespace {
+
+Status NoLayout() {
+  return Status(Code::kFailedPrecondition, Reason::kNotReady, "no layout has been agreed yet")
+      .Remedy("submit the layout first");
+}
+
+}  // namespace
+
+transfer::Binding ArenaBinding(const memory::ArenaMap& arena,
+                               const std::shared_ptr<memory::MemoryRegion>& region) {
+  transfer::Binding binding;
+  binding.reserve(arena.offsets.size());
+  for (size_t i = 0; i < arena.offsets.size(); ++i) {
+    binding.push_back({region, arena.offsets[i], arena.sizes[i]});
+  }
+  return binding;
+}
+
+RankMemory::~RankMemory() { services_->imported_regions -= imports_.size(); }
+
+Status RankMemory::SetLayout(layout::RankLayout agreed) {
+  std::vector<uint64_t> sizes;
+  sizes.reserve(agreed.tensors.size());
+  for (const layout::LocalTensor& tensor : agreed.tensors) {
+    const auto bytes = layout::StorageBytes(tensor.dtype, tensor.shape);
+    if (!bytes || *bytes < 0) {
+      return Status(Code::kInvalidArgument, Reason::kShapeOverflow, "the tensor's size overflows")
+          .AtTensor(tensor.name);
+    }
+    sizes.push_back(static_cast<uint64_t>(*bytes));
+  }
+  WW_ASSIGN_OR_STATUS(arena_, memory::ArenaMapOf(sizes));
+  layout_ = std::make_shared<const layout::RankLayout>(std::move(agreed));
+  return OkStatus();
+}
+
+Result<uint64_t> RankMemory::Import(memory::UniqueFd fd, uint64_t bytes) {
+  if (services_->imported_regions >= services_->options.imported_regions_max) {
+    return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,
+                "the agent maps " + std::to_string(services_->imported_regions) +
+                    " regions already, its limit");
+  }
+  WW_ASSIGN(auto region,
+            memory::MemoryRegion::Import(std::move(fd), bytes, memory::Access::kReadOnly));
+  const uint64_t id = region->id();
+  Budget::Share share = services_->budget->CountImported(region->size());
+  imports_.emplace(id, Imported{std::move(region), std::move(share)});
+  ++services_->imported_regions;
+  return id;
+}
+
+Result<memory::RegionSpan> RankMemory::SpanFor(const TensorBinding& binding) const {
+  const layout::LocalTensor& tensor = layout_->tensors[binding.tensor];
+  auto import = imports_.find(binding.region);
+  if (import == imports_.end()) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kMemoryInvalid,
+                       "region " + std::to_string(binding.region) + " was not imported here")
+                    .AtTensor(tensor.name));
+  }
+  if (binding.offset % static_cast<uint64_t>(layout::ElementBytes(tensor.dtype)) != 0) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kMemoryInvalid,
+                       "offset " + std::to_string(binding.offset) + " splits an element")
+                    .AtTensor(tensor.name));
+  }
+  const auto& region = import->second.region;
+  const uint64_t bytes = arena_.sizes[binding.tensor];
+  if (binding.offset > region->size() || bytes > region->size() - binding.offset) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kMemoryTooSmall,
+                       "needs " + std::to_string(bytes) + " bytes at offset " +
+                           std::to_string(binding.offset) + "; the region has " +
+                           std::to_string(region->size()))
+                    .AtTensor(tensor.name));
+  }
+  return memory::SpanOf(region, binding.offset, bytes);
+}
+
+Status RankMemory::Bind(const std::vector<TensorBinding>& bindings) {
+  if (!layout_) return NoLayout();
+  transfer::Binding bound(layout_->tensors.size());
+  std::vector<bool> seen(bound.size());
+  for (const TensorBinding& binding : bindings) {
+    if (binding.tensor >= bound.size() || seen[binding.tensor]) {
+      return Status(
+          Code::kInvalidArgument, Reason::kMemoryInvalid,
+          "tensor " + std::to_string(binding.tensor) +
+              (binding.tensor < bound.size() ? " is bound twice" : " is not part of the layout"));
+    }
+    seen[binding.tensor] = true;
+    WW_ASSIGN_OR_STATUS(bound[binding.tensor], SpanFor(binding));
+  }
+  for (size_t i = 0; i < seen.size(); ++i) {
+    if (seen[i]) continue;
+    return Status(Code::kInvalidArgument, Reason::kTensorMissing, "the tensor is not bound")
+        .AtTensor(layout_->tensors[i].name);
+  }
+  binding_ = std::move(bound);
+  std::set<uint64_t> used;
+  for (const TensorBinding& binding : bindings) used.insert(binding.region);
+  services_->imported_regions -=
+      std::erase_if(imports_, [&](const auto& import) { return !used.contains(import.first); });
+  return OkStatus();
+}
+
+void RankMemory::MakeStage(control::Done done) {
+  Status status = StartStage();
+  if (!making_stage_) return done(std::move(status));
+  stage_waiters_.push_back(std::move(done));
+}
+
+Status RankMemory::StartStage() {
+  if (!layout_) return NoLayout();
+  if (stage_ || making_stage_) return OkStatus();
+  auto admitted = services_->budget->AdmitStaging("the stage of " + name_, 2 * arena_.bytes_total);
+  if (!admitted) return std::move(admitted.error()).AtRank(name_);
+  making_stage_ = true;
+  // The strand alone may give the share back: the worker passes it on and never holds the last one.
+  auto share = std::make_shared<Budget::Share>(std::move(*admitted));
+  services_->workers.Post([weak = weak_from_this(), share = std::move(share), name = name_,
+                           arena = arena_, &strand = services_->strand]() mutable {
+    auto made = std::make_shared<Result<std::unique_ptr<memory::StageBuffers>>>(
+        memory::StageBuffers::Make(name, std::move(arena)));
+    strand.Post([weak = std::move(weak), share = std::move(share), made = std::move(made)] {
+      if (auto self = weak.lock()) self->StageMade(std::move(*made), std::move(*share));
+    });
+  });
+  return OkStatus();
+}
+
+void RankMemory::StageMade(Result<std::unique_ptr<memory::StageBuffers>> made,
+                           Budget::Share share) {
+  making_stage_ = false;
+  Status status;
+  if (made) {
+    stage_ = std::move(*made);
+    stage_share_ = std::move(share);
+  } else {
+    status = std::move(made.error()).AtRank(name_);
+  }
+  for (auto& waiter : std::exchange(stage_waiters_, {})) waiter(status);
+}
+
+Result<StageInfo> RankMemory::OpenStage() {
+  WW_FAIL_IF_ERROR(StartStage());
+  if (!stage_) {
+    return Fail(Code::kUnavailable, Reason::kNotReady, "the stage is being made; call again");
+  }
+  return StageInfo{stage_->arena(), {stage_->region(0), stage_->region(1)}};
+}
+
+transfer::Binding RankMemory::StageBinding(int buffer) const {
+  return ArenaBinding(stage_->arena(), stage_->region(buffer));
+}
+
+}  // namespace weightwire::agent

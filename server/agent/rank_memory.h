@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/agent/agent.h"
+#include "server/agent/services.h"
+
+namespace weightwire::agent {
+
+/// One local rank's memory: what its process shared with us (trainer), or its stage (engine).
+/// Belongs to the agent's strand. Destroyed only when nothing of the rank runs any more.
+class RankMemory : public std::enable_shared_from_this<RankMemory> {
+ public:
+  RankMemory(std::shared_ptr<Services> services, std::string name)
+      : services_(std::move(services)), name_(std::move(name)) {}
+  ~RankMemory();
+
+  /// Sets the agreed layout, once. kInvalidArgument / kShapeOverflow when its sizes do not fit.
+  Status SetLayout(layout::RankLayout agreed);
+  /// Null before SetLayout.
+  const std::shared_ptr<const layout::RankLayout>& layout() const { return layout_; }
+  /// Bytes of each tensor, in the layout's order, and where each lies in an arena of its own.
+  const memory::ArenaMap& arena() const { return arena_; }
+
+  Result<uint64_t> Import(memory::UniqueFd fd, uint64_t bytes);
+  /// Replaces the binding as a whole or not at all; regions that it does not use are let go.
+  Status Bind(const std::vector<TensorBinding>& bindings);
+  bool bound() const { return binding_.has_value(); }
+  const transfer::Binding& binding() const { return *binding_; }
+
+  /// Makes the stage on the workers, once; `done` runs at once when it exists or is refused.
+  void MakeStage(control::Done done);
+  Result<StageInfo> OpenStage();
+  /// Null until made.
+  memory::StageBuffers* stage() const { return stage_.get(); }
+  transfer::Binding StageBinding(int buffer) const;
+  uint64_t stage_bytes() const { return stage_share_.bytes(); }
+
+ private:
+  struct Imported {
+    std::shared_ptr<memory::MemoryRegion> region;
+    Budget::Share share;
+  };
+  /// OK: made, or being made now. Else why it cannot be.
+  Status StartStage();
+  Result<memory::RegionSpan> SpanFor(const TensorBinding& binding) const;
+  void StageMade(Result<std::unique_ptr<memory::StageBuffers>> made, Budget::Share share);
+
+  const std::shared_ptr<Services> services_;
+  const std::string name_;
+  std::shared_ptr<const layout::RankLayout> layout_;
+  memory::ArenaMap arena_;
+  std::map<uint64_t, Imported> imports_;
+  std::optional<transfer::Binding> binding_;
+  std::unique_ptr<memory::StageBuffers> stage_;
+  Budget::Share stage_share_;
+  bool making_stage_ = false;
+  std::vector<control::Done> stage_waiters_;
+};
+
+/// One span for each tensor of `arena` inside `region`.
+transfer::Binding ArenaBinding(const memory::ArenaMap& arena,
+                               const std::shared_ptr<memory::MemoryRegion>& region);
+
+}  // namespace weightwire::agent

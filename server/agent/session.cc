@@ -1,0 +1,95 @@
+#include "server/agent/session.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace weightwire::agent {
+namespace {
+
+constexpr uint32_t kDoublingsMax = 4;  // the pause grows to 16 times the first one
+
+Status NoSession(const Status& why) {
+  return Status(Code::kUnavailable, Reason::kNotReady,
+                "no session with the coordinator: " +
+                    (why.ok() ? std::string("not opened yet") : why.ToString()))
+      .Remedy("the agent goes on trying; call again");
+}
+
+}  // namespace
+
+Session::Session(control::AgentHello hello, Nanos reconnect, Executor& strand,
+                 control::CoordinatorPort& coordinator, control::AgentPort* port)
+    : hello_(std::move(hello)),
+      reconnect_(reconnect),
+      strand_(strand),
+      coordinator_(coordinator),
+      port_(port),
+      status_(NoSession(OkStatus())) {}
+
+Session::~Session() { Close(); }
+
+void Session::Start() { Open(); }
+
+void Session::Open() {
+  const uint64_t number = ++number_;
+  coordinator_.OpenSession(hello_, port_,
+                           [weak = std::weak_ptr(self_), number,
+                            &coordinator = coordinator_](Result<control::AgentWelcome> welcome) {
+                             auto self = weak.lock();
+                             if (self && (*self)->number_ == number) {
+                               (*self)->Opened(std::move(welcome));
+                             } else if (welcome && (!self || (*self)->closed_)) {
+                               coordinator.CloseSession(welcome->agent);  // it came after Close
+                             }
+                           });
+}
+
+void Session::Opened(Result<control::AgentWelcome> welcome) {
+  if (!welcome) {
+    status_ = NoSession(welcome.error());
+    OpenAfterPause();
+    return;
+  }
+  failures_ = 0;
+  welcome_ = *welcome;
+  status_ = OkStatus();
+  Beat();
+}
+
+void Session::Beat() {
+  coordinator_.Heartbeat(welcome_.agent);
+  // Timers run late, never early: a quarter of the interval is left for that.
+  timer_ = strand_.PostAfter(welcome_.heartbeat * 3 / 4,
+                             [weak = std::weak_ptr(self_), number = number_] {
+                               auto self = weak.lock();
+                               if (self && (*self)->number_ == number) (*self)->Beat();
+                             });
+}
+
+void Session::Lost(Status why) {
+  if (closed_) return;
+  ++number_;  // heartbeats and replies of the lost session end here
+  strand_.Cancel(timer_);
+  status_ = NoSession(why);
+  OpenAfterPause();
+}
+
+void Session::OpenAfterPause() {
+  const Nanos pause = reconnect_ * (int64_t{1} << std::min(failures_, kDoublingsMax));
+  ++failures_;
+  timer_ = strand_.PostAfter(pause, [weak = std::weak_ptr(self_), number = number_] {
+    auto self = weak.lock();
+    if (self && (*self)->number_ == number) (*self)->Open();
+  });
+}
+
+void Session::Close() {
+  if (closed_) return;
+  closed_ = true;
+  strand_.Cancel(timer_);
+  if (status_.ok()) coordinator_.CloseSession(welcome_.agent);
+  ++number_;
+  status_ = Status(Code::kUnavailable, Reason::kShuttingDown, "the agent is shutting down");
+}
+
+}  // namespace weightwire::agent

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "server/base/executor.h"
+#include "server/control/control.h"
+
+namespace weightwire::agent {
+
+/// Keeps one session with the coordinator: opens it, heartbeats, opens it again with a growing
+/// pause after a failure. Belongs to the agent's strand; destroy it there.
+class Session {
+ public:
+  Session(control::AgentHello hello, Nanos reconnect, Executor& strand,
+          control::CoordinatorPort& coordinator, control::AgentPort* port);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  void Start();
+  /// The coordinator (or the way to it) ended the session; a new one is opened after a pause.
+  void Lost(Status why);
+  /// Ends it for good; Start is not called again.
+  void Close();
+
+  /// OK while open; else kUnavailable with what is known.
+  const Status& status() const { return status_; }
+  AgentId agent() const { return welcome_.agent; }
+  /// Rises with every session; tells replies of an old one apart.
+  uint64_t number() const { return number_; }
+
+ private:
+  void Open();
+  void Opened(Result<control::AgentWelcome> welcome);
+  void Beat();
+  void OpenAfterPause();
+
+  const control::AgentHello hello_;
+  const Nanos reconnect_;
+  Executor& strand_;
+  control::CoordinatorPort& coordinator_;
+  control::AgentPort* const port_;
+  Status status_;
+  control::AgentWelcome welcome_;
+  uint64_t number_ = 0;
+  uint32_t failures_ = 0;
+  bool closed_ = false;
+  Executor::TimerId timer_ = 0;
+  std::shared_ptr<Session*> self_ = std::make_shared<Session*>(this);
+};
+
+}  // namespace weightwire::agent
