@@ -42,7 +42,8 @@ class MemoryRegion {
   static Result<std::shared_ptr<MemoryRegion>> Allocate(const std::string& name, uint64_t bytes);
 
   /// Maps memory that another process made. Nothing about it is trusted but what the seals prove.
-  ///   kInvalidArgument / kMemoryInvalid    not a memfd (F_GET_SEALS fails), closed, or not regular
+  ///   kInvalidArgument / kMemoryInvalid    not a memfd (F_GET_SEALS fails), closed, no bytes
+  ///                                        asked for, or opened without the access
   ///   kInvalidArgument / kMemoryNotSealed  no F_SEAL_SHRINK: truncation would be a SIGBUS here
   ///   kInvalidArgument / kMemoryTooSmall   shorter than `bytes`; names both sizes
   ///   kResourceExhausted / kLimitExceeded  mmap refused

@@ -17,10 +17,10 @@ inline constexpr uint16_t kProtocolMax = 1;
 struct Hello {
   uint16_t protocol_min = kProtocolMin;
   uint16_t protocol_max = kProtocolMax;
-  uint64_t features = 0;           ///< bits that the caller understands
-  Incarnation caller{};            ///< of the calling agent
-  Incarnation callee{};            ///< of the agent that the caller means to reach
-  Ticket ticket{};                 ///< minted by the coordinator for this pair
+  uint64_t features = 0;  ///< bits that the caller understands
+  Incarnation caller{};   ///< of the calling agent
+  Incarnation callee{};   ///< of the agent that the caller means to reach
+  Ticket ticket{};        ///< minted by the coordinator for this pair
   std::array<uint8_t, 16> trace_id{};
   friend bool operator==(const Hello&, const Hello&) = default;
 };
@@ -29,6 +29,7 @@ inline constexpr size_t kHelloBytes = 80;
 /// Fixed little-endian form: magic "WWDP", sizes and a checksum included.
 std::array<std::byte, kHelloBytes> EncodeHello(const Hello& hello);
 ///   kInvalidArgument / kInvalidRequest  wrong size, magic or checksum
+///   kInvalidArgument / kUnknownEnum     (reply) a code or reason that this build does not know
 Result<Hello> DecodeHello(std::span<const std::byte> bytes);
 
 /// What the callee answers: the chosen protocol, or why not.

@@ -82,7 +82,8 @@ class Endpoint {
                    std::shared_ptr<void> hold, GetDone done) = 0;
 
   /// Sends at most kNotifyBytesMax bytes; delivered at most once, in order, or the endpoint closes.
-  ///   kUnavailable / kTransportFailed  closed; kResourceExhausted / kLimitExceeded  queue bound met
+  ///   kUnavailable / kTransportFailed  closed; kResourceExhausted / kLimitExceeded  queue bound
+  ///   met
   virtual Status Notify(std::span<const std::byte> message) = 0;
 
   /// Maps a peer's export; kUnimplemented where Capabilities::map is false. Errors as for Get.

@@ -1,0 +1,54 @@
+#include "server/memory/stage_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/base/checked.h"
+
+namespace weightwire::memory {
+namespace {
+
+constexpr uint64_t kTensorAlignment = 64;
+
+}  // namespace
+
+Result<ArenaMap> ArenaMapOf(const std::vector<uint64_t>& tensor_bytes) {
+  ArenaMap arena;
+  uint64_t end = 0;
+  for (size_t i = 0; i < tensor_bytes.size(); ++i) {
+    auto padded = CheckedAdd(end, kTensorAlignment - 1);
+    auto offset = padded ? std::optional(*padded / kTensorAlignment * kTensorAlignment) : padded;
+    auto next = offset ? CheckedAdd(*offset, tensor_bytes[i]) : offset;
+    if (!next.has_value()) {
+      return Fail(Code::kInvalidArgument, Reason::kShapeOverflow,
+                  "the arena's bytes do not fit at tensor " + std::to_string(i));
+    }
+    arena.offsets.push_back(*offset);
+    arena.sizes.push_back(tensor_bytes[i]);
+    end = *next;
+  }
+  arena.bytes_total = std::max<uint64_t>(end, 1);
+  return arena;
+}
+
+Result<std::unique_ptr<StageBuffers>> StageBuffers::Make(const std::string& name, ArenaMap arena) {
+  std::unique_ptr<StageBuffers> stage(new StageBuffers());
+  for (size_t buffer = 0; buffer < stage->regions_.size(); ++buffer) {
+    WW_ASSIGN(stage->regions_[buffer],
+              MemoryRegion::Allocate(name + "/" + std::to_string(buffer), arena.bytes_total));
+  }
+  stage->arena_ = std::move(arena);
+  return stage;
+}
+
+void StageBuffers::Flip(Epoch epoch) {
+  live_ = next();
+  live_epoch_ = epoch;
+}
+
+void StageBuffers::Forget() {
+  live_ = -1;
+  live_epoch_ = {};
+}
+
+}  // namespace weightwire::memory
