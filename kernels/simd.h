@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/kernels.h"
+
+/// Internal to kernels/: the inner loops that depend on the instruction set. One body
+/// (simd_body.inc) is compiled once per set; `Simd()` answers the best one for this machine, so
+/// that one binary runs on any CPU of its architecture.
+namespace weightwire::kernels::internal {
+
+/// Storage of a streaming sum. Only the set of loops that began a sum may continue it.
+struct alignas(64) SumState {
+  unsigned char bytes[640];
+};
+
+struct SimdKernels {
+  const char* name;
+  uint64_t (*sum)(const void* data, size_t bytes);
+  void (*sum_begin)(SumState* state);
+  void (*sum_add)(SumState* state, const void* data, size_t bytes);
+  uint64_t (*sum_end)(const SumState* state);
+  /// Copies, and adds the bytes of `target` to the sum while they are still in the first cache.
+  void (*copy_and_add)(SumState* state, void* target, const void* source, size_t bytes);
+  /// Copy that does not leave `target` in the caches; call `stream_end` once after the last one.
+  void (*stream)(void* target, const void* source, size_t bytes);
+  void (*stream_end)();
+  /// [from][to] over kBF16, kF16, kF32 (index = Element - kBF16); null on the diagonal.
+  /// Contiguous on both sides; any alignment.
+  void (*cast[3][3])(void* target, const void* source, size_t count);
+};
+
+const SimdKernels& Simd();
+
+/// Every set that this machine can run, the plainest first, so that tests reach them all.
+std::span<const SimdKernels* const> SimdVariants();
+
+extern const SimdKernels kSimdBaseline;
+#if defined(__x86_64__)
+extern const SimdKernels kSimdAvx2;
+extern const SimdKernels kSimdAvx512;
+#endif
+
+}  // namespace weightwire::kernels::internal

@@ -1,0 +1,40 @@
+#include "kernels/simd.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace weightwire::kernels::internal {
+namespace {
+
+#if defined(__x86_64__)
+// clang's __builtin_cpu_supports does not know this name.
+bool HasF16C() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & (1u << 29)) != 0;
+}
+
+size_t VariantCount() {
+  if (!__builtin_cpu_supports("avx2") || !HasF16C()) return 1;
+  bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return avx512 ? 3 : 2;
+}
+
+constexpr const SimdKernels* kVariants[] = {&kSimdBaseline, &kSimdAvx2, &kSimdAvx512};
+#else
+size_t VariantCount() { return 1; }
+
+constexpr const SimdKernels* kVariants[] = {&kSimdBaseline};
+#endif
+
+}  // namespace
+
+std::span<const SimdKernels* const> SimdVariants() { return {kVariants, VariantCount()}; }
+
+const SimdKernels& Simd() {
+  static const SimdKernels& best = *SimdVariants().back();
+  return best;
+}
+
+}  // namespace weightwire::kernels::internal

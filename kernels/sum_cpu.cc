@@ -1,0 +1,123 @@
+// Sums of boxes. Contiguous memory is hashed as it lies; long runs are fed to a streaming XXH3 one
+// by one; boxes of short runs, and casts, go by slabs that are copied into a packed buffer which
+// stays in the cache. Copy-and-sum copies a little and hashes what it has just written.
+#include "kernels/kernels.h"
+#include "kernels/simd.h"
+#include "kernels/strided.h"
+
+namespace weightwire::kernels {
+namespace {
+
+using internal::ElementsFrom;
+using internal::ForEachIndex;
+using internal::ForEachSlab;
+using internal::KeepsBits;
+using internal::SimdKernels;
+
+// Feeding the stream costs some 20 ns a call, as much as gathering about this many bytes.
+constexpr int64_t kRunBytes = 256;
+constexpr int64_t kPackedBytes = 64 << 10;
+// Copied, then read back: small enough for any second-level cache, many rows for a transpose.
+constexpr int64_t kWarmBytes = 128 << 10;
+
+class Sum {
+ public:
+  Sum() { simd_.sum_begin(&state_); }
+  void Add(const void* data, int64_t bytes) {
+    simd_.sum_add(&state_, data, static_cast<size_t>(bytes));
+  }
+  void CopyAndAdd(void* target, const void* source, int64_t bytes) {
+    simd_.copy_and_add(&state_, target, source, static_cast<size_t>(bytes));
+  }
+  uint64_t End() const { return simd_.sum_end(&state_); }
+
+ private:
+  const SimdKernels& simd_ = internal::Simd();
+  internal::SumState state_;
+};
+
+StridedBox NormalSource(StridedBox box) {
+  std::copy(box.source_stride, box.source_stride + box.ndim, box.target_stride);
+  return Normalize(box);
+}
+
+StridedBox NormalTarget(StridedBox box) {
+  std::copy(box.target_stride, box.target_stride + box.ndim, box.source_stride);
+  return Normalize(box);
+}
+
+void AddPacked(Sum& sum, const unsigned char* data, const StridedBox& box, Element from,
+               Element to) {
+  alignas(64) unsigned char packed[kPackedBytes];
+  const int64_t from_bytes = ElementBytes(from);
+  const int64_t to_bytes = ElementBytes(to);
+  ForEachSlab(box, kPackedBytes / to_bytes, [&](const StridedBox& slab, int64_t offset, int64_t) {
+    Copy(packed, data + offset * from_bytes, internal::WithPackedTarget(slab), from, to);
+    sum.Add(packed, ElementsFrom(slab, 0) * to_bytes);
+  });
+}
+
+/// `box` is normalised with the strides of this side alone.
+void AddBox(Sum& sum, const unsigned char* data, const StridedBox& box, Element element) {
+  const int element_bytes = ElementBytes(element);
+  int64_t run = SourceRunBytes(box, element_bytes);
+  if (ElementsFrom(box, 0) * element_bytes == run) return sum.Add(data, run);
+  if (run < kRunBytes) return AddPacked(sum, data, box, element, element);
+  ForEachIndex(box, box.ndim - 1,
+               [&](int64_t offset, int64_t) { sum.Add(data + offset * element_bytes, run); });
+}
+
+uint64_t SumBox(const void* data, const StridedBox& box, Element element) {
+  Sum sum;
+  AddBox(sum, static_cast<const unsigned char*>(data), box, element);
+  return sum.End();
+}
+
+void CopyAndAddRuns(Sum& sum, unsigned char* target, const unsigned char* source,
+                    const StridedBox& box, int64_t element_bytes, int64_t run) {
+  ForEachIndex(box, std::max(0, box.ndim - 1), [&](int64_t source_offset, int64_t target_offset) {
+    sum.CopyAndAdd(target + target_offset * element_bytes, source + source_offset * element_bytes,
+                   run);
+  });
+}
+
+}  // namespace
+
+uint64_t SumContiguous(const void* data, size_t bytes) { return internal::Simd().sum(data, bytes); }
+
+uint64_t SumTarget(const void* target, const StridedBox& box, Element element) {
+  return SumBox(target, NormalTarget(box), element);
+}
+
+uint64_t SumSource(const void* source, const StridedBox& box, Element from, Element to) {
+  internal::RequireCast(from, to);
+  if (KeepsBits(from, to)) return SumBox(source, NormalSource(box), from);
+  Sum sum;
+  AddPacked(sum, static_cast<const unsigned char*>(source), NormalSource(box), from, to);
+  return sum.End();
+}
+
+uint64_t CopyAndSumTarget(void* target, const void* source, const StridedBox& box, Element from,
+                          Element to) {
+  internal::RequireCast(from, to);
+  auto* target_bytes = static_cast<unsigned char*>(target);
+  auto* source_bytes = static_cast<const unsigned char*>(source);
+  const int from_bytes = ElementBytes(from);
+  const int to_bytes = ElementBytes(to);
+  StridedBox normal = Normalize(box);
+  Sum sum;
+  int64_t run = std::min(SourceRunBytes(normal, from_bytes), TargetRunBytes(normal, to_bytes));
+  if (KeepsBits(from, to) && run >= kRunBytes) {
+    CopyAndAddRuns(sum, target_bytes, source_bytes, normal, to_bytes, run);
+    return sum.End();
+  }
+  ForEachSlab(normal, kWarmBytes / to_bytes,
+              [&](const StridedBox& slab, int64_t source_offset, int64_t target_offset) {
+                unsigned char* written = target_bytes + target_offset * to_bytes;
+                Copy(written, source_bytes + source_offset * from_bytes, slab, from, to);
+                AddBox(sum, written, NormalTarget(slab), to);
+              });
+  return sum.End();
+}
+
+}  // namespace weightwire::kernels
