@@ -45,6 +45,8 @@ struct Tuning {
   Nanos get_timeout = std::chrono::seconds(30);
   /// A stream without any progress for this long fails with kDeadlineExceeded.
   Nanos progress_timeout = std::chrono::seconds(30);
+  /// A job that is drained closes the sessions of peers that have not let go after this long.
+  Nanos drain_grace = std::chrono::seconds(5);
 };
 
 /// Where a peer agent can be reached.
@@ -111,7 +113,7 @@ struct Options {
   std::vector<std::string> preference = {"shm", "tcp"};
 };
 
-/// All transfers of one agent. Every method and callback runs on `strand`; `workers` runs packing,
+/// All transfers of one agent. Destroy the transports after Shutdown and before the engine. Every method and callback runs on `strand`; `workers` runs packing,
 /// copying and summing; transports call the Handler part on their own threads and it posts.
 ///
 /// Several jobs may run at once (an epoch and fills); a job is named by (epoch, participant).

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "server/base/clock.h"
+#include "server/base/executor.h"
+#include "server/memory/slot_pool.h"
+#include "server/metrics/metrics.h"
+#include "server/transfer/notify.h"
+#include "server/transfer/ticket_table.h"
+#include "server/transfer/transfer.h"
+#include "server/transport/transport.h"
+
+namespace weightwire::transfer {
+
+/// What all parts of one engine share. Belongs to the strand, except for `workers` and `tickets`.
+///
+/// Sources and targets have pools of their own: a source's slot waits for credits of a peer, so a
+/// target that needed one of those slots to credit could wait in a circle. A scratch slot waits for
+/// nothing but its own Get.
+struct Context {
+  Options options;
+  Clock& clock;
+  Executor& strand;
+  Executor& workers;
+  metrics::Sink& metrics;
+  std::map<std::string, transport::Transport*> transports;  ///< those that run here
+  std::unique_ptr<memory::SlotPool> slots;
+  std::unique_ptr<memory::SlotPool> scratch;
+  TicketTable tickets;
+
+  Context(Options options_in, Clock& clock_in, Executor& strand_in, Executor& workers_in,
+          metrics::Sink& metrics_in)
+      : options(std::move(options_in)),
+        clock(clock_in),
+        strand(strand_in),
+        workers(workers_in),
+        metrics(metrics_in),
+        tickets(options.self) {}
+
+  const Tuning& tuning() const { return options.tuning; }
+  /// nullptr when there is none of this name.
+  transport::Transport* TransportOf(const std::string& name) const;
+  /// A session that cannot take a message is broken: it is closed, and OnClosed ends its streams.
+  void Send(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& notify);
+};
+
+}  // namespace weightwire::transfer

@@ -1,0 +1,354 @@
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/base/checked.h"
+#include "server/transfer/context.h"
+#include "server/transfer/sessions.h"
+#include "server/transfer/source_run.h"
+#include "server/transfer/target_run.h"
+#include "server/transfer/transfer.h"
+
+// Routing only: messages go to the run that their key names, jobs to runs, runs to their end. The
+// Core is what transports and posted tasks refer to, so that a late one finds it alive.
+namespace weightwire::transfer {
+namespace {
+
+using EndpointPtr = std::shared_ptr<transport::Endpoint>;
+using JobName = std::pair<Epoch, ParticipantId>;
+
+constexpr size_t kEarlyOpensMax = 16'384;
+constexpr size_t kPastSourcesMax = 1'024;
+constexpr uint64_t kPageBytes = 4'096;
+constexpr uint64_t kSlotAlignment = 64;
+
+Status Refusal(Code code, Reason reason, std::string message) {
+  return Status(code, reason, std::move(message));
+}
+
+// Runs `all` at the `count`-th call.
+std::function<void()> Join(size_t count, std::function<void()> all) {
+  return [left = std::make_shared<size_t>(count), all = std::move(all)] {
+    if (--*left == 0) all();
+  };
+}
+
+class Core final : public transport::Handler, public std::enable_shared_from_this<Core> {
+ public:
+  explicit Core(std::shared_ptr<Context> context)
+      : context_(std::move(context)), sessions_(std::make_shared<SessionTable>(context_)) {}
+
+  // Transports' threads.
+  Status OnHello(const transport::Hello& hello) override { return context_->tickets.Check(hello); }
+  void OnAccepted(EndpointPtr endpoint) override;
+  void OnNotify(const EndpointPtr& endpoint, std::span<const std::byte> message) override;
+  void OnClosed(const EndpointPtr& endpoint, const Status& why) override;
+
+  // The strand.
+  void WithdrawTicket(const Ticket& ticket);
+  void StartSource(SourceJob job, Engine::SourceDone done);
+  void StartTarget(TargetJob job, Engine::TargetDone done);
+  void Drain(JobName name, std::function<void()> drained);
+  Engine::Progress ProgressOf(JobName name) const;
+  void Shutdown(std::function<void()> done);
+  Context& context() { return *context_; }
+
+ private:
+  void Route(const EndpointPtr& endpoint, const Notify& notify);
+  void RouteOpen(const EndpointPtr& endpoint, const Notify& open);
+  void EndSessionOf(const EndpointPtr& endpoint, const Status& why);
+  void Refuse(const EndpointPtr& endpoint, const Notify& open, Code code, Reason reason);
+  void ForgetSource(JobName name);
+  std::shared_ptr<SourceRun> FindSource(JobName name) const;
+  std::shared_ptr<TargetRun> FindTarget(JobName name) const;
+
+  std::shared_ptr<Context> context_;
+  std::shared_ptr<SessionTable> sessions_;
+  std::map<JobName, std::shared_ptr<SourceRun>> sources_;
+  std::map<JobName, std::shared_ptr<TargetRun>> targets_;
+  std::vector<std::pair<EndpointPtr, Notify>> early_opens_;  ///< before their StartSource
+  std::set<JobName> past_sources_;  ///< the latest, so that a late OPEN is answered at once
+  std::deque<JobName> past_order_;
+  bool shutting_down_ = false;
+};
+
+// ---- transports' threads
+// -------------------------------------------------------------------------
+
+void Core::OnAccepted(EndpointPtr endpoint) {
+  context_->strand.Post([self = shared_from_this(), endpoint = std::move(endpoint)] {
+    self->sessions_->OnAccepted(endpoint);
+  });
+}
+
+void Core::OnNotify(const EndpointPtr& endpoint, std::span<const std::byte> message) {
+  auto notify = DecodeNotify(message);
+  if (!notify.has_value()) return endpoint->Close();
+  context_->strand.Post(
+      [self = shared_from_this(), endpoint, notify = *notify] { self->Route(endpoint, notify); });
+}
+
+void Core::OnClosed(const EndpointPtr& endpoint, const Status& why) {
+  context_->strand.Post(
+      [self = shared_from_this(), endpoint, why] { self->EndSessionOf(endpoint, why); });
+}
+
+// ---- messages
+// ------------------------------------------------------------------------------------
+
+void Core::Route(const EndpointPtr& endpoint, const Notify& notify) {
+  const JobName source(notify.key.epoch, notify.key.source);
+  switch (notify.type) {
+    case NotifyType::kOpen:
+      return RouteOpen(endpoint, notify);
+    case NotifyType::kCredit:
+      if (auto run = FindSource(source)) run->OnCredit(endpoint, notify);
+      return;
+    case NotifyType::kClose:
+      std::erase_if(early_opens_, [&](const auto& early) {
+        return early.first == endpoint && early.second.key == notify.key;
+      });
+      if (auto run = FindSource(source)) run->OnClose(endpoint, notify);
+      return;
+    case NotifyType::kBinding:
+    case NotifyType::kReady:
+    case NotifyType::kFail:
+      if (auto run = FindTarget({notify.key.epoch, notify.key.reader})) {
+        run->OnNotify(endpoint, notify);
+      }
+      return;
+  }
+}
+
+void Core::RouteOpen(const EndpointPtr& endpoint, const Notify& open) {
+  if (!context_->tickets.Knows(endpoint->hello().caller)) {
+    return Refuse(endpoint, open, Code::kUnauthenticated, Reason::kTicketRejected);
+  }
+  const JobName name(open.key.epoch, open.key.source);
+  if (auto run = FindSource(name)) return run->OnOpen(endpoint, open);
+  if (shutting_down_) return Refuse(endpoint, open, Code::kUnavailable, Reason::kShuttingDown);
+  if (past_sources_.contains(name)) {
+    return Refuse(endpoint, open, Code::kAborted, Reason::kStaleEpoch);
+  }
+  if (early_opens_.size() == kEarlyOpensMax) {
+    return Refuse(endpoint, open, Code::kResourceExhausted, Reason::kLimitExceeded);
+  }
+  early_opens_.emplace_back(endpoint, open);
+}
+
+void Core::Refuse(const EndpointPtr& endpoint, const Notify& open, Code code, Reason reason) {
+  Notify fail;
+  fail.type = NotifyType::kFail;
+  fail.key = open.key;
+  fail.code = code;
+  fail.reason = reason;
+  context_->Send(endpoint, fail);
+}
+
+void Core::EndSessionOf(const EndpointPtr& endpoint, const Status& why) {
+  std::erase_if(early_opens_, [&](const auto& early) { return early.first == endpoint; });
+  // Runs that end take themselves out of the maps.
+  for (const auto& entry : std::map(sources_)) entry.second->OnSessionLost(endpoint->id(), why);
+  for (const auto& entry : std::map(targets_)) entry.second->OnSessionLost(endpoint->id(), why);
+  sessions_->OnClosed(endpoint);
+}
+
+void Core::WithdrawTicket(const Ticket& ticket) {
+  const Incarnation caller = context_->tickets.Withdraw(ticket);
+  if (context_->tickets.Knows(caller)) return;
+  std::erase_if(early_opens_, [&](const auto& early) {
+    if (early.first->hello().caller != caller) return false;
+    Refuse(early.first, early.second, Code::kUnauthenticated, Reason::kTicketRejected);
+    return true;
+  });
+}
+
+// ---- jobs
+// ----------------------------------------------------------------------------------------
+
+std::shared_ptr<SourceRun> Core::FindSource(JobName name) const {
+  auto entry = sources_.find(name);
+  return entry == sources_.end() ? nullptr : entry->second;
+}
+std::shared_ptr<TargetRun> Core::FindTarget(JobName name) const {
+  auto entry = targets_.find(name);
+  return entry == targets_.end() ? nullptr : entry->second;
+}
+
+// Why a job cannot start; OK when it can.
+Status CheckStart(bool shutting_down, bool known) {
+  if (shutting_down) {
+    return Refusal(Code::kUnavailable, Reason::kShuttingDown, "this agent is shutting down");
+  }
+  if (known) {
+    return Refusal(Code::kAlreadyExists, Reason::kInvalidRequest,
+                   "the participant has a job in this epoch already");
+  }
+  return OkStatus();
+}
+
+void Core::StartSource(SourceJob job, Engine::SourceDone done) {
+  const JobName name(job.epoch, job.participant);
+  if (Status status = CheckStart(shutting_down_, sources_.contains(name)); !status.ok()) {
+    context_->strand.Post([done = std::move(done), status] { done(Fail(status)); });
+    return;
+  }
+  auto run =
+      std::make_shared<SourceRun>(context_, std::move(job), std::move(done),
+                                  [self = shared_from_this(), name] { self->ForgetSource(name); });
+  sources_.emplace(name, run);
+  run->Start();
+  std::erase_if(early_opens_, [&](const auto& early) {
+    const StreamKey& key = early.second.key;
+    if (key.epoch != name.first || key.source != name.second) return false;
+    run->OnOpen(early.first, early.second);
+    return true;
+  });
+}
+
+void Core::StartTarget(TargetJob job, Engine::TargetDone done) {
+  const JobName name(job.epoch, job.participant);
+  if (Status status = CheckStart(shutting_down_, targets_.contains(name)); !status.ok()) {
+    context_->strand.Post([done = std::move(done), status] { done(Fail(status)); });
+    return;
+  }
+  auto run = std::make_shared<TargetRun>(
+      context_, sessions_, std::move(job), std::move(done),
+      [self = shared_from_this(), name] { self->targets_.erase(name); });
+  targets_.emplace(name, run);
+  run->Start();
+}
+
+void Core::ForgetSource(JobName name) {
+  sources_.erase(name);
+  if (!past_sources_.insert(name).second) return;
+  past_order_.push_back(name);
+  if (past_order_.size() <= kPastSourcesMax) return;
+  past_sources_.erase(past_order_.front());
+  past_order_.pop_front();
+}
+
+void Core::Drain(JobName name, std::function<void()> drained) {
+  const auto source = FindSource(name);
+  const auto target = FindTarget(name);
+  if (!source && !target) return context_->strand.Post(std::move(drained));
+  const auto one = Join(size_t{source != nullptr} + size_t{target != nullptr}, std::move(drained));
+  if (source) source->Drain(one);
+  if (target) target->Drain(one);
+}
+
+Engine::Progress Core::ProgressOf(JobName name) const {
+  if (auto run = FindTarget(name)) return run->progress();
+  if (auto run = FindSource(name)) return run->progress();
+  return {};
+}
+
+void Core::Shutdown(std::function<void()> done) {
+  shutting_down_ = true;
+  context_->tickets.ShutDown();
+  for (const auto& [endpoint, open] : std::exchange(early_opens_, {})) {
+    Refuse(endpoint, open, Code::kUnavailable, Reason::kShuttingDown);
+  }
+  std::set<JobName> names;
+  for (const auto& entry : sources_) names.insert(entry.first);
+  for (const auto& entry : targets_) names.insert(entry.first);
+  const auto close = [self = shared_from_this(), done = std::move(done)] {
+    self->sessions_->CloseAll(done);
+  };
+  if (names.empty()) return context_->strand.Post(close);
+  const auto one = Join(names.size(), close);
+  for (const JobName& name : names) Drain(name, one);
+}
+
+// ---- the engine
+// ----------------------------------------------------------------------------------
+
+class EngineImpl final : public Engine {
+ public:
+  explicit EngineImpl(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+  void AdmitTicket(const Ticket& ticket, Incarnation caller) override {
+    core_->context().tickets.Admit(ticket, caller);
+  }
+  void WithdrawTicket(const Ticket& ticket) override { core_->WithdrawTicket(ticket); }
+  void StartSource(SourceJob job, SourceDone done) override {
+    core_->StartSource(std::move(job), std::move(done));
+  }
+  void StartTarget(TargetJob job, TargetDone done) override {
+    core_->StartTarget(std::move(job), std::move(done));
+  }
+  void Drain(Epoch epoch, ParticipantId participant, std::function<void()> drained) override {
+    core_->Drain({epoch, participant}, std::move(drained));
+  }
+  Progress ProgressOf(Epoch epoch, ParticipantId participant) const override {
+    return core_->ProgressOf({epoch, participant});
+  }
+  void Shutdown(std::function<void()> done) override { core_->Shutdown(std::move(done)); }
+
+ private:
+  std::shared_ptr<Core> core_;
+};
+
+Status CheckTuning(const Tuning& tuning) {
+  const bool valid = tuning.segment_bytes_max >= 8 && tuning.slots_in_pool >= 1 &&
+                     tuning.window >= 1 && tuning.mapped_window >= 1 && tuning.chunk_bytes >= 1 &&
+                     tuning.gets_in_flight >= 1 && tuning.direct_run_bytes_min >= 1 &&
+                     tuning.rereads_max >= 0 &&
+                     tuning.slot_bytes >= tuning.segment_bytes_max + 128 &&
+                     tuning.slot_bytes % static_cast<int64_t>(kPageBytes) == 0;
+  if (valid) return OkStatus();
+  return Status(Code::kInvalidArgument, Reason::kConfigInvalid,
+                "transfer tuning is out of range: counts and sizes must be positive, slot_bytes a "
+                "multiple of 4096 and at least segment_bytes_max + 128");
+}
+
+// A Get carries whole segments, or all sums of a slot (one for each 64 bytes of it at most).
+Status CheckChunks(const transport::Transport& transport, const Tuning& tuning) {
+  const uint64_t most = transport.capabilities().chunk_bytes_max;
+  const auto part =
+      static_cast<uint64_t>(std::max(tuning.segment_bytes_max, tuning.slot_bytes / 8));
+  if (most == 0 || part <= most) return OkStatus();
+  return Status(Code::kInvalidArgument, Reason::kConfigInvalid,
+                "transport " + transport.name() + " reads at most " + std::to_string(most) +
+                    " bytes at once, a segment or a slot's sums take " + std::to_string(part));
+}
+
+// One chunk's segments, each padded.
+uint64_t ScratchSlotBytes(const Tuning& tuning) {
+  const auto most = static_cast<uint64_t>(std::max(tuning.chunk_bytes, tuning.segment_bytes_max));
+  return RoundUp(most + kSlotAlignment, kPageBytes);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::Make(Options options, Clock& clock, Executor& strand,
+                                             Executor& workers,
+                                             std::vector<transport::Transport*> transports,
+                                             metrics::Sink& metrics) {
+  const Tuning tuning = options.tuning;
+  WW_FAIL_IF_ERROR(CheckTuning(tuning));
+  auto context = std::make_shared<Context>(std::move(options), clock, strand, workers, metrics);
+  WW_ASSIGN(context->slots,
+            memory::SlotPool::Make("slots", static_cast<uint64_t>(tuning.slot_bytes),
+                                   tuning.slots_in_pool));
+  WW_ASSIGN(context->scratch,
+            memory::SlotPool::Make("scratch", ScratchSlotBytes(tuning), tuning.slots_in_pool));
+  auto core = std::make_shared<Core>(context);
+  for (transport::Transport* transport : transports) {
+    if (!transport->Viable().ok()) continue;
+    WW_FAIL_IF_ERROR(CheckChunks(*transport, tuning));
+    WW_FAIL_IF_ERROR(transport->Start(core.get(), context->options.self));
+    context->transports.emplace(transport->name(), transport);
+  }
+  if (context->transports.empty()) {
+    return Fail(Code::kFailedPrecondition, Reason::kTransportFailed,
+                "no data-plane transport runs on this host");
+  }
+  return std::make_unique<EngineImpl>(std::move(core));
+}
+
+}  // namespace weightwire::transfer

@@ -1,0 +1,146 @@
+#include "server/transfer/fetch.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "server/base/checked.h"
+#include "server/transfer/segment_copy.h"
+
+namespace weightwire::transfer {
+namespace {
+
+constexpr uint64_t kAlignment = 64;
+
+struct Parts {
+  const plan::CopyOp& op;
+  const plan::Segment& segment;
+  SegmentCopy copy;
+};
+Parts PartsOf(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t index) {
+  const plan::Segment& segment = schedule.segments[index];
+  const plan::CopyOp& op = stream.ops[segment.op_index];
+  return {op, segment, CopyOf(op, segment)};
+}
+
+uint64_t EndInSlot(const plan::StreamSchedule& schedule, uint32_t index) {
+  return static_cast<uint64_t>(schedule.offset_in_slot[index] + schedule.segments[index].bytes);
+}
+
+// Appends to the spans of a scatter, joining what is adjacent in memory.
+void Append(std::vector<transport::MutableSpan>* into, std::byte* data, uint64_t bytes) {
+  if (bytes == 0) return;
+  if (!into->empty() && into->back().data() + into->back().size() == data) {
+    into->back() = transport::MutableSpan(into->back().data(), into->back().size() + bytes);
+    return;
+  }
+  into->emplace_back(data, bytes);
+}
+
+}  // namespace
+
+MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                      uint32_t slot, std::span<const std::span<const std::byte>> source_tensors,
+                      std::span<const std::byte> expected, const Binding& binding, int rereads_max,
+                      const std::atomic<bool>& stop) {
+  const plan::SlotSpan& span = schedule.slots[slot];
+  MappedCopy result;
+  result.sums.reserve(span.segment_count);
+  for (uint32_t i = 0; i < span.segment_count; ++i) {
+    const auto [op, segment, copy] = PartsOf(stream, schedule, span.first_segment + i);
+    const std::byte* source = source_tensors[op.source_tensor].data() + copy.source_offset;
+    std::byte* target = binding[op.target_tensor].data() + copy.target_offset;
+    uint64_t wanted;
+    std::memcpy(&wanted, expected.data() + sizeof(wanted) * i, sizeof(wanted));
+    for (int attempt = 0;; ++attempt) {
+      if (stop.load(std::memory_order_relaxed)) return result;
+      const uint64_t sum = kernels::CopyAndSumTarget(target, source, copy.box, copy.from, copy.to);
+      if (sum == wanted) break;
+      ++result.mismatches;
+      if (attempt == rereads_max) {
+        result.broken = span.first_segment + i;
+        return result;
+      }
+      ++result.rereads;
+    }
+    result.sums.push_back(wanted);
+  }
+  return result;
+}
+
+std::vector<Chunk> ChunksOf(const plan::StreamSchedule& schedule, uint32_t slot,
+                            int64_t bytes_max) {
+  const plan::SlotSpan& span = schedule.slots[slot];
+  std::vector<Chunk> chunks = {{slot, span.first_segment, 0, true}};
+  uint64_t begin = 0;
+  for (uint32_t i = span.first_segment; i < span.first_segment + span.segment_count; ++i) {
+    if (EndInSlot(schedule, i) - begin > static_cast<uint64_t>(bytes_max)) {
+      begin = static_cast<uint64_t>(schedule.offset_in_slot[i]);
+      chunks.push_back({slot, i, 0, false});
+    }
+    ++chunks.back().segment_count;
+  }
+  return chunks;
+}
+
+uint64_t ScratchBytes(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                      const Chunk& chunk, int64_t direct_run_bytes_min) {
+  uint64_t bytes = 0;
+  for (uint32_t i = chunk.first_segment; i < chunk.first_segment + chunk.segment_count; ++i) {
+    const Parts parts = PartsOf(stream, schedule, i);
+    if (TargetIsDirect(parts.copy, direct_run_bytes_min)) continue;
+    bytes += RoundUp(static_cast<uint64_t>(parts.segment.bytes), kAlignment);
+  }
+  return bytes;
+}
+
+Scatter ScatterOf(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                  const Chunk& chunk, const Binding& binding, int64_t direct_run_bytes_min,
+                  std::byte* scratch, std::span<uint64_t> sums, std::span<std::byte, 64> pad) {
+  Scatter scatter;
+  uint64_t cursor = 0;
+  uint64_t scratch_used = 0;
+  if (chunk.with_sums) {
+    Append(&scatter.into, reinterpret_cast<std::byte*>(sums.data()), sums.size_bytes());
+    cursor = sums.size_bytes();
+  } else {
+    cursor = static_cast<uint64_t>(schedule.offset_in_slot[chunk.first_segment]);
+    scatter.offset = cursor;
+  }
+  for (uint32_t i = chunk.first_segment; i < chunk.first_segment + chunk.segment_count; ++i) {
+    const auto [op, segment, copy] = PartsOf(stream, schedule, i);
+    const auto bytes = static_cast<uint64_t>(segment.bytes);
+    Append(&scatter.into, pad.data(), static_cast<uint64_t>(schedule.offset_in_slot[i]) - cursor);
+    cursor = EndInSlot(schedule, i);
+    if (TargetIsDirect(copy, direct_run_bytes_min)) {
+      scatter.scratch_offset.emplace_back(std::nullopt);
+      std::byte* tensor = binding[op.target_tensor].data();
+      for (const Run& run : TargetRuns(copy)) Append(&scatter.into, tensor + run.offset, run.bytes);
+      continue;
+    }
+    scatter.scratch_offset.emplace_back(scratch_used);
+    Append(&scatter.into, scratch + scratch_used, bytes);
+    scratch_used += RoundUp(bytes, kAlignment);
+  }
+  return scatter;
+}
+
+std::vector<uint64_t> UnpackAndSum(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                                   const Chunk& chunk, const Scatter& scatter,
+                                   const std::byte* scratch, const Binding& binding,
+                                   const std::atomic<bool>& stop) {
+  std::vector<uint64_t> sums;
+  sums.reserve(chunk.segment_count);
+  for (uint32_t i = 0; i < chunk.segment_count; ++i) {
+    if (stop.load(std::memory_order_relaxed)) return sums;
+    const auto [op, segment, copy] = PartsOf(stream, schedule, chunk.first_segment + i);
+    std::byte* target = binding[op.target_tensor].data() + copy.target_offset;
+    const auto& from_scratch = scatter.scratch_offset[i];
+    sums.push_back(from_scratch
+                       ? kernels::CopyAndSumTarget(target, scratch + *from_scratch,
+                                                   WithPackedSource(copy.box), copy.to, copy.to)
+                       : kernels::SumTarget(target, copy.box, copy.to));
+  }
+  return sums;
+}
+
+}  // namespace weightwire::transfer

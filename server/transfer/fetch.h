@@ -1,0 +1,64 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "server/plan/segments.h"
+#include "server/transfer/transfer.h"
+#include "server/transport/transport.h"
+
+/// The target's work on bytes; runs on any thread. The slice must have passed ValidateSlice.
+namespace weightwire::transfer {
+
+/// What came of copying a slot from mapped memory.
+struct MappedCopy {
+  std::vector<uint64_t> sums;  ///< of the destination, one for each segment done
+  uint32_t mismatches = 0;     ///< segments found different, counted each time
+  uint32_t rereads = 0;
+  std::optional<uint32_t> broken;  ///< segment (index in the schedule) still different at the end
+};
+/// Copies every segment of the slot from the mapped tensors, compares the written bytes with the
+/// source's `expected` sums and copies again at most `rereads_max` times. Gives up between segments
+/// when `stop` is set. `source_tensors` must have passed ValidateSourceSide.
+MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                      uint32_t slot, std::span<const std::span<const std::byte>> source_tensors,
+                      std::span<const std::byte> expected, const Binding& binding, int rereads_max,
+                      const std::atomic<bool>& stop);
+
+/// Whole segments of one slot that one Get reads.
+struct Chunk {
+  uint32_t slot = 0;
+  uint32_t first_segment = 0;  ///< index in the schedule
+  uint32_t segment_count = 0;
+  bool with_sums = false;  ///< begins at the slot's sums instead of the first segment
+};
+/// Cuts a slot into chunks of at most `bytes_max`, or of a single part where that is larger.
+std::vector<Chunk> ChunksOf(const plan::StreamSchedule& schedule, uint32_t slot, int64_t bytes_max);
+
+/// Where the bytes of a chunk go.
+struct Scatter {
+  uint64_t offset = 0;  ///< in the slot
+  std::vector<transport::MutableSpan> into;
+  /// For each segment its place in scratch; nullopt when it goes straight to the destination.
+  std::vector<std::optional<uint64_t>> scratch_offset;
+};
+/// Bytes of scratch that a chunk needs; 0 when every segment goes straight to the destination.
+uint64_t ScratchBytes(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                      const Chunk& chunk, int64_t direct_run_bytes_min);
+/// `scratch` must hold ScratchBytes; `sums` all sums of the slot; `pad` takes what lies between
+/// segments and is never read.
+Scatter ScatterOf(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                  const Chunk& chunk, const Binding& binding, int64_t direct_run_bytes_min,
+                  std::byte* scratch, std::span<uint64_t> sums, std::span<std::byte, 64> pad);
+
+/// Unpacks what lies in scratch and sums the destination's bytes: one for each segment. Gives up
+/// between segments when `stop` is set.
+std::vector<uint64_t> UnpackAndSum(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                                   const Chunk& chunk, const Scatter& scatter,
+                                   const std::byte* scratch, const Binding& binding,
+                                   const std::atomic<bool>& stop);
+
+}  // namespace weightwire::transfer

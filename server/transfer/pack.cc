@@ -1,0 +1,86 @@
+#include "server/transfer/pack.h"
+
+#include <bit>
+#include <cstring>
+
+#include "server/transfer/segment_copy.h"
+
+// A cursor moves through the slot. What lies between two runs of tensor memory (sums, padding,
+// packed segments) comes from `memory` at the same offset as in the slot, so that the pieces need
+// no table.
+namespace weightwire::transfer {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "sums are written as they are in memory");
+
+class GatherBuilder {
+ public:
+  GatherBuilder(const memory::RegionSpan& memory, transport::GatherList* pieces)
+      : memory_(memory), pieces_(pieces) {}
+
+  // Everything from the cursor to `end` comes from the slot's own memory.
+  void FromSlot(uint64_t end) {
+    if (end <= cursor_) return;
+    Append({memory_.region, memory_.offset + cursor_, end - cursor_});
+    cursor_ = end;
+  }
+  void FromTensor(const memory::RegionSpan& tensor, const Run& run) {
+    Append({tensor.region, tensor.offset + run.offset, run.bytes});
+    cursor_ += run.bytes;
+  }
+
+ private:
+  void Append(memory::RegionSpan piece) {
+    if (!pieces_->empty()) {
+      memory::RegionSpan& last = pieces_->back();
+      if (last.region == piece.region && last.offset + last.bytes == piece.offset) {
+        last.bytes += piece.bytes;
+        return;
+      }
+    }
+    pieces_->push_back(std::move(piece));
+  }
+
+  const memory::RegionSpan& memory_;
+  transport::GatherList* pieces_;
+  uint64_t cursor_ = 0;
+};
+
+}  // namespace
+
+PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t slot,
+                    const Binding& binding, int64_t direct_run_bytes_min,
+                    const memory::RegionSpan* memory, std::span<uint64_t> sums,
+                    const std::atomic<bool>& stop) {
+  const plan::SlotSpan& span = schedule.slots[slot];
+  PackedSlot packed;
+  memory::RegionSpan nothing;
+  GatherBuilder builder(memory != nullptr ? *memory : nothing, &packed.pieces);
+  for (uint32_t i = 0; i < span.segment_count; ++i) {
+    if (stop.load(std::memory_order_relaxed)) return packed;
+    const uint32_t index = span.first_segment + i;
+    const plan::Segment& segment = schedule.segments[index];
+    const plan::CopyOp& op = stream.ops[segment.op_index];
+    const memory::RegionSpan& tensor = binding[op.source_tensor];
+    const SegmentCopy copy = CopyOf(op, segment);
+    const std::byte* source = tensor.data() + copy.source_offset;
+    sums[i] = kernels::SumSource(source, copy.box, copy.from, copy.to);
+    if (memory == nullptr) continue;
+
+    const auto offset = static_cast<uint64_t>(schedule.offset_in_slot[index]);
+    builder.FromSlot(offset);
+    if (SourceIsDirect(copy, direct_run_bytes_min)) {
+      for (const Run& run : SourceRuns(copy)) builder.FromTensor(tensor, run);
+      continue;
+    }
+    kernels::Copy(memory->data() + offset, source, WithPackedTarget(copy.box), copy.from, copy.to);
+    builder.FromSlot(offset + static_cast<uint64_t>(segment.bytes));
+    packed.bytes_packed += segment.bytes;
+  }
+  if (memory == nullptr) return packed;
+  std::memcpy(memory->data(), sums.data(), sums.size_bytes());
+  builder.FromSlot(static_cast<uint64_t>(span.bytes));
+  return packed;
+}
+
+}  // namespace weightwire::transfer

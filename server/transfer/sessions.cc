@@ -1,0 +1,108 @@
+#include "server/transfer/sessions.h"
+
+namespace weightwire::transfer {
+namespace {
+
+Status ShuttingDown() {
+  return Status(Code::kUnavailable, Reason::kShuttingDown, "this agent is shutting down");
+}
+
+template <typename Map>
+std::string NamesOf(const Map& map) {
+  std::string names;
+  for (const auto& entry : map) names += (names.empty() ? "" : ", ") + entry.first;
+  return names.empty() ? "none" : names;
+}
+
+}  // namespace
+
+Result<transport::Transport*> SessionTable::Choose(const Peer& peer) const {
+  const bool same_host = !peer.host.empty() && peer.host == context_->options.host;
+  for (const std::string& name : context_->options.preference) {
+    transport::Transport* transport = context_->TransportOf(name);
+    if (transport == nullptr || !peer.addresses.contains(name)) continue;
+    if (name == "shm" && !same_host) continue;
+    return transport;
+  }
+  return Fail(Code::kUnavailable, Reason::kTransportFailed,
+              "no transport reaches the peer: we have " + NamesOf(context_->transports) +
+                  ", it has " + NamesOf(peer.addresses) +
+                  (same_host ? " on our host" : " on another host"));
+}
+
+void SessionTable::Connect(const Peer& peer, transport::Transport* transport, Waiter waiter) {
+  if (closing_) {
+    context_->strand.Post([waiter = std::move(waiter)] { waiter(Fail(ShuttingDown())); });
+    return;
+  }
+  const Name name(peer.incarnation, transport->name());
+  if (auto live = outbound_.find(name); live != outbound_.end()) {
+    // The session may close before the waiter runs; then it is told so instead.
+    context_->strand.Post(
+        [self = shared_from_this(), endpoint = live->second, waiter = std::move(waiter)]() mutable {
+          if (self->open_.contains(endpoint->id())) return waiter(std::move(endpoint));
+          waiter(Fail(Code::kUnavailable, Reason::kTransportFailed, "the session has just closed"));
+        });
+    return;
+  }
+  auto [entry, first] = connecting_.try_emplace(name);
+  entry->second.push_back(std::move(waiter));
+  if (!first) return;
+  transport::Hello hello;
+  hello.caller = context_->options.self;
+  hello.callee = peer.incarnation;
+  hello.ticket = peer.ticket;
+  transport->Connect(
+      peer.addresses.at(transport->name()), hello, context_->tuning().connect_timeout,
+      [self = shared_from_this(), name](auto result) {
+        self->context_->strand.Post([self, name, result = std::move(result)]() mutable {
+          self->OnConnected(name, std::move(result));
+        });
+      });
+}
+
+void SessionTable::OnConnected(const Name& name,
+                               Result<std::shared_ptr<transport::Endpoint>> result) {
+  auto waiters = std::move(connecting_.extract(name).mapped());
+  if (result.has_value()) {
+    const auto& endpoint = *result;
+    if (closed_early_.erase(endpoint->id()) > 0) {
+      result = Fail(Code::kUnavailable, Reason::kTransportFailed, "the session closed at once");
+    } else {
+      open_.emplace(endpoint->id(), endpoint);
+      if (closing_) {
+        endpoint->Close();
+        result = Fail(ShuttingDown());
+      } else {
+        outbound_.emplace(name, endpoint);
+      }
+    }
+  }
+  for (Waiter& waiter : waiters) waiter(result);
+  MaybeClosed();
+}
+
+void SessionTable::OnAccepted(const std::shared_ptr<transport::Endpoint>& endpoint) {
+  open_.emplace(endpoint->id(), endpoint);
+  if (closing_) endpoint->Close();
+}
+
+void SessionTable::OnClosed(const std::shared_ptr<transport::Endpoint>& endpoint) {
+  if (open_.erase(endpoint->id()) == 0) closed_early_.insert(endpoint->id());
+  std::erase_if(outbound_, [&](const auto& entry) { return entry.second == endpoint; });
+  MaybeClosed();
+}
+
+void SessionTable::CloseAll(std::function<void()> done) {
+  closing_ = true;
+  closed_ = std::move(done);
+  for (const auto& entry : open_) entry.second->Close();
+  MaybeClosed();
+}
+
+void SessionTable::MaybeClosed() {
+  if (!closing_ || !closed_ || !open_.empty() || !connecting_.empty()) return;
+  std::exchange(closed_, nullptr)();
+}
+
+}  // namespace weightwire::transfer

@@ -1,0 +1,224 @@
+#include "server/transfer/source_run.h"
+
+#include <algorithm>
+
+#include "server/base/checked.h"
+#include "server/transfer/segment_copy.h"
+
+// Life: planning (schedules are cut on a worker) → serving → finished (`done` has run) → quiet →
+// exports revoked → forgotten. Drain stops the streams and shortens what is left of that way.
+namespace weightwire::transfer {
+namespace {
+
+constexpr uint64_t kPageBytes = 4096;
+
+Status Drained(Epoch epoch) {
+  return Status(Code::kAborted, Reason::kAbortRequested, "the source was drained").AtEpoch(epoch);
+}
+
+}  // namespace
+
+SourceRun::SourceRun(std::shared_ptr<Context> context, SourceJob job, Engine::SourceDone done,
+                     std::function<void()> forget)
+    : context_(std::move(context)),
+      job_(std::move(job)),
+      done_(std::move(done)),
+      forget_(std::move(forget)) {}
+
+void SourceRun::Start() {
+  for (const SourceLeg& leg : job_.legs) {
+    if (Status status = ValidateSlice(*leg.slice, job_.binding); !status.ok()) {
+      Finish(Fail(std::move(status).AtRank(job_.name).AtEpoch(job_.epoch)));
+      return Changed();
+    }
+    for (const plan::Stream& stream : leg.slice->streams) {
+      streams_.push_back(
+          std::make_unique<SourceStream>(*this, stream, leg.slice->plan, leg.readers));
+      by_key_.emplace(std::pair(leg.slice->plan.low, stream.id), streams_.back().get());
+    }
+  }
+  ArmProgressTimer();
+  context_->workers.Post([self = shared_from_this()] {
+    const Tuning& tuning = self->context_->tuning();
+    std::vector<plan::StreamSchedule> schedules;
+    for (const auto& stream : self->streams_) {
+      schedules.push_back(
+          plan::ScheduleOf(stream->stream(), tuning.segment_bytes_max, tuning.slot_bytes));
+    }
+    self->context_->strand.Post([self, schedules = std::move(schedules)]() mutable {
+      self->OnPlanned(std::move(schedules));
+    });
+  });
+}
+
+void SourceRun::OnPlanned(std::vector<plan::StreamSchedule> schedules) {
+  planned_ = true;
+  for (size_t i = 0; i < streams_.size(); ++i) {
+    const uint64_t offset = sums_bytes_;
+    sums_bytes_ += sizeof(uint64_t) * schedules[i].segments.size();
+    streams_[i]->OnPlanned(std::move(schedules[i]), offset);
+  }
+  for (auto& [endpoint, open] : std::exchange(early_opens_, {})) OnOpen(endpoint, open);
+  Changed();
+}
+
+SourceStream* SourceRun::FindStream(const StreamKey& key) {
+  auto entry = by_key_.find({key.plan_low, key.stream});
+  return entry == by_key_.end() ? nullptr : entry->second;
+}
+
+void SourceRun::OnOpen(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& open) {
+  SourceStream* stream = FindStream(open.key);
+  if (stream == nullptr) {
+    Notify fail;
+    fail.type = NotifyType::kFail;
+    fail.key = open.key;
+    fail.code = Code::kNotFound;
+    fail.reason = Reason::kNotRegistered;
+    return context_->Send(endpoint, fail);
+  }
+  if (!planned_ && !stop_reason_) {
+    early_opens_.emplace_back(endpoint, open);
+    return;
+  }
+  stream->OnOpen(endpoint, open);
+}
+
+void SourceRun::OnCredit(const std::shared_ptr<transport::Endpoint>& endpoint,
+                         const Notify& credit) {
+  if (SourceStream* stream = FindStream(credit.key)) stream->OnCredit(endpoint->id(), credit);
+}
+
+void SourceRun::OnClose(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& close) {
+  std::erase_if(early_opens_, [&](const auto& early) {
+    return early.first == endpoint && early.second.key == close.key;
+  });
+  if (SourceStream* stream = FindStream(close.key)) stream->OnClose(endpoint->id(), close);
+}
+
+void SourceRun::OnSessionLost(uint64_t endpoint, const Status& why) {
+  std::erase_if(early_opens_, [&](const auto& early) { return early.first->id() == endpoint; });
+  for (const auto& stream : streams_) stream->OnSessionLost(endpoint, why);
+}
+
+Result<SourceRun::MappedKeys> SourceRun::ExportForMapping(transport::Transport* transport) {
+  if (auto known = exports_.find(transport); known != exports_.end()) return known->second;
+  if (!sums_region_) {
+    WW_ASSIGN(sums_region_, memory::MemoryRegion::Allocate(
+                                "sums", RoundUp(std::max<uint64_t>(sums_bytes_, 1), kPageBytes)));
+  }
+  MappedKeys keys;
+  keys.binding = transport->Export(job_.binding);
+  keys.sums = transport->Export({{sums_region_, 0, sums_region_->size()}});
+  exports_.emplace(transport, keys);
+  return keys;
+}
+
+Engine::Progress SourceRun::progress() const {
+  Engine::Progress progress;
+  for (const auto& stream : streams_) {
+    progress.bytes_done += stream->bytes_done();
+    progress.bytes_total += stream->stream().bytes;
+  }
+  return progress;
+}
+
+// ---- the end -----------------------------------------------------------------------------------
+
+void SourceRun::Finish(Result<SourceReport> result) {
+  if (finished_) return;
+  finished_ = true;
+  context_->strand.Cancel(progress_timer_);
+  context_->strand.Post(
+      [done = std::move(done_), result = std::move(result)]() mutable { done(std::move(result)); });
+}
+
+void SourceRun::FinishFromStreams() {
+  SourceReport report;
+  for (const auto& stream : streams_) {
+    if (!stream->status().ok()) {
+      Status status = stream->status();
+      return Finish(Fail(std::move(status).AtRank(job_.name).AtEpoch(job_.epoch)));
+    }
+    report.digests.push_back(stream->digest());
+    report.bytes_packed += stream->bytes_packed();
+  }
+  Finish(std::move(report));
+}
+
+bool SourceRun::Quiet() const {
+  return std::ranges::all_of(streams_, [](const auto& stream) { return stream->quiet(); });
+}
+
+void SourceRun::Changed() {
+  if (!finished_ && planned_ &&
+      std::ranges::all_of(streams_, [](const auto& stream) { return stream->finished(); })) {
+    FinishFromStreams();
+  }
+  if (!finished_ || !Quiet() || forgotten_) return;
+  if (!revoking_) return RevokeExports();
+  if (revokes_left_ > 0) return;
+  forgotten_ = true;
+  context_->strand.Cancel(grace_timer_);
+  forget_();
+  for (auto& drained : drained_) context_->strand.Post(std::move(drained));
+}
+
+void SourceRun::RevokeExports() {
+  revoking_ = true;
+  revokes_left_ = 2 * exports_.size();
+  if (exports_.empty()) return Changed();
+  const auto revoked = [self = shared_from_this()] {
+    self->context_->strand.Post([self] {
+      --self->revokes_left_;
+      self->Changed();
+    });
+  };
+  for (const auto& [transport, keys] : exports_) {
+    transport->Revoke(keys.binding, revoked);
+    transport->Revoke(keys.sums, revoked);
+  }
+}
+
+void SourceRun::Drain(std::function<void()> drained) {
+  drained_.push_back(std::move(drained));
+  if (!stop_reason_) {
+    stop_reason_ = Drained(job_.epoch);
+    for (const auto& stream : streams_) stream->Stop(*stop_reason_);
+    for (auto& [endpoint, open] : std::exchange(early_opens_, {})) OnOpen(endpoint, open);
+    grace_timer_ =
+        context_->strand.PostAfter(context_->tuning().drain_grace, [self = shared_from_this()] {
+          for (const auto& stream : self->streams_) {
+            stream->CloseSessions();
+          }
+        });
+  }
+  Finish(Fail(Drained(job_.epoch).AtRank(job_.name)));
+  Changed();
+}
+
+// ---- progress ----------------------------------------------------------------------------------
+
+void SourceRun::ArmProgressTimer() {
+  Nanos oldest = context_->clock.Now();
+  for (const auto& stream : streams_) {
+    if (!stream->finished()) oldest = std::min(oldest, stream->last_progress());
+  }
+  const Nanos due = oldest + context_->tuning().progress_timeout;
+  progress_timer_ = context_->strand.PostAfter(
+      due - context_->clock.Now(), [self = shared_from_this()] { self->CheckProgress(); });
+}
+
+void SourceRun::CheckProgress() {
+  const Nanos limit = context_->clock.Now() - context_->tuning().progress_timeout;
+  for (const auto& stream : streams_) {
+    if (stream->finished() || stream->last_progress() > limit) continue;
+    stream->Stop(Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
+                        "stream " + std::to_string(stream->stream().id) +
+                            " made no progress: its readers neither opened nor credited it"));
+  }
+  Changed();
+  if (!finished_) ArmProgressTimer();
+}
+
+}  // namespace weightwire::transfer

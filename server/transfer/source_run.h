@@ -1,0 +1,77 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/transfer/context.h"
+#include "server/transfer/source_stream.h"
+
+namespace weightwire::transfer {
+
+/// One source job, from StartSource until nothing touches its memory any more. Strand-only.
+class SourceRun : public std::enable_shared_from_this<SourceRun> {
+ public:
+  /// `forget` runs once, last, when the job is over and quiet.
+  SourceRun(std::shared_ptr<Context> context, SourceJob job, Engine::SourceDone done,
+            std::function<void()> forget);
+
+  void Start();
+  void OnOpen(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& open);
+  void OnCredit(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& credit);
+  void OnClose(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& close);
+  void OnSessionLost(uint64_t endpoint, const Status& why);
+  /// `drained` runs after `forget`.
+  void Drain(std::function<void()> drained);
+  Engine::Progress progress() const;
+
+  // For its streams.
+  Context& context() const { return *context_; }
+  const SourceJob& job() const { return job_; }
+  struct MappedKeys {
+    transport::RegionKey binding;
+    transport::RegionKey sums;
+  };
+  /// What readers that map over `transport` need; exported on first use.
+  Result<MappedKeys> ExportForMapping(transport::Transport* transport);
+  /// Where mapping readers find sums; nullptr until ExportForMapping.
+  std::byte* sums_data() const { return sums_region_ ? sums_region_->data() : nullptr; }
+  /// Something may have finished or become quiet.
+  void Changed();
+
+ private:
+  void OnPlanned(std::vector<plan::StreamSchedule> schedules);
+  SourceStream* FindStream(const StreamKey& key);
+  void Finish(Result<SourceReport> result);
+  void FinishFromStreams();
+  bool Quiet() const;
+  void RevokeExports();
+  void ArmProgressTimer();
+  void CheckProgress();
+
+  std::shared_ptr<Context> context_;
+  SourceJob job_;
+  Engine::SourceDone done_;
+  std::function<void()> forget_;
+  std::vector<std::unique_ptr<SourceStream>> streams_;
+  std::map<std::pair<uint64_t, uint32_t>, SourceStream*> by_key_;  ///< (plan_low, stream)
+  bool planned_ = false;
+  std::vector<std::pair<std::shared_ptr<transport::Endpoint>, Notify>> early_opens_;
+  uint64_t sums_bytes_ = 0;
+  std::shared_ptr<memory::MemoryRegion> sums_region_;
+  std::map<transport::Transport*, MappedKeys> exports_;
+  bool finished_ = false;
+  std::optional<Status> stop_reason_;
+  bool revoking_ = false;
+  size_t revokes_left_ = 0;
+  bool forgotten_ = false;
+  std::vector<std::function<void()>> drained_;
+  Executor::TimerId progress_timer_ = 0;
+  Executor::TimerId grace_timer_ = 0;
+};
+
+}  // namespace weightwire::transfer

@@ -1,0 +1,349 @@
+#include "server/transfer/source_stream.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/kernels.h"
+#include "server/transfer/source_run.h"
+
+// A slot goes kPacking → kPacked → kAnnounced → kRevoking → gone. It is announced in order, waits
+// for the credits of all readers that are still there, and is revoked before its memory is used for
+// anything else. A detached reader is removed from every slot; a stopped stream gives up all slots.
+namespace weightwire::transfer {
+
+SourceStream::SourceStream(SourceRun& run, const plan::Stream& stream, PlanId plan,
+                           uint32_t readers_planned)
+    : run_(run), stream_(stream), plan_(plan), readers_planned_(readers_planned) {
+  Touch();
+}
+
+Context& SourceStream::context() const { return run_.context(); }
+void SourceStream::Touch() { last_progress_ = context().clock.Now(); }
+
+StreamKey SourceStream::KeyOf(ParticipantId reader) const {
+  return {run_.job().epoch, plan_.low, stream_.id, run_.job().participant, reader};
+}
+
+void SourceStream::OnPlanned(plan::StreamSchedule schedule, uint64_t sums_offset) {
+  schedule_ = std::move(schedule);
+  sums_offset_ = sums_offset;
+  sums_.resize(schedule_.segments.size());
+}
+
+// ---- readers ---------------------------------------------------------------------------------
+
+SourceStream::Reader* SourceStream::FindReader(uint64_t endpoint, ParticipantId participant) {
+  auto entry = readers_.find(participant);
+  const bool known = entry != readers_.end() && entry->second.endpoint->id() == endpoint;
+  return known ? &entry->second : nullptr;
+}
+
+bool SourceStream::NeedsBytes() const {
+  return std::ranges::any_of(
+      readers_, [](const auto& entry) { return !entry.second.gone && !entry.second.maps; });
+}
+bool SourceStream::AnyMaps() const {
+  return std::ranges::any_of(
+      readers_, [](const auto& entry) { return !entry.second.gone && entry.second.maps; });
+}
+
+Status SourceStream::CheckOpen(const transport::Endpoint& endpoint, const Notify& open) const {
+  const Tuning& tuning = context().tuning();
+  if (stopped_) return status_;
+  if (open.plan_high != plan_.high) {
+    return Status(Code::kNotFound, Reason::kNotRegistered, "the reader means another plan");
+  }
+  if (open.segment_bytes_max != static_cast<uint64_t>(tuning.segment_bytes_max) ||
+      open.slot_bytes != static_cast<uint64_t>(tuning.slot_bytes)) {
+    return Status(Code::kFailedPrecondition, Reason::kConfigInvalid,
+                  "the reader cuts slots of another size");
+  }
+  if (readers_.contains(open.key.reader)) {
+    return Status(Code::kAlreadyExists, Reason::kDuplicateRank, "the reader has opened it before");
+  }
+  if (readers_.size() == readers_planned_) {
+    return Status(Code::kFailedPrecondition, Reason::kLimitExceeded,
+                  "all planned readers are here");
+  }
+  transport::Transport* transport = context().TransportOf(endpoint.transport_name());
+  if (transport == nullptr || (open.maps && !transport->capabilities().map)) {
+    return Status(Code::kUnimplemented, Reason::kTransportFailed,
+                  "this session cannot do what the reader asks for");
+  }
+  return OkStatus();
+}
+
+void SourceStream::Refuse(const std::shared_ptr<transport::Endpoint>& endpoint,
+                          ParticipantId reader, const Status& why) {
+  Notify fail;
+  fail.type = NotifyType::kFail;
+  fail.key = KeyOf(reader);
+  fail.code = why.code();
+  fail.reason = why.reason();
+  context().Send(endpoint, fail);
+}
+
+void SourceStream::OnOpen(const std::shared_ptr<transport::Endpoint>& endpoint,
+                          const Notify& open) {
+  if (Status status = CheckOpen(*endpoint, open); !status.ok()) {
+    return Refuse(endpoint, open.key.reader, status);
+  }
+  if (open.maps) {
+    auto keys = run_.ExportForMapping(context().TransportOf(endpoint->transport_name()));
+    if (!keys.has_value()) return Refuse(endpoint, open.key.reader, keys.error());
+    Notify binding;
+    binding.type = NotifyType::kBinding;
+    binding.key = KeyOf(open.key.reader);
+    binding.binding = keys->binding;
+    binding.sums = keys->sums;
+    context().Send(endpoint, binding);
+  }
+  Reader reader;
+  reader.endpoint = endpoint;
+  reader.maps = open.maps;
+  readers_.emplace(open.key.reader, std::move(reader));
+  Touch();
+  Pump();
+}
+
+void SourceStream::OnCredit(uint64_t endpoint, const Notify& credit) {
+  Reader* reader = FindReader(endpoint, credit.key.reader);
+  if (reader == nullptr || reader->gone || stopped_) return;
+  auto slot = slots_.find(credit.slot);
+  const bool expected = slot != slots_.end() && slot->second.phase == Phase::kAnnounced &&
+                        slot->second.waiting.erase(credit.key.reader) > 0;
+  if (!expected) {
+    const Status why(Code::kInvalidArgument, Reason::kInvalidRequest,
+                     "a reader credited a slot that it does not hold");
+    Refuse(reader->endpoint, credit.key.reader, why);
+    return Detach(credit.key.reader, why);
+  }
+  ++reader->credits;
+  context().metrics.Add("transfer_bytes_total",
+                        static_cast<double>(schedule_.slots[credit.slot].payload_bytes),
+                        {{"transport", reader->endpoint->transport_name()}, {"direction", "out"}});
+  Touch();
+  ReleaseIfUnread(slot);
+  Pump();
+  run_.Changed();
+}
+
+void SourceStream::OnClose(uint64_t endpoint, const Notify& close) {
+  Reader* reader = FindReader(endpoint, close.key.reader);
+  if (reader == nullptr) return;
+  reader->open = false;
+  const std::string name = "reader " + std::to_string(close.key.reader.value);
+  Detach(close.key.reader,
+         close.code == Code::kOk
+             ? Status(Code::kAborted, Reason::kAbortRequested, name + " closed the stream early")
+             : Status(close.code, close.reason, name + " gave up"));
+}
+
+void SourceStream::OnSessionLost(uint64_t endpoint, const Status& why) {
+  // Detach may pump, but readers stay in the map, so that the iteration is safe.
+  for (auto& [participant, reader] : readers_) {
+    if (reader.endpoint->id() != endpoint || !reader.open) continue;
+    reader.open = false;
+    Detach(participant, Status(Code::kUnavailable, Reason::kTransportFailed,
+                               "the session with reader " + std::to_string(participant.value) +
+                                   " was lost: " + why.message()));
+  }
+}
+
+void SourceStream::Detach(ParticipantId participant, const Status& why) {
+  Reader& reader = readers_.at(participant);
+  if (!Complete(reader) && !reader.gone) {
+    reader.gone = true;
+    if (status_.ok()) status_ = why;
+    for (auto entry = slots_.begin(); entry != slots_.end();) {
+      auto next = std::next(entry);
+      entry->second.waiting.erase(participant);
+      ReleaseIfUnread(entry);
+      entry = next;
+    }
+    Pump();
+  }
+  run_.Changed();
+}
+
+bool SourceStream::finished() const {
+  if (stopped_) return true;
+  return readers_.size() == readers_planned_ &&
+         std::ranges::all_of(readers_, [this](const auto& entry) {
+           return entry.second.gone || Complete(entry.second);
+         });
+}
+
+bool SourceStream::quiet() const {
+  return tasks_ == 0 && slots_.empty() && !acquiring_ &&
+         std::ranges::none_of(
+             readers_, [](const auto& entry) { return entry.second.maps && entry.second.open; });
+}
+
+StreamDigest SourceStream::digest() const {
+  return {plan_, stream_.id, kernels::SumContiguous(sums_.data(), sums_.size() * sizeof(uint64_t))};
+}
+
+void SourceStream::Stop(const Status& why) {
+  if (stopped_) return;
+  stopped_ = true;
+  stop_ = true;
+  if (status_.ok()) status_ = why;
+  if (acquiring_) {
+    context().slots->CancelWait(acquire_ticket_);
+    acquiring_ = false;
+  }
+  for (auto& [participant, reader] : readers_) {
+    if (reader.open && !Complete(reader)) Refuse(reader.endpoint, participant, why);
+  }
+  for (auto entry = slots_.begin(); entry != slots_.end();) {
+    auto next = std::next(entry);
+    const Phase phase = entry->second.phase;
+    if (phase == Phase::kPacked || phase == Phase::kAnnounced) Release(entry);
+    entry = next;
+  }
+}
+
+void SourceStream::CloseSessions() {
+  for (auto& entry : readers_) {
+    if (entry.second.open) entry.second.endpoint->Close();
+  }
+}
+
+// ---- slots -----------------------------------------------------------------------------------
+
+bool SourceStream::MayStartSlot() const {
+  const Tuning& tuning = context().tuning();
+  const bool anyone =
+      std::ranges::any_of(readers_, [](const auto& entry) { return !entry.second.gone; });
+  return !stopped_ && !acquiring_ && anyone && readers_.size() == readers_planned_ &&
+         next_slot_ < schedule_.slots.size() &&
+         slots_.size() < (NeedsBytes() ? tuning.window : tuning.mapped_window);
+}
+
+void SourceStream::Pump() {
+  while (MayStartSlot()) {
+    if (!NeedsBytes()) {
+      StartSlot({});
+      continue;
+    }
+    acquiring_ = true;
+    const uint64_t ticket =
+        context().slots->Acquire([this, keep = run_.shared_from_this()](memory::RegionSpan slot) {
+          OnSlotGiven(std::move(slot));
+        });
+    if (ticket != 0) acquire_ticket_ = ticket;
+  }
+}
+
+void SourceStream::OnSlotGiven(memory::RegionSpan slot) {
+  acquiring_ = false;
+  StartSlot(std::move(slot));
+  Pump();
+}
+
+void SourceStream::StartSlot(memory::RegionSpan memory) {
+  const uint32_t index = next_slot_++;
+  Slot& slot = slots_[index];
+  slot.memory = memory;
+  for (const auto& [participant, reader] : readers_) {
+    if (!reader.gone) slot.waiting.insert(participant);
+  }
+  const plan::SlotSpan& span = schedule_.slots[index];
+  const std::span<uint64_t> sums(sums_.data() + span.first_segment, span.segment_count);
+  std::byte* mapped_sums = nullptr;
+  if (AnyMaps()) {
+    mapped_sums = run_.sums_data() + sums_offset_ + sizeof(uint64_t) * span.first_segment;
+  }
+  ++tasks_;
+  context().workers.Post(
+      [this, keep = run_.shared_from_this(), index, sums, mapped_sums, memory = std::move(memory)] {
+        PackedSlot packed = PackSlot(stream_, schedule_, index, run_.job().binding,
+                                     run_.context().tuning().direct_run_bytes_min,
+                                     memory.region ? &memory : nullptr, sums, stop_);
+        if (mapped_sums != nullptr) std::memcpy(mapped_sums, sums.data(), sums.size_bytes());
+        run_.context().strand.Post([this, keep, index, packed = std::move(packed)]() mutable {
+          OnPacked(index, std::move(packed));
+        });
+      });
+}
+
+void SourceStream::OnPacked(uint32_t index, PackedSlot packed) {
+  --tasks_;
+  auto entry = slots_.find(index);
+  if (stopped_) {
+    Release(entry);
+    return run_.Changed();
+  }
+  bytes_packed_ += packed.bytes_packed;
+  entry->second.phase = Phase::kPacked;
+  entry->second.pieces = std::move(packed.pieces);
+  Touch();
+  AnnounceInOrder();
+  Pump();
+  run_.Changed();
+}
+
+void SourceStream::AnnounceInOrder() {
+  while (true) {
+    auto entry = slots_.find(next_announced_);
+    if (entry == slots_.end() || entry->second.phase != Phase::kPacked) return;
+    Announce(next_announced_++, entry->second);
+    ReleaseIfUnread(entry);
+  }
+}
+
+void SourceStream::Announce(uint32_t index, Slot& slot) {
+  slot.phase = Phase::kAnnounced;
+  for (ParticipantId participant : slot.waiting) {
+    const Reader& reader = readers_.at(participant);
+    Notify ready;
+    ready.type = NotifyType::kReady;
+    ready.key = KeyOf(participant);
+    ready.slot = index;
+    if (reader.maps) {
+      ready.offset = sums_offset_ + sizeof(uint64_t) * schedule_.slots[index].first_segment;
+    } else {
+      transport::Transport* transport = context().TransportOf(reader.endpoint->transport_name());
+      auto [key, first] = slot.keys.try_emplace(transport);
+      if (first) key->second = transport->Export(slot.pieces);
+      ready.memory = key->second;
+    }
+    context().Send(reader.endpoint, ready);
+  }
+  slot.pieces.clear();
+}
+
+void SourceStream::ReleaseIfUnread(SlotEntry entry) {
+  if (entry->second.phase != Phase::kAnnounced || !entry->second.waiting.empty()) return;
+  bytes_done_ += schedule_.slots[entry->first].payload_bytes;
+  Release(entry);
+}
+
+void SourceStream::Release(SlotEntry entry) {
+  Slot& slot = entry->second;
+  slot.phase = Phase::kRevoking;
+  slot.revokes_left = slot.keys.size();
+  if (slot.keys.empty()) return Forget(entry);
+  for (const auto& [transport, key] : slot.keys) {
+    transport->Revoke(key, [this, keep = run_.shared_from_this(), index = entry->first] {
+      run_.context().strand.Post([this, keep, index] { OnRevoked(index); });
+    });
+  }
+}
+
+void SourceStream::OnRevoked(uint32_t index) {
+  auto entry = slots_.find(index);
+  if (--entry->second.revokes_left > 0) return;
+  Forget(entry);
+  Pump();
+  run_.Changed();
+}
+
+void SourceStream::Forget(SlotEntry entry) {
+  const memory::RegionSpan memory = std::move(entry->second.memory);
+  slots_.erase(entry);
+  if (memory.region) context().slots->Release(memory);
+}
+
+}  // namespace weightwire::transfer

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/transfer/context.h"
+#include "server/transfer/pack.h"
+
+namespace weightwire::transfer {
+
+class SourceRun;
+
+/// One stream of a source job: its readers and the slots on their way to them. Strand-only; lives
+/// inside its SourceRun, which every callback keeps alive.
+///
+/// Nothing is packed before every planned reader has opened or gone: only then is it known whether
+/// anyone needs bytes, and no slot could be reused earlier anyhow.
+class SourceStream {
+ public:
+  SourceStream(SourceRun& run, const plan::Stream& stream, PlanId plan, uint32_t readers_planned);
+
+  /// `sums_offset`: where this stream's sums begin in the job's sums region.
+  void OnPlanned(plan::StreamSchedule schedule, uint64_t sums_offset);
+  void OnOpen(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& open);
+  void OnCredit(uint64_t endpoint, const Notify& credit);
+  void OnClose(uint64_t endpoint, const Notify& close);
+  void OnSessionLost(uint64_t endpoint, const Status& why);
+
+  /// Nothing is packed or announced any more; open readers are told. The first reason stays.
+  void Stop(const Status& why);
+  /// Closes the sessions of readers that have not closed the stream.
+  void CloseSessions();
+
+  /// Nothing more will be read: all readers have everything or are gone, or the stream stopped.
+  bool finished() const;
+  /// Nothing touches the source's memory or a slot any more.
+  bool quiet() const;
+  const Status& status() const { return status_; }
+  StreamDigest digest() const;
+  Nanos last_progress() const { return last_progress_; }
+  int64_t bytes_packed() const { return bytes_packed_; }
+  int64_t bytes_done() const { return bytes_done_; }
+  const plan::Stream& stream() const { return stream_; }
+  const plan::StreamSchedule& schedule() const { return schedule_; }
+  const PlanId& plan() const { return plan_; }
+
+ private:
+  struct Reader {
+    std::shared_ptr<transport::Endpoint> endpoint;
+    bool maps = false;
+    bool open = true;   ///< has neither closed nor lost its session
+    bool gone = false;  ///< will not read the rest
+    uint32_t credits = 0;
+  };
+  enum class Phase { kPacking, kPacked, kAnnounced, kRevoking };
+  struct Slot {
+    Phase phase = Phase::kPacking;
+    memory::RegionSpan memory;  ///< of the pool; without a region when nothing is packed
+    transport::GatherList pieces;
+    std::set<ParticipantId> waiting;  ///< readers that have not credited it
+    std::map<transport::Transport*, transport::RegionKey> keys;
+    size_t revokes_left = 0;
+  };
+  using SlotEntry = std::map<uint32_t, Slot>::iterator;
+
+  Context& context() const;
+  Reader* FindReader(uint64_t endpoint, ParticipantId participant);
+  bool Complete(const Reader& reader) const { return reader.credits == schedule_.slots.size(); }
+  bool NeedsBytes() const;
+  bool AnyMaps() const;
+  StreamKey KeyOf(ParticipantId reader) const;
+  Status CheckOpen(const transport::Endpoint& endpoint, const Notify& open) const;
+  void Refuse(const std::shared_ptr<transport::Endpoint>& endpoint, ParticipantId reader,
+              const Status& why);
+  void Detach(ParticipantId participant, const Status& why);
+
+  void Pump();
+  bool MayStartSlot() const;
+  void OnSlotGiven(memory::RegionSpan slot);
+  void StartSlot(memory::RegionSpan memory);
+  void OnPacked(uint32_t slot, PackedSlot packed);
+  void AnnounceInOrder();
+  void Announce(uint32_t index, Slot& slot);
+  void ReleaseIfUnread(SlotEntry entry);
+  void Release(SlotEntry entry);
+  void OnRevoked(uint32_t slot);
+  void Forget(SlotEntry entry);
+  void Touch();
+
+  SourceRun& run_;
+  const plan::Stream& stream_;
+  const PlanId plan_;
+  const uint32_t readers_planned_;
+  plan::StreamSchedule schedule_;
+  uint64_t sums_offset_ = 0;
+  std::vector<uint64_t> sums_;  ///< by segment; each written by the one task that packs its slot
+  std::map<ParticipantId, Reader> readers_;
+  std::map<uint32_t, Slot> slots_;
+  uint32_t next_slot_ = 0;
+  uint32_t next_announced_ = 0;
+  bool acquiring_ = false;
+  uint64_t acquire_ticket_ = 0;
+  uint32_t tasks_ = 0;  ///< on workers
+  std::atomic<bool> stop_ = false;
+  bool stopped_ = false;
+  Status status_;
+  Nanos last_progress_{0};
+  int64_t bytes_packed_ = 0;
+  int64_t bytes_done_ = 0;
+};
+
+}  // namespace weightwire::transfer

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/transfer/context.h"
+#include "server/transfer/sessions.h"
+#include "server/transfer/target_stream.h"
+
+namespace weightwire::transfer {
+
+/// One target job, from StartTarget until nothing writes its memory any more. Strand-only.
+class TargetRun : public std::enable_shared_from_this<TargetRun> {
+ public:
+  /// `forget` runs once, last, when the job is over and quiet.
+  TargetRun(std::shared_ptr<Context> context, std::shared_ptr<SessionTable> sessions, TargetJob job,
+            Engine::TargetDone done, std::function<void()> forget);
+
+  void Start();
+  /// BINDING, READY or FAIL.
+  void OnNotify(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& notify);
+  void OnSessionLost(uint64_t endpoint, const Status& why);
+  /// `drained` runs after `forget`.
+  void Drain(std::function<void()> drained);
+  Engine::Progress progress() const;
+
+  // For its streams.
+  Context& context() const { return *context_; }
+  const TargetJob& job() const { return job_; }
+  /// Ends the job and stops every stream. The first failure is the one that is reported.
+  void FailJob(Status why);
+  /// Something may have finished or become quiet.
+  void Changed();
+
+ private:
+  Status Prepare();
+  Status AddStream(const plan::Stream& stream);
+  void ConnectAll();
+  void OnPlanned(std::vector<plan::StreamSchedule> schedules);
+  void OnConnected(TargetStream* stream, Result<std::shared_ptr<transport::Endpoint>> result);
+  void OnFail(const TargetStream& stream, const Notify& fail);
+  void Finish(Result<TargetReport> result);
+  void FinishFromStreams();
+  void ArmProgressTimer();
+  void CheckProgress();
+
+  std::shared_ptr<Context> context_;
+  std::shared_ptr<SessionTable> sessions_;
+  TargetJob job_;
+  Engine::TargetDone done_;
+  std::function<void()> forget_;
+  std::vector<std::unique_ptr<TargetStream>> streams_;
+  std::map<uint32_t, TargetStream*> by_id_;
+  Nanos started_{0};
+  bool finished_ = false;
+  bool forgotten_ = false;
+  std::vector<std::function<void()>> drained_;
+  Executor::TimerId progress_timer_ = 0;
+  Executor::TimerId grace_timer_ = 0;
+};
+
+}  // namespace weightwire::transfer

@@ -1,0 +1,140 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/transfer/context.h"
+#include "server/transfer/fetch.h"
+
+namespace weightwire::transfer {
+
+class TargetRun;
+
+/// One stream of a target job: reads slots as they are announced, verifies and credits them.
+/// Strand-only; lives inside its TargetRun, which every callback keeps alive.
+class TargetStream {
+ public:
+  TargetStream(TargetRun& run, const plan::Stream& stream, const Peer& peer, ParticipantId source,
+               transport::Transport* transport);
+
+  void OnPlanned(plan::StreamSchedule schedule);
+  void OnConnected(std::shared_ptr<transport::Endpoint> endpoint);
+  void OnBinding(const Notify& binding);
+  void OnReady(const Notify& ready);
+  void OnSessionLost();
+
+  /// Nothing is fetched or copied any more; the source learns `why` once the stream is quiet.
+  void Stop(const Status& why);
+  void CloseSession();
+
+  bool complete() const { return complete_; }
+  /// Nothing writes the destination or reads the source's memory any more.
+  bool quiet() const { return tasks_ == 0 && gets_ == 0 && maps_pending_ == 0; }
+  StreamDigest digest() const;
+  Nanos last_progress() const { return last_progress_; }
+  int64_t bytes_done() const { return bytes_done_; }
+  uint32_t rereads() const { return rereads_; }
+  const plan::Stream& stream() const { return stream_; }
+  const Peer& peer() const { return peer_; }
+  ParticipantId source() const { return source_; }
+  transport::Transport* transport() const { return transport_; }
+  uint64_t endpoint_id() const { return endpoint_ ? endpoint_->id() : 0; }
+
+ private:
+  enum class SegmentState : uint8_t { kFetching, kSummed, kVerified };
+  struct Slot {
+    transport::RegionKey memory;
+    uint64_t sums_offset = 0;  ///< in the mapped sums
+    bool sums_here = false;
+    std::vector<uint64_t> expected;  ///< Gets write here
+    std::vector<SegmentState> state;
+    std::map<uint32_t, int> rereads;  ///< by segment in the slot
+    uint32_t verified = 0;
+  };
+  // One Get. Shared with the transport, which holds it until the Get has ended.
+  struct Fetch {
+    std::shared_ptr<TargetRun> keep;
+    Chunk chunk;
+    bool sum_only = false;  ///< only the sum of the chunk's one segment
+    Scatter scatter;
+    memory::RegionSpan scratch;
+    std::array<std::byte, 64> pad{};
+  };
+  struct Order {
+    Chunk chunk;
+    bool sum_only = false;
+  };
+
+  Context& context() const;
+  StreamKey Key() const;
+  std::string TransportName() const;
+  void MaybeOpen();
+  void Touch();
+  void FailStream(Code code, Reason reason, const std::string& what);
+  void FailSegment(uint32_t segment);
+
+  // Mapped.
+  void Map(transport::RegionKey key, transport::MappedList* into);
+  void OnMapped(transport::MappedList* into, Result<transport::MappedList> mapped);
+  Status CheckMapped() const;
+  void CopySlot(uint32_t index);
+  void OnCopied(uint32_t index, MappedCopy copied);
+
+  // Fetched.
+  void OrderSlot(uint32_t index);
+  void PumpGets();
+  void PostGet(const Order& order, memory::RegionSpan scratch);
+  void OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& status);
+  void OnSummed(const std::shared_ptr<Fetch>& fetch, const std::vector<uint64_t>& sums);
+  void Compare(uint32_t index, uint32_t first_segment, uint32_t segment_count);
+  void Reread(uint32_t index, uint32_t segment);
+  void ReleaseScratch(Fetch& fetch);
+
+  void OnSlotVerified(uint32_t index);
+  void MaybeClose();
+
+  TargetRun& run_;
+  const plan::Stream& stream_;
+  const Peer& peer_;
+  const ParticipantId source_;
+  transport::Transport* const transport_;
+  const bool maps_;
+  int64_t chunk_bytes_ = 0;
+  bool planned_ = false;
+  plan::StreamSchedule schedule_;
+  std::shared_ptr<transport::Endpoint> endpoint_;
+  bool opened_ = false;
+  bool closed_ = false;  ///< CLOSE was sent, or the session is gone
+  uint32_t next_ready_ = 0;
+  std::map<uint32_t, Slot> slots_;  ///< announced and not verified
+  std::vector<uint64_t> sums_;      ///< of the destination, by segment
+  uint32_t slots_done_ = 0;
+
+  transport::MappedList binding_;
+  transport::MappedList mapped_sums_;
+  uint32_t maps_pending_ = 0;
+  bool mapped_ = false;
+
+  std::deque<Order> orders_;
+  bool acquiring_ = false;
+  uint64_t acquire_ticket_ = 0;
+  uint32_t gets_ = 0;
+
+  uint32_t tasks_ = 0;  ///< on workers
+  std::atomic<bool> stop_ = false;
+  bool stopped_ = false;
+  Status why_;
+  bool complete_ = false;
+  Nanos last_progress_{0};
+  int64_t bytes_done_ = 0;
+  uint32_t rereads_ = 0;
+};
+
+}  // namespace weightwire::transfer
