@@ -102,10 +102,22 @@ class [[nodiscard]] Status {
   const std::string& remedy() const { return remedy_; }
   Epoch epoch() const { return epoch_; }
 
-  Status&& AtRank(std::string rank) && { rank_ = std::move(rank); return std::move(*this); }
-  Status&& AtTensor(std::string tensor) && { tensor_ = std::move(tensor); return std::move(*this); }
-  Status&& AtEpoch(Epoch epoch) && { epoch_ = epoch; return std::move(*this); }
-  Status&& Remedy(std::string remedy) && { remedy_ = std::move(remedy); return std::move(*this); }
+  Status&& AtRank(std::string rank) && {
+    rank_ = std::move(rank);
+    return std::move(*this);
+  }
+  Status&& AtTensor(std::string tensor) && {
+    tensor_ = std::move(tensor);
+    return std::move(*this);
+  }
+  Status&& AtEpoch(Epoch epoch) && {
+    epoch_ = epoch;
+    return std::move(*this);
+  }
+  Status&& Remedy(std::string remedy) && {
+    remedy_ = std::move(remedy);
+    return std::move(*this);
+  }
 
   /// "FAILED_PRECONDITION (stale_version): … [rank trainer/0, tensor …, epoch 4]; remedy".
   std::string ToString() const;
@@ -139,8 +151,8 @@ inline tl::unexpected<Status> Fail(Status status) { return tl::make_unexpected(s
 
 }  // namespace weightwire
 
-#define WW_CHECK(condition)                                               \
-  do {                                                                    \
+#define WW_CHECK(condition)                                                      \
+  do {                                                                           \
     if (!(condition)) ::weightwire::CheckFailed(__FILE__, __LINE__, #condition); \
   } while (false)
 
@@ -148,27 +160,28 @@ inline tl::unexpected<Status> Fail(Status status) { return tl::make_unexpected(s
 #define WW_CONCAT(a, b) WW_CONCAT_INNER(a, b)
 
 /// In a function that returns Status: returns the failure of `expr` (a Status).
-#define WW_RETURN_IF_ERROR(expr)                                  \
-  do {                                                            \
+#define WW_RETURN_IF_ERROR(expr)                                    \
+  do {                                                              \
     if (auto ww_status = (expr); !ww_status.ok()) return ww_status; \
   } while (false)
 
 /// In a function that returns Result<T>: returns the failure of `expr` (a Status).
-#define WW_FAIL_IF_ERROR(expr)                                                      \
-  do {                                                                              \
+#define WW_FAIL_IF_ERROR(expr)                                                                     \
+  do {                                                                                             \
     if (auto ww_status = (expr); !ww_status.ok()) return ::weightwire::Fail(std::move(ww_status)); \
   } while (false)
 
 /// In a function that returns Result<U>: `WW_ASSIGN(auto x, F());` with F returning Result<T>.
 #define WW_ASSIGN(lhs, expr) WW_ASSIGN_IMPL(WW_CONCAT(ww_result_, __LINE__), lhs, expr)
-#define WW_ASSIGN_IMPL(result, lhs, expr)                               \
-  auto result = (expr);                                                 \
+#define WW_ASSIGN_IMPL(result, lhs, expr)                                        \
+  auto result = (expr);                                                          \
   if (!result.has_value()) return ::weightwire::Fail(std::move(result.error())); \
   lhs = std::move(*result)
 
 /// The same in a function that returns Status.
-#define WW_ASSIGN_OR_STATUS(lhs, expr) WW_ASSIGN_STATUS_IMPL(WW_CONCAT(ww_result_, __LINE__), lhs, expr)
-#define WW_ASSIGN_STATUS_IMPL(result, lhs, expr)              \
-  auto result = (expr);                                       \
+#define WW_ASSIGN_OR_STATUS(lhs, expr) \
+  WW_ASSIGN_STATUS_IMPL(WW_CONCAT(ww_result_, __LINE__), lhs, expr)
+#define WW_ASSIGN_STATUS_IMPL(result, lhs, expr)             \
+  auto result = (expr);                                      \
   if (!result.has_value()) return std::move(result.error()); \
   lhs = std::move(*result)
