@@ -15,7 +15,8 @@ namespace weightwire::plan {
 ///
 /// Element (i…) is at `source_offset + Σ i·source_stride` of the source tensor's storage and at
 /// `target_offset + Σ i·target_stride` of the target's. Offsets and strides are in elements.
-/// Packed order is row-major over `extent`: both sides agree on it without talking.
+/// There is one extent and stride per dimension of the canonical tensor, so the block is also a box
+/// of it. Packed order is row-major over `extent`: both sides agree on it without talking.
 struct CopyOp {
   uint32_t canonical = 0;      ///< canonical tensor, for messages
   uint32_t source_tensor = 0;  ///< index into RankLayout::tensors of the source rank
@@ -86,18 +87,19 @@ struct PlanOptions {
 /// Pure: equal inputs give an equal plan, id included, in every process. The id covers both
 /// fingerprints, the options and a planner version.
 ///
-///   kFailedPrecondition / kUnownedElement     names the tensor, target rank and missing box
-///   kFailedPrecondition / kDtypeMismatch      no cast is known between the dtypes
-///   kFailedPrecondition / kShapeMismatch      a canonical tensor differs in shape between sides
-///   kFailedPrecondition / kTensorMissing      a target tensor is not in the source's canonical space
-///   kInvalidArgument / kOverlappingShards     target pieces of one rank overlap in local storage
-///   kResourceExhausted / kLimitExceeded       see PlanOptions
-Result<TransferPlan> BuildPlan(const layout::ModelLayout& source,
-                               const layout::ModelLayout& target, const PlanOptions& options = {});
+///   kFailedPrecondition / kUnownedElement   names the tensor, target rank and missing box
+///   kFailedPrecondition / kDtypeMismatch    no cast is known between the dtypes
+///   kFailedPrecondition / kShapeMismatch    a canonical tensor differs in shape between sides
+///   kFailedPrecondition / kTensorMissing    a target tensor is not in the source's canonical space
+///   kInvalidArgument / kOverlappingShards   target pieces of one rank overlap in local storage
+///   kResourceExhausted / kLimitExceeded     see PlanOptions
+///   as layout::Validate                     a layout is not valid in itself
+Result<TransferPlan> BuildPlan(const layout::ModelLayout& source, const layout::ModelLayout& target,
+                               const PlanOptions& options = {});
 
-/// Proves the guarantee above for a given plan, sharing no code with BuildPlan: every target element
-/// covered by a piece is written exactly once and from the same canonical element; every read stays
-/// inside a source piece. Cost O(copies · log copies).
+/// Proves the guarantee above for a given plan and valid layouts, sharing no code with BuildPlan:
+/// every target element covered by a piece is written exactly once and from the same canonical
+/// element; every read stays inside a source piece. Cost O(copies · log copies).
 ///   kInternal  names stream, op, tensor and what is wrong
 Status VerifyPlan(const TransferPlan& plan, const layout::ModelLayout& source,
                   const layout::ModelLayout& target);
@@ -110,15 +112,19 @@ struct PlanReport {
   int64_t egress_max = 0;   ///< most bytes that one source rank sends
   int64_t ingress_max = 0;  ///< most bytes that one target rank receives
   /// egress_max over the least possible for the busiest source when replicas share perfectly;
-  /// 1.0 is perfect. ingress_max over the largest target's own bytes: 1.0 always, else a defect.
+  /// 1.0 is perfect. The least possible is the greatest, over the sets of ranks that hold some part
+  /// in common and over the set of all ranks, of: bytes that only ranks of the set hold / ranks in
+  /// the set. ingress_max over the largest target's own bytes: 1.0 always, else a defect. Both are
+  /// 1.0 for a plan without bytes.
   double egress_over_bound = 0;
   double ingress_over_bound = 0;
-  /// Time of a fluid simulation with equal link rates at every rank over the greater of the two
-  /// bounds above.
+  /// Time of a fluid simulation over the greater of the two bounds above: equal link rates at every
+  /// rank, full duplex, all streams started together and sharing links max-min fairly.
   double simulated_over_bound = 0;
   std::vector<int64_t> egress;   ///< by source rank
   std::vector<int64_t> ingress;  ///< by target rank
 };
+/// `plan` must be BuildPlan's for these layouts (or have passed VerifyPlan).
 PlanReport Report(const TransferPlan& plan, const layout::ModelLayout& source,
                   const layout::ModelLayout& target);
 

@@ -11,9 +11,9 @@ namespace weightwire::plan {
 /// sub-box [begin, begin+extent) of the op, which is contiguous in packed order.
 struct Segment {
   uint32_t op_index = 0;
-  std::vector<int64_t> begin;   ///< within the op's extent
+  std::vector<int64_t> begin;  ///< within the op's extent
   std::vector<int64_t> extent;
-  int64_t bytes = 0;            ///< on the wire
+  int64_t bytes = 0;  ///< on the wire
 };
 
 /// A run of whole segments that travels through one slot.

@@ -1,0 +1,381 @@
+// The proof, rank by rank of the target:
+//
+// 1. Storage: in each target tensor, no piece stores two canonical elements in one place and no two
+//    pieces share a place. Pieces are swept by their span in storage; for two whose spans meet, the
+//    question "do Σ i·s and Σ j·t + Δ ever agree" is answered exactly by BoundedSum.
+// 2. Every copy is cut at piece borders on the target side. That shows which canonical block it
+//    writes, that all of it lies inside pieces, and that offsets and strides agree with them. The
+//    same cut on the source side shows that the same canonical block is read, inside pieces.
+// 3. Coverage: the blocks written into one piece are pairwise disjoint (swept along the dimension
+//    with most distinct cuts) and their elements add up to the piece's. Being inside the piece and
+//    disjoint, equal counts mean that each element is written exactly once.
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <span>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "server/plan/bounded_sum.h"
+#include "server/plan/casts.h"
+#include "server/plan/locator.h"
+#include "server/plan/plan.h"
+#include "server/plan/text.h"
+
+namespace weightwire::plan {
+namespace {
+
+using layout::Box;
+using layout::LocalTensor;
+using layout::ModelLayout;
+using layout::Piece;
+
+Status Wrong(std::string message) {
+  return Status(Code::kInternal, Reason::kInternal, "plan is wrong: " + std::move(message))
+      .Remedy("report this as a defect of the planner; nothing was transferred");
+}
+
+/// nullopt when the pieces are proven to keep apart in storage.
+std::optional<std::string> StorageDefect(const LocalTensor& tensor, const PieceLocator& locator) {
+  const auto name = [&](uint32_t piece) { return "piece " + std::to_string(piece); };
+  for (uint32_t p = 0; p < tensor.pieces.size(); ++p) {
+    std::vector<SumTerm> differences;
+    for (size_t d = 0; d < tensor.pieces[p].box.extent.size(); ++d) {
+      const int64_t reach = tensor.pieces[p].box.extent[d] - 1;
+      differences.push_back({tensor.pieces[p].local_stride[d], -reach, reach});
+    }
+    // The only way for two elements of the piece to coincide must be that they are the same.
+    if (BoundedSum(std::move(differences)).Count(0) != BoundedSum::Answer::kOne) {
+      return name(p) + " stores two elements in one place";
+    }
+  }
+  std::vector<uint32_t> active;
+  for (uint32_t p : locator.ByStart()) {
+    const Piece& piece = tensor.pieces[p];
+    std::erase_if(active, [&](uint32_t other) {
+      return LastElement(tensor.pieces[other]) < piece.local_offset;
+    });
+    for (uint32_t q : active) {
+      const Piece& other = tensor.pieces[q];
+      std::vector<SumTerm> terms;
+      for (size_t d = 0; d < piece.box.extent.size(); ++d) {
+        terms.push_back({piece.local_stride[d], 0, piece.box.extent[d] - 1});
+      }
+      // other's elements count backwards; terms of equal stride combine into one range.
+      for (size_t d = 0; d < other.box.extent.size(); ++d) {
+        const int64_t stride = other.local_stride[d];
+        const auto same = std::find_if(terms.begin(), terms.end(),
+                                       [&](const SumTerm& t) { return t.stride == stride; });
+        if (same == terms.end()) {
+          terms.push_back({stride, 1 - other.box.extent[d], 0});
+        } else {
+          same->low += 1 - other.box.extent[d];
+        }
+      }
+      if (BoundedSum(std::move(terms)).Count(other.local_offset - piece.local_offset) !=
+          BoundedSum::Answer::kNone) {
+        return name(q) + " and " + name(p) + " share storage";
+      }
+    }
+    active.push_back(p);
+  }
+  return std::nullopt;
+}
+
+/// A block written into one piece of one target tensor.
+struct Written {
+  uint32_t tensor = 0;
+  PiecePart part;
+};
+
+bool Meet(const Box& a, const Box& b) {
+  for (size_t d = 0; d < a.begin.size(); ++d) {
+    if (a.begin[d] >= b.begin[d] + b.extent[d] || b.begin[d] >= a.begin[d] + a.extent[d]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+size_t SweepDim(std::span<const Written> blocks) {
+  size_t best = 0;
+  size_t best_cuts = 0;
+  for (size_t d = 0; d < blocks[0].part.box.begin.size(); ++d) {
+    std::vector<int64_t> cuts;
+    for (const Written& block : blocks) cuts.push_back(block.part.box.begin[d]);
+    std::sort(cuts.begin(), cuts.end());
+    const auto distinct = static_cast<size_t>(std::unique(cuts.begin(), cuts.end()) - cuts.begin());
+    if (distinct > best_cuts) {
+      best = d;
+      best_cuts = distinct;
+    }
+  }
+  return best;
+}
+
+/// First pair of blocks that share an element. Reorders `blocks`.
+std::optional<std::pair<Box, Box>> FindOverlap(std::span<Written> blocks) {
+  if (blocks.size() < 2) return std::nullopt;
+  if (blocks[0].part.box.begin.empty()) return {{blocks[0].part.box, blocks[1].part.box}};
+  const size_t d = SweepDim(blocks);
+  std::sort(blocks.begin(), blocks.end(), [d](const Written& a, const Written& b) {
+    return a.part.box.begin[d] < b.part.box.begin[d];
+  });
+  std::vector<const Box*> active;
+  for (const Written& block : blocks) {
+    const Box& box = block.part.box;
+    std::erase_if(active, [&](const Box* other) {
+      return other->begin[d] + other->extent[d] <= box.begin[d];
+    });
+    for (const Box* other : active) {
+      if (Meet(*other, box)) return {{*other, box}};
+    }
+    active.push_back(&box);
+  }
+  return std::nullopt;
+}
+
+class Proof {
+ public:
+  Proof(const TransferPlan& plan, const ModelLayout& source, const ModelLayout& target)
+      : plan_(plan), source_(source), target_(target), source_locators_(source.ranks.size()) {
+    for (uint32_t t = 0; t < source.canonical.tensors.size(); ++t) {
+      source_index_.emplace(source.canonical.tensors[t].name, t);
+    }
+  }
+
+  Status Run() {
+    WW_RETURN_IF_ERROR(CheckHead());
+    size_t next = 0;
+    for (uint32_t rank = 0; rank < target_.ranks.size(); ++rank) {
+      WW_RETURN_IF_ERROR(BeginRank(rank));
+      for (; next < plan_.streams.size() && plan_.streams[next].target_rank == rank; ++next) {
+        WW_RETURN_IF_ERROR(CheckStream(plan_.streams[next]));
+      }
+      WW_RETURN_IF_ERROR(CheckCoverage(rank));
+    }
+    return OkStatus();
+  }
+
+ private:
+  Status CheckHead() const {
+    if (plan_.source != layout::FingerprintOf(source_) ||
+        plan_.target != layout::FingerprintOf(target_) ||
+        plan_.source_ranks != source_.ranks.size() || plan_.target_ranks != target_.ranks.size()) {
+      return Wrong("it was made for other layouts");
+    }
+    if (plan_.tensor_names.size() != target_.canonical.tensors.size()) {
+      return Wrong("tensor names are not the target's");
+    }
+    for (size_t t = 0; t < plan_.tensor_names.size(); ++t) {
+      if (plan_.tensor_names[t] != target_.canonical.tensors[t].name) {
+        return Wrong("tensor name " + std::to_string(t) + " is not the target's");
+      }
+    }
+    return CheckStreamOrder();
+  }
+
+  Status CheckStreamOrder() const {
+    int64_t bytes = 0;
+    uint64_t copies = 0;
+    for (size_t i = 0; i < plan_.streams.size(); ++i) {
+      const Stream& stream = plan_.streams[i];
+      const std::string where = "stream " + std::to_string(i);
+      if (stream.id != i) return Wrong(where + " has id " + std::to_string(stream.id));
+      if (stream.ops.empty()) return Wrong(where + " is empty");
+      if (stream.source_rank >= source_.ranks.size() ||
+          stream.target_rank >= target_.ranks.size()) {
+        return Wrong(where + " names a rank that does not exist");
+      }
+      if (i > 0 && std::pair(plan_.streams[i - 1].target_rank, plan_.streams[i - 1].source_rank) >=
+                       std::pair(stream.target_rank, stream.source_rank)) {
+        return Wrong(where + " is out of order");
+      }
+      bytes += stream.bytes;
+      copies += stream.ops.size();
+    }
+    if (bytes != plan_.bytes_total) return Wrong("total bytes are not the streams' sum");
+    if (copies != plan_.copies_total) return Wrong("total copies are not the streams' sum");
+    return OkStatus();
+  }
+
+  Status BeginRank(uint32_t rank) {
+    written_.clear();
+    target_locators_.clear();
+    const auto& tensors = target_.ranks[rank].tensors;
+    for (uint32_t t = 0; t < tensors.size(); ++t) {
+      target_locators_.emplace_back(tensors[t]);
+      if (auto defect = StorageDefect(tensors[t], target_locators_.back())) {
+        return Wrong("target tensor '" + tensors[t].name + "': " + *defect)
+            .AtRank(RankText(Side::kTarget, rank))
+            .AtTensor(tensors[t].name);
+      }
+    }
+    return OkStatus();
+  }
+
+  Status CheckStream(const Stream& stream) {
+    int64_t bytes = 0;
+    const CopyOp* last = nullptr;
+    for (size_t i = 0; i < stream.ops.size(); ++i) {
+      const CopyOp& op = stream.ops[i];
+      if (auto defect = OpDefect(stream, op)) return WrongOp(stream, i, *defect);
+      if (last && std::tie(last->canonical, last->target_tensor, last->target_offset) >=
+                      std::tie(op.canonical, op.target_tensor, op.target_offset)) {
+        return WrongOp(stream, i, "is out of the global order");
+      }
+      bytes += WireBytes(op);
+      last = &op;
+    }
+    if (bytes != stream.bytes) {
+      return Wrong("stream " + std::to_string(stream.id) + " claims " +
+                   std::to_string(stream.bytes) + " bytes, its copies move " +
+                   std::to_string(bytes));
+    }
+    return OkStatus();
+  }
+
+  Status WrongOp(const Stream& stream, size_t index, const std::string& defect) const {
+    const uint32_t canonical = stream.ops[index].canonical;
+    const std::string name =
+        canonical < plan_.tensor_names.size() ? plan_.tensor_names[canonical] : "?";
+    return Wrong("stream " + std::to_string(stream.id) + " (" +
+                 RankText(Side::kSource, stream.source_rank) + " to " +
+                 RankText(Side::kTarget, stream.target_rank) + ") op " + std::to_string(index) +
+                 " of '" + name + "' " + defect)
+        .AtRank(RankText(Side::kTarget, stream.target_rank))
+        .AtTensor(name);
+  }
+
+  /// What is wrong with one copy; nullopt when it writes what it reads. Records what it writes.
+  std::optional<std::string> OpDefect(const Stream& stream, const CopyOp& op) {
+    if (op.canonical >= target_.canonical.tensors.size()) return "names an unknown tensor";
+    const auto& sources = source_.ranks[stream.source_rank].tensors;
+    const auto& targets = target_.ranks[stream.target_rank].tensors;
+    if (op.source_tensor >= sources.size() || op.target_tensor >= targets.size()) {
+      return "names a local tensor that does not exist";
+    }
+    const LocalTensor& from = sources[op.source_tensor];
+    const LocalTensor& to = targets[op.target_tensor];
+    if (op.source_dtype != from.dtype || op.target_dtype != to.dtype) {
+      return "has a dtype that its tensor has not";
+    }
+    if (!CastKnown(from.dtype, to.dtype)) return "needs a cast that is not known";
+    const auto& spec = target_.canonical.tensors[op.canonical];
+    const auto source_canonical = source_index_.find(spec.name);
+    if (source_canonical == source_index_.end()) return "names a tensor the source does not have";
+    const size_t ndim = spec.shape.size();
+    if (op.extent.size() != ndim || op.source_stride.size() != ndim ||
+        op.target_stride.size() != ndim) {
+      return "has not one extent and stride per dimension";
+    }
+    if (!InsideStorage(from, op.extent, op.source_offset, op.source_stride)) {
+      return "reads outside its source tensor";
+    }
+    if (!InsideStorage(to, op.extent, op.target_offset, op.target_stride)) {
+      return "writes outside its target tensor";
+    }
+    return BlockDefect(stream, op, source_canonical->second);
+  }
+
+  std::optional<std::string> BlockDefect(const Stream& stream, const CopyOp& op,
+                                         uint32_t source_canonical) {
+    const PieceLocator& target = target_locators_[op.target_tensor];
+    const std::optional<Box> box = TargetBox(target, op);
+    if (!box) return "starts where the target stores nothing of the tensor";
+    auto parts = target.Split(op.canonical, *box, op.target_offset, op.target_stride);
+    if (!parts) return "does not write " + BoxText(*box) + " where the target stores it";
+    if (!SourceLocator(stream.source_rank, op.source_tensor)
+             .Split(source_canonical, *box, op.source_offset, op.source_stride)) {
+      return "does not read " + BoxText(*box) + " where the source stores it";
+    }
+    for (PiecePart& part : *parts) written_.push_back({op.target_tensor, std::move(part)});
+    return std::nullopt;
+  }
+
+  static bool InsideStorage(const LocalTensor& tensor, std::span<const int64_t> extent,
+                            int64_t offset, std::span<const int64_t> stride) {
+    int64_t elements = 1;
+    for (int64_t size : tensor.shape) elements *= size;
+    int64_t last = offset;
+    for (size_t d = 0; d < extent.size(); ++d) {
+      int64_t reach;
+      if (extent[d] < 1 || stride[d] < 1 ||
+          __builtin_mul_overflow(extent[d] - 1, stride[d], &reach) ||
+          __builtin_add_overflow(last, reach, &last)) {
+        return false;
+      }
+    }
+    return offset >= 0 && last < elements;
+  }
+
+  const PieceLocator& SourceLocator(uint32_t rank, uint32_t tensor) {
+    auto& locators = source_locators_[rank];
+    if (locators.empty()) {
+      for (const LocalTensor& local : source_.ranks[rank].tensors) locators.emplace_back(local);
+    }
+    return locators[tensor];
+  }
+
+  Status CheckCoverage(uint32_t rank) {
+    std::sort(written_.begin(), written_.end(), [](const Written& a, const Written& b) {
+      return std::tie(a.tensor, a.part.piece) < std::tie(b.tensor, b.part.piece);
+    });
+    size_t next = 0;
+    const auto& tensors = target_.ranks[rank].tensors;
+    for (uint32_t t = 0; t < tensors.size(); ++t) {
+      for (uint32_t p = 0; p < tensors[t].pieces.size(); ++p) {
+        const size_t first = next;
+        while (next < written_.size() && written_[next].tensor == t &&
+               written_[next].part.piece == p) {
+          ++next;
+        }
+        WW_RETURN_IF_ERROR(
+            CheckPiece(rank, tensors[t], p, std::span(written_).subspan(first, next - first)));
+      }
+    }
+    return OkStatus();
+  }
+
+  Status CheckPiece(uint32_t rank, const LocalTensor& tensor, uint32_t index,
+                    std::span<Written> blocks) const {
+    const Piece& piece = tensor.pieces[index];
+    const std::string& name = target_.canonical.tensors[piece.tensor].name;
+    if (const auto overlap = FindOverlap(blocks)) {
+      return Wrong("in '" + tensor.name + "', elements of " + name + " are written twice: " +
+                   BoxText(overlap->first) + " and " + BoxText(overlap->second))
+          .AtRank(RankText(Side::kTarget, rank))
+          .AtTensor(name);
+    }
+    int64_t missing = Elements(piece.box);
+    for (const Written& block : blocks) missing -= Elements(block.part.box);
+    if (missing == 0) return OkStatus();
+    return Wrong("in '" + tensor.name + "', " + std::to_string(missing) + " elements of " + name +
+                 " " + BoxText(piece.box) + " are never written")
+        .AtRank(RankText(Side::kTarget, rank))
+        .AtTensor(name);
+  }
+
+  static int64_t Elements(const Box& box) {
+    return std::accumulate(box.extent.begin(), box.extent.end(), int64_t{1}, std::multiplies<>());
+  }
+
+  const TransferPlan& plan_;
+  const ModelLayout& source_;
+  const ModelLayout& target_;
+  std::unordered_map<std::string_view, uint32_t> source_index_;
+  std::vector<std::vector<PieceLocator>> source_locators_;  ///< by rank and tensor; made when used
+  std::vector<PieceLocator> target_locators_;               ///< of the rank at hand
+  std::vector<Written> written_;                            ///< into the rank at hand
+};
+
+}  // namespace
+
+Status VerifyPlan(const TransferPlan& plan, const ModelLayout& source, const ModelLayout& target) {
+  return Proof(plan, source, target).Run();
+}
+
+}  // namespace weightwire::plan

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/layout/types.h"
+#include "server/plan/plan.h"
+
+/// Runs plans element by element on small arrays; shares nothing with kernels or transfer.
+namespace weightwire::testing {
+
+/// Storage of all ranks: [rank][local tensor][element]. Elements are opaque numbers: casts are not
+/// made.
+using Memory = std::vector<std::vector<std::vector<uint64_t>>>;
+inline constexpr uint64_t kUntouched = ~uint64_t{0};
+
+inline Memory EmptyMemory(const layout::ModelLayout& layout) {
+  Memory memory;
+  for (const auto& rank : layout.ranks) {
+    auto& tensors = memory.emplace_back();
+    for (const auto& tensor : rank.tensors) {
+      size_t elements = 1;
+      for (int64_t size : tensor.shape) elements *= static_cast<size_t>(size);
+      tensors.emplace_back(elements, kUntouched);
+    }
+  }
+  return memory;
+}
+
+/// Calls visit(index) for each index of a block, in row-major order.
+template <typename Visit>
+void ForEachIndex(const std::vector<int64_t>& extent, Visit visit) {
+  std::vector<int64_t> index(extent.size(), 0);
+  while (true) {
+    visit(index);
+    size_t d = extent.size();
+    while (d > 0 && ++index[d - 1] == extent[d - 1]) index[--d] = 0;
+    if (d == 0) return;
+  }
+}
+
+inline size_t StridedAt(int64_t offset, const std::vector<int64_t>& stride,
+                        const std::vector<int64_t>& index) {
+  for (size_t d = 0; d < index.size(); ++d) offset += index[d] * stride[d];
+  return static_cast<size_t>(offset);
+}
+
+/// Copies what the plan says. Out-of-range accesses throw. Returns how often an element was written
+/// that had been written before.
+inline int64_t RunPlan(const plan::TransferPlan& plan, const Memory& source, Memory& target) {
+  int64_t rewrites = 0;
+  for (const plan::Stream& stream : plan.streams) {
+    for (const plan::CopyOp& op : stream.ops) {
+      const auto& from = source.at(stream.source_rank).at(op.source_tensor);
+      auto& to = target.at(stream.target_rank).at(op.target_tensor);
+      ForEachIndex(op.extent, [&](const std::vector<int64_t>& index) {
+        uint64_t& element = to.at(StridedAt(op.target_offset, op.target_stride, index));
+        if (element != kUntouched) ++rewrites;
+        element = from.at(StridedAt(op.source_offset, op.source_stride, index));
+      });
+    }
+  }
+  return rewrites;
+}
+
+/// A different number for every canonical element of small models.
+inline uint64_t ElementId(uint32_t tensor, const std::vector<int64_t>& shape,
+                          const std::vector<int64_t>& element) {
+  uint64_t flat = 0;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    flat = flat * static_cast<uint64_t>(shape[d]) + static_cast<uint64_t>(element[d]);
+  }
+  return (uint64_t{tensor} + 1) << 40 | flat;
+}
+
+/// What memory must hold: each piece's elements by ElementId, everything else untouched.
+inline Memory FilledMemory(const layout::ModelLayout& layout) {
+  Memory memory = EmptyMemory(layout);
+  for (size_t r = 0; r < layout.ranks.size(); ++r) {
+    for (size_t t = 0; t < layout.ranks[r].tensors.size(); ++t) {
+      for (const layout::Piece& piece : layout.ranks[r].tensors[t].pieces) {
+        ForEachIndex(piece.box.extent, [&](const std::vector<int64_t>& index) {
+          std::vector<int64_t> element = index;
+          for (size_t d = 0; d < index.size(); ++d) element[d] += piece.box.begin[d];
+          memory[r][t].at(StridedAt(piece.local_offset, piece.local_stride, index)) =
+              ElementId(piece.tensor, layout.canonical.tensors[piece.tensor].shape, element);
+        });
+      }
+    }
+  }
+  return memory;
+}
+
+}  // namespace weightwire::testing
