@@ -81,12 +81,11 @@ Status DeadlineStatus(const State& state) {
     names += " and " + std::to_string(missing.size() - kNamesMax) + " more";
   }
   if (missing.empty()) names = "Commit()";
-  Status why(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
-             "the deadline of " + std::string(PhaseName(state.phase)) +
-                 " passed; still waiting for " + names);
-  why = std::move(why).AtEpoch(state.spec.epoch);
-  if (!missing.empty()) why = std::move(why).AtRank(PlaceOf(state.spec, missing.front()));
-  return why;
+  return Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
+                "the deadline of " + std::string(PhaseName(state.phase)) +
+                    " passed; still waiting for " + names)
+      .AtRank(missing.empty() ? "" : PlaceOf(state.spec, missing.front()))
+      .AtEpoch(state.spec.epoch);
 }
 
 class Stepper {
@@ -196,9 +195,9 @@ class Stepper {
   bool Driving() const { return state_.phase == Phase::kCommitting && state_.why.ok(); }
 
   Status NamedFailure(const Member& member, const Status& why) const {
-    Status named = why;
-    if (named.rank().empty()) named = std::move(named).AtRank(PlaceOf(state_.spec, member));
-    return std::move(named).AtEpoch(state_.spec.epoch);
+    return Status(why)
+        .AtRank(why.rank().empty() ? PlaceOf(state_.spec, member) : why.rank())
+        .AtEpoch(state_.spec.epoch);
   }
 
   Status LossStatus(const LostEvent& event) const {
@@ -231,8 +230,8 @@ class Stepper {
     for (const EngineMembers& engine : state_.spec.engines) {
       if (!EngineOver(state_, engine.name)) Do(SendCommit{engine.name});
     }
-    Do(ArmDeadline{Phase::kCommitting});
     FinishWhenCommitted();
+    if (state_.phase == Phase::kCommitting) Do(ArmDeadline{Phase::kCommitting});
   }
 
   void LoseAfterDecision(const LostEvent& event) {
@@ -262,8 +261,8 @@ class Stepper {
     for (const Member& member : AllMembers(state_.spec)) {
       if (!state_.lost.contains(member)) Do(SendAbort{member, state_.why});
     }
-    Do(ArmDeadline{Phase::kAborting});
     FinishWhenDrained();
+    if (state_.phase == Phase::kAborting) Do(ArmDeadline{Phase::kAborting});
   }
 
   void GiveUpDraining() {

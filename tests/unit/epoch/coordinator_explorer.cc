@@ -1,0 +1,509 @@
+#include "tests/unit/epoch/coordinator_explorer.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "tests/unit/epoch/dice.h"
+
+namespace weightwire::epoch::testing {
+namespace {
+
+constexpr PlanId kPlan{7, 7};
+
+/// One epoch under test, the members that answer it and the record by which it is judged.
+class Run {
+ public:
+  Run(const StepFn& step, uint64_t seed, Exploration& result)
+      : step_(step), dice_(seed), result_(result) {
+    fault_percent_ = std::vector<uint64_t>{0, 3, 12, 35}[dice_.Below(4)];
+    MakeSpec();
+  }
+
+  /// The broken rule; empty when all held.
+  std::string Play() {
+    Outcome begin = Begin(spec_);
+    state_ = begin.state;
+    Absorb(begin.actions);
+    const size_t steps = 10 + dice_.Below(60);
+    for (size_t i = 0; i < steps && broken_.empty() && !finished_; ++i) Deliver(RandomEvent());
+    for (int i = 0; i < 400 && broken_.empty() && !Over(); ++i) Deliver(FairEvent());
+    Require(Over(), "L2: the epoch ends once faults stop");
+    for (int i = 0; i < 6 && broken_.empty(); ++i) Deliver(RandomEvent());
+    return broken_;
+  }
+
+ private:
+  void MakeSpec() {
+    uint32_t id = 1;
+    auto member = [&] { return Member{ParticipantId(id++), Incarnation(100 + dice_.Below(50))}; };
+    spec_.epoch = Epoch(5);
+    spec_.content = Epoch(5);
+    spec_.version = Version(3);
+    spec_.kind = dice_.Percent(25) ? Kind::kFill : Kind::kPublish;
+    spec_.manual_commit = dice_.Percent(30);
+    for (size_t i = 1 + dice_.Below(2); i > 0; --i) spec_.sources.push_back(member());
+    for (size_t e = 1 + dice_.Below(3); e > 0; --e) {
+      EngineMembers engine{"engine-" + std::to_string(e), {}};
+      for (size_t i = 1 + dice_.Below(2); i > 0; --i) engine.ranks.push_back(member());
+      spec_.engines.push_back(std::move(engine));
+    }
+    corrupt_ = dice_.Percent(fault_percent_);
+  }
+
+  bool Over() const { return finished_ || stopped_; }
+  bool Published() const { return spec_.kind == Kind::kPublish; }
+
+  void Require(bool holds, const std::string& rule) {
+    if (!holds && broken_.empty()) broken_ = rule;
+  }
+  void Reach(const std::string& branch) { ++result_.reached[branch]; }
+
+  // ---- members ----
+  std::vector<Member> All() const {
+    std::vector<Member> all = spec_.sources;
+    for (const auto& engine : spec_.engines) {
+      all.insert(all.end(), engine.ranks.begin(), engine.ranks.end());
+    }
+    return all;
+  }
+  std::vector<Member> Targets() const {
+    const std::vector<Member> all = All();
+    return {all.begin() + static_cast<std::ptrdiff_t>(spec_.sources.size()), all.end()};
+  }
+  bool IsSource(const Member& m) const {
+    return std::count(spec_.sources.begin(), spec_.sources.end(), m) > 0;
+  }
+  const EngineMembers* EngineOf(const Member& m) const {
+    for (const auto& engine : spec_.engines) {
+      if (std::count(engine.ranks.begin(), engine.ranks.end(), m) > 0) return &engine;
+    }
+    return nullptr;
+  }
+  bool Known(const Member& m) const { return IsSource(m) || EngineOf(m) != nullptr; }
+
+  /// Streams are numbered source place × 8 + target place in the engine, as a plan's would be.
+  static uint64_t TrueDigest(uint32_t stream) { return 1000 + stream * 17; }
+  std::vector<Digest> SourceDigests(const Member& m) const {
+    size_t place = 0;
+    while (spec_.sources[place] != m) ++place;
+    std::vector<Digest> digests;
+    for (const auto& engine : spec_.engines) {
+      const PlanId plan{kPlan.high, engine.ranks.size()};
+      for (size_t rank = 0; rank < engine.ranks.size(); ++rank) {
+        const auto stream = static_cast<uint32_t>(place * 8 + rank);
+        const Digest digest{plan, stream, TrueDigest(stream)};
+        if (std::count(digests.begin(), digests.end(), digest) == 0) digests.push_back(digest);
+      }
+    }
+    return digests;
+  }
+  std::vector<Digest> TargetDigests(const Member& m) {
+    const EngineMembers& engine = *EngineOf(m);
+    size_t rank = 0;
+    while (engine.ranks[rank] != m) ++rank;
+    std::vector<Digest> digests;
+    for (size_t place = 0; place < spec_.sources.size(); ++place) {
+      const auto stream = static_cast<uint32_t>(place * 8 + rank);
+      digests.push_back({PlanId{kPlan.high, engine.ranks.size()}, stream, TrueDigest(stream)});
+    }
+    if (corrupt_ && dice_.Percent(50)) digests[dice_.Below(digests.size())].digest ^= 1;
+    if (corrupt_ && dice_.Percent(20)) digests.pop_back();
+    return digests;
+  }
+
+  // ---- events ----
+  Event ReportOf(size_t kind, const Member& m) {
+    const Status why(Code::kUnavailable, Reason::kTransportFailed, "test");
+    switch (kind) {
+      case 0:
+        return PreparedEvent{m};
+      case 1:
+        return SourcedEvent{m, IsSource(m) ? SourceDigests(m) : std::vector<Digest>{}};
+      case 2:
+        return StagedEvent{m, EngineOf(m) != nullptr ? TargetDigests(m) : std::vector<Digest>{}};
+      case 3:
+        return AppliedEvent{m};
+      case 4:
+        return DrainedEvent{m};
+      case 5:
+        return FailedEvent{m, why};
+      default:
+        return LostEvent{m, why};
+    }
+  }
+
+  Event RandomEvent() {
+    if (!inbox_.empty() && !dice_.Percent(fault_percent_)) return TakeFromInbox();
+    const Status asked(Code::kAborted, Reason::kAbortRequested, "test");
+    switch (dice_.Below(14)) {
+      case 0:
+        return JournalEvent{};
+      case 1:
+        return CommitAskedEvent{};
+      case 2:
+        return AbortAskedEvent{asked};
+      case 3:
+        return DeadlineEvent{static_cast<Phase>(1 + dice_.Below(7))};
+      case 4:
+        return DeadlineEvent{armed_};
+      case 5:
+        return ReportOf(5 + dice_.Below(2), dice_.Pick(All()));
+      case 6:
+      case 7:
+      case 8:
+        return Forged();
+      case 9:
+        if (append_waits_) return JournalEvent{Status(Code::kUnknown, Reason::kJournalFailed, "")};
+        [[fallthrough]];
+      default:
+        return ReportOf(dice_.Below(5), dice_.Pick(All()));
+    }
+  }
+
+  /// A report that names a participant of the epoch with another incarnation, or a stranger.
+  Event Forged() {
+    Member m = dice_.Pick(All());
+    if (dice_.Percent(80)) {
+      m.incarnation.value += 1000;
+    } else {
+      m.id.value += 1000;
+    }
+    const Member original = dice_.Pick(All());
+    Event event = ReportOf(dice_.Below(7), original);
+    std::visit(
+        [&](auto& e) {
+          if constexpr (requires { e.member; }) e.member = m;
+        },
+        event);
+    return event;
+  }
+
+  Event TakeFromInbox() {
+    const size_t at = dice_.Below(inbox_.size());
+    Event event = inbox_[at];
+    const bool repeat = dice_.Percent(15);
+    if (!repeat) inbox_.erase(inbox_.begin() + static_cast<std::ptrdiff_t>(at));
+    if (!repeat && dice_.Percent(fault_percent_) && !inbox_.empty()) return TakeFromInbox();
+    return event;
+  }
+
+  /// What a healthy world does next: pending answers, then the commit that was left to do by hand,
+  /// then the deadline.
+  Event FairEvent() {
+    if (append_waits_) return JournalEvent{};
+    if (!inbox_.empty()) {
+      Event event = inbox_.front();
+      inbox_.erase(inbox_.begin());
+      return event;
+    }
+    if (state_.phase == Phase::kStaged) return CommitAskedEvent{};
+    return DeadlineEvent{state_.phase};
+  }
+
+  // ---- the record ----
+  void Record(const Event& event) {
+    std::visit([&](const auto& e) { RecordOne(e); }, event);
+  }
+  void RecordOne(const PreparedEvent& e) {
+    if (before_.phase == Phase::kPreparing && Known(e.member)) prepared_.insert(e.member);
+  }
+  void RecordOne(const SourcedEvent& e) {
+    if (before_.phase == Phase::kTransferring && IsSource(e.member)) {
+      sourced_.emplace(e.member, e.digests);
+    }
+  }
+  void RecordOne(const StagedEvent& e) {
+    if (before_.phase == Phase::kTransferring && EngineOf(e.member) != nullptr) {
+      staged_.emplace(e.member, e.digests);
+    }
+  }
+  void RecordOne(const AppliedEvent& e) {
+    const EngineMembers* engine = EngineOf(e.member);
+    if (engine != nullptr && engine->ranks[0] == e.member && commit_sent_.contains(engine->name)) {
+      applied_.insert(engine->name);
+    }
+  }
+  void RecordOne(const DrainedEvent& e) {
+    if (before_.phase == Phase::kAborting && Known(e.member)) drained_.insert(e.member);
+  }
+  void RecordOne(const FailedEvent& e) {
+    if (EngineOf(e.member) != nullptr && submitted_) failed_late_.insert(EngineOf(e.member)->name);
+  }
+  void RecordOne(const LostEvent& e) {
+    if (Known(e.member) && !Over()) lost_.insert(e.member);
+  }
+  void RecordOne(const JournalEvent& e) {
+    if (!append_waits_) return;
+    append_waits_ = false;
+    (e.why.ok() ? durable_ : stopped_expected_) = true;
+  }
+  void RecordOne(const CommitAskedEvent&) {
+    if (before_.phase == Phase::kStaged) commit_asked_ = true;
+  }
+  void RecordOne(const AbortAskedEvent&) {}
+  void RecordOne(const DeadlineEvent& e) {
+    if (e.phase == Phase::kAborting && before_.phase == Phase::kAborting) {
+      for (const Member& m : All()) {
+        if (!drained_.contains(m)) lost_.insert(m);
+      }
+      Reach("deadline.aborting");
+    }
+    if (e.phase == Phase::kCommitting && before_.phase == Phase::kCommitting) late_ = true;
+  }
+
+  /// Every byte was reported on both sides, and equal.
+  bool TrulyStaged() const {
+    if (sourced_.size() != spec_.sources.size() || staged_.size() != Targets().size()) return false;
+    std::map<std::pair<PlanId, uint32_t>, uint64_t> sent;
+    for (const auto& [m, digests] : sourced_) {
+      for (const Digest& d : digests) sent[{d.plan, d.stream}] = d.digest;
+    }
+    for (const auto& engine : spec_.engines) {
+      for (const Member& m : engine.ranks) {
+        if (staged_.at(m).size() != spec_.sources.size()) return false;
+        for (const Digest& d : staged_.at(m)) {
+          const auto it = sent.find({d.plan, d.stream});
+          if (it == sent.end() || it->second != d.digest) return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  // ---- judging ----
+  void Deliver(const Event& event) {
+    ++result_.steps;
+    before_ = state_;
+    const bool over = Over();
+    Record(event);
+    Outcome outcome = step_(state_, event);
+    state_ = outcome.state;
+    JudgeRefusal(event, outcome, over);
+    JudgePhase();
+    Absorb(outcome.actions);
+    JudgeProgress(event);
+  }
+
+  void JudgeRefusal(const Event& event, const Outcome& outcome, bool over) {
+    const bool quiet = outcome.actions.empty() && outcome.state == before_;
+    if (over) Require(quiet, "an epoch that is over changes nothing");
+    std::visit(
+        [&](const auto& e) {
+          if constexpr (requires { e.member; }) {
+            if (Known(e.member)) return;
+            Reach("forged");
+            Require(quiet, "I7/I12: a stranger or stale incarnation changes nothing");
+          }
+        },
+        event);
+    Require(outcome.state.spec == spec_, "the required members are frozen");
+  }
+
+  void JudgePhase() {
+    using P = Phase;
+    if (before_.phase == state_.phase) return;
+    static const std::set<std::pair<P, P>> kAllowed = {
+        {P::kPreparing, P::kTransferring},  {P::kPreparing, P::kAborting},
+        {P::kPreparing, P::kAborted},       {P::kTransferring, P::kStaged},
+        {P::kTransferring, P::kCommitting}, {P::kTransferring, P::kAborting},
+        {P::kTransferring, P::kAborted},    {P::kStaged, P::kCommitting},
+        {P::kStaged, P::kAborting},         {P::kStaged, P::kAborted},
+        {P::kCommitting, P::kCommitted},    {P::kAborting, P::kAborted}};
+    Require(kAllowed.contains({before_.phase, state_.phase}), "a phase that cannot follow");
+    Reach(std::string(PhaseName(before_.phase)) + "->" + std::string(PhaseName(state_.phase)));
+  }
+
+  void Absorb(const std::vector<Action>& actions) {
+    for (size_t i = 0; i < actions.size(); ++i) {
+      Require(!Over(), "nothing follows Finish or StopDeciding");
+      std::visit([&](const auto& a) { AbsorbOne(a); }, actions[i]);
+    }
+    if (entered_abort_) {
+      for (const Member& m : All()) {
+        Require(lost_.contains(m) || aborts_.contains(m), "every live member is told of the abort");
+      }
+    }
+  }
+  void AbsorbOne(const SendPrepare&) {
+    for (const Member& m : All()) inbox_.push_back(PreparedEvent{m});
+  }
+  void AbsorbOne(const SendTransfer&) {
+    Require(prepared_.size() == All().size(), "TRANSFERRING only when every member prepared");
+    Require(!transfer_sent_, "SendTransfer once");
+    transfer_sent_ = true;
+    for (const Member& m : spec_.sources) inbox_.push_back(ReportOf(1, m));
+    for (const Member& m : Targets()) inbox_.push_back(ReportOf(2, m));
+  }
+  void AbsorbOne(const SendRelease&) {
+    Require(TrulyStaged(), "I9: release only when every byte is staged and verified");
+    Require(!released_, "SendRelease once");
+    released_ = true;
+  }
+  void AbsorbOne(const AppendCommit&) {
+    Require(Published(), "a fill never appends");
+    Require(!submitted_, "AppendCommit at most once");
+    Require(!entered_abort_, "I3: no COMMIT after an abort");
+    Require(TrulyStaged(), "I6: COMMIT only when all required members staged and verified");
+    Require(!spec_.manual_commit || commit_asked_, "a manual commit waits for Commit()");
+    Require(released_, "sources are released on entering STAGED");
+    submitted_ = append_waits_ = true;
+  }
+  void AbsorbOne(const SendCommit& a) {
+    Require(Published() ? durable_ : TrulyStaged(), "I2: SendCommit only after the durable append");
+    Require(!entered_abort_, "I3: no commit after an abort");
+    Require(!evicted_.contains(a.engine), "an evicted engine is not told to swap");
+    Require(commit_sent_.insert(a.engine).second, "SendCommit once for each engine");
+    submitted_ = true;
+    if (Published()) Reach("commit.sent");
+    for (const auto& engine : spec_.engines) {
+      if (engine.name != a.engine) continue;
+      if (dice_.Percent(10)) inbox_.push_back(AppliedEvent{engine.ranks.back()});
+      inbox_.push_back(AppliedEvent{engine.ranks[0]});
+    }
+  }
+  void AbsorbOne(const SendInstalled& a) {
+    Require(applied_.contains(a.engine), "INSTALLED only after the leader applied");
+    Require(installed_.insert(a.engine).second, "INSTALLED once");
+  }
+  void AbsorbOne(const SendAbort& a) {
+    Require(!submitted_, "I3: no abort once COMMIT is submitted");
+    Require(Known(a.member) && !lost_.contains(a.member), "aborts go to live members");
+    Require(aborts_.insert(a.member).second, "one abort for each member");
+    Require(!state_.why.ok() && a.why == state_.why, "an abort says why");
+    entered_abort_ = true;
+    Reach("abort." + std::string(ReasonName(a.why.reason())));
+    inbox_.push_back(DrainedEvent{a.member});
+  }
+  void AbsorbOne(const EvictEngine& a) {
+    const bool aborting = entered_abort_ && !submitted_;
+    const auto engine = std::find_if(spec_.engines.begin(), spec_.engines.end(),
+                                     [&](const auto& e) { return e.name == a.engine; });
+    Require(engine != spec_.engines.end(), "an engine of the epoch is evicted");
+    if (!broken_.empty()) return;
+    const bool lost_rank = std::any_of(engine->ranks.begin(), engine->ranks.end(),
+                                       [&](const Member& m) { return lost_.contains(m); });
+    const bool late = late_ && durable_or_fill() && !installed_.contains(a.engine);
+    Require(aborting || lost_rank || late || failed_late_.contains(a.engine),
+            "an engine is evicted only when lost, failed or late");
+    Require(evicted_.insert(a.engine).second, "evicted once");
+    Reach(aborting    ? "evict.aborting"
+          : lost_rank ? "evict.lost"
+          : late      ? "evict.late"
+                      : "evict.failed");
+    if (installed_.contains(a.engine)) Reach("evict.applied");
+  }
+  void AbsorbOne(const EvictSource& a) {
+    Require(entered_abort_ && IsSource(a.member), "only a source that did not drain is evicted");
+    Reach("evict.source");
+  }
+  void AbsorbOne(const Finish& a) {
+    Require(a.phase == state_.phase, "Finish names the phase");
+    if (a.phase == Phase::kAborted) {
+      for (const Member& m : All()) {
+        Require(drained_.contains(m) || lost_.contains(m), "ABORTED only when all drained");
+      }
+      Require(!a.why.ok(), "an abort says why");
+    } else {
+      Require(durable_or_fill(), "I5: COMMITTED only when durable");
+      for (const auto& engine : spec_.engines) {
+        Require(installed_.contains(engine.name) || evicted_.contains(engine.name),
+                "COMMITTED when every engine applied or was evicted");
+      }
+    }
+    finished_ = true;
+    Reach("finish." + std::string(PhaseName(a.phase)) + (Published() ? "" : ".fill"));
+  }
+  void AbsorbOne(const StopDeciding&) {
+    Require(stopped_expected_, "StopDeciding only when the journal failed");
+    stopped_ = true;
+    Reach("stop");
+  }
+  void AbsorbOne(const ArmDeadline& a) {
+    Require(a.phase == state_.phase, "a deadline is armed for the phase just entered");
+    armed_ = a.phase;
+  }
+
+  bool durable_or_fill() const { return Published() ? durable_ : !commit_sent_.empty(); }
+
+  /// What had to happen by now, given the record.
+  void JudgeProgress(const Event& event) {
+    const Phase phase = state_.phase;
+    if (Over()) return;
+    Require(phase != Phase::kCommitted && phase != Phase::kAborted, "an end is announced");
+    Require(!stopped_expected_, "a failed append stops the deciding");
+    if (phase == Phase::kPreparing) {
+      Require(prepared_.size() < All().size(), "L2: all prepared, so transfer");
+    }
+    if (phase == Phase::kTransferring) {
+      Require(sourced_.size() < spec_.sources.size() || staged_.size() < Targets().size(),
+              "L2: all staged, so decide");
+    }
+    const bool undecided =
+        phase == Phase::kPreparing || phase == Phase::kTransferring || phase == Phase::kStaged;
+    if (undecided) {
+      Require(lost_.empty(), "a lost member aborts an undecided epoch");
+      Require(!std::holds_alternative<AbortAskedEvent>(event), "an asked abort aborts");
+      const auto* deadline = std::get_if<DeadlineEvent>(&event);
+      Require(deadline == nullptr || deadline->phase != before_.phase, "a deadline aborts");
+    }
+    if (phase == Phase::kStaged) Require(spec_.manual_commit, "only a manual commit waits");
+    if (phase == Phase::kCommitting) JudgeCommitting();
+    if (phase == Phase::kAborting) {
+      bool waits = false;
+      for (const Member& m : All()) waits |= !drained_.contains(m) && !lost_.contains(m);
+      Require(waits, "L2: all drained, so aborted");
+    }
+  }
+  void JudgeCommitting() {
+    for (const auto& engine : spec_.engines) {
+      for (const Member& m : engine.ranks) {
+        if (lost_.contains(m)) {
+          Require(evicted_.contains(engine.name), "a lost rank evicts its engine");
+        }
+      }
+    }
+    if (durable_) {
+      for (const auto& engine : spec_.engines) {
+        Require(commit_sent_.contains(engine.name) || evicted_.contains(engine.name),
+                "a durable decision is sent");
+      }
+    }
+  }
+
+  const StepFn& step_;
+  Dice dice_;
+  Exploration& result_;
+  uint64_t fault_percent_ = 0;
+  bool corrupt_ = false;
+  Spec spec_;
+  State state_;
+  State before_;
+  std::string broken_;
+  std::vector<Event> inbox_;
+  Phase armed_ = Phase::kPreparing;
+
+  std::set<Member> prepared_, drained_, lost_, aborts_;
+  std::map<Member, std::vector<Digest>> sourced_, staged_;
+  std::set<std::string> applied_, installed_, evicted_, commit_sent_, failed_late_;
+  bool transfer_sent_ = false, released_ = false, submitted_ = false, append_waits_ = false;
+  bool durable_ = false, commit_asked_ = false, entered_abort_ = false, late_ = false;
+  bool finished_ = false, stopped_ = false, stopped_expected_ = false;
+};
+
+}  // namespace
+
+Exploration Explore(const StepFn& step, uint64_t first_seed, uint64_t seeds) {
+  Exploration result;
+  for (uint64_t seed = first_seed; seed < first_seed + seeds; ++seed) {
+    std::string broken = Run(step, seed, result).Play();
+    if (broken.empty()) continue;
+    result.violation = broken + " (WEIGHTWIRE_SEED=" + std::to_string(seed) + ")";
+    result.seed = seed;
+    return result;
+  }
+  return result;
+}
+
+}  // namespace weightwire::epoch::testing

@@ -1,0 +1,278 @@
+#include <gtest/gtest.h>
+
+#include <iostream>
+
+#include "tests/unit/epoch/coordinator_explorer.h"
+#include "tests/unit/epoch/dice.h"
+
+namespace weightwire::epoch::testing {
+namespace {
+
+constexpr uint64_t kSeeds = 25'000;
+constexpr uint64_t kSeedsToCatchABug = 3'000;
+
+TEST(CoordinatorExplorer, FindsNoViolationAndReachesEveryBranch) {
+  const Exploration found = Explore(Step, FirstSeed(), kSeeds);
+  std::cout << "seeds " << FirstSeed() << " … +" << kSeeds << ", " << found.steps << " steps\n";
+  EXPECT_EQ(found.violation, "");
+  for (const char* branch : {"preparing->transferring",
+                             "preparing->aborting",
+                             "transferring->staged",
+                             "transferring->committing",
+                             "transferring->aborting",
+                             "staged->committing",
+                             "staged->aborting",
+                             "committing->committed",
+                             "aborting->aborted",
+                             "abort.member_lost",
+                             "abort.deadline_exceeded",
+                             "abort.abort_requested",
+                             "abort.digest_mismatch",
+                             "abort.transport_failed",
+                             "evict.aborting",
+                             "evict.lost",
+                             "evict.late",
+                             "evict.failed",
+                             "evict.applied",
+                             "evict.source",
+                             "finish.committed",
+                             "finish.committed.fill",
+                             "finish.aborted",
+                             "finish.aborted.fill",
+                             "stop",
+                             "forged",
+                             "commit.sent",
+                             "deadline.aborting"}) {
+    EXPECT_GT(found.reached.contains(branch) ? found.reached.at(branch) : 0, 0u) << branch;
+  }
+}
+
+TEST(CoordinatorExplorer, IsDeterministic) {
+  const Exploration first = Explore(Step, 77, 200);
+  const Exploration second = Explore(Step, 77, 200);
+  EXPECT_EQ(first.steps, second.steps);
+  EXPECT_EQ(first.reached, second.reached);
+}
+
+template <typename T>
+bool Has(const Outcome& outcome) {
+  for (const Action& action : outcome.actions) {
+    if (std::holds_alternative<T>(action)) return true;
+  }
+  return false;
+}
+template <typename T>
+void Remove(Outcome& outcome) {
+  std::erase_if(outcome.actions, [](const Action& a) { return std::holds_alternative<T>(a); });
+}
+
+std::vector<Member> MembersOf(const Spec& spec) {
+  std::vector<Member> all = spec.sources;
+  for (const auto& engine : spec.engines) {
+    all.insert(all.end(), engine.ranks.begin(), engine.ranks.end());
+  }
+  return all;
+}
+
+// ---- planted bugs: each is a believable mistake in the machine ----
+
+Outcome CommitSentBeforeDurable(State state, const Event& event) {
+  Outcome outcome = Step(std::move(state), event);
+  if (Has<AppendCommit>(outcome)) {
+    for (const auto& engine : outcome.state.spec.engines) {
+      outcome.actions.push_back(SendCommit{engine.name});
+    }
+  }
+  return outcome;
+}
+
+Outcome AbortAfterSubmit(State state, const Event& event) {
+  const auto* lost = std::get_if<LostEvent>(&event);
+  if (lost != nullptr && state.phase == Phase::kCommitting && !state.commit_durable) {
+    state.phase = Phase::kStaged;
+  }
+  return Step(std::move(state), event);
+}
+
+Outcome StagedWithoutDigestEquality(State state, const Event& event) {
+  if (const auto* e = std::get_if<SourcedEvent>(&event)) {
+    return Step(std::move(state), SourcedEvent{e->member, {}});
+  }
+  if (const auto* e = std::get_if<StagedEvent>(&event)) {
+    return Step(std::move(state), StagedEvent{e->member, {}});
+  }
+  return Step(std::move(state), event);
+}
+
+/// A repeated report is counted for somebody who has not reported.
+Outcome CountsInsteadOfASet(State state, const Event& event) {
+  const auto* e = std::get_if<PreparedEvent>(&event);
+  if (e == nullptr || state.phase != Phase::kPreparing || !state.prepared.contains(e->member)) {
+    return Step(std::move(state), event);
+  }
+  const Member missing = WaitingFor(state).front();
+  return Step(std::move(state), PreparedEvent{missing});
+}
+
+Outcome IgnoresIncarnation(State state, const Event& event) {
+  Event mended = event;
+  std::visit(
+      [&](auto& e) {
+        if constexpr (requires { e.member; }) {
+          for (const Member& m : MembersOf(state.spec)) {
+            if (m.id == e.member.id) e.member = m;
+          }
+        }
+      },
+      mended);
+  return Step(std::move(state), mended);
+}
+
+Outcome ReleaseBeforeStaged(State state, const Event& event) {
+  Outcome outcome = Step(std::move(state), event);
+  if (Has<SendTransfer>(outcome)) outcome.actions.push_back(SendRelease{});
+  return outcome;
+}
+
+Outcome AbortedBeforeDrained(State state, const Event& event) {
+  const bool fresh = state.phase != Phase::kAborting;
+  Outcome outcome = Step(std::move(state), event);
+  if (fresh && outcome.state.phase == Phase::kAborting) {
+    outcome.state.phase = Phase::kAborted;
+    Remove<ArmDeadline>(outcome);
+    outcome.actions.push_back(Finish{Phase::kAborted, outcome.state.why});
+  }
+  return outcome;
+}
+
+Outcome FillAppends(State state, const Event& event) {
+  Outcome outcome = Step(std::move(state), event);
+  if (outcome.state.spec.kind == Kind::kFill && Has<SendRelease>(outcome)) {
+    outcome.actions.insert(outcome.actions.begin() + 1, AppendCommit{});
+  }
+  return outcome;
+}
+
+Outcome TransfersWhenSourcesArePrepared(State state, const Event& event) {
+  Outcome outcome = Step(std::move(state), event);
+  if (outcome.state.phase != Phase::kPreparing) return outcome;
+  for (const Member& m : outcome.state.spec.sources) {
+    if (!outcome.state.prepared.contains(m)) return outcome;
+  }
+  outcome.state.phase = Phase::kTransferring;
+  outcome.actions = {SendTransfer{}, ArmDeadline{Phase::kTransferring}};
+  return outcome;
+}
+
+Outcome DecidesWhenLeadersStaged(State state, const Event& event) {
+  Outcome outcome = Step(std::move(state), event);
+  State& next = outcome.state;
+  if (next.phase != Phase::kTransferring || next.spec.kind == Kind::kFill) return outcome;
+  if (next.sourced.size() < next.spec.sources.size()) return outcome;
+  for (const auto& engine : next.spec.engines) {
+    if (!next.staged.contains(engine.ranks[0])) return outcome;
+  }
+  next.phase = Phase::kCommitting;
+  outcome.actions = {SendRelease{}, AppendCommit{}};
+  return outcome;
+}
+
+Outcome TakesAFailedAppendForDurable(State state, const Event& event) {
+  if (std::holds_alternative<JournalEvent>(event)) return Step(std::move(state), JournalEvent{});
+  return Step(std::move(state), event);
+}
+
+Outcome AppendsTwice(State state, const Event& event) {
+  const bool again = std::holds_alternative<CommitAskedEvent>(event) &&
+                     state.phase == Phase::kCommitting && !state.commit_durable;
+  Outcome outcome = Step(std::move(state), event);
+  if (again) outcome.actions.push_back(AppendCommit{});
+  return outcome;
+}
+
+Outcome AnyRankMayApply(State state, const Event& event) {
+  if (const auto* e = std::get_if<AppliedEvent>(&event)) {
+    for (const auto& engine : state.spec.engines) {
+      for (const Member& m : engine.ranks) {
+        if (m == e->member) return Step(std::move(state), AppliedEvent{engine.ranks[0]});
+      }
+    }
+  }
+  return Step(std::move(state), event);
+}
+
+Outcome ForgetsLostMembersAfterTheDecision(State state, const Event& event) {
+  if (std::holds_alternative<LostEvent>(event) && state.phase == Phase::kCommitting) {
+    return {std::move(state), {}};
+  }
+  return Step(std::move(state), event);
+}
+
+Outcome WaitsForTheDeadToDrain(State state, const Event& event) {
+  if (std::holds_alternative<LostEvent>(event) && state.phase == Phase::kAborting) {
+    return {std::move(state), {}};
+  }
+  return Step(std::move(state), event);
+}
+
+Outcome CommitsWithoutWaitingForApplied(State state, const Event& event) {
+  Outcome outcome = Step(std::move(state), event);
+  if (Has<SendCommit>(outcome) && outcome.state.phase == Phase::kCommitting) {
+    outcome.state.phase = Phase::kCommitted;
+    Remove<ArmDeadline>(outcome);
+    outcome.actions.push_back(Finish{Phase::kCommitted, OkStatus()});
+  }
+  return outcome;
+}
+
+Outcome IgnoresManualCommit(State state, const Event& event) {
+  Outcome outcome = Step(std::move(state), event);
+  if (outcome.state.phase != Phase::kStaged) return outcome;
+  Outcome next = Step(std::move(outcome.state), CommitAskedEvent{});
+  Remove<ArmDeadline>(outcome);
+  outcome.actions.insert(outcome.actions.end(), next.actions.begin(), next.actions.end());
+  outcome.state = std::move(next.state);
+  return outcome;
+}
+
+Outcome NeverTimesOut(State state, const Event& event) {
+  if (std::holds_alternative<DeadlineEvent>(event)) return {std::move(state), {}};
+  return Step(std::move(state), event);
+}
+
+struct PlantedBug {
+  const char* name;
+  Outcome (*step)(State, const Event&);
+};
+class CoordinatorPlantedBug : public ::testing::TestWithParam<PlantedBug> {};
+
+TEST_P(CoordinatorPlantedBug, IsCaught) {
+  const Exploration found = Explore(GetParam().step, FirstSeed(), kSeedsToCatchABug);
+  EXPECT_NE(found.violation, "") << "the explorer does not see this bug";
+  std::cout << GetParam().name << ": " << found.violation << "\n";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, CoordinatorPlantedBug,
+    ::testing::Values(
+        PlantedBug{"CommitSentBeforeDurable", CommitSentBeforeDurable},
+        PlantedBug{"AbortAfterSubmit", AbortAfterSubmit},
+        PlantedBug{"StagedWithoutDigestEquality", StagedWithoutDigestEquality},
+        PlantedBug{"CountsInsteadOfASet", CountsInsteadOfASet},
+        PlantedBug{"IgnoresIncarnation", IgnoresIncarnation},
+        PlantedBug{"ReleaseBeforeStaged", ReleaseBeforeStaged},
+        PlantedBug{"AbortedBeforeDrained", AbortedBeforeDrained},
+        PlantedBug{"FillAppends", FillAppends},
+        PlantedBug{"TransfersWhenSourcesArePrepared", TransfersWhenSourcesArePrepared},
+        PlantedBug{"DecidesWhenLeadersStaged", DecidesWhenLeadersStaged},
+        PlantedBug{"TakesAFailedAppendForDurable", TakesAFailedAppendForDurable},
+        PlantedBug{"AppendsTwice", AppendsTwice}, PlantedBug{"AnyRankMayApply", AnyRankMayApply},
+        PlantedBug{"ForgetsLostMembersAfterTheDecision", ForgetsLostMembersAfterTheDecision},
+        PlantedBug{"WaitsForTheDeadToDrain", WaitsForTheDeadToDrain},
+        PlantedBug{"CommitsWithoutWaitingForApplied", CommitsWithoutWaitingForApplied},
+        PlantedBug{"IgnoresManualCommit", IgnoresManualCommit},
+        PlantedBug{"NeverTimesOut", NeverTimesOut}),
+    [](const auto& instance) { return std::string(instance.param.name); });
+
+}  // namespace
+}  // namespace weightwire::epoch::testing
