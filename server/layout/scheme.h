@@ -32,17 +32,24 @@ struct ModelConfig;  // layout/families/family.h
 
 /// Derives what each rank *should* hold, from config.json and a parallel spec. Pure and offline.
 ///
-/// Schemes known now: `hf` (one rank, canonical names), `megatron` (tp, pp, dp, cp; options
-/// `spec=local|te` (default local), `vocab_pad=N`: rows of the padded vocabulary, `first=`,
-/// `last=`), `vllm` (tp; dp replicas; option `vocab_pad_to=N`, default 64).
+/// Schemes known now; each file in layout/schemes states its rank order and options:
+///   `hf`        one rank, canonical names and whole tensors
+///   `megatron`  tp, pp, dp, cp; `spec=local|te` (default local); `vocab_pad=N|none`: rows of the
+///               padded vocabulary in all (default: the next multiple of 128 · tp); `first=N`,
+///               `last=N` layers of those stages, or `layers=7-7-6` for every stage
+///   `vllm`      tp; dp replicas; `vocab_pad_to=N`, default 64
 ///
 ///   kInvalidArgument / kUnknownModel   model_type has no family; names the known ones
-///   kInvalidArgument / kUnknownScheme  scheme or one of its keys is unknown; names the known ones
+///   kInvalidArgument / kUnknownScheme  scheme or one of its keys is unknown (names the known
+///                                      ones), or an option's value is not understood
 ///   kInvalidArgument / kInvalidRequest config.json is not JSON, lacks a field or has a bad value
 ///   kInvalidArgument / kShapeMismatch  a size does not divide as the scheme needs
+///   kInvalidArgument / kShapeOverflow  a tensor's element or byte count does not fit int64
+///   kResourceExhausted / kLimitExceeded  more layers, ranks or pieces than LayoutLimits allow, or
+///                                      more than 50 million pieces over all ranks
 Result<ModelLayout> LayoutFromScheme(std::string_view config_json, const ParallelSpec& spec);
 
-/// Only the canonical space of a model: Hugging Face names and shapes.
+/// Only the canonical space of a model: Hugging Face names and shapes. Fails as above.
 Result<CanonicalSpace> CanonicalFromConfig(std::string_view config_json);
 
 /// What a live process reports about one tensor; no pieces, so that it costs little to send.
@@ -55,9 +62,15 @@ struct ObservedTensor {
 /// Compares what `rank` should hold (`expected`) with what its process reports.
 ///
 /// The tensors of the result are `expected`'s, in the order of `observed`, so that the process
-/// binds memory in the order in which it reported; dtypes are the observed ones (casts are planned).
-/// Differences are collected into one readable message (at most 20 lines, then a count), each line
-/// naming tensor, expected and found; the Status carries the first tensor and a remedy.
+/// binds memory in the order in which it reported; dtypes are the observed ones (casts are
+/// planned). Differences are collected into one readable message (at most 20 lines, then a count),
+/// each line naming tensor, expected and found; the Status carries the first tensor and a remedy.
+/// Differences come in the order of `observed`, then what is missing in the order of `expected`.
+///
+/// Observed names that end in `_extra_state` are no weights and are ignored. bf16, f16 and f32
+/// stand for each other, any other dtype only for itself (else kDtypeMismatch). A name that is
+/// reported twice is kTensorUnexpected. Vocabulary rows that differ are a kShapeMismatch whose
+/// remedy names the option to pass: padding is the loader's convention and never guessed.
 ///
 ///   kFailedPrecondition / kTensorMissing | kTensorUnexpected | kShapeMismatch | kDtypeMismatch |
 ///   kDuplicateRank is never returned here

@@ -15,9 +15,18 @@ namespace weightwire::layout {
 
 /// Numbers are on the wire (proto weightwire.v1.DType); append only.
 enum class DType : int {
-  kBF16 = 1, kF16 = 2, kF32 = 3, kF64 = 4,
-  kI8 = 5, kI16 = 6, kI32 = 7, kI64 = 8, kU8 = 9, kBool = 10,
-  kF8E4M3 = 11, kF8E5M2 = 12,
+  kBF16 = 1,
+  kF16 = 2,
+  kF32 = 3,
+  kF64 = 4,
+  kI8 = 5,
+  kI16 = 6,
+  kI32 = 7,
+  kI64 = 8,
+  kU8 = 9,
+  kBool = 10,
+  kF8E4M3 = 11,
+  kF8E5M2 = 12,
 };
 /// Bytes of one element: 1, 2, 4 or 8.
 int ElementBytes(DType dtype);
@@ -58,8 +67,8 @@ int64_t ElementCount(const Box& box);
 struct Piece {
   uint32_t tensor = 0;  ///< index into CanonicalSpace::tensors
   Box box;
-  int64_t local_offset = 0;             ///< elements
-  std::vector<int64_t> local_stride;    ///< elements, one per canonical dimension, all ≥ 1
+  int64_t local_offset = 0;           ///< elements
+  std::vector<int64_t> local_stride;  ///< elements, one per canonical dimension, all ≥ 1
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
@@ -103,17 +112,22 @@ struct LayoutLimits {
   size_t pieces_per_rank_max = 8'000'000;
   size_t ranks_max = 16'384;
   size_t name_bytes_max = 1'024;
+  /// Work of the overlap proof per rank. Pieces as views, slices, transpositions and reshapes make
+  /// them cost one step per pair that interleaves; only contrived strides come near the bound.
+  int64_t overlap_steps_max = 100'000'000;
 };
 
 /// Checks one rank's layout on its own.
 ///
 ///   kInvalidArgument / kShapeOverflow     an element or byte count does not fit int64
 ///   kInvalidArgument / kInvalidRequest    ndim > kMaxDims or differs from the canonical tensor's,
-///                                         empty box, name empty, duplicate or over its limit
+///                                         negative extent, stride < 1, empty box, name empty or
+///                                         duplicate
 ///   kInvalidArgument / kTensorMissing     a piece names no canonical tensor
 ///   kInvalidArgument / kShapeMismatch     a box leaves its canonical tensor, or its elements leave
 ///                                         the local tensor's storage
-///   kInvalidArgument / kOverlappingShards two pieces share an element of local storage
+///   kInvalidArgument / kOverlappingShards two pieces, or two elements of one piece, share an
+///                                         element of local storage
 ///   kResourceExhausted / kLimitExceeded   see LayoutLimits
 /// The failure names the local tensor; the caller adds the rank.
 Status ValidateRank(const CanonicalSpace& canonical, const RankLayout& rank,

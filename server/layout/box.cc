@@ -1,0 +1,45 @@
+#include <algorithm>
+
+#include "server/base/checked.h"
+#include "server/layout/types.h"
+
+namespace weightwire::layout {
+
+std::optional<Box> Intersect(const Box& a, const Box& b) {
+  WW_CHECK(a.begin.size() == b.begin.size());
+  const size_t ndim = a.begin.size();
+  Box common{std::vector<int64_t>(ndim), std::vector<int64_t>(ndim)};
+  for (size_t d = 0; d < ndim; ++d) {
+    const int64_t begin = std::max(a.begin[d], b.begin[d]);
+    const int64_t end = std::min(a.begin[d] + a.extent[d], b.begin[d] + b.extent[d]);
+    if (end <= begin) return std::nullopt;
+    common.begin[d] = begin;
+    common.extent[d] = end - begin;
+  }
+  return common;
+}
+
+int64_t ElementCount(const Box& box) {
+  int64_t count = 1;
+  for (int64_t extent : box.extent) count *= extent;
+  return count;
+}
+
+std::optional<int64_t> StorageBytes(DType dtype, std::span<const int64_t> shape) {
+  const std::optional<int64_t> elements = CheckedProduct(shape);
+  int64_t bytes = 0;
+  if (!elements || __builtin_mul_overflow(*elements, int64_t{ElementBytes(dtype)}, &bytes)) {
+    return std::nullopt;
+  }
+  return bytes;
+}
+
+std::optional<uint32_t> CanonicalSpace::Find(std::string_view name) const {
+  const auto it = std::lower_bound(
+      tensors.begin(), tensors.end(), name,
+      [](const TensorSpec& tensor, std::string_view wanted) { return tensor.name < wanted; });
+  if (it == tensors.end() || it->name != name) return std::nullopt;
+  return static_cast<uint32_t>(it - tensors.begin());
+}
+
+}  // namespace weightwire::layout

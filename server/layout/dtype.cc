@@ -1,0 +1,62 @@
+#include <array>
+
+#include "server/layout/torch_dtype.h"
+#include "server/layout/types.h"
+
+namespace weightwire::layout {
+namespace {
+
+struct DTypeRow {
+  DType dtype;
+  int bytes;
+  std::string_view name;
+  std::string_view torch_name;
+};
+
+constexpr std::array<DTypeRow, 12> kRows = {{
+    {DType::kBF16, 2, "BF16", "bfloat16"},
+    {DType::kF16, 2, "F16", "float16"},
+    {DType::kF32, 4, "F32", "float32"},
+    {DType::kF64, 8, "F64", "float64"},
+    {DType::kI8, 1, "I8", "int8"},
+    {DType::kI16, 2, "I16", "int16"},
+    {DType::kI32, 4, "I32", "int32"},
+    {DType::kI64, 8, "I64", "int64"},
+    {DType::kU8, 1, "U8", "uint8"},
+    {DType::kBool, 1, "BOOL", "bool"},
+    {DType::kF8E4M3, 1, "F8_E4M3", "float8_e4m3fn"},
+    {DType::kF8E5M2, 1, "F8_E5M2", "float8_e5m2"},
+}};
+
+const DTypeRow& RowOf(DType dtype) {
+  const auto index = static_cast<size_t>(static_cast<int>(dtype)) - 1;
+  WW_CHECK(index < kRows.size());
+  return kRows[index];
+}
+
+}  // namespace
+
+int ElementBytes(DType dtype) { return RowOf(dtype).bytes; }
+
+std::string_view DTypeName(DType dtype) { return RowOf(dtype).name; }
+
+std::optional<DType> DTypeFromName(std::string_view name) {
+  for (const DTypeRow& row : kRows) {
+    if (row.name == name) return row.dtype;
+  }
+  return std::nullopt;
+}
+
+std::optional<DType> DTypeFromNumber(int number) {
+  if (number < 1 || number > static_cast<int>(kRows.size())) return std::nullopt;
+  return static_cast<DType>(number);
+}
+
+std::optional<DType> DTypeFromTorchName(std::string_view name) {
+  for (const DTypeRow& row : kRows) {
+    if (row.torch_name == name) return row.dtype;
+  }
+  return std::nullopt;
+}
+
+}  // namespace weightwire::layout

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <optional>
+
+#include "server/layout/scheme.h"
+
+namespace weightwire::layout {
+
+/// The option's value as an integer from `least` on; nullopt when it is not given.
+///   kInvalidArgument / kUnknownScheme  the value is no such integer
+Result<std::optional<int64_t>> IntegerOption(const ParallelSpec& spec, const std::string& key,
+                                             int64_t least);
+/// "7-7-6" as numbers from 0 on. Errors as above.
+Result<std::vector<int64_t>> ParseDashedList(std::string_view key, std::string_view text);
+/// "option key=value is not …" as kInvalidArgument / kUnknownScheme.
+Status BadOption(std::string_view key, std::string_view value, std::string_view wanted);
+
+}  // namespace weightwire::layout

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "server/layout/families/family.h"
+#include "server/layout/schemes/rank_builder.h"
+
+namespace weightwire::layout {
+
+/// Cuts a model's tensors, named by role, for tensor-parallel rank `t` of `tp`: what Megatron and
+/// vLLM do alike. A role that the model lacks gives no local tensor. The sizes must divide by tp.
+class RoleCutter {
+ public:
+  RoleCutter(const Model& model, int64_t tp, int64_t t)
+      : model_(model), tp_(tp), t_(t), builder_(model.canonical) {}
+
+  void Whole(std::string name, Role role, int64_t layer = 0);
+  /// Chunk t of the columns.
+  void Columns(std::string name, Role role, int64_t layer);
+  /// Chunk t of the rows of the vocabulary padded to `padded_rows`.
+  void VocabRows(std::string name, Role role, int64_t padded_rows);
+  /// Chunk t of the rows of each role, one after another: gate, then up.
+  void ChunkOfEach(std::string name, std::array<Role, 2> roles, int64_t layer);
+
+  const Model& model() const { return model_; }
+  int64_t tp() const { return tp_; }
+  int64_t t() const { return t_; }
+  RankBuilder& builder() { return builder_; }
+
+ private:
+  const Model& model_;
+  const int64_t tp_;
+  const int64_t t_;
+  RankBuilder builder_;
+};
+
+/// What both need of the sizes: heads and intermediate divide by tp, and so do kv heads or tp by
+/// them. kInvalidArgument / kShapeMismatch
+Status CheckTensorParallel(const ModelConfig& config, int64_t tp);
+
+}  // namespace weightwire::layout
