@@ -39,8 +39,7 @@ Status AddSize(std::string_view key, std::string_view digits, ParallelSpec& spec
   if (error != std::errc() || end != digits.data() + digits.size() || !IsWord(key) || size < 1 ||
       size > kSizeMax) {
     return NotUnderstood(std::string(key) + std::string(digits),
-                         "is not a word with a size from 1 to 65536")
-        .value();
+                         "is not a word with a size from 1 to 65536");
   }
   spec.sizes.emplace(key, size);
   return OkStatus();
