@@ -18,8 +18,9 @@ bool IsWord(std::string_view text) {
 }
 
 Status NotUnderstood(std::string_view text, std::string_view why) {
-  return Status(Code::kInvalidArgument, Reason::kUnknownScheme,
-                "\"" + std::string(text.substr(0, 128)) + "\" " + std::string(why))
+  std::string message;
+  message.append("\"").append(text.substr(0, 128)).append("\" ").append(why);
+  return Status(Code::kInvalidArgument, Reason::kUnknownScheme, std::move(message))
       .Remedy("write a parallel spec like megatron:tp2,pp2,first=1");
 }
 
@@ -38,7 +39,7 @@ Status AddSize(std::string_view key, std::string_view digits, ParallelSpec& spec
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), size);
   if (error != std::errc() || end != digits.data() + digits.size() || !IsWord(key) || size < 1 ||
       size > kSizeMax) {
-    return NotUnderstood(std::string(key) + std::string(digits),
+    return NotUnderstood(std::string(key).append(digits),
                          "is not a word with a size from 1 to 65536");
   }
   spec.sizes.emplace(key, size);
