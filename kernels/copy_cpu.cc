@@ -3,7 +3,7 @@
 // The order of the elements does not matter to a copy, so the box is sorted to run along the target
 // and merged again. What is then contiguous on both sides is one *unit*. Units are copied row by
 // row; small units whose source runs along another dimension (a transpose) are copied in square
-// tiles of one cache line each way, 8×8 or 4×4 elements in registers where that fits.
+// tiles of one cache line each way, 2- and 4-byte units by 8×8 or 4×4 squares in registers.
 #include <cstring>
 
 #include "kernels/kernels.h"
@@ -19,7 +19,11 @@ using Bytes = unsigned char;
 // Past this size the target would be evicted before anybody reads it, so it is streamed past the
 // caches, which saves reading it first. A unit must hold several lines for that to pay.
 constexpr int64_t kStreamBoxBytes = int64_t{8} << 20;
-constexpr int64_t kStreamUnitBytes = 4096;
+constexpr int64_t kStreamUnitBytes = 512;
+
+// Tiles of one column of tiles that are copied before the next column: each column of the source is
+// another page, so that a page is worth visiting for several lines.
+constexpr int64_t kBandTiles = 4;
 
 /// Strides in bytes; each index is one unit, contiguous on both sides.
 struct UnitBox {
@@ -159,33 +163,35 @@ void CopyTilePlain(Bytes* target, const Bytes* source, const Plane& plane) {
   }
 }
 
-template <class Lanes, size_t kBytes>
-void CopyTileInSquares(Bytes* target, const Bytes* source, const Plane& tile) {
-  constexpr int kSide = sizeof(Lanes) / kBytes;
-  for (int64_t r = 0; r < tile.rows; r += kSide) {
-    for (int64_t c = 0; c < tile.columns; c += kSide) {
-      Bytes* to = target + r * tile.target_row + c * tile.target_column;
-      const Bytes* from = source + r * tile.source_row + c * tile.source_column;
-      Plane square = tile;
-      square.rows = std::min<int64_t>(kSide, tile.rows - r);
-      square.columns = std::min<int64_t>(kSide, tile.columns - c);
-      if (square.rows == kSide && square.columns == kSide) {
-        TransposeSquare<Lanes, kSide>(to, from, tile);
-      } else {
-        CopyTilePlain<kBytes>(to, from, square);
-      }
+// A full tile is turned in a buffer and leaves it in whole cache lines. Rows of a plane are often a
+// power of two apart and then share one set of the first cache, which would lose half-written
+// lines.
+template <class Lanes, int kSide>
+void TransposeTile(Bytes* target, const Bytes* source, const Plane& plane) {
+  constexpr int kTile = 64 / (sizeof(Lanes) / kSide);
+  constexpr int64_t kElement = sizeof(Lanes) / kSide;
+  alignas(64) Bytes turned[kTile * 64];
+  Plane into_buffer = plane;
+  into_buffer.target_row = 64;
+  for (int c = 0; c < kTile; c += kSide) {
+    for (int r = 0; r < kTile; r += kSide) {
+      TransposeSquare<Lanes, kSide>(turned + r * 64 + c * kElement,
+                                    source + r * kElement + c * plane.source_column, into_buffer);
     }
   }
+  for (int r = 0; r < kTile; ++r) std::memcpy(target + r * plane.target_row, turned + r * 64, 64);
 }
 
 template <size_t kBytes>
 void CopyTile(Bytes* target, const Bytes* source, const Plane& tile) {
-  bool contiguous = tile.source_row == kBytes && tile.target_column == kBytes;
+  constexpr int64_t kFull = 64 / kBytes;
+  bool full = tile.rows == kFull && tile.columns == kFull && tile.source_row == kBytes &&
+              tile.target_column == kBytes;
   if constexpr (kBytes == 2) {
-    if (contiguous) return CopyTileInSquares<Lanes8, kBytes>(target, source, tile);
+    if (full) return TransposeTile<Lanes8, 8>(target, source, tile);
   }
   if constexpr (kBytes == 4) {
-    if (contiguous) return CopyTileInSquares<Lanes4, kBytes>(target, source, tile);
+    if (full) return TransposeTile<Lanes4, 4>(target, source, tile);
   }
   CopyTilePlain<kBytes>(target, source, tile);
 }
@@ -194,12 +200,15 @@ template <size_t kBytes>
 void CopyPlane(Bytes* target, const Bytes* source, const Plane& plane) {
   constexpr int64_t kTile = 64 / kBytes;
   Plane tile = plane;
-  for (int64_t r = 0; r < plane.rows; r += kTile) {
-    tile.rows = std::min(kTile, plane.rows - r);
+  for (int64_t band = 0; band < plane.rows; band += kBandTiles * kTile) {
+    int64_t band_end = std::min(plane.rows, band + kBandTiles * kTile);
     for (int64_t c = 0; c < plane.columns; c += kTile) {
       tile.columns = std::min(kTile, plane.columns - c);
-      CopyTile<kBytes>(target + r * plane.target_row + c * plane.target_column,
-                       source + r * plane.source_row + c * plane.source_column, tile);
+      for (int64_t r = band; r < band_end; r += kTile) {
+        tile.rows = std::min(kTile, band_end - r);
+        CopyTile<kBytes>(target + r * plane.target_row + c * plane.target_column,
+                         source + r * plane.source_row + c * plane.source_column, tile);
+      }
     }
   }
 }

@@ -40,7 +40,6 @@ std::span<const SimdKernels* const> SimdVariants();
 extern const SimdKernels kSimdBaseline;
 #if defined(__x86_64__)
 extern const SimdKernels kSimdAvx2;
-extern const SimdKernels kSimdAvx512;
 #endif
 
 }  // namespace weightwire::kernels::internal

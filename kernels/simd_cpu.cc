@@ -14,14 +14,11 @@ bool HasF16C() {
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & (1u << 29)) != 0;
 }
 
-size_t VariantCount() {
-  if (!__builtin_cpu_supports("avx2") || !HasF16C()) return 1;
-  bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  return avx512 ? 3 : 2;
-}
+size_t VariantCount() { return __builtin_cpu_supports("avx2") && HasF16C() ? 2 : 1; }
 
-constexpr const SimdKernels* kVariants[] = {&kSimdBaseline, &kSimdAvx2, &kSimdAvx512};
+// AVX-512 adds nothing here: measured on Zen 4, XXH3 is as fast from the cache (58 against 60 GB/s)
+// and a fifth slower from memory.
+constexpr const SimdKernels* kVariants[] = {&kSimdBaseline, &kSimdAvx2};
 #else
 size_t VariantCount() { return 1; }
 

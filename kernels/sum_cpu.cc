@@ -14,11 +14,12 @@ using internal::ForEachSlab;
 using internal::KeepsBits;
 using internal::SimdKernels;
 
-// Feeding the stream costs some 20 ns a call, as much as gathering about this many bytes.
-constexpr int64_t kRunBytes = 256;
+// Shorter runs are better gathered first: a stream keeps up to 256 B back at each feeding.
+constexpr int64_t kRunBytes = 2048;
 constexpr int64_t kPackedBytes = 64 << 10;
-// Copied, then read back: small enough for any second-level cache, many rows for a transpose.
-constexpr int64_t kWarmBytes = 128 << 10;
+// Copied, then read back while in the second-level cache.
+constexpr int64_t kWarmBytes = 64 << 10;
+constexpr int64_t kTransposedRows = 64;
 
 class Sum {
  public:
@@ -81,6 +82,14 @@ void CopyAndAddRuns(Sum& sum, unsigned char* target, const unsigned char* source
   });
 }
 
+/// Fewer rows would read a line of a transposed source several times.
+int64_t SlabElements(const StridedBox& box, int64_t target_bytes) {
+  int64_t row = box.ndim > 0 ? box.extent[box.ndim - 1] : 1;
+  bool transposed =
+      box.ndim > 1 && box.source_stride[box.ndim - 1] > box.source_stride[box.ndim - 2];
+  return std::max(kWarmBytes / target_bytes, transposed ? kTransposedRows * row : 0);
+}
+
 }  // namespace
 
 uint64_t SumContiguous(const void* data, size_t bytes) { return internal::Simd().sum(data, bytes); }
@@ -111,7 +120,7 @@ uint64_t CopyAndSumTarget(void* target, const void* source, const StridedBox& bo
     CopyAndAddRuns(sum, target_bytes, source_bytes, normal, to_bytes, run);
     return sum.End();
   }
-  ForEachSlab(normal, kWarmBytes / to_bytes,
+  ForEachSlab(normal, SlabElements(normal, to_bytes),
               [&](const StridedBox& slab, int64_t source_offset, int64_t target_offset) {
                 unsigned char* written = target_bytes + target_offset * to_bytes;
                 Copy(written, source_bytes + source_offset * from_bytes, slab, from, to);
