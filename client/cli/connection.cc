@@ -1,0 +1,90 @@
+#include "client/cli/connection.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+
+#include "server/wire/status.h"
+
+namespace weightwire::cli {
+namespace {
+
+Status FromGrpc(const grpc::Status& status, const std::string& address) {
+  if (status.ok()) return OkStatus();
+  Status known =
+      wire::FromCall(status.error_code(), status.error_message(), status.error_details());
+  if (known.code() != Code::kUnavailable || !known.remedy().empty()) return known;
+  return std::move(known).Remedy("is weightwired running, and is --address " + address + " right?");
+}
+
+}  // namespace
+
+Connection::Connection(const std::string& address, double seconds)
+    : address_(address),
+      seconds_(seconds),
+      stub_(v1::Coordinator::NewStub(
+          grpc::CreateChannel(address, grpc::InsecureChannelCredentials()))) {}
+
+std::unique_ptr<grpc::ClientContext> Connection::Context() const {
+  auto context = std::make_unique<grpc::ClientContext>();
+  context->set_deadline(std::chrono::system_clock::now() +
+                        std::chrono::milliseconds(static_cast<int64_t>(seconds_ * 1e3)));
+  return context;
+}
+
+Result<v1::StatusResponse> Connection::GetStatus() {
+  v1::StatusResponse response;
+  WW_FAIL_IF_ERROR(FromGrpc(stub_->Status(Context().get(), {}, &response), address_));
+  return response;
+}
+
+Result<std::string> Connection::Explain(const std::string& engine, const std::string& tensor) {
+  v1::ExplainPlanRequest request;
+  request.set_engine(engine);
+  request.set_tensor(tensor);
+  v1::ExplainPlanResponse response;
+  WW_FAIL_IF_ERROR(FromGrpc(stub_->ExplainPlan(Context().get(), request, &response), address_));
+  return response.text();
+}
+
+Status Connection::Abort(uint64_t epoch, const std::string& why) {
+  v1::AbortRequest request;
+  request.set_epoch(epoch);
+  request.set_why(why);
+  v1::AbortResponse response;
+  return FromGrpc(stub_->Abort(Context().get(), request, &response), address_);
+}
+
+Status Connection::Commit(uint64_t epoch) {
+  v1::CommitRequest request;
+  request.set_epoch(epoch);
+  v1::CommitResponse response;
+  return FromGrpc(stub_->Commit(Context().get(), request, &response), address_);
+}
+
+Status Connection::Evict(const std::string& group, const std::string& why) {
+  v1::EvictRequest request;
+  request.set_group(group);
+  request.set_why(why);
+  v1::EvictResponse response;
+  return FromGrpc(stub_->Evict(Context().get(), request, &response), address_);
+}
+
+Status Connection::Watch(uint32_t min_interval_ms,
+                         const std::function<bool(const v1::StatusResponse&)>& each) {
+  grpc::ClientContext context;  // without a deadline: it lives as long as the person watches
+  v1::WatchRequest request;
+  request.set_min_interval_ms(min_interval_ms);
+  auto reader = stub_->Watch(&context, request);
+  v1::StatusResponse response;
+  while (reader->Read(&response)) {
+    if (!each(response)) {
+      context.TryCancel();
+      reader->Finish();
+      return OkStatus();
+    }
+  }
+  return FromGrpc(reader->Finish(), address_);
+}
+
+}  // namespace weightwire::cli

@@ -1,0 +1,167 @@
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <functional>
+#include <string>
+
+#include "client/cli/connection.h"
+#include "client/cli/offline_plan.h"
+#include "client/cli/render.h"
+
+// wwctl: what a person or a script asks of a running weightwired, and plans without one.
+namespace weightwire::cli {
+namespace {
+
+constexpr const char* kFooter =
+    "Exit codes: 0 done; 2 wrong usage; 64 + N the service refused or failed with Reason N "
+    "(proto/weightwire/v1/types.proto), e.g. 82 stale_version, 93 transport_failed.";
+constexpr int kUsage = 2;
+constexpr int kReasonBase = 64;
+
+struct Options {
+  std::string address = "127.0.0.1:7411";
+  double timeout_seconds = 10;
+  bool json = false;
+};
+
+/// What a command prints, or why it could not.
+using Answer = Result<std::string>;
+
+int Print(const Answer& answer) {
+  if (answer.has_value()) {
+    std::fputs(answer->c_str(), stdout);
+    return 0;
+  }
+  std::fprintf(stderr, "wwctl: %s\n", answer.error().ToString().c_str());
+  return kReasonBase + static_cast<int>(answer.error().reason());
+}
+
+using Render = std::string (*)(const v1::StatusResponse&);
+
+class Program {
+ public:
+  Program() : app_("Asks a running weightwired, and plans offline.", "wwctl") {
+    app_.require_subcommand(1);
+    app_.footer(kFooter);
+    app_.set_version_flag("--version", "wwctl 0.1.0 (protocol 1)");
+    AddView("status", "What everyone waits for, engines and the newest epochs", StatusText,
+            StatusJson);
+    AddView("participants", "Every rank, its agent and its layout", ParticipantsText,
+            ParticipantsJson);
+    AddView("engines", "Every engine, what it serves and how far behind it is", EnginesText,
+            EnginesJson);
+    AddView("epochs", "Epochs, newest first", EpochsText, EpochsJson);
+    AddWatch();
+    AddPlan();
+    AddExplain();
+    AddControls();
+  }
+
+  int Run(int argc, char** argv) {
+    try {
+      app_.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+      return app_.exit(error) == 0 ? 0 : kUsage;
+    }
+    return Print(run_());
+  }
+
+ private:
+  CLI::App* Command(const std::string& name, const std::string& about,
+                    std::function<Answer()> run) {
+    CLI::App* command = app_.add_subcommand(name, about);
+    command->callback([this, run = std::move(run)] { run_ = run; });
+    return command;
+  }
+
+  CLI::App* Online(const std::string& name, const std::string& about, std::function<Answer()> run) {
+    CLI::App* command = Command(name, about, std::move(run));
+    command->add_option("--address", options_.address, "Coordinator, HOST:PORT")
+        ->envname("WEIGHTWIRE_ADDRESS")
+        ->capture_default_str();
+    command->add_option("--timeout", options_.timeout_seconds, "Seconds for each call")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    return command;
+  }
+
+  void AddView(const std::string& name, const std::string& about, Render text, Render json) {
+    CLI::App* command = Online(name, about, [this, text, json]() -> Answer {
+      WW_ASSIGN(const v1::StatusResponse status, Connect().GetStatus());
+      return options_.json ? json(status) : text(status);
+    });
+    command->add_flag("--json", options_.json, "For machines");
+  }
+
+  void AddWatch() {
+    CLI::App* command = Online(
+        "watch", "The status, again after every change; ends with Ctrl-C", [this]() -> Answer {
+          WW_FAIL_IF_ERROR(Connect().Watch(interval_ms_, [this](const v1::StatusResponse& status) {
+            const std::string text =
+                options_.json ? StatusJson(status) : StatusText(status) + "---\n";
+            return std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0;
+          }));
+          return std::string();
+        });
+    command->add_flag("--json", options_.json, "One JSON object a line");
+    command->add_option("--interval-ms", interval_ms_, "At most one update in this time")
+        ->capture_default_str();
+  }
+
+  void AddPlan() {
+    CLI::App* command =
+        Command("plan", "Plan and prove a transfer offline, from a model's config.json",
+                [this] { return RunOfflinePlan(plan_); });
+    command->add_option("--config", plan_.config_path, "config.json of the model")->required();
+    command->add_option("--from", plan_.from, "Source layout, e.g. megatron:tp2,pp2")->required();
+    command->add_option("--to", plan_.to, "Target layout, e.g. vllm:tp4, hf")->required();
+    command->add_option("--tensor", plan_.tensor, "Explain every copy of this Hugging Face tensor");
+    command->add_flag("--json", plan_.json, "For machines");
+  }
+
+  void AddExplain() {
+    CLI::App* command = Online("explain", "Who sends what to whom in the newest epoch",
+                               [this] { return Connect().Explain(name_, tensor_); });
+    command->add_option("engine", name_, "Only this engine");
+    command->add_option("--tensor", tensor_, "Every copy of this Hugging Face tensor");
+  }
+
+  void AddControls() {
+    CLI::App* abort = Online("abort", "Abort an epoch that is not decided yet", [this] {
+      return Said(Connect().Abort(epoch_, why_),
+                  "epoch " + std::to_string(epoch_) + " is aborting");
+    });
+    abort->add_option("epoch", epoch_)->required();
+    abort->add_option("--why", why_, "For the record")->capture_default_str();
+    CLI::App* commit = Online("commit", "Commit a staged epoch of a manual publish", [this] {
+      return Said(Connect().Commit(epoch_), "epoch " + std::to_string(epoch_) + " is committing");
+    });
+    commit->add_option("epoch", epoch_)->required();
+    CLI::App* evict = Online("evict", "Fence a group; its processes must register again", [this] {
+      return Said(Connect().Evict(name_, why_), name_ + " is fenced");
+    });
+    evict->add_option("group", name_)->required();
+    evict->add_option("--why", why_, "For the record")->capture_default_str();
+  }
+
+  static Answer Said(const Status& status, const std::string& done) {
+    WW_FAIL_IF_ERROR(status);
+    return done + "\n";
+  }
+
+  Connection Connect() const { return {options_.address, options_.timeout_seconds}; }
+
+  CLI::App app_;
+  Options options_;
+  OfflinePlan plan_;
+  uint32_t interval_ms_ = 500;
+  std::string name_;
+  std::string tensor_;
+  uint64_t epoch_ = 0;
+  std::string why_ = "asked for by an operator";
+  std::function<Answer()> run_;
+};
+
+}  // namespace
+}  // namespace weightwire::cli
+
+int main(int argc, char** argv) { return weightwire::cli::Program().Run(argc, argv); }

@@ -1,0 +1,136 @@
+#include "client/cli/render.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <cctype>
+#include <ctime>
+
+#include "client/cli/table.h"
+
+namespace weightwire::cli {
+namespace {
+
+/// "ENGINE_STATE_SERVING" → "serving".
+std::string Word(std::string name, std::string_view prefix) {
+  if (name.compare(0, prefix.size(), prefix) == 0) name.erase(0, prefix.size());
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return name;
+}
+
+std::string Clock(double unix_seconds) {
+  if (unix_seconds <= 0) return "-";
+  const auto time = static_cast<std::time_t>(unix_seconds);
+  std::tm parts{};
+  localtime_r(&time, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%F %T", &parts);
+  return text;
+}
+
+std::string NumberOrDash(uint64_t number) { return number == 0 ? "-" : std::to_string(number); }
+
+std::string PathsText(const v1::StatusResponse::Epoch& epoch) {
+  std::string text;
+  for (const auto& [name, bytes] : std::map<std::string, int64_t>(
+           epoch.bytes_by_transport().begin(), epoch.bytes_by_transport().end())) {
+    text += (text.empty() ? "" : ", ") + name + " " + BytesText(bytes);
+  }
+  return text.empty() ? "-" : text;
+}
+
+std::string Joined(const google::protobuf::RepeatedPtrField<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
+
+std::string OutcomeText(const v1::StatusResponse::Epoch& epoch) {
+  if (epoch.why().code() != 0) return epoch.why().message();
+  return epoch.waiting_for().empty() ? "" : "waiting for " + Joined(epoch.waiting_for());
+}
+
+std::string Json(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  options.always_print_primitive_fields = true;
+  std::string text;
+  // Fails only for messages that hold a malformed Any; ours hold none.
+  (void)google::protobuf::util::MessageToJsonString(message, &text, options);
+  return text;
+}
+
+template <typename Messages>
+std::string JsonArray(const Messages& messages) {
+  std::string text = "[";
+  for (const auto& message : messages) text += (text.size() == 1 ? "" : ",") + Json(message);
+  return text + "]\n";
+}
+
+}  // namespace
+
+std::string ParticipantsText(const v1::StatusResponse& status) {
+  Table table({"RANK", "ROLE", "AGENT", "PID", "LAYOUT", "TENSORS", "BYTES"});
+  for (const auto& p : status.participants()) {
+    table.Add({p.group() + "/" + std::to_string(p.rank()) + " of " + std::to_string(p.world_size()),
+               Word(v1::GroupRole_Name(p.role()), "GROUP_ROLE_"), p.agent_name(),
+               std::to_string(p.pid()),
+               p.has_layout() ? (p.spec().empty() ? "explicit" : p.spec()) : "none yet",
+               std::to_string(p.tensors()), BytesText(p.bytes())});
+  }
+  return table.Text();
+}
+
+std::string EnginesText(const v1::StatusResponse& status) {
+  Table table({"ENGINE", "STATE", "VERSION", "EPOCH", "BEHIND", "RANKS", "LAST ERROR"});
+  for (const auto& e : status.engines()) {
+    table.Add({e.name(), Word(v1::EngineState_Name(e.state()), "ENGINE_STATE_"),
+               NumberOrDash(e.version()), NumberOrDash(e.serving_epoch()),
+               std::to_string(e.lag_versions()),
+               std::to_string(e.ranks_present()) + "/" + std::to_string(e.world_size()),
+               e.last_error().empty() ? "-" : e.last_error()});
+  }
+  return table.Text();
+}
+
+std::string EpochsText(const v1::StatusResponse& status) {
+  Table table({"EPOCH", "KIND", "VERSION", "PHASE", "TRY", "BYTES", "BY PATH", "TRANSFER", "TOTAL",
+               "ENGINES", "WHY"});
+  for (const auto& e : status.epochs()) {
+    table.Add({std::to_string(e.epoch()), Word(v1::EpochKind_Name(e.kind()), "EPOCH_KIND_"),
+               std::to_string(e.version()), Word(v1::EpochPhase_Name(e.phase()), "EPOCH_PHASE_"),
+               std::to_string(e.attempt()), BytesText(e.bytes()), PathsText(e),
+               SecondsText(e.transfer_seconds()), SecondsText(e.total_seconds()),
+               Joined(e.engines()), OutcomeText(e)});
+  }
+  return table.Text();
+}
+
+std::string StatusText(const v1::StatusResponse& status) {
+  std::string text = "waiting for: ";
+  text += status.waiting_for().empty() ? "nothing" : status.waiting_for();
+  text += "\njob " + status.job() + ": version " + NumberOrDash(status.committed_version()) +
+          " committed in epoch " + NumberOrDash(status.committed_epoch()) + " at " +
+          Clock(status.committed_unix_seconds()) + "; " + std::to_string(status.agents()) +
+          " agents, " + std::to_string(status.participants_size()) + " ranks\n";
+  if (!status.deciding()) {
+    text += "NOT DECIDING: the journal failed; restart the coordinator once its disk works\n";
+  }
+  text += "\n" + EnginesText(status) + "\n";
+  v1::StatusResponse newest;
+  constexpr int kShown = 5;
+  for (int i = 0; i < std::min(kShown, status.epochs_size()); ++i) {
+    *newest.add_epochs() = status.epochs(i);
+  }
+  return text + EpochsText(newest);
+}
+
+std::string StatusJson(const v1::StatusResponse& status) { return Json(status) + "\n"; }
+std::string ParticipantsJson(const v1::StatusResponse& status) {
+  return JsonArray(status.participants());
+}
+std::string EnginesJson(const v1::StatusResponse& status) { return JsonArray(status.engines()); }
+std::string EpochsJson(const v1::StatusResponse& status) { return JsonArray(status.epochs()); }
+
+}  // namespace weightwire::cli

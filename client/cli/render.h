@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+
+#include "weightwire/v1/coordinator.pb.h"
+
+namespace weightwire::cli {
+
+/// The whole status: what everyone waits for, then engines and the newest epochs.
+std::string StatusText(const v1::StatusResponse& status);
+std::string ParticipantsText(const v1::StatusResponse& status);
+std::string EnginesText(const v1::StatusResponse& status);
+std::string EpochsText(const v1::StatusResponse& status);
+
+/// One JSON object or array with the proto's field names; every field is present.
+std::string StatusJson(const v1::StatusResponse& status);
+std::string ParticipantsJson(const v1::StatusResponse& status);
+std::string EnginesJson(const v1::StatusResponse& status);
+std::string EpochsJson(const v1::StatusResponse& status);
+
+}  // namespace weightwire::cli

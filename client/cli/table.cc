@@ -1,0 +1,62 @@
+#include "client/cli/table.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
+
+namespace weightwire::cli {
+namespace {
+
+/// Columns on a screen: UTF-8 continuation bytes take none.
+size_t Width(const std::string& text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
+  }));
+}
+
+}  // namespace
+
+std::string Table::Text() const {
+  std::vector<size_t> widths(rows_.front().size(), 0);
+  for (const auto& row : rows_) {
+    for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], Width(row[i]));
+  }
+  std::string text;
+  for (const auto& row : rows_) {
+    std::string line;
+    for (size_t i = 0; i < widths.size(); ++i) {
+      line += row[i] + std::string(widths[i] - Width(row[i]) + 2, ' ');
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  }
+  if (rows_.size() == 1) text += "(none)\n";
+  return text;
+}
+
+std::string BytesText(int64_t bytes) {
+  constexpr std::array<const char*, 5> kUnits = {"kB", "MB", "GB", "TB", "PB"};
+  if (bytes < 1000) return std::to_string(bytes) + " B";
+  double value = static_cast<double>(bytes) / 1000;
+  size_t unit = 0;
+  while (value >= 1000 && unit + 1 < kUnits.size()) {
+    value /= 1000;
+    ++unit;
+  }
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f %s", value, kUnits[unit]);
+  return text.data();
+}
+
+std::string SecondsText(double seconds) {
+  std::array<char, 32> text{};
+  if (seconds < 1) {
+    std::snprintf(text.data(), text.size(), "%.1f ms", seconds * 1e3);
+  } else {
+    std::snprintf(text.data(), text.size(), "%.2f s", seconds);
+  }
+  return text.data();
+}
+
+}  // namespace weightwire::cli
