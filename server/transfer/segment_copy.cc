@@ -132,11 +132,6 @@ Status Outside(const char* side, uint32_t tensor) {
       std::string("a copy of the plan leaves ") + side + " tensor " + std::to_string(tensor));
 }
 
-std::string NameOf(const plan::RankSlice& slice, const plan::CopyOp& op) {
-  if (op.canonical < slice.tensor_names.size()) return slice.tensor_names[op.canonical];
-  return "#" + std::to_string(op.canonical);
-}
-
 Status ValidateOp(const plan::CopyOp& op, plan::Side side, const Binding& binding) {
   WW_RETURN_IF_ERROR(CheckKind(op));
   const bool is_source = side == plan::Side::kSource;
@@ -198,11 +193,16 @@ std::vector<Run> TargetRuns(const SegmentCopy& copy) {
   return RunsOf(box, box.target_stride, copy.target_offset, kernels::ElementBytes(copy.to));
 }
 
+std::string TensorName(const plan::RankSlice& slice, const plan::CopyOp& op) {
+  if (op.canonical < slice.tensor_names.size()) return slice.tensor_names[op.canonical];
+  return std::string("#").append(std::to_string(op.canonical));
+}
+
 Status ValidateSlice(const plan::RankSlice& slice, const Binding& binding) {
   for (const plan::Stream& stream : slice.streams) {
     for (const plan::CopyOp& op : stream.ops) {
       if (Status status = ValidateOp(op, slice.side, binding); !status.ok()) {
-        return std::move(status).AtTensor(NameOf(slice, op));
+        return std::move(status).AtTensor(TensorName(slice, op));
       }
     }
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -40,6 +41,9 @@ struct Run {
 /// The segment's elements in packed order, as runs within its source (target) tensor.
 std::vector<Run> SourceRuns(const SegmentCopy& copy);
 std::vector<Run> TargetRuns(const SegmentCopy& copy);
+
+/// The op's canonical name, for messages; "#index" where the slice has none.
+std::string TensorName(const plan::RankSlice& slice, const plan::CopyOp& op);
 
 /// Proves that every op of `slice` stays inside the bound tensors of its own side and that kernels
 /// can do it: what follows trusts it.

@@ -95,14 +95,14 @@ void SessionTable::OnClosed(const std::shared_ptr<transport::Endpoint>& endpoint
 
 void SessionTable::CloseAll(std::function<void()> done) {
   closing_ = true;
-  closed_ = std::move(done);
+  closed_.push_back(std::move(done));
   for (const auto& entry : open_) entry.second->Close();
   MaybeClosed();
 }
 
 void SessionTable::MaybeClosed() {
-  if (!closing_ || !closed_ || !open_.empty() || !connecting_.empty()) return;
-  std::exchange(closed_, nullptr)();
+  if (!closing_ || !open_.empty() || !connecting_.empty()) return;
+  for (auto& done : std::exchange(closed_, {})) done();
 }
 
 }  // namespace weightwire::transfer

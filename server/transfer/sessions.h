@@ -46,7 +46,7 @@ class SessionTable : public std::enable_shared_from_this<SessionTable> {
   std::map<uint64_t, std::shared_ptr<transport::Endpoint>> open_;  ///< all, by endpoint id
   std::set<uint64_t> closed_early_;  ///< closed before their Connect was answered
   bool closing_ = false;
-  std::function<void()> closed_;
+  std::vector<std::function<void()>> closed_;
 };
 
 }  // namespace weightwire::transfer

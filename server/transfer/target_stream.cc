@@ -74,10 +74,8 @@ void TargetStream::FailStream(Code code, Reason reason, const std::string& what)
 }
 
 void TargetStream::FailSegment(uint32_t segment) {
-  const uint32_t canonical = stream_.ops[schedule_.segments[segment].op_index].canonical;
-  const auto& names = run_.job().slice->tensor_names;
-  const std::string tensor =
-      canonical < names.size() ? names[canonical] : "#" + std::to_string(canonical);
+  const plan::CopyOp& op = stream_.ops[schedule_.segments[segment].op_index];
+  const std::string tensor = TensorName(*run_.job().slice, op);
   run_.FailJob(Status(Code::kDataLoss, Reason::kDigestMismatch,
                       "bytes of " + tensor + " that source rank " +
                           std::to_string(stream_.source_rank) + " (participant " +

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/transfer/transfer.h"
+#include "server/transport/fake/fake_transport.h"
+#include "tests/support/sim_executor.h"
+#include "tests/unit/transfer/random_plan.h"
+
+namespace weightwire::transfer::testing {
+
+/// Keeps every counter, by name and labels: "transfer_bytes_total{direction=in,transport=fake}".
+class CountingSink final : public metrics::Sink {
+ public:
+  void DeclareCounter(std::string_view, std::string_view, std::vector<metrics::Labels>) override {}
+  void DeclareGauge(std::string_view, std::string_view, std::vector<metrics::Labels>) override {}
+  void DeclareHistogram(std::string_view, std::string_view, std::vector<double>,
+                        std::vector<metrics::Labels>) override {}
+  void Add(std::string_view counter, double amount, const metrics::Labels& labels) override;
+  void Set(std::string_view, double, const metrics::Labels&) override {}
+  void Observe(std::string_view histogram, double, const metrics::Labels& labels) override;
+  double Count(const std::string& name) const;
+
+ private:
+  std::map<std::string, double> counts_;
+};
+
+/// Small slots, so that little tensors take many of them.
+Tuning SmallTuning();
+
+struct FleetOptions {
+  uint64_t seed = 1;
+  PlanShape shape;
+  uint32_t engines = 1;        ///< readers of every stream
+  uint32_t source_agents = 2;  ///< source ranks are spread over them
+  uint32_t target_agents = 2;
+  bool map = false;
+  Tuning tuning = SmallTuning();
+  transport::FakeLink link;  ///< everywhere
+};
+
+/// A whole fleet in one thread under virtual time: agents "s0"… hold sources, "t0"… targets.
+class Fleet {
+ public:
+  explicit Fleet(const FleetOptions& options);
+  ~Fleet();
+
+  struct Source {
+    SourceJob job;
+    size_t agent = 0;
+    int done_calls = 0;
+    std::optional<Result<SourceReport>> result;
+    bool drained = false;
+  };
+  struct Target {
+    TargetJob job;
+    size_t agent = 0;
+    uint32_t rank = 0;
+    RankMemory memory;
+    std::vector<std::byte> before;
+    std::vector<std::byte> expected;
+    int done_calls = 0;
+    std::optional<Result<TargetReport>> result;
+    bool drained = false;
+  };
+  struct Agent {
+    std::string address;
+    Incarnation incarnation;
+    std::unique_ptr<Engine> engine;
+    std::unique_ptr<transport::Transport> transport;
+  };
+
+  void StartSource(size_t i);
+  void StartTarget(size_t i);
+  void StartAll();
+  void DrainSource(size_t i);
+  void DrainTarget(size_t i);
+  /// Runs until every started job has its result.
+  void RunToResults();
+  /// Drains everything, shuts every engine down, and checks that all of it ends.
+  void End();
+
+  Engine& EngineOf(const Source& source) { return *source_agents[source.agent].engine; }
+  Engine& EngineOf(const Target& target) { return *target_agents[target.agent].engine; }
+
+  testing::Rng rng;
+  weightwire::testing::SimExecutor sim;
+  transport::FakeNetwork network;
+  CountingSink metrics;
+  RandomPlan plan;
+  std::vector<Agent> source_agents;
+  std::vector<Agent> target_agents;
+  std::vector<RankMemory> source_memory;
+  std::deque<Source> sources;
+  std::deque<Target> targets;
+
+ private:
+  Agent MakeAgent(const FleetOptions& options, const std::string& address, uint64_t incarnation);
+  bool ended_ = false;
+};
+
+}  // namespace weightwire::transfer::testing

@@ -1,0 +1,236 @@
+#include "tests/unit/transfer/random_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+
+namespace weightwire::transfer::testing {
+namespace {
+
+using layout::DType;
+
+int64_t Pick(Rng& rng, int64_t low, int64_t high) {
+  return std::uniform_int_distribution<int64_t>(low, high)(rng);
+}
+
+std::pair<DType, DType> RandomDtypes(Rng& rng) {
+  switch (Pick(rng, 0, 7)) {
+    case 0:
+      return {DType::kF32, DType::kBF16};
+    case 1:
+      return {DType::kBF16, DType::kF32};
+    case 2:
+      return {DType::kF32, DType::kF32};
+    case 3:
+      return {DType::kI64, DType::kI64};
+    case 4:
+      return {DType::kU8, DType::kU8};
+    default:
+      return {DType::kBF16, DType::kBF16};
+  }
+}
+
+// Strides of a tensor in which `extent` lies with random gaps and in random axis order. Returns the
+// elements that the tensor needs beyond the offset.
+int64_t RandomStrides(Rng& rng, const std::vector<int64_t>& extent, std::vector<int64_t>* stride) {
+  std::vector<size_t> order(extent.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  if (Pick(rng, 0, 3) == 0) std::shuffle(order.begin(), order.end(), rng);
+  stride->assign(extent.size(), 1);
+  int64_t next = 1;
+  for (size_t i = order.size(); i-- > 0;) {
+    (*stride)[order[i]] = next;
+    next *= extent[order[i]] + (Pick(rng, 0, 1) == 0 ? 0 : Pick(rng, 1, 3));
+  }
+  return next;
+}
+
+std::vector<int64_t> RandomExtent(Rng& rng, int64_t elements_max) {
+  std::vector<int64_t> extent(static_cast<size_t>(Pick(rng, 0, 4)));
+  int64_t left = Pick(rng, 1, elements_max);
+  for (auto& e : extent) {
+    e = Pick(rng, 1, std::max<int64_t>(1, left));
+    left /= e;
+  }
+  std::shuffle(extent.begin(), extent.end(), rng);
+  return extent;
+}
+
+plan::CopyOp RandomOp(Rng& rng, const PlanShape& shape, RandomPlan* out, uint32_t source,
+                      uint32_t target) {
+  plan::CopyOp op;
+  op.canonical = static_cast<uint32_t>(out->plan.tensor_names.size());
+  out->plan.tensor_names.push_back("model.tensor." + std::to_string(op.canonical));
+  std::tie(op.source_dtype, op.target_dtype) = RandomDtypes(rng);
+  op.extent = RandomExtent(rng, shape.elements_per_op_max);
+  op.source_offset = Pick(rng, 0, 5);
+  op.target_offset = Pick(rng, 0, 5);
+  const int64_t source_elements =
+      op.source_offset + RandomStrides(rng, op.extent, &op.source_stride);
+  const int64_t target_elements =
+      op.target_offset + RandomStrides(rng, op.extent, &op.target_stride);
+  op.source_tensor = static_cast<uint32_t>(out->source_tensor_bytes[source].size());
+  op.target_tensor = static_cast<uint32_t>(out->target_tensor_bytes[target].size());
+  out->source_tensor_bytes[source].push_back(
+      static_cast<uint64_t>(source_elements * layout::ElementBytes(op.source_dtype)));
+  out->target_tensor_bytes[target].push_back(
+      static_cast<uint64_t>(target_elements * layout::ElementBytes(op.target_dtype)));
+  return op;
+}
+
+float ReadFloat(DType dtype, const std::byte* at) {
+  uint32_t bits = 0;
+  if (dtype == DType::kF32) {
+    std::memcpy(&bits, at, 4);
+  } else {
+    uint16_t half;
+    std::memcpy(&half, at, 2);
+    bits = static_cast<uint32_t>(half) << 16;
+  }
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// bf16 to nearest, ties to even, by trying both neighbours.
+uint16_t ToBF16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const auto low = static_cast<uint16_t>(bits >> 16);
+  const auto high = static_cast<uint16_t>(low + 1);
+  const uint32_t low_bits = static_cast<uint32_t>(low) << 16;
+  const uint32_t high_bits = static_cast<uint32_t>(high) << 16;
+  float below, above;
+  std::memcpy(&below, &low_bits, 4);
+  std::memcpy(&above, &high_bits, 4);
+  const double down = std::fabs(static_cast<double>(value) - static_cast<double>(below));
+  const double up = std::fabs(static_cast<double>(above) - static_cast<double>(value));
+  if (down != up) return down < up ? low : high;
+  return low % 2 == 0 ? low : high;
+}
+
+void CopyElement(const plan::CopyOp& op, const std::byte* from, std::byte* to) {
+  if (op.source_dtype == op.target_dtype) {
+    std::memcpy(to, from, static_cast<size_t>(layout::ElementBytes(op.target_dtype)));
+    return;
+  }
+  const float value = ReadFloat(op.source_dtype, from);
+  if (op.target_dtype == DType::kF32) {
+    std::memcpy(to, &value, 4);
+  } else {
+    const uint16_t half = ToBF16(value);
+    std::memcpy(to, &half, 2);
+  }
+}
+
+// Calls visit(source element, target element) for every element of the op.
+template <typename Visit>
+void ForEachElement(const plan::CopyOp& op, size_t dim, int64_t source, int64_t target,
+                    const Visit& visit) {
+  if (dim == op.extent.size()) return visit(source, target);
+  for (int64_t i = 0; i < op.extent[dim]; ++i) {
+    ForEachElement(op, dim + 1, source + i * op.source_stride[dim],
+                   target + i * op.target_stride[dim], visit);
+  }
+}
+
+}  // namespace
+
+uint32_t Below(Rng& rng, uint32_t bound) { return static_cast<uint32_t>(rng() % bound); }
+
+uint64_t SeedOr(uint64_t fallback) {
+  const char* seed = std::getenv("WEIGHTWIRE_SEED");
+  return seed != nullptr ? std::strtoull(seed, nullptr, 10) : fallback;
+}
+
+RandomPlan MakeRandomPlan(Rng& rng, const PlanShape& shape) {
+  RandomPlan out;
+  out.plan.id = {rng(), rng()};
+  out.plan.source_ranks = shape.source_ranks;
+  out.plan.target_ranks = shape.target_ranks;
+  out.source_tensor_bytes.resize(shape.source_ranks);
+  out.target_tensor_bytes.resize(shape.target_ranks);
+  for (uint32_t target = 0; target < shape.target_ranks; ++target) {
+    for (uint32_t source = 0; source < shape.source_ranks; ++source) {
+      plan::Stream stream;
+      stream.id = static_cast<uint32_t>(out.plan.streams.size());
+      stream.source_rank = source;
+      stream.target_rank = target;
+      const int64_t ops = Pick(rng, 1, shape.ops_per_stream_max);
+      for (int64_t i = 0; i < ops; ++i) {
+        stream.ops.push_back(RandomOp(rng, shape, &out, source, target));
+        int64_t bytes = layout::ElementBytes(stream.ops.back().target_dtype);
+        for (int64_t e : stream.ops.back().extent) bytes *= e;
+        stream.bytes += bytes;
+      }
+      out.plan.bytes_total += stream.bytes;
+      out.plan.streams.push_back(std::move(stream));
+    }
+  }
+  return out;
+}
+
+std::vector<std::byte> RankMemory::Snapshot() const {
+  return {region->data(), region->data() + region->size()};
+}
+
+RankMemory MakeMemory(Rng& rng, const std::vector<uint64_t>& tensor_bytes) {
+  std::vector<uint64_t> offsets;
+  uint64_t end = 0;
+  for (uint64_t bytes : tensor_bytes) {
+    end = (end + 7) / 8 * 8 + 8 * static_cast<uint64_t>(Pick(rng, 0, 3));
+    offsets.push_back(end);
+    end += bytes;
+  }
+  RankMemory memory;
+  memory.region = memory::MemoryRegion::Allocate("rank", end + 16).value();
+  for (uint64_t i = 0; i < memory.region->size(); ++i) {
+    memory.region->data()[i] = static_cast<std::byte>(rng());
+  }
+  for (size_t i = 0; i < tensor_bytes.size(); ++i) {
+    memory.binding.push_back({memory.region, offsets[i], tensor_bytes[i]});
+  }
+  return memory;
+}
+
+void TameFloats(Rng& rng, const plan::TransferPlan& plan, uint32_t source_rank,
+                const RankMemory& memory) {
+  for (const plan::Stream& stream : plan.streams) {
+    if (stream.source_rank != source_rank) continue;
+    for (const plan::CopyOp& op : stream.ops) {
+      if (op.source_dtype == op.target_dtype) continue;
+      const int bytes = layout::ElementBytes(op.source_dtype);
+      std::byte* tensor = memory.binding[op.source_tensor].data();
+      ForEachElement(op, 0, op.source_offset, op.target_offset, [&](int64_t source, int64_t) {
+        const float value = std::uniform_real_distribution<float>(-4, 4)(rng);
+        const uint16_t half = ToBF16(value);
+        std::memcpy(tensor + source * bytes,
+                    bytes == 4 ? static_cast<const void*>(&value) : static_cast<const void*>(&half),
+                    static_cast<size_t>(bytes));
+      });
+    }
+  }
+}
+
+std::vector<std::byte> Expected(const plan::TransferPlan& plan, uint32_t target_rank,
+                                const RankMemory& target, const std::vector<RankMemory>& sources) {
+  std::vector<std::byte> bytes = target.Snapshot();
+  for (const plan::Stream& stream : plan.streams) {
+    if (stream.target_rank != target_rank) continue;
+    for (const plan::CopyOp& op : stream.ops) {
+      const std::byte* from = sources[stream.source_rank].binding[op.source_tensor].data();
+      std::byte* to = bytes.data() + target.binding[op.target_tensor].offset;
+      const int from_bytes = layout::ElementBytes(op.source_dtype);
+      const int to_bytes = layout::ElementBytes(op.target_dtype);
+      ForEachElement(op, 0, op.source_offset, op.target_offset,
+                     [&](int64_t source, int64_t element) {
+                       CopyElement(op, from + source * from_bytes, to + element * to_bytes);
+                     });
+    }
+  }
+  return bytes;
+}
+
+}  // namespace weightwire::transfer::testing

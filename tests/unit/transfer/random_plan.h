@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "server/plan/plan.h"
+#include "server/transfer/transfer.h"
+
+/// Hand-made plans with memory on both sides, and the bytes that must arrive: element by element,
+/// with code of its own.
+namespace weightwire::transfer::testing {
+
+using Rng = std::mt19937_64;
+/// Uniform in [0, bound).
+uint32_t Below(Rng& rng, uint32_t bound);
+/// Env WEIGHTWIRE_SEED, or `fallback`.
+uint64_t SeedOr(uint64_t fallback);
+
+struct PlanShape {
+  uint32_t source_ranks = 2;
+  uint32_t target_ranks = 2;
+  int ops_per_stream_max = 6;
+  int64_t elements_per_op_max = 4'000;
+};
+
+/// Every op has a source and a target tensor of its own, with gaps, permuted strides and sometimes
+/// a cast; tensors lie at odd places of one region for each rank.
+struct RandomPlan {
+  plan::TransferPlan plan;
+  std::vector<std::vector<uint64_t>> source_tensor_bytes;  ///< by rank, by tensor
+  std::vector<std::vector<uint64_t>> target_tensor_bytes;
+};
+RandomPlan MakeRandomPlan(Rng& rng, const PlanShape& shape);
+
+/// Memory of one rank.
+struct RankMemory {
+  std::shared_ptr<memory::MemoryRegion> region;
+  Binding binding;
+  std::vector<std::byte> Snapshot() const;
+};
+/// Filled with random bytes; floats that casts read are finite.
+RankMemory MakeMemory(Rng& rng, const std::vector<uint64_t>& tensor_bytes);
+/// Makes the elements that casts read ordinary floats.
+void TameFloats(Rng& rng, const plan::TransferPlan& plan, uint32_t source_rank,
+                const RankMemory& memory);
+
+/// What `target` must hold afterwards, gaps included.
+std::vector<std::byte> Expected(const plan::TransferPlan& plan, uint32_t target_rank,
+                                const RankMemory& target, const std::vector<RankMemory>& sources);
+
+}  // namespace weightwire::transfer::testing
