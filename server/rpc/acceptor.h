@@ -1,0 +1,43 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "server/memory/region.h"
+#include "server/metrics/metrics.h"
+
+namespace boost::asio {
+class io_context;
+}  // namespace boost::asio
+
+namespace weightwire::rpc {
+
+/// Accepts stream connections and hands them on.
+///
+/// When the process runs out of descriptors a spare one is given up to accept and close what waits,
+/// so that callers learn of it at once and the listener lives on. Above nine tenths of the limit of
+/// descriptors new connections are closed, so that open ones keep working. Counts
+/// accept_errors_total{errno} and connections_shed_total. Belongs to the io_context's thread,
+/// except for construction and destruction while that does not run.
+class Acceptor {
+ public:
+  using Accepted = std::function<void(memory::UniqueFd connection)>;
+
+  /// `address` is "host:port" (port 0: any). kUnavailable / kIoError names address and cause.
+  static Result<std::unique_ptr<Acceptor>> ListenTcp(boost::asio::io_context& io,
+                                                     const std::string& address,
+                                                     metrics::Sink& metrics, Accepted accepted);
+  /// A Unix socket of mode 0600 that accepts the own uid only. What a dead process left at `path`
+  /// is replaced; a socket on which somebody answers is not: kAlreadyExists / kIoError.
+  static Result<std::unique_ptr<Acceptor>> ListenUnix(boost::asio::io_context& io,
+                                                      const std::string& path,
+                                                      metrics::Sink& metrics, Accepted accepted);
+  virtual ~Acceptor() = default;
+  /// "127.0.0.1:41234", "[::1]:41234" or "unix:/path".
+  virtual std::string address() const = 0;
+  /// No further connection is accepted; removes a Unix socket's file.
+  virtual void Close() = 0;
+};
+
+}  // namespace weightwire::rpc

@@ -1,0 +1,182 @@
+// The stream lives on gRPC's threads, the participant on the agent's strand. Between Attach and
+// Detach or OnEvicted the agent holds a bare pointer to the application, so `held_` keeps the
+// object alive for exactly that time.
+#include "server/rpc/agent_attach.h"
+
+#include <memory>
+#include <utility>
+
+#include "server/rpc/duplex.h"
+#include "server/transport/session.h"
+#include "server/wire/checks.h"
+#include "server/wire/control.h"
+#include "server/wire/status.h"
+
+namespace weightwire::rpc {
+namespace {
+
+struct Greeting {
+  agent::AttachRequest request;
+  uint16_t protocol = 0;
+};
+
+Result<uint16_t> ChooseProtocol(const v1::Protocol& protocol) {
+  constexpr uint32_t kMin = control::kProtocolMin;
+  constexpr uint32_t kMax = control::kProtocolMax;
+  if (protocol.min() <= kMax && protocol.max() >= kMin) {
+    return static_cast<uint16_t>(std::min(protocol.max(), kMax));
+  }
+  auto range = [](uint32_t min, uint32_t max) {
+    return std::to_string(min) + " to " + std::to_string(max);
+  };
+  return Fail(Status(Code::kFailedPrecondition, Reason::kProtocolVersion,
+                     "this agent speaks protocol " + range(kMin, kMax) + ", the process " +
+                         range(protocol.min(), protocol.max()))
+                  .Remedy("use a client library of the agent's version"));
+}
+
+Result<Greeting> GreetingOf(const v1::AttachHello& hello, const TraceId& trace_of_call) {
+  Greeting out;
+  WW_ASSIGN(out.protocol, ChooseProtocol(hello.protocol()));
+  WW_ASSIGN(out.request.role, wire::FromProto("hello.role", hello.role()));
+  if (!hello.job().empty()) WW_FAIL_IF_ERROR(wire::CheckId("hello.job", hello.job()));
+  WW_FAIL_IF_ERROR(wire::CheckId("hello.group", hello.group()));
+  if (hello.incarnation() == 0) {
+    return Fail(wire::Bad("hello.incarnation", "must not be 0"));
+  }
+  WW_ASSIGN(out.request.trace_id, wire::TraceIdFromProto("hello.trace_id", hello.trace_id()));
+  if (out.request.trace_id == TraceId{}) out.request.trace_id = trace_of_call;
+  out.request.job = hello.job();
+  out.request.group = hello.group();
+  out.request.rank = hello.rank();
+  out.request.world_size = hello.world_size();
+  out.request.incarnation = Incarnation(hello.incarnation());
+  out.request.pid = hello.pid();
+  return out;
+}
+
+class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public agent::Application {
+ public:
+  AttachStream(const Runtime& runtime, StreamSet& streams, agent::Agent& agent, CallLog log)
+      : Duplex(runtime, streams, std::move(log)), agent_(agent) {}
+
+  // ---- on the strand, from the agent
+  void OnReleased(Version version, Epoch epoch, const Status& why) override {
+    v1::AttachEvent event;
+    event.mutable_released()->set_version(version.value);
+    event.mutable_released()->set_epoch(epoch.value);
+    *event.mutable_released()->mutable_why() = wire::OutcomeOf(why);
+    Send(std::move(event));
+  }
+
+  void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader) override {
+    v1::AttachEvent event;
+    v1::AttachEvent::SwapOffer* offer = event.mutable_swap_offer();
+    offer->set_epoch(epoch.value);
+    offer->set_content(content.value);
+    offer->set_version(version.value);
+    offer->set_buffer(static_cast<uint32_t>(buffer));
+    offer->set_leader(leader);
+    Send(std::move(event));
+  }
+
+  void OnInstalled(Epoch epoch, Epoch content) override {
+    v1::AttachEvent event;
+    event.mutable_installed()->set_epoch(epoch.value);
+    event.mutable_installed()->set_content(content.value);
+    Send(std::move(event));
+  }
+
+  void OnEvicted(const Status& why) override {
+    v1::AttachEvent event;
+    *event.mutable_fenced()->mutable_why() = wire::OutcomeOf(why);
+    Send(std::move(event));
+    End(OkStatus());
+    handle_ = {};
+    const auto last = std::move(held_);
+  }
+
+ private:
+  void OnMessage(const v1::AttachUp& up) override {
+    if (up.kind_case() == v1::AttachUp::kHello && !greeted_) {
+      greeted_ = true;
+      auto greeting = GreetingOf(up.hello(), log().trace_id());
+      if (!greeting) return End(std::move(greeting.error()));
+      return OnStrand([this, greeting = std::move(*greeting)] { Attach(greeting); });
+    }
+    if (up.kind_case() == v1::AttachUp::kDetach && greeted_) {
+      return OnStrand([this] {
+        Leave(Status(Code::kCancelled, Reason::kMemberLost, "the process detached"));
+        End(OkStatus());
+      });
+    }
+    End(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+               greeted_ ? "attach: after the hello only detach may follow"
+                        : "attach: the first message must be the hello"));
+  }
+
+  void OnEnded() override {
+    OnStrand([this] {
+      ended_ = true;
+      Leave(Status(Code::kUnavailable, Reason::kMemberLost, "the process closed its stream"));
+    });
+  }
+
+  // ---- on the strand
+  void Attach(const Greeting& greeting) {
+    held_ = shared_from_this();
+    agent_.Attach(greeting.request, this,
+                  [this, self = held_, protocol = greeting.protocol](
+                      Result<agent::AttachReply> reply) { Attached(protocol, std::move(reply)); });
+  }
+
+  void Attached(uint16_t protocol, Result<agent::AttachReply> reply) {
+    if (!reply) {
+      End(std::move(reply.error()));
+      held_.reset();
+      return;
+    }
+    handle_ = reply->handle;
+    if (ended_) {
+      return Leave(Status(Code::kUnavailable, Reason::kMemberLost,
+                          "the process closed its stream while it attached"));
+    }
+    v1::AttachEvent event;
+    v1::AttachEvent::Attached* attached = event.mutable_attached();
+    attached->set_protocol(protocol);
+    attached->set_handle(reply->handle.value);
+    *attached->mutable_member() = wire::ToProto(reply->member);
+    Send(std::move(event));
+  }
+
+  void Leave(Status why) {
+    if (handle_ == agent::Handle()) return;
+    agent_.Detach(std::exchange(handle_, {}), std::move(why));
+    held_.reset();
+  }
+
+  template <typename Fn>
+  void OnStrand(Fn fn) {
+    runtime().strand.Post([self = shared_from_this(), fn = std::move(fn)]() mutable { fn(); });
+  }
+
+  agent::Agent& agent_;
+  bool greeted_ = false;  ///< gRPC's reading side only
+  // The strand's.
+  agent::Handle handle_{};
+  bool ended_ = false;
+  std::shared_ptr<Duplex> held_;
+};
+
+}  // namespace
+
+grpc::ServerBidiReactor<v1::AttachUp, v1::AttachEvent>* StartAttach(
+    const Runtime& runtime, StreamSet& streams, agent::Agent& agent,
+    const grpc::CallbackServerContext& context) {
+  auto stream =
+      std::make_shared<AttachStream>(runtime, streams, agent, CallLog(runtime, context, "Attach"));
+  stream->Begin();
+  return stream.get();
+}
+
+}  // namespace weightwire::rpc

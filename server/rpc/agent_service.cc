@@ -1,0 +1,217 @@
+#include "server/rpc/agent_service.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "server/rpc/agent_attach.h"
+#include "server/rpc/stream_set.h"
+#include "server/rpc/unary.h"
+#include "server/wire/checks.h"
+#include "server/wire/control.h"
+#include "server/wire/layout.h"
+#include "server/wire/limits.h"
+#include "server/wire/status.h"
+#include "weightwire/v1/agent.grpc.pb.h"
+
+namespace weightwire::rpc {
+namespace {
+
+using Context = grpc::CallbackServerContext;
+using Unary = grpc::ServerUnaryReactor;
+
+Result<agent::PublishMode> ModeFromProto(v1::PublishMode mode) {
+  if (mode == v1::PUBLISH_MODE_HOLD) return agent::PublishMode::kHold;
+  if (mode == v1::PUBLISH_MODE_SNAPSHOT) return agent::PublishMode::kSnapshot;
+  return Fail(wire::UnknownEnum("mode", mode));
+}
+
+Status CheckBindings(const v1::ImportMemoryRequest& request) {
+  WW_RETURN_IF_ERROR(wire::CheckCount("regions", request.regions_size(), wire::kTensorsMax));
+  WW_RETURN_IF_ERROR(wire::CheckCount("bindings", request.bindings_size(), wire::kTensorsMax));
+  for (int i = 0; i < request.bindings_size(); ++i) {
+    if (request.bindings(i).region() >= static_cast<uint32_t>(request.regions_size())) {
+      return wire::Bad("bindings[" + std::to_string(i) + "].region", "names no region");
+    }
+  }
+  return OkStatus();
+}
+
+Result<memory::UniqueFd> Duplicate(int fd) {
+  memory::UniqueFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (copy.valid()) return copy;
+  return Fail(Status(Code::kResourceExhausted, Reason::kLimitExceeded,
+                     "the agent has no file descriptor left")
+                  .Remedy("raise the limit of open files (ulimit -n) of weightwired"));
+}
+
+struct Publication {
+  agent::Handle handle;
+  Version version;
+  agent::PublishMode mode = agent::PublishMode::kHold;
+  bool manual_commit = false;
+  Nanos deadline{};
+  TraceId trace_id{};
+};
+
+Result<Publication> PublicationOf(const v1::PublishRequest& request) {
+  Publication out;
+  WW_ASSIGN(out.mode, ModeFromProto(request.mode()));
+  WW_ASSIGN(out.trace_id, wire::TraceIdFromProto("trace_id", request.trace_id()));
+  if (request.version() == 0) return Fail(wire::Bad("version", "must not be 0"));
+  if (request.deadline_ms() == 0) return Fail(wire::Bad("deadline_ms", "must not be 0"));
+  out.handle = agent::Handle(request.handle());
+  out.version = Version(request.version());
+  out.manual_commit = request.manual_commit();
+  out.deadline = std::chrono::milliseconds(request.deadline_ms());
+  return out;
+}
+
+class ServiceImpl final : public AgentService, public v1::Agent::CallbackService {
+ public:
+  ServiceImpl(Runtime runtime, agent::Agent& agent, FdTable& fds,
+              std::map<std::string, std::string> addresses)
+      : runtime_(runtime), agent_(agent), fds_(fds), addresses_(std::move(addresses)) {}
+
+  grpc::Service* service() override { return this; }
+  void EndStreams(const Status& why) override { streams_.EndAll(why); }
+
+  grpc::ServerBidiReactor<v1::AttachUp, v1::AttachEvent>* Attach(Context* context) override {
+    return StartAttach(runtime_, streams_, agent_, *context);
+  }
+
+  Unary* SubmitLayout(Context* context, const v1::AgentLayoutRequest* request,
+                      v1::AgentLayoutResponse* response) override {
+    return StartUnary(runtime_, context, "AgentSubmitLayout", *request, response, [&](auto answer) {
+      auto submission = wire::FromProto("layout", request->layout());
+      if (!submission) return answer(submission.error());
+      OnStrand([this, handle = agent::Handle(request->handle()),
+                submission = std::move(*submission), answer]() mutable {
+        agent_.SubmitLayout(handle, std::move(submission),
+                            [answer](Result<control::LayoutReply> reply) {
+                              if (!reply) return answer(reply.error());
+                              v1::AgentLayoutResponse out;
+                              *out.mutable_agreed() = wire::ToProto(reply->agreed);
+                              answer(std::move(out));
+                            });
+      });
+    });
+  }
+
+  Unary* ImportMemory(Context* context, const v1::ImportMemoryRequest* request,
+                      v1::ImportMemoryResponse* response) override {
+    return StartUnary(runtime_, context, "ImportMemory", *request, response, [&](auto answer) {
+      if (Status bindings = CheckBindings(*request); !bindings.ok()) return answer(bindings);
+      OnStrand([this, request = *request, answer] { answer(Import(request)); });
+    });
+  }
+
+  Unary* Subscribe(Context* context, const v1::SubscribeRequest* request,
+                   v1::SubscribeResponse* response) override {
+    return StartUnary(runtime_, context, "Subscribe", *request, response, [&](auto answer) {
+      OnStrand(
+          [this, handle = agent::Handle(request->handle()), answer] { answer(OpenStage(handle)); });
+    });
+  }
+
+  Unary* Publish(Context* context, const v1::PublishRequest* request,
+                 v1::PublishResponse* response) override {
+    return StartUnary(runtime_, context, "Publish", *request, response, [&](auto answer) {
+      auto decoded = PublicationOf(*request);
+      if (!decoded) return answer(decoded.error());
+      OnStrand([this, p = *decoded, answer] {
+        agent_.Publish(p.handle, p.version, p.mode, p.manual_commit, p.deadline, p.trace_id,
+                       [answer](Status status) { answer(status); });
+      });
+    });
+  }
+
+  Unary* AcknowledgeSwap(Context* context, const v1::AcknowledgeSwapRequest* request,
+                         v1::AcknowledgeSwapResponse* response) override {
+    return StartUnary(runtime_, context, "AcknowledgeSwap", *request, response, [&](auto answer) {
+      if (!(request->flip_seconds() >= 0)) {
+        return answer(wire::Bad("flip_seconds", "must not be negative"));
+      }
+      OnStrand([this, handle = agent::Handle(request->handle()), epoch = Epoch(request->epoch()),
+                seconds = request->flip_seconds(),
+                answer] { answer(agent_.AcknowledgeSwap(handle, epoch, seconds)); });
+    });
+  }
+
+  Unary* LocalStatus(Context* context, const v1::LocalStatusRequest* request,
+                     v1::LocalStatusResponse* response) override {
+    return StartUnary(runtime_, context, "LocalStatus", *request, response,
+                      [&](auto answer) { OnStrand([this, answer] { answer(Local()); }); });
+  }
+
+ private:
+  void OnStrand(Task task) { runtime_.strand.Post(std::move(task)); }
+
+  // ---- on the strand
+  Status Import(const v1::ImportMemoryRequest& request) {
+    const agent::Handle handle(request.handle());
+    std::vector<uint64_t> regions;
+    for (const v1::ImportMemoryRequest::Region& region : request.regions()) {
+      WW_ASSIGN_OR_STATUS(memory::UniqueFd fd, fds_.Redeem(region.fd_token()));
+      WW_ASSIGN_OR_STATUS(uint64_t id, agent_.ImportMemory(handle, std::move(fd), region.bytes()));
+      regions.push_back(id);
+    }
+    std::vector<agent::TensorBinding> bindings;
+    for (const v1::ImportMemoryRequest::Binding& binding : request.bindings()) {
+      bindings.push_back({binding.tensor(), regions[binding.region()], binding.offset()});
+    }
+    return agent_.Bind(handle, bindings);
+  }
+
+  Result<v1::SubscribeResponse> OpenStage(agent::Handle handle) {
+    WW_ASSIGN(agent::StageInfo stage, agent_.OpenStage(handle));
+    v1::SubscribeResponse out;
+    out.mutable_offsets()->Assign(stage.arena.offsets.begin(), stage.arena.offsets.end());
+    out.mutable_sizes()->Assign(stage.arena.sizes.begin(), stage.arena.sizes.end());
+    out.set_bytes_total(stage.arena.bytes_total);
+    for (const auto& buffer : stage.buffers) {
+      WW_ASSIGN(memory::UniqueFd fd, Duplicate(buffer->fd()));
+      WW_ASSIGN(uint64_t token, fds_.Put(std::move(fd)));
+      out.add_fd_tokens(token);
+    }
+    return out;
+  }
+
+  v1::LocalStatusResponse Local() const {
+    v1::LocalStatusResponse out;
+    for (const agent::LocalStatus& local : agent_.Local()) {
+      v1::LocalStatusResponse::Local* to = out.add_locals();
+      *to->mutable_member() = wire::ToProto(local.member);
+      to->set_group(local.group);
+      to->set_rank(local.rank);
+      to->set_phase(local.phase);
+      to->set_epoch(local.epoch.value);
+      to->set_serving(local.serving.value);
+      to->set_bytes_done(local.bytes_done);
+      to->set_bytes_total(local.bytes_total);
+      to->set_stage_bytes(local.stage_bytes);
+    }
+    const Status session = agent_.SessionStatus();
+    out.set_connected(session.ok());
+    *out.mutable_session() = wire::OutcomeOf(session);
+    out.mutable_addresses()->insert(addresses_.begin(), addresses_.end());
+    return out;
+  }
+
+  const Runtime runtime_;
+  agent::Agent& agent_;
+  FdTable& fds_;
+  const std::map<std::string, std::string> addresses_;
+  StreamSet streams_;
+};
+
+}  // namespace
+
+std::unique_ptr<AgentService> AgentService::Make(Runtime runtime, agent::Agent& agent, FdTable& fds,
+                                                 std::map<std::string, std::string> addresses) {
+  return std::make_unique<ServiceImpl>(runtime, agent, fds, std::move(addresses));
+}
+
+}  // namespace weightwire::rpc

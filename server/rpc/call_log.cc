@@ -1,0 +1,29 @@
+#include "server/rpc/call_log.h"
+
+#include <spdlog/spdlog.h>
+
+namespace weightwire::rpc {
+
+CallLog::CallLog(const Runtime& runtime, const grpc::CallbackServerContext& context,
+                 const char* method)
+    : runtime_(runtime), method_(method), peer_(context.peer()), start_(runtime.clock.Now()) {
+  const auto header = context.client_metadata().find("traceparent");
+  if (header != context.client_metadata().end()) {
+    trace_id_ =
+        ParseTraceparent({header->second.data(), header->second.size()}).value_or(TraceId{});
+  }
+  runtime_.metrics.Add("rpc_started_total", 1, {{"method", method_}});
+}
+
+void CallLog::Ended(const Status& status) const {
+  const double seconds = std::chrono::duration<double>(runtime_.clock.Now() - start_).count();
+  runtime_.metrics.Add("rpc_handled_total", 1,
+                       {{"method", method_}, {"code", std::string(CodeName(status.code()))}});
+  runtime_.metrics.Observe("rpc_seconds", seconds, {{"method", method_}});
+  const auto level = status.ok() ? spdlog::level::debug : spdlog::level::warn;
+  if (!spdlog::should_log(level)) return;
+  spdlog::log(level, "rpc {} peer={} seconds={:.6f} trace={}: {}", method_, peer_, seconds,
+              trace_id_ == TraceId{} ? "-" : TraceHex(trace_id_), status.ToString());
+}
+
+}  // namespace weightwire::rpc

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <grpcpp/server_context.h>
+
+#include "server/base/status.h"
+#include "server/rpc/runtime.h"
+#include "server/rpc/trace.h"
+
+namespace weightwire::rpc {
+
+/// Counts one call (rpc_started_total, rpc_handled_total, rpc_seconds) and logs its end: failures
+/// as warnings, the rest at debug level, with method, peer, code, reason, seconds and trace id.
+/// Thread-safe; Ended is called once.
+class CallLog {
+ public:
+  /// `method` is a literal. The trace id is that of the call's `traceparent`, if any.
+  CallLog(const Runtime& runtime, const grpc::CallbackServerContext& context, const char* method);
+  void Ended(const Status& status) const;
+  const TraceId& trace_id() const { return trace_id_; }
+
+ private:
+  const Runtime& runtime_;
+  const char* method_;
+  std::string peer_;
+  TraceId trace_id_{};
+  Nanos start_;
+};
+
+}  // namespace weightwire::rpc

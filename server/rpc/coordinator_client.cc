@@ -1,0 +1,276 @@
+// gRPC's callbacks come on its own threads and post to the strand at once (client_calls.h); all
+// state here is the strand's.
+#include "server/rpc/coordinator_client.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include <grpcpp/grpcpp.h>
+#include <spdlog/spdlog.h>
+
+#include "server/rpc/session_call.h"
+#include "server/wire/control.h"
+#include "server/wire/slice.h"
+#include "server/wire/status.h"
+
+namespace weightwire::rpc {
+namespace {
+
+using SliceReply = control::Reply<std::shared_ptr<const plan::RankSlice>>;
+
+std::shared_ptr<grpc::Channel> MakeChannel(const CoordinatorClientOptions& options) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(options.message_bytes_max));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 200);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+/// Puts a slice together as its parts arrive, on gRPC's thread. Deletes itself.
+class SliceCall final : public grpc::ClientReadReactor<v1::SlicePart> {
+ public:
+  SliceCall(std::shared_ptr<ClientCalls> calls, SliceReply reply)
+      : calls_(std::move(calls)), reply_(std::move(reply)) {}
+
+  static void Start(v1::Coordinator::Stub& stub, const std::shared_ptr<ClientCalls>& calls,
+                    Nanos deadline, v1::FetchSliceRequest request, SliceReply reply) {
+    auto call = std::make_unique<SliceCall>(calls, std::move(reply));
+    call->request_ = std::move(request);
+    SetDeadline(call->context_, deadline);
+    if (!calls->Begin(&call->context_)) return;
+    SliceCall* running = call.release();
+    stub.async()->FetchSlice(&running->context_, &running->request_, running);
+    running->StartRead(&running->part_);
+    running->StartCall();
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return;
+    failure_ = reader_.Add(part_);
+    if (!failure_.ok()) return context_.TryCancel();
+    StartRead(&part_);
+  }
+
+  void OnDone(const grpc::Status& status) override {
+    if (failure_.ok()) failure_ = FromGrpc(status);
+    auto slice = std::make_shared<Result<std::shared_ptr<const plan::RankSlice>>>(Take());
+    calls_->End(&context_, [reply = std::move(reply_), slice] { reply(std::move(*slice)); });
+    delete this;
+  }
+
+ private:
+  Result<std::shared_ptr<const plan::RankSlice>> Take() {
+    WW_FAIL_IF_ERROR(Status(failure_));
+    WW_ASSIGN(plan::RankSlice slice, reader_.Finish());
+    return std::make_shared<const plan::RankSlice>(std::move(slice));
+  }
+
+  const std::shared_ptr<ClientCalls> calls_;
+  SliceReply reply_;
+  grpc::ClientContext context_;
+  v1::FetchSliceRequest request_;
+  v1::SlicePart part_;
+  wire::SliceReader reader_;
+  Status failure_;
+};
+
+class CoordinatorClient final : public control::CoordinatorPort {
+ public:
+  CoordinatorClient(CoordinatorClientOptions options, Executor& strand)
+      : options_(std::move(options)),
+        stub_(v1::Coordinator::NewStub(MakeChannel(options_))),
+        calls_(std::make_shared<ClientCalls>(strand)) {}
+
+  ~CoordinatorClient() override {
+    if (session_.call) session_.call->Stop();
+    calls_->Close();
+  }
+
+  void OpenSession(control::AgentHello hello, control::AgentPort* port,
+                   control::Reply<control::AgentWelcome> reply) override {
+    ForgetSession();
+    const uint64_t number = ++session_number_;
+    session_.port = port;
+    session_.reply = std::move(reply);
+    session_.call = std::make_shared<SessionCall>(
+        calls_, SessionCall::Events{
+                    [this, number](const v1::SessionDown& down) { OnDown(number, down); },
+                    [this, number](Status why) { OnSessionEnded(number, std::move(why)); }});
+    session_.call->Start(*stub_, hello);
+    calls_->PostAfter(options_.call_deadline, [this, number] {
+      if (number != session_number_ || !session_.reply) return;
+      LoseSession(Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
+                         "the coordinator did not answer the hello"));
+    });
+  }
+
+  void CloseSession(AgentId) override { ForgetSession(); }
+
+  void Heartbeat(AgentId) override {
+    if (session_.call) session_.call->Heartbeat();
+  }
+
+  void Register(control::RegisterRequest request,
+                control::Reply<control::RegisterReply> reply) override {
+    CallUnary<v1::RegisterResponse>(
+        calls_, options_.call_deadline, wire::ToProto(request),
+        [this](auto* call, auto done) {
+          stub_->async()->Register(&call->context, &call->request, &call->response, done);
+        },
+        [reply = std::move(reply)](Result<v1::RegisterResponse> response) {
+          if (!response) return reply(Fail(std::move(response.error())));
+          auto member = wire::FromProto("member", response->member());
+          if (!member) return reply(Fail(std::move(member.error())));
+          reply(control::RegisterReply{*member});
+        });
+  }
+
+  void SubmitLayout(control::LayoutSubmission submission,
+                    control::Reply<control::LayoutReply> reply) override {
+    CallUnary<v1::SubmitLayoutResponse>(
+        calls_, options_.call_deadline, wire::LayoutRequestOf(submission),
+        [this](auto* call, auto done) {
+          stub_->async()->SubmitLayout(&call->context, &call->request, &call->response, done);
+        },
+        [reply = std::move(reply)](Result<v1::SubmitLayoutResponse> response) {
+          if (!response) return reply(Fail(std::move(response.error())));
+          reply(wire::FromProto(*response));
+        });
+  }
+
+  void Publish(control::PublishRequest request, control::Done done) override {
+    CallUnary<v1::PublishVersionResponse>(
+        calls_, options_.call_deadline, wire::ToProto(request),
+        [this](auto* call, auto finished) {
+          stub_->async()->PublishVersion(&call->context, &call->request, &call->response, finished);
+        },
+        [done = std::move(done)](Result<v1::PublishVersionResponse> response) {
+          done(response ? OkStatus() : std::move(response.error()));
+        });
+  }
+
+  void FetchSlice(PlanId plan, plan::Side side, uint32_t rank, SliceReply reply) override {
+    v1::FetchSliceRequest request;
+    *request.mutable_plan() = wire::ToProto(plan);
+    request.set_side(static_cast<v1::Side>(side));
+    request.set_rank(rank);
+    SliceCall::Start(*stub_, calls_, options_.call_deadline, std::move(request), std::move(reply));
+  }
+
+  void Report(AgentId agent, epoch::Report report) override {
+    const epoch::Member member = std::visit([](const auto& r) { return r.member; }, report);
+    std::deque<v1::ReportRequest>& queue = reports_[member];
+    queue.push_back(wire::ToProto(agent, report));
+    if (queue.size() == 1) SendReport(member, options_.report_retry);
+  }
+
+ private:
+  struct Session {
+    std::shared_ptr<SessionCall> call;
+    control::AgentPort* port = nullptr;
+    control::Reply<control::AgentWelcome> reply;  ///< until the welcome
+    Status end;                                   ///< why, when the coordinator said it
+  };
+
+  void ForgetSession() {
+    ++session_number_;
+    reports_.clear();
+    if (auto session = std::exchange(session_, {}); session.call) session.call->Stop();
+  }
+
+  void LoseSession(Status why) {
+    Session session = std::exchange(session_, {});
+    ++session_number_;
+    reports_.clear();
+    session.call->Stop();
+    if (session.reply) return session.reply(Fail(std::move(why)));
+    session.port->OnSessionLost(std::move(why));
+  }
+
+  void OnDown(uint64_t number, const v1::SessionDown& down) {
+    if (number != session_number_) return;
+    if (session_.reply) return OnWelcome(down);
+    if (down.kind_case() == v1::SessionDown::kEnd) {
+      auto why = wire::FromProto("end.why", down.end().why());
+      session_.end = why ? std::move(*why) : std::move(why.error());
+      return;
+    }
+    auto command = wire::FromProto(down);
+    if (!command) {
+      spdlog::error("a command that is not understood ends the session: {}",
+                    command.error().ToString());
+      return LoseSession(std::move(command.error()));
+    }
+    session_.port->OnCommand(std::move(*command));
+  }
+
+  void OnWelcome(const v1::SessionDown& down) {
+    if (down.kind_case() != v1::SessionDown::kWelcome) {
+      return LoseSession(Status(Code::kInternal, Reason::kInvalidRequest,
+                                "the coordinator's first message is no welcome"));
+    }
+    auto welcome = wire::FromProto(down.welcome());
+    if (!welcome) return LoseSession(std::move(welcome.error()));
+    std::exchange(session_.reply, nullptr)(std::move(welcome));
+  }
+
+  void OnSessionEnded(uint64_t number, Status why) {
+    if (number != session_number_) return;
+    if (!session_.end.ok()) why = std::move(session_.end);
+    if (why.ok()) {
+      why = Status(Code::kUnavailable, Reason::kTransportFailed,
+                   "the coordinator closed the session");
+    }
+    LoseSession(std::move(why));
+  }
+
+  void SendReport(const epoch::Member& member, Nanos retry) {
+    CallUnary<v1::ReportResponse>(
+        calls_, options_.call_deadline, reports_[member].front(),
+        [this](auto* call, auto done) {
+          stub_->async()->Report(&call->context, &call->request, &call->response, done);
+        },
+        [this, member, retry, number = session_number_](Result<v1::ReportResponse> response) {
+          if (number != session_number_) return;
+          Reported(member, retry, response ? OkStatus() : response.error());
+        });
+  }
+
+  void Reported(const epoch::Member& member, Nanos retry, const Status& status) {
+    if (status.code() == Code::kUnavailable || status.code() == Code::kDeadlineExceeded) {
+      calls_->PostAfter(retry, [this, member, retry, number = session_number_] {
+        if (number != session_number_) return;
+        SendReport(member, std::min(2 * retry, 16 * options_.report_retry));
+      });
+      return;
+    }
+    if (!status.ok()) spdlog::info("a report was refused: {}", status.ToString());
+    auto queue = reports_.find(member);
+    queue->second.pop_front();
+    if (!queue->second.empty()) return SendReport(member, options_.report_retry);
+    reports_.erase(queue);
+  }
+
+  const CoordinatorClientOptions options_;
+  const std::unique_ptr<v1::Coordinator::Stub> stub_;
+  const std::shared_ptr<ClientCalls> calls_;
+  uint64_t session_number_ = 0;  ///< rises when a session begins and when it is over
+  Session session_;
+  /// By member, in order; the first one is on its way.
+  std::map<epoch::Member, std::deque<v1::ReportRequest>> reports_;
+};
+
+}  // namespace
+
+std::unique_ptr<control::CoordinatorPort> MakeGrpcCoordinatorClient(
+    CoordinatorClientOptions options, Executor& strand) {
+  return std::make_unique<CoordinatorClient>(std::move(options), strand);
+}
+
+}  // namespace weightwire::rpc

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "server/base/executor.h"
+#include "server/control/control.h"
+
+namespace weightwire::rpc {
+
+struct CoordinatorClientOptions {
+  std::string address;  ///< "host:port"
+  size_t message_bytes_max = 16 << 20;
+  Nanos call_deadline = std::chrono::seconds(10);
+  /// A report that finds the coordinator unavailable is sent again after this, doubled up to 16
+  /// times, as long as its session lives.
+  Nanos report_retry = std::chrono::milliseconds(50);
+};
+
+/// The coordinator as an agent sees it over gRPC. Its methods are called on `strand`, where every
+/// answer and command arrives.
+///
+/// Reports of one member are sent one after another, in order. Calls end within call_deadline. The
+/// channel reconnects by itself; a broken session is OnSessionLost, and the agent opens a new one.
+/// `strand` must outlive it; destruction cancels every call, waits until gRPC has let go, and
+/// answers nothing more.
+std::unique_ptr<control::CoordinatorPort> MakeGrpcCoordinatorClient(
+    CoordinatorClientOptions options, Executor& strand);
+
+}  // namespace weightwire::rpc

@@ -1,0 +1,168 @@
+#include "server/rpc/coordinator_service.h"
+
+#include <string>
+#include <utility>
+
+#include "server/rpc/coordinator_session.h"
+#include "server/rpc/coordinator_streams.h"
+#include "server/rpc/status_message.h"
+#include "server/rpc/stream_set.h"
+#include "server/rpc/unary.h"
+#include "server/wire/checks.h"
+#include "server/wire/control.h"
+#include "server/wire/layout.h"
+#include "server/wire/limits.h"
+#include "weightwire/v1/coordinator.grpc.pb.h"
+
+namespace weightwire::rpc {
+namespace {
+
+using Context = grpc::CallbackServerContext;
+using Unary = grpc::ServerUnaryReactor;
+
+class ServiceImpl final : public CoordinatorService, public v1::Coordinator::CallbackService {
+ public:
+  ServiceImpl(Runtime runtime, coordinator::Coordinator& coordinator)
+      : runtime_(runtime), coordinator_(coordinator) {}
+
+  grpc::Service* service() override { return this; }
+  void EndStreams(const weightwire::Status& why) override { streams_.EndAll(why); }
+
+  grpc::ServerBidiReactor<v1::SessionUp, v1::SessionDown>* Session(Context* context) override {
+    return StartSession(runtime_, streams_, coordinator_, *context);
+  }
+
+  grpc::ServerWriteReactor<v1::SlicePart>* FetchSlice(
+      Context* context, const v1::FetchSliceRequest* request) override {
+    return StartFetchSlice(runtime_, streams_, coordinator_, *context, *request);
+  }
+
+  grpc::ServerWriteReactor<v1::StatusResponse>* Watch(Context* context,
+                                                      const v1::WatchRequest* request) override {
+    return StartWatch(runtime_, streams_, coordinator_, *context, *request);
+  }
+
+  Unary* Register(Context* context, const v1::RegisterRequest* request,
+                  v1::RegisterResponse* response) override {
+    return StartUnary(runtime_, context, "Register", *request, response, [&](auto answer) {
+      auto decoded = wire::FromProto(*request);
+      if (!decoded) return answer(decoded.error());
+      OnStrand([this, decoded = std::move(*decoded), answer]() mutable {
+        coordinator_.Register(std::move(decoded), [answer](Result<control::RegisterReply> reply) {
+          if (!reply) return answer(reply.error());
+          v1::RegisterResponse out;
+          *out.mutable_member() = wire::ToProto(reply->member);
+          answer(std::move(out));
+        });
+      });
+    });
+  }
+
+  Unary* SubmitLayout(Context* context, const v1::SubmitLayoutRequest* request,
+                      v1::SubmitLayoutResponse* response) override {
+    return StartUnary(runtime_, context, "SubmitLayout", *request, response, [&](auto answer) {
+      auto decoded = wire::FromProto(*request);
+      if (!decoded) return answer(decoded.error());
+      OnStrand([this, decoded = std::move(*decoded), answer]() mutable {
+        coordinator_.SubmitLayout(std::move(decoded), [answer](Result<control::LayoutReply> reply) {
+          if (!reply) return answer(reply.error());
+          answer(wire::ToProto(*reply));
+        });
+      });
+    });
+  }
+
+  Unary* PublishVersion(Context* context, const v1::PublishVersionRequest* request,
+                        v1::PublishVersionResponse* response) override {
+    return StartUnary(runtime_, context, "PublishVersion", *request, response, [&](auto answer) {
+      auto decoded = wire::FromProto(*request);
+      if (!decoded) return answer(decoded.error());
+      OnStrand([this, decoded = *decoded, answer] {
+        coordinator_.Publish(decoded, [answer](weightwire::Status status) { answer(status); });
+      });
+    });
+  }
+
+  Unary* Report(Context* context, const v1::ReportRequest* request,
+                v1::ReportResponse* response) override {
+    return StartUnary(runtime_, context, "Report", *request, response, [&](auto answer) {
+      auto decoded = wire::FromProto(*request);
+      if (!decoded) return answer(decoded.error());
+      OnStrand([this, decoded = std::move(*decoded), answer]() mutable {
+        coordinator_.Report(decoded.agent, std::move(decoded.report));
+        answer(OkStatus());
+      });
+    });
+  }
+
+  Unary* Commit(Context* context, const v1::CommitRequest* request,
+                v1::CommitResponse* response) override {
+    return StartUnary(runtime_, context, "Commit", *request, response, [&](auto answer) {
+      OnStrand(
+          [this, epoch = Epoch(request->epoch()), answer] { answer(coordinator_.Commit(epoch)); });
+    });
+  }
+
+  Unary* Abort(Context* context, const v1::AbortRequest* request,
+               v1::AbortResponse* response) override {
+    return StartUnary(runtime_, context, "Abort", *request, response, [&](auto answer) {
+      if (weightwire::Status text = wire::CheckText("why", request->why(), wire::kTextBytesMax); !text.ok()) {
+        return answer(text);
+      }
+      OnStrand([this, epoch = Epoch(request->epoch()), why = request->why(), answer] {
+        answer(coordinator_.Abort(epoch, why));
+      });
+    });
+  }
+
+  Unary* Evict(Context* context, const v1::EvictRequest* request,
+               v1::EvictResponse* response) override {
+    return StartUnary(runtime_, context, "Evict", *request, response, [&](auto answer) {
+      weightwire::Status fields = wire::CheckId("group", request->group());
+      if (fields.ok()) fields = wire::CheckText("why", request->why(), wire::kTextBytesMax);
+      if (!fields.ok()) return answer(fields);
+      OnStrand([this, group = request->group(), why = request->why(), answer] {
+        answer(coordinator_.Evict(group, why));
+      });
+    });
+  }
+
+  Unary* Status(Context* context, const v1::StatusRequest* request,
+                v1::StatusResponse* response) override {
+    return StartUnary(runtime_, context, "Status", *request, response, [&](auto answer) {
+      OnStrand([this, answer] { answer(StatusMessageOf(coordinator_.Snapshot())); });
+    });
+  }
+
+  Unary* ExplainPlan(Context* context, const v1::ExplainPlanRequest* request,
+                     v1::ExplainPlanResponse* response) override {
+    return StartUnary(runtime_, context, "ExplainPlan", *request, response, [&](auto answer) {
+      auto fields = wire::CheckText("tensor", request->tensor(), wire::kNameBytesMax);
+      if (fields.ok()) fields = wire::CheckText("engine", request->engine(), wire::kIdBytesMax);
+      if (!fields.ok()) return answer(fields);
+      OnStrand([this, engine = request->engine(), tensor = request->tensor(), answer] {
+        auto text = coordinator_.Explain(engine, tensor);
+        if (!text) return answer(text.error());
+        v1::ExplainPlanResponse out;
+        out.set_text(std::move(*text));
+        answer(std::move(out));
+      });
+    });
+  }
+
+ private:
+  void OnStrand(Task task) { runtime_.strand.Post(std::move(task)); }
+
+  const Runtime runtime_;
+  coordinator::Coordinator& coordinator_;
+  StreamSet streams_;
+};
+
+}  // namespace
+
+std::unique_ptr<CoordinatorService> CoordinatorService::Make(
+    Runtime runtime, coordinator::Coordinator& coordinator) {
+  return std::make_unique<ServiceImpl>(runtime, coordinator);
+}
+
+}  // namespace weightwire::rpc

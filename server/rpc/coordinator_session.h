@@ -1,0 +1,17 @@
+#pragma once
+
+#include <grpcpp/support/server_callback.h>
+
+#include "server/coordinator/coordinator.h"
+#include "server/rpc/runtime.h"
+#include "server/rpc/stream_set.h"
+#include "weightwire/v1/coordinator.pb.h"
+
+namespace weightwire::rpc {
+
+/// An agent's session over gRPC: hello and heartbeats up, commands down.
+grpc::ServerBidiReactor<v1::SessionUp, v1::SessionDown>* StartSession(
+    const Runtime& runtime, StreamSet& streams, coordinator::Coordinator& coordinator,
+    const grpc::CallbackServerContext& context);
+
+}  // namespace weightwire::rpc

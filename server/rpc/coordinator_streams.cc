@@ -1,0 +1,135 @@
+#include "server/rpc/coordinator_streams.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "server/rpc/server_stream.h"
+#include "server/rpc/status_message.h"
+#include "server/wire/slice.h"
+
+namespace weightwire::rpc {
+namespace {
+
+constexpr size_t kPartBytes = 256 << 10;
+
+class SliceStream final : public ServerStream<v1::SlicePart> {
+ public:
+  using ServerStream::ServerStream;
+
+  void Fetch(Executor& strand, coordinator::Coordinator& coordinator,
+             const v1::FetchSliceRequest& request) {
+    auto side = wire::FromProto("side", request.side());
+    if (!side) return End(std::move(side.error()));
+    strand.Post([self = shared_from_this(), this, &coordinator, side = *side,
+                 plan = wire::FromProto(request.plan()), rank = request.rank()] {
+      coordinator.FetchSlice(plan, side, rank, [self, this](auto slice) {
+        if (!slice) return End(std::move(slice.error()));
+        writer_.emplace(std::move(*slice), kPartBytes);
+        OnWritten();
+      });
+    });
+  }
+
+ private:
+  void OnWritten() override {
+    v1::SlicePart part;
+    if (!writer_->Next(&part)) return End(OkStatus());
+    Write(std::move(part));
+  }
+  void OnEnded() override {}
+
+  std::optional<wire::SliceWriter> writer_;
+};
+
+/// Everything but the writing itself happens on the coordinator's strand.
+class WatchStream final : public ServerStream<v1::StatusResponse> {
+ public:
+  WatchStream(const Runtime& runtime, StreamSet& streams, coordinator::Coordinator& coordinator,
+              CallLog log, Nanos interval)
+      : ServerStream(streams, std::move(log)),
+        runtime_(runtime),
+        coordinator_(coordinator),
+        interval_(interval) {}
+
+  void Start() {
+    OnStrand([this] {
+      watch_ = coordinator_.Watch([this, self = weak_from_this()] {
+        if (auto alive = self.lock()) Changed();
+      });
+      Give();
+    });
+  }
+
+ private:
+  void Changed() {
+    changed_ = true;
+    if (!waiting_) Give();
+  }
+
+  void Give() {
+    if (ended_) return;
+    changed_ = false;
+    waiting_ = true;
+    given_ = runtime_.clock.Now();
+    Write(StatusMessageOf(coordinator_.Snapshot()));
+  }
+
+  void OnWritten() override {
+    OnStrand([this] {
+      const Nanos left = given_ + interval_ - runtime_.clock.Now();
+      runtime_.strand.PostAfter(std::max(left, Nanos(0)), [this, self = shared_from_this()] {
+        waiting_ = false;
+        if (changed_) Give();
+      });
+    });
+  }
+
+  void OnEnded() override {
+    OnStrand([this] {
+      ended_ = true;
+      coordinator_.Unwatch(watch_);
+    });
+  }
+
+  template <typename Fn>
+  void OnStrand(Fn fn) {
+    runtime_.strand.Post([self = shared_from_this(), fn = std::move(fn)]() mutable { fn(); });
+  }
+
+  const Runtime& runtime_;
+  coordinator::Coordinator& coordinator_;
+  const Nanos interval_;
+  uint64_t watch_ = 0;
+  bool changed_ = false;
+  bool waiting_ = false;  ///< a message is on its way, or was less than the interval ago
+  bool ended_ = false;
+  Nanos given_{};
+};
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::SlicePart>* StartFetchSlice(const Runtime& runtime, StreamSet& streams,
+                                                         coordinator::Coordinator& coordinator,
+                                                         const grpc::CallbackServerContext& context,
+                                                         const v1::FetchSliceRequest& request) {
+  auto stream = std::make_shared<SliceStream>(streams, CallLog(runtime, context, "FetchSlice"));
+  stream->Begin();
+  stream->Fetch(runtime.strand, coordinator, request);
+  return stream.get();
+}
+
+grpc::ServerWriteReactor<v1::StatusResponse>* StartWatch(const Runtime& runtime, StreamSet& streams,
+                                                         coordinator::Coordinator& coordinator,
+                                                         const grpc::CallbackServerContext& context,
+                                                         const v1::WatchRequest& request) {
+  const uint32_t millis = request.min_interval_ms() == 0 ? 100 : request.min_interval_ms();
+  auto stream = std::make_shared<WatchStream>(runtime, streams, coordinator,
+                                              CallLog(runtime, context, "Watch"),
+                                              std::chrono::milliseconds(std::max(millis, 10u)));
+  stream->Begin();
+  stream->Start();
+  return stream.get();
+}
+
+}  // namespace weightwire::rpc

@@ -1,0 +1,59 @@
+#include "server/rpc/session_call.h"
+
+#include <utility>
+
+#include "server/wire/control.h"
+
+namespace weightwire::rpc {
+
+void SessionCall::Start(v1::Coordinator::Stub& stub, const control::AgentHello& hello) {
+  if (!calls_->Begin(&context_)) return;
+  self_ = shared_from_this();
+  stub.async()->Session(&context_, this);
+  *up_.mutable_hello() = wire::ToProto(hello);
+  writing_ = true;
+  AddHold();  // heartbeats are started outside of gRPC's own callbacks
+  StartWrite(&up_);
+  StartRead(&down_);
+  StartCall();
+}
+
+void SessionCall::Heartbeat() {
+  std::lock_guard lock(mutex_);
+  if (writing_ || over_) return;
+  writing_ = true;
+  up_.mutable_heartbeat()->set_sequence(++sequence_);
+  StartWrite(&up_);
+}
+
+void SessionCall::Stop() {
+  context_.TryCancel();
+  LetGo();
+}
+
+void SessionCall::LetGo() {
+  {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(over_, true) || !self_) return;
+  }
+  RemoveHold();
+}
+
+void SessionCall::OnWriteDone(bool) {
+  std::lock_guard lock(mutex_);
+  writing_ = false;
+}
+
+void SessionCall::OnReadDone(bool ok) {
+  if (!ok) return LetGo();
+  calls_->Post([self = shared_from_this(), down = std::move(down_)] { self->events_.down(down); });
+  down_ = {};
+  StartRead(&down_);
+}
+
+void SessionCall::OnDone(const grpc::Status& status) {
+  const auto self = std::move(self_);
+  calls_->End(&context_, [self, failure = FromGrpc(status)] { self->events_.ended(failure); });
+}
+
+}  // namespace weightwire::rpc

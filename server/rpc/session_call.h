@@ -1,0 +1,54 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include <grpcpp/support/client_callback.h>
+
+#include "server/control/control.h"
+#include "server/rpc/client_calls.h"
+#include "weightwire/v1/coordinator.grpc.pb.h"
+
+namespace weightwire::rpc {
+
+/// An agent's session stream, seen from the agent. Held by itself while gRPC knows it.
+class SessionCall final : public grpc::ClientBidiReactor<v1::SessionUp, v1::SessionDown>,
+                          public std::enable_shared_from_this<SessionCall> {
+ public:
+  /// Both run on the strand; `ended` once, last.
+  struct Events {
+    std::function<void(const v1::SessionDown&)> down;
+    std::function<void(Status)> ended;
+  };
+
+  SessionCall(std::shared_ptr<ClientCalls> calls, Events events)
+      : calls_(std::move(calls)), events_(std::move(events)) {}
+
+  /// Once. Nothing happens when the client is going.
+  void Start(v1::Coordinator::Stub& stub, const control::AgentHello& hello);
+  /// One that finds the last one still unwritten is dropped: nothing new would be said.
+  void Heartbeat();
+  /// Cancels. `ended` still follows. Idempotent.
+  void Stop();
+
+  void OnWriteDone(bool ok) override;
+  void OnReadDone(bool ok) override;
+  void OnDone(const grpc::Status& status) override;
+
+ private:
+  void LetGo();
+
+  const std::shared_ptr<ClientCalls> calls_;
+  const Events events_;
+  grpc::ClientContext context_;
+  v1::SessionDown down_;
+  std::mutex mutex_;
+  v1::SessionUp up_;
+  bool writing_ = false;
+  bool over_ = false;  ///< no write may start any more
+  uint64_t sequence_ = 0;
+  std::shared_ptr<SessionCall> self_;
+};
+
+}  // namespace weightwire::rpc

@@ -1,0 +1,81 @@
+#include "server/rpc/status_message.h"
+
+#include "server/wire/checks.h"
+#include "server/wire/control.h"
+#include "server/wire/limits.h"
+#include "server/wire/slice.h"
+#include "server/wire/status.h"
+
+namespace weightwire::rpc {
+namespace {
+
+std::string Text(const std::string& text) { return wire::CleanText(text, wire::kTextBytesMax); }
+
+void SetParticipant(const coordinator::ParticipantStatus& from,
+                    v1::StatusResponse::Participant* to) {
+  *to->mutable_member() = wire::ToProto(from.member);
+  to->set_role(wire::ToProto(from.role));
+  to->set_group(from.group);
+  to->set_rank(from.rank);
+  to->set_world_size(from.world_size);
+  to->set_agent(from.agent.value);
+  to->set_agent_name(Text(from.agent_name));
+  to->set_pid(from.pid);
+  to->set_spec(Text(from.spec));
+  to->set_has_layout(from.has_layout);
+  to->set_tensors(from.tensors);
+  to->set_bytes(from.bytes);
+}
+
+void SetEngine(const coordinator::EngineStatus& from, v1::StatusResponse::Engine* to) {
+  to->set_name(from.name);
+  to->set_state(static_cast<v1::EngineState>(from.state));
+  to->set_serving_epoch(from.serving.value);
+  to->set_version(from.version.value);
+  to->set_ranks_present(from.ranks_present);
+  to->set_world_size(from.world_size);
+  to->set_lag_versions(from.lag.value);
+  to->set_last_error(Text(from.last_error));
+}
+
+void SetEpoch(const coordinator::EpochStatus& from, v1::StatusResponse::Epoch* to) {
+  to->set_epoch(from.epoch.value);
+  to->set_kind(static_cast<v1::EpochKind>(from.kind));
+  to->set_version(from.version.value);
+  to->set_phase(static_cast<v1::EpochPhase>(from.phase));
+  to->set_attempt(from.attempt);
+  *to->mutable_why() = wire::OutcomeOf(from.why);
+  for (const std::string& engine : from.engines) to->add_engines(engine);
+  for (const std::string& waiting : from.waiting_for) to->add_waiting_for(Text(waiting));
+  to->set_started_unix_seconds(from.started_wall);
+  to->set_prepare_seconds(from.prepare_seconds);
+  to->set_transfer_seconds(from.transfer_seconds);
+  to->set_commit_seconds(from.commit_seconds);
+  to->set_total_seconds(from.total_seconds);
+  to->set_bytes(from.bytes);
+  to->mutable_bytes_by_transport()->insert(from.bytes_by_transport.begin(),
+                                           from.bytes_by_transport.end());
+  to->set_flip_seconds_max(from.flip_seconds_max);
+  for (const PlanId& plan : from.plans) *to->add_plans() = wire::ToProto(plan);
+}
+
+}  // namespace
+
+v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot) {
+  v1::StatusResponse out;
+  out.set_job(snapshot.job);
+  out.set_committed_epoch(snapshot.committed.value);
+  out.set_committed_version(snapshot.committed_version.value);
+  out.set_committed_unix_seconds(snapshot.committed_wall);
+  out.set_deciding(snapshot.deciding);
+  out.set_waiting_for(Text(snapshot.waiting_for));
+  for (const auto& participant : snapshot.participants) {
+    SetParticipant(participant, out.add_participants());
+  }
+  for (const auto& engine : snapshot.engines) SetEngine(engine, out.add_engines());
+  for (const auto& epoch : snapshot.epochs) SetEpoch(epoch, out.add_epochs());
+  out.set_agents(snapshot.agents);
+  return out;
+}
+
+}  // namespace weightwire::rpc

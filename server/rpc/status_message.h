@@ -1,0 +1,11 @@
+#pragma once
+
+#include "server/coordinator/coordinator.h"
+#include "weightwire/v1/coordinator.pb.h"
+
+namespace weightwire::rpc {
+
+/// The snapshot as a message. Pure.
+v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot);
+
+}  // namespace weightwire::rpc

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "server/base/executor.h"
+#include "server/coordinator/journal.h"
+#include "server/metrics/metrics.h"
+
+namespace weightwire::store {
+
+/// The journal in one SQLite file: write-ahead log, synchronous=FULL, one row for each record with
+/// an id that only rises. One process at a time: the file is locked as long as the journal lives.
+///
+/// After a failed append every later one fails too, so that no record can follow a lost one; only a
+/// new process, which reads what is durable, may go on. Appends are written by one worker thread
+/// and answered on the strand. Observes journal_fsync_seconds, sets journal_bytes.
+class SqliteJournal final : public coordinator::Journal {
+ public:
+  /// `path` empty: in memory, for tests and throw-away fleets; nothing survives the process.
+  /// `strand` and `metrics` outlive the journal.
+  ///   kUnavailable / kJournalFailed  cannot open, lock or write the file, or it is of an unknown
+  ///                                  schema; names path and cause
+  static Result<std::unique_ptr<SqliteJournal>> Open(const std::string& path, Executor& strand,
+                                                     metrics::Sink& metrics);
+  /// Appends under way end first; their answers still reach the strand.
+  ~SqliteJournal() override;
+
+  void Append(coordinator::JournalRecord record, std::function<void(Status)> done) override;
+  ///   kDataLoss / kJournalFailed  a row does not decode: names its id
+  Result<std::vector<coordinator::JournalRecord>> Read() override;
+
+ private:
+  struct Impl;
+  explicit SqliteJournal(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace weightwire::store

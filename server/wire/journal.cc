@@ -1,0 +1,126 @@
+// u8 format, u8 kind, fields, u32 checksum (FNV-1a folded) over all before it. Integers are
+// little-endian; a text is u32 length and bytes.
+#include "server/wire/journal.h"
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+namespace weightwire::wire {
+namespace {
+
+constexpr uint8_t kFormat = 1;
+constexpr uint8_t kCommit = 1;
+constexpr uint8_t kReserve = 2;
+constexpr size_t kChecksumBytes = 4;
+
+uint32_t ChecksumOf(std::string_view bytes) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (char c : bytes) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
+  return static_cast<uint32_t>(hash ^ (hash >> 32));
+}
+
+class Writer {
+ public:
+  void Number(uint64_t value, int bytes) {
+    for (int i = 0; i < bytes; ++i) out_.push_back(static_cast<char>(value >> (8 * i)));
+  }
+  void Text(std::string_view text) {
+    Number(text.size(), 4);
+    out_.append(text);
+  }
+  std::string Take() {
+    Number(ChecksumOf(out_), kChecksumBytes);
+    return std::move(out_);
+  }
+
+ private:
+  std::string out_;
+};
+
+/// nullopt from where the bytes end on.
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : rest_(bytes) {}
+  std::optional<uint64_t> Number(size_t bytes) {
+    if (rest_.size() < bytes) return std::nullopt;
+    uint64_t value = 0;
+    for (size_t i = 0; i < bytes; ++i) {
+      value |= static_cast<uint64_t>(static_cast<uint8_t>(rest_[i])) << (8 * i);
+    }
+    rest_.remove_prefix(bytes);
+    return value;
+  }
+  std::optional<std::string> Text() {
+    const auto size = Number(4);
+    if (!size || rest_.size() < *size) return std::nullopt;
+    std::string text(rest_.substr(0, *size));
+    rest_.remove_prefix(*size);
+    return text;
+  }
+  bool empty() const { return rest_.empty(); }
+
+ private:
+  std::string_view rest_;
+};
+
+tl::unexpected<Status> Damaged(const char* what) {
+  return Fail(Code::kDataLoss, Reason::kJournalFailed, std::string("damaged record: ") + what);
+}
+
+Result<coordinator::JournalRecord> CommitFrom(Reader reader) {
+  coordinator::CommitRecord out;
+  const auto epoch = reader.Number(8);
+  const auto version = reader.Number(8);
+  const auto count = reader.Number(4);
+  if (!epoch || !version || !count) return Damaged("cut");
+  for (uint64_t i = 0; i < *count; ++i) {
+    auto engine = reader.Text();
+    if (!engine) return Damaged("cut");
+    out.engines.push_back(std::move(*engine));
+  }
+  if (!reader.empty()) return Damaged("bytes are left over");
+  out.epoch = Epoch(*epoch);
+  out.version = Version(*version);
+  return out;
+}
+
+Result<coordinator::JournalRecord> ReserveFrom(Reader reader) {
+  const auto limit = reader.Number(8);
+  if (!limit || !reader.empty()) return Damaged("wrong size");
+  return coordinator::ReserveRecord{Epoch(*limit)};
+}
+
+}  // namespace
+
+std::string EncodeRecord(const coordinator::JournalRecord& record) {
+  Writer writer;
+  writer.Number(kFormat, 1);
+  if (const auto* commit = std::get_if<coordinator::CommitRecord>(&record)) {
+    writer.Number(kCommit, 1);
+    writer.Number(commit->epoch.value, 8);
+    writer.Number(commit->version.value, 8);
+    writer.Number(commit->engines.size(), 4);
+    for (const std::string& engine : commit->engines) writer.Text(engine);
+  } else {
+    writer.Number(kReserve, 1);
+    writer.Number(std::get<coordinator::ReserveRecord>(record).limit.value, 8);
+  }
+  return writer.Take();
+}
+
+Result<coordinator::JournalRecord> DecodeRecord(std::string_view bytes) {
+  if (bytes.size() < kChecksumBytes) return Damaged("cut");
+  const std::string_view body = bytes.substr(0, bytes.size() - kChecksumBytes);
+  if (Reader(bytes.substr(body.size())).Number(kChecksumBytes) != ChecksumOf(body)) {
+    return Damaged("wrong checksum");
+  }
+  Reader reader(body);
+  if (reader.Number(1) != kFormat) return Damaged("unknown format");
+  const auto kind = reader.Number(1);
+  if (kind == kCommit) return CommitFrom(reader);
+  if (kind == kReserve) return ReserveFrom(reader);
+  return Damaged("unknown kind");
+}
+
+}  // namespace weightwire::wire
