@@ -1,0 +1,120 @@
+#include "server/layout/families/family.h"
+
+#include <gtest/gtest.h>
+
+#include "server/layout/scheme.h"
+#include "tests/support/safetensors.h"
+
+namespace weightwire::layout {
+namespace {
+
+std::string Config(const std::string& model_type, const std::string& more = "") {
+  return R"({"model_type":")" + model_type +
+         R"(","hidden_size":8,"num_hidden_layers":2,"num_attention_heads":4,)"
+         R"("intermediate_size":12,"vocab_size":10)" +
+         (more.empty() ? "" : "," + more) + "}";
+}
+
+ModelConfig Parse(const std::string& json) {
+  const auto config = ParseModelConfig(json);
+  EXPECT_TRUE(config.has_value()) << (config ? "" : config.error().ToString());
+  return config.value_or(ModelConfig{});
+}
+
+int64_t TotalBytes(const CanonicalSpace& space) {
+  int64_t total = 0;
+  for (const TensorSpec& tensor : space.tensors) {
+    total += *StorageBytes(tensor.dtype, tensor.shape);
+  }
+  return total;
+}
+
+TEST(Families, Qwen25HalfBillionHasItsTrueSize) {
+  const auto space = CanonicalFromConfig(
+      testing::ReadText(testing::SourceDir() + "/tests/data/configs/qwen2.5-0.5b.json"));
+  ASSERT_TRUE(space.has_value());
+  EXPECT_EQ(space->tensors.size(), 290u);
+  EXPECT_EQ(TotalBytes(*space), 2 * int64_t{494'032'768});
+}
+
+TEST(Families, Qwen2SevenBillionHasItsTrueSize) {
+  const auto space = CanonicalFromConfig(
+      testing::ReadText(testing::SourceDir() + "/tests/data/configs/qwen2-7b.json"));
+  ASSERT_TRUE(space.has_value());
+  EXPECT_EQ(space->tensors.size(), 339u);
+  EXPECT_EQ(TotalBytes(*space), 2 * int64_t{7'615'616'512});
+}
+
+TEST(ParseModelConfig, FillsInWhatTransformersDoes) {
+  const ModelConfig config = Parse(Config("llama"));
+  EXPECT_EQ(config.kv_heads, 4);
+  EXPECT_EQ(config.head_dim, 2);
+  EXPECT_FALSE(config.tied);
+  EXPECT_FALSE(config.attention_bias);
+  EXPECT_EQ(config.dtype, DType::kBF16);
+}
+
+TEST(ParseModelConfig, TakesNullForAbsent) {
+  const ModelConfig config = Parse(Config(
+      "qwen2",
+      R"("head_dim":null,"num_key_value_heads":null,"tie_word_embeddings":null,"dtype":null)"));
+  EXPECT_EQ(config.kv_heads, 4);
+  EXPECT_EQ(config.head_dim, 2);
+  EXPECT_FALSE(config.tied);
+}
+
+TEST(ParseModelConfig, HeadDimNeedNotBeHiddenOverHeads) {
+  EXPECT_EQ(Parse(Config("qwen3", R"("head_dim":16)")).head_dim, 16);
+  EXPECT_EQ(Parse(Config("qwen3")).head_dim, 128);
+  EXPECT_EQ(Parse(Config("qwen3", R"("head_dim":null)")).head_dim, 2);
+}
+
+TEST(ParseModelConfig, ReadsEitherSpellingOfTheDtype) {
+  EXPECT_EQ(Parse(Config("qwen2", R"("torch_dtype":"float32")")).dtype, DType::kF32);
+  EXPECT_EQ(Parse(Config("qwen2", R"("dtype":"float16")")).dtype, DType::kF16);
+  EXPECT_EQ(Parse(Config("qwen2", R"("dtype":"float16","torch_dtype":"float32")")).dtype,
+            DType::kF16);
+}
+
+TEST(CanonicalFromConfig, HasTheBiasesThatTheFamilyHas) {
+  const auto has = [](const std::string& config, const std::string& tensor) {
+    return CanonicalFromConfig(config)->Find("model.layers.1." + tensor).has_value();
+  };
+  EXPECT_TRUE(has(Config("qwen2"), "self_attn.q_proj.bias"));
+  EXPECT_FALSE(has(Config("qwen2", R"("attention_bias":true)"), "self_attn.o_proj.bias"));
+  EXPECT_FALSE(has(Config("llama"), "self_attn.q_proj.bias"));
+  EXPECT_TRUE(has(Config("llama", R"("attention_bias":true)"), "self_attn.o_proj.bias"));
+  EXPECT_FALSE(has(Config("llama", R"("attention_bias":true)"), "mlp.up_proj.bias"));
+  EXPECT_TRUE(has(Config("llama", R"("mlp_bias":true)"), "mlp.down_proj.bias"));
+  EXPECT_TRUE(has(Config("qwen3", R"("attention_bias":true)"), "self_attn.v_proj.bias"));
+  EXPECT_TRUE(has(Config("qwen3"), "self_attn.k_norm.weight"));
+}
+
+TEST(CanonicalFromConfig, IsSortedAndTiedTensorsAppearOnce) {
+  const auto space =
+      CanonicalFromConfig(Config("qwen2", R"("tie_word_embeddings":true,"num_hidden_layers":11)"));
+  ASSERT_TRUE(space.has_value());
+  EXPECT_EQ(Validate({*space, {}}), OkStatus());
+  EXPECT_FALSE(space->Find("lm_head.weight"));
+  EXPECT_TRUE(space->Find("model.layers.10.mlp.up_proj.weight"));
+}
+
+TEST(HfScheme, HoldsEachTensorWhole) {
+  const auto layout = LayoutFromScheme(Config("qwen3"), {"hf", {}, {}});
+  ASSERT_TRUE(layout.has_value());
+  ASSERT_EQ(layout->ranks.size(), 1u);
+  ASSERT_EQ(Validate(*layout), OkStatus());
+  const auto& tensors = layout->ranks[0].tensors;
+  ASSERT_EQ(tensors.size(), layout->canonical.tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const TensorSpec& spec = layout->canonical.tensors[i];
+    EXPECT_EQ(tensors[i].name, spec.name);
+    EXPECT_EQ(tensors[i].shape, spec.shape);
+    ASSERT_EQ(tensors[i].pieces.size(), 1u);
+    testing::ForEachElement(tensors[i].pieces[0], spec.shape,
+                            [](int64_t from, int64_t to) { ASSERT_EQ(from, to); });
+  }
+}
+
+}  // namespace
+}  // namespace weightwire::layout

@@ -1,0 +1,274 @@
+#include "server/layout/trace.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "server/layout/scheme.h"
+#include "tests/support/safetensors.h"
+
+namespace weightwire::layout {
+namespace {
+
+std::string TraceText(const char* name) {
+  return testing::ReadText(testing::SourceDir() + "/tests/data/vllm-traces/" + name);
+}
+
+/// Tensors by name with sorted pieces, so that only content matters.
+std::map<std::string, LocalTensor> Normalised(const RankLayout& rank) {
+  std::map<std::string, LocalTensor> result;
+  for (LocalTensor tensor : rank.tensors) {
+    std::sort(tensor.pieces.begin(), tensor.pieces.end(),
+              [](const Piece& a, const Piece& b) { return a.local_offset < b.local_offset; });
+    const std::string name = tensor.name;
+    result.emplace(name, std::move(tensor));
+  }
+  return result;
+}
+
+TEST(VllmScheme, EqualsWhatTheEnginesLoaderDid) {
+  const auto trace = ParseTrace(TraceText("qwen2-tp2.json"));
+  ASSERT_TRUE(trace.has_value()) << trace.error().ToString();
+  const auto scheme = LayoutFromScheme(trace->config_json, *ParseParallelSpec("vllm:tp2"));
+  ASSERT_TRUE(scheme.has_value()) << scheme.error().ToString();
+  ASSERT_EQ(trace->ranks.size(), 2u);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    const auto traced = LayoutFromTrace(scheme->canonical, trace->ranks[rank]);
+    ASSERT_TRUE(traced.has_value()) << traced.error().ToString();
+    EXPECT_EQ(Normalised(*traced), Normalised(scheme->ranks[rank])) << "rank " << rank;
+  }
+}
+
+/// The checkpoint of the traced Qwen3-MoE: 8 experts, hidden 256, 128 wide.
+CanonicalSpace MoeSpace(const EngineTrace& trace) {
+  std::map<std::string, Shape> shapes;
+  const auto config = nlohmann::json::parse(trace.config_json);
+  const int64_t hidden = config.at("hidden_size");
+  const int64_t wide = config.at("moe_intermediate_size");
+  const int64_t head = config.at("head_dim");
+  const int64_t q = head * config.at("num_attention_heads").get<int64_t>();
+  const int64_t kv = head * config.at("num_key_value_heads").get<int64_t>();
+  const auto ends = [](const std::string& name, const char* tail) { return name.ends_with(tail); };
+  for (const TraceRow& row : trace.ranks[0]) {
+    const std::string& name = row.source;
+    Shape shape = {hidden};
+    if (ends(name, "embed_tokens.weight") || ends(name, "lm_head.weight")) {
+      shape = {config.at("vocab_size"), hidden};
+    } else if (ends(name, "q_norm.weight") || ends(name, "k_norm.weight")) {
+      shape = {head};
+    } else if (ends(name, "q_proj.weight")) {
+      shape = {q, hidden};
+    } else if (ends(name, "k_proj.weight") || ends(name, "v_proj.weight")) {
+      shape = {kv, hidden};
+    } else if (ends(name, "o_proj.weight")) {
+      shape = {hidden, q};
+    } else if (ends(name, "mlp.gate.weight")) {
+      shape = {config.at("num_experts"), hidden};
+    } else if (ends(name, "gate_proj.weight") || ends(name, "up_proj.weight")) {
+      shape = {wide, hidden};
+    } else if (ends(name, "down_proj.weight")) {
+      shape = {hidden, wide};
+    }
+    shapes[name] = shape;
+  }
+  CanonicalSpace space;
+  for (const auto& [name, shape] : shapes) space.tensors.push_back({name, DType::kBF16, shape});
+  return space;
+}
+
+TEST(LayoutFromTrace, StacksExperts) {
+  const auto trace = ParseTrace(TraceText("qwen3-moe-tp2.json"));
+  ASSERT_TRUE(trace.has_value()) << trace.error().ToString();
+  const CanonicalSpace space = MoeSpace(*trace);
+  const auto layout = LayoutFromTrace(space, trace->ranks[1]);
+  ASSERT_TRUE(layout.has_value()) << layout.error().ToString();
+  const auto tensors = Normalised(*layout);
+  const LocalTensor& w13 = tensors.at("model.layers.0.mlp.experts.routed_experts.w13_weight");
+  EXPECT_EQ(w13.shape, (Shape{8 * 128, 256}));
+  ASSERT_EQ(w13.pieces.size(), 16u);
+  EXPECT_EQ(space.tensors[w13.pieces[3].tensor].name,
+            "model.layers.0.mlp.experts.1.up_proj.weight");
+  EXPECT_EQ(w13.pieces[3].box, (Box{{64, 0}, {64, 256}}));
+  EXPECT_EQ(w13.pieces[3].local_offset, 3 * 64 * 256);
+  const LocalTensor& w2 = tensors.at("model.layers.0.mlp.experts.routed_experts.w2_weight");
+  EXPECT_EQ(w2.shape, (Shape{8 * 256, 64}));
+  EXPECT_EQ(w2.pieces[7].box, (Box{{0, 64}, {256, 64}}));
+}
+
+CanonicalSpace SmallSpace() {
+  return {{{"experts", DType::kBF16, {3, 4, 5}}, {"w", DType::kBF16, {4, 6}}}};
+}
+
+TEST(LayoutFromTrace, FollowsViews) {
+  const std::vector<TraceRow> rows = {
+      // expert 2, rows 1..3 transposed, into a [5, 3] block of a [5, 7] matrix
+      {"experts",
+       {{"select", {0, -1}}, {"narrow", {0, 1, 3}}, {"transpose", {0, 1}}},
+       "p",
+       2,
+       {5, 3},
+       {7, 1},
+       DType::kBF16},
+      {"w",
+       {{"t", {}}, {"narrow", {-2, 4, 2}}, {"unbind", {}}, {"__getitem__", {1}}},
+       "q",
+       0,
+       {4},
+       {1},
+       DType::kF32},
+      {"w", {{"__getitem__", {3}}, {"unsqueeze", {-1}}}, "r", 0, {6, 1}, {1, 1}, DType::kBF16},
+  };
+  const auto layout = LayoutFromTrace(SmallSpace(), rows);
+  ASSERT_TRUE(layout.has_value()) << layout.error().ToString();
+  ASSERT_EQ(layout->tensors.size(), 3u);
+  const LocalTensor& p = layout->tensors[0];
+  EXPECT_EQ(p.shape, (Shape{5, 7}));
+  EXPECT_EQ(p.pieces[0], (Piece{0, {{2, 1, 0}, {1, 3, 5}}, 2, {1, 1, 7}}));
+  const LocalTensor& q = layout->tensors[1];
+  EXPECT_EQ(q.dtype, DType::kF32);
+  EXPECT_EQ(q.shape, (Shape{4}));
+  EXPECT_EQ(q.pieces[0], (Piece{1, {{0, 5}, {4, 1}}, 0, {1, 1}}));
+  const LocalTensor& r = layout->tensors[2];
+  EXPECT_EQ(r.shape, (Shape{6}));
+  EXPECT_EQ(r.pieces[0], (Piece{1, {{3, 0}, {1, 6}}, 0, {1, 1}}));
+}
+
+TEST(LayoutFromTrace, GivesFlatStorageWhenStridesDiffer) {
+  const std::vector<TraceRow> rows = {
+      {"w", {{"narrow", {0, 0, 2}}}, "p", 0, {2, 6}, {6, 1}, DType::kBF16},
+      {"w", {{"narrow", {0, 2, 2}}, {"t", {}}}, "p", 12, {6, 2}, {2, 1}, DType::kBF16}};
+  const auto layout = LayoutFromTrace(SmallSpace(), rows);
+  ASSERT_TRUE(layout.has_value()) << layout.error().ToString();
+  EXPECT_EQ(layout->tensors[0].shape, (Shape{24}));
+}
+
+struct BadRow {
+  const char* what;
+  Reason reason;
+  TraceRow row;
+};
+
+TEST(LayoutFromTrace, RefusesBadRows) {
+  const int64_t huge = int64_t{1} << 62;
+  const std::vector<int64_t> s = {6, 1};
+  const DType bf16 = DType::kBF16;
+  const std::vector<BadRow> table = {
+      {"unknown source", Reason::kTensorMissing, {"v", {}, "p", 0, {4, 6}, s, bf16}},
+      {"unknown op", Reason::kInvalidRequest, {"w", {{"roll", {1}}}, "p", 0, {4, 6}, s, bf16}},
+      {"narrow too far",
+       Reason::kInvalidRequest,
+       {"w", {{"narrow", {0, 3, 2}}}, "p", 0, {2, 6}, s, bf16}},
+      {"narrow overflows",
+       Reason::kInvalidRequest,
+       {"w", {{"narrow", {0, huge, huge}}}, "p", 0, {2, 6}, s, bf16}},
+      {"narrow negative",
+       Reason::kInvalidRequest,
+       {"w", {{"narrow", {0, -1, 2}}}, "p", 0, {2, 6}, s, bf16}},
+      {"narrow empty",
+       Reason::kInvalidRequest,
+       {"w", {{"narrow", {0, 0, 0}}}, "p", 0, {0, 6}, s, bf16}},
+      {"narrow of no dimension",
+       Reason::kInvalidRequest,
+       {"w", {{"narrow", {2, 0, 1}}}, "p", 0, {4, 6}, s, bf16}},
+      {"narrow short of arguments",
+       Reason::kInvalidRequest,
+       {"w", {{"narrow", {0, 1}}}, "p", 0, {4, 6}, s, bf16}},
+      {"index too far",
+       Reason::kInvalidRequest,
+       {"w", {{"__getitem__", {4}}}, "p", 0, {6}, {1}, bf16}},
+      {"index lowest",
+       Reason::kInvalidRequest,
+       {"w", {{"select", {0, std::numeric_limits<int64_t>::min()}}}, "p", 0, {6}, {1}, bf16}},
+      {"unbind without index",
+       Reason::kInvalidRequest,
+       {"w", {{"unbind", {0}}}, "p", 0, {4, 6}, s, bf16}},
+      {"narrow of a list",
+       Reason::kInvalidRequest,
+       {"w", {{"unbind", {0}}, {"narrow", {0, 0, 1}}}, "p", 0, {4, 6}, s, bf16}},
+      {"t of three dimensions",
+       Reason::kInvalidRequest,
+       {"experts", {{"t", {}}}, "p", 0, {3, 4, 5}, {20, 5, 1}, bf16}},
+      {"stride short", Reason::kInvalidRequest, {"w", {}, "p", 0, {4, 6}, {6}, bf16}},
+      {"other shape", Reason::kShapeMismatch, {"w", {}, "p", 0, {4, 5}, s, bf16}},
+      {"offset negative", Reason::kShapeOverflow, {"w", {}, "p", -1, {4, 6}, s, bf16}},
+      {"offset overflows",
+       Reason::kShapeOverflow,
+       {"w", {}, "p", huge + (huge - 1), {4, 6}, s, bf16}},
+      {"bytes overflow", Reason::kShapeOverflow, {"w", {}, "p", huge, {4, 6}, s, bf16}},
+      {"stride zero", Reason::kShapeOverflow, {"w", {}, "p", 0, {4, 6}, {0, 1}, bf16}},
+      {"overlaps itself", Reason::kOverlappingShards, {"w", {}, "p", 0, {4, 6}, {5, 1}, bf16}},
+      {"no name", Reason::kInvalidRequest, {"w", {}, "", 0, {4, 6}, s, bf16}},
+  };
+  for (const BadRow& row : table) {
+    SCOPED_TRACE(row.what);
+    const auto layout = LayoutFromTrace(SmallSpace(), {row.row});
+    ASSERT_FALSE(layout.has_value());
+    EXPECT_EQ(layout.error().reason(), row.reason) << layout.error().ToString();
+    EXPECT_EQ(layout.error().code(), Code::kInvalidArgument);
+  }
+}
+
+TEST(LayoutFromTrace, RefusesTwoDtypesAndOverlapInOneParameter) {
+  const TraceRow first{"w", {{"narrow", {0, 0, 2}}}, "p", 0, {2, 6}, {6, 1}, DType::kBF16};
+  TraceRow second = first;
+  second.dtype = DType::kF32;
+  second.offset = 12;
+  EXPECT_EQ(LayoutFromTrace(SmallSpace(), {first, second}).error().reason(),
+            Reason::kDtypeMismatch);
+  second.dtype = DType::kBF16;
+  second.offset = 11;
+  EXPECT_EQ(LayoutFromTrace(SmallSpace(), {first, second}).error().reason(),
+            Reason::kOverlappingShards);
+}
+
+TEST(ParseTrace, RefusesWhatIsMalformed) {
+  const std::string row =
+      R"({"src":"w","ops":[],"param":"p","offset":0,"shape":[4],"stride":[1],"dtype":"bfloat16"})";
+  const auto trace = [](const std::string& copies, const std::string& rank = "0") {
+    return R"({"ranks":[{"rank":)" + rank + R"(,"copies":[)" + copies + "]}]}";
+  };
+  const auto replaced = [&](const std::string& from, const std::string& to) {
+    std::string text = row;
+    return trace(text.replace(text.find(from), from.size(), to));
+  };
+  ASSERT_TRUE(ParseTrace(trace(row)).has_value());
+  EXPECT_EQ(ParseTrace(trace(row))->config_json, "{}");
+  const std::vector<std::string> table = {
+      "",
+      "[]",
+      "{}",
+      R"({"ranks":{}})",
+      R"({"ranks":[3]})",
+      R"({"ranks":[{"rank":0}]})",
+      trace(""),
+      trace("3"),
+      trace(row, "1"),
+      trace(row, "-1"),
+      trace(row, "\"0\""),
+      R"({"ranks":[{"rank":0,"copies":[)" + row + R"(]},{"rank":0,"copies":[)" + row + "]}]}",
+      replaced(R"("src":"w",)", ""),
+      replaced(R"("src":"w")", R"("src":3)"),
+      replaced(R"("param":"p",)", ""),
+      replaced(R"("offset":0,)", ""),
+      replaced(R"("offset":0)", R"("offset":0.5)"),
+      replaced(R"("shape":[4])", R"("shape":4)"),
+      replaced(R"("shape":[4])", R"("shape":["4"])"),
+      replaced(R"("stride":[1],)", ""),
+      replaced("bfloat16", "BF16"),
+      replaced(R"("ops":[])", R"("ops":["narrow"])"),
+      replaced(R"("ops":[])", R"("ops":[[]])"),
+      replaced(R"("ops":[])", R"("ops":[[0,"narrow"]])"),
+      replaced(R"("ops":[])", R"("ops":[["narrow",null]])"),
+      replaced(R"("ops":[])", R"("ops":[["narrow",18446744073709551615]])"),
+  };
+  for (const std::string& text : table) {
+    const auto parsed = ParseTrace(text);
+    ASSERT_FALSE(parsed.has_value()) << text;
+    EXPECT_EQ(parsed.error().code(), Code::kInvalidArgument) << text;
+    EXPECT_EQ(parsed.error().reason(), Reason::kInvalidRequest) << text;
+  }
+}
+
+}  // namespace
+}  // namespace weightwire::layout
