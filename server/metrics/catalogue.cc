@@ -1,121 +1,111 @@
-// Every family that this build feeds, with the label values that are known from the start: those
-// series are scraped as 0 before their first event. docs/metrics.md says what each one means.
-#include <string>
-
+#include "server/base/status.h"
 #include "server/metrics/metrics.h"
 
+// One function for each area. Families whose labels are a closed set list it, so that every series
+// is scraped as 0 before its first event; the others appear with their first event.
 namespace weightwire::metrics {
 namespace {
 
-std::vector<Labels> Values(const char* label, std::vector<std::string> values) {
-  std::vector<Labels> out;
-  for (std::string& value : values) out.push_back({{label, std::move(value)}});
-  return out;
+std::vector<Labels> Each(const std::string& label, const std::vector<std::string>& values) {
+  std::vector<Labels> all;
+  for (const std::string& value : values) all.push_back({{label, value}});
+  return all;
 }
 
-const std::vector<double> kSeconds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
-                                      0.5,   1,      2.5,   5,    10,    30,   60,  120};
-const std::vector<double> kShortSeconds = {
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 5};
+std::vector<Labels> Pairs(const std::string& a, const std::vector<std::string>& as,
+                          const std::string& b, const std::vector<std::string>& bs) {
+  std::vector<Labels> all;
+  for (const std::string& x : as) {
+    for (const std::string& y : bs) all.push_back({{a, x}, {b, y}});
+  }
+  return all;
+}
+
+std::vector<std::string> Reasons() {
+  std::vector<std::string> names;
+  for (int number = 1;; ++number) {
+    const auto reason = ReasonFromNumber(number);
+    if (!reason) return names;
+    names.emplace_back(ReasonName(*reason));
+  }
+}
+
+std::vector<double> Seconds() {
+  return {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120};
+}
 
 void DeclareEpochs(Sink& sink) {
-  sink.DeclareCounter("epochs_total", "Epochs that ended, by outcome.",
-                      Values("outcome", {"committed", "aborted", "filled", "fill_aborted"}));
-  sink.DeclareCounter("epoch_aborts_total", "Aborted epochs, by reason.", {});
+  sink.DeclareCounter("epochs_total", "Epochs and fills that ended, by outcome",
+                      Each("outcome", {"committed", "aborted", "fill_committed", "fill_aborted"}));
+  sink.DeclareCounter("epoch_aborts_total", "Epochs and fills that were aborted, by reason",
+                      Each("reason", Reasons()));
   sink.DeclareHistogram(
-      "epoch_phase_seconds", "Time that epochs spent in a phase.", kSeconds,
-      Values("phase", {"preparing", "transferring", "staged", "committing", "aborting"}));
-  sink.DeclareHistogram("epoch_duration_seconds", "From the first Prepare to the end of the epoch.",
-                        kSeconds);
-  sink.DeclareGauge("epoch_committed", "Number of the last committed epoch.");
-  sink.DeclareGauge("version_committed", "Version of the last committed epoch.");
-  sink.DeclareGauge(
-      "epoch_inflight", "Epochs under way, by phase.",
-      Values("state", {"preparing", "transferring", "staged", "committing", "aborting"}));
-  sink.DeclareGauge("epoch_inflight_seconds", "Age of the epoch under way, by phase.", {});
-  sink.DeclareGauge("epoch_last_commit_timestamp_seconds", "Unix time of the last commit.");
+      "epoch_phase_seconds", "Time that an epoch spent in a phase", Seconds(),
+      Each("phase", {"preparing", "transferring", "staged", "committing", "aborting"}));
+  sink.DeclareHistogram("epoch_duration_seconds", "Time from the start of an epoch to its end",
+                        Seconds());
+  sink.DeclareGauge("epoch_committed", "The last epoch whose COMMIT is durable");
+  sink.DeclareCounter("invariant_violations_total",
+                      "Times that an invariant was found broken; must stay 0",
+                      Each("id", {"I1", "I2", "I4"}));
 }
 
 void DeclareMembers(Sink& sink) {
-  const auto roles = Values("role", {"trainer", "engine"});
-  sink.DeclareGauge("members", "Registered processes, by role and state.", {});
-  sink.DeclareGauge("agents", "Agents with a session.");
-  sink.DeclareCounter("registrations_total", "Registrations, by role and result.", {});
-  sink.DeclareCounter("lease_expiries_total", "Processes lost because a lease expired.", roles);
-  sink.DeclareCounter("fenced_requests_total", "Requests refused for a stale caller.", {});
-  sink.DeclareCounter("layout_rejections_total", "Layouts refused, by reason.", {});
-  sink.DeclareGauge("leader", "1 while this coordinator decides.");
-  sink.DeclareCounter("leader_changes_total", "Times that this process began or ceased to decide.");
-}
-
-void DeclareEngines(Sink& sink) {
-  sink.DeclareGauge("engines", "Engines, by state.",
-                    Values("state", {"incomplete", "empty", "filling", "serving", "staged",
-                                     "installing", "dirty"}));
-  sink.DeclareGauge("engine_epoch_active", "Epoch that an engine serves.", {});
-  sink.DeclareGauge("engine_epoch_lag", "Versions that an engine is behind.", {});
-  sink.DeclareGauge("engine_lag_versions_max", "Most versions that an engine is behind.");
-  sink.DeclareHistogram("engine_pause_seconds", "Time that engines took to swap.", kShortSeconds);
-  sink.DeclareCounter("engine_catchups_total", "Fills, by result.",
-                      Values("result", {"ok", "aborted"}));
+  const std::vector<std::string> roles = {"trainer", "engine"};
+  std::vector<std::string> results = Reasons();
+  results.insert(results.begin(), "ok");
+  sink.DeclareGauge("members", "Registered ranks, by role; ready ones have agreed on a layout",
+                    Pairs("role", roles, "state", {"registered", "ready"}));
+  sink.DeclareCounter("registrations_total", "Registrations of ranks, by role and result",
+                      Pairs("role", roles, "result", results));
+  sink.DeclareCounter("lease_expiries_total", "Ranks lost because their agent fell silent",
+                      Each("role", roles));
+  sink.DeclareCounter(
+      "fenced_requests_total", "Requests and reports that were too old to count",
+      Each("cause", {"stale_incarnation", "stale_epoch", "stale_session", "wrong_agent"}));
+  sink.DeclareCounter("layout_rejections_total", "Layouts that were refused, by reason",
+                      Each("reason", Reasons()));
 }
 
 void DeclarePlans(Sink& sink) {
-  sink.DeclareGauge("plan_bytes", "Bytes that the last plan moves.");
-  sink.DeclareGauge("plan_copies", "Copies of the last plan.");
-  sink.DeclareHistogram("plan_seconds", "Time to make a plan.", kSeconds);
-  sink.DeclareCounter("plan_cache_hits_total", "Plans that were at hand.");
+  sink.DeclareHistogram("plan_seconds", "Time to build and prove a plan", Seconds());
+  sink.DeclareGauge("plan_copies", "Copies in the plan that was built last");
+  sink.DeclareGauge("plan_bytes", "Bytes in the plan that was built last");
+  sink.DeclareCounter("plan_cache_hits_total", "Plans that were known already");
 }
 
 void DeclareTransfers(Sink& sink) {
-  const auto transports = Values("transport", {"shm", "tcp"});
-  std::vector<Labels> directions;
-  for (const char* transport : {"shm", "tcp"}) {
-    for (const char* direction : {"in", "out"}) {
-      directions.push_back({{"transport", transport}, {"direction", direction}});
-    }
-  }
-  sink.DeclareCounter("transfer_bytes_total", "Payload moved.", directions);
-  sink.DeclareHistogram("transfer_seconds", "From the command to the last verified byte.", kSeconds,
-                        transports);
-  sink.DeclareCounter("transfers_started_total", "Transfers of target ranks begun.");
-  sink.DeclareCounter("transfers_finished_total", "Transfers of target ranks ended, by result.",
-                      Values("result", {"ok"}));
-  sink.DeclareCounter("transfer_retries_total", "Segments read again, by cause.",
-                      Values("cause", {"digest_mismatch"}));
-  sink.DeclareCounter("transport_fallbacks_total",
-                      "Peers reached by another transport than the "
-                      "first choice.",
-                      {});
-  sink.DeclareCounter("transport_closes_total", "Data sessions that closed, by cause.", {});
-  sink.DeclareCounter("digest_failures_total", "Segments whose bytes did not match their sum.",
-                      transports);
-  sink.DeclareGauge("staging_bytes", "Memory of stages and snapshots.");
-  sink.DeclareGauge("registered_memory_bytes", "Memory mapped for transfers, stages included.");
-}
-
-void DeclareSafety(Sink& sink) {
-  sink.DeclareCounter("epoch_mix_detected_total", "Engines found serving two epochs at once.");
-  sink.DeclareCounter("invariant_violations_total", "Violated invariants of the epoch protocol.",
-                      Values("id", {"I1", "I2", "I3", "I4", "I6"}));
+  const std::vector<std::string> transports = {"shm", "tcp"};
+  sink.DeclareCounter("transfer_bytes_total", "Payload bytes moved",
+                      Pairs("transport", transports, "direction", {"sent", "received"}));
+  sink.DeclareHistogram("transfer_seconds", "Time of one rank's transfer", Seconds(),
+                        Each("transport", transports));
+  sink.DeclareCounter("transfers_started_total", "Transfers of a rank that were started");
+  sink.DeclareCounter("transfers_finished_total", "Transfers of a rank that ended, by result",
+                      Each("result", {"ok", "failed", "cancelled"}));
+  sink.DeclareCounter("transfer_retries_total", "Parts of a transfer that were tried again",
+                      Each("cause", {"digest_mismatch", "transport_failed"}));
+  sink.DeclareCounter("digest_failures_total", "Segments whose bytes differed from their sum",
+                      Each("transport", transports));
+  sink.DeclareGauge("staging_bytes", "Memory held by stages, snapshots and slots");
+  sink.DeclareGauge("registered_memory_bytes", "Application memory that is bound");
 }
 
 void DeclareService(Sink& sink) {
-  sink.DeclareCounter("rpc_started_total", "Calls begun, by method.", {});
-  sink.DeclareCounter("rpc_handled_total", "Calls ended, by method and code.", {});
-  sink.DeclareHistogram("rpc_seconds", "Time to answer, by method.", kShortSeconds, {});
-  sink.DeclareCounter("accept_errors_total", "Connections that could not be accepted.",
-                      Values("errno", {"emfile", "enfile", "memory", "econnaborted", "other"}));
-  sink.DeclareCounter("connections_shed_total", "Connections closed because descriptors run out.");
-  sink.DeclareCounter("auth_failures_total", "Callers refused, by reason.",
-                      Values("reason", {"uid", "ticket"}));
-  sink.DeclareGauge("insecure_mode", "1 while plaintext beyond loopback is allowed.");
-  sink.DeclareHistogram("journal_fsync_seconds", "Time of one durable append.", kShortSeconds);
-  sink.DeclareGauge("journal_bytes", "Bytes of the records in the journal.");
-  sink.DeclareGauge("journal_recovery_seconds", "Time to read the journal at start.");
-  sink.DeclareGauge("build_info", "1, with the version as a label.", {});
-  sink.DeclareGauge("open_fds", "Open file descriptors.");
-  sink.DeclareGauge("max_fds", "Limit of open file descriptors.");
+  sink.DeclareGauge("connections", "Open connections, by state",
+                    Each("state", {"handshaking", "open"}));
+  sink.DeclareCounter("accept_errors_total", "Connections that could not be accepted, by errno",
+                      {});
+  sink.DeclareCounter("rpc_started_total", "RPCs that began, by method", {});
+  sink.DeclareCounter("rpc_handled_total", "RPCs that were answered, by method and code", {});
+  sink.DeclareHistogram("rpc_seconds", "Time to answer a unary RPC, by method", Seconds(), {});
+  sink.DeclareGauge("connections", "Data-plane connections, by transport and state.", {});
+  sink.DeclareGauge("insecure_mode", "1 while a plaintext listener is open beyond loopback");
+  sink.DeclareGauge("build_info", "1, with the version as a label", {});
+  sink.DeclareGauge("open_fds", "Open file descriptors of the process");
+  sink.DeclareGauge("max_fds", "Most file descriptors that the process may open");
+  sink.DeclareHistogram("journal_fsync_seconds", "Time to make one journal record durable",
+                        Seconds());
 }
 
 }  // namespace
@@ -123,10 +113,8 @@ void DeclareService(Sink& sink) {
 void DeclareAll(Sink& sink) {
   DeclareEpochs(sink);
   DeclareMembers(sink);
-  DeclareEngines(sink);
   DeclarePlans(sink);
   DeclareTransfers(sink);
-  DeclareSafety(sink);
   DeclareService(sink);
 }
 

@@ -1,0 +1,337 @@
+#include "server/coordinator/coordinator.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "server/coordinator/driver.h"
+#include "server/coordinator/leases.h"
+#include "server/coordinator/lifeline.h"
+#include "server/coordinator/membership.h"
+#include "server/coordinator/negotiation.h"
+#include "server/coordinator/outbox.h"
+#include "server/coordinator/plan_cache.h"
+
+namespace weightwire::coordinator {
+namespace {
+
+Status ShuttingDown() {
+  return Status(Code::kUnavailable, Reason::kShuttingDown, "the coordinator is shutting down");
+}
+
+struct Recovered {
+  CommitRecord committed;
+  Epoch first{1};
+};
+
+/// The last decision, and the first number above everything that was decided or reserved.
+Recovered Recover(const std::vector<JournalRecord>& records) {
+  Recovered recovered;
+  for (const JournalRecord& record : records) {
+    if (const auto* reserve = std::get_if<ReserveRecord>(&record)) {
+      recovered.first = std::max(recovered.first, reserve->limit);
+    }
+    if (const auto* commit = std::get_if<CommitRecord>(&record)) {
+      recovered.first = std::max(recovered.first, Epoch(commit->epoch.value + 1));
+      if (commit->epoch > recovered.committed.epoch) recovered.committed = *commit;
+    }
+  }
+  return recovered;
+}
+
+/// Joins the parts: membership and leases, negotiation, plans, the driver of epochs.
+class CoordinatorImpl final : public Coordinator, private Membership::Observer {
+ public:
+  CoordinatorImpl(Options options, Clock& clock, Executor& strand, Executor& workers,
+                  Journal& journal, metrics::Sink& metrics, Recovered recovered)
+      : options_(std::move(options)),
+        clock_(clock),
+        strand_(strand),
+        workers_(workers),
+        metrics_(metrics),
+        outbox_(strand),
+        membership_(options_, outbox_, *this, metrics),
+        leases_(options_, clock, strand, membership_),
+        negotiation_(strand, workers, membership_, outbox_, *this, metrics),
+        plans_(clock, strand, workers, metrics),
+        driver_({options_, clock, strand, membership_, plans_, outbox_, journal, metrics},
+                std::move(recovered.committed), recovered.first, [this] { Changed(); }) {
+    driver_.Start();
+  }
+
+  // ---- agents ----
+  void OpenSession(control::AgentHello hello, control::AgentPort* port,
+                   control::Reply<control::AgentWelcome> reply) override {
+    if (stopping_) return outbox_.Reply<control::AgentWelcome>(reply, Fail(ShuttingDown()));
+    auto welcome = membership_.Open(std::move(hello), port, clock_.Now());
+    outbox_.Reply<control::AgentWelcome>(std::move(reply), std::move(welcome));
+    leases_.Watch();
+  }
+
+  void CloseSession(AgentId agent) override { membership_.AgentLeft(agent); }
+
+  void Heartbeat(AgentId agent) override {
+    if (!membership_.sessions().contains(agent)) return Fenced("stale_session");
+    membership_.Heard(agent, clock_.Now());
+  }
+
+  void Register(control::RegisterRequest request,
+                control::Reply<control::RegisterReply> reply) override {
+    if (stopping_) return outbox_.Reply<control::RegisterReply>(reply, Fail(ShuttingDown()));
+    auto registered = membership_.Register(request);
+    if (!registered) CountFence(registered.error());
+    outbox_.Reply<control::RegisterReply>(std::move(reply), std::move(registered));
+  }
+
+  void SubmitLayout(control::LayoutSubmission submission,
+                    control::Reply<control::LayoutReply> reply) override {
+    if (stopping_) return outbox_.Reply<control::LayoutReply>(reply, Fail(ShuttingDown()));
+    negotiation_.Submit(std::move(submission), std::move(reply));
+  }
+
+  void Publish(control::PublishRequest request, control::Done done) override {
+    Status status = driver_.Publish(request);
+    CountFence(status);
+    outbox_.Reply(std::move(done), std::move(status));
+  }
+
+  void FetchSlice(PlanId plan, plan::Side side, uint32_t rank,
+                  control::Reply<std::shared_ptr<const plan::RankSlice>> reply) override {
+    using Slice = std::shared_ptr<const plan::RankSlice>;
+    const PlannedPairPtr pair = plans_.Find(plan);
+    if (pair == nullptr) return outbox_.Reply<Slice>(reply, Fail(UnknownPlan(plan)));
+    const uint32_t ranks =
+        side == plan::Side::kSource ? pair->plan->source_ranks : pair->plan->target_ranks;
+    if (rank >= ranks || (side != plan::Side::kSource && side != plan::Side::kTarget)) {
+      return outbox_.Reply<Slice>(
+          reply, Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
+                      "the plan has " + std::to_string(ranks) + " ranks on that side"));
+    }
+    workers_.Post([pair, side, rank, reply = std::move(reply), &strand = strand_] {
+      auto slice = std::make_shared<const plan::RankSlice>(plan::SliceOf(*pair->plan, side, rank));
+      strand.Post([reply, slice] { reply(Slice(slice)); });
+    });
+  }
+
+  void Report(AgentId agent, epoch::Report report) override {
+    const epoch::Member member = std::visit([](const auto& r) { return r.member; }, report);
+    const auto place = membership_.Find(member);
+    if (!place) return Fenced("stale_incarnation");
+    if (place->live->agent != agent) return Fenced("wrong_agent");
+    if (const auto* lost = std::get_if<epoch::LostReport>(&report)) {
+      return membership_.Lose(member, lost->why);
+    }
+    if (!driver_.OnReport(report)) Fenced("stale_epoch");
+  }
+
+  // ---- operators ----
+  Status Commit(Epoch epoch) override { return driver_.Commit(epoch); }
+  Status Abort(Epoch epoch, std::string why) override { return driver_.Abort(epoch, why); }
+
+  Status Evict(const std::string& name, std::string why) override {
+    const Group* group = membership_.FindGroup(name);
+    if (group == nullptr || group->present() == 0) {
+      return Status(Code::kNotFound, Reason::kNotRegistered, "no group '" + name + "' is here");
+    }
+    membership_.EvictGroup(
+        name, Status(Code::kAborted, Reason::kMemberLost, "evicted by request: " + why));
+    return OkStatus();
+  }
+
+  StatusSnapshot Snapshot() const override {
+    StatusSnapshot snapshot;
+    snapshot.job = options_.job;
+    snapshot.agents = static_cast<uint32_t>(membership_.sessions().size());
+    driver_.Describe(snapshot);
+    for (const auto& [name, group] : membership_.groups()) {
+      AddParticipants(group, snapshot);
+      if (group.role == control::GroupRole::kEngine) AddEngine(group, snapshot);
+    }
+    return snapshot;
+  }
+
+  Result<std::string> Explain(const std::string& group, const std::string& tensor) const override {
+    std::string text;
+    std::map<PlanId, std::string> seen;
+    for (const auto& [engine, pair] : driver_.newest_plans()) {
+      if (!group.empty() && engine != group) continue;
+      WW_FAIL_IF_ERROR(CheckTensor(*pair, tensor));
+      if (const auto [first, fresh] = seen.emplace(pair->plan->id, engine); !fresh) {
+        text += engine + ": the same plan as " + first->second + "\n";
+        continue;
+      }
+      text += engine + ":\n" +
+              plan::Explain(*pair->plan, pair->source->model, pair->target->model, tensor);
+    }
+    if (text.empty()) {
+      return Fail(
+          Code::kNotFound, Reason::kNotRegistered,
+          group.empty() ? "nothing has been planned yet" : "no plan is known for '" + group + "'");
+    }
+    return text;
+  }
+
+  Result<std::shared_ptr<const plan::TransferPlan>> FindPlan(PlanId plan) const override {
+    const PlannedPairPtr pair = plans_.Find(plan);
+    if (pair == nullptr) return Fail(UnknownPlan(plan));
+    return pair->plan;
+  }
+
+  uint64_t Watch(std::function<void()> changed) override {
+    watchers_.emplace(++last_watcher_, std::move(changed));
+    return last_watcher_;
+  }
+  void Unwatch(uint64_t id) override { watchers_.erase(id); }
+
+  bool Ready() const override { return driver_.Ready(); }
+
+  void Shutdown(control::Done done) override {
+    stopping_ = true;
+    driver_.Shutdown([this, done = std::move(done)] {
+      std::vector<AgentId> agents;
+      for (const auto& [id, session] : membership_.sessions()) agents.push_back(id);
+      for (AgentId agent : agents) membership_.EndSession(agent, ShuttingDown());
+      outbox_.Reply(done, OkStatus());
+    });
+  }
+
+ private:
+  // ---- Membership::Observer ----
+  void OnLost(const Group& group, uint32_t rank, const epoch::Member& member,
+              const Status& why) override {
+    driver_.OnLost(group, rank, member, why);
+  }
+  /// Comes in the middle of a change: what can start now starts in a task of its own.
+  void OnMembershipChanged() override { Changed(); }
+
+  void Changed() {
+    if (change_posted_) return;
+    change_posted_ = true;
+    strand_.Post(lifeline_.Bind([this] {
+      driver_.TryStart();
+      change_posted_ = false;
+      UpdateGauges();
+      const auto watchers = watchers_;
+      for (const auto& [id, changed] : watchers) {
+        if (watchers_.contains(id)) changed();
+      }
+    }));
+  }
+
+  void UpdateGauges() {
+    std::map<std::pair<control::GroupRole, bool>, int> counts;
+    for (const auto& [name, group] : membership_.groups()) {
+      for (const Slot& slot : group.slots) {
+        if (slot.live) ++counts[{group.role, slot.live->layout != nullptr}];
+      }
+    }
+    for (const auto role : {control::GroupRole::kTrainer, control::GroupRole::kEngine}) {
+      for (const bool ready : {false, true}) {
+        metrics_.Set("members", counts[{role, ready}],
+                     {{"role", role == control::GroupRole::kTrainer ? "trainer" : "engine"},
+                      {"state", ready ? "ready" : "registered"}});
+      }
+    }
+  }
+
+  void AddParticipants(const Group& group, StatusSnapshot& snapshot) const {
+    for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
+      const auto& live = group.slots[rank].live;
+      if (!live) continue;
+      ParticipantStatus status;
+      status.member = live->member;
+      status.role = group.role;
+      status.group = group.name;
+      status.rank = rank;
+      status.world_size = group.world_size();
+      status.agent = live->agent;
+      const auto session = membership_.sessions().find(live->agent);
+      if (session != membership_.sessions().end()) status.agent_name = session->second.hello.name;
+      status.pid = live->pid;
+      status.spec = live->spec;
+      status.has_layout = live->layout != nullptr;
+      status.tensors = live->layout == nullptr ? 0 : live->layout->tensors.size();
+      status.bytes = live->bytes;
+      snapshot.participants.push_back(std::move(status));
+    }
+  }
+
+  void AddEngine(const Group& group, StatusSnapshot& snapshot) const {
+    EngineStatus status;
+    status.name = group.name;
+    status.state = driver_.StateOf(group);
+    status.serving = group.serving;
+    status.version = group.version;
+    status.ranks_present = group.present();
+    status.world_size = group.world_size();
+    status.lag = Version(snapshot.committed_version.value - group.version.value);
+    status.last_error = group.last_error;
+    snapshot.engines.push_back(std::move(status));
+  }
+
+  static Status CheckTensor(const PlannedPair& pair, const std::string& tensor) {
+    if (tensor.empty() || pair.source->model.canonical.Find(tensor)) return OkStatus();
+    return Status(Code::kNotFound, Reason::kTensorMissing, "the model has no such tensor")
+        .AtTensor(tensor);
+  }
+
+  static Status UnknownPlan(PlanId plan) {
+    return Status(Code::kNotFound, Reason::kNotRegistered,
+                  "plan " + plan.ToHex() + " is not known (any more)");
+  }
+
+  void Fenced(const char* cause) { metrics_.Add("fenced_requests_total", 1, {{"cause", cause}}); }
+  void CountFence(const Status& status) {
+    if (status.reason() == Reason::kStaleIncarnation) Fenced("stale_incarnation");
+  }
+
+  const Options options_;
+  Clock& clock_;
+  Executor& strand_;
+  Executor& workers_;
+  metrics::Sink& metrics_;
+  Outbox outbox_;
+  Membership membership_;
+  Leases leases_;
+  Negotiation negotiation_;
+  PlanCache plans_;
+  Driver driver_;
+  bool stopping_ = false;
+  bool change_posted_ = false;
+  uint64_t last_watcher_ = 0;
+  std::map<uint64_t, std::function<void()>> watchers_;
+  Lifeline lifeline_;
+};
+
+}  // namespace
+
+std::string_view EngineStateName(EngineState state) {
+  switch (state) {
+    case EngineState::kIncomplete:
+      return "incomplete";
+    case EngineState::kEmpty:
+      return "empty";
+    case EngineState::kFilling:
+      return "filling";
+    case EngineState::kServing:
+      return "serving";
+    case EngineState::kStaged:
+      return "staged";
+    case EngineState::kInstalling:
+      return "installing";
+    case EngineState::kDirty:
+      return "dirty";
+  }
+  return "unknown";
+}
+
+Result<std::unique_ptr<Coordinator>> Coordinator::Make(Options options, Clock& clock,
+                                                       Executor& strand, Executor& workers,
+                                                       Journal& journal, metrics::Sink& metrics) {
+  WW_CHECK(options.random_ticket != nullptr);
+  WW_ASSIGN(const std::vector<JournalRecord> records, journal.Read());
+  return std::make_unique<CoordinatorImpl>(std::move(options), clock, strand, workers, journal,
+                                           metrics, Recover(records));
+}
+
+}  // namespace weightwire::coordinator

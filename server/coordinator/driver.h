@@ -1,0 +1,149 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/coordinator/coordinator.h"
+#include "server/coordinator/epoch_numbers.h"
+#include "server/coordinator/epoch_run.h"
+#include "server/coordinator/lifeline.h"
+#include "server/coordinator/membership.h"
+#include "server/coordinator/outbox.h"
+#include "server/coordinator/plan_cache.h"
+#include "server/coordinator/version_queue.h"
+#include "server/metrics/metrics.h"
+
+namespace weightwire::coordinator {
+
+/// Decides what runs: at most one epoch of the fleet, and at most one fill beside none.
+///
+///   version complete → take a number → plans (workers) → machine → …committed or aborted
+///
+/// driver.cc starts and ends epochs and fills; driver_actions.cc feeds the machine and carries out
+/// its actions; driver_status.cc tells people. Strand only.
+class Driver {
+ public:
+  struct Services {
+    const Options& options;
+    Clock& clock;
+    Executor& strand;
+    Membership& membership;
+    PlanCache& plans;
+    Outbox& outbox;
+    Journal& journal;
+    metrics::Sink& metrics;
+  };
+  /// `committed`: the last decision of the journal, epoch 0 when there is none. `first`: see
+  /// EpochNumbers. `changed` runs after every change that a status would show.
+  Driver(Services services, CommitRecord committed, Epoch first, std::function<void()> changed);
+  ~Driver();
+  /// Makes the first reservation of epoch numbers.
+  void Start() { numbers_.Reserve(); }
+
+  /// Errors: CoordinatorPort::Publish's.
+  Status Publish(const control::PublishRequest& request);
+  Status Commit(Epoch epoch);
+  Status Abort(Epoch epoch, const std::string& why);
+  /// The member is registered and the sender is its agent. False: no such epoch runs.
+  bool OnReport(const epoch::Report& report);
+  void OnLost(const Group& group, uint32_t rank, const epoch::Member& member, const Status& why);
+  /// Starts whatever can start now.
+  void TryStart();
+  /// Starts nothing any more; `done` when nothing runs.
+  void Shutdown(std::function<void()> done);
+
+  bool deciding() const { return deciding_; }
+  bool Ready() const { return committed_.epoch != Epoch{} || !published_; }
+  void Describe(StatusSnapshot& snapshot) const;
+  EngineState StateOf(const Group& engine) const;
+  /// Plans of the newest epoch, by engine.
+  const std::map<std::string, PlannedPairPtr>& newest_plans() const { return newest_plans_; }
+
+ private:
+  // ---- driver.cc ----
+  Status CheckPublish(const Membership::Place& place) const;
+  std::vector<const Group*> CompleteEngines() const;
+  bool StartPublish();
+  void StartFill();
+  std::shared_ptr<Draft> NewDraft(epoch::Spec spec, const std::string& source_group);
+  void Plan(const std::shared_ptr<Draft>& draft, const Group& source,
+            const std::vector<const Group*>& engines);
+  void Planned(const std::shared_ptr<Draft>& draft, const std::string& engine,
+               const Result<PlannedPairPtr>& pair);
+  void Launch(const std::shared_ptr<Draft>& draft);
+  bool StillLive(const epoch::Spec& spec) const;
+  /// Every rank that published the version is still the one that did.
+  bool TrainerHolds(const PendingVersion& pending) const;
+  void PlanFailed(const Draft& draft);
+  std::unique_ptr<EpochRun> RunFrom(const Draft& draft) const;
+  void EndPublish(const EpochRun& run);
+  bool MayRetry(const EpochRun& run, const PendingVersion& pending) const;
+  void EndFill(const EpochRun& run);
+  void GiveUp(PendingVersion pending, const Status& why);
+  void GiveUpAll(std::vector<PendingVersion> versions, const Status& why);
+  void AbandonDrafts(const Status& why);
+  void AbortRuns(const Status& why);
+  void ArmVersionTimer();
+  void OnVersionTimer();
+  Status ExpiryOf(const PendingVersion& pending) const;
+  void Remember(const EpochStatus& status);
+  void StopDeciding(const Status& why);
+  void FinishShutdownWhenIdle();
+
+  // ---- driver_actions.cc ----
+  EpochRun* RunOf(Epoch epoch) const;
+  void Begin(std::unique_ptr<EpochRun> run);
+  void Feed(Epoch epoch, epoch::Event event);
+  void Pump();
+  void StepRun(EpochRun& run, const epoch::Event& event);
+  void Perform(EpochRun& run, const std::vector<epoch::Action>& actions);
+  void Do(EpochRun& run, const epoch::SendPrepare&);
+  void Do(EpochRun& run, const epoch::SendTransfer&);
+  void Do(EpochRun& run, const epoch::SendRelease&);
+  void Do(EpochRun& run, const epoch::AppendCommit&);
+  void Do(EpochRun& run, const epoch::SendCommit&);
+  void Do(EpochRun& run, const epoch::SendInstalled&);
+  void Do(EpochRun& run, const epoch::SendAbort&);
+  void Do(EpochRun& run, const epoch::EvictEngine&);
+  void Do(EpochRun& run, const epoch::EvictSource&);
+  void Do(EpochRun& run, const epoch::Finish&);
+  void Do(EpochRun& run, const epoch::StopDeciding&);
+  void Do(EpochRun& run, const epoch::ArmDeadline&);
+  void Appended(Epoch epoch, Version version, const Status& status);
+  Nanos DeadlineOf(epoch::Phase phase) const;
+  void EndRun(Epoch epoch);
+  void CountEnd(const EpochRun& run);
+
+  // ---- driver_status.cc ----
+  std::string WaitingLine() const;
+  std::string WaitingVersionLine(const PendingVersion& pending) const;
+  std::string WaitingEnginesLine() const;
+  std::string WaitingFillLine() const;
+
+  Services s_;
+  CommitRecord committed_;
+  double committed_wall_ = 0;
+  std::function<void()> changed_;
+  EpochNumbers numbers_;
+  VersionQueue queue_;
+  std::shared_ptr<Draft> publish_draft_, fill_draft_;
+  std::unique_ptr<EpochRun> publish_, fill_;
+  std::deque<std::pair<Epoch, epoch::Event>> events_;
+  bool stepping_ = false;
+  bool published_ = false;  ///< in this process
+  bool deciding_ = true;
+  Status stopped_why_;
+  bool stopping_ = false;
+  std::function<void()> stopped_;
+  Executor::TimerId version_timer_ = 0;
+  std::deque<EpochStatus> history_;  ///< newest first
+  std::map<std::string, PlannedPairPtr> newest_plans_;
+  Lifeline lifeline_;
+};
+
+}  // namespace weightwire::coordinator

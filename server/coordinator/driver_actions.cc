@@ -1,0 +1,269 @@
+#include <algorithm>
+#include <utility>
+
+#include "server/coordinator/driver.h"
+
+// Events of runs are queued and stepped one after another, so that an action which leads to the
+// next event (an eviction that loses members) never enters the machine while it is being stepped.
+namespace weightwire::coordinator {
+namespace {
+
+std::vector<epoch::Member> AllMembers(const epoch::Spec& spec) {
+  std::vector<epoch::Member> all = spec.sources;
+  for (const auto& engine : spec.engines) {
+    all.insert(all.end(), engine.ranks.begin(), engine.ranks.end());
+  }
+  return all;
+}
+
+const epoch::EngineMembers& EngineNamed(const epoch::Spec& spec, const std::string& name) {
+  return *std::find_if(spec.engines.begin(), spec.engines.end(),
+                       [&](const epoch::EngineMembers& e) { return e.name == name; });
+}
+
+Epoch EpochOf(const epoch::Report& report) {
+  return std::visit(
+      [](const auto& r) {
+        if constexpr (requires { r.epoch; }) return r.epoch;
+        return Epoch{};
+      },
+      report);
+}
+
+struct EventOf {
+  epoch::Event operator()(const epoch::PreparedReport& r) const {
+    return epoch::PreparedEvent{r.member};
+  }
+  epoch::Event operator()(const epoch::SourcedReport& r) const {
+    return epoch::SourcedEvent{r.member, r.digests};
+  }
+  epoch::Event operator()(const epoch::StagedReport& r) const {
+    return epoch::StagedEvent{r.member, r.digests};
+  }
+  epoch::Event operator()(const epoch::AppliedReport& r) const {
+    return epoch::AppliedEvent{r.member};
+  }
+  epoch::Event operator()(const epoch::DrainedReport& r) const {
+    return epoch::DrainedEvent{r.member};
+  }
+  epoch::Event operator()(const epoch::FailedReport& r) const {
+    return epoch::FailedEvent{r.member, r.why};
+  }
+  epoch::Event operator()(const epoch::LostReport& r) const {
+    return epoch::LostEvent{r.member, r.why};
+  }
+};
+
+void AddFigures(EpochRun& run, const epoch::Report& report) {
+  if (const auto* staged = std::get_if<epoch::StagedReport>(&report)) {
+    const bool first = run.state.phase == epoch::Phase::kTransferring &&
+                       !run.state.staged.contains(staged->member);
+    if (!first) return;
+    run.bytes += staged->bytes;
+    for (const auto& [transport, bytes] : staged->bytes_by_transport) {
+      run.bytes_by_transport[transport] += bytes;
+    }
+  }
+  if (const auto* applied = std::get_if<epoch::AppliedReport>(&report)) {
+    run.flip_seconds_max = std::max(run.flip_seconds_max, applied->flip_seconds);
+  }
+}
+
+}  // namespace
+
+EpochRun* Driver::RunOf(Epoch epoch) const {
+  for (EpochRun* run : {publish_.get(), fill_.get()}) {
+    if (run != nullptr && run->state.spec.epoch == epoch) return run;
+  }
+  return nullptr;
+}
+
+bool Driver::OnReport(const epoch::Report& report) {
+  EpochRun* run = RunOf(EpochOf(report));
+  if (run == nullptr) return false;
+  AddFigures(*run, report);
+  Feed(run->state.spec.epoch, std::visit(EventOf{}, report));
+  return true;
+}
+
+void Driver::Begin(std::unique_ptr<EpochRun> run) {
+  epoch::Outcome outcome = epoch::Begin(run->state.spec);
+  run->state = std::move(outcome.state);
+  EpochRun& started = *run;
+  (started.state.spec.kind == epoch::Kind::kPublish ? publish_ : fill_) = std::move(run);
+  Perform(started, outcome.actions);
+  changed_();
+}
+
+void Driver::Feed(Epoch epoch, epoch::Event event) {
+  events_.emplace_back(epoch, std::move(event));
+  Pump();
+}
+
+void Driver::Pump() {
+  if (stepping_) return;
+  stepping_ = true;
+  while (!events_.empty()) {
+    const auto [epoch, event] = std::move(events_.front());
+    events_.pop_front();
+    EpochRun* run = RunOf(epoch);
+    if (run == nullptr) continue;
+    StepRun(*run, event);
+    if (run->finished) EndRun(epoch);
+  }
+  stepping_ = false;
+  TryStart();
+  changed_();
+}
+
+void Driver::StepRun(EpochRun& run, const epoch::Event& event) {
+  const epoch::Phase before = run.state.phase;
+  epoch::Outcome outcome = epoch::Step(std::move(run.state), event);
+  run.state = std::move(outcome.state);
+  if (run.state.phase != before) {
+    s_.metrics.Observe("epoch_phase_seconds", run.LeavePhase(before, s_.clock.Now()),
+                       {{"phase", std::string(epoch::PhaseName(before))}});
+  }
+  Perform(run, outcome.actions);
+}
+
+void Driver::Perform(EpochRun& run, const std::vector<epoch::Action>& actions) {
+  for (const epoch::Action& action : actions) {
+    std::visit([&](const auto& a) { Do(run, a); }, action);
+  }
+}
+
+void Driver::Do(EpochRun& run, const epoch::SendPrepare&) {
+  for (const epoch::PrepareCommand& command : run.prepares) {
+    s_.membership.Send(command.member, command);
+  }
+}
+
+void Driver::Do(EpochRun& run, const epoch::SendTransfer&) {
+  for (const epoch::Member& member : AllMembers(run.state.spec)) {
+    s_.membership.Send(member, epoch::TransferCommand{run.state.spec.epoch, member});
+  }
+}
+
+void Driver::Do(EpochRun& run, const epoch::SendRelease&) {
+  const epoch::Spec& spec = run.state.spec;
+  run.released = true;
+  for (const epoch::Member& member : spec.sources) {
+    s_.membership.Send(member, epoch::ReleaseCommand{spec.epoch, spec.version, member, {}});
+  }
+}
+
+void Driver::Do(EpochRun& run, const epoch::AppendCommit&) {
+  const epoch::Spec& spec = run.state.spec;
+  CommitRecord record{spec.epoch, spec.version, {}};
+  for (const auto& engine : spec.engines) record.engines.push_back(engine.name);
+  s_.journal.Append(
+      record, lifeline_.Bind([this, epoch = spec.epoch, version = spec.version](
+                                 const Status& status) { Appended(epoch, version, status); }));
+}
+
+void Driver::Appended(Epoch epoch, Version version, const Status& status) {
+  if (status.ok()) {
+    committed_ = {epoch, version, {}};
+    committed_wall_ = s_.clock.WallSeconds();
+    for (auto& [name, group] : s_.membership.groups()) group.fills_failed = 0;
+    s_.metrics.Set("epoch_committed", static_cast<double>(epoch.value));
+  }
+  Feed(epoch, epoch::JournalEvent{status});
+}
+
+void Driver::Do(EpochRun& run, const epoch::SendCommit& action) {
+  const epoch::Spec& spec = run.state.spec;
+  if (spec.content != committed_.epoch) {
+    s_.metrics.Add("invariant_violations_total", 1, {{"id", "I2"}});
+    return;
+  }
+  const epoch::EngineMembers& engine = EngineNamed(spec, action.engine);
+  for (size_t rank = 0; rank < engine.ranks.size(); ++rank) {
+    s_.membership.Send(engine.ranks[rank],
+                       epoch::CommitCommand{spec.epoch, spec.version, spec.content,
+                                            engine.ranks[rank], rank == 0});
+  }
+}
+
+void Driver::Do(EpochRun& run, const epoch::SendInstalled& action) {
+  const epoch::Spec& spec = run.state.spec;
+  for (const epoch::Member& member : EngineNamed(spec, action.engine).ranks) {
+    s_.membership.Send(member, epoch::InstalledCommand{spec.epoch, member});
+  }
+  Group* group = s_.membership.FindGroup(action.engine);
+  if (group == nullptr || group->Members() != EngineNamed(spec, action.engine).ranks) return;
+  if (spec.content < group->serving) {
+    s_.metrics.Add("invariant_violations_total", 1, {{"id", "I4"}});
+  }
+  group->serving = spec.content;
+  group->version = spec.version;
+}
+
+void Driver::Do(EpochRun& run, const epoch::SendAbort& action) {
+  s_.membership.Send(action.member,
+                     epoch::AbortCommand{run.state.spec.epoch, action.member, action.why});
+}
+
+void Driver::Do(EpochRun& run, const epoch::EvictEngine& action) {
+  for (const epoch::Member& member : EngineNamed(run.state.spec, action.engine).ranks) {
+    s_.membership.Evict(member, action.why);
+  }
+}
+
+void Driver::Do(EpochRun&, const epoch::EvictSource& action) {
+  s_.membership.Evict(action.member, action.why);
+}
+
+void Driver::Do(EpochRun& run, const epoch::Finish& action) { run.finished = action; }
+
+void Driver::Do(EpochRun&, const epoch::StopDeciding& action) { StopDeciding(action.why); }
+
+void Driver::Do(EpochRun& run, const epoch::ArmDeadline& action) {
+  s_.strand.Cancel(run.timer);
+  run.timer = s_.strand.PostAfter(
+      DeadlineOf(action.phase),
+      lifeline_.Bind([this, epoch = run.state.spec.epoch, phase = action.phase] {
+        Feed(epoch, epoch::DeadlineEvent{phase});
+      }));
+}
+
+Nanos Driver::DeadlineOf(epoch::Phase phase) const {
+  switch (phase) {
+    case epoch::Phase::kPreparing:
+      return s_.options.prepare_deadline;
+    case epoch::Phase::kTransferring:
+      return s_.options.transfer_deadline;
+    case epoch::Phase::kStaged:
+      return s_.options.staged_deadline;
+    case epoch::Phase::kCommitting:
+      return s_.options.commit_deadline;
+    default:
+      return s_.options.abort_deadline;
+  }
+}
+
+void Driver::EndRun(Epoch epoch) {
+  const bool publish = publish_ != nullptr && publish_->state.spec.epoch == epoch;
+  const std::unique_ptr<EpochRun> run = std::move(publish ? publish_ : fill_);
+  s_.strand.Cancel(run->timer);
+  CountEnd(*run);
+  Remember(run->ToStatus(s_.clock.Now()));
+  publish ? EndPublish(*run) : EndFill(*run);
+  FinishShutdownWhenIdle();
+}
+
+void Driver::CountEnd(const EpochRun& run) {
+  const bool publish = run.state.spec.kind == epoch::Kind::kPublish;
+  const bool committed = run.state.phase == epoch::Phase::kCommitted;
+  const std::string outcome =
+      std::string(publish ? "" : "fill_") + (committed ? "committed" : "aborted");
+  s_.metrics.Add("epochs_total", 1, {{"outcome", outcome}});
+  s_.metrics.Observe("epoch_duration_seconds",
+                     std::chrono::duration<double>(s_.clock.Now() - run.started).count());
+  if (committed) return;
+  s_.metrics.Add("epoch_aborts_total", 1,
+                 {{"reason", std::string(ReasonName(run.state.why.reason()))}});
+}
+
+}  // namespace weightwire::coordinator

@@ -1,0 +1,129 @@
+#include <algorithm>
+
+#include "server/coordinator/driver.h"
+
+namespace weightwire::coordinator {
+namespace {
+
+std::string Joined(const std::vector<std::string>& lines) {
+  constexpr size_t kShown = 4;
+  std::string text;
+  for (size_t i = 0; i < std::min(lines.size(), kShown); ++i) {
+    text += (i == 0 ? "" : ", ") + lines[i];
+  }
+  if (lines.size() > kShown) text += " and " + std::to_string(lines.size() - kShown) + " more";
+  return text;
+}
+
+std::string LineOf(const EpochStatus& status) {
+  const std::string kind = status.kind == epoch::Kind::kFill ? "fill " : "epoch ";
+  return kind + std::to_string(status.epoch.value) + " (version " +
+         std::to_string(status.version.value) + ") " + std::string(epoch::PhaseName(status.phase)) +
+         ": " + Joined(status.waiting_for);
+}
+
+bool HasEngine(const EpochRun* run, const std::string& name) {
+  if (run == nullptr) return false;
+  const auto& engines = run->state.spec.engines;
+  return std::any_of(engines.begin(), engines.end(),
+                     [&](const epoch::EngineMembers& e) { return e.name == name; });
+}
+
+bool AllStaged(const epoch::State& state, const std::string& name) {
+  for (const epoch::EngineMembers& engine : state.spec.engines) {
+    if (engine.name != name) continue;
+    return std::all_of(engine.ranks.begin(), engine.ranks.end(),
+                       [&](const epoch::Member& m) { return state.staged.contains(m); });
+  }
+  return false;
+}
+
+}  // namespace
+
+EngineState Driver::StateOf(const Group& engine) const {
+  if (!engine.Complete()) return engine.dirty ? EngineState::kDirty : EngineState::kIncomplete;
+  for (const EpochRun* run : {publish_.get(), fill_.get()}) {
+    if (!HasEngine(run, engine.name)) continue;
+    const epoch::State& state = run->state;
+    if (state.phase == epoch::Phase::kCommitting && !state.applied.contains(engine.name)) {
+      return state.commit_durable ? EngineState::kInstalling : EngineState::kStaged;
+    }
+    const bool moving =
+        state.phase == epoch::Phase::kTransferring || state.phase == epoch::Phase::kStaged;
+    if (moving && AllStaged(state, engine.name)) return EngineState::kStaged;
+    if (run == fill_.get() && run->CanAbort()) return EngineState::kFilling;
+  }
+  return engine.serving == Epoch{} ? EngineState::kEmpty : EngineState::kServing;
+}
+
+void Driver::Describe(StatusSnapshot& snapshot) const {
+  const Nanos now = s_.clock.Now();
+  snapshot.committed = committed_.epoch;
+  snapshot.committed_version = committed_.version;
+  snapshot.committed_wall = committed_wall_;
+  snapshot.deciding = deciding_;
+  for (const auto& draft : {fill_draft_, publish_draft_}) {
+    if (draft != nullptr) snapshot.epochs.push_back(StatusOf(*draft, now));
+  }
+  for (const EpochRun* run : {fill_.get(), publish_.get()}) {
+    if (run != nullptr) snapshot.epochs.push_back(run->ToStatus(now));
+  }
+  snapshot.epochs.insert(snapshot.epochs.end(), history_.begin(), history_.end());
+  std::stable_sort(snapshot.epochs.begin(), snapshot.epochs.end(),
+                   [](const EpochStatus& a, const EpochStatus& b) { return a.epoch > b.epoch; });
+  snapshot.waiting_for = WaitingLine();
+}
+
+std::string Driver::WaitingLine() const {
+  const Nanos now = s_.clock.Now();
+  if (!deciding_) return "an operator: the journal failed: " + stopped_why_.message();
+  if (publish_ != nullptr) return LineOf(publish_->ToStatus(now));
+  if (publish_draft_ != nullptr) return LineOf(StatusOf(*publish_draft_, now));
+  if (!queue_.versions().empty()) return WaitingVersionLine(queue_.versions().begin()->second);
+  if (fill_ != nullptr) return LineOf(fill_->ToStatus(now));
+  if (fill_draft_ != nullptr) return LineOf(StatusOf(*fill_draft_, now));
+  return WaitingFillLine();
+}
+
+std::string Driver::WaitingVersionLine(const PendingVersion& pending) const {
+  const std::string version = "version " + std::to_string(pending.version.value) + ": ";
+  const Group* trainer = s_.membership.Trainer();
+  std::vector<std::string> missing;
+  for (uint32_t rank = 0; trainer != nullptr && rank < trainer->world_size(); ++rank) {
+    if (!pending.ranks.contains(rank)) missing.push_back(trainer->RankName(rank) + ": publish");
+  }
+  if (!missing.empty()) return version + Joined(missing);
+  return version + WaitingEnginesLine();
+}
+
+std::string Driver::WaitingEnginesLine() const {
+  std::vector<std::string> missing;
+  for (const auto& [name, group] : s_.membership.groups()) {
+    if (group.role != control::GroupRole::kEngine || group.Complete()) continue;
+    for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
+      const auto& live = group.slots[rank].live;
+      if (!live) missing.push_back(group.RankName(rank) + ": register");
+      if (live && live->layout == nullptr) missing.push_back(group.RankName(rank) + ": layout");
+    }
+  }
+  return std::to_string(CompleteEngines().size()) + " of " +
+         std::to_string(std::max(1u, s_.options.min_engines)) + " engines are complete" +
+         (missing.empty() ? "" : "; " + Joined(missing));
+}
+
+/// Engines that serve less than what is committed, and why no fill runs for them.
+std::string Driver::WaitingFillLine() const {
+  if (committed_.epoch == Epoch{}) return "";
+  bool holder = false;
+  std::vector<std::string> behind;
+  for (const Group* engine : CompleteEngines()) {
+    holder |= engine->serving == committed_.epoch;
+    if (engine->serving != committed_.epoch) behind.push_back(engine->name);
+  }
+  if (behind.empty()) return "";
+  const std::string epoch = std::to_string(committed_.epoch.value);
+  if (!holder) return Joined(behind) + ": no holder of epoch " + epoch + "; the next version";
+  return Joined(behind) + ": fills of epoch " + epoch + " failed; the next version";
+}
+
+}  // namespace weightwire::coordinator

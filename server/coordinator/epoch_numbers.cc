@@ -1,0 +1,30 @@
+#include "server/coordinator/epoch_numbers.h"
+
+namespace weightwire::coordinator {
+namespace {
+
+constexpr uint64_t kBlock = 1024;
+
+}  // namespace
+
+void EpochNumbers::Reserve() {
+  if (reserving_ || limit_.value - next_.value > kBlock / 2) return;
+  reserving_ = true;
+  const Epoch limit(limit_.value + kBlock);
+  journal_.Append(ReserveRecord{limit}, lifeline_.Bind([this, limit](const Status& status) {
+    if (!status.ok()) return failed_(status);
+    reserving_ = false;
+    limit_ = limit;
+    more_();
+  }));
+}
+
+std::optional<Epoch> EpochNumbers::Take() {
+  Reserve();
+  if (next_ == limit_) return std::nullopt;
+  const Epoch taken = next_;
+  ++next_.value;
+  return taken;
+}
+
+}  // namespace weightwire::coordinator

@@ -1,0 +1,106 @@
+#include "server/coordinator/epoch_run.h"
+
+#include <algorithm>
+#include <set>
+
+namespace weightwire::coordinator {
+namespace {
+
+double Seconds(Nanos span) { return std::chrono::duration<double>(span).count(); }
+
+const char* Awaited(const epoch::State& state, const epoch::Member& member) {
+  const auto& sources = state.spec.sources;
+  const bool source = std::find(sources.begin(), sources.end(), member) != sources.end();
+  switch (state.phase) {
+    case epoch::Phase::kPreparing:
+      return "prepared";
+    case epoch::Phase::kTransferring:
+      return source ? "sourced" : "staged";
+    case epoch::Phase::kCommitting:
+      return "swapped";
+    default:
+      return "drained";
+  }
+}
+
+std::vector<std::string> EngineNames(const epoch::Spec& spec) {
+  std::vector<std::string> names;
+  for (const auto& engine : spec.engines) names.push_back(engine.name);
+  return names;
+}
+
+std::vector<PlanId> PlanIds(const std::map<std::string, PlannedPairPtr>& plans) {
+  std::set<PlanId> ids;
+  for (const auto& [engine, pair] : plans) ids.insert(pair->plan->id);
+  return {ids.begin(), ids.end()};
+}
+
+}  // namespace
+
+bool EpochRun::CanAbort() const {
+  return state.phase == epoch::Phase::kPreparing || state.phase == epoch::Phase::kTransferring ||
+         state.phase == epoch::Phase::kStaged;
+}
+
+double EpochRun::LeavePhase(epoch::Phase left, Nanos now) {
+  const double seconds = Seconds(now - phase_since);
+  phase_seconds[left] += seconds;
+  phase_since = now;
+  return seconds;
+}
+
+std::vector<std::string> EpochRun::WaitingLines() const {
+  std::vector<std::string> lines;
+  for (const epoch::Member& member : epoch::WaitingFor(state)) {
+    lines.push_back(names.at(member) + ": " + Awaited(state, member));
+  }
+  if (!lines.empty()) return lines;
+  if (state.phase == epoch::Phase::kStaged) lines.push_back("operator: commit");
+  if (state.phase == epoch::Phase::kCommitting) lines.push_back("journal: durable");
+  return lines;
+}
+
+EpochStatus EpochRun::ToStatus(Nanos now) const {
+  EpochStatus status;
+  status.epoch = state.spec.epoch;
+  status.kind = state.spec.kind;
+  status.version = state.spec.version;
+  status.phase = state.phase;
+  status.attempt = attempt;
+  status.why = state.why;
+  status.engines = EngineNames(state.spec);
+  if (!finished) status.waiting_for = WaitingLines();
+  status.started_wall = started_wall;
+  auto spent = [&](epoch::Phase phase) {
+    const auto known = phase_seconds.find(phase);
+    const double before = known == phase_seconds.end() ? 0 : known->second;
+    return state.phase == phase && !finished ? before + Seconds(now - phase_since) : before;
+  };
+  status.prepare_seconds = spent(epoch::Phase::kPreparing);
+  status.transfer_seconds = spent(epoch::Phase::kTransferring);
+  status.commit_seconds = spent(epoch::Phase::kCommitting);
+  status.total_seconds = Seconds(now - started);
+  status.bytes = bytes;
+  status.bytes_by_transport = bytes_by_transport;
+  status.flip_seconds_max = flip_seconds_max;
+  status.plans = PlanIds(plans);
+  return status;
+}
+
+EpochStatus StatusOf(const Draft& draft, Nanos now) {
+  EpochStatus status;
+  status.epoch = draft.spec.epoch;
+  status.kind = draft.spec.kind;
+  status.version = draft.spec.version;
+  status.phase = epoch::Phase::kPreparing;
+  status.attempt = draft.attempt;
+  status.why = draft.failure;
+  status.engines = EngineNames(draft.spec);
+  status.waiting_for = {"coordinator: plans"};
+  status.started_wall = draft.started_wall;
+  status.prepare_seconds = status.total_seconds = Seconds(now - draft.started);
+  status.plans = PlanIds(draft.plans);
+  return status;
+}
+
+}  // namespace weightwire::coordinator

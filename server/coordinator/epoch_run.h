@@ -1,0 +1,58 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/base/executor.h"
+#include "server/coordinator/coordinator.h"
+#include "server/coordinator/plan_cache.h"
+#include "server/epoch/coordinator_machine.h"
+
+namespace weightwire::coordinator {
+
+/// An epoch whose plans are being made: nobody has been told of it yet.
+struct Draft {
+  epoch::Spec spec;
+  std::string source_group;
+  std::array<uint8_t, 16> trace_id{};
+  uint32_t attempt = 1;
+  Nanos started{};
+  double started_wall = 0;
+  std::map<std::string, PlannedPairPtr> plans;  ///< by engine
+  size_t awaited = 0;
+  Status failure;  ///< of the first plan that cannot be made
+  std::string failed_engine;
+};
+
+/// An epoch that runs: the machine's state and what people and metrics want to know of it.
+struct EpochRun {
+  epoch::State state;
+  std::vector<epoch::PrepareCommand> prepares;
+  std::map<epoch::Member, std::string> names;   ///< "trainer/0"
+  std::map<std::string, PlannedPairPtr> plans;  ///< by engine
+  uint32_t attempt = 1;
+  Nanos started{};
+  Nanos phase_since{};
+  double started_wall = 0;
+  std::map<epoch::Phase, double> phase_seconds;
+  Executor::TimerId timer = 0;
+  bool released = false;  ///< the sources may change their bytes
+  bool dropped = false;   ///< a fill that gives way to an epoch
+  int64_t bytes = 0;
+  std::map<std::string, int64_t> bytes_by_transport;
+  double flip_seconds_max = 0;
+  std::optional<epoch::Finish> finished;
+
+  bool CanAbort() const;
+  /// Adds the time since the last call to the phase that ended.
+  double LeavePhase(epoch::Phase left, Nanos now);
+  /// "engine-a/1: staged", one for each member that the phase waits for.
+  std::vector<std::string> WaitingLines() const;
+  EpochStatus ToStatus(Nanos now) const;
+};
+
+EpochStatus StatusOf(const Draft& draft, Nanos now);
+
+}  // namespace weightwire::coordinator

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+
+namespace weightwire::coordinator {
+
+/// Guards callbacks of an object that may be gone when they run: timers, worker results, journal
+/// answers. A bound callback does nothing once the lifeline is destroyed. Strand only.
+class Lifeline {
+ public:
+  template <typename F>
+  auto Bind(F callback) const {
+    return [weak = std::weak_ptr<const int>(token_),
+            callback = std::move(callback)](auto&&... args) mutable {
+      if (weak.lock()) callback(std::forward<decltype(args)>(args)...);
+    };
+  }
+
+ private:
+  std::shared_ptr<const int> token_ = std::make_shared<const int>(0);
+};
+
+}  // namespace weightwire::coordinator

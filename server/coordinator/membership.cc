@@ -1,0 +1,346 @@
+#include "server/coordinator/membership.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace weightwire::coordinator {
+namespace {
+
+constexpr size_t kNameBytesMax = 128;
+constexpr size_t kFencedPerSlot = 64;
+constexpr size_t kAddressesMax = 16;
+
+Status Invalid(std::string message) {
+  return Status(Code::kInvalidArgument, Reason::kInvalidRequest, std::move(message));
+}
+
+const char* RoleLabel(control::GroupRole role) {
+  return role == control::GroupRole::kTrainer ? "trainer" : "engine";
+}
+
+Status CheckHello(const control::AgentHello& hello, const std::string& job) {
+  if (hello.job != job) return Invalid("this is job '" + job + "', not '" + hello.job + "'");
+  if (hello.incarnation == Incarnation{}) return Invalid("the agent's incarnation is 0");
+  if (hello.name.size() > kNameBytesMax || hello.host.size() > kNameBytesMax ||
+      hello.addresses.size() > kAddressesMax) {
+    return Invalid("the agent's name, host or address list is too long");
+  }
+  if (hello.protocol_max < control::kProtocolMin || hello.protocol_min > control::kProtocolMax ||
+      hello.protocol_min > hello.protocol_max) {
+    return Status(Code::kFailedPrecondition, Reason::kProtocolVersion,
+                  "no common protocol: the agent speaks " + std::to_string(hello.protocol_min) +
+                      " to " + std::to_string(hello.protocol_max) + ", the coordinator " +
+                      std::to_string(control::kProtocolMin) + " to " +
+                      std::to_string(control::kProtocolMax))
+        .Remedy("run versions that are at most one minor apart");
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+uint32_t Group::present() const {
+  return static_cast<uint32_t>(
+      std::count_if(slots.begin(), slots.end(), [](const Slot& s) { return s.live.has_value(); }));
+}
+
+std::vector<epoch::Member> Group::Members() const {
+  std::vector<epoch::Member> members;
+  for (const Slot& slot : slots) {
+    if (slot.live) members.push_back(slot.live->member);
+  }
+  return members;
+}
+
+Result<control::AgentWelcome> Membership::Open(control::AgentHello hello, control::AgentPort* port,
+                                               Nanos now) {
+  WW_FAIL_IF_ERROR(CheckHello(hello, options_.job));
+  const uint16_t protocol = std::min(hello.protocol_max, control::kProtocolMax);
+  for (const auto& [id, session] : sessions_) {
+    if (session.hello.incarnation != hello.incarnation) continue;
+    if (session.port->target == port && session.hello == hello) {
+      return control::AgentWelcome{id, protocol, options_.heartbeat, options_.lease};
+    }
+    EndSession(AgentId(id), Status(Code::kAborted, Reason::kStaleIncarnation,
+                                   "a newer session of the same agent replaced this one"));
+    break;
+  }
+  if (sessions_.size() >= options_.members_max) {
+    return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,
+                std::to_string(sessions_.size()) + " agents are here already");
+  }
+  const AgentId id(next_agent_++);
+  auto cell = std::make_shared<Port>(Port{id, port});
+  sessions_.emplace(id, Session{id, std::move(hello), std::move(cell), now});
+  observer_.OnMembershipChanged();
+  return control::AgentWelcome{id, protocol, options_.heartbeat, options_.lease};
+}
+
+void Membership::EndSession(AgentId agent, const Status& why) {
+  const auto session = sessions_.find(agent);
+  if (session == sessions_.end()) return;
+  outbox_.EndSession(session->second.port, why);
+  LoseAgent(agent, why);
+}
+
+void Membership::AgentLeft(AgentId agent) {
+  if (PortPtr leaving = outbox_.Leaving(agent)) outbox_.Forget(leaving);
+  const auto session = sessions_.find(agent);
+  if (session == sessions_.end()) return;
+  outbox_.Forget(session->second.port);
+  LoseAgent(agent, Status(Code::kAborted, Reason::kMemberLost, "the agent closed its session"));
+}
+
+void Membership::LoseAgent(AgentId agent, const Status& why) {
+  sessions_.erase(agent);
+  for (auto& [name, group] : groups_) {
+    bool lost = false;
+    for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
+      if (!group.slots[rank].live || group.slots[rank].live->agent != agent) continue;
+      if (why.reason() == Reason::kLeaseExpired) {
+        metrics_.Add("lease_expiries_total", 1, {{"role", RoleLabel(group.role)}});
+      }
+      Vacate(group, rank, why, /*told=*/false);
+      lost = true;
+    }
+    if (lost) AfterLoss(group, why);
+  }
+  observer_.OnMembershipChanged();
+}
+
+void Membership::Heard(AgentId agent, Nanos now) {
+  const auto session = sessions_.find(agent);
+  if (session != sessions_.end()) session->second.heard = now;
+}
+
+Status Membership::CheckRegister(const control::RegisterRequest& request) const {
+  if (!sessions_.contains(request.agent)) {
+    return Status(Code::kFailedPrecondition, Reason::kNotRegistered,
+                  "the agent has no session (any more)")
+        .Remedy("open a session and register again");
+  }
+  if (request.job != options_.job) return Invalid("this is job '" + options_.job + "'");
+  if (request.role != control::GroupRole::kTrainer && request.role != control::GroupRole::kEngine) {
+    return Invalid("the role is neither trainer nor engine");
+  }
+  if (request.group.empty() || request.group.size() > kNameBytesMax) {
+    return Invalid("a group's name has 1 to " + std::to_string(kNameBytesMax) + " bytes");
+  }
+  if (request.incarnation == Incarnation{}) return Invalid("the incarnation is 0");
+  if (request.world_size > options_.members_max) {
+    return Status(Code::kResourceExhausted, Reason::kLimitExceeded,
+                  "world_size " + std::to_string(request.world_size) + " is over the limit of " +
+                      std::to_string(options_.members_max));
+  }
+  if (request.rank >= request.world_size) {
+    return Invalid("rank " + std::to_string(request.rank) + " is outside of world_size " +
+                   std::to_string(request.world_size));
+  }
+  return CheckGroup(request);
+}
+
+Status Membership::CheckGroup(const control::RegisterRequest& request) const {
+  if (request.role == control::GroupRole::kTrainer) {
+    for (const auto& [name, group] : groups_) {
+      if (name != request.group && group.role == request.role && group.present() > 0) {
+        return Invalid("the job's trainer is group '" + name + "'");
+      }
+    }
+  }
+  const auto found = groups_.find(request.group);
+  if (found == groups_.end() || found->second.present() == 0) return OkStatus();
+  const Group& group = found->second;
+  if (group.role != request.role) {
+    return Invalid("group '" + group.name + "' is registered as " + RoleLabel(group.role));
+  }
+  if (group.world_size() != request.world_size) {
+    return Invalid("group '" + group.name + "' has world_size " +
+                   std::to_string(group.world_size()) + ", this rank says " +
+                   std::to_string(request.world_size));
+  }
+  return OkStatus();
+}
+
+Result<control::RegisterReply> Membership::Register(const control::RegisterRequest& request) {
+  const std::string name = request.group + "/" + std::to_string(request.rank);
+  auto reply = [&]() -> Result<control::RegisterReply> {
+    WW_FAIL_IF_ERROR(CheckRegister(request));
+    return TakePlace(request);
+  }();
+  const std::string result = reply ? "ok" : std::string(ReasonName(reply.error().reason()));
+  metrics_.Add("registrations_total", 1, {{"role", RoleLabel(request.role)}, {"result", result}});
+  if (!reply) return Fail(Status(std::move(reply.error()).AtRank(name)));
+  return reply;
+}
+
+Result<control::RegisterReply> Membership::TakePlace(const control::RegisterRequest& request) {
+  const auto known = groups_.find(request.group);
+  const bool fits = known != groups_.end() && known->second.world_size() == request.world_size &&
+                    known->second.role == request.role;
+  if (fits) {
+    const Slot& slot = known->second.slots[request.rank];
+    if (slot.live && slot.live->member.incarnation == request.incarnation &&
+        slot.live->agent == request.agent) {
+      return control::RegisterReply{slot.live->member};
+    }
+    if (slot.live) {
+      return Fail(
+          Status(Code::kAlreadyExists, Reason::kDuplicateRank,
+                 "process " + std::to_string(slot.live->pid) + " holds this rank and is alive")
+              .Remedy("end the other process, or evict the group"));
+    }
+    if (std::count(slot.fenced.begin(), slot.fenced.end(), request.incarnation) > 0) {
+      return Fail(Code::kFailedPrecondition, Reason::kStaleIncarnation,
+                  "this incarnation was fenced; register with a new one");
+    }
+  } else {
+    ForgetDeadGroups();
+    if (SlotCount() + request.world_size > options_.members_max) {
+      return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,
+                  "the job has " + std::to_string(SlotCount()) + " ranks; the limit is " +
+                      std::to_string(options_.members_max));
+    }
+  }
+  Group& group = GroupFor(request);
+  Slot& slot = group.slots[request.rank];
+  slot.live = Rank{};
+  slot.live->member = {slot.id, request.incarnation};
+  slot.live->agent = request.agent;
+  slot.live->pid = request.pid;
+  group.fills_failed = 0;
+  observer_.OnMembershipChanged();
+  return control::RegisterReply{{slot.id, request.incarnation}};
+}
+
+Group& Membership::GroupFor(const control::RegisterRequest& request) {
+  Group& group = groups_[request.group];
+  if (group.world_size() == request.world_size && group.role == request.role) return group;
+  for (const Slot& slot : group.slots) places_.erase(slot.id);
+  group.name = request.group;
+  group.role = request.role;
+  group.slots.assign(request.world_size, Slot{});
+  for (uint32_t rank = 0; rank < request.world_size; ++rank) {
+    group.slots[rank].id = ParticipantId(next_participant_++);
+    places_[group.slots[rank].id] = {group.name, rank};
+  }
+  return group;
+}
+
+/// Called only when a new group needs room: ids of groups without a process are given up then.
+void Membership::ForgetDeadGroups() {
+  if (SlotCount() * 2 < options_.members_max) return;
+  for (auto it = groups_.begin(); it != groups_.end();) {
+    if (it->second.present() > 0) {
+      ++it;
+      continue;
+    }
+    for (const Slot& slot : it->second.slots) places_.erase(slot.id);
+    it = groups_.erase(it);
+  }
+}
+
+size_t Membership::SlotCount() const { return places_.size(); }
+
+void Membership::Vacate(Group& group, uint32_t rank, const Status& why, bool told) {
+  Slot& slot = group.slots[rank];
+  const epoch::Member member = slot.live->member;
+  if (told) Send(member, epoch::EvictCommand{member, why});
+  slot.live.reset();
+  slot.fenced.push_back(member.incarnation);
+  if (slot.fenced.size() > kFencedPerSlot) slot.fenced.pop_front();
+  group.agreed.reset();
+  group.last_error = why.ToString();
+  observer_.OnLost(group, rank, member, why);
+}
+
+void Membership::AfterLoss(Group& group, const Status& why) {
+  if (group.role == control::GroupRole::kEngine) {
+    group.dirty = true;
+    group.serving = {};
+    group.version = {};
+    const Status evict(Code::kAborted, Reason::kMemberLost,
+                       "another rank of " + group.name + " was lost: " + why.message());
+    for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
+      if (group.slots[rank].live) Vacate(group, rank, evict, /*told=*/true);
+    }
+  }
+  if (group.present() > 0) return;
+  ++group.generation;
+  group.was_complete = false;
+  group.canonical.reset();
+}
+
+void Membership::Lose(const epoch::Member& member, const Status& why) {
+  const auto place = Find(member);
+  if (!place) return;
+  Vacate(*place->group, place->rank, why, /*told=*/false);
+  AfterLoss(*place->group, why);
+  observer_.OnMembershipChanged();
+}
+
+void Membership::EvictGroup(const std::string& name, const Status& why) {
+  Group* group = FindGroup(name);
+  if (group == nullptr || group->present() == 0) return;
+  for (uint32_t rank = 0; rank < group->world_size(); ++rank) {
+    if (group->slots[rank].live) Vacate(*group, rank, why, /*told=*/true);
+  }
+  AfterLoss(*group, why);
+  observer_.OnMembershipChanged();
+}
+
+void Membership::Evict(const epoch::Member& member, const Status& why) {
+  const auto place = Find(member);
+  if (!place) return;
+  if (place->group->role == control::GroupRole::kEngine) {
+    return EvictGroup(std::string(place->group->name), why);
+  }
+  Vacate(*place->group, place->rank, why, /*told=*/true);
+  AfterLoss(*place->group, why);
+  observer_.OnMembershipChanged();
+}
+
+Result<Membership::Place> Membership::Find(const epoch::Member& member) {
+  const auto place = places_.find(member.id);
+  if (place == places_.end()) {
+    return Fail(Code::kFailedPrecondition, Reason::kNotRegistered,
+                "participant " + std::to_string(member.id.value) + " is not known");
+  }
+  Group& group = groups_.at(place->second.first);
+  const uint32_t rank = place->second.second;
+  Slot& slot = group.slots[rank];
+  if (!slot.live || slot.live->member != member) {
+    return Fail(Status(Code::kFailedPrecondition, Reason::kStaleIncarnation,
+                       "this incarnation is not registered any more")
+                    .AtRank(group.RankName(rank))
+                    .Remedy("register again with a new incarnation"));
+  }
+  return Place{&group, rank, &*slot.live};
+}
+
+const Session* Membership::SessionOf(const epoch::Member& member) {
+  const auto place = Find(member);
+  if (!place) return nullptr;
+  const auto session = sessions_.find(place->live->agent);
+  return session == sessions_.end() ? nullptr : &session->second;
+}
+
+void Membership::Send(const epoch::Member& member, epoch::Command command) {
+  const Session* session = SessionOf(member);
+  if (session != nullptr) outbox_.Send(session->port, std::move(command));
+}
+
+Group* Membership::FindGroup(const std::string& name) {
+  const auto group = groups_.find(name);
+  return group == groups_.end() ? nullptr : &group->second;
+}
+
+Group* Membership::Trainer() {
+  Group* last = nullptr;
+  for (auto& [name, group] : groups_) {
+    if (group.role != control::GroupRole::kTrainer) continue;
+    if (last == nullptr || group.present() > 0) last = &group;
+  }
+  return last;
+}
+
+}  // namespace weightwire::coordinator

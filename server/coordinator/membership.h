@@ -1,0 +1,156 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/control/control.h"
+#include "server/coordinator/coordinator.h"
+#include "server/coordinator/outbox.h"
+#include "server/metrics/metrics.h"
+
+namespace weightwire::coordinator {
+
+/// What all ranks of a group hold, once every rank has agreed.
+struct AgreedLayout {
+  layout::ModelLayout model;
+  layout::Fingerprint fingerprint;
+};
+using AgreedLayoutPtr = std::shared_ptr<const AgreedLayout>;
+
+struct Session {
+  AgentId id{};
+  control::AgentHello hello;
+  PortPtr port;
+  Nanos heard{};  ///< last sign of life
+};
+
+/// A registered process.
+struct Rank {
+  epoch::Member member;
+  AgentId agent{};
+  int64_t pid = 0;
+  std::string spec;
+  std::shared_ptr<const layout::RankLayout> layout;
+  int64_t bytes = 0;
+  Version published{};  ///< highest version that it has published
+};
+
+/// The place of a rank in its group; it outlives the processes that take it.
+struct Slot {
+  ParticipantId id{};
+  std::optional<Rank> live;
+  std::deque<Incarnation> fenced;  ///< most recent ones
+};
+
+struct Group {
+  std::string name;
+  control::GroupRole role = control::GroupRole::kTrainer;
+  std::vector<Slot> slots;  ///< by rank
+  /// Raised whenever all ranks are gone: what was agreed before is void.
+  uint64_t generation = 1;
+  bool was_complete = false;  ///< in this generation
+  bool dirty = false;         ///< engine: lost a rank since it was last complete
+  std::string last_error;
+  Epoch serving{};  ///< engine: content epoch, 0 = none
+  Version version{};
+  uint32_t fills_failed = 0;  ///< since the last commit or registration
+  std::shared_ptr<const layout::CanonicalSpace> canonical;
+  layout::Fingerprint canonical_fingerprint;
+  AgreedLayoutPtr agreed;
+
+  uint32_t world_size() const { return static_cast<uint32_t>(slots.size()); }
+  uint32_t present() const;
+  /// Every rank is registered and the layout of the whole group is agreed.
+  bool Complete() const { return agreed != nullptr && present() == world_size(); }
+  std::vector<epoch::Member> Members() const;  ///< the live ones, by rank
+  std::string RankName(uint32_t rank) const { return name + "/" + std::to_string(rank); }
+};
+
+/// Who is here: sessions of agents and, through them, the ranks of groups.
+///
+/// A rank's place belongs to one live incarnation at a time; another one is refused until the old
+/// one is lost (its process ended, its agent's session ended, it was evicted). A lost incarnation
+/// is fenced: it cannot register again. An engine that loses a rank is DIRTY and all its other
+/// ranks are evicted at once, so that it becomes complete again by new registrations only; a
+/// trainer's other ranks stay. Strand only; tells `Observer` of every change, in the middle of the
+/// call.
+class Membership {
+ public:
+  class Observer {
+   public:
+    virtual ~Observer() = default;
+    /// `member` was registered until now.
+    virtual void OnLost(const Group& group, uint32_t rank, const epoch::Member& member,
+                        const Status& why) = 0;
+    virtual void OnMembershipChanged() = 0;
+  };
+  Membership(const Options& options, Outbox& outbox, Observer& observer, metrics::Sink& metrics)
+      : options_(options), outbox_(outbox), observer_(observer), metrics_(metrics) {}
+
+  ///   kProtocolVersion | kInvalidRequest | kLimitExceeded
+  Result<control::AgentWelcome> Open(control::AgentHello hello, control::AgentPort* port,
+                                     Nanos now);
+  /// Ends the session from the coordinator's side and tells the agent; its ranks are lost.
+  void EndSession(AgentId agent, const Status& why);
+  /// The agent ended it; nothing of its port is called any more.
+  void AgentLeft(AgentId agent);
+  void Heard(AgentId agent, Nanos now);
+  const std::map<AgentId, Session>& sessions() const { return sessions_; }
+
+  /// Errors: CoordinatorPort::Register's.
+  Result<control::RegisterReply> Register(const control::RegisterRequest& request);
+  /// The member's process is gone. Unknown members are ignored.
+  void Lose(const epoch::Member& member, const Status& why);
+  /// Fences all ranks of the group (a trainer too) and tells them.
+  void EvictGroup(const std::string& group, const Status& why);
+  /// Fences one member; of an engine all its ranks.
+  void Evict(const epoch::Member& member, const Status& why);
+
+  struct Place {
+    Group* group = nullptr;
+    uint32_t rank = 0;
+    Rank* live = nullptr;
+    std::string name() const { return group->RankName(rank); }
+  };
+  /// Where a registered incarnation is. kStaleIncarnation | kNotRegistered
+  Result<Place> Find(const epoch::Member& member);
+  bool IsLive(const epoch::Member& member) { return Find(member).has_value(); }
+  const Session* SessionOf(const epoch::Member& member);
+  /// Drops the command when the member is not registered (any more).
+  void Send(const epoch::Member& member, epoch::Command command);
+
+  Group* FindGroup(const std::string& name);
+  /// The group that publishes; null before any trainer rank has registered.
+  Group* Trainer();
+  std::map<std::string, Group>& groups() { return groups_; }
+  const std::map<std::string, Group>& groups() const { return groups_; }
+
+ private:
+  Status CheckRegister(const control::RegisterRequest& request) const;
+  Status CheckGroup(const control::RegisterRequest& request) const;
+  Result<control::RegisterReply> TakePlace(const control::RegisterRequest& request);
+  Group& GroupFor(const control::RegisterRequest& request);
+  void ForgetDeadGroups();
+  size_t SlotCount() const;
+  /// `told`: an EvictCommand goes out.
+  void Vacate(Group& group, uint32_t rank, const Status& why, bool told);
+  void AfterLoss(Group& group, const Status& why);
+  void LoseAgent(AgentId agent, const Status& why);
+
+  const Options& options_;
+  Outbox& outbox_;
+  Observer& observer_;
+  metrics::Sink& metrics_;
+  uint32_t next_agent_ = 1;
+  uint32_t next_participant_ = 1;
+  std::map<AgentId, Session> sessions_;
+  std::map<std::string, Group> groups_;
+  std::map<ParticipantId, std::pair<std::string, uint32_t>> places_;
+};
+
+}  // namespace weightwire::coordinator

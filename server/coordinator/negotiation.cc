@@ -1,0 +1,188 @@
+#include "server/coordinator/negotiation.h"
+
+#include <utility>
+
+namespace weightwire::coordinator {
+namespace {
+
+constexpr size_t kConfigBytesMax = 4 << 20;
+constexpr size_t kSpecBytesMax = 256;
+
+Status TooLong(const std::string& what) {
+  return Status(Code::kResourceExhausted, Reason::kLimitExceeded, what);
+}
+
+}  // namespace
+
+void Negotiation::Submit(control::LayoutSubmission submission, LayoutReplier reply) {
+  auto shared = std::make_shared<const control::LayoutSubmission>(std::move(submission));
+  if (Status why = CheckSubmission(*shared); !why.ok()) return Refuse(*shared, reply, why);
+  if (shared->layout) {
+    return Compute([shared] { return Explicit(*shared); }, shared, reply);
+  }
+  schemes_.Get(shared->config_json, shared->spec,
+               lifeline_.Bind([this, shared, reply](const Result<SchemeLayout>& scheme) {
+                 WithScheme(shared, reply, scheme);
+               }));
+}
+
+Status Negotiation::CheckSubmission(const control::LayoutSubmission& submission) const {
+  WW_RETURN_IF_ERROR([&] {
+    const auto place = membership_.Find(submission.member);
+    return place ? OkStatus() : place.error();
+  }());
+  const bool boxes = submission.layout.has_value() && submission.canonical.has_value();
+  const bool scheme = !submission.spec.empty();
+  if (boxes == scheme || submission.layout.has_value() != submission.canonical.has_value()) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  "a layout is either a scheme with config.json, or boxes with their canonical "
+                  "space");
+  }
+  if (submission.config_json.size() > kConfigBytesMax) return TooLong("config.json is too long");
+  if (submission.spec.size() > kSpecBytesMax) return TooLong("the parallel spec is too long");
+  if (submission.observed.size() > layout::LayoutLimits{}.local_tensors_per_rank_max) {
+    return TooLong("too many tensors were reported");
+  }
+  return OkStatus();
+}
+
+void Negotiation::WithScheme(const Submission& submission, const LayoutReplier& reply,
+                             const Result<SchemeLayout>& scheme) {
+  if (!scheme) return Refuse(*submission, reply, scheme.error());
+  const auto place = membership_.Find(submission->member);
+  if (!place) return Refuse(*submission, reply, place.error());
+  Compute(
+      [submission, scheme = *scheme, rank = place->rank, world = place->group->world_size()] {
+        return FromScheme(*submission, scheme, rank, world);
+      },
+      submission, reply);
+}
+
+Result<Negotiation::RankOffer> Negotiation::FromScheme(const control::LayoutSubmission& submission,
+                                                       const SchemeLayout& scheme, uint32_t rank,
+                                                       uint32_t world) {
+  if (scheme.model->ranks.size() != world) {
+    return Fail(
+        Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+               "'" + submission.spec + "' has " + std::to_string(scheme.model->ranks.size()) +
+                   " ranks, but the group registered with world_size " + std::to_string(world))
+            .Remedy("correct the parallel spec or the world size"));
+  }
+  WW_ASSIGN(layout::RankLayout agreed,
+            layout::Reconcile(scheme.model->ranks[rank], submission.observed));
+  return Offer(std::move(agreed), scheme.canonical, scheme.canonical_fingerprint);
+}
+
+Result<Negotiation::RankOffer> Negotiation::Explicit(const control::LayoutSubmission& submission) {
+  WW_FAIL_IF_ERROR(layout::Validate(layout::ModelLayout{*submission.canonical, {}}));
+  WW_FAIL_IF_ERROR(layout::ValidateRank(*submission.canonical, *submission.layout));
+  auto canonical = std::make_shared<const layout::CanonicalSpace>(*submission.canonical);
+  return Offer(*submission.layout, canonical, layout::FingerprintOf(*canonical));
+}
+
+Result<Negotiation::RankOffer> Negotiation::Offer(
+    layout::RankLayout rank, std::shared_ptr<const layout::CanonicalSpace> canonical,
+    layout::Fingerprint canonical_fingerprint) {
+  int64_t bytes = 0;
+  for (const layout::LocalTensor& tensor : rank.tensors) {
+    const auto size = layout::StorageBytes(tensor.dtype, tensor.shape);
+    if (!size || __builtin_add_overflow(bytes, *size, &bytes)) {
+      return Fail(Status(Code::kInvalidArgument, Reason::kShapeOverflow,
+                         "the rank's bytes do not fit 64 bits")
+                      .AtTensor(tensor.name));
+    }
+  }
+  return RankOffer{std::make_shared<const layout::RankLayout>(std::move(rank)),
+                   std::move(canonical), canonical_fingerprint, bytes};
+}
+
+void Negotiation::Compute(std::function<Result<RankOffer>()> work, const Submission& submission,
+                          const LayoutReplier& reply) {
+  auto offered = lifeline_.Bind([this, submission, reply](Result<RankOffer> offer) {
+    Offered(submission, reply, std::move(offer));
+  });
+  workers_.Post([work = std::move(work), offered = std::move(offered), &strand = strand_] {
+    strand.Post([offered, offer = work()]() mutable { offered(std::move(offer)); });
+  });
+}
+
+void Negotiation::Offered(const Submission& submission, const LayoutReplier& reply,
+                          Result<RankOffer> offer) {
+  if (!offer) return Refuse(*submission, reply, std::move(offer.error()));
+  if (Status why = Agree(*submission, *offer); !why.ok()) {
+    return Refuse(*submission, reply, std::move(why));
+  }
+  outbox_.Reply<control::LayoutReply>(
+      reply, control::LayoutReply{*offer->layout, offer->canonical_fingerprint});
+}
+
+Status Negotiation::Agree(const control::LayoutSubmission& submission, const RankOffer& offer) {
+  WW_ASSIGN_OR_STATUS(const Membership::Place place, membership_.Find(submission.member));
+  Group& group = *place.group;
+  Rank& rank = *place.live;
+  if (group.canonical != nullptr && group.canonical_fingerprint != offer.canonical_fingerprint) {
+    return Status(Code::kFailedPrecondition, Reason::kShapeMismatch,
+                  "this rank's model (names, dtypes, shapes) differs from that of the group's "
+                  "other ranks")
+        .Remedy("give every rank the same config.json");
+  }
+  if (rank.layout != nullptr && *rank.layout == *offer.layout) return OkStatus();
+  if (rank.layout != nullptr) {
+    return Status(Code::kFailedPrecondition, Reason::kInvalidRequest,
+                  "the rank has agreed on another layout already")
+        .Remedy("register with a new incarnation to change it");
+  }
+  group.canonical = offer.canonical;
+  group.canonical_fingerprint = offer.canonical_fingerprint;
+  rank.layout = offer.layout;
+  rank.spec = submission.spec;
+  rank.bytes = offer.bytes;
+  AssembleWhenComplete(group);
+  observer_.OnMembershipChanged();
+  return OkStatus();
+}
+
+void Negotiation::AssembleWhenComplete(Group& group) {
+  std::vector<std::shared_ptr<const layout::RankLayout>> ranks;
+  for (const Slot& slot : group.slots) {
+    if (!slot.live || slot.live->layout == nullptr) return;
+    ranks.push_back(slot.live->layout);
+  }
+  auto assembled = lifeline_.Bind([this, name = group.name, generation = group.generation,
+                                   members = group.Members()](const AgreedLayoutPtr& agreed) {
+    Assembled(name, generation, members, agreed);
+  });
+  workers_.Post([canonical = group.canonical, ranks = std::move(ranks),
+                 assembled = std::move(assembled), &strand = strand_] {
+    auto agreed = std::make_shared<AgreedLayout>();
+    agreed->model.canonical = *canonical;
+    for (const auto& rank : ranks) agreed->model.ranks.push_back(*rank);
+    agreed->fingerprint = layout::FingerprintOf(agreed->model);
+    strand.Post([assembled, agreed]() mutable { assembled(AgreedLayoutPtr(agreed)); });
+  });
+}
+
+void Negotiation::Assembled(const std::string& name, uint64_t generation,
+                            const std::vector<epoch::Member>& members, AgreedLayoutPtr agreed) {
+  Group* group = membership_.FindGroup(name);
+  if (group == nullptr || group->generation != generation || group->Members() != members) return;
+  group->agreed = std::move(agreed);
+  group->was_complete = true;
+  group->dirty = false;
+  group->last_error.clear();
+  observer_.OnMembershipChanged();
+}
+
+void Negotiation::Refuse(const control::LayoutSubmission& submission, const LayoutReplier& reply,
+                         Status why) {
+  metrics_.Add("layout_rejections_total", 1, {{"reason", std::string(ReasonName(why.reason()))}});
+  const auto place = membership_.Find(submission.member);
+  if (place) {
+    Status named = Status(std::move(why).AtRank(place->name()));
+    place->group->last_error = named.ToString();
+    return outbox_.Reply<control::LayoutReply>(reply, Fail(std::move(named)));
+  }
+  outbox_.Reply<control::LayoutReply>(reply, Fail(std::move(why)));
+}
+
+}  // namespace weightwire::coordinator

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "server/base/executor.h"
+#include "server/coordinator/lifeline.h"
+#include "server/coordinator/membership.h"
+#include "server/coordinator/outbox.h"
+#include "server/coordinator/scheme_cache.h"
+#include "server/metrics/metrics.h"
+
+namespace weightwire::coordinator {
+
+/// Agrees with every rank on what it holds, and with the ranks of a group on what the group holds.
+///
+/// A scheme's layout is computed once for the group and compared with what the rank's process
+/// reports; explicit boxes are validated. All of that runs on the workers. When every rank has
+/// agreed, the group's layout and its fingerprint are put together, on the workers too, and
+/// `Group::agreed` is set. A rank's layout is fixed until the rank registers anew. Strand only.
+class Negotiation {
+ public:
+  Negotiation(Executor& strand, Executor& workers, Membership& membership, Outbox& outbox,
+              Membership::Observer& observer, metrics::Sink& metrics)
+      : strand_(strand),
+        workers_(workers),
+        membership_(membership),
+        outbox_(outbox),
+        observer_(observer),
+        metrics_(metrics),
+        schemes_(strand, workers) {}
+
+  /// Errors: CoordinatorPort::SubmitLayout's.
+  void Submit(control::LayoutSubmission submission, control::Reply<control::LayoutReply> reply);
+
+ private:
+  struct RankOffer {
+    std::shared_ptr<const layout::RankLayout> layout;
+    std::shared_ptr<const layout::CanonicalSpace> canonical;
+    layout::Fingerprint canonical_fingerprint;
+    int64_t bytes = 0;
+  };
+  using Submission = std::shared_ptr<const control::LayoutSubmission>;
+  using LayoutReplier = control::Reply<control::LayoutReply>;
+
+  static Result<RankOffer> Explicit(const control::LayoutSubmission& submission);
+  static Result<RankOffer> FromScheme(const control::LayoutSubmission& submission,
+                                      const SchemeLayout& scheme, uint32_t rank, uint32_t world);
+  static Result<RankOffer> Offer(layout::RankLayout rank,
+                                 std::shared_ptr<const layout::CanonicalSpace> canonical,
+                                 layout::Fingerprint canonical_fingerprint);
+  Status CheckSubmission(const control::LayoutSubmission& submission) const;
+  void WithScheme(const Submission& submission, const LayoutReplier& reply,
+                  const Result<SchemeLayout>& scheme);
+  void Compute(std::function<Result<RankOffer>()> work, const Submission& submission,
+               const LayoutReplier& reply);
+  void Offered(const Submission& submission, const LayoutReplier& reply, Result<RankOffer> offer);
+  Status Agree(const control::LayoutSubmission& submission, const RankOffer& offer);
+  void Refuse(const control::LayoutSubmission& submission, const LayoutReplier& reply, Status why);
+  void AssembleWhenComplete(Group& group);
+  void Assembled(const std::string& name, uint64_t generation,
+                 const std::vector<epoch::Member>& members, AgreedLayoutPtr agreed);
+
+  Executor& strand_;
+  Executor& workers_;
+  Membership& membership_;
+  Outbox& outbox_;
+  Membership::Observer& observer_;
+  metrics::Sink& metrics_;
+  SchemeCache schemes_;
+  Lifeline lifeline_;
+};
+
+}  // namespace weightwire::coordinator

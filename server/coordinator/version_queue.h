@@ -1,0 +1,76 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/base/clock.h"
+#include "server/control/control.h"
+
+namespace weightwire::coordinator {
+
+/// A version that the trainer's ranks have published, or some of them so far.
+struct PendingVersion {
+  Version version{};
+  std::map<uint32_t, epoch::Member> ranks;  ///< who holds its bytes
+  bool manual_commit = false;
+  Nanos deadline{};  ///< the earliest of the ranks', on the clock
+  std::array<uint8_t, 16> trace_id{};
+  uint64_t generation = 0;  ///< of the trainer group
+  uint32_t attempts = 0;
+  bool running = false;  ///< an attempt is planned or runs
+  bool expired = false;  ///< the deadline passed while it ran
+  Epoch last_epoch{};    ///< of the last attempt
+  Status last_error;
+};
+
+/// Versions that wait for their ranks, their engines or their turn. A plain value: no calls out.
+///
+/// They are moved in rising order. A version that became complete supersedes lower ones that are
+/// not: no rank that went on would publish them any more.
+class VersionQueue {
+ public:
+  explicit VersionQueue(uint32_t waiting_max) : waiting_max_(waiting_max) {}
+
+  /// Nothing up to `version` is accepted any more.
+  void SetFloor(Version version) { floor_ = version; }
+  Version floor() const { return floor_; }
+
+  /// `published`: highest version that this rank has published so far.
+  ///   kStaleVersion   not above the floor, or not above `published`
+  ///   kNotReady       the version of a trainer that is gone is still being aborted
+  ///   kInvalidRequest manual_commit differs from the other ranks'
+  ///   kLimitExceeded  `waiting_max` versions wait already
+  /// Repeating an accepted one is OK and changes nothing.
+  Status Add(const control::PublishRequest& request, uint32_t rank, Version published,
+             uint64_t generation, Nanos now);
+
+  /// The lowest version that all of `world_size` ranks have published; null when there is none.
+  PendingVersion* Head(uint32_t world_size);
+  PendingVersion* Find(Version version);
+  /// Takes out the versions below `version` that are not running.
+  std::vector<PendingVersion> TakeBelow(Version version);
+  /// Takes out every version that is not running.
+  std::vector<PendingVersion> TakeWaiting();
+  /// Takes out those that are not running and past their deadline.
+  std::vector<PendingVersion> TakeExpired(Nanos now);
+  std::optional<PendingVersion> Take(Version version);
+  /// A running version past its deadline that is not marked `expired`; null when there is none.
+  PendingVersion* RunningExpired(Nanos now);
+  /// The next deadline that nobody has acted on.
+  std::optional<Nanos> NextDeadline() const;
+  const std::map<Version, PendingVersion>& versions() const { return versions_; }
+
+ private:
+  template <typename Wanted>
+  std::vector<PendingVersion> TakeIf(const Wanted& wanted);
+
+  uint32_t waiting_max_;
+  Version floor_{};
+  std::map<Version, PendingVersion> versions_;
+};
+
+}  // namespace weightwire::coordinator
