@@ -5,6 +5,7 @@
 // row; small units whose source runs along another dimension (a transpose) are copied in square
 // tiles of one cache line each way, 2- and 4-byte units by 8×8 or 4×4 squares in registers.
 #include <cstring>
+#include <utility>
 
 #include "kernels/kernels.h"
 #include "kernels/simd.h"

@@ -43,7 +43,10 @@ uint64_t SumTarget(const void* target, const StridedBox& box, Element element);
 uint64_t SumSource(const void* source, const StridedBox& box, Element from, Element to);
 
 /// Writes the box from `source` to `target`, casting when the kinds differ (float casts round to
-/// nearest even, NaN stays NaN, bf16 → fp16 overflows to infinity). The memories must not overlap.
+/// nearest even, NaN stays NaN, bf16 → fp16 overflows to infinity). A NaN keeps its sign and its
+/// highest payload bits and becomes quiet. The memories must not overlap, and no two elements of
+/// the box may share a target byte; elements may be written in any order. Any alignment will do.
+/// Aborts unless CastKnown(from, to).
 void Copy(void* target, const void* source, const StridedBox& box, Element from, Element to);
 /// Copy, and the sum of the bytes that were *written*, read back from `target` in cache-sized
 /// blocks while they are warm.

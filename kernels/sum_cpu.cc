@@ -1,6 +1,8 @@
 // Sums of boxes. Contiguous memory is hashed as it lies; long runs are fed to a streaming XXH3 one
 // by one; boxes of short runs, and casts, go by slabs that are copied into a packed buffer which
 // stays in the cache. Copy-and-sum copies a little and hashes what it has just written.
+#include <algorithm>
+
 #include "kernels/kernels.h"
 #include "kernels/simd.h"
 #include "kernels/strided.h"
