@@ -30,6 +30,12 @@ std::vector<std::string> Reasons() {
   }
 }
 
+std::vector<std::string> Results() {
+  std::vector<std::string> results = Reasons();
+  results.insert(results.begin(), "ok");
+  return results;
+}
+
 std::vector<double> Seconds() {
   return {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120};
 }
@@ -52,12 +58,10 @@ void DeclareEpochs(Sink& sink) {
 
 void DeclareMembers(Sink& sink) {
   const std::vector<std::string> roles = {"trainer", "engine"};
-  std::vector<std::string> results = Reasons();
-  results.insert(results.begin(), "ok");
   sink.DeclareGauge("members", "Registered ranks, by role; ready ones have agreed on a layout",
                     Pairs("role", roles, "state", {"registered", "ready"}));
   sink.DeclareCounter("registrations_total", "Registrations of ranks, by role and result",
-                      Pairs("role", roles, "result", results));
+                      Pairs("role", roles, "result", Results()));
   sink.DeclareCounter("lease_expiries_total", "Ranks lost because their agent fell silent",
                       Each("role", roles));
   sink.DeclareCounter(
@@ -77,12 +81,12 @@ void DeclarePlans(Sink& sink) {
 void DeclareTransfers(Sink& sink) {
   const std::vector<std::string> transports = {"shm", "tcp"};
   sink.DeclareCounter("transfer_bytes_total", "Payload bytes moved",
-                      Pairs("transport", transports, "direction", {"sent", "received"}));
+                      Pairs("transport", transports, "direction", {"in", "out"}));
   sink.DeclareHistogram("transfer_seconds", "Time of one rank's transfer", Seconds(),
                         Each("transport", transports));
   sink.DeclareCounter("transfers_started_total", "Transfers of a rank that were started");
   sink.DeclareCounter("transfers_finished_total", "Transfers of a rank that ended, by result",
-                      Each("result", {"ok", "failed", "cancelled"}));
+                      Each("result", Results()));
   sink.DeclareCounter("transfer_retries_total", "Parts of a transfer that were tried again",
                       Each("cause", {"digest_mismatch", "transport_failed"}));
   sink.DeclareCounter("digest_failures_total", "Segments whose bytes differed from their sum",
@@ -92,8 +96,14 @@ void DeclareTransfers(Sink& sink) {
 }
 
 void DeclareService(Sink& sink) {
-  sink.DeclareGauge("connections", "Open connections, by state",
-                    Each("state", {"handshaking", "open"}));
+  sink.DeclareGauge("connections", "Open data-plane connections, by transport and state",
+                    Pairs("transport", {"shm", "tcp"}, "state", {"handshaking", "open"}));
+  sink.DeclareCounter("transport_closes_total",
+                      "Data-plane sessions that were refused or broke, by transport and cause", {});
+  sink.DeclareCounter("connections_shed_total",
+                      "Connections dropped because file descriptors ran short");
+  sink.DeclareCounter("auth_failures_total", "Connections refused, by reason",
+                      Each("reason", {"uid"}));
   sink.DeclareCounter("accept_errors_total", "Connections that could not be accepted, by errno",
                       {});
   sink.DeclareCounter("rpc_started_total", "RPCs that began, by method", {});
@@ -106,6 +116,7 @@ void DeclareService(Sink& sink) {
   sink.DeclareGauge("max_fds", "Most file descriptors that the process may open");
   sink.DeclareHistogram("journal_fsync_seconds", "Time to make one journal record durable",
                         Seconds());
+  sink.DeclareGauge("journal_bytes", "Size of the journal");
 }
 
 }  // namespace
