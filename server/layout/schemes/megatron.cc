@@ -14,6 +14,8 @@
 //
 // Rank = t + T · (cp + CP · (dp + DP · pp)), Megatron's default order tp-cp-ep-dp-pp. Context- and
 // data-parallel ranks are replicas.
+#include <algorithm>
+
 #include "server/layout/schemes/option.h"
 #include "server/layout/schemes/pipeline.h"
 #include "server/layout/schemes/role_cutter.h"
@@ -124,7 +126,7 @@ Result<RankLayout> DeriveRank(const Model& model, const Cut& cut, int64_t t, int
   if (stage == 0)
     cutter.VocabRows("embedding.word_embeddings.weight", Role::kEmbed, cut.vocab_rows);
   const StageLayers layers = cut.stages[static_cast<size_t>(stage)];
-  for (int64_t i = 0; i < layers.count && cutter.builder().ok(); ++i) {
+  for (int64_t i = 0; i < layers.count; ++i) {
     Layer(cutter, cut.names, i, layers.first + i);
   }
   if (stage == cut.pp - 1) {
@@ -134,6 +136,15 @@ Result<RankLayout> DeriveRank(const Model& model, const Cut& cut, int64_t t, int
     if (!shares_embedding) cutter.VocabRows("output_layer.weight", head, cut.vocab_rows);
   }
   return std::move(cutter.builder()).Finish();
+}
+
+/// At least as many as any rank has: a chunk of linear_qkv touches up to two groups in part.
+int64_t PiecesOfLargestStage(const ModelConfig& config, const Cut& cut) {
+  const int64_t qkv = 3 * (config.kv_heads / cut.tp + 2);
+  const int64_t per_layer = 2 * qkv + 12;
+  int64_t layers = 0;
+  for (const StageLayers& stage : cut.stages) layers = std::max(layers, stage.count);
+  return layers * per_layer;
 }
 
 Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
@@ -154,12 +165,12 @@ Result<ModelLayout> DeriveMegatron(const Model& model, const ParallelSpec& spec)
   WW_ASSIGN(const int64_t world, WorldSize({spec.SizeOr("tp", 1), spec.SizeOr("pp", 1),
                                             spec.SizeOr("cp", 1), spec.SizeOr("dp", 1)}));
   WW_ASSIGN(const Cut cut, CutOf(model, spec));
+  WW_FAIL_IF_ERROR(CheckPieces(PiecesOfLargestStage(model.config, cut), world));
   ModelLayout layout{model.canonical, {}};
   for (int64_t stage = 0; stage < cut.pp; ++stage) {
     const size_t stage_begin = layout.ranks.size();
     for (int64_t t = 0; t < cut.tp; ++t) {
       WW_ASSIGN(RankLayout rank, DeriveRank(model, cut, t, stage));
-      if (t == 0) WW_FAIL_IF_ERROR(CheckTotalPieces(rank, world));
       layout.ranks.push_back(std::move(rank));
     }
     for (int64_t i = cut.tp; i < cut.tp * replicas; ++i) {

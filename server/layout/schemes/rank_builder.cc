@@ -60,20 +60,12 @@ void RankBuilder::Rows(std::string name, std::span<const RowRun> runs, int64_t b
 }
 
 void RankBuilder::Add(LocalTensor tensor) {
-  if (!failure_.ok()) return;
-  const size_t pieces_max = LayoutLimits{}.pieces_per_rank_max;
-  pieces_ += tensor.pieces.size();
-  if (!StorageBytes(tensor.dtype, tensor.shape)) {
+  if (failure_.ok() && !StorageBytes(tensor.dtype, tensor.shape)) {
     failure_ = Status(Code::kInvalidArgument, Reason::kShapeOverflow,
                       "the local tensor's byte count does not fit 64 bits")
-                   .AtTensor(std::move(tensor.name));
-  } else if (pieces_ > pieces_max) {
-    failure_ = Status(Code::kResourceExhausted, Reason::kLimitExceeded,
-                      "one rank would hold more than " + std::to_string(pieces_max) + " pieces");
-    rank_ = {};
-  } else {
-    rank_.tensors.push_back(std::move(tensor));
+                   .AtTensor(tensor.name);
   }
+  rank_.tensors.push_back(std::move(tensor));
 }
 
 Result<RankLayout> RankBuilder::Finish() && {
@@ -91,15 +83,13 @@ Result<int64_t> WorldSize(std::initializer_list<int64_t> sizes) {
   return *world;
 }
 
-Status CheckTotalPieces(const RankLayout& rank, int64_t ranks) {
-  size_t pieces = 0;
-  for (const LocalTensor& tensor : rank.tensors) pieces += tensor.pieces.size() + 1;
-  if (static_cast<int64_t>(pieces) > kPiecesTotalMax / ranks) {
-    return {Code::kResourceExhausted, Reason::kLimitExceeded,
-            std::to_string(ranks) + " ranks with " + std::to_string(pieces) +
-                " pieces each are over " + std::to_string(kPiecesTotalMax)};
-  }
-  return OkStatus();
+Status CheckPieces(int64_t pieces, int64_t ranks) {
+  const auto rank_max = static_cast<int64_t>(LayoutLimits{}.pieces_per_rank_max);
+  if (pieces <= rank_max && pieces <= kPiecesTotalMax / ranks) return OkStatus();
+  return {Code::kResourceExhausted, Reason::kLimitExceeded,
+          std::to_string(ranks) + " ranks with up to " + std::to_string(pieces) +
+              " pieces each; at most " + std::to_string(rank_max) + " per rank and " +
+              std::to_string(kPiecesTotalMax) + " in all are allowed"};
 }
 
 Status CheckDivides(std::string_view what, int64_t size, int64_t parts) {

@@ -30,10 +30,7 @@ class RankBuilder {
   /// are padding. There is at least one run, and the tensors share dtype and columns.
   void Rows(std::string name, std::span<const RowRun> runs, int64_t begin, int64_t rows);
 
-  /// False once Finish can only fail: further tensors are not worth deriving.
-  bool ok() const { return failure_.ok(); }
-  ///   kInvalidArgument / kShapeOverflow     a local tensor's byte count does not fit int64
-  ///   kResourceExhausted / kLimitExceeded   more pieces than LayoutLimits allow
+  ///   kInvalidArgument / kShapeOverflow  a local tensor's byte count does not fit int64
   Result<RankLayout> Finish() &&;
 
  private:
@@ -41,15 +38,14 @@ class RankBuilder {
 
   const CanonicalSpace& canonical_;
   RankLayout rank_;
-  size_t pieces_ = 0;
   Status failure_;
 };
 
 /// tp · cp · dp · pp …; kResourceExhausted / kLimitExceeded over LayoutLimits::ranks_max.
 Result<int64_t> WorldSize(std::initializer_list<int64_t> sizes);
-/// kResourceExhausted / kLimitExceeded when `ranks` copies of layouts like `rank` would have more
-/// pieces than one model may have.
-Status CheckTotalPieces(const RankLayout& rank, int64_t ranks);
+/// To be asked before anything is derived: kResourceExhausted / kLimitExceeded when `pieces` are
+/// more than LayoutLimits allow one rank, or than one model may have on `ranks` of them.
+Status CheckPieces(int64_t pieces, int64_t ranks);
 /// kInvalidArgument / kShapeMismatch unless `size` is a multiple of `parts`; `what` names the size.
 Status CheckDivides(std::string_view what, int64_t size, int64_t parts);
 /// The smallest multiple of `multiple` that is at least `value`; nullopt on overflow.

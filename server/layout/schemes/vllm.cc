@@ -19,6 +19,8 @@ namespace weightwire::layout {
 namespace {
 
 constexpr int64_t kVocabPadToDefault = 64;
+/// At least as many as a layer has with every bias and norm.
+constexpr int64_t kPiecesPerLayer = 18;
 
 Result<int64_t> PaddedVocab(const Model& model, const ParallelSpec& spec, int64_t tp) {
   WW_ASSIGN(const std::optional<int64_t> given, IntegerOption(spec, "vocab_pad_to", 1));
@@ -74,9 +76,7 @@ void Layer(RoleCutter& cutter, int64_t layer) {
 Result<RankLayout> DeriveRank(const Model& model, int64_t tp, int64_t t, int64_t vocab_rows) {
   RoleCutter cutter(model, tp, t);
   cutter.VocabRows("model.embed_tokens.weight", Role::kEmbed, vocab_rows);
-  for (int64_t layer = 0; layer < model.config.layers && cutter.builder().ok(); ++layer) {
-    Layer(cutter, layer);
-  }
+  for (int64_t layer = 0; layer < model.config.layers; ++layer) Layer(cutter, layer);
   cutter.Whole("model.norm.weight", Role::kFinalNorm);
   cutter.VocabRows("lm_head.weight", Role::kLmHead, vocab_rows);
   return std::move(cutter.builder()).Finish();
@@ -88,6 +88,7 @@ Result<ModelLayout> DeriveVllm(const Model& model, const ParallelSpec& spec) {
   const int64_t tp = spec.SizeOr("tp", 1);
   WW_ASSIGN(const int64_t world, WorldSize({tp, spec.SizeOr("dp", 1)}));
   WW_FAIL_IF_ERROR(CheckTensorParallel(model.config, tp));
+  WW_FAIL_IF_ERROR(CheckPieces(model.config.layers * kPiecesPerLayer, world));
   WW_ASSIGN(const int64_t vocab_rows, PaddedVocab(model, spec, tp));
   ModelLayout layout{model.canonical, {}};
   for (int64_t rank = 0; rank < world; ++rank) {
@@ -96,7 +97,6 @@ Result<ModelLayout> DeriveVllm(const Model& model, const ParallelSpec& spec) {
       continue;
     }
     WW_ASSIGN(RankLayout derived, DeriveRank(model, tp, rank, vocab_rows));
-    if (rank == 0) WW_FAIL_IF_ERROR(CheckTotalPieces(derived, world));
     layout.ranks.push_back(std::move(derived));
   }
   return layout;

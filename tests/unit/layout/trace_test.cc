@@ -64,7 +64,7 @@ CanonicalSpace MoeSpace(const EngineTrace& trace) {
     } else if (ends(name, "o_proj.weight")) {
       shape = {hidden, q};
     } else if (ends(name, "mlp.gate.weight")) {
-      shape = {config.at("num_experts"), hidden};
+      shape = {config.at("num_local_experts"), hidden};
     } else if (ends(name, "gate_proj.weight") || ends(name, "up_proj.weight")) {
       shape = {wide, hidden};
     } else if (ends(name, "down_proj.weight")) {
