@@ -1,0 +1,47 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+#include <string>
+
+#include "server/base/status.h"
+#include "server/layout/types.h"
+#include "weightwire/v1/types.pb.h"
+
+namespace weightwire {
+namespace {
+
+std::string Upper(std::string_view text) {
+  std::string upper(text);
+  std::transform(upper.begin(), upper.end(), upper.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  return upper;
+}
+
+constexpr int kNumberMax = 1'000;  // above every number in use
+
+TEST(WireEnums, ReasonsAgreeByNameAndNumber) {
+  for (int number = -1; number < kNumberMax; ++number) {
+    const auto reason = ReasonFromNumber(number);
+    ASSERT_EQ(reason.has_value(), v1::Reason_IsValid(number)) << number;
+    if (!reason) continue;
+    EXPECT_EQ("REASON_" + Upper(ReasonName(*reason)),
+              v1::Reason_Name(static_cast<v1::Reason>(number)));
+  }
+  EXPECT_LT(v1::Reason_MAX, kNumberMax);
+}
+
+TEST(WireEnums, DTypesAgreeByNameAndNumber) {
+  for (int number = -1; number < kNumberMax; ++number) {
+    const auto dtype = layout::DTypeFromNumber(number);
+    ASSERT_EQ(dtype.has_value(), v1::DType_IsValid(number) && number != v1::DTYPE_UNSPECIFIED)
+        << number;
+    if (!dtype) continue;
+    EXPECT_EQ("DTYPE_" + Upper(layout::DTypeName(*dtype)),
+              v1::DType_Name(static_cast<v1::DType>(number)));
+  }
+  EXPECT_LT(v1::DType_MAX, kNumberMax);
+}
+
+}  // namespace
+}  // namespace weightwire
