@@ -7,9 +7,4 @@ transport::Transport* Context::TransportOf(const std::string& name) const {
   return entry == transports.end() ? nullptr : entry->second;
 }
 
-void Context::Send(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& notify) {
-  const NotifyBytes bytes = EncodeNotify(notify);
-  if (!endpoint->Notify(bytes.span()).ok()) endpoint->Close();
-}
-
 }  // namespace weightwire::transfer

@@ -9,6 +9,7 @@
 #include "server/memory/slot_pool.h"
 #include "server/metrics/metrics.h"
 #include "server/transfer/notify.h"
+#include "server/transfer/outbox.h"
 #include "server/transfer/ticket_table.h"
 #include "server/transfer/transfer.h"
 #include "server/transport/transport.h"
@@ -30,6 +31,7 @@ struct Context {
   std::unique_ptr<memory::SlotPool> slots;
   std::unique_ptr<memory::SlotPool> scratch;
   TicketTable tickets;
+  std::shared_ptr<Outbox> outbox;
 
   Context(Options options_in, Clock& clock_in, Executor& strand_in, Executor& workers_in,
           metrics::Sink& metrics_in)
@@ -38,13 +40,15 @@ struct Context {
         strand(strand_in),
         workers(workers_in),
         metrics(metrics_in),
-        tickets(options.self) {}
+        tickets(options.self),
+        outbox(std::make_shared<Outbox>(strand_in)) {}
 
   const Tuning& tuning() const { return options.tuning; }
   /// nullptr when there is none of this name.
   transport::Transport* TransportOf(const std::string& name) const;
-  /// A session that cannot take a message is broken: it is closed, and OnClosed ends its streams.
-  void Send(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& notify);
+  void Send(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& notify) {
+    outbox->Send(endpoint, notify);
+  }
 };
 
 }  // namespace weightwire::transfer

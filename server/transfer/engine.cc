@@ -155,6 +155,7 @@ void Core::EndSessionOf(const EndpointPtr& endpoint, const Status& why) {
   // Runs that end take themselves out of the maps.
   for (const auto& entry : std::map(sources_)) entry.second->OnSessionLost(endpoint->id(), why);
   for (const auto& entry : std::map(targets_)) entry.second->OnSessionLost(endpoint->id(), why);
+  context_->outbox->Forget(endpoint->id());
   sessions_->OnClosed(endpoint);
 }
 

@@ -51,6 +51,7 @@ Fleet::Agent Fleet::MakeAgent(const FleetOptions& options, const std::string& ad
   agent.incarnation = Incarnation(incarnation);
   transport::FakeOptions fake;
   fake.map = options.map;
+  fake.notifies_queued_max = options.notifies_queued_max;
   agent.transport = network.MakeTransport(address, fake);
   Options engine;
   engine.tuning = options.tuning;

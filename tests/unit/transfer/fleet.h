@@ -43,6 +43,7 @@ struct FleetOptions {
   bool map = false;
   Tuning tuning = SmallTuning();
   transport::FakeLink link;  ///< everywhere
+  uint32_t notifies_queued_max = 1024;
 };
 
 /// A whole fleet in one thread under virtual time: agents "s0"… hold sources, "t0"… targets.

@@ -161,6 +161,21 @@ TEST(Transfer, TwoFleetsThatFeedEachOtherShareNoSlots) {
   EXPECT_EQ(target_memory.Snapshot(), expected);
 }
 
+TEST(Transfer, FullNotifyQueuesOnlySlowItDown) {
+  for (bool map : {false, true}) {
+    FleetOptions options;
+    options.map = map;
+    options.shape = {.source_ranks = 4, .target_ranks = 4, .ops_per_stream_max = 4};
+    options.source_agents = 1;
+    options.target_agents = 1;
+    options.link.latency = std::chrono::milliseconds(1);
+    options.notifies_queued_max = 1;
+    Fleet fleet(options);
+    fleet.StartAll();
+    ExpectArrived(fleet, 1);
+  }
+}
+
 TEST(Transfer, SecondEpochReusesTheSessions) {
   FleetOptions options;
   options.source_agents = 1;

@@ -1,0 +1,46 @@
+#include "server/transfer/outbox.h"
+
+namespace weightwire::transfer {
+namespace {
+
+constexpr Nanos kRetry = std::chrono::microseconds(500);
+
+}  // namespace
+
+void Outbox::Send(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& notify) {
+  Queue& queue = waiting_[endpoint->id()];
+  queue.endpoint = endpoint;
+  queue.messages.push_back(EncodeNotify(notify));
+  // With others before it, it waits for the timer like them.
+  if (queue.messages.size() > 1) return;
+  if (Flush(queue)) {
+    waiting_.erase(endpoint->id());
+  } else {
+    ArmTimer();
+  }
+}
+
+bool Outbox::Flush(Queue& queue) {
+  while (!queue.messages.empty()) {
+    const Status status = queue.endpoint->Notify(queue.messages.front().span());
+    if (status.code() == Code::kResourceExhausted) return false;
+    if (!status.ok()) {
+      queue.endpoint->Close();
+      return true;
+    }
+    queue.messages.pop_front();
+  }
+  return true;
+}
+
+void Outbox::ArmTimer() {
+  if (timer_armed_) return;
+  timer_armed_ = true;
+  strand_.PostAfter(kRetry, [self = shared_from_this()] {
+    self->timer_armed_ = false;
+    std::erase_if(self->waiting_, [&](auto& entry) { return self->Flush(entry.second); });
+    if (!self->waiting_.empty()) self->ArmTimer();
+  });
+}
+
+}  // namespace weightwire::transfer
