@@ -1,5 +1,7 @@
 #include "server/transfer/outbox.h"
 
+#include <iterator>
+
 namespace weightwire::transfer {
 namespace {
 
@@ -38,7 +40,9 @@ void Outbox::ArmTimer() {
   timer_armed_ = true;
   strand_.PostAfter(kRetry, [self = shared_from_this()] {
     self->timer_armed_ = false;
-    std::erase_if(self->waiting_, [&](auto& entry) { return self->Flush(entry.second); });
+    for (auto entry = self->waiting_.begin(); entry != self->waiting_.end();) {
+      entry = self->Flush(entry->second) ? self->waiting_.erase(entry) : std::next(entry);
+    }
     if (!self->waiting_.empty()) self->ArmTimer();
   });
 }
