@@ -223,8 +223,13 @@ void ExpectTransferred(const DenseConfig& config, const Party& from, const Party
   EXPECT_DOUBLE_EQ(plan::Report(*plan, *source, *target).ingress_over_bound, 1.0);
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kTransfers = 400;  // sanitizers make each an order of magnitude slower
+#else
+constexpr int kTransfers = 2500;
+#endif
+
 TEST(DenseTransfer, EqualsTheLoadersForRandomModelsAndShapes) {
-  constexpr int kTransfers = 2500;
   const char* seed_text = std::getenv("WEIGHTWIRE_SEED");
   const uint64_t seed = seed_text ? std::strtoull(seed_text, nullptr, 10) : std::random_device()();
   std::printf("WEIGHTWIRE_SEED=%llu\n", static_cast<unsigned long long>(seed));

@@ -79,12 +79,26 @@ TEST(BuildPlan, SharesReadsAmongReplicas) {
   ExpectExact(source, target, *plan);
 }
 
-TEST(BuildPlan, BalancesAHolderOfManyTensorsAgainstAHolderOfOne) {
-  // Rank 0 alone holds "a"; "b" is on both ranks and must come from rank 1.
+TEST(BuildPlan, GivesSharedTensorsToTheHolderThatHasLessOfItsOwn) {
+  // Rank 0 alone holds "b"; "a" is on both ranks and must come from rank 1, though it is first.
   ModelLayout source;
   source.canonical.tensors = {{"a", DType::kBF16, {8}}, {"b", DType::kBF16, {8}}};
   source.ranks = {{{BoxTensor("a", 0, Whole({8})), BoxTensor("b", 1, Whole({8}))}},
-                  {{BoxTensor("b", 1, Whole({8}))}}};
+                  {{BoxTensor("a", 0, Whole({8}))}}};
+  ModelLayout target = source;
+  target.ranks.pop_back();
+  const auto plan = BuildPlan(source, target);
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_EQ(Report(*plan, source, target).egress, (std::vector<int64_t>{16, 16}));
+}
+
+TEST(BuildPlan, SharesOutLargeCopiesBeforeSmallOnes) {
+  ModelLayout source;
+  source.canonical.tensors = {
+      {"a", DType::kBF16, {4}}, {"b", DType::kBF16, {4}}, {"c", DType::kBF16, {8}}};
+  const layout::RankLayout rank = {{BoxTensor("a", 0, Whole({4})), BoxTensor("b", 1, Whole({4})),
+                                    BoxTensor("c", 2, Whole({8}))}};
+  source.ranks = {rank, rank};
   ModelLayout target = source;
   target.ranks.pop_back();
   const auto plan = BuildPlan(source, target);
