@@ -109,7 +109,6 @@ void DeclareService(Sink& sink) {
   sink.DeclareCounter("rpc_started_total", "RPCs that began, by method", {});
   sink.DeclareCounter("rpc_handled_total", "RPCs that were answered, by method and code", {});
   sink.DeclareHistogram("rpc_seconds", "Time to answer a unary RPC, by method", Seconds(), {});
-  sink.DeclareGauge("connections", "Data-plane connections, by transport and state.", {});
   sink.DeclareGauge("insecure_mode", "1 while a plaintext listener is open beyond loopback");
   sink.DeclareGauge("build_info", "1, with the version as a label", {});
   sink.DeclareGauge("open_fds", "Open file descriptors of the process");
