@@ -1,0 +1,271 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <future>
+#include <memory>
+
+#include "server/base/thread_executor.h"
+#include "server/transfer/transfer.h"
+#include "server/transport/shm/shm_transport.h"
+#include "server/transport/tcp/tcp_transport.h"
+#include "tests/unit/transfer/random_plan.h"
+
+// The same conversations over real transports and threads: one strand and two workers per agent.
+namespace weightwire::transfer {
+namespace {
+
+using testing::RankMemory;
+using testing::Rng;
+
+class RealAgent {
+ public:
+  RealAgent(Incarnation self, const std::vector<std::string>& preference, const Tuning& tuning)
+      : self_(self), strand_("strand", 1), workers_("worker", 2) {
+    shm_ = transport::MakeShmTransport({});
+    tcp_ = transport::MakeTcpTransport({});
+    Options options;
+    options.tuning = tuning;
+    options.host = "here";
+    options.self = self;
+    options.preference = preference;
+    engine_ = Engine::Make(options, SystemClock(), strand_, workers_, {shm_.get(), tcp_.get()},
+                           metrics::Null())
+                  .value();
+  }
+  ~RealAgent() {
+    std::promise<void> shut;
+    OnStrand([&] { engine_->Shutdown([&] { shut.set_value(); }); });
+    shut.get_future().wait();
+    shm_.reset();
+    tcp_.reset();
+    workers_.Stop();
+    strand_.Stop();
+  }
+
+  void OnStrand(Task task) { strand_.Post(std::move(task)); }
+  Engine& engine() { return *engine_; }
+  Peer AsPeer(const std::string& host, const Ticket& ticket) const {
+    Peer peer;
+    peer.incarnation = self_;
+    peer.host = host;
+    peer.addresses = {{"shm", shm_->address()}, {"tcp", tcp_->address()}};
+    peer.ticket = ticket;
+    return peer;
+  }
+
+ private:
+  const Incarnation self_;
+  ThreadExecutor strand_;
+  ThreadExecutor workers_;
+  std::unique_ptr<transport::Transport> shm_;
+  std::unique_ptr<transport::Transport> tcp_;
+  std::unique_ptr<Engine> engine_;
+};
+
+const Ticket kTicket = {3, 1, 4};
+
+// Two source ranks on one agent, two target ranks on another.
+class RealPair {
+ public:
+  RealPair(uint64_t seed, const std::vector<std::string>& preference,
+           const std::string& source_host)
+      : rng_(seed), plan_(testing::MakeRandomPlan(rng_, {2, 2, 10, 40'000})) {
+    Tuning tuning;
+    tuning.segment_bytes_max = 5'000;
+    tuning.slot_bytes = 4'096 * 4;
+    tuning.slots_in_pool = 3;
+    tuning.chunk_bytes = 9'000;
+    tuning.direct_run_bytes_min = 200;
+    source_agent_ = std::make_unique<RealAgent>(Incarnation(1), preference, tuning);
+    target_agent_ = std::make_unique<RealAgent>(Incarnation(2), preference, tuning);
+    peer_ = source_agent_->AsPeer(source_host, kTicket);
+    source_agent_->engine().AdmitTicket(kTicket, Incarnation(2));
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      sources_.push_back(testing::MakeMemory(rng_, plan_.source_tensor_bytes[rank]));
+      testing::TameFloats(rng_, plan_.plan, rank, sources_[rank]);
+      targets_.push_back(testing::MakeMemory(rng_, plan_.target_tensor_bytes[rank]));
+    }
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      before_.push_back(targets_[rank].Snapshot());
+      expected_.push_back(testing::Expected(plan_.plan, rank, targets_[rank], sources_));
+    }
+  }
+
+  using SourceResult = std::future<Result<SourceReport>>;
+  using TargetResult = std::future<Result<TargetReport>>;
+
+  SourceResult StartSource(Epoch epoch, uint32_t rank) {
+    auto promise = std::make_shared<std::promise<Result<SourceReport>>>();
+    SourceJob job;
+    job.epoch = epoch;
+    job.participant = ParticipantId(10 + rank);
+    job.legs = {
+        {std::make_shared<plan::RankSlice>(plan::SliceOf(plan_.plan, plan::Side::kSource, rank)),
+         1}};
+    job.binding = sources_[rank].binding;
+    source_agent_->OnStrand([this, promise, job = std::move(job)] {
+      source_agent_->engine().StartSource(
+          job, [promise](Result<SourceReport> result) { promise->set_value(std::move(result)); });
+    });
+    return promise->get_future();
+  }
+  TargetResult StartTarget(Epoch epoch, uint32_t rank) {
+    auto promise = std::make_shared<std::promise<Result<TargetReport>>>();
+    TargetJob job;
+    job.epoch = epoch;
+    job.participant = ParticipantId(20 + rank);
+    job.name = "engine/" + std::to_string(rank);
+    job.slice =
+        std::make_shared<plan::RankSlice>(plan::SliceOf(plan_.plan, plan::Side::kTarget, rank));
+    job.sources = {{0, peer_}, {1, peer_}};
+    job.source_participants = {{0, ParticipantId(10)}, {1, ParticipantId(11)}};
+    job.binding = targets_[rank].binding;
+    target_agent_->OnStrand([this, promise, job = std::move(job)] {
+      target_agent_->engine().StartTarget(
+          job, [promise](Result<TargetReport> result) { promise->set_value(std::move(result)); });
+    });
+    return promise->get_future();
+  }
+  void DrainTarget(Epoch epoch, uint32_t rank) {
+    std::promise<void> drained;
+    target_agent_->OnStrand([&] {
+      target_agent_->engine().Drain(epoch, ParticipantId(20 + rank), [&] { drained.set_value(); });
+    });
+    drained.get_future().wait();
+  }
+  void DrainSource(Epoch epoch, uint32_t rank) {
+    std::promise<void> drained;
+    source_agent_->OnStrand([&] {
+      source_agent_->engine().Drain(epoch, ParticipantId(10 + rank), [&] { drained.set_value(); });
+    });
+    drained.get_future().wait();
+  }
+  // Returns when every task that the target's strand had was run.
+  void LetTargetStrandRun() {
+    std::promise<void> ran;
+    target_agent_->OnStrand([&] { ran.set_value(); });
+    ran.get_future().wait();
+  }
+  void ShutDown() {
+    target_agent_.reset();
+    source_agent_.reset();
+  }
+
+  Rng rng_;
+  testing::RandomPlan plan_;
+  std::vector<RankMemory> sources_;
+  std::vector<RankMemory> targets_;
+  std::vector<std::vector<std::byte>> before_;
+  std::vector<std::vector<std::byte>> expected_;
+
+ private:
+  std::unique_ptr<RealAgent> source_agent_;
+  std::unique_ptr<RealAgent> target_agent_;
+  Peer peer_;
+};
+
+class RealTransfer : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(RealTransfer, EveryByteArrivesInEveryEpoch) {
+  const uint64_t first = testing::SeedOr(1);
+  for (uint64_t seed = first; seed < first + 4; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    RealPair pair(seed, {GetParam()}, "here");
+    for (uint64_t e = 1; e <= 3; ++e) {
+      for (uint32_t rank = 0; rank < 2; ++rank) {
+        std::ranges::copy(pair.before_[rank], pair.targets_[rank].region->data());
+      }
+      auto s0 = pair.StartSource(Epoch(e), 0);
+      auto t0 = pair.StartTarget(Epoch(e), 0);
+      auto t1 = pair.StartTarget(Epoch(e), 1);
+      auto s1 = pair.StartSource(Epoch(e), 1);
+      int64_t bytes = 0;
+      for (auto* t : {&t0, &t1}) {
+        auto result = t->get();
+        ASSERT_TRUE(result.has_value()) << result.error().ToString();
+        const int64_t shm = GetParam() == "shm" ? result->bytes : 0;
+        EXPECT_EQ(result->bytes_by_transport_shm, shm);
+        EXPECT_EQ(result->bytes_by_transport_other, result->bytes - shm);
+        bytes += result->bytes;
+      }
+      EXPECT_EQ(bytes, pair.plan_.plan.bytes_total);
+      for (auto* s : {&s0, &s1}) {
+        auto result = s->get();
+        ASSERT_TRUE(result.has_value()) << result.error().ToString();
+      }
+      for (uint32_t rank = 0; rank < 2; ++rank) {
+        ASSERT_EQ(pair.targets_[rank].Snapshot(), pair.expected_[rank]);
+      }
+    }
+  }
+}
+
+TEST_P(RealTransfer, DrainedTargetIsNeverWritten) {
+  for (int steps = 0; steps < 24; ++steps) {
+    RealPair pair(7, {GetParam()}, "here");
+    std::vector<RealPair::SourceResult> sources;
+    for (uint32_t rank = 0; rank < 2; ++rank) sources.push_back(pair.StartSource(Epoch(1), rank));
+    auto t0 = pair.StartTarget(Epoch(1), 0);
+    auto t1 = pair.StartTarget(Epoch(1), 1);
+    for (int i = 0; i < steps; ++i) pair.LetTargetStrandRun();
+    pair.DrainTarget(Epoch(1), 0);
+    auto drained = t0.get();
+    if (drained.has_value()) {
+      EXPECT_EQ(pair.targets_[0].Snapshot(), pair.expected_[0]);
+    }
+    const auto& region = pair.targets_[0].region;
+    std::fill_n(region->data(), region->size(), std::byte{0xee});
+    auto other = t1.get();
+    ASSERT_TRUE(other.has_value()) << other.error().ToString();
+    EXPECT_EQ(pair.targets_[1].Snapshot(), pair.expected_[1]);
+    pair.DrainSource(Epoch(1), 0);
+    pair.DrainSource(Epoch(1), 1);
+    pair.ShutDown();
+    const auto bytes = pair.targets_[0].Snapshot();
+    EXPECT_TRUE(std::ranges::all_of(bytes, [](std::byte b) { return b == std::byte{0xee}; }));
+  }
+}
+
+TEST_P(RealTransfer, DrainedSourceMayChangeItsMemory) {
+  for (int steps = 0; steps < 24; ++steps) {
+    RealPair pair(8, {GetParam()}, "here");
+    auto s0 = pair.StartSource(Epoch(1), 0);
+    auto s1 = pair.StartSource(Epoch(1), 1);
+    auto t0 = pair.StartTarget(Epoch(1), 0);
+    auto t1 = pair.StartTarget(Epoch(1), 1);
+    for (int i = 0; i < steps; ++i) pair.LetTargetStrandRun();
+    pair.DrainSource(Epoch(1), 0);
+    const auto& region = pair.sources_[0].region;
+    std::fill_n(region->data(), region->size(), std::byte{0xee});
+    for (auto* t : {&t0, &t1}) {
+      auto result = t->get();
+      const auto& rank = t == &t0 ? 0 : 1;
+      if (result.has_value()) {
+        EXPECT_EQ(pair.targets_[rank].Snapshot(), pair.expected_[rank]);
+      } else {
+        EXPECT_EQ(result.error().code(), Code::kAborted) << result.error().ToString();
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, RealTransfer, ::testing::Values("shm", "tcp"),
+                         [](const auto& param) { return param.param; });
+
+TEST(RealTransferChoice, TakesShmOnOneHostAndTcpToAnother) {
+  for (bool same : {true, false}) {
+    RealPair pair(5, {"shm", "tcp"}, same ? "here" : "there");
+    auto s0 = pair.StartSource(Epoch(1), 0);
+    auto s1 = pair.StartSource(Epoch(1), 1);
+    auto t0 = pair.StartTarget(Epoch(1), 0);
+    auto t1 = pair.StartTarget(Epoch(1), 1);
+    for (auto* t : {&t0, &t1}) {
+      auto result = t->get();
+      ASSERT_TRUE(result.has_value()) << result.error().ToString();
+      EXPECT_EQ(result->bytes_by_transport_shm, same ? result->bytes : 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weightwire::transfer
