@@ -37,7 +37,22 @@ Status CheckHello(const control::AgentHello& hello, const std::string& job) {
   return OkStatus();
 }
 
+uint32_t RandomAgentNumber(const Options& options) {
+  const Ticket random = options.random_ticket();
+  uint32_t number = 0;
+  for (size_t i = 0; i < 4; ++i) number = number << 8 | random[i];
+  return number / 2 + 1;
+}
+
 }  // namespace
+
+Membership::Membership(const Options& options, Outbox& outbox, Observer& observer,
+                       metrics::Sink& metrics)
+    : options_(options),
+      outbox_(outbox),
+      observer_(observer),
+      metrics_(metrics),
+      next_agent_(RandomAgentNumber(options)) {}
 
 uint32_t Group::present() const {
   return static_cast<uint32_t>(

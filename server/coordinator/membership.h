@@ -89,8 +89,7 @@ class Membership {
                         const Status& why) = 0;
     virtual void OnMembershipChanged() = 0;
   };
-  Membership(const Options& options, Outbox& outbox, Observer& observer, metrics::Sink& metrics)
-      : options_(options), outbox_(outbox), observer_(observer), metrics_(metrics) {}
+  Membership(const Options& options, Outbox& outbox, Observer& observer, metrics::Sink& metrics);
 
   ///   kProtocolVersion | kInvalidRequest | kLimitExceeded
   Result<control::AgentWelcome> Open(control::AgentHello hello, control::AgentPort* port,
@@ -146,7 +145,9 @@ class Membership {
   Outbox& outbox_;
   Observer& observer_;
   metrics::Sink& metrics_;
-  uint32_t next_agent_ = 1;
+  /// Starts at random, so that a call that was sent to a coordinator before a restart does not name
+  /// somebody else's session afterwards.
+  uint32_t next_agent_;
   uint32_t next_participant_ = 1;
   std::map<AgentId, Session> sessions_;
   std::map<std::string, Group> groups_;

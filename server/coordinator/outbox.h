@@ -6,6 +6,7 @@
 
 #include "server/base/executor.h"
 #include "server/control/control.h"
+#include "server/coordinator/lifeline.h"
 
 namespace weightwire::coordinator {
 
@@ -18,7 +19,8 @@ using PortPtr = std::shared_ptr<Port>;
 
 /// Everything that leaves the coordinator goes through here and is delivered by a later task of the
 /// strand, in the order of the calls: no caller and no agent is ever entered while the coordinator
-/// is in the middle of a change.
+/// is in the middle of a change. Replies are delivered even when the outbox is gone by then;
+/// commands and ends of sessions are not.
 class Outbox {
  public:
   explicit Outbox(Executor& strand) : strand_(strand) {}
@@ -41,8 +43,8 @@ class Outbox {
 
  private:
   Executor& strand_;
-  std::shared_ptr<std::map<AgentId, PortPtr>> leaving_ =
-      std::make_shared<std::map<AgentId, PortPtr>>();
+  std::map<AgentId, PortPtr> leaving_;
+  Lifeline lifeline_;
 };
 
 }  // namespace weightwire::coordinator

@@ -1,0 +1,113 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/plan/plan.h"
+#include "tests/unit/coordinator/fleet.h"
+
+namespace weightwire::coordinator::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(CoordinatorStatus, ListsParticipants) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(2);
+  ASSERT_TRUE(fleet.Register("e", control::GroupRole::kEngine, "engine-a", 1, 2).has_value());
+  const StatusSnapshot status = fleet.coordinator->Snapshot();
+  EXPECT_EQ(status.agents, 2u);
+  ASSERT_EQ(status.participants.size(), 3u);
+  const ParticipantStatus& engine = status.participants[0];
+  EXPECT_EQ(engine.group, "engine-a");
+  EXPECT_EQ(engine.rank, 1u);
+  EXPECT_FALSE(engine.has_layout);
+  const ParticipantStatus& rank = status.participants[2];
+  EXPECT_EQ(rank.member, trainer[1]);
+  EXPECT_EQ(rank.agent_name, "trainer-agent");
+  EXPECT_EQ(rank.pid, 4242);
+  EXPECT_TRUE(rank.has_layout);
+  EXPECT_EQ(rank.tensors, 2u);
+  EXPECT_EQ(rank.bytes, 4 * 3 * 4 + 3 * 2) << "rows 3 … 6 of a, 2 … 4 of b";
+  EXPECT_EQ(status.engines.at(0).state, EngineState::kIncomplete);
+  EXPECT_EQ(status.engines[0].ranks_present, 1u);
+  fleet.Run();
+  EXPECT_EQ(fleet.metrics.Value("members{role=trainer,state=ready}"), 2);
+  EXPECT_EQ(fleet.metrics.Value("members{role=engine,state=registered}"), 1);
+}
+
+TEST(CoordinatorStatus, RunningEpochSaysWhatItWaitsFor) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(1);
+  fleet.Engine("engine-a", 2);
+  fleet.Agent("engine-a-agent").deaf = [](const epoch::Command&) { return true; };
+  fleet.PublishAll(trainer, 3);
+  fleet.Run();
+  EXPECT_EQ(fleet.coordinator->Snapshot().waiting_for,
+            "epoch 1 (version 3) preparing: engine-a/0: prepared, engine-a/1: prepared");
+}
+
+TEST(CoordinatorStatus, WatchersHearOfEveryKindOfChangeOnce) {
+  Fleet fleet;
+  int calls = 0;
+  const uint64_t id = fleet.coordinator->Watch([&] { ++calls; });
+  fleet.Agent("a");
+  fleet.Run();
+  EXPECT_GT(calls, 0);
+  const int before = calls;
+  fleet.Run(std::chrono::seconds(10));
+  EXPECT_EQ(calls, before) << "no change, no call";
+  const auto trainer = fleet.Trainer(1);
+  fleet.Engine("engine-a");
+  const int joined = calls;
+  EXPECT_GT(joined, before);
+  fleet.PublishAll(trainer, 1);
+  fleet.Run();
+  EXPECT_GT(calls, joined);
+  fleet.coordinator->Unwatch(id);
+  const int last = calls;
+  fleet.PublishAll(trainer, 2);
+  fleet.Run();
+  EXPECT_EQ(calls, last);
+}
+
+TEST(CoordinatorStatus, ExplainsPlans) {
+  Fleet fleet;
+  EXPECT_EQ(fleet.coordinator->Explain("", "").error().reason(), Reason::kNotRegistered);
+  const auto trainer = fleet.Trainer(2);
+  fleet.Engine("engine-a");
+  fleet.Engine("engine-b");
+  fleet.PublishAll(trainer, 1);
+  fleet.Run();
+  const auto all = fleet.coordinator->Explain("", "");
+  ASSERT_TRUE(all.has_value());
+  EXPECT_THAT(*all, HasSubstr("engine-a:"));
+  EXPECT_THAT(*all, HasSubstr("engine-b: the same plan as engine-a"));
+  EXPECT_TRUE(fleet.coordinator->Explain("engine-b", "a").has_value());
+  EXPECT_EQ(fleet.coordinator->Explain("engine-b", "zz").error().reason(), Reason::kTensorMissing);
+  EXPECT_EQ(fleet.coordinator->Explain("engine-x", "").error().reason(), Reason::kNotRegistered);
+}
+
+TEST(CoordinatorStatus, SlicesAreFetchedByPlanSideAndRank) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(2);
+  fleet.Engine("engine-a", 3);
+  fleet.PublishAll(trainer, 1);
+  fleet.Run();
+  const PlanId plan = fleet.Newest().plans.at(0);
+  auto fetch = [&](PlanId id, plan::Side side, uint32_t rank) {
+    std::optional<Result<std::shared_ptr<const plan::RankSlice>>> answer;
+    fleet.coordinator->FetchSlice(id, side, rank, [&](auto slice) { answer = std::move(slice); });
+    fleet.Run();
+    return *answer;
+  };
+  const auto known = fleet.coordinator->FindPlan(plan);
+  ASSERT_TRUE(known.has_value());
+  const auto slice = fetch(plan, plan::Side::kTarget, 2);
+  ASSERT_TRUE(slice.has_value());
+  EXPECT_EQ(**slice, plan::SliceOf(**known, plan::Side::kTarget, 2));
+  EXPECT_EQ(fetch(plan, plan::Side::kSource, 2).error().reason(), Reason::kInvalidRequest);
+  EXPECT_EQ(fetch(PlanId{1, 1}, plan::Side::kSource, 0).error().reason(), Reason::kNotRegistered);
+  EXPECT_EQ(fleet.coordinator->FindPlan(PlanId{1, 1}).error().reason(), Reason::kNotRegistered);
+}
+
+}  // namespace
+}  // namespace weightwire::coordinator::testing
