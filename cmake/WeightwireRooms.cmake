@@ -28,7 +28,10 @@ function(ww_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE weightwire_flags)
   _ww_link(${name} PRIVATE ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
+  # One variable in each property: CMake 3.25's discovery takes a list apart and keeps its head.
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST TEST_PREFIX ${name}.
+    EXTRA_ARGS --gtest_random_seed=1
     PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
-    ENVIRONMENT "GTEST_RANDOM_SEED=1;WEIGHTWIRE_SOURCE_DIR=${CMAKE_SOURCE_DIR};WEIGHTWIRE_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
+    ENVIRONMENT "WEIGHTWIRE_SOURCE_DIR=${CMAKE_SOURCE_DIR}"
+    ENVIRONMENT_MODIFICATION "WEIGHTWIRE_BIN_DIR=set:${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
 endfunction()
