@@ -140,7 +140,9 @@ void FakeEndpoint::ServeGet(uint64_t number, std::shared_ptr<const Exported> exp
   FakeNetwork::World& world = *node_->world;
   FakeLinkState& state = world.Link(peer_address_, node_->address);
   const uint64_t bytes = TotalBytes(operation.into);
-  auto ranges = exported->Slice(operation.offset, bytes);
+  auto ranges = bytes > node_->options.chunk_bytes_max
+                    ? Fail(Code::kInvalidArgument, Reason::kMessageTooLarge, "over the chunk limit")
+                    : exported->Slice(operation.offset, bytes);
   if (!ranges.has_value()) {
     reader->After(state.link.latency, [number, why = ranges.error()](FakeEndpoint& self) {
       self.Finish(number, Fail(why));

@@ -5,6 +5,7 @@
 #include "server/transport/fake/fake_endpoint.h"
 #include "server/transport/fake/fake_world.h"
 #include "server/transport/handshake.h"
+#include "server/transport/operation.h"
 
 namespace weightwire::transport {
 namespace {
@@ -77,6 +78,7 @@ void Arrive(const std::shared_ptr<Connecting>& connecting) {
     world.strand.PostAfter(
         link.latency, [connecting, result = std::move(result)] { Answer(*connecting, result); });
   };
+  if (connecting->caller->handler == nullptr) return answer(Fail(ClosedHere()));
   auto entry = world.nodes.find(connecting->address);
   if (entry == world.nodes.end() || entry->second->handler == nullptr) {
     return answer(Fail(Code::kUnavailable, Reason::kTransportFailed,

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "server/base/thread_executor.h"
+#include "server/transport/export_table.h"
+#include "server/transport/io_loop.h"
+#include "server/transport/shm/shm_transport.h"
+
+namespace weightwire::transport {
+
+class ShmEndpoint;
+
+/// Most requests of one session that a side may have under way; more is an offence.
+inline constexpr uint32_t kShmRequestsMax = 256;
+
+/// What the endpoints of one transport share. Outlives the transport where endpoints are still
+/// held; its threads have ended then.
+class ShmCore {
+ public:
+  explicit ShmCore(ShmOptions the_options);
+
+  void CountClose(const char* cause);
+  /// A bound stopped the acceptor.
+  void CountFull();
+  // On the loop.
+  void Add(std::shared_ptr<ShmEndpoint> endpoint);
+  void Remove(uint64_t endpoint_id);
+  size_t open_count() const { return endpoints_.size(); }
+  void CloseAll();
+  /// Tells the peers which regions they may forget.
+  void ForgetDeadRegions();
+  // Not on the loop.
+  void WaitUntilNoneIsLeft();
+
+  const ShmOptions options;
+  const std::string name = "shm";
+  Handler* handler = nullptr;  ///< set by Start, before anything reads it
+  Incarnation self{};
+  IoLoop loop;
+  ThreadExecutor copiers;
+  ExportTable exports;
+
+ private:
+  std::map<uint64_t, std::shared_ptr<ShmEndpoint>> endpoints_;
+  std::mutex mutex_;
+  std::condition_variable none_left_;
+  size_t count_ = 0;  ///< of endpoints_, guarded by mutex_
+};
+
+}  // namespace weightwire::transport

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "server/transport/shm/shm_core.h"
+#include "server/transport/shm/shm_stream.h"
+
+namespace weightwire::transport {
+
+/// Makes sessions: accepts callers and calls peers. After Open everything runs on the loop.
+class ShmGate final : public std::enable_shared_from_this<ShmGate> {
+ public:
+  explicit ShmGate(std::shared_ptr<ShmCore> core);
+  /// Binds and starts to accept. kUnavailable / kIoError naming the address.
+  Status Open();
+  const std::string& address() const { return address_; }
+  void Call(const std::string& address, const Hello& hello, Nanos deadline,
+            Transport::ConnectDone done);
+  /// Drops what has not become a session, answers the calls. No session is made afterwards.
+  void Stop();
+
+ private:
+  /// A socket before its session, accepted or called.
+  struct Visitor {
+    Visitor(std::shared_ptr<ShmStream> the_stream, boost::asio::io_context& context);
+    std::shared_ptr<ShmStream> stream;
+    boost::asio::steady_timer timer;
+    Transport::ConnectDone done;  ///< of a call
+  };
+  using Socket = ShmStream::Socket;
+
+  void Accept();
+  void OnAcceptError(int error);
+  void Welcome(Socket socket);
+  Result<size_t> OnHello(const std::shared_ptr<Visitor>& visitor,
+                         std::span<const std::byte> unread);
+  Result<size_t> OnHelloReply(const std::shared_ptr<Visitor>& visitor, const Hello& hello,
+                              std::span<const std::byte> unread);
+  /// `cause` counts the end of an accepted one.
+  void Drop(const std::shared_ptr<Visitor>& visitor, Status why, const char* cause);
+  /// Shows the counts and accepts again where the bound had stopped it.
+  void VisitorsChanged();
+
+  const std::shared_ptr<ShmCore> core_;
+  boost::asio::local::stream_protocol::acceptor acceptor_;
+  boost::asio::steady_timer retry_;  ///< accepting again after it failed
+  std::string address_;
+  bool owns_path_ = false;
+  bool accepting_ = false;
+  bool stopped_ = false;
+  std::set<std::shared_ptr<Visitor>> visitors_;  ///< accepted
+  std::set<std::shared_ptr<Visitor>> calls_;
+};
+
+}  // namespace weightwire::transport

@@ -1,0 +1,229 @@
+// Reading: header, then what it announces: a notify into a small buffer, a reply's payload straight
+// into the spans of its Get. Writing: one gather write at a time, made of all waiting requests and
+// notifies and of one reply, whose payload is sent straight from the exported pieces. The kernel
+// takes at most IOV_MAX pieces at once; Asio cuts longer lists.
+//
+// No side ever stops to read, so that two sides that send each other replies cannot block each
+// other. What a peer can make us queue is bounded by kTcpRequestsMax.
+#include "server/transport/tcp/tcp_connection.h"
+
+#include <boost/asio/read.hpp>
+#include <boost/asio/write.hpp>
+#include <span>
+#include <utility>
+
+#include "server/transport/tcp/tcp_endpoint.h"
+
+namespace weightwire::transport {
+namespace {
+
+using boost::system::error_code;
+
+/// Bytes asked of the kernel at once. Asio's own limit of 64 KiB costs a third of the throughput on
+/// loopback.
+constexpr size_t kBytesPerCall = 1 << 20;
+
+struct LargeCalls {
+  size_t operator()(const error_code& error, size_t) const { return error ? 0 : kBytesPerCall; }
+};
+
+/// A buffer sequence that is cheap to copy. Points into the connection, which the handler keeps.
+template <typename Buffer>
+struct BufferView {
+  using value_type = Buffer;
+  using const_iterator = const Buffer*;
+  std::span<const Buffer> buffers;
+  const Buffer* begin() const { return buffers.data(); }
+  const Buffer* end() const { return buffers.data() + buffers.size(); }
+};
+
+}  // namespace
+
+TcpConnection::TcpConnection(TcpCore& core, IoLoop& loop, Socket socket)
+    : core_(core), loop_(loop), socket_(std::move(socket)) {}
+
+void TcpConnection::Bind(std::shared_ptr<TcpEndpoint> endpoint, size_t index) {
+  endpoint_ = std::move(endpoint);
+  index_ = index;
+}
+
+void TcpConnection::Start() {
+  if (!shut_) ReadHeader();
+}
+
+void TcpConnection::StartGet(GetOperation operation) {
+  WW_CHECK(!shut_);
+  const uint64_t request = next_request_++;
+  Outgoing outgoing{};
+  EncodeFrame({.type = FrameType::kGet,
+               .request = request,
+               .key = operation.key,
+               .offset = operation.offset,
+               .length = operation.bytes},
+              outgoing.header);
+  gets_.emplace(request, std::move(operation));
+  control_.push_back(std::move(outgoing));
+  WriteNext();
+}
+
+void TcpConnection::SendNotify(std::vector<std::byte> message) {
+  WW_CHECK(!shut_);
+  Outgoing outgoing{};
+  EncodeFrame({.type = FrameType::kNotify, .length = message.size()}, outgoing.header);
+  outgoing.small = std::move(message);
+  outgoing.is_notify = true;
+  control_.push_back(std::move(outgoing));
+  WriteNext();
+}
+
+void TcpConnection::Shut() {
+  if (std::exchange(shut_, true)) return;
+  error_code ignored;
+  // Asio's pending operations end without touching a buffer: they only run on this thread.
+  socket_.close(ignored);
+  control_.clear();
+  replies_.clear();
+  writing_.clear();
+  for (auto& [request, operation] : std::exchange(gets_, {})) {
+    Status status = endpoint_->EndOf(operation);
+    endpoint_->Finish(index_, std::move(operation), std::move(status));
+  }
+  std::exchange(endpoint_, nullptr)->ConnectionShut();
+}
+
+void TcpConnection::ReadHeader() {
+  boost::asio::async_read(socket_, boost::asio::buffer(header_in_),
+                          [self = shared_from_this()](const error_code& error, size_t) {
+                            if (self->shut_) return;
+                            if (error) return self->Broken(error);
+                            self->OnHeader();
+                          });
+}
+
+void TcpConnection::OnHeader() {
+  auto frame = DecodeFrame(header_in_);
+  if (!frame.has_value()) return Garbage(frame.error().message());
+  switch (frame->type) {
+    case FrameType::kGet:
+      return OnGet(*frame);
+    case FrameType::kGetReply:
+      return OnGetReply(*frame);
+    case FrameType::kNotify:
+      if (index_ != 0 || frame->length > kNotifyBytesMax) return Garbage("a misplaced notify");
+      return ReadNotify(frame->length);
+    default:
+      return Garbage("a frame of another transport");
+  }
+}
+
+void TcpConnection::OnGet(const Frame& frame) {
+  if (replies_.size() >= kTcpRequestsMax) return Garbage("too many requests");
+  Frame reply{.type = FrameType::kGetReply, .request = frame.request};
+  Outgoing outgoing{};
+  auto refuse = [&reply](const Status& why) {
+    reply.code = why.code();
+    reply.reason = why.reason();
+  };
+  if (frame.length > core_.options.chunk_bytes_max) {
+    refuse(Status(Code::kInvalidArgument, Reason::kMessageTooLarge, ""));
+  } else if (auto exported = core_.exports.Use(frame.key); !exported.has_value()) {
+    refuse(exported.error());
+  } else if (auto ranges = (*exported)->Slice(frame.offset, frame.length); !ranges.has_value()) {
+    refuse(ranges.error());
+  } else {
+    reply.length = frame.length;
+    outgoing.exported = std::move(*exported);
+    outgoing.ranges = std::move(*ranges);
+  }
+  EncodeFrame(reply, outgoing.header);
+  replies_.push_back(std::move(outgoing));
+  WriteNext();
+  ReadHeader();
+}
+
+void TcpConnection::OnGetReply(const Frame& frame) {
+  auto get = gets_.find(frame.request);
+  if (get == gets_.end()) return Garbage("a reply to nothing");
+  if (frame.code != Code::kOk) {
+    if (frame.length != 0) return Garbage("a refusal with payload");
+    FinishGet(frame.request, StatusOf(frame));
+    if (!shut_) ReadHeader();
+    return;
+  }
+  if (frame.length != get->second.bytes) return Garbage("a reply of another length");
+  ReadPayload(frame.request);
+}
+
+void TcpConnection::ReadPayload(uint64_t request) {
+  payload_in_.clear();
+  for (MutableSpan span : gets_.at(request).into) {
+    if (!span.empty()) payload_in_.emplace_back(span.data(), span.size());
+  }
+  boost::asio::async_read(socket_, BufferView<boost::asio::mutable_buffer>{payload_in_},
+                          LargeCalls{},
+                          [self = shared_from_this(), request](const error_code& error, size_t) {
+                            if (self->shut_) return;
+                            if (error) return self->Broken(error);
+                            self->FinishGet(request, OkStatus());
+                            if (!self->shut_) self->ReadHeader();
+                          });
+}
+
+void TcpConnection::FinishGet(uint64_t request, Status status) {
+  auto get = gets_.find(request);
+  GetOperation operation = std::move(get->second);
+  gets_.erase(get);
+  endpoint_->Finish(index_, std::move(operation), std::move(status));
+}
+
+void TcpConnection::ReadNotify(size_t bytes) {
+  boost::asio::async_read(
+      socket_, boost::asio::buffer(notify_in_.data(), bytes),
+      [self = shared_from_this(), bytes](const error_code& error, size_t) {
+        if (self->shut_) return;
+        if (error) return self->Broken(error);
+        self->endpoint_->DeliverNotify(std::span(self->notify_in_).first(bytes));
+        if (!self->shut_) self->ReadHeader();
+      });
+}
+
+void TcpConnection::WriteNext() {
+  if (!writing_.empty() || (control_.empty() && replies_.empty())) return;
+  for (Outgoing& outgoing : control_) writing_.push_back(std::move(outgoing));
+  control_.clear();
+  if (!replies_.empty()) {
+    writing_.push_back(std::move(replies_.front()));
+    replies_.pop_front();
+  }
+  payload_out_.clear();
+  for (const Outgoing& outgoing : writing_) {
+    payload_out_.push_back(boost::asio::buffer(outgoing.header));
+    if (!outgoing.small.empty()) payload_out_.push_back(boost::asio::buffer(outgoing.small));
+    for (const PieceRange& range : outgoing.ranges) {
+      payload_out_.emplace_back(range.span().data(), range.bytes);
+    }
+  }
+  boost::asio::async_write(socket_, BufferView<boost::asio::const_buffer>{payload_out_},
+                           LargeCalls{},
+                           [self = shared_from_this()](const error_code& error, size_t) {
+                             if (self->shut_) return;
+                             if (error) return self->Broken(error);
+                             for (const Outgoing& sent : std::exchange(self->writing_, {})) {
+                               if (sent.is_notify) self->endpoint_->NotifySent();
+                             }
+                             self->WriteNext();
+                           });
+}
+
+void TcpConnection::Broken(const error_code& error) {
+  const bool ended = error == boost::asio::error::eof;
+  endpoint_->FailSession(TransportFailed(ended ? "the peer closed the session"
+                                               : "the connection broke: " + error.message()),
+                         ended ? "peer_closed" : "broken");
+}
+
+void TcpConnection::Garbage(const std::string& what) {
+  endpoint_->FailSession(TransportFailed("the peer sent garbage: " + what), "garbage");
+}
+
+}  // namespace weightwire::transport

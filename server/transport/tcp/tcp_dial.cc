@@ -1,0 +1,134 @@
+#include "server/transport/tcp/tcp_dial.h"
+
+#include <algorithm>
+#include <boost/asio/connect.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/read.hpp>
+#include <utility>
+
+#include "server/transport/handshake.h"
+#include "server/transport/operation.h"
+#include "server/transport/tcp/tcp_address.h"
+
+namespace weightwire::transport {
+
+using boost::asio::ip::tcp;
+using boost::system::error_code;
+
+TcpDial::TcpDial(std::shared_ptr<TcpCore> core, std::string address, const Hello& hello,
+                 Transport::ConnectDone done, Ended ended)
+    : core_(std::move(core)),
+      address_(std::move(address)),
+      hello_(hello),
+      done_(std::move(done)),
+      ended_(std::move(ended)),
+      timer_(core_->loop(0).context()),
+      resolver_(core_->loop(0).context()) {
+  // All at once: a leg must not move while its socket is in use.
+  const int count = std::clamp(core_->options.connections, 1, static_cast<int>(kTcpConnectionsMax));
+  legs_.reserve(static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) legs_.emplace_back(core_->loop(0).context());
+}
+
+void TcpDial::Start(Nanos timeout) {
+  timer_.expires_at(std::chrono::steady_clock::time_point(DeadlineAfter(timeout)));
+  timer_.async_wait([self = shared_from_this()](const error_code& cancelled) {
+    if (cancelled) return;
+    self->Fail(Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
+                      "no session with " + self->address_ + " in time"));
+  });
+  auto parts = SplitAddress(address_);
+  if (!parts.has_value()) return Fail(parts.error());
+  Resolve(parts->first, parts->second);
+}
+
+void TcpDial::Resolve(const std::string& host, uint16_t port) {
+  error_code error;
+  if (const auto numeric = boost::asio::ip::make_address(host, error); !error) {
+    return ConnectFirst(tcp::resolver::results_type::create(tcp::endpoint(numeric, port), host,
+                                                            std::to_string(port)));
+  }
+  resolver_.async_resolve(host, std::to_string(port),
+                          [self = shared_from_this()](const error_code& failure,
+                                                      tcp::resolver::results_type candidates) {
+                            if (!self->done_) return;
+                            if (failure) return self->FailIo(failure);
+                            self->ConnectFirst(std::move(candidates));
+                          });
+}
+
+void TcpDial::ConnectFirst(tcp::resolver::results_type candidates) {
+  boost::asio::async_connect(
+      legs_[0].socket, candidates,
+      [self = shared_from_this()](const error_code& error, const tcp::endpoint&) {
+        if (!self->done_) return;
+        if (error) return self->FailIo(error);
+        self->Introduce(0, EncodeOpen({self->hello_, static_cast<uint32_t>(self->legs_.size())}));
+      });
+}
+
+void TcpDial::Introduce(size_t leg, const Preamble& preamble) {
+  Tune(legs_[leg].socket, core_->options);
+  if (!SendNow(legs_[leg].socket, preamble)) {
+    return Fail(TransportFailed("the connection to " + address_ + " broke"));
+  }
+  boost::asio::async_read(legs_[leg].socket, boost::asio::buffer(legs_[leg].welcome),
+                          [self = shared_from_this(), leg](const error_code& error, size_t) {
+                            if (!self->done_) return;
+                            if (error) return self->FailIo(error);
+                            self->OnWelcome(leg);
+                          });
+}
+
+void TcpDial::OnWelcome(size_t leg) {
+  auto welcome = DecodeWelcome(legs_[leg].welcome);
+  if (!welcome.has_value()) {
+    return Fail(
+        TransportFailed(address_ + " does not speak weightwire: " + welcome.error().message()));
+  }
+  if (Status verdict = StatusOf(welcome->reply); !verdict.ok()) return Fail(verdict);
+  --missing_;
+  if (leg == 0) ConnectOthers(welcome->token, welcome->connections);
+  if (done_ && missing_ == 0) Succeed();
+}
+
+void TcpDial::ConnectOthers(const SessionToken& token, uint32_t connections) {
+  error_code error;
+  const tcp::endpoint peer = legs_[0].socket.remote_endpoint(error);
+  if (error) return FailIo(error);
+  while (legs_.size() > connections) legs_.pop_back();
+  missing_ = legs_.size() - 1;
+  for (size_t leg = 1; leg < legs_.size(); ++leg) {
+    legs_[leg].socket.async_connect(
+        peer, [self = shared_from_this(), leg, token](const error_code& failure) {
+          if (!self->done_) return;
+          if (failure) return self->FailIo(failure);
+          self->Introduce(leg, EncodeJoin({token, static_cast<uint32_t>(leg)}));
+        });
+  }
+}
+
+void TcpDial::Succeed() {
+  timer_.cancel();
+  std::vector<tcp::socket> sockets;
+  for (Leg& leg : legs_) sockets.push_back(std::move(leg.socket));
+  ended_(shared_from_this());
+  auto endpoint = MakeTcpEndpoint(core_, hello_, std::move(sockets));
+  endpoint->Start([done = std::exchange(done_, nullptr), endpoint] { done(endpoint); });
+}
+
+void TcpDial::FailIo(const error_code& error) {
+  Fail(TransportFailed("no session with " + address_ + ": " + error.message()));
+}
+
+void TcpDial::Fail(Status why) {
+  if (!done_) return;
+  timer_.cancel();
+  resolver_.cancel();
+  error_code ignored;
+  for (Leg& leg : legs_) leg.socket.close(ignored);
+  ended_(shared_from_this());
+  std::exchange(done_, nullptr)(weightwire::Fail(std::move(why)));
+}
+
+}  // namespace weightwire::transport

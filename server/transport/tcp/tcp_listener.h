@@ -1,0 +1,66 @@
+#pragma once
+
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/transport/tcp/tcp_core.h"
+#include "server/transport/tcp/tcp_handshake.h"
+
+namespace weightwire::transport {
+
+/// Accepts sockets, lets them introduce themselves within the handshake timeout, and makes sessions
+/// of them. After Open everything runs on loop 0.
+class TcpListener final : public std::enable_shared_from_this<TcpListener> {
+ public:
+  explicit TcpListener(std::shared_ptr<TcpCore> core);
+  /// Binds and starts to accept. kUnavailable / kIoError naming the address.
+  Status Open();
+  std::string address() const { return address_; }
+  /// Drops what has not become a session. No session is made afterwards.
+  void Stop();
+
+ private:
+  using Socket = boost::asio::ip::tcp::socket;
+  /// An accepted socket that has not introduced itself.
+  struct Visitor {
+    explicit Visitor(Socket the_socket);
+    Socket socket;
+    boost::asio::steady_timer timer;
+    Preamble preamble{};
+  };
+  /// A session that misses sockets.
+  struct Opening {
+    Opening(boost::asio::io_context& context, const Hello& the_hello, size_t count);
+    Hello hello;
+    std::vector<Socket> sockets;  ///< closed ones are missing
+    size_t missing = 0;
+    boost::asio::steady_timer timer;
+  };
+
+  void Accept();
+  void OnAcceptError(const boost::system::error_code& error);
+  void Welcome(Socket socket);
+  void Drop(const std::shared_ptr<Visitor>& visitor, const char* cause);
+  void OnPreamble(const std::shared_ptr<Visitor>& visitor);
+  void OnOpen(const TcpOpen& open, Socket socket);
+  void OnJoin(const TcpJoin& join, Socket socket);
+  void Complete(const SessionToken& token);
+  /// Shows the counts and accepts again where the bound had stopped it.
+  void VisitorsChanged();
+
+  const std::shared_ptr<TcpCore> core_;
+  boost::asio::ip::tcp::acceptor acceptor_;
+  boost::asio::steady_timer retry_;  ///< accepting again after it failed
+  std::string address_;
+  bool accepting_ = false;
+  bool stopped_ = false;
+  std::set<std::shared_ptr<Visitor>> visitors_;
+  std::map<SessionToken, std::unique_ptr<Opening>> openings_;
+};
+
+}  // namespace weightwire::transport

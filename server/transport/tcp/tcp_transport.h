@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "server/metrics/metrics.h"
+#include "server/transport/transport.h"
+
+namespace weightwire::transport {
+
+struct TcpOptions {
+  std::string bind = "127.0.0.1:0";  ///< "host:port" or "[v6]:port", numeric
+  /// Host that peers are told, when it is not the bound one (bind "0.0.0.0:…").
+  std::string advertised_host;
+  int connections = 4;  ///< sockets of a session that we open, 1 … 16
+  int io_threads = 2;   ///< each serves a share of the sockets
+  uint64_t chunk_bytes_max = 64 << 20;
+  uint32_t gets_in_flight_max = 64;      ///< per session, ≤ 256
+  uint32_t notifies_queued_max = 1024;   ///< per session
+  uint32_t inbound_sessions_max = 1024;  ///< a caller is refused while so many sessions are open
+  uint32_t inbound_handshakes_max = 64;  ///< accepted sockets that have not introduced themselves
+  Nanos handshake_timeout = std::chrono::seconds(2);  ///< of an inbound session
+  /// A peer that acknowledges nothing for this long, or reads nothing, has gone.
+  Nanos peer_silence_max = std::chrono::seconds(30);
+  metrics::Sink* metrics = &metrics::Null();  ///< must outlive the transport
+};
+
+/// Name "tcp". Peers connect by "host:port" (names are resolved). Payload is neither encrypted nor
+/// checksummed: integrity is the business of transfer/.
+std::unique_ptr<Transport> MakeTcpTransport(TcpOptions options);
+
+}  // namespace weightwire::transport

@@ -1,0 +1,87 @@
+// The other process of the crash tests. It lives until it is killed or its stdin ends.
+//
+//   conformance_peer serve BACKEND CONNECTIONS BYTES
+//       exports BYTES of the pattern; prints "ADDRESS INCARNATION ID GENERATION"
+//   conformance_peer read BACKEND CONNECTIONS BYTES ADDRESS INCARNATION ID GENERATION
+//       reads the export for ever, and notifies "reading" once the first Get has ended
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/transport/shm/shm_transport.h"
+#include "server/transport/tcp/tcp_transport.h"
+#include "tests/conformance/pattern.h"
+
+namespace weightwire::conformance {
+namespace {
+
+using namespace std::chrono_literals;  // NOLINT: a program
+using transport::Endpoint;
+
+class AcceptAll final : public transport::Handler {
+ public:
+  Status OnHello(const transport::Hello&) override { return OkStatus(); }
+  void OnAccepted(std::shared_ptr<Endpoint>) override {}
+  void OnNotify(const std::shared_ptr<Endpoint>&, std::span<const std::byte>) override {}
+  void OnClosed(const std::shared_ptr<Endpoint>&, const Status&) override {}
+};
+
+std::unique_ptr<transport::Transport> Make(const std::string& backend, int connections) {
+  if (backend == "shm") return transport::MakeShmTransport({});
+  transport::TcpOptions options;
+  options.connections = connections;
+  return transport::MakeTcpTransport(options);
+}
+
+void ReadOn(const std::shared_ptr<Endpoint>& endpoint, transport::RegionKey key,
+            const std::shared_ptr<std::vector<std::byte>>& buffer, bool first) {
+  endpoint->Get(key, 0, {*buffer}, 60s, buffer, [=](Status status) {
+    if (!status.ok()) return;
+    if (first) static_cast<void>(endpoint->Notify(std::as_bytes(std::span("reading", 7))));
+    ReadOn(endpoint, key, buffer, false);
+  });
+}
+
+int Main(const std::vector<std::string>& arguments) {
+  AcceptAll handler;
+  const Incarnation self(4711);
+  auto transport = Make(arguments.at(1), std::stoi(arguments.at(2)));
+  if (!transport->Start(&handler, self).ok()) return 1;
+  const uint64_t bytes = std::stoull(arguments.at(3));
+  if (arguments.at(0) == "serve") {
+    auto region = memory::MemoryRegion::Allocate("peer", bytes);
+    if (!region.has_value()) return 1;
+    FillPattern({(*region)->data(), bytes}, 0);
+    const transport::RegionKey key = transport->Export({{*region, 0, bytes}});
+    std::cout << transport->address() << ' ' << self.value << ' ' << key.id << ' ' << key.generation
+              << std::endl;
+  } else {
+    transport::Hello hello;
+    hello.caller = self;
+    hello.callee = Incarnation(std::stoull(arguments.at(5)));
+    hello.ticket.fill(7);
+    const transport::RegionKey key{std::stoull(arguments.at(6)), std::stoull(arguments.at(7))};
+    transport->Connect(
+        arguments.at(4), hello, 60s, [key, bytes](Result<std::shared_ptr<Endpoint>> endpoint) {
+          if (!endpoint.has_value()) std::exit(2);
+          for (int i = 0; i < 4; ++i) {
+            ReadOn(*endpoint, key, std::make_shared<std::vector<std::byte>>(bytes), i == 0);
+          }
+        });
+  }
+  char ignored;
+  while (read(STDIN_FILENO, &ignored, 1) > 0) {
+  }
+  std::quick_exit(0);
+}
+
+}  // namespace
+}  // namespace weightwire::conformance
+
+int main(int argc, char** argv) {
+  return weightwire::conformance::Main(std::vector<std::string>(argv + 1, argv + argc));
+}

@@ -1,0 +1,206 @@
+// Peers in another process that are killed or stopped in the middle of something.
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <iostream>
+#include <sstream>
+
+#include "tests/conformance/pattern.h"
+#include "tests/conformance/rig.h"
+
+extern char** environ;
+
+namespace weightwire::conformance {
+namespace {
+
+constexpr uint64_t kBytes = 16 << 20;
+
+/// A conformance_peer. Killed at the end, whatever state it is in.
+class Peer {
+ public:
+  explicit Peer(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), Program());
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    int in[2];
+    int out[2];
+    EXPECT_EQ(pipe2(in, O_CLOEXEC), 0);
+    EXPECT_EQ(pipe2(out, O_CLOEXEC), 0);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, in[0], STDIN_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
+    // Without a child there is no pid, and kill(-1) would stop every process of the machine.
+    const int error = posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ);
+    if (error != 0) std::cerr << "cannot start " << argv[0] << std::endl;
+    WW_CHECK(error == 0 && pid_ > 0);
+    posix_spawn_file_actions_destroy(&actions);
+    close(in[0]);
+    close(out[1]);
+    stdin_ = in[1];
+    stdout_ = out[0];
+  }
+  ~Peer() {
+    Kill();
+    close(stdin_);
+    close(stdout_);
+  }
+
+  std::string ReadLine() {
+    std::string line;
+    for (char byte; read(stdout_, &byte, 1) == 1 && byte != '\n';) line.push_back(byte);
+    return line;
+  }
+  void Kill() {
+    if (pid_ == 0) return;
+    Signal(SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+  }
+  void Freeze() {
+    Signal(SIGSTOP);
+    int state = 0;
+    waitpid(pid_, &state, WUNTRACED);
+    EXPECT_TRUE(WIFSTOPPED(state));
+  }
+
+ private:
+  void Signal(int number) {
+    WW_CHECK(pid_ > 0);  // 0 and below name groups of processes
+    kill(pid_, number);
+  }
+  static std::string Program() {
+    const char* folder = std::getenv("WEIGHTWIRE_BIN_DIR");
+    return std::string(folder != nullptr ? folder : ".") + "/conformance_peer";
+  }
+  pid_t pid_ = 0;  ///< 0: ended
+  int stdin_ = -1;
+  int stdout_ = -1;
+};
+
+class Crashes : public Conformance {
+ protected:
+  Crashes() : here(rig.MakeSide()) {}
+
+  std::vector<std::string> Arguments(const std::string& role) {
+    return {role, rig.kind().backend, std::to_string(rig.kind().connections),
+            std::to_string(kBytes)};
+  }
+  std::unique_ptr<Peer> StartServer() {
+    auto peer = std::make_unique<Peer>(Arguments("serve"));
+    uint64_t incarnation = 0;
+    std::istringstream(peer->ReadLine()) >> address >> incarnation >> key.id >> key.generation;
+    callee = Incarnation(incarnation);
+    return peer;
+  }
+  void Open() {
+    auto call = rig.Connect(*here, address, rig.HelloFor(*here, callee));
+    ASSERT_TRUE(rig.WaitFor(call));
+    ASSERT_EQ(call->status, OkStatus());
+    endpoint = call->endpoint;
+  }
+  std::vector<std::shared_ptr<Call>> PostGets(size_t count, Nanos timeout) {
+    buffers.assign(count, std::vector<std::byte>(kBytes));
+    std::vector<std::shared_ptr<Call>> calls;
+    for (auto& buffer : buffers) calls.push_back(rig.Get(endpoint, key, 0, {buffer}, timeout));
+    return calls;
+  }
+
+  std::unique_ptr<Side> here;
+  std::string address;
+  Incarnation callee{};
+  RegionKey key;
+  std::shared_ptr<Endpoint> endpoint;
+  std::vector<std::vector<std::byte>> buffers;
+};
+
+TEST_P(Crashes, SourceKilledWhileItIsRead) {
+  auto peer = StartServer();
+  ASSERT_NO_FATAL_FAILURE(Open());
+  auto calls = PostGets(24, kLong);
+  ASSERT_TRUE(rig.WaitFor(calls.front()));
+  peer->Kill();
+  ASSERT_TRUE(rig.Wait([&] { return here->recorder.closed.contains(endpoint->id()); }));
+  EXPECT_EQ(here->recorder.closed.at(endpoint->id()).code(), Code::kUnavailable);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    ASSERT_EQ(calls[i]->completions, 1);
+    if (calls[i]->status.ok()) {
+      EXPECT_EQ(FirstDifference(buffers[i], 0), -1);
+    } else {
+      EXPECT_EQ(calls[i]->status.code(), Code::kUnavailable);
+    }
+  }
+  EXPECT_EQ(calls.front()->status, OkStatus());
+}
+
+TEST_P(Crashes, ReaderKilledWhileItReadsFreesTheExport) {
+  auto region = PatternRegion(kBytes);
+  const RegionKey own = here->transport->Export({{region, 0, kBytes}});
+  auto arguments = Arguments("read");
+  for (const std::string& more : {here->transport->address(), std::to_string(here->self.value),
+                                  std::to_string(own.id), std::to_string(own.generation)}) {
+    arguments.push_back(more);
+  }
+  Peer peer(arguments);
+  ASSERT_TRUE(rig.Wait([&] { return !here->recorder.notifies.empty(); }));
+  EXPECT_EQ(here->recorder.notifies.front(), "reading");
+  peer.Kill();
+  ASSERT_TRUE(rig.WaitFor(rig.Revoke(*here, own)));
+  ASSERT_TRUE(rig.Wait([&] { return here->recorder.closed.size() == 1; }));
+}
+
+TEST_P(Crashes, FrozenReaderDelaysRevokeUntilItsSessionIsClosed) {
+  auto region = PatternRegion(kBytes);
+  const RegionKey own = here->transport->Export({{region, 0, kBytes}});
+  auto arguments = Arguments("read");
+  for (const std::string& more : {here->transport->address(), std::to_string(here->self.value),
+                                  std::to_string(own.id), std::to_string(own.generation)}) {
+    arguments.push_back(more);
+  }
+  Peer peer(arguments);
+  ASSERT_TRUE(rig.Wait([&] { return !here->recorder.notifies.empty(); }));
+  peer.Freeze();
+  auto revoked = rig.Revoke(*here, own);
+  here->recorder.accepted.front()->Close();
+  ASSERT_TRUE(rig.WaitFor(revoked));
+  ASSERT_TRUE(rig.Wait([&] { return here->recorder.closed.size() == 1; }));
+}
+
+TEST_P(Crashes, FrozenSourceMeetsTheDeadline) {
+  auto peer = StartServer();
+  ASSERT_NO_FATAL_FAILURE(Open());
+  peer->Freeze();
+  auto calls = PostGets(3, 200ms);
+  std::vector<std::byte> patient_buffer(1000);
+  auto patient = rig.Get(endpoint, key, 0, {patient_buffer}, kLong);
+  ASSERT_TRUE(rig.Wait([&] { return here->recorder.closed.contains(endpoint->id()); }));
+  EXPECT_EQ(calls.front()->status.code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(calls.front()->status.reason(), Reason::kDeadlineExceeded);
+  for (const auto& call : calls) {
+    EXPECT_EQ(call->completions, 1);
+    EXPECT_FALSE(call->status.ok());
+  }
+  // One expired operation ends the session, and with it those that had time left.
+  EXPECT_EQ(patient->status.code(), Code::kUnavailable);
+  EXPECT_EQ(patient->status.reason(), Reason::kTransportFailed);
+  EXPECT_EQ(here->recorder.closed.at(endpoint->id()).code(), Code::kUnavailable);
+}
+
+TEST_P(Crashes, FrozenCalleeMeetsTheDeadlineOfConnect) {
+  auto peer = StartServer();
+  peer->Freeze();
+  auto call = rig.Connect(*here, address, rig.HelloFor(*here, callee), 200ms);
+  ASSERT_TRUE(rig.WaitFor(call));
+  EXPECT_EQ(call->status.code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(call->completions, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, Crashes, ::testing::ValuesIn(RealKinds()), KindName);
+
+}  // namespace
+}  // namespace weightwire::conformance
