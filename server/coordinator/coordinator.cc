@@ -107,9 +107,9 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
           reply, Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
                       "the plan has " + std::to_string(ranks) + " ranks on that side"));
     }
-    workers_.Post([pair, side, rank, reply = std::move(reply), &strand = strand_] {
+    workers_.Post([pair, side, rank, reply = std::move(reply), &strand = strand_]() mutable {
       auto slice = std::make_shared<const plan::RankSlice>(plan::SliceOf(*pair->plan, side, rank));
-      strand.Post([reply, slice] { reply(Slice(slice)); });
+      strand.Post([reply = std::move(reply), slice] { reply(Slice(slice)); });
     });
   }
 

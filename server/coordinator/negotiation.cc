@@ -101,9 +101,12 @@ void Negotiation::Compute(std::function<Result<RankOffer>()> work, const Submiss
   auto offered = lifeline_.Bind([this, submission, reply](Result<RankOffer> offer) {
     Offered(submission, reply, std::move(offer));
   });
-  workers_.Post([work = std::move(work), offered = std::move(offered), &strand = strand_] {
-    strand.Post([offered, offer = work()]() mutable { offered(std::move(offer)); });
-  });
+  workers_.Post(
+      [work = std::move(work), offered = std::move(offered), &strand = strand_]() mutable {
+        strand.Post([offered = std::move(offered), offer = work()]() mutable {
+          offered(std::move(offer));
+        });
+      });
 }
 
 void Negotiation::Offered(const Submission& submission, const LayoutReplier& reply,
@@ -153,12 +156,14 @@ void Negotiation::AssembleWhenComplete(Group& group) {
     Assembled(name, generation, members, agreed);
   });
   workers_.Post([canonical = group.canonical, ranks = std::move(ranks),
-                 assembled = std::move(assembled), &strand = strand_] {
+                 assembled = std::move(assembled), &strand = strand_]() mutable {
     auto agreed = std::make_shared<AgreedLayout>();
     agreed->model.canonical = *canonical;
     for (const auto& rank : ranks) agreed->model.ranks.push_back(*rank);
     agreed->fingerprint = layout::FingerprintOf(agreed->model);
-    strand.Post([assembled, agreed]() mutable { assembled(AgreedLayoutPtr(agreed)); });
+    strand.Post([assembled = std::move(assembled), agreed]() mutable {
+      assembled(AgreedLayoutPtr(agreed));
+    });
   });
 }
 

@@ -36,12 +36,14 @@ void PlanCache::Get(const AgreedLayoutPtr& source, const AgreedLayoutPtr& target
 void PlanCache::Build(const Key& key, const AgreedLayoutPtr& source,
                       const AgreedLayoutPtr& target) {
   auto finish = lifeline_.Bind([this, key](const Built& built) { Finish(key, built); });
-  workers_.Post([source, target, finish = std::move(finish), &strand = strand_, &clock = clock_] {
-    const Nanos start = clock.Now();
-    Built built{BuildAndProve(source, target), 0};
-    built.seconds = std::chrono::duration<double>(clock.Now() - start).count();
-    strand.Post([finish, built = std::move(built)]() mutable { finish(built); });
-  });
+  workers_.Post(
+      [source, target, finish = std::move(finish), &strand = strand_, &clock = clock_]() mutable {
+        const Nanos start = clock.Now();
+        Built built{BuildAndProve(source, target), 0};
+        built.seconds = std::chrono::duration<double>(clock.Now() - start).count();
+        strand.Post(
+            [finish = std::move(finish), built = std::move(built)]() mutable { finish(built); });
+      });
 }
 
 void PlanCache::Finish(const Key& key, const Built& built) {

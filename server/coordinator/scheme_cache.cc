@@ -26,9 +26,9 @@ void SchemeCache::Get(const std::string& config_json, const std::string& spec, R
   if (entry.waiting.size() > 1) return;
   auto finish = lifeline_.Bind(
       [this, key](const std::shared_ptr<const Result<SchemeLayout>>& r) { Finish(key, r); });
-  workers_.Post([key, finish = std::move(finish), &strand = strand_] {
+  workers_.Post([key, finish = std::move(finish), &strand = strand_]() mutable {
     auto result = std::make_shared<const Result<SchemeLayout>>(Compute(key.first, key.second));
-    strand.Post([finish, result]() mutable { finish(result); });
+    strand.Post([finish = std::move(finish), result]() mutable { finish(result); });
   });
 }
 

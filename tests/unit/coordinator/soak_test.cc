@@ -162,7 +162,7 @@ class Soak {
 };
 
 TEST(CoordinatorSoak, LiveEnginesReachTheLastVersionOnceFaultsStop) {
-  constexpr uint64_t kSeeds = 60;
+  constexpr uint64_t kSeeds = 400;
   std::map<std::string, int> reached;
   for (uint64_t seed = FirstSeed(); seed < FirstSeed() + kSeeds; ++seed) {
     Soak soak(seed);
