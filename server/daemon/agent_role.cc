@@ -1,0 +1,191 @@
+#include "server/daemon/agent_role.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "server/daemon/directories.h"
+#include "server/daemon/host_identity.h"
+#include "server/daemon/pages.h"
+#include "server/daemon/strand_call.h"
+#include "server/rpc/coordinator_client.h"
+#include "server/rpc/local_coordinator_port.h"
+#include "server/rpc/random.h"
+#include "server/transport/shm/shm_transport.h"
+#include "server/transport/tcp/tcp_transport.h"
+
+namespace weightwire::daemon {
+namespace {
+
+constexpr char kServiceName[] = "weightwire.v1.Agent";
+constexpr std::chrono::milliseconds kDrainLimit(1'500);
+constexpr std::chrono::milliseconds kTransfersLimit(500);
+constexpr std::chrono::milliseconds kCallsLimit(300);
+constexpr std::chrono::seconds kSessionCheck(1);
+
+std::unique_ptr<transport::Transport> MakeTransport(const std::string& name, const Config& config,
+                                                    metrics::Sink& metrics) {
+  if (name == "shm") {
+    transport::ShmOptions options;
+    options.metrics = &metrics;
+    return transport::MakeShmTransport(options);
+  }
+  transport::TcpOptions options;
+  options.bind = config.data_listen;
+  options.advertised_host = config.advertise_host;
+  options.connections = static_cast<int>(config.tcp_connections);
+  options.io_threads = static_cast<int>(config.tcp_io_threads);
+  options.metrics = &metrics;
+  return transport::MakeTcpTransport(std::move(options));
+}
+
+transfer::Tuning TuningOf(const Config& config) {
+  transfer::Tuning out;
+  out.segment_bytes_max = static_cast<int64_t>(config.segment_bytes_max);
+  out.slot_bytes = static_cast<int64_t>(config.slot_bytes);
+  out.slots_in_pool = config.slots_in_pool;
+  out.window = config.window;
+  out.chunk_bytes = static_cast<int64_t>(config.chunk_bytes);
+  out.gets_in_flight = config.gets_in_flight;
+  out.progress_timeout = std::chrono::milliseconds(config.progress_timeout_ms);
+  return out;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<AgentRole>> AgentRole::Start(const Config& config, const Host& host,
+                                                    CoordinatorRole* embedded) {
+  std::unique_ptr<AgentRole> role(new AgentRole());
+  role->incarnation_ = Incarnation(rpc::RandomNonZero());
+  WW_FAIL_IF_ERROR(role->MakeTransports(config, host));
+  WW_FAIL_IF_ERROR(role->MakeAgent(config, host, embedded));
+  WW_FAIL_IF_ERROR(role->Serve(config, host));
+  OnStrand(role->strand_, [&role] {
+    role->agent_->Start();
+    role->WatchSession();
+  });
+  return role;
+}
+
+AgentRole::~AgentRole() { Stop(); }
+
+Status AgentRole::MakeTransports(const Config& config, const Host& host) {
+  std::vector<transport::Transport*> viable;
+  for (const std::string& name : config.transports) {
+    auto transport = MakeTransport(name, config, host.metrics);
+    if (Status can = transport->Viable(); !can.ok()) {
+      spdlog::warn("transport {} cannot run here: {}", name, can.ToString());
+      continue;
+    }
+    viable.push_back(transport.get());
+    transports_.push_back(std::move(transport));
+  }
+  if (viable.empty()) {
+    return Status(Code::kFailedPrecondition, Reason::kTransportFailed,
+                  "none of the configured transports can run here");
+  }
+  transfer::Options options{TuningOf(config), HostIdentity(), incarnation_, config.transports};
+  auto engine = OnStrand(strand_, [&] {
+    return transfer::Engine::Make(std::move(options), host.clock, strand_, host.workers, viable,
+                                  host.metrics);
+  });
+  if (!engine) return std::move(engine.error());
+  transfers_ = std::move(*engine);
+  for (const auto& transport : transports_) addresses_[transport->name()] = transport->address();
+  return OkStatus();
+}
+
+Status AgentRole::MakeAgent(const Config& config, const Host& host, CoordinatorRole* embedded) {
+  if (embedded != nullptr) {
+    port_ = rpc::MakeLocalCoordinatorPort(embedded->coordinator(), embedded->strand(), strand_);
+  } else {
+    rpc::CoordinatorClientOptions options;
+    options.address = config.coordinator;
+    options.message_bytes_max = config.message_bytes_max;
+    port_ = rpc::MakeGrpcCoordinatorClient(std::move(options), strand_);
+  }
+  agent::Options options;
+  options.job = config.job;
+  options.name = config.name;
+  options.incarnation = incarnation_;
+  options.host = HostIdentity();
+  options.addresses = addresses_;
+  options.stage_bytes_max = config.stage_bytes_max;
+  agent_ = OnStrand(strand_, [&] {
+    return agent::Agent::Make(std::move(options), host.clock, strand_, host.workers, *port_,
+                              *transfers_, host.metrics);
+  });
+  return OkStatus();
+}
+
+Status AgentRole::Serve(const Config& config, const Host& host) {
+  WW_RETURN_IF_ERROR(MakePrivateDirectory(DirectoryOf(config.agent_socket)));
+  fds_ = std::make_unique<rpc::FdTable>(host.clock);
+  fd_server_ = rpc::FdServer::Make(host.io, *fds_);
+  const auto message_bytes_max = static_cast<size_t>(config.message_bytes_max);
+  service_ = rpc::AgentService::Make({strand_, host.clock, host.metrics, message_bytes_max},
+                                     *agent_, *fds_, addresses_);
+  WW_ASSIGN_OR_STATUS(server_, rpc::GrpcServer::Start({message_bytes_max}, {service_->service()}));
+  WW_ASSIGN_OR_STATUS(fd_acceptor_,
+                      rpc::Acceptor::ListenUnix(host.io, config.agent_socket + ".fd", host.metrics,
+                                                [this](memory::UniqueFd connection) {
+                                                  fd_server_->Serve(std::move(connection));
+                                                }));
+  WW_ASSIGN_OR_STATUS(acceptor_,
+                      rpc::Acceptor::ListenUnix(host.io, config.agent_socket, host.metrics,
+                                                [this](memory::UniqueFd connection) {
+                                                  server_->HandOver(std::move(connection));
+                                                }));
+  return OkStatus();
+}
+
+void AgentRole::WatchSession() {
+  if (!agent_) return;
+  server_->SetServing(kServiceName, agent_->SessionStatus().ok());
+  strand_.PostAfter(kSessionCheck, [this] { WatchSession(); });
+}
+
+Window AgentRole::window() {
+  return {&strand_, [this] { return agent_->SessionStatus(); },
+          [this] { return AgentPage(agent_->SessionStatus(), agent_->Local()); }};
+}
+
+bool AgentRole::AwaitSession(Nanos limit) {
+  // Asked again and again for want of an event; only while the process starts.
+  const Nanos end = SystemClock().Now() + limit;
+  while (!OnStrand(strand_, [this] { return agent_->SessionStatus().ok(); })) {
+    if (SystemClock().Now() >= end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  OnStrand(strand_, [this] { server_->SetServing(kServiceName, true); });
+  return true;
+}
+
+void AgentRole::Stop() {
+  if (acceptor_) acceptor_->Close();
+  if (fd_acceptor_) fd_acceptor_->Close();
+  if (agent_) {
+    const bool drained = AwaitOnStrand(strand_, kDrainLimit,
+                                       [this](auto done) { agent_->Shutdown(std::move(done)); });
+    if (!drained) spdlog::warn("the agent did not drain in time");
+  }
+  const Status why(Code::kUnavailable, Reason::kShuttingDown, "the agent is shutting down");
+  if (service_) service_->EndStreams(why);
+  if (server_) server_->Shutdown(kCallsLimit);
+  if (fd_server_) fd_server_->CloseAll();
+  if (transfers_) {
+    AwaitOnStrand(strand_, kTransfersLimit,
+                  [this](auto done) { transfers_->Shutdown(std::move(done)); });
+    OnStrand(strand_, [this] {
+      agent_.reset();
+      port_.reset();
+      transfers_.reset();
+    });
+  }
+  transports_.clear();
+  strand_.Stop();
+}
+
+}  // namespace weightwire::daemon

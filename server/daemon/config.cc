@@ -1,0 +1,137 @@
+#include "server/daemon/config.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <thread>
+
+#include "server/daemon/listen_address.h"
+
+namespace weightwire::daemon {
+namespace {
+
+constexpr uint64_t kSlotOverhead = 128;  // plan/segments.h: sums and padding of a one-segment slot
+constexpr size_t kSocketPathMax = 104;   // room for ".fd" within a Unix socket's 107 bytes
+
+Status Invalid(const std::string& message) {
+  return Status(Code::kInvalidArgument, Reason::kConfigInvalid, message);
+}
+
+std::string HostName() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 && name[0] != '\0' ? name : "host";
+}
+
+/// What depends on the machine and was not set.
+void FillIn(Config& config) {
+  if (config.name.empty()) config.name = HostName();
+  if (config.agent_socket.empty()) config.agent_socket = DefaultAgentSocket();
+  if (config.worker_threads == 0) {
+    config.worker_threads = std::clamp(std::thread::hardware_concurrency(), 1u, 4u);
+  }
+}
+
+bool IsId(const std::string& text) {
+  return !text.empty() && text.size() <= 128 &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) {
+           return std::isalnum(c) || c == '.' || c == '_' || c == '-';
+         });
+}
+
+Status CheckSizes(const Config& config) {
+  if (config.slot_bytes % 4096 != 0) return Invalid("slot_bytes must be a multiple of 4096");
+  if (config.slot_bytes < config.segment_bytes_max + kSlotOverhead) {
+    return Invalid("slot_bytes must be at least segment_bytes_max + 128");
+  }
+  if (config.lease_ms < 2 * config.heartbeat_ms) {
+    return Invalid("lease_ms must be at least twice heartbeat_ms");
+  }
+  return OkStatus();
+}
+
+Status CheckNames(const Config& config) {
+  if (!IsId(config.job)) {
+    return Invalid("job must be 1 to 128 letters, digits, '.', '_' or '-'");
+  }
+  if (HasAgent(config.role) && config.agent_socket.size() > kSocketPathMax) {
+    return Invalid("agent_socket must have at most 104 bytes");
+  }
+  if (config.role == Role::kAgent && config.coordinator.empty()) {
+    return Status(Invalid("role agent needs the address of a coordinator"))
+        .Remedy("set coordinator, or run with role all");
+  }
+  static const std::vector<std::string> kLevels = {"trace", "debug", "info", "warn", "error"};
+  if (std::find(kLevels.begin(), kLevels.end(), config.log_level) == kLevels.end()) {
+    return Invalid("log_level: \"" + config.log_level +
+                   "\" is none of trace, debug, info, warn, error");
+  }
+  return OkStatus();
+}
+
+Status CheckListener(const Config& config, const char* key, const std::string& address) {
+  if (config.insecure || address.empty()) return OkStatus();
+  WW_ASSIGN_OR_STATUS(HostPort parsed, ParseHostPort(address));
+  if (IsLoopback(parsed.host)) return OkStatus();
+  return Status(Code::kFailedPrecondition, Reason::kInsecureListener,
+                std::string(key) + ": " + address +
+                    " can be reached from other hosts, and this version speaks plaintext only")
+      .Remedy("listen on loopback, or accept the risk with --insecure");
+}
+
+Status CheckListeners(const Config& config) {
+  if (HasCoordinator(config.role)) {
+    WW_RETURN_IF_ERROR(CheckListener(config, "listen", config.listen));
+  }
+  if (HasAgent(config.role)) {
+    WW_RETURN_IF_ERROR(CheckListener(config, "data_listen", config.data_listen));
+  }
+  return CheckListener(config, "http", config.http);
+}
+
+}  // namespace
+
+Result<Config> MakeConfig(const std::vector<std::pair<std::string, Values>>& layers) {
+  Config config;
+  for (const auto& [layer, values] : layers) {
+    for (const auto& [name, value] : values) {
+      const Key* key = FindKey(name);
+      WW_CHECK(key != nullptr);
+      if (Status status = key->set(config, value); !status.ok()) {
+        return Fail(Status(Code::kInvalidArgument, Reason::kConfigInvalid,
+                           name + " (from the " + layer + "): " + status.message())
+                        .Remedy(status.remedy()));
+      }
+    }
+  }
+  FillIn(config);
+  WW_FAIL_IF_ERROR(CheckNames(config));
+  WW_FAIL_IF_ERROR(CheckSizes(config));
+  WW_FAIL_IF_ERROR(CheckListeners(config));
+  return config;
+}
+
+std::string DefaultAgentSocket() {
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  const std::string base = runtime != nullptr && runtime[0] != '\0' ? runtime : "/tmp";
+  return base + "/weightwire-" + std::to_string(getuid()) + "/agent.sock";
+}
+
+std::string_view RoleName(Role role) {
+  switch (role) {
+    case Role::kAll:
+      return "all";
+    case Role::kCoordinator:
+      return "coordinator";
+    case Role::kAgent:
+      return "agent";
+  }
+  return "invalid";
+}
+
+int ExitCodeOf(const Status& status) {
+  return status.ok() ? 0 : 64 + static_cast<int>(status.reason());
+}
+
+}  // namespace weightwire::daemon

@@ -1,0 +1,104 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/base/status.h"
+
+/// The one validated configuration of weightwired. Precedence: flag > environment > file > default.
+namespace weightwire::daemon {
+
+enum class Role : int { kAll = 1, kCoordinator = 2, kAgent = 3 };
+enum class LogFormat : int { kJson = 1, kText = 2 };
+
+struct Config {
+  Role role = Role::kAll;
+  std::string job = "default";
+  std::string name;  ///< default: the host's name
+  std::string listen = "127.0.0.1:7411";
+  std::string http = "127.0.0.1:7412";
+  std::string agent_socket;
+  std::string coordinator;  ///< role agent
+  std::string data_listen = "127.0.0.1:0";
+  std::string advertise_host;
+  std::vector<std::string> transports = {"shm", "tcp"};
+  std::string state_dir;
+
+  uint32_t heartbeat_ms = 1'000;
+  uint32_t lease_ms = 5'000;
+  uint32_t prepare_deadline_ms = 30'000;
+  uint32_t transfer_deadline_ms = 120'000;
+  uint32_t staged_deadline_ms = 60'000;
+  uint32_t commit_deadline_ms = 30'000;
+  uint32_t abort_deadline_ms = 10'000;
+  uint32_t min_engines = 1;
+  uint32_t attempts_max = 3;
+  uint32_t members_max = 16'384;
+
+  uint32_t worker_threads = 0;  ///< 0: one per core, at most 4
+  uint32_t tcp_connections = 4;
+  uint32_t tcp_io_threads = 2;
+  uint64_t segment_bytes_max = 1 << 20;
+  uint64_t slot_bytes = 8 << 20;
+  uint32_t slots_in_pool = 16;
+  uint32_t window = 4;
+  uint64_t chunk_bytes = 4 << 20;
+  uint32_t gets_in_flight = 8;
+  uint32_t progress_timeout_ms = 30'000;
+  uint64_t stage_bytes_max = 0;
+
+  std::string log_level = "info";
+  LogFormat log_format = LogFormat::kJson;
+  bool insecure = false;
+  uint64_t message_bytes_max = 16 << 20;
+
+  friend bool operator==(const Config&, const Config&) = default;
+};
+
+/// One setting: `key` in the file, WEIGHTWIRE_<KEY> in the environment, `--key` (with dashes) as a
+/// flag. `set` checks the value on its own: kInvalidArgument / kConfigInvalid.
+struct Key {
+  std::string name;
+  std::string value_name;  ///< for help: "HOST:PORT", "MS", "BYTES"
+  std::string help;
+  std::function<Status(Config&, std::string_view)> set;
+  std::function<std::string(const Config&)> get;
+};
+const std::vector<Key>& Keys();
+/// nullptr when there is none.
+const Key* FindKey(std::string_view name);
+/// The key that `name` was probably meant to be.
+const Key& NearestKey(std::string_view name);
+
+using Values = std::map<std::string, std::string>;
+/// The settings of a YAML file: a flat map of scalars, or lists of scalars joined by commas.
+///   kInvalidArgument / kConfigInvalid  not readable, not YAML, or an unknown key (names the
+///   nearest)
+Result<Values> ValuesFromYaml(const std::string& path);
+/// The settings among the environment variables, read by `lookup` ("WEIGHTWIRE_LISTEN" → value).
+Values ValuesFromEnvironment(
+    const std::function<std::optional<std::string>(const std::string&)>& lookup);
+
+/// Defaults overlaid by `layers` in order (the last one wins), then checked as a whole.
+///   kInvalidArgument / kConfigInvalid         names the key and the layer
+///   kFailedPrecondition / kInsecureListener   a listener beyond loopback without `insecure`
+Result<Config> MakeConfig(const std::vector<std::pair<std::string, Values>>& layers);
+/// Every setting as a YAML file that MakeConfig turns into `config` again.
+std::string ToYaml(const Config& config);
+
+/// "${XDG_RUNTIME_DIR:-/tmp}/weightwire-$UID/agent.sock"
+std::string DefaultAgentSocket();
+
+std::string_view RoleName(Role role);
+inline bool HasCoordinator(Role role) { return role != Role::kAgent; }
+inline bool HasAgent(Role role) { return role != Role::kCoordinator; }
+
+/// Exit code of weightwired and wwctl for a failure: 64 + Reason.
+int ExitCodeOf(const Status& status);
+
+}  // namespace weightwire::daemon

@@ -1,0 +1,213 @@
+// The table of settings: everything that help, file, environment and flags know comes from here.
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <sstream>
+
+#include "server/daemon/config.h"
+#include "server/daemon/listen_address.h"
+
+namespace weightwire::daemon {
+namespace {
+
+Status Invalid(std::string message) {
+  return Status(Code::kInvalidArgument, Reason::kConfigInvalid, std::move(message));
+}
+
+Key Text(std::string name, std::string value_name, std::string help, std::string Config::*field) {
+  return {std::move(name), std::move(value_name), std::move(help),
+          [field](Config& config, std::string_view value) {
+            config.*field = std::string(value);
+            return OkStatus();
+          },
+          [field](const Config& config) { return config.*field; }};
+}
+
+template <typename Number>
+Key Numeric(std::string name, std::string value_name, std::string help, Number Config::*field,
+            Number min, Number max) {
+  return {std::move(name), std::move(value_name), std::move(help),
+          [field, min, max](Config& config, std::string_view value) {
+            Number number{};
+            const auto [end, error] =
+                std::from_chars(value.data(), value.data() + value.size(), number);
+            if (error != std::errc() || end != value.data() + value.size() || number < min ||
+                number > max) {
+              return Invalid('"' + std::string(value) + "\" is no number from " +
+                             std::to_string(min) + " to " + std::to_string(max));
+            }
+            config.*field = number;
+            return OkStatus();
+          },
+          [field](const Config& config) { return std::to_string(config.*field); }};
+}
+
+Key Millis(std::string name, std::string help, uint32_t Config::*field) {
+  return Numeric<uint32_t>(std::move(name), "MS", std::move(help), field, 10, 3'600'000);
+}
+
+/// A listener's or peer's address; empty is allowed where `optional`.
+Key Address(std::string name, std::string help, std::string Config::*field, bool optional) {
+  Key key = Text(std::move(name), "HOST:PORT", std::move(help), field);
+  key.set = [field, optional](Config& config, std::string_view value) {
+    if (!(optional && value.empty())) {
+      if (auto parsed = ParseHostPort(value); !parsed) return parsed.error();
+    }
+    config.*field = std::string(value);
+    return OkStatus();
+  };
+  return key;
+}
+
+template <typename Enum>
+Key Choice(std::string name, std::string help, Enum Config::*field,
+           std::vector<std::pair<std::string, Enum>> choices) {
+  std::string names;
+  for (const auto& [text, value] : choices) names += (names.empty() ? "" : "|") + text;
+  return {std::move(name), names, std::move(help),
+          [field, choices, names](Config& config, std::string_view value) {
+            for (const auto& [text, choice] : choices) {
+              if (text == value) {
+                config.*field = choice;
+                return OkStatus();
+              }
+            }
+            return Invalid('"' + std::string(value) + "\" is none of " + names);
+          },
+          [field, choices](const Config& config) {
+            for (const auto& [text, choice] : choices) {
+              if (choice == config.*field) return text;
+            }
+            return std::string();
+          }};
+}
+
+Key Transports() {
+  return {"transports", "LIST", "data transports in order of preference (shm, tcp)",
+          [](Config& config, std::string_view value) {
+            std::vector<std::string> list;
+            std::istringstream in{std::string(value)};
+            for (std::string item; std::getline(in, item, ',');) {
+              item.erase(std::remove(item.begin(), item.end(), ' '), item.end());
+              if (item != "shm" && item != "tcp") {
+                return Invalid("\"" + item + "\" is no transport; shm and tcp are");
+              }
+              if (std::find(list.begin(), list.end(), item) != list.end()) {
+                return Invalid(item + " is named twice");
+              }
+              list.push_back(item);
+            }
+            if (list.empty()) return Invalid("at least one transport is needed");
+            config.transports = std::move(list);
+            return OkStatus();
+          },
+          [](const Config& config) {
+            std::string out;
+            for (const std::string& item : config.transports)
+              out += (out.empty() ? "" : ",") + item;
+            return out;
+          }};
+}
+
+std::vector<Key> MakeKeys() {
+  constexpr uint64_t kTiB = uint64_t{1} << 40;
+  return {
+      Choice<Role>(
+          "role", "what this process is", &Config::role,
+          {{"all", Role::kAll}, {"coordinator", Role::kCoordinator}, {"agent", Role::kAgent}}),
+      Text("job", "NAME", "job that it serves; letters, digits, '.', '_', '-'", &Config::job),
+      Text("name", "NAME", "name for people (default: the host's)", &Config::name),
+      Address("listen", "coordinator's gRPC listener; port 0: any", &Config::listen, false),
+      Address("http", "metrics, health and status page; empty: none", &Config::http, true),
+      Text("agent_socket", "PATH", "agent's Unix socket, in a directory of mode 0700",
+           &Config::agent_socket),
+      Address("coordinator", "coordinator to join (role agent)", &Config::coordinator, true),
+      Address("data_listen", "data plane listener (tcp)", &Config::data_listen, false),
+      Text("advertise_host", "HOST", "host that peers are told for the data plane",
+           &Config::advertise_host),
+      Transports(),
+      Text("state_dir", "DIR", "directory of the journal; empty: in memory, lost at exit",
+           &Config::state_dir),
+      Millis("heartbeat_ms", "an agent's heartbeat", &Config::heartbeat_ms),
+      Millis("lease_ms", "silence after which an agent is lost", &Config::lease_ms),
+      Millis("prepare_deadline_ms", "limit of the phase preparing", &Config::prepare_deadline_ms),
+      Millis("transfer_deadline_ms", "limit of the phase transferring",
+             &Config::transfer_deadline_ms),
+      Millis("staged_deadline_ms", "wait for a manual commit", &Config::staged_deadline_ms),
+      Millis("commit_deadline_ms", "limit of the phase committing", &Config::commit_deadline_ms),
+      Millis("abort_deadline_ms", "limit of the phase aborting", &Config::abort_deadline_ms),
+      Numeric<uint32_t>("min_engines", "N", "complete engines that a publish waits for",
+                        &Config::min_engines, 0, 16'384),
+      Numeric<uint32_t>("attempts_max", "N", "epochs tried for one version", &Config::attempts_max,
+                        1, 100),
+      Numeric<uint32_t>("members_max", "N", "processes that may register", &Config::members_max, 1,
+                        1'000'000),
+      Numeric<uint32_t>("worker_threads", "N", "threads that pack and plan; 0: cores, at most 4",
+                        &Config::worker_threads, 0, 256),
+      Numeric<uint32_t>("tcp_connections", "N", "sockets of one tcp data session",
+                        &Config::tcp_connections, 1, 16),
+      Numeric<uint32_t>("tcp_io_threads", "N", "threads that serve tcp data sockets",
+                        &Config::tcp_io_threads, 1, 64),
+      Numeric<uint64_t>("segment_bytes_max", "BYTES", "most bytes under one sum",
+                        &Config::segment_bytes_max, 4'096, uint64_t{1} << 30),
+      Numeric<uint64_t>("slot_bytes", "BYTES", "one slot; a multiple of 4096", &Config::slot_bytes,
+                        8'192, uint64_t{1} << 32),
+      Numeric<uint32_t>("slots_in_pool", "N", "slots of this process", &Config::slots_in_pool, 1,
+                        65'536),
+      Numeric<uint32_t>("window", "N", "slots announced ahead, per stream", &Config::window, 1,
+                        1'024),
+      Numeric<uint64_t>("chunk_bytes", "BYTES", "most bytes of one read", &Config::chunk_bytes,
+                        4'096, uint64_t{1} << 26),
+      Numeric<uint32_t>("gets_in_flight", "N", "reads under way, per stream",
+                        &Config::gets_in_flight, 1, 256),
+      Millis("progress_timeout_ms", "a stream without progress for this long fails",
+             &Config::progress_timeout_ms),
+      Numeric<uint64_t>("stage_bytes_max", "BYTES",
+                        "budget of stages and snapshots; 0: half of RAM", &Config::stage_bytes_max,
+                        0, 1'024 * kTiB),
+      Text("log_level", "LEVEL", "trace, debug, info, warn or error", &Config::log_level),
+      Choice<LogFormat>("log_format", "how logs are written to stderr", &Config::log_format,
+                        {{"json", LogFormat::kJson}, {"text", LogFormat::kText}}),
+      Choice<bool>("insecure", "allow plaintext listeners beyond loopback", &Config::insecure,
+                   {{"false", false}, {"true", true}}),
+      Numeric<uint64_t>("message_bytes_max", "BYTES", "largest gRPC message",
+                        &Config::message_bytes_max, 4'096, uint64_t{1} << 29),
+  };
+}
+
+size_t Distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+const std::vector<Key>& Keys() {
+  static const std::vector<Key> keys = MakeKeys();
+  return keys;
+}
+
+const Key* FindKey(std::string_view name) {
+  for (const Key& key : Keys()) {
+    if (key.name == name) return &key;
+  }
+  return nullptr;
+}
+
+const Key& NearestKey(std::string_view name) {
+  return *std::min_element(Keys().begin(), Keys().end(), [&](const Key& a, const Key& b) {
+    return Distance(a.name, name) < Distance(b.name, name);
+  });
+}
+
+}  // namespace weightwire::daemon

@@ -1,0 +1,118 @@
+#include "server/daemon/coordinator_role.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "server/daemon/directories.h"
+#include "server/daemon/pages.h"
+#include "server/daemon/strand_call.h"
+#include "server/rpc/random.h"
+
+namespace weightwire::daemon {
+namespace {
+
+constexpr char kServiceName[] = "weightwire.v1.Coordinator";
+constexpr std::chrono::milliseconds kDrainLimit(1'500);
+constexpr std::chrono::milliseconds kCallsLimit(300);
+
+coordinator::Options OptionsOf(const Config& config) {
+  using std::chrono::milliseconds;
+  coordinator::Options out;
+  out.job = config.job;
+  out.heartbeat = milliseconds(config.heartbeat_ms);
+  out.lease = milliseconds(config.lease_ms);
+  out.prepare_deadline = milliseconds(config.prepare_deadline_ms);
+  out.transfer_deadline = milliseconds(config.transfer_deadline_ms);
+  out.staged_deadline = milliseconds(config.staged_deadline_ms);
+  out.commit_deadline = milliseconds(config.commit_deadline_ms);
+  out.abort_deadline = milliseconds(config.abort_deadline_ms);
+  out.min_engines = config.min_engines;
+  out.attempts_max = config.attempts_max;
+  out.members_max = config.members_max;
+  out.random_ticket = [] {
+    Ticket ticket;
+    rpc::RandomBytes(ticket.data(), ticket.size());
+    return ticket;
+  };
+  return out;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CoordinatorRole>> CoordinatorRole::Start(const Config& config,
+                                                                const Host& host) {
+  std::unique_ptr<CoordinatorRole> role(new CoordinatorRole());
+  WW_FAIL_IF_ERROR(role->OpenJournal(config, host));
+  auto made = OnStrand(role->strand_, [&] {
+    return coordinator::Coordinator::Make(OptionsOf(config), host.clock, role->strand_,
+                                          host.workers, *role->journal_, host.metrics);
+  });
+  if (!made) return Fail(std::move(made.error()));
+  role->coordinator_ = std::move(*made);
+  WW_FAIL_IF_ERROR(role->Serve(config, host));
+  return role;
+}
+
+CoordinatorRole::~CoordinatorRole() { Stop(); }
+
+Status CoordinatorRole::OpenJournal(const Config& config, const Host& host) {
+  std::string path;
+  if (config.state_dir.empty()) {
+    spdlog::warn("no state_dir: commits are kept in memory and lost when this process ends");
+  } else {
+    WW_RETURN_IF_ERROR(MakePrivateDirectory(config.state_dir));
+    path = config.state_dir + "/journal.sqlite";
+  }
+  const Nanos start = host.clock.Now();
+  WW_ASSIGN_OR_STATUS(journal_, store::SqliteJournal::Open(path, strand_, host.metrics));
+  host.metrics.Set("journal_recovery_seconds",
+                   std::chrono::duration<double>(host.clock.Now() - start).count());
+  return OkStatus();
+}
+
+Status CoordinatorRole::Serve(const Config& config, const Host& host) {
+  service_ = rpc::CoordinatorService::Make(
+      {strand_, host.clock, host.metrics, static_cast<size_t>(config.message_bytes_max)},
+      *coordinator_);
+  WW_ASSIGN_OR_STATUS(server_,
+                      rpc::GrpcServer::Start({static_cast<size_t>(config.message_bytes_max)},
+                                             {service_->service()}));
+  WW_ASSIGN_OR_STATUS(acceptor_,
+                      rpc::Acceptor::ListenTcp(host.io, config.listen, host.metrics,
+                                               [this](memory::UniqueFd connection) {
+                                                 server_->HandOver(std::move(connection));
+                                               }));
+  OnStrand(strand_, [this] {
+    auto tell = [this] { server_->SetServing(kServiceName, coordinator_->Ready()); };
+    tell();
+    coordinator_->Watch(tell);
+  });
+  return OkStatus();
+}
+
+Window CoordinatorRole::window() {
+  return {&strand_,
+          [this] {
+            if (coordinator_->Ready()) return OkStatus();
+            return Status(Code::kUnavailable, Reason::kNotReady,
+                          "coordinator: nothing is committed");
+          },
+          [this] { return CoordinatorPage(coordinator_->Snapshot()); }};
+}
+
+void CoordinatorRole::Stop() {
+  if (acceptor_) acceptor_->Close();
+  if (coordinator_) {
+    const bool drained = AwaitOnStrand(
+        strand_, kDrainLimit, [this](auto done) { coordinator_->Shutdown(std::move(done)); });
+    if (!drained) spdlog::warn("the coordinator did not drain in time");
+  }
+  const Status why(Code::kUnavailable, Reason::kShuttingDown, "the coordinator is shutting down");
+  if (service_) service_->EndStreams(why);
+  if (server_) server_->Shutdown(kCallsLimit);
+  if (coordinator_) OnStrand(strand_, [this] { coordinator_.reset(); });
+  strand_.Stop();
+}
+
+}  // namespace weightwire::daemon

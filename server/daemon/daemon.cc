@@ -1,0 +1,170 @@
+#include "server/daemon/daemon.h"
+
+#include <dirent.h>
+#include <spdlog/spdlog.h>
+#include <sys/resource.h>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <csignal>
+#include <utility>
+#include <vector>
+
+#include "server/daemon/agent_role.h"
+#include "server/daemon/coordinator_role.h"
+#include "server/daemon/http_server.h"
+#include "server/metrics/prometheus_sink.h"
+
+namespace weightwire::daemon {
+namespace {
+
+constexpr std::chrono::seconds kSessionWait(5);
+
+int OpenDescriptors() {
+  DIR* directory = opendir("/proc/self/fd");
+  if (directory == nullptr) return 0;
+  int count = -3;  // ".", ".." and the directory itself
+  while (readdir(directory) != nullptr) ++count;
+  closedir(directory);
+  return count;
+}
+
+void SetProcessGauges(metrics::Sink& metrics) {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  metrics.Set("open_fds", OpenDescriptors());
+  metrics.Set("max_fds", static_cast<double>(limit.rlim_cur));
+}
+
+/// Asks each window in turn, on its strand; `done` gets the answers.
+template <typename Answer>
+void AskAll(std::shared_ptr<const std::vector<Window>> windows,
+            std::function<Answer()> Window::*what, std::function<void(std::vector<Answer>)> done,
+            std::vector<Answer> answers = {}) {
+  if (answers.size() == windows->size()) return done(std::move(answers));
+  const Window& window = (*windows)[answers.size()];
+  window.strand->Post(
+      [windows, what, done = std::move(done), answers = std::move(answers), &window]() mutable {
+        answers.push_back((window.*what)());
+        AskAll(std::move(windows), what, std::move(done), std::move(answers));
+      });
+}
+
+class DaemonImpl final : public Daemon {
+ public:
+  explicit DaemonImpl(const Config& config)
+      : config_(config), workers_("worker", static_cast<int>(config.worker_threads)) {}
+  ~DaemonImpl() override { Stop(); }
+
+  Status Open() {
+    metrics::DeclareAll(sink_);
+    sink_.Set("build_info", 1, {{"version", WEIGHTWIRE_VERSION}});
+    sink_.Set("insecure_mode", config_.insecure ? 1 : 0, {});
+    const Host host{io_, workers_, SystemClock(), sink_};
+    if (HasCoordinator(config_.role)) {
+      WW_ASSIGN_OR_STATUS(coordinator_, CoordinatorRole::Start(config_, host));
+    }
+    if (HasAgent(config_.role)) {
+      WW_ASSIGN_OR_STATUS(agent_, AgentRole::Start(config_, host, coordinator_.get()));
+    }
+    WW_RETURN_IF_ERROR(OpenHttp());
+    if (agent_ && !agent_->AwaitSession(kSessionWait)) {
+      spdlog::warn("no session with the coordinator yet; the agent keeps trying");
+    }
+    return OkStatus();
+  }
+
+  std::string ReadyLine() const override {
+    std::string out = "weightwired ready role=" + std::string(RoleName(config_.role));
+    if (coordinator_) out += " grpc=" + coordinator_->address();
+    if (http_acceptor_) out += " http=" + http_acceptor_->address();
+    if (agent_) out += " agent=" + agent_->address();
+    return out;
+  }
+
+  void Run() override {
+    boost::asio::signal_set signals(io_, SIGTERM, SIGINT);
+    signals.async_wait([this](boost::system::error_code error, int signal) {
+      if (error) return;
+      spdlog::info("signal {}: shutting down", signal);
+      io_.stop();
+    });
+    io_.run();
+    signals.clear();
+  }
+
+  void Stop() override {
+    if (std::exchange(stopped_, true)) return;
+    if (http_acceptor_) http_acceptor_->Close();
+    if (http_) http_->CloseAll();
+    if (agent_) agent_->Stop();
+    if (coordinator_) coordinator_->Stop();
+    workers_.Stop();
+    spdlog::info("stopped");
+  }
+
+ private:
+  Status OpenHttp() {
+    if (config_.http.empty()) return OkStatus();
+    auto windows = std::make_shared<std::vector<Window>>();
+    if (coordinator_) windows->push_back(coordinator_->window());
+    if (agent_) windows->push_back(agent_->window());
+    http_ = HttpServer::Make(io_, Pages(std::move(windows)));
+    WW_ASSIGN_OR_STATUS(
+        http_acceptor_,
+        rpc::Acceptor::ListenTcp(io_, config_.http, sink_, [this](memory::UniqueFd connection) {
+          http_->Serve(std::move(connection));
+        }));
+    return OkStatus();
+  }
+
+  std::map<std::string, HttpPage> Pages(std::shared_ptr<const std::vector<Window>> windows) {
+    std::map<std::string, HttpPage> pages;
+    pages["/metrics"] = [this](HttpRespond respond) {
+      SetProcessGauges(sink_);
+      respond({200, "text/plain; version=0.0.4; charset=utf-8", sink_.Text()});
+    };
+    // Alive: every strand still takes its turn.
+    pages["/healthz"] = [windows](HttpRespond respond) {
+      AskAll<Status>(windows, &Window::ready,
+                     [respond](std::vector<Status>) { respond({.body = "alive\n"}); });
+    };
+    pages["/readyz"] = [windows](HttpRespond respond) {
+      AskAll<Status>(windows, &Window::ready, [respond](std::vector<Status> answers) {
+        HttpReply reply{.body = "ready\n"};
+        for (const Status& status : answers) {
+          if (!status.ok()) reply = {.status = 503, .body = status.ToString() + "\n"};
+        }
+        respond(std::move(reply));
+      });
+    };
+    pages["/"] = [windows](HttpRespond respond) {
+      AskAll<std::string>(windows, &Window::page, [respond](std::vector<std::string> texts) {
+        HttpReply reply;
+        for (const std::string& text : texts) reply.body += text + "\n";
+        respond(std::move(reply));
+      });
+    };
+    return pages;
+  }
+
+  const Config config_;
+  metrics::PrometheusSink sink_;
+  boost::asio::io_context io_{1};
+  ThreadExecutor workers_;
+  std::unique_ptr<CoordinatorRole> coordinator_;
+  std::unique_ptr<AgentRole> agent_;
+  std::unique_ptr<HttpServer> http_;
+  std::unique_ptr<rpc::Acceptor> http_acceptor_;
+  bool stopped_ = false;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
+  auto daemon = std::make_unique<DaemonImpl>(config);
+  WW_FAIL_IF_ERROR(daemon->Open());
+  return daemon;
+}
+
+}  // namespace weightwire::daemon

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "server/base/status.h"
+#include "server/daemon/config.h"
+
+namespace weightwire::daemon {
+
+/// One weightwired: its roles, listeners and HTTP pages. Everything is called on one thread.
+class Daemon {
+ public:
+  /// Binds every listener and, where there is an agent, waits up to 5 s for its session.
+  static Result<std::unique_ptr<Daemon>> Start(const Config& config);
+  virtual ~Daemon() = default;
+
+  /// "weightwired ready role=all grpc=… http=… agent=unix:…"
+  virtual std::string ReadyLine() const = 0;
+  /// Serves until SIGTERM or SIGINT. From then on a second signal ends the process at once.
+  virtual void Run() = 0;
+  /// Answers everything that waits and closes, within 5 s.
+  virtual void Stop() = 0;
+};
+
+}  // namespace weightwire::daemon

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "server/memory/region.h"
+
+namespace boost::asio {
+class io_context;
+}  // namespace boost::asio
+
+namespace weightwire::daemon {
+
+struct HttpReply {
+  int status = 200;
+  std::string content_type = "text/plain; charset=utf-8";
+  std::string body;
+};
+/// Called once, from any thread.
+using HttpRespond = std::function<void(HttpReply)>;
+/// Runs on the io_context's thread and must not block: it may answer later.
+using HttpPage = std::function<void(HttpRespond)>;
+
+/// A small HTTP/1.1 server for GET and HEAD on fixed paths. Limits: 64 connections, 8 KiB of
+/// header, no body, 5 s for each request (a page that does not answer in time is a 503). Belongs to
+/// the io_context's thread.
+class HttpServer {
+ public:
+  static std::unique_ptr<HttpServer> Make(boost::asio::io_context& io,
+                                          std::map<std::string, HttpPage> pages);
+  virtual ~HttpServer() = default;
+  /// A connected socket.
+  virtual void Serve(memory::UniqueFd connection) = 0;
+  virtual void CloseAll() = 0;
+};
+
+}  // namespace weightwire::daemon

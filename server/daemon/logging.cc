@@ -1,0 +1,93 @@
+#include "server/daemon/logging.h"
+
+#include <grpc/support/log.h>
+#include <spdlog/details/os.h>
+#include <spdlog/fmt/chrono.h>
+#include <spdlog/formatter.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace weightwire::daemon {
+namespace {
+
+void AppendJsonText(std::string_view text, spdlog::memory_buf_t& out) {
+  out.push_back('"');
+  for (char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out.push_back('\\');
+      out.push_back(c);
+    } else if (byte < 0x20) {
+      fmt::format_to(std::back_inserter(out), "\\u{:04x}", byte);
+    } else {
+      out.push_back(c);
+    }
+  }
+  out.push_back('"');
+}
+
+class JsonFormatter final : public spdlog::formatter {
+ public:
+  explicit JsonFormatter(std::string fields) : fields_(std::move(fields)) {}
+
+  void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
+    const auto since = message.time.time_since_epoch();
+    const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(since).count();
+    const std::tm utc = spdlog::details::os::gmtime(static_cast<std::time_t>(micros / 1'000'000));
+    fmt::format_to(std::back_inserter(out), "{{\"time\":\"{:%Y-%m-%dT%H:%M:%S}.{:06}Z\"", utc,
+                   micros % 1'000'000);
+    fmt::format_to(std::back_inserter(out), ",\"level\":\"{}\",\"thread\":{}{},\"message\":",
+                   spdlog::level::to_string_view(message.level), message.thread_id, fields_);
+    AppendJsonText({message.payload.data(), message.payload.size()}, out);
+    out.push_back('}');
+    out.push_back('\n');
+  }
+
+  std::unique_ptr<spdlog::formatter> clone() const override {
+    return std::make_unique<JsonFormatter>(fields_);
+  }
+
+ private:
+  const std::string fields_;  ///< constant fields, ready to be inserted
+};
+
+std::string ConstantFields(const Config& config) {
+  spdlog::memory_buf_t out;
+  auto add = [&out](std::string_view name, std::string_view value) {
+    fmt::format_to(std::back_inserter(out), ",\"{}\":", name);
+    AppendJsonText(value, out);
+  };
+  add("role", RoleName(config.role));
+  add("job", config.job);
+  add("name", config.name);
+  return fmt::to_string(out);
+}
+
+void LogFromGrpc(gpr_log_func_args* args) {
+  const auto level = args->severity == GPR_LOG_SEVERITY_ERROR  ? spdlog::level::err
+                     : args->severity == GPR_LOG_SEVERITY_INFO ? spdlog::level::info
+                                                               : spdlog::level::debug;
+  spdlog::log(level, "grpc: {}", args->message);
+}
+
+}  // namespace
+
+void StartLogging(const Config& config) {
+  auto logger = std::make_shared<spdlog::logger>("weightwire",
+                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  if (config.log_format == LogFormat::kJson) {
+    logger->set_formatter(std::make_unique<JsonFormatter>(ConstantFields(config)));
+  } else {
+    logger->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %v");
+  }
+  logger->set_level(spdlog::level::from_str(config.log_level));
+  logger->flush_on(spdlog::level::info);
+  spdlog::set_default_logger(std::move(logger));
+  gpr_set_log_function(LogFromGrpc);
+}
+
+}  // namespace weightwire::daemon

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "server/agent/agent.h"
+#include "server/coordinator/coordinator.h"
+
+namespace weightwire::daemon {
+
+/// The status page as text: what everyone waits for first, then engines, epochs and participants.
+std::string CoordinatorPage(const coordinator::StatusSnapshot& snapshot);
+std::string AgentPage(const Status& session, const std::vector<agent::LocalStatus>& locals);
+
+}  // namespace weightwire::daemon
