@@ -35,14 +35,18 @@ std::string PathsText(const v1::StatusResponse::Epoch& epoch) {
   std::string text;
   for (const auto& [name, bytes] : std::map<std::string, int64_t>(
            epoch.bytes_by_transport().begin(), epoch.bytes_by_transport().end())) {
-    text += (text.empty() ? "" : ", ") + name + " " + BytesText(bytes);
+    if (!text.empty()) text += ", ";
+    text.append(name).append(" ").append(BytesText(bytes));
   }
   return text.empty() ? "-" : text;
 }
 
 std::string Joined(const google::protobuf::RepeatedPtrField<std::string>& words) {
   std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+  for (const std::string& word : words) {
+    if (!text.empty()) text += ", ";
+    text += word;
+  }
   return text;
 }
 
@@ -63,9 +67,9 @@ std::string Json(const google::protobuf::Message& message) {
 
 template <typename Messages>
 std::string JsonArray(const Messages& messages) {
-  std::string text = "[";
-  for (const auto& message : messages) text += (text.size() == 1 ? "" : ",") + Json(message);
-  return text + "]\n";
+  std::string text;
+  for (const auto& message : messages) text.append(text.empty() ? "[" : ",").append(Json(message));
+  return text.append(text.empty() ? "[]\n" : "]\n");
 }
 
 }  // namespace
@@ -117,7 +121,7 @@ std::string StatusText(const v1::StatusResponse& status) {
   if (!status.deciding()) {
     text += "NOT DECIDING: the journal failed; restart the coordinator once its disk works\n";
   }
-  text += "\n" + EnginesText(status) + "\n";
+  text += '\n' + EnginesText(status) + '\n';
   v1::StatusResponse newest;
   constexpr int kShown = 5;
   for (int i = 0; i < std::min(kShown, status.epochs_size()); ++i) {
