@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import ctypes
 import os
 import shutil
@@ -148,13 +147,14 @@ class Demo:
     def _publish_and_kill(self, version: int, victim: Engine) -> str:
         done: list = []
         publisher = threading.Thread(target=lambda: done.append(self.fleet.publish(version)))
-        with contextlib.closing(self.fleet.stub.Watch(pb.WatchRequest(min_interval_ms=1), timeout=60)) as states:
-            publisher.start()
-            for status in states:
-                moving = [e for e in status.epochs if e.version == version]
-                if moving and moving[0].phase >= types_pb2.EPOCH_PHASE_TRANSFERRING:
-                    victim.ranks[1].kill()
-                    break
+        states = self.fleet.stub.Watch(pb.WatchRequest(min_interval_ms=1), timeout=60)
+        publisher.start()
+        for status in states:
+            moving = [e for e in status.epochs if e.version == version]
+            if moving and moving[0].phase >= types_pb2.EPOCH_PHASE_TRANSFERRING:
+                victim.ranks[1].kill()
+                states.cancel()
+                break
         publisher.join(90)
         if not done:
             raise AssertionError(f"version {version} was not released after the kill")
