@@ -115,7 +115,8 @@ void DeclareService(Sink& sink) {
   sink.DeclareGauge("max_fds", "Most file descriptors that the process may open");
   sink.DeclareHistogram("journal_fsync_seconds", "Time to make one journal record durable",
                         Seconds());
-  sink.DeclareGauge("journal_bytes", "Size of the journal");
+  sink.DeclareGauge("journal_bytes", "Size of the records in the journal");
+  sink.DeclareGauge("journal_recovery_seconds", "Time to open and read the journal at start");
 }
 
 }  // namespace

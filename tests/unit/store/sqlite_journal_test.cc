@@ -1,0 +1,198 @@
+#include "server/store/sqlite_journal.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sqlite3.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <optional>
+
+#include "server/base/thread_executor.h"
+
+namespace weightwire::store {
+namespace {
+
+using coordinator::CommitRecord;
+using coordinator::JournalRecord;
+using coordinator::ReserveRecord;
+
+class SqliteJournalTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char pattern[] = "/tmp/weightwire-store-XXXXXX";
+    directory_ = mkdtemp(pattern);
+    path_ = directory_ + "/journal.sqlite";
+  }
+  void TearDown() override {
+    chmod(directory_.c_str(), 0700);
+    std::filesystem::remove_all(directory_);
+  }
+
+  std::unique_ptr<SqliteJournal> Open() {
+    auto journal = SqliteJournal::Open(path_, strand_, metrics::Null());
+    EXPECT_TRUE(journal) << journal.error().ToString();
+    return std::move(*journal);
+  }
+
+  /// Appends and waits for the answer.
+  Status Append(SqliteJournal& journal, JournalRecord record) {
+    std::mutex mutex;
+    std::condition_variable answered;
+    std::optional<Status> out;
+    journal.Append(std::move(record), [&](Status status) {
+      std::lock_guard lock(mutex);
+      out = std::move(status);
+      answered.notify_all();
+    });
+    std::unique_lock lock(mutex);
+    answered.wait(lock, [&] { return out.has_value(); });
+    return *out;
+  }
+
+  void Execute(const std::string& sql) {
+    sqlite3* db = nullptr;
+    ASSERT_EQ(sqlite3_open(path_.c_str(), &db), SQLITE_OK);
+    EXPECT_EQ(sqlite3_exec(db, sql.c_str(), nullptr, nullptr, nullptr), SQLITE_OK)
+        << sqlite3_errmsg(db);
+    sqlite3_close(db);
+  }
+
+  ThreadExecutor strand_{"strand", 1};
+  std::string directory_;
+  std::string path_;
+};
+
+std::vector<JournalRecord> SomeRecords() {
+  return {ReserveRecord{Epoch(1'024)}, CommitRecord{Epoch(1), Version(10), {"engine-a"}},
+          CommitRecord{Epoch(3), Version(12), {"engine-a", "engine-b"}}};
+}
+
+TEST_F(SqliteJournalTest, GivesBackWhatWasAppendedInOrder) {
+  for (const auto& record : SomeRecords()) EXPECT_TRUE(Append(*Open(), record).ok());
+  EXPECT_EQ(Open()->Read(), SomeRecords());
+}
+
+TEST_F(SqliteJournalTest, InMemoryForgets) {
+  path_.clear();
+  auto journal = Open();
+  EXPECT_TRUE(Append(*journal, SomeRecords()[0]).ok());
+  EXPECT_EQ(journal->Read()->size(), 1u);
+  EXPECT_TRUE(Open()->Read()->empty());
+}
+
+TEST_F(SqliteJournalTest, AnswersInTheOrderOfTheCallsOnTheStrand) {
+  auto journal = Open();
+  std::vector<int> order;
+  for (int i = 0; i < 50; ++i) {
+    journal->Append(ReserveRecord{Epoch(i)}, [&order, i](Status status) {
+      EXPECT_TRUE(status.ok());
+      order.push_back(i);  // unguarded: only the strand runs this
+    });
+  }
+  EXPECT_TRUE(Append(*journal, ReserveRecord{Epoch(50)}).ok());
+  ASSERT_EQ(order.size(), 50u);
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(order[i], i);
+}
+
+TEST_F(SqliteJournalTest, DestructionWritesWhatWasAppended) {
+  {
+    auto journal = Open();
+    for (const auto& record : SomeRecords()) journal->Append(record, [](Status) {});
+  }
+  EXPECT_EQ(Open()->Read(), SomeRecords());
+}
+
+TEST_F(SqliteJournalTest, SurvivesKillOfTheProcess) {
+  const pid_t child = fork();
+  if (child == 0) {
+    ThreadExecutor strand("strand", 1);
+    auto journal = SqliteJournal::Open(path_, strand, metrics::Null());
+    std::atomic<int> durable = 0;
+    for (const auto& record : SomeRecords()) {
+      (*journal)->Append(record, [&](Status status) {
+        if (status.ok() && ++durable == 3) kill(getpid(), SIGKILL);
+      });
+    }
+    pause();
+  }
+  int how = 0;
+  waitpid(child, &how, 0);
+  ASSERT_TRUE(WIFSIGNALED(how));
+  EXPECT_EQ(Open()->Read(), SomeRecords());
+}
+
+TEST_F(SqliteJournalTest, RefusesASecondOwner) {
+  auto first = Open();
+  // Another connection of the same process would share SQLite's locks only under shared cache.
+  auto second = SqliteJournal::Open(path_, strand_, metrics::Null());
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().reason(), Reason::kJournalFailed);
+  EXPECT_NE(second.error().message().find(path_), std::string::npos);
+}
+
+TEST_F(SqliteJournalTest, RefusesAnUnknownSchema) {
+  Open();
+  Execute("UPDATE meta SET schema = 99");
+  auto journal = SqliteJournal::Open(path_, strand_, metrics::Null());
+  ASSERT_FALSE(journal);
+  EXPECT_NE(journal.error().message().find("schema 99"), std::string::npos);
+}
+
+TEST_F(SqliteJournalTest, NamesARowThatDoesNotDecode) {
+  EXPECT_TRUE(Append(*Open(), SomeRecords()[0]).ok());
+  Execute("UPDATE journal SET record = x'00'");
+  auto records = Open()->Read();
+  ASSERT_FALSE(records);
+  EXPECT_EQ(records.error().code(), Code::kDataLoss);
+  EXPECT_NE(records.error().message().find("row 1"), std::string::npos);
+}
+
+TEST_F(SqliteJournalTest, RefusesAFileThatIsNoDatabase) {
+  { std::ofstream(path_) << "this is no database, but it is long enough to look at"; }
+  EXPECT_FALSE(SqliteJournal::Open(path_, strand_, metrics::Null()));
+}
+
+TEST_F(SqliteJournalTest, RefusesADirectoryThatIsAbsent) {
+  auto journal = SqliteJournal::Open(directory_ + "/absent/journal", strand_, metrics::Null());
+  ASSERT_FALSE(journal);
+  EXPECT_EQ(journal.error().reason(), Reason::kJournalFailed);
+}
+
+TEST_F(SqliteJournalTest, RefusesAReadOnlyFile) {
+  if (geteuid() == 0) GTEST_SKIP() << "root writes to read-only files";
+  Open();
+  chmod(path_.c_str(), 0400);
+  EXPECT_FALSE(SqliteJournal::Open(path_, strand_, metrics::Null()));
+}
+
+/// A full disk, as far as a process can make one for itself: no file may grow beyond the limit.
+TEST_F(SqliteJournalTest, FailsForGoodWhenTheDiskIsFull) {
+  auto journal = Open();
+  ASSERT_TRUE(Append(*journal, ReserveRecord{Epoch(1)}).ok());
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit full = before;
+  full.rlim_cur = 64 << 10;
+  setrlimit(RLIMIT_FSIZE, &full);
+  const JournalRecord large = CommitRecord{Epoch(2), Version(2), {std::string(256 << 10, 'e')}};
+  const Status status = Append(*journal, large);
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_EQ(status.reason(), Reason::kJournalFailed);
+  // Space is back, but a record after a lost one would be a lie.
+  EXPECT_EQ(Append(*journal, ReserveRecord{Epoch(3)}).reason(), Reason::kJournalFailed);
+  journal.reset();
+  EXPECT_EQ(Open()->Read(), (std::vector<JournalRecord>{ReserveRecord{Epoch(1)}}));
+}
+
+}  // namespace
+}  // namespace weightwire::store

@@ -1,0 +1,163 @@
+#include "server/wire/control.h"
+
+#include <gtest/gtest.h>
+
+#include "server/wire/limits.h"
+#include "tests/unit/wire/random_domain.h"
+
+namespace weightwire::wire {
+namespace {
+
+constexpr int kRounds = 2'000;
+
+/// Through real bytes, as gRPC does it.
+template <typename Message>
+Message OverTheWire(const Message& message) {
+  Message out;
+  EXPECT_TRUE(out.ParseFromString(message.SerializeAsString()));
+  return out;
+}
+
+class ControlWire : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const uint64_t seed = SeedFromEnvironment();
+    RecordProperty("seed", std::to_string(seed));
+    std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+    dice_ = Dice(seed);
+  }
+  Dice dice_{0};
+};
+
+TEST_F(ControlWire, CommandsComeBackEqual) {
+  for (int i = 0; i < kRounds; ++i) {
+    const epoch::Command command = RandomCommand(dice_);
+    auto back = FromProto(OverTheWire(ToProto(command)));
+    ASSERT_TRUE(back) << back.error().ToString();
+    ASSERT_EQ(*back, command) << "round " << i;
+  }
+}
+
+TEST_F(ControlWire, ReportsComeBackEqual) {
+  for (int i = 0; i < kRounds; ++i) {
+    const AgentReport report{AgentId(1 + i), RandomReport(dice_)};
+    auto back = FromProto(OverTheWire(ToProto(report.agent, report.report)));
+    ASSERT_TRUE(back) << back.error().ToString();
+    ASSERT_EQ(*back, report) << "round " << i;
+  }
+}
+
+TEST_F(ControlWire, RequestsComeBackEqual) {
+  for (int i = 0; i < kRounds; ++i) {
+    const auto hello = RandomHello(dice_);
+    ASSERT_EQ(FromProto(OverTheWire(ToProto(hello))), hello);
+    const auto registration = RandomRegister(dice_);
+    ASSERT_EQ(FromProto(OverTheWire(ToProto(registration))), registration);
+    const auto publication = RandomPublish(dice_);
+    ASSERT_EQ(FromProto(OverTheWire(ToProto(publication))), publication);
+  }
+}
+
+TEST_F(ControlWire, WelcomeComesBackEqual) {
+  const control::AgentWelcome welcome{AgentId(7), 1, std::chrono::milliseconds(250),
+                                      std::chrono::seconds(5)};
+  EXPECT_EQ(FromProto(OverTheWire(ToProto(welcome))), welcome);
+}
+
+TEST_F(ControlWire, RoundsDeadlinesUpToMilliseconds) {
+  EXPECT_EQ(MillisOf(Nanos(1)), 1u);
+  EXPECT_EQ(MillisOf(std::chrono::milliseconds(3)), 3u);
+  EXPECT_EQ(MillisOf(std::chrono::hours(10'000'000 / 3'600)), 4294967295u);
+}
+
+struct BadCase {
+  const char* name;
+  std::function<Status()> decode;
+  Reason reason;
+  const char* field;
+};
+
+TEST(ControlWireRefuses, EachWithItsField) {
+  Dice dice(1);
+  auto prepare = [&](auto change) {
+    epoch::Command command;
+    do {
+      command = RandomCommand(dice);
+    } while (command.index() != 0);
+    v1::SessionDown down = ToProto(command);
+    change(down.mutable_prepare());
+    return FromProto(down).error();
+  };
+  auto registration = [&](auto change) {
+    v1::RegisterRequest request = ToProto(RandomRegister(dice));
+    change(&request);
+    return FromProto(request).error();
+  };
+  auto report = [&](auto change) {
+    v1::ReportRequest request =
+        ToProto(AgentId(1), epoch::PreparedReport{Epoch(1), RandomMember(dice)});
+    change(&request);
+    return FromProto(request).error();
+  };
+  const std::vector<BadCase> cases = {
+      {"kind", [&] { return prepare([](auto* p) { p->set_kind(static_cast<v1::EpochKind>(9)); }); },
+       Reason::kUnknownEnum, "prepare.kind"},
+      {"role", [&] { return prepare([](auto* p) { p->set_role(v1::MEMBER_ROLE_UNSPECIFIED); }); },
+       Reason::kUnknownEnum, "prepare.role"},
+      {"epoch", [&] { return prepare([](auto* p) { p->set_epoch(0); }); }, Reason::kInvalidRequest,
+       "prepare.epoch"},
+      {"member", [&] { return prepare([](auto* p) { p->clear_member(); }); },
+       Reason::kInvalidRequest, "prepare.member"},
+      {"ticket", [&] { return prepare([](auto* p) { p->add_admitted()->set_ticket("short"); }); },
+       Reason::kInvalidRequest, "prepare.admitted.ticket"},
+      {"trace", [&] { return prepare([](auto* p) { p->set_trace_id("12345"); }); },
+       Reason::kInvalidRequest, "prepare.trace_id"},
+      {"group role",
+       [&] { return registration([](auto* r) { r->set_role(static_cast<v1::GroupRole>(77)); }); },
+       Reason::kUnknownEnum, "role"},
+      {"group", [&] { return registration([](auto* r) { r->set_group("a/b"); }); },
+       Reason::kInvalidRequest, "group"},
+      {"long group",
+       [&] { return registration([](auto* r) { r->set_group(std::string(129, 'a')); }); },
+       Reason::kMessageTooLarge, "group"},
+      {"incarnation", [&] { return registration([](auto* r) { r->set_incarnation(0); }); },
+       Reason::kInvalidRequest, "incarnation"},
+      {"report kind", [&] { return report([](auto* r) { r->clear_kind(); }); },
+       Reason::kInvalidRequest, "report"},
+      {"report epoch", [&] { return report([](auto* r) { r->set_epoch(0); }); },
+       Reason::kInvalidRequest, "epoch"},
+      {"reason",
+       [&] {
+         return report([](auto* r) {
+           r->mutable_failed()->mutable_why()->set_code(3);
+           r->mutable_failed()->mutable_why()->mutable_detail()->set_reason(
+               static_cast<v1::Reason>(999));
+         });
+       },
+       Reason::kUnknownEnum, "failed.why.detail.reason"},
+      {"code",
+       [&] { return report([](auto* r) { r->mutable_lost()->mutable_why()->set_code(99); }); },
+       Reason::kUnknownEnum, "lost.why.code"},
+      {"transport",
+       [&] {
+         return report(
+             [](auto* r) { (*r->mutable_staged()->mutable_bytes_by_transport())[""] = 1; });
+       },
+       Reason::kInvalidRequest, "staged.bytes_by_transport"},
+  };
+  for (const BadCase& bad : cases) {
+    const Status status = bad.decode();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << bad.name;
+    EXPECT_EQ(status.reason(), bad.reason) << bad.name;
+    EXPECT_EQ(status.message().rfind(bad.field, 0), 0u) << bad.name << ": " << status.message();
+  }
+}
+
+TEST(ControlWireRefuses, WelcomeAsCommand) {
+  v1::SessionDown down;
+  down.mutable_welcome()->set_agent(1);
+  EXPECT_EQ(FromProto(down).error().reason(), Reason::kInvalidRequest);
+}
+
+}  // namespace
+}  // namespace weightwire::wire

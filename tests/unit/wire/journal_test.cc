@@ -1,0 +1,40 @@
+#include "server/wire/journal.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/wire/random_domain.h"
+
+namespace weightwire::wire {
+namespace {
+
+TEST(JournalWire, RecordsComeBackEqual) {
+  Dice dice(SeedFromEnvironment());
+  for (int i = 0; i < 2'000; ++i) {
+    const coordinator::JournalRecord record = RandomRecord(dice);
+    ASSERT_EQ(DecodeRecord(EncodeRecord(record)), record);
+  }
+}
+
+TEST(JournalWire, BytesOfACommitAreFixed) {
+  const std::string bytes = EncodeRecord(coordinator::CommitRecord{Epoch(3), Version(2), {"e"}});
+  // Independent of this build: format, kind, epoch, version, count, length, "e"; then a checksum.
+  const std::string body("\x01\x01\x03\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0e", 27);
+  ASSERT_EQ(bytes.size(), body.size() + 4);
+  EXPECT_EQ(bytes.substr(0, body.size()), body);
+}
+
+TEST(JournalWire, RefusesEveryFlippedBitAndEveryCut) {
+  const std::string bytes =
+      EncodeRecord(coordinator::CommitRecord{Epoch(9), Version(7), {"engine-a", "engine-b"}});
+  for (size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
+    std::string damaged = bytes;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
+    EXPECT_EQ(DecodeRecord(damaged).error().code(), Code::kDataLoss) << "bit " << bit;
+  }
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_FALSE(DecodeRecord(bytes.substr(0, size))) << "size " << size;
+  }
+}
+
+}  // namespace
+}  // namespace weightwire::wire

@@ -1,0 +1,82 @@
+#include "server/wire/layout.h"
+
+#include <gtest/gtest.h>
+
+#include "server/wire/limits.h"
+#include "tests/unit/wire/random_domain.h"
+
+namespace weightwire::wire {
+namespace {
+
+TEST(LayoutWire, SubmissionsComeBackEqual) {
+  const uint64_t seed = SeedFromEnvironment();
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  Dice dice(seed);
+  for (int i = 0; i < 2'000; ++i) {
+    const control::LayoutSubmission submission = RandomSubmission(dice);
+    v1::LayoutSubmission message;
+    ASSERT_TRUE(message.ParseFromString(ToProto(submission).SerializeAsString()));
+    auto back = FromProto("layout", message);
+    ASSERT_TRUE(back) << back.error().ToString();
+    ASSERT_EQ(back->config_json, submission.config_json);
+    ASSERT_EQ(back->spec, submission.spec);
+    ASSERT_EQ(back->canonical, submission.canonical);
+    ASSERT_EQ(back->layout, submission.layout);
+    ASSERT_EQ(back->observed.size(), submission.observed.size());
+    for (size_t t = 0; t < submission.observed.size(); ++t) {
+      ASSERT_EQ(back->observed[t].name, submission.observed[t].name);
+      ASSERT_EQ(back->observed[t].dtype, submission.observed[t].dtype);
+      ASSERT_EQ(back->observed[t].shape, submission.observed[t].shape);
+    }
+  }
+}
+
+TEST(LayoutWire, RefusesUnknownDTypeNamingTheTensor) {
+  v1::TensorSpec spec;
+  spec.set_name("model.norm.weight");
+  spec.set_dtype(static_cast<v1::DType>(40));
+  const Status status = FromProto("layout.observed[3]", spec).error();
+  EXPECT_EQ(status.reason(), Reason::kUnknownEnum);
+  EXPECT_EQ(status.tensor(), "model.norm.weight");
+  EXPECT_NE(status.message().find("layout.observed[3].dtype"), std::string::npos);
+  EXPECT_NE(status.message().find("40"), std::string::npos);
+}
+
+TEST(LayoutWire, RefusesMoreThanEightDimensions) {
+  v1::TensorSpec spec;
+  spec.set_name("t");
+  spec.set_dtype(v1::DTYPE_F32);
+  for (int i = 0; i < 9; ++i) spec.add_shape(1);
+  EXPECT_EQ(FromProto("spec", spec).error().reason(), Reason::kMessageTooLarge);
+}
+
+TEST(LayoutWire, RefusesListsOfDifferentLength) {
+  v1::RankLayout rank;
+  v1::LocalTensor* tensor = rank.add_tensors();
+  tensor->mutable_spec()->set_name("t");
+  tensor->mutable_spec()->set_dtype(v1::DTYPE_F32);
+  v1::Piece* piece = tensor->add_pieces();
+  piece->add_begin(0);
+  piece->add_extent(1);
+  const Status status = FromProto("rank", rank).error();
+  EXPECT_EQ(status.reason(), Reason::kInvalidRequest);
+  EXPECT_EQ(status.tensor(), "t");
+}
+
+TEST(LayoutWire, RefusesOverlongNamesAndConfigs) {
+  v1::TensorSpec spec;
+  spec.set_name(std::string(kNameBytesMax + 1, 'n'));
+  spec.set_dtype(v1::DTYPE_F32);
+  EXPECT_EQ(FromProto("spec", spec).error().reason(), Reason::kMessageTooLarge);
+  v1::LayoutSubmission submission;
+  submission.mutable_scheme()->set_config_json(std::string(kConfigBytesMax + 1, ' '));
+  submission.mutable_scheme()->mutable_topology()->set_spec("hf");
+  EXPECT_EQ(FromProto("layout", submission).error().reason(), Reason::kMessageTooLarge);
+}
+
+TEST(LayoutWire, RefusesSubmissionOfNoKind) {
+  EXPECT_EQ(FromProto("layout", v1::LayoutSubmission()).error().reason(), Reason::kInvalidRequest);
+}
+
+}  // namespace
+}  // namespace weightwire::wire

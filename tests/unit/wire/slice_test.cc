@@ -1,0 +1,146 @@
+#include "server/wire/slice.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "server/wire/limits.h"
+#include "tests/unit/wire/random_domain.h"
+
+namespace weightwire::wire {
+namespace {
+
+std::vector<v1::SlicePart> PartsOf(const plan::RankSlice& slice, size_t bytes_max) {
+  SliceWriter writer(std::make_shared<const plan::RankSlice>(slice), bytes_max);
+  std::vector<v1::SlicePart> parts;
+  for (v1::SlicePart part; writer.Next(&part);) {
+    v1::SlicePart copy;
+    EXPECT_TRUE(copy.ParseFromString(part.SerializeAsString()));
+    parts.push_back(copy);
+  }
+  return parts;
+}
+
+Result<plan::RankSlice> SliceOfParts(const std::vector<v1::SlicePart>& parts) {
+  SliceReader reader;
+  for (const v1::SlicePart& part : parts) WW_FAIL_IF_ERROR(reader.Add(part));
+  return reader.Finish();
+}
+
+TEST(SliceWire, ComesBackEqualFromPartsOfEverySize) {
+  const uint64_t seed = SeedFromEnvironment();
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  Dice dice(seed);
+  for (int i = 0; i < 200; ++i) {
+    const plan::RankSlice slice = RandomSlice(dice, 6, 60);
+    const size_t bytes_max = 4'096 + dice.Below(8'192);
+    const auto parts = PartsOf(slice, bytes_max);
+    for (const v1::SlicePart& part : parts) ASSERT_LE(part.ByteSizeLong(), bytes_max);
+    auto back = SliceOfParts(parts);
+    ASSERT_TRUE(back) << back.error().ToString();
+    ASSERT_EQ(*back, slice) << "round " << i;
+  }
+}
+
+TEST(SliceWire, PartsOfALargeSliceStayBelowOneMebibyte) {
+  Dice dice(5);
+  plan::RankSlice slice = RandomSlice(dice, 0, 1);
+  slice.side = plan::Side::kTarget;
+  plan::Stream stream{3, 0, slice.rank, 0, {}};
+  for (int i = 0; i < 40'000; ++i) {
+    stream.ops.push_back(
+        {0, 1, 2, layout::DType::kF32, layout::DType::kF32, {5, 3}, 1, {9, 1}, i, {3, 1}});
+    stream.bytes += 60;
+  }
+  slice.streams.push_back(stream);
+  const auto parts = PartsOf(slice, kPartBytesMax);
+  EXPECT_GT(parts.size(), 1u);
+  for (const v1::SlicePart& part : parts) EXPECT_LE(part.ByteSizeLong(), kPartBytesMax);
+  EXPECT_EQ(SliceOfParts(parts), slice);
+}
+
+TEST(SliceWire, EmptySliceIsOnePart) {
+  plan::RankSlice slice;
+  slice.rank = 3;
+  const auto parts = PartsOf(slice, 4'096);
+  EXPECT_EQ(parts.size(), 1u);
+  EXPECT_EQ(SliceOfParts(parts), slice);
+}
+
+plan::RankSlice TwoStreams() {
+  plan::RankSlice slice;
+  slice.side = plan::Side::kSource;
+  slice.rank = 4;
+  slice.tensor_names = {"a", "b"};
+  for (uint32_t id : {1u, 6u}) {
+    plan::CopyOp op{1,      0, 0,     layout::DType::kBF16, layout::DType::kF32, {7, 5}, 2,
+                    {5, 1}, 0, {5, 1}};
+    slice.streams.push_back({id, 4, id, 280, {op, op}});
+  }
+  return slice;
+}
+
+TEST(SliceWire, RefusesEveryDamage) {
+  using Damage = std::function<void(std::vector<v1::SlicePart>&)>;
+  auto stream = [](auto change) {
+    return [change](std::vector<v1::SlicePart>& p) { change(p[0].mutable_streams(0)); };
+  };
+  auto op = [](auto change) {
+    return [change](std::vector<v1::SlicePart>& p) {
+      change(p[0].mutable_streams(0)->mutable_ops(0));
+    };
+  };
+  const std::vector<std::pair<const char*, Damage>> damages = {
+      {"no header", [](auto& p) { p[0].clear_header(); }},
+      {"header twice", [](auto& p) { p.push_back(p[0]); }},
+      {"side", [](auto& p) { p[0].mutable_header()->set_side(v1::SIDE_UNSPECIFIED); }},
+      {"too few streams", [](auto& p) { p[0].mutable_streams()->RemoveLast(); }},
+      {"too many streams", [](auto& p) { p[0].mutable_header()->set_stream_count(1); }},
+      {"huge stream count", [](auto& p) { p[0].mutable_header()->set_stream_count(1u << 31); }},
+      {"too few names", [](auto& p) { p[0].mutable_tensor_names()->RemoveLast(); }},
+      {"too many names", [](auto& p) { p[0].add_tensor_names("c"); }},
+      {"streams out of order", [](auto& p) { p[0].mutable_streams()->SwapElements(0, 1); }},
+      {"stream of another rank", stream([](auto* s) { s->set_source_rank(5); })},
+      {"too few ops", stream([](auto* s) { s->mutable_ops()->RemoveLast(); })},
+      {"too many ops", stream([](auto* s) { s->set_op_count(1); })},
+      {"no op", stream([](auto* s) {
+         s->clear_ops();
+         s->set_op_count(0);
+         s->set_bytes(0);
+       })},
+      {"bytes", stream([](auto* s) { s->set_bytes(281); })},
+      {"canonical", op([](auto* o) { o->set_canonical(2); })},
+      {"dtype", op([](auto* o) { o->set_source_dtype(v1::DTYPE_UNSPECIFIED); })},
+      {"extent 0", op([](auto* o) { o->set_extent(0, 0); })},
+      {"extent lists", op([](auto* o) { o->mutable_source_stride()->RemoveLast(); })},
+      {"stride 0", op([](auto* o) { o->set_target_stride(1, 0); })},
+      {"negative offset", op([](auto* o) { o->set_source_offset(-1); })},
+      {"reach", op([](auto* o) { o->set_source_stride(0, INT64_MAX); })},
+      {"offset reach", op([](auto* o) { o->set_target_offset(INT64_MAX); })},
+      {"bytes overflow", op([](auto* o) {
+         o->set_extent(0, int64_t{1} << 40);
+         o->set_extent(1, int64_t{1} << 40);
+         o->set_source_stride(0, 1);
+         o->set_target_stride(0, 1);
+       })},
+      {"nothing", [](auto& p) { p.clear(); }},
+  };
+  ASSERT_TRUE(SliceOfParts(PartsOf(TwoStreams(), 4'096)));
+  for (const auto& [name, damage] : damages) {
+    auto parts = PartsOf(TwoStreams(), 4'096);
+    damage(parts);
+    auto back = SliceOfParts(parts);
+    ASSERT_FALSE(back) << name;
+    EXPECT_EQ(back.error().code(), Code::kInvalidArgument) << name;
+  }
+}
+
+TEST(SliceWire, StaysFailed) {
+  SliceReader reader;
+  EXPECT_FALSE(reader.Add(v1::SlicePart()).ok());
+  EXPECT_FALSE(reader.Add(PartsOf(TwoStreams(), 4'096)[0]).ok());
+  EXPECT_FALSE(reader.Finish());
+}
+
+}  // namespace
+}  // namespace weightwire::wire
