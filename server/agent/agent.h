@@ -112,25 +112,32 @@ class Agent : public control::AgentPort {
   /// Errors: CoordinatorPort::Register's; kUnavailable / kNotReady without a session.
   virtual void Attach(AttachRequest request, Application* application,
                       control::Reply<AttachReply> reply) = 0;
-  /// `submission.member` is filled in here. Errors: CoordinatorPort::SubmitLayout's.
+  /// `submission.member` is filled in here. For an engine the reply waits until its stage is made
+  /// (or refused: OpenStage tells). A repeat is answered alike; when another layout is agreed than
+  /// before, the participant is evicted. Errors: CoordinatorPort::SubmitLayout's.
   virtual void SubmitLayout(Handle handle, control::LayoutSubmission submission,
                             control::Reply<control::LayoutReply> reply) = 0;
-  /// Errors: MemoryRegion::Import's; kResourceExhausted / kLimitExceeded.
+  /// Trainer. Errors: MemoryRegion::Import's; kResourceExhausted / kLimitExceeded.
   virtual Result<uint64_t> ImportMemory(Handle handle, memory::UniqueFd fd, uint64_t bytes) = 0;
   /// Trainer: binds every tensor of the agreed layout, once per memory generation; a new call
-  /// replaces the binding and is refused while a version is held.
+  /// replaces the binding, lets go of regions that it does not use, and is refused while a version
+  /// is held.
   ///   kInvalidArgument / kMemoryInvalid | kMemoryTooSmall | kTensorMissing  names the tensor
   ///   kFailedPrecondition / kNotReady  no layout, or a version is held
   virtual Status Bind(Handle handle, const std::vector<TensorBinding>& bindings) = 0;
   /// Engine: makes (once) and returns the stage. kResourceExhausted / kLimitExceeded names need and
-  /// budget; kFailedPrecondition / kNotReady without a layout.
+  /// budget; kFailedPrecondition / kNotReady without a layout; kUnavailable / kNotReady while it is
+  /// being made again after a refusal: call again.
   virtual Result<StageInfo> OpenStage(Handle handle) = 0;
-  /// Trainer. `done`: accepted; OnReleased follows exactly once per accepted version.
-  /// Errors: CoordinatorPort::Publish's; kNotReady when nothing is bound; kLimitExceeded when a
-  /// snapshot does not fit the budget.
+  /// Trainer. `done`: accepted; OnReleased follows exactly once per accepted version, when nothing
+  /// reads the bytes any more (also before OnEvicted; not after Detach). A snapshot is released right
+  /// after the copy, with epoch 0, and its memory is kept for the next one.
+  /// Errors: CoordinatorPort::Publish's; kFailedPrecondition / kNotReady when nothing is bound or a
+  /// version is still held (or moves from its snapshot); kLimitExceeded when a snapshot does not fit
+  /// the budget.
   virtual void Publish(Handle handle, Version version, PublishMode mode, bool manual_commit,
                        Nanos deadline, std::array<uint8_t, 16> trace_id, control::Done done) = 0;
-  /// Leader of an engine: every rank serves `epoch` now.
+  /// Leader of an engine: every rank serves `epoch` now. A repeat is OK and has no effect.
   ///   kFailedPrecondition / kStaleEpoch  not the epoch that was offered; kPermissionDenied: not the
   ///   leader
   virtual Status AcknowledgeSwap(Handle handle, Epoch epoch, double flip_seconds) = 0;
@@ -138,7 +145,8 @@ class Agent : public control::AgentPort {
   virtual void Detach(Handle handle, Status why) = 0;
 
   virtual std::vector<LocalStatus> Local() const = 0;
-  /// Drains, tells the coordinator, evicts the local applications (kShuttingDown).
+  /// Drains, tells the coordinator, evicts the local applications (kShuttingDown). `done` when
+  /// nothing of any participant runs; destroy the agent after it, before `transfers`.
   virtual void Shutdown(control::Done done) = 0;
 };
 

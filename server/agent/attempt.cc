@@ -54,12 +54,7 @@ epoch::Report TransferReportOf(const Attempt& attempt) {
   report.member = command.member;
   report.digests = DigestsOf(staged.digests);
   report.bytes = staged.bytes;
-  if (staged.bytes_by_transport_shm > 0) {
-    report.bytes_by_transport["shm"] = staged.bytes_by_transport_shm;
-  }
-  if (staged.bytes_by_transport_other > 0) {
-    report.bytes_by_transport["other"] = staged.bytes_by_transport_other;
-  }
+  report.bytes_by_transport = staged.bytes_by_transport;
   report.rereads = staged.rereads;
   report.seconds = attempt.seconds;
   return report;

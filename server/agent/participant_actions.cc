@@ -113,14 +113,14 @@ void Participant::CheckSlices(const std::shared_ptr<Attempt>& attempt) {
 
 void Participant::Prepared(const std::shared_ptr<Attempt>& attempt, Status status) {
   const epoch::PrepareCommand& command = attempt->command;
-  if (status.ok()) {
-    for (const auto& [ticket, caller] : command.admitted) services_->tickets.Admit(ticket, caller);
-    attempt->admitted = true;
-  } else {
+  if (!status.ok()) {
     attempt->refused = true;
-    if (status.rank().empty()) status = std::move(status).AtRank(name_);
+    if (!status.rank().empty()) return Feed(epoch::LocalPrepared{command.epoch, std::move(status)});
+    return Feed(epoch::LocalPrepared{command.epoch, std::move(status).AtRank(name_)});
   }
-  Feed(epoch::LocalPrepared{command.epoch, std::move(status)});
+  for (const auto& [ticket, caller] : command.admitted) services_->tickets.Admit(ticket, caller);
+  attempt->admitted = true;
+  Feed(epoch::LocalPrepared{command.epoch, OkStatus()});
 }
 
 void Participant::Do(const epoch::DoTransfer&) {

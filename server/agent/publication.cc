@@ -28,6 +28,14 @@ void Publication::Start(control::PublishRequest request, PublishMode mode, contr
             .AtRank(name_)
             .Remedy("publish again when it has been released"));
   }
+  if (request.version <= accepted_) {
+    return done(Status(Code::kFailedPrecondition, Reason::kStaleVersion,
+                       "version " + std::to_string(request.version.value) +
+                           " is not newer than version " + std::to_string(accepted_.value) +
+                           ", which this rank has published")
+                    .AtRank(name_)
+                    .Remedy("publish a higher version; going back is an explicit rollback"));
+  }
   held_.emplace();
   held_->number = next_number_++;
   held_->request = std::move(request);
@@ -73,6 +81,7 @@ void Publication::Submit() {
 void Publication::Submitted(uint64_t number, const Status& status) {
   if (!status.ok()) return Refused(status);
   if (!held_->done) return;
+  accepted_ = held_->request.version;
   std::exchange(held_->done, {})(OkStatus());
   if (!Is(number)) return;  // the caller left meanwhile
   if (held_->mode == PublishMode::kSnapshot) return Copy();

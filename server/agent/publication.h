@@ -78,6 +78,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
   const std::shared_ptr<RankMemory> memory_;
   const Tell tell_;
   std::optional<Held> held_;
+  Version accepted_{};  ///< highest that was accepted; a repeat could never be released
   uint64_t next_number_ = 1;
   std::optional<transfer::Binding>
       snapshot_;  ///< made at the first snapshot, reused for every later one

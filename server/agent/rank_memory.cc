@@ -3,6 +3,8 @@
 #include <set>
 #include <utility>
 
+#include "server/base/checked.h"
+
 namespace weightwire::agent {
 namespace {
 
@@ -117,7 +119,8 @@ void RankMemory::MakeStage(control::Done done) {
 Status RankMemory::StartStage() {
   if (!layout_) return NoLayout();
   if (stage_ || making_stage_) return OkStatus();
-  auto admitted = services_->budget->AdmitStaging("the stage of " + name_, 2 * arena_.bytes_total);
+  const uint64_t bytes = CheckedMul(2, arena_.bytes_total).value_or(UINT64_MAX);
+  auto admitted = services_->budget->AdmitStaging("the stage of " + name_, bytes);
   if (!admitted) return std::move(admitted.error()).AtRank(name_);
   making_stage_ = true;
   // The strand alone may give the share back: the worker passes it on and never holds the last one.

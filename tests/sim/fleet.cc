@@ -1,0 +1,177 @@
+#include "tests/sim/fleet.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace weightwire::sim {
+
+transfer::Tuning Fleet::SmallTuning() {
+  transfer::Tuning tuning;
+  tuning.segment_bytes_max = 96;
+  tuning.slot_bytes = 4096;
+  tuning.slots_in_pool = 6;
+  tuning.window = 2;
+  tuning.mapped_window = 3;
+  tuning.chunk_bytes = 256;
+  tuning.gets_in_flight = 2;
+  tuning.direct_run_bytes_min = 64;
+  return tuning;
+}
+
+Fleet::Fleet(Options options)
+    : random(options.seed),
+      network(executor, executor, options.seed),
+      journal(executor, options.journal_delay),
+      options_(std::move(options)),
+      surroundings_{executor, random, network, [this] { return coordinator_.get(); },
+                    options_.tuning} {
+  network.SetDefaultLink(options_.link);
+  journal.before_append = [this](const coordinator::JournalRecord& record) { OnAppend(record); };
+  options_.coordinator.random_ticket = [this] {
+    Ticket ticket;
+    for (uint8_t& byte : ticket) byte = static_cast<uint8_t>(random());
+    return ticket;
+  };
+  for (const auto& [name, host] : options_.nodes) {
+    nodes_.push_back(std::make_unique<Node>(surroundings_, name, host));
+    nodes_.back()->port().SetDelay(options_.message_delay_max);
+  }
+  const auto at = [this](const std::vector<std::string>& names) {
+    std::vector<Node*> found;
+    for (const auto& name : names) found.push_back(&node(name));
+    return found;
+  };
+  trainer_ = std::make_unique<Trainer>(executor, random, model, MegatronTp2Pp2(),
+                                       at(options_.trainer_nodes));
+  for (const EngineSpec& spec : options_.engines) {
+    engines_.push_back(std::make_unique<Rollout>(
+        executor, random, model, spec.name, spec.party, at(spec.nodes),
+        [this](Epoch epoch, Version version) { return Committed(epoch, version); }));
+  }
+}
+
+Fleet::~Fleet() {
+  for (auto& engine : engines_) engine->SetRestart(false);
+  trainer_->SetRestart(false);
+  for (auto& one : nodes_) {
+    if (one->alive()) one->Kill(false);
+  }
+  coordinator_.reset();
+}
+
+bool Fleet::Start() {
+  StartCoordinator();
+  for (auto& one : nodes_) one->Start();
+  executor.RunFor(std::chrono::milliseconds(50));
+  trainer_->Start();
+  for (auto& engine : engines_) engine->Start();
+  return RunUntil(
+      [this] {
+        const auto status = coordinator_->Snapshot();
+        return trainer_->Idle() && status.engines.size() == engines_.size() &&
+               std::ranges::all_of(status.engines, [](const auto& engine) {
+                 return engine.state == coordinator::EngineState::kEmpty;
+               });
+      },
+      std::chrono::seconds(30));
+}
+
+void Fleet::StartCoordinator() {
+  coordinator_ = coordinator::Coordinator::Make(options_.coordinator, executor, executor, executor,
+                                                journal, metrics::Null())
+                     .value();
+}
+
+void Fleet::CrashCoordinator() {
+  journal.Crash(random() % (journal.pending() + 1));
+  coordinator_.reset();
+  for (auto& one : nodes_) one->port().Cut(false);
+}
+
+void Fleet::SetLinks(const transport::FakeLink& link) {
+  for (const auto& from : nodes_) {
+    for (const auto& to : nodes_) network.SetLink(from->tcp_address(), to->tcp_address(), link);
+  }
+}
+
+bool Fleet::RunUntil(const std::function<bool()>& done, Nanos span) {
+  return executor.RunUntil(
+      [&] {
+        CheckInvariants();
+        return done() || ::testing::Test::HasFatalFailure();
+      },
+      span);
+}
+
+void Fleet::RunFor(Nanos span) {
+  const Nanos end = executor.Now() + span;
+  RunUntil([] { return false; }, span);
+  if (executor.Now() < end) executor.RunFor(end - executor.Now());
+}
+
+Status Fleet::Publish(uint64_t version, agent::PublishMode mode, Nanos deadline) {
+  trainer_->Publish(version, mode, deadline);
+  if (!RunUntil([this] { return trainer_->Idle(); }, deadline + std::chrono::seconds(30))) {
+    return Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded, "never released");
+  }
+  return trainer_->outcome();
+}
+
+bool Fleet::AllServe(uint64_t version, Nanos span) {
+  return RunUntil(
+      [&] {
+        return std::ranges::all_of(engines_,
+                                   [&](const auto& engine) { return engine->Serves(version); });
+      },
+      span);
+}
+
+epoch::Phase Fleet::NewestPhase() const {
+  for (const auto& epoch : coordinator_->Snapshot().epochs) {
+    if (epoch.kind == epoch::Kind::kPublish) return epoch.phase;
+  }
+  return epoch::Phase::kAborted;
+}
+
+bool Fleet::RunUntilPhase(epoch::Phase phase, Nanos span) {
+  return RunUntil([&] { return NewestPhase() == phase; }, span);
+}
+
+Node& Fleet::node(const std::string& name) {
+  return **std::ranges::find_if(nodes_, [&](const auto& one) { return one->name() == name; });
+}
+Rollout& Fleet::engine(const std::string& name) {
+  return **std::ranges::find_if(engines_, [&](const auto& one) { return one->name() == name; });
+}
+
+coordinator::EngineStatus Fleet::StatusOf(const std::string& name) const {
+  for (const auto& engine : coordinator_->Snapshot().engines) {
+    if (engine.name == name) return engine;
+  }
+  return {};
+}
+
+void Fleet::CheckInvariants() {
+  for (const auto& engine : engines_) engine->CheckServedBytes();
+}
+
+/// I6: COMMIT is submitted only when every required engine holds the version, whole and right.
+void Fleet::OnAppend(const coordinator::JournalRecord& record) {
+  const auto* commit = std::get_if<coordinator::CommitRecord>(&record);
+  if (commit == nullptr) return;
+  EXPECT_FALSE(commit->engines.empty());
+  for (const std::string& name : commit->engines) {
+    EXPECT_TRUE(engine(name).HoldsStaged(commit->version.value))
+        << "COMMIT(" << commit->epoch.value << ") without " << name;
+  }
+}
+
+bool Fleet::Committed(Epoch epoch, Version version) const {
+  return std::ranges::any_of(journal.durable(), [&](const auto& record) {
+    const auto* commit = std::get_if<coordinator::CommitRecord>(&record);
+    return commit != nullptr && commit->epoch == epoch && commit->version == version;
+  });
+}
+
+}  // namespace weightwire::sim

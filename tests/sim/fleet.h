@@ -1,0 +1,104 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/sim/node.h"
+#include "tests/sim/rollout.h"
+#include "tests/sim/trainer.h"
+#include "tests/support/memory_journal.h"
+
+namespace weightwire::sim {
+
+/// A whole fleet in one thread under virtual time: the real coordinator, agents, transfer engines
+/// and machines; simulated are the network, the journal's disk, the applications and the clock.
+/// Equal options give equal runs.
+///
+/// After every step of the executor the invariants are checked (rollout.h, and I6 when a COMMIT is
+/// submitted); a violation is a test failure.
+class Fleet {
+ public:
+  struct EngineSpec {
+    std::string name;
+    Party party;
+    std::vector<std::string> nodes;  ///< rank i runs on node i mod size
+  };
+  struct Options {
+    uint64_t seed = 1;
+    /// Node name → host name. Nodes of one host map each other's memory.
+    std::vector<std::pair<std::string, std::string>> nodes = {{"trainer-a", "host-1"},
+                                                              {"trainer-b", "host-2"},
+                                                              {"rollout-a", "host-1"},
+                                                              {"rollout-b", "host-3"},
+                                                              {"rollout-c", "host-4"}};
+    std::vector<std::string> trainer_nodes = {"trainer-a", "trainer-b"};
+    std::vector<EngineSpec> engines = {{"one", VllmTp1(), {"rollout-a"}},
+                                       {"two", VllmTp2(), {"rollout-b", "rollout-c"}},
+                                       {"hf", HuggingFace(), {"rollout-c"}}};
+    Nanos message_delay_max = std::chrono::milliseconds(2);
+    Nanos journal_delay = std::chrono::milliseconds(3);
+    transport::FakeLink link = {.latency = std::chrono::microseconds(50),
+                                .bytes_per_second = 20'000'000};
+    transfer::Tuning tuning = SmallTuning();
+    coordinator::Options coordinator;
+  };
+  /// Slots and segments so small that even the tiny model takes many of each.
+  static transfer::Tuning SmallTuning();
+
+  explicit Fleet(Options options);
+  ~Fleet();
+
+  /// Starts every node and process; true when the fleet stands.
+  bool Start();
+
+  // ---- running ----
+  /// Runs until `done`, at most `span` of virtual time. False when it did not come to that.
+  bool RunUntil(const std::function<bool()>& done, Nanos span);
+  void RunFor(Nanos span);
+  /// Publishes on all ranks and runs until every rank was released, at most `deadline` and a bit.
+  Status Publish(uint64_t version, agent::PublishMode mode = agent::PublishMode::kHold,
+                 Nanos deadline = std::chrono::seconds(60));
+  /// Runs until every engine serves `version`.
+  bool AllServe(uint64_t version, Nanos span = std::chrono::seconds(30));
+  /// The phase of the newest publish; kAborted when there is none.
+  epoch::Phase NewestPhase() const;
+  bool RunUntilPhase(epoch::Phase phase, Nanos span = std::chrono::seconds(30));
+
+  // ---- faults ----
+  /// Every link over the network, from now on.
+  void SetLinks(const transport::FakeLink& link);
+  /// kill -9 of the coordinator; some of the appends under way become durable.
+  void CrashCoordinator();
+  void StartCoordinator();
+
+  // ---- parts ----
+  testing::SimExecutor executor;
+  std::mt19937_64 random;
+  transport::FakeNetwork network;
+  testing::MemoryJournal journal;
+  Model model;
+  coordinator::Coordinator* coordinator() { return coordinator_.get(); }
+  Node& node(const std::string& name);
+  std::vector<std::unique_ptr<Node>>& nodes() { return nodes_; }
+  Trainer& trainer() { return *trainer_; }
+  Rollout& engine(const std::string& name);
+  std::vector<std::unique_ptr<Rollout>>& engines() { return engines_; }
+  coordinator::EngineStatus StatusOf(const std::string& engine) const;
+  void CheckInvariants();
+
+ private:
+  void OnAppend(const coordinator::JournalRecord& record);
+  bool Committed(Epoch epoch, Version version) const;
+
+  Options options_;
+  Node::Surroundings surroundings_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+  std::unique_ptr<coordinator::Coordinator> coordinator_;
+  std::unique_ptr<Trainer> trainer_;
+  std::vector<std::unique_ptr<Rollout>> engines_;
+};
+
+}  // namespace weightwire::sim

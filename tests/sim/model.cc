@@ -1,0 +1,68 @@
+#include "tests/sim/model.h"
+
+namespace weightwire::sim {
+namespace {
+
+constexpr int64_t kTrainerVocabRows = 12;
+
+}  // namespace
+
+Party MegatronTp2Pp2() {
+  return {"megatron:tp2,pp2,vocab_pad=" + std::to_string(kTrainerVocabRows), 4,
+          [](const oracle::DenseConfig& config, const oracle::Tensors& hf) {
+            oracle::MegatronShape shape;
+            shape.tp = 2;
+            shape.stage_layers = {1, 1};
+            shape.vocab_rows = kTrainerVocabRows;
+            return oracle::MegatronRanks(config, hf, shape);
+          }};
+}
+
+Party VllmTp1() {
+  return {"vllm:tp1", 1, [](const oracle::DenseConfig& config, const oracle::Tensors& hf) {
+            return oracle::VllmRanks(config, hf, {.tp = 1});
+          }};
+}
+
+Party VllmTp2() {
+  return {"vllm:tp2", 2, [](const oracle::DenseConfig& config, const oracle::Tensors& hf) {
+            return oracle::VllmRanks(config, hf, {.tp = 2});
+          }};
+}
+
+Party HuggingFace() {
+  return {"hf", 1, [](const oracle::DenseConfig&, const oracle::Tensors& hf) {
+            return std::vector<oracle::Tensors>{hf};
+          }};
+}
+
+std::vector<layout::ObservedTensor> Model::Observed(const Party& party, uint32_t rank) const {
+  std::vector<layout::ObservedTensor> observed;
+  const auto ranks = party.ranks(config_, oracle::HuggingFace(config_, 0));
+  for (const auto& [name, array] : ranks.at(rank)) {
+    observed.push_back({name, layout::DType::kBF16, array.Shape()});
+  }
+  return observed;
+}
+
+const std::vector<std::vector<uint8_t>>& Model::Bytes(const Party& party, uint32_t rank,
+                                                      uint64_t version, uint8_t padding) const {
+  Images& images = images_[{party.spec, version, padding}];
+  if (images.ranks.empty()) {
+    const oracle::Tensors hf = oracle::HuggingFace(config_, version * 1'000'003);
+    for (const oracle::Tensors& tensors : party.ranks(config_, hf)) {
+      Image& image = images.ranks.emplace_back();
+      for (const auto& [name, array] : tensors) {
+        auto& bytes = image.emplace_back();
+        for (uint64_t cell : array.cells) {
+          const bool pad = cell == oracle::kPadding;
+          bytes.push_back(pad ? padding : static_cast<uint8_t>(cell));
+          bytes.push_back(pad ? padding : static_cast<uint8_t>(cell >> 8));
+        }
+      }
+    }
+  }
+  return images.ranks.at(rank);
+}
+
+}  // namespace weightwire::sim

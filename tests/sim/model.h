@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "server/layout/scheme.h"
+#include "tests/support/dense_oracle.h"
+
+namespace weightwire::sim {
+
+/// What a group's ranks hold, and the spec that says so to the service.
+struct Party {
+  std::string spec;
+  uint32_t world_size = 1;
+  std::vector<oracle::Tensors> (*ranks)(const oracle::DenseConfig&, const oracle::Tensors& hf);
+};
+Party MegatronTp2Pp2();
+Party VllmTp1();
+Party VllmTp2();
+Party HuggingFace();
+
+/// A tiny qwen2 whose every element differs between versions: what each rank's memory must hold, by
+/// the oracle of the loaders. Elements are BF16: the low 16 bits of the oracle's cells.
+class Model {
+ public:
+  const oracle::DenseConfig& config() const { return config_; }
+  std::string config_json() const { return oracle::ConfigJson(config_); }
+
+  /// Names, types and shapes, in the order in which the rank binds its memory.
+  std::vector<layout::ObservedTensor> Observed(const Party& party, uint32_t rank) const;
+  /// The bytes of every tensor of a rank, in the same order. Padding has `padding` in each byte.
+  const std::vector<std::vector<uint8_t>>& Bytes(const Party& party, uint32_t rank,
+                                                 uint64_t version, uint8_t padding) const;
+
+ private:
+  using Image = std::vector<std::vector<uint8_t>>;
+  struct Images {
+    std::vector<Image> ranks;
+  };
+  oracle::DenseConfig config_{.model_type = "qwen2",
+                              .hidden = 6,
+                              .layers = 2,
+                              .heads = 4,
+                              .kv_heads = 2,
+                              .head_dim = 3,
+                              .intermediate = 10,
+                              .vocab = 9};
+  mutable std::map<std::tuple<std::string, uint64_t, uint8_t>, Images> images_;
+};
+
+}  // namespace weightwire::sim

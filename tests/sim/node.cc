@@ -1,0 +1,52 @@
+#include "tests/sim/node.h"
+
+namespace weightwire::sim {
+
+Node::Node(Surroundings& surroundings, std::string name, std::string host)
+    : s_(surroundings),
+      name_(std::move(name)),
+      host_(std::move(host)),
+      port_(s_.executor, s_.random, s_.coordinator) {}
+
+Node::~Node() {
+  if (alive()) Kill(false);
+}
+
+void Node::Start() {
+  threads_.push_back(std::make_unique<ProcessExecutor>(s_.executor));
+  ProcessExecutor& threads = *threads_.back();
+  const Incarnation incarnation{s_.random() | 1};
+  transport::FakeOptions shm{.name = "shm", .map = true};
+  transport::FakeOptions tcp{.name = "tcp"};
+  transports_.push_back(s_.network.MakeTransport(name_ + ":shm", shm));
+  transports_.push_back(s_.network.MakeTransport(tcp_address(), tcp));
+  transfer::Options options;
+  options.tuning = s_.tuning;
+  options.host = host_;
+  options.self = incarnation;
+  engine_ = transfer::Engine::Make(options, s_.executor, threads, threads,
+                                   {transports_[0].get(), transports_[1].get()}, metrics::Null())
+                .value();
+  agent::Options agent_options;
+  agent_options.name = name_;
+  agent_options.incarnation = incarnation;
+  agent_options.host = host_;
+  for (const auto& transport : transports_) {
+    agent_options.addresses[transport->name()] = transport->address();
+  }
+  port_.Revive();
+  agent_ = agent::Agent::Make(agent_options, s_.executor, threads, threads, port_, *engine_,
+                              metrics::Null());
+  agent_->Start();
+}
+
+void Node::Kill(bool coordinator_learns) {
+  port_.Kill(coordinator_learns);
+  threads_.back()->Kill();
+  agent_.reset();
+  transports_.clear();
+  engine_.reset();
+  for (const auto& told : on_killed) told();
+}
+
+}  // namespace weightwire::sim

@@ -1,0 +1,156 @@
+#include "tests/sim/rollout.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+namespace weightwire::sim {
+namespace {
+
+constexpr Nanos kRestartPause = std::chrono::milliseconds(400);
+/// A stage is made of zeros and padding is never written.
+constexpr uint8_t kStagePadding = 0;
+
+}  // namespace
+
+Rollout::Rollout(testing::SimExecutor& executor, std::mt19937_64& random, const Model& model,
+                 std::string name, Party party, std::vector<Node*> nodes,
+                 std::function<bool(Epoch, Version)> committed)
+    : executor_(executor),
+      random_(random),
+      model_(model),
+      name_(std::move(name)),
+      party_(std::move(party)),
+      committed_(std::move(committed)) {
+  ranks_.resize(party_.world_size);
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    ranks_[rank].node = nodes[rank % nodes.size()];
+    ranks_[rank].node->on_killed.push_back([this, rank] {
+      if (auto process = ranks_[rank].process) process->AgentDied();
+    });
+  }
+}
+
+void Rollout::Start() {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) Spawn(rank);
+}
+
+void Rollout::Spawn(uint32_t rank) {
+  Process::Hooks hooks;
+  hooks.ready = [this, rank](Process& process) {
+    auto stage = process.agent().OpenStage(process.handle());
+    ASSERT_TRUE(stage.has_value()) << stage.error().ToString();
+    ranks_[rank].stage = *stage;
+  };
+  hooks.ended = [this, rank](Process& process, const Status&) { Ended(rank, process); };
+  hooks.released = [](Process&, Version, Epoch, const Status&) {
+    ADD_FAILURE() << "an engine was released";
+  };
+  hooks.committed = [this, rank](Process& process, Epoch epoch, Epoch content, Version version,
+                                 int buffer, bool leader) {
+    Committed(rank, process, {epoch, content, version, buffer, leader});
+  };
+  hooks.installed = [this, rank](Process&, Epoch, Epoch content) {
+    EXPECT_TRUE(served_ && served_->content == content) << name_ << " was not asked to swap";
+    ranks_[rank].offer.reset();
+  };
+  Rank& here = ranks_[rank];
+  here.process = std::make_shared<Process>(*here.node, model_, party_, control::GroupRole::kEngine,
+                                           name_, rank, Incarnation{random_() | 1}, hooks);
+  processes_.push_back(here.process);
+  here.stage.reset();
+  here.offer.reset();
+  here.process->Attach();
+}
+
+void Rollout::Ended(uint32_t rank, const Process& process) {
+  Rank& here = ranks_[rank];
+  if (here.process.get() != &process) return;
+  ++lives_;
+  served_.reset();
+  for (Rank& other : ranks_) other.offer.reset();
+  here.stage.reset();
+  if (!restart_) return;
+  executor_.PostAfter(kRestartPause, [this, rank, ended = here.process] {
+    if (ranks_[rank].process == ended) Spawn(rank);
+  });
+}
+
+void Rollout::Committed(uint32_t rank, const Process& process, Offer offer) {
+  if (ranks_[rank].process.get() != &process) return;
+  EXPECT_FALSE(ranks_[rank].offer.has_value()) << name_ << ": two swaps at once";
+  EXPECT_EQ(offer.leader, rank == 0);
+  EXPECT_TRUE(!served_ || served_->buffer != offer.buffer) << name_ << ": the served buffer again";
+  ranks_[rank].offer = offer;
+  FlipWhenAllAreOffered();
+}
+
+bool Rollout::AllOffered(Epoch epoch) const {
+  for (const Rank& rank : ranks_) {
+    if (!rank.offer || rank.offer->epoch != epoch || !rank.stage) return false;
+  }
+  return true;
+}
+
+void Rollout::FlipWhenAllAreOffered() {
+  if (!ranks_[0].offer) return;
+  const Epoch epoch = ranks_[0].offer->epoch;
+  if (!AllOffered(epoch)) return;
+  const Nanos step(static_cast<int64_t>(random_() % (step_max_.count() + 1)));
+  executor_.PostAfter(step, [this, epoch, life = lives_] {
+    if (life == lives_ && AllOffered(epoch)) Flip(epoch);
+  });
+}
+
+void Rollout::Flip(Epoch epoch) {
+  if (before_flip) before_flip();
+  if (!AllOffered(epoch)) return;  // the fault ended it
+  const Offer offer = *ranks_[0].offer;
+  for (uint32_t i = 0; i < ranks_.size(); ++i) {
+    const Offer& other = *ranks_[i].offer;
+    EXPECT_EQ(other.version, offer.version) << name_ << ": ranks were offered different versions";
+    EXPECT_EQ(other.content, offer.content);
+    EXPECT_EQ(other.buffer, offer.buffer);
+    EXPECT_TRUE(Holds(ranks_[i], i, other.buffer, other.version.value))
+        << name_ << "/" << i << " was offered bytes that are not version " << other.version.value;
+  }
+  EXPECT_TRUE(committed_(offer.content, offer.version))
+      << name_ << " serves epoch " << offer.content.value << ", whose COMMIT is not durable";
+  EXPECT_TRUE(!served_ || served_->content < offer.content) << name_ << " goes back";
+  served_ = Served{offer.content, offer.version, offer.buffer};
+  ++flips_;
+  Process& leader = *ranks_[0].process;
+  const Status status = leader.agent().AcknowledgeSwap(leader.handle(), epoch, 0.001);
+  EXPECT_TRUE(status.ok()) << status.ToString();
+}
+
+bool Rollout::Holds(const Rank& rank, uint32_t index, int buffer, uint64_t version) const {
+  const auto& image = model_.Bytes(party_, index, version, kStagePadding);
+  const std::byte* data = rank.stage->buffers[static_cast<size_t>(buffer)]->data();
+  for (size_t i = 0; i < image.size(); ++i) {
+    if (std::memcmp(data + rank.stage->arena.offsets[i], image[i].data(), image[i].size()) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Rollout::CheckServedBytes() const {
+  if (!served_) return;
+  for (uint32_t i = 0; i < ranks_.size(); ++i) {
+    ASSERT_TRUE(Holds(ranks_[i], i, served_->buffer, served_->version.value))
+        << name_ << "/" << i << " serves bytes that are not version " << served_->version.value;
+  }
+}
+
+bool Rollout::HoldsStaged(uint64_t version) const {
+  for (uint32_t i = 0; i < ranks_.size(); ++i) {
+    if (!ranks_[i].stage) continue;
+    if (!Holds(ranks_[i], i, 0, version) && !Holds(ranks_[i], i, 1, version)) return false;
+  }
+  return true;
+}
+
+void Rollout::KillRank(uint32_t rank) { ranks_[rank].process->Kill(); }
+
+}  // namespace weightwire::sim

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/memory/stage_store.h"
+#include "tests/sim/process.h"
+
+namespace weightwire::sim {
+
+/// A rollout engine: swaps all its ranks at one step boundary, then its leader acknowledges. One
+/// rank's end stops the whole engine. Checks at every flip and whenever it is asked:
+///   I1 every rank serves the bytes of one version, all of them, by the oracle
+///   I2 a flip only to a durable COMMIT
+///   I4 within one life the served epoch never decreases
+class Rollout {
+ public:
+  struct Served {
+    Epoch content;
+    Version version;
+    int buffer = 0;
+  };
+  Rollout(testing::SimExecutor& executor, std::mt19937_64& random, const Model& model,
+          std::string name, Party party, std::vector<Node*> nodes,
+          std::function<bool(Epoch, Version)> committed);
+
+  void Start();
+  const std::string& name() const { return name_; }
+  const std::optional<Served>& served() const { return served_; }
+  uint64_t version() const { return served_ ? served_->version.value : 0; }
+  bool Serves(uint64_t version) const { return this->version() == version; }
+  uint32_t size() const { return static_cast<uint32_t>(ranks_.size()); }
+  uint64_t flips() const { return flips_; }
+  uint64_t lives() const { return lives_; }
+
+  void KillRank(uint32_t rank);
+  void SetRestart(bool restart) { restart_ = restart; }
+  /// The step boundary comes this long after the offer, at most.
+  void SetStepMax(Nanos step) { step_max_ = step; }
+  /// Called right before a flip; for faults at that moment.
+  std::function<void()> before_flip;
+
+  /// I1: every byte that is served, against the oracle.
+  void CheckServedBytes() const;
+  /// I6: some buffer of every rank that lives holds `version` whole.
+  bool HoldsStaged(uint64_t version) const;
+
+ private:
+  struct Offer {
+    Epoch epoch, content;
+    Version version;
+    int buffer = 0;
+    bool leader = false;
+  };
+  struct Rank {
+    Node* node = nullptr;
+    std::shared_ptr<Process> process;
+    std::optional<agent::StageInfo> stage;
+    std::optional<Offer> offer;
+  };
+  void Spawn(uint32_t rank);
+  void Ended(uint32_t rank, const Process& process);
+  void Committed(uint32_t rank, const Process& process, Offer offer);
+  void FlipWhenAllAreOffered();
+  void Flip(Epoch epoch);
+  bool AllOffered(Epoch epoch) const;
+  bool Holds(const Rank& rank, uint32_t index, int buffer, uint64_t version) const;
+
+  testing::SimExecutor& executor_;
+  std::mt19937_64& random_;
+  const Model& model_;
+  const std::string name_;
+  const Party party_;
+  const std::function<bool(Epoch, Version)> committed_;
+  std::vector<Rank> ranks_;
+  std::vector<std::shared_ptr<Process>> processes_;
+  std::optional<Served> served_;
+  Nanos step_max_ = std::chrono::milliseconds(20);
+  bool restart_ = true;
+  uint64_t flips_ = 0;
+  uint64_t lives_ = 1;  ///< raised whenever a rank ends
+};
+
+}  // namespace weightwire::sim

@@ -1,0 +1,175 @@
+#include "tests/sim/sim_port.h"
+
+namespace weightwire::sim {
+namespace {
+
+constexpr Nanos kCallDeadline = std::chrono::seconds(10);
+
+Status Broken() {
+  return Status(Code::kUnavailable, Reason::kTransportFailed, "the connection broke");
+}
+
+Status AnswerOf(std::function<void(Status)>*, Status why) { return why; }
+template <typename T>
+Result<T> AnswerOf(std::function<void(Result<T>)>*, Status why) {
+  return Fail(std::move(why));
+}
+
+}  // namespace
+
+class SimPort::Link final : public control::AgentPort {
+ public:
+  Link(SimPort& port, uint64_t number) : port_(port), number_(number) {}
+  void OnCommand(epoch::Command command) override {
+    port_.Down(number_, [command = std::move(command)](control::AgentPort& agent) {
+      agent.OnCommand(command);
+    });
+  }
+  void OnSessionLost(Status why) override {
+    port_.Down(number_, [this, why = std::move(why)](control::AgentPort& agent) {
+      ++port_.link_;
+      port_.session_ = {};
+      agent.OnSessionLost(why);
+    });
+  }
+
+ private:
+  SimPort& port_;
+  const uint64_t number_;
+};
+
+SimPort::SimPort(testing::SimExecutor& executor, std::mt19937_64& random,
+                 std::function<coordinator::Coordinator*()> coordinator)
+    : executor_(executor), random_(random), coordinator_(std::move(coordinator)) {}
+
+SimPort::~SimPort() = default;
+
+void SimPort::Stall(Nanos span) { stalled_until_ = executor_.Now() + span; }
+
+void SimPort::Cut(bool coordinator_learns) {
+  ++link_;
+  const AgentId session = std::exchange(session_, {});
+  for (auto& [id, fail] : std::exchange(unanswered_, {}))
+    executor_.Post([fail] { fail(Broken()); });
+  if (session.value == 0) return;
+  if (auto* coordinator = coordinator_(); coordinator != nullptr && coordinator_learns) {
+    coordinator->CloseSession(session);
+  }
+  if (agent_ != nullptr) {
+    executor_.Post([this, link = link_] {
+      if (agent_ != nullptr && link == link_) agent_->OnSessionLost(Broken());
+    });
+  }
+}
+
+void SimPort::Kill(bool coordinator_learns) {
+  dead_ = true;
+  agent_ = nullptr;
+  unanswered_.clear();
+  Cut(coordinator_learns);
+}
+
+void SimPort::Up(std::function<void(coordinator::Coordinator&)> deliver) {
+  if (dead_) return;
+  last_up_ = std::max(last_up_, Due());
+  At(last_up_, [this, link = link_, deliver = std::move(deliver)] {
+    auto* coordinator = coordinator_();
+    if (link == link_ && coordinator != nullptr) deliver(*coordinator);
+  });
+}
+
+void SimPort::Down(uint64_t link, std::function<void(control::AgentPort&)> deliver) {
+  last_down_ = std::max(last_down_, Due());
+  At(last_down_, [this, link, deliver = std::move(deliver)] {
+    if (link == link_ && agent_ != nullptr) deliver(*agent_);
+  });
+}
+
+template <typename Answer>
+void SimPort::Call(
+    std::function<void(Answer)> reply,
+    std::function<void(coordinator::Coordinator&, std::function<void(Answer)>)> call) {
+  if (dead_) return;
+  const uint64_t id = next_call_++;
+  unanswered_[id] = [reply](Status why) {
+    reply(AnswerOf(static_cast<std::function<void(Answer)>*>(nullptr), std::move(why)));
+  };
+  const auto fail = [this, id](Status why) {
+    if (auto node = unanswered_.extract(id); !node.empty()) node.mapped()(std::move(why));
+  };
+  const Nanos deadline = executor_.Now() + kCallDeadline;
+  At(deadline, [fail] {
+    fail(Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded, "the call timed out"));
+  });
+  At(Due(), [=, this, call = std::move(call), reply = std::move(reply)] {
+    if (!unanswered_.contains(id)) return;  // cut meanwhile
+    auto* coordinator = coordinator_();
+    if (coordinator == nullptr) return fail(Broken());
+    call(*coordinator, [this, id, reply](Answer answer) {
+      At(Due(), [this, id, reply, answer = std::move(answer)] {
+        if (unanswered_.erase(id) > 0) reply(answer);
+      });
+    });
+  });
+}
+
+void SimPort::OpenSession(control::AgentHello hello, control::AgentPort* port,
+                          control::Reply<control::AgentWelcome> reply) {
+  agent_ = port;
+  const uint64_t link = ++link_;
+  links_.push_back(std::make_unique<Link>(*this, link));
+  Link* seen = links_.back().get();
+  auto opened = [this, link, reply = std::move(reply)](Result<control::AgentWelcome> welcome) {
+    if (welcome && link == link_) session_ = welcome->agent;
+    reply(std::move(welcome));
+  };
+  Call<Result<control::AgentWelcome>>(
+      std::move(opened),
+      [hello = std::move(hello), seen](coordinator::Coordinator& coordinator, auto answer) {
+        coordinator.OpenSession(hello, seen, std::move(answer));
+      });
+}
+
+void SimPort::CloseSession(AgentId agent) {
+  Up([agent](coordinator::Coordinator& coordinator) { coordinator.CloseSession(agent); });
+  agent_ = nullptr;
+}
+void SimPort::Heartbeat(AgentId agent) {
+  Up([agent](coordinator::Coordinator& coordinator) { coordinator.Heartbeat(agent); });
+}
+void SimPort::Report(AgentId agent, epoch::Report report) {
+  Up([agent, report = std::move(report)](coordinator::Coordinator& coordinator) {
+    coordinator.Report(agent, report);
+  });
+}
+void SimPort::Register(control::RegisterRequest request,
+                       control::Reply<control::RegisterReply> reply) {
+  Call<Result<control::RegisterReply>>(
+      std::move(reply),
+      [request = std::move(request)](coordinator::Coordinator& coordinator, auto answer) {
+        coordinator.Register(request, std::move(answer));
+      });
+}
+void SimPort::SubmitLayout(control::LayoutSubmission submission,
+                           control::Reply<control::LayoutReply> reply) {
+  Call<Result<control::LayoutReply>>(
+      std::move(reply),
+      [submission = std::move(submission)](coordinator::Coordinator& coordinator, auto answer) {
+        coordinator.SubmitLayout(submission, std::move(answer));
+      });
+}
+void SimPort::Publish(control::PublishRequest request, control::Done done) {
+  Call<Status>(std::move(done),
+               [request = std::move(request)](coordinator::Coordinator& coordinator, auto answer) {
+                 coordinator.Publish(request, std::move(answer));
+               });
+}
+void SimPort::FetchSlice(PlanId plan, plan::Side side, uint32_t rank,
+                         control::Reply<std::shared_ptr<const plan::RankSlice>> reply) {
+  Call<Result<std::shared_ptr<const plan::RankSlice>>>(
+      std::move(reply), [plan, side, rank](coordinator::Coordinator& coordinator, auto answer) {
+        coordinator.FetchSlice(plan, side, rank, std::move(answer));
+      });
+}
+
+}  // namespace weightwire::sim

@@ -1,0 +1,140 @@
+#include "tests/sim/trainer.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+namespace weightwire::sim {
+namespace {
+
+constexpr Nanos kRestartPause = std::chrono::milliseconds(300);
+/// What a trainer's padding holds: must never be seen in an engine.
+constexpr uint8_t kTrainerPadding = 0xdd;
+
+}  // namespace
+
+Trainer::Trainer(testing::SimExecutor& executor, std::mt19937_64& random, const Model& model,
+                 Party party, std::vector<Node*> nodes)
+    : executor_(executor), random_(random), model_(model), party_(std::move(party)) {
+  ranks_.resize(party_.world_size);
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    ranks_[rank].node = nodes[rank % nodes.size()];
+    ranks_[rank].node->on_killed.push_back([this, rank] {
+      if (auto process = ranks_[rank].process) process->AgentDied();
+    });
+  }
+}
+
+void Trainer::Start() {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) Spawn(rank);
+}
+
+void Trainer::Spawn(uint32_t rank) {
+  Process::Hooks hooks;
+  hooks.ready = [this, rank](Process&) { Ready(rank); };
+  hooks.ended = [this, rank](Process& process, const Status& why) { Ended(rank, process, why); };
+  hooks.released = [this, rank](Process& process, Version version, Epoch, const Status& why) {
+    Released(rank, process, version, why);
+  };
+  hooks.committed = [](Process&, Epoch, Epoch, Version, int, bool) {
+    ADD_FAILURE() << "a trainer was offered a swap";
+  };
+  hooks.installed = [](Process&, Epoch, Epoch) { ADD_FAILURE() << "a trainer was installed"; };
+  Rank& here = ranks_[rank];
+  here.process = std::make_shared<Process>(*here.node, model_, party_, control::GroupRole::kTrainer,
+                                           "trainer", rank, Incarnation{random_() | 1}, hooks);
+  ended_.push_back(here.process);
+  here.bound = here.publishing = false;
+  here.version = 0;
+  here.memory.reset();
+  here.process->Attach();
+}
+
+void Trainer::Ready(uint32_t rank) {
+  Rank& here = ranks_[rank];
+  const auto& image = model_.Bytes(party_, rank, 0, kTrainerPadding);
+  uint64_t end = 0;
+  here.offsets.clear();
+  for (const auto& tensor : image) {
+    here.offsets.push_back(end);
+    end += tensor.size() + 2;  // unaligned neighbours, a gap between them
+  }
+  here.memory = memory::MemoryRegion::Allocate("trainer", end).value();
+  agent::Agent& agent = here.process->agent();
+  const auto region = agent.ImportMemory(
+      here.process->handle(), memory::UniqueFd(fcntl(here.memory->fd(), F_DUPFD_CLOEXEC, 0)), end);
+  ASSERT_TRUE(region.has_value()) << region.error().ToString();
+  std::vector<agent::TensorBinding> bindings;
+  for (uint32_t i = 0; i < image.size(); ++i) bindings.push_back({i, *region, here.offsets[i]});
+  const Status bound = agent.Bind(here.process->handle(), bindings);
+  ASSERT_TRUE(bound.ok()) << bound.ToString();
+  here.bound = true;
+  Scribble(rank);
+}
+
+void Trainer::Ended(uint32_t rank, const Process& process, const Status& why) {
+  Rank& here = ranks_[rank];
+  if (here.process.get() != &process) return;
+  if (here.bound) ++evictions_;
+  if (here.version != 0 || here.publishing) outcome_ = why;
+  here.bound = here.publishing = false;
+  here.version = 0;
+  if (!restart_) return;
+  executor_.PostAfter(kRestartPause, [this, rank, ended = here.process] {
+    if (ranks_[rank].process == ended) Spawn(rank);
+  });
+}
+
+void Trainer::Write(uint32_t rank, uint64_t version) {
+  Rank& here = ranks_[rank];
+  const auto& image = model_.Bytes(party_, rank, version, kTrainerPadding);
+  for (size_t i = 0; i < image.size(); ++i) {
+    std::memcpy(here.memory->data() + here.offsets[i], image[i].data(), image[i].size());
+  }
+}
+
+void Trainer::Scribble(uint32_t rank) {
+  std::memset(ranks_[rank].memory->data(), static_cast<int>(random_() & 0xff),
+              ranks_[rank].memory->size());
+}
+
+void Trainer::Publish(uint64_t version, agent::PublishMode mode, Nanos deadline) {
+  outcome_ = OkStatus();
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    Rank& here = ranks_[rank];
+    Write(rank, version);
+    here.publishing = true;
+    here.version = version;
+    here.process->agent().Publish(here.process->handle(), Version{version}, mode, false, deadline,
+                                  {}, [this, rank, process = here.process](const Status& status) {
+                                    Rank& now = ranks_[rank];
+                                    if (now.process != process) return;
+                                    now.publishing = false;
+                                    if (status.ok()) return;
+                                    outcome_ = status;
+                                    now.version = 0;
+                                    if (now.bound) Scribble(rank);
+                                  });
+  }
+}
+
+void Trainer::Released(uint32_t rank, const Process& process, Version version, const Status& why) {
+  Rank& here = ranks_[rank];
+  if (here.process.get() != &process) return;
+  EXPECT_EQ(version.value, here.version) << "released what is not held, rank " << rank;
+  here.version = 0;
+  if (!why.ok()) outcome_ = why;
+  Scribble(rank);
+}
+
+bool Trainer::Idle() const {
+  for (const Rank& rank : ranks_) {
+    if (!rank.bound || rank.publishing || rank.version != 0) return false;
+  }
+  return true;
+}
+
+void Trainer::KillRank(uint32_t rank) { ranks_[rank].process->Kill(); }
+
+}  // namespace weightwire::sim

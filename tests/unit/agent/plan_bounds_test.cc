@@ -1,0 +1,133 @@
+#include "server/agent/plan_bounds.h"
+
+#include <functional>
+
+#include "tests/unit/agent/agent_fixture.h"
+
+namespace weightwire::agent {
+namespace {
+
+class PlanBounds : public AgentTest {
+ protected:
+  static Status Check(const plan::RankSlice& slice) {
+    return CheckSlice(slice, kPlan, slice.side, 0, Layout());
+  }
+};
+
+TEST_F(PlanBounds, AcceptsWhatFitsExactly) {
+  EXPECT_TRUE(Check(SliceFor(plan::Side::kSource)).ok());
+  EXPECT_TRUE(Check(SliceFor(plan::Side::kTarget)).ok());
+}
+
+TEST_F(PlanBounds, RefusesAnotherPlanSideOrRank) {
+  const auto slice = SliceFor(plan::Side::kSource);
+  const layout::RankLayout layout = Layout();
+  EXPECT_FALSE(CheckSlice(slice, PlanId{1, 3}, plan::Side::kSource, 0, layout).ok());
+  EXPECT_FALSE(CheckSlice(slice, kPlan, plan::Side::kTarget, 0, layout).ok());
+  EXPECT_FALSE(CheckSlice(slice, kPlan, plan::Side::kSource, 1, layout).ok());
+}
+
+TEST_F(PlanBounds, RefusesEveryLieOnTheSideThatItConcerns) {
+  using Lie = std::function<void(plan::RankSlice&, plan::CopyOp&)>;
+  struct Case {
+    const char* what;
+    Reason reason;
+    Lie source, target;
+  };
+  const int64_t huge = int64_t{1} << 62;
+  const std::vector<Case> cases = {
+      {"offset", Reason::kShapeMismatch, [](auto&, auto& op) { op.source_offset = 1; },
+       [](auto&, auto& op) { op.target_offset = 1; }},
+      {"stride", Reason::kShapeMismatch,
+       [](auto&, auto& op) {
+         op.source_stride = {3, 2};
+       },
+       [](auto&, auto& op) {
+         op.target_stride = {3, 2};
+       }},
+      {"stride overflow", Reason::kShapeOverflow,
+       [&](auto&, auto& op) {
+         op.source_stride = {huge, huge}, op.source_offset = huge;
+       },
+       [&](auto&, auto& op) {
+         op.target_stride = {huge, huge}, op.target_offset = huge;
+       }},
+      {"negative offset", Reason::kInvalidRequest, [](auto&, auto& op) { op.source_offset = -1; },
+       [](auto&, auto& op) { op.target_offset = -1; }},
+      {"negative stride", Reason::kInvalidRequest,
+       [](auto&, auto& op) { op.source_stride[1] = -1; },
+       [](auto&, auto& op) { op.target_stride[1] = -1; }},
+      {"stride 0", Reason::kInvalidRequest, [](auto&, auto& op) { op.source_stride[0] = 0; },
+       [](auto&, auto& op) { op.target_stride[0] = 0; }},
+      {"strides of another ndim", Reason::kInvalidRequest,
+       [](auto&, auto& op) { op.source_stride.pop_back(); },
+       [](auto&, auto& op) { op.target_stride.pop_back(); }},
+      {"tensor", Reason::kTensorMissing, [](auto&, auto& op) { op.source_tensor = 2; },
+       [](auto&, auto& op) { op.target_tensor = 2; }},
+      {"dtype", Reason::kDtypeMismatch,
+       [](auto&, auto& op) { op.source_dtype = layout::DType::kF16; },
+       [](auto&, auto& op) { op.target_dtype = layout::DType::kF16; }},
+      {"no cast", Reason::kDtypeMismatch,
+       [](auto&, auto& op) { op.target_dtype = layout::DType::kI32; },
+       [](auto&, auto& op) { op.source_dtype = layout::DType::kI32; }},
+      {"rank of a stream", Reason::kInvalidRequest,
+       [](auto& slice, auto&) { slice.streams[0].source_rank = 1; },
+       [](auto& slice, auto&) { slice.streams[0].target_rank = 1; }},
+  };
+  for (const Case& lie : cases) {
+    SCOPED_TRACE(lie.what);
+    for (plan::Side side : {plan::Side::kSource, plan::Side::kTarget}) {
+      auto slice = SliceFor(side);
+      (side == plan::Side::kSource ? lie.source : lie.target)(slice, slice.streams[0].ops[0]);
+      ExpectStatus(Check(slice), Code::kInvalidArgument, lie.reason);
+    }
+  }
+}
+
+TEST_F(PlanBounds, RefusesMalformedOpsAndStreams) {
+  using Lie = std::function<void(plan::RankSlice&, plan::CopyOp&)>;
+  const std::vector<std::pair<Lie, Reason>> cases = {
+      {[](auto&, auto& op) { op.extent[0] = 0; }, Reason::kInvalidRequest},
+      {[](auto&, auto& op) { op.extent[0] = -4; }, Reason::kInvalidRequest},
+      {[](auto&, auto& op) { op.extent[0] = 5; }, Reason::kShapeMismatch},
+      {[](auto&, auto& op) { op.canonical = 2; }, Reason::kTensorMissing},
+      {[](auto&, auto& op) {
+         op.extent.assign(9, 1);
+         op.source_stride.assign(9, 1);
+         op.target_stride.assign(9, 1);
+       },
+       Reason::kInvalidRequest},
+      {[](auto& slice, auto&) { slice.streams[0].bytes = 57; }, Reason::kInvalidRequest},
+      {[](auto& slice, auto&) { slice.streams[0].bytes = -58; }, Reason::kInvalidRequest},
+      {[](auto& slice, auto&) { slice.streams.push_back(slice.streams[0]); },
+       Reason::kInvalidRequest},
+  };
+  for (size_t i = 0; i < cases.size(); ++i) {
+    SCOPED_TRACE(i);
+    auto slice = SliceFor(plan::Side::kSource);
+    cases[i].first(slice, slice.streams[0].ops[0]);
+    ExpectStatus(Check(slice), Code::kInvalidArgument, cases[i].second);
+  }
+}
+
+TEST_F(PlanBounds, FarSideMayBeLargerThanOurs) {
+  auto slice = SliceFor(plan::Side::kSource);
+  slice.streams[0].ops[0].target_tensor = 400;
+  slice.streams[0].ops[0].target_offset = 1'000'000;
+  EXPECT_TRUE(Check(slice).ok());
+}
+
+TEST_F(PlanBounds, AcceptsScalarsAndUnitDimensionsOfAnyStride) {
+  auto slice = SliceFor(plan::Side::kSource);
+  plan::CopyOp scalar{0, 0, 0, layout::DType::kF32, layout::DType::kBF16, {}, 11, {}, 0, {}};
+  plan::CopyOp unit{0,        0, 0,     layout::DType::kF32, layout::DType::kF32, {1, 1}, 11,
+                    {0, 999}, 0, {1, 1}};
+  slice.streams[0].ops = {scalar, unit};
+  slice.streams[0].bytes = 2 + 4;
+  EXPECT_TRUE(Check(slice).ok());
+  slice.streams[0].ops[0].source_offset = 12;
+  ExpectStatus(Check(slice), Code::kInvalidArgument, Reason::kShapeMismatch);
+}
+
+}  // namespace
+}  // namespace weightwire::agent

@@ -1,0 +1,317 @@
+#include "tests/unit/agent/agent_fixture.h"
+
+namespace weightwire::agent {
+namespace {
+
+const Status kGivenUp(Code::kAborted, Reason::kAbortRequested, "given up");
+
+class AgentPublish : public AgentTest {
+ protected:
+  AgentPublish() {
+    Start();
+    trainer_ = BoundTrainer();
+    told_ = &trainer_->application.told;
+  }
+  std::unique_ptr<Rank> trainer_;
+  std::vector<std::string>* told_;
+};
+
+TEST_F(AgentPublish, IsRefusedWithoutABinding) {
+  auto unbound = Attach(RequestFor(control::GroupRole::kTrainer, "trainer", 1));
+  ExpectStatus(Publish(*unbound, 1), Code::kFailedPrecondition, Reason::kNotReady);
+  EXPECT_THAT(coordinator.published, IsEmpty());
+}
+
+TEST_F(AgentPublish, PassesTheCoordinatorsRefusalOnAndHoldsNothing) {
+  coordinator.publish_answer = Status(Code::kFailedPrecondition, Reason::kStaleVersion, "old");
+  EXPECT_EQ(Publish(*trainer_, 1), coordinator.publish_answer);
+  coordinator.publish_answer = OkStatus();
+  EXPECT_TRUE(Publish(*trainer_, 2).ok());
+  EXPECT_THAT(*told_, IsEmpty());
+}
+
+TEST_F(AgentPublish, IsRefusedWhileAVersionIsHeld) {
+  ASSERT_TRUE(Publish(*trainer_, 1).ok());
+  ExpectStatus(Publish(*trainer_, 2), Code::kFailedPrecondition, Reason::kNotReady);
+  EXPECT_EQ(coordinator.published.size(), 1u);
+}
+
+TEST_F(AgentPublish, ReportsSumsAndReleasesOnceNothingReadsTheBytes) {
+  ASSERT_TRUE(Publish(*trainer_, 7).ok());
+  Source(*trainer_, 3, 7);
+  auto sourced = coordinator.All<epoch::SourcedReport>();
+  ASSERT_EQ(sourced.size(), 1u);
+  EXPECT_THAT(sourced[0].digests, ElementsAre(epoch::Digest{kPlan, 9, 0xabc}));
+  const auto& job = engine.sources.at(JobOf(*trainer_, 3)).first;
+  EXPECT_EQ(job.name, "trainer/0");
+  ASSERT_EQ(job.legs.size(), 1u);
+  EXPECT_EQ(job.legs[0].readers, 2u);
+
+  engine.hold_drains = true;
+  Release(*trainer_, 3, 7);
+  EXPECT_THAT(*told_, IsEmpty()) << "a reader has not let go yet";
+  ExpectStatus(Publish(*trainer_, 8), Code::kFailedPrecondition, Reason::kNotReady);
+  engine.EndDrains();
+  EXPECT_THAT(*told_, ElementsAre("released v7 e3"));
+  Release(*trainer_, 3, 7);
+  Release(*trainer_, 3, 7, kGivenUp);
+  EXPECT_EQ(told_->size(), 1u);
+  EXPECT_TRUE(Publish(*trainer_, 8).ok());
+}
+
+TEST_F(AgentPublish, MayGoOnInsideOnReleased) {
+  ASSERT_TRUE(Publish(*trainer_, 1).ok());
+  Source(*trainer_, 1, 1);
+  Status next(Code::kUnknown, Reason::kInternal, "not called");
+  trainer_->application.when_released = [&] { next = Publish(*trainer_, 2); };
+  Release(*trainer_, 1, 1);
+  EXPECT_TRUE(next.ok()) << next.ToString();
+}
+
+TEST_F(AgentPublish, KeepsTheVersionThroughAnAbortAndServesItUnderANewEpoch) {
+  ASSERT_TRUE(Publish(*trainer_, 7).ok());
+  Command(SourcePrepare(*trainer_, 3, 7));
+  Command(epoch::TransferCommand{Epoch{3}, trainer_->member});
+  Command(epoch::AbortCommand{Epoch{3}, trainer_->member, kGivenUp});
+  EXPECT_EQ(coordinator.All<epoch::DrainedReport>().size(), 1u);
+  EXPECT_THAT(*told_, IsEmpty());
+  Source(*trainer_, 4, 7);
+  Release(*trainer_, 4, 7);
+  EXPECT_THAT(*told_, ElementsAre("released v7 e4"));
+}
+
+TEST_F(AgentPublish, TellsWhyAVersionWasGivenUp) {
+  ASSERT_TRUE(Publish(*trainer_, 7).ok());
+  Release(*trainer_, 0, 7, kGivenUp);
+  EXPECT_THAT(*told_, ElementsAre("released v7 e0 (abort_requested)"));
+}
+
+TEST_F(AgentPublish, IgnoresTheReleaseOfAnotherVersion) {
+  ASSERT_TRUE(Publish(*trainer_, 7).ok());
+  Release(*trainer_, 0, 6, kGivenUp);
+  EXPECT_THAT(*told_, IsEmpty());
+  ExpectStatus(Publish(*trainer_, 8), Code::kFailedPrecondition, Reason::kNotReady);
+}
+
+TEST_F(AgentPublish, PrepareWaitsForTheAnswerThatItOvertook) {
+  coordinator.hold_replies = true;
+  agent->Publish(trainer_->handle, Version{7}, PublishMode::kHold, false, Nanos{1}, {},
+                 [](Status) {});
+  auto answer_publish = std::exchange(coordinator.held, {});
+  coordinator.hold_replies = false;
+  Command(SourcePrepare(*trainer_, 3, 7));
+  EXPECT_THAT(coordinator.reports, IsEmpty());
+  answer_publish[0]();
+  sim.RunReady();
+  EXPECT_EQ(coordinator.All<epoch::PreparedReport>().size(), 1u);
+}
+
+TEST_F(AgentPublish, PrepareFailsWhenTheOvertakenAnswerIsARefusal) {
+  coordinator.hold_replies = true;
+  coordinator.publish_answer = Status(Code::kUnavailable, Reason::kTransportFailed, "who knows");
+  std::optional<Status> answer;
+  agent->Publish(trainer_->handle, Version{7}, PublishMode::kHold, false, Nanos{1}, {},
+                 [&](Status status) { answer = status; });
+  auto answer_publish = std::exchange(coordinator.held, {});
+  coordinator.hold_replies = false;
+  Command(SourcePrepare(*trainer_, 3, 7));
+  answer_publish[0]();
+  sim.RunReady();
+  ASSERT_EQ(coordinator.All<epoch::FailedReport>().size(), 1u);
+  EXPECT_EQ(*answer, coordinator.publish_answer);
+  EXPECT_THAT(engine.sources, IsEmpty());
+}
+
+TEST_F(AgentPublish, ReleaseWaitsForTheAnswerThatItOvertook) {
+  coordinator.hold_replies = true;
+  std::optional<Status> answer;
+  agent->Publish(trainer_->handle, Version{7}, PublishMode::kHold, false, Nanos{1}, {},
+                 [&](Status status) { answer = status; });
+  Release(*trainer_, 0, 7, kGivenUp);
+  EXPECT_THAT(*told_, IsEmpty());
+  coordinator.Answer();
+  sim.RunReady();
+  EXPECT_TRUE(answer->ok());
+  EXPECT_THAT(*told_, ElementsAre("released v7 e0 (abort_requested)"));
+}
+
+TEST_F(AgentPublish, FailsToPrepareAVersionThatIsNotHeld) {
+  ASSERT_TRUE(Publish(*trainer_, 7).ok());
+  Command(SourcePrepare(*trainer_, 3, 8));
+  auto failed = coordinator.All<epoch::FailedReport>();
+  ASSERT_EQ(failed.size(), 1u);
+  ExpectStatus(failed[0].why, Code::kFailedPrecondition, Reason::kStaleVersion);
+  EXPECT_EQ(failed[0].why.rank(), "trainer/0");
+}
+
+TEST_F(AgentPublish, RefusesATrainerAsATarget) {
+  Command(TargetPrepare(*trainer_, 3, 7));
+  ASSERT_EQ(coordinator.All<epoch::FailedReport>().size(), 1u);
+  EXPECT_EQ(coordinator.All<epoch::FailedReport>()[0].why.reason(), Reason::kInvalidRequest);
+}
+
+TEST_F(AgentPublish, ReportsATransferThatFailed) {
+  ASSERT_TRUE(Publish(*trainer_, 7).ok());
+  Command(SourcePrepare(*trainer_, 3, 7));
+  Command(epoch::TransferCommand{Epoch{3}, trainer_->member});
+  engine.FinishSource(JobOf(*trainer_, 3),
+                      Fail(Code::kUnavailable, Reason::kTransportFailed, "cable"));
+  ASSERT_EQ(coordinator.All<epoch::FailedReport>().size(), 1u);
+  EXPECT_EQ(coordinator.All<epoch::FailedReport>()[0].why.reason(), Reason::kTransportFailed);
+}
+
+TEST_F(AgentPublish, SharesOneTicketBetweenRanksAndWithdrawsItAfterTheLast) {
+  auto second = BoundTrainer(1);
+  coordinator.slices[{kPlan, plan::Side::kSource, 1}] = SliceFor(plan::Side::kSource);
+  coordinator.slices[{kPlan, plan::Side::kSource, 1}].rank = 1;
+  coordinator.slices[{kPlan, plan::Side::kSource, 1}].streams[0].source_rank = 1;
+  ASSERT_TRUE(Publish(*trainer_, 1).ok());
+  ASSERT_TRUE(Publish(*second, 1).ok());
+  Command(SourcePrepare(*trainer_, 1, 1));
+  auto command = SourcePrepare(*second, 1, 1);
+  command.legs[0].rank = 1;
+  Command(command);
+  ASSERT_EQ(coordinator.All<epoch::PreparedReport>().size(), 2u);
+  EXPECT_THAT(engine.tickets, ElementsAre(Ticket{5}));
+  Command(epoch::AbortCommand{Epoch{1}, trainer_->member, kGivenUp});
+  EXPECT_THAT(engine.tickets, ElementsAre(Ticket{5}));
+  Command(epoch::AbortCommand{Epoch{1}, second->member, kGivenUp});
+  EXPECT_THAT(engine.tickets, IsEmpty());
+}
+
+TEST_F(AgentPublish, AdmitsNoTicketOfAnEpochThatCouldNotBePrepared) {
+  ASSERT_TRUE(Publish(*trainer_, 1).ok());
+  auto command = SourcePrepare(*trainer_, 1, 1);
+  command.legs[0].plan = PlanId{7, 7};
+  Command(command);
+  ASSERT_EQ(coordinator.All<epoch::FailedReport>().size(), 1u);
+  EXPECT_EQ(coordinator.All<epoch::FailedReport>()[0].why.reason(), Reason::kNotRegistered);
+  EXPECT_THAT(engine.tickets, IsEmpty());
+}
+
+TEST_F(AgentPublish, NeverRunsAPlanThatReachesOutsideATensor) {
+  coordinator.slices[{kPlan, plan::Side::kSource, 0}].streams[0].ops[1].source_offset = 1;
+  ASSERT_TRUE(Publish(*trainer_, 1).ok());
+  Command(SourcePrepare(*trainer_, 1, 1));
+  auto failed = coordinator.All<epoch::FailedReport>();
+  ASSERT_EQ(failed.size(), 1u);
+  ExpectStatus(failed[0].why, Code::kInvalidArgument, Reason::kShapeMismatch);
+  EXPECT_EQ(failed[0].why.tensor(), "b");
+  Command(epoch::TransferCommand{Epoch{1}, trainer_->member});
+  EXPECT_THAT(engine.sources, IsEmpty());
+  EXPECT_THAT(engine.tickets, IsEmpty());
+}
+
+// ---- snapshots ----
+
+class AgentSnapshot : public AgentPublish {};
+
+TEST_F(AgentSnapshot, ReleasesAfterTheCopyAndServesTheCopiedBytes) {
+  std::memset(parameters->data(), 0x11, 128);
+  ASSERT_TRUE(Publish(*trainer_, 7, PublishMode::kSnapshot).ok());
+  EXPECT_THAT(*told_, ElementsAre("released v7 e0"));
+  std::memset(parameters->data(), 0x22, 128);  // the optimizer goes on
+
+  Command(SourcePrepare(*trainer_, 3, 7));
+  Command(epoch::TransferCommand{Epoch{3}, trainer_->member});
+  const auto& binding = engine.sources.at(JobOf(*trainer_, 3)).first.binding;
+  ASSERT_EQ(binding.size(), 2u);
+  for (const auto& span : binding) {
+    for (uint64_t i = 0; i < span.bytes; ++i) ASSERT_EQ(span.data()[i], std::byte{0x11});
+  }
+  EXPECT_EQ(binding[0].bytes, 48u);
+  EXPECT_EQ(binding[1].bytes, 10u);
+  engine.FinishSource(JobOf(*trainer_, 3), Sums());
+  Release(*trainer_, 3, 7);
+  EXPECT_EQ(told_->size(), 1u) << "told twice";
+}
+
+TEST_F(AgentSnapshot, RefusesTheNextVersionWhileTheLastOneMoves) {
+  ASSERT_TRUE(Publish(*trainer_, 1, PublishMode::kSnapshot).ok());
+  ExpectStatus(Publish(*trainer_, 2, PublishMode::kSnapshot), Code::kFailedPrecondition,
+               Reason::kNotReady);
+  Source(*trainer_, 1, 1);
+  Release(*trainer_, 1, 1);
+  EXPECT_TRUE(Publish(*trainer_, 2, PublishMode::kSnapshot).ok());
+  EXPECT_THAT(*told_, ElementsAre("released v1 e0", "released v2 e0"));
+}
+
+TEST_F(AgentSnapshot, PrepareWaitsForTheCopy) {
+  agent->Publish(trainer_->handle, Version{1}, PublishMode::kSnapshot, false, Nanos{1}, {},
+                 [](Status) {});
+  while (coordinator.published.empty()) ASSERT_TRUE(sim.RunOne());
+  ASSERT_THAT(*told_, IsEmpty());
+  coordinator.agent_port->OnCommand(SourcePrepare(*trainer_, 1, 1));
+  EXPECT_THAT(coordinator.reports, IsEmpty());
+  sim.RunReady();
+  EXPECT_EQ(coordinator.All<epoch::PreparedReport>().size(), 1u);
+  EXPECT_THAT(*told_, ElementsAre("released v1 e0"));
+}
+
+TEST_F(AgentSnapshot, IsGivenUpDuringTheCopyWithTheReason) {
+  agent->Publish(trainer_->handle, Version{1}, PublishMode::kSnapshot, false, Nanos{1}, {},
+                 [](Status) {});
+  while (coordinator.published.empty()) ASSERT_TRUE(sim.RunOne());
+  coordinator.agent_port->OnCommand(
+      epoch::ReleaseCommand{Epoch{}, Version{1}, trainer_->member, kGivenUp});
+  EXPECT_THAT(*told_, IsEmpty()) << "the copy still reads the bytes";
+  sim.RunReady();
+  EXPECT_THAT(*told_, ElementsAre("released v1 e0 (abort_requested)"));
+  EXPECT_TRUE(Publish(*trainer_, 2, PublishMode::kSnapshot).ok());
+}
+
+TEST_F(AgentSnapshot, IsRefusedBeyondTheBudget) {
+  options.stage_bytes_max = 73;
+  Start();
+  auto trainer = BoundTrainer(0, 2);
+  ExpectStatus(Publish(*trainer, 1, PublishMode::kSnapshot), Code::kResourceExhausted,
+               Reason::kLimitExceeded);
+  EXPECT_THAT(coordinator.published, IsEmpty());
+  EXPECT_TRUE(Publish(*trainer, 1, PublishMode::kHold).ok());
+}
+
+TEST_F(AgentSnapshot, CountsItsMemoryAndReusesIt) {
+  ASSERT_TRUE(Publish(*trainer_, 1, PublishMode::kSnapshot).ok());
+  EXPECT_EQ(sink.gauges["staging_bytes"], 74);
+  Source(*trainer_, 1, 1);
+  const auto first = coordinator.reports.size();
+  Release(*trainer_, 1, 1);
+  ASSERT_TRUE(Publish(*trainer_, 2, PublishMode::kSnapshot).ok());
+  EXPECT_EQ(sink.gauges["staging_bytes"], 74);
+  EXPECT_EQ(coordinator.reports.size(), first);
+  agent->Detach(trainer_->handle, OkStatus());
+  EXPECT_EQ(sink.gauges["staging_bytes"], 0);
+}
+
+TEST_F(AgentSnapshot, CopiesTensorsLongerThanAChunkWhole) {
+  const int64_t elements = (20 << 20) / 4 + 3;
+  options.stage_bytes_max = 64 << 20;
+  Start();
+  auto trainer = Attach(RequestFor(control::GroupRole::kTrainer, "trainer", 0, 2));
+  layout::RankLayout big;
+  big.tensors.push_back({"small", layout::DType::kU8, {5}, {}});
+  big.tensors.push_back({"big", layout::DType::kF32, {elements}, {}});
+  big.tensors.push_back({"last", layout::DType::kU8, {7}, {}});
+  ASSERT_TRUE(Submit(trainer->handle, big).ok());
+  auto region = MakeRegion(static_cast<uint64_t>(elements) * 4 + 64);
+  for (uint64_t i = 0; i < region->size(); ++i) {
+    region->data()[i] = static_cast<std::byte>(i * 2654435761u >> 13);
+  }
+  const uint64_t id = Import(trainer->handle, *region).value();
+  ASSERT_TRUE(agent->Bind(trainer->handle, {{0, id, 1}, {1, id, 16}, {2, id, 7}}).ok());
+  ASSERT_TRUE(Publish(*trainer, 1, PublishMode::kSnapshot).ok());
+  plan::RankSlice slice{kPlan, plan::Side::kSource, 0, {}, {}};
+  coordinator.slices[{kPlan, plan::Side::kSource, 0}] = slice;
+  Command(SourcePrepare(*trainer, 1, 1));
+  Command(epoch::TransferCommand{Epoch{1}, trainer->member});
+  const auto& binding = engine.sources.at(JobOf(*trainer, 1)).first.binding;
+  const uint64_t offsets[] = {1, 16, 7};
+  ASSERT_EQ(binding.size(), 3u);
+  for (size_t t = 0; t < 3; ++t) {
+    EXPECT_EQ(std::memcmp(binding[t].data(), region->data() + offsets[t], binding[t].bytes), 0);
+  }
+  EXPECT_EQ(binding[1].bytes, static_cast<uint64_t>(elements) * 4);
+}
+
+}  // namespace
+}  // namespace weightwire::agent

@@ -1,0 +1,264 @@
+#include "tests/unit/agent/agent_fixture.h"
+
+namespace weightwire::agent {
+namespace {
+
+const Status kAbort(Code::kAborted, Reason::kAbortRequested, "aborted");
+
+class AgentTarget : public AgentTest {
+ protected:
+  AgentTarget() {
+    Start();
+    rollout_ = StagedEngine();
+    told_ = &rollout_->application.told;
+    auto stage = agent->OpenStage(rollout_->handle);
+    buffers_ = stage->buffers;
+  }
+  std::unique_ptr<Rank> rollout_;
+  std::vector<std::string>* told_;
+  std::array<std::shared_ptr<memory::MemoryRegion>, 2> buffers_;
+};
+
+TEST_F(AgentTarget, FillsTheBufferThatIsNotServed) {
+  Command(TargetPrepare(*rollout_, 1, 7));
+  ASSERT_EQ(coordinator.All<epoch::PreparedReport>().size(), 1u);
+  EXPECT_THAT(engine.targets, IsEmpty()) << "started before everyone was prepared";
+  Command(epoch::TransferCommand{Epoch{1}, rollout_->member});
+  const auto& job = engine.targets.at(JobOf(*rollout_, 1)).first;
+  EXPECT_EQ(job.name, "engine-a/0");
+  EXPECT_EQ(job.slice->rank, 0u);
+  ASSERT_TRUE(job.sources.contains(0));
+  EXPECT_EQ(job.sources.at(0).incarnation, Incarnation{99});
+  EXPECT_EQ(job.sources.at(0).ticket, Ticket{6});
+  EXPECT_EQ(job.source_participants.at(0), ParticipantId{900});
+  ASSERT_EQ(job.binding.size(), 2u);
+  EXPECT_EQ(job.binding[0].region, buffers_[0]);
+  EXPECT_EQ(job.binding[1].offset, 64u);
+  EXPECT_EQ(job.binding[1].bytes, 10u);
+}
+
+TEST_F(AgentTarget, ReportsDigestsBytesAndSeconds) {
+  Command(TargetPrepare(*rollout_, 1, 7));
+  sim.RunFor(std::chrono::seconds(1));
+  Command(epoch::TransferCommand{Epoch{1}, rollout_->member});
+  sim.RunFor(std::chrono::milliseconds(1500));
+  engine.FinishTarget(JobOf(*rollout_, 1), Verified());
+  auto staged = coordinator.All<epoch::StagedReport>();
+  ASSERT_EQ(staged.size(), 1u);
+  EXPECT_THAT(staged[0].digests, ElementsAre(epoch::Digest{kPlan, 9, 0xabc}));
+  EXPECT_EQ(staged[0].bytes, 58);
+  EXPECT_EQ(staged[0].bytes_by_transport.at("shm"), 50);
+  EXPECT_EQ(staged[0].bytes_by_transport.at("tcp"), 8);
+  EXPECT_EQ(staged[0].rereads, 1u);
+  EXPECT_DOUBLE_EQ(staged[0].seconds, 1.5);
+  EXPECT_THAT(*told_, IsEmpty()) << "nothing is served before COMMIT";
+}
+
+TEST_F(AgentTarget, SwapsBuffersEpochByEpoch) {
+  Serve(*rollout_, 1, 7);
+  EXPECT_THAT(*told_,
+              ElementsAre("committed e1 content 1 v7 buffer 0 leader", "installed e1 content 1"));
+  auto applied = coordinator.All<epoch::AppliedReport>();
+  ASSERT_EQ(applied.size(), 1u);
+  EXPECT_EQ(applied[0].epoch, Epoch{1});
+  EXPECT_DOUBLE_EQ(applied[0].flip_seconds, 0.25);
+  EXPECT_EQ(agent->Local()[0].serving, Epoch{1});
+  told_->clear();
+  Serve(*rollout_, 2, 8);
+  EXPECT_THAT(*told_,
+              ElementsAre("committed e2 content 2 v8 buffer 1 leader", "installed e2 content 2"));
+  Command(TargetPrepare(*rollout_, 3, 9));
+  Command(epoch::TransferCommand{Epoch{3}, rollout_->member});
+  EXPECT_EQ(engine.targets.at(JobOf(*rollout_, 3)).first.binding[0].region, buffers_[0]);
+}
+
+TEST_F(AgentTarget, WritesTheSameBufferAgainAfterAnAbort) {
+  Serve(*rollout_, 1, 7);
+  Command(TargetPrepare(*rollout_, 2, 8));
+  Command(epoch::TransferCommand{Epoch{2}, rollout_->member});
+  Command(epoch::AbortCommand{Epoch{2}, rollout_->member, kAbort});
+  EXPECT_EQ(coordinator.All<epoch::DrainedReport>().size(), 1u);
+  Command(TargetPrepare(*rollout_, 3, 8));
+  Command(epoch::TransferCommand{Epoch{3}, rollout_->member});
+  EXPECT_EQ(engine.targets.at(JobOf(*rollout_, 3)).first.binding[0].region, buffers_[1]);
+  EXPECT_EQ(agent->Local()[0].serving, Epoch{1});
+}
+
+TEST_F(AgentTarget, AnswersAnAbortOnlyWhenDrained) {
+  Command(TargetPrepare(*rollout_, 2, 8));
+  Command(epoch::TransferCommand{Epoch{2}, rollout_->member});
+  engine.hold_drains = true;
+  Command(epoch::AbortCommand{Epoch{2}, rollout_->member, kAbort});
+  Command(TargetPrepare(*rollout_, 3, 8));
+  EXPECT_THAT(coordinator.All<epoch::DrainedReport>(), IsEmpty());
+  EXPECT_EQ(coordinator.All<epoch::PreparedReport>().size(), 1u);
+  engine.EndDrains();
+  sim.RunReady();
+  EXPECT_EQ(coordinator.All<epoch::DrainedReport>().size(), 1u);
+  EXPECT_EQ(coordinator.All<epoch::PreparedReport>().size(), 2u);
+}
+
+TEST_F(AgentTarget, TakesAnAcknowledgementOnlyForTheOfferedEpoch) {
+  const auto stale = [&](uint64_t epoch) {
+    ExpectStatus(agent->AcknowledgeSwap(rollout_->handle, Epoch{epoch}, 0),
+                 Code::kFailedPrecondition, Reason::kStaleEpoch);
+  };
+  stale(0);
+  Stage(*rollout_, 4, 7);
+  stale(4);
+  Commit(*rollout_, 4, 7);
+  stale(3);
+  stale(5);
+  EXPECT_THAT(coordinator.All<epoch::AppliedReport>(), IsEmpty());
+  EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{4}, 0).ok());
+  EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{4}, 0).ok()) << "a repeat";
+  EXPECT_EQ(coordinator.All<epoch::AppliedReport>().size(), 1u);
+}
+
+TEST_F(AgentTarget, TakesAnAcknowledgementOnlyFromTheLeader) {
+  Stage(*rollout_, 4, 7);
+  Commit(*rollout_, 4, 7, /*leader=*/false);
+  EXPECT_THAT(*told_, ElementsAre("committed e4 content 4 v7 buffer 0"));
+  ExpectStatus(agent->AcknowledgeSwap(rollout_->handle, Epoch{4}, 0), Code::kPermissionDenied,
+               Reason::kPermissionDenied);
+  Command(epoch::InstalledCommand{Epoch{4}, rollout_->member});
+  EXPECT_EQ(told_->back(), "installed e4 content 4");
+}
+
+TEST_F(AgentTarget, MayAcknowledgeInsideOnCommitted) {
+  Stage(*rollout_, 4, 7);
+  rollout_->application.when_committed = [&] {
+    EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{4}, 0.5).ok());
+  };
+  Commit(*rollout_, 4, 7);
+  EXPECT_EQ(coordinator.All<epoch::AppliedReport>().size(), 1u);
+}
+
+TEST_F(AgentTarget, MayLeaveInsideOnCommitted) {
+  Stage(*rollout_, 4, 7);
+  rollout_->application.when_committed = [&] { agent->Detach(rollout_->handle, kAbort); };
+  Commit(*rollout_, 4, 7);
+  EXPECT_EQ(coordinator.All<epoch::LostReport>().size(), 1u);
+  EXPECT_THAT(agent->Local(), IsEmpty());
+}
+
+TEST_F(AgentTarget, ReportsAFailedVerification) {
+  Command(TargetPrepare(*rollout_, 1, 7));
+  Command(epoch::TransferCommand{Epoch{1}, rollout_->member});
+  engine.FinishTarget(JobOf(*rollout_, 1),
+                      Fail(Code::kDataLoss, Reason::kDigestMismatch, "segment 3"));
+  ASSERT_EQ(coordinator.All<epoch::FailedReport>().size(), 1u);
+  EXPECT_EQ(coordinator.All<epoch::FailedReport>()[0].why.reason(), Reason::kDigestMismatch);
+  Commit(*rollout_, 1, 7);
+  EXPECT_THAT(*told_, IsEmpty()) << "a COMMIT of bytes that were never verified";
+}
+
+TEST_F(AgentTarget, FailsToPrepareWhenASenderIsNotNamed) {
+  auto command = TargetPrepare(*rollout_, 1, 7);
+  command.sources.clear();
+  Command(command);
+  command = TargetPrepare(*rollout_, 2, 7);
+  command.source_participants.clear();
+  Command(command);
+  auto failed = coordinator.All<epoch::FailedReport>();
+  ASSERT_EQ(failed.size(), 2u);
+  EXPECT_EQ(failed[0].why.reason(), Reason::kInvalidRequest);
+  EXPECT_EQ(failed[1].why.reason(), Reason::kInvalidRequest);
+}
+
+TEST_F(AgentTarget, FailsToPrepareWithoutExactlyOnePlan) {
+  auto command = TargetPrepare(*rollout_, 1, 7);
+  command.legs.clear();
+  Command(command);
+  ASSERT_EQ(coordinator.All<epoch::FailedReport>().size(), 1u);
+}
+
+TEST_F(AgentTarget, FailsToPrepareWithoutALayoutOrAStage) {
+  options.stage_bytes_max = 100;
+  Start();
+  auto bare = Attach(RequestFor(control::GroupRole::kEngine, "engine-b"));
+  Command(TargetPrepare(*bare, 1, 7));
+  ASSERT_EQ(coordinator.All<epoch::FailedReport>().size(), 1u);
+  EXPECT_EQ(coordinator.All<epoch::FailedReport>()[0].why.reason(), Reason::kNotReady);
+  ASSERT_TRUE(Submit(bare->handle).ok());
+  Command(TargetPrepare(*bare, 2, 7));
+  ASSERT_EQ(coordinator.All<epoch::FailedReport>().size(), 2u);
+  EXPECT_EQ(coordinator.All<epoch::FailedReport>()[1].why.reason(), Reason::kLimitExceeded);
+}
+
+TEST_F(AgentTarget, NeverRunsAPlanThatReachesOutsideATensor) {
+  coordinator.slices[{kPlan, plan::Side::kTarget, 0}].streams[0].ops[0].target_stride = {4, 1};
+  Command(TargetPrepare(*rollout_, 1, 7));
+  auto failed = coordinator.All<epoch::FailedReport>();
+  ASSERT_EQ(failed.size(), 1u);
+  ExpectStatus(failed[0].why, Code::kInvalidArgument, Reason::kShapeMismatch);
+  EXPECT_EQ(failed[0].why.tensor(), "a");
+  EXPECT_EQ(failed[0].why.rank(), "engine-a/0");
+}
+
+TEST_F(AgentTarget, FetchesASliceOnceForAllVersions) {
+  Serve(*rollout_, 1, 7);
+  Serve(*rollout_, 2, 8);
+  EXPECT_EQ(coordinator.fetches, 1);
+}
+
+// ---- fills ----
+
+TEST_F(AgentTarget, SendsItsLiveBufferToAFill) {
+  Serve(*rollout_, 1, 7);
+  Serve(*rollout_, 2, 8);
+  auto fill = SourcePrepare(*rollout_, 3, 8);
+  fill.kind = epoch::Kind::kFill;
+  fill.content = Epoch{2};
+  Command(fill);
+  Command(epoch::TransferCommand{Epoch{3}, rollout_->member});
+  EXPECT_EQ(engine.sources.at(JobOf(*rollout_, 3)).first.binding[0].region, buffers_[1]);
+  engine.FinishSource(JobOf(*rollout_, 3), Sums());
+  told_->clear();
+  Release(*rollout_, 3, 8);
+  EXPECT_THAT(*told_, IsEmpty()) << "nobody waits for a fill's release";
+  EXPECT_EQ(engine.drains_asked.back(), JobOf(*rollout_, 3));
+  Serve(*rollout_, 4, 9);
+}
+
+TEST_F(AgentTarget, RefusesToBeTheSourceOfWhatItDoesNotServe) {
+  auto fill = SourcePrepare(*rollout_, 3, 8);
+  fill.kind = epoch::Kind::kFill;
+  fill.content = Epoch{2};
+  Command(fill);
+  Serve(*rollout_, 4, 7);
+  fill.epoch = Epoch{5};
+  Command(fill);
+  auto failed = coordinator.All<epoch::FailedReport>();
+  ASSERT_EQ(failed.size(), 2u);
+  ExpectStatus(failed[0].why, Code::kFailedPrecondition, Reason::kStaleEpoch);
+  ExpectStatus(failed[1].why, Code::kFailedPrecondition, Reason::kStaleEpoch);
+}
+
+TEST_F(AgentTarget, ServesTheContentOfAFillUnderItsOwnEpoch) {
+  auto fill = TargetPrepare(*rollout_, 9, 7);
+  fill.kind = epoch::Kind::kFill;
+  fill.content = Epoch{5};
+  Command(fill);
+  Command(epoch::TransferCommand{Epoch{9}, rollout_->member});
+  engine.FinishTarget(JobOf(*rollout_, 9), Verified());
+  Command(epoch::CommitCommand{Epoch{9}, Version{7}, Epoch{5}, rollout_->member, true});
+  EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{9}, 0).ok());
+  Command(epoch::InstalledCommand{Epoch{9}, rollout_->member});
+  EXPECT_THAT(*told_,
+              ElementsAre("committed e9 content 5 v7 buffer 0 leader", "installed e9 content 5"));
+  EXPECT_EQ(agent->Local()[0].serving, Epoch{5});
+}
+
+TEST_F(AgentTarget, ShowsItsProgress) {
+  Command(TargetPrepare(*rollout_, 1, 7));
+  Command(epoch::TransferCommand{Epoch{1}, rollout_->member});
+  const LocalStatus status = agent->Local()[0];
+  EXPECT_EQ(status.phase, "transferring");
+  EXPECT_EQ(status.epoch, Epoch{1});
+  EXPECT_EQ(status.bytes_done, 3);
+  EXPECT_EQ(status.bytes_total, 10);
+}
+
+}  // namespace
+}  // namespace weightwire::agent
