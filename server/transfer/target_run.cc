@@ -154,8 +154,7 @@ void TargetRun::FinishFromStreams() {
     const std::string& name = stream->transport()->name();
     report.digests.push_back(stream->digest());
     report.bytes += stream->bytes_done();
-    (name == "shm" ? report.bytes_by_transport_shm : report.bytes_by_transport_other) +=
-        stream->bytes_done();
+    report.bytes_by_transport[name] += stream->bytes_done();
     report.rereads += stream->rereads();
     Nanos& last = last_by_transport[name];
     last = std::max(last, stream->last_progress());

@@ -99,8 +99,7 @@ struct TargetJob {
 struct TargetReport {
   std::vector<StreamDigest> digests;
   int64_t bytes = 0;
-  int64_t bytes_by_transport_shm = 0;
-  int64_t bytes_by_transport_other = 0;
+  std::map<std::string, int64_t> bytes_by_transport;
   uint32_t rereads = 0;
 };
 

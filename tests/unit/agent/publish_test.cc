@@ -59,6 +59,15 @@ TEST_F(AgentPublish, ReportsSumsAndReleasesOnceNothingReadsTheBytes) {
   EXPECT_TRUE(Publish(*trainer_, 8).ok());
 }
 
+TEST_F(AgentPublish, RefusesAVersionThatItHasHadReleased) {
+  ASSERT_TRUE(Publish(*trainer_, 7).ok());
+  Source(*trainer_, 3, 7);
+  Release(*trainer_, 3, 7);
+  ExpectStatus(Publish(*trainer_, 7), Code::kFailedPrecondition, Reason::kStaleVersion);
+  EXPECT_EQ(coordinator.published.size(), 1u) << "its release could never come";
+  EXPECT_TRUE(Publish(*trainer_, 8).ok());
+}
+
 TEST_F(AgentPublish, MayGoOnInsideOnReleased) {
   ASSERT_TRUE(Publish(*trainer_, 1).ok());
   Source(*trainer_, 1, 1);

@@ -183,9 +183,8 @@ TEST_P(RealTransfer, EveryByteArrivesInEveryEpoch) {
       for (auto* t : {&t0, &t1}) {
         auto result = t->get();
         ASSERT_TRUE(result.has_value()) << result.error().ToString();
-        const int64_t shm = GetParam() == "shm" ? result->bytes : 0;
-        EXPECT_EQ(result->bytes_by_transport_shm, shm);
-        EXPECT_EQ(result->bytes_by_transport_other, result->bytes - shm);
+        const std::map<std::string, int64_t> expected = {{GetParam(), result->bytes}};
+        EXPECT_EQ(result->bytes_by_transport, expected);
         bytes += result->bytes;
       }
       EXPECT_EQ(bytes, pair.plan_.plan.bytes_total);
@@ -262,7 +261,8 @@ TEST(RealTransferChoice, TakesShmOnOneHostAndTcpToAnother) {
     for (auto* t : {&t0, &t1}) {
       auto result = t->get();
       ASSERT_TRUE(result.has_value()) << result.error().ToString();
-      EXPECT_EQ(result->bytes_by_transport_shm, same ? result->bytes : 0);
+      const std::map<std::string, int64_t> expected = {{same ? "shm" : "tcp", result->bytes}};
+      EXPECT_EQ(result->bytes_by_transport, expected);
     }
   }
 }
