@@ -1,0 +1,61 @@
+#include "server/transport/tcp/tcp_handshake.h"
+
+#include <random>
+
+#include "gtest/gtest.h"
+
+namespace weightwire::transport {
+namespace {
+
+TcpOpen SomeOpen() {
+  TcpOpen open;
+  open.hello.caller = Incarnation(77);
+  open.hello.callee = Incarnation(88);
+  open.hello.ticket.fill(3);
+  open.connections = 5;
+  return open;
+}
+
+TEST(TcpPreamble, RoundTrips) {
+  auto open = DecodePreamble(EncodeOpen(SomeOpen()));
+  ASSERT_TRUE(open.has_value() && std::holds_alternative<TcpOpen>(*open));
+  EXPECT_EQ(std::get<TcpOpen>(*open).hello, SomeOpen().hello);
+  EXPECT_EQ(std::get<TcpOpen>(*open).connections, 5u);
+  auto join = DecodePreamble(EncodeJoin({{1, 2, 3}, 9}));
+  ASSERT_TRUE(join.has_value() && std::holds_alternative<TcpJoin>(*join));
+  EXPECT_EQ(std::get<TcpJoin>(*join).token, (SessionToken{1, 2, 3}));
+  EXPECT_EQ(std::get<TcpJoin>(*join).index, 9u);
+  auto welcome = DecodeWelcome(EncodeWelcome({{1, 2, Code::kOk, Reason::kNone}, {4, 5}, 3}));
+  ASSERT_TRUE(welcome.has_value());
+  EXPECT_EQ(welcome->reply, (HelloReply{1, 2, Code::kOk, Reason::kNone}));
+  EXPECT_EQ(welcome->token, (SessionToken{4, 5}));
+  EXPECT_EQ(welcome->connections, 3u);
+}
+
+TEST(TcpPreamble, RefusesEverySingleBitFlip) {
+  for (const Preamble& good : {EncodeOpen(SomeOpen()), EncodeJoin({{1, 2, 3}, 9})}) {
+    for (size_t bit = 0; bit < kPreambleBytes * 8; ++bit) {
+      Preamble bytes = good;
+      bytes[bit / 8] ^= static_cast<std::byte>(1 << (bit % 8));
+      EXPECT_FALSE(DecodePreamble(bytes).has_value()) << "bit " << bit;
+    }
+  }
+  for (size_t bit = 0; bit < kWelcomeBytes * 8; ++bit) {
+    auto bytes = EncodeWelcome({{1, 2, Code::kOk, Reason::kNone}, {4, 5}, 3});
+    bytes[bit / 8] ^= static_cast<std::byte>(1 << (bit % 8));
+    EXPECT_FALSE(DecodeWelcome(bytes).has_value()) << "bit " << bit;
+  }
+}
+
+TEST(TcpPreamble, RefusesCountsOutsideTheProtocol) {
+  TcpOpen none = SomeOpen();
+  none.connections = 0;
+  EXPECT_FALSE(DecodePreamble(EncodeOpen(none)).has_value());
+  for (uint32_t connections : {0u, kTcpConnectionsMax + 1, UINT32_MAX}) {
+    const HelloReply reply{1, 0, Code::kOk, Reason::kNone};
+    EXPECT_FALSE(DecodeWelcome(EncodeWelcome({reply, {}, connections})).has_value());
+  }
+}
+
+}  // namespace
+}  // namespace weightwire::transport
