@@ -111,17 +111,18 @@ Result<AddressMap> AddressesFromProto(
 std::string CleanText(std::string_view text, size_t bytes_max) {
   static constexpr std::string_view kCut = "…";
   std::string out;
-  out.reserve(std::min(text.size(), bytes_max));
+  size_t cut_at = 0;  // the last boundary that leaves room for kCut
   while (!text.empty()) {
     const size_t bytes = SequenceBytes(text);
     const std::string_view next = bytes == 0 ? std::string_view("?") : text.substr(0, bytes);
-    const bool last = text.size() == std::max<size_t>(bytes, 1);
-    if (out.size() + next.size() + (last ? 0 : kCut.size()) > bytes_max) {
+    if (out.size() + next.size() > bytes_max) {
+      out.resize(cut_at);
       if (out.size() + kCut.size() <= bytes_max) out.append(kCut);
       return out;
     }
     out.append(next);
     text.remove_prefix(std::max<size_t>(bytes, 1));
+    if (out.size() + kCut.size() <= bytes_max) cut_at = out.size();
   }
   return out;
 }

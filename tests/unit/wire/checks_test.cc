@@ -17,6 +17,8 @@ TEST(CleanText, CutsBetweenCharacters) {
   const std::string cut = CleanText("aaaaßßßß", 9);
   EXPECT_LE(cut.size(), 9u);
   EXPECT_EQ(cut, "aaaaß…");
+  EXPECT_EQ(CleanText("0123456789x", 10), "0123456…");
+  EXPECT_EQ(CleanText("abc", 2), "");
 }
 
 TEST(CleanText, ReplacesWhatIsNoUtf8) {

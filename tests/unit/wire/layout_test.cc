@@ -35,7 +35,9 @@ TEST(LayoutWire, RefusesUnknownDTypeNamingTheTensor) {
   v1::TensorSpec spec;
   spec.set_name("model.norm.weight");
   spec.set_dtype(static_cast<v1::DType>(40));
-  const Status status = FromProto("layout.observed[3]", spec).error();
+  const auto refused = FromProto("layout.observed[3]", spec);
+  ASSERT_FALSE(refused);
+  const Status& status = refused.error();
   EXPECT_EQ(status.reason(), Reason::kUnknownEnum);
   EXPECT_EQ(status.tensor(), "model.norm.weight");
   EXPECT_NE(status.message().find("layout.observed[3].dtype"), std::string::npos);
@@ -58,7 +60,9 @@ TEST(LayoutWire, RefusesListsOfDifferentLength) {
   v1::Piece* piece = tensor->add_pieces();
   piece->add_begin(0);
   piece->add_extent(1);
-  const Status status = FromProto("rank", rank).error();
+  const auto refused = FromProto("rank", rank);
+  ASSERT_FALSE(refused);
+  const Status& status = refused.error();
   EXPECT_EQ(status.reason(), Reason::kInvalidRequest);
   EXPECT_EQ(status.tensor(), "t");
 }

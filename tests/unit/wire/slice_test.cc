@@ -98,7 +98,7 @@ TEST(SliceWire, RefusesEveryDamage) {
       {"too many streams", [](auto& p) { p[0].mutable_header()->set_stream_count(1); }},
       {"huge stream count", [](auto& p) { p[0].mutable_header()->set_stream_count(1u << 31); }},
       {"too few names", [](auto& p) { p[0].mutable_tensor_names()->RemoveLast(); }},
-      {"too many names", [](auto& p) { p[0].add_tensor_names("c"); }},
+      {"too many names", [](auto& p) { p[0].add_tensor_names(std::string(1, 'c')); }},
       {"streams out of order", [](auto& p) { p[0].mutable_streams()->SwapElements(0, 1); }},
       {"stream of another rank", stream([](auto* s) { s->set_source_rank(5); })},
       {"too few ops", stream([](auto* s) { s->mutable_ops()->RemoveLast(); })},
