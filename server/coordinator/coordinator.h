@@ -106,7 +106,23 @@ struct StatusSnapshot {
 /// An engine that completes while an epoch is committed and no epoch runs is filled from a serving
 /// engine's stage; fills are dropped (aborted and drained) before the next epoch prepares.
 /// A version whose attempt aborted is tried again while every trainer rank still lives, at most
-/// attempts_max times and until its deadline; then it is released with the reason.
+/// attempts_max times and until its deadline; then it is released with the reason. Neither a version
+/// whose plan cannot be made, nor one that an operator aborted, nor one that was released OK before
+/// its abort (a manual commit that never came) is tried again.
+///
+/// Versions: they must rise above the last one that was committed or given up; a trainer that lost
+/// all its ranks and registered anew starts above the committed one. Before the trainer was complete
+/// for the first time in its life a rank may publish early and waits for the others; once it has
+/// been complete, Publish answers kMissingRank while a rank is missing. When a version is complete,
+/// lower ones that are not are released with kStaleVersion. Without a deadline a version gets those
+/// of its phases together.
+///
+/// Engines: one that loses a rank is DIRTY; its other ranks are evicted. One whose layout fits no
+/// plan fails the version that needs it; among fills it is left out, with `last_error`, until it
+/// registers anew or a version commits. A trainer's other ranks stay when one is lost.
+///
+/// After a failed append it decides nothing any more: publishes are refused with kJournalFailed, and
+/// status, watch and explain go on.
 class Coordinator : public control::CoordinatorPort {
  public:
   /// Reads the journal; epochs go on above everything that was ever handed out.
