@@ -3,7 +3,7 @@
 // thread's memcpy and raw sockets over the same bytes. Prints a line for each round and ratios at
 // the end: the machine may be busy, so only figures of one run are comparable.
 //
-//   transfer_bench [rounds=7] [source_workers=1] [target_workers=1] [slot_kib=8192]
+//   transfer_bench [rounds=7] [source_workers=1] [target_workers=2] [slot_kib=8192]
 //                  [mapped_window=16] [window=4] [chunk_kib=4096] [segment_kib=1024] [gets=8]
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <future>
 #include <map>
@@ -37,9 +38,16 @@ const Ticket kTicket = {1};
 struct Arguments {
   int rounds = 7;
   int source_workers = 1;
-  int target_workers = 1;
+  int target_workers = 2;
   transfer::Tuning tuning;
 };
+
+// Of all threads of this process: on a busy machine it says more than the wall clock.
+double CpuSeconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 class Agent {
  public:
@@ -91,6 +99,7 @@ struct Order {
 };
 struct Answer {
   int64_t wrong_elements = 0;
+  double cpu_seconds = 0;
   bool ok = false;
 };
 struct Addresses {
@@ -133,11 +142,13 @@ void RunTarget(const Arguments& arguments, int in, int out) {
       job.sources.emplace(rank, peer);
       job.source_participants.emplace(rank, ParticipantId(1 + rank));
     }
+    const double cpu = CpuSeconds();
     const auto result = agent.Await<Result<transfer::TargetReport>>(
         [&](auto done) { agent.engine().StartTarget(job, done); });
     if (!result.has_value()) std::fprintf(stderr, "%s\n", result.error().ToString().c_str());
     Answer answer;
     answer.ok = result.has_value();
+    answer.cpu_seconds = CpuSeconds() - cpu;
     WriteTo(out, answer);
     if (!order.check) continue;
     answer.wrong_elements = CheckTarget(model, binding);
@@ -164,16 +175,24 @@ class Source {
     ReadFrom<Answer>(in_);
   }
 
-  // Seconds from the start until the target has verified everything.
-  double Run(bool shm, bool check) {
+  struct Cost {
+    double seconds = 0;  ///< from the start until the target has verified everything
+    double source_cpu = 0;
+    double target_cpu = 0;
+  };
+  Cost Run(bool shm, bool check) {
+    const double cpu = CpuSeconds();
     const auto start = std::chrono::steady_clock::now();
     WriteTo(out_, Order{++epoch_, shm, check});
     const bool ok = agent_.Await<bool>([&](auto done) { StartAll(done); });
-    WW_CHECK(ReadFrom<Answer>(in_).ok && ok);
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const auto answer = ReadFrom<Answer>(in_);
+    WW_CHECK(answer.ok && ok);
+    Cost cost;
+    cost.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    cost.source_cpu = CpuSeconds() - cpu;
+    cost.target_cpu = answer.cpu_seconds;
     if (check) WW_CHECK(ReadFrom<Answer>(in_).wrong_elements == 0);
-    return seconds;
+    return cost;
   }
   void End() { WriteTo(out_, Order{}); }
 
@@ -226,21 +245,31 @@ void Run(const Arguments& arguments) {
     Source source(arguments, model, to_parent[0], to_child[1]);
     std::printf("%zu tensors, %.1f MB\n", model.target_tensor_bytes.size(),
                 static_cast<double>(bytes) / 1e6);
-    const double first_shm = source.Run(true, true);
-    const double first_tcp = source.Run(false, true);
+    const double first_shm = source.Run(true, true).seconds;
+    const double first_tcp = source.Run(false, true).seconds;
     std::printf("first: shm %.3f s, tcp %.3f s; bytes checked\n", first_shm, first_tcp);
-    std::vector<double> copy, shm, raw_tcp, tcp;
+    std::vector<double> copy, copy_cpus, shm, shm_cpus, raw_tcp, tcp;
     for (int round = 0; round < arguments.rounds; ++round) {
+      const double copy_cpu = -CpuSeconds();
       copy.push_back(MemcpySeconds(to->data(), from->data(), bytes));
-      shm.push_back(source.Run(true, false));
+      copy_cpus.push_back(copy_cpu + CpuSeconds());
+      const Source::Cost mapped = source.Run(true, false);
+      shm.push_back(mapped.seconds);
+      shm_cpus.push_back(mapped.source_cpu + mapped.target_cpu);
       raw_tcp.push_back(raw.SendSeconds(from->data()));
-      tcp.push_back(source.Run(false, false));
-      std::printf("%2d: memcpy %.3f s, shm %.3f s (%.2f), raw sockets %.3f s, tcp %.3f s (%.2f)\n",
-                  round, copy.back(), shm.back(), shm.back() / copy.back(), raw_tcp.back(),
-                  tcp.back(), tcp.back() / raw_tcp.back());
+      const Source::Cost fetched = source.Run(false, false);
+      tcp.push_back(fetched.seconds);
+      std::printf(
+          "%2d: memcpy %.3f s | shm %.3f s (%.2f), cpu %.3f + %.3f | raw sockets %.3f s | tcp "
+          "%.3f s (%.2f), cpu %.3f + %.3f\n",
+          round, copy.back(), shm.back(), shm.back() / copy.back(), mapped.source_cpu,
+          mapped.target_cpu, raw_tcp.back(), tcp.back(), tcp.back() / raw_tcp.back(),
+          fetched.source_cpu, fetched.target_cpu);
     }
     std::printf("shm / memcpy      median %.2f, least %.2f\n", Median(shm) / Median(copy),
                 Least(shm) / Least(copy));
+    std::printf("shm / memcpy in cpu time, both processes: median %.2f, least %.2f\n",
+                Median(shm_cpus) / Median(copy_cpus), Least(shm_cpus) / Least(copy_cpus));
     std::printf("tcp / raw sockets median %.2f, least %.2f\n", Median(tcp) / Median(raw_tcp),
                 Least(tcp) / Least(raw_tcp));
     source.Run(true, true);
