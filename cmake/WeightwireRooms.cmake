@@ -27,6 +27,8 @@ function(ww_test name)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE weightwire_flags)
+  # The code under test is optimised as shipped; its tests need not be, and build in half the time.
+  target_compile_options(${name} PRIVATE -O1)
   _ww_link(${name} PRIVATE ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
   # One variable in each property: CMake 3.25's discovery takes a list apart and keeps its head.
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST TEST_PREFIX ${name}.
