@@ -14,14 +14,17 @@ void Leases::Watch() {
     earliest = std::min(earliest, session.heard);
   }
   const Nanos delay = std::max(earliest + options_.lease - clock_.Now(), options_.heartbeat);
+  due_ = clock_.Now() + delay;
   timer_ = strand_.PostAfter(delay, lifeline_.Bind([this] { Check(); }));
 }
 
 void Leases::Check() {
   timer_ = 0;
   const Nanos now = clock_.Now();
+  const bool late = now - due_ > options_.heartbeat;
   std::vector<AgentId> silent;
   for (const auto& [id, session] : membership_.sessions()) {
+    if (late) membership_.Heard(id, now);
     if (now - session.heard >= options_.lease) silent.push_back(id);
   }
   for (AgentId agent : silent) {

@@ -150,6 +150,32 @@ TEST(CoordinatorFault, SilentAgentLosesItsLeaseWithinLeasePlusHeartbeat) {
   EXPECT_EQ(fleet.metrics.Value("lease_expiries_total{role=trainer}"), 0);
 }
 
+/// The simulator's clock, with jumps as after a SIGSTOP.
+struct JumpingClock final : Clock {
+  explicit JumpingClock(const SimExecutor& of) : sim(of) {}
+  Nanos Now() const override { return sim.Now() + jumped; }
+  double WallSeconds() const override { return sim.WallSeconds(); }
+  const SimExecutor& sim;
+  Nanos jumped{0};
+};
+
+TEST(CoordinatorFault, StoppedCoordinatorExpiresNobodyWhenItGoesOn) {
+  Fleet fleet;
+  JumpingClock clock(fleet.sim);
+  fleet.coordinator.reset();
+  auto made =
+      Coordinator::Make(fleet.options, clock, fleet.sim, fleet.sim, fleet.journal, fleet.metrics);
+  fleet.coordinator = std::move(*made);
+  fleet.Engine("engine-a");
+  fleet.Run(seconds(20));
+  clock.jumped = seconds(600);
+  fleet.Run(seconds(20));
+  EXPECT_FALSE(fleet.Agent("engine-a-agent").session_lost.has_value());
+  fleet.Agent("engine-a-agent").StopHeartbeats();
+  fleet.Run(fleet.options.lease + 2 * fleet.options.heartbeat);
+  EXPECT_TRUE(fleet.Agent("engine-a-agent").session_lost.has_value());
+}
+
 TEST(CoordinatorFault, LeaseExpiryDuringATransferAbortsAndGoesOnWithoutIt) {
   Fleet fleet;
   const auto trainer = fleet.Trainer(1);
