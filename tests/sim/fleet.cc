@@ -24,7 +24,11 @@ Fleet::Fleet(Options options)
       network(executor, executor, options.seed),
       journal(executor, options.journal_delay),
       options_(std::move(options)),
-      surroundings_{executor, random, network, [this] { return coordinator_.get(); },
+      surroundings_{executor,
+                    random,
+                    network,
+                    [this] { return coordinator_.get(); },
+                    [this](const std::string& address) { Disconnect(address); },
                     options_.tuning} {
   network.SetDefaultLink(options_.link);
   journal.before_append = [this](const coordinator::JournalRecord& record) { OnAppend(record); };
@@ -52,12 +56,18 @@ Fleet::Fleet(Options options)
 }
 
 Fleet::~Fleet() {
+  closing_ = true;
   for (auto& engine : engines_) engine->SetRestart(false);
   trainer_->SetRestart(false);
   for (auto& one : nodes_) {
     if (one->alive()) one->Kill(false);
   }
   coordinator_.reset();
+  WW_CHECK(executor.RunUntil(
+      [this] {
+        return std::ranges::all_of(nodes_, [](const auto& one) { return one->Reclaimed(); });
+      },
+      std::chrono::minutes(5)));
 }
 
 bool Fleet::Start() {
@@ -136,6 +146,19 @@ epoch::Phase Fleet::NewestPhase() const {
 
 bool Fleet::RunUntilPhase(epoch::Phase phase, Nanos span) {
   return RunUntil([&] { return NewestPhase() == phase; }, span);
+}
+
+void Fleet::Later(Nanos delay, Task task) {
+  executor.PostAfter(delay, [this, task = std::move(task)] {
+    if (!closing_) task();
+  });
+}
+
+void Fleet::Disconnect(const std::string& address) {
+  for (const auto& one : nodes_) {
+    network.Break(address, one->shm_address());
+    network.Break(address, one->tcp_address());
+  }
 }
 
 Node& Fleet::node(const std::string& name) {

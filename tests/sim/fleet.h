@@ -68,6 +68,8 @@ class Fleet {
   bool RunUntilPhase(epoch::Phase phase, Nanos span = std::chrono::seconds(30));
 
   // ---- faults ----
+  /// Runs `task` then, if the fleet still stands.
+  void Later(Nanos delay, Task task);
   /// Every link over the network, from now on.
   void SetLinks(const transport::FakeLink& link);
   /// kill -9 of the coordinator; some of the appends under way become durable.
@@ -90,6 +92,7 @@ class Fleet {
   void CheckInvariants();
 
  private:
+  void Disconnect(const std::string& address);
   void OnAppend(const coordinator::JournalRecord& record);
   bool Committed(Epoch epoch, Version version) const;
 
@@ -99,6 +102,7 @@ class Fleet {
   std::unique_ptr<coordinator::Coordinator> coordinator_;
   std::unique_ptr<Trainer> trainer_;
   std::vector<std::unique_ptr<Rollout>> engines_;
+  bool closing_ = false;
 };
 
 }  // namespace weightwire::sim

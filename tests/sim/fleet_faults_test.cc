@@ -96,7 +96,7 @@ class Chaos {
     Node& node = AnyNode();
     if (!node.alive()) return;
     node.Kill(In(0, 1) == 0);
-    fleet_.executor.PostAfter(Up(seconds(8)), [&node] {
+    fleet_.Later(Up(seconds(8)), [&node] {
       if (!node.alive()) node.Start();
     });
   }
@@ -119,19 +119,19 @@ class Chaos {
     }
     const std::string from = AnyNode().tcp_address(), to = AnyNode().tcp_address();
     fleet_.network.SetLink(from, to, link);
-    fleet_.executor.PostAfter(Up(seconds(10)),
-                              [this, from, to] { fleet_.network.SetLink(from, to, {}); });
+    fleet_.Later(Up(seconds(10)), [this, from, to] { fleet_.network.SetLink(from, to, {}); });
   }
 
   void CrashCoordinator() {
     if (fleet_.coordinator() == nullptr) return;
     fleet_.CrashCoordinator();
-    fleet_.executor.PostAfter(Up(seconds(4)), [this] {
+    fleet_.Later(Up(seconds(4)), [this] {
       if (fleet_.coordinator() == nullptr) fleet_.StartCoordinator();
     });
   }
 
   void Heal() {
+    fleet_.journal.StopFailing();
     fleet_.RunFor(seconds(12));
     if (fleet_.coordinator() != nullptr && !fleet_.coordinator()->Snapshot().deciding) {
       fleet_.CrashCoordinator();

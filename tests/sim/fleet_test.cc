@@ -224,7 +224,8 @@ TEST_F(FleetTest, OutlivesABrokenConnectionAtAnyMoment) {
     ASSERT_TRUE(fleet->AllServe(1));
     transport::FakeLink link = Fleet::Options().link;
     link.drop_at_operation = operation;
-    fleet->network.SetLink("rollout-b:tcp", "trainer-b:tcp", link);
+    fleet->network.SetLink(fleet->node("rollout-b").tcp_address(),
+                           fleet->node("trainer-b").tcp_address(), link);
     const Status status = fleet->Publish(2);
     ASSERT_TRUE(status.ok()) << status.ToString();
     ASSERT_TRUE(fleet->AllServe(2));
@@ -241,7 +242,8 @@ TEST_F(FleetTest, CommitsWithoutAnEngineWhoseNetworkIsSilentOnceItIsGone) {
   ASSERT_TRUE(fleet->AllServe(1));
   transport::FakeLink silent;
   silent.silent = true;
-  fleet->network.SetLink("rollout-a:tcp", "trainer-b:tcp", silent);
+  fleet->network.SetLink(fleet->node("rollout-a").tcp_address(),
+                         fleet->node("trainer-b").tcp_address(), silent);
   const Status status = fleet->Publish(2);
   EXPECT_FALSE(status.ok()) << "three attempts, and the engine lives: policy `all`";
   ExpectServed(1);

@@ -38,6 +38,7 @@ class MemoryJournal final : public coordinator::Journal {
   }
   /// The next append fails; its record is kept or lost, as the caller cannot know.
   void FailNext(bool kept) { failure_ = kept ? Failure::kKept : Failure::kLost; }
+  void StopFailing() { failure_ = Failure::kNone; }
 
   size_t pending() const { return pending_.size(); }
   const std::vector<coordinator::JournalRecord>& durable() const { return durable_; }
