@@ -7,6 +7,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <csignal>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -71,6 +72,8 @@ class DaemonImpl final : public Daemon {
     if (agent_ && !agent_->AwaitSession(kSessionWait)) {
       spdlog::warn("no session with the coordinator yet; the agent keeps trying");
     }
+    // Before anybody can read that this process is ready: from here on a signal is a good stop.
+    signals_.emplace(io_, SIGTERM, SIGINT);
     return OkStatus();
   }
 
@@ -83,14 +86,13 @@ class DaemonImpl final : public Daemon {
   }
 
   void Run() override {
-    boost::asio::signal_set signals(io_, SIGTERM, SIGINT);
-    signals.async_wait([this](boost::system::error_code error, int signal) {
+    signals_->async_wait([this](boost::system::error_code error, int signal) {
       if (error) return;
       spdlog::info("signal {}: shutting down", signal);
       io_.stop();
     });
     io_.run();
-    signals.clear();
+    signals_.reset();
   }
 
   void Stop() override {
@@ -151,6 +153,7 @@ class DaemonImpl final : public Daemon {
   const Config config_;
   metrics::PrometheusSink sink_;
   boost::asio::io_context io_{1};
+  std::optional<boost::asio::signal_set> signals_;
   ThreadExecutor workers_;
   std::unique_ptr<CoordinatorRole> coordinator_;
   std::unique_ptr<AgentRole> agent_;

@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <map>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "server/daemon/config.h"
 #include "server/daemon/daemon.h"
@@ -98,10 +100,26 @@ int Serve(const Config& config) {
   return 0;
 }
 
+/// OK when `extras` is empty; else names the flag that was probably meant.
+Status CheckExtras(const std::vector<std::string>& extras) {
+  for (const std::string& extra : extras) {
+    if (extra.rfind("--", 0) != 0) continue;
+    std::string name = extra.substr(2, extra.find('=') - 2);
+    std::replace(name.begin(), name.end(), '-', '_');
+    return Status(Code::kInvalidArgument, Reason::kConfigInvalid, "unknown flag " + extra)
+        .Remedy("did you mean " + FlagOf(NearestKey(name).name) + "?");
+  }
+  if (extras.empty()) return OkStatus();
+  return Status(Code::kInvalidArgument, Reason::kConfigInvalid,
+                "unexpected argument " + extras.front())
+      .Remedy("every setting is a flag: --help lists them");
+}
+
 int Main(int argc, char** argv) {
   CommandLine line;
   CLI::App app("weightwired moves weights from a trainer fleet to a rollout fleet");
   app.footer(kFooter);
+  app.allow_extras();
   app.set_version_flag("--version", WEIGHTWIRE_VERSION);
   app.add_option("--config", line.config_path, "YAML file of settings")->type_name("FILE");
   app.add_flag("--print-config", line.print_config, "print the settings as YAML and exit");
@@ -123,6 +141,7 @@ int Main(int argc, char** argv) {
     app.exit(error);
     return 64 + static_cast<int>(Reason::kConfigInvalid);
   }
+  if (Status extras = CheckExtras(app.remaining()); !extras.ok()) return ReportFailure(extras);
   auto config = ConfigOf(line);
   if (!config) return ReportFailure(config.error());
   if (line.print_config) {
