@@ -20,9 +20,10 @@ class BadInput : public testing::Test {
     Trainer trainer(daemon_.agent_socket(), TinyQwen2(), MegatronTp2Pp2());
     Engine engine(daemon_.agent_socket(), "engine-good", TinyQwen2(), VllmTp2());
     trainer.Fill(77);
-    trainer.Publish(1'000);
-    engine.Install(1'000, 77);
-    const Status released = trainer.AwaitReleases(1'000);
+    const uint64_t version = next_version_++;
+    trainer.Publish(version);
+    engine.Install(version, 77);
+    const Status released = trainer.AwaitReleases(version);
     EXPECT_TRUE(released.ok()) << released.ToString();
   }
 
@@ -36,6 +37,7 @@ class BadInput : public testing::Test {
   }
 
   Daemon daemon_;
+  uint64_t next_version_ = 1'000;  ///< above what the tests publish themselves
 };
 
 struct Refusal {

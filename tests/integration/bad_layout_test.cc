@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "tests/integration/bad_input.h"
 
 namespace weightwire::integration {
@@ -176,16 +178,31 @@ TEST_F(BadBoxes, ElementThatNobodyOwnsIsNamedInTheRelease) {
   EXPECT_NE(why.epoch(), Epoch());
 }
 
-TEST_F(BadBoxes, PiecesOfOneRankThatOverlapInPartAreNamed) {
-  const Status why = Release({Boxes(8, {RowsAt(0, 4, 0), RowsAt(2, 4, 16)})});
-  EXPECT_EQ(ReasonName(why.reason()), ReasonName(Reason::kOverlappingShards)) << why.ToString();
-  EXPECT_EQ(why.tensor(), "w");
-}
-
-TEST_F(BadBoxes, RanksThatOverlapInPartAreNamed) {
-  const Status why = Release({Boxes(4, {RowsAt(0, 4, 0)}), Boxes(4, {RowsAt(2, 4, 0)})});
-  EXPECT_EQ(ReasonName(why.reason()), ReasonName(Reason::kOverlappingShards)) << why.ToString();
-  EXPECT_EQ(why.tensor(), "w");
+/// Sources may overlap (plan.h): each element is read once, from one rank that holds it.
+TEST_F(BadBoxes, SourcesThatOverlapInPartFeedEveryElement) {
+  const std::vector<client::Layout> ranks = {Boxes(6, {RowsAt(0, 3, 0), RowsAt(1, 3, 12)}),
+                                             Boxes(4, {RowsAt(2, 4, 0)})};
+  const std::vector<std::vector<int64_t>> rows = {{0, 1, 2, 1, 2, 3}, {2, 3, 4, 5}};
+  auto engine = client::Subscriber::Open(Place("engine-boxes"));
+  ASSERT_TRUE((*engine)->Bind(Boxes(6, {RowsAt(0, 6, 0)})).ok());
+  std::vector<std::unique_ptr<client::Publisher>> publishers;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    publishers.push_back(OpenPublisher(rank, ranks.size()));
+    ASSERT_TRUE(publishers.back()->Bind(ranks[rank]).ok());
+    const std::span<std::byte> memory = publishers.back()->arena().tensor(0);
+    for (size_t row = 0; row < rows[rank].size(); ++row) {
+      std::memset(memory.data() + 8 * row, static_cast<int>(0x50 + rows[rank][row]), 8);
+    }
+  }
+  for (const auto& publisher : publishers) ASSERT_TRUE(publisher->Publish(Version(5)).ok());
+  const auto offer = (*engine)->WaitOffer(kPatience);
+  ASSERT_TRUE(offer.has_value());
+  const auto tensors = (*engine)->Flip(*offer);
+  ASSERT_TRUE(tensors.has_value());
+  for (size_t byte = 0; byte < 48; ++byte) {
+    ASSERT_EQ((*tensors)[0][byte], static_cast<std::byte>(0x50 + byte / 8)) << "byte " << byte;
+  }
+  EXPECT_TRUE((*engine)->Acknowledge(*offer, Nanos(1)).ok());
 }
 
 TEST_F(BadBoxes, PiecesThatShareStorageAreRefused) {

@@ -56,7 +56,10 @@ TEST(Config, UnknownKeyIsRefusedWithTheNearestOne) {
 TEST(Config, UnknownFlagIsRefusedWithTheNearestOne) {
   const Finished run = RunTool("weightwired", {"--lisen", "127.0.0.1:0"});
   EXPECT_EQ(run.code, kConfigExit);
-  EXPECT_NE(run.err.find("--listen"), std::string::npos) << run.err;
+  EXPECT_NE(run.err.find("did you mean --listen?"), std::string::npos) << run.err;
+  const Finished word = RunTool("weightwired", {"coordinator"});
+  EXPECT_EQ(word.code, kConfigExit);
+  EXPECT_NE(word.err.find("unexpected argument coordinator"), std::string::npos) << word.err;
 }
 
 TEST(Config, BadValuesNameKeyAndLayer) {
@@ -118,7 +121,7 @@ TEST(Config, ReadyLineNamesRoleAndAddresses) {
                                   " http=" + all.http() + " agent=unix:" + all.agent_socket());
   EXPECT_EQ(all.grpc().rfind("127.0.0.1:", 0), 0u);
   EXPECT_NE(all.grpc(), "127.0.0.1:0");
-  Daemon agent({"--role=agent", "--coordinator=" + all.grpc(), "--http="});
+  Daemon agent({"--role=agent", "--coordinator=" + all.grpc()}, {{"WEIGHTWIRE_HTTP", ""}});
   EXPECT_EQ(agent.ready_line(), "weightwired ready role=agent agent=unix:" + agent.agent_socket());
 }
 

@@ -173,16 +173,16 @@ Finished RunTool(const std::string& name, std::vector<std::string> arguments,
 }
 
 Daemon::Daemon(std::vector<std::string> arguments, std::map<std::string, std::string> environment) {
-  std::vector<std::string> all = {BinPath("weightwired"),
-                                  "--agent-socket=" + dir_.path() + "/agent.sock"};
+  std::vector<std::string> all = {BinPath("weightwired")};
   const auto unless_given = [&](const std::string& flag, const std::string& value) {
     for (const std::string& argument : arguments) {
       if (argument.rfind(flag, 0) == 0) return;
     }
     all.push_back(flag + value);
   };
+  unless_given("--agent-socket=", dir_.path() + "/agent.sock");
   unless_given("--listen=", "127.0.0.1:0");
-  unless_given("--http=", "127.0.0.1:0");
+  if (!environment.contains("WEIGHTWIRE_HTTP")) unless_given("--http=", "127.0.0.1:0");
   all.insert(all.end(), arguments.begin(), arguments.end());
   child_ = std::make_unique<Child>(
       Child::Options{std::move(all), std::move(environment), dir_.path() + "/log"});

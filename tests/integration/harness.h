@@ -80,7 +80,7 @@ std::string ReadFile(const std::string& path);
 /// A running weightwired: port 0, its socket in a directory of its own, no HTTP port that is fixed.
 class Daemon {
  public:
-  /// `arguments` come after the standard ones, so they win. Fails the test when it does not start.
+  /// `arguments` replace the standard ones of the same flag. Fails the test when it does not start.
   explicit Daemon(std::vector<std::string> arguments = {},
                   std::map<std::string, std::string> environment = {});
   /// Stops it, and fails the test when that takes over 5 s or the exit code is not 0.
