@@ -3,11 +3,12 @@
 // object alive for exactly that time.
 #include "server/rpc/agent_attach.h"
 
+#include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "server/rpc/duplex.h"
-#include "server/transport/session.h"
 #include "server/wire/checks.h"
 #include "server/wire/control.h"
 #include "server/wire/status.h"
@@ -57,8 +58,9 @@ Result<Greeting> GreetingOf(const v1::AttachHello& hello, const TraceId& trace_o
 
 class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public agent::Application {
  public:
-  AttachStream(const Runtime& runtime, StreamSet& streams, agent::Agent& agent, CallLog log)
-      : Duplex(runtime, streams, std::move(log)), agent_(agent) {}
+  AttachStream(const Runtime& runtime, StreamSet& streams, agent::Agent& agent, HandleBook& handles,
+               CallLog log)
+      : Duplex(runtime, streams, std::move(log)), agent_(agent), handles_(handles) {}
 
   // ---- on the strand, from the agent
   void OnReleased(Version version, Epoch epoch, const Status& why) override {
@@ -93,6 +95,7 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
     Send(std::move(event));
     End(OkStatus());
     handle_ = {};
+    handles_.Remove(secret_);
     const auto last = std::move(held_);
   }
 
@@ -141,16 +144,18 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
       return Leave(Status(Code::kUnavailable, Reason::kMemberLost,
                           "the process closed its stream while it attached"));
     }
+    secret_ = handles_.Add(handle_);
     v1::AttachEvent event;
     v1::AttachEvent::Attached* attached = event.mutable_attached();
     attached->set_protocol(protocol);
-    attached->set_handle(reply->handle.value);
+    attached->set_handle(secret_);
     *attached->mutable_member() = wire::ToProto(reply->member);
     Send(std::move(event));
   }
 
   void Leave(Status why) {
     if (handle_ == agent::Handle()) return;
+    handles_.Remove(secret_);
     agent_.Detach(std::exchange(handle_, {}), std::move(why));
     held_.reset();
   }
@@ -161,9 +166,11 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
   }
 
   agent::Agent& agent_;
+  HandleBook& handles_;
   bool greeted_ = false;  ///< gRPC's reading side only
   // The strand's.
   agent::Handle handle_{};
+  uint64_t secret_ = 0;  ///< names the process in other calls
   bool ended_ = false;
   std::shared_ptr<Duplex> held_;
 };
@@ -171,10 +178,10 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
 }  // namespace
 
 grpc::ServerBidiReactor<v1::AttachUp, v1::AttachEvent>* StartAttach(
-    const Runtime& runtime, StreamSet& streams, agent::Agent& agent,
+    const Runtime& runtime, StreamSet& streams, agent::Agent& agent, HandleBook& handles,
     const grpc::CallbackServerContext& context) {
-  auto stream =
-      std::make_shared<AttachStream>(runtime, streams, agent, CallLog(runtime, context, "Attach"));
+  auto stream = std::make_shared<AttachStream>(runtime, streams, agent, handles,
+                                               CallLog(runtime, context, "Attach"));
   stream->Begin();
   return stream.get();
 }

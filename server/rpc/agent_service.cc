@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "server/rpc/agent_attach.h"
+#include "server/rpc/handle_book.h"
 #include "server/rpc/stream_set.h"
 #include "server/rpc/unary.h"
 #include "server/wire/checks.h"
@@ -48,7 +49,7 @@ Result<memory::UniqueFd> Duplicate(int fd) {
 }
 
 struct Publication {
-  agent::Handle handle;
+  uint64_t secret = 0;
   Version version;
   agent::PublishMode mode = agent::PublishMode::kHold;
   bool manual_commit = false;
@@ -62,7 +63,7 @@ Result<Publication> PublicationOf(const v1::PublishRequest& request) {
   WW_ASSIGN(out.trace_id, wire::TraceIdFromProto("trace_id", request.trace_id()));
   if (request.version() == 0) return Fail(wire::Bad("version", "must not be 0"));
   if (request.deadline_ms() == 0) return Fail(wire::Bad("deadline_ms", "must not be 0"));
-  out.handle = agent::Handle(request.handle());
+  out.secret = request.handle();
   out.version = Version(request.version());
   out.manual_commit = request.manual_commit();
   out.deadline = std::chrono::milliseconds(request.deadline_ms());
@@ -79,7 +80,7 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
   void EndStreams(const Status& why) override { streams_.EndAll(why); }
 
   grpc::ServerBidiReactor<v1::AttachUp, v1::AttachEvent>* Attach(Context* context) override {
-    return StartAttach(runtime_, streams_, agent_, *context);
+    return StartAttach(runtime_, streams_, agent_, handles_, *context);
   }
 
   Unary* SubmitLayout(Context* context, const v1::AgentLayoutRequest* request,
@@ -87,9 +88,9 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
     return StartUnary(runtime_, context, "AgentSubmitLayout", *request, response, [&](auto answer) {
       auto submission = wire::FromProto("layout", request->layout());
       if (!submission) return answer(submission.error());
-      OnStrand([this, handle = agent::Handle(request->handle()),
-                submission = std::move(*submission), answer]() mutable {
-        agent_.SubmitLayout(handle, std::move(submission),
+      OnStrand([this, secret = request->handle(), submission = std::move(*submission),
+                answer]() mutable {
+        agent_.SubmitLayout(handles_.Find(secret), std::move(submission),
                             [answer](Result<control::LayoutReply> reply) {
                               if (!reply) return answer(reply.error());
                               v1::AgentLayoutResponse out;
@@ -112,7 +113,7 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
                    v1::SubscribeResponse* response) override {
     return StartUnary(runtime_, context, "Subscribe", *request, response, [&](auto answer) {
       OnStrand(
-          [this, handle = agent::Handle(request->handle()), answer] { answer(OpenStage(handle)); });
+          [this, secret = request->handle(), answer] { answer(OpenStage(handles_.Find(secret))); });
     });
   }
 
@@ -122,8 +123,8 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
       auto decoded = PublicationOf(*request);
       if (!decoded) return answer(decoded.error());
       OnStrand([this, p = *decoded, answer] {
-        agent_.Publish(p.handle, p.version, p.mode, p.manual_commit, p.deadline, p.trace_id,
-                       [answer](Status status) { answer(status); });
+        agent_.Publish(handles_.Find(p.secret), p.version, p.mode, p.manual_commit, p.deadline,
+                       p.trace_id, [answer](Status status) { answer(status); });
       });
     });
   }
@@ -134,9 +135,9 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
       if (!(request->flip_seconds() >= 0)) {
         return answer(wire::Bad("flip_seconds", "must not be negative"));
       }
-      OnStrand([this, handle = agent::Handle(request->handle()), epoch = Epoch(request->epoch()),
+      OnStrand([this, secret = request->handle(), epoch = Epoch(request->epoch()),
                 seconds = request->flip_seconds(),
-                answer] { answer(agent_.AcknowledgeSwap(handle, epoch, seconds)); });
+                answer] { answer(agent_.AcknowledgeSwap(handles_.Find(secret), epoch, seconds)); });
     });
   }
 
@@ -151,7 +152,7 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
 
   // ---- on the strand
   Status Import(const v1::ImportMemoryRequest& request) {
-    const agent::Handle handle(request.handle());
+    const agent::Handle handle = handles_.Find(request.handle());
     std::vector<uint64_t> regions;
     for (const v1::ImportMemoryRequest::Region& region : request.regions()) {
       WW_ASSIGN_OR_STATUS(memory::UniqueFd fd, fds_.Redeem(region.fd_token()));
@@ -205,6 +206,7 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
   FdTable& fds_;
   const std::map<std::string, std::string> addresses_;
   StreamSet streams_;
+  HandleBook handles_;  ///< the strand's
 };
 
 }  // namespace

@@ -106,7 +106,8 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
   Unary* Abort(Context* context, const v1::AbortRequest* request,
                v1::AbortResponse* response) override {
     return StartUnary(runtime_, context, "Abort", *request, response, [&](auto answer) {
-      if (weightwire::Status text = wire::CheckText("why", request->why(), wire::kTextBytesMax); !text.ok()) {
+      if (weightwire::Status text = wire::CheckText("why", request->why(), wire::kTextBytesMax);
+          !text.ok()) {
         return answer(text);
       }
       OnStrand([this, epoch = Epoch(request->epoch()), why = request->why(), answer] {

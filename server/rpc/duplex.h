@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -30,6 +31,9 @@ class Duplex : public grpc::ServerBidiReactor<Up, Down>,
   void Begin() {
     self_ = this->shared_from_this();
     id_ = streams_.Add(std::weak_ptr<EndableStream>(self_));
+    runtime_.strand.PostAfter(kHelloLimit, [weak = std::weak_ptr<Duplex>(self_)] {
+      if (auto stream = weak.lock()) stream->EndIfSilent();
+    });
     this->StartRead(&up_);
   }
 
@@ -56,6 +60,7 @@ class Duplex : public grpc::ServerBidiReactor<Up, Down>,
   void OnReadDone(bool ok) final {
     if (!ok) return End(OkStatus());
     if (Status size = CheckMessage(runtime_, up_.ByteSizeLong()); !size.ok()) return End(size);
+    heard_ = true;
     OnMessage(up_);
     std::lock_guard lock(mutex_);
     if (!finished_) this->StartRead(&up_);
@@ -94,6 +99,15 @@ class Duplex : public grpc::ServerBidiReactor<Up, Down>,
   const CallLog& log() const { return log_; }
 
  private:
+  /// A stream without its first message holds a place for nobody.
+  static constexpr std::chrono::seconds kHelloLimit{10};
+
+  void EndIfSilent() {
+    if (heard_) return;
+    End(Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
+               "no hello came within 10 s of the stream's start"));
+  }
+
   void FinishLocked() {
     if (finished_) return;
     finished_ = true;
@@ -105,6 +119,7 @@ class Duplex : public grpc::ServerBidiReactor<Up, Down>,
   StreamSet& streams_;
   CallLog log_;
   Up up_;
+  std::atomic<bool> heard_ = false;
   std::mutex mutex_;
   std::deque<Down> queue_;  ///< the first one is being written
   std::optional<Status> ending_;
