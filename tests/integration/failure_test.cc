@@ -222,6 +222,17 @@ TEST(Failure, CoordinatorRestartedOnItsJournalKeepsEpochsRising) {
   EXPECT_GT(status.committed_epoch(), epoch);
 }
 
+TEST(Failure, RankThatLeftCanComeBackAtOnce) {
+  Daemon daemon;
+  Daemon agent(AgentOf(daemon, {}));
+  for (const Daemon* place : {&daemon, &agent}) {
+    for (int life = 0; life < 50; ++life) {
+      auto publisher = client::Publisher::Open(PlaceOf(place->agent_socket(), "trainer"));
+      ASSERT_TRUE(publisher.has_value()) << "life " << life << ": " << publisher.error().ToString();
+    }
+  }
+}
+
 TEST(Failure, SecondDaemonOnTheSameSocketIsRefused) {
   Daemon daemon;
   const Finished second = RunTool("weightwired", {"--agent-socket=" + daemon.agent_socket(),
