@@ -45,12 +45,12 @@ Tuning SmallTuning() {
 }
 
 Fleet::Agent Fleet::MakeAgent(const FleetOptions& options, const std::string& address,
-                              uint64_t incarnation) {
+                              uint64_t incarnation, bool map) {
   Agent agent;
   agent.address = address;
   agent.incarnation = Incarnation(incarnation);
   transport::FakeOptions fake;
-  fake.map = options.map;
+  fake.map = map;
   fake.notifies_queued_max = options.notifies_queued_max;
   agent.transport = network.MakeTransport(address, fake);
   Options engine;
@@ -66,10 +66,11 @@ Fleet::Fleet(const FleetOptions& options)
     : rng(options.seed), network(sim, sim, options.seed), plan(MakeRandomPlan(rng, options.shape)) {
   network.SetDefaultLink(options.link);
   for (uint32_t i = 0; i < options.source_agents; ++i) {
-    source_agents.push_back(MakeAgent(options, "s" + std::to_string(i), 100 + i));
+    source_agents.push_back(MakeAgent(options, "s" + std::to_string(i), 100 + i, options.map));
   }
   for (uint32_t i = 0; i < options.target_agents; ++i) {
-    target_agents.push_back(MakeAgent(options, "t" + std::to_string(i), 200 + i));
+    const bool map = options.map && (options.odd_targets_map || i % 2 == 0);
+    target_agents.push_back(MakeAgent(options, "t" + std::to_string(i), 200 + i, map));
     for (auto& agent : source_agents) {
       agent.engine->AdmitTicket(TicketOf(i), target_agents[i].incarnation);
     }

@@ -41,6 +41,7 @@ struct FleetOptions {
   uint32_t source_agents = 2;  ///< source ranks are spread over them
   uint32_t target_agents = 2;
   bool map = false;
+  bool odd_targets_map = true;  ///< false: of the target agents only "t0", "t2", … can map
   Tuning tuning = SmallTuning();
   transport::FakeLink link;  ///< everywhere
   uint32_t notifies_queued_max = 1024;
@@ -102,7 +103,8 @@ class Fleet {
   std::deque<Target> targets;
 
  private:
-  Agent MakeAgent(const FleetOptions& options, const std::string& address, uint64_t incarnation);
+  Agent MakeAgent(const FleetOptions& options, const std::string& address, uint64_t incarnation,
+                  bool map);
   bool ended_ = false;
 };
 

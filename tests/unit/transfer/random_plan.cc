@@ -186,8 +186,10 @@ RankMemory MakeMemory(Rng& rng, const std::vector<uint64_t>& tensor_bytes) {
   }
   RankMemory memory;
   memory.region = memory::MemoryRegion::Allocate("rank", end + 16).value();
-  for (uint64_t i = 0; i < memory.region->size(); ++i) {
-    memory.region->data()[i] = static_cast<std::byte>(rng());
+  for (uint64_t at = 0; at < memory.region->size(); at += sizeof(uint64_t)) {
+    const uint64_t word = rng();
+    std::memcpy(memory.region->data() + at, &word,
+                std::min<uint64_t>(sizeof(word), memory.region->size() - at));
   }
   for (size_t i = 0; i < tensor_bytes.size(); ++i) {
     memory.binding.push_back({memory.region, offsets[i], tensor_bytes[i]});

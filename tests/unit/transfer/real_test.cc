@@ -68,8 +68,8 @@ const Ticket kTicket = {3, 1, 4};
 class RealPair {
  public:
   RealPair(uint64_t seed, const std::vector<std::string>& preference,
-           const std::string& source_host)
-      : rng_(seed), plan_(testing::MakeRandomPlan(rng_, {2, 2, 10, 40'000})) {
+           const std::string& source_host, int64_t elements_per_op_max = 8'000)
+      : rng_(seed), plan_(testing::MakeRandomPlan(rng_, {2, 2, 6, elements_per_op_max})) {
     Tuning tuning;
     tuning.segment_bytes_max = 5'000;
     tuning.slot_bytes = 4'096 * 4;
@@ -170,7 +170,7 @@ TEST_P(RealTransfer, EveryByteArrivesInEveryEpoch) {
   const uint64_t first = testing::SeedOr(1);
   for (uint64_t seed = first; seed < first + 4; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    RealPair pair(seed, {GetParam()}, "here");
+    RealPair pair(seed, {GetParam()}, "here", 40'000);
     for (uint64_t e = 1; e <= 3; ++e) {
       for (uint32_t rank = 0; rank < 2; ++rank) {
         std::ranges::copy(pair.before_[rank], pair.targets_[rank].region->data());
@@ -200,7 +200,7 @@ TEST_P(RealTransfer, EveryByteArrivesInEveryEpoch) {
 }
 
 TEST_P(RealTransfer, DrainedTargetIsNeverWritten) {
-  for (int steps = 0; steps < 24; ++steps) {
+  for (int steps = 0; steps < 12; ++steps) {
     RealPair pair(7, {GetParam()}, "here");
     std::vector<RealPair::SourceResult> sources;
     for (uint32_t rank = 0; rank < 2; ++rank) sources.push_back(pair.StartSource(Epoch(1), rank));
@@ -226,7 +226,7 @@ TEST_P(RealTransfer, DrainedTargetIsNeverWritten) {
 }
 
 TEST_P(RealTransfer, DrainedSourceMayChangeItsMemory) {
-  for (int steps = 0; steps < 24; ++steps) {
+  for (int steps = 0; steps < 12; ++steps) {
     RealPair pair(8, {GetParam()}, "here");
     auto s0 = pair.StartSource(Epoch(1), 0);
     auto s1 = pair.StartSource(Epoch(1), 1);

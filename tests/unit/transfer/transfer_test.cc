@@ -277,5 +277,24 @@ TEST(Transfer, MappedReadersNeedNoPackingAtAll) {
   for (auto& source : fleet.sources) EXPECT_EQ((*source.result)->bytes_packed, 0);
 }
 
+TEST(Transfer, ReadersOfOneStreamMayDifferInKind) {
+  const uint64_t first = testing::SeedOr(1);
+  for (uint64_t seed = first; seed < first + 20; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    FleetOptions options;
+    options.seed = seed;
+    options.map = true;
+    options.odd_targets_map = false;
+    options.tuning.direct_run_bytes_min = 1 << 20;
+    options.engines = 3;
+    options.shape = {.source_ranks = 2, .target_ranks = 1, .elements_per_op_max = 10'000};
+    options.target_agents = 3;
+    Fleet fleet(options);
+    fleet.StartAll();
+    ExpectArrived(fleet, options.engines);
+    EXPECT_GT((*fleet.sources[0].result)->bytes_packed, 0);
+  }
+}
+
 }  // namespace
 }  // namespace weightwire::transfer
