@@ -2,6 +2,8 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <map>
+#include <string>
 
 #include "tests/sim/fleet.h"
 
@@ -17,14 +19,37 @@ using std::chrono::seconds;
 
 constexpr uint64_t kSeeds = 200;
 
+/// What the runs came across, from the coordinator's history: a branch that is never taken proves
+/// nothing.
+struct Reached {
+  uint64_t commits = 0, aborts = 0, retries = 0, fills = 0, dropped_fills = 0;
+  uint64_t crashes = 0, recovered_commits = 0, journal_failures = 0;
+  uint64_t trainer_evictions = 0, engine_ends = 0, given_up = 0;
+
+  void Count(const coordinator::EpochStatus& epoch) {
+    const bool committed = epoch.phase == epoch::Phase::kCommitted;
+    const bool aborted = epoch.phase == epoch::Phase::kAborted;
+    if (epoch.kind == epoch::Kind::kFill) {
+      fills += committed;
+      dropped_fills += aborted;
+      return;
+    }
+    commits += committed;
+    aborts += aborted;
+    retries += epoch.attempt > 1;
+  }
+};
+
 class Chaos {
  public:
-  explicit Chaos(uint64_t seed) : random_(seed * 7919 + 1), fleet_(OptionsFor(seed)) {}
+  Chaos(uint64_t seed, Reached& reached)
+      : random_(seed * 7919 + 1), fleet_(OptionsFor(seed)), reached_(reached) {}
 
   void Run() {
     ASSERT_TRUE(fleet_.Start());
     for (int round = 0; round < 12 && !::testing::Test::HasFatalFailure(); ++round) {
       if (fleet_.coordinator() != nullptr && fleet_.trainer().Idle()) {
+        reached_.given_up += !fleet_.trainer().outcome().ok();
         fleet_.trainer().Publish(
             ++version_, In(0, 3) == 0 ? agent::PublishMode::kSnapshot : agent::PublishMode::kHold,
             seconds(20));
@@ -35,9 +60,10 @@ class Chaos {
     }
     Heal();
     Settle();
+    CountEpochs();
+    reached_.trainer_evictions += fleet_.trainer().evictions();
+    for (const auto& engine : fleet_.engines()) reached_.engine_ends += engine->lives() - 1;
   }
-
-  Fleet& fleet() { return fleet_; }
 
  private:
   static Fleet::Options OptionsFor(uint64_t seed) {
@@ -122,9 +148,17 @@ class Chaos {
     fleet_.Later(Up(seconds(10)), [this, from, to] { fleet_.network.SetLink(from, to, {}); });
   }
 
+  void CountEpochs() {
+    for (const auto& epoch : fleet_.coordinator()->Snapshot().epochs) reached_.Count(epoch);
+  }
+
   void CrashCoordinator() {
     if (fleet_.coordinator() == nullptr) return;
+    CountEpochs();
+    ++reached_.crashes;
+    const size_t durable = fleet_.journal.durable().size();
     fleet_.CrashCoordinator();
+    reached_.recovered_commits += fleet_.journal.durable().size() > durable;
     fleet_.Later(Up(seconds(4)), [this] {
       if (fleet_.coordinator() == nullptr) fleet_.StartCoordinator();
     });
@@ -134,6 +168,8 @@ class Chaos {
     fleet_.journal.StopFailing();
     fleet_.RunFor(seconds(12));
     if (fleet_.coordinator() != nullptr && !fleet_.coordinator()->Snapshot().deciding) {
+      ++reached_.journal_failures;
+      CountEpochs();
       fleet_.CrashCoordinator();
       fleet_.StartCoordinator();
     }
@@ -156,6 +192,7 @@ class Chaos {
 
   std::mt19937_64 random_;
   Fleet fleet_;
+  Reached& reached_;
   uint64_t version_ = 0;
 };
 
@@ -168,13 +205,30 @@ TEST(FleetFaults, NoFaultMakesAnEngineServeAnythingButOneCommittedVersion) {
   const uint64_t only = Number("WEIGHTWIRE_SEED", 0);
   const uint64_t first = only == 0 ? 1 : only;
   const uint64_t last = only == 0 ? Number("WEIGHTWIRE_SEEDS", kSeeds) : only;
+  Reached reached;
   for (uint64_t seed = first; seed <= last; ++seed) {
     SCOPED_TRACE("replay with WEIGHTWIRE_SEED=" + std::to_string(seed));
-    Chaos(seed).Run();
+    Chaos(seed, reached).Run();
     if (HasFailure()) {
       std::printf("failed with WEIGHTWIRE_SEED=%llu\n", static_cast<unsigned long long>(seed));
       return;
     }
+  }
+  if (last - first + 1 < kSeeds) return;
+  for (const auto& [what, times] : std::map<std::string, uint64_t>{
+           {"commits", reached.commits},
+           {"aborts", reached.aborts},
+           {"retries", reached.retries},
+           {"fills", reached.fills},
+           {"fills dropped", reached.dropped_fills},
+           {"coordinator crashes", reached.crashes},
+           {"records that only the crashed coordinator's disk knew", reached.recovered_commits},
+           {"journal failures", reached.journal_failures},
+           {"trainer evictions", reached.trainer_evictions},
+           {"ends of engines", reached.engine_ends},
+           {"versions not moved", reached.given_up}}) {
+    std::printf("%llu %s\n", static_cast<unsigned long long>(times), what.c_str());
+    EXPECT_GT(times, 0u) << "never reached: " << what;
   }
 }
 

@@ -60,6 +60,7 @@ class Rollout {
     std::shared_ptr<Process> process;
     std::optional<agent::StageInfo> stage;
     std::optional<Offer> offer;
+    Epoch swapped{};  ///< content that this process last swapped to
   };
   void Spawn(uint32_t rank);
   void Ended(uint32_t rank, const Process& process);
