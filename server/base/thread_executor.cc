@@ -109,6 +109,8 @@ void ThreadExecutor::Stop() {
     impl_->due_of.clear();
   }
   impl_->wake.notify_all();
+  dropped_ready.clear();
+  dropped_timers.clear();
   for (std::thread& thread : impl_->threads) {
     WW_CHECK(thread.get_id() != std::this_thread::get_id());
     if (thread.joinable()) thread.join();
