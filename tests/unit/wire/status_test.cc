@@ -49,6 +49,14 @@ TEST(StatusWire, BareFailuresGetAReasonByTheirCode) {
   EXPECT_EQ(FromCall(14, "connect failed", "").message(), "connect failed");
 }
 
+TEST(StatusWire, IgnoresDetailsThatContradictTheCall) {
+  const Status inner(Code::kAborted, Reason::kMemberLost, "inner");
+  const Status outer = FromCall(14, "outer", EncodeDetails(inner));
+  EXPECT_EQ(outer.code(), Code::kUnavailable);
+  EXPECT_EQ(outer.reason(), Reason::kTransportFailed);
+  EXPECT_EQ(outer.message(), "outer");
+}
+
 TEST(StatusWire, NeverMakesAFailureOk) {
   EXPECT_EQ(FromCall(0, "odd", "").code(), Code::kUnknown);
   EXPECT_EQ(FromCall(99, "odd", "").code(), Code::kUnknown);
