@@ -115,10 +115,10 @@ class Fleet:
         codes = [daemon.stop() for daemon in reversed(self.daemons)]
         if error and error[0] is not None:
             print(f"logs are kept in {self.directory}")
+        elif any(codes):
+            raise RuntimeError(f"a daemon ended with {codes}; logs are kept in {self.directory}")
         else:
             shutil.rmtree(self.directory, ignore_errors=True)
-            if any(codes):
-                raise RuntimeError(f"a daemon ended with {codes}")
 
     def each(self, processes: list[Process], *request, timeout: float = 120) -> list:
         """Asks all of them at once; the answers in order."""
