@@ -40,6 +40,9 @@ Fleet::Fleet(Options options)
   for (const auto& [name, host] : options_.nodes) {
     nodes_.push_back(std::make_unique<Node>(surroundings_, name, host));
     nodes_.back()->port().SetDelay(options_.message_delay_max);
+    nodes_.back()->port().on_command = [this](const epoch::Command& command) {
+      OnCommand(command);
+    };
   }
   const auto at = [this](const std::vector<std::string>& names) {
     std::vector<Node*> found;
@@ -88,6 +91,7 @@ bool Fleet::Start() {
 }
 
 void Fleet::StartCoordinator() {
+  floor_ = newest_;
   coordinator_ = coordinator::Coordinator::Make(options_.coordinator, executor, executor, executor,
                                                 journal, metrics::Null())
                      .value();
@@ -188,6 +192,13 @@ void Fleet::OnAppend(const coordinator::JournalRecord& record) {
     EXPECT_TRUE(engine(name).HoldsStaged(commit->version.value))
         << "COMMIT(" << commit->epoch.value << ") without " << name;
   }
+}
+
+void Fleet::OnCommand(const epoch::Command& command) {
+  const auto* prepare = std::get_if<epoch::PrepareCommand>(&command);
+  if (prepare == nullptr) return;
+  EXPECT_GT(prepare->epoch, floor_) << "an epoch of an earlier coordinator is used again";
+  newest_ = std::max(newest_, prepare->epoch);
 }
 
 bool Fleet::Committed(Epoch epoch, Version version) const {

@@ -17,8 +17,9 @@ namespace weightwire::sim {
 /// and machines; simulated are the network, the journal's disk, the applications and the clock.
 /// Equal options give equal runs.
 ///
-/// After every step of the executor the invariants are checked (rollout.h, and I6 when a COMMIT is
-/// submitted); a violation is a test failure.
+/// After every step of the executor the invariants are checked (rollout.h; I6 when a COMMIT is
+/// submitted; an epoch's number is used once, also across coordinators); a violation is a test
+/// failure.
 class Fleet {
  public:
   struct EngineSpec {
@@ -92,6 +93,7 @@ class Fleet {
   void CheckInvariants();
 
  private:
+  void OnCommand(const epoch::Command& command);
   void Disconnect(const std::string& address);
   void OnAppend(const coordinator::JournalRecord& record);
   bool Committed(Epoch epoch, Version version) const;
@@ -102,6 +104,8 @@ class Fleet {
   std::unique_ptr<coordinator::Coordinator> coordinator_;
   std::unique_ptr<Trainer> trainer_;
   std::vector<std::unique_ptr<Rollout>> engines_;
+  Epoch newest_{};  ///< highest epoch prepared by this coordinator
+  Epoch floor_{};   ///< highest epoch prepared by earlier ones
   bool closing_ = false;
 };
 

@@ -21,6 +21,7 @@ class SimPort::Link final : public control::AgentPort {
  public:
   Link(SimPort& port, uint64_t number) : port_(port), number_(number) {}
   void OnCommand(epoch::Command command) override {
+    if (port_.on_command) port_.on_command(command);
     port_.Down(number_, [command = std::move(command)](control::AgentPort& agent) {
       agent.OnCommand(command);
     });

@@ -33,6 +33,9 @@ class SimPort final : public control::CoordinatorPort {
   /// A new process of the agent may use the port.
   void Revive() { dead_ = false; }
 
+  /// Called with every command that the coordinator sends.
+  std::function<void(const epoch::Command&)> on_command;
+
   void OpenSession(control::AgentHello hello, control::AgentPort* port,
                    control::Reply<control::AgentWelcome> reply) override;
   void CloseSession(AgentId agent) override;
