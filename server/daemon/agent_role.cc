@@ -181,10 +181,11 @@ void AgentRole::Stop() {
     OnStrand(strand_, [this] {
       agent_.reset();
       port_.reset();
-      transfers_.reset();
     });
   }
+  // A session that a peer ends late is still told to the engine, which therefore goes last.
   transports_.clear();
+  if (transfers_) OnStrand(strand_, [this] { transfers_.reset(); });
   strand_.Stop();
 }
 

@@ -342,12 +342,14 @@ Result<std::unique_ptr<Engine>> Engine::Make(Options options, Clock& clock, Exec
   for (transport::Transport* transport : transports) {
     if (!transport->Viable().ok()) continue;
     WW_FAIL_IF_ERROR(CheckChunks(*transport, tuning));
-    WW_FAIL_IF_ERROR(transport->Start(core.get(), context->options.self));
     context->transports.emplace(transport->name(), transport);
   }
   if (context->transports.empty()) {
     return Fail(Code::kFailedPrecondition, Reason::kTransportFailed,
                 "no data-plane transport runs on this host");
+  }
+  for (const auto& [name, transport] : context->transports) {
+    WW_FAIL_IF_ERROR(transport->Start(core.get(), context->options.self));
   }
   return std::make_unique<EngineImpl>(std::move(core));
 }

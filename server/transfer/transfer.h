@@ -112,8 +112,9 @@ struct Options {
   std::vector<std::string> preference = {"shm", "tcp"};
 };
 
-/// All transfers of one agent. Destroy the transports after Shutdown and before the engine. Every method and callback runs on `strand`; `workers` runs packing,
-/// copying and summing; transports call the Handler part on their own threads and it posts.
+/// All transfers of one agent. Destroy the transports after Shutdown and before the engine. Every
+/// method and callback runs on `strand`; `workers` runs packing, copying and summing; transports
+/// call the Handler part on their own threads and it posts.
 ///
 /// Several jobs may run at once (an epoch and fills); a job is named by (epoch, participant).
 class Engine {

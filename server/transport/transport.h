@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -64,8 +65,8 @@ class Endpoint {
   using MapDone = std::function<void(Result<MappedList>)>;
   virtual ~Endpoint() = default;
 
-  /// Unique in the process.
-  virtual uint64_t id() const = 0;
+  /// Unique in the process, whatever the transport.
+  uint64_t id() const { return id_; }
   /// What the caller said in its hello; for an endpoint that we opened, what we said.
   virtual const Hello& hello() const = 0;
   /// "shm" or "tcp"; for metrics and status.
@@ -91,6 +92,14 @@ class Endpoint {
 
   /// Idempotent. Handler::OnClosed runs once afterwards, after all completions.
   virtual void Close() = 0;
+
+ private:
+  static uint64_t NextId() {
+    static std::atomic<uint64_t> next{1};
+    return next.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  const uint64_t id_ = NextId();
 };
 
 /// What a transport calls; implemented by transfer/. Calls for one endpoint come one after another.

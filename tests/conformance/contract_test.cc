@@ -128,6 +128,7 @@ TEST_P(Contract, ViableSaysYesHere) { EXPECT_EQ(reader->transport->Viable(), OkS
 
 TEST_P(Contract, RevokeWaitsForGetsUnderWayAndRefusesLaterOnes) {
   auto calls = PostGets(60);
+  ASSERT_TRUE(rig.WaitFor(calls.front()));  // others are under way now
   auto revoked = rig.Revoke(*source, key);
   auto again = rig.Revoke(*source, key);
   ASSERT_TRUE(rig.WaitFor(revoked));

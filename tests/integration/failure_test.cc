@@ -61,6 +61,45 @@ TEST(Failure, SigtermWithAttachedProcessesExitsZeroAndFencesThem) {
   AwaitFence(engine.rank(1));
 }
 
+/// Sessions of two transports in one agent: the end of one leaves the other alone.
+TEST(Failure, SigtermAfterTransfersOverTwoTransportsExitsZero) {
+  Daemon daemon;
+  Daemon agent(AgentOf(daemon, {"--transports=tcp"}));
+  Trainer trainer(daemon.agent_socket(), TinyQwen2(), MegatronTp2Pp2());
+  Engine near(daemon.agent_socket(), "engine-a", TinyQwen2(), VllmTp2());
+  Engine far(agent.agent_socket(), "engine-b", TinyQwen2(), VllmTp1());
+  for (const uint64_t version : {1, 2}) {
+    trainer.Fill(version);
+    trainer.Publish(version);
+    near.Install(version, version);
+    far.Install(version, version);
+    ASSERT_TRUE(trainer.AwaitReleases(version).ok());
+  }
+  EXPECT_EQ(agent.Stop(), 0);
+  trainer.Fill(3);
+  trainer.Publish(3);
+  near.Install(3, 3);
+  ASSERT_TRUE(trainer.AwaitReleases(3).ok());
+  EXPECT_EQ(daemon.Stop(), 0);
+}
+
+/// The peer's ends of the data sessions stay open: they are cut, and nobody is left to be told.
+TEST(Failure, SigtermWhileAPeerHangsExitsZero) {
+  for (const std::string transport : {"shm", "tcp"}) {
+    Daemon daemon({"--transports=" + transport});
+    Daemon agent(AgentOf(daemon, {"--transports=" + transport}));
+    Trainer trainer(daemon.agent_socket(), TinyQwen2(), MegatronTp2Pp2());
+    Engine engine(agent.agent_socket(), "engine-a", TinyQwen2(), VllmTp2());
+    trainer.Fill(3);
+    trainer.Publish(1);
+    engine.Install(1, 3);
+    ASSERT_TRUE(trainer.AwaitReleases(1).ok());
+    agent.Signal(SIGSTOP);
+    EXPECT_EQ(daemon.Stop(), 0) << transport;
+    agent.Signal(SIGCONT);
+  }
+}
+
 TEST(Failure, SigtermOfTheCoordinatorMidTransferExitsZero) {
   Daemon daemon(kSlow);
   Daemon agent(AgentOf(daemon, kSlow));

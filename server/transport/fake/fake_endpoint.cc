@@ -15,8 +15,7 @@ Status Closed(const char* why) { return Status(Code::kUnavailable, Reason::kTran
 }  // namespace
 
 FakeEndpoint::FakeEndpoint(std::shared_ptr<FakeNode> node, std::string peer_address, Hello hello)
-    : id_(node->world->next_endpoint++),
-      node_(std::move(node)),
+    : node_(std::move(node)),
       peer_address_(std::move(peer_address)),
       hello_(hello) {}
 
@@ -24,8 +23,8 @@ void FakeEndpoint::Join(const std::shared_ptr<FakeEndpoint>& a,
                         const std::shared_ptr<FakeEndpoint>& b) {
   a->peer_ = b;
   b->peer_ = a;
-  a->node_->endpoints.emplace(a->id_, a);
-  b->node_->endpoints.emplace(b->id_, b);
+  a->node_->endpoints.emplace(a->id(), a);
+  b->node_->endpoints.emplace(b->id(), b);
 }
 
 template <typename Action>
@@ -296,7 +295,7 @@ void FakeEndpoint::Settle() {
     Complete(operation, Fail(*closed_));
   }
   const auto self = shared_from_this();
-  node_->endpoints.erase(id_);
+  node_->endpoints.erase(id());
   if (announced_ && node_->handler != nullptr) node_->handler->OnClosed(self, *closed_);
 }
 

@@ -18,7 +18,6 @@ class FakeEndpoint final : public Endpoint, public std::enable_shared_from_this<
   /// Makes the two ends know each other; both are open then.
   static void Join(const std::shared_ptr<FakeEndpoint>& a, const std::shared_ptr<FakeEndpoint>& b);
 
-  uint64_t id() const override { return id_; }
   const Hello& hello() const override { return hello_; }
   const std::string& transport_name() const override { return node_->options.name; }
   void Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
@@ -67,7 +66,6 @@ class FakeEndpoint final : public Endpoint, public std::enable_shared_from_this<
   void Shut(const Status& why);
   static void Complete(Operation& operation, Result<MappedList> result);
 
-  const uint64_t id_;
   const std::shared_ptr<FakeNode> node_;
   const std::string peer_address_;
   const Hello hello_;

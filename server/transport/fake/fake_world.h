@@ -47,7 +47,6 @@ struct FakeNetwork::World {
   FakeLink default_link;
   std::map<std::pair<std::string, std::string>, FakeLinkState> links;
   std::map<std::string, FakeNode*> nodes;  ///< by address; started or not
-  uint64_t next_endpoint = 1;
 };
 
 }  // namespace weightwire::transport

@@ -17,11 +17,6 @@ constexpr uint64_t kPayloadBytesMax = 64 << 20;  // of a reply: 2.8 million piec
 constexpr size_t kRegionsMax = 4096;             // that a peer can make us map
 constexpr size_t kCopyStretchBytes = 1 << 20;    // between two looks at the stop flag
 
-uint64_t NextEndpointId() {
-  static std::atomic<uint64_t> next{1};
-  return next.fetch_add(1, std::memory_order_relaxed);
-}
-
 Status Garbage(const char* what) {
   return Status(Code::kInvalidArgument, Reason::kInvalidRequest, what);
 }
@@ -42,8 +37,7 @@ uint64_t PayloadBytes(const Frame& frame) {
 
 ShmEndpoint::ShmEndpoint(std::shared_ptr<ShmCore> core, const Hello& hello,
                          std::shared_ptr<ShmStream> stream)
-    : id_(NextEndpointId()),
-      core_(std::move(core)),
+    : core_(std::move(core)),
       hello_(hello),
       stream_(std::move(stream)),
       timer_(core_->loop.context()) {}
@@ -379,7 +373,7 @@ void ShmEndpoint::SettleIfIdle() {
   settled_ = true;
   regions_.clear();
   core_->handler->OnClosed(shared_from_this(), *why_);
-  core_->Remove(id_);
+  core_->Remove(id());
 }
 
 }  // namespace weightwire::transport

@@ -27,7 +27,6 @@ class ShmEndpoint final : public Endpoint, public std::enable_shared_from_this<S
  public:
   ShmEndpoint(std::shared_ptr<ShmCore> core, const Hello& hello, std::shared_ptr<ShmStream> stream);
 
-  uint64_t id() const override { return id_; }
   const Hello& hello() const override { return hello_; }
   const std::string& transport_name() const override { return core_->name; }
   void Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
@@ -84,7 +83,6 @@ class ShmEndpoint final : public Endpoint, public std::enable_shared_from_this<S
   void FailSession(const Status& why, const char* cause);
   void SettleIfIdle();
 
-  const uint64_t id_;
   const std::shared_ptr<ShmCore> core_;
   const Hello hello_;
   const std::shared_ptr<ShmStream> stream_;

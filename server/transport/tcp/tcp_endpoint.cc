@@ -1,26 +1,16 @@
 #include "server/transport/tcp/tcp_endpoint.h"
 
 #include <algorithm>
-#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <utility>
 
 #include "server/transport/spans.h"
 
 namespace weightwire::transport {
-namespace {
-
-uint64_t NextEndpointId() {
-  static std::atomic<uint64_t> next{1};
-  return next.fetch_add(1, std::memory_order_relaxed);
-}
-
-}  // namespace
 
 TcpEndpoint::TcpEndpoint(std::shared_ptr<TcpCore> core, const Hello& hello,
                          std::vector<std::shared_ptr<TcpConnection>> connections)
-    : id_(NextEndpointId()),
-      core_(std::move(core)),
+    : core_(std::move(core)),
       hello_(hello),
       connections_(std::move(connections)),
       timer_(connections_.front()->loop().context()),
@@ -170,7 +160,7 @@ void TcpEndpoint::Settle() {
   }
   for (GetOperation& operation : waiting) Complete(operation, EndOf(operation));
   core_->handler->OnClosed(shared_from_this(), why_);
-  core_->Remove(id_);
+  core_->Remove(id());
 }
 
 void TcpEndpoint::ArmTimer() {

@@ -27,7 +27,6 @@ class TcpEndpoint final : public Endpoint, public std::enable_shared_from_this<T
   /// Runs `announce` at home, then starts to read.
   void Start(Task announce);
 
-  uint64_t id() const override { return id_; }
   const Hello& hello() const override { return hello_; }
   const std::string& transport_name() const override { return core_->name; }
   void Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
@@ -55,7 +54,6 @@ class TcpEndpoint final : public Endpoint, public std::enable_shared_from_this<T
   void OnTimer();
   void Settle();
 
-  const uint64_t id_;
   const std::shared_ptr<TcpCore> core_;
   const Hello hello_;
   const std::vector<std::shared_ptr<TcpConnection>> connections_;

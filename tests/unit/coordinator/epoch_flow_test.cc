@@ -34,6 +34,10 @@ TEST(CoordinatorEpoch, CommitsOnEveryEngineWhenAllRanksPublished) {
     EXPECT_EQ(engine.lag, Version(0));
   }
   for (const auto& member : trainer) EXPECT_TRUE(fleet.Released(member, 1)->ok());
+  const auto commits = fleet.Agent("engine-a-agent").All<epoch::CommitCommand>();
+  ASSERT_EQ(commits.size(), 2u);
+  EXPECT_TRUE(commits[0].leader);
+  EXPECT_FALSE(commits[1].leader) << "one rank swaps for its engine";
   const auto installed = fleet.Agent("engine-a-agent").All<epoch::InstalledCommand>();
   EXPECT_EQ(installed.size(), 2u);
 

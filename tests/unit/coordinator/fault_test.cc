@@ -37,6 +37,27 @@ TEST(CoordinatorFault, RetrySucceedsWithoutTheDeadEngine) {
   EXPECT_EQ(fleet.EngineNamed("engine-b").state, EngineState::kDirty);
 }
 
+TEST(CoordinatorFault, EngineThatDiesWhilePlansAreMadeCostsNoAttempt) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(1);
+  const auto dying = fleet.Engine("engine-a");
+  fleet.Engine("engine-b");
+  control::PublishRequest request;
+  request.member = trainer[0];
+  request.version = Version(1);
+  request.deadline = seconds(100);
+  // Plans come back in later tasks: the engine is gone before the first of them runs.
+  fleet.coordinator->Publish(request, [](const Status& status) { EXPECT_TRUE(status.ok()); });
+  fleet.coordinator->Report(fleet.Agent("engine-a-agent").id(),
+                            epoch::LostReport{dying[0], kEnded});
+  fleet.Run();
+  EXPECT_TRUE(fleet.Agent("engine-a-agent").commands.empty());
+  ASSERT_EQ(fleet.coordinator->Snapshot().epochs.size(), 1u);
+  EXPECT_EQ(fleet.Newest().attempt, 1u);
+  EXPECT_THAT(fleet.Newest().engines, ::testing::ElementsAre("engine-b"));
+  EXPECT_EQ(fleet.Newest().phase, epoch::Phase::kCommitted);
+}
+
 TEST(CoordinatorFault, ExhaustedRetriesReleaseWithTheReason) {
   Fleet fleet;
   const auto trainer = fleet.Trainer(1);
