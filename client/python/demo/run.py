@@ -112,7 +112,7 @@ class Demo:
                     raise AssertionError(f"{engine.name}/{rank} serves version {serving}, {wrong} of {count} "
                                          f"elements differ from version {version}")
                 compared += 2 * count
-        return f"{len(engines)} engines, {compared / 1e6:,.0f} MB equal"
+        return f"{len(engines)} engine{'s' if len(engines) > 1 else ''}, {compared / 1e6:,.0f} MB equal"
 
     def row(self, what: str, epoch: pb.StatusResponse.Epoch, seconds: float, verified: str) -> None:
         rate = epoch.bytes / seconds / 1e9 if seconds else 0
