@@ -35,10 +35,12 @@ class Application {
   /// COMMIT(epoch) is durable and buffer `buffer` (0, 1) holds it, verified. `epoch` names the
   /// transfer (for AcknowledgeSwap), `content` the committed epoch to serve from now on. On the
   /// leader: swap all ranks at one step boundary, then acknowledge once.
-  virtual void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader) = 0;
+  virtual void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer,
+                           bool leader) = 0;
   /// All ranks of the engine have swapped; the other buffer will be written by the next epoch.
   virtual void OnInstalled(Epoch epoch, Epoch content) = 0;
-  /// Fenced: stop serving, forget the stage, attach again with a new incarnation. The handle is gone.
+  /// Fenced: stop serving, forget the stage, attach again with a new incarnation. The handle is
+  /// gone.
   virtual void OnEvicted(const Status& why) = 0;
 };
 
@@ -76,7 +78,7 @@ struct Options {
   Incarnation incarnation{};
   std::string host;
   std::map<std::string, std::string> addresses;  ///< of the data-plane transports
-  uint64_t stage_bytes_max = 0;     ///< budget for stages and snapshots; 0 = half of the memory
+  uint64_t stage_bytes_max = 0;  ///< budget for stages and snapshots; 0 = half of the memory
   uint32_t participants_max = 256;
   uint64_t imported_regions_max = 4'096;
   /// While the coordinator cannot be reached: try again after this, doubled up to 16 times.
@@ -130,16 +132,16 @@ class Agent : public control::AgentPort {
   /// being made again after a refusal: call again.
   virtual Result<StageInfo> OpenStage(Handle handle) = 0;
   /// Trainer. `done`: accepted; OnReleased follows exactly once per accepted version, when nothing
-  /// reads the bytes any more (also before OnEvicted; not after Detach). A snapshot is released right
-  /// after the copy, with epoch 0, and its memory is kept for the next one.
-  /// Errors: CoordinatorPort::Publish's; kFailedPrecondition / kNotReady when nothing is bound or a
-  /// version is still held (or moves from its snapshot); kLimitExceeded when a snapshot does not fit
-  /// the budget.
+  /// reads the bytes any more (also before OnEvicted; not after Detach). A snapshot is released
+  /// right after the copy, with epoch 0, and its memory is kept for the next one. Errors:
+  /// CoordinatorPort::Publish's; kFailedPrecondition / kNotReady when nothing is bound or a version
+  /// is still held (or moves from its snapshot); kLimitExceeded when a snapshot does not fit the
+  /// budget.
   virtual void Publish(Handle handle, Version version, PublishMode mode, bool manual_commit,
                        Nanos deadline, std::array<uint8_t, 16> trace_id, control::Done done) = 0;
   /// Leader of an engine: every rank serves `epoch` now. A repeat is OK and has no effect.
-  ///   kFailedPrecondition / kStaleEpoch  not the epoch that was offered; kPermissionDenied: not the
-  ///   leader
+  ///   kFailedPrecondition / kStaleEpoch  not the epoch that was offered; kPermissionDenied: not
+  ///   the leader
   virtual Status AcknowledgeSwap(Handle handle, Epoch epoch, double flip_seconds) = 0;
   /// The process left or its socket closed. Idempotent.
   virtual void Detach(Handle handle, Status why) = 0;

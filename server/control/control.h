@@ -29,9 +29,9 @@ enum class GroupRole : int { kTrainer = 1, kEngine = 2 };
 /// An agent opens its session; one per process lifetime.
 struct AgentHello {
   std::string job;
-  std::string name;            ///< for people: pod or host name
+  std::string name;  ///< for people: pod or host name
   Incarnation incarnation{};
-  std::string host;            ///< host identity (boot id + namespaces), equal on the same host
+  std::string host;  ///< host identity (boot id + namespaces), equal on the same host
   std::map<std::string, std::string> addresses;  ///< data plane: transport → address
   uint16_t protocol_min = kProtocolMin;
   uint16_t protocol_max = kProtocolMax;

@@ -42,7 +42,7 @@ enum class EngineState : int {
   kServing = 4,
   kStaged = 5,
   kInstalling = 6,
-  kDirty = 7,       ///< lost a rank; never serves
+  kDirty = 7,  ///< lost a rank; never serves
 };
 std::string_view EngineStateName(EngineState state);
 
@@ -63,11 +63,11 @@ struct ParticipantStatus {
 struct EngineStatus {
   std::string name;
   EngineState state = EngineState::kIncomplete;
-  Epoch serving{};       ///< content epoch; 0 = none
+  Epoch serving{};  ///< content epoch; 0 = none
   Version version{};
   uint32_t ranks_present = 0;
   uint32_t world_size = 0;
-  Version lag{};         ///< versions behind the committed one
+  Version lag{};  ///< versions behind the committed one
   std::string last_error;
 };
 struct EpochStatus {
@@ -91,7 +91,7 @@ struct StatusSnapshot {
   Epoch committed{};
   Version committed_version{};
   double committed_wall = 0;
-  bool deciding = true;  ///< false after the journal failed
+  bool deciding = true;     ///< false after the journal failed
   std::string waiting_for;  ///< one line: what everyone waits for; empty = nothing
   std::vector<ParticipantStatus> participants;
   std::vector<EngineStatus> engines;
@@ -106,23 +106,23 @@ struct StatusSnapshot {
 /// An engine that completes while an epoch is committed and no epoch runs is filled from a serving
 /// engine's stage; fills are dropped (aborted and drained) before the next epoch prepares.
 /// A version whose attempt aborted is tried again while every trainer rank still lives, at most
-/// attempts_max times and until its deadline; then it is released with the reason. Neither a version
-/// whose plan cannot be made, nor one that an operator aborted, nor one that was released OK before
-/// its abort (a manual commit that never came) is tried again.
+/// attempts_max times and until its deadline; then it is released with the reason. Neither a
+/// version whose plan cannot be made, nor one that an operator aborted, nor one that was released
+/// OK before its abort (a manual commit that never came) is tried again.
 ///
 /// Versions: they must rise above the last one that was committed or given up; a trainer that lost
-/// all its ranks and registered anew starts above the committed one. Before the trainer was complete
-/// for the first time in its life a rank may publish early and waits for the others; once it has
-/// been complete, Publish answers kMissingRank while a rank is missing. When a version is complete,
-/// lower ones that are not are released with kStaleVersion. Without a deadline a version gets those
-/// of its phases together.
+/// all its ranks and registered anew starts above the committed one. Before the trainer was
+/// complete for the first time in its life a rank may publish early and waits for the others; once
+/// it has been complete, Publish answers kMissingRank while a rank is missing. When a version is
+/// complete, lower ones that are not are released with kStaleVersion. Without a deadline a version
+/// gets those of its phases together.
 ///
 /// Engines: one that loses a rank is DIRTY; its other ranks are evicted. One whose layout fits no
 /// plan fails the version that needs it; among fills it is left out, with `last_error`, until it
 /// registers anew or a version commits. A trainer's other ranks stay when one is lost.
 ///
-/// After a failed append it decides nothing any more: publishes are refused with kJournalFailed, and
-/// status, watch and explain go on.
+/// After a failed append it decides nothing any more: publishes are refused with kJournalFailed,
+/// and status, watch and explain go on.
 class Coordinator : public control::CoordinatorPort {
  public:
   /// Reads the journal; epochs go on above everything that was ever handed out.
@@ -139,7 +139,8 @@ class Coordinator : public control::CoordinatorPort {
 
   virtual StatusSnapshot Snapshot() const = 0;
   /// `group` is an engine; empty: every plan of the newest epoch. Text for people.
-  virtual Result<std::string> Explain(const std::string& group, const std::string& tensor) const = 0;
+  virtual Result<std::string> Explain(const std::string& group,
+                                      const std::string& tensor) const = 0;
   virtual Result<std::shared_ptr<const plan::TransferPlan>> FindPlan(PlanId plan) const = 0;
 
   /// Calls `changed` on the strand after every change of membership or of an epoch's phase (several

@@ -7,7 +7,8 @@ namespace weightwire::coordinator {
 
 /// Guards callbacks of an object that may be gone when they run: timers, worker results, journal
 /// answers. A bound callback does nothing once the lifeline is destroyed. It runs on the strand; it
-/// may be carried through a worker, which moves it on, so that what it holds ends on the strand too.
+/// may be carried through a worker, which moves it on, so that what it holds ends on the strand
+/// too.
 class Lifeline {
  public:
   template <typename F>

@@ -50,53 +50,97 @@ struct State {
   std::map<Member, std::vector<Digest>> sourced;  ///< digests by source
   std::map<Member, std::vector<Digest>> staged;   ///< digests by target rank
   std::set<Member> drained;
-  std::set<Member> lost;                          ///< members whose process is gone
-  std::set<std::string> applied;                  ///< engines that swapped
-  std::set<std::string> evicted;                  ///< engines lost after the decision
-  bool commit_asked = false;                      ///< manual commit has been given
+  std::set<Member> lost;          ///< members whose process is gone
+  std::set<std::string> applied;  ///< engines that swapped
+  std::set<std::string> evicted;  ///< engines lost after the decision
+  bool commit_asked = false;      ///< manual commit has been given
   bool commit_durable = false;
   Status why;  ///< of the abort; in kCommitting: the journal failed, and nothing moves any more
   friend bool operator==(const State&, const State&) = default;
 };
 
 // ---- events ----
-struct PreparedEvent { Member member; };
-struct SourcedEvent { Member member; std::vector<Digest> digests; };
-struct StagedEvent { Member member; std::vector<Digest> digests; };
-struct AppliedEvent { Member member; };
-struct DrainedEvent { Member member; };
-struct FailedEvent { Member member; Status why; };
-struct LostEvent { Member member; Status why; };
+struct PreparedEvent {
+  Member member;
+};
+struct SourcedEvent {
+  Member member;
+  std::vector<Digest> digests;
+};
+struct StagedEvent {
+  Member member;
+  std::vector<Digest> digests;
+};
+struct AppliedEvent {
+  Member member;
+};
+struct DrainedEvent {
+  Member member;
+};
+struct FailedEvent {
+  Member member;
+  Status why;
+};
+struct LostEvent {
+  Member member;
+  Status why;
+};
 /// The journal's answer to AppendCommit. `why` not OK: its fate is unknown.
-struct JournalEvent { Status why; };
+struct JournalEvent {
+  Status why;
+};
 struct CommitAskedEvent {};
-struct AbortAskedEvent { Status why; };
+struct AbortAskedEvent {
+  Status why;
+};
 /// The deadline of the current phase passed.
-struct DeadlineEvent { Phase phase; };
-using Event = std::variant<PreparedEvent, SourcedEvent, StagedEvent, AppliedEvent, DrainedEvent,
-                           FailedEvent, LostEvent, JournalEvent, CommitAskedEvent, AbortAskedEvent,
-                           DeadlineEvent>;
+struct DeadlineEvent {
+  Phase phase;
+};
+using Event =
+    std::variant<PreparedEvent, SourcedEvent, StagedEvent, AppliedEvent, DrainedEvent, FailedEvent,
+                 LostEvent, JournalEvent, CommitAskedEvent, AbortAskedEvent, DeadlineEvent>;
 
 // ---- actions, to be carried out in order ----
-struct SendPrepare {};                      ///< to every member
-struct SendTransfer {};                     ///< to every member
-struct SendRelease {};                      ///< to every source, with an OK status
-struct AppendCommit {};                     ///< journal: COMMIT(epoch, version, engines)
-struct SendCommit { std::string engine; };  ///< to every rank of the engine
-struct SendInstalled { std::string engine; };
-struct SendAbort { Member member; Status why; };
-struct EvictEngine { std::string engine; Status why; };
+struct SendPrepare {};   ///< to every member
+struct SendTransfer {};  ///< to every member
+struct SendRelease {};   ///< to every source, with an OK status
+struct AppendCommit {};  ///< journal: COMMIT(epoch, version, engines)
+struct SendCommit {
+  std::string engine;
+};  ///< to every rank of the engine
+struct SendInstalled {
+  std::string engine;
+};
+struct SendAbort {
+  Member member;
+  Status why;
+};
+struct EvictEngine {
+  std::string engine;
+  Status why;
+};
 /// A source that did not drain in time: its incarnation is fenced.
-struct EvictSource { Member member; Status why; };
+struct EvictSource {
+  Member member;
+  Status why;
+};
 /// The epoch is over: kCommitted or kAborted. Nothing of it runs any more.
-struct Finish { Phase phase; Status why; };
+struct Finish {
+  Phase phase;
+  Status why;
+};
 /// The decision's fate is unknown: stop deciding; only recovery from the journal may go on.
-struct StopDeciding { Status why; };
+struct StopDeciding {
+  Status why;
+};
 /// (Re)arm the deadline of the phase just entered.
-struct ArmDeadline { Phase phase; };
-using Action = std::variant<SendPrepare, SendTransfer, SendRelease, AppendCommit, SendCommit,
-                            SendInstalled, SendAbort, EvictEngine, EvictSource, Finish,
-                            StopDeciding, ArmDeadline>;
+struct ArmDeadline {
+  Phase phase;
+};
+using Action =
+    std::variant<SendPrepare, SendTransfer, SendRelease, AppendCommit, SendCommit, SendInstalled,
+                 SendAbort, EvictEngine, EvictSource, Finish, StopDeciding, ArmDeadline>;
 
 struct Outcome {
   State state;
@@ -106,24 +150,26 @@ struct Outcome {
 /// First state of an epoch and its first actions (SendPrepare, ArmDeadline).
 Outcome Begin(Spec spec);
 
-/// One step. Total: every event in every phase has an answer; one that does not fit (unknown member,
-/// stale incarnation, duplicate, too late) changes nothing.
+/// One step. Total: every event in every phase has an answer; one that does not fit (unknown
+/// member, stale incarnation, duplicate, too late) changes nothing.
 ///
 /// Rules that tests prove:
 ///  - TRANSFERRING only when every member prepared; STAGED only when every source is sourced, every
-///    rank of every engine staged *and* each stream's digest is equal on both sides (a difference is
-///    an abort with kDigestMismatch).
+///    rank of every engine staged *and* each stream's digest is equal on both sides (a difference
+///    is an abort with kDigestMismatch).
 ///  - AppendCommit at most once, only from STAGED; from then on no abort. SendCommit only after the
 ///    durable JournalEvent. A failed or unknown append: StopDeciding.
 ///  - SendRelease once, on entering STAGED. After an abort the driver decides: a new attempt, or a
 ///    release that says why.
 ///  - ABORTED only when every member that is alive has drained.
 ///  - A lost member before the append aborts the epoch (kMemberLost); after it, its engine is
-///    evicted and the epoch commits with the others. COMMITTED when every engine applied or evicted.
+///    evicted and the epoch commits with the others. COMMITTED when every engine applied or
+///    evicted.
 ///  - A fill never appends: its content is committed already; STAGED goes straight to SendCommit.
 ///  - Deadline in PREPARING/TRANSFERRING aborts (kDeadlineExceeded, naming who is missing); in
-///    STAGED (manual) aborts; in COMMITTING evicts engines that have not applied; in ABORTING evicts
-///    (as lost) members that have not drained: one EvictEngine for each engine, else EvictSource.
+///    STAGED (manual) aborts; in COMMITTING evicts engines that have not applied; in ABORTING
+///    evicts (as lost) members that have not drained: one EvictEngine for each engine, else
+///    EvictSource.
 ///
 /// Fine print:
 ///  - A manual commit counts only in STAGED; asked for earlier it changes nothing.

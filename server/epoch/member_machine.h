@@ -39,34 +39,63 @@ struct MemberState {
 };
 
 // ---- events: a command, or something that happened here ----
-struct LocalPrepared { Epoch epoch; Status why; };
-struct LocalTransferred { Epoch epoch; Status why; };
-struct LocalApplied { Epoch epoch; };  ///< the leader says that all ranks swapped
-struct LocalDrained { Epoch epoch; };
-struct LocalLost { Status why; };      ///< the application's process ended
-using MemberEvent = std::variant<Command, LocalPrepared, LocalTransferred, LocalApplied,
-                                 LocalDrained, LocalLost>;
+struct LocalPrepared {
+  Epoch epoch;
+  Status why;
+};
+struct LocalTransferred {
+  Epoch epoch;
+  Status why;
+};
+struct LocalApplied {
+  Epoch epoch;
+};  ///< the leader says that all ranks swapped
+struct LocalDrained {
+  Epoch epoch;
+};
+struct LocalLost {
+  Status why;
+};  ///< the application's process ended
+using MemberEvent =
+    std::variant<Command, LocalPrepared, LocalTransferred, LocalApplied, LocalDrained, LocalLost>;
 
 // ---- actions ----
-struct DoPrepare {};                 ///< fetch slices, bind memory, admit tickets
+struct DoPrepare {};  ///< fetch slices, bind memory, admit tickets
 struct DoTransfer {};
-struct DoDrain { Epoch epoch; };     ///< stop, then LocalDrained
-struct OfferSwap { bool leader; };   ///< tell the application that `current` is committed
-struct DoInstall {};                 ///< flip the buffers' roles
+struct DoDrain {
+  Epoch epoch;
+};  ///< stop, then LocalDrained
+struct OfferSwap {
+  bool leader;
+};                    ///< tell the application that `current` is committed
+struct DoInstall {};  ///< flip the buffers' roles
 /// Source: the publisher may go on. For trainer publishes the driver tells the application; for an
 /// engine that was the source of a fill nobody waits.
-struct TellReleased { Epoch epoch; Status why; Version version{}; };
-struct TellEvicted { Status why; };
+struct TellReleased {
+  Epoch epoch;
+  Status why;
+  Version version{};
+};
+struct TellEvicted {
+  Status why;
+};
 struct SendPrepared {};
 /// The driver adds digests and figures of the transfer.
 struct SendTransferred {};
 struct SendApplied {};
-struct SendDrained { Epoch epoch; };
-struct SendFailed { Epoch epoch; Status why; };
-struct SendLost { Status why; };
-using MemberAction = std::variant<DoPrepare, DoTransfer, DoDrain, OfferSwap, DoInstall, TellReleased,
-                                  TellEvicted, SendPrepared, SendTransferred, SendApplied,
-                                  SendDrained, SendFailed, SendLost>;
+struct SendDrained {
+  Epoch epoch;
+};
+struct SendFailed {
+  Epoch epoch;
+  Status why;
+};
+struct SendLost {
+  Status why;
+};
+using MemberAction =
+    std::variant<DoPrepare, DoTransfer, DoDrain, OfferSwap, DoInstall, TellReleased, TellEvicted,
+                 SendPrepared, SendTransferred, SendApplied, SendDrained, SendFailed, SendLost>;
 
 struct MemberOutcome {
   MemberState state;
@@ -78,13 +107,14 @@ struct MemberOutcome {
 ///
 /// Rules that tests prove: a PrepareCommand with a higher epoch while an older one is not finished
 /// first drains the older; COMMIT is acted on only when this epoch is kDone; ABORT of an epoch that
-/// is committing is refused; after TellEvicted nothing but a new incarnation is accepted; a repeated
-/// command repeats its answer and has no other effect.
+/// is committing is refused; after TellEvicted nothing but a new incarnation is accepted; a
+/// repeated command repeats its answer and has no other effect.
 ///
 /// Fine print:
 ///  - One thing at a time: DoPrepare never runs while a drain is outstanding. During kDraining a
 ///    newer PrepareCommand waits in `current` (a still newer one replaces it).
-///  - A PrepareCommand while a swap is under way (kCommitting) is refused with kNotReady: a decision
+///  - A PrepareCommand while a swap is under way (kCommitting) is refused with kNotReady: a
+///  decision
 ///    is never dropped. So is a target's PrepareCommand whose content is older than what is served
 ///    (kStaleEpoch).
 ///  - A failure here (LocalPrepared, LocalTransferred) is reported and drained at once; the abort

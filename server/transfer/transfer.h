@@ -53,8 +53,8 @@ struct Tuning {
 struct Peer {
   AgentId agent{};
   Incarnation incarnation{};
-  std::string host;                                ///< host identity: equal on the same host
-  std::map<std::string, std::string> addresses;    ///< transport name → address
+  std::string host;                              ///< host identity: equal on the same host
+  std::map<std::string, std::string> addresses;  ///< transport name → address
   Ticket ticket{};
   friend bool operator==(const Peer&, const Peer&) = default;
 };
@@ -62,8 +62,8 @@ struct Peer {
 /// Memory of a rank's tensors, by index into RankLayout::tensors.
 using Binding = std::vector<memory::RegionSpan>;
 
-/// The sum over one stream's segment sums (XXH3 64 of them, in order): what source and target report
-/// over the control plane, where the coordinator compares them.
+/// The sum over one stream's segment sums (XXH3 64 of them, in order): what source and target
+/// report over the control plane, where the coordinator compares them.
 struct StreamDigest {
   PlanId plan;
   uint32_t stream = 0;
@@ -78,8 +78,8 @@ struct SourceLeg {
 struct SourceJob {
   Epoch epoch{};
   ParticipantId participant{};
-  std::string name;               ///< "trainer/3", for messages
-  std::vector<SourceLeg> legs;    ///< one for each distinct plan
+  std::string name;             ///< "trainer/3", for messages
+  std::vector<SourceLeg> legs;  ///< one for each distinct plan
   Binding binding;
 };
 struct SourceReport {
@@ -90,11 +90,11 @@ struct SourceReport {
 struct TargetJob {
   Epoch epoch{};
   ParticipantId participant{};
-  std::string name;                           ///< "engine-a/1"
+  std::string name;                              ///< "engine-a/1"
   std::shared_ptr<const plan::RankSlice> slice;  ///< side kTarget
-  std::map<uint32_t, Peer> sources;           ///< by source rank of the plan
+  std::map<uint32_t, Peer> sources;              ///< by source rank of the plan
   std::map<uint32_t, ParticipantId> source_participants;
-  Binding binding;                            ///< writable
+  Binding binding;  ///< writable
 };
 struct TargetReport {
   std::vector<StreamDigest> digests;
@@ -105,8 +105,8 @@ struct TargetReport {
 
 struct Options {
   Tuning tuning;
-  std::string host;          ///< our host identity
-  Incarnation self{};        ///< of this agent
+  std::string host;    ///< our host identity
+  Incarnation self{};  ///< of this agent
   /// Transports to try in this order when several reach a peer. A peer on another host is never
   /// tried over "shm".
   std::vector<std::string> preference = {"shm", "tcp"};

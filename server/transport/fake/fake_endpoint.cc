@@ -15,9 +15,7 @@ Status Closed(const char* why) { return Status(Code::kUnavailable, Reason::kTran
 }  // namespace
 
 FakeEndpoint::FakeEndpoint(std::shared_ptr<FakeNode> node, std::string peer_address, Hello hello)
-    : node_(std::move(node)),
-      peer_address_(std::move(peer_address)),
-      hello_(hello) {}
+    : node_(std::move(node)), peer_address_(std::move(peer_address)), hello_(hello) {}
 
 void FakeEndpoint::Join(const std::shared_ptr<FakeEndpoint>& a,
                         const std::shared_ptr<FakeEndpoint>& b) {

@@ -157,7 +157,9 @@ class AgentTest : public ::testing::Test {
     return {Epoch{epoch}, rank.member.id};
   }
   transfer::SourceReport Sums() { return {{{kPlan, 9, 0xabc}}, 58}; }
-  transfer::TargetReport Verified() { return {{{kPlan, 9, 0xabc}}, 58, {{"shm", 50}, {"tcp", 8}}, 1}; }
+  transfer::TargetReport Verified() {
+    return {{{kPlan, 9, 0xabc}}, 58, {{"shm", 50}, {"tcp", 8}}, 1};
+  }
 
   /// Prepare and transfer of a version that is published already, up to SourcedReport.
   void Source(const Rank& rank, uint64_t epoch, uint64_t version) {

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/support/sim_executor.h"
@@ -16,8 +17,8 @@ class FakeCoordinator final : public control::CoordinatorPort {
  public:
   void OpenSession(control::AgentHello, control::AgentPort* agent,
                    control::Reply<control::AgentWelcome> reply) override {
-    port = agent;
     if (refuse) return reply(Fail(Code::kUnavailable, Reason::kShuttingDown, "no"));
+    port = agent;
     reply(control::AgentWelcome{AgentId(7), 1, Nanos(1), Nanos(2)});
   }
   void CloseSession(AgentId) override { port = nullptr; }
@@ -36,6 +37,13 @@ class FakeCoordinator final : public control::CoordinatorPort {
   }
   void Report(AgentId, epoch::Report) override {}
 
+  /// As a coordinator that stops does: no session stays open.
+  void EndSession() {
+    if (auto* open = std::exchange(port, nullptr)) {
+      open->OnSessionLost(Status(Code::kUnavailable, Reason::kLeaseExpired, "late"));
+    }
+  }
+
   control::AgentPort* port = nullptr;
   bool refuse = false;
   int heartbeats = 0;
@@ -52,6 +60,7 @@ struct FakeAgent final : control::AgentPort {
 
 class LocalPortTest : public ::testing::Test {
  protected:
+  ~LocalPortTest() override { coordinator_.EndSession(); }
   void Open() {
     port_->OpenSession({}, &agent_, [this](Result<control::AgentWelcome> welcome) {
       welcome_ = std::move(welcome);
@@ -96,9 +105,8 @@ TEST_F(LocalPortTest, CommandsArriveInOrder) {
 
 TEST_F(LocalPortTest, NothingArrivesAfterTheSessionWasLost) {
   Open();
-  control::AgentPort* old = coordinator_.port;
-  old->OnCommand(epoch::TransferCommand{Epoch(1), {}});
-  old->OnSessionLost(Status(Code::kUnavailable, Reason::kLeaseExpired, "late"));
+  coordinator_.port->OnCommand(epoch::TransferCommand{Epoch(1), {}});
+  coordinator_.EndSession();
   here_.RunUntilIdle();
   EXPECT_EQ(agent_.epochs.size(), 1u);
   ASSERT_TRUE(agent_.lost);
