@@ -1,7 +1,8 @@
+#include "server/layout/families/config.h"
+
 #include <algorithm>
 
 #include "server/layout/families/family.h"
-#include "server/layout/json_reader.h"
 #include "server/layout/torch_dtype.h"
 
 namespace weightwire::layout {
@@ -9,6 +10,7 @@ namespace {
 
 /// More heads than any model; bounds the pieces of one fused tensor.
 constexpr int64_t kHeadsMax = 65'536;
+constexpr int64_t kSizeMax = (int64_t{1} << 31) - 1;
 
 Result<const Family*> FindFamily(const std::string& model_type) {
   std::string known;
@@ -21,28 +23,23 @@ Result<const Family*> FindFamily(const std::string& model_type) {
                   .Remedy("use one of " + known + ", or send explicit layouts"));
 }
 
-Result<int64_t> PositiveSize(const Json& json, const char* key) {
-  WW_ASSIGN(const int64_t value, RequiredInteger(json, key));
-  if (value < 1) {
+Result<int64_t> CheckSize(const char* key, int64_t value, int64_t least) {
+  if (value < least) {
     return Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
                 std::string("the field ") + key + " is " + std::to_string(value) +
-                    "; it must be at least 1");
+                    "; it must be at least " + std::to_string(least));
+  }
+  if (value > kSizeMax) {
+    return Fail(Code::kInvalidArgument, Reason::kShapeOverflow,
+                std::string("the field ") + key + " is " + std::to_string(value) +
+                    "; sizes must be below 2^31");
   }
   return value;
 }
 
-Result<int64_t> PositiveSizeOr(const Json& json, const char* key, int64_t fallback) {
-  WW_ASSIGN(const std::optional<int64_t> value, OptionalInteger(json, key));
-  if (!value) return fallback;
-  return PositiveSize(json, key);
-}
-
-Result<int64_t> HeadDim(const Json& json, const Family& family, const ModelConfig& config) {
-  if (family.head_dim_when_absent && !json.contains("head_dim")) {
-    return *family.head_dim_when_absent;
-  }
+Result<int64_t> HeadDim(const Json& json, const ModelConfig& config) {
   WW_ASSIGN(const std::optional<int64_t> given, OptionalInteger(json, "head_dim"));
-  if (given) return PositiveSize(json, "head_dim");
+  if (given) return ReadSize(json, "head_dim");
   if (config.hidden % config.heads != 0) {
     return Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
                 "hidden_size is no multiple of num_attention_heads and head_dim is not given");
@@ -50,9 +47,9 @@ Result<int64_t> HeadDim(const Json& json, const Family& family, const ModelConfi
   return config.hidden / config.heads;
 }
 
-Status ReadHeads(const Json& json, const Family& family, ModelConfig& config) {
-  WW_ASSIGN_OR_STATUS(config.heads, PositiveSize(json, "num_attention_heads"));
-  WW_ASSIGN_OR_STATUS(config.kv_heads, PositiveSizeOr(json, "num_key_value_heads", config.heads));
+Status ReadHeads(const Json& json, ModelConfig& config) {
+  WW_ASSIGN_OR_STATUS(config.heads, ReadSize(json, "num_attention_heads"));
+  WW_ASSIGN_OR_STATUS(config.kv_heads, ReadSizeOr(json, "num_key_value_heads", config.heads));
   if (config.heads > kHeadsMax) {
     return {Code::kResourceExhausted, Reason::kLimitExceeded,
             "num_attention_heads is over " + std::to_string(kHeadsMax)};
@@ -61,13 +58,7 @@ Status ReadHeads(const Json& json, const Family& family, ModelConfig& config) {
     return {Code::kInvalidArgument, Reason::kInvalidRequest,
             "num_attention_heads is no multiple of num_key_value_heads"};
   }
-  WW_ASSIGN_OR_STATUS(config.head_dim, HeadDim(json, family, config));
-  return OkStatus();
-}
-
-Status ReadFlag(const Json& json, const char* key, bool& flag) {
-  WW_ASSIGN_OR_STATUS(const std::optional<bool> value, OptionalBool(json, key));
-  flag = value.value_or(false);
+  WW_ASSIGN_OR_STATUS(config.head_dim, HeadDim(json, config));
   return OkStatus();
 }
 
@@ -87,7 +78,71 @@ Status ReadDType(const Json& json, DType& dtype) {
   return OkStatus();
 }
 
+Status ReadCommon(const Json& json, ModelConfig& config) {
+  WW_ASSIGN_OR_STATUS(config.hidden, ReadSize(json, "hidden_size"));
+  WW_ASSIGN_OR_STATUS(config.layers, ReadSize(json, "num_hidden_layers"));
+  WW_ASSIGN_OR_STATUS(config.intermediate, ReadSize(json, "intermediate_size"));
+  WW_ASSIGN_OR_STATUS(config.vocab, ReadSize(json, "vocab_size"));
+  WW_RETURN_IF_ERROR(ReadHeads(json, config));
+  WW_ASSIGN_OR_STATUS(config.tied, ReadFlagOr(json, "tie_word_embeddings", false));
+  WW_ASSIGN_OR_STATUS(config.attention_bias, ReadFlagOr(json, "attention_bias", false));
+  WW_ASSIGN_OR_STATUS(config.mlp_bias, ReadFlagOr(json, "mlp_bias", false));
+  const auto limit = static_cast<int64_t>(LayoutLimits{}.canonical_tensors_max);
+  if (config.layers > limit) {
+    return {Code::kResourceExhausted, Reason::kLimitExceeded,
+            "num_hidden_layers is " + std::to_string(config.layers) + ", more than fit " +
+                std::to_string(limit) + " tensors"};
+  }
+  config.kinds.resize(static_cast<size_t>(config.layers));
+  return ReadDType(json, config.dtype);
+}
+
 }  // namespace
+
+Result<int64_t> ReadSize(const Json& json, const char* key) {
+  WW_ASSIGN(const int64_t value, RequiredInteger(json, key));
+  return CheckSize(key, value, 1);
+}
+
+Result<int64_t> ReadSizeOr(const Json& json, const char* key, int64_t fallback) {
+  WW_ASSIGN(const std::optional<int64_t> value, OptionalInteger(json, key));
+  return value ? CheckSize(key, *value, 1) : fallback;
+}
+
+Result<int64_t> ReadCountOr(const Json& json, const char* key, int64_t fallback) {
+  WW_ASSIGN(const std::optional<int64_t> value, OptionalInteger(json, key));
+  return value ? CheckSize(key, *value, 0) : fallback;
+}
+
+Result<int64_t> ReadExpertsOr(const Json& json, int64_t fallback) {
+  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    if (json.contains(key)) return ReadCountOr(json, key, 0);
+  }
+  return fallback;
+}
+
+Result<bool> ReadFlagOr(const Json& json, const char* key, bool fallback) {
+  WW_ASSIGN(const std::optional<bool> value, OptionalBool(json, key));
+  return value.value_or(fallback);
+}
+
+Status SetMoeLayers(const Json& json, int64_t first, int64_t step, const char* dense_key,
+                    ModelConfig& config) {
+  for (int64_t layer = first; layer < config.layers; ++layer) {
+    config.kinds[static_cast<size_t>(layer)].moe = (layer + 1) % step == 0;
+  }
+  const auto listed = json.find(dense_key);
+  if (listed == json.end() || listed->is_null()) return OkStatus();
+  for (const Json& entry : listed->is_array() ? *listed : Json::array({*listed})) {
+    const std::optional<int64_t> layer = AsInteger(entry);
+    if (!layer || *layer < 0 || *layer >= config.layers) {
+      return {Code::kInvalidArgument, Reason::kInvalidRequest,
+              std::string("the field ") + dense_key + " is no list of layer numbers"};
+    }
+    config.kinds[static_cast<size_t>(*layer)].moe = false;
+  }
+  return OkStatus();
+}
 
 Result<ModelConfig> ParseModelConfig(std::string_view config_json) {
   WW_ASSIGN(const Json json, ParseObject(config_json, "config.json"));
@@ -99,15 +154,15 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json) {
                        "config.json has a quantization_config, whose tensors no family describes")
                     .Remedy("send explicit layouts"));
   }
-  WW_ASSIGN(config.hidden, PositiveSize(json, "hidden_size"));
-  WW_ASSIGN(config.layers, PositiveSize(json, "num_hidden_layers"));
-  WW_ASSIGN(config.intermediate, PositiveSize(json, "intermediate_size"));
-  WW_ASSIGN(config.vocab, PositiveSize(json, "vocab_size"));
-  WW_FAIL_IF_ERROR(ReadHeads(json, *family, config));
-  WW_FAIL_IF_ERROR(ReadFlag(json, "tie_word_embeddings", config.tied));
-  WW_FAIL_IF_ERROR(ReadFlag(json, "attention_bias", config.attention_bias));
-  WW_FAIL_IF_ERROR(ReadFlag(json, "mlp_bias", config.mlp_bias));
-  WW_FAIL_IF_ERROR(ReadDType(json, config.dtype));
+  WW_FAIL_IF_ERROR(ReadCommon(json, config));
+  if (family->read != nullptr) WW_FAIL_IF_ERROR(family->read(json, config));
+  if (config.experts > kHeadsMax) {
+    return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,
+                "config.json has more than " + std::to_string(kHeadsMax) + " experts");
+  }
+  for (int64_t i = 0; i < config.mtp_layers; ++i) {
+    config.kinds.push_back({.moe = config.HasExperts(), .mtp = true});
+  }
   return config;
 }
 

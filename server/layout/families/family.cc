@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <numeric>
 
-#include "server/base/checked.h"
+#include "server/layout/families/deepseek.h"
+#include "server/layout/families/gemma.h"
+#include "server/layout/families/glm4_moe.h"
+#include "server/layout/families/gpt_oss.h"
 #include "server/layout/families/llama.h"
+#include "server/layout/families/mixtral.h"
 #include "server/layout/families/qwen2.h"
 #include "server/layout/families/qwen3.h"
 #include "server/layout/scheme.h"
@@ -12,8 +16,16 @@
 namespace weightwire::layout {
 namespace {
 
-constexpr Family kFamilies[] = {kLlama, kQwen2, kQwen3};
+constexpr Family kFamilies[] = {
+    kDeepseekV2, kDeepseekV3, kGemma,   kGemma2, kGemma3Text, kGlm4Moe, kGptOss,   kKimiK2,
+    kLlama,      kMistral,    kMixtral, kQwen2,  kQwen2Moe,   kQwen3,   kQwen3Moe,
+};
 constexpr std::string_view kLayerMark = "{layer}";
+constexpr std::string_view kExpertMark = "{expert}";
+
+bool Has(std::string_view name, std::string_view mark) {
+  return name.find(mark) != std::string_view::npos;
+}
 
 const Family& FamilyOf(std::string_view model_type) {
   const auto it =
@@ -23,142 +35,137 @@ const Family& FamilyOf(std::string_view model_type) {
   return *it;
 }
 
-bool IsPresent(When when, const ModelConfig& config) {
-  switch (when) {
-    case When::kAlways:
-      return true;
-    case When::kUntied:
-      return !config.tied;
-    case When::kAttentionBias:
-      return config.attention_bias;
-    case When::kMlpBias:
-      return config.mlp_bias;
-  }
-  return false;
-}
-
-/// nullopt when the size does not fit int64.
-std::optional<int64_t> SizeOf(Extent extent, const ModelConfig& config) {
-  switch (extent) {
-    case Extent::kNone:
-      return 1;
-    case Extent::kVocab:
-      return config.vocab;
-    case Extent::kHidden:
-      return config.hidden;
-    case Extent::kQRows:
-      return CheckedProduct(std::array{config.heads, config.head_dim});
-    case Extent::kKvRows:
-      return CheckedProduct(std::array{config.kv_heads, config.head_dim});
-    case Extent::kHeadDim:
-      return config.head_dim;
-    case Extent::kIntermediate:
-      return config.intermediate;
-  }
-  return std::nullopt;
-}
-
-bool IsPerLayer(const TensorTemplate& tensor) {
-  return tensor.name.find(kLayerMark) != std::string_view::npos;
-}
-
-std::string NameOf(const TensorTemplate& tensor, int64_t layer) {
-  std::string name(tensor.name);
-  const size_t mark = name.find(kLayerMark);
-  if (mark != std::string::npos) name.replace(mark, kLayerMark.size(), std::to_string(layer));
-  return name;
-}
-
-Result<Shape> ShapeOf(const TensorTemplate& tensor, const ModelConfig& config) {
+Result<Shape> ShapeOf(const TensorTemplate& tensor, const ModelConfig& config, DType dtype) {
   Shape shape;
-  for (Extent extent : {tensor.rows, tensor.columns}) {
-    if (extent == Extent::kNone) continue;
-    const std::optional<int64_t> size = SizeOf(extent, config);
-    shape.push_back(size.value_or(-1));
+  for (SizeOf size : tensor.shape) {
+    if (size != nullptr) shape.push_back(size(config));
   }
-  if (!StorageBytes(config.dtype, shape)) {
+  if (!StorageBytes(dtype, shape)) {
     return Fail(Status(Code::kInvalidArgument, Reason::kShapeOverflow,
                        "the sizes in config.json give more bytes than fit 64 bits")
-                    .AtTensor(NameOf(tensor, 0)));
+                    .AtTensor(NameOf(tensor.name, 0, 0)));
   }
   return shape;
 }
 
-Status CheckTensorCount(const Family& family, const ModelConfig& config) {
-  int64_t per_layer = 0;
-  for (const TensorTemplate& tensor : family.tensors) per_layer += IsPerLayer(tensor) ? 1 : 0;
+void Replace(std::string& name, std::string_view mark, int64_t number) {
+  const size_t at = name.find(mark);
+  if (at != std::string::npos) name.replace(at, mark.size(), std::to_string(number));
+}
+
+}  // namespace
+
+std::string NameOf(std::string_view pattern, int64_t layer, int64_t expert) {
+  std::string name(pattern);
+  Replace(name, kLayerMark, layer);
+  Replace(name, kExpertMark, expert);
+  return name;
+}
+
+std::span<const Family> Families() { return kFamilies; }
+
+Result<Model> Model::Build(ModelConfig config) {
+  const Family& family = FamilyOf(config.family);
+  Model model;
+  model.config_ = std::move(config);
+  model.mtp_copies_ = family.mtp_copies;
+  for (const TensorTemplate& tensor : family.tensors) {
+    if (!Has(tensor.name, kLayerMark)) {
+      if (tensor.present(model.config_, {})) WW_FAIL_IF_ERROR(model.Add(tensor, -1));
+      continue;
+    }
+    for (size_t layer = 0; layer < model.config_.kinds.size(); ++layer) {
+      if (!tensor.present(model.config_, model.config_.kinds[layer])) continue;
+      WW_FAIL_IF_ERROR(model.Add(tensor, static_cast<int64_t>(layer)));
+    }
+  }
+  model.SortByName();
+  return model;
+}
+
+/// The tensor in one layer, of every expert.
+Status Model::Add(const TensorTemplate& tensor, int64_t layer) {
+  const DType dtype = tensor.dtype.value_or(config_.dtype);
+  WW_ASSIGN_OR_STATUS(const Shape shape, ShapeOf(tensor, config_, dtype));
+  const bool per_expert = Has(tensor.name, kExpertMark);
+  const int64_t count = per_expert ? config_.experts : 1;
   const auto limit = static_cast<int64_t>(LayoutLimits{}.canonical_tensors_max);
-  if (config.layers > (limit - static_cast<int64_t>(family.tensors.size())) / per_layer) {
+  if (static_cast<int64_t>(canonical_.tensors.size()) > limit - count) {
     return {Code::kResourceExhausted, Reason::kLimitExceeded,
-            "num_hidden_layers is " + std::to_string(config.layers) + ", more than fit " +
-                std::to_string(limit) + " tensors"};
+            "config.json gives more than " + std::to_string(limit) + " tensors"};
+  }
+  for (const Part& part : tensor.parts) {
+    if (part.role == Role::kCount) continue;
+    auto& places = places_[static_cast<size_t>(part.role)];
+    const auto at = static_cast<size_t>(std::max<int64_t>(0, layer));
+    places.resize(std::max(places.size(), at + 1));
+    places[at] = {&part, static_cast<uint32_t>(canonical_.tensors.size()), per_expert};
+  }
+  for (int64_t expert = 0; expert < count; ++expert) {
+    canonical_.tensors.push_back({NameOf(tensor.name, layer, expert), dtype, shape});
+    joined_.push_back(tensor.joined);
+    layer_of_.push_back(layer);
   }
   return OkStatus();
 }
 
-/// What schemes fuse must fit as well: their arithmetic relies on it.
-Status CheckFusedSizes(const ModelConfig& config) {
-  const std::array qkv = {config.heads + 2 * config.kv_heads, config.head_dim, config.hidden};
-  const std::array gate_up = {int64_t{2}, config.intermediate, config.hidden};
-  if (StorageBytes(config.dtype, qkv) && StorageBytes(config.dtype, gate_up)) return OkStatus();
-  return {Code::kInvalidArgument, Reason::kShapeOverflow,
-          "the sizes in config.json give fused tensors of more bytes than fit 64 bits"};
-}
-
-/// Sorts the tensors by name and lets by_role follow.
-void SortByName(Model& model) {
-  std::vector<TensorSpec>& tensors = model.canonical.tensors;
+void Model::SortByName() {
+  std::vector<TensorSpec>& tensors = canonical_.tensors;
   std::vector<uint32_t> order(tensors.size());
   std::iota(order.begin(), order.end(), 0u);
   std::sort(order.begin(), order.end(),
             [&tensors](uint32_t a, uint32_t b) { return tensors[a].name < tensors[b].name; });
   std::vector<TensorSpec> sorted;
+  std::vector<bool> joined;
+  std::vector<int64_t> layer_of;
   sorted.reserve(tensors.size());
-  std::vector<uint32_t> position(tensors.size());
-  for (uint32_t old_index : order) {
-    position[old_index] = static_cast<uint32_t>(sorted.size());
-    sorted.push_back(std::move(tensors[old_index]));
+  position_.resize(tensors.size());
+  for (uint32_t created : order) {
+    position_[created] = static_cast<uint32_t>(sorted.size());
+    sorted.push_back(std::move(tensors[created]));
+    joined.push_back(joined_[created]);
+    layer_of.push_back(layer_of_[created]);
   }
   tensors = std::move(sorted);
-  for (auto& layers : model.by_role) {
-    for (uint32_t& index : layers) index = position[index];
-  }
+  joined_ = std::move(joined);
+  layer_of_ = std::move(layer_of);
 }
 
-}  // namespace
-
-std::span<const Family> Families() { return kFamilies; }
-
-std::optional<uint32_t> Model::Find(Role role, int64_t layer) const {
-  const auto& layers = by_role[static_cast<size_t>(role)];
-  if (layers.empty()) return std::nullopt;
-  return layers[static_cast<size_t>(layer)];
+std::optional<View> Model::Find(Role role, int64_t layer, int64_t expert) const {
+  const auto& places = places_[static_cast<size_t>(role)];
+  const auto at = static_cast<size_t>(layer);
+  if (at >= places.size() || places[at].part == nullptr) return std::nullopt;
+  const Place& place = places[at];
+  const Part& part = *place.part;
+  View view;
+  view.tensor = position_[place.first + (place.per_expert ? static_cast<uint32_t>(expert) : 0u)];
+  const Shape& shape = canonical_.tensors[view.tensor].shape;
+  view.box = {Shape(shape.size(), 0), shape};
+  view.row_dim = part.row_dim;
+  view.column_dim = static_cast<size_t>(part.column_dim) < shape.size() ? part.column_dim : -1;
+  const auto fix = [&view](int dim, int64_t index) {
+    if (dim < 0) return;
+    view.box.begin[static_cast<size_t>(dim)] = index;
+    view.box.extent[static_cast<size_t>(dim)] = 1;
+  };
+  fix(part.expert_dim, expert);
+  fix(part.fixed_dim, part.fixed_index);
+  return view;
 }
 
-Result<Model> BuildModel(ModelConfig config) {
-  const Family& family = FamilyOf(config.family);
-  WW_FAIL_IF_ERROR(CheckTensorCount(family, config));
-  WW_FAIL_IF_ERROR(CheckFusedSizes(config));
-  Model model;
-  for (const TensorTemplate& tensor : family.tensors) {
-    if (!IsPresent(tensor.when, config)) continue;
-    WW_ASSIGN(const Shape shape, ShapeOf(tensor, config));
-    const int64_t count = IsPerLayer(tensor) ? config.layers : 1;
-    for (int64_t layer = 0; layer < count; ++layer) {
-      model.by_role[static_cast<size_t>(tensor.role)].push_back(
-          static_cast<uint32_t>(model.canonical.tensors.size()));
-      model.canonical.tensors.push_back({NameOf(tensor, layer), config.dtype, shape});
-    }
-  }
-  SortByName(model);
-  model.config = std::move(config);
-  return model;
+Shape Model::StoredShape(uint32_t tensor) const {
+  Shape shape = canonical_.tensors[tensor].shape;
+  if (!joined_[tensor]) return shape;
+  const int64_t last = shape.back();
+  shape.pop_back();
+  shape.back() *= last;
+  return shape;
 }
 
 Result<CanonicalSpace> CanonicalFromConfig(std::string_view config_json) {
   WW_ASSIGN(ModelConfig config, ParseModelConfig(config_json));
-  WW_ASSIGN(Model model, BuildModel(std::move(config)));
-  return std::move(model.canonical);
+  WW_ASSIGN(const Model model, Model::Build(std::move(config)));
+  return model.canonical();
 }
 
 }  // namespace weightwire::layout

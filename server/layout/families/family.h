@@ -7,18 +7,23 @@
 #include <string_view>
 #include <vector>
 
+#include "server/layout/families/config.h"
 #include "server/layout/types.h"
 
 namespace weightwire::layout {
 
-/// What a tensor does in the model. Schemes speak of roles, families give them names and sizes; a
-/// scheme refuses nothing about roles that a family lacks, it leaves them out.
+/// What a matrix or vector does in the model. Schemes speak of roles, families say where each lies
+/// in the checkpoint; a scheme refuses nothing about roles that a family lacks, it leaves them out.
 enum class Role : int {
   kEmbed,
   kLmHead,
   kFinalNorm,
+  // Norms of a layer.
   kInputNorm,
-  kPostAttentionNorm,
+  kPostAttentionNorm,    ///< before the MLP
+  kAttentionOutputNorm,  ///< of what attention adds (Gemma 2 and 3)
+  kMlpOutputNorm,        ///< of what the MLP adds (Gemma 2 and 3)
+  // Attention.
   kQWeight,
   kKWeight,
   kVWeight,
@@ -29,71 +34,138 @@ enum class Role : int {
   kOBias,
   kQNorm,
   kKNorm,
+  kSinks,  ///< one number a head (gpt-oss)
+  // Multi-head latent attention.
+  kQDown,
+  kQDownNorm,
+  kQUp,
+  kKvDown,
+  kKvDownNorm,
+  kKvUp,
+  // Dense MLP.
   kGateWeight,
   kUpWeight,
   kDownWeight,
   kGateBias,
   kUpBias,
   kDownBias,
+  // Mixture of experts; roles that begin with kExpert are there once for each expert.
+  kRouter,
+  kRouterBias,
+  kRouterCorrection,  ///< added to the scores that choose experts; a buffer, often fp32
+  kExpertGate,
+  kExpertUp,
+  kExpertDown,
+  kExpertGateBias,
+  kExpertUpBias,
+  kExpertDownBias,
+  kSharedGate,
+  kSharedUp,
+  kSharedDown,
+  kSharedExpertGate,  ///< [1, hidden]: how much the shared expert counts
+  // Multi-token prediction: of layers that come after the decoder's.
+  kMtpEmbedNorm,
+  kMtpHiddenNorm,
+  kMtpProjection,
+  kMtpFinalNorm,
   kCount,
 };
 
-/// A size that config.json gives.
-enum class Extent : int { kNone, kVocab, kHidden, kQRows, kKvRows, kHeadDim, kIntermediate };
-
-/// When a tensor is part of the checkpoint.
-enum class When : int { kAlways, kUntied, kAttentionBias, kMlpBias };
-
-/// One tensor of the checkpoint, or one per layer when the name contains "{layer}".
-struct TensorTemplate {
+/// Which part of a stored tensor has a role: rows along one dimension, columns along another, the
+/// expert's or a fixed index along the rest.
+struct Part {
   Role role = Role::kCount;
-  std::string_view name;
-  Extent rows = Extent::kNone;
-  Extent columns = Extent::kNone;  ///< kNone: the tensor has one dimension
-  When when = When::kAlways;
+  int row_dim = 0;
+  int column_dim = 1;   ///< -1: a vector
+  int expert_dim = -1;  ///< for experts that are stored as one tensor
+  int fixed_dim = -1;
+  int64_t fixed_index = 0;
 };
 
-/// One kind of model: a file in layout/families, listed in families.cc.
+using SizeOf = int64_t (*)(const ModelConfig&);
+using IsPresent = bool (*)(const ModelConfig&, const LayerKind&);
+
+/// One tensor of the checkpoint; one per layer when the name contains "{layer}", and per expert
+/// when it contains "{expert}".
+struct TensorTemplate {
+  std::string_view name;
+  std::array<SizeOf, 4> shape{};  ///< up to the first nullptr; canonical
+  std::array<Part, 2> parts;      ///< the second one may be unused (kCount)
+  IsPresent present = [](const ModelConfig&, const LayerKind&) { return true; };
+  /// Hugging Face stores the last two canonical dimensions as one.
+  bool joined = false;
+  std::optional<DType> dtype = std::nullopt;  ///< unlike the model's
+};
+
+/// A name under which a Hugging Face checkpoint stores another tensor once more, for each MTP
+/// layer.
+struct MtpCopy {
+  std::string_view name;
+  Role of = Role::kCount;
+};
+
+/// One kind of model: a file in layout/families, listed in family.cc.
 struct Family {
   std::string_view model_type;
   std::span<const TensorTemplate> tensors;
-  /// Used when config.json has no `head_dim`; without it, and for a null, hidden / heads.
-  std::optional<int64_t> head_dim_when_absent;
+  /// Reads what config.json says beyond the sizes that all models have.
+  Status (*read)(const Json& json, ModelConfig& config) = nullptr;
+  std::span<const MtpCopy> mtp_copies = {};
 };
 std::span<const Family> Families();
 
-/// A model's config.json, as far as layouts need it. All sizes are ≥ 1 and heads is a multiple of
-/// kv_heads.
-struct ModelConfig {
-  std::string family;
-  int64_t hidden = 0;
-  int64_t layers = 0;
-  int64_t heads = 0;
-  int64_t kv_heads = 0;
-  int64_t head_dim = 0;
-  int64_t intermediate = 0;
-  int64_t vocab = 0;
-  bool tied = false;
-  bool attention_bias = false;
-  bool mlp_bias = false;
-  DType dtype = DType::kBF16;
+/// A matrix (or a vector: column_dim −1) inside a canonical tensor. `box` has extent 1 in every
+/// dimension but these two.
+struct View {
+  uint32_t tensor = 0;
+  Box box;
+  int row_dim = 0;
+  int column_dim = -1;
+  int64_t rows() const { return box.extent[static_cast<size_t>(row_dim)]; }
+  int64_t columns() const {
+    return column_dim < 0 ? 1 : box.extent[static_cast<size_t>(column_dim)];
+  }
 };
 
 /// A config with the tensors that its family gives it.
-struct Model {
-  ModelConfig config;
-  CanonicalSpace canonical;
-  /// By role, then by layer (one entry for tensors outside layers); empty when the model has none.
-  std::array<std::vector<uint32_t>, static_cast<size_t>(Role::kCount)> by_role;
+class Model {
+ public:
+  /// Names and sizes every tensor. Errors as in LayoutFromScheme.
+  static Result<Model> Build(ModelConfig config);
 
-  /// Index into canonical.tensors; nullopt when the model has no such tensor.
-  std::optional<uint32_t> Find(Role role, int64_t layer = 0) const;
+  const ModelConfig& config() const { return config_; }
+  const CanonicalSpace& canonical() const { return canonical_; }
+  /// Where the role lies; nullopt when the model has no such part. `layer` counts decoder layers,
+  /// then MTP layers; both arguments are ignored where they have no meaning.
+  std::optional<View> Find(Role role, int64_t layer = 0, int64_t expert = 0) const;
+  /// The layer that the tensor belongs to; −1 for those outside layers.
+  int64_t LayerOf(uint32_t tensor) const { return layer_of_[tensor]; }
+  /// The shape under which a Hugging Face checkpoint stores canonical tensor `tensor`.
+  Shape StoredShape(uint32_t tensor) const;
+  std::span<const MtpCopy> mtp_copies() const { return mtp_copies_; }
+
+ private:
+  struct Place {
+    const Part* part = nullptr;  ///< nullptr: not in this layer
+    uint32_t first = 0;          ///< into position_, of expert 0
+    bool per_expert = false;
+  };
+  Model() = default;
+  /// `layer` −1: outside layers.
+  Status Add(const TensorTemplate& tensor, int64_t layer);
+  void SortByName();
+
+  ModelConfig config_;
+  CanonicalSpace canonical_;
+  std::vector<bool> joined_;        ///< by canonical tensor
+  std::vector<int64_t> layer_of_;   ///< by canonical tensor
+  std::vector<uint32_t> position_;  ///< canonical tensor, by the order of creation
+  /// By role, then by layer (one entry outside layers).
+  std::array<std::vector<Place>, static_cast<size_t>(Role::kCount)> places_;
+  std::span<const MtpCopy> mtp_copies_;
 };
 
-/// Reads a config.json of a known family. Errors as in LayoutFromScheme.
-Result<ModelConfig> ParseModelConfig(std::string_view config_json);
-/// Names and sizes every tensor. The bytes of every one, of q, k and v together and of gate and up
-/// together fit int64. Errors as in LayoutFromScheme.
-Result<Model> BuildModel(ModelConfig config);
+/// "{layer}" and "{expert}" replaced.
+std::string NameOf(std::string_view pattern, int64_t layer, int64_t expert);
 
 }  // namespace weightwire::layout

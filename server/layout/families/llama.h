@@ -1,34 +1,36 @@
 #pragma once
 
-#include "server/layout/families/dense.h"
+#include "server/layout/families/parts.h"
 
 namespace weightwire::layout {
 
 /// Llama 2 and 3; biases only with `attention_bias` and `mlp_bias`.
 inline constexpr TensorTemplate kLlamaTensors[] = {
-    dense::kEmbed,
-    dense::kLmHead,
-    dense::kFinalNorm,
-    dense::kInputNorm,
-    dense::kPostAttentionNorm,
-    dense::kQWeight,
-    dense::kKWeight,
-    dense::kVWeight,
-    dense::kOWeight,
-    dense::QBias(When::kAttentionBias),
-    dense::KBias(When::kAttentionBias),
-    dense::VBias(When::kAttentionBias),
-    dense::kOBias,
-    dense::kGateWeight,
-    dense::kUpWeight,
-    dense::kDownWeight,
-    {Role::kGateBias, "model.layers.{layer}.mlp.gate_proj.bias", Extent::kIntermediate,
-     Extent::kNone, When::kMlpBias},
-    {Role::kUpBias, "model.layers.{layer}.mlp.up_proj.bias", Extent::kIntermediate, Extent::kNone,
-     When::kMlpBias},
-    {Role::kDownBias, "model.layers.{layer}.mlp.down_proj.bias", Extent::kHidden, Extent::kNone,
-     When::kMlpBias},
+    parts::kEmbed,
+    parts::kLmHead,
+    parts::kFinalNorm,
+    parts::kInputNorm,
+    parts::kPostAttentionNorm,
+    parts::kQWeight,
+    parts::kKWeight,
+    parts::kVWeight,
+    parts::kOWeight,
+    parts::QBias(parts::kWithAttentionBias),
+    parts::KBias(parts::kWithAttentionBias),
+    parts::VBias(parts::kWithAttentionBias),
+    parts::OBias(parts::kWithAttentionBias),
+    parts::kGateWeight,
+    parts::kUpWeight,
+    parts::kDownWeight,
+    parts::Vector(Role::kGateBias, "model.layers.{layer}.mlp.gate_proj.bias", parts::kIntermediate,
+                  parts::kDenseWithBias),
+    parts::Vector(Role::kUpBias, "model.layers.{layer}.mlp.up_proj.bias", parts::kIntermediate,
+                  parts::kDenseWithBias),
+    parts::Vector(Role::kDownBias, "model.layers.{layer}.mlp.down_proj.bias", parts::kHidden,
+                  parts::kDenseWithBias),
 };
-inline constexpr Family kLlama = {"llama", kLlamaTensors, std::nullopt};
+inline constexpr Family kLlama = {"llama", kLlamaTensors};
+/// Mistral has no biases, whatever config.json says; its config has no field for them.
+inline constexpr Family kMistral = {"mistral", kLlamaTensors};
 
 }  // namespace weightwire::layout

@@ -1,31 +1,49 @@
 #pragma once
 
-#include "server/layout/families/dense.h"
+#include "server/layout/families/parts.h"
 
 namespace weightwire::layout {
 
-/// Qwen3, dense: norms on the heads of q and k; biases only with `attention_bias`.
+/// Qwen3 and Qwen3-MoE: norms on the heads of q and k; biases only with `attention_bias`.
 inline constexpr TensorTemplate kQwen3Tensors[] = {
-    dense::kEmbed,
-    dense::kLmHead,
-    dense::kFinalNorm,
-    dense::kInputNorm,
-    dense::kPostAttentionNorm,
-    dense::kQWeight,
-    dense::kKWeight,
-    dense::kVWeight,
-    dense::kOWeight,
-    dense::QBias(When::kAttentionBias),
-    dense::KBias(When::kAttentionBias),
-    dense::VBias(When::kAttentionBias),
-    dense::kOBias,
-    {Role::kQNorm, "model.layers.{layer}.self_attn.q_norm.weight", Extent::kHeadDim},
-    {Role::kKNorm, "model.layers.{layer}.self_attn.k_norm.weight", Extent::kHeadDim},
-    dense::kGateWeight,
-    dense::kUpWeight,
-    dense::kDownWeight,
+    parts::kEmbed,
+    parts::kLmHead,
+    parts::kFinalNorm,
+    parts::kInputNorm,
+    parts::kPostAttentionNorm,
+    parts::kQWeight,
+    parts::kKWeight,
+    parts::kVWeight,
+    parts::kOWeight,
+    parts::QBias(parts::kWithAttentionBias),
+    parts::KBias(parts::kWithAttentionBias),
+    parts::VBias(parts::kWithAttentionBias),
+    parts::OBias(parts::kWithAttentionBias),
+    parts::QNorm(parts::kAlways),
+    parts::KNorm(parts::kAlways),
+    parts::kGateWeight,
+    parts::kUpWeight,
+    parts::kDownWeight,
+    parts::kRouter,
+    parts::kExpertGate,
+    parts::kExpertUp,
+    parts::kExpertDown,
 };
-/// transformers' Qwen3Config has head_dim 128 where config.json is silent.
-inline constexpr Family kQwen3 = {"qwen3", kQwen3Tensors, 128};
+
+/// transformers' Qwen3Config has head_dim 128 where config.json is silent; Qwen3MoeConfig has none.
+inline Status ReadQwen3(const Json& json, ModelConfig& config) {
+  if (!json.contains("head_dim")) config.head_dim = 128;
+  return OkStatus();
+}
+
+inline Status ReadQwen3Moe(const Json& json, ModelConfig& config) {
+  WW_ASSIGN_OR_STATUS(config.experts, ReadExpertsOr(json, 128));
+  WW_ASSIGN_OR_STATUS(config.moe_intermediate, ReadSizeOr(json, "moe_intermediate_size", 768));
+  WW_ASSIGN_OR_STATUS(const int64_t step, ReadSizeOr(json, "decoder_sparse_step", 1));
+  return SetMoeLayers(json, 0, step, "mlp_only_layers", config);
+}
+
+inline constexpr Family kQwen3 = {"qwen3", kQwen3Tensors, ReadQwen3};
+inline constexpr Family kQwen3Moe = {"qwen3_moe", kQwen3Tensors, ReadQwen3Moe};
 
 }  // namespace weightwire::layout

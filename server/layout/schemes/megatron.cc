@@ -1,54 +1,44 @@
-// Megatron-core's parameters (see docs/layouts.md), rank t of T tensor-parallel ranks:
-//
-//   linear_qkv     the grouped matrix (for each kv head: its q heads, k, v) cut into T plain
-//   chunks;
-//                  with fewer kv heads than T the chunks cut across heads, nothing is replicated
-//   linear_fc1     chunk t of gate, then chunk t of up
-//   linear_proj, linear_fc2   columns, chunk t; their biases whole
-//   word_embeddings, output_layer   rows of the padded vocabulary, chunk t
-//   norms          whole
+// Megatron-core's ranks. What a layer holds is in megatron_layer.cc.
 //
 // The first pipeline stage has the embedding, the last one the final norm and the output layer,
 // which is a copy of the embedding when the two are tied and there are several stages, and is
-// absent when they are tied in one stage. Layers are numbered from 0 in each stage.
+// absent when they are tied in one stage. MTP layers stand behind the decoder's in the last stage,
+// which then has a copy of the embedding as well. Layers are numbered from 0 in each chunk; with
+// several chunks a stage, the names of chunk v begin with "vpp<v>.".
 //
-// Rank = t + T · (cp + CP · (dp + DP · pp)), Megatron's default order tp-cp-ep-dp-pp. Context- and
-// data-parallel ranks are replicas.
+// Rank = t + T · (cp + CP · (dp + DP · pp)), Megatron's default order tp-cp-ep-dp-pp; with
+// order=tp-cp-ep-pp-dp pp and dp change places. Experts have a grid of their own in each stage:
+// with r the rank within the stage, x = r mod X, e = r / X mod E, and what remains are replicas.
+// Context- and data-parallel ranks are replicas of the rest; sequence parallelism changes no
+// weight.
 #include <algorithm>
+#include <numeric>
 
+#include "server/layout/schemes/megatron_layer.h"
 #include "server/layout/schemes/option.h"
 #include "server/layout/schemes/pipeline.h"
-#include "server/layout/schemes/role_cutter.h"
 #include "server/layout/schemes/scheme_registry.h"
 
 namespace weightwire::layout {
 namespace {
 
-constexpr int64_t kVocabDivisor = 128;
+using megatron::ExpertGrid;
+using megatron::Experts;
 
-/// Names that differ between the specs that Megatron builds its layers from.
-struct LayerNames {
-  std::string_view input_norm;
-  std::string_view post_attention_norm;
-};
-constexpr LayerNames kLocalNames = {"input_layernorm.weight", "pre_mlp_layernorm.weight"};
-constexpr LayerNames kTeNames = {"self_attention.linear_qkv.layer_norm_weight",
-                                 "mlp.linear_fc1.layer_norm_weight"};
+constexpr int64_t kVocabDivisor = 128;
 
 struct Cut {
   int64_t tp = 1;
   int64_t pp = 1;
+  int64_t vpp = 1;
+  int64_t replicas = 1;    ///< cp · dp
   int64_t vocab_rows = 0;  ///< padded, of all ranks
-  LayerNames names = kLocalNames;
-  std::vector<StageLayers> stages;
+  bool te = false;
+  bool pp_before_dp = false;
+  int64_t layers = 0;  ///< with MTP
+  ExpertGrid grid;     ///< sizes; places are each rank's
+  std::vector<std::vector<ChunkLayers>> chunks;
 };
-
-Result<LayerNames> NamesOf(const ParallelSpec& spec) {
-  const auto it = spec.options.find("spec");
-  if (it == spec.options.end() || it->second == "local") return kLocalNames;
-  if (it->second == "te") return kTeNames;
-  return Fail(BadOption("spec", it->second, "local or te"));
-}
 
 Result<int64_t> PaddedVocab(const ModelConfig& config, const ParallelSpec& spec, int64_t tp) {
   const auto option = spec.options.find("vocab_pad");
@@ -76,64 +66,104 @@ Result<int64_t> PaddedVocab(const ModelConfig& config, const ParallelSpec& spec,
 
 Status CheckSizes(const ModelConfig& config, int64_t tp) {
   WW_RETURN_IF_ERROR(CheckTensorParallel(config, tp));
+  if (config.IsLatent()) return OkStatus();
   return CheckDivides("the row count of linear_qkv",
                       (config.heads + 2 * config.kv_heads) * config.head_dim, tp);
 }
 
-/// Chunk t of the grouped matrix: only the groups that the chunk touches are listed.
-void Qkv(RoleCutter& cutter, std::string name, std::array<Role, 3> roles, int64_t layer) {
-  const Model& model = cutter.model();
-  const auto q = model.Find(roles[0], layer);
-  const auto k = model.Find(roles[1], layer);
-  const auto v = model.Find(roles[2], layer);
-  if (!q || !k || !v) return;
-  const ModelConfig& config = model.config;
-  const int64_t head = config.head_dim;
-  const int64_t group_q = config.heads / config.kv_heads * head;
-  const int64_t group_rows = group_q + 2 * head;
-  const int64_t rows = config.kv_heads * group_rows / cutter.tp();
-  const int64_t begin = cutter.t() * rows;
-  const int64_t first_group = begin / group_rows;
-  std::vector<RowRun> runs;
-  for (int64_t group = first_group; group * group_rows < begin + rows; ++group) {
-    runs.push_back({*q, group * group_q, group_q});
-    runs.push_back({*k, group * head, head});
-    runs.push_back({*v, group * head, head});
-  }
-  cutter.builder().Rows(std::move(name), runs, begin - first_group * group_rows, rows);
+/// The value of a word= option among `values`; the first when it is not given.
+Result<size_t> Choice(const ParallelSpec& spec, const std::string& key,
+                      std::span<const std::string_view> values, size_t fallback) {
+  const auto it = spec.options.find(key);
+  if (it == spec.options.end()) return fallback;
+  const auto found = std::find(values.begin(), values.end(), it->second);
+  if (found != values.end()) return static_cast<size_t>(found - values.begin());
+  std::string known;
+  for (std::string_view value : values) known.append(known.empty() ? "" : " or ").append(value);
+  return Fail(BadOption(key, it->second, known));
 }
 
-void Layer(RoleCutter& cutter, const LayerNames& names, int64_t local_index, int64_t layer) {
-  const std::string at = "decoder.layers." + std::to_string(local_index) + ".";
-  cutter.Whole(at + std::string(names.input_norm), Role::kInputNorm, layer);
-  Qkv(cutter, at + "self_attention.linear_qkv.weight",
-      {Role::kQWeight, Role::kKWeight, Role::kVWeight}, layer);
-  Qkv(cutter, at + "self_attention.linear_qkv.bias", {Role::kQBias, Role::kKBias, Role::kVBias},
-      layer);
-  cutter.Whole(at + "self_attention.q_layernorm.weight", Role::kQNorm, layer);
-  cutter.Whole(at + "self_attention.k_layernorm.weight", Role::kKNorm, layer);
-  cutter.Columns(at + "self_attention.linear_proj.weight", Role::kOWeight, layer);
-  cutter.Whole(at + "self_attention.linear_proj.bias", Role::kOBias, layer);
-  cutter.Whole(at + std::string(names.post_attention_norm), Role::kPostAttentionNorm, layer);
-  cutter.ChunkOfEach(at + "mlp.linear_fc1.weight", {Role::kGateWeight, Role::kUpWeight}, layer);
-  cutter.ChunkOfEach(at + "mlp.linear_fc1.bias", {Role::kGateBias, Role::kUpBias}, layer);
-  cutter.Columns(at + "mlp.linear_fc2.weight", Role::kDownWeight, layer);
-  cutter.Whole(at + "mlp.linear_fc2.bias", Role::kDownBias, layer);
+Result<ExpertGrid> GridOf(const ModelConfig& config, const ParallelSpec& spec, const Cut& cut) {
+  constexpr std::string_view kKinds[] = {"sequential", "grouped", "te"};
+  ExpertGrid grid;
+  WW_ASSIGN(const size_t kind, Choice(spec, "experts", kKinds, cut.te ? 2 : 0));
+  grid.kind = static_cast<Experts>(kind);
+  grid.ep = spec.SizeOr("ep", 1);
+  grid.etp = spec.SizeOr("etp", config.HasExperts() ? cut.tp : 1);
+  if (!config.HasExperts()) {
+    if (grid.ep == 1 && grid.etp == 1) return grid;
+    return Fail(Status(Code::kInvalidArgument, Reason::kShapeMismatch,
+                       "the model has no experts to cut by ep and etp")
+                    .Remedy("leave ep and etp out"));
+  }
+  WW_FAIL_IF_ERROR(CheckDivides("the number of experts", config.experts, grid.ep));
+  WW_FAIL_IF_ERROR(CheckDivides("moe_intermediate_size", config.moe_intermediate, grid.etp));
+  WW_FAIL_IF_ERROR(CheckDivides("the number of ranks in a pipeline stage", cut.tp * cut.replicas,
+                                grid.ep * grid.etp));
+  return grid;
 }
 
-Result<RankLayout> DeriveRank(const Model& model, const Cut& cut, int64_t t, int64_t stage) {
-  RoleCutter cutter(model, cut.tp, t);
-  if (stage == 0)
-    cutter.VocabRows("embedding.word_embeddings.weight", Role::kEmbed, cut.vocab_rows);
-  const StageLayers layers = cut.stages[static_cast<size_t>(stage)];
-  for (int64_t i = 0; i < layers.count; ++i) {
-    Layer(cutter, cut.names, i, layers.first + i);
+Result<Cut> CutOf(const ModelConfig& config, const ParallelSpec& spec) {
+  constexpr std::string_view kSpecs[] = {"local", "te"};
+  constexpr std::string_view kOrders[] = {"tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"};
+  Cut cut;
+  cut.tp = spec.SizeOr("tp", 1);
+  cut.pp = spec.SizeOr("pp", 1);
+  cut.vpp = spec.SizeOr("vpp", 1);
+  cut.replicas = spec.SizeOr("cp", 1) * spec.SizeOr("dp", 1);
+  WW_FAIL_IF_ERROR(CheckSizes(config, cut.tp));
+  WW_ASSIGN(cut.vocab_rows, PaddedVocab(config, spec, cut.tp));
+  WW_ASSIGN(const size_t te, Choice(spec, "spec", kSpecs, 0));
+  WW_ASSIGN(const size_t order, Choice(spec, "order", kOrders, 0));
+  cut.te = te == 1;
+  cut.pp_before_dp = order == 1;
+  WW_ASSIGN(cut.layers, LayersWithMtp(config, spec));
+  WW_ASSIGN(cut.grid, GridOf(config, spec, cut));
+  if (cut.vpp > 1 && cut.pp == 1) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kShapeMismatch, "vpp needs pp over 1")
+                    .Remedy("leave vpp out, or give pp"));
   }
-  if (stage == cut.pp - 1) {
-    cutter.Whole("decoder.final_layernorm.weight", Role::kFinalNorm);
-    const Role head = model.config.tied ? Role::kEmbed : Role::kLmHead;
-    const bool shares_embedding = model.config.tied && cut.pp == 1;
-    if (!shares_embedding) cutter.VocabRows("output_layer.weight", head, cut.vocab_rows);
+  WW_ASSIGN(cut.chunks, PipelineChunks(spec, config.layers, cut.pp, cut.vpp));
+  return cut;
+}
+
+void AddMtp(RoleCutter& cutter, const Cut& cut, const ExpertGrid& grid, const std::string& at) {
+  const int64_t first = cutter.model().config().layers;
+  for (int64_t layer = first; layer < cut.layers; ++layer) {
+    const std::string here = at + "mtp.layers." + std::to_string(layer - first) + ".";
+    cutter.Whole(here + "enorm.weight", Role::kMtpEmbedNorm, layer);
+    cutter.Whole(here + "hnorm.weight", Role::kMtpHiddenNorm, layer);
+    cutter.Rows(here + "eh_proj.weight", Role::kMtpProjection, layer);
+    megatron::AddLayer(cutter, grid, cut.te, here + "transformer_layer.", layer);
+    cutter.Whole(here + "final_layernorm.weight", Role::kMtpFinalNorm, layer);
+  }
+}
+
+/// `r`: the rank within its pipeline stage.
+Result<RankLayout> DeriveRank(const Model& model, const Cut& cut, int64_t r, int64_t stage) {
+  RoleCutter cutter(model, cut.tp, r % cut.tp);
+  ExpertGrid grid = cut.grid;
+  grid.x = r % grid.etp;
+  grid.e = r / grid.etp % grid.ep;
+  const bool mtp = cut.layers > model.config().layers;
+  for (int64_t v = 0; v < cut.vpp; ++v) {
+    const std::string at = cut.vpp > 1 ? "vpp" + std::to_string(v) + "." : "";
+    const bool first = stage == 0 && v == 0;
+    const bool last = stage == cut.pp - 1 && v == cut.vpp - 1;
+    if (first || (last && mtp)) {
+      cutter.VocabRows(at + "embedding.word_embeddings.weight", Role::kEmbed, cut.vocab_rows);
+    }
+    const ChunkLayers layers = cut.chunks[static_cast<size_t>(stage)][static_cast<size_t>(v)];
+    for (int64_t i = 0; i < layers.count; ++i) {
+      megatron::AddLayer(cutter, grid, cut.te, at + "decoder.layers." + std::to_string(i) + ".",
+                         layers.first + i);
+    }
+    if (!last) continue;
+    cutter.Whole(at + "decoder.final_layernorm.weight", Role::kFinalNorm);
+    AddMtp(cutter, cut, grid, at);
+    const Role head = model.config().tied ? Role::kEmbed : Role::kLmHead;
+    const bool shares_embedding = model.config().tied && (cut.pp == 1 || mtp);
+    if (!shares_embedding) cutter.VocabRows(at + "output_layer.weight", head, cut.vocab_rows);
   }
   return std::move(cutter.builder()).Finish();
 }
@@ -141,40 +171,43 @@ Result<RankLayout> DeriveRank(const Model& model, const Cut& cut, int64_t t, int
 /// At least as many as any rank has: a chunk of linear_qkv touches up to two groups in part.
 int64_t PiecesOfLargestStage(const ModelConfig& config, const Cut& cut) {
   const int64_t qkv = 3 * (config.kv_heads / cut.tp + 2);
-  const int64_t per_layer = 2 * qkv + 12;
+  const int64_t experts = 6 * (config.experts / cut.grid.ep);
+  const int64_t per_layer = 2 * qkv + experts + 24;
   int64_t layers = 0;
-  for (const StageLayers& stage : cut.stages) layers = std::max(layers, stage.count);
-  return layers * per_layer;
-}
-
-Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
-  Cut cut;
-  cut.tp = spec.SizeOr("tp", 1);
-  cut.pp = spec.SizeOr("pp", 1);
-  WW_FAIL_IF_ERROR(CheckSizes(model.config, cut.tp));
-  WW_ASSIGN(cut.vocab_rows, PaddedVocab(model.config, spec, cut.tp));
-  WW_ASSIGN(cut.names, NamesOf(spec));
-  WW_ASSIGN(cut.stages, PipelineStages(spec, model.config.layers, cut.pp));
-  return cut;
+  for (const auto& stage : cut.chunks) {
+    int64_t of_stage = 0;
+    for (const ChunkLayers& chunk : stage) of_stage += chunk.count;
+    layers = std::max(layers, of_stage);
+  }
+  return (layers + cut.layers - config.layers) * per_layer + 4;
 }
 
 }  // namespace
 
 Result<ModelLayout> DeriveMegatron(const Model& model, const ParallelSpec& spec) {
-  const int64_t replicas = spec.SizeOr("cp", 1) * spec.SizeOr("dp", 1);
   WW_ASSIGN(const int64_t world, WorldSize({spec.SizeOr("tp", 1), spec.SizeOr("pp", 1),
                                             spec.SizeOr("cp", 1), spec.SizeOr("dp", 1)}));
-  WW_ASSIGN(const Cut cut, CutOf(model, spec));
-  WW_FAIL_IF_ERROR(CheckPieces(PiecesOfLargestStage(model.config, cut), world));
-  ModelLayout layout{model.canonical, {}};
+  WW_ASSIGN(const Cut cut, CutOf(model.config(), spec));
+  WW_FAIL_IF_ERROR(CheckPieces(PiecesOfLargestStage(model.config(), cut), world));
+  // Ranks of a stage repeat after this many.
+  const int64_t period = std::lcm(cut.tp, cut.grid.ep * cut.grid.etp);
+  const int64_t in_stage = cut.tp * cut.replicas;
+  const int64_t dp = spec.SizeOr("dp", 1);
+  const int64_t in_dp = in_stage / dp;
+  ModelLayout layout{model.canonical(), {}};
+  layout.ranks.resize(static_cast<size_t>(world));
   for (int64_t stage = 0; stage < cut.pp; ++stage) {
-    const size_t stage_begin = layout.ranks.size();
-    for (int64_t t = 0; t < cut.tp; ++t) {
-      WW_ASSIGN(RankLayout rank, DeriveRank(model, cut, t, stage));
-      layout.ranks.push_back(std::move(rank));
-    }
-    for (int64_t i = cut.tp; i < cut.tp * replicas; ++i) {
-      layout.ranks.push_back(layout.ranks[stage_begin + static_cast<size_t>(i % cut.tp)]);
+    const auto rank_of = [&](int64_t r) {
+      const int64_t rank = cut.pp_before_dp ? r % in_dp + in_dp * (stage + cut.pp * (r / in_dp))
+                                            : r + in_stage * stage;
+      return static_cast<size_t>(rank);
+    };
+    for (int64_t r = 0; r < in_stage; ++r) {
+      if (r >= period) {
+        layout.ranks[rank_of(r)] = layout.ranks[rank_of(r % period)];
+        continue;
+      }
+      WW_ASSIGN(layout.ranks[rank_of(r)], DeriveRank(model, cut, r, stage));
     }
   }
   return layout;

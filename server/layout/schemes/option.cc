@@ -33,6 +33,20 @@ Result<std::optional<int64_t>> IntegerOption(const ParallelSpec& spec, const std
   return value;
 }
 
+Result<bool> FlagOption(const ParallelSpec& spec, const std::string& key) {
+  const auto it = spec.options.find(key);
+  if (it == spec.options.end()) return false;
+  if (it->second == "true") return true;
+  return Fail(BadOption(key, it->second, "a word without a value"));
+}
+
+Result<int64_t> LayersWithMtp(const ModelConfig& config, const ParallelSpec& spec) {
+  const auto it = spec.options.find("mtp");
+  if (it == spec.options.end()) return config.layers + config.mtp_layers;
+  if (it->second == "none") return config.layers;
+  return Fail(BadOption("mtp", it->second, "none"));
+}
+
 Result<std::vector<int64_t>> ParseDashedList(std::string_view key, std::string_view text) {
   std::vector<int64_t> values;
   std::string_view rest = text;

@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "server/layout/families/config.h"
 #include "server/layout/scheme.h"
 
 namespace weightwire::layout {
@@ -14,5 +15,10 @@ Result<std::optional<int64_t>> IntegerOption(const ParallelSpec& spec, const std
 Result<std::vector<int64_t>> ParseDashedList(std::string_view key, std::string_view text);
 /// "option key=value is not …" as kInvalidArgument / kUnknownScheme.
 Status BadOption(std::string_view key, std::string_view value, std::string_view wanted);
+
+/// Decoder and MTP layers; `mtp=none` leaves the latter out. Errors as above.
+Result<int64_t> LayersWithMtp(const ModelConfig& config, const ParallelSpec& spec);
+/// Whether the word `key` stands in the spec. Errors as above.
+Result<bool> FlagOption(const ParallelSpec& spec, const std::string& key);
 
 }  // namespace weightwire::layout

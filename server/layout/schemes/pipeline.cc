@@ -1,67 +1,166 @@
 #include "server/layout/schemes/pipeline.h"
 
-#include "server/base/checked.h"
+#include <algorithm>
+#include <numeric>
+
 #include "server/layout/schemes/option.h"
 
 namespace weightwire::layout {
 namespace {
 
+/// Layers of every chunk, in the order in which the model passes them: chunk v of stage p is at
+/// v · stages + p.
+using Counts = std::vector<int64_t>;
+
+constexpr size_t kNotationMax = 1'000'000;
+
 Status CannotDistribute(int64_t layers, int64_t stages, std::string_view how) {
   return Status(Code::kInvalidArgument, Reason::kShapeMismatch,
                 std::to_string(layers) + " layers cannot be distributed over " +
                     std::to_string(stages) + " pipeline stages " + std::string(how))
-      .Remedy("pass first= and last=, or every stage as in layers=7-7-6");
+      .Remedy("pass first= and last=, or every chunk as in layers=7-7-6");
 }
 
-Result<std::vector<int64_t>> ExplicitCounts(std::string_view text, int64_t layers, int64_t stages) {
-  WW_ASSIGN(std::vector<int64_t> counts, ParseDashedList("layers", text));
-  int64_t total = 0;
-  bool fits = static_cast<int64_t>(counts.size()) == stages;
-  for (int64_t count : counts) fits = fits && !__builtin_add_overflow(total, count, &total);
-  if (!fits || total != layers) {
-    return Fail(CannotDistribute(layers, stages, "as layers=" + std::string(text)));
+Status BadNotation(std::string_view text) {
+  return BadOption("pipeline", text, "Megatron's notation, as in Et*2|t*3|tL");
+}
+
+/// `text` without repetitions.
+Result<std::string> Expand(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    std::string unit(1, text[i]);
+    if (text[i] == '(') {
+      size_t depth = 1;
+      size_t end = i + 1;
+      for (; end < text.size() && depth > 0; ++end) {
+        depth += text[end] == '(' ? 1 : text[end] == ')' ? -1 : 0;
+      }
+      if (depth > 0) return Fail(BadNotation(text));
+      WW_ASSIGN(unit, Expand(text.substr(i + 1, end - i - 2)));
+      i = end;
+    } else {
+      ++i;
+    }
+    size_t times = 1;
+    if (i < text.size() && text[i] == '*') {
+      const size_t end = std::min(text.find_first_not_of("0123456789", i + 1), text.size());
+      if (end == i + 1 || end - i > 7) return Fail(BadNotation(text));
+      times = std::stoul(std::string(text.substr(i + 1, end - i - 1)));
+      i = end;
+    }
+    if (times * unit.size() > kNotationMax - out.size()) return Fail(BadNotation(text));
+    while (times-- > 0) out += unit;
+  }
+  return out;
+}
+
+Result<Counts> CountsOfNotation(std::string_view text) {
+  WW_ASSIGN(const std::string symbols, Expand(text));
+  Counts counts = {0};
+  for (const char symbol : symbols) {
+    if (symbol == '|') {
+      counts.push_back(0);
+    } else if (symbol == 't') {
+      ++counts.back();
+    } else if (symbol != 'E' && symbol != 'm' && symbol != 'L') {
+      return Fail(BadNotation(text));
+    }
   }
   return counts;
 }
 
-Result<std::vector<int64_t>> DerivedCounts(const ParallelSpec& spec, int64_t layers,
-                                           int64_t stages) {
+Status CheckListed(const Counts& counts, int64_t layers, int64_t stages, int64_t chunks,
+                   const std::string& how) {
+  int64_t total = 0;
+  bool fits = static_cast<int64_t>(counts.size()) == stages * chunks;
+  for (int64_t count : counts) fits = fits && !__builtin_add_overflow(total, count, &total);
+  return fits && total == layers ? OkStatus() : CannotDistribute(layers, stages, how);
+}
+
+/// first= and last=: each stage's layers over its chunks evenly.
+Result<Counts> UnevenCounts(const ParallelSpec& spec, int64_t layers, int64_t stages,
+                            int64_t chunks) {
   WW_ASSIGN(const std::optional<int64_t> first, IntegerOption(spec, "first", 1));
   WW_ASSIGN(const std::optional<int64_t> last, IntegerOption(spec, "last", 1));
-  const int64_t even_stages = stages - (first ? 1 : 0) - (last ? 1 : 0);
+  const Status refused = CannotDistribute(layers, stages, "with that first= and last=");
   if (first.value_or(0) > layers || last.value_or(0) > layers - first.value_or(0)) {
-    return Fail(CannotDistribute(layers, stages, "with that first= and last="));
+    return Fail(refused);
   }
+  const int64_t even_stages = stages - (first ? 1 : 0) - (last ? 1 : 0);
   const int64_t rest = layers - first.value_or(0) - last.value_or(0);
   const bool fits = even_stages > 0 ? rest >= even_stages && rest % even_stages == 0
                                     : even_stages == 0 && rest == 0;
-  if (!fits)
-    return Fail(
-        CannotDistribute(layers, stages, first || last ? "with that first= and last=" : "evenly"));
-  std::vector<int64_t> counts(static_cast<size_t>(stages),
-                              even_stages > 0 ? rest / even_stages : 0);
-  if (first) counts.front() = *first;
-  if (last) counts.back() = *last;
+  if (!fits) return Fail(refused);
+  Counts of_stage(static_cast<size_t>(stages), even_stages > 0 ? rest / even_stages : 0);
+  if (first) of_stage.front() = *first;
+  if (last) of_stage.back() = *last;
+  Counts counts;
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    for (int64_t count : of_stage) {
+      if (count % chunks != 0) return Fail(refused);
+      counts.push_back(count / chunks);
+    }
+  }
   return counts;
+}
+
+Result<Counts> EvenCounts(const ParallelSpec& spec, int64_t layers, int64_t stages,
+                          int64_t chunks) {
+  WW_ASSIGN(const bool embedding, FlagOption(spec, "account_embedding"));
+  WW_ASSIGN(const bool loss, FlagOption(spec, "account_loss"));
+  const int64_t counted = layers + (embedding ? 1 : 0) + (loss ? 1 : 0);
+  const int64_t all = stages * chunks;
+  if (counted < all || counted % all != 0) {
+    return Fail(CannotDistribute(
+        layers, stages,
+        chunks > 1 ? "of " + std::to_string(chunks) + " chunks evenly" : std::string("evenly")));
+  }
+  Counts counts(static_cast<size_t>(all), counted / all);
+  if (embedding) --counts.front();
+  if (loss) --counts.back();
+  return counts;
+}
+
+Result<Counts> CountsOf(const ParallelSpec& spec, int64_t layers, int64_t stages, int64_t chunks) {
+  const auto listed = spec.options.find("layers");
+  const auto notation = spec.options.find("pipeline");
+  const bool uneven = spec.options.contains("first") || spec.options.contains("last");
+  const bool counted =
+      spec.options.contains("account_embedding") || spec.options.contains("account_loss");
+  const int ways = (listed != spec.options.end() ? 1 : 0) +
+                   (notation != spec.options.end() ? 1 : 0) + (uneven ? 1 : 0) + (counted ? 1 : 0);
+  if (ways > 1) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kUnknownScheme,
+                       "layers=, pipeline=, first= with last=, and account_… exclude each other")
+                    .Remedy("keep one of them"));
+  }
+  if (listed != spec.options.end()) {
+    WW_ASSIGN(Counts counts, ParseDashedList("layers", listed->second));
+    WW_FAIL_IF_ERROR(CheckListed(counts, layers, stages, chunks, "as layers=" + listed->second));
+    return counts;
+  }
+  if (notation != spec.options.end()) {
+    WW_ASSIGN(Counts counts, CountsOfNotation(notation->second));
+    WW_FAIL_IF_ERROR(
+        CheckListed(counts, layers, stages, chunks, "as pipeline=" + notation->second));
+    return counts;
+  }
+  return uneven ? UnevenCounts(spec, layers, stages, chunks)
+                : EvenCounts(spec, layers, stages, chunks);
 }
 
 }  // namespace
 
-Result<std::vector<StageLayers>> PipelineStages(const ParallelSpec& spec, int64_t layers,
-                                                int64_t stages) {
-  const auto listed = spec.options.find("layers");
-  if (listed != spec.options.end() &&
-      (spec.options.contains("first") || spec.options.contains("last"))) {
-    return Fail(BadOption("layers", listed->second, "allowed beside first= and last="));
-  }
-  WW_ASSIGN(const std::vector<int64_t> counts, listed != spec.options.end()
-                                                   ? ExplicitCounts(listed->second, layers, stages)
-                                                   : DerivedCounts(spec, layers, stages));
-  std::vector<StageLayers> result;
+Result<std::vector<std::vector<ChunkLayers>>> PipelineChunks(const ParallelSpec& spec,
+                                                             int64_t layers, int64_t stages,
+                                                             int64_t chunks) {
+  WW_ASSIGN(const Counts counts, CountsOf(spec, layers, stages, chunks));
+  std::vector<std::vector<ChunkLayers>> result(static_cast<size_t>(stages));
   int64_t next = 0;
-  for (int64_t count : counts) {
-    result.push_back({next, count});
-    next += count;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    result[i % result.size()].push_back({next, counts[i]});
+    next += counts[i];
   }
   return result;
 }

@@ -6,19 +6,26 @@
 
 namespace weightwire::layout {
 
-/// The layers of one pipeline stage: [first, first + count).
-struct StageLayers {
+/// The layers of one model chunk: [first, first + count).
+struct ChunkLayers {
   int64_t first = 0;
   int64_t count = 0;
 };
 
-/// Megatron's distribution of `layers` over `stages`, by stage: evenly; or with `first=` and
-/// `last=` the layers of those stages and the rest evenly over the others; or as `layers=7-7-6`
-/// says.
+/// Megatron's distribution of `layers` over pp stages of vpp chunks each, by stage, then chunk. The
+/// model passes all stages' chunk 0, then all stages' chunk 1, and so on. Without options evenly;
 ///
-///   kInvalidArgument / kUnknownScheme  an option is malformed, or `layers` stands with the others
+///   first=N last=N     layers of those stages, evenly over their chunks; the rest evenly
+///   account_embedding  the embedding counts as a layer of the first chunk,
+///   account_loss       the loss as one of the last
+///   layers=7-7-6       every chunk, in the order in which the model passes them
+///   pipeline=Et*2|t*3|tL   Megatron's own notation: t a layer, E, m and L what is not one,
+///                      | ends a chunk, x*N and (x)*N repeat
+///
+///   kInvalidArgument / kUnknownScheme  an option is malformed, or options exclude each other
 ///   kInvalidArgument / kShapeMismatch  the layers cannot be distributed so; the remedy says how
-Result<std::vector<StageLayers>> PipelineStages(const ParallelSpec& spec, int64_t layers,
-                                                int64_t stages);
+Result<std::vector<std::vector<ChunkLayers>>> PipelineChunks(const ParallelSpec& spec,
+                                                             int64_t layers, int64_t stages,
+                                                             int64_t chunks);
 
 }  // namespace weightwire::layout

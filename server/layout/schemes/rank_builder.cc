@@ -15,57 +15,65 @@ Shape RowMajorStrides(const Shape& shape) {
   return strides;
 }
 
-int64_t ElementsPerRow(const Shape& shape) {
-  int64_t elements = 1;
-  for (size_t d = 1; d < shape.size(); ++d) elements *= shape[d];
-  return elements;
-}
-
 }  // namespace
 
-void RankBuilder::Whole(std::string name, uint32_t tensor) {
+void RankBuilder::Stored(std::string name, uint32_t tensor, Shape shape) {
   const TensorSpec& spec = canonical_.tensors[tensor];
-  Piece piece{tensor, {Shape(spec.shape.size(), 0), spec.shape}, 0, RowMajorStrides(spec.shape)};
-  Add({std::move(name), spec.dtype, spec.shape, {std::move(piece)}});
+  Start(std::move(name), spec.dtype, std::move(shape));
+  rank_.tensors.back().pieces.push_back(
+      {tensor, {Shape(spec.shape.size(), 0), spec.shape}, 0, RowMajorStrides(spec.shape)});
 }
 
-void RankBuilder::Columns(std::string name, uint32_t tensor, int64_t begin, int64_t width) {
-  const TensorSpec& spec = canonical_.tensors[tensor];
-  const Shape shape = {spec.shape[0], width};
-  Add({std::move(name), spec.dtype, shape, {{tensor, {{0, begin}, shape}, 0, {width, 1}}}});
+void RankBuilder::Columns(std::string name, const View& view, int64_t begin, int64_t width) {
+  Start(std::move(name), canonical_.tensors[view.tensor].dtype, {view.rows(), width});
+  Put(view, {0, view.rows()}, {begin, width}, 0, width, 1);
 }
 
 void RankBuilder::Rows(std::string name, std::span<const RowRun> runs, int64_t begin,
                        int64_t rows) {
-  const TensorSpec& first = canonical_.tensors[runs.front().tensor];
-  LocalTensor local{std::move(name), first.dtype, first.shape, {}};
-  local.shape[0] = rows;
-  if (!StorageBytes(local.dtype, local.shape)) return Add(std::move(local));
-  const int64_t row_elements = ElementsPerRow(first.shape);
+  const View& first = runs.front().view;
+  const int64_t columns = first.columns();
+  Start(std::move(name), canonical_.tensors[first.tensor].dtype,
+        first.column_dim < 0 ? Shape{rows} : Shape{rows, columns});
   int64_t run_begin = 0;
   for (const RowRun& run : runs) {
     const int64_t from = std::max(begin, run_begin);
     const int64_t to = std::min(begin + rows, run_begin + run.rows);
-    if (from < to) {
-      Piece piece{
-          run.tensor, {Shape(first.shape.size(), 0), first.shape}, 0, RowMajorStrides(first.shape)};
-      piece.box.begin[0] = run.begin + from - run_begin;
-      piece.box.extent[0] = to - from;
-      piece.local_offset = (from - begin) * row_elements;
-      local.pieces.push_back(std::move(piece));
+    if (from < to && fits_) {
+      Put(run.view, {run.begin + from - run_begin, to - from}, {0, columns},
+          (from - begin) * columns, columns, 1);
     }
     run_begin += run.rows;
   }
-  Add(std::move(local));
 }
 
-void RankBuilder::Add(LocalTensor tensor) {
-  if (failure_.ok() && !StorageBytes(tensor.dtype, tensor.shape)) {
-    failure_ = Status(Code::kInvalidArgument, Reason::kShapeOverflow,
-                      "the local tensor's byte count does not fit 64 bits")
-                   .AtTensor(tensor.name);
+void RankBuilder::Start(std::string name, DType dtype, Shape shape) {
+  fits_ = StorageBytes(dtype, shape).has_value();
+  if (!fits_) {
+    Refuse(Status(Code::kInvalidArgument, Reason::kShapeOverflow,
+                  "the local tensor's byte count does not fit 64 bits")
+               .AtTensor(name));
   }
-  rank_.tensors.push_back(std::move(tensor));
+  rank_.tensors.push_back({std::move(name), dtype, std::move(shape), {}});
+}
+
+void RankBuilder::Put(const View& view, Range rows, Range columns, int64_t offset,
+                      int64_t row_stride, int64_t column_stride) {
+  if (!fits_) return;
+  Piece piece{view.tensor, view.box, offset, Shape(view.box.begin.size(), 1)};
+  const auto place = [&piece](int dim, Range range, int64_t stride) {
+    const auto d = static_cast<size_t>(dim);
+    piece.box.begin[d] += range.begin;
+    piece.box.extent[d] = range.count;
+    piece.local_stride[d] = stride;
+  };
+  place(view.row_dim, rows, row_stride);
+  if (view.column_dim >= 0) place(view.column_dim, columns, column_stride);
+  rank_.tensors.back().pieces.push_back(std::move(piece));
+}
+
+void RankBuilder::Refuse(Status status) {
+  if (failure_.ok()) failure_ = std::move(status);
 }
 
 Result<RankLayout> RankBuilder::Finish() && {

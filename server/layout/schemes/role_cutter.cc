@@ -1,22 +1,35 @@
 #include "server/layout/schemes/role_cutter.h"
 
+#include <algorithm>
+
 namespace weightwire::layout {
 
 void RoleCutter::Whole(std::string name, Role role, int64_t layer) {
-  if (const auto tensor = model_.Find(role, layer)) builder_.Whole(std::move(name), *tensor);
+  const auto view = model_.Find(role, layer);
+  if (!view) return;
+  const RowRun runs[] = {{*view, 0, view->rows()}};
+  builder_.Rows(std::move(name), runs, 0, view->rows());
+}
+
+void RoleCutter::Rows(std::string name, Role role, int64_t layer) {
+  const auto view = model_.Find(role, layer);
+  if (!view) return;
+  const int64_t rows = Divide(*view, view->rows(), tp_);
+  const RowRun runs[] = {{*view, t_ * rows, rows}};
+  builder_.Rows(std::move(name), runs, 0, rows);
 }
 
 void RoleCutter::Columns(std::string name, Role role, int64_t layer) {
-  const auto tensor = model_.Find(role, layer);
-  if (!tensor) return;
-  const int64_t width = model_.canonical.tensors[*tensor].shape[1] / tp_;
-  builder_.Columns(std::move(name), *tensor, t_ * width, width);
+  const auto view = model_.Find(role, layer);
+  if (!view) return;
+  const int64_t width = Divide(*view, view->columns(), tp_);
+  builder_.Columns(std::move(name), *view, t_ * width, width);
 }
 
 void RoleCutter::VocabRows(std::string name, Role role, int64_t padded_rows) {
-  const auto tensor = model_.Find(role);
-  if (!tensor) return;
-  const RowRun runs[] = {{*tensor, 0, model_.config.vocab}};
+  const auto view = model_.Find(role);
+  if (!view) return;
+  const RowRun runs[] = {{*view, 0, view->rows()}};
   const int64_t rows = padded_rows / tp_;
   builder_.Rows(std::move(name), runs, t_ * rows, rows);
 }
@@ -25,14 +38,39 @@ void RoleCutter::ChunkOfEach(std::string name, std::array<Role, 2> roles, int64_
   const auto first = model_.Find(roles[0], layer);
   const auto second = model_.Find(roles[1], layer);
   if (!first || !second) return;
-  const int64_t rows = model_.canonical.tensors[*first].shape[0] / tp_;
+  const int64_t rows = Divide(*first, first->rows(), tp_);
   const RowRun runs[] = {{*first, t_ * rows, rows}, {*second, t_ * rows, rows}};
   builder_.Rows(std::move(name), runs, 0, 2 * rows);
 }
 
+void RoleCutter::Stack(std::string name, std::array<Role, 2> roles, int64_t layer) {
+  const auto first = model_.Find(roles[0], layer);
+  const auto second = model_.Find(roles[1], layer);
+  if (!first || !second) return;
+  const RowRun runs[] = {{*first, 0, first->rows()}, {*second, 0, second->rows()}};
+  builder_.Rows(std::move(name), runs, 0, first->rows() + second->rows());
+}
+
+int64_t RoleCutter::Divide(const View& view, int64_t size, int64_t parts) {
+  if (size % parts == 0) return size / parts;
+  builder_.Refuse(Status(Code::kInvalidArgument, Reason::kShapeMismatch,
+                         "a size of " + std::to_string(size) + " cannot be cut into " +
+                             std::to_string(parts) + " equal parts")
+                      .AtTensor(model_.canonical().tensors[view.tensor].name)
+                      .Remedy("choose parallel sizes that divide it"));
+  return 0;
+}
+
 Status CheckTensorParallel(const ModelConfig& config, int64_t tp) {
   WW_RETURN_IF_ERROR(CheckDivides("num_attention_heads", config.heads, tp));
-  WW_RETURN_IF_ERROR(CheckDivides("intermediate_size", config.intermediate, tp));
+  const bool any_dense = std::any_of(config.kinds.begin(), config.kinds.end(),
+                                     [](const LayerKind& kind) { return !kind.moe; });
+  if (any_dense) WW_RETURN_IF_ERROR(CheckDivides("intermediate_size", config.intermediate, tp));
+  if (config.shared_intermediate > 0) {
+    WW_RETURN_IF_ERROR(
+        CheckDivides("the shared experts' inner size", config.shared_intermediate, tp));
+  }
+  if (config.IsLatent()) return OkStatus();
   if (config.kv_heads < tp) return CheckDivides("tp", tp, config.kv_heads);
   return CheckDivides("num_key_value_heads", config.kv_heads, tp);
 }

@@ -5,14 +5,22 @@
 namespace weightwire::layout {
 namespace {
 
-constexpr std::string_view kMegatronSizes[] = {"cp", "dp", "pp", "tp"};
-constexpr std::string_view kMegatronOptions[] = {"first", "last", "layers", "spec", "vocab_pad"};
-constexpr std::string_view kVllmSizes[] = {"dp", "tp"};
-constexpr std::string_view kVllmOptions[] = {"vocab_pad_to"};
+constexpr std::string_view kHfOptions[] = {"mtp"};
+constexpr std::string_view kMegatronSizes[] = {"cp", "dp", "ep", "etp", "pp", "tp", "vpp"};
+constexpr std::string_view kMegatronOptions[] = {
+    "account_embedding", "account_loss", "experts",  "first", "last", "layers", "mtp", "order",
+    "pipeline",          "spec",         "vocab_pad"};
+constexpr std::string_view kSglangSizes[] = {"dp", "ep", "pp", "tp"};
+constexpr std::string_view kSglangOptions[] = {"layers", "redundant", "round_robin", "up_first",
+                                               "vocab_pad_to"};
+constexpr std::string_view kVllmSizes[] = {"dp", "pp", "tp"};
+constexpr std::string_view kVllmOptions[] = {"ep",          "layers",   "redundant",
+                                             "round_robin", "up_first", "vocab_pad_to"};
 
 constexpr Scheme kSchemes[] = {
-    {"hf", {}, {}, DeriveHf},
+    {"hf", {}, kHfOptions, DeriveHf},
     {"megatron", kMegatronSizes, kMegatronOptions, DeriveMegatron},
+    {"sglang", kSglangSizes, kSglangOptions, DeriveSglang},
     {"vllm", kVllmSizes, kVllmOptions, DeriveVllm},
 };
 
@@ -59,7 +67,7 @@ Result<ModelLayout> LayoutFromScheme(std::string_view config_json, const Paralle
   WW_ASSIGN(const Scheme* scheme, FindScheme(spec.scheme));
   WW_FAIL_IF_ERROR(CheckKeys(*scheme, spec));
   WW_ASSIGN(ModelConfig config, ParseModelConfig(config_json));
-  WW_ASSIGN(const Model model, BuildModel(std::move(config)));
+  WW_ASSIGN(const Model model, Model::Build(std::move(config)));
   return scheme->derive(model, spec);
 }
 

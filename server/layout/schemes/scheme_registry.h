@@ -19,6 +19,7 @@ struct Scheme {
 
 Result<ModelLayout> DeriveHf(const Model& model, const ParallelSpec& spec);
 Result<ModelLayout> DeriveMegatron(const Model& model, const ParallelSpec& spec);
+Result<ModelLayout> DeriveSglang(const Model& model, const ParallelSpec& spec);
 Result<ModelLayout> DeriveVllm(const Model& model, const ParallelSpec& spec);
 
 }  // namespace weightwire::layout

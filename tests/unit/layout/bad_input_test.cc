@@ -26,7 +26,7 @@ TEST(CanonicalFromConfig, RefusesBadValues) {
   const std::vector<BadConfig> table = {
       {"no model_type", {{"model_type", nullptr}}, Reason::kInvalidRequest},
       {"model_type a number", {{"model_type", 3}}, Reason::kInvalidRequest},
-      {"unknown model", {{"model_type", "deepseek_v3"}}, Reason::kUnknownModel},
+      {"unknown model", {{"model_type", "gpt2"}}, Reason::kUnknownModel},
       {"empty model_type", {{"model_type", ""}}, Reason::kUnknownModel},
       {"no hidden_size", {{"hidden_size", nullptr}}, Reason::kInvalidRequest},
       {"no layers", {{"num_hidden_layers", nullptr}}, Reason::kInvalidRequest},
@@ -53,11 +53,15 @@ TEST(CanonicalFromConfig, RefusesBadValues) {
       {"vocab 2^62", {{"vocab_size", kTwoTo62}}, Reason::kShapeOverflow},
       {"head_dim 2^62", {{"head_dim", kTwoTo62}}, Reason::kShapeOverflow},
       {"intermediate 2^62", {{"intermediate_size", kTwoTo62}}, Reason::kShapeOverflow},
-      {"gate and up together", {{"intermediate_size", kTwoTo62 / 16}}, Reason::kShapeOverflow},
-      {"q, k and v together", {{"head_dim", kTwoTo62 / 16 / 8}}, Reason::kShapeOverflow},
+      {"intermediate 2^31", {{"intermediate_size", int64_t{1} << 31}}, Reason::kShapeOverflow},
+      {"hidden 2^31 squared",
+       {{"hidden_size", (int64_t{1} << 31) - 8},
+        {"intermediate_size", (int64_t{1} << 31) - 8},
+        {"dtype", "float32"}},
+       Reason::kShapeOverflow},
       {"hidden 2^40 squared", {{"hidden_size", int64_t{1} << 40}}, Reason::kShapeOverflow},
       {"a billion layers", {{"num_hidden_layers", 1'000'000'000}}, Reason::kLimitExceeded},
-      {"2^62 layers", {{"num_hidden_layers", kTwoTo62}}, Reason::kLimitExceeded},
+      {"2^62 layers", {{"num_hidden_layers", kTwoTo62}}, Reason::kShapeOverflow},
       {"a million heads",
        {{"num_attention_heads", 1'048'576}, {"head_dim", 1}},
        Reason::kLimitExceeded},
@@ -88,7 +92,8 @@ TEST(CanonicalFromConfig, RefusesWhatIsNoJsonObject) {
 TEST(CanonicalFromConfig, NamesTheKnownModels) {
   const auto space = CanonicalFromConfig(R"({"model_type":"gpt2"})");
   ASSERT_FALSE(space.has_value());
-  EXPECT_NE(space.error().ToString().find("llama, qwen2, qwen3"), std::string::npos);
+  EXPECT_NE(space.error().ToString().find("llama, mistral, mixtral, qwen2, qwen2_moe, qwen3"),
+            std::string::npos);
 }
 
 struct BadSpec {
@@ -102,9 +107,28 @@ TEST(LayoutFromScheme, RefusesBadSpecs) {
       {"fsdp:dp8", Reason::kUnknownScheme},
       {"hf:tp2", Reason::kUnknownScheme},
       {"hf:vocab_pad=4", Reason::kUnknownScheme},
-      {"megatron:ep2", Reason::kUnknownScheme},
-      {"megatron:etp2", Reason::kUnknownScheme},
-      {"megatron:vpp2", Reason::kUnknownScheme},
+      {"hf:mtp=some", Reason::kUnknownScheme},
+      {"megatron:sp2", Reason::kUnknownScheme},
+      {"megatron:order=pp-tp", Reason::kUnknownScheme},
+      {"megatron:experts=some", Reason::kUnknownScheme},
+      {"megatron:account_loss=2", Reason::kUnknownScheme},
+      {"megatron:pp2,pipeline=ttt|ttx", Reason::kUnknownScheme},
+      {"megatron:pp2,pipeline=(ttt|ttt", Reason::kUnknownScheme},
+      {"megatron:pp2,pipeline=t*|t*", Reason::kUnknownScheme},
+      {"megatron:pp2,pipeline=((t*9999999)*9999999)*9|t", Reason::kUnknownScheme},
+      {"megatron:pp2,pipeline=Et*3|t*3L,first=3", Reason::kUnknownScheme},
+      {"megatron:pp2,account_loss,first=3", Reason::kUnknownScheme},
+      {"megatron:ep2", Reason::kShapeMismatch},
+      {"megatron:etp2", Reason::kShapeMismatch},
+      {"megatron:vpp2", Reason::kShapeMismatch},
+      {"megatron:pp2,vpp2", Reason::kShapeMismatch},
+      {"megatron:pp2,vpp3,first=4", Reason::kShapeMismatch},
+      {"megatron:pp2,pipeline=Et*3|t*4L", Reason::kShapeMismatch},
+      {"megatron:pp2,account_loss", Reason::kShapeMismatch},
+      {"sglang:ep2", Reason::kShapeMismatch},
+      {"vllm:up_first=2", Reason::kUnknownScheme},
+      {"vllm:placement=random", Reason::kUnknownScheme},
+      {"vllm:redundant=2", Reason::kShapeMismatch},
       {"megatron:tp=2", Reason::kUnknownScheme},
       {"megatron:first2", Reason::kUnknownScheme},
       {"megatron:vocab_pad_to=64", Reason::kUnknownScheme},
@@ -119,8 +143,10 @@ TEST(LayoutFromScheme, RefusesBadSpecs) {
       {"megatron:pp2,layers=3-x", Reason::kUnknownScheme},
       {"megatron:pp2,layers=3--3", Reason::kUnknownScheme},
       {"megatron:pp2,layers=3-3,first=3", Reason::kUnknownScheme},
-      {"vllm:pp2", Reason::kUnknownScheme},
-      {"vllm:ep", Reason::kUnknownScheme},
+      {"vllm:pp7", Reason::kShapeMismatch},
+      {"vllm:pp2,layers=3-4", Reason::kShapeMismatch},
+      {"vllm:ep2", Reason::kUnknownScheme},
+      {"vllm:ep", Reason::kShapeMismatch},
       {"vllm:vocab_pad_to=0", Reason::kUnknownScheme},
       {"megatron:tp16", Reason::kShapeMismatch},
       {"megatron:tp3", Reason::kShapeMismatch},
@@ -176,14 +202,13 @@ TEST(LayoutFromScheme, BoundsThePiecesOfOneRank) {
 }
 
 TEST(LayoutFromScheme, NamesTheKnownKeysAndSchemes) {
-  const auto key = LayoutFromScheme(GoodConfig().dump(), *ParseParallelSpec("megatron:ep2"));
+  const auto key = LayoutFromScheme(GoodConfig().dump(), *ParseParallelSpec("megatron:sp2"));
   ASSERT_FALSE(key.has_value());
-  EXPECT_NE(
-      key.error().remedy().find("cpN, dpN, ppN, tpN, first=, last=, layers=, spec=, vocab_pad="),
-      std::string::npos);
+  EXPECT_NE(key.error().remedy().find("cpN, dpN, epN, etpN, ppN, tpN, vppN, account_embedding="),
+            std::string::npos);
   const auto scheme = LayoutFromScheme(GoodConfig().dump(), *ParseParallelSpec("fsdp:dp2"));
   ASSERT_FALSE(scheme.has_value());
-  EXPECT_NE(scheme.error().remedy().find("hf, megatron, vllm"), std::string::npos);
+  EXPECT_NE(scheme.error().remedy().find("hf, megatron, sglang, vllm"), std::string::npos);
 }
 
 TEST(LayoutFromScheme, RemedyForUnevenStagesNamesTheOptions) {

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/layout/json_reader.h"
+#include "server/layout/types.h"
+
+namespace weightwire::layout {
+
+/// How one layer differs from its neighbours.
+struct LayerKind {
+  bool moe = false;  ///< experts instead of a dense MLP
+  bool mtp = false;  ///< predicts a further token; comes after the decoder's layers
+};
+
+/// A model's config.json, as far as layouts need it. Sizes that every model has are ≥ 1 and heads
+/// is a multiple of kv_heads; all are below 2³¹, so that a product of two fits int64.
+struct ModelConfig {
+  std::string family;
+  int64_t hidden = 0;
+  int64_t layers = 0;  ///< of the decoder
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t intermediate = 0;
+  int64_t vocab = 0;
+  bool tied = false;
+  bool attention_bias = false;
+  bool mlp_bias = false;
+  bool qk_norm = false;
+  DType dtype = DType::kBF16;
+
+  int64_t experts = 0;
+  int64_t moe_intermediate = 0;
+  int64_t shared_intermediate = 0;  ///< of all shared experts together; 0: none
+  bool router_correction = false;
+
+  int64_t q_lora_rank = 0;   ///< 0: q is one matrix
+  int64_t kv_lora_rank = 0;  ///< 0: no latent attention
+  int64_t qk_nope_dim = 0;
+  int64_t qk_rope_dim = 0;
+  int64_t v_head_dim = 0;
+
+  int64_t mtp_layers = 0;
+  std::vector<LayerKind> kinds;  ///< layers + mtp_layers
+
+  bool HasExperts() const { return experts > 0; }
+  bool IsLatent() const { return kv_lora_rank > 0; }
+};
+
+/// Reads a config.json of a known family. Errors as in LayoutFromScheme.
+Result<ModelConfig> ParseModelConfig(std::string_view config_json);
+
+// ---- for the families' own readers ----
+
+///   kInvalidArgument / kInvalidRequest  absent or below 1; kShapeOverflow  2³¹ or more
+Result<int64_t> ReadSize(const Json& json, const char* key);
+/// The same, and `fallback` when the key is absent or null.
+Result<int64_t> ReadSizeOr(const Json& json, const char* key, int64_t fallback);
+/// The number of experts, by whichever of the names that transformers has used for it.
+Result<int64_t> ReadExpertsOr(const Json& json, int64_t fallback);
+/// From 0 on.
+Result<int64_t> ReadCountOr(const Json& json, const char* key, int64_t fallback);
+Result<bool> ReadFlagOr(const Json& json, const char* key, bool fallback);
+/// Sets `moe` of every decoder layer from `first` on whose number + 1 is a multiple of `step`, but
+/// of none that the list `dense_key` (layer numbers; may be absent) names.
+Status SetMoeLayers(const Json& json, int64_t first, int64_t step, const char* dense_key,
+                    ModelConfig& config);
+
+}  // namespace weightwire::layout

@@ -1,0 +1,122 @@
+#pragma once
+
+#include "server/layout/families/parts.h"
+
+namespace weightwire::layout {
+
+/// DeepSeek-V2, V3 and Kimi-K2: latent attention, a dense beginning, shared experts that are stored
+/// as one, and MTP layers behind the decoder's in V3.
+namespace deepseek {
+
+inline constexpr SizeOf kQkRows = [](const ModelConfig& c) {
+  return c.heads * (c.qk_nope_dim + c.qk_rope_dim);
+};
+inline constexpr SizeOf kQRank = [](const ModelConfig& c) { return c.q_lora_rank; };
+inline constexpr SizeOf kKvRank = [](const ModelConfig& c) { return c.kv_lora_rank; };
+inline constexpr SizeOf kKvDownRows = [](const ModelConfig& c) {
+  return c.kv_lora_rank + c.qk_rope_dim;
+};
+inline constexpr SizeOf kKvUpRows = [](const ModelConfig& c) {
+  return c.heads * (c.qk_nope_dim + c.v_head_dim);
+};
+inline constexpr SizeOf kVRows = [](const ModelConfig& c) { return c.heads * c.v_head_dim; };
+inline constexpr SizeOf kTwiceHidden = [](const ModelConfig& c) { return 2 * c.hidden; };
+
+inline constexpr IsPresent kPlainQ = [](const ModelConfig& c, const LayerKind&) {
+  return c.q_lora_rank == 0;
+};
+inline constexpr IsPresent kLowRankQ = [](const ModelConfig& c, const LayerKind&) {
+  return c.q_lora_rank > 0;
+};
+
+constexpr TensorTemplate Correction() {
+  TensorTemplate bias = parts::Vector(Role::kRouterCorrection,
+                                      "model.layers.{layer}.mlp.gate.e_score_correction_bias",
+                                      parts::kExperts, parts::kMoeWithCorrection);
+  bias.dtype = DType::kF32;
+  return bias;
+}
+
+}  // namespace deepseek
+
+inline constexpr TensorTemplate kDeepseekTensors[] = {
+    parts::kEmbed,
+    parts::kLmHead,
+    parts::kFinalNorm,
+    parts::kInputNorm,
+    parts::kPostAttentionNorm,
+    parts::Matrix(Role::kQWeight, "model.layers.{layer}.self_attn.q_proj.weight", deepseek::kQkRows,
+                  parts::kHidden, deepseek::kPlainQ),
+    parts::Matrix(Role::kQDown, "model.layers.{layer}.self_attn.q_a_proj.weight", deepseek::kQRank,
+                  parts::kHidden, deepseek::kLowRankQ),
+    parts::Vector(Role::kQDownNorm, "model.layers.{layer}.self_attn.q_a_layernorm.weight",
+                  deepseek::kQRank, deepseek::kLowRankQ),
+    parts::Matrix(Role::kQUp, "model.layers.{layer}.self_attn.q_b_proj.weight", deepseek::kQkRows,
+                  deepseek::kQRank, deepseek::kLowRankQ),
+    parts::Matrix(Role::kKvDown, "model.layers.{layer}.self_attn.kv_a_proj_with_mqa.weight",
+                  deepseek::kKvDownRows, parts::kHidden),
+    parts::Vector(Role::kKvDownNorm, "model.layers.{layer}.self_attn.kv_a_layernorm.weight",
+                  deepseek::kKvRank),
+    parts::Matrix(Role::kKvUp, "model.layers.{layer}.self_attn.kv_b_proj.weight",
+                  deepseek::kKvUpRows, deepseek::kKvRank),
+    parts::Matrix(Role::kOWeight, "model.layers.{layer}.self_attn.o_proj.weight", parts::kHidden,
+                  deepseek::kVRows),
+    parts::kGateWeight,
+    parts::kUpWeight,
+    parts::kDownWeight,
+    parts::kRouter,
+    deepseek::Correction(),
+    parts::kExpertGate,
+    parts::kExpertUp,
+    parts::kExpertDown,
+    parts::Matrix(Role::kSharedGate, "model.layers.{layer}.mlp.shared_experts.gate_proj.weight",
+                  parts::kSharedIntermediate, parts::kHidden, parts::kMoeWithShared),
+    parts::Matrix(Role::kSharedUp, "model.layers.{layer}.mlp.shared_experts.up_proj.weight",
+                  parts::kSharedIntermediate, parts::kHidden, parts::kMoeWithShared),
+    parts::Matrix(Role::kSharedDown, "model.layers.{layer}.mlp.shared_experts.down_proj.weight",
+                  parts::kHidden, parts::kSharedIntermediate, parts::kMoeWithShared),
+    parts::Vector(Role::kMtpEmbedNorm, "model.layers.{layer}.enorm.weight", parts::kHidden,
+                  parts::kMtp),
+    parts::Vector(Role::kMtpHiddenNorm, "model.layers.{layer}.hnorm.weight", parts::kHidden,
+                  parts::kMtp),
+    parts::Matrix(Role::kMtpProjection, "model.layers.{layer}.eh_proj.weight", parts::kHidden,
+                  deepseek::kTwiceHidden, parts::kMtp),
+    parts::Vector(Role::kMtpFinalNorm, "model.layers.{layer}.shared_head.norm.weight",
+                  parts::kHidden, parts::kMtp),
+};
+inline constexpr MtpCopy kDeepseekMtpCopies[] = {
+    {"model.layers.{layer}.embed_tokens.weight", Role::kEmbed},
+    {"model.layers.{layer}.shared_head.head.weight", Role::kLmHead},
+};
+
+inline Status ReadDeepseek(const Json& json, ModelConfig& config) {
+  WW_ASSIGN_OR_STATUS(config.q_lora_rank, ReadCountOr(json, "q_lora_rank", 0));
+  WW_ASSIGN_OR_STATUS(config.kv_lora_rank, ReadSize(json, "kv_lora_rank"));
+  WW_ASSIGN_OR_STATUS(config.qk_nope_dim, ReadSize(json, "qk_nope_head_dim"));
+  WW_ASSIGN_OR_STATUS(config.qk_rope_dim, ReadSize(json, "qk_rope_head_dim"));
+  WW_ASSIGN_OR_STATUS(config.v_head_dim, ReadSize(json, "v_head_dim"));
+  WW_ASSIGN_OR_STATUS(config.experts, ReadExpertsOr(json, 0));
+  if (!config.HasExperts()) return OkStatus();
+  WW_ASSIGN_OR_STATUS(config.moe_intermediate, ReadSize(json, "moe_intermediate_size"));
+  WW_ASSIGN_OR_STATUS(const int64_t shared, ReadCountOr(json, "n_shared_experts", 0));
+  config.shared_intermediate = shared * config.moe_intermediate;
+  WW_ASSIGN_OR_STATUS(const int64_t dense, ReadCountOr(json, "first_k_dense_replace", 0));
+  WW_ASSIGN_OR_STATUS(const int64_t step, ReadSizeOr(json, "moe_layer_freq", 1));
+  for (int64_t layer = dense; layer < config.layers; ++layer) {
+    config.kinds[static_cast<size_t>(layer)].moe = layer % step == 0;
+  }
+  return OkStatus();
+}
+
+inline Status ReadDeepseekV3(const Json& json, ModelConfig& config) {
+  config.router_correction = true;
+  WW_ASSIGN_OR_STATUS(config.mtp_layers, ReadCountOr(json, "num_nextn_predict_layers", 0));
+  return ReadDeepseek(json, config);
+}
+
+inline constexpr Family kDeepseekV2 = {"deepseek_v2", kDeepseekTensors, ReadDeepseek};
+inline constexpr Family kDeepseekV3 = {"deepseek_v3", kDeepseekTensors, ReadDeepseekV3,
+                                       kDeepseekMtpCopies};
+inline constexpr Family kKimiK2 = {"kimi_k2", kDeepseekTensors, ReadDeepseekV3, kDeepseekMtpCopies};
+
+}  // namespace weightwire::layout

@@ -1,0 +1,145 @@
+#include "server/layout/schemes/engine.h"
+
+#include <algorithm>
+
+#include "server/layout/schemes/option.h"
+
+namespace weightwire::layout::engine {
+namespace {
+
+constexpr int64_t kVocabPadToDefault = 64;
+/// At least as many as a layer has with every bias and norm, without experts.
+constexpr int64_t kPiecesPerLayer = 32;
+
+struct Stage {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+Result<int64_t> PaddedVocab(const Model& model, const ParallelSpec& spec, int64_t tp) {
+  WW_ASSIGN(const std::optional<int64_t> given, IntegerOption(spec, "vocab_pad_to", 1));
+  const std::optional<int64_t> rows =
+      RoundUpChecked(model.config().vocab, given.value_or(kVocabPadToDefault));
+  if (!rows) {
+    return Fail(Code::kInvalidArgument, Reason::kShapeOverflow,
+                "the padded vocabulary does not fit 64 bits");
+  }
+  if (*rows % tp != 0) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kShapeMismatch,
+                       "the padded vocabulary has " + std::to_string(*rows) +
+                           " rows, no multiple of tp " + std::to_string(tp))
+                    .Remedy("pass a vocab_pad_to that is a multiple of tp"));
+  }
+  return *rows;
+}
+
+Result<std::vector<Stage>> StagesOf(const ParallelSpec& spec, int64_t layers, int64_t stages) {
+  std::vector<int64_t> counts(static_cast<size_t>(stages), layers / stages);
+  if (const auto listed = spec.options.find("layers"); listed != spec.options.end()) {
+    WW_ASSIGN(counts, ParseDashedList("layers", listed->second));
+  } else if (stages > 1) {
+    for (int64_t i = 0; i < layers % stages; ++i) {
+      ++counts[static_cast<size_t>((2 * stages - 2 - i) % stages)];
+    }
+  }
+  std::vector<Stage> result;
+  int64_t next = 0;
+  bool fits = static_cast<int64_t>(counts.size()) == stages;
+  for (int64_t count : counts) {
+    fits = fits && count >= 1 && count <= layers - next;
+    if (!fits) break;
+    result.push_back({next, count});
+    next += count;
+  }
+  if (fits && next == layers) return result;
+  return Fail(Status(Code::kInvalidArgument, Reason::kShapeMismatch,
+                     std::to_string(layers) + " layers cannot be distributed over " +
+                         std::to_string(stages) + " pipeline stages so")
+                  .Remedy("pass every stage as in layers=7-7-6"));
+}
+
+Status CheckExperts(const ModelConfig& config, const Grid& grid) {
+  if (!config.HasExperts()) {
+    if (grid.ep == 0 && grid.redundant == 0) return OkStatus();
+    return Status(Code::kInvalidArgument, Reason::kShapeMismatch,
+                  "the model has no experts to spread")
+        .Remedy("leave ep, placement and redundant out");
+  }
+  if (grid.ep == 0 && grid.redundant > 0) {
+    return BadOption("redundant", std::to_string(grid.redundant), "allowed without ep");
+  }
+  if (config.experts + grid.redundant >= grid.ep) return OkStatus();
+  return Status(Code::kInvalidArgument, Reason::kShapeMismatch,
+                std::to_string(config.experts + grid.redundant) + " experts are too few for " +
+                    std::to_string(grid.ep) + " expert-parallel ranks")
+      .Remedy("choose a smaller group, or redundant experts");
+}
+
+}  // namespace
+
+std::vector<int64_t> ExpertsAt(const Grid& grid, int64_t experts, int64_t e) {
+  const int64_t physical = experts + grid.redundant;
+  const int64_t ep = std::max<int64_t>(1, grid.ep);
+  const int64_t more = physical % ep;
+  std::vector<int64_t> held;
+  if (grid.round_robin) {
+    for (int64_t expert = e; expert < physical; expert += ep) held.push_back(expert % experts);
+    return held;
+  }
+  const int64_t first = e * (physical / ep) + std::min(e, more);
+  const int64_t count = physical / ep + (e < more ? 1 : 0);
+  for (int64_t expert = first; expert < first + count; ++expert) held.push_back(expert % experts);
+  return held;
+}
+
+Result<Grid> GridOf(const ParallelSpec& spec) {
+  Grid grid;
+  grid.tp = spec.SizeOr("tp", 1);
+  grid.pp = spec.SizeOr("pp", 1);
+  grid.dp = spec.SizeOr("dp", 1);
+  WW_ASSIGN(const std::optional<int64_t> redundant, IntegerOption(spec, "redundant", 0));
+  grid.redundant = std::min<int64_t>(redundant.value_or(0), 1 << 20);
+  WW_ASSIGN(grid.round_robin, FlagOption(spec, "round_robin"));
+  WW_ASSIGN(grid.up_first, FlagOption(spec, "up_first"));
+  return grid;
+}
+
+Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const Grid& grid,
+                           const Dialect& dialect) {
+  const ModelConfig& config = model.config();
+  WW_ASSIGN(const int64_t world, WorldSize({grid.tp, grid.pp, grid.dp}));
+  WW_FAIL_IF_ERROR(CheckTensorParallel(config, grid.tp));
+  WW_FAIL_IF_ERROR(CheckExperts(config, grid));
+  const int64_t experts = (config.experts + grid.redundant) / std::max<int64_t>(1, grid.ep) + 1;
+  WW_FAIL_IF_ERROR(CheckPieces(config.layers * (kPiecesPerLayer + 6 * experts), world));
+  WW_ASSIGN(const int64_t vocab_rows, PaddedVocab(model, spec, grid.tp));
+  WW_ASSIGN(const std::vector<Stage> stages, StagesOf(spec, config.layers, grid.pp));
+  ModelLayout layout{model.canonical(), {}};
+  for (int64_t rank = 0; rank < world; ++rank) {
+    const int64_t t = rank % grid.tp;
+    const int64_t stage = rank / grid.tp % grid.pp;
+    const int64_t dp = rank / (grid.tp * grid.pp);
+    if (dp > 0 && !config.HasExperts()) {
+      layout.ranks.push_back(layout.ranks[static_cast<size_t>(rank % (grid.tp * grid.pp))]);
+      continue;
+    }
+    const ExpertSlice slice =
+        config.HasExperts() ? grid.slice(grid, config.experts, dp, t) : ExpertSlice{};
+    RoleCutter cutter(model, grid.tp, t);
+    const bool last = stage == grid.pp - 1;
+    if (stage == 0 || (last && config.tied)) {
+      cutter.VocabRows("model.embed_tokens.weight", Role::kEmbed, vocab_rows);
+    }
+    const Stage layers = stages[static_cast<size_t>(stage)];
+    for (int64_t i = 0; i < layers.count; ++i) AddLayer(cutter, dialect, slice, layers.first + i);
+    if (last) {
+      cutter.Whole("model.norm.weight", Role::kFinalNorm);
+      cutter.VocabRows("lm_head.weight", Role::kLmHead, vocab_rows);
+    }
+    WW_ASSIGN(RankLayout derived, std::move(cutter.builder()).Finish());
+    layout.ranks.push_back(std::move(derived));
+  }
+  return layout;
+}
+
+}  // namespace weightwire::layout::engine

@@ -1,0 +1,191 @@
+// The fused parameters of vLLM and SGLang at tensor-parallel size T, rank t (see docs/layouts.md):
+//
+//   qkv_proj       q, then k, then v rows of the rank's heads; with fewer kv heads than ranks each
+//                  kv head is held by T / kv_heads neighbouring ranks
+//   gate_up_proj   chunk t of gate, then chunk t of up; shared experts alike
+//   o_proj, down_proj   columns, chunk t; their biases whole
+//   latent attention    the two first projections stacked and whole; q_b, kv_b rows, chunk t
+//   w13, w2        [experts, 2F/P, H] and [experts, H, F/P] of the rank's experts, cut in P parts
+//   sinks          chunk t; norms, routers   whole
+//
+// Names are the checkpoint's with the fused module in place of the first one that it fuses.
+#include "server/layout/schemes/engine_layer.h"
+
+#include <algorithm>
+
+namespace weightwire::layout::engine {
+namespace {
+
+class LayerBuilder {
+ public:
+  LayerBuilder(RoleCutter& cutter, int64_t layer) : cutter_(cutter), layer_(layer) {}
+
+  /// The checkpoint's name of the role's tensor; empty when there is none.
+  std::string NameOf(Role role) const {
+    const auto view = cutter_.model().Find(role, layer_);
+    return view ? cutter_.model().canonical().tensors[view->tensor].name : "";
+  }
+  /// The same with `module` in place of the last module: "a.b.q_proj.bias" → "a.b.<module>.bias".
+  std::string Fused(Role role, std::string_view module) const {
+    const std::string name = NameOf(role);
+    const size_t leaf = name.rfind('.');
+    if (leaf == std::string::npos) return name;
+    const size_t begin = name.rfind('.', leaf - 1) + 1;
+    return name.substr(0, begin).append(module).append(name.substr(leaf));
+  }
+
+  void Whole(Role role) { cutter_.Whole(NameOf(role), role, layer_); }
+  void Rows(Role role) { cutter_.Rows(NameOf(role), role, layer_); }
+  void Columns(Role role) { cutter_.Columns(NameOf(role), role, layer_); }
+  void GateUp(Role gate, Role up) {
+    cutter_.ChunkOfEach(Fused(gate, "gate_up_proj"), {gate, up}, layer_);
+  }
+  /// A kv head belongs to one rank, or to several neighbours when there are fewer than ranks.
+  void Qkv(std::array<Role, 3> roles) {
+    const Model& model = cutter_.model();
+    const auto q = model.Find(roles[0], layer_);
+    const auto k = model.Find(roles[1], layer_);
+    const auto v = model.Find(roles[2], layer_);
+    if (!q || !k || !v) return;
+    const ModelConfig& config = model.config();
+    const int64_t tp = cutter_.tp();
+    const int64_t q_rows = config.heads / tp * config.head_dim;
+    const int64_t kv_rows = std::max<int64_t>(1, config.kv_heads / tp) * config.head_dim;
+    const int64_t ranks_per_kv_head = std::max<int64_t>(1, tp / config.kv_heads);
+    const int64_t kv_begin = cutter_.t() / ranks_per_kv_head * kv_rows;
+    const RowRun runs[] = {
+        {*q, cutter_.t() * q_rows, q_rows}, {*k, kv_begin, kv_rows}, {*v, kv_begin, kv_rows}};
+    cutter_.builder().Rows(Fused(roles[0], "qkv_proj"), runs, 0, q_rows + 2 * kv_rows);
+  }
+
+ private:
+  RoleCutter& cutter_;
+  const int64_t layer_;
+};
+
+void Attention(LayerBuilder& layer, RoleCutter& cutter, const Dialect& dialect, int64_t number) {
+  if (!cutter.model().config().IsLatent()) {
+    layer.Qkv({Role::kQWeight, Role::kKWeight, Role::kVWeight});
+    layer.Qkv({Role::kQBias, Role::kKBias, Role::kVBias});
+    layer.Whole(Role::kQNorm);
+    layer.Whole(Role::kKNorm);
+    layer.Rows(Role::kSinks);
+  } else if (cutter.model().config().q_lora_rank > 0) {
+    cutter.Stack(layer.Fused(Role::kQDown, dialect.latent_a), {Role::kQDown, Role::kKvDown},
+                 number);
+  } else {
+    layer.Rows(Role::kQWeight);
+    layer.Whole(Role::kKvDown);
+  }
+  layer.Whole(Role::kQDownNorm);
+  layer.Rows(Role::kQUp);
+  layer.Whole(Role::kKvDownNorm);
+  layer.Rows(Role::kKvUp);
+  layer.Columns(Role::kOWeight);
+  layer.Whole(Role::kOBias);
+}
+
+/// The experts of one rank as two stacks and, for families that have them, two of biases.
+class ExpertStacks {
+ public:
+  ExpertStacks(RoleCutter& cutter, const ExpertSlice& slice, std::string at, int64_t layer)
+      : cutter_(cutter), slice_(slice), at_(std::move(at)), layer_(layer) {}
+
+  void Add() {
+    Inner("w13_weight", Role::kExpertGate, Role::kExpertUp);
+    Inner("w13_bias", Role::kExpertGateBias, Role::kExpertUpBias);
+    Down();
+    DownBias();
+  }
+
+ private:
+  std::optional<View> Find(Role role, int64_t expert = 0) const {
+    return cutter_.model().Find(role, layer_, expert);
+  }
+  DType DTypeOf(const View& view) const {
+    return cutter_.model().canonical().tensors[view.tensor].dtype;
+  }
+  int64_t count() const { return static_cast<int64_t>(slice_.experts.size()); }
+
+  void Inner(const char* name, Role gate, Role up) {
+    const auto sample = Find(gate);
+    if (!sample) return;
+    const int64_t columns = sample->columns();
+    const int64_t rows = cutter_.Divide(*sample, sample->rows(), slice_.parts);
+    const Range part{slice_.part * rows, rows};
+    cutter_.builder().Start(
+        at_ + name, DTypeOf(*sample),
+        sample->column_dim < 0 ? Shape{count(), 2 * rows} : Shape{count(), 2 * rows, columns});
+    int64_t offset = 0;
+    for (int64_t expert : slice_.experts) {
+      for (Role role : {slice_.up_first ? up : gate, slice_.up_first ? gate : up}) {
+        cutter_.builder().Put(*Find(role, expert), part, {0, columns}, offset, columns, 1);
+        offset += rows * columns;
+      }
+    }
+  }
+
+  void Down() {
+    const auto sample = Find(Role::kExpertDown);
+    if (!sample) return;
+    const int64_t width = cutter_.Divide(*sample, sample->columns(), slice_.parts);
+    const int64_t rows = sample->rows();
+    cutter_.builder().Start(at_ + "w2_weight", DTypeOf(*sample), {count(), rows, width});
+    int64_t offset = 0;
+    for (int64_t expert : slice_.experts) {
+      cutter_.builder().Put(*Find(Role::kExpertDown, expert), {0, rows},
+                            {slice_.part * width, width}, offset, width, 1);
+      offset += rows * width;
+    }
+  }
+
+  void DownBias() {
+    const auto sample = Find(Role::kExpertDownBias);
+    if (!sample) return;
+    const int64_t rows = sample->rows();
+    cutter_.builder().Start(at_ + "w2_bias", DTypeOf(*sample), {count(), rows});
+    int64_t offset = 0;
+    for (int64_t expert : slice_.experts) {
+      cutter_.builder().Put(*Find(Role::kExpertDownBias, expert), {0, rows}, {}, offset, 1, 1);
+      offset += rows;
+    }
+  }
+
+  RoleCutter& cutter_;
+  const ExpertSlice& slice_;
+  const std::string at_;
+  const int64_t layer_;
+};
+
+/// "model.layers.3.mlp.experts." from the name of an expert's tensor.
+std::string ExpertModule(const std::string& name) {
+  constexpr std::string_view kModule = ".experts.";
+  return name.substr(0, name.find(kModule) + kModule.size());
+}
+
+}  // namespace
+
+void AddLayer(RoleCutter& cutter, const Dialect& dialect, const ExpertSlice& slice,
+              int64_t number) {
+  LayerBuilder layer(cutter, number);
+  layer.Whole(Role::kInputNorm);
+  Attention(layer, cutter, dialect, number);
+  layer.Whole(Role::kAttentionOutputNorm);
+  layer.Whole(Role::kPostAttentionNorm);
+  layer.GateUp(Role::kGateWeight, Role::kUpWeight);
+  layer.GateUp(Role::kGateBias, Role::kUpBias);
+  layer.Columns(Role::kDownWeight);
+  layer.Whole(Role::kDownBias);
+  layer.Whole(Role::kMlpOutputNorm);
+  layer.Whole(Role::kRouter);
+  layer.Whole(Role::kRouterBias);
+  layer.Whole(Role::kRouterCorrection);
+  if (const std::string name = layer.NameOf(Role::kExpertGate); !name.empty()) {
+    ExpertStacks(cutter, slice, ExpertModule(name).append(dialect.experts), number).Add();
+  }
+  layer.GateUp(Role::kSharedGate, Role::kSharedUp);
+  layer.Columns(Role::kSharedDown);
+  layer.Whole(Role::kSharedExpertGate);
+}
+
+}  // namespace weightwire::layout::engine

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "server/layout/schemes/role_cutter.h"
+
+namespace weightwire::layout::engine {
+
+/// Where vLLM's and SGLang's names differ.
+struct Dialect {
+  std::string_view experts;   ///< between the experts' module and "w13_weight", with its dot
+  std::string_view latent_a;  ///< the fused first projections of latent attention
+};
+
+/// What one rank holds of every mixture of experts.
+struct ExpertSlice {
+  std::vector<int64_t> experts;  ///< in the order of the rank's storage; redundant ones repeat
+  int64_t parts = 1;             ///< into which each expert is cut
+  int64_t part = 0;
+  bool up_first = false;  ///< w13 holds up, then gate
+};
+
+/// One decoder layer.
+void AddLayer(RoleCutter& cutter, const Dialect& dialect, const ExpertSlice& slice, int64_t layer);
+
+}  // namespace weightwire::layout::engine

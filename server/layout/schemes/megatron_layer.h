@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+
+#include "server/layout/schemes/role_cutter.h"
+
+namespace weightwire::layout::megatron {
+
+/// How a Megatron build holds its experts.
+enum class Experts { kSequential, kGrouped, kTransformerEngine };
+
+/// Where one rank stands in the grid of experts.
+struct ExpertGrid {
+  Experts kind = Experts::kSequential;
+  int64_t ep = 1;
+  int64_t etp = 1;
+  int64_t e = 0;  ///< of ep
+  int64_t x = 0;  ///< of etp
+};
+
+/// One transformer layer; `at` is the prefix of its names, with the dot at its end.
+void AddLayer(RoleCutter& cutter, const ExpertGrid& grid, bool te, const std::string& at,
+              int64_t layer);
+
+}  // namespace weightwire::layout::megatron

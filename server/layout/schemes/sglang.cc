@@ -1,0 +1,34 @@
+// SGLang 0.5, by its source; no real engine has been compared. What a layer holds is in
+// engine_layer.cc, ranks are in engine.h.
+//
+//   tp, pp, dp     dp are replicas (data-parallel attention is not described)
+//   epN            N divides tp: rank t has the experts of place t / (tp / N), each cut in tp / N
+//   parts
+#include "server/layout/schemes/engine.h"
+#include "server/layout/schemes/option.h"
+
+namespace weightwire::layout {
+namespace {
+
+constexpr engine::Dialect kDialect = {"", "fused_qkv_a_proj_with_mqa"};
+
+engine::ExpertSlice SliceOf(const engine::Grid& grid, int64_t experts, int64_t, int64_t t) {
+  engine::ExpertSlice slice;
+  slice.up_first = grid.up_first;
+  slice.parts = grid.tp / grid.ep;
+  slice.part = t % slice.parts;
+  slice.experts = ExpertsAt(grid, experts, t / slice.parts);
+  return slice;
+}
+
+}  // namespace
+
+Result<ModelLayout> DeriveSglang(const Model& model, const ParallelSpec& spec) {
+  WW_ASSIGN(engine::Grid grid, engine::GridOf(spec));
+  grid.ep = model.config().HasExperts() ? spec.SizeOr("ep", 1) : spec.SizeOr("ep", 0);
+  grid.slice = SliceOf;
+  if (grid.ep > 0) WW_FAIL_IF_ERROR(CheckDivides("tp", grid.tp, grid.ep));
+  return engine::Derive(model, spec, grid, kDialect);
+}
+
+}  // namespace weightwire::layout
