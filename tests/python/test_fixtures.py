@@ -10,35 +10,58 @@ from demo import oracle
 from demo.checkpoint import hf_shapes
 from weightwire import TensorMeta
 
-LOCAL = [("qwen2", "tp4"), ("qwen2", "tp2pp2"), ("qwen2_kv2", "tp4"), ("qwen2_tied", "tp2pp2"), ("qwen3", "tp2")]
-TRANSFORMER_ENGINE = [("qwen2", "tp2pp2"), ("qwen2_tied", "tp2pp2"), ("qwen2_mqa", "tp4"), ("qwen3", "tp2pp2")]
+# (model, folder, parallel spec)
+LOCAL = [
+    ("qwen2", "mcore-tp4", "tp4"),
+    ("qwen2", "mcore-tp2pp2", "tp2,pp2"),
+    ("qwen2", "mcore-pp2-first1", "pp2,first=1"),
+    ("qwen2", "mcore-pp2vpp2", "pp2,vpp2"),
+    ("qwen2_kv2", "mcore-tp4", "tp4"),
+    ("qwen2_tied", "mcore-tp2pp2", "tp2,pp2"),
+    ("qwen2_tied", "mcore-pp2vpp2", "pp2,vpp2"),
+    ("qwen3", "mcore-tp2", "tp2"),
+    ("deepseek_v3", "mcore-tp2ep2etp1pp2-seq", "tp2,ep2,etp1,pp2"),
+    ("mixtral", "mcore-tp2ep2etp1-seq", "tp2,ep2,etp1"),
+    ("qwen2_moe", "mcore-tp2ep2etp1-seq", "tp2,ep2,etp1"),
+    ("qwen2_moe", "mcore-tp2ep2etp2-seq", "tp2,ep2,etp2,dp2"),
+    ("qwen3_moe", "mcore-ep2-grouped", "ep2,dp2,experts=grouped"),
+    ("qwen3_moe", "mcore-tp2ep2etp1-seq", "tp2,ep2,etp1"),
+    ("qwen3_moe", "mcore-tp2ep2etp2-seq", "tp2,ep2,etp2,dp2"),
+]
+TRANSFORMER_ENGINE = [
+    ("qwen2", "tp2pp2", "tp2,pp2"),
+    ("qwen2", "tp1pp2vpp2", "pp2,vpp2,dp2"),
+    ("qwen2_tied", "tp2pp2", "tp2,pp2"),
+    ("qwen2_mqa", "tp4", "tp4"),
+    ("qwen3", "tp2pp2", "tp2,pp2"),
+    ("deepseek_v3", "tp2pp2ep2", "tp2,pp2,ep2,etp1"),
+    ("deepseek_v3_mtp", "pp2ep2", "pp2,ep2,dp2,first=31"),
+    ("mixtral", "tp2pp2ep2", "tp2,pp2,ep2,etp1"),
+    ("qwen2_moe", "w8_tp4ep4etp2", "tp4,ep4,etp2,dp2"),
+    ("qwen3_moe", "tp2ep2etp2", "tp2,ep2,etp2,dp2"),
+]
 
 
-def sizes(case: str) -> str:
-    """"tp2pp2" -> "tp2,pp2"."""
-    return case.replace("pp", ",pp")
-
-
-def megatron_case(kind: str, model: str, case: str):
+def megatron_case(kind: str, model: str, case: str, sizes: str):
     base = DATA / kind / model
     config = json.loads((base / "hf/config.json").read_text())
     hf = read_safetensors(base / "hf/model.safetensors")
+    folder = base / case
     if kind == "megatron":
-        folder = base / f"mcore-{case}"
         padded = json.loads((folder / "layout.json").read_text())["padded_vocab"]
-        spec = f"megatron:{sizes(case)},vocab_pad={padded}"
+        spec = f"megatron:{sizes},vocab_pad={padded}"
     else:
-        folder = base / case
-        padded = json.loads((folder / "rank00.json").read_text())["padded_vocab"]
-        spec = f"megatron:{sizes(case)},spec=te,vocab_pad={padded}"
+        padded = json.loads((folder / "rank00.json").read_text())["padded_vocab"] or "none"
+        spec = f"megatron:{sizes},spec=te,vocab_pad={padded}"
     shards = [read_safetensors(path) for path in sorted(folder.glob("rank*.safetensors"))]
     return config, hf, spec, shards
 
 
-@pytest.mark.parametrize("kind,model,case", [("megatron", *c) for c in LOCAL] +
+@pytest.mark.parametrize("kind,model,case,sizes", [("megatron", *c) for c in LOCAL] +
                          [("megatron-te", *c) for c in TRANSFORMER_ENGINE])
-def test_real_megatron_shards_arrive_as_the_hugging_face_checkpoint(daemon, groups, kind, model, case):
-    config, hf, spec, shards = megatron_case(kind, model, case)
+def test_real_megatron_shards_arrive_as_the_hugging_face_checkpoint(daemon, groups, kind, model, case,
+                                                                         sizes):
+    config, hf, spec, shards = megatron_case(kind, model, case, sizes)
     groups.append(Trainer(daemon.agent_socket, config, spec, shards))
     groups.append(EngineRanks(daemon.agent_socket, "hf", config, "hf", [[meta for meta, _ in hf.values()]]))
     groups[0].publish(1)

@@ -15,20 +15,24 @@ std::string TraceText(const char* name) {
   return testing::ReadText(testing::SourceDir() + "/tests/data/vllm-traces/" + name);
 }
 
-/// Tensors by name with sorted pieces, so that only content matters.
+/// Tensors by name with sorted pieces and flat shapes (rows do not tell a stack's), so that only
+/// content matters.
 std::map<std::string, LocalTensor> Normalised(const RankLayout& rank) {
   std::map<std::string, LocalTensor> result;
   for (LocalTensor tensor : rank.tensors) {
     std::sort(tensor.pieces.begin(), tensor.pieces.end(),
               [](const Piece& a, const Piece& b) { return a.local_offset < b.local_offset; });
+    tensor.shape = {testing::CountElements(tensor.shape)};
     const std::string name = tensor.name;
     result.emplace(name, std::move(tensor));
   }
   return result;
 }
 
-TEST(VllmScheme, EqualsWhatTheEnginesLoaderDid) {
-  const auto trace = ParseTrace(TraceText("qwen2-tp2.json"));
+class VllmScheme : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(VllmScheme, EqualsWhatTheEnginesLoaderDid) {
+  const auto trace = ParseTrace(TraceText(GetParam()));
   ASSERT_TRUE(trace.has_value()) << trace.error().ToString();
   const auto scheme = LayoutFromScheme(trace->config_json, *ParseParallelSpec("vllm:tp2"));
   ASSERT_TRUE(scheme.has_value()) << scheme.error().ToString();
@@ -39,60 +43,26 @@ TEST(VllmScheme, EqualsWhatTheEnginesLoaderDid) {
     EXPECT_EQ(Normalised(*traced), Normalised(scheme->ranks[rank])) << "rank " << rank;
   }
 }
-
-/// The checkpoint of the traced Qwen3-MoE: 8 experts, hidden 256, 128 wide.
-CanonicalSpace MoeSpace(const EngineTrace& trace) {
-  std::map<std::string, Shape> shapes;
-  const auto config = nlohmann::json::parse(trace.config_json);
-  const int64_t hidden = config.at("hidden_size");
-  const int64_t wide = config.at("moe_intermediate_size");
-  const int64_t head = config.at("head_dim");
-  const int64_t q = head * config.at("num_attention_heads").get<int64_t>();
-  const int64_t kv = head * config.at("num_key_value_heads").get<int64_t>();
-  const auto ends = [](const std::string& name, const char* tail) { return name.ends_with(tail); };
-  for (const TraceRow& row : trace.ranks[0]) {
-    const std::string& name = row.source;
-    Shape shape = {hidden};
-    if (ends(name, "embed_tokens.weight") || ends(name, "lm_head.weight")) {
-      shape = {config.at("vocab_size"), hidden};
-    } else if (ends(name, "q_norm.weight") || ends(name, "k_norm.weight")) {
-      shape = {head};
-    } else if (ends(name, "q_proj.weight")) {
-      shape = {q, hidden};
-    } else if (ends(name, "k_proj.weight") || ends(name, "v_proj.weight")) {
-      shape = {kv, hidden};
-    } else if (ends(name, "o_proj.weight")) {
-      shape = {hidden, q};
-    } else if (ends(name, "mlp.gate.weight")) {
-      shape = {config.at("num_local_experts"), hidden};
-    } else if (ends(name, "gate_proj.weight") || ends(name, "up_proj.weight")) {
-      shape = {wide, hidden};
-    } else if (ends(name, "down_proj.weight")) {
-      shape = {hidden, wide};
-    }
-    shapes[name] = shape;
-  }
-  CanonicalSpace space;
-  for (const auto& [name, shape] : shapes) space.tensors.push_back({name, DType::kBF16, shape});
-  return space;
-}
+INSTANTIATE_TEST_SUITE_P(Traces, VllmScheme,
+                         ::testing::Values("qwen2-tp2.json", "qwen3-moe-tp2.json"),
+                         [](const auto& test) { return std::to_string(test.index); });
 
 TEST(LayoutFromTrace, StacksExperts) {
   const auto trace = ParseTrace(TraceText("qwen3-moe-tp2.json"));
   ASSERT_TRUE(trace.has_value()) << trace.error().ToString();
-  const CanonicalSpace space = MoeSpace(*trace);
+  const CanonicalSpace space = *CanonicalFromConfig(trace->config_json);
   const auto layout = LayoutFromTrace(space, trace->ranks[1]);
   ASSERT_TRUE(layout.has_value()) << layout.error().ToString();
   const auto tensors = Normalised(*layout);
   const LocalTensor& w13 = tensors.at("model.layers.0.mlp.experts.routed_experts.w13_weight");
-  EXPECT_EQ(w13.shape, (Shape{8 * 128, 256}));
+  EXPECT_EQ(w13.shape, (Shape{8 * 128 * 256}));
   ASSERT_EQ(w13.pieces.size(), 16u);
   EXPECT_EQ(space.tensors[w13.pieces[3].tensor].name,
             "model.layers.0.mlp.experts.1.up_proj.weight");
   EXPECT_EQ(w13.pieces[3].box, (Box{{64, 0}, {64, 256}}));
   EXPECT_EQ(w13.pieces[3].local_offset, 3 * 64 * 256);
   const LocalTensor& w2 = tensors.at("model.layers.0.mlp.experts.routed_experts.w2_weight");
-  EXPECT_EQ(w2.shape, (Shape{8 * 256, 64}));
+  EXPECT_EQ(w2.shape, (Shape{8 * 256 * 64}));
   EXPECT_EQ(w2.pieces[7].box, (Box{{0, 64}, {256, 64}}));
 }
 
