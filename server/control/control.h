@@ -14,6 +14,7 @@
 #include "server/base/status.h"
 #include "server/epoch/messages.h"
 #include "server/layout/scheme.h"
+#include "server/layout/trace.h"
 #include "server/layout/types.h"
 #include "server/plan/plan.h"
 
@@ -64,19 +65,22 @@ struct RegisterReply {
   friend bool operator==(const RegisterReply&, const RegisterReply&) = default;
 };
 
-/// Either a scheme with config.json (pieces are derived and compared with `observed`), or explicit
-/// boxes (`canonical` and `layout` set; `spec`, `config_json` and `observed` empty).
+/// A scheme with config.json (pieces are derived and compared with `observed`); or what the
+/// engine's own loader did (`trace`), which wins over the scheme and is compared with it when there
+/// is a `spec`; or explicit boxes (`canonical` and `layout` set, nothing else).
 struct LayoutSubmission {
   epoch::Member member;
   std::string config_json;
   std::string spec;  ///< "megatron:tp2,pp2"
   std::vector<layout::ObservedTensor> observed;
+  std::vector<layout::TraceRow> trace;
   std::optional<layout::CanonicalSpace> canonical;
   std::optional<layout::RankLayout> layout;
 };
 struct LayoutReply {
   layout::RankLayout agreed;
   layout::Fingerprint canonical;
+  std::vector<std::string> notes;  ///< where a trace and the scheme disagree, for people
 };
 
 struct PublishRequest {

@@ -20,6 +20,9 @@ void Negotiation::Submit(control::LayoutSubmission submission, LayoutReplier rep
   if (shared->layout) {
     return Compute([shared] { return Explicit(*shared); }, shared, reply);
   }
+  if (shared->spec.empty()) {
+    return Compute([shared] { return FromTrace(*shared); }, shared, reply);
+  }
   schemes_.Get(shared->config_json, shared->spec,
                lifeline_.Bind([this, shared, reply](const Result<SchemeLayout>& scheme) {
                  WithScheme(shared, reply, scheme);
@@ -32,11 +35,11 @@ Status Negotiation::CheckSubmission(const control::LayoutSubmission& submission)
     return place ? OkStatus() : place.error();
   }());
   const bool boxes = submission.layout.has_value() && submission.canonical.has_value();
-  const bool scheme = !submission.spec.empty();
+  const bool scheme = !submission.spec.empty() || !submission.trace.empty();
   if (boxes == scheme || submission.layout.has_value() != submission.canonical.has_value()) {
     return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-                  "a layout is either a scheme with config.json, or boxes with their canonical "
-                  "space");
+                  "a layout is a scheme with config.json, a trace with config.json, or boxes with "
+                  "their canonical space");
   }
   if (submission.config_json.size() > kConfigBytesMax) return TooLong("config.json is too long");
   if (submission.spec.size() > kSpecBytesMax) return TooLong("the parallel spec is too long");
@@ -68,9 +71,38 @@ Result<Negotiation::RankOffer> Negotiation::FromScheme(const control::LayoutSubm
                    " ranks, but the group registered with world_size " + std::to_string(world))
             .Remedy("correct the parallel spec or the world size"));
   }
+  if (!submission.trace.empty()) return FromTrace(submission, scheme, rank);
   WW_ASSIGN(layout::RankLayout agreed,
             layout::Reconcile(scheme.model->ranks[rank], submission.observed));
   return Offer(std::move(agreed), scheme.canonical, scheme.canonical_fingerprint);
+}
+
+Result<Negotiation::RankOffer> Negotiation::FromTrace(const control::LayoutSubmission& submission,
+                                                      const SchemeLayout& scheme, uint32_t rank) {
+  WW_ASSIGN(layout::RankLayout traced,
+            layout::LayoutFromTrace(*scheme.canonical, submission.trace));
+  auto notes = layout::CompareTrace(*scheme.canonical, traced, scheme.model->ranks[rank]);
+  WW_ASSIGN(RankOffer offer,
+            Bound(submission, std::move(traced), scheme.canonical, scheme.canonical_fingerprint));
+  offer.notes = std::move(notes);
+  return offer;
+}
+
+Result<Negotiation::RankOffer> Negotiation::FromTrace(const control::LayoutSubmission& submission) {
+  WW_ASSIGN(layout::CanonicalSpace space, layout::CanonicalFromConfig(submission.config_json));
+  auto canonical = std::make_shared<const layout::CanonicalSpace>(std::move(space));
+  WW_ASSIGN(layout::RankLayout traced, layout::LayoutFromTrace(*canonical, submission.trace));
+  return Bound(submission, std::move(traced), canonical, layout::FingerprintOf(*canonical));
+}
+
+/// A trace's layout in the order and with the shapes in which the process binds its memory.
+Result<Negotiation::RankOffer> Negotiation::Bound(
+    const control::LayoutSubmission& submission, layout::RankLayout traced,
+    std::shared_ptr<const layout::CanonicalSpace> canonical,
+    layout::Fingerprint canonical_fingerprint) {
+  WW_ASSIGN(layout::RankLayout bound, layout::BindTrace(std::move(traced), submission.observed));
+  WW_FAIL_IF_ERROR(layout::ValidateRank(*canonical, bound));
+  return Offer(std::move(bound), std::move(canonical), canonical_fingerprint);
 }
 
 Result<Negotiation::RankOffer> Negotiation::Explicit(const control::LayoutSubmission& submission) {
@@ -93,7 +125,10 @@ Result<Negotiation::RankOffer> Negotiation::Offer(
     }
   }
   return RankOffer{std::make_shared<const layout::RankLayout>(std::move(rank)),
-                   std::move(canonical), canonical_fingerprint, bytes};
+                   std::move(canonical),
+                   canonical_fingerprint,
+                   bytes,
+                   {}};
 }
 
 void Negotiation::Compute(std::function<Result<RankOffer>()> work, const Submission& submission,
@@ -116,7 +151,8 @@ void Negotiation::Offered(const Submission& submission, const LayoutReplier& rep
     return Refuse(*submission, reply, std::move(why));
   }
   outbox_.Reply<control::LayoutReply>(
-      reply, control::LayoutReply{*offer->layout, offer->canonical_fingerprint});
+      reply,
+      control::LayoutReply{*offer->layout, offer->canonical_fingerprint, std::move(offer->notes)});
 }
 
 Status Negotiation::Agree(const control::LayoutSubmission& submission, const RankOffer& offer) {

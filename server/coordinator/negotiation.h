@@ -39,6 +39,7 @@ class Negotiation {
     std::shared_ptr<const layout::CanonicalSpace> canonical;
     layout::Fingerprint canonical_fingerprint;
     int64_t bytes = 0;
+    std::vector<std::string> notes;
   };
   using Submission = std::shared_ptr<const control::LayoutSubmission>;
   using LayoutReplier = control::Reply<control::LayoutReply>;
@@ -46,6 +47,13 @@ class Negotiation {
   static Result<RankOffer> Explicit(const control::LayoutSubmission& submission);
   static Result<RankOffer> FromScheme(const control::LayoutSubmission& submission,
                                       const SchemeLayout& scheme, uint32_t rank, uint32_t world);
+  static Result<RankOffer> FromTrace(const control::LayoutSubmission& submission,
+                                     const SchemeLayout& scheme, uint32_t rank);
+  static Result<RankOffer> FromTrace(const control::LayoutSubmission& submission);
+  static Result<RankOffer> Bound(const control::LayoutSubmission& submission,
+                                 layout::RankLayout traced,
+                                 std::shared_ptr<const layout::CanonicalSpace> canonical,
+                                 layout::Fingerprint canonical_fingerprint);
   static Result<RankOffer> Offer(layout::RankLayout rank,
                                  std::shared_ptr<const layout::CanonicalSpace> canonical,
                                  layout::Fingerprint canonical_fingerprint);

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "server/layout/scheme.h"
 #include "server/layout/types.h"
 
 /// Recorded engine loaders: what an engine's own `load_weights` does with each checkpoint tensor.
@@ -60,5 +61,18 @@ Result<EngineTrace> ParseTrace(std::string_view json);
 ///   and what ValidateRank says of the result
 Result<RankLayout> LayoutFromTrace(const CanonicalSpace& canonical,
                                    const std::vector<TraceRow>& rows);
+
+/// Gives traced parameters the shapes and the order in which their process binds them. What the
+/// loader never filled (buffers) stays, without pieces.
+///   kFailedPrecondition / kTensorMissing  a traced parameter was not observed
+///   kFailedPrecondition / kDtypeMismatch  it was, with another dtype than the trace says
+///   kFailedPrecondition / kShapeMismatch  it is too small for what the loader filled
+Result<RankLayout> BindTrace(RankLayout traced, const std::vector<ObservedTensor>& observed);
+
+/// Where the trace and a scheme disagree on what the rank holds of the checkpoint: one line for
+/// each canonical tensor (at most 20, then a count), whatever the parameters are called. Empty:
+/// nowhere.
+std::vector<std::string> CompareTrace(const CanonicalSpace& canonical, const RankLayout& traced,
+                                      const RankLayout& scheme);
 
 }  // namespace weightwire::layout

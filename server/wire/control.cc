@@ -151,6 +151,7 @@ v1::SubmitLayoutResponse ToProto(const control::LayoutReply& reply) {
   *out.mutable_agreed() = ToProto(reply.agreed);
   out.set_canonical_high(reply.canonical.high);
   out.set_canonical_low(reply.canonical.low);
+  for (const std::string& note : reply.notes) out.add_notes(note);
   return out;
 }
 
@@ -158,6 +159,7 @@ Result<control::LayoutReply> FromProto(const v1::SubmitLayoutResponse& reply) {
   control::LayoutReply out;
   WW_ASSIGN(out.agreed, FromProto("agreed", reply.agreed()));
   out.canonical = {reply.canonical_high(), reply.canonical_low()};
+  out.notes.assign(reply.notes().begin(), reply.notes().end());
   return out;
 }
 

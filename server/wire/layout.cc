@@ -76,21 +76,87 @@ Result<layout::LocalTensor> LocalFromProto(std::string_view field, const v1::Loc
   return out;
 }
 
+Result<layout::TraceRow> RowFromProto(const std::string& field, const v1::TraceRow& row) {
+  WW_FAIL_IF_ERROR(CheckText(field + ".source", row.source(), kNameBytesMax));
+  WW_FAIL_IF_ERROR(CheckText(field + ".param", row.param(), kNameBytesMax));
+  WW_FAIL_IF_ERROR(CheckDims(field + ".shape", row.shape()));
+  WW_FAIL_IF_ERROR(CheckDims(field + ".stride", row.stride()));
+  WW_FAIL_IF_ERROR(CheckCount(field + ".ops", row.ops_size(), kTraceOpsMax));
+  layout::TraceRow out;
+  WW_ASSIGN(out.dtype, FromProto(field + ".dtype", row.dtype()));
+  for (const v1::TraceOp& op : row.ops()) {
+    WW_FAIL_IF_ERROR(CheckText(field + ".ops.name", op.name(), kNameBytesMax));
+    WW_FAIL_IF_ERROR(CheckCount(field + ".ops.arguments", op.arguments_size(), kTraceOpsMax));
+    out.ops.push_back({op.name(), ListOf(op.arguments())});
+  }
+  out.source = row.source();
+  out.param = row.param();
+  out.offset = row.offset();
+  out.shape = ListOf(row.shape());
+  out.stride = ListOf(row.stride());
+  return out;
+}
+
+v1::TraceRow RowToProto(const layout::TraceRow& row) {
+  v1::TraceRow out;
+  out.set_source(row.source);
+  for (const layout::TraceOp& op : row.ops) {
+    v1::TraceOp* step = out.add_ops();
+    step->set_name(op.name);
+    SetList(op.arguments, step->mutable_arguments());
+  }
+  out.set_param(row.param);
+  out.set_offset(row.offset);
+  SetList(row.shape, out.mutable_shape());
+  SetList(row.stride, out.mutable_stride());
+  out.set_dtype(ToProto(row.dtype));
+  return out;
+}
+
+/// What a scheme and a trace have in common.
+template <typename Message>
+Result<control::LayoutSubmission> ConfigFromProto(const std::string& field,
+                                                  const Message& message) {
+  WW_FAIL_IF_ERROR(CheckText(field + ".config_json", message.config_json(), kConfigBytesMax));
+  WW_FAIL_IF_ERROR(CheckText(field + ".topology.spec", message.topology().spec(), kSpecBytesMax));
+  WW_FAIL_IF_ERROR(CheckCount(field + ".observed", message.observed_size(), kTensorsMax));
+  control::LayoutSubmission out;
+  out.config_json = message.config_json();
+  out.spec = message.topology().spec();
+  out.observed.reserve(message.observed_size());
+  for (int i = 0; i < message.observed_size(); ++i) {
+    WW_ASSIGN(layout::TensorSpec spec, FromProto(At(field, "observed", i), message.observed(i)));
+    out.observed.push_back({std::move(spec.name), spec.dtype, std::move(spec.shape)});
+  }
+  return out;
+}
+
+template <typename Message>
+void SetConfig(const control::LayoutSubmission& submission, Message* out) {
+  out->set_config_json(submission.config_json);
+  out->mutable_topology()->set_spec(submission.spec);
+  for (const layout::ObservedTensor& tensor : submission.observed) {
+    SetSpec(tensor.name, tensor.dtype, tensor.shape, out->add_observed());
+  }
+}
+
 Result<control::LayoutSubmission> SchemeFromProto(const std::string& field,
                                                   const v1::LayoutSubmission::Scheme& scheme) {
-  WW_FAIL_IF_ERROR(CheckText(field + ".config_json", scheme.config_json(), kConfigBytesMax));
-  WW_FAIL_IF_ERROR(CheckText(field + ".topology.spec", scheme.topology().spec(), kSpecBytesMax));
   if (scheme.topology().spec().empty()) {
     return Fail(Bad(field + ".topology.spec", "must not be empty"));
   }
-  WW_FAIL_IF_ERROR(CheckCount(field + ".observed", scheme.observed_size(), kTensorsMax));
-  control::LayoutSubmission out;
-  out.config_json = scheme.config_json();
-  out.spec = scheme.topology().spec();
-  out.observed.reserve(scheme.observed_size());
-  for (int i = 0; i < scheme.observed_size(); ++i) {
-    WW_ASSIGN(layout::TensorSpec spec, FromProto(At(field, "observed", i), scheme.observed(i)));
-    out.observed.push_back({std::move(spec.name), spec.dtype, std::move(spec.shape)});
+  return ConfigFromProto(field, scheme);
+}
+
+Result<control::LayoutSubmission> TracedFromProto(const std::string& field,
+                                                  const v1::LayoutSubmission::Traced& traced) {
+  if (traced.rows().empty()) return Fail(Bad(field + ".rows", "must not be empty"));
+  WW_FAIL_IF_ERROR(CheckCount(field + ".rows", traced.rows_size(), kPiecesMax));
+  WW_ASSIGN(control::LayoutSubmission out, ConfigFromProto(field, traced));
+  out.trace.reserve(traced.rows_size());
+  for (int i = 0; i < traced.rows_size(); ++i) {
+    WW_ASSIGN(auto row, RowFromProto(At(field, "rows", i), traced.rows(i)));
+    out.trace.push_back(std::move(row));
   }
   return out;
 }
@@ -175,12 +241,14 @@ v1::LayoutSubmission ToProto(const control::LayoutSubmission& submission) {
     if (submission.layout) *boxes->mutable_layout() = ToProto(*submission.layout);
     return out;
   }
-  v1::LayoutSubmission::Scheme* scheme = out.mutable_scheme();
-  scheme->set_config_json(submission.config_json);
-  scheme->mutable_topology()->set_spec(submission.spec);
-  for (const layout::ObservedTensor& tensor : submission.observed) {
-    SetSpec(tensor.name, tensor.dtype, tensor.shape, scheme->add_observed());
+  if (!submission.trace.empty()) {
+    SetConfig(submission, out.mutable_traced());
+    for (const layout::TraceRow& row : submission.trace) {
+      *out.mutable_traced()->add_rows() = RowToProto(row);
+    }
+    return out;
   }
+  SetConfig(submission, out.mutable_scheme());
   return out;
 }
 
@@ -196,10 +264,12 @@ Result<control::LayoutSubmission> FromProto(std::string_view field,
       WW_ASSIGN(out.layout, FromProto(Sub(field, "boxes.layout"), submission.boxes().layout()));
       return out;
     }
+    case v1::LayoutSubmission::kTraced:
+      return TracedFromProto(Sub(field, "traced"), submission.traced());
     case v1::LayoutSubmission::KIND_NOT_SET:
       break;
   }
-  return Fail(Bad(field, "needs a scheme or boxes"));
+  return Fail(Bad(field, "needs a scheme, a trace or boxes"));
 }
 
 }  // namespace weightwire::wire

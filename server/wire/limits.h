@@ -15,6 +15,7 @@ inline constexpr size_t kTextBytesMax = 4'096;  ///< text for people
 inline constexpr size_t kAddressBytesMax = 256;
 inline constexpr size_t kAddressesMax = 16;       ///< transports of one agent
 inline constexpr size_t kTensorsMax = 1'000'000;  ///< of one list
+inline constexpr size_t kTraceOpsMax = 64;        ///< views of one copy, arguments of one view
 inline constexpr size_t kPiecesMax = 8'000'000;   ///< of one rank
 inline constexpr size_t kRanksMax = 16'384;
 inline constexpr size_t kLegsMax = 16'384;  ///< plans that one member takes part in

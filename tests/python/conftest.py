@@ -68,12 +68,14 @@ class Trainer:
 class EngineRanks:
     """All ranks of an engine in this process; `follow` flips and acknowledges as a leader would."""
 
-    def __init__(self, agent: str, name: str, config: dict, spec: str, shapes: list[dict]):
+    def __init__(self, agent: str, name: str, config: dict, spec: str, shapes: list[list[TensorMeta]],
+                 traces: list | None = None):
         self.ranks = []
+        self.notes = []
         for rank, tensors in enumerate(shapes):
             subscriber = Subscriber(group=name, rank=rank, world_size=len(shapes), agent=agent)
             self.ranks.append(subscriber)
-            subscriber.bind(config, spec, tensors)
+            self.notes.append(subscriber.bind(config, spec, tensors, traces[rank] if traces else None))
         self._stop = threading.Event()
         self.flipped = threading.Condition()
         self._thread = threading.Thread(target=self._follow, daemon=True)

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from conftest import DATA, EngineRanks, Trainer, read_safetensors
-from demo import oracle
-from demo.checkpoint import hf_shapes
 from weightwire import TensorMeta
 
 # (model, folder, parallel spec)
@@ -72,25 +70,84 @@ def test_real_megatron_shards_arrive_as_the_hugging_face_checkpoint(daemon, grou
         assert np.array_equal(got[name].view(want.dtype), want), name
 
 
-def test_an_engine_gets_what_vllms_own_loader_would_have_put_there(daemon, groups):
-    """Replays the recorded copies of vLLM 0.32.0 at TP2 on a checkpoint and compares every byte."""
-    trace = json.loads((DATA / "vllm-traces/qwen2-tp2.json").read_text())
-    config = {**trace["config"], "head_dim": None}
+def vllm_case(name: str):
+    """(config, checkpoint bits by name, rows by rank, parameters by rank as vLLM 0.32.0 filled them)."""
+    trace = json.loads((DATA / f"vllm-traces/{name}.json").read_text())
+    config = {**trace["config"]}
+    if name.startswith("qwen2"):
+        config["head_dim"] = None  # recorded by transformers 5, which writes it for every model
+    ranks = [rank["copies"] for rank in trace["ranks"]]
     rng = np.random.Generator(np.random.SFC64(11))
-    hf = {name: rng.integers(0, 1 << 16, shape, dtype=np.uint16) for name, shape in hf_shapes(config).items()}
-    want = [replay(rank["copies"], hf) for rank in trace["ranks"]]
-    shards = [{n: (TensorMeta(n, "BF16", a.shape), a) for n, a in oracle.megatron(config, hf, 2, 2, rank)}
-              for rank in range(4)]
-    groups.append(Trainer(daemon.agent_socket, config, "megatron:tp2,pp2", shards))
-    shapes = oracle.vllm_shapes(config, 2)
-    assert {n: a.size for n, a in want[0].items()} == {n: int(np.prod(s)) for n, s in shapes.items()}
-    observed = [TensorMeta(n, "BF16", s) for n, s in shapes.items()]
-    groups.append(EngineRanks(daemon.agent_socket, "engine", config, "vllm:tp2", [observed, observed]))
+    hf = {n: rng.integers(0, 1 << 16, shape, dtype=np.uint16) for n, shape in checkpoint_shapes(ranks).items()}
+    return config, hf, ranks, [replay(copies, hf) for copies in ranks]
+
+
+def checkpoint_shapes(ranks: list) -> dict[str, tuple]:
+    """The shapes of the checkpoint's tensors, from what the ranks took of them together."""
+    shapes: dict[str, list] = {}
+    for copy in (copy for copies in ranks for copy in copies):
+        narrow = next((op for op in copy["ops"] if op[0] == "narrow"), None)
+        shape = list(copy["shape"])
+        if narrow:
+            shape[narrow[1]] = narrow[2] + narrow[3]
+        known = shapes.setdefault(copy["src"], shape)
+        shapes[copy["src"]] = [max(a, b) for a, b in zip(known, shape)]
+    return {name: tuple(shape) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("name", ["qwen2-tp2", "qwen3-moe-tp2"])
+def test_an_engine_gets_what_vllms_own_loader_would_have_put_there(daemon, groups, name, traced):
+    """Replays the recorded copies of vLLM 0.32.0 at TP2 on a checkpoint and compares every byte; the layout
+    comes from the scheme, or from the trace itself, and both agree."""
+    config, hf, ranks, want = vllm_case(name)
+    whole = {n: (TensorMeta(n, "BF16", a.shape), a) for n, a in hf.items()}
+    groups.append(Trainer(daemon.agent_socket, config, "hf", [whole]))
+    observed = [[TensorMeta(n, "BF16", shape) for n, shape in stacked(config, params).items()] for params in want]
+    groups.append(EngineRanks(daemon.agent_socket, "engine", config, "vllm:tp2", observed, ranks if traced else None))
+    assert groups[1].notes == [[], []]
     groups[0].publish(1)
     groups[1].wait_version(1)
     for rank, expected in enumerate(want):
-        for name, flat in expected.items():
-            assert np.array_equal(groups[1].ranks[rank].params[name].ravel(), flat), (rank, name)
+        for param, flat in expected.items():
+            assert np.array_equal(groups[1].ranks[rank].params[param].ravel(), flat), (rank, param)
+
+
+def test_a_trace_wins_over_the_scheme_and_says_where_they_disagree(daemon, groups):
+    config, hf, ranks, want = vllm_case("qwen2-tp2")
+    whole = {n: (TensorMeta(n, "BF16", a.shape), a) for n, a in hf.items()}
+    groups.append(Trainer(daemon.agent_socket, config, "hf", [whole]))
+    want.reverse()
+    observed = [[TensorMeta(n, "BF16", flat.shape) for n, flat in params.items()] for params in want]
+    groups.append(EngineRanks(daemon.agent_socket, "engine", config, "vllm:tp2", observed, ranks[::-1]))
+    assert "model.layers.0.self_attn.q_proj.weight: the loader takes 32768 elements, the scheme 32768; 0 are the same" \
+        in groups[1].notes[0]
+    assert not any("layernorm" in line for line in groups[1].notes[0])
+    groups[0].publish(1)
+    groups[1].wait_version(1)
+    for rank, expected in enumerate(want):
+        for param, flat in expected.items():
+            assert np.array_equal(groups[1].ranks[rank].params[param], flat), (rank, param)
+
+
+def stacked(config: dict, params: dict) -> dict[str, tuple]:
+    """The shapes of vLLM's parameters: matrices with the columns of what they were made from."""
+    hidden, tp = config["hidden_size"], 2
+    columns = {"o_proj": config["num_attention_heads"] * (config.get("head_dim") or hidden // config["num_attention_heads"]) // tp,
+               "down_proj": config["intermediate_size"] // tp}
+    shapes = {}
+    for name, flat in params.items():
+        experts = config.get("num_local_experts")
+        if name.endswith("w13_weight"):
+            shapes[name] = (experts, 2 * config["moe_intermediate_size"] // tp, hidden)
+        elif name.endswith("w2_weight"):
+            shapes[name] = (experts, hidden, config["moe_intermediate_size"] // tp)
+        elif name.endswith("norm.weight") or name.endswith("bias"):
+            shapes[name] = flat.shape
+        else:
+            width = next((c for part, c in columns.items() if part in name), hidden)
+            shapes[name] = (flat.size // width, width)
+    return shapes
 
 
 def replay(copies: list, hf: dict) -> dict[str, np.ndarray]:
@@ -103,9 +160,16 @@ def replay(copies: list, hf: dict) -> dict[str, np.ndarray]:
     written = {name: np.zeros(size, np.uint8) for name, size in sizes_of.items()}
     for c in copies:
         source = hf[c["src"]]
-        for op, dim, start, length in c["ops"]:
-            assert op == "narrow"
-            source = np.take(source, range(start, start + length), axis=dim)
+        for op, *arguments in c["ops"]:
+            if op == "narrow":
+                dim, start, length = arguments
+                source = np.take(source, range(start, start + length), axis=dim)
+            elif op == "unsqueeze":
+                source = np.expand_dims(source, arguments[0])
+            elif op == "__getitem__":  # after unbind, which takes dimension 0 apart
+                source = source[arguments[0]]
+            else:
+                assert op == "unbind"
         strided(params[c["param"]], c)[...] = source
         strided(written[c["param"]], c)[...] += 1
     assert all((w == 1).all() for w in written.values())

@@ -84,7 +84,8 @@ class Publisher:
 
     def bind_boxes(self, layout: types_pb2.LayoutSubmission) -> Mapping[str, np.ndarray]:
         """As `bind`, with explicit boxes instead of a scheme."""
-        return self._bind_arena(self._session.submit(layout))
+        agreed, _ = self._session.submit(layout)
+        return self._bind_arena(agreed)
 
     def _bind_arena(self, agreed: Sequence[TensorMeta]) -> Mapping[str, np.ndarray]:
         arena = Arena(f"weightwire-{self._session.rank_name.replace('/', '-')}", agreed)

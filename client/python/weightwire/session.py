@@ -129,14 +129,16 @@ class Session:
 
     def submit_layout(self, config_json: str, spec: str, observed: Sequence[TensorMeta]) -> list[TensorMeta]:
         """Negotiates a scheme's layout; returns the tensors in binding order."""
-        return self.submit(types_pb2.LayoutSubmission(scheme=types_pb2.LayoutSubmission.Scheme(
+        agreed, _ = self.submit(types_pb2.LayoutSubmission(scheme=types_pb2.LayoutSubmission.Scheme(
             config_json=config_json, topology=types_pb2.ParallelTopology(spec=spec),
             observed=[meta.to_proto() for meta in observed])))
+        return agreed
 
-    def submit(self, layout: types_pb2.LayoutSubmission) -> list[TensorMeta]:
-        """Submits any layout (explicit boxes included); returns the tensors in binding order."""
+    def submit(self, layout: types_pb2.LayoutSubmission) -> tuple[list[TensorMeta], list[str]]:
+        """Submits any layout (explicit boxes included); returns the tensors in binding order, and where a
+        trace and its scheme disagree."""
         reply = self.call("SubmitLayout", agent_pb2.AgentLayoutRequest(layout=layout))
-        return [TensorMeta.from_proto(t.spec) for t in reply.agreed.tensors]
+        return [TensorMeta.from_proto(t.spec) for t in reply.agreed.tensors], list(reply.notes)
 
     def put_fd(self, fd: int) -> int:
         """Hands an fd to the agent; returns its token."""

@@ -15,6 +15,7 @@ import numpy as np
 from weightwire import errors
 from weightwire.memory import TensorMeta, array_at
 from weightwire.session import Session, default_agent_socket
+from weightwire.trace import trace_row
 from weightwire.v1 import agent_pb2, types_pb2
 
 
@@ -70,23 +71,31 @@ class Subscriber:
         return Session(**self._place, on_event=lambda event: self._on_event(event, generation),
                        on_end=self._on_end)
 
-    def bind(self, config: Mapping[str, Any] | str, spec: str, tensors: Sequence[TensorMeta]) -> None:
+    def bind(self, config: Mapping[str, Any] | str, spec: str, tensors: Sequence[TensorMeta],
+             trace: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
         """Negotiates the layout of this rank and maps its stage (two buffers).
 
         config, spec, tensors: as Publisher.bind, e.g. spec "vllm:tp2".
+        trace: what the engine's own loader did, which then wins over the scheme: one mapping a copy, with
+        "src", "ops" ([name, *arguments] each), "param", "offset", "shape", "stride" and "dtype" (torch's name).
+        Returns where trace and scheme disagree, as lines for people; spec "" compares with nothing.
         """
         text = config if isinstance(config, str) else json.dumps(config)
-        self.bind_submission(types_pb2.LayoutSubmission(scheme=types_pb2.LayoutSubmission.Scheme(
-            config_json=text, topology=types_pb2.ParallelTopology(spec=spec),
-            observed=[meta.to_proto() for meta in tensors])))
+        common = dict(config_json=text, topology=types_pb2.ParallelTopology(spec=spec),
+                      observed=[meta.to_proto() for meta in tensors])
+        if trace is None:
+            return self.bind_submission(types_pb2.LayoutSubmission(
+                scheme=types_pb2.LayoutSubmission.Scheme(**common)))
+        return self.bind_submission(types_pb2.LayoutSubmission(traced=types_pb2.LayoutSubmission.Traced(
+            rows=[trace_row(copy) for copy in trace], **common)))
 
-    def bind_submission(self, layout: types_pb2.LayoutSubmission) -> None:
+    def bind_submission(self, layout: types_pb2.LayoutSubmission) -> list[str]:
         """As `bind`, for any layout (explicit boxes included)."""
         self._layout = layout
-        self._map_stage(self._session)
+        return self._map_stage(self._session)
 
-    def _map_stage(self, session: Session) -> None:
-        agreed = session.submit(self._layout)
+    def _map_stage(self, session: Session) -> list[str]:
+        agreed, notes = session.submit(self._layout)
         stage = session.call("Subscribe", agent_pb2.SubscribeRequest())
         buffers = []
         for token in stage.fd_tokens:
@@ -100,6 +109,7 @@ class Subscriber:
         with self._lock:
             self._buffers = buffers
             self._lock.notify_all()
+        return notes
 
     def wait_offer(self, timeout: float) -> Offer | None:
         """The next committed version; None after `timeout` seconds or when closed."""
