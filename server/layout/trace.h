@@ -17,6 +17,7 @@ namespace weightwire::layout {
 struct TraceOp {
   std::string name;
   std::vector<int64_t> arguments;
+  friend bool operator==(const TraceOp&, const TraceOp&) = default;
 };
 
 /// One copy: checkpoint tensor `source`, viewed through `ops`, lands in the engine's parameter
@@ -29,6 +30,7 @@ struct TraceRow {
   Shape shape;
   std::vector<int64_t> stride;
   DType dtype = DType::kBF16;  ///< of the parameter
+  friend bool operator==(const TraceRow&, const TraceRow&) = default;
 };
 
 struct EngineTrace {

@@ -13,9 +13,10 @@ namespace {
 
 using control::GroupRole;
 
-std::string Config(const std::string& name) {
+/// A file under tests/data.
+std::string Data(const std::string& name) {
   const char* root = std::getenv("WEIGHTWIRE_SOURCE_DIR");
-  std::ifstream file(std::string(root == nullptr ? "." : root) + "/tests/data/configs/" + name);
+  std::ifstream file(std::string(root == nullptr ? "." : root) + "/tests/data/" + name);
   std::stringstream text;
   text << file.rdbuf();
   EXPECT_FALSE(text.str().empty()) << name;
@@ -45,7 +46,7 @@ control::LayoutSubmission Scheme(const epoch::Member& member, const std::string&
 }
 
 struct Negotiation : ::testing::Test {
-  Negotiation() : config(Config("qwen2.5-0.5b.json")) {
+  Negotiation() : config(Data("configs/qwen2.5-0.5b.json")) {
     for (uint32_t rank = 0; rank < 2; ++rank) {
       members.push_back(*fleet.Register("t", GroupRole::kTrainer, "trainer", rank, 2));
     }
@@ -136,7 +137,7 @@ TEST_F(Negotiation, SpecMustHaveAsManyRanksAsTheGroup) {
 
 TEST_F(Negotiation, RanksOfAGroupHaveOneCanonicalSpace) {
   ASSERT_TRUE(fleet.Submit(Scheme(members[0], config, "megatron:tp2", 0)).has_value());
-  const std::string larger = Config("qwen2.5-1.5b.json");
+  const std::string larger = Data("configs/qwen2.5-1.5b.json");
   const auto reply = fleet.Submit(Scheme(members[1], larger, "megatron:tp2", 1));
   EXPECT_EQ(reply.error().reason(), Reason::kShapeMismatch);
   EXPECT_EQ(fleet.SubmitRows(members[1], 1, 2).reason(), Reason::kShapeMismatch);
@@ -171,6 +172,65 @@ TEST_F(Negotiation, SubmissionIsEitherSchemeOrBoxes) {
   auto half = neither;
   half.layout = RowShard(SmallModel(), 0, 2);
   EXPECT_EQ(fleet.Submit(half).error().reason(), Reason::kInvalidRequest);
+}
+
+/// What the recorded loader filled, flat.
+std::vector<layout::ObservedTensor> FilledBy(const std::vector<layout::TraceRow>& rows,
+                                             const layout::CanonicalSpace& canonical) {
+  const auto layout = layout::LayoutFromTrace(canonical, rows);
+  std::vector<layout::ObservedTensor> observed;
+  for (const auto& tensor : layout->tensors) {
+    observed.push_back({tensor.name, tensor.dtype, tensor.shape});
+  }
+  return observed;
+}
+
+TEST_F(Negotiation, TraceWinsOverTheSchemeAndSaysWhereTheyDisagree) {
+  const auto trace = layout::ParseTrace(Data("vllm-traces/qwen2-tp2.json"));
+  ASSERT_TRUE(trace.has_value());
+  const auto canonical = layout::CanonicalFromConfig(trace->config_json);
+  control::LayoutSubmission submission;
+  submission.member = members[0];
+  submission.config_json = trace->config_json;
+  submission.trace = trace->ranks[1];
+  submission.observed = FilledBy(trace->ranks[1], *canonical);
+  submission.observed.push_back({"a.buffer", layout::DType::kF32, {3}});
+
+  auto unknown = submission;
+  unknown.trace[0].source = "model.of.another";
+  EXPECT_EQ(fleet.Submit(unknown).error().reason(), Reason::kTensorMissing);
+  auto unreported = submission;
+  unreported.observed.erase(unreported.observed.begin());
+  EXPECT_EQ(fleet.Submit(unreported).error().reason(), Reason::kTensorMissing);
+  auto small = submission;
+  small.observed[0].shape = {1};
+  EXPECT_EQ(fleet.Submit(small).error().reason(), Reason::kShapeMismatch);
+  auto cast = submission;
+  cast.observed[0].dtype = layout::DType::kF32;
+  EXPECT_EQ(fleet.Submit(cast).error().reason(), Reason::kDtypeMismatch);
+
+  submission.spec = "vllm:tp2";  // rank 0 of it: the other half
+  const auto reply = fleet.Submit(submission);
+  ASSERT_TRUE(reply.has_value()) << reply.error().ToString();
+  EXPECT_THAT(reply->notes, ::testing::Contains(::testing::HasSubstr("q_proj.weight: the loader")));
+  EXPECT_THAT(reply->notes, ::testing::Not(::testing::Contains(::testing::HasSubstr("layernorm"))));
+  EXPECT_EQ(reply->agreed.tensors.size(), submission.observed.size());
+  EXPECT_TRUE(reply->agreed.tensors.back().pieces.empty());
+  submission.member = members[1];
+  EXPECT_THAT(fleet.Submit(submission)->notes, ::testing::IsEmpty());
+}
+
+TEST_F(Negotiation, TraceNeedsNoScheme) {
+  const auto trace = layout::ParseTrace(Data("vllm-traces/qwen3-moe-tp2.json"));
+  ASSERT_TRUE(trace.has_value());
+  control::LayoutSubmission submission;
+  submission.member = members[0];
+  submission.config_json = trace->config_json;
+  submission.trace = trace->ranks[0];
+  submission.observed = FilledBy(trace->ranks[0], *layout::CanonicalFromConfig(trace->config_json));
+  const auto reply = fleet.Submit(submission);
+  ASSERT_TRUE(reply.has_value()) << reply.error().ToString();
+  EXPECT_THAT(reply->notes, ::testing::IsEmpty());
 }
 
 TEST_F(Negotiation, LimitsAreStated) {

@@ -192,6 +192,52 @@ TEST(LayoutFromTrace, RefusesTwoDtypesAndOverlapInOneParameter) {
             Reason::kOverlappingShards);
 }
 
+/// A rank that holds `boxes` of tensor 0, each in a parameter of its own.
+RankLayout Holding(const std::vector<Box>& boxes) {
+  RankLayout rank;
+  for (const Box& box : boxes) {
+    rank.tensors.push_back({"p" + std::to_string(rank.tensors.size()),
+                            DType::kBF16,
+                            box.extent,
+                            {{0, box, 0, {box.extent[1], 1}}}});
+  }
+  return rank;
+}
+
+TEST(CompareTrace, LooksAtElementsAndNotAtHowTheyAreCut) {
+  const CanonicalSpace space = {{{"w", DType::kBF16, {4, 6}}}};
+  const RankLayout whole = Holding({{{0, 0}, {4, 6}}});
+  const RankLayout halves = Holding({{{0, 0}, {4, 3}}, {{0, 3}, {4, 3}}});
+  const RankLayout twice = Holding({{{0, 0}, {4, 6}}, {{0, 0}, {4, 6}}});
+  const RankLayout rows = Holding({{{0, 0}, {2, 6}}});
+  const RankLayout other_rows = Holding({{{1, 0}, {2, 6}}});
+  EXPECT_TRUE(CompareTrace(space, whole, halves).empty());
+  EXPECT_TRUE(CompareTrace(space, twice, twice).empty());
+  EXPECT_EQ(CompareTrace(space, whole, twice).size(), 1u);
+  EXPECT_EQ(CompareTrace(space, whole, {}).size(), 1u);
+  EXPECT_EQ(
+      CompareTrace(space, rows, other_rows),
+      (std::vector<std::string>{"w: the loader takes 12 elements, the scheme 12; 6 are the same"}));
+  std::vector<Box> fine(5'000, Box{{0, 0}, {1, 1}});
+  EXPECT_EQ(CompareTrace(space, Holding(fine), whole),
+            (std::vector<std::string>{"w: cut too finely to be compared"}));
+}
+
+TEST(CompareTrace, CountsWhatItDoesNotList) {
+  CanonicalSpace space;
+  for (int i = 0; i < 25; ++i) {
+    space.tensors.push_back({"w" + std::to_string(i), DType::kBF16, {4, 6}});
+  }
+  RankLayout all;
+  for (uint32_t i = 0; i < 25; ++i) {
+    all.tensors.push_back(
+        {"p" + std::to_string(i), DType::kBF16, {4, 6}, {{i, {{0, 0}, {4, 6}}, 0, {6, 1}}}});
+  }
+  const auto lines = CompareTrace(space, all, {});
+  ASSERT_EQ(lines.size(), 21u);
+  EXPECT_EQ(lines.back(), "… and 5 more tensors");
+}
+
 TEST(ParseTrace, RefusesWhatIsMalformed) {
   const std::string row =
       R"({"src":"w","ops":[],"param":"p","offset":0,"shape":[4],"stride":[1],"dtype":"bfloat16"})";

@@ -20,6 +20,7 @@ TEST(LayoutWire, SubmissionsComeBackEqual) {
     ASSERT_TRUE(back) << back.error().ToString();
     ASSERT_EQ(back->config_json, submission.config_json);
     ASSERT_EQ(back->spec, submission.spec);
+    ASSERT_EQ(back->trace, submission.trace);
     ASSERT_EQ(back->canonical, submission.canonical);
     ASSERT_EQ(back->layout, submission.layout);
     ASSERT_EQ(back->observed.size(), submission.observed.size());

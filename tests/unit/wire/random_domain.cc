@@ -187,11 +187,26 @@ layout::RankLayout RandomRankLayout(Dice& dice) {
   return out;
 }
 
+layout::TraceRow RandomTraceRow(Dice& dice) {
+  layout::TraceRow row;
+  row.source = dice.Name(60);
+  for (size_t i = dice.Below(4); i > 0; --i) row.ops.push_back({dice.Name(12), RandomShape(dice)});
+  row.param = dice.Name(60);
+  row.offset = static_cast<int64_t>(dice.Next());
+  row.shape = RandomShape(dice);
+  row.stride = RandomShape(dice);
+  row.dtype = RandomDType(dice);
+  return row;
+}
+
 control::LayoutSubmission RandomSubmission(Dice& dice) {
   control::LayoutSubmission out;
   if (dice.Coin()) {
     out.config_json = dice.Name(300);
     out.spec = dice.Name(40);
+    if (dice.Coin()) {
+      for (size_t i = 1 + dice.Below(5); i > 0; --i) out.trace.push_back(RandomTraceRow(dice));
+    }
     for (size_t i = dice.Below(5); i > 0; --i) {
       out.observed.push_back({dice.Name(60), RandomDType(dice), RandomShape(dice)});
     }
