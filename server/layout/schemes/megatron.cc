@@ -9,6 +9,8 @@
 // Rank = t + T · (cp + CP · (dp + DP · pp)), Megatron's default order tp-cp-ep-dp-pp; with
 // order=tp-cp-ep-pp-dp pp and dp change places. Experts have a grid of their own in each stage:
 // with r the rank within the stage, x = r mod X, e = r / X mod E, and what remains are replicas.
+// When pp is not last, both grids agree about the stages only with X · E = T · CP; Megatron refuses
+// anything else.
 // Context- and data-parallel ranks are replicas of the rest; sequence parallelism changes no
 // weight.
 #include <algorithm>
@@ -100,6 +102,14 @@ Result<ExpertGrid> GridOf(const ModelConfig& config, const ParallelSpec& spec, c
   WW_FAIL_IF_ERROR(CheckDivides("moe_intermediate_size", config.moe_intermediate, grid.etp));
   WW_FAIL_IF_ERROR(CheckDivides("the number of ranks in a pipeline stage", cut.tp * cut.replicas,
                                 grid.ep * grid.etp));
+  const int64_t before_stages = cut.tp * spec.SizeOr("cp", 1);
+  if (cut.pp > 1 && cut.pp_before_dp && grid.ep * grid.etp != before_stages) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kShapeMismatch,
+                       "with order=tp-cp-ep-pp-dp, ep " + std::to_string(grid.ep) + " and etp " +
+                           std::to_string(grid.etp) + " must give tp x cp = " +
+                           std::to_string(before_stages) + " ranks, as Megatron demands")
+                    .Remedy("change ep or etp, or leave the order out"));
+  }
   return grid;
 }
 

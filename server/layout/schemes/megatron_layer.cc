@@ -117,6 +117,12 @@ void GroupedExperts(RoleCutter& cutter, const ExpertGrid& grid, const std::strin
   const auto sample = model.Find(Role::kExpertGate, layer);
   if (!sample) return;
   RankBuilder& builder = cutter.builder();
+  if (const auto bias = model.Find(Role::kExpertGateBias, layer)) {
+    builder.Refuse(Status(Code::kInvalidArgument, Reason::kShapeMismatch,
+                          "Megatron's GroupedMLP has no biases, and the model's experts do")
+                       .AtTensor(model.canonical().tensors[bias->tensor].name)
+                       .Remedy("pass experts=sequential or experts=te"));
+  }
   const int64_t count = model.config().experts / grid.ep;
   const int64_t hidden = sample->columns();
   const int64_t inner = cutter.Divide(*sample, sample->rows(), grid.etp);
