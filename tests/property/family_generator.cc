@@ -1,0 +1,167 @@
+#include "tests/property/family_generator.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace weightwire {
+namespace {
+
+using family_oracle::Config;
+using family_oracle::Tensors;
+
+/// What cuts the experts' inner sizes, what deals experts out, and how many there must be.
+struct ExpertNeeds {
+  int64_t parts = 1, multiple = 1, least = 1;
+};
+
+ExpertNeeds NeedsOf(const Party& party) {
+  if (party.kind == Party::Kind::kMegatron) return {party.megatron.etp, party.megatron.ep, 1};
+  const family_oracle::EngineShape& e = party.engine;
+  const int64_t ep = std::max<int64_t>(1, e.ep);
+  if (party.kind != Party::Kind::kEngine) return {};
+  if (e.sglang) return {std::max<int64_t>(1, e.tp / ep), 1, ep - e.redundant};
+  return e.ep > 0 ? ExpertNeeds{1, 1, e.tp * e.dp - e.redundant} : ExpertNeeds{e.tp * e.dp, 1, 1};
+}
+
+int64_t TensorParallel(const Party& party) {
+  return party.kind == Party::Kind::kMegatron ? party.megatron.tp
+         : party.kind == Party::Kind::kEngine ? party.engine.tp
+                                              : 1;
+}
+
+}  // namespace
+
+std::string Party::Spec() const {
+  std::string spec = scheme;
+  for (size_t i = 0; i < items.size(); ++i) spec.append(i == 0 ? ":" : ",").append(items[i]);
+  return spec;
+}
+
+bool Party::Fits(const Config& config) const {
+  if (kind == Kind::kMegatron) return family_oracle::MegatronFits(config, megatron);
+  return kind == Kind::kHuggingFace || family_oracle::EngineFits(config, engine);
+}
+
+std::vector<Tensors> Party::Ranks(const Config& config, const Tensors& hf,
+                                  const family_oracle::Weights& weights) const {
+  if (kind == Kind::kHuggingFace) return {family_oracle::Checkpoint(config, hf, mtp)};
+  if (kind == Kind::kMegatron) return family_oracle::MegatronRanks(config, weights, megatron);
+  return family_oracle::EngineRanks(config, weights, engine);
+}
+
+int64_t FamilyGenerator::DivisorOf(int64_t n) {
+  std::vector<int64_t> divisors;
+  for (int64_t d = 1; d <= n; ++d) {
+    if (n % d == 0) divisors.push_back(d);
+  }
+  return Pick(divisors);
+}
+
+void FamilyGenerator::Size(Party& party, const char* word, int64_t size) {
+  if (size > 1 || OneIn(4)) party.items.push_back(std::string(word) + std::to_string(size));
+}
+
+Case FamilyGenerator::Draw() {
+  Case c;
+  DrawOutline(c.config);
+  const std::vector<int64_t> sizes = {1, 1, 2, 2, 2, 3, 4, 4, 5, 6, 8};
+  const int64_t a = Pick(sizes);
+  int64_t b = Pick(sizes);
+  while (std::lcm(a, b) > 16 && !OneIn(12)) b = Pick(sizes);
+  const auto draw = [&](int64_t kind, int64_t tp) {
+    return kind == 0   ? DrawHuggingFace(c.config)
+           : kind == 1 ? DrawMegatron(c.config, tp)
+                       : DrawEngine(c.config, tp, kind == 3);
+  };
+  c.from = draw(Pick<int64_t>({0, 1, 1, 1, 1, 1, 2, 3}), a);
+  c.to = draw(Pick<int64_t>({0, 1, 1, 2, 2, 2, 3, 3}), b);
+  DrawSizes(c.config, c.from, c.to);
+  for (Party* party : {&c.from, &c.to}) {
+    DrawVocab(c.config, *party);
+    std::shuffle(party->items.begin(), party->items.end(), random_);
+  }
+  return c;
+}
+
+/// What decides which tensors there are.
+void FamilyGenerator::DrawOutline(Config& c) {
+  c.family = Pick(family_oracle::KnownFamilies());
+  if (OneIn(12)) c.family = OneIn(2) ? "deepseek_v3" : "kimi_k2";  // for its MTP layers
+  c.layers = In(1, c.Mixture() ? 5 : 8);
+  c.attention_bias = OneIn(2);
+  c.mlp_bias = OneIn(2);
+  c.use_qk_norm = OneIn(2);
+  if (c.HasMtp()) c.mtp = In(0, 2);
+  const bool gemma = c.Is({"gemma", "gemma2", "gemma3_text"});
+  c.says_tied = !OneIn(4);
+  c.tied = c.says_tied ? OneIn(2) : gemma;
+  if (c.Latent() || c.Is({"glm4_moe"})) c.first_dense = In(0, c.layers - (OneIn(8) ? 0 : 1));
+  if (c.Latent() || c.Is({"qwen2_moe", "qwen3_moe"})) c.step = OneIn(3) ? 2 : 1;
+  if (!c.Is({"qwen2_moe", "qwen3_moe"})) return;
+  for (int64_t layer = 0; layer < c.layers; ++layer) {
+    if (OneIn(6)) c.dense_layers.insert(layer);
+  }
+}
+
+/// Sizes that both sides' parallel sizes divide, except now and then.
+void FamilyGenerator::DrawSizes(Config& c, const Party& from, const Party& to) {
+  const bool loose = OneIn(10);
+  const int64_t tp = std::lcm(TensorParallel(from), TensorParallel(to));
+  c.hidden = In(1, 9);
+  c.vocab = In(1, 41);
+  c.intermediate = loose ? In(1, 24) : tp * In(1, tp > 8 ? 1 : 3);
+  if (c.mtp > 0 && !loose) {
+    int64_t rows = 1;  // of eh_proj
+    for (const Party* party : {&from, &to}) {
+      if (party->kind == Party::Kind::kMegatron && party->mtp) {
+        rows = std::lcm(rows, party->megatron.tp);
+      }
+    }
+    c.hidden = rows * In(1, std::max<int64_t>(1, 9 / rows));
+  }
+  DrawAttention(c, tp, loose);
+  if (c.Mixture()) DrawMixture(c, from, to, loose);
+}
+
+void FamilyGenerator::DrawAttention(Config& c, int64_t tp, bool loose) {
+  c.heads = tp > 16 || loose ? In(1, 16) : tp * In(1, 16 / tp);
+  std::vector<int64_t> kv_heads;
+  for (int64_t d = 1; d <= c.heads; ++d) {
+    const bool fits = d % tp == 0 || tp % d == 0;
+    if (c.heads % d == 0 && (fits || loose)) kv_heads.push_back(d);
+  }
+  c.kv_heads = Pick(kv_heads);
+  for (int i = 0; i < 8; ++i) {
+    c.head_dim = In(1, 6);
+    if ((c.heads + 2 * c.kv_heads) * c.head_dim % tp == 0) break;
+  }
+  if (c.Is({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3_moe"}) && OneIn(5)) {
+    c.says_head_dim = false;
+    c.head_dim = In(1, 2);
+    c.hidden = c.heads * c.head_dim;
+  }
+  if (!c.Latent()) return;
+  c.kv_heads = c.heads;
+  c.says_head_dim = c.hidden % c.heads != 0 || OneIn(2);
+  c.q_lora = OneIn(3) ? 0 : loose ? In(1, 12) : tp * In(1, tp > 4 ? 1 : 3);
+  c.rope = In(1, 4);
+  c.kv_lora = loose ? In(1, 12) : tp * In(1, tp > 4 ? 1 : 2) + (tp - c.rope % tp) % tp;
+  c.nope = In(1, 4);
+  c.v_dim = In(1, 4);
+}
+
+void FamilyGenerator::DrawMixture(Config& c, const Party& from, const Party& to, bool loose) {
+  const ExpertNeeds a = NeedsOf(from), b = NeedsOf(to);
+  const int64_t multiple = std::lcm(a.multiple, b.multiple);
+  const int64_t least = std::max(a.least, b.least);
+  const int64_t tp = std::lcm(TensorParallel(from), TensorParallel(to));
+  c.experts = loose ? In(1, 9) : multiple * std::max(In(1, 3), (least + multiple - 1) / multiple);
+  c.experts = std::min<int64_t>(c.experts, 24);
+  if (c.Is({"qwen2_moe"})) c.shared_intermediate = loose ? In(1, 12) : tp * In(1, 2);
+  if (c.Latent() || c.Is({"glm4_moe"})) c.shared_experts = In(0, 2);
+  int64_t parts = std::lcm(a.parts, b.parts);
+  if (c.shared_experts > 0) parts = std::lcm(parts, tp);
+  c.moe_intermediate = loose || parts > 36 ? In(1, 12) : parts * In(1, parts > 4 ? 1 : 3);
+}
+
+}  // namespace weightwire

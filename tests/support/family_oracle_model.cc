@@ -1,0 +1,269 @@
+#include "tests/support/family_oracle_model.h"
+
+#include <algorithm>
+
+namespace weightwire::family_oracle {
+namespace {
+
+/// Makes arrays whose elements count on from one tensor to the next.
+class Maker {
+ public:
+  Maker(Tensors& tensors, std::string at) : tensors_(tensors), at_(std::move(at)) {}
+
+  void Add(const std::string& name, std::vector<int64_t> shape) {
+    Array array{std::move(shape), {}};
+    const auto size = static_cast<size_t>(array.rows() * array.Width());
+    array.cells.reserve(size);
+    for (size_t i = 0; i < size; ++i) array.cells.push_back(next_++);
+    tensors_[at_ + name] = std::move(array);
+  }
+  void AddIf(bool present, const std::string& name, std::vector<int64_t> shape) {
+    if (present) Add(name, std::move(shape));
+  }
+  void MarkF32(const std::string& name) { tensors_.at(at_ + name).f32 = true; }
+  void MoveTo(std::string at) { at_ = std::move(at); }
+
+ private:
+  Tensors& tensors_;
+  std::string at_;
+  uint64_t next_ = 1;
+};
+
+bool FourNorms(const Config& c) { return c.Is({"gemma2", "gemma3_text"}); }
+
+void AddGrouped(Maker& make, const Config& c) {
+  const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
+  make.Add("self_attn.q_proj.weight", {q, c.hidden});
+  make.Add("self_attn.k_proj.weight", {kv, c.hidden});
+  make.Add("self_attn.v_proj.weight", {kv, c.hidden});
+  make.Add("self_attn.o_proj.weight", {c.hidden, q});
+  make.AddIf(c.QkvBias(), "self_attn.q_proj.bias", {q});
+  make.AddIf(c.QkvBias(), "self_attn.k_proj.bias", {kv});
+  make.AddIf(c.QkvBias(), "self_attn.v_proj.bias", {kv});
+  make.AddIf(c.OBias(), "self_attn.o_proj.bias", {c.hidden});
+  make.AddIf(c.HeadNorms(), "self_attn.q_norm.weight", {c.head_dim});
+  make.AddIf(c.HeadNorms(), "self_attn.k_norm.weight", {c.head_dim});
+  make.AddIf(c.Is({"gpt_oss"}), "self_attn.sinks", {c.heads});
+}
+
+void AddLatent(Maker& make, const Config& c) {
+  const int64_t q = c.heads * (c.nope + c.rope);
+  if (c.q_lora > 0) {
+    make.Add("self_attn.q_a_proj.weight", {c.q_lora, c.hidden});
+    make.Add("self_attn.q_a_layernorm.weight", {c.q_lora});
+    make.Add("self_attn.q_b_proj.weight", {q, c.q_lora});
+  } else {
+    make.Add("self_attn.q_proj.weight", {q, c.hidden});
+  }
+  make.Add("self_attn.kv_a_proj_with_mqa.weight", {c.kv_lora + c.rope, c.hidden});
+  make.Add("self_attn.kv_a_layernorm.weight", {c.kv_lora});
+  make.Add("self_attn.kv_b_proj.weight", {c.heads * (c.nope + c.v_dim), c.kv_lora});
+  make.Add("self_attn.o_proj.weight", {c.hidden, c.heads * c.v_dim});
+}
+
+void AddGlu(Maker& make, const std::string& at, int64_t inner, int64_t hidden, bool bias) {
+  make.Add(at + "gate_proj.weight", {inner, hidden});
+  make.Add(at + "up_proj.weight", {inner, hidden});
+  make.Add(at + "down_proj.weight", {hidden, inner});
+  make.AddIf(bias, at + "gate_proj.bias", {inner});
+  make.AddIf(bias, at + "up_proj.bias", {inner});
+  make.AddIf(bias, at + "down_proj.bias", {hidden});
+}
+
+void AddMixture(Maker& make, const Config& c) {
+  const int64_t n = c.experts, inner = c.moe_intermediate;
+  if (c.Is({"gpt_oss"})) {
+    make.Add("mlp.router.weight", {n, c.hidden});
+    make.Add("mlp.router.bias", {n});
+    make.Add("mlp.experts.gate_up_proj", {n, c.hidden, 2 * inner});
+    make.Add("mlp.experts.gate_up_proj_bias", {n, 2 * inner});
+    make.Add("mlp.experts.down_proj", {n, inner, c.hidden});
+    make.Add("mlp.experts.down_proj_bias", {n, c.hidden});
+    return;
+  }
+  if (c.Is({"mixtral"})) {
+    make.Add("block_sparse_moe.gate.weight", {n, c.hidden});
+    for (int64_t e = 0; e < n; ++e) {
+      const std::string at = std::string("block_sparse_moe.experts.") + std::to_string(e) + ".";
+      make.Add(at + "w1.weight", {inner, c.hidden});
+      make.Add(at + "w2.weight", {c.hidden, inner});
+      make.Add(at + "w3.weight", {inner, c.hidden});
+    }
+    return;
+  }
+  make.Add("mlp.gate.weight", {n, c.hidden});
+  if (c.RouterCorrection()) {
+    make.Add("mlp.gate.e_score_correction_bias", {n});
+    make.MarkF32("mlp.gate.e_score_correction_bias");
+  }
+  for (int64_t e = 0; e < n; ++e) {
+    AddGlu(make, std::string("mlp.experts.") + std::to_string(e) + ".", inner, c.hidden, false);
+  }
+  if (c.SharedSize() == 0) return;
+  AddGlu(make, c.Is({"qwen2_moe"}) ? "mlp.shared_expert." : "mlp.shared_experts.", c.SharedSize(),
+         c.hidden, false);
+  make.AddIf(c.Is({"qwen2_moe"}), "mlp.shared_expert_gate.weight", {1, c.hidden});
+}
+
+/// Reads one layer's tensors by name; what is not there stays empty.
+class Reader {
+ public:
+  Reader(const Tensors& hf, std::string at) : hf_(hf), at_(std::move(at)) {}
+  Array operator()(const std::string& name) const {
+    const auto it = hf_.find(at_ + name);
+    return it == hf_.end() ? Array{} : it->second;
+  }
+
+ private:
+  const Tensors& hf_;
+  const std::string at_;
+};
+
+std::vector<Expert> LoadExperts(const Config& c, const Reader& of) {
+  std::vector<Expert> experts(static_cast<size_t>(c.experts));
+  for (int64_t e = 0; e < c.experts; ++e) {
+    Expert& expert = experts[static_cast<size_t>(e)];
+    if (c.Is({"gpt_oss"})) {
+      const Array gate_up = At(of("mlp.experts.gate_up_proj"), e);  // [hidden, 2 · inner]
+      const Array bias = At(of("mlp.experts.gate_up_proj_bias"), e);
+      expert = {Transpose(EveryOther(gate_up, 0)),
+                Transpose(EveryOther(gate_up, 1)),
+                Transpose(At(of("mlp.experts.down_proj"), e)),
+                EveryOther(bias, 0),
+                EveryOther(bias, 1),
+                At(of("mlp.experts.down_proj_bias"), e)};
+      continue;
+    }
+    const bool mixtral = c.Is({"mixtral"});
+    const std::string at = std::string(mixtral ? "block_sparse_moe" : "mlp") + ".experts." +
+                           std::to_string(e) + (mixtral ? ".w" : ".");
+    expert.gate = of(at + (mixtral ? "1.weight" : "gate_proj.weight"));
+    expert.up = of(at + (mixtral ? "3.weight" : "up_proj.weight"));
+    expert.down = of(at + (mixtral ? "2.weight" : "down_proj.weight"));
+  }
+  return experts;
+}
+
+Layer LoadLayer(const Config& c, const Tensors& hf, int64_t number) {
+  const Reader of(hf, LayerPrefix(number));
+  Layer l;
+  l.moe = c.MoeLayer(number);
+  l.input_norm = of("input_layernorm.weight");
+  l.mlp_norm =
+      of(FourNorms(c) ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight");
+  if (FourNorms(c)) l.attention_output_norm = of("post_attention_layernorm.weight");
+  l.mlp_output_norm = of("post_feedforward_layernorm.weight");
+  l.q = of("self_attn.q_proj.weight");
+  l.k = of("self_attn.k_proj.weight");
+  l.v = of("self_attn.v_proj.weight");
+  l.o = of("self_attn.o_proj.weight");
+  l.q_bias = of("self_attn.q_proj.bias");
+  l.k_bias = of("self_attn.k_proj.bias");
+  l.v_bias = of("self_attn.v_proj.bias");
+  l.o_bias = of("self_attn.o_proj.bias");
+  l.q_norm = of("self_attn.q_norm.weight");
+  l.k_norm = of("self_attn.k_norm.weight");
+  l.sinks = of("self_attn.sinks");
+  l.q_a = of("self_attn.q_a_proj.weight");
+  l.q_a_norm = of("self_attn.q_a_layernorm.weight");
+  l.q_b = of("self_attn.q_b_proj.weight");
+  l.kv_a = of("self_attn.kv_a_proj_with_mqa.weight");
+  l.kv_a_norm = of("self_attn.kv_a_layernorm.weight");
+  l.kv_b = of("self_attn.kv_b_proj.weight");
+  l.gate = of("mlp.gate_proj.weight");
+  l.up = of("mlp.up_proj.weight");
+  l.down = of("mlp.down_proj.weight");
+  l.gate_bias = of("mlp.gate_proj.bias");
+  l.up_bias = of("mlp.up_proj.bias");
+  l.down_bias = of("mlp.down_proj.bias");
+  l.enorm = of("enorm.weight");
+  l.hnorm = of("hnorm.weight");
+  l.eh_proj = of("eh_proj.weight");
+  l.head_norm = of("shared_head.norm.weight");
+  if (!l.moe) return l;
+  const std::string module = RouterModule(c, number).substr(LayerPrefix(number).size());
+  l.router = of(module + ".weight");
+  l.router_bias = of(module + ".bias");
+  l.router_correction = of(module + ".e_score_correction_bias");
+  l.experts = LoadExperts(c, of);
+  const std::string shared = SharedPrefix(c, number).substr(LayerPrefix(number).size());
+  l.shared_gate = of(shared + "gate_proj.weight");
+  l.shared_up = of(shared + "up_proj.weight");
+  l.shared_down = of(shared + "down_proj.weight");
+  l.shared_expert_gate = of("mlp.shared_expert_gate.weight");
+  return l;
+}
+
+}  // namespace
+
+Tensors HuggingFace(const Config& c) {
+  Tensors hf;
+  Maker make(hf, "");
+  make.Add("model.embed_tokens.weight", {c.vocab, c.hidden});
+  make.AddIf(!c.tied, "lm_head.weight", {c.vocab, c.hidden});
+  make.Add("model.norm.weight", {c.hidden});
+  for (int64_t layer = 0; layer < c.layers + c.mtp; ++layer) {
+    make.MoveTo(LayerPrefix(layer));
+    make.Add("input_layernorm.weight", {c.hidden});
+    make.Add("post_attention_layernorm.weight", {c.hidden});
+    make.AddIf(FourNorms(c), "pre_feedforward_layernorm.weight", {c.hidden});
+    make.AddIf(FourNorms(c), "post_feedforward_layernorm.weight", {c.hidden});
+    c.Latent() ? AddLatent(make, c) : AddGrouped(make, c);
+    if (c.MoeLayer(layer)) {
+      AddMixture(make, c);
+    } else {
+      AddGlu(make, "mlp.", c.intermediate, c.hidden, c.Is({"llama"}) && c.mlp_bias);
+    }
+    if (layer < c.layers) continue;
+    make.Add("enorm.weight", {c.hidden});
+    make.Add("hnorm.weight", {c.hidden});
+    make.Add("eh_proj.weight", {c.hidden, 2 * c.hidden});
+    make.Add("shared_head.norm.weight", {c.hidden});
+  }
+  return hf;
+}
+
+Tensors Checkpoint(const Config& c, const Tensors& hf, bool with_mtp) {
+  Tensors out = hf;
+  for (int64_t layer = c.layers; layer < c.layers + c.mtp; ++layer) {
+    const std::string at = LayerPrefix(layer);
+    if (with_mtp) {
+      out[at + "embed_tokens.weight"] = hf.at("model.embed_tokens.weight");
+      out[at + "shared_head.head.weight"] =
+          hf.at(c.tied ? "model.embed_tokens.weight" : "lm_head.weight");
+      continue;
+    }
+    std::erase_if(out, [&at](const auto& item) { return item.first.starts_with(at); });
+  }
+  return out;
+}
+
+Weights Load(const Config& c, const Tensors& hf) {
+  Weights weights;
+  weights.embedding = hf.at("model.embed_tokens.weight");
+  weights.final_norm = hf.at("model.norm.weight");
+  if (!c.tied) weights.head = hf.at("lm_head.weight");
+  for (int64_t layer = 0; layer < c.layers + c.mtp; ++layer) {
+    weights.layers.push_back(LoadLayer(c, hf, layer));
+  }
+  return weights;
+}
+
+std::string LayerPrefix(int64_t layer) {
+  return std::string("model.layers.") + std::to_string(layer) + ".";
+}
+std::string MoePrefix(const Config& c, int64_t layer) {
+  return LayerPrefix(layer) + (c.Is({"mixtral"}) ? "block_sparse_moe." : "mlp.");
+}
+std::string RouterModule(const Config& c, int64_t layer) {
+  return MoePrefix(c, layer) + (c.Is({"gpt_oss"}) ? "router" : "gate");
+}
+std::string SharedPrefix(const Config& c, int64_t layer) {
+  return MoePrefix(c, layer) + (c.Is({"qwen2_moe"}) ? "shared_expert." : "shared_experts.");
+}
+std::string MlpNormName(const Config& c, int64_t layer) {
+  return LayerPrefix(layer) +
+         (FourNorms(c) ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight");
+}
+
+}  // namespace weightwire::family_oracle

@@ -1,0 +1,104 @@
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/support/family_oracle_array.h"
+
+namespace weightwire::family_oracle {
+
+/// A tiny model of one of the families that the oracle knows.
+struct Config {
+  std::string family;
+  int64_t hidden = 1;
+  int64_t layers = 1;
+  int64_t heads = 1;
+  int64_t kv_heads = 1;
+  int64_t head_dim = 1;
+  int64_t intermediate = 1;
+  int64_t vocab = 1;
+  bool tied = false;
+  bool attention_bias = false;
+  bool mlp_bias = false;     ///< llama
+  bool use_qk_norm = false;  ///< glm4_moe
+
+  int64_t experts = 0;
+  int64_t moe_intermediate = 0;
+  int64_t shared_intermediate = 0;  ///< qwen2_moe
+  int64_t shared_experts = 0;       ///< deepseek, glm4_moe
+  int64_t first_dense = 0;          ///< deepseek, glm4_moe
+  int64_t step = 1;                 ///< decoder_sparse_step, moe_layer_freq
+  std::set<int64_t> dense_layers;   ///< mlp_only_layers
+
+  int64_t q_lora = 0;
+  int64_t kv_lora = 0;
+  int64_t nope = 0;
+  int64_t rope = 0;
+  int64_t v_dim = 0;
+  int64_t mtp = 0;
+
+  // What config.json leaves to its defaults.
+  bool says_head_dim = true;
+  bool says_tied = true;
+
+  bool Is(std::initializer_list<const char*> families) const;
+  bool Latent() const { return Is({"deepseek_v2", "deepseek_v3", "kimi_k2"}); }
+  bool HasMtp() const { return Is({"deepseek_v3", "kimi_k2"}); }
+  bool Mixture() const {
+    return Latent() || Is({"mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss"});
+  }
+  /// Whether layer (MTP layers come after the decoder's) has experts.
+  bool MoeLayer(int64_t layer) const;
+  bool AnyDenseLayer() const;
+  bool AnyMoeLayer() const;  ///< of the decoder
+  /// Inner size of all shared experts together.
+  int64_t SharedSize() const;
+  bool QkvBias() const;
+  bool OBias() const;
+  bool HeadNorms() const;
+  bool RouterCorrection() const { return HasMtp() || Is({"glm4_moe"}); }
+};
+const std::vector<std::string>& KnownFamilies();
+
+/// config.json as transformers writes it for the family.
+std::string ConfigJson(const Config& config);
+
+/// The Hugging Face checkpoint: a different number in every element of all tensors.
+Tensors HuggingFace(const Config& config);
+/// The same as its files hold it: with what checkpoints store twice, or without MTP layers.
+Tensors Checkpoint(const Config& config, const Tensors& hf, bool with_mtp);
+
+struct Expert {
+  Array gate, up, down;  ///< [inner, hidden] twice, [hidden, inner]
+  Array gate_bias, up_bias, down_bias;
+};
+
+/// A layer's tensors, each as torch's Linear holds it ([out, in]); absent ones are empty.
+struct Layer {
+  bool moe = false;
+  Array input_norm, attention_output_norm, mlp_norm, mlp_output_norm;
+  Array q, k, v, o, q_bias, k_bias, v_bias, o_bias, q_norm, k_norm, sinks;
+  Array q_a, q_a_norm, q_b, kv_a, kv_a_norm, kv_b;
+  Array gate, up, down, gate_bias, up_bias, down_bias;
+  Array router, router_bias, router_correction;
+  std::vector<Expert> experts;
+  Array shared_gate, shared_up, shared_down, shared_expert_gate;
+  Array enorm, hnorm, eh_proj, head_norm;  ///< MTP
+};
+
+struct Weights {
+  Array embedding, final_norm, head;  ///< head is empty when tied
+  std::vector<Layer> layers;          ///< the decoder's, then MTP
+};
+Weights Load(const Config& config, const Tensors& hf);
+
+/// How the checkpoint calls a layer's modules; each begins with "model.layers.<layer>.".
+std::string LayerPrefix(int64_t layer);
+std::string MoePrefix(const Config& config, int64_t layer);     ///< "….mlp."
+std::string RouterModule(const Config& config, int64_t layer);  ///< "….mlp.gate"
+std::string SharedPrefix(const Config& config, int64_t layer);  ///< "….mlp.shared_experts."
+/// Names of the norms behind attention, before the MLP and behind it (Gemma 2 and 3 have three).
+std::string MlpNormName(const Config& config, int64_t layer);
+
+}  // namespace weightwire::family_oracle
