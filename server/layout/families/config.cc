@@ -37,9 +37,10 @@ Result<int64_t> CheckSize(const char* key, int64_t value, int64_t least) {
   return value;
 }
 
-Result<int64_t> HeadDim(const Json& json, const ModelConfig& config) {
+Result<int64_t> HeadDim(const Json& json, const ModelConfig& config, const Defaults& defaults) {
   WW_ASSIGN(const std::optional<int64_t> given, OptionalInteger(json, "head_dim"));
   if (given) return ReadSize(json, "head_dim");
+  if (defaults.head_dim > 0 && !json.contains("head_dim")) return defaults.head_dim;
   if (config.hidden % config.heads != 0) {
     return Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
                 "hidden_size is no multiple of num_attention_heads and head_dim is not given");
@@ -47,9 +48,12 @@ Result<int64_t> HeadDim(const Json& json, const ModelConfig& config) {
   return config.hidden / config.heads;
 }
 
-Status ReadHeads(const Json& json, ModelConfig& config) {
+Status ReadHeads(const Json& json, const Defaults& defaults, ModelConfig& config) {
   WW_ASSIGN_OR_STATUS(config.heads, ReadSize(json, "num_attention_heads"));
-  WW_ASSIGN_OR_STATUS(config.kv_heads, ReadSizeOr(json, "num_key_value_heads", config.heads));
+  const bool silent = !json.contains("num_key_value_heads") && defaults.kv_heads > 0 &&
+                      config.heads % defaults.kv_heads == 0;
+  WW_ASSIGN_OR_STATUS(config.kv_heads, ReadSizeOr(json, "num_key_value_heads",
+                                                  silent ? defaults.kv_heads : config.heads));
   if (config.heads > kHeadsMax) {
     return {Code::kResourceExhausted, Reason::kLimitExceeded,
             "num_attention_heads is over " + std::to_string(kHeadsMax)};
@@ -58,7 +62,7 @@ Status ReadHeads(const Json& json, ModelConfig& config) {
     return {Code::kInvalidArgument, Reason::kInvalidRequest,
             "num_attention_heads is no multiple of num_key_value_heads"};
   }
-  WW_ASSIGN_OR_STATUS(config.head_dim, HeadDim(json, config));
+  WW_ASSIGN_OR_STATUS(config.head_dim, HeadDim(json, config, defaults));
   return OkStatus();
 }
 
@@ -78,13 +82,13 @@ Status ReadDType(const Json& json, DType& dtype) {
   return OkStatus();
 }
 
-Status ReadCommon(const Json& json, ModelConfig& config) {
+Status ReadCommon(const Json& json, const Defaults& defaults, ModelConfig& config) {
   WW_ASSIGN_OR_STATUS(config.hidden, ReadSize(json, "hidden_size"));
   WW_ASSIGN_OR_STATUS(config.layers, ReadSize(json, "num_hidden_layers"));
   WW_ASSIGN_OR_STATUS(config.intermediate, ReadSize(json, "intermediate_size"));
   WW_ASSIGN_OR_STATUS(config.vocab, ReadSize(json, "vocab_size"));
-  WW_RETURN_IF_ERROR(ReadHeads(json, config));
-  WW_ASSIGN_OR_STATUS(config.tied, ReadFlagOr(json, "tie_word_embeddings", false));
+  WW_RETURN_IF_ERROR(ReadHeads(json, defaults, config));
+  WW_ASSIGN_OR_STATUS(config.tied, ReadFlagOr(json, "tie_word_embeddings", defaults.tied));
   WW_ASSIGN_OR_STATUS(config.attention_bias, ReadFlagOr(json, "attention_bias", false));
   WW_ASSIGN_OR_STATUS(config.mlp_bias, ReadFlagOr(json, "mlp_bias", false));
   const auto limit = static_cast<int64_t>(LayoutLimits{}.canonical_tensors_max);
@@ -95,6 +99,22 @@ Status ReadCommon(const Json& json, ModelConfig& config) {
   }
   config.kinds.resize(static_cast<size_t>(config.layers));
   return ReadDType(json, config.dtype);
+}
+
+/// Numbers of decoder layers; none when `key` is absent or null.
+Result<std::vector<size_t>> LayerList(const Json& json, const char* key, int64_t layers) {
+  std::vector<size_t> listed;
+  const auto it = json.find(key);
+  if (it == json.end() || it->is_null()) return listed;
+  for (const Json& entry : it->is_array() ? *it : Json::array({*it})) {
+    const std::optional<int64_t> layer = AsInteger(entry);
+    if (!layer || *layer < 0 || *layer >= layers) {
+      return Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  std::string("the field ") + key + " is no list of layer numbers");
+    }
+    listed.push_back(static_cast<size_t>(*layer));
+  }
+  return listed;
 }
 
 }  // namespace
@@ -129,18 +149,16 @@ Result<bool> ReadFlagOr(const Json& json, const char* key, bool fallback) {
 Status SetMoeLayers(const Json& json, int64_t first, int64_t step, const char* dense_key,
                     ModelConfig& config) {
   for (int64_t layer = first; layer < config.layers; ++layer) {
-    config.kinds[static_cast<size_t>(layer)].moe = (layer + 1) % step == 0;
+    config.kinds[static_cast<size_t>(layer)].moe = config.HasExperts() && (layer + 1) % step == 0;
   }
-  const auto listed = json.find(dense_key);
-  if (listed == json.end() || listed->is_null()) return OkStatus();
-  for (const Json& entry : listed->is_array() ? *listed : Json::array({*listed})) {
-    const std::optional<int64_t> layer = AsInteger(entry);
-    if (!layer || *layer < 0 || *layer >= config.layers) {
-      return {Code::kInvalidArgument, Reason::kInvalidRequest,
-              std::string("the field ") + dense_key + " is no list of layer numbers"};
-    }
-    config.kinds[static_cast<size_t>(*layer)].moe = false;
-  }
+  WW_ASSIGN_OR_STATUS(const std::vector<size_t> dense, LayerList(json, dense_key, config.layers));
+  for (size_t layer : dense) config.kinds[layer].moe = false;
+  return OkStatus();
+}
+
+Status SetListedMoeLayers(const Json& json, const char* key, ModelConfig& config) {
+  WW_ASSIGN_OR_STATUS(const std::vector<size_t> listed, LayerList(json, key, config.layers));
+  for (size_t layer : listed) config.kinds[layer].moe = config.HasExperts();
   return OkStatus();
 }
 
@@ -154,7 +172,7 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json) {
                        "config.json has a quantization_config, whose tensors no family describes")
                     .Remedy("send explicit layouts"));
   }
-  WW_FAIL_IF_ERROR(ReadCommon(json, config));
+  WW_FAIL_IF_ERROR(ReadCommon(json, family->defaults, config));
   if (family->read != nullptr) WW_FAIL_IF_ERROR(family->read(json, config));
   if (config.experts > kHeadsMax) {
     return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,

@@ -31,6 +31,9 @@ struct ModelConfig {
   bool attention_bias = false;
   bool mlp_bias = false;
   bool qk_norm = false;
+  /// The rotary embedding turns rows 2i and 2i + 1 of a head of q or k together, and engines load
+  /// all first rows of the pairs, then all second ones.
+  bool rotary_pairs = false;
   DType dtype = DType::kBF16;
 
   int64_t experts = 0;
@@ -66,8 +69,11 @@ Result<int64_t> ReadExpertsOr(const Json& json, int64_t fallback);
 Result<int64_t> ReadCountOr(const Json& json, const char* key, int64_t fallback);
 Result<bool> ReadFlagOr(const Json& json, const char* key, bool fallback);
 /// Sets `moe` of every decoder layer from `first` on whose number + 1 is a multiple of `step`, but
-/// of none that the list `dense_key` (layer numbers; may be absent) names.
+/// of none that the list `dense_key` (layer numbers; may be absent) names, and of none at all when
+/// there are no experts.
 Status SetMoeLayers(const Json& json, int64_t first, int64_t step, const char* dense_key,
                     ModelConfig& config);
+/// Sets `moe` of the decoder layers that the list `key` names, and of no other.
+Status SetListedMoeLayers(const Json& json, const char* key, ModelConfig& config);
 
 }  // namespace weightwire::layout

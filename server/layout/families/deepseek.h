@@ -37,6 +37,17 @@ constexpr TensorTemplate Correction() {
   return bias;
 }
 
+inline constexpr TensorTemplate kMtpEmbedNorm = parts::Vector(
+    Role::kMtpEmbedNorm, "model.layers.{layer}.enorm.weight", parts::kHidden, parts::kMtp);
+inline constexpr TensorTemplate kMtpHiddenNorm = parts::Vector(
+    Role::kMtpHiddenNorm, "model.layers.{layer}.hnorm.weight", parts::kHidden, parts::kMtp);
+inline constexpr TensorTemplate kMtpProjection =
+    parts::Matrix(Role::kMtpProjection, "model.layers.{layer}.eh_proj.weight", parts::kHidden,
+                  kTwiceHidden, parts::kMtp);
+inline constexpr TensorTemplate kMtpFinalNorm =
+    parts::Vector(Role::kMtpFinalNorm, "model.layers.{layer}.shared_head.norm.weight",
+                  parts::kHidden, parts::kMtp);
+
 }  // namespace deepseek
 
 inline constexpr TensorTemplate kDeepseekTensors[] = {
@@ -75,22 +86,33 @@ inline constexpr TensorTemplate kDeepseekTensors[] = {
                   parts::kSharedIntermediate, parts::kHidden, parts::kMoeWithShared),
     parts::Matrix(Role::kSharedDown, "model.layers.{layer}.mlp.shared_experts.down_proj.weight",
                   parts::kHidden, parts::kSharedIntermediate, parts::kMoeWithShared),
-    parts::Vector(Role::kMtpEmbedNorm, "model.layers.{layer}.enorm.weight", parts::kHidden,
-                  parts::kMtp),
-    parts::Vector(Role::kMtpHiddenNorm, "model.layers.{layer}.hnorm.weight", parts::kHidden,
-                  parts::kMtp),
-    parts::Matrix(Role::kMtpProjection, "model.layers.{layer}.eh_proj.weight", parts::kHidden,
-                  deepseek::kTwiceHidden, parts::kMtp),
-    parts::Vector(Role::kMtpFinalNorm, "model.layers.{layer}.shared_head.norm.weight",
-                  parts::kHidden, parts::kMtp),
+    deepseek::kMtpEmbedNorm,
+    deepseek::kMtpHiddenNorm,
+    deepseek::kMtpProjection,
+    deepseek::kMtpFinalNorm,
 };
 inline constexpr MtpCopy kDeepseekMtpCopies[] = {
     {"model.layers.{layer}.embed_tokens.weight", Role::kEmbed},
     {"model.layers.{layer}.shared_head.head.weight", Role::kLmHead},
 };
 
-inline Status ReadDeepseek(const Json& json, ModelConfig& config) {
-  WW_ASSIGN_OR_STATUS(config.q_lora_rank, ReadCountOr(json, "q_lora_rank", 0));
+/// transformers' defaults that differ between V2 and V3.
+struct DeepseekDefaults {
+  int64_t dense_layers = 0;
+  int64_t shared_experts = 0;
+};
+
+/// `q_lora_rank` null: q is one matrix; transformers takes 1,536 where config.json is silent.
+inline Status ReadDeepseek(const Json& json, const DeepseekDefaults& defaults,
+                           ModelConfig& config) {
+  if (config.attention_bias || config.mlp_bias) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  "config.json has attention_bias or mlp_bias, which no DeepSeek release uses and "
+                  "this family does not describe")
+        .Remedy("send explicit layouts");
+  }
+  const int64_t silent_rank = json.contains("q_lora_rank") ? 0 : 1'536;
+  WW_ASSIGN_OR_STATUS(config.q_lora_rank, ReadCountOr(json, "q_lora_rank", silent_rank));
   WW_ASSIGN_OR_STATUS(config.kv_lora_rank, ReadSize(json, "kv_lora_rank"));
   WW_ASSIGN_OR_STATUS(config.qk_nope_dim, ReadSize(json, "qk_nope_head_dim"));
   WW_ASSIGN_OR_STATUS(config.qk_rope_dim, ReadSize(json, "qk_rope_head_dim"));
@@ -98,9 +120,11 @@ inline Status ReadDeepseek(const Json& json, ModelConfig& config) {
   WW_ASSIGN_OR_STATUS(config.experts, ReadExpertsOr(json, 0));
   if (!config.HasExperts()) return OkStatus();
   WW_ASSIGN_OR_STATUS(config.moe_intermediate, ReadSize(json, "moe_intermediate_size"));
-  WW_ASSIGN_OR_STATUS(const int64_t shared, ReadCountOr(json, "n_shared_experts", 0));
+  WW_ASSIGN_OR_STATUS(const int64_t shared,
+                      ReadCountOr(json, "n_shared_experts", defaults.shared_experts));
   config.shared_intermediate = shared * config.moe_intermediate;
-  WW_ASSIGN_OR_STATUS(const int64_t dense, ReadCountOr(json, "first_k_dense_replace", 0));
+  WW_ASSIGN_OR_STATUS(const int64_t dense,
+                      ReadCountOr(json, "first_k_dense_replace", defaults.dense_layers));
   WW_ASSIGN_OR_STATUS(const int64_t step, ReadSizeOr(json, "moe_layer_freq", 1));
   for (int64_t layer = dense; layer < config.layers; ++layer) {
     config.kinds[static_cast<size_t>(layer)].moe = layer % step == 0;
@@ -108,13 +132,17 @@ inline Status ReadDeepseek(const Json& json, ModelConfig& config) {
   return OkStatus();
 }
 
+inline Status ReadDeepseekV2(const Json& json, ModelConfig& config) {
+  return ReadDeepseek(json, {.dense_layers = 0, .shared_experts = 2}, config);
+}
+
 inline Status ReadDeepseekV3(const Json& json, ModelConfig& config) {
   config.router_correction = true;
   WW_ASSIGN_OR_STATUS(config.mtp_layers, ReadCountOr(json, "num_nextn_predict_layers", 0));
-  return ReadDeepseek(json, config);
+  return ReadDeepseek(json, {.dense_layers = 3, .shared_experts = 1}, config);
 }
 
-inline constexpr Family kDeepseekV2 = {"deepseek_v2", kDeepseekTensors, ReadDeepseek};
+inline constexpr Family kDeepseekV2 = {"deepseek_v2", kDeepseekTensors, ReadDeepseekV2};
 inline constexpr Family kDeepseekV3 = {"deepseek_v3", kDeepseekTensors, ReadDeepseekV3,
                                        kDeepseekMtpCopies};
 inline constexpr Family kKimiK2 = {"kimi_k2", kDeepseekTensors, ReadDeepseekV3, kDeepseekMtpCopies};

@@ -8,6 +8,7 @@
 #include "server/layout/families/glm4_moe.h"
 #include "server/layout/families/gpt_oss.h"
 #include "server/layout/families/llama.h"
+#include "server/layout/families/llama4.h"
 #include "server/layout/families/mixtral.h"
 #include "server/layout/families/qwen2.h"
 #include "server/layout/families/qwen3.h"
@@ -17,8 +18,8 @@ namespace weightwire::layout {
 namespace {
 
 constexpr Family kFamilies[] = {
-    kDeepseekV2, kDeepseekV3, kGemma,   kGemma2, kGemma3Text, kGlm4Moe, kGptOss,   kKimiK2,
-    kLlama,      kMistral,    kMixtral, kQwen2,  kQwen2Moe,   kQwen3,   kQwen3Moe,
+    kDeepseekV2, kDeepseekV3, kGemma,   kGemma2,  kGemma3Text, kGlm4Moe,  kGptOss, kKimiK2,
+    kLlama4Text, kLlama,      kMistral, kMixtral, kQwen2,      kQwen2Moe, kQwen3,  kQwen3Moe,
 };
 constexpr std::string_view kLayerMark = "{layer}";
 constexpr std::string_view kExpertMark = "{expert}";
@@ -148,6 +149,9 @@ std::optional<View> Model::Find(Role role, int64_t layer, int64_t expert) const 
     view.box.begin[static_cast<size_t>(dim)] = index;
     view.box.extent[static_cast<size_t>(dim)] = 1;
   };
+  const auto row = static_cast<size_t>(part.row_dim);
+  view.box.extent[row] /= part.slices;
+  view.box.begin[row] = part.slice * view.box.extent[row];
   fix(part.expert_dim, expert);
   fix(part.fixed_dim, part.fixed_index);
   return view;

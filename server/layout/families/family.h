@@ -71,8 +71,8 @@ enum class Role : int {
   kCount,
 };
 
-/// Which part of a stored tensor has a role: rows along one dimension, columns along another, the
-/// expert's or a fixed index along the rest.
+/// Which part of a stored tensor has a role: rows along one dimension (all of them, or one of equal
+/// slices), columns along another, the expert's or a fixed index along the rest.
 struct Part {
   Role role = Role::kCount;
   int row_dim = 0;
@@ -80,6 +80,9 @@ struct Part {
   int expert_dim = -1;  ///< for experts that are stored as one tensor
   int fixed_dim = -1;
   int64_t fixed_index = 0;
+  /// The rows are stored in `slices` equal runs, one behind another, of which this is run `slice`.
+  int64_t slice = 0;
+  int64_t slices = 1;
 };
 
 using SizeOf = int64_t (*)(const ModelConfig&);
@@ -104,6 +107,13 @@ struct MtpCopy {
   Role of = Role::kCount;
 };
 
+/// What transformers takes where config.json is silent; null is not silence.
+struct Defaults {
+  int64_t kv_heads = 0;  ///< 0, or no divisor of heads: as many as heads
+  int64_t head_dim = 0;  ///< 0: hidden_size / heads
+  bool tied = false;
+};
+
 /// One kind of model: a file in layout/families, listed in family.cc.
 struct Family {
   std::string_view model_type;
@@ -111,6 +121,7 @@ struct Family {
   /// Reads what config.json says beyond the sizes that all models have.
   Status (*read)(const Json& json, ModelConfig& config) = nullptr;
   std::span<const MtpCopy> mtp_copies = {};
+  Defaults defaults = {};
 };
 std::span<const Family> Families();
 

@@ -51,18 +51,20 @@ inline constexpr TensorTemplate kGemma2Tensors[] = {
     parts::kDownWeight,
 };
 
-inline Status ReadGemma(const Json& json, ModelConfig& config) {
-  if (!json.contains("head_dim")) config.head_dim = 256;
-  WW_ASSIGN_OR_STATUS(config.tied, ReadFlagOr(json, "tie_word_embeddings", true));
+inline Status ReadGemma3Text(const Json&, ModelConfig& config) {
+  config.qk_norm = true;
   return OkStatus();
 }
-inline Status ReadGemma3Text(const Json& json, ModelConfig& config) {
-  config.qk_norm = true;
-  return ReadGemma(json, config);
-}
 
-inline constexpr Family kGemma = {"gemma", kGemmaTensors, ReadGemma};
-inline constexpr Family kGemma2 = {"gemma2", kGemma2Tensors, ReadGemma};
-inline constexpr Family kGemma3Text = {"gemma3_text", kGemma2Tensors, ReadGemma3Text};
+inline constexpr Family kGemma = {.model_type = "gemma",
+                                  .tensors = kGemmaTensors,
+                                  .defaults = {.kv_heads = 16, .head_dim = 256, .tied = true}};
+inline constexpr Family kGemma2 = {.model_type = "gemma2",
+                                   .tensors = kGemma2Tensors,
+                                   .defaults = {.kv_heads = 4, .head_dim = 256, .tied = true}};
+inline constexpr Family kGemma3Text = {.model_type = "gemma3_text",
+                                       .tensors = kGemma2Tensors,
+                                       .read = ReadGemma3Text,
+                                       .defaults = {.kv_heads = 4, .head_dim = 256, .tied = true}};
 
 }  // namespace weightwire::layout

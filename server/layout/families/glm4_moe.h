@@ -6,7 +6,7 @@
 namespace weightwire::layout {
 
 /// GLM-4.5: grouped attention with biases on q, k and v, norms on heads where `use_qk_norm` says
-/// so, a dense beginning, shared experts stored as one.
+/// so, a dense beginning, shared experts stored as one, and MTP layers as in DeepSeek-V3.
 inline constexpr TensorTemplate kGlm4MoeTensors[] = {
     parts::kEmbed,
     parts::kLmHead,
@@ -36,11 +36,15 @@ inline constexpr TensorTemplate kGlm4MoeTensors[] = {
                   parts::kSharedIntermediate, parts::kHidden, parts::kMoeWithShared),
     parts::Matrix(Role::kSharedDown, "model.layers.{layer}.mlp.shared_experts.down_proj.weight",
                   parts::kHidden, parts::kSharedIntermediate, parts::kMoeWithShared),
+    deepseek::kMtpEmbedNorm,
+    deepseek::kMtpHiddenNorm,
+    deepseek::kMtpProjection,
+    deepseek::kMtpFinalNorm,
 };
 
 inline Status ReadGlm4Moe(const Json& json, ModelConfig& config) {
-  if (!json.contains("head_dim")) config.head_dim = 128;
   config.router_correction = true;
+  WW_ASSIGN_OR_STATUS(config.mtp_layers, ReadCountOr(json, "num_nextn_predict_layers", 0));
   WW_ASSIGN_OR_STATUS(config.qk_norm, ReadFlagOr(json, "use_qk_norm", false));
   WW_ASSIGN_OR_STATUS(config.experts, ReadExpertsOr(json, 128));
   WW_ASSIGN_OR_STATUS(config.moe_intermediate, ReadSizeOr(json, "moe_intermediate_size", 1'408));
@@ -50,6 +54,10 @@ inline Status ReadGlm4Moe(const Json& json, ModelConfig& config) {
   return SetMoeLayers(json, dense, 1, "mlp_only_layers", config);
 }
 
-inline constexpr Family kGlm4Moe = {"glm4_moe", kGlm4MoeTensors, ReadGlm4Moe};
+inline constexpr Family kGlm4Moe = {.model_type = "glm4_moe",
+                                    .tensors = kGlm4MoeTensors,
+                                    .read = ReadGlm4Moe,
+                                    .mtp_copies = kDeepseekMtpCopies,
+                                    .defaults = {.kv_heads = 8}};
 
 }  // namespace weightwire::layout

@@ -64,13 +64,15 @@ inline constexpr TensorTemplate kGptOssTensors[] = {
 };
 
 inline Status ReadGptOss(const Json& json, ModelConfig& config) {
-  if (!json.contains("head_dim")) config.head_dim = 64;
   WW_ASSIGN_OR_STATUS(config.attention_bias, ReadFlagOr(json, "attention_bias", true));
   WW_ASSIGN_OR_STATUS(config.experts, ReadExpertsOr(json, 128));
   config.moe_intermediate = config.intermediate;
   return SetMoeLayers(json, 0, 1, "mlp_only_layers", config);
 }
 
-inline constexpr Family kGptOss = {"gpt_oss", kGptOssTensors, ReadGptOss};
+inline constexpr Family kGptOss = {.model_type = "gpt_oss",
+                                   .tensors = kGptOssTensors,
+                                   .read = ReadGptOss,
+                                   .defaults = {.kv_heads = 8, .head_dim = 64}};
 
 }  // namespace weightwire::layout

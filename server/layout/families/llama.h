@@ -29,8 +29,18 @@ inline constexpr TensorTemplate kLlamaTensors[] = {
     parts::Vector(Role::kDownBias, "model.layers.{layer}.mlp.down_proj.bias", parts::kHidden,
                   parts::kDenseWithBias),
 };
+
+/// Mistral has no biases, whatever config.json says.
+inline Status ReadMistral(const Json&, ModelConfig& config) {
+  config.attention_bias = false;
+  config.mlp_bias = false;
+  return OkStatus();
+}
+
 inline constexpr Family kLlama = {"llama", kLlamaTensors};
-/// Mistral has no biases, whatever config.json says; its config has no field for them.
-inline constexpr Family kMistral = {"mistral", kLlamaTensors};
+inline constexpr Family kMistral = {.model_type = "mistral",
+                                    .tensors = kLlamaTensors,
+                                    .read = ReadMistral,
+                                    .defaults = {.kv_heads = 8}};
 
 }  // namespace weightwire::layout

@@ -35,6 +35,9 @@ inline Status ReadMixtral(const Json& json, ModelConfig& config) {
   return SetMoeLayers(json, 0, 1, "mlp_only_layers", config);
 }
 
-inline constexpr Family kMixtral = {"mixtral", kMixtralTensors, ReadMixtral};
+inline constexpr Family kMixtral = {.model_type = "mixtral",
+                                    .tensors = kMixtralTensors,
+                                    .read = ReadMixtral,
+                                    .defaults = {.kv_heads = 8}};
 
 }  // namespace weightwire::layout

@@ -16,6 +16,9 @@ inline constexpr SizeOf kKvRows = [](const ModelConfig& c) { return c.kv_heads *
 inline constexpr SizeOf kIntermediate = [](const ModelConfig& c) { return c.intermediate; };
 inline constexpr SizeOf kExperts = [](const ModelConfig& c) { return c.experts; };
 inline constexpr SizeOf kMoeIntermediate = [](const ModelConfig& c) { return c.moe_intermediate; };
+inline constexpr SizeOf kTwiceMoeIntermediate = [](const ModelConfig& c) {
+  return 2 * c.moe_intermediate;
+};
 inline constexpr SizeOf kSharedIntermediate = [](const ModelConfig& c) {
   return c.shared_intermediate;
 };

@@ -4,7 +4,8 @@
 
 namespace weightwire::layout {
 
-/// Qwen2, Qwen2.5 and Qwen2-MoE: biases on q, k and v, whatever config.json says.
+/// Qwen2, Qwen2.5 and Qwen2-MoE: biases on q, k and v, which only `qkv_bias` of the latter can
+/// deny.
 inline constexpr TensorTemplate kQwen2Tensors[] = {
     parts::kEmbed,
     parts::kLmHead,
@@ -15,9 +16,9 @@ inline constexpr TensorTemplate kQwen2Tensors[] = {
     parts::kKWeight,
     parts::kVWeight,
     parts::kOWeight,
-    parts::QBias(parts::kAlways),
-    parts::KBias(parts::kAlways),
-    parts::VBias(parts::kAlways),
+    parts::QBias(parts::kWithAttentionBias),
+    parts::KBias(parts::kWithAttentionBias),
+    parts::VBias(parts::kWithAttentionBias),
     parts::kGateWeight,
     parts::kUpWeight,
     parts::kDownWeight,
@@ -35,7 +36,13 @@ inline constexpr TensorTemplate kQwen2Tensors[] = {
                   parts::kOne, parts::kHidden, parts::kMoeWithShared),
 };
 
+inline Status ReadQwen2(const Json&, ModelConfig& config) {
+  config.attention_bias = true;
+  return OkStatus();
+}
+
 inline Status ReadQwen2Moe(const Json& json, ModelConfig& config) {
+  WW_ASSIGN_OR_STATUS(config.attention_bias, ReadFlagOr(json, "qkv_bias", true));
   WW_ASSIGN_OR_STATUS(config.experts, ReadExpertsOr(json, 60));
   WW_ASSIGN_OR_STATUS(config.moe_intermediate, ReadSizeOr(json, "moe_intermediate_size", 1'408));
   WW_ASSIGN_OR_STATUS(config.shared_intermediate,
@@ -44,7 +51,13 @@ inline Status ReadQwen2Moe(const Json& json, ModelConfig& config) {
   return SetMoeLayers(json, 0, step, "mlp_only_layers", config);
 }
 
-inline constexpr Family kQwen2 = {"qwen2", kQwen2Tensors};
-inline constexpr Family kQwen2Moe = {"qwen2_moe", kQwen2Tensors, ReadQwen2Moe};
+inline constexpr Family kQwen2 = {.model_type = "qwen2",
+                                  .tensors = kQwen2Tensors,
+                                  .read = ReadQwen2,
+                                  .defaults = {.kv_heads = 32}};
+inline constexpr Family kQwen2Moe = {.model_type = "qwen2_moe",
+                                     .tensors = kQwen2Tensors,
+                                     .read = ReadQwen2Moe,
+                                     .defaults = {.kv_heads = 16}};
 
 }  // namespace weightwire::layout

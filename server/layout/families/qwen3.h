@@ -30,12 +30,6 @@ inline constexpr TensorTemplate kQwen3Tensors[] = {
     parts::kExpertDown,
 };
 
-/// transformers' Qwen3Config has head_dim 128 where config.json is silent; Qwen3MoeConfig has none.
-inline Status ReadQwen3(const Json& json, ModelConfig& config) {
-  if (!json.contains("head_dim")) config.head_dim = 128;
-  return OkStatus();
-}
-
 inline Status ReadQwen3Moe(const Json& json, ModelConfig& config) {
   WW_ASSIGN_OR_STATUS(config.experts, ReadExpertsOr(json, 128));
   WW_ASSIGN_OR_STATUS(config.moe_intermediate, ReadSizeOr(json, "moe_intermediate_size", 768));
@@ -43,7 +37,11 @@ inline Status ReadQwen3Moe(const Json& json, ModelConfig& config) {
   return SetMoeLayers(json, 0, step, "mlp_only_layers", config);
 }
 
-inline constexpr Family kQwen3 = {"qwen3", kQwen3Tensors, ReadQwen3};
-inline constexpr Family kQwen3Moe = {"qwen3_moe", kQwen3Tensors, ReadQwen3Moe};
+inline constexpr Family kQwen3 = {
+    .model_type = "qwen3", .tensors = kQwen3Tensors, .defaults = {.kv_heads = 32, .head_dim = 128}};
+inline constexpr Family kQwen3Moe = {.model_type = "qwen3_moe",
+                                     .tensors = kQwen3Tensors,
+                                     .read = ReadQwen3Moe,
+                                     .defaults = {.kv_heads = 4}};
 
 }  // namespace weightwire::layout

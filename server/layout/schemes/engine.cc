@@ -111,7 +111,12 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
   WW_FAIL_IF_ERROR(CheckTensorParallel(config, grid.tp));
   WW_FAIL_IF_ERROR(CheckExperts(config, grid));
   const int64_t experts = (config.experts + grid.redundant) / std::max<int64_t>(1, grid.ep) + 1;
-  WW_FAIL_IF_ERROR(CheckPieces(config.layers * (kPiecesPerLayer + 6 * experts), world));
+  const int64_t heads_here =
+      config.heads / grid.tp + std::max<int64_t>(1, config.kv_heads / grid.tp);
+  const int64_t single_rows = config.rotary_pairs ? heads_here * config.head_dim : 0;
+  const int64_t per_layer = kPiecesPerLayer + 6 * experts + single_rows;
+  WW_FAIL_IF_ERROR(CheckPieces(per_layer, world));
+  WW_FAIL_IF_ERROR(CheckPieces(config.layers * per_layer, world));
   WW_ASSIGN(const int64_t vocab_rows, PaddedVocab(model, spec, grid.tp));
   WW_ASSIGN(const std::vector<Stage> stages, StagesOf(spec, config.layers, grid.pp));
   ModelLayout layout{model.canonical(), {}};

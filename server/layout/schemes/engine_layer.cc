@@ -1,7 +1,9 @@
 // The fused parameters of vLLM and SGLang at tensor-parallel size T, rank t (see docs/layouts.md):
 //
 //   qkv_proj       q, then k, then v rows of the rank's heads; with fewer kv heads than ranks each
-//                  kv head is held by T / kv_heads neighbouring ranks
+//                  kv head is held by T / kv_heads neighbouring ranks. Where the model rotates
+//                  pairs of rows (Llama 4), a head of the q and k weights has the first rows of all
+//                  pairs, then the second ones, as both engines' loaders arrange them
 //   gate_up_proj   chunk t of gate, then chunk t of up; shared experts alike
 //   o_proj, down_proj   columns, chunk t; their biases whole
 //   latent attention    the two first projections stacked and whole; q_b, kv_b rows, chunk t
@@ -41,7 +43,8 @@ class LayerBuilder {
     cutter_.ChunkOfEach(Fused(gate, "gate_up_proj"), {gate, up}, layer_);
   }
   /// A kv head belongs to one rank, or to several neighbours when there are fewer than ranks.
-  void Qkv(std::array<Role, 3> roles) {
+  /// `pairs`: rows 2i of each head of q and k come before rows 2i + 1.
+  void Qkv(std::array<Role, 3> roles, bool pairs) {
     const Model& model = cutter_.model();
     const auto q = model.Find(roles[0], layer_);
     const auto k = model.Find(roles[1], layer_);
@@ -53,20 +56,39 @@ class LayerBuilder {
     const int64_t kv_rows = std::max<int64_t>(1, config.kv_heads / tp) * config.head_dim;
     const int64_t ranks_per_kv_head = std::max<int64_t>(1, tp / config.kv_heads);
     const int64_t kv_begin = cutter_.t() / ranks_per_kv_head * kv_rows;
-    const RowRun runs[] = {
-        {*q, cutter_.t() * q_rows, q_rows}, {*k, kv_begin, kv_rows}, {*v, kv_begin, kv_rows}};
+    std::vector<RowRun> runs;
+    const auto add = [&](const View& view, int64_t begin, int64_t rows) {
+      if (pairs) {
+        AddUnpaired(runs, view, begin, rows);
+      } else {
+        runs.push_back({view, begin, rows});
+      }
+    };
+    add(*q, cutter_.t() * q_rows, q_rows);
+    add(*k, kv_begin, kv_rows);
+    runs.push_back({*v, kv_begin, kv_rows});
     cutter_.builder().Rows(Fused(roles[0], "qkv_proj"), runs, 0, q_rows + 2 * kv_rows);
   }
 
  private:
+  void AddUnpaired(std::vector<RowRun>& runs, const View& view, int64_t begin, int64_t rows) {
+    const int64_t head = cutter_.model().config().head_dim;
+    if (cutter_.Divide(view, head, 2) == 0) return;  // the rank is refused
+    for (int64_t at = begin; at < begin + rows; at += head) {
+      for (int64_t row = 0; row < head; row += 2) runs.push_back({view, at + row, 1});
+      for (int64_t row = 1; row < head; row += 2) runs.push_back({view, at + row, 1});
+    }
+  }
+
   RoleCutter& cutter_;
   const int64_t layer_;
 };
 
 void Attention(LayerBuilder& layer, RoleCutter& cutter, const Dialect& dialect, int64_t number) {
   if (!cutter.model().config().IsLatent()) {
-    layer.Qkv({Role::kQWeight, Role::kKWeight, Role::kVWeight});
-    layer.Qkv({Role::kQBias, Role::kKBias, Role::kVBias});
+    layer.Qkv({Role::kQWeight, Role::kKWeight, Role::kVWeight},
+              cutter.model().config().rotary_pairs);
+    layer.Qkv({Role::kQBias, Role::kKBias, Role::kVBias}, false);
     layer.Whole(Role::kQNorm);
     layer.Whole(Role::kKNorm);
     layer.Rows(Role::kSinks);

@@ -63,6 +63,12 @@ TEST(ParseModelConfig, TakesNullForAbsent) {
   EXPECT_FALSE(config.tied);
 }
 
+TEST(ParseModelConfig, NullIsNotSilence) {
+  const std::string heads = R"("hidden_size":64,"num_attention_heads":32)";
+  EXPECT_EQ(Parse(Config("mistral", heads)).kv_heads, 8);
+  EXPECT_EQ(Parse(Config("mistral", heads + R"(,"num_key_value_heads":null)")).kv_heads, 32);
+}
+
 TEST(ParseModelConfig, HeadDimNeedNotBeHiddenOverHeads) {
   EXPECT_EQ(Parse(Config("qwen3", R"("head_dim":16)")).head_dim, 16);
   EXPECT_EQ(Parse(Config("qwen3")).head_dim, 128);

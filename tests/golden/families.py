@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Writes tests/data/transformers/<family>-<variant>.json: what transformers saves of tiny models.
+
+Each file is {"config": config.json, "tensors": {name: [dtype, shape]}}. The model is made from the config and
+saved by save_pretrained itself, so names are the checkpoint's (a class may map those in memory to others,
+as Qwen2.5-VL does: `model.visual.` in memory, `visual.` in the checkpoint), tied tensors are written once
+and persistent buffers such as e_score_correction_bias are included. tests/unit/layout/families_test.cc
+compares the `hf` layout with these files.
+
+It needs an environment of its own, 5 GB large; no GPU:
+  python3 -m venv /tmp/tv && /tmp/tv/bin/pip install torch transformers==4.57.6
+  /tmp/tv/bin/python tests/golden/families.py            # exit 1 and names when a file would change
+  /tmp/tv/bin/python tests/golden/families.py --update   # writes
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import tempfile
+
+import safetensors
+import torch
+import transformers
+
+DATA = pathlib.Path(__file__).resolve().parents[1] / "data/transformers"
+TRANSFORMERS = "4.57.6"
+
+# Odd sizes that differ from one another, so that no two dimensions are taken for each other.
+DENSE = dict(vocab_size=83, hidden_size=36, intermediate_size=52, num_hidden_layers=3, num_attention_heads=6,
+             num_key_value_heads=2)
+EXPERTS = dict(moe_intermediate_size=14, num_experts_per_tok=2)
+LATENT = dict(kv_lora_rank=10, q_lora_rank=22, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=12,
+              num_key_value_heads=6)
+DEEPSEEK = DENSE | EXPERTS | LATENT | dict(n_routed_experts=4, n_group=1, topk_group=1)
+VISION = dict(depth=2, hidden_size=24, intermediate_size=20, num_heads=4, in_channels=3, patch_size=7,
+              temporal_patch_size=2, spatial_merge_size=2, out_hidden_size=36)
+ROPE = dict(type="mrope", mrope_section=[1, 1, 1])
+
+
+class Variant:
+    """A config to make: `drop` names keys that config.json shall be silent about, `model_type` what it is
+    renamed to afterwards."""
+
+    def __init__(self, family, name, sizes, *, drop=(), model_type=None, **more):
+        self.family, self.name, self.drop, self.model_type = family, name, drop, model_type
+        self.fields = sizes | more
+
+    def file(self):
+        return f"{self.model_type or self.family}-{self.name}.json"
+
+
+VARIANTS = [
+    Variant("llama", "plain", DENSE),
+    Variant("llama", "tied", DENSE, tie_word_embeddings=True),
+    Variant("llama", "biases", DENSE, attention_bias=True, mlp_bias=True, head_dim=10),
+    Variant("llama", "silent", DENSE, drop=("head_dim", "num_key_value_heads", "attention_bias", "mlp_bias")),
+    Variant("mistral", "plain", DENSE, head_dim=None),
+    Variant("mistral", "biases", DENSE, attention_bias=True, mlp_bias=True, head_dim=10),
+    Variant("mistral", "silent", DENSE | dict(num_attention_heads=24), hidden_size=48,
+            drop=("head_dim", "num_key_value_heads", "tie_word_embeddings")),
+    Variant("mixtral", "plain", DENSE, num_local_experts=3),
+    Variant("mixtral", "tied", DENSE, num_local_experts=3, head_dim=10, tie_word_embeddings=True),
+    Variant("qwen2", "plain", DENSE),
+    Variant("qwen2", "tied", DENSE, tie_word_embeddings=True, attention_bias=False),
+    Variant("qwen2", "silent", DENSE | dict(num_attention_heads=64, hidden_size=128),
+            drop=("num_key_value_heads", "tie_word_embeddings")),
+    Variant("qwen2_moe", "plain", DENSE | EXPERTS, num_experts=5, shared_expert_intermediate_size=26),
+    Variant("qwen2_moe", "sparse", DENSE | EXPERTS, num_experts=5, shared_expert_intermediate_size=26,
+            num_hidden_layers=5, decoder_sparse_step=2, mlp_only_layers=[3], qkv_bias=False),
+    Variant("qwen2_moe", "dense", DENSE | EXPERTS, num_experts=0, shared_expert_intermediate_size=26),
+    Variant("qwen3", "plain", DENSE, head_dim=16),
+    Variant("qwen3", "biases", DENSE, head_dim=16, attention_bias=True, tie_word_embeddings=True),
+    Variant("qwen3", "silent", DENSE | dict(num_attention_heads=64, hidden_size=63),
+            drop=("head_dim", "num_key_value_heads", "tie_word_embeddings", "attention_bias")),
+    Variant("qwen3_moe", "plain", DENSE | EXPERTS, num_experts=5),
+    Variant("qwen3_moe", "sparse", DENSE | EXPERTS, num_experts=5, head_dim=16, num_hidden_layers=4,
+            decoder_sparse_step=2, mlp_only_layers=[1], attention_bias=True, tie_word_embeddings=True),
+    Variant("deepseek_v2", "plain", DEEPSEEK, first_k_dense_replace=1, n_shared_experts=2),
+    Variant("deepseek_v2", "plain-q", DEEPSEEK, first_k_dense_replace=2, q_lora_rank=None, n_shared_experts=1),
+    Variant("deepseek_v2", "silent", DEEPSEEK,
+            drop=("first_k_dense_replace", "n_shared_experts", "q_lora_rank", "tie_word_embeddings")),
+    Variant("deepseek_v3", "plain", DEEPSEEK, first_k_dense_replace=1, num_nextn_predict_layers=1),
+    Variant("deepseek_v3", "plain-q", DEEPSEEK, first_k_dense_replace=0, q_lora_rank=None, n_shared_experts=3,
+            tie_word_embeddings=True),
+    Variant("deepseek_v3", "silent", DEEPSEEK, num_hidden_layers=5,
+            drop=("first_k_dense_replace", "n_shared_experts", "q_lora_rank")),
+    # transformers has no class for Kimi-K2: its releases bring DeepSeek-V3's code under another name.
+    Variant("deepseek_v3", "plain", DEEPSEEK, first_k_dense_replace=1, model_type="kimi_k2"),
+    Variant("glm4_moe", "plain", DENSE | EXPERTS, head_dim=10, n_routed_experts=4, n_shared_experts=2,
+            attention_bias=True, use_qk_norm=True, num_nextn_predict_layers=1),
+    Variant("glm4_moe", "silent", DENSE | EXPERTS, n_routed_experts=4,
+            drop=("head_dim", "attention_bias", "use_qk_norm", "n_shared_experts", "first_k_dense_replace")),
+    Variant("gemma3_text", "silent", DENSE | dict(num_attention_heads=8), drop=("head_dim", "num_key_value_heads")),
+    Variant("llama4_text", "plain", DENSE, head_dim=10, num_local_experts=3, intermediate_size_mlp=46,
+            num_hidden_layers=4, interleave_moe_layer_step=2, moe_layers=None),
+    Variant("llama4_text", "listed", DENSE, head_dim=10, num_local_experts=3, intermediate_size_mlp=46,
+            moe_layers=[0], attention_bias=True, tie_word_embeddings=True),
+    Variant("llama4_text", "silent", DENSE | dict(num_attention_heads=16), num_local_experts=3,
+            intermediate_size_mlp=46, interleave_moe_layer_step=2,
+            drop=("head_dim", "num_key_value_heads", "moe_layers", "attention_bias", "tie_word_embeddings")),
+    Variant("gpt_oss", "plain", DENSE, head_dim=10, num_local_experts=3),
+    Variant("gpt_oss", "silent", DENSE | dict(num_attention_heads=16), num_local_experts=3,
+            tie_word_embeddings=True, drop=("head_dim", "num_key_value_heads", "attention_bias")),
+    Variant("gemma", "plain", DENSE, head_dim=10),
+    Variant("gemma", "untied", DENSE, head_dim=10, tie_word_embeddings=False, attention_bias=True),
+    Variant("gemma", "silent", DENSE | dict(num_attention_heads=32), drop=("head_dim", "num_key_value_heads")),
+    Variant("gemma2", "plain", DENSE, head_dim=10),
+    Variant("gemma2", "silent", DENSE | dict(num_attention_heads=8), drop=("head_dim", "num_key_value_heads")),
+    Variant("gemma3_text", "plain", DENSE, head_dim=10),
+    Variant("gemma3_text", "untied", DENSE, head_dim=10, tie_word_embeddings=False, attention_bias=True),
+]
+
+
+def saved(config, folder):
+    """Makes the model, saves it into `folder`; {name: [dtype, shape]}."""
+    torch.manual_seed(0)
+    classes = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+    auto = next(auto for auto in classes if type(config) in auto._model_mapping)
+    auto.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    tensors = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safetensors.safe_open(path, "pt") as file:
+            for name in file.keys():
+                part = file.get_slice(name)
+                tensors[name] = [part.get_dtype(), part.get_shape()]
+    return dict(sorted(tensors.items()))
+
+
+def listing(variant):
+    made = transformers.AutoConfig.for_model(variant.family, **variant.fields)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        tensors = saved(made, folder)
+        config = json.loads((folder / "config.json").read_text())
+    if variant.drop:
+        config = {key: value for key, value in config.items() if key not in variant.drop}
+        silent = transformers.AutoConfig.for_model(**config)
+        with tempfile.TemporaryDirectory() as name:
+            tensors = saved(silent, pathlib.Path(name))
+    config["model_type"] = variant.model_type or variant.family
+    return {"config": config, "tensors": tensors}
+
+
+def text_of(entry):
+    """JSON with one line for each tensor, so that a change can be read as a diff."""
+    tensors = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in entry["tensors"].items())
+    return f'{{"config":\n {json.dumps(entry["config"], sort_keys=True)},\n "tensors": {{\n{tensors}}}}}\n'
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--update", action="store_true", help="write the files")
+    parser.add_argument("--only", default="", help="families whose name begins so")
+    options = parser.parse_args(arguments)
+    if transformers.__version__ != TRANSFORMERS:
+        parser.error(f"transformers is {transformers.__version__}, the listings are of {TRANSFORMERS}")
+    changed = []
+    for variant in VARIANTS:
+        if not variant.file().startswith(options.only):
+            continue
+        path, text = DATA / variant.file(), text_of(listing(variant))
+        if not path.exists() or path.read_text() != text:
+            changed.append(path.name)
+        if options.update:
+            path.write_text(text)
+    unknown = {path.name for path in DATA.glob("*.json")} - {variant.file() for variant in VARIANTS}
+    for name in sorted(unknown):
+        print(f"{name}: no variant of this script makes it")
+    for name in changed:
+        print(f"{name}: {'written' if options.update else 'would change'}")
+    return 1 if unknown or (changed and not options.update) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
