@@ -80,7 +80,7 @@ struct LayoutSubmission {
 struct LayoutReply {
   layout::RankLayout agreed;
   layout::Fingerprint canonical;
-  std::vector<std::string> notes;  ///< where a trace and the scheme disagree, for people
+  std::vector<std::string> notes = {};  ///< where a trace and the scheme disagree, for people
 };
 
 struct PublishRequest {
