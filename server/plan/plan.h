@@ -78,9 +78,11 @@ struct PlanOptions {
 
 /// Chooses, for every box of every target rank, a source rank that holds it.
 ///
-/// Source shards with equal boxes are replicas: each is given its share of the reads, so that the
-/// bytes sent by data-parallel peers differ by no more than one copy. Source shards that overlap
-/// otherwise are fine as long as each element has an owner; a target element is read once.
+/// An element may come from any source rank that holds it, in shards of equal boxes (replicas) or
+/// of others that overlap; a target element is read once. Ranks are chosen so that the busiest
+/// source sends at most about 1 % more than the least possible for these layouts; a large copy is
+/// cut where that is needed (where single elements weigh more than 1 %, by no more than one of
+/// them).
 ///
 /// Guarantee: every element that a target piece covers is written exactly once, from a rank that
 /// holds it (VerifyPlan proves it with code of its own).
@@ -111,20 +113,24 @@ struct PlanReport {
   uint32_t streams = 0;
   int64_t egress_max = 0;   ///< most bytes that one source rank sends
   int64_t ingress_max = 0;  ///< most bytes that one target rank receives
-  /// egress_max over the least possible for the busiest source when replicas share perfectly;
-  /// 1.0 is perfect. The least possible is the greatest, over the sets of ranks that hold some part
-  /// in common and over the set of all ranks, of: bytes that only ranks of the set hold / ranks in
-  /// the set. ingress_max over the largest target's own bytes: 1.0 always, else a defect. Both are
-  /// 1.0 for a plan without bytes.
+  /// The least egress_max of any plan: every byte sent by any of its holders, in any fraction.
+  /// Exact, from the layouts alone, by maximum flows (min_max_load.h), with nothing of the
+  /// planner's.
+  double egress_bound = 0;
+  double ingress_bound = 0;  ///< the largest target rank's own bytes
+  /// Maximum over bound; 1.0 is perfect, and always so for ingress, else a defect. 1.0 for a plan
+  /// without bytes.
   double egress_over_bound = 0;
   double ingress_over_bound = 0;
-  /// Time of a fluid simulation over the greater of the two bounds above: equal link rates at every
-  /// rank, full duplex, all streams started together and sharing links max-min fairly.
+  /// Time of a fluid simulation over the greater of the two bounds: equal link rates at every rank,
+  /// full duplex, all streams started together, each with a share of its links in proportion to its
+  /// bytes. A transfer engine comes near it by giving streams windows in that proportion; what
+  /// equal windows cost, RunFluid tells (fluid.h, Sharing::kEqual).
   double simulated_over_bound = 0;
   std::vector<int64_t> egress;   ///< by source rank
   std::vector<int64_t> ingress;  ///< by target rank
 };
-/// `plan` must be BuildPlan's for these layouts (or have passed VerifyPlan).
+/// `plan` must be BuildPlan's for these layouts, or have passed VerifyPlan.
 PlanReport Report(const TransferPlan& plan, const layout::ModelLayout& source,
                   const layout::ModelLayout& target);
 

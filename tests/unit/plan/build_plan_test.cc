@@ -73,9 +73,42 @@ TEST(BuildPlan, SharesReadsAmongReplicas) {
   const auto target = OneTensor({12, 4}, std::vector(5, Whole({12, 4})));
   const auto plan = BuildPlan(source, target);
   ASSERT_TRUE(plan.has_value());
-  const PlanReport report = Report(*plan, source, target);
+  // Five reads of each half: the fifth is cut in two.
   const int64_t copy = 6 * 4 * 2;
-  EXPECT_EQ(report.egress, (std::vector<int64_t>{3 * copy, 3 * copy, 2 * copy, 2 * copy}));
+  EXPECT_EQ(Report(*plan, source, target).egress, std::vector<int64_t>(4, 5 * copy / 2));
+  EXPECT_EQ(plan->copies_total, 12u);
+  ExpectExact(source, target, *plan);
+}
+
+TEST(BuildPlan, CutsACopyThatIsTooLargeForOneHolder) {
+  const auto source = OneTensor({1, 100, 3}, std::vector(4, Whole({1, 100, 3})));
+  const auto target = OneTensor({1, 100, 3}, {Whole({1, 100, 3})});
+  const auto plan = BuildPlan(source, target);
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_EQ(plan->copies_total, 4u);
+  EXPECT_EQ(Report(*plan, source, target).egress, std::vector<int64_t>(4, 150));
+  ExpectExact(source, target, *plan);
+}
+
+TEST(BuildPlan, CutsNothingWhereSharesAreNearEnough) {
+  // Two hundred and one copies: the odd one is within a per cent of what everyone sends.
+  const auto source = OneTensor({50}, {Whole({50}), Whole({50})});
+  const auto target = OneTensor({50}, std::vector(201, Whole({50})));
+  const auto plan = BuildPlan(source, target);
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_EQ(plan->copies_total, 201u);
+}
+
+TEST(BuildPlan, UsesEveryHolderOfShardsThatOverlap) {
+  // Rank 0 holds the tensor whole, the others a third each, and rank 3 the middle of it.
+  std::vector<layout::Box> boxes = Cut({12, 2}, 0, 3);
+  boxes.insert(boxes.begin(), Whole({12, 2}));
+  boxes[3] = {{3, 0}, {6, 2}};
+  const auto source = OneTensor({12, 2}, boxes);
+  const auto target = OneTensor({12, 2}, {Whole({12, 2})});
+  const auto plan = BuildPlan(source, target);
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_EQ(Report(*plan, source, target).egress, std::vector<int64_t>(4, 12));
   ExpectExact(source, target, *plan);
 }
 

@@ -162,6 +162,8 @@ TEST(BuildPlan, WritesEveryElementOnceFromItsOwnInRandomLayouts) {
     ASSERT_TRUE(proof.ok()) << proof.ToString();
     const PlanReport report = Report(*plan, source, target);
     ASSERT_GE(report.egress_over_bound, 1 - 1e-9);
+    // Elements are 2 bytes: rounding to whole ones may cost some where a rank sends only dozens.
+    ASSERT_LE(static_cast<double>(report.egress_max), report.egress_bound * 1.01 + 8);
     ASSERT_DOUBLE_EQ(report.ingress_over_bound, 1.0);
     ASSERT_GE(report.simulated_over_bound, 1 - 1e-6);
     copies += plan->copies_total;

@@ -33,10 +33,19 @@ TEST(PlanReport, CountsBytesByRank) {
 }
 
 TEST(PlanReport, ComparesReplicasWithPerfectSharing) {
-  // Five copies of 16 bytes from two replicas: 48 and 32, perfect would be 40 each.
-  const PlanReport report = ReportOf(OneTensor({8}, {Whole({8}), Whole({8})}),
-                                     OneTensor({8}, std::vector(5, Whole({8}))));
-  EXPECT_DOUBLE_EQ(report.egress_over_bound, 48.0 / 40.0);
+  // Scalars cannot be cut: five of them from two replicas are 3 and 2, perfect would be 2½ each.
+  const PlanReport report =
+      ReportOf(OneTensor({}, {Whole({}), Whole({})}), OneTensor({}, std::vector(5, Whole({}))));
+  EXPECT_DOUBLE_EQ(report.egress_bound, 5.0);
+  EXPECT_DOUBLE_EQ(report.egress_over_bound, 6.0 / 5.0);
+}
+
+TEST(PlanReport, BoundsBytesByEveryoneWhoHoldsThemInAnyShard) {
+  // Rank 0 holds everything, rank 1 the last half in a shard of its own.
+  const PlanReport report =
+      ReportOf(OneTensor({8}, {Whole({8}), {{4}, {4}}}), OneTensor({8}, {Whole({8})}));
+  EXPECT_DOUBLE_EQ(report.egress_bound, 8.0);
+  EXPECT_DOUBLE_EQ(report.egress_over_bound, 1.0);
 }
 
 TEST(PlanReport, CountsNestedHolderSets) {
@@ -81,37 +90,53 @@ TEST(PlanReport, SimulatesABalancedPlanAtItsBound) {
   EXPECT_NEAR(report.simulated_over_bound, 1.0, 1e-9);
 }
 
-std::vector<Stream> Streams(const std::vector<std::array<uint32_t, 3>>& source_target_bytes) {
-  std::vector<Stream> streams;
-  for (const auto& [source, target, bytes] : source_target_bytes) {
-    streams.push_back({static_cast<uint32_t>(streams.size()), source, target, bytes, {}});
-  }
-  return streams;
+double EqualTime(const std::vector<Flow>& flows, uint32_t senders, uint32_t receivers) {
+  return RunFluid(flows, senders, receivers, Sharing::kEqual).end;
 }
 
 TEST(FluidTime, SharesASource) {
-  EXPECT_NEAR(FluidTime(Streams({{0, 0, 60}, {0, 1, 60}}), 1, 2), 120, 1e-6);
+  EXPECT_NEAR(EqualTime({{0, 0, 60}, {0, 1, 60}}, 1, 2), 120, 1e-6);
 }
 
 TEST(FluidTime, GivesFreedCapacityToTheRest) {
   // Both at ½ until the short one ends at 40; then the long one has 40 left at full rate.
-  EXPECT_NEAR(FluidTime(Streams({{0, 0, 20}, {0, 1, 60}}), 1, 2), 80, 1e-6);
+  const FluidTimes times =
+      RunFluid(std::vector<Flow>{{0, 0, 20}, {0, 1, 60}}, 1, 2, Sharing::kEqual);
+  EXPECT_NEAR(times.end, 80, 1e-6);
+  EXPECT_NEAR(times.sender_end.at(0), 80, 1e-6);
+  EXPECT_NEAR(times.receiver_end.at(0), 40, 1e-6);
+  EXPECT_NEAR(times.receiver_end.at(1), 80, 1e-6);
 }
 
 TEST(FluidTime, IsMaxMinFair) {
-  // Source 0's three streams run at ⅓, one of them into target 0, whose other stream gets ⅔.
-  EXPECT_NEAR(FluidTime(Streams({{0, 0, 30}, {0, 1, 30}, {0, 2, 30}, {1, 0, 60}}), 2, 3), 90, 1e-6);
+  // Source 0's three flows run at ⅓, one of them into target 0, whose other flow gets ⅔.
+  EXPECT_NEAR(EqualTime({{0, 0, 30}, {0, 1, 30}, {0, 2, 30}, {1, 0, 60}}, 2, 3), 90, 1e-6);
+}
+
+TEST(FluidTime, EndsTheFlowsOfAFullLinkTogetherWhenTheyShareByBytes) {
+  const FluidTimes times =
+      RunFluid(std::vector<Flow>{{0, 0, 20}, {0, 1, 60}, {1, 1, 10}}, 2, 2, Sharing::kByBytes);
+  EXPECT_NEAR(times.receiver_end.at(0), 80, 1e-6);
+  EXPECT_NEAR(times.receiver_end.at(1), 80, 1e-6);
+  // Link 1 takes ¾ from source 0 and leaves ¼, not its share by bytes, to source 1.
+  EXPECT_NEAR(times.sender_end.at(1), 40, 1e-6);
+}
+
+TEST(FluidTime, SharedByBytesLastsAsLongAsTheBusiestLink) {
+  // By equal shares, source 0's long flow starves behind short ones that cross busy targets.
+  const std::vector<Flow> flows = {{0, 0, 90}, {0, 1, 10}, {1, 1, 45}, {1, 2, 45}, {2, 1, 45}};
+  EXPECT_NEAR(RunFluid(flows, 3, 3, Sharing::kByBytes).end, 100, 1e-6);
 }
 
 TEST(FluidTime, IsNotBelowAnyLinkInALargePlan) {
-  std::vector<Stream> streams;
+  std::vector<Flow> flows;
   int64_t sent = 0;
   for (uint32_t target = 0; target < 3000; ++target) {
     const auto bytes = static_cast<int64_t>(1 + target % 97);
-    streams.push_back({target, target % 2, target, bytes, {}});
+    flows.push_back({target % 2, target, bytes});
     if (target % 2 == 0) sent += bytes;
   }
-  const double time = FluidTime(streams, 2, 3000);
+  const double time = EqualTime(flows, 2, 3000);
   EXPECT_GE(time, static_cast<double>(sent) * (1 - 1e-9));
   EXPECT_LE(time, static_cast<double>(sent) * 1.02);
 }

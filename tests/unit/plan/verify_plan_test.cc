@@ -212,8 +212,8 @@ TEST(VerifyPlan, NamesStreamOpAndTensor) {
 }
 
 TEST(VerifyPlan, AcceptsAReplicaInPlaceOfTheChosenOne) {
-  const auto source = OneTensor({8}, {Whole({8}), Whole({8})});
-  const auto target = OneTensor({8}, {Whole({8})});
+  const auto source = OneTensor({}, {Whole({}), Whole({})});
+  const auto target = OneTensor({}, {Whole({})});
   TransferPlan plan = BuildPlan(source, target).value();
   plan.streams[0].source_rank = 1;
   EXPECT_EQ(VerifyPlan(plan, source, target), OkStatus());
