@@ -35,15 +35,15 @@ LATENT = dict(kv_lora_rank=10, q_lora_rank=22, qk_nope_head_dim=8, qk_rope_head_
 DEEPSEEK = DENSE | EXPERTS | LATENT | dict(n_routed_experts=4, n_group=1, topk_group=1)
 VISION = dict(depth=2, hidden_size=24, intermediate_size=20, num_heads=4, in_channels=3, patch_size=7,
               temporal_patch_size=2, spatial_merge_size=2, out_hidden_size=36)
-ROPE = dict(type="mrope", mrope_section=[1, 1, 1])
+QWEN_VL = DENSE | dict(rope_scaling=dict(type="mrope", mrope_section=[1, 1, 1]))
 
 
 class Variant:
-    """A config to make: `drop` names keys that config.json shall be silent about, `model_type` what it is
-    renamed to afterwards."""
+    """A config to make: `drop` names keys that config.json shall be silent about, `keep` stores the fields
+    given instead of what transformers writes, `model_type` is what it is renamed to afterwards."""
 
-    def __init__(self, family, name, sizes, *, drop=(), model_type=None, **more):
-        self.family, self.name, self.drop, self.model_type = family, name, drop, model_type
+    def __init__(self, family, name, sizes, *, drop=(), keep=False, model_type=None, **more):
+        self.family, self.name, self.drop, self.keep, self.model_type = family, name, drop, keep, model_type
         self.fields = sizes | more
 
     def file(self):
@@ -99,6 +99,12 @@ VARIANTS = [
     Variant("llama4_text", "silent", DENSE | dict(num_attention_heads=16), num_local_experts=3,
             intermediate_size_mlp=46, interleave_moe_layer_step=2,
             drop=("head_dim", "num_key_value_heads", "moe_layers", "attention_bias", "tie_word_embeddings")),
+    # The text model's sizes stand in text_config, as transformers writes them, or beside vision_config, as in
+    # the releases.
+    Variant("qwen2_5_vl", "nested", dict(text_config=QWEN_VL, vision_config=VISION)),
+    Variant("qwen2_5_vl", "flat", QWEN_VL | dict(vision_config=VISION), keep=True),
+    Variant("qwen2_5_vl", "flat-tied", QWEN_VL | dict(vision_config=VISION), keep=True, tie_word_embeddings=True),
+    Variant("qwen2_5_vl", "nested-tied", dict(text_config=QWEN_VL | dict(tie_word_embeddings=True), vision_config=VISION)),
     Variant("gpt_oss", "plain", DENSE, head_dim=10, num_local_experts=3),
     Variant("gpt_oss", "silent", DENSE | dict(num_attention_heads=16), num_local_experts=3,
             tie_word_embeddings=True, drop=("head_dim", "num_key_value_heads", "attention_bias")),
@@ -132,7 +138,7 @@ def listing(variant):
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         tensors = saved(made, folder)
-        config = json.loads((folder / "config.json").read_text())
+        config = dict(variant.fields) if variant.keep else json.loads((folder / "config.json").read_text())
     if variant.drop:
         config = {key: value for key, value in config.items() if key not in variant.drop}
         silent = transformers.AutoConfig.for_model(**config)

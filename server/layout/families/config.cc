@@ -101,6 +101,15 @@ Status ReadCommon(const Json& json, const Defaults& defaults, ModelConfig& confi
   return ReadDType(json, config.dtype);
 }
 
+/// The members of `text_config`, where a model with other towers keeps its text model's sizes, laid
+/// over the others.
+Json WithTextConfig(const Json& json) {
+  Json flat = json;
+  const auto text = json.find("text_config");
+  if (text != json.end() && text->is_object()) flat.update(*text);
+  return flat;
+}
+
 /// Numbers of decoder layers; none when `key` is absent or null.
 Result<std::vector<size_t>> LayerList(const Json& json, const char* key, int64_t layers) {
   std::vector<size_t> listed;
@@ -172,8 +181,9 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json) {
                        "config.json has a quantization_config, whose tensors no family describes")
                     .Remedy("send explicit layouts"));
   }
-  WW_FAIL_IF_ERROR(ReadCommon(json, family->defaults, config));
-  if (family->read != nullptr) WW_FAIL_IF_ERROR(family->read(json, config));
+  const Json flat = WithTextConfig(json);
+  WW_FAIL_IF_ERROR(ReadCommon(flat, family->defaults, config));
+  if (family->read != nullptr) WW_FAIL_IF_ERROR(family->read(flat, config));
   if (config.experts > kHeadsMax) {
     return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,
                 "config.json has more than " + std::to_string(kHeadsMax) + " experts");

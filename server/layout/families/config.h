@@ -16,6 +16,21 @@ struct LayerKind {
   bool mtp = false;  ///< predicts a further token; comes after the decoder's layers
 };
 
+/// The vision tower in front of a text model.
+struct VisionConfig {
+  int64_t depth = 0;  ///< blocks; 0: there is no tower
+  int64_t hidden = 0;
+  int64_t intermediate = 0;
+  int64_t heads = 0;  ///< divides hidden
+  int64_t channels = 0;
+  int64_t patch = 0;           ///< pixels along a side
+  int64_t temporal_patch = 0;  ///< frames
+  int64_t merged = 0;          ///< patches that the merger joins: at most 2²⁰
+  int64_t out_hidden = 0;
+};
+/// Names of a tower's tensors begin so, in every family that has one; other names do not.
+inline constexpr std::string_view kVisionPrefix = "visual.";
+
 /// A model's config.json, as far as layouts need it. Sizes that every model has are ≥ 1 and heads
 /// is a multiple of kv_heads; all are below 2³¹, so that a product of two fits int64.
 struct ModelConfig {
@@ -47,11 +62,14 @@ struct ModelConfig {
   int64_t qk_rope_dim = 0;
   int64_t v_head_dim = 0;
 
+  VisionConfig vision;
+
   int64_t mtp_layers = 0;
   std::vector<LayerKind> kinds;  ///< layers + mtp_layers
 
   bool HasExperts() const { return experts > 0; }
   bool IsLatent() const { return kv_lora_rank > 0; }
+  bool HasVision() const { return vision.depth > 0; }
 };
 
 /// Reads a config.json of a known family. Errors as in LayoutFromScheme.

@@ -11,6 +11,7 @@
 #include "server/layout/families/llama4.h"
 #include "server/layout/families/mixtral.h"
 #include "server/layout/families/qwen2.h"
+#include "server/layout/families/qwen2_5_vl.h"
 #include "server/layout/families/qwen3.h"
 #include "server/layout/scheme.h"
 
@@ -18,10 +19,12 @@ namespace weightwire::layout {
 namespace {
 
 constexpr Family kFamilies[] = {
-    kDeepseekV2, kDeepseekV3, kGemma,   kGemma2,  kGemma3Text, kGlm4Moe,  kGptOss, kKimiK2,
-    kLlama4Text, kLlama,      kMistral, kMixtral, kQwen2,      kQwen2Moe, kQwen3,  kQwen3Moe,
+    kDeepseekV2, kDeepseekV3, kGemma,      kGemma2,   kGemma3Text, kGlm4Moe,
+    kGptOss,     kKimiK2,     kLlama4Text, kLlama,    kMistral,    kMixtral,
+    kQwen2,      kQwen2Moe,   kQwen3,      kQwen3Moe, kQwen25Vl,
 };
 constexpr std::string_view kLayerMark = "{layer}";
+constexpr std::string_view kBlockMark = "{block}";
 constexpr std::string_view kExpertMark = "{expert}";
 
 bool Has(std::string_view name, std::string_view mark) {
@@ -56,9 +59,10 @@ void Replace(std::string& name, std::string_view mark, int64_t number) {
 
 }  // namespace
 
-std::string NameOf(std::string_view pattern, int64_t layer, int64_t expert) {
+std::string NameOf(std::string_view pattern, int64_t number, int64_t expert) {
   std::string name(pattern);
-  Replace(name, kLayerMark, layer);
+  Replace(name, kLayerMark, number);
+  Replace(name, kBlockMark, number);
   Replace(name, kExpertMark, expert);
   return name;
 }
@@ -72,20 +76,25 @@ Result<Model> Model::Build(ModelConfig config) {
   model.mtp_copies_ = family.mtp_copies;
   for (const TensorTemplate& tensor : family.tensors) {
     if (!Has(tensor.name, kLayerMark)) {
-      if (tensor.present(model.config_, {})) WW_FAIL_IF_ERROR(model.Add(tensor, -1));
+      if (!tensor.present(model.config_, {})) continue;
+      const int64_t blocks = Has(tensor.name, kBlockMark) ? model.config_.vision.depth : 1;
+      for (int64_t block = 0; block < blocks; ++block) {
+        WW_FAIL_IF_ERROR(model.Add(tensor, block, -1));
+      }
       continue;
     }
     for (size_t layer = 0; layer < model.config_.kinds.size(); ++layer) {
       if (!tensor.present(model.config_, model.config_.kinds[layer])) continue;
-      WW_FAIL_IF_ERROR(model.Add(tensor, static_cast<int64_t>(layer)));
+      const auto number = static_cast<int64_t>(layer);
+      WW_FAIL_IF_ERROR(model.Add(tensor, number, number));
     }
   }
   model.SortByName();
   return model;
 }
 
-/// The tensor in one layer, of every expert.
-Status Model::Add(const TensorTemplate& tensor, int64_t layer) {
+/// The tensor in one layer or block, of every expert.
+Status Model::Add(const TensorTemplate& tensor, int64_t number, int64_t layer) {
   const DType dtype = tensor.dtype.value_or(config_.dtype);
   WW_ASSIGN_OR_STATUS(const Shape shape, ShapeOf(tensor, config_, dtype));
   const bool per_expert = Has(tensor.name, kExpertMark);
@@ -98,12 +107,12 @@ Status Model::Add(const TensorTemplate& tensor, int64_t layer) {
   for (const Part& part : tensor.parts) {
     if (part.role == Role::kCount) continue;
     auto& places = places_[static_cast<size_t>(part.role)];
-    const auto at = static_cast<size_t>(std::max<int64_t>(0, layer));
+    const auto at = static_cast<size_t>(number);
     places.resize(std::max(places.size(), at + 1));
     places[at] = {&part, static_cast<uint32_t>(canonical_.tensors.size()), per_expert};
   }
   for (int64_t expert = 0; expert < count; ++expert) {
-    canonical_.tensors.push_back({NameOf(tensor.name, layer, expert), dtype, shape});
+    canonical_.tensors.push_back({NameOf(tensor.name, number, expert), dtype, shape});
     joined_.push_back(tensor.joined);
     layer_of_.push_back(layer);
   }

@@ -68,6 +68,30 @@ enum class Role : int {
   kMtpHiddenNorm,
   kMtpProjection,
   kMtpFinalNorm,
+  // The vision tower: of a block, unless they say otherwise.
+  kVisionPatch,  ///< outside blocks
+  kVisionAttentionNorm,
+  kVisionMlpNorm,
+  kVisionQWeight,
+  kVisionKWeight,
+  kVisionVWeight,
+  kVisionQBias,
+  kVisionKBias,
+  kVisionVBias,
+  kVisionOWeight,
+  kVisionOBias,
+  kVisionGateWeight,
+  kVisionUpWeight,
+  kVisionDownWeight,
+  kVisionGateBias,
+  kVisionUpBias,
+  kVisionDownBias,
+  // Between tower and text model, outside blocks.
+  kMergerNorm,
+  kMergerInWeight,
+  kMergerInBias,
+  kMergerOutWeight,
+  kMergerOutBias,
   kCount,
 };
 
@@ -88,12 +112,12 @@ struct Part {
 using SizeOf = int64_t (*)(const ModelConfig&);
 using IsPresent = bool (*)(const ModelConfig&, const LayerKind&);
 
-/// One tensor of the checkpoint; one per layer when the name contains "{layer}", and per expert
-/// when it contains "{expert}".
+/// One tensor of the checkpoint; one per layer when the name contains "{layer}", per block of the
+/// vision tower when it contains "{block}", and per expert when it contains "{expert}".
 struct TensorTemplate {
   std::string_view name;
-  std::array<SizeOf, 4> shape{};  ///< up to the first nullptr; canonical
-  std::array<Part, 2> parts;      ///< the second one may be unused (kCount)
+  std::array<SizeOf, 5> shape{};  ///< up to the first nullptr; canonical
+  std::array<Part, 3> parts;      ///< from the second one on maybe unused (kCount)
   IsPresent present = [](const ModelConfig&, const LayerKind&) { return true; };
   /// Hugging Face stores the last two canonical dimensions as one.
   bool joined = false;
@@ -147,7 +171,8 @@ class Model {
   const ModelConfig& config() const { return config_; }
   const CanonicalSpace& canonical() const { return canonical_; }
   /// Where the role lies; nullopt when the model has no such part. `layer` counts decoder layers,
-  /// then MTP layers; both arguments are ignored where they have no meaning.
+  /// then MTP layers, or the vision tower's blocks; both arguments are ignored where they have no
+  /// meaning.
   std::optional<View> Find(Role role, int64_t layer = 0, int64_t expert = 0) const;
   /// The layer that the tensor belongs to; −1 for those outside layers.
   int64_t LayerOf(uint32_t tensor) const { return layer_of_[tensor]; }
@@ -162,8 +187,8 @@ class Model {
     bool per_expert = false;
   };
   Model() = default;
-  /// `layer` −1: outside layers.
-  Status Add(const TensorTemplate& tensor, int64_t layer);
+  /// `number`: of the layer or block, 0 outside them. `layer`: −1 outside decoder and MTP layers.
+  Status Add(const TensorTemplate& tensor, int64_t number, int64_t layer);
   void SortByName();
 
   ModelConfig config_;
@@ -176,7 +201,7 @@ class Model {
   std::span<const MtpCopy> mtp_copies_;
 };
 
-/// "{layer}" and "{expert}" replaced.
-std::string NameOf(std::string_view pattern, int64_t layer, int64_t expert);
+/// "{layer}" or "{block}", and "{expert}", replaced.
+std::string NameOf(std::string_view pattern, int64_t number, int64_t expert);
 
 }  // namespace weightwire::layout

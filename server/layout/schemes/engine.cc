@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "server/layout/schemes/option.h"
+#include "server/layout/schemes/vision.h"
 
 namespace weightwire::layout::engine {
 namespace {
@@ -75,6 +76,12 @@ Status CheckExperts(const ModelConfig& config, const Grid& grid) {
       .Remedy("choose a smaller group, or redundant experts");
 }
 
+void PrefixText(RankLayout& rank, std::string_view prefix) {
+  for (LocalTensor& tensor : rank.tensors) {
+    if (!tensor.name.starts_with(kVisionPrefix)) tensor.name.insert(0, prefix);
+  }
+}
+
 }  // namespace
 
 std::vector<int64_t> ExpertsAt(const Grid& grid, int64_t experts, int64_t e) {
@@ -116,7 +123,8 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
   const int64_t single_rows = config.rotary_pairs ? heads_here * config.head_dim : 0;
   const int64_t per_layer = kPiecesPerLayer + 6 * experts + single_rows;
   WW_FAIL_IF_ERROR(CheckPieces(per_layer, world));
-  WW_FAIL_IF_ERROR(CheckPieces(config.layers * per_layer, world));
+  const int64_t tower = (config.vision.depth + 1) * kPiecesPerLayer;
+  WW_FAIL_IF_ERROR(CheckPieces(config.layers * per_layer + tower, world));
   WW_ASSIGN(const int64_t vocab_rows, PaddedVocab(model, spec, grid.tp));
   WW_ASSIGN(const std::vector<Stage> stages, StagesOf(spec, config.layers, grid.pp));
   ModelLayout layout{model.canonical(), {}};
@@ -141,7 +149,9 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
       cutter.Whole("model.norm.weight", Role::kFinalNorm);
       cutter.VocabRows("lm_head.weight", Role::kLmHead, vocab_rows);
     }
+    AddVisionShards(cutter, dialect.vision_qkv);
     WW_ASSIGN(RankLayout derived, std::move(cutter.builder()).Finish());
+    if (config.HasVision()) PrefixText(derived, dialect.text);
     layout.ranks.push_back(std::move(derived));
   }
   return layout;

@@ -9,8 +9,10 @@ namespace weightwire::layout::engine {
 
 /// Where vLLM's and SGLang's names differ.
 struct Dialect {
-  std::string_view experts;   ///< between the experts' module and "w13_weight", with its dot
-  std::string_view latent_a;  ///< the fused first projections of latent attention
+  std::string_view experts;     ///< between the experts' module and "w13_weight", with its dot
+  std::string_view latent_a;    ///< the fused first projections of latent attention
+  std::string_view vision_qkv;  ///< q, k and v of the vision tower
+  std::string_view text;  ///< in front of the text model's names where there is a vision tower
 };
 
 /// What one rank holds of every mixture of experts.

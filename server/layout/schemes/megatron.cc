@@ -3,8 +3,10 @@
 // The first pipeline stage has the embedding, the last one the final norm and the output layer,
 // which is a copy of the embedding when the two are tied and there are several stages, and is
 // absent when they are tied in one stage. MTP layers stand behind the decoder's in the last stage,
-// which then has a copy of the embedding as well. Layers are numbered from 0 in each chunk; with
-// several chunks a stage, the names of chunk v begin with "vpp<v>.".
+// which then has a copy of the embedding as well. A vision tower is whole in the first stage, under
+// the checkpoint's names, and the text model's names then begin with "language_model.", as in
+// Megatron-Bridge (by its source; no dump has been compared). Layers are numbered from 0 in each
+// chunk; with several chunks a stage, the names of chunk v begin with "vpp<v>.".
 //
 // Rank = t + T · (cp + CP · (dp + DP · pp)), Megatron's default order tp-cp-ep-dp-pp; with
 // order=tp-cp-ep-pp-dp pp and dp change places. Experts have a grid of their own in each stage:
@@ -20,6 +22,7 @@
 #include "server/layout/schemes/option.h"
 #include "server/layout/schemes/pipeline.h"
 #include "server/layout/schemes/scheme_registry.h"
+#include "server/layout/schemes/vision.h"
 
 namespace weightwire::layout {
 namespace {
@@ -157,12 +160,14 @@ Result<RankLayout> DeriveRank(const Model& model, const Cut& cut, int64_t r, int
   grid.e = r / grid.etp % grid.ep;
   const bool mtp = cut.layers > model.config().layers;
   for (int64_t v = 0; v < cut.vpp; ++v) {
-    const std::string at = cut.vpp > 1 ? "vpp" + std::to_string(v) + "." : "";
+    const std::string chunk = cut.vpp > 1 ? "vpp" + std::to_string(v) + "." : "";
+    const std::string at = chunk + (model.config().HasVision() ? "language_model." : "");
     const bool first = stage == 0 && v == 0;
     const bool last = stage == cut.pp - 1 && v == cut.vpp - 1;
     if (first || (last && mtp)) {
       cutter.VocabRows(at + "embedding.word_embeddings.weight", Role::kEmbed, cut.vocab_rows);
     }
+    if (first) AddWholeVision(cutter, chunk);
     const ChunkLayers layers = cut.chunks[static_cast<size_t>(stage)][static_cast<size_t>(v)];
     for (int64_t i = 0; i < layers.count; ++i) {
       megatron::AddLayer(cutter, grid, cut.te, at + "decoder.layers." + std::to_string(i) + ".",
@@ -189,7 +194,8 @@ int64_t PiecesOfLargestStage(const ModelConfig& config, const Cut& cut) {
     for (const ChunkLayers& chunk : stage) of_stage += chunk.count;
     layers = std::max(layers, of_stage);
   }
-  return (layers + cut.layers - config.layers) * per_layer + 4;
+  const int64_t tower = (config.vision.depth + 1) * 24;
+  return (layers + cut.layers - config.layers) * per_layer + tower + 4;
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 namespace weightwire::layout {
 namespace {
 
-constexpr engine::Dialect kDialect = {"", "fused_qkv_a_proj_with_mqa"};
+constexpr engine::Dialect kDialect = {"", "fused_qkv_a_proj_with_mqa", "qkv_proj", ""};
 
 engine::ExpertSlice SliceOf(const engine::Grid& grid, int64_t experts, int64_t, int64_t t) {
   engine::ExpertSlice slice;

@@ -9,7 +9,8 @@ namespace weightwire::layout {
 namespace {
 
 /// vLLM 0.32; earlier versions have no "routed_experts.".
-constexpr engine::Dialect kDialect = {"routed_experts.", "fused_qkv_a_proj"};
+constexpr engine::Dialect kDialect = {"routed_experts.", "fused_qkv_a_proj", "qkv",
+                                      "language_model."};
 
 engine::ExpertSlice SliceOf(const engine::Grid& grid, int64_t experts, int64_t dp, int64_t t) {
   const int64_t place = dp * grid.tp + t;

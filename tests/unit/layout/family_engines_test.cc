@@ -144,5 +144,111 @@ TEST(Llama4Megatron, KeepsPairsAndTransposesExperts) {
   }
 }
 
+// Sizes of qwen2_5_vl-nested's tower: hidden 24, 4 heads of 6 rows, intermediate 20, merged 96.
+class Qwen25VlEngines : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Qwen25VlEngines, CutTheVisionTower) {
+  const ModelLayout layout = Derive("qwen2_5_vl-nested", GetParam());
+  const bool vllm = std::string(GetParam()).starts_with("vllm");
+  const std::string at = "visual.blocks.1.";
+  const auto rows = [](const std::string& name, int64_t begin, int64_t count, int64_t columns) {
+    std::vector<std::string> elements;
+    for (int64_t i = begin * columns; i < (begin + count) * columns; ++i) {
+      elements.push_back(Element(name, i));
+    }
+    return elements;
+  };
+  const auto columns = [](const std::string& name, int64_t height, int64_t width, int64_t t) {
+    std::vector<std::string> elements;
+    for (int64_t row = 0; row < height; ++row) {
+      for (int64_t column = t * width / 2; column < (t + 1) * width / 2; ++column) {
+        elements.push_back(Element(name, row * width + column));
+      }
+    }
+    return elements;
+  };
+  for (int64_t t = 0; t < 2; ++t) {
+    const std::string qkv = at + "attn." + (vllm ? "qkv" : "qkv_proj");
+    for (const auto& [leaf, width] : {std::pair{".weight", 24}, std::pair{".bias", 1}}) {
+      std::vector<std::string> expected;
+      for (int64_t part = 0; part < 3; ++part) {
+        const auto here = rows(at + "attn.qkv" + leaf, part * 24 + t * 12, 12, width);
+        expected.insert(expected.end(), here.begin(), here.end());
+      }
+      EXPECT_EQ(Contents(layout, t, qkv + leaf), expected);
+      std::vector<std::string> gate_up = rows(at + "mlp.gate_proj" + leaf, t * 10, 10, width);
+      const auto up = rows(at + "mlp.up_proj" + leaf, t * 10, 10, width);
+      gate_up.insert(gate_up.end(), up.begin(), up.end());
+      EXPECT_EQ(Contents(layout, t, at + "mlp.gate_up_proj" + leaf), gate_up);
+    }
+    const std::string merger = "visual.merger.mlp.";
+    const std::string patch = "visual.patch_embed.proj.weight";
+    EXPECT_EQ(Contents(layout, t, at + "attn.proj.weight"),
+              columns(at + "attn.proj.weight", 24, 24, t));
+    EXPECT_EQ(Contents(layout, t, at + "attn.proj.bias"), rows(at + "attn.proj.bias", 0, 24, 1));
+    EXPECT_EQ(Contents(layout, t, at + "mlp.down_proj.weight"),
+              columns(at + "mlp.down_proj.weight", 24, 20, t));
+    EXPECT_EQ(Contents(layout, t, merger + "0.weight"), rows(merger + "0.weight", t * 48, 48, 96));
+    EXPECT_EQ(Contents(layout, t, merger + "0.bias"), rows(merger + "0.bias", t * 48, 48, 1));
+    EXPECT_EQ(Contents(layout, t, merger + "2.weight"), columns(merger + "2.weight", 36, 96, t));
+    EXPECT_EQ(Contents(layout, t, patch), rows(patch, 0, 24, 3 * 2 * 7 * 7));
+    const std::string text = vllm ? "language_model." : "";
+    EXPECT_EQ(Contents(layout, t, text + "model.norm.weight"), rows("model.norm.weight", 0, 36, 1));
+  }
+}
+
+TEST_P(Qwen25VlEngines, HoldEveryTensorOfTheTower) {
+  const ModelLayout layout = Derive("qwen2_5_vl-nested", GetParam());
+  for (uint32_t i = 0; i < layout.canonical.tensors.size(); ++i) {
+    int64_t held = 0;
+    for (const RankLayout& rank : layout.ranks) {
+      for (const LocalTensor& tensor : rank.tensors) {
+        for (const Piece& piece : tensor.pieces) {
+          held += piece.tensor == i ? ElementCount(piece.box) : 0;
+        }
+      }
+    }
+    EXPECT_GE(held, testing::CountElements(layout.canonical.tensors[i].shape))
+        << layout.canonical.tensors[i].name;
+  }
+}
+
+TEST_P(Qwen25VlEngines, RefuseHeadsThatDoNotDivide) {
+  const bool vllm = std::string(GetParam()).starts_with("vllm");
+  auto config = nlohmann::json::parse(ConfigOf("qwen2_5_vl-flat"));
+  config["num_key_value_heads"] = 3;
+  config["intermediate_size"] = 51;
+  config["vocab_size"] = 192;
+  const auto layout =
+      LayoutFromScheme(config.dump(), *ParseParallelSpec(vllm ? "vllm:tp3" : "sglang:tp3"));
+  ASSERT_FALSE(layout.has_value());
+  EXPECT_EQ(layout.error().reason(), Reason::kShapeMismatch);
+  EXPECT_EQ(layout.error().tensor(), "visual.blocks.0.attn.qkv.weight");
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, Qwen25VlEngines, ::testing::Values("vllm:tp2", "sglang:tp2"),
+                         [](const auto& test) { return std::string(test.param).substr(0, 4); });
+
+TEST(Qwen25VlMegatron, HasTheTowerWholeInTheFirstStage) {
+  const ModelLayout layout = Derive("qwen2_5_vl-nested", "megatron:tp2,pp3,vocab_pad=84");
+  size_t tower = 0;
+  for (const TensorSpec& tensor : layout.canonical.tensors) {
+    if (!tensor.name.starts_with("visual.")) continue;
+    ++tower;
+    for (size_t rank = 0; rank < 2; ++rank) {
+      const auto contents = Contents(layout, rank, tensor.name);
+      ASSERT_EQ(contents.size(), testing::CountElements(tensor.shape));
+      EXPECT_EQ(contents.front(), Element(tensor.name, 0));
+      EXPECT_EQ(contents.back(), Element(tensor.name, static_cast<int64_t>(contents.size()) - 1));
+    }
+  }
+  EXPECT_EQ(tower, 30u);
+  for (size_t rank = 2; rank < 6; ++rank) {
+    for (const LocalTensor& tensor : layout.ranks[rank].tensors) {
+      EXPECT_TRUE(tensor.name.starts_with("language_model.")) << tensor.name;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace weightwire::layout
