@@ -33,13 +33,23 @@ struct ModelConfig;  // layout/families/family.h
 /// Derives what each rank *should* hold, from config.json and a parallel spec. Pure and offline.
 ///
 /// Schemes known now; each file in layout/schemes states its rank order and options:
+///   `fsdp`      FSDP2, FSDP1 and ZeRO-3 trainers by canonical names: dp shards, hsdp replicas, tp;
+///               `kind=fsdp2|fsdp1|fsdp1-orig|zero3`, `dim=N`, `align=N`
 ///   `hf`        one rank, canonical names and whole tensors
 ///   `megatron`  tp, pp, dp, cp; `spec=local|te` (default local); `vocab_pad=N|none`: rows of the
 ///               padded vocabulary in all (default: the next multiple of 128 · tp); `first=N`,
 ///               `last=N` layers of those stages, or `layers=7-7-6` for every stage
 ///   `vllm`      tp; dp replicas; `vocab_pad_to=N`, default 64
 ///
-///   kInvalidArgument / kUnknownModel   model_type has no family; names the known ones
+/// Every scheme also knows
+///   `only=GLOB|GLOB`, `skip=GLOB|GLOB`   canonical names ('*', '?') that alone, or not, have
+///               pieces; local tensors stay, nothing of what is left out moves (schemes/filter.h)
+///   `lora=RANK`, `targets=q|k|v|…`   LoRA adapters in place of the weights, with a canonical space
+///               of their own: PEFT's names (schemes/lora.h)
+///
+///   kInvalidArgument / kTensorMissing  a glob or a LoRA target fits no tensor of the model
+///   kInvalidArgument / kUnknownModel   model_type has no family (names the known ones), or one
+///                                      whose flat parameters have an order that is not known
 ///   kInvalidArgument / kUnknownScheme  scheme or one of its keys is unknown (names the known
 ///                                      ones), or an option's value is not understood
 ///   kInvalidArgument / kInvalidRequest config.json is not JSON, lacks a field or has a bad value

@@ -2,9 +2,18 @@
 
 #include <algorithm>
 
+#include "server/layout/schemes/filter.h"
+#include "server/layout/schemes/lora.h"
+#include "server/layout/schemes/option.h"
+
 namespace weightwire::layout {
 namespace {
 
+/// What every scheme knows; read by LayoutFromScheme itself.
+constexpr std::string_view kCommonOptions[] = {"lora", "only", "skip", "targets"};
+
+constexpr std::string_view kFsdpSizes[] = {"dp", "hsdp", "tp"};
+constexpr std::string_view kFsdpOptions[] = {"align", "dim", "kind", "mtp"};
 constexpr std::string_view kHfOptions[] = {"mtp"};
 constexpr std::string_view kMegatronSizes[] = {"cp", "dp", "ep", "etp", "pp", "tp", "vpp"};
 constexpr std::string_view kMegatronOptions[] = {
@@ -18,19 +27,26 @@ constexpr std::string_view kVllmOptions[] = {"ep",          "layers",   "redunda
                                              "round_robin", "up_first", "vocab_pad_to"};
 
 constexpr Scheme kSchemes[] = {
+    {"fsdp", kFsdpSizes, kFsdpOptions, DeriveFsdp},
     {"hf", {}, kHfOptions, DeriveHf},
     {"megatron", kMegatronSizes, kMegatronOptions, DeriveMegatron},
     {"sglang", kSglangSizes, kSglangOptions, DeriveSglang},
     {"vllm", kVllmSizes, kVllmOptions, DeriveVllm},
 };
 
+std::vector<std::string_view> OptionsOf(const Scheme& scheme) {
+  std::vector<std::string_view> options(scheme.options.begin(), scheme.options.end());
+  options.insert(options.end(), std::begin(kCommonOptions), std::end(kCommonOptions));
+  return options;
+}
+
 std::string KnownKeys(const Scheme& scheme) {
   std::string text;
   for (std::string_view key : scheme.sizes)
     text.append(text.empty() ? "" : ", ").append(key).append("N");
-  for (std::string_view key : scheme.options)
+  for (std::string_view key : OptionsOf(scheme))
     text.append(text.empty() ? "" : ", ").append(key).append("=");
-  return text.empty() ? "nothing" : text;
+  return text;
 }
 
 template <typename Map>
@@ -43,7 +59,7 @@ const std::string* FirstUnknown(const Map& given, std::span<const std::string_vi
 
 Status CheckKeys(const Scheme& scheme, const ParallelSpec& spec) {
   const std::string* unknown = FirstUnknown(spec.sizes, scheme.sizes);
-  if (unknown == nullptr) unknown = FirstUnknown(spec.options, scheme.options);
+  if (unknown == nullptr) unknown = FirstUnknown(spec.options, OptionsOf(scheme));
   if (unknown == nullptr) return OkStatus();
   return Status(Code::kInvalidArgument, Reason::kUnknownScheme,
                 "scheme " + spec.scheme + " does not know \"" + *unknown + "\" as it is written")
@@ -68,7 +84,14 @@ Result<ModelLayout> LayoutFromScheme(std::string_view config_json, const Paralle
   WW_FAIL_IF_ERROR(CheckKeys(*scheme, spec));
   WW_ASSIGN(ModelConfig config, ParseModelConfig(config_json));
   WW_ASSIGN(const Model model, Model::Build(std::move(config)));
-  return scheme->derive(model, spec);
+  const bool lora = spec.options.contains("lora");
+  if (!lora && spec.options.contains("targets")) {
+    return Fail(BadOption("targets", spec.options.at("targets"), "known without lora="));
+  }
+  WW_ASSIGN(ModelLayout layout,
+            lora ? DeriveLora(model, *scheme, spec) : scheme->derive(model, spec));
+  WW_FAIL_IF_ERROR(ApplyFilters(spec, layout));
+  return layout;
 }
 
 }  // namespace weightwire::layout

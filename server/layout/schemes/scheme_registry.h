@@ -17,6 +17,7 @@ struct Scheme {
   Result<ModelLayout> (*derive)(const Model& model, const ParallelSpec& spec);
 };
 
+Result<ModelLayout> DeriveFsdp(const Model& model, const ParallelSpec& spec);
 Result<ModelLayout> DeriveHf(const Model& model, const ParallelSpec& spec);
 Result<ModelLayout> DeriveMegatron(const Model& model, const ParallelSpec& spec);
 Result<ModelLayout> DeriveSglang(const Model& model, const ParallelSpec& spec);

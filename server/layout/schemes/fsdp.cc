@@ -1,0 +1,109 @@
+// What FSDP and ZeRO trainers hold, by Hugging Face names:
+//
+//   dpN            shards; default 1
+//   hsdpN          replicas of each shard: N groups of dp · tp ranks
+//   tpN            tensor parallelism first, see TorchTensors; kind=fsdp2 only
+//   kind=fsdp2     one DTensor for each parameter (the default)
+//   kind=fsdp1     one flat parameter for each decoder layer and one for the rest
+//   kind=fsdp1-orig   the same with use_orig_params: each parameter's part of it
+//   kind=zero3     DeepSpeed ZeRO-3's partitions
+//   dim=N          kind=fsdp2: cut tensors of more than N dimensions along N, others along 0
+//   align=N        kind=fsdp1-orig: see below
+//   mtp=none       without the MTP layers, which transformers itself does not build
+//
+// Rank = t + T · (shard + DP · replica): a device mesh (replicate, shard, tp) in its own order.
+//
+// fsdp2: torch.chunk along one dimension: ceil(size / shards) each; the last ones are short, or
+// empty with extent 0 there, which is what such a DTensor's local tensor reports. Under tensor
+// parallelism torch.chunk cuts by t first, then each part (_StridedShard). FSDP2 itself refuses
+// uneven shards of dimensions but the first; distribute_tensor makes them.
+//
+// fsdp1: a wrapped module's parameters one after another in module order (fsdp_order.h), padded to
+// a multiple of the shards and cut evenly. Names are those of FSDP's state dict, without
+// "_fsdp_wrapped_module.". With use_orig_params each parameter begins at a multiple of 16 bytes of
+// the dtype of the forward pass (align=N where mixed precision makes that other than N elements of
+// the model's dtype), and a rank has one dimension of each parameter's elements that lie in its
+// part, none maybe; a single shard is not flattened.
+//
+// zero3: each parameter flattened, padded to a multiple of the shards and cut evenly; what a rank
+// binds is ds_tensor, padding included.
+//
+// Buffers (the routers' correction) are whole everywhere.
+//
+// Proved with torch 2.15 and transformers 4.57 (tests/golden/fsdp.py): fsdp2 with all its words,
+// fsdp1, fsdp1-orig. By reading only: zero3 (DeepSpeed partition_parameters.py), HSDP of fsdp1.
+#include "server/layout/schemes/fsdp.h"
+
+#include <algorithm>
+#include <array>
+
+#include "server/layout/schemes/fsdp_cut.h"
+#include "server/layout/schemes/option.h"
+#include "server/layout/schemes/rank_builder.h"
+#include "server/layout/schemes/scheme_registry.h"
+
+namespace weightwire::layout {
+namespace fsdp {
+namespace {
+
+constexpr std::array<std::string_view, 4> kKinds = {"fsdp2", "fsdp1", "fsdp1-orig", "zero3"};
+
+Result<Kind> KindOf(const ParallelSpec& spec) {
+  const auto option = spec.options.find("kind");
+  if (option == spec.options.end()) return Kind::kFsdp2;
+  const auto found = std::find(kKinds.begin(), kKinds.end(), option->second);
+  if (found != kKinds.end()) return static_cast<Kind>(found - kKinds.begin());
+  return Fail(BadOption("kind", option->second, "fsdp2, fsdp1, fsdp1-orig or zero3"));
+}
+
+/// Refuses a word that the spec has although it means nothing to its kind.
+Status CheckOnlyFor(Kind kind, bool given, Kind wanted, std::string_view word) {
+  if (!given || kind == wanted) return OkStatus();
+  return BadOption(
+      "kind", kKinds[static_cast<size_t>(kind)],
+      std::string(kKinds[static_cast<size_t>(wanted)]) + ", which " + std::string(word) + " needs");
+}
+
+}  // namespace
+
+Result<Sharding> ShardingOf(const ParallelSpec& spec) {
+  Sharding sharding;
+  WW_ASSIGN(sharding.kind, KindOf(spec));
+  sharding.shards = spec.SizeOr("dp", 1);
+  sharding.replicas = spec.SizeOr("hsdp", 1);
+  sharding.tp = spec.SizeOr("tp", 1);
+  WW_ASSIGN(const std::optional<int64_t> dim, IntegerOption(spec, "dim", 0));
+  WW_ASSIGN(const std::optional<int64_t> align, IntegerOption(spec, "align", 1));
+  sharding.dim = dim.value_or(0);
+  sharding.align = align.value_or(0);
+  WW_FAIL_IF_ERROR(CheckOnlyFor(sharding.kind, sharding.tp > 1, Kind::kFsdp2, "tp"));
+  WW_FAIL_IF_ERROR(CheckOnlyFor(sharding.kind, dim.has_value(), Kind::kFsdp2, "dim="));
+  WW_FAIL_IF_ERROR(CheckOnlyFor(sharding.kind, align.has_value(), Kind::kFsdp1Orig, "align="));
+  return sharding;
+}
+
+Result<ModelLayout> Shard(const CanonicalSpace& canonical, std::span<const TorchTensor> tensors,
+                          std::string_view family, const Sharding& sharding) {
+  WW_ASSIGN(const int64_t world, WorldSize({sharding.replicas, sharding.shards, sharding.tp}));
+  WW_ASSIGN(const Cutter cutter, Cutter::Make(canonical, tensors, family, sharding));
+  WW_FAIL_IF_ERROR(CheckPieces(cutter.PiecesBound(), world));
+  ModelLayout layout{canonical, {}};
+  const int64_t in_replica = sharding.shards * sharding.tp;
+  for (int64_t rank = 0; rank < world; ++rank) {
+    layout.ranks.push_back(rank < in_replica
+                               ? cutter.Rank(rank / sharding.tp, rank % sharding.tp)
+                               : layout.ranks[static_cast<size_t>(rank % in_replica)]);
+  }
+  return layout;
+}
+
+}  // namespace fsdp
+
+Result<ModelLayout> DeriveFsdp(const Model& model, const ParallelSpec& spec) {
+  WW_ASSIGN(const fsdp::Sharding sharding, fsdp::ShardingOf(spec));
+  WW_ASSIGN(const int64_t layers, LayersWithMtp(model.config(), spec));
+  return fsdp::Shard(model.canonical(), TorchTensors(model, layers), model.config().family,
+                     sharding);
+}
+
+}  // namespace weightwire::layout
