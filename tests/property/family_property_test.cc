@@ -23,10 +23,13 @@ namespace {
 
 using family_oracle::Tensors;
 
-constexpr int kShards = 8;
+// kTransfers: at least so many in each shard. Sanitizers make each an order of magnitude slower,
+// and there are fewer; a few hundred are needed to draw everything once.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kTransfers = 120;  // of a shard; sanitizers make each an order of magnitude slower
+constexpr int kShards = 2;
+constexpr int kTransfers = 400;
 #else
+constexpr int kShards = 8;
 constexpr int kTransfers = 1250;
 #endif
 /// Shards draw different cases from the same seed.
