@@ -31,7 +31,7 @@
 // Buffers (the routers' correction) are whole everywhere.
 //
 // Proved with torch 2.15 and transformers 4.57 (tests/golden/fsdp.py): fsdp2 with all its words,
-// fsdp1, fsdp1-orig. By reading only: zero3 (DeepSpeed partition_parameters.py), HSDP of fsdp1.
+// fsdp1, fsdp1-orig. By reading only: zero3 (DeepSpeed partition_parameters.py), align=.
 #include "server/layout/schemes/fsdp.h"
 
 #include <algorithm>

@@ -9,11 +9,12 @@
 // with the same replication of kv heads and the same pipeline stages; names are PEFT's on every
 // side. `fsdp` cuts adapters as parameters of their own (kind=fsdp2 or zero3, without tp).
 //
-// By reading: vLLM's layers with LoRA hold such parts (vllm/lora/layers, slice_lora_a and
-// slice_lora_b, without fully_sharded_loras), stacked for its adapter slots and padded to its
-// max_lora_rank, which a receiver copies them into. SGLang cuts alike. Not proved, and known to
-// differ: Megatron-Bridge's ParallelLinearAdapter has one adapter for each fused linear layer and
-// cuts A of column-parallel ones by rows; a Megatron trainer that holds these sends explicit boxes.
+// By reading, with no engine run: vLLM's layers with LoRA hold such parts (vllm/lora/layers,
+// slice_lora_a and slice_lora_b, without fully_sharded_loras), stacked for its adapter slots and
+// padded to its max_lora_rank, which a receiver copies them into. SGLang was not looked up.
+// Megatron-Bridge's ParallelLinearAdapter is known to differ: one adapter for each fused linear
+// layer, A of column-parallel layers and B of row-parallel ones cut by rows; a Megatron trainer
+// that holds these sends explicit layouts.
 #include "server/layout/schemes/lora.h"
 
 #include <algorithm>
