@@ -104,7 +104,7 @@ struct BadSpec {
 TEST(LayoutFromScheme, RefusesBadSpecs) {
   // 6 layers, 8 heads, 4 kv heads, intermediate 24, vocabulary 100
   const std::vector<BadSpec> table = {
-      {"fsdp:dp8", Reason::kUnknownScheme},
+      {"zero:dp8", Reason::kUnknownScheme},
       {"hf:tp2", Reason::kUnknownScheme},
       {"hf:vocab_pad=4", Reason::kUnknownScheme},
       {"hf:mtp=some", Reason::kUnknownScheme},
@@ -206,9 +206,9 @@ TEST(LayoutFromScheme, NamesTheKnownKeysAndSchemes) {
   ASSERT_FALSE(key.has_value());
   EXPECT_NE(key.error().remedy().find("cpN, dpN, epN, etpN, ppN, tpN, vppN, account_embedding="),
             std::string::npos);
-  const auto scheme = LayoutFromScheme(GoodConfig().dump(), *ParseParallelSpec("fsdp:dp2"));
+  const auto scheme = LayoutFromScheme(GoodConfig().dump(), *ParseParallelSpec("zero:dp2"));
   ASSERT_FALSE(scheme.has_value());
-  EXPECT_NE(scheme.error().remedy().find("hf, megatron, sglang, vllm"), std::string::npos);
+  EXPECT_NE(scheme.error().remedy().find("fsdp, hf, megatron, sglang, vllm"), std::string::npos);
 }
 
 TEST(LayoutFromScheme, RemedyForUnevenStagesNamesTheOptions) {
