@@ -96,6 +96,26 @@ TEST(CanonicalFromConfig, HasTheBiasesThatTheFamilyHas) {
   EXPECT_TRUE(has(Config("qwen3"), "self_attn.k_norm.weight"));
 }
 
+TEST(ParseModelConfig, RefusesBiasesThatDeepseekDoesNotDescribe) {
+  const auto config =
+      ParseModelConfig(Config("deepseek_v3", R"("attention_bias":true,"kv_lora_rank":4)"));
+  ASSERT_FALSE(config.has_value());
+  EXPECT_EQ(config.error().reason(), Reason::kInvalidRequest);
+  EXPECT_NE(config.error().ToString().find("attention_bias"), std::string::npos);
+}
+
+TEST(ParseModelConfig, NeedsTheSizesOfAVisionTower) {
+  const auto reason = [](const std::string& more) {
+    const auto config = ParseModelConfig(Config("qwen2_5_vl", more));
+    return config ? Reason::kNone : config.error().reason();
+  };
+  EXPECT_EQ(reason(""), Reason::kInvalidRequest);
+  EXPECT_EQ(reason(R"("vision_config":7)"), Reason::kInvalidRequest);
+  EXPECT_EQ(reason(R"("vision_config":{"hidden_size":10,"num_heads":4})"), Reason::kInvalidRequest);
+  EXPECT_EQ(reason(R"("vision_config":{"spatial_merge_size":1025})"), Reason::kInvalidRequest);
+  EXPECT_EQ(reason(R"("vision_config":{})"), Reason::kNone);
+}
+
 TEST(CanonicalFromConfig, IsSortedAndTiedTensorsAppearOnce) {
   const auto space =
       CanonicalFromConfig(Config("qwen2", R"("tie_word_embeddings":true,"num_hidden_layers":11)"));
