@@ -4,7 +4,7 @@
 #include <string>
 
 #include "client/cli/connection.h"
-#include "client/cli/offline_plan.h"
+#include "client/cli/offline_commands.h"
 #include "client/cli/render.h"
 
 // wwctl: what a person or a script asks of a running weightwired, and plans without one.
@@ -51,7 +51,6 @@ class Program {
             EnginesJson);
     AddView("epochs", "Epochs, newest first", EpochsText, EpochsJson);
     AddWatch();
-    AddPlan();
     AddExplain();
     AddControls();
   }
@@ -107,17 +106,6 @@ class Program {
         ->capture_default_str();
   }
 
-  void AddPlan() {
-    CLI::App* command =
-        Command("plan", "Plan and prove a transfer offline, from a model's config.json",
-                [this] { return RunOfflinePlan(plan_); });
-    command->add_option("--config", plan_.config_path, "config.json of the model")->required();
-    command->add_option("--from", plan_.from, "Source layout, e.g. megatron:tp2,pp2")->required();
-    command->add_option("--to", plan_.to, "Target layout, e.g. vllm:tp4, hf")->required();
-    command->add_option("--tensor", plan_.tensor, "Explain every copy of this Hugging Face tensor");
-    command->add_flag("--json", plan_.json, "For machines");
-  }
-
   void AddExplain() {
     CLI::App* command = Online("explain", "Who sends what to whom in the newest epoch",
                                [this] { return Connect().Explain(name_, tensor_); });
@@ -152,13 +140,13 @@ class Program {
 
   CLI::App app_;
   Options options_;
-  OfflinePlan plan_;
   uint32_t interval_ms_ = 500;
   std::string name_;
   std::string tensor_;
   uint64_t epoch_ = 0;
   std::string why_ = "asked for by an operator";
   std::function<Answer()> run_;
+  OfflineCommands offline_{app_, run_};
 };
 
 }  // namespace

@@ -2,32 +2,21 @@
 
 #include <sys/resource.h>
 
-#include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "client/cli/matrix_svg.h"
+#include "client/cli/offline.h"
 #include "client/cli/table.h"
 #include "server/base/clock.h"
-#include "server/layout/scheme.h"
+#include "server/plan/classes.h"
 #include "server/plan/plan.h"
+#include "server/plan/plan_bytes.h"
 
 namespace weightwire::cli {
 namespace {
 
-Result<std::string> ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    return Fail(Status(Code::kInvalidArgument, Reason::kIoError, "cannot read '" + path + "'")
-                    .Remedy("--config takes the path of a model's config.json"));
-  }
-  return text.str();
-}
-
-Result<layout::ModelLayout> LayoutOf(const std::string& config, const std::string& spec_text) {
-  WW_ASSIGN(const layout::ParallelSpec spec, layout::ParseParallelSpec(spec_text));
-  return layout::LayoutFromScheme(config, spec);
-}
+using Json = nlohmann::ordered_json;
 
 int64_t PeakRssBytes() {
   rusage usage{};
@@ -35,38 +24,143 @@ int64_t PeakRssBytes() {
   return int64_t{usage.ru_maxrss} * 1024;
 }
 
-}  // namespace
+/// A plan that was proved, and what it was proved against.
+struct Proved {
+  layout::ModelLayout source;
+  layout::ModelLayout target;              ///< one rank per class, if so asked
+  std::vector<plan::LayoutClass> classes;  ///< of the whole target
+  plan::TransferPlan plan;
+  double seconds = 0;
+};
 
-Result<std::string> RunOfflinePlan(const OfflinePlan& request) {
-  WW_ASSIGN(const std::string config, ReadFile(request.config_path));
-  const Nanos started = SystemClock().Now();
-  WW_ASSIGN(const layout::ModelLayout source, LayoutOf(config, request.from));
-  WW_ASSIGN(const layout::ModelLayout target, LayoutOf(config, request.to));
-  WW_ASSIGN(const plan::TransferPlan plan, plan::BuildPlan(source, target));
-  WW_FAIL_IF_ERROR(plan::VerifyPlan(plan, source, target));
-  const double seconds = std::chrono::duration<double>(SystemClock().Now() - started).count();
-  if (!request.json) {
-    return "planned and proved in " + SecondsText(seconds) + ", " + BytesText(PeakRssBytes()) +
-           " of memory\n" + plan::Explain(plan, source, target, request.tensor);
+Result<plan::TransferPlan> PlanOf(const OfflinePlan& request, const layout::ModelLayout& source,
+                                  const layout::ModelLayout& target) {
+  if (request.verify_path.empty()) {
+    WW_ASSIGN(plan::TransferPlan made, plan::BuildPlan(source, target));
+    WW_FAIL_IF_ERROR(plan::VerifyPlan(made, source, target));
+    return made;
   }
-  const plan::PlanReport report = plan::Report(plan, source, target);
-  const nlohmann::ordered_json json = {
-      {"plan_id", plan.id.ToHex()},
-      {"from", request.from},
-      {"to", request.to},
-      {"seconds", seconds},
+  WW_ASSIGN(const std::string bytes,
+            ReadFile(request.verify_path, "--verify takes a file that --out has written"));
+  WW_ASSIGN(plan::TransferPlan read, plan::FromBytes(bytes));
+  Status proof = plan::VerifyPlan(read, source, target);
+  if (proof.ok()) return read;
+  return Fail(Status(Code::kFailedPrecondition, Reason::kInvalidRequest, proof.message())
+                  .AtRank(proof.rank())
+                  .AtTensor(proof.tensor())
+                  .Remedy("the file is damaged, or was made for another --config, --from, --to or "
+                          "--per: write it again with --out"));
+}
+
+Result<Proved> Prove(const OfflinePlan& request, const std::string& config) {
+  Proved proved;
+  const Nanos started = SystemClock().Now();
+  WW_ASSIGN(proved.source, LayoutOf(config, request.from));
+  WW_ASSIGN(proved.target, LayoutOf(config, request.to));
+  proved.classes = plan::LayoutClasses(proved.target);
+  if (request.per_class) {
+    proved.target = plan::OnePerClass(std::move(proved.target), proved.classes);
+  }
+  WW_ASSIGN(proved.plan, PlanOf(request, proved.source, proved.target));
+  proved.seconds = std::chrono::duration<double>(SystemClock().Now() - started).count();
+  return proved;
+}
+
+/// Class size → number of classes.
+std::map<size_t, size_t> ClassSizes(const std::vector<plan::LayoutClass>& classes) {
+  std::map<size_t, size_t> sizes;
+  for (const plan::LayoutClass& entry : classes) ++sizes[entry.ranks.size()];
+  return sizes;
+}
+
+std::string ClassesText(const OfflinePlan& request, const std::vector<plan::LayoutClass>& classes) {
+  std::string text;
+  for (const auto& [size, count] : ClassSizes(classes)) {
+    text += (text.empty() ? "" : ", ") + std::to_string(count) + " of " + std::to_string(size);
+  }
+  text =
+      "layout classes of the target: " + text + (size_t{1} == classes.size() ? " rank" : " ranks");
+  return text +
+         (request.per_class ? "; planned for one rank of each\n" : "; planned for every rank\n");
+}
+
+std::string RatioText(double ratio) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.4f", ratio);
+  return text;
+}
+
+std::string Text(const OfflinePlan& request, const Proved& proved, const plan::PlanReport& report) {
+  const auto bytes = [](double count) { return BytesText(static_cast<int64_t>(count)); };
+  std::string text =
+      (request.verify_path.empty() ? "planned and proved in " : "read and proved in ") +
+      SecondsText(proved.seconds) + ", " + BytesText(PeakRssBytes()) + " of memory\n";
+  text += ClassesText(request, proved.classes);
+  text += "busiest source rank sends " + BytesText(report.egress_max) + " = " +
+          RatioText(report.egress_over_bound) + " x the least possible, " +
+          bytes(report.egress_bound) + "\n";
+  text += "busiest target rank receives " + BytesText(report.ingress_max) + " = " +
+          RatioText(report.ingress_over_bound) + " x the least possible, " +
+          bytes(report.ingress_bound) + "\n";
+  text += "simulated time " + RatioText(report.simulated_over_bound) +
+          " x the greater of the two at link rate\n";
+  if (request.explain || !request.tensor.empty()) {
+    return text + plan::Explain(proved.plan, proved.source, proved.target, request.tensor);
+  }
+  return text + "plan " + proved.plan.id.ToHex() + ": " + BytesText(report.bytes_total) + " in " +
+         std::to_string(report.copies) + " copies and " + std::to_string(report.streams) +
+         " streams, from " + std::to_string(proved.plan.source_ranks) + " to " +
+         std::to_string(proved.plan.target_ranks) + " ranks\n";
+}
+
+std::string AsJson(const OfflinePlan& request, const Proved& proved,
+                   const plan::PlanReport& report) {
+  Json classes = Json::object();
+  for (const auto& [size, count] : ClassSizes(proved.classes)) {
+    classes[std::to_string(size)] = count;
+  }
+  Json json = {
+      {"plan_id", proved.plan.id.ToHex()},
+      {"seconds", proved.seconds},
       {"peak_rss_bytes", PeakRssBytes()},
       {"bytes_total", report.bytes_total},
       {"copies", report.copies},
-      {"streams", report.streams},
       {"proof", "exact"},
       {"egress_over_bound", report.egress_over_bound},
       {"ingress_over_bound", report.ingress_over_bound},
       {"simulated_over_bound", report.simulated_over_bound},
-      {"egress", report.egress},
-      {"ingress", report.ingress},
+      {"from", request.from},
+      {"to", request.to},
+      {"per", request.per_class ? "class" : "rank"},
+      {"streams", report.streams},
+      {"egress_max", report.egress_max},
+      {"egress_bound", report.egress_bound},
+      {"ingress_max", report.ingress_max},
+      {"ingress_bound", report.ingress_bound},
+      {"classes", classes},
   };
+  if (request.explain) {
+    Json members = Json::array();
+    for (const plan::LayoutClass& entry : proved.classes) members.push_back(entry.ranks);
+    json["ranks"] = {{"egress", report.egress}, {"ingress", report.ingress}, {"classes", members}};
+  }
   return json.dump() + "\n";
+}
+
+}  // namespace
+
+Result<std::string> RunOfflinePlan(const OfflinePlan& request) {
+  WW_ASSIGN(const std::string config, ReadConfig(request.config_path));
+  WW_ASSIGN(const Proved proved, Prove(request, config));
+  if (!request.out_path.empty()) {
+    WW_FAIL_IF_ERROR(WriteFile(request.out_path, plan::ToBytes(proved.plan)));
+  }
+  if (!request.svg_path.empty()) {
+    WW_FAIL_IF_ERROR(
+        WriteFile(request.svg_path, MatrixSvg(proved.plan, request.from + " to " + request.to)));
+  }
+  const plan::PlanReport report = plan::Report(proved.plan, proved.source, proved.target);
+  return request.json ? AsJson(request, proved, report) : Text(request, proved, report);
 }
 
 }  // namespace weightwire::cli

@@ -10,13 +10,24 @@ struct OfflinePlan {
   std::string config_path;
   std::string from;
   std::string to;
-  std::string tensor;  ///< canonical name to explain; empty: none
+  /// Plan for one rank per layout class (relays feed the others), else for every rank.
+  bool per_class = true;
+  bool explain = false;
+  std::string tensor;       ///< canonical name to explain; empty: none
+  std::string out_path;     ///< write the plan there (plan_bytes.h); empty: nowhere
+  std::string verify_path;  ///< prove the plan of this file instead of making one; empty: make one
+  std::string svg_path;     ///< draw the source × target bytes there; empty: nowhere
   bool json = false;
 };
 
 /// Plans without a running service, proves the plan and renders it. JSON fields: plan_id, seconds
-/// (layouts, plan and proof), peak_rss_bytes (of this process), bytes_total, copies, streams, proof
-/// ("exact"), egress_over_bound, ingress_over_bound, simulated_over_bound, egress, ingress.
+/// (layouts, plan and proof), peak_rss_bytes (of this process), bytes_total, copies, proof
+/// ("exact"), egress_over_bound, ingress_over_bound, simulated_over_bound; then from, to, per,
+/// streams, egress_max, egress_bound, ingress_max, ingress_bound and classes (size → how many);
+/// with `explain` also ranks ({egress, ingress} bytes by rank, and the classes' ranks).
+///
+/// With verify_path the plan comes from the file, and layouts from the specs: nothing but the
+/// proof stands between the two. A plan that is not right is kFailedPrecondition / kInvalidRequest.
 Result<std::string> RunOfflinePlan(const OfflinePlan& request);
 
 }  // namespace weightwire::cli

@@ -18,8 +18,26 @@ bool Contains(const Box& box, std::span<const int64_t> element) {
   return true;
 }
 
+/// The element of `piece` at `offset`, when each stride steps over all that the smaller ones reach,
+/// as in slices and transpositions: division finds it.
+std::optional<std::vector<int64_t>> DecodeNested(const Piece& piece, const NestedStrides& nested,
+                                                 int64_t offset) {
+  int64_t rest = offset - piece.local_offset;
+  if (rest < 0) return std::nullopt;
+  std::vector<int64_t> element = piece.box.begin;
+  for (size_t i = 0; i < element.size(); ++i) {
+    const size_t d = nested.order[i];
+    const int64_t steps = std::min(rest / piece.local_stride[d], piece.box.extent[d] - 1);
+    element[d] += steps;
+    rest -= steps * piece.local_stride[d];
+  }
+  if (rest != 0) return std::nullopt;
+  return element;
+}
+
 /// The element of `piece` at `offset`. Pieces do not repeat storage, so there is at most one.
 std::optional<std::vector<int64_t>> Decode(const Piece& piece, int64_t offset) {
+  if (const auto nested = NestedStridesOf(piece)) return DecodeNested(piece, *nested, offset);
   std::vector<SumTerm> terms;
   for (size_t d = 0; d < piece.box.extent.size(); ++d) {
     terms.push_back({piece.local_stride[d], 0, piece.box.extent[d] - 1});
@@ -32,6 +50,28 @@ std::optional<std::vector<int64_t>> Decode(const Piece& piece, int64_t offset) {
 }
 
 }  // namespace
+
+std::optional<NestedStrides> NestedStridesOf(const Piece& piece) {
+  const size_t ndim = piece.local_stride.size();
+  NestedStrides nested;
+  if (ndim > nested.order.size()) return std::nullopt;
+  for (size_t d = 0; d < ndim; ++d) {
+    size_t place = d;
+    for (; place > 0 && piece.local_stride[nested.order[place - 1]] < piece.local_stride[d];
+         --place) {
+      nested.order[place] = nested.order[place - 1];
+    }
+    nested.order[place] = static_cast<uint8_t>(d);
+  }
+  int64_t reach = 0;
+  for (size_t i = ndim; i-- > 0;) {
+    const size_t d = nested.order[i];
+    if (piece.box.extent[d] == 1) continue;
+    if (piece.local_stride[d] <= reach) return std::nullopt;
+    reach += (piece.box.extent[d] - 1) * piece.local_stride[d];
+  }
+  return nested;
+}
 
 int64_t LastElement(const Piece& piece) {
   int64_t last = piece.local_offset;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -47,6 +48,14 @@ class PieceLocator {
   std::vector<uint32_t> by_start_;
   std::vector<int64_t> reach_;  ///< greatest last element among by_start_[0..i]
 };
+
+/// Dimensions by falling stride, of a piece of which each stride is greater than all that the
+/// smaller ones reach together (dimensions of extent 1 do not count).
+struct NestedStrides {
+  std::array<uint8_t, layout::kMaxDims> order{};
+};
+/// nullopt for a piece that is not like this. One that is stores no two elements in one place.
+std::optional<NestedStrides> NestedStridesOf(const layout::Piece& piece);
 
 /// Last element of the piece in storage.
 int64_t LastElement(const layout::Piece& piece);

@@ -1,0 +1,57 @@
+#include "client/cli/offline.h"
+
+#include <fnmatch.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "server/layout/scheme.h"
+
+namespace weightwire::cli {
+
+Result<std::string> ReadFile(const std::string& path, const std::string& remedy) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kIoError, "cannot read '" + path + "'")
+                    .Remedy(remedy));
+  }
+  return text.str();
+}
+
+Status WriteFile(const std::string& path, const std::string& bytes) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  file.close();
+  if (file) return OkStatus();
+  return Status(Code::kInvalidArgument, Reason::kIoError, "cannot write '" + path + "'")
+      .Remedy("is there such a folder, and is there room?");
+}
+
+Result<std::string> ReadConfig(const std::string& path) {
+  return ReadFile(path, "--config takes the path of a model's config.json");
+}
+
+Result<layout::ModelLayout> LayoutOf(const std::string& config, const std::string& spec) {
+  WW_ASSIGN(const layout::ParallelSpec parsed, layout::ParseParallelSpec(spec));
+  return layout::LayoutFromScheme(config, parsed);
+}
+
+std::string RanksText(const std::vector<uint32_t>& ranks) {
+  std::string text;
+  for (size_t first = 0; first < ranks.size();) {
+    size_t last = first;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    if (!text.empty()) text += ", ";
+    text += std::to_string(ranks[first]);
+    if (last > first) text.append("-").append(std::to_string(ranks[last]));
+    first = last + 1;
+  }
+  return text;
+}
+
+bool Matches(const std::string& pattern, const std::string& text) {
+  return pattern.empty() || fnmatch(pattern.c_str(), text.c_str(), 0) == 0;
+}
+
+}  // namespace weightwire::cli
