@@ -112,6 +112,45 @@ def test_a_wrong_shape_is_refused_with_a_diff_that_names_the_tensor(daemon):
         publisher.bind(CONFIG, "megatron:tp2,pp2", tensors)  # the service is unharmed
 
 
+def fsdp_shards(hf: dict, world: int) -> list[dict]:
+    """What FSDP2 leaves on each rank: torch.chunk along dimension 0, with short and empty last shards."""
+    ranks = [{} for _ in range(world)]
+    for name, bits in hf.items():
+        rows = -(-bits.shape[0] // world)
+        for rank in range(world):
+            shard = bits[rank * rows:(rank + 1) * rows]
+            ranks[rank][name] = TensorMeta(name, "BF16", shard.shape), shard
+    return ranks
+
+
+def test_uneven_and_empty_fsdp_shards_arrive(daemon, groups):
+    hf = checkpoint_of(21)
+    shards = fsdp_shards(hf, 9)
+    assert any(0 in meta.shape for meta, _ in shards[8].values())
+    groups.append(Trainer(daemon.agent_socket, CONFIG, "fsdp:dp9", shards))
+    groups += [engine(daemon, "engine-a", 2)]
+    groups[0].publish(1)
+    groups[1].wait_version(1)
+    assert_serves(groups[1], hf)
+
+
+def test_a_filtered_tensor_is_left_alone(daemon, groups):
+    hf = checkpoint_of(22)
+    frozen = "model.layers.*.mlp.*"
+    whole = {n: (TensorMeta(n, "BF16", a.shape), a) for n, a in hf.items()}
+    groups.append(Trainer(daemon.agent_socket, CONFIG, f"hf:skip={frozen}", [whole]))
+    metas = [meta for meta, _ in whole.values()]
+    groups.append(EngineRanks(daemon.agent_socket, "engine-a", CONFIG, f"hf:skip={frozen}", [metas]))
+    groups[0].publish(1)
+    groups[1].wait_version(1)
+    for name, array in groups[1].ranks[0].params.items():
+        bits = array.view(np.uint16)
+        if ".mlp." in name:
+            assert not bits.any(), name
+        else:
+            assert np.array_equal(bits, hf[name]), name
+
+
 def test_a_second_process_cannot_take_a_rank(daemon):
     with Publisher(rank=0, world_size=2, agent=daemon.agent_socket):
         with pytest.raises(RefusedError) as refused:
