@@ -3,7 +3,6 @@
 #include <fnmatch.h>
 
 #include <fstream>
-#include <sstream>
 
 #include "server/layout/scheme.h"
 
@@ -11,12 +10,18 @@ namespace weightwire::cli {
 
 Result<std::string> ReadFile(const std::string& path, const std::string& remedy) {
   std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
+  const bool open = file.is_open();
+  std::string text;
+  std::vector<char> chunk(1 << 20);
+  while (file) {
+    file.read(chunk.data(), static_cast<std::streamsize>(chunk.size()));
+    text.append(chunk.data(), static_cast<size_t>(file.gcount()));
+  }
+  if (!open || file.bad()) {  // a folder can be opened, not read
     return Fail(Status(Code::kInvalidArgument, Reason::kIoError, "cannot read '" + path + "'")
                     .Remedy(remedy));
   }
-  return text.str();
+  return text;
 }
 
 Status WriteFile(const std::string& path, const std::string& bytes) {

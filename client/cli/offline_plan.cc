@@ -74,13 +74,13 @@ std::map<size_t, size_t> ClassSizes(const std::vector<plan::LayoutClass>& classe
 }
 
 std::string ClassesText(const OfflinePlan& request, const std::vector<plan::LayoutClass>& classes) {
-  std::string text;
+  std::string sizes;
   for (const auto& [size, count] : ClassSizes(classes)) {
-    text += (text.empty() ? "" : ", ") + std::to_string(count) + " of " + std::to_string(size);
+    if (!sizes.empty()) sizes += ", ";
+    sizes +=
+        std::to_string(count) + " x " + std::to_string(size) + (size == 1 ? " rank" : " ranks");
   }
-  text =
-      "layout classes of the target: " + text + (size_t{1} == classes.size() ? " rank" : " ranks");
-  return text +
+  return "layout classes of the target: " + sizes +
          (request.per_class ? "; planned for one rank of each\n" : "; planned for every rank\n");
 }
 

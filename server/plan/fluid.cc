@@ -11,7 +11,9 @@
 namespace weightwire::plan {
 namespace {
 
-constexpr double kStepsBudget = 5e6;
+/// Shared by bytes, the flows of a link end together, and rounds are few.
+constexpr double kStepsBudgetByBytes = 5e6;
+constexpr double kStepsBudgetEqual = 5e7;
 /// Flows that end within this fraction of a step of each other end together.
 constexpr double kTogether = 1e-9;
 
@@ -27,7 +29,10 @@ struct Moving {
 class Network {
  public:
   Network(std::span<const Flow> flows, uint32_t senders, uint32_t receivers, Sharing sharing)
-      : senders_(senders), ends_(senders + receivers, 0), links_(senders + receivers) {
+      : senders_(senders),
+        steps_budget_(sharing == Sharing::kByBytes ? kStepsBudgetByBytes : kStepsBudgetEqual),
+        ends_(senders + receivers, 0),
+        links_(senders + receivers) {
     for (const Flow& flow : flows) {
       const auto bytes = static_cast<double>(flow.bytes);
       flows_.push_back({flow.sender, senders + flow.receiver,
@@ -36,7 +41,7 @@ class Network {
   }
 
   FluidTimes Run() {
-    const double rounds = std::max(32.0, kStepsBudget / static_cast<double>(flows_.size() + 1));
+    const double rounds = std::max(32.0, steps_budget_ / static_cast<double>(flows_.size() + 1));
     const auto ends_per_round =
         static_cast<size_t>(static_cast<double>(flows_.size()) / rounds) + 1;
     while (!flows_.empty()) {
@@ -124,6 +129,7 @@ class Network {
   }
 
   const uint32_t senders_;
+  const double steps_budget_;
   double time_ = 0;
   std::vector<Moving> flows_;
   std::vector<double> ends_;  ///< by link

@@ -35,7 +35,7 @@ struct FluidTimes {
 /// When flows end that start together at 0, if every sender sends and every receiver receives at
 /// most one byte per unit of time (full duplex; sending and receiving are apart).
 ///
-/// Rates are set anew whenever flows end; where this would cost more than about five million steps,
+/// Rates are set anew whenever flows end; where this would cost more than some ten million steps,
 /// only after several have ended, which can only lengthen the answer.
 FluidTimes RunFluid(std::span<const Flow> flows, uint32_t senders, uint32_t receivers,
                     Sharing sharing);

@@ -18,6 +18,15 @@ bool Contains(const Box& box, std::span<const int64_t> element) {
   return true;
 }
 
+/// Whether `box`, whose first element the piece stores, lies in it and runs along its strides.
+bool IsBlockOf(const Piece& piece, const Box& box, std::span<const int64_t> stride) {
+  for (size_t d = 0; d < stride.size(); ++d) {
+    if (box.begin[d] + box.extent[d] > piece.box.begin[d] + piece.box.extent[d]) return false;
+    if (box.extent[d] > 1 && stride[d] != piece.local_stride[d]) return false;
+  }
+  return true;
+}
+
 /// The element of `piece` at `offset`, when each stride steps over all that the smaller ones reach,
 /// as in slices and transpositions: division finds it.
 std::optional<std::vector<int64_t>> DecodeNested(const Piece& piece, const NestedStrides& nested,
@@ -139,6 +148,11 @@ std::optional<std::vector<PiecePart>> PieceLocator::Split(uint32_t canonical, co
   };
   const size_t ndim = box.begin.size();
   if (stride.size() != ndim) return std::nullopt;
+  // Most blocks lie in one piece.
+  const auto first = PieceAt(canonical, box.begin, offset);
+  if (!first) return std::nullopt;
+  if (IsBlockOf(tensor_.pieces[*first], box, stride)) return {{{*first, box}}};
+
   std::vector<PiecePart> parts;
   std::vector<Block> open = {{box, offset}};
   while (!open.empty()) {

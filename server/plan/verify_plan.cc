@@ -143,8 +143,14 @@ class Proof {
  public:
   Proof(const TransferPlan& plan, const ModelLayout& source, const ModelLayout& target)
       : plan_(plan), source_(source), target_(target), source_locators_(source.ranks.size()) {
+    std::unordered_map<std::string_view, uint32_t> index;
     for (uint32_t t = 0; t < source.canonical.tensors.size(); ++t) {
-      source_index_.emplace(source.canonical.tensors[t].name, t);
+      index.emplace(source.canonical.tensors[t].name, t);
+    }
+    for (const auto& spec : target.canonical.tensors) {
+      const auto found = index.find(spec.name);
+      source_canonical_.push_back(found == index.end() ? std::nullopt
+                                                       : std::optional(found->second));
     }
   }
 
@@ -266,8 +272,8 @@ class Proof {
     }
     if (!CastKnown(from.dtype, to.dtype)) return "needs a cast that is not known";
     const auto& spec = target_.canonical.tensors[op.canonical];
-    const auto source_canonical = source_index_.find(spec.name);
-    if (source_canonical == source_index_.end()) return "names a tensor the source does not have";
+    const std::optional<uint32_t> source_canonical = source_canonical_[op.canonical];
+    if (!source_canonical) return "names a tensor the source does not have";
     const size_t ndim = spec.shape.size();
     if (op.extent.size() != ndim || op.source_stride.size() != ndim ||
         op.target_stride.size() != ndim) {
@@ -279,7 +285,7 @@ class Proof {
     if (!InsideStorage(to, op.extent, op.target_offset, op.target_stride)) {
       return "writes outside its target tensor";
     }
-    return BlockDefect(stream, op, source_canonical->second);
+    return BlockDefect(stream, op, *source_canonical);
   }
 
   std::optional<std::string> BlockDefect(const Stream& stream, const CopyOp& op,
@@ -367,7 +373,7 @@ class Proof {
   const TransferPlan& plan_;
   const ModelLayout& source_;
   const ModelLayout& target_;
-  std::unordered_map<std::string_view, uint32_t> source_index_;
+  std::vector<std::optional<uint32_t>> source_canonical_;   ///< by target canonical tensor
   std::vector<std::vector<PieceLocator>> source_locators_;  ///< by rank and tensor; made when used
   std::vector<PieceLocator> target_locators_;               ///< of the rank at hand
   std::vector<Written> written_;                            ///< into the rank at hand
