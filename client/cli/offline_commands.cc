@@ -60,7 +60,8 @@ void OfflineCommands::AddSimulate(CLI::App& app) {
       ->capture_default_str();
   command
       ->add_option("--sharing", simulate_.sharing,
-                   "How streams share a link: in proportion to their bytes, or all equally")
+                   "How streams share a link: all equally, as the engine's windows have it, or in "
+                   "proportion to their bytes")
       ->check(CLI::IsMember({"bytes", "equal"}))
       ->capture_default_str();
   command->add_flag("--json", simulate_.json, "For machines");

@@ -123,9 +123,8 @@ struct PlanReport {
   double egress_over_bound = 0;
   double ingress_over_bound = 0;
   /// Time of a fluid simulation over the greater of the two bounds: equal link rates at every rank,
-  /// full duplex, all streams started together, each with a share of its links in proportion to its
-  /// bytes. A transfer engine comes near it by giving streams windows in that proportion; what
-  /// equal windows cost, RunFluid tells (fluid.h, Sharing::kEqual).
+  /// full duplex, all streams started together and sharing links equally, as the transfer engine's
+  /// equal windows have it. Windows in proportion to bytes would reach 1 (fluid.h, kByBytes).
   double simulated_over_bound = 0;
   std::vector<int64_t> egress;   ///< by source rank
   std::vector<int64_t> ingress;  ///< by target rank
