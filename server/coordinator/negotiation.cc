@@ -20,10 +20,8 @@ void Negotiation::Submit(control::LayoutSubmission submission, LayoutReplier rep
   if (shared->layout) {
     return Compute([shared] { return Explicit(*shared); }, shared, reply);
   }
-  if (shared->spec.empty()) {
-    return Compute([shared] { return FromTrace(*shared); }, shared, reply);
-  }
-  schemes_.Get(shared->config_json, shared->spec,
+  // A trace without a scheme needs the canonical space alone, which is the same in every scheme.
+  schemes_.Get(shared->config_json, shared->spec.empty() ? "hf" : shared->spec,
                lifeline_.Bind([this, shared, reply](const Result<SchemeLayout>& scheme) {
                  WithScheme(shared, reply, scheme);
                }));
@@ -64,7 +62,7 @@ void Negotiation::WithScheme(const Submission& submission, const LayoutReplier& 
 Result<Negotiation::RankOffer> Negotiation::FromScheme(const control::LayoutSubmission& submission,
                                                        const SchemeLayout& scheme, uint32_t rank,
                                                        uint32_t world) {
-  if (scheme.model->ranks.size() != world) {
+  if (!submission.spec.empty() && scheme.model->ranks.size() != world) {
     return Fail(
         Status(Code::kInvalidArgument, Reason::kInvalidRequest,
                "'" + submission.spec + "' has " + std::to_string(scheme.model->ranks.size()) +
@@ -81,28 +79,16 @@ Result<Negotiation::RankOffer> Negotiation::FromTrace(const control::LayoutSubmi
                                                       const SchemeLayout& scheme, uint32_t rank) {
   WW_ASSIGN(layout::RankLayout traced,
             layout::LayoutFromTrace(*scheme.canonical, submission.trace));
-  auto notes = layout::CompareTrace(*scheme.canonical, traced, scheme.model->ranks[rank]);
+  std::vector<std::string> notes;
+  if (!submission.spec.empty()) {
+    notes = layout::CompareTrace(*scheme.canonical, traced, scheme.model->ranks[rank]);
+  }
+  WW_ASSIGN(layout::RankLayout bound, layout::BindTrace(std::move(traced), submission.observed));
+  WW_FAIL_IF_ERROR(layout::ValidateRank(*scheme.canonical, bound));
   WW_ASSIGN(RankOffer offer,
-            Bound(submission, std::move(traced), scheme.canonical, scheme.canonical_fingerprint));
+            Offer(std::move(bound), scheme.canonical, scheme.canonical_fingerprint));
   offer.notes = std::move(notes);
   return offer;
-}
-
-Result<Negotiation::RankOffer> Negotiation::FromTrace(const control::LayoutSubmission& submission) {
-  WW_ASSIGN(layout::CanonicalSpace space, layout::CanonicalFromConfig(submission.config_json));
-  auto canonical = std::make_shared<const layout::CanonicalSpace>(std::move(space));
-  WW_ASSIGN(layout::RankLayout traced, layout::LayoutFromTrace(*canonical, submission.trace));
-  return Bound(submission, std::move(traced), canonical, layout::FingerprintOf(*canonical));
-}
-
-/// A trace's layout in the order and with the shapes in which the process binds its memory.
-Result<Negotiation::RankOffer> Negotiation::Bound(
-    const control::LayoutSubmission& submission, layout::RankLayout traced,
-    std::shared_ptr<const layout::CanonicalSpace> canonical,
-    layout::Fingerprint canonical_fingerprint) {
-  WW_ASSIGN(layout::RankLayout bound, layout::BindTrace(std::move(traced), submission.observed));
-  WW_FAIL_IF_ERROR(layout::ValidateRank(*canonical, bound));
-  return Offer(std::move(bound), std::move(canonical), canonical_fingerprint);
 }
 
 Result<Negotiation::RankOffer> Negotiation::Explicit(const control::LayoutSubmission& submission) {

@@ -49,11 +49,6 @@ class Negotiation {
                                       const SchemeLayout& scheme, uint32_t rank, uint32_t world);
   static Result<RankOffer> FromTrace(const control::LayoutSubmission& submission,
                                      const SchemeLayout& scheme, uint32_t rank);
-  static Result<RankOffer> FromTrace(const control::LayoutSubmission& submission);
-  static Result<RankOffer> Bound(const control::LayoutSubmission& submission,
-                                 layout::RankLayout traced,
-                                 std::shared_ptr<const layout::CanonicalSpace> canonical,
-                                 layout::Fingerprint canonical_fingerprint);
   static Result<RankOffer> Offer(layout::RankLayout rank,
                                  std::shared_ptr<const layout::CanonicalSpace> canonical,
                                  layout::Fingerprint canonical_fingerprint);

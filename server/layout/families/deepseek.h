@@ -37,6 +37,16 @@ constexpr TensorTemplate Correction() {
   return bias;
 }
 
+inline constexpr TensorTemplate kSharedGate =
+    parts::Matrix(Role::kSharedGate, "model.layers.{layer}.mlp.shared_experts.gate_proj.weight",
+                  parts::kSharedIntermediate, parts::kHidden, parts::kMoeWithShared);
+inline constexpr TensorTemplate kSharedUp =
+    parts::Matrix(Role::kSharedUp, "model.layers.{layer}.mlp.shared_experts.up_proj.weight",
+                  parts::kSharedIntermediate, parts::kHidden, parts::kMoeWithShared);
+inline constexpr TensorTemplate kSharedDown =
+    parts::Matrix(Role::kSharedDown, "model.layers.{layer}.mlp.shared_experts.down_proj.weight",
+                  parts::kHidden, parts::kSharedIntermediate, parts::kMoeWithShared);
+
 inline constexpr TensorTemplate kMtpEmbedNorm = parts::Vector(
     Role::kMtpEmbedNorm, "model.layers.{layer}.enorm.weight", parts::kHidden, parts::kMtp);
 inline constexpr TensorTemplate kMtpHiddenNorm = parts::Vector(
@@ -80,12 +90,9 @@ inline constexpr TensorTemplate kDeepseekTensors[] = {
     parts::kExpertGate,
     parts::kExpertUp,
     parts::kExpertDown,
-    parts::Matrix(Role::kSharedGate, "model.layers.{layer}.mlp.shared_experts.gate_proj.weight",
-                  parts::kSharedIntermediate, parts::kHidden, parts::kMoeWithShared),
-    parts::Matrix(Role::kSharedUp, "model.layers.{layer}.mlp.shared_experts.up_proj.weight",
-                  parts::kSharedIntermediate, parts::kHidden, parts::kMoeWithShared),
-    parts::Matrix(Role::kSharedDown, "model.layers.{layer}.mlp.shared_experts.down_proj.weight",
-                  parts::kHidden, parts::kSharedIntermediate, parts::kMoeWithShared),
+    deepseek::kSharedGate,
+    deepseek::kSharedUp,
+    deepseek::kSharedDown,
     deepseek::kMtpEmbedNorm,
     deepseek::kMtpHiddenNorm,
     deepseek::kMtpProjection,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "server/layout/schemes/option.h"
+#include "server/layout/schemes/pipeline.h"
 #include "server/layout/schemes/vision.h"
 
 namespace weightwire::layout::engine {
@@ -11,11 +12,6 @@ namespace {
 constexpr int64_t kVocabPadToDefault = 64;
 /// At least as many as a layer has with every bias and norm, without experts.
 constexpr int64_t kPiecesPerLayer = 32;
-
-struct Stage {
-  int64_t first = 0;
-  int64_t count = 0;
-};
 
 Result<int64_t> PaddedVocab(const Model& model, const ParallelSpec& spec, int64_t tp) {
   WW_ASSIGN(const std::optional<int64_t> given, IntegerOption(spec, "vocab_pad_to", 1));
@@ -34,7 +30,8 @@ Result<int64_t> PaddedVocab(const Model& model, const ParallelSpec& spec, int64_
   return *rows;
 }
 
-Result<std::vector<Stage>> StagesOf(const ParallelSpec& spec, int64_t layers, int64_t stages) {
+Result<std::vector<ChunkLayers>> StagesOf(const ParallelSpec& spec, int64_t layers,
+                                          int64_t stages) {
   std::vector<int64_t> counts(static_cast<size_t>(stages), layers / stages);
   if (const auto listed = spec.options.find("layers"); listed != spec.options.end()) {
     WW_ASSIGN(counts, ParseDashedList("layers", listed->second));
@@ -43,7 +40,7 @@ Result<std::vector<Stage>> StagesOf(const ParallelSpec& spec, int64_t layers, in
       ++counts[static_cast<size_t>((2 * stages - 2 - i) % stages)];
     }
   }
-  std::vector<Stage> result;
+  std::vector<ChunkLayers> result;
   int64_t next = 0;
   bool fits = static_cast<int64_t>(counts.size()) == stages;
   for (int64_t count : counts) {
@@ -64,7 +61,7 @@ Status CheckExperts(const ModelConfig& config, const Grid& grid) {
     if (grid.ep == 0 && grid.redundant == 0) return OkStatus();
     return Status(Code::kInvalidArgument, Reason::kShapeMismatch,
                   "the model has no experts to spread")
-        .Remedy("leave ep, placement and redundant out");
+        .Remedy("leave ep, round_robin and redundant out");
   }
   if (grid.ep == 0 && grid.redundant > 0) {
     return BadOption("redundant", std::to_string(grid.redundant), "allowed without ep");
@@ -126,7 +123,7 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
   const int64_t tower = (config.vision.depth + 1) * kPiecesPerLayer;
   WW_FAIL_IF_ERROR(CheckPieces(config.layers * per_layer + tower, world));
   WW_ASSIGN(const int64_t vocab_rows, PaddedVocab(model, spec, grid.tp));
-  WW_ASSIGN(const std::vector<Stage> stages, StagesOf(spec, config.layers, grid.pp));
+  WW_ASSIGN(const std::vector<ChunkLayers> stages, StagesOf(spec, config.layers, grid.pp));
   ModelLayout layout{model.canonical(), {}};
   for (int64_t rank = 0; rank < world; ++rank) {
     const int64_t t = rank % grid.tp;
@@ -143,7 +140,7 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
     if (stage == 0 || (last && config.tied)) {
       cutter.VocabRows("model.embed_tokens.weight", Role::kEmbed, vocab_rows);
     }
-    const Stage layers = stages[static_cast<size_t>(stage)];
+    const ChunkLayers layers = stages[static_cast<size_t>(stage)];
     for (int64_t i = 0; i < layers.count; ++i) AddLayer(cutter, dialect, slice, layers.first + i);
     if (last) {
       cutter.Whole("model.norm.weight", Role::kFinalNorm);

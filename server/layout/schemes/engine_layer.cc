@@ -14,6 +14,9 @@
 #include "server/layout/schemes/engine_layer.h"
 
 #include <algorithm>
+#include <array>
+#include <span>
+#include <utility>
 
 namespace weightwire::layout::engine {
 namespace {
@@ -114,62 +117,46 @@ class ExpertStacks {
       : cutter_(cutter), slice_(slice), at_(std::move(at)), layer_(layer) {}
 
   void Add() {
-    Inner("w13_weight", Role::kExpertGate, Role::kExpertUp);
-    Inner("w13_bias", Role::kExpertGateBias, Role::kExpertUpBias);
-    Down();
-    DownBias();
+    std::array weights = {Role::kExpertGate, Role::kExpertUp};
+    std::array biases = {Role::kExpertGateBias, Role::kExpertUpBias};
+    if (slice_.up_first) {
+      std::swap(weights[0], weights[1]);
+      std::swap(biases[0], biases[1]);
+    }
+    Stack("w13_weight", weights, Cut::kRows);
+    Stack("w13_bias", biases, Cut::kRows);
+    Stack("w2_weight", std::array{Role::kExpertDown}, Cut::kColumns);
+    Stack("w2_bias", std::array{Role::kExpertDownBias}, Cut::kNone);
   }
 
  private:
   std::optional<View> Find(Role role, int64_t expert = 0) const {
     return cutter_.model().Find(role, layer_, expert);
   }
-  DType DTypeOf(const View& view) const {
-    return cutter_.model().canonical().tensors[view.tensor].dtype;
-  }
-  int64_t count() const { return static_cast<int64_t>(slice_.experts.size()); }
+  enum class Cut { kRows, kColumns, kNone };
 
-  void Inner(const char* name, Role gate, Role up) {
-    const auto sample = Find(gate);
+  /// [experts, rows of every role, columns]; of each expert the rank's part along `cut`.
+  void Stack(const char* name, std::span<const Role> roles, Cut cut) {
+    const auto sample = Find(roles.front());
     if (!sample) return;
-    const int64_t columns = sample->columns();
-    const int64_t rows = cutter_.Divide(*sample, sample->rows(), slice_.parts);
-    const Range part{slice_.part * rows, rows};
-    cutter_.builder().Start(
-        at_ + name, DTypeOf(*sample),
-        sample->column_dim < 0 ? Shape{count(), 2 * rows} : Shape{count(), 2 * rows, columns});
+    const auto part_of = [&](int64_t size, Cut along) {
+      if (cut != along) return Range{0, size};
+      const int64_t part = cutter_.Divide(*sample, size, slice_.parts);
+      return Range{slice_.part * part, part};
+    };
+    const Range rows = part_of(sample->rows(), Cut::kRows);
+    const Range columns = part_of(sample->columns(), Cut::kColumns);
+    Shape shape = {static_cast<int64_t>(slice_.experts.size()),
+                   static_cast<int64_t>(roles.size()) * rows.count};
+    if (sample->column_dim >= 0) shape.push_back(columns.count);
+    cutter_.builder().Start(at_ + name, cutter_.model().canonical().tensors[sample->tensor].dtype,
+                            std::move(shape));
     int64_t offset = 0;
     for (int64_t expert : slice_.experts) {
-      for (Role role : {slice_.up_first ? up : gate, slice_.up_first ? gate : up}) {
-        cutter_.builder().Put(*Find(role, expert), part, {0, columns}, offset, columns, 1);
-        offset += rows * columns;
+      for (Role role : roles) {
+        cutter_.builder().Put(*Find(role, expert), rows, columns, offset, columns.count, 1);
+        offset += rows.count * columns.count;
       }
-    }
-  }
-
-  void Down() {
-    const auto sample = Find(Role::kExpertDown);
-    if (!sample) return;
-    const int64_t width = cutter_.Divide(*sample, sample->columns(), slice_.parts);
-    const int64_t rows = sample->rows();
-    cutter_.builder().Start(at_ + "w2_weight", DTypeOf(*sample), {count(), rows, width});
-    int64_t offset = 0;
-    for (int64_t expert : slice_.experts) {
-      cutter_.builder().Put(*Find(Role::kExpertDown, expert), {0, rows},
-                            {slice_.part * width, width}, offset, width, 1);
-      offset += rows * width;
-    }
-  }
-
-  void DownBias() {
-    const auto sample = Find(Role::kExpertDownBias);
-    if (!sample) return;
-    const int64_t rows = sample->rows();
-    cutter_.builder().Start(at_ + "w2_bias", DTypeOf(*sample), {count(), rows});
-    int64_t offset = 0;
-    for (int64_t expert : slice_.experts) {
-      cutter_.builder().Put(*Find(Role::kExpertDownBias, expert), {0, rows}, {}, offset, 1, 1);
-      offset += rows;
     }
   }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "server/layout/schemes/option.h"
+
 namespace weightwire::layout {
 namespace {
 
@@ -19,18 +21,13 @@ Result<std::vector<bool>> Matches(const ParallelSpec& spec, const std::string& k
   const auto option = spec.options.find(key);
   if (option == spec.options.end()) return matches;
   matches.resize(canonical.tensors.size());
-  std::string_view rest = option->second;
-  for (bool more = true; more;) {
-    const size_t bar = rest.find('|');
-    const std::string_view glob = rest.substr(0, bar);
+  for (std::string_view glob : SplitList(option->second, '|')) {
     bool any = false;
     for (size_t i = 0; i < matches.size(); ++i) {
       if (!GlobMatches(glob, canonical.tensors[i].name)) continue;
       matches[i] = any = true;
     }
     if (!any) return Fail(MatchesNothing(key, glob));
-    more = bar != std::string_view::npos;
-    if (more) rest.remove_prefix(bar + 1);
   }
   return matches;
 }

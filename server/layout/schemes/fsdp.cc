@@ -48,14 +48,6 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kKinds = {"fsdp2", "fsdp1", "fsdp1-orig", "zero3"};
 
-Result<Kind> KindOf(const ParallelSpec& spec) {
-  const auto option = spec.options.find("kind");
-  if (option == spec.options.end()) return Kind::kFsdp2;
-  const auto found = std::find(kKinds.begin(), kKinds.end(), option->second);
-  if (found != kKinds.end()) return static_cast<Kind>(found - kKinds.begin());
-  return Fail(BadOption("kind", option->second, "fsdp2, fsdp1, fsdp1-orig or zero3"));
-}
-
 /// Refuses a word that the spec has although it means nothing to its kind.
 Status CheckOnlyFor(Kind kind, bool given, Kind wanted, std::string_view word) {
   if (!given || kind == wanted) return OkStatus();
@@ -68,7 +60,8 @@ Status CheckOnlyFor(Kind kind, bool given, Kind wanted, std::string_view word) {
 
 Result<Sharding> ShardingOf(const ParallelSpec& spec) {
   Sharding sharding;
-  WW_ASSIGN(sharding.kind, KindOf(spec));
+  WW_ASSIGN(const std::optional<size_t> kind, ChoiceOption(spec, "kind", kKinds));
+  sharding.kind = static_cast<Kind>(kind.value_or(0));
   sharding.shards = spec.SizeOr("dp", 1);
   sharding.replicas = spec.SizeOr("hsdp", 1);
   sharding.tp = spec.SizeOr("tp", 1);

@@ -54,10 +54,7 @@ Result<std::vector<Target>> TargetsOf(const ParallelSpec& spec) {
   if (option == spec.options.end())
     return std::vector<Target>(std::begin(kTargets), std::end(kTargets));
   std::vector<Target> targets;
-  std::string_view rest = option->second;
-  for (bool more = true; more;) {
-    const size_t bar = rest.find('|');
-    const std::string_view word = rest.substr(0, bar);
+  for (std::string_view word : SplitList(option->second, '|')) {
     const auto known = std::find_if(std::begin(kTargets), std::end(kTargets),
                                     [word](const Target& target) { return target.word == word; });
     const bool twice = std::any_of(targets.begin(), targets.end(),
@@ -67,8 +64,6 @@ Result<std::vector<Target>> TargetsOf(const ParallelSpec& spec) {
                             "a list of some of q|k|v|o|gate|up|down|q_a|q_b|kv_a|kv_b"));
     }
     targets.push_back(*known);
-    more = bar != std::string_view::npos;
-    if (more) rest.remove_prefix(bar + 1);
   }
   return targets;
 }

@@ -76,23 +76,11 @@ Status CheckSizes(const ModelConfig& config, int64_t tp) {
                       (config.heads + 2 * config.kv_heads) * config.head_dim, tp);
 }
 
-/// The value of a word= option among `values`; the first when it is not given.
-Result<size_t> Choice(const ParallelSpec& spec, const std::string& key,
-                      std::span<const std::string_view> values, size_t fallback) {
-  const auto it = spec.options.find(key);
-  if (it == spec.options.end()) return fallback;
-  const auto found = std::find(values.begin(), values.end(), it->second);
-  if (found != values.end()) return static_cast<size_t>(found - values.begin());
-  std::string known;
-  for (std::string_view value : values) known.append(known.empty() ? "" : " or ").append(value);
-  return Fail(BadOption(key, it->second, known));
-}
-
 Result<ExpertGrid> GridOf(const ModelConfig& config, const ParallelSpec& spec, const Cut& cut) {
   constexpr std::string_view kKinds[] = {"sequential", "grouped", "te"};
   ExpertGrid grid;
-  WW_ASSIGN(const size_t kind, Choice(spec, "experts", kKinds, cut.te ? 2 : 0));
-  grid.kind = static_cast<Experts>(kind);
+  WW_ASSIGN(const std::optional<size_t> kind, ChoiceOption(spec, "experts", kKinds));
+  grid.kind = static_cast<Experts>(kind.value_or(cut.te ? 2 : 0));
   grid.ep = spec.SizeOr("ep", 1);
   grid.etp = spec.SizeOr("etp", config.HasExperts() ? cut.tp : 1);
   if (!config.HasExperts()) {
@@ -126,10 +114,10 @@ Result<Cut> CutOf(const ModelConfig& config, const ParallelSpec& spec) {
   cut.replicas = spec.SizeOr("cp", 1) * spec.SizeOr("dp", 1);
   WW_FAIL_IF_ERROR(CheckSizes(config, cut.tp));
   WW_ASSIGN(cut.vocab_rows, PaddedVocab(config, spec, cut.tp));
-  WW_ASSIGN(const size_t te, Choice(spec, "spec", kSpecs, 0));
-  WW_ASSIGN(const size_t order, Choice(spec, "order", kOrders, 0));
-  cut.te = te == 1;
-  cut.pp_before_dp = order == 1;
+  WW_ASSIGN(const std::optional<size_t> names, ChoiceOption(spec, "spec", kSpecs));
+  WW_ASSIGN(const std::optional<size_t> order, ChoiceOption(spec, "order", kOrders));
+  cut.te = names == 1u;
+  cut.pp_before_dp = order == 1u;
   WW_ASSIGN(cut.layers, LayersWithMtp(config, spec));
   WW_ASSIGN(cut.grid, GridOf(config, spec, cut));
   if (cut.vpp > 1 && cut.pp == 1) {

@@ -1,5 +1,6 @@
 #include "server/layout/schemes/option.h"
 
+#include <algorithm>
 #include <charconv>
 
 namespace weightwire::layout {
@@ -47,16 +48,37 @@ Result<int64_t> LayersWithMtp(const ModelConfig& config, const ParallelSpec& spe
   return Fail(BadOption("mtp", it->second, "none"));
 }
 
+Result<std::optional<size_t>> ChoiceOption(const ParallelSpec& spec, const std::string& key,
+                                           std::span<const std::string_view> choices) {
+  const auto it = spec.options.find(key);
+  if (it == spec.options.end()) return std::optional<size_t>();
+  const auto found = std::find(choices.begin(), choices.end(), it->second);
+  if (found != choices.end()) {
+    return std::optional<size_t>(static_cast<size_t>(found - choices.begin()));
+  }
+  std::string known(choices.front());
+  for (size_t i = 1; i < choices.size(); ++i) {
+    known.append(i + 1 == choices.size() ? " or " : ", ").append(choices[i]);
+  }
+  return Fail(BadOption(key, it->second, known));
+}
+
+std::vector<std::string_view> SplitList(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  for (size_t at = text.find(separator); at != std::string_view::npos; at = text.find(separator)) {
+    parts.push_back(text.substr(0, at));
+    text.remove_prefix(at + 1);
+  }
+  parts.push_back(text);
+  return parts;
+}
+
 Result<std::vector<int64_t>> ParseDashedList(std::string_view key, std::string_view text) {
   std::vector<int64_t> values;
-  std::string_view rest = text;
-  for (bool more = true; more;) {
-    const size_t dash = rest.find('-');
-    const std::optional<int64_t> value = ParseInteger(rest.substr(0, dash), 0);
+  for (std::string_view part : SplitList(text, '-')) {
+    const std::optional<int64_t> value = ParseInteger(part, 0);
     if (!value) return Fail(BadOption(key, text, "a list of numbers like 7-7-6"));
     values.push_back(*value);
-    more = dash != std::string_view::npos;
-    if (more) rest.remove_prefix(dash + 1);
   }
   return values;
 }
