@@ -16,7 +16,8 @@ class WeightwireError(Exception):
     remedy:  what to do
     """
 
-    def __init__(self, message, *, code="UNKNOWN", reason="none", rank="", tensor="", epoch=0, remedy=""):
+    def __init__(self, message: str, *, code: str = "UNKNOWN", reason: str = "none", rank: str = "",
+                 tensor: str = "", epoch: int = 0, remedy: str = ""):
         super().__init__(message)
         self.code = code
         self.reason = reason
@@ -25,7 +26,7 @@ class WeightwireError(Exception):
         self.epoch = epoch
         self.remedy = remedy
 
-    def __str__(self):
+    def __str__(self) -> str:
         where = [f"{k} {v}" for k, v in (("rank", self.rank), ("tensor", self.tensor), ("epoch", self.epoch)) if v]
         text = f"{self.code} ({self.reason}): {super().__str__()}"
         if where:
@@ -77,7 +78,7 @@ _BY_CODE = {
 def reason_name(number: int) -> str:
     """ "stale_version" for REASON_STALE_VERSION; "unknown_<n>" for a number of a newer server."""
     try:
-        return types_pb2.Reason.Name(number)[len("REASON_"):].lower()
+        return str(types_pb2.Reason.Name(number))[len("REASON_"):].lower()
     except ValueError:
         return f"unknown_{number}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,15 +13,18 @@ from weightwire import errors
 from weightwire.memory import Arena, TensorMeta
 from weightwire.session import Session, default_agent_socket
 from weightwire.v1 import agent_pb2, types_pb2
+from weightwire.waiting import Progress, ProgressCallback
 
+_PROGRESS_SECONDS = 0.1
 _MODES = {"hold": agent_pb2.PUBLISH_MODE_HOLD, "snapshot": agent_pb2.PUBLISH_MODE_SNAPSHOT}
 
 
 class Release:
     """What `publish` returns: tells when the parameters may change again."""
 
-    def __init__(self, version: int):
+    def __init__(self, version: int, progress: Callable[[int], Progress]):
         self.version = version
+        self._progress = progress
         #: Epoch under which the version was staged; 0 until released.
         self.epoch = 0
         #: Seconds from the publish call to the release: how long the trainer was blocked.
@@ -30,9 +33,15 @@ class Release:
         self._done = threading.Event()
         self._error: errors.WeightwireError | None = None
 
-    def wait_released(self, timeout: float) -> "Release":
+    def wait_released(self, timeout: float, on_progress: ProgressCallback | None = None) -> "Release":
         """Blocks until the parameters may change. Raises AbortedError (or what else was the reason)
-        when the version was given up, DeadlineError after `timeout` seconds."""
+        when the version was given up, DeadlineError after `timeout` seconds.
+
+        `on_progress` is called here whenever the agent says something new of this rank: its stage, and
+        the bytes that went out. An agent that does not answer is not asked again."""
+        if on_progress is not None:
+            self._report(timeout, on_progress)
+            timeout = max(0.0, self._started + timeout - time.perf_counter())
         if not self._done.wait(timeout):
             raise errors.DeadlineError(f"version {self.version} is not released after {timeout} s",
                                        code="DEADLINE_EXCEEDED", reason="deadline_exceeded",
@@ -40,6 +49,22 @@ class Release:
         if self._error:
             raise self._error
         return self
+
+    def _report(self, timeout: float, on_progress: ProgressCallback) -> None:
+        end = time.perf_counter() + timeout
+        told = None
+        while not self._done.wait(min(_PROGRESS_SECONDS, max(0.0, end - time.perf_counter()))):
+            if time.perf_counter() >= end:
+                return
+            try:
+                now = self._progress(self.version)
+            except errors.WeightwireError:
+                return  # what is wrong with the session comes with the release
+            if now != told:
+                told = now
+                on_progress(now)
+        if self._error is None:
+            on_progress(Progress(self.version, "released", self.epoch))
 
     @property
     def released(self) -> bool:
@@ -87,17 +112,32 @@ class Publisher:
         agreed, _ = self._session.submit(layout)
         return self._bind_arena(agreed)
 
+    def bind_arenas(self, layout: types_pb2.LayoutSubmission, arenas: Sequence[Arena]) -> None:
+        """As `bind_boxes`, for memory that the caller has filled already. The caller keeps the arenas."""
+        agreed, _ = self._session.submit(layout)
+        places = {meta.name: (region, offset) for region, arena in enumerate(arenas)
+                  for meta, offset in zip(arena.tensors, arena.offsets)}
+        self._import(arenas, [places[meta.name] for meta in agreed])
+
     def _bind_arena(self, agreed: Sequence[TensorMeta]) -> Mapping[str, np.ndarray]:
         arena = Arena(f"weightwire-{self._session.rank_name.replace('/', '-')}", agreed)
-        self._session.call("ImportMemory", agent_pb2.ImportMemoryRequest(
-            regions=[agent_pb2.ImportMemoryRequest.Region(fd_token=self._session.put_fd(arena.fd),
-                                                          bytes=arena.nbytes)],
-            bindings=[agent_pb2.ImportMemoryRequest.Binding(tensor=i, region=0, offset=offset)
-                      for i, offset in enumerate(arena.offsets)]))
+        self._import([arena], [(0, offset) for offset in arena.offsets])
         if self._arena:
             self._arena.close()
         self._arena = arena
         return arena.arrays
+
+    def _import(self, arenas: Sequence[Arena], places: Sequence[tuple[int, int]]) -> None:
+        self._session.call("ImportMemory", agent_pb2.ImportMemoryRequest(
+            regions=[agent_pb2.ImportMemoryRequest.Region(fd_token=self._session.put_fd(arena.fd),
+                                                          bytes=arena.nbytes) for arena in arenas],
+            bindings=[agent_pb2.ImportMemoryRequest.Binding(tensor=i, region=region, offset=offset)
+                      for i, (region, offset) in enumerate(places)]))
+
+    def _progress(self, version: int) -> Progress:
+        """What the agent says of this rank now."""
+        local = self._session.local_status()
+        return Progress(version, local.phase, local.epoch, 0, local.bytes_done, local.bytes_total)
 
     def publish(self, version: int, *, mode: str = "hold", manual_commit: bool = False,
                 deadline: float = 120.0) -> Release:
@@ -106,7 +146,7 @@ class Publisher:
         mode "hold": the arrays must stay unchanged until released; "snapshot": the agent copies them
         first and releases right after. `deadline` (seconds) is for the version, all attempts included.
         """
-        release = Release(version)
+        release = Release(version, self._progress)
         with self._lock:
             self._releases[version] = release
         try:

@@ -8,7 +8,7 @@ import secrets
 import socket
 import struct
 import threading
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import grpc
 
@@ -78,7 +78,7 @@ class Session:
             ("grpc.max_send_message_length", 64 << 20),
         ])
         self._stub = agent_pb2_grpc.AgentStub(self._channel)
-        self._up: queue.SimpleQueue = queue.SimpleQueue()
+        self._up: queue.SimpleQueue[agent_pb2.AttachUp | None] = queue.SimpleQueue()
         self._on_event, self._on_end = on_event, on_end
         self._attached = threading.Event()
         self._failure: errors.WeightwireError | None = None
@@ -97,10 +97,11 @@ class Session:
                                        remedy="is weightwired running, and is this its --agent-socket?")
         if self.handle == 0:
             self._channel.close()
+            assert self._failure is not None
             raise self._failure
 
-    def _read(self):
-        error = errors.UnavailableError("the agent ended the session", code="UNAVAILABLE", reason="shutting_down",
+    def _read(self) -> None:
+        error: errors.WeightwireError = errors.UnavailableError("the agent ended the session", code="UNAVAILABLE", reason="shutting_down",
                                         rank=self.rank_name)
         try:
             for event in self._stream:
@@ -119,9 +120,10 @@ class Session:
         if ready:
             self._on_end(error)
 
-    def call(self, method: str, request, timeout: float | None = None):
-        """Calls `method` of the Agent service with this session's handle filled in."""
-        request.handle = self.handle
+    def call(self, method: str, request: Any, timeout: float | None = None) -> Any:
+        """Calls `method` of the Agent service with this session's handle filled in where it has one."""
+        if "handle" in request.DESCRIPTOR.fields_by_name:
+            request.handle = self.handle
         try:
             return getattr(self._stub, method)(request, timeout=timeout or self.timeout)
         except grpc.RpcError as error:
@@ -139,6 +141,15 @@ class Session:
         trace and its scheme disagree."""
         reply = self.call("SubmitLayout", agent_pb2.AgentLayoutRequest(layout=layout))
         return [TensorMeta.from_proto(t.spec) for t in reply.agreed.tensors], list(reply.notes)
+
+    def local_status(self) -> agent_pb2.LocalStatusResponse.Local:
+        """What the agent says of this rank. StaleError when it knows this session no more."""
+        reply = self.call("LocalStatus", agent_pb2.LocalStatusRequest())
+        for local in reply.locals:
+            if f"{local.group}/{local.rank}" == self.rank_name:
+                return local
+        raise errors.StaleError("the agent knows this session no more", code="ABORTED",
+                                reason="stale_incarnation", rank=self.rank_name)
 
     def put_fd(self, fd: int) -> int:
         """Hands an fd to the agent; returns its token."""

@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -49,7 +49,8 @@ class Subscriber:
     """
 
     def __init__(self, *, group: str, rank: int, world_size: int, job: str = "", agent: str | None = None,
-                 timeout: float = 30.0):
+                 timeout: float = 30.0, on_offer: Callable[[], None] | None = None):
+        """`on_offer` is called, on a thread of this subscriber, whenever wait_offer has something new."""
         self._place = dict(agent=agent or default_agent_socket(), role=types_pb2.GROUP_ROLE_ENGINE, group=group,
                            rank=rank, world_size=world_size, job=job, timeout=timeout)
         self._layout: types_pb2.LayoutSubmission | None = None
@@ -58,6 +59,7 @@ class Subscriber:
         self._lock = threading.Condition()
         self._generation = 0
         self._closed = threading.Event()
+        self._on_offer = on_offer
         self.serving: Offer | None = None
         self.params: Mapping[str, np.ndarray] | None = None
         #: Why the last incarnation ended; None if it never did.
@@ -97,7 +99,7 @@ class Subscriber:
     def _map_stage(self, session: Session) -> list[str]:
         agreed, notes = session.submit(self._layout)
         stage = session.call("Subscribe", agent_pb2.SubscribeRequest())
-        buffers = []
+        buffers: list[Mapping[str, np.ndarray]] = []
         for token in stage.fd_tokens:
             fd = session.get_fd(token)
             try:
@@ -124,7 +126,9 @@ class Subscriber:
         Raises StaleError when this incarnation was fenced after the offer.
         """
         with self._lock:
-            current = lambda: offer.generation == self._generation  # noqa: E731
+            def current() -> bool:
+                return offer.generation == self._generation
+
             self._lock.wait_for(lambda: self._buffers or not current(), self._place["timeout"])
             if not current() or not self._buffers:
                 raise errors.StaleError("the offer belongs to an incarnation that was fenced", code="ABORTED",
@@ -141,6 +145,8 @@ class Subscriber:
         if event.WhichOneof("kind") == "swap_offer":
             o = event.swap_offer
             self._offers.put(Offer(o.epoch, o.content, o.version, o.buffer, o.leader, generation))
+            if self._on_offer is not None:
+                self._on_offer()
 
     def _on_end(self, error: errors.WeightwireError) -> None:
         with self._lock:

@@ -1,0 +1,205 @@
+"""The same for asyncio: a client of the coordinator, and thin twins of Publisher and Subscriber."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, AsyncIterator, Mapping, Sequence
+
+import grpc
+import numpy as np
+
+from weightwire import errors
+from weightwire import publisher as _publisher
+from weightwire import subscriber as _subscriber
+from weightwire.client import (RETRY_SECONDS, WATCH_INTERVAL_MS, channel_options, default_coordinator,
+                               explain_unreachable)
+from weightwire.memory import TensorMeta
+from weightwire.status import EpochStatus, Event, JobStatus, changes
+from weightwire.v1 import coordinator_pb2, coordinator_pb2_grpc
+from weightwire.waiting import Found, ProgressCallback, ServedWait, StagedWait, VersionWait
+
+
+class Client:
+    """As weightwire.Client; to be made and used in one event loop."""
+
+    def __init__(self, address: str | None = None, *, timeout: float = 10.0):
+        self.address = address or default_coordinator()
+        self.timeout = timeout
+        self._channel = grpc.aio.insecure_channel(self.address, options=channel_options())
+        self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)
+
+    async def _call(self, method: str, request: Any) -> Any:
+        try:
+            return await getattr(self._stub, method)(request, timeout=self.timeout)
+        except grpc.RpcError as error:
+            raise explain_unreachable(errors.from_rpc_error(error), self.address) from None
+
+    async def status(self) -> JobStatus:
+        return JobStatus.from_proto(await self._call("Status", coordinator_pb2.StatusRequest()))
+
+    async def explain(self, engine: str = "", tensor: str = "") -> str:
+        reply = await self._call("ExplainPlan", coordinator_pb2.ExplainPlanRequest(engine=engine, tensor=tensor))
+        return str(reply.text)
+
+    async def commit(self, epoch: int) -> None:
+        await self._call("Commit", coordinator_pb2.CommitRequest(epoch=epoch))
+
+    async def abort(self, epoch: int, why: str = "asked for by a client") -> None:
+        await self._call("Abort", coordinator_pb2.AbortRequest(epoch=epoch, why=why))
+
+    async def evict(self, group: str, why: str = "asked for by a client") -> None:
+        await self._call("Evict", coordinator_pb2.EvictRequest(group=group, why=why))
+
+    async def watch(self, timeout: float, *, interval: float = WATCH_INTERVAL_MS / 1000) -> AsyncIterator[JobStatus]:
+        call = self._stub.Watch(coordinator_pb2.WatchRequest(min_interval_ms=max(1, int(interval * 1000))),
+                                timeout=timeout)
+        try:
+            async for reply in call:
+                yield JobStatus.from_proto(reply)
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise explain_unreachable(errors.from_rpc_error(error), self.address) from None
+        finally:
+            call.cancel()
+
+    async def events(self, timeout: float) -> AsyncIterator[Event]:
+        before = None
+        async for status in self.watch(timeout):
+            for event in changes(before, status):
+                yield event
+            before = status
+
+    async def wait_version(self, version: int, timeout: float, *, engines: Sequence[str] = (),
+                           on_progress: ProgressCallback | None = None) -> JobStatus:
+        return await self._wait(ServedWait(version, engines, on_progress), timeout, "served")
+
+    async def wait_staged(self, version: int, timeout: float, *,
+                          on_progress: ProgressCallback | None = None) -> EpochStatus:
+        return await self._wait(StagedWait(version, on_progress), timeout, "staged")
+
+    async def _wait(self, wait: VersionWait[Found], timeout: float, what: str) -> Found:
+        end = time.monotonic() + timeout
+        while (left := end - time.monotonic()) > 0:
+            statuses = self.watch(left)
+            try:
+                async for status in statuses:
+                    found = wait.feed(status)
+                    if found is not None:
+                        return found
+            except errors.UnavailableError as error:
+                wait.lost(error)
+            finally:
+                await statuses.aclose()  # type: ignore[attr-defined]
+            await asyncio.sleep(min(RETRY_SECONDS, max(0.0, end - time.monotonic())))
+        raise wait.deadline(what, timeout)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class Publisher:
+    """weightwire.Publisher on the event loop. `await Publisher.open(rank=…, world_size=…)`, or `async with`."""
+
+    def __init__(self, **place: Any):
+        self._place = place
+        self.sync: _publisher.Publisher | None = None  #: the publisher behind it, once open
+
+    async def open(self) -> "Publisher":
+        self.sync = await asyncio.to_thread(_publisher.Publisher, **self._place)
+        return self
+
+    def _opened(self) -> _publisher.Publisher:
+        if self.sync is None:
+            raise errors.NotReadyError("not open; use `async with` or `await publisher.open()`",
+                                       code="FAILED_PRECONDITION", reason="not_ready")
+        return self.sync
+
+    async def bind(self, config: Mapping[str, Any] | str, spec: str,
+                   tensors: Sequence[TensorMeta]) -> Mapping[str, np.ndarray]:
+        return await asyncio.to_thread(self._opened().bind, config, spec, tensors)
+
+    async def publish(self, version: int, **options: Any) -> _publisher.Release:
+        """Accepted when it returns; `await released(release, timeout)` before the parameters change."""
+        return await asyncio.to_thread(lambda: self._opened().publish(version, **options))
+
+    async def released(self, release: _publisher.Release, timeout: float,
+                       on_progress: ProgressCallback | None = None) -> _publisher.Release:
+        return await asyncio.to_thread(release.wait_released, timeout, on_progress)
+
+    async def close(self) -> None:
+        if self.sync is not None:
+            await asyncio.to_thread(self.sync.close)
+
+    async def __aenter__(self) -> "Publisher":
+        return await self.open()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class Subscriber:
+    """weightwire.Subscriber on the event loop; its offers are awaited. `flip` needs no await."""
+
+    def __init__(self, **place: Any):
+        self._place = place
+        self.sync: _subscriber.Subscriber | None = None  #: the subscriber behind it, once open
+
+    async def open(self) -> "Subscriber":
+        loop = asyncio.get_running_loop()
+        self._arrived = asyncio.Event()
+        self.sync = await asyncio.to_thread(
+            lambda: _subscriber.Subscriber(**self._place, on_offer=lambda: _wake(loop, self._arrived)))
+        return self
+
+    def _opened(self) -> _subscriber.Subscriber:
+        if self.sync is None:
+            raise errors.NotReadyError("not open; use `async with` or `await subscriber.open()`",
+                                       code="FAILED_PRECONDITION", reason="not_ready")
+        return self.sync
+
+    async def bind(self, config: Mapping[str, Any] | str, spec: str, tensors: Sequence[TensorMeta],
+                   trace: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
+        return await asyncio.to_thread(self._opened().bind, config, spec, tensors, trace)
+
+    async def wait_offer(self, timeout: float) -> _subscriber.Offer | None:
+        """The next committed version; None after `timeout` seconds. An offer is not lost by a cancelled wait."""
+        end = time.monotonic() + timeout
+        while True:
+            self._arrived.clear()
+            offer = self._opened().wait_offer(0)
+            if offer is not None:
+                return offer
+            try:
+                await asyncio.wait_for(self._arrived.wait(), max(0.0, end - time.monotonic()))
+            except asyncio.TimeoutError:
+                return None
+
+    def flip(self, offer: _subscriber.Offer) -> Mapping[str, np.ndarray]:
+        return self._opened().flip(offer)
+
+    async def acknowledge(self, offer: _subscriber.Offer, flip_seconds: float = 0.0) -> None:
+        await asyncio.to_thread(self._opened().acknowledge, offer, flip_seconds)
+
+    async def close(self) -> None:
+        if self.sync is not None:
+            await asyncio.to_thread(self.sync.close)
+
+    async def __aenter__(self) -> "Subscriber":
+        return await self.open()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    try:
+        loop.call_soon_threadsafe(event.set)
+    except RuntimeError:  # the loop is closed: nobody waits any more
+        pass

@@ -1,0 +1,135 @@
+"""The control plane of a running weightwired, for programs: what `wwctl` is for people."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Iterator, Sequence
+
+import grpc
+
+from weightwire import errors
+from weightwire.status import EpochStatus, Event, JobStatus, changes
+from weightwire.v1 import coordinator_pb2, coordinator_pb2_grpc
+from weightwire.waiting import Found, ProgressCallback, ServedWait, StagedWait, VersionWait
+
+MESSAGE_BYTES_MAX = 64 << 20
+WATCH_INTERVAL_MS = 100
+RETRY_SECONDS = 0.2
+
+
+def default_coordinator() -> str:
+    """WEIGHTWIRE_ADDRESS, or where `weightwired` listens by default."""
+    return os.environ.get("WEIGHTWIRE_ADDRESS", "127.0.0.1:7411")
+
+
+def channel_options() -> list[tuple[str, Any]]:
+    # Retries are ours, so that every call ends within its deadline and with our own error.
+    return [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.enable_retries", 0),
+            ("grpc.max_reconnect_backoff_ms", 1000)]
+
+
+def explain_unreachable(error: errors.WeightwireError, address: str) -> errors.WeightwireError:
+    if isinstance(error, errors.UnavailableError) and not error.remedy:
+        error.remedy = f"is weightwired running, and is {address} its address?"
+    return error
+
+
+class Client:
+    """One coordinator. Safe for use from several threads.
+
+    >>> with weightwire.Client("127.0.0.1:7411") as client:
+    ...     client.wait_version(7, timeout=60)          # every complete engine serves it
+    ...     print(client.status().waiting_for)
+
+    Every call ends within `timeout` seconds (or its own) and raises errors.WeightwireError.
+    """
+
+    def __init__(self, address: str | None = None, *, timeout: float = 10.0):
+        self.address = address or default_coordinator()
+        self.timeout = timeout
+        self._channel = grpc.insecure_channel(self.address, options=channel_options())
+        self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)
+
+    def _call(self, method: str, request: Any) -> Any:
+        try:
+            return getattr(self._stub, method)(request, timeout=self.timeout)
+        except grpc.RpcError as error:
+            raise explain_unreachable(errors.from_rpc_error(error), self.address) from None
+
+    def status(self) -> JobStatus:
+        """The job now."""
+        return JobStatus.from_proto(self._call("Status", coordinator_pb2.StatusRequest()))
+
+    def explain(self, engine: str = "", tensor: str = "") -> str:
+        """Who sends what to whom in the newest epoch, as text; `tensor` by its Hugging Face name.
+        RefusedError: no such engine or tensor, or no plan yet."""
+        reply = self._call("ExplainPlan", coordinator_pb2.ExplainPlanRequest(engine=engine, tensor=tensor))
+        return str(reply.text)
+
+    def commit(self, epoch: int) -> None:
+        """Commits a staged epoch of a version published with manual_commit.
+        StaleError: not staged, or decided already."""
+        self._call("Commit", coordinator_pb2.CommitRequest(epoch=epoch))
+
+    def abort(self, epoch: int, why: str = "asked for by a client") -> None:
+        """Aborts an epoch that is not decided. StaleError: decided already; RefusedError: not in progress."""
+        self._call("Abort", coordinator_pb2.AbortRequest(epoch=epoch, why=why))
+
+    def evict(self, group: str, why: str = "asked for by a client") -> None:
+        """Fences a group; its processes must register again."""
+        self._call("Evict", coordinator_pb2.EvictRequest(group=group, why=why))
+
+    def watch(self, timeout: float, *, interval: float = WATCH_INTERVAL_MS / 1000) -> Iterator[JobStatus]:
+        """The status now and after each change, at most every `interval` seconds; ends after `timeout`."""
+        call = self._stub.Watch(coordinator_pb2.WatchRequest(min_interval_ms=max(1, int(interval * 1000))),
+                                timeout=timeout)
+        try:
+            for reply in call:
+                yield JobStatus.from_proto(reply)
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise explain_unreachable(errors.from_rpc_error(error), self.address) from None
+        finally:
+            call.cancel()
+
+    def events(self, timeout: float) -> Iterator[Event]:
+        """What changes in the job, first what is there now; ends after `timeout` seconds."""
+        before = None
+        for status in self.watch(timeout):
+            yield from changes(before, status)
+            before = status
+
+    def wait_version(self, version: int, timeout: float, *, engines: Sequence[str] = (),
+                     on_progress: ProgressCallback | None = None) -> JobStatus:
+        """Blocks until `engines` (or every complete engine, at least one) serve `version` or a newer one.
+        Survives a restart of the coordinator. DeadlineError says what everyone waits for."""
+        return self._wait(ServedWait(version, engines, on_progress), timeout, "served")
+
+    def wait_staged(self, version: int, timeout: float, *,
+                    on_progress: ProgressCallback | None = None) -> EpochStatus:
+        """Blocks until `version`, published with manual_commit, is staged: its epoch goes to `commit`.
+        StaleError: the version is decided already."""
+        return self._wait(StagedWait(version, on_progress), timeout, "staged")
+
+    def _wait(self, wait: VersionWait[Found], timeout: float, what: str) -> Found:
+        end = time.monotonic() + timeout
+        while (left := end - time.monotonic()) > 0:
+            try:
+                for status in self.watch(left):
+                    found = wait.feed(status)
+                    if found is not None:
+                        return found
+            except errors.UnavailableError as error:
+                wait.lost(error)
+            time.sleep(min(RETRY_SECONDS, max(0.0, end - time.monotonic())))
+        raise wait.deadline(what, timeout)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,146 @@
+"""What the coordinator says of its job, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Iterable, Mapping
+
+from weightwire import errors
+from weightwire.v1 import coordinator_pb2, types_pb2
+
+
+def _word(enum: Any, prefix: str, number: int) -> str:
+    """ "serving" for ENGINE_STATE_SERVING; "unknown_<n>" for a number of a newer server."""
+    try:
+        return str(enum.Name(number))[len(prefix):].lower()
+    except ValueError:
+        return f"unknown_{number}"
+
+
+@dataclass(frozen=True)
+class ParticipantStatus:
+    """One attached process."""
+
+    name: str  #: "trainer/3"
+    role: str  #: "trainer" or "engine"
+    group: str
+    rank: int
+    world_size: int
+    agent: str
+    pid: int
+    spec: str  #: its parallel layout as text; empty for explicit boxes
+    has_layout: bool
+    tensors: int
+    bytes: int
+
+    @staticmethod
+    def from_proto(p: Any) -> "ParticipantStatus":
+        return ParticipantStatus(f"{p.group}/{p.rank}", _word(types_pb2.GroupRole, "GROUP_ROLE_", p.role), p.group,
+                                 p.rank, p.world_size, p.agent_name, p.pid, p.spec, p.has_layout, p.tensors, p.bytes)
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """One rollout engine, all its ranks together."""
+
+    name: str
+    state: str  #: "incomplete", "empty", "filling", "serving", "staged", "installing" or "dirty"
+    version: int  #: that it serves
+    epoch: int  #: that it serves; 0: none
+    ranks_present: int
+    world_size: int
+    lag_versions: int
+    last_error: str
+
+    @staticmethod
+    def from_proto(e: Any) -> "EngineStatus":
+        return EngineStatus(e.name, _word(coordinator_pb2.EngineState, "ENGINE_STATE_", e.state), e.version,
+                            e.serving_epoch, e.ranks_present, e.world_size, e.lag_versions, e.last_error)
+
+
+@dataclass(frozen=True)
+class EpochStatus:
+    """One attempt to bring a version, or to fill an engine."""
+
+    epoch: int
+    kind: str  #: "publish" or "fill"
+    version: int
+    phase: str  #: "preparing", "transferring", "staged", "committing", "committed", "aborting" or "aborted"
+    attempt: int
+    why: errors.WeightwireError | None  #: of an abort
+    engines: tuple[str, ...]
+    waiting_for: tuple[str, ...]
+    seconds: Mapping[str, float]  #: "prepare", "transfer", "commit", "total"
+    bytes: int  #: staged and verified so far
+    bytes_by_transport: Mapping[str, int]
+
+    @staticmethod
+    def from_proto(e: Any) -> "EpochStatus":
+        return EpochStatus(
+            e.epoch, _word(types_pb2.EpochKind, "EPOCH_KIND_", e.kind), e.version,
+            _word(types_pb2.EpochPhase, "EPOCH_PHASE_", e.phase), e.attempt, errors.from_outcome(e.why),
+            tuple(e.engines), tuple(e.waiting_for),
+            {"prepare": e.prepare_seconds, "transfer": e.transfer_seconds, "commit": e.commit_seconds,
+             "total": e.total_seconds}, e.bytes, dict(e.bytes_by_transport))
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """The whole job at one moment."""
+
+    job: str
+    committed_epoch: int
+    committed_version: int
+    deciding: bool  #: False: the journal failed; nothing is decided until an operator acts
+    waiting_for: str  #: what everyone waits for, as one line; empty: nothing
+    participants: tuple[ParticipantStatus, ...]
+    engines: tuple[EngineStatus, ...]
+    epochs: tuple[EpochStatus, ...]  #: newest first
+    agents: int
+
+    @staticmethod
+    def from_proto(s: Any) -> "JobStatus":
+        return JobStatus(s.job, s.committed_epoch, s.committed_version, s.deciding, s.waiting_for,
+                         tuple(map(ParticipantStatus.from_proto, s.participants)),
+                         tuple(map(EngineStatus.from_proto, s.engines)),
+                         tuple(map(EpochStatus.from_proto, s.epochs)), s.agents)
+
+    def epoch_of(self, version: int) -> EpochStatus | None:
+        """The newest attempt to publish `version`, if it is still remembered."""
+        return next((e for e in self.epochs if e.kind == "publish" and e.version == version), None)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something changed between two looks at a job."""
+
+    kind: str  #: "participant", "engine" or "epoch"
+    name: str  #: "trainer/3", "engine-a" or the epoch's number
+    before: str  #: state or phase; empty: it was not there
+    after: str  #: state or phase; empty: it is gone
+    version: int = 0  #: of an engine or an epoch, afterwards
+
+
+def _states(status: JobStatus | None) -> dict[tuple[str, str], tuple[str, int]]:
+    if status is None:
+        return {}
+    found: dict[tuple[str, str], tuple[str, int]] = {}
+    for p in status.participants:
+        found["participant", p.name] = ("ready" if p.has_layout else "registered", 0)
+    for engine in status.engines:
+        found["engine", engine.name] = (engine.state, engine.version)
+    for epoch in reversed(status.epochs):
+        found["epoch", str(epoch.epoch)] = (epoch.phase, epoch.version)
+    return found
+
+
+def changes(before: JobStatus | None, after: JobStatus) -> Iterable[Event]:
+    """What became different. An epoch that the coordinator no longer remembers is no event."""
+    old, new = _states(before), _states(after)
+    for (kind, name), (state, version) in new.items():
+        was = old.get((kind, name), ("", 0))
+        if was != (state, version):
+            yield Event(kind, name, was[0], state, version)
+    for (kind, name), (state, version) in old.items():
+        if (kind, name) not in new and kind != "epoch":
+            yield Event(kind, name, state, "", version)

@@ -1,0 +1,103 @@
+"""What it means to wait for a version: the same rules for the synchronous and the asynchronous client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Generic, Sequence, TypeVar
+
+from weightwire import errors
+from weightwire.status import EpochStatus, JobStatus
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a version is, as the server reports it."""
+
+    version: int
+    stage: str  #: a phase of the epoch, or "waiting" before there is one
+    epoch: int = 0
+    attempt: int = 0
+    bytes_done: int = 0
+    bytes_total: int = 0  #: 0: not known at this place
+    waiting_for: str = ""
+
+
+ProgressCallback = Callable[[Progress], Any]
+Found = TypeVar("Found")
+
+
+class VersionWait(Generic[Found]):
+    """Looks at one status after the other until a version is where it was asked to be."""
+
+    def __init__(self, version: int, on_progress: ProgressCallback | None):
+        self.version = version
+        self._on_progress = on_progress
+        self._told: Progress | None = None
+        self._last: JobStatus | None = None
+        self._unreachable: errors.WeightwireError | None = None
+
+    def feed(self, status: JobStatus) -> Found | None:
+        """What was waited for, once it holds; None before."""
+        raise NotImplementedError
+
+    def lost(self, error: errors.UnavailableError) -> None:
+        """The coordinator went away; it is asked again until the deadline."""
+        self._unreachable = error
+
+    def _look(self, status: JobStatus) -> EpochStatus | None:
+        self._last, self._unreachable = status, None
+        epoch = status.epoch_of(self.version)
+        if epoch is None:
+            now = Progress(self.version, "waiting", waiting_for=status.waiting_for)
+        else:
+            now = Progress(self.version, epoch.phase, epoch.epoch, epoch.attempt, epoch.bytes,
+                           waiting_for=status.waiting_for)
+        if self._on_progress is not None and now != self._told:
+            self._told = now
+            self._on_progress(now)
+        return epoch
+
+    def deadline(self, what: str, timeout: float) -> errors.DeadlineError:
+        """The error for a wait that took too long; says what is missing."""
+        if self._unreachable is not None:
+            why = f"the coordinator cannot be reached: {self._unreachable}"
+        elif self._last is None:
+            why = "the coordinator did not answer"
+        else:
+            epoch = self._last.epoch_of(self.version)
+            why = f"everyone waits for: {self._last.waiting_for}" if self._last.waiting_for else "nothing is under way"
+            if epoch is not None and epoch.why is not None:
+                why += f"; epoch {epoch.epoch} was aborted: {epoch.why}"
+        return errors.DeadlineError(f"version {self.version} is not {what} after {timeout:g} s: {why}",
+                                    code="DEADLINE_EXCEEDED", reason="deadline_exceeded")
+
+
+class ServedWait(VersionWait[JobStatus]):
+    """Until engines serve the version or a newer one: those that are named, or all that are complete."""
+
+    def __init__(self, version: int, engines: Sequence[str], on_progress: ProgressCallback | None):
+        super().__init__(version, on_progress)
+        self._engines = frozenset(engines)
+
+    def feed(self, status: JobStatus) -> JobStatus | None:
+        self._look(status)
+        if self._engines:
+            asked = [e for e in status.engines if e.name in self._engines]
+            complete = len(asked) == len(self._engines)
+        else:
+            asked = [e for e in status.engines if e.ranks_present == e.world_size]
+            complete = bool(asked)
+        return status if complete and all(e.epoch and e.version >= self.version for e in asked) else None
+
+
+class StagedWait(VersionWait[EpochStatus]):
+    """Until a version that was published with manual_commit is staged everywhere."""
+
+    def feed(self, status: JobStatus) -> EpochStatus | None:
+        """The epoch to commit or abort. StaleError when the version is decided already."""
+        epoch = self._look(status)
+        if epoch is not None and epoch.phase in ("committing", "committed"):
+            raise errors.StaleError(f"version {self.version} is {epoch.phase} already; it was not published with "
+                                    "manual_commit, or somebody else decided", code="FAILED_PRECONDITION",
+                                    reason="stale_epoch", epoch=epoch.epoch)
+        return epoch if epoch is not None and epoch.phase == "staged" else None
