@@ -13,11 +13,13 @@ struct ExpertShare {
   int64_t part = 0;
 };
 
-/// vLLM's get_pp_indices: what remains goes to the stages before the last, from behind.
+/// get_pp_indices: what remains goes to the last stages in SGLang, to those before the last one in
+/// vLLM.
 std::vector<int64_t> StageLayers(const Config& c, const EngineShape& s) {
   if (!s.stage_layers.empty()) return s.stage_layers;
   std::vector<int64_t> layers(static_cast<size_t>(s.pp), c.layers / s.pp);
-  for (int64_t i = 2; i < c.layers % s.pp + 2; ++i) ++layers[static_cast<size_t>(s.pp - i)];
+  const int64_t from = s.sglang ? 1 : 2;
+  for (int64_t i = from; i < c.layers % s.pp + from; ++i) ++layers[static_cast<size_t>(s.pp - i)];
   return layers;
 }
 
@@ -62,7 +64,10 @@ class Rank {
 
   Tensors Load() {
     const bool first = stage_ == 0, last = stage_ == s_.pp - 1;
-    if (first || (last && c_.tied)) Vocab("model.embed_tokens.weight", w_.embedding);
+    if (first) Vocab("model.embed_tokens.weight", w_.embedding);
+    if (last && !first && c_.tied) {
+      Vocab(s_.sglang ? "lm_head.weight" : "model.embed_tokens.weight", w_.embedding);
+    }
     if (last && !c_.tied) Vocab("lm_head.weight", w_.head);
     if (last) out_["model.norm.weight"] = w_.final_norm;
     int64_t number = 0;

@@ -30,14 +30,14 @@ Result<int64_t> PaddedVocab(const Model& model, const ParallelSpec& spec, int64_
   return *rows;
 }
 
-Result<std::vector<ChunkLayers>> StagesOf(const ParallelSpec& spec, int64_t layers,
-                                          int64_t stages) {
+Result<std::vector<ChunkLayers>> StagesOf(const ParallelSpec& spec, int64_t layers, int64_t stages,
+                                          int64_t last_spared) {
   std::vector<int64_t> counts(static_cast<size_t>(stages), layers / stages);
   if (const auto listed = spec.options.find("layers"); listed != spec.options.end()) {
     WW_ASSIGN(counts, ParseDashedList("layers", listed->second));
-  } else if (stages > 1) {
+  } else {
     for (int64_t i = 0; i < layers % stages; ++i) {
-      ++counts[static_cast<size_t>((2 * stages - 2 - i) % stages)];
+      ++counts[static_cast<size_t>(stages - 1 - last_spared - i)];
     }
   }
   std::vector<ChunkLayers> result;
@@ -123,7 +123,8 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
   const int64_t tower = (config.vision.depth + 1) * kPiecesPerLayer;
   WW_FAIL_IF_ERROR(CheckPieces(config.layers * per_layer + tower, world));
   WW_ASSIGN(const int64_t vocab_rows, PaddedVocab(model, spec, grid.tp));
-  WW_ASSIGN(const std::vector<ChunkLayers> stages, StagesOf(spec, config.layers, grid.pp));
+  WW_ASSIGN(const std::vector<ChunkLayers> stages,
+            StagesOf(spec, config.layers, grid.pp, dialect.last_stages_spared));
   ModelLayout layout{model.canonical(), {}};
   for (int64_t rank = 0; rank < world; ++rank) {
     const int64_t t = rank % grid.tp;
@@ -137,8 +138,9 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
         config.HasExperts() ? grid.slice(grid, config.experts, dp, t) : ExpertSlice{};
     RoleCutter cutter(model, grid.tp, t);
     const bool last = stage == grid.pp - 1;
-    if (stage == 0 || (last && config.tied)) {
-      cutter.VocabRows("model.embed_tokens.weight", Role::kEmbed, vocab_rows);
+    if (stage == 0) cutter.VocabRows("model.embed_tokens.weight", Role::kEmbed, vocab_rows);
+    if (last && stage > 0 && config.tied) {
+      cutter.VocabRows(std::string(dialect.tied_head), Role::kEmbed, vocab_rows);
     }
     const ChunkLayers layers = stages[static_cast<size_t>(stage)];
     for (int64_t i = 0; i < layers.count; ++i) AddLayer(cutter, dialect, slice, layers.first + i);

@@ -10,7 +10,12 @@
 namespace weightwire::layout {
 namespace {
 
-constexpr engine::Dialect kDialect = {"", "fused_qkv_a_proj_with_mqa", "qkv_proj", ""};
+constexpr engine::Dialect kDialect = {.experts = "",
+                                      .latent_a = "fused_qkv_a_proj_with_mqa",
+                                      .vision_qkv = "qkv_proj",
+                                      .text = "",
+                                      .tied_head = "lm_head.weight",
+                                      .last_stages_spared = 0};
 
 engine::ExpertSlice SliceOf(const engine::Grid& grid, int64_t experts, int64_t, int64_t t) {
   engine::ExpertSlice slice;

@@ -9,8 +9,12 @@ namespace weightwire::layout {
 namespace {
 
 /// vLLM 0.32; earlier versions have no "routed_experts.".
-constexpr engine::Dialect kDialect = {"routed_experts.", "fused_qkv_a_proj", "qkv",
-                                      "language_model."};
+constexpr engine::Dialect kDialect = {.experts = "routed_experts.",
+                                      .latent_a = "fused_qkv_a_proj",
+                                      .vision_qkv = "qkv",
+                                      .text = "language_model.",
+                                      .tied_head = "model.embed_tokens.weight",
+                                      .last_stages_spared = 1};
 
 engine::ExpertSlice SliceOf(const engine::Grid& grid, int64_t experts, int64_t dp, int64_t t) {
   const int64_t place = dp * grid.tp + t;
