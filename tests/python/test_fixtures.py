@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from conftest import DATA, EngineRanks, Trainer, read_safetensors
+from engine_oracle import engine_ranks
 from weightwire import TensorMeta
 
 # (model, folder, parallel spec)
@@ -55,8 +56,11 @@ def megatron_case(kind: str, model: str, case: str, sizes: str):
     return config, hf, spec, shards
 
 
-@pytest.mark.parametrize("kind,model,case,sizes", [("megatron", *c) for c in LOCAL] +
-                         [("megatron-te", *c) for c in TRANSFORMER_ENGINE])
+every_dump = pytest.mark.parametrize("kind,model,case,sizes", [("megatron", *c) for c in LOCAL] +
+                                     [("megatron-te", *c) for c in TRANSFORMER_ENGINE])
+
+
+@every_dump
 def test_real_megatron_shards_arrive_as_the_hugging_face_checkpoint(daemon, groups, kind, model, case,
                                                                          sizes):
     config, hf, spec, shards = megatron_case(kind, model, case, sizes)
@@ -68,6 +72,35 @@ def test_real_megatron_shards_arrive_as_the_hugging_face_checkpoint(daemon, grou
     assert got.keys() == hf.keys()
     for name, (_, want) in hf.items():
         assert np.array_equal(got[name].view(want.dtype), want), name
+
+
+def engine_specs(config: dict) -> list[str]:
+    """Engines of every kind that the model's sizes allow; vLLM's `ep` spreads over tp * dp ranks."""
+    experts = next((config[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in config), 0)
+    specs = ["vllm:tp2,pp2", "sglang:tp2,pp2"]
+    if experts:
+        specs += ["vllm:tp2,dp2,ep" if experts >= 4 else "vllm:tp2,ep", "vllm:tp2,dp2", "sglang:tp2,ep2"]
+    if config["num_key_value_heads"] < 4:
+        specs += ["vllm:tp4", "sglang:tp4"]
+    return specs
+
+
+@every_dump
+def test_real_megatron_shards_arrive_as_the_engines_loaders_would_put_them(daemon, groups, kind, model, case, sizes):
+    """One publish to several engines at once, against what loaders written from the facts make of the checkpoint."""
+    config, hf, spec, shards = megatron_case(kind, model, case, sizes)
+    groups.append(Trainer(daemon.agent_socket, config, spec, shards))
+    wanted = {target: engine_ranks(config, hf, target) for target in engine_specs(config)}
+    for target, ranks in wanted.items():
+        observed = [[TensorMeta(name, p.dtype, p.bits.shape) for name, p in rank.items()] for rank in ranks]
+        groups.append(EngineRanks(daemon.agent_socket, target.translate({58: 45, 44: 45}), config, target, observed))
+    groups[0].publish(1)
+    for (target, ranks), engine in zip(wanted.items(), groups[1:]):
+        engine.wait_version(1)
+        for rank, (params, subscriber) in enumerate(zip(ranks, engine.ranks)):
+            for name, want in params.items():
+                got = subscriber.params[name].view(want.bits.dtype)
+                assert np.array_equal(got[want.filled], want.bits[want.filled]), (target, rank, name)
 
 
 def vllm_case(name: str):
