@@ -176,12 +176,8 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json) {
   ModelConfig config;
   WW_ASSIGN(config.family, RequiredString(json, "model_type"));
   WW_ASSIGN(const Family* family, FindFamily(config.family));
-  if (json.contains("quantization_config")) {
-    return Fail(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-                       "config.json has a quantization_config, whose tensors no family describes")
-                    .Remedy("send explicit layouts"));
-  }
   const Json flat = WithTextConfig(json);
+  WW_ASSIGN(config.scales, ReadBlockScales(flat));
   WW_FAIL_IF_ERROR(ReadCommon(flat, family->defaults, config));
   if (family->read != nullptr) WW_FAIL_IF_ERROR(family->read(flat, config));
   if (config.experts > kHeadsMax) {

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "server/layout/families/block_scales.h"
 #include "server/layout/json_reader.h"
 #include "server/layout/types.h"
 
@@ -50,6 +51,7 @@ struct ModelConfig {
   /// all first rows of the pairs, then all second ones.
   bool rotary_pairs = false;
   DType dtype = DType::kBF16;
+  std::optional<BlockScales> scales;  ///< nullopt: no weight is quantized
 
   int64_t experts = 0;
   int64_t moe_intermediate = 0;

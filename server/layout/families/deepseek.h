@@ -29,6 +29,13 @@ inline constexpr IsPresent kLowRankQ = [](const ModelConfig& c, const LayerKind&
   return c.q_lora_rank > 0;
 };
 
+/// No linear module in transformers, and never quantized in the releases and by engines.
+constexpr TensorTemplate Router() {
+  TensorTemplate router = parts::kRouter;
+  router.full_precision = true;
+  return router;
+}
+
 constexpr TensorTemplate Correction() {
   TensorTemplate bias = parts::Vector(Role::kRouterCorrection,
                                       "model.layers.{layer}.mlp.gate.e_score_correction_bias",
@@ -85,7 +92,7 @@ inline constexpr TensorTemplate kDeepseekTensors[] = {
     parts::kGateWeight,
     parts::kUpWeight,
     parts::kDownWeight,
-    parts::kRouter,
+    deepseek::Router(),
     deepseek::Correction(),
     parts::kExpertGate,
     parts::kExpertUp,

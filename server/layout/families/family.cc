@@ -27,6 +27,33 @@ constexpr std::string_view kLayerMark = "{layer}";
 constexpr std::string_view kBlockMark = "{block}";
 constexpr std::string_view kExpertMark = "{expert}";
 
+/// Roles of linear layers, which quantization takes: not embeddings, norms, biases and what MTP
+/// layers add to a decoder's.
+constexpr Role kLinearRoles[] = {
+    Role::kQWeight,           Role::kKWeight,          Role::kVWeight,
+    Role::kOWeight,           Role::kQDown,            Role::kQUp,
+    Role::kKvDown,            Role::kKvUp,             Role::kGateWeight,
+    Role::kUpWeight,          Role::kDownWeight,       Role::kRouter,
+    Role::kExpertGate,        Role::kExpertUp,         Role::kExpertDown,
+    Role::kSharedGate,        Role::kSharedUp,         Role::kSharedDown,
+    Role::kSharedExpertGate,  Role::kVisionQWeight,    Role::kVisionOWeight,
+    Role::kVisionGateWeight,  Role::kVisionUpWeight,   Role::kVisionDownWeight,
+    Role::kMergerInWeight,    Role::kMergerOutWeight,
+};
+
+bool IsLinear(const TensorTemplate& tensor) {
+  return !tensor.full_precision &&
+         std::find(std::begin(kLinearRoles), std::end(kLinearRoles), tensor.parts[0].role) !=
+             std::end(kLinearRoles);
+}
+
+/// A matrix of its own, outputs first: the blocks of its scales are blocks of its role.
+bool IsPlainMatrix(const TensorTemplate& tensor) {
+  const Part& part = tensor.parts[0];
+  return tensor.parts[1].role == Role::kCount && tensor.shape[1] != nullptr &&
+         tensor.shape[2] == nullptr && part.row_dim == 0 && part.column_dim == 1;
+}
+
 bool Has(std::string_view name, std::string_view mark) {
   return name.find(mark) != std::string_view::npos;
 }
@@ -99,8 +126,9 @@ Status Model::Add(const TensorTemplate& tensor, int64_t number, int64_t layer) {
   WW_ASSIGN_OR_STATUS(const Shape shape, ShapeOf(tensor, config_, dtype));
   const bool per_expert = Has(tensor.name, kExpertMark);
   const int64_t count = per_expert ? config_.experts : 1;
+  const bool quantized = config_.scales.has_value() && IsLinear(tensor);
   const auto limit = static_cast<int64_t>(LayoutLimits{}.canonical_tensors_max);
-  if (static_cast<int64_t>(canonical_.tensors.size()) > limit - count) {
+  if (std::ssize(canonical_.tensors) > limit - count * (quantized ? 2 : 1)) {
     return {Code::kResourceExhausted, Reason::kLimitExceeded,
             "config.json gives more than " + std::to_string(limit) + " tensors"};
   }
@@ -111,10 +139,40 @@ Status Model::Add(const TensorTemplate& tensor, int64_t number, int64_t layer) {
     places.resize(std::max(places.size(), at + 1));
     places[at] = {&part, static_cast<uint32_t>(canonical_.tensors.size()), per_expert};
   }
+  const size_t first = canonical_.tensors.size();
   for (int64_t expert = 0; expert < count; ++expert) {
     canonical_.tensors.push_back({NameOf(tensor.name, number, expert), dtype, shape});
     joined_.push_back(tensor.joined);
     layer_of_.push_back(layer);
+    scales_of_.push_back(-1);
+  }
+  return quantized ? Quantize(tensor, first, layer) : OkStatus();
+}
+
+Status Model::Quantize(const TensorTemplate& tensor, size_t first, int64_t layer) {
+  const BlockScales& blocks = *config_.scales;
+  const size_t end = canonical_.tensors.size();
+  for (size_t at = first; at < end; ++at) {
+    TensorSpec& weight = canonical_.tensors[at];
+    if (blocks.Skips(weight.name)) continue;
+    if (!IsPlainMatrix(tensor)) {
+      return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                    "family " + config_.family +
+                        " stores the weight in an arrangement whose fp8 scales are not described")
+          .AtTensor(weight.name)
+          .Remedy("name its module in modules_to_not_convert if it is not quantized, or send "
+                  "explicit layouts");
+    }
+    weight.dtype = DType::kF8E4M3;
+    TensorSpec scales{weight.name, DType::kF32, weight.shape};
+    scales.name.append(kScaleSuffix);
+    scales.shape[0] = (weight.shape[0] - 1) / blocks.rows + 1;
+    scales.shape[1] = (weight.shape[1] - 1) / blocks.columns + 1;
+    scales_of_[at] = std::ssize(canonical_.tensors);
+    canonical_.tensors.push_back(std::move(scales));
+    joined_.push_back(false);
+    layer_of_.push_back(layer);
+    scales_of_.push_back(-1);
   }
   return OkStatus();
 }
@@ -136,7 +194,13 @@ void Model::SortByName() {
     joined.push_back(joined_[created]);
     layer_of.push_back(layer_of_[created]);
   }
+  std::vector<int64_t> scales_of(tensors.size(), -1);
+  for (size_t created = 0; created < scales_of_.size(); ++created) {
+    if (scales_of_[created] < 0) continue;
+    scales_of[position_[created]] = position_[static_cast<size_t>(scales_of_[created])];
+  }
   tensors = std::move(sorted);
+  scales_of_ = std::move(scales_of);
   joined_ = std::move(joined);
   layer_of_ = std::move(layer_of);
 }
@@ -164,6 +228,11 @@ std::optional<View> Model::Find(Role role, int64_t layer, int64_t expert) const 
   fix(part.expert_dim, expert);
   fix(part.fixed_dim, part.fixed_index);
   return view;
+}
+
+std::optional<uint32_t> Model::ScalesOf(uint32_t tensor) const {
+  if (scales_of_[tensor] < 0) return std::nullopt;
+  return static_cast<uint32_t>(scales_of_[tensor]);
 }
 
 Shape Model::StoredShape(uint32_t tensor) const {

@@ -122,6 +122,8 @@ struct TensorTemplate {
   /// Hugging Face stores the last two canonical dimensions as one.
   bool joined = false;
   std::optional<DType> dtype = std::nullopt;  ///< unlike the model's
+  /// Is not quantized although its role is a linear layer's.
+  bool full_precision = false;
 };
 
 /// A name under which a Hugging Face checkpoint stores another tensor once more, for each MTP
@@ -178,6 +180,8 @@ class Model {
   int64_t LayerOf(uint32_t tensor) const { return layer_of_[tensor]; }
   /// The shape under which a Hugging Face checkpoint stores canonical tensor `tensor`.
   Shape StoredShape(uint32_t tensor) const;
+  /// The tensor with the scales of fp8 weight `tensor`; nullopt for all others.
+  std::optional<uint32_t> ScalesOf(uint32_t tensor) const;
   std::span<const MtpCopy> mtp_copies() const { return mtp_copies_; }
 
  private:
@@ -189,12 +193,15 @@ class Model {
   Model() = default;
   /// `number`: of the layer or block, 0 outside them. `layer`: −1 outside decoder and MTP layers.
   Status Add(const TensorTemplate& tensor, int64_t number, int64_t layer);
+  /// Makes those of the tensors from `first` on fp8 that are quantized, and adds their scales.
+  Status Quantize(const TensorTemplate& tensor, size_t first, int64_t layer);
   void SortByName();
 
   ModelConfig config_;
   CanonicalSpace canonical_;
   std::vector<bool> joined_;        ///< by canonical tensor
   std::vector<int64_t> layer_of_;   ///< by canonical tensor
+  std::vector<int64_t> scales_of_;  ///< by canonical tensor: its scales; −1: it has none
   std::vector<uint32_t> position_;  ///< canonical tensor, by the order of creation
   /// By role, then by layer (one entry outside layers).
   std::array<std::vector<Place>, static_cast<size_t>(Role::kCount)> places_;

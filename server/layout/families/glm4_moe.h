@@ -25,7 +25,7 @@ inline constexpr TensorTemplate kGlm4MoeTensors[] = {
     parts::kGateWeight,
     parts::kUpWeight,
     parts::kDownWeight,
-    parts::kRouter,
+    deepseek::Router(),
     deepseek::Correction(),
     parts::kExpertGate,
     parts::kExpertUp,

@@ -4,6 +4,7 @@
 
 #include "server/layout/schemes/option.h"
 #include "server/layout/schemes/pipeline.h"
+#include "server/layout/schemes/scale_tensors.h"
 #include "server/layout/schemes/vision.h"
 
 namespace weightwire::layout::engine {
@@ -118,9 +119,10 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
   const int64_t heads_here =
       config.heads / grid.tp + std::max<int64_t>(1, config.kv_heads / grid.tp);
   const int64_t single_rows = config.rotary_pairs ? heads_here * config.head_dim : 0;
-  const int64_t per_layer = kPiecesPerLayer + 6 * experts + single_rows;
+  const int64_t per_layer =
+      (kPiecesPerLayer + 6 * experts + single_rows) * (config.scales ? 2 : 1);
   WW_FAIL_IF_ERROR(CheckPieces(per_layer, world));
-  const int64_t tower = (config.vision.depth + 1) * kPiecesPerLayer;
+  const int64_t tower = (config.vision.depth + 1) * kPiecesPerLayer * (config.scales ? 2 : 1);
   WW_FAIL_IF_ERROR(CheckPieces(config.layers * per_layer + tower, world));
   WW_ASSIGN(const int64_t vocab_rows, PaddedVocab(model, spec, grid.tp));
   WW_ASSIGN(const std::vector<ChunkLayers> stages,
@@ -150,6 +152,9 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
     }
     AddVisionShards(cutter, dialect.vision_qkv);
     WW_ASSIGN(RankLayout derived, std::move(cutter.builder()).Finish());
+    if (Status added = AddScaleTensors(model, derived); !added.ok()) {
+      return Fail(std::move(added).AtRank("rank " + std::to_string(rank)));
+    }
     if (config.HasVision()) PrefixText(derived, dialect.text);
     layout.ranks.push_back(std::move(derived));
   }

@@ -30,6 +30,10 @@
 //
 // Buffers (the routers' correction) are whole everywhere.
 //
+// The scales of fp8 weights are parameters of their own: data-parallel shards of the two need not
+// meet at a block, tensor parallelism may not cut through one. Flat parameters have one dtype and
+// are refused.
+//
 // Proved with torch 2.15 and transformers 4.57 (tests/golden/fsdp.py): fsdp2 with all its words,
 // fsdp1, fsdp1-orig. By reading only: zero3 (DeepSpeed partition_parameters.py), align=.
 #include "server/layout/schemes/fsdp.h"
@@ -40,6 +44,7 @@
 #include "server/layout/schemes/fsdp_cut.h"
 #include "server/layout/schemes/option.h"
 #include "server/layout/schemes/rank_builder.h"
+#include "server/layout/schemes/scale_tensors.h"
 #include "server/layout/schemes/scheme_registry.h"
 
 namespace weightwire::layout {
@@ -54,6 +59,30 @@ Status CheckOnlyFor(Kind kind, bool given, Kind wanted, std::string_view word) {
   return BadOption(
       "kind", kKinds[static_cast<size_t>(kind)],
       std::string(kKinds[static_cast<size_t>(wanted)]) + ", which " + std::string(word) + " needs");
+}
+
+/// Refuses fp8 weights in flat parameters, and tensor parallelism that cuts through their blocks.
+Status CheckScales(const Model& model, std::span<const TorchTensor> tensors,
+                   const Sharding& sharding) {
+  if (!model.config().scales) return OkStatus();
+  if (sharding.kind == Kind::kFsdp1 || sharding.kind == Kind::kFsdp1Orig) {
+    return BadOption("kind", kKinds[static_cast<size_t>(sharding.kind)],
+                     "known for fp8 weights, since a flat parameter has one dtype");
+  }
+  const int64_t blocks[] = {model.config().scales->rows, model.config().scales->columns};
+  for (const TorchTensor& torch : tensors) {
+    if (torch.tp_dim < 0 || !model.ScalesOf(torch.tensor)) continue;
+    const auto dim = static_cast<size_t>(torch.tp_dim);
+    for (int64_t t = 0; t < sharding.tp; ++t) {
+      const Range cut = Chunk(torch.shape[dim], sharding.tp, t);
+      const int64_t end = cut.begin + cut.count;
+      if (cut.count == 0 || IsWholeBlocks(cut.begin, end, torch.shape[dim], blocks[dim])) continue;
+      return CutsBlock(model.canonical().tensors[torch.tensor].name, dim == 0 ? "rows" : "columns",
+                       cut.begin, end, blocks[dim])
+          .AtRank("rank " + std::to_string(t));
+    }
+  }
+  return OkStatus();
 }
 
 }  // namespace
@@ -95,8 +124,9 @@ Result<ModelLayout> Shard(const CanonicalSpace& canonical, std::span<const Torch
 Result<ModelLayout> DeriveFsdp(const Model& model, const ParallelSpec& spec) {
   WW_ASSIGN(const fsdp::Sharding sharding, fsdp::ShardingOf(spec));
   WW_ASSIGN(const int64_t layers, LayersWithMtp(model.config(), spec));
-  return fsdp::Shard(model.canonical(), TorchTensors(model, layers), model.config().family,
-                     sharding);
+  const std::vector<TorchTensor> tensors = TorchTensors(model, layers);
+  WW_FAIL_IF_ERROR(fsdp::CheckScales(model, tensors, sharding));
+  return fsdp::Shard(model.canonical(), tensors, model.config().family, sharding);
 }
 
 }  // namespace weightwire::layout

@@ -63,6 +63,9 @@ std::vector<TorchTensor> TorchTensors(const Model& model, int64_t layers) {
   for (Role role : kRowParallel) marker.Cut(role, true);
   marker.Each(Role::kRouterCorrection,
               [](const View&, TorchTensor& torch) { torch.buffer = true; });
+  for (const TorchTensor& torch : tensors) {
+    if (const auto scales = model.ScalesOf(torch.tensor)) tensors[*scales].tp_dim = torch.tp_dim;
+  }
   std::erase_if(tensors, [layers](const TorchTensor& torch) { return torch.layer >= layers; });
   return tensors;
 }

@@ -18,7 +18,8 @@ struct TorchTensor {
 /// All tensors of the first `layers` layers and outside layers, in canonical order. Tensor
 /// parallelism cuts them as the usual plans for Hugging Face modules do: column-parallel modules
 /// (q, k, v, gate, up and latent up projections, also of experts, with their biases; embedding and
-/// lm_head; sinks) by rows, row-parallel ones (o, down) by columns; all else stays whole.
+/// lm_head; sinks) by rows, row-parallel ones (o, down) by columns; all else stays whole. The
+/// scales of fp8 weights are cut as the weights are.
 std::vector<TorchTensor> TorchTensors(const Model& model, int64_t layers);
 
 }  // namespace weightwire::layout

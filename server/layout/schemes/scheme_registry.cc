@@ -27,11 +27,11 @@ constexpr std::string_view kVllmOptions[] = {"ep",          "layers",   "redunda
                                              "round_robin", "up_first", "vocab_pad_to"};
 
 constexpr Scheme kSchemes[] = {
-    {"fsdp", kFsdpSizes, kFsdpOptions, DeriveFsdp},
-    {"hf", {}, kHfOptions, DeriveHf},
-    {"megatron", kMegatronSizes, kMegatronOptions, DeriveMegatron},
-    {"sglang", kSglangSizes, kSglangOptions, DeriveSglang},
-    {"vllm", kVllmSizes, kVllmOptions, DeriveVllm},
+    {"fsdp", kFsdpSizes, kFsdpOptions, true, DeriveFsdp},
+    {"hf", {}, kHfOptions, true, DeriveHf},
+    {"megatron", kMegatronSizes, kMegatronOptions, false, DeriveMegatron},
+    {"sglang", kSglangSizes, kSglangOptions, true, DeriveSglang},
+    {"vllm", kVllmSizes, kVllmOptions, true, DeriveVllm},
 };
 
 std::vector<std::string_view> OptionsOf(const Scheme& scheme) {
@@ -83,8 +83,9 @@ Result<ModelLayout> LayoutFromScheme(std::string_view config_json, const Paralle
   WW_ASSIGN(const Scheme* scheme, FindScheme(spec.scheme));
   WW_FAIL_IF_ERROR(CheckKeys(*scheme, spec));
   WW_ASSIGN(ModelConfig config, ParseModelConfig(config_json));
-  WW_ASSIGN(const Model model, Model::Build(std::move(config)));
   const bool lora = spec.options.contains("lora");
+  if (lora || !scheme->quantized) config.scales.reset();
+  WW_ASSIGN(const Model model, Model::Build(std::move(config)));
   if (!lora && spec.options.contains("targets")) {
     return Fail(BadOption("targets", spec.options.at("targets"), "known without lora="));
   }

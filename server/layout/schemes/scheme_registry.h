@@ -13,6 +13,8 @@ struct Scheme {
   std::string_view name;
   std::span<const std::string_view> sizes;    ///< keys that `derive` reads from spec.sizes
   std::span<const std::string_view> options;  ///< keys that it reads from spec.options
+  /// Ranks hold fp8 weights where the checkpoint does; otherwise they hold the model's dtype.
+  bool quantized = false;
   /// Errors as in LayoutFromScheme.
   Result<ModelLayout> (*derive)(const Model& model, const ParallelSpec& spec);
 };
