@@ -8,12 +8,13 @@ and persistent buffers such as e_score_correction_bias are included. tests/unit/
 compares the `hf` layout with these files.
 
 It needs an environment of its own, 5 GB large; no GPU:
-  python3 -m venv /tmp/tv && /tmp/tv/bin/pip install torch transformers==4.57.6
+  python3 -m venv /tmp/tv && /tmp/tv/bin/pip install torch transformers==4.57.6 accelerate
   /tmp/tv/bin/python tests/golden/families.py            # exit 1 and names when a file would change
   /tmp/tv/bin/python tests/golden/families.py --update   # writes
 """
 
 import argparse
+import contextlib
 import json
 import pathlib
 import sys
@@ -22,6 +23,7 @@ import tempfile
 import safetensors
 import torch
 import transformers
+from transformers.integrations import finegrained_fp8
 
 DATA = pathlib.Path(__file__).resolve().parents[1] / "data/transformers"
 TRANSFORMERS = "4.57.6"
@@ -40,10 +42,12 @@ QWEN_VL = DENSE | dict(rope_scaling=dict(type="mrope", mrope_section=[1, 1, 1]))
 
 class Variant:
     """A config to make: `drop` names keys that config.json shall be silent about, `keep` stores the fields
-    given instead of what transformers writes, `model_type` is what it is renamed to afterwards."""
+    given instead of what transformers writes, `model_type` is what it is renamed to afterwards, `fp8` is a
+    quantization_config."""
 
-    def __init__(self, family, name, sizes, *, drop=(), keep=False, model_type=None, **more):
+    def __init__(self, family, name, sizes, *, drop=(), keep=False, model_type=None, fp8=None, **more):
         self.family, self.name, self.drop, self.keep, self.model_type = family, name, drop, keep, model_type
+        self.fp8 = fp8 and dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic") | fp8
         self.fields = sizes | more
 
     def file(self):
@@ -115,15 +119,45 @@ VARIANTS = [
     Variant("gemma2", "silent", DENSE | dict(num_attention_heads=8), drop=("head_dim", "num_key_value_heads")),
     Variant("gemma3_text", "plain", DENSE, head_dim=10),
     Variant("gemma3_text", "untied", DENSE, head_dim=10, tie_word_embeddings=False, attention_bias=True),
+    # fp8 with one scale for each block: sizes that blocks divide and others.
+    Variant("llama", "fp8", DENSE, attention_bias=True, mlp_bias=True, head_dim=10,
+            fp8=dict(weight_block_size=[13, 8])),
+    Variant("qwen3", "fp8", DENSE, head_dim=16,
+            fp8=dict(weight_block_size=[16, 10], modules_to_not_convert=["lm_head", "model.layers.1.self_attn"])),
+    Variant("qwen3_moe", "fp8", DENSE | EXPERTS, num_experts=5,
+            fp8=dict(weight_block_size=[8, 16],
+                     modules_to_not_convert=["lm_head"] + [f"model.layers.{layer}.{module}" for layer in range(3)
+                                                           for module in ("input_layernorm", "mlp.gate")])),
+    Variant("qwen3_moe", "fp8-silent", DENSE | EXPERTS, num_experts=5, fp8=dict(weight_block_size=[8, 16])),
+    Variant("qwen2_moe", "fp8", DENSE | EXPERTS, num_experts=5, shared_expert_intermediate_size=26,
+            fp8=dict(weight_block_size=[4, 9])),
+    Variant("mixtral", "fp8", DENSE, num_local_experts=3, fp8=dict(weight_block_size=[4, 9])),
+    Variant("deepseek_v3", "fp8", DEEPSEEK, first_k_dense_replace=1, num_nextn_predict_layers=1,
+            fp8=dict(weight_block_size=[8, 6])),
+    Variant("deepseek_v3", "fp8", DEEPSEEK, first_k_dense_replace=1, q_lora_rank=None,
+            fp8=dict(weight_block_size=[8, 6]), model_type="kimi_k2"),
+    Variant("glm4_moe", "fp8", DENSE | EXPERTS, head_dim=10, n_routed_experts=4, n_shared_experts=2,
+            attention_bias=True, fp8=dict(weight_block_size=[8, 6])),
 ]
 
 
-def saved(config, folder):
+def quantized(model, fp8):
+    """Its linear layers as transformers replaces them. FineGrainedFP8HfQuantizer itself wants a GPU; its steps
+    before loading are these, and loading changes no name, shape or dtype."""
+    config = transformers.FineGrainedFP8Config(**fp8)
+    finegrained_fp8.init_empty_weights = contextlib.nullcontext  # accelerate's; nothing has to be empty here
+    skipped = transformers.quantizers.base.HfQuantizer.get_modules_to_not_convert(
+        model, config.modules_to_not_convert, model._keep_in_fp32_modules)
+    return finegrained_fp8.replace_with_fp8_linear(model, skipped, config)
+
+
+def saved(config, folder, fp8=None):
     """Makes the model, saves it into `folder`; {name: [dtype, shape]}."""
     torch.manual_seed(0)
     classes = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
     auto = next(auto for auto in classes if type(config) in auto._model_mapping)
-    auto.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    model = auto.from_config(config, dtype=torch.bfloat16)
+    (quantized(model, fp8) if fp8 else model).save_pretrained(folder)
     tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safetensors.safe_open(path, "pt") as file:
@@ -137,7 +171,7 @@ def listing(variant):
     made = transformers.AutoConfig.for_model(variant.family, **variant.fields)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        tensors = saved(made, folder)
+        tensors = saved(made, folder, variant.fp8)
         config = dict(variant.fields) if variant.keep else json.loads((folder / "config.json").read_text())
     if variant.drop:
         config = {key: value for key, value in config.items() if key not in variant.drop}
@@ -145,6 +179,8 @@ def listing(variant):
         with tempfile.TemporaryDirectory() as name:
             tensors = saved(silent, pathlib.Path(name))
     config["model_type"] = variant.model_type or variant.family
+    if variant.fp8:
+        config["quantization_config"] = variant.fp8
     return {"config": config, "tensors": tensors}
 
 

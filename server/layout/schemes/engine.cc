@@ -153,7 +153,7 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
     AddVisionShards(cutter, dialect.vision_qkv);
     WW_ASSIGN(RankLayout derived, std::move(cutter.builder()).Finish());
     if (Status added = AddScaleTensors(model, derived); !added.ok()) {
-      return Fail(std::move(added).AtRank("rank " + std::to_string(rank)));
+      return Fail(std::move(added).AtRank(std::to_string(rank)));
     }
     if (config.HasVision()) PrefixText(derived, dialect.text);
     layout.ranks.push_back(std::move(derived));

@@ -79,7 +79,7 @@ Status CheckScales(const Model& model, std::span<const TorchTensor> tensors,
       if (cut.count == 0 || IsWholeBlocks(cut.begin, end, torch.shape[dim], blocks[dim])) continue;
       return CutsBlock(model.canonical().tensors[torch.tensor].name, dim == 0 ? "rows" : "columns",
                        cut.begin, end, blocks[dim])
-          .AtRank("rank " + std::to_string(t));
+          .AtRank(std::to_string(t));
     }
   }
   return OkStatus();
