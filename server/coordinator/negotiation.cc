@@ -20,7 +20,7 @@ void Negotiation::Submit(control::LayoutSubmission submission, LayoutReplier rep
   if (shared->layout) {
     return Compute([shared] { return Explicit(*shared); }, shared, reply);
   }
-  // A trace without a scheme needs the canonical space alone, which is the same in every scheme.
+  // A trace without a scheme needs the canonical space alone; hf has it as checkpoints do.
   schemes_.Get(shared->config_json, shared->spec.empty() ? "hf" : shared->spec,
                lifeline_.Bind([this, shared, reply](const Result<SchemeLayout>& scheme) {
                  WithScheme(shared, reply, scheme);

@@ -74,6 +74,16 @@ bool Merge(CopyOp& last, Box& last_box, const CopyOp& next, const Box& next_box)
   return true;
 }
 
+std::string DtypeRemedy(layout::DType from, layout::DType to) {
+  const layout::DType fp8 = layout::DType::kF8E4M3;
+  if (from == fp8 || to == fp8) {
+    return "weights are neither quantized nor dequantized on the way: both sides hold fp8 weights "
+           "with their scales, or neither does; run the engine without quantization_config, or "
+           "publish the quantized weights";
+  }
+  return "casts are known among BF16, F16 and F32 only";
+}
+
 Status Refuse(Code code, Reason reason, std::string message) {
   return Status(code, reason, std::move(message));
 }
@@ -202,7 +212,7 @@ class Planner {
                         std::string(layout::DTypeName(to)) + ", and no cast is known")
           .AtRank(RankText(Side::kTarget, ref.rank))
           .AtTensor(target_.canonical.tensors[canonical].name)
-          .Remedy("casts are known among BF16, F16 and F32 only");
+          .Remedy(DtypeRemedy(from, to));
     }
     return OkStatus();
   }

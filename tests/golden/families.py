@@ -148,7 +148,10 @@ def quantized(model, fp8):
     finegrained_fp8.init_empty_weights = contextlib.nullcontext  # accelerate's; nothing has to be empty here
     skipped = transformers.quantizers.base.HfQuantizer.get_modules_to_not_convert(
         model, config.modules_to_not_convert, model._keep_in_fp32_modules)
-    return finegrained_fp8.replace_with_fp8_linear(model, skipped, config)
+    torch.set_default_dtype(model.dtype)  # of biases, which a loaded model has in the checkpoint's
+    replaced = finegrained_fp8.replace_with_fp8_linear(model, skipped, config)
+    torch.set_default_dtype(torch.float32)
+    return replaced
 
 
 def saved(config, folder, fp8=None):

@@ -5,8 +5,8 @@
 
 #include "tests/support/family_oracle_engine.h"
 
-/// fp8 weights with block scales, by definition: the scale of a block is the scale of the weights in
-/// it, wherever they lie. Shares nothing with server/layout.
+/// fp8 weights with block scales, by definition: the scale of a block is the scale of the weights
+/// in it, wherever they lie. Shares nothing with server/layout.
 namespace weightwire::family_oracle {
 
 struct Quantization {

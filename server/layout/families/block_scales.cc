@@ -10,7 +10,8 @@ Status Undescribed(std::string_view what) {
   return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
                 "quantization_config " + std::string(what))
       .Remedy(
-          "described is quant_method \"fp8\" with fmt \"e4m3\", activation_scheme \"dynamic\" and a "
+          "described is quant_method \"fp8\" with fmt \"e4m3\", activation_scheme \"dynamic\" and "
+          "a "
           "weight_block_size of two sizes; leave quantization_config out if the weights are not "
           "quantized, or send explicit layouts");
 }
@@ -58,7 +59,8 @@ bool BlockScales::Skips(std::string_view tensor) const {
   for (size_t begin = 0; begin != std::string_view::npos;) {
     for (size_t end = begin; end != std::string_view::npos;) {
       end = tensor.find('.', end + 1);
-      if (skipped.contains(tensor.substr(begin, end == std::string_view::npos ? end : end - begin))) {
+      if (skipped.contains(
+              tensor.substr(begin, end == std::string_view::npos ? end : end - begin))) {
         return true;
       }
     }

@@ -30,21 +30,37 @@ constexpr std::string_view kExpertMark = "{expert}";
 /// Roles of linear layers, which quantization takes: not embeddings, norms, biases and what MTP
 /// layers add to a decoder's.
 constexpr Role kLinearRoles[] = {
-    Role::kQWeight,           Role::kKWeight,          Role::kVWeight,
-    Role::kOWeight,           Role::kQDown,            Role::kQUp,
-    Role::kKvDown,            Role::kKvUp,             Role::kGateWeight,
-    Role::kUpWeight,          Role::kDownWeight,       Role::kRouter,
-    Role::kExpertGate,        Role::kExpertUp,         Role::kExpertDown,
-    Role::kSharedGate,        Role::kSharedUp,         Role::kSharedDown,
-    Role::kSharedExpertGate,  Role::kVisionQWeight,    Role::kVisionOWeight,
-    Role::kVisionGateWeight,  Role::kVisionUpWeight,   Role::kVisionDownWeight,
-    Role::kMergerInWeight,    Role::kMergerOutWeight,
+    Role::kQWeight,
+    Role::kKWeight,
+    Role::kVWeight,
+    Role::kOWeight,
+    Role::kQDown,
+    Role::kQUp,
+    Role::kKvDown,
+    Role::kKvUp,
+    Role::kGateWeight,
+    Role::kUpWeight,
+    Role::kDownWeight,
+    Role::kRouter,
+    Role::kExpertGate,
+    Role::kExpertUp,
+    Role::kExpertDown,
+    Role::kSharedGate,
+    Role::kSharedUp,
+    Role::kSharedDown,
+    Role::kSharedExpertGate,
+    Role::kVisionQWeight,
+    Role::kVisionOWeight,
+    Role::kVisionGateWeight,
+    Role::kVisionUpWeight,
+    Role::kVisionDownWeight,
+    Role::kMergerInWeight,
+    Role::kMergerOutWeight,
 };
 
 bool IsLinear(const TensorTemplate& tensor) {
-  return !tensor.full_precision &&
-         std::find(std::begin(kLinearRoles), std::end(kLinearRoles), tensor.parts[0].role) !=
-             std::end(kLinearRoles);
+  return !tensor.full_precision && std::find(std::begin(kLinearRoles), std::end(kLinearRoles),
+                                             tensor.parts[0].role) != std::end(kLinearRoles);
 }
 
 /// A matrix of its own, outputs first: the blocks of its scales are blocks of its role.
@@ -160,8 +176,9 @@ Status Model::Quantize(const TensorTemplate& tensor, size_t first, int64_t layer
                     "family " + config_.family +
                         " stores the weight in an arrangement whose fp8 scales are not described")
           .AtTensor(weight.name)
-          .Remedy("name its module in modules_to_not_convert if it is not quantized, or send "
-                  "explicit layouts");
+          .Remedy(
+              "name its module in modules_to_not_convert if it is not quantized, or send "
+              "explicit layouts");
     }
     weight.dtype = DType::kF8E4M3;
     TensorSpec scales{weight.name, DType::kF32, weight.shape};

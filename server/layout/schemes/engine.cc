@@ -119,8 +119,7 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
   const int64_t heads_here =
       config.heads / grid.tp + std::max<int64_t>(1, config.kv_heads / grid.tp);
   const int64_t single_rows = config.rotary_pairs ? heads_here * config.head_dim : 0;
-  const int64_t per_layer =
-      (kPiecesPerLayer + 6 * experts + single_rows) * (config.scales ? 2 : 1);
+  const int64_t per_layer = (kPiecesPerLayer + 6 * experts + single_rows) * (config.scales ? 2 : 1);
   WW_FAIL_IF_ERROR(CheckPieces(per_layer, world));
   const int64_t tower = (config.vision.depth + 1) * kPiecesPerLayer * (config.scales ? 2 : 1);
   WW_FAIL_IF_ERROR(CheckPieces(config.layers * per_layer + tower, world));

@@ -52,12 +52,8 @@ class ScaleCutter {
                          weight.shape[0],
                          piece.local_offset % matrix / width,
                          blocks_.rows};
-    const Run of_columns = {"columns",
-                            piece.box.begin[1],
-                            piece.box.extent[1],
-                            weight.shape[1],
-                            piece.local_offset % width,
-                            blocks_.columns};
+    const Run of_columns = {"columns",       piece.box.begin[1],         piece.box.extent[1],
+                            weight.shape[1], piece.local_offset % width, blocks_.columns};
     WW_FAIL_IF_ERROR(Check(weight, of_rows));
     WW_FAIL_IF_ERROR(Check(weight, of_columns));
     const Range r = BlocksOf(of_rows);
@@ -77,12 +73,12 @@ class ScaleCutter {
     return Status(Code::kInvalidArgument, Reason::kShapeMismatch,
                   std::string(run.what) + " " + std::to_string(run.begin) + " to " +
                       std::to_string(run.begin + run.count) + " would begin at " +
-                      std::to_string(run.local) + " in " + weights_.name +
-                      ", inside a block of " + std::to_string(run.block) +
-                      " that has one fp8 scale")
+                      std::to_string(run.local) + " in " + weights_.name + ", inside a block of " +
+                      std::to_string(run.block) + " that has one fp8 scale")
         .AtTensor(weight.name)
-        .Remedy("what is fused before it must be whole blocks: choose other parallel sizes, or "
-                "leave the fused modules unquantized");
+        .Remedy(
+            "what is fused before it must be whole blocks: choose other parallel sizes, or "
+            "leave the fused modules unquantized");
   }
 
   const Model& model_;
@@ -119,8 +115,7 @@ Status CutsBlock(const std::string& weight, std::string_view what, int64_t begin
                  int64_t block) {
   return Status(Code::kInvalidArgument, Reason::kShapeMismatch,
                 std::string(what) + " " + std::to_string(begin) + " to " + std::to_string(end) +
-                    " cut through a block of " + std::to_string(block) +
-                    " that has one fp8 scale")
+                    " cut through a block of " + std::to_string(block) + " that has one fp8 scale")
       .AtTensor(weight)
       .Remedy("choose parallel sizes that leave multiples of " + std::to_string(block) +
               "; experts stay whole under expert parallelism");

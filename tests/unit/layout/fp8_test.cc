@@ -1,0 +1,291 @@
+// fp8 weights with block scales: what is read, what is refused and how it is said. Content is
+// compared in tests/property/fp8_property_test.cc.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "server/layout/families/block_scales.h"
+#include "server/layout/scheme.h"
+#include "server/layout/trace.h"
+#include "server/plan/plan.h"
+#include "tests/support/safetensors.h"
+
+namespace weightwire::layout {
+namespace {
+
+/// Sizes that blocks of 4 x 4 divide at tp 2, except hidden.
+nlohmann::json Qwen3(nlohmann::json patch = nlohmann::json::object()) {
+  nlohmann::json config = {{"model_type", "qwen3"},
+                           {"hidden_size", 10},
+                           {"num_hidden_layers", 2},
+                           {"num_attention_heads", 4},
+                           {"num_key_value_heads", 2},
+                           {"head_dim", 4},
+                           {"intermediate_size", 24},
+                           {"vocab_size", 32},
+                           {"quantization_config",
+                            {{"quant_method", "fp8"},
+                             {"fmt", "e4m3"},
+                             {"activation_scheme", "dynamic"},
+                             {"weight_block_size", {4, 4}}}}};
+  config.merge_patch(patch);
+  return config;
+}
+nlohmann::json Qwen3Quantized(nlohmann::json quantization) {
+  return Qwen3({{"quantization_config", std::move(quantization)}});
+}
+
+Result<ModelLayout> Layout(const nlohmann::json& config, const std::string& spec) {
+  return LayoutFromScheme(config.dump(), *ParseParallelSpec(spec));
+}
+
+const LocalTensor* Named(const RankLayout& rank, const std::string& name) {
+  for (const LocalTensor& tensor : rank.tensors) {
+    if (tensor.name == name) return &tensor;
+  }
+  return nullptr;
+}
+
+std::string DeepseekV3() {
+  return testing::ReadText(testing::SourceDir() + "/tests/data/configs/deepseek-v3-fp8.json");
+}
+
+TEST(BlockScales, RefusesOtherQuantizations) {
+  const std::vector<std::pair<const char*, nlohmann::json>> table = {
+      {"a list", nlohmann::json::array()},
+      {"no method", {{"quant_method", nullptr}}},
+      {"gptq", {{"quant_method", "gptq"}}},
+      {"another format", {{"fmt", "e5m2"}}},
+      {"static activations", {{"activation_scheme", "static"}}},
+      {"one scale a tensor", {{"weight_block_size", nullptr}}},
+      {"one size", {{"weight_block_size", {128}}}},
+      {"a size of zero", {{"weight_block_size", {0, 128}}}},
+      {"a size that is no number", {{"weight_block_size", {"128", 128}}}},
+      {"a size over the limit", {{"weight_block_size", {65'537, 1}}}},
+      {"modules that are no list", {{"modules_to_not_convert", "lm_head"}}},
+      {"modules that are no names", {{"ignored_layers", {1}}}},
+      {"a module without a name", {{"ignored_layers", {""}}}},
+  };
+  for (const auto& [what, patch] : table) {
+    const auto layout = Layout(Qwen3Quantized(patch), "hf");
+    ASSERT_FALSE(layout.has_value()) << what;
+    EXPECT_EQ(layout.error().reason(), Reason::kInvalidRequest) << what;
+    EXPECT_NE(layout.error().message().find("quantization_config"), std::string::npos) << what;
+    EXPECT_NE(layout.error().remedy().find("weight_block_size"), std::string::npos) << what;
+  }
+  EXPECT_TRUE(Layout(Qwen3(), "hf").has_value());
+}
+
+TEST(BlockScales, SkipsByWholePartsOfNames) {
+  BlockScales scales;
+  scales.skipped = {"lm_head", "mlp.gate", "model.layers.1.self_attn", "experts.7"};
+  EXPECT_TRUE(scales.Skips("lm_head.weight"));
+  EXPECT_TRUE(scales.Skips("model.layers.3.mlp.gate.weight"));
+  EXPECT_FALSE(scales.Skips("model.layers.3.mlp.gate_proj.weight"));
+  EXPECT_TRUE(scales.Skips("model.layers.1.self_attn.q_proj.weight"));
+  EXPECT_FALSE(scales.Skips("model.layers.11.self_attn.q_proj.weight"));
+  EXPECT_FALSE(scales.Skips("model.layers.1.self_attn_2.q_proj.weight"));
+  EXPECT_FALSE(scales.Skips("model.layers.0.mlp.experts.77.up_proj.weight"));
+  EXPECT_TRUE(scales.Skips("model.layers.0.mlp.experts.7.up_proj.weight"));
+}
+
+/// The release's files have 688,586,727,753 bytes, of which a header has one entry for each tensor.
+TEST(BlockScales, DeepseekV3HasItsTrueSize) {
+  const auto layout = LayoutFromScheme(DeepseekV3(), *ParseParallelSpec("hf"));
+  ASSERT_TRUE(layout.has_value()) << layout.error().ToString();
+  int64_t bytes = 0;
+  for (const LocalTensor& tensor : layout->ranks[0].tensors) {
+    bytes += *StorageBytes(tensor.dtype, tensor.shape);
+  }
+  const int64_t headers = 688'586'727'753 - bytes;
+  EXPECT_GT(headers, 100 * std::ssize(layout->ranks[0].tensors));
+  EXPECT_LT(headers, 150 * std::ssize(layout->ranks[0].tensors));
+}
+
+TEST(BlockScales, FusedTensorsHaveTheEnginesNames) {
+  const auto vllm = LayoutFromScheme(DeepseekV3(), *ParseParallelSpec("vllm:tp8,ep"));
+  ASSERT_TRUE(vllm.has_value()) << vllm.error().ToString();
+  const auto sglang = LayoutFromScheme(DeepseekV3(), *ParseParallelSpec("sglang:tp8,ep8"));
+  ASSERT_TRUE(sglang.has_value()) << sglang.error().ToString();
+  const std::string dense = "model.layers.0.", moe = "model.layers.3.mlp.";
+  const std::vector<std::tuple<const ModelLayout*, std::string, Shape>> table = {
+      {&*vllm, dense + "self_attn.fused_qkv_a_proj.weight_scale_inv", {17, 56}},
+      {&*vllm, dense + "self_attn.kv_b_proj.weight_scale_inv", {32, 4}},
+      {&*vllm, dense + "self_attn.o_proj.weight_scale_inv", {56, 16}},
+      {&*vllm, dense + "mlp.gate_up_proj.weight_scale_inv", {36, 56}},
+      {&*vllm, moe + "experts.routed_experts.w13_weight_scale_inv", {32, 32, 56}},
+      {&*vllm, moe + "experts.routed_experts.w2_weight_scale_inv", {32, 56, 16}},
+      {&*vllm, moe + "shared_experts.down_proj.weight_scale_inv", {56, 2}},
+      {&*sglang, dense + "self_attn.fused_qkv_a_proj_with_mqa.weight_scale_inv", {17, 56}},
+      {&*sglang, moe + "experts.w13_weight_scale_inv", {32, 32, 56}},
+  };
+  for (const auto& [layout, name, shape] : table) {
+    const LocalTensor* scales = Named(layout->ranks[7], name);
+    ASSERT_NE(scales, nullptr) << name;
+    EXPECT_EQ(scales->dtype, DType::kF32) << name;
+    EXPECT_EQ(scales->shape, shape) << name;
+  }
+  EXPECT_EQ(Named(vllm->ranks[0], moe + "gate.weight_scale_inv"), nullptr);
+  EXPECT_EQ(Named(vllm->ranks[0], "lm_head.weight_scale_inv"), nullptr);
+}
+
+struct Refusal {
+  const char* what;
+  nlohmann::json config;
+  const char* spec;
+  Reason reason;
+  const char* tensor;
+  std::vector<const char*> words;  ///< that message and remedy have together
+};
+
+TEST(BlockScales, RefusesWhatCutsOrFusesPartsOfBlocks) {
+  const std::vector<Refusal> table = {
+      {"tp cuts rows",
+       Qwen3({{"num_attention_heads", 6}, {"head_dim", 2}}),
+       "vllm:tp2",
+       Reason::kShapeMismatch,
+       "model.layers.0.self_attn.q_proj.weight",
+       {"rows 0 to 6", "block of 4", "multiples of 4"}},
+      {"tp cuts columns",
+       Qwen3Quantized({{"weight_block_size", {4, 8}}}),
+       "sglang:tp2",
+       Reason::kShapeMismatch,
+       "model.layers.0.mlp.down_proj.weight",
+       {"columns 0 to 12", "block of 8"}},
+      {"up begins inside a block",
+       Qwen3({{"intermediate_size", 22}}),
+       "vllm",
+       Reason::kShapeMismatch,
+       "model.layers.0.mlp.up_proj.weight",
+       {"begin at 22", "mlp.gate_up_proj.weight", "block of 4"}},
+      {"a part of qkv is quantized",
+       Qwen3Quantized({{"modules_to_not_convert", {"layers.1.self_attn.k_proj"}}}),
+       "sglang:tp2",
+       Reason::kDtypeMismatch,
+       "model.layers.1.self_attn.k_proj.weight",
+       {"BF16", "F8_E4M3", "q_proj.weight", "qkv_proj.weight", "modules_to_not_convert"}},
+      {"fsdp's tp cuts rows",
+       Qwen3({{"intermediate_size", 22}}),
+       "fsdp:tp2",
+       Reason::kShapeMismatch,
+       "model.layers.0.mlp.down_proj.weight",
+       {"columns 0 to 11", "block of 4"}},
+      {"flat parameters",
+       Qwen3(),
+       "fsdp:dp2,kind=fsdp1",
+       Reason::kUnknownScheme,
+       "",
+       {"kind=fsdp1", "fp8"}},
+  };
+  for (const Refusal& row : table) {
+    const auto layout = Layout(row.config, row.spec);
+    ASSERT_FALSE(layout.has_value()) << row.what;
+    const Status& status = layout.error();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << row.what;
+    EXPECT_EQ(status.reason(), row.reason) << status.ToString();
+    EXPECT_EQ(status.tensor(), row.tensor) << status.ToString();
+    EXPECT_EQ(status.rank(), row.reason == Reason::kUnknownScheme ? "" : "0") << status.ToString();
+    for (const char* word : row.words) {
+      EXPECT_NE(status.ToString().find(word), std::string::npos)
+          << word << ": " << status.ToString();
+    }
+  }
+}
+
+TEST(BlockScales, RefusesArrangementsThatAreNotDescribedUnlessTheyAreSkipped) {
+  nlohmann::json config = Qwen3({{"model_type", "qwen2_5_vl"}, {"vision_config", {{"depth", 1}}}});
+  const auto tower = Layout(config, "vllm");
+  ASSERT_FALSE(tower.has_value());
+  EXPECT_EQ(tower.error().reason(), Reason::kInvalidRequest);
+  EXPECT_EQ(tower.error().tensor(), "visual.blocks.0.attn.qkv.weight");
+  config["quantization_config"]["modules_to_not_convert"] = {"visual"};
+  const auto text = Layout(config, "vllm:tp2");
+  ASSERT_TRUE(text.has_value()) << text.error().ToString();
+  EXPECT_EQ(Validate(*text), OkStatus());
+  EXPECT_NE(Named(text->ranks[0], "language_model.model.layers.1.mlp.down_proj.weight_scale_inv"),
+            nullptr);
+  EXPECT_EQ(Layout(Qwen3({{"model_type", "gpt_oss"}}), "hf").error().reason(),
+            Reason::kInvalidRequest);
+}
+
+TEST(BlockScales, MegatronAndAdaptersHoldTheModelsDtype) {
+  nlohmann::json plain = Qwen3();
+  plain.erase("quantization_config");
+  for (const char* spec : {"megatron:tp2", "vllm:tp2,lora=4", "hf:lora=2"}) {
+    const auto quantized = Layout(Qwen3(), spec);
+    ASSERT_TRUE(quantized.has_value()) << quantized.error().ToString();
+    EXPECT_EQ(*quantized, *Layout(plain, spec)) << spec;
+  }
+}
+
+TEST(BlockScales, WeightsAreNotQuantizedOnTheWay) {
+  const auto bf16 = Layout(Qwen3(), "megatron:tp2,vocab_pad=none");
+  const auto fp8 = Layout(Qwen3(), "vllm:tp2");
+  ASSERT_TRUE(bf16.has_value() && fp8.has_value());
+  const std::vector<std::tuple<const ModelLayout*, const ModelLayout*, const char*, const char*>>
+      table = {{&*bf16, &*fp8, "source/0 holds BF16", "target/0 wants F8_E4M3"},
+               {&*fp8, &*bf16, "source/0 holds F8_E4M3", "target/0 wants BF16"}};
+  for (const auto& [from, to, holds, wants] : table) {
+    const auto plan = plan::BuildPlan(*from, *to);
+    ASSERT_FALSE(plan.has_value());
+    EXPECT_EQ(plan.error().reason(), Reason::kDtypeMismatch);
+    EXPECT_EQ(plan.error().tensor(), "model.layers.0.mlp.down_proj.weight");
+    EXPECT_NE(plan.error().message().find(holds), std::string::npos) << plan.error().ToString();
+    EXPECT_NE(plan.error().message().find(wants), std::string::npos) << plan.error().ToString();
+    EXPECT_NE(plan.error().remedy().find("quantization_config"), std::string::npos);
+  }
+}
+
+TEST(BlockScales, AProcessWithOtherDtypesIsRefused) {
+  const auto layout = Layout(Qwen3(), "vllm:tp2");
+  ASSERT_TRUE(layout.has_value());
+  std::vector<ObservedTensor> observed;
+  for (const LocalTensor& tensor : layout->ranks[1].tensors) {
+    observed.push_back({tensor.name, tensor.dtype, tensor.shape});
+  }
+  const auto agreed = Reconcile(layout->ranks[1], observed);
+  ASSERT_TRUE(agreed.has_value()) << agreed.error().ToString();
+  EXPECT_EQ(*agreed, layout->ranks[1]);
+  for (ObservedTensor& tensor : observed) {
+    if (tensor.dtype == DType::kF8E4M3) tensor.dtype = DType::kBF16;
+  }
+  const auto refused = Reconcile(layout->ranks[1], observed);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().reason(), Reason::kDtypeMismatch);
+  EXPECT_NE(refused.error().message().find("expected F8_E4M3, found BF16"), std::string::npos)
+      << refused.error().ToString();
+}
+
+/// What a loader does with one fp8 weight and its scales at tp 2.
+TEST(BlockScales, TracesBindWeightsAndScales) {
+  const auto scheme = Layout(Qwen3(), "vllm:tp2");
+  ASSERT_TRUE(scheme.has_value());
+  const std::string at = "model.layers.1.self_attn.o_proj.weight";
+  const std::vector<TraceRow> rows = {
+      {at, {{"narrow", {1, 8, 8}}}, at, 0, {10, 8}, {8, 1}, DType::kF8E4M3},
+      {at + "_scale_inv",
+       {{"narrow", {1, 2, 2}}},
+       at + "_scale_inv",
+       0,
+       {3, 2},
+       {2, 1},
+       DType::kF32}};
+  const auto traced = LayoutFromTrace(scheme->canonical, rows);
+  ASSERT_TRUE(traced.has_value()) << traced.error().ToString();
+  std::vector<ObservedTensor> observed;
+  for (const std::string& name : {at + "_scale_inv", at}) {
+    const LocalTensor* expected = Named(scheme->ranks[1], name);
+    ASSERT_NE(expected, nullptr) << name;
+    EXPECT_EQ(*Named(*traced, name), *expected);
+    observed.push_back({name, expected->dtype, expected->shape});
+  }
+  EXPECT_TRUE(BindTrace(*traced, observed).has_value());
+  observed[1].dtype = DType::kBF16;
+  const auto refused = BindTrace(*traced, observed);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().reason(), Reason::kDtypeMismatch);
+  EXPECT_EQ(refused.error().tensor(), at);
+}
+
+}  // namespace
+}  // namespace weightwire::layout
