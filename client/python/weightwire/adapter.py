@@ -1,0 +1,187 @@
+"""What the trainer adapters share: parameters of a live trainer, copied into shared memory and published.
+
+Needs torch. Users take `weightwire.torch`, `weightwire.fsdp` or `weightwire.megatron`.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from weightwire import errors, publisher
+from weightwire.boxes import Held
+from weightwire.memory import TensorMeta
+from weightwire.publisher import Release
+
+_DTYPES = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+_TORCH = {name: dtype for dtype, name in _DTYPES.items()}
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+@dataclass(frozen=True)
+class Live:
+    """A local tensor as it is at this moment, and what lies in it. `tensor` has the shape `held.meta.shape`."""
+
+    held: Held
+    tensor: torch.Tensor
+
+
+def refuse(message: str, *, tensor: str = "", remedy: str = "") -> errors.RefusedError:
+    """The error for a module that an adapter cannot read; names this rank when torch.distributed knows it."""
+    rank = f"{dist.get_rank()}" if dist.is_available() and dist.is_initialized() else ""
+    return errors.RefusedError(message, code="INVALID_ARGUMENT", reason="invalid_request", rank=rank, tensor=tensor,
+                               remedy=remedy)
+
+
+def meta_of(name: str, tensor: torch.Tensor, shape: Sequence[int] | None = None) -> TensorMeta:
+    """`tensor` under `name`, in safetensors' words; `shape` where it is not the tensor's own."""
+    if tensor.dtype not in _DTYPES:
+        raise refuse(f"dtype {tensor.dtype} cannot be published", tensor=name, remedy="leave the tensor out by `names`")
+    return TensorMeta(name, _DTYPES[tensor.dtype], tuple(tensor.shape if shape is None else shape))
+
+
+def clean_name(name: str) -> str:
+    """`name` without what FSDP1, activation checkpointing and torch.compile put into it."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def persistent_buffers(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    """The buffers that a state dict has: model state, not caches such as rotary frequencies."""
+    for prefix, owner in module.named_modules():
+        for name, buffer in owner.named_buffers(recurse=False):
+            if name not in owner._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def as_tensor(array: np.ndarray, meta: TensorMeta) -> torch.Tensor:
+    """The shared array as a tensor of its real dtype; shares memory. Read-only arrays must not be written."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
+    return flat.view(_TORCH[meta.dtype]).view(meta.shape)
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Has its storage been taken away (offloading by resize, meta device)?"""
+    return tensor.device.type == "meta" or (tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0)
+
+
+def place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """(rank, world size): what is given, else torch.distributed's, else the only rank of one."""
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if rank is not None or world_size is not None:
+        raise refuse("rank and world_size belong together", remedy="give both or none")
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+class LivePublisher:
+    """One trainer rank whose parameters are read anew for every version.
+
+    The values are copied into memory that is shared with the agent; the trainer may change, offload, free or
+    move its parameters as soon as `publish` returns. Parameters are looked up again each time, so that they may
+    have been moved to another device or replaced in between; only names, shapes and dtypes must stay.
+
+    Costs one copy of this rank's tensors in host memory, kept for all versions.
+    """
+
+    def __init__(self, read: Callable[[], Sequence[Live]],
+                 bind: Callable[[publisher.Publisher, Sequence[Live]], Mapping[str, np.ndarray]], *,
+                 rank: int | None, world_size: int | None, group: str, job: str, agent: str | None, timeout: float):
+        self._read = read
+        self._last: Release | None = None
+        #: Seconds for which the last `publish` blocked the trainer: waiting for the version before, and the copy.
+        self.blocked_seconds = 0.0
+        lives = read()
+        self.rank, self.world_size = place(rank, world_size)
+        self._publisher = publisher.Publisher(rank=self.rank, world_size=self.world_size, group=group, job=job,
+                                              agent=agent, timeout=timeout)
+        try:
+            arrays = bind(self._publisher, lives)
+        except BaseException:
+            self._publisher.close()
+            raise
+        self._bound = {live.held.meta.name: live.held for live in lives}
+        self._shared = {name: as_tensor(array, self._bound[name].meta) for name, array in arrays.items()
+                        if array.size > 0}
+
+    def publish(self, version: int, *, deadline: float = 120.0, manual_commit: bool = False) -> Release:
+        """Copies the parameters as they are now and publishes them as `version` (greater than the last one).
+
+        Every rank of the group must call it. When the version before is not released yet it is waited for, since
+        it is still read from the shared memory; `deadline` (seconds) bounds that wait, and then the version.
+        Returns at once after the copy; the release tells when the version is staged everywhere.
+
+        DeadlineError   the version before is still not released
+        RefusedError    a parameter's storage is freed, or its name, shape or dtype is not what was bound
+        """
+        started = time.perf_counter()
+        self._wait_for_last(deadline)
+        lives = self._read()
+        self._check_same(lives)
+        with torch.no_grad():
+            for live in lives:
+                meta = live.held.meta
+                if is_freed(live.tensor):
+                    raise refuse("the parameter's storage is freed", tensor=meta.name,
+                                 remedy="load the parameters back before publish()")
+                if meta.name in self._shared:
+                    self._shared[meta.name].copy_(live.tensor)
+        self._last = self._publisher.publish(version, deadline=deadline, manual_commit=manual_commit)
+        self.blocked_seconds = time.perf_counter() - started
+        return self._last
+
+    def _wait_for_last(self, deadline: float) -> None:
+        if self._last is None or self._last.released:
+            return
+        try:
+            self._last.wait_released(deadline)
+        except errors.WeightwireError:
+            # How it ended is for whoever holds that release; here only the memory matters.
+            if not self._last.released:
+                raise
+
+    def _check_same(self, lives: Sequence[Live]) -> None:
+        found = {live.held.meta.name: live.held for live in lives}
+        for name in [*self._bound, *found]:
+            bound, now = self._bound.get(name), found.get(name)
+            if bound != now:
+                raise refuse(f"bound as {_text(bound)}, found {_text(now)}", tensor=name,
+                             remedy="close this publisher and open a new one when the model's layout changes")
+
+    def close(self) -> None:
+        """Leaves the group. A version that is not released yet is given up."""
+        self._publisher.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _text(held: Held | None) -> str:
+    return "nothing" if held is None else f"{held.meta.dtype} {list(held.meta.shape)} with {len(held.boxes)} boxes"

@@ -1,0 +1,79 @@
+"""Explicit layouts: which boxes of which whole tensors lie where in what a rank holds. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Iterator, Mapping, Sequence
+
+from weightwire.memory import TensorMeta
+from weightwire.v1 import types_pb2
+
+
+@dataclass(frozen=True)
+class Box:
+    """`extent` elements from `begin` on, in each dimension of the whole tensor `name`."""
+
+    name: str
+    begin: tuple[int, ...]
+    extent: tuple[int, ...]
+    #: Where the box's first element lies in the local tensor, in elements.
+    offset: int
+    #: Elements between neighbours in each dimension of the whole tensor, in the local tensor.
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A local tensor (row-major storage of `meta.shape`) and what lies in it. What no box covers is padding."""
+
+    meta: TensorMeta
+    boxes: list[Box] = field(default_factory=list)
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor, each at least 1."""
+    strides = [1] * len(shape)
+    for d in range(len(shape) - 1, 0, -1):
+        strides[d - 1] = max(1, strides[d] * shape[d])
+    return tuple(strides)
+
+
+def whole(meta: TensorMeta) -> Held:
+    """A rank that holds all of `meta`."""
+    return block(meta.name, meta.dtype, [0] * len(meta.shape), meta.shape)
+
+
+def block(name: str, dtype: str, begin: Sequence[int], extent: Sequence[int]) -> Held:
+    """A rank that holds one block of tensor `name`, row-major, and nothing else under that name."""
+    meta = TensorMeta(name, dtype, tuple(extent))
+    if 0 in meta.shape:
+        return Held(meta)
+    return Held(meta, [Box(name, tuple(begin), tuple(extent), 0, row_major(extent))])
+
+
+def flat_boxes(name: str, shape: Sequence[int], begin: int, end: int, offset: int) -> Iterator[Box]:
+    """Elements [begin, end) of the row-major tensor `name` of `shape`, stored one after another from element
+    `offset` on: at most 2n - 1 boxes for n dimensions."""
+    strides = row_major(shape)
+    start = begin
+    while begin < end:
+        # The outermost dimension whose slices begin here and fit.
+        d = next(d for d, s in enumerate(strides) if begin % s == 0 and s <= end - begin)
+        at = [begin // strides[k] % shape[k] for k in range(d + 1)] + [0] * (len(shape) - d - 1)
+        count = min(shape[d] - at[d], (end - begin) // strides[d])
+        extent = [1] * d + [count] + list(shape[d + 1:])
+        yield Box(name, tuple(at), tuple(extent), offset + begin - start, strides)
+        begin += count * strides[d]
+
+
+def submission(canonical: Mapping[str, TensorMeta], held: Sequence[Held]) -> types_pb2.LayoutSubmission:
+    """What this rank submits. `canonical` (whole tensors by name) must be the same on every rank of the group."""
+    names = sorted(canonical)
+    index = {name: i for i, name in enumerate(names)}
+    explicit = types_pb2.LayoutSubmission.Explicit(
+        canonical=types_pb2.CanonicalSpace(tensors=[canonical[name].to_proto() for name in names]),
+        layout=types_pb2.RankLayout(tensors=[
+            types_pb2.LocalTensor(spec=h.meta.to_proto(), pieces=[
+                types_pb2.Piece(tensor=index[b.name], begin=b.begin, extent=b.extent, local_offset=b.offset,
+                                local_stride=b.stride) for b in h.boxes]) for h in held]))
+    return types_pb2.LayoutSubmission(boxes=explicit)

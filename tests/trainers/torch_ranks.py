@@ -1,0 +1,139 @@
+"""What the ranks of the torch and FSDP tests do. Oracle: torch's own gather of the whole tensors."""
+
+from __future__ import annotations
+
+import pathlib
+
+import torch
+import torch.distributed as dist
+import transformers
+from safetensors.torch import save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+# Sizes that no world divides: 37 rows on 2, 3 or 4 ranks leave short shards.
+TINY = dict(vocab_size=37, hidden_size=24, intermediate_size=52, num_hidden_layers=2, num_attention_heads=6,
+            num_key_value_heads=2, max_position_embeddings=64)
+
+
+def make_checkpoint(folder: pathlib.Path, model_type: str = "qwen2", dtype=torch.float32, **changes) -> pathlib.Path:
+    """A tiny Hugging Face checkpoint with random weights, biases and norms included."""
+    torch.manual_seed(7)
+    config = transformers.CONFIG_MAPPING[model_type](**{**TINY, "tie_word_embeddings": False, **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.1)
+    model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+def load(folder: pathlib.Path, dtype=torch.float32) -> torch.nn.Module:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, version: int) -> None:
+    """One real training step on random tokens, the same on every rank."""
+    generator = torch.Generator().manual_seed(version)
+    tokens = torch.randint(0, 37, (2, 8), generator=generator)
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def save_full(state: dict[str, torch.Tensor], tied: bool, path: pathlib.Path) -> None:
+    state = {name: tensor.contiguous() for name, tensor in state.items() if not (tied and name == "lm_head.weight")}
+    save_file(state, str(path))
+
+
+def gather_dtensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone()
+            for name, t in model.named_parameters()}
+
+
+def gather_fsdp1(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT,
+                                                  FullStateDictConfig(rank0_only=False)):
+        return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def shard_fsdp2(model, world_size, replicas=1, dim=0):
+    shape = (replicas, world_size // replicas) if replicas > 1 else (world_size,)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape):])
+    placement = (lambda p: Shard(dim if p.dim() > dim else 0)) if dim else None
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, shard_placement_fn=placement)
+    return fully_shard(model, mesh=mesh, shard_placement_fn=placement)
+
+
+def shard_tp_fsdp2(model, world_size):
+    """Tensor parallelism by 2 (rows and columns), then FSDP2 over what remains: strided shards."""
+    mesh = init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("dp", "tp"))
+    plan = {name: RowwiseParallel() if name in ("o_proj", "down_proj") else ColwiseParallel()
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")}
+    for layer in model.model.layers:
+        parallelize_module(layer, mesh["tp"], {f"*.{name}": how for name, how in plan.items()})
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh["dp"])
+    return fully_shard(model, mesh=mesh["dp"])
+
+
+def shard_fsdp1(model, world_size, use_orig_params, replicas=1):
+    options = {}
+    if replicas > 1:
+        options = dict(sharding_strategy=torch.distributed.fsdp.ShardingStrategy.HYBRID_SHARD,
+                       device_mesh=init_device_mesh("cpu", (replicas, world_size // replicas)))
+    policy = ModuleWrapPolicy({type(model.model.layers[0])})
+    return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"),
+                                    use_orig_params=use_orig_params, **options)
+
+
+SHARDINGS = {
+    "fsdp2": lambda model, world: shard_fsdp2(model, world),
+    "fsdp2-dim1": lambda model, world: shard_fsdp2(model, world, dim=1),
+    "hsdp": lambda model, world: shard_fsdp2(model, world, replicas=2),
+    "fsdp2-tp": lambda model, world: shard_tp_fsdp2(model, world),
+    "fsdp1": lambda model, world: shard_fsdp1(model, world, False),
+    "fsdp1-orig": lambda model, world: shard_fsdp1(model, world, True),
+    "hsdp1": lambda model, world: shard_fsdp1(model, world, False, replicas=2),
+}
+
+
+def train_sharded(rank: int, world_size: int, agent: str, checkpoint: str, out: str, kind: str, dtype, versions: int):
+    """Loads, shards, trains and publishes `versions` versions; rank 0 leaves what torch gathers in <out>/v<n>."""
+    import weightwire.fsdp
+    whole = load(pathlib.Path(checkpoint), dtype)
+    tied = whole.config.tie_word_embeddings
+    model = SHARDINGS[kind](whole, world_size)
+    gather = gather_fsdp1 if isinstance(model, FullyShardedDataParallel) else gather_dtensors
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with weightwire.fsdp.Publisher(model, agent=agent) as publisher:
+        for version in range(1, versions + 1):
+            if version > 1:
+                step(model, optimizer, version)
+            state = gather(model)
+            if rank == 0:
+                save_full(state, tied, pathlib.Path(out) / f"v{version}.safetensors")
+            dist.barrier()
+            publisher.publish(version).wait_released(timeout=30)
+            dist.barrier()
+
+
+def train_replicated(rank: int, world_size: int, agent: str, checkpoint: str, out: str, versions: int):
+    """A DDP trainer: every rank holds everything, all publish, none gathers."""
+    import weightwire.torch
+    model = load(pathlib.Path(checkpoint))
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.05)
+    with weightwire.torch.Publisher(ddp, agent=agent) as publisher:
+        for version in range(1, versions + 1):
+            step(ddp, optimizer, version)
+            if rank == 0:
+                save_full(dict(model.named_parameters()), False, pathlib.Path(out) / f"v{version}.safetensors")
+            dist.barrier()
+            publisher.publish(version).wait_released(timeout=30)
+            dist.barrier()

@@ -1,0 +1,76 @@
+"""Worlds of ranks on this machine, over gloo. Ranks are forked from a server that has imported torch already."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.fsdp", "transformers.models.qwen2", "world", "torch_ranks"])
+
+
+def _rank(target, rank: int, world_size: int, folder: str, arguments: tuple) -> None:
+    """One process: joins the world, runs the target, leaves what went wrong in a file."""
+    with open(f"{folder}/{rank}.log", "w", buffering=1) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        import torch
+        import torch.distributed as dist
+        torch.set_num_threads(1)
+        try:
+            dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size,
+                                    timeout=datetime.timedelta(seconds=40))
+            target(rank, world_size, *arguments)
+            dist.barrier()
+            dist.destroy_process_group()
+        except BaseException:
+            traceback.print_exc()
+            log.flush()
+            os._exit(1)
+        log.flush()
+        os._exit(0)  # gloo's and gRPC's threads are not waited for
+
+
+class World:
+    """`world_size` processes that run `target(rank, world_size, *arguments)`; killed at the end of `with`."""
+
+    def __init__(self, target, world_size: int, *arguments):
+        self._folder = tempfile.mkdtemp(prefix="weightwire-world-")
+        self._ranks = [_CONTEXT.Process(target=_rank, args=(target, rank, world_size, self._folder, arguments),
+                                        daemon=True) for rank in range(world_size)]
+        for process in self._ranks:
+            process.start()
+
+    def logs(self) -> str:
+        texts = []
+        for rank in range(len(self._ranks)):
+            with contextlib.suppress(OSError), open(f"{self._folder}/{rank}.log") as log:
+                texts.append(f"--- rank {rank}\n{log.read()[-6000:]}")
+        return "\n".join(texts)
+
+    def join(self, timeout: float = 90) -> None:
+        """All ranks ended well; otherwise fails at once with what they wrote."""
+        end = time.monotonic() + timeout
+        while any(process.is_alive() for process in self._ranks):
+            failed = [r for r, process in enumerate(self._ranks) if process.exitcode not in (None, 0)]
+            assert not failed, f"ranks {failed} failed\n{self.logs()}"
+            assert time.monotonic() < end, f"ranks are still running after {timeout} s\n{self.logs()}"
+            self._ranks[0].join(0.05) if self._ranks[0].is_alive() else time.sleep(0.05)
+        codes = [process.exitcode for process in self._ranks]
+        assert not any(codes), f"exit codes {codes}\n{self.logs()}"
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, kind, *_: object) -> None:
+        for process in self._ranks:
+            if process.is_alive():
+                process.kill()
+            process.join(10)
+        if kind is not None:
+            print(self.logs())
