@@ -11,7 +11,7 @@ import time
 import traceback
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.fsdp", "transformers.models.qwen2", "world", "torch_ranks"])
+_CONTEXT.set_forkserver_preload(["world", "torch_ranks", "mcore_ranks"])
 
 
 def _rank(target, rank: int, world_size: int, folder: str, arguments: tuple) -> None:

@@ -54,6 +54,9 @@ def block(name: str, dtype: str, begin: Sequence[int], extent: Sequence[int]) ->
 def flat_boxes(name: str, shape: Sequence[int], begin: int, end: int, offset: int) -> Iterator[Box]:
     """Elements [begin, end) of the row-major tensor `name` of `shape`, stored one after another from element
     `offset` on: at most 2n - 1 boxes for n dimensions."""
+    if not shape and begin < end:
+        yield Box(name, (), (), offset, ())
+        return
     strides = row_major(shape)
     start = begin
     while begin < end:

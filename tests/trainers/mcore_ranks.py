@@ -1,0 +1,59 @@
+"""What the ranks of the Megatron tests do: real megatron-core models, trained by steps on gradients made by name."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import zlib
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+
+import mcore
+# Imported here so that the fork server has them: a rank then starts in no time.
+import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401
+import weightwire.megatron
+
+
+class Job:
+    """One rank: its chunks, filled from a checkpoint, and an optimizer."""
+
+    def __init__(self, checkpoint: str, sizes: dict, options: dict):
+        self.hf = json.loads((pathlib.Path(checkpoint) / "config.json").read_text())
+        self.checkpoint = load_file(f"{checkpoint}/model.safetensors")
+        mcore.start(**sizes)
+        self.chunks = mcore.build(self.hf, **options)
+        mcore.load(self.chunks, self.hf, self.checkpoint)
+        self.optimizer = torch.optim.SGD([p for chunk in self.chunks for p in chunk.parameters()], lr=0.25)
+
+    def step(self, version: int) -> None:
+        """Replicas have equal names and get equal gradients, as an all-reduce would give them."""
+        for chunk in self.chunks:
+            for name, parameter in chunk.named_parameters():
+                if self.hf["tie_word_embeddings"]:
+                    name = name.replace("output_layer", "embedding.word_embeddings")
+                generator = torch.Generator().manual_seed(zlib.crc32(f"{version} {name}".encode()))
+                parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        self.optimizer.step()
+
+    def save(self, path: pathlib.Path) -> None:
+        """Rank 0 writes what all ranks hold, by mcore's own description, as a Hugging Face checkpoint's tensors."""
+        whole = mcore.gather(self.chunks, self.hf, {name: t.shape for name, t in self.checkpoint.items()})
+        if whole is not None:
+            save_file(whole, str(path), metadata={"format": "pt"})
+        dist.barrier()
+
+
+def train(rank: int, world_size: int, agent: str, checkpoint: str, out: str, sizes: dict, options: dict, spec: str,
+          versions: int):
+    """Publishes the checkpoint as version 1 and trained ones as 2, 3, …; leaves each in <out>/v<n>.safetensors."""
+    job = Job(checkpoint, sizes, options)
+    with weightwire.megatron.Publisher(job.chunks, checkpoint, agent=agent) as publisher:
+        assert publisher.spec == spec, publisher.spec
+        for version in range(1, versions + 1):
+            if version > 1:
+                job.step(version)
+            job.save(pathlib.Path(out) / f"v{version}.safetensors")
+            publisher.publish(version).wait_released(timeout=30)
+            dist.barrier()
