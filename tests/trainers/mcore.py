@@ -19,6 +19,7 @@ def patch_for_cpu() -> None:
     torch.cuda.current_device = lambda: torch.device("cpu")
     torch.cuda.synchronize = lambda *_: None
     torch.Tensor.cuda = lambda self, *_, **__: self
+    torch.Tensor.pin_memory = lambda self, *_, **__: self.clone()  # always another storage, as from a GPU
     torch.nn.Module.cuda = lambda self, *_, **__: self
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
     CudaRNGStatesTracker.fork = lambda self, *_, **__: contextlib.nullcontext()
@@ -52,7 +53,6 @@ def transformer_config(hf: Mapping, **options):
         layernorm_epsilon=hf["rms_norm_eps"], gated_linear_unit=True, activation_func=torch.nn.functional.silu,
         hidden_dropout=0.0, attention_dropout=0.0, use_cpu_initialization=True, params_dtype=torch.bfloat16,
         bf16=True, pipeline_dtype=torch.bfloat16, tensor_model_parallel_size=tp,
-        sequence_parallel=bool(experts) and tp > 1,
         pipeline_model_parallel_size=mpu.get_pipeline_model_parallel_world_size(),
         virtual_pipeline_model_parallel_size=mpu.get_virtual_pipeline_model_parallel_world_size()), **experts, **options})
 

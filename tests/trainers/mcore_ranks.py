@@ -57,3 +57,34 @@ def train(rank: int, world_size: int, agent: str, checkpoint: str, out: str, siz
             job.save(pathlib.Path(out) / f"v{version}.safetensors")
             publisher.publish(version).wait_released(timeout=30)
             dist.barrier()
+
+
+def train_offloaded(rank: int, world_size: int, agent: str, checkpoint: str, out: str):
+    """Parameters in the flat buffers of mcore's DDP; from version 2 on they are offloaded when they are published:
+    first by mcore's own method, then in verl's way."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.transformer.module import Float16Module
+    job = Job(checkpoint, dict(tp=1, ep=2), {})
+    config = job.chunks[0].config
+    wrapped = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=True),
+                                      Float16Module(config, job.chunks[0]))
+    buffers = wrapped.buffers + wrapped.expert_parallel_buffers
+    with weightwire.megatron.Publisher([wrapped], checkpoint, agent=agent) as publisher:
+        for version in (1, 2, 3):
+            if version > 1:
+                job.step(version)
+            job.save(pathlib.Path(out) / f"v{version}.safetensors")
+            for buffer in buffers:
+                if version == 2:
+                    buffer.offload_to_cpu(move_grads=False)
+                elif version == 3:
+                    buffer.param_data.cpu_data = buffer.param_data.detach().clone()
+                    buffer.param_data.untyped_storage().resize_(0)
+            freed = [p.untyped_storage().nbytes() == 0 for p in wrapped.parameters()]
+            assert freed and all(freed) == any(freed) == (version > 1)
+            publisher.publish(version).wait_released(timeout=30)
+            if version == 2:
+                for buffer in buffers:
+                    buffer.reload_from_cpu(move_grads=False)
+                    buffer.param_data_cpu = None
+            dist.barrier()

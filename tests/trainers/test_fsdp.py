@@ -22,7 +22,7 @@ def test_shards_arrive_as_torch_gathers_them(daemon, hf_engine, tmp_path, kind, 
     engine = hf_engine(checkpoint)
     with World(train_sharded, world_size, daemon.agent_socket, str(checkpoint), str(tmp_path), kind, dtype, 3) as world:
         for version in (1, 2, 3):
-            engine.expect(version, tmp_path / f"v{version}.safetensors")
+            engine.expect(version, tmp_path / f"v{version}.safetensors", world)
         world.join()
     versions = [(tmp_path / f"v{version}.safetensors").read_bytes() for version in (1, 2, 3)]
     assert len(set(versions)) == 3

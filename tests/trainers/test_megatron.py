@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import ROOT, read_safetensors
-from mcore_ranks import train
+from mcore_ranks import train, train_offloaded
 from world import World
 
 FIXTURES = ROOT / "tests/data/megatron"
@@ -26,10 +26,19 @@ def test_trained_versions_arrive(daemon, hf_engine, tmp_path, model, world_size,
     with World(train, world_size, daemon.agent_socket, str(checkpoint), str(tmp_path), sizes, options,
                f"megatron:{spec}", 3) as world:
         for version in (1, 2, 3):
-            engine.expect(version, tmp_path / f"v{version}.safetensors")
+            engine.expect(version, tmp_path / f"v{version}.safetensors", world)
         world.join()
     loaded = read_safetensors(checkpoint / "model.safetensors")
     versions = [read_safetensors(tmp_path / f"v{version}.safetensors") for version in (1, 2, 3)]
     for name, (_, bits) in loaded.items():
         assert (versions[0][name][1] == bits).all(), name
         assert (versions[1][name][1] != bits).any() and (versions[2][name][1] != versions[1][name][1]).any(), name
+
+
+def test_parameters_that_are_offloaded_when_published_arrive(daemon, hf_engine, tmp_path):
+    checkpoint = FIXTURES / "qwen3_moe" / "hf"
+    engine = hf_engine(checkpoint)
+    with World(train_offloaded, 2, daemon.agent_socket, str(checkpoint), str(tmp_path)) as world:
+        for version in (1, 2, 3):
+            engine.expect(version, tmp_path / f"v{version}.safetensors", world)
+        world.join()

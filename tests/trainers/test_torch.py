@@ -118,5 +118,5 @@ def test_data_parallel_replicas_publish_together(daemon, hf_engine, tmp_path):
     engine = hf_engine(checkpoint)
     with World(train_replicated, 2, daemon.agent_socket, str(checkpoint), str(tmp_path), 3) as world:
         for version in (1, 2, 3):
-            engine.expect(version, tmp_path / f"v{version}.safetensors")
+            engine.expect(version, tmp_path / f"v{version}.safetensors", world)
         world.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import multiprocessing
+import multiprocessing.connection
 import os
 import tempfile
 import time
@@ -53,24 +54,25 @@ class World:
                 texts.append(f"--- rank {rank}\n{log.read()[-6000:]}")
         return "\n".join(texts)
 
-    def join(self, timeout: float = 90) -> None:
+    def check(self) -> None:
+        """No rank has failed so far."""
+        failed = [rank for rank, process in enumerate(self._ranks) if process.exitcode not in (None, 0)]
+        assert not failed, f"ranks {failed} failed\n{self.logs()}"
+
+    def join(self, timeout: float = 60) -> None:
         """All ranks ended well; otherwise fails at once with what they wrote."""
         end = time.monotonic() + timeout
-        while any(process.is_alive() for process in self._ranks):
-            failed = [r for r, process in enumerate(self._ranks) if process.exitcode not in (None, 0)]
-            assert not failed, f"ranks {failed} failed\n{self.logs()}"
+        while running := [process for process in self._ranks if process.is_alive()]:
+            self.check()
             assert time.monotonic() < end, f"ranks are still running after {timeout} s\n{self.logs()}"
-            self._ranks[0].join(0.05) if self._ranks[0].is_alive() else time.sleep(0.05)
-        codes = [process.exitcode for process in self._ranks]
-        assert not any(codes), f"exit codes {codes}\n{self.logs()}"
+            multiprocessing.connection.wait([process.sentinel for process in running], 1.0)
+        self.check()
 
     def __enter__(self) -> "World":
         return self
 
-    def __exit__(self, kind, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self._ranks:
             if process.is_alive():
                 process.kill()
             process.join(10)
-        if kind is not None:
-            print(self.logs())
