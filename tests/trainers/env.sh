@@ -10,7 +10,7 @@ set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 VENV=${WEIGHTWIRE_VENVS:-$HOME/.cache/weightwire/venvs}/megatron
 BARE=(megatron-core==0.16.1 mbridge==0.15.1 megatron-bridge==0.3.1)
-WANTED=$(cat "$HERE/requirements-megatron.txt"; printf '%s\n' "${BARE[@]}")
+WANTED=$(grep -v '^#' "$HERE/requirements-megatron.txt"; printf '%s\n' "${BARE[@]}")
 PIP=("$VENV/bin/python" -m pip install -q --disable-pip-version-check)
 
 current() { [ "$(cat "$VENV/.weightwire" 2>/dev/null)" = "$WANTED" ]; }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import dataclass
-from typing import Callable, Iterable, Mapping, Sequence
+from typing import Callable, Iterable, Mapping, Sequence, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ _DTYPES = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
+Self = TypeVar("Self", bound="LivePublisher")
 _TORCH = {name: dtype for dtype, name in _DTYPES.items()}
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
@@ -84,7 +85,7 @@ def as_tensor(array: np.ndarray, meta: TensorMeta) -> torch.Tensor:
 
 def is_freed(tensor: torch.Tensor) -> bool:
     """Has its storage been taken away (offloading by resize, meta device)?"""
-    return tensor.device.type == "meta" or (tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0)
+    return bool(tensor.device.type == "meta" or (tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0))
 
 
 def place(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -176,7 +177,7 @@ class LivePublisher:
         """Leaves the group. A version that is not released yet is given up."""
         self._publisher.close()
 
-    def __enter__(self):
+    def __enter__(self: Self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

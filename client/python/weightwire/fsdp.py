@@ -51,8 +51,8 @@ def shard_block(name: str, tensor: DTensor) -> Held:
                 continue
             if not isinstance(placement, (Shard, _StridedShard)):
                 raise refuse(f"placement {placement} is no shard", tensor=name, remedy="redistribute it first")
-            ranges[placement.dim] = chunk(*ranges[placement.dim], tensor.device_mesh.size(mesh_dim),
-                                          coordinate[mesh_dim])
+            begin, size = ranges[placement.dim]
+            ranges[placement.dim] = chunk(begin, size, tensor.device_mesh.size(mesh_dim), coordinate[mesh_dim])
     if tuple(local.shape) != tuple(size for _, size in ranges) and local.numel() + _count(ranges) > 0:
         raise refuse(f"placements {tensor.placements} give {[size for _, size in ranges]}, the local tensor has "
                      f"{list(local.shape)}", tensor=name, remedy="report this; publish full_tensor() meanwhile")

@@ -28,12 +28,12 @@ Config = Union[Mapping[str, Any], str, "os.PathLike[str]", Any]
 def config_of(config: Config) -> dict[str, Any]:
     """config.json as a dictionary."""
     if hasattr(config, "to_json_string"):
-        return json.loads(config.to_json_string())
+        return dict(json.loads(config.to_json_string()))
     if isinstance(config, Mapping):
         return dict(config)
     path = os.fspath(config)
     with open(os.path.join(path, "config.json") if os.path.isdir(path) else path) as text:
-        return json.load(text)
+        return dict(json.load(text))
 
 
 def parallel_spec(models: Union[torch.nn.Module, Sequence[torch.nn.Module]], config: Config) -> str:

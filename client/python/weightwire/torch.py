@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, Mapping, Sequence, Union
+from typing import Any, Callable, Iterable, Mapping, Sequence, Union
 
 import torch
 import torch.distributed as dist
@@ -60,7 +60,7 @@ def read_whole(source: Source, names: Names | None = None) -> Reading:
 class BoxPublisher(LivePublisher):
     """A publisher whose layout is what `read` finds, as explicit boxes."""
 
-    def __init__(self, read: Callable[[], Reading], **where):
+    def __init__(self, read: Callable[[], Reading], **where: Any):
         super().__init__(lambda: read()[1], lambda base, lives: base.bind_boxes(
             boxes.submission(read()[0], [live.held for live in lives])), **where)
 
