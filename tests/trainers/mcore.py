@@ -38,8 +38,8 @@ def transformer_config(hf: Mapping, **options):
     from megatron.core.transformer import TransformerConfig
     from megatron.core import parallel_state as mpu
     experts = {}
-    if "num_experts" in hf:
-        experts = dict(num_moe_experts=hf["num_experts"], moe_ffn_hidden_size=hf["moe_intermediate_size"],
+    if expert_count(hf):
+        experts = dict(num_moe_experts=expert_count(hf), moe_ffn_hidden_size=hf["moe_intermediate_size"],
                        moe_router_topk=hf["num_experts_per_tok"], moe_token_dispatcher_type="allgather",
                        moe_router_load_balancing_type="none",
                        expert_model_parallel_size=mpu.get_expert_model_parallel_world_size(),
@@ -61,23 +61,28 @@ def head_dim(hf: Mapping) -> int:
     return hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
 
 
+def expert_count(hf: Mapping) -> int:
+    """transformers 4 and 5 spell it differently; 0 for a dense model."""
+    return hf.get("num_experts") or hf.get("num_local_experts") or 0
+
+
 def build(hf: Mapping, **options) -> list[torch.nn.Module]:
     """This rank's model chunks, in bf16, with the local layer spec."""
     from megatron.core import parallel_state as mpu
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     config = transformer_config(hf, **options)
-    tp, vpp = config.tensor_model_parallel_size, config.virtual_pipeline_model_parallel_size
+    vpp = config.virtual_pipeline_model_parallel_size
     chunks = []
     for v in range(vpp or 1):
         stage = v if vpp else None
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=stage)
         chunks.append(GPTModel(
-            config, spec, -(-hf["vocab_size"] // (128 * tp)) * 128 * tp, hf["max_position_embeddings"],
+            config, spec, padded_vocab(hf), hf["max_position_embeddings"],
             pre_process=mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
             post_process=mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
             share_embeddings_and_output_weights=hf["tie_word_embeddings"], position_embedding_type="rope",
-            rotary_base=int(hf["rope_theta"]), vp_stage=stage).to(torch.bfloat16))
+            vp_stage=stage).to(torch.bfloat16))
     return chunks
 
 
@@ -103,15 +108,15 @@ def place(tensor) -> tuple[slice, ...]:
 def from_hf(hf: Mapping, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """mcore's global tensors, by the keys of its distributed checkpoints."""
     layers = range(hf["num_hidden_layers"])
-    out = {"embedding.word_embeddings.weight": pad(tensors["model.embed_tokens.weight"]),
+    out = {"embedding.word_embeddings.weight": pad(hf, tensors["model.embed_tokens.weight"]),
            "decoder.final_layernorm.weight": tensors["model.norm.weight"]}
-    out["output_layer.weight"] = pad(tensors[vocabulary_head(hf)])
+    out["output_layer.weight"] = pad(hf, tensors[vocabulary_head(hf)])
 
     def stack(key, make):
         out[f"decoder.layers.{key}"] = torch.stack([make(f"model.layers.{i}.") for i in layers])
 
     def each(at, name, make):  # of the experts
-        return torch.stack([make(f"{at}mlp.experts.{e}.{name}") for e in range(hf["num_experts"])])
+        return torch.stack([make(f"{at}mlp.experts.{e}.{name}") for e in range(expert_count(hf))])
 
     stack("self_attention.linear_proj.weight", lambda at: tensors[f"{at}self_attn.o_proj.weight"])
     stack("self_attention.linear_qkv.weight", lambda at: grouped(hf, tensors, f"{at}self_attn.", "weight"))
@@ -121,12 +126,11 @@ def from_hf(hf: Mapping, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch
     if hf["model_type"].startswith("qwen3"):
         for x in "qk":
             stack(f"self_attention.{x}_layernorm.weight", lambda at: tensors[f"{at}self_attn.{x}_norm.weight"])
-    if "num_experts" not in hf:
-        stack("mlp.linear_fc1.layer_norm_weight", lambda at: tensors[f"{at}post_attention_layernorm.weight"])
+    stack("mlp.linear_fc1.layer_norm_weight", lambda at: tensors[f"{at}post_attention_layernorm.weight"])
+    if not expert_count(hf):
         stack("mlp.linear_fc1.weight", lambda at: gate_up(tensors, f"{at}mlp."))
         stack("mlp.linear_fc2.weight", lambda at: tensors[f"{at}mlp.down_proj.weight"])
     else:
-        stack("mlp.linear_fc1.layer_norm_weight", lambda at: tensors[f"{at}post_attention_layernorm.weight"])
         stack("mlp.router.weight", lambda at: tensors[f"{at}mlp.gate.weight"])
         stack("mlp.experts.experts.linear_fc1.weight", lambda at: each(at, "", lambda e: gate_up(tensors, e)))
         stack("mlp.experts.experts.linear_fc2.weight", lambda at: each(at, "down_proj.weight", tensors.__getitem__))
@@ -157,9 +161,15 @@ def vocabulary_head(hf: Mapping) -> str:
     return "model.embed_tokens.weight" if hf["tie_word_embeddings"] else "lm_head.weight"
 
 
-def pad(rows: torch.Tensor) -> torch.Tensor:
-    """As many rows as the model has at tp 1 or 2 and a vocabulary of at most 256."""
-    return torch.nn.functional.pad(rows, (0, 0, 0, 256 - rows.shape[0]))
+def padded_vocab(hf: Mapping) -> int:
+    """Megatron's own default: a multiple of 128 on each tensor-parallel rank."""
+    from megatron.core import parallel_state as mpu
+    multiple = 128 * mpu.get_tensor_model_parallel_world_size()
+    return -(-hf["vocab_size"] // multiple) * multiple
+
+
+def pad(hf: Mapping, rows: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(rows, (0, 0, 0, padded_vocab(hf) - rows.shape[0]))
 
 
 def grouped(hf: Mapping, tensors: Mapping[str, torch.Tensor], at: str, leaf: str) -> torch.Tensor:

@@ -19,13 +19,18 @@ import weightwire.megatron
 class Job:
     """One rank: its chunks, filled from a checkpoint, and an optimizer."""
 
-    def __init__(self, checkpoint: str, sizes: dict, options: dict):
+    def __init__(self, checkpoint: str, sizes: dict, options: dict, learning_rate: float = 0.25):
         self.hf = json.loads((pathlib.Path(checkpoint) / "config.json").read_text())
-        self.checkpoint = load_file(f"{checkpoint}/model.safetensors")
         mcore.start(**sizes)
         self.chunks = mcore.build(self.hf, **options)
+        self.load(checkpoint)
+        self.optimizer = torch.optim.SGD([p for chunk in self.chunks for p in chunk.parameters()], lr=learning_rate)
+
+    def load(self, checkpoint: str) -> None:
+        self.checkpoint = load_file(f"{checkpoint}/model.safetensors")
+        if self.hf["tie_word_embeddings"]:
+            self.checkpoint.pop("lm_head.weight", None)
         mcore.load(self.chunks, self.hf, self.checkpoint)
-        self.optimizer = torch.optim.SGD([p for chunk in self.chunks for p in chunk.parameters()], lr=0.25)
 
     def step(self, version: int) -> None:
         """Replicas have equal names and get equal gradients, as an all-reduce would give them."""
