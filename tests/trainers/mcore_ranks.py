@@ -93,3 +93,29 @@ def train_offloaded(rank: int, world_size: int, agent: str, checkpoint: str, out
                     buffer.reload_from_cpu(move_grads=False)
                     buffer.param_data_cpu = None
             dist.barrier()
+
+
+def read_back(rank: int, world_size: int, agent: str, checkpoint: str, out: str):
+    """The generator of whole tensors, on rank 0; compared there with what mcore's own description gives."""
+    from weightwire.hf_tensors import HfReader, checkpoint_tensors, iter_hf_tensors
+    job = Job(checkpoint, dict(tp=2), {})
+    metas = checkpoint_tensors(checkpoint)
+    with weightwire.megatron.Publisher(job.chunks, checkpoint, agent=agent) as publisher:
+        reader = HfReader(metas, agent=agent) if rank == 0 else None
+        for version in (1, 2, 3):
+            job.step(version)
+            path = pathlib.Path(out) / f"v{version}.safetensors"
+            job.save(path)
+            got = {}
+            for name, tensor in iter_hf_tensors(publisher, version, reader, deadline=30):
+                assert name not in got and tensor.untyped_storage().nbytes() == tensor.nbytes
+                got[name] = tensor
+                if version == 2:
+                    break  # a consumer that stops early must not hold up what follows
+            if rank == 0 and version != 2:
+                want = load_file(str(path))
+                assert list(got) == [meta.name for meta in metas]
+                assert all(torch.equal(got[name], want[name]) for name in want)
+            dist.barrier()
+        if reader:
+            reader.close()

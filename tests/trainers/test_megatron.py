@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import ROOT, read_safetensors
-from mcore_ranks import train, train_offloaded
+from mcore_ranks import read_back, train, train_offloaded
 from world import World
 
 FIXTURES = ROOT / "tests/data/megatron"
@@ -41,4 +41,9 @@ def test_parameters_that_are_offloaded_when_published_arrive(daemon, hf_engine, 
     with World(train_offloaded, 2, daemon.agent_socket, str(checkpoint), str(tmp_path)) as world:
         for version in (1, 2, 3):
             engine.expect(version, tmp_path / f"v{version}.safetensors", world)
+        world.join()
+
+
+def test_whole_tensors_come_one_at_a_time_without_a_gather(daemon, tmp_path):
+    with World(read_back, 2, daemon.agent_socket, str(FIXTURES / "qwen2" / "hf"), str(tmp_path)) as world:
         world.join()

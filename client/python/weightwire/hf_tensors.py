@@ -1,0 +1,105 @@
+"""Whole Hugging Face tensors of what a trainer publishes, one at a time: (name, tensor), as verl's sharding
+managers and other loaders consume them. No collective, no gather on the trainer's devices.
+
+>>> reader = HfReader(checkpoint_tensors("path/to/checkpoint")) if rank == 0 else None
+>>> for name, tensor in iter_hf_tensors(publisher, step, reader):          # on every rank
+...     engine.load(name, tensor)
+
+The reader is an engine of one rank beside an agent: the agent assembles every tensor in its stage, in host memory
+(two buffers of the whole model on the reader's host, shared, not per process), and each is copied out when its turn
+comes. Ranks without a reader only publish.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Iterator, Sequence, TypeVar, Union
+
+import torch
+
+from weightwire import boxes, errors, subscriber
+from weightwire.adapter import LivePublisher, as_tensor
+from weightwire.memory import TensorMeta
+
+Self = TypeVar("Self", bound="HfReader")
+
+
+def checkpoint_tensors(folder: Union[str, "os.PathLike[str]"]) -> list[TensorMeta]:
+    """Names, dtypes and shapes of a folder of safetensors, file by file; reads the files' headers only."""
+    found: list[TensorMeta] = []
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with open(path, "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        found += [TensorMeta(name, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()
+                  if name != "__metadata__"]
+    if not found:
+        raise FileNotFoundError(f"no safetensors in {folder}")
+    return found
+
+
+class HfReader:
+    """Receives whole tensors. `tensors` are those that it wants, in the order in which it yields them; their
+    dtypes may differ from the trainer's (bf16, fp16, fp32)."""
+
+    def __init__(self, tensors: Sequence[TensorMeta], *, group: str = "hf-reader", job: str = "",
+                 agent: str | None = None, timeout: float = 30.0):
+        self._tensors = list(tensors)
+        self._subscriber = subscriber.Subscriber(group=group, rank=0, world_size=1, job=job, agent=agent,
+                                                 timeout=timeout)
+        try:
+            self._subscriber.bind_submission(boxes.submission({meta.name: meta for meta in self._tensors},
+                                                              [boxes.whole(meta) for meta in self._tensors]))
+        except BaseException:
+            self._subscriber.close()
+            raise
+
+    def tensors(self, version: int, *, timeout: float, device: Union[torch.device, str] = "cpu"
+                ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Waits for `version` and yields its tensors; each is a new tensor on `device`.
+
+        The version is acknowledged when the iteration ends, however it ends; until then no other is installed.
+        DeadlineError: it did not come within `timeout` seconds. StaleError: a newer one was committed already.
+        """
+        end = time.monotonic() + timeout
+        while True:
+            offer = self._subscriber.wait_offer(max(0.0, end - time.monotonic()))
+            if offer is None:
+                raise errors.DeadlineError(f"version {version} did not arrive within {timeout} s",
+                                           code="DEADLINE_EXCEEDED", reason="deadline_exceeded",
+                                           remedy="`wwctl status` says what everyone waits for")
+            arrays = self._subscriber.flip(offer)
+            try:
+                if offer.version > version:
+                    raise errors.StaleError(f"version {offer.version} is committed, {version} was asked for",
+                                            code="ABORTED", reason="stale_version")
+                if offer.version == version:
+                    for meta in self._tensors:
+                        yield meta.name, as_tensor(arrays[meta.name], meta).to(device, copy=True)
+                    return
+            finally:
+                self._subscriber.acknowledge(offer)
+
+    def close(self) -> None:
+        self._subscriber.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def iter_hf_tensors(publisher: LivePublisher, version: int, reader: HfReader | None, *, deadline: float = 120.0,
+                    device: Union[torch.device, str] = "cpu") -> Iterator[tuple[str, torch.Tensor]]:
+    """Publishes `version` and, where there is a reader, yields what was published. Every rank must iterate.
+
+    Other engines of the job get the version too. Errors: those of `publish`, `HfReader.tensors` and
+    `Release.wait_released`.
+    """
+    release = publisher.publish(version, deadline=deadline)
+    if reader is not None:
+        yield from reader.tensors(version, timeout=deadline, device=device)
+    release.wait_released(deadline)
