@@ -146,10 +146,7 @@ Status Negotiation::Agree(const control::LayoutSubmission& submission, const Ran
   Group& group = *place.group;
   Rank& rank = *place.live;
   if (group.canonical != nullptr && group.canonical_fingerprint != offer.canonical_fingerprint) {
-    return Status(Code::kFailedPrecondition, Reason::kShapeMismatch,
-                  "this rank's model (names, dtypes, shapes) differs from that of the group's "
-                  "other ranks")
-        .Remedy("give every rank the same config.json");
+    return layout::CheckSameModel(*group.canonical, *offer.canonical);
   }
   if (rank.layout != nullptr && *rank.layout == *offer.layout) return OkStatus();
   if (rank.layout != nullptr) {

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 
+#include "server/layout/scheme.h"
+
 namespace weightwire::coordinator {
 namespace {
 
 constexpr size_t kPlansMax = 256;
 
 Result<PlannedPairPtr> BuildAndProve(const AgreedLayoutPtr& source, const AgreedLayoutPtr& target) {
+  WW_FAIL_IF_ERROR(layout::CheckTie(source->model.canonical, target->model.canonical));
   WW_ASSIGN(plan::TransferPlan built, plan::BuildPlan(source->model, target->model));
   if (built.streams.empty()) {
     return Fail(Code::kFailedPrecondition, Reason::kTensorMissing,

@@ -32,8 +32,8 @@ class PlanCache {
   PlanCache(Clock& clock, Executor& strand, Executor& workers, metrics::Sink& metrics)
       : clock_(clock), strand_(strand), workers_(workers), metrics_(metrics) {}
 
-  /// `ready` runs later, on the strand. Errors: plan::BuildPlan's and VerifyPlan's;
-  /// kFailedPrecondition / kTensorMissing when the target holds nothing of the model.
+  /// `ready` runs later, on the strand. Errors: layout::CheckTie's, plan::BuildPlan's and
+  /// VerifyPlan's; kFailedPrecondition / kTensorMissing when the target holds nothing of the model.
   void Get(const AgreedLayoutPtr& source, const AgreedLayoutPtr& target, Ready ready);
   /// Null when the plan is not known (any more).
   PlannedPairPtr Find(PlanId plan) const;

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -30,12 +32,42 @@ std::string TensorText(DType dtype, const Shape& shape) {
   return std::string(DTypeName(dtype)) + " " + ShapeText(shape);
 }
 
+constexpr std::string_view kCompare =
+    "compare the parallel spec and config.json with the running model";
+
+bool IsHead(std::string_view name) {
+  return name.ends_with("lm_head.weight") || name.ends_with("output_layer.weight");
+}
+
+/// What to do about a tensor that only one side has, or that has another shape.
+std::string RemedyFor(Reason reason, std::string_view name) {
+  if (name.find("experts.") != std::string_view::npos) {
+    return "compare the number of experts in config.json, and ep in the parallel spec, with the "
+           "running model";
+  }
+  if (reason == Reason::kTensorMissing) {
+    return IsHead(name) ? "set tie_word_embeddings to true in config.json if the head is the "
+                          "embedding; otherwise report it"
+                        : "report it, or correct config.json and the parallel spec, by which this "
+                          "rank has it";
+  }
+  if (reason == Reason::kTensorUnexpected) {
+    return IsHead(name) ? "set tie_word_embeddings to false in config.json if the head is not the "
+                          "embedding; otherwise do not report it"
+                        : "do not report it, or correct config.json and the parallel spec, by "
+                          "which this rank does not have it";
+  }
+  return std::string(kCompare);
+}
+
 /// The option that sets a vocabulary's padding; empty for tensors without one.
 std::string_view PaddingOption(std::string_view name) {
-  if (name == "embedding.word_embeddings.weight" || name == "output_layer.weight") {
+  if (name.ends_with("embedding.word_embeddings.weight") || name.ends_with("output_layer.weight")) {
     return "vocab_pad";
   }
-  if (name == "model.embed_tokens.weight" || name == "lm_head.weight") return "vocab_pad_to";
+  if (name.ends_with("model.embed_tokens.weight") || name.ends_with("lm_head.weight")) {
+    return "vocab_pad_to";
+  }
   return {};
 }
 
@@ -43,20 +75,16 @@ std::string ShapeRemedy(const LocalTensor& expected, const Shape& found) {
   const std::string_view option = PaddingOption(expected.name);
   const bool only_rows = !found.empty() && found.size() == expected.shape.size() &&
                          std::equal(found.begin() + 1, found.end(), expected.shape.begin() + 1);
-  if (!option.empty() && only_rows) {
-    const std::string rows = std::to_string(found[0]);
-    if (option == "vocab_pad") return "pass vocab_pad=N with N = " + rows + " × tp";
-    return "pass vocab_pad_to=N such that the padded vocabulary has " + rows + " × tp rows";
-  }
-  return "compare the parallel spec and config.json with the running model";
+  if (option.empty() || !only_rows) return RemedyFor(Reason::kShapeMismatch, expected.name);
+  const std::string rows = std::to_string(found[0]);
+  if (option == "vocab_pad") return "pass vocab_pad=N with N = " + rows + " × tp";
+  return "pass vocab_pad_to=N such that the padded vocabulary has " + rows + " × tp rows";
 }
 
 /// Collects differences: the first one decides reason, tensor and remedy.
 class Differences {
  public:
-  void Add(
-      Reason reason, const std::string& tensor, const std::string& line,
-      std::string remedy = "compare the parallel spec and config.json with the running model") {
+  void Add(Reason reason, const std::string& tensor, const std::string& line, std::string remedy) {
     if (count_++ == 0) {
       reason_ = reason;
       tensor_ = tensor;
@@ -92,11 +120,61 @@ void Compare(const LocalTensor& expected, const ObservedTensor& found, Differenc
   } else if (!StandsFor(found.dtype, expected.dtype)) {
     differences.Add(Reason::kDtypeMismatch, found.name,
                     "expected " + std::string(DTypeName(expected.dtype)) + ", found " +
-                        std::string(DTypeName(found.dtype)) + ", and no cast is known");
+                        std::string(DTypeName(found.dtype)) + ", and no cast is known",
+                    "hold it as BF16, F16 or F32, which are cast into one another");
   }
 }
 
+/// The first tensor that is not the same in both, as expected and found; nullopt when none is.
+std::optional<std::array<std::string, 3>> FirstDifference(const CanonicalSpace& expected,
+                                                          const CanonicalSpace& found) {
+  const auto text = [](const TensorSpec* tensor) {
+    return tensor == nullptr ? std::string("none") : TensorText(tensor->dtype, tensor->shape);
+  };
+  auto e = expected.tensors.begin();
+  auto f = found.tensors.begin();
+  for (; e != expected.tensors.end() || f != found.tensors.end(); ++e, ++f) {
+    const bool has_e = e != expected.tensors.end(), has_f = f != found.tensors.end();
+    if (has_e && has_f && *e == *f) continue;
+    const bool first_e = has_e && (!has_f || e->name <= f->name);
+    const bool first_f = has_f && (!has_e || f->name <= e->name);
+    return {
+        {(first_e ? e : f)->name, text(first_e ? &*e : nullptr), text(first_f ? &*f : nullptr)}};
+  }
+  return std::nullopt;
+}
+
 }  // namespace
+
+Status CheckSameModel(const CanonicalSpace& expected, const CanonicalSpace& found) {
+  const auto difference = FirstDifference(expected, found);
+  if (!difference) return OkStatus();
+  const auto& [tensor, wanted, got] = *difference;
+  return Status(Code::kFailedPrecondition, Reason::kShapeMismatch,
+                "this rank's model differs from that of the group's other ranks: " + tensor +
+                    ": expected " + wanted + ", found " + got)
+      .AtTensor(tensor)
+      .Remedy("give every rank the same config.json");
+}
+
+Status CheckTie(const CanonicalSpace& source, const CanonicalSpace& target) {
+  constexpr std::string_view kEmbedding = "model.embed_tokens.weight", kHead = "lm_head.weight";
+  const auto in_source = source.Find(kHead), in_target = target.Find(kHead);
+  const bool both_embed = source.Find(kEmbedding) && target.Find(kEmbedding);
+  if (!both_embed || in_source.has_value() == in_target.has_value()) return OkStatus();
+  const TensorSpec& head = in_source ? source.tensors[*in_source] : target.tensors[*in_target];
+  const std::string text = TensorText(head.dtype, head.shape);
+  return Status(Code::kFailedPrecondition,
+                in_source ? Reason::kTensorUnexpected : Reason::kTensorMissing,
+                in_source ? "the target ties lm_head to the embedding: expected none in the "
+                            "source, found " +
+                                text
+                          : "the source ties lm_head to the embedding, the target does not: "
+                            "expected " +
+                                text + " in the source, found none")
+      .AtTensor(std::string(kHead))
+      .Remedy("give both sides the same tie_word_embeddings in config.json");
+}
 
 Result<RankLayout> Reconcile(const RankLayout& expected, std::vector<ObservedTensor> observed) {
   std::erase_if(observed, [](const ObservedTensor& tensor) { return !IsWeight(tensor); });
@@ -110,9 +188,11 @@ Result<RankLayout> Reconcile(const RankLayout& expected, std::vector<ObservedTen
     const auto it = by_name.find(found.name);
     if (it == by_name.end()) {
       differences.Add(Reason::kTensorUnexpected, found.name,
-                      "not expected, found " + TensorText(found.dtype, found.shape));
+                      "expected none, found " + TensorText(found.dtype, found.shape),
+                      RemedyFor(Reason::kTensorUnexpected, found.name));
     } else if (!seen.insert(found.name).second) {
-      differences.Add(Reason::kTensorUnexpected, found.name, "expected once, found twice");
+      differences.Add(Reason::kTensorUnexpected, found.name, "expected once, found twice",
+                      "report each tensor once");
     } else {
       Compare(*it->second, found, differences);
       if (differences.empty()) {
@@ -124,7 +204,8 @@ Result<RankLayout> Reconcile(const RankLayout& expected, std::vector<ObservedTen
   for (const LocalTensor& tensor : expected.tensors) {
     if (seen.contains(tensor.name)) continue;
     differences.Add(Reason::kTensorMissing, tensor.name,
-                    "expected " + TensorText(tensor.dtype, tensor.shape) + ", not found");
+                    "expected " + TensorText(tensor.dtype, tensor.shape) + ", found none",
+                    RemedyFor(Reason::kTensorMissing, tensor.name));
   }
   if (!differences.empty()) return Fail(std::move(differences).ToStatus());
   return result;

@@ -86,4 +86,16 @@ struct ObservedTensor {
 ///   kDuplicateRank is never returned here
 Result<RankLayout> Reconcile(const RankLayout& expected, std::vector<ObservedTensor> observed);
 
+/// Whether a rank describes the model of its group's other ranks (`expected`); the first tensor
+/// that differs is named.
+///   kFailedPrecondition / kShapeMismatch
+Status CheckSameModel(const CanonicalSpace& expected, const CanonicalSpace& found);
+
+/// Whether both sides agree that lm_head is, or is not, the embedding. A source with a head of its
+/// own would otherwise leave it behind, and the target would compute with the embedding. Models
+/// without an embedding are not looked at.
+///   kFailedPrecondition / kTensorUnexpected  only the source has lm_head
+///   kFailedPrecondition / kTensorMissing     only the target has it
+Status CheckTie(const CanonicalSpace& source, const CanonicalSpace& target);
+
 }  // namespace weightwire::layout

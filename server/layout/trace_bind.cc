@@ -77,14 +77,19 @@ Result<RankLayout> BindTrace(RankLayout traced, const std::vector<ObservedTensor
       LocalTensor& tensor = entry.mapped();
       if (tensor.dtype != seen.dtype) {
         return Fail(Refuse(Reason::kDtypeMismatch,
-                           "the trace fills " + std::string(DTypeName(tensor.dtype)) +
-                               ", the parameter is " + std::string(DTypeName(seen.dtype)),
+                           "expected " + std::string(DTypeName(tensor.dtype)) +
+                               ", which the loader filled, found " +
+                               std::string(DTypeName(seen.dtype)),
                            seen.name));
       }
       const auto bytes = StorageBytes(seen.dtype, seen.shape);
-      if (!bytes || *bytes / ElementBytes(seen.dtype) < EndOf(tensor)) {
+      const int64_t elements = bytes ? *bytes / ElementBytes(seen.dtype) : 0;
+      if (elements < EndOf(tensor)) {
         return Fail(Refuse(Reason::kShapeMismatch,
-                           "the parameter is smaller than what the loader filled", seen.name));
+                           "expected " + std::to_string(EndOf(tensor)) +
+                               " elements or more, as the loader filled, found " +
+                               std::to_string(elements),
+                           seen.name));
       }
       local.pieces = std::move(tensor.pieces);
     }
@@ -95,8 +100,9 @@ Result<RankLayout> BindTrace(RankLayout traced, const std::vector<ObservedTensor
       std::min_element(by_name.begin(), by_name.end(),
                        [](const auto& a, const auto& b) { return a.first < b.first; });
   return Fail(Refuse(Reason::kTensorMissing,
-                     std::to_string(by_name.size()) +
-                         " parameters of the trace were not reported with name, dtype and shape",
+                     "expected name, dtype and shape of every parameter that the loader filled, "
+                     "found none of " +
+                         std::to_string(by_name.size()),
                      first->first));
 }
 

@@ -7,6 +7,8 @@
 namespace weightwire::layout {
 namespace {
 
+constexpr const char* kRemedy = "correct the layout that was sent for this tensor";
+
 Status Invalid(Reason reason, std::string message) {
   return {Code::kInvalidArgument, reason, std::move(message)};
 }
@@ -54,10 +56,11 @@ Status CheckBox(const TensorSpec& canonical, const Box& box) {
     }
     const int64_t size = canonical.shape[d];
     if (box.begin[d] < 0 || box.extent[d] > size || box.begin[d] > size - box.extent[d]) {
-      return Invalid(Reason::kShapeMismatch,
-                     "a piece begins at " + std::to_string(box.begin[d]) + " with extent " +
-                         std::to_string(box.extent[d]) + " in dimension " + std::to_string(d) +
-                         " of " + canonical.name + ", which has " + std::to_string(size));
+      return Invalid(Reason::kShapeMismatch, "a piece leaves dimension " + std::to_string(d) +
+                                                 " of " + canonical.name + ": expected at most " +
+                                                 std::to_string(size) + ", found begin " +
+                                                 std::to_string(box.begin[d]) + " and extent " +
+                                                 std::to_string(box.extent[d]));
     }
   }
   return OkStatus();
@@ -82,8 +85,9 @@ Status CheckPlacement(const Piece& piece, int64_t elements) {
   }
   if (!inside || last >= elements) {
     return Invalid(Reason::kShapeMismatch,
-                   "a piece at offset " + std::to_string(piece.local_offset) +
-                       " leaves the tensor's storage of " + std::to_string(elements) + " elements");
+                   "a piece leaves the tensor's storage: expected an end of at most " +
+                       std::to_string(elements) + " elements, found one that begins at " +
+                       std::to_string(piece.local_offset) + " and ends behind");
   }
   return OkStatus();
 }
@@ -141,7 +145,7 @@ Status CheckCanonical(const CanonicalSpace& canonical, const LayoutLimits& limit
       status =
           Invalid(Reason::kInvalidRequest, "canonical tensors must be unique and sorted by name");
     }
-    if (!status.ok()) return std::move(status).AtTensor(tensors[i].name);
+    if (!status.ok()) return std::move(status).AtTensor(tensors[i].name).Remedy(kRemedy);
   }
   return OkStatus();
 }
@@ -171,7 +175,7 @@ Status ValidateRank(const CanonicalSpace& canonical, const RankLayout& rank,
     if (status.ok() && !names.insert(tensor.name).second) {
       status = Invalid(Reason::kInvalidRequest, "two local tensors have the same name");
     }
-    if (!status.ok()) return std::move(status).AtTensor(tensor.name);
+    if (!status.ok()) return std::move(status).AtTensor(tensor.name).Remedy(kRemedy);
   }
   return OkStatus();
 }

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "tests/integration/bad_input.h"
 
@@ -28,43 +30,109 @@ class BadLayout : public BadInput {
   }
 };
 
-TEST_F(BadLayout, WrongShapeIsNamed) {
-  client::Layout layout = Good();
-  Find(layout, kTensor).shape = {12};
-  const Status status = BindAsTrainer(layout);
-  ExpectRefused(status, {Code::kFailedPrecondition, Reason::kShapeMismatch, "trainer/0", kTensor});
-  EXPECT_NE(status.message().find("expected BF16 [11], found BF16 [12]"), std::string::npos)
-      << status.message();
+/// One of the refusals that layouts promise (docs/layouts.md): what is sent, and what must come
+/// back.
+struct PromisedRefusal {
+  const char* name;
+  std::function<void(client::Layout&)> spoil;
+  Refusal refusal;
+  std::string expected, found, hint;
+};
+
+std::vector<PromisedRefusal> PromisedRefusals() {
+  using client::Layout;
+  const auto replace = [](std::string& text, const std::string& from, const std::string& to) {
+    text.replace(text.find(from), from.size(), to);
+  };
+  const auto find = [](Layout& layout, const std::string& name) -> layout::ObservedTensor& {
+    return *std::find_if(layout.observed.begin(), layout.observed.end(),
+                         [&](const auto& tensor) { return tensor.name == name; });
+  };
+  const auto refused = [](Code code, Reason reason, const std::string& tensor) {
+    return Refusal{code, reason, "trainer/0", tensor};
+  };
+  const Code bad = Code::kInvalidArgument, differs = Code::kFailedPrecondition;
+  const std::string head = "lm_head.weight", q = "model.layers.0.self_attn.q_proj.weight";
+  return {
+      {"missing tensor",
+       [](Layout& layout) {
+         std::erase_if(layout.observed, [](const auto& tensor) { return tensor.name == kTensor; });
+       },
+       refused(differs, Reason::kTensorMissing, kTensor), "expected BF16 [11]", "found none",
+       "report it"},
+      {"extra tensor",
+       [](Layout& layout) {
+         layout.observed.push_back({"model.extra.weight", layout::DType::kBF16, {3}});
+       },
+       refused(differs, Reason::kTensorUnexpected, "model.extra.weight"), "expected none",
+       "found BF16 [3]", "do not report it"},
+      {"shape", [=](Layout& layout) { find(layout, kTensor).shape = {12}; },
+       refused(differs, Reason::kShapeMismatch, kTensor), "expected BF16 [11]", "found BF16 [12]",
+       "config.json"},
+      {"dtype", [=](Layout& layout) { find(layout, kTensor).dtype = layout::DType::kI8; },
+       refused(differs, Reason::kDtypeMismatch, kTensor), "expected BF16", "found I8", "BF16"},
+      {"indivisible heads", [](Layout& layout) { layout.spec = "megatron:tp5"; },
+       refused(bad, Reason::kShapeMismatch, q), "num_attention_heads: expected a multiple of tp 5",
+       "found ", "choose tp"},
+      {"wrong expert count",
+       [=](Layout& layout) {
+         replace(layout.config_json, "{", R"({"num_experts": 4, "moe_intermediate_size": 6, )");
+         replace(layout.config_json, "\"qwen2\"", "\"qwen3_moe\"");
+         layout.spec = "megatron:ep3,dp3";
+       },
+       refused(bad, Reason::kShapeMismatch, "model.layers.0.mlp.experts.0.gate_proj.weight"),
+       "the number of experts: expected a multiple of ep 3", "found 4", "choose ep"},
+      {"unknown family",
+       [=](Layout& layout) { replace(layout.config_json, "\"qwen2\"", "\"qwen9\""); },
+       refused(bad, Reason::kUnknownModel, ""), "model_type: expected one that a family describes",
+       "found \"qwen9\"", "qwen3"},
+      {"ambiguous tie: both",
+       [=](Layout& layout) {
+         replace(layout.config_json, "\"tie_word_embeddings\": false",
+                 "\"tie_word_embeddings\": true");
+       },
+       refused(differs, Reason::kTensorUnexpected, head), "expected none", "found BF16 [37, 11]",
+       "tie_word_embeddings"},
+      {"ambiguous tie: neither",
+       [=](Layout& layout) {
+         std::erase_if(layout.observed, [&](const auto& tensor) { return tensor.name == head; });
+       },
+       refused(differs, Reason::kTensorMissing, head), "expected BF16 [37, 11]", "found none",
+       "tie_word_embeddings"},
+  };
 }
 
-TEST_F(BadLayout, WrongDtypeWithoutCastIsNamed) {
-  client::Layout layout = Good();
-  Find(layout, kTensor).dtype = layout::DType::kI8;
-  ExpectRefused(BindAsTrainer(layout),
-                {Code::kFailedPrecondition, Reason::kDtypeMismatch, "trainer/0", kTensor});
+TEST_F(BadLayout, EveryPromisedRefusalReachesTheClientWhole) {
+  for (const PromisedRefusal& promised : PromisedRefusals()) {
+    SCOPED_TRACE(promised.name);
+    client::Layout layout = Good();
+    promised.spoil(layout);
+    const Status status = BindAsTrainer(layout);
+    ExpectRefused(status, promised.refusal);
+    for (const std::string& part : {promised.expected, promised.found}) {
+      EXPECT_NE(status.message().find(part), std::string::npos)
+          << part << ": " << status.ToString();
+    }
+    EXPECT_NE(status.remedy().find(promised.hint), std::string::npos) << status.ToString();
+  }
 }
 
-TEST_F(BadLayout, MissingTensorIsNamed) {
-  client::Layout layout = Good();
-  std::erase_if(layout.observed, [](const auto& tensor) { return tensor.name == kTensor; });
-  ExpectRefused(BindAsTrainer(layout),
-                {Code::kFailedPrecondition, Reason::kTensorMissing, "trainer/0", kTensor});
-}
-
-TEST_F(BadLayout, UnexpectedTensorIsNamed) {
-  client::Layout layout = Good();
-  layout.observed.push_back({"model.extra.weight", layout::DType::kBF16, {3}});
-  ExpectRefused(BindAsTrainer(layout), {Code::kFailedPrecondition, Reason::kTensorUnexpected,
-                                        "trainer/0", "model.extra.weight"});
-}
-
-TEST_F(BadLayout, UnknownModelTypeNamesTheKnownOnes) {
-  client::Layout layout = Good();
-  Replace(layout.config_json, "qwen2", "qwen9");
-  const Status status = BindAsTrainer(layout);
-  ExpectRefused(status, {Code::kInvalidArgument, Reason::kUnknownModel, "trainer/0", ""});
-  EXPECT_NE((status.message() + status.remedy()).find("qwen3"), std::string::npos)
-      << status.ToString();
+/// Nothing that the engine wants is missing, but it would compute with the embedding instead.
+TEST_F(BadLayout, HeadThatTheEngineTiesAwayIsNamedInTheRelease) {
+  client::Layout tied = Good();
+  Replace(tied.config_json, "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
+  std::erase_if(tied.observed, [](const auto& tensor) { return tensor.name == "lm_head.weight"; });
+  auto engine = client::Subscriber::Open(Place("engine-tied"));
+  ASSERT_TRUE(engine.has_value());
+  const Status bound = (*engine)->Bind(tied);
+  ASSERT_TRUE(bound.ok()) << bound.ToString();
+  auto publisher = OpenPublisher();
+  ASSERT_TRUE(publisher->Bind(Good()).ok());
+  ASSERT_TRUE(publisher->Publish(Version(5)).ok());
+  const auto released = publisher->WaitReleased(Version(5), kPatience);
+  ASSERT_FALSE(released.has_value());
+  ExpectRefused(released.error(), {Code::kFailedPrecondition, Reason::kTensorUnexpected,
+                                   "engine-tied", "lm_head.weight"});
 }
 
 TEST_F(BadLayout, UnknownSchemeKeyNamesTheKnownOnes) {
@@ -241,7 +309,7 @@ TEST_F(BadBoxes, RanksWithDifferentModelsAreRefused) {
   client::Layout other = Boxes(3, {RowsAt(3, 3, 0)});
   other.canonical->tensors[0].shape = {7, 4};
   ExpectRefused(second->Bind(other),
-                {Code::kFailedPrecondition, Reason::kShapeMismatch, "trainer/1", ""});
+                {Code::kFailedPrecondition, Reason::kShapeMismatch, "trainer/1", "w"});
 }
 
 TEST_F(BadBoxes, EngineOfAnotherModelIsNamedInTheRelease) {

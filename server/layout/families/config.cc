@@ -19,7 +19,8 @@ Result<const Family*> FindFamily(const std::string& model_type) {
     known.append(known.empty() ? "" : ", ").append(family.model_type);
   }
   return Fail(Status(Code::kInvalidArgument, Reason::kUnknownModel,
-                     "no family describes model_type \"" + model_type.substr(0, 64) + "\"")
+                     "config.json's model_type: expected one that a family describes, found \"" +
+                         model_type.substr(0, 64) + "\"")
                   .Remedy("use one of " + known + ", or send explicit layouts"));
 }
 
@@ -110,6 +111,21 @@ Json WithTextConfig(const Json& json) {
   return flat;
 }
 
+/// Loaders differ in which of the two they follow, so both must say the same.
+Status CheckNestedTie(const Json& json) {
+  const auto text = json.find("text_config");
+  if (text == json.end() || !text->is_object()) return OkStatus();
+  WW_ASSIGN_OR_STATUS(const auto outer, OptionalBool(json, "tie_word_embeddings"));
+  WW_ASSIGN_OR_STATUS(const auto inner, OptionalBool(*text, "tie_word_embeddings"));
+  if (!outer || !inner || *outer == *inner) return OkStatus();
+  const auto word = [](bool value) { return std::string(value ? "true" : "false"); };
+  return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                "config.json's tie_word_embeddings: expected " + word(*outer) +
+                    " in text_config as beside it, found " + word(*inner))
+      .AtTensor("lm_head.weight")
+      .Remedy("make both say whether lm_head is the embedding");
+}
+
 /// Numbers of decoder layers; none when `key` is absent or null.
 Result<std::vector<size_t>> LayerList(const Json& json, const char* key, int64_t layers) {
   std::vector<size_t> listed;
@@ -176,6 +192,7 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json) {
   ModelConfig config;
   WW_ASSIGN(config.family, RequiredString(json, "model_type"));
   WW_ASSIGN(const Family* family, FindFamily(config.family));
+  WW_FAIL_IF_ERROR(CheckNestedTie(json));
   const Json flat = WithTextConfig(json);
   WW_ASSIGN(config.scales, ReadBlockScales(flat));
   WW_FAIL_IF_ERROR(ReadCommon(flat, family->defaults, config));

@@ -57,11 +57,12 @@ Result<std::vector<ChunkLayers>> StagesOf(const ParallelSpec& spec, int64_t laye
                   .Remedy("pass every stage as in layers=7-7-6"));
 }
 
-Status CheckExperts(const ModelConfig& config, const Grid& grid) {
+Status CheckExperts(const Model& model, const Grid& grid) {
+  const ModelConfig& config = model.config();
   if (!config.HasExperts()) {
     if (grid.ep == 0 && grid.redundant == 0) return OkStatus();
     return Status(Code::kInvalidArgument, Reason::kShapeMismatch,
-                  "the model has no experts to spread")
+                  "expected experts to spread, found none in config.json")
         .Remedy("leave ep, round_robin and redundant out");
   }
   if (grid.ep == 0 && grid.redundant > 0) {
@@ -69,8 +70,10 @@ Status CheckExperts(const ModelConfig& config, const Grid& grid) {
   }
   if (config.experts + grid.redundant >= grid.ep) return OkStatus();
   return Status(Code::kInvalidArgument, Reason::kShapeMismatch,
-                std::to_string(config.experts + grid.redundant) + " experts are too few for " +
-                    std::to_string(grid.ep) + " expert-parallel ranks")
+                "expected at least one expert for each of " + std::to_string(grid.ep) +
+                    " expert-parallel ranks, found " +
+                    std::to_string(config.experts + grid.redundant))
+      .AtTensor(FirstTensor(model, {Role::kExpertGate}))
       .Remedy("choose a smaller group, or redundant experts");
 }
 
@@ -113,8 +116,8 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
                            const Dialect& dialect) {
   const ModelConfig& config = model.config();
   WW_ASSIGN(const int64_t world, WorldSize({grid.tp, grid.pp, grid.dp}));
-  WW_FAIL_IF_ERROR(CheckTensorParallel(config, grid.tp));
-  WW_FAIL_IF_ERROR(CheckExperts(config, grid));
+  WW_FAIL_IF_ERROR(CheckTensorParallel(model, grid.tp));
+  WW_FAIL_IF_ERROR(CheckExperts(model, grid));
   const int64_t experts = (config.experts + grid.redundant) / std::max<int64_t>(1, grid.ep) + 1;
   const int64_t heads_here =
       config.heads / grid.tp + std::max<int64_t>(1, config.kv_heads / grid.tp);

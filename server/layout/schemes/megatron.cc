@@ -69,14 +69,18 @@ Result<int64_t> PaddedVocab(const ModelConfig& config, const ParallelSpec& spec,
   return *rows;
 }
 
-Status CheckSizes(const ModelConfig& config, int64_t tp) {
-  WW_RETURN_IF_ERROR(CheckTensorParallel(config, tp));
+Status CheckSizes(const Model& model, int64_t tp) {
+  const ModelConfig& config = model.config();
+  WW_RETURN_IF_ERROR(CheckTensorParallel(model, tp));
   if (config.IsLatent()) return OkStatus();
   return CheckDivides("the row count of linear_qkv",
-                      (config.heads + 2 * config.kv_heads) * config.head_dim, tp);
+                      (config.heads + 2 * config.kv_heads) * config.head_dim, "tp", tp,
+                      FirstTensor(model, {Role::kQWeight}));
 }
 
-Result<ExpertGrid> GridOf(const ModelConfig& config, const ParallelSpec& spec, const Cut& cut) {
+Result<ExpertGrid> GridOf(const Model& model, const ParallelSpec& spec, const Cut& cut) {
+  const ModelConfig& config = model.config();
+  const std::string expert = FirstTensor(model, {Role::kExpertGate});
   constexpr std::string_view kKinds[] = {"sequential", "grouped", "te"};
   ExpertGrid grid;
   WW_ASSIGN(const std::optional<size_t> kind, ChoiceOption(spec, "experts", kKinds));
@@ -86,13 +90,14 @@ Result<ExpertGrid> GridOf(const ModelConfig& config, const ParallelSpec& spec, c
   if (!config.HasExperts()) {
     if (grid.ep == 1 && grid.etp == 1) return grid;
     return Fail(Status(Code::kInvalidArgument, Reason::kShapeMismatch,
-                       "the model has no experts to cut by ep and etp")
+                       "expected experts to cut by ep and etp, found none in config.json")
                     .Remedy("leave ep and etp out"));
   }
-  WW_FAIL_IF_ERROR(CheckDivides("the number of experts", config.experts, grid.ep));
-  WW_FAIL_IF_ERROR(CheckDivides("moe_intermediate_size", config.moe_intermediate, grid.etp));
+  WW_FAIL_IF_ERROR(CheckDivides("the number of experts", config.experts, "ep", grid.ep, expert));
+  WW_FAIL_IF_ERROR(
+      CheckDivides("moe_intermediate_size", config.moe_intermediate, "etp", grid.etp, expert));
   WW_FAIL_IF_ERROR(CheckDivides("the number of ranks in a pipeline stage", cut.tp * cut.replicas,
-                                grid.ep * grid.etp));
+                                "ep x etp", grid.ep * grid.etp, expert));
   const int64_t before_stages = cut.tp * spec.SizeOr("cp", 1);
   if (cut.pp > 1 && cut.pp_before_dp && grid.ep * grid.etp != before_stages) {
     return Fail(Status(Code::kInvalidArgument, Reason::kShapeMismatch,
@@ -104,7 +109,8 @@ Result<ExpertGrid> GridOf(const ModelConfig& config, const ParallelSpec& spec, c
   return grid;
 }
 
-Result<Cut> CutOf(const ModelConfig& config, const ParallelSpec& spec) {
+Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
+  const ModelConfig& config = model.config();
   constexpr std::string_view kSpecs[] = {"local", "te"};
   constexpr std::string_view kOrders[] = {"tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"};
   Cut cut;
@@ -112,14 +118,14 @@ Result<Cut> CutOf(const ModelConfig& config, const ParallelSpec& spec) {
   cut.pp = spec.SizeOr("pp", 1);
   cut.vpp = spec.SizeOr("vpp", 1);
   cut.replicas = spec.SizeOr("cp", 1) * spec.SizeOr("dp", 1);
-  WW_FAIL_IF_ERROR(CheckSizes(config, cut.tp));
+  WW_FAIL_IF_ERROR(CheckSizes(model, cut.tp));
   WW_ASSIGN(cut.vocab_rows, PaddedVocab(config, spec, cut.tp));
   WW_ASSIGN(const std::optional<size_t> names, ChoiceOption(spec, "spec", kSpecs));
   WW_ASSIGN(const std::optional<size_t> order, ChoiceOption(spec, "order", kOrders));
   cut.te = names == 1u;
   cut.pp_before_dp = order == 1u;
   WW_ASSIGN(cut.layers, LayersWithMtp(config, spec));
-  WW_ASSIGN(cut.grid, GridOf(config, spec, cut));
+  WW_ASSIGN(cut.grid, GridOf(model, spec, cut));
   if (cut.vpp > 1 && cut.pp == 1) {
     return Fail(Status(Code::kInvalidArgument, Reason::kShapeMismatch, "vpp needs pp over 1")
                     .Remedy("leave vpp out, or give pp"));
@@ -191,7 +197,7 @@ int64_t PiecesOfLargestStage(const ModelConfig& config, const Cut& cut) {
 Result<ModelLayout> DeriveMegatron(const Model& model, const ParallelSpec& spec) {
   WW_ASSIGN(const int64_t world, WorldSize({spec.SizeOr("tp", 1), spec.SizeOr("pp", 1),
                                             spec.SizeOr("cp", 1), spec.SizeOr("dp", 1)}));
-  WW_ASSIGN(const Cut cut, CutOf(model.config(), spec));
+  WW_ASSIGN(const Cut cut, CutOf(model, spec));
   WW_FAIL_IF_ERROR(CheckPieces(PiecesOfLargestStage(model.config(), cut), world));
   // Ranks of a stage repeat after this many.
   const int64_t period = std::lcm(cut.tp, cut.grid.ep * cut.grid.etp);

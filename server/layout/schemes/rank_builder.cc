@@ -1,6 +1,7 @@
 #include "server/layout/schemes/rank_builder.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "server/base/checked.h"
 
@@ -100,12 +101,15 @@ Status CheckPieces(int64_t pieces, int64_t ranks) {
               std::to_string(kPiecesTotalMax) + " in all are allowed"};
 }
 
-Status CheckDivides(std::string_view what, int64_t size, int64_t parts) {
+Status CheckDivides(std::string_view what, int64_t size, std::string_view by, int64_t parts,
+                    std::string tensor) {
   if (size % parts == 0) return OkStatus();
   return Status(Code::kInvalidArgument, Reason::kShapeMismatch,
-                std::string(what) + " is " + std::to_string(size) + ", no multiple of " +
-                    std::to_string(parts))
-      .Remedy("choose parallel sizes that divide it");
+                std::string(what) + ": expected a multiple of " + std::string(by) + " " +
+                    std::to_string(parts) + ", found " + std::to_string(size))
+      .AtTensor(std::move(tensor))
+      .Remedy("choose " + std::string(by) + " so that it divides " + std::to_string(size) +
+              ", for example " + std::to_string(std::gcd(size, parts)));
 }
 
 std::optional<int64_t> RoundUpChecked(int64_t value, int64_t multiple) {

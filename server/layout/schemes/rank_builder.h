@@ -61,8 +61,10 @@ Result<int64_t> WorldSize(std::initializer_list<int64_t> sizes);
 /// To be asked before anything is derived: kResourceExhausted / kLimitExceeded when `pieces` are
 /// more than LayoutLimits allow one rank, or than one model may have on `ranks` of them.
 Status CheckPieces(int64_t pieces, int64_t ranks);
-/// kInvalidArgument / kShapeMismatch unless `size` is a multiple of `parts`; `what` names the size.
-Status CheckDivides(std::string_view what, int64_t size, int64_t parts);
+/// kInvalidArgument / kShapeMismatch unless `size` is a multiple of `parts`. `what` and `by` name
+/// the two ("num_attention_heads", "tp"), `tensor` one that is cut so.
+Status CheckDivides(std::string_view what, int64_t size, std::string_view by, int64_t parts,
+                    std::string tensor);
 /// The smallest multiple of `multiple` that is at least `value`; nullopt on overflow.
 std::optional<int64_t> RoundUpChecked(int64_t value, int64_t multiple);
 

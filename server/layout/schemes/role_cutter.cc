@@ -53,26 +53,44 @@ void RoleCutter::Stack(std::string name, std::array<Role, 2> roles, int64_t laye
 
 int64_t RoleCutter::Divide(const View& view, int64_t size, int64_t parts) {
   if (size % parts == 0) return size / parts;
-  builder_.Refuse(Status(Code::kInvalidArgument, Reason::kShapeMismatch,
-                         "a size of " + std::to_string(size) + " cannot be cut into " +
-                             std::to_string(parts) + " equal parts")
-                      .AtTensor(model_.canonical().tensors[view.tensor].name)
-                      .Remedy("choose parallel sizes that divide it"));
+  builder_.Refuse(CheckDivides("the size that is cut", size, "the parallel size", parts,
+                               model_.canonical().tensors[view.tensor].name));
   return 0;
 }
 
-Status CheckTensorParallel(const ModelConfig& config, int64_t tp) {
-  WW_RETURN_IF_ERROR(CheckDivides("num_attention_heads", config.heads, tp));
+std::string FirstTensor(const Model& model, std::initializer_list<Role> roles) {
+  for (Role role : roles) {
+    for (int64_t layer = 0; layer < std::ssize(model.config().kinds); ++layer) {
+      if (const auto view = model.Find(role, layer)) {
+        return model.canonical().tensors[view->tensor].name;
+      }
+    }
+  }
+  return "";
+}
+
+Status CheckTensorParallel(const Model& model, int64_t tp) {
+  const ModelConfig& config = model.config();
+  const std::string q = FirstTensor(model, {Role::kQWeight, Role::kQUp});
+  WW_RETURN_IF_ERROR(CheckDivides("num_attention_heads", config.heads, "tp", tp, q));
   const bool any_dense = std::any_of(config.kinds.begin(), config.kinds.end(),
                                      [](const LayerKind& kind) { return !kind.moe; });
-  if (any_dense) WW_RETURN_IF_ERROR(CheckDivides("intermediate_size", config.intermediate, tp));
-  if (config.shared_intermediate > 0) {
-    WW_RETURN_IF_ERROR(
-        CheckDivides("the shared experts' inner size", config.shared_intermediate, tp));
+  if (any_dense) {
+    WW_RETURN_IF_ERROR(CheckDivides("intermediate_size", config.intermediate, "tp", tp,
+                                    FirstTensor(model, {Role::kGateWeight})));
   }
-  if (config.IsLatent()) return OkStatus();
-  if (config.kv_heads < tp) return CheckDivides("tp", tp, config.kv_heads);
-  return CheckDivides("num_key_value_heads", config.kv_heads, tp);
+  if (config.shared_intermediate > 0) {
+    WW_RETURN_IF_ERROR(CheckDivides("the shared experts' inner size", config.shared_intermediate,
+                                    "tp", tp, FirstTensor(model, {Role::kSharedGate})));
+  }
+  if (config.IsLatent() || config.kv_heads % tp == 0 || tp % config.kv_heads == 0) {
+    return OkStatus();
+  }
+  return Status(Code::kInvalidArgument, Reason::kShapeMismatch,
+                "num_key_value_heads: expected a divisor or a multiple of tp " +
+                    std::to_string(tp) + ", found " + std::to_string(config.kv_heads))
+      .AtTensor(FirstTensor(model, {Role::kKWeight}))
+      .Remedy("choose a tp that divides num_key_value_heads or is a multiple of it");
 }
 
 }  // namespace weightwire::layout

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <initializer_list>
 #include <string>
 
 #include "server/layout/families/family.h"
@@ -42,8 +43,12 @@ class RoleCutter {
   RankBuilder builder_;
 };
 
+/// The first canonical tensor with one of the roles, in the first layer that has it; empty when the
+/// model has none.
+std::string FirstTensor(const Model& model, std::initializer_list<Role> roles);
+
 /// What both need of the sizes: heads and the MLPs' inner sizes divide by tp, and so do kv heads or
-/// tp by them. kInvalidArgument / kShapeMismatch
-Status CheckTensorParallel(const ModelConfig& config, int64_t tp);
+/// tp by them. kInvalidArgument / kShapeMismatch, naming a tensor that cannot be cut.
+Status CheckTensorParallel(const Model& model, int64_t tp);
 
 }  // namespace weightwire::layout

@@ -32,7 +32,10 @@ Result<ModelLayout> DeriveSglang(const Model& model, const ParallelSpec& spec) {
   WW_ASSIGN(engine::Grid grid, engine::GridOf(spec));
   grid.ep = model.config().HasExperts() ? spec.SizeOr("ep", 1) : spec.SizeOr("ep", 0);
   grid.slice = SliceOf;
-  if (grid.ep > 0) WW_FAIL_IF_ERROR(CheckDivides("tp", grid.tp, grid.ep));
+  if (grid.ep > 0) {
+    WW_FAIL_IF_ERROR(
+        CheckDivides("tp", grid.tp, "ep", grid.ep, FirstTensor(model, {Role::kExpertGate})));
+  }
   return engine::Derive(model, spec, grid, kDialect);
 }
 

@@ -66,7 +66,7 @@ TEST(Reconcile, RefusesMissingTensor) {
   EXPECT_EQ(result.error().code(), Code::kFailedPrecondition);
   EXPECT_EQ(result.error().reason(), Reason::kTensorMissing);
   EXPECT_EQ(result.error().tensor(), kFc2);
-  EXPECT_NE(result.error().message().find("expected BF16 [16, 4], not found"), std::string::npos);
+  EXPECT_NE(result.error().message().find("expected BF16 [16, 4], found none"), std::string::npos);
 }
 
 TEST(Reconcile, RefusesUnexpectedTensor) {
