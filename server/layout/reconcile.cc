@@ -13,11 +13,12 @@ constexpr size_t kLinesMax = 20;
 
 bool IsWeight(const ObservedTensor& tensor) { return !tensor.name.ends_with("_extra_state"); }
 
+bool IsCast(DType dtype) {
+  return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
+}
+
 bool StandsFor(DType found, DType expected) {
-  const auto is_float = [](DType dtype) {
-    return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
-  };
-  return found == expected || (is_float(found) && is_float(expected));
+  return found == expected || (IsCast(found) && IsCast(expected));
 }
 
 std::string ShapeText(const Shape& shape) {
@@ -121,7 +122,10 @@ void Compare(const LocalTensor& expected, const ObservedTensor& found, Differenc
     differences.Add(Reason::kDtypeMismatch, found.name,
                     "expected " + std::string(DTypeName(expected.dtype)) + ", found " +
                         std::string(DTypeName(found.dtype)) + ", and no cast is known",
-                    "hold it as BF16, F16 or F32, which are cast into one another");
+                    IsCast(expected.dtype)
+                        ? "hold it as BF16, F16 or F32, which are cast into one another"
+                        : "hold it as expected, or correct quantization_config in config.json: "
+                          "nothing is quantized on the way");
   }
 }
 

@@ -119,6 +119,11 @@ VARIANTS = [
     Variant("gemma2", "silent", DENSE | dict(num_attention_heads=8), drop=("head_dim", "num_key_value_heads")),
     Variant("gemma3_text", "plain", DENSE, head_dim=10),
     Variant("gemma3_text", "untied", DENSE, head_dim=10, tie_word_embeddings=False, attention_bias=True),
+    # The class pads with token 32,000 unless told otherwise.
+    Variant("phi3", "plain", DENSE, pad_token_id=0),
+    Variant("phi3", "tied", DENSE, pad_token_id=0, head_dim=10, tie_word_embeddings=True, attention_bias=True,
+            mlp_bias=True),
+    Variant("phi3", "silent", DENSE, pad_token_id=0, drop=("num_key_value_heads", "tie_word_embeddings")),
     # fp8 with one scale for each block: sizes that blocks divide and others.
     Variant("llama", "fp8", DENSE, attention_bias=True, mlp_bias=True, head_dim=10,
             fp8=dict(weight_block_size=[13, 8])),

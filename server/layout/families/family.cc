@@ -10,6 +10,7 @@
 #include "server/layout/families/llama.h"
 #include "server/layout/families/llama4.h"
 #include "server/layout/families/mixtral.h"
+#include "server/layout/families/phi3.h"
 #include "server/layout/families/qwen2.h"
 #include "server/layout/families/qwen2_5_vl.h"
 #include "server/layout/families/qwen3.h"
@@ -19,9 +20,9 @@ namespace weightwire::layout {
 namespace {
 
 constexpr Family kFamilies[] = {
-    kDeepseekV2, kDeepseekV3, kGemma,      kGemma2,   kGemma3Text, kGlm4Moe,
-    kGptOss,     kKimiK2,     kLlama4Text, kLlama,    kMistral,    kMixtral,
-    kQwen2,      kQwen2Moe,   kQwen3,      kQwen3Moe, kQwen25Vl,
+    kDeepseekV2, kDeepseekV3, kGemma,      kGemma2, kGemma3Text, kGlm4Moe,
+    kGptOss,     kKimiK2,     kLlama4Text, kLlama,  kMistral,    kMixtral,
+    kPhi3,       kQwen2,      kQwen2Moe,   kQwen3,  kQwen3Moe,   kQwen25Vl,
 };
 constexpr std::string_view kLayerMark = "{layer}";
 constexpr std::string_view kBlockMark = "{block}";
@@ -242,6 +243,10 @@ std::optional<View> Model::Find(Role role, int64_t layer, int64_t expert) const 
   const auto row = static_cast<size_t>(part.row_dim);
   view.box.extent[row] /= part.slices;
   view.box.begin[row] = part.slice * view.box.extent[row];
+  if (part.row_count != nullptr) {
+    view.box.begin[row] = part.first_row == nullptr ? 0 : part.first_row(config_);
+    view.box.extent[row] = part.row_count(config_);
+  }
   fix(part.expert_dim, expert);
   fix(part.fixed_dim, part.fixed_index);
   return view;

@@ -95,8 +95,12 @@ enum class Role : int {
   kCount,
 };
 
-/// Which part of a stored tensor has a role: rows along one dimension (all of them, or one of equal
-/// slices), columns along another, the expert's or a fixed index along the rest.
+using SizeOf = int64_t (*)(const ModelConfig&);
+using IsPresent = bool (*)(const ModelConfig&, const LayerKind&);
+
+/// Which part of a stored tensor has a role: rows along one dimension (all of them, one of equal
+/// slices, or a run of its own), columns along another, the expert's or a fixed index along the
+/// rest.
 struct Part {
   Role role = Role::kCount;
   int row_dim = 0;
@@ -107,10 +111,10 @@ struct Part {
   /// The rows are stored in `slices` equal runs, one behind another, of which this is run `slice`.
   int64_t slice = 0;
   int64_t slices = 1;
+  /// Where runs are not equal: the run's length and the rows before it (nullptr: none).
+  SizeOf row_count = nullptr;
+  SizeOf first_row = nullptr;
 };
-
-using SizeOf = int64_t (*)(const ModelConfig&);
-using IsPresent = bool (*)(const ModelConfig&, const LayerKind&);
 
 /// One tensor of the checkpoint; one per layer when the name contains "{layer}", per block of the
 /// vision tower when it contains "{block}", and per expert when it contains "{expert}".
