@@ -96,7 +96,17 @@ void FamilyGenerator::DrawOutline(Config& c) {
   c.says_tied = !OneIn(4);
   c.tied = c.says_tied ? OneIn(2) : gemma;
   if (c.Latent() || c.Is({"glm4_moe"})) c.first_dense = In(0, c.layers - (OneIn(8) ? 0 : 1));
-  if (c.Latent() || c.Is({"qwen2_moe", "qwen3_moe"})) c.step = OneIn(3) ? 2 : 1;
+  if (c.Latent() || c.Is({"qwen2_moe", "qwen3_moe", "llama4_text"})) c.step = OneIn(3) ? 2 : 1;
+  if (c.Is({"llama4_text"}) && OneIn(2)) {
+    c.lists_moe_layers = true;
+    for (int64_t layer = 0; layer < c.layers; ++layer) {
+      if (OneIn(2)) c.moe_layers.insert(layer);
+    }
+  }
+  if (c.Is({"qwen2_5_vl"})) {
+    c.vision.depth = In(1, 2);
+    c.nests_text = OneIn(2);
+  }
   if (!c.Is({"qwen2_moe", "qwen3_moe"})) return;
   for (int64_t layer = 0; layer < c.layers; ++layer) {
     if (OneIn(6)) c.dense_layers.insert(layer);
@@ -120,6 +130,7 @@ void FamilyGenerator::DrawSizes(Config& c, const Party& from, const Party& to) {
     c.hidden = rows * In(1, std::max<int64_t>(1, 9 / rows));
   }
   DrawAttention(c, tp, loose);
+  if (c.vision.depth > 0) DrawVision(c.vision, tp, loose);
   if (c.Mixture()) DrawMixture(c, from, to, loose);
 }
 
@@ -133,9 +144,12 @@ void FamilyGenerator::DrawAttention(Config& c, int64_t tp, bool loose) {
   c.kv_heads = Pick(kv_heads);
   for (int i = 0; i < 8; ++i) {
     c.head_dim = In(1, 6);
+    if (c.Is({"llama4_text"}) && !OneIn(30)) c.head_dim = 2 * In(1, 3);
     if ((c.heads + 2 * c.kv_heads) * c.head_dim % tp == 0) break;
   }
-  if (c.Is({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3_moe"}) && OneIn(5)) {
+  if (c.Is({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3_moe", "phi3",
+            "qwen2_5_vl"}) &&
+      OneIn(5)) {
     c.says_head_dim = false;
     c.head_dim = In(1, 2);
     c.hidden = c.heads * c.head_dim;
@@ -150,6 +164,17 @@ void FamilyGenerator::DrawAttention(Config& c, int64_t tp, bool loose) {
   c.v_dim = In(1, 4);
 }
 
+void FamilyGenerator::DrawVision(family_oracle::Vision& v, int64_t tp, bool loose) {
+  v.heads = loose ? In(1, 4) : tp;
+  v.hidden = v.heads * In(1, tp > 4 ? 1 : 2);
+  v.intermediate = loose ? In(1, 9) : tp * In(1, tp > 4 ? 1 : 2);
+  v.channels = In(1, 2);
+  v.frames = In(1, 2);
+  v.patch = In(1, 2);
+  v.merge = In(1, v.hidden > 6 ? 1 : 2);
+  v.out = In(1, 4);
+}
+
 void FamilyGenerator::DrawMixture(Config& c, const Party& from, const Party& to, bool loose) {
   const ExpertNeeds a = NeedsOf(from), b = NeedsOf(to);
   const int64_t multiple = std::lcm(a.multiple, b.multiple);
@@ -160,7 +185,7 @@ void FamilyGenerator::DrawMixture(Config& c, const Party& from, const Party& to,
   if (c.Is({"qwen2_moe"})) c.shared_intermediate = loose ? In(1, 12) : tp * In(1, 2);
   if (c.Latent() || c.Is({"glm4_moe"})) c.shared_experts = In(0, 2);
   int64_t parts = std::lcm(a.parts, b.parts);
-  if (c.shared_experts > 0) parts = std::lcm(parts, tp);
+  if (c.shared_experts > 0 || c.Is({"llama4_text"})) parts = std::lcm(parts, tp);
   c.moe_intermediate = loose || parts > 36 ? In(1, 12) : parts * In(1, parts > 4 ? 1 : 3);
 }
 

@@ -66,6 +66,7 @@ class FamilyGenerator {
   void DrawOutline(Config& c);
   void DrawSizes(Config& c, const Party& from, const Party& to);
   void DrawAttention(Config& c, int64_t tp, bool loose);
+  void DrawVision(family_oracle::Vision& v, int64_t tp, bool loose);
   void DrawMixture(Config& c, const Party& from, const Party& to, bool loose);
 
   std::mt19937_64 random_;

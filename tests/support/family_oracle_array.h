@@ -116,6 +116,20 @@ inline Array EveryOther(const Array& array, int64_t begin) {
   return out;
 }
 
+/// Of every `size` rows the even ones, then the odd ones: view(-1, size / 2, 2, …).transpose(1, 2).
+inline Array Unpaired(const Array& array, int64_t size) {
+  Array out{array.shape, {}, array.f32};
+  const int64_t width = array.Width();
+  for (int64_t begin = 0; begin < array.rows(); begin += size) {
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t row = begin + 2 * (i % Exact(size, 2)) + i / (size / 2);
+      const auto at = array.cells.begin() + row * width;
+      out.cells.insert(out.cells.end(), at, at + width);
+    }
+  }
+  return out;
+}
+
 /// array[index]
 inline Array At(const Array& array, int64_t index) {
   Array out = Rows(array, index, 1);

@@ -75,6 +75,13 @@ class Rank {
     for (int64_t i = 0; i < stage_; ++i) number += stages[static_cast<size_t>(i)];
     const int64_t end = number + stages[static_cast<size_t>(stage_)];
     for (; number < end; ++number) LoadLayer(number, w_.layers[static_cast<size_t>(number)]);
+    if (c_.vision.depth == 0) return std::move(out_);
+    Tensors text = std::move(out_);
+    out_.clear();
+    for (auto& [name, array] : text) {
+      out_[(s_.sglang ? "" : "language_model.") + name] = std::move(array);
+    }
+    LoadTower();
     return std::move(out_);
   }
 
@@ -96,6 +103,41 @@ class Rank {
     return q ? Concat({MyRows(q), MyKvRows(k), MyKvRows(v)}) : Array{};
   }
 
+  const Array& Tower(const std::string& name) const { return w_.vision.at("visual." + name); }
+  /// Every stage has the tower; q, k and v are cut by heads, each third by itself.
+  void LoadTower() {
+    const auto whole = [this](const std::string& name) { out_["visual." + name] = Tower(name); };
+    const auto rows = [this](const std::string& name) {
+      out_["visual." + name] = MyRows(Tower(name));
+    };
+    const auto columns = [this](const std::string& name) {
+      out_["visual." + name] = MyColumns(Tower(name));
+    };
+    whole("patch_embed.proj.weight");
+    for (int64_t block = 0; block < c_.vision.depth; ++block) {
+      const std::string at = std::string("blocks.") + std::to_string(block) + ".";
+      whole(at + "norm1.weight");
+      whole(at + "norm2.weight");
+      for (const char* leaf : {"weight", "bias"}) {
+        const Array& qkv = Tower(at + "attn.qkv." + leaf);
+        std::vector<Array> thirds;
+        for (int64_t i = 0; i < 3; ++i) thirds.push_back(MyRows(RowChunk(qkv, 3, i)));
+        out_["visual." + at + (s_.sglang ? "attn.qkv_proj." : "attn.qkv.") + leaf] = Concat(thirds);
+        out_["visual." + at + "mlp.gate_up_proj." + leaf] =
+            GateUp(Tower(at + "mlp.gate_proj." + leaf), Tower(at + "mlp.up_proj." + leaf));
+      }
+      columns(at + "attn.proj.weight");
+      whole(at + "attn.proj.bias");
+      columns(at + "mlp.down_proj.weight");
+      whole(at + "mlp.down_proj.bias");
+    }
+    whole("merger.ln_q.weight");
+    rows("merger.mlp.0.weight");
+    rows("merger.mlp.0.bias");
+    columns("merger.mlp.2.weight");
+    whole("merger.mlp.2.bias");
+  }
+
   void LoadLayer(int64_t number, const Layer& l) {
     const std::string at = LayerPrefix(number), attention = at + "self_attn.";
     Put(out_, at + "input_layernorm.weight", l.input_norm);
@@ -105,10 +147,11 @@ class Rank {
     c_.Latent() ? LoadLatent(attention, l) : LoadGrouped(attention, l);
     Put(out_, attention + "o_proj.weight", MyColumns(l.o));
     Put(out_, attention + "o_proj.bias", l.o_bias);
-    Put(out_, at + "mlp.gate_up_proj.weight", GateUp(l.gate, l.up));
-    Put(out_, at + "mlp.gate_up_proj.bias", GateUp(l.gate_bias, l.up_bias));
-    Put(out_, at + "mlp.down_proj.weight", MyColumns(l.down));
-    Put(out_, at + "mlp.down_proj.bias", l.down_bias);
+    const std::string dense = DensePrefix(c_, number);
+    Put(out_, dense + "gate_up_proj.weight", GateUp(l.gate, l.up));
+    Put(out_, dense + "gate_up_proj.bias", GateUp(l.gate_bias, l.up_bias));
+    Put(out_, dense + "down_proj.weight", MyColumns(l.down));
+    Put(out_, dense + "down_proj.bias", l.down_bias);
     if (!l.moe) return;
     Put(out_, RouterModule(c_, number) + ".weight", l.router);
     Put(out_, RouterModule(c_, number) + ".bias", l.router_bias);
@@ -121,7 +164,11 @@ class Rank {
   }
 
   void LoadGrouped(const std::string& at, const Layer& l) {
-    Put(out_, at + "qkv_proj.weight", Qkv(l.q, l.k, l.v));
+    // Llama 4 rotates neighbouring rows of a head together, engines a row and one half a head on.
+    const bool pairs = c_.Is({"llama4_text"});
+    Put(out_, at + "qkv_proj.weight",
+        pairs ? Qkv(Unpaired(l.q, c_.head_dim), Unpaired(l.k, c_.head_dim), l.v)
+              : Qkv(l.q, l.k, l.v));
     Put(out_, at + "qkv_proj.bias", Qkv(l.q_bias, l.k_bias, l.v_bias));
     Put(out_, at + "q_norm.weight", l.q_norm);
     Put(out_, at + "k_norm.weight", l.k_norm);
@@ -196,6 +243,10 @@ bool EngineFits(const Config& c, const EngineShape& s) {
   if (c.heads % s.tp != 0 || VocabRows(c, s) % s.tp != 0) return false;
   if (!c.Latent() && c.kv_heads % s.tp != 0 && s.tp % c.kv_heads != 0) return false;
   if (c.AnyDenseLayer() && c.intermediate % s.tp != 0) return false;
+  if (c.Is({"llama4_text"}) && c.head_dim % 2 != 0) return false;
+  const Vision& v = c.vision;
+  if (v.depth > 0 && (v.heads % s.tp != 0 || v.intermediate % s.tp != 0)) return false;
+  if (v.depth > 0 && v.Merged() % s.tp != 0) return false;
   return c.SharedSize() % s.tp == 0 && ExpertsFit(c, s);
 }
 

@@ -37,7 +37,8 @@ class Rank {
   Tensors Load() {
     const bool with_mtp = m_.mtp && c_.mtp > 0;
     for (int64_t v = 0; v < m_.vpp; ++v) {
-      const std::string at = m_.vpp == 1 ? "" : std::string("vpp") + std::to_string(v) + ".";
+      const std::string chunk = m_.vpp == 1 ? "" : std::string("vpp") + std::to_string(v) + ".";
+      const std::string at = chunk + (c_.vision.depth > 0 ? "language_model." : "");
       const bool first = place_.stage == 0 && v == 0;
       const bool last = place_.stage == m_.pp - 1 && v == m_.vpp - 1;
       const auto& numbers =
@@ -45,6 +46,9 @@ class Rank {
       for (size_t i = 0; i < numbers.size(); ++i) {
         LoadLayer(at + "decoder.layers." + std::to_string(i) + ".",
                   w_.layers[static_cast<size_t>(numbers[i])]);
+      }
+      if (first) {
+        for (const auto& [name, array] : w_.vision) out_[chunk + name] = array;
       }
       if (first || (last && with_mtp)) Vocab(at + "embedding.word_embeddings.weight", w_.embedding);
       if (!last) continue;

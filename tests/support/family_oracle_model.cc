@@ -33,9 +33,11 @@ bool FourNorms(const Config& c) { return c.Is({"gemma2", "gemma3_text"}); }
 
 void AddGrouped(Maker& make, const Config& c) {
   const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
-  make.Add("self_attn.q_proj.weight", {q, c.hidden});
-  make.Add("self_attn.k_proj.weight", {kv, c.hidden});
-  make.Add("self_attn.v_proj.weight", {kv, c.hidden});
+  const bool fused = c.Is({"phi3"});
+  make.AddIf(fused, "self_attn.qkv_proj.weight", {q + 2 * kv, c.hidden});
+  make.AddIf(!fused, "self_attn.q_proj.weight", {q, c.hidden});
+  make.AddIf(!fused, "self_attn.k_proj.weight", {kv, c.hidden});
+  make.AddIf(!fused, "self_attn.v_proj.weight", {kv, c.hidden});
   make.Add("self_attn.o_proj.weight", {c.hidden, q});
   make.AddIf(c.QkvBias(), "self_attn.q_proj.bias", {q});
   make.AddIf(c.QkvBias(), "self_attn.k_proj.bias", {kv});
@@ -70,8 +72,44 @@ void AddGlu(Maker& make, const std::string& at, int64_t inner, int64_t hidden, b
   make.AddIf(bias, at + "down_proj.bias", {hidden});
 }
 
+/// A layer's dense MLP.
+void AddDense(Maker& make, const Config& c) {
+  if (!c.Is({"phi3"})) {
+    const std::string at = c.Is({"llama4_text"}) ? "feed_forward." : "mlp.";
+    return AddGlu(make, at, c.intermediate, c.hidden, c.Is({"llama"}) && c.mlp_bias);
+  }
+  make.Add("mlp.gate_up_proj.weight", {2 * c.intermediate, c.hidden});
+  make.Add("mlp.down_proj.weight", {c.hidden, c.intermediate});
+}
+
+void AddTower(Maker& make, const Vision& v) {
+  const int64_t h = v.hidden, merged = v.Merged();
+  make.Add("visual.patch_embed.proj.weight", {h, v.channels, v.frames, v.patch, v.patch});
+  for (int64_t block = 0; block < v.depth; ++block) {
+    const std::string at = std::string("visual.blocks.") + std::to_string(block) + ".";
+    make.Add(at + "norm1.weight", {h});
+    make.Add(at + "norm2.weight", {h});
+    make.Add(at + "attn.qkv.weight", {3 * h, h});
+    make.Add(at + "attn.qkv.bias", {3 * h});
+    make.Add(at + "attn.proj.weight", {h, h});
+    make.Add(at + "attn.proj.bias", {h});
+    AddGlu(make, at + "mlp.", v.intermediate, h, true);
+  }
+  make.Add("visual.merger.ln_q.weight", {h});
+  make.Add("visual.merger.mlp.0.weight", {merged, merged});
+  make.Add("visual.merger.mlp.0.bias", {merged});
+  make.Add("visual.merger.mlp.2.weight", {v.out, merged});
+  make.Add("visual.merger.mlp.2.bias", {v.out});
+}
+
 void AddMixture(Maker& make, const Config& c) {
   const int64_t n = c.experts, inner = c.moe_intermediate;
+  if (c.Is({"llama4_text"})) {
+    make.Add("feed_forward.router.weight", {n, c.hidden});
+    make.Add("feed_forward.experts.gate_up_proj", {n, c.hidden, 2 * inner});
+    make.Add("feed_forward.experts.down_proj", {n, inner, c.hidden});
+    return AddGlu(make, "feed_forward.shared_expert.", inner, c.hidden, false);
+  }
   if (c.Is({"gpt_oss"})) {
     make.Add("mlp.router.weight", {n, c.hidden});
     make.Add("mlp.router.bias", {n});
@@ -123,6 +161,13 @@ std::vector<Expert> LoadExperts(const Config& c, const Reader& of) {
   std::vector<Expert> experts(static_cast<size_t>(c.experts));
   for (int64_t e = 0; e < c.experts; ++e) {
     Expert& expert = experts[static_cast<size_t>(e)];
+    if (c.Is({"llama4_text"})) {
+      const Array gate_up = At(of("feed_forward.experts.gate_up_proj"), e);  // gate's columns first
+      expert.gate = Transpose(ColumnChunk(gate_up, 2, 0));
+      expert.up = Transpose(ColumnChunk(gate_up, 2, 1));
+      expert.down = Transpose(At(of("feed_forward.experts.down_proj"), e));
+      continue;
+    }
     if (c.Is({"gpt_oss"})) {
       const Array gate_up = At(of("mlp.experts.gate_up_proj"), e);  // [hidden, 2 · inner]
       const Array bias = At(of("mlp.experts.gate_up_proj_bias"), e);
@@ -156,6 +201,12 @@ Layer LoadLayer(const Config& c, const Tensors& hf, int64_t number) {
   l.q = of("self_attn.q_proj.weight");
   l.k = of("self_attn.k_proj.weight");
   l.v = of("self_attn.v_proj.weight");
+  if (const Array qkv = of("self_attn.qkv_proj.weight")) {
+    const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
+    l.q = Rows(qkv, 0, q);
+    l.k = Rows(qkv, q, kv);
+    l.v = Rows(qkv, q + kv, kv);
+  }
   l.o = of("self_attn.o_proj.weight");
   l.q_bias = of("self_attn.q_proj.bias");
   l.k_bias = of("self_attn.k_proj.bias");
@@ -170,9 +221,14 @@ Layer LoadLayer(const Config& c, const Tensors& hf, int64_t number) {
   l.kv_a = of("self_attn.kv_a_proj_with_mqa.weight");
   l.kv_a_norm = of("self_attn.kv_a_layernorm.weight");
   l.kv_b = of("self_attn.kv_b_proj.weight");
-  l.gate = of("mlp.gate_proj.weight");
-  l.up = of("mlp.up_proj.weight");
-  l.down = of("mlp.down_proj.weight");
+  const std::string dense = DensePrefix(c, number).substr(LayerPrefix(number).size());
+  l.gate = of(dense + "gate_proj.weight");
+  l.up = of(dense + "up_proj.weight");
+  l.down = of(dense + "down_proj.weight");
+  if (const Array gate_up = of("mlp.gate_up_proj.weight")) {
+    l.gate = RowChunk(gate_up, 2, 0);
+    l.up = RowChunk(gate_up, 2, 1);
+  }
   l.gate_bias = of("mlp.gate_proj.bias");
   l.up_bias = of("mlp.up_proj.bias");
   l.down_bias = of("mlp.down_proj.bias");
@@ -202,6 +258,7 @@ Tensors HuggingFace(const Config& c) {
   make.Add("model.embed_tokens.weight", {c.vocab, c.hidden});
   make.AddIf(!c.tied, "lm_head.weight", {c.vocab, c.hidden});
   make.Add("model.norm.weight", {c.hidden});
+  if (c.vision.depth > 0) AddTower(make, c.vision);
   for (int64_t layer = 0; layer < c.layers + c.mtp; ++layer) {
     make.MoveTo(LayerPrefix(layer));
     make.Add("input_layernorm.weight", {c.hidden});
@@ -212,7 +269,7 @@ Tensors HuggingFace(const Config& c) {
     if (c.MoeLayer(layer)) {
       AddMixture(make, c);
     } else {
-      AddGlu(make, "mlp.", c.intermediate, c.hidden, c.Is({"llama"}) && c.mlp_bias);
+      AddDense(make, c);
     }
     if (layer < c.layers) continue;
     make.Add("enorm.weight", {c.hidden});
@@ -243,6 +300,9 @@ Weights Load(const Config& c, const Tensors& hf) {
   weights.embedding = hf.at("model.embed_tokens.weight");
   weights.final_norm = hf.at("model.norm.weight");
   if (!c.tied) weights.head = hf.at("lm_head.weight");
+  for (const auto& [name, array] : hf) {
+    if (name.starts_with("visual.")) weights.vision[name] = array;
+  }
   for (int64_t layer = 0; layer < c.layers + c.mtp; ++layer) {
     weights.layers.push_back(LoadLayer(c, hf, layer));
   }
@@ -252,14 +312,18 @@ Weights Load(const Config& c, const Tensors& hf) {
 std::string LayerPrefix(int64_t layer) {
   return std::string("model.layers.") + std::to_string(layer) + ".";
 }
+std::string DensePrefix(const Config& c, int64_t layer) {
+  return LayerPrefix(layer) + (c.Is({"llama4_text"}) ? "feed_forward." : "mlp.");
+}
 std::string MoePrefix(const Config& c, int64_t layer) {
-  return LayerPrefix(layer) + (c.Is({"mixtral"}) ? "block_sparse_moe." : "mlp.");
+  return c.Is({"mixtral"}) ? LayerPrefix(layer) + "block_sparse_moe." : DensePrefix(c, layer);
 }
 std::string RouterModule(const Config& c, int64_t layer) {
-  return MoePrefix(c, layer) + (c.Is({"gpt_oss"}) ? "router" : "gate");
+  return MoePrefix(c, layer) + (c.Is({"gpt_oss", "llama4_text"}) ? "router" : "gate");
 }
 std::string SharedPrefix(const Config& c, int64_t layer) {
-  return MoePrefix(c, layer) + (c.Is({"qwen2_moe"}) ? "shared_expert." : "shared_experts.");
+  const bool one = c.Is({"qwen2_moe", "llama4_text"});
+  return MoePrefix(c, layer) + (one ? "shared_expert." : "shared_experts.");
 }
 std::string MlpNormName(const Config& c, int64_t layer) {
   return LayerPrefix(layer) +

@@ -8,6 +8,13 @@
 
 namespace weightwire::family_oracle {
 
+/// A tower in front of a text model.
+struct Vision {
+  int64_t depth = 0, hidden = 1, heads = 1, intermediate = 1;
+  int64_t channels = 1, frames = 1, patch = 1, merge = 1, out = 1;
+  int64_t Merged() const { return hidden * merge * merge; }
+};
+
 /// A tiny model of one of the families that the oracle knows.
 struct Config {
   std::string family;
@@ -28,8 +35,10 @@ struct Config {
   int64_t shared_intermediate = 0;  ///< qwen2_moe
   int64_t shared_experts = 0;       ///< deepseek, glm4_moe
   int64_t first_dense = 0;          ///< deepseek, glm4_moe
-  int64_t step = 1;                 ///< decoder_sparse_step, moe_layer_freq
-  std::set<int64_t> dense_layers;   ///< mlp_only_layers
+  int64_t step = 1;  ///< decoder_sparse_step, moe_layer_freq, interleave_moe_layer_step
+  bool lists_moe_layers = false;   ///< llama4_text
+  std::set<int64_t> moe_layers;    ///< what it lists
+  std::set<int64_t> dense_layers;  ///< mlp_only_layers
 
   int64_t q_lora = 0;
   int64_t kv_lora = 0;
@@ -37,16 +46,19 @@ struct Config {
   int64_t rope = 0;
   int64_t v_dim = 0;
   int64_t mtp = 0;
+  Vision vision;  ///< qwen2_5_vl
 
   // What config.json leaves to its defaults.
   bool says_head_dim = true;
   bool says_tied = true;
+  bool nests_text = false;  ///< qwen2_5_vl: the text model's sizes stand in text_config
 
   bool Is(std::initializer_list<const char*> families) const;
   bool Latent() const { return Is({"deepseek_v2", "deepseek_v3", "kimi_k2"}); }
   bool HasMtp() const { return Is({"deepseek_v3", "kimi_k2"}); }
   bool Mixture() const {
-    return Latent() || Is({"mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss"});
+    return Latent() ||
+           Is({"mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "llama4_text"});
   }
   /// Whether layer (MTP layers come after the decoder's) has experts.
   bool MoeLayer(int64_t layer) const;
@@ -90,11 +102,13 @@ struct Layer {
 struct Weights {
   Array embedding, final_norm, head;  ///< head is empty when tied
   std::vector<Layer> layers;          ///< the decoder's, then MTP
+  Tensors vision;                     ///< the tower's, by name
 };
 Weights Load(const Config& config, const Tensors& hf);
 
 /// How the checkpoint calls a layer's modules; each begins with "model.layers.<layer>.".
 std::string LayerPrefix(int64_t layer);
+std::string DensePrefix(const Config& config, int64_t layer);   ///< "….mlp."
 std::string MoePrefix(const Config& config, int64_t layer);     ///< "….mlp."
 std::string RouterModule(const Config& config, int64_t layer);  ///< "….mlp.gate"
 std::string SharedPrefix(const Config& config, int64_t layer);  ///< "….mlp.shared_experts."
