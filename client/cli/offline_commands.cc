@@ -59,9 +59,10 @@ void OfflineCommands::AddSimulate(CLI::App& app) {
       ->check(CLI::IsMember({"star", "chain", "tree"}))
       ->capture_default_str();
   command
-      ->add_option("--sharing", simulate_.sharing,
-                   "How streams share a link: all equally, as the engine's windows have it, or in "
-                   "proportion to their bytes")
+      ->add_option(
+          "--sharing", simulate_.sharing,
+          "How streams share a link: in proportion to their bytes, as the engine does, or all "
+          "equally")
       ->check(CLI::IsMember({"bytes", "equal"}))
       ->capture_default_str();
   command->add_flag("--json", simulate_.json, "For machines");

@@ -13,7 +13,7 @@ struct SimulateRequest {
   double gigabits_per_second = 0;  ///< of each rank's link, each way
   double latency_us = 0;           ///< per hop
   std::string topology = "star";   ///< star, chain or tree, see plan::Topology
-  std::string sharing = "equal";   ///< equal or bytes, see plan::Sharing
+  std::string sharing = "bytes";   ///< bytes or equal, see plan::Sharing
   bool json = false;
 };
 

@@ -46,9 +46,9 @@ struct Config {
   uint64_t segment_bytes_max = 1 << 20;
   uint64_t slot_bytes = 8 << 20;
   uint32_t slots_in_pool = 16;
-  uint32_t window = 4;
+  uint32_t window = 8;
   uint64_t chunk_bytes = 4 << 20;
-  uint32_t gets_in_flight = 8;
+  uint32_t gets_in_flight = 16;
   uint32_t progress_timeout_ms = 30'000;
   uint64_t stage_bytes_max = 0;
 

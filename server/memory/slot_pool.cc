@@ -32,20 +32,16 @@ Result<std::unique_ptr<SlotPool>> SlotPool::Make(const std::string& name, uint64
   return pool;
 }
 
-uint64_t SlotPool::Acquire(Waiter waiter) {
-  if (free_.empty()) {
-    waiters_.emplace_back(next_ticket_, std::move(waiter));
-    return next_ticket_++;
-  }
+uint64_t SlotPool::Acquire(Turn& turn, double cost, Waiter waiter) {
+  if (free_.empty()) return waiters_.Push(turn, cost, std::move(waiter));
+  waiters_.Pass(turn, cost);
   const uint32_t slot = free_.back();
   free_.pop_back();
   waiter(RegionSpan{region_, slot * slot_bytes_, slot_bytes_});
   return 0;
 }
 
-void SlotPool::CancelWait(uint64_t ticket) {
-  std::erase_if(waiters_, [ticket](const auto& entry) { return entry.first == ticket; });
-}
+void SlotPool::CancelWait(uint64_t ticket) { waiters_.Cancel(ticket); }
 
 void SlotPool::Release(const RegionSpan& slot) {
   WW_CHECK(slot.region == region_ && slot.offset % slot_bytes_ == 0);
@@ -55,9 +51,7 @@ void SlotPool::Release(const RegionSpan& slot) {
     free_.push_back(index);
     return;
   }
-  Waiter first = std::move(waiters_.front().second);
-  waiters_.erase(waiters_.begin());
-  first(RegionSpan{region_, slot.offset, slot_bytes_});
+  waiters_.Pop()(RegionSpan{region_, slot.offset, slot_bytes_});
 }
 
 uint32_t SlotPool::free_count() const { return static_cast<uint32_t>(free_.size()); }

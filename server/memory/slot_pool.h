@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "server/base/fair_queue.h"
 #include "server/memory/region.h"
 
 namespace weightwire::memory {
@@ -18,9 +19,11 @@ class SlotPool {
                                                 uint32_t slot_count);
 
   using Waiter = std::function<void(RegionSpan slot)>;
-  /// Calls `waiter` with a free slot: at once, or when one is released, first come first served.
-  /// Returns a ticket for CancelWait, 0 when the slot was given at once.
-  uint64_t Acquire(Waiter waiter);
+  using Turn = FairQueue<Waiter>::Turn;
+  /// Calls `waiter` with a free slot: at once, or when one is released and it is this user's turn
+  /// (FairQueue; `cost` is what the slot counts). Returns a ticket for CancelWait, 0 when the slot
+  /// was given at once.
+  uint64_t Acquire(Turn& turn, double cost, Waiter waiter);
   void CancelWait(uint64_t ticket);
   void Release(const RegionSpan& slot);
 
@@ -34,8 +37,7 @@ class SlotPool {
   uint64_t slot_bytes_ = 0;
   uint32_t slot_count_ = 0;
   std::vector<uint32_t> free_;
-  std::vector<std::pair<uint64_t, Waiter>> waiters_;
-  uint64_t next_ticket_ = 1;
+  FairQueue<Waiter> waiters_;
 };
 
 }  // namespace weightwire::memory

@@ -18,11 +18,11 @@ struct Flow {
 /// How flows share a link that is too narrow for them. Rates are max-min fair in either case: no
 /// flow can get more without taking from one that has no more than its due.
 enum class Sharing : int {
-  /// All flows count the same: streams with equal windows, as the transfer engine runs them today.
+  /// All flows count the same, whatever they have to move.
   kEqual = 1,
-  /// A flow counts by its bytes: streams whose windows of slots (`window` in transfer.h) are in
-  /// proportion to their bytes. The flows of a full link then end together, and none is left to
-  /// trickle in alone when the others have ended.
+  /// A flow counts by its bytes, as the transfer engine has it (transfer.h; proved in
+  /// tests/unit/transfer/sharing_test.cc). The flows of a full link then end together, and none is
+  /// left to trickle in alone when the others have ended.
   kByBytes = 2,
 };
 

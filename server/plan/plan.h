@@ -123,8 +123,8 @@ struct PlanReport {
   double egress_over_bound = 0;
   double ingress_over_bound = 0;
   /// Time of a fluid simulation over the greater of the two bounds: equal link rates at every rank,
-  /// full duplex, all streams started together and sharing links equally, as the transfer engine's
-  /// equal windows have it. Windows in proportion to bytes would reach 1 (fluid.h, kByBytes).
+  /// full duplex, all streams started together and sharing links by bytes, as the transfer engine
+  /// has it (fluid.h).
   double simulated_over_bound = 0;
   std::vector<int64_t> egress;   ///< by source rank
   std::vector<int64_t> ingress;  ///< by target rank

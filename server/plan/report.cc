@@ -47,7 +47,7 @@ PlanReport Report(const TransferPlan& plan, const layout::ModelLayout& source,
   report.egress_over_bound = static_cast<double>(report.egress_max) / report.egress_bound;
   report.ingress_over_bound = static_cast<double>(report.ingress_max) / report.ingress_bound;
   report.simulated_over_bound =
-      RunFluid(plan, Sharing::kEqual).end / std::max(report.egress_bound, report.ingress_bound);
+      RunFluid(plan, Sharing::kByBytes).end / std::max(report.egress_bound, report.ingress_bound);
   return report;
 }
 

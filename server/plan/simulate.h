@@ -21,7 +21,7 @@ struct LinkModel {
   double bytes_per_second = 0;  ///< of every rank's link, each way at once; > 0
   double latency_seconds = 0;   ///< from a segment's sending to its arrival, per hop
   Topology topology = Topology::kStar;
-  Sharing sharing = Sharing::kEqual;
+  Sharing sharing = Sharing::kByBytes;
   /// A relay hands a segment on when it has all of it.
   int64_t segment_bytes = 4 << 20;
 };

@@ -23,7 +23,9 @@ SourceRun::SourceRun(std::shared_ptr<Context> context, SourceJob job, Engine::So
     : context_(std::move(context)),
       job_(std::move(job)),
       done_(std::move(done)),
-      forget_(std::move(forget)) {}
+      forget_(std::move(forget)),
+      slots_(context_->tuning().window),
+      mapped_slots_(context_->tuning().mapped_window) {}
 
 void SourceRun::Start() {
   for (const SourceLeg& leg : job_.legs) {
@@ -37,6 +39,7 @@ void SourceRun::Start() {
       by_key_.emplace(std::pair(leg.slice->plan.low, stream.id), streams_.back().get());
     }
   }
+  bytes_total_ = progress().bytes_total;
   ArmProgressTimer();
   context_->workers.Post([self = shared_from_this()] {
     const Tuning& tuning = self->context_->tuning();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/transfer/context.h"
+#include "server/transfer/fair_gate.h"
 #include "server/transfer/source_stream.h"
 
 namespace weightwire::transfer {
@@ -40,6 +41,11 @@ class SourceRun : public std::enable_shared_from_this<SourceRun> {
   Result<MappedKeys> ExportForMapping(transport::Transport* transport);
   /// Where mapping readers find sums; nullptr until ExportForMapping.
   std::byte* sums_data() const { return sums_region_ ? sums_region_->data() : nullptr; }
+  /// Slots that may be announced together, of streams whose slots hold bytes and of others.
+  FairGate& slots() { return slots_; }
+  FairGate& mapped_slots() { return mapped_slots_; }
+  /// Of all the job's streams.
+  int64_t bytes_total() const { return bytes_total_; }
   /// Something may have finished or become quiet.
   void Changed();
 
@@ -59,6 +65,9 @@ class SourceRun : public std::enable_shared_from_this<SourceRun> {
   std::function<void()> forget_;
   std::vector<std::unique_ptr<SourceStream>> streams_;
   std::map<std::pair<uint64_t, uint32_t>, SourceStream*> by_key_;  ///< (plan_low, stream)
+  FairGate slots_;
+  FairGate mapped_slots_;
+  int64_t bytes_total_ = 0;
   bool planned_ = false;
   std::vector<std::pair<std::shared_ptr<transport::Endpoint>, Notify>> early_opens_;
   uint64_t sums_bytes_ = 0;

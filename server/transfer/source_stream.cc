@@ -5,6 +5,7 @@
 
 #include "kernels/kernels.h"
 #include "server/transfer/source_run.h"
+#include "server/transfer/windows.h"
 
 // A slot goes kPacking → kPacked → kAnnounced → kRevoking → gone. It is announced in order, waits
 // for the credits of all readers that are still there, and is revoked before its memory is used for
@@ -175,7 +176,7 @@ bool SourceStream::finished() const {
 }
 
 bool SourceStream::quiet() const {
-  return tasks_ == 0 && slots_.empty() && !acquiring_ &&
+  return tasks_ == 0 && slots_.empty() && asking_ == Asking::kNothing &&
          std::ranges::none_of(
              readers_, [](const auto& entry) { return entry.second.maps && entry.second.open; });
 }
@@ -189,10 +190,7 @@ void SourceStream::Stop(const Status& why) {
   stopped_ = true;
   stop_ = true;
   if (status_.ok()) status_ = why;
-  if (acquiring_) {
-    context().slots->CancelWait(acquire_ticket_);
-    acquiring_ = false;
-  }
+  StopAsking();
   for (auto& [participant, reader] : readers_) {
     if (reader.open && !Complete(reader)) Refuse(reader.endpoint, participant, why);
   }
@@ -201,6 +199,20 @@ void SourceStream::Stop(const Status& why) {
     const Phase phase = entry->second.phase;
     if (phase == Phase::kPacked || phase == Phase::kAnnounced) Release(entry);
     entry = next;
+  }
+}
+
+void SourceStream::StopAsking() {
+  switch (std::exchange(asking_, Asking::kNothing)) {
+    case Asking::kNothing:
+      return;
+    case Asking::kGate:
+      return run_.slots().Cancel(ticket_);
+    case Asking::kMappedGate:
+      return run_.mapped_slots().Cancel(ticket_);
+    case Asking::kPool:
+      context().slots->CancelWait(ticket_);
+      return run_.slots().Leave();
   }
 }
 
@@ -213,39 +225,53 @@ void SourceStream::CloseSessions() {
 // ---- slots -----------------------------------------------------------------------------------
 
 bool SourceStream::MayStartSlot() const {
-  const Tuning& tuning = context().tuning();
   const bool anyone =
       std::ranges::any_of(readers_, [](const auto& entry) { return !entry.second.gone; });
-  return !stopped_ && !acquiring_ && anyone && readers_.size() == readers_planned_ &&
-         next_slot_ < schedule_.slots.size() &&
-         slots_.size() < (NeedsBytes() ? tuning.window : tuning.mapped_window);
+  return !stopped_ && asking_ == Asking::kNothing && anyone &&
+         readers_.size() == readers_planned_ && next_slot_ < schedule_.slots.size() &&
+         slots_.size() < window();
 }
 
+uint32_t SourceStream::window() const {
+  const Tuning& tuning = context().tuning();
+  return WindowOf(stream_.bytes, run_.bytes_total(),
+                  NeedsBytes() ? tuning.window : tuning.mapped_window);
+}
+
+// Every slot costs a stream its part of the stream, so that all advance alike.
+double SourceStream::NextCost() const {
+  return static_cast<double>(schedule_.slots[next_slot_].payload_bytes) /
+         static_cast<double>(stream_.bytes);
+}
+
+// Each slot that is started asks for the next one.
 void SourceStream::Pump() {
-  while (MayStartSlot()) {
-    if (!NeedsBytes()) {
-      StartSlot({});
-      continue;
-    }
-    acquiring_ = true;
-    const uint64_t ticket =
-        context().slots->Acquire([this, keep = run_.shared_from_this()](memory::RegionSpan slot) {
-          OnSlotGiven(std::move(slot));
-        });
-    if (ticket != 0) acquire_ticket_ = ticket;
-  }
+  if (!MayStartSlot()) return;
+  const bool packs = NeedsBytes();
+  FairGate& gate = packs ? run_.slots() : run_.mapped_slots();
+  FairGate::Turn& turn = packs ? gate_turn_ : mapped_gate_turn_;
+  asking_ = packs ? Asking::kGate : Asking::kMappedGate;
+  const uint64_t ticket =
+      gate.Enter(turn, NextCost(), [this, keep = run_.shared_from_this()] { OnSlotAdmitted(); });
+  if (ticket != 0) ticket_ = ticket;
 }
 
-void SourceStream::OnSlotGiven(memory::RegionSpan slot) {
-  acquiring_ = false;
-  StartSlot(std::move(slot));
-  Pump();
+void SourceStream::OnSlotAdmitted() {
+  if (asking_ == Asking::kMappedGate) return StartSlot({}, &run_.mapped_slots());
+  asking_ = Asking::kPool;
+  const uint64_t ticket = context().slots->Acquire(
+      pool_turn_, NextCost(), [this, keep = run_.shared_from_this()](memory::RegionSpan slot) {
+        StartSlot(std::move(slot), &run_.slots());
+      });
+  if (ticket != 0) ticket_ = ticket;
 }
 
-void SourceStream::StartSlot(memory::RegionSpan memory) {
+void SourceStream::StartSlot(memory::RegionSpan memory, FairGate* gate) {
+  asking_ = Asking::kNothing;
   const uint32_t index = next_slot_++;
   Slot& slot = slots_[index];
   slot.memory = memory;
+  slot.gate = gate;
   for (const auto& [participant, reader] : readers_) {
     if (!reader.gone) slot.waiting.insert(participant);
   }
@@ -266,6 +292,7 @@ void SourceStream::StartSlot(memory::RegionSpan memory) {
           OnPacked(index, std::move(packed));
         });
       });
+  Pump();
 }
 
 void SourceStream::OnPacked(uint32_t index, PackedSlot packed) {
@@ -342,8 +369,10 @@ void SourceStream::OnRevoked(uint32_t index) {
 
 void SourceStream::Forget(SlotEntry entry) {
   const memory::RegionSpan memory = std::move(entry->second.memory);
+  FairGate* gate = entry->second.gate;
   slots_.erase(entry);
   if (memory.region) context().slots->Release(memory);
+  gate->Leave();
 }
 
 }  // namespace weightwire::transfer

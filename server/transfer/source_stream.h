@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/transfer/context.h"
+#include "server/transfer/fair_gate.h"
 #include "server/transfer/pack.h"
 
 namespace weightwire::transfer {
@@ -65,6 +66,7 @@ class SourceStream {
     std::set<ParticipantId> waiting;  ///< readers that have not credited it
     std::map<transport::Transport*, transport::RegionKey> keys;
     size_t revokes_left = 0;
+    FairGate* gate = nullptr;  ///< that it came through
   };
   using SlotEntry = std::map<uint32_t, Slot>::iterator;
 
@@ -81,8 +83,11 @@ class SourceStream {
 
   void Pump();
   bool MayStartSlot() const;
-  void OnSlotGiven(memory::RegionSpan slot);
-  void StartSlot(memory::RegionSpan memory);
+  uint32_t window() const;
+  double NextCost() const;
+  void OnSlotAdmitted();
+  void StartSlot(memory::RegionSpan memory, FairGate* gate);
+  void StopAsking();
   void OnPacked(uint32_t slot, PackedSlot packed);
   void AnnounceInOrder();
   void Announce(uint32_t index, Slot& slot);
@@ -103,8 +108,12 @@ class SourceStream {
   std::map<uint32_t, Slot> slots_;
   uint32_t next_slot_ = 0;
   uint32_t next_announced_ = 0;
-  bool acquiring_ = false;
-  uint64_t acquire_ticket_ = 0;
+  enum class Asking { kNothing, kGate, kMappedGate, kPool };
+  Asking asking_ = Asking::kNothing;  ///< for slot `next_slot_`
+  uint64_t ticket_ = 0;
+  FairGate::Turn gate_turn_;
+  FairGate::Turn mapped_gate_turn_;
+  memory::SlotPool::Turn pool_turn_;
   uint32_t tasks_ = 0;  ///< on workers
   std::atomic<bool> stop_ = false;
   bool stopped_ = false;

@@ -21,7 +21,8 @@ TargetRun::TargetRun(std::shared_ptr<Context> context, std::shared_ptr<SessionTa
       sessions_(std::move(sessions)),
       job_(std::move(job)),
       done_(std::move(done)),
-      forget_(std::move(forget)) {}
+      forget_(std::move(forget)),
+      gets_(context_->tuning().gets_in_flight) {}
 
 void TargetRun::Start() {
   started_ = context_->clock.Now();
@@ -45,6 +46,7 @@ void TargetRun::Start() {
 Status TargetRun::Prepare() {
   WW_RETURN_IF_ERROR(ValidateSlice(*job_.slice, job_.binding));
   for (const plan::Stream& stream : job_.slice->streams) WW_RETURN_IF_ERROR(AddStream(stream));
+  bytes_total_ = progress().bytes_total;
   return OkStatus();
 }
 

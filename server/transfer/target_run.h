@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "server/transfer/context.h"
+#include "server/transfer/fair_gate.h"
 #include "server/transfer/sessions.h"
 #include "server/transfer/target_stream.h"
 
@@ -31,8 +32,12 @@ class TargetRun : public std::enable_shared_from_this<TargetRun> {
   // For its streams.
   Context& context() const { return *context_; }
   const TargetJob& job() const { return job_; }
+  /// Gets that may be under way together.
+  FairGate& gets() { return gets_; }
   /// Ends the job and stops every stream. The first failure is the one that is reported.
   void FailJob(Status why);
+  /// Of all the job's streams.
+  int64_t bytes_total() const { return bytes_total_; }
   /// Something may have finished or become quiet.
   void Changed();
 
@@ -55,6 +60,8 @@ class TargetRun : public std::enable_shared_from_this<TargetRun> {
   std::function<void()> forget_;
   std::vector<std::unique_ptr<TargetStream>> streams_;
   std::map<uint32_t, TargetStream*> by_id_;
+  int64_t bytes_total_ = 0;
+  FairGate gets_;
   Nanos started_{0};
   bool finished_ = false;
   bool forgotten_ = false;

@@ -5,6 +5,7 @@
 #include "kernels/kernels.h"
 #include "server/transfer/segment_copy.h"
 #include "server/transfer/target_run.h"
+#include "server/transfer/windows.h"
 
 // Mapped: a slot is one task that copies and compares. Fetched: a slot becomes orders (chunks),
 // each of them one Get and then one task that unpacks and sums; a segment is compared when both its
@@ -219,29 +220,45 @@ void TargetStream::OrderSlot(uint32_t index) {
   PumpGets();
 }
 
+// Every Get costs a stream its part of the stream, so that all advance alike.
+double TargetStream::CostOf(const Order& order) const {
+  return static_cast<double>(order.chunk.segment_count) / static_cast<double>(sums_.size());
+}
+
+// Each Get that is posted asks for the next one.
 void TargetStream::PumpGets() {
-  const Tuning& tuning = context().tuning();
-  while (!stopped_ && !acquiring_ && !orders_.empty() && gets_ < tuning.gets_in_flight) {
-    const Order order = orders_.front();
-    const bool plain = order.sum_only || ScratchBytes(stream_, schedule_, order.chunk,
-                                                      tuning.direct_run_bytes_min) == 0;
-    if (plain) {
-      orders_.pop_front();
-      PostGet(order, {});
-      continue;
-    }
-    acquiring_ = true;
-    const uint64_t ticket = context().scratch->Acquire(
-        [this, keep = run_.shared_from_this()](memory::RegionSpan scratch) {
-          acquiring_ = false;
-          // A re-read may have come first meanwhile; scratch is large enough for any chunk.
-          const Order next = orders_.front();
-          orders_.pop_front();
-          PostGet(next, std::move(scratch));
-          PumpGets();
-        });
-    if (ticket != 0) acquire_ticket_ = ticket;
+  const uint32_t window =
+      WindowOf(stream_.bytes, run_.bytes_total(), context().tuning().gets_in_flight);
+  if (stopped_ || asking_ != Asking::kNothing || orders_.empty() || gets_ >= window) return;
+  asking_ = Asking::kGet;
+  const uint64_t ticket =
+      run_.gets().Enter(get_turn_, CostOf(orders_.front()),
+                        [this, keep = run_.shared_from_this()] { OnGetAdmitted(); });
+  if (ticket != 0) ticket_ = ticket;
+}
+
+void TargetStream::OnGetAdmitted() {
+  const Order order = orders_.front();
+  const bool plain = order.sum_only || ScratchBytes(stream_, schedule_, order.chunk,
+                                                    context().tuning().direct_run_bytes_min) == 0;
+  if (plain) {
+    asking_ = Asking::kNothing;
+    orders_.pop_front();
+    PostGet(order, {});
+    return PumpGets();
   }
+  asking_ = Asking::kScratch;
+  const uint64_t ticket = context().scratch->Acquire(
+      scratch_turn_, CostOf(order),
+      [this, keep = run_.shared_from_this()](memory::RegionSpan scratch) {
+        asking_ = Asking::kNothing;
+        // A re-read may have come first meanwhile; scratch is large enough for any chunk.
+        const Order next = orders_.front();
+        orders_.pop_front();
+        PostGet(next, std::move(scratch));
+        PumpGets();
+      });
+  if (ticket != 0) ticket_ = ticket;
 }
 
 void TargetStream::PostGet(const Order& order, memory::RegionSpan scratch) {
@@ -276,6 +293,7 @@ void TargetStream::ReleaseScratch(Fetch& fetch) {
 
 void TargetStream::OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& status) {
   --gets_;
+  run_.gets().Leave();
   if (stopped_ || !status.ok()) ReleaseScratch(*fetch);
   if (stopped_) {
     MaybeClose();
@@ -369,9 +387,11 @@ void TargetStream::Stop(const Status& why) {
   stop_ = true;
   why_ = why;
   orders_.clear();
-  if (acquiring_) {
-    context().scratch->CancelWait(acquire_ticket_);
-    acquiring_ = false;
+  const Asking asked = std::exchange(asking_, Asking::kNothing);
+  if (asked == Asking::kGet) run_.gets().Cancel(ticket_);
+  if (asked == Asking::kScratch) {
+    context().scratch->CancelWait(ticket_);
+    run_.gets().Leave();
   }
   MaybeClose();
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "server/transfer/context.h"
+#include "server/transfer/fair_gate.h"
 #include "server/transfer/fetch.h"
 
 namespace weightwire::transfer {
@@ -89,7 +90,9 @@ class TargetStream {
 
   // Fetched.
   void OrderSlot(uint32_t index);
+  double CostOf(const Order& order) const;
   void PumpGets();
+  void OnGetAdmitted();
   void PostGet(const Order& order, memory::RegionSpan scratch);
   void OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& status);
   void OnSummed(const std::shared_ptr<Fetch>& fetch, const std::vector<uint64_t>& sums);
@@ -123,8 +126,11 @@ class TargetStream {
   bool mapped_ = false;
 
   std::deque<Order> orders_;
-  bool acquiring_ = false;
-  uint64_t acquire_ticket_ = 0;
+  enum class Asking { kNothing, kGet, kScratch };
+  Asking asking_ = Asking::kNothing;  ///< for the first of `orders_`
+  uint64_t ticket_ = 0;
+  FairGate::Turn get_turn_;
+  memory::SlotPool::Turn scratch_turn_;
   uint32_t gets_ = 0;
 
   uint32_t tasks_ = 0;  ///< on workers

@@ -29,16 +29,24 @@
 /// transport can map, no payload is packed at all: the slot holds only the sums and the target
 /// copies from the source's tensors. A segment whose sum differs is read again at most twice.
 /// Streams of one (plan, stream) with several readers are packed and summed once.
+///
+/// The streams of a rank share its link by bytes and so end together: slots that may be announced
+/// at the source, and Gets under way at the target, are limited for the rank as a whole and go to
+/// its streams in proportion to their bytes (fair_gate.h); no stream may hold more than its part of
+/// them (windows.h). Memory is bounded by the two pools of the process, however many streams there
+/// are.
 namespace weightwire::transfer {
 
 struct Tuning {
   int64_t segment_bytes_max = 1 << 20;
   int64_t slot_bytes = 8 << 20;
-  uint32_t slots_in_pool = 16;          ///< per process, shared by all streams
-  uint32_t window = 4;                  ///< slots announced and not yet credited, per stream
-  uint32_t mapped_window = 16;          ///< the same where nothing is packed
+  uint32_t slots_in_pool = 16;  ///< per process, shared by all streams
+  /// Slots announced and not yet credited, of the streams of one rank together. As many bytes as
+  /// `gets_in_flight` chunks: the narrower side's shares then rule, and not the mean of both.
+  uint32_t window = 8;
+  uint32_t mapped_window = 64;          ///< the same where nothing is packed
   int64_t chunk_bytes = 4 << 20;        ///< of one Get; whole segments
-  uint32_t gets_in_flight = 8;          ///< per stream
+  uint32_t gets_in_flight = 16;         ///< of the streams of one rank together
   int64_t direct_run_bytes_min = 4096;  ///< shorter runs are packed
   int rereads_max = 2;                  ///< of one segment
   Nanos connect_timeout = std::chrono::seconds(5);

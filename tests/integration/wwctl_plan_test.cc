@@ -274,7 +274,7 @@ TEST(WwctlSimulate, PredictsByTopology) {
 TEST(WwctlSimulate, TellsAPersonWhoEndsWhen) {
   const Finished run =
       RunTool("wwctl", {"simulate", "--config", DataPath(kSmall), "--from", "megatron:tp2,pp2",
-                        "--to", "vllm:tp2", "--gbps", "100", "--sharing", "bytes"});
+                        "--to", "vllm:tp2", "--gbps", "100", "--sharing", "equal"});
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(run.out.rfind("predicted: ", 0), 0u);
   EXPECT_NE(run.out.find("target/0"), std::string::npos) << run.out;

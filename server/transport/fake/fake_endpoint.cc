@@ -10,6 +10,16 @@ namespace {
 /// Counts an operation; true when the link is to drop the connection at it.
 bool CountDrops(FakeLinkState& state) { return ++state.operations == state.link.drop_at_operation; }
 
+/// When `bytes` have passed something that handles one thing after another and is free from
+/// `busy_until`, if they come at `now`.
+Nanos Pass(Nanos& busy_until, Nanos now, uint64_t bytes, uint64_t bytes_per_second) {
+  const Nanos start = std::max(now, busy_until);
+  if (bytes_per_second == 0) return start;
+  busy_until = start + Nanos(static_cast<int64_t>(static_cast<double>(bytes) * 1e9 /
+                                                  static_cast<double>(bytes_per_second)));
+  return busy_until;
+}
+
 Status Closed(const char* why) { return Status(Code::kUnavailable, Reason::kTransportFailed, why); }
 
 }  // namespace
@@ -147,11 +157,9 @@ void FakeEndpoint::ServeGet(uint64_t number, std::shared_ptr<const Exported> exp
     return;
   }
   serving_.emplace(number, std::move(exported));
-  Nanos due = std::max(world.clock.Now(), state.busy_until);
-  if (state.link.bytes_per_second > 0) {
-    due += Nanos(static_cast<int64_t>(static_cast<double>(bytes) * 1e9 /
-                                      static_cast<double>(state.link.bytes_per_second)));
-    state.busy_until = due;
+  Nanos due = Pass(state.busy_until, world.clock.Now(), bytes, state.link.bytes_per_second);
+  if (auto nic = world.nics.find(node_->address); nic != world.nics.end()) {
+    due = Pass(nic->second.egress_busy_until, due, bytes, nic->second.nic.egress_bytes_per_second);
   }
   due += state.link.latency;
   if (state.link.get_jitter_max.count() > 0) {
@@ -159,8 +167,20 @@ void FakeEndpoint::ServeGet(uint64_t number, std::shared_ptr<const Exported> exp
     due += Nanos(static_cast<int64_t>(world.random() % (jitter_max + 1)));
   }
   reader->After(due - world.clock.Now(), [number, ranges = std::move(*ranges)](FakeEndpoint& self) {
-    self.Deliver(number, ranges);
+    self.Receive(number, ranges);
   });
+}
+
+void FakeEndpoint::Receive(uint64_t number, std::vector<PieceRange> ranges) {
+  FakeNetwork::World& world = *node_->world;
+  auto nic = world.nics.find(node_->address);
+  auto operation = operations_.find(number);
+  if (nic == world.nics.end() || operation == operations_.end()) return Deliver(number, ranges);
+  const Nanos due =
+      Pass(nic->second.ingress_busy_until, world.clock.Now(), TotalBytes(operation->second.into),
+           nic->second.nic.ingress_bytes_per_second);
+  After(due - world.clock.Now(),
+        [number, ranges = std::move(ranges)](FakeEndpoint& self) { self.Deliver(number, ranges); });
 }
 
 void FakeEndpoint::Deliver(uint64_t number, const std::vector<PieceRange>& ranges) {

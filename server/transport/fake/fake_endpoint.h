@@ -58,7 +58,8 @@ class FakeEndpoint final : public Endpoint, public std::enable_shared_from_this<
   void Serve(uint64_t number);
   void ServeGet(uint64_t number, std::shared_ptr<const Exported> exported);
   void ServeMap(uint64_t number, std::shared_ptr<const Exported> exported);
-  /// Runs on the reader's side when the bytes arrive.
+  /// Run on the reader's side when the bytes arrive, and when its NIC has taken them.
+  void Receive(uint64_t number, std::vector<PieceRange> ranges);
   void Deliver(uint64_t number, const std::vector<PieceRange>& ranges);
   void Finish(uint64_t number, Result<MappedList> result);
   void Expire(uint64_t number);

@@ -154,6 +154,10 @@ void FakeNetwork::SetLink(const std::string& from, const std::string& to, FakeLi
   world_->links[{from, to}] = FakeLinkState{.link = link};
 }
 
+void FakeNetwork::SetNic(const std::string& address, FakeNic nic) {
+  world_->nics[address] = {.nic = nic};
+}
+
 void FakeNetwork::Break(const std::string& a, const std::string& b) {
   for (const auto& [here, there] : {std::pair(a, b), std::pair(b, a)}) {
     auto node = world_->nodes.find(here);

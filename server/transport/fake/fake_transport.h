@@ -23,6 +23,13 @@ struct FakeLink {
   bool silent = false;             ///< nothing arrives any more; only deadlines end operations
 };
 
+/// How fast one address sends and receives in all, whoever the peers are: payloads of Gets, one
+/// after another in the order in which they come. 0: no limit.
+struct FakeNic {
+  uint64_t egress_bytes_per_second = 0;
+  uint64_t ingress_bytes_per_second = 0;
+};
+
 struct FakeOptions {
   std::string name = "fake";
   bool map = false;  ///< Map() shares pointers
@@ -47,6 +54,8 @@ class FakeNetwork {
   void SetDefaultLink(FakeLink link);
   /// From now on, for operations of `from` on `to`. Restarts the counts.
   void SetLink(const std::string& from, const std::string& to, FakeLink link);
+  /// From now on, for all that `address` serves and reads.
+  void SetNic(const std::string& address, FakeNic nic);
   /// Breaks every session between the two, as a reset connection does.
   void Break(const std::string& a, const std::string& b);
 

@@ -35,6 +35,12 @@ struct FakeLinkState {
   Nanos busy_until{0};
 };
 
+struct FakeNicState {
+  FakeNic nic;
+  Nanos egress_busy_until{0};
+  Nanos ingress_busy_until{0};
+};
+
 struct FakeNetwork::World {
   World(Executor& the_strand, Clock& the_clock, uint64_t seed)
       : strand(the_strand), clock(the_clock), random(seed) {}
@@ -46,7 +52,8 @@ struct FakeNetwork::World {
   std::mt19937_64 random;
   FakeLink default_link;
   std::map<std::pair<std::string, std::string>, FakeLinkState> links;
-  std::map<std::string, FakeNode*> nodes;  ///< by address; started or not
+  std::map<std::string, FakeNicState> nics;  ///< by address; those with limits
+  std::map<std::string, FakeNode*> nodes;    ///< by address; started or not
 };
 
 }  // namespace weightwire::transport

@@ -9,12 +9,13 @@ namespace weightwire::memory {
 namespace {
 
 TEST(SlotPool, SlotsAreDisjointAndInsideOneRegion) {
+  SlotPool::Turn turn;
   auto pool = SlotPool::Make("slots", 8192, 3);
   ASSERT_TRUE(pool.has_value());
   EXPECT_EQ((*pool)->bytes_total(), 3 * 8192u);
   std::vector<RegionSpan> slots;
   for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ((*pool)->Acquire([&](RegionSpan slot) { slots.push_back(slot); }), 0u);
+    EXPECT_EQ((*pool)->Acquire(turn, 0, [&](RegionSpan slot) { slots.push_back(slot); }), 0u);
   }
   EXPECT_EQ((*pool)->free_count(), 0u);
   std::set<uint64_t> offsets;
@@ -27,14 +28,15 @@ TEST(SlotPool, SlotsAreDisjointAndInsideOneRegion) {
 }
 
 TEST(SlotPool, WaitersAreServedInOrderInsideRelease) {
+  SlotPool::Turn turn;
   auto pool = SlotPool::Make("slots", 4096, 1);
   ASSERT_TRUE(pool.has_value());
   RegionSpan held;
-  (*pool)->Acquire([&](RegionSpan slot) { held = slot; });
+  (*pool)->Acquire(turn, 0, [&](RegionSpan slot) { held = slot; });
   std::vector<int> served;
-  const uint64_t first = (*pool)->Acquire([&](RegionSpan) { served.push_back(1); });
-  const uint64_t second = (*pool)->Acquire([&](RegionSpan) { served.push_back(2); });
-  (*pool)->Acquire([&](RegionSpan) { served.push_back(3); });
+  const uint64_t first = (*pool)->Acquire(turn, 0, [&](RegionSpan) { served.push_back(1); });
+  const uint64_t second = (*pool)->Acquire(turn, 0, [&](RegionSpan) { served.push_back(2); });
+  (*pool)->Acquire(turn, 0, [&](RegionSpan) { served.push_back(3); });
   EXPECT_NE(first, 0u);
   EXPECT_NE(first, second);
   (*pool)->CancelWait(second);
@@ -48,15 +50,16 @@ TEST(SlotPool, WaitersAreServedInOrderInsideRelease) {
 }
 
 TEST(SlotPool, AWaiterMayReleaseAndAcquireAgain) {
+  SlotPool::Turn turn;
   auto pool = SlotPool::Make("slots", 4096, 1);
   ASSERT_TRUE(pool.has_value());
   RegionSpan held;
-  (*pool)->Acquire([&](RegionSpan slot) { held = slot; });
+  (*pool)->Acquire(turn, 0, [&](RegionSpan slot) { held = slot; });
   int served = 0;
-  (*pool)->Acquire([&](RegionSpan slot) {
+  (*pool)->Acquire(turn, 0, [&](RegionSpan slot) {
     ++served;
     (*pool)->Release(slot);
-    (*pool)->Acquire([&](RegionSpan) { ++served; });
+    (*pool)->Acquire(turn, 0, [&](RegionSpan) { ++served; });
   });
   (*pool)->Release(held);
   EXPECT_EQ(served, 2);
@@ -76,7 +79,8 @@ TEST(SlotPoolDeathTest, ReleasingTwiceOrAStrangerIsAProgrammersError) {
   auto other = SlotPool::Make("other", 4096, 2);
   ASSERT_TRUE(pool.has_value() && other.has_value());
   RegionSpan held;
-  (*pool)->Acquire([&](RegionSpan slot) { held = slot; });
+  SlotPool::Turn turn;
+  (*pool)->Acquire(turn, 0, [&](RegionSpan slot) { held = slot; });
   EXPECT_DEATH((*other)->Release(held), "");
   (*pool)->Release(held);
   EXPECT_DEATH((*pool)->Release(held), "");

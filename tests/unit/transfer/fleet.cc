@@ -39,6 +39,8 @@ Tuning SmallTuning() {
   tuning.segment_bytes_max = 1'000;
   tuning.slot_bytes = 8'192;
   tuning.slots_in_pool = 6;
+  tuning.window = 4;
+  tuning.gets_in_flight = 8;
   tuning.chunk_bytes = 3'000;
   tuning.direct_run_bytes_min = 100;
   return tuning;
@@ -63,7 +65,10 @@ Fleet::Agent Fleet::MakeAgent(const FleetOptions& options, const std::string& ad
 }
 
 Fleet::Fleet(const FleetOptions& options)
-    : rng(options.seed), network(sim, sim, options.seed), plan(MakeRandomPlan(rng, options.shape)) {
+    : rng(options.seed),
+      network(sim, sim, options.seed),
+      plan(options.stream_bytes.empty() ? MakeRandomPlan(rng, options.shape)
+                                        : MakeSizedPlan(options.stream_bytes)) {
   network.SetDefaultLink(options.link);
   for (uint32_t i = 0; i < options.source_agents; ++i) {
     source_agents.push_back(MakeAgent(options, "s" + std::to_string(i), 100 + i, options.map));

@@ -37,6 +37,9 @@ Tuning SmallTuning();
 struct FleetOptions {
   uint64_t seed = 1;
   PlanShape shape;
+  /// Streams of these sizes (MakeSizedPlan) in place of random ones, where it is not empty; `shape`
+  /// must name as many ranks.
+  std::vector<std::vector<int64_t>> stream_bytes;
   uint32_t engines = 1;        ///< readers of every stream
   uint32_t source_agents = 2;  ///< source ranks are spread over them
   uint32_t target_agents = 2;

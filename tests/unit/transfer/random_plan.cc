@@ -145,6 +145,41 @@ uint64_t SeedOr(uint64_t fallback) {
   return seed != nullptr ? std::strtoull(seed, nullptr, 10) : fallback;
 }
 
+RandomPlan MakeSizedPlan(const std::vector<std::vector<int64_t>>& stream_bytes) {
+  RandomPlan out;
+  out.plan.id = {1, 2};
+  out.plan.source_ranks = static_cast<uint32_t>(stream_bytes.size());
+  out.plan.target_ranks = static_cast<uint32_t>(stream_bytes[0].size());
+  out.source_tensor_bytes.resize(out.plan.source_ranks);
+  out.target_tensor_bytes.resize(out.plan.target_ranks);
+  for (uint32_t target = 0; target < out.plan.target_ranks; ++target) {
+    for (uint32_t source = 0; source < out.plan.source_ranks; ++source) {
+      const int64_t bytes = stream_bytes[source][target];
+      if (bytes == 0) continue;
+      plan::CopyOp op;
+      op.canonical = static_cast<uint32_t>(out.plan.tensor_names.size());
+      out.plan.tensor_names.push_back("model.tensor." + std::to_string(op.canonical));
+      op.source_dtype = op.target_dtype = DType::kU8;
+      op.extent = {bytes};
+      op.source_stride = op.target_stride = {1};
+      op.source_tensor = static_cast<uint32_t>(out.source_tensor_bytes[source].size());
+      op.target_tensor = static_cast<uint32_t>(out.target_tensor_bytes[target].size());
+      out.source_tensor_bytes[source].push_back(static_cast<uint64_t>(bytes));
+      out.target_tensor_bytes[target].push_back(static_cast<uint64_t>(bytes));
+      plan::Stream stream;
+      stream.id = static_cast<uint32_t>(out.plan.streams.size());
+      stream.source_rank = source;
+      stream.target_rank = target;
+      stream.bytes = bytes;
+      stream.ops = {op};
+      out.plan.bytes_total += bytes;
+      ++out.plan.copies_total;
+      out.plan.streams.push_back(std::move(stream));
+    }
+  }
+  return out;
+}
+
 RandomPlan MakeRandomPlan(Rng& rng, const PlanShape& shape) {
   RandomPlan out;
   out.plan.id = {rng(), rng()};

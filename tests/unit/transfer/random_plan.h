@@ -33,6 +33,9 @@ struct RandomPlan {
   std::vector<std::vector<uint64_t>> source_tensor_bytes;  ///< by rank, by tensor
   std::vector<std::vector<uint64_t>> target_tensor_bytes;
 };
+/// One contiguous byte tensor for each stream: `stream_bytes[source rank][target rank]`, 0 for
+/// none.
+RandomPlan MakeSizedPlan(const std::vector<std::vector<int64_t>>& stream_bytes);
 RandomPlan MakeRandomPlan(Rng& rng, const PlanShape& shape);
 
 /// Memory of one rank.
