@@ -4,6 +4,7 @@
 
 #include <fstream>
 
+#include "client/cli/spec_file.h"
 #include "server/layout/scheme.h"
 
 namespace weightwire::cli {
@@ -38,7 +39,11 @@ Result<std::string> ReadConfig(const std::string& path) {
 }
 
 Result<layout::ModelLayout> LayoutOf(const std::string& config, const std::string& spec) {
-  WW_ASSIGN(const layout::ParallelSpec parsed, layout::ParseParallelSpec(spec));
+  std::string text = spec;
+  if (IsSpecFile(spec)) {
+    WW_ASSIGN(text, SpecFromFile(spec));
+  }
+  WW_ASSIGN(const layout::ParallelSpec parsed, layout::ParseParallelSpec(text));
   return layout::LayoutFromScheme(config, parsed);
 }
 

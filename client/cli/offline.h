@@ -17,7 +17,8 @@ Status WriteFile(const std::string& path, const std::string& bytes);
 
 /// The text of a model's config.json.
 Result<std::string> ReadConfig(const std::string& path);
-/// What the ranks of `spec` ("vllm:tp4") hold of the model. Errors: layout::LayoutFromScheme's.
+/// What the ranks of `spec` ("vllm:tp4", or a file: spec_file.h) hold of the model. Errors:
+/// SpecFromFile's and layout::LayoutFromScheme's.
 Result<layout::ModelLayout> LayoutOf(const std::string& config, const std::string& spec);
 
 /// "0-3, 6, 9-12"

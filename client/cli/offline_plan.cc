@@ -2,11 +2,13 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "client/cli/matrix_svg.h"
 #include "client/cli/offline.h"
+#include "client/cli/staging_report.h"
 #include "client/cli/table.h"
 #include "server/base/clock.h"
 #include "server/plan/classes.h"
@@ -90,7 +92,29 @@ std::string RatioText(double ratio) {
   return text;
 }
 
-std::string Text(const OfflinePlan& request, const Proved& proved, const plan::PlanReport& report) {
+uint64_t Most(const std::vector<uint64_t>& bytes) {
+  return bytes.empty() ? 0 : *std::ranges::max_element(bytes);
+}
+
+std::string StagingText(const StagingReport& staging) {
+  const auto text = [](auto bytes) { return BytesText(static_cast<int64_t>(bytes)); };
+  return "memory beyond the application's, for an agent with one rank: source " +
+         text(Most(staging.source)) + "; target at most " + text(Most(staging.target)) +
+         ", on average " + text(staging.target_mean) + " (of it " + text(staging.slots_bytes) +
+         " of slots and " + text(staging.scratch_bytes) +
+         " of scratch, which all ranks of an agent share)\n";
+}
+
+Json StagingJson(const StagingReport& staging, bool by_rank) {
+  Json json = {{"slots_bytes", staging.slots_bytes}, {"scratch_bytes", staging.scratch_bytes},
+               {"source_max", Most(staging.source)}, {"source_mean", Most(staging.source)},
+               {"target_max", Most(staging.target)}, {"target_mean", staging.target_mean}};
+  if (by_rank) json["ranks"] = {{"source", staging.source}, {"target", staging.target}};
+  return json;
+}
+
+std::string Text(const OfflinePlan& request, const Proved& proved, const plan::PlanReport& report,
+                 const StagingReport& staging) {
   const auto bytes = [](double count) { return BytesText(static_cast<int64_t>(count)); };
   std::string text =
       (request.verify_path.empty() ? "planned and proved in " : "read and proved in ") +
@@ -104,6 +128,13 @@ std::string Text(const OfflinePlan& request, const Proved& proved, const plan::P
           bytes(report.ingress_bound) + "\n";
   text += "simulated time " + RatioText(report.simulated_over_bound) +
           " x the greater of the two at link rate\n";
+  text += StagingText(staging);
+  if (request.explain) {
+    for (size_t r = 0; r < staging.target.size(); ++r) {
+      text += "target/" + std::to_string(r) + ": " +
+              BytesText(static_cast<int64_t>(staging.target[r])) + " of agent's memory\n";
+    }
+  }
   if (request.explain || !request.tensor.empty()) {
     return text + plan::Explain(proved.plan, proved.source, proved.target, request.tensor);
   }
@@ -113,8 +144,8 @@ std::string Text(const OfflinePlan& request, const Proved& proved, const plan::P
          std::to_string(proved.plan.target_ranks) + " ranks\n";
 }
 
-std::string AsJson(const OfflinePlan& request, const Proved& proved,
-                   const plan::PlanReport& report) {
+std::string AsJson(const OfflinePlan& request, const Proved& proved, const plan::PlanReport& report,
+                   const StagingReport& staging) {
   Json classes = Json::object();
   for (const auto& [size, count] : ClassSizes(proved.classes)) {
     classes[std::to_string(size)] = count;
@@ -138,6 +169,7 @@ std::string AsJson(const OfflinePlan& request, const Proved& proved,
       {"ingress_max", report.ingress_max},
       {"ingress_bound", report.ingress_bound},
       {"classes", classes},
+      {"staging", StagingJson(staging, request.explain)},
   };
   if (request.explain) {
     Json members = Json::array();
@@ -160,7 +192,9 @@ Result<std::string> RunOfflinePlan(const OfflinePlan& request) {
         WriteFile(request.svg_path, MatrixSvg(proved.plan, request.from + " to " + request.to)));
   }
   const plan::PlanReport report = plan::Report(proved.plan, proved.source, proved.target);
-  return request.json ? AsJson(request, proved, report) : Text(request, proved, report);
+  WW_ASSIGN(const StagingReport staging, StagingOf(proved.source, proved.target, proved.classes));
+  return request.json ? AsJson(request, proved, report, staging)
+                      : Text(request, proved, report, staging);
 }
 
 }  // namespace weightwire::cli

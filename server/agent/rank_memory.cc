@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "server/base/checked.h"
+#include "server/transfer/staging.h"
 
 namespace weightwire::agent {
 namespace {
@@ -28,17 +29,7 @@ transfer::Binding ArenaBinding(const memory::ArenaMap& arena,
 RankMemory::~RankMemory() { services_->imported_regions -= imports_.size(); }
 
 Status RankMemory::SetLayout(layout::RankLayout agreed) {
-  std::vector<uint64_t> sizes;
-  sizes.reserve(agreed.tensors.size());
-  for (const layout::LocalTensor& tensor : agreed.tensors) {
-    const auto bytes = layout::StorageBytes(tensor.dtype, tensor.shape);
-    if (!bytes || *bytes < 0) {
-      return Status(Code::kInvalidArgument, Reason::kShapeOverflow, "the tensor's size overflows")
-          .AtTensor(tensor.name);
-    }
-    sizes.push_back(static_cast<uint64_t>(*bytes));
-  }
-  WW_ASSIGN_OR_STATUS(arena_, memory::ArenaMapOf(sizes));
+  WW_ASSIGN_OR_STATUS(arena_, transfer::StageArenaOf(agreed));
   layout_ = std::make_shared<const layout::RankLayout>(std::move(agreed));
   return OkStatus();
 }
@@ -119,7 +110,7 @@ void RankMemory::MakeStage(control::Done done) {
 Status RankMemory::StartStage() {
   if (!layout_) return NoLayout();
   if (stage_ || making_stage_) return OkStatus();
-  const uint64_t bytes = CheckedMul(2, arena_.bytes_total).value_or(UINT64_MAX);
+  const uint64_t bytes = transfer::StageBytes(arena_);
   auto admitted = services_->budget->AdmitStaging("the stage of " + name_, bytes);
   if (!admitted) return std::move(admitted.error()).AtRank(name_);
   making_stage_ = true;

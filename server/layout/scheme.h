@@ -45,7 +45,7 @@ struct ModelConfig;  // layout/families/family.h
 ///   `only=GLOB|GLOB`, `skip=GLOB|GLOB`   canonical names ('*', '?') that alone, or not, have
 ///               pieces; local tensors stay, nothing of what is left out moves (schemes/filter.h)
 ///   `lora=RANK`, `targets=q|k|v|…`   LoRA adapters in place of the weights, with a canonical space
-///               of their own: PEFT's names (schemes/lora.h)
+///               of their own, PEFT's names; `replicas=N`: N engines, one behind another
 ///
 ///   kInvalidArgument / kTensorMissing  a glob or a LoRA target fits no tensor of the model
 ///   kInvalidArgument / kUnknownModel   model_type has no family (names the known ones), or one

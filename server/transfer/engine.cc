@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "server/base/checked.h"
 #include "server/transfer/context.h"
 #include "server/transfer/sessions.h"
 #include "server/transfer/source_run.h"
+#include "server/transfer/staging.h"
 #include "server/transfer/target_run.h"
 #include "server/transfer/transfer.h"
 
@@ -25,7 +25,6 @@ using JobName = std::pair<Epoch, ParticipantId>;
 constexpr size_t kEarlyOpensMax = 16'384;
 constexpr size_t kPastSourcesMax = 1'024;
 constexpr uint64_t kPageBytes = 4'096;
-constexpr uint64_t kSlotAlignment = 64;
 
 Status Refusal(Code code, Reason reason, std::string message) {
   return Status(code, reason, std::move(message));
@@ -318,10 +317,8 @@ Status CheckChunks(const transport::Transport& transport, const Tuning& tuning) 
                     " bytes at once, a segment or a slot's sums take " + std::to_string(part));
 }
 
-// One chunk's segments, each padded.
-uint64_t ScratchSlotBytes(const Tuning& tuning) {
-  const auto most = static_cast<uint64_t>(std::max(tuning.chunk_bytes, tuning.segment_bytes_max));
-  return RoundUp(most + kSlotAlignment, kPageBytes);
+Result<std::unique_ptr<memory::SlotPool>> MakePool(const std::string& name, const PoolSize& size) {
+  return memory::SlotPool::Make(name, size.slot_bytes, size.slots);
 }
 
 }  // namespace
@@ -333,11 +330,8 @@ Result<std::unique_ptr<Engine>> Engine::Make(Options options, Clock& clock, Exec
   const Tuning tuning = options.tuning;
   WW_FAIL_IF_ERROR(CheckTuning(tuning));
   auto context = std::make_shared<Context>(std::move(options), clock, strand, workers, metrics);
-  WW_ASSIGN(context->slots,
-            memory::SlotPool::Make("slots", static_cast<uint64_t>(tuning.slot_bytes),
-                                   tuning.slots_in_pool));
-  WW_ASSIGN(context->scratch,
-            memory::SlotPool::Make("scratch", ScratchSlotBytes(tuning), tuning.slots_in_pool));
+  WW_ASSIGN(context->slots, MakePool("slots", SlotPoolSize(tuning)));
+  WW_ASSIGN(context->scratch, MakePool("scratch", ScratchPoolSize(tuning)));
   auto core = std::make_shared<Core>(context);
   for (transport::Transport* transport : transports) {
     if (!transport->Viable().ok()) continue;

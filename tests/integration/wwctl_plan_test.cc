@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "tests/integration/harness.h"
@@ -240,6 +241,35 @@ TEST(WwctlLayout, LintTellsSizesAndNotes) {
   EXPECT_EQ(padded.at("padding_bytes"), (152'064 - 151'936) * 896 * 2);
   EXPECT_NE(padded.at("warnings").dump().find("padding"), std::string::npos);
   EXPECT_EQ(RunTool("wwctl", Layout("lint", "vllm:tp3")).code, ExitOf(Reason::kShapeMismatch));
+}
+
+TEST(WwctlPlan, ForetellsTheMemoryOfAgents) {
+  const json staging = PlanJson("megatron:tp2,pp2", "vllm:tp2,dp3", {"--explain"}).at("staging");
+  // The daemon's own defaults.
+  const Finished daemon = RunTool("weightwired", {"--print-config"});
+  EXPECT_EQ(daemon.code, 0) << daemon.err;
+  EXPECT_NE(daemon.out.find("slot_bytes: 8388608"), std::string::npos) << daemon.out;
+  EXPECT_NE(daemon.out.find("slots_in_pool: 16"), std::string::npos) << daemon.out;
+  const uint64_t slots = 16 * 8'388'608;
+  EXPECT_EQ(staging.at("slots_bytes"), slots);
+  EXPECT_EQ(staging.at("source_max"), slots + staging.at("scratch_bytes").get<uint64_t>());
+  const json& target = staging.at("ranks").at("target");
+  ASSERT_EQ(target.size(), 2u);
+  EXPECT_EQ(staging.at("target_max"), *std::max_element(target.begin(), target.end()));
+  // Twice what the rank holds, each tensor begun at a multiple of 64 bytes.
+  const Finished show = RunTool("wwctl", {"layout", "show", "--config", DataPath(kSmall), "--spec",
+                                          "vllm:tp2", "--rank", "0", "--json"});
+  EXPECT_EQ(show.code, 0) << show.err;
+  uint64_t arena = 0;
+  const json shown = json::parse(show.out);
+  for (const json& tensor : shown.at("tensors")) {
+    uint64_t bytes = 2;
+    for (const json& extent : tensor.at("shape")) bytes *= extent.get<uint64_t>();
+    arena = (arena + 63) / 64 * 64 + bytes;
+  }
+  EXPECT_EQ(target[0].get<uint64_t>() - staging.at("source_max").get<uint64_t>(), 2 * arena);
+  const Finished text = Plan("hf", "vllm:tp2", {});
+  EXPECT_NE(text.out.find("memory beyond the application's"), std::string::npos) << text.out;
 }
 
 json Simulated(const std::vector<std::string>& more) {

@@ -96,8 +96,8 @@ Result<ExpertGrid> GridOf(const Model& model, const ParallelSpec& spec, const Cu
   WW_FAIL_IF_ERROR(CheckDivides("the number of experts", config.experts, "ep", grid.ep, expert));
   WW_FAIL_IF_ERROR(
       CheckDivides("moe_intermediate_size", config.moe_intermediate, "etp", grid.etp, expert));
-  WW_FAIL_IF_ERROR(CheckDivides("the number of ranks in a pipeline stage", cut.tp * cut.replicas,
-                                "ep x etp", grid.ep * grid.etp, expert));
+  WW_FAIL_IF_ERROR(CheckDivides("tp x cp x dp, the ranks of a pipeline stage",
+                                cut.tp * cut.replicas, "ep x etp", grid.ep * grid.etp, expert));
   const int64_t before_stages = cut.tp * spec.SizeOr("cp", 1);
   if (cut.pp > 1 && cut.pp_before_dp && grid.ep * grid.etp != before_stages) {
     return Fail(Status(Code::kInvalidArgument, Reason::kShapeMismatch,

@@ -22,7 +22,7 @@ Status CannotDistribute(int64_t layers, int64_t stages, std::string_view how) {
 }
 
 Status BadNotation(std::string_view text) {
-  return BadOption("pipeline", text, "Megatron's notation, as in Et*2|t*3|tL");
+  return BadOption("layout", text, "Megatron's notation, as in Et*2|t*3|tL");
 }
 
 /// `text` without repetitions.
@@ -124,15 +124,18 @@ Result<Counts> EvenCounts(const ParallelSpec& spec, int64_t layers, int64_t stag
 
 Result<Counts> CountsOf(const ParallelSpec& spec, int64_t layers, int64_t stages, int64_t chunks) {
   const auto listed = spec.options.find("layers");
-  const auto notation = spec.options.find("pipeline");
+  const bool both = spec.options.contains("pipeline") && spec.options.contains("layout");
+  const auto notation = spec.options.find(spec.options.contains("layout") ? "layout" : "pipeline");
   const bool uneven = spec.options.contains("first") || spec.options.contains("last");
   const bool counted =
       spec.options.contains("account_embedding") || spec.options.contains("account_loss");
   const int ways = (listed != spec.options.end() ? 1 : 0) +
-                   (notation != spec.options.end() ? 1 : 0) + (uneven ? 1 : 0) + (counted ? 1 : 0);
+                   (notation != spec.options.end() ? 1 : 0) + (both ? 1 : 0) + (uneven ? 1 : 0) +
+                   (counted ? 1 : 0);
   if (ways > 1) {
     return Fail(Status(Code::kInvalidArgument, Reason::kUnknownScheme,
-                       "layers=, pipeline=, first= with last=, and account_… exclude each other")
+                       "layers=, layout=, pipeline=, first= with last=, and account_… exclude each "
+                       "other")
                     .Remedy("keep one of them"));
   }
   if (listed != spec.options.end()) {
@@ -142,8 +145,8 @@ Result<Counts> CountsOf(const ParallelSpec& spec, int64_t layers, int64_t stages
   }
   if (notation != spec.options.end()) {
     WW_ASSIGN(Counts counts, CountsOfNotation(notation->second));
-    WW_FAIL_IF_ERROR(
-        CheckListed(counts, layers, stages, chunks, "as pipeline=" + notation->second));
+    WW_FAIL_IF_ERROR(CheckListed(counts, layers, stages, chunks,
+                                 "as " + notation->first + "=" + notation->second));
     return counts;
   }
   return uneven ? UnevenCounts(spec, layers, stages, chunks)

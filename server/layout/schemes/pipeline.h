@@ -19,8 +19,9 @@ struct ChunkLayers {
 ///   account_embedding  the embedding counts as a layer of the first chunk,
 ///   account_loss       the loss as one of the last
 ///   layers=7-7-6       every chunk, in the order in which the model passes them
-///   pipeline=Et*2|t*3|tL   Megatron's own notation: t a layer, E, m and L what is not one,
-///                      | ends a chunk, x*N and (x)*N repeat
+///   layout=Et*2|t*3|tL     Megatron's own notation (--pipeline-model-parallel-layout; also
+///                      pipeline=): t a layer, E, m and L what is not one, | ends a chunk,
+///                      x*N and (x)*N repeat
 ///
 ///   kInvalidArgument / kUnknownScheme  an option is malformed, or options exclude each other
 ///   kInvalidArgument / kShapeMismatch  the layers cannot be distributed so; the remedy says how

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "server/layout/scheme_words.h"
 #include "server/layout/schemes/filter.h"
 #include "server/layout/schemes/lora.h"
 #include "server/layout/schemes/option.h"
@@ -10,15 +11,24 @@ namespace weightwire::layout {
 namespace {
 
 /// What every scheme knows; read by LayoutFromScheme itself.
-constexpr std::string_view kCommonOptions[] = {"lora", "only", "skip", "targets"};
+constexpr std::string_view kCommonOptions[] = {"lora", "only", "replicas", "skip", "targets"};
 
 constexpr std::string_view kFsdpSizes[] = {"dp", "hsdp", "tp"};
 constexpr std::string_view kFsdpOptions[] = {"align", "dim", "kind", "mtp"};
 constexpr std::string_view kHfOptions[] = {"mtp"};
 constexpr std::string_view kMegatronSizes[] = {"cp", "dp", "ep", "etp", "pp", "tp", "vpp"};
-constexpr std::string_view kMegatronOptions[] = {
-    "account_embedding", "account_loss", "experts",  "first", "last", "layers", "mtp", "order",
-    "pipeline",          "spec",         "vocab_pad"};
+constexpr std::string_view kMegatronOptions[] = {"account_embedding",
+                                                 "account_loss",
+                                                 "experts",
+                                                 "first",
+                                                 "last",
+                                                 "layers",
+                                                 "layout",
+                                                 "mtp",
+                                                 "order",
+                                                 "pipeline",
+                                                 "spec",
+                                                 "vocab_pad"};
 constexpr std::string_view kSglangSizes[] = {"dp", "ep", "pp", "tp"};
 constexpr std::string_view kSglangOptions[] = {"layers", "redundant", "round_robin", "up_first",
                                                "vocab_pad_to"};
@@ -66,14 +76,33 @@ Status CheckKeys(const Scheme& scheme, const ParallelSpec& spec) {
       .Remedy("it knows " + KnownKeys(scheme));
 }
 
-Result<const Scheme*> FindScheme(const std::string& name) {
+/// replicas=N: independent engines with equal ranks, one engine behind another.
+Status Replicate(const ParallelSpec& spec, ModelLayout& layout) {
+  WW_ASSIGN_OR_STATUS(const std::optional<int64_t> replicas, IntegerOption(spec, "replicas", 1));
+  if (!replicas) return OkStatus();
+  const size_t ranks = layout.ranks.size();
+  const size_t most = LayoutLimits{}.ranks_max / std::max<size_t>(ranks, 1);
+  if (static_cast<size_t>(*replicas) > most) {
+    return Status(Code::kResourceExhausted, Reason::kLimitExceeded,
+                  "replicas=" + std::to_string(*replicas) + " of " + std::to_string(ranks) +
+                      " ranks give more than " + std::to_string(LayoutLimits{}.ranks_max) +
+                      " ranks");
+  }
+  layout.ranks.reserve(ranks * static_cast<size_t>(*replicas));
+  for (size_t i = ranks; i < ranks * static_cast<size_t>(*replicas); ++i) {
+    layout.ranks.push_back(layout.ranks[i - ranks]);
+  }
+  return OkStatus();
+}
+
+Result<const Scheme*> FindScheme(std::string_view name) {
   std::string known;
   for (const Scheme& scheme : kSchemes) {
     if (scheme.name == name) return &scheme;
     known.append(known.empty() ? "" : ", ").append(scheme.name);
   }
   return Fail(Status(Code::kInvalidArgument, Reason::kUnknownScheme,
-                     "no scheme is called \"" + name.substr(0, 64) + "\"")
+                     "no scheme is called \"" + std::string(name.substr(0, 64)) + "\"")
                   .Remedy("use one of " + known + ", or send explicit layouts"));
 }
 
@@ -92,7 +121,13 @@ Result<ModelLayout> LayoutFromScheme(std::string_view config_json, const Paralle
   WW_ASSIGN(ModelLayout layout,
             lora ? DeriveLora(model, *scheme, spec) : scheme->derive(model, spec));
   WW_FAIL_IF_ERROR(ApplyFilters(spec, layout));
+  WW_FAIL_IF_ERROR(Replicate(spec, layout));
   return layout;
+}
+
+Result<SchemeWords> WordsOf(std::string_view name) {
+  WW_ASSIGN(const Scheme* scheme, FindScheme(name));
+  return SchemeWords{{scheme->sizes.begin(), scheme->sizes.end()}, OptionsOf(*scheme)};
 }
 
 }  // namespace weightwire::layout

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+
+#include "server/layout/types.h"
+#include "server/memory/stage_store.h"
+#include "server/transfer/transfer.h"
+
+/// Memory that an agent takes beyond what its trainers and engines hold: said here once, for what
+/// allocates it and for what foretells it.
+namespace weightwire::transfer {
+
+/// One pool of the process.
+struct PoolSize {
+  uint64_t slot_bytes = 0;
+  uint32_t slots = 0;
+  uint64_t bytes() const { return slot_bytes * slots; }
+};
+/// What is packed to be sent, shared by all source ranks of an agent.
+PoolSize SlotPoolSize(const Tuning& tuning);
+/// What is received to be unpacked, shared by all target ranks of an agent.
+PoolSize ScratchPoolSize(const Tuning& tuning);
+
+/// One buffer of the stage of an engine's rank.
+///   kInvalidArgument / kShapeOverflow  a size does not fit; names the tensor
+Result<memory::ArenaMap> StageArenaOf(const layout::RankLayout& rank);
+/// Both buffers (memory::StageBuffers); UINT64_MAX when that does not fit.
+uint64_t StageBytes(const memory::ArenaMap& arena);
+
+}  // namespace weightwire::transfer
