@@ -120,21 +120,29 @@ class Subscriber:
         except queue.Empty:
             return None
 
-    def flip(self, offer: Offer) -> Mapping[str, np.ndarray]:
-        """Serves `offer` from now on: a change of pointers. Returns the read-only arrays by name.
+    def stage(self, offer: Offer) -> Mapping[str, np.ndarray]:
+        """The staged bytes of `offer`, read-only, by name; what is served does not change.
 
         Raises StaleError when this incarnation was fenced after the offer.
         """
         with self._lock:
-            def current() -> bool:
-                return offer.generation == self._generation
+            return self._staged(offer)
 
-            self._lock.wait_for(lambda: self._buffers or not current(), self._place["timeout"])
-            if not current() or not self._buffers:
-                raise errors.StaleError("the offer belongs to an incarnation that was fenced", code="ABORTED",
-                                        reason="stale_incarnation", epoch=offer.epoch)
-            self.params, self.serving = self._buffers[offer.buffer], offer
+    def flip(self, offer: Offer) -> Mapping[str, np.ndarray]:
+        """Serves `offer` from now on: a change of pointers. Returns and raises as `stage`."""
+        with self._lock:
+            self.params, self.serving = self._staged(offer), offer
             return self.params
+
+    def _staged(self, offer: Offer) -> Mapping[str, np.ndarray]:
+        def current() -> bool:
+            return offer.generation == self._generation
+
+        self._lock.wait_for(lambda: self._buffers or not current(), self._place["timeout"])
+        if not current() or not self._buffers:
+            raise errors.StaleError("the offer belongs to an incarnation that was fenced", code="ABORTED",
+                                    reason="stale_incarnation", epoch=offer.epoch)
+        return self._buffers[offer.buffer]
 
     def acknowledge(self, offer: Offer, flip_seconds: float = 0.0) -> None:
         """Leader: every rank has flipped to `offer`."""

@@ -1,0 +1,313 @@
+"""The leader of one vLLM engine: takes each committed version through the engine in the one order that is right.
+
+    prepare → pause → start → update → finish → reset prefix cache → resume → canary → acknowledge
+
+vLLM schedules nothing while it is paused, so the canary runs right after `resume`. What fails before `start` leaves
+the engine as it was. After `start` there is no way back but a whole install: the driver replays the staged version,
+then the one before it, and resumes only when every rank says that it serves the same one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import asdict, dataclass
+from typing import Callable
+
+from weightwire import errors
+from weightwire.vllm.link import Workers
+from weightwire.vllm.ports import port_of
+
+log = logging.getLogger("weightwire.vllm")
+PAUSE_MODES = ("abort", "wait", "keep")
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds for each step. Together they should stay below the coordinator's commit_deadline_ms, after which it
+    evicts an engine that has not acknowledged."""
+
+    init: float = 120.0
+    prepare: float = 20.0
+    pause: float = 20.0
+    start: float = 20.0
+    update: float = 60.0
+    finish: float = 60.0
+    reset: float = 10.0
+    canary: float = 30.0
+    resume: float = 10.0
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What the engine answers with."""
+
+    version: int
+    epoch: int
+    paused_seconds: float = 0.0  #: for which the engine scheduled nothing
+
+
+class InstallError(errors.WeightwireError):
+    """A version was not installed. `serving` is what the engine is on now: a `Serving`; None for the weights that it
+    was started with. `broken`: it is on no version, and stays paused; the next version, or a restart, heals it."""
+
+    def __init__(self, message: str, *, step: str, version: int, serving: Serving | None, broken: bool, epoch: int):
+        now = "no version: it is paused and answers nothing" if broken else \
+            f"version {serving.version}" if serving else "the weights that it was started with"
+        super().__init__(f"version {version} failed in step {step}: {message}. The engine is on {now}",
+                         code="ABORTED", reason="none", epoch=epoch)
+        self.step, self.version, self.serving, self.broken = step, version, serving, broken
+
+
+class _StepError(Exception):
+    def __init__(self, step: str, cause: BaseException):
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.step = step
+
+
+class EngineDriver:
+    """Leader of one engine.
+
+    engine:     a `vllm.LLM`, an `AsyncLLM` (construct the driver on its event loop), or the base URL of `vllm serve`
+    name:       the engine's group in weightwire
+    agent:      the agent's socket; default as everywhere in weightwire
+    mode:       "fused" (the engine's own parameters), "hf_sharded" or "hf_full" (through its `load_weights`)
+    install:    "host-shadow" or "device-shadow" (a second copy in device memory, made before the pause)
+    pause:      what happens to requests in flight: "abort", "wait" (they end first) or "keep" (they go on with the
+                new weights, their cache recomputed)
+    checkpoint: folder with config.json and safetensors headers; default: what the engine was started from
+    draft:      the engine has a draft or MTP model; it is updated in the same pause
+    canary:     called as canary(generate, version) with generate(token ids, max_tokens) -> greedy token ids; raises
+                to refuse the version
+
+    `step` installs one version; `start` follows on a thread of its own. With an `LLM` only `step`.
+    """
+
+    def __init__(self, engine, *, name: str, agent: str | None = None, job: str = "", mode: str = "fused",
+                 install: str = "host-shadow", pause: str = "abort", checkpoint: str | None = None,
+                 draft: bool = False, canary: Callable | None = None, attempts: int = 2,
+                 deadlines: Deadlines = Deadlines()):
+        if pause not in PAUSE_MODES:
+            raise errors.RefusedError(f"unknown pause mode {pause!r}", code="INVALID_ARGUMENT",
+                                      remedy=f"one of {', '.join(PAUSE_MODES)}")
+        self._port = port_of(engine)
+        self._pause, self._canary, self._attempts, self.deadlines = pause, canary, attempts, deadlines
+        self._draft = draft
+        self._workers = Workers()
+        self._settings = dict(engine=name, link=self._workers.path, agent=agent, job=job, mode=mode, install=install,
+                              checkpoint=checkpoint, draft=draft)
+        self._seen = 0  # epoch of the last offer that was acted on
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._ranks: list[dict] = []
+        #: What the engine answers with; None: the weights that it was started with.
+        self.serving: Serving | None = None
+        self.broken = False
+        #: The last InstallError or other reason for which a version was not installed.
+        self.last_error: Exception | None = None
+
+    def init(self) -> list[dict]:
+        """Registers every rank with its recorded layout. Returns, by rank: mode, rows, bytes, notes."""
+        self._port.init(self._settings, self.deadlines.init)
+        if self._draft:  # only inside a draft session do workers see their draft model
+            self._port.start(True, self.deadlines.init)
+            self._port.finish(None, self.deadlines.init)
+        self._ranks = self._workers.wait_hello(self.deadlines.init)
+        return self._ranks
+
+    @property
+    def ready(self) -> bool:
+        """On one version, and in contact with weightwire on every rank."""
+        return bool(self._ranks) and not self.broken and not self._workers.fences
+
+    def step(self, timeout: float) -> Serving | None:
+        """Waits for the next committed version and installs it; None after `timeout` seconds without one.
+
+        Raises InstallError, which says on which version the engine is.
+        """
+        if not self._ranks:
+            self.init()
+        offer = self._workers.wait_offer(self._seen, timeout)
+        if offer is None:
+            return None
+        self._seen = offer["epoch"]
+        return self._install(offer["epoch"], offer["version"])
+
+    # ---- one version
+
+    def _install(self, epoch: int, version: int) -> Serving:
+        before, started = self.serving, time.monotonic()
+        step = self._call
+        try:
+            step("prepare", lambda t: self._workers.ask("prepare", t, epoch=epoch))
+            paused = time.monotonic()
+            step("pause", lambda t: self._port.pause(self._pause, t))
+        except _StepError as error:
+            self._resume_quietly()
+            raise self._failed(error, version, epoch) from error
+        failure = self._replace(epoch, version)
+        if failure is None:
+            self._set(Serving(version, epoch, time.monotonic() - paused), broken=False)
+        elif failure.step == "start" and not self._touched():
+            pass
+        elif before is None or self._replace(before.epoch, before.version) is not None:
+            self._set(None, broken=True)
+            raise self._failed(failure, version, epoch) from failure
+        if failure is None or not self.broken:
+            self._resume(version, epoch)
+        if failure is not None:
+            raise self._failed(failure, version, epoch) from failure
+        try:
+            if self._canary:
+                step("canary", lambda t: self._canary(lambda p, n: self._port.generate(p, n, t), version))
+        except _StepError as error:
+            self._back_to(before, version, epoch, error)
+        try:
+            step("acknowledge", lambda t: self._workers.ask("acknowledge", t, ranks=[0], epoch=epoch,
+                                                            seconds=time.monotonic() - started), "resume")
+            step("acknowledge", lambda t: self._workers.ask("forget", t, epoch=epoch), "resume")
+        except _StepError as error:
+            raise self._failed(error, version, epoch) from error
+        with self._changed:
+            self._changed.notify_all()
+        return self.serving
+
+    def _call(self, name: str, do: Callable[[float], object], deadline: str | None = None) -> None:
+        try:
+            do(getattr(self.deadlines, deadline or name))
+        except Exception as error:
+            raise _StepError(name, error) from error
+
+    def _replace(self, epoch: int, version: int) -> _StepError | None:
+        """Installs a staged epoch on every rank, in at most `attempts` tries; the first error when none succeeds."""
+        first = None
+        for _ in range(self._attempts):
+            try:
+                self._replace_once(epoch, version)
+                return None
+            except _StepError as error:
+                log.warning("weightwire: epoch %d, step %s: %s", epoch, error.step, error)
+                first = first or error
+                self._close_sessions()
+                if error.step == "start" and not self._touched():
+                    break  # nothing was changed; trying again would not help
+        return first
+
+    def _replace_once(self, epoch: int, version: int) -> None:
+        tickets = [{"epoch": epoch, "version": version} for _ in self._ranks]
+        for draft in (False, True) if self._draft else (False,):
+            last = draft == self._draft
+            self._call("start", lambda t: self._port.start(draft, t))
+            self._call("update", lambda t: self._port.update(tickets, t))
+            self._call("finish", lambda t: self._port.finish(str(version) if last else None, t))
+        self._call("finish", lambda t: self._check_ranks(epoch, t))
+        self._call("reset", self._reset)
+
+    def _check_ranks(self, epoch: int, timeout: float) -> None:
+        serving = [answer["serving"] for answer in self._workers.ask("state", timeout)]
+        if set(serving) != {epoch}:
+            raise RuntimeError(f"ranks serve epochs {serving} instead of {epoch}")
+
+    def _reset(self, timeout: float) -> None:
+        if not self._port.reset_prefix_cache(self._pause == "keep", timeout):
+            raise RuntimeError("the prefix cache was not emptied: requests hold blocks of it")
+
+    def _touched(self) -> bool:
+        """Whether any rank's weights may have changed since it last served a whole version."""
+        try:
+            return any(answer["broken"] for answer in self._workers.ask("state", self.deadlines.start))
+        except errors.WeightwireError:
+            return True
+
+    def _close_sessions(self) -> None:
+        """vLLM has no abort: sessions that are open on some ranks are given up and then finished."""
+        try:
+            self._workers.ask("abandon", self.deadlines.start)
+            self._port.finish(None, self.deadlines.finish)
+        except Exception as error:  # ranks without a session refuse; that is what is wanted
+            log.debug("weightwire: closing sessions: %s", error)
+
+    def _resume(self, version: int, epoch: int) -> None:
+        try:
+            self._call("resume", self._port.resume)
+        except _StepError as error:
+            raise self._failed(error, version, epoch) from error
+
+    def _resume_quietly(self) -> None:
+        try:
+            self._port.resume(self.deadlines.resume)
+        except Exception as error:
+            log.warning("weightwire: resume: %s", error)
+
+    def _back_to(self, before: Serving | None, version: int, epoch: int, why: _StepError) -> None:
+        """After a refused canary: the version before, or nothing."""
+        try:
+            self._call("pause", lambda t: self._port.pause("abort", t))
+            back = before is not None and self._replace(before.epoch, before.version) is None
+        except _StepError as error:
+            log.error("weightwire: %s: %s", error.step, error)
+            back = False
+        self._set(before if back else None, broken=not back)
+        if back:
+            self._resume(version, epoch)
+        raise self._failed(why, version, epoch) from why
+
+    def _set(self, serving: Serving | None, broken: bool) -> None:
+        with self._changed:
+            self.serving, self.broken = serving, broken
+
+    def _failed(self, error: _StepError, version: int, epoch: int) -> InstallError:
+        self.last_error = InstallError(str(error), step=error.step, version=version, serving=self.serving,
+                                       broken=self.broken, epoch=epoch)
+        return self.last_error
+
+    # ---- following
+
+    def start(self) -> "EngineDriver":
+        """Follows every committed version on a thread of its own until `close`."""
+        if not self._port.needs_thread:
+            raise errors.RefusedError("an LLM is not for use from several threads", code="FAILED_PRECONDITION",
+                                      remedy="call step() between generate() calls, or use AsyncLLM")
+        self._thread = threading.Thread(target=self._follow, name="weightwire-engine-driver", daemon=True)
+        self._thread.start()
+        return self
+
+    def _follow(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.step(0.5)
+            except Exception as error:
+                log.error("weightwire: %s", error)
+                with self._changed:
+                    self.last_error = error
+                    self._changed.notify_all()
+                self._stop.wait(0.5)
+
+    def wait_version(self, version: int, timeout: float) -> Serving:
+        """Until the engine serves `version` or a later one, acknowledged. For use beside `start`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.serving and self.serving.version >= version, timeout):
+                raise errors.DeadlineError(f"version {version} is not served after {timeout} s; serving {self.serving}",
+                                           code="DEADLINE_EXCEEDED",
+                                           remedy=f"last error: {self.last_error}") from self.last_error
+            return self.serving
+
+    def status(self) -> dict:
+        """For people and probes."""
+        return {"serving": asdict(self.serving) if self.serving else None, "ready": self.ready, "broken": self.broken,
+                "fences": self._workers.fences, "last_error": str(self.last_error) if self.last_error else None}
+
+    def close(self) -> None:
+        """Stops following. The engine keeps its weights and stays registered until its process ends."""
+        self._stop.set()
+        if self._thread:
+            self._thread.join(sum(asdict(self.deadlines).values()))
+        self._workers.close()
+
+    def __enter__(self) -> "EngineDriver":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

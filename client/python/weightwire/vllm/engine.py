@@ -1,0 +1,236 @@
+"""The worker's side of the plug-in: one object in every vLLM worker process.
+
+It attaches as one rank of an engine group, keeps what its loader was seen to do as its layout, and holds the stage.
+vLLM's calls carry tickets (epoch, version); bytes come from the stage, which the agent filled and verified before
+anything here starts.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from weightwire import errors
+from weightwire.subscriber import Offer, Subscriber
+from weightwire.vllm import checkpoint, stage
+from weightwire.vllm.link import Link
+
+MODES = ("fused", "hf_sharded", "hf_full")
+INSTALLS = ("host-shadow", "device-shadow")
+
+
+@dataclass
+class Settings(WeightTransferInitInfo):
+    """What EngineDriver sends to every worker; see its constructor."""
+
+    engine: str
+    link: str
+    agent: str | None = None
+    job: str = ""
+    mode: str = "fused"
+    install: str = "host-shadow"
+    checkpoint: str | None = None
+    draft: bool = False
+    timeout: float = 60.0
+
+
+@dataclass
+class Ticket(WeightTransferUpdateInfo):
+    """Which staged epoch to install."""
+
+    epoch: int
+    version: int
+
+
+class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
+    """Calls of vLLM run on the worker's thread; offers and questions of the driver on others."""
+
+    init_info_cls = Settings
+    update_info_cls = Ticket
+
+    def __init__(self, config, vllm_config, device, model):
+        super().__init__(config, vllm_config, device, model)
+        p = vllm_config.parallel_config
+        self._rank = p.data_parallel_index * p.world_size + p.rank
+        self._world_size = p.world_size_across_dp
+        self._lock = threading.Lock()
+        self._subscriber: Subscriber | None = None
+        self._link: Link | None = None
+        self._targets: dict[bool, stage.Target] = {}  # by "is it the draft"
+        self._pending: Offer | None = None
+        self._device: tuple[int, dict[str, torch.Tensor]] | None = None  # device-shadow: (epoch, tensors)
+        self._held: dict[int, dict[str, torch.Tensor]] = {}  # stages that may be replayed, by epoch
+        self._serving: int | None = None  # epoch whose weights the model holds; None: from disk, or broken
+        self._session: dict[str, Any] | None = None  # of the update under way
+        self._broken: str | None = None
+        self._closed = threading.Event()
+
+    # ---- registration
+
+    def init_transfer_engine(self, init_info: Settings) -> None:
+        if init_info.mode not in MODES:
+            raise errors.RefusedError(f"unknown mode {init_info.mode!r}", code="INVALID_ARGUMENT",
+                                      remedy=f"one of {', '.join(MODES)}")
+        if init_info.install not in INSTALLS:
+            raise errors.RefusedError(
+                f"install mode {init_info.install!r} is not available", code="INVALID_ARGUMENT",
+                remedy=f"one of {', '.join(INSTALLS)}; paused-live needs an agent that writes without a stage")
+        self.shutdown()
+        self._settings = init_info
+        self._closed = threading.Event()
+        folder = checkpoint.folder_of(init_info.checkpoint or self.model_config.model)
+        self._config = stage.config_of(checkpoint.config_text(folder))
+        self._checkpoint = checkpoint.tensors(folder)
+        self._targets = {False: stage.target_of(self.model, self._checkpoint, init_info.mode)}
+        if not init_info.draft:
+            self._bind()
+
+    def _add_draft(self) -> None:
+        """The driver opens one empty draft session right after init: only there vLLM shows its draft model."""
+        self._targets[True] = stage.target_of(self.model, self._checkpoint, self._settings.mode, stage.DRAFT)
+
+    def _bind(self) -> None:
+        s = self._settings
+        self._subscriber = Subscriber(group=s.engine, rank=self._rank, world_size=self._world_size, job=s.job,
+                                      agent=s.agent, timeout=s.timeout)
+        self._observed = [meta for target in self._targets.values() for meta in target.observed]
+        rows = [row for target in self._targets.values() for row in target.rows]
+        compare = s.mode == "fused" and len(self._targets) == 1
+        notes = self._subscriber.bind(self._config, stage.spec_of(self.parallel_config) if compare else "",
+                                      self._observed, rows)
+        for note in notes:
+            stage.log.warning("weightwire: recorded loader and scheme disagree: %s", note)
+        self._link = Link(s.link, self._answer, s.timeout)
+        self._link.send({"rank": self._rank, "hello": {
+            "world_size": self._world_size, "mode": self._targets[False].mode, "notes": notes,
+            "rows": len(rows), "bytes": sum(meta.nbytes for meta in self._observed)}})
+        threading.Thread(target=self._follow, args=(self._subscriber, self._link, self._closed),
+                         name="weightwire-offers", daemon=True).start()
+
+    def _follow(self, subscriber: Subscriber, link: Link, closed: threading.Event) -> None:
+        told = None
+        while not closed.is_set():
+            offer = subscriber.wait_offer(0.5)
+            if offer is not None:
+                with self._lock:
+                    self._pending = offer
+                link.send({"offer": {"epoch": offer.epoch, "version": offer.version, "leader": offer.leader}})
+            elif subscriber.last_fence is not told:
+                told = subscriber.last_fence
+                link.send({"fenced": str(told)})
+
+    # ---- questions of the driver
+
+    def _answer(self, do: str, message: dict) -> dict:
+        if do == "prepare":
+            self._prepare(message["epoch"])
+        elif do == "abandon":
+            with self._lock:
+                if self._session:
+                    self._session["abandoned"] = True
+        elif do == "acknowledge":
+            with self._lock:
+                offer = self._pending
+            if offer is None or offer.epoch != message["epoch"]:
+                raise errors.StaleError(f"epoch {message['epoch']} is not the one offered last", code="ABORTED",
+                                        reason="stale_epoch")
+            self._subscriber.acknowledge(offer, message["seconds"])
+        elif do == "forget":
+            with self._lock:
+                self._held = {epoch: held for epoch, held in self._held.items() if epoch == message["epoch"]}
+        elif do != "state":
+            raise ValueError(f"unknown question {do!r}")
+        with self._lock:
+            return {"serving": self._serving, "broken": self._broken}
+
+    def _prepare(self, epoch: int) -> None:
+        """Everything that can fail without touching the model, and for device-shadow the copy to the device."""
+        tensors = self._staged(epoch)
+        if self._settings.install == "device-shadow":
+            shadow = {name: tensor.to(self.device, copy=True) for name, tensor in tensors.items()}
+            if self.device.type != "cpu":
+                torch.cuda.synchronize(self.device)
+            with self._lock:
+                self._device = (epoch, shadow)
+        elif self.device.type == "cuda" and epoch not in self._held:
+            stage.pin(tensors)
+
+    def _staged(self, epoch: int) -> dict[str, torch.Tensor]:
+        """The verified bytes of `epoch` on this rank: the offer's, or what is held for a replay."""
+        with self._lock:
+            offer, held, device = self._pending, self._held.get(epoch), self._device
+        if device is not None and device[0] == epoch:
+            return device[1]
+        if offer is not None and offer.epoch == epoch:
+            return stage.as_torch(self._subscriber.stage(offer), self._observed)
+        if held is None:
+            raise errors.StaleError(f"rank {self._rank} holds no stage of epoch {epoch}", code="ABORTED",
+                                    reason="stale_epoch", rank=str(self._rank), epoch=epoch)
+        return held
+
+    # ---- vLLM's calls
+
+    def start_weight_update(self) -> None:
+        draft = self.model is not self._default_model
+        if self._subscriber is None:
+            if not (draft and self._settings.draft):
+                raise RuntimeError("weightwire: no driver has initialised this engine; see weightwire.vllm.EngineDriver")
+            self._add_draft()
+            self._session = {"registers": True}
+            return
+        if draft not in self._targets:
+            raise RuntimeError("weightwire: the driver was made without draft=True")
+        with self._lock:
+            self._session = {"target": self._targets[draft], "draft": draft, "epoch": None, "abandoned": False}
+        self._session["install"] = self._targets[draft].installer(self.model, self.model_config)
+        self._session["install"].start()
+
+    def receive_weights(self, update_info: Ticket) -> None:
+        session = self._session
+        tensors = self._staged(update_info.epoch)
+        with self._lock:
+            self._serving, self._broken = None, f"installing epoch {update_info.epoch} did not end"
+            self._held.setdefault(update_info.epoch, tensors)
+        session["install"].update(session["target"].tensors(tensors))
+        session["epoch"] = update_info.epoch
+
+    def finish_weight_update(self) -> None:
+        """Raises when the update is incomplete, unless the driver said that it gives it up: then only the modules
+        are put in order, and the rank goes on saying that it is broken until a whole update was installed."""
+        session = self._session
+        if session.get("registers"):
+            self._session = None
+            return self._bind()
+        if session["abandoned"]:
+            session["install"].abandon()
+        elif session["epoch"] is None:
+            raise RuntimeError(f"weightwire: rank {self._rank} got no complete version in this update; the driver has "
+                               "to replay one")
+        else:
+            session["install"].finish()
+            self._installed(session)
+        with self._lock:
+            self._session = None
+
+    def _installed(self, session: dict[str, Any]) -> None:
+        with self._lock:
+            if len(self._targets) == 2 and not session["draft"]:
+                return  # the draft follows in a session of its own
+            self._serving, self._broken, self._device = session["epoch"], None, None
+
+    def shutdown(self) -> None:
+        self._closed.set()
+        if self._link:
+            self._link.close()
+        if self._subscriber:
+            self._subscriber.close()
+        self._link = self._subscriber = self._pending = self._device = None
+        self._held = {}

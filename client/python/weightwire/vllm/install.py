@@ -1,0 +1,168 @@
+"""Puts the tensors of a version into a live vLLM model.
+
+`Fused` writes parameters of load format module by module: the module gets fresh tensors of load format, the staged
+bytes are copied there, the engine's own processing runs on them, and the result is copied into the tensors that were
+there before (captured graphs and kernels hold on to those). `Loader` gives checkpoint tensors to the model's own
+`load_weights` inside vLLM's reload; the tensors may be windows that hold only what this rank reads.
+
+Both leave a model whose every module is whole even when they fail, but then of mixed versions: nothing but another
+complete run may follow. Both repair what vLLM 0.32's reload forgets on CPUs: a packed copy of tied weights, and the
+packing of experts.
+"""
+
+from __future__ import annotations
+
+from typing import Mapping, Sequence
+
+import torch
+
+
+class Fused:
+    """Tensors by the names of the engine's own parameters."""
+
+    def __init__(self, model: torch.nn.Module, model_config):
+        self._model, self._config = model, model_config
+
+    def start(self) -> None:
+        pass
+
+    @torch.no_grad()
+    def update(self, staged: Mapping[str, torch.Tensor]) -> None:
+        by_module: dict[str, dict[str, torch.Tensor]] = {}
+        for name, tensor in staged.items():
+            path, _, attribute = name.rpartition(".")
+            by_module.setdefault(path, {})[attribute] = tensor
+        for path, tensors in by_module.items():
+            _install_module(path, self._model.get_submodule(path), tensors)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        from vllm.model_executor.layers.attention import is_deferred_attention_layer
+        for module in self._model.modules():
+            if is_deferred_attention_layer(module):
+                module.process_weights_after_loading(self._config.dtype)
+        _process_tied(self._model)
+
+    def abandon(self) -> None:
+        pass
+
+
+def _install_module(path: str, module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    from vllm.model_executor.model_loader.reload import layerwise, meta, utils
+    info = layerwise.get_layerwise_info(module)
+    info.kernel_tensors = utils.get_layer_params_buffers(module)
+    info.kernel_non_persistent_buffers = set(module._non_persistent_buffers_set)
+    info.loaded_weights = [(name, None) for name in tensors]
+    before = {**info.kernel_tensors[0], **info.kernel_tensors[1]}
+    try:
+        meta.restore_layer_on_meta(module, info)
+        meta.materialize_layer(module, info)
+        for name, tensor in utils.get_layer_tensors(module).items():
+            if name in tensors:
+                tensor.data.copy_(tensors[name])
+            elif tensor is not before.get(name):  # no part of a checkpoint: keep its value
+                if name not in before or before[name].shape != tensor.shape:
+                    raise RuntimeError(f"{path}.{name} is neither in the checkpoint nor can its value be kept; use "
+                                       "mode hf_sharded")
+                tensor.data.copy_(before[name])
+        _process(module)
+        layerwise._copy_and_restore_kernel_tensors(module, info)
+    except BaseException:
+        layerwise._place_kernel_tensors(module, info)
+        raise
+    finally:
+        info.reset()
+
+
+def _process(module: torch.nn.Module) -> None:
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+    module.__dict__.pop("_already_called_process_weights_after_loading", None)
+    method = getattr(module, "quant_method", None)
+    if isinstance(method, QuantizeMethodBase):
+        method.process_weights_after_loading(module)
+        if hasattr(module, "update_param_tp_status"):
+            module.update_param_tp_status()
+        _pack_experts(module)
+
+
+def _pack_experts(module: torch.nn.Module) -> bool:
+    """On CPUs vLLM packs experts when it builds their kernel, and not again when weights change."""
+    from vllm.platforms import current_platform
+    kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+    if kernel is None or not current_platform.is_cpu():
+        return False
+    kernel.fused_experts.process_weights_after_loading(module)
+    return True
+
+
+def _process_tied(model: torch.nn.Module) -> None:
+    """Modules that share a parameter with an earlier one (a tied lm_head) keep a packed copy of their own."""
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+    seen: dict[int, torch.nn.Module] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is None or parameter.numel() == 0:
+                continue
+            first = seen.setdefault(id(parameter), module)
+            method = getattr(module, "quant_method", None)
+            if first is not module and isinstance(method, QuantizeMethodBase):
+                method.process_weights_after_loading(module)
+
+
+class Loader:
+    """Tensors by the names of the checkpoint, or probes of them that hold a window."""
+
+    def __init__(self, model: torch.nn.Module, model_config):
+        self._model, self._config = model, model_config
+
+    def start(self) -> None:
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+        initialize_layerwise_reload(self._model)
+
+    @torch.no_grad()
+    def update(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._model.load_weights(iter(tensors.items()))
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+        finalize_layerwise_reload(self._model, self._config)
+        for module in self._model.modules():
+            before = dict(module._parameters)
+            if _pack_experts(module):
+                for name, parameter in before.items():
+                    if parameter is not None and module._parameters[name] is not parameter:
+                        parameter.data.copy_(module._parameters[name])
+                        module._parameters[name] = parameter
+        _process_tied(self._model)
+
+    def abandon(self) -> None:
+        """Gives every module its tensors back after a failure between start and finish."""
+        from vllm.model_executor.model_loader.reload import layerwise
+        for module in self._model.modules():
+            info = layerwise.get_layerwise_info(module)
+            if info.can_load():
+                layerwise._place_kernel_tensors(module, info)
+                info.reset()
+
+
+def windows(rows: Sequence[Mapping], shapes: Mapping[str, Sequence[int]]) -> dict[str, list[tuple[int, int]]]:
+    """For each checkpoint tensor that `rows` read, the smallest block that holds all of it: (start, size) a dimension."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for row in rows:
+        block = [(0, extent) for extent in shapes[row["src"]]]
+        for _, dim, start, size in row["ops"]:
+            block[dim] = (start, size)
+        known = found.setdefault(row["src"], block)
+        found[row["src"]] = [(min(a, b), max(a + n, b + m) - min(a, b)) for (a, n), (b, m) in zip(known, block)]
+    return found
+
+
+def fetch_window(tensor: torch.Tensor, window: Sequence[tuple[int, int]]):
+    """A `Probe.fetch` that reads from a tensor that holds `window` only."""
+    def fetch(block):
+        view = tensor
+        for dim, ((low, _), start, size) in enumerate(zip(window, block.start, block.size)):
+            view = view.narrow(dim, start - low, size)
+        return view
+    return fetch

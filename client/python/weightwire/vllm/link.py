@@ -1,0 +1,177 @@
+"""The line between an engine's driver and its workers: a Unix socket, one JSON object a line, never weights.
+
+Workers tell their offers and what they serve; the driver asks (`do`) and every worker answers under the same id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+import threading
+import time
+from typing import Any, Callable
+
+from weightwire import errors
+
+
+class Link:
+    """A worker's end. `on_ask(do, message)` runs on the link's own thread and returns the answer."""
+
+    def __init__(self, path: str, on_ask: Callable[[str, dict], dict], timeout: float):
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(timeout)
+        try:
+            self._socket.connect(path)
+        except OSError as error:
+            raise errors.UnavailableError(f"the driver's socket {path}: {error}", code="UNAVAILABLE",
+                                          remedy="driver and engine must share a file system") from error
+        self._socket.settimeout(None)
+        self._on_ask, self._lock = on_ask, threading.Lock()
+        threading.Thread(target=self._read, name="weightwire-link", daemon=True).start()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Best effort: a driver that left learns everything again when it comes back."""
+        try:
+            with self._lock:
+                self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass
+
+    def _read(self) -> None:
+        try:
+            for line in self._socket.makefile():
+                message = json.loads(line)
+                try:
+                    answer = {"ok": True, **self._on_ask(message["do"], message)}
+                except Exception as error:  # the driver decides what it means
+                    answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+                self.send({"id": message["id"], **answer})
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._socket.close()
+
+
+class Workers:
+    """The driver's end: all ranks of one engine. Thread-safe."""
+
+    def __init__(self):
+        self._folder = tempfile.mkdtemp(prefix="weightwire-driver-")
+        self.path = f"{self._folder}/link.sock"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.path)
+        self._listener.listen(64)
+        self._changed = threading.Condition()
+        self._ranks: dict[int, socket.socket] = {}
+        self._hello: dict[int, dict] = {}
+        self._offers: dict[int, dict] = {}
+        self._answers: dict[tuple[int, int], dict] = {}
+        self._fences: dict[int, str] = {}
+        self._next_id = 0
+        threading.Thread(target=self._accept, name="weightwire-driver", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._read, args=(connection,), name="weightwire-driver-rank", daemon=True).start()
+
+    def _read(self, connection: socket.socket) -> None:
+        rank = -1
+        try:
+            for line in connection.makefile():
+                message = json.loads(line)
+                with self._changed:
+                    if "hello" in message:
+                        rank = message["rank"]
+                        self._ranks[rank], self._hello[rank] = connection, message["hello"]
+                    elif "offer" in message:
+                        self._offers[rank] = message["offer"]
+                        self._fences.pop(rank, None)
+                    elif "fenced" in message:
+                        self._fences[rank] = message["fenced"]
+                    else:
+                        self._answers[rank, message["id"]] = message
+                    self._changed.notify_all()
+        except OSError:
+            pass
+        with self._changed:
+            if self._ranks.get(rank) is connection:
+                del self._ranks[rank]
+            self._changed.notify_all()
+
+    def wait_hello(self, timeout: float) -> list[dict]:
+        """What every rank said when it was bound, by rank."""
+        with self._changed:
+            complete = lambda: self._hello and len(self._hello) == self._hello[min(self._hello)]["world_size"]  # noqa: E731
+            if not self._changed.wait_for(complete, timeout):
+                raise errors.DeadlineError(f"only ranks {sorted(self._hello)} of the engine are bound after {timeout} s",
+                                           code="DEADLINE_EXCEEDED", remedy="the engine's own log says why")
+            return [self._hello[rank] for rank in sorted(self._hello)]
+
+    def wait_offer(self, after: int, timeout: float) -> dict | None:
+        """The offer that every rank holds, of an epoch above `after`; None after `timeout` seconds."""
+        def complete() -> bool:
+            epochs = {offer["epoch"] for offer in self._offers.values()}
+            return len(self._offers) == len(self._hello) and len(epochs) == 1 and min(epochs) > after \
+                and not self._fences
+        with self._changed:
+            return self._offers[0] if self._changed.wait_for(complete, timeout) else None
+
+    @property
+    def fences(self) -> dict[int, str]:
+        """Ranks that are fenced now, and why."""
+        with self._changed:
+            return dict(self._fences)
+
+    def ask(self, do: str, timeout: float, ranks: list[int] | None = None, **arguments: Any) -> list[dict]:
+        """Asks all ranks (or some) at once; their answers by rank. Raises when one refuses, is gone, or is late."""
+        ranks = sorted(self._hello) if ranks is None else ranks
+        line = {"do": do, **arguments}
+        with self._changed:
+            self._next_id += 1
+            number = self._next_id
+            missing = [rank for rank in ranks if rank not in self._ranks]
+            connections = [self._ranks[rank] for rank in ranks if rank in self._ranks]
+        if missing:
+            raise errors.UnavailableError(f"ranks {missing} of the engine are gone", code="UNAVAILABLE",
+                                          remedy="restart the engine and its driver")
+        for connection in connections:
+            try:
+                connection.sendall(json.dumps({**line, "id": number}).encode() + b"\n")
+            except OSError as error:
+                raise errors.UnavailableError(f"asking a rank to {do}: {error}", code="UNAVAILABLE") from error
+        end = time.monotonic() + timeout
+        answers = []
+        for rank in ranks:
+            with self._changed:
+                done = lambda: (rank, number) in self._answers or rank not in self._ranks  # noqa: E731
+                if not self._changed.wait_for(done, max(0.0, end - time.monotonic())):
+                    raise errors.DeadlineError(f"rank {rank} did not {do} within {timeout} s",
+                                               code="DEADLINE_EXCEEDED", rank=str(rank))
+                answer = self._answers.pop((rank, number), {"ok": False, "error": "its process is gone"})
+            if not answer["ok"]:
+                raise errors.WeightwireError(f"{do}: {answer['error']}", code="FAILED_PRECONDITION", rank=str(rank))
+            answers.append(answer)
+        return answers
+
+    def close(self) -> None:
+        self._listener.close()
+        with self._changed:
+            connections = list(self._ranks.values())
+        for connection in connections:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        os.unlink(self.path)
+        os.rmdir(self._folder)

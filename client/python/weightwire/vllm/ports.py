@@ -1,0 +1,175 @@
+"""The same few calls on an engine, whichever way it is reached. Every call ends within its `timeout`, in seconds.
+
+All methods block and raise on failure; `reset_prefix_cache` tells whether the cache is empty now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any, Sequence
+
+from weightwire import errors
+
+
+class LlmPort:
+    """A `vllm.LLM`. It answers only while its caller waits in `generate`, so there is nothing to pause."""
+
+    needs_thread = False
+
+    def __init__(self, llm):
+        self._llm = llm
+
+    def _rpc(self, method: str, timeout: float, **kwargs: Any) -> None:
+        self._llm.collective_rpc(method, timeout=timeout, kwargs=kwargs)
+
+    def init(self, settings: dict, timeout: float) -> None:
+        self._rpc("init_weight_transfer_engine", timeout, init_info=settings)
+
+    def pause(self, mode: str, timeout: float) -> None:
+        if self._llm.llm_engine.has_unfinished_requests():
+            raise errors.NotReadyError("the LLM has unfinished requests", code="FAILED_PRECONDITION",
+                                       remedy="call step() between generate() calls, or use AsyncLLM")
+
+    def start(self, draft: bool, timeout: float) -> None:
+        self._rpc("start_draft_weight_update" if draft else "start_weight_update", timeout)
+
+    def update(self, tickets: list[dict], timeout: float) -> None:
+        self._rpc("update_weights", timeout, update_info=tickets)
+
+    def finish(self, version: str | None, timeout: float) -> None:
+        self._rpc("finish_weight_update", timeout)
+        if version is not None:
+            self._llm.update_weight_version(version)
+
+    def reset_prefix_cache(self, running: bool, timeout: float) -> bool:
+        return self._llm.reset_prefix_cache(reset_running_requests=running)
+
+    def resume(self, timeout: float) -> None:
+        pass
+
+    def generate(self, prompt: Sequence[int], max_tokens: int, timeout: float) -> list[int]:
+        from vllm import SamplingParams
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        out = self._llm.generate([{"prompt_token_ids": list(prompt)}], params, use_tqdm=False)
+        return list(out[0].outputs[0].token_ids)
+
+
+class AsyncPort:
+    """An `AsyncLLM` that lives on `loop`; called from another thread."""
+
+    needs_thread = True
+
+    def __init__(self, llm, loop: asyncio.AbstractEventLoop):
+        self._llm, self._loop = llm, loop
+
+    def _run(self, coroutine, timeout: float) -> Any:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def _rpc(self, method: str, timeout: float, **kwargs: Any) -> None:
+        self._run(self._llm.collective_rpc(method, timeout=timeout, kwargs=kwargs), timeout)
+
+    def init(self, settings: dict, timeout: float) -> None:
+        self._rpc("init_weight_transfer_engine", timeout, init_info=settings)
+
+    def pause(self, mode: str, timeout: float) -> None:
+        self._run(self._llm.pause_generation(mode=mode, clear_cache=False), timeout)
+
+    def start(self, draft: bool, timeout: float) -> None:
+        self._rpc("start_draft_weight_update" if draft else "start_weight_update", timeout)
+
+    def update(self, tickets: list[dict], timeout: float) -> None:
+        self._rpc("update_weights", timeout, update_info=tickets)
+
+    def finish(self, version: str | None, timeout: float) -> None:
+        self._run(self._llm.finish_weight_update(version), timeout)
+
+    def reset_prefix_cache(self, running: bool, timeout: float) -> bool:
+        return self._run(self._llm.reset_prefix_cache(reset_running_requests=running), timeout)
+
+    def resume(self, timeout: float) -> None:
+        self._run(self._llm.resume_generation(), timeout)
+
+    def generate(self, prompt: Sequence[int], max_tokens: int, timeout: float) -> list[int]:
+        return self._run(self._generate(list(prompt), max_tokens), timeout)
+
+    async def _generate(self, prompt: list[int], max_tokens: int) -> list[int]:
+        import uuid
+
+        from vllm import SamplingParams
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        async for out in self._llm.generate({"prompt_token_ids": prompt}, params, f"weightwire-{uuid.uuid4().hex}"):
+            tokens = list(out.outputs[0].token_ids)
+        return tokens
+
+
+class HttpPort:
+    """A `vllm serve` with VLLM_SERVER_DEV_MODE=1. Those routes have no rights: keep them on loopback."""
+
+    needs_thread = True
+
+    def __init__(self, base_url: str):
+        self._base = base_url.rstrip("/")
+        self._model: str | None = None
+
+    def _call(self, path: str, timeout: float, body: dict | None = None, query: dict | None = None,
+              method: str = "POST") -> dict:
+        url = f"{self._base}/{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        data = None if method == "GET" else json.dumps(body or {}).encode()
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as response:
+                return json.loads(response.read() or b"{}")
+        except urllib.error.HTTPError as error:
+            remedy = "start the server with VLLM_SERVER_DEV_MODE=1" if error.code == 404 else ""
+            raise errors.NotReadyError(f"/{path}: HTTP {error.code}: {error.read()[:2000].decode(errors='replace')}",
+                                       code="FAILED_PRECONDITION", remedy=remedy) from None
+        except (OSError, ValueError) as error:
+            raise errors.UnavailableError(f"{url}: {error}", code="UNAVAILABLE") from error
+
+    def init(self, settings: dict, timeout: float) -> None:
+        self._call("init_weight_transfer_engine", timeout, {"init_info": settings})
+
+    def pause(self, mode: str, timeout: float) -> None:
+        self._call("pause", timeout, query={"mode": mode, "clear_cache": "false"})
+
+    def start(self, draft: bool, timeout: float) -> None:
+        self._call("start_draft_weight_update" if draft else "start_weight_update", timeout)
+
+    def update(self, tickets: list[dict], timeout: float) -> None:
+        self._call("update_weights", timeout, {"update_info": tickets})
+
+    def finish(self, version: str | None, timeout: float) -> None:
+        self._call("finish_weight_update", timeout, {"weight_version": version})
+
+    def reset_prefix_cache(self, running: bool, timeout: float) -> bool:
+        answer = self._call("reset_prefix_cache", timeout, query={"reset_running_requests": str(running).lower()})
+        return answer["success"]
+
+    def resume(self, timeout: float) -> None:
+        self._call("resume", timeout)
+
+    def generate(self, prompt: Sequence[int], max_tokens: int, timeout: float) -> list[int]:
+        if self._model is None:
+            self._model = self._call("v1/models", timeout, method="GET")["data"][0]["id"]
+        answer = self._call("v1/completions", timeout, {
+            "model": self._model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0,
+            "ignore_eos": True, "return_token_ids": True})
+        return answer["choices"][0]["token_ids"]
+
+
+def port_of(engine) -> LlmPort | AsyncPort | HttpPort:
+    """The port for a `vllm.LLM`, an `AsyncLLM` (call this on its event loop), or a base URL."""
+    if isinstance(engine, str):
+        return HttpPort(engine)
+    if hasattr(engine, "pause_generation"):
+        return AsyncPort(engine, asyncio.get_running_loop())
+    return LlmPort(engine)

@@ -1,0 +1,114 @@
+"""What one engine rank asks weightwire for, and how its staged bytes become torch tensors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from dataclasses import dataclass, field
+from typing import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from weightwire.memory import TensorMeta
+from weightwire.vllm import install, loading
+from weightwire.vllm.geometry import row_major
+from weightwire.vllm.tracer import Probe
+
+log = logging.getLogger("weightwire.vllm")
+DRAFT = "draft:"  # prefix of a draft model's tensors in the stage
+_CHECKPOINT = "hf:"  # prefix of tensors that go through the loader
+
+
+@dataclass
+class Target:
+    """One model of the rank (the main one, or the draft) and the form in which it takes its weights."""
+
+    prefix: str
+    mode: str
+    rows: list[dict] = field(default_factory=list)
+    observed: list[TensorMeta] = field(default_factory=list)
+    windows: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    checkpoint: Mapping[str, TensorMeta] = field(default_factory=dict)
+
+    def tensors(self, staged: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What this model's install takes, from all staged tensors of the rank."""
+        if self.mode == "fused":
+            return {meta.name.removeprefix(self.prefix): staged[meta.name] for meta in self.observed}
+        out = {}
+        for name, window in self.windows.items():
+            whole, held = self.checkpoint[name], staged[self.prefix + _CHECKPOINT + name]
+            out[name] = held if held.shape == whole.shape else Probe(
+                name, whole.shape, held.dtype, fetch=install.fetch_window(held, window))
+        return out
+
+    def installer(self, model: torch.nn.Module, model_config):
+        return (install.Fused if self.mode == "fused" else install.Loader)(model, model_config)
+
+
+def target_of(model: torch.nn.Module, checkpoint: Sequence[TensorMeta], mode: str, prefix: str = "") -> Target:
+    """Records the model's loader and says what this rank needs in `mode`; see docs/vllm.md."""
+    by_name = {meta.name: meta for meta in checkpoint}
+    trace = loading.trace(model, checkpoint)
+    if trace.whole and mode == "fused":
+        log.warning("weightwire: mode fused is not possible for this model, hf_sharded is used: %s",
+                    "; ".join(trace.whole.values()))
+        mode = "hf_sharded"
+    target = Target(prefix, mode, checkpoint=by_name)
+    if mode == "fused":
+        target.rows = [{**row, "param": prefix + row["param"]} for row in trace.rows]
+        target.observed = [TensorMeta(prefix + m.name, m.dtype, m.shape) for m in trace.params]
+        return target
+    whole = {name: [(0, extent) for extent in by_name[name].shape] for name in trace.whole}
+    read = install.windows(trace.rows, {name: meta.shape for name, meta in by_name.items()})
+    if mode == "hf_full":
+        read = {name: [(0, extent) for extent in by_name[name].shape] for name in read}
+    target.windows = {**read, **whole}
+    for name, window in target.windows.items():
+        meta, shape = by_name[name], [size for _, size in window]
+        param = prefix + _CHECKPOINT + name
+        target.rows.append(dict(
+            src=name, param=param, offset=0, shape=shape, stride=list(row_major(shape)),
+            dtype=str(loading.TORCH[meta.dtype]).removeprefix("torch."),
+            ops=[("narrow", dim, start, size) for dim, (start, size) in enumerate(window) if size != meta.shape[dim]]))
+        target.observed.append(TensorMeta(param, meta.dtype, tuple(shape)))
+    return target
+
+
+def as_torch(arrays: Mapping[str, np.ndarray], observed: Sequence[TensorMeta]) -> dict[str, torch.Tensor]:
+    """Views of staged arrays; no copy. They are read-only memory: never write to them."""
+    out = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch has no read-only tensors
+        for meta in observed:
+            flat = torch.from_numpy(arrays[meta.name].reshape(-1).view(np.uint8))
+            out[meta.name] = flat.view(loading.TORCH[meta.dtype]).view(meta.shape)
+    return out
+
+
+def pin(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Page-locks staged memory, so that copies to the device run at full rate. Untested on hardware."""
+    read_only = 0x08  # cudaHostRegisterReadOnly: the agent owns these pages
+    first = min(tensor.data_ptr() for tensor in tensors.values())
+    end = max(tensor.data_ptr() + tensor.nbytes for tensor in tensors.values())
+    code = torch.cuda.cudart().cudaHostRegister(first, end - first, read_only)
+    if int(code) != 0:
+        log.warning("weightwire: the stage could not be page-locked (cuda error %d); copies will be slower", int(code))
+
+
+def spec_of(parallel_config) -> str:
+    """The engine's parallel layout in weightwire's words."""
+    words = [f"tp{parallel_config.tensor_parallel_size}"]
+    if parallel_config.pipeline_parallel_size > 1:
+        words.append(f"pp{parallel_config.pipeline_parallel_size}")
+    if parallel_config.data_parallel_size > 1:
+        words.append(f"dp{parallel_config.data_parallel_size}")
+    if parallel_config.enable_expert_parallel:
+        words.append("ep")
+    return "vllm:" + ",".join(words)
+
+
+def config_of(text: str) -> str:
+    """config.json as the coordinator takes it: without members that transformers 5 writes as null."""
+    return json.dumps({key: value for key, value in json.loads(text).items() if value is not None})
