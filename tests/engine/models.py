@@ -19,6 +19,7 @@ KINDS = {
 
 def make(out: Path, kind: str, seed: int) -> Path:
     """Writes the checkpoint of `kind` with weights drawn from `seed`. Norms and biases are no constants either."""
+    import tokenizers
     import torch
     import transformers
     name, options = KINDS[kind]
@@ -30,6 +31,9 @@ def make(out: Path, kind: str, seed: int) -> Path:
             if parameter.ndim == 1:
                 parameter += torch.randn_like(parameter) * 0.1
     model.save_pretrained(out)
+    vocabulary = {f"t{number}": number for number in range(config.vocab_size)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="t0"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="t1").save_pretrained(out)
     return out
 
 

@@ -14,7 +14,7 @@ from typing import Any, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = dict(skip_tokenizer_init=True, enforce_eager=True, dtype="bfloat16", kv_cache_memory_bytes=128 << 20,
-             max_model_len=128, max_num_seqs=8, enable_prefix_caching=True)
+             max_model_len=512, max_num_seqs=8, enable_prefix_caching=True)
 PROMPTS = [[5, 6, 7, 8, 9, 10], [900, 3, 77], list(range(100, 140)), [512] * 5]
 TOKENS = 24
 
@@ -74,6 +74,10 @@ class Engine:
         """A request in flight; `.result()` is its last output."""
         return asyncio.run_coroutine_threadsafe(self._generate(prompt, params, **options), self.loop)
 
+    def stream(self, prompt: Sequence[int], params):
+        """As `submit`, for a request that is watched while it runs."""
+        return _Stream(self, prompt, params)
+
     def answers(self, prompts=PROMPTS, **options) -> list[dict]:
         """One prompt after another, so that a batch is the same in every engine."""
         return [answers_of(self.submit(prompt, greedy(), **options).result(120)) for prompt in prompts]
@@ -82,6 +86,28 @@ class Engine:
         self.loop.call_soon_threadsafe(self.llm.shutdown)
         self.run(asyncio.sleep(0.1))
         self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+class _Stream:
+    """A request in flight, and how far it is."""
+
+    def __init__(self, engine: Engine, prompt, params):
+        self._changed, self._last = threading.Condition(), None
+        self._future = asyncio.run_coroutine_threadsafe(self._run(engine, prompt, params), engine.loop)
+
+    async def _run(self, engine, prompt, params):
+        async for output in engine.llm.generate({"prompt_token_ids": list(prompt)}, params, uuid.uuid4().hex):
+            with self._changed:
+                self._last = output
+                self._changed.notify_all()
+
+    def wait_tokens(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._last and len(self._last.outputs[0].token_ids) >= count, 60)
+
+    def result(self):
+        self._future.result(120)
+        return self._last
 
 
 class Trainer:

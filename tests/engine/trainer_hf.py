@@ -58,7 +58,7 @@ def main() -> None:
             for name, array in params.items():
                 array.reshape(-1).view(np.uint8)[:] = new[name][1]
             try:
-                release = publisher.publish(command["publish"]).wait_released(120)
+                release = publisher.publish(command["publish"], deadline=300).wait_released(300)
                 answer = {"version": release.version, "epoch": release.epoch, "blocked_seconds": release.blocked_seconds}
             except Exception as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = ["Deadlines", "EngineDriver", "InstallError", "Serving", "register"]
 
 
@@ -15,7 +17,7 @@ def register() -> None:
         pass
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name in __all__:
         from weightwire.vllm import driver
         return getattr(driver, name)

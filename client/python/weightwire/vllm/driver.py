@@ -13,13 +13,15 @@ import logging
 import threading
 import time
 from dataclasses import asdict, dataclass
-from typing import Callable
+from typing import Any, Callable, Sequence
 
 from weightwire import errors
 from weightwire.vllm.link import Workers
 from weightwire.vllm.ports import port_of
 
 log = logging.getLogger("weightwire.vllm")
+#: canary(generate, version), generate(token ids, max_tokens) -> greedy token ids
+Canary = Callable[[Callable[[Sequence[int], int], list[int]], int], None]
 PAUSE_MODES = ("abort", "wait", "keep")
 
 
@@ -46,6 +48,7 @@ class Serving:
     version: int
     epoch: int
     paused_seconds: float = 0.0  #: for which the engine scheduled nothing
+    recovered: str = ""  #: the failure after which the stage was replayed, if there was one
 
 
 class InstallError(errors.WeightwireError):
@@ -55,14 +58,14 @@ class InstallError(errors.WeightwireError):
     def __init__(self, message: str, *, step: str, version: int, serving: Serving | None, broken: bool, epoch: int):
         now = "no version: it is paused and answers nothing" if broken else \
             f"version {serving.version}" if serving else "the weights that it was started with"
-        super().__init__(f"version {version} failed in step {step}: {message}. The engine is on {now}",
-                         code="ABORTED", reason="none", epoch=epoch)
+        super().__init__(f"version {version} (epoch {epoch}) was not installed: {message}. The engine is on {now}",
+                         code="ABORTED")
         self.step, self.version, self.serving, self.broken = step, version, serving, broken
 
 
 class _StepError(Exception):
     def __init__(self, step: str, cause: BaseException):
-        super().__init__(f"{type(cause).__name__}: {cause}")
+        super().__init__(f"step {step}: {type(cause).__name__}: {cause}")
         self.step = step
 
 
@@ -84,9 +87,9 @@ class EngineDriver:
     `step` installs one version; `start` follows on a thread of its own. With an `LLM` only `step`.
     """
 
-    def __init__(self, engine, *, name: str, agent: str | None = None, job: str = "", mode: str = "fused",
+    def __init__(self, engine: Any, *, name: str, agent: str | None = None, job: str = "", mode: str = "fused",
                  install: str = "host-shadow", pause: str = "abort", checkpoint: str | None = None,
-                 draft: bool = False, canary: Callable | None = None, attempts: int = 2,
+                 draft: bool = False, canary: Canary | None = None, attempts: int = 2,
                  deadlines: Deadlines = Deadlines()):
         if pause not in PAUSE_MODES:
             raise errors.RefusedError(f"unknown pause mode {pause!r}", code="INVALID_ARGUMENT",
@@ -101,14 +104,14 @@ class EngineDriver:
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._ranks: list[dict] = []
+        self._ranks: list[dict[str, Any]] = []
         #: What the engine answers with; None: the weights that it was started with.
         self.serving: Serving | None = None
         self.broken = False
         #: The last InstallError or other reason for which a version was not installed.
         self.last_error: Exception | None = None
 
-    def init(self) -> list[dict]:
+    def init(self) -> list[dict[str, Any]]:
         """Registers every rank with its recorded layout. Returns, by rank: mode, rows, bytes, notes."""
         self._port.init(self._settings, self.deadlines.init)
         if self._draft:  # only inside a draft session do workers see their draft model
@@ -125,14 +128,14 @@ class EngineDriver:
     def step(self, timeout: float) -> Serving | None:
         """Waits for the next committed version and installs it; None after `timeout` seconds without one.
 
-        Raises InstallError, which says on which version the engine is.
+        Raises InstallError, which says on which version the engine is. A version that failed for another reason
+        than its canary is tried again by the next call, until the coordinator evicts the engine.
         """
         if not self._ranks:
             self.init()
         offer = self._workers.wait_offer(self._seen, timeout)
         if offer is None:
             return None
-        self._seen = offer["epoch"]
         return self._install(offer["epoch"], offer["version"])
 
     # ---- one version
@@ -143,25 +146,26 @@ class EngineDriver:
         try:
             step("prepare", lambda t: self._workers.ask("prepare", t, epoch=epoch))
             paused = time.monotonic()
-            step("pause", lambda t: self._port.pause(self._pause, t))
+            if not self.broken:  # it is paused still; pausing again would drop what is queued
+                step("pause", lambda t: self._port.pause(self._pause, t))
         except _StepError as error:
-            self._resume_quietly()
+            if not self.broken:
+                self._resume_quietly()
             raise self._failed(error, version, epoch) from error
-        failure = self._replace(epoch, version)
-        if failure is None:
-            self._set(Serving(version, epoch, time.monotonic() - paused), broken=False)
-        elif failure.step == "start" and not self._touched():
-            pass
-        elif before is None or self._replace(before.epoch, before.version) is not None:
+        failures = self._replace(epoch, version)
+        serving = Serving(version, epoch, time.monotonic() - paused, "; ".join(map(str, failures)))
+        if self._done(failures):
+            self._set(serving, broken=False)
+        elif not self._intact(before) and not (before and self._done(self._replace(before.epoch, before.version))):
             self._set(None, broken=True)
-            raise self._failed(failure, version, epoch) from failure
-        if failure is None or not self.broken:
-            self._resume(version, epoch)
-        if failure is not None:
-            raise self._failed(failure, version, epoch) from failure
+            raise self._failed(failures[0], version, epoch) from failures[0]
+        self._resume(version, epoch)
+        if not self._done(failures):
+            raise self._failed(failures[0], version, epoch) from failures[0]
         try:
-            if self._canary:
-                step("canary", lambda t: self._canary(lambda p, n: self._port.generate(p, n, t), version))
+            canary = self._canary
+            if canary:
+                step("canary", lambda t: canary(lambda p, n: self._port.generate(p, n, t), version))
         except _StepError as error:
             self._back_to(before, version, epoch, error)
         try:
@@ -170,9 +174,10 @@ class EngineDriver:
             step("acknowledge", lambda t: self._workers.ask("forget", t, epoch=epoch), "resume")
         except _StepError as error:
             raise self._failed(error, version, epoch) from error
+        self._seen = epoch
         with self._changed:
             self._changed.notify_all()
-        return self.serving
+        return serving
 
     def _call(self, name: str, do: Callable[[float], object], deadline: str | None = None) -> None:
         try:
@@ -180,20 +185,21 @@ class EngineDriver:
         except Exception as error:
             raise _StepError(name, error) from error
 
-    def _replace(self, epoch: int, version: int) -> _StepError | None:
-        """Installs a staged epoch on every rank, in at most `attempts` tries; the first error when none succeeds."""
-        first = None
-        for _ in range(self._attempts):
+    def _replace(self, epoch: int, version: int) -> list[_StepError]:
+        """Installs a staged epoch on every rank; returns the tries that failed, `attempts` when all did."""
+        failures: list[_StepError] = []
+        while len(failures) < self._attempts:
             try:
                 self._replace_once(epoch, version)
-                return None
+                break
             except _StepError as error:
-                log.warning("weightwire: epoch %d, step %s: %s", epoch, error.step, error)
-                first = first or error
+                log.warning("weightwire: epoch %d: %s", epoch, error)
+                failures.append(error)
                 self._close_sessions()
-                if error.step == "start" and not self._touched():
-                    break  # nothing was changed; trying again would not help
-        return first
+        return failures
+
+    def _done(self, failures: list[_StepError]) -> bool:
+        return len(failures) < self._attempts
 
     def _replace_once(self, epoch: int, version: int) -> None:
         tickets = [{"epoch": epoch, "version": version} for _ in self._ranks]
@@ -214,12 +220,14 @@ class EngineDriver:
         if not self._port.reset_prefix_cache(self._pause == "keep", timeout):
             raise RuntimeError("the prefix cache was not emptied: requests hold blocks of it")
 
-    def _touched(self) -> bool:
-        """Whether any rank's weights may have changed since it last served a whole version."""
+    def _intact(self, before: Serving | None) -> bool:
+        """Whether every rank still holds exactly the weights that the engine served before."""
         try:
-            return any(answer["broken"] for answer in self._workers.ask("state", self.deadlines.start))
+            answers = self._workers.ask("state", self.deadlines.start)
         except errors.WeightwireError:
-            return True
+            return False
+        epoch = before.epoch if before else None
+        return all(answer["serving"] == epoch and not answer["broken"] for answer in answers)
 
     def _close_sessions(self) -> None:
         """vLLM has no abort: sessions that are open on some ranks are given up and then finished."""
@@ -242,10 +250,11 @@ class EngineDriver:
             log.warning("weightwire: resume: %s", error)
 
     def _back_to(self, before: Serving | None, version: int, epoch: int, why: _StepError) -> None:
-        """After a refused canary: the version before, or nothing."""
+        """After a refused canary: the version before, or nothing. The version is not tried again."""
+        self._seen = epoch
         try:
             self._call("pause", lambda t: self._port.pause("abort", t))
-            back = before is not None and self._replace(before.epoch, before.version) is None
+            back = before is not None and self._done(self._replace(before.epoch, before.version))
         except _StepError as error:
             log.error("weightwire: %s: %s", error.step, error)
             back = False
@@ -288,13 +297,14 @@ class EngineDriver:
     def wait_version(self, version: int, timeout: float) -> Serving:
         """Until the engine serves `version` or a later one, acknowledged. For use beside `start`."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self.serving and self.serving.version >= version, timeout):
+            self._changed.wait_for(lambda: self.serving is not None and self.serving.version >= version, timeout)
+            if self.serving is None or self.serving.version < version:
                 raise errors.DeadlineError(f"version {version} is not served after {timeout} s; serving {self.serving}",
                                            code="DEADLINE_EXCEEDED",
                                            remedy=f"last error: {self.last_error}") from self.last_error
             return self.serving
 
-    def status(self) -> dict:
+    def status(self) -> dict[str, Any]:
         """For people and probes."""
         return {"serving": asdict(self.serving) if self.serving else None, "ready": self.ready, "broken": self.broken,
                 "fences": self._workers.fences, "last_error": str(self.last_error) if self.last_error else None}

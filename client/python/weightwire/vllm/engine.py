@@ -21,7 +21,7 @@ from vllm.distributed.weight_transfer.base import (
 from weightwire import errors
 from weightwire.subscriber import Offer, Subscriber
 from weightwire.vllm import checkpoint, stage
-from weightwire.vllm.link import Link
+from weightwire.vllm.link import Link, Message
 
 MODES = ("fused", "hf_sharded", "hf_full")
 INSTALLS = ("host-shadow", "device-shadow")
@@ -50,18 +50,30 @@ class Ticket(WeightTransferUpdateInfo):
     version: int
 
 
+@dataclass
+class _Update:
+    """From vLLM's start to its finish."""
+
+    draft: bool
+    target: stage.Target | None  # None: the draft registers itself
+    install: Any = None
+    epoch: int | None = None  # set when a whole version was received
+    abandoned: bool = False
+
+
 class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
     """Calls of vLLM run on the worker's thread; offers and questions of the driver on others."""
 
     init_info_cls = Settings
     update_info_cls = Ticket
 
-    def __init__(self, config, vllm_config, device, model):
+    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module):
         super().__init__(config, vllm_config, device, model)
         p = vllm_config.parallel_config
         self._rank = p.data_parallel_index * p.world_size + p.rank
         self._world_size = p.world_size_across_dp
         self._lock = threading.Lock()
+        self._settings = Settings(engine="", link="")
         self._subscriber: Subscriber | None = None
         self._link: Link | None = None
         self._targets: dict[bool, stage.Target] = {}  # by "is it the draft"
@@ -69,7 +81,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         self._device: tuple[int, dict[str, torch.Tensor]] | None = None  # device-shadow: (epoch, tensors)
         self._held: dict[int, dict[str, torch.Tensor]] = {}  # stages that may be replayed, by epoch
         self._serving: int | None = None  # epoch whose weights the model holds; None: from disk, or broken
-        self._session: dict[str, Any] | None = None  # of the update under way
+        self._update: _Update | None = None
         self._broken: str | None = None
         self._closed = threading.Event()
 
@@ -129,17 +141,17 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
 
     # ---- questions of the driver
 
-    def _answer(self, do: str, message: dict) -> dict:
+    def _answer(self, do: str, message: Message) -> Message:
         if do == "prepare":
             self._prepare(message["epoch"])
         elif do == "abandon":
             with self._lock:
-                if self._session:
-                    self._session["abandoned"] = True
+                if self._update:
+                    self._update.abandoned = True
         elif do == "acknowledge":
             with self._lock:
                 offer = self._pending
-            if offer is None or offer.epoch != message["epoch"]:
+            if offer is None or self._subscriber is None or offer.epoch != message["epoch"]:
                 raise errors.StaleError(f"epoch {message['epoch']} is not the one offered last", code="ABORTED",
                                         reason="stale_epoch")
             self._subscriber.acknowledge(offer, message["seconds"])
@@ -166,11 +178,11 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
     def _staged(self, epoch: int) -> dict[str, torch.Tensor]:
         """The verified bytes of `epoch` on this rank: the offer's, or what is held for a replay."""
         with self._lock:
-            offer, held, device = self._pending, self._held.get(epoch), self._device
+            offer, held, device, subscriber = self._pending, self._held.get(epoch), self._device, self._subscriber
         if device is not None and device[0] == epoch:
             return device[1]
-        if offer is not None and offer.epoch == epoch:
-            return stage.as_torch(self._subscriber.stage(offer), self._observed)
+        if subscriber is not None and offer is not None and offer.epoch == epoch:
+            return stage.as_torch(subscriber.stage(offer), self._observed)
         if held is None:
             raise errors.StaleError(f"rank {self._rank} holds no stage of epoch {epoch}", code="ABORTED",
                                     reason="stale_epoch", rank=str(self._rank), epoch=epoch)
@@ -184,47 +196,51 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             if not (draft and self._settings.draft):
                 raise RuntimeError("weightwire: no driver has initialised this engine; see weightwire.vllm.EngineDriver")
             self._add_draft()
-            self._session = {"registers": True}
+            self._update = _Update(draft, None)
             return
         if draft not in self._targets:
             raise RuntimeError("weightwire: the driver was made without draft=True")
+        update = _Update(draft, self._targets[draft])
+        update.install = self._targets[draft].installer(self.model, self.model_config)
         with self._lock:
-            self._session = {"target": self._targets[draft], "draft": draft, "epoch": None, "abandoned": False}
-        self._session["install"] = self._targets[draft].installer(self.model, self.model_config)
-        self._session["install"].start()
+            self._update = update
+        update.install.start()
 
     def receive_weights(self, update_info: Ticket) -> None:
-        session = self._session
+        update = self._update
+        if update is None or update.target is None:
+            raise RuntimeError("weightwire: this session takes no weights")
         tensors = self._staged(update_info.epoch)
         with self._lock:
             self._serving, self._broken = None, f"installing epoch {update_info.epoch} did not end"
             self._held.setdefault(update_info.epoch, tensors)
-        session["install"].update(session["target"].tensors(tensors))
-        session["epoch"] = update_info.epoch
+        update.install.update(update.target.tensors(tensors))
+        update.epoch = update_info.epoch
 
     def finish_weight_update(self) -> None:
         """Raises when the update is incomplete, unless the driver said that it gives it up: then only the modules
-        are put in order, and the rank goes on saying that it is broken until a whole update was installed."""
-        session = self._session
-        if session.get("registers"):
-            self._session = None
-            return self._bind()
-        if session["abandoned"]:
-            session["install"].abandon()
-        elif session["epoch"] is None:
+        are put in order, and the rank goes on saying that it is broken until a whole version was installed."""
+        update = self._update
+        if update is None:
+            raise RuntimeError("weightwire: finish without start")
+        if update.target is None:
+            self._bind()
+        elif update.abandoned:
+            update.install.abandon()
+        elif update.epoch is None:
             raise RuntimeError(f"weightwire: rank {self._rank} got no complete version in this update; the driver has "
                                "to replay one")
         else:
-            session["install"].finish()
-            self._installed(session)
+            update.install.finish()
+            self._installed(update)
         with self._lock:
-            self._session = None
+            self._update = None
 
-    def _installed(self, session: dict[str, Any]) -> None:
+    def _installed(self, update: _Update) -> None:
         with self._lock:
-            if len(self._targets) == 2 and not session["draft"]:
+            if len(self._targets) == 2 and not update.draft:
                 return  # the draft follows in a session of its own
-            self._serving, self._broken, self._device = session["epoch"], None, None
+            self._serving, self._broken, self._device = update.epoch, None, None
 
     def shutdown(self) -> None:
         self._closed.set()

@@ -12,15 +12,17 @@ packing of experts.
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import torch
+
+from weightwire.vllm.geometry import Block
 
 
 class Fused:
     """Tensors by the names of the engine's own parameters."""
 
-    def __init__(self, model: torch.nn.Module, model_config):
+    def __init__(self, model: torch.nn.Module, model_config: Any):
         self._model, self._config = model, model_config
 
     def start(self) -> None:
@@ -112,7 +114,7 @@ def _process_tied(model: torch.nn.Module) -> None:
 class Loader:
     """Tensors by the names of the checkpoint, or probes of them that hold a window."""
 
-    def __init__(self, model: torch.nn.Module, model_config):
+    def __init__(self, model: torch.nn.Module, model_config: Any):
         self._model, self._config = model, model_config
 
     def start(self) -> None:
@@ -146,7 +148,7 @@ class Loader:
                 info.reset()
 
 
-def windows(rows: Sequence[Mapping], shapes: Mapping[str, Sequence[int]]) -> dict[str, list[tuple[int, int]]]:
+def windows(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, Sequence[int]]) -> dict[str, list[tuple[int, int]]]:
     """For each checkpoint tensor that `rows` read, the smallest block that holds all of it: (start, size) a dimension."""
     found: dict[str, list[tuple[int, int]]] = {}
     for row in rows:
@@ -158,9 +160,9 @@ def windows(rows: Sequence[Mapping], shapes: Mapping[str, Sequence[int]]) -> dic
     return found
 
 
-def fetch_window(tensor: torch.Tensor, window: Sequence[tuple[int, int]]):
+def fetch_window(tensor: torch.Tensor, window: Sequence[tuple[int, int]]) -> Callable[[Block], torch.Tensor]:
     """A `Probe.fetch` that reads from a tensor that holds `window` only."""
-    def fetch(block):
+    def fetch(block: Block) -> torch.Tensor:
         view = tensor
         for dim, ((low, _), start, size) in enumerate(zip(window, block.start, block.size)):
             view = view.narrow(dim, start - low, size)

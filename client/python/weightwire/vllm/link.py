@@ -15,11 +15,13 @@ from typing import Any, Callable
 
 from weightwire import errors
 
+Message = dict[str, Any]
+
 
 class Link:
     """A worker's end. `on_ask(do, message)` runs on the link's own thread and returns the answer."""
 
-    def __init__(self, path: str, on_ask: Callable[[str, dict], dict], timeout: float):
+    def __init__(self, path: str, on_ask: Callable[[str, Message], Message], timeout: float):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout)
         try:
@@ -31,7 +33,7 @@ class Link:
         self._on_ask, self._lock = on_ask, threading.Lock()
         threading.Thread(target=self._read, name="weightwire-link", daemon=True).start()
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         """Best effort: a driver that left learns everything again when it comes back."""
         try:
             with self._lock:
@@ -62,7 +64,7 @@ class Link:
 class Workers:
     """The driver's end: all ranks of one engine. Thread-safe."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="weightwire-driver-")
         self.path = f"{self._folder}/link.sock"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -70,9 +72,9 @@ class Workers:
         self._listener.listen(64)
         self._changed = threading.Condition()
         self._ranks: dict[int, socket.socket] = {}
-        self._hello: dict[int, dict] = {}
-        self._offers: dict[int, dict] = {}
-        self._answers: dict[tuple[int, int], dict] = {}
+        self._hello: dict[int, Message] = {}
+        self._offers: dict[int, Message] = {}
+        self._answers: dict[tuple[int, int], Message] = {}
         self._fences: dict[int, str] = {}
         self._next_id = 0
         threading.Thread(target=self._accept, name="weightwire-driver", daemon=True).start()
@@ -109,16 +111,18 @@ class Workers:
                 del self._ranks[rank]
             self._changed.notify_all()
 
-    def wait_hello(self, timeout: float) -> list[dict]:
+    def _complete(self) -> bool:
+        return bool(self._hello) and len(self._hello) == next(iter(self._hello.values()))["world_size"]
+
+    def wait_hello(self, timeout: float) -> list[Message]:
         """What every rank said when it was bound, by rank."""
         with self._changed:
-            complete = lambda: self._hello and len(self._hello) == self._hello[min(self._hello)]["world_size"]  # noqa: E731
-            if not self._changed.wait_for(complete, timeout):
+            if not self._changed.wait_for(self._complete, timeout):
                 raise errors.DeadlineError(f"only ranks {sorted(self._hello)} of the engine are bound after {timeout} s",
                                            code="DEADLINE_EXCEEDED", remedy="the engine's own log says why")
             return [self._hello[rank] for rank in sorted(self._hello)]
 
-    def wait_offer(self, after: int, timeout: float) -> dict | None:
+    def wait_offer(self, after: int, timeout: float) -> Message | None:
         """The offer that every rank holds, of an epoch above `after`; None after `timeout` seconds."""
         def complete() -> bool:
             epochs = {offer["epoch"] for offer in self._offers.values()}
@@ -133,7 +137,7 @@ class Workers:
         with self._changed:
             return dict(self._fences)
 
-    def ask(self, do: str, timeout: float, ranks: list[int] | None = None, **arguments: Any) -> list[dict]:
+    def ask(self, do: str, timeout: float, ranks: list[int] | None = None, **arguments: Any) -> list[Message]:
         """Asks all ranks (or some) at once; their answers by rank. Raises when one refuses, is gone, or is late."""
         ranks = sorted(self._hello) if ranks is None else ranks
         line = {"do": do, **arguments}

@@ -8,7 +8,7 @@ vLLM, which are not its public interface; `supported()` guards it by version.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 import torch
 
@@ -27,7 +27,7 @@ SAFETENSORS = {dtype: name for name, dtype in TORCH.items()}
 def supported() -> bool:
     """Whether this vLLM's reload machinery is the one that this file was written for."""
     import vllm
-    return vllm.__version__.startswith(SUPPORTED)
+    return bool(vllm.__version__.startswith(SUPPORTED))
 
 
 @contextmanager
@@ -70,7 +70,7 @@ class Trace:
     whole:  checkpoint tensors that the loader treats in a way that no row describes, with the reason
     """
 
-    def __init__(self, rows: list[dict], params: list[TensorMeta], whole: dict[str, str]):
+    def __init__(self, rows: list[dict[str, Any]], params: list[TensorMeta], whole: dict[str, str]):
         self.rows, self.params, self.whole = rows, params, whole
 
 

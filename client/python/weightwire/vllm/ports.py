@@ -10,9 +10,24 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import Any, Sequence
+from typing import Any, Coroutine, Protocol, Sequence
 
 from weightwire import errors
+
+
+class Port(Protocol):
+    """What the driver asks of an engine."""
+
+    needs_thread: bool
+
+    def init(self, settings: dict[str, Any], timeout: float) -> None: ...
+    def pause(self, mode: str, timeout: float) -> None: ...
+    def start(self, draft: bool, timeout: float) -> None: ...
+    def update(self, tickets: list[dict[str, Any]], timeout: float) -> None: ...
+    def finish(self, version: str | None, timeout: float) -> None: ...
+    def reset_prefix_cache(self, running: bool, timeout: float) -> bool: ...
+    def resume(self, timeout: float) -> None: ...
+    def generate(self, prompt: Sequence[int], max_tokens: int, timeout: float) -> list[int]: ...
 
 
 class LlmPort:
@@ -20,13 +35,13 @@ class LlmPort:
 
     needs_thread = False
 
-    def __init__(self, llm):
+    def __init__(self, llm: Any):
         self._llm = llm
 
     def _rpc(self, method: str, timeout: float, **kwargs: Any) -> None:
         self._llm.collective_rpc(method, timeout=timeout, kwargs=kwargs)
 
-    def init(self, settings: dict, timeout: float) -> None:
+    def init(self, settings: dict[str, Any], timeout: float) -> None:
         self._rpc("init_weight_transfer_engine", timeout, init_info=settings)
 
     def pause(self, mode: str, timeout: float) -> None:
@@ -37,7 +52,7 @@ class LlmPort:
     def start(self, draft: bool, timeout: float) -> None:
         self._rpc("start_draft_weight_update" if draft else "start_weight_update", timeout)
 
-    def update(self, tickets: list[dict], timeout: float) -> None:
+    def update(self, tickets: list[dict[str, Any]], timeout: float) -> None:
         self._rpc("update_weights", timeout, update_info=tickets)
 
     def finish(self, version: str | None, timeout: float) -> None:
@@ -46,7 +61,7 @@ class LlmPort:
             self._llm.update_weight_version(version)
 
     def reset_prefix_cache(self, running: bool, timeout: float) -> bool:
-        return self._llm.reset_prefix_cache(reset_running_requests=running)
+        return bool(self._llm.reset_prefix_cache(reset_running_requests=running))
 
     def resume(self, timeout: float) -> None:
         pass
@@ -63,10 +78,10 @@ class AsyncPort:
 
     needs_thread = True
 
-    def __init__(self, llm, loop: asyncio.AbstractEventLoop):
+    def __init__(self, llm: Any, loop: asyncio.AbstractEventLoop):
         self._llm, self._loop = llm, loop
 
-    def _run(self, coroutine, timeout: float) -> Any:
+    def _run(self, coroutine: Coroutine[Any, Any, Any], timeout: float) -> Any:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(timeout)
@@ -77,7 +92,7 @@ class AsyncPort:
     def _rpc(self, method: str, timeout: float, **kwargs: Any) -> None:
         self._run(self._llm.collective_rpc(method, timeout=timeout, kwargs=kwargs), timeout)
 
-    def init(self, settings: dict, timeout: float) -> None:
+    def init(self, settings: dict[str, Any], timeout: float) -> None:
         self._rpc("init_weight_transfer_engine", timeout, init_info=settings)
 
     def pause(self, mode: str, timeout: float) -> None:
@@ -86,26 +101,27 @@ class AsyncPort:
     def start(self, draft: bool, timeout: float) -> None:
         self._rpc("start_draft_weight_update" if draft else "start_weight_update", timeout)
 
-    def update(self, tickets: list[dict], timeout: float) -> None:
+    def update(self, tickets: list[dict[str, Any]], timeout: float) -> None:
         self._rpc("update_weights", timeout, update_info=tickets)
 
     def finish(self, version: str | None, timeout: float) -> None:
         self._run(self._llm.finish_weight_update(version), timeout)
 
     def reset_prefix_cache(self, running: bool, timeout: float) -> bool:
-        return self._run(self._llm.reset_prefix_cache(reset_running_requests=running), timeout)
+        return bool(self._run(self._llm.reset_prefix_cache(reset_running_requests=running), timeout))
 
     def resume(self, timeout: float) -> None:
         self._run(self._llm.resume_generation(), timeout)
 
     def generate(self, prompt: Sequence[int], max_tokens: int, timeout: float) -> list[int]:
-        return self._run(self._generate(list(prompt), max_tokens), timeout)
+        return list(self._run(self._generate(list(prompt), max_tokens), timeout))
 
     async def _generate(self, prompt: list[int], max_tokens: int) -> list[int]:
         import uuid
 
         from vllm import SamplingParams
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        tokens: list[int] = []
         async for out in self._llm.generate({"prompt_token_ids": prompt}, params, f"weightwire-{uuid.uuid4().hex}"):
             tokens = list(out.outputs[0].token_ids)
         return tokens
@@ -120,14 +136,14 @@ class HttpPort:
         self._base = base_url.rstrip("/")
         self._model: str | None = None
 
-    def _call(self, path: str, timeout: float, body: dict | None = None, query: dict | None = None,
-              method: str = "POST") -> dict:
+    def _call(self, path: str, timeout: float, body: dict[str, Any] | None = None,
+              query: dict[str, str] | None = None, method: str = "POST") -> dict[str, Any]:
         url = f"{self._base}/{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
         data = None if method == "GET" else json.dumps(body or {}).encode()
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
         try:
             with urllib.request.urlopen(request, timeout=timeout) as response:
-                return json.loads(response.read() or b"{}")
+                return dict(json.loads(response.read() or b"{}"))
         except urllib.error.HTTPError as error:
             remedy = "start the server with VLLM_SERVER_DEV_MODE=1" if error.code == 404 else ""
             raise errors.NotReadyError(f"/{path}: HTTP {error.code}: {error.read()[:2000].decode(errors='replace')}",
@@ -135,7 +151,7 @@ class HttpPort:
         except (OSError, ValueError) as error:
             raise errors.UnavailableError(f"{url}: {error}", code="UNAVAILABLE") from error
 
-    def init(self, settings: dict, timeout: float) -> None:
+    def init(self, settings: dict[str, Any], timeout: float) -> None:
         self._call("init_weight_transfer_engine", timeout, {"init_info": settings})
 
     def pause(self, mode: str, timeout: float) -> None:
@@ -144,7 +160,7 @@ class HttpPort:
     def start(self, draft: bool, timeout: float) -> None:
         self._call("start_draft_weight_update" if draft else "start_weight_update", timeout)
 
-    def update(self, tickets: list[dict], timeout: float) -> None:
+    def update(self, tickets: list[dict[str, Any]], timeout: float) -> None:
         self._call("update_weights", timeout, {"update_info": tickets})
 
     def finish(self, version: str | None, timeout: float) -> None:
@@ -152,7 +168,7 @@ class HttpPort:
 
     def reset_prefix_cache(self, running: bool, timeout: float) -> bool:
         answer = self._call("reset_prefix_cache", timeout, query={"reset_running_requests": str(running).lower()})
-        return answer["success"]
+        return bool(answer["success"])
 
     def resume(self, timeout: float) -> None:
         self._call("resume", timeout)
@@ -163,10 +179,10 @@ class HttpPort:
         answer = self._call("v1/completions", timeout, {
             "model": self._model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0,
             "ignore_eos": True, "return_token_ids": True})
-        return answer["choices"][0]["token_ids"]
+        return list(answer["choices"][0]["token_ids"])
 
 
-def port_of(engine) -> LlmPort | AsyncPort | HttpPort:
+def port_of(engine: Any) -> Port:
     """The port for a `vllm.LLM`, an `AsyncLLM` (call this on its event loop), or a base URL."""
     if isinstance(engine, str):
         return HttpPort(engine)

@@ -6,7 +6,7 @@ import json
 import logging
 import warnings
 from dataclasses import dataclass, field
-from typing import Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ class Target:
 
     prefix: str
     mode: str
-    rows: list[dict] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
     observed: list[TensorMeta] = field(default_factory=list)
     windows: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     checkpoint: Mapping[str, TensorMeta] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Target:
                 name, whole.shape, held.dtype, fetch=install.fetch_window(held, window))
         return out
 
-    def installer(self, model: torch.nn.Module, model_config):
+    def installer(self, model: torch.nn.Module, model_config: Any) -> install.Fused | install.Loader:
         return (install.Fused if self.mode == "fused" else install.Loader)(model, model_config)
 
 
@@ -97,7 +97,7 @@ def pin(tensors: Mapping[str, torch.Tensor]) -> None:
         log.warning("weightwire: the stage could not be page-locked (cuda error %d); copies will be slower", int(code))
 
 
-def spec_of(parallel_config) -> str:
+def spec_of(parallel_config: Any) -> str:
     """The engine's parallel layout in weightwire's words."""
     words = [f"tp{parallel_config.tensor_parallel_size}"]
     if parallel_config.pipeline_parallel_size > 1:

@@ -41,11 +41,11 @@ class Probe(torch.Tensor):
 
     @staticmethod
     def __new__(cls, source: str, whole: Iterable[int], dtype: torch.dtype, like: torch.Tensor | None = None,
-                fetch: Callable[[Block], torch.Tensor] | None = None):
+                fetch: Callable[[Block], torch.Tensor] | None = None) -> Probe:
         """fetch: gives the elements of a block, for a probe whose copies really happen (hf_sharded)."""
         whole = tuple(whole)
         view = torch.empty(whole, dtype=dtype, device="meta") if like is None else like
-        self = torch.Tensor._make_wrapper_subclass(cls, view.size(), strides=view.stride(),
+        self: Probe = torch.Tensor._make_wrapper_subclass(cls, view.size(), strides=view.stride(),
                                                    storage_offset=view.storage_offset(), dtype=dtype, device="cpu")
         self.source, self.whole, self.fetch = source, whole, fetch
         return self
@@ -61,6 +61,7 @@ class Probe(torch.Tensor):
         block = self.block()
         order = [dim for joined in block.dims for dim in joined]
         rest = [dim for dim in range(len(block.shape)) if dim not in order]
+        assert self.fetch is not None
         return self.fetch(block).permute(order + rest).reshape(self.size())
 
     def _twin(self) -> torch.Tensor:
@@ -73,9 +74,9 @@ class Probe(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         if func is _aten.copy_.default and not isinstance(first, cls) and args[1].fetch:
             return first.copy_(args[1].elements())
         if isinstance(first, cls) and not any(isinstance(a, cls) for a in (*args[1:], *kwargs.values())):
@@ -102,12 +103,12 @@ class Recorder(TorchDispatchMode):
     rows: list[dict[str, Any]] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__init__()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        target = args[0] if args and func._schema.is_mutable else None
+        target: Any = args[0] if args and func._schema.is_mutable else None
         name = self.params.get(storage_of(target)) if isinstance(target, torch.Tensor) else None
         if func is _aten.copy_.default and isinstance(args[1], Probe):
             self._row(target, args[1], name)

@@ -1,0 +1,97 @@
+"""The snippets of docs/vllm.md run as they stand there, with another model and small memory."""
+
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from tests.engine import rig
+
+MODEL = "Qwen/Qwen2.5-7B"
+SNIPPETS = re.findall(r"```(python|bash)\n(.*?)```", (rig.ROOT / "docs/vllm.md").read_text(), re.S)
+IN_PROCESS, SERVER, BESIDE = (text for _, text in SNIPPETS)
+
+
+@pytest.fixture(autouse=True)
+def agent(stack, monkeypatch):
+    rig.environment(1)
+    monkeypatch.setenv("WEIGHTWIRE_AGENT_SOCKET", stack.agent)
+
+
+def run(code: str, tmp_path) -> subprocess.Popen:
+    script = tmp_path / "snippet.py"
+    script.write_text(code)
+    return subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+
+
+def test_in_the_engines_process(stack, checkpoint, tmp_path):
+    options = "".join(f"{name}={value!r},\n        " for name, value in rig.SERVE.items())
+    assert f'model="{MODEL}",' in IN_PROCESS
+    process = run(IN_PROCESS.replace(f'"{MODEL}",', f'{str(checkpoint("qwen2", 0))!r},\n        {options}'), tmp_path)
+    trainer = stack.add(rig.Trainer(stack.agent, checkpoint("qwen2", 1)))
+    assert trainer.publish(1, checkpoint("qwen2", 1))["version"] == 1  # waits for the engine
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0 and "Serving(version=1, epoch=" in out
+
+
+class Server:
+    """`vllm serve` by the documented command line."""
+
+    def __init__(self, line: str, model: str):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        words = shlex.split(line.replace(MODEL, model).replace("8000", port))
+        variables = dict(word.split("=", 1) for word in words[:words.index("vllm")])
+        flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+                 for name, value in rig.SERVE.items() if name != "skip_tokenizer_init"]
+        self.url = f"http://127.0.0.1:{port}"
+        self._process = subprocess.Popen([sys.executable, "-m", "vllm.entrypoints.cli.main",
+                                          *words[words.index("vllm") + 1:], *flags], env={**os.environ, **variables})
+
+    def wait(self, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                return urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
+            except OSError:
+                assert self._process.poll() is None and time.monotonic() < end, "the server did not start"
+                time.sleep(0.5)
+
+    def complete(self, prompt) -> dict:
+        body = dict(model=self.model(), prompt=prompt, max_tokens=rig.TOKENS, temperature=0, ignore_eos=True,
+                    return_token_ids=True)
+        request = urllib.request.Request(f"{self.url}/v1/completions", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read())["choices"][0]["token_ids"]
+
+    def model(self) -> str:
+        with urllib.request.urlopen(f"{self.url}/v1/models", timeout=10) as answer:
+            return json.loads(answer.read())["data"][0]["id"]
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(60)
+
+
+def test_beside_an_http_server(stack, checkpoint, fresh, tmp_path):
+    want = [answer["tokens"] for answer in fresh("qwen2", 1, 1)]
+    server = stack.add(Server(SERVER, str(checkpoint("qwen2", 0))))
+    server.wait(240)
+    assert [server.complete(prompt) for prompt in rig.PROMPTS] != want
+    driver = run(BESIDE.replace("http://127.0.0.1:8000", server.url), tmp_path)
+    trainer = stack.add(rig.Trainer(stack.agent, checkpoint("qwen2", 1)))
+    assert trainer.publish(1, checkpoint("qwen2", 1))["version"] == 1
+    out, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 0 and "Serving(version=1, epoch=" in out
+    assert [server.complete(prompt) for prompt in rig.PROMPTS] == want
+    with urllib.request.urlopen(f"{server.url}/weight_info", timeout=10) as answer:
+        assert json.loads(answer.read()) == {"weight_version": "1"}
