@@ -136,5 +136,9 @@ class Trainer:
         return self.released()
 
     def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait(20)
+        self._process.stdin.close()  # what is published may still wait for an engine
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(5)

@@ -37,10 +37,10 @@ def register():
         setattr(engine, name, wrapped)
 
     before("_prepare", "prepare")
-    before("start_weight_update", "start")
+    before("_start", "start")
     before("_installed", "finish")
 
-    receive, put = engine.receive_weights, install._install_module
+    receive, put = engine._receive, install._install_module
 
     def receive_half(self, ticket):
         total = len({meta.name.rpartition(".")[0] for meta in self._observed})
@@ -56,4 +56,4 @@ def register():
             return receive(self, ticket)
         finally:
             install._install_module = put
-    engine.receive_weights = receive_half
+    engine._receive = receive_half

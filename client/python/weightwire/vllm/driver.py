@@ -116,9 +116,13 @@ class EngineDriver:
         self._port.init(self._settings, self.deadlines.init)
         if self._draft:  # only inside a draft session do workers see their draft model
             self._port.start(True, self.deadlines.init)
-            self._port.finish(None, self.deadlines.init)
-        self._ranks = self._workers.wait_hello(self.deadlines.init)
-        return self._ranks
+            self._port.finish(self.deadlines.init)
+        ranks = self._workers.wait_hello(self.deadlines.init)
+        refused = [f"rank {rank}: {hello['error']}" for rank, hello in enumerate(ranks) if "error" in hello]
+        if refused:
+            raise errors.RefusedError("; ".join(refused), code="FAILED_PRECONDITION")
+        self._ranks = ranks
+        return ranks
 
     @property
     def ready(self) -> bool:
@@ -204,12 +208,24 @@ class EngineDriver:
     def _replace_once(self, epoch: int, version: int) -> None:
         tickets = [{"epoch": epoch, "version": version} for _ in self._ranks]
         for draft in (False, True) if self._draft else (False,):
-            last = draft == self._draft
-            self._call("start", lambda t: self._port.start(draft, t))
-            self._call("update", lambda t: self._port.update(tickets, t))
-            self._call("finish", lambda t: self._port.finish(str(version) if last else None, t))
+            self._on_ranks("start", lambda t: self._port.start(draft, t))
+            self._on_ranks("update", lambda t: self._port.update(tickets, t))
+            self._on_ranks("finish", self._port.finish)
         self._call("finish", lambda t: self._check_ranks(epoch, t))
+        self._call("finish", lambda t: self._port.set_version(str(version), t))
         self._call("reset", self._reset)
+
+    def _on_ranks(self, step: str, call: Callable[[float], None]) -> None:
+        """A call of vLLM that every rank has to execute. What counts is what the ranks themselves say: vLLM may return
+        before all have done it, once a call has failed."""
+        def do(timeout: float) -> None:
+            calls = [answer["calls"] for answer in self._workers.ask("state", timeout)]
+            call(timeout)
+            answers = self._workers.ask("await", timeout, calls=calls, seconds=timeout)
+            failed = [f"rank {rank}: {answer['failure']}" for rank, answer in enumerate(answers) if answer["failure"]]
+            if failed:
+                raise RuntimeError("; ".join(failed))
+        self._call(step, do)
 
     def _check_ranks(self, epoch: int, timeout: float) -> None:
         serving = [answer["serving"] for answer in self._workers.ask("state", timeout)]
@@ -230,11 +246,11 @@ class EngineDriver:
         return all(answer["serving"] == epoch and not answer["broken"] for answer in answers)
 
     def _close_sessions(self) -> None:
-        """vLLM has no abort: sessions that are open on some ranks are given up and then finished."""
+        """vLLM has no abort: a session that is open is finished, and its ranks say that they are broken."""
         try:
-            self._workers.ask("abandon", self.deadlines.start)
-            self._port.finish(None, self.deadlines.finish)
-        except Exception as error:  # ranks without a session refuse; that is what is wanted
+            if any(answer["open"] for answer in self._workers.ask("state", self.deadlines.start)):
+                self._on_ranks("finish", self._port.finish)
+        except (errors.WeightwireError, _StepError) as error:
             log.debug("weightwire: closing sessions: %s", error)
 
     def _resume(self, version: int, epoch: int) -> None:

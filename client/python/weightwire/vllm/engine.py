@@ -3,13 +3,17 @@
 It attaches as one rank of an engine group, keeps what its loader was seen to do as its layout, and holds the stage.
 vLLM's calls carry tickets (epoch, version); bytes come from the stage, which the agent filled and verified before
 anything here starts.
+
+No call of vLLM ever raises here. When one rank of several raises, vLLM 0.32's executor leaves the answers of the ranks
+behind it in their queues, and from then on every call returns before those ranks have done it. So a failure is kept
+and told to the driver on its own line, together with a count of the calls that are done.
 """
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -58,7 +62,6 @@ class _Update:
     target: stage.Target | None  # None: the draft registers itself
     install: Any = None
     epoch: int | None = None  # set when a whole version was received
-    abandoned: bool = False
 
 
 class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
@@ -72,7 +75,9 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         p = vllm_config.parallel_config
         self._rank = p.data_parallel_index * p.world_size + p.rank
         self._world_size = p.world_size_across_dp
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._calls = 0  # of vLLM that are done, well or not
+        self._failure: str | None = None  # of the update under way, or of the last one
         self._settings = Settings(engine="", link="")
         self._subscriber: Subscriber | None = None
         self._link: Link | None = None
@@ -88,26 +93,43 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
     # ---- registration
 
     def init_transfer_engine(self, init_info: Settings) -> None:
-        if init_info.mode not in MODES:
-            raise errors.RefusedError(f"unknown mode {init_info.mode!r}", code="INVALID_ARGUMENT",
-                                      remedy=f"one of {', '.join(MODES)}")
-        if init_info.install not in INSTALLS:
-            raise errors.RefusedError(
-                f"install mode {init_info.install!r} is not available", code="INVALID_ARGUMENT",
-                remedy=f"one of {', '.join(INSTALLS)}; paused-live needs an agent that writes without a stage")
         self.shutdown()
         self._settings = init_info
         self._closed = threading.Event()
-        folder = checkpoint.folder_of(init_info.checkpoint or self.model_config.model)
+        self._link = Link(init_info.link, self._answer, init_info.timeout)
+        self._register(self._add_main)
+
+    def _register(self, do: Callable[[], None]) -> None:
+        try:
+            do()
+        except Exception as error:
+            stage.log.exception("weightwire: registration")
+            self._hello({"error": f"{type(error).__name__}: {error}"})
+
+    def _hello(self, message: Message) -> None:
+        assert self._link is not None
+        self._link.send({"rank": self._rank, "hello": {"world_size": self._world_size, **message}})
+
+    def _add_main(self) -> None:
+        s = self._settings
+        if s.mode not in MODES:
+            raise errors.RefusedError(f"unknown mode {s.mode!r}", code="INVALID_ARGUMENT",
+                                      remedy=f"one of {', '.join(MODES)}")
+        if s.install not in INSTALLS:
+            raise errors.RefusedError(
+                f"install mode {s.install!r} is not available", code="INVALID_ARGUMENT",
+                remedy=f"one of {', '.join(INSTALLS)}; paused-live needs an agent that writes without a stage")
+        folder = checkpoint.folder_of(s.checkpoint or self.model_config.model)
         self._config = stage.config_of(checkpoint.config_text(folder))
         self._checkpoint = checkpoint.tensors(folder)
-        self._targets = {False: stage.target_of(self.model, self._checkpoint, init_info.mode)}
-        if not init_info.draft:
+        self._targets = {False: stage.target_of(self.model, self._checkpoint, s.mode)}
+        if not s.draft:
             self._bind()
 
     def _add_draft(self) -> None:
         """The driver opens one empty draft session right after init: only there vLLM shows its draft model."""
         self._targets[True] = stage.target_of(self.model, self._checkpoint, self._settings.mode, stage.DRAFT)
+        self._bind()
 
     def _bind(self) -> None:
         s = self._settings
@@ -120,10 +142,8 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
                                       self._observed, rows)
         for note in notes:
             stage.log.warning("weightwire: recorded loader and scheme disagree: %s", note)
-        self._link = Link(s.link, self._answer, s.timeout)
-        self._link.send({"rank": self._rank, "hello": {
-            "world_size": self._world_size, "mode": self._targets[False].mode, "notes": notes,
-            "rows": len(rows), "bytes": sum(meta.nbytes for meta in self._observed)}})
+        self._hello({"mode": self._targets[False].mode, "notes": notes, "rows": len(rows),
+                     "bytes": sum(meta.nbytes for meta in self._observed)})
         threading.Thread(target=self._follow, args=(self._subscriber, self._link, self._closed),
                          name="weightwire-offers", daemon=True).start()
 
@@ -144,10 +164,10 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
     def _answer(self, do: str, message: Message) -> Message:
         if do == "prepare":
             self._prepare(message["epoch"])
-        elif do == "abandon":
+        elif do == "await":
             with self._lock:
-                if self._update:
-                    self._update.abandoned = True
+                if not self._lock.wait_for(lambda: self._calls > message["calls"][self._rank], message["seconds"]):
+                    raise TimeoutError("vLLM's call has not reached this rank, or is not done")
         elif do == "acknowledge":
             with self._lock:
                 offer = self._pending
@@ -161,7 +181,8 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         elif do != "state":
             raise ValueError(f"unknown question {do!r}")
         with self._lock:
-            return {"serving": self._serving, "broken": self._broken}
+            return {"serving": self._serving, "broken": self._broken, "failure": self._failure, "calls": self._calls,
+                    "open": self._update is not None}
 
     def _prepare(self, epoch: int) -> None:
         """Everything that can fail without touching the model, and for device-shadow the copy to the device."""
@@ -191,50 +212,62 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
     # ---- vLLM's calls
 
     def start_weight_update(self) -> None:
-        draft = self.model is not self._default_model
-        if self._subscriber is None:
-            if not (draft and self._settings.draft):
-                raise RuntimeError("weightwire: no driver has initialised this engine; see weightwire.vllm.EngineDriver")
-            self._add_draft()
-            self._update = _Update(draft, None)
-            return
-        if draft not in self._targets:
-            raise RuntimeError("weightwire: the driver was made without draft=True")
-        update = _Update(draft, self._targets[draft])
-        update.install = self._targets[draft].installer(self.model, self.model_config)
         with self._lock:
-            self._update = update
-        update.install.start()
+            self._failure = None
+        self._guarded("start", self._start)
 
     def receive_weights(self, update_info: Ticket) -> None:
-        update = self._update
-        if update is None or update.target is None:
-            raise RuntimeError("weightwire: this session takes no weights")
-        tensors = self._staged(update_info.epoch)
-        with self._lock:
-            self._serving, self._broken = None, f"installing epoch {update_info.epoch} did not end"
-            self._held.setdefault(update_info.epoch, tensors)
-        update.install.update(update.target.tensors(tensors))
-        update.epoch = update_info.epoch
+        self._guarded("update", lambda: self._receive(update_info))
 
     def finish_weight_update(self) -> None:
-        """Raises when the update is incomplete, unless the driver said that it gives it up: then only the modules
-        are put in order, and the rank goes on saying that it is broken until a whole version was installed."""
+        """Closes the session. An incomplete update is given up: its modules are put in order, and the rank goes on
+        saying that it is broken until a whole version was installed."""
+        self._guarded("finish", self._finish)
+        with self._lock:
+            self._update = None
+
+    def _guarded(self, step: str, do: Callable[[], None]) -> None:
+        failure = None
+        try:
+            do()
+        except Exception as error:
+            stage.log.exception("weightwire: %s", step)
+            failure = f"{step}: {type(error).__name__}: {error}"
+        with self._lock:
+            self._failure = self._failure or failure
+            self._calls += 1
+            self._lock.notify_all()
+
+    def _start(self) -> None:
+        draft = self.model is not self._default_model
+        self._update = _Update(draft, self._targets.get(draft))
+        if self._subscriber is None and draft and self._settings.draft:
+            return self._register(self._add_draft)
+        if self._subscriber is None or self._update.target is None:
+            raise RuntimeError("no driver has initialised this model; see weightwire.vllm.EngineDriver")
+        self._update.install = self._update.target.installer(self.model, self.model_config)
+        self._update.install.start()
+
+    def _receive(self, ticket: Ticket) -> None:
         update = self._update
-        if update is None:
-            raise RuntimeError("weightwire: finish without start")
-        if update.target is None:
-            self._bind()
-        elif update.abandoned:
+        if update is None or update.target is None or self._failure:
+            raise RuntimeError("this update did not start")
+        tensors = self._staged(ticket.epoch)
+        with self._lock:
+            self._serving, self._broken = None, f"installing epoch {ticket.epoch} did not end"
+            self._held.setdefault(ticket.epoch, tensors)
+        update.install.update(update.target.tensors(tensors))
+        update.epoch = ticket.epoch
+
+    def _finish(self) -> None:
+        update = self._update
+        if update is None or update.install is None:
+            return
+        if update.epoch is None:
             update.install.abandon()
-        elif update.epoch is None:
-            raise RuntimeError(f"weightwire: rank {self._rank} got no complete version in this update; the driver has "
-                               "to replay one")
         else:
             update.install.finish()
             self._installed(update)
-        with self._lock:
-            self._update = None
 
     def _installed(self, update: _Update) -> None:
         with self._lock:

@@ -24,25 +24,27 @@ class Port(Protocol):
     def pause(self, mode: str, timeout: float) -> None: ...
     def start(self, draft: bool, timeout: float) -> None: ...
     def update(self, tickets: list[dict[str, Any]], timeout: float) -> None: ...
-    def finish(self, version: str | None, timeout: float) -> None: ...
+    def finish(self, timeout: float) -> None: ...
+    def set_version(self, version: str, timeout: float) -> None: ...
     def reset_prefix_cache(self, running: bool, timeout: float) -> bool: ...
     def resume(self, timeout: float) -> None: ...
     def generate(self, prompt: Sequence[int], max_tokens: int, timeout: float) -> list[int]: ...
 
 
 class LlmPort:
-    """A `vllm.LLM`. It answers only while its caller waits in `generate`, so there is nothing to pause."""
+    """A `vllm.LLM`. It answers only while its caller waits in `generate`, so there is nothing to pause. Its calls
+    cannot be given up: vLLM loses track of its workers' answers when one runs out of time."""
 
     needs_thread = False
 
     def __init__(self, llm: Any):
         self._llm = llm
 
-    def _rpc(self, method: str, timeout: float, **kwargs: Any) -> None:
-        self._llm.collective_rpc(method, timeout=timeout, kwargs=kwargs)
+    def _rpc(self, method: str, **kwargs: Any) -> None:
+        self._llm.collective_rpc(method, kwargs=kwargs)
 
     def init(self, settings: dict[str, Any], timeout: float) -> None:
-        self._rpc("init_weight_transfer_engine", timeout, init_info=settings)
+        self._rpc("init_weight_transfer_engine", init_info=settings)
 
     def pause(self, mode: str, timeout: float) -> None:
         if self._llm.llm_engine.has_unfinished_requests():
@@ -50,15 +52,16 @@ class LlmPort:
                                        remedy="call step() between generate() calls, or use AsyncLLM")
 
     def start(self, draft: bool, timeout: float) -> None:
-        self._rpc("start_draft_weight_update" if draft else "start_weight_update", timeout)
+        self._rpc("start_draft_weight_update" if draft else "start_weight_update")
 
     def update(self, tickets: list[dict[str, Any]], timeout: float) -> None:
-        self._rpc("update_weights", timeout, update_info=tickets)
+        self._rpc("update_weights", update_info=tickets)
 
-    def finish(self, version: str | None, timeout: float) -> None:
-        self._rpc("finish_weight_update", timeout)
-        if version is not None:
-            self._llm.update_weight_version(version)
+    def finish(self, timeout: float) -> None:
+        self._rpc("finish_weight_update")
+
+    def set_version(self, version: str, timeout: float) -> None:
+        self._llm.update_weight_version(version)
 
     def reset_prefix_cache(self, running: bool, timeout: float) -> bool:
         return bool(self._llm.reset_prefix_cache(reset_running_requests=running))
@@ -82,15 +85,11 @@ class AsyncPort:
         self._llm, self._loop = llm, loop
 
     def _run(self, coroutine: Coroutine[Any, Any, Any], timeout: float) -> Any:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result(timeout)
-        except TimeoutError:
-            future.cancel()
-            raise
+        # Out of time the call goes on: vLLM loses track of its workers' answers when one is given up.
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
 
     def _rpc(self, method: str, timeout: float, **kwargs: Any) -> None:
-        self._run(self._llm.collective_rpc(method, timeout=timeout, kwargs=kwargs), timeout)
+        self._run(self._llm.collective_rpc(method, kwargs=kwargs), timeout)
 
     def init(self, settings: dict[str, Any], timeout: float) -> None:
         self._rpc("init_weight_transfer_engine", timeout, init_info=settings)
@@ -104,8 +103,11 @@ class AsyncPort:
     def update(self, tickets: list[dict[str, Any]], timeout: float) -> None:
         self._rpc("update_weights", timeout, update_info=tickets)
 
-    def finish(self, version: str | None, timeout: float) -> None:
-        self._run(self._llm.finish_weight_update(version), timeout)
+    def finish(self, timeout: float) -> None:
+        self._rpc("finish_weight_update", timeout)
+
+    def set_version(self, version: str, timeout: float) -> None:
+        self._run(self._llm.update_weight_version(version), timeout)
 
     def reset_prefix_cache(self, running: bool, timeout: float) -> bool:
         return bool(self._run(self._llm.reset_prefix_cache(reset_running_requests=running), timeout))
@@ -163,8 +165,11 @@ class HttpPort:
     def update(self, tickets: list[dict[str, Any]], timeout: float) -> None:
         self._call("update_weights", timeout, {"update_info": tickets})
 
-    def finish(self, version: str | None, timeout: float) -> None:
-        self._call("finish_weight_update", timeout, {"weight_version": version})
+    def finish(self, timeout: float) -> None:
+        self._call("finish_weight_update", timeout)
+
+    def set_version(self, version: str, timeout: float) -> None:
+        self._call("update_weight_version", timeout, {"new_version": version})
 
     def reset_prefix_cache(self, running: bool, timeout: float) -> bool:
         answer = self._call("reset_prefix_cache", timeout, query={"reset_running_requests": str(running).lower()})

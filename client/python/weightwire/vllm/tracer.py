@@ -46,7 +46,7 @@ class Probe(torch.Tensor):
         whole = tuple(whole)
         view = torch.empty(whole, dtype=dtype, device="meta") if like is None else like
         self: Probe = torch.Tensor._make_wrapper_subclass(cls, view.size(), strides=view.stride(),
-                                                   storage_offset=view.storage_offset(), dtype=dtype, device="cpu")
+                                                          storage_offset=view.storage_offset(), dtype=dtype, device="cpu")
         self.source, self.whole, self.fetch = source, whole, fetch
         return self
 
