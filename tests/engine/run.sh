@@ -7,9 +7,10 @@ root=$(cd "$here/../.." && pwd)
 python=$("$here/env.sh" vllm) || { echo "engine: NOT RUN: the vLLM environment could not be made (see above)" >&2; exit 1; }
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
-cp -r "$root/client/python" "$site/source"
+cp -r "$root/client/python" "$site/source"  # pip leaves its own files beside what it builds
+cp -r "$here/faults" "$site/faults"
 "$python" -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --target "$site/packages" \
-  "$site/source" "$here/faults"
+  "$site/source" "$site/faults"
 cd "$root"
 export WEIGHTWIRE_BIN_DIR=${WEIGHTWIRE_BIN_DIR:-$root/build/release/bin}
 PYTHONPATH=$site/packages:$root:$root/client/python "$python" -m pytest -q -p no:cacheprovider -rs "$here" "$@"
