@@ -30,6 +30,8 @@ def test_wheel_and_sdist_hold_the_package_typed_and_nothing_else(dist):
             if p.suffix in (".py", ".typed")}
     assert {n for n in inside if ".dist-info/" not in n} == ours
     assert {"weightwire/py.typed", "weightwire/v1/agent_pb2.py", "weightwire/v1/coordinator_pb2_grpc.py"} <= inside
+    plugs = next(n for n in inside if n.endswith("entry_points.txt"))
+    assert "weightwire = weightwire.sglang:register" in zipfile.ZipFile(wheel).read(plugs).decode()
     packed = {n.split("/", 1)[1] for n in tarfile.open(sdist).getnames() if "/" in n}
     assert ours <= packed and not any(n.startswith("demo") for n in packed)
 

@@ -16,7 +16,7 @@ from weightwire.client import (RETRY_SECONDS, WATCH_INTERVAL_MS, channel_options
                                explain_unreachable)
 from weightwire.memory import TensorMeta
 from weightwire.status import EpochStatus, Event, JobStatus, changes
-from weightwire.v1 import coordinator_pb2, coordinator_pb2_grpc
+from weightwire.v1 import coordinator_pb2, coordinator_pb2_grpc, types_pb2
 from weightwire.waiting import Found, ProgressCallback, ServedWait, StagedWait, VersionWait
 
 
@@ -167,6 +167,9 @@ class Subscriber:
     async def bind(self, config: Mapping[str, Any] | str, spec: str, tensors: Sequence[TensorMeta],
                    trace: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
         return await asyncio.to_thread(self._opened().bind, config, spec, tensors, trace)
+
+    async def bind_submission(self, layout: types_pb2.LayoutSubmission) -> list[str]:
+        return await asyncio.to_thread(self._opened().bind_submission, layout)
 
     async def wait_offer(self, timeout: float) -> _subscriber.Offer | None:
         """The next committed version; None after `timeout` seconds. An offer is not lost by a cancelled wait."""

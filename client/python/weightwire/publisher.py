@@ -112,11 +112,11 @@ class Publisher:
         agreed, _ = self._session.submit(layout)
         return self._bind_arena(agreed)
 
-    def bind_arenas(self, layout: types_pb2.LayoutSubmission, arenas: Sequence[Arena]) -> None:
-        """As `bind_boxes`, for memory that the caller has filled already. The caller keeps the arenas."""
+    def bind_places(self, layout: types_pb2.LayoutSubmission, arenas: Sequence[Arena],
+                    places: Mapping[str, tuple[int, int]]) -> None:
+        """As `bind_boxes`, for memory of the caller, who keeps the arenas open.
+        places: (index into `arenas`, offset in bytes) by tensor name."""
         agreed, _ = self._session.submit(layout)
-        places = {meta.name: (region, offset) for region, arena in enumerate(arenas)
-                  for meta, offset in zip(arena.tensors, arena.offsets)}
         self._import(arenas, [places[meta.name] for meta in agreed])
 
     def _bind_arena(self, agreed: Sequence[TensorMeta]) -> Mapping[str, np.ndarray]:

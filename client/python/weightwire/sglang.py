@@ -1,0 +1,152 @@
+"""SGLang: one ticket in place of the weights.
+
+    --custom-weight-loader weightwire.sglang.load          (not needed where the plug-in is loaded, see `register`)
+
+    engine.update_weights_from_tensor(weightwire.sglang.ticket("engine-a", "/models/qwen", version),
+                                      load_format=weightwire.sglang.LOADER)
+
+Every scheduler process then waits for the version at the weightwired of its host, checks that it is complete, and
+gives it to the model's own `load_weights`. Every rank receives every tensor whole, and keeps two of each in host
+memory: SGLang's loader cuts its part. Only `load`, `ticket` and the plug-in were run against SGLang's own code on a
+CPU; no SGLang engine runs without a GPU. See docs/sglang.md.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from weightwire import boxes, errors
+from weightwire.adapter import as_tensor
+from weightwire.hf_tensors import checkpoint_tensors
+from weightwire.subscriber import Offer, Subscriber
+
+LOADER = "weightwire.sglang.load"
+_TICKET = "weightwire.ticket"
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What every rank is told."""
+
+    engine: str  #: name of the engine in weightwire, the same on all its ranks
+    checkpoint: str  #: folder with the safetensors (or their headers alone) that name the model's tensors
+    version: int  #: this one or a newer one is loaded
+    agent: str = ""  #: socket of the weightwired; empty: WEIGHTWIRE_AGENT_SOCKET
+    job: str = ""
+    deadline: float = 120.0  #: seconds, everything included
+
+
+def ticket(engine: str, checkpoint: str, version: int, **more: Any) -> list[tuple[str, torch.Tensor]]:
+    """The named tensors for update_weights_from_tensor; `more` as in Ticket."""
+    text = json.dumps(asdict(Ticket(engine, checkpoint, version, **more))).encode()
+    return [(_TICKET, torch.frombuffer(bytearray(text), dtype=torch.uint8))]
+
+
+def load(model: Any, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """SGLang's hook: loads the version of the ticket into `model`.
+
+    RefusedError       no ticket
+    FileNotFoundError  the checkpoint's folder holds no safetensors
+    DeadlineError      the version did not come; the model is as it was
+    AbortedError       a rank could not load it: the engine must not serve. The same ticket loads it again
+    """
+    if len(named_tensors) != 1 or named_tensors[0][0] != _TICKET:
+        raise errors.RefusedError(f"expected one ticket and got {[name for name, _ in named_tensors][:3]}",
+                                  code="INVALID_ARGUMENT", reason="invalid_request",
+                                  remedy="send what weightwire.sglang.ticket() returns")
+    order = Ticket(**json.loads(bytes(named_tensors[0][1].cpu().numpy())))
+    rank = _ranks.get(order.engine)
+    if rank is None:
+        rank = _ranks[order.engine] = _Rank(order)
+    rank.load(model, order)
+
+
+def register() -> None:
+    """SGLang's plug-in (entry point group sglang.srt.plugins): lets every engine know LOADER without its flag."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register("sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater."
+                          "update_weights_from_tensor", _know_loader, HookType.BEFORE)
+
+
+def _know_loader(updater: Any, *_: Any, **__: Any) -> None:
+    if LOADER not in updater.custom_weight_loaders:
+        updater.custom_weight_loaders.append(LOADER)
+
+
+class _Rank:
+    """This process as one rank of an engine; it stays attached between tickets."""
+
+    def __init__(self, order: Ticket):
+        rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self._tensors = checkpoint_tensors(order.checkpoint)
+        self._subscriber = Subscriber(group=order.engine, rank=rank, world_size=world_size, job=order.job,
+                                      agent=order.agent or None, timeout=order.deadline)
+        self._world_size = world_size
+        self._staged: tuple[Offer, Mapping[str, np.ndarray]] | None = None
+        try:
+            self._subscriber.bind_submission(
+                boxes.submission({m.name: m for m in self._tensors}, [boxes.whole(m) for m in self._tensors]))
+        except BaseException:
+            self._subscriber.close()
+            raise
+
+    def load(self, model: Any, order: Ticket) -> None:
+        offer, arrays = self._wait(order)
+        why = ""
+        try:
+            model.load_weights([(m.name, as_tensor(arrays[m.name], m)) for m in self._tensors])
+        except Exception as error:  # whatever a model's loader raises, the other ranks must hear of it
+            why = f"{type(error).__name__}: {error}"
+        if not self._all(not why):
+            raise errors.AbortedError(f"version {offer.version} was not loaded by every rank: "
+                                      f"{why or 'another rank failed'}", code="ABORTED", epoch=offer.epoch,
+                                      remedy="load the same ticket again, or restart the engine")
+        self._acknowledge(offer)
+
+    def _wait(self, order: Ticket) -> tuple[Offer, Mapping[str, np.ndarray]]:
+        """Every rank sees the same offers in the same order, so that all go on with the same one."""
+        end = time.monotonic() + order.deadline
+        while self._staged is None or self._staged[0].version < order.version:
+            offer = self._subscriber.wait_offer(max(0.0, end - time.monotonic()))
+            if offer is None:
+                raise errors.DeadlineError(f"version {order.version} did not come within {order.deadline:g} s",
+                                           code="DEADLINE_EXCEEDED", reason="deadline_exceeded",
+                                           rank=f"{order.engine}", remedy="`wwctl status` says what everyone waits for")
+            try:
+                self._staged = offer, self._subscriber.flip(offer)
+            except errors.StaleError:
+                continue  # fenced meanwhile: it is offered again
+            if offer.version < order.version:
+                self._acknowledge(offer)  # the fleet brought us up to date before; the engine skips it
+        return self._staged
+
+    def _acknowledge(self, offer: Offer) -> None:
+        if offer.leader:
+            self._subscriber.acknowledge(offer)
+
+    def _all(self, ok: bool) -> bool:
+        if self._world_size == 1:
+            return ok
+        flag = torch.tensor([int(ok)])
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=_cpu_group())
+        return bool(flag.item())
+
+    def close(self) -> None:
+        self._subscriber.close()
+
+
+_ranks: dict[str, _Rank] = {}
+
+
+def _cpu_group() -> Any:
+    from sglang.srt.distributed import get_world_group
+
+    return get_world_group().cpu_group

@@ -1,0 +1,127 @@
+"""The hook behind SGLang's own WeightUpdater and plug-in framework, on a CPU. The model is ours: no SGLang model runs
+without a GPU."""
+
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from sglang.srt.model_executor.model_runner_components import weight_updater
+from sglang.srt.plugins.hook_registry import HookRegistry
+
+import weightwire.sglang
+import weightwire.torch
+from weightwire import AbortedError, Client, DeadlineError, RefusedError
+from weightwire.sglang import LOADER, ticket
+
+
+class Model(torch.nn.Module):
+    """A model with a loader of its own that fuses, as SGLang's models have."""
+
+    def __init__(self):
+        super().__init__()
+        self.qk = torch.nn.Parameter(torch.zeros(6, 5, dtype=torch.bfloat16), requires_grad=False)
+        self.fail = False
+
+    def load_weights(self, weights):
+        for name, tensor in weights:
+            if self.fail:
+                raise KeyError(name)
+            self.qk[{"q": slice(0, 4), "k": slice(4, 6)}[name]] = tensor
+
+
+def weights(seed):
+    g = torch.Generator().manual_seed(seed)
+    return {"q": torch.randn(4, 5, generator=g).bfloat16(), "k": torch.randn(2, 5, generator=g).bfloat16()}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    save_file(weights(0), tmp_path / "model.safetensors")
+    return str(tmp_path)
+
+
+@pytest.fixture
+def engine():
+    """SGLang's updater around our model; what it needs of the accelerator and of the process is stood in for."""
+    model = Model()
+    updater = weight_updater.WeightUpdater(
+        tp_rank=0, device="cpu", gpu_id=0, model_config=None, custom_weight_loaders=[LOADER], get_model=lambda: model,
+        update_model_fields=None, recapture_cuda_graph=None, get_model_runner=lambda: None)
+    yield updater
+    for rank in weightwire.sglang._ranks.values():
+        rank.close()
+    weightwire.sglang._ranks.clear()
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch):
+    from types import SimpleNamespace
+
+    monkeypatch.setattr(weight_updater, "get_parallel", lambda: SimpleNamespace(tp_rank=0))
+    monkeypatch.setattr(weight_updater.WeightUpdater, "_assert_weight_cache_inactive", lambda *_: None)
+    monkeypatch.setattr(weight_updater, "_unsupported_derived_weight_cache_error", lambda *_: None)
+    monkeypatch.setattr(weight_updater.torch, "get_device_module",
+                        lambda *_: SimpleNamespace(current_device=lambda: "cpu"))
+
+
+def update(updater, daemon, checkpoint, version, deadline=30.0):
+    return updater.update_weights_from_tensor(
+        ticket("engine-a", checkpoint, version, agent=daemon.agent_socket, deadline=deadline), load_format=LOADER)
+
+
+def test_a_ticket_brings_each_version_through_sglangs_own_updater(daemon, checkpoint, engine):
+    now = {}
+    with weightwire.torch.Publisher(lambda: now["w"].items() if now else weights(0).items(), rank=0, world_size=1,
+                                    agent=daemon.agent_socket) as trainer, Client(daemon.grpc) as client:
+        for version in (1, 2, 3):
+            now["w"] = weights(version)
+            release = trainer.publish(version)
+            assert update(engine, daemon, checkpoint, version) == (True, "Success")
+            release.wait_released(30)
+            want = weights(version)
+            assert torch.equal(engine.get_model().qk, torch.cat([want["q"], want["k"]]))
+            client.wait_version(version, timeout=30, engines=["engine-a"])
+
+
+def test_a_loader_that_fails_is_told_and_the_same_ticket_loads_again(daemon, checkpoint, engine):
+    with weightwire.torch.Publisher(weights(5), rank=0, world_size=1, agent=daemon.agent_socket) as trainer, \
+            Client(daemon.grpc) as client:
+        trainer.publish(1)
+        engine.get_model().fail = True
+        with pytest.raises(AbortedError, match="KeyError: 'k'"):
+            update(engine, daemon, checkpoint, 1)
+        assert client.status().engines[0].state == "installing"  # not acknowledged: nobody may take it for served
+        engine.get_model().fail = False
+        update(engine, daemon, checkpoint, 1)
+        client.wait_version(1, timeout=30)
+        assert torch.equal(engine.get_model().qk, torch.cat([weights(5)["q"], weights(5)["k"]]))
+
+
+def test_a_version_that_does_not_come_leaves_the_model_alone(daemon, checkpoint, engine):
+    with pytest.raises(DeadlineError, match="version 7 did not come"):
+        update(engine, daemon, checkpoint, 7, deadline=1.0)
+    assert not engine.get_model().qk.any()
+
+
+def test_anything_but_a_ticket_is_refused(engine, tmp_path):
+    with pytest.raises(RefusedError, match="one ticket"):
+        engine.update_weights_from_tensor([("model.norm.weight", torch.ones(2))], load_format=LOADER)
+    with pytest.raises(FileNotFoundError):
+        engine.update_weights_from_tensor(ticket("e", str(tmp_path), 1), load_format=LOADER)
+
+
+def test_the_plug_in_makes_the_loader_known_without_its_flag(engine):
+    fresh = weight_updater.WeightUpdater(
+        tp_rank=0, device="cpu", gpu_id=0, model_config=None, custom_weight_loaders=[],
+        get_model=engine.get_model, update_model_fields=None, recapture_cuda_graph=None, get_model_runner=lambda: None)
+    with pytest.raises(NotImplementedError):
+        fresh.update_weights_from_tensor([("x", torch.ones(1))], load_format=LOADER)
+    original = weight_updater.WeightUpdater.update_weights_from_tensor
+    try:
+        weightwire.sglang.register()
+        HookRegistry.apply_hooks()
+        with pytest.raises(RefusedError, match="one ticket"):  # it is ours that is called now
+            fresh.update_weights_from_tensor([("x", torch.ones(1))], load_format=LOADER)
+    finally:
+        weight_updater.WeightUpdater.update_weights_from_tensor = original
+        HookRegistry.reset()

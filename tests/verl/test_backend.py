@@ -1,0 +1,194 @@
+"""The backend behind verl's registry, driven through the update_weights of verl's own workers."""
+
+import asyncio
+
+import pytest
+import torch
+from conftest import Job
+from verl.checkpoint_engine import CheckpointEngineRegistry
+
+from weightwire import AbortedError, DeadlineError, NotReadyError
+
+
+def model(seed: int, dtype=torch.bfloat16) -> dict[str, torch.Tensor]:
+    """Odd sizes; one tensor larger than a bucket, one of another dtype, one scalar."""
+    g = torch.Generator().manual_seed(seed)
+    shapes = {"embed": (300, 129), "layers.0.q": (17, 33), "layers.0.bias": (5,), "scale": ()}
+    out = {name: torch.randn(shape, generator=g).to(dtype) for name, shape in shapes.items()}
+    return {**out, "router": torch.randn((3, 7), generator=g)}
+
+
+def assert_same(got: dict, want: dict) -> None:
+    assert got.keys() == want.keys()
+    for name, tensor in want.items():
+        assert got[name].dtype == tensor.dtype and torch.equal(got[name], tensor), name
+
+
+def run(job: Job, scenario) -> None:
+    async def all_of_it():
+        try:
+            await scenario()
+        finally:
+            await job.close()
+
+    asyncio.run(all_of_it())
+
+
+def test_every_version_arrives_whole_on_every_worker(daemon, client):
+    now = {}
+    job = Job(daemon, lambda rank: iter(now["weights"].items()))
+    job.add_rollout(), job.add_rollout()
+
+    async def scenario():
+        for step in (1, 2, 5):
+            now["weights"] = model(step)
+            metrics, *rest = await job.update(step)
+            assert rest == [None, None] and metrics["weightwire/version"] == step
+            assert metrics["weightwire/failures"] == 0 and metrics["weightwire/blocked_seconds"] > 0
+            for worker in job.rollouts:
+                assert_same(worker.server_adapter.weights, now["weights"])
+            assert client.status().committed_version == step
+
+    run(job, scenario)
+
+
+def test_ranks_other_than_the_first_only_take_part_in_the_collectives(daemon):
+    read = []
+
+    def params(rank):
+        for named in model(3).items():
+            read.append((rank, named[0]))
+            yield named
+
+    job = Job(daemon, params, actors=2)
+    job.add_rollout()
+
+    async def scenario():
+        first, second, rollout = await job.update(1)
+        assert (second, rollout) == ({}, None) and first["weightwire/version"] == 1
+        assert [n for r, n in read if r == 0] == [n for r, n in read if r == 1] == list(model(3))
+        assert_same(job.rollouts[0].server_adapter.weights, model(3))
+
+    run(job, scenario)
+
+
+def test_replicas_come_and_go_without_the_others_noticing(daemon, client):
+    now = {}
+    job = Job(daemon, lambda rank: iter(now["weights"].items()))
+    first = job.add_rollout()
+
+    async def scenario():
+        now["weights"] = model(1)
+        await job.update(1)
+        pids = {p.name: p for p in client.status().participants}
+        second = job.add_rollout()
+        now["weights"] = model(2)
+        assert (await job.update(2))[1:] == [None, None]
+        for worker in (first, second):
+            assert_same(worker.server_adapter.weights, model(2))
+        now["weights"] = model(3)  # the second is left out: it does not hold up the fleet
+        assert (await job.update(3, rollouts=[first]))[1:] == [None]
+        client.wait_version(3, timeout=30)
+        assert_same(second.server_adapter.weights, model(2))
+        now["weights"] = model(4)  # and taken in again
+        assert (await job.update(4))[1:] == [None, None]
+        for worker in (first, second):
+            assert_same(worker.server_adapter.weights, model(4))
+        again = {p.name: p for p in client.status().participants}
+        assert all(again[name] == pid for name, pid in pids.items()), "somebody registered anew"
+
+    run(job, scenario)
+
+
+def test_cached_weights_are_what_arrived_last(daemon):
+    job = Job(daemon, lambda rank: iter(model(8).items()))
+    engine = job.add_rollout().checkpoint_engine
+
+    async def cached():
+        return {name: tensor.clone() async for name, tensor in engine.get_weights()}
+
+    async def scenario():
+        with pytest.raises(NotReadyError):
+            await cached()
+        await job.update(1)
+        assert_same(await cached(), model(8))
+
+    run(job, scenario)
+
+
+def test_a_failed_round_ends_everywhere_and_rollouts_keep_the_old_version(daemon, client):
+    """The trainer's agent is asked for a version that cannot be: a missing worker."""
+    now = {"weights": model(1)}
+    job = Job(daemon, lambda rank: iter(now["weights"].items()), failures_max=1)
+    job.actors[0].checkpoint_engine._deadline = 3.0  # rollout workers would wait for 30 s
+    worker = job.add_rollout()
+
+    async def scenario():
+        await job.update(1)
+        now["weights"] = model(2)
+        absent = CheckpointEngineRegistry.new("weightwire", **job._options)
+
+        async def update_without_one(step):
+            engines = [job.actors[0].checkpoint_engine, worker.checkpoint_engine, absent]
+            metadata = [e.prepare() for e in engines]
+            actor, rollout = type(absent).build_topology(1, 2, metadata)
+            engines[0].init_process_group(**{k: v[0] for k, v in actor.items()})
+            engines[1].init_process_group(**{k: v[0] for k, v in rollout.items()})
+            return await asyncio.gather(engines[0].send_weights(iter(now["weights"].items()), step),
+                                        worker.server_adapter.update_weights(worker.checkpoint_engine.receive_weights()),
+                                        return_exceptions=True)
+
+        sent, received = await update_without_one(2)
+        assert sent == {"weightwire/failures": 1.0} and received is None
+        assert not worker.server_adapter.open and worker.server_adapter.updates == 2
+        assert_same(worker.server_adapter.weights, model(1))
+        assert client.status().committed_version == 1
+        sent, received = await update_without_one(3)  # one too many
+        assert isinstance(sent, DeadlineError) and absent._name in str(sent)
+        assert isinstance(received, AbortedError) and absent._name in str(received)
+        now["weights"] = model(4)
+        sent, received = await job.update(4)
+        assert sent["weightwire/failures"] == 0 and received is None
+        assert_same(worker.server_adapter.weights, model(4))
+
+    run(job, scenario)
+
+
+def test_an_actor_that_dies_while_it_exports_fails_the_round_for_all(daemon):
+    now = {"fail": False}
+
+    def params(rank):
+        yield "w", torch.ones(4)
+        if now["fail"]:
+            raise RuntimeError("the collective was aborted")
+        yield "x", torch.ones(4)
+
+    job = Job(daemon, params)
+    worker = job.add_rollout()
+
+    async def scenario():
+        await job.update(1)
+        now["fail"] = True
+        sent, received = await job.update(2)
+        assert isinstance(sent, RuntimeError) and received is None
+        assert worker.checkpoint_engine._failures == 1
+        assert_same(worker.server_adapter.weights, {"w": torch.ones(4), "x": torch.ones(4)})
+
+    run(job, scenario)
+
+
+def test_the_first_round_must_succeed(daemon):
+    job = Job(daemon, lambda rank: iter([("w", torch.ones(2)), ("w", torch.ones(2))]))
+    job.add_rollout()
+
+    async def scenario():
+        sent, received = await job.update(1)
+        assert isinstance(sent, ValueError) and "twice" in str(sent)
+        assert isinstance(received, AbortedError) and "twice" in str(received)
+
+    run(job, scenario)
+
+
+def test_an_unknown_route_is_refused():
+    with pytest.raises(ValueError, match="tensors"):
+        CheckpointEngineRegistry.new("weightwire", bucket_size=1, route="nccl")
