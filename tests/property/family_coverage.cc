@@ -6,11 +6,29 @@
 namespace weightwire {
 namespace {
 
-constexpr const char* kSides[] = {"from hf", "from megatron", "from sglang", "from vllm",
-                                  "to hf",   "to megatron",   "to sglang",   "to vllm"};
+constexpr const char* kSides[] = {"from fsdp",   "from hf",   "from megatron",
+                                  "from sglang", "from vllm", "to hf",
+                                  "to megatron", "to sglang", "to vllm"};
 
 constexpr const char* kWords[] = {
     "hf mtp=none",
+    "fsdp dp",
+    "fsdp hsdp",
+    "fsdp tp",
+    "fsdp dim",
+    "fsdp kind=fsdp2",
+    "fsdp kind=zero3",
+    "fsdp mtp=none",
+    "fsdp only",
+    "fsdp skip",
+    "hf only",
+    "hf skip",
+    "megatron only",
+    "megatron skip",
+    "vllm only",
+    "vllm skip",
+    "sglang only",
+    "sglang skip",
     "megatron tp",
     "megatron pp",
     "megatron vpp",
@@ -67,7 +85,9 @@ std::string WordOf(const std::string& item) {
   if (equals == std::string::npos) {
     return item.substr(std::min(digit, item.size())) == "1" ? "" : item.substr(0, digit);
   }
-  return digit == equals + 1 || item.starts_with("pipeline=") ? item.substr(0, equals) : item;
+  const bool free_text =
+      item.starts_with("pipeline=") || item.starts_with("only=") || item.starts_with("skip=");
+  return digit == equals + 1 || free_text ? item.substr(0, equals) : item;
 }
 
 }  // namespace

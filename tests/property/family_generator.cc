@@ -37,14 +37,37 @@ std::string Party::Spec() const {
   return spec;
 }
 
+bool Party::Keeps(const std::string& name) const {
+  const auto matches = [&name](const Pattern& pattern) { return pattern.matches(name); };
+  return (only.empty() || std::any_of(only.begin(), only.end(), matches)) &&
+         std::none_of(skip.begin(), skip.end(), matches);
+}
+
+/// Every glob matches something, and something is kept.
+bool Party::FiltersFit(const Config& config) const {
+  if (only.empty() && skip.empty()) return true;
+  const Tensors hf = family_oracle::HuggingFace(config);
+  const auto any = [&hf](const auto& of) {
+    return std::any_of(hf.begin(), hf.end(), [&of](const auto& item) { return of(item.first); });
+  };
+  const auto useful = [&any](const Pattern& pattern) { return any(pattern.matches); };
+  return std::all_of(only.begin(), only.end(), useful) &&
+         std::all_of(skip.begin(), skip.end(), useful) &&
+         any([this](const std::string& name) { return Keeps(name); });
+}
+
 bool Party::Fits(const Config& config) const {
+  if (!FiltersFit(config)) return false;
   if (kind == Kind::kMegatron) return family_oracle::MegatronFits(config, megatron);
-  return kind == Kind::kHuggingFace || family_oracle::EngineFits(config, engine);
+  return kind != Kind::kEngine || family_oracle::EngineFits(config, engine);
 }
 
 std::vector<Tensors> Party::Ranks(const Config& config, const Tensors& hf,
                                   const family_oracle::Weights& weights) const {
   if (kind == Kind::kHuggingFace) return {family_oracle::Checkpoint(config, hf, mtp)};
+  if (kind == Kind::kFsdp) {
+    return family_oracle::FsdpRanks(mtp ? hf : family_oracle::Checkpoint(config, hf, false), fsdp);
+  }
   if (kind == Kind::kMegatron) return family_oracle::MegatronRanks(config, weights, megatron);
   return family_oracle::EngineRanks(config, weights, engine);
 }
@@ -69,13 +92,15 @@ Case FamilyGenerator::Draw() {
   int64_t b = Pick(sizes);
   while (std::lcm(a, b) > 16 && !OneIn(12)) b = Pick(sizes);
   const auto draw = [&](int64_t kind, int64_t tp) {
-    return kind == 0   ? DrawHuggingFace(c.config)
+    return kind == 4   ? DrawFsdp(c.config)
+           : kind == 0 ? DrawHuggingFace(c.config)
            : kind == 1 ? DrawMegatron(c.config, tp)
                        : DrawEngine(c.config, tp, kind == 3);
   };
-  c.from = draw(Pick<int64_t>({0, 1, 1, 1, 1, 1, 2, 3}), a);
+  c.from = draw(Pick<int64_t>({0, 1, 1, 1, 1, 2, 3, 4}), a);
   c.to = draw(Pick<int64_t>({0, 1, 1, 2, 2, 2, 3, 3}), b);
   DrawSizes(c.config, c.from, c.to);
+  DrawFilters(c);
   for (Party* party : {&c.from, &c.to}) {
     DrawVocab(c.config, *party);
     std::shuffle(party->items.begin(), party->items.end(), random_);

@@ -3,23 +3,35 @@
 #include <random>
 
 #include "tests/support/family_oracle_engine.h"
+#include "tests/support/family_oracle_fsdp.h"
 #include "tests/support/family_oracle_megatron.h"
 #include "tests/support/family_oracle_model.h"
 
 namespace weightwire {
 
+/// A glob of `only=` or `skip=`, and what it means.
+struct Pattern {
+  const char* glob;
+  bool (*matches)(const std::string& name);
+};
+
 /// One side of a transfer: what to ask the schemes for, and what the oracle makes of it.
 struct Party {
-  enum class Kind { kHuggingFace, kMegatron, kEngine };
+  enum class Kind { kHuggingFace, kMegatron, kEngine, kFsdp };
   Kind kind = Kind::kHuggingFace;
   family_oracle::MegatronShape megatron;
   family_oracle::EngineShape engine;
+  family_oracle::FsdpShape fsdp;
   bool mtp = true;                 ///< it holds MTP layers where the model has them
   std::string scheme = "hf";       ///< the word before the colon
   std::vector<std::string> items;  ///< "tp2", "spec=te", …
+  std::vector<Pattern> only, skip;
 
   std::string Spec() const;
   bool Fits(const family_oracle::Config& config) const;
+  /// Whether its filters let the canonical tensor move.
+  bool Keeps(const std::string& name) const;
+  bool FiltersFit(const family_oracle::Config& config) const;
   std::vector<family_oracle::Tensors> Ranks(const family_oracle::Config& config,
                                             const family_oracle::Tensors& hf,
                                             const family_oracle::Weights& weights) const;
@@ -54,6 +66,8 @@ class FamilyGenerator {
 
   // family_parties.cc
   Party DrawHuggingFace(const Config& c);
+  Party DrawFsdp(const Config& c);
+  void DrawFilters(Case& c);
   Party DrawMegatron(const Config& c, int64_t tp);
   void DrawExpertGrid(const Config& c, Party& party);
   void DrawPipeline(const Config& c, Party& party);

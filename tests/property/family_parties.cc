@@ -19,7 +19,69 @@ std::string Dashed(const std::vector<int64_t>& counts) {
   return text;
 }
 
+const std::vector<Pattern>& Patterns() {
+  static const std::vector<Pattern> patterns = {
+      {"*norm*", [](const std::string& name) { return name.find("norm") != name.npos; }},
+      {"*.weight", [](const std::string& name) { return name.ends_with(".weight"); }},
+      {"model.layers.0.*",
+       [](const std::string& name) { return name.starts_with("model.layers.0."); }},
+      {"*_proj.*", [](const std::string& name) { return name.find("_proj.") != name.npos; }},
+      {"model.embed_tokens.weight",
+       [](const std::string& name) { return name == "model.embed_tokens.weight"; }},
+      {"model.layers.?.self_attn.*",
+       [](const std::string& name) {
+         return name.starts_with("model.layers.") && name.substr(14, 11) == ".self_attn.";
+       }},
+      {"*.experts.*", [](const std::string& name) { return name.find(".experts.") != name.npos; }},
+  };
+  return patterns;
+}
+
+void Write(Party& party, const char* word, const std::vector<Pattern>& patterns) {
+  if (patterns.empty()) return;
+  std::string text = std::string(word) + "=";
+  for (size_t i = 0; i < patterns.size(); ++i)
+    text.append(i == 0 ? "" : "|").append(patterns[i].glob);
+  party.items.push_back(std::move(text));
+}
+
 }  // namespace
+
+/// Mostly the same on both sides, or only on the target's, so that nothing is missing.
+void FamilyGenerator::DrawFilters(Case& c) {
+  if (!OneIn(5)) return;
+  while (OneIn(2)) c.to.only.push_back(Pick(Patterns()));
+  if (OneIn(2)) c.to.skip.push_back(Pick(Patterns()));
+  if (OneIn(2)) {
+    c.from.only = c.to.only;
+    c.from.skip = c.to.skip;
+  }
+  if (OneIn(6)) c.from.skip.push_back(Pick(Patterns()));
+  for (Party* party : {&c.from, &c.to}) {
+    Write(*party, "only", party->only);
+    Write(*party, "skip", party->skip);
+  }
+}
+
+Party FamilyGenerator::DrawFsdp(const Config& c) {
+  Party party;
+  party.kind = Party::Kind::kFsdp;
+  party.scheme = "fsdp";
+  family_oracle::FsdpShape& s = party.fsdp;
+  s.dp = In(1, 5);
+  s.hsdp = OneIn(3) ? 2 : 1;
+  s.zero3 = OneIn(3);
+  if (!s.zero3 && OneIn(2)) s.tp = In(2, 3);
+  if (!s.zero3 && OneIn(2)) s.dim = In(1, 2);
+  Size(party, "dp", s.dp);
+  Size(party, "hsdp", s.hsdp);
+  Size(party, "tp", s.tp);
+  if (s.dim > 0) party.items.push_back("dim=" + std::to_string(s.dim));
+  if (s.zero3 || OneIn(2)) party.items.push_back(s.zero3 ? "kind=zero3" : "kind=fsdp2");
+  party.mtp = !OneIn(c.mtp > 0 ? 2 : 20);
+  if (!party.mtp) party.items.push_back("mtp=none");
+  return party;
+}
 
 Party FamilyGenerator::DrawHuggingFace(const Config& c) {
   Party party;
