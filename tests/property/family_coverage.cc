@@ -19,6 +19,16 @@ constexpr const char* kWords[] = {
     "fsdp kind=fsdp2",
     "fsdp kind=zero3",
     "fsdp mtp=none",
+    "fsdp lora",
+    "fsdp targets",
+    "hf lora",
+    "hf targets",
+    "megatron lora",
+    "megatron targets",
+    "vllm lora",
+    "vllm targets",
+    "sglang lora",
+    "sglang targets",
     "fsdp only",
     "fsdp skip",
     "hf only",
@@ -85,8 +95,8 @@ std::string WordOf(const std::string& item) {
   if (equals == std::string::npos) {
     return item.substr(std::min(digit, item.size())) == "1" ? "" : item.substr(0, digit);
   }
-  const bool free_text =
-      item.starts_with("pipeline=") || item.starts_with("only=") || item.starts_with("skip=");
+  const bool free_text = item.starts_with("pipeline=") || item.starts_with("only=") ||
+                         item.starts_with("skip=") || item.starts_with("targets=");
   return digit == equals + 1 || free_text ? item.substr(0, equals) : item;
 }
 

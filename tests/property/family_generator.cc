@@ -43,8 +43,8 @@ bool Party::Keeps(const std::string& name) const {
          std::none_of(skip.begin(), skip.end(), matches);
 }
 
-/// Every glob matches something, and something is kept.
-bool Party::FiltersFit(const Config& config) const {
+bool Party::NamesFit(const Config& config) const {
+  if (!family_oracle::AdaptersFit(config, targets)) return false;
   if (only.empty() && skip.empty()) return true;
   const Tensors hf = family_oracle::HuggingFace(config);
   const auto any = [&hf](const auto& of) {
@@ -57,19 +57,32 @@ bool Party::FiltersFit(const Config& config) const {
 }
 
 bool Party::Fits(const Config& config) const {
-  if (!FiltersFit(config)) return false;
+  if (!NamesFit(config)) return false;
+  if (lora > 0 && kind == Kind::kFsdp && fsdp.tp > 1) return false;
   if (kind == Kind::kMegatron) return family_oracle::MegatronFits(config, megatron);
   return kind != Kind::kEngine || family_oracle::EngineFits(config, engine);
 }
 
-std::vector<Tensors> Party::Ranks(const Config& config, const Tensors& hf,
-                                  const family_oracle::Weights& weights) const {
+std::vector<Tensors> Party::Weights(const Config& config, const Tensors& hf,
+                                    const family_oracle::Weights& weights) const {
   if (kind == Kind::kHuggingFace) return {family_oracle::Checkpoint(config, hf, mtp)};
   if (kind == Kind::kFsdp) {
     return family_oracle::FsdpRanks(mtp ? hf : family_oracle::Checkpoint(config, hf, false), fsdp);
   }
   if (kind == Kind::kMegatron) return family_oracle::MegatronRanks(config, weights, megatron);
   return family_oracle::EngineRanks(config, weights, engine);
+}
+
+Tensors Party::Canonical(const Config& config, const Tensors& hf) const {
+  return lora == 0 ? hf : family_oracle::Adapters(config, hf, lora, targets);
+}
+
+std::vector<Tensors> Party::Ranks(const Config& config, const Tensors& hf,
+                                  const family_oracle::Weights& weights) const {
+  if (lora == 0) return Weights(config, hf, weights);
+  const Tensors adapters = Canonical(config, hf);
+  if (kind == Kind::kFsdp) return family_oracle::FsdpRanks(adapters, fsdp);
+  return family_oracle::AdapterRanks(hf, adapters, Weights(config, hf, weights));
 }
 
 int64_t FamilyGenerator::DivisorOf(int64_t n) {
@@ -100,7 +113,7 @@ Case FamilyGenerator::Draw() {
   c.from = draw(Pick<int64_t>({0, 1, 1, 1, 1, 2, 3, 4}), a);
   c.to = draw(Pick<int64_t>({0, 1, 1, 2, 2, 2, 3, 3}), b);
   DrawSizes(c.config, c.from, c.to);
-  DrawFilters(c);
+  OneIn(8) ? DrawLora(c) : DrawFilters(c);
   for (Party* party : {&c.from, &c.to}) {
     DrawVocab(c.config, *party);
     std::shuffle(party->items.begin(), party->items.end(), random_);

@@ -4,6 +4,7 @@
 
 #include "tests/support/family_oracle_engine.h"
 #include "tests/support/family_oracle_fsdp.h"
+#include "tests/support/family_oracle_lora.h"
 #include "tests/support/family_oracle_megatron.h"
 #include "tests/support/family_oracle_model.h"
 
@@ -26,15 +27,26 @@ struct Party {
   std::string scheme = "hf";       ///< the word before the colon
   std::vector<std::string> items;  ///< "tp2", "spec=te", …
   std::vector<Pattern> only, skip;
+  int64_t lora = 0;  ///< rank of the adapters that stand in place of the weights
+  std::vector<std::string> targets;
 
   std::string Spec() const;
   bool Fits(const family_oracle::Config& config) const;
   /// Whether its filters let the canonical tensor move.
   bool Keeps(const std::string& name) const;
-  bool FiltersFit(const family_oracle::Config& config) const;
+  /// Every glob and every target means something that the model has.
+  bool NamesFit(const family_oracle::Config& config) const;
+  /// All that there is to hold: the checkpoint's tensors, or adapters.
+  family_oracle::Tensors Canonical(const family_oracle::Config& config,
+                                   const family_oracle::Tensors& hf) const;
   std::vector<family_oracle::Tensors> Ranks(const family_oracle::Config& config,
                                             const family_oracle::Tensors& hf,
                                             const family_oracle::Weights& weights) const;
+
+ private:
+  std::vector<family_oracle::Tensors> Weights(const family_oracle::Config& config,
+                                              const family_oracle::Tensors& hf,
+                                              const family_oracle::Weights& weights) const;
 };
 
 struct Case {
@@ -68,6 +80,7 @@ class FamilyGenerator {
   Party DrawHuggingFace(const Config& c);
   Party DrawFsdp(const Config& c);
   void DrawFilters(Case& c);
+  void DrawLora(Case& c);
   Party DrawMegatron(const Config& c, int64_t tp);
   void DrawExpertGrid(const Config& c, Party& party);
   void DrawPipeline(const Config& c, Party& party);

@@ -63,6 +63,27 @@ void FamilyGenerator::DrawFilters(Case& c) {
   }
 }
 
+/// Adapters on both sides, or neither would have what the other wants.
+void FamilyGenerator::DrawLora(Case& c) {
+  c.from.lora = c.to.lora = In(1, 3);
+  std::vector<std::string> targets;
+  if (OneIn(2)) {
+    for (const auto& [word, module] : family_oracle::LoraTargets()) {
+      const bool latent = word.find('_') != word.npos;
+      if (latent == c.config.Latent() || word == "o" || OneIn(40)) {
+        if (OneIn(2)) targets.push_back(word);
+      }
+    }
+  }
+  std::string text;
+  for (const std::string& word : targets) text.append(text.empty() ? "" : "|").append(word);
+  for (Party* party : {&c.from, &c.to}) {
+    party->targets = targets;
+    party->items.push_back("lora=" + std::to_string(party->lora));
+    if (!targets.empty()) party->items.push_back("targets=" + text);
+  }
+}
+
 Party FamilyGenerator::DrawFsdp(const Config& c) {
   Party party;
   party.kind = Party::Kind::kFsdp;

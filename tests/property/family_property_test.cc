@@ -95,7 +95,7 @@ class Trial {
   bool Fits() const { return from_fits_ && to_fits_; }
   /// Whether the source holds all that the target wants.
   bool Complete() const {
-    for (const auto& [name, array] : hf_) {
+    for (const auto& [name, array] : case_.to.Canonical(case_.config, hf_)) {
       if (Moves(case_.to, name) && !Moves(case_.from, name)) return false;
     }
     return true;
@@ -167,7 +167,7 @@ class Trial {
     const bool known =
         layout.error().reason() == Reason::kShapeMismatch ||
         layout.error().reason() == Reason::kUnknownScheme ||
-        (layout.error().reason() == Reason::kTensorMissing && !party.FiltersFit(case_.config));
+        (layout.error().reason() == Reason::kTensorMissing && !party.NamesFit(case_.config));
     EXPECT_TRUE(known) << layout.error().ToString();
   }
 
