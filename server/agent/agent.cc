@@ -38,7 +38,7 @@ class AgentImpl final : public Agent {
 
   ~AgentImpl() override {
     for (const auto& [member, participant] : members_) participant->Abandon();
-    services_->report = [](epoch::Report) {};
+    services_->report = [](const epoch::Report&) {};
     services_->fenced = [](Handle) {};
     services_->gone = [](const epoch::Member&) {};
   }

@@ -152,7 +152,7 @@ void Participant::Abandon() {
 
 /// Fences the handle, stops what runs, and tells the application: at once, or, when a publisher
 /// waits for its release, as soon as nothing reads its memory any more.
-void Participant::End(Status why) {
+void Participant::End(const Status& why) {
   if (ended_) return;
   ended_ = true;
   services_->fenced(handle_);

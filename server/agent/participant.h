@@ -80,7 +80,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   /// Stops what runs of the attempt; `then` when nothing touches its memory any more.
   void Drain(const std::shared_ptr<Attempt>& attempt, std::function<void()> then);
 
-  void End(Status why);
+  void End(const Status& why);
   void TellEnd(const std::optional<Version>& owed, const Status& why);
   void GoneWhenIdle();
 

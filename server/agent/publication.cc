@@ -38,7 +38,7 @@ void Publication::Start(control::PublishRequest request, PublishMode mode, contr
   }
   held_.emplace();
   held_->number = next_number_++;
-  held_->request = std::move(request);
+  held_->request = request;
   held_->mode = mode;
   held_->done = std::move(done);
   if (mode == PublishMode::kSnapshot && !snapshot_) return MakeSnapshotRegion();
@@ -71,11 +71,11 @@ void Publication::SnapshotRegionMade(uint64_t number,
 }
 
 void Publication::Submit() {
-  services_->coordinator.Publish(held_->request,
-                                 [weak = weak_from_this(), number = held_->number](Status status) {
-                                   auto self = weak.lock();
-                                   if (self && self->Is(number)) self->Submitted(number, status);
-                                 });
+  services_->coordinator.Publish(
+      held_->request, [weak = weak_from_this(), number = held_->number](const Status& status) {
+        auto self = weak.lock();
+        if (self && self->Is(number)) self->Submitted(number, status);
+      });
 }
 
 void Publication::Submitted(uint64_t number, const Status& status) {

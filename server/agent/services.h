@@ -37,7 +37,7 @@ struct Services {
   Tickets tickets;
   uint64_t imported_regions = 0;  ///< of all participants
 
-  std::function<void(epoch::Report)> report = [](epoch::Report) {};
+  std::function<void(epoch::Report)> report = [](const epoch::Report&) {};
   /// The handle is fenced: calls with it fail from now on.
   std::function<void(Handle)> fenced = [](Handle) {};
   /// Nothing of the participant runs any more: its memory may go.

@@ -66,7 +66,7 @@ void Session::Beat() {
                              });
 }
 
-void Session::Lost(Status why) {
+void Session::Lost(const Status& why) {
   if (closed_) return;
   ++number_;  // heartbeats and replies of the lost session end here
   strand_.Cancel(timer_);

@@ -20,7 +20,7 @@ class Session {
 
   void Start();
   /// The coordinator (or the way to it) ended the session; a new one is opened after a pause.
-  void Lost(Status why);
+  void Lost(const Status& why);
   /// Ends it for good; Start is not called again.
   void Close();
 

@@ -25,7 +25,7 @@ void SliceCache::Get(PlanId plan, plan::Side side, uint32_t rank, control::Reply
   waiting.push_back(std::move(reply));
   if (waiting.size() > 1) return;
   coordinator_.FetchSlice(plan, side, rank,
-                          [weak = std::weak_ptr(self_), key](Result<Slice> result) {
+                          [weak = std::weak_ptr(self_), key](const Result<Slice>& result) {
                             if (auto self = weak.lock()) (*self)->Fetched(key, result);
                           });
 }

@@ -53,7 +53,7 @@ struct ThreadExecutor::Impl {
   }
 };
 
-ThreadExecutor::ThreadExecutor(std::string name, int thread_count)
+ThreadExecutor::ThreadExecutor(const std::string& name, int thread_count)
     : impl_(std::make_unique<Impl>()) {
   WW_CHECK(thread_count >= 1);
   for (int i = 0; i < thread_count; ++i) {

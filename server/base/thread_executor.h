@@ -14,7 +14,7 @@ namespace weightwire {
 class ThreadExecutor final : public Executor {
  public:
   /// `name` (≤ 15 characters) names the threads for `top -H` and debuggers.
-  ThreadExecutor(std::string name, int thread_count);
+  ThreadExecutor(const std::string& name, int thread_count);
   ~ThreadExecutor() override;
   void Post(Task task) override;
   TimerId PostAfter(Nanos delay, Task task) override;

@@ -8,6 +8,7 @@ namespace {
 
 std::vector<Labels> Each(const std::string& label, const std::vector<std::string>& values) {
   std::vector<Labels> all;
+  all.reserve(values.size());
   for (const std::string& value : values) all.push_back({{label, value}});
   return all;
 }
