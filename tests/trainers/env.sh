@@ -13,7 +13,8 @@ BARE=(megatron-core==0.16.1 mbridge==0.15.1 megatron-bridge==0.3.1)
 WANTED=$(grep -v '^#' "$HERE/requirements-megatron.txt"; printf '%s\n' "${BARE[@]}")
 PIP=("$VENV/bin/python" -m pip install -q --disable-pip-version-check)
 
-current() { [ "$(cat "$VENV/.weightwire" 2>/dev/null)" = "$WANTED" ]; }
+# Trees of different ages share it: what another one wanted besides stays, so that none undoes the other's.
+current() { [ -e "$VENV/.weightwire" ] && [ -z "$(grep -Fxv -f "$VENV/.weightwire" <<<"$WANTED")" ]; }
 
 if ! current; then
   if [ "${1:-}" = --check ]; then
@@ -24,11 +25,10 @@ if ! current; then
   exec 9>"$VENV.lock"
   flock 9
   if ! current; then
-    rm -rf "$VENV"
-    python3 -m venv "$VENV" >&2
+    [ -e "$VENV/.weightwire" ] || python3 -m venv --clear "$VENV" >&2
     "${PIP[@]}" -r "$HERE/requirements-megatron.txt" >&2
     "${PIP[@]}" --no-deps "${BARE[@]}" >&2
-    printf '%s\n' "$WANTED" >"$VENV/.weightwire"
+    printf '%s\n' "$WANTED" >>"$VENV/.weightwire"
   fi
 fi
 echo "$VENV/bin/python"
