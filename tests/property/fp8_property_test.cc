@@ -35,27 +35,6 @@ struct Side {
   std::vector<Tensors> ranks;
 };
 
-/// torch.chunk along dimension 0 or 1; nothing where the chunks before have everything.
-Array TorchChunk(const Array& whole, int64_t dim, int64_t parts, int64_t index) {
-  const Array turned = dim == 0 ? whole : family_oracle::Transpose(whole);
-  const int64_t chunk = (turned.rows() + parts - 1) / parts;
-  const int64_t begin = std::min(index * chunk, turned.rows());
-  const Array part = family_oracle::Rows(turned, begin, std::min(chunk, turned.rows() - begin));
-  return dim == 0 ? part : family_oracle::Transpose(part);
-}
-
-/// Which dimension tensor parallelism cuts; −1: none.
-int64_t TensorParallelDim(const std::string& name) {
-  const auto has = [&name](std::initializer_list<const char*> parts) {
-    return std::any_of(parts.begin(), parts.end(),
-                       [&name](const char* part) { return name.find(part) != std::string::npos; });
-  };
-  if (has({"o_proj.weight", "down_proj.weight", ".w2.weight"})) return 1;
-  const bool rows = has({"embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "q_b_proj",
-                         "kv_b_proj", "gate_proj", "up_proj", ".w1.weight", ".w3.weight"});
-  return rows ? 0 : -1;
-}
-
 class Trial {
  public:
   explicit Trial(uint64_t seed) : random_(seed) {
@@ -155,28 +134,11 @@ class Trial {
     return side;
   }
 
-  /// kind=fsdp2: tensor parallelism first, then shards along dimension 0.
   Side DrawFsdp() {
     const int64_t dp = In(1, 5), tp = In(1, 3);
-    Side side{"fsdp:dp" + std::to_string(dp) + ",tp" + std::to_string(tp), true, {}};
     const Tensors all = family_oracle::WithScales(case_.config, blocks_, hf_);
-    side.ranks.resize(static_cast<size_t>(dp * tp));
-    for (const auto& [name, array] : all) {
-      const int64_t dim = TensorParallelDim(name);
-      if (dim >= 0 && all.contains(name + "_scale_inv")) {
-        const int64_t size = array.shape[static_cast<size_t>(dim)];
-        const int64_t chunk = (size + tp - 1) / tp;
-        const int64_t block = dim == 0 ? blocks_.rows : blocks_.columns;
-        side.fits = side.fits && (chunk % block == 0 || chunk == size);
-      }
-      for (int64_t rank = 0; rank < dp * tp; ++rank) {
-        Array& part = side.ranks[static_cast<size_t>(rank)][name] = array;
-        if (name.ends_with("e_score_correction_bias")) continue;  // a buffer
-        if (dim >= 0) part = TorchChunk(part, dim, tp, rank % tp);
-        part = TorchChunk(part, 0, dp, rank / tp);
-        if (part.cells.empty()) part.shape[0] = 0;  // as FSDP2 reports it
-      }
-    }
+    Side side{"fsdp:dp" + std::to_string(dp) + ",tp" + std::to_string(tp),
+              family_oracle::FsdpFits(all, blocks_, tp), family_oracle::FsdpRanks(all, dp, tp)};
     if (side.fits) Count(side);
     return side;
   }

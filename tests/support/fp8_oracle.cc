@@ -131,6 +131,27 @@ class Blocks {
   bool fit_ = true;
 };
 
+/// torch.chunk along dimension 0 or 1; nothing where the chunks before have everything.
+Array TorchChunk(const Array& whole, int64_t dim, int64_t parts, int64_t index) {
+  const Array turned = dim == 0 ? whole : Transpose(whole);
+  const int64_t chunk = (turned.rows() + parts - 1) / parts;
+  const int64_t begin = std::min(index * chunk, turned.rows());
+  const Array part = Rows(turned, begin, std::min(chunk, turned.rows() - begin));
+  return dim == 0 ? part : Transpose(part);
+}
+
+/// Which dimension tensor parallelism cuts; −1: none.
+int64_t TensorParallelDim(const std::string& name) {
+  const auto has = [&name](std::initializer_list<const char*> parts) {
+    return std::any_of(parts.begin(), parts.end(),
+                       [&name](const char* part) { return name.find(part) != std::string::npos; });
+  };
+  if (has({"o_proj.weight", "down_proj.weight", ".w2.weight"})) return 1;
+  const bool rows = has({"embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "q_b_proj",
+                         "kv_b_proj", "gate_proj", "up_proj", ".w1.weight", ".w3.weight"});
+  return rows ? 0 : -1;
+}
+
 }  // namespace
 
 std::string Quantization::Added(const std::string& config_json) const {
@@ -166,6 +187,33 @@ Tensors WithScales(const Config& c, const Quantization& q, const Tensors& local)
     if (IsQuantized(c, q, OnePart(c, name))) out[name + "_scale_inv"] = ScalesOf(array, q);
   }
   return out;
+}
+
+std::vector<Tensors> FsdpRanks(const Tensors& all, int64_t dp, int64_t tp) {
+  std::vector<Tensors> ranks(static_cast<size_t>(dp * tp));
+  for (const auto& [name, array] : all) {
+    const int64_t dim = TensorParallelDim(name);
+    for (int64_t rank = 0; rank < dp * tp; ++rank) {
+      Array& part = ranks[static_cast<size_t>(rank)][name] = array;
+      if (name.ends_with("e_score_correction_bias")) continue;  // a buffer
+      if (dim >= 0) part = TorchChunk(part, dim, tp, rank % tp);
+      part = TorchChunk(part, 0, dp, rank / tp);
+      if (part.cells.empty()) part.shape[0] = 0;  // as FSDP2 reports it
+    }
+  }
+  return ranks;
+}
+
+bool FsdpFits(const Tensors& all, const Quantization& q, int64_t tp) {
+  bool fits = true;
+  for (const auto& [name, array] : all) {
+    const int64_t dim = TensorParallelDim(name);
+    if (dim < 0 || !all.contains(name + "_scale_inv")) continue;
+    const int64_t size = array.shape[static_cast<size_t>(dim)];
+    const int64_t chunk = (size + tp - 1) / tp;
+    fits = fits && (chunk % (dim == 0 ? q.rows : q.columns) == 0 || chunk == size);
+  }
+  return fits;
 }
 
 bool BlocksFit(const Config& c, const Quantization& q, const EngineShape& s) {

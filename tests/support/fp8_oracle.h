@@ -22,6 +22,10 @@ struct Quantization {
 bool IsQuantized(const Config& config, const Quantization& q, const std::string& canonical);
 /// Puts the scales of each fp8 weight beside it. `local` names are an engine's or the checkpoint's.
 Tensors WithScales(const Config& config, const Quantization& q, const Tensors& local);
+/// FSDP2 over dp shards, tensor parallelism within: what every rank holds of a checkpoint `all`
+/// with scales, each cut as a parameter of its own; and whether no block of a weight is cut by tp.
+std::vector<Tensors> FsdpRanks(const Tensors& all, int64_t dp, int64_t tp);
+bool FsdpFits(const Tensors& all, const Quantization& q, int64_t tp);
 /// Whether the engine loads such a model: what it cuts and fuses is whole blocks, and quantized as
 /// a whole.
 bool BlocksFit(const Config& config, const Quantization& q, const EngineShape& shape);

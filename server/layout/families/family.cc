@@ -31,33 +31,15 @@ constexpr std::string_view kExpertMark = "{expert}";
 /// Roles of linear layers, which quantization takes: not embeddings, norms, biases and what MTP
 /// layers add to a decoder's.
 constexpr Role kLinearRoles[] = {
-    Role::kQWeight,
-    Role::kKWeight,
-    Role::kVWeight,
-    Role::kOWeight,
-    Role::kQDown,
-    Role::kQUp,
-    Role::kKvDown,
-    Role::kKvUp,
-    Role::kGateWeight,
-    Role::kUpWeight,
-    Role::kDownWeight,
-    Role::kRouter,
-    Role::kExpertGate,
-    Role::kExpertUp,
-    Role::kExpertDown,
-    Role::kSharedGate,
-    Role::kSharedUp,
-    Role::kSharedDown,
-    Role::kSharedExpertGate,
-    Role::kVisionQWeight,
-    Role::kVisionOWeight,
-    Role::kVisionGateWeight,
-    Role::kVisionUpWeight,
-    Role::kVisionDownWeight,
-    Role::kMergerInWeight,
-    Role::kMergerOutWeight,
-};
+    Role::kQWeight,          Role::kKWeight,        Role::kVWeight,
+    Role::kOWeight,          Role::kQDown,          Role::kQUp,
+    Role::kKvDown,           Role::kKvUp,           Role::kGateWeight,
+    Role::kUpWeight,         Role::kDownWeight,     Role::kRouter,
+    Role::kExpertGate,       Role::kExpertUp,       Role::kExpertDown,
+    Role::kSharedGate,       Role::kSharedUp,       Role::kSharedDown,
+    Role::kSharedExpertGate, Role::kVisionQWeight,  Role::kVisionOWeight,
+    Role::kVisionGateWeight, Role::kVisionUpWeight, Role::kVisionDownWeight,
+    Role::kMergerInWeight,   Role::kMergerOutWeight};
 
 bool IsLinear(const TensorTemplate& tensor) {
   return !tensor.full_precision && std::find(std::begin(kLinearRoles), std::end(kLinearRoles),
