@@ -23,9 +23,9 @@ using family_oracle::Quantization;
 using family_oracle::Tensors;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kTransfers = 250;
+constexpr int kTransfers = 60;
 #else
-constexpr int kTransfers = 1000;
+constexpr int kTransfers = 500;
 #endif
 
 /// One side: what to ask the schemes for, and what the oracle makes of it.

@@ -129,6 +129,25 @@ TEST(BlockScales, FusedTensorsHaveTheEnginesNames) {
   EXPECT_EQ(Named(vllm->ranks[0], "lm_head.weight_scale_inv"), nullptr);
 }
 
+TEST(BlockScales, DeepseekV3ReachesBothEnginesWithProof) {
+  const auto source = LayoutFromScheme(DeepseekV3(), *ParseParallelSpec("hf"));
+  ASSERT_TRUE(source.has_value());
+  for (const char* spec : {"vllm:tp8,ep", "sglang:tp8,ep8"}) {
+    const auto target = LayoutFromScheme(DeepseekV3(), *ParseParallelSpec(spec));
+    ASSERT_TRUE(target.has_value()) << target.error().ToString();
+    const auto plan = plan::BuildPlan(*source, *target);
+    ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+    EXPECT_EQ(plan::VerifyPlan(*plan, *source, *target), OkStatus()) << spec;
+    int64_t bytes = 0;  // the padded vocabulary of 129,280 rows has no padding
+    for (const RankLayout& rank : target->ranks) {
+      for (const LocalTensor& tensor : rank.tensors) {
+        bytes += *StorageBytes(tensor.dtype, tensor.shape);
+      }
+    }
+    EXPECT_EQ(plan->bytes_total, bytes) << spec;
+  }
+}
+
 struct Refusal {
   const char* what;
   nlohmann::json config;
