@@ -44,7 +44,8 @@ TEST_P(VllmScheme, EqualsWhatTheEnginesLoaderDid) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Traces, VllmScheme,
-                         ::testing::Values("qwen2-tp2.json", "qwen3-moe-tp2.json"),
+                         ::testing::Values("qwen2-tp2.json", "qwen3-moe-tp2.json",
+                                           "deepseek-v3-fp8-tp2.json", "qwen3-moe-fp8-tp2.json"),
                          [](const auto& test) { return std::to_string(test.index); });
 
 TEST(LayoutFromTrace, StacksExperts) {
