@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 import torch
-from conftest import Job
+from conftest import BINARIES, Job
+from demo.fleet import Daemon
 from verl.checkpoint_engine import CheckpointEngineRegistry
 
 from weightwire import AbortedError, DeadlineError, NotReadyError
@@ -98,6 +99,33 @@ def test_replicas_come_and_go_without_the_others_noticing(daemon, client):
         assert all(again[name] == pid for name, pid in pids.items()), "somebody registered anew"
 
     run(job, scenario)
+
+
+def test_a_coordinator_that_forgot_everything_costs_no_round_and_brings_no_old_weights(tmp_path):
+    """Versions count from 1 again; what the workers hold under higher numbers must not be taken for them."""
+
+    def start(listen):
+        return Daemon(str(BINARIES / "weightwired"), str(tmp_path / "hub"), "hub", role="all", listen=listen)
+
+    daemons = [start("127.0.0.1:0")]
+    now = {}
+    job = Job(daemons[0], lambda rank: iter(now["weights"].items()))
+    worker = job.add_rollout()
+
+    async def scenario():
+        now["weights"] = model(1)
+        assert (await job.update(50))[0]["weightwire/version"] == 50
+        assert await asyncio.to_thread(daemons[0].stop) == 0
+        daemons.append(await asyncio.to_thread(start, daemons[0].grpc))
+        now["weights"] = model(2)
+        sent, received = await job.update(1)
+        assert (sent["weightwire/version"], sent["weightwire/failures"], received) == (1, 0, None)
+        assert_same(worker.server_adapter.weights, model(2))
+
+    try:
+        run(job, scenario)
+    finally:
+        assert daemons[-1].stop() == 0
 
 
 def test_cached_weights_are_what_arrived_last(daemon):

@@ -129,6 +129,11 @@ class LivePublisher:
         self._shared = {name: as_tensor(array, self._bound[name].meta) for name, array in arrays.items()
                         if array.size > 0}
 
+    @property
+    def attached(self) -> bool:
+        """As Publisher.attached."""
+        return self._publisher.attached
+
     def publish(self, version: int, *, deadline: float = 120.0, manual_commit: bool = False) -> Release:
         """Copies the parameters as they are now and publishes them as `version` (greater than the last one).
 

@@ -184,6 +184,11 @@ class Subscriber:
             except asyncio.TimeoutError:
                 return None
 
+    @property
+    def serving(self) -> _subscriber.Offer | None:
+        """The offer that was flipped to last; None before, and from a fence on."""
+        return self._opened().serving
+
     def flip(self, offer: _subscriber.Offer) -> Mapping[str, np.ndarray]:
         return self._opened().flip(offer)
 

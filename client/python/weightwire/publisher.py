@@ -95,6 +95,11 @@ class Publisher:
                                 group=group, rank=rank, world_size=world_size, job=job, timeout=timeout,
                                 on_event=self._on_event, on_end=self._on_end)
 
+    @property
+    def attached(self) -> bool:
+        """False once the agent or the coordinator went away, or fenced this rank: open a new publisher."""
+        return self._session.attached
+
     def bind(self, config: Mapping[str, Any] | str, spec: str,
              tensors: Sequence[TensorMeta]) -> Mapping[str, np.ndarray]:
         """Negotiates the layout, allocates shared memory for `tensors` and binds it.

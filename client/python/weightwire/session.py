@@ -120,6 +120,11 @@ class Session:
         if ready:
             self._on_end(error)
 
+    @property
+    def attached(self) -> bool:
+        """False once the agent ended the session or went away: a new session is needed."""
+        return self.handle != 0 and self._failure is None
+
     def call(self, method: str, request: Any, timeout: float | None = None) -> Any:
         """Calls `method` of the Agent service with this session's handle filled in where it has one."""
         if "handle" in request.DESCRIPTOR.fields_by_name:

@@ -114,6 +114,8 @@ class _Rank:
     def _wait(self, order: Ticket) -> tuple[Offer, Mapping[str, np.ndarray]]:
         """Every rank sees the same offers in the same order, so that all go on with the same one."""
         end = time.monotonic() + order.deadline
+        if self._staged is not None and self._subscriber.serving is not self._staged[0]:
+            self._staged = None  # fenced since: numbers mean nothing across that, and it is offered again
         while self._staged is None or self._staged[0].version < order.version:
             offer = self._subscriber.wait_offer(max(0.0, end - time.monotonic()))
             if offer is None:

@@ -1,10 +1,10 @@
-"""The toy task: answer with tokens of the prompt's class. A random model is right once in four times."""
+"""The toy task: answer with small numbers. A random model's token is right once in four times."""
 
 from __future__ import annotations
 
 import random
 
-VOCAB, CLASSES, PROMPT_TOKENS, ANSWER_TOKENS = 64, 4, 4, 12
+VOCAB, SMALL, PROMPT_TOKENS, ANSWER_TOKENS = 64, 16, 4, 8
 PROMPTS_PER_STEP, ANSWERS_PER_PROMPT = 32, 8
 
 
@@ -13,9 +13,9 @@ def prompts(seed: int) -> list[list[int]]:
     return [[draw.randrange(VOCAB) for _ in range(PROMPT_TOKENS)] for _ in range(PROMPTS_PER_STEP)]
 
 
-def reward(prompt: list[int], answer: list[int]) -> float:
-    """The share of answer tokens whose class (number modulo 4) is that of the prompt's last token."""
-    return sum(token % CLASSES == prompt[-1] % CLASSES for token in answer) / len(answer)
+def reward(answer: list[int]) -> float:
+    """The share of the answer's tokens that are small numbers."""
+    return sum(token < SMALL for token in answer) / len(answer)
 
 
 def model_config():

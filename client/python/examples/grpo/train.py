@@ -1,7 +1,7 @@
 """GRPO on a toy task: a trainer process, a rollout process, and weightwire between them.
 
-    python train.py --engine vllm --steps 60 --out curve.json            # with sync
-    python train.py --engine vllm --steps 60 --out frozen.json --no-sync # rollouts keep the first weights
+    python train.py --engine vllm --steps 40 --out curve.json            # with sync
+    python train.py --engine vllm --steps 40 --out frozen.json --no-sync # rollouts keep the first weights
 
 Starts its own weightwired. Same seed, same run, as far as the engine's arithmetic is.
 """
@@ -78,7 +78,7 @@ class Rollout:
 def grpo_step(model, optimizer, prompts, answers, epochs: int = 2, clip: float = 0.2) -> list[float]:
     """One batch: advantages within each prompt's group of answers, a clipped ratio against the policy that wrote
     them. Returns the rewards."""
-    rewards = torch.tensor([[task.reward(p, a) for a in group] for p, group in zip(prompts, answers["tokens"])])
+    rewards = torch.tensor([[task.reward(answer) for answer in group] for group in answers["tokens"]])
     advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
     said = torch.tensor(answers["tokens"]).flatten(0, 1)
     asked = torch.tensor(prompts).repeat_interleave(task.ANSWERS_PER_PROMPT, 0)
@@ -100,7 +100,7 @@ def train(options, folder: str) -> dict:
     torch.set_num_threads(1)  # one core for the trainer, one for the rollouts
     model = Qwen2ForCausalLM(task.model_config())
     model.save_pretrained(folder + "/model")
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-4)
     curve, blocked, began = [], [], time.monotonic()
     daemon = Daemon(options.weightwired, folder)
     try:
@@ -133,7 +133,7 @@ def train(options, folder: str) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["torch", "vllm"], default="torch")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-sync", dest="sync", action="store_false")
     parser.add_argument("--out", help="JSON with the reward of each step")

@@ -71,8 +71,10 @@ class Receiver:
         told = await Round.ask(desk)
         try:
             announced = await told.announced()
-            await self._subscribe(announced.tensors)
-            if self.served is not None and self.served.number >= announced.version:
+            subscriber = await self._subscribe(announced.tensors)
+            # Numbers mean nothing across a fence: a coordinator that forgot everything counts from 1 again.
+            if self.served is not None and subscriber.serving is self.served.offer and \
+                    self.served.number >= announced.version:
                 return announced, self.served
             return announced, await self._arrival(told, announced.version)
         finally:
@@ -93,9 +95,9 @@ class Receiver:
             self._awaited = None
             over.cancel()
 
-    async def _subscribe(self, tensors: list[TensorMeta]) -> None:
+    async def _subscribe(self, tensors: list[TensorMeta]) -> aio.Subscriber:
         if self._subscriber is not None and tensors == self._tensors:
-            return
+            return self._subscriber
         await self.close()  # another set of tensors is another layout
         subscriber = await aio.Subscriber(**self._where).open()
         try:
@@ -106,6 +108,7 @@ class Receiver:
             raise
         self._subscriber, self._tensors = subscriber, tensors
         self._follower = asyncio.create_task(self._follow(subscriber))
+        return subscriber
 
     async def _follow(self, subscriber: aio.Subscriber) -> None:
         """Hands the awaited version to the round, and takes every other one (a fill, a version of a round without

@@ -44,21 +44,22 @@ class TensorSource:
         return self._tensors
 
     def publish(self, version: int, deadline: float) -> Release:
+        if self._publisher is not None and not self._publisher.attached:
+            self._reset()
         if self._publisher is None:
-            publisher = Publisher(rank=0, world_size=1, **self._where)
-            try:
-                publisher.bind_places(
-                    boxes.submission({m.name: m for m in self._tensors}, [boxes.whole(m) for m in self._tensors]),
-                    self._buckets.arenas, self._buckets.places)
-            except BaseException:
-                publisher.close()
-                raise
-            self._publisher = publisher
+            self._publisher = self._open()
+        return self._publisher.publish(version, deadline=deadline)
+
+    def _open(self) -> Publisher:
+        publisher = Publisher(rank=0, world_size=1, **self._where)
         try:
-            return self._publisher.publish(version, deadline=deadline)
-        except (errors.StaleError, errors.UnavailableError):
-            self._reset()  # the session is gone: the next round opens a new one
+            publisher.bind_places(
+                boxes.submission({m.name: m for m in self._tensors}, [boxes.whole(m) for m in self._tensors]),
+                self._buckets.arenas, self._buckets.places)
+        except BaseException:
+            publisher.close()
             raise
+        return publisher
 
     def _reset(self) -> None:
         if self._publisher is not None:

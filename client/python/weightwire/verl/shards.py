@@ -65,6 +65,7 @@ class ShardSource:
     def __init__(self, **where: Any):
         self._where = where
         self._publisher: Union[LivePublisher, None] = None
+        self._spec: Union[str, None] = None  # Megatron's; reading it is a collective, once is enough
         self._tensors: list[TensorMeta] = []
         self.model_type = ""
 
@@ -73,6 +74,9 @@ class ShardSource:
         engine = getattr(weights, "engine", weights)
         if getattr(engine, "module", None) is None:
             raise _refuse(f"route 'shards' needs verl's FSDP or Megatron engine and got {type(weights).__name__}")
+        if self._publisher is not None and not self._publisher.attached:
+            self._publisher.close()  # fenced: this rank registers anew
+            self._publisher = None
         if self._publisher is None:
             self._open(engine)
         return self._tensors
@@ -85,7 +89,8 @@ class ShardSource:
             if getattr(engine, "peft_cls", None) is not None:
                 raise _refuse("route 'shards' merges no LoRA adapters")
             tensors = checkpoint_tensors(engine.model_config.local_path)
-            self._publisher = megatron.Publisher(module, engine.model_config.hf_config, **self._where)
+            publisher = megatron.Publisher(module, engine.model_config.hf_config, spec=self._spec, **self._where)
+            self._publisher, self._spec = publisher, publisher.spec
         else:
             model = getattr(module, "_fsdp_wrapped_module", module)
             if hasattr(model, "peft_config"):
