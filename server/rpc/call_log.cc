@@ -20,7 +20,9 @@ void CallLog::Ended(const Status& status) const {
   runtime_.metrics.Add("rpc_handled_total", 1,
                        {{"method", method_}, {"code", std::string(CodeName(status.code()))}});
   runtime_.metrics.Observe("rpc_seconds", seconds, {{"method", method_}});
-  const auto level = status.ok() ? spdlog::level::debug : spdlog::level::warn;
+  // A caller that has seen enough (every wait of a client ends its Watch so) is nothing to look at.
+  const bool expected = status.ok() || status.code() == Code::kCancelled;
+  const auto level = expected ? spdlog::level::debug : spdlog::level::warn;
   if (!spdlog::should_log(level)) return;
   spdlog::log(level, "rpc {} peer={} seconds={:.6f} trace={}: {}", method_, peer_, seconds,
               trace_id_ == TraceId{} ? "-" : TraceHex(trace_id_), status.ToString());

@@ -12,7 +12,8 @@
 namespace weightwire::rpc {
 
 /// Counts one call (rpc_started_total, rpc_handled_total, rpc_seconds) and logs its end: failures
-/// as warnings, the rest at debug level, with method, peer, code, reason, seconds and trace id.
+/// as warnings, the rest (a caller that went away too) at debug level, with method, peer, code,
+/// reason, seconds and trace id.
 /// Thread-safe; Ended is called once.
 class CallLog {
  public:

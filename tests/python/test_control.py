@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,3 +166,12 @@ def test_the_asynchronous_twins_do_the_same_job(daemon):
 def test_an_unopened_twin_says_so():
     with pytest.raises(NotReadyError, match="not open"):
         asyncio.run(weightwire.aio.Publisher(rank=0, world_size=1).publish(1))
+
+
+def test_a_wait_that_is_over_is_no_warning_in_the_servers_log(daemon, client, groups):
+    groups += [trainer(daemon), engine(daemon)]
+    groups[0].publish(1)
+    client.wait_version(1, timeout=30)
+    groups[0].publish(2)
+    client.wait_version(2, timeout=30)
+    assert "rpc Watch" not in Path(daemon._log_path).read_text()

@@ -85,9 +85,10 @@ class VllmEngine:
             self.version = serving.version
 
     def generate(self, prompts, seed):
-        outputs = self._llm.generate([{"prompt_token_ids": p} for p in prompts],
-                                     [self._params(seed * len(prompts) + i) for i in range(len(prompts))],
-                                     use_tqdm=False)
+        # vLLM counts on from a prompt's seed for its answers: far enough apart, or prompts share their draws.
+        first = seed * len(prompts)
+        params = [self._params((first + i) * task.ANSWERS_PER_PROMPT) for i in range(len(prompts))]
+        outputs = self._llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
         tokens = [[list(answer.token_ids) for answer in o.outputs] for o in outputs]
         logprobs = [[[step[token].logprob for token, step in zip(a.token_ids, a.logprobs)] for a in o.outputs]
                     for o in outputs]
