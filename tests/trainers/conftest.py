@@ -35,6 +35,12 @@ def read_safetensors(path) -> dict[str, tuple[TensorMeta, np.ndarray]]:
     return out
 
 
+def pytest_collection_modifyitems(items):
+    files = {item.path.name for item in items}
+    if "test_bridges.py" in files and len(files) > 1:
+        raise pytest.UsageError("test_bridges.py needs a process of its own; run.sh gives each file one")
+
+
 @pytest.fixture
 def daemon(tmp_path):
     """A `weightwired --role all` with a journal in memory; its exit code must be 0."""

@@ -127,6 +127,8 @@ def from_hf(hf: Mapping, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch
         for x in "qk":
             stack(f"self_attention.{x}_layernorm.weight", lambda at: tensors[f"{at}self_attn.{x}_norm.weight"])
     stack("mlp.linear_fc1.layer_norm_weight", lambda at: tensors[f"{at}post_attention_layernorm.weight"])
+    # Transformer Engine fuses this norm into a dense layer only; the local spec is saved as if it did.
+    stack("pre_mlp_layernorm.weight", lambda at: tensors[f"{at}post_attention_layernorm.weight"])
     if not expert_count(hf):
         stack("mlp.linear_fc1.weight", lambda at: gate_up(tensors, f"{at}mlp."))
         stack("mlp.linear_fc2.weight", lambda at: tensors[f"{at}mlp.down_proj.weight"])
@@ -162,7 +164,9 @@ def vocabulary_head(hf: Mapping) -> str:
 
 
 def padded_vocab(hf: Mapping) -> int:
-    """Megatron's own default: a multiple of 128 on each tensor-parallel rank."""
+    """What a bridge says; else Megatron's own default: a multiple of 128 on each tensor-parallel rank."""
+    if "padded_vocab" in hf:
+        return hf["padded_vocab"]
     from megatron.core import parallel_state as mpu
     multiple = 128 * mpu.get_tensor_model_parallel_world_size()
     return -(-hf["vocab_size"] // multiple) * multiple

@@ -8,4 +8,7 @@ python=$("$here/env.sh") || { echo "trainers: NOT RUN: the environment could not
 [ -e "$root/client/python/weightwire/v1/agent_pb2.py" ] || { echo "trainers: NOT RUN: no generated stubs; ./dev setup" >&2; exit 1; }
 cd "$here"
 export WEIGHTWIRE_BIN_DIR=${WEIGHTWIRE_BIN_DIR:-$root/build/release/bin} OMP_NUM_THREADS=1
-exec "$python" -m pytest -p no:cacheprovider "$@"
+if [ $# -gt 0 ]; then exec "$python" -m pytest -p no:cacheprovider "$@"; fi
+status=0
+for file in test_*.py; do "$python" -m pytest -p no:cacheprovider "$file" || status=1; done
+exit $status

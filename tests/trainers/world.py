@@ -7,12 +7,25 @@ import datetime
 import multiprocessing
 import multiprocessing.connection
 import os
+import pathlib
 import tempfile
 import time
 import traceback
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["world", "torch_ranks", "mcore_ranks"])
+
+
+# The server is a process of its own and looks for modules where the environment says.
+_HERE = pathlib.Path(__file__).resolve().parent
+os.environ["PYTHONPATH"] = f"{_HERE.parents[1] / 'client/python'}:{_HERE}"
+
+
+def preload(*modules: str) -> None:
+    """What the server imports before it forks ranks; a process has one server, so call it once, before any World."""
+    _CONTEXT.set_forkserver_preload(["world", *modules])
+
+
+preload("torch_ranks", "mcore_ranks")
 
 
 def _rank(target, rank: int, world_size: int, folder: str, arguments: tuple) -> None:

@@ -51,20 +51,26 @@ def parallel_spec(models: Union[torch.nn.Module, Sequence[torch.nn.Module]], con
 
 
 def named_tensors(models: Union[torch.nn.Module, Sequence[torch.nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and the routers' correction (a buffer), by the scheme's names: "vpp1." before those of chunk 1.
-
-    A parameter whose storage mcore's or verl's offloading has taken away is read from its copy on the host.
-    """
+    """Parameters and the routers' correction, by the scheme's names: "vpp1." before those of chunk 1."""
     chunks = _chunks(models)
     for v, chunk in enumerate(chunks):
         prefix = f"vpp{v}." if len(chunks) > 1 else ""
-        model = unwrap(chunk)
-        for name, parameter in model.named_parameters():
-            tensor = parameter.detach()
-            yield prefix + name, _offloaded(chunk, tensor) if is_freed(tensor) else tensor
-        for name, buffer in model.named_buffers():
-            if name.endswith(".expert_bias"):
-                yield prefix + name, buffer.detach()
+        for name, tensor in local_tensors(chunk):
+            yield prefix + name, tensor
+
+
+def local_tensors(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and the routers' correction (a buffer) of one chunk, by the names of the model in its wrappers.
+
+    A parameter whose storage mcore's or verl's offloading has taken away is read from its copy on the host.
+    """
+    model = unwrap(chunk)
+    for name, parameter in model.named_parameters():
+        tensor = parameter.detach()
+        yield name, _offloaded(chunk, tensor) if is_freed(tensor) else tensor
+    for name, buffer in model.named_buffers():
+        if name.endswith(".expert_bias"):
+            yield name, buffer.detach()
 
 
 def _chunks(models: Union[torch.nn.Module, Sequence[torch.nn.Module]]) -> list[torch.nn.Module]:

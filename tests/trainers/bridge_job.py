@@ -1,0 +1,8 @@
+"""The target of the bridges' worlds. Imports nothing by itself: a parent may import it without the stub."""
+
+from __future__ import annotations
+
+
+def train(rank: int, *arguments) -> None:
+    import bridge_ranks  # installs the stub before megatron is imported
+    bridge_ranks.train(rank, *arguments)
