@@ -108,8 +108,9 @@ def read_back(rank: int, world_size: int, agent: str, checkpoint: str, out: str)
             job.save(path)
             got = {}
             for name, tensor in iter_hf_tensors(publisher, version, reader, deadline=30):
-                assert name not in got and tensor.untyped_storage().nbytes() == tensor.nbytes
-                got[name] = tensor
+                assert name not in got
+                got[name] = tensor.clone()
+                tensor.zero_()  # the consumer's own: the stage is mapped read-only
                 if version == 2:
                     break  # a consumer that stops early must not hold up what follows
             if rank == 0 and version != 2:
