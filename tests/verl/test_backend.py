@@ -8,7 +8,8 @@ from conftest import BINARIES, Job
 from demo.fleet import Daemon
 from verl.checkpoint_engine import CheckpointEngineRegistry
 
-from weightwire import AbortedError, DeadlineError, NotReadyError
+from weightwire import AbortedError, DeadlineError, NotReadyError, Release
+from weightwire.verl import sender
 
 
 def model(seed: int, dtype=torch.bfloat16) -> dict[str, torch.Tensor]:
@@ -203,6 +204,20 @@ def test_an_actor_that_dies_while_it_exports_fails_the_round_for_all(daemon):
         assert_same(worker.server_adapter.weights, {"w": torch.ones(4), "x": torch.ones(4)})
 
     run(job, scenario)
+
+
+def test_memory_that_is_still_read_is_not_written_and_the_stream_is_read_to_its_end():
+    """A round failed by its deadline while its version was on its way; other ranks are inside the collectives."""
+    source = sender.TensorSource(1 << 16, agent="/nowhere")
+    stream = iter(model(1).items())
+    source.load(stream, 1.0)
+    source._last = Release(1, lambda version: None)  # nobody released it
+    stream = iter(model(2).items())
+    with pytest.raises(DeadlineError, match="version 1 is not released"):
+        source.load(stream, 0.1)
+    assert next(stream, None) is None
+    assert_same(source._buckets._views, model(1))
+    source.close()
 
 
 def test_the_first_round_must_succeed(daemon):

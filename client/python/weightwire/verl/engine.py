@@ -129,7 +129,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
             return {}
         if self._source is None:
             self._source = self._open()
-        tensors = self._source.load(weights)
+        tensors = self._source.load(weights, self._deadline)
 
         def left() -> float:
             return max(0.0, self._deadline - (time.monotonic() - began))

@@ -17,8 +17,9 @@ class Source(Protocol):
 
     model_type: str  #: see desk.Announcement
 
-    def load(self, weights: Any) -> list[TensorMeta]:
-        """Takes the next version; returns the whole tensors that it consists of, sorted by name."""
+    def load(self, weights: Any, timeout: float) -> list[TensorMeta]:
+        """Takes the next version; returns the whole tensors that it consists of, sorted by name.
+        DeadlineError: the version before is still read from our memory after `timeout` seconds."""
 
     def publish(self, version: int, deadline: float) -> Release: ...
 
@@ -35,20 +36,39 @@ class TensorSource:
         self._where = where
         self._publisher: Publisher | None = None
         self._tensors: list[TensorMeta] = []
+        self._last: Release | None = None
 
-    def load(self, weights: Iterable[tuple[str, Any]]) -> list[TensorMeta]:
-        self._buckets.begin()
-        for name, tensor in weights:
-            self._buckets.put(name, tensor)
-        self._tensors = self._buckets.end()
+    def load(self, weights: Iterable[tuple[str, Any]], timeout: float) -> list[TensorMeta]:
+        stream = iter(weights)
+        try:
+            self._wait_for_last(timeout)
+            self._buckets.begin()
+            for name, tensor in stream:
+                self._buckets.put(name, tensor)
+            self._tensors = self._buckets.end()
+        except BaseException:
+            for _ in stream:  # its collectives need every rank to the end
+                pass
+            raise
         return self._tensors
+
+    def _wait_for_last(self, timeout: float) -> None:
+        """After a round that failed its version may still be read from the buckets."""
+        if self._last is None:
+            return
+        try:
+            self._last.wait_released(timeout)
+        except errors.WeightwireError:
+            if not self._last.released:
+                raise
 
     def publish(self, version: int, deadline: float) -> Release:
         if self._publisher is not None and not self._publisher.attached:
             self._reset()
         if self._publisher is None:
             self._publisher = self._open()
-        return self._publisher.publish(version, deadline=deadline)
+        self._last = self._publisher.publish(version, deadline=deadline)
+        return self._last
 
     def _open(self) -> Publisher:
         publisher = Publisher(rank=0, world_size=1, **self._where)

@@ -69,8 +69,9 @@ class ShardSource:
         self._tensors: list[TensorMeta] = []
         self.model_type = ""
 
-    def load(self, weights: Any) -> list[TensorMeta]:
-        """`weights`: EngineParams, or verl's training engine itself. What lies in the model is read at publish."""
+    def load(self, weights: Any, timeout: float) -> list[TensorMeta]:
+        """`weights`: EngineParams, or verl's training engine itself. What lies in the model is read at publish,
+        which also waits for the version before."""
         engine = getattr(weights, "engine", weights)
         if getattr(engine, "module", None) is None:
             raise _refuse(f"route 'shards' needs verl's FSDP or Megatron engine and got {type(weights).__name__}")
