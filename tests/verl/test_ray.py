@@ -10,8 +10,9 @@ import torch
 HERE = pathlib.Path(__file__).resolve().parent
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster():
+    """One for each test: verl never gives its placement groups back."""
     path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "client/python")])
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {
         "VERL_USE_EXTERNAL_MODULES": "cpu_platform", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}})
@@ -75,5 +76,3 @@ def test_the_managers_update_brings_the_fsdp_engines_weights_to_every_replica(cl
     assert client.status().committed_version == 3
     gathers = actors.count_gathers()
     assert all(n == 0 for n in gathers) if route == "shards" else all(n > 0 for n in gathers), gathers
-    for worker in [*actors.workers, *group.workers]:
-        ray.kill(worker)
