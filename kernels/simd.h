@@ -30,6 +30,11 @@ struct SimdKernels {
   /// [from][to] over kBF16, kF16, kF32 (index = Element - kBF16); null on the diagonal.
   /// Contiguous on both sides; any alignment.
   void (*cast[3][3])(void* target, const void* source, size_t count);
+  /// [from] over kBF16, kF16, kF32. The largest magnitude, as f32 bits; a NaN counts above
+  /// infinity.
+  uint32_t (*amax[3])(const void* source, size_t count);
+  /// [from]: element / scale_inv to e4m3, see kernels/quantize.h. `scale_inv` is finite.
+  void (*quantize[3])(void* codes, const void* source, size_t count, float scale_inv);
 };
 
 const SimdKernels& Simd();

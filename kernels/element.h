@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#define WW_HOST_DEVICE static __host__ __device__ inline
+#else
+#define WW_HOST_DEVICE static inline
+#endif
+
+/// Internal to kernels/: what becomes of one element, as bits, for CPU loops and device kernels
+/// alike. Branch-free, so that compilers vectorise loops over them; static, because they are
+/// compiled once per instruction set. Floats go through f32, which holds every bf16 and f16.
+namespace weightwire::kernels::internal {
+
+WW_HOST_DEVICE float AsFloat(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+WW_HOST_DEVICE uint32_t AsBits(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+WW_HOST_DEVICE bool IsNan(uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
+
+WW_HOST_DEVICE uint32_t F32FromBF16(uint32_t half) {
+  uint32_t bits = half << 16;
+  return bits | (IsNan(bits) ? 0x00400000u : 0u);
+}
+
+WW_HOST_DEVICE uint32_t BF16FromF32(uint32_t bits) {
+  uint32_t high = bits >> 16;
+  uint32_t rounded = (bits + 0x7fffu + (high & 1u)) >> 16;
+  return IsNan(bits) ? high | 0x0040u : rounded;
+}
+
+WW_HOST_DEVICE uint32_t F32FromF16(uint32_t half) {
+  uint32_t magnitude = (half & 0x7fffu) << 13;
+  uint32_t normal = magnitude + 0x38000000u;  // exponent bias 15 → 127
+  // 2^-14 is added as an exponent and subtracted as a value: that normalises a denormal.
+  uint32_t denormal = AsBits(AsFloat(magnitude + 0x38800000u) - AsFloat(0x38800000u));
+  uint32_t special = (magnitude | 0x7f800000u) | (magnitude > 0x0f800000u ? 0x00400000u : 0u);
+  uint32_t bits = magnitude < 0x00800000u ? denormal : normal;
+  bits = magnitude >= 0x0f800000u ? special : bits;
+  return bits | (half & 0x8000u) << 16;
+}
+
+WW_HOST_DEVICE uint32_t F16FromF32(uint32_t bits) {
+  uint32_t magnitude = bits & 0x7fffffffu;
+  uint32_t normal = (magnitude - 0x38000000u + 0x0fffu + (magnitude >> 13 & 1u)) >> 13;
+  // 0.5 has f16's smallest denormal as its last place, so the addition rounds to it.
+  uint32_t denormal = AsBits(AsFloat(magnitude) + 0.5f) - 0x3f000000u;
+  uint32_t nan = 0x7e00u | (magnitude >> 13 & 0x03ffu);
+  uint32_t half = magnitude < 0x38800000u ? denormal : normal;
+  half = magnitude >= 0x47800000u ? 0x7c00u : half;
+  half = IsNan(bits) ? nan : half;
+  return half | (bits >> 16 & 0x8000u);
+}
+
+/// To the nearest e4m3 (1 sign, 4 exponent with bias 7, 3 fraction; no infinity), ties to even.
+/// Saturates at ±448, infinity too; a NaN becomes 0x7f with its sign.
+WW_HOST_DEVICE uint32_t E4M3FromF32(uint32_t bits) {
+  uint32_t magnitude = bits & 0x7fffffffu;
+  uint32_t normal = (magnitude - 0x3c000000u + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;
+  // 2^14 has e4m3's smallest denormal, 2^-9, as its last place, so the addition rounds to it.
+  uint32_t denormal = AsBits(AsFloat(magnitude) + 16384.0f) - 0x46800000u;
+  uint32_t code = magnitude < 0x3c800000u ? denormal : normal;
+  code = magnitude > 0x43e00000u ? 0x7eu : code;
+  code = IsNan(bits) ? 0x7fu : code;
+  return code | (bits >> 24 & 0x80u);
+}
+
+constexpr uint32_t kInfinityBits = 0x7f800000u;
+
+/// What the codes of a block are multiplied by to get its elements back, as kernels/quantize.h
+/// defines it; `amax` is the largest magnitude in the block, as f32 bits.
+WW_HOST_DEVICE uint32_t ScaleInv(uint32_t amax) {
+  uint32_t scale = AsBits(AsFloat(amax) / 448.0f);
+  scale = scale < 0x00800000u ? 0x00800000u : scale;
+  return amax >= kInfinityBits ? 0x7fc00000u : scale;
+}
+
+/// The code of one element of a block with a finite scale.
+WW_HOST_DEVICE uint32_t Quantized(uint32_t bits, float scale_inv) {
+  return E4M3FromF32(AsBits(AsFloat(bits) / scale_inv));
+}
+
+}  // namespace weightwire::kernels::internal

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/kernels.h"
+
+/// Quantizes matrices to fp8 e4m3 with one scale per block, as DeepSeek's checkpoints have them and
+/// vLLM reads them: element ≈ code × scale_inv. The rules of kernels/kernels.h hold here too: no
+/// allocation, no locks, no exceptions, any alignment.
+///
+/// Per block, in fp32:
+///   amax       largest magnitude in the block
+///   scale_inv  amax / 448, rounded to nearest; at least 2^-126, the smallest normal fp32, so that
+///              it and its reciprocal are finite, and readers that flush denormals see the same
+///   code       element / scale_inv rounded to nearest fp32, then to nearest e4m3, ties to even
+///   each
+/// so that
+///   - the largest element becomes ±448 (0x7e, 0xfe) unless amax < 448 × 2^-126; what rounding
+///     carries past 448 saturates there;
+///   - quotients below 2^-6 become e4m3 denormals (counts of 2^-9), those up to 2^-10 a zero; a
+///   zero
+///     keeps its sign;
+///   - a block of zeros has scale_inv 2^-126 and codes ±0;
+///   - a block that holds a NaN or an infinity has no scale: scale_inv is NaN (0x7fc00000) and
+///   every
+///     code 0x7f (NaN), so that it can never be taken for numbers.
+namespace weightwire::kernels {
+
+/// A rows × columns matrix whose first element begins a block; blocks at its end may be smaller.
+/// Blocks of 128 × 128 are DeepSeek's; 1 × columns gives one scale per output channel, and
+/// rows × columns one for the tensor. Extents ≥ 1, strides ≥ 0, [0] of rows and [1] of columns, in
+/// elements of each side; those of `scale_stride` step by blocks.
+struct QuantizeBox {
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t block_rows = 128;
+  int64_t block_columns = 128;
+  int64_t source_stride[2] = {};
+  int64_t target_stride[2] = {};
+  int64_t scale_stride[2] = {};
+};
+
+/// Writes one byte to `codes` per element and one fp32 to `scale_inv` per block. The memories must
+/// not overlap. Aborts unless `from` is kBF16, kF16 or kF32.
+void QuantizeE4M3(void* codes, void* scale_inv, const void* source, const QuantizeBox& box,
+                  Element from);
+
+struct BlockRange {
+  int64_t first = 0;
+  int64_t last = 0;
+};
+/// The part of a shard's [first, last) of a dimension of `extent` that consists of whole blocks, so
+/// that the shard's holder can quantize it alone; empty (first == last) when there is none. A
+/// smaller block at the end of the dimension is whole. The blocks outside straddle shards: they
+/// travel unquantized and are quantized where they arrive.
+BlockRange WholeBlocks(int64_t first, int64_t last, int64_t extent, int64_t block);
+
+}  // namespace weightwire::kernels

@@ -1,0 +1,250 @@
+// Quantization against torch's results (tests/data/e4m3.txt) and against an oracle that searches
+// the 256 e4m3 values in double precision.
+#include "kernels/quantize.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <vector>
+
+#include "kernels/element.h"
+#include "kernels/simd.h"
+#include "tests/unit/kernels/oracle.h"
+#include "tests/unit/kernels/quantize_oracle.h"
+
+namespace weightwire::kernels {
+namespace {
+
+using internal::SimdKernels;
+using internal::SimdVariants;
+
+constexpr Element kFloats[] = {Element::kBF16, Element::kF16, Element::kF32};
+
+/// The lines of the golden file that begin with `kind`, as their words after it.
+std::vector<std::vector<std::string>> Golden(const std::string& kind) {
+  const char* root = std::getenv("WEIGHTWIRE_SOURCE_DIR");
+  std::ifstream file(std::string(root != nullptr ? root : ".") + "/tests/data/e4m3.txt");
+  std::vector<std::vector<std::string>> lines;
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string word;
+    if (!(words >> word) || word != kind) continue;
+    lines.emplace_back();
+    while (words >> word) lines.back().push_back(word);
+  }
+  return lines;
+}
+
+uint32_t Hex(const std::string& word) {
+  return static_cast<uint32_t>(std::stoul(word, nullptr, 16));
+}
+
+Element ElementNamed(const std::string& word) {
+  return word == "bf16" ? Element::kBF16 : word == "f16" ? Element::kF16 : Element::kF32;
+}
+
+TEST(E4M3, OracleDecodesEveryCodeLikeTorch) {
+  auto lines = Golden("decode");
+  ASSERT_EQ(lines.size(), 256u) << "tests/data/e4m3.txt below WEIGHTWIRE_SOURCE_DIR";
+  for (const auto& line : lines) {
+    double value = oracle::DecodeE4M3(static_cast<uint8_t>(Hex(line[0])));
+    float want = internal::AsFloat(Hex(line[1]));
+    if (std::isnan(want)) {
+      EXPECT_TRUE(std::isnan(value)) << line[0];
+    } else {
+      EXPECT_EQ(value, static_cast<double>(want)) << line[0];
+      EXPECT_EQ(std::signbit(value), std::signbit(want)) << line[0];
+    }
+  }
+}
+
+// With a scale of 1 the loops are the bare cast, which reaches codes and NaN that blocks never do.
+void ExpectCodes(Element from, const std::vector<uint32_t>& bits,
+                 const std::vector<uint8_t>& want) {
+  auto size = static_cast<size_t>(ElementBytes(from));
+  std::vector<unsigned char> source(bits.size() * size);
+  for (size_t i = 0; i < bits.size(); ++i) std::memcpy(&source[i * size], &bits[i], size);
+  auto index = static_cast<size_t>(from) - static_cast<size_t>(Element::kBF16);
+  for (const SimdKernels* simd : SimdVariants()) {
+    std::vector<uint8_t> codes(bits.size(), 0x5a);
+    simd->quantize[index](codes.data(), source.data(), codes.size(), 1.0f);
+    for (size_t i = 0; i < bits.size(); ++i) {
+      ASSERT_EQ(codes[i], want[i]) << simd->name << ": " << std::hex << bits[i];
+    }
+  }
+}
+
+TEST(E4M3, EverySixteenBitPatternIsCastLikeTorchAndTheOracle) {
+  for (const char* kind : {"bf16", "f16"}) {
+    Element from = ElementNamed(kind);
+    std::vector<uint8_t> want(65536);
+    std::vector<uint32_t> all(65536);
+    for (uint32_t bits = 0; bits < 65536; ++bits) all[bits] = bits;
+    size_t lines = 0;
+    for (const auto& line : Golden("cast")) {
+      if (line[0] != kind) continue;
+      ++lines;
+      std::fill(want.begin() + Hex(line[1]), want.end(), static_cast<uint8_t>(Hex(line[2])));
+    }
+    ASSERT_GT(lines, 250u);
+    ExpectCodes(from, all, want);
+    for (uint32_t bits : all) {
+      if (!oracle::IsSpecial(from, bits)) {
+        ASSERT_EQ(want[bits], oracle::EncodeE4M3(oracle::Decode(from, bits))) << kind << bits;
+      }
+    }
+  }
+}
+
+TEST(E4M3, RoundsLikeTorchAroundEveryMidpoint) {
+  std::vector<uint32_t> bits;
+  std::vector<uint8_t> want;
+  for (const auto& line : Golden("point")) {
+    bits.push_back(Hex(line[0]));
+    want.push_back(static_cast<uint8_t>(Hex(line[1])));
+  }
+  ASSERT_EQ(bits.size(), 2u * 3u * 126u);
+  ExpectCodes(Element::kF32, bits, want);
+}
+
+uint32_t Crc32(const unsigned char* data, size_t bytes) {
+  uint32_t crc = ~0u;
+  for (size_t i = 0; i < bytes; ++i) {
+    crc ^= data[i];
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0u);
+  }
+  return ~crc;
+}
+
+/// The elements of tests/golden/e4m3.py's `matrix`.
+std::vector<unsigned char> GoldenMatrix(Element from, int64_t elements) {
+  bool f32 = from == Element::kF32;
+  uint32_t keep = f32 ? 0x87ffffffu : from == Element::kF16 ? 0xbfffu : 0x87ffu;
+  uint32_t plus = f32 ? 0x38000000u : from == Element::kF16 ? 0u : 0x3800u;
+  auto size = static_cast<size_t>(ElementBytes(from));
+  std::vector<unsigned char> packed(static_cast<size_t>(elements) * size);
+  uint64_t state = 1;
+  for (size_t at = 0; at < packed.size(); at += size) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    uint32_t bits = (static_cast<uint32_t>(state >> (f32 ? 32 : 48)) & keep) | plus;
+    std::memcpy(&packed[at], &bits, size);
+  }
+  return packed;
+}
+
+TEST(QuantizeE4M3, GivesTorchsCodesAndScalesForWholeMatrices) {
+  auto lines = Golden("matrix");
+  ASSERT_EQ(lines.size(), 18u);
+  for (const auto& line : lines) {
+    SCOPED_TRACE(testing::PrintToString(line));
+    Element from = ElementNamed(line[0]);
+    QuantizeBox box = oracle::PackedQuantizeBox(std::stoll(line[1]), std::stoll(line[2]),
+                                                std::stoll(line[3]), std::stoll(line[4]));
+    std::vector<unsigned char> source = GoldenMatrix(from, box.rows * box.columns);
+    std::vector<unsigned char> codes(static_cast<size_t>(box.rows * box.columns));
+    std::vector<unsigned char> scales(static_cast<size_t>(oracle::Blocks(box) * 4));
+    QuantizeE4M3(codes.data(), scales.data(), source.data(), box, from);
+    EXPECT_EQ(Crc32(codes.data(), codes.size()), Hex(line[5]));
+    EXPECT_EQ(Crc32(scales.data(), scales.size()), Hex(line[6]));
+  }
+}
+
+TEST(QuantizeE4M3, QuantizesRandomBoxesLikeTheOracle) {
+  auto random = SeededGenerator();
+  for (int i = 0; i < 200 && !testing::Test::HasFailure(); ++i) {
+    oracle::QuantizeCase c = oracle::RandomQuantizeCase(random);
+    SCOPED_TRACE(c.Text());
+    oracle::Quantized want = oracle::Quantize(c);
+    oracle::Quantized got = c.Blank();
+    QuantizeE4M3(got.codes.data(), got.scales.data(), c.source.data(), c.box, c.from);
+    EXPECT_EQ(got.codes, want.codes);
+    EXPECT_EQ(got.scales, want.scales);
+  }
+}
+
+struct BlockOfFour {
+  float scale_inv;
+  uint8_t codes[4];
+};
+BlockOfFour QuantizeFour(std::initializer_list<float> values) {
+  BlockOfFour result;
+  QuantizeE4M3(result.codes, &result.scale_inv, values.begin(),
+               oracle::PackedQuantizeBox(2, 2, 128, 128), Element::kF32);
+  return result;
+}
+
+TEST(QuantizeE4M3, GivesZerosTheSmallestScaleAndKeepsTheirSign) {
+  BlockOfFour block = QuantizeFour({0.0f, -0.0f, 0.0f, 0.0f});
+  EXPECT_EQ(block.scale_inv, 0x1p-126f);
+  EXPECT_EQ(std::vector<uint8_t>(block.codes, block.codes + 4),
+            std::vector<uint8_t>({0, 0x80, 0, 0}));
+}
+
+TEST(QuantizeE4M3, NeverMakesADenormalScale) {
+  BlockOfFour block = QuantizeFour({0x1p-126f, -0x1p-130f, 0x1p-149f, 0x1p-120f});
+  EXPECT_EQ(block.scale_inv, 0x1p-126f);
+  EXPECT_EQ(std::vector<uint8_t>(block.codes, block.codes + 4),
+            std::vector<uint8_t>({0x38, 0x98, 0, 0x68}));  // 1, -2^-4, 0, 64
+}
+
+TEST(QuantizeE4M3, MarksABlockThatHoldsNoNumberAndLeavesItsNeighbours) {
+  float infinity = std::numeric_limits<float>::infinity();
+  for (float bad : {infinity, -infinity, std::nanf("")}) {
+    float values[2][4] = {{1, 2, 3, 4}, {5, bad, 7, 8}};
+    uint8_t codes[2][4];
+    uint32_t scales[4];
+    QuantizeE4M3(codes, scales, values, oracle::PackedQuantizeBox(2, 4, 2, 2), Element::kF32);
+    EXPECT_EQ(scales[0], 0x7fc00000u);
+    for (int row : {0, 1}) EXPECT_TRUE(codes[row][0] == 0x7f && codes[row][1] == 0x7f);
+    EXPECT_EQ(internal::AsFloat(scales[1]), 8.0f / 448.0f);
+    EXPECT_EQ(codes[1][3], 0x7e);
+  }
+}
+
+TEST(QuantizeE4M3DeathTest, AbortsOnWhatIsNoFloat) {
+  char bytes[8] = {};
+  EXPECT_DEATH(
+      QuantizeE4M3(bytes, bytes, bytes, oracle::PackedQuantizeBox(1, 1, 1, 1), Element::kOpaque2),
+      "is no float");
+}
+
+TEST(WholeBlocks, IsWhatAShardCanQuantizeAlone) {
+  auto expect = [](BlockRange got, int64_t first, int64_t last) {
+    EXPECT_EQ(got.first, first);
+    EXPECT_EQ(got.last, last);
+  };
+  expect(WholeBlocks(0, 256, 512, 128), 0, 256);
+  expect(WholeBlocks(192, 448, 512, 128), 256, 384);
+  expect(WholeBlocks(192, 500, 500, 128), 256, 500);  // the block that ends the dimension is whole
+  expect(WholeBlocks(448, 500, 500, 128), 448, 448);
+  expect(WholeBlocks(10, 100, 512, 128), 10, 10);
+}
+
+// Two shards that cut a block quantize what is theirs; who receives them quantizes the block
+// between.
+TEST(WholeBlocks, ShardsAndReceiverTogetherGiveTheFullTensor) {
+  auto random = SeededGenerator();
+  oracle::QuantizeCase c = oracle::PackedCase(random, 500, 200, Element::kBF16);
+  oracle::Quantized want = oracle::Quantize(c);
+  oracle::Quantized got = c.Blank();
+  auto quantize_rows = [&](int64_t first, int64_t last) {
+    QuantizeBox part = c.box;
+    part.rows = last - first;
+    QuantizeE4M3(got.codes.data() + first * 200, got.scales.data() + first / 128 * 2 * 4,
+                 c.source.data() + first * 200 * 2, part, c.from);
+  };
+  BlockRange left = WholeBlocks(0, 300, 500, 128);
+  BlockRange right = WholeBlocks(300, 500, 500, 128);
+  quantize_rows(left.first, left.last);
+  quantize_rows(right.first, right.last);
+  EXPECT_NE(got.codes, want.codes);
+  quantize_rows(left.last, right.first);
+  EXPECT_EQ(got.codes, want.codes);
+  EXPECT_EQ(got.scales, want.scales);
+}
+
+}  // namespace
+}  // namespace weightwire::kernels
