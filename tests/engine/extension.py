@@ -1,5 +1,9 @@
 """What tests ask vLLM's workers beside its own calls (`worker_extension_cls`)."""
 
+import hashlib
+
+import torch
+
 
 class Inspect:
     """Mixed into the worker."""
@@ -7,3 +11,21 @@ class Inspect:
     def recorded_rows(self):
         target = self.weight_transfer_engine._targets[False]
         return [{**row, "ops": [list(op) for op in row["ops"]]} for row in target.rows]
+
+    def draft_digests(self):
+        """Of every parameter of the draft model and, where kernels hide the weights, of what the module makes of a
+        fixed input."""
+        found = {}
+        for name, module in self.get_draft_model().named_modules():
+            for attribute, parameter in module._parameters.items():
+                if parameter is not None and parameter.numel():
+                    found[f"{name}.{attribute}"] = _digest(parameter)
+            if hasattr(module, "cpu_linear"):
+                width = getattr(module, "input_size_per_partition", None) or module.weight.shape[1]
+                x = torch.linspace(-1, 1, 3 * width).view(3, width).to(torch.bfloat16)
+                found[f"{name}()"] = _digest(module.quant_method.apply(module, x, None))
+        return found
+
+
+def _digest(tensor):
+    return hashlib.sha256(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()

@@ -14,6 +14,11 @@ KIND, TP, ATTEMPTS = "qwen2", 2, 2
 
 
 @pytest.fixture(scope="module")
+def new_driver(job, module_stack):
+    return lambda: module_stack.add(job.engine.driver(name="engine", agent=module_stack.agent, attempts=ATTEMPTS))
+
+
+@pytest.fixture(scope="module")
 def job(module_stack, faults, checkpoint, fresh):
     class Job:
         engine = module_stack.add(rig.Engine(checkpoint(KIND, 0), TP))
@@ -91,6 +96,24 @@ def test_a_failure_that_stays_brings_the_version_before_back_on_every_rank(job, 
     assert job.driver.step(60).version == job.version
     assert job.trainer.released()["version"] == job.version
     assert job.serves(job.version)
+
+
+def test_a_driver_that_dies_in_the_middle_is_followed_by_one_that_heals(job, new_driver):
+    def die(timeout):
+        raise KeyboardInterrupt
+    job.driver._port.finish = die
+    job.publish()
+    with pytest.raises(KeyboardInterrupt):
+        job.driver.step(60)
+    job.driver.close()
+    assert job.trainer.released()["version"] == job.version  # it was staged and committed
+    job.driver = new_driver()
+    job.driver.init()
+    assert job.driver.broken and not job.driver.ready  # paused, of mixed versions
+    job.publish()
+    assert job.driver.step(90).version == job.version
+    assert job.trainer.released()["version"] == job.version
+    assert job.serves(job.version) and job.driver.ready
 
 
 def test_a_refused_canary_brings_the_version_before_back(job):

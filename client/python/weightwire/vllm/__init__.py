@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
-__all__ = ["Deadlines", "EngineDriver", "InstallError", "Serving", "register"]
+_HOME = {"Adapter": "adapter", "AdapterDriver": "adapter", "Deadlines": "replace", "EngineDriver": "driver",
+         "InstallError": "driver", "Serving": "driver"}
+__all__ = [*_HOME, "register"]
 
 
 def register() -> None:
@@ -18,7 +21,6 @@ def register() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from weightwire.vllm import driver
-        return getattr(driver, name)
+    if name in _HOME:
+        return getattr(importlib.import_module(f"weightwire.vllm.{_HOME[name]}"), name)
     raise AttributeError(name)

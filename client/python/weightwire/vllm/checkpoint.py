@@ -31,6 +31,11 @@ def config_text(folder: Path) -> str:
         raise RefusedError(f"{folder} has no config.json: {error}", code="NOT_FOUND") from error
 
 
+def config_of(text: str) -> str:
+    """config.json as the coordinator takes it: without members that transformers 5 writes as null."""
+    return json.dumps({key: value for key, value in json.loads(text).items() if value is not None})
+
+
 def tensors(folder: Path) -> list[TensorMeta]:
     """The tensors of all *.safetensors of `folder`, from their headers."""
     found: dict[str, TensorMeta] = {}

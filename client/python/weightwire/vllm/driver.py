@@ -18,27 +18,12 @@ from typing import Any, Callable, Sequence
 from weightwire import errors
 from weightwire.vllm.link import Workers
 from weightwire.vllm.ports import port_of
+from weightwire.vllm.replace import Deadlines, Replacer, StepError
 
 log = logging.getLogger("weightwire.vllm")
 #: canary(generate, version), generate(token ids, max_tokens) -> greedy token ids
 Canary = Callable[[Callable[[Sequence[int], int], list[int]], int], None]
 PAUSE_MODES = ("abort", "wait", "keep")
-
-
-@dataclass(frozen=True)
-class Deadlines:
-    """Seconds for each step. Together they should stay below the coordinator's commit_deadline_ms, after which it
-    evicts an engine that has not acknowledged."""
-
-    init: float = 120.0
-    prepare: float = 20.0
-    pause: float = 20.0
-    start: float = 20.0
-    update: float = 60.0
-    finish: float = 60.0
-    reset: float = 10.0
-    canary: float = 30.0
-    resume: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -61,12 +46,6 @@ class InstallError(errors.WeightwireError):
         super().__init__(f"version {version} (epoch {epoch}) was not installed: {message}. The engine is on {now}",
                          code="ABORTED")
         self.step, self.version, self.serving, self.broken = step, version, serving, broken
-
-
-class _StepError(Exception):
-    def __init__(self, step: str, cause: BaseException):
-        super().__init__(f"step {step}: {type(cause).__name__}: {cause}")
-        self.step = step
 
 
 class EngineDriver:
@@ -95,9 +74,9 @@ class EngineDriver:
             raise errors.RefusedError(f"unknown pause mode {pause!r}", code="INVALID_ARGUMENT",
                                       remedy=f"one of {', '.join(PAUSE_MODES)}")
         self._port = port_of(engine)
-        self._pause, self._canary, self._attempts, self.deadlines = pause, canary, attempts, deadlines
-        self._draft = draft
+        self._pause, self._canary, self._draft, self.deadlines = pause, canary, draft, deadlines
         self._workers = Workers()
+        self._replacer = Replacer(self._port, self._workers, deadlines, pause=pause, draft=draft, attempts=attempts)
         self._settings = dict(engine=name, link=self._workers.path, agent=agent, job=job, mode=mode, install=install,
                               checkpoint=checkpoint, draft=draft)
         self._seen = 0  # epoch of the last offer that was acted on
@@ -122,7 +101,16 @@ class EngineDriver:
         if refused:
             raise errors.RefusedError("; ".join(refused), code="FAILED_PRECONDITION")
         self._ranks = ranks
+        if any(hello["interrupted"] for hello in ranks):
+            self._take_over()
         return ranks
+
+    def _take_over(self) -> None:
+        """The driver before this one ended in the middle of an update, and left the engine paused."""
+        self._replacer.close_sessions()
+        self.broken = not self._replacer.intact(None)
+        if not self.broken:
+            self._resume_quietly()
 
     @property
     def ready(self) -> bool:
@@ -146,132 +134,64 @@ class EngineDriver:
 
     def _install(self, epoch: int, version: int) -> Serving:
         before, started = self.serving, time.monotonic()
-        step = self._call
+        step = self._replacer.call
         try:
             step("prepare", lambda t: self._workers.ask("prepare", t, epoch=epoch))
             paused = time.monotonic()
             if not self.broken:  # it is paused still; pausing again would drop what is queued
                 step("pause", lambda t: self._port.pause(self._pause, t))
-        except _StepError as error:
+        except StepError as error:
             if not self.broken:
                 self._resume_quietly()
             raise self._failed(error, version, epoch) from error
-        failures = self._replace(epoch, version)
+        failures = self._replacer.replace(epoch, version)
         serving = Serving(version, epoch, time.monotonic() - paused, "; ".join(map(str, failures)))
-        if self._done(failures):
+        if self._replacer.succeeded(failures):
             self._set(serving, broken=False)
-        elif not self._intact(before) and not (before and self._done(self._replace(before.epoch, before.version))):
+        elif not self._replacer.intact(before.epoch if before else None) and not (before and self._replacer.succeeded(self._replacer.replace(before.epoch, before.version))):
             self._set(None, broken=True)
             raise self._failed(failures[0], version, epoch) from failures[0]
         self._resume(version, epoch)
-        if not self._done(failures):
+        if not self._replacer.succeeded(failures):
             raise self._failed(failures[0], version, epoch) from failures[0]
         try:
             canary = self._canary
             if canary:
                 step("canary", lambda t: canary(lambda p, n: self._port.generate(p, n, t), version))
-        except _StepError as error:
+        except StepError as error:
             self._back_to(before, version, epoch, error)
         try:
             step("acknowledge", lambda t: self._workers.ask("acknowledge", t, ranks=[0], epoch=epoch,
                                                             seconds=time.monotonic() - started), "resume")
             step("acknowledge", lambda t: self._workers.ask("forget", t, epoch=epoch), "resume")
-        except _StepError as error:
+        except StepError as error:
             raise self._failed(error, version, epoch) from error
         self._seen = epoch
         with self._changed:
             self._changed.notify_all()
         return serving
 
-    def _call(self, name: str, do: Callable[[float], object], deadline: str | None = None) -> None:
-        try:
-            do(getattr(self.deadlines, deadline or name))
-        except Exception as error:
-            raise _StepError(name, error) from error
-
-    def _replace(self, epoch: int, version: int) -> list[_StepError]:
-        """Installs a staged epoch on every rank; returns the tries that failed, `attempts` when all did."""
-        failures: list[_StepError] = []
-        while len(failures) < self._attempts:
-            try:
-                self._replace_once(epoch, version)
-                break
-            except _StepError as error:
-                log.warning("weightwire: epoch %d: %s", epoch, error)
-                failures.append(error)
-                self._close_sessions()
-        return failures
-
-    def _done(self, failures: list[_StepError]) -> bool:
-        return len(failures) < self._attempts
-
-    def _replace_once(self, epoch: int, version: int) -> None:
-        tickets = [{"epoch": epoch, "version": version} for _ in self._ranks]
-        for draft in (False, True) if self._draft else (False,):
-            self._on_ranks("start", lambda t: self._port.start(draft, t))
-            self._on_ranks("update", lambda t: self._port.update(tickets, t))
-            self._on_ranks("finish", self._port.finish)
-        self._call("finish", lambda t: self._check_ranks(epoch, t))
-        self._call("finish", lambda t: self._port.set_version(str(version), t))
-        self._call("reset", self._reset)
-
-    def _on_ranks(self, step: str, call: Callable[[float], None]) -> None:
-        """A call of vLLM that every rank has to execute. What counts is what the ranks themselves say: vLLM may return
-        before all have done it, once a call has failed."""
-        def do(timeout: float) -> None:
-            calls = [answer["calls"] for answer in self._workers.ask("state", timeout)]
-            call(timeout)
-            answers = self._workers.ask("await", timeout, calls=calls, seconds=timeout)
-            failed = [f"rank {rank}: {answer['failure']}" for rank, answer in enumerate(answers) if answer["failure"]]
-            if failed:
-                raise RuntimeError("; ".join(failed))
-        self._call(step, do)
-
-    def _check_ranks(self, epoch: int, timeout: float) -> None:
-        serving = [answer["serving"] for answer in self._workers.ask("state", timeout)]
-        if set(serving) != {epoch}:
-            raise RuntimeError(f"ranks serve epochs {serving} instead of {epoch}")
-
-    def _reset(self, timeout: float) -> None:
-        if not self._port.reset_prefix_cache(self._pause == "keep", timeout):
-            raise RuntimeError("the prefix cache was not emptied: requests hold blocks of it")
-
-    def _intact(self, before: Serving | None) -> bool:
-        """Whether every rank still holds exactly the weights that the engine served before."""
-        try:
-            answers = self._workers.ask("state", self.deadlines.start)
-        except errors.WeightwireError:
-            return False
-        epoch = before.epoch if before else None
-        return all(answer["serving"] == epoch and not answer["broken"] for answer in answers)
-
-    def _close_sessions(self) -> None:
-        """vLLM has no abort: a session that is open is finished, and its ranks say that they are broken."""
-        try:
-            if any(answer["open"] for answer in self._workers.ask("state", self.deadlines.start)):
-                self._on_ranks("finish", self._port.finish)
-        except (errors.WeightwireError, _StepError) as error:
-            log.debug("weightwire: closing sessions: %s", error)
-
     def _resume(self, version: int, epoch: int) -> None:
         try:
-            self._call("resume", self._port.resume)
-        except _StepError as error:
+            self._replacer.call("resume", self._port.resume)
+            self._replacer.call("resume", lambda t: self._workers.ask("resumed", t))
+        except StepError as error:
             raise self._failed(error, version, epoch) from error
 
     def _resume_quietly(self) -> None:
         try:
             self._port.resume(self.deadlines.resume)
+            self._workers.ask("resumed", self.deadlines.resume)
         except Exception as error:
             log.warning("weightwire: resume: %s", error)
 
-    def _back_to(self, before: Serving | None, version: int, epoch: int, why: _StepError) -> None:
+    def _back_to(self, before: Serving | None, version: int, epoch: int, why: StepError) -> None:
         """After a refused canary: the version before, or nothing. The version is not tried again."""
         self._seen = epoch
         try:
-            self._call("pause", lambda t: self._port.pause("abort", t))
-            back = before is not None and self._done(self._replace(before.epoch, before.version))
-        except _StepError as error:
+            self._replacer.call("pause", lambda t: self._port.pause("abort", t))
+            back = before is not None and self._replacer.succeeded(self._replacer.replace(before.epoch, before.version))
+        except StepError as error:
             log.error("weightwire: %s: %s", error.step, error)
             back = False
         self._set(before if back else None, broken=not back)
@@ -283,7 +203,7 @@ class EngineDriver:
         with self._changed:
             self.serving, self.broken = serving, broken
 
-    def _failed(self, error: _StepError, version: int, epoch: int) -> InstallError:
+    def _failed(self, error: StepError, version: int, epoch: int) -> InstallError:
         self.last_error = InstallError(str(error), step=error.step, version=version, serving=self.serving,
                                        broken=self.broken, epoch=epoch)
         return self.last_error

@@ -88,6 +88,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         self._serving: int | None = None  # epoch whose weights the model holds; None: from disk, or broken
         self._update: _Update | None = None
         self._broken: str | None = None
+        self._interrupted = False  # a driver began an update and has not said how it ended
         self._closed = threading.Event()
 
     # ---- registration
@@ -120,7 +121,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
                 f"install mode {s.install!r} is not available", code="INVALID_ARGUMENT",
                 remedy=f"one of {', '.join(INSTALLS)}; paused-live needs an agent that writes without a stage")
         folder = checkpoint.folder_of(s.checkpoint or self.model_config.model)
-        self._config = stage.config_of(checkpoint.config_text(folder))
+        self._config = checkpoint.config_of(checkpoint.config_text(folder))
         self._checkpoint = checkpoint.tensors(folder)
         self._targets = {False: stage.target_of(self.model, self._checkpoint, s.mode)}
         if not s.draft:
@@ -143,7 +144,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         for note in notes:
             stage.log.warning("weightwire: recorded loader and scheme disagree: %s", note)
         self._hello({"mode": self._targets[False].mode, "notes": notes, "rows": len(rows),
-                     "bytes": sum(meta.nbytes for meta in self._observed)})
+                     "bytes": sum(meta.nbytes for meta in self._observed), "interrupted": self._interrupted})
         threading.Thread(target=self._follow, args=(self._subscriber, self._link, self._closed),
                          name="weightwire-offers", daemon=True).start()
 
@@ -164,6 +165,9 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
     def _answer(self, do: str, message: Message) -> Message:
         if do == "prepare":
             self._prepare(message["epoch"])
+            self._interrupted = True
+        elif do == "resumed":
+            self._interrupted = False
         elif do == "await":
             with self._lock:
                 if not self._lock.wait_for(lambda: self._calls > message["calls"][self._rank], message["seconds"]):
@@ -281,5 +285,5 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             self._link.close()
         if self._subscriber:
             self._subscriber.close()
-        self._link = self._subscriber = self._pending = self._device = None
+        self._link = self._subscriber = self._pending = self._device = self._serving = None
         self._held = {}

@@ -112,7 +112,12 @@ class Workers:
             self._changed.notify_all()
 
     def _complete(self) -> bool:
-        return bool(self._hello) and len(self._hello) == next(iter(self._hello.values()))["world_size"]
+        return bool(self._hello) and len(self._hello) == self.world_size
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the engine; known from the first that said hello."""
+        return int(next(iter(self._hello.values()))["world_size"])
 
     def wait_hello(self, timeout: float) -> list[Message]:
         """What every rank said when it was bound, by rank."""
@@ -169,6 +174,9 @@ class Workers:
         return answers
 
     def close(self) -> None:
+        """Idempotent."""
+        if self._listener.fileno() < 0:
+            return
         self._listener.close()
         with self._changed:
             connections = list(self._ranks.values())

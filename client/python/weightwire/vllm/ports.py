@@ -63,6 +63,9 @@ class LlmPort:
     def set_version(self, version: str, timeout: float) -> None:
         self._llm.update_weight_version(version)
 
+    def load_adapter(self, request: Any, timeout: float) -> None:
+        self._llm.llm_engine.add_lora(request)
+
     def reset_prefix_cache(self, running: bool, timeout: float) -> bool:
         return bool(self._llm.reset_prefix_cache(reset_running_requests=running))
 
@@ -108,6 +111,9 @@ class AsyncPort:
 
     def set_version(self, version: str, timeout: float) -> None:
         self._run(self._llm.update_weight_version(version), timeout)
+
+    def load_adapter(self, request: Any, timeout: float) -> None:
+        self._run(self._llm.add_lora(request), timeout)
 
     def reset_prefix_cache(self, running: bool, timeout: float) -> bool:
         return bool(self._run(self._llm.reset_prefix_cache(reset_running_requests=running), timeout))

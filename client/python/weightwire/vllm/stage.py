@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import re
 import warnings
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
@@ -19,6 +19,9 @@ from weightwire.vllm.tracer import Probe
 log = logging.getLogger("weightwire.vllm")
 DRAFT = "draft:"  # prefix of a draft model's tensors in the stage
 _CHECKPOINT = "hf:"  # prefix of tensors that go through the loader
+# MTP layers store copies of these under names of their own; weightwire knows a tensor once.
+_COPY = re.compile(r"model\.layers\.\d+\.(embed_tokens|shared_head\.head)\.weight")
+_ORIGINAL = {"embed_tokens": "model.embed_tokens.weight", "shared_head.head": "lm_head.weight"}
 
 
 @dataclass
@@ -57,7 +60,7 @@ def target_of(model: torch.nn.Module, checkpoint: Sequence[TensorMeta], mode: st
         mode = "hf_sharded"
     target = Target(prefix, mode, checkpoint=by_name)
     if mode == "fused":
-        target.rows = [{**row, "param": prefix + row["param"]} for row in trace.rows]
+        target.rows = [{**row, "src": _original(row["src"]), "param": prefix + row["param"]} for row in trace.rows]
         target.observed = [TensorMeta(prefix + m.name, m.dtype, m.shape) for m in trace.params]
         return target
     whole = {name: [(0, extent) for extent in by_name[name].shape] for name in trace.whole}
@@ -69,11 +72,16 @@ def target_of(model: torch.nn.Module, checkpoint: Sequence[TensorMeta], mode: st
         meta, shape = by_name[name], [size for _, size in window]
         param = prefix + _CHECKPOINT + name
         target.rows.append(dict(
-            src=name, param=param, offset=0, shape=shape, stride=list(row_major(shape)),
+            src=_original(name), param=param, offset=0, shape=shape, stride=list(row_major(shape)),
             dtype=str(loading.TORCH[meta.dtype]).removeprefix("torch."),
             ops=[("narrow", dim, start, size) for dim, (start, size) in enumerate(window) if size != meta.shape[dim]]))
         target.observed.append(TensorMeta(param, meta.dtype, tuple(shape)))
     return target
+
+
+def _original(name: str) -> str:
+    copy = _COPY.fullmatch(name)
+    return _ORIGINAL[copy[1]] if copy else name
 
 
 def as_torch(arrays: Mapping[str, np.ndarray], observed: Sequence[TensorMeta]) -> dict[str, torch.Tensor]:
@@ -107,8 +115,3 @@ def spec_of(parallel_config: Any) -> str:
     if parallel_config.enable_expert_parallel:
         words.append("ep")
     return "vllm:" + ",".join(words)
-
-
-def config_of(text: str) -> str:
-    """config.json as the coordinator takes it: without members that transformers 5 writes as null."""
-    return json.dumps({key: value for key, value in json.loads(text).items() if value is not None})
