@@ -21,7 +21,8 @@ class Inspect:
                 if parameter is not None and parameter.numel():
                     found[f"{name}.{attribute}"] = _digest(parameter)
             if hasattr(module, "cpu_linear"):
-                width = getattr(module, "input_size_per_partition", None) or module.weight.shape[1]
+                width = next(w for w in (getattr(module, "input_size_per_partition", 0),
+                                         getattr(module, "input_size", 0), module.weight.shape[-1]) if w)
                 x = torch.linspace(-1, 1, 3 * width).view(3, width).to(torch.bfloat16)
                 found[f"{name}()"] = _digest(module.quant_method.apply(module, x, None))
         return found

@@ -60,7 +60,8 @@ def target_of(model: torch.nn.Module, checkpoint: Sequence[TensorMeta], mode: st
         mode = "hf_sharded"
     target = Target(prefix, mode, checkpoint=by_name)
     if mode == "fused":
-        target.rows = [{**row, "src": _original(row["src"]), "param": prefix + row["param"]} for row in trace.rows]
+        rows = [{**row, "src": _original(row["src"]), "param": prefix + row["param"]} for row in trace.rows]
+        target.rows = list({repr(row): row for row in rows}.values())  # a copy and its original are one
         target.observed = [TensorMeta(prefix + m.name, m.dtype, m.shape) for m in trace.params]
         return target
     whole = {name: [(0, extent) for extent in by_name[name].shape] for name in trace.whole}
