@@ -50,6 +50,7 @@ NO_BLOCKS = {
     "step": lambda a: a[::2],
     "step inside": lambda a: a[:, :, ::5],
     "broadcast": lambda a: np.broadcast_to(a[:1], (3, 4, 10)),
+    "sliding window": lambda a: np.lib.stride_tricks.as_strided(a, (3, 2), (8, 8)),
     "diagonal": lambda a: np.lib.stride_tricks.as_strided(a, (4,), (8 * 50,)),
     "part of joined dimensions": lambda a: a.reshape(24, 10)[2:7],
     "split": lambda a: a.reshape(6, 4, 2, 5)[:, :, :, 1:3],

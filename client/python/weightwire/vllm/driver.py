@@ -79,7 +79,6 @@ class EngineDriver:
         self._replacer = Replacer(self._port, self._workers, deadlines, pause=pause, draft=draft, attempts=attempts)
         self._settings = dict(engine=name, link=self._workers.path, agent=agent, job=job, mode=mode, install=install,
                               checkpoint=checkpoint, draft=draft)
-        self._seen = 0  # epoch of the last offer that was acted on
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -125,7 +124,7 @@ class EngineDriver:
         """
         if not self._ranks:
             self.init()
-        offer = self._workers.wait_offer(self._seen, timeout)
+        offer = self._workers.wait_offer(timeout)
         if offer is None:
             return None
         return self._install(offer["epoch"], offer["version"])
@@ -133,7 +132,9 @@ class EngineDriver:
     # ---- one version
 
     def _install(self, epoch: int, version: int) -> Serving:
-        before, started = self.serving, time.monotonic()
+        # After a coordinator lost its memory an epoch's number may come again: then there is no way back.
+        before = self.serving if self.serving and self.serving.epoch != epoch else None
+        started = time.monotonic()
         step = self._replacer.call
         try:
             step("prepare", lambda t: self._workers.ask("prepare", t, epoch=epoch))
@@ -166,7 +167,7 @@ class EngineDriver:
             step("acknowledge", lambda t: self._workers.ask("forget", t, epoch=epoch), "resume")
         except StepError as error:
             raise self._failed(error, version, epoch) from error
-        self._seen = epoch
+        self._workers.answered(epoch)
         with self._changed:
             self._changed.notify_all()
         return serving
@@ -187,7 +188,7 @@ class EngineDriver:
 
     def _back_to(self, before: Serving | None, version: int, epoch: int, why: StepError) -> None:
         """After a refused canary: the version before, or nothing. The version is not tried again."""
-        self._seen = epoch
+        self._workers.answered(epoch)
         try:
             self._replacer.call("pause", lambda t: self._port.pause("abort", t))
             back = before is not None and self._replacer.succeeded(self._replacer.replace(before.epoch, before.version))

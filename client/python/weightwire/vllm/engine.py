@@ -259,7 +259,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         tensors = self._staged(ticket.epoch)
         with self._lock:
             self._serving, self._broken = None, f"installing epoch {ticket.epoch} did not end"
-            self._held.setdefault(ticket.epoch, tensors)
+            self._held[ticket.epoch] = tensors
         update.install.update(update.target.tensors(tensors))
         update.epoch = ticket.epoch
 

@@ -50,18 +50,15 @@ def block_of(shape: Sequence[int], size: Sequence[int], stride: Sequence[int], o
         joined: list[int] = []
         while extent > 1:
             dim = next((d for d in range(len(shape)) if strides[d] == step and shape[d] > 1), None)
-            if dim is None or length[dim] > 1:
+            if dim is None:
                 break
             take = min(extent, shape[dim] - start[dim])
-            if take < extent and (start[dim] != 0 or extent % take != 0):
-                break
             length[dim] = take
             joined.insert(0, dim)
             extent, step = extent // take, step * take
-        if extent != 1:
-            raise Unrecordable(f"a view of size {tuple(size)}, stride {tuple(stride)}, offset {offset} is no block of "
-                               f"a tensor of shape {tuple(shape)}")
         dims.append(tuple(joined))
+    # Unequal too where a dimension of the view found no or only a part of its elements, or shares a dimension.
     if prod(length) != prod(size):
-        raise Unrecordable(f"a view of size {tuple(size)} does not have the elements of its block {length}")
+        raise Unrecordable(f"a view of size {tuple(size)}, stride {tuple(stride)}, offset {offset} is no block of a "
+                           f"tensor of shape {tuple(shape)}")
     return Block(tuple(shape), tuple(start), tuple(length), tuple(dims))

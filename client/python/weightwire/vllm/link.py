@@ -101,6 +101,7 @@ class Workers:
                         self._fences.pop(rank, None)
                     elif "fenced" in message:
                         self._fences[rank] = message["fenced"]
+                        self._offers.pop(rank, None)  # of an incarnation that is gone
                     else:
                         self._answers[rank, message["id"]] = message
                     self._changed.notify_all()
@@ -127,14 +128,19 @@ class Workers:
                                            code="DEADLINE_EXCEEDED", remedy="the engine's own log says why")
             return [self._hello[rank] for rank in sorted(self._hello)]
 
-    def wait_offer(self, after: int, timeout: float) -> Message | None:
-        """The offer that every rank holds, of an epoch above `after`; None after `timeout` seconds."""
+    def wait_offer(self, timeout: float) -> Message | None:
+        """The offer that every rank holds and that nobody has answered; None after `timeout` seconds. Epochs are only
+        compared for equality: a coordinator that lost its memory counts from 1 again."""
         def complete() -> bool:
             epochs = {offer["epoch"] for offer in self._offers.values()}
-            return len(self._offers) == len(self._hello) and len(epochs) == 1 and min(epochs) > after \
-                and not self._fences
+            return self._complete() and len(self._offers) == self.world_size and len(epochs) == 1
         with self._changed:
             return self._offers[0] if self._changed.wait_for(complete, timeout) else None
+
+    def answered(self, epoch: int) -> None:
+        """The offer of `epoch` is dealt with."""
+        with self._changed:
+            self._offers = {rank: offer for rank, offer in self._offers.items() if offer["epoch"] != epoch}
 
     @property
     def fences(self) -> dict[int, str]:

@@ -1,0 +1,242 @@
+"""The driver's order and what it does when a step fails, with ranks that only pretend to be vLLM workers.
+
+The same on a real engine, proved by generation: tests/engine/test_failures.py.
+"""
+
+import threading
+
+import pytest
+
+from weightwire.vllm import Deadlines, EngineDriver, InstallError, driver as driver_module
+from weightwire.vllm.link import Link
+
+QUICK = Deadlines(**{name: 5.0 for name in ("init", "prepare", "pause", "start", "update", "finish", "reset", "canary",
+                                            "resume")})
+
+
+class Rank:
+    """What a worker tells: its weights are those of `holds`; `fails` makes the next calls of a step fail."""
+
+    def __init__(self, number, size, path, engine):
+        self.number, self.engine = number, engine
+        self.calls, self.holds, self.broken, self.failure, self.open = 0, None, None, None, False
+        self.changed = threading.Condition()
+        self.link = Link(path, self.answer, 5)
+        self.link.send({"rank": number, "hello": {"world_size": size, "mode": "fused", "notes": [], "rows": 1, "bytes": 1,
+                                                  "interrupted": False}})
+
+    def offer(self, epoch):
+        self.link.send({"offer": {"epoch": epoch, "version": epoch, "leader": self.number == 0}})
+
+    def answer(self, do, message):
+        self.engine.log.append(do)
+        if do == "prepare" and self.engine.fault("prepare", self.number):
+            raise RuntimeError("injected")
+        with self.changed:
+            if do == "await" and not self.changed.wait_for(lambda: self.calls > message["calls"][self.number], 5):
+                raise TimeoutError("not reached")
+        return {"serving": None if self.broken else self.holds, "broken": self.broken, "failure": self.failure,
+                "calls": self.calls, "open": self.open}
+
+    def call(self, step, epoch=None):
+        with self.changed:
+            if step == "start":
+                self.failure, self.open = None, True
+            if self.failure is None and self.engine.fault(step, self.number):
+                self.failure = f"{step}: injected"
+            if step == "update" and self.failure is None:
+                self.pending = epoch
+            if step == "update":
+                self.broken = "half"
+            if step == "finish":
+                self.open = False
+                if self.failure is None and not self.engine.fault("silent", self.number):
+                    self.holds, self.broken = self.pending, None
+            self.calls += 1
+            self.changed.notify_all()
+
+
+class Engine:
+    """A port, and the ranks behind it."""
+
+    needs_thread = False
+
+    def __init__(self, size=2):
+        self.size, self.log, self.faults, self.paused, self.version = size, [], {}, False, None
+        self.ranks = []
+
+    def fault(self, step, rank):
+        left = self.faults.get((step, rank), 0)
+        self.faults[step, rank] = left - 1
+        return left > 0
+
+    def serves(self):
+        return {None if rank.broken else rank.holds for rank in self.ranks}
+
+    def init(self, settings, timeout):
+        self.ranks = [Rank(number, self.size, settings["link"], self) for number in range(self.size)]
+
+    def pause(self, mode, timeout):
+        self.log.append(f"pause {mode}")
+        self.paused = True
+
+    def start(self, draft, timeout):
+        assert not any(rank.open for rank in self.ranks), "already active"
+        self.log.append("start")
+        self.on_ranks("start")
+
+    def update(self, tickets, timeout):
+        self.log.append("update")
+        self.on_ranks("update", tickets[0]["epoch"])
+
+    def finish(self, timeout):
+        self.log.append("finish")
+        self.on_ranks("finish")
+
+    def on_ranks(self, step, epoch=None):
+        """As vLLM after a failure: it returns although the last rank has not done it yet."""
+        assert self.paused, f"{step} while requests run"
+        for rank in self.ranks[:-1]:
+            rank.call(step, epoch)
+        threading.Timer(0.05, self.ranks[-1].call, (step, epoch)).start()
+
+    def set_version(self, version, timeout):
+        self.log.append(f"version {version}")
+
+    def reset_prefix_cache(self, running, timeout):
+        self.log.append("reset")
+        return not self.fault("reset", 0)
+
+    def resume(self, timeout):
+        assert len(self.serves()) == 1, "ranks of different versions would answer"
+        self.log.append("resume")
+        self.paused = False
+
+    def generate(self, prompt, max_tokens, timeout):
+        return [1] * max_tokens
+
+    def offer(self, epoch):
+        for rank in self.ranks:
+            rank.offer(epoch)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    made = Engine()
+    monkeypatch.setattr(driver_module, "port_of", lambda _: made)
+    yield made
+    for rank in made.ranks:
+        rank.link.close()
+
+
+@pytest.fixture
+def driver(engine):
+    with EngineDriver(None, name="engine", deadlines=QUICK) as made:
+        made.init()
+        yield made
+
+
+def install(engine, driver, epoch):
+    engine.offer(epoch)
+    return driver.step(5)
+
+
+def test_the_order(engine, driver):
+    engine.log.clear()
+    assert install(engine, driver, 7).version == 7
+    steps = [entry for entry in engine.log if entry not in ("state", "await")]
+    assert steps == ["prepare", "prepare", "pause abort", "start", "update", "finish", "version 7", "reset", "resume",
+                     "resumed", "resumed", "acknowledge", "forget", "forget"]
+    assert engine.serves() == {7} and driver.step(0.05) is None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("step", ["start", "update", "finish"])
+def test_one_failure_is_replayed(engine, driver, step, rank):
+    install(engine, driver, 1)
+    engine.faults = {(step, rank): 1}
+    assert f"rank {rank}: {step}: injected" in install(engine, driver, 2).recovered
+    assert engine.serves() == {2} and not engine.paused
+
+
+def test_a_rank_that_says_nothing_but_holds_another_version_is_seen(engine, driver):
+    install(engine, driver, 1)
+    engine.faults = {("silent", 1): 1}
+    assert "ranks serve epochs [2, None] instead of 2" in install(engine, driver, 2).recovered
+    assert engine.serves() == {2}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("step", ["prepare", "start", "update", "finish", "reset"])
+def test_a_failure_that_stays_goes_back(engine, driver, step, rank):
+    install(engine, driver, 1)
+    engine.faults = {(step, 0 if step == "reset" else rank): 2 if step != "prepare" else 1}
+    with pytest.raises(InstallError, match=f"step {step}: .*on version 1$"):
+        install(engine, driver, 2)
+    assert engine.serves() == {1} and not engine.paused and driver.ready
+    assert driver.step(5).version == 2 and engine.serves() == {2}
+
+
+@pytest.mark.parametrize("step", ["update", "finish"])
+def test_with_no_version_before_it_stays_paused_until_one_installs(engine, driver, step):
+    engine.faults = {(step, 1): 2}
+    with pytest.raises(InstallError, match="it is paused and answers nothing") as failed:
+        install(engine, driver, 1)
+    assert failed.value.broken and engine.paused and not driver.ready
+    pauses = engine.log.count("pause abort")
+    assert driver.step(5).version == 1 and engine.serves() == {1} and not engine.paused
+    assert engine.log.count("pause abort") == pauses  # what was queued is not dropped
+
+
+def test_when_the_version_before_fails_too_it_stays_paused(engine, driver):
+    install(engine, driver, 1)
+    engine.faults = {("finish", 1): 4}
+    with pytest.raises(InstallError, match="paused") as failed:
+        install(engine, driver, 2)
+    assert failed.value.broken and engine.paused
+
+
+def test_a_refused_canary_goes_back_and_is_not_tried_again(engine, driver):
+    install(engine, driver, 1)
+
+    def canary(generate, version):
+        raise ValueError(f"{generate([1], 3)} for {version}")
+    driver._canary = canary
+    with pytest.raises(InstallError, match=r"canary: ValueError: \[1, 1, 1\] for 2.*on version 1$"):
+        install(engine, driver, 2)
+    assert engine.serves() == {1} and driver.step(0.05) is None
+    driver._canary = None
+    assert install(engine, driver, 3).version == 3
+
+
+def test_an_epoch_that_was_counted_before_is_installed_again(engine, driver):
+    """A coordinator that lost its memory counts from 1 again."""
+    for epoch in (1, 2, 1):
+        assert install(engine, driver, epoch).epoch == epoch
+    engine.faults = {("finish", 0): 2}
+    with pytest.raises(InstallError, match="paused"):  # the version before cannot be told from this one
+        install(engine, driver, 1)
+
+
+def test_no_offer_is_taken_while_a_rank_is_fenced(engine, driver):
+    install(engine, driver, 1)
+    engine.offer(2)
+    engine.ranks[1].link.send({"fenced": "its agent went away"})
+    workers = driver._workers
+    with workers._changed:
+        assert workers._changed.wait_for(lambda: workers._fences, 5)
+    assert driver.step(0.05) is None and not driver.ready
+    assert "its agent went away" in str(driver.status()["fences"])
+    engine.ranks[1].offer(2)
+    assert driver.step(5).version == 2 and driver.ready
+
+
+def test_a_rank_that_left_is_named(engine, driver):
+    workers = driver._workers
+    engine.offer(1)
+    assert workers.wait_offer(5)
+    engine.ranks[1].link.close()
+    with workers._changed:
+        assert workers._changed.wait_for(lambda: 1 not in workers._ranks, 5)
+    with pytest.raises(InstallError, match=r"step prepare: .*ranks \[1\] of the engine are gone"):
+        driver.step(5)
