@@ -8,7 +8,7 @@ vLLM, which are not its public interface; `supported()` guards it by version.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Iterator, Sequence
+from typing import Any, Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -43,6 +43,10 @@ def load_format(model: torch.nn.Module) -> Iterator[None]:
             info.kernel_non_persistent_buffers = set(layer._non_persistent_buffers_set)
             layers.append((layer, info))
             meta.restore_layer_on_meta(layer, info)
+            # A reload leaves its wrappers on these; outside of a reload they load nothing and say nothing.
+            for tensor in utils.get_layer_tensors(layer).values():
+                if hasattr(tensor, "weight_loader"):
+                    tensor.weight_loader = layerwise._get_original_loader(tensor)
         yield
     finally:
         for layer, info in layers:
@@ -60,6 +64,19 @@ def owners(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, str, torc
             if tensor is not None:
                 found[f"{path}.{attribute}" if path else attribute] = (module, attribute, tensor)
     return found
+
+
+def _check_complete(found: Mapping[str, Any], live: Mapping[str, Any], filled: Collection[str],
+                    whole: Mapping[str, str]) -> None:
+    """Every parameter is filled by the checkpoint, or is the same one as a parameter that is (tied weights)."""
+    tied = {id(live[name][2]) for name in filled if name in live}
+    empty = [name for name, (_, _, tensor) in found.items()
+             if isinstance(tensor, torch.nn.Parameter) and tensor.numel() and name not in filled
+             and id(live[name][2] if name in live else None) not in tied]
+    if empty and not whole:
+        raise RefusedError(f"the loader leaves {len(empty)} parameters as they are, {empty[0]} first",
+                           code="FAILED_PRECONDITION", tensor=empty[0],
+                           remedy="is this checkpoint complete, and of this model?")
 
 
 class Trace:
@@ -81,6 +98,7 @@ def trace(model: torch.nn.Module, checkpoint: Sequence[TensorMeta]) -> Trace:
         raise RefusedError("the loader of this vLLM cannot be recorded", code="FAILED_PRECONDITION",
                            remedy=f"known are the versions {', '.join(SUPPORTED)}")
     whole: dict[str, str] = {}
+    live = owners(model)
     with load_format(model):
         found = owners(model)
         while True:
@@ -100,6 +118,7 @@ def trace(model: torch.nn.Module, checkpoint: Sequence[TensorMeta]) -> Trace:
             else:
                 rows.append(row)
         names = dict.fromkeys(row["param"] for row in rows)
+        _check_complete(found, live, {*names, *recorder.refused}, whole)
         for name in names:
             tensor = found[name][2]
             if tuple(tensor.stride()) != row_major(tensor.shape) or tensor.storage_offset() != 0:
