@@ -23,7 +23,7 @@ class Inspect:
             if hasattr(module, "cpu_linear"):
                 width = next(w for w in (getattr(module, "input_size_per_partition", 0),
                                          getattr(module, "input_size", 0), module.weight.shape[-1]) if w)
-                x = torch.linspace(-1, 1, 3 * width).view(3, width).to(torch.bfloat16)
+                x = torch.linspace(-1, 1, 3 * width).view(3, width).to(module.weight.dtype)
                 found[f"{name}()"] = _digest(module.quant_method.apply(module, x, None))
         return found
 
