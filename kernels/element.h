@@ -4,10 +4,13 @@
 #include <cstring>
 
 #if defined(__CUDACC__)
-#define WW_HOST_DEVICE static __host__ __device__ inline
+#define WW_HOST_DEVICE_MEMBER __host__ __device__
+#define WW_NOINLINE_ON_DEVICE __noinline__
 #else
-#define WW_HOST_DEVICE static inline
+#define WW_HOST_DEVICE_MEMBER
+#define WW_NOINLINE_ON_DEVICE
 #endif
+#define WW_HOST_DEVICE WW_HOST_DEVICE_MEMBER static inline
 
 /// Internal to kernels/: what becomes of one element, as bits, for CPU loops and device kernels
 /// alike. Branch-free, so that compilers vectorise loops over them; static, because they are

@@ -25,6 +25,7 @@ PACKAGES = {  # package -> prefixes of its headers
     "yaml": ("yaml-cpp/",),
     "sqlite": ("sqlite3.h",),
     "openssl": ("openssl/",),
+    "cuda": ("cuda_runtime_api.h",),
 }
 IMPURE = {"thread", "mutex", "condition_variable", "shared_mutex", "future", "fstream", "filesystem", "iostream",
           "semaphore", "random"}

@@ -1,0 +1,275 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/element.h"
+#include "kernels/quantize.h"
+#include "kernels/xxh3.h"
+
+/// Internal to kernels/: what each device thread does, as functions that the CPU tests run thread
+/// by thread (tests/unit/kernels/device_test.cc). Only launches, shuffles and shared memory are
+/// left to cuda_kernels.cu. Jobs go to a kernel by value; memory is naturally aligned.
+namespace weightwire::kernels::internal {
+
+/// Row-major indices of one side or two; steps in bytes.
+struct DeviceBox {
+  int64_t count;
+  int32_t ndim;
+  int64_t extent[kMaxDims];
+  int64_t source_step[kMaxDims];
+  int64_t target_step[kMaxDims];
+};
+
+struct DeviceCopy {
+  unsigned char* target;
+  const unsigned char* source;
+  DeviceBox box;
+  int32_t unit;  ///< bytes that one index moves unchanged; 0: one element, cast
+  Element from;
+  Element to;
+};
+
+struct DeviceSum {
+  const unsigned char* source;
+  uint64_t* sum;
+  DeviceBox box;  ///< source steps only
+  Element from;
+  Element to;
+  bool keeps_bits;
+};
+
+struct DeviceQuantize {
+  unsigned char* codes;
+  uint32_t* scale_inv;
+  const unsigned char* source;
+  QuantizeBox box;
+  Element from;
+};
+
+/// The copy in the widest units that alignment and contiguous runs allow.
+DeviceCopy MakeDeviceCopy(void* target, const void* source, const StridedBox& box, Element from,
+                          Element to);
+DeviceSum MakeDeviceSum(uint64_t* sum, const void* source, const StridedBox& box, Element from,
+                        Element to);
+
+WW_HOST_DEVICE int DeviceBytes(Element element) {
+  switch (element) {
+    case Element::kOpaque1:
+      return 1;
+    case Element::kOpaque4:
+    case Element::kF32:
+      return 4;
+    case Element::kOpaque8:
+      return 8;
+    default:
+      return 2;
+  }
+}
+
+template <class T>
+WW_HOST_DEVICE T LoadAs(const unsigned char* at) {
+  return *reinterpret_cast<const T*>(at);
+}
+template <class T>
+WW_HOST_DEVICE void StoreAs(unsigned char* at, T value) {
+  *reinterpret_cast<T*>(at) = value;
+}
+
+WW_HOST_DEVICE uint64_t LoadElement(const unsigned char* at, Element from) {
+  switch (DeviceBytes(from)) {
+    case 1:
+      return *at;
+    case 2:
+      return LoadAs<uint16_t>(at);
+    case 4:
+      return LoadAs<uint32_t>(at);
+    default:
+      return LoadAs<uint64_t>(at);
+  }
+}
+
+WW_HOST_DEVICE uint32_t LoadF32(const unsigned char* at, Element from) {
+  if (from == Element::kF32) return LoadAs<uint32_t>(at);
+  uint32_t half = LoadAs<uint16_t>(at);
+  return from == Element::kBF16 ? F32FromBF16(half) : F32FromF16(half);
+}
+
+WW_HOST_DEVICE uint32_t BitsFromF32(uint32_t bits, Element to) {
+  if (to == Element::kBF16) return BF16FromF32(bits);
+  return to == Element::kF16 ? F16FromF32(bits) : bits;
+}
+
+struct DeviceOffsets {
+  int64_t source;
+  int64_t target;
+};
+
+/// `Index` is 32 bits wide where the count allows: device division is several times cheaper.
+template <class Index>
+WW_HOST_DEVICE DeviceOffsets OffsetsAs(const DeviceBox& box, Index index) {
+  DeviceOffsets at = {0, 0};
+  for (int d = box.ndim - 1; d > 0; --d) {
+    Index rest = index / static_cast<Index>(box.extent[d]);
+    auto here = static_cast<int64_t>(index - rest * static_cast<Index>(box.extent[d]));
+    at.source += here * box.source_step[d];
+    at.target += here * box.target_step[d];
+    index = rest;
+  }
+  if (box.ndim > 0) {
+    at.source += static_cast<int64_t>(index) * box.source_step[0];
+    at.target += static_cast<int64_t>(index) * box.target_step[0];
+  }
+  return at;
+}
+
+WW_HOST_DEVICE DeviceOffsets OffsetsOf(const DeviceBox& box, int64_t index) {
+  return box.count <= UINT32_MAX ? OffsetsAs(box, static_cast<uint32_t>(index))
+                                 : OffsetsAs(box, static_cast<uint64_t>(index));
+}
+
+struct alignas(16) SixteenBytes {
+  uint64_t words[2];
+};
+
+/// Writes what index `index` of the copy covers.
+WW_HOST_DEVICE void CopyAt(const DeviceCopy& job, int64_t index) {
+  DeviceOffsets at = OffsetsOf(job.box, index);
+  const unsigned char* source = job.source + at.source;
+  unsigned char* target = job.target + at.target;
+  switch (job.unit) {
+    case 0: {
+      uint32_t bits = BitsFromF32(LoadF32(source, job.from), job.to);
+      if (job.to == Element::kF32) return StoreAs(target, bits);
+      return StoreAs(target, static_cast<uint16_t>(bits));
+    }
+    case 1:
+      return StoreAs(target, *source);
+    case 2:
+      return StoreAs(target, LoadAs<uint16_t>(source));
+    case 4:
+      return StoreAs(target, LoadAs<uint32_t>(source));
+    case 8:
+      return StoreAs(target, LoadAs<uint64_t>(source));
+    default:
+      return StoreAs(target, LoadAs<SixteenBytes>(source));
+  }
+}
+
+/// The packed bytes of a sum's box, for kernels/xxh3.h. Offsets are multiples of the element's
+/// size, but for At8 and At32, which serve boxes of up to 8 bytes.
+struct PackedBytes {
+  const DeviceSum& job;
+  int64_t size;
+
+  WW_HOST_DEVICE_MEMBER explicit PackedBytes(const DeviceSum& sum_job)
+      : job(sum_job), size(sum_job.box.count * DeviceBytes(sum_job.to)) {}
+
+  // Inlined wherever it is used, it would take ptxas a minute.
+  WW_HOST_DEVICE_MEMBER WW_NOINLINE_ON_DEVICE uint64_t ElementAt(int64_t index) const {
+    const unsigned char* at = job.source + OffsetsOf(job.box, index).source;
+    if (job.keeps_bits) return LoadElement(at, job.from);
+    return BitsFromF32(LoadF32(at, job.from), job.to);
+  }
+
+  WW_HOST_DEVICE_MEMBER WW_NOINLINE_ON_DEVICE uint64_t Gathered64(int64_t offset) const {
+    const int bytes = DeviceBytes(job.to);
+    uint64_t value = 0;
+    for (int i = 0; i < 8; i += bytes) value |= ElementAt((offset + i) / bytes) << (8 * i);
+    return value;
+  }
+
+  WW_HOST_DEVICE_MEMBER uint64_t At64(int64_t offset) const {
+    const int bytes = DeviceBytes(job.to);
+    const unsigned char* at = job.source + offset;
+    bool packed = job.keeps_bits && job.box.ndim <= 1 &&
+                  (job.box.ndim == 0 || job.box.source_step[0] == bytes);
+    if (packed && reinterpret_cast<uintptr_t>(at) % 8 == 0) return LoadAs<uint64_t>(at);
+    return Gathered64(offset);
+  }
+
+  WW_HOST_DEVICE_MEMBER uint32_t At8(int64_t offset) const {
+    const int bytes = DeviceBytes(job.to);
+    return static_cast<uint32_t>(ElementAt(offset / bytes) >> (8 * (offset % bytes)) & 0xff);
+  }
+
+  WW_HOST_DEVICE_MEMBER uint32_t At32(int64_t offset) const {
+    uint32_t value = 0;
+    for (int i = 0; i < 4; ++i) value |= At8(offset + i) << (8 * i);
+    return value;
+  }
+};
+
+/// One block of a quantization, its elements dealt out to threads in turn.
+struct DeviceBlock {
+  const unsigned char* source;
+  unsigned char* codes;
+  uint32_t* scale_inv;
+  int64_t columns;
+  int64_t count;
+};
+
+WW_HOST_DEVICE int64_t BlocksAcross(const QuantizeBox& box) {
+  return (box.columns - 1) / box.block_columns + 1;
+}
+WW_HOST_DEVICE int64_t BlockCount(const QuantizeBox& box) {
+  return ((box.rows - 1) / box.block_rows + 1) * BlocksAcross(box);
+}
+
+WW_HOST_DEVICE DeviceBlock BlockAt(const DeviceQuantize& job, int64_t index) {
+  const QuantizeBox& box = job.box;
+  const int64_t block_row = index / BlocksAcross(box);
+  const int64_t block_column = index % BlocksAcross(box);
+  const int64_t row = block_row * box.block_rows;
+  const int64_t column = block_column * box.block_columns;
+  const int64_t rows = box.rows - row < box.block_rows ? box.rows - row : box.block_rows;
+  const int64_t columns =
+      box.columns - column < box.block_columns ? box.columns - column : box.block_columns;
+  return {job.source +
+              (row * box.source_stride[0] + column * box.source_stride[1]) * DeviceBytes(job.from),
+          job.codes + row * box.target_stride[0] + column * box.target_stride[1],
+          job.scale_inv + block_row * box.scale_stride[0] + block_column * box.scale_stride[1],
+          columns, rows * columns};
+}
+
+/// visit(row, column) for every `threads`-th element of the block, from `thread`.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+template <class Visit>
+WW_HOST_DEVICE void ForElementsOf(const DeviceBlock& block, int thread, int threads,
+                                  const Visit& visit) {
+  const bool narrow = block.count <= INT32_MAX - threads;
+  for (int64_t i = thread; i < block.count; i += threads) {
+    int64_t row = narrow ? static_cast<uint32_t>(i) / static_cast<uint32_t>(block.columns)
+                         : i / block.columns;
+    visit(row, i - row * block.columns);
+  }
+}
+
+/// The largest magnitude among this thread's elements, as f32 bits.
+WW_HOST_DEVICE uint32_t AmaxOfThread(const DeviceQuantize& job, const DeviceBlock& block,
+                                     int thread, int threads) {
+  uint32_t amax = 0;
+  ForElementsOf(block, thread, threads, [&](int64_t row, int64_t column) {
+    int64_t at = row * job.box.source_stride[0] + column * job.box.source_stride[1];
+    uint32_t magnitude = LoadF32(block.source + at * DeviceBytes(job.from), job.from) & 0x7fffffffu;
+    amax = magnitude > amax ? magnitude : amax;
+  });
+  return amax;
+}
+
+/// Writes this thread's codes and, as thread 0, the scale. `amax` is the whole block's.
+WW_HOST_DEVICE void QuantizeOfThread(const DeviceQuantize& job, const DeviceBlock& block,
+                                     uint32_t amax, int thread, int threads) {
+  const uint32_t scale = ScaleInv(amax);
+  if (thread == 0) *block.scale_inv = scale;
+  ForElementsOf(block, thread, threads, [&](int64_t row, int64_t column) {
+    int64_t from = row * job.box.source_stride[0] + column * job.box.source_stride[1];
+    int64_t to = row * job.box.target_stride[0] + column * job.box.target_stride[1];
+    uint32_t bits = LoadF32(block.source + from * DeviceBytes(job.from), job.from);
+    uint32_t code = amax >= kInfinityBits ? 0x7fu : Quantized(bits, AsFloat(scale));
+    block.codes[to] = static_cast<unsigned char>(code);
+  });
+}
+
+}  // namespace weightwire::kernels::internal

@@ -1,0 +1,135 @@
+// The functions of kernels/device.h, run thread by thread as a device would, against the CPU
+// kernels. What this leaves to `ctest -L gpu` is launches, shuffles and shared memory.
+#define XXH_INLINE_ALL
+#include "kernels/device.h"
+
+#include <gtest/gtest.h>
+#include <xxhash.h>
+
+#include <cstring>
+
+#include "tests/unit/kernels/oracle.h"
+#include "tests/unit/kernels/quantize_oracle.h"
+#include "tests/unit/kernels/random_box.h"
+
+namespace weightwire::kernels {
+namespace {
+
+using namespace internal;  // NOLINT: the tested names
+
+SumSecret Secret() {
+  SumSecret secret;
+  std::memcpy(&secret, XXH3_kSecret, sizeof secret);
+  return secret;
+}
+
+/// SumKernel with `groups` threads on each lane.
+uint64_t RunSum(const void* source, const StridedBox& box, Element from, Element to, int groups) {
+  static const SumSecret secret = Secret();
+  const DeviceSum job = MakeDeviceSum(nullptr, source, box, from, to);
+  const PackedBytes bytes(job);
+  if (bytes.size <= kShortSumBytes) return SumShort(bytes, secret);
+  auto total = [&](auto part) {
+    uint64_t sum = 0;
+    for (int group = 0; group < groups; ++group) sum += part(group);
+    return sum;
+  };
+  uint64_t lanes[kSumLanes];
+  for (int i = 0; i < kSumLanes; ++i) lanes[i] = LaneOfSum(bytes, secret, i, groups, total);
+  return MergedLanes(lanes, bytes.size, secret);
+}
+
+DeviceCopy RunCopy(void* target, const void* source, const Case& c) {
+  DeviceCopy job = MakeDeviceCopy(target, source, c.box, c.from, c.to);
+  for (int64_t i = job.box.count; i-- > 0;) CopyAt(job, i);
+  return job;
+}
+
+TEST(DeviceSum, IsXxh3ForEveryLength) {
+  auto random = SeededGenerator();
+  Bytes data = RandomBytes(random, 5000);
+  for (int64_t size = 1; size < 5000; size += size < 2100 ? 1 : 61) {
+    StridedBox box{1, {size}, {1}, {1}};
+    uint64_t want = XXH3_64bits(data.data(), static_cast<size_t>(size));
+    ASSERT_EQ(RunSum(data.data(), box, Element::kOpaque1, Element::kOpaque1, 4), want) << size;
+    ASSERT_EQ(RunSum(data.data(), box, Element::kOpaque1, Element::kOpaque1, 1), want) << size;
+  }
+}
+
+TEST(DeviceSum, ReadsMisalignedBytes) {
+  auto random = SeededGenerator();
+  Bytes data = RandomBytes(random, 3010);
+  for (size_t shift = 0; shift < 8; ++shift) {
+    StridedBox box{1, {3000}, {1}, {1}};
+    EXPECT_EQ(RunSum(&data[shift], box, Element::kOpaque1, Element::kOpaque1, 4),
+              XXH3_64bits(&data[shift], 3000));
+  }
+}
+
+TEST(DeviceCopyAndSum, AgreeWithTheCpuOnRandomBoxes) {
+  auto random = SeededGenerator();
+  for (int i = 0; i < 1500 && !HasFailure(); ++i) {
+    Case c = RandomCase(random);
+    SCOPED_TRACE(testing::Message() << c);
+    Bytes source = RandomBytes(random, SpanBytes(c.box, c.box.source_stride, c.from));
+    Bytes want = RandomBytes(random, SpanBytes(c.box, c.box.target_stride, c.to));
+    Bytes got = want;
+    Copy(want.data(), source.data(), c.box, c.from, c.to);
+    RunCopy(got.data(), source.data(), c);
+    ASSERT_TRUE(got == want);
+    ASSERT_EQ(RunSum(source.data(), c.box, c.from, c.to, 4),
+              SumSource(source.data(), c.box, c.from, c.to));
+  }
+}
+
+TEST(DeviceCopy, ChoosesTheWidestUnitThatEveryRunAllows) {
+  alignas(16) unsigned char source[4096] = {};
+  alignas(16) unsigned char target[4096];
+  auto unit = [&](int64_t columns, int64_t source_row, int64_t target_row, int64_t shift) {
+    Case c{{2, {3, columns}, {source_row, 1}, {target_row, 1}}, Element::kBF16, Element::kBF16};
+    return RunCopy(target, source + shift, c).unit;
+  };
+  EXPECT_EQ(unit(64, 64, 64, 0), 16);
+  EXPECT_EQ(unit(64, 72, 80, 0), 16);
+  EXPECT_EQ(unit(64, 68, 80, 0), 8);  // the source's rows begin at multiples of 136 bytes
+  EXPECT_EQ(unit(64, 72, 66, 0), 4);
+  EXPECT_EQ(unit(60, 64, 64, 0), 8);
+  EXPECT_EQ(unit(63, 64, 64, 0), 2);
+  EXPECT_EQ(unit(64, 64, 64, 4), 4);
+  Case transposed{{2, {3, 5}, {1, 3}, {5, 1}}, Element::kBF16, Element::kBF16};
+  EXPECT_EQ(RunCopy(target, source, transposed).unit, 2);
+  Case cast{{1, {64}, {1}, {1}}, Element::kBF16, Element::kF32};
+  EXPECT_EQ(RunCopy(target, source, cast).unit, 0);
+}
+
+// Indices past 32 bits divide in 64.
+TEST(DeviceCopy, FindsElementsBeyondThirtyTwoBits) {
+  DeviceBox box{int64_t{3} << 31, 2, {int64_t{3} << 20, 2048}, {5000, 1}, {7000, 1}};
+  DeviceOffsets at = OffsetsOf(box, (int64_t{5} << 30) + 17);
+  EXPECT_EQ(at.source, (int64_t{5} << 19) * 5000 + 17);
+  EXPECT_EQ(at.target, (int64_t{5} << 19) * 7000 + 17);
+}
+
+TEST(DeviceQuantize, AgreesWithTheOracleWhateverTheThreads) {
+  auto random = SeededGenerator();
+  for (int i = 0; i < 150 && !HasFailure(); ++i) {
+    oracle::QuantizeCase c = oracle::RandomQuantizeCase(random);
+    SCOPED_TRACE(c.Text());
+    oracle::Quantized want = oracle::Quantize(c);
+    oracle::Quantized got = c.Blank();
+    DeviceQuantize job{got.codes.data(), reinterpret_cast<uint32_t*>(got.scales.data()),
+                       c.source.data(), c.box, c.from};
+    const int threads = 1 + static_cast<int>(random() % 300);
+    for (int64_t index = 0; index < BlockCount(c.box); ++index) {
+      DeviceBlock block = BlockAt(job, index);
+      uint32_t amax = 0;
+      for (int t = 0; t < threads; ++t) amax = std::max(amax, AmaxOfThread(job, block, t, threads));
+      for (int t = 0; t < threads; ++t) QuantizeOfThread(job, block, amax, t, threads);
+    }
+    EXPECT_EQ(got.codes, want.codes);
+    EXPECT_EQ(got.scales, want.scales);
+  }
+}
+
+}  // namespace
+}  // namespace weightwire::kernels
