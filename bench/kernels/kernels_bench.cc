@@ -1,5 +1,5 @@
-// kernels_bench [--mib N] [--rounds N] [--json FILE]: what the copies, casts and sums cost on one
-// thread beside memcpy.
+// kernels_bench [--mib N] [--rounds N] [--json FILE]: what the copies, casts, sums and
+// quantizations cost on one thread beside memcpy.
 //
 // Buffers are allocated and touched once. Every round runs every case, so that other load on the
 // machine meets them alike; a ratio compares with the memcpy of the same round, and the median over
@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/kernels/quantize_case.h"
 #include "kernels/kernels.h"
 
 namespace weightwire::kernels {
@@ -33,7 +34,7 @@ struct Buffers {
   std::vector<unsigned char> expected;
 };
 
-enum class Work { kMemcpy, kSum, kCopy, kCopyAndSum };
+enum class Work { kMemcpy, kSum, kCopy, kCopyAndSum, kQuantizeBlocks, kQuantizeRows };
 
 struct Case {
   std::string name;
@@ -65,6 +66,8 @@ StridedBox Plane(int64_t rows, int64_t columns, int64_t source_row, int64_t sour
 // Half the columns of a bf16 matrix of 896 columns: what tensor parallelism 2 → 1 reads.
 constexpr int64_t kColumns = 896;
 constexpr int64_t kRowsOfTranspose = 4096;
+// DeepSeek-V3's hidden size.
+constexpr int64_t kWeightColumns = 7168;
 
 std::vector<Case> Cases(int64_t bytes) {
   constexpr Element kBF16 = Element::kBF16;
@@ -72,6 +75,8 @@ std::vector<Case> Cases(int64_t bytes) {
   const StridedBox columns = Plane(halves / kColumns, kColumns / 2, kColumns, 1);
   const StridedBox transposed =
       Plane(kRowsOfTranspose, halves / kRowsOfTranspose, 1, kRowsOfTranspose);
+  const StridedBox weights = Plane(halves / kWeightColumns, kWeightColumns, kWeightColumns, 1);
+  const StridedBox floats = Plane(halves / 2 / kWeightColumns, kWeightColumns, kWeightColumns, 1);
   const StridedBox pairs = Plane(halves / 4, 2, 4, 1);
   return {
       {"memcpy", Work::kMemcpy, Flat(halves), kBF16, kBF16},
@@ -88,7 +93,19 @@ std::vector<Case> Cases(int64_t bytes) {
       {"copy+sum transposed bf16", Work::kCopyAndSum, transposed, kBF16, kBF16},
       {"copy runs of 4 B", Work::kCopy, pairs, kBF16, kBF16},
       {"sum runs of 4 B", Work::kSum, pairs, kBF16, kBF16},
+      {"quantize bf16, 128 x 128", Work::kQuantizeBlocks, weights, kBF16, kBF16},
+      {"quantize bf16, per channel", Work::kQuantizeRows, weights, kBF16, kBF16},
+      {"quantize f16, 128 x 128", Work::kQuantizeBlocks, weights, Element::kF16, Element::kF16},
+      {"quantize f32, 128 x 128", Work::kQuantizeBlocks, floats, Element::kF32, Element::kF32},
   };
+}
+
+bool Quantizes(const Case& c) {
+  return c.work == Work::kQuantizeBlocks || c.work == Work::kQuantizeRows;
+}
+
+QuantizeBox Matrix(const Case& c) {
+  return PackedMatrix(c.box.extent[0], c.box.extent[1], c.work == Work::kQuantizeRows);
 }
 
 uint64_t Run(const Case& c, Buffers& buffers) {
@@ -105,6 +122,10 @@ uint64_t Run(const Case& c, Buffers& buffers) {
       return 0;
     case Work::kCopyAndSum:
       return CopyAndSumTarget(target, source, c.box, c.from, c.to);
+    case Work::kQuantizeBlocks:
+    case Work::kQuantizeRows:
+      QuantizeInto(target, source, Matrix(c), c.from);
+      return 0;
   }
   std::abort();
 }
@@ -116,6 +137,9 @@ bool Check(const Case& c, Buffers& buffers) {
     if (sum != reference::SumSource(buffers.source.data(), c.box, c.from, c.to)) return false;
   }
   if (c.work == Work::kSum) return true;
+  if (Quantizes(c)) {
+    return QuantizedRight(buffers.target.data(), buffers.source.data(), Matrix(c), c.from);
+  }
   std::fill(buffers.expected.begin(), buffers.expected.end(), static_cast<unsigned char>(0xa5));
   reference::Copy(buffers.expected.data(), buffers.source.data(), c.box, c.from, c.to);
   return buffers.target == buffers.expected;
@@ -221,6 +245,11 @@ int Main(int argc, char** argv) {
   for (unsigned char& byte : buffers.source) {
     state = state * 6364136223846793005u + 1442695040888963407u;
     byte = static_cast<unsigned char>(state >> 56);
+  }
+  // Every second byte makes normal numbers near 1 of the elements, whatever their float kind:
+  // denormals cost more than weights do, and a block with a NaN costs less.
+  for (size_t i = 1; i < bytes; i += 2) {
+    buffers.source[i] = static_cast<unsigned char>((buffers.source[i] & 0x83) | 0x3c);
   }
   std::vector<Case> cases = Cases(options.mib << 20);
   for (const Case& c : cases) {

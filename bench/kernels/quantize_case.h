@@ -1,0 +1,60 @@
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/element.h"
+#include "kernels/quantize.h"
+
+/// The quantization that kernels_bench measures: a packed matrix, its scales behind its codes.
+namespace weightwire::kernels {
+
+inline QuantizeBox PackedMatrix(int64_t rows, int64_t columns, bool per_channel) {
+  QuantizeBox box{rows, columns, 128, 128, {columns, 1}, {columns, 1}, {(columns + 127) / 128, 1}};
+  if (!per_channel) return box;
+  box.block_rows = 1;
+  box.block_columns = columns;
+  box.scale_stride[0] = 1;
+  return box;
+}
+
+inline void QuantizeInto(unsigned char* codes, const unsigned char* source, const QuantizeBox& box,
+                         Element from) {
+  QuantizeE4M3(codes, codes + box.rows * box.columns, source, box, from);
+}
+
+/// One block after the other, one element at a time.
+inline bool QuantizedRight(const unsigned char* codes, const unsigned char* source,
+                           const QuantizeBox& box, Element from) {
+  auto bits_at = [&](int64_t at) {
+    uint32_t bits = 0;
+    auto bytes = static_cast<size_t>(ElementBytes(from));
+    std::memcpy(&bits, source + at * ElementBytes(from), bytes);
+    if (from == Element::kF32) return bits;
+    return from == Element::kBF16 ? internal::F32FromBF16(bits) : internal::F32FromF16(bits);
+  };
+  const unsigned char* scale = codes + box.rows * box.columns;
+  for (int64_t top = 0; top < box.rows; top += box.block_rows) {
+    for (int64_t left = 0; left < box.columns; left += box.block_columns, scale += 4) {
+      const int64_t bottom = std::min(box.rows, top + box.block_rows);
+      const int64_t right = std::min(box.columns, left + box.block_columns);
+      uint32_t amax = 0;
+      for (int64_t row = top; row < bottom; ++row) {
+        for (int64_t column = left; column < right; ++column) {
+          amax = std::max(amax, bits_at(row * box.columns + column) & 0x7fffffffu);
+        }
+      }
+      const uint32_t want = internal::ScaleInv(amax);
+      if (std::memcmp(scale, &want, 4) != 0) return false;
+      for (int64_t row = top; row < bottom; ++row) {
+        for (int64_t column = left; column < right; ++column) {
+          int64_t at = row * box.columns + column;
+          if (codes[at] != internal::Quantized(bits_at(at), internal::AsFloat(want))) return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace weightwire::kernels
