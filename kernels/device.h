@@ -66,13 +66,16 @@ WW_HOST_DEVICE int DeviceBytes(Element element) {
   }
 }
 
+// Naturally aligned, so one load or store each; as memcpy, because no object of type T is there.
 template <class T>
 WW_HOST_DEVICE T LoadAs(const unsigned char* at) {
-  return *reinterpret_cast<const T*>(at);
+  T value;
+  memcpy(&value, __builtin_assume_aligned(at, sizeof(T)), sizeof(T));
+  return value;
 }
 template <class T>
 WW_HOST_DEVICE void StoreAs(unsigned char* at, T value) {
-  *reinterpret_cast<T*>(at) = value;
+  memcpy(__builtin_assume_aligned(at, sizeof(T)), &value, sizeof(T));
 }
 
 WW_HOST_DEVICE uint64_t LoadElement(const unsigned char* at, Element from) {

@@ -10,14 +10,14 @@
 /// so that several threads can share a lane.
 namespace weightwire::kernels::internal {
 
-constexpr uint64_t kPrime32_1 = 0x9e3779b1u;
-constexpr uint64_t kPrime32_2 = 0x85ebca77u;
-constexpr uint64_t kPrime32_3 = 0xc2b2ae3du;
-constexpr uint64_t kPrime64_1 = 0x9e3779b185ebca87u;
-constexpr uint64_t kPrime64_2 = 0xc2b2ae3d27d4eb4fu;
-constexpr uint64_t kPrime64_3 = 0x165667b19e3779f9u;
-constexpr uint64_t kPrime64_4 = 0x85ebca77c2b2ae63u;
-constexpr uint64_t kPrime64_5 = 0x27d4eb2f165667c5u;
+constexpr uint64_t kPrime32A = 0x9e3779b1u;
+constexpr uint64_t kPrime32B = 0x85ebca77u;
+constexpr uint64_t kPrime32C = 0xc2b2ae3du;
+constexpr uint64_t kPrime64A = 0x9e3779b185ebca87u;
+constexpr uint64_t kPrime64B = 0xc2b2ae3d27d4eb4fu;
+constexpr uint64_t kPrime64C = 0x165667b19e3779f9u;
+constexpr uint64_t kPrime64D = 0x85ebca77c2b2ae63u;
+constexpr uint64_t kPrime64E = 0x27d4eb2f165667c5u;
 
 constexpr int kSumLanes = 8;
 constexpr int64_t kStripeBytes = 64;
@@ -50,8 +50,8 @@ WW_HOST_DEVICE uint64_t Avalanche(uint64_t hash) {
 }
 
 WW_HOST_DEVICE uint64_t AvalancheOfXxh64(uint64_t hash) {
-  hash = (hash ^ hash >> 33) * kPrime64_2;
-  hash = (hash ^ hash >> 29) * kPrime64_3;
+  hash = (hash ^ hash >> 33) * kPrime64B;
+  hash = (hash ^ hash >> 29) * kPrime64C;
   return hash ^ hash >> 32;
 }
 
@@ -102,7 +102,7 @@ template <class Bytes>
 WW_HOST_DEVICE uint64_t SumShort(const Bytes& bytes, const SumSecret& secret) {
   const int64_t size = bytes.size;
   if (size <= 16) return SumUpTo16(bytes, secret);
-  uint64_t sum = static_cast<uint64_t>(size) * kPrime64_1;
+  uint64_t sum = static_cast<uint64_t>(size) * kPrime64A;
   if (size <= 128) {
     for (int64_t i = (size - 1) / 32; i >= 0; --i) {
       sum += Mix16(bytes, 16 * i, secret, 32 * i);
@@ -119,14 +119,14 @@ WW_HOST_DEVICE uint64_t SumShort(const Bytes& bytes, const SumSecret& secret) {
 /// What the stripe at `at` adds to one lane.
 template <class Bytes>
 WW_HOST_DEVICE uint64_t StripeTerm(const Bytes& bytes, int64_t at, const SumSecret& secret,
-                                   int64_t secret_at, int lane) {
+                                   int64_t secret_at, int64_t lane) {
   uint64_t keyed = bytes.At64(at + 8 * lane) ^ SecretAt(secret, secret_at + 8 * lane);
   return bytes.At64(at + 8 * (lane ^ 1)) + (keyed & 0xffffffffu) * (keyed >> 32);
 }
 
 WW_HOST_DEVICE uint64_t LaneStart(int lane) {
-  const uint64_t start[kSumLanes] = {kPrime32_3, kPrime64_1, kPrime64_2, kPrime64_3,
-                                     kPrime64_4, kPrime32_2, kPrime64_5, kPrime32_1};
+  const uint64_t start[kSumLanes] = {kPrime32C, kPrime64A, kPrime64B, kPrime64C,
+                                     kPrime64D, kPrime32B, kPrime64E, kPrime32A};
   return start[lane];
 }
 
@@ -152,13 +152,13 @@ WW_HOST_DEVICE uint64_t LaneOfSum(const Bytes& bytes, const SumSecret& secret, i
       return part;
     });
     if (block == blocks) break;
-    sum = (sum ^ sum >> 47 ^ SecretAt(secret, 128 + 8 * lane)) * kPrime32_1;
+    sum = (sum ^ sum >> 47 ^ SecretAt(secret, 128 + 8 * lane)) * kPrime32A;
   }
   return sum + StripeTerm(bytes, bytes.size - kStripeBytes, secret, 128 - 7, lane);
 }
 
 WW_HOST_DEVICE uint64_t MergedLanes(const uint64_t* lanes, int64_t size, const SumSecret& secret) {
-  uint64_t sum = static_cast<uint64_t>(size) * kPrime64_1;
+  uint64_t sum = static_cast<uint64_t>(size) * kPrime64A;
   for (int i = 0; i < kSumLanes; i += 2) {
     sum += FoldedProduct(lanes[i] ^ SecretAt(secret, 11 + 8 * i),
                          lanes[i + 1] ^ SecretAt(secret, 19 + 8 * i));
