@@ -4,7 +4,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
-python=$("$here/env.sh" vllm) || { echo "engine: NOT RUN: the vLLM environment could not be made (see above)" >&2; exit 1; }
+python=$("$here/../envs/make.sh" vllm) || { echo "engine: NOT RUN: the vLLM environment could not be made (see above)" >&2; exit 1; }
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 cp -r "$root/client/python" "$site/source"  # pip leaves its own files beside what it builds

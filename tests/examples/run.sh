@@ -4,7 +4,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
-python=$("$root/tests/engine/env.sh" vllm) || { echo "examples: NOT RUN: the vLLM environment could not be made" >&2; exit 1; }
+python=$("$root/tests/envs/make.sh" vllm) || { echo "examples: NOT RUN: the vLLM environment could not be made" >&2; exit 1; }
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 cp -r "$root/client/python" "$site/source"

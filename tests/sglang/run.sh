@@ -4,7 +4,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
-python=$("$root/tests/verl/env.sh") || { echo "sglang: NOT RUN: the environment could not be made (see above)" >&2; exit 1; }
+python=$("$root/tests/envs/make.sh" verl) || { echo "sglang: NOT RUN: the environment could not be made (see above)" >&2; exit 1; }
 [ -e "$root/client/python/weightwire/v1/agent_pb2.py" ] || { echo "sglang: NOT RUN: no generated stubs; ./dev setup" >&2; exit 1; }
 extra=${WEIGHTWIRE_VENVS:-$HOME/.cache/weightwire/venvs}/sglang
 wanted=$(grep -v '^#' "$here/requirements-sglang.txt")

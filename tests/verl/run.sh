@@ -4,7 +4,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
-python=$("$here/env.sh") || { echo "verl: NOT RUN: the environment could not be made (see above)" >&2; exit 1; }
+python=$("$here/../envs/make.sh" verl) || { echo "verl: NOT RUN: the environment could not be made (see above)" >&2; exit 1; }
 [ -e "$root/client/python/weightwire/v1/agent_pb2.py" ] || { echo "verl: NOT RUN: no generated stubs; ./dev setup" >&2; exit 1; }
 cd "$here"
 export WEIGHTWIRE_BIN_DIR=${WEIGHTWIRE_BIN_DIR:-$root/build/release/bin} PYTHONPATH=$root/client/python:$here
