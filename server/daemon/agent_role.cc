@@ -15,6 +15,7 @@
 #include "server/rpc/random.h"
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/tcp/tcp_transport.h"
+#include "server/transport/ucx/ucx_transport.h"
 
 namespace weightwire::daemon {
 namespace {
@@ -31,6 +32,14 @@ std::unique_ptr<transport::Transport> MakeTransport(const std::string& name, con
     transport::ShmOptions options;
     options.metrics = &metrics;
     return transport::MakeShmTransport(options);
+  }
+  if (name == "ucx") {
+    transport::UcxOptions options;
+    options.bind = config.ucx_listen;
+    options.advertised_host = config.advertise_host;
+    options.tls = config.ucx_tls;
+    options.metrics = &metrics;
+    return transport::MakeUcxTransport(std::move(options));
   }
   transport::TcpOptions options;
   options.bind = config.data_listen;

@@ -86,6 +86,7 @@ Status CheckListeners(const Config& config) {
   }
   if (HasAgent(config.role)) {
     WW_RETURN_IF_ERROR(CheckListener(config, "data_listen", config.data_listen));
+    WW_RETURN_IF_ERROR(CheckListener(config, "ucx_listen", config.ucx_listen));
   }
   return CheckListener(config, "http", config.http);
 }

@@ -25,6 +25,8 @@ struct Config {
   std::string agent_socket;
   std::string coordinator;  ///< role agent
   std::string data_listen = "127.0.0.1:0";
+  std::string ucx_listen = "127.0.0.1:0";
+  std::string ucx_tls;
   std::string advertise_host;
   std::vector<std::string> transports = {"shm", "tcp"};
   std::string state_dir;

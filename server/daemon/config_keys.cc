@@ -83,14 +83,14 @@ Key Choice(std::string name, std::string help, Enum Config::*field,
 }
 
 Key Transports() {
-  return {"transports", "LIST", "data transports in order of preference (shm, tcp)",
+  return {"transports", "LIST", "data transports in order of preference (shm, tcp, ucx)",
           [](Config& config, std::string_view value) {
             std::vector<std::string> list;
             std::istringstream in{std::string(value)};
             for (std::string item; std::getline(in, item, ',');) {
               item.erase(std::remove(item.begin(), item.end(), ' '), item.end());
-              if (item != "shm" && item != "tcp") {
-                return Invalid("\"" + item + "\" is no transport; shm and tcp are");
+              if (item != "shm" && item != "tcp" && item != "ucx") {
+                return Invalid("\"" + item + "\" is no transport; shm, tcp and ucx are");
               }
               if (std::find(list.begin(), list.end(), item) != list.end()) {
                 return Invalid(item + " is named twice");
@@ -123,6 +123,9 @@ std::vector<Key> MakeKeys() {
            &Config::agent_socket),
       Address("coordinator", "coordinator to join (role agent)", &Config::coordinator, true),
       Address("data_listen", "data plane listener (tcp)", &Config::data_listen, false),
+      Address("ucx_listen", "data plane listener of ucx", &Config::ucx_listen, false),
+      Text("ucx_tls", "LIST", "UCX_TLS of ucx: rc,tcp,…; empty: the environment's or UCX's choice",
+           &Config::ucx_tls),
       Text("advertise_host", "HOST", "host that peers are told for the data plane",
            &Config::advertise_host),
       Transports(),

@@ -80,7 +80,7 @@ void DeclarePlans(Sink& sink) {
 }
 
 void DeclareTransfers(Sink& sink) {
-  const std::vector<std::string> transports = {"shm", "tcp"};
+  const std::vector<std::string> transports = {"shm", "tcp", "ucx"};
   sink.DeclareCounter("transfer_bytes_total", "Payload bytes moved",
                       Pairs("transport", transports, "direction", {"in", "out"}));
   sink.DeclareHistogram("transfer_seconds", "Time of one rank's transfer", Seconds(),
@@ -98,7 +98,7 @@ void DeclareTransfers(Sink& sink) {
 
 void DeclareService(Sink& sink) {
   sink.DeclareGauge("connections", "Open data-plane connections, by transport and state",
-                    Pairs("transport", {"shm", "tcp"}, "state", {"handshaking", "open"}));
+                    Pairs("transport", {"shm", "tcp", "ucx"}, "state", {"handshaking", "open"}));
   sink.DeclareCounter("transport_closes_total",
                       "Data-plane sessions that were refused or broke, by transport and cause", {});
   sink.DeclareCounter("connections_shed_total",

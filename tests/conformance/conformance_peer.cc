@@ -1,9 +1,11 @@
 // The other process of the crash tests. It lives until it is killed or its stdin ends.
 //
-//   conformance_peer serve BACKEND CONNECTIONS BYTES
+//   conformance_peer serve BACKEND TUNING BYTES
 //       exports BYTES of the pattern; prints "ADDRESS INCARNATION ID GENERATION"
-//   conformance_peer read BACKEND CONNECTIONS BYTES ADDRESS INCARNATION ID GENERATION
+//   conformance_peer read BACKEND TUNING BYTES ADDRESS INCARNATION ID GENERATION
 //       reads the export for ever, and notifies "reading" once the first Get has ended
+//
+// TUNING: of tcp its connections, of ucx what UCX_TLS takes.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -14,6 +16,7 @@
 
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/tcp/tcp_transport.h"
+#include "server/transport/ucx/ucx_transport.h"
 #include "tests/conformance/pattern.h"
 
 namespace weightwire::conformance {
@@ -30,10 +33,15 @@ class AcceptAll final : public transport::Handler {
   void OnClosed(const std::shared_ptr<Endpoint>&, const Status&) override {}
 };
 
-std::unique_ptr<transport::Transport> Make(const std::string& backend, int connections) {
+std::unique_ptr<transport::Transport> Make(const std::string& backend, const std::string& tuning) {
   if (backend == "shm") return transport::MakeShmTransport({});
+  if (backend == "ucx") {
+    transport::UcxOptions ucx;
+    ucx.tls = tuning;
+    return transport::MakeUcxTransport(ucx);
+  }
   transport::TcpOptions options;
-  options.connections = connections;
+  options.connections = std::stoi(tuning);
   return transport::MakeTcpTransport(options);
 }
 
@@ -49,7 +57,7 @@ void ReadOn(const std::shared_ptr<Endpoint>& endpoint, transport::RegionKey key,
 int Main(const std::vector<std::string>& arguments) {
   AcceptAll handler;
   const Incarnation self(4711);
-  auto transport = Make(arguments.at(1), std::stoi(arguments.at(2)));
+  auto transport = Make(arguments.at(1), arguments.at(2));
   if (!transport->Start(&handler, self).ok()) return 1;
   const uint64_t bytes = std::stoull(arguments.at(3));
   if (arguments.at(0) == "serve") {

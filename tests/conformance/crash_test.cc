@@ -88,7 +88,8 @@ class Crashes : public Conformance {
   Crashes() : here(rig.MakeSide()) {}
 
   std::vector<std::string> Arguments(const std::string& role) {
-    return {role, rig.kind().backend, std::to_string(rig.kind().connections),
+    const Kind& kind = rig.kind();
+    return {role, kind.backend, kind.backend == "ucx" ? kind.tls : std::to_string(kind.connections),
             std::to_string(kBytes)};
   }
   std::unique_ptr<Peer> StartServer() {

@@ -1,5 +1,7 @@
 #include "tests/conformance/rig.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
@@ -7,6 +9,7 @@
 
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/tcp/tcp_transport.h"
+#include "server/transport/ucx/ucx_transport.h"
 #include "tests/conformance/pattern.h"
 
 namespace weightwire::conformance {
@@ -25,8 +28,30 @@ std::vector<size_t> RandomCuts(size_t bytes, size_t count, std::mt19937_64& rand
 
 void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 
+bool UcxSurvivesTcp() {
+  void* ucp = dlopen("libucp.so.0", RTLD_NOW | RTLD_LOCAL);
+  if (ucp == nullptr) return false;
+  using Version = void (*)(unsigned* major, unsigned* minor, unsigned* release);
+  const auto version = reinterpret_cast<Version>(dlsym(ucp, "ucp_get_version"));
+  unsigned number[3] = {};
+  version(&number[0], &number[1], &number[2]);
+  return std::pair(number[0], number[1]) >= std::pair(1u, 22u);
+}
+
+std::vector<Kind> UcxKinds() {
+#ifdef WEIGHTWIRE_UCX
+  std::vector<Kind> kinds = {{"ucx", "ucx", 1, "tcp,posix,cma"}};
+  if (UcxSurvivesTcp()) kinds.push_back({"ucx_tcp", "ucx", 1, "tcp"});
+  return kinds;
+#else
+  return {};
+#endif
+}
+
 std::vector<Kind> RealKinds() {
-  return {{"shm", "shm", 1}, {"tcp1", "tcp", 1}, {"tcp4", "tcp", 4}};
+  std::vector<Kind> kinds = {{"shm", "shm", 1}, {"tcp1", "tcp", 1}, {"tcp4", "tcp", 4}};
+  for (const Kind& kind : UcxKinds()) kinds.push_back(kind);
+  return kinds;
 }
 
 std::vector<Kind> AllKinds() {
@@ -96,6 +121,17 @@ std::unique_ptr<Side> Rig::MakeSide(Limits limits) {
     options.gets_in_flight_max = limits.gets_in_flight_max;
     options.notifies_queued_max = limits.notifies_queued_max;
     side->transport = transport::MakeTcpTransport(options);
+  } else if (kind_.backend == "ucx") {
+    transport::UcxOptions options;
+    options.tls = kind_.tls;
+    options.handshake_timeout = limits.handshake_timeout;
+    options.inbound_handshakes_max = limits.inbound_handshakes_max;
+    options.inbound_sessions_max = limits.inbound_sessions_max;
+    options.metrics = limits.metrics;
+    options.chunk_bytes_max = limits.chunk_bytes_max;
+    options.gets_in_flight_max = limits.gets_in_flight_max;
+    options.notifies_queued_max = limits.notifies_queued_max;
+    side->transport = transport::MakeUcxTransport(options);
   } else {
     transport::ShmOptions options;
     options.handshake_timeout = limits.handshake_timeout;

@@ -34,12 +34,17 @@ using transport::Transport;
 
 struct Kind {
   std::string name;     ///< of the test instance
-  std::string backend;  ///< "fake", "shm" or "tcp"
+  std::string backend;  ///< "fake", "shm", "tcp" or "ucx"
   int connections = 1;
+  std::string tls = {};  ///< of ucx
 };
 void PrintTo(const Kind& kind, std::ostream* out);
 std::vector<Kind> AllKinds();
 std::vector<Kind> RealKinds();
+/// libucp 1.13 is killed by peers that die over tcp (docs/gotchas.md); 1.22 is not.
+bool UcxSurvivesTcp();
+/// None where the plug-in is not built; over tcp alone only where libucp survives it.
+std::vector<Kind> UcxKinds();
 
 constexpr Nanos kLong = 60s;
 

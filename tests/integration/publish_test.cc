@@ -77,6 +77,31 @@ TEST(Publish, ToAnotherAgentOverTcpBitExact) {
   }
 }
 
+TEST(Publish, OverUcxBitExact) {
+#ifdef WEIGHTWIRE_UCX
+  for (const std::string tls : {"tcp,posix,cma", "tcp"}) {
+    const std::vector<std::string> ucx = {"--transports=ucx", "--ucx-tls=" + tls};
+    Daemon daemon(ucx);
+    Daemon agent({"--role=agent", "--coordinator=" + daemon.grpc(), ucx[0], ucx[1]});
+    PublishTwice(daemon.agent_socket(), agent.agent_socket(), client::PublishMode::kHold);
+    ExpectCommitted(daemon, "ucx");
+  }
+#else
+  GTEST_SKIP() << "the plug-in of ucx is not part of this build";
+#endif
+}
+
+/// The agent reads from itself.
+TEST(Publish, OverUcxInOneAgentBitExact) {
+#ifdef WEIGHTWIRE_UCX
+  Daemon daemon({"--transports=ucx"});
+  PublishTwice(daemon.agent_socket(), daemon.agent_socket(), client::PublishMode::kHold);
+  ExpectCommitted(daemon, "ucx");
+#else
+  GTEST_SKIP() << "the plug-in of ucx is not part of this build";
+#endif
+}
+
 TEST(Publish, ToAnotherAgentOfThisHostOverShmBitExact) {
   Daemon daemon;
   Daemon agent({"--role=agent", "--coordinator=" + daemon.grpc()});

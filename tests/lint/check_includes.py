@@ -26,6 +26,7 @@ PACKAGES = {  # package -> prefixes of its headers
     "sqlite": ("sqlite3.h",),
     "openssl": ("openssl/",),
     "cuda": ("cuda_runtime_api.h",),
+    "ucx": ("ucp/", "ucs/"),
 }
 IMPURE = {"thread", "mutex", "condition_variable", "shared_mutex", "future", "fstream", "filesystem", "iostream",
           "semaphore", "random"}
@@ -60,7 +61,7 @@ def complaint(path, room, include, angled, rows):
             inherited = packages if "/" not in room else packages | rows.get(room.rsplit("/", 1)[0], (0, set()))[1]
             return None if package in inherited or (package == "grpc" and "proto" in inherited
                                                    and include.startswith("google/protobuf")) else f"package {package}"
-    if include.startswith(("cuda", "nccl", "ucp/", "uct/")):
+    if include.startswith(("cuda", "nccl", "uct/")):
         return "GPU or RDMA header"
     if angled:
         if "pure" in packages and (include in IMPURE or include.startswith("sys/")):

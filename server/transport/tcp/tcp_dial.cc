@@ -6,9 +6,9 @@
 #include <boost/asio/read.hpp>
 #include <utility>
 
+#include "server/transport/address.h"
 #include "server/transport/handshake.h"
 #include "server/transport/operation.h"
-#include "server/transport/tcp/tcp_address.h"
 
 namespace weightwire::transport {
 

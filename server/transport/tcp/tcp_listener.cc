@@ -8,8 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "server/transport/address.h"
 #include "server/transport/handshake.h"
-#include "server/transport/tcp/tcp_address.h"
 
 namespace weightwire::transport {
 namespace {

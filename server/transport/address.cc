@@ -1,4 +1,4 @@
-#include "server/transport/tcp/tcp_address.h"
+#include "server/transport/address.h"
 
 #include <charconv>
 #include <cstdint>

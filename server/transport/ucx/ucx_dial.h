@@ -1,0 +1,41 @@
+#pragma once
+
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <memory>
+#include <string>
+
+#include "server/transport/ucx/ucx_core.h"
+
+namespace weightwire::transport {
+
+class UcxGate;
+
+/// One Connect under way. On the loop.
+class UcxDial final : public UcxConnection, public std::enable_shared_from_this<UcxDial> {
+ public:
+  UcxDial(std::shared_ptr<UcxCore> core, std::weak_ptr<UcxGate> gate, std::string address,
+          const Hello& hello, Transport::ConnectDone done);
+  void Start(Nanos deadline);
+  /// Gives up for `why`, unless the answer has been given.
+  void Fail(Status why);
+
+  void OnMessage(std::span<const std::byte> message) override;
+  void OnBroken(const std::string& why) override;
+  void Shut() override;
+
+ private:
+  void Connect(const boost::asio::ip::tcp::endpoint& peer);
+  void End();
+
+  const std::shared_ptr<UcxCore> core_;
+  const std::weak_ptr<UcxGate> gate_;
+  const std::string address_;
+  const Hello hello_;
+  Transport::ConnectDone done_;  ///< null once answered
+  uint64_t id_ = 0;              ///< 0: no connection yet
+  boost::asio::steady_timer timer_;
+  boost::asio::ip::tcp::resolver resolver_;
+};
+
+}  // namespace weightwire::transport

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "server/metrics/metrics.h"
+#include "server/transport/transport.h"
+
+namespace weightwire::transport {
+
+struct UcxOptions {
+  std::string bind = "127.0.0.1:0";  ///< "host:port" or "[v6]:port", numeric
+  /// Host that peers are told, when it is not the bound one (bind "0.0.0.0:…").
+  std::string advertised_host;
+  std::string tls;  ///< as UCX_TLS ("rc,cuda", "tcp,posix,cma"); empty: the environment's, or UCX's
+  uint64_t chunk_bytes_max = 64 << 20;
+  uint32_t gets_in_flight_max = 64;      ///< per session, ≤ 256
+  uint32_t notifies_queued_max = 1024;   ///< per session
+  uint32_t inbound_sessions_max = 1024;  ///< a caller is refused while so many sessions are open
+  uint32_t inbound_handshakes_max = 64;  ///< connections that have not introduced themselves
+  Nanos handshake_timeout = std::chrono::seconds(2);  ///< of an inbound session
+  metrics::Sink* metrics = &metrics::Null();          ///< must outlive the transport
+};
+
+/// Name "ucx": UCX reads the peer's memory (RDMA where there is a device, else tcp, posix and cma).
+/// Peers connect by "host:port" (names are resolved). Needs libweightwire_ucx.so beside the program
+/// or on the loader's path, and libucp; Viable() says which of them is missing. What UCX puts on
+/// the wire is trusted as far as the network is: payload is neither encrypted nor checksummed.
+std::unique_ptr<Transport> MakeUcxTransport(UcxOptions options);
+
+}  // namespace weightwire::transport

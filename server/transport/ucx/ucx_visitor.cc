@@ -1,0 +1,66 @@
+#include "server/transport/ucx/ucx_visitor.h"
+
+#include <boost/asio/io_context.hpp>
+#include <utility>
+
+#include "server/transport/handshake.h"
+#include "server/transport/ucx/ucx_endpoint.h"
+#include "server/transport/ucx/ucx_gate.h"
+
+namespace weightwire::transport {
+
+UcxVisitor::UcxVisitor(std::shared_ptr<UcxCore> core, std::weak_ptr<UcxGate> gate, uint64_t id)
+    : core_(std::move(core)), gate_(std::move(gate)), id_(id), timer_(core_->loop.context()) {}
+
+void UcxVisitor::Start() {
+  core_->Bind(id_, shared_from_this());
+  timer_.expires_after(core_->options.handshake_timeout);
+  timer_.async_wait([self = shared_from_this()](const boost::system::error_code& cancelled) {
+    if (cancelled) return;
+    self->core_->Post([self] { self->Drop("handshake_timeout"); });
+  });
+}
+
+void UcxVisitor::OnMessage(std::span<const std::byte> message) {
+  if (left_ || refused_) return;
+  auto hello = DecodeHello(message);
+  if (!hello.has_value()) return Drop("garbage");
+  Answer(*hello);
+}
+
+void UcxVisitor::Answer(const Hello& hello) {
+  HelloReply reply;
+  if (core_->session_count() >= core_->options.inbound_sessions_max) {
+    reply = {0, 0, Code::kResourceExhausted, Reason::kLimitExceeded};
+  } else {
+    reply = AnswerHello(hello, core_->self, *core_->handler);
+  }
+  core_->worker().Send(id_, EncodeHelloReply(reply), false);
+  if (reply.code != Code::kOk) {
+    refused_ = true;
+    return core_->CountClose(reply.code == Code::kResourceExhausted ? "sessions_full" : "refused");
+  }
+  Leave();
+  auto endpoint = std::make_shared<UcxEndpoint>(core_, hello, id_);
+  endpoint->Start();
+  core_->handler->OnAccepted(endpoint);
+}
+
+void UcxVisitor::OnBroken(const std::string&) { Drop("broken"); }
+
+void UcxVisitor::Shut() { Drop("closed_here"); }
+
+void UcxVisitor::Leave() {
+  left_ = true;
+  timer_.cancel();
+  if (auto gate = gate_.lock()) gate->Left(shared_from_this());
+}
+
+void UcxVisitor::Drop(const char* cause) {
+  if (left_) return;
+  if (!refused_) core_->CountClose(cause);
+  core_->worker().Close(id_);
+  Leave();
+}
+
+}  // namespace weightwire::transport

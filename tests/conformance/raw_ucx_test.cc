@@ -1,0 +1,313 @@
+// Peers that speak UCX and do not keep to our protocol: a bare worker of the plug-in, driven here.
+#include <netinet/in.h>
+#include <poll.h>
+
+#include "server/transport/address.h"
+#include "server/transport/session.h"
+#include "server/transport/ucx/ucx_library.h"
+#include "server/transport/ucx/ucx_messages.h"
+#include "tests/conformance/counting_sink.h"
+#include "tests/conformance/pattern.h"
+#include "tests/conformance/rig.h"
+
+namespace weightwire::conformance {
+namespace {
+
+using transport::EncodeUcxMessage;
+using transport::Frame;
+using transport::FrameType;
+using transport::UcxRange;
+using transport::UcxWorker;
+
+std::span<const std::byte> Bytes(const std::string& text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+/// One worker with at most one connection that matters.
+class Plain final : public transport::UcxEvents {
+ public:
+  explicit Plain(const std::string& tls) {
+    auto worker = transport::MakeUcxWorker({tls});
+    EXPECT_TRUE(worker.has_value());
+    worker_ = std::move(*worker);
+  }
+  ~Plain() override {
+    for (uint64_t connection : made_) worker_->Close(connection);
+    EXPECT_TRUE(Await([&] { return closed_ == made_.size(); }));
+  }
+
+  void ConnectTo(const std::string& address) {
+    const auto parts = transport::SplitAddress(address);
+    sockaddr_in inet = Loopback(parts->second);
+    std::string failure;
+    connection_ = worker_->Connect(reinterpret_cast<const sockaddr*>(&inet), sizeof(inet), failure);
+    EXPECT_NE(connection_, 0u) << failure;
+    made_.push_back(connection_);
+  }
+  std::string Listen() {
+    const sockaddr_in inet = Loopback(0);
+    uint16_t port = 0;
+    EXPECT_EQ(worker_->Listen(reinterpret_cast<const sockaddr*>(&inet), sizeof(inet), port), "");
+    return "127.0.0.1:" + std::to_string(port);
+  }
+  void Send(std::span<const std::byte> bytes) { worker_->Send(connection_, bytes, false); }
+  void Send(Frame frame, std::span<const std::byte> payload = {}) {
+    Send(EncodeUcxMessage(frame, payload));
+  }
+  /// Drives the worker until `condition`; false when that takes as long as only a failure does.
+  [[nodiscard]] bool Await(const std::function<bool()>& condition) {
+    const auto end = std::chrono::steady_clock::now() + 30s;
+    while (!condition()) {
+      if (std::chrono::steady_clock::now() > end) return false;
+      if (worker_->Progress(*this) || !worker_->Arm()) continue;
+      pollfd event{worker_->event_fd(), POLLIN, 0};
+      poll(&event, 1, 20);
+    }
+    return true;
+  }
+  [[nodiscard]] bool SeesEnd() {
+    return Await([&] { return broken_; });
+  }
+  [[nodiscard]] bool Receives(size_t messages) {
+    return Await([&] { return received_.size() >= messages; });
+  }
+
+  std::vector<std::vector<std::byte>> received_;
+  bool broken_ = false;
+
+ private:
+  static sockaddr_in Loopback(uint16_t port) {
+    sockaddr_in inet{};
+    inet.sin_family = AF_INET;
+    inet.sin_port = htons(port);
+    inet.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return inet;
+  }
+  void OnCaller(void* request) override {
+    std::string failure;
+    connection_ = worker_->Accept(request, failure);
+    EXPECT_NE(connection_, 0u) << failure;
+    made_.push_back(connection_);
+  }
+  void OnMessage(uint64_t, std::span<const std::byte> message) override {
+    received_.emplace_back(message.begin(), message.end());
+  }
+  void OnSent(uint64_t) override {}
+  void OnRead(uint64_t, uint64_t, const std::string&) override {}
+  void OnBroken(uint64_t connection, const std::string&) override {
+    broken_ |= connection == connection_;
+  }
+  void OnClosed(uint64_t) override { ++closed_; }
+
+  std::unique_ptr<UcxWorker> worker_;
+  uint64_t connection_ = 0;
+  std::vector<uint64_t> made_;
+  size_t closed_ = 0;
+};
+
+class RawUcx : public Conformance {
+ protected:
+  RawUcx() : sink(rig) {
+    side =
+        rig.MakeSide({.handshake_timeout = 300ms, .inbound_handshakes_max = 4, .metrics = &sink});
+  }
+  std::unique_ptr<Plain> Visit() {
+    auto plain = std::make_unique<Plain>(rig.kind().tls);
+    plain->ConnectTo(side->transport->address());
+    return plain;
+  }
+  std::unique_ptr<Plain> OpenSession() {
+    auto plain = Visit();
+    plain->Send(transport::EncodeHello(rig.HelloFor(*side, side->self)));
+    EXPECT_TRUE(plain->Receives(1));
+    return plain;
+  }
+  bool Counted(const std::string& what, double count = 1) {
+    return rig.Wait([&] { return sink.counts[what] >= count; });
+  }
+  /// A session of ours with a callee that is the test.
+  std::shared_ptr<Endpoint> Open(Plain& plain) {
+    const std::string address = plain.Listen();
+    auto call = rig.Connect(*side, address, rig.HelloFor(*side, Incarnation(1)));
+    EXPECT_TRUE(plain.Receives(1));
+    const transport::HelloReply reply{transport::kProtocolMax, 0, Code::kOk, Reason::kNone};
+    plain.Send(transport::EncodeHelloReply(reply));
+    EXPECT_TRUE(plain.Await([&] { return rig.Read<bool>([&] { return call->completions > 0; }); }));
+    EXPECT_EQ(call->status, OkStatus());
+    return call->endpoint;
+  }
+
+  CountingSink sink;
+  std::unique_ptr<Side> side;
+};
+
+TEST_P(RawUcx, GarbageInsteadOfAHelloIsClosedAndCounted) {
+  auto plain = Visit();
+  plain->Send(std::vector<std::byte>(200, std::byte{'G'}));
+  EXPECT_TRUE(plain->SeesEnd());
+  EXPECT_TRUE(Counted("transport_closes_total garbage"));
+  EXPECT_TRUE(side->recorder.hellos.empty());
+}
+
+TEST_P(RawUcx, SilenceIsClosedAfterTheHandshakeTimeout) {
+  auto plain = Visit();
+  EXPECT_TRUE(plain->SeesEnd());
+  EXPECT_TRUE(Counted("transport_closes_total handshake_timeout"));
+  EXPECT_TRUE(rig.Wait([&] { return sink.counts["connections handshaking"] == 0; }));
+}
+
+TEST_P(RawUcx, SilentVisitorsAreBounded) {
+  std::vector<std::unique_ptr<Plain>> silent;
+  for (int i = 0; i < 5; ++i) silent.push_back(Visit());
+  for (const auto& plain : silent) EXPECT_TRUE(plain->SeesEnd());
+  EXPECT_TRUE(rig.Wait([&] { return sink.counts["connections handshaking"] == 0; }));
+  auto good = OpenSession();
+  EXPECT_TRUE(rig.Wait([&] { return side->recorder.accepted.size() == 1; }));
+}
+
+TEST_P(RawUcx, GarbageOnASessionEndsIt) {
+  const std::string longest(65, 'x');
+  std::vector<std::function<void(Plain&)>> offences = {
+      [](Plain& plain) { plain.Send(std::vector<std::byte>(64, std::byte{'G'})); },
+      [](Plain& plain) { plain.Send(std::vector<std::byte>(3)); },
+      [](Plain& plain) { plain.Send(Frame{.type = FrameType::kGetReply, .request = 1}); },
+      [](Plain& plain) { plain.Send(Frame{.type = FrameType::kMapReply, .request = 1}); },
+      [](Plain& plain) { plain.Send(Frame{.type = FrameType::kRegionGone, .request = 1}); },
+      [](Plain& plain) { plain.Send(Frame{.type = FrameType::kGetEnd, .request = 1}); },
+      [&](Plain& plain) {
+        plain.Send(Frame{.type = FrameType::kNotify, .request = 1}, Bytes(longest));
+      },
+      [](Plain& plain) {
+        plain.Send(Frame{.type = FrameType::kNotify, .request = 2}, Bytes("out of order"));
+      },
+      [](Plain& plain) {
+        auto message = EncodeUcxMessage({.type = FrameType::kNotify, .request = 1}, Bytes("abc"));
+        message.back() ^= std::byte{1};
+        plain.Send(message);
+      },
+      [](Plain& plain) {
+        auto message = EncodeUcxMessage({.type = FrameType::kNotify, .request = 1}, Bytes("abc"));
+        message.pop_back();
+        plain.Send(message);
+      },
+  };
+  double offence_count = 0;
+  for (const auto& offend : offences) {
+    auto plain = OpenSession();
+    offend(*plain);
+    EXPECT_TRUE(plain->SeesEnd()) << "offence " << offence_count;
+    EXPECT_TRUE(Counted("transport_closes_total garbage", ++offence_count));
+  }
+  EXPECT_TRUE(rig.Wait([&] { return side->recorder.closed.size() == offences.size(); }));
+  EXPECT_TRUE(side->recorder.notifies.empty());
+}
+
+TEST_P(RawUcx, MoreRequestsThanAllowedEndTheSession) {
+  auto region = PatternRegion(8 << 20);
+  const RegionKey key = side->transport->Export({{region, 0, region->size()}});
+  auto plain = OpenSession();
+  for (uint64_t request = 1; request <= 400; ++request) {
+    plain->Send(Frame{.type = FrameType::kGet, .request = request, .key = key, .length = 8 << 20});
+  }
+  EXPECT_TRUE(plain->SeesEnd());
+  EXPECT_TRUE(Counted("transport_closes_total garbage"));
+  ASSERT_TRUE(rig.WaitFor(rig.Revoke(*side, key)));
+}
+
+TEST_P(RawUcx, AnyFramesAfterAGoodHelloLeaveTheOthersAlone) {
+  std::mt19937_64 random(Seed());
+  auto region = PatternRegion(100'000);
+  const RegionKey key = side->transport->Export({{region, 0, region->size()}});
+  auto reader = rig.MakeSide();
+  auto endpoint = rig.Open(*reader, *side);
+  for (int round = 0; round < 10; ++round) {
+    auto plain = OpenSession();
+    for (int i = 0; i < 8; ++i) {
+      auto message =
+          EncodeUcxMessage({.type = static_cast<FrameType>(1 + random() % 8),
+                            .request = random() % 3,
+                            .key = {key.id - random() % 2, key.generation - random() % 2},
+                            .offset = random() % 3 == 0 ? random() : random() % 1000,
+                            .length = random() % 3 == 0 ? random() : random() % 70},
+                           {});
+      if (random() % 4 == 0) message[random() % message.size()] ^= std::byte{1};
+      plain->Send(message);
+    }
+  }
+  std::vector<std::byte> buffer(100'000);
+  auto call = rig.Get(endpoint, key, 0, {buffer});
+  ASSERT_TRUE(rig.WaitFor(call));
+  EXPECT_EQ(call->status, OkStatus());
+  EXPECT_EQ(FirstDifference(buffer, 0), -1);
+}
+
+TEST_P(RawUcx, RefusesMoreSessionsThanItsBound) {
+  auto tight = rig.MakeSide({.inbound_sessions_max = 1});
+  auto caller = rig.MakeSide();
+  auto first = rig.Open(*caller, *tight);
+  auto second =
+      rig.Connect(*caller, tight->transport->address(), rig.HelloFor(*caller, tight->self));
+  ASSERT_TRUE(rig.WaitFor(second));
+  EXPECT_EQ(second->status.code(), Code::kResourceExhausted);
+  EXPECT_EQ(second->status.reason(), Reason::kLimitExceeded);
+}
+
+TEST_P(RawUcx, ACalleeThatNeverAnswersMeetsTheDeadline) {
+  Plain plain(rig.kind().tls);
+  const std::string address = plain.Listen();
+  auto call = rig.Connect(*side, address, rig.HelloFor(*side, Incarnation(1)), 200ms);
+  ASSERT_TRUE(rig.WaitFor(call));
+  EXPECT_EQ(call->status.code(), Code::kDeadlineExceeded);
+}
+
+TEST_P(RawUcx, ACalleeThatAnswersGarbageIsLeft) {
+  Plain plain(rig.kind().tls);
+  const std::string address = plain.Listen();
+  auto call = rig.Connect(*side, address, rig.HelloFor(*side, Incarnation(1)));
+  ASSERT_TRUE(plain.Receives(1));
+  plain.Send(std::vector<std::byte>(100, std::byte{'G'}));
+  EXPECT_TRUE(plain.SeesEnd());
+  ASSERT_TRUE(rig.WaitFor(call));
+  EXPECT_EQ(call->status.code(), Code::kUnavailable);
+  EXPECT_EQ(call->status.reason(), Reason::kTransportFailed);
+}
+
+/// Ranges that are not what was asked for, or of memory that was never shown.
+TEST_P(RawUcx, AReplyThatDoesNotFitItsGetTouchesNothing) {
+  const std::vector<std::vector<UcxRange>> lies = {{},
+                                                   {{1, 4096, 99}},
+                                                   {{1, 4096, 120}},
+                                                   {{1, 4096, 100}},
+                                                   {{1, 4096, UINT64_MAX}, {1, 1, 101}}};
+  for (const auto& lie : lies) {
+    Plain plain(rig.kind().tls);
+    auto endpoint = Open(plain);
+    std::vector<std::byte> buffer(100, std::byte{0xee});
+    auto get = rig.Get(endpoint, {1, 1}, 0, {buffer});
+    ASSERT_TRUE(plain.Receives(2));
+    auto request = transport::DecodeUcxMessage(plain.received_[1]);
+    ASSERT_TRUE(request.has_value());
+    EXPECT_EQ(request->frame.length, 100u);
+    plain.Send(Frame{.type = FrameType::kGetReply, .request = request->frame.request},
+               transport::EncodeUcxRanges(lie));
+    EXPECT_TRUE(plain.SeesEnd());
+    ASSERT_TRUE(rig.WaitFor(get));
+    EXPECT_EQ(get->status.code(), Code::kUnavailable);
+    EXPECT_EQ(buffer, std::vector<std::byte>(100, std::byte{0xee}));
+  }
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RawUcx);  // where the plug-in is not built
+INSTANTIATE_TEST_SUITE_P(Transports, RawUcx, ::testing::ValuesIn(UcxKinds()), KindName);
+
+/// Says what of the transport ucx was not tested here, and why.
+TEST(Ucx, IsTestedOverAll) {
+#ifndef WEIGHTWIRE_UCX
+  GTEST_SKIP() << "the transport ucx was not tested: " WEIGHTWIRE_UCX_WHY;
+#else
+  if (!UcxSurvivesTcp()) GTEST_SKIP() << "ucx over tcp alone was not tested: libucp before 1.22";
+#endif
+}
+
+}  // namespace
+}  // namespace weightwire::conformance
