@@ -1,6 +1,7 @@
 // The six points of server/transport/transport.h.
 #include <algorithm>
 #include <atomic>
+#include <future>
 
 #include "tests/conformance/pattern.h"
 #include "tests/conformance/rig.h"
@@ -197,6 +198,36 @@ TEST_P(Contract, EndingATransportAnswersItsConnects) {
   EXPECT_EQ(call->completions, 1);
 }
 
+/// Needs callbacks on a thread that can be held up.
+using ContractOnThreads = Contract;
+
+TEST_P(ContractOnThreads, AGetThatEndsWithItsPeerCompletesBeforeTheEndIsReported) {
+  std::promise<void> held, go;
+  std::vector<std::byte> first(1), second(1), third(1);
+  bool reported_before = false;
+  int completions = 0;
+  // Posted on the transport's own thread, the two others are under way before either completes.
+  endpoint->Get(key, 0, {first}, kLong, nullptr, [&](Status) {
+    endpoint->Get(key, 1, {second}, kLong, nullptr, [&](Status) {
+      held.set_value();
+      go.get_future().wait();
+    });
+    endpoint->Get(key, 2, {third}, kLong, nullptr, [&](Status) {
+      rig.Update([&] {
+        reported_before = reader->recorder.closed.contains(endpoint->id());
+        ++completions;
+      });
+    });
+  });
+  held.get_future().wait();
+  source->transport.reset();
+  go.set_value();
+  ASSERT_TRUE(rig.Wait(
+      [&] { return completions == 1 && reader->recorder.closed.contains(endpoint->id()); }));
+  EXPECT_FALSE(reported_before);
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, ContractOnThreads, ::testing::ValuesIn(RealKinds()), KindName);
 INSTANTIATE_TEST_SUITE_P(Transports, Contract, ::testing::ValuesIn(AllKinds()), KindName);
 
 }  // namespace

@@ -327,13 +327,14 @@ void ShmEndpoint::StartCopy(uint64_t request, GetOperation get, Mapped mapped) {
 
 void ShmEndpoint::OnCopied(uint64_t request) {
   auto entry = copying_.find(request);
-  const std::shared_ptr<Copy> copy = std::move(entry->second);
-  copying_.erase(entry);
   // An exporter that ends the session closes its socket before it lets the memory go: a peer that
-  // is there now has kept the bytes still while they were copied.
+  // is there now has kept the bytes still while they were copied. `entry` stays until then, so that
+  // the session is not settled before this completion ran.
   if (!why_.has_value() && !stream_->PeerIsThere()) {
     FailSession(TransportFailed("the peer closed the session"), "peer_closed");
   }
+  const std::shared_ptr<Copy> copy = std::move(entry->second);
+  copying_.erase(entry);
   if (why_.has_value()) {
     Complete(copy->get, EndOf(copy->get));
     return SettleIfIdle();
