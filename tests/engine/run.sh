@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the suite against a real vLLM: makes its environment, installs this checkout's package into a folder of its own
-# (so that the entry points are those of pyproject.toml), and starts pytest there. Arguments go to pytest.
+# (so that the entry points are those of pyproject.toml), and starts pytest there: tests/engine/run.sh test_draft.py [-k …];
+# no file: all of them.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -11,6 +12,8 @@ cp -r "$root/client/python" "$site/source"  # pip leaves its own files beside wh
 cp -r "$here/faults" "$site/faults"
 "$python" -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --target "$site/packages" \
   "$site/source" "$site/faults"
+files=$here
+case ${1:-} in test_*) files=$here/$1; shift ;; esac
 cd "$root"
 export WEIGHTWIRE_BIN_DIR=${WEIGHTWIRE_BIN_DIR:-$root/build/release/bin}
-PYTHONPATH=$site/packages:$root:$root/client/python "$python" -m pytest -q -p no:cacheprovider -rs "$here" "$@"
+PYTHONPATH=$site/packages:$root:$root/client/python "$python" -m pytest -q -p no:cacheprovider -rs "$files" "$@"

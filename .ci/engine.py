@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""CI's last part: of the suites with real engines and trainers (ctest label `engine`), those that the time left allows.
+
+Suites run one at a time, those that prove most first. Each carries in its COST property the seconds that it takes on a
+quiet machine of two cores; one that no longer fits is left out, named, and makes nothing fail. A suite that fails runs
+once more at once if time permits: passing then, it is named FLAKY. No suite outlives the time: what is cut off before twice
+its COST counts as not run, after that as failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# What proves most, first: the whole way through real engines, then what fails on the way, then each further trainer
+# and engine. Suites not named here follow, cheap ones first.
+FIRST = ("engine.failures", "trainers.megatron", "trainers.fsdp", "verl.backend", "sglang.hook", "engine.versions",
+         "engine.megatron", "verl.ray", "trainers.bridges", "engine.requests", "engine.adapter", "engine.draft",
+         "examples.grpo_vllm")
+
+
+def order(costs: dict[str, float]) -> list[str]:
+    """The suites of `costs` (name -> seconds) as they are tried."""
+    return sorted(costs, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), costs[name], name))
+
+
+def choose(waiting: list[str], costs: dict[str, float], left: float) -> str | None:
+    """The first of `waiting` that fits into `left` seconds; None when none does."""
+    return next((name for name in waiting if costs[name] <= left), None)
+
+
+def listed(build: Path) -> dict[str, float]:
+    """name -> seconds, as ctest knows them. A suite without COST is an error: it could not be planned."""
+    shown = subprocess.run(["ctest", "--test-dir", build, "--show-only=json-v1", "-L", "^engine$"], check=True,
+                           stdout=subprocess.PIPE, timeout=60)
+    costs = {}
+    for test in json.loads(shown.stdout)["tests"]:
+        cost = next((p["value"] for p in test["properties"] if p["name"] == "COST"), None)
+        if cost is None:
+            raise SystemExit(f"engine.py: {test['name']} has no COST in its CMakeLists.txt")
+        costs[test["name"]] = float(cost)
+    if not costs:
+        raise SystemExit(f"engine.py: no test of label engine in {build}")
+    return costs
+
+
+def run(build: Path, name: str, seconds: float) -> bool:
+    """Whether the suite passed; ctest ends it, with its children, when `seconds` are over."""
+    stop = (datetime.now() + timedelta(seconds=seconds)).strftime("%H:%M:%S")
+    return subprocess.run(["ctest", "--test-dir", build, "--output-on-failure", "--no-tests=error", "--stop-time", stop,
+                           "-L", "^engine$", "-R", f"^{name.replace('.', '[.]')}$"]).returncode == 0
+
+
+def run_all(build: Path, costs: dict[str, float], seconds: float) -> tuple[list[str], bool]:
+    """Lines that tell what became of each suite, and whether all that ran passed."""
+    end = time.monotonic() + seconds
+    waiting, failed, lines, good = order(costs), [], [], True
+    while (name := choose(failed + waiting, costs, end - time.monotonic())) is not None:
+        again = name in failed
+        (failed if again else waiting).remove(name)
+        start = time.monotonic()
+        print(f"==> {name}, {costs[name]:.0f} s on a quiet machine, {end - start:.0f} s left", flush=True)
+        passed = run(build, name, end - start)
+        took = time.monotonic() - start
+        cut = not passed and time.monotonic() >= end - 2
+        if passed:
+            lines.append(f"{'FLAKY: ' if again else 'passed: '}{name}, {took:.0f} s" + (", failed once" if again else ""))
+        elif cut and not again and took < 2 * costs[name]:
+            lines.append(f"NOT RUN: {name}, cut off after {took:.0f} s by the end of the time, needs {costs[name]:.0f} s")
+        elif again:
+            good = False
+            lines.append(f"FAILED: {name}, twice")
+        else:
+            failed.append(name)
+    left = max(0.0, end - time.monotonic())
+    for name in failed:
+        good = False
+        lines.append(f"FAILED: {name}; no time to run it again")
+    for name in waiting:
+        lines.append(f"NOT RUN: {name}, would need {costs[name]:.0f} s, {left:.0f} s were left")
+    return lines, good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, help="all the time there is; a suite starts only if its COST fits")
+    parser.add_argument("--build", type=Path, default=ROOT / "build/release", help="a configured and built tree")
+    parser.add_argument("--list", action="store_true", help="print the suites in their order and their seconds; run none")
+    options = parser.parse_args()
+    costs = listed(options.build)
+    if options.list:
+        print("\n".join(f"{costs[name]:5.0f} s  {name}" for name in order(costs)), f"{sum(costs.values()):5.0f} s  all", sep="\n")
+        return 0
+    if options.seconds is None:
+        parser.error("--seconds or --list")
+    lines, good = run_all(options.build, costs, options.seconds)
+    print("\n".join(["==> suites with real engines and trainers:", *lines]))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+""".ci/engine.py: what it chooses, and what it makes of suites that pass, fail, come right or outlive the time."""
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / ".ci/engine.py"
+spec = importlib.util.spec_from_file_location("ci_engine", SCRIPT)
+plan = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(plan)
+
+
+def test_what_proves_most_comes_first_and_the_rest_cheap_ones_first():
+    costs = {"x.slow": 50.0, "x.b": 9.0, "x.a": 9.0, plan.FIRST[1]: 400.0, plan.FIRST[0]: 500.0}
+    assert plan.order(costs) == [plan.FIRST[0], plan.FIRST[1], "x.a", "x.b", "x.slow"]
+
+
+def test_the_first_that_fits_is_chosen():
+    costs = {"a": 100.0, "b": 30.0, "c": 10.0}
+    assert plan.choose(["a", "b", "c"], costs, 100.0) == "a"
+    assert plan.choose(["a", "b", "c"], costs, 99.0) == "b"
+    assert plan.choose(["a", "b", "c"], costs, 9.0) is None
+    assert plan.choose([], costs, 9.0) is None
+
+
+def tree(path: pathlib.Path, **suites: tuple[int, str]) -> pathlib.Path:
+    """A build tree as far as ctest reads one: name -> (COST, shell command)."""
+    (path / "CTestTestfile.cmake").write_text("".join(
+        f'add_test({name} "/bin/sh" "-c" "{command}")\n'
+        f'set_tests_properties({name} PROPERTIES LABELS engine COST {cost} TIMEOUT 60)\n'
+        for name, (cost, command) in suites.items()) + 'add_test(other "/bin/false")\n')
+    return path
+
+
+def run(build: pathlib.Path, seconds: float) -> tuple[int, list[str]]:
+    done = subprocess.run([sys.executable, SCRIPT, "--build", build, "--seconds", str(seconds)], stdout=subprocess.PIPE,
+                          text=True, timeout=120)
+    return done.returncode, done.stdout.partition("suites with real engines and trainers:\n")[2].splitlines()
+
+
+def test_what_does_not_fit_is_named_and_fails_nothing(tmp_path):
+    code, lines = run(tree(tmp_path, long=(1000, "exit 1"), short=(1, "exit 0")), 100)
+    assert code == 0
+    assert [line.split(",")[0] for line in lines] == ["passed: short", "NOT RUN: long"]
+    assert "would need 1000 s" in lines[1]
+
+
+def test_a_suite_that_fails_twice_fails_all_and_the_others_still_run(tmp_path):
+    code, lines = run(tree(tmp_path, bad=(1, "exit 1"), good=(2, "exit 0")), 100)
+    assert code == 1
+    assert [line.split(",")[0] for line in lines] == ["FAILED: bad", "passed: good"]
+
+
+def test_a_suite_that_passes_the_second_time_is_called_flaky(tmp_path):
+    code, lines = run(tree(tmp_path, once=(1, f"mkdir {tmp_path}/seen && exit 1 || exit 0")), 100)
+    assert code == 0
+    assert lines[0].startswith("FLAKY: once") and len(lines) == 1
+
+
+def test_a_failure_that_there_is_no_time_to_repeat_fails(tmp_path):
+    code, lines = run(tree(tmp_path, bad=(8, "sleep 3 && exit 1")), 10)
+    assert (code, lines) == (1, ["FAILED: bad; no time to run it again"])
+
+
+def test_a_suite_is_ended_with_the_time(tmp_path):
+    """Short of twice its COST it was only unlucky; beyond, it hangs."""
+    code, lines = run(tree(tmp_path, slow=(9, "sleep 50")), 10)
+    assert code == 0 and lines[0].startswith("NOT RUN: slow, cut off after")
+    code, lines = run(tree(tmp_path, slow=(1, "sleep 50")), 10)
+    assert (code, lines) == (1, ["FAILED: slow; no time to run it again"])
+
+
+def test_without_its_cost_a_suite_is_refused(tmp_path):
+    (tmp_path / "CTestTestfile.cmake").write_text(
+        'add_test(free "/bin/true")\nset_tests_properties(free PROPERTIES LABELS engine)\n')
+    done = subprocess.run([sys.executable, SCRIPT, "--build", tmp_path, "--list"], stderr=subprocess.PIPE, text=True)
+    assert done.returncode != 0 and "free has no COST" in done.stderr
+
+
+def test_the_list_names_every_suite_and_runs_none(tmp_path):
+    build = tree(tmp_path, b=(7, f"touch {tmp_path}/ran"), a=(9, "exit 1"))
+    shown = subprocess.run([sys.executable, SCRIPT, "--build", build, "--list"], stdout=subprocess.PIPE, text=True,
+                           check=True).stdout
+    assert [line.split() for line in shown.splitlines()] == [["7", "s", "b"], ["9", "s", "a"], ["16", "s", "all"]]
+    assert not (tmp_path / "ran").exists()
