@@ -72,12 +72,13 @@ Status CoordinatorRole::OpenJournal(const Config& config, const Host& host) {
 }
 
 Status CoordinatorRole::Serve(const Config& config, const Host& host) {
-  service_ = rpc::CoordinatorService::Make(
-      {strand_, host.clock, host.metrics, static_cast<size_t>(config.message_bytes_max)},
-      *coordinator_);
-  WW_ASSIGN_OR_STATUS(server_,
-                      rpc::GrpcServer::Start({static_cast<size_t>(config.message_bytes_max)},
-                                             {service_->service()}));
+  const auto message_bytes_max = static_cast<size_t>(config.message_bytes_max);
+  const rpc::Runtime runtime{strand_, host.clock, host.metrics, message_bytes_max};
+  service_ = rpc::CoordinatorService::Make(runtime, *coordinator_);
+  communicator_service_ = rpc::CommunicatorService::Make(runtime, communicators_);
+  WW_ASSIGN_OR_STATUS(
+      server_, rpc::GrpcServer::Start({message_bytes_max},
+                                      {service_->service(), communicator_service_->service()}));
   WW_ASSIGN_OR_STATUS(acceptor_,
                       rpc::Acceptor::ListenTcp(host.io, config.listen, host.metrics,
                                                [this](memory::UniqueFd connection) {
@@ -107,6 +108,7 @@ void CoordinatorRole::Stop() {
     const bool drained = AwaitOnStrand(
         strand_, kDrainLimit, [this](auto done) { coordinator_->Shutdown(std::move(done)); });
     if (!drained) spdlog::warn("the coordinator did not drain in time");
+    OnStrand(strand_, [this] { communicators_.Shutdown(); });
   }
   const Status why(Code::kUnavailable, Reason::kShuttingDown, "the coordinator is shutting down");
   if (service_) service_->EndStreams(why);

@@ -4,10 +4,12 @@
 #include <string>
 
 #include "server/base/thread_executor.h"
+#include "server/coordinator/communicators.h"
 #include "server/coordinator/coordinator.h"
 #include "server/daemon/config.h"
 #include "server/daemon/host.h"
 #include "server/rpc/acceptor.h"
+#include "server/rpc/communicator_service.h"
 #include "server/rpc/coordinator_service.h"
 #include "server/rpc/server.h"
 #include "server/store/sqlite_journal.h"
@@ -37,7 +39,9 @@ class CoordinatorRole {
   ThreadExecutor strand_{"coordinator", 1};
   std::unique_ptr<store::SqliteJournal> journal_;
   std::unique_ptr<coordinator::Coordinator> coordinator_;
+  coordinator::Communicators communicators_{strand_};
   std::unique_ptr<rpc::CoordinatorService> service_;
+  std::unique_ptr<rpc::CommunicatorService> communicator_service_;
   std::unique_ptr<rpc::GrpcServer> server_;
   std::unique_ptr<rpc::Acceptor> acceptor_;
 };
