@@ -125,3 +125,10 @@ def test_the_plug_in_makes_the_loader_known_without_its_flag(engine):
     finally:
         weight_updater.WeightUpdater.update_weights_from_tensor = original
         HookRegistry.reset()
+
+
+def test_version_zero_only_joins(daemon, checkpoint, engine):
+    with Client(daemon.grpc) as client:
+        assert update(engine, daemon, checkpoint, 0) == (True, "Success")
+        assert [e.name for e in client.status().engines] == ["engine-a"]
+    assert not engine.get_model().qk.any()

@@ -2,8 +2,7 @@
 
     --custom-weight-loader weightwire.sglang.load          (not needed where the plug-in is loaded, see `register`)
 
-    engine.update_weights_from_tensor(weightwire.sglang.ticket("engine-a", "/models/qwen", version),
-                                      load_format=weightwire.sglang.LOADER)
+    weightwire.sglang.update(engine, weightwire.sglang.ticket("engine-a", "/models/qwen", version))
 
 Every scheduler process then waits for the version at the weightwired of its host, checks that it is complete, and
 gives it to the model's own `load_weights`. Every rank receives every tensor whole, and keeps two of each in host
@@ -13,7 +12,9 @@ CPU; no SGLang engine runs without a GPU. See docs/sglang.md.
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
 import time
 from dataclasses import asdict, dataclass
 from typing import Any, Mapping, Sequence
@@ -37,7 +38,7 @@ class Ticket:
 
     engine: str  #: name of the engine in weightwire, the same on all its ranks
     checkpoint: str  #: folder with the safetensors (or their headers alone) that name the model's tensors
-    version: int  #: this one or a newer one is loaded
+    version: int  #: this one or a newer one is loaded; 0: the rank only joins, and the model stays as it is
     agent: str = ""  #: socket of the weightwired; empty: WEIGHTWIRE_AGENT_SOCKET
     job: str = ""
     deadline: float = 120.0  #: seconds, everything included
@@ -47,6 +48,36 @@ def ticket(engine: str, checkpoint: str, version: int, **more: Any) -> list[tupl
     """The named tensors for update_weights_from_tensor; `more` as in Ticket."""
     text = json.dumps(asdict(Ticket(engine, checkpoint, version, **more))).encode()
     return [(_TICKET, torch.frombuffer(bytearray(text), dtype=torch.uint8))]
+
+
+def payloads(named_tensors: Sequence[tuple[str, torch.Tensor]], ranks: int) -> list[str]:
+    """A ticket as SGLang's HTTP call /update_weights_from_tensor takes it, in `serialized_named_tensors`: one for each
+    TP rank, and unlike what SGLang's own serializer makes of CPU tensors it may be read on another host."""
+    return [base64.b64encode(pickle.dumps(list(named_tensors), protocol=4)).decode()] * ranks
+
+
+def update(engine: Any, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Has `sglang.Engine` load the version of a ticket, between begin_weight_update and end_weight_update where SGLang
+    has those (it refuses weights outside of them then); its cache is flushed. No request may be running.
+
+    AbortedError  SGLang reports that it did not: its message is in the error. The weights may have changed
+    """
+    session = hasattr(engine, "begin_weight_update")
+    if session:
+        _insist("begin_weight_update", engine.begin_weight_update())
+    try:
+        _insist("update_weights_from_tensor", engine.update_weights_from_tensor(named_tensors, load_format=LOADER))
+    finally:
+        if session:
+            _insist("end_weight_update", engine.end_weight_update())
+
+
+def _insist(call: str, answer: Any) -> None:
+    """SGLang returns (False, why) where others raise."""
+    success, message = answer
+    if not success:
+        raise errors.AbortedError(f"SGLang's {call} failed: {message}", code="ABORTED",
+                                  remedy="send the ticket again before the engine serves")
 
 
 def load(model: Any, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -65,7 +96,8 @@ def load(model: Any, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
     rank = _ranks.get(order.engine)
     if rank is None:
         rank = _ranks[order.engine] = _Rank(order)
-    rank.load(model, order)
+    if order.version > 0:
+        rank.load(model, order)
 
 
 def register() -> None:

@@ -1,0 +1,200 @@
+"""slime (Megatron trainers, SGLang rollouts on nodes of their own): its weight updater, without a gather.
+
+    --custom-megatron-init-path weightwire.slime.install --sglang-custom-weight-loader weightwire.sglang.load
+
+`install` puts `WeightUpdater` in the place of slime's UpdateWeightFromDistributed, whose interface it has. What it may
+be told is read from slime's arguments, where `--custom-config-path` puts every key of a YAML file:
+
+    weightwire_deadline: 300    # seconds for one update, everything included
+    weightwire_job: ""          # both as in weightwire.megatron.Publisher
+    weightwire_agent: ""        # empty: WEIGHTWIRE_AGENT_SOCKET, on trainers' and on engines' hosts
+
+See docs/frameworks.md for an update's order and for what of it was run.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import timedelta
+from typing import Any, Callable, Mapping, Sequence
+
+import torch.distributed as dist
+
+from weightwire import errors, megatron
+from weightwire.sglang import LOADER, payloads, ticket
+
+#: Seconds beyond the deadline for engines to generate again, and for ranks to hear of it.
+_RESUME_SECONDS = 30.0
+
+
+def install(args: Any) -> None:
+    """For slime's --custom-megatron-init-path. RefusedError for a job whose weights slime would not send over NCCL."""
+    if args.colocate or args.update_weight_mode != "full" or args.update_weight_transport != "nccl":
+        raise errors.RefusedError("slime would not ask this updater", code="INVALID_ARGUMENT", reason="invalid_request",
+                                  remedy="no --colocate, --update-weight-mode full, --update-weight-transport nccl")
+    if LOADER not in (getattr(args, "sglang_custom_weight_loader", None) or []):
+        raise errors.RefusedError("the engines would refuse the ticket", code="INVALID_ARGUMENT",
+                                  reason="invalid_request", remedy=f"--sglang-custom-weight-loader {LOADER}")
+    from slime.backends.megatron_utils import actor
+
+    actor.UpdateWeightFromDistributed = WeightUpdater
+
+
+class WeightUpdater:
+    """What slime's actor holds as `weight_updater`, on every training rank; all ranks call all methods together."""
+
+    def __init__(self, args: Any, model: Sequence[Any], weights_getter: Callable[[], Any] | None = None, *,
+                 model_name: str = "", quantization_config: Any = None):
+        """model: this rank's chunks. weights_getter, model_name: slime's, not needed.
+
+        RefusedError for a quantized checkpoint: only slime knows how its trainer's weights become that.
+        """
+        if quantization_config:
+            raise errors.RefusedError("rollouts are quantized", code="INVALID_ARGUMENT", reason="invalid_request",
+                                      remedy="give --hf-checkpoint a checkpoint of full precision")
+        self.weight_version = 0  #: that of the last update, whatever became of it; slime sets it when it resumes
+        self.serving = 0  #: what every engine was last known to serve; 0: what it was started with
+        self._args, self._model = args, model
+        self._deadline = float(getattr(args, "weightwire_deadline", 300))
+        self._job, self._agent = (getattr(args, f"weightwire_{key}", "") or "" for key in ("job", "agent"))
+        self._engines: dict[str, Any] = {}  # by their names in weightwire; on rank 0
+        self._tp_sizes: dict[str, int] = {}
+        self._publisher: megatron.Publisher | None = None
+        self._spec: str | None = None
+        self._metrics: dict[str, float] = {}
+        self._end = 0.0
+
+    def connect_rollout_engines(self, rollout_engines: Sequence[Any], rollout_engine_lock: Any,
+                                engine_gpu_counts: Sequence[int] | None = None,
+                                engine_gpu_offsets: Sequence[int] | None = None,
+                                engine_parallel_configs: Any = None) -> None:
+        """Has the engines that are new join, so that versions reach their hosts while they generate. AbortedError on
+        every rank when one does not. The coordinator fences engines that are gone."""
+        def join() -> None:
+            urls = [self._wait(ref, self._left()) for ref in [e.get_url.remote() for e in rollout_engines]]
+            names = ["sglang-" + re.sub(r"\W+", "-", url.rpartition("//")[2]) for url in urls]
+            new = {name: engine for name, engine in zip(names, rollout_engines) if self._engines.get(name) != engine}
+            self._tp_sizes = dict(zip(names, engine_gpu_counts or
+                                      [self._args.rollout_num_gpus_per_engine] * len(names)))
+            failed = self._send(new, 0)
+            if failed:
+                raise RuntimeError(_text(failed))
+            self._engines = dict(zip(names, rollout_engines))
+
+        self._end = time.monotonic() + self._deadline
+        self._together(join if dist.get_rank() == 0 else None, "an engine did not join")
+
+    def disconnect_rollout_engines(self) -> None:
+        """slime calls it before it destroys its process groups; this rank leaves weightwire until the next update."""
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+
+    def pop_metrics(self) -> dict[str, float]:
+        metrics, self._metrics = self._metrics, {}
+        return metrics
+
+    def update_weights(self) -> None:
+        """The next version, into every engine. All ranks return, or all raise AbortedError, at most a minute after the
+        deadline.
+
+        Engines generate while the weights travel. Failing there, or in pausing, no engine was touched: all go on with
+        the version before. Failing later, those that did not load stay paused; the next update starts them again.
+        """
+        self._end = time.monotonic() + self._deadline
+        self.weight_version += 1
+        started = time.monotonic()
+        self._together(self._publish, f"no engine was touched, all serve on with version {self.serving}")
+        travelled = time.monotonic()
+        self._together(self._load if dist.get_rank() == 0 else None, "not every engine serves it")
+        self.serving = self.weight_version
+        self._metrics = {"perf/weightwire_publish_time": travelled - started,
+                         "perf/weightwire_load_time": time.monotonic() - travelled}
+
+    def _publish(self) -> None:
+        """Returns when every engine that has joined holds the version whole in its host's memory."""
+        if self._publisher is None or not self._publisher.attached:
+            self.disconnect_rollout_engines()
+            self._publisher = megatron.Publisher(self._model, self._args.hf_checkpoint, spec=self._spec, job=self._job,
+                                                 agent=self._agent or None, timeout=self._left())
+            self._spec = self._publisher.spec
+        self._publisher.publish(self.weight_version, deadline=self._left()).wait_released(self._left())
+
+    def _load(self) -> None:
+        """slime's own order: pause, flush, load, continue."""
+        engines = self._engines
+        failed = self._each(engines, "pause_generation") or self._each(engines, "flush_cache")
+        if failed:
+            stuck = self._each(engines, "continue_generation", seconds=_RESUME_SECONDS)
+            raise RuntimeError(f"{_text(failed)}; nothing was loaded, engines serve on with version {self.serving}" +
+                               (f", but {_text(stuck)}" if stuck else ""))
+        failed = self._send(engines, self.weight_version)
+        loaded = {name: engine for name, engine in engines.items() if name not in failed}
+        stuck = self._each(loaded, "continue_generation", seconds=_RESUME_SECONDS)
+        if failed:
+            raise RuntimeError(f"{_text(failed)}; these stay paused, {sorted(loaded) or 'none'} may serve the new version"
+                               + (f", but {_text(stuck)}" if stuck else ""))
+        if stuck:
+            raise RuntimeError(f"every engine loaded it, but {_text(stuck)}")
+
+    def _send(self, engines: Mapping[str, Any], version: int) -> dict[str, str]:
+        """Tickets; for version 0 engines only join, and keep their cache. What went wrong, by engine."""
+        arguments: dict[str, dict[str, Any]] = {}
+        for name in engines:
+            order = ticket(name, self._args.hf_checkpoint, version, agent=self._agent, job=self._job,
+                           deadline=self._left())
+            arguments[name] = dict(serialized_named_tensors=payloads(order, self._tp_sizes[name]), load_format=LOADER,
+                                   flush_cache=version > 0, weight_version=str(version) if version else None)
+        return self._each(engines, "update_weights_from_tensor", arguments)
+
+    def _each(self, engines: Mapping[str, Any], method: str, arguments: Mapping[str, dict[str, Any]] | None = None,
+              seconds: float | None = None) -> dict[str, str]:
+        """Calls it on all engines at once; what went wrong, by engine."""
+        end = time.monotonic() + (self._left() if seconds is None else seconds)
+        refs = {name: getattr(engine, method).remote(**(arguments or {}).get(name, {}))
+                for name, engine in engines.items()}
+        failed = {}
+        for name, ref in refs.items():
+            try:
+                answer = self._wait(ref, max(0.0, end - time.monotonic()))
+                if isinstance(answer, Mapping) and not answer.get("success", True):
+                    raise RuntimeError(answer.get("message", "it says nothing"))
+            except Exception as error:  # an actor that died, an HTTP error, a wait that ended: all are told
+                failed[name] = f"{method}: {type(error).__name__}: {error}"
+        return failed
+
+    def _together(self, action: Callable[[], None] | None, failed: str) -> None:
+        """Runs it, and raises on every rank when it failed on one."""
+        from slime.utils.distributed_utils import get_gloo_group
+
+        why = ""
+        try:
+            if action is not None:
+                action()
+        except Exception as error:  # whatever it is, the other ranks wait to hear of it
+            why = f"training rank {dist.get_rank()}: {type(error).__name__}: {error}"
+        group = get_gloo_group()  # anew each time: slime destroys and makes it again between steps
+        answers = [""] * dist.get_world_size()
+        try:
+            dist.monitored_barrier(group, timeout=timedelta(seconds=self._left() + 2 * _RESUME_SECONDS))
+            dist.all_gather_object(answers, why, group=group)
+        except RuntimeError as error:  # gloo's, and names the rank that is missing
+            answers = [why, str(error)]
+        whys = [answer for answer in answers if answer]
+        if whys:
+            raise errors.AbortedError(f"version {self.weight_version}: {failed}: {'; '.join(whys)}", code="ABORTED",
+                                      remedy="update again; `wwctl status` says what weightwire waits for")
+
+    def _left(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+    @staticmethod
+    def _wait(ref: Any, seconds: float) -> Any:
+        import ray
+
+        return ray.get(ref, timeout=seconds)
+
+
+def _text(failed: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} failed in {why}" for name, why in failed.items())
