@@ -47,12 +47,29 @@ class Ticket:
 def ticket(engine: str, checkpoint: str, version: int, **more: Any) -> list[tuple[str, torch.Tensor]]:
     """The named tensors for update_weights_from_tensor; `more` as in Ticket."""
     text = json.dumps(asdict(Ticket(engine, checkpoint, version, **more))).encode()
-    return [(_TICKET, torch.frombuffer(bytearray(text), dtype=torch.uint8))]
+    return [(_TICKET, torch.frombuffer(bytearray(text), dtype=torch.uint8).as_subclass(_ByValue))]
+
+
+class _ByValue(torch.Tensor):
+    """Is pickled with its bytes, as a plain tensor. torch's way between processes, which SGLang uses, shares a file
+    descriptor on one host; and once SGLang has patched that in a process, it fails for CPU tensors."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        rebuild, (storage, *rest) = self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
+        return rebuild, (_Storage(storage), *rest)
+
+
+class _Storage:
+    def __init__(self, storage: Any):
+        self._storage = storage
+
+    def __reduce__(self) -> Any:
+        return self._storage.__reduce__()
 
 
 def payloads(named_tensors: Sequence[tuple[str, torch.Tensor]], ranks: int) -> list[str]:
     """A ticket as SGLang's HTTP call /update_weights_from_tensor takes it, in `serialized_named_tensors`: one for each
-    TP rank, and unlike what SGLang's own serializer makes of CPU tensors it may be read on another host."""
+    TP rank."""
     return [base64.b64encode(pickle.dumps(list(named_tensors), protocol=4)).decode()] * ranks
 
 
