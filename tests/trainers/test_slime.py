@@ -1,8 +1,14 @@
 """weightwire.slime as slime's actor drives it: real megatron-core ranks, real daemon, SGLang's loader hook; slime's, Ray's
 and SGLang's own processes are stood in for (slime_standins.py)."""
 
+import importlib
+import re
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
+import yaml
 
 import weightwire.slime
 import weightwire.sglang
@@ -116,3 +122,17 @@ def test_a_job_that_would_not_use_it_is_refused(changes):
 def test_a_quantized_rollout_is_refused():
     with pytest.raises(RefusedError, match="quantized"):
         weightwire.slime.WeightUpdater(arguments("", str(CHECKPOINT)), [], quantization_config={"quant_method": "fp8"})
+
+
+def test_the_documented_arguments_plug_it_in_and_are_read(monkeypatch):
+    blocks = dict(re.findall(r"```(bash|yaml) slime\n(.*?)```", (ROOT / "docs/frameworks.md").read_text(), re.S))
+    options = dict(line.removeprefix("--").split() for line in blocks["bash"].splitlines())
+    assert yaml.safe_load(blocks["yaml"]) == dict(weightwire_deadline=300, weightwire_job="", weightwire_agent="")
+    args = arguments("/agent.sock", str(CHECKPOINT), sglang_custom_weight_loader=[options["sglang-custom-weight-loader"]],
+                     weightwire_deadline=7, weightwire_job="second")
+    actor = SimpleNamespace(UpdateWeightFromDistributed=None)
+    monkeypatch.setitem(sys.modules, "slime.backends.megatron_utils", SimpleNamespace(actor=actor))
+    module, _, name = options["custom-megatron-init-path"].rpartition(".")
+    getattr(importlib.import_module(module), name)(args)
+    updater = actor.UpdateWeightFromDistributed(args, [])
+    assert (updater._deadline, updater._job, updater._agent) == (7, "second", "/agent.sock")
