@@ -79,6 +79,10 @@ class AgentImpl final : public Agent {
     auto participant = Find(handle);
     return participant ? participant->AcknowledgeSwap(epoch, flip_seconds) : StaleHandle();
   }
+  Status MakeRoom(Handle handle, Epoch epoch) override {
+    auto participant = Find(handle);
+    return participant ? participant->MakeRoom(epoch) : StaleHandle();
+  }
   void Detach(Handle handle, Status why) override {
     if (auto participant = Find(handle)) participant->Leave(std::move(why));
   }

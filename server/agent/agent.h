@@ -37,6 +37,10 @@ class Application {
   /// leader: swap all ranks at one step boundary, then acknowledge once.
   virtual void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer,
                            bool leader) = 0;
+  /// A rank with one buffer: `version` can be moved only when what is served is given up. Stop
+  /// serving, then Agent::MakeRoom(epoch). An epoch that ends before (by an abort) takes the wish
+  /// back silently.
+  virtual void OnRoomWanted(Epoch epoch, Version version) = 0;
   /// All ranks of the engine have swapped; the other buffer will be written by the next epoch.
   virtual void OnInstalled(Epoch epoch, Epoch content) = 0;
   /// Fenced: stop serving, forget the stage, attach again with a new incarnation. The handle is
@@ -51,6 +55,7 @@ struct AttachRequest {
   uint32_t rank = 0;
   uint32_t world_size = 0;
   Incarnation incarnation{};
+  uint32_t buffers = memory::kBuffersMax;  ///< of an engine rank's stage: 1 or 2
   int64_t pid = 0;
   std::array<uint8_t, 16> trace_id{};
 };
@@ -66,10 +71,10 @@ struct TensorBinding {
   uint64_t offset = 0;  ///< bytes
 };
 
-/// An engine rank's two buffers; the caller passes the fds on to the process.
+/// An engine rank's buffers; the caller passes the fds on to the process.
 struct StageInfo {
   memory::ArenaMap arena;
-  std::array<std::shared_ptr<memory::MemoryRegion>, 2> buffers;
+  std::vector<std::shared_ptr<memory::MemoryRegion>> buffers;
 };
 
 struct Options {
@@ -83,6 +88,10 @@ struct Options {
   uint64_t imported_regions_max = 4'096;
   /// While the coordinator cannot be reached: try again after this, doubled up to 16 times.
   Nanos reconnect = std::chrono::milliseconds(250);
+  /// An engine rank with one buffer: how long it may take to make room, and how long it may stay
+  /// empty between a failed epoch and the next one before it is fenced, so that it attaches again
+  /// and is filled.
+  Nanos room_deadline = std::chrono::seconds(20);
 };
 
 struct LocalStatus {
@@ -143,6 +152,10 @@ class Agent : public control::AgentPort {
   ///   kFailedPrecondition / kStaleEpoch  not the epoch that was offered; kPermissionDenied: not
   ///   the leader
   virtual Status AcknowledgeSwap(Handle handle, Epoch epoch, double flip_seconds) = 0;
+  /// Engine rank with one buffer: nothing is served from it any more; OnRoomWanted(epoch) is
+  /// fulfilled. A repeat is OK and has no effect.
+  ///   kFailedPrecondition / kStaleEpoch  no room is wanted for this epoch (any more)
+  virtual Status MakeRoom(Handle handle, Epoch epoch) = 0;
   /// The process left or its socket closed. Idempotent.
   virtual void Detach(Handle handle, Status why) = 0;
 

@@ -16,7 +16,8 @@ struct Attempt {
   epoch::PrepareCommand command;
   std::vector<std::shared_ptr<const plan::RankSlice>> slices;  ///< by leg
   size_t gates = 0;                                            ///< what prepare still waits for
-  bool refused = false;  ///< a gate failed; later ones count no more
+  bool refused = false;     ///< a gate failed; later ones count no more
+  bool wants_room = false;  ///< target with one buffer: the application was asked
   bool admitted = false;
   int buffer = 0;  ///< target: the one that is written
   Nanos started{};

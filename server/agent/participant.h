@@ -36,6 +36,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void Publish(Version version, PublishMode mode, bool manual_commit, Nanos deadline,
                std::array<uint8_t, 16> trace_id, control::Done done);
   Status AcknowledgeSwap(Epoch epoch, double flip_seconds);
+  Status MakeRoom(Epoch epoch);
   LocalStatus Describe() const;
 
   void OnCommand(epoch::Command command) { Feed(std::move(command)); }
@@ -67,6 +68,8 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void Do(const epoch::SendLost& action);
 
   Status CheckPrepare(const epoch::PrepareCommand& command) const;
+  void WantRoom(const std::shared_ptr<Attempt>& attempt);
+  void FenceWhenEmptyTooLong();
   void FetchSlices(const std::shared_ptr<Attempt>& attempt);
   void PassGate(const std::shared_ptr<Attempt>& attempt, const Status& status);
   void CheckSlices(const std::shared_ptr<Attempt>& attempt);
@@ -98,6 +101,8 @@ class Participant : public std::enable_shared_from_this<Participant> {
   uint32_t drains_ = 0;
   double flip_seconds_ = 0;
   Epoch acknowledged_{};
+  Epoch emptied_for_{};  ///< MakeRoom was called for it, and nothing was installed since
+  Executor::TimerId room_timer_ = 0;
   bool ended_ = false;
   bool gone_ = false;
 };

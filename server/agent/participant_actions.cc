@@ -8,8 +8,8 @@
 // actions of one step are carried out before the next step is taken.
 //
 // Prepare passes gates: the slice of every leg is here, the version is held (trainer), the stage
-// exists (engine). Then the slices are checked against the layout on the workers, tickets are
-// admitted, and the machine is told. The first gate that fails is the answer.
+// exists (engine) and has room. Then the slices are checked against the layout on the workers,
+// tickets are admitted, and the machine is told. The first gate that fails is the answer.
 //
 // Every attempt is drained once, whoever asks; its memory and tickets are let go only then.
 namespace weightwire::agent {
@@ -45,7 +45,12 @@ void Participant::Do(const epoch::DoPrepare&) {
   if (!is_engine()) {
     publication_->WhenHeld(attempt->command.version, pass);
   } else {
-    memory_->MakeStage(pass);
+    memory_->MakeStage([weak = weak_from_this(), attempt](const Status& status) {
+      auto self = weak.lock();
+      if (!self) return;
+      const bool target = attempt->command.role == epoch::Role::kTarget;
+      status.ok() && target ? self->WantRoom(attempt) : self->PassGate(attempt, status);
+    });
   }
   FetchSlices(attempt);
 }
@@ -182,6 +187,7 @@ void Participant::Drain(const std::shared_ptr<Attempt>& attempt, std::function<v
                                  }
                                }
                                for (auto& told : std::exchange(attempt->when_drained, {})) told();
+                               self->FenceWhenEmptyTooLong();
                                self->GoneWhenIdle();
                              });
 }
@@ -198,6 +204,7 @@ void Participant::Do(const epoch::OfferSwap& action) {
 void Participant::Do(const epoch::DoInstall&) {
   const auto attempt = attempt_;
   memory_->stage()->Flip(attempt->command.content);
+  emptied_for_ = {};
   Drain(attempt, [] {});
   if (application_ != nullptr) {
     application_->OnInstalled(attempt->command.epoch, attempt->command.content);

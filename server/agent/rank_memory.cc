@@ -110,16 +110,17 @@ void RankMemory::MakeStage(control::Done done) {
 Status RankMemory::StartStage() {
   if (!layout_) return NoLayout();
   if (stage_ || making_stage_) return OkStatus();
-  const uint64_t bytes = transfer::StageBytes(arena_);
+  const uint64_t bytes = transfer::StageBytes(arena_, buffers_);
   auto admitted = services_->budget->AdmitStaging("the stage of " + name_, bytes);
   if (!admitted) return std::move(admitted.error()).AtRank(name_);
   making_stage_ = true;
   // The strand alone may give the share back: the worker passes it on and never holds the last one.
   auto share = std::make_shared<Budget::Share>(std::move(*admitted));
   services_->workers.Post([weak = weak_from_this(), share = std::move(share), name = name_,
-                           arena = arena_, &strand = services_->strand]() mutable {
+                           arena = arena_, buffers = buffers_,
+                           &strand = services_->strand]() mutable {
     auto made = std::make_shared<Result<std::unique_ptr<memory::StageBuffers>>>(
-        memory::StageBuffers::Make(name, std::move(arena)));
+        memory::StageBuffers::Make(name, std::move(arena), buffers));
     strand.Post([weak = std::move(weak), share = std::move(share), made = std::move(made)] {
       if (auto self = weak.lock()) self->StageMade(std::move(*made), std::move(*share));
     });
@@ -145,11 +146,11 @@ Result<StageInfo> RankMemory::OpenStage() {
   if (!stage_) {
     return Fail(Code::kUnavailable, Reason::kNotReady, "the stage is being made; call again");
   }
-  return StageInfo{stage_->arena(), {stage_->region(0), stage_->region(1)}};
+  return StageInfo{stage_->arena(), stage_->regions()};
 }
 
 transfer::Binding RankMemory::StageBinding(int buffer) const {
-  return ArenaBinding(stage_->arena(), stage_->region(buffer));
+  return ArenaBinding(stage_->arena(), stage_->regions()[static_cast<size_t>(buffer)]);
 }
 
 }  // namespace weightwire::agent

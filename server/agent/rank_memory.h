@@ -16,8 +16,9 @@ namespace weightwire::agent {
 /// Belongs to the agent's strand. Destroyed only when nothing of the rank runs any more.
 class RankMemory : public std::enable_shared_from_this<RankMemory> {
  public:
-  RankMemory(std::shared_ptr<Services> services, std::string name)
-      : services_(std::move(services)), name_(std::move(name)) {}
+  /// `buffers`: of the stage, should it be made.
+  RankMemory(std::shared_ptr<Services> services, std::string name, uint32_t buffers)
+      : services_(std::move(services)), name_(std::move(name)), buffers_(buffers) {}
   ~RankMemory();
 
   /// Sets the agreed layout, once. kInvalidArgument / kShapeOverflow when its sizes do not fit.
@@ -53,6 +54,7 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
 
   const std::shared_ptr<Services> services_;
   const std::string name_;
+  const uint32_t buffers_;
   std::shared_ptr<const layout::RankLayout> layout_;
   memory::ArenaMap arena_;
   std::map<uint64_t, Imported> imports_;

@@ -122,6 +122,7 @@ Status AgentRole::MakeAgent(const Config& config, const Host& host, CoordinatorR
   options.host = HostIdentity();
   options.addresses = addresses_;
   options.stage_bytes_max = config.stage_bytes_max;
+  options.room_deadline = std::chrono::milliseconds(config.room_deadline_ms);
   agent_ = OnStrand(strand_, [&] {
     return agent::Agent::Make(std::move(options), host.clock, strand_, host.workers, *port_,
                               *transfers_, host.metrics);

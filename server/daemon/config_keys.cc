@@ -137,6 +137,8 @@ std::vector<Key> MakeKeys() {
       Millis("transfer_deadline_ms", "limit of the phase transferring",
              &Config::transfer_deadline_ms),
       Millis("staged_deadline_ms", "wait for a manual commit", &Config::staged_deadline_ms),
+      Millis("room_deadline_ms", "for an engine rank with one buffer to give up what it serves",
+             &Config::room_deadline_ms),
       Millis("commit_deadline_ms", "limit of the phase committing", &Config::commit_deadline_ms),
       Millis("abort_deadline_ms", "limit of the phase aborting", &Config::abort_deadline_ms),
       Numeric<uint32_t>("min_engines", "N", "complete engines that a publish waits for",

@@ -61,6 +61,8 @@ class Stepper {
     StartCurrent();
   }
 
+  void On(const LocalEmptied&) { state_.serving = {}; }
+
   void On(const LocalLost& event) {
     if (state_.evicted) return;
     Do(SendLost{event.why});

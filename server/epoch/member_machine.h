@@ -53,11 +53,12 @@ struct LocalApplied {
 struct LocalDrained {
   Epoch epoch;
 };
+struct LocalEmptied {};  ///< target with one buffer: what was served was given up for `current`
 struct LocalLost {
   Status why;
 };  ///< the application's process ended
-using MemberEvent =
-    std::variant<Command, LocalPrepared, LocalTransferred, LocalApplied, LocalDrained, LocalLost>;
+using MemberEvent = std::variant<Command, LocalPrepared, LocalTransferred, LocalApplied,
+                                 LocalDrained, LocalEmptied, LocalLost>;
 
 // ---- actions ----
 struct DoPrepare {};  ///< fetch slices, bind memory, admit tickets

@@ -31,11 +31,14 @@ Result<ArenaMap> ArenaMapOf(const std::vector<uint64_t>& tensor_bytes) {
   return arena;
 }
 
-Result<std::unique_ptr<StageBuffers>> StageBuffers::Make(const std::string& name, ArenaMap arena) {
+Result<std::unique_ptr<StageBuffers>> StageBuffers::Make(const std::string& name, ArenaMap arena,
+                                                         uint32_t count) {
+  WW_CHECK(count >= 1 && count <= kBuffersMax);
   std::unique_ptr<StageBuffers> stage(new StageBuffers());
-  for (size_t buffer = 0; buffer < stage->regions_.size(); ++buffer) {
-    WW_ASSIGN(stage->regions_[buffer],
+  for (uint32_t buffer = 0; buffer < count; ++buffer) {
+    WW_ASSIGN(std::shared_ptr<MemoryRegion> region,
               MemoryRegion::Allocate(name + "/" + std::to_string(buffer), arena.bytes_total));
+    stage->regions_.push_back(std::move(region));
   }
   stage->arena_ = std::move(arena);
   return stage;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -20,30 +19,38 @@ struct ArenaMap {
 ///   kInvalidArgument / kShapeOverflow  the sum does not fit
 Result<ArenaMap> ArenaMapOf(const std::vector<uint64_t>& tensor_bytes);
 
-/// One rank's two buffers for the `flip` install: `live` holds what the engine serves, `next` is
-/// written by the epoch in progress. Each is one memfd that the engine's process maps too.
+/// A rank's buffers: two for the `flip` install, one where there is no room for a second copy.
+constexpr uint32_t kBuffersMax = 2;
+
+/// One rank's buffers: `live` holds what the engine serves, `next` is written by the epoch in
+/// progress. With one buffer the two are the same: what is served must be forgotten before the next
+/// epoch is written. Each buffer is one memfd that the engine's process maps too.
 ///
-/// Not thread-safe: belongs to the agent's strand. Budget: 2 × arena bytes, allocated at once.
+/// Not thread-safe: belongs to the agent's strand. Budget: count × arena bytes, allocated at once.
 class StageBuffers {
  public:
-  static Result<std::unique_ptr<StageBuffers>> Make(const std::string& name, ArenaMap arena);
+  /// `count`: 1 or 2.
+  static Result<std::unique_ptr<StageBuffers>> Make(const std::string& name, ArenaMap arena,
+                                                    uint32_t count);
 
   const ArenaMap& arena() const { return arena_; }
-  const std::shared_ptr<MemoryRegion>& region(int buffer) const { return regions_[buffer]; }
-  /// Index (0, 1) of the buffer that holds the served epoch; −1 when the engine has none.
+  const std::vector<std::shared_ptr<MemoryRegion>>& regions() const { return regions_; }
+  /// Index into regions() of the buffer that holds the served epoch; −1 when the engine has none.
   int live() const { return live_; }
   Epoch live_epoch() const { return live_epoch_; }
-  /// The buffer that an epoch may write now.
-  int next() const { return live_ == 0 ? 1 : 0; }
+  /// The buffer that an epoch writes.
+  int next() const { return live_ == 0 && regions_.size() > 1 ? 1 : 0; }
+  /// `next` is not what is served.
+  bool has_room() const { return next() != live_; }
   /// The engine swapped: what was `next` is `live` from now on.
   void Flip(Epoch epoch);
-  /// The engine restarted or is DIRTY: nothing is served any more.
+  /// Nothing is served from here any more.
   void Forget();
 
  private:
   StageBuffers() = default;
   ArenaMap arena_;
-  std::array<std::shared_ptr<MemoryRegion>, 2> regions_;
+  std::vector<std::shared_ptr<MemoryRegion>> regions_;
   int live_ = -1;
   Epoch live_epoch_{};
 };

@@ -52,6 +52,10 @@ Result<Greeting> GreetingOf(const v1::AttachHello& hello, const TraceId& trace_o
   out.request.rank = hello.rank();
   out.request.world_size = hello.world_size();
   out.request.incarnation = Incarnation(hello.incarnation());
+  if (hello.buffers() > memory::kBuffersMax) {
+    return Fail(wire::Bad("hello.buffers", "must be 1 or 2"));
+  }
+  if (hello.buffers() != 0) out.request.buffers = hello.buffers();
   out.request.pid = hello.pid();
   return out;
 }
@@ -79,6 +83,13 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
     offer->set_version(version.value);
     offer->set_buffer(static_cast<uint32_t>(buffer));
     offer->set_leader(leader);
+    Send(std::move(event));
+  }
+
+  void OnRoomWanted(Epoch epoch, Version version) override {
+    v1::AttachEvent event;
+    event.mutable_room_wanted()->set_epoch(epoch.value);
+    event.mutable_room_wanted()->set_version(version.value);
     Send(std::move(event));
   }
 

@@ -142,6 +142,15 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
     });
   }
 
+  Unary* MakeRoom(Context* context, const v1::MakeRoomRequest* request,
+                  v1::MakeRoomResponse* response) override {
+    return StartUnary(runtime_, context, "MakeRoom", *request, response, [&](auto answer) {
+      OnStrand([this, secret = request->handle(), epoch = Epoch(request->epoch()), answer] {
+        answer(agent_.MakeRoom(handles_.Find(secret), epoch));
+      });
+    });
+  }
+
   Unary* LocalStatus(Context* context, const v1::LocalStatusRequest* request,
                      v1::LocalStatusResponse* response) override {
     return StartUnary(runtime_, context, "LocalStatus", *request, response,

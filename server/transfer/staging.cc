@@ -38,8 +38,8 @@ Result<memory::ArenaMap> StageArenaOf(const layout::RankLayout& rank) {
   return memory::ArenaMapOf(sizes);
 }
 
-uint64_t StageBytes(const memory::ArenaMap& arena) {
-  return CheckedMul(2, arena.bytes_total).value_or(UINT64_MAX);
+uint64_t StageBytes(const memory::ArenaMap& arena, uint32_t buffers) {
+  return CheckedMul(buffers, arena.bytes_total).value_or(UINT64_MAX);
 }
 
 }  // namespace weightwire::transfer

@@ -24,7 +24,7 @@ PoolSize ScratchPoolSize(const Tuning& tuning);
 /// One buffer of the stage of an engine's rank.
 ///   kInvalidArgument / kShapeOverflow  a size does not fit; names the tensor
 Result<memory::ArenaMap> StageArenaOf(const layout::RankLayout& rank);
-/// Both buffers (memory::StageBuffers); UINT64_MAX when that does not fit.
-uint64_t StageBytes(const memory::ArenaMap& arena);
+/// All `buffers` of it (memory::StageBuffers); UINT64_MAX when that does not fit.
+uint64_t StageBytes(const memory::ArenaMap& arena, uint32_t buffers);
 
 }  // namespace weightwire::transfer

@@ -53,7 +53,7 @@ Fleet::Fleet(Options options)
                                        at(options_.trainer_nodes));
   for (const EngineSpec& spec : options_.engines) {
     engines_.push_back(std::make_unique<Rollout>(
-        executor, random, model, spec.name, spec.party, at(spec.nodes),
+        executor, random, model, spec.name, spec.party, at(spec.nodes), spec.buffers,
         [this](Epoch epoch, Version version) { return Committed(epoch, version); }));
   }
 }

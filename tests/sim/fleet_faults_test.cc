@@ -24,7 +24,7 @@ constexpr uint64_t kSeeds = 200;
 struct Reached {
   uint64_t commits = 0, aborts = 0, retries = 0, fills = 0, dropped_fills = 0;
   uint64_t crashes = 0, recovered_commits = 0, journal_failures = 0;
-  uint64_t trainer_evictions = 0, engine_ends = 0, given_up = 0;
+  uint64_t trainer_evictions = 0, engine_ends = 0, given_up = 0, rooms = 0;
 
   void Count(const coordinator::EpochStatus& epoch) {
     const bool committed = epoch.phase == epoch::Phase::kCommitted;
@@ -62,7 +62,10 @@ class Chaos {
     Settle();
     CountEpochs();
     reached_.trainer_evictions += fleet_.trainer().evictions();
-    for (const auto& engine : fleet_.engines()) reached_.engine_ends += engine->lives() - 1;
+    for (const auto& engine : fleet_.engines()) {
+      reached_.engine_ends += engine->lives() - 1;
+      reached_.rooms += engine->rooms();
+    }
   }
 
  private:
@@ -78,6 +81,7 @@ class Chaos {
     options.tuning.progress_timeout = seconds(3);
     options.tuning.connect_timeout = seconds(1);
     options.tuning.drain_grace = seconds(1);
+    for (auto& engine : options.engines) engine.buffers = 1 + random() % memory::kBuffersMax;
     return options;
   }
 
@@ -226,6 +230,7 @@ TEST(FleetFaults, NoFaultMakesAnEngineServeAnythingButOneCommittedVersion) {
            {"journal failures", reached.journal_failures},
            {"trainer evictions", reached.trainer_evictions},
            {"ends of engines", reached.engine_ends},
+           {"buffers given up for the next version", reached.rooms},
            {"versions not moved", reached.given_up}}) {
     std::printf("%llu %s\n", static_cast<unsigned long long>(times), what.c_str());
     EXPECT_GT(times, 0u) << "never reached: " << what;

@@ -32,6 +32,7 @@ void Node::Start() {
     agent_options.addresses[transport->name()] = transport->address();
   }
   port_.Revive();
+  agent_options.room_deadline = std::chrono::seconds(3);
   agent_ = agent::Agent::Make(agent_options, s_.executor, s_.executor, s_.executor, port_, *engine_,
                               metrics::Null());
   agent_->Start();

@@ -5,7 +5,8 @@
 namespace weightwire::sim {
 
 Process::Process(Node& node, const Model& model, const Party& party, control::GroupRole role,
-                 std::string group, uint32_t rank, Incarnation incarnation, Hooks hooks)
+                 std::string group, uint32_t rank, Incarnation incarnation, uint32_t buffers,
+                 Hooks hooks)
     : node_(node),
       model_(model),
       party_(party),
@@ -13,6 +14,7 @@ Process::Process(Node& node, const Model& model, const Party& party, control::Gr
       group_(std::move(group)),
       rank_(rank),
       incarnation_(incarnation),
+      buffers_(buffers),
       hooks_(std::move(hooks)) {}
 
 void Process::Attach() {
@@ -25,6 +27,7 @@ void Process::Attach() {
   request.rank = rank_;
   request.world_size = party_.world_size;
   request.incarnation = incarnation_;
+  request.buffers = buffers_;
   node_.agent().Attach(request, this, [this](const Result<agent::AttachReply>& reply) {
     if (!reply) return End(reply.error());
     if (!live()) {  // killed meanwhile
@@ -84,6 +87,10 @@ void Process::OnReleased(Version version, Epoch epoch, const Status& why) {
 void Process::OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader) {
   ExpectLive("OnCommitted");
   hooks_.committed(*this, epoch, content, version, buffer, leader);
+}
+void Process::OnRoomWanted(Epoch epoch, Version) {
+  ExpectLive("OnRoomWanted");
+  hooks_.room_wanted(*this, epoch);
 }
 void Process::OnInstalled(Epoch epoch, Epoch content) {
   ExpectLive("OnInstalled");

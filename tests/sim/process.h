@@ -20,9 +20,10 @@ class Process final : public agent::Application {
     std::function<void(Process&, Version, Epoch, const Status&)> released;
     std::function<void(Process&, Epoch, Epoch, Version, int, bool)> committed;
     std::function<void(Process&, Epoch, Epoch)> installed;
+    std::function<void(Process&, Epoch)> room_wanted;
   };
   Process(Node& node, const Model& model, const Party& party, control::GroupRole role,
-          std::string group, uint32_t rank, Incarnation incarnation, Hooks hooks);
+          std::string group, uint32_t rank, Incarnation incarnation, uint32_t buffers, Hooks hooks);
 
   void Attach();
   /// The process is killed: its agent sees the socket close.
@@ -39,6 +40,7 @@ class Process final : public agent::Application {
 
   void OnReleased(Version version, Epoch epoch, const Status& why) override;
   void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader) override;
+  void OnRoomWanted(Epoch epoch, Version version) override;
   void OnInstalled(Epoch epoch, Epoch content) override;
   void OnEvicted(const Status& why) override;
 
@@ -55,6 +57,7 @@ class Process final : public agent::Application {
   const std::string group_;
   const uint32_t rank_;
   const Incarnation incarnation_;
+  const uint32_t buffers_;
   const Hooks hooks_;
   State state_ = State::kAttaching;
   agent::Handle handle_{};

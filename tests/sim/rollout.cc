@@ -14,13 +14,14 @@ constexpr uint8_t kStagePadding = 0;
 }  // namespace
 
 Rollout::Rollout(testing::SimExecutor& executor, std::mt19937_64& random, const Model& model,
-                 std::string name, Party party, std::vector<Node*> nodes,
+                 std::string name, Party party, std::vector<Node*> nodes, uint32_t buffers,
                  std::function<bool(Epoch, Version)> committed)
     : executor_(executor),
       random_(random),
       model_(model),
       name_(std::move(name)),
       party_(std::move(party)),
+      buffers_(buffers),
       committed_(std::move(committed)) {
   ranks_.resize(party_.world_size);
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -55,9 +56,17 @@ void Rollout::Spawn(uint32_t rank) {
     EXPECT_EQ(ranks_[rank].swapped, content) << name_ << " has not swapped";
     ranks_[rank].offer.reset();
   };
+  hooks.room_wanted = [this, rank](Process& process, Epoch epoch) {
+    EXPECT_EQ(buffers_, 1u) << name_ << " has a buffer to spare";
+    const Nanos step(static_cast<int64_t>(random_() % (step_max_.count() + 1)));
+    executor_.PostAfter(step, [this, rank, epoch, asked = &process] {
+      if (asked->live()) MakeRoom(rank, *asked, epoch);
+    });
+  };
   Rank& here = ranks_[rank];
-  here.process = std::make_shared<Process>(*here.node, model_, party_, control::GroupRole::kEngine,
-                                           name_, rank, Incarnation{random_() | 1}, hooks);
+  here.process =
+      std::make_shared<Process>(*here.node, model_, party_, control::GroupRole::kEngine, name_,
+                                rank, Incarnation{random_() | 1}, buffers_, hooks);
   processes_.push_back(here.process);
   here.stage.reset();
   here.offer.reset();
@@ -85,6 +94,19 @@ void Rollout::Committed(uint32_t rank, const Process& process, Offer offer) {
   EXPECT_TRUE(!served_ || served_->buffer != offer.buffer) << name_ << ": the served buffer again";
   ranks_[rank].offer = offer;
   FlipWhenAllAreOffered();
+}
+
+/// The engine stops before any rank gives its buffer up; it goes on only when none has.
+void Rollout::MakeRoom(uint32_t rank, const Process& process, Epoch epoch) {
+  if (ranks_[rank].process.get() != &process) return;
+  const auto before = std::exchange(served_, std::nullopt);
+  const Status status = ranks_[rank].process->agent().MakeRoom(process.handle(), epoch);
+  if (status.ok()) {
+    ++rooms_;
+  } else {
+    EXPECT_EQ(status.reason(), Reason::kStaleEpoch) << status.ToString();
+    served_ = before;
+  }
 }
 
 bool Rollout::AllOffered(Epoch epoch) const {
@@ -149,7 +171,11 @@ void Rollout::CheckServedBytes() const {
 bool Rollout::HoldsStaged(uint64_t version) const {
   for (uint32_t i = 0; i < ranks_.size(); ++i) {
     if (!ranks_[i].stage) continue;
-    if (!Holds(ranks_[i], i, 0, version) && !Holds(ranks_[i], i, 1, version)) return false;
+    bool held = false;
+    for (uint32_t buffer = 0; buffer < buffers_; ++buffer) {
+      held |= Holds(ranks_[i], i, static_cast<int>(buffer), version);
+    }
+    if (!held) return false;
   }
   return true;
 }

@@ -24,7 +24,7 @@ class Rollout {
     int buffer = 0;
   };
   Rollout(testing::SimExecutor& executor, std::mt19937_64& random, const Model& model,
-          std::string name, Party party, std::vector<Node*> nodes,
+          std::string name, Party party, std::vector<Node*> nodes, uint32_t buffers,
           std::function<bool(Epoch, Version)> committed);
 
   void Start();
@@ -35,6 +35,7 @@ class Rollout {
   uint32_t size() const { return static_cast<uint32_t>(ranks_.size()); }
   uint64_t flips() const { return flips_; }
   uint64_t lives() const { return lives_; }
+  uint64_t rooms() const { return rooms_; }
 
   void KillRank(uint32_t rank);
   void SetRestart(bool restart) { restart_ = restart; }
@@ -65,6 +66,7 @@ class Rollout {
   void Spawn(uint32_t rank);
   void Ended(uint32_t rank, const Process& process);
   void Committed(uint32_t rank, const Process& process, Offer offer);
+  void MakeRoom(uint32_t rank, const Process& process, Epoch epoch);
   void FlipWhenAllAreOffered();
   void Flip(Epoch epoch);
   bool AllOffered(Epoch epoch) const;
@@ -75,6 +77,7 @@ class Rollout {
   const Model& model_;
   const std::string name_;
   const Party party_;
+  const uint32_t buffers_;
   const std::function<bool(Epoch, Version)> committed_;
   std::vector<Rank> ranks_;
   std::vector<std::shared_ptr<Process>> processes_;
@@ -82,6 +85,7 @@ class Rollout {
   Nanos step_max_ = std::chrono::milliseconds(20);
   bool restart_ = true;
   uint64_t flips_ = 0;
+  uint64_t rooms_ = 0;  ///< times that a rank gave up what it served
   uint64_t lives_ = 1;  ///< raised whenever a rank ends
 };
 

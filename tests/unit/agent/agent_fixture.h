@@ -114,8 +114,11 @@ class AgentTest : public ::testing::Test {
     EXPECT_TRUE(agent->Bind(trainer->handle, {{0, id, 0}, {1, id, 64}}).ok());
     return trainer;
   }
-  std::unique_ptr<Rank> StagedEngine(uint32_t rank = 0, uint64_t incarnation = 1) {
-    auto rollout = Attach(RequestFor(control::GroupRole::kEngine, "engine-a", rank, incarnation));
+  std::unique_ptr<Rank> StagedEngine(uint32_t rank = 0, uint64_t incarnation = 1,
+                                     uint32_t buffers = memory::kBuffersMax) {
+    auto request = RequestFor(control::GroupRole::kEngine, "engine-a", rank, incarnation);
+    request.buffers = buffers;
+    auto rollout = Attach(request);
     EXPECT_TRUE(Submit(rollout->handle).ok());
     return rollout;
   }

@@ -182,6 +182,10 @@ class FakeApplication final : public Application {
         OkStatus());
     if (when_committed) when_committed();
   }
+  void OnRoomWanted(Epoch epoch, Version version) override {
+    told.push_back("room e" + std::to_string(epoch.value) + " v" + std::to_string(version.value));
+    if (when_room_wanted) when_room_wanted();
+  }
   void OnInstalled(Epoch epoch, Epoch content) override {
     Say("installed e" + std::to_string(epoch.value) + " content " + std::to_string(content.value),
         OkStatus());
@@ -189,7 +193,7 @@ class FakeApplication final : public Application {
   void OnEvicted(const Status& why) override { Say("evicted", why); }
 
   std::vector<std::string> told;
-  std::function<void()> when_released, when_committed;
+  std::function<void()> when_released, when_committed, when_room_wanted;
 
  private:
   void Say(std::string text, const Status& why) {

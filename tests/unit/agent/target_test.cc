@@ -16,7 +16,7 @@ class AgentTarget : public AgentTest {
   }
   std::unique_ptr<Rank> rollout_;
   std::vector<std::string>* told_;
-  std::array<std::shared_ptr<memory::MemoryRegion>, 2> buffers_;
+  std::vector<std::shared_ptr<memory::MemoryRegion>> buffers_;
 };
 
 TEST_F(AgentTarget, FillsTheBufferThatIsNotServed) {

@@ -138,6 +138,7 @@ class Life {
         return LocalApplied{epoch};
       case 11:
         if (dice_.Percent(10)) return LocalLost{bad};
+        if (dice_.Percent(10)) return LocalEmptied{};
         return LocalApplied{epoch_};
       default:
         return Command(AbortCommand{std::max(epoch_, Epoch(1)), member, bad});
@@ -264,11 +265,16 @@ class Life {
   void JudgeState() {
     Require(state_.fence >= before_.fence, "the fence only rises");
     Require(state_.self == kSelf, "a member stays itself");
-    if (!ended_) Require(state_.serving >= before_.serving, "I4: serving never decreases");
+    const bool emptied = std::holds_alternative<LocalEmptied>(*event_);
+    if (emptied) Reach("emptied");
+    Require(!emptied || state_.serving == Epoch{}, "who gave up what it served serves nothing");
+    if (!ended_ && !emptied) {
+      Require(state_.serving >= before_.serving, "I4: serving never decreases");
+    }
     Require(state_.evicted == ended_, "evicted is for good");
     if (ended_) Require(state_.serving == Epoch{}, "an evicted member serves nothing");
-    Require(state_.serving == before_.serving || installed_now_ || ended_,
-            "serving changes by installing only");
+    Require(state_.serving == before_.serving || installed_now_ || ended_ || emptied,
+            "serving changes by installing or giving up only");
     installed_now_ = false;
   }
 

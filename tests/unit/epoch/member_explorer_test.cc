@@ -30,6 +30,7 @@ TEST(MemberExplorer, FindsNoViolationAndReachesEveryBranch) {
                              "lost",
                              "drained",
                              "repeated",
+                             "emptied",
                              "stranger",
                              "ended",
                              "abort.refused",

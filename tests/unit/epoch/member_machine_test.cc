@@ -274,6 +274,24 @@ TEST(MemberMachine, OlderContentThanServedIsRefused) {
   m.ExpectRefused(fill, Reason::kStaleEpoch);
 }
 
+TEST(MemberMachine, WhoGaveUpWhatItServedTakesOlderContent) {
+  Machine m;
+  m.ToDone(4, Role::kTarget);
+  m.Tell(CommitCommand{Epoch(4), Version(4), Epoch(4), kSelf, false});
+  m.Tell(InstalledCommand{Epoch(4), kSelf});
+  m.Tell(Prepare(5));
+  EXPECT_TRUE(m.Give(LocalEmptied{}).empty());
+  EXPECT_EQ(m.state.serving, Epoch{});
+  EXPECT_EQ(m.state.phase, MemberPhase::kPreparing);
+  m.Tell(AbortCommand{Epoch(5), kSelf, kBad});
+  m.Give(LocalDrained{Epoch(5)});
+  PrepareCommand fill = Prepare(6);
+  fill.kind = Kind::kFill;
+  fill.content = Epoch(3);
+  m.Tell(fill);
+  EXPECT_TRUE(m.Only<DoPrepare>());
+}
+
 TEST(MemberMachine, EvictedMemberDrainsServesNothingAndAcceptsNothing) {
   Machine m;
   m.ToDone(4, Role::kTarget);

@@ -54,17 +54,33 @@ TEST(ArenaMap, RefusesSumsThatDoNotFit) {
   }
 }
 
+TEST(StageBuffers, OneBufferHasRoomOnlyWhileNothingIsServed) {
+  auto stage = StageBuffers::Make("stage", *ArenaMapOf({100, 200}), 1);
+  ASSERT_TRUE(stage.has_value());
+  StageBuffers& buffers = **stage;
+  ASSERT_EQ(buffers.regions().size(), 1u);
+  EXPECT_TRUE(buffers.has_room());
+  buffers.Flip(Epoch(1));
+  EXPECT_EQ(buffers.live(), 0);
+  EXPECT_EQ(buffers.next(), 0);
+  EXPECT_FALSE(buffers.has_room());
+  buffers.Forget();
+  EXPECT_TRUE(buffers.has_room());
+}
+
 TEST(StageBuffers, NextIsNeverTheLiveOne) {
-  auto stage = StageBuffers::Make("stage", *ArenaMapOf({100, 200}));
+  auto stage = StageBuffers::Make("stage", *ArenaMapOf({100, 200}), 2);
   ASSERT_TRUE(stage.has_value());
   StageBuffers& buffers = **stage;
   EXPECT_EQ(buffers.live(), -1);
   EXPECT_EQ(buffers.live_epoch(), Epoch());
-  EXPECT_NE(buffers.region(0), buffers.region(1));
-  EXPECT_EQ(buffers.region(0)->size(), buffers.arena().bytes_total);
+  ASSERT_EQ(buffers.regions().size(), 2u);
+  EXPECT_NE(buffers.regions()[0], buffers.regions()[1]);
+  EXPECT_EQ(buffers.regions()[0]->size(), buffers.arena().bytes_total);
   for (uint64_t epoch = 1; epoch <= 5; ++epoch) {
     const int written = buffers.next();
     EXPECT_NE(written, buffers.live());
+    EXPECT_TRUE(buffers.has_room());
     buffers.Flip(Epoch(epoch));
     EXPECT_EQ(buffers.live(), written);
     EXPECT_EQ(buffers.live_epoch(), Epoch(epoch));

@@ -45,12 +45,13 @@ TEST(Staging, StageIsAllocatedAsForetold) {
   rank.tensors[0] = {"a", layout::DType::kBF16, {3, 5}, {}};
   rank.tensors[1] = {"b", layout::DType::kF32, {7}, {}};
   const memory::ArenaMap arena = StageArenaOf(rank).value();
-  EXPECT_EQ(StageBytes(arena), 2 * (64u + 28));
-  const auto stage = memory::StageBuffers::Make("stage-of-test", arena).value();
+  EXPECT_EQ(StageBytes(arena, 1), 64u + 28);
+  EXPECT_EQ(StageBytes(arena, 2), 2 * (64u + 28));
+  const auto stage = memory::StageBuffers::Make("stage-of-test", arena, 2).value();
   const auto files = MemoryFiles();
   uint64_t bytes = 0;
   for (const auto& [name, size] : files) bytes += name.rfind("stage-of-test", 0) == 0 ? size : 0;
-  EXPECT_EQ(bytes, StageBytes(arena));
+  EXPECT_EQ(bytes, StageBytes(arena, 2));
 }
 
 TEST(Staging, NamesTheTensorThatDoesNotFit) {
