@@ -18,7 +18,7 @@ from weightwire.errors import (
 )
 from weightwire.memory import Arena, TensorMeta, dtype_bytes
 from weightwire.publisher import Publisher, Release
-from weightwire.subscriber import Offer, Subscriber
+from weightwire.subscriber import Offer, RoomWanted, Subscriber
 from weightwire.session import default_agent_socket
 from weightwire.status import EngineStatus, EpochStatus, Event, JobStatus, ParticipantStatus
 from weightwire.waiting import Progress
@@ -40,6 +40,7 @@ __all__ = [
     "Publisher",
     "RefusedError",
     "Release",
+    "RoomWanted",
     "StaleError",
     "Subscriber",
     "TensorMeta",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, AsyncIterator, Mapping, Sequence
+from typing import Any, AsyncIterator, Callable, Mapping, Sequence, TypeVar
 
 import grpc
 import numpy as np
@@ -18,6 +18,8 @@ from weightwire.memory import TensorMeta
 from weightwire.status import EpochStatus, Event, JobStatus, changes
 from weightwire.v1 import coordinator_pb2, coordinator_pb2_grpc, types_pb2
 from weightwire.waiting import Found, ProgressCallback, ServedWait, StagedWait, VersionWait
+
+Found_ = TypeVar("Found_", bound="_subscriber.Offer | _subscriber.RoomWanted")
 
 
 class Client:
@@ -173,12 +175,19 @@ class Subscriber:
 
     async def wait_offer(self, timeout: float) -> _subscriber.Offer | None:
         """The next committed version; None after `timeout` seconds. An offer is not lost by a cancelled wait."""
+        return await self._wait(self._opened().wait_offer, timeout)
+
+    async def wait_event(self, timeout: float) -> _subscriber.Offer | _subscriber.RoomWanted | None:
+        """As wait_offer, for a subscriber with one buffer."""
+        return await self._wait(self._opened().wait_event, timeout)
+
+    async def _wait(self, look: Callable[[float], Found_ | None], timeout: float) -> Found_ | None:
         end = time.monotonic() + timeout
         while True:
             self._arrived.clear()
-            offer = self._opened().wait_offer(0)
-            if offer is not None:
-                return offer
+            event = look(0)
+            if event is not None:
+                return event
             try:
                 await asyncio.wait_for(self._arrived.wait(), max(0.0, end - time.monotonic()))
             except asyncio.TimeoutError:
@@ -191,6 +200,9 @@ class Subscriber:
 
     def flip(self, offer: _subscriber.Offer) -> Mapping[str, np.ndarray]:
         return self._opened().flip(offer)
+
+    async def make_room(self, wanted: _subscriber.RoomWanted) -> None:
+        await asyncio.to_thread(self._opened().make_room, wanted)
 
     async def acknowledge(self, offer: _subscriber.Offer, flip_seconds: float = 0.0) -> None:
         await asyncio.to_thread(self._opened().acknowledge, offer, flip_seconds)

@@ -67,7 +67,7 @@ class Session:
     """
 
     def __init__(self, *, agent: str, role: int, group: str, rank: int, world_size: int, job: str,
-                 timeout: float, on_event: Callable[[agent_pb2.AttachEvent], None],
+                 timeout: float, buffers: int = 0, on_event: Callable[[agent_pb2.AttachEvent], None],
                  on_end: Callable[[errors.WeightwireError], None]):
         self.timeout = timeout
         self.rank_name = f"{group}/{rank}"
@@ -85,7 +85,7 @@ class Session:
         self.handle = 0
         self._up.put(agent_pb2.AttachUp(hello=agent_pb2.AttachHello(
             protocol=types_pb2.Protocol(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
-            job=job, role=role, group=group, rank=rank, world_size=world_size,
+            job=job, role=role, group=group, rank=rank, world_size=world_size, buffers=buffers,
             incarnation=secrets.randbits(64) | 1, pid=os.getpid(), trace_id=self.trace_id)))
         self._stream = self._stub.Attach(iter(self._up.get, None))
         self._reader = threading.Thread(target=self._read, name=f"weightwire-{self.rank_name}", daemon=True)

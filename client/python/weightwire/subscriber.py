@@ -31,6 +31,15 @@ class Offer:
     generation: int  #: which attachment of this process it belongs to
 
 
+@dataclass(frozen=True)
+class RoomWanted:
+    """With one buffer: `version` is about to be moved to where the served version lies."""
+
+    epoch: int  #: for make_room()
+    version: int
+    generation: int
+
+
 class Subscriber:
     """One rank of an engine.
 
@@ -41,6 +50,10 @@ class Subscriber:
     lost, the agent or its session went away): an engine whose `serving` is None must not answer
     requests. After a fence the subscriber attaches again by itself and is brought up to date.
 
+    With `buffers=1` the rank has no second copy: before each version but the first `wait_event` returns a
+    `RoomWanted`. Stop serving on every rank, then call `make_room` with it; the offer follows, or, when the
+    version was not moved and none follows it, a fence.
+
     >>> with Subscriber(group="engine-a", rank=0, world_size=2) as s:
     ...     s.bind(config, "vllm:tp2", tensors)
     ...     offer = s.wait_offer(timeout=60)
@@ -49,13 +62,14 @@ class Subscriber:
     """
 
     def __init__(self, *, group: str, rank: int, world_size: int, job: str = "", agent: str | None = None,
-                 timeout: float = 30.0, on_offer: Callable[[], None] | None = None):
-        """`on_offer` is called, on a thread of this subscriber, whenever wait_offer has something new."""
+                 timeout: float = 30.0, buffers: int = 2, on_offer: Callable[[], None] | None = None):
+        """`buffers`: of the stage, 1 or 2. `on_offer` is called, on a thread of this subscriber, whenever
+        wait_offer or wait_event has something new."""
         self._place = dict(agent=agent or default_agent_socket(), role=types_pb2.GROUP_ROLE_ENGINE, group=group,
-                           rank=rank, world_size=world_size, job=job, timeout=timeout)
+                           rank=rank, world_size=world_size, job=job, timeout=timeout, buffers=buffers)
         self._layout: types_pb2.LayoutSubmission | None = None
         self._buffers: list[Mapping[str, np.ndarray]] = []
-        self._offers: queue.Queue[Offer | None] = queue.Queue()
+        self._events: queue.Queue[Offer | RoomWanted] = queue.Queue()
         self._lock = threading.Condition()
         self._generation = 0
         self._closed = threading.Event()
@@ -75,7 +89,7 @@ class Subscriber:
 
     def bind(self, config: Mapping[str, Any] | str, spec: str, tensors: Sequence[TensorMeta],
              trace: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
-        """Negotiates the layout of this rank and maps its stage (two buffers).
+        """Negotiates the layout of this rank and maps its stage.
 
         config, spec, tensors: as Publisher.bind, e.g. spec "vllm:tp2".
         trace: what the engine's own loader did, which then wins over the scheme: one mapping a copy, with
@@ -99,6 +113,10 @@ class Subscriber:
     def _map_stage(self, session: Session) -> list[str]:
         agreed, notes = session.submit(self._layout)
         stage = session.call("Subscribe", agent_pb2.SubscribeRequest())
+        if len(stage.fd_tokens) != self._place["buffers"]:
+            raise errors.RefusedError(f"the agent made {len(stage.fd_tokens)} buffers instead of "
+                                      f"{self._place['buffers']}", code="UNIMPLEMENTED", reason="protocol_version",
+                                      remedy="use an agent of the client library's version")
         buffers: list[Mapping[str, np.ndarray]] = []
         for token in stage.fd_tokens:
             fd = session.get_fd(token)
@@ -114,11 +132,38 @@ class Subscriber:
         return notes
 
     def wait_offer(self, timeout: float) -> Offer | None:
-        """The next committed version; None after `timeout` seconds or when closed."""
+        """The next committed version; None after `timeout` seconds. For two buffers: with one, `wait_event`."""
+        event = self.wait_event(timeout)
+        if isinstance(event, RoomWanted):
+            raise errors.RefusedError("with one buffer room must be made before the next version",
+                                      code="FAILED_PRECONDITION", epoch=event.epoch,
+                                      remedy="call wait_event, and make_room with its RoomWanted")
+        return event
+
+    def wait_event(self, timeout: float) -> Offer | RoomWanted | None:
+        """The next committed version, or the wish for room for one; None after `timeout` seconds."""
         try:
-            return self._offers.get(timeout=timeout)
+            return self._events.get(timeout=timeout)
         except queue.Empty:
             return None
+
+    def make_room(self, wanted: RoomWanted) -> None:
+        """Gives the served version up: its bytes may change from now on. `serving` is None until the next flip.
+
+        Raises StaleError when the epoch has ended meanwhile, or this incarnation was fenced; unless it was
+        fenced, what is served stays."""
+        with self._lock:
+            if wanted.generation != self._generation:
+                raise _stale(wanted.epoch)
+            before = self.serving, self.params
+            self.serving, self.params = None, None
+        try:
+            self._session.call("MakeRoom", agent_pb2.MakeRoomRequest(epoch=wanted.epoch))
+        except errors.StaleError:
+            with self._lock:
+                if wanted.generation == self._generation:
+                    self.serving, self.params = before
+            raise
 
     def stage(self, offer: Offer) -> Mapping[str, np.ndarray]:
         """The staged bytes of `offer`, read-only, by name; what is served does not change.
@@ -140,8 +185,7 @@ class Subscriber:
 
         self._lock.wait_for(lambda: self._buffers or not current(), self._place["timeout"])
         if not current() or not self._buffers:
-            raise errors.StaleError("the offer belongs to an incarnation that was fenced", code="ABORTED",
-                                    reason="stale_incarnation", epoch=offer.epoch)
+            raise _stale(offer.epoch)
         return self._buffers[offer.buffer]
 
     def acknowledge(self, offer: Offer, flip_seconds: float = 0.0) -> None:
@@ -150,11 +194,16 @@ class Subscriber:
                                                                                flip_seconds=flip_seconds))
 
     def _on_event(self, event: agent_pb2.AttachEvent, generation: int) -> None:
-        if event.WhichOneof("kind") == "swap_offer":
+        kind = event.WhichOneof("kind")
+        if kind == "swap_offer":
             o = event.swap_offer
-            self._offers.put(Offer(o.epoch, o.content, o.version, o.buffer, o.leader, generation))
-            if self._on_offer is not None:
-                self._on_offer()
+            self._events.put(Offer(o.epoch, o.content, o.version, o.buffer, o.leader, generation))
+        elif kind == "room_wanted":
+            self._events.put(RoomWanted(event.room_wanted.epoch, event.room_wanted.version, generation))
+        else:
+            return
+        if self._on_offer is not None:
+            self._on_offer()
 
     def _on_end(self, error: errors.WeightwireError) -> None:
         with self._lock:
@@ -196,3 +245,8 @@ class Subscriber:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _stale(epoch: int) -> errors.StaleError:
+    return errors.StaleError("it belongs to an incarnation that was fenced", code="ABORTED",
+                             reason="stale_incarnation", epoch=epoch)
