@@ -43,9 +43,10 @@ def fresh(checkpoint):
 class Stack:
     """A daemon, and whatever is opened beside it; closed last first."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, **config):
         self._opened = contextlib.ExitStack()
-        self.daemon = Daemon(str(BINARIES / "weightwired"), str(folder), "hub", role="all", listen="127.0.0.1:0")
+        self.daemon = Daemon(str(BINARIES / "weightwired"), str(folder), "hub", role="all", listen="127.0.0.1:0",
+                             **config)
         self.agent = self.daemon.agent_socket
 
     def add(self, thing):

@@ -10,6 +10,7 @@ _COMMON = dict(vocab_size=1024, hidden_size=256, num_hidden_layers=2, num_attent
                max_position_embeddings=512, initializer_range=0.06, bos_token_id=0, eos_token_id=1)
 KINDS = {
     "qwen2": ("Qwen2Config", dict(intermediate_size=704, tie_word_embeddings=False)),
+    "qwen2-4-layers": ("Qwen2Config", dict(intermediate_size=704, tie_word_embeddings=False, num_hidden_layers=4)),
     "qwen2-tied": ("Qwen2Config", dict(intermediate_size=704, tie_word_embeddings=True)),
     "qwen3-moe": ("Qwen3MoeConfig", dict(intermediate_size=512, moe_intermediate_size=128, num_experts=8, head_dim=32,
                                          num_experts_per_tok=2, decoder_sparse_step=1, norm_topk_prob=True,
@@ -30,7 +31,7 @@ def make(out: Path, kind: str, seed: int) -> Path:
     import transformers
     name, options = KINDS[kind]
     torch.manual_seed(seed)
-    config = getattr(transformers, name)(**_COMMON, **options, dtype="bfloat16")
+    config = getattr(transformers, name)(**{**_COMMON, **options}, dtype="bfloat16")
     model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     with torch.no_grad():
         for parameter in model.parameters():

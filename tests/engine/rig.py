@@ -124,8 +124,8 @@ class Trainer:
         assert line, f"the trainer ended with {self._process.wait(10)}"
         return json.loads(line)
 
-    def send(self, version: int, checkpoint: Path) -> None:
-        self._process.stdin.write(json.dumps({"publish": version, "checkpoint": str(checkpoint)}) + "\n")
+    def send(self, version: int, checkpoint: Path, **more: Any) -> None:
+        self._process.stdin.write(json.dumps({"publish": version, "checkpoint": str(checkpoint), **more}) + "\n")
         self._process.stdin.flush()
 
     def released(self) -> dict:

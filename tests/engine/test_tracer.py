@@ -122,7 +122,7 @@ def test_a_parameter_that_is_changed_after_the_copy_is_refused():
     assert record(loader).refused == {"a": "aten.exp_.default"}
 
 
-@pytest.mark.parametrize("kind,name", [("qwen2", "qwen2-tp2"), ("qwen3-moe", "qwen3-moe-tp2")])
+@pytest.mark.parametrize("kind,name", [("qwen2-4-layers", "qwen2-tp2"), ("qwen3-moe", "qwen3-moe-tp2")])
 def test_rows_of_vllms_loader_equal_the_stored_ones(kind, name, checkpoint, stack):
     """The stored traces were recorded by other means; their no-ops (unsqueeze, unbind, getitem) are dropped here."""
     stored = json.loads((rig.ROOT / f"tests/data/vllm-traces/{name}.json").read_text())

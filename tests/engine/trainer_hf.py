@@ -2,8 +2,8 @@
 
     python -m tests.engine.trainer_hf --agent SOCKET --checkpoint DIR
 
-Reads one JSON object a line on stdin, {"publish": VERSION, "checkpoint": DIR} or {"stop": true}, and answers each with
-one line: {"version", "epoch", "blocked_seconds"} or {"error"}. The first line that it prints is {"ready": true}. Any
+Reads one JSON object a line on stdin, {"publish": VERSION, "checkpoint": DIR} or {"stop": true}; with "manual": true the
+version is not committed until somebody asks. Answers each with one line: {"version", "epoch", "blocked_seconds"} or {"error"}. The first line that it prints is {"ready": true}. Any
 program with these arguments and lines can take its place (see `rig.Trainer`).
 """
 
@@ -58,7 +58,8 @@ def main() -> None:
             for name, array in params.items():
                 array.reshape(-1).view(np.uint8)[:] = new[name][1]
             try:
-                release = publisher.publish(command["publish"], deadline=300).wait_released(300)
+                release = publisher.publish(command["publish"], deadline=300,
+                                            manual_commit=command.get("manual", False)).wait_released(300)
                 answer = {"version": release.version, "epoch": release.epoch, "blocked_seconds": release.blocked_seconds}
             except Exception as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}

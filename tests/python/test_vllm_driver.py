@@ -3,7 +3,9 @@
 The same on a real engine, proved by generation: tests/engine/test_failures.py.
 """
 
+import dataclasses
 import threading
+import time
 
 import pytest
 
@@ -11,7 +13,7 @@ from weightwire.vllm import Deadlines, EngineDriver, InstallError, driver as dri
 from weightwire.vllm.link import Link
 
 QUICK = Deadlines(**{name: 5.0 for name in ("init", "prepare", "pause", "start", "update", "finish", "reset", "canary",
-                                            "resume")})
+                                            "resume", "transfer", "room")})
 
 
 class Rank:
@@ -28,10 +30,18 @@ class Rank:
     def offer(self, epoch):
         self.link.send({"offer": {"epoch": epoch, "version": epoch, "leader": self.number == 0}})
 
+    def want_room(self, epoch):
+        self.link.send({"room": {"epoch": epoch, "version": epoch}})
+
     def answer(self, do, message):
         self.engine.log.append(do)
         if do == "prepare" and self.engine.fault("prepare", self.number):
             raise RuntimeError("injected")
+        if do == "make_room":
+            assert self.engine.paused, "requests run on a stage that is given up"
+            if self.engine.fault("make_room", self.number):
+                raise RuntimeError("the epoch has ended")
+            self.engine.emptied.append((self.number, message["epoch"]))
         with self.changed:
             if do == "await" and not self.changed.wait_for(lambda: self.calls > message["calls"][self.number], 5):
                 raise TimeoutError("not reached")
@@ -63,7 +73,7 @@ class Engine:
 
     def __init__(self, size=2):
         self.size, self.log, self.faults, self.paused, self.version = size, [], {}, False, None
-        self.ranks = []
+        self.ranks, self.emptied = [], []
 
     def fault(self, step, rank):
         left = self.faults.get((step, rank), 0)
@@ -234,9 +244,88 @@ def test_no_offer_is_taken_while_a_rank_is_fenced(engine, driver):
 def test_a_rank_that_left_is_named(engine, driver):
     workers = driver._workers
     engine.offer(1)
-    assert workers.wait_offer(5)
+    assert workers.wait_event(5)
     engine.ranks[1].link.close()
     with workers._changed:
         assert workers._changed.wait_for(lambda: 1 not in workers._ranks, 5)
     with pytest.raises(InstallError, match=r"step prepare: .*ranks \[1\] of the engine are gone"):
         driver.step(5)
+
+
+class TestPausedLive:
+    """Ranks ask for room one by one; the engine stands still from the first wish to the end of the update."""
+
+    @staticmethod
+    def stepping(driver):
+        """A step on a thread of its own; returns a function that waits for its outcome."""
+        outcome = []
+
+        def run():
+            try:
+                outcome.append(driver.step(5))
+            except Exception as error:  # what the test asks for
+                outcome.append(error)
+        thread = threading.Thread(target=run)
+        thread.start()
+
+        def result():
+            thread.join(20)
+            assert not thread.is_alive()
+            return outcome[0]
+        return result
+
+    @staticmethod
+    def wait(condition):
+        end = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < end, "not reached"
+            time.sleep(0.01)
+
+    def test_the_engine_is_paused_before_any_rank_gives_up(self, engine, driver):
+        install(engine, driver, 1)
+        engine.log.clear()
+        engine.ranks[1].want_room(2)
+        result = self.stepping(driver)
+        self.wait(lambda: engine.emptied == [(1, 2)])
+        engine.ranks[0].want_room(2)
+        self.wait(lambda: engine.emptied == [(1, 2), (0, 2)])
+        engine.offer(2)
+        assert result().version == 2 and engine.serves() == {2} and not engine.paused
+        assert engine.log.count("pause abort") == 1 and engine.log[0] == "pause abort"
+
+    def test_an_epoch_that_is_tried_again_needs_no_second_wish(self, engine, driver):
+        install(engine, driver, 1)
+        for rank in engine.ranks:
+            rank.want_room(2)
+        result = self.stepping(driver)
+        self.wait(lambda: len(engine.emptied) == 2)
+        engine.offer(3)  # of the same version, after an abort of epoch 2
+        assert result().epoch == 3 and not engine.paused
+
+    def test_a_wish_that_was_taken_back_changes_nothing(self, engine, driver):
+        install(engine, driver, 1)
+        engine.faults = {("make_room", 0): 1}
+        engine.ranks[0].want_room(2)
+        assert driver.step(5) is None
+        assert engine.serves() == {1} and not engine.paused and driver.ready
+
+    def test_after_a_fence_it_goes_on_with_its_own_weights(self, engine, driver):
+        install(engine, driver, 1)
+        for rank in engine.ranks:
+            rank.want_room(2)
+        result = self.stepping(driver)
+        self.wait(lambda: len(engine.emptied) == 2)
+        engine.ranks[1].link.send({"fenced": "given up for an epoch that failed"})
+        failed = result()
+        assert isinstance(failed, InstallError) and failed.step == "transfer" and "given up" in str(failed)
+        assert engine.serves() == {1} and not engine.paused and not driver.ready
+        assert install(engine, driver, 4).version == 4 and driver.ready
+
+    def test_a_transfer_has_a_deadline(self, engine):
+        with EngineDriver(None, name="engine", deadlines=dataclasses.replace(QUICK, transfer=0.3)) as driver:
+            driver.init()
+            install(engine, driver, 1)
+            engine.ranks[0].want_room(2)
+            with pytest.raises(InstallError, match="step transfer: .*no version came within 0.3 s.*on version 1$"):
+                driver.step(5)
+            assert not engine.paused

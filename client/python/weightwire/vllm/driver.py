@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Callable, Sequence
 
 from weightwire import errors
-from weightwire.vllm.link import Workers
+from weightwire.vllm.link import Message, Workers
 from weightwire.vllm.ports import port_of
 from weightwire.vllm.replace import Deadlines, Replacer, StepError
+from weightwire.vllm.room import give_room
 
 log = logging.getLogger("weightwire.vllm")
 #: canary(generate, version), generate(token ids, max_tokens) -> greedy token ids
@@ -55,7 +56,8 @@ class EngineDriver:
     name:       the engine's group in weightwire
     agent:      the agent's socket; default as everywhere in weightwire
     mode:       "fused" (the engine's own parameters), "hf_sharded" or "hf_full" (through its `load_weights`)
-    install:    "host-shadow" or "device-shadow" (a second copy in device memory, made before the pause)
+    install:    "host-shadow", "device-shadow" (a second copy in device memory, made before the pause) or "paused-live"
+                (half the host memory: the engine is paused while the next version overwrites the stage of the last)
     pause:      what happens to requests in flight: "abort", "wait" (they end first) or "keep" (they go on with the
                 new weights, their cache recomputed)
     checkpoint: folder with config.json and safetensors headers; default: what the engine was started from
@@ -83,6 +85,7 @@ class EngineDriver:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._ranks: list[dict[str, Any]] = []
+        self._paused_at: float | None = None
         #: What the engine answers with; None: the weights that it was started with.
         self.serving: Serving | None = None
         self.broken = False
@@ -108,8 +111,8 @@ class EngineDriver:
         """The driver before this one ended in the middle of an update, and left the engine paused."""
         self._replacer.close_sessions()
         self.broken = not self._replacer.intact(None)
-        if not self.broken:
-            self._resume_quietly()
+        self._paused_at = time.monotonic()
+        self._resume_quietly()
 
     @property
     def ready(self) -> bool:
@@ -120,14 +123,31 @@ class EngineDriver:
         """Waits for the next committed version and installs it; None after `timeout` seconds without one.
 
         Raises InstallError, which says on which version the engine is. A version that failed for another reason
-        than its canary is tried again by the next call, until the coordinator evicts the engine.
+        than its canary is tried again by the next call, until the coordinator evicts the engine. With "paused-live" the
+        call may take `timeout` and the transfer.
         """
         if not self._ranks:
             self.init()
-        offer = self._workers.wait_offer(timeout)
+        event = self._workers.wait_event(timeout)
+        if event is not None and "rank" in event:
+            event = self._give_room(event)
+        return self._install(event["epoch"], event["version"]) if event is not None else None
+
+    def _give_room(self, wanted: Message) -> Message | None:
+        try:
+            self._pause_engine()
+            offer = give_room(self._workers, wanted, self.deadlines, self._stop.is_set)
+        except StepError as error:
+            self._resume_quietly()  # the engine's own weights are untouched
+            raise self._failed(error, wanted["version"], wanted["epoch"]) from error
         if offer is None:
-            return None
-        return self._install(offer["epoch"], offer["version"])
+            self._resume_quietly()
+        return offer
+
+    def _pause_engine(self) -> None:
+        if self._paused_at is None:  # pausing again would drop what is queued
+            self._replacer.call("pause", lambda t: self._port.pause(self._pause, t))
+            self._paused_at = time.monotonic()
 
     # ---- one version
 
@@ -138,15 +158,13 @@ class EngineDriver:
         step = self._replacer.call
         try:
             step("prepare", lambda t: self._workers.ask("prepare", t, epoch=epoch))
-            paused = time.monotonic()
-            if not self.broken:  # it is paused still; pausing again would drop what is queued
-                step("pause", lambda t: self._port.pause(self._pause, t))
+            self._pause_engine()
         except StepError as error:
-            if not self.broken:
-                self._resume_quietly()
+            self._resume_quietly()
             raise self._failed(error, version, epoch) from error
         failures = self._replacer.replace(epoch, version)
-        serving = Serving(version, epoch, time.monotonic() - paused, "; ".join(map(str, failures)))
+        assert self._paused_at is not None
+        serving = Serving(version, epoch, time.monotonic() - self._paused_at, "; ".join(map(str, failures)))
         if self._replacer.succeeded(failures):
             self._set(serving, broken=False)
         elif not self._replacer.intact(before.epoch if before else None) and not (before and self._replacer.succeeded(self._replacer.replace(before.epoch, before.version))):
@@ -175,13 +193,17 @@ class EngineDriver:
     def _resume(self, version: int, epoch: int) -> None:
         try:
             self._replacer.call("resume", self._port.resume)
+            self._paused_at = None
             self._replacer.call("resume", lambda t: self._workers.ask("resumed", t))
         except StepError as error:
             raise self._failed(error, version, epoch) from error
 
     def _resume_quietly(self) -> None:
+        if self.broken:
+            return
         try:
             self._port.resume(self.deadlines.resume)
+            self._paused_at = None
             self._workers.ask("resumed", self.deadlines.resume)
         except Exception as error:
             log.warning("weightwire: resume: %s", error)
@@ -191,6 +213,7 @@ class EngineDriver:
         self._workers.answered(epoch)
         try:
             self._replacer.call("pause", lambda t: self._port.pause("abort", t))
+            self._paused_at = time.monotonic()
             back = before is not None and self._replacer.succeeded(self._replacer.replace(before.epoch, before.version))
         except StepError as error:
             log.error("weightwire: %s: %s", error.step, error)

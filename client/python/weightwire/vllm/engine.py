@@ -23,12 +23,12 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from weightwire import errors
-from weightwire.subscriber import Offer, Subscriber
+from weightwire.subscriber import Offer, RoomWanted, Subscriber
 from weightwire.vllm import checkpoint, stage
 from weightwire.vllm.link import Link, Message
 
 MODES = ("fused", "hf_sharded", "hf_full")
-INSTALLS = ("host-shadow", "device-shadow")
+INSTALLS = ("host-shadow", "device-shadow", "paused-live")
 
 
 @dataclass
@@ -83,6 +83,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         self._link: Link | None = None
         self._targets: dict[bool, stage.Target] = {}  # by "is it the draft"
         self._pending: Offer | None = None
+        self._room: RoomWanted | None = None  # paused-live: not made yet
         self._device: tuple[int, dict[str, torch.Tensor]] | None = None  # device-shadow: (epoch, tensors)
         self._held: dict[int, dict[str, torch.Tensor]] = {}  # stages that may be replayed, by epoch
         self._serving: int | None = None  # epoch whose weights the model holds; None: from disk, or broken
@@ -117,9 +118,8 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             raise errors.RefusedError(f"unknown mode {s.mode!r}", code="INVALID_ARGUMENT",
                                       remedy=f"one of {', '.join(MODES)}")
         if s.install not in INSTALLS:
-            raise errors.RefusedError(
-                f"install mode {s.install!r} is not available", code="INVALID_ARGUMENT",
-                remedy=f"one of {', '.join(INSTALLS)}; paused-live needs an agent that writes without a stage")
+            raise errors.RefusedError(f"unknown install mode {s.install!r}", code="INVALID_ARGUMENT",
+                                      remedy=f"one of {', '.join(INSTALLS)}")
         folder = checkpoint.folder_of(s.checkpoint or self.model_config.model)
         self._config = checkpoint.config_of(checkpoint.config_text(folder))
         self._checkpoint = checkpoint.tensors(folder)
@@ -135,7 +135,8 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
     def _bind(self) -> None:
         s = self._settings
         self._subscriber = Subscriber(group=s.engine, rank=self._rank, world_size=self._world_size, job=s.job,
-                                      agent=s.agent, timeout=s.timeout)
+                                      agent=s.agent, timeout=s.timeout,
+                                      buffers=1 if s.install == "paused-live" else 2)
         self._observed = [meta for target in self._targets.values() for meta in target.observed]
         rows = [row for target in self._targets.values() for row in target.rows]
         compare = s.mode == "fused" and len(self._targets) == 1
@@ -151,11 +152,15 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
     def _follow(self, subscriber: Subscriber, link: Link, closed: threading.Event) -> None:
         told = None
         while not closed.is_set():
-            offer = subscriber.wait_offer(0.5)
-            if offer is not None:
+            event = subscriber.wait_event(0.5)
+            if isinstance(event, Offer):
                 with self._lock:
-                    self._pending = offer
-                link.send({"offer": {"epoch": offer.epoch, "version": offer.version, "leader": offer.leader}})
+                    self._pending = event
+                link.send({"offer": {"epoch": event.epoch, "version": event.version, "leader": event.leader}})
+            elif event is not None:
+                with self._lock:
+                    self._room = event
+                link.send({"room": {"epoch": event.epoch, "version": event.version}})
             elif subscriber.last_fence is not told:
                 told = subscriber.last_fence
                 link.send({"fenced": str(told)})
@@ -172,6 +177,8 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             with self._lock:
                 if not self._lock.wait_for(lambda: self._calls > message["calls"][self._rank], message["seconds"]):
                     raise TimeoutError("vLLM's call has not reached this rank, or is not done")
+        elif do == "make_room":
+            self._make_room(message["epoch"])
         elif do == "acknowledge":
             with self._lock:
                 offer = self._pending
@@ -199,6 +206,16 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
                 self._device = (epoch, shadow)
         elif self.device.type == "cuda" and epoch not in self._held:
             stage.pin(tensors)
+
+    def _make_room(self, epoch: int) -> None:
+        """The stage is about to be overwritten: nothing that lies there can be replayed any more."""
+        with self._lock:
+            room, subscriber = self._room, self._subscriber
+        if room is None or subscriber is None or room.epoch != epoch:
+            raise errors.StaleError(f"no room is wanted for epoch {epoch}", code="ABORTED", reason="stale_epoch")
+        subscriber.make_room(room)
+        with self._lock:
+            self._room, self._pending, self._held = None, None, {}
 
     def _staged(self, epoch: int) -> dict[str, torch.Tensor]:
         """The verified bytes of `epoch` on this rank: the offer's, or what is held for a replay."""
@@ -285,5 +302,5 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             self._link.close()
         if self._subscriber:
             self._subscriber.close()
-        self._link = self._subscriber = self._pending = self._device = self._serving = None
+        self._link = self._subscriber = self._pending = self._room = self._device = self._serving = None
         self._held = {}

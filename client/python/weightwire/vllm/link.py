@@ -1,6 +1,6 @@
 """The line between an engine's driver and its workers: a Unix socket, one JSON object a line, never weights.
 
-Workers tell their offers and what they serve; the driver asks (`do`) and every worker answers under the same id.
+Workers tell their offers, their wishes for room and what they serve; the driver asks (`do`) and every worker answers under the same id.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class Workers:
         self._ranks: dict[int, socket.socket] = {}
         self._hello: dict[int, Message] = {}
         self._offers: dict[int, Message] = {}
+        self._rooms: dict[int, Message] = {}
         self._answers: dict[tuple[int, int], Message] = {}
         self._fences: dict[int, str] = {}
         self._next_id = 0
@@ -98,10 +99,14 @@ class Workers:
                         self._ranks[rank], self._hello[rank] = connection, message["hello"]
                     elif "offer" in message:
                         self._offers[rank] = message["offer"]
+                        self._rooms.pop(rank, None)
                         self._fences.pop(rank, None)
+                    elif "room" in message:
+                        self._rooms[rank] = {**message["room"], "rank": rank}
                     elif "fenced" in message:
                         self._fences[rank] = message["fenced"]
                         self._offers.pop(rank, None)  # of an incarnation that is gone
+                        self._rooms.pop(rank, None)
                     else:
                         self._answers[rank, message["id"]] = message
                     self._changed.notify_all()
@@ -128,19 +133,30 @@ class Workers:
                                            code="DEADLINE_EXCEEDED", remedy="the engine's own log says why")
             return [self._hello[rank] for rank in sorted(self._hello)]
 
-    def wait_offer(self, timeout: float) -> Message | None:
-        """The offer that every rank holds and that nobody has answered; None after `timeout` seconds. Epochs are only
-        compared for equality: a coordinator that lost its memory counts from 1 again."""
-        def complete() -> bool:
+    def wait_event(self, timeout: float) -> Message | None:
+        """The offer that every rank holds and that nobody has answered, or one rank's wish for room, which names the
+        `rank`; None after `timeout` seconds. Epochs are only compared for equality: a coordinator that lost its memory
+        counts from 1 again."""
+        def event() -> Message | None:
+            if not self._complete():
+                return None
             epochs = {offer["epoch"] for offer in self._offers.values()}
-            return self._complete() and len(self._offers) == self.world_size and len(epochs) == 1
+            if len(self._offers) == self.world_size and len(epochs) == 1:
+                return self._offers[0]
+            return next(iter(self._rooms.values()), None)
         with self._changed:
-            return self._offers[0] if self._changed.wait_for(complete, timeout) else None
+            return self._changed.wait_for(event, timeout)
 
     def answered(self, epoch: int) -> None:
         """The offer of `epoch` is dealt with."""
         with self._changed:
             self._offers = {rank: offer for rank, offer in self._offers.items() if offer["epoch"] != epoch}
+
+    def roomed(self, rank: int) -> None:
+        """Its wish is dealt with. An offer that it held before is of bytes that are gone."""
+        with self._changed:
+            self._rooms.pop(rank, None)
+            self._offers.pop(rank, None)
 
     @property
     def fences(self) -> dict[int, str]:

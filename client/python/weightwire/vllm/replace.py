@@ -20,6 +20,8 @@ class Deadlines:
     and brought up to date anew: raise that too where updates take long."""
 
     init: float = 120.0
+    transfer: float = 300.0  #: paused-live: from the pause until the version lies in every rank's stage
+    room: float = 10.0  #: paused-live: for a rank to give its stage up
     prepare: float = 20.0
     pause: float = 20.0
     start: float = 20.0
