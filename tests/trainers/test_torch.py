@@ -1,11 +1,16 @@
 """Modules that hold whole tensors: publishing, receiving, and what may happen to parameters between versions."""
 
+import os
+import signal
+import time
+
 import pytest
 import torch
 
 import weightwire.torch
+from conftest import BINARIES, Daemon
 from torch_ranks import make_checkpoint, train_replicated
-from weightwire import RefusedError
+from weightwire import RefusedError, UnavailableError
 from world import World
 
 
@@ -120,3 +125,30 @@ def test_data_parallel_replicas_publish_together(daemon, hf_engine, tmp_path):
         for version in (1, 2, 3):
             engine.expect(version, tmp_path / f"v{version}.safetensors", world)
         world.join()
+
+
+def test_after_a_restart_of_the_sidecar_the_next_version_goes_out(tmp_path):
+    """Both sides attach again by themselves; versions go on above those that the old one knew."""
+    place = dict(role="all", listen="127.0.0.1:0")
+    daemon = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "hub"), "hub", **place)
+    source, target = Net(), Net()
+    try:
+        with weightwire.torch.Publisher(source, agent=daemon.agent_socket) as publisher, \
+                weightwire.torch.Receiver(target, group="follower", agent=daemon.agent_socket) as receiver:
+            randomise(source)
+            publisher.publish(1)
+            assert receiver.receive(timeout=30).version == 1
+            os.kill(daemon.pid, signal.SIGKILL)
+            daemon.stop()
+            deadline = time.monotonic() + 10
+            while publisher.attached:
+                assert time.monotonic() < deadline, "the publisher did not notice"
+                time.sleep(0.01)
+            with pytest.raises(UnavailableError):
+                publisher.publish(2, deadline=0.5)
+            daemon = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "hub"), "hub", **place)
+            want = randomise(source)
+            publisher.publish(2, deadline=30)
+            assert receiver.receive(timeout=30).version == 2 and same(target, want)
+    finally:
+        daemon.stop()

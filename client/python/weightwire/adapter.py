@@ -104,7 +104,8 @@ class LivePublisher:
 
     The values are copied into memory that is shared with the agent; the trainer may change, offload, free or
     move its parameters as soon as `publish` returns. Parameters are looked up again each time, so that they may
-    have been moved to another device or replaced in between; only names, shapes and dtypes must stay.
+    have been moved to another device or replaced in between; only names, shapes and dtypes must stay. A rank that the
+    agent lost (a restart of the sidecar) attaches again at its next version.
 
     Costs one copy of this rank's tensors in host memory, kept for all versions.
     """
@@ -112,22 +113,40 @@ class LivePublisher:
     def __init__(self, read: Callable[[], Sequence[Live]],
                  bind: Callable[[publisher.Publisher, Sequence[Live]], Mapping[str, np.ndarray]], *,
                  rank: int | None, world_size: int | None, group: str, job: str, agent: str | None, timeout: float):
-        self._read = read
+        self._read, self._bind = read, bind
         self._last: Release | None = None
         #: Seconds for which the last `publish` blocked the trainer: waiting for the version before, and the copy.
         self.blocked_seconds = 0.0
         lives = read()
         self.rank, self.world_size = place(rank, world_size)
-        self._publisher = publisher.Publisher(rank=self.rank, world_size=self.world_size, group=group, job=job,
-                                              agent=agent, timeout=timeout)
-        try:
-            arrays = bind(self._publisher, lives)
-        except BaseException:
-            self._publisher.close()
-            raise
+        self._open_publisher = lambda: publisher.Publisher(rank=self.rank, world_size=self.world_size, group=group,
+                                                           job=job, agent=agent, timeout=timeout)
         self._bound = {live.held.meta.name: live.held for live in lives}
+        self._open(lives)
+
+    def _open(self, lives: Sequence[Live]) -> None:
+        opened = self._open_publisher()
+        try:
+            arrays = self._bind(opened, lives)
+        except BaseException:
+            opened.close()
+            raise
+        self._publisher = opened
         self._shared = {name: as_tensor(array, self._bound[name].meta) for name, array in arrays.items()
                         if array.size > 0}
+
+    def _open_again(self, lives: Sequence[Live], end: float) -> None:
+        """The agent may be starting, and then look for its coordinator. Waits longer after each failure, up to 2 s."""
+        self._publisher.close()
+        pause = 0.1
+        while True:
+            try:
+                return self._open(lives)
+            except errors.UnavailableError:
+                if time.perf_counter() + pause > end:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, 2.0)
 
     @property
     def attached(self) -> bool:
@@ -138,16 +157,20 @@ class LivePublisher:
         """Copies the parameters as they are now and publishes them as `version` (greater than the last one).
 
         Every rank of the group must call it. When the version before is not released yet it is waited for, since
-        it is still read from the shared memory; `deadline` (seconds) bounds that wait, and then the version.
+        it is still read from the shared memory; `deadline` (seconds) bounds that wait with the one for an agent that
+        is away, and then the version.
         Returns at once after the copy; the release tells when the version is staged everywhere.
 
-        DeadlineError   the version before is still not released
-        RefusedError    a parameter's storage is freed, or its name, shape or dtype is not what was bound
+        DeadlineError     the version before is still not released
+        UnavailableError  the agent is away
+        RefusedError      a parameter's storage is freed, or its name, shape or dtype is not what was bound
         """
         started = time.perf_counter()
         self._wait_for_last(deadline)
         lives = self._read()
         self._check_same(lives)
+        if not self._publisher.attached:
+            self._open_again(lives, started + deadline)
         with torch.no_grad():
             for live in lives:
                 meta = live.held.meta

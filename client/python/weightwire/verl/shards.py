@@ -75,9 +75,6 @@ class ShardSource:
         engine = getattr(weights, "engine", weights)
         if getattr(engine, "module", None) is None:
             raise _refuse(f"route 'shards' needs verl's FSDP or Megatron engine and got {type(weights).__name__}")
-        if self._publisher is not None and not self._publisher.attached:
-            self._publisher.close()  # fenced: this rank registers anew
-            self._publisher = None
         if self._publisher is None:
             self._open(engine)
         return self._tensors
