@@ -45,6 +45,7 @@ std::unique_ptr<transport::Transport> MakeTransport(const std::string& name, con
   options.bind = config.data_listen;
   options.advertised_host = config.advertise_host;
   options.connections = static_cast<int>(config.tcp_connections);
+  options.traffic_class = static_cast<uint8_t>(config.traffic_class);
   options.io_threads = static_cast<int>(config.tcp_io_threads);
   options.metrics = &metrics;
   return transport::MakeTcpTransport(std::move(options));
@@ -56,6 +57,8 @@ transfer::Tuning TuningOf(const Config& config) {
   out.slot_bytes = static_cast<int64_t>(config.slot_bytes);
   out.slots_in_pool = config.slots_in_pool;
   out.window = config.window;
+  out.rate_limit = config.rate_limit;
+  out.peer_rate_limit = config.peer_rate_limit;
   out.chunk_bytes = static_cast<int64_t>(config.chunk_bytes);
   out.gets_in_flight = config.gets_in_flight;
   out.progress_timeout = std::chrono::milliseconds(config.progress_timeout_ms);

@@ -44,6 +44,9 @@ struct Config {
   uint32_t members_max = 16'384;
 
   uint32_t worker_threads = 0;  ///< 0: one per core, at most 4
+  uint64_t rate_limit = 0;
+  uint64_t peer_rate_limit = 0;
+  uint32_t traffic_class = 0;
   uint32_t tcp_connections = 4;
   uint32_t tcp_io_threads = 2;
   uint64_t segment_bytes_max = 1 << 20;

@@ -92,6 +92,9 @@ void DeclareTransfers(Sink& sink) {
                       Each("cause", {"digest_mismatch", "transport_failed"}));
   sink.DeclareCounter("digest_failures_total", "Segments whose bytes differed from their sum",
                       Each("transport", transports));
+  sink.DeclareCounter("rate_limited_seconds_total",
+                      "Time that slots and Gets waited for rate_limit or peer_rate_limit",
+                      Each("direction", {"in", "out"}));
   sink.DeclareGauge("staging_bytes", "Memory held by stages, snapshots and slots");
   sink.DeclareGauge("registered_memory_bytes", "Application memory that is bound");
 }

@@ -10,6 +10,7 @@
 #include "server/metrics/metrics.h"
 #include "server/transfer/notify.h"
 #include "server/transfer/outbox.h"
+#include "server/transfer/pacer.h"
 #include "server/transfer/ticket_table.h"
 #include "server/transfer/transfer.h"
 #include "server/transport/transport.h"
@@ -32,6 +33,8 @@ struct Context {
   std::unique_ptr<memory::SlotPool> scratch;
   TicketTable tickets;
   std::shared_ptr<Outbox> outbox;
+  RateLimits egress;   ///< slots on their way out, by the agents that read them
+  RateLimits ingress;  ///< Gets, by the agents that they read from
 
   Context(Options options_in, Clock& clock_in, Executor& strand_in, Executor& workers_in,
           metrics::Sink& metrics_in)
@@ -41,11 +44,17 @@ struct Context {
         workers(workers_in),
         metrics(metrics_in),
         tickets(options.self),
-        outbox(std::make_shared<Outbox>(strand_in)) {}
+        outbox(std::make_shared<Outbox>(strand_in)),
+        egress(options.tuning.rate_limit, options.tuning.peer_rate_limit),
+        ingress(options.tuning.rate_limit, options.tuning.peer_rate_limit) {}
 
   const Tuning& tuning() const { return options.tuning; }
   /// nullptr when there is none of this name.
   transport::Transport* TransportOf(const std::string& name) const;
+  void CountRateLimited(const char* direction, Nanos waited) {
+    metrics.Add("rate_limited_seconds_total", std::chrono::duration<double>(waited).count(),
+                {{"direction", direction}});
+  }
   void Send(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& notify) {
     outbox->Send(endpoint, notify);
   }

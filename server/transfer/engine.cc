@@ -156,6 +156,8 @@ void Core::EndSessionOf(const EndpointPtr& endpoint, const Status& why) {
   for (const auto& entry : std::map(targets_)) entry.second->OnSessionLost(endpoint->id(), why);
   context_->outbox->Forget(endpoint->id());
   sessions_->OnClosed(endpoint);
+  context_->egress.Forget(endpoint->hello().caller);
+  context_->ingress.Forget(endpoint->hello().callee);
 }
 
 void Core::WithdrawTicket(const Ticket& ticket) {
@@ -293,17 +295,23 @@ class EngineImpl final : public Engine {
   std::shared_ptr<Core> core_;
 };
 
+bool IsRate(uint64_t rate, const Tuning& tuning) {
+  return rate == 0 || rate >= static_cast<uint64_t>(tuning.slot_bytes);
+}
+
 Status CheckTuning(const Tuning& tuning) {
   const bool valid = tuning.segment_bytes_max >= 8 && tuning.slots_in_pool >= 1 &&
                      tuning.window >= 1 && tuning.mapped_window >= 1 && tuning.chunk_bytes >= 1 &&
                      tuning.gets_in_flight >= 1 && tuning.direct_run_bytes_min >= 1 &&
-                     tuning.rereads_max >= 0 &&
+                     tuning.rereads_max >= 0 && IsRate(tuning.rate_limit, tuning) &&
+                     IsRate(tuning.peer_rate_limit, tuning) &&
                      tuning.slot_bytes >= tuning.segment_bytes_max + 128 &&
                      tuning.slot_bytes % static_cast<int64_t>(kPageBytes) == 0;
   if (valid) return OkStatus();
   return Status(Code::kInvalidArgument, Reason::kConfigInvalid,
                 "transfer tuning is out of range: counts and sizes must be positive, slot_bytes a "
-                "multiple of 4096 and at least segment_bytes_max + 128");
+                "multiple of 4096 and at least segment_bytes_max + 128, rates 0 or at least "
+                "slot_bytes a second");
 }
 
 // A Get carries whole segments, or all sums of a slot (one for each 64 bytes of it at most).

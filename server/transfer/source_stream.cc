@@ -14,7 +14,11 @@ namespace weightwire::transfer {
 
 SourceStream::SourceStream(SourceRun& run, const plan::Stream& stream, PlanId plan,
                            uint32_t readers_planned)
-    : run_(run), stream_(stream), plan_(plan), readers_planned_(readers_planned) {
+    : run_(run),
+      stream_(stream),
+      plan_(plan),
+      readers_planned_(readers_planned),
+      pace_(run.context().strand, run.context().clock) {
   Touch();
 }
 
@@ -191,6 +195,7 @@ void SourceStream::Stop(const Status& why) {
   stop_ = true;
   if (status_.ok()) status_ = why;
   StopAsking();
+  pace_.Cancel();
   for (auto& [participant, reader] : readers_) {
     if (reader.open && !Complete(reader)) Refuse(reader.endpoint, participant, why);
   }
@@ -312,12 +317,37 @@ void SourceStream::OnPacked(uint32_t index, PackedSlot packed) {
 }
 
 void SourceStream::AnnounceInOrder() {
-  while (true) {
+  while (!pace_.waiting()) {
     auto entry = slots_.find(next_announced_);
     if (entry == slots_.end() || entry->second.phase != Phase::kPacked) return;
-    Announce(next_announced_++, entry->second);
-    ReleaseIfUnread(entry);
+    const bool now = pace_.Enter(PacedBytesOf(entry->first, entry->second),
+                                 [this, keep = run_.shared_from_this()](Nanos waited) {
+                                   context().CountRateLimited("out", waited);
+                                   Touch();
+                                   AnnounceNext();
+                                   AnnounceInOrder();
+                                   Pump();
+                                   run_.Changed();
+                                 });
+    if (!now) return;
+    AnnounceNext();
   }
+}
+
+// Who maps takes the bytes from memory, not from the link.
+PacedBytes SourceStream::PacedBytesOf(uint32_t index, const Slot& slot) {
+  std::vector<Incarnation> peers;
+  for (ParticipantId participant : slot.waiting) {
+    const Reader& reader = readers_.at(participant);
+    if (!reader.maps) peers.push_back(reader.endpoint->hello().caller);
+  }
+  return context().egress.For(peers, static_cast<uint64_t>(schedule_.slots[index].payload_bytes));
+}
+
+void SourceStream::AnnounceNext() {
+  auto entry = slots_.find(next_announced_);
+  Announce(next_announced_++, entry->second);
+  ReleaseIfUnread(entry);
 }
 
 void SourceStream::Announce(uint32_t index, Slot& slot) {

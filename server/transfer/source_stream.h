@@ -90,6 +90,8 @@ class SourceStream {
   void StopAsking();
   void OnPacked(uint32_t slot, PackedSlot packed);
   void AnnounceInOrder();
+  PacedBytes PacedBytesOf(uint32_t index, const Slot& slot);
+  void AnnounceNext();
   void Announce(uint32_t index, Slot& slot);
   void ReleaseIfUnread(SlotEntry entry);
   void Release(SlotEntry entry);
@@ -114,6 +116,7 @@ class SourceStream {
   FairGate::Turn gate_turn_;
   FairGate::Turn mapped_gate_turn_;
   memory::SlotPool::Turn pool_turn_;
+  PacedTurn pace_;      ///< of slot `next_announced_`
   uint32_t tasks_ = 0;  ///< on workers
   std::atomic<bool> stop_ = false;
   bool stopped_ = false;

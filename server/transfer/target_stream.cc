@@ -20,7 +20,8 @@ TargetStream::TargetStream(TargetRun& run, const plan::Stream& stream, const Pee
       source_(source),
       transport_(transport),
       maps_(transport->capabilities().map),
-      chunk_bytes_(run.context().tuning().chunk_bytes) {
+      chunk_bytes_(run.context().tuning().chunk_bytes),
+      pace_(run.context().strand, run.context().clock) {
   const uint64_t most = transport->capabilities().chunk_bytes_max;
   if (most > 0) chunk_bytes_ = std::min(chunk_bytes_, static_cast<int64_t>(most));
   Touch();
@@ -225,6 +226,15 @@ double TargetStream::CostOf(const Order& order) const {
   return static_cast<double>(order.chunk.segment_count) / static_cast<double>(sums_.size());
 }
 
+uint64_t TargetStream::BytesOf(const Order& order) const {
+  if (order.sum_only) return sizeof(uint64_t);
+  int64_t bytes = 0;
+  for (uint32_t i = 0; i < order.chunk.segment_count; ++i) {
+    bytes += schedule_.segments[order.chunk.first_segment + i].bytes;
+  }
+  return static_cast<uint64_t>(bytes);
+}
+
 // Each Get that is posted asks for the next one.
 void TargetStream::PumpGets() {
   const uint32_t window =
@@ -242,23 +252,36 @@ void TargetStream::OnGetAdmitted() {
   const bool plain = order.sum_only || ScratchBytes(stream_, schedule_, order.chunk,
                                                     context().tuning().direct_run_bytes_min) == 0;
   if (plain) {
-    asking_ = Asking::kNothing;
     orders_.pop_front();
-    PostGet(order, {});
-    return PumpGets();
+    return Pace(order, {});
   }
   asking_ = Asking::kScratch;
   const uint64_t ticket = context().scratch->Acquire(
       scratch_turn_, CostOf(order),
       [this, keep = run_.shared_from_this()](memory::RegionSpan scratch) {
-        asking_ = Asking::kNothing;
         // A re-read may have come first meanwhile; scratch is large enough for any chunk.
         const Order next = orders_.front();
         orders_.pop_front();
-        PostGet(next, std::move(scratch));
-        PumpGets();
+        Pace(next, std::move(scratch));
       });
   if (ticket != 0) ticket_ = ticket;
+}
+
+void TargetStream::Pace(const Order& order, memory::RegionSpan scratch) {
+  asking_ = Asking::kPace;
+  paced_scratch_ = std::move(scratch);
+  const auto post = [this, order, keep = run_.shared_from_this()] {
+    asking_ = Asking::kNothing;
+    PostGet(order, std::exchange(paced_scratch_, {}));
+    PumpGets();
+  };
+  const bool now = pace_.Enter(context().ingress.For({peer_.incarnation}, BytesOf(order)),
+                               [this, post](Nanos waited) {
+                                 context().CountRateLimited("in", waited);
+                                 Touch();
+                                 post();
+                               });
+  if (now) post();
 }
 
 void TargetStream::PostGet(const Order& order, memory::RegionSpan scratch) {
@@ -391,6 +414,12 @@ void TargetStream::Stop(const Status& why) {
   if (asked == Asking::kGet) run_.gets().Cancel(ticket_);
   if (asked == Asking::kScratch) {
     context().scratch->CancelWait(ticket_);
+    run_.gets().Leave();
+  }
+  if (asked == Asking::kPace) {
+    pace_.Cancel();
+    const memory::RegionSpan scratch = std::exchange(paced_scratch_, {});
+    if (scratch.region) context().scratch->Release(scratch);
     run_.gets().Leave();
   }
   MaybeClose();

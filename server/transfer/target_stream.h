@@ -91,8 +91,10 @@ class TargetStream {
   // Fetched.
   void OrderSlot(uint32_t index);
   double CostOf(const Order& order) const;
+  uint64_t BytesOf(const Order& order) const;
   void PumpGets();
   void OnGetAdmitted();
+  void Pace(const Order& order, memory::RegionSpan scratch);
   void PostGet(const Order& order, memory::RegionSpan scratch);
   void OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& status);
   void OnSummed(const std::shared_ptr<Fetch>& fetch, const std::vector<uint64_t>& sums);
@@ -126,11 +128,13 @@ class TargetStream {
   bool mapped_ = false;
 
   std::deque<Order> orders_;
-  enum class Asking { kNothing, kGet, kScratch };
+  enum class Asking { kNothing, kGet, kScratch, kPace };
   Asking asking_ = Asking::kNothing;  ///< for the first of `orders_`
   uint64_t ticket_ = 0;
   FairGate::Turn get_turn_;
   memory::SlotPool::Turn scratch_turn_;
+  PacedTurn pace_;
+  memory::RegionSpan paced_scratch_;  ///< of the Get that waits for its turn
   uint32_t gets_ = 0;
 
   uint32_t tasks_ = 0;  ///< on workers

@@ -48,7 +48,12 @@ struct Tuning {
   int64_t chunk_bytes = 4 << 20;        ///< of one Get; whole segments
   uint32_t gets_in_flight = 16;         ///< of the streams of one rank together
   int64_t direct_run_bytes_min = 4096;  ///< shorter runs are packed
-  int rereads_max = 2;                  ///< of one segment
+  /// Bytes a second that this agent sends, and as many that it reads, over transports that do not
+  /// map memory; and the same with any one peer agent. 0: no limit; else at least `slot_bytes`, so
+  /// that no stream waits for its turn so long that it seems to be stuck.
+  uint64_t rate_limit = 0;
+  uint64_t peer_rate_limit = 0;
+  int rereads_max = 2;  ///< of one segment
   Nanos connect_timeout = std::chrono::seconds(5);
   Nanos get_timeout = std::chrono::seconds(30);
   /// A stream without any progress for this long fails with kDeadlineExceeded.

@@ -4,6 +4,8 @@
 // Each checksum covers all that precedes it.
 #include "server/transport/tcp/tcp_handshake.h"
 
+#include <netinet/in.h>
+#include <netinet/ip.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
@@ -107,6 +109,10 @@ void Tune(tcp::socket& socket, const TcpOptions& options) {
   setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout_ms, sizeof(user_timeout_ms));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &idle_s, sizeof(idle_s));
+  if (options.traffic_class == 0) return;
+  const int tos = options.traffic_class;
+  setsockopt(fd, IPPROTO_IP, IP_TOS, &tos, sizeof(tos));  // of v4 addresses on v6 sockets too
+  setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &tos, sizeof(tos));
 }
 
 bool SendNow(tcp::socket& socket, std::span<const std::byte> message) {

@@ -23,6 +23,7 @@ struct TcpOptions {
   Nanos handshake_timeout = std::chrono::seconds(2);  ///< of an inbound session
   /// A peer that acknowledges nothing for this long, or reads nothing, has gone.
   Nanos peer_silence_max = std::chrono::seconds(30);
+  uint8_t traffic_class = 0;  ///< TOS byte of every data socket; 0: the system's choice
   metrics::Sink* metrics = &metrics::Null();  ///< must outlive the transport
 };
 

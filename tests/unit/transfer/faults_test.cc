@@ -325,6 +325,7 @@ TEST(TransferFaults, AnyMixOfFaultsEndsHonestly) {
     options.source_agents = 1 + Below(dice, options.shape.source_ranks);
     options.tuning.slots_in_pool = 1 + Below(dice, 4);
     options.tuning.progress_timeout = milliseconds(200);
+    options.tuning.rate_limit = Below(dice, 2) * 2'000'000;
     options.tuning.get_timeout = milliseconds(300);
     options.tuning.drain_grace = milliseconds(100);
     options.link.latency = std::chrono::microseconds(Below(dice, 2'000));

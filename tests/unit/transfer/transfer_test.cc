@@ -62,6 +62,9 @@ FleetOptions RandomFleet(uint64_t seed) {
   options.tuning.gets_in_flight = 1 + Below(rng, 8);
   options.tuning.chunk_bytes = 1 + Below(rng, 8'000);
   options.tuning.direct_run_bytes_min = 1 + Below(rng, 300);
+  const auto slot = static_cast<uint64_t>(options.tuning.slot_bytes);
+  options.tuning.rate_limit = slot * Below(rng, 3) * 50;
+  options.tuning.peer_rate_limit = slot * Below(rng, 3) * 25;
   options.link.latency = std::chrono::microseconds(Below(rng, 200));
   options.link.get_jitter_max = std::chrono::microseconds(Below(rng, 500));
   if (Below(rng, 2) == 0) options.link.bytes_per_second = 1 << (14 + Below(rng, 10));
