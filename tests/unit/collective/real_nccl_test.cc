@@ -1,8 +1,9 @@
-// client/collective/nccl_abi.h against the nccl.h of this machine.
+// client/collective/nccl_abi.h against the nccl.h of this machine, and its libnccl.so.2, which
+// loads without a GPU. Events are the fake's: nothing is put on a stream here.
 #include <gtest/gtest.h>
 #include <nccl.h>
 
-#include "client/collective/nccl_abi.h"
+#include "client/collective/collective.h"
 
 namespace weightwire::collective::nccl {
 namespace {
@@ -25,7 +26,7 @@ static_assert(std::is_same_v<decltype(&ncclBroadcast),
 static_assert(std::is_same_v<decltype(&ncclCommInitRankConfig),
                              ncclResult_t (*)(ncclComm_t*, int, ncclUniqueId, int, ncclConfig_t*)>);
 
-TEST(NcclHeader, OurConfigurationIsTheBeginningOfItsOwn) {
+TEST(RealNccl, OurConfigurationIsTheBeginningOfItsOwn) {
   EXPECT_LE(sizeof(Config), sizeof(ncclConfig_t));
   EXPECT_EQ(offsetof(Config, magic), offsetof(ncclConfig_t, magic));
   EXPECT_EQ(offsetof(Config, version), offsetof(ncclConfig_t, version));
@@ -39,6 +40,18 @@ TEST(NcclHeader, OurConfigurationIsTheBeginningOfItsOwn) {
   EXPECT_EQ(ours.max_ctas, theirs.maxCTAs);
   EXPECT_EQ(ours.split_share, theirs.splitShare);
   EXPECT_EQ(ours.unused, NCCL_CONFIG_UNDEF_INT);
+}
+
+// Without a GPU forming fails, with one it succeeds; both end, and leave the state that fits.
+TEST(RealNccl, LoadsGivesAnIdAndEndsForming) {
+  auto opened = Collective::Open({NCCL_LIBRARY, FAKE_NCCL_LIBRARY, 0, std::chrono::seconds(60)});
+  ASSERT_TRUE(opened) << opened.error().ToString();
+  auto id = (*opened)->MakeUniqueId();
+  ASSERT_TRUE(id) << id.error().ToString();
+  const Status formed = (*opened)->Form(*id, 0, 1, 1, std::chrono::seconds(60));
+  EXPECT_NE(formed.code(), Code::kDeadlineExceeded) << formed.ToString();
+  EXPECT_NE(formed.code(), Code::kInvalidArgument) << "it understands our configuration";
+  EXPECT_EQ((*opened)->state(), formed.ok() ? State::kReady : State::kUnformed);
 }
 
 }  // namespace
