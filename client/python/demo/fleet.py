@@ -71,6 +71,7 @@ class Fleet:
     pp: int = 2
     engines: list[Engine] = field(default_factory=list)
     options: dict = field(default_factory=dict)  # for the coordinating daemon
+    agent_options: dict = field(default_factory=dict)  # for the agents of tcp engines
 
     def __enter__(self) -> "Fleet":
         self.directory = tempfile.mkdtemp(prefix="weightwire-")
@@ -99,7 +100,7 @@ class Fleet:
             agent = self.hub
             if engine.via == "tcp":
                 agent = Daemon(self.binary, f"{self.directory}/{engine.name}", engine.name, role="agent",
-                               coordinator=self.hub.grpc, transports="[tcp]")
+                               coordinator=self.hub.grpc, transports="[tcp]", **self.agent_options)
                 self.daemons.append(agent)
             paths = [f"{self.directory}/{engine.name}-{rank}.sock" for rank in range(engine.tp)]
             engine.ranks = [Process(path, "engine", agent.agent_socket, self.directory, engine.name, str(engine.tp),

@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""./dev bench fanout: one trainer to 1, 2, … N engines whose links are narrow, every agent with a rate_limit.
+
+A Megatron TP2 x PP2 trainer behind one agent, each vLLM TP1 engine behind an agent of its own, all over tcp on this
+machine. Cores must not be the limit: choose a rate that they can serve N times over. Seconds are from the publish call
+to the last STAGED; every engine's bytes are compared in the last round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+
+import numpy as np
+
+from demo import checkpoint
+from demo.fleet import Engine, Fleet
+from report import machine
+
+MODEL = {**checkpoint.QWEN25_05B, "num_hidden_layers": 8, "vocab_size": 37_984}
+
+
+def measure(binary: str, config: dict, engines: int, rate: int, rounds: int) -> list[float]:
+    work = tempfile.mkdtemp(prefix="weightwire-bench-")
+    limit = {"rate_limit": rate}
+    fleet_engines = [Engine(f"engine-{i}", 1, "tcp") for i in range(engines)]
+    try:
+        with Fleet(config, binary, engines=fleet_engines, options=limit, agent_options=limit) as fleet:
+            times = []
+            for version in range(1, rounds + 2):
+                if version in (1, rounds + 1):  # other bytes in the last round, so that arrival is proved
+                    checkpoint.write(work, config, seed=version)
+                    fleet.each(fleet.trainers, "load", work)
+                times.append(fleet.publish(version)[1])
+                fleet.wait_serving(version)
+            for engine in fleet_engines:
+                _, wrong, serving = engine.ranks[0].ask("verify", version, work)
+                if wrong or serving != version:
+                    raise AssertionError(f"{engine.name} serves version {serving} with {wrong} wrong bytes")
+            return times[1:]
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="./dev bench fanout", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", required=True, help="path of weightwired")
+    parser.add_argument("--json", help="write the rows to this file")
+    parser.add_argument("--engines", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--rate", type=float, default=1e8, help="rate_limit of every agent, bytes a second")
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    nbytes = sum(2 * int(np.prod(s)) for s in checkpoint.hf_shapes(MODEL).values())
+    memory = nbytes * (2 + 2 * max(args.engines))
+    print(f"{nbytes / 1e6:,.0f} MB at {args.rate:.3g} B/s an agent; one engine takes about "
+          f"{nbytes / args.rate:.2f} s. Memory for {max(args.engines)} engines: {memory / 1e9:.1f} GB")
+    rows = []
+    for engines in args.engines:
+        seconds = measure(args.binary, MODEL, engines, int(args.rate), args.rounds)
+        median = statistics.median(seconds)
+        rows.append({"name": f"star-{engines}", "engines": engines, "bytes": nbytes, "rate": args.rate,
+                     "rounds": len(seconds), "seconds_median": median, "seconds_min": min(seconds),
+                     "seconds_max": max(seconds), "ratio_to_first": median / rows[0]["seconds_median"] if rows else 1.0})
+        print(f"star, {engines:2d} engines  median {median:7.2f} s  (min {min(seconds):.2f}, max {max(seconds):.2f})  "
+              f"{rows[-1]['ratio_to_first']:5.2f} x {args.engines[0]}", flush=True)
+    if args.json:
+        with open(args.json, "w") as out:
+            json.dump({"machine": machine(), "rows": rows}, out, indent=1)
+            out.write("\n")
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    sys.exit(main())
