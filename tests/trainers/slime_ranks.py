@@ -32,11 +32,18 @@ def train(rank: int, world_size: int, agent: str, checkpoint: str, out: str, siz
                                                 quantization_config=None)
     updater.weight_version = 0
     engines = [slime_standins.EngineActor(path, pathlib.Path(out) / f"a{i}") for i, path in enumerate(servers)]
-    updater.connect_rollout_engines(engines, None, engine_gpu_counts=[1] * len(engines),
-                                    engine_gpu_offsets=list(range(len(engines))), engine_parallel_configs=None)
+
+    def connect():
+        updater.connect_rollout_engines(engines, None, engine_gpu_counts=[1] * len(engines),
+                                        engine_gpu_offsets=list(range(len(engines))), engine_parallel_configs=None)
+
+    connect()
     for version in (1, 2, 3):
         if version > 1:
             job.step(version)
+        if version == 3 and not failing:  # as slime does before it destroys its process groups, and after
+            updater.disconnect_rollout_engines()
+            connect()
         job.save(pathlib.Path(out) / f"v{version}.safetensors")
         storages = [p.untyped_storage() for p in job.chunks[0].parameters()] if (rank, version) == (1, freed) else []
         kept = [bytes(storage) for storage in storages]

@@ -138,9 +138,8 @@ class Synchronizer:
 # What runs in NeMo-RL's workers. Not one of them is a coroutine: Ray runs them in an async actor's event loop.
 
 def _open(worker: Any, checkpoint: str | None, where: dict[str, Any]) -> None:
-    publisher = getattr(worker, "weightwire_publisher", None)
-    if publisher is not None and publisher.attached:
-        return
+    if getattr(worker, "weightwire_publisher", None) is not None:
+        return  # it attaches again by itself
     if (worker.cfg.get("megatron_cfg") or {}).get("enabled"):
         from weightwire.megatron import Publisher as MegatronPublisher
         worker.weightwire_publisher = MegatronPublisher(worker.model, checkpoint or worker.cfg["model_name"], **where)

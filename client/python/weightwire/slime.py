@@ -114,8 +114,7 @@ class WeightUpdater:
 
     def _publish(self) -> None:
         """Returns when every engine that has joined holds the version whole in its host's memory."""
-        if self._publisher is None or not self._publisher.attached:
-            self.disconnect_rollout_engines()
+        if self._publisher is None:
             self._publisher = megatron.Publisher(self._model, self._args.hf_checkpoint, spec=self._spec, job=self._job,
                                                  agent=self._agent or None, timeout=self._left())
             self._spec = self._publisher.spec
