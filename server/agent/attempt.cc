@@ -13,15 +13,21 @@ std::vector<epoch::Digest> DigestsOf(const std::vector<transfer::StreamDigest>& 
   return digests;
 }
 
-}  // namespace
-
-transfer::SourceJob SourceJobOf(const Attempt& attempt, std::string name,
-                                transfer::Binding binding) {
-  transfer::SourceJob job;
+template <typename Job>
+Job JobOf(const Attempt& attempt, std::string name, transfer::Binding binding) {
+  Job job;
   job.epoch = attempt.command.epoch;
   job.participant = attempt.command.member.id;
   job.name = std::move(name);
   job.binding = std::move(binding);
+  return job;
+}
+
+}  // namespace
+
+transfer::SourceJob SourceJobOf(const Attempt& attempt, std::string name,
+                                transfer::Binding binding) {
+  auto job = JobOf<transfer::SourceJob>(attempt, std::move(name), std::move(binding));
   for (size_t leg = 0; leg < attempt.slices.size(); ++leg) {
     job.legs.push_back({attempt.slices[leg], attempt.command.legs[leg].readers});
   }
@@ -30,16 +36,20 @@ transfer::SourceJob SourceJobOf(const Attempt& attempt, std::string name,
 
 transfer::TargetJob TargetJobOf(const Attempt& attempt, std::string name,
                                 transfer::Binding binding) {
-  transfer::TargetJob job;
-  job.epoch = attempt.command.epoch;
-  job.participant = attempt.command.member.id;
-  job.name = std::move(name);
-  job.binding = std::move(binding);
+  auto job = JobOf<transfer::TargetJob>(attempt, std::move(name), std::move(binding));
   job.slice = attempt.slices.front();
   job.source_participants = attempt.command.source_participants;
   for (const auto& [rank, peer] : attempt.command.sources) {
     job.sources[rank] = {peer.agent, peer.incarnation, peer.host, peer.addresses, peer.ticket};
   }
+  return job;
+}
+
+transfer::SourceJob RelayJobOf(const Attempt& attempt, std::string name, transfer::Binding binding,
+                               std::shared_ptr<transfer::Received> received) {
+  auto job = JobOf<transfer::SourceJob>(attempt, std::move(name), std::move(binding));
+  job.legs.push_back({attempt.passed_on, attempt.command.relay_readers});
+  job.received = std::move(received);
   return job;
 }
 

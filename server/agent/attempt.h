@@ -14,9 +14,11 @@ namespace weightwire::agent {
 /// What one rank does for one epoch, from its PrepareCommand until it is drained.
 struct Attempt {
   epoch::PrepareCommand command;
-  std::vector<std::shared_ptr<const plan::RankSlice>> slices;  ///< by leg
-  size_t gates = 0;                                            ///< what prepare still waits for
-  bool refused = false;     ///< a gate failed; later ones count no more
+  std::vector<std::shared_ptr<const plan::RankSlice>>
+      slices;                                        ///< by leg; as a relay's reader sees it
+  std::shared_ptr<const plan::RankSlice> passed_on;  ///< target that others read from
+  size_t gates = 0;                                  ///< what prepare still waits for
+  bool refused = false;                              ///< a gate failed; later ones count no more
   bool wants_room = false;  ///< target with one buffer: the application was asked
   bool admitted = false;
   int buffer = 0;  ///< target: the one that is written
@@ -34,6 +36,9 @@ transfer::SourceJob SourceJobOf(const Attempt& attempt, std::string name,
                                 transfer::Binding binding);
 transfer::TargetJob TargetJobOf(const Attempt& attempt, std::string name,
                                 transfer::Binding binding);
+/// What a target passes on while it receives: `received` is its target job's.
+transfer::SourceJob RelayJobOf(const Attempt& attempt, std::string name, transfer::Binding binding,
+                               std::shared_ptr<transfer::Received> received);
 /// The report that the coordinator waits for; the attempt must be sourced or staged.
 epoch::Report TransferReportOf(const Attempt& attempt);
 

@@ -2,6 +2,7 @@
 
 #include "server/agent/participant.h"
 #include "server/agent/plan_bounds.h"
+#include "server/plan/relayed.h"
 
 // Events are queued and stepped one after another: an action may lead to the next event at once (an
 // application that acknowledges inside OnCommitted, a transfer that fails in its start), and the
@@ -103,15 +104,27 @@ void Participant::CheckSlices(const std::shared_ptr<Attempt>& attempt) {
       attempt->command.role == epoch::Role::kSource ? plan::Side::kSource : plan::Side::kTarget;
   services_->workers.Post([weak = weak_from_this(), attempt = std::weak_ptr(attempt),
                            slices = attempt->slices, legs = attempt->command.legs, side,
-                           layout = memory_->layout(), &strand = services_->strand] {
+                           relayed = attempt->command.relayed,
+                           relays = attempt->command.relay_readers > 0, layout = memory_->layout(),
+                           &strand = services_->strand]() mutable {
     Status status;
     for (size_t leg = 0; leg < legs.size() && status.ok(); ++leg) {
       status = CheckSlice(*slices[leg], legs[leg].plan, side, legs[leg].rank, *layout);
     }
-    strand.Post([weak, attempt, status] {
+    const auto as_relayed = [&](plan::Side as) {
+      return std::make_shared<const plan::RankSlice>(plan::RelayedSlice(*slices.front(), as));
+    };
+    std::shared_ptr<const plan::RankSlice> passed_on;
+    if (status.ok() && relays) passed_on = as_relayed(plan::Side::kSource);
+    if (status.ok() && relayed) slices.front() = as_relayed(plan::Side::kTarget);
+    strand.Post([weak, attempt, status, slices = std::move(slices),
+                 passed_on = std::move(passed_on)]() mutable {
       auto self = weak.lock();
       auto checked = attempt.lock();
-      if (self && checked && self->Runs(checked)) self->Prepared(checked, status);
+      if (!self || !checked || !self->Runs(checked)) return;
+      checked->slices = std::move(slices);
+      checked->passed_on = std::move(passed_on);
+      self->Prepared(checked, status);
     });
   });
 }
@@ -152,9 +165,16 @@ void Participant::StartSource(const std::shared_ptr<Attempt>& attempt) {
 
 void Participant::StartTarget(const std::shared_ptr<Attempt>& attempt) {
   attempt->buffer = memory_->stage()->next();
+  transfer::TargetJob job = TargetJobOf(*attempt, name_, memory_->StageBinding(attempt->buffer));
+  if (attempt->passed_on) {
+    // Its readers say themselves when they have everything, or when they do not get it.
+    job.received = std::make_shared<transfer::Received>();
+    services_->transfers.StartSource(
+        RelayJobOf(*attempt, name_, job.binding, job.received),
+        [self = shared_from_this()](const Result<transfer::SourceReport>&) {});
+  }
   services_->transfers.StartTarget(
-      TargetJobOf(*attempt, name_, memory_->StageBinding(attempt->buffer)),
-      [self = shared_from_this(), attempt](Result<transfer::TargetReport> result) {
+      std::move(job), [self = shared_from_this(), attempt](Result<transfer::TargetReport> result) {
         if (!self->Runs(attempt)) return;
         attempt->seconds =
             std::chrono::duration<double>(self->services_->clock.Now() - attempt->started).count();

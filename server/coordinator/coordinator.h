@@ -9,6 +9,7 @@
 #include "server/base/clock.h"
 #include "server/base/executor.h"
 #include "server/control/control.h"
+#include "server/coordinator/fanout.h"
 #include "server/coordinator/journal.h"
 #include "server/epoch/coordinator_machine.h"
 #include "server/metrics/metrics.h"
@@ -25,6 +26,7 @@ struct Options {
   Nanos staged_deadline = std::chrono::seconds(60);  ///< manual commit only
   Nanos commit_deadline = std::chrono::seconds(30);
   Nanos abort_deadline = std::chrono::seconds(10);
+  Fanout fanout = Fanout::kAuto;
   uint32_t min_engines = 1;
   uint32_t attempts_max = 3;
   uint32_t members_max = 16'384;

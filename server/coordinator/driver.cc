@@ -328,7 +328,7 @@ void Driver::PlanFailed(const Draft& draft) {
 
 std::unique_ptr<EpochRun> Driver::RunFrom(const Draft& draft) const {
   auto run = std::make_unique<EpochRun>();
-  PrepareInput input{draft.spec, draft.plans, {}, draft.trace_id};
+  PrepareInput input{draft.spec, draft.plans, {}, draft.trace_id, s_.options.fanout};
   auto add = [&](const epoch::Member& member, const std::string& name) {
     const Session& session = *s_.membership.SessionOf(member);
     input.addresses[member] = {

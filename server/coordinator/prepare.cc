@@ -1,5 +1,6 @@
 #include "server/coordinator/prepare.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -14,6 +15,7 @@ class Builder {
   std::vector<epoch::PrepareCommand> Build() && {
     std::vector<epoch::PrepareCommand> targets;
     for (const epoch::EngineMembers& engine : input_.spec.engines) AddEngine(engine, targets);
+    for (const auto& [plan, engines] : by_plan_) ConnectAll(plan, engines, targets);
     std::vector<epoch::PrepareCommand> all;
     for (uint32_t rank = 0; rank < input_.spec.sources.size(); ++rank) {
       all.push_back(SourceCommand(rank));
@@ -37,29 +39,56 @@ class Builder {
 
   void AddEngine(const epoch::EngineMembers& engine, std::vector<epoch::PrepareCommand>& targets) {
     const plan::TransferPlan& plan = *input_.plans.at(engine.name)->plan;
-    ++readers_[plan.id];
-    const size_t first = targets.size();
+    by_plan_[plan.id].push_back(&engine);
+    first_[&engine] = targets.size();
     for (uint32_t rank = 0; rank < engine.ranks.size(); ++rank) {
       targets.push_back(Common(engine.ranks[rank], epoch::Role::kTarget));
       targets.back().legs.push_back({plan.id, rank, 1});
     }
-    for (const plan::Stream& stream : plan.streams) {
-      epoch::PrepareCommand& target = targets[first + stream.target_rank];
-      if (target.sources.contains(stream.source_rank)) continue;
-      Connect(target, stream.source_rank);
+  }
+
+  void ConnectAll(const PlanId& id, const std::vector<const epoch::EngineMembers*>& engines,
+                  std::vector<epoch::PrepareCommand>& targets) {
+    const std::vector<int> parents = ParentsOf(input_, engines);
+    readers_[id] = static_cast<uint32_t>(std::ranges::count(parents, -1));
+    for (size_t i = 0; i < engines.size(); ++i) {
+      const epoch::EngineMembers* parent =
+          parents[i] < 0 ? nullptr : engines[static_cast<size_t>(parents[i])];
+      for (uint32_t rank = 0; rank < engines[i]->ranks.size(); ++rank) {
+        if (parent != nullptr)
+          Relay(targets[first_.at(parent) + rank], targets[first_.at(engines[i]) + rank]);
+      }
+      for (const plan::Stream& stream : input_.plans.at(engines[i]->name)->plan->streams) {
+        epoch::PrepareCommand& target = targets[first_.at(engines[i]) + stream.target_rank];
+        if (target.sources.contains(stream.source_rank)) continue;
+        Connect(target, stream.source_rank,
+                parent == nullptr ? input_.spec.sources[stream.source_rank]
+                                  : parent->ranks[stream.target_rank]);
+      }
     }
   }
 
-  void Connect(epoch::PrepareCommand& target, uint32_t source_rank) {
-    const epoch::Member& source = input_.spec.sources[source_rank];
-    epoch::PeerAddress address = input_.addresses.at(source);
-    const epoch::PeerAddress& reader = input_.addresses.at(target.member);
-    auto [ticket, fresh] = tickets_.try_emplace({address.agent, reader.agent});
+  void Relay(epoch::PrepareCommand& parent, epoch::PrepareCommand& child) {
+    child.relayed = true;
+    ++parent.relay_readers;
+    const epoch::PeerAddress& reader = input_.addresses.at(child.member);
+    parent.admitted.emplace_back(TicketFor(input_.addresses.at(parent.member), reader),
+                                 reader.incarnation);
+  }
+
+  Ticket TicketFor(const epoch::PeerAddress& sender, const epoch::PeerAddress& reader) {
+    auto [ticket, fresh] = tickets_.try_emplace({sender.agent, reader.agent});
     if (fresh) ticket->second = random_ticket_();
-    address.ticket = ticket->second;
-    admitted_[source_rank].emplace(ticket->second, reader.incarnation);
+    return ticket->second;
+  }
+
+  void Connect(epoch::PrepareCommand& target, uint32_t source_rank, const epoch::Member& sender) {
+    epoch::PeerAddress address = input_.addresses.at(sender);
+    const epoch::PeerAddress& reader = input_.addresses.at(target.member);
+    address.ticket = TicketFor(address, reader);
+    if (!target.relayed) admitted_[source_rank].emplace(address.ticket, reader.incarnation);
     target.sources.emplace(source_rank, std::move(address));
-    target.source_participants.emplace(source_rank, source.id);
+    target.source_participants.emplace(source_rank, sender.id);
   }
 
   epoch::PrepareCommand SourceCommand(uint32_t rank) const {
@@ -74,7 +103,9 @@ class Builder {
 
   const PrepareInput& input_;
   const std::function<Ticket()>& random_ticket_;
-  std::map<PlanId, uint32_t> readers_;
+  std::map<PlanId, std::vector<const epoch::EngineMembers*>> by_plan_;
+  std::map<const epoch::EngineMembers*, size_t> first_;  ///< of an engine's ranks, in the targets
+  std::map<PlanId, uint32_t> readers_;                   ///< from the trainer
   std::map<std::pair<AgentId, AgentId>, Ticket> tickets_;
   std::map<uint32_t, std::set<std::pair<Ticket, Incarnation>>> admitted_;
 };

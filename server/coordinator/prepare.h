@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "server/coordinator/fanout.h"
 #include "server/coordinator/plan_cache.h"
 #include "server/epoch/coordinator_machine.h"
 #include "server/epoch/messages.h"
@@ -19,13 +20,15 @@ struct PrepareInput {
   /// Agent, its incarnation, host and data-plane addresses of each member; no ticket.
   std::map<epoch::Member, epoch::PeerAddress> addresses;
   std::array<uint8_t, 16> trace_id{};
+  Fanout fanout = Fanout::kAuto;
 };
 
 /// One PrepareCommand for each member.
 ///
-/// A source gets one leg for each distinct plan, with the number of engines that read it, and
-/// admits the ticket of each agent that will read from it. A target gets its engine's plan and the
-/// addresses of exactly those sources from which it has a stream. Tickets are minted by
+/// A source gets one leg for each distinct plan, with the number of engines that read it from
+/// there, and admits the ticket of each agent that will read from it. A target gets its engine's
+/// plan and the addresses of exactly those sources from which it has a stream; where another engine
+/// passes the bytes on, that engine's rank stands for all of them. Tickets are minted by
 /// `random_ticket`, one for each (source agent, target agent) that share a stream.
 std::vector<epoch::PrepareCommand> MakePrepares(const PrepareInput& input,
                                                 const std::function<Ticket()>& random_ticket);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/base/status.h"
+#include "server/coordinator/fanout.h"
 
 /// The one validated configuration of weightwired. Precedence: flag > environment > file > default.
 namespace weightwire::daemon {
@@ -33,6 +34,7 @@ struct Config {
 
   uint32_t heartbeat_ms = 1'000;
   uint32_t lease_ms = 5'000;
+  coordinator::Fanout fanout = coordinator::Fanout::kAuto;
   uint32_t prepare_deadline_ms = 30'000;
   uint32_t transfer_deadline_ms = 120'000;
   uint32_t staged_deadline_ms = 60'000;

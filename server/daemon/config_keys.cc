@@ -133,6 +133,12 @@ std::vector<Key> MakeKeys() {
            &Config::state_dir),
       Millis("heartbeat_ms", "an agent's heartbeat", &Config::heartbeat_ms),
       Millis("lease_ms", "silence after which an agent is lost", &Config::lease_ms),
+      Choice<coordinator::Fanout>(
+          "fanout", "how engines of one layout get their bytes: chain, they pass them on",
+          &Config::fanout,
+          {{"auto", coordinator::Fanout::kAuto},
+           {"star", coordinator::Fanout::kStar},
+           {"chain", coordinator::Fanout::kChain}}),
       Millis("prepare_deadline_ms", "limit of the phase preparing", &Config::prepare_deadline_ms),
       Millis("transfer_deadline_ms", "limit of the phase transferring",
              &Config::transfer_deadline_ms),

@@ -27,6 +27,7 @@ coordinator::Options OptionsOf(const Config& config) {
   out.staged_deadline = milliseconds(config.staged_deadline_ms);
   out.commit_deadline = milliseconds(config.commit_deadline_ms);
   out.abort_deadline = milliseconds(config.abort_deadline_ms);
+  out.fanout = config.fanout;
   out.min_engines = config.min_engines;
   out.attempts_max = config.attempts_max;
   out.members_max = config.members_max;

@@ -60,7 +60,12 @@ struct PrepareCommand {
   /// Target side: who sends, by source rank of the plan.
   std::map<uint32_t, PeerAddress> sources;
   std::map<uint32_t, ParticipantId> source_participants;
-  /// Source side: tickets that readers will show, with the caller's incarnation.
+  /// Target side: `sources` is a rank of an equal layout that passes on what it receives
+  /// (plan/relayed.h), in place of every source rank of the plan.
+  bool relayed = false;
+  /// Target side: ranks that read from this one what it has received.
+  uint32_t relay_readers = 0;
+  /// Source or relay: tickets that readers will show, with the caller's incarnation.
   std::vector<std::pair<Ticket, Incarnation>> admitted;
   std::array<uint8_t, 16> trace_id{};
   friend bool operator==(const PrepareCommand&, const PrepareCommand&) = default;

@@ -41,6 +41,11 @@ void SourceRun::Start() {
   }
   bytes_total_ = progress().bytes_total;
   ArmProgressTimer();
+  if (job_.received) {
+    job_.received->Listen([weak = weak_from_this()](uint32_t stream) {
+      if (auto self = weak.lock()) self->OnReceived(stream);
+    });
+  }
   context_->workers.Post([self = shared_from_this()] {
     const Tuning& tuning = self->context_->tuning();
     std::vector<plan::StreamSchedule> schedules;
@@ -63,6 +68,12 @@ void SourceRun::OnPlanned(std::vector<plan::StreamSchedule> schedules) {
   }
   for (auto& [endpoint, open] : std::exchange(early_opens_, {})) OnOpen(endpoint, open);
   Changed();
+}
+
+void SourceRun::OnReceived(uint32_t stream) {
+  for (const auto& one : streams_) {
+    if (one->stream().id == stream) one->OnReceived();
+  }
 }
 
 SourceStream* SourceRun::FindStream(const StreamKey& key) {

@@ -50,6 +50,7 @@ class SourceRun : public std::enable_shared_from_this<SourceRun> {
   void Changed();
 
  private:
+  void OnReceived(uint32_t stream);
   void OnPlanned(std::vector<plan::StreamSchedule> schedules);
   SourceStream* FindStream(const StreamKey& key);
   void Finish(Result<SourceReport> result);

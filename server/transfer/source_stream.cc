@@ -234,7 +234,12 @@ bool SourceStream::MayStartSlot() const {
       std::ranges::any_of(readers_, [](const auto& entry) { return !entry.second.gone; });
   return !stopped_ && asking_ == Asking::kNothing && anyone &&
          readers_.size() == readers_planned_ && next_slot_ < schedule_.slots.size() &&
-         slots_.size() < window();
+         slots_.size() < window() && IsHere(next_slot_);
+}
+
+bool SourceStream::IsHere(uint32_t slot) const {
+  const Received* received = run_.job().received.get();
+  return received == nullptr || received->Has(stream_.id, slot);
 }
 
 uint32_t SourceStream::window() const {

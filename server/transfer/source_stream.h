@@ -27,6 +27,8 @@ class SourceStream {
 
   /// `sums_offset`: where this stream's sums begin in the job's sums region.
   void OnPlanned(plan::StreamSchedule schedule, uint64_t sums_offset);
+  /// A slot of a relay's stream is there now.
+  void OnReceived() { Pump(); }
   void OnOpen(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& open);
   void OnCredit(uint64_t endpoint, const Notify& credit);
   void OnClose(uint64_t endpoint, const Notify& close);
@@ -83,6 +85,7 @@ class SourceStream {
 
   void Pump();
   bool MayStartSlot() const;
+  bool IsHere(uint32_t slot) const;
   uint32_t window() const;
   double NextCost() const;
   void OnSlotAdmitted();

@@ -117,6 +117,7 @@ void TargetStream::OnSlotVerified(uint32_t index) {
   credit.key = Key();
   credit.slot = index;
   context().Send(endpoint_, credit);
+  if (run_.job().received) run_.job().received->Add(stream_.id, index);
   if (slots_done_ < schedule_.slots.size()) return;
   complete_ = true;
   MaybeClose();

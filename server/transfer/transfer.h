@@ -11,6 +11,7 @@
 #include "server/memory/region.h"
 #include "server/metrics/metrics.h"
 #include "server/plan/plan.h"
+#include "server/transfer/received.h"
 #include "server/transport/transport.h"
 
 /// Runs the bound plan of local ranks: packs, sums, announces, fetches, unpacks, verifies.
@@ -29,6 +30,9 @@
 /// transport can map, no payload is packed at all: the slot holds only the sums and the target
 /// copies from the source's tensors. A segment whose sum differs is read again at most twice.
 /// Streams of one (plan, stream) with several readers are packed and summed once.
+///
+/// A rank may pass on what it receives (plan/relayed.h): its source job announces a slot when its
+/// target job has verified it, with sums of its own.
 ///
 /// The streams of a rank share its link by bytes and so end together: slots that may be announced
 /// at the source, and Gets under way at the target, are limited for the rank as a whole and go to
@@ -94,6 +98,8 @@ struct SourceJob {
   std::string name;             ///< "trainer/3", for messages
   std::vector<SourceLeg> legs;  ///< one for each distinct plan
   Binding binding;
+  /// A relay: a slot is read only once it is there. Null: all bytes are there.
+  std::shared_ptr<Received> received;
 };
 struct SourceReport {
   std::vector<StreamDigest> digests;
@@ -108,6 +114,8 @@ struct TargetJob {
   std::map<uint32_t, Peer> sources;              ///< by source rank of the plan
   std::map<uint32_t, ParticipantId> source_participants;
   Binding binding;  ///< writable
+  /// Told of every slot that was verified; null where nobody relays it.
+  std::shared_ptr<Received> received;
 };
 struct TargetReport {
   std::vector<StreamDigest> digests;

@@ -80,6 +80,8 @@ void SetPrepare(const epoch::PrepareCommand& command, v1::Prepare* out) {
     to->set_ticket(TicketToProto(ticket));
     to->set_caller(caller.value);
   }
+  out->set_relayed(command.relayed);
+  out->set_relay_readers(command.relay_readers);
   out->set_trace_id(TraceIdToProto(command.trace_id));
 }
 
@@ -113,6 +115,11 @@ Result<epoch::Command> PrepareFromProto(const v1::Prepare& prepare) {
   WW_ASSIGN(out.role, RoleFromProto("prepare.role", prepare.role()));
   WW_ASSIGN(out.trace_id, TraceIdFromProto("prepare.trace_id", prepare.trace_id()));
   out.version = Version(prepare.version());
+  out.relayed = prepare.relayed();
+  out.relay_readers = prepare.relay_readers();
+  if (out.relay_readers > kRanksMax) {
+    return Fail(Bad("prepare.relay_readers", "is more than there can be ranks"));
+  }
   WW_FAIL_IF_ERROR(CheckCount("prepare.legs", prepare.legs_size(), kLegsMax));
   for (const v1::Leg& leg : prepare.legs()) {
     out.legs.push_back({FromProto(leg.plan()), leg.rank(), leg.readers()});

@@ -199,6 +199,7 @@ void Fleet::OnCommand(const epoch::Command& command) {
   if (prepare == nullptr) return;
   EXPECT_GT(prepare->epoch, floor_) << "an epoch of an earlier coordinator is used again";
   newest_ = std::max(newest_, prepare->epoch);
+  relayed_ += prepare->relayed;
 }
 
 bool Fleet::Committed(Epoch epoch, Version version) const {

@@ -90,6 +90,8 @@ class Fleet {
   Trainer& trainer() { return *trainer_; }
   Rollout& engine(const std::string& name);
   std::vector<std::unique_ptr<Rollout>>& engines() { return engines_; }
+  /// Ranks that were told to read from another engine.
+  uint64_t relayed() const { return relayed_; }
   coordinator::EngineStatus StatusOf(const std::string& engine) const;
   void CheckInvariants();
 
@@ -107,6 +109,7 @@ class Fleet {
   std::vector<std::unique_ptr<Rollout>> engines_;
   Epoch newest_{};  ///< highest epoch prepared by this coordinator
   Epoch floor_{};   ///< highest epoch prepared by earlier ones
+  uint64_t relayed_ = 0;
   bool closing_ = false;
 };
 

@@ -24,7 +24,7 @@ constexpr uint64_t kSeeds = 200;
 struct Reached {
   uint64_t commits = 0, aborts = 0, retries = 0, fills = 0, dropped_fills = 0;
   uint64_t crashes = 0, recovered_commits = 0, journal_failures = 0;
-  uint64_t trainer_evictions = 0, engine_ends = 0, given_up = 0, rooms = 0;
+  uint64_t trainer_evictions = 0, engine_ends = 0, given_up = 0, rooms = 0, relayed = 0;
 
   void Count(const coordinator::EpochStatus& epoch) {
     const bool committed = epoch.phase == epoch::Phase::kCommitted;
@@ -62,6 +62,7 @@ class Chaos {
     Settle();
     CountEpochs();
     reached_.trainer_evictions += fleet_.trainer().evictions();
+    reached_.relayed += fleet_.relayed();
     for (const auto& engine : fleet_.engines()) {
       reached_.engine_ends += engine->lives() - 1;
       reached_.rooms += engine->rooms();
@@ -81,6 +82,12 @@ class Chaos {
     options.tuning.progress_timeout = seconds(3);
     options.tuning.connect_timeout = seconds(1);
     options.tuning.drain_grace = seconds(1);
+    if (random() % 2 == 0) {
+      // Three of one layout, which pass versions on to each other.
+      options.engines.push_back({"one-b", VllmTp1(), {"rollout-b"}});
+      options.engines.push_back({"one-c", VllmTp1(), {"rollout-c"}});
+      options.coordinator.fanout = coordinator::Fanout::kChain;
+    }
     for (auto& engine : options.engines) engine.buffers = 1 + random() % memory::kBuffersMax;
     return options;
   }
@@ -96,7 +103,8 @@ class Chaos {
   void Strike() {
     switch (In(0, 9)) {
       case 0: {
-        auto& engine = *fleet_.engines()[static_cast<size_t>(In(0, 2))];
+        auto& engine =
+            *fleet_.engines()[static_cast<size_t>(In(0, std::ssize(fleet_.engines()) - 1))];
         return engine.KillRank(static_cast<uint32_t>(In(0, engine.size() - 1)));
       }
       case 1:
@@ -230,6 +238,7 @@ TEST(FleetFaults, NoFaultMakesAnEngineServeAnythingButOneCommittedVersion) {
            {"journal failures", reached.journal_failures},
            {"trainer evictions", reached.trainer_evictions},
            {"ends of engines", reached.engine_ends},
+           {"ranks that read from another engine", reached.relayed},
            {"buffers given up for the next version", reached.rooms},
            {"versions not moved", reached.given_up}}) {
     std::printf("%llu %s\n", static_cast<unsigned long long>(times), what.c_str());

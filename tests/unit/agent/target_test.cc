@@ -202,6 +202,46 @@ TEST_F(AgentTarget, FetchesASliceOnceForAllVersions) {
   EXPECT_EQ(coordinator.fetches, 1);
 }
 
+// ---- relays ----
+
+TEST_F(AgentTarget, PassesOnWhatItReceives) {
+  auto command = TargetPrepare(*rollout_, 1, 7);
+  command.relay_readers = 1;
+  command.admitted = {{Ticket{8}, Incarnation{55}}};
+  Command(command);
+  EXPECT_THAT(engine.tickets, ElementsAre(Ticket{8}));
+  EXPECT_THAT(engine.sources, IsEmpty());
+  Command(epoch::TransferCommand{Epoch{1}, rollout_->member});
+  const auto& target = engine.targets.at(JobOf(*rollout_, 1)).first;
+  const auto& relay = engine.sources.at(JobOf(*rollout_, 1)).first;
+  ASSERT_NE(relay.received, nullptr);
+  EXPECT_EQ(relay.received, target.received);
+  ASSERT_EQ(relay.legs.size(), 1u);
+  EXPECT_EQ(relay.legs[0].readers, 1u);
+  EXPECT_EQ(relay.legs[0].slice->side, plan::Side::kSource);
+  EXPECT_EQ(relay.binding[1].region, target.binding[1].region);
+  EXPECT_EQ(relay.binding[1].offset, target.binding[1].offset);
+  engine.FinishTarget(JobOf(*rollout_, 1), Verified());
+  Commit(*rollout_, 1, 7);
+  EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{1}, 0).ok());
+  Command(epoch::InstalledCommand{Epoch{1}, rollout_->member});
+  EXPECT_THAT(engine.tickets, IsEmpty());
+  Serve(*rollout_, 2, 8);
+  EXPECT_FALSE(engine.sources.contains(JobOf(*rollout_, 2)));
+}
+
+TEST_F(AgentTarget, ReadsFromARelayWhatThatHasWritten) {
+  coordinator.slices[{kPlan, plan::Side::kTarget, 0}].streams[0].ops[1].source_tensor = 5;
+  auto command = TargetPrepare(*rollout_, 1, 7);
+  command.relayed = true;
+  Command(command);
+  Command(epoch::TransferCommand{Epoch{1}, rollout_->member});
+  const auto& job = engine.targets.at(JobOf(*rollout_, 1)).first;
+  EXPECT_EQ(job.slice->side, plan::Side::kTarget);
+  EXPECT_EQ(job.slice->streams[0].ops[1].source_tensor, 1u);
+  EXPECT_EQ(job.received, nullptr);
+}
+
 // ---- fills ----
 
 TEST_F(AgentTarget, SendsItsLiveBufferToAFill) {

@@ -321,6 +321,7 @@ TEST(TransferFaults, AnyMixOfFaultsEndsHonestly) {
     options.seed = seed;
     options.map = Below(dice, 2) == 0;
     options.engines = 1 + Below(dice, 2);
+    options.chain = Below(dice, 2) == 0;
     options.shape.source_ranks = 1 + Below(dice, 3);
     options.source_agents = 1 + Below(dice, options.shape.source_ranks);
     options.tuning.slots_in_pool = 1 + Below(dice, 4);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "server/plan/relayed.h"
+
 namespace weightwire::transfer::testing {
 namespace {
 
@@ -90,7 +92,7 @@ Fleet::Fleet(const FleetOptions& options)
     source.job.name = "trainer/" + std::to_string(rank);
     source.job.legs = {
         {std::make_shared<plan::RankSlice>(plan::SliceOf(plan.plan, plan::Side::kSource, rank)),
-         options.engines}};
+         options.chain ? 1 : options.engines}};
     source.job.binding = source_memory.back().binding;
     sources.push_back(std::move(source));
   }
@@ -109,18 +111,45 @@ Fleet::Fleet(const FleetOptions& options)
           std::make_shared<plan::RankSlice>(plan::SliceOf(plan.plan, plan::Side::kTarget, rank));
       target.job.binding = target.memory.binding;
       for (uint32_t s = 0; s < options.shape.source_ranks; ++s) {
-        const Agent& agent = source_agents[sources[s].agent];
-        Peer peer;
-        peer.agent = AgentId(static_cast<uint32_t>(agent.incarnation.value));
-        peer.incarnation = agent.incarnation;
-        peer.host = agent.address;
-        peer.addresses = {{"fake", agent.address}};
-        peer.ticket = TicketOf(target.agent);
-        target.job.sources.emplace(s, peer);
+        target.job.sources.emplace(s, PeerOf(source_agents[sources[s].agent], target.agent));
         target.job.source_participants.emplace(s, sources[s].job.participant);
       }
       targets.push_back(std::move(target));
+      const size_t ranks = options.shape.target_ranks;
+      if (options.chain && e > 0) Relay(targets[targets.size() - 1 - ranks], targets.back());
     }
+  }
+}
+
+Peer Fleet::PeerOf(const Agent& agent, size_t reader) const {
+  Peer peer;
+  peer.agent = AgentId(static_cast<uint32_t>(agent.incarnation.value));
+  peer.incarnation = agent.incarnation;
+  peer.host = agent.address;
+  peer.addresses = {{"fake", agent.address}};
+  peer.ticket = TicketOf(reader);
+  return peer;
+}
+
+void Fleet::Relay(Target& parent, Target& child) {
+  const plan::RankSlice slice = plan::SliceOf(plan.plan, plan::Side::kTarget, parent.rank);
+  parent.job.received = std::make_shared<Received>();
+  SourceJob relay;
+  relay.epoch = parent.job.epoch;
+  relay.participant = parent.job.participant;
+  relay.name = parent.job.name;
+  relay.binding = parent.job.binding;
+  relay.legs = {
+      {std::make_shared<plan::RankSlice>(plan::RelayedSlice(slice, plan::Side::kSource)), 1}};
+  relay.received = parent.job.received;
+  parent.relay = std::move(relay);
+  child.job.slice =
+      std::make_shared<plan::RankSlice>(plan::RelayedSlice(slice, plan::Side::kTarget));
+  const Agent& agent = target_agents[parent.agent];
+  agent.engine->AdmitTicket(TicketOf(child.agent), target_agents[child.agent].incarnation);
+  for (auto& [rank, peer] : child.job.sources) {
+    peer = PeerOf(agent, child.agent);
+    child.job.source_participants[rank] = parent.job.participant;
   }
 }
 
@@ -140,6 +169,10 @@ void Fleet::StartSource(size_t i) {
 }
 void Fleet::StartTarget(size_t i) {
   Target& target = targets[i];
+  if (target.relay) {
+    EngineOf(target).StartSource(
+        *target.relay, [&target](const Result<SourceReport>&) { ++target.relay_done_calls; });
+  }
   EngineOf(target).StartTarget(target.job, [&target](Result<TargetReport> result) {
     ++target.done_calls;
     target.result = std::move(result);
@@ -190,7 +223,10 @@ void Fleet::End() {
   EXPECT_TRUE(sim.RunUntil([&] { return shut == all; }, kLong)) << "an engine never shut down";
   sim.RunUntilIdle();
   for (Source& source : sources) EXPECT_LE(source.done_calls, 1);
-  for (Target& target : targets) EXPECT_LE(target.done_calls, 1);
+  for (Target& target : targets) {
+    EXPECT_LE(target.done_calls, 1);
+    EXPECT_LE(target.relay_done_calls, 1);
+  }
 }
 
 }  // namespace weightwire::transfer::testing

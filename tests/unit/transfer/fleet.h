@@ -41,6 +41,7 @@ struct FleetOptions {
   /// must name as many ranks.
   std::vector<std::vector<int64_t>> stream_bytes;
   uint32_t engines = 1;        ///< readers of every stream
+  bool chain = false;          ///< each engine reads from the one before it
   uint32_t source_agents = 2;  ///< source ranks are spread over them
   uint32_t target_agents = 2;
   bool map = false;
@@ -73,6 +74,8 @@ class Fleet {
     int done_calls = 0;
     std::optional<Result<TargetReport>> result;
     bool drained = false;
+    std::optional<SourceJob> relay;  ///< what it passes on
+    int relay_done_calls = 0;
   };
   struct Agent {
     std::string address;
@@ -108,6 +111,9 @@ class Fleet {
  private:
   Agent MakeAgent(const FleetOptions& options, const std::string& address, uint64_t incarnation,
                   bool map);
+  /// Target `child` reads from `parent`, which holds the same rank of the engine before.
+  void Relay(Target& parent, Target& child);
+  Peer PeerOf(const Agent& agent, size_t reader) const;
   bool ended_ = false;
 };
 

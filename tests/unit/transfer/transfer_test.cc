@@ -55,6 +55,7 @@ FleetOptions RandomFleet(uint64_t seed) {
   options.source_agents = 1 + Below(rng, options.shape.source_ranks);
   options.target_agents = 1 + Below(rng, 3);
   options.map = Below(rng, 2) == 0;
+  options.chain = Below(rng, 2) == 0;
   options.tuning.segment_bytes_max = 64 + Below(rng, 2'000);
   options.tuning.slots_in_pool = 1 + Below(rng, 6);
   options.tuning.window = 1 + Below(rng, 4);

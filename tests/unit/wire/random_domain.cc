@@ -67,6 +67,8 @@ epoch::PrepareCommand RandomPrepare(Dice& dice) {
     out.source_participants[rank] = ParticipantId(1 + static_cast<uint32_t>(dice.Below(100)));
     out.admitted.emplace_back(RandomBytes16(dice), Incarnation(1 + dice.Below(100)));
   }
+  out.relayed = dice.Coin();
+  out.relay_readers = static_cast<uint32_t>(dice.Below(100));
   out.trace_id = RandomBytes16(dice);
   return out;
 }

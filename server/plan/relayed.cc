@@ -1,0 +1,19 @@
+#include "server/plan/relayed.h"
+
+namespace weightwire::plan {
+
+RankSlice RelayedSlice(const RankSlice& target, Side side) {
+  RankSlice relayed = target;
+  relayed.side = side;
+  for (Stream& stream : relayed.streams) {
+    for (CopyOp& op : stream.ops) {
+      op.source_tensor = op.target_tensor;
+      op.source_dtype = op.target_dtype;
+      op.source_offset = op.target_offset;
+      op.source_stride = op.target_stride;
+    }
+  }
+  return relayed;
+}
+
+}  // namespace weightwire::plan
