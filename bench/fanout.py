@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""./dev bench fanout: one trainer to 1, 2, … N engines whose links are narrow, every agent with a rate_limit.
+"""./dev bench fanout: one trainer to 1, 2, … N engines whose links are narrow, every agent with a rate_limit: all engines
+read from the trainer (star), or each from the one before it (chain).
 
 A Megatron TP2 x PP2 trainer behind one agent, each vLLM TP1 engine behind an agent of its own, all over tcp on this
 machine. Cores must not be the limit: choose a rate that they can serve N times over. Seconds are from the publish call
@@ -22,15 +23,17 @@ from demo import checkpoint
 from demo.fleet import Engine, Fleet
 from report import machine
 
+# A relay passes a slot on when it has it: smaller slots make a chain's start shorter.
+SLOTS = {"slot_bytes": 2 << 20, "chunk_bytes": 1 << 20, "segment_bytes_max": 1 << 18, "slots_in_pool": 64}
 MODEL = {**checkpoint.QWEN25_05B, "num_hidden_layers": 8, "vocab_size": 37_984}
 
 
-def measure(binary: str, config: dict, engines: int, rate: int, rounds: int) -> list[float]:
+def measure(binary: str, config: dict, fanout: str, engines: int, rate: int, rounds: int) -> list[float]:
     work = tempfile.mkdtemp(prefix="weightwire-bench-")
-    limit = {"rate_limit": rate}
+    limit = {"rate_limit": rate, **SLOTS}
     fleet_engines = [Engine(f"engine-{i}", 1, "tcp") for i in range(engines)]
     try:
-        with Fleet(config, binary, engines=fleet_engines, options=limit, agent_options=limit) as fleet:
+        with Fleet(config, binary, engines=fleet_engines, options={**limit, "fanout": fanout}, agent_options=limit) as fleet:
             times = []
             for version in range(1, rounds + 2):
                 if version in (1, rounds + 1):  # other bytes in the last round, so that arrival is proved
@@ -61,13 +64,13 @@ def main() -> int:
     print(f"{nbytes / 1e6:,.0f} MB at {args.rate:.3g} B/s an agent; one engine takes about "
           f"{nbytes / args.rate:.2f} s. Memory for {max(args.engines)} engines: {memory / 1e9:.1f} GB")
     rows = []
-    for engines in args.engines:
-        seconds = measure(args.binary, MODEL, engines, int(args.rate), args.rounds)
+    for engines, fanout in [(n, f) for n in args.engines for f in (("star", "chain") if n > 1 else ("star",))]:
+        seconds = measure(args.binary, MODEL, fanout, engines, int(args.rate), args.rounds)
         median = statistics.median(seconds)
-        rows.append({"name": f"star-{engines}", "engines": engines, "bytes": nbytes, "rate": args.rate,
+        rows.append({"name": f"{fanout}-{engines}", "engines": engines, "bytes": nbytes, "rate": args.rate,
                      "rounds": len(seconds), "seconds_median": median, "seconds_min": min(seconds),
                      "seconds_max": max(seconds), "ratio_to_first": median / rows[0]["seconds_median"] if rows else 1.0})
-        print(f"star, {engines:2d} engines  median {median:7.2f} s  (min {min(seconds):.2f}, max {max(seconds):.2f})  "
+        print(f"{fanout:5s}, {engines:2d} engines  median {median:7.2f} s  (min {min(seconds):.2f}, max {max(seconds):.2f})  "
               f"{rows[-1]['ratio_to_first']:5.2f} x {args.engines[0]}", flush=True)
     if args.json:
         with open(args.json, "w") as out:
