@@ -19,8 +19,8 @@ tl::unexpected<Status> Bad(const std::string& path, const YAML::Mark& mark, cons
   std::string message = path;
   if (!mark.is_null()) message.append(":").append(std::to_string(mark.line + 1));
   message.append(": ").append(what);
-  return Fail(Status(Code::kInvalidArgument, Reason::kConfigInvalid, std::move(message))
-                  .Remedy(remedy));
+  return Fail(
+      Status(Code::kInvalidArgument, Reason::kConfigInvalid, std::move(message)).Remedy(remedy));
 }
 
 bool Contains(const std::vector<std::string_view>& words, const std::string& word) {
