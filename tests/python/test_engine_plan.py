@@ -16,11 +16,11 @@ def test_what_proves_most_comes_first_and_the_rest_cheap_ones_first():
     assert plan.order(costs) == [plan.FIRST[0], plan.FIRST[1], "x.a", "x.b", "x.slow"]
 
 
-def test_the_first_that_fits_is_chosen():
+def test_the_first_that_could_run_twice_is_chosen():
     costs = {"a": 100.0, "b": 30.0, "c": 10.0}
-    assert plan.choose(["a", "b", "c"], costs, 100.0) == "a"
-    assert plan.choose(["a", "b", "c"], costs, 99.0) == "b"
-    assert plan.choose(["a", "b", "c"], costs, 9.0) is None
+    assert plan.choose(["a", "b", "c"], costs, 200.0) == "a"
+    assert plan.choose(["a", "b", "c"], costs, 199.0) == "b"
+    assert plan.choose(["a", "b", "c"], costs, 19.0) is None
     assert plan.choose([], costs, 9.0) is None
 
 
@@ -43,7 +43,7 @@ def test_what_does_not_fit_is_named_and_fails_nothing(tmp_path):
     code, lines = run(tree(tmp_path, long=(1000, "exit 1"), short=(1, "exit 0")), 100)
     assert code == 0
     assert [line.split(",")[0] for line in lines] == ["passed: short", "NOT RUN: long"]
-    assert "would need 1000 s" in lines[1]
+    assert "would need up to 2000 s" in lines[1]
 
 
 def test_a_suite_that_fails_twice_fails_all_and_the_others_still_run(tmp_path):
@@ -58,17 +58,15 @@ def test_a_suite_that_passes_the_second_time_is_called_flaky(tmp_path):
     assert lines[0].startswith("FLAKY: once") and len(lines) == 1
 
 
-def test_a_failure_that_there_is_no_time_to_repeat_fails(tmp_path):
-    code, lines = run(tree(tmp_path, bad=(8, "sleep 3 && exit 1")), 10)
-    assert (code, lines) == (1, ["FAILED: bad; no time to run it again"])
+def test_the_second_run_may_outlive_the_time(tmp_path):
+    script = f"mkdir {tmp_path}/seen 2>/dev/null && sleep 3 && exit 1 || sleep 3"
+    code, lines = run(tree(tmp_path, once=(3, script)), 6.5)
+    assert code == 0 and lines[0].startswith("FLAKY: once")
 
 
-def test_a_suite_is_ended_with_the_time(tmp_path):
-    """Short of twice its COST it was only unlucky; beyond, it hangs."""
-    code, lines = run(tree(tmp_path, slow=(9, "sleep 50")), 10)
+def test_what_the_end_of_the_time_cuts_off_was_not_run(tmp_path):
+    code, lines = run(tree(tmp_path, slow=(3, "sleep 50")), 7)
     assert code == 0 and lines[0].startswith("NOT RUN: slow, cut off after")
-    code, lines = run(tree(tmp_path, slow=(1, "sleep 50")), 10)
-    assert (code, lines) == (1, ["FAILED: slow; no time to run it again"])
 
 
 def test_without_its_cost_a_suite_is_refused(tmp_path):
