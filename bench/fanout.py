@@ -12,16 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
 import sys
-import tempfile
 
 import numpy as np
 
 from demo import checkpoint
 from demo.fleet import Engine, Fleet
 from report import machine
+from rounds import timed_rounds
 
 # A relay passes a slot on when it has it: smaller slots make a chain's start shorter.
 SLOTS = {"slot_bytes": 2 << 20, "chunk_bytes": 1 << 20, "segment_bytes_max": 1 << 18, "slots_in_pool": 64}
@@ -29,25 +28,10 @@ MODEL = {**checkpoint.QWEN25_05B, "num_hidden_layers": 8, "vocab_size": 37_984}
 
 
 def measure(binary: str, config: dict, fanout: str, engines: int, rate: int, rounds: int) -> list[float]:
-    work = tempfile.mkdtemp(prefix="weightwire-bench-")
     limit = {"rate_limit": rate, **SLOTS}
-    fleet_engines = [Engine(f"engine-{i}", 1, "tcp") for i in range(engines)]
-    try:
-        with Fleet(config, binary, engines=fleet_engines, options={**limit, "fanout": fanout}, agent_options=limit) as fleet:
-            times = []
-            for version in range(1, rounds + 2):
-                if version in (1, rounds + 1):  # other bytes in the last round, so that arrival is proved
-                    checkpoint.write(work, config, seed=version)
-                    fleet.each(fleet.trainers, "load", work)
-                times.append(fleet.publish(version)[1])
-                fleet.wait_serving(version)
-            for engine in fleet_engines:
-                _, wrong, serving = engine.ranks[0].ask("verify", version, work)
-                if wrong or serving != version:
-                    raise AssertionError(f"{engine.name} serves version {serving} with {wrong} wrong bytes")
-            return times[1:]
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with Fleet(config, binary, engines=[Engine(f"engine-{i}", 1, "tcp") for i in range(engines)],
+               options={**limit, "fanout": fanout}, agent_options=limit) as fleet:
+        return timed_rounds(fleet, config, rounds)[0][1:]
 
 
 def main() -> int:

@@ -13,10 +13,8 @@ import argparse
 import ctypes
 import multiprocessing
 import os
-import shutil
 import socket
 import sys
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +24,7 @@ import numpy as np
 from demo import checkpoint
 from demo.fleet import Engine, Fleet
 from report import Report
+from rounds import timed_rounds
 from weightwire.memory import Arena, TensorMeta
 
 _BUFFER = 8 << 20
@@ -109,26 +108,11 @@ def raw_tcp(report: Report, nbytes: int, sockets: int, rounds: int) -> None:
 
 
 def weightwire(report: Report, binary: str, config: dict, via: str, rounds: int) -> None:
-    work = tempfile.mkdtemp(prefix="weightwire-bench-")
-    engine = Engine("engine", 1, via)
-    try:
-        with Fleet(config, binary, engines=[engine]) as fleet:
-            times, ok = [], True
-            for version in range(1, rounds + 2):
-                if version in (1, rounds + 1):  # other bytes in the last round, so that arrival is proved
-                    checkpoint.write(work, config, seed=version)
-                    fleet.each(fleet.trainers, "load", work)
-                times.append(fleet.publish(version)[1])
-                status = fleet.wait_serving(version)
-                if version in (1, rounds + 1):
-                    _, wrong, serving = engine.ranks[0].ask("verify", version, work)
-                    ok = ok and wrong == 0 and serving == version
-            moved = next(e for e in status.epochs if e.version == version)
-            if set(moved.bytes_by_transport) != {via}:
-                raise AssertionError(f"moved by {dict(moved.bytes_by_transport)}, not by {via}")
-            report.add(f"weightwire-{via}", moved.bytes, times[1:], ok, times[0])
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with Fleet(config, binary, engines=[Engine("engine", 1, via)]) as fleet:
+        times, nbytes, moved_by = timed_rounds(fleet, config, rounds)
+    if set(moved_by) != {via}:
+        raise AssertionError(f"moved by {moved_by}, not by {via}")
+    report.add(f"weightwire-{via}", nbytes, times[1:], True, times[0])
 
 
 def main() -> int:

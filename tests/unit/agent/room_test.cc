@@ -20,6 +20,16 @@ class AgentRoom : public AgentTest {
     told_->clear();
   }
   size_t prepared() const { return coordinator.All<epoch::PreparedReport>().size(); }
+  /// Epoch 2 begins to move into the room that was made for it, and is aborted.
+  void LoseEpoch2() {
+    ServeFirst();
+    Command(TargetPrepare(*rollout_, 2, 8));
+    EXPECT_TRUE(MakeRoom(2).ok());
+    sim.RunReady();
+    Command(epoch::TransferCommand{Epoch{2}, rollout_->member});
+    EXPECT_TRUE(engine.targets.contains(JobOf(*rollout_, 2)));
+    Command(epoch::AbortCommand{Epoch{2}, rollout_->member, kAbort});
+  }
   Status MakeRoom(uint64_t epoch) { return agent->MakeRoom(rollout_->handle, Epoch{epoch}); }
 
   std::unique_ptr<Rank> rollout_;
@@ -104,11 +114,7 @@ TEST_F(AgentRoom, AnEngineThatDoesNotMakeItFailsThePrepare) {
 }
 
 TEST_F(AgentRoom, TheNextAttemptFindsIt) {
-  ServeFirst();
-  Command(TargetPrepare(*rollout_, 2, 8));
-  EXPECT_TRUE(MakeRoom(2).ok());
-  Command(epoch::TransferCommand{Epoch{2}, rollout_->member});
-  Command(epoch::AbortCommand{Epoch{2}, rollout_->member, kAbort});
+  LoseEpoch2();
   sim.RunFor(seconds(4));
   Stage(*rollout_, 3, 8);
   sim.RunFor(seconds(20));
@@ -118,11 +124,7 @@ TEST_F(AgentRoom, TheNextAttemptFindsIt) {
 }
 
 TEST_F(AgentRoom, ARankThatStaysEmptyIsFenced) {
-  ServeFirst();
-  Command(TargetPrepare(*rollout_, 2, 8));
-  EXPECT_TRUE(MakeRoom(2).ok());
-  Command(epoch::TransferCommand{Epoch{2}, rollout_->member});
-  Command(epoch::AbortCommand{Epoch{2}, rollout_->member, kAbort});
+  LoseEpoch2();
   sim.RunFor(seconds(4));
   EXPECT_EQ(agent->Local().size(), 1u);
   sim.RunFor(seconds(2));
@@ -134,10 +136,7 @@ TEST_F(AgentRoom, ARankThatStaysEmptyIsFenced) {
 }
 
 TEST_F(AgentRoom, WhatWasGivenUpIsNoSourceOfAFill) {
-  ServeFirst();
-  Command(TargetPrepare(*rollout_, 2, 8));
-  EXPECT_TRUE(MakeRoom(2).ok());
-  Command(epoch::AbortCommand{Epoch{2}, rollout_->member, kAbort});
+  LoseEpoch2();
   auto fill = SourcePrepare(*rollout_, 3, 7);
   fill.kind = epoch::Kind::kFill;
   fill.content = Epoch{1};
