@@ -26,6 +26,7 @@ class Daemon:
 
     def __init__(self, binary: str, directory: str, name: str, **config):
         os.makedirs(directory, mode=0o700, exist_ok=True)
+        self.name = name
         self.agent_socket = f"{directory}/agent.sock"
         self._log_path = f"{directory}/{name}.log"
         config = {"name": name, "agent_socket": self.agent_socket, "data_listen": "127.0.0.1:0",
