@@ -5,15 +5,20 @@ memcpy-N    N threads copy between two shared-memory buffers
 raw-tcp-N   N loopback sockets, one thread each side and socket, blocking, two processes
 weightwire  a Megatron TP2 x PP2 trainer (4 processes) to a vLLM TP1 engine with resharding and sums;
             seconds from the publish call to the last STAGED (when the trainer is released)
+with --peers, in an environment that is made for them (tests/envs, 6 GB), as their users would move the same tensors,
+without resharding, sums or commit: gloo broadcasts, a safetensors file in memory, NIXL, Mooncake
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import multiprocessing
 import os
+import pathlib
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -28,6 +33,9 @@ from rounds import timed_rounds
 from weightwire.memory import Arena, TensorMeta
 
 _BUFFER = 8 << 20
+_HERE = pathlib.Path(__file__).resolve().parent
+_PEERS = ("gloo", "safetensors", "nixl-shm", "nixl-tcp", "mooncake")
+_PEER_SECONDS = 900
 
 
 def shared(name: str, nbytes: int) -> np.ndarray:
@@ -115,6 +123,20 @@ def weightwire(report: Report, binary: str, config: dict, via: str, rounds: int)
     report.add(f"weightwire-{via}", nbytes, times[1:], True, times[0])
 
 
+def peers(report: Report, rounds: int, small: bool) -> None:
+    """A row for each peer that runs here; the others are named with what they said."""
+    python = subprocess.run([_HERE.parent / "tests/envs/make.sh", "peers"], check=True, stdout=subprocess.PIPE,
+                            text=True).stdout.strip()
+    for name in _PEERS:
+        done = subprocess.run([python, _HERE / "peers.py", name, "--rounds", str(rounds), *(["--small"] if small else [])],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=_PEER_SECONDS)
+        if done.returncode != 0:
+            print(f"{name:18s} did not run: {done.stderr.strip().splitlines()[-1]}", flush=True)
+            continue
+        row = json.loads(done.stdout.splitlines()[-1])
+        report.add(name, row["bytes"], row["seconds"][1:], row["checked"], row["seconds"][0])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev bench sync", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -122,6 +144,7 @@ def main() -> int:
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--peers", action="store_true", help="also what users would pick instead")
     args = parser.parse_args()
     config = checkpoint.SMALL if args.small else checkpoint.QWEN25_05B
     nbytes = sum(2 * int(np.prod(s)) for s in checkpoint.hf_shapes(config).values())
@@ -132,6 +155,8 @@ def main() -> int:
         raw_tcp(report, nbytes, sockets, args.rounds)
     for via in ("shm", "tcp"):
         weightwire(report, args.binary, config, via, args.rounds)
+    if args.peers:
+        peers(report, args.rounds, args.small)
     best = min(r["seconds_median"] for r in report.rows if r["name"].startswith("raw-tcp"))
     tcp = next(r["seconds_median"] for r in report.rows if r["name"] == "weightwire-tcp")
     print(f"weightwire-tcp is {tcp / best:.2f} x the best raw socket")
