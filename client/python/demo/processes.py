@@ -75,8 +75,14 @@ class Process:
         self._popen = self._start()
 
     def wait_ready(self, timeout: float = 60) -> None:
+        """Returns when the process takes connections; its socket's file is there a moment earlier."""
         deadline = time.monotonic() + timeout
-        while not os.path.exists(self.path):
+        while True:
+            try:
+                Client(self.path, "AF_UNIX").close()
+                return
+            except (FileNotFoundError, ConnectionRefusedError):
+                pass
             if self._popen.poll() is not None:
                 raise RuntimeError(f"{os.path.basename(self.path)} ended with {self._popen.returncode}; see its log")
             if time.monotonic() > deadline:
