@@ -5,6 +5,7 @@ memcpy-N    N threads copy between two shared-memory buffers
 raw-tcp-N   N loopback sockets, one thread each side and socket, blocking, two processes
 weightwire  a Megatron TP2 x PP2 trainer (4 processes) to a vLLM TP1 engine with resharding and sums;
             seconds from the publish call to the last STAGED (when the trainer is released)
+with --ucx, where the plug-in was built (ucx:TLS the bare transport with UCX_TLS=TLS): the same over ucx
 with --peers, in an environment that is made for them (tests/envs, 6 GB), as their users would move the same tensors,
 without resharding, sums or commit: gloo broadcasts, a safetensors file in memory, NIXL, Mooncake
 """
@@ -30,6 +31,7 @@ from demo import checkpoint
 from demo.fleet import Engine, Fleet
 from report import Report
 from rounds import timed_rounds
+from transport import UCX_TLS, Contender
 from weightwire.memory import Arena, TensorMeta
 
 _BUFFER = 8 << 20
@@ -115,12 +117,26 @@ def raw_tcp(report: Report, nbytes: int, sockets: int, rounds: int) -> None:
     receiver.join()
 
 
-def weightwire(report: Report, binary: str, config: dict, via: str, rounds: int) -> None:
-    with Fleet(config, binary, engines=[Engine("engine", 1, via)]) as fleet:
+def weightwire(report: Report, binary: str, config: dict, via: str, rounds: int, name: str = "", hub: dict = {},
+               agent: dict = {}) -> dict:
+    """`hub`, `agent`: options of the trainer's and of the engine's daemon."""
+    with Fleet(config, binary, engines=[Engine("engine", 1, via)], options=hub, agent_options=agent) as fleet:
         times, nbytes, moved_by = timed_rounds(fleet, config, rounds)
     if set(moved_by) != {via}:
         raise AssertionError(f"moved by {moved_by}, not by {via}")
-    report.add(f"weightwire-{via}", nbytes, times[1:], True, times[0])
+    return report.add(name or f"weightwire-{via}", nbytes, times[1:], True, times[0])
+
+
+def ucx(report: Report, binary: str, config: dict, nbytes: int, rounds: int) -> None:
+    """The pipeline over ucx beside the bare transport."""
+    for tls in UCX_TLS:
+        bare = Contender(str(pathlib.Path(binary).with_name("transport_bench")), f"ucx:{tls}", nbytes)
+        seconds = [bare.run()[0] for _ in range(rounds)]
+        row = report.add(bare.name, nbytes, seconds, bare.close(), bare.first)
+        agent = {"ucx_tls": f'"{tls}"'}
+        whole = weightwire(report, binary, config, "ucx", rounds, f"weightwire-ucx:{tls}",
+                           {"transports": "[ucx]", **agent}, agent)
+        print(f"weightwire-ucx:{tls} is {whole['seconds_median'] / row['seconds_median']:.2f} x the bare transport")
 
 
 def peers(report: Report, rounds: int, small: bool) -> None:
@@ -144,6 +160,7 @@ def main() -> int:
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--ucx", action="store_true", help="also over the transport ucx")
     parser.add_argument("--peers", action="store_true", help="also what users would pick instead")
     args = parser.parse_args()
     config = checkpoint.SMALL if args.small else checkpoint.QWEN25_05B
@@ -155,6 +172,8 @@ def main() -> int:
         raw_tcp(report, nbytes, sockets, args.rounds)
     for via in ("shm", "tcp"):
         weightwire(report, args.binary, config, via, args.rounds)
+    if args.ucx:
+        ucx(report, args.binary, config, nbytes, args.rounds)
     if args.peers:
         peers(report, args.rounds, args.small)
     best = min(r["seconds_median"] for r in report.rows if r["name"].startswith("raw-tcp"))

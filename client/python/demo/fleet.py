@@ -58,7 +58,7 @@ class Daemon:
 class Engine:
     name: str
     tp: int
-    via: str  # the transport by which its agent reads: "shm" or "tcp"
+    via: str  # the transport by which its agent reads: "shm", "tcp" or "ucx"
     ranks: list[Process] = field(default_factory=list)
 
 
@@ -72,7 +72,7 @@ class Fleet:
     pp: int = 2
     engines: list[Engine] = field(default_factory=list)
     options: dict = field(default_factory=dict)  # for the coordinating daemon
-    agent_options: dict = field(default_factory=dict)  # for the agents of tcp engines
+    agent_options: dict = field(default_factory=dict)  # for the agents of engines that do not read by shm
 
     def __enter__(self) -> "Fleet":
         self.directory = tempfile.mkdtemp(prefix="weightwire-")
@@ -99,9 +99,9 @@ class Fleet:
                                          self.directory, str(self.tp), str(self.pp), str(rank), log=self._log))
         for engine in self.engines:
             agent = self.hub
-            if engine.via == "tcp":
+            if engine.via != "shm":
                 agent = Daemon(self.binary, f"{self.directory}/{engine.name}", engine.name, role="agent",
-                               coordinator=self.hub.grpc, transports="[tcp]", **self.agent_options)
+                               coordinator=self.hub.grpc, transports=f"[{engine.via}]", **self.agent_options)
                 self.daemons.append(agent)
             paths = [f"{self.directory}/{engine.name}-{rank}.sock" for rank in range(engine.tp)]
             engine.ranks = [Process(path, "engine", agent.agent_socket, self.directory, engine.name, str(engine.tp),
