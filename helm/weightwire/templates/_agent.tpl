@@ -1,0 +1,126 @@
+{{/* The agent as a native sidecar: an item of initContainers. It starts before the application, is there when the
+     application starts, and stops after it. Argument: (list $ stageGiB). */}}
+{{- define "weightwire.sidecar" -}}
+{{- $root := first . -}}
+{{- $memory := printf "%sMi" (include "weightwire.agentMiB" .) -}}
+name: weightwire-agent
+image: {{ include "weightwire.image" $root }}
+imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+restartPolicy: Always
+command: [weightwired]
+args: [--config, /etc/weightwire/agent.yaml]
+env:
+  - name: WEIGHTWIRE_NAME
+    valueFrom: {fieldRef: {fieldPath: metadata.name}}
+  - name: WEIGHTWIRE_ADVERTISE_HOST
+    valueFrom: {fieldRef: {fieldPath: status.podIP}}
+  # With it goes the container's memory, below.
+  - name: WEIGHTWIRE_STAGE_BYTES_MAX
+    value: {{ mul (int64 (last .)) 1073741824 | quote }}
+  {{- with $root.Values.agent.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+ports:
+  - {name: ww-http, containerPort: 7412}
+  - {name: ww-data, containerPort: 7413}
+  {{- if has "ucx" $root.Values.agent.transports }}
+  - {name: ww-ucx, containerPort: 7414}
+  {{- end }}
+# The page answers once the sockets are open: the application finds its agent.
+startupProbe:
+  httpGet: {path: /healthz, port: ww-http}
+  periodSeconds: 1
+  failureThreshold: 60
+livenessProbe:
+  httpGet: {path: /healthz, port: ww-http}
+  periodSeconds: 10
+  timeoutSeconds: 6
+{{- if $root.Values.agent.readinessGatesPod }}
+readinessProbe:
+  httpGet: {path: /readyz, port: ww-http}
+  periodSeconds: 5
+  timeoutSeconds: 6
+{{- end }}
+resources:
+  requests:
+    cpu: {{ $root.Values.agent.cpu | quote }}
+    memory: {{ $memory }}
+    {{- if $root.Values.rdma.enabled }}
+    {{ $root.Values.rdma.resource }}: {{ int64 $root.Values.rdma.count }}
+    {{- end }}
+  limits:
+    memory: {{ $memory }}
+    {{- if $root.Values.rdma.enabled }}
+    {{ $root.Values.rdma.resource }}: {{ int64 $root.Values.rdma.count }}
+    {{- end }}
+securityContext:
+  {{- include "weightwire.containerSecurity" (ternary (list "IPC_LOCK") list (and $root.Values.rdma.enabled $root.Values.rdma.ipcLock)) | nindent 2 }}
+volumeMounts:
+  - {name: weightwire-config, mountPath: /etc/weightwire, readOnly: true}
+  - {name: weightwire-run, mountPath: /run/weightwire}
+  {{- if has "ucx" $root.Values.agent.transports }}
+  - {name: weightwire-shm, mountPath: /dev/shm}
+  {{- end }}
+{{- end -}}
+
+{{/* The sidecar's volumes. Argument: (list $ devShmGiB); /dev/shm is the pod's, for NCCL, torch and UCX. */}}
+{{- define "weightwire.volumes" -}}
+{{- $root := first . -}}
+- name: weightwire-config
+  configMap:
+    name: {{ include "weightwire.name" $root }}
+    items: [{key: agent.yaml, path: agent.yaml}]
+- name: weightwire-run
+  emptyDir: {}
+- name: weightwire-shm
+  emptyDir: {medium: Memory, sizeLimit: {{ int64 (last .) }}Gi}
+{{- end -}}
+
+{{/* What an application's container needs beside it. */}}
+{{- define "weightwire.env" -}}
+- name: WEIGHTWIRE_AGENT_SOCKET
+  value: /run/weightwire/agent/agent.sock
+- name: WEIGHTWIRE_ADDRESS
+  value: {{ include "weightwire.address" . }}
+{{- end -}}
+
+{{- define "weightwire.volumeMounts" -}}
+- {name: weightwire-run, mountPath: /run/weightwire}
+- {name: weightwire-shm, mountPath: /dev/shm}
+{{- end -}}
+
+{{/* Makes a rollout of the agents when their settings change. */}}
+{{- define "weightwire.agentAnnotations" -}}
+checksum/weightwire: {{ include "weightwire.agentFile" . | sha256sum }}
+{{- end -}}
+
+{{/* A workload's PodSpec with its agent. Argument: (list $ workload). */}}
+{{- define "weightwire.podSpec" -}}
+{{- $root := first . -}}
+{{- $workload := last . -}}
+{{- $pod := deepCopy $workload.podSpec -}}
+{{- $env := include "weightwire.env" $root | fromYamlArray -}}
+{{- $mounts := include "weightwire.volumeMounts" $root | fromYamlArray -}}
+{{- $locked := dict "allowPrivilegeEscalation" false "capabilities" (dict "drop" (list "ALL")) -}}
+{{- range $container := $pod.containers -}}
+{{- $_ := set $container "env" (concat $env ($container.env | default list)) -}}
+{{- $_ := set $container "volumeMounts" (concat $mounts ($container.volumeMounts | default list)) -}}
+{{- $_ := set $container "securityContext" (merge ($container.securityContext | default dict) (deepCopy $locked)) -}}
+{{- end -}}
+{{- $stage := $workload.stageGiB | default $root.Values.agent.stageGiB -}}
+{{- $sidecar := include "weightwire.sidecar" (list $root $stage) | fromYaml -}}
+{{- $_ := set $pod "initContainers" (prepend ($pod.initContainers | default list) $sidecar) -}}
+{{- $volumes := include "weightwire.volumes" (list $root ($workload.devShmGiB | default 1)) | fromYamlArray -}}
+{{- $_ := set $pod "volumes" (concat $volumes ($pod.volumes | default list)) -}}
+{{- $_ := set $pod "securityContext" (merge ($pod.securityContext | default dict) (include "weightwire.podSecurity" $root | fromYaml)) -}}
+{{- if not (hasKey $pod "automountServiceAccountToken") -}}
+{{- $_ := set $pod "automountServiceAccountToken" false -}}
+{{- end -}}
+{{- if not (hasKey $pod "enableServiceLinks") -}}
+{{- $_ := set $pod "enableServiceLinks" false -}}
+{{- end -}}
+{{- if and $root.Values.image.pullSecrets (not $pod.imagePullSecrets) -}}
+{{- $_ := set $pod "imagePullSecrets" $root.Values.image.pullSecrets -}}
+{{- end -}}
+{{- toYaml $pod -}}
+{{- end -}}

@@ -1,0 +1,75 @@
+{{/* Combinations that would run but not be safe, or not run at all. Each fails with its reason. */}}
+{{- define "weightwire.checks" -}}
+{{- $values := .Values -}}
+{{- if not $values.acceptPlaintext -}}
+{{- fail "weightwired has no TLS yet: everybody who reaches its ports may read, replace or stop what it moves. Set acceptPlaintext=true to install it all the same, in a network that you trust" -}}
+{{- end -}}
+{{- if and (not $values.networkPolicy.enabled) (not $values.acceptOpenNetwork) (ne $values.profile "cpu-dev") -}}
+{{- fail "networkPolicy.enabled=false: every pod of the cluster could call every RPC, for there is no TLS. Leave it on, or set acceptOpenNetwork=true" -}}
+{{- end -}}
+{{- if ne (int $values.coordinator.replicas) 1 -}}
+{{- fail (printf "coordinator.replicas=%d: a job has one coordinator. Two would both decide, since there is no store with fencing yet; a restart recovers from the journal" (int $values.coordinator.replicas)) -}}
+{{- end -}}
+{{- if and (not $values.coordinator.persistence.enabled) (ne $values.profile "cpu-dev") -}}
+{{- fail "coordinator.persistence.enabled=false: a coordinator that moves to another node would forget what was committed and hand out epoch numbers again. Only profile cpu-dev may do without" -}}
+{{- end -}}
+{{- range $name := list "role" "job" "listen" "http" "state_dir" "insecure" "name" -}}
+{{- if hasKey $values.coordinator.config $name -}}
+{{- fail (printf "coordinator.config.%s is set by the chart (probes, Service and volumes depend on it)" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name := list "role" "job" "coordinator" "agent_socket" "http" "data_listen" "ucx_listen" "advertise_host" "transports" "stage_bytes_max" "insecure" "name" -}}
+{{- if hasKey $values.agent.config $name -}}
+{{- fail (printf "agent.config.%s is set by the chart: use agent.stageGiB, agent.transports, bindHost or job, or leave it (probes, ports and memory depend on it)" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if $values.rdma.enabled -}}
+{{- if not (has "ucx" $values.agent.transports) -}}
+{{- fail "rdma.enabled=true, but agent.transports does not name ucx: nothing would use the devices" -}}
+{{- end -}}
+{{- if not $values.rdma.resource -}}
+{{- fail "rdma.enabled=true needs rdma.resource, the name under which the cluster's device plugin offers RDMA devices: without it no pod gets one, and UCX falls back to tcp" -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $workload := $values.workloads -}}
+{{- include "weightwire.checkWorkload" (list $ $name $workload) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "weightwire.checkWorkload" -}}
+{{- $root := index . 0 -}}
+{{- $name := index . 1 -}}
+{{- $pod := (index . 2).podSpec -}}
+{{- $user := int64 $root.Values.user -}}
+{{- range $key := list "hostPID" "hostIPC" "hostNetwork" -}}
+{{- if get $pod $key -}}
+{{- fail (printf "workloads.%s: %s is refused: agents would see other jobs' processes, memory or ports" $name $key) -}}
+{{- end -}}
+{{- end -}}
+{{- $contexts := dict "the pod" ($pod.securityContext | default dict) -}}
+{{- range $pod.containers -}}
+{{- $_ := set $contexts (printf "container %s" .name) (.securityContext | default dict) -}}
+{{- end -}}
+{{- range $where, $context := $contexts -}}
+{{- if hasKey $context "runAsUser" -}}
+{{- if ne (int64 $context.runAsUser) $user -}}
+{{- fail (printf "workloads.%s: %s runs as user %d, its agent as %d: an agent hands memory only to processes of its own user. Set user, or leave runAsUser out" $name $where (int64 $context.runAsUser) $user) -}}
+{{- end -}}
+{{- end -}}
+{{- if $context.privileged -}}
+{{- fail (printf "workloads.%s: %s is privileged, which this chart never renders" $name $where) -}}
+{{- end -}}
+{{- end -}}
+{{- range $container := $pod.containers -}}
+{{- range $container.volumeMounts -}}
+{{- if eq .mountPath "/dev/shm" -}}
+{{- fail (printf "workloads.%s: container %s mounts /dev/shm, which the chart does: say how large with devShmGiB" $name $container.name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $volume := $pod.volumes -}}
+{{- if hasPrefix "weightwire-" $volume.name -}}
+{{- fail (printf "workloads.%s: the volume name %s is the chart's own" $name $volume.name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,52 @@
+{{/* A setting as weightwired reads it: lists joined by commas; numbers whole, which YAML has made floating. */}}
+{{- define "weightwire.setting" -}}
+{{- if kindIs "slice" . -}}
+{{- join "," . | quote -}}
+{{- else if kindIs "float64" . -}}
+{{- int64 . | toString | quote -}}
+{{- else -}}
+{{- toString . | quote -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Settings as a file of weightwired. */}}
+{{- define "weightwire.file" -}}
+{{- range $key := keys . | sortAlpha }}
+{{ $key }}: {{ include "weightwire.setting" (get $ $key) }}
+{{- end }}
+{{- end -}}
+
+{{- define "weightwire.coordinatorFile" -}}
+{{- $own := dict
+      "role" "coordinator"
+      "job" (include "weightwire.job" .)
+      "listen" (printf "%s:7411" .Values.bindHost)
+      "http" (printf "%s:7412" .Values.bindHost)
+      "state_dir" "/var/lib/weightwire/journal"
+      "insecure" "true" -}}
+{{- include "weightwire.file" (merge $own .Values.coordinator.config) -}}
+{{- end -}}
+
+{{- define "weightwire.agentFile" -}}
+{{- $own := dict
+      "role" "agent"
+      "job" (include "weightwire.job" .)
+      "coordinator" (include "weightwire.address" .)
+      "agent_socket" "/run/weightwire/agent/agent.sock"
+      "http" (printf "%s:7412" .Values.bindHost)
+      "data_listen" (printf "%s:7413" .Values.bindHost)
+      "ucx_listen" (printf "%s:7414" .Values.bindHost)
+      "transports" .Values.agent.transports
+      "insecure" "true" -}}
+{{- include "weightwire.file" (merge $own .Values.agent.config) -}}
+{{- end -}}
+
+{{/* What an agent may take, in MiB: its stages, its slots, as many scratch slots of one chunk, and itself.
+     Argument: (list $ stageGiB). */}}
+{{- define "weightwire.agentMiB" -}}
+{{- $agent := (first .).Values.agent -}}
+{{- $config := $agent.config -}}
+{{- $most := max (int64 $config.chunk_bytes) (int64 ($config.segment_bytes_max | default 1048576)) -}}
+{{- $slots := mul (int64 $config.slots_in_pool) (add (int64 $config.slot_bytes) $most 8192) -}}
+{{- add (mul (int64 (last .)) 1024) (div (add $slots 1048575) 1048576) (int64 $agent.overheadMiB) -}}
+{{- end -}}

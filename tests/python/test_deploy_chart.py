@@ -1,0 +1,283 @@
+"""helm/weightwire: what each profile renders is valid, safe and what weightwired understands; what is unsafe is refused."""
+
+import json
+import os
+import subprocess
+
+import jsonschema
+import pytest
+import yaml
+from kubernetes_validate.utils import latest_version, validate
+
+import chart
+from conftest import BINARIES
+
+#: The parts of the Prometheus operator's resources that the chart uses; kubernetes-validate has no custom resources.
+TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+
+
+def only(required=(), **properties):
+    return {"type": "object", "additionalProperties": False, "properties": properties, "required": list(required)}
+
+
+META = only(("name",), name={"type": "string"}, namespace={"type": "string"}, labels=TEXTS)
+RELABELING = only(("targetLabel",), targetLabel={"type": "string"}, replacement={"type": "string"},
+                  sourceLabels={"type": "array", "items": {"type": "string"}})
+ENDPOINT = only(("port",), port={"type": "string"}, path={"type": "string"}, interval={"pattern": "^[0-9]+(ms|s|m)$"},
+                relabelings={"type": "array", "items": RELABELING})
+RULE = only(("expr",), record={"type": "string"}, alert={"type": "string"}, expr={"type": "string"},
+            labels=TEXTS, annotations=TEXTS, **{"for": {"pattern": "^[0-9]+[smh]$"}})
+GROUP = only(("name", "rules"), name={"type": "string"}, interval={"type": "string"},
+             rules={"type": "array", "minItems": 1, "items": RULE})
+CUSTOM = {
+    "PodMonitor": only(("selector", "podMetricsEndpoints"), selector=only(("matchLabels",), matchLabels=TEXTS),
+                       podMetricsEndpoints={"type": "array", "minItems": 1, "items": ENDPOINT}),
+    "PrometheusRule": only(("groups",), groups={"type": "array", "minItems": 1, "items": GROUP}),
+}
+
+WATCHED = {"monitoring": {name: {"enabled": True} for name in ("podMonitor", "rules", "dashboard")}}
+CLAIM = {"metadata": {"name": "scratch"}, "spec": {"accessModes": ["ReadWriteOnce"],
+                                                   "resources": {"requests": {"storage": "1Gi"}}}}
+WORKLOADS = {"stateful": chart.workload("StatefulSet", replicas=4, volumeClaimTemplates=[CLAIM]),
+             "stateless": chart.workload("Deployment", ports=[{"name": "api", "port": 8000}], labels={"team": "rl"},
+                                         annotations={"note": "x"}, strategy={"type": "Recreate"})}
+
+
+def rendered(name, *layers):
+    return chart.objects(chart.profile(name), chart.ACCEPT, *layers)
+
+
+def pods(manifests):
+    return {item["metadata"]["name"]: item["spec"]["template"]
+            for item in manifests if item["kind"] in ("StatefulSet", "Deployment")}
+
+
+def containers(spec):
+    return spec.get("initContainers", []) + spec["containers"]
+
+
+def selects(selector, template):
+    return selector.items() <= template["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("name", chart.PROFILES)
+def test_manifests_are_strictly_valid_for_the_oldest_and_the_newest_kubernetes(name):
+    both = {"workloads": {kind: values["workloads"]["app"] for kind, values in WORKLOADS.items()}}
+    manifests = rendered(name, WATCHED, both)
+    assert {"PodMonitor", "PrometheusRule"} <= {item["kind"] for item in manifests}
+    for item in manifests:
+        if item["kind"] in CUSTOM:
+            assert item["apiVersion"] == "monitoring.coreos.com/v1"
+            schema = only(("spec",), apiVersion={}, kind={}, metadata=META, spec=CUSTOM[item["kind"]])
+            jsonschema.Draft7Validator(schema).validate(item)
+            continue
+        for version in ("1.29", latest_version()):
+            validate(item, version, strict=True)
+
+
+UNSAFE = [
+    ({"acceptPlaintext": False}, "no TLS yet"),
+    ({"networkPolicy": {"enabled": False}}, "every pod of the cluster could call every RPC"),
+    ({"coordinator": {"replicas": 2}}, "no store with fencing"),
+    ({"coordinator": {"replicas": 0}}, "a job has one coordinator"),
+    ({"coordinator": {"persistence": {"enabled": False}}}, "hand out epoch numbers again"),
+    ({"coordinator": {"config": {"state_dir": "/tmp/x"}}}, "coordinator.config.state_dir is set by the chart"),
+    ({"agent": {"config": {"stage_bytes_max": 1}}}, "agent.stageGiB"),
+    ({"agent": {"config": {"advertise_host": "10.0.0.1"}}}, "agent.config.advertise_host is set by the chart"),
+    ({"rdma": {"enabled": True, "resource": "rdma/hca"}}, "does not name ucx"),
+    ({"rdma": {"enabled": True}, "agent": {"transports": ["ucx"]}}, "needs rdma.resource"),
+    (chart.workload(podSpec={"hostPID": True}), "hostPID is refused"),
+    (chart.workload(podSpec={"hostIPC": True}), "hostIPC is refused"),
+    (chart.workload(podSpec={"hostNetwork": True}), "hostNetwork is refused"),
+    (chart.workload(podSpec={"securityContext": {"runAsUser": 1000}}), "the pod runs as user 1000, its agent as 10001"),
+    (chart.workload(podSpec={"containers": [{"name": "a", "image": "b", "securityContext": {"runAsUser": 0}}]}),
+     "container a runs as user 0"),
+    (chart.workload(podSpec={"containers": [{"name": "a", "image": "b", "securityContext": {"privileged": True}}]}),
+     "container a is privileged"),
+    (chart.workload(podSpec={"containers": [{"name": "a", "image": "b", "volumeMounts": [
+        {"name": "x", "mountPath": "/dev/shm"}]}]}), "devShmGiB"),
+    (chart.workload(podSpec={"volumes": [{"name": "weightwire-run", "emptyDir": {}}]}), "the chart's own"),
+    # refused by the schema
+    ({"user": 0}, "$.user"),
+    ({"bindHost": "127.0.0.1"}, "$.bindHost"),
+    ({"acceptPlainText": True}, "acceptPlainText"),
+    ({"agent": {"config": {"slot_byte": 1}}}, "slot_byte"),
+    ({"agent": {"config": {"slot_bytes": {"a": 1}}}}, "$.agent.config.slot_bytes"),
+    ({"agent": {"transports": ["rdma"]}}, "$.agent.transports"),
+    ({"agent": {"stageGiB": "8Gi"}}, "$.agent.stageGiB"),
+    ({"coordinator": {"terminationGracePeriodSeconds": 2}}, "terminationGracePeriodSeconds"),
+    (chart.workload("DaemonSet"), "$.workloads.app.kind"),
+    ({"job": "a b"}, "$.job"),
+]
+
+
+@pytest.mark.parametrize("values,reason", UNSAFE, ids=lambda value: json.dumps(value)[:60])
+def test_an_unsafe_combination_is_refused_with_its_reason(values, reason):
+    with pytest.raises(chart.Refused) as refused:
+        rendered("tcp", values)
+    assert reason in str(refused.value)
+
+
+def test_open_network_needs_a_second_word():
+    manifests = rendered("tcp", {"networkPolicy": {"enabled": False}, "acceptOpenNetwork": True})
+    assert not [item for item in manifests if item["kind"] == "NetworkPolicy"]
+
+
+def weightwired(arguments, **environment):
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("WEIGHTWIRE_")}
+    done = subprocess.run([BINARIES / "weightwired", "--print-config", *arguments], env={**clean, **environment},
+                          capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    return yaml.load(done.stdout, yaml.BaseLoader)  # every value as its text
+
+
+def test_the_schema_knows_the_settings_of_weightwired():
+    schema = chart.load(chart.CHART / "values.schema.json")
+    assert set(schema["definitions"]["settings"]["properties"]) == set(weightwired([]))
+
+
+def test_the_values_state_the_defaults_of_weightwired():
+    assert chart.load(chart.CHART / "values.yaml")["agent"]["config"].items() <= \
+        {key: int(value) for key, value in weightwired([]).items() if value.isdigit()}.items()
+
+
+def settings_of(manifests, container, file, tmp_path):
+    """The file in the ConfigMap under the container's environment, as weightwired takes both."""
+    path = tmp_path / file
+    path.write_text(chart.one(manifests, "ConfigMap", "rl-weightwire")["data"][file])
+    assert container["args"] == ["--config", f"/etc/weightwire/{file}"]
+    fields = {"metadata.name": "pod-0", "status.podIP": "10.1.2.3"}
+    environment = {entry["name"]: entry.get("value") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+                   for entry in container["env"]}
+    return weightwired(["--config", str(path)], **environment)
+
+
+@pytest.mark.parametrize("name", chart.PROFILES)
+def test_weightwired_takes_the_settings_of_every_profile(name, tmp_path):
+    manifests = rendered(name, WORKLOADS["stateless"])
+    coordinator, app = (pods(manifests)[pod]["spec"] for pod in ("rl-weightwire-coordinator", "app"))
+    settings = settings_of(manifests, coordinator["containers"][0], "coordinator.yaml", tmp_path)
+    assert (settings["role"], settings["job"], settings["name"]) == ("coordinator", "rl", "pod-0")
+    # A directory of its own below the mount: weightwired wants mode 0700, a volume's own is the kubelet's.
+    mounts = {mount["mountPath"]: mount["name"] for mount in coordinator["containers"][0]["volumeMounts"]}
+    assert os.path.dirname(settings["state_dir"]) in mounts
+    grpc = {port["name"]: str(port["containerPort"]) for port in coordinator["containers"][0]["ports"]}
+    assert (settings["listen"], settings["http"]) == (f"0.0.0.0:{grpc['grpc']}", f"0.0.0.0:{grpc['ww-http']}")
+
+    agent = chart.sidecar(app)
+    settings = settings_of(manifests, agent, "agent.yaml", tmp_path)
+    service = chart.one(manifests, "Service", "rl-weightwire-coordinator")
+    assert settings["coordinator"] == f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc:7411"
+    assert (settings["role"], settings["advertise_host"], settings["insecure"]) == ("agent", "10.1.2.3", "true")
+    ports = {port["name"]: str(port["containerPort"]) for port in agent["ports"]}
+    assert (settings["http"], settings["data_listen"]) == (f"0.0.0.0:{ports['ww-http']}", f"0.0.0.0:{ports['ww-data']}")
+    assert ("ucx" in settings["transports"]) == (name == "rdma")
+    # The application is told the socket that the agent opens, on a volume that both mount.
+    environment = {entry["name"]: entry["value"] for entry in app["containers"][0]["env"]}
+    assert environment == {"WEIGHTWIRE_AGENT_SOCKET": settings["agent_socket"], "WEIGHTWIRE_ADDRESS": settings["coordinator"]}
+    for container in (agent, app["containers"][0]):
+        assert {"name": "weightwire-run", "mountPath": "/run/weightwire"} in container["volumeMounts"]
+    assert os.path.dirname(os.path.dirname(settings["agent_socket"])) == "/run/weightwire"
+
+
+@pytest.mark.parametrize("config", [{}, {"slots_in_pool": 64, "slot_bytes": 33554432}, {"segment_bytes_max": 8388480},
+                                    {"chunk_bytes": 33554432}], ids=str)
+def test_an_agent_may_use_what_it_is_told_it_may(config, tmp_path):
+    own = chart.workload(stageGiB=40)
+    manifests = rendered("tcp", {"agent": {"stageGiB": 40, "config": config}}, WORKLOADS["stateless"])
+    assert pods(rendered("tcp", {"agent": {"config": config}}, own))["app"]["spec"]["initContainers"] == \
+        pods(manifests)["app"]["spec"]["initContainers"]
+    agent = chart.sidecar(pods(manifests)["app"]["spec"])
+    settings = settings_of(manifests, agent, "agent.yaml", tmp_path)
+    number = lambda key: int(settings[key])
+    assert number("stage_bytes_max") == 40 << 30
+    scratch = max(number("chunk_bytes"), number("segment_bytes_max")) + 4096
+    needed = number("stage_bytes_max") + number("slots_in_pool") * (number("slot_bytes") + scratch)
+    limit = agent["resources"]["limits"]["memory"]
+    assert agent["resources"]["requests"]["memory"] == limit and limit.endswith("Mi")
+    assert needed + (256 << 20) <= int(limit[:-2]) << 20 <= needed + (258 << 20)
+
+
+@pytest.mark.parametrize("name", chart.PROFILES)
+def test_pods_meet_restricted_pod_security_but_for_rdma(name):
+    for pod in pods(rendered(name, WORKLOADS["stateful"])).values():
+        spec = pod["spec"]
+        assert not {"hostPID", "hostIPC", "hostNetwork", "shareProcessNamespace"} & spec.keys()
+        assert spec["automountServiceAccountToken"] is False and spec["enableServiceLinks"] is False
+        context = spec["securityContext"]
+        assert context["runAsNonRoot"] and context["runAsUser"] == context["fsGroup"] == 10001
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert all("hostPath" not in volume for volume in spec.get("volumes", []))
+        for container in containers(spec):
+            own = container["securityContext"]
+            ours = container["name"] != "app"
+            assert own["allowPrivilegeEscalation"] is False and own["capabilities"]["drop"] == ["ALL"]
+            assert own.get("readOnlyRootFilesystem", False) is ours
+            added = ["IPC_LOCK"] if name == "rdma" and container["name"] == "weightwire-agent" else None
+            assert own["capabilities"].get("add") == added
+
+
+def test_the_agent_is_a_native_sidecar_that_gates_the_application():
+    spec = pods(rendered("tcp", chart.workload(podSpec={"initContainers": [{"name": "first", "image": "x"}]})))["app"]["spec"]
+    assert [container["name"] for container in spec["initContainers"]] == ["weightwire-agent", "first"]
+    agent = spec["initContainers"][0]
+    assert agent["restartPolicy"] == "Always"
+    assert agent["startupProbe"]["httpGet"] == agent["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "ww-http"}
+    assert "readinessProbe" not in agent
+    gated = pods(rendered("tcp", WORKLOADS["stateless"], {"agent": {"readinessGatesPod": True}}))["app"]["spec"]
+    assert chart.sidecar(gated)["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+@pytest.mark.parametrize("kind", ("stateful", "stateless"))
+def test_services_policies_and_monitors_select_the_pods_they_mean(kind):
+    manifests = rendered("ha", WATCHED, WORKLOADS[kind])
+    templates = pods(manifests)
+    meant = {("Service", "rl-weightwire-coordinator"): {"rl-weightwire-coordinator"}, ("Service", "app"): {"app"},
+             ("NetworkPolicy", "rl-weightwire-coordinator"): {"rl-weightwire-coordinator"},
+             ("NetworkPolicy", "rl-weightwire-agents"): {"app"},
+             ("PodDisruptionBudget", "rl-weightwire-coordinator"): {"rl-weightwire-coordinator"},
+             ("PodMonitor", "rl-weightwire"): {"rl-weightwire-coordinator", "app"}}
+    for (group, name), expected in meant.items():
+        spec = chart.one(manifests, group, name)["spec"]
+        selector = spec["podSelector"] if "podSelector" in spec else spec["selector"]
+        found = {pod for pod, template in templates.items() if selects(selector.get("matchLabels", selector), template)}
+        assert found == expected, (group, name)
+        for port in spec.get("ports", []) if group == "Service" else []:
+            offered = {p["name"]: p["containerPort"] for pod in found for c in containers(templates[pod]["spec"])
+                       for p in c.get("ports", [])}
+            assert name == "app" or offered[port["targetPort"]] == port["port"]
+    # Agents find the coordinator before it is ready, which it is not between the first publish and its commit.
+    assert chart.one(manifests, "Service", "rl-weightwire-coordinator")["spec"]["publishNotReadyAddresses"] is True
+    caller = chart.one(manifests, "NetworkPolicy", "rl-weightwire-coordinator")["spec"]["ingress"][0]
+    assert selects(caller["from"][0]["podSelector"]["matchLabels"], templates["app"]) and caller["ports"][0]["port"] == 7411
+    stranger = {"metadata": {"labels": {**templates["app"]["metadata"]["labels"], "weightwire.dev/job": "other"}}}
+    assert not selects(caller["from"][0]["podSelector"]["matchLabels"], stranger)
+
+
+def test_a_changed_setting_rolls_the_pods_that_read_it():
+    sums = [{name: pod["metadata"]["annotations"]["checksum/weightwire"] for name, pod in
+             pods(rendered("tcp", WORKLOADS["stateless"], layer)).items()}
+            for layer in ({}, {"agent": {"config": {"window": 4}}}, {"coordinator": {"config": {"lease_ms": 9000}}})]
+    assert sums[1]["app"] != sums[0]["app"] and sums[1]["rl-weightwire-coordinator"] == sums[0]["rl-weightwire-coordinator"]
+    assert sums[2]["app"] == sums[0]["app"] and sums[2]["rl-weightwire-coordinator"] != sums[0]["rl-weightwire-coordinator"]
+
+
+def test_an_applications_own_settings_stay():
+    own = {"name": "app", "image": "app:1", "env": [{"name": "A", "value": "1"}], "resources": {"limits": {"nvidia.com/gpu": 8}},
+           "securityContext": {"readOnlyRootFilesystem": True}, "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
+    spec = pods(rendered("tcp", chart.workload(devShmGiB=16, podSpec={
+        "containers": [own], "volumes": [{"name": "data", "emptyDir": {}}], "terminationGracePeriodSeconds": 90})))["app"]["spec"]
+    app = spec["containers"][0]
+    assert app["env"][-1] == own["env"][0] and app["volumeMounts"][-1] == own["volumeMounts"][0]
+    assert app["resources"] == own["resources"] and app["securityContext"]["readOnlyRootFilesystem"] is True
+    assert spec["volumes"][-1] == {"name": "data", "emptyDir": {}} and spec["terminationGracePeriodSeconds"] == 90
+    shm = next(volume for volume in spec["volumes"] if volume["name"] == "weightwire-shm")
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "16Gi"}
+
+
+def test_the_notes_say_what_is_not_protected():
+    notes = lambda name: chart.texts(chart.profile(name), chart.ACCEPT).get("templates/NOTES.txt", "")
+    if not notes("tcp"):
+        pytest.skip("helm template prints no notes")
+    assert "PLAINTEXT" in notes("tcp") and "RDMA" not in notes("tcp") and "RDMA has not been run" in notes("rdma")
+    assert "There is no NetworkPolicy" in notes("cpu-dev") and "commits are forgotten" in notes("cpu-dev")
