@@ -1,0 +1,14 @@
+"""Checkpoints as participants with a layout: a checkpoint in one format and layout from one in another, by a plan.
+
+>>> from weightwire import checkpoint
+>>> checkpoint.convert("Qwen2.5-7B", "mcore", "torch_dist", verify=True)
+>>> checkpoint.convert("iter_0000100", "hf", "hf", config="config.json")
+
+docs/checkpoints.md has formats, bounds and guarantees. No torch, but where `megatron` and `torch_dist` are written.
+"""
+
+from weightwire.checkpoint.convert import Report, check, convert, open_checkpoint
+from weightwire.checkpoint.formats import Opened
+from weightwire.checkpoint.stored import CheckpointError, Stored
+
+__all__ = ["CheckpointError", "Opened", "Report", "Stored", "check", "convert", "open_checkpoint"]

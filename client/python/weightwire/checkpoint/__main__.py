@@ -1,0 +1,94 @@
+"""python -m weightwire.checkpoint convert SRC DST --to FORMAT | check FOLDER | show FOLDER"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from typing import List, Optional
+
+from weightwire.checkpoint.convert import check, convert, open_checkpoint
+from weightwire.checkpoint.formats import Opened
+from weightwire.checkpoint.stored import CheckpointError
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
+
+
+def size(text: str) -> int:
+    """256MiB, 5GB, 1000000."""
+    match = re.fullmatch(r"(\d{1,12})(K|M|G|KI|MI|GI)?B?", text.upper())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size, such as 256MiB")
+    return int(match.group(1)) * _UNITS[match.group(2) or ""]
+
+
+class _Progress:
+    """One line, rewritten on a terminal; elsewhere a line every ten seconds."""
+
+    def __init__(self) -> None:
+        self._what, self._since, self._last, self._first = "", 0.0, 0.0, 0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now, terminal = time.monotonic(), sys.stderr.isatty()
+        if what != self._what:
+            self._what, self._since, self._first, self._last = what, now, done, 0.0
+        if done < total and now - self._last < (0.2 if terminal else 10):
+            return
+        self._last = now
+        rate = (done - self._first) / max(now - self._since, 1e-3)
+        text = f"{what}: {done / 1e6:.1f} of {total / 1e6:.1f} MB, {rate / 1e6:.0f} MB/s"
+        print(("\r" if terminal else "") + text, end="\n" if done == total or not terminal else "", file=sys.stderr,
+              flush=True)
+
+
+def _describe(opened: Opened) -> str:
+    count = sum(len(tensors) for tensors in opened.ranks)
+    total = sum(t.bytes for tensors in opened.ranks for t in tensors.values())
+    return f"{opened.format}, layout {opened.spec}: {count} tensors, {total} bytes, {len(opened.ranks)} ranks"
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m weightwire.checkpoint")
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("convert", help="write a checkpoint in another format and layout")
+    one.add_argument("source")
+    one.add_argument("target", help="must not exist; run again after an interruption to go on")
+    one.add_argument("--to", required=True, help="hf, torch_dist, megatron:tp4,pp1, weightwire, weightwire:SPEC")
+    one.add_argument("--from", dest="source_spec", metavar="SPEC",
+                     help="the source's layout, where its files do not tell it, e.g. megatron:tp2,pp2,first=1")
+    one.add_argument("--config", help="the model's config.json; default: the one in the source")
+    one.add_argument("--memory", type=size, default=size("256MiB"), help="bound of what is held of weights [256MiB]")
+    one.add_argument("--shard-size", type=size, default=size("5GB"), help="of safetensors files [5GB]")
+    one.add_argument("--leave-out", action="append", default=[], metavar="GLOB", help="tensors of the source to drop")
+    one.add_argument("--verify", action="store_true", help="check the source's digests, read back and compare all")
+    one.add_argument("--wwctl", help="the planner; default: in $WEIGHTWIRE_BIN_DIR, then on PATH")
+    one.add_argument("--quiet", action="store_true")
+    for name, text in (("check", "compare every byte with the digests or checksums that the format keeps"),
+                       ("show", "format, layout and size")):
+        commands.add_parser(name, help=text).add_argument("folder")
+    args = parser.parse_args(arguments)
+    try:
+        if args.command == "convert":
+            report = convert(args.source, args.target, args.to, source_spec=args.source_spec, config=args.config,
+                             memory=args.memory, shard_bytes=args.shard_size, verify=args.verify,
+                             leave_out=args.leave_out, wwctl=args.wwctl,
+                             on_progress=(lambda *_: None) if args.quiet else _Progress())
+            if report.left_out and not args.quiet:
+                print(f"left out, no weights: {len(report.left_out)}, such as {report.left_out[0]}", file=sys.stderr)
+            print(f"{args.target}: {report.format}, layout {report.spec}, {report.bytes} bytes"
+                  + (f", {report.resumed} of them from before" if report.resumed else "")
+                  + (", verified" if args.verify else ""))
+        else:
+            print(_describe(check(args.folder) if args.command == "check" else open_checkpoint(args.folder)))
+    except (CheckpointError, OSError) as error:
+        print(f"checkpoint: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("checkpoint: interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""`weightwire`: safetensors files of each rank of any layout, and a manifest with digests, written last.
+
+Digests are SHA-256 in a tree: of pieces of 16 MiB, of a tensor (its dtype, shape and pieces), of all tensors. So a
+reader of a part of a tensor can check that part, and equal roots mean equal checkpoints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Dict, List
+
+from weightwire.checkpoint import safetensors
+from weightwire.checkpoint.formats import Opened, Wanted
+from weightwire.checkpoint.hf import read_json, shards
+from weightwire.checkpoint.stored import ITEM_BYTES, Files, Stored, damaged, plain
+
+MANIFEST = "weightwire.json"
+LEAF_BYTES = 16 << 20
+_RANKS_MAX = 16_384
+
+
+def found_at(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file()
+
+
+def open_at(folder: Path) -> Opened:
+    manifest = read_json(folder / MANIFEST)
+    spec, ranks = manifest.get("spec"), manifest.get("ranks")
+    if manifest.get("format") != "weightwire" or manifest.get("version") != 1 or not isinstance(spec, str):
+        raise damaged(MANIFEST, "not a manifest of version 1")
+    if not isinstance(ranks, list) or not 0 < len(ranks) <= _RANKS_MAX or manifest.get("digest") != root(spec, ranks):
+        raise damaged(MANIFEST, "its digest is not that of its tensors")
+    opened = _open_files(folder, spec, [entry["files"] for entry in ranks])
+    for rank, (entry, tensors) in enumerate(zip(ranks, opened.ranks)):
+        if entry["tensors"].keys() != tensors.keys():
+            name = min(entry["tensors"].keys() ^ tensors.keys())
+            raise damaged(MANIFEST, f"rank {rank}: in the manifest or in the files, not in both", tensor=name)
+    return opened
+
+
+def _open_files(folder: Path, spec: str, files: List[List[str]]) -> Opened:
+    ranks: List[Dict[str, Stored]] = []
+    for names in files:
+        ranks.append({})
+        for file in names:
+            for tensor in safetensors.read_header(folder, plain(file, MANIFEST)):
+                if ranks[-1].setdefault(tensor.name, tensor) is not tensor:
+                    raise damaged(file, "held by two files", tensor=tensor.name)
+    return Opened("weightwire", spec, Files(folder), ranks)
+
+
+def lay_out(folder: Path, wanted: Wanted) -> None:
+    for rank, tensors in enumerate(wanted.ranks):
+        for number, part in enumerate(shards(tensors, wanted.shard_bytes)):
+            safetensors.write_skeleton(folder / f"rank{rank:05d}-{number:05d}.safetensors",
+                                       [(t.name, t.dtype, t.shape) for t in part])
+
+
+def open_unsealed(folder: Path, wanted: Wanted) -> Opened:
+    """What `lay_out` made, before there is a manifest."""
+    return _open_files(folder, wanted.spec, [sorted(path.name for path in folder.glob(f"rank{rank:05d}-*.safetensors"))
+                                             for rank in range(len(wanted.ranks))])
+
+
+def seal(opened: Opened, wanted: Wanted) -> None:
+    ranks = []
+    for tensors in opened.ranks:
+        files = sorted({region.file for tensor in tensors.values() for region in tensor.regions})
+        ranks.append({"files": files, "tensors": {name: _entry(opened.files, t) for name, t in tensors.items()}})
+    text = json.dumps({"format": "weightwire", "version": 1, "spec": wanted.spec, "leaf_bytes": LEAF_BYTES,
+                       "digest": root(wanted.spec, ranks), "ranks": ranks}, indent=1)
+    (opened.files.folder / MANIFEST).write_text(text)
+
+
+def check(opened: Opened) -> None:
+    """Reads every byte and compares with the digests. CheckpointError (DATA_LOSS) names rank and tensor."""
+    ranks: Any = read_json(opened.files.folder / MANIFEST)["ranks"]
+    for rank, (entry, tensors) in enumerate(zip(ranks, opened.ranks)):
+        for name, tensor in tensors.items():
+            if entry["tensors"][name] != _entry(opened.files, tensor):
+                raise damaged(tensor.regions[0].file, f"rank {rank}: the bytes are not those of the digest", tensor=name)
+
+
+def root(spec: str, ranks: Any) -> str:
+    """The digest of a manifest's tensors; one that is malformed has none that any manifest would give."""
+    try:
+        content = [spec, [[entry["files"], sorted((name, t["digest"], t["leaves"]) for name, t in entry["tensors"].items())]
+                          for entry in ranks]]
+        return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+    except (TypeError, KeyError, AttributeError, ValueError):
+        return ""
+
+
+def _entry(files: Files, tensor: Stored) -> Dict[str, Any]:
+    step = LEAF_BYTES // ITEM_BYTES[tensor.dtype]
+    leaves = []
+    for begin in range(0, tensor.count, step):
+        values = files.flat(tensor, begin, min(tensor.count, begin + step))
+        leaves.append(hashlib.sha256(memoryview(values).cast("B")).hexdigest())
+        del values
+        files.release()
+    whole = hashlib.sha256(json.dumps([tensor.dtype, list(tensor.shape), leaves]).encode()).hexdigest()
+    return {"digest": whole, "leaves": leaves}

@@ -1,0 +1,129 @@
+"""The planner, asked offline: `wwctl` computes layouts, plans, and proves the plan; this reads what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, List, Optional, Tuple
+
+from weightwire.checkpoint.stored import CheckpointError
+
+_MAGIC = b"wwplan1\n"
+_TIMEOUT = 600
+
+
+@dataclass(frozen=True)
+class Local:
+    """A tensor as the layout has it."""
+
+    name: str
+    dtype: str
+    shape: Tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One strided block, in elements: (i…) is at offset + sum(i * stride) of each side's row-major tensor."""
+
+    canonical: str
+    source_rank: int
+    source_tensor: int
+    target_rank: int
+    target_tensor: int
+    extent: Tuple[int, ...]
+    source_offset: int
+    source_stride: Tuple[int, ...]
+    target_offset: int
+    target_stride: Tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    id: str
+    copies: List[Copy]
+
+
+class Planner:
+    """`wwctl` for one model. `path`: by default $WEIGHTWIRE_BIN_DIR/wwctl, else the one on PATH."""
+
+    def __init__(self, config: Path, path: Optional[str] = None):
+        folder = os.environ.get("WEIGHTWIRE_BIN_DIR")
+        self._path = path or (shutil.which("wwctl", path=folder) if folder else shutil.which("wwctl"))
+        self._config = str(config)
+        if not self._path:
+            raise CheckpointError("wwctl, which makes the plan, was not found", code="FAILED_PRECONDITION",
+                                  remedy="put it on PATH, name its folder in WEIGHTWIRE_BIN_DIR, or pass --wwctl")
+
+    def layout(self, spec: str) -> List[List[Local]]:
+        """What each rank of `spec` holds, in the order that plans number it."""
+        shown = json.loads(self._run("layout", "show", "--config", self._config, "--spec", spec, "--tensor", "*",
+                                     "--json"))
+        ranks: List[List[Local]] = [[] for _ in range(shown["ranks"])]
+        for t in shown["tensors"]:
+            ranks[t["rank"]].append(Local(t["name"], t["dtype"], tuple(t["shape"])))
+        return ranks
+
+    def plan(self, source: str, target: str) -> Plan:
+        """Planned and proved: every element of the target written once, from a rank that holds it."""
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "plan")
+            self._run("plan", "--config", self._config, "--from", source, "--to", target, "--per", "rank", "--out", out)
+            return read_plan(Path(out).read_bytes())
+
+    def _run(self, *arguments: str) -> str:
+        try:
+            ran = subprocess.run([str(self._path), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                 timeout=_TIMEOUT, text=True)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CheckpointError(f"{self._path} did not run: {error}", code="UNAVAILABLE") from error
+        if ran.returncode:
+            raise CheckpointError(f"wwctl {arguments[0]}: {(ran.stderr or ran.stdout).strip()}",
+                                  code="FAILED_PRECONDITION")
+        return ran.stdout
+
+
+def read_plan(data: bytes) -> Plan:
+    """A file that `wwctl plan --out` wrote; server/plan/plan_bytes.h has the format."""
+    if not data.startswith(_MAGIC):
+        raise CheckpointError("not a plan of this wwctl's form", remedy="use the wwctl of this release")
+    at = len(_MAGIC)
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+
+    try:
+        high, low = number(), number()
+        for _ in range(8):  # fingerprints, ranks and totals
+            number()
+        names = []
+        for _ in range(number()):
+            size = number()
+            names.append(data[at:at + size].decode())
+            at += size
+        copies = []
+        for _ in range(number()):
+            source_rank, target_rank, _ = number(), number(), number()
+            for _ in range(number()):
+                name, source_tensor, target_tensor, _, _, source_offset, target_offset = (number() for _ in range(7))
+                dims: List[Any] = [(number(), number(), number()) for _ in range(number())]
+                extent, source_stride, target_stride = zip(*dims) if dims else ((), (), ())
+                copies.append(Copy(names[name], source_rank, source_tensor, target_rank, target_tensor, extent,
+                                   source_offset, source_stride, target_offset, target_stride))
+    except (IndexError, UnicodeDecodeError) as error:
+        raise CheckpointError("the plan is cut short", remedy="use the wwctl of this release") from error
+    if at != len(data):
+        raise CheckpointError("the plan goes on after its end", remedy="use the wwctl of this release")
+    return Plan(f"{high:016x}{low:016x}", copies)

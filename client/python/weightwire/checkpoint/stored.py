@@ -1,0 +1,196 @@
+"""What every format comes down to: tensors as blocks of bytes at known places of known files.
+
+A reader of a format finds those places; from there on formats do not differ. File names found in a checkpoint are ids:
+one component, no separator, looked up in the checkpoint's own folder.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import re
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, Iterator, Optional, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weightwire import errors
+
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I8": 1, "I16": 2, "I32": 4, "I64": 8, "U8": 1, "BOOL": 1,
+              "F8_E4M3": 1, "F8_E5M2": 1}
+#: Values are moved as bits: no dtype is ever interpreted.
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+Bits = NDArray[Any]
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
+
+
+class CheckpointError(errors.WeightwireError):
+    """A checkpoint cannot be read, or not be written as asked. Nothing is left under the target's name."""
+
+    def __init__(self, message: str, *, code: str = "INVALID_ARGUMENT", reason: str = "invalid_request",
+                 rank: str = "", tensor: str = "", remedy: str = ""):
+        super().__init__(message, code=code, reason=reason, rank=rank, tensor=tensor, remedy=remedy)
+
+
+def damaged(where: str, what: str, *, tensor: str = "") -> CheckpointError:
+    """A file that is not what its format says."""
+    return CheckpointError(f"{where}: {what}", code="DATA_LOSS", reason="io_error", tensor=tensor,
+                           remedy="the file is damaged, cut short or not of this format: fetch it again")
+
+
+def plain(name: object, where: str) -> str:
+    """`name` if it is a plain file name, as every name in a checkpoint must be."""
+    if not isinstance(name, str) or not _PLAIN.fullmatch(name):
+        raise damaged(where, f"{str(name)[:80]!r} is no plain file name")
+    return name
+
+
+def bits_of(dtype: str) -> Any:
+    return np.dtype(_BITS[ITEM_BYTES[dtype]])
+
+
+@dataclass(frozen=True)
+class Region:
+    """A block of a tensor, row-major and contiguous at `offset` of a file; `begin` is its place in the tensor."""
+
+    file: str
+    offset: int
+    begin: tuple[int, ...]
+    shape: tuple[int, ...]
+    #: Of the block's bytes, where the format keeps one.
+    crc: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of one rank; its regions cover it once."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    regions: tuple[Region, ...]
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.count * ITEM_BYTES[self.dtype]
+
+
+def whole(name: str, dtype: str, shape: Sequence[int], file: str, offset: int, crc: Optional[int] = None) -> Stored:
+    """A tensor in one piece."""
+    dims = tuple(shape)
+    return Stored(name, dtype, dims, (Region(file, offset, (0,) * len(dims), dims, crc),))
+
+
+def check_cover(tensor: Stored) -> None:
+    """Refuses regions that leave the tensor, overlap, or leave elements of it out."""
+    for r in tensor.regions:
+        if len(r.begin) != len(tensor.shape) or any(b < 0 or b + n > s for b, n, s in
+                                                    zip(r.begin, r.shape, tensor.shape)):
+            raise damaged(r.file, f"a block leaves the shape {list(tensor.shape)}", tensor=tensor.name)
+    if sum(math.prod(r.shape) for r in tensor.regions) != tensor.count:
+        raise damaged(tensor.regions[0].file if tensor.regions else "index", "blocks do not add up to the tensor",
+                      tensor=tensor.name)
+    for i, a in enumerate(tensor.regions):
+        for b in tensor.regions[:i]:
+            if all(x < y + m and y < x + n for x, n, y, m in zip(a.begin, a.shape, b.begin, b.shape)):
+                raise damaged(a.file, "blocks overlap", tensor=tensor.name)
+
+
+@dataclass
+class Files:
+    """The files of one checkpoint. Reads map them, writes go by pwrite: a full disk is an OSError, not a signal."""
+
+    folder: Path
+    writable: bool = False
+    _open: Dict[str, int] = field(default_factory=dict)
+    _maps: Dict[str, mmap.mmap] = field(default_factory=dict)
+    #: Bytes looked at since `release`: they may be resident until then.
+    touched: int = 0
+
+    def fd(self, name: str) -> int:
+        if name not in self._open:
+            flags = os.O_RDWR if self.writable else os.O_RDONLY
+            self._open[name] = os.open(self.folder / name, flags | os.O_CLOEXEC)
+        return self._open[name]
+
+    def size(self, name: str) -> int:
+        return os.fstat(self.fd(name)).st_size
+
+    def view(self, region: Region, dtype: str) -> Bits:
+        """The region's elements, mapped."""
+        shape, bits = region.shape, bits_of(dtype)
+        if math.prod(shape) == 0:
+            return np.empty(shape, bits)
+        if region.file not in self._maps:
+            self._maps[region.file] = mmap.mmap(self.fd(region.file), 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(self._maps[region.file], bits, math.prod(shape), region.offset).reshape(shape)
+
+    def flat(self, tensor: Stored, begin: int, end: int) -> Bits:
+        """Elements [begin, end) of the row-major tensor; a view where one region holds them, else assembled."""
+        item = ITEM_BYTES[tensor.dtype]
+        if not 0 <= begin <= end <= tensor.count:
+            raise CheckpointError(f"elements {begin} to {end} of {tensor.count}", reason="internal", tensor=tensor.name)
+        self.touched += (end - begin) * item
+        for region, first, last in _row_ranges(tensor):
+            if first <= begin and end <= last:
+                part = Region(region.file, region.offset + (begin - first) * item, (0,), (end - begin,))
+                return self.view(part, tensor.dtype)
+        row = math.prod(tensor.shape[1:])
+        top, bottom = begin // row, -(-end // row)
+        out = np.empty((bottom - top, *tensor.shape[1:]), bits_of(tensor.dtype))
+        for region in tensor.regions:
+            low, high = max(top, region.begin[0]), min(bottom, region.begin[0] + region.shape[0])
+            if low < high:
+                inner = tuple(slice(b, b + n) for b, n in zip(region.begin[1:], region.shape[1:]))
+                out[(slice(low - top, high - top), *inner)] = \
+                    self.view(region, tensor.dtype)[low - region.begin[0]:high - region.begin[0]]
+        return out.reshape(-1)[begin - top * row:end - top * row]
+
+    def write(self, tensor: Stored, begin: int, values: Bits) -> None:
+        """Elements from `begin` on. Only for regions of whole rows, as every writer here lays them out."""
+        item, data, written = ITEM_BYTES[tensor.dtype], memoryview(np.ascontiguousarray(values)).cast("B"), 0
+        for region, first, last in _row_ranges(tensor):
+            low, high = max(first, begin), min(last, begin + len(values))
+            while low < high:
+                part = data[(low - begin) * item:(high - begin) * item]
+                done = os.pwrite(self.fd(region.file), part, region.offset + (low - first) * item)
+                if done % item:  # a signal cut an element: write it again
+                    done -= done % item
+                low, written = low + done // item, written + done
+        assert written == len(data), tensor.name
+
+    def check_crc(self, tensor: Stored) -> None:
+        """Compares with the sums that the format keeps; 0 means that none was kept."""
+        for region in tensor.regions:
+            if region.crc and zlib.crc32(memoryview(self.view(region, tensor.dtype).reshape(-1)).cast("B")) != region.crc:
+                raise damaged(region.file, "the bytes do not match their checksum", tensor=tensor.name)
+            self.touched += math.prod(region.shape) * ITEM_BYTES[tensor.dtype]
+
+    def release(self) -> None:
+        """Lets go of the pages that were looked at; the page cache may keep them."""
+        for mapped in self._maps.values():
+            mapped.madvise(mmap.MADV_DONTNEED)
+        self.touched = 0
+
+    def close(self) -> None:
+        self._maps.clear()  # views may still be alive: the maps go with the last of them
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+
+
+def _row_ranges(tensor: Stored) -> Iterator[tuple[Region, int, int]]:
+    """Regions of whole rows, and the flat range of elements that each holds."""
+    row = math.prod(tensor.shape[1:])
+    for region in tensor.regions:
+        if region.shape[1:] == tensor.shape[1:]:
+            first = region.begin[0] * row if region.begin else 0
+            yield region, first, first + math.prod(region.shape)

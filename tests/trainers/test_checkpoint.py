@@ -1,0 +1,100 @@
+"""Checkpoints that real megatron-core, torch.distributed.checkpoint and safetensors wrote are read, and they read ours."""
+
+import json
+import warnings
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+
+import mcore
+from checkpoint_ranks import load, save
+from conftest import ROOT, read_safetensors
+from weightwire import checkpoint
+from world import World
+
+FIXTURES = ROOT / "tests/data/megatron"
+
+
+def same(folder_or_file, model: str) -> None:
+    """Bit for bit what the model's Hugging Face checkpoint holds."""
+    path = folder_or_file if folder_or_file.is_file() else folder_or_file / "model.safetensors"
+    got, want = read_safetensors(path), read_safetensors(FIXTURES / model / "hf/model.safetensors")
+    want = {name: value for name, value in want.items() if name in got or name != "lm_head.weight"}
+    assert got.keys() == want.keys()
+    for name, (meta, bits) in want.items():
+        assert got[name][0].dtype == meta.dtype and (got[name][1] == bits).all(), name
+
+
+def config_of(model: str):
+    return FIXTURES / model / "hf/config.json"
+
+
+@pytest.mark.parametrize("model,world_size,sizes,options,spec", [
+    ("qwen2", 4, dict(tp=2, pp=2), {}, None),
+    ("qwen2_tied", 4, dict(tp=2, pp=2), {}, None),
+    ("qwen2", 2, dict(pp=2, vpp=2), {}, None),
+    ("qwen2", 2, dict(pp=2), dict(num_layers_in_first_pipeline_stage=1), "megatron:pp2,first=1,vocab_pad=256"),
+    ("qwen3_moe", 4, dict(tp=2, ep=2, etp=2), {}, None),
+])
+def test_what_megatron_saved_becomes_the_hugging_face_checkpoint(tmp_path, model, world_size, sizes, options, spec):
+    (tmp_path / "td").mkdir()
+    with World(save, world_size, str(FIXTURES / model / "hf"), str(tmp_path / "td"), str(tmp_path / "legacy"), sizes,
+               options) as world:
+        world.join(120)
+    for name, source_spec in (("td", None), ("legacy", spec)):
+        report = checkpoint.convert(tmp_path / name, tmp_path / f"{name}-hf", "hf", config=config_of(model),
+                                    source_spec=source_spec, verify=True)
+        same(tmp_path / f"{name}-hf", model)
+    assert set(report.left_out) == {"args", "iteration", "optimizer"}
+
+
+@pytest.mark.parametrize("model,world_size,sizes,words", [
+    ("qwen2", 4, dict(tp=4), "tp4,pp1,vocab_pad=512"),
+    ("qwen2_tied", 4, dict(tp=2, pp=2), "tp2,pp2,vocab_pad=256"),
+    ("qwen3_moe", 2, dict(ep=2, etp=1), "ep2,vocab_pad=256"),
+])
+def test_megatron_loads_what_was_converted(tmp_path, model, world_size, sizes, words):
+    padded = words.rsplit("=", 1)[1]
+    checkpoint.convert(FIXTURES / model / "hf", tmp_path / "td", f"torch_dist:spec=local,vocab_pad={padded}", verify=True)
+    checkpoint.convert(FIXTURES / model / "hf", tmp_path / "legacy", f"megatron:{words}", verify=True)
+    with World(load, world_size, str(FIXTURES / model / "hf"), str(tmp_path / "td"), str(tmp_path / "legacy"),
+               str(tmp_path), sizes, {}) as world:
+        world.join(120)
+    same(tmp_path / "torch_dist.safetensors", model)
+    same(tmp_path / "legacy.safetensors", model)
+
+
+@pytest.mark.parametrize("model,megatrons", [("qwen2_tied", ("tp2,pp2", "tp4,pp1")),
+                                             ("qwen3_moe", ("tp2,pp2,ep2", "ep2"))])
+def test_round_trips_among_all_pairs_are_bit_exact(tmp_path, model, megatrons):
+    formats = ["hf", "torch_dist", *(f"megatron:{words}" for words in megatrons), f"weightwire:megatron:{megatrons[0]},dp2"]
+    for a, source in enumerate(formats):
+        checkpoint.convert(FIXTURES / model / "hf", tmp_path / f"{a}", source)
+        for b, target in enumerate(formats):
+            checkpoint.convert(tmp_path / f"{a}", tmp_path / f"{a}-{b}", target, memory=1 << 18, verify=a == b)
+            checkpoint.convert(tmp_path / f"{a}-{b}", tmp_path / f"{a}-{b}-hf", "hf")
+            same(tmp_path / f"{a}-{b}-hf", model)
+
+
+@pytest.mark.parametrize("model", ["qwen2", "qwen3_moe"])
+def test_torch_distributed_checkpoint_and_safetensors_read_ours(tmp_path, model):
+    hf = json.loads(config_of(model).read_text())
+    want = safetensors.torch.load_file(FIXTURES / model / "hf/model.safetensors")
+    checkpoint.convert(FIXTURES / model / "hf", tmp_path / "td", "torch_dist:vocab_pad=256")
+    stacked = {key: tensor for key, tensor in mcore.from_hf({**hf, "padded_vocab": 256}, want).items()
+               if not key.endswith("linear_fc1.layer_norm_weight" if mcore.expert_count(hf) else "pre_mlp_layernorm.weight")}
+    state = {key: torch.full_like(tensor, 3) for key, tensor in stacked.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(state, storage_reader=dcp.FileSystemReader(tmp_path / "td"), no_dist=True)
+    for key, tensor in stacked.items():
+        assert torch.equal(state[key], tensor), key
+    checkpoint.convert(tmp_path / "td", tmp_path / "hf", "hf", shard_bytes=100_000)
+    index = json.loads((tmp_path / "hf/model.safetensors.index.json").read_text())
+    got = {}
+    for file in set(index["weight_map"].values()):
+        got.update(safetensors.torch.load_file(tmp_path / "hf" / file))
+    assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
+    assert index["metadata"]["total_size"] == sum(t.numel() * t.element_size() for t in want.values())
