@@ -7,7 +7,7 @@
 docs/checkpoints.md has formats, bounds and guarantees. No torch, but where `megatron` and `torch_dist` are written.
 """
 
-from weightwire.checkpoint.convert import Report, check, convert, open_checkpoint
+from weightwire.checkpoint.conversion import Report, check, convert, open_checkpoint
 from weightwire.checkpoint.formats import Opened
 from weightwire.checkpoint.stored import CheckpointError, Stored
 

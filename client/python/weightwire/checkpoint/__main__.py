@@ -8,7 +8,7 @@ import sys
 import time
 from typing import List, Optional
 
-from weightwire.checkpoint.convert import check, convert, open_checkpoint
+from weightwire.checkpoint.conversion import check, convert, open_checkpoint
 from weightwire.checkpoint.formats import Opened
 from weightwire.checkpoint.stored import CheckpointError
 

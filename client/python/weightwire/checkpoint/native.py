@@ -14,7 +14,7 @@ from typing import Any, Dict, List
 from weightwire.checkpoint import safetensors
 from weightwire.checkpoint.formats import Opened, Wanted
 from weightwire.checkpoint.hf import read_json, shards
-from weightwire.checkpoint.stored import ITEM_BYTES, Files, Stored, damaged, plain
+from weightwire.checkpoint.stored import ITEM_BYTES, Files, Stored, damaged, plain, raw
 
 MANIFEST = "weightwire.json"
 LEAF_BYTES = 16 << 20
@@ -98,7 +98,7 @@ def _entry(files: Files, tensor: Stored) -> Dict[str, Any]:
     leaves = []
     for begin in range(0, tensor.count, step):
         values = files.flat(tensor, begin, min(tensor.count, begin + step))
-        leaves.append(hashlib.sha256(memoryview(values).cast("B")).hexdigest())
+        leaves.append(hashlib.sha256(raw(values)).hexdigest())
         del values
         files.release()
     whole = hashlib.sha256(json.dumps([tensor.dtype, list(tensor.shape), leaves]).encode()).hexdigest()

@@ -72,8 +72,9 @@ def load(data: bytes, where: str) -> Any:
     if len(data) > PICKLE_BYTES_MAX:
         raise damaged(where, f"a pickle of {len(data)} bytes")
     try:
+        argument: Any
         for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name in _REFUSED or (opcode.name in _MEMO and int(argument) > len(data)):  # type: ignore[call-overload]
+            if opcode.name in _REFUSED or (opcode.name in _MEMO and argument > len(data)):
                 raise damaged(where, f"its pickle uses {opcode.name} as no checkpoint does")
         return _Reader(io.BytesIO(data)).load()
     except (pickle.UnpicklingError, ValueError, EOFError, IndexError, KeyError, AttributeError, TypeError,

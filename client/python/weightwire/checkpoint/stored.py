@@ -53,6 +53,11 @@ def bits_of(dtype: str) -> Any:
     return np.dtype(_BITS[ITEM_BYTES[dtype]])
 
 
+def raw(values: Bits) -> memoryview:
+    """The bytes of an array."""
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+
+
 @dataclass(frozen=True)
 class Region:
     """A block of a tensor, row-major and contiguous at `offset` of a file; `begin` is its place in the tensor."""
@@ -149,14 +154,14 @@ class Files:
         for region in tensor.regions:
             low, high = max(top, region.begin[0]), min(bottom, region.begin[0] + region.shape[0])
             if low < high:
-                inner = tuple(slice(b, b + n) for b, n in zip(region.begin[1:], region.shape[1:]))
-                out[(slice(low - top, high - top), *inner)] = \
-                    self.view(region, tensor.dtype)[low - region.begin[0]:high - region.begin[0]]
+                inner = [slice(b, b + n) for b, n in zip(region.begin[1:], region.shape[1:])]
+                place = tuple([slice(low - top, high - top)] + inner)
+                out[place] = self.view(region, tensor.dtype)[low - region.begin[0]:high - region.begin[0]]
         return out.reshape(-1)[begin - top * row:end - top * row]
 
     def write(self, tensor: Stored, begin: int, values: Bits) -> None:
         """Elements from `begin` on. Only for regions of whole rows, as every writer here lays them out."""
-        item, data, written = ITEM_BYTES[tensor.dtype], memoryview(np.ascontiguousarray(values)).cast("B"), 0
+        item, data, written = ITEM_BYTES[tensor.dtype], raw(values), 0
         for region, first, last in _row_ranges(tensor):
             low, high = max(first, begin), min(last, begin + len(values))
             while low < high:
@@ -170,7 +175,7 @@ class Files:
     def check_crc(self, tensor: Stored) -> None:
         """Compares with the sums that the format keeps; 0 means that none was kept."""
         for region in tensor.regions:
-            if region.crc and zlib.crc32(memoryview(self.view(region, tensor.dtype).reshape(-1)).cast("B")) != region.crc:
+            if region.crc and zlib.crc32(raw(self.view(region, tensor.dtype))) != region.crc:
                 raise damaged(region.file, "the bytes do not match their checksum", tensor=tensor.name)
             self.touched += math.prod(region.shape) * ITEM_BYTES[tensor.dtype]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
-from weightwire.checkpoint import hf, megatron_files, native, torch_dist
+from weightwire.checkpoint import disk, hf, megatron_files, native, torch_dist
 from weightwire.checkpoint.execute import Bound, by_target, compare, run
 from weightwire.checkpoint.formats import CONFIG, Opened, Wanted, bind, parse_target
 from weightwire.checkpoint.planner import Local, Plan, Planner
@@ -139,7 +139,7 @@ def _write(final: Path, opened: Opened, source: Bound, plan: Plan, wanted: Wante
             for path in partial.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             module.lay_out(partial, wanted)
-            _allocate(partial)
+            disk.allocate(partial)
             done = 0
             _save_progress(partial, key, done)
         laid_out = module.open_unsealed(partial, wanted) if wanted.format == "weightwire" else module.open_at(partial)
@@ -155,10 +155,11 @@ def _write(final: Path, opened: Opened, source: Bound, plan: Plan, wanted: Wante
         _finish(partial, wanted)
         if verify:
             _verify(partial, module, steps, source, wanted, memory, total, on_progress)
+        disk.sync_tree(partial)
         (partial / _PROGRESS).unlink()
-        _sync_tree(partial)
+        disk.sync_folder(partial)
         os.rename(partial, final)
-        _sync_folder(final.parent)
+        disk.sync_folder(final.parent)
         return Report(wanted.format, wanted.spec, plan.id, total, resumed, opened.left_out)
     finally:
         os.close(lock)
@@ -227,35 +228,6 @@ def _finish(partial: Path, wanted: Wanted) -> None:
             shutil.copyfile(wanted.config.parent / name, partial / name)
 
 
-def _allocate(folder: Path) -> None:
-    """Reserves the space, so that a full disk is known before the first byte."""
-    for path in _files(folder):
-        with open(path, "rb+") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size:
-                os.posix_fallocate(file.fileno(), 0, size)
-
-
 def _sync(target: Bound) -> None:
     for file in {region.file for rank in target.ranks for t in rank for region in t.regions}:
         os.fsync(target.files.fd(file))
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in _files(folder):
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-    for path in [folder, *(p for p in folder.rglob("*") if p.is_dir())]:
-        _sync_folder(path)
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _files(folder: Path) -> List[Path]:
-    return [path for path in sorted(folder.rglob("*")) if path.is_file()]

@@ -1,0 +1,36 @@
+"""What makes files durable, and room for them certain."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import List
+
+
+def allocate(folder: Path) -> None:
+    """Reserves the space, so that a full disk is known before the first byte."""
+    for path in _files(folder):
+        with open(path, "rb+") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size:
+                os.posix_fallocate(file.fileno(), 0, size)
+
+
+def sync_tree(folder: Path) -> None:
+    for path in _files(folder):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    for path in [folder, *(p for p in folder.rglob("*") if p.is_dir())]:
+        sync_folder(path)
+
+
+def sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _files(folder: Path) -> List[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
