@@ -8,7 +8,7 @@ import pytest
 
 from conftest import BINARIES, DATA, read_safetensors
 from weightwire import checkpoint
-from weightwire.checkpoint import conversion, disk
+from weightwire.checkpoint import disk, native, writing
 
 HF = DATA / "megatron/qwen2/hf"
 
@@ -27,12 +27,12 @@ def _convert(target: str, stop: str, at: int) -> None:
         passed += 1
         if passed == at:
             os.kill(os.getpid(), signal.SIGKILL)
-    conversion._SYNC_BYTES = 50_000
+    writing._SYNC_BYTES = 50_000
     if stop == "tensor":
         checkpoint.convert(HF, target, "weightwire:megatron:tp2", on_progress=step)
         return
-    module, name = {"seal": (conversion.native, "seal"), "sync": (disk, "sync_tree"),
-                    "rename": (conversion.os, "rename"), "progress": (conversion.os, "replace"),
+    module, name = {"seal": (native, "seal"), "sync": (disk, "sync_tree"),
+                    "rename": (writing.os, "rename"), "progress": (writing.os, "replace"),
                     "allocate": (disk, "allocate"), "folder": (disk, "sync_folder")}[stop]
     original = getattr(module, name)
 

@@ -13,6 +13,7 @@ import mcore
 import megatron.core.dist_checkpointing as dist_checkpointing
 from mcore_ranks import Job
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from weightwire import checkpoint
 
 
 def sharded(job: Job) -> dict:
@@ -33,9 +34,9 @@ def legacy_file(folder: str, sizes: dict) -> pathlib.Path:
     return pathlib.Path(folder) / name / "model_optim_rng.pt"
 
 
-def save(rank: int, world_size: int, checkpoint: str, torch_dist: str, legacy: str, sizes: dict, options: dict):
-    """Saves a model that holds `checkpoint`: with mcore's dist_checkpointing, and in per-rank files."""
-    job = Job(checkpoint, sizes, options)
+def save(rank: int, world_size: int, folder: str, torch_dist: str, legacy: str, sizes: dict, options: dict):
+    """Saves a model that holds `folder`: with mcore's dist_checkpointing, and in per-rank files."""
+    job = Job(folder, sizes, options)
     multiprocessing.current_process()._config["daemon"] = False  # mcore writes in processes of its own
     dist_checkpointing.save(sharded(job), torch_dist)
     filesystem_async._results_queue = None  # the one that it keeps: its process ends with the last reference
@@ -49,9 +50,10 @@ def save(rank: int, world_size: int, checkpoint: str, torch_dist: str, legacy: s
         (pathlib.Path(legacy) / "latest_checkpointed_iteration.txt").write_text("7\n")
 
 
-def load(rank: int, world_size: int, checkpoint: str, torch_dist: str, legacy: str, out: str, sizes: dict, options: dict):
-    """Loads both with mcore's and torch's code; leaves what the model then holds in <out>/{torch_dist,legacy}.safetensors."""
-    job = Job(checkpoint, sizes, options)
+def load(rank: int, world_size: int, folder: str, torch_dist: str, legacy: str, out: str, sizes: dict, spec: str):
+    """Loads both with mcore's and torch's code, and the first once more with `checkpoint.load`, straight into the
+    parameters; leaves what the model then holds in <out>/{torch_dist,legacy,loaded}.safetensors."""
+    job = Job(folder, sizes, {})
 
     def forget() -> None:
         with torch.no_grad():
@@ -70,4 +72,8 @@ def load(rank: int, world_size: int, checkpoint: str, torch_dist: str, legacy: s
         lacking = [name for name in found.missing_keys if not name.endswith("_extra_state")]
         assert not lacking and not found.unexpected_keys, found
     job.save(pathlib.Path(out) / "legacy.safetensors")
+    forget()
+    for chunk in job.chunks:
+        checkpoint.load(torch_dist, spec, rank, dict(chunk.named_parameters()))
+    job.save(pathlib.Path(out) / "loaded.safetensors")
     dist.barrier()

@@ -53,17 +53,18 @@ def test_what_megatron_saved_becomes_the_hugging_face_checkpoint(tmp_path, model
 @pytest.mark.parametrize("model,world_size,sizes,words", [
     ("qwen2", 4, dict(tp=4), "tp4,pp1,vocab_pad=512"),
     ("qwen2_tied", 4, dict(tp=2, pp=2), "tp2,pp2,vocab_pad=256"),
-    ("qwen3_moe", 2, dict(ep=2, etp=1), "ep2,vocab_pad=256"),
+    ("qwen3_moe", 2, dict(ep=2, etp=1), "ep2,dp2,vocab_pad=256"),
 ])
 def test_megatron_loads_what_was_converted(tmp_path, model, world_size, sizes, words):
     padded = words.rsplit("=", 1)[1]
     checkpoint.convert(FIXTURES / model / "hf", tmp_path / "td", f"torch_dist:spec=local,vocab_pad={padded}", verify=True)
     checkpoint.convert(FIXTURES / model / "hf", tmp_path / "legacy", f"megatron:{words}", verify=True)
     with World(load, world_size, str(FIXTURES / model / "hf"), str(tmp_path / "td"), str(tmp_path / "legacy"),
-               str(tmp_path), sizes, {}) as world:
+               str(tmp_path), sizes, f"megatron:{words}") as world:
         world.join(120)
     same(tmp_path / "torch_dist.safetensors", model)
     same(tmp_path / "legacy.safetensors", model)
+    same(tmp_path / "loaded.safetensors", model)
 
 
 @pytest.mark.parametrize("model,megatrons", [("qwen2_tied", ("tp2,pp2", "tp4,pp1")),

@@ -7,8 +7,9 @@
 docs/checkpoints.md has formats, bounds and guarantees. No torch, but where `megatron` and `torch_dist` are written.
 """
 
-from weightwire.checkpoint.conversion import Report, check, convert, open_checkpoint
+from weightwire.checkpoint.conversion import Report, check, convert, load, open_checkpoint
 from weightwire.checkpoint.formats import Opened
+from weightwire.checkpoint.live import push, save
 from weightwire.checkpoint.stored import CheckpointError, Stored
 
-__all__ = ["CheckpointError", "Opened", "Report", "Stored", "check", "convert", "open_checkpoint"]
+__all__ = ["CheckpointError", "Opened", "Report", "Stored", "check", "convert", "load", "open_checkpoint", "push", "save"]

@@ -1,4 +1,4 @@
-"""python -m weightwire.checkpoint convert SRC DST --to FORMAT | check FOLDER | show FOLDER"""
+"""python -m weightwire.checkpoint convert SRC DST --to FORMAT | push FOLDER | save DST --to FORMAT | check | show FOLDER"""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import List, Optional
 
 from weightwire.checkpoint.conversion import check, convert, open_checkpoint
 from weightwire.checkpoint.formats import Opened
-from weightwire.checkpoint.stored import CheckpointError
+from weightwire.checkpoint.live import push, save
+from weightwire.errors import WeightwireError
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 
@@ -64,6 +65,23 @@ def main(arguments: Optional[List[str]] = None) -> int:
     one.add_argument("--verify", action="store_true", help="check the source's digests, read back and compare all")
     one.add_argument("--wwctl", help="the planner; default: in $WEIGHTWIRE_BIN_DIR, then on PATH")
     one.add_argument("--quiet", action="store_true")
+    put = commands.add_parser("push", help="publish a checkpoint as a version; ends when every complete engine serves it")
+    put.add_argument("folder")
+    put.add_argument("--version", type=int, required=True, help="greater than the job's last")
+    put.add_argument("--from", dest="source_spec", metavar="SPEC", help="as for convert")
+    put.add_argument("--config", help="as for convert")
+    put.add_argument("--coordinator", help="its address; default: $WEIGHTWIRE_ADDRESS")
+    take = commands.add_parser("save", help="write out the version that engines serve, from their memory")
+    take.add_argument("target", help="must not exist")
+    take.add_argument("--to", required=True, help="as for convert")
+    take.add_argument("--config", required=True, help="the model's config.json")
+    take.add_argument("--version", type=int, default=0, help="this or a newer one; default: what there is")
+    take.add_argument("--shard-size", type=size, default=size("5GB"), help="of safetensors files [5GB]")
+    take.add_argument("--wwctl", help="as for convert")
+    for live in (put, take):
+        live.add_argument("--agent", help="its socket; default: $WEIGHTWIRE_AGENT_SOCKET")
+        live.add_argument("--job", default="")
+        live.add_argument("--timeout", type=float, default=600.0, help="seconds [600]")
     for name, text in (("check", "compare every byte with the digests or checksums that the format keeps"),
                        ("show", "format, layout and size")):
         commands.add_parser(name, help=text).add_argument("folder")
@@ -79,9 +97,17 @@ def main(arguments: Optional[List[str]] = None) -> int:
             print(f"{args.target}: {report.format}, layout {report.spec}, {report.bytes} bytes"
                   + (f", {report.resumed} of them from before" if report.resumed else "")
                   + (", verified" if args.verify else ""))
+        elif args.command == "push":
+            push(args.folder, args.version, source_spec=args.source_spec, config=args.config, agent=args.agent,
+                 coordinator=args.coordinator, job=args.job, timeout=args.timeout)
+            print(f"version {args.version} is served")
+        elif args.command == "save":
+            version = save(args.target, args.to, args.config, version=args.version, agent=args.agent, job=args.job,
+                           shard_bytes=args.shard_size, wwctl=args.wwctl, timeout=args.timeout)
+            print(f"{args.target}: version {version}")
         else:
             print(_describe(check(args.folder) if args.command == "check" else open_checkpoint(args.folder)))
-    except (CheckpointError, OSError) as error:
+    except (WeightwireError, OSError) as error:
         print(f"checkpoint: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

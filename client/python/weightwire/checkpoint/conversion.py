@@ -1,33 +1,23 @@
 """A checkpoint in one format and layout from one in another: a plan, run between files.
 
-The target is laid out empty under `.NAME.partial` beside it, filled, sealed (checksums, the manifest last), synced and
-renamed: under its own name it exists whole or not at all. What was interrupted goes on where it was.
+What was interrupted goes on where it was, as long as the plan and the source are the same.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-import shutil
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from weightwire.checkpoint import disk, hf, megatron_files, native, torch_dist
-from weightwire.checkpoint.execute import Bound, by_target, compare, run
-from weightwire.checkpoint.formats import CONFIG, Opened, Wanted, bind, parse_target
+from weightwire.checkpoint import megatron_files, native
+from weightwire.checkpoint.execute import Bound, by_target, compare, memory_bits, place, run, split
+from weightwire.checkpoint.formats import Opened, Wanted, bind
 from weightwire.checkpoint.planner import Local, Plan, Planner
 from weightwire.checkpoint.stored import CheckpointError
+from weightwire.checkpoint.writing import FORMATS, Writing, check_free, target_layout
 
-FORMATS: Dict[str, ModuleType] = {"weightwire": native, "torch_dist": torch_dist, "megatron": megatron_files, "hf": hf}
-#: Small files that make a folder usable; they go along.
-_COMPANIONS = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-               "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja")
-_PROGRESS = "progress.json"
-_SYNC_BYTES = 512 << 20
 PathLike = Union[str, "os.PathLike[str]"]
 #: (what is being done, bytes done, bytes in all)
 OnProgress = Callable[[str, int, int], None]
@@ -84,15 +74,52 @@ def convert(source: PathLike, target: PathLike, to: str, *, source_spec: Optiona
     CheckpointError: refused, with rank, tensor and remedy; OSError: a disk failed or is full. Run again to go on.
     """
     final = Path(os.path.abspath(target))
-    if final.exists() and (not final.is_dir() or any(final.iterdir())):
-        raise CheckpointError(f"{final} exists", code="ALREADY_EXISTS", remedy="choose another name, or remove it")
-    kind, spec = parse_target(to)
+    check_free(final)
+    kind, spec = target_layout(to)
+    opened, planner, described, have = _source(source, source_spec, config, leave_out, wwctl, verify)
+    plan = planner.plan(opened.spec, spec)
+    wanted = Wanted(kind, to, spec, _with_dtypes(planner.layout(spec), plan, have), shard_bytes, described)
+    return _write(final, opened, have, plan, wanted, memory, verify, on_progress)
+
+
+def load(source: PathLike, spec: str, rank: int, into: Mapping[str, Any], *, source_spec: Optional[str] = None,
+         config: Optional[PathLike] = None, memory: int = 1 << 28, leave_out: Sequence[str] = (),
+         wwctl: Optional[str] = None) -> Report:
+    """Fills what rank `rank` of the layout `spec` holds: `into` has its tensors by local name, NumPy arrays (bf16 and
+    fp8 as unsigned integers of their size) or contiguous torch tensors on the CPU. Reads what the rank needs, no more;
+    bits are copied, never cast. Padding is left as it is.
+
+    CheckpointError: refused before the first byte, with rank, tensor and remedy.
+    """
+    opened, planner, _, have = _source(source, source_spec, config, leave_out, wwctl, False)
+    layout = planner.layout(spec)
+    if not 0 <= rank < len(layout):
+        raise CheckpointError(f"rank {rank} of '{spec}', which has {len(layout)} ranks")
+    plan = planner.plan(opened.spec, spec)
+    mine = Plan(plan.id, [copy for copy in plan.copies if copy.target_rank == rank])
+    locals_ = _with_dtypes(layout, mine, have)[rank]
+    unknown = sorted(into.keys() ^ {local.name for local in locals_})
+    if unknown:
+        raise CheckpointError(f"'{spec}' and the tensors to fill differ", reason="tensor_missing", rank=str(rank),
+                              tensor=unknown[0], remedy="compare config.json and the spec with the model")
+    arrays = [memory_bits(into[local.name], local, rank) for local in locals_]
+    quarter = max(memory // 4, 1 << 16)
+    for copy in mine.copies:
+        flat = arrays[copy.target_tensor]
+        for part in split(copy, locals_[copy.target_tensor].dtype, quarter, source_only=True):
+            place(flat, have, part, quarter)
+    opened.files.close()
+    done = sum(copy.elements * arrays[copy.target_tensor].itemsize for copy in mine.copies)
+    return Report(opened.format, spec, plan.id, done, 0, opened.left_out)
+
+
+def _source(source: PathLike, spec: Optional[str], config: Optional[PathLike], leave_out: Sequence[str],
+            wwctl: Optional[str], verify: bool) -> Tuple[Opened, Planner, Path, Bound]:
+    """The checkpoint, what plans for it, its config.json, and its tensors by the layout's order."""
     opened = check(source) if verify else open_checkpoint(source)
-    opened.spec = source_spec or opened.spec
+    opened.spec = spec or opened.spec
     if opened.format == "megatron":
         opened.spec, _ = megatron_files.rank_spec(opened.spec)
-    if kind == "megatron":
-        spec, _ = megatron_files.rank_spec(spec)
     for tensors in opened.ranks:
         for name in [name for name in tensors if any(fnmatchcase(name, glob) for glob in leave_out)]:
             opened.left_out = [*opened.left_out, name]
@@ -101,10 +128,7 @@ def convert(source: PathLike, target: PathLike, to: str, *, source_spec: Optiona
     if described is None:
         raise CheckpointError(f"{source}: no config.json", code="FAILED_PRECONDITION", remedy="pass it with --config")
     planner = Planner(described, wwctl)
-    have = bind(opened, planner.layout(opened.spec), "source")
-    plan = planner.plan(opened.spec, spec)
-    wanted = Wanted(kind, to, spec, _with_dtypes(planner.layout(spec), plan, have), shard_bytes, described)
-    return _write(final, opened, have, plan, wanted, memory, verify, on_progress)
+    return opened, planner, described, bind(opened, planner.layout(opened.spec), "source")
 
 
 def _with_dtypes(layout: List[List[Local]], plan: Plan, source: Bound) -> List[List[Local]]:
@@ -122,112 +146,34 @@ def _with_dtypes(layout: List[List[Local]], plan: Plan, source: Bound) -> List[L
 
 def _write(final: Path, opened: Opened, source: Bound, plan: Plan, wanted: Wanted, memory: int, verify: bool,
            on_progress: OnProgress) -> Report:
-    module = FORMATS[wanted.format]
-    partial = final.with_name(f".{final.name}.partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    lock = os.open(partial, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise CheckpointError(f"{partial} is being written by another process", code="UNAVAILABLE") from error
-        steps = by_target(plan)
-        key = {"plan": plan.id, "to": wanted.to, "shard_bytes": wanted.shard_bytes,
-               "source": _identity(opened)}
-        done = _resumable(partial, key)
-        if done is None:
-            for path in partial.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            module.lay_out(partial, wanted)
-            disk.allocate(partial)
-            done = 0
-            _save_progress(partial, key, done)
-        laid_out = module.open_unsealed(partial, wanted) if wanted.format == "weightwire" else module.open_at(partial)
-        target = bind(laid_out, wanted.ranks, "target")
-        target.files.writable = True
-        target.files.close()  # what was opened to be read
+    steps = by_target(plan)
+    key = {"plan": plan.id, "to": wanted.to, "shard_bytes": wanted.shard_bytes, "source": _identity(opened)}
+    with Writing(final, wanted, key) as writing:
+        target = writing.target
+        sizes = [target.tensor(*where).bytes for where, _ in steps]
         total = sum(tensor.bytes for rank in target.ranks for tensor in rank)
-        resumed = sum(target.tensor(*where).bytes for where, _ in steps[:done])
-        counter = _Counter(partial, key, done, resumed, total, on_progress, target)
-        run(steps[done:], source, target, memory, counter.wrote)
-        _sync(target)
-        module.seal(laid_out, wanted)
-        _finish(partial, wanted)
+        written = resumed = sum(sizes[:writing.done])
+
+        def wrote(step: int, size: int) -> None:
+            nonlocal written
+            written += size
+            writing.wrote(size)
+            on_progress("write", written, total)
+        run(steps[writing.done:], source, target, memory, wrote)
+        writing.seal()
         if verify:
-            _verify(partial, module, steps, source, wanted, memory, total, on_progress)
-        disk.sync_tree(partial)
-        (partial / _PROGRESS).unlink()
-        disk.sync_folder(partial)
-        os.rename(partial, final)
-        disk.sync_folder(final.parent)
-        return Report(wanted.format, wanted.spec, plan.id, total, resumed, opened.left_out)
-    finally:
-        os.close(lock)
+            read = 0
+
+            def compared(_: int, size: int) -> None:
+                nonlocal read
+                read += size
+                on_progress("verify", read, total)
+            compare(steps, source, writing.reopened(), memory, compared)
+        writing.finish()
+    return Report(wanted.format, wanted.spec, plan.id, total, resumed, opened.left_out)
 
 
 def _identity(opened: Opened) -> List[Any]:
     files = sorted({region.file for tensors in opened.ranks for t in tensors.values() for region in t.regions})
     stats = [(file, os.stat(opened.files.folder / file)) for file in files]
     return [[file, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
-
-
-def _resumable(partial: Path, key: Dict[str, Any]) -> Optional[int]:
-    """How many steps an earlier run has done of the same plan on the same source; None: begin anew."""
-    try:
-        progress = json.loads((partial / _PROGRESS).read_text())
-        return int(progress["done"]) if progress["key"] == key else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _save_progress(partial: Path, key: Dict[str, Any], done: int) -> None:
-    temporary = partial / (_PROGRESS + ".new")
-    with open(temporary, "w") as out:
-        json.dump({"key": key, "done": done}, out)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(temporary, partial / _PROGRESS)
-
-
-class _Counter:
-    """Tells progress, and makes it durable now and then."""
-
-    def __init__(self, partial: Path, key: Dict[str, Any], done: int, written: int, total: int,
-                 on_progress: OnProgress, target: Bound):
-        self._partial, self._key, self._first, self._written = partial, key, done, written
-        self._total, self._tell, self._target, self._unsynced = total, on_progress, target, 0
-
-    def wrote(self, step: int, size: int) -> None:
-        self._written += size
-        self._unsynced += size
-        if self._unsynced >= _SYNC_BYTES:
-            _sync(self._target)
-            _save_progress(self._partial, self._key, self._first + step + 1)
-            self._unsynced = 0
-        self._tell("write", self._written, self._total)
-
-
-def _verify(partial: Path, module: ModuleType, steps: Sequence[Any], source: Bound, wanted: Wanted, memory: int,
-            total: int, on_progress: OnProgress) -> None:
-    """Opens what was written as any reader would, and compares it with the source."""
-    again = bind(module.open_at(partial), wanted.ranks, "target")
-    read = 0
-
-    def tell(_: int, size: int) -> None:
-        nonlocal read
-        read += size
-        on_progress("verify", read, total)
-    compare(steps, source, again, memory, tell)
-    again.files.close()
-
-
-def _finish(partial: Path, wanted: Wanted) -> None:
-    shutil.copyfile(wanted.config, partial / CONFIG)
-    for name in _COMPANIONS:
-        if (wanted.config.parent / name).is_file():
-            shutil.copyfile(wanted.config.parent / name, partial / name)
-
-
-def _sync(target: Bound) -> None:
-    for file in {region.file for rank in target.ranks for t in rank for region in t.regions}:
-        os.fsync(target.files.fd(file))

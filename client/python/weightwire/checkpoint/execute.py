@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Callable, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
-from weightwire.checkpoint.planner import Copy, Plan
+from weightwire.checkpoint import pickles
+from weightwire.checkpoint.planner import Copy, Local, Plan
 from weightwire.checkpoint.stored import ITEM_BYTES, Bits, CheckpointError, Files, Stored, bits_of
+
+
+#: How NumPy calls what it can interpret.
+_NUMPY = {"F16": "float16", "F32": "float32", "F64": "float64", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
+          "BOOL": "bool", "BF16": "uint16", "U8": "uint8", "F8_E4M3": "uint8", "F8_E5M2": "uint8"}
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,7 @@ def run(steps: Sequence[Tuple[Tuple[int, int], List[Copy]]], source: Bound, targ
             buffer = np.zeros(made.count, bits_of(made.dtype))
             for copy in copies:
                 for part in split(copy, made.dtype, quarter, source_only=True):
-                    np.copyto(_strided(buffer, part.target_offset, part.extent, part.target_stride), _source(source, part))
-                    _let_go(source, quarter)
+                    place(buffer, source, part, quarter)
             target.files.write(made, 0, buffer)
         else:
             for copy in copies:
@@ -58,6 +64,31 @@ def run(steps: Sequence[Tuple[Tuple[int, int], List[Copy]]], source: Bound, targ
                     _let_go(source, quarter)
                     _let_go(target, quarter)
         after_step(number, made.bytes)
+
+
+def place(flat: Bits, source: Bound, part: Copy, limit: int) -> None:
+    """Copies one part into the target tensor's elements, which are in memory."""
+    np.copyto(_strided(flat, part.target_offset, part.extent, part.target_stride), _source(source, part))
+    _let_go(source, limit)
+
+
+def memory_bits(tensor: Any, local: Local, rank: int) -> Bits:
+    """The elements of a NumPy array or torch tensor as bits, in place. CheckpointError: it is not as `local` says."""
+    dtype = str(tensor.dtype)
+    if dtype.startswith("torch."):  # viewed as bytes by a dtype of its own library, which is not imported here
+        known = pickles.TORCH_DTYPES.get(dtype[len("torch."):]) == local.dtype
+        usable = tensor.device.type == "cpu" and tensor.is_contiguous()
+        bits = tensor.detach().view(-1).view(sys.modules["torch"].uint8).numpy() if known and usable else None
+    else:
+        known = np.dtype(dtype).itemsize == ITEM_BYTES[local.dtype] and dtype in (_NUMPY[local.dtype], str(bits_of(local.dtype)))
+        usable = tensor.flags.c_contiguous and tensor.flags.writeable
+        bits = tensor.reshape(-1).view(np.uint8) if known and usable else None
+    if bits is None or tuple(tensor.shape) != local.shape:
+        raise CheckpointError(f"expected {local.dtype} {list(local.shape)}, contiguous and writable in host memory, "
+                              f"found {dtype} {list(tensor.shape)}", reason="shape_mismatch" if known else "dtype_mismatch",
+                              rank=str(rank), tensor=local.name, remedy="a load copies bits and casts nothing")
+    made: Bits = bits.view(bits_of(local.dtype))
+    return made
 
 
 def compare(steps: Sequence[Tuple[Tuple[int, int], List[Copy]]], source: Bound, target: Bound, memory: int,

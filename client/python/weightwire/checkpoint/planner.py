@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -40,6 +41,10 @@ class Copy:
     source_stride: Tuple[int, ...]
     target_offset: int
     target_stride: Tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.extent)
 
 
 @dataclass(frozen=True)

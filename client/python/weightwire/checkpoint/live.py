@@ -1,0 +1,112 @@
+"""Checkpoints in a running job: one is published as a version, and a version that engines have is written out.
+
+Both are ordinary participants beside an agent. `push` is the trainer, of the checkpoint's own layout; `save` is an engine
+of the target's layout, which, joining late, is filled by its peers and takes nothing from the trainer.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+
+from weightwire import errors
+from weightwire.checkpoint.conversion import PathLike, open_checkpoint
+from weightwire.checkpoint.execute import memory_bits
+from weightwire.checkpoint.formats import Wanted
+from weightwire.checkpoint.planner import Local, Planner
+from weightwire.checkpoint.stored import CheckpointError
+from weightwire.checkpoint.writing import Writing, check_free, target_layout
+from weightwire.client import Client
+from weightwire.memory import TensorMeta
+from weightwire.publisher import Publisher
+from weightwire.subscriber import Offer, Subscriber
+
+_STEP_BYTES = 64 << 20
+
+
+def push(folder: PathLike, version: int, *, source_spec: Optional[str] = None, config: Optional[PathLike] = None,
+         agent: Optional[str] = None, coordinator: Optional[str] = None, group: str = "trainer", job: str = "",
+         timeout: float = 600.0) -> None:
+    """Publishes the checkpoint as `version`; returns when every complete engine serves it.
+
+    All its ranks are of this process, their weights in memory shared with the agent: one model's size on this host.
+    CheckpointError: the checkpoint; errors.WeightwireError: as Publisher's and Client.wait_version's.
+    """
+    opened = open_checkpoint(folder)
+    described = Path(config) if config else opened.config()
+    if described is None:
+        raise CheckpointError(f"{folder}: no config.json", code="FAILED_PRECONDITION", remedy="pass it with --config")
+    end = time.monotonic() + timeout
+    with ExitStack() as stack, Client(coordinator) as client:
+        publishers = [Publisher(rank=rank, world_size=len(opened.ranks), group=group, job=job, agent=agent)
+                      for rank in range(len(opened.ranks))]
+        pool = stack.enter_context(ThreadPoolExecutor(len(publishers)))
+        stack.callback(lambda: list(pool.map(Publisher.close, publishers)))  # together: a rank alone is a lost one
+        for rank, (publisher, tensors) in enumerate(zip(publishers, opened.ranks)):
+            metas = [TensorMeta(t.name, t.dtype, t.shape) for t in tensors.values()]
+            params = publisher.bind(described.read_text(), source_spec or opened.spec, metas)
+            for tensor in tensors.values():
+                into = memory_bits(params[tensor.name], Local(tensor.name, tensor.dtype, tensor.shape), rank)
+                step = max(1, _STEP_BYTES // into.itemsize)
+                for begin in range(0, tensor.count, step):
+                    last = min(tensor.count, begin + step)
+                    np.copyto(into[begin:last], opened.files.flat(tensor, begin, last))
+                    opened.files.release()
+        releases = [publisher.publish(version, deadline=max(1.0, end - time.monotonic())) for publisher in publishers]
+        for release in releases:
+            release.wait_released(max(0.0, end - time.monotonic()))
+        client.wait_version(version, max(0.0, end - time.monotonic()))
+
+
+def save(target: PathLike, to: str, config: PathLike, *, version: int = 0, agent: Optional[str] = None,
+         group: str = "checkpoint", job: str = "", shard_bytes: int = 5_000_000_000, wwctl: Optional[str] = None,
+         timeout: float = 600.0) -> int:
+    """Writes the version that engines serve as a checkpoint, as `convert` would; returns its number.
+
+    `version`: wait for this one or a newer one; 0 takes the first that comes. Its bytes were verified on arrival and stay
+    in this engine's stage (two buffers of the target's size, on this host) while they are written; the fleet waits for
+    this engine in at most the commit after the next.
+    CheckpointError: refused; errors.DeadlineError: no version came within `timeout` seconds.
+    """
+    final, end = Path(os.path.abspath(target)), time.monotonic() + timeout
+    check_free(final)
+    kind, spec = target_layout(to)
+    layout = Planner(Path(config), wwctl).layout(spec)
+    with ExitStack() as stack:
+        ranks = [stack.enter_context(Subscriber(group=group, rank=rank, world_size=len(layout), job=job, agent=agent))
+                 for rank in range(len(layout))]
+        text = Path(config).read_text()
+        for subscriber, tensors in zip(ranks, layout):
+            subscriber.bind(text, spec, [TensorMeta(t.name, t.dtype, t.shape) for t in tensors])
+        while True:
+            offers = [_offer(subscriber, end) for subscriber in ranks]
+            staged = [subscriber.flip(offer) for subscriber, offer in zip(ranks, offers)]
+            ranks[0].acknowledge(offers[0])
+            if offers[0].version >= version:
+                break
+        with Writing(final, Wanted(kind, to, spec, layout, shard_bytes, Path(config)), None) as writing:
+            for rank, (tensors, params) in enumerate(zip(layout, staged)):
+                for number, local in enumerate(tensors):
+                    stored = writing.target.tensor(rank, number)
+                    writing.target.files.write(stored, 0, params[local.name].reshape(-1))
+                    writing.wrote(stored.bytes)
+            lost = [s.last_fence for s, offer in zip(ranks, offers) if s.serving is not offer]
+            if lost:  # the stage may have changed under the writer
+                raise lost[0] or errors.AbortedError("a newer version came while this one was written", code="ABORTED")
+            writing.seal()
+            writing.finish()
+    return offers[0].version
+
+
+def _offer(subscriber: Subscriber, end: float) -> Offer:
+    offer = subscriber.wait_offer(max(0.0, end - time.monotonic()))
+    if offer is None:
+        raise errors.DeadlineError("no version came to be saved", code="DEADLINE_EXCEEDED", reason="deadline_exceeded",
+                                   remedy="`wwctl status` says what everyone waits for")
+    return offer
