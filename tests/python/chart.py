@@ -75,7 +75,8 @@ def _by_helm(values: dict, release: str, namespace: str) -> dict[str, str]:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(values, file)
         file.flush()
-        done = subprocess.run(["helm", "template", release, str(CHART), "--namespace", namespace, "-f", file.name],
+        done = subprocess.run(["helm", "template", release, str(CHART), "--namespace", namespace, "--kube-version", "1.29.0",
+                               "-f", file.name],
                               capture_output=True, text=True, timeout=60)
     if done.returncode != 0:
         raise Refused(done.stderr)
