@@ -48,7 +48,7 @@ def cluster():
     for version in (1, 2):
         checkpoint.write(str(models / f"v{version}"), CONFIG, seed=version)
     manifests = chart.objects(chart.profile("tcp"), chart.ACCEPT, WORKLOADS,
-                              {"coordinator": {"config": {"min_engines": 2, "lease_ms": 10_000}}})
+                              {"coordinator": {"config": {"min_engines": 2, "lease_ms": 30_000}}})
     running = pods.Cluster(manifests, directory, {"models": models})
     yield running
     running.close()
