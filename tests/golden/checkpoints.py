@@ -22,8 +22,7 @@ def main() -> None:
                                ("qwen2_tied", dict(tp=2, pp=2), "megatron")):
         with tempfile.TemporaryDirectory() as folder:
             (pathlib.Path(folder) / "torch_dist").mkdir()
-            with World(save, 4, str(ROOT / f"tests/data/megatron/{model}/hf"), f"{folder}/torch_dist",
-                       f"{folder}/megatron", sizes, {}) as world:
+            with World(save, 4, str(ROOT / f"tests/data/megatron/{model}/hf"), folder, sizes, {}) as world:
                 world.join(120)
             shutil.rmtree(out / f"{kept}-{model}", ignore_errors=True)
             shutil.copytree(f"{folder}/{kept}", out / f"{kept}-{model}")

@@ -10,6 +10,8 @@ docs/checkpoints.md has formats, bounds and guarantees. No torch, but where `meg
 from weightwire.checkpoint.conversion import Report, check, convert, load, open_checkpoint
 from weightwire.checkpoint.formats import Opened
 from weightwire.checkpoint.live import push, save
+from weightwire.checkpoint.sharded import save_rank, save_rank_later
 from weightwire.checkpoint.stored import CheckpointError, Stored
 
-__all__ = ["CheckpointError", "Opened", "Report", "Stored", "check", "convert", "load", "open_checkpoint", "push", "save"]
+__all__ = ["CheckpointError", "Opened", "Report", "Stored", "check", "convert", "load", "open_checkpoint", "push", "save",
+           "save_rank", "save_rank_later"]

@@ -16,10 +16,14 @@ def allocate(folder: Path) -> None:
                 os.posix_fallocate(file.fileno(), 0, size)
 
 
+def sync_file(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def sync_tree(folder: Path) -> None:
     for path in _files(folder):
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
+        sync_file(path)
     for path in [folder, *(p for p in folder.rglob("*") if p.is_dir())]:
         sync_folder(path)
 

@@ -15,7 +15,7 @@ from weightwire.checkpoint.stored import ITEM_BYTES, Bits, CheckpointError, File
 
 
 #: How NumPy calls what it can interpret.
-_NUMPY = {"F16": "float16", "F32": "float32", "F64": "float64", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
+NUMPY = {"F16": "float16", "F32": "float32", "F64": "float64", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
           "BOOL": "bool", "BF16": "uint16", "U8": "uint8", "F8_E4M3": "uint8", "F8_E5M2": "uint8"}
 
 
@@ -80,7 +80,7 @@ def memory_bits(tensor: Any, local: Local, rank: int) -> Bits:
         usable = tensor.device.type == "cpu" and tensor.is_contiguous()
         bits = tensor.detach().view(-1).view(sys.modules["torch"].uint8).numpy() if known and usable else None
     else:
-        known = np.dtype(dtype).itemsize == ITEM_BYTES[local.dtype] and dtype in (_NUMPY[local.dtype], str(bits_of(local.dtype)))
+        known = np.dtype(dtype).itemsize == ITEM_BYTES[local.dtype] and dtype in (NUMPY[local.dtype], str(bits_of(local.dtype)))
         usable = tensor.flags.c_contiguous and tensor.flags.writeable
         bits = tensor.reshape(-1).view(np.uint8) if known and usable else None
     if bits is None or tuple(tensor.shape) != local.shape:

@@ -32,7 +32,7 @@ def open_at(folder: Path) -> Opened:
         raise damaged(MANIFEST, "not a manifest of version 1")
     if not isinstance(ranks, list) or not 0 < len(ranks) <= _RANKS_MAX or manifest.get("digest") != root(spec, ranks):
         raise damaged(MANIFEST, "its digest is not that of its tensors")
-    opened = _open_files(folder, spec, [entry["files"] for entry in ranks])
+    opened = open_files(folder, spec, [entry["files"] for entry in ranks])
     for rank, (entry, tensors) in enumerate(zip(ranks, opened.ranks)):
         if entry["tensors"].keys() != tensors.keys():
             name = min(entry["tensors"].keys() ^ tensors.keys())
@@ -40,7 +40,8 @@ def open_at(folder: Path) -> Opened:
     return opened
 
 
-def _open_files(folder: Path, spec: str, files: List[List[str]]) -> Opened:
+def open_files(folder: Path, spec: str, files: List[List[str]]) -> Opened:
+    """The tensors in these files of each rank, without a manifest."""
     ranks: List[Dict[str, Stored]] = []
     for names in files:
         ranks.append({})
@@ -60,18 +61,24 @@ def lay_out(folder: Path, wanted: Wanted) -> None:
 
 def open_unsealed(folder: Path, wanted: Wanted) -> Opened:
     """What `lay_out` made, before there is a manifest."""
-    return _open_files(folder, wanted.spec, [sorted(path.name for path in folder.glob(f"rank{rank:05d}-*.safetensors"))
+    return open_files(folder, wanted.spec, [sorted(path.name for path in folder.glob(f"rank{rank:05d}-*.safetensors"))
                                              for rank in range(len(wanted.ranks))])
 
 
 def seal(opened: Opened, wanted: Wanted) -> None:
-    ranks = []
-    for tensors in opened.ranks:
-        files = sorted({region.file for tensor in tensors.values() for region in tensor.regions})
-        ranks.append({"files": files, "tensors": {name: _entry(opened.files, t) for name, t in tensors.items()}})
-    text = json.dumps({"format": "weightwire", "version": 1, "spec": wanted.spec, "leaf_bytes": LEAF_BYTES,
-                       "digest": root(wanted.spec, ranks), "ranks": ranks}, indent=1)
-    (opened.files.folder / MANIFEST).write_text(text)
+    write_manifest(opened.files.folder, wanted.spec, [describe(opened.files, tensors) for tensors in opened.ranks])
+
+
+def describe(files: Files, tensors: Dict[str, Stored]) -> Dict[str, Any]:
+    """A rank's entry in the manifest: its files and the digests of what they hold now."""
+    names = sorted({region.file for tensor in tensors.values() for region in tensor.regions})
+    return {"files": names, "tensors": {name: _entry(files, t) for name, t in tensors.items()}}
+
+
+def write_manifest(folder: Path, spec: str, ranks: List[Dict[str, Any]]) -> None:
+    text = json.dumps({"format": "weightwire", "version": 1, "spec": spec, "leaf_bytes": LEAF_BYTES,
+                       "digest": root(spec, ranks), "ranks": ranks}, indent=1)
+    (folder / MANIFEST).write_text(text)
 
 
 def check(opened: Opened) -> None:

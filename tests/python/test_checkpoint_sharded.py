@@ -1,0 +1,132 @@
+"""Ranks that save their own parts at once make one checkpoint, or none."""
+
+import json
+import multiprocessing
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from conftest import BINARIES, DATA, read_safetensors
+from weightwire import DeadlineError, checkpoint
+from weightwire.checkpoint import sharded
+
+HF, DUMP = DATA / "megatron/qwen2/hf", DATA / "megatron/qwen2/mcore-tp2pp2"
+CONFIG = (HF / "config.json").read_text()
+SPEC = f"megatron:tp2,pp2,vocab_pad={json.loads((DUMP / 'layout.json').read_text())['padded_vocab']}"
+RANKS = [{name: bits for name, (_, bits) in read_safetensors(path).items()} for path in sorted(DUMP.glob("rank*.safetensors"))]
+
+
+@pytest.fixture(autouse=True)
+def binaries(monkeypatch):
+    monkeypatch.setenv("WEIGHTWIRE_BIN_DIR", str(BINARIES))
+
+
+def save(rank: int, folder, attempt: str = "one", **options) -> None:
+    checkpoint.save_rank(folder, SPEC, rank, 4, RANKS[rank], config=CONFIG, attempt=attempt, timeout=options.pop("timeout", 30),
+                         **options)
+
+
+def save_all(folder, **options) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(save, rank, folder, **options) for rank in range(4)]:
+            done.result()
+
+
+def same_model(folder, tmp_path) -> None:
+    checkpoint.convert(folder, tmp_path / "hf", "hf", verify=True)
+    got, want = (read_safetensors(path / "model.safetensors") for path in (tmp_path / "hf", HF))
+    assert got.keys() == want.keys() and all(np.array_equal(got[name][1], want[name][1]) for name in want)
+
+
+def test_ranks_of_a_real_megatron_job_save_one_checkpoint_that_any_layout_loads(tmp_path):
+    save_all(tmp_path / "run/step_1")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step_1"]
+    assert checkpoint.check(tmp_path / "run/step_1").spec == SPEC
+    same_model(tmp_path / "run/step_1", tmp_path)
+    want = read_safetensors(DATA / "megatron/qwen2/mcore-tp4/rank02.safetensors")
+    into = {name: np.zeros_like(bits) for name, (_, bits) in want.items()}
+    padded = json.loads((DATA / "megatron/qwen2/mcore-tp4/layout.json").read_text())["padded_vocab"]
+    checkpoint.load(tmp_path / "run/step_1", f"megatron:tp4,vocab_pad={padded}", 2, into)
+    assert all(np.array_equal(into[name], bits) for name, (_, bits) in want.items()
+               if "word_embeddings" not in name and "output_layer" not in name)
+
+
+def test_what_a_later_save_takes_is_what_the_tensors_held_when_it_was_asked_for(tmp_path):
+    live = [{name: bits.copy() for name, bits in rank.items()} for rank in RANKS]
+    futures = []
+    for rank, tensors in reversed(list(enumerate(live))):
+        futures.append(checkpoint.save_rank_later(tmp_path / "step_1", SPEC, rank, 4, tensors, config=CONFIG, attempt="one",
+                                                  timeout=30))
+        for array in tensors.values():
+            array.fill(9)
+    for future in futures:
+        future.result(60)
+    same_model(tmp_path / "step_1", tmp_path)
+
+
+def test_a_rank_that_never_comes_is_named_and_leaves_the_previous_checkpoint(tmp_path):
+    save_all(tmp_path / "step_1")
+    with ThreadPoolExecutor(4) as pool:
+        saves = [pool.submit(save, rank, tmp_path / "step_2", timeout=3) for rank in (0, 1, 3)]
+    with pytest.raises(DeadlineError, match="parts are missing 2"):
+        saves[0].result()
+    assert saves[1].result() is None and saves[2].result() is None
+    assert not (tmp_path / "step_2").exists()
+    checkpoint.check(tmp_path / "step_1")
+    with pytest.raises(DeadlineError, match="rank 0 did not begin attempt 'two'"):
+        save(1, tmp_path / "step_2", attempt="two", timeout=0.2)
+    with pytest.raises(checkpoint.CheckpointError, match="attempt 'one'.*was made before"):
+        save(0, tmp_path / "step_2")
+    save_all(tmp_path / "step_2", attempt="three")
+    checkpoint.check(tmp_path / "step_2")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_1", "step_2"]
+
+
+def _killed(rank: int, folder: str, module: str, name: str) -> None:
+    """Saves a rank and dies where `module.name` is called."""
+    import os
+    target = {"disk": sharded.disk, "native": sharded.native, "os": os}[module]
+    setattr(target, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    save(rank, folder)
+
+
+@pytest.mark.parametrize("rank,module,name", [(2, "native", "describe"), (2, "os", "rename"), (0, "native", "write_manifest"),
+                                              (0, "disk", "sync_tree"), (0, "os", "fsync")])
+def test_a_rank_killed_at_any_step_leaves_no_checkpoint(tmp_path, rank, module, name):
+    child = multiprocessing.get_context("spawn").Process(target=_killed, args=(rank, str(tmp_path / "step_1"), module, name))
+    with ThreadPoolExecutor(4) as pool:
+        saves = [pool.submit(save, other, tmp_path / "step_1", timeout=20 if rank == 0 else 5) for other in range(4) if other != rank]
+        child.start()
+        child.join(60)
+        assert child.exitcode == -signal.SIGKILL
+        if rank != 0:
+            with pytest.raises(DeadlineError, match=f"missing {rank}"):
+                saves[0].result()
+    assert not (tmp_path / "step_1").exists()
+
+
+def test_only_the_last_ones_are_kept(tmp_path):
+    (tmp_path / "step_notes").mkdir()
+    (tmp_path / "step_3").mkdir()  # no checkpoint: not ours to remove
+    for step in (8, 9, 10, 11):
+        save_all(tmp_path / f"step_{step}", keep_last=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_10", "step_11", "step_3", "step_notes"]
+
+
+@pytest.mark.parametrize("attempt", ["../x", "", "a/b", ".x"])
+def test_an_attempt_is_a_name(tmp_path, attempt):
+    with pytest.raises(checkpoint.CheckpointError, match="no plain file name"):
+        save(0, tmp_path / "step_1", attempt=attempt)
+
+
+def test_a_rank_of_another_layout_and_an_unknown_dtype_are_refused(tmp_path):
+    with ThreadPoolExecutor(2) as pool:
+        saves = [pool.submit(checkpoint.save_rank, tmp_path / "s", spec, rank, 2, RANKS[rank], config=CONFIG, attempt="one",
+                             timeout=20) for rank, spec in ((0, "megatron:tp2"), (1, "megatron:pp2"))]
+    with pytest.raises(checkpoint.CheckpointError, match="another layout.*rank 1"):
+        saves[0].result()
+    with pytest.raises(checkpoint.CheckpointError, match="complex64 is not known.*tensor x"):
+        checkpoint.save_rank(tmp_path / "t", "hf", 0, 1, {"x": np.zeros(2, np.complex64)}, config=CONFIG, attempt="one")
+    assert not (tmp_path / "s").exists() and not (tmp_path / "t").exists()
