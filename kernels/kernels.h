@@ -48,8 +48,9 @@ uint64_t SumSource(const void* source, const StridedBox& box, Element from, Elem
 /// the box may share a target byte; elements may be written in any order. Any alignment will do.
 /// Aborts unless CastKnown(from, to).
 void Copy(void* target, const void* source, const StridedBox& box, Element from, Element to);
-/// Copy, and the sum of the bytes that were *written*, read back from `target` in cache-sized
-/// blocks while they are warm.
+/// Copy, and the sum of the bytes that were *written*: of the very bytes that are stored, in blocks
+/// of the first cache's size, or read back from `target` while they are warm. Never the sum of a
+/// second look at the source.
 uint64_t CopyAndSumTarget(void* target, const void* source, const StridedBox& box, Element from,
                           Element to);
 

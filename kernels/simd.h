@@ -22,9 +22,10 @@ struct SimdKernels {
   void (*sum_begin)(SumState* state);
   void (*sum_add)(SumState* state, const void* data, size_t bytes);
   uint64_t (*sum_end)(const SumState* state);
-  /// Copies, and adds the bytes of `target` to the sum while they are still in the first cache.
+  /// Copies past the caches, like `stream`, and adds the very bytes that are stored to the sum.
   void (*copy_and_add)(SumState* state, void* target, const void* source, size_t bytes);
-  /// Copy that does not leave `target` in the caches; call `stream_end` once after the last one.
+  /// Copy that does not leave `target` in the caches; call `stream_end` once after the last one of
+  /// it and of `copy_and_add`.
   void (*stream)(void* target, const void* source, size_t bytes);
   void (*stream_end)();
   /// [from][to] over kBF16, kF16, kF32 (index = Element - kBF16); null on the diagonal.
@@ -39,12 +40,14 @@ struct SimdKernels {
 
 const SimdKernels& Simd();
 
-/// Every set that this machine can run, the plainest first, so that tests reach them all.
+/// Every set that this machine can run, so that tests reach them all; the plainest is the first, the
+/// best the last.
 std::span<const SimdKernels* const> SimdVariants();
 
 extern const SimdKernels kSimdBaseline;
 #if defined(__x86_64__)
 extern const SimdKernels kSimdAvx2;
+extern const SimdKernels kSimdAvx512;
 #endif
 
 }  // namespace weightwire::kernels::internal
