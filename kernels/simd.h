@@ -40,8 +40,8 @@ struct SimdKernels {
 
 const SimdKernels& Simd();
 
-/// Every set that this machine can run, so that tests reach them all; the plainest is the first, the
-/// best the last.
+/// Every set that this machine can run, so that tests reach them all; the plainest is the first,
+/// the best the last.
 std::span<const SimdKernels* const> SimdVariants();
 
 extern const SimdKernels kSimdBaseline;

@@ -1,7 +1,7 @@
 // Sums of boxes. Contiguous memory is hashed as it lies; long runs are fed to a streaming XXH3 one
 // by one; boxes of short runs, and casts, go by slabs that are copied into a packed buffer which
-// stays in the cache. Copy-and-sum of long runs hashes each block on its way to the target; of short
-// runs, and casts, it copies a little and hashes what it has just written.
+// stays in the cache. Copy-and-sum of long runs hashes each block on its way to the target; of
+// short runs, and casts, it copies a little and hashes what it has just written.
 #include <algorithm>
 
 #include "kernels/kernels.h"

@@ -7,4 +7,12 @@ transport::Transport* Context::TransportOf(const std::string& name) const {
   return entry == transports.end() ? nullptr : entry->second;
 }
 
+SegmentSums Context::SumsAtReader(const StreamKey& stream) const {
+  auto entry = sums_at_reader.find(stream);
+  if (entry == sums_at_reader.end()) return {};
+  auto sums = entry->second.lock();
+  if (sums == nullptr) return {};
+  return [sums](uint32_t segment) { return (*sums)(segment); };
+}
+
 }  // namespace weightwire::transfer

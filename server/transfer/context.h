@@ -8,6 +8,7 @@
 #include "server/base/executor.h"
 #include "server/memory/slot_pool.h"
 #include "server/metrics/metrics.h"
+#include "server/transfer/fetch.h"
 #include "server/transfer/notify.h"
 #include "server/transfer/outbox.h"
 #include "server/transfer/pacer.h"
@@ -35,6 +36,8 @@ struct Context {
   std::shared_ptr<Outbox> outbox;
   RateLimits egress;   ///< slots on their way out, by the agents that read them
   RateLimits ingress;  ///< Gets, by the agents that they read from
+  /// Streams whose source leaves its sums to the reader's tasks (SourceStream::SumsAtReader).
+  std::map<StreamKey, std::weak_ptr<const SegmentSums>> sums_at_reader;
 
   Context(Options options_in, Clock& clock_in, Executor& strand_in, Executor& workers_in,
           metrics::Sink& metrics_in)
@@ -48,6 +51,8 @@ struct Context {
         egress(options.tuning.rate_limit, options.tuning.peer_rate_limit),
         ingress(options.tuning.rate_limit, options.tuning.peer_rate_limit) {}
 
+  /// Empty where the source has made its sums itself. Keeps the source's job alive.
+  SegmentSums SumsAtReader(const StreamKey& stream) const;
   const Tuning& tuning() const { return options.tuning; }
   /// nullptr when there is none of this name.
   transport::Transport* TransportOf(const std::string& name) const;

@@ -38,9 +38,17 @@ void Append(std::vector<transport::MutableSpan>* into, std::byte* data, uint64_t
 
 }  // namespace
 
+SegmentSums SumsIn(std::span<const std::byte> memory, const plan::SlotSpan& slot) {
+  return [memory, first = slot.first_segment](uint32_t segment) {
+    uint64_t sum;
+    std::memcpy(&sum, memory.data() + sizeof(sum) * (segment - first), sizeof(sum));
+    return sum;
+  };
+}
+
 MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                       uint32_t slot, std::span<const std::span<const std::byte>> source_tensors,
-                      std::span<const std::byte> expected, const Binding& binding, int rereads_max,
+                      const SegmentSums& source_sums, const Binding& binding, int rereads_max,
                       const std::atomic<bool>& stop) {
   const plan::SlotSpan& span = schedule.slots[slot];
   MappedCopy result;
@@ -49,8 +57,7 @@ MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& sc
     const auto [op, segment, copy] = PartsOf(stream, schedule, span.first_segment + i);
     const std::byte* source = source_tensors[op.source_tensor].data() + copy.source_offset;
     std::byte* target = binding[op.target_tensor].data() + copy.target_offset;
-    uint64_t wanted;
-    std::memcpy(&wanted, expected.data() + sizeof(wanted) * i, sizeof(wanted));
+    const uint64_t wanted = source_sums(span.first_segment + i);
     for (int attempt = 0;; ++attempt) {
       if (stop.load(std::memory_order_relaxed)) return result;
       const uint64_t sum = kernels::CopyAndSumTarget(target, source, copy.box, copy.from, copy.to);

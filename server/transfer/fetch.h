@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -13,6 +14,12 @@
 /// The target's work on bytes; runs on any thread. The slice must have passed ValidateSlice.
 namespace weightwire::transfer {
 
+/// The source's sum of a segment (index in the schedule).
+using SegmentSums = std::function<uint64_t(uint32_t segment)>;
+
+/// Those of a slot, as they lie in `memory`, which must outlive the result.
+SegmentSums SumsIn(std::span<const std::byte> memory, const plan::SlotSpan& slot);
+
 /// What came of copying a slot from mapped memory.
 struct MappedCopy {
   std::vector<uint64_t> sums;  ///< of the destination, one for each segment done
@@ -21,11 +28,12 @@ struct MappedCopy {
   std::optional<uint32_t> broken;  ///< segment (index in the schedule) still different at the end
 };
 /// Copies every segment of the slot from the mapped tensors, compares the written bytes with the
-/// source's `expected` sums and copies again at most `rereads_max` times. Gives up between segments
-/// when `stop` is set. `source_tensors` must have passed ValidateSourceSide.
+/// source's sum, asked for just before the copy, and copies again at most `rereads_max` times.
+/// Gives up between segments when `stop` is set. `source_tensors` must have passed
+/// ValidateSourceSide.
 MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                       uint32_t slot, std::span<const std::span<const std::byte>> source_tensors,
-                      std::span<const std::byte> expected, const Binding& binding, int rereads_max,
+                      const SegmentSums& source_sums, const Binding& binding, int rereads_max,
                       const std::atomic<bool>& stop);
 
 /// Whole segments of one slot that one Get reads.

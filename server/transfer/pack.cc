@@ -48,6 +48,14 @@ class GatherBuilder {
 
 }  // namespace
 
+uint64_t SumSegment(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                    uint32_t segment, const Binding& binding) {
+  const plan::CopyOp& op = stream.ops[schedule.segments[segment].op_index];
+  const SegmentCopy copy = CopyOf(op, schedule.segments[segment]);
+  return kernels::SumSource(binding[op.source_tensor].data() + copy.source_offset, copy.box,
+                            copy.from, copy.to);
+}
+
 PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t slot,
                     const Binding& binding, int64_t direct_run_bytes_min,
                     const memory::RegionSpan* memory, std::span<uint64_t> sums,
@@ -59,21 +67,21 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
   for (uint32_t i = 0; i < span.segment_count; ++i) {
     if (stop.load(std::memory_order_relaxed)) return packed;
     const uint32_t index = span.first_segment + i;
+    sums[i] = SumSegment(stream, schedule, index, binding);
+    if (memory == nullptr) continue;
+
     const plan::Segment& segment = schedule.segments[index];
     const plan::CopyOp& op = stream.ops[segment.op_index];
     const memory::RegionSpan& tensor = binding[op.source_tensor];
     const SegmentCopy copy = CopyOf(op, segment);
-    const std::byte* source = tensor.data() + copy.source_offset;
-    sums[i] = kernels::SumSource(source, copy.box, copy.from, copy.to);
-    if (memory == nullptr) continue;
-
     const auto offset = static_cast<uint64_t>(schedule.offset_in_slot[index]);
     builder.FromSlot(offset);
     if (SourceIsDirect(copy, direct_run_bytes_min)) {
       for (const Run& run : SourceRuns(copy)) builder.FromTensor(tensor, run);
       continue;
     }
-    kernels::Copy(memory->data() + offset, source, WithPackedTarget(copy.box), copy.from, copy.to);
+    kernels::Copy(memory->data() + offset, tensor.data() + copy.source_offset,
+                  WithPackedTarget(copy.box), copy.from, copy.to);
     builder.FromSlot(offset + static_cast<uint64_t>(segment.bytes));
     packed.bytes_packed += segment.bytes;
   }

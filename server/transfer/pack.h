@@ -16,6 +16,10 @@ struct PackedSlot {
   int64_t bytes_packed = 0;      ///< payload that was copied into `memory`
 };
 
+/// Sums one segment, an index in `schedule.segments`, from the source's tensors.
+uint64_t SumSegment(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                    uint32_t segment, const Binding& binding);
+
 /// Sums every segment of slot `slot` from the source's tensors into `sums` (one each, in order)
 /// and, where `memory` is not null (≥ SlotSpan::bytes), lays the slot out as plan/segments.h says:
 /// sums and what needs packing in `memory`, long runs as pieces of the tensors themselves.

@@ -18,6 +18,9 @@ SourceStream::SourceStream(SourceRun& run, const plan::Stream& stream, PlanId pl
       stream_(stream),
       plan_(plan),
       readers_planned_(readers_planned),
+      sum_segment_([this](uint32_t segment) {
+        return sums_[segment] = SumSegment(stream_, schedule_, segment, run_.job().binding);
+      }),
       pace_(run.context().strand, run.context().clock) {
   Touch();
 }
@@ -50,6 +53,12 @@ bool SourceStream::NeedsBytes() const {
 bool SourceStream::AnyMaps() const {
   return std::ranges::any_of(
       readers_, [](const auto& entry) { return !entry.second.gone && entry.second.maps; });
+}
+
+bool SourceStream::SumsAtReader() const {
+  if (readers_planned_ != 1 || readers_.empty()) return false;
+  const Reader& reader = readers_.begin()->second;
+  return reader.maps && reader.endpoint->hello().caller == context().options.self;
 }
 
 Status SourceStream::CheckOpen(const transport::Endpoint& endpoint, const Notify& open) const {
@@ -107,6 +116,13 @@ void SourceStream::OnOpen(const std::shared_ptr<transport::Endpoint>& endpoint,
   reader.endpoint = endpoint;
   reader.maps = open.maps;
   readers_.emplace(open.key.reader, std::move(reader));
+  if (SumsAtReader()) {
+    auto& at_reader = context().sums_at_reader;
+    std::erase_if(at_reader, [](const auto& entry) { return entry.second.expired(); });
+    // Lives as long as the run: what holds the one holds the other.
+    at_reader[KeyOf(open.key.reader)] =
+        std::shared_ptr<const SegmentSums>(run_.shared_from_this(), &sum_segment_);
+  }
   Touch();
   Pump();
 }
@@ -292,6 +308,10 @@ void SourceStream::StartSlot(memory::RegionSpan memory, FairGate* gate) {
     mapped_sums = run_.sums_data() + sums_offset_ + sizeof(uint64_t) * span.first_segment;
   }
   ++tasks_;
+  if (SumsAtReader()) {
+    context().strand.Post([this, keep = run_.shared_from_this(), index] { OnPacked(index, {}); });
+    return Pump();
+  }
   context().workers.Post(
       [this, keep = run_.shared_from_this(), index, sums, mapped_sums, memory = std::move(memory)] {
         PackedSlot packed = PackSlot(stream_, schedule_, index, run_.job().binding,

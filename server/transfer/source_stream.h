@@ -21,6 +21,10 @@ class SourceRun;
 ///
 /// Nothing is packed before every planned reader has opened or gone: only then is it known whether
 /// anyone needs bytes, and no slot could be reused earlier anyhow.
+///
+/// Where the only reader maps the tensors and belongs to the same agent, slots are announced
+/// without sums: each of the reader's tasks has `sum_segment_` make the source's sum just before it
+/// copies the segment. The source's memory is then read once and not twice.
 class SourceStream {
  public:
   SourceStream(SourceRun& run, const plan::Stream& stream, PlanId plan, uint32_t readers_planned);
@@ -77,6 +81,7 @@ class SourceStream {
   bool Complete(const Reader& reader) const { return reader.credits == schedule_.slots.size(); }
   bool NeedsBytes() const;
   bool AnyMaps() const;
+  bool SumsAtReader() const;
   StreamKey KeyOf(ParticipantId reader) const;
   Status CheckOpen(const transport::Endpoint& endpoint, const Notify& open) const;
   void Refuse(const std::shared_ptr<transport::Endpoint>& endpoint, ParticipantId reader,
@@ -108,7 +113,8 @@ class SourceStream {
   const uint32_t readers_planned_;
   plan::StreamSchedule schedule_;
   uint64_t sums_offset_ = 0;
-  std::vector<uint64_t> sums_;  ///< by segment; each written by the one task that packs its slot
+  std::vector<uint64_t> sums_;  ///< by segment; each written by the one task that has its slot
+  const SegmentSums sum_segment_;
   std::map<ParticipantId, Reader> readers_;
   std::map<uint32_t, Slot> slots_;
   uint32_t next_slot_ = 0;

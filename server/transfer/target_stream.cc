@@ -181,9 +181,11 @@ void TargetStream::CopySlot(uint32_t index) {
     return FailStream(Code::kInternal, Reason::kInvalidRequest, "a slot's sums leave their memory");
   }
   ++tasks_;
+  SegmentSums source_sums = context().SumsAtReader(Key());
+  if (!source_sums) source_sums = SumsIn(sums.subspan(offset, bytes), schedule_.slots[index]);
   context().workers.Post([this, keep = run_.shared_from_this(), index,
-                          expected = sums.subspan(offset, bytes)] {
-    MappedCopy copied = CopyMapped(stream_, schedule_, index, binding_.pieces, expected,
+                          source_sums = std::move(source_sums)] {
+    MappedCopy copied = CopyMapped(stream_, schedule_, index, binding_.pieces, source_sums,
                                    run_.job().binding, keep->context().tuning().rereads_max, stop_);
     keep->context().strand.Post([this, keep, index, copied = std::move(copied)]() mutable {
       OnCopied(index, std::move(copied));

@@ -64,11 +64,14 @@ class RealAgent {
 
 const Ticket kTicket = {3, 1, 4};
 
-// Two source ranks on one agent, two target ranks on another.
+enum class Agents { kOne, kTwo };
+
+// Two source ranks on one agent, two target ranks on another, or all on one.
 class RealPair {
  public:
   RealPair(uint64_t seed, const std::vector<std::string>& preference,
-           const std::string& source_host, int64_t elements_per_op_max = 8'000)
+           const std::string& source_host, int64_t elements_per_op_max = 8'000,
+           Agents agents = Agents::kTwo)
       : rng_(seed), plan_(testing::MakeRandomPlan(rng_, {2, 2, 6, elements_per_op_max})) {
     Tuning tuning;
     tuning.segment_bytes_max = 5'000;
@@ -76,10 +79,12 @@ class RealPair {
     tuning.slots_in_pool = 3;
     tuning.chunk_bytes = 9'000;
     tuning.direct_run_bytes_min = 200;
-    source_agent_ = std::make_unique<RealAgent>(Incarnation(1), preference, tuning);
-    target_agent_ = std::make_unique<RealAgent>(Incarnation(2), preference, tuning);
+    source_agent_ = std::make_shared<RealAgent>(Incarnation(1), preference, tuning);
+    target_agent_ = agents == Agents::kOne
+                        ? source_agent_
+                        : std::make_shared<RealAgent>(Incarnation(2), preference, tuning);
     peer_ = source_agent_->AsPeer(source_host, kTicket);
-    source_agent_->engine().AdmitTicket(kTicket, Incarnation(2));
+    source_agent_->engine().AdmitTicket(kTicket, Incarnation(agents == Agents::kOne ? 1 : 2));
     for (uint32_t rank = 0; rank < 2; ++rank) {
       sources_.push_back(testing::MakeMemory(rng_, plan_.source_tensor_bytes[rank]));
       testing::TameFloats(rng_, plan_.plan, rank, sources_[rank]);
@@ -159,18 +164,34 @@ class RealPair {
   std::vector<std::vector<std::byte>> expected_;
 
  private:
-  std::unique_ptr<RealAgent> source_agent_;
-  std::unique_ptr<RealAgent> target_agent_;
+  std::shared_ptr<RealAgent> source_agent_;
+  std::shared_ptr<RealAgent> target_agent_;
   Peer peer_;
 };
 
-class RealTransfer : public ::testing::TestWithParam<std::string> {};
+struct Way {
+  std::string name;
+  std::string transport;
+  Agents agents = Agents::kTwo;
+};
+class RealTransfer : public ::testing::TestWithParam<Way> {
+ protected:
+  RealPair MakePair(uint64_t seed, int64_t elements_per_op_max = 8'000) {
+    return {seed, {GetParam().transport}, "here", elements_per_op_max, GetParam().agents};
+  }
+};
+
+std::map<uint32_t, uint64_t> ByStream(const std::vector<StreamDigest>& digests) {
+  std::map<uint32_t, uint64_t> by_stream;
+  for (const StreamDigest& digest : digests) by_stream[digest.stream] = digest.digest;
+  return by_stream;
+}
 
 TEST_P(RealTransfer, EveryByteArrivesInEveryEpoch) {
   const uint64_t first = testing::SeedOr(1);
   for (uint64_t seed = first; seed < first + 4; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    RealPair pair(seed, {GetParam()}, "here", 40'000);
+    RealPair pair = MakePair(seed, 40'000);
     for (uint64_t e = 1; e <= 3; ++e) {
       for (uint32_t rank = 0; rank < 2; ++rank) {
         std::ranges::copy(pair.before_[rank], pair.targets_[rank].region->data());
@@ -180,18 +201,22 @@ TEST_P(RealTransfer, EveryByteArrivesInEveryEpoch) {
       auto t1 = pair.StartTarget(Epoch(e), 1);
       auto s1 = pair.StartSource(Epoch(e), 1);
       int64_t bytes = 0;
+      std::map<uint32_t, uint64_t> written, held;
       for (auto* t : {&t0, &t1}) {
         auto result = t->get();
         ASSERT_TRUE(result.has_value()) << result.error().ToString();
-        const std::map<std::string, int64_t> expected = {{GetParam(), result->bytes}};
+        const std::map<std::string, int64_t> expected = {{GetParam().transport, result->bytes}};
         EXPECT_EQ(result->bytes_by_transport, expected);
         bytes += result->bytes;
+        written.merge(ByStream(result->digests));
       }
       EXPECT_EQ(bytes, pair.plan_.plan.bytes_total);
       for (auto* s : {&s0, &s1}) {
         auto result = s->get();
         ASSERT_TRUE(result.has_value()) << result.error().ToString();
+        held.merge(ByStream(result->digests));
       }
+      EXPECT_EQ(written, held);
       for (uint32_t rank = 0; rank < 2; ++rank) {
         ASSERT_EQ(pair.targets_[rank].Snapshot(), pair.expected_[rank]);
       }
@@ -201,7 +226,7 @@ TEST_P(RealTransfer, EveryByteArrivesInEveryEpoch) {
 
 TEST_P(RealTransfer, DrainedTargetIsNeverWritten) {
   for (int steps = 0; steps < 12; ++steps) {
-    RealPair pair(7, {GetParam()}, "here");
+    RealPair pair = MakePair(7);
     std::vector<RealPair::SourceResult> sources;
     for (uint32_t rank = 0; rank < 2; ++rank) sources.push_back(pair.StartSource(Epoch(1), rank));
     auto t0 = pair.StartTarget(Epoch(1), 0);
@@ -227,7 +252,7 @@ TEST_P(RealTransfer, DrainedTargetIsNeverWritten) {
 
 TEST_P(RealTransfer, DrainedSourceMayChangeItsMemory) {
   for (int steps = 0; steps < 12; ++steps) {
-    RealPair pair(8, {GetParam()}, "here");
+    RealPair pair = MakePair(8);
     auto s0 = pair.StartSource(Epoch(1), 0);
     auto s1 = pair.StartSource(Epoch(1), 1);
     auto t0 = pair.StartTarget(Epoch(1), 0);
@@ -248,8 +273,10 @@ TEST_P(RealTransfer, DrainedSourceMayChangeItsMemory) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, RealTransfer, ::testing::Values("shm", "tcp"),
-                         [](const auto& param) { return param.param; });
+INSTANTIATE_TEST_SUITE_P(Over, RealTransfer,
+                         ::testing::Values(Way{"shm", "shm"}, Way{"tcp", "tcp"},
+                                           Way{"shm_in_one_agent", "shm", Agents::kOne}),
+                         [](const auto& param) { return param.param.name; });
 
 TEST(RealTransferChoice, TakesShmOnOneHostAndTcpToAnother) {
   for (bool same : {true, false}) {
