@@ -21,8 +21,10 @@ class Report:
         self.rows: list[dict] = []
         self._memcpy: float | None = None
 
-    def add(self, name: str, nbytes: int, seconds: list[float], checked: bool, first: float | None = None) -> dict:
-        """`seconds`: the steady rounds; `first`: the one that paid for connections and page faults.
+    def add(self, name: str, nbytes: int, seconds: list[float], checked: bool, first: float | None = None,
+            cpu: list[float] | None = None) -> dict:
+        """`seconds`: the steady rounds; `first`: the one that paid for connections and page faults; `cpu`: processor
+        seconds of both sides in the steady rounds.
         The first row added is the reference of all ratios and should be memcpy."""
         if not checked:
             raise AssertionError(f"{name}: the bytes that arrived are wrong")
@@ -33,10 +35,13 @@ class Report:
                "checked": True}
         if first is not None:
             row["seconds_first"] = first
+        if cpu is not None:
+            row["cpu_seconds_median"] = statistics.median(cpu)
         self.rows.append(row)
         print(f"{name:18s} {nbytes / 1e6:8,.0f} MB  median {median:.3f} s  (min {min(seconds):.3f}, max {max(seconds):.3f}"
               + (f", first {first:.3f}" if first is not None else "")
-              + f")  {nbytes / median / 1e9:6.2f} GB/s  {median / self._memcpy:5.2f} x memcpy", flush=True)
+              + f")  {nbytes / median / 1e9:6.2f} GB/s  {median / self._memcpy:5.2f} x memcpy"
+              + (f"  {row['cpu_seconds_median']:.2f} s of processor" if cpu is not None else ""), flush=True)
         return row
 
     def write(self, path: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 
@@ -9,26 +10,40 @@ from demo import checkpoint
 from demo.fleet import Fleet
 
 
-def timed_rounds(fleet: Fleet, config: dict, rounds: int) -> tuple[list[float], int, dict[str, int]]:
+def cpu_seconds(pids: list[int]) -> float:
+    """Processor time that the processes have taken so far, user and system, all threads."""
+    ticks = 0
+    for pid in pids:
+        with open(f"/proc/{pid}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def timed_rounds(fleet: Fleet, config: dict, rounds: int) -> tuple[list[float], list[float], int, dict[str, int]]:
     """Publishes `rounds` + 1 versions one after another. Returns the seconds from each publish call to the last STAGED
-    (the first one paid for connections and page faults), and of the last version its bytes and those by transport.
+    (the first one paid for connections and page faults), the daemons' processor seconds meanwhile, and of the last
+    version its bytes and those by transport.
 
     Other bytes go out in the last round, and every engine's are compared with the checkpoint after it."""
     work = tempfile.mkdtemp(prefix="weightwire-bench-")
     last = rounds + 1
-    times = []
+    times, cpu = [], []
+    daemons = [daemon.pid for daemon in fleet.daemons]
     try:
         for version in range(1, last + 1):
             if version in (1, last):
                 checkpoint.write(work, config, seed=version)
                 fleet.each(fleet.trainers, "load", work)
+            before = cpu_seconds(daemons)
             times.append(fleet.publish(version)[1])
+            cpu.append(cpu_seconds(daemons) - before)
             status = fleet.wait_serving(version)
         for engine, rank in ((e, rank) for e in fleet.engines for rank in e.ranks):
             _, wrong, serving = rank.ask("verify", last, work)
             if wrong or serving != last:
                 raise AssertionError(f"{engine.name} serves version {serving} with {wrong} wrong elements")
         moved = next(e for e in status.epochs if e.version == last)
-        return times, moved.bytes, dict(moved.bytes_by_transport)
+        return times, cpu, moved.bytes, dict(moved.bytes_by_transport)
     finally:
         shutil.rmtree(work, ignore_errors=True)

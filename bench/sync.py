@@ -30,7 +30,7 @@ import numpy as np
 from demo import checkpoint
 from demo.fleet import Engine, Fleet
 from report import Report
-from rounds import timed_rounds
+from rounds import cpu_seconds, timed_rounds
 from transport import UCX_TLS, Contender
 from weightwire.memory import Arena, TensorMeta
 
@@ -60,13 +60,20 @@ def memcpy(report: Report, nbytes: int, threads: int, rounds: int) -> None:
     def copy(span):
         ctypes.memmove(target.ctypes.data + span[0], source.ctypes.data + span[0], span[1] - span[0])
 
-    times = []
     with ThreadPoolExecutor(threads) as pool:
-        for _ in range(rounds + 1):
-            started = time.perf_counter()
-            list(pool.map(copy, edges(nbytes, threads)))
-            times.append(time.perf_counter() - started)
-    report.add(f"memcpy-{threads}", nbytes, times[1:], bool(np.array_equal(source, target)), times[0])
+        times, cpu = timed(lambda: list(pool.map(copy, edges(nbytes, threads))), rounds, [os.getpid()])
+    report.add(f"memcpy-{threads}", nbytes, times[1:], bool(np.array_equal(source, target)), times[0], cpu[1:])
+
+
+def timed(work, rounds: int, pids: list[int]) -> tuple[list[float], list[float]]:
+    """Seconds, and processor seconds of the processes, of `rounds` + 1 rounds."""
+    times, cpu = [], []
+    for _ in range(rounds + 1):
+        before, started = cpu_seconds(pids), time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+        cpu.append(cpu_seconds(pids) - before)
+    return times, cpu
 
 
 def _receive(ports: list[int], nbytes: int, rounds: int, verdict) -> None:
@@ -108,12 +115,9 @@ def raw_tcp(report: Report, nbytes: int, sockets: int, rounds: int) -> None:
         connection.sendall(view[span[0]:span[1]])
         connection.recv(1)
 
-    times = []
-    for _ in range(rounds + 1):
-        started = time.perf_counter()
-        run_all([lambda c=c, s=s: one(c, s) for c, s in zip(connections, edges(nbytes, sockets))])
-        times.append(time.perf_counter() - started)
-    report.add(f"raw-tcp-{sockets}", nbytes, times[1:], inbox.recv(), times[0])
+    tasks = [lambda c=c, s=s: one(c, s) for c, s in zip(connections, edges(nbytes, sockets))]
+    times, cpu = timed(lambda: run_all(tasks), rounds, [os.getpid(), receiver.pid])
+    report.add(f"raw-tcp-{sockets}", nbytes, times[1:], inbox.recv(), times[0], cpu[1:])
     receiver.join()
 
 
@@ -121,10 +125,10 @@ def weightwire(report: Report, binary: str, config: dict, via: str, rounds: int,
                agent: dict = {}) -> dict:
     """`hub`, `agent`: options of the trainer's and of the engine's daemon."""
     with Fleet(config, binary, engines=[Engine("engine", 1, via)], options=hub, agent_options=agent) as fleet:
-        times, nbytes, moved_by = timed_rounds(fleet, config, rounds)
+        times, cpu, nbytes, moved_by = timed_rounds(fleet, config, rounds)
     if set(moved_by) != {via}:
         raise AssertionError(f"moved by {moved_by}, not by {via}")
-    return report.add(name or f"weightwire-{via}", nbytes, times[1:], True, times[0])
+    return report.add(name or f"weightwire-{via}", nbytes, times[1:], True, times[0], cpu[1:])
 
 
 def ucx(report: Report, binary: str, config: dict, nbytes: int, rounds: int) -> None:

@@ -84,5 +84,27 @@ TEST(SimdVariants, StreamWritesItsBytesAndNoOthers) {
   }
 }
 
+TEST(SimdVariants, CopyAndSumAtEveryAlignmentWritesItsBytesAndNoOthers) {
+  auto random = SeededGenerator();
+  constexpr size_t kGuard = 128;
+  for (size_t bytes : {0, 1, 63, 64, 65, 1023, 1024, 1025, 1087, 1088, 2500, 70'001}) {
+    auto source = RandomBytes(random, bytes + 64);
+    for (size_t shift = 0; shift < 64; ++shift) {
+      const unsigned char* from = source.get() + random() % 64;
+      for (const SimdKernels* simd : SimdVariants()) {
+        std::vector<unsigned char> target(bytes + 2 * kGuard, 0xa5);
+        std::vector<unsigned char> want = target;
+        std::memcpy(want.data() + shift, from, bytes);
+        SumState state;
+        simd->sum_begin(&state);
+        simd->copy_and_add(&state, target.data() + shift, from, bytes);
+        simd->stream_end();
+        ASSERT_EQ(target, want) << simd->name << " " << bytes << " at " << shift;
+        ASSERT_EQ(simd->sum_end(&state), XXH3_64bits(from, bytes)) << simd->name << " " << bytes;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace weightwire::kernels
