@@ -25,7 +25,7 @@ class AcceptAll final : public transport::Handler {
 /// "shm", "tcp-N" with N connections, "ucx:TLS" with UCX_TLS.
 std::unique_ptr<transport::Transport> MakeBackend(const std::string& way);
 
-/// Filled with what WrongBytes expects.
+/// Filled with what HoldsPattern looks for.
 std::shared_ptr<memory::MemoryRegion> MakeSource(uint64_t bytes);
 bool HoldsPattern(std::span<const std::byte> bytes);
 
