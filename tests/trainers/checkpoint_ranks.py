@@ -9,7 +9,6 @@ import pathlib
 import torch
 import torch.distributed as dist
 
-import mcore
 import megatron.core.dist_checkpointing as dist_checkpointing
 from mcore_ranks import Job
 from megatron.core.dist_checkpointing.strategies import filesystem_async
