@@ -25,7 +25,8 @@ def timed_rounds(fleet: Fleet, config: dict, rounds: int) -> tuple[list[float], 
     (the first one paid for connections and page faults), the daemons' processor seconds meanwhile, and of the last
     version its bytes and those by transport.
 
-    Other bytes go out in the last round, and every engine's are compared with the checkpoint after it."""
+    Every version differs from the one before in every element: what an engine has already would not be sent. After the
+    last one every engine's bytes are compared with the checkpoint."""
     work = tempfile.mkdtemp(prefix="weightwire-bench-")
     last = rounds + 1
     times, cpu = [], []
@@ -35,6 +36,8 @@ def timed_rounds(fleet: Fleet, config: dict, rounds: int) -> tuple[list[float], 
             if version in (1, last):
                 checkpoint.write(work, config, seed=version)
                 fleet.each(fleet.trainers, "load", work)
+            else:
+                fleet.each(fleet.trainers, "change")
             before = cpu_seconds(daemons)
             times.append(fleet.publish(version)[1])
             cpu.append(cpu_seconds(daemons) - before)

@@ -38,6 +38,10 @@ std::string PathsText(const v1::StatusResponse::Epoch& epoch) {
     if (!text.empty()) text += ", ";
     text.append(name).append(" ").append(BytesText(bytes));
   }
+  if (epoch.bytes_kept() > 0) {
+    if (!text.empty()) text += ", ";
+    text.append("kept ").append(BytesText(epoch.bytes_kept()));
+  }
   return text.empty() ? "-" : text;
 }
 

@@ -65,6 +65,7 @@ epoch::Report TransferReportOf(const Attempt& attempt) {
   report.digests = DigestsOf(staged.digests);
   report.bytes = staged.bytes;
   report.bytes_by_transport = staged.bytes_by_transport;
+  report.bytes_kept = staged.bytes_kept;
   report.rereads = staged.rereads;
   report.seconds = attempt.seconds;
   return report;

@@ -164,8 +164,14 @@ void Participant::StartSource(const std::shared_ptr<Attempt>& attempt) {
 }
 
 void Participant::StartTarget(const std::shared_ptr<Attempt>& attempt) {
-  attempt->buffer = memory_->stage()->next();
+  const memory::StageBuffers& stage = *memory_->stage();
+  attempt->buffer = stage.next();
   transfer::TargetJob job = TargetJobOf(*attempt, name_, memory_->StageBinding(attempt->buffer));
+  job.kept = memory_->kept(attempt->buffer);
+  if (stage.live() >= 0 && stage.has_room()) {
+    job.served_kept = memory_->kept(stage.live());
+    job.served = memory_->StageBinding(stage.live());
+  }
   if (attempt->passed_on) {
     // Its readers say themselves when they have everything, or when they do not get it.
     job.received = std::make_shared<transfer::Received>();

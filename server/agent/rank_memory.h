@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -40,6 +41,10 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   /// Null until made.
   memory::StageBuffers* stage() const { return stage_.get(); }
   transfer::Binding StageBinding(int buffer) const;
+  /// What is known of a buffer's bytes.
+  const std::shared_ptr<transfer::Kept>& kept(int buffer) const {
+    return kept_[static_cast<size_t>(buffer)];
+  }
   uint64_t stage_bytes() const { return stage_share_.bytes(); }
 
  private:
@@ -60,6 +65,8 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   std::map<uint64_t, Imported> imports_;
   std::optional<transfer::Binding> binding_;
   std::unique_ptr<memory::StageBuffers> stage_;
+  const std::array<std::shared_ptr<transfer::Kept>, memory::kBuffersMax> kept_ = {
+      std::make_shared<transfer::Kept>(), std::make_shared<transfer::Kept>()};
   Budget::Share stage_share_;
   bool making_stage_ = false;
   std::vector<control::Done> stage_waiters_;

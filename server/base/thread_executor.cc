@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -17,7 +18,11 @@ namespace weightwire {
 struct ThreadExecutor::Impl {
   std::mutex mutex;
   std::condition_variable wake;
-  std::deque<Task> ready;
+  struct Ready {
+    TimerId timer = 0;  ///< 0: was posted
+    Task task;
+  };
+  std::deque<Ready> ready;
   std::map<std::pair<Nanos, TimerId>, Task> timers;
   std::map<TimerId, Nanos> due_of;
   TimerId next_timer = 1;
@@ -29,7 +34,7 @@ struct ThreadExecutor::Impl {
     while (!stopping) {
       MoveDueTimers();
       if (!ready.empty()) {
-        Task task = std::move(ready.front());
+        Task task = std::move(ready.front().task);
         ready.pop_front();
         lock.unlock();
         task();
@@ -47,7 +52,7 @@ struct ThreadExecutor::Impl {
     const Nanos now = SystemClock().Now();
     while (!timers.empty() && timers.begin()->first.first <= now) {
       due_of.erase(timers.begin()->first.second);
-      ready.push_back(std::move(timers.begin()->second));
+      ready.push_back({timers.begin()->first.second, std::move(timers.begin()->second)});
       timers.erase(timers.begin());
     }
   }
@@ -68,7 +73,7 @@ void ThreadExecutor::Post(Task task) {
   {
     std::lock_guard lock(impl_->mutex);
     if (impl_->stopping) return;
-    impl_->ready.push_back(std::move(task));
+    impl_->ready.push_back({0, std::move(task)});
   }
   impl_->wake.notify_one();
 }
@@ -91,7 +96,14 @@ void ThreadExecutor::Cancel(TimerId timer) {
   Task dropped;
   std::lock_guard lock(impl_->mutex);
   auto due = impl_->due_of.find(timer);
-  if (due == impl_->due_of.end()) return;
+  if (due == impl_->due_of.end()) {
+    // It may be due already and wait behind the task that calls us.
+    auto ready = std::ranges::find(impl_->ready, timer, &Impl::Ready::timer);
+    if (timer == 0 || ready == impl_->ready.end()) return;
+    dropped = std::move(ready->task);
+    impl_->ready.erase(ready);
+    return;
+  }
   auto entry = impl_->timers.find({due->second, timer});
   dropped = std::move(entry->second);
   impl_->timers.erase(entry);
@@ -99,7 +111,7 @@ void ThreadExecutor::Cancel(TimerId timer) {
 }
 
 void ThreadExecutor::Stop() {
-  std::deque<Task> dropped_ready;
+  std::deque<Impl::Ready> dropped_ready;
   std::map<std::pair<Nanos, TimerId>, Task> dropped_timers;
   {
     std::lock_guard lock(impl_->mutex);

@@ -84,7 +84,8 @@ struct EpochStatus {
   double started_wall = 0;               ///< seconds since the Unix epoch
   double prepare_seconds = 0, transfer_seconds = 0, commit_seconds = 0, total_seconds = 0;
   int64_t bytes = 0;
-  std::map<std::string, int64_t> bytes_by_transport;
+  std::map<std::string, int64_t> bytes_by_transport;  ///< those that moved
+  int64_t bytes_kept = 0;                             ///< those that the engines had already
   double flip_seconds_max = 0;
   std::vector<PlanId> plans;
 };

@@ -326,9 +326,23 @@ void Driver::PlanFailed(const Draft& draft) {
   changed_();
 }
 
-std::unique_ptr<EpochRun> Driver::RunFrom(const Draft& draft) const {
+std::set<std::string> Driver::DirectOf(const epoch::Spec& spec) {
+  if (spec.kind == epoch::Kind::kPublish) {
+    const PendingVersion* pending = queue_.Find(spec.version);
+    return pending == nullptr ? std::set<std::string>() : pending->direct;
+  }
+  std::set<std::string> direct;
+  for (const epoch::EngineMembers& engine : spec.engines) {
+    const Group* group = s_.membership.FindGroup(engine.name);
+    if (group != nullptr && group->fills_failed > 0) direct.insert(engine.name);
+  }
+  return direct;
+}
+
+std::unique_ptr<EpochRun> Driver::RunFrom(const Draft& draft) {
   auto run = std::make_unique<EpochRun>();
-  PrepareInput input{draft.spec, draft.plans, {}, draft.trace_id, s_.options.fanout};
+  PrepareInput input{draft.spec,     draft.plans,       {},
+                     draft.trace_id, s_.options.fanout, DirectOf(draft.spec)};
   auto add = [&](const epoch::Member& member, const std::string& name) {
     const Session& session = *s_.membership.SessionOf(member);
     input.addresses[member] = {
@@ -365,6 +379,9 @@ void Driver::EndPublish(const EpochRun& run) {
   pending->last_error = run.state.why;
   if (MayRetry(run, *pending)) {
     pending->running = false;
+    // A relay that cannot pass the version on should not stop its reader again.
+    const std::string& rank = run.state.why.rank();
+    pending->direct.insert(rank.substr(0, rank.rfind('/')));
     ArmVersionTimer();
     return;
   }

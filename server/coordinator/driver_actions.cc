@@ -60,6 +60,7 @@ void AddFigures(EpochRun& run, const epoch::Report& report) {
                        !run.state.staged.contains(staged->member);
     if (!first) return;
     run.bytes += staged->bytes;
+    run.bytes_kept += staged->bytes_kept;
     for (const auto& [transport, bytes] : staged->bytes_by_transport) {
       run.bytes_by_transport[transport] += bytes;
     }

@@ -82,6 +82,7 @@ EpochStatus EpochRun::ToStatus(Nanos now) const {
   status.total_seconds = Seconds(now - started);
   status.bytes = bytes;
   status.bytes_by_transport = bytes_by_transport;
+  status.bytes_kept = bytes_kept;
   status.flip_seconds_max = flip_seconds_max;
   status.plans = PlanIds(plans);
   return status;

@@ -42,6 +42,7 @@ struct EpochRun {
   bool dropped = false;   ///< a fill that gives way to an epoch
   int64_t bytes = 0;
   std::map<std::string, int64_t> bytes_by_transport;
+  int64_t bytes_kept = 0;
   double flip_seconds_max = 0;
   std::optional<epoch::Finish> finished;
 

@@ -36,7 +36,10 @@ std::vector<int> ParentsOf(const PrepareInput& input,
   std::ranges::stable_sort(chain, {}, [&](int i) {
     return input.addresses.at(engines[static_cast<size_t>(i)]->ranks.front()).host;
   });
-  for (size_t k = 1; k < chain.size(); ++k) parents[static_cast<size_t>(chain[k])] = chain[k - 1];
+  for (size_t k = 1; k < chain.size(); ++k) {
+    const auto i = static_cast<size_t>(chain[k]);
+    if (!input.direct.contains(engines[i]->name)) parents[i] = chain[k - 1];
+  }
   return parents;
 }
 

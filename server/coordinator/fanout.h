@@ -18,7 +18,8 @@ enum class Fanout : int { kAuto = 1, kStar = 2, kChain = 3 };
 /// A trainer's link carries every engine's bytes in a star, and one engine's in a chain, which
 /// takes a few slots longer for each engine that is passed. kAuto: engines that map the trainer's
 /// memory read from it; the others form a chain from three on. Engines of one host are next to each
-/// other.
+/// other. An engine of `input.direct` keeps its place in the chain and its reader, but reads from
+/// the trainer itself.
 std::vector<int> ParentsOf(const PrepareInput& input,
                            const std::vector<const epoch::EngineMembers*>& engines);
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct PrepareInput {
   std::map<epoch::Member, epoch::PeerAddress> addresses;
   std::array<uint8_t, 16> trace_id{};
   Fanout fanout = Fanout::kAuto;
+  std::set<std::string> direct;  ///< engines that read from the sources, whatever `fanout` says
 };
 
 /// One PrepareCommand for each member.

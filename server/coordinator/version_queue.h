@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,8 @@ struct PendingVersion {
   bool expired = false;  ///< the deadline passed while it ran
   Epoch last_epoch{};    ///< of the last attempt
   Status last_error;
+  /// Engines that failed to read from another engine: they read from the trainer from now on.
+  std::set<std::string> direct;
 };
 
 /// Versions that wait for their ranks, their engines or their turn. A plain value: no calls out.

@@ -99,6 +99,7 @@ Status AgentRole::MakeTransports(const Config& config, const Host& host) {
                   "none of the configured transports can run here");
   }
   transfer::Options options{TuningOf(config), HostIdentity(), incarnation_, config.transports};
+  if (!config.transport_failover) options.avoid_after_failure = Nanos(0);
   auto engine = OnStrand(strand_, [&] {
     return transfer::Engine::Make(std::move(options), host.clock, strand_, host.workers, viable,
                                   host.metrics);

@@ -30,6 +30,7 @@ struct Config {
   std::string ucx_tls;
   std::string advertise_host;
   std::vector<std::string> transports = {"shm", "tcp"};
+  bool transport_failover = true;
   std::string state_dir;
 
   uint32_t heartbeat_ms = 1'000;

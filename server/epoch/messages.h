@@ -144,7 +144,8 @@ struct StagedReport {
   int64_t bytes = 0;
   std::map<std::string, int64_t> bytes_by_transport;
   uint32_t rereads = 0;
-  double seconds = 0;  ///< from TransferCommand to verified
+  double seconds = 0;      ///< from TransferCommand to verified
+  int64_t bytes_kept = 0;  ///< of `bytes`: not read, because they were there
   friend bool operator==(const StagedReport&, const StagedReport&) = default;
 };
 /// Sent by the leader's agent once: all ranks of the engine serve `epoch`.

@@ -83,6 +83,8 @@ void DeclareTransfers(Sink& sink) {
   const std::vector<std::string> transports = {"shm", "tcp", "ucx"};
   sink.DeclareCounter("transfer_bytes_total", "Payload bytes moved",
                       Pairs("transport", transports, "direction", {"in", "out"}));
+  sink.DeclareCounter("transfer_bytes_kept_total",
+                      "Payload bytes that were not read because the target had them already");
   sink.DeclareHistogram("transfer_seconds", "Time of one rank's transfer", Seconds(),
                         Each("transport", transports));
   sink.DeclareCounter("transfers_started_total", "Transfers of a rank that were started");
@@ -90,6 +92,9 @@ void DeclareTransfers(Sink& sink) {
                       Each("result", Results()));
   sink.DeclareCounter("transfer_retries_total", "Parts of a transfer that were tried again",
                       Each("cause", {"digest_mismatch", "transport_failed"}));
+  sink.DeclareCounter("transport_failovers_total",
+                      "Streams read over another transport than the preferred one, which failed",
+                      Pairs("from", transports, "to", transports));
   sink.DeclareCounter("digest_failures_total", "Segments whose bytes differed from their sum",
                       Each("transport", transports));
   sink.DeclareCounter("rate_limited_seconds_total",

@@ -55,6 +55,7 @@ void SetEpoch(const coordinator::EpochStatus& from, v1::StatusResponse::Epoch* t
   to->set_bytes(from.bytes);
   to->mutable_bytes_by_transport()->insert(from.bytes_by_transport.begin(),
                                            from.bytes_by_transport.end());
+  to->set_bytes_kept(from.bytes_kept);
   to->set_flip_seconds_max(from.flip_seconds_max);
   for (const PlanId& plan : from.plans) *to->add_plans() = wire::ToProto(plan);
 }

@@ -48,8 +48,8 @@ SegmentSums SumsIn(std::span<const std::byte> memory, const plan::SlotSpan& slot
 
 MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                       uint32_t slot, std::span<const std::span<const std::byte>> source_tensors,
-                      const SegmentSums& source_sums, const Binding& binding, int rereads_max,
-                      const std::atomic<bool>& stop) {
+                      const SegmentSums& source_sums, std::span<const uint64_t> kept,
+                      const Binding& binding, int rereads_max, const std::atomic<bool>& stop) {
   const plan::SlotSpan& span = schedule.slots[slot];
   MappedCopy result;
   result.sums.reserve(span.segment_count);
@@ -58,6 +58,12 @@ MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& sc
     const std::byte* source = source_tensors[op.source_tensor].data() + copy.source_offset;
     std::byte* target = binding[op.target_tensor].data() + copy.target_offset;
     const uint64_t wanted = source_sums(span.first_segment + i);
+    if (!kept.empty() && kept[i] == wanted && !stop.load(std::memory_order_relaxed) &&
+        kernels::SumTarget(target, copy.box, copy.to) == wanted) {
+      result.kept_bytes += segment.bytes;
+      result.sums.push_back(wanted);
+      continue;
+    }
     for (int attempt = 0;; ++attempt) {
       if (stop.load(std::memory_order_relaxed)) return result;
       const uint64_t sum = kernels::CopyAndSumTarget(target, source, copy.box, copy.from, copy.to);
@@ -74,6 +80,28 @@ MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& sc
   return result;
 }
 
+std::vector<bool> TakeKept(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                           uint32_t slot, const KeptSums& kept, std::span<const uint64_t> expected,
+                           const Binding& served, const Binding& binding,
+                           const std::atomic<bool>& stop) {
+  const plan::SlotSpan& span = schedule.slots[slot];
+  std::vector<bool> taken(span.segment_count);
+  for (uint32_t i = 0; i < span.segment_count; ++i) {
+    if (stop.load(std::memory_order_relaxed)) return taken;
+    const auto [op, segment, copy] = PartsOf(stream, schedule, span.first_segment + i);
+    std::byte* target = binding[op.target_tensor].data() + copy.target_offset;
+    if (!kept.here.empty() && kept.here[i] == expected[i]) {
+      taken[i] = kernels::SumTarget(target, copy.box, copy.to) == expected[i];
+    }
+    if (!taken[i] && !kept.served.empty() && kept.served[i] == expected[i]) {
+      const std::byte* from = served[op.target_tensor].data() + copy.target_offset;
+      taken[i] = kernels::CopyAndSumTarget(target, from, WithTargetOnBothSides(copy.box), copy.to,
+                                           copy.to) == expected[i];
+    }
+  }
+  return taken;
+}
+
 std::vector<Chunk> ChunksOf(const plan::StreamSchedule& schedule, uint32_t slot,
                             int64_t bytes_max) {
   const plan::SlotSpan& span = schedule.slots[slot];
@@ -84,6 +112,28 @@ std::vector<Chunk> ChunksOf(const plan::StreamSchedule& schedule, uint32_t slot,
       begin = static_cast<uint64_t>(schedule.offset_in_slot[i]);
       chunks.push_back({slot, i, 0, false});
     }
+    ++chunks.back().segment_count;
+  }
+  return chunks;
+}
+
+std::vector<Chunk> ChunksWithout(const plan::StreamSchedule& schedule, uint32_t slot,
+                                 int64_t bytes_max, const std::vector<bool>& kept) {
+  const plan::SlotSpan& span = schedule.slots[slot];
+  std::vector<Chunk> chunks;
+  bool joins = false;  // the segment before is in the last chunk
+  uint64_t begin = 0;
+  for (uint32_t i = 0; i < span.segment_count; ++i) {
+    const uint32_t segment = span.first_segment + i;
+    if (kept[i]) {
+      joins = false;
+      continue;
+    }
+    if (!joins || EndInSlot(schedule, segment) - begin > static_cast<uint64_t>(bytes_max)) {
+      begin = static_cast<uint64_t>(schedule.offset_in_slot[segment]);
+      chunks.push_back({slot, segment, 0, false});
+    }
+    joins = true;
     ++chunks.back().segment_count;
   }
   return chunks;
@@ -133,12 +183,10 @@ Scatter ScatterOf(const plan::Stream& stream, const plan::StreamSchedule& schedu
 
 std::vector<uint64_t> UnpackAndSum(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                                    const Chunk& chunk, const Scatter& scatter,
-                                   const std::byte* scratch, const Binding& binding,
-                                   const std::atomic<bool>& stop) {
+                                   const std::byte* scratch, const Binding& binding) {
   std::vector<uint64_t> sums;
   sums.reserve(chunk.segment_count);
   for (uint32_t i = 0; i < chunk.segment_count; ++i) {
-    if (stop.load(std::memory_order_relaxed)) return sums;
     const auto [op, segment, copy] = PartsOf(stream, schedule, chunk.first_segment + i);
     std::byte* target = binding[op.target_tensor].data() + copy.target_offset;
     const auto& from_scratch = scatter.scratch_offset[i];

@@ -25,16 +25,33 @@ struct MappedCopy {
   std::vector<uint64_t> sums;  ///< of the destination, one for each segment done
   uint32_t mismatches = 0;     ///< segments found different, counted each time
   uint32_t rereads = 0;
+  int64_t kept_bytes = 0;          ///< of segments that were there already
   std::optional<uint32_t> broken;  ///< segment (index in the schedule) still different at the end
 };
 /// Copies every segment of the slot from the mapped tensors, compares the written bytes with the
-/// source's sum, asked for just before the copy, and copies again at most `rereads_max` times.
-/// Gives up between segments when `stop` is set. `source_tensors` must have passed
-/// ValidateSourceSide.
+/// source's sum, asked for just before the copy, and copies again at most `rereads_max` times. A
+/// segment whose `kept` sum (empty, or one for each segment) is the source's is summed first and not
+/// copied when its bytes are there. Gives up between segments when `stop` is set. `source_tensors`
+/// must have passed ValidateSourceSide.
 MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                       uint32_t slot, std::span<const std::span<const std::byte>> source_tensors,
-                      const SegmentSums& source_sums, const Binding& binding, int rereads_max,
-                      const std::atomic<bool>& stop);
+                      const SegmentSums& source_sums, std::span<const uint64_t> kept,
+                      const Binding& binding, int rereads_max, const std::atomic<bool>& stop);
+
+/// What is known of a slot's segments before they are read: each list is empty, or has one sum for
+/// each segment.
+struct KeptSums {
+  std::vector<uint64_t> here;    ///< in the binding itself
+  std::vector<uint64_t> served;  ///< in the buffer that the engine serves meanwhile
+  bool empty() const { return here.empty() && served.empty(); }
+};
+/// Which segments of the slot need not be read because their bytes are here, or in `served` and
+/// were copied from there: each was summed and agrees with `expected`. Gives up between segments
+/// when `stop` is set.
+std::vector<bool> TakeKept(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                           uint32_t slot, const KeptSums& kept, std::span<const uint64_t> expected,
+                           const Binding& served, const Binding& binding,
+                           const std::atomic<bool>& stop);
 
 /// Whole segments of one slot that one Get reads.
 struct Chunk {
@@ -45,6 +62,9 @@ struct Chunk {
 };
 /// Cuts a slot into chunks of at most `bytes_max`, or of a single part where that is larger.
 std::vector<Chunk> ChunksOf(const plan::StreamSchedule& schedule, uint32_t slot, int64_t bytes_max);
+/// The same for the segments that are not `kept`; without the slot's sums.
+std::vector<Chunk> ChunksWithout(const plan::StreamSchedule& schedule, uint32_t slot,
+                                 int64_t bytes_max, const std::vector<bool>& kept);
 
 /// Where the bytes of a chunk go.
 struct Scatter {
@@ -62,11 +82,9 @@ Scatter ScatterOf(const plan::Stream& stream, const plan::StreamSchedule& schedu
                   const Chunk& chunk, const Binding& binding, int64_t direct_run_bytes_min,
                   std::byte* scratch, std::span<uint64_t> sums, std::span<std::byte, 64> pad);
 
-/// Unpacks what lies in scratch and sums the destination's bytes: one for each segment. Gives up
-/// between segments when `stop` is set.
+/// Unpacks what lies in scratch and sums the destination's bytes: one for each segment.
 std::vector<uint64_t> UnpackAndSum(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                                    const Chunk& chunk, const Scatter& scatter,
-                                   const std::byte* scratch, const Binding& binding,
-                                   const std::atomic<bool>& stop);
+                                   const std::byte* scratch, const Binding& binding);
 
 }  // namespace weightwire::transfer

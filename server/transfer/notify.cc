@@ -8,9 +8,11 @@
 //   0 u8 version   1 u8 type   2 u16 flags (bit 0: maps; only in OPEN)   4 u32 stream
 //   8 u64 epoch   16 u64 plan_low   24 u32 source   28 u32 reader
 //   OPEN     32 u64 plan_high   40 u64 segment_bytes_max   48 u64 slot_bytes
-//   BINDING  32 u64 binding.id   40 u64 binding.generation   48 u64 sums.id   56 u64
-//   sums.generation READY    32 u64 memory.id   40 u64 memory.generation   48 u64 offset   56 u32
-//   slot CREDIT   32 u32 slot CLOSE, FAIL  32 u32 code   36 u32 reason
+//   BINDING  32 u64 binding.id   40 u64 binding.generation   48 u64 sums.id
+//            56 u64 sums.generation
+//   READY    32 u64 memory.id   40 u64 memory.generation   48 u64 offset   56 u32 slot
+//   CREDIT   32 u32 slot   36 u64 bytes_kept
+//   CLOSE, FAIL   32 u32 code   36 u32 reason
 namespace weightwire::transfer {
 namespace {
 
@@ -27,7 +29,7 @@ size_t BodyBytes(NotifyType type) {
     case NotifyType::kReady:
       return 28;
     case NotifyType::kCredit:
-      return 4;
+      return 12;
     case NotifyType::kClose:
       return 8;
     case NotifyType::kFail:
@@ -117,6 +119,7 @@ Status TakeBody(Reader& reader, Notify* out) {
       return OkStatus();
     case NotifyType::kCredit:
       out->slot = reader.Take<uint32_t>();
+      out->bytes_kept = reader.Take<uint64_t>();
       return OkStatus();
     case NotifyType::kClose:
     case NotifyType::kFail:
@@ -174,6 +177,7 @@ NotifyBytes EncodeNotify(const Notify& notify) {
       break;
     case NotifyType::kCredit:
       writer.Put(notify.slot);
+      writer.Put(notify.bytes_kept);
       break;
     case NotifyType::kClose:
     case NotifyType::kFail:

@@ -58,6 +58,8 @@ struct Notify {
   // kReady
   transport::RegionKey memory{};  ///< the slot; unused by a mapping reader
   uint64_t offset = 0;            ///< of the slot's sums in the `sums` export; 0 for other readers
+  // kCredit
+  uint64_t bytes_kept = 0;  ///< of the slot's payload: not read, because the reader had them
   // kClose, kFail; kOk: the reader is done
   Code code = Code::kOk;
   Reason reason = Reason::kNone;

@@ -1,5 +1,6 @@
 #include "server/transfer/segment_copy.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 
@@ -172,6 +173,11 @@ StridedBox WithPackedTarget(const StridedBox& box) {
   StridedBox packed = box;
   PackStrides(box, packed.target_stride);
   return packed;
+}
+StridedBox WithTargetOnBothSides(const StridedBox& box) {
+  StridedBox same = box;
+  std::copy_n(box.target_stride, kernels::kMaxDims, same.source_stride);
+  return same;
 }
 
 bool SourceIsDirect(const SegmentCopy& copy, int64_t run_bytes_min) {

@@ -26,6 +26,8 @@ SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment);
 /// The same elements with one side packed (row-major) instead.
 kernels::StridedBox WithPackedSource(const kernels::StridedBox& box);
 kernels::StridedBox WithPackedTarget(const kernels::StridedBox& box);
+/// The same elements between two buffers that are both laid out like the target.
+kernels::StridedBox WithTargetOnBothSides(const kernels::StridedBox& box);
 
 /// True when the source's elements may be sent from where they lie: no cast and runs of at least
 /// `run_bytes_min`.

@@ -18,16 +18,33 @@ std::string NamesOf(const Map& map) {
 
 Result<transport::Transport*> SessionTable::Choose(const Peer& peer) const {
   const bool same_host = !peer.host.empty() && peer.host == context_->options.host;
+  const Nanos now = context_->clock.Now();
+  transport::Transport* first = nullptr;
   for (const std::string& name : context_->options.preference) {
     transport::Transport* transport = context_->TransportOf(name);
     if (transport == nullptr || !peer.addresses.contains(name)) continue;
     if (name == "shm" && !same_host) continue;
-    return transport;
+    const auto avoided = avoided_until_.find({peer.incarnation, name});
+    if (avoided == avoided_until_.end() || avoided->second <= now) {
+      if (first != nullptr) {
+        context_->metrics.Add("transport_failovers_total", 1,
+                              {{"from", first->name()}, {"to", transport->name()}});
+      }
+      return transport;
+    }
+    if (first == nullptr) first = transport;
   }
+  if (first != nullptr) return first;
   return Fail(Code::kUnavailable, Reason::kTransportFailed,
               "no transport reaches the peer: we have " + NamesOf(context_->transports) +
                   ", it has " + NamesOf(peer.addresses) +
                   (same_host ? " on our host" : " on another host"));
+}
+
+void SessionTable::Avoid(const Peer& peer, const std::string& transport) {
+  const Nanos now = context_->clock.Now();
+  std::erase_if(avoided_until_, [now](const auto& entry) { return entry.second <= now; });
+  avoided_until_[{peer.incarnation, transport}] = now + context_->options.avoid_after_failure;
 }
 
 void SessionTable::Connect(const Peer& peer, transport::Transport* transport, Waiter waiter) {

@@ -19,10 +19,14 @@ class SessionTable : public std::enable_shared_from_this<SessionTable> {
   using Waiter = std::function<void(Result<std::shared_ptr<transport::Endpoint>>)>;
   explicit SessionTable(std::shared_ptr<Context> context) : context_(std::move(context)) {}
 
-  /// The first transport of the preference that runs here and that the peer can be reached by;
-  /// "shm" only on our own host. Nothing else is tried when it fails.
+  /// The first transport of the preference that runs here, that the peer can be reached by and that
+  /// has not failed lately; "shm" only on our own host. Nothing else is tried within a job when it
+  /// fails.
   ///   kUnavailable / kTransportFailed  none; names what each side has
   Result<transport::Transport*> Choose(const Peer& peer) const;
+
+  /// The peer could not be reached over `transport`, or was lost: see Options::avoid_after_failure.
+  void Avoid(const Peer& peer, const std::string& transport);
 
   /// The live session with the peer over `transport`, or a new one. `waiter` runs on the strand,
   /// never inside the call. Errors: Transport::Connect's; kUnavailable / kShuttingDown.
@@ -44,6 +48,7 @@ class SessionTable : public std::enable_shared_from_this<SessionTable> {
   std::map<Name, std::shared_ptr<transport::Endpoint>> outbound_;
   std::map<Name, std::vector<Waiter>> connecting_;
   std::map<uint64_t, std::shared_ptr<transport::Endpoint>> open_;  ///< all, by endpoint id
+  std::map<Name, Nanos> avoided_until_;
   std::set<uint64_t> closed_early_;  ///< closed before their Connect was answered
   bool closing_ = false;
   std::vector<std::function<void()>> closed_;

@@ -131,17 +131,19 @@ void SourceStream::OnCredit(uint64_t endpoint, const Notify& credit) {
   Reader* reader = FindReader(endpoint, credit.key.reader);
   if (reader == nullptr || reader->gone || stopped_) return;
   auto slot = slots_.find(credit.slot);
-  const bool expected = slot != slots_.end() && slot->second.phase == Phase::kAnnounced &&
-                        slot->second.waiting.erase(credit.key.reader) > 0;
+  const bool announced = slot != slots_.end() && slot->second.phase == Phase::kAnnounced;
+  const uint64_t bytes =
+      announced ? static_cast<uint64_t>(schedule_.slots[credit.slot].payload_bytes) : 0;
+  const bool expected =
+      announced && credit.bytes_kept <= bytes && slot->second.waiting.erase(credit.key.reader) > 0;
   if (!expected) {
     const Status why(Code::kInvalidArgument, Reason::kInvalidRequest,
-                     "a reader credited a slot that it does not hold");
+                     "a reader credited a slot that it does not hold, or more than is in it");
     Refuse(reader->endpoint, credit.key.reader, why);
     return Detach(credit.key.reader, why);
   }
   ++reader->credits;
-  context().metrics.Add("transfer_bytes_total",
-                        static_cast<double>(schedule_.slots[credit.slot].payload_bytes),
+  context().metrics.Add("transfer_bytes_total", static_cast<double>(bytes - credit.bytes_kept),
                         {{"transport", reader->endpoint->transport_name()}, {"direction", "out"}});
   Touch();
   ReleaseIfUnread(slot);

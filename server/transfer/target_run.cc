@@ -45,6 +45,8 @@ void TargetRun::Start() {
 
 Status TargetRun::Prepare() {
   WW_RETURN_IF_ERROR(ValidateSlice(*job_.slice, job_.binding));
+  if (!job_.served.empty()) WW_RETURN_IF_ERROR(ValidateSlice(*job_.slice, job_.served));
+  job_.kept->Follow(job_.slice->plan);
   for (const plan::Stream& stream : job_.slice->streams) WW_RETURN_IF_ERROR(AddStream(stream));
   bytes_total_ = progress().bytes_total;
   return OkStatus();
@@ -84,6 +86,7 @@ void TargetRun::OnConnected(TargetStream* stream,
   if (finished_) return;
   if (result.has_value()) return stream->OnConnected(std::move(*result));
   const Status& why = result.error();
+  sessions_->Avoid(stream->peer(), stream->transport()->name());
   FailJob(Status(
       why.code(), why.reason(),
       NameOf(*stream) + ": no session over " + stream->transport()->name() + ": " + why.message()));
@@ -115,6 +118,7 @@ void TargetRun::OnSessionLost(uint64_t endpoint, const Status& why) {
     if (!stream->complete()) lost = stream.get();
   }
   if (lost == nullptr) return;
+  sessions_->Avoid(lost->peer(), lost->transport()->name());
   FailJob(Status(Code::kUnavailable, Reason::kTransportFailed,
                  NameOf(*lost) + ": the session over " + lost->transport()->name() +
                      " was lost: " + why.message()));
@@ -156,7 +160,8 @@ void TargetRun::FinishFromStreams() {
     const std::string& name = stream->transport()->name();
     report.digests.push_back(stream->digest());
     report.bytes += stream->bytes_done();
-    report.bytes_by_transport[name] += stream->bytes_done();
+    report.bytes_by_transport[name] += stream->bytes_done() - stream->bytes_kept();
+    report.bytes_kept += stream->bytes_kept();
     report.rereads += stream->rereads();
     Nanos& last = last_by_transport[name];
     last = std::max(last, stream->last_progress());

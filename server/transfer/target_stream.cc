@@ -5,11 +5,8 @@
 #include "kernels/kernels.h"
 #include "server/transfer/segment_copy.h"
 #include "server/transfer/target_run.h"
-#include "server/transfer/windows.h"
 
-// Mapped: a slot is one task that copies and compares. Fetched: a slot becomes orders (chunks),
-// each of them one Get and then one task that unpacks and sums; a segment is compared when both its
-// sum and the slot's sums are here. A segment that differs is fetched again after its sum.
+// Mapped: a slot is one task that copies and compares. Fetched: target_fetches.cc.
 namespace weightwire::transfer {
 
 TargetStream::TargetStream(TargetRun& run, const plan::Stream& stream, const Peer& peer,
@@ -104,24 +101,48 @@ void TargetStream::OnReady(const Notify& ready) {
   if (mapped_) CopySlot(ready.slot);
 }
 
+void TargetStream::CountMoved(int64_t bytes) {
+  context().metrics.Add("transfer_bytes_total", static_cast<double>(bytes),
+                        {{"transport", TransportName()}, {"direction", "in"}});
+}
+
 void TargetStream::OnSlotVerified(uint32_t index) {
+  const int64_t kept = slots_.at(index).kept_bytes;
   slots_.erase(index);
   ++slots_done_;
   const int64_t bytes = schedule_.slots[index].payload_bytes;
   bytes_done_ += bytes;
-  context().metrics.Add("transfer_bytes_total", static_cast<double>(bytes),
-                        {{"transport", TransportName()}, {"direction", "in"}});
+  bytes_kept_ += kept;
+  if (kept > 0) context().metrics.Add("transfer_bytes_kept_total", static_cast<double>(kept), {});
   Touch();
   Notify credit;
   credit.type = NotifyType::kCredit;
   credit.key = Key();
   credit.slot = index;
+  credit.bytes_kept = static_cast<uint64_t>(kept);
   context().Send(endpoint_, credit);
   if (run_.job().received) run_.job().received->Add(stream_.id, index);
   if (slots_done_ < schedule_.slots.size()) return;
   complete_ = true;
   MaybeClose();
   run_.Changed();
+}
+
+KeptSums TargetStream::KeptOf(uint32_t index) const {
+  const TargetJob& job = run_.job();
+  const plan::SlotSpan& span = schedule_.slots[index];
+  const auto of = [&](const Kept& kept) {
+    return kept.Of(job.slice->plan, stream_.id, span.first_segment, span.segment_count);
+  };
+  return {of(*job.kept), job.served_kept ? of(*job.served_kept) : std::vector<uint64_t>()};
+}
+
+// Also of a stream that was stopped, and of what is not verified yet: the next attempt's sums
+// decide.
+void TargetStream::NoteSums(uint32_t first_segment, uint32_t segment_count) {
+  for (uint32_t segment = first_segment; segment < first_segment + segment_count; ++segment) {
+    run_.job().kept->Note(stream_.id, segment, sums_[segment]);
+  }
 }
 
 // ---- mapped ------------------------------------------------------------------------------------
@@ -184,8 +205,8 @@ void TargetStream::CopySlot(uint32_t index) {
   SegmentSums source_sums = context().SumsAtReader(Key());
   if (!source_sums) source_sums = SumsIn(sums.subspan(offset, bytes), schedule_.slots[index]);
   context().workers.Post([this, keep = run_.shared_from_this(), index,
-                          source_sums = std::move(source_sums)] {
-    MappedCopy copied = CopyMapped(stream_, schedule_, index, binding_.pieces, source_sums,
+                          source_sums = std::move(source_sums), kept = KeptOf(index).here] {
+    MappedCopy copied = CopyMapped(stream_, schedule_, index, binding_.pieces, source_sums, kept,
                                    run_.job().binding, keep->context().tuning().rereads_max, stop_);
     keep->context().strand.Post([this, keep, index, copied = std::move(copied)]() mutable {
       OnCopied(index, std::move(copied));
@@ -203,206 +224,17 @@ void TargetStream::OnCopied(uint32_t index, MappedCopy copied) {
     rereads_ += copied.rereads;
     context().metrics.Add("transfer_retries_total", copied.rereads, {{"cause", "digest_mismatch"}});
   }
+  const uint32_t first = schedule_.slots[index].first_segment;
+  std::ranges::copy(copied.sums, sums_.begin() + first);
+  NoteSums(first, static_cast<uint32_t>(copied.sums.size()));
   if (stopped_) {
     MaybeClose();
     return run_.Changed();
   }
   if (copied.broken) return FailSegment(*copied.broken);
-  std::ranges::copy(copied.sums, sums_.begin() + schedule_.slots[index].first_segment);
+  slots_.at(index).kept_bytes = copied.kept_bytes;
+  CountMoved(schedule_.slots[index].payload_bytes - copied.kept_bytes);
   OnSlotVerified(index);
-}
-
-// ---- fetched -----------------------------------------------------------------------------------
-
-void TargetStream::OrderSlot(uint32_t index) {
-  Slot& slot = slots_.at(index);
-  slot.expected.resize(schedule_.slots[index].segment_count);
-  slot.state.resize(schedule_.slots[index].segment_count, SegmentState::kFetching);
-  for (const Chunk& chunk : ChunksOf(schedule_, index, chunk_bytes_)) {
-    orders_.push_back({chunk, false});
-  }
-  PumpGets();
-}
-
-// Every Get costs a stream its part of the stream, so that all advance alike.
-double TargetStream::CostOf(const Order& order) const {
-  return static_cast<double>(order.chunk.segment_count) / static_cast<double>(sums_.size());
-}
-
-uint64_t TargetStream::BytesOf(const Order& order) const {
-  if (order.sum_only) return sizeof(uint64_t);
-  int64_t bytes = 0;
-  for (uint32_t i = 0; i < order.chunk.segment_count; ++i) {
-    bytes += schedule_.segments[order.chunk.first_segment + i].bytes;
-  }
-  return static_cast<uint64_t>(bytes);
-}
-
-// Each Get that is posted asks for the next one.
-void TargetStream::PumpGets() {
-  const uint32_t window =
-      WindowOf(stream_.bytes, run_.bytes_total(), context().tuning().gets_in_flight);
-  if (stopped_ || asking_ != Asking::kNothing || orders_.empty() || gets_ >= window) return;
-  asking_ = Asking::kGet;
-  const uint64_t ticket =
-      run_.gets().Enter(get_turn_, CostOf(orders_.front()),
-                        [this, keep = run_.shared_from_this()] { OnGetAdmitted(); });
-  if (ticket != 0) ticket_ = ticket;
-}
-
-void TargetStream::OnGetAdmitted() {
-  const Order order = orders_.front();
-  const bool plain = order.sum_only || ScratchBytes(stream_, schedule_, order.chunk,
-                                                    context().tuning().direct_run_bytes_min) == 0;
-  if (plain) {
-    orders_.pop_front();
-    return Pace(order, {});
-  }
-  asking_ = Asking::kScratch;
-  const uint64_t ticket = context().scratch->Acquire(
-      scratch_turn_, CostOf(order),
-      [this, keep = run_.shared_from_this()](memory::RegionSpan scratch) {
-        // A re-read may have come first meanwhile; scratch is large enough for any chunk.
-        const Order next = orders_.front();
-        orders_.pop_front();
-        Pace(next, std::move(scratch));
-      });
-  if (ticket != 0) ticket_ = ticket;
-}
-
-void TargetStream::Pace(const Order& order, memory::RegionSpan scratch) {
-  asking_ = Asking::kPace;
-  paced_scratch_ = std::move(scratch);
-  const auto post = [this, order, keep = run_.shared_from_this()] {
-    asking_ = Asking::kNothing;
-    PostGet(order, std::exchange(paced_scratch_, {}));
-    PumpGets();
-  };
-  const bool now = pace_.Enter(context().ingress.For({peer_.incarnation}, BytesOf(order)),
-                               [this, post](Nanos waited) {
-                                 context().CountRateLimited("in", waited);
-                                 Touch();
-                                 post();
-                               });
-  if (now) post();
-}
-
-void TargetStream::PostGet(const Order& order, memory::RegionSpan scratch) {
-  Slot& slot = slots_.at(order.chunk.slot);
-  auto fetch = std::make_shared<Fetch>();
-  fetch->keep = run_.shared_from_this();
-  fetch->chunk = order.chunk;
-  fetch->sum_only = order.sum_only;
-  fetch->scratch = std::move(scratch);
-  if (order.sum_only) {
-    const uint32_t i = order.chunk.first_segment - schedule_.slots[order.chunk.slot].first_segment;
-    fetch->scatter.offset = sizeof(uint64_t) * i;
-    fetch->scatter.into = {std::as_writable_bytes(std::span(&slot.expected[i], 1))};
-  } else {
-    fetch->scatter = ScatterOf(stream_, schedule_, order.chunk, run_.job().binding,
-                               context().tuning().direct_run_bytes_min,
-                               fetch->scratch.region ? fetch->scratch.data() : nullptr,
-                               slot.expected, fetch->pad);
-  }
-  ++gets_;
-  endpoint_->Get(slot.memory, fetch->scatter.offset, fetch->scatter.into,
-                 context().tuning().get_timeout, fetch, [this, fetch](Status status) {
-                   fetch->keep->context().strand.Post(
-                       [this, fetch, status = std::move(status)] { OnGetDone(fetch, status); });
-                 });
-}
-
-void TargetStream::ReleaseScratch(Fetch& fetch) {
-  const memory::RegionSpan scratch = std::exchange(fetch.scratch, {});
-  if (scratch.region) context().scratch->Release(scratch);
-}
-
-void TargetStream::OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& status) {
-  --gets_;
-  run_.gets().Leave();
-  if (stopped_ || !status.ok()) ReleaseScratch(*fetch);
-  if (stopped_) {
-    MaybeClose();
-    return run_.Changed();
-  }
-  if (!status.ok()) {
-    // A slot disappears only when its source gives up; its FAIL may still be on the way.
-    const bool revoked = status.code() == Code::kNotFound || status.code() == Code::kCancelled;
-    return revoked ? FailStream(Code::kAborted, Reason::kAbortRequested,
-                                "the source withdrew a slot: " + status.message())
-                   : FailStream(status.code(), status.reason(), status.message());
-  }
-  Touch();
-  const Chunk& chunk = fetch->chunk;
-  if (fetch->sum_only) {
-    ReleaseScratch(*fetch);
-    orders_.push_front({chunk, false});
-    return PumpGets();
-  }
-  if (chunk.segment_count > 0) {
-    ++tasks_;
-    context().workers.Post([this, fetch] {
-      auto sums = UnpackAndSum(stream_, schedule_, fetch->chunk, fetch->scatter,
-                               fetch->scratch.region ? fetch->scratch.data() : nullptr,
-                               run_.job().binding, stop_);
-      fetch->keep->context().strand.Post(
-          [this, fetch, sums = std::move(sums)] { OnSummed(fetch, sums); });
-    });
-  }
-  if (chunk.with_sums) {
-    const plan::SlotSpan& span = schedule_.slots[chunk.slot];
-    slots_.at(chunk.slot).sums_here = true;
-    Compare(chunk.slot, span.first_segment, span.segment_count);
-  }
-  PumpGets();
-}
-
-void TargetStream::OnSummed(const std::shared_ptr<Fetch>& fetch,
-                            const std::vector<uint64_t>& sums) {
-  --tasks_;
-  ReleaseScratch(*fetch);
-  if (stopped_) {
-    MaybeClose();
-    return run_.Changed();
-  }
-  Touch();
-  const Chunk& chunk = fetch->chunk;
-  Slot& slot = slots_.at(chunk.slot);
-  const uint32_t first = schedule_.slots[chunk.slot].first_segment;
-  for (uint32_t i = 0; i < chunk.segment_count; ++i) {
-    sums_[chunk.first_segment + i] = sums[i];
-    slot.state[chunk.first_segment + i - first] = SegmentState::kSummed;
-  }
-  Compare(chunk.slot, chunk.first_segment, chunk.segment_count);
-  PumpGets();
-}
-
-void TargetStream::Compare(uint32_t index, uint32_t first_segment, uint32_t segment_count) {
-  Slot& slot = slots_.at(index);
-  if (!slot.sums_here) return;
-  const plan::SlotSpan& span = schedule_.slots[index];
-  for (uint32_t segment = first_segment; segment < first_segment + segment_count; ++segment) {
-    const uint32_t i = segment - span.first_segment;
-    if (slot.state[i] != SegmentState::kSummed) continue;
-    if (sums_[segment] == slot.expected[i]) {
-      slot.state[i] = SegmentState::kVerified;
-      ++slot.verified;
-      continue;
-    }
-    context().metrics.Add("digest_failures_total", 1, {{"transport", TransportName()}});
-    if (slot.rereads[i]++ == context().tuning().rereads_max) return FailSegment(segment);
-    Reread(index, segment);
-  }
-  if (slot.verified == span.segment_count) OnSlotVerified(index);
-}
-
-// The sum first: it may be what was damaged.
-void TargetStream::Reread(uint32_t index, uint32_t segment) {
-  const uint32_t i = segment - schedule_.slots[index].first_segment;
-  slots_.at(index).state[i] = SegmentState::kFetching;
-  ++rereads_;
-  context().metrics.Add("transfer_retries_total", 1, {{"cause", "digest_mismatch"}});
-  orders_.push_front({Chunk{index, segment, 1, false}, true});
 }
 
 // ---- the end -----------------------------------------------------------------------------------

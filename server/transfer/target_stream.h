@@ -41,6 +41,7 @@ class TargetStream {
   StreamDigest digest() const;
   Nanos last_progress() const { return last_progress_; }
   int64_t bytes_done() const { return bytes_done_; }
+  int64_t bytes_kept() const { return bytes_kept_; }  ///< of bytes_done
   uint32_t rereads() const { return rereads_; }
   const plan::Stream& stream() const { return stream_; }
   const Peer& peer() const { return peer_; }
@@ -58,19 +59,24 @@ class TargetStream {
     std::vector<SegmentState> state;
     std::map<uint32_t, int> rereads;  ///< by segment in the slot
     uint32_t verified = 0;
+    int64_t kept_bytes = 0;
+  };
+  enum class Wanted : uint8_t {
+    kBytes,
+    kSums,  ///< all sums of the chunk's slot
+    kSum,   ///< only the sum of the chunk's one segment
+  };
+  struct Order {
+    Chunk chunk;
+    Wanted wanted = Wanted::kBytes;
   };
   // One Get. Shared with the transport, which holds it until the Get has ended.
   struct Fetch {
     std::shared_ptr<TargetRun> keep;
-    Chunk chunk;
-    bool sum_only = false;  ///< only the sum of the chunk's one segment
+    Order order;
     Scatter scatter;
     memory::RegionSpan scratch;
     std::array<std::byte, 64> pad{};
-  };
-  struct Order {
-    Chunk chunk;
-    bool sum_only = false;
   };
 
   Context& context() const;
@@ -81,6 +87,9 @@ class TargetStream {
   void FailStream(Code code, Reason reason, const std::string& what);
   void FailSegment(uint32_t segment);
 
+  KeptSums KeptOf(uint32_t index) const;
+  void NoteSums(uint32_t first_segment, uint32_t segment_count);
+
   // Mapped.
   void Map(transport::RegionKey key, transport::MappedList* into);
   void OnMapped(transport::MappedList* into, Result<transport::MappedList> mapped);
@@ -90,6 +99,9 @@ class TargetStream {
 
   // Fetched.
   void OrderSlot(uint32_t index);
+  void OrderChunks(const std::vector<Chunk>& chunks);
+  void OnSums(uint32_t index);
+  void OnKept(uint32_t index, const std::vector<bool>& kept);
   double CostOf(const Order& order) const;
   uint64_t BytesOf(const Order& order) const;
   void PumpGets();
@@ -97,11 +109,13 @@ class TargetStream {
   void Pace(const Order& order, memory::RegionSpan scratch);
   void PostGet(const Order& order, memory::RegionSpan scratch);
   void OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& status);
+  void SumChunk(const std::shared_ptr<Fetch>& fetch);
   void OnSummed(const std::shared_ptr<Fetch>& fetch, const std::vector<uint64_t>& sums);
   void Compare(uint32_t index, uint32_t first_segment, uint32_t segment_count);
   void Reread(uint32_t index, uint32_t segment);
   void ReleaseScratch(Fetch& fetch);
 
+  void CountMoved(int64_t bytes);
   void OnSlotVerified(uint32_t index);
   void MaybeClose();
 
@@ -144,6 +158,7 @@ class TargetStream {
   bool complete_ = false;
   Nanos last_progress_{0};
   int64_t bytes_done_ = 0;
+  int64_t bytes_kept_ = 0;
   uint32_t rereads_ = 0;
 };
 

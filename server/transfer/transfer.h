@@ -11,6 +11,7 @@
 #include "server/memory/region.h"
 #include "server/metrics/metrics.h"
 #include "server/plan/plan.h"
+#include "server/transfer/kept.h"
 #include "server/transfer/received.h"
 #include "server/transport/transport.h"
 
@@ -30,6 +31,10 @@
 /// transport can map, no payload is packed at all: the slot holds only the sums and the target
 /// copies from the source's tensors. A segment whose sum differs is read again at most twice.
 /// Streams of one (plan, stream) with several readers are packed and summed once.
+///
+/// A segment that the target holds already, from an attempt that was cut short or because the
+/// version did not change it, is not read (kept.h): the target reads the slot's sums first, sums
+/// what it has, and reads the rest.
 ///
 /// A rank may pass on what it receives (plan/relayed.h): its source job announces a slot when its
 /// target job has verified it, with sums of its own.
@@ -114,14 +119,20 @@ struct TargetJob {
   std::map<uint32_t, Peer> sources;              ///< by source rank of the plan
   std::map<uint32_t, ParticipantId> source_participants;
   Binding binding;  ///< writable
+  /// Of `binding`; brought up to date as segments are written.
+  std::shared_ptr<Kept> kept = std::make_shared<Kept>();
+  /// What the engine serves meanwhile; null and empty where it serves nothing else.
+  std::shared_ptr<const Kept> served_kept;
+  Binding served;
   /// Told of every slot that was verified; null where nobody relays it.
   std::shared_ptr<Received> received;
 };
 struct TargetReport {
   std::vector<StreamDigest> digests;
-  int64_t bytes = 0;
-  std::map<std::string, int64_t> bytes_by_transport;
+  int64_t bytes = 0;                                  ///< verified: all of the plan's
+  std::map<std::string, int64_t> bytes_by_transport;  ///< that were read
   uint32_t rereads = 0;
+  int64_t bytes_kept = 0;  ///< of `bytes`: not read, because they were here already
 };
 
 struct Options {
@@ -131,6 +142,9 @@ struct Options {
   /// Transports to try in this order when several reach a peer. A peer on another host is never
   /// tried over "shm".
   std::vector<std::string> preference = {"shm", "tcp"};
+  /// A transport over which a peer could not be reached or was lost is not chosen for it again for
+  /// this long where another one reaches it. 0: it always is.
+  Nanos avoid_after_failure = std::chrono::minutes(1);
 };
 
 /// All transfers of one agent. Destroy the transports after Shutdown and before the engine. Every

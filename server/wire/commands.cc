@@ -200,8 +200,14 @@ Result<std::vector<epoch::Digest>> DigestsFromProto(std::string_view field,
 
 Result<epoch::Report> StagedFromProto(Epoch epoch, epoch::Member member,
                                       const v1::ReportRequest::Staged& staged) {
-  epoch::StagedReport out{epoch,           member, {}, staged.bytes(), {}, staged.rereads(),
-                          staged.seconds()};
+  epoch::StagedReport out{epoch,
+                          member,
+                          {},
+                          staged.bytes(),
+                          {},
+                          staged.rereads(),
+                          staged.seconds(),
+                          staged.bytes_kept()};
   WW_ASSIGN(out.digests, DigestsFromProto("staged.digests", staged.digests()));
   WW_FAIL_IF_ERROR(
       CheckCount("staged.bytes_by_transport", staged.bytes_by_transport_size(), kAddressesMax));
@@ -256,6 +262,7 @@ void SetBody(const epoch::Report& report, v1::ReportRequest* out) {
                                                             r.bytes_by_transport.end());
                    to->set_rereads(r.rereads);
                    to->set_seconds(r.seconds);
+                   to->set_bytes_kept(r.bytes_kept);
                  },
                  [&](const epoch::AppliedReport& r) {
                    out->mutable_applied()->set_flip_seconds(r.flip_seconds);

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -45,6 +45,17 @@ class Daemon:
         self.grpc, self.http = said.get("grpc", ""), said.get("http", "")
         self.pid = self._popen.pid
 
+    def kill(self) -> None:
+        self._popen.kill()
+        self._popen.wait(10)
+        self._log.close()
+
+    def counter(self, line: str) -> float:
+        """The value behind `line` (a family and its labels) on /metrics; 0 where it is not there."""
+        text = urllib.request.urlopen(f"http://{self.http}/metrics", timeout=10).read().decode()
+        found = re.search(f"^{re.escape(line)} (.*)$", text, re.M)
+        return float(found[1]) if found else 0.0
+
     def stop(self) -> int:
         self._popen.send_signal(signal.SIGTERM)
         try:
@@ -60,6 +71,7 @@ class Engine:
     tp: int
     via: str  # the transport by which its agent reads: "shm", "tcp" or "ucx"
     ranks: list[Process] = field(default_factory=list)
+    agent: Daemon | None = None  # its own, where it does not read by shm
 
 
 @dataclass
@@ -98,17 +110,24 @@ class Fleet:
             self.trainers.append(Process(f"{self.directory}/trainer-{rank}.sock", "trainer", self.hub.agent_socket,
                                          self.directory, str(self.tp), str(self.pp), str(rank), log=self._log))
         for engine in self.engines:
-            agent = self.hub
-            if engine.via != "shm":
-                agent = Daemon(self.binary, f"{self.directory}/{engine.name}", engine.name, role="agent",
-                               coordinator=self.hub.grpc, transports=f"[{engine.via}]", **self.agent_options)
-                self.daemons.append(agent)
+            agent = self.start_agent(engine) if engine.via != "shm" else self.hub
             paths = [f"{self.directory}/{engine.name}-{rank}.sock" for rank in range(engine.tp)]
             engine.ranks = [Process(path, "engine", agent.agent_socket, self.directory, engine.name, str(engine.tp),
                                     str(rank), *(paths[1:] if rank == 0 else []), log=self._log)
                             for rank, path in enumerate(paths)]
         for process in self.trainers + [rank for engine in self.engines for rank in engine.ranks]:
             process.wait_ready()
+
+    def start_agent(self, engine: Engine) -> Daemon:
+        """The agent of an engine that does not share the hub's memory, first or again."""
+        engine.agent = Daemon(self.binary, f"{self.directory}/{engine.name}", engine.name, role="agent",
+                              coordinator=self.hub.grpc, transports=f"[{engine.via}]", **self.agent_options)
+        self.daemons.append(engine.agent)
+        return engine.agent
+
+    def kill_agent(self, engine: Engine) -> None:
+        engine.agent.kill()
+        self.daemons.remove(engine.agent)
 
     def __exit__(self, *error) -> None:
         processes = self.trainers + [rank for engine in self.engines for rank in engine.ranks]

@@ -119,7 +119,7 @@ def _bf16(shapes: dict[str, tuple[int, ...]]) -> list[TensorMeta]:
 
 
 def trainer(path: str, agent: str, config_dir: str, tp: str, pp: str, rank: str) -> None:
-    """One Megatron rank. Verbs: load DIRECTORY, publish VERSION MODE."""
+    """One Megatron rank. Verbs: load DIRECTORY, change (every element), publish VERSION MODE."""
     tp_size, pp_size, index = int(tp), int(pp), int(rank)
     config = checkpoint.read_config(config_dir)
     shapes = {name: a.shape for name, a in
@@ -131,11 +131,15 @@ def trainer(path: str, agent: str, config_dir: str, tp: str, pp: str, rank: str)
             for name, array in oracle.megatron(config, checkpoint.read(directory), tp_size, pp_size, index):
                 params[name][...] = array
 
+        def change() -> None:
+            for array in params.values():
+                array += 1
+
         def publish(version: int, mode: str = "hold", deadline: float = 60.0):
             release = publisher.publish(version, mode=mode, deadline=deadline).wait_released(deadline + 10)
             return release.epoch, release.blocked_seconds
 
-        _serve(path, {"load": load, "publish": publish})
+        _serve(path, {"load": load, "change": change, "publish": publish})
 
 
 class EngineRank:

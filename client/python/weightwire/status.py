@@ -72,7 +72,8 @@ class EpochStatus:
     waiting_for: tuple[str, ...]
     seconds: Mapping[str, float]  #: "prepare", "transfer", "commit", "total"
     bytes: int  #: staged and verified so far
-    bytes_by_transport: Mapping[str, int]
+    bytes_by_transport: Mapping[str, int]  #: those that moved
+    bytes_kept: int  #: those that the engines had already
 
     @staticmethod
     def from_proto(e: Any) -> "EpochStatus":
@@ -81,7 +82,7 @@ class EpochStatus:
             _word(types_pb2.EpochPhase, "EPOCH_PHASE_", e.phase), e.attempt, errors.from_outcome(e.why),
             tuple(e.engines), tuple(e.waiting_for),
             {"prepare": e.prepare_seconds, "transfer": e.transfer_seconds, "commit": e.commit_seconds,
-             "total": e.total_seconds}, e.bytes, dict(e.bytes_by_transport))
+             "total": e.total_seconds}, e.bytes, dict(e.bytes_by_transport), e.bytes_kept)
 
 
 @dataclass(frozen=True)

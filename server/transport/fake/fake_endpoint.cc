@@ -193,6 +193,7 @@ void FakeEndpoint::Deliver(uint64_t number, const std::vector<PieceRange>& range
   source->serving_.erase(served);
 
   const Operation& operation = entry->second;
+  node_->world->bytes_delivered += TotalBytes(operation.into);
   std::vector<ConstSpan> from;
   for (const PieceRange& range : ranges) from.push_back(range.span());
   ForEachStretch(from, operation.into, SIZE_MAX,

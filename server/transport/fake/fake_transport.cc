@@ -158,6 +158,8 @@ void FakeNetwork::SetNic(const std::string& address, FakeNic nic) {
   world_->nics[address] = {.nic = nic};
 }
 
+uint64_t FakeNetwork::bytes_delivered() const { return world_->bytes_delivered; }
+
 void FakeNetwork::Break(const std::string& a, const std::string& b) {
   for (const auto& [here, there] : {std::pair(a, b), std::pair(b, a)}) {
     auto node = world_->nodes.find(here);

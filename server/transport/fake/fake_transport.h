@@ -58,6 +58,8 @@ class FakeNetwork {
   void SetNic(const std::string& address, FakeNic nic);
   /// Breaks every session between the two, as a reset connection does.
   void Break(const std::string& a, const std::string& b);
+  /// Bytes that Gets have brought so far, sums included.
+  uint64_t bytes_delivered() const;
 
   struct World;
 

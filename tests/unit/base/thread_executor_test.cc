@@ -36,6 +36,30 @@ TEST(ThreadExecutor, TimersRunWhenDueAndCancelledOnesNever) {
   EXPECT_FALSE(cancelled_ran);
 }
 
+// Both timers are due when the strand comes to them: the second one waits in the queue already when
+// the first one cancels it.
+TEST(ThreadExecutor, ATimerThatIsDueAndWaitsCanStillBeCancelledOnItsStrand) {
+  ThreadExecutor strand("strand", 1);
+  std::promise<void> entered;
+  std::promise<void> leave;
+  std::promise<void> last;
+  bool cancelled_ran = false;
+  strand.Post([&] {
+    entered.set_value();
+    leave.get_future().get();
+  });
+  entered.get_future().get();
+  Executor::TimerId second = 0;
+  strand.PostAfter(milliseconds(1), [&] { strand.Cancel(second); });
+  second = strand.PostAfter(milliseconds(2), [&] { cancelled_ran = true; });
+  strand.PostAfter(milliseconds(3), [&] { last.set_value(); });
+  const Nanos due = SystemClock().Now() + milliseconds(3);
+  while (SystemClock().Now() < due) std::this_thread::yield();
+  leave.set_value();
+  last.get_future().get();
+  EXPECT_FALSE(cancelled_ran);
+}
+
 TEST(ThreadExecutor, StopDropsWhatIsQueuedAndFreesIt) {
   auto held = std::make_shared<int>(1);
   std::promise<void> entered;

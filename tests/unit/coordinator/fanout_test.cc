@@ -16,7 +16,8 @@ using testing::Fleet;
 class ParentsTest : public ::testing::Test {
  protected:
   std::vector<int> Parents(Fanout fanout, const std::vector<std::string>& hosts,
-                           const std::vector<std::string>& transports = {"shm", "tcp"}) {
+                           const std::vector<std::string>& transports = {"shm", "tcp"},
+                           const std::set<std::string>& direct = {}) {
     const auto address = [&](const std::string& host) {
       epoch::PeerAddress peer;
       peer.host = host;
@@ -29,6 +30,7 @@ class ParentsTest : public ::testing::Test {
     pair->plan = plan;
     PrepareInput input;
     input.fanout = fanout;
+    input.direct = direct;
     input.spec.sources = {{ParticipantId(1), Incarnation(1)}};
     input.addresses[input.spec.sources[0]] = address("t");
     for (size_t i = 0; i < hosts.size(); ++i) {
@@ -55,6 +57,13 @@ TEST_F(ParentsTest, AChainIsOneFromTwoEnginesOn) {
   EXPECT_THAT(Parents(Fanout::kChain, {"a"}), ElementsAre(-1));
   EXPECT_THAT(Parents(Fanout::kChain, {"a", "b"}), ElementsAre(-1, 0));
   EXPECT_THAT(Parents(Fanout::kChain, {"t", "t", "t"}), ElementsAre(-1, 0, 1));
+}
+
+TEST_F(ParentsTest, AnEngineThatCouldNotReadFromAnotherReadsFromTheTrainerAndKeepsItsReader) {
+  EXPECT_THAT(Parents(Fanout::kChain, {"a", "b", "c", "d"}, {"tcp"}, {"1"}),
+              ElementsAre(-1, -1, 1, 2));
+  EXPECT_THAT(Parents(Fanout::kAuto, {"a", "b", "c"}, {"tcp"}, {"0", "1", "2", "x"}),
+              ElementsAre(-1, -1, -1));
 }
 
 TEST_F(ParentsTest, ByItselfItIsAChainFromThreeOn) {

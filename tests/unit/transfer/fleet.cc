@@ -110,8 +110,8 @@ Fleet::Fleet(const FleetOptions& options)
       target.job.slice =
           std::make_shared<plan::RankSlice>(plan::SliceOf(plan.plan, plan::Side::kTarget, rank));
       target.job.binding = target.memory.binding;
+      target.job.sources = Direct(target.agent);
       for (uint32_t s = 0; s < options.shape.source_ranks; ++s) {
-        target.job.sources.emplace(s, PeerOf(source_agents[sources[s].agent], target.agent));
         target.job.source_participants.emplace(s, sources[s].job.participant);
       }
       targets.push_back(std::move(target));
@@ -119,6 +119,14 @@ Fleet::Fleet(const FleetOptions& options)
       if (options.chain && e > 0) Relay(targets[targets.size() - 1 - ranks], targets.back());
     }
   }
+}
+
+std::map<uint32_t, Peer> Fleet::Direct(size_t target_agent) const {
+  std::map<uint32_t, Peer> peers;
+  for (uint32_t s = 0; s < sources.size(); ++s) {
+    peers.emplace(s, PeerOf(source_agents[sources[s].agent], target_agent));
+  }
+  return peers;
 }
 
 Peer Fleet::PeerOf(const Agent& agent, size_t reader) const {

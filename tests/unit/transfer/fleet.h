@@ -84,6 +84,9 @@ class Fleet {
     std::unique_ptr<transport::Transport> transport;
   };
 
+  /// The trainer's ranks as a target of `target_agent` reads from them.
+  std::map<uint32_t, Peer> Direct(size_t target_agent) const;
+
   void StartSource(size_t i);
   void StartTarget(size_t i);
   void StartAll();

@@ -131,6 +131,8 @@ class RealPair {
     });
     return promise->get_future();
   }
+  /// Nobody listens where the source is said to be.
+  void Mislead(const std::string& transport) { peer_.addresses[transport] += "0"; }
   void DrainTarget(Epoch epoch, uint32_t rank) {
     std::promise<void> drained;
     target_agent_->OnStrand([&] {
@@ -291,6 +293,28 @@ TEST(RealTransferChoice, TakesShmOnOneHostAndTcpToAnother) {
       const std::map<std::string, int64_t> expected = {{same ? "shm" : "tcp", result->bytes}};
       EXPECT_EQ(result->bytes_by_transport, expected);
     }
+  }
+}
+
+TEST(RealTransferChoice, AfterAFailureTheNextAttemptTakesTheNextTransport) {
+  RealPair pair(6, {"shm", "tcp"}, "here");
+  pair.Mislead("shm");
+  for (uint64_t epoch : {1, 2}) {
+    auto s0 = pair.StartSource(Epoch(epoch), 0);
+    auto s1 = pair.StartSource(Epoch(epoch), 1);
+    auto target = pair.StartTarget(Epoch(epoch), 0);
+    const auto result = target.get();
+    if (epoch == 1) {
+      ASSERT_FALSE(result.has_value());
+      EXPECT_EQ(result.error().reason(), Reason::kTransportFailed);
+      pair.DrainTarget(Epoch(1), 0);
+      for (uint32_t rank = 0; rank < 2; ++rank) pair.DrainSource(Epoch(1), rank);
+      continue;
+    }
+    ASSERT_TRUE(result.has_value()) << result.error().ToString();
+    const std::map<std::string, int64_t> expected = {{"tcp", result->bytes}};
+    EXPECT_EQ(result->bytes_by_transport, expected);
+    EXPECT_EQ(pair.targets_[0].Snapshot(), pair.expected_[0]);
   }
 }
 

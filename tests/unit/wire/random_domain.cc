@@ -258,7 +258,8 @@ epoch::Report RandomReport(Dice& dice) {
                                  static_cast<int64_t>(dice.Next()),
                                  {{"shm", 7}, {"tcp", static_cast<int64_t>(dice.Next())}},
                                  static_cast<uint32_t>(dice.Next()),
-                                 0.25};
+                                 0.25,
+                                 static_cast<int64_t>(dice.Next())};
     case 3:
       return epoch::AppliedReport{epoch, member, 1.5};
     case 4:

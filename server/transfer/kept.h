@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "server/base/ids.h"
+#include "server/plan/plan.h"
+
+namespace weightwire::transfer {
+
+/// What one buffer's bytes summed to when they were written, by stream and segment. Bytes whose sum
+/// is the one that a source announces need not be read again: those of an attempt that was cut
+/// short, and those that a new version did not change. Only hints: who follows one sums the bytes
+/// anew, so that a stale one costs time and nothing else. Strand-only.
+class Kept {
+ public:
+  /// Sums of another plan are forgotten.
+  void Follow(const PlanId& plan) {
+    if (plan == plan_) return;
+    plan_ = plan;
+    sums_.clear();
+  }
+  void Note(uint32_t stream, uint32_t segment, uint64_t sum) {
+    std::vector<uint64_t>& sums = sums_[stream];
+    if (sums.size() <= segment) sums.resize(segment + 1);
+    sums[segment] = sum;
+  }
+  /// Of segments [first, first + count) of a stream of `plan`; kUnknown where nothing is known,
+  /// empty where that is so for all of them.
+  static constexpr uint64_t kUnknown = 0;
+  std::vector<uint64_t> Of(const PlanId& plan, uint32_t stream, uint32_t first,
+                           uint32_t count) const {
+    const auto found = sums_.find(stream);
+    if (plan != plan_ || found == sums_.end() || found->second.size() <= first) return {};
+    std::vector<uint64_t> sums(count, kUnknown);
+    const std::span known = std::span(found->second).subspan(first);
+    std::copy_n(known.begin(), std::min<size_t>(count, known.size()), sums.begin());
+    return sums;
+  }
+
+ private:
+  PlanId plan_;
+  std::map<uint32_t, std::vector<uint64_t>> sums_;
+};
+
+}  // namespace weightwire::transfer

@@ -1,0 +1,255 @@
+#include <algorithm>
+
+#include "server/transfer/fetch.h"
+#include "server/transfer/target_run.h"
+#include "server/transfer/target_stream.h"
+#include "server/transfer/windows.h"
+
+// The part of a TargetStream that reads over a transport that cannot map memory. A slot becomes
+// orders (chunks), each of them one Get and then one task that unpacks and sums; a segment is
+// compared when both its sum and the slot's sums are here. A segment that differs is fetched again
+// after its sum. Where something is known of the bytes that are here already, the sums come first.
+namespace weightwire::transfer {
+
+void TargetStream::OrderSlot(uint32_t index) {
+  Slot& slot = slots_.at(index);
+  const plan::SlotSpan& span = schedule_.slots[index];
+  slot.expected.resize(span.segment_count);
+  slot.state.resize(span.segment_count, SegmentState::kFetching);
+  if (KeptOf(index).empty()) return OrderChunks(ChunksOf(schedule_, index, chunk_bytes_));
+  orders_.push_back({Chunk{index, span.first_segment, 0, true}, Wanted::kSums});
+  PumpGets();
+}
+
+void TargetStream::OrderChunks(const std::vector<Chunk>& chunks) {
+  for (const Chunk& chunk : chunks) orders_.push_back({chunk, Wanted::kBytes});
+  PumpGets();
+}
+
+// The sums are here: what is here too need not be read.
+void TargetStream::OnSums(uint32_t index) {
+  ++tasks_;
+  context().workers.Post([this, keep = run_.shared_from_this(), index, kept = KeptOf(index),
+                          expected = slots_.at(index).expected] {
+    std::vector<bool> taken = TakeKept(stream_, schedule_, index, kept, expected, run_.job().served,
+                                       run_.job().binding, stop_);
+    keep->context().strand.Post(
+        [this, keep, index, taken = std::move(taken)] { OnKept(index, taken); });
+  });
+}
+
+void TargetStream::OnKept(uint32_t index, const std::vector<bool>& kept) {
+  --tasks_;
+  Slot& slot = slots_.at(index);
+  const uint32_t first = schedule_.slots[index].first_segment;
+  for (uint32_t i = 0; i < kept.size(); ++i) {
+    if (!kept[i]) continue;
+    sums_[first + i] = slot.expected[i];
+    slot.state[i] = SegmentState::kVerified;
+    ++slot.verified;
+    slot.kept_bytes += schedule_.segments[first + i].bytes;
+    NoteSums(first + i, 1);
+  }
+  if (stopped_) {
+    MaybeClose();
+    return run_.Changed();
+  }
+  Touch();
+  if (slot.verified == kept.size()) return OnSlotVerified(index);
+  OrderChunks(ChunksWithout(schedule_, index, chunk_bytes_, kept));
+}
+
+// Every Get costs a stream its part of the stream, so that all advance alike.
+double TargetStream::CostOf(const Order& order) const {
+  return static_cast<double>(order.chunk.segment_count) / static_cast<double>(sums_.size());
+}
+
+uint64_t TargetStream::BytesOf(const Order& order) const {
+  if (order.wanted != Wanted::kBytes) return 0;
+  int64_t bytes = 0;  // sums do not count
+  for (uint32_t i = 0; i < order.chunk.segment_count; ++i) {
+    bytes += schedule_.segments[order.chunk.first_segment + i].bytes;
+  }
+  return static_cast<uint64_t>(bytes);
+}
+
+// Each Get that is posted asks for the next one.
+void TargetStream::PumpGets() {
+  const uint32_t window =
+      WindowOf(stream_.bytes, run_.bytes_total(), context().tuning().gets_in_flight);
+  if (stopped_ || asking_ != Asking::kNothing || orders_.empty() || gets_ >= window) return;
+  asking_ = Asking::kGet;
+  const uint64_t ticket =
+      run_.gets().Enter(get_turn_, CostOf(orders_.front()),
+                        [this, keep = run_.shared_from_this()] { OnGetAdmitted(); });
+  if (ticket != 0) ticket_ = ticket;
+}
+
+void TargetStream::OnGetAdmitted() {
+  const Order order = orders_.front();
+  const bool plain =
+      order.wanted != Wanted::kBytes ||
+      ScratchBytes(stream_, schedule_, order.chunk, context().tuning().direct_run_bytes_min) == 0;
+  if (plain) {
+    orders_.pop_front();
+    return Pace(order, {});
+  }
+  asking_ = Asking::kScratch;
+  const uint64_t ticket = context().scratch->Acquire(
+      scratch_turn_, CostOf(order),
+      [this, keep = run_.shared_from_this()](memory::RegionSpan scratch) {
+        // A re-read may have come first meanwhile; scratch is large enough for any chunk.
+        const Order next = orders_.front();
+        orders_.pop_front();
+        Pace(next, std::move(scratch));
+      });
+  if (ticket != 0) ticket_ = ticket;
+}
+
+void TargetStream::Pace(const Order& order, memory::RegionSpan scratch) {
+  asking_ = Asking::kPace;
+  paced_scratch_ = std::move(scratch);
+  const auto post = [this, order, keep = run_.shared_from_this()] {
+    asking_ = Asking::kNothing;
+    PostGet(order, std::exchange(paced_scratch_, {}));
+    PumpGets();
+  };
+  const bool now = pace_.Enter(context().ingress.For({peer_.incarnation}, BytesOf(order)),
+                               [this, post](Nanos waited) {
+                                 context().CountRateLimited("in", waited);
+                                 Touch();
+                                 post();
+                               });
+  if (now) post();
+}
+
+void TargetStream::PostGet(const Order& order, memory::RegionSpan scratch) {
+  Slot& slot = slots_.at(order.chunk.slot);
+  auto fetch = std::make_shared<Fetch>();
+  fetch->keep = run_.shared_from_this();
+  fetch->order = order;
+  fetch->scratch = std::move(scratch);
+  if (order.wanted == Wanted::kSum) {
+    const uint32_t i = order.chunk.first_segment - schedule_.slots[order.chunk.slot].first_segment;
+    fetch->scatter.offset = sizeof(uint64_t) * i;
+    fetch->scatter.into = {std::as_writable_bytes(std::span(&slot.expected[i], 1))};
+  } else {
+    fetch->scatter = ScatterOf(stream_, schedule_, order.chunk, run_.job().binding,
+                               context().tuning().direct_run_bytes_min,
+                               fetch->scratch.region ? fetch->scratch.data() : nullptr,
+                               slot.expected, fetch->pad);
+  }
+  ++gets_;
+  endpoint_->Get(slot.memory, fetch->scatter.offset, fetch->scatter.into,
+                 context().tuning().get_timeout, fetch, [this, fetch](Status status) {
+                   fetch->keep->context().strand.Post(
+                       [this, fetch, status = std::move(status)] { OnGetDone(fetch, status); });
+                 });
+}
+
+void TargetStream::ReleaseScratch(Fetch& fetch) {
+  const memory::RegionSpan scratch = std::exchange(fetch.scratch, {});
+  if (scratch.region) context().scratch->Release(scratch);
+}
+
+void TargetStream::OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& status) {
+  --gets_;
+  run_.gets().Leave();
+  const Chunk& chunk = fetch->order.chunk;
+  const bool has_bytes = fetch->order.wanted == Wanted::kBytes && chunk.segment_count > 0;
+  if (!status.ok() || !has_bytes) ReleaseScratch(*fetch);
+  // Also when stopped: what has come is known to the next attempt only by its sums.
+  if (status.ok() && has_bytes) {
+    CountMoved(static_cast<int64_t>(BytesOf(fetch->order)));
+    SumChunk(fetch);
+  }
+  if (stopped_) {
+    MaybeClose();
+    return run_.Changed();
+  }
+  if (!status.ok()) {
+    // A slot disappears only when its source gives up; its FAIL may still be on the way.
+    const bool revoked = status.code() == Code::kNotFound || status.code() == Code::kCancelled;
+    return revoked ? FailStream(Code::kAborted, Reason::kAbortRequested,
+                                "the source withdrew a slot: " + status.message())
+                   : FailStream(status.code(), status.reason(), status.message());
+  }
+  Touch();
+  if (fetch->order.wanted == Wanted::kSum) {
+    orders_.push_front({chunk, Wanted::kBytes});
+    return PumpGets();
+  }
+  if (fetch->order.wanted == Wanted::kSums) {
+    slots_.at(chunk.slot).sums_here = true;
+    OnSums(chunk.slot);
+    return PumpGets();
+  }
+  if (chunk.with_sums) {
+    const plan::SlotSpan& span = schedule_.slots[chunk.slot];
+    slots_.at(chunk.slot).sums_here = true;
+    Compare(chunk.slot, span.first_segment, span.segment_count);
+  }
+  PumpGets();
+}
+
+void TargetStream::SumChunk(const std::shared_ptr<Fetch>& fetch) {
+  ++tasks_;
+  context().workers.Post([this, fetch] {
+    auto sums =
+        UnpackAndSum(stream_, schedule_, fetch->order.chunk, fetch->scatter,
+                     fetch->scratch.region ? fetch->scratch.data() : nullptr, run_.job().binding);
+    fetch->keep->context().strand.Post(
+        [this, fetch, sums = std::move(sums)] { OnSummed(fetch, sums); });
+  });
+}
+
+void TargetStream::OnSummed(const std::shared_ptr<Fetch>& fetch,
+                            const std::vector<uint64_t>& sums) {
+  --tasks_;
+  ReleaseScratch(*fetch);
+  const Chunk& chunk = fetch->order.chunk;
+  Slot& slot = slots_.at(chunk.slot);
+  const uint32_t first = schedule_.slots[chunk.slot].first_segment;
+  for (uint32_t i = 0; i < sums.size(); ++i) {
+    sums_[chunk.first_segment + i] = sums[i];
+    slot.state[chunk.first_segment + i - first] = SegmentState::kSummed;
+  }
+  NoteSums(chunk.first_segment, chunk.segment_count);
+  if (stopped_) {
+    MaybeClose();
+    return run_.Changed();
+  }
+  Touch();
+  Compare(chunk.slot, chunk.first_segment, chunk.segment_count);
+  PumpGets();
+}
+
+void TargetStream::Compare(uint32_t index, uint32_t first_segment, uint32_t segment_count) {
+  Slot& slot = slots_.at(index);
+  if (!slot.sums_here) return;
+  const plan::SlotSpan& span = schedule_.slots[index];
+  for (uint32_t segment = first_segment; segment < first_segment + segment_count; ++segment) {
+    const uint32_t i = segment - span.first_segment;
+    if (slot.state[i] != SegmentState::kSummed) continue;
+    if (sums_[segment] == slot.expected[i]) {
+      slot.state[i] = SegmentState::kVerified;
+      ++slot.verified;
+      continue;
+    }
+    context().metrics.Add("digest_failures_total", 1, {{"transport", TransportName()}});
+    if (slot.rereads[i]++ == context().tuning().rereads_max) return FailSegment(segment);
+    Reread(index, segment);
+  }
+  if (slot.verified == span.segment_count) OnSlotVerified(index);
+}
+
+// The sum first: it may be what was damaged.
+void TargetStream::Reread(uint32_t index, uint32_t segment) {
+  const uint32_t i = segment - schedule_.slots[index].first_segment;
+  slots_.at(index).state[i] = SegmentState::kFetching;
+  ++rereads_;
+  context().metrics.Add("transfer_retries_total", 1, {{"cause", "digest_mismatch"}});
+  orders_.push_front({Chunk{index, segment, 1, false}, Wanted::kSum});
+}
+
+}  // namespace weightwire::transfer

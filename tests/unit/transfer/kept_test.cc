@@ -1,0 +1,263 @@
+#include "server/transfer/kept.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/unit/transfer/fleet.h"
+
+// Attempts after each other on the same memory, with what the target knows of it.
+namespace weightwire::transfer {
+namespace {
+
+using testing::Below;
+using testing::Fleet;
+using testing::FleetOptions;
+
+/// Ends what ran and makes the next attempt ready, as the agents do after an abort.
+void NextAttempt(Fleet& fleet, Epoch epoch) {
+  for (size_t i = 0; i < fleet.sources.size(); ++i) fleet.DrainSource(i);
+  for (size_t i = 0; i < fleet.targets.size(); ++i) fleet.DrainTarget(i);
+  ASSERT_TRUE(fleet.sim.RunUntil(
+      [&] {
+        return std::ranges::all_of(fleet.sources, [](auto& s) { return s.drained; }) &&
+               std::ranges::all_of(fleet.targets, [](auto& t) { return t.drained; });
+      },
+      std::chrono::minutes(10)));
+  fleet.sim.RunFor(std::chrono::seconds(1));  // every end learns of the sessions that broke
+  for (auto& source : fleet.sources) {
+    source.job.epoch = epoch;
+    source.result.reset();
+    source.drained = false;
+    source.done_calls = 0;
+  }
+  for (auto& target : fleet.targets) {
+    target.job.epoch = epoch;
+    target.result.reset();
+    target.drained = false;
+    target.done_calls = target.relay_done_calls = 0;
+    if (!target.relay) continue;
+    target.job.received = std::make_shared<Received>();
+    target.relay->received = target.job.received;
+    target.relay->epoch = epoch;
+  }
+}
+
+void ExpectArrived(Fleet& fleet) {
+  fleet.RunToResults();
+  for (auto& target : fleet.targets) {
+    ASSERT_TRUE(target.result->has_value()) << target.result->error().ToString();
+    ASSERT_EQ(target.memory.Snapshot(), target.expected);
+  }
+}
+
+int64_t BytesKept(const Fleet& fleet) {
+  int64_t bytes = 0;
+  for (const auto& target : fleet.targets) bytes += (*target.result)->bytes_kept;
+  return bytes;
+}
+
+int64_t BytesMoved(const Fleet& fleet) {
+  int64_t bytes = 0;
+  for (const auto& target : fleet.targets) {
+    for (const auto& [name, moved] : (*target.result)->bytes_by_transport) bytes += moved;
+  }
+  return bytes;
+}
+
+FleetOptions Losing(uint64_t seed) {
+  std::mt19937_64 rng(seed * 104'729);
+  FleetOptions options;
+  options.seed = seed;
+  options.shape.source_ranks = 1 + Below(rng, 3);
+  options.shape.target_ranks = 1 + Below(rng, 2);
+  options.shape.elements_per_op_max = 20'000;
+  options.source_agents = 1 + Below(rng, options.shape.source_ranks);
+  options.engines = 1 + Below(rng, 3);
+  options.chain = Below(rng, 2) == 0;
+  options.target_agents = options.engines * options.shape.target_ranks;
+  options.link.latency = std::chrono::microseconds(Below(rng, 200));
+  options.link.get_jitter_max = std::chrono::microseconds(Below(rng, 500));
+  options.link.bytes_per_second = 1 << (16 + Below(rng, 6));
+  return options;
+}
+
+// Sessions break at three moments by chance: every byte arrives, and none that has come comes
+// again.
+TEST(Kept, AnAttemptGoesOnWhereTheLastOneWasLost) {
+  const uint64_t first = testing::SeedOr(1);
+  uint64_t losses = 0;
+  uint64_t kept = 0;
+  for (uint64_t seed = first; seed < first + 300; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const FleetOptions options = Losing(seed);
+    std::mt19937_64 rng(seed);
+    Fleet fleet(options);
+    for (uint64_t attempt = 0;; ++attempt) {
+      fleet.StartAll();
+      if (attempt == 3) break;
+      const uint32_t steps = Below(rng, 1'500);
+      for (uint32_t i = 0; i < steps && fleet.sim.RunOne(); ++i) {
+      }
+      const std::string reader = "t" + std::to_string(Below(rng, options.target_agents));
+      for (uint32_t s = 0; s < options.source_agents; ++s) {
+        fleet.network.Break(reader, "s" + std::to_string(s));
+      }
+      for (uint32_t t = 0; t < options.target_agents; ++t) {
+        fleet.network.Break(reader, "t" + std::to_string(t));
+      }
+      ++losses;
+      NextAttempt(fleet, Epoch(6 + attempt));
+      if (HasFatalFailure()) return;
+    }
+    ExpectArrived(fleet);
+    if (HasFailure()) return;
+    const auto planned = static_cast<uint64_t>(fleet.plan.plan.bytes_total) * options.engines;
+    // Sums and the padding between segments are all that comes on top, however often it broke.
+    EXPECT_LE(fleet.network.bytes_delivered(), planned + planned / 10 + 4'096);
+    EXPECT_EQ(static_cast<uint64_t>(BytesMoved(fleet) + BytesKept(fleet)), planned);
+    kept += static_cast<uint64_t>(BytesKept(fleet));
+  }
+  EXPECT_EQ(losses, 900u);
+  EXPECT_GT(kept, 0u);
+}
+
+// A relay is gone: its reader goes on from the trainer, with what the relay gave it.
+TEST(Kept, AReaderOfALostRelayGoesOnFromTheTrainer) {
+  uint64_t kept = 0;
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    FleetOptions options = Losing(seed);
+    options.engines = 2;
+    options.chain = true;
+    options.target_agents = 2 * options.shape.target_ranks;
+    std::mt19937_64 rng(seed);
+    Fleet fleet(options);
+    fleet.StartAll();
+    const uint32_t steps = Below(rng, 3'000);
+    for (uint32_t i = 0; i < steps && fleet.sim.RunOne(); ++i) {
+    }
+    NextAttempt(fleet, Epoch(6));
+    if (HasFatalFailure()) return;
+    const size_t ranks = options.shape.target_ranks;
+    for (size_t i = 0; i < ranks; ++i) {
+      Fleet::Target& relay = fleet.targets[i];
+      Fleet::Target& reader = fleet.targets[ranks + i];
+      reader.job.slice = std::make_shared<plan::RankSlice>(
+          plan::SliceOf(fleet.plan.plan, plan::Side::kTarget, reader.rank));
+      // From the trainer, over the sessions that the relay had.
+      reader.job.sources = fleet.Direct(reader.agent);
+      reader.job.source_participants = relay.job.source_participants;
+      relay.result.emplace(Fail(Code::kAborted, Reason::kMemberLost, "lost"));
+    }
+    for (size_t i = 0; i < fleet.sources.size(); ++i) fleet.StartSource(i);
+    for (size_t i = ranks; i < fleet.targets.size(); ++i) fleet.StartTarget(i);
+    fleet.RunToResults();
+    for (size_t i = ranks; i < fleet.targets.size(); ++i) {
+      const Fleet::Target& reader = fleet.targets[i];
+      ASSERT_TRUE(reader.result->has_value()) << reader.result->error().ToString();
+      ASSERT_EQ(reader.memory.Snapshot(), reader.expected);
+      kept += static_cast<uint64_t>((*reader.result)->bytes_kept);
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(kept, 0u);
+}
+
+// A new version of which one tensor differs, between two buffers: only that tensor moves.
+TEST(Kept, WhatAVersionDidNotChangeIsNotRead) {
+  for (const bool map : {false, true}) {
+    for (uint64_t seed = 1; seed <= 30; ++seed) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + (map ? ", mapped" : ""));
+      FleetOptions options;
+      options.seed = seed;
+      options.map = map;
+      options.shape.elements_per_op_max = 20'000;
+      Fleet fleet(options);
+      std::vector<testing::RankMemory> spare;
+      std::vector<std::shared_ptr<Kept>> kept;
+      for (auto& target : fleet.targets) {
+        spare.push_back(
+            testing::MakeMemory(fleet.rng, fleet.plan.target_tensor_bytes[target.rank]));
+        kept.push_back(std::make_shared<Kept>());
+      }
+      // Versions 1, 2, 3; each is written to the buffer that the one before does not live in.
+      for (uint64_t version = 1; version <= 3; ++version) {
+        const auto& op = fleet.plan.plan.streams[0].ops[0];
+        if (version == 2) {
+          const auto& tensor =
+              fleet.source_memory[fleet.plan.plan.streams[0].source_rank].binding[op.source_tensor];
+          tensor.data()[op.source_offset * layout::ElementBytes(op.source_dtype)] ^= std::byte{1};
+        }
+        for (size_t i = 0; i < fleet.targets.size(); ++i) {
+          Fleet::Target& target = fleet.targets[i];
+          if (version > 1) {
+            std::swap(target.memory, spare[i]);
+            std::swap(target.job.kept, kept[i]);
+            target.job.binding = target.memory.binding;
+            target.job.served = spare[i].binding;
+            target.job.served_kept = kept[i];
+          }
+          target.expected =
+              testing::Expected(fleet.plan.plan, target.rank, target.memory, fleet.source_memory);
+        }
+        if (version > 1) NextAttempt(fleet, Epoch(5 + version));
+        fleet.StartAll();
+        ExpectArrived(fleet);
+        if (HasFailure()) return;
+        const int64_t all = fleet.plan.plan.bytes_total;
+        EXPECT_EQ(BytesMoved(fleet) + BytesKept(fleet), all);
+        if (version == 1) {
+          EXPECT_EQ(BytesMoved(fleet), all);
+        } else if (!map) {
+          // The changed segment and no other; in version 3 none at all.
+          EXPECT_LE(BytesMoved(fleet), version == 2 ? options.tuning.segment_bytes_max : 0);
+        } else if (version == 3) {
+          // A mapped copy costs no more than one from the buffer that is served.
+          EXPECT_GT(BytesKept(fleet), 0);
+        }
+      }
+    }
+  }
+}
+
+// Hints that are wrong, or true of bytes that somebody has changed since.
+TEST(Kept, AHintThatIsNotTrueCostsNoByte) {
+  for (const bool map : {false, true}) {
+    FleetOptions options;
+    options.map = map;
+    Fleet fleet(options);
+    fleet.StartAll();
+    ExpectArrived(fleet);
+    for (auto& target : fleet.targets) {
+      for (size_t i = 0; i < target.memory.region->size(); ++i) {
+        target.memory.region->data()[i] ^= std::byte{0xff};
+      }
+      target.expected =
+          testing::Expected(fleet.plan.plan, target.rank, target.memory, fleet.source_memory);
+    }
+    NextAttempt(fleet, Epoch(6));
+    fleet.StartAll();
+    ExpectArrived(fleet);
+    EXPECT_EQ(BytesKept(fleet), 0);
+  }
+}
+
+TEST(Kept, SumsOfAnotherPlanAreForgotten) {
+  Kept kept;
+  const PlanId one{1, 2};
+  kept.Follow(one);
+  kept.Note(7, 3, 99);
+  EXPECT_EQ(kept.Of(one, 7, 2, 3), (std::vector<uint64_t>{Kept::kUnknown, 99, Kept::kUnknown}));
+  EXPECT_TRUE(kept.Of(one, 7, 4, 2).empty());
+  EXPECT_TRUE(kept.Of(one, 8, 0, 4).empty());
+  EXPECT_TRUE(kept.Of({1, 3}, 7, 2, 3).empty());
+  kept.Follow(one);
+  EXPECT_FALSE(kept.Of(one, 7, 2, 3).empty());
+  kept.Follow({1, 3});
+  kept.Follow(one);
+  EXPECT_TRUE(kept.Of(one, 7, 2, 3).empty());
+}
+
+}  // namespace
+}  // namespace weightwire::transfer
