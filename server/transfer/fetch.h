@@ -30,9 +30,9 @@ struct MappedCopy {
 };
 /// Copies every segment of the slot from the mapped tensors, compares the written bytes with the
 /// source's sum, asked for just before the copy, and copies again at most `rereads_max` times. A
-/// segment whose `kept` sum (empty, or one for each segment) is the source's is summed first and not
-/// copied when its bytes are there. Gives up between segments when `stop` is set. `source_tensors`
-/// must have passed ValidateSourceSide.
+/// segment whose `kept` sum (empty, or one for each segment) is the source's is summed first and
+/// not copied when its bytes are there. Gives up between segments when `stop` is set.
+/// `source_tensors` must have passed ValidateSourceSide.
 MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                       uint32_t slot, std::span<const std::span<const std::byte>> source_tensors,
                       const SegmentSums& source_sums, std::span<const uint64_t> kept,
