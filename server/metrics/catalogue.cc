@@ -109,6 +109,12 @@ void DeclareService(Sink& sink) {
                     Pairs("transport", {"shm", "tcp", "ucx"}, "state", {"handshaking", "open"}));
   sink.DeclareCounter("transport_closes_total",
                       "Data-plane sessions that were refused or broke, by transport and cause", {});
+  sink.DeclareGauge("ucx_sessions",
+                    "Sessions of ucx that passed their self-test, by the lanes that UCX chose");
+  sink.DeclareGauge("ucx_self_test_bytes_per_second",
+                    "Rate of 1 MiB in the last self-test, by the lanes that UCX chose");
+  sink.DeclareCounter("ucx_self_tests_total", "Self-tests of new sessions of ucx, by result",
+                      Each("result", {"passed", "wrong_bytes", "failed", "timeout"}));
   sink.DeclareCounter("connections_shed_total",
                       "Connections dropped because file descriptors ran short");
   sink.DeclareCounter("auth_failures_total", "Connections refused, by reason",

@@ -10,14 +10,16 @@
 namespace weightwire::transport {
 
 enum class FrameType : uint16_t {
-  kGet = 1,         ///< request, key, offset, length
-  kGetReply = 2,    ///< request, code, reason, length of what follows
-  kNotify = 3,      ///< length of what follows
-  kMap = 4,         ///< request, key
-  kMapReply = 5,    ///< as kGetReply
-  kRegion = 6,      ///< request = region id, length = its bytes; one fd comes with it
-  kRegionGone = 7,  ///< request = region id
-  kGetEnd = 8,      ///< request: the reader has stopped to touch the memory
+  kGet = 1,           ///< request, key, offset, length
+  kGetReply = 2,      ///< request, code, reason, length of what follows
+  kNotify = 3,        ///< length of what follows
+  kMap = 4,           ///< request, key
+  kMapReply = 5,      ///< as kGetReply
+  kRegion = 6,        ///< request = region id, length = its bytes; one fd comes with it
+  kRegionGone = 7,    ///< request = region id
+  kGetEnd = 8,        ///< request: the reader has stopped to touch the memory
+  kSelfTest = 9,      ///< key: what the peer is to read before the session is used (ucx)
+  kSelfTestEnd = 10,  ///< code, reason: whether that worked
 };
 
 /// Precedes everything on an open session. Fields that a type does not use are 0.

@@ -2,10 +2,12 @@
 #include <netinet/in.h>
 #include <poll.h>
 
+#include "gmock/gmock.h"
 #include "server/transport/address.h"
 #include "server/transport/session.h"
 #include "server/transport/ucx/ucx_library.h"
 #include "server/transport/ucx/ucx_messages.h"
+#include "server/transport/ucx/ucx_self_test.h"
 #include "tests/conformance/counting_sink.h"
 #include "tests/conformance/pattern.h"
 #include "tests/conformance/rig.h"
@@ -13,6 +15,7 @@
 namespace weightwire::conformance {
 namespace {
 
+using ::testing::HasSubstr;
 using transport::EncodeUcxMessage;
 using transport::Frame;
 using transport::FrameType;
@@ -22,6 +25,9 @@ using transport::UcxWorker;
 std::span<const std::byte> Bytes(const std::string& text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
+
+/// No test's own.
+constexpr uint64_t kRegionHeld = 99;
 
 /// One worker with at most one connection that matters.
 class Plain final : public transport::UcxEvents {
@@ -34,6 +40,36 @@ class Plain final : public transport::UcxEvents {
   ~Plain() override {
     for (uint64_t connection : made_) worker_->Close(connection);
     EXPECT_TRUE(Await([&] { return closed_ == made_.size(); }));
+    if (memory_.handle != nullptr) worker_->Release(memory_);
+  }
+
+  /// Its part of a session's self-test: shows the pattern of `holder`, reads nothing, and says
+  /// `verdict`. False when the peer's part was not as it should be.
+  [[nodiscard]] bool TakeSelfTest(Incarnation holder, Code verdict = Code::kOk) {
+    held_.resize(transport::kUcxSelfTestBytes);
+    transport::FillUcxSelfTest(held_, holder);
+    EXPECT_EQ(worker_->Register(held_.data(), held_.size(), memory_), "");
+    Send(Frame{.type = FrameType::kSelfTest, .key = {1, 1}});
+    Send(Frame{.type = FrameType::kRegion, .request = kRegionHeld},
+         std::as_bytes(std::span(memory_.remote_key)));
+    bool told = false;
+    for (size_t next = 1; !told; ++next) {
+      if (!Await([&] { return received_.size() > next || broken_; }) || broken_) return false;
+      const auto message = transport::DecodeUcxMessage(received_[next]);
+      if (!message.has_value()) return false;
+      const uint64_t request = message->frame.request;
+      if (message->frame.type == FrameType::kGet) {
+        const std::vector<UcxRange> ranges = {
+            {kRegionHeld, reinterpret_cast<uintptr_t>(held_.data()), held_.size()}};
+        Send(Frame{.type = FrameType::kGetReply, .request = request},
+             transport::EncodeUcxRanges(ranges));
+      }
+      told = message->frame.type == FrameType::kSelfTestEnd;
+      if (told && message->frame.code != Code::kOk) return false;
+    }
+    Send(Frame{.type = FrameType::kSelfTestEnd, .code = verdict});
+    received_.resize(1);
+    return true;
   }
 
   void ConnectTo(const std::string& address) {
@@ -64,6 +100,13 @@ class Plain final : public transport::UcxEvents {
       poll(&event, 1, 20);
     }
     return true;
+  }
+  void HangUp() {
+    worker_->Close(connection_);
+    EXPECT_TRUE(Await([&] { return closed_ > 0; }));
+    made_.clear();
+    closed_ = 0;
+    broken_ = true;
   }
   [[nodiscard]] bool SeesEnd() {
     return Await([&] { return broken_; });
@@ -100,6 +143,8 @@ class Plain final : public transport::UcxEvents {
   void OnClosed(uint64_t) override { ++closed_; }
 
   std::unique_ptr<UcxWorker> worker_;
+  std::vector<std::byte> held_;
+  transport::UcxMemory memory_;
   uint64_t connection_ = 0;
   std::vector<uint64_t> made_;
   size_t closed_ = 0;
@@ -120,23 +165,42 @@ class RawUcx : public Conformance {
     auto plain = Visit();
     plain->Send(transport::EncodeHello(rig.HelloFor(*side, side->self)));
     EXPECT_TRUE(plain->Receives(1));
+    EXPECT_TRUE(plain->TakeSelfTest(side->self));
     return plain;
   }
   bool Counted(const std::string& what, double count = 1) {
     return rig.Wait([&] { return sink.counts[what] >= count; });
   }
-  /// A session of ours with a callee that is the test.
-  std::shared_ptr<Endpoint> Open(Plain& plain) {
-    const std::string address = plain.Listen();
-    auto call = rig.Connect(*side, address, rig.HelloFor(*side, Incarnation(1)));
+  /// A session of ours with a callee that is the test, before its self-test.
+  std::shared_ptr<Call> Dial(Plain& plain, Nanos timeout = kLong) {
+    auto call = rig.Connect(*side, plain.Listen(), rig.HelloFor(*side, kCallee), timeout);
     EXPECT_TRUE(plain.Receives(1));
     const transport::HelloReply reply{transport::kProtocolMax, 0, Code::kOk, Reason::kNone};
     plain.Send(transport::EncodeHelloReply(reply));
+    return call;
+  }
+  std::shared_ptr<Endpoint> Open(Plain& plain) {
+    auto call = Dial(plain);
+    EXPECT_TRUE(plain.TakeSelfTest(kCallee));
     EXPECT_TRUE(plain.Await([&] { return rig.Read<bool>([&] { return call->completions > 0; }); }));
     EXPECT_EQ(call->status, OkStatus());
     return call->endpoint;
   }
 
+  /// The failure of a call whose self-test cannot end well.
+  Status Failure(Plain& plain, const std::shared_ptr<Call>& call) {
+    EXPECT_TRUE(plain.SeesEnd());
+    EXPECT_TRUE(rig.WaitFor(call));
+    EXPECT_EQ(call->endpoint, nullptr);
+    EXPECT_THAT(call->status.message(), HasSubstr("self-test of ucx with 127.0.0.1:"));
+    EXPECT_THAT(call->status.message(),
+                HasSubstr(rig.kind().tls == "tcp" ? "tcp/lo" : "cma/memory"));
+    EXPECT_THAT(call->status.remedy(), HasSubstr("ucx_tls"));
+    EXPECT_TRUE(side->recorder.closed.empty());
+    return call->status;
+  }
+
+  static constexpr Incarnation kCallee{1};
   CountingSink sink;
   std::unique_ptr<Side> side;
 };
@@ -255,7 +319,7 @@ TEST_P(RawUcx, RefusesMoreSessionsThanItsBound) {
 TEST_P(RawUcx, ACalleeThatNeverAnswersMeetsTheDeadline) {
   Plain plain(rig.kind().tls);
   const std::string address = plain.Listen();
-  auto call = rig.Connect(*side, address, rig.HelloFor(*side, Incarnation(1)), 200ms);
+  auto call = rig.Connect(*side, address, rig.HelloFor(*side, kCallee), 200ms);
   ASSERT_TRUE(rig.WaitFor(call));
   EXPECT_EQ(call->status.code(), Code::kDeadlineExceeded);
 }
@@ -263,13 +327,76 @@ TEST_P(RawUcx, ACalleeThatNeverAnswersMeetsTheDeadline) {
 TEST_P(RawUcx, ACalleeThatAnswersGarbageIsLeft) {
   Plain plain(rig.kind().tls);
   const std::string address = plain.Listen();
-  auto call = rig.Connect(*side, address, rig.HelloFor(*side, Incarnation(1)));
+  auto call = rig.Connect(*side, address, rig.HelloFor(*side, kCallee));
   ASSERT_TRUE(plain.Receives(1));
   plain.Send(std::vector<std::byte>(100, std::byte{'G'}));
   EXPECT_TRUE(plain.SeesEnd());
   ASSERT_TRUE(rig.WaitFor(call));
   EXPECT_EQ(call->status.code(), Code::kUnavailable);
   EXPECT_EQ(call->status.reason(), Reason::kTransportFailed);
+}
+
+TEST_P(RawUcx, ACalleeWhoseMemoryHoldsOtherBytesIsNotUsed) {
+  Plain plain(rig.kind().tls);
+  auto call = Dial(plain);
+  EXPECT_FALSE(plain.TakeSelfTest(Incarnation(2)));
+  plain.HangUp();
+  const Status why = Failure(plain, call);
+  EXPECT_EQ(why.reason(), Reason::kTransportFailed);
+  EXPECT_THAT(why.message(), HasSubstr("other bytes arrived"));
+  EXPECT_TRUE(Counted("ucx_self_tests_total wrong_bytes"));
+}
+
+TEST_P(RawUcx, ACalleeThatCannotReadFromHereIsNotUsed) {
+  Plain plain(rig.kind().tls);
+  auto call = Dial(plain);
+  EXPECT_TRUE(plain.TakeSelfTest(kCallee, Code::kUnavailable));
+  EXPECT_THAT(Failure(plain, call).message(), HasSubstr("could not read from here"));
+  EXPECT_TRUE(Counted("ucx_self_tests_total failed"));
+}
+
+TEST_P(RawUcx, ASelfTestThatDoesNotBeginMeetsTheDeadline) {
+  Plain plain(rig.kind().tls);
+  auto call = Dial(plain, 500ms);
+  const Status why = Failure(plain, call);
+  EXPECT_EQ(why.code(), Code::kDeadlineExceeded);
+  EXPECT_THAT(why.message(), HasSubstr("did not begin its part"));
+  EXPECT_TRUE(Counted("ucx_self_tests_total timeout"));
+}
+
+TEST_P(RawUcx, ACallerThatFailsItsSelfTestIsNeverAccepted) {
+  for (const bool silent : {true, false}) {
+    auto plain = Visit();
+    plain->Send(transport::EncodeHello(rig.HelloFor(*side, side->self)));
+    EXPECT_TRUE(plain->Receives(1));
+    if (silent) {
+      EXPECT_TRUE(plain->SeesEnd());
+      EXPECT_TRUE(Counted("ucx_self_tests_total timeout"));
+    } else {
+      EXPECT_FALSE(plain->TakeSelfTest(Incarnation(2)));
+      plain->HangUp();
+      EXPECT_TRUE(Counted("ucx_self_tests_total wrong_bytes"));
+    }
+  }
+  EXPECT_TRUE(side->recorder.accepted.empty());
+  EXPECT_TRUE(side->recorder.closed.empty());
+}
+
+TEST_P(RawUcx, WhatUcxChoseAndItsRateAreCounted) {
+  auto reader = rig.MakeSide();
+  auto endpoint = rig.Open(*reader, *side);
+  ASSERT_TRUE(rig.Wait([&] { return side->recorder.accepted.size() == 1; }));
+  EXPECT_TRUE(Counted("ucx_self_tests_total passed"));
+  const std::string lanes = rig.Read<std::string>([&] {
+    for (const auto& [key, value] : sink.counts) {
+      if (key.starts_with("ucx_sessions ") && value == 1) return key.substr(13);
+    }
+    return std::string();
+  });
+  EXPECT_THAT(lanes, HasSubstr(rig.kind().tls == "tcp" ? "tcp/lo" : "cma/memory"));
+  EXPECT_TRUE(Counted("ucx_self_test_bytes_per_second " + lanes, 1e6));
+  endpoint->Close();
+  EXPECT_TRUE(rig.Wait([&] { return sink.counts["ucx_sessions " + lanes] == 0; }));
 }
 
 /// Ranges that are not what was asked for, or of memory that was never shown.

@@ -88,6 +88,21 @@ void UcxCore::ShowSessions(size_t count) {
                        {{"transport", name}, {"state", "open"}});
 }
 
+void UcxCore::SessionProved(const std::string& lanes, double bytes_per_second) {
+  CountSelfTest("passed");
+  const metrics::Labels labels = {{"lanes", lanes}};
+  options.metrics->Set("ucx_sessions", static_cast<double>(++proved_[lanes]), labels);
+  options.metrics->Set("ucx_self_test_bytes_per_second", bytes_per_second, labels);
+}
+
+void UcxCore::SessionLeft(const std::string& lanes) {
+  options.metrics->Set("ucx_sessions", static_cast<double>(--proved_[lanes]), {{"lanes", lanes}});
+}
+
+void UcxCore::CountSelfTest(const char* result) {
+  options.metrics->Add("ucx_self_tests_total", 1, {{"result", result}});
+}
+
 void UcxCore::Bind(uint64_t id, std::shared_ptr<UcxConnection> connection) {
   connections_[id] = std::move(connection);
   std::lock_guard lock(mutex_);

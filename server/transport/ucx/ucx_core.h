@@ -58,6 +58,10 @@ class UcxCore final : private UcxEvents {
   void ShutAll();
   void SessionOpened() { ShowSessions(++sessions_); }
   void SessionClosed() { ShowSessions(--sessions_); }
+  /// It passed its self-test over `lanes`; SessionLeft follows when it ends.
+  void SessionProved(const std::string& lanes, double bytes_per_second);
+  void SessionLeft(const std::string& lanes);
+  void CountSelfTest(const char* result);
   size_t session_count() const { return sessions_; }
   /// Of an exported region; nullptr and `failure` when UCX refuses it.
   const UcxMemory* MemoryOf(const std::shared_ptr<memory::MemoryRegion>& region,
@@ -74,6 +78,7 @@ class UcxCore final : private UcxEvents {
   const std::string name = "ucx";
   Handler* handler = nullptr;  ///< set by Start, before anything reads it
   Incarnation self{};
+  RegionKey self_test_key;  ///< set by the gate, before there is a connection
   IoLoop loop;
   ExportTable exports;
 
@@ -100,6 +105,7 @@ class UcxCore final : private UcxEvents {
   UcxRegistry registry_;
   std::map<uint64_t, std::shared_ptr<UcxConnection>> connections_;
   size_t sessions_ = 0;
+  std::map<std::string, size_t> proved_;  ///< sessions by what UCX chose for them
   std::mutex mutex_;
   std::condition_variable none_left_;
   size_t count_ = 0;  ///< of connections_, guarded by mutex_

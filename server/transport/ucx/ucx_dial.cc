@@ -1,5 +1,6 @@
 #include "server/transport/ucx/ucx_dial.h"
 
+#include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <utility>
 
@@ -26,6 +27,7 @@ UcxDial::UcxDial(std::shared_ptr<UcxCore> core, std::weak_ptr<UcxGate> gate, std
 
 void UcxDial::Start(Nanos deadline) {
   if (!core_->viable().ok()) return Fail(core_->viable());
+  deadline_ = deadline;
   timer_.expires_at(std::chrono::steady_clock::time_point(deadline));
   timer_.async_wait([self = shared_from_this()](const error_code& cancelled) {
     if (cancelled) return;
@@ -69,9 +71,9 @@ void UcxDial::OnMessage(std::span<const std::byte> message) {
   }
   if (Status verdict = StatusOf(*reply); !verdict.ok()) return Fail(std::move(verdict));
   End();
-  auto endpoint = std::make_shared<UcxEndpoint>(core_, hello_, id_);
-  endpoint->Start();
-  std::exchange(done_, nullptr)(endpoint);
+  auto endpoint = std::make_shared<UcxEndpoint>(core_, hello_, id_, hello_.callee, address_);
+  endpoint->Start(std::min(deadline_, DeadlineAfter(core_->options.self_test_timeout)),
+                  std::exchange(done_, nullptr));
 }
 
 void UcxDial::OnBroken(const std::string& why) {

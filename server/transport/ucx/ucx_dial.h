@@ -33,7 +33,8 @@ class UcxDial final : public UcxConnection, public std::enable_shared_from_this<
   const std::string address_;
   const Hello hello_;
   Transport::ConnectDone done_;  ///< null once answered
-  uint64_t id_ = 0;              ///< 0: no connection yet
+  Nanos deadline_{0};
+  uint64_t id_ = 0;  ///< 0: no connection yet
   boost::asio::steady_timer timer_;
   boost::asio::ip::tcp::resolver resolver_;
 };

@@ -1,30 +1,11 @@
 #include "server/transport/ucx/ucx_endpoint.h"
 
 #include <algorithm>
-#include <boost/asio/io_context.hpp>
 #include <utility>
 
 #include "server/transport/spans.h"
 
 namespace weightwire::transport {
-namespace {
-
-/// How long a Close waits for what is under way.
-constexpr auto kDrainLimit = std::chrono::milliseconds(500);
-
-}  // namespace
-
-UcxEndpoint::UcxEndpoint(std::shared_ptr<UcxCore> core, const Hello& hello, uint64_t connection)
-    : core_(std::move(core)),
-      hello_(hello),
-      connection_(connection),
-      timer_(core_->loop.context()) {}
-
-void UcxEndpoint::Start() {
-  core_->Bind(connection_, shared_from_this());
-  core_->SessionOpened();
-}
-
 void UcxEndpoint::Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
                       std::shared_ptr<void> hold, GetDone done) {
   auto operation = std::make_shared<GetOperation>();
@@ -39,7 +20,8 @@ void UcxEndpoint::Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> i
 }
 
 void UcxEndpoint::Begin(GetOperation operation) {
-  if (operation.bytes == 0 || operation.bytes > core_->options.chunk_bytes_max) {
+  // While there is `proved_`, the Get is the self-test's.
+  if (!proved_ && (operation.bytes == 0 || operation.bytes > core_->options.chunk_bytes_max)) {
     return Complete(operation, Status(Code::kInvalidArgument, Reason::kInvalidRequest,
                                       "a Get reads at least one byte and at most a chunk"));
   }
@@ -122,6 +104,9 @@ void UcxEndpoint::OnMessage(std::span<const std::byte> bytes) {
     case FrameType::kGetEnd:
       if (grants_.erase(frame.request) == 0) return Garbage("the end of no Get");
       return CloseWhenDrained();
+    case FrameType::kSelfTest:
+    case FrameType::kSelfTestEnd:
+      return OnSelfTest(frame);
     default:
       return Garbage("a frame of another transport");
   }
@@ -129,8 +114,9 @@ void UcxEndpoint::OnMessage(std::span<const std::byte> bytes) {
 
 void UcxEndpoint::OnNotify(const UcxMessage& message) {
   // UCX promises no order where a message travels by several lanes.
-  if (message.payload.size() > kNotifyBytesMax || message.frame.request != notifies_received_ + 1) {
-    return Garbage("a notify too long or out of order");
+  if (proved_ || message.payload.size() > kNotifyBytesMax ||
+      message.frame.request != notifies_received_ + 1) {
+    return Garbage("a notify too early, too long or out of order");
   }
   ++notifies_received_;
   if (state_ != State::kOpen) return;
@@ -151,7 +137,7 @@ void UcxEndpoint::OnGet(const Frame& frame) {
 
 Result<std::vector<std::byte>> UcxEndpoint::Grant(const Frame& frame) {
   if (state_ != State::kOpen) return Fail(TransportFailed("the session ends"));
-  if (frame.length > core_->options.chunk_bytes_max) {
+  if (frame.length > core_->options.chunk_bytes_max && frame.key != core_->self_test_key) {
     return Fail(Code::kInvalidArgument, Reason::kMessageTooLarge, "more than a chunk");
   }
   WW_ASSIGN(auto exported, core_->exports.Use(frame.key));
@@ -252,88 +238,6 @@ void UcxEndpoint::Finish(uint64_t request, Status status) {
   deadlines_.erase(deadlines_.find(operation.deadline));
   Pump();
   Complete(operation, std::move(status));
-}
-
-void UcxEndpoint::OnBroken(const std::string& why) {
-  FailSession(TransportFailed("the connection broke: " + why), "broken");
-}
-
-void UcxEndpoint::Garbage(const std::string& what) {
-  FailSession(TransportFailed("the peer sent garbage: " + what), "garbage");
-}
-
-void UcxEndpoint::Drain() {
-  if (state_ != State::kOpen) return;
-  state_ = State::kDraining;
-  open_ = false;
-  why_ = ClosedHere();
-  core_->CountClose("closed_here");
-  timer_.expires_after(kDrainLimit);
-  timer_.async_wait([self = shared_from_this()](const boost::system::error_code& cancelled) {
-    if (cancelled) return;
-    self->core_->Post([self] { self->CloseNow(); });
-  });
-  CloseWhenDrained();
-}
-
-void UcxEndpoint::CloseWhenDrained() {
-  if (state_ != State::kDraining || !grants_.empty()) return;
-  const bool reading = std::any_of(active_.begin(), active_.end(),
-                                   [](const auto& entry) { return entry.second.reads > 0; });
-  if (!reading) CloseNow();
-}
-
-void UcxEndpoint::FailSession(Status why, const char* cause) {
-  if (state_ == State::kOpen) {
-    open_ = false;
-    why_ = std::move(why);
-    core_->CountClose(cause);
-  }
-  CloseNow();
-}
-
-void UcxEndpoint::CloseNow() {
-  if (state_ == State::kClosing || state_ == State::kSettled) return;
-  state_ = State::kClosing;
-  timer_.cancel();
-  core_->worker().Close(connection_);
-}
-
-Status UcxEndpoint::EndOf(const GetOperation& operation) const {
-  return operation.deadline <= expired_at_ ? DeadlineExceeded() : why_;
-}
-
-void UcxEndpoint::OnClosed() {
-  state_ = State::kSettled;
-  for (const auto& [region, key] : std::exchange(keys_, {})) core_->worker().ReleaseKey(key);
-  grants_.clear();
-  deadlines_.clear();
-  for (auto& [request, get] : std::exchange(active_, {})) {
-    Complete(get.operation, EndOf(get.operation));
-  }
-  for (GetOperation& operation : std::exchange(waiting_, {})) {
-    Complete(operation, EndOf(operation));
-  }
-  core_->SessionClosed();
-  core_->handler->OnClosed(shared_from_this(), why_);
-}
-
-void UcxEndpoint::ArmTimer() {
-  if (state_ != State::kOpen || armed_ == Nanos::max()) return;
-  timer_.expires_at(std::chrono::steady_clock::time_point(armed_));
-  timer_.async_wait([self = shared_from_this()](const boost::system::error_code& cancelled) {
-    if (cancelled) return;
-    self->core_->Post([self] { self->OnTimer(); });
-  });
-}
-
-void UcxEndpoint::OnTimer() {
-  if (state_ != State::kOpen) return;
-  const Nanos now = SystemClock().Now();
-  armed_ = deadlines_.empty() ? Nanos::max() : *deadlines_.begin();
-  if (armed_ > now) return ArmTimer();
-  expired_at_ = now;
-  FailSession(TransportFailed("an operation outlived its deadline"), "deadline");
 }
 
 }  // namespace weightwire::transport

@@ -14,6 +14,7 @@
 #include "server/transport/operation.h"
 #include "server/transport/ucx/ucx_core.h"
 #include "server/transport/ucx/ucx_messages.h"
+#include "server/transport/ucx/ucx_self_test.h"
 
 namespace weightwire::transport {
 
@@ -21,6 +22,7 @@ namespace weightwire::transport {
 /// memory and keeps it alive; then UCX reads, and the reader gives the leave back. Calls of other
 /// threads are posted to the loop, where everything happens.
 ///
+/// Begin: nobody has the session before it passed its self-test, and nobody hears of its end then.
 /// End: a Close of ours lets reads under way end first, ours and those of the peer, for a while:
 /// UCX is at its frailest when it drops traffic. Any other end comes at once. The connection is
 /// closed; when UCX has let go of all memory, OnClosed completes every Get, frees what the peer had
@@ -29,9 +31,14 @@ class UcxEndpoint final : public Endpoint,
                           public UcxConnection,
                           public std::enable_shared_from_this<UcxEndpoint> {
  public:
-  UcxEndpoint(std::shared_ptr<UcxCore> core, const Hello& hello, uint64_t connection);
-  /// On the loop.
-  void Start();
+  /// `peer` and `peer_name`: of the other side, whoever called.
+  UcxEndpoint(std::shared_ptr<UcxCore> core, const Hello& hello, uint64_t connection,
+              Incarnation peer, std::string peer_name);
+  /// On the loop. `proved` gets the session once it passed its self-test, or why there is none:
+  ///   kUnavailable / kTransportFailed  it failed; names the peer, what UCX chose, and a remedy
+  ///   kDeadlineExceeded                the same, in time
+  ///   kCancelled                       the transport ended
+  void Start(Nanos deadline, Transport::ConnectDone proved);
 
   const Hello& hello() const override { return hello_; }
   const std::string& transport_name() const override { return core_->name; }
@@ -58,6 +65,9 @@ class UcxEndpoint final : public Endpoint,
     size_t reads = 0;  ///< under way
   };
 
+  void OnSelfTest(const Frame& frame);
+  void OnSelfTestEnd(bool passed);
+  Status SelfTestFailure() const;
   void Begin(GetOperation operation);
   void Pump();
   void Send(Frame frame, std::span<const std::byte> payload = {}, bool report = false);
@@ -82,11 +92,16 @@ class UcxEndpoint final : public Endpoint,
   const std::shared_ptr<UcxCore> core_;
   const Hello hello_;
   const uint64_t connection_;
+  const std::string peer_name_;
   std::atomic<bool> open_{true};  ///< false once anything ended the session, or Close was called
   std::atomic<uint32_t> notifies_queued_{0};
 
   // On the loop.
   State state_ = State::kOpen;
+  UcxSelfTest self_test_;
+  Transport::ConnectDone proved_;  ///< null once it was called
+  Nanos proof_deadline_{0};
+  std::vector<std::string> lanes_;  ///< what UCX chose
   Status why_;
   Nanos expired_at_ = Nanos::min();  ///< operations due by then have ended the session
   std::deque<GetOperation> waiting_;

@@ -7,6 +7,7 @@
 #include "server/transport/address.h"
 #include "server/transport/operation.h"
 #include "server/transport/ucx/ucx_dial.h"
+#include "server/transport/ucx/ucx_self_test.h"
 #include "server/transport/ucx/ucx_visitor.h"
 
 namespace weightwire::transport {
@@ -15,6 +16,10 @@ UcxGate::UcxGate(std::shared_ptr<UcxCore> core) : core_(std::move(core)) {}
 
 Status UcxGate::Open() {
   WW_RETURN_IF_ERROR(core_->viable());
+  WW_ASSIGN_OR_STATUS(auto pattern,
+                      memory::MemoryRegion::Allocate("ucx-self-test", kUcxSelfTestBytes));
+  FillUcxSelfTest({pattern->data(), kUcxSelfTestBytes}, core_->self);
+  core_->self_test_key = core_->exports.Export({{pattern, 0, kUcxSelfTestBytes}});
   std::promise<Status> opened;
   core_->Post([this, &opened] { opened.set_value(Listen()); });
   return opened.get_future().get();

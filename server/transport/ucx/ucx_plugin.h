@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 struct sockaddr;
 
@@ -16,7 +17,7 @@ struct sockaddr;
 namespace weightwire::transport {
 
 /// Raised whenever this file changes; a plug-in of another number is refused.
-inline constexpr uint32_t kUcxPluginAbi = 1;
+inline constexpr uint32_t kUcxPluginAbi = 2;
 
 /// A registered range: what a peer needs to read it, and what releases it.
 struct UcxMemory {
@@ -63,6 +64,9 @@ class UcxWorker {
   virtual void Reject(void* request) = 0;
   /// Copies the message. OnSent follows, once, when `report`.
   virtual void Send(uint64_t connection, std::span<const std::byte> message, bool report) = 0;
+  /// What UCX chose for the connection, "transport/device" each, sorted: {"cma/memory", "tcp/lo"}.
+  /// Complete once something was read. Empty when UCX does not say.
+  virtual std::vector<std::string> Lanes(uint64_t connection) = 0;
   /// Stops everything on the connection at once, whatever the peer does. OnClosed follows.
   virtual void Close(uint64_t connection) = 0;
 

@@ -20,6 +20,7 @@ struct UcxOptions {
   uint32_t inbound_sessions_max = 1024;  ///< a caller is refused while so many sessions are open
   uint32_t inbound_handshakes_max = 64;  ///< connections that have not introduced themselves
   Nanos handshake_timeout = std::chrono::seconds(2);  ///< of an inbound session
+  Nanos self_test_timeout = std::chrono::seconds(5);  ///< of a new session, in both directions
   metrics::Sink* metrics = &metrics::Null();          ///< must outlive the transport
 };
 
@@ -27,6 +28,9 @@ struct UcxOptions {
 /// Peers connect by "host:port" (names are resolved). Needs libweightwire_ucx.so beside the program
 /// or on the loader's path, and libucp; Viable() says which of them is missing. What UCX puts on
 /// the wire is trusted as far as the network is: payload is neither encrypted nor checksummed.
+///
+/// A session is handed out once both sides have read a known pattern from each other; one that
+/// fails this is closed, and Connect's failure names the peer, what UCX chose, and a remedy.
 std::unique_ptr<Transport> MakeUcxTransport(UcxOptions options);
 
 }  // namespace weightwire::transport

@@ -1,9 +1,11 @@
 #include "server/transport/ucx/ucx_visitor.h"
 
 #include <boost/asio/io_context.hpp>
+#include <string>
 #include <utility>
 
 #include "server/transport/handshake.h"
+#include "server/transport/operation.h"
 #include "server/transport/ucx/ucx_endpoint.h"
 #include "server/transport/ucx/ucx_gate.h"
 
@@ -41,9 +43,12 @@ void UcxVisitor::Answer(const Hello& hello) {
     return core_->CountClose(reply.code == Code::kResourceExhausted ? "sessions_full" : "refused");
   }
   Leave();
-  auto endpoint = std::make_shared<UcxEndpoint>(core_, hello, id_);
-  endpoint->Start();
-  core_->handler->OnAccepted(endpoint);
+  auto endpoint = std::make_shared<UcxEndpoint>(core_, hello, id_, hello.caller,
+                                                "the caller " + std::to_string(hello.caller.value));
+  endpoint->Start(DeadlineAfter(core_->options.self_test_timeout),
+                  [core = core_.get()](Result<std::shared_ptr<Endpoint>> proved) {
+                    if (proved.has_value()) core->handler->OnAccepted(*proved);
+                  });
 }
 
 void UcxVisitor::OnBroken(const std::string&) { Drop("broken"); }

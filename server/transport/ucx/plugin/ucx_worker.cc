@@ -13,6 +13,9 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <sstream>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -45,6 +48,18 @@ ucs_log_func_rc_t LogToStderr(const char*, unsigned, const char* function, ucs_l
   std::vsnprintf(text, sizeof(text), format, list);
   std::fprintf(stderr, "ucx: %s: %s\n", function, text);
   return UCS_LOG_FUNC_RC_STOP;
+}
+
+/// "tcp/lo" of "#   lane[0]:  2:tcp/lo.0 md[1] …", empty of any other line.
+std::string LaneOf(const std::string& line) {
+  const size_t lane = line.find(" lane[");
+  const size_t colon = lane == std::string::npos ? lane : line.find("]:", lane);
+  if (colon == std::string::npos) return {};
+  std::string number_and_name;
+  std::istringstream(line.substr(colon + 2)) >> number_and_name;
+  const std::string name = number_and_name.substr(number_and_name.find(':') + 1);
+  if (name.find('/') == std::string::npos) return {};  // "cm": it carries no bytes
+  return name.substr(0, name.rfind('.'));
 }
 
 struct Connection {
@@ -182,6 +197,23 @@ class Worker final : public UcxWorker {
                         sending->message.size(), &param);
     if (UCS_PTR_IS_PTR(request)) return;
     sending->End(UCS_PTR_STATUS(request));
+  }
+
+  std::vector<std::string> Lanes(uint64_t id) override {
+    // 1.13 has no call for it, so what it prints for people is read.
+    char* text = nullptr;
+    size_t bytes = 0;
+    std::FILE* out = open_memstream(&text, &bytes);
+    if (out == nullptr) return {};
+    ucp_ep_print_info(connections_.at(id)->endpoint, out);
+    std::fclose(out);
+    std::set<std::string> lanes;
+    std::istringstream lines(std::string(text, bytes));
+    std::free(text);
+    for (std::string line; std::getline(lines, line);) {
+      if (std::string lane = LaneOf(line); !lane.empty()) lanes.insert(std::move(lane));
+    }
+    return {lanes.begin(), lanes.end()};
   }
 
   void Close(uint64_t id) override {
