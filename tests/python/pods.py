@@ -20,16 +20,19 @@ _PYTHON = os.path.realpath(sys.prefix)
 #: What an image of the application would hold: Python with its packages, and the client.
 _SOFTWARE = [_PYTHON, sys.base_prefix, str(ROOT / "client/python")]
 _ROOT_SCRIPT = """
-root=$1; shift
-mount -t tmpfs -o mode=755 none "$root"
+root=$1 image=$2 hosts=$3 mode=$4; shift 4
 bind() { mkdir -p "$root$2"; mount --bind "$1" "$root$2"; [ "$3" = rw ] || mount -o remount,bind,ro "$root$2"; }
-bind /usr /usr ro; for link in bin sbin lib lib64; do ln -s "usr/$link" "$root/$link"; done
+if [ "$image" != "" ]; then mount --bind "$image" "$root"; else
+  mount -t tmpfs -o mode=755 none "$root"
+  bind /usr /usr ro; for link in bin sbin lib lib64; do ln -s "usr/$link" "$root/$link"; done
+  mkdir "$root/etc"; cp /etc/ld.so.cache "$root/etc/"
+fi
 mkdir -p "$root/proc" "$root/etc" "$root/dev" "$root/tmp"; chmod 1777 "$root/tmp"; mount --rbind /proc "$root/proc"
 for device in null zero urandom; do touch "$root/dev/$device"; mount --bind "/dev/$device" "$root/dev/$device"; done
-cp "$1" "$root/etc/hosts"; cp /etc/ld.so.cache "$root/etc/"; mode=$2; shift 2
+touch "$root/etc/hosts"; mount --bind "$hosts" "$root/etc/hosts"
 while [ "$1" != -- ]; do bind "$1" "$2" "$3"; shift 3; done
 shift
-[ "$mode" = rw ] || mount -o remount,ro "$root"
+[ "$mode" = rw ] || mount -o remount,bind,ro "$root"
 exec /usr/sbin/chroot "$root" "$@"
 """
 
@@ -79,12 +82,11 @@ class Container:
     def start(self) -> None:
         context = {**self.pod.spec["securityContext"], **self.spec["securityContext"]}
         assert context["runAsNonRoot"] and context["capabilities"] == {"drop": ["ALL"]} and not context["allowPrivilegeEscalation"]
-        binds = [str(BINARIES), _IMAGE, "ro"]
-        for path in _SOFTWARE:
-            binds += [path, path, "ro"]
+        image = self.pod.cluster.image if self.spec["image"].startswith("weightwire:") else ""
+        binds = [] if image else [str(BINARIES), _IMAGE, "ro", *(word for path in _SOFTWARE for word in (path, path, "ro"))]
         for mount in self.spec["volumeMounts"]:
             binds += [str(self.pod.volume(mount["name"])), mount["mountPath"], "ro" if mount.get("readOnly") else "rw"]
-        environment = {"PATH": f"{_IMAGE}:{_PYTHON}/bin:/usr/bin:/bin", "HOSTNAME": self.pod.name,
+        environment = {"PATH": f"{_IMAGE}:{_PYTHON}/bin:/usr/local/bin:/usr/bin:/bin", "HOSTNAME": self.pod.name,
                        "PYTHONPATH": str(ROOT / "client/python")}
         for entry in self.spec.get("env", []):
             environment[entry["name"]] = entry.get("value") or self.pod.field(entry["valueFrom"]["fieldRef"]["fieldPath"])
@@ -97,7 +99,7 @@ class Container:
         with open(self.log, "a") as log:
             self._popen = subprocess.Popen(
                 self.pod.namespace.enter("unshare", "--mount", "--propagation", "private", "sh", "-euc", _ROOT_SCRIPT, "root",
-                                         str(root), str(self.pod.cluster.hosts), mode, *binds, "--", *private),
+                                         str(root), image, str(self.pod.cluster.hosts), mode, *binds, "--", *private),
                 env=environment, stdout=log, stderr=log)
 
     def await_probe(self, name: str, seconds: float = 60) -> None:
@@ -188,10 +190,11 @@ class Pod:
 
 
 class Cluster:
-    """Pods of all rendered workloads, on one bridge in a namespace of its own. `claims`: volumes by claim."""
+    """Pods of all rendered workloads, on one bridge in a namespace of its own. `claims`: volumes by claim. `image`: the root
+    of weightwire's image; without one its containers see this machine's /usr and what was built here."""
 
-    def __init__(self, manifests: list[dict], directory: pathlib.Path, claims: dict[str, pathlib.Path]):
-        self.manifests, self.directory, self.claims = manifests, directory, claims
+    def __init__(self, manifests: list[dict], directory: pathlib.Path, claims: dict[str, pathlib.Path], image: str = ""):
+        self.manifests, self.directory, self.claims, self.image = manifests, directory, claims, image
         self._numbers = itertools.count(2)
         self.pods: dict[str, Pod] = {}
         self.switch = Namespace("--net", "--ipc")

@@ -1,6 +1,7 @@
 """The rendered pods run the disaggregated job: trainer and engine pods that share nothing but the network, each with its
 own sidecar, as user 10001 on read-only roots; the coordinator is killed in the middle."""
 
+import contextlib
 import json
 import pathlib
 import shutil
@@ -36,10 +37,9 @@ WORKLOADS = {"workloads": {
 }}
 
 
-@pytest.fixture
-def cluster():
-    if WHY_NOT:
-        pytest.skip(f"pods cannot run here: {WHY_NOT}")
+@contextlib.contextmanager
+def running_cluster(image=""):
+    """All pods of the job; not started yet."""
     directory = pathlib.Path(tempfile.mkdtemp(prefix="wwpod-", dir="/tmp"))  # short: sockets lie in it
     directory.chmod(0o755)
     models = directory / "models"
@@ -49,10 +49,12 @@ def cluster():
         checkpoint.write(str(models / f"v{version}"), CONFIG, seed=version)
     manifests = chart.objects(chart.profile("tcp"), chart.ACCEPT, WORKLOADS,
                               {"coordinator": {"config": {"min_engines": 2, "lease_ms": 30_000}}})
-    running = pods.Cluster(manifests, directory, {"models": models})
-    yield running
-    running.close()
-    shutil.rmtree(directory, ignore_errors=True)
+    running = pods.Cluster(manifests, directory, {"models": models}, image)
+    try:
+        yield running
+    finally:
+        running.close()
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def each(names, call):
@@ -67,7 +69,13 @@ def until(what, condition, seconds=60):
         time.sleep(0.1)
 
 
-def test_the_disaggregated_job_runs_in_the_rendered_pods_across_a_coordinators_death(cluster):
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"pods cannot run here: {WHY_NOT}")
+def test_the_disaggregated_job_runs_in_the_rendered_pods_across_a_coordinators_death():
+    with running_cluster() as cluster:
+        move_versions_across_a_coordinators_death(cluster)
+
+
+def move_versions_across_a_coordinators_death(cluster):
     trainers, engines = (sorted(name for name in cluster.pods if name.startswith(kind)) for kind in ("trainer", "engine"))
     coordinator = cluster.pods[COORDINATOR].containers["coordinator"]
     cluster.pods[COORDINATOR].start()
