@@ -176,6 +176,8 @@ TEST_F(BadCall, FencedPublisherIsStale) {
   Evict("trainer");
   for (int call = 0; call < 2; ++call) {
     const Status status = publisher->Publish(Version(5));
+    // The first call may reach the agent before the news of the eviction does.
+    if (call == 0 && status.reason() == Reason::kMemberLost) continue;
     EXPECT_EQ(CodeName(status.code()), CodeName(Code::kFailedPrecondition)) << status.ToString();
     EXPECT_EQ(ReasonName(status.reason()), ReasonName(Reason::kStaleIncarnation))
         << status.ToString();
