@@ -206,6 +206,7 @@ bool Driver::StartPublish() {
   publish_draft_ = NewDraft(std::move(spec), trainer->name);
   publish_draft_->attempt = head->attempts;
   publish_draft_->trace_id = head->trace_id;
+  publish_draft_->direct = head->direct;
   ArmVersionTimer();
   Plan(publish_draft_, *trainer, engines);
   return true;
@@ -232,6 +233,9 @@ void Driver::StartFill() {
   spec.content = committed_.epoch;
   spec.sources = holder->Members();
   fill_draft_ = NewDraft(std::move(spec), holder->name);
+  for (const Group* engine : waiting) {
+    if (engine->fills_failed > 0) fill_draft_->direct.insert(engine->name);
+  }
   Plan(fill_draft_, *holder, waiting);
 }
 
@@ -326,23 +330,9 @@ void Driver::PlanFailed(const Draft& draft) {
   changed_();
 }
 
-std::set<std::string> Driver::DirectOf(const epoch::Spec& spec) {
-  if (spec.kind == epoch::Kind::kPublish) {
-    const PendingVersion* pending = queue_.Find(spec.version);
-    return pending == nullptr ? std::set<std::string>() : pending->direct;
-  }
-  std::set<std::string> direct;
-  for (const epoch::EngineMembers& engine : spec.engines) {
-    const Group* group = s_.membership.FindGroup(engine.name);
-    if (group != nullptr && group->fills_failed > 0) direct.insert(engine.name);
-  }
-  return direct;
-}
-
-std::unique_ptr<EpochRun> Driver::RunFrom(const Draft& draft) {
+std::unique_ptr<EpochRun> Driver::RunFrom(const Draft& draft) const {
   auto run = std::make_unique<EpochRun>();
-  PrepareInput input{draft.spec,     draft.plans,       {},
-                     draft.trace_id, s_.options.fanout, DirectOf(draft.spec)};
+  PrepareInput input{draft.spec, draft.plans, {}, draft.trace_id, s_.options.fanout, draft.direct};
   auto add = [&](const epoch::Member& member, const std::string& name) {
     const Session& session = *s_.membership.SessionOf(member);
     input.addresses[member] = {

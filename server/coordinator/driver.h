@@ -4,7 +4,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -81,9 +80,7 @@ class Driver {
   /// Every rank that published the version is still the one that did.
   bool TrainerHolds(const PendingVersion& pending) const;
   void PlanFailed(const Draft& draft);
-  /// Engines that read from the sources themselves.
-  std::set<std::string> DirectOf(const epoch::Spec& spec);
-  std::unique_ptr<EpochRun> RunFrom(const Draft& draft);
+  std::unique_ptr<EpochRun> RunFrom(const Draft& draft) const;
   void EndPublish(const EpochRun& run);
   bool MayRetry(const EpochRun& run, const PendingVersion& pending) const;
   void EndFill(const EpochRun& run);

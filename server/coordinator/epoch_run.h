@@ -2,6 +2,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct Draft {
   uint32_t attempt = 1;
   Nanos started{};
   double started_wall = 0;
+  std::set<std::string> direct;                 ///< PrepareInput's
   std::map<std::string, PlannedPairPtr> plans;  ///< by engine
   size_t awaited = 0;
   Status failure;  ///< of the first plan that cannot be made

@@ -36,6 +36,13 @@ void Append(std::vector<transport::MutableSpan>* into, std::byte* data, uint64_t
   into->emplace_back(data, bytes);
 }
 
+// The hint is the sum that is wanted, and the bytes still have it.
+bool IsHere(std::span<const uint64_t> kept, uint32_t i, uint64_t wanted, const std::byte* target,
+            const SegmentCopy& copy) {
+  return !kept.empty() && kept[i] == wanted &&
+         kernels::SumTarget(target, copy.box, copy.to) == wanted;
+}
+
 }  // namespace
 
 SegmentSums SumsIn(std::span<const std::byte> memory, const plan::SlotSpan& slot) {
@@ -58,8 +65,7 @@ MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& sc
     const std::byte* source = source_tensors[op.source_tensor].data() + copy.source_offset;
     std::byte* target = binding[op.target_tensor].data() + copy.target_offset;
     const uint64_t wanted = source_sums(span.first_segment + i);
-    if (!kept.empty() && kept[i] == wanted && !stop.load(std::memory_order_relaxed) &&
-        kernels::SumTarget(target, copy.box, copy.to) == wanted) {
+    if (!stop.load(std::memory_order_relaxed) && IsHere(kept, i, wanted, target, copy)) {
       result.kept_bytes += segment.bytes;
       result.sums.push_back(wanted);
       continue;
@@ -90,9 +96,7 @@ std::vector<bool> TakeKept(const plan::Stream& stream, const plan::StreamSchedul
     if (stop.load(std::memory_order_relaxed)) return taken;
     const auto [op, segment, copy] = PartsOf(stream, schedule, span.first_segment + i);
     std::byte* target = binding[op.target_tensor].data() + copy.target_offset;
-    if (!kept.here.empty() && kept.here[i] == expected[i]) {
-      taken[i] = kernels::SumTarget(target, copy.box, copy.to) == expected[i];
-    }
+    taken[i] = IsHere(kept.here, i, expected[i], target, copy);
     if (!taken[i] && !kept.served.empty() && kept.served[i] == expected[i]) {
       const std::byte* from = served[op.target_tensor].data() + copy.target_offset;
       taken[i] = kernels::CopyAndSumTarget(target, from, WithTargetOnBothSides(copy.box), copy.to,
@@ -102,30 +106,16 @@ std::vector<bool> TakeKept(const plan::Stream& stream, const plan::StreamSchedul
   return taken;
 }
 
-std::vector<Chunk> ChunksOf(const plan::StreamSchedule& schedule, uint32_t slot,
-                            int64_t bytes_max) {
-  const plan::SlotSpan& span = schedule.slots[slot];
-  std::vector<Chunk> chunks = {{slot, span.first_segment, 0, true}};
-  uint64_t begin = 0;
-  for (uint32_t i = span.first_segment; i < span.first_segment + span.segment_count; ++i) {
-    if (EndInSlot(schedule, i) - begin > static_cast<uint64_t>(bytes_max)) {
-      begin = static_cast<uint64_t>(schedule.offset_in_slot[i]);
-      chunks.push_back({slot, i, 0, false});
-    }
-    ++chunks.back().segment_count;
-  }
-  return chunks;
-}
-
-std::vector<Chunk> ChunksWithout(const plan::StreamSchedule& schedule, uint32_t slot,
-                                 int64_t bytes_max, const std::vector<bool>& kept) {
+std::vector<Chunk> ChunksOf(const plan::StreamSchedule& schedule, uint32_t slot, int64_t bytes_max,
+                            const std::vector<bool>& kept) {
   const plan::SlotSpan& span = schedule.slots[slot];
   std::vector<Chunk> chunks;
-  bool joins = false;  // the segment before is in the last chunk
+  if (kept.empty()) chunks.push_back({slot, span.first_segment, 0, true});
+  bool joins = kept.empty();  // what lies before the segment is in the last chunk
   uint64_t begin = 0;
   for (uint32_t i = 0; i < span.segment_count; ++i) {
     const uint32_t segment = span.first_segment + i;
-    if (kept[i]) {
+    if (!kept.empty() && kept[i]) {
       joins = false;
       continue;
     }

@@ -60,11 +60,10 @@ struct Chunk {
   uint32_t segment_count = 0;
   bool with_sums = false;  ///< begins at the slot's sums instead of the first segment
 };
-/// Cuts a slot into chunks of at most `bytes_max`, or of a single part where that is larger.
-std::vector<Chunk> ChunksOf(const plan::StreamSchedule& schedule, uint32_t slot, int64_t bytes_max);
-/// The same for the segments that are not `kept`; without the slot's sums.
-std::vector<Chunk> ChunksWithout(const plan::StreamSchedule& schedule, uint32_t slot,
-                                 int64_t bytes_max, const std::vector<bool>& kept);
+/// Cuts a slot into chunks of at most `bytes_max`, or of a single part where that is larger. With
+/// `kept` (one for each segment) its sums are here already: chunks of the other segments.
+std::vector<Chunk> ChunksOf(const plan::StreamSchedule& schedule, uint32_t slot, int64_t bytes_max,
+                            const std::vector<bool>& kept = {});
 
 /// Where the bytes of a chunk go.
 struct Scatter {

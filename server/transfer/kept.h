@@ -1,12 +1,12 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <span>
 #include <vector>
 
 #include "server/base/ids.h"
-#include "server/plan/plan.h"
 
 namespace weightwire::transfer {
 

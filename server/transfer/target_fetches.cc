@@ -16,7 +16,10 @@ void TargetStream::OrderSlot(uint32_t index) {
   const plan::SlotSpan& span = schedule_.slots[index];
   slot.expected.resize(span.segment_count);
   slot.state.resize(span.segment_count, SegmentState::kFetching);
-  if (KeptOf(index).empty()) return OrderChunks(ChunksOf(schedule_, index, chunk_bytes_));
+  const TargetJob& job = run_.job();
+  slot.kept.here = KnownSums(*job.kept, index);
+  if (job.served_kept) slot.kept.served = KnownSums(*job.served_kept, index);
+  if (slot.kept.empty()) return OrderChunks(ChunksOf(schedule_, index, chunk_bytes_));
   orders_.push_back({Chunk{index, span.first_segment, 0, true}, Wanted::kSums});
   PumpGets();
 }
@@ -28,9 +31,10 @@ void TargetStream::OrderChunks(const std::vector<Chunk>& chunks) {
 
 // The sums are here: what is here too need not be read.
 void TargetStream::OnSums(uint32_t index) {
+  Slot& slot = slots_.at(index);
   ++tasks_;
-  context().workers.Post([this, keep = run_.shared_from_this(), index, kept = KeptOf(index),
-                          expected = slots_.at(index).expected] {
+  context().workers.Post([this, keep = run_.shared_from_this(), index, kept = std::move(slot.kept),
+                          expected = slot.expected] {
     std::vector<bool> taken = TakeKept(stream_, schedule_, index, kept, expected, run_.job().served,
                                        run_.job().binding, stop_);
     keep->context().strand.Post(
@@ -56,7 +60,7 @@ void TargetStream::OnKept(uint32_t index, const std::vector<bool>& kept) {
   }
   Touch();
   if (slot.verified == kept.size()) return OnSlotVerified(index);
-  OrderChunks(ChunksWithout(schedule_, index, chunk_bytes_, kept));
+  OrderChunks(ChunksOf(schedule_, index, chunk_bytes_, kept));
 }
 
 // Every Get costs a stream its part of the stream, so that all advance alike.

@@ -128,13 +128,9 @@ void TargetStream::OnSlotVerified(uint32_t index) {
   run_.Changed();
 }
 
-KeptSums TargetStream::KeptOf(uint32_t index) const {
-  const TargetJob& job = run_.job();
+std::vector<uint64_t> TargetStream::KnownSums(const Kept& kept, uint32_t index) const {
   const plan::SlotSpan& span = schedule_.slots[index];
-  const auto of = [&](const Kept& kept) {
-    return kept.Of(job.slice->plan, stream_.id, span.first_segment, span.segment_count);
-  };
-  return {of(*job.kept), job.served_kept ? of(*job.served_kept) : std::vector<uint64_t>()};
+  return kept.Of(run_.job().slice->plan, stream_.id, span.first_segment, span.segment_count);
 }
 
 // Also of a stream that was stopped, and of what is not verified yet: the next attempt's sums
@@ -205,7 +201,8 @@ void TargetStream::CopySlot(uint32_t index) {
   SegmentSums source_sums = context().SumsAtReader(Key());
   if (!source_sums) source_sums = SumsIn(sums.subspan(offset, bytes), schedule_.slots[index]);
   context().workers.Post([this, keep = run_.shared_from_this(), index,
-                          source_sums = std::move(source_sums), kept = KeptOf(index).here] {
+                          source_sums = std::move(source_sums),
+                          kept = KnownSums(*run_.job().kept, index)] {
     MappedCopy copied = CopyMapped(stream_, schedule_, index, binding_.pieces, source_sums, kept,
                                    run_.job().binding, keep->context().tuning().rereads_max, stop_);
     keep->context().strand.Post([this, keep, index, copied = std::move(copied)]() mutable {

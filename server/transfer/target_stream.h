@@ -59,6 +59,7 @@ class TargetStream {
     std::vector<SegmentState> state;
     std::map<uint32_t, int> rereads;  ///< by segment in the slot
     uint32_t verified = 0;
+    KeptSums kept;  ///< until its sums are here
     int64_t kept_bytes = 0;
   };
   enum class Wanted : uint8_t {
@@ -87,7 +88,8 @@ class TargetStream {
   void FailStream(Code code, Reason reason, const std::string& what);
   void FailSegment(uint32_t segment);
 
-  KeptSums KeptOf(uint32_t index) const;
+  /// What `kept` knows of the slot's segments.
+  std::vector<uint64_t> KnownSums(const Kept& kept, uint32_t index) const;
   void NoteSums(uint32_t first_segment, uint32_t segment_count);
 
   // Mapped.
