@@ -16,7 +16,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import urllib.request
 
 import numpy as np
 
@@ -33,8 +32,7 @@ MODELS = {"1": checkpoint.QWEN25_05B,
 
 
 def metric(daemon: Daemon, name: str) -> int:
-    text = urllib.request.urlopen(f"http://{daemon.http}/metrics", timeout=10).read().decode()
-    return int(float(re.search(rf"^{name} (\S+)$", text, re.M)[1]))
+    return int(float(re.search(rf"^{name} (\S+)$", daemon.metrics(), re.M)[1]))
 
 
 def peak(daemon: Daemon) -> int:

@@ -20,7 +20,6 @@ import pathlib
 import re
 import shutil
 import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -150,10 +149,9 @@ def main() -> int:
     medians = {}
     for contender in contenders:
         seconds, cpu = zip(*times[contender.name])
-        row = report.add(contender.name, nbytes, list(seconds), contender.close(), contender.first)
+        row = report.add(contender.name, nbytes, list(seconds), contender.close(), contender.first,
+                         None if None in cpu else list(cpu))
         medians[contender.name] = row["seconds_median"]
-        if cpu[0] is not None:
-            row["cpu_seconds_median"] = statistics.median(cpu)
     for row in report.rows:
         kind, _, tls = row["name"].partition(":")
         if kind.startswith("perftest"):

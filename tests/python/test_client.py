@@ -180,7 +180,7 @@ def test_metrics_are_valid_and_count_what_happened(daemon, groups):
     groups[0].publish(1)
     with Client(daemon.grpc) as client:  # served is before counted: the last acknowledgement ends the epoch
         assert any(s.epoch_of(1) and s.epoch_of(1).phase == "committed" for s in client.watch(30))
-    text = urllib.request.urlopen(f"http://{daemon.http}/metrics", timeout=10).read().decode()
+    text = daemon.metrics()
     assert 'weightwire_epochs_total{outcome="committed"} 1' in text
     assert "weightwire_epoch_committed 1" in text
     if shutil.which("promtool"):

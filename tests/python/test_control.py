@@ -11,7 +11,7 @@ import pytest
 import weightwire.aio
 from test_client import CONFIG, assert_serves, checkpoint_of, engine, load, shards_of, trainer
 from weightwire import (AbortedError, Client, DeadlineError, NotReadyError, Progress, RefusedError, StaleError,
-                        TensorMeta, UnavailableError)
+                        UnavailableError)
 
 
 @pytest.fixture

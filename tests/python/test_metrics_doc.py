@@ -2,7 +2,6 @@
 
 import os
 import re
-import urllib.request
 
 from conftest import ROOT
 
@@ -18,7 +17,7 @@ Every family of `/metrics`, as a daemon that just started exports it. Histograms
 
 
 def test_the_page_is_what_a_daemon_exports(daemon):
-    text = urllib.request.urlopen(f"http://{daemon.http}/metrics", timeout=10).read().decode()
+    text = daemon.metrics()
     helps = dict(re.findall(r"^# HELP (\w+) (.*)$", text, re.M))
     kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M))
     assert helps.keys() == kinds.keys() and helps

@@ -50,10 +50,13 @@ class Daemon:
         self._popen.wait(10)
         self._log.close()
 
+    def metrics(self) -> str:
+        """What /metrics says."""
+        return urllib.request.urlopen(f"http://{self.http}/metrics", timeout=10).read().decode()
+
     def counter(self, line: str) -> float:
         """The value behind `line` (a family and its labels) on /metrics; 0 where it is not there."""
-        text = urllib.request.urlopen(f"http://{self.http}/metrics", timeout=10).read().decode()
-        found = re.search(f"^{re.escape(line)} (.*)$", text, re.M)
+        found = re.search(f"^{re.escape(line)} (.*)$", self.metrics(), re.M)
         return float(found[1]) if found else 0.0
 
     def stop(self) -> int:

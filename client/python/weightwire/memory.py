@@ -13,7 +13,7 @@ import numpy as np
 from weightwire.v1 import types_pb2
 
 # safetensors' dtype name -> (bytes of an element, numpy dtype that holds its bits)
-_DTYPES = {
+DTYPES = {
     "BF16": (2, np.uint16),
     "F16": (2, np.float16),
     "F32": (4, np.float32),
@@ -27,12 +27,27 @@ _DTYPES = {
     "F8_E4M3": (1, np.uint8),
     "F8_E5M2": (1, np.uint8),
 }
+# torch's name -> safetensors'
+FROM_TORCH = {
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
 _ALIGNMENT = 64
 
 
 def dtype_bytes(dtype: str) -> int:
     """Bytes of one element of a dtype named as in safetensors ("BF16", "F32", …)."""
-    return _DTYPES[dtype][0]
+    return DTYPES[dtype][0]
 
 
 @dataclass(frozen=True)
@@ -61,7 +76,7 @@ class TensorMeta:
 
 def array_at(buffer: mmap.mmap, offset: int, meta: TensorMeta) -> np.ndarray:
     """View of `meta` at `offset` bytes of `buffer`; bf16 and fp8 appear as unsigned integers."""
-    size, kind = _DTYPES[meta.dtype]
+    size, kind = DTYPES[meta.dtype]
     count = meta.nbytes // size
     return np.frombuffer(buffer, dtype=kind, count=count, offset=offset).reshape(meta.shape)
 

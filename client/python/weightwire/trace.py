@@ -4,22 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
+from weightwire.memory import FROM_TORCH
 from weightwire.v1 import types_pb2
-
-_FROM_TORCH = {
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint8": "U8",
-    "bool": "BOOL",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-}
 
 
 def trace_row(copy: Mapping[str, Any]) -> types_pb2.TraceRow:
@@ -28,4 +14,4 @@ def trace_row(copy: Mapping[str, Any]) -> types_pb2.TraceRow:
            for name, *arguments in copy["ops"]]
     return types_pb2.TraceRow(source=copy["src"], ops=ops, param=copy["param"], offset=copy["offset"],
                               shape=copy["shape"], stride=copy["stride"],
-                              dtype=types_pb2.DType.Value("DTYPE_" + _FROM_TORCH[copy["dtype"]]))
+                              dtype=types_pb2.DType.Value("DTYPE_" + FROM_TORCH[copy["dtype"]]))

@@ -14,9 +14,10 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from weightwire.checkpoint import megatron_files, native
 from weightwire.checkpoint.execute import Bound, by_target, compare, memory_bits, place, run, split
 from weightwire.checkpoint.formats import Opened, Wanted, bind
-from weightwire.checkpoint.planner import Local, Plan, Planner
+from weightwire.checkpoint.planner import Plan, Planner
 from weightwire.checkpoint.stored import CheckpointError
 from weightwire.checkpoint.writing import FORMATS, Writing, check_free, target_layout
+from weightwire.memory import TensorMeta
 
 PathLike = Union[str, "os.PathLike[str]"]
 #: (what is being done, bytes done, bytes in all)
@@ -131,7 +132,7 @@ def _source(source: PathLike, spec: Optional[str], config: Optional[PathLike], l
     return opened, planner, described, bind(opened, planner.layout(opened.spec), "source")
 
 
-def _with_dtypes(layout: List[List[Local]], plan: Plan, source: Bound) -> List[List[Local]]:
+def _with_dtypes(layout: List[List[TensorMeta]], plan: Plan, source: Bound) -> List[List[TensorMeta]]:
     """The layout's tensors with the dtypes that the source really has."""
     dtypes: Dict[Any, str] = {}
     for copy in plan.copies:

@@ -9,14 +9,13 @@ from typing import Any, Callable, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
-from weightwire.checkpoint import pickles
-from weightwire.checkpoint.planner import Copy, Local, Plan
-from weightwire.checkpoint.stored import ITEM_BYTES, Bits, CheckpointError, Files, Stored, bits_of
+from weightwire.checkpoint.planner import Copy, Plan
+from weightwire.checkpoint.stored import Bits, CheckpointError, Files, Stored, bits_of
+from weightwire.memory import DTYPES, FROM_TORCH, TensorMeta, dtype_bytes
 
 
 #: How NumPy calls what it can interpret.
-NUMPY = {"F16": "float16", "F32": "float32", "F64": "float64", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
-          "BOOL": "bool", "BF16": "uint16", "U8": "uint8", "F8_E4M3": "uint8", "F8_E5M2": "uint8"}
+NUMPY = {name: np.dtype(kind).name for name, (_, kind) in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -72,15 +71,15 @@ def place(flat: Bits, source: Bound, part: Copy, limit: int) -> None:
     _let_go(source, limit)
 
 
-def memory_bits(tensor: Any, local: Local, rank: int) -> Bits:
+def memory_bits(tensor: Any, local: TensorMeta, rank: int) -> Bits:
     """The elements of a NumPy array or torch tensor as bits, in place. CheckpointError: it is not as `local` says."""
     dtype = str(tensor.dtype)
     if dtype.startswith("torch."):  # viewed as bytes by a dtype of its own library, which is not imported here
-        known = pickles.TORCH_DTYPES.get(dtype[len("torch."):]) == local.dtype
+        known = FROM_TORCH.get(dtype[len("torch."):]) == local.dtype
         usable = tensor.device.type == "cpu" and tensor.is_contiguous()
         bits = tensor.detach().view(-1).view(sys.modules["torch"].uint8).numpy() if known and usable else None
     else:
-        known = np.dtype(dtype).itemsize == ITEM_BYTES[local.dtype] and dtype in (NUMPY[local.dtype], str(bits_of(local.dtype)))
+        known = np.dtype(dtype).itemsize == dtype_bytes(local.dtype) and dtype in (NUMPY[local.dtype], str(bits_of(local.dtype)))
         usable = tensor.flags.c_contiguous and tensor.flags.writeable
         bits = tensor.reshape(-1).view(np.uint8) if known and usable else None
     if bits is None or tuple(tensor.shape) != local.shape:
@@ -116,7 +115,7 @@ def span(extent: Sequence[int], stride: Sequence[int]) -> int:
 
 def split(copy: Copy, dtype: str, limit: int, *, source_only: bool = False) -> Iterator[Copy]:
     """Parts of `copy` whose spans on both sides (or the source's alone) are at most `limit` bytes, or one element."""
-    item = ITEM_BYTES[dtype]
+    item = dtype_bytes(dtype)
     stride = copy.source_stride
     if source_only or span(copy.extent, copy.source_stride) * item > limit:
         fits = span(copy.extent, copy.source_stride) * item <= limit

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from weightwire.checkpoint.execute import Bound
-from weightwire.checkpoint.planner import Local
 from weightwire.checkpoint.stored import CheckpointError, Files, Stored, check_cover
+from weightwire.memory import TensorMeta
 
 CONFIG = "config.json"
 
@@ -41,12 +41,12 @@ class Wanted:
     #: The layout, in the words of `wwctl layout`.
     spec: str
     #: By rank, in the layout's order; dtypes are the source's.
-    ranks: Sequence[Sequence[Local]]
+    ranks: Sequence[Sequence[TensorMeta]]
     shard_bytes: int
     config: Path
 
 
-def bind(opened: Opened, layout: Sequence[Sequence[Local]], role: str) -> Bound:
+def bind(opened: Opened, layout: Sequence[Sequence[TensorMeta]], role: str) -> Bound:
     """Finds every tensor of the layout.
 
     CheckpointError: one is missing, has another shape, or is there and in no layout; names rank and tensor.

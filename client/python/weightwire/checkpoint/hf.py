@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Dict, List, Sequence
 
 from weightwire.checkpoint import safetensors
 from weightwire.checkpoint.formats import Opened, Wanted
-from weightwire.checkpoint.planner import Local
-from weightwire.checkpoint.stored import ITEM_BYTES, Files, damaged, plain
+from weightwire.checkpoint.stored import Files, damaged, plain
+from weightwire.memory import TensorMeta
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -50,7 +49,7 @@ def lay_out(folder: Path, wanted: Wanted) -> None:
         safetensors.write_skeleton(folder / file, [(t.name, t.dtype, t.shape) for t in tensors])
         weight_map.update((t.name, file) for t in tensors)
     if len(parts) > 1:
-        total = sum(bytes_of(t) for t in wanted.ranks[0])
+        total = sum(t.nbytes for t in wanted.ranks[0])
         (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1))
 
 
@@ -58,21 +57,17 @@ def seal(opened: Opened, wanted: Wanted) -> None:
     """The files are whole once they are filled."""
 
 
-def shards(tensors: Sequence[Local], limit: int) -> List[List[Local]]:
+def shards(tensors: Sequence[TensorMeta], limit: int) -> List[List[TensorMeta]]:
     """The tensors in files of at most `limit` bytes, or of one tensor."""
-    files: List[List[Local]] = [[]]
+    files: List[List[TensorMeta]] = [[]]
     size = 0
     for tensor in tensors:
-        if files[-1] and size + bytes_of(tensor) > limit:
+        if files[-1] and size + tensor.nbytes > limit:
             files.append([])
             size = 0
         files[-1].append(tensor)
-        size += bytes_of(tensor)
+        size += tensor.nbytes
     return files
-
-
-def bytes_of(tensor: Local) -> int:
-    return math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
 
 
 def read_json(path: Path) -> Dict[str, object]:

@@ -19,7 +19,7 @@ from weightwire import errors
 from weightwire.checkpoint.conversion import PathLike, open_checkpoint
 from weightwire.checkpoint.execute import memory_bits
 from weightwire.checkpoint.formats import Wanted
-from weightwire.checkpoint.planner import Local, Planner
+from weightwire.checkpoint.planner import Planner
 from weightwire.checkpoint.stored import CheckpointError
 from weightwire.checkpoint.writing import Writing, check_free, target_layout
 from weightwire.client import Client
@@ -51,8 +51,8 @@ def push(folder: PathLike, version: int, *, source_spec: Optional[str] = None, c
         for rank, (publisher, tensors) in enumerate(zip(publishers, opened.ranks)):
             metas = [TensorMeta(t.name, t.dtype, t.shape) for t in tensors.values()]
             params = publisher.bind(described.read_text(), source_spec or opened.spec, metas)
-            for tensor in tensors.values():
-                into = memory_bits(params[tensor.name], Local(tensor.name, tensor.dtype, tensor.shape), rank)
+            for meta, tensor in zip(metas, tensors.values()):
+                into = memory_bits(params[tensor.name], meta, rank)
                 step = max(1, _STEP_BYTES // into.itemsize)
                 for begin in range(0, tensor.count, step):
                     last = min(tensor.count, begin + step)
@@ -83,7 +83,7 @@ def save(target: PathLike, to: str, config: PathLike, *, version: int = 0, agent
                  for rank in range(len(layout))]
         text = Path(config).read_text()
         for subscriber, tensors in zip(ranks, layout):
-            subscriber.bind(text, spec, [TensorMeta(t.name, t.dtype, t.shape) for t in tensors])
+            subscriber.bind(text, spec, tensors)
         while True:
             offers = [_offer(subscriber, end) for subscriber in ranks]
             staged = [subscriber.flip(offer) for subscriber, offer in zip(ranks, offers)]

@@ -12,8 +12,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from weightwire.checkpoint import pickles, torch_files
 from weightwire.checkpoint.formats import Opened, Wanted, padding
-from weightwire.checkpoint.planner import Local
 from weightwire.checkpoint.stored import CheckpointError, Files, Stored, damaged
+from weightwire.memory import TensorMeta
 
 LATEST = "latest_checkpointed_iteration.txt"
 _FOLDER = re.compile(r"mp_rank_(\d{2,4})(?:_(\d{3,4}))?(?:_(\d{3,4}))?")
@@ -134,7 +134,7 @@ def lay_out(folder: Path, wanted: Wanted) -> None:
         for t in tensors:
             match = re.fullmatch(r"vpp(\d+)\.(.*)", t.name)
             chunk, name = (f"model{match.group(1)}", match.group(2)) if match else ("model", t.name)
-            chunks.setdefault(chunk, []).append(Local(name, t.dtype, t.shape))
+            chunks.setdefault(chunk, []).append(TensorMeta(name, t.dtype, t.shape))
         torch_files.write_megatron(path / _FILES[0], chunks)
 
 

@@ -14,7 +14,8 @@ from typing import Any, Dict, List
 from weightwire.checkpoint import safetensors
 from weightwire.checkpoint.formats import Opened, Wanted
 from weightwire.checkpoint.hf import read_json, shards
-from weightwire.checkpoint.stored import ITEM_BYTES, Files, Stored, damaged, plain, raw
+from weightwire.checkpoint.stored import Files, Stored, damaged, plain, raw
+from weightwire.memory import dtype_bytes
 
 MANIFEST = "weightwire.json"
 LEAF_BYTES = 16 << 20
@@ -101,7 +102,7 @@ def root(spec: str, ranks: Any) -> str:
 
 
 def _entry(files: Files, tensor: Stored) -> Dict[str, Any]:
-    step = LEAF_BYTES // ITEM_BYTES[tensor.dtype]
+    step = LEAF_BYTES // dtype_bytes(tensor.dtype)
     leaves = []
     for begin in range(0, tensor.count, step):
         values = files.flat(tensor, begin, min(tensor.count, begin + step))

@@ -14,7 +14,8 @@ import zlib
 from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from weightwire.checkpoint.stored import ITEM_BYTES, Files, Stored, damaged, whole
+from weightwire.checkpoint.stored import Files, Stored, damaged, whole
+from weightwire.memory import FROM_TORCH, dtype_bytes
 
 PICKLE_BYTES_MAX = 256 << 20
 _MEMO = {"PUT", "BINPUT", "LONG_BINPUT"}
@@ -22,9 +23,6 @@ _MEMO = {"PUT", "BINPUT", "LONG_BINPUT"}
 _REFUSED = {"BYTEARRAY8", "NEXT_BUFFER", "READONLY_BUFFER", "EXT1", "EXT2", "EXT4", "PERSID"}
 _STORAGES = {"BFloat16": "BF16", "Half": "F16", "Float": "F32", "Double": "F64", "Char": "I8", "Short": "I16",
              "Int": "I32", "Long": "I64", "Byte": "U8", "Bool": "BOOL"}
-TORCH_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "int8": "I8",
-                "int16": "I16", "int32": "I32", "int64": "I64", "uint8": "U8", "bool": "BOOL",
-                "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
 
 
 class Inert:
@@ -170,7 +168,7 @@ class TorchZip:
             raise damaged(self.file, f"a tensor of an unknown form: {error}", tensor=name) from error
         if kind != "storage" or len(shape) > 8 or not all(isinstance(n, int) and 0 <= n < 1 << 62 for n in numbers):
             raise damaged(self.file, "a tensor of an unknown form", tensor=name)
-        item = ITEM_BYTES[dtype]
+        item = dtype_bytes(dtype)
         if list(stride) != _row_major(shape) and math.prod(shape) > 1:
             raise damaged(self.file, f"strides {stride} of {shape}: not contiguous", tensor=name)
         if (offset + math.prod(shape)) * item > record.size:
@@ -216,7 +214,7 @@ def _central(fd: int, start: int, size: int, tail: bytes) -> List[int]:
 
 def _dtype(storage: str, extra: str) -> str:
     if extra:  # _rebuild_tensor_v3 names it
-        return TORCH_DTYPES[extra.rsplit(".", 1)[-1]]
+        return FROM_TORCH[extra.rsplit(".", 1)[-1]]
     kind = storage.rsplit(".", 1)[-1]
     return _STORAGES[kind[:-len("Storage")]]
 

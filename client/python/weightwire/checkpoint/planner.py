@@ -13,18 +13,10 @@ from pathlib import Path
 from typing import Any, List, Optional, Tuple
 
 from weightwire.checkpoint.stored import CheckpointError
+from weightwire.memory import TensorMeta
 
 _MAGIC = b"wwplan1\n"
 _TIMEOUT = 600
-
-
-@dataclass(frozen=True)
-class Local:
-    """A tensor as the layout has it."""
-
-    name: str
-    dtype: str
-    shape: Tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -64,13 +56,13 @@ class Planner:
             raise CheckpointError("wwctl, which makes the plan, was not found", code="FAILED_PRECONDITION",
                                   remedy="put it on PATH, name its folder in WEIGHTWIRE_BIN_DIR, or pass --wwctl")
 
-    def layout(self, spec: str) -> List[List[Local]]:
+    def layout(self, spec: str) -> List[List[TensorMeta]]:
         """What each rank of `spec` holds, in the order that plans number it."""
         shown = json.loads(self._run("layout", "show", "--config", self._config, "--spec", spec, "--tensor", "*",
                                      "--json"))
-        ranks: List[List[Local]] = [[] for _ in range(shown["ranks"])]
+        ranks: List[List[TensorMeta]] = [[] for _ in range(shown["ranks"])]
         for t in shown["tensors"]:
-            ranks[t["rank"]].append(Local(t["name"], t["dtype"], tuple(t["shape"])))
+            ranks[t["rank"]].append(TensorMeta(t["name"], t["dtype"], tuple(t["shape"])))
         return ranks
 
     def plan(self, source: str, target: str) -> Plan:

@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
-from weightwire.checkpoint.stored import ITEM_BYTES, Stored, damaged, whole
+from weightwire.checkpoint.stored import Stored, damaged, whole
+from weightwire.memory import DTYPES, dtype_bytes
 
 HEADER_BYTES_MAX = 100_000_000  # the reference implementation's bound
 TENSORS_MAX = 1_000_000
@@ -63,13 +64,13 @@ def _tensor(file: str, name: str, entry: object) -> Tuple[int, int, Stored]:
     if not isinstance(entry, dict) or len(name.encode(errors="replace")) > NAME_BYTES_MAX or not name:
         raise damaged(file, "an entry is no tensor", tensor=name[:80])
     dtype, shape, place = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise damaged(file, f"dtype {str(dtype)[:40]!r} is not known", tensor=name)
     if not isinstance(shape, list) or len(shape) > DIMS_MAX or not all(map(_natural, shape)):
         raise damaged(file, "the shape is none", tensor=name)
     if not isinstance(place, list) or len(place) != 2 or not all(map(_natural, place)):
         raise damaged(file, "data_offsets are none", tensor=name)
-    if place[1] - place[0] != math.prod(shape) * ITEM_BYTES[dtype]:
+    if place[1] - place[0] != math.prod(shape) * dtype_bytes(dtype):
         raise damaged(file, f"{place[1] - place[0]} bytes do not hold {dtype} {shape}", tensor=name)
     return place[0], place[1], Stored(name, dtype, tuple(shape), ())
 
@@ -79,7 +80,7 @@ def write_skeleton(path: Path, tensors: Iterable[Tuple[str, str, Sequence[int]]]
     header: Dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape in tensors:
-        size = math.prod(shape) * ITEM_BYTES[dtype]
+        size = math.prod(shape) * dtype_bytes(dtype)
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -22,10 +22,9 @@ from weightwire.checkpoint import disk, native, safetensors
 from weightwire.checkpoint.conversion import PathLike
 from weightwire.checkpoint.execute import NUMPY, memory_bits
 from weightwire.checkpoint.formats import CONFIG
-from weightwire.checkpoint.pickles import TORCH_DTYPES
-from weightwire.checkpoint.planner import Local
 from weightwire.checkpoint.stored import Bits, CheckpointError, plain
 from weightwire.checkpoint.writing import check_free
+from weightwire.memory import FROM_TORCH, TensorMeta
 
 _POLL_SECONDS = 0.05
 _DTYPES = {numpy: ours for ours, numpy in reversed(NUMPY.items())}
@@ -65,11 +64,11 @@ Held = Tuple[str, Tuple[int, ...], Bits]
 def _bits(name: str, tensor: Any, rank: int) -> Held:
     """(dtype, shape, elements) of a tensor; a view where it is contiguous in host memory."""
     text, shape = str(tensor.dtype), tuple(tensor.shape)
-    dtype = TORCH_DTYPES.get(text[len("torch."):]) if text.startswith("torch.") else _DTYPES.get(text)
+    dtype = FROM_TORCH.get(text[len("torch."):]) if text.startswith("torch.") else _DTYPES.get(text)
     if dtype is None:
         raise CheckpointError(f"dtype {text} is not known", reason="dtype_mismatch", rank=str(rank), tensor=name)
     usable = tensor.detach().cpu().contiguous() if text.startswith("torch.") else np.require(tensor, requirements=["C", "W"])
-    return dtype, shape, memory_bits(usable, Local(name, dtype, shape), rank)
+    return dtype, shape, memory_bits(usable, TensorMeta(name, dtype, shape), rank)
 
 
 def _write(folder: PathLike, spec: str, rank: int, world_size: int, tensors: Mapping[str, Held], config: str, attempt: str,

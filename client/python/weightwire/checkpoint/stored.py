@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weightwire import errors
+from weightwire.memory import dtype_bytes
 
-ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I8": 1, "I16": 2, "I32": 4, "I64": 8, "U8": 1, "BOOL": 1,
-              "F8_E4M3": 1, "F8_E5M2": 1}
 #: Values are moved as bits: no dtype is ever interpreted.
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 Bits = NDArray[Any]
@@ -50,7 +49,7 @@ def plain(name: object, where: str) -> str:
 
 
 def bits_of(dtype: str) -> Any:
-    return np.dtype(_BITS[ITEM_BYTES[dtype]])
+    return np.dtype(_BITS[dtype_bytes(dtype)])
 
 
 def raw(values: Bits) -> memoryview:
@@ -85,7 +84,7 @@ class Stored:
 
     @property
     def bytes(self) -> int:
-        return self.count * ITEM_BYTES[self.dtype]
+        return self.count * dtype_bytes(self.dtype)
 
 
 def whole(name: str, dtype: str, shape: Sequence[int], file: str, offset: int, crc: Optional[int] = None) -> Stored:
@@ -140,7 +139,7 @@ class Files:
 
     def flat(self, tensor: Stored, begin: int, end: int) -> Bits:
         """Elements [begin, end) of the row-major tensor; a view where one region holds them, else assembled."""
-        item = ITEM_BYTES[tensor.dtype]
+        item = dtype_bytes(tensor.dtype)
         if not 0 <= begin <= end <= tensor.count:
             raise CheckpointError(f"elements {begin} to {end} of {tensor.count}", reason="internal", tensor=tensor.name)
         self.touched += (end - begin) * item
@@ -161,7 +160,7 @@ class Files:
 
     def write(self, tensor: Stored, begin: int, values: Bits) -> None:
         """Elements from `begin` on. Only for regions of whole rows, as every writer here lays them out."""
-        item, data, written = ITEM_BYTES[tensor.dtype], raw(values), 0
+        item, data, written = dtype_bytes(tensor.dtype), raw(values), 0
         for region, first, last in _row_ranges(tensor):
             low, high = max(first, begin), min(last, begin + len(values))
             while low < high:
@@ -177,7 +176,7 @@ class Files:
         for region in tensor.regions:
             if region.crc and zlib.crc32(raw(self.view(region, tensor.dtype))) != region.crc:
                 raise damaged(region.file, "the bytes do not match their checksum", tensor=tensor.name)
-            self.touched += math.prod(region.shape) * ITEM_BYTES[tensor.dtype]
+            self.touched += math.prod(region.shape) * dtype_bytes(tensor.dtype)
 
     def release(self) -> None:
         """Lets go of the pages that were looked at; the page cache may keep them."""

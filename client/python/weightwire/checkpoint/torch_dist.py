@@ -17,9 +17,9 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from weightwire.checkpoint import pickles, torch_files
 from weightwire.checkpoint.formats import Opened, Wanted, padding
-from weightwire.checkpoint.planner import Local
-from weightwire.checkpoint.stored import ITEM_BYTES, CheckpointError, Files, Region, Stored, damaged, plain
+from weightwire.checkpoint.stored import CheckpointError, Files, Region, Stored, damaged, plain
 from weightwire.checkpoint.torch_files import Stack
+from weightwire.memory import FROM_TORCH, TensorMeta, dtype_bytes
 
 METADATA = ".metadata"
 _EXPERTS = "mlp.experts.experts."
@@ -78,7 +78,7 @@ def _numbers(size: Any) -> Tuple[int, ...]:
 
 def _stored(files: Files, key: str, entry: Any, places: Dict[Any, Any], zips: List[Tuple[str, int, int]]) -> Stored:
     """A tensor as it is stored, its blocks located in the items that hold them."""
-    dtype = pickles.TORCH_DTYPES.get(_dtype(entry.field("properties")).rsplit(".", 1)[-1])
+    dtype = FROM_TORCH.get(_dtype(entry.field("properties")).rsplit(".", 1)[-1])
     shape, regions = _numbers(entry.field("size")), []
     if dtype is None:
         raise damaged(METADATA, "its dtype is not known", tensor=key)
@@ -112,7 +112,7 @@ def _unstack(stored: Stored) -> Iterator[Stored]:
     names, lead = _local_names(stored.name, stored.shape)
     parts: List[List[Region]] = [[] for _ in names]
     for region in stored.regions:
-        size = math.prod(region.shape[lead:]) * ITEM_BYTES[stored.dtype]
+        size = math.prod(region.shape[lead:]) * dtype_bytes(stored.dtype)
         single = math.prod(region.shape[:lead]) == 1
         for number, index in enumerate(itertools.product(*map(range, region.shape[:lead]))):
             place = 0
@@ -157,7 +157,7 @@ def seal(opened: Opened, wanted: Wanted) -> None:
         pickles.TorchZip(opened.files, file, start, size).write_sums()
 
 
-def stacked(tensors: Sequence[Local]) -> List[Stack]:
+def stacked(tensors: Sequence[TensorMeta]) -> List[Stack]:
     """How the tensors are stored: layers that are all alike on a leading axis, others each under its own name."""
     layers: Dict[str, Dict[str, Tuple[str, Tuple[int, ...]]]] = {}
     for t in tensors:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from weightwire.checkpoint.pickles import TORCH_DTYPES
-from weightwire.checkpoint.planner import Local
-from weightwire.checkpoint.stored import ITEM_BYTES, CheckpointError
+from weightwire.checkpoint.stored import CheckpointError
+from weightwire.memory import FROM_TORCH, TensorMeta, dtype_bytes
 
 #: Larger tensors are stored in blocks of rows: a reader loads whole blocks.
 _BLOCK_BYTES = 64 << 20
@@ -48,11 +47,11 @@ def _torch() -> Any:
 
 def _empty(torch: Any, dtype: str, shape: Sequence[int]) -> Any:
     """A tensor whose memory nobody touches."""
-    names = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
+    names = {ours: theirs for theirs, ours in FROM_TORCH.items()}
     return torch.empty(tuple(shape), dtype=getattr(torch, names[dtype]))
 
 
-def write_megatron(path: Path, chunks: Mapping[str, Sequence[Local]]) -> None:
+def write_megatron(path: Path, chunks: Mapping[str, Sequence[TensorMeta]]) -> None:
     """One rank's file; `chunks` are "model", or "model0", "model1"…"""
     torch = _torch()
     state: Dict[str, Any] = {"checkpoint_version": 3.0, "iteration": 0}
@@ -105,7 +104,7 @@ def write_torch_dist(folder: Path, stacks: Sequence[Stack]) -> None:
 def _blocks(stack: Stack) -> List[Tuple[Tuple[int, ...], Tuple[int, ...]]]:
     """(begin, extent) of what is stored in one piece."""
     blocks = []
-    row = math.prod(stack.shape[1:]) * ITEM_BYTES[stack.dtype]
+    row = math.prod(stack.shape[1:]) * dtype_bytes(stack.dtype)
     rows = stack.shape[0] if stack.shape else 1
     step = max(1, _BLOCK_BYTES // max(1, row))
     for place in stack.places:

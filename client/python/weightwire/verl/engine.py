@@ -19,7 +19,7 @@ from weightwire.client import default_coordinator
 from weightwire.verl import sender
 from weightwire.verl.desk import Announcement, Desk, Round
 from weightwire.verl.receiver import Receiver, Version
-from weightwire.verl.shards import EngineParams, ShardSource, checkpoint_names, hand_over_engine
+from weightwire.verl.shards import ShardSource, checkpoint_names, hand_over_engine
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
