@@ -3,6 +3,7 @@ option(WEIGHTWIRE_TESTS "Build the tests" ON)
 option(WEIGHTWIRE_SERVICE "Build what needs gRPC: daemon, clients, CLI (off under TSan)" ON)
 option(WEIGHTWIRE_WERROR "Treat warnings as errors" ON)
 option(WEIGHTWIRE_FAILPOINTS "Compile failpoints in (tests only)" OFF)
+option(WEIGHTWIRE_FUZZ "Of the tests, only the fuzzers (needs clang)" OFF)
 set(WEIGHTWIRE_SANITIZE "" CACHE STRING "address, undefined or thread")
 
 set(CMAKE_CXX_STANDARD 20)
