@@ -1,6 +1,7 @@
 #include "server/wire/checks.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "server/wire/limits.h"
 
@@ -70,6 +71,11 @@ Status CheckId(std::string_view field, std::string_view text) {
 
 Status CheckCount(std::string_view field, size_t count, size_t limit) {
   return count > limit ? TooLarge(field, count, limit) : OkStatus();
+}
+
+Status CheckSeconds(std::string_view field, double seconds) {
+  if (std::isfinite(seconds) && seconds >= 0) return OkStatus();
+  return Bad(field, "must be a finite number of seconds, at least 0");
 }
 
 Result<std::array<uint8_t, 16>> TraceIdFromProto(std::string_view field, std::string_view bytes) {

@@ -26,6 +26,8 @@ Status CheckText(std::string_view field, std::string_view text, size_t bytes_max
 /// 1 to kIdBytesMax of [A-Za-z0-9._-].
 Status CheckId(std::string_view field, std::string_view text);
 Status CheckCount(std::string_view field, size_t count, size_t limit);
+/// Finite and at least 0: one NaN would stay in a metric's sum for good.
+Status CheckSeconds(std::string_view field, double seconds);
 
 /// 16 bytes; none at all is 16 zeros.
 Result<std::array<uint8_t, 16>> TraceIdFromProto(std::string_view field, std::string_view bytes);

@@ -208,6 +208,7 @@ Result<epoch::Report> StagedFromProto(Epoch epoch, epoch::Member member,
                           staged.rereads(),
                           staged.seconds(),
                           staged.bytes_kept()};
+  WW_FAIL_IF_ERROR(CheckSeconds("staged.seconds", staged.seconds()));
   WW_ASSIGN(out.digests, DigestsFromProto("staged.digests", staged.digests()));
   WW_FAIL_IF_ERROR(
       CheckCount("staged.bytes_by_transport", staged.bytes_by_transport_size(), kAddressesMax));
@@ -231,6 +232,7 @@ Result<epoch::Report> BodyFromProto(Epoch epoch, epoch::Member member,
     case v1::ReportRequest::kStaged:
       return StagedFromProto(epoch, member, request.staged());
     case v1::ReportRequest::kApplied:
+      WW_FAIL_IF_ERROR(CheckSeconds("applied.flip_seconds", request.applied().flip_seconds()));
       return epoch::AppliedReport{epoch, member, request.applied().flip_seconds()};
     case v1::ReportRequest::kDrained:
       return epoch::DrainedReport{epoch, member};

@@ -125,6 +125,12 @@ Status Model::Add(const TensorTemplate& tensor, int64_t number, int64_t layer) {
   WW_ASSIGN_OR_STATUS(const Shape shape, ShapeOf(tensor, config_, dtype));
   const bool per_expert = Has(tensor.name, kExpertMark);
   const int64_t count = per_expert ? config_.experts : 1;
+  if (count == 0 || std::ranges::find(shape, 0) != shape.end()) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  "config.json gives the tensor no elements")
+        .AtTensor(NameOf(tensor.name, number, 0))
+        .Remedy("a layer that has experts needs at least one");
+  }
   const bool quantized = config_.scales.has_value() && IsLinear(tensor);
   const auto limit = static_cast<int64_t>(LayoutLimits{}.canonical_tensors_max);
   if (std::ssize(canonical_.tensors) > limit - count * (quantized ? 2 : 1)) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "server/wire/limits.h"
 #include "tests/unit/wire/random_domain.h"
 
@@ -144,6 +146,16 @@ TEST(ControlWireRefuses, EachWithItsField) {
              [](auto* r) { (*r->mutable_staged()->mutable_bytes_by_transport())[""] = 1; });
        },
        Reason::kInvalidRequest, "staged.bytes_by_transport"},
+      {"seconds that are no number",
+       [&] {
+         return report([](auto* r) {
+           r->mutable_staged()->set_seconds(std::numeric_limits<double>::quiet_NaN());
+         });
+       },
+       Reason::kInvalidRequest, "staged.seconds"},
+      {"a swap that takes less than no time",
+       [&] { return report([](auto* r) { r->mutable_applied()->set_flip_seconds(-1); }); },
+       Reason::kInvalidRequest, "applied.flip_seconds"},
   };
   for (const BadCase& bad : cases) {
     const Status status = bad.decode();
