@@ -10,7 +10,6 @@ to the last STAGED; every engine's bytes are compared in the last round.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -19,7 +18,7 @@ import numpy as np
 
 from demo import checkpoint
 from demo.fleet import Engine, Fleet
-from report import machine
+from report import add_options, write
 from rounds import timed_rounds
 
 # A relay passes a slot on when it has it: smaller slots make a chain's start shorter.
@@ -38,10 +37,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev bench fanout", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", required=True, help="path of weightwired")
-    parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--engines", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--rate", type=float, default=1e8, help="rate_limit of every agent, bytes a second")
     parser.add_argument("--rounds", type=int, default=5)
+    add_options(parser)
     args = parser.parse_args()
     nbytes = sum(2 * int(np.prod(s)) for s in checkpoint.hf_shapes(MODEL).values())
     memory = nbytes * (2 + 2 * max(args.engines))
@@ -56,10 +55,7 @@ def main() -> int:
                      "seconds_max": max(seconds), "ratio_to_first": median / rows[0]["seconds_median"] if rows else 1.0})
         print(f"{fanout:5s}, {engines:2d} engines  median {median:7.2f} s  (min {min(seconds):.2f}, max {max(seconds):.2f})  "
               f"{rows[-1]['ratio_to_first']:5.2f} x {args.engines[0]}", flush=True)
-    if args.json:
-        with open(args.json, "w") as out:
-            json.dump({"machine": machine(), "rows": rows}, out, indent=1)
-            out.write("\n")
+    write(args, f"{nbytes / 1e6:,.0f} MB to several engines at {args.rate:.3g} B/s an agent", rows)
     return 0
 
 

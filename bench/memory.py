@@ -21,13 +21,13 @@ import numpy as np
 
 from demo import checkpoint
 from demo.fleet import Daemon, Engine, Fleet
-from report import machine
+from report import add_options, write
 from rounds import timed_rounds
 
 OWN_BYTES = 64 << 20
 #: layers and vocabulary that make the named number of gigabytes (1e9 bytes)
 MODELS = {"1": checkpoint.QWEN25_05B,
-          "4": {**checkpoint.QWEN25_05B, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 25,
+          "4": {**checkpoint.QWEN25_05B, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 28,
                 "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 151_936}}
 
 
@@ -68,9 +68,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev bench memory", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", required=True, help="path of weightwired")
-    parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--models", nargs="+", choices=[*MODELS, "small"], default=["1"], help="gigabytes; 4 needs 14 GB")
     parser.add_argument("--rounds", type=int, default=3)
+    add_options(parser)
     args = parser.parse_args()
     rows = []
     for model in args.models:
@@ -78,14 +78,12 @@ def main() -> int:
         nbytes = sum(2 * int(np.prod(s)) for s in checkpoint.hf_shapes(config).values())
         for via in ("shm", "tcp"):
             for row in measure(args.binary, config, via, args.rounds):
-                rows.append({"model_bytes": nbytes, **row})
+                rows.append({"model_bytes": nbytes, "name": f"{nbytes / 1e6:,.0f} MB by {via}, {row['agent']}",
+                             "bars": {"peak": row["peak"] / 1e6, "bound": row["bound"] / 1e6}, **row})
                 print(f"{nbytes / 1e6:6,.0f} MB by {via}, {row['agent']:6s} peak {row['peak'] / 1e6:8,.0f} MB, bound "
                       f"{row['bound'] / 1e6:8,.0f} (stated {row['stated'] / 1e6:,.0f}, mapped {row['mapped'] / 1e6:,.0f})  "
                       f"{row['peak'] / row['bound']:.2f}", flush=True)
-    if args.json:
-        with open(args.json, "w") as out:
-            json.dump({"machine": machine(), "rows": rows}, out, indent=1)
-            out.write("\n")
+    write(args, "Peak resident memory of agents, and what they may take", rows, unit="MB")
     over = [row for row in rows if row["peak"] > row["bound"]]
     for row in over:
         print(f"{row['agent']} by {row['via']} took more than it stated", file=sys.stderr)

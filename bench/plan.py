@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 
-from report import machine
+from report import add_options, write
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "tests/data/configs"
 CASES = [
@@ -63,7 +63,7 @@ def row(wwctl: str, model: str, source: str, target: str) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev bench plan", description=__doc__)
     parser.add_argument("--wwctl", required=True)
-    parser.add_argument("--json", help="write the rows to this file")
+    add_options(parser)
     args = parser.parse_args()
     rows = []
     for case in CASES:
@@ -73,9 +73,7 @@ def main() -> int:
               f"{r['peak_rss_bytes'] / 1e6:,.0f} MB  {r['copies']:,d} copies  {r['bytes_total'] / 1e9:,.1f} GB  "
               f"egress {r['egress_over_bound']:.4f}  ingress {r['ingress_over_bound']:.4f}  "
               f"simulated {r['simulated_over_bound']:.4f} of the bound", flush=True)
-    if args.json:
-        with open(args.json, "w") as out:
-            json.dump({"machine": machine(), "rows": rows}, out, indent=1)
+    write(args, "Layouts, plan and proof on one core", rows)
     return 0
 
 

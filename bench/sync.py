@@ -29,7 +29,7 @@ import numpy as np
 
 from demo import checkpoint
 from demo.fleet import Engine, Fleet
-from report import Report
+from report import Report, add_options, write
 from rounds import cpu_seconds, timed_rounds
 from transport import UCX_TLS, Contender
 from weightwire.memory import Arena, TensorMeta
@@ -161,11 +161,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev bench sync", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", required=True, help="path of weightwired")
-    parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--ucx", action="store_true", help="also over the transport ucx")
     parser.add_argument("--peers", action="store_true", help="also what users would pick instead")
+    add_options(parser)
     args = parser.parse_args()
     config = checkpoint.SMALL if args.small else checkpoint.QWEN25_05B
     nbytes = sum(2 * int(np.prod(s)) for s in checkpoint.hf_shapes(config).values())
@@ -183,7 +183,7 @@ def main() -> int:
     best = min(r["seconds_median"] for r in report.rows if r["name"].startswith("raw-tcp"))
     tcp = next(r["seconds_median"] for r in report.rows if r["name"] == "weightwire-tcp")
     print(f"weightwire-tcp is {tcp / best:.2f} x the best raw socket")
-    report.write(args.json)
+    write(args, f"{nbytes / 1e6:,.0f} MB from trainer to engine", report.rows)
     return 0
 
 

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 
-from report import Report
+from report import Report, add_options, write
 
 _CALL = 4 << 20
 _SECONDS = 300
@@ -129,9 +129,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev bench transport", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", required=True, help="path of transport_bench")
-    parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--mib", type=int, default=256, help="size of the region; each contender has two of them")
+    add_options(parser)
     args = parser.parse_args()
     nbytes = args.mib << 20
     built, perftest = ucx_of(pathlib.Path(args.binary).parents[1])
@@ -161,7 +161,7 @@ def main() -> int:
     if not perftest:
         print("without rows of " + ("ucx_perftest: none beside this UCX (Debian: ucx-utils)" if built else
               "ucx: not built; install libucx-dev, or `pip install libucx-cu13` and set ucx_DIR to its lib/cmake/ucx"))
-    report.write(args.json)
+    write(args, f"{args.mib} MiB between two processes", report.rows)
     return 0
 
 

@@ -11,6 +11,9 @@ _COMMON = dict(vocab_size=1024, hidden_size=256, num_hidden_layers=2, num_attent
 KINDS = {
     "qwen2": ("Qwen2Config", dict(intermediate_size=704, tie_word_embeddings=False)),
     "qwen2-4-layers": ("Qwen2Config", dict(intermediate_size=704, tie_word_embeddings=False, num_hidden_layers=4)),
+    # Qwen2.5-0.5B: 988 MB
+    "qwen2.5-0.5b": ("Qwen2Config", dict(vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+                                         num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True)),
     "qwen2-tied": ("Qwen2Config", dict(intermediate_size=704, tie_word_embeddings=True)),
     "qwen3-moe": ("Qwen3MoeConfig", dict(intermediate_size=512, moe_intermediate_size=128, num_experts=8, head_dim=32,
                                          num_experts_per_tok=2, decoder_sparse_step=1, norm_topk_prob=True,

@@ -1,19 +1,7 @@
 #!/usr/bin/env bash
-# Runs the suite against a real vLLM: makes its environment, installs this checkout's package into a folder of its own
-# (so that the entry points are those of pyproject.toml), and starts pytest there: tests/engine/run.sh test_draft.py [-k …];
-# no file: all of them.
+# Runs the suite against a real vLLM: tests/engine/run.sh test_draft.py [-k …]; no file: all of them.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-root=$(cd "$here/../.." && pwd)
-python=$("$here/../envs/make.sh" vllm) || { echo "engine: NOT RUN: the vLLM environment could not be made (see above)" >&2; exit 1; }
-site=$(mktemp -d)
-trap 'rm -rf "$site"' EXIT
-cp -r "$root/client/python" "$site/source"  # pip leaves its own files beside what it builds
-cp -r "$here/faults" "$site/faults"
-"$python" -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --target "$site/packages" \
-  "$site/source" "$site/faults"
 files=$here
 case ${1:-} in test_*) files=$here/$1; shift ;; esac
-cd "$root"
-export WEIGHTWIRE_BIN_DIR=${WEIGHTWIRE_BIN_DIR:-$root/build/release/bin}
-PYTHONPATH=$site/packages:$root:$root/client/python "$python" -m pytest -q -p no:cacheprovider -rs "$files" "$@"
+exec "$here/in_env.sh" -m pytest -q -p no:cacheprovider -rs "$files" "$@"

@@ -15,7 +15,8 @@ KIND, TP, ATTEMPTS = "qwen2", 2, 2
 
 @pytest.fixture(scope="module")
 def new_driver(job, module_stack):
-    return lambda: module_stack.add(job.engine.driver(name="engine", agent=module_stack.agent, attempts=ATTEMPTS))
+    return lambda **options: module_stack.add(job.engine.driver(name="engine", agent=module_stack.agent,
+                                                                attempts=ATTEMPTS, **options))
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +115,25 @@ def test_a_driver_that_dies_in_the_middle_is_followed_by_one_that_heals(job, new
     assert job.driver.step(90).version == job.version
     assert job.trainer.released()["version"] == job.version
     assert job.serves(job.version) and job.driver.ready
+
+
+def test_device_shadow_is_replayed_from_the_stage(job, faults, new_driver):
+    """The model takes the tensors of the shadow, which are half used when a rank fails."""
+    job.driver.close()
+    job.driver = new_driver(install="device-shadow")
+    job.driver.init()
+    for step, times in (("update", 1), ("finish", 1), ("finish", ATTEMPTS)):
+        before = job.version
+        faults.arm(step, rank=1, times=times)
+        job.publish()
+        if times == ATTEMPTS:
+            with pytest.raises(InstallError, match=f"step {step}:.*The engine is on version {before}$"):
+                job.driver.step(60)
+            assert job.serves(before)
+        serving = job.driver.step(60)
+        assert serving.version == job.version and (f"step {step}" in serving.recovered) == (times < ATTEMPTS)
+        assert job.trainer.released()["version"] == job.version
+        assert job.serves(job.version)
 
 
 def test_a_refused_canary_brings_the_version_before_back(job):

@@ -160,6 +160,16 @@ def test_the_order(engine, driver):
     assert engine.serves() == {7} and driver.step(0.05) is None
 
 
+def test_the_seconds_of_each_step_are_those_of_its_version(engine, driver):
+    driver._canary = lambda generate, version: time.sleep(0.2)
+    steps = {"prepare", "pause", "start", "update", "finish", "reset", "resume", "canary", "acknowledge"}
+    served = install(engine, driver, 1)
+    assert set(served.seconds) == steps and driver.serving.seconds == served.seconds
+    assert served.seconds["canary"] >= 0.2 and served.seconds["update"] >= 0.05  # the last rank is that much later
+    driver._canary = None
+    assert set(install(engine, driver, 2).seconds) == steps - {"canary"}
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("step", ["start", "update", "finish"])
 def test_one_failure_is_replayed(engine, driver, step, rank):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
@@ -60,15 +61,16 @@ def write(directory: str, config: dict, seed: int) -> None:
 
 
 def read(directory: str) -> dict[str, np.ndarray]:
-    """Read-only views (bf16 as uint16) of the checkpoint's tensors."""
-    path = f"{directory}/model.safetensors"
-    data = np.memmap(path, dtype=np.uint8, mode="r")
-    length = int.from_bytes(data[:8].tobytes(), "little")
-    header = json.loads(data[8:8 + length].tobytes())
+    """Read-only views (bf16 as uint16) of the checkpoint's tensors, in whatever safetensors files they are."""
     out = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        out[name] = data[8 + length + begin:8 + length + end].view(np.uint16).reshape(entry["shape"])
+    for path in sorted(glob.glob(f"{directory}/*.safetensors")):
+        data = np.memmap(path, dtype=np.uint8, mode="r")
+        length = int.from_bytes(data[:8].tobytes(), "little")
+        header = json.loads(data[8:8 + length].tobytes())
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            out[name] = data[8 + length + begin:8 + length + end].view(np.uint16).reshape(entry["shape"])
     return out
 
 

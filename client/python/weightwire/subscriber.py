@@ -18,6 +18,10 @@ from weightwire.session import Session, default_agent_socket
 from weightwire.trace import trace_row
 from weightwire.v1 import agent_pb2, types_pb2
 
+# Linux's number; Python has the name from 3.10 on. The agent has made the pages: mapping them now keeps a fault for each
+# of them out of the first reads, when an engine may stand still.
+_MAP_POPULATE = 0x8000
+
 
 @dataclass(frozen=True)
 class Offer:
@@ -121,7 +125,7 @@ class Subscriber:
         for token in stage.fd_tokens:
             fd = session.get_fd(token)
             try:
-                mapped = mmap.mmap(fd, stage.bytes_total, prot=mmap.PROT_READ)
+                mapped = mmap.mmap(fd, stage.bytes_total, mmap.MAP_SHARED | _MAP_POPULATE, mmap.PROT_READ)
             finally:
                 os.close(fd)
             buffers.append({meta.name: array_at(mapped, offset, meta)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import asdict, dataclass
-from typing import Any, Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Callable, Mapping, Sequence
 
 from weightwire import errors
 from weightwire.vllm.link import Message, Workers
@@ -35,6 +35,8 @@ class Serving:
     epoch: int
     paused_seconds: float = 0.0  #: for which the engine scheduled nothing
     recovered: str = ""  #: the failure after which the stage was replayed, if there was one
+    #: that each step took, by its name in Deadlines
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 class InstallError(errors.WeightwireError):
@@ -129,6 +131,7 @@ class EngineDriver:
         if not self._ranks:
             self.init()
         event = self._workers.wait_event(timeout)
+        self._replacer.seconds = {}
         if event is not None and "rank" in event:
             event = self._give_room(event)
         return self._install(event["epoch"], event["version"]) if event is not None else None
@@ -136,7 +139,8 @@ class EngineDriver:
     def _give_room(self, wanted: Message) -> Message | None:
         try:
             self._pause_engine()
-            offer = give_room(self._workers, wanted, self.deadlines, self._stop.is_set)
+            with self._replacer.timed("transfer"):
+                offer = give_room(self._workers, wanted, self.deadlines, self._stop.is_set)
         except StepError as error:
             self._resume_quietly()  # the engine's own weights are untouched
             raise self._failed(error, wanted["version"], wanted["epoch"]) from error
@@ -186,7 +190,9 @@ class EngineDriver:
         except StepError as error:
             raise self._failed(error, version, epoch) from error
         self._workers.answered(epoch)
+        serving = replace(serving, seconds=dict(self._replacer.seconds))
         with self._changed:
+            self.serving = serving
             self._changed.notify_all()
         return serving
 

@@ -84,7 +84,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         self._targets: dict[bool, stage.Target] = {}  # by "is it the draft"
         self._pending: Offer | None = None
         self._room: RoomWanted | None = None  # paused-live: not made yet
-        self._device: tuple[int, dict[str, torch.Tensor]] | None = None  # device-shadow: (epoch, tensors)
+        self._shadow: tuple[int, dict[str, torch.Tensor]] | None = None  # device-shadow: (epoch, what is not taken yet)
         self._held: dict[int, dict[str, torch.Tensor]] = {}  # stages that may be replayed, by epoch
         self._serving: int | None = None  # epoch whose weights the model holds; None: from disk, or broken
         self._update: _Update | None = None
@@ -203,7 +203,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             if self.device.type != "cpu":
                 torch.cuda.synchronize(self.device)
             with self._lock:
-                self._device = (epoch, shadow)
+                self._shadow = (epoch, shadow)
         elif self.device.type == "cuda" and epoch not in self._held:
             stage.pin(tensors)
 
@@ -220,9 +220,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
     def _staged(self, epoch: int) -> dict[str, torch.Tensor]:
         """The verified bytes of `epoch` on this rank: the offer's, or what is held for a replay."""
         with self._lock:
-            offer, held, device, subscriber = self._pending, self._held.get(epoch), self._device, self._subscriber
-        if device is not None and device[0] == epoch:
-            return device[1]
+            offer, held, subscriber = self._pending, self._held.get(epoch), self._subscriber
         if subscriber is not None and offer is not None and offer.epoch == epoch:
             return stage.as_torch(subscriber.stage(offer), self._observed)
         if held is None:
@@ -277,8 +275,16 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         with self._lock:
             self._serving, self._broken = None, f"installing epoch {ticket.epoch} did not end"
             self._held[ticket.epoch] = tensors
-        update.install.update(update.target.tensors(tensors))
+            shadow = self._take_shadow(ticket.epoch, update.target)
+        update.install.update(update.target.tensors(shadow or tensors), owned=shadow is not None)
         update.epoch = ticket.epoch
+
+    def _take_shadow(self, epoch: int, target: stage.Target) -> dict[str, torch.Tensor] | None:
+        """What `_prepare` copied for `target`, once: the model keeps it, or changes it in place."""
+        if self._shadow is None or self._shadow[0] != epoch:
+            return None
+        names = [meta.name for meta in target.observed]
+        return {name: self._shadow[1].pop(name) for name in names} if names[0] in self._shadow[1] else None
 
     def _finish(self) -> None:
         update = self._update
@@ -294,7 +300,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         with self._lock:
             if len(self._targets) == 2 and not update.draft:
                 return  # the draft follows in a session of its own
-            self._serving, self._broken, self._device = update.epoch, None, None
+            self._serving, self._broken, self._shadow = update.epoch, None, None
 
     def shutdown(self) -> None:
         self._closed.set()
@@ -302,5 +308,5 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             self._link.close()
         if self._subscriber:
             self._subscriber.close()
-        self._link = self._subscriber = self._pending = self._room = self._device = self._serving = None
+        self._link = self._subscriber = self._pending = self._room = self._shadow = self._serving = None
         self._held = {}

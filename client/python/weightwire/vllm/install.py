@@ -1,8 +1,8 @@
 """Puts the tensors of a version into a live vLLM model.
 
-`Fused` writes parameters of load format module by module: the module gets fresh tensors of load format, the staged
-bytes are copied there, the engine's own processing runs on them, and the result is copied into the tensors that were
-there before (captured graphs and kernels hold on to those). `Loader` gives checkpoint tensors to the model's own
+`Fused` writes parameters of load format module by module: the module gets fresh tensors of load format with the staged
+bytes (copied there, or the very tensors that were given, where nobody else uses them), the engine's own processing runs
+on them, and the result is copied into the tensors that were there before (captured graphs and kernels hold on to those). `Loader` gives checkpoint tensors to the model's own
 `load_weights` inside vLLM's reload; the tensors may be windows that hold only what this rank reads.
 
 Both leave a model whose every module is whole even when they fail, but then of mixed versions: nothing but another
@@ -29,13 +29,14 @@ class Fused:
         pass
 
     @torch.no_grad()
-    def update(self, staged: Mapping[str, torch.Tensor]) -> None:
+    def update(self, staged: Mapping[str, torch.Tensor], owned: bool = False) -> None:
+        """`owned`: nobody else reads or writes these tensors, now or later."""
         by_module: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in staged.items():
             path, _, attribute = name.rpartition(".")
             by_module.setdefault(path, {})[attribute] = tensor
         for path, tensors in by_module.items():
-            _install_module(path, self._model.get_submodule(path), tensors)
+            _install_module(path, self._model.get_submodule(path), tensors, owned)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -49,7 +50,7 @@ class Fused:
         pass
 
 
-def _install_module(path: str, module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+def _install_module(path: str, module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], owned: bool) -> None:
     from vllm.model_executor.model_loader.reload import layerwise, meta, utils
     info = layerwise.get_layerwise_info(module)
     info.kernel_tensors = utils.get_layer_params_buffers(module)
@@ -58,8 +59,11 @@ def _install_module(path: str, module: torch.nn.Module, tensors: Mapping[str, to
     before = {**info.kernel_tensors[0], **info.kernel_tensors[1]}
     try:
         meta.restore_layer_on_meta(module, info)
+        placed = _place(module, utils.get_layer_tensors(module), tensors) if owned else set()
         meta.materialize_layer(module, info)
         for name, tensor in utils.get_layer_tensors(module).items():
+            if name in placed:
+                continue
             if name in tensors:
                 tensor.data.copy_(tensors[name])
             elif tensor is not before.get(name):  # no part of a checkpoint: keep its value
@@ -74,6 +78,18 @@ def _install_module(path: str, module: torch.nn.Module, tensors: Mapping[str, to
         raise
     finally:
         info.reset()
+
+
+def _place(module: torch.nn.Module, wanted: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> set[str]:
+    """Makes `tensors` themselves the module's, as vLLM would make new ones from its meta tensors; which ones."""
+    placed = set()
+    for name, like in wanted.items():
+        if name in tensors and like.is_meta:
+            made = tensors[name]
+            made.__class__, made.__dict__ = like.__class__, like.__dict__.copy()
+            setattr(module, name, made)
+            placed.add(name)
+    return placed
 
 
 def _process(module: torch.nn.Module) -> None:
@@ -122,7 +138,7 @@ class Loader:
         initialize_layerwise_reload(self._model)
 
     @torch.no_grad()
-    def update(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def update(self, tensors: Mapping[str, torch.Tensor], owned: bool = False) -> None:
         self._model.load_weights(iter(tensors.items()))
 
     @torch.no_grad()

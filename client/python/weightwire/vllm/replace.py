@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 from dataclasses import dataclass
-from typing import Callable
+from typing import Callable, Iterator
 
 from weightwire import errors
 from weightwire.vllm.link import Workers
@@ -51,12 +53,24 @@ class Replacer:
     def __init__(self, port: Port, workers: Workers, deadlines: Deadlines, *, pause: str, draft: bool, attempts: int):
         self._port, self._workers, self._deadlines = port, workers, deadlines
         self._pause, self._draft, self._attempts = pause, draft, attempts
+        #: That each step took since this was last emptied; all tries of a step together.
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds what happens inside to the seconds of step `name`."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
 
     def call(self, name: str, do: Callable[[float], object], deadline: str | None = None) -> None:
-        try:
-            do(getattr(self._deadlines, deadline or name))
-        except Exception as error:
-            raise StepError(name, error) from error
+        with self.timed(name):
+            try:
+                do(getattr(self._deadlines, deadline or name))
+            except Exception as error:
+                raise StepError(name, error) from error
 
     def replace(self, epoch: int, version: int) -> list[StepError]:
         """Installs a staged epoch on every rank; returns the tries that failed, `attempts` when all did."""
