@@ -87,9 +87,9 @@ def test_a_rank_that_never_comes_is_named_and_leaves_the_previous_checkpoint(tmp
 def _killed(rank: int, folder: str, module: str, name: str) -> None:
     """Saves a rank and dies where `module.name` is called."""
     import os
-    target = {"disk": sharded.disk, "native": sharded.native, "os": os}[module]
+    target = {"disk": sharded.disk, "native": sharded.native, "os": os, "sharded": sharded}[module]
     setattr(target, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    save(rank, folder)
+    save(rank, folder, keep_last=1)
 
 
 @pytest.mark.parametrize("rank,module,name", [(2, "native", "describe"), (2, "os", "rename"), (0, "native", "write_manifest"),
@@ -105,6 +105,55 @@ def test_a_rank_killed_at_any_step_leaves_no_checkpoint(tmp_path, rank, module, 
             with pytest.raises(DeadlineError, match=f"missing {rank}"):
                 saves[0].result()
     assert not (tmp_path / "step_1").exists()
+
+
+@pytest.mark.parametrize("rank,module,name,written", [
+    (2, "native", "open_files", False), (2, "os", "rename", False), (2, "disk", "sync_folder", True), (0, "os", "fsync", False),
+    (0, "disk", "sync_tree", True), (0, "sharded", "_prune", True)])
+def test_a_rank_killed_at_any_step_and_started_again_goes_on(tmp_path, monkeypatch, rank, module, name, written):
+    """The others are not asked again. What was whole is not written again."""
+    child = multiprocessing.get_context("spawn").Process(target=_killed, args=(rank, str(tmp_path / "step_1"), module, name))
+    with ThreadPoolExecutor(4) as pool:
+        saves = [pool.submit(save, other, tmp_path / "step_1", timeout=60) for other in range(4) if other != rank]
+        child.start()
+        child.join(60)
+        assert child.exitcode == -signal.SIGKILL
+        parts = []
+        write = sharded._write_part
+        monkeypatch.setattr(sharded, "_write_part", lambda *args: parts.append(args[2]) or write(*args))
+        save(rank, tmp_path / "step_1", resume=True)
+        assert parts == ([] if written else [rank])
+        for other in saves:
+            other.result()
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+    checkpoint.check(tmp_path / "step_1")
+    save(rank, tmp_path / "step_1", resume=True)  # killed after the end: there is nothing to do
+    same_model(tmp_path / "step_1", tmp_path)
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_rank_that_comes_back_with_other_values_cannot_resume(tmp_path, complete):
+    if complete:
+        save_all(tmp_path / "step_1")
+    else:
+        with ThreadPoolExecutor(2) as pool, pytest.raises(DeadlineError, match="missing 1, 2"):
+            for done in [pool.submit(save, rank, tmp_path / "step_1", timeout=3) for rank in (0, 3)]:
+                done.result()
+    changed = {name: bits.copy() for name, bits in RANKS[3].items()}
+    last = sorted(changed)[-1]
+    changed[last].reshape(-1)[-1] ^= 1
+    for values, wrong in ((changed, last), ({n: b for n, b in changed.items() if n != last}, last)):
+        with pytest.raises(checkpoint.CheckpointError, match=f"other values.*rank 3.*tensor {last}"):
+            checkpoint.save_rank(tmp_path / "step_1", SPEC, 3, 4, values, config=CONFIG, attempt="one", resume=True)
+    if complete:  # as when rank 0 gives the attempt its name while this rank looks
+        (tmp_path / ".step_1.one.partial").mkdir()
+        (tmp_path / ".step_1.one.partial/rank00003.json").write_text("{}")
+        save(3, tmp_path / "step_1", resume=True)
+    else:  # the ranks that were missing come, and rank 0 again
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(save, rank, tmp_path / "step_1", resume=True) for rank in range(4)]:
+                done.result()
+    same_model(tmp_path / "step_1", tmp_path)
 
 
 def test_only_the_last_ones_are_kept(tmp_path):
