@@ -6,7 +6,7 @@
 namespace weightwire::agent {
 namespace {
 
-constexpr uint32_t kDoublingsMax = 4;  // the pause grows to 16 times the first one
+constexpr uint32_t kDoublingsMax = 2;  // the pause grows to four times the first one
 
 Status NoSession(const Status& why) {
   return Status(Code::kUnavailable, Reason::kNotReady,

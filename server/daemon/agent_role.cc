@@ -115,7 +115,7 @@ Status AgentRole::MakeAgent(const Config& config, const Host& host, CoordinatorR
     port_ = rpc::MakeLocalCoordinatorPort(embedded->coordinator(), embedded->strand(), strand_);
   } else {
     rpc::CoordinatorClientOptions options;
-    options.address = config.coordinator;
+    options.addresses = config.coordinator;
     options.message_bytes_max = config.message_bytes_max;
     port_ = rpc::MakeGrpcCoordinatorClient(std::move(options), strand_);
   }

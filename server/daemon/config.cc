@@ -62,6 +62,13 @@ Status CheckNames(const Config& config) {
     return Status(Invalid("role agent needs the address of a coordinator"))
         .Remedy("set coordinator, or run with role all");
   }
+  if (!config.etcd.empty() && config.role != Role::kCoordinator) {
+    return Status(Invalid("etcd is for role coordinator: one that loses the lead ends its process"))
+        .Remedy("run agents in processes of their own (role agent)");
+  }
+  if (!config.etcd.empty() && !config.state_dir.empty()) {
+    return Invalid("etcd and state_dir are two places for one journal: set one of them");
+  }
   static const std::vector<std::string> kLevels = {"trace", "debug", "info", "warn", "error"};
   if (std::find(kLevels.begin(), kLevels.end(), config.log_level) == kLevels.end()) {
     return Invalid("log_level: \"" + config.log_level +

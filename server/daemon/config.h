@@ -24,7 +24,7 @@ struct Config {
   std::string listen = "127.0.0.1:7411";
   std::string http = "127.0.0.1:7412";
   std::string agent_socket;
-  std::string coordinator;  ///< role agent
+  std::vector<std::string> coordinator;  ///< role agent: tried in turn
   std::string data_listen = "127.0.0.1:0";
   std::string ucx_listen = "127.0.0.1:0";
   std::string ucx_tls;
@@ -32,6 +32,7 @@ struct Config {
   std::vector<std::string> transports = {"shm", "tcp"};
   bool transport_failover = true;
   std::string state_dir;
+  std::vector<std::string> etcd;  ///< endpoints; several coordinators, of which one leads
 
   uint32_t heartbeat_ms = 1'000;
   uint32_t lease_ms = 5'000;

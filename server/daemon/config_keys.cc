@@ -59,6 +59,35 @@ Key Address(std::string name, std::string help, std::string Config::*field, bool
   return key;
 }
 
+std::vector<std::string> Items(std::string_view value) {
+  std::vector<std::string> items;
+  std::istringstream in{std::string(value)};
+  for (std::string item; std::getline(in, item, ',');) {
+    item.erase(std::remove(item.begin(), item.end(), ' '), item.end());
+    items.push_back(std::move(item));
+  }
+  return items;
+}
+
+std::string Joined(const std::vector<std::string>& items) {
+  std::string out;
+  for (const std::string& item : items) out += (out.empty() ? "" : ",") + item;
+  return out;
+}
+
+Key Addresses(std::string name, std::string help, std::vector<std::string> Config::*field) {
+  return {std::move(name), "HOST:PORT,…", std::move(help),
+          [field](Config& config, std::string_view value) {
+            std::vector<std::string> items = Items(value);
+            for (const std::string& item : items) {
+              if (auto parsed = ParseHostPort(item); !parsed) return parsed.error();
+            }
+            config.*field = std::move(items);
+            return OkStatus();
+          },
+          [field](const Config& config) { return Joined(config.*field); }};
+}
+
 template <typename Enum>
 Key Choice(std::string name, std::string help, Enum Config::*field,
            std::vector<std::pair<std::string, Enum>> choices) {
@@ -86,27 +115,20 @@ Key Transports() {
   return {"transports", "LIST", "data transports in order of preference (shm, tcp, ucx)",
           [](Config& config, std::string_view value) {
             std::vector<std::string> list;
-            std::istringstream in{std::string(value)};
-            for (std::string item; std::getline(in, item, ',');) {
-              item.erase(std::remove(item.begin(), item.end(), ' '), item.end());
+            for (std::string& item : Items(value)) {
               if (item != "shm" && item != "tcp" && item != "ucx") {
                 return Invalid("\"" + item + "\" is no transport; shm, tcp and ucx are");
               }
               if (std::find(list.begin(), list.end(), item) != list.end()) {
                 return Invalid(item + " is named twice");
               }
-              list.push_back(item);
+              list.push_back(std::move(item));
             }
             if (list.empty()) return Invalid("at least one transport is needed");
             config.transports = std::move(list);
             return OkStatus();
           },
-          [](const Config& config) {
-            std::string out;
-            for (const std::string& item : config.transports)
-              out += (out.empty() ? "" : ",") + item;
-            return out;
-          }};
+          [](const Config& config) { return Joined(config.transports); }};
 }
 
 std::vector<Key> MakeKeys() {
@@ -121,7 +143,8 @@ std::vector<Key> MakeKeys() {
       Address("http", "metrics, health and status page; empty: none", &Config::http, true),
       Text("agent_socket", "PATH", "agent's Unix socket, in a directory of mode 0700",
            &Config::agent_socket),
-      Address("coordinator", "coordinator to join (role agent)", &Config::coordinator, true),
+      Addresses("coordinator", "coordinator to join (role agent); of several the one that leads",
+                &Config::coordinator),
       Address("data_listen", "data plane listener (tcp)", &Config::data_listen, false),
       Address("ucx_listen", "data plane listener of ucx", &Config::ucx_listen, false),
       Text("ucx_tls", "LIST", "UCX_TLS of ucx: rc,tcp,…; empty: the environment's or UCX's choice",
@@ -134,6 +157,8 @@ std::vector<Key> MakeKeys() {
                    &Config::transport_failover, {{"false", false}, {"true", true}}),
       Text("state_dir", "DIR", "directory of the journal; empty: in memory, lost at exit",
            &Config::state_dir),
+      Addresses("etcd", "keep the journal in etcd instead; of several coordinators one leads",
+                &Config::etcd),
       Millis("heartbeat_ms", "an agent's heartbeat", &Config::heartbeat_ms),
       Millis("lease_ms", "silence after which an agent is lost", &Config::lease_ms),
       Choice<coordinator::Fanout>(

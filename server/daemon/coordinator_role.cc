@@ -8,6 +8,7 @@
 #include "server/daemon/pages.h"
 #include "server/daemon/strand_call.h"
 #include "server/rpc/random.h"
+#include "server/store/sqlite_journal.h"
 
 namespace weightwire::daemon {
 namespace {
@@ -42,9 +43,10 @@ coordinator::Options OptionsOf(const Config& config) {
 }  // namespace
 
 Result<std::unique_ptr<CoordinatorRole>> CoordinatorRole::Start(const Config& config,
-                                                                const Host& host) {
+                                                                const Host& host,
+                                                                Leadership* leadership) {
   std::unique_ptr<CoordinatorRole> role(new CoordinatorRole());
-  WW_FAIL_IF_ERROR(role->OpenJournal(config, host));
+  WW_FAIL_IF_ERROR(role->OpenJournal(config, host, leadership));
   auto made = OnStrand(role->strand_, [&] {
     return coordinator::Coordinator::Make(OptionsOf(config), host.clock, role->strand_,
                                           host.workers, *role->journal_, host.metrics);
@@ -57,7 +59,13 @@ Result<std::unique_ptr<CoordinatorRole>> CoordinatorRole::Start(const Config& co
 
 CoordinatorRole::~CoordinatorRole() { Stop(); }
 
-Status CoordinatorRole::OpenJournal(const Config& config, const Host& host) {
+Status CoordinatorRole::OpenJournal(const Config& config, const Host& host,
+                                    Leadership* leadership) {
+  if (leadership != nullptr) {
+    journal_ = leadership->OpenJournal(strand_, host.metrics);
+    return OkStatus();
+  }
+  host.metrics.Set("leader", 1);
   std::string path;
   if (config.state_dir.empty()) {
     spdlog::warn("no state_dir: commits are kept in memory and lost when this process ends");

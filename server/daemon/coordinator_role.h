@@ -8,11 +8,11 @@
 #include "server/coordinator/coordinator.h"
 #include "server/daemon/config.h"
 #include "server/daemon/host.h"
+#include "server/daemon/leadership.h"
 #include "server/rpc/acceptor.h"
 #include "server/rpc/communicator_service.h"
 #include "server/rpc/coordinator_service.h"
 #include "server/rpc/server.h"
-#include "server/store/sqlite_journal.h"
 
 namespace weightwire::daemon {
 
@@ -20,8 +20,10 @@ namespace weightwire::daemon {
 /// the main thread.
 class CoordinatorRole {
  public:
+  /// `leadership`: where the journal is in etcd; it leads, and outlives this.
   ///   kUnavailable / kJournalFailed | kIoError  the journal or the listener
-  static Result<std::unique_ptr<CoordinatorRole>> Start(const Config& config, const Host& host);
+  static Result<std::unique_ptr<CoordinatorRole>> Start(const Config& config, const Host& host,
+                                                        Leadership* leadership);
   ~CoordinatorRole();
 
   coordinator::Coordinator& coordinator() { return *coordinator_; }
@@ -33,11 +35,11 @@ class CoordinatorRole {
 
  private:
   CoordinatorRole() = default;
-  Status OpenJournal(const Config& config, const Host& host);
+  Status OpenJournal(const Config& config, const Host& host, Leadership* leadership);
   Status Serve(const Config& config, const Host& host);
 
   ThreadExecutor strand_{"coordinator", 1};
-  std::unique_ptr<store::SqliteJournal> journal_;
+  std::unique_ptr<coordinator::Journal> journal_;
   std::unique_ptr<coordinator::Coordinator> coordinator_;
   coordinator::Communicators communicators_{strand_};
   std::unique_ptr<rpc::CoordinatorService> service_;

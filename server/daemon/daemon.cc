@@ -14,6 +14,7 @@
 #include "server/daemon/agent_role.h"
 #include "server/daemon/coordinator_role.h"
 #include "server/daemon/http_server.h"
+#include "server/daemon/leadership.h"
 #include "server/metrics/prometheus_sink.h"
 
 namespace weightwire::daemon {
@@ -57,24 +58,34 @@ class DaemonImpl final : public Daemon {
       : config_(config), workers_("worker", static_cast<int>(config.worker_threads)) {}
   ~DaemonImpl() override { Stop(); }
 
-  Status Open() {
+  /// False: a signal came while this one stood by.
+  Result<bool> Open() {
     metrics::DeclareAll(sink_);
     sink_.Set("build_info", 1, {{"version", WEIGHTWIRE_VERSION}});
     sink_.Set("insecure_mode", config_.insecure ? 1 : 0, {});
     const Host host{io_, workers_, SystemClock(), sink_};
+    if (!config_.etcd.empty()) {
+      leadership_.emplace(config_, io_, sink_);
+      WW_FAIL_IF_ERROR(OpenHttp());
+      StopOnSignal();
+      if (!leadership_->Await()) return false;
+    }
     if (HasCoordinator(config_.role)) {
-      WW_ASSIGN_OR_STATUS(coordinator_, CoordinatorRole::Start(config_, host));
+      WW_ASSIGN(coordinator_,
+                CoordinatorRole::Start(config_, host, leadership_ ? &*leadership_ : nullptr));
+      windows_->push_back(coordinator_->window());
     }
     if (HasAgent(config_.role)) {
-      WW_ASSIGN_OR_STATUS(agent_, AgentRole::Start(config_, host, coordinator_.get()));
+      WW_ASSIGN(agent_, AgentRole::Start(config_, host, coordinator_.get()));
+      windows_->push_back(agent_->window());
     }
-    WW_RETURN_IF_ERROR(OpenHttp());
+    if (!http_) WW_FAIL_IF_ERROR(OpenHttp());
     if (agent_ && !agent_->AwaitSession(kSessionWait)) {
       spdlog::warn("no session with the coordinator yet; the agent keeps trying");
     }
     // Before anybody can read that this process is ready: from here on a signal is a good stop.
-    signals_.emplace(io_, SIGTERM, SIGINT);
-    return OkStatus();
+    if (!signals_) StopOnSignal();
+    return true;
   }
 
   std::string ReadyLine() const override {
@@ -86,11 +97,6 @@ class DaemonImpl final : public Daemon {
   }
 
   void Run() override {
-    signals_->async_wait([this](boost::system::error_code error, int signal) {
-      if (error) return;
-      spdlog::info("signal {}: shutting down", signal);
-      io_.stop();
-    });
     io_.run();
     signals_.reset();
   }
@@ -101,17 +107,25 @@ class DaemonImpl final : public Daemon {
     if (http_) http_->CloseAll();
     if (agent_) agent_->Stop();
     if (coordinator_) coordinator_->Stop();
+    coordinator_.reset();
+    leadership_.reset();  // the next one need not wait until the lease ends
     workers_.Stop();
     spdlog::info("stopped");
   }
 
  private:
+  void StopOnSignal() {
+    signals_.emplace(io_, SIGTERM, SIGINT);
+    signals_->async_wait([this](boost::system::error_code error, int signal) {
+      if (error) return;
+      spdlog::info("signal {}: shutting down", signal);
+      io_.stop();
+    });
+  }
+
   Status OpenHttp() {
     if (config_.http.empty()) return OkStatus();
-    auto windows = std::make_shared<std::vector<Window>>();
-    if (coordinator_) windows->push_back(coordinator_->window());
-    if (agent_) windows->push_back(agent_->window());
-    http_ = HttpServer::Make(io_, Pages(std::move(windows)));
+    http_ = HttpServer::Make(io_, Pages(windows_));
     WW_ASSIGN_OR_STATUS(
         http_acceptor_,
         rpc::Acceptor::ListenTcp(io_, config_.http, sink_, [this](memory::UniqueFd connection) {
@@ -131,8 +145,9 @@ class DaemonImpl final : public Daemon {
       AskAll<Status>(windows, &Window::ready,
                      [respond](std::vector<Status>) { respond({.body = "alive\n"}); });
     };
-    pages["/readyz"] = [windows](HttpRespond respond) {
-      AskAll<Status>(windows, &Window::ready, [respond](std::vector<Status> answers) {
+    pages["/readyz"] = [this, windows](HttpRespond respond) {
+      AskAll<Status>(windows, &Window::ready, [this, respond](std::vector<Status> answers) {
+        if (windows_->empty()) answers.push_back(leadership_->Standing());
         HttpReply reply{.body = "ready\n"};
         for (const Status& status : answers) {
           if (!status.ok()) reply = {.status = 503, .body = status.ToString() + "\n"};
@@ -155,6 +170,9 @@ class DaemonImpl final : public Daemon {
   boost::asio::io_context io_{1};
   std::optional<boost::asio::signal_set> signals_;
   ThreadExecutor workers_;
+  std::optional<Leadership> leadership_;  ///< with etcd; outlives the coordinator's journal
+  /// Of the roles; a standby has none. Changes only while io_ does not run.
+  const std::shared_ptr<std::vector<Window>> windows_ = std::make_shared<std::vector<Window>>();
   std::unique_ptr<CoordinatorRole> coordinator_;
   std::unique_ptr<AgentRole> agent_;
   std::unique_ptr<HttpServer> http_;
@@ -166,7 +184,8 @@ class DaemonImpl final : public Daemon {
 
 Result<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   auto daemon = std::make_unique<DaemonImpl>(config);
-  WW_FAIL_IF_ERROR(daemon->Open());
+  WW_ASSIGN(const bool opened, daemon->Open());
+  if (!opened) daemon.reset();
   return daemon;
 }
 

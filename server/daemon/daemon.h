@@ -11,7 +11,8 @@ namespace weightwire::daemon {
 /// One weightwired: its roles, listeners and HTTP pages. Everything is called on one thread.
 class Daemon {
  public:
-  /// Binds every listener and, where there is an agent, waits up to 5 s for its session.
+  /// Binds every listener and, where there is an agent, waits up to 5 s for its session. With etcd
+  /// it serves HTTP and waits until it leads; nullptr: SIGTERM or SIGINT came before that.
   static Result<std::unique_ptr<Daemon>> Start(const Config& config);
   virtual ~Daemon() = default;
 

@@ -35,7 +35,8 @@ constexpr char kFooter[] =
     "Exit codes: 0 stopped by SIGTERM or SIGINT; 64 + the number of the Reason (proto\n"
     "weightwire.v1.Reason) otherwise: 96 a listener beyond loopback without --insecure, 97 the\n"
     "journal cannot be opened, 100 wrong settings or flags, 101 an address cannot be bound or a\n"
-    "directory not made, 90 shutting down took longer than 5 s; 128 + the signal for a second one.";
+    "directory not made, 90 shutting down took longer than 5 s, 88 another coordinator leads; 128 "
+    "+ the signal for a second one.";
 
 std::string FlagOf(std::string name) {
   std::replace(name.begin(), name.end(), '_', '-');
@@ -93,6 +94,7 @@ int Serve(const Config& config) {
     ArmImpatience();
     return ReportFailure(daemon.error());
   }
+  if (*daemon == nullptr) return 0;
   std::printf("%s\n", (*daemon)->ReadyLine().c_str());
   std::fflush(stdout);
   (*daemon)->Run();

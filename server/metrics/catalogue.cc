@@ -130,6 +130,7 @@ void DeclareService(Sink& sink) {
   sink.DeclareGauge("max_fds", "Most file descriptors that the process may open");
   sink.DeclareHistogram("journal_fsync_seconds", "Time to make one journal record durable",
                         Seconds());
+  sink.DeclareGauge("leader", "1 while this coordinator leads its job, 0 on a standby");
   sink.DeclareGauge("journal_bytes", "Size of the records in the journal");
   sink.DeclareGauge("journal_recovery_seconds", "Time to open and read the journal at start");
 }

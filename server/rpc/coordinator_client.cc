@@ -21,15 +21,19 @@ namespace {
 
 using SliceReply = control::Reply<std::shared_ptr<const plan::RankSlice>>;
 
-std::shared_ptr<grpc::Channel> MakeChannel(const CoordinatorClientOptions& options) {
+// A coordinator that is stopped or cut off is given up after 6 s, about as long as a lease: another
+// one may lead by then.
+std::unique_ptr<v1::Coordinator::Stub> Dial(const std::string& address, size_t message_bytes_max) {
   grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(static_cast<int>(options.message_bytes_max));
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(message_bytes_max));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 2'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 4'000);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2'000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 200);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
+  return v1::Coordinator::NewStub(
+      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
 }
 
 /// Puts a slice together as its parts arrive, on gRPC's thread. Deletes itself.
@@ -83,9 +87,12 @@ class SliceCall final : public grpc::ClientReadReactor<v1::SlicePart> {
 class CoordinatorClient final : public control::CoordinatorPort {
  public:
   CoordinatorClient(CoordinatorClientOptions options, Executor& strand)
-      : options_(std::move(options)),
-        stub_(v1::Coordinator::NewStub(MakeChannel(options_))),
-        calls_(std::make_shared<ClientCalls>(strand)) {}
+      : options_(std::move(options)), calls_(std::make_shared<ClientCalls>(strand)) {
+    WW_CHECK(!options_.addresses.empty());
+    for (const std::string& address : options_.addresses) {
+      stubs_.push_back(Dial(address, options_.message_bytes_max));
+    }
+  }
 
   ~CoordinatorClient() override {
     if (session_.call) session_.call->Stop();
@@ -95,6 +102,8 @@ class CoordinatorClient final : public control::CoordinatorPort {
   void OpenSession(control::AgentHello hello, control::AgentPort* port,
                    control::Reply<control::AgentWelcome> reply) override {
     ForgetSession();
+    if (tried_) current_ = (current_ + 1) % stubs_.size();
+    tried_ = true;
     const uint64_t number = ++session_number_;
     session_.port = port;
     session_.reply = std::move(reply);
@@ -102,7 +111,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
         calls_, SessionCall::Events{
                     [this, number](const v1::SessionDown& down) { OnDown(number, down); },
                     [this, number](Status why) { OnSessionEnded(number, std::move(why)); }});
-    session_.call->Start(*stub_, hello);
+    session_.call->Start(stub(), hello);
     calls_->PostAfter(options_.call_deadline, [this, number] {
       if (number != session_number_ || !session_.reply) return;
       LoseSession(Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
@@ -121,7 +130,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
     CallUnary<v1::RegisterResponse>(
         calls_, options_.call_deadline, wire::ToProto(request),
         [this](auto* call, auto done) {
-          stub_->async()->Register(&call->context, &call->request, &call->response, done);
+          stub().async()->Register(&call->context, &call->request, &call->response, done);
         },
         [reply = std::move(reply)](Result<v1::RegisterResponse> response) {
           if (!response) return reply(Fail(std::move(response.error())));
@@ -136,7 +145,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
     CallUnary<v1::SubmitLayoutResponse>(
         calls_, options_.call_deadline, wire::LayoutRequestOf(submission),
         [this](auto* call, auto done) {
-          stub_->async()->SubmitLayout(&call->context, &call->request, &call->response, done);
+          stub().async()->SubmitLayout(&call->context, &call->request, &call->response, done);
         },
         [reply = std::move(reply)](Result<v1::SubmitLayoutResponse> response) {
           if (!response) return reply(Fail(std::move(response.error())));
@@ -148,7 +157,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
     CallUnary<v1::PublishVersionResponse>(
         calls_, options_.call_deadline, wire::ToProto(request),
         [this](auto* call, auto finished) {
-          stub_->async()->PublishVersion(&call->context, &call->request, &call->response, finished);
+          stub().async()->PublishVersion(&call->context, &call->request, &call->response, finished);
         },
         [done = std::move(done)](Result<v1::PublishVersionResponse> response) {
           done(response ? OkStatus() : std::move(response.error()));
@@ -160,7 +169,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
     *request.mutable_plan() = wire::ToProto(plan);
     request.set_side(static_cast<v1::Side>(side));
     request.set_rank(rank);
-    SliceCall::Start(*stub_, calls_, options_.call_deadline, std::move(request), std::move(reply));
+    SliceCall::Start(stub(), calls_, options_.call_deadline, std::move(request), std::move(reply));
   }
 
   void Report(AgentId agent, epoch::Report report) override {
@@ -177,6 +186,8 @@ class CoordinatorClient final : public control::CoordinatorPort {
     control::Reply<control::AgentWelcome> reply;  ///< until the welcome
     Status end;                                   ///< why, when the coordinator said it
   };
+
+  v1::Coordinator::Stub& stub() { return *stubs_[current_]; }
 
   void ForgetSession() {
     ++session_number_;
@@ -234,7 +245,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
     CallUnary<v1::ReportResponse>(
         calls_, options_.call_deadline, reports_[member].front(),
         [this](auto* call, auto done) {
-          stub_->async()->Report(&call->context, &call->request, &call->response, done);
+          stub().async()->Report(&call->context, &call->request, &call->response, done);
         },
         [this, member, retry, number = session_number_](Result<v1::ReportResponse> response) {
           if (number != session_number_) return;
@@ -258,7 +269,9 @@ class CoordinatorClient final : public control::CoordinatorPort {
   }
 
   const CoordinatorClientOptions options_;
-  const std::unique_ptr<v1::Coordinator::Stub> stub_;
+  std::vector<std::unique_ptr<v1::Coordinator::Stub>> stubs_;
+  size_t current_ = 0;  ///< of stubs_: every session that ends, or cannot be opened, tries the next
+  bool tried_ = false;
   const std::shared_ptr<ClientCalls> calls_;
   uint64_t session_number_ = 0;  ///< rises when a session begins and when it is over
   Session session_;

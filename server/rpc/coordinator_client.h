@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "server/base/executor.h"
 #include "server/control/control.h"
@@ -9,7 +10,8 @@
 namespace weightwire::rpc {
 
 struct CoordinatorClientOptions {
-  std::string address;  ///< "host:port"
+  /// "host:port" each; one at least. Of several the one that leads listens: they are tried in turn.
+  std::vector<std::string> addresses;
   size_t message_bytes_max = 16 << 20;
   Nanos call_deadline = std::chrono::seconds(10);
   /// A report that finds the coordinator unavailable is sent again after this, doubled up to 16

@@ -5,19 +5,21 @@
 
 #include <sqlite3.h>
 
-#include <condition_variable>
-#include <deque>
+#include <algorithm>
 #include <mutex>
-#include <thread>
 #include <utility>
 
-#include "server/base/clock.h"
+#include "server/store/append_worker.h"
 #include "server/wire/journal.h"
 
 namespace weightwire::store {
 namespace {
 
+using coordinator::JournalRecord;
+
 constexpr int kSchema = 1;
+// Older records are deleted, this many at a time: a journal stays within some 100 KiB.
+constexpr int64_t kRecordsKept = 1024;
 
 struct CloseDatabase {
   void operator()(sqlite3* db) const { sqlite3_close_v2(db); }
@@ -100,56 +102,39 @@ Result<Database> OpenDatabase(const std::string& path) {
 }  // namespace
 
 struct SqliteJournal::Impl {
-  struct Entry {
-    std::string bytes;
-    std::function<void(Status)> done;
-  };
-
-  Impl(std::string file, int64_t bytes, Database database, Statement statement, Executor& to,
+  Impl(std::string file, int64_t bytes, Database database, Statement statement, Executor& strand,
        metrics::Sink& sink)
       : path(std::move(file)),
         bytes_kept(bytes),
         db(std::move(database)),
         insert(std::move(statement)),
-        strand(to),
         metrics(sink),
-        worker([this] { Run(); }) {}
+        worker(strand, sink, [this](const JournalRecord& record) { return Write(record); }) {}
 
-  ~Impl() {
-    {
-      std::lock_guard lock(mutex);
-      stopping = true;
-    }
-    wake.notify_one();
-    worker.join();
-  }
-
-  void Run() {
-    std::unique_lock lock(mutex);
-    while (true) {
-      wake.wait(lock, [this] { return stopping || !queue.empty(); });
-      if (queue.empty()) return;
-      Entry entry = std::move(queue.front());
-      queue.pop_front();
-      lock.unlock();
-      if (failed.ok()) failed = Write(entry.bytes);
-      strand.Post([done = std::move(entry.done), status = failed] { done(status); });
-      lock.lock();
-    }
-  }
-
-  Status Write(const std::string& bytes) {
+  Status Write(const JournalRecord& record) {
     std::lock_guard lock(database_mutex);
-    const Nanos start = SystemClock().Now();
+    const std::string bytes = wire::EncodeRecord(record);
     sqlite3_bind_blob(insert.get(), 1, bytes.data(), static_cast<int>(bytes.size()),
                       SQLITE_TRANSIENT);
     const int step = sqlite3_step(insert.get());
     Status status = step == SQLITE_DONE ? OkStatus() : FailedNow(path, db.get());
     sqlite3_reset(insert.get());
-    metrics.Observe("journal_fsync_seconds",
-                    std::chrono::duration<double>(SystemClock().Now() - start).count());
-    if (status.ok()) SetBytes(bytes_kept + static_cast<int64_t>(bytes.size()));
-    return status;
+    if (!status.ok()) return status;
+    SetBytes(bytes_kept + static_cast<int64_t>(bytes.size()));
+    const int64_t id = sqlite3_last_insert_rowid(db.get());
+    (std::holds_alternative<coordinator::CommitRecord>(record) ? commit_id : reserve_id) = id;
+    if (id % kRecordsKept == 0) Compact(id);
+    return OkStatus();
+  }
+
+  /// Never the last record of a kind: recovery needs both. What fails here is tried again later;
+  /// the record itself is durable.
+  void Compact(int64_t id) {
+    const int64_t before = std::min({id - kRecordsKept, commit_id, reserve_id});
+    const Status deleted = Execute(
+        path, db.get(), ("DELETE FROM journal WHERE id < " + std::to_string(before)).c_str());
+    if (!deleted.ok()) return;
+    if (auto bytes = BytesKept(path, db.get())) SetBytes(*bytes);
   }
 
   void SetBytes(int64_t bytes) {
@@ -159,17 +144,13 @@ struct SqliteJournal::Impl {
 
   const std::string path;
   int64_t bytes_kept = 0;  ///< in records
+  int64_t commit_id = 0;   ///< the last one of this process; 0 = none yet
+  int64_t reserve_id = 0;
   std::mutex database_mutex;
   Database db;
   Statement insert;
-  Executor& strand;
   metrics::Sink& metrics;
-  Status failed;  ///< the worker's
-  std::mutex mutex;
-  std::condition_variable wake;
-  std::deque<Entry> queue;
-  bool stopping = false;
-  std::thread worker;  ///< last: it uses all of the above
+  AppendWorker worker;  ///< last: it uses all of the above
 };
 
 SqliteJournal::SqliteJournal(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -186,19 +167,15 @@ Result<std::unique_ptr<SqliteJournal>> SqliteJournal::Open(const std::string& pa
       path.empty() ? ":memory:" : path, bytes, std::move(db), std::move(insert), strand, metrics)));
 }
 
-void SqliteJournal::Append(coordinator::JournalRecord record, std::function<void(Status)> done) {
-  {
-    std::lock_guard lock(impl_->mutex);
-    impl_->queue.push_back({wire::EncodeRecord(record), std::move(done)});
-  }
-  impl_->wake.notify_one();
+void SqliteJournal::Append(JournalRecord record, std::function<void(Status)> done) {
+  impl_->worker.Append(std::move(record), std::move(done));
 }
 
-Result<std::vector<coordinator::JournalRecord>> SqliteJournal::Read() {
+Result<std::vector<JournalRecord>> SqliteJournal::Read() {
   std::lock_guard lock(impl_->database_mutex);
   WW_ASSIGN(Statement select,
             Prepare(impl_->path, impl_->db.get(), "SELECT id, record FROM journal ORDER BY id"));
-  std::vector<coordinator::JournalRecord> out;
+  std::vector<JournalRecord> out;
   int step;
   while ((step = sqlite3_step(select.get())) == SQLITE_ROW) {
     const auto* bytes = static_cast<const char*>(sqlite3_column_blob(select.get(), 1));

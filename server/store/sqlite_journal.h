@@ -12,9 +12,8 @@ namespace weightwire::store {
 /// The journal in one SQLite file: write-ahead log, synchronous=FULL, one row for each record with
 /// an id that only rises. One process at a time: the file is locked as long as the journal lives.
 ///
-/// After a failed append every later one fails too, so that no record can follow a lost one; only a
-/// new process, which reads what is durable, may go on. Appends are written by one worker thread
-/// and answered on the strand. Observes journal_fsync_seconds, sets journal_bytes.
+/// Appends are those of an AppendWorker. All but the last 1,024 to 2,047 records are deleted, never
+/// the last of a kind. Sets journal_bytes.
 class SqliteJournal final : public coordinator::Journal {
  public:
   /// `path` empty: in memory, for tests and throw-away fleets; nothing survives the process.

@@ -73,6 +73,26 @@ TEST(Config, BadValuesNameKeyAndLayer) {
       << environment.err;
 }
 
+TEST(Config, SeveralCoordinatorsAreAListOfAddresses) {
+  const Finished list = RunTool(
+      "weightwired", {"--print-config", "--role=agent", "--coordinator=a:7411, b:7411,[::1]:7412"});
+  EXPECT_EQ(list.code, 0) << list.err;
+  EXPECT_NE(list.out.find("a:7411,b:7411,[::1]:7412"), std::string::npos) << list.out;
+  const Finished wrong = RunTool("weightwired", {"--role=agent", "--coordinator=a:7411,b"});
+  EXPECT_EQ(wrong.code, kConfigExit);
+  EXPECT_NE(wrong.err.find("coordinator (from the command line)"), std::string::npos) << wrong.err;
+}
+
+TEST(Config, EtcdIsForCoordinatorsWithoutAStateDirectory) {
+  const Finished all = RunTool("weightwired", {"--etcd=127.0.0.1:2379"});
+  EXPECT_EQ(all.code, kConfigExit);
+  EXPECT_NE(all.err.find("role coordinator"), std::string::npos) << all.err;
+  const Finished both = RunTool("weightwired", {"--role=coordinator", "--etcd=127.0.0.1:2379",
+                                                "--state-dir=/tmp/weightwire"});
+  EXPECT_EQ(both.code, kConfigExit);
+  EXPECT_NE(both.err.find("two places for one journal"), std::string::npos) << both.err;
+}
+
 TEST(Config, FileThatCannotBeReadIsRefused) {
   for (const std::string& text : {std::string("- a\n- b\n"), std::string("a: [b\n"),
                                   std::string("job: a\njob: b\n"), std::string("job: {a: b}\n")}) {

@@ -19,6 +19,7 @@ PACKAGES = {  # package -> prefixes of its headers
     "asio": ("boost/",),
     "grpc": ("grpc", "google/protobuf"),
     "proto": ("weightwire/v1/", "google/protobuf"),
+    "etcd": ("etcd/",),
     "prometheus": ("prometheus/",),
     "spdlog": ("spdlog/", "fmt/"),
     "cli11": ("CLI/",),

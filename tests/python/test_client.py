@@ -92,6 +92,14 @@ def test_an_old_version_is_refused_and_nothing_else_happens(daemon, groups):
     groups[1].wait_version(5)
 
 
+def test_a_publisher_that_was_closed_says_so(daemon):
+    with Publisher(rank=0, world_size=1, agent=daemon.agent_socket) as publisher:
+        pass
+    with pytest.raises(StaleError) as refused:
+        publisher.publish(1)
+    assert refused.value.reason == "stale_incarnation" and "trainer/0" in str(refused.value)
+
+
 def test_without_an_engine_a_publish_is_given_up_at_its_deadline(daemon, groups):
     groups.append(trainer(daemon))
     with pytest.raises((DeadlineError, NotReadyError, AbortedError)) as given_up:

@@ -82,6 +82,7 @@ class Session:
         self._on_event, self._on_end = on_event, on_end
         self._attached = threading.Event()
         self._failure: errors.WeightwireError | None = None
+        self._closed = False
         self.handle = 0
         self._up.put(agent_pb2.AttachUp(hello=agent_pb2.AttachHello(
             protocol=types_pb2.Protocol(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
@@ -131,7 +132,12 @@ class Session:
             request.handle = self.handle
         try:
             return getattr(self._stub, method)(request, timeout=timeout or self.timeout)
-        except grpc.RpcError as error:
+        except (grpc.RpcError, ValueError) as error:
+            if self._closed:  # by another thread perhaps, which attaches again after a fence
+                raise errors.StaleError("its session has ended", code="ABORTED", reason="stale_incarnation",
+                                        rank=self.rank_name) from None
+            if isinstance(error, ValueError):
+                raise
             raise errors.from_rpc_error(error) from None
 
     def submit_layout(self, config_json: str, spec: str, observed: Sequence[TensorMeta]) -> list[TensorMeta]:
@@ -169,6 +175,7 @@ class Session:
 
     def close(self) -> None:
         """Leaves in good order. Idempotent."""
+        self._closed = True
         self._up.put(agent_pb2.AttachUp(detach=agent_pb2.Detach()))
         self._up.put(None)
         if threading.current_thread() is not self._reader:

@@ -219,7 +219,7 @@ class Subscriber:
             threading.Thread(target=self._reattach, name="weightwire-reattach", daemon=True).start()
 
     def _reattach(self) -> None:
-        """Comes back as a new incarnation. Waits longer after each failure, up to 5 s."""
+        """Comes back as a new incarnation. Waits longer after each failure, up to 1 s."""
         self._session.close()
         pause = 0.1
         while not self._closed.wait(pause):
@@ -227,7 +227,7 @@ class Subscriber:
                 session = self._attach()
             except errors.WeightwireError as error:
                 self.last_fence = error
-                pause = min(2 * pause, 5.0)
+                pause = min(2 * pause, 1.0)
                 continue
             self._session = session
             try:

@@ -130,6 +130,32 @@ TEST_F(SqliteJournalTest, SurvivesKillOfTheProcess) {
   EXPECT_EQ(Open()->Read(), SomeRecords());
 }
 
+TEST_F(SqliteJournalTest, ForgetsOldRecordsButNeverTheLastOfAKind) {
+  path_.clear();
+  auto journal = Open();
+  for (const uint64_t epoch : {1u, 2u}) {
+    EXPECT_TRUE(Append(*journal, CommitRecord{Epoch(epoch), Version(epoch), {"engine-a"}}).ok());
+  }
+  for (uint64_t i = 1; i <= 4'000; ++i) journal->Append(ReserveRecord{Epoch(i)}, [](Status) {});
+  EXPECT_TRUE(Append(*journal, ReserveRecord{Epoch(4'001)}).ok());
+  auto records = journal->Read();
+  ASSERT_TRUE(records);
+  // The last commit is the oldest that counts, so nothing behind it goes.
+  EXPECT_EQ(records->size(), 4'002u);
+  EXPECT_EQ(std::get<CommitRecord>(records->front()).epoch, Epoch(2));
+  for (uint64_t i = 3; i <= 3'000; ++i) {
+    journal->Append(CommitRecord{Epoch(i), Version(i), {"engine-a"}}, [](Status) {});
+    if (i % 500 == 0) journal->Append(ReserveRecord{Epoch(4'000 + i)}, [](Status) {});
+  }
+  EXPECT_TRUE(Append(*journal, ReserveRecord{Epoch(8'000)}).ok());
+  records = journal->Read();
+  ASSERT_TRUE(records);
+  EXPECT_LE(records->size(), 2 * 1'024u);
+  EXPECT_GE(records->size(), 1'024u);
+  EXPECT_EQ(std::get<CommitRecord>((*records)[records->size() - 3]).epoch, Epoch(3'000));
+  EXPECT_EQ(records->back(), JournalRecord(ReserveRecord{Epoch(8'000)}));
+}
+
 TEST_F(SqliteJournalTest, RefusesASecondOwner) {
   auto first = Open();
   // Another connection of the same process would share SQLite's locks only under shared cache.

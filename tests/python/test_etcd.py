@@ -1,0 +1,268 @@
+"""Several coordinators over a real etcd: one leads, the others follow when it is killed or stopped, and nothing that was
+committed is lost. `WEIGHTWIRE_LEADERS` (default 3) leaders are lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from conftest import BINARIES
+from demo.fleet import Daemon
+from test_client import assert_serves, engine, load, trainer
+from weightwire import Client, WeightwireError
+
+LOST = int(os.environ.get("WEIGHTWIRE_LEADERS", "3"))
+SEED = int(os.environ.get("WEIGHTWIRE_SEED", "1"))
+PATIENCE = 60
+
+pytestmark = pytest.mark.skipif(shutil.which("etcd") is None, reason="no etcd (Debian: etcd-server)")
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def until(what: str, condition, timeout: float = PATIENCE):
+    """The first true answer of `condition`, asked again and again: other processes tell no events."""
+    end = time.monotonic() + timeout
+    while not (answer := condition()):
+        assert time.monotonic() < end, f"{what}: not within {timeout} s"
+        time.sleep(0.02)
+    return answer
+
+
+class Etcd:
+    """A cluster of one."""
+
+    def __init__(self, directory: str):
+        client, peer = free_ports(2)
+        self.endpoint = f"127.0.0.1:{client}"
+        at, among = f"http://{self.endpoint}", f"http://127.0.0.1:{peer}"
+        self._log = open(f"{directory}/etcd.log", "w")
+        self._command = ["etcd", "--data-dir", f"{directory}/etcd", "--listen-client-urls", at, "--advertise-client-urls", at,
+                         "--listen-peer-urls", among, "--initial-advertise-peer-urls", among,
+                         "--initial-cluster", f"default={among}"]
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+
+
+class Coordinator:
+    """One of several, started again as its supervisor would."""
+
+    def __init__(self, directory: str, name: str, listen: int, http: int, etcd: str):
+        self.name, self.address, self.http = name, f"127.0.0.1:{listen}", f"127.0.0.1:{http}"
+        self.log_path = f"{directory}/{name}.log"
+        self._command = [str(BINARIES / "weightwired"), "--role", "coordinator", "--name", name, "--listen", self.address,
+                         "--http", self.http, "--etcd", etcd, "--log-format", "text"]
+        self.start()
+
+    def start(self) -> None:
+        with open(self.log_path, "a") as log:
+            self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=log)
+
+    def ready(self) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{self.http}/readyz", timeout=2) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError as error:
+            return 0, str(error)
+
+    def leads(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=2) as reply:
+                return "\nweightwire_leader 1\n" in reply.read().decode()
+        except OSError:
+            return False
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(10)
+
+
+class Control:
+    """etcd, three coordinators, and one agent that knows all of them."""
+
+    def __init__(self, directory: str):
+        ports = free_ports(6)
+        self.etcd = Etcd(directory)
+        self.all = [Coordinator(directory, f"coordinator-{i}", ports[2 * i], ports[2 * i + 1], self.etcd.endpoint)
+                    for i in range(3)]
+        self.address = "ipv4:" + ",".join(c.address for c in self.all)  # of gRPC: the first one that listens
+        until("a first leader", self.leader)
+        self.agent = Daemon(str(BINARIES / "weightwired"), f"{directory}/agent", "agent", role="agent",
+                            coordinator="[" + ", ".join(c.address for c in self.all) + "]")
+
+    def leader(self) -> Coordinator | None:
+        leaders = [c for c in self.all if c.process.poll() is None and c.leads()]
+        return leaders[0] if len(leaders) == 1 else None
+
+    def revive(self) -> None:
+        for coordinator in self.all:
+            if coordinator.process.poll() is not None:
+                coordinator.start()
+
+    def stop(self) -> None:
+        self.agent.stop()
+        for coordinator in self.all:
+            coordinator.process.kill()
+        self.etcd.kill()
+
+
+@pytest.fixture
+def control(tmp_path):
+    started = Control(str(tmp_path))
+    yield started
+    started.stop()
+
+
+class Publishing:
+    """A trainer that publishes version after version, as fast as they are released. Ranks that lost the coordinator
+    attach again, as a trainer's own loop would."""
+
+    def __init__(self, agent: Daemon):
+        self.agent, self.version, self.released, self.errors = agent, 0, [], []
+        self.checkpoints = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        group = None
+        while not self._stop.is_set():
+            try:
+                group = group or trainer(self.agent)
+                self.version += 1
+                self.checkpoints[self.version] = load(group, self.version)
+                group.publish(self.version, deadline=20)
+                self.released.append((time.monotonic(), self.version))
+            except WeightwireError as error:
+                self.errors.append(error)
+                if group and not all(publisher.attached for publisher in group.publishers):
+                    group.close()
+                    group = None
+                time.sleep(0.05)
+        if group:
+            group.close()
+
+    def await_release(self, after: int = 0) -> float:
+        """The moment when a version above `after` was released."""
+        until("the next release", lambda: self.released and self.released[-1][1] > after)
+        return next(at for at, version in self.released if version > after)
+
+    def stop(self) -> int:
+        """The last version that was released."""
+        self._stop.set()
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        return self.released[-1][1]
+
+
+def test_one_leads_and_standbys_say_who(control):
+    leader = control.leader()
+    for standby in control.all:
+        if standby is leader:
+            continue
+        status, text = until("an answer", lambda: (lambda r: r if leader.name in r[1] else None)(standby.ready()))
+        assert status == 503 and f"{leader.name} ({leader.address}) leads" in text
+        with socket.socket() as probe:
+            host, port = standby.address.split(":")
+            assert probe.connect_ex((host, int(port))) != 0, "a standby listens to no gRPC"
+        assert urllib.request.urlopen(f"http://{standby.http}/healthz", timeout=5).status == 200
+    with Client(control.address) as client:
+        assert client.status().committed_version == 0
+    standby = next(c for c in control.all if c is not leader)
+    assert standby.stop() == 0, "SIGTERM ends a standby in good order"
+    assert leader.stop() == 0
+    until("the last one leads", lambda: control.leader(), timeout=4)  # given back: nobody waits for the lease to end
+
+
+def test_leaders_are_lost_under_a_running_trainer_and_nothing_that_was_committed_is(control, groups):
+    rng = random.Random(SEED)
+    groups += [engine(control.agent, "engine-a", 1), engine(control.agent, "engine-b", 2)]
+    publishing = Publishing(control.agent)
+    publishing.await_release()
+    seconds = []
+    for lost in range(LOST):
+        leader = control.leader()
+        time.sleep(rng.uniform(0, 0.5))
+        with Client(leader.address) as client:
+            committed = client.status().committed_version
+        stopped = lost % 3 == 2
+        leader.process.send_signal(signal.SIGSTOP if stopped else signal.SIGKILL)
+        moment, last = time.monotonic(), publishing.version
+        seconds.append(publishing.await_release(after=last) - moment)
+        follower = until("a new leader", lambda: next((c for c in control.all if c is not leader and c.leads()), None))
+        with Client(follower.address) as client:
+            assert client.status().committed_version >= committed
+        if stopped:  # it goes on, finds that its lease is over, and ends
+            leader.process.send_signal(signal.SIGCONT)
+            assert leader.process.wait(10) == 64 + 24, open(leader.log_path).read()[-2000:]
+        leader.process.wait(10)
+        control.revive()
+    last = publishing.stop()
+    for group in groups:
+        group.wait_version(last)
+        assert_serves(group, publishing.checkpoints[last])
+    print(f"{LOST} leaders lost; seconds until a version published afterwards was released: "
+          + ", ".join(f"{s:.1f}" for s in seconds) + f"; {len(publishing.released)} released, {len(publishing.errors)} refused")
+    assert max(seconds) < 40  # figures: docs/performance.md
+
+
+def test_an_etcd_that_comes_back_within_the_lease_is_hardly_noticed(control, groups):
+    groups += [trainer(control.agent), engine(control.agent)]
+    load(groups[0], 1)
+    groups[0].publish(1)
+    leader = control.leader()
+    control.etcd.kill()
+    hf = load(groups[0], 2)
+    released = []
+    publisher = threading.Thread(target=lambda: released.append(groups[0].publish(2)))
+    publisher.start()
+    control.etcd.start()
+    publisher.join(PATIENCE)
+    assert released, "the version was not released"
+    groups[1].wait_version(2)
+    assert_serves(groups[1], hf)
+    assert control.leader() is leader
+
+
+def test_without_etcd_nothing_is_committed_and_afterwards_it_goes_on_above_what_was(control, groups):
+    groups.append(engine(control.agent))
+    publishing = Publishing(control.agent)
+    publishing.await_release()
+    leader = control.leader()
+    control.etcd.kill()
+    assert leader.process.wait(PATIENCE) == 64 + 33, open(leader.log_path).read()[-2000:]
+    committed = publishing.released[-1][1]
+    control.etcd.start()
+    control.revive()
+    publishing.await_release(after=committed)
+    last = publishing.stop()
+    groups[0].wait_version(last)
+    assert_serves(groups[0], publishing.checkpoints[last])
+    with Client(until("a leader", control.leader).address) as client:
+        assert client.status().committed_version == last > committed
