@@ -78,8 +78,10 @@ def test_manifests_are_strictly_valid_for_the_oldest_and_the_newest_kubernetes(n
 UNSAFE = [
     ({"acceptPlaintext": False}, "no TLS yet"),
     ({"networkPolicy": {"enabled": False}}, "every pod of the cluster could call every RPC"),
-    ({"coordinator": {"replicas": 2}}, "no store with fencing"),
-    ({"coordinator": {"replicas": 0}}, "a job has one coordinator"),
+    ({"coordinator": {"replicas": 2}}, "without etcd a job has one coordinator"),
+    ({"coordinator": {"replicas": 0}}, "nothing could be published"),
+    ({"coordinator": {"etcd": ["etcd"]}}, "$.coordinator.etcd"),
+    ({"coordinator": {"config": {"etcd": "a:2379"}}}, "coordinator.config.etcd is set by the chart"),
     ({"coordinator": {"persistence": {"enabled": False}}}, "hand out epoch numbers again"),
     ({"coordinator": {"config": {"state_dir": "/tmp/x"}}}, "coordinator.config.state_dir is set by the chart"),
     ({"agent": {"config": {"stage_bytes_max": 1}}}, "agent.stageGiB"),
@@ -150,6 +152,27 @@ def settings_of(manifests, container, file, tmp_path):
     environment = {entry["name"]: entry.get("value") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
                    for entry in container["env"]}
     return weightwired(["--config", str(path)], **environment)
+
+
+def test_several_coordinators_over_etcd(tmp_path):
+    own = {"coordinator": {"replicas": 3, "etcd": ["etcd-0.etcd:2379", "etcd-1.etcd:12379", "etcd-2.etcd:2379"]}}
+    manifests = rendered("ha", own, WORKLOADS["stateless"])
+    for item in manifests:
+        if item["kind"] not in CUSTOM:
+            validate(item, latest_version(), strict=True)
+    by_kind = {(item["kind"], item["metadata"]["name"]): item for item in manifests}
+    service, coordinators = (by_kind[kind, "rl-weightwire-coordinator"]["spec"] for kind in ("Service", "StatefulSet"))
+    assert service["clusterIP"] == "None" and service["publishNotReadyAddresses"]
+    assert coordinators["replicas"] == 3 and coordinators["podManagementPolicy"] == "Parallel"
+    assert "volumeClaimTemplates" not in coordinators
+    pod = coordinators["template"]["spec"]
+    assert [volume["name"] for volume in pod["volumes"]] == ["config"] and pod["topologySpreadConstraints"]
+    assert pod["containers"][0]["readinessProbe"]["httpGet"]["path"] == "/healthz"
+    assert by_kind["PodDisruptionBudget", "rl-weightwire-coordinator"]["spec"]["maxUnavailable"] == 1
+    egress = by_kind["NetworkPolicy", "rl-weightwire-coordinator"]["spec"]["egress"]
+    assert {port["port"] for rule in egress for port in rule["ports"]} == {53, 2379, 12379}
+    settings = settings_of(manifests, pod["containers"][0], "coordinator.yaml", tmp_path)
+    assert settings["etcd"] == ",".join(own["coordinator"]["etcd"]) and not settings["state_dir"]
 
 
 @pytest.mark.parametrize("name", chart.PROFILES)

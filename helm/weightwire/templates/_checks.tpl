@@ -7,13 +7,16 @@
 {{- if and (not $values.networkPolicy.enabled) (not $values.acceptOpenNetwork) (ne $values.profile "cpu-dev") -}}
 {{- fail "networkPolicy.enabled=false: every pod of the cluster could call every RPC, for there is no TLS. Leave it on, or set acceptOpenNetwork=true" -}}
 {{- end -}}
-{{- if ne (int $values.coordinator.replicas) 1 -}}
-{{- fail (printf "coordinator.replicas=%d: a job has one coordinator. Two would both decide, since there is no store with fencing yet; a restart recovers from the journal" (int $values.coordinator.replicas)) -}}
+{{- if lt (int $values.coordinator.replicas) 1 -}}
+{{- fail "coordinator.replicas=0: nothing could be published" -}}
 {{- end -}}
-{{- if and (not $values.coordinator.persistence.enabled) (ne $values.profile "cpu-dev") -}}
+{{- if and (gt (int $values.coordinator.replicas) 1) (not $values.coordinator.etcd) -}}
+{{- fail (printf "coordinator.replicas=%d: without etcd a job has one coordinator, for two would both decide; a restart recovers from the journal. Set coordinator.etcd, whose transactions let only the leader decide" (int $values.coordinator.replicas)) -}}
+{{- end -}}
+{{- if and (not $values.coordinator.etcd) (not $values.coordinator.persistence.enabled) (ne $values.profile "cpu-dev") -}}
 {{- fail "coordinator.persistence.enabled=false: a coordinator that moves to another node would forget what was committed and hand out epoch numbers again. Only profile cpu-dev may do without" -}}
 {{- end -}}
-{{- range $name := list "role" "job" "listen" "http" "state_dir" "insecure" "name" -}}
+{{- range $name := list "role" "job" "listen" "http" "state_dir" "etcd" "insecure" "name" -}}
 {{- if hasKey $values.coordinator.config $name -}}
 {{- fail (printf "coordinator.config.%s is set by the chart (probes, Service and volumes depend on it)" $name) -}}
 {{- end -}}

@@ -22,8 +22,12 @@
       "job" (include "weightwire.job" .)
       "listen" (printf "%s:7411" .Values.bindHost)
       "http" (printf "%s:7412" .Values.bindHost)
-      "state_dir" "/var/lib/weightwire/journal"
       "insecure" "true" -}}
+{{- if .Values.coordinator.etcd -}}
+{{- $_ := set $own "etcd" .Values.coordinator.etcd -}}
+{{- else -}}
+{{- $_ := set $own "state_dir" "/var/lib/weightwire/journal" -}}
+{{- end -}}
 {{- include "weightwire.file" (merge $own .Values.coordinator.config) -}}
 {{- end -}}
 
