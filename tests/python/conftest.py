@@ -118,3 +118,17 @@ def groups():
     yield opened
     for group in reversed(opened):
         group.close()
+
+
+@pytest.fixture
+def coordinator_job(tmp_path):
+    """Starts a coordinator_job.Job, with options for its coordinator."""
+    from coordinator_job import Job  # imports this file
+    jobs = []
+
+    def start(**options) -> Job:
+        jobs.append(Job(tmp_path, **options))
+        return jobs[-1]
+    yield start
+    for job in jobs:
+        job.close()

@@ -196,3 +196,11 @@ def test_metrics_are_valid_and_count_what_happened(daemon, groups):
         assert checked.returncode == 0, checked.stderr + checked.stdout
     for path in ("healthz", "readyz"):
         assert urllib.request.urlopen(f"http://{daemon.http}/{path}", timeout=10).status == 200
+
+
+def test_a_call_of_a_closed_session_is_stale(daemon):
+    publisher = Publisher(rank=0, world_size=1, agent=daemon.agent_socket)
+    publisher.close()
+    with pytest.raises(StaleError) as caught:
+        publisher.publish(1)
+    assert caught.value.rank == "trainer/0"

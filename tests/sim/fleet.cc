@@ -40,6 +40,7 @@ Fleet::Fleet(Options options)
   for (const auto& [name, host] : options_.nodes) {
     nodes_.push_back(std::make_unique<Node>(surroundings_, name, host));
     nodes_.back()->port().SetDelay(options_.message_delay_max);
+    if (options_.repeat_reports) nodes_.back()->port().RepeatReports();
     nodes_.back()->port().on_command = [this](const epoch::Command& command) {
       OnCommand(command);
     };
@@ -95,6 +96,14 @@ void Fleet::StartCoordinator() {
   coordinator_ = coordinator::Coordinator::Make(options_.coordinator, executor, executor, executor,
                                                 journal, metrics::Null())
                      .value();
+  coordinator::CommitRecord last;
+  for (const auto& record : journal.durable()) {
+    if (const auto* commit = std::get_if<coordinator::CommitRecord>(&record)) last = *commit;
+  }
+  const auto status = coordinator_->Snapshot();
+  EXPECT_TRUE(status.committed == last.epoch && status.committed_version == last.version)
+      << "a new coordinator takes epoch " << status.committed.value
+      << " for committed, the journal says " << last.epoch.value;
 }
 
 void Fleet::CrashCoordinator() {
@@ -183,10 +192,12 @@ void Fleet::CheckInvariants() {
   for (const auto& engine : engines_) engine->CheckServedBytes();
 }
 
-/// I6: COMMIT is submitted only when every required engine holds the version, whole and right.
+/// I3 and I6: COMMIT is submitted only when every required engine holds the version, whole and
+/// right.
 void Fleet::OnAppend(const coordinator::JournalRecord& record) {
   const auto* commit = std::get_if<coordinator::CommitRecord>(&record);
   if (commit == nullptr) return;
+  submitted_.insert(commit->epoch);
   EXPECT_FALSE(commit->engines.empty());
   for (const std::string& name : commit->engines) {
     EXPECT_TRUE(engine(name).HoldsStaged(commit->version.value))
@@ -195,6 +206,10 @@ void Fleet::OnAppend(const coordinator::JournalRecord& record) {
 }
 
 void Fleet::OnCommand(const epoch::Command& command) {
+  if (const auto* abort = std::get_if<epoch::AbortCommand>(&command)) {
+    EXPECT_FALSE(submitted_.contains(abort->epoch))
+        << "ABORT(" << abort->epoch.value << ") after its COMMIT was submitted";
+  }
   const auto* prepare = std::get_if<epoch::PrepareCommand>(&command);
   if (prepare == nullptr) return;
   EXPECT_GT(prepare->epoch, floor_) << "an epoch of an earlier coordinator is used again";

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,8 @@ namespace weightwire::sim {
 /// Equal options give equal runs.
 ///
 /// After every step of the executor the invariants are checked (rollout.h; I6 when a COMMIT is
-/// submitted; an epoch's number is used once, also across coordinators); a violation is a test
-/// failure.
+/// submitted, I3 when an ABORT is sent; I5 when a coordinator starts; an epoch's number is used
+/// once, also across coordinators); a violation is a test failure.
 class Fleet {
  public:
   struct EngineSpec {
@@ -42,6 +43,7 @@ class Fleet {
                                        {"hf", HuggingFace(), {"rollout-c"}}};
     Nanos message_delay_max = std::chrono::milliseconds(2);
     Nanos journal_delay = std::chrono::milliseconds(3);
+    bool repeat_reports = false;  ///< some of them
     transport::FakeLink link = {.latency = std::chrono::microseconds(50),
                                 .bytes_per_second = 20'000'000};
     transfer::Tuning tuning = SmallTuning();
@@ -107,8 +109,9 @@ class Fleet {
   std::unique_ptr<coordinator::Coordinator> coordinator_;
   std::unique_ptr<Trainer> trainer_;
   std::vector<std::unique_ptr<Rollout>> engines_;
-  Epoch newest_{};  ///< highest epoch prepared by this coordinator
-  Epoch floor_{};   ///< highest epoch prepared by earlier ones
+  std::set<Epoch> submitted_;  ///< whose COMMIT was handed to the journal
+  Epoch newest_{};             ///< highest epoch prepared by this coordinator
+  Epoch floor_{};              ///< highest epoch prepared by earlier ones
   uint64_t relayed_ = 0;
   bool closing_ = false;
 };

@@ -290,6 +290,23 @@ TEST_F(FleetTest, StopsDecidingWhenTheJournalFailsAndRecoversByARestart) {
   }
 }
 
+TEST_F(FleetTest, TheWallClockMayJumpByYears) {
+  Make();
+  ASSERT_TRUE(fleet->Publish(1).ok());
+  uint64_t version = 1;
+  for (const double jump : {-3e8, 6e8}) {
+    ASSERT_TRUE(fleet->AllServe(version));
+    PublishUpTo(epoch::Phase::kTransferring, ++version);
+    fleet->executor.JumpWall(jump);
+    ASSERT_TRUE(TrainerIdle());
+    ASSERT_TRUE(fleet->trainer().outcome().ok()) << fleet->trainer().outcome().ToString();
+    ASSERT_TRUE(fleet->AllServe(version));
+    fleet->RunFor(seconds(20));
+  }
+  for (const auto& epoch : Epochs(epoch::Kind::kPublish)) EXPECT_EQ(epoch.attempt, 1u);
+  for (const auto& engine : fleet->engines()) EXPECT_EQ(engine->lives(), 1u) << engine->name();
+}
+
 TEST_F(FleetTest, TwoRunsWithOneSeedAreEqual) {
   std::vector<size_t> steps;
   for (int run = 0; run < 2; ++run) {

@@ -1,5 +1,8 @@
 #include "tests/sim/model.h"
 
+#include <map>
+#include <tuple>
+
 namespace weightwire::sim {
 namespace {
 
@@ -47,11 +50,13 @@ std::vector<layout::ObservedTensor> Model::Observed(const Party& party, uint32_t
 
 const std::vector<std::vector<uint8_t>>& Model::Bytes(const Party& party, uint32_t rank,
                                                       uint64_t version, uint8_t padding) const {
-  Images& images = images_[{party.spec, version, padding}];
-  if (images.ranks.empty()) {
+  // Of all fleets: every model is the same, and a run of thousands of seeds has a dozen versions.
+  static std::map<std::tuple<std::string, uint64_t, uint8_t>, std::vector<Image>> images;
+  std::vector<Image>& of_ranks = images[{party.spec, version, padding}];
+  if (of_ranks.empty()) {
     const oracle::Tensors hf = oracle::HuggingFace(config_, version * 1'000'003);
     for (const oracle::Tensors& tensors : party.ranks(config_, hf)) {
-      Image& image = images.ranks.emplace_back();
+      Image& image = of_ranks.emplace_back();
       for (const auto& [name, array] : tensors) {
         auto& bytes = image.emplace_back();
         for (uint64_t cell : array.cells) {
@@ -62,7 +67,7 @@ const std::vector<std::vector<uint8_t>>& Model::Bytes(const Party& party, uint32
       }
     }
   }
-  return images.ranks.at(rank);
+  return of_ranks.at(rank);
 }
 
 }  // namespace weightwire::sim

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -36,9 +35,6 @@ class Model {
 
  private:
   using Image = std::vector<std::vector<uint8_t>>;
-  struct Images {
-    std::vector<Image> ranks;
-  };
   oracle::DenseConfig config_{.model_type = "qwen2",
                               .hidden = 6,
                               .layers = 2,
@@ -47,7 +43,6 @@ class Model {
                               .head_dim = 3,
                               .intermediate = 10,
                               .vocab = 9};
-  mutable std::map<std::tuple<std::string, uint64_t, uint8_t>, Images> images_;
 };
 
 }  // namespace weightwire::sim

@@ -4,6 +4,7 @@ namespace weightwire::sim {
 namespace {
 
 constexpr Nanos kCallDeadline = std::chrono::seconds(10);
+constexpr Nanos kRepeatMax = std::chrono::seconds(2);
 
 Status Broken() {
   return Status(Code::kUnavailable, Reason::kTransportFailed, "the connection broke");
@@ -139,9 +140,18 @@ void SimPort::Heartbeat(AgentId agent) {
   Up([agent](coordinator::Coordinator& coordinator) { coordinator.Heartbeat(agent); });
 }
 void SimPort::Report(AgentId agent, epoch::Report report) {
-  Up([agent, report = std::move(report)](coordinator::Coordinator& coordinator) {
+  const auto deliver = [agent, report = std::move(report)](coordinator::Coordinator& coordinator) {
     coordinator.Report(agent, report);
-  });
+  };
+  Up(deliver);
+  if (!repeats_ || random_() % 8 != 0) return;
+  // Once more and out of order, as a call that was repeated because its answer was lost; maybe so
+  // late that another epoch runs.
+  At(Due() + Nanos(static_cast<int64_t>(random_() % kRepeatMax.count())),
+     [this, link = link_, deliver] {
+       auto* coordinator = coordinator_();
+       if (link == link_ && coordinator != nullptr) deliver(*coordinator);
+     });
 }
 void SimPort::Register(control::RegisterRequest request,
                        control::Reply<control::RegisterReply> reply) {

@@ -24,6 +24,8 @@ class SimPort final : public control::CoordinatorPort {
 
   /// Messages take up to `delay_max` from now on.
   void SetDelay(Nanos delay_max) { delay_max_ = delay_max; }
+  /// Some reports arrive twice from now on.
+  void RepeatReports() { repeats_ = true; }
   /// Nothing arrives for `span`, in either direction; then everything does.
   void Stall(Nanos span);
   /// The connection breaks. The coordinator learns at once, or only by the lease.
@@ -71,6 +73,7 @@ class SimPort final : public control::CoordinatorPort {
   Nanos delay_max_{0};
   Nanos stalled_until_{0}, last_up_{0}, last_down_{0};
   control::AgentPort* agent_ = nullptr;
+  bool repeats_ = false;
   bool dead_ = false;  ///< what a killed process still says is not sent
   AgentId session_{};  ///< open session, 0 = none
   uint64_t link_ = 0;  ///< of the connection; a message of an older one is lost

@@ -15,6 +15,7 @@
 #include <fstream>
 #include <mutex>
 #include <optional>
+#include <set>
 
 #include "server/base/thread_executor.h"
 
@@ -154,6 +155,52 @@ TEST_F(SqliteJournalTest, ForgetsOldRecordsButNeverTheLastOfAKind) {
   EXPECT_GE(records->size(), 1'024u);
   EXPECT_EQ(std::get<CommitRecord>((*records)[records->size() - 3]).epoch, Epoch(3'000));
   EXPECT_EQ(records->back(), JournalRecord(ReserveRecord{Epoch(8'000)}));
+}
+
+/// A machine that stopped in the middle of a write: the log ends anywhere, or its end is garbage.
+TEST_F(SqliteJournalTest, ATornTailLosesAtMostTheLastRecords) {
+  const std::string log = path_ + "-wal";
+  const pid_t child = fork();
+  if (child == 0) {
+    ThreadExecutor strand("strand", 1);
+    auto journal = SqliteJournal::Open(path_, strand, metrics::Null());
+    std::atomic<int> durable = 0;
+    for (const auto& record : SomeRecords()) {
+      (*journal)->Append(record, [&](Status status) {
+        if (status.ok() && ++durable == 3) kill(getpid(), SIGKILL);
+      });
+    }
+    pause();
+  }
+  waitpid(child, nullptr, 0);
+  const std::string kept = directory_ + "-kept";
+  std::filesystem::copy(directory_, kept);
+  const auto size = static_cast<int64_t>(std::filesystem::file_size(log));
+  ASSERT_GT(size, 3 * 4'096) << "the records are still in the log";
+  std::set<size_t> survivors;
+  for (int64_t cut = size; cut >= 0; cut -= 1'999) {
+    for (const bool garbage : {false, true}) {
+      SCOPED_TRACE((garbage ? "garbage from byte " : "cut at byte ") + std::to_string(cut));
+      for (const auto& file : std::filesystem::directory_iterator(kept)) {
+        std::filesystem::copy(file, std::filesystem::path(directory_) / file.path().filename(),
+                              std::filesystem::copy_options::overwrite_existing);
+      }
+      std::filesystem::resize_file(log, static_cast<uintmax_t>(cut));
+      if (garbage)
+        std::ofstream(log, std::ios::app | std::ios::binary)
+            << std::string(static_cast<size_t>(size - cut), '\xa5');
+      std::vector<JournalRecord> expected = SomeRecords();
+      const auto records = Open()->Read();
+      ASSERT_TRUE(records) << records.error().ToString();
+      ASSERT_LE(records->size(), expected.size());
+      expected.resize(records->size());
+      EXPECT_EQ(*records, expected);
+      EXPECT_TRUE(Append(*Open(), ReserveRecord{Epoch(5'000)}).ok());
+      survivors.insert(records->size());
+    }
+  }
+  std::filesystem::remove_all(kept);
+  EXPECT_EQ(survivors, (std::set<size_t>{0, 1, 2, 3}));
 }
 
 TEST_F(SqliteJournalTest, RefusesASecondOwner) {

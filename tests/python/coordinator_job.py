@@ -1,0 +1,170 @@
+"""A job whose coordinator is a daemon of its own with its journal on disk: two trainer ranks and three engines behind two
+agents, all ranks in this process. Engines compare every byte before they flip."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+
+import grpc
+import numpy as np
+from weightwire.v1 import coordinator_pb2 as pb
+from weightwire.v1 import coordinator_pb2_grpc
+
+from conftest import BINARIES
+from demo import checkpoint, oracle
+from demo.fleet import Daemon
+from weightwire import Publisher, Subscriber, TensorMeta
+from weightwire.errors import StaleError, WeightwireError
+
+SEED = int(os.environ.get("WEIGHTWIRE_SEED", "1"))
+CONFIG = {**checkpoint.SMALL, "num_hidden_layers": 2, "vocab_size": 4_000}
+RATE = 60_000_000  # bytes a second: a version is long enough to be hit
+TRAINERS = 2
+
+
+def content(version: int) -> dict[str, np.ndarray]:
+    """What version `version` of the checkpoint holds: other bytes in every version."""
+    random_bits = np.random.default_rng(version)
+    return {name: random_bits.integers(0, 1 << 16, shape, dtype=np.uint16)
+            for name, shape in checkpoint.hf_shapes(CONFIG).items()}
+
+
+def metas(shapes: dict[str, tuple[int, ...]]) -> list[TensorMeta]:
+    return [TensorMeta(name, "BF16", shape) for name, shape in shapes.items()]
+
+
+class Follower:
+    """An engine of one rank: flips to what it is offered, comparing every byte first."""
+
+    def __init__(self, name: str, agent: str, wanted):
+        self.name, self.wanted = name, wanted
+        self.flipped: list[int] = []  # versions, in order
+        self.wrong: list[str] = []
+        self.subscriber = Subscriber(group=name, rank=0, world_size=1, agent=agent)
+        self.subscriber.bind(CONFIG, "vllm:tp1", metas(oracle.vllm_shapes(CONFIG, 1)))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        while not self._stop.is_set():
+            try:
+                offer = self.subscriber.wait_offer(0.2)
+                if offer is None:
+                    continue
+                self._compare(self.subscriber.flip(offer), offer.version)
+                self.flipped.append(offer.version)
+                self.subscriber.acknowledge(offer)
+            except StaleError:  # fenced meanwhile; what is served then is offered anew
+                continue
+            except WeightwireError:
+                if self._stop.wait(0.05):
+                    return
+
+    def _compare(self, params, version: int) -> None:
+        for name, want in self.wanted(version):
+            if not np.array_equal(params[name][:len(want)], want):
+                self.wrong.append(f"{self.name}: {name} is not that of version {version}")
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(30)
+        self.subscriber.close()
+
+
+class Job:
+    """The whole job; its coordinator is the one part that is hurt."""
+
+    def __init__(self, directory, **options):
+        self.directory = str(directory)
+        self.random = random.Random(SEED)
+        self.options = options
+        self.version = 0
+        self._contents: dict[int, dict] = {}
+        self.coordinator = self.start_coordinator("127.0.0.1:0")
+        self.address = self.coordinator.grpc
+        self.agents = [Daemon(str(BINARIES / "weightwired"), f"{self.directory}/{name}", name, role="agent",
+                              coordinator=self.address, transports="[tcp]", rate_limit=RATE, slot_bytes=256 << 10,
+                              chunk_bytes=128 << 10, segment_bytes_max=32 << 10)
+                       for name in ("trainer", "rollout")]
+        self.engines = [Follower(f"engine-{i}", self.agents[i > 0].agent_socket, self.wanted) for i in range(3)]
+        self.publishers: list[Publisher] = []
+
+    def start_coordinator(self, listen: str) -> Daemon:
+        return Daemon(str(BINARIES / "weightwired"), f"{self.directory}/coordinator", "coordinator", role="coordinator",
+                      listen=listen, **{"state_dir": f"{self.directory}/coordinator", **self.options})
+
+    def wanted(self, version: int):
+        return oracle.vllm(CONFIG, self._contents[version], 1, 0)
+
+    def status(self) -> pb.StatusResponse:
+        with grpc.insecure_channel(self.address) as channel:
+            return coordinator_pb2_grpc.CoordinatorStub(channel).Status(pb.StatusRequest(), timeout=10, wait_for_ready=True)
+
+    def until(self, what: str, condition, seconds: float):
+        """The first answer of `condition` that is not false."""
+        end = time.monotonic() + seconds
+        while True:
+            if answer := condition():
+                return answer
+            assert time.monotonic() < end, f"{what}: not within {seconds} s; {self.status()}"
+            time.sleep(0.02)
+
+    def attach_trainer(self, end: float) -> None:
+        """Opens what is not attached, until `end`: the agents find their coordinator again after a while."""
+        for publisher in self.publishers:
+            publisher.close()
+        self.publishers = []
+        for rank in range(TRAINERS):
+            shard = [(name, array.shape) for name, array in
+                     oracle.megatron(CONFIG, checkpoint.empty(CONFIG), TRAINERS, 1, rank)]
+            while True:
+                publisher = None
+                try:
+                    publisher = Publisher(rank=rank, world_size=TRAINERS, agent=self.agents[0].agent_socket, timeout=5)
+                    publisher.arrays = publisher.bind(CONFIG, f"megatron:tp{TRAINERS}", metas(dict(shard)))
+                    break
+                except WeightwireError:
+                    if publisher:
+                        publisher.close()
+                    assert time.monotonic() < end, f"trainer/{rank} could not attach again"
+                    time.sleep(0.05)
+            self.publishers.append(publisher)
+
+    def publish(self) -> list:
+        """The next version, accepted for every rank: the releases."""
+        self.version += 1
+        self._contents = {v: c for v, c in self._contents.items() if v >= self.version - 6}
+        self._contents[self.version] = content(self.version)
+        releases = []
+        for rank, publisher in enumerate(self.publishers):
+            for name, array in oracle.megatron(CONFIG, self._contents[self.version], TRAINERS, 1, rank):
+                publisher.arrays[name][...] = array
+            releases.append(publisher.publish(self.version, deadline=60))
+        return releases
+
+    def accept_next(self, end: float) -> list:
+        """Attaches and publishes until a version was accepted for every rank, at the latest at `end`."""
+        while True:
+            self.attach_trainer(end)
+            try:
+                return self.publish()
+            except WeightwireError:
+                assert time.monotonic() < end, "no version was accepted in time"
+
+    def serve_everywhere(self) -> None:
+        self.until(f"version {self.version} everywhere",
+                   lambda: all(e.subscriber.serving and e.subscriber.serving.version == self.version for e in self.engines), 60)
+        self.check()
+
+    def check(self) -> None:
+        assert not [line for engine in self.engines for line in engine.wrong]
+
+    def close(self) -> None:
+        for part in self.publishers + self.engines:
+            part.close()
+        codes = [daemon.stop() for daemon in [*self.agents, self.coordinator]]
+        assert codes == [0, 0, 0]

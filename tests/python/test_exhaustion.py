@@ -1,0 +1,118 @@
+"""What runs out: file descriptors and the journal's disk. The daemon sheds what is new, keeps what it has, and recovers."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import time
+
+import grpc
+import pytest
+from weightwire.v1 import coordinator_pb2 as pb
+from weightwire.v1 import coordinator_pb2_grpc
+
+from conftest import Trainer
+from test_client import CONFIG, checkpoint_of, engine, load, shards_of
+from weightwire import WeightwireError
+
+
+def flood(address: str | tuple[str, int], count: int) -> list[socket.socket]:
+    """`count` connections that say nothing; those that are refused count too."""
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+    opened = []
+    for _ in range(count):
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        connection.settimeout(2)
+        opened.append(connection)
+        try:
+            connection.connect(address)
+        except OSError:
+            pass
+    return opened
+
+
+def descriptors(daemon) -> int:
+    return len(os.listdir(f"/proc/{daemon.pid}/fd"))
+
+
+def until(what: str, condition) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within 20 s"
+        time.sleep(0.01)
+
+
+def address_of(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def test_a_daemon_out_of_descriptors_keeps_its_job_and_takes_new_connections_again(daemon, groups):
+    trainer = Trainer(daemon.agent_socket, CONFIG, "megatron:tp2,pp2", shards_of(checkpoint_of(1)))
+    groups.append(trainer)
+    subscriber = engine(daemon)
+    groups.append(subscriber)
+    trainer.publish(1)
+    subscriber.wait_version(1)
+    used = descriptors(daemon)
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (used + 8, used + 8))
+    for address in (address_of(daemon.grpc), address_of(daemon.http), daemon.agent_socket, f"{daemon.agent_socket}.fd"):
+        connections = flood(address, 120)
+        try:
+            until("none is left", lambda: descriptors(daemon) >= used + 7)
+        finally:
+            for connection in connections:
+                connection.close()
+        until("they are back", lambda: descriptors(daemon) <= used + 2)
+    load(trainer, 2)
+    trainer.publish(2)  # what was connected still is
+    subscriber.wait_version(2)
+    with grpc.insecure_channel(daemon.grpc) as channel:  # and who comes now is let in
+        stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+        assert stub.Status(pb.StatusRequest(), timeout=20, wait_for_ready=True).committed_version == 2
+    assert "weightwire_epoch_committed" in daemon.metrics()
+
+
+def test_a_full_disk_stops_decisions_and_nothing_else(coordinator_job, tmp_path):
+    state = tmp_path / "state"
+    state.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "tmpfs", state], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("no right to mount a tmpfs here")
+    try:
+        job = coordinator_job(state_dir=str(state))
+        job.attach_trainer(time.monotonic() + 30)
+        for release in job.publish():
+            release.wait_released(60)
+        job.serve_everywhere()
+        committed = job.version
+        filler = state / "filler"
+        with open(filler, "wb", buffering=0) as out, pytest.raises(OSError, match="No space left"):
+            while True:
+                out.write(bytes(512))
+        failures = 0
+        while (status := job.status()).deciding:  # records go into what the log has allocated, until that is full
+            assert failures == 0 and job.version < 200
+            try:
+                for release in job.publish():
+                    release.wait_released(60)
+                job.until("the decision", lambda: not job.status().deciding or all(
+                    e.subscriber.serving and e.subscriber.serving.version == job.version for e in job.engines), 30)
+            except WeightwireError:
+                failures += 1
+            if job.status().deciding:
+                committed = job.version
+        assert status.committed_version == committed  # reads are served
+        with pytest.raises(WeightwireError, match="journal"):
+            job.publish()
+        assert all(e.subscriber.serving.version == committed for e in job.engines)
+        filler.unlink()
+        job.coordinator.kill()
+        job.coordinator = job.start_coordinator(job.address)
+        assert job.status().committed_version >= committed
+        for release in job.accept_next(time.monotonic() + 10):
+            release.wait_released(60)
+        job.serve_everywhere()
+    finally:
+        subprocess.run(["umount", "-l", state], check=True)  # the coordinator has it until its end

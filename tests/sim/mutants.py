@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""Plants one bug after another in a copy of the tree and runs the fleet simulation on each: every one must be caught
+within its number of seeds. A clean run of a simulation that catches nothing proves nothing.
+
+  mutants.py [--only NAME] [--seeds N] [--table]     --table: rows for docs/faults.md
+
+A mutant is a list of exact replacements in server/; one whose text is not there (the code has changed) is an error, so
+that the list stays alive. Only fleet_test is built; ccache keeps what a mutant does not touch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+COPY = ROOT / "build/mutants/tree"
+BUILD = COPY / "build/release"  # as in the tree itself, so that ccache knows the objects
+MACHINE = "server/epoch/coordinator_machine.cc"
+MEMBER = "server/epoch/member_machine.cc"
+ACTIONS = "server/coordinator/driver_actions.cc"
+DRIVER = "server/coordinator/driver.cc"
+PARTICIPANT = "server/agent/participant_actions.cc"
+FETCHES = "server/transfer/target_fetches.cc"
+RUN_SECONDS = 180  # a mutant that makes the simulation crawl
+
+
+@dataclass
+class Mutant:
+    name: str
+    what: str
+    edits: list[tuple[str, str, str]]
+    seeds: int = 200  # within which FleetFaults must fail, where no scenario of FleetTest does
+
+
+MUTANTS = [
+    Mutant("commit-before-durable", "acts on COMMIT when it is submitted, before it is durable",
+           [(ACTIONS, "s_.journal.Append(\n      record, lifeline_.Bind([this, epoch = spec.epoch, version = spec.version](\n"
+             "                                 const Status& status) { Appended(epoch, version, status); }));",
+             "s_.journal.Append(record, [](const Status&) {});\n  Appended(spec.epoch, spec.version, OkStatus());")]),
+    Mutant("failed-append-commits", "an append that failed counts as durable",
+           [(ACTIONS, "  if (status.ok()) {\n    committed_ =", "  if (status.ok() || !status.ok()) {\n    committed_ ="),
+            (ACTIONS, "Feed(epoch, epoch::JournalEvent{status});", "Feed(epoch, epoch::JournalEvent{OkStatus()});")]),
+    Mutant("deciding-after-failure", "goes on deciding after an append whose fate is unknown",
+           [(DRIVER, "  if (!deciding_) return;\n  deciding_ = false;", "  return;\n  deciding_ = false;")]),
+    Mutant("recovery-commits-undecided", "a restart takes the highest reserved epoch for committed",
+           [("server/coordinator/coordinator.cc", "recovered.first = std::max(recovered.first, reserve->limit);",
+             "recovered.first = std::max(recovered.first, reserve->limit);\n"
+             "      recovered.committed.epoch = reserve->limit;")]),
+    Mutant("recovery-forgets-reservations", "a restart hands out epoch numbers again",
+           [("server/coordinator/coordinator.cc", "recovered.first = std::max(recovered.first, reserve->limit);",
+             "static_cast<void>(reserve);")]),
+    Mutant("reports-of-any-epoch", "the coordinator takes reports of an older epoch for the running one's",
+           [(ACTIONS, "  EpochRun* run = RunOf(EpochOf(report));\n",
+             "  EpochRun* run = RunOf(EpochOf(report));\n  if (run == nullptr) run = publish_.get();\n")]),
+    Mutant("counts-reports", "counts staged reports instead of keeping a set",
+           [("server/epoch/coordinator_machine.h", "  std::set<Member> drained;\n",
+             "  size_t count = 0;\n  std::set<Member> drained;\n"),
+            (MACHINE, "    if (state_.staged.emplace(event.member, event.digests).second) EnterStagedWhenComplete();",
+             "    state_.staged.emplace(event.member, event.digests);\n"
+             "    if (++state_.count >= Targets(state_.spec).size()) EnterStagedWhenComplete();"),
+            (MACHINE, "    if (!WaitingFor(state_).empty()) return;\n    if (Status why",
+             "    if (state_.count < Targets(state_.spec).size() ||\n"
+             "        state_.sourced.size() < state_.spec.sources.size()) return;\n    if (Status why"),
+            ("server/epoch/digests.cc", "state.staged.at(engine.ranks[rank]);",
+             "state.staged.contains(engine.ranks[rank]) ? state.staged.at(engine.ranks[rank])\n"
+             "                                               : state.staged.begin()->second;"),
+            ("server/epoch/digests.cc", 'digest.stream, "reported twice");', 'digest.stream, "reported twice").ok() ? OkStatus() : OkStatus();'),
+            ("server/epoch/digests.cc", "if (!streams.contains(stream)) {", "if (false) {")]),
+    Mutant("ignores-incarnation", "a report counts for whoever holds the rank now",
+           [("server/coordinator/membership.cc", "if (!slot.live || slot.live->member != member) {",
+             "if (!slot.live) {"),
+            (MEMBER, "return member == state_.self && !state_.evicted;", "return member.id == state_.self.id;")]),
+    Mutant("staged-without-all-ranks", "an epoch counts as staged when the leaders have",
+           [(MACHINE, "  const std::vector<Member> targets = Missing(Targets(state.spec), state.staged);",
+             "  std::vector<Member> leaders;\n"
+             "  for (const EngineMembers& engine : state.spec.engines) leaders.push_back(engine.ranks.front());\n"
+             "  const std::vector<Member> targets = Missing(leaders, state.staged);"),
+            (MACHINE, "  std::vector<Member> missing = Missing(state.spec.sources, state.sourced);",
+             "  std::vector<Member> missing;"),
+            (MACHINE, "if (Status why = CompareDigests(state_); !why.ok()) return Abort(std::move(why));", "")]),
+    Mutant("no-sums", "bytes are neither summed again where they arrive nor compared by digest",
+           [(FETCHES, "if (sums_[segment] == slot.expected[i]) {", "if (true) {"),
+            (MACHINE, "if (Status why = CompareDigests(state_); !why.ok()) return Abort(std::move(why));", "")]),
+    Mutant("release-before-staged", "the trainer is released when it has sent, before every engine has verified",
+           [(MACHINE, "    if (state_.sourced.emplace(event.member, event.digests).second) EnterStagedWhenComplete();",
+             "    if (!state_.sourced.emplace(event.member, event.digests).second) return;\n"
+             "    if (state_.sourced.size() == state_.spec.sources.size()) Do(SendRelease{});\n"
+             "    EnterStagedWhenComplete();")]),
+    Mutant("release-when-transferring", "the trainer is released as soon as the transfer begins",
+           [(MACHINE, "    Do(SendTransfer{});\n", "    Do(SendTransfer{});\n    Do(SendRelease{});\n"),
+            (MEMBER, "state_.phase != MemberPhase::kDone) return;\n      TellReleasedOnce(command);\n      return StartDrain(command.epoch);",
+             "state_.phase == MemberPhase::kIdle) return;\n      return TellReleasedOnce(command);"),
+            (PARTICIPANT, "  Drain(attempt_, std::move(release));", "  release();")]),
+    Mutant("abort-after-submission", "an epoch may be aborted while its COMMIT is under way",
+           [(MACHINE, "           state_.phase == Phase::kStaged;\n  }\n  /// Decided",
+             "           state_.phase == Phase::kStaged ||\n"
+             "           (state_.phase == Phase::kCommitting && !state_.commit_durable);\n  }\n  /// Decided")]),
+    Mutant("lost-engine-still-counted", "an engine lost after the decision is waited for",
+           [(MACHINE, "return state.applied.contains(engine) || state.evicted.contains(engine);",
+             "return state.applied.contains(engine);")]),
+    Mutant("lost-member-ignored", "an epoch goes on without a member that was lost",
+           [(MACHINE, "      state_.lost.insert(event.member);\n      return Abort(LossStatus(event));",
+             "      state_.lost.insert(event.member);\n      return;")]),
+    Mutant("fill-from-what-is-served", "a fill reads from an engine whatever it serves",
+           [(DRIVER, "if (engine->serving == committed_.epoch) {", "if (engine->serving != Epoch{}) {"),
+            (PARTICIPANT, "(!memory_->stage() || memory_->stage()->live_epoch() != command.content)",
+             "!memory_->stage()")]),
+    Mutant("fill-beside-an-epoch", "a fill is not dropped before the next version prepares",
+           [(DRIVER, "    if (fill_->CanAbort()) {\n      fill_->dropped = true;", "    if (false) {\n      fill_->dropped = true;"),
+            (DRIVER, "    return true;\n  }\n  const auto number = numbers_.Take();\n  if (!number) return true;",
+             "  }\n  const auto number = numbers_.Take();\n  if (!number) return true;")]),
+    Mutant("aborted-before-drained", "an epoch counts as aborted while its transfers run; memory is used again",
+           [(PARTICIPANT, "  if (attempt->drained) return then();\n",
+             "  if (!attempt->drained) {\n    attempt->drained = true;\n    return then();\n  }\n"
+             "  if (attempt->drained) return then();\n")]),
+    Mutant("flip-without-the-leader", "ranks are told to flip before their leader has",
+           [(MACHINE, "      if (!EngineOver(state_, engine.name)) Do(SendCommit{engine.name});",
+             "      if (EngineOver(state_, engine.name)) continue;\n      Do(SendCommit{engine.name});\n"
+             "      Do(SendInstalled{engine.name});"),
+            (MEMBER, "state_.phase != MemberPhase::kCommitting || (state_.leader && !state_.applied)",
+             "state_.phase != MemberPhase::kCommitting")]),
+    Mutant("retry-of-what-is-released", "a version that was released is tried again",
+           [(DRIVER, "return deciding_ && !stopping_ && !run.released &&", "return deciding_ && !stopping_ &&"),
+            (MACHINE, "    if (!state_.spec.manual_commit) return SubmitCommit();",
+             "    if (!state_.spec.manual_commit && state_.spec.epoch.value % 3 != 0) return SubmitCommit();")]),
+]
+
+
+def replaced(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    if text.count(old) != 1:
+        raise SystemExit(f"mutants.py: {text.count(old)} times in {path.relative_to(COPY)}, wanted once:\n{old}")
+    path.write_text(text.replace(old, new))
+
+
+def copy_tree() -> None:
+    """The working tree as git sees it; a file that has not changed keeps its time, so that it is not built again."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, stdout=subprocess.PIPE)
+    for name in listed.stdout.decode().splitlines():
+        source, target = ROOT / name, COPY / name
+        if not source.exists() or not re.match(r"(server|tests|kernels|cmake|client|CMake)", name):
+            continue
+        if target.exists() and target.read_bytes() == source.read_bytes():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+
+def build() -> str:
+    """Empty, or what the compiler said."""
+    env = {**os.environ, "CCACHE_BASEDIR": str(COPY), "CCACHE_NOHASHDIR": "1"}
+    if not (BUILD / "build.ninja").exists():
+        subprocess.run(["cmake", "--preset", "release", "-DWEIGHTWIRE_SERVICE=OFF", "-DWEIGHTWIRE_BENCH=OFF"], cwd=COPY,
+                       check=True, env=env, stdout=subprocess.DEVNULL)
+    done = subprocess.run(["cmake", "--build", BUILD, "--target", "fleet_test", "-j", os.environ.get("WEIGHTWIRE_JOBS", "2")],
+                          env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return "" if done.returncode == 0 else done.stdout[-3000:]
+
+
+def run(gtest_filter: str, **env: int) -> tuple[bool, str]:
+    """Whether it passed, and what it printed."""
+    command = [BUILD / "bin/fleet_test", f"--gtest_filter={gtest_filter}", "--gtest_fail_fast"]
+    try:
+        done = subprocess.run(command, env={**os.environ, **{k: str(v) for k, v in env.items()}}, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, errors="replace", timeout=RUN_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False, f"hangs: no end in {RUN_SECONDS} s"
+    return done.returncode == 0, done.stdout
+
+
+def caught(seeds: int) -> tuple[str, str]:
+    """By which scenarios, and at which seed of the random faults; empty: by none."""
+    passed, said = run("FleetTest.*")
+    scenario = ""
+    if not passed:
+        failed = re.findall(r"\[  FAILED  \] FleetTest\.(\w+)", said)
+        begun = re.findall(r"\[ RUN      \] FleetTest\.(\w+)", said)  # the last one ended the process
+        scenario = failed[0] if failed else begun[-1]
+    passed, said = run("FleetFaults.*", WEIGHTWIRE_SEEDS=seeds, WEIGHTWIRE_SHOW=1)
+    if passed:
+        return scenario, ""
+    found = re.search(r"failed with WEIGHTWIRE_SEED=(\d+)", said)
+    if found:
+        return scenario, found[1]
+    never = re.search(r"never reached: (.*)", said)
+    if never:
+        return scenario, f"never reached in {seeds} seeds: {never[1]}"
+    at = re.findall(r"seed (\d+)\n", said)  # a check aborted the process
+    return scenario, at[-1] if at else "1"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only")
+    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    copy_tree()
+    missed = []
+    for mutant in MUTANTS:
+        if options.only and options.only != mutant.name:
+            continue
+        start = time.monotonic()
+        kept = {path: (COPY / path).read_text() for path, _, _ in mutant.edits}
+        try:
+            for path, old, new in mutant.edits:
+                replaced(COPY / path, old, new)
+            error = build()
+            if error:
+                print(f"{mutant.name} does not compile:\n{error}", flush=True)
+                missed.append(mutant.name)
+                continue
+            scenario, seed = caught(options.seeds or mutant.seeds)
+        finally:
+            for path, text in kept.items():
+                (COPY / path).write_text(text)
+        if not scenario and not seed:
+            missed.append(mutant.name)
+        if options.table:
+            print(f"| {mutant.what} | `{mutant.name}` | {scenario or '-'} | {seed or '-'} |", flush=True)
+        else:
+            print(f"{mutant.name}: scenario {scenario or '-'}, seed {seed or '-'} ({time.monotonic() - start:.0f} s)", flush=True)
+    if missed:
+        print(f"NOT CAUGHT: {', '.join(missed)}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
