@@ -1,0 +1,88 @@
+"""Thousands of members on one coordinator: `./dev bench load`. Says what the coordinator took for it, and whether anybody
+was lost. The crowd (bench/load) registers and sends heartbeats over real connections; nothing is published."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "client/python"))
+
+from demo.fleet import Daemon  # noqa: E402
+from weightwire import Client  # noqa: E402
+
+
+def processor_seconds(pid: int) -> float:
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def peak_mib(pid: int) -> float:
+    return int(re.search(r"VmHWM:\s+(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text())[1]) / 1024
+
+
+def allow_connections(count: int) -> None:
+    """Coordinator and crowd inherit this limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < count:
+        sys.exit(f"load: {count} descriptors are needed, {hard} are allowed; raise `ulimit -Hn`, or use fewer agents "
+                 "with more ranks")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), hard))
+
+
+def run(binary: str, crowd: str, agents: int, ranks: int, hold: int, calls: int, in_flight: int) -> dict:
+    """One crowd on a coordinator of its own."""
+    allow_connections(agents + 512)
+    with tempfile.TemporaryDirectory(prefix="weightwire-load-") as directory:
+        coordinator = Daemon(binary, directory, "coordinator", role="coordinator", listen="127.0.0.1:0",
+                             state_dir=f"{directory}/state")
+        command = [crowd, "--coordinator", coordinator.grpc, "--agents", str(agents), "--ranks", str(ranks), "--hold", str(hold),
+                   "--calls", str(calls), "--in-flight", str(in_flight)]
+        began, took = time.monotonic(), processor_seconds(coordinator.pid)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        line = process.stdout.readline()
+        if not line:
+            process.stdin.close()
+            sys.exit(f"load: {crowd} ended with {process.wait(60)}")
+        took, began = processor_seconds(coordinator.pid) - took, time.monotonic() - began
+        with Client(coordinator.grpc, timeout=60) as client:
+            present = len(client.status().participants)
+        row = {**json.loads(line), "present_at_the_end": present, "processor_seconds": round(took, 2),
+               "processor_share": round(took / began, 3), "peak_mib": round(peak_mib(coordinator.pid), 1),
+               "lease_expiries": sum(map(float, re.findall(r"^weightwire_lease_expiries_total\{.*\} (\S+)$", coordinator.metrics(),
+                                                           re.M)))}
+        process.stdin.close()
+        row["ok"] = process.wait(60) == 0 and present == agents * ranks and row["lease_expiries"] == 0
+        coordinator.stop()
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="./dev bench load", description=__doc__)
+    parser.add_argument("--binary", required=True)
+    parser.add_argument("--agents", type=int, default=256, help="sessions, each on its own connection")
+    parser.add_argument("--ranks", type=int, default=1, help="members behind each agent")
+    parser.add_argument("--hold", type=int, default=60, help="seconds of heartbeats and nothing else")
+    parser.add_argument("--calls", type=int, default=5, help="seconds of unary calls afterwards")
+    parser.add_argument("--in-flight", type=int, default=64, help="calls at a time")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to this file")
+    args = parser.parse_args()
+    row = run(args.binary, str(pathlib.Path(args.binary).with_name("load_bench")), args.agents, args.ranks, args.hold, args.calls,
+              args.in_flight)
+    for name, value in row.items():
+        print(f"{name:<20} {value}")
+    if args.json:
+        pathlib.Path(args.json).write_text(json.dumps(row, indent=1) + "\n")
+    return 0 if row["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
