@@ -78,7 +78,8 @@ class Follower:
 class Job:
     """The whole job; its coordinator is the one part that is hurt."""
 
-    def __init__(self, directory, **options):
+    def __init__(self, directory, trainer: dict | None = None, **options):
+        """`trainer`: for the trainer's agent; `options`: for the coordinator."""
         self.directory = str(directory)
         self.random = random.Random(SEED)
         self.options = options
@@ -88,8 +89,8 @@ class Job:
         self.address = self.coordinator.grpc
         self.agents = [Daemon(str(BINARIES / "weightwired"), f"{self.directory}/{name}", name, role="agent",
                               coordinator=self.address, transports="[tcp]", rate_limit=RATE, slot_bytes=256 << 10,
-                              chunk_bytes=128 << 10, segment_bytes_max=32 << 10)
-                       for name in ("trainer", "rollout")]
+                              chunk_bytes=128 << 10, segment_bytes_max=32 << 10, **extra)
+                       for name, extra in (("trainer", trainer or {}), ("rollout", {}))]
         self.engines = [Follower(f"engine-{i}", self.agents[i > 0].agent_socket, self.wanted) for i in range(3)]
         self.publishers: list[Publisher] = []
 
