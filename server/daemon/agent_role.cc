@@ -38,6 +38,8 @@ std::unique_ptr<transport::Transport> MakeTransport(const std::string& name, con
     options.bind = config.ucx_listen;
     options.advertised_host = config.advertise_host;
     options.tls = config.ucx_tls;
+    options.devices = config.ucx_devices;
+    options.gpu_direct = config.gpu_direct;
     options.metrics = &metrics;
     return transport::MakeUcxTransport(std::move(options));
   }
@@ -88,9 +90,13 @@ Status AgentRole::MakeTransports(const Config& config, const Host& host) {
   for (const std::string& name : config.transports) {
     auto transport = MakeTransport(name, config, host.metrics);
     if (Status can = transport->Viable(); !can.ok()) {
+      // Going on with another transport would be the fallback that the setting forbids.
+      if (name == "ucx" && config.gpu_direct == transport::GpuDirect::kRequired) return can;
       spdlog::warn("transport {} cannot run here: {}", name, can.ToString());
       continue;
     }
+    const std::string choices = transport->choices();
+    if (!choices.empty()) spdlog::info("transport {}: {}", name, choices);
     viable.push_back(transport.get());
     transports_.push_back(std::move(transport));
   }
@@ -163,7 +169,7 @@ void AgentRole::WatchSession() {
 
 Window AgentRole::window() {
   return {&strand_, [this] { return agent_->SessionStatus(); },
-          [this] { return AgentPage(agent_->SessionStatus(), agent_->Local()); }};
+          [this] { return AgentPage(agent_->SessionStatus(), transports_, agent_->Local()); }};
 }
 
 bool AgentRole::AwaitSession(Nanos limit) {

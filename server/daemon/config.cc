@@ -51,6 +51,16 @@ Status CheckSizes(const Config& config) {
   return OkStatus();
 }
 
+Status CheckTransports(const Config& config) {
+  const auto& names = config.transports;
+  if (config.gpu_direct != transport::GpuDirect::kRequired || !HasAgent(config.role) ||
+      std::find(names.begin(), names.end(), "ucx") != names.end()) {
+    return OkStatus();
+  }
+  return Status(Invalid("gpu_direct is required, but transports does not name ucx"))
+      .Remedy("add ucx to transports, or set gpu_direct to auto or off");
+}
+
 Status CheckNames(const Config& config) {
   if (!IsId(config.job)) {
     return Invalid("job must be 1 to 128 letters, digits, '.', '_' or '-'");
@@ -116,6 +126,7 @@ Result<Config> MakeConfig(const std::vector<std::pair<std::string, Values>>& lay
   FillIn(config);
   WW_FAIL_IF_ERROR(CheckNames(config));
   WW_FAIL_IF_ERROR(CheckSizes(config));
+  WW_FAIL_IF_ERROR(CheckTransports(config));
   WW_FAIL_IF_ERROR(CheckListeners(config));
   return config;
 }

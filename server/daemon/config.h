@@ -10,6 +10,7 @@
 
 #include "server/base/status.h"
 #include "server/coordinator/fanout.h"
+#include "server/transport/ucx/ucx_transport.h"
 
 /// The one validated configuration of weightwired. Precedence: flag > environment > file > default.
 namespace weightwire::daemon {
@@ -28,6 +29,8 @@ struct Config {
   std::string data_listen = "127.0.0.1:0";
   std::string ucx_listen = "127.0.0.1:0";
   std::string ucx_tls;
+  std::string ucx_devices;
+  transport::GpuDirect gpu_direct = transport::GpuDirect::kAuto;
   std::string advertise_host;
   std::vector<std::string> transports = {"shm", "tcp"};
   bool transport_failover = true;

@@ -43,9 +43,16 @@ std::string CoordinatorPage(const coordinator::StatusSnapshot& snapshot) {
   return out;
 }
 
-std::string AgentPage(const Status& session, const std::vector<agent::LocalStatus>& locals) {
+std::string AgentPage(const Status& session,
+                      const std::vector<std::unique_ptr<transport::Transport>>& transports,
+                      const std::vector<agent::LocalStatus>& locals) {
   std::string out;
   Line(out, "session with the coordinator: {}", session.ToString());
+  for (const auto& transport : transports) {
+    const std::string choices = transport->choices();
+    Line(out, "transport {} at {}{}{}", transport->name(), transport->address(),
+         choices.empty() ? "" : ": ", choices);
+  }
   Line(out, "\n{:<24} {:>5} {:<14} {:>8} {:>8} {:>14} {:>14}", "group", "rank", "phase", "epoch",
        "serving", "bytes done", "of");
   for (const auto& local : locals) {

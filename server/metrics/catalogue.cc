@@ -109,6 +109,9 @@ void DeclareService(Sink& sink) {
                     Pairs("transport", {"shm", "tcp", "ucx"}, "state", {"handshaking", "open"}));
   sink.DeclareCounter("transport_closes_total",
                       "Data-plane sessions that were refused or broke, by transport and cause", {});
+  sink.DeclareGauge("ucx_devices",
+                    "1 for each network device that ucx may use, by what chose it: setting, "
+                    "environment, gpu (nearest to one), numa or ucx");
   sink.DeclareGauge("ucx_sessions",
                     "Sessions of ucx that passed their self-test, by the lanes that UCX chose");
   sink.DeclareGauge("ucx_self_test_bytes_per_second",

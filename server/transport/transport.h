@@ -126,6 +126,8 @@ class Transport {
   virtual Capabilities capabilities() const = 0;
   /// OK, or why it cannot run on this host.
   virtual Status Viable() const = 0;
+  /// What it chose to run on and why, for log and status page; empty: it had no choice.
+  virtual std::string choices() const { return {}; }
   /// Starts to listen. Once, before anything else. `handler` must outlive the transport.
   virtual Status Start(Handler* handler, Incarnation self) = 0;
   /// Where peers connect to ("127.0.0.1:4711", "@abstract-name"); valid after Start.

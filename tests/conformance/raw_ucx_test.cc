@@ -33,7 +33,7 @@ constexpr uint64_t kRegionHeld = 99;
 class Plain final : public transport::UcxEvents {
  public:
   explicit Plain(const std::string& tls) {
-    auto worker = transport::MakeUcxWorker({tls});
+    auto worker = transport::MakeUcxWorker({.tls = tls});
     EXPECT_TRUE(worker.has_value());
     worker_ = std::move(*worker);
   }

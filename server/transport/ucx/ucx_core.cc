@@ -8,7 +8,7 @@
 #include <future>
 #include <utility>
 
-#include "server/transport/ucx/ucx_library.h"
+#include "server/transport/ucx/ucx_setup.h"
 
 namespace weightwire::transport {
 namespace {
@@ -31,12 +31,13 @@ UcxCore::UcxCore(UcxOptions the_options)
 }
 
 void UcxCore::OpenWorker() {
-  auto worker = MakeUcxWorker({options.tls});
-  if (!worker.has_value()) {
-    viable_ = worker.error();
+  auto setup = SetUpUcx(options);
+  if (!setup.has_value()) {
+    viable_ = setup.error();
     return;
   }
-  worker_ = std::move(*worker);
+  worker_ = std::move(setup->worker);
+  choices_ = std::move(setup->choices);
   event_.emplace(loop.context(), worker_->event_fd());
 }
 

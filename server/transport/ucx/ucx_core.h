@@ -45,6 +45,8 @@ class UcxCore final : private UcxEvents {
 
   /// OK, or why there is no worker.
   const Status& viable() const { return viable_; }
+  /// Which devices it uses and why.
+  const std::string& choices() const { return choices_; }
   /// Runs `task` on the loop, then UCX. After Stop: at once.
   void Post(Task task);
   void CountClose(const char* cause);
@@ -98,6 +100,7 @@ class UcxCore final : private UcxEvents {
   void OnClosed(uint64_t connection) override;
 
   Status viable_;
+  std::string choices_;
   std::unique_ptr<UcxWorker> worker_;  ///< null before it is made and once stopped
   std::optional<boost::asio::posix::stream_descriptor> event_;
   bool driving_ = false;  ///< Drive is posted

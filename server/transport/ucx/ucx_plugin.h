@@ -17,7 +17,7 @@ struct sockaddr;
 namespace weightwire::transport {
 
 /// Raised whenever this file changes; a plug-in of another number is refused.
-inline constexpr uint32_t kUcxPluginAbi = 2;
+inline constexpr uint32_t kUcxPluginAbi = 3;
 
 /// A registered range: what a peer needs to read it, and what releases it.
 struct UcxMemory {
@@ -47,6 +47,11 @@ class UcxWorker {
  public:
   /// Every connection must have been closed, and every memory and remote key released.
   virtual ~UcxWorker() = default;
+
+  /// What UCX may use here, "transport/device" each, sorted: {"cma/memory", "tcp/lo"}.
+  virtual std::vector<std::string> Resources() const = 0;
+  /// Whether UCX reaches the memory of CUDA devices.
+  virtual bool KnowsCuda() const = 0;
 
   /// Readable when Progress has something to do, provided that Arm returned true.
   virtual int event_fd() const = 0;
@@ -81,7 +86,9 @@ class UcxWorker {
 };
 
 struct UcxWorkerOptions {
-  std::string tls;  ///< as UCX_TLS; empty: the environment's, or UCX's own choice
+  std::string tls = {};          ///< as UCX_TLS; empty: the environment's, or UCX's own choice
+  std::string net_devices = {};  ///< as UCX_NET_DEVICES; likewise
+  uint32_t rma_rails = 0;  ///< as UCX_MAX_RMA_RAILS, unless the environment has it; 0: likewise
 };
 
 /// The two symbols of the plug-in: its kUcxPluginAbi, and a worker or nullptr with `failure`.

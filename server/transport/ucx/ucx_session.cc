@@ -76,7 +76,7 @@ Status UcxEndpoint::SelfTestFailure() const {
                 "the self-test of ucx with " + peer_name_ + " over " + Joined(lanes_) +
                     " failed: " + (self_test_.failed() ? self_test_.Words() : why_.message()))
       .Remedy(
-          "compare `ucx_info -d` of both hosts and set ucx_tls or UCX_NET_DEVICES to what reaches "
+          "compare `ucx_info -d` of both hosts and set ucx_tls or ucx_devices to what reaches "
           "the peer, or leave ucx out of `transports`");
 }
 

@@ -35,6 +35,7 @@ class UcxTransport final : public Transport {
     return capabilities;
   }
   Status Viable() const override { return core_->viable(); }
+  std::string choices() const override { return core_->choices(); }
   Status Start(Handler* handler, Incarnation self) override {
     WW_CHECK(handler != nullptr && core_->handler == nullptr);
     core_->handler = handler;

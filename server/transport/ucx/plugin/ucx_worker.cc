@@ -62,6 +62,32 @@ std::string LaneOf(const std::string& line) {
   return name.substr(0, name.rfind('.'));
 }
 
+/// "tcp/lo" of "#      resource 2  :  md 1  dev 2  flags -- tcp/lo", empty of any other line.
+std::string ResourceOf(const std::string& line) {
+  const size_t space = line.rfind(' ');
+  const bool resource = line.find(" resource ") != std::string::npos && space != std::string::npos;
+  std::string name = resource ? line.substr(space + 1) : "";
+  return name.find('/') == std::string::npos ? "" : name;
+}
+
+/// What `name_of` finds in what UCX prints for people: 1.13 tells it in no other way.
+template <typename Print>
+std::vector<std::string> NamesIn(Print print, std::string (*name_of)(const std::string& line)) {
+  char* text = nullptr;
+  size_t bytes = 0;
+  std::FILE* out = open_memstream(&text, &bytes);
+  if (out == nullptr) return {};
+  print(out);
+  std::fclose(out);
+  std::istringstream lines(std::string(text, bytes));
+  std::free(text);
+  std::set<std::string> names;
+  for (std::string line; std::getline(lines, line);) {
+    if (std::string name = name_of(line); !name.empty()) names.insert(std::move(name));
+  }
+  return {names.begin(), names.end()};
+}
+
 struct Connection {
   uint64_t id = 0;
   ucp_ep_h endpoint = nullptr;
@@ -113,7 +139,17 @@ class Worker final : public UcxWorker {
         static_cast<void>(ucp_config_modify(config, setting.name, setting.value));
       }
     }
-    if (!options.tls.empty()) status = ucp_config_modify(config, "TLS", options.tls.c_str());
+    if (options.rma_rails > 0 && std::getenv("UCX_MAX_RMA_RAILS") == nullptr) {
+      // 1.13 has no such setting: it reads by one device.
+      const std::string rails = std::to_string(options.rma_rails);
+      static_cast<void>(ucp_config_modify(config, "MAX_RMA_RAILS", rails.c_str()));
+    }
+    if (!options.net_devices.empty()) {
+      status = ucp_config_modify(config, "NET_DEVICES", options.net_devices.c_str());
+    }
+    if (status == UCS_OK && !options.tls.empty()) {
+      status = ucp_config_modify(config, "TLS", options.tls.c_str());
+    }
     if (status == UCS_OK) {
       ucp_params_t params{};
       params.field_mask = UCP_PARAM_FIELD_FEATURES;
@@ -123,6 +159,17 @@ class Worker final : public UcxWorker {
     ucp_config_release(config);
     if (status != UCS_OK) return Words("ucp_init", status);
     return OpenWorker();
+  }
+
+  std::vector<std::string> Resources() const override {
+    return NamesIn([&](std::FILE* out) { ucp_context_print_info(context_, out); }, ResourceOf);
+  }
+
+  bool KnowsCuda() const override {
+    ucp_context_attr_t attributes{};
+    attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
+    return ucp_context_query(context_, &attributes) == UCS_OK &&
+           (attributes.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0;
   }
 
   int event_fd() const override { return event_fd_; }
@@ -200,20 +247,8 @@ class Worker final : public UcxWorker {
   }
 
   std::vector<std::string> Lanes(uint64_t id) override {
-    // 1.13 has no call for it, so what it prints for people is read.
-    char* text = nullptr;
-    size_t bytes = 0;
-    std::FILE* out = open_memstream(&text, &bytes);
-    if (out == nullptr) return {};
-    ucp_ep_print_info(connections_.at(id)->endpoint, out);
-    std::fclose(out);
-    std::set<std::string> lanes;
-    std::istringstream lines(std::string(text, bytes));
-    std::free(text);
-    for (std::string line; std::getline(lines, line);) {
-      if (std::string lane = LaneOf(line); !lane.empty()) lanes.insert(std::move(lane));
-    }
-    return {lanes.begin(), lanes.end()};
+    return NamesIn([&](std::FILE* out) { ucp_ep_print_info(connections_.at(id)->endpoint, out); },
+                   LaneOf);
   }
 
   void Close(uint64_t id) override {
