@@ -122,7 +122,7 @@ def test_a_rank_killed_at_any_step_and_started_again_goes_on(tmp_path, monkeypat
         write = sharded._write_part
         monkeypatch.setattr(sharded, "_write_part", lambda *args: parts.append(args[2]) or write(*args))
         save(rank, tmp_path / "step_1", resume=True)
-        assert parts == ([] if written else [rank])
+        assert parts.count(rank) == (0 if written else 1)  # the others are threads here and may still be writing
         for other in saves:
             other.result()
     assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
