@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -18,6 +19,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data"
 BINARIES = pathlib.Path(os.environ.get("WEIGHTWIRE_BIN_DIR", ROOT / "build/release/bin"))
 _BITS = {"BF16": np.uint16, "F16": np.uint16, "F32": np.uint32}
+
+
+def until(what: str, condition, timeout: float = 60):
+    """The first true answer of `condition`, asked again and again: other processes tell no events."""
+    end = time.monotonic() + timeout
+    while not (answer := condition()):
+        assert time.monotonic() < end, f"{what}: not within {timeout} s"
+        time.sleep(0.02)
+    return answer
 
 
 def read_safetensors(path) -> dict[str, tuple[TensorMeta, np.ndarray]]:

@@ -16,7 +16,7 @@ import urllib.request
 
 import pytest
 
-from conftest import BINARIES
+from conftest import BINARIES, until
 from demo.fleet import Daemon
 from test_client import assert_serves, engine, load, trainer
 from weightwire import Client, WeightwireError
@@ -36,15 +36,6 @@ def free_ports(count: int) -> list[int]:
     for s in sockets:
         s.close()
     return ports
-
-
-def until(what: str, condition, timeout: float = PATIENCE):
-    """The first true answer of `condition`, asked again and again: other processes tell no events."""
-    end = time.monotonic() + timeout
-    while not (answer := condition()):
-        assert time.monotonic() < end, f"{what}: not within {timeout} s"
-        time.sleep(0.02)
-    return answer
 
 
 class Etcd:

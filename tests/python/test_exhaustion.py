@@ -13,7 +13,7 @@ import pytest
 from weightwire.v1 import coordinator_pb2 as pb
 from weightwire.v1 import coordinator_pb2_grpc
 
-from conftest import Trainer
+from conftest import Trainer, until
 from test_client import CONFIG, checkpoint_of, engine, load, shards_of
 from weightwire import WeightwireError
 
@@ -37,13 +37,6 @@ def descriptors(daemon) -> int:
     return len(os.listdir(f"/proc/{daemon.pid}/fd"))
 
 
-def until(what: str, condition) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, f"{what}: not within 20 s"
-        time.sleep(0.01)
-
-
 def address_of(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     return host, int(port)
@@ -61,11 +54,11 @@ def test_a_daemon_out_of_descriptors_keeps_its_job_and_takes_new_connections_aga
     for address in (address_of(daemon.grpc), address_of(daemon.http), daemon.agent_socket, f"{daemon.agent_socket}.fd"):
         connections = flood(address, 120)
         try:
-            until("none is left", lambda: descriptors(daemon) >= used + 7)
+            until("none is left", lambda: descriptors(daemon) >= used + 7, 20)
         finally:
             for connection in connections:
                 connection.close()
-        until("they are back", lambda: descriptors(daemon) <= used + 2)
+        until("they are back", lambda: descriptors(daemon) <= used + 2, 20)
     load(trainer, 2)
     trainer.publish(2)  # what was connected still is
     subscriber.wait_version(2)
