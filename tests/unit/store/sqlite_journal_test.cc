@@ -26,6 +26,11 @@ using coordinator::CommitRecord;
 using coordinator::JournalRecord;
 using coordinator::ReserveRecord;
 
+std::vector<JournalRecord> SomeRecords() {
+  return {ReserveRecord{Epoch(1'024)}, CommitRecord{Epoch(1), Version(10), {"engine-a"}},
+          CommitRecord{Epoch(3), Version(12), {"engine-a", "engine-b"}}};
+}
+
 class SqliteJournalTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -67,15 +72,29 @@ class SqliteJournalTest : public ::testing::Test {
     sqlite3_close(db);
   }
 
+  /// Another process, killed as soon as all of them are durable.
+  void AppendSomeRecordsAndDie() {
+    const pid_t child = fork();
+    if (child == 0) {
+      ThreadExecutor strand("strand", 1);
+      auto journal = SqliteJournal::Open(path_, strand, metrics::Null());
+      std::atomic<int> durable = 0;
+      for (const auto& record : SomeRecords()) {
+        (*journal)->Append(record, [&](Status status) {
+          if (status.ok() && ++durable == 3) kill(getpid(), SIGKILL);
+        });
+      }
+      pause();
+    }
+    int how = 0;
+    waitpid(child, &how, 0);
+    ASSERT_TRUE(WIFSIGNALED(how));
+  }
+
   ThreadExecutor strand_{"strand", 1};
   std::string directory_;
   std::string path_;
 };
-
-std::vector<JournalRecord> SomeRecords() {
-  return {ReserveRecord{Epoch(1'024)}, CommitRecord{Epoch(1), Version(10), {"engine-a"}},
-          CommitRecord{Epoch(3), Version(12), {"engine-a", "engine-b"}}};
-}
 
 TEST_F(SqliteJournalTest, GivesBackWhatWasAppendedInOrder) {
   for (const auto& record : SomeRecords()) EXPECT_TRUE(Append(*Open(), record).ok());
@@ -113,21 +132,7 @@ TEST_F(SqliteJournalTest, DestructionWritesWhatWasAppended) {
 }
 
 TEST_F(SqliteJournalTest, SurvivesKillOfTheProcess) {
-  const pid_t child = fork();
-  if (child == 0) {
-    ThreadExecutor strand("strand", 1);
-    auto journal = SqliteJournal::Open(path_, strand, metrics::Null());
-    std::atomic<int> durable = 0;
-    for (const auto& record : SomeRecords()) {
-      (*journal)->Append(record, [&](Status status) {
-        if (status.ok() && ++durable == 3) kill(getpid(), SIGKILL);
-      });
-    }
-    pause();
-  }
-  int how = 0;
-  waitpid(child, &how, 0);
-  ASSERT_TRUE(WIFSIGNALED(how));
+  AppendSomeRecordsAndDie();
   EXPECT_EQ(Open()->Read(), SomeRecords());
 }
 
@@ -160,19 +165,7 @@ TEST_F(SqliteJournalTest, ForgetsOldRecordsButNeverTheLastOfAKind) {
 /// A machine that stopped in the middle of a write: the log ends anywhere, or its end is garbage.
 TEST_F(SqliteJournalTest, ATornTailLosesAtMostTheLastRecords) {
   const std::string log = path_ + "-wal";
-  const pid_t child = fork();
-  if (child == 0) {
-    ThreadExecutor strand("strand", 1);
-    auto journal = SqliteJournal::Open(path_, strand, metrics::Null());
-    std::atomic<int> durable = 0;
-    for (const auto& record : SomeRecords()) {
-      (*journal)->Append(record, [&](Status status) {
-        if (status.ok() && ++durable == 3) kill(getpid(), SIGKILL);
-      });
-    }
-    pause();
-  }
-  waitpid(child, nullptr, 0);
+  AppendSomeRecordsAndDie();
   const std::string kept = directory_ + "-kept";
   std::filesystem::copy(directory_, kept);
   const auto size = static_cast<int64_t>(std::filesystem::file_size(log));
