@@ -62,6 +62,14 @@ Status Connection::Commit(uint64_t epoch) {
   return FromGrpc(stub_->Commit(Context().get(), request, &response), address_);
 }
 
+Result<v1::RollbackResponse> Connection::Rollback(uint64_t version) {
+  v1::RollbackRequest request;
+  request.set_version(version);
+  v1::RollbackResponse response;
+  WW_FAIL_IF_ERROR(FromGrpc(stub_->Rollback(Context().get(), request, &response), address_));
+  return response;
+}
+
 Status Connection::Evict(const std::string& group, const std::string& why) {
   v1::EvictRequest request;
   request.set_group(group);

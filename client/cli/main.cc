@@ -124,6 +124,12 @@ class Program {
       return Said(Connect().Commit(epoch_), "epoch " + std::to_string(epoch_) + " is committing");
     });
     commit->add_option("epoch", epoch_)->required();
+    CLI::App* rollback =
+        Online("rollback", "Serve again a version that engines still hold", [this]() -> Answer {
+          WW_ASSIGN(const v1::RollbackResponse result, Connect().Rollback(version_));
+          return RollbackText(result);
+        });
+    rollback->add_option("version", version_)->required();
     CLI::App* evict = Online("evict", "Fence a group; its processes must register again", [this] {
       return Said(Connect().Evict(name_, why_), name_ + " is fenced");
     });
@@ -144,6 +150,7 @@ class Program {
   std::string name_;
   std::string tensor_;
   uint64_t epoch_ = 0;
+  uint64_t version_ = 0;
   std::string why_ = "asked for by an operator";
   std::function<Answer()> run_;
   OfflineCommands offline_{app_, run_};

@@ -91,11 +91,13 @@ std::string ParticipantsText(const v1::StatusResponse& status) {
 }
 
 std::string EnginesText(const v1::StatusResponse& status) {
-  Table table({"ENGINE", "STATE", "VERSION", "EPOCH", "BEHIND", "RANKS", "LAST ERROR"});
+  Table table(
+      {"ENGINE", "STATE", "VERSION", "EPOCH", "BEHIND", "READY", "HOLDS", "RANKS", "LAST ERROR"});
   for (const auto& e : status.engines()) {
     table.Add({e.name(), Word(v1::EngineState_Name(e.state()), "ENGINE_STATE_"),
                NumberOrDash(e.version()), NumberOrDash(e.serving_epoch()),
-               std::to_string(e.lag_versions()),
+               std::to_string(e.lag_versions()), e.ready() ? "yes" : "no",
+               NumberOrDash(e.held_version()),
                std::to_string(e.ranks_present()) + "/" + std::to_string(e.world_size()),
                e.last_error().empty() ? "-" : e.last_error()});
   }
@@ -132,6 +134,16 @@ std::string StatusText(const v1::StatusResponse& status) {
     *newest.add_epochs() = status.epochs(i);
   }
   return text + EpochsText(newest);
+}
+
+std::string RollbackText(const v1::RollbackResponse& result) {
+  std::string text = "version " + std::to_string(result.version()) + " is committed in epoch " +
+                     std::to_string(result.epoch());
+  if (result.held_epoch() == 0) return text + " already\n";
+  text += ", whose bytes are epoch " + std::to_string(result.held_epoch()) + "'s; served by " +
+          Joined(result.engines());
+  if (!result.filling().empty()) text += "; filling " + Joined(result.filling());
+  return text + "\n";
 }
 
 std::string StatusJson(const v1::StatusResponse& status) { return Json(status) + "\n"; }

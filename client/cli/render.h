@@ -12,6 +12,8 @@ std::string ParticipantsText(const v1::StatusResponse& status);
 std::string EnginesText(const v1::StatusResponse& status);
 std::string EpochsText(const v1::StatusResponse& status);
 
+std::string RollbackText(const v1::RollbackResponse& result);
+
 /// One JSON object or array with the proto's field names; every field is present.
 std::string StatusJson(const v1::StatusResponse& status);
 std::string ParticipantsJson(const v1::StatusResponse& status);

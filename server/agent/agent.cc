@@ -19,6 +19,7 @@ control::AgentHello HelloOf(const Options& options) {
   hello.incarnation = options.incarnation;
   hello.host = options.host;
   hello.addresses = options.addresses;
+  hello.features = control::kFeatureBehind;
   return hello;
 }
 

@@ -102,6 +102,7 @@ struct LocalStatus {
   std::string phase;
   Epoch epoch{};
   Epoch serving{};
+  Epoch behind{};  ///< newest epoch that was committed without its engine; ready: serving ≥ behind
   int64_t bytes_done = 0, bytes_total = 0;
   uint64_t stage_bytes = 0;
 };

@@ -125,6 +125,7 @@ LocalStatus Participant::Describe() const {
   status.phase = epoch::MemberPhaseName(machine_.phase);
   status.epoch = machine_.current ? machine_.current->epoch : Epoch{};
   status.serving = machine_.serving;
+  status.behind = machine_.behind;
   const auto progress = services_->transfers.ProgressOf(status.epoch, member().id);
   status.bytes_done = progress.bytes_done;
   status.bytes_total = progress.bytes_total;

@@ -68,6 +68,8 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void Do(const epoch::SendLost& action);
 
   Status CheckPrepare(const epoch::PrepareCommand& command) const;
+  /// The spare buffer holds the content of this committed epoch.
+  Status CheckHeld(Epoch held) const;
   void WantRoom(const std::shared_ptr<Attempt>& attempt);
   void FenceWhenEmptyTooLong();
   void FetchSlices(const std::shared_ptr<Attempt>& attempt);
@@ -76,6 +78,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void Prepared(const std::shared_ptr<Attempt>& attempt, Status status);
   void StartSource(const std::shared_ptr<Attempt>& attempt);
   void StartTarget(const std::shared_ptr<Attempt>& attempt);
+  void StageHeld(const std::shared_ptr<Attempt>& attempt);
   /// The attempt goes on here: it is the current one and is not being stopped.
   bool Runs(const std::shared_ptr<Attempt>& attempt) const {
     return attempt == attempt_ && !attempt->draining;

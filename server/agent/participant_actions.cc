@@ -13,6 +13,9 @@
 // tickets are admitted, and the machine is told. The first gate that fails is the answer.
 //
 // Every attempt is drained once, whoever asks; its memory and tickets are let go only then.
+//
+// A rollback passes the same gates without a slice, and is staged as soon as it is asked to move:
+// nothing has written the spare buffer since it was served.
 namespace weightwire::agent {
 
 void Participant::Feed(epoch::MemberEvent event) {
@@ -59,7 +62,8 @@ void Participant::Do(const epoch::DoPrepare&) {
 Status Participant::CheckPrepare(const epoch::PrepareCommand& command) const {
   const bool target = command.role == epoch::Role::kTarget;
   if (ended_) return StaleHandle();
-  if ((target && !is_engine()) || (target && command.legs.size() != 1)) {
+  const size_t legs = command.kind == epoch::Kind::kRollback ? 0 : 1;
+  if (target && (!is_engine() || command.legs.size() != legs)) {
     return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
                   "the command does not suit this rank's role");
   }
@@ -71,7 +75,16 @@ Status Participant::CheckPrepare(const epoch::PrepareCommand& command) const {
     return Status(Code::kFailedPrecondition, Reason::kStaleEpoch,
                   "the stage does not hold epoch " + std::to_string(command.content.value));
   }
+  if (command.kind == epoch::Kind::kRollback) return CheckHeld(command.held);
   return OkStatus();
+}
+
+Status Participant::CheckHeld(Epoch held) const {
+  const auto spare = memory_->stage() ? memory_->stage()->spare() : memory::StageBuffers::Content{};
+  if (held.value != 0 && spare.epoch == held) return OkStatus();
+  return Status(Code::kFailedPrecondition, Reason::kStaleEpoch,
+                "the spare buffer does not hold epoch " + std::to_string(held.value) +
+                    (spare.epoch.value == 0 ? "" : " but " + std::to_string(spare.epoch.value)));
 }
 
 void Participant::FetchSlices(const std::shared_ptr<Attempt>& attempt) {
@@ -97,6 +110,7 @@ void Participant::PassGate(const std::shared_ptr<Attempt>& attempt, const Status
 }
 
 void Participant::CheckSlices(const std::shared_ptr<Attempt>& attempt) {
+  if (attempt->command.kind == epoch::Kind::kRollback) return Prepared(attempt, OkStatus());
   if (Status status = CheckSenders(*attempt); !status.ok()) {
     return Prepared(attempt, std::move(status));
   }
@@ -145,6 +159,7 @@ void Participant::Do(const epoch::DoTransfer&) {
   if (ended_) return Feed(epoch::LocalTransferred{attempt_->command.epoch, StaleHandle()});
   attempt_->started = services_->clock.Now();
   if (attempt_->command.role == epoch::Role::kSource) return StartSource(attempt_);
+  if (attempt_->command.kind == epoch::Kind::kRollback) return StageHeld(attempt_);
   StartTarget(attempt_);
 }
 
@@ -163,9 +178,16 @@ void Participant::StartSource(const std::shared_ptr<Attempt>& attempt) {
       });
 }
 
+void Participant::StageHeld(const std::shared_ptr<Attempt>& attempt) {
+  attempt->buffer = memory_->stage()->next();
+  attempt->staged = transfer::TargetReport{};
+  Feed(epoch::LocalTransferred{attempt->command.epoch, CheckHeld(attempt->command.held)});
+}
+
 void Participant::StartTarget(const std::shared_ptr<Attempt>& attempt) {
-  const memory::StageBuffers& stage = *memory_->stage();
+  memory::StageBuffers& stage = *memory_->stage();
   attempt->buffer = stage.next();
+  stage.Overwrite();
   transfer::TargetJob job = TargetJobOf(*attempt, name_, memory_->StageBinding(attempt->buffer));
   job.kept = memory_->kept(attempt->buffer);
   if (stage.live() >= 0 && stage.has_room()) {
@@ -229,7 +251,7 @@ void Participant::Do(const epoch::OfferSwap& action) {
 
 void Participant::Do(const epoch::DoInstall&) {
   const auto attempt = attempt_;
-  memory_->stage()->Flip(attempt->command.content);
+  memory_->stage()->Flip({attempt->command.content, attempt->command.version});
   emptied_for_ = {};
   Drain(attempt, [] {});
   if (application_ != nullptr) {
@@ -252,7 +274,12 @@ void Participant::Do(const epoch::SendPrepared&) {
   services_->report(epoch::PreparedReport{attempt_->command.epoch, member()});
 }
 void Participant::Do(const epoch::SendTransferred&) {
-  services_->report(TransferReportOf(*attempt_));
+  epoch::Report report = TransferReportOf(*attempt_);
+  if (auto* staged = std::get_if<epoch::StagedReport>(&report)) {
+    const memory::StageBuffers::Content serves = memory_->stage()->served();
+    staged->keeps = {serves.epoch, serves.version};
+  }
+  services_->report(std::move(report));
 }
 void Participant::Do(const epoch::SendApplied&) {
   services_->report(epoch::AppliedReport{acknowledged_, member(), flip_seconds_});

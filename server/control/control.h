@@ -25,6 +25,9 @@ namespace weightwire::control {
 inline constexpr uint16_t kProtocolMin = 1;
 inline constexpr uint16_t kProtocolMax = 1;
 
+/// AgentHello::features: the agent understands BehindCommand.
+inline constexpr uint64_t kFeatureBehind = 1;
+
 enum class GroupRole : int { kTrainer = 1, kEngine = 2 };
 
 /// An agent opens its session; one per process lifetime.

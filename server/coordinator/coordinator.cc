@@ -128,6 +128,12 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   Status Commit(Epoch epoch) override { return driver_.Commit(epoch); }
   Status Abort(Epoch epoch, std::string why) override { return driver_.Abort(epoch, why); }
 
+  void Rollback(Version version, control::Reply<RolledBack> reply) override {
+    driver_.Rollback(version, [this, reply = std::move(reply)](Result<RolledBack> result) {
+      outbox_.Reply<RolledBack>(reply, std::move(result));
+    });
+  }
+
   Status Evict(const std::string& name, std::string why) override {
     const Group* group = membership_.FindGroup(name);
     if (group == nullptr || group->present() == 0) {
@@ -232,6 +238,14 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
                       {"state", ready ? "ready" : "registered"}});
       }
     }
+    uint64_t not_ready = 0, behind = 0;
+    for (const auto& [name, group] : membership_.groups()) {
+      if (group.role != control::GroupRole::kEngine || !group.Complete()) continue;
+      not_ready += driver_.IsReady(group) ? 0 : 1;
+      behind = std::max(behind, driver_.LagOf(group).value);
+    }
+    metrics_.Set("engines_not_ready", static_cast<double>(not_ready));
+    metrics_.Set("versions_behind_max", static_cast<double>(behind));
   }
 
   void AddParticipants(const Group& group, StatusSnapshot& snapshot) const {
@@ -264,7 +278,9 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     status.version = group.version;
     status.ranks_present = group.present();
     status.world_size = group.world_size();
-    status.lag = Version(snapshot.committed_version.value - group.version.value);
+    status.lag = driver_.LagOf(group);
+    status.ready = driver_.IsReady(group);
+    status.held = group.Held();
     status.last_error = group.last_error;
     snapshot.engines.push_back(std::move(status));
   }

@@ -69,7 +69,9 @@ struct EngineStatus {
   Version version{};
   uint32_t ranks_present = 0;
   uint32_t world_size = 0;
-  Version lag{};  ///< versions behind the committed one
+  Version lag{};        ///< versions away from the committed one; 0 only when it serves that
+  bool ready = false;   ///< serves what is committed, or is about to change to it
+  epoch::Content held;  ///< whole in its spare buffers: what a rollback may go back to
   std::string last_error;
 };
 struct EpochStatus {
@@ -88,6 +90,15 @@ struct EpochStatus {
   int64_t bytes_kept = 0;                             ///< those that the engines had already
   double flip_seconds_max = 0;
   std::vector<PlanId> plans;
+};
+/// A rollback that was committed, or one that need not be: `version` is what is committed.
+struct RolledBack {
+  Epoch epoch{};  ///< under which the version is served now
+  Epoch held{};   ///< under which its bytes were published; 0: nothing was to be done
+  Version version{};
+  std::vector<std::string> engines;  ///< that held it and serve it now
+  std::vector<std::string> filling;  ///< complete ones that did not: they are being filled
+  friend bool operator==(const RolledBack&, const RolledBack&) = default;
 };
 struct StatusSnapshot {
   std::string job;
@@ -118,7 +129,9 @@ struct StatusSnapshot {
 /// complete for the first time in its life a rank may publish early and waits for the others; once
 /// it has been complete, Publish answers kMissingRank while a rank is missing. When a version is
 /// complete, lower ones that are not are released with kStaleVersion. Without a deadline a version
-/// gets those of its phases together.
+/// gets those of its phases together. After a rollback the committed version is the one that was
+/// gone back to: a trainer that registers anew starts above it and may use the numbers of versions
+/// that were taken back, while the numbers of a rank's one life only rise.
 ///
 /// Engines: one that loses a rank is DIRTY; its other ranks are evicted. One whose layout fits no
 /// plan fails the version that needs it; among fills it is left out, with `last_error`, until it
@@ -139,6 +152,15 @@ class Coordinator : public control::CoordinatorPort {
   virtual Status Abort(Epoch epoch, std::string why) = 0;
   /// Fences an engine or the trainer group; its processes must register again.
   virtual Status Evict(const std::string& group, std::string why) = 0;
+
+  /// Goes back (or forward again) to `version` under a new, higher epoch: engines that still hold
+  /// it in their spare buffers change pointers, the others are filled from them afterwards. Replies
+  /// when these engines serve it. What is committed already is OK at once; a repeat while it runs
+  /// shares its end. A waiting version below `version` is given up; see "Versions" above.
+  ///   kFailedPrecondition / kNotReady   an epoch is in progress, or another rollback
+  ///   kFailedPrecondition / kStaleVersion  no holder; names what each engine holds
+  ///   and whatever aborted the last attempt
+  virtual void Rollback(Version version, control::Reply<RolledBack> reply) = 0;
 
   virtual StatusSnapshot Snapshot() const = 0;
   /// `group` is an engine; empty: every plan of the newest epoch. Text for people.

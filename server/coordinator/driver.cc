@@ -42,19 +42,22 @@ Driver::~Driver() {
 
 // ---- versions ----
 
+Status Driver::CheckDecides() const {
+  if (stopping_) {
+    return Status(Code::kUnavailable, Reason::kShuttingDown, "the coordinator is shutting down");
+  }
+  if (deciding_) return OkStatus();
+  return Status(Code::kUnavailable, Reason::kJournalFailed,
+                "the coordinator stopped deciding: " + stopped_why_.message())
+      .Remedy("repair the journal's storage and restart the coordinator");
+}
+
 Status Driver::CheckPublish(const Membership::Place& place) const {
   const Group& group = *place.group;
   if (group.role != control::GroupRole::kTrainer) {
     return Status(Code::kInvalidArgument, Reason::kInvalidRequest, "only a trainer publishes");
   }
-  if (stopping_) {
-    return Status(Code::kUnavailable, Reason::kShuttingDown, "the coordinator is shutting down");
-  }
-  if (!deciding_) {
-    return Status(Code::kUnavailable, Reason::kJournalFailed,
-                  "the coordinator stopped deciding: " + stopped_why_.message())
-        .Remedy("repair the journal's storage and restart the coordinator");
-  }
+  WW_RETURN_IF_ERROR(CheckDecides());
   if (place.live->layout == nullptr) {
     return Status(Code::kFailedPrecondition, Reason::kNotReady,
                   "the rank has not agreed on a layout");
@@ -168,7 +171,7 @@ std::vector<const Group*> Driver::CompleteEngines() const {
 
 void Driver::TryStart() {
   if (!deciding_ || stopping_ || publish_ != nullptr || publish_draft_ != nullptr) return;
-  if (!StartPublish()) StartFill();
+  if (!StartRollback() && !StartPublish()) StartFill();
 }
 
 /// True when an epoch is about to run: no fill may begin.
@@ -182,16 +185,7 @@ bool Driver::StartPublish() {
                    "version " + std::to_string(head->version.value) + " superseded this one"));
   const std::vector<const Group*> engines = CompleteEngines();
   if (!trainer->Complete() || engines.size() < std::max(1u, s_.options.min_engines)) return false;
-  fill_draft_.reset();
-  if (fill_ != nullptr) {
-    if (fill_->CanAbort()) {
-      fill_->dropped = true;
-      Feed(fill_->state.spec.epoch,
-           epoch::AbortAskedEvent{Status(Code::kAborted, Reason::kAbortRequested,
-                                         "the fill gives way to a new epoch")});
-    }
-    return true;
-  }
+  if (!FillGaveWay()) return true;
   const auto number = numbers_.Take();
   if (!number) return true;
   head->running = true;
@@ -210,6 +204,19 @@ bool Driver::StartPublish() {
   ArmVersionTimer();
   Plan(publish_draft_, *trainer, engines);
   return true;
+}
+
+/// False while a fill still runs: it is told to stop, unless it is decided.
+bool Driver::FillGaveWay() {
+  fill_draft_.reset();
+  if (fill_ == nullptr) return true;
+  if (fill_->CanAbort()) {
+    fill_->dropped = true;
+    Feed(fill_->state.spec.epoch,
+         epoch::AbortAskedEvent{
+             Status(Code::kAborted, Reason::kAbortRequested, "the fill gives way to a new epoch")});
+  }
+  return false;
 }
 
 void Driver::StartFill() {
@@ -427,6 +434,7 @@ void Driver::StopDeciding(const Status& why) {
                           .Remedy("repair the journal's storage and restart the coordinator");
   AbandonDrafts(told);
   GiveUpAll(queue_.TakeWaiting(), told);
+  AnswerRollback(Fail(told));
   AbortRuns(told);
   ArmVersionTimer();
   FinishShutdownWhenIdle();
@@ -493,6 +501,7 @@ void Driver::Shutdown(std::function<void()> done) {
   const Status why(Code::kUnavailable, Reason::kShuttingDown, "the coordinator is shutting down");
   AbandonDrafts(why);
   GiveUpAll(queue_.TakeWaiting(), why);
+  AnswerRollback(Fail(why));
   AbortRuns(why);
   FinishShutdownWhenIdle();
 }

@@ -24,8 +24,8 @@ namespace weightwire::coordinator {
 ///
 ///   version complete → take a number → plans (workers) → machine → …committed or aborted
 ///
-/// driver.cc starts and ends epochs and fills; driver_actions.cc feeds the machine and carries out
-/// its actions; driver_status.cc tells people. Strand only.
+/// driver.cc starts and ends epochs and fills, driver_rollback.cc rollbacks; driver_actions.cc
+/// feeds the machine and carries out its actions; driver_status.cc tells people. Strand only.
 class Driver {
  public:
   struct Services {
@@ -49,6 +49,8 @@ class Driver {
   Status Publish(const control::PublishRequest& request);
   Status Commit(Epoch epoch);
   Status Abort(Epoch epoch, const std::string& why);
+  /// As Coordinator::Rollback; `reply` runs in the middle of a change.
+  void Rollback(Version version, control::Reply<RolledBack> reply);
   /// The member is registered and the sender is its agent. False: no such epoch runs.
   bool OnReport(const epoch::Report& report);
   void OnLost(const Group& group, uint32_t rank, const epoch::Member& member, const Status& why);
@@ -61,14 +63,20 @@ class Driver {
   bool Ready() const { return committed_.epoch != Epoch{} || !published_; }
   void Describe(StatusSnapshot& snapshot) const;
   EngineState StateOf(const Group& engine) const;
+  /// Versions away from the committed one; 0 only when it serves that.
+  Version LagOf(const Group& engine) const;
+  /// It serves what is committed, or is required to change to it.
+  bool IsReady(const Group& engine) const;
   /// Plans of the newest epoch, by engine.
   const std::map<std::string, PlannedPairPtr>& newest_plans() const { return newest_plans_; }
 
  private:
   // ---- driver.cc ----
+  Status CheckDecides() const;
   Status CheckPublish(const Membership::Place& place) const;
   std::vector<const Group*> CompleteEngines() const;
   bool StartPublish();
+  bool FillGaveWay();
   void StartFill();
   std::shared_ptr<Draft> NewDraft(epoch::Spec spec, const std::string& source_group);
   void Plan(const std::shared_ptr<Draft>& draft, const Group& source,
@@ -95,6 +103,23 @@ class Driver {
   void StopDeciding(const Status& why);
   void FinishShutdownWhenIdle();
 
+  // ---- driver_rollback.cc ----
+  struct PendingRollback {
+    Version version{};
+    uint32_t attempts = 0;
+    std::set<std::string> without;  ///< engines that failed an attempt
+    std::vector<control::Reply<RolledBack>> replies;
+  };
+  Status CheckRollback(Version version) const;
+  bool IsCommitted(Version version) const;
+  epoch::Content HeldOf(const PendingRollback& rollback) const;
+  Status NoHolder(Version version) const;
+  bool StartRollback();
+  /// COMMIT of a rollback is durable: versions go on from here.
+  void WentBack();
+  void EndRollback(const EpochRun& run);
+  void AnswerRollback(const Result<RolledBack>& result);
+
   // ---- driver_actions.cc ----
   EpochRun* RunOf(Epoch epoch) const;
   void Begin(std::unique_ptr<EpochRun> run);
@@ -114,7 +139,9 @@ class Driver {
   void Do(EpochRun& run, const epoch::Finish&);
   void Do(EpochRun& run, const epoch::StopDeciding&);
   void Do(EpochRun& run, const epoch::ArmDeadline&);
-  void Appended(Epoch epoch, Version version, const Status& status);
+  void Appended(const CommitRecord& record, const Status& status);
+  /// Engines without which the newest epoch was committed are not ready from now on.
+  void TellWhoIsBehind();
   Nanos DeadlineOf(epoch::Phase phase) const;
   void EndRun(Epoch epoch);
   void CountEnd(const EpochRun& run);
@@ -131,8 +158,9 @@ class Driver {
   std::function<void()> changed_;
   EpochNumbers numbers_;
   VersionQueue queue_;
+  std::optional<PendingRollback> rollback_;  ///< asked for, and not ended yet
   std::shared_ptr<Draft> publish_draft_, fill_draft_;
-  std::unique_ptr<EpochRun> publish_, fill_;
+  std::unique_ptr<EpochRun> publish_, fill_;  ///< a rollback runs as `publish_`
   std::deque<std::pair<Epoch, epoch::Event>> events_;
   bool stepping_ = false;
   bool published_ = false;  ///< in this process

@@ -59,6 +59,7 @@ void AddFigures(EpochRun& run, const epoch::Report& report) {
     const bool first = run.state.phase == epoch::Phase::kTransferring &&
                        !run.state.staged.contains(staged->member);
     if (!first) return;
+    run.keeps[staged->member] = staged->keeps;
     run.bytes += staged->bytes;
     run.bytes_kept += staged->bytes_kept;
     for (const auto& [transport, bytes] : staged->bytes_by_transport) {
@@ -91,7 +92,7 @@ void Driver::Begin(std::unique_ptr<EpochRun> run) {
   epoch::Outcome outcome = epoch::Begin(run->state.spec);
   run->state = std::move(outcome.state);
   EpochRun& started = *run;
-  (started.state.spec.kind == epoch::Kind::kPublish ? publish_ : fill_) = std::move(run);
+  (started.IsFill() ? fill_ : publish_) = std::move(run);
   Perform(started, outcome.actions);
   changed_();
 }
@@ -141,6 +142,12 @@ void Driver::Do(EpochRun& run, const epoch::SendPrepare&) {
 }
 
 void Driver::Do(EpochRun& run, const epoch::SendTransfer&) {
+  if (run.state.spec.kind != epoch::Kind::kRollback) {
+    // What is written from now on is nothing that could be served again.
+    for (const auto& engine : run.state.spec.engines) {
+      for (const epoch::Member& member : engine.ranks) s_.membership.Hold(member, {});
+    }
+  }
   for (const epoch::Member& member : AllMembers(run.state.spec)) {
     s_.membership.Send(member, epoch::TransferCommand{run.state.spec.epoch, member});
   }
@@ -156,21 +163,35 @@ void Driver::Do(EpochRun& run, const epoch::SendRelease&) {
 
 void Driver::Do(EpochRun& run, const epoch::AppendCommit&) {
   const epoch::Spec& spec = run.state.spec;
-  CommitRecord record{spec.epoch, spec.version, {}};
+  CommitRecord record{spec.epoch, spec.version, {}, spec.held};
   for (const auto& engine : spec.engines) record.engines.push_back(engine.name);
   s_.journal.Append(
-      record, lifeline_.Bind([this, epoch = spec.epoch, version = spec.version](
-                                 const Status& status) { Appended(epoch, version, status); }));
+      record, lifeline_.Bind([this, record](const Status& status) { Appended(record, status); }));
 }
 
-void Driver::Appended(Epoch epoch, Version version, const Status& status) {
+void Driver::Appended(const CommitRecord& record, const Status& status) {
   if (status.ok()) {
-    committed_ = {epoch, version, {}};
+    committed_ = record;
     committed_wall_ = s_.clock.WallSeconds();
     for (auto& [name, group] : s_.membership.groups()) group.fills_failed = 0;
-    s_.metrics.Set("epoch_committed", static_cast<double>(epoch.value));
+    s_.metrics.Set("epoch_committed", static_cast<double>(record.epoch.value));
+    if (record.held != Epoch{}) WentBack();
+    TellWhoIsBehind();
   }
-  Feed(epoch, epoch::JournalEvent{status});
+  Feed(record.epoch, epoch::JournalEvent{status});
+}
+
+void Driver::TellWhoIsBehind() {
+  const auto& required = committed_.engines;
+  for (const auto& [name, group] : s_.membership.groups()) {
+    if (group.role != control::GroupRole::kEngine) continue;
+    if (std::find(required.begin(), required.end(), name) != required.end()) continue;
+    for (const epoch::Member& member : group.Members()) {
+      const Session* session = s_.membership.SessionOf(member);
+      if (session == nullptr || (session->hello.features & control::kFeatureBehind) == 0) continue;
+      s_.membership.Send(member, epoch::BehindCommand{committed_.epoch, member});
+    }
+  }
 }
 
 void Driver::Do(EpochRun& run, const epoch::SendCommit& action) {
@@ -194,6 +215,9 @@ void Driver::Do(EpochRun& run, const epoch::SendInstalled& action) {
   }
   Group* group = s_.membership.FindGroup(action.engine);
   if (group == nullptr || group->Members() != EngineNamed(spec, action.engine).ranks) return;
+  for (const epoch::Member& member : group->Members()) {
+    s_.membership.Hold(member, run.keeps[member]);
+  }
   if (spec.content < group->serving) {
     s_.metrics.Add("invariant_violations_total", 1, {{"id", "I4"}});
   }
@@ -245,20 +269,30 @@ Nanos Driver::DeadlineOf(epoch::Phase phase) const {
 }
 
 void Driver::EndRun(Epoch epoch) {
-  const bool publish = publish_ != nullptr && publish_->state.spec.epoch == epoch;
-  const std::unique_ptr<EpochRun> run = std::move(publish ? publish_ : fill_);
+  const bool fill = fill_ != nullptr && fill_->state.spec.epoch == epoch;
+  const std::unique_ptr<EpochRun> run = std::move(fill ? fill_ : publish_);
   s_.strand.Cancel(run->timer);
   CountEnd(*run);
   Remember(run->ToStatus(s_.clock.Now()));
-  publish ? EndPublish(*run) : EndFill(*run);
+  switch (run->state.spec.kind) {
+    case epoch::Kind::kPublish:
+      EndPublish(*run);
+      break;
+    case epoch::Kind::kFill:
+      EndFill(*run);
+      break;
+    case epoch::Kind::kRollback:
+      EndRollback(*run);
+      break;
+  }
   FinishShutdownWhenIdle();
 }
 
 void Driver::CountEnd(const EpochRun& run) {
-  const bool publish = run.state.spec.kind == epoch::Kind::kPublish;
   const bool committed = run.state.phase == epoch::Phase::kCommitted;
-  const std::string outcome =
-      std::string(publish ? "" : "fill_") + (committed ? "committed" : "aborted");
+  const char* kinds[] = {"", "fill_", "rollback_"};
+  const std::string outcome = kinds[static_cast<int>(run.state.spec.kind) - 1] +
+                              std::string(committed ? "committed" : "aborted");
   s_.metrics.Add("epochs_total", 1, {{"outcome", outcome}});
   s_.metrics.Observe("epoch_duration_seconds",
                      std::chrono::duration<double>(s_.clock.Now() - run.started).count());

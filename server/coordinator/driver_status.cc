@@ -16,7 +16,9 @@ std::string Joined(const std::vector<std::string>& lines) {
 }
 
 std::string LineOf(const EpochStatus& status) {
-  const std::string kind = status.kind == epoch::Kind::kFill ? "fill " : "epoch ";
+  const std::string kind = status.kind == epoch::Kind::kFill       ? "fill "
+                           : status.kind == epoch::Kind::kRollback ? "rollback "
+                                                                   : "epoch ";
   return kind + std::to_string(status.epoch.value) + " (version " +
          std::to_string(status.version.value) + ") " + std::string(epoch::PhaseName(status.phase)) +
          ": " + Joined(status.waiting_for);
@@ -56,6 +58,20 @@ EngineState Driver::StateOf(const Group& engine) const {
   return engine.serving == Epoch{} ? EngineState::kEmpty : EngineState::kServing;
 }
 
+/// After a rollback an engine may be ahead, which is behind, too.
+Version Driver::LagOf(const Group& engine) const {
+  if (engine.serving == committed_.epoch) return Version{};
+  const auto [low, high] = std::minmax(engine.version.value, committed_.version.value);
+  return Version(std::max<uint64_t>(high - low, 1));
+}
+
+bool Driver::IsReady(const Group& engine) const {
+  if (!engine.Complete() || engine.serving == Epoch{}) return false;
+  if (engine.serving == committed_.epoch) return true;
+  const bool installing = publish_ != nullptr && publish_->state.commit_durable;
+  return installing && HasEngine(publish_.get(), engine.name);
+}
+
 void Driver::Describe(StatusSnapshot& snapshot) const {
   const Nanos now = s_.clock.Now();
   snapshot.committed = committed_.epoch;
@@ -79,6 +95,7 @@ std::string Driver::WaitingLine() const {
   if (!deciding_) return "an operator: the journal failed: " + stopped_why_.message();
   if (publish_ != nullptr) return LineOf(publish_->ToStatus(now));
   if (publish_draft_ != nullptr) return LineOf(StatusOf(*publish_draft_, now));
+  if (rollback_) return "rollback to version " + std::to_string(rollback_->version.value);
   if (!queue_.versions().empty()) return WaitingVersionLine(queue_.versions().begin()->second);
   if (fill_ != nullptr) return LineOf(fill_->ToStatus(now));
   if (fill_draft_ != nullptr) return LineOf(StatusOf(*fill_draft_, now));

@@ -40,14 +40,16 @@ struct EpochRun {
   double started_wall = 0;
   std::map<epoch::Phase, double> phase_seconds;
   Executor::TimerId timer = 0;
-  bool released = false;  ///< the sources may change their bytes
-  bool dropped = false;   ///< a fill that gives way to an epoch
+  bool released = false;                          ///< the sources may change their bytes
+  bool dropped = false;                           ///< a fill that gives way to an epoch
+  std::map<epoch::Member, epoch::Content> keeps;  ///< what a target holds beside the epoch
   int64_t bytes = 0;
   std::map<std::string, int64_t> bytes_by_transport;
   int64_t bytes_kept = 0;
   double flip_seconds_max = 0;
   std::optional<epoch::Finish> finished;
 
+  bool IsFill() const { return state.spec.kind == epoch::Kind::kFill; }
   bool CanAbort() const;
   /// Adds the time since the last call to the phase that ended.
   double LeavePhase(epoch::Phase left, Nanos now);

@@ -15,6 +15,8 @@ struct CommitRecord {
   Epoch epoch{};
   Version version{};
   std::vector<std::string> engines;
+  /// The epoch under which the bytes were published: an earlier one for a rollback, else 0.
+  Epoch held{};
   friend bool operator==(const CommitRecord&, const CommitRecord&) = default;
 };
 /// No epoch ≥ `limit` was handed out by anyone who could not append this.

@@ -67,6 +67,14 @@ std::vector<epoch::Member> Group::Members() const {
   return members;
 }
 
+epoch::Content Group::Held() const {
+  if (!Complete()) return {};
+  const epoch::Content& first = slots.front().live->held;
+  const bool same = std::all_of(slots.begin(), slots.end(),
+                                [&](const Slot& slot) { return slot.live->held == first; });
+  return same ? first : epoch::Content{};
+}
+
 Result<control::AgentWelcome> Membership::Open(control::AgentHello hello, control::AgentPort* port,
                                                Nanos now) {
   WW_FAIL_IF_ERROR(CheckHello(hello, options_.job));
@@ -283,6 +291,11 @@ void Membership::AfterLoss(Group& group, const Status& why) {
   ++group.generation;
   group.was_complete = false;
   group.canonical.reset();
+}
+
+void Membership::Hold(const epoch::Member& member, const epoch::Content& spare) {
+  const auto place = Find(member);
+  if (place) place->live->held = spare;
 }
 
 void Membership::Lose(const epoch::Member& member, const Status& why) {

@@ -38,6 +38,7 @@ struct Rank {
   std::shared_ptr<const layout::RankLayout> layout;
   int64_t bytes = 0;
   Version published{};  ///< highest version that it has published
+  epoch::Content held;  ///< of an engine: what its spare buffer holds, as its agent says
 };
 
 /// The place of a rank in its group; it outlives the processes that take it.
@@ -68,6 +69,8 @@ struct Group {
   /// Every rank is registered and the layout of the whole group is agreed.
   bool Complete() const { return agreed != nullptr && present() == world_size(); }
   std::vector<epoch::Member> Members() const;  ///< the live ones, by rank
+  /// What every rank's spare buffer holds; nothing when a rank is missing or holds something else.
+  epoch::Content Held() const;
   std::string RankName(uint32_t rank) const { return name + "/" + std::to_string(rank); }
 };
 
@@ -103,6 +106,8 @@ class Membership {
 
   /// Errors: CoordinatorPort::Register's.
   Result<control::RegisterReply> Register(const control::RegisterRequest& request);
+  /// The member's spare buffer holds this from now on. Unknown members are ignored.
+  void Hold(const epoch::Member& member, const epoch::Content& spare);
   /// The member's process is gone. Unknown members are ignored.
   void Lose(const epoch::Member& member, const Status& why);
   /// Fences all ranks of the group (a trainer too) and tells them.

@@ -14,6 +14,7 @@ class Builder {
 
   std::vector<epoch::PrepareCommand> Build() && {
     std::vector<epoch::PrepareCommand> targets;
+    if (input_.spec.kind == epoch::Kind::kRollback) return Rollback();
     for (const epoch::EngineMembers& engine : input_.spec.engines) AddEngine(engine, targets);
     for (const auto& [plan, engines] : by_plan_) ConnectAll(plan, engines, targets);
     std::vector<epoch::PrepareCommand> all;
@@ -35,6 +36,17 @@ class Builder {
     command.role = role;
     command.trace_id = input_.trace_id;
     return command;
+  }
+
+  std::vector<epoch::PrepareCommand> Rollback() const {
+    std::vector<epoch::PrepareCommand> all;
+    for (const epoch::EngineMembers& engine : input_.spec.engines) {
+      for (const epoch::Member& member : engine.ranks) {
+        all.push_back(Common(member, epoch::Role::kTarget));
+        all.back().held = input_.spec.held;
+      }
+    }
+    return all;
   }
 
   void AddEngine(const epoch::EngineMembers& engine, std::vector<epoch::PrepareCommand>& targets) {

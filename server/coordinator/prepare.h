@@ -31,7 +31,8 @@ struct PrepareInput {
 /// there, and admits the ticket of each agent that will read from it. A target gets its engine's
 /// plan and the addresses of exactly those sources from which it has a stream; where another engine
 /// passes the bytes on, that engine's rank stands for all of them. Tickets are minted by
-/// `random_ticket`, one for each (source agent, target agent) that share a stream.
+/// `random_ticket`, one for each (source agent, target agent) that share a stream. A rollback has
+/// neither plans nor addresses: its targets are told what they hold.
 std::vector<epoch::PrepareCommand> MakePrepares(const PrepareInput& input,
                                                 const std::function<Ticket()>& random_ticket);
 

@@ -67,6 +67,19 @@ transfer::Tuning TuningOf(const Config& config) {
   return out;
 }
 
+/// An engine that was left behind by a COMMIT keeps its pod out of the traffic until it is filled.
+Status Readiness(const agent::Agent& agent) {
+  for (const agent::LocalStatus& local : agent.Local()) {
+    if (local.serving >= local.behind) continue;
+    return Status(Code::kUnavailable, Reason::kNotReady,
+                  "serves epoch " + std::to_string(local.serving.value) + "; epoch " +
+                      std::to_string(local.behind.value) + " was committed without it")
+        .AtRank(local.group + "/" + std::to_string(local.rank))
+        .Remedy("it is filled from a peer; `wwctl engines` shows how far it is behind");
+  }
+  return agent.SessionStatus();
+}
+
 }  // namespace
 
 Result<std::unique_ptr<AgentRole>> AgentRole::Start(const Config& config, const Host& host,
@@ -168,7 +181,7 @@ void AgentRole::WatchSession() {
 }
 
 Window AgentRole::window() {
-  return {&strand_, [this] { return agent_->SessionStatus(); },
+  return {&strand_, [this] { return Readiness(*agent_); },
           [this] { return AgentPage(agent_->SessionStatus(), transports_, agent_->Local()); }};
 }
 

@@ -37,6 +37,7 @@ struct Spec {
   Kind kind = Kind::kPublish;
   Version version{};
   Epoch content{};
+  Epoch held{};  ///< rollback: the committed epoch whose bytes `content` names anew
   std::vector<Member> sources;
   std::vector<EngineMembers> engines;
   bool manual_commit = false;
@@ -166,6 +167,7 @@ Outcome Begin(Spec spec);
 ///    evicted and the epoch commits with the others. COMMITTED when every engine applied or
 ///    evicted.
 ///  - A fill never appends: its content is committed already; STAGED goes straight to SendCommit.
+///  - A rollback is a publish without sources: its engines report no stream, and it appends.
 ///  - Deadline in PREPARING/TRANSFERRING aborts (kDeadlineExceeded, naming who is missing); in
 ///    STAGED (manual) aborts; in COMMITTING evicts engines that have not applied; in ABORTING
 ///    evicts (as lost) members that have not drained: one EvictEngine for each engine, else

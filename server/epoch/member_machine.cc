@@ -1,5 +1,6 @@
 #include "server/epoch/member_machine.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -195,6 +196,10 @@ class Stepper {
     if (IsCurrent(epoch)) state_.current.reset();
     if (state_.fence < epoch) state_.fence = epoch;
     Do(SendDrained{epoch});
+  }
+
+  void OnCommand(const BehindCommand& command) {
+    if (Names(command.member)) state_.behind = std::max(state_.behind, command.committed);
   }
 
   void OnCommand(const EvictCommand& command) {

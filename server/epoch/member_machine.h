@@ -29,6 +29,7 @@ struct MemberState {
   Epoch fence{};
   std::optional<PrepareCommand> current;
   Epoch serving{};  ///< target: content epoch that the engine serves, 0 = none
+  Epoch behind{};   ///< target: newest epoch that was committed without its engine
   bool evicted = false;
   Epoch draining{};           ///< kDraining: the epoch that DoDrain named
   bool tell_drained = false;  ///< kDraining: the coordinator waits for SendDrained
@@ -128,6 +129,8 @@ struct MemberOutcome {
 ///    runs or drains here, so that the publisher never changes bytes that are still read; also for
 ///    a version that never saw an epoch. TellReleased is given once for each version.
 ///  - LocalApplied counts on the leader only; InstalledCommand on the leader only after it.
+///  - BehindCommand changes `behind` and nothing else; a target is ready while `serving` ≥
+///  `behind`.
 ///  - Eviction and LocalLost drain what runs, forget `current` and `serving`, and end everything:
 ///    later commands get kStaleIncarnation where the sender waits.
 MemberOutcome MemberStep(MemberState state, const MemberEvent& event);

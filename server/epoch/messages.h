@@ -24,8 +24,16 @@ struct Member {
 
 enum class Role : int { kSource = 1, kTarget = 2 };
 
-/// What moves: `kPublish` is an epoch of the fleet; `kFill` brings one engine to a committed epoch.
-enum class Kind : int { kPublish = 1, kFill = 2 };
+/// What moves: `kPublish` is an epoch of the fleet; `kFill` brings one engine to a committed epoch;
+/// `kRollback` moves nothing: its engines serve again what their spare buffers still hold.
+enum class Kind : int { kPublish = 1, kFill = 2, kRollback = 3 };
+
+/// What a buffer holds whole: bytes that were verified and committed in this life of the rank.
+struct Content {
+  Epoch epoch{};  ///< 0: nothing that may be served
+  Version version{};
+  friend bool operator==(const Content&, const Content&) = default;
+};
 
 /// How an agent reaches another one, with the secret for exactly this pair.
 struct PeerAddress {
@@ -48,7 +56,7 @@ struct Leg {
 // ---- coordinator → agent --------------------------------------------------------------------
 
 /// Get ready to move: fetch the plan's slice, bind memory, admit tickets. Answer: PreparedReport or
-/// FailedReport.
+/// FailedReport. A rollback has no legs and no sources: prepared is who still holds `held`.
 struct PrepareCommand {
   Epoch epoch{};
   Kind kind = Kind::kPublish;
@@ -56,6 +64,7 @@ struct PrepareCommand {
   Epoch content{};  ///< the epoch whose bytes move: `epoch` itself, or the committed one of a fill
   Member member;
   Role role = Role::kSource;
+  Epoch held{};           ///< rollback: what the spare buffer must hold; becomes `content`
   std::vector<Leg> legs;  ///< one for a target
   /// Target side: who sends, by source rank of the plan.
   std::map<uint32_t, PeerAddress> sources;
@@ -114,8 +123,15 @@ struct EvictCommand {
   Status why;
   friend bool operator==(const EvictCommand&, const EvictCommand&) = default;
 };
+/// Target: `committed` was decided without this engine. It serves on what it serves, but is not
+/// ready until it is filled: until it serves `committed` or a later one. Needs no answer.
+struct BehindCommand {
+  Epoch committed{};
+  Member member;
+  friend bool operator==(const BehindCommand&, const BehindCommand&) = default;
+};
 using Command = std::variant<PrepareCommand, TransferCommand, ReleaseCommand, CommitCommand,
-                             InstalledCommand, AbortCommand, EvictCommand>;
+                             InstalledCommand, AbortCommand, EvictCommand, BehindCommand>;
 
 // ---- agent → coordinator --------------------------------------------------------------------
 
@@ -146,6 +162,9 @@ struct StagedReport {
   uint32_t rereads = 0;
   double seconds = 0;      ///< from TransferCommand to verified
   int64_t bytes_kept = 0;  ///< of `bytes`: not read, because they were there
+  /// What it serves now and still holds, in its other buffer, when this epoch is installed: until
+  /// the next one writes there. Nothing with one buffer.
+  Content keeps;
   friend bool operator==(const StagedReport&, const StagedReport&) = default;
 };
 /// Sent by the leader's agent once: all ranks of the engine serve `epoch`.

@@ -44,14 +44,14 @@ Result<std::unique_ptr<StageBuffers>> StageBuffers::Make(const std::string& name
   return stage;
 }
 
-void StageBuffers::Flip(Epoch epoch) {
+void StageBuffers::Flip(Content content) {
   live_ = next();
-  live_epoch_ = epoch;
+  contents_[Index(live_)] = content;
 }
 
 void StageBuffers::Forget() {
   live_ = -1;
-  live_epoch_ = {};
+  contents_ = {};
 }
 
 }  // namespace weightwire::memory

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -37,22 +38,34 @@ class StageBuffers {
   const std::vector<std::shared_ptr<MemoryRegion>>& regions() const { return regions_; }
   /// Index into regions() of the buffer that holds the served epoch; −1 when the engine has none.
   int live() const { return live_; }
-  Epoch live_epoch() const { return live_epoch_; }
   /// The buffer that an epoch writes.
   int next() const { return live_ == 0 && regions_.size() > 1 ? 1 : 0; }
   /// `next` is not what is served.
   bool has_room() const { return next() != live_; }
-  /// The engine swapped: what was `next` is `live` from now on.
-  void Flip(Epoch epoch);
+  /// What an epoch was committed with, whole in a buffer.
+  struct Content {
+    Epoch epoch{};  ///< 0: nothing of that kind
+    Version version{};
+    friend bool operator==(const Content&, const Content&) = default;
+  };
+  Content served() const { return live_ < 0 ? Content{} : contents_[Index(live_)]; }
+  Epoch live_epoch() const { return served().epoch; }
+  /// Of the buffer `next`: what was served before, until it is written.
+  Content spare() const { return has_room() ? contents_[Index(next())] : Content{}; }
+  /// `next` is written from now on: what it held is lost.
+  void Overwrite() { contents_[Index(next())] = {}; }
+  /// The engine swapped: what was `next` is `live` from now on, and holds `content`.
+  void Flip(Content content);
   /// Nothing is served from here any more.
   void Forget();
 
  private:
   StageBuffers() = default;
+  static size_t Index(int buffer) { return static_cast<size_t>(buffer); }
   ArenaMap arena_;
   std::vector<std::shared_ptr<MemoryRegion>> regions_;
   int live_ = -1;
-  Epoch live_epoch_{};
+  std::array<Content, kBuffersMax> contents_;
 };
 
 }  // namespace weightwire::memory

@@ -42,8 +42,9 @@ std::vector<double> Seconds() {
 }
 
 void DeclareEpochs(Sink& sink) {
-  sink.DeclareCounter("epochs_total", "Epochs and fills that ended, by outcome",
-                      Each("outcome", {"committed", "aborted", "fill_committed", "fill_aborted"}));
+  sink.DeclareCounter("epochs_total", "Epochs, fills and rollbacks that ended, by outcome",
+                      Each("outcome", {"committed", "aborted", "fill_committed", "fill_aborted",
+                                       "rollback_committed", "rollback_aborted"}));
   sink.DeclareCounter("epoch_aborts_total", "Epochs and fills that were aborted, by reason",
                       Each("reason", Reasons()));
   sink.DeclareHistogram(
@@ -61,6 +62,11 @@ void DeclareMembers(Sink& sink) {
   const std::vector<std::string> roles = {"trainer", "engine"};
   sink.DeclareGauge("members", "Registered ranks, by role; ready ones have agreed on a layout",
                     Pairs("role", roles, "state", {"registered", "ready"}));
+  sink.DeclareGauge("engines_not_ready",
+                    "Complete engines that serve nothing, or not what is committed");
+  sink.DeclareGauge("versions_behind_max",
+                    "Versions by which the engine that is furthest behind differs from what is "
+                    "committed; `wwctl engines` names it");
   sink.DeclareCounter("registrations_total", "Registrations of ranks, by role and result",
                       Pairs("role", roles, "result", Results()));
   sink.DeclareCounter("lease_expiries_total", "Ranks lost because their agent fell silent",

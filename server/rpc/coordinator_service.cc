@@ -116,6 +116,18 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
     });
   }
 
+  Unary* Rollback(Context* context, const v1::RollbackRequest* request,
+                  v1::RollbackResponse* response) override {
+    return StartUnary(runtime_, context, "Rollback", *request, response, [&](auto answer) {
+      OnStrand([this, version = Version(request->version()), answer] {
+        coordinator_.Rollback(version, [answer](Result<coordinator::RolledBack> result) {
+          if (!result) return answer(result.error());
+          answer(RollbackMessageOf(*result));
+        });
+      });
+    });
+  }
+
   Unary* Evict(Context* context, const v1::EvictRequest* request,
                v1::EvictResponse* response) override {
     return StartUnary(runtime_, context, "Evict", *request, response, [&](auto answer) {

@@ -36,6 +36,9 @@ void SetEngine(const coordinator::EngineStatus& from, v1::StatusResponse::Engine
   to->set_world_size(from.world_size);
   to->set_lag_versions(from.lag.value);
   to->set_last_error(Text(from.last_error));
+  to->set_ready(from.ready);
+  to->set_held_epoch(from.held.epoch.value);
+  to->set_held_version(from.held.version.value);
 }
 
 void SetEpoch(const coordinator::EpochStatus& from, v1::StatusResponse::Epoch* to) {
@@ -76,6 +79,16 @@ v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot) 
   for (const auto& engine : snapshot.engines) SetEngine(engine, out.add_engines());
   for (const auto& epoch : snapshot.epochs) SetEpoch(epoch, out.add_epochs());
   out.set_agents(snapshot.agents);
+  return out;
+}
+
+v1::RollbackResponse RollbackMessageOf(const coordinator::RolledBack& result) {
+  v1::RollbackResponse out;
+  out.set_epoch(result.epoch.value);
+  out.set_held_epoch(result.held.value);
+  out.set_version(result.version.value);
+  for (const std::string& engine : result.engines) out.add_engines(engine);
+  for (const std::string& engine : result.filling) out.add_filling(engine);
   return out;
 }
 

@@ -7,5 +7,6 @@ namespace weightwire::rpc {
 
 /// The snapshot as a message. Pure.
 v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot);
+v1::RollbackResponse RollbackMessageOf(const coordinator::RolledBack& result);
 
 }  // namespace weightwire::rpc

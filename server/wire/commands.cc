@@ -26,6 +26,7 @@ Result<Epoch> EpochFromProto(std::string_view field, uint64_t number) {
 Result<epoch::Kind> KindFromProto(std::string_view field, v1::EpochKind kind) {
   if (kind == v1::EPOCH_KIND_PUBLISH) return epoch::Kind::kPublish;
   if (kind == v1::EPOCH_KIND_FILL) return epoch::Kind::kFill;
+  if (kind == v1::EPOCH_KIND_ROLLBACK) return epoch::Kind::kRollback;
   return Fail(UnknownEnum(field, kind));
 }
 
@@ -63,6 +64,7 @@ void SetPrepare(const epoch::PrepareCommand& command, v1::Prepare* out) {
   out->set_kind(static_cast<v1::EpochKind>(command.kind));
   out->set_version(command.version.value);
   out->set_content(command.content.value);
+  out->set_held(command.held.value);
   *out->mutable_member() = ToProto(command.member);
   out->set_role(static_cast<v1::MemberRole>(command.role));
   for (const epoch::Leg& leg : command.legs) {
@@ -115,6 +117,10 @@ Result<epoch::Command> PrepareFromProto(const v1::Prepare& prepare) {
   WW_ASSIGN(out.role, RoleFromProto("prepare.role", prepare.role()));
   WW_ASSIGN(out.trace_id, TraceIdFromProto("prepare.trace_id", prepare.trace_id()));
   out.version = Version(prepare.version());
+  out.held = Epoch(prepare.held());
+  if ((out.held == Epoch{}) == (out.kind == epoch::Kind::kRollback)) {
+    return Fail(Bad("prepare.held", "is an epoch in a rollback, and 0 else"));
+  }
   out.relayed = prepare.relayed();
   out.relay_readers = prepare.relay_readers();
   if (out.relay_readers > kRanksMax) {
@@ -176,6 +182,13 @@ Result<epoch::Command> EvictFromProto(const v1::Evicted& evicted) {
   return out;
 }
 
+Result<epoch::Command> BehindFromProto(const v1::Behind& behind) {
+  epoch::BehindCommand out;
+  WW_ASSIGN(out.committed, EpochFromProto("behind.committed", behind.committed()));
+  WW_ASSIGN(out.member, FromProto("behind.member", behind.member()));
+  return out;
+}
+
 template <typename Repeated>
 void SetDigests(const std::vector<epoch::Digest>& digests, Repeated* out) {
   for (const epoch::Digest& digest : digests) {
@@ -207,7 +220,8 @@ Result<epoch::Report> StagedFromProto(Epoch epoch, epoch::Member member,
                           {},
                           staged.rereads(),
                           staged.seconds(),
-                          staged.bytes_kept()};
+                          staged.bytes_kept(),
+                          {Epoch(staged.keeps_epoch()), Version(staged.keeps_version())}};
   WW_FAIL_IF_ERROR(CheckSeconds("staged.seconds", staged.seconds()));
   WW_ASSIGN(out.digests, DigestsFromProto("staged.digests", staged.digests()));
   WW_FAIL_IF_ERROR(
@@ -265,6 +279,8 @@ void SetBody(const epoch::Report& report, v1::ReportRequest* out) {
                    to->set_rereads(r.rereads);
                    to->set_seconds(r.seconds);
                    to->set_bytes_kept(r.bytes_kept);
+                   to->set_keeps_epoch(r.keeps.epoch.value);
+                   to->set_keeps_version(r.keeps.version.value);
                  },
                  [&](const epoch::AppliedReport& r) {
                    out->mutable_applied()->set_flip_seconds(r.flip_seconds);
@@ -324,6 +340,10 @@ v1::SessionDown ToProto(const epoch::Command& command) {
                    *out.mutable_evicted()->mutable_member() = ToProto(c.member);
                    *out.mutable_evicted()->mutable_why() = OutcomeOf(c.why);
                  },
+                 [&](const epoch::BehindCommand& c) {
+                   out.mutable_behind()->set_committed(c.committed.value);
+                   *out.mutable_behind()->mutable_member() = ToProto(c.member);
+                 },
              },
              command);
   return out;
@@ -345,6 +365,8 @@ Result<epoch::Command> FromProto(const v1::SessionDown& down) {
       return AbortFromProto(down.abort());
     case v1::SessionDown::kEvicted:
       return EvictFromProto(down.evicted());
+    case v1::SessionDown::kBehind:
+      return BehindFromProto(down.behind());
     default:
       return Fail(Bad("session", "a message that is no command"));
   }

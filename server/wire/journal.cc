@@ -12,6 +12,7 @@ namespace {
 constexpr uint8_t kFormat = 1;
 constexpr uint8_t kCommit = 1;
 constexpr uint8_t kReserve = 2;
+constexpr uint8_t kRollback = 3;  // a commit, and behind it the epoch that is held
 constexpr size_t kChecksumBytes = 4;
 
 uint32_t ChecksumOf(std::string_view bytes) {
@@ -68,7 +69,7 @@ tl::unexpected<Status> Damaged(const char* what) {
   return Fail(Code::kDataLoss, Reason::kJournalFailed, std::string("damaged record: ") + what);
 }
 
-Result<coordinator::JournalRecord> CommitFrom(Reader reader) {
+Result<coordinator::JournalRecord> CommitFrom(Reader reader, bool rollback) {
   coordinator::CommitRecord out;
   const auto epoch = reader.Number(8);
   const auto version = reader.Number(8);
@@ -79,7 +80,10 @@ Result<coordinator::JournalRecord> CommitFrom(Reader reader) {
     if (!engine) return Damaged("cut");
     out.engines.push_back(std::move(*engine));
   }
+  const auto held = rollback ? reader.Number(8) : std::optional<uint64_t>(0);
+  if (!held || (*held == 0) == rollback) return Damaged("no epoch is held");
   if (!reader.empty()) return Damaged("bytes are left over");
+  out.held = Epoch(*held);
   out.epoch = Epoch(*epoch);
   out.version = Version(*version);
   return out;
@@ -97,11 +101,13 @@ std::string EncodeRecord(const coordinator::JournalRecord& record) {
   Writer writer;
   writer.Number(kFormat, 1);
   if (const auto* commit = std::get_if<coordinator::CommitRecord>(&record)) {
-    writer.Number(kCommit, 1);
+    const bool rollback = commit->held != Epoch{};
+    writer.Number(rollback ? kRollback : kCommit, 1);
     writer.Number(commit->epoch.value, 8);
     writer.Number(commit->version.value, 8);
     writer.Number(commit->engines.size(), 4);
     for (const std::string& engine : commit->engines) writer.Text(engine);
+    if (rollback) writer.Number(commit->held.value, 8);
   } else {
     writer.Number(kReserve, 1);
     writer.Number(std::get<coordinator::ReserveRecord>(record).limit.value, 8);
@@ -118,7 +124,7 @@ Result<coordinator::JournalRecord> DecodeRecord(std::string_view bytes) {
   Reader reader(body);
   if (reader.Number(1) != kFormat) return Damaged("unknown format");
   const auto kind = reader.Number(1);
-  if (kind == kCommit) return CommitFrom(reader);
+  if (kind == kCommit || kind == kRollback) return CommitFrom(reader, kind == kRollback);
   if (kind == kReserve) return ReserveFrom(reader);
   return Damaged("unknown kind");
 }

@@ -157,6 +157,15 @@ epoch::Phase Fleet::NewestPhase() const {
   return epoch::Phase::kAborted;
 }
 
+std::optional<Status> Fleet::Rollback(uint64_t version) {
+  auto answer = std::make_shared<std::optional<Status>>();
+  coordinator_->Rollback(Version{version}, [answer](const Result<coordinator::RolledBack>& r) {
+    *answer = r ? OkStatus() : r.error();
+  });
+  RunUntil([&] { return answer->has_value(); }, std::chrono::seconds(60));
+  return *answer;
+}
+
 bool Fleet::RunUntilPhase(epoch::Phase phase, Nanos span) {
   return RunUntil([&] { return NewestPhase() == phase; }, span);
 }
@@ -199,6 +208,8 @@ void Fleet::OnAppend(const coordinator::JournalRecord& record) {
   if (commit == nullptr) return;
   submitted_.insert(commit->epoch);
   EXPECT_FALSE(commit->engines.empty());
+  EXPECT_TRUE(commit->held == Epoch{} || Committed(commit->held, commit->version))
+      << "COMMIT(" << commit->epoch.value << ") goes back to what was never committed";
   for (const std::string& name : commit->engines) {
     EXPECT_TRUE(engine(name).HoldsStaged(commit->version.value))
         << "COMMIT(" << commit->epoch.value << ") without " << name;

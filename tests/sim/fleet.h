@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -65,6 +66,8 @@ class Fleet {
   /// Publishes on all ranks and runs until every rank was released, at most `deadline` and a bit.
   Status Publish(uint64_t version, agent::PublishMode mode = agent::PublishMode::kHold,
                  Nanos deadline = std::chrono::seconds(60));
+  /// Goes back to `version` and runs until that has ended; nullopt when it does not.
+  std::optional<Status> Rollback(uint64_t version);
   /// Runs until every engine serves `version`.
   bool AllServe(uint64_t version, Nanos span = std::chrono::seconds(30));
   /// The phase of the newest publish; kAborted when there is none.

@@ -26,6 +26,7 @@ struct Reached {
   uint64_t commits = 0, aborts = 0, retries = 0, fills = 0, dropped_fills = 0;
   uint64_t crashes = 0, recovered_commits = 0, journal_failures = 0;
   uint64_t trainer_evictions = 0, engine_ends = 0, given_up = 0, rooms = 0, relayed = 0;
+  uint64_t rollbacks = 0, failed_rollbacks = 0;
 
   std::map<std::string, uint64_t> aborted_for;  ///< by reason; fills and publishes
   std::map<std::string, uint64_t> crashed_in;   ///< coordinators, by the newest publish's phase
@@ -34,6 +35,11 @@ struct Reached {
     const bool committed = epoch.phase == epoch::Phase::kCommitted;
     const bool aborted = epoch.phase == epoch::Phase::kAborted;
     if (aborted) ++aborted_for[std::string(ReasonName(epoch.why.reason()))];
+    if (epoch.kind == epoch::Kind::kRollback) {
+      rollbacks += committed;
+      failed_rollbacks += aborted;
+      return;
+    }
     if (epoch.kind == epoch::Kind::kFill) {
       fills += committed;
       dropped_fills += aborted;
@@ -53,6 +59,7 @@ class Chaos {
   void Run() {
     ASSERT_TRUE(fleet_.Start());
     for (int round = 0; round < 12 && !::testing::Test::HasFatalFailure(); ++round) {
+      if (In(0, 1) == 0) GoBack();
       if (fleet_.coordinator() != nullptr && fleet_.trainer().Idle()) {
         reached_.given_up += !fleet_.trainer().outcome().ok();
         fleet_.trainer().Publish(
@@ -134,6 +141,18 @@ class Chaos {
         if (fleet_.coordinator() != nullptr) fleet_.journal.FailNext(In(0, 1) == 0);
         return;
     }
+  }
+
+  /// To a version that some engine holds, or to one that nobody may hold any more. It may run into
+  /// whatever comes next: the answer is nobody's business.
+  void GoBack() {
+    if (fleet_.coordinator() == nullptr) return;
+    Version version{version_ / 2};
+    for (const auto& engine : fleet_.coordinator()->Snapshot().engines) {
+      if (engine.held.epoch != Epoch{} && In(0, 2) != 0) version = engine.held.version;
+    }
+    fleet_.coordinator()->Rollback(version, [](const auto&) {});
+    fleet_.RunFor(Up(milliseconds(60)));
   }
 
   void KillNode() {
@@ -270,6 +289,8 @@ TEST(FleetFaults, NoFaultMakesAnEngineServeAnythingButOneCommittedVersion) {
            {"ends of engines", reached.engine_ends},
            {"ranks that read from another engine", reached.relayed},
            {"buffers given up for the next version", reached.rooms},
+           {"rollbacks", reached.rollbacks},
+           {"rollbacks that did not come about", reached.failed_rollbacks},
            {"versions not moved", reached.given_up}}) {
     std::printf("%llu %s\n", static_cast<unsigned long long>(times), what.c_str());
     EXPECT_GT(times, 0u) << "never reached: " << what;

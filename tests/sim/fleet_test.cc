@@ -307,6 +307,44 @@ TEST_F(FleetTest, TheWallClockMayJumpByYears) {
   for (const auto& engine : fleet->engines()) EXPECT_EQ(engine->lives(), 1u) << engine->name();
 }
 
+TEST_F(FleetTest, GoesBackWithoutMovingAByteAndForwardAgain) {
+  Make();
+  for (uint64_t version : {1, 2}) {
+    ASSERT_TRUE(fleet->Publish(version).ok());
+    ASSERT_TRUE(fleet->AllServe(version));
+  }
+  fleet->RunFor(milliseconds(100));  // the last acknowledgement
+  for (uint64_t version : {1, 2, 1}) {
+    ASSERT_EQ(fleet->Rollback(version), OkStatus());
+    ExpectServed(version);
+    const auto rollback = Epochs(epoch::Kind::kRollback).front();
+    EXPECT_EQ(rollback.bytes, 0);
+    EXPECT_EQ(rollback.version, Version{version});
+  }
+  EXPECT_EQ(fleet->Rollback(7)->reason(), Reason::kStaleVersion);
+  ASSERT_TRUE(fleet->Publish(3).ok());
+  ASSERT_TRUE(fleet->AllServe(3));
+}
+
+TEST_F(FleetTest, ARollbackFillsWhoCameLateOrHasOneBuffer) {
+  Fleet::Options options;
+  options.engines.push_back({"single", VllmTp2(), {"rollout-a"}, 1});
+  Make(options);
+  for (uint64_t version : {1, 2}) {
+    ASSERT_TRUE(fleet->Publish(version).ok());
+    ASSERT_TRUE(fleet->AllServe(version));
+  }
+  fleet->engine("two").KillRank(0);
+  ASSERT_TRUE(fleet->RunUntil([&] { return fleet->engine("two").version() == 0; }, seconds(5)));
+  ASSERT_TRUE(fleet->AllServe(2));
+  fleet->RunFor(milliseconds(100));
+  ASSERT_EQ(fleet->Rollback(1), OkStatus());
+  EXPECT_THAT(Epochs(epoch::Kind::kRollback).front().engines,
+              ::testing::UnorderedElementsAre("one", "hf"));
+  ASSERT_TRUE(fleet->AllServe(1));
+  EXPECT_GE(Epochs(epoch::Kind::kFill).size(), 2u);
+}
+
 TEST_F(FleetTest, TwoRunsWithOneSeedAreEqual) {
   std::vector<size_t> steps;
   for (int run = 0; run < 2; ++run) {

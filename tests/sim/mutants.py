@@ -110,6 +110,9 @@ MUTANTS = [
            [(DRIVER, "if (engine->serving == committed_.epoch) {", "if (engine->serving != Epoch{}) {"),
             (PARTICIPANT, "(!memory_->stage() || memory_->stage()->live_epoch() != command.content)",
              "!memory_->stage()")]),
+    Mutant("held-although-overwritten", "a rollback trusts a buffer that another epoch has begun to write",
+           [(PARTICIPANT, "  stage.Overwrite();\n", ""),
+            (ACTIONS, "s_.membership.Hold(member, {});", "static_cast<void>(member);")]),
     Mutant("aborted-before-drained", "an epoch counts as aborted while its transfers run; memory is used again",
            [(PARTICIPANT, "  if (attempt->drained) return then();\n",
              "  if (!attempt->drained) {\n    attempt->drained = true;\n    return then();\n  }\n"

@@ -20,7 +20,7 @@ from weightwire.memory import Arena, TensorMeta, dtype_bytes
 from weightwire.publisher import Publisher, Release
 from weightwire.subscriber import Offer, RoomWanted, Subscriber
 from weightwire.session import default_agent_socket
-from weightwire.status import EngineStatus, EpochStatus, Event, JobStatus, ParticipantStatus
+from weightwire.status import EngineStatus, EpochStatus, Event, JobStatus, ParticipantStatus, RolledBack
 from weightwire.waiting import Progress
 
 __version__ = "0.1.0"
@@ -40,6 +40,7 @@ __all__ = [
     "Publisher",
     "RefusedError",
     "Release",
+    "RolledBack",
     "RoomWanted",
     "StaleError",
     "Subscriber",

@@ -15,9 +15,9 @@ from weightwire import subscriber as _subscriber
 from weightwire.client import (RETRY_SECONDS, WATCH_INTERVAL_MS, channel_options, default_coordinator,
                                explain_unreachable)
 from weightwire.memory import TensorMeta
-from weightwire.status import EpochStatus, Event, JobStatus, changes
+from weightwire.status import EpochStatus, Event, JobStatus, RolledBack, changes
 from weightwire.v1 import coordinator_pb2, coordinator_pb2_grpc, types_pb2
-from weightwire.waiting import Found, ProgressCallback, ServedWait, StagedWait, VersionWait
+from weightwire.waiting import EpochWait, Found, ProgressCallback, ServedWait, StagedWait, VersionWait
 
 Found_ = TypeVar("Found_", bound="_subscriber.Offer | _subscriber.RoomWanted")
 
@@ -31,9 +31,9 @@ class Client:
         self._channel = grpc.aio.insecure_channel(self.address, options=channel_options())
         self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)
 
-    async def _call(self, method: str, request: Any) -> Any:
+    async def _call(self, method: str, request: Any, timeout: float | None = None) -> Any:
         try:
-            return await getattr(self._stub, method)(request, timeout=self.timeout)
+            return await getattr(self._stub, method)(request, timeout=self.timeout if timeout is None else timeout)
         except grpc.RpcError as error:
             raise explain_unreachable(errors.from_rpc_error(error), self.address) from None
 
@@ -49,6 +49,10 @@ class Client:
 
     async def abort(self, epoch: int, why: str = "asked for by a client") -> None:
         await self._call("Abort", coordinator_pb2.AbortRequest(epoch=epoch, why=why))
+
+    async def rollback(self, version: int, timeout: float = 60.0) -> RolledBack:
+        reply = await self._call("Rollback", coordinator_pb2.RollbackRequest(version=version), timeout)
+        return RolledBack.from_proto(reply)
 
     async def evict(self, group: str, why: str = "asked for by a client") -> None:
         await self._call("Evict", coordinator_pb2.EvictRequest(group=group, why=why))
@@ -75,6 +79,9 @@ class Client:
     async def wait_version(self, version: int, timeout: float, *, engines: Sequence[str] = (),
                            on_progress: ProgressCallback | None = None) -> JobStatus:
         return await self._wait(ServedWait(version, engines, on_progress), timeout, "served")
+
+    async def wait_epoch(self, result: RolledBack, timeout: float) -> JobStatus:
+        return await self._wait(EpochWait(result.epoch, result.version), timeout, f"served as epoch {result.epoch}")
 
     async def wait_staged(self, version: int, timeout: float, *,
                           on_progress: ProgressCallback | None = None) -> EpochStatus:

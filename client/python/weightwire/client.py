@@ -9,9 +9,9 @@ from typing import Any, Iterator, Sequence
 import grpc
 
 from weightwire import errors
-from weightwire.status import EpochStatus, Event, JobStatus, changes
+from weightwire.status import EpochStatus, Event, JobStatus, RolledBack, changes
 from weightwire.v1 import coordinator_pb2, coordinator_pb2_grpc
-from weightwire.waiting import Found, ProgressCallback, ServedWait, StagedWait, VersionWait
+from weightwire.waiting import EpochWait, Found, ProgressCallback, ServedWait, StagedWait, VersionWait
 
 MESSAGE_BYTES_MAX = 64 << 20
 WATCH_INTERVAL_MS = 100
@@ -51,9 +51,9 @@ class Client:
         self._channel = grpc.insecure_channel(self.address, options=channel_options())
         self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)
 
-    def _call(self, method: str, request: Any) -> Any:
+    def _call(self, method: str, request: Any, timeout: float | None = None) -> Any:
         try:
-            return getattr(self._stub, method)(request, timeout=self.timeout)
+            return getattr(self._stub, method)(request, timeout=self.timeout if timeout is None else timeout)
         except grpc.RpcError as error:
             raise explain_unreachable(errors.from_rpc_error(error), self.address) from None
 
@@ -75,6 +75,15 @@ class Client:
     def abort(self, epoch: int, why: str = "asked for by a client") -> None:
         """Aborts an epoch that is not decided. StaleError: decided already; RefusedError: not in progress."""
         self._call("Abort", coordinator_pb2.AbortRequest(epoch=epoch, why=why))
+
+    def rollback(self, version: int, timeout: float = 60.0) -> RolledBack:
+        """Goes back to `version` under a new, higher epoch: engines that still hold it beside the one that they serve
+        change pointers and serve it when this returns; the others are filled from them (`wait_epoch`).
+
+        StaleError: nobody holds it any more, with what each engine holds and what to do. NotReadyError: an epoch, or
+        another rollback, is in progress. A trainer goes on above the numbers that it has used; one that starts anew
+        may use those that were taken back."""
+        return RolledBack.from_proto(self._call("Rollback", coordinator_pb2.RollbackRequest(version=version), timeout))
 
     def evict(self, group: str, why: str = "asked for by a client") -> None:
         """Fences a group; its processes must register again."""
@@ -105,6 +114,10 @@ class Client:
         """Blocks until `engines` (or every complete engine, at least one) serve `version` or a newer one.
         Survives a restart of the coordinator. DeadlineError says what everyone waits for."""
         return self._wait(ServedWait(version, engines, on_progress), timeout, "served")
+
+    def wait_epoch(self, result: RolledBack, timeout: float) -> JobStatus:
+        """Blocks until every complete engine serves what `rollback` committed, or something newer."""
+        return self._wait(EpochWait(result.epoch, result.version), timeout, f"served as epoch {result.epoch}")
 
     def wait_staged(self, version: int, timeout: float, *,
                     on_progress: ProgressCallback | None = None) -> EpochStatus:

@@ -49,13 +49,17 @@ class EngineStatus:
     epoch: int  #: that it serves; 0: none
     ranks_present: int
     world_size: int
-    lag_versions: int
+    lag_versions: int  #: away from what is committed; 0 only when it serves that
     last_error: str
+    ready: bool  #: serves what is committed, or is about to change to it
+    held_version: int  #: whole beside the one that it serves: what `rollback` may go back to
+    held_epoch: int  #: under which it was committed; 0: nothing is held
 
     @staticmethod
     def from_proto(e: Any) -> "EngineStatus":
         return EngineStatus(e.name, _word(coordinator_pb2.EngineState, "ENGINE_STATE_", e.state), e.version,
-                            e.serving_epoch, e.ranks_present, e.world_size, e.lag_versions, e.last_error)
+                            e.serving_epoch, e.ranks_present, e.world_size, e.lag_versions, e.last_error,
+                            e.ready, e.held_version, e.held_epoch)
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class EpochStatus:
     """One attempt to bring a version, or to fill an engine."""
 
     epoch: int
-    kind: str  #: "publish" or "fill"
+    kind: str  #: "publish", "fill" or "rollback"
     version: int
     phase: str  #: "preparing", "transferring", "staged", "committing", "committed", "aborting" or "aborted"
     attempt: int
@@ -83,6 +87,21 @@ class EpochStatus:
             tuple(e.engines), tuple(e.waiting_for),
             {"prepare": e.prepare_seconds, "transfer": e.transfer_seconds, "commit": e.commit_seconds,
              "total": e.total_seconds}, e.bytes, dict(e.bytes_by_transport), e.bytes_kept)
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """A rollback that was committed."""
+
+    epoch: int  #: under which the version is served now
+    version: int
+    held_epoch: int  #: under which its bytes were published; 0: it was committed already, nothing was done
+    engines: tuple[str, ...]  #: that held it and serve it
+    filling: tuple[str, ...]  #: that are being filled from them; `wait_epoch` waits for them
+
+    @staticmethod
+    def from_proto(r: Any) -> "RolledBack":
+        return RolledBack(r.epoch, r.version, r.held_epoch, tuple(r.engines), tuple(r.filling))
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,20 @@ class ServedWait(VersionWait[JobStatus]):
         return status if complete and all(e.epoch and e.version >= self.version for e in asked) else None
 
 
+class EpochWait(VersionWait[JobStatus]):
+    """Until every complete engine serves a committed epoch or a later one: what `version` cannot say after a
+    rollback, when engines that are not there yet serve a greater one."""
+
+    def __init__(self, epoch: int, version: int):
+        super().__init__(version, None)
+        self._epoch = epoch
+
+    def feed(self, status: JobStatus) -> JobStatus | None:
+        self._look(status)
+        asked = [e for e in status.engines if e.ranks_present == e.world_size]
+        return status if asked and all(e.epoch >= self._epoch for e in asked) else None
+
+
 class StagedWait(VersionWait[EpochStatus]):
     """Until a version that was published with manual_commit is staged everywhere."""
 

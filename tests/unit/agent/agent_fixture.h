@@ -152,6 +152,17 @@ class AgentTest : public ::testing::Test {
     command.source_participants[0] = ParticipantId{900};
     return command;
   }
+  epoch::PrepareCommand RollbackPrepare(const Rank& rank, uint64_t epoch, uint64_t version,
+                                        uint64_t held) {
+    epoch::PrepareCommand command;
+    command.epoch = command.content = Epoch{epoch};
+    command.kind = epoch::Kind::kRollback;
+    command.version = Version{version};
+    command.member = rank.member;
+    command.role = epoch::Role::kTarget;
+    command.held = Epoch{held};
+    return command;
+  }
   void Command(epoch::Command command) {
     coordinator.agent_port->OnCommand(std::move(command));
     sim.RunReady();

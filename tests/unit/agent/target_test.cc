@@ -84,6 +84,58 @@ TEST_F(AgentTarget, WritesTheSameBufferAgainAfterAnAbort) {
   EXPECT_EQ(agent->Local()[0].serving, Epoch{1});
 }
 
+TEST_F(AgentTarget, ServesAgainWhatItsSpareBufferHolds) {
+  Serve(*rollout_, 1, 7);
+  Serve(*rollout_, 2, 8);
+  EXPECT_EQ(coordinator.All<epoch::StagedReport>().back().keeps,
+            (epoch::Content{Epoch{1}, Version{7}}));
+  told_->clear();
+  Command(RollbackPrepare(*rollout_, 3, 7, 1));
+  ASSERT_EQ(coordinator.All<epoch::PreparedReport>().size(), 3u);
+  Command(epoch::TransferCommand{Epoch{3}, rollout_->member});
+  EXPECT_FALSE(engine.targets.contains(JobOf(*rollout_, 3))) << "nothing moves";
+  const auto staged = coordinator.All<epoch::StagedReport>().back();
+  EXPECT_EQ(staged.epoch, Epoch{3});
+  EXPECT_THAT(staged.digests, IsEmpty());
+  EXPECT_EQ(staged.keeps, (epoch::Content{Epoch{2}, Version{8}}));
+  Commit(*rollout_, 3, 7);
+  EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{3}, 0).ok());
+  Command(epoch::InstalledCommand{Epoch{3}, rollout_->member});
+  EXPECT_THAT(*told_,
+              ElementsAre("committed e3 content 3 v7 buffer 0 leader", "installed e3 content 3"));
+  EXPECT_EQ(agent->Local()[0].serving, Epoch{3});
+}
+
+TEST_F(AgentTarget, DoesNotHoldWhatAnotherEpochBeganToOverwrite) {
+  Serve(*rollout_, 1, 7);
+  Serve(*rollout_, 2, 8);
+  Command(TargetPrepare(*rollout_, 3, 9));
+  Command(epoch::AbortCommand{Epoch{3}, rollout_->member, kAbort});
+  Command(RollbackPrepare(*rollout_, 4, 7, 1));
+  EXPECT_EQ(coordinator.All<epoch::PreparedReport>().back().epoch, Epoch{4})
+      << "prepared only: nothing was written";
+  Command(epoch::AbortCommand{Epoch{4}, rollout_->member, kAbort});
+  Command(TargetPrepare(*rollout_, 5, 9));
+  Command(epoch::TransferCommand{Epoch{5}, rollout_->member});
+  Command(epoch::AbortCommand{Epoch{5}, rollout_->member, kAbort});
+  Command(RollbackPrepare(*rollout_, 6, 7, 1));
+  const auto failed = coordinator.All<epoch::FailedReport>().back();
+  EXPECT_EQ(failed.epoch, Epoch{6});
+  ExpectStatus(failed.why, Code::kFailedPrecondition, Reason::kStaleEpoch);
+  EXPECT_EQ(failed.why.rank(), "engine-a/0");
+}
+
+TEST_F(AgentTarget, RefusesARollbackToAnythingElse) {
+  Serve(*rollout_, 1, 7);
+  Command(RollbackPrepare(*rollout_, 2, 6, 0));
+  Command(RollbackPrepare(*rollout_, 3, 7, 1));
+  auto legs = RollbackPrepare(*rollout_, 4, 7, 1);
+  legs.legs = {{kPlan, 0, 1}};
+  Command(legs);
+  EXPECT_EQ(coordinator.All<epoch::FailedReport>().size(), 3u) << "1 is served, not spare";
+  EXPECT_EQ(agent->Local()[0].serving, Epoch{1});
+}
+
 TEST_F(AgentTarget, AnswersAnAbortOnlyWhenDrained) {
   Command(TargetPrepare(*rollout_, 2, 8));
   Command(epoch::TransferCommand{Epoch{2}, rollout_->member});

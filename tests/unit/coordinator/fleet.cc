@@ -136,6 +136,7 @@ void FakeAgent::Answer(const epoch::TransferCommand& command) {
   staged.digests = digests;
   staged.bytes = bytes;
   staged.bytes_by_transport = {{"tcp", bytes}};
+  if (!one_buffer) staged.keeps = serves[command.member];
   Report(staged);
 }
 

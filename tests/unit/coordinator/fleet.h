@@ -44,6 +44,10 @@ class FakeAgent final : public control::AgentPort {
   std::function<bool(const epoch::Command&)> deaf;
   /// Spoils the digests that a target reports.
   bool corrupt = false;
+  /// Its ranks have one buffer: nothing is kept beside what they serve.
+  bool one_buffer = false;
+  /// What each of its ranks serves.
+  std::map<epoch::Member, epoch::Content> serves;
 
   std::vector<epoch::Command> commands;
   std::optional<Status> session_lost;
@@ -68,9 +72,13 @@ class FakeAgent final : public control::AgentPort {
   void Answer(const epoch::TransferCommand& command);
   void Answer(const epoch::ReleaseCommand&) {}
   void Answer(const epoch::CommitCommand& command);
-  void Answer(const epoch::InstalledCommand&) {}
+  void Answer(const epoch::InstalledCommand& command) {
+    const epoch::PrepareCommand& prepare = prepared_.at(command.member);
+    serves[command.member] = {prepare.content, prepare.version};
+  }
   void Answer(const epoch::AbortCommand& command);
   void Answer(const epoch::EvictCommand&) {}
+  void Answer(const epoch::BehindCommand&) {}
 
   Fleet& fleet_;
   std::string name_;

@@ -41,19 +41,26 @@ class Run {
     spec_.epoch = Epoch(5);
     spec_.content = Epoch(5);
     spec_.version = Version(3);
-    spec_.kind = dice_.Percent(25) ? Kind::kFill : Kind::kPublish;
+    spec_.kind = dice_.Percent(25)   ? Kind::kFill
+                 : dice_.Percent(20) ? Kind::kRollback
+                                     : Kind::kPublish;
     spec_.manual_commit = dice_.Percent(30);
-    for (size_t i = 1 + dice_.Below(2); i > 0; --i) spec_.sources.push_back(member());
+    if (spec_.kind == Kind::kRollback) {
+      spec_.held = Epoch(2);
+    } else {
+      for (size_t i = 1 + dice_.Below(2); i > 0; --i) spec_.sources.push_back(member());
+    }
     for (size_t e = 1 + dice_.Below(3); e > 0; --e) {
       EngineMembers engine{"engine-" + std::to_string(e), {}};
       for (size_t i = 1 + dice_.Below(2); i > 0; --i) engine.ranks.push_back(member());
       spec_.engines.push_back(std::move(engine));
     }
-    corrupt_ = dice_.Percent(fault_percent_);
+    corrupt_ = !spec_.sources.empty() && dice_.Percent(fault_percent_);
   }
 
   bool Over() const { return finished_ || stopped_; }
-  bool Published() const { return spec_.kind == Kind::kPublish; }
+  /// It appends; a rollback does so without moving a byte.
+  bool Published() const { return spec_.kind != Kind::kFill; }
 
   void Require(bool holds, const std::string& rule) {
     if (!holds && broken_.empty()) broken_ = rule;
@@ -413,7 +420,8 @@ class Run {
       }
     }
     finished_ = true;
-    Reach("finish." + std::string(PhaseName(a.phase)) + (Published() ? "" : ".fill"));
+    const char* kinds[] = {"", ".fill", ".rollback"};
+    Reach("finish." + std::string(PhaseName(a.phase)) + kinds[static_cast<int>(spec_.kind) - 1]);
   }
   void AbsorbOne(const StopDeciding&) {
     Require(stopped_expected_, "StopDeciding only when the journal failed");

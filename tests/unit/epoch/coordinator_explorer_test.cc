@@ -39,6 +39,8 @@ TEST(CoordinatorExplorer, FindsNoViolationAndReachesEveryBranch) {
                              "finish.committed.fill",
                              "finish.aborted",
                              "finish.aborted.fill",
+                             "finish.committed.rollback",
+                             "finish.aborted.rollback",
                              "stop",
                              "forged",
                              "commit.sent",

@@ -347,6 +347,37 @@ TEST(EpochMachine, FillCommitsWithoutAppending) {
   EXPECT_EQ(machine.state.phase, Phase::kCommitted);
 }
 
+Spec BackToEpoch2() {
+  Spec spec = TwoEngines();
+  spec.kind = Kind::kRollback;
+  spec.held = Epoch(2);
+  spec.sources.clear();
+  return spec;
+}
+
+TEST(EpochMachine, ARollbackAppendsOnceEveryEngineHoldsItAndNothingMoved) {
+  Machine machine(BackToEpoch2());
+  for (const Member& m : {kA0, kA1, kB0}) machine.Give(PreparedEvent{m});
+  EXPECT_EQ(Count<SendTransfer>(machine.last), 1);
+  machine.Give(StagedEvent{kA0, {}});
+  machine.Give(StagedEvent{kA1, {}});
+  EXPECT_TRUE(machine.last.empty());
+  machine.Give(StagedEvent{kB0, {}});
+  EXPECT_EQ(Count<AppendCommit>(machine.last), 1);
+  machine.Give(JournalEvent{});
+  EXPECT_EQ(Count<SendCommit>(machine.last), 2);
+}
+
+TEST(EpochMachine, ARollbackThatMovedAStreamAborts) {
+  Machine machine(BackToEpoch2());
+  for (const Member& m : {kA0, kA1, kB0}) machine.Give(PreparedEvent{m});
+  machine.Give(StagedEvent{kA0, {}});
+  machine.Give(StagedEvent{kA1, {}});
+  machine.Give(StagedEvent{kB0, DigestsOf(kB0)});
+  EXPECT_EQ(machine.state.phase, Phase::kAborting);
+  EXPECT_EQ(machine.state.why.reason(), Reason::kDigestMismatch);
+}
+
 TEST(EpochMachine, AbortedEpochChangesNoMore) {
   Machine machine(TwoEngines());
   machine.Give(AbortAskedEvent{kGone});

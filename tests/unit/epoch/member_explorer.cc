@@ -128,6 +128,7 @@ class Life {
         return Command(ReleaseCommand{epoch, Version(epoch.value / 2 + 1), member,
                                       dice_.Percent(50) ? OkStatus() : bad});
       case 7:
+        if (dice_.Percent(30)) return Command(BehindCommand{epoch, member});
         if (member == kOld || dice_.Percent(15)) return Command(EvictCommand{member, bad});
         return LocalApplied{epoch};
       case 8:
@@ -185,6 +186,9 @@ class Life {
     if (c.member == kSelf) told_abort_.insert(c.epoch);
   }
   void RecordCommand(const EvictCommand&) {}
+  void RecordCommand(const BehindCommand& c) {
+    if (c.member == kSelf && !ended_) behind_ = std::max(behind_, c.committed);
+  }
 
   // ---- judging ----
   void Deliver(const MemberEvent& event) {
@@ -271,6 +275,7 @@ class Life {
     if (!ended_ && !emptied) {
       Require(state_.serving >= before_.serving, "I4: serving never decreases");
     }
+    Require(state_.behind == behind_, "behind what was committed without it, and that only rises");
     Require(state_.evicted == ended_, "evicted is for good");
     if (ended_) Require(state_.serving == Epoch{}, "an evicted member serves nothing");
     Require(state_.serving == before_.serving || installed_now_ || ended_ || emptied,
@@ -406,6 +411,7 @@ class Life {
 
   Epoch epoch_{};
   std::optional<PrepareCommand> plan_;
+  Epoch behind_{};
   std::set<std::string> said_;
   bool leader_ = false;
   std::vector<MemberEvent> commands_, local_;

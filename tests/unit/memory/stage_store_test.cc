@@ -60,12 +60,37 @@ TEST(StageBuffers, OneBufferHasRoomOnlyWhileNothingIsServed) {
   StageBuffers& buffers = **stage;
   ASSERT_EQ(buffers.regions().size(), 1u);
   EXPECT_TRUE(buffers.has_room());
-  buffers.Flip(Epoch(1));
+  buffers.Flip({Epoch(1), Version(1)});
   EXPECT_EQ(buffers.live(), 0);
   EXPECT_EQ(buffers.next(), 0);
   EXPECT_FALSE(buffers.has_room());
   buffers.Forget();
   EXPECT_TRUE(buffers.has_room());
+}
+
+TEST(StageBuffers, TheSpareOneHoldsWhatWasServedUntilItIsWritten) {
+  auto stage = StageBuffers::Make("stage", *ArenaMapOf({100}), 2);
+  StageBuffers& buffers = **stage;
+  const StageBuffers::Content first{Epoch(1), Version(10)}, second{Epoch(2), Version(20)};
+  EXPECT_EQ(buffers.spare(), StageBuffers::Content{});
+  buffers.Flip(first);
+  EXPECT_EQ(buffers.served(), first);
+  EXPECT_EQ(buffers.spare(), StageBuffers::Content{});
+  buffers.Flip(second);
+  EXPECT_EQ(buffers.served(), second);
+  EXPECT_EQ(buffers.spare(), first);
+  buffers.Overwrite();
+  EXPECT_EQ(buffers.spare(), StageBuffers::Content{});
+  EXPECT_EQ(buffers.served(), second);
+}
+
+TEST(StageBuffers, OneBufferHoldsNothingBesideWhatIsServed) {
+  auto stage = StageBuffers::Make("stage", *ArenaMapOf({100}), 1);
+  StageBuffers& buffers = **stage;
+  buffers.Flip({Epoch(1), Version(10)});
+  EXPECT_EQ(buffers.spare(), StageBuffers::Content{});
+  buffers.Forget();
+  EXPECT_EQ(buffers.spare(), StageBuffers::Content{});
 }
 
 TEST(StageBuffers, NextIsNeverTheLiveOne) {
@@ -81,7 +106,7 @@ TEST(StageBuffers, NextIsNeverTheLiveOne) {
     const int written = buffers.next();
     EXPECT_NE(written, buffers.live());
     EXPECT_TRUE(buffers.has_room());
-    buffers.Flip(Epoch(epoch));
+    buffers.Flip({Epoch(epoch), Version(epoch)});
     EXPECT_EQ(buffers.live(), written);
     EXPECT_EQ(buffers.live_epoch(), Epoch(epoch));
   }

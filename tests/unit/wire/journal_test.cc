@@ -23,6 +23,18 @@ TEST(JournalWire, BytesOfACommitAreFixed) {
   EXPECT_EQ(bytes.substr(0, body.size()), body);
 }
 
+TEST(JournalWire, BytesOfARollbackAreFixed) {
+  const std::string bytes =
+      EncodeRecord(coordinator::CommitRecord{Epoch(3), Version(2), {"e"}, Epoch(1)});
+  // As a commit of kind 3, with the epoch that is held behind it.
+  const std::string body(
+      "\x01\x03\x03\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0e"
+      "\x01\0\0\0\0\0\0\0",
+      35);
+  ASSERT_EQ(bytes.size(), body.size() + 4);
+  EXPECT_EQ(bytes.substr(0, body.size()), body);
+}
+
 TEST(JournalWire, RefusesEveryFlippedBitAndEveryCut) {
   const std::string bytes =
       EncodeRecord(coordinator::CommitRecord{Epoch(9), Version(7), {"engine-a", "engine-b"}});

@@ -52,7 +52,8 @@ epoch::PeerAddress RandomPeer(Dice& dice) {
 epoch::PrepareCommand RandomPrepare(Dice& dice) {
   epoch::PrepareCommand out;
   out.epoch = RandomEpoch(dice);
-  out.kind = dice.Coin() ? epoch::Kind::kPublish : epoch::Kind::kFill;
+  out.kind = static_cast<epoch::Kind>(1 + dice.Below(3));
+  if (out.kind == epoch::Kind::kRollback) out.held = RandomEpoch(dice);
   out.version = Version(dice.Next());
   out.content = RandomEpoch(dice);
   out.member = RandomMember(dice);
@@ -223,7 +224,7 @@ control::LayoutSubmission RandomSubmission(Dice& dice) {
 }
 
 epoch::Command RandomCommand(Dice& dice) {
-  switch (dice.Below(7)) {
+  switch (dice.Below(8)) {
     case 0:
       return RandomPrepare(dice);
     case 1:
@@ -238,6 +239,8 @@ epoch::Command RandomCommand(Dice& dice) {
       return epoch::InstalledCommand{RandomEpoch(dice), RandomMember(dice)};
     case 5:
       return epoch::AbortCommand{RandomEpoch(dice), RandomMember(dice), RandomStatus(dice)};
+    case 6:
+      return epoch::BehindCommand{RandomEpoch(dice), RandomMember(dice)};
     default:
       return epoch::EvictCommand{RandomMember(dice), RandomStatus(dice)};
   }
@@ -259,7 +262,8 @@ epoch::Report RandomReport(Dice& dice) {
                                  {{"shm", 7}, {"tcp", static_cast<int64_t>(dice.Next())}},
                                  static_cast<uint32_t>(dice.Next()),
                                  0.25,
-                                 static_cast<int64_t>(dice.Next())};
+                                 static_cast<int64_t>(dice.Next()),
+                                 {Epoch(dice.Next()), Version(dice.Next())}};
     case 3:
       return epoch::AppliedReport{epoch, member, 1.5};
     case 4:
@@ -297,6 +301,7 @@ coordinator::JournalRecord RandomRecord(Dice& dice) {
   if (dice.Coin()) return coordinator::ReserveRecord{Epoch(dice.Next())};
   coordinator::CommitRecord out{Epoch(dice.Next()), Version(dice.Next()), {}};
   for (size_t i = dice.Below(5); i > 0; --i) out.engines.push_back(dice.Name(40));
+  if (dice.Coin()) out.held = RandomEpoch(dice);
   return out;
 }
 

@@ -1,0 +1,92 @@
+"""Going back to a version that engines still hold, with every byte of every rank compared: real processes, one of
+them killed between the versions."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from conftest import BINARIES
+from demo import checkpoint
+from demo.fleet import Engine, Fleet
+from weightwire import Client, StaleError
+
+CONFIG = {**checkpoint.SMALL, "num_hidden_layers": 2, "vocab_size": 4_000}
+
+
+class Rollbacks:
+    def __init__(self, fleet: Fleet, directory):
+        self.fleet, self.directory = fleet, directory
+        self.client = Client(fleet.hub.grpc)
+
+    def publish(self, version: int) -> None:
+        checkpoint.write(str(self.directory / f"v{version}"), CONFIG, seed=version)
+        self.fleet.each(self.fleet.trainers, "load", str(self.directory / f"v{version}"))
+        self.fleet.publish(version)
+        self.fleet.wait_serving(version)
+        self.verify(version)
+
+    def verify(self, version: int, engines: list[Engine] | None = None) -> None:
+        for engine in engines or self.fleet.engines:
+            for count, wrong, serving in self.fleet.each(engine.ranks, "verify", version,
+                                                         str(self.directory / f"v{version}")):
+                assert serving == version and wrong == 0 and count > 0, (
+                    f"{engine.name} serves version {serving}; {wrong} of {count} elements are not version {version}'s")
+
+    def back_to(self, version: int, engines: tuple[str, ...], filling: tuple[str, ...] = ()):
+        before = self.client.status()
+        result = self.client.rollback(version, timeout=30)
+        assert (result.version, result.engines, result.filling) == (version, engines, filling)
+        assert result.epoch > before.committed_epoch > result.held_epoch > 0
+        holders = [e for e in self.fleet.engines if e.name in engines]
+        self.verify(version, holders)
+        status = self.client.wait_epoch(result, timeout=30)
+        assert status.committed_version == version and {e.lag_versions for e in status.engines} == {0}
+        self.verify(version)
+        epoch = next(e for e in status.epochs if e.epoch == result.epoch)
+        assert (epoch.kind, epoch.bytes, epoch.bytes_kept) == ("rollback", 0, 0)
+
+
+@pytest.fixture
+def rollbacks(tmp_path):
+    engines = [Engine("engine-a", 2, "shm"), Engine("engine-b", 1, "tcp")]
+    with Fleet(CONFIG, str(BINARIES / "weightwired"), engines=engines) as fleet:
+        yield Rollbacks(fleet, tmp_path)
+
+
+def test_engines_serve_the_version_before_again_and_the_trainer_goes_on(rollbacks):
+    for version in (1, 2):
+        rollbacks.publish(version)
+    assert {e.held_version for e in rollbacks.client.status().engines} == {1}
+    rollbacks.back_to(1, ("engine-a", "engine-b"))
+    rollbacks.back_to(2, ("engine-a", "engine-b"))
+    rollbacks.back_to(1, ("engine-a", "engine-b"))
+    again = rollbacks.client.rollback(1)
+    assert again.held_epoch == 0 and again.epoch == rollbacks.client.status().committed_epoch, "it is committed"
+    rollbacks.publish(3)
+
+
+def test_an_engine_killed_in_between_is_filled_and_what_nobody_holds_is_refused(rollbacks):
+    for version in (1, 2):
+        rollbacks.publish(version)
+    victim = rollbacks.fleet.engines[0]
+    victim.ranks[1].kill()
+    rollbacks.fleet.wait("engine-a is gone", lambda s: all(e.version == 0 for e in s.engines if e.name == "engine-a"))
+    victim.ranks[1].restart()
+    victim.ranks[1].wait_ready()
+    rollbacks.fleet.wait_serving(2)
+    rollbacks.verify(2)
+    rollbacks.back_to(1, ("engine-b",), filling=("engine-a",))
+    rollbacks.publish(3)
+    with pytest.raises(StaleError) as refused:
+        rollbacks.client.rollback(2)
+    text = str(refused.value)
+    assert refused.value.reason == "stale_version" and "no holder of version 2" in text
+    assert "engine-b serves version 3" in text and "holds version 1" in text
+    assert "weightwire.checkpoint push" in refused.value.remedy
+    rollbacks.verify(3)
+    said = subprocess.run([BINARIES / "wwctl", "rollback", "--address", rollbacks.fleet.hub.grpc, "1"], timeout=60,
+                          capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("version 1 is committed in epoch ") and "served by engine-a, engine-b" in said.stdout
+    rollbacks.verify(1)
