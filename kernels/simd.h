@@ -28,6 +28,9 @@ struct SimdKernels {
   /// it and of `copy_and_add`.
   void (*stream)(void* target, const void* source, size_t bytes);
   void (*stream_end)();
+  /// Adds Σ word · key, each a 32-bit number, mod 2^64 to each lane of kernels/keyed_sum.h.
+  void (*keyed_words)(const void* data, size_t words, const uint32_t* keys0, const uint32_t* keys1,
+                      uint64_t sums[2]);
   /// [from][to] over kBF16, kF16, kF32 (index = Element - kBF16); null on the diagonal.
   /// Contiguous on both sides; any alignment.
   void (*cast[3][3])(void* target, const void* source, size_t count);

@@ -18,6 +18,7 @@
 
 #include "bench/kernels/quantize_case.h"
 #include "kernels/kernels.h"
+#include "kernels/keyed_sum.h"
 
 namespace weightwire::kernels {
 namespace {
@@ -34,7 +35,7 @@ struct Buffers {
   std::vector<unsigned char> expected;
 };
 
-enum class Work { kMemcpy, kSum, kCopy, kCopyAndSum, kQuantizeBlocks, kQuantizeRows };
+enum class Work { kMemcpy, kSum, kCopy, kCopyAndSum, kKeyedSum, kQuantizeBlocks, kQuantizeRows };
 
 struct Case {
   std::string name;
@@ -93,6 +94,10 @@ std::vector<Case> Cases(int64_t bytes) {
       {"copy+sum transposed bf16", Work::kCopyAndSum, transposed, kBF16, kBF16},
       {"copy runs of 4 B", Work::kCopy, pairs, kBF16, kBF16},
       {"sum runs of 4 B", Work::kSum, pairs, kBF16, kBF16},
+      {"content sum contiguous", Work::kKeyedSum, Flat(halves), kBF16, kBF16},
+      {"content sum column halves", Work::kKeyedSum, columns, kBF16, kBF16},
+      {"content sum transposed bf16", Work::kKeyedSum, transposed, kBF16, kBF16},
+      {"content sum cast f32 to bf16", Work::kKeyedSum, Flat(bytes / 4), Element::kF32, kBF16},
       {"quantize bf16, 128 x 128", Work::kQuantizeBlocks, weights, kBF16, kBF16},
       {"quantize bf16, per channel", Work::kQuantizeRows, weights, kBF16, kBF16},
       {"quantize f16, 128 x 128", Work::kQuantizeBlocks, weights, Element::kF16, Element::kF16},
@@ -122,6 +127,11 @@ uint64_t Run(const Case& c, Buffers& buffers) {
       return 0;
     case Work::kCopyAndSum:
       return CopyAndSumTarget(target, source, c.box, c.from, c.to);
+    case Work::kKeyedSum: {
+      KeyedSum sum;
+      AddKeyed(sum, {}, source, c.box, c.from, c.to, 0);
+      return sum.lane[0];
+    }
     case Work::kQuantizeBlocks:
     case Work::kQuantizeRows:
       QuantizeInto(target, source, Matrix(c), c.from);
@@ -131,6 +141,7 @@ uint64_t Run(const Case& c, Buffers& buffers) {
 }
 
 bool Check(const Case& c, Buffers& buffers) {
+  if (c.work == Work::kKeyedSum) return true;  // tests/unit/kernels/keyed_sum_test.cc
   std::fill(buffers.target.begin(), buffers.target.end(), static_cast<unsigned char>(0xa5));
   uint64_t sum = Run(c, buffers);
   if (c.work == Work::kSum || c.work == Work::kCopyAndSum) {
