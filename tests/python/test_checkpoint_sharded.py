@@ -109,7 +109,7 @@ def test_a_rank_killed_at_any_step_leaves_no_checkpoint(tmp_path, rank, module, 
 
 @pytest.mark.parametrize("rank,module,name,written", [
     (2, "native", "open_files", False), (2, "os", "rename", False), (2, "disk", "sync_folder", True), (0, "os", "fsync", False),
-    (0, "disk", "sync_tree", True), (0, "sharded", "_prune", True)])
+    (0, "disk", "sync_tree", True), (0, "sharded", "prune", True)])
 def test_a_rank_killed_at_any_step_and_started_again_goes_on(tmp_path, monkeypatch, rank, module, name, written):
     """The others are not asked again. What was whole is not written again."""
     child = multiprocessing.get_context("spawn").Process(target=_killed, args=(rank, str(tmp_path / "step_1"), module, name))

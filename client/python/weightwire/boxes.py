@@ -69,6 +69,40 @@ def flat_boxes(name: str, shape: Sequence[int], begin: int, end: int, offset: in
         begin += count * strides[d]
 
 
+def cut(held: Held, begin: int, end: int) -> Held:
+    """What elements [begin, end) of a local tensor hold, as a local tensor of one dimension and the same name: a rank's
+    range of a flat buffer, as distributed optimizers shard their states."""
+    made = Held(TensorMeta(held.meta.name, held.meta.dtype, (end - begin,)))
+    for box in held.boxes:
+        made.boxes.extend(_cut(box, begin, end))
+    return made
+
+
+def _cut(box: Box, begin: int, end: int) -> Iterator[Box]:
+    last = box.offset + sum((n - 1) * s for n, s in zip(box.extent, box.stride))
+    if last < begin or box.offset >= end:
+        return
+    if begin <= box.offset and last < end:
+        yield Box(box.name, box.begin, box.extent, box.offset - begin, box.stride)
+        return
+    d = max((k for k, n in enumerate(box.extent) if n > 1), key=lambda k: box.stride[k])
+    stride = box.stride[d]
+    inner = last - (box.extent[d] - 1) * stride - box.offset
+
+    def slices(first: int, count: int) -> Box:
+        return Box(box.name, (*box.begin[:d], box.begin[d] + first, *box.begin[d + 1:]),
+                   (*box.extent[:d], count, *box.extent[d + 1:]), box.offset + first * stride, box.stride)
+    # Slices along the widest stride: those that lie inside stay together, those at the edges are cut again.
+    touched = range(max(0, -((box.offset + inner - begin) // stride)), min(box.extent[d], -((box.offset - end) // stride)))
+    low = max(touched.start, -((box.offset - begin) // stride))
+    high = min(touched.stop, (end - 1 - inner - box.offset) // stride + 1)
+    if low < high:
+        yield from _cut(slices(low, high - low), begin, end)
+    for first in touched:
+        if not low <= first < high:
+            yield from _cut(slices(first, 1), begin, end)
+
+
 def submission(canonical: Mapping[str, TensorMeta], held: Sequence[Held]) -> types_pb2.LayoutSubmission:
     """What this rank submits. `canonical` (whole tensors by name) must be the same on every rank of the group."""
     names = sorted(canonical)

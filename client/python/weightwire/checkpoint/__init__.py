@@ -7,11 +7,14 @@
 docs/checkpoints.md has formats, bounds and guarantees. No torch, but where `megatron` and `torch_dist` are written.
 """
 
-from weightwire.checkpoint.conversion import Report, check, convert, load, open_checkpoint
+from weightwire.checkpoint.conversion import convert
 from weightwire.checkpoint.formats import Opened
+from weightwire.checkpoint.layouts import Explicit
 from weightwire.checkpoint.live import push, save
+from weightwire.checkpoint.loading import Report, load
 from weightwire.checkpoint.sharded import save_rank, save_rank_later
+from weightwire.checkpoint.sources import check, open_checkpoint
 from weightwire.checkpoint.stored import CheckpointError, Stored
 
-__all__ = ["CheckpointError", "Opened", "Report", "Stored", "check", "convert", "load", "open_checkpoint", "push", "save",
+__all__ = ["CheckpointError", "Explicit", "Opened", "Report", "Stored", "check", "convert", "load", "open_checkpoint", "push", "save",
            "save_rank", "save_rank_later"]

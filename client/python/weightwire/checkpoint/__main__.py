@@ -8,9 +8,10 @@ import sys
 import time
 from typing import List, Optional
 
-from weightwire.checkpoint.conversion import check, convert, open_checkpoint
+from weightwire.checkpoint.conversion import convert
 from weightwire.checkpoint.formats import Opened
 from weightwire.checkpoint.live import push, save
+from weightwire.checkpoint.sources import check, open_checkpoint
 from weightwire.errors import WeightwireError
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}

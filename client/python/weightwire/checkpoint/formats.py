@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from weightwire.boxes import Held
 from weightwire.checkpoint.execute import Bound
 from weightwire.checkpoint.stored import CheckpointError, Files, Stored, check_cover
 from weightwire.memory import TensorMeta
@@ -25,6 +26,8 @@ class Opened:
     left_out: List[str] = field(default_factory=list)
     #: Torch zips (file, offset, bytes) that hold the tensors, where the format has them.
     zips: List[Tuple[str, int, int]] = field(default_factory=list)
+    #: What each rank's tensors hold, where `spec` is no words but boxes.
+    boxes: Optional[List[List[Held]]] = None
 
     def config(self) -> Optional[Path]:
         path = self.files.folder / CONFIG

@@ -16,10 +16,10 @@ from typing import Optional
 import numpy as np
 
 from weightwire import errors
-from weightwire.checkpoint.conversion import PathLike, open_checkpoint
 from weightwire.checkpoint.execute import memory_bits
 from weightwire.checkpoint.formats import Wanted
 from weightwire.checkpoint.planner import Planner
+from weightwire.checkpoint.sources import PathLike, open_checkpoint
 from weightwire.checkpoint.stored import CheckpointError
 from weightwire.checkpoint.writing import Writing, check_free, target_layout
 from weightwire.client import Client
@@ -39,6 +39,9 @@ def push(folder: PathLike, version: int, *, source_spec: Optional[str] = None, c
     CheckpointError: the checkpoint; errors.WeightwireError: as Publisher's and Client.wait_version's.
     """
     opened = open_checkpoint(folder)
+    if opened.boxes:
+        raise CheckpointError(f"{folder} has a layout of boxes, not of words", code="FAILED_PRECONDITION",
+                              remedy="convert it first, for example with --to hf")
     described = Path(config) if config else opened.config()
     if described is None:
         raise CheckpointError(f"{folder}: no config.json", code="FAILED_PRECONDITION", remedy="pass it with --config")

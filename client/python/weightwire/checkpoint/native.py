@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
-from weightwire.checkpoint import safetensors
+from weightwire.boxes import Held
+from weightwire.checkpoint import layouts, safetensors
 from weightwire.checkpoint.formats import Opened, Wanted
 from weightwire.checkpoint.hf import read_json, shards
 from weightwire.checkpoint.stored import Files, Stored, damaged, plain, raw
-from weightwire.memory import dtype_bytes
+from weightwire.memory import TensorMeta, dtype_bytes
 
 MANIFEST = "weightwire.json"
 LEAF_BYTES = 16 << 20
@@ -31,14 +32,24 @@ def open_at(folder: Path) -> Opened:
     spec, ranks = manifest.get("spec"), manifest.get("ranks")
     if manifest.get("format") != "weightwire" or manifest.get("version") != 1 or not isinstance(spec, str):
         raise damaged(MANIFEST, "not a manifest of version 1")
-    if not isinstance(ranks, list) or not 0 < len(ranks) <= _RANKS_MAX or manifest.get("digest") != root(spec, ranks):
+    canonical = manifest.get("canonical")
+    if not isinstance(ranks, list) or not 0 < len(ranks) <= _RANKS_MAX or manifest.get("digest") != root(spec, ranks, canonical):
         raise damaged(MANIFEST, "its digest is not that of its tensors")
     opened = open_files(folder, spec, [entry["files"] for entry in ranks])
     for rank, (entry, tensors) in enumerate(zip(ranks, opened.ranks)):
         if entry["tensors"].keys() != tensors.keys():
             name = min(entry["tensors"].keys() ^ tensors.keys())
             raise damaged(MANIFEST, f"rank {rank}: in the manifest or in the files, not in both", tensor=name)
+    if spec == layouts.BOXES:
+        opened.boxes = boxes_of(canonical, ranks, opened)
     return opened
+
+
+def boxes_of(canonical: Any, ranks: List[Any], opened: Opened) -> List[List[Held]]:
+    """Of each rank, as the manifest or the descriptions of its parts say."""
+    return [layouts.from_json(canonical, entry.get("boxes"), {t.name: TensorMeta(t.name, t.dtype, t.shape)
+                                                              for t in tensors.values()}, MANIFEST)
+            for entry, tensors in zip(ranks, opened.ranks)]
 
 
 def open_files(folder: Path, spec: str, files: List[List[str]]) -> Opened:
@@ -76,10 +87,13 @@ def describe(files: Files, tensors: Dict[str, Stored]) -> Dict[str, Any]:
     return {"files": names, "tensors": {name: _entry(files, t) for name, t in tensors.items()}}
 
 
-def write_manifest(folder: Path, spec: str, ranks: List[Dict[str, Any]]) -> None:
-    text = json.dumps({"format": "weightwire", "version": 1, "spec": spec, "leaf_bytes": LEAF_BYTES,
-                       "digest": root(spec, ranks), "ranks": ranks}, indent=1)
-    (folder / MANIFEST).write_text(text)
+def write_manifest(folder: Path, spec: str, ranks: List[Dict[str, Any]], canonical: Optional[Dict[str, Any]] = None) -> None:
+    """`canonical` (whole shapes by name) and `boxes` of each rank: where the layout has no words."""
+    content = {"format": "weightwire", "version": 1, "spec": spec, "leaf_bytes": LEAF_BYTES,
+               "digest": root(spec, ranks, canonical), "ranks": ranks}
+    if canonical is not None:
+        content["canonical"] = canonical
+    (folder / MANIFEST).write_text(json.dumps(content, indent=1))
 
 
 def check(opened: Opened) -> None:
@@ -91,11 +105,13 @@ def check(opened: Opened) -> None:
                 raise damaged(tensor.regions[0].file, f"rank {rank}: the bytes are not those of the digest", tensor=name)
 
 
-def root(spec: str, ranks: Any) -> str:
+def root(spec: str, ranks: Any, canonical: Any = None) -> str:
     """The digest of a manifest's tensors; one that is malformed has none that any manifest would give."""
     try:
         content = [spec, [[entry["files"], sorted((name, t["digest"], t["leaves"]) for name, t in entry["tensors"].items())]
                           for entry in ranks]]
+        if canonical is not None:
+            content += [sorted(canonical.items()), [sorted(entry["boxes"].items()) for entry in ranks]]
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
     except (TypeError, KeyError, AttributeError, ValueError):
         return ""

@@ -10,8 +10,9 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
+from weightwire.boxes import Box, Held
 from weightwire.checkpoint.stored import CheckpointError
 from weightwire.memory import TensorMeta
 
@@ -52,18 +53,27 @@ class Planner:
         folder = os.environ.get("WEIGHTWIRE_BIN_DIR")
         self._path = path or (shutil.which("wwctl", path=folder) if folder else shutil.which("wwctl"))
         self._config = str(config)
+        self._boxes: Dict[str, List[List[Held]]] = {}
         if not self._path:
             raise CheckpointError("wwctl, which makes the plan, was not found", code="FAILED_PRECONDITION",
                                   remedy="put it on PATH, name its folder in WEIGHTWIRE_BIN_DIR, or pass --wwctl")
 
     def layout(self, spec: str) -> List[List[TensorMeta]]:
         """What each rank of `spec` holds, in the order that plans number it."""
-        shown = json.loads(self._run("layout", "show", "--config", self._config, "--spec", spec, "--tensor", "*",
-                                     "--json"))
-        ranks: List[List[TensorMeta]] = [[] for _ in range(shown["ranks"])]
-        for t in shown["tensors"]:
-            ranks[t["rank"]].append(TensorMeta(t["name"], t["dtype"], tuple(t["shape"])))
-        return ranks
+        return [[held.meta for held in rank] for rank in self.boxes(spec)]
+
+    def boxes(self, spec: str) -> List[List[Held]]:
+        """The same, with what lies in each tensor."""
+        if spec not in self._boxes:
+            shown = json.loads(self._run("layout", "show", "--config", self._config, "--spec", spec, "--tensor", "*",
+                                         "--json"))
+            ranks: List[List[Held]] = [[] for _ in range(shown["ranks"])]
+            for t in shown["tensors"]:
+                ranks[t["rank"]].append(Held(TensorMeta(t["name"], t["dtype"], tuple(t["shape"])), [
+                    Box(p["tensor"], tuple(p["begin"]), tuple(p["extent"]), p["local_offset"], tuple(p["local_stride"]))
+                    for p in t["pieces"]]))
+            self._boxes[spec] = ranks
+        return self._boxes[spec]
 
     def plan(self, source: str, target: str) -> Plan:
         """Planned and proved: every element of the target written once, from a rank that holds it."""

@@ -8,34 +8,33 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Mapping, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Tuple
 
 import numpy as np
 
-from weightwire import errors
-from weightwire.checkpoint import disk, native, safetensors
-from weightwire.checkpoint.conversion import PathLike
+from weightwire.checkpoint import disk, layouts, native, safetensors
+from weightwire.checkpoint.attempts import Attempt, prune
 from weightwire.checkpoint.execute import NUMPY, memory_bits
 from weightwire.checkpoint.formats import CONFIG, Opened
-from weightwire.checkpoint.stored import Bits, CheckpointError, plain
+from weightwire.checkpoint.layouts import Explicit, Layout
+from weightwire.checkpoint.sources import PathLike
+from weightwire.checkpoint.stored import Bits, CheckpointError
 from weightwire.checkpoint.writing import check_free
 from weightwire.memory import FROM_TORCH, TensorMeta
 
-_POLL_SECONDS = 0.05
 _DTYPES = {numpy: ours for ours, numpy in reversed(NUMPY.items())}
 
 
-def save_rank(folder: PathLike, spec: str, rank: int, world_size: int, tensors: Mapping[str, Any], *, config: str,
+def save_rank(folder: PathLike, spec: Layout, rank: int, world_size: int, tensors: Mapping[str, Any], *, config: str,
               attempt: str, keep_last: int = 0, resume: bool = False, timeout: float = 600.0) -> None:
     """Writes this rank's part of `folder`; on rank 0, returns when the checkpoint is whole, elsewhere when the part is.
 
+    spec:      words such as "megatron:tp2,pp2", or what this rank holds, box by box (Explicit)
     tensors:   NumPy arrays (uint16 is bf16) or torch tensors, by the local names of `spec`
-    config:    the model's config.json, as text
+    config:    the model's config.json, as text; with explicit boxes nobody asks for it
     attempt:   the same on all ranks, a plain name never used before for `folder`, e.g. of the run and its restarts
     keep_last: of folders that differ from this one's name in the number at its end, keeps that many; 0: all
     resume:    this rank was started again while `attempt` goes on, and holds what it held: a part that is whole is
@@ -49,7 +48,7 @@ def save_rank(folder: PathLike, spec: str, rank: int, world_size: int, tensors: 
            keep_last, resume, timeout)
 
 
-def save_rank_later(folder: PathLike, spec: str, rank: int, world_size: int, tensors: Mapping[str, Any], *, config: str,
+def save_rank_later(folder: PathLike, spec: Layout, rank: int, world_size: int, tensors: Mapping[str, Any], *, config: str,
                     attempt: str, keep_last: int = 0, resume: bool = False, timeout: float = 600.0) -> "Future[None]":
     """As `save_rank`, of what the tensors hold now: they are copied (once this rank's bytes of host memory) and may
     change as soon as this returns. The future has the result; it must be awaited before the process ends."""
@@ -74,34 +73,33 @@ def _bits(name: str, tensor: Any, rank: int) -> Held:
     return dtype, shape, memory_bits(usable, TensorMeta(name, dtype, shape), rank)
 
 
-def _write(folder: PathLike, spec: str, rank: int, world_size: int, tensors: Mapping[str, Held], config: str, attempt: str,
+def _write(folder: PathLike, spec: Layout, rank: int, world_size: int, tensors: Mapping[str, Held], config: str, attempt: str,
            keep_last: int, resume: bool, timeout: float) -> None:
-    final, end = Path(os.path.abspath(folder)), time.monotonic() + timeout
-    partial = final.with_name(f".{final.name}.{plain(attempt, 'attempt')}.partial")
-    if not resume or not _written_before((partial, final), rank, tensors):
+    final = Path(os.path.abspath(folder))
+    one = Attempt(final, attempt, rank, time.monotonic() + timeout)
+    if not resume or not _written_before((one.partial, final), rank, tensors):
         check_free(final)
-        _begin(final, partial, rank, attempt, resume, end)
+        _check_held(spec, rank, tensors)
+        one.begin(resume)
         if resume:  # what the earlier process began
-            (partial / _file(rank)).unlink(missing_ok=True)
-        _write_part(partial, spec, rank, tensors)
+            (one.partial / _file(rank)).unlink(missing_ok=True)
+        _write_part(one, spec, rank, tensors)
     if rank == 0:
         if not (resume and native.found_at(final)):
-            _finish(final, partial, spec, world_size, config, end)
+            _finish(one, spec, world_size, config)
         if keep_last:
-            _prune(final, keep_last)
+            prune(final, keep_last, native.MANIFEST)
 
 
-def _begin(final: Path, partial: Path, rank: int, attempt: str, resume: bool, end: float) -> None:
-    """The attempt's folder: rank 0 makes it."""
-    if rank != 0:
-        return _wait(partial.is_dir, end, f"rank 0 did not begin attempt '{attempt}'", rank)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        partial.mkdir(exist_ok=resume)
-    except FileExistsError as error:
-        raise CheckpointError(f"attempt '{attempt}' at {final} was made before", code="ALREADY_EXISTS",
-                              remedy="choose a new one for each attempt, the same on every rank; resume=True for a rank "
-                                     "that was started again while it goes on") from error
+def _check_held(layout: Layout, rank: int, tensors: Mapping[str, Held]) -> None:
+    if isinstance(layout, str):
+        return  # what words mean is compared when a plan is made
+    described = {held.meta.name: (held.meta.dtype, held.meta.shape) for held in layout.held}
+    found = {name: (dtype, shape) for name, (dtype, shape, _) in tensors.items()}
+    if described != found:
+        name = min(name for name in described.keys() | found.keys() if described.get(name) != found.get(name))
+        raise CheckpointError(f"its layout says {described.get(name)}, the tensor is {found.get(name)}", rank=str(rank),
+                              tensor=name, reason="shape_mismatch", remedy="describe what the rank holds, and hold it")
 
 
 def _written_before(folders: Iterable[Path], rank: int, tensors: Mapping[str, Held]) -> bool:
@@ -140,21 +138,19 @@ def _first_difference(opened: Opened, tensors: Mapping[str, Held]) -> str:
         files.close()
 
 
-def _write_part(partial: Path, spec: str, rank: int, tensors: Mapping[str, Held]) -> None:
+def _write_part(one: Attempt, layout: Layout, rank: int, tensors: Mapping[str, Held]) -> None:
     file = _file(rank)
-    safetensors.write_skeleton(partial / file, [(name, dtype, shape) for name, (dtype, shape, _) in tensors.items()])
-    opened = native.open_files(partial, spec, [[file]])
+    safetensors.write_skeleton(one.partial / file, [(name, dtype, shape) for name, (dtype, shape, _) in tensors.items()])
+    opened = native.open_files(one.partial, "", [[file]])
     opened.files.writable = True
     for name, (_, _, bits) in tensors.items():
         opened.files.write(opened.ranks[0][name], 0, bits)
     os.fsync(opened.files.fd(file))
-    part = json.dumps({"spec": spec, **native.describe(opened.files, opened.ranks[0])})
+    part = {"spec": layouts.words(layout), **native.describe(opened.files, opened.ranks[0])}
+    if isinstance(layout, Explicit):
+        part.update(layouts.to_json(layout))
     opened.files.close()
-    temporary = partial / f"rank{rank:05d}.new"
-    temporary.write_text(part)
-    disk.sync_file(temporary)
-    os.rename(temporary, _part(partial, rank))
-    disk.sync_folder(partial)
+    one.put(_part(one.partial, rank), json.dumps(part))
 
 
 def _file(rank: int) -> str:
@@ -165,27 +161,25 @@ def _part(partial: Path, rank: int) -> Path:
     return partial / f"rank{rank:05d}.json"
 
 
-def _finish(final: Path, partial: Path, spec: str, world_size: int, config: str, end: float) -> None:
+def _finish(one: Attempt, layout: Layout, world_size: int, config: str) -> None:
     """Rank 0: the manifest of all parts, and the checkpoint's name."""
-    def missing() -> str:
-        return ", ".join(str(rank) for rank in range(world_size) if not _part(partial, rank).exists())
-    (partial / CONFIG).write_text(config)
-    if not _sealed(partial):
-        _wait(lambda: not missing(), end, "parts are missing", 0, missing)
-        parts = [json.loads(_part(partial, rank).read_text()) for rank in range(world_size)]
-        other = next((rank for rank, part in enumerate(parts) if part.pop("spec") != spec), None)
+    (one.partial / CONFIG).write_text(config)
+    if not _sealed(one.partial):
+        one.wait_for_all(lambda rank: _part(one.partial, rank), world_size)
+        parts: List[Dict[str, Any]] = [json.loads(_part(one.partial, rank).read_text()) for rank in range(world_size)]
+        own = {"spec": layouts.words(layout), "canonical": parts[0].get("canonical")}
+        other = next((rank for rank, part in enumerate(parts)
+                      if {"spec": part.pop("spec"), "canonical": part.pop("canonical", None)} != own), None)
         if other is not None:
-            raise CheckpointError(f"rank 0 saves '{spec}', this rank another layout", rank=str(other))
-        native.write_manifest(partial, spec, parts)
-        disk.sync_file(partial / native.MANIFEST)
+            raise CheckpointError(f"rank 0 saves '{own['spec']}', this rank another layout", rank=str(other))
+        if isinstance(layout, Explicit):
+            opened = native.open_files(one.partial, own["spec"], [part["files"] for part in parts])
+            layouts.check_complete(own["canonical"], native.boxes_of(own["canonical"], parts, opened))
+        native.write_manifest(one.partial, own["spec"], parts, own["canonical"])
+        disk.sync_file(one.partial / native.MANIFEST)
     for rank in range(world_size):
-        _part(partial, rank).unlink(missing_ok=True)
-    disk.sync_tree(partial)
-    os.rename(partial, final)
-    disk.sync_folder(final.parent)
-    for path in final.parent.iterdir():  # attempts that were given up
-        if path.name.startswith(f".{final.name}.") and path.name.endswith(".partial"):
-            shutil.rmtree(path)
+        _part(one.partial, rank).unlink(missing_ok=True)
+    one.finish()
 
 
 def _sealed(partial: Path) -> bool:
@@ -195,27 +189,3 @@ def _sealed(partial: Path) -> bool:
         return True
     except (CheckpointError, OSError):
         return False
-
-
-def _wait(ready: Callable[[], bool], end: float, what: str, rank: int, who: Callable[[], str] = str) -> None:
-    while not ready():
-        if time.monotonic() > end:
-            raise errors.DeadlineError(f"{what} {who()}".strip(), code="DEADLINE_EXCEEDED", reason="deadline_exceeded",
-                                       rank=str(rank), remedy="see why that rank failed; nothing was saved")
-        time.sleep(_POLL_SECONDS)
-
-
-def _prune(final: Path, keep: int) -> None:
-    """Removes older checkpoints, their manifest first: what is half removed is none."""
-    match = re.fullmatch(r"(.*?)(\d+)", final.name)
-    if not match:
-        return
-    older: Dict[int, Path] = {}
-    for path in final.parent.iterdir():
-        found = re.fullmatch(re.escape(match.group(1)) + r"(\d+)", path.name)
-        if found and int(found.group(1)) <= int(match.group(2)) and native.found_at(path):
-            older[int(found.group(1))] = path
-    for number in sorted(older)[:-keep]:
-        (older[number] / native.MANIFEST).unlink()
-        disk.sync_folder(older[number])
-        shutil.rmtree(older[number])

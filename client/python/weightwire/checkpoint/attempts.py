@@ -1,0 +1,86 @@
+"""One try of several ranks at one folder. It is made beside its place, and has its name when it is whole and durable.
+
+The ranks share a file system and nothing else: what one waits for is a file that another one renames into place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Callable, Dict
+
+from weightwire import errors
+from weightwire.checkpoint import disk
+from weightwire.checkpoint.stored import CheckpointError, plain
+
+_POLL_SECONDS = 0.05
+
+
+class Attempt:
+    """`name` is the same on all ranks and was never used before for `final`; `end` is on the monotonic clock."""
+
+    def __init__(self, final: Path, name: str, rank: int, end: float):
+        self.final, self.name, self.rank, self.end = final, plain(name, "attempt"), rank, end
+        self.partial = final.with_name(f".{final.name}.{name}.partial")
+
+    def begin(self, resume: bool) -> None:
+        """The attempt's folder: rank 0 makes it, the others wait for it."""
+        if self.rank != 0:
+            return self.wait(self.partial.is_dir, f"rank 0 did not begin attempt '{self.name}'")
+        self.final.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.partial.mkdir(exist_ok=resume)
+        except FileExistsError as error:
+            raise CheckpointError(f"attempt '{self.name}' at {self.final} was made before", code="ALREADY_EXISTS",
+                                  remedy="choose a new one for each attempt, the same on every rank; resume=True for a "
+                                         "rank that was started again while it goes on") from error
+
+    def wait(self, ready: Callable[[], bool], what: str, who: Callable[[], str] = str) -> None:
+        while not ready():
+            if time.monotonic() > self.end:
+                raise errors.DeadlineError(f"{what} {who()}".strip(), code="DEADLINE_EXCEEDED", reason="deadline_exceeded",
+                                           rank=str(self.rank), remedy="see why that rank failed; nothing was saved")
+            time.sleep(_POLL_SECONDS)
+
+    def wait_for_all(self, path: Callable[[int], Path], world_size: int) -> None:
+        """Until each rank has put its file there; DeadlineError names those that have not."""
+        def missing() -> str:
+            return ", ".join(str(rank) for rank in range(world_size) if not path(rank).exists())
+        self.wait(lambda: not missing(), "parts are missing", missing)
+
+    def put(self, path: Path, text: str) -> None:
+        """A file that is there whole and durable, or not at all."""
+        temporary = path.with_name(path.name + ".new")
+        temporary.write_text(text)
+        disk.sync_file(temporary)
+        os.rename(temporary, path)
+        disk.sync_folder(path.parent)
+
+    def finish(self) -> None:
+        """Rank 0: from here on the folder exists. Removes attempts at it that were given up."""
+        disk.sync_tree(self.partial)
+        os.rename(self.partial, self.final)
+        disk.sync_folder(self.final.parent)
+        for path in self.final.parent.iterdir():
+            if path.name.startswith(f".{self.final.name}.") and path.name.endswith(".partial"):
+                shutil.rmtree(path)
+
+
+def prune(final: Path, keep: int, marker: str) -> None:
+    """Keeps the last `keep` of the folders that differ from `final` in the number at the end of their name, and have a
+    file `marker`. That file goes first: what is half removed is no checkpoint."""
+    match = re.fullmatch(r"(.*?)(\d+)", final.name)
+    if not match:
+        return
+    older: Dict[int, Path] = {}
+    for path in final.parent.iterdir():
+        found = re.fullmatch(re.escape(match.group(1)) + r"(\d+)", path.name)
+        if found and int(found.group(1)) <= int(match.group(2)) and (path / marker).is_file():
+            older[int(found.group(1))] = path
+    for number in sorted(older)[:-keep]:
+        (older[number] / marker).unlink()
+        disk.sync_folder(older[number])
+        shutil.rmtree(older[number])

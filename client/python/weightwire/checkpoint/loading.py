@@ -1,0 +1,51 @@
+"""A rank's own part of a checkpoint, into memory that is already there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Mapping, Optional, Sequence
+
+from weightwire.checkpoint.execute import memory_bits, place, split
+from weightwire.checkpoint.layouts import Layout, words
+from weightwire.checkpoint.sources import PathLike, find
+from weightwire.checkpoint.stored import CheckpointError
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion or a load did."""
+
+    format: str
+    spec: str
+    plan: str
+    bytes: int
+    #: Bytes of `bytes` that an earlier, interrupted run had written.
+    resumed: int
+    #: Names in the source that are no weights, such as an optimizer's state.
+    left_out: Sequence[str]
+
+
+def load(source: PathLike, spec: Layout, rank: int, into: Mapping[str, Any], *, source_spec: Optional[str] = None,
+         config: Optional[PathLike] = None, memory: int = 1 << 28, leave_out: Sequence[str] = (),
+         wwctl: Optional[str] = None) -> Report:
+    """Fills what rank `rank` of the layout `spec` (words, or this rank's boxes) holds: `into` has its tensors by local
+    name, NumPy arrays (bf16 and fp8 as unsigned integers of their size) or contiguous torch tensors on the CPU. Reads
+    what the rank needs, no more; bits are copied, never cast. Padding is left as it is.
+
+    CheckpointError: refused before the first byte, with rank, tensor and remedy.
+    """
+    found = find(source, spec=source_spec, config=config, leave_out=leave_out, wwctl=wwctl)
+    mine, locals_ = found.plan_for(spec, rank)
+    unknown = sorted(into.keys() ^ {local.name for local in locals_})
+    if unknown:
+        raise CheckpointError(f"'{words(spec)}' and the tensors to fill differ", reason="tensor_missing", rank=str(rank),
+                              tensor=unknown[0], remedy="compare config.json and the spec with the model")
+    arrays = [memory_bits(into[local.name], local, rank) for local in locals_]
+    quarter = max(memory // 4, 1 << 16)
+    for copy in mine.copies:
+        flat = arrays[copy.target_tensor]
+        for part in split(copy, locals_[copy.target_tensor].dtype, quarter, source_only=True):
+            place(flat, found.bound, part, quarter)
+    found.opened.files.close()
+    done = sum(copy.elements * arrays[copy.target_tensor].itemsize for copy in mine.copies)
+    return Report(found.opened.format, words(spec), mine.id, done, 0, found.opened.left_out)

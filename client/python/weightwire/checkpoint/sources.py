@@ -1,0 +1,125 @@
+"""A checkpoint that is read: found, opened, its tensors in the order of its layout, and planned from."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+
+from weightwire.boxes import Held
+from weightwire.checkpoint import megatron_files, native
+from weightwire.checkpoint.execute import Bound
+from weightwire.checkpoint.formats import Opened, bind
+from weightwire.checkpoint.layouts import Explicit, Layout, plan_boxes
+from weightwire.checkpoint.planner import Plan, Planner
+from weightwire.checkpoint.stored import CheckpointError
+from weightwire.checkpoint.writing import FORMATS
+from weightwire.memory import TensorMeta
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+
+def open_checkpoint(folder: PathLike) -> Opened:
+    """Recognises the format and reads descriptions and headers, no weights.
+
+    CheckpointError: it is no checkpoint, or a damaged one; sizes are always checked.
+    """
+    path = Path(folder)
+    for module in FORMATS.values():
+        if module.found_at(path):
+            opened: Opened = module.open_at(path)
+            return opened
+    raise CheckpointError(f"{path}: no checkpoint", code="NOT_FOUND",
+                          remedy="expected model.safetensors or its index, .metadata, mp_rank folders or weightwire.json")
+
+
+def check(folder: PathLike) -> Opened:
+    """Reads every byte and compares with the digests or checksums that the format keeps; safetensors keeps none."""
+    opened = open_checkpoint(folder)
+    if opened.format == "weightwire":
+        native.check(opened)
+    for tensors in opened.ranks:
+        for tensor in tensors.values():
+            opened.files.check_crc(tensor)
+            opened.files.release()
+    return opened
+
+
+@dataclass
+class Source:
+    opened: Opened
+    bound: Bound
+    config: Optional[Path]
+    wwctl: Optional[str]
+    _planner: Optional[Planner] = None
+
+    def described(self) -> Path:
+        """The model's config.json."""
+        if self.config is None:
+            raise CheckpointError(f"{self.opened.files.folder}: no config.json", code="FAILED_PRECONDITION",
+                                  remedy="pass it with --config")
+        return self.config
+
+    def planner(self) -> Planner:
+        self._planner = self._planner or Planner(self.described(), self.wwctl)
+        return self._planner
+
+    def plan(self, spec: str) -> Tuple[Plan, List[List[TensorMeta]]]:
+        """From here to all ranks of `spec`; and what they will hold, with the dtypes that are really there."""
+        layout = self.planner().layout(spec)
+        plan = (plan_boxes(self.opened.boxes, dict(enumerate(self.planner().boxes(spec)))) if self.opened.boxes
+                else self.planner().plan(self.opened.spec, spec))
+        return plan, self._with_dtypes(dict(enumerate(layout)), plan)
+
+    def plan_for(self, layout: Layout, rank: int) -> Tuple[Plan, List[TensorMeta]]:
+        """The same for one rank."""
+        if isinstance(layout, str):
+            ranks = len(self.planner().layout(layout))
+            if not 0 <= rank < ranks:
+                raise CheckpointError(f"rank {rank} of '{layout}', which has {ranks} ranks")
+        if isinstance(layout, str) and not self.opened.boxes:
+            plan = self.planner().plan(self.opened.spec, layout)
+            plan = Plan(plan.id, [copy for copy in plan.copies if copy.target_rank == rank])
+        else:
+            plan = plan_boxes(self._boxes(), {rank: self._held(layout, rank)})
+        return plan, self._with_dtypes({rank: [held.meta for held in self._held(layout, rank)]}, plan)[0]
+
+    def _held(self, layout: Layout, rank: int) -> Sequence[Held]:
+        return layout.held if isinstance(layout, Explicit) else self.planner().boxes(layout)[rank]
+
+    def _boxes(self) -> List[List[Held]]:
+        return self.opened.boxes or self.planner().boxes(self.opened.spec)
+
+    def _with_dtypes(self, ranks: Dict[int, List[TensorMeta]], plan: Plan) -> List[List[TensorMeta]]:
+        dtypes: Dict[Any, str] = {}
+        for copy in plan.copies:
+            dtype = self.bound.tensor(copy.source_rank, copy.source_tensor).dtype
+            if dtypes.setdefault((copy.target_rank, copy.target_tensor), dtype) != dtype:
+                name = ranks[copy.target_rank][copy.target_tensor].name
+                raise CheckpointError(f"its parts have different dtypes, {dtype} in {copy.canonical}", tensor=name,
+                                      reason="dtype_mismatch", remedy="a conversion copies bits and casts nothing")
+        return [[replace(local, dtype=dtypes.get((rank, number), local.dtype)) for number, local in enumerate(tensors)]
+                for rank, tensors in ranks.items()]
+
+
+def find(folder: PathLike, *, spec: Optional[str], config: Optional[PathLike], leave_out: Sequence[str] = (),
+         wwctl: Optional[str] = None, verify: bool = False) -> Source:
+    """Opens a checkpoint and finds every tensor of its layout. CheckpointError: it has others, or none there."""
+    opened = check(folder) if verify else open_checkpoint(folder)
+    opened.spec = spec or opened.spec
+    if opened.format == "megatron":
+        opened.spec, _ = megatron_files.rank_spec(opened.spec)
+    for tensors in opened.ranks:
+        for name in [name for name in tensors if any(fnmatchcase(name, glob) for glob in leave_out)]:
+            opened.left_out = [*opened.left_out, name]
+            del tensors[name]
+    made = Source(opened, Bound(opened.files, []), Path(config) if config else opened.config(), wwctl)
+    layout = ([[held.meta for held in rank if held.meta.name in tensors] for rank, tensors in zip(opened.boxes, opened.ranks)]
+              if opened.boxes else made.planner().layout(opened.spec))
+    if opened.boxes:
+        opened.boxes = [[held for held in rank if held.meta.name in tensors]
+                        for rank, tensors in zip(opened.boxes, opened.ranks)]
+    made.bound = bind(opened, layout, "source")
+    return made
