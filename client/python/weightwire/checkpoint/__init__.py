@@ -7,14 +7,18 @@
 docs/checkpoints.md has formats, bounds and guarantees. No torch, but where `megatron` and `torch_dist` are written.
 """
 
+from weightwire.checkpoint.contents import Contents, Extra, Model, Optimizer
 from weightwire.checkpoint.conversion import convert
 from weightwire.checkpoint.formats import Opened
 from weightwire.checkpoint.layouts import Explicit
 from weightwire.checkpoint.live import push, save
 from weightwire.checkpoint.loading import Report, load
+from weightwire.checkpoint.options import Options
+from weightwire.checkpoint.restore import Loaded
 from weightwire.checkpoint.sharded import save_rank, save_rank_later
 from weightwire.checkpoint.sources import check, open_checkpoint
+from weightwire.checkpoint.state import State
 from weightwire.checkpoint.stored import CheckpointError, Stored
 
-__all__ = ["CheckpointError", "Explicit", "Opened", "Report", "Stored", "check", "convert", "load", "open_checkpoint", "push", "save",
-           "save_rank", "save_rank_later"]
+__all__ = ["CheckpointError", "Contents", "Explicit", "Extra", "Loaded", "Model", "Opened", "Optimizer", "Options", "Report",
+           "State", "Stored", "check", "convert", "load", "open_checkpoint", "push", "save", "save_rank", "save_rank_later"]

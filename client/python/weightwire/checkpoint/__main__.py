@@ -6,8 +6,10 @@ import argparse
 import re
 import sys
 import time
+from pathlib import Path
 from typing import List, Optional
 
+from weightwire.checkpoint import composed
 from weightwire.checkpoint.conversion import convert
 from weightwire.checkpoint.formats import Opened
 from weightwire.checkpoint.live import push, save
@@ -107,7 +109,13 @@ def main(arguments: Optional[List[str]] = None) -> int:
                            shard_bytes=args.shard_size, wwctl=args.wwctl, timeout=args.timeout)
             print(f"{args.target}: version {version}")
         else:
-            print(_describe(check(args.folder) if args.command == "check" else open_checkpoint(args.folder)))
+            read = check if args.command == "check" else open_checkpoint
+            folder = Path(args.folder)
+            if composed.found_at(folder):
+                for part in composed.read(folder)[0]:
+                    print(f"{part}: {_describe(read(folder / part))}")
+            else:
+                print(_describe(read(folder)))
     except (WeightwireError, OSError) as error:
         print(f"checkpoint: {error}", file=sys.stderr)
         return 1

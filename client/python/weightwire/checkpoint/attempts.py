@@ -16,7 +16,7 @@ from weightwire import errors
 from weightwire.checkpoint import disk
 from weightwire.checkpoint.stored import CheckpointError, plain
 
-_POLL_SECONDS = 0.05
+_POLL_SECONDS_MAX = 0.05
 
 
 class Attempt:
@@ -39,11 +39,13 @@ class Attempt:
                                          "rank that was started again while it goes on") from error
 
     def wait(self, ready: Callable[[], bool], what: str, who: Callable[[], str] = str) -> None:
+        pause = 0.001
         while not ready():
             if time.monotonic() > self.end:
                 raise errors.DeadlineError(f"{what} {who()}".strip(), code="DEADLINE_EXCEEDED", reason="deadline_exceeded",
                                            rank=str(self.rank), remedy="see why that rank failed; nothing was saved")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_SECONDS_MAX)
 
     def wait_for_all(self, path: Callable[[int], Path], world_size: int) -> None:
         """Until each rank has put its file there; DeadlineError names those that have not."""

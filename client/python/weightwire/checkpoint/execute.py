@@ -58,7 +58,7 @@ def run(steps: Sequence[Tuple[Tuple[int, int], List[Copy]]], source: Bound, targ
                 for part in split(copy, made.dtype, quarter):
                     begin, end = part.target_offset, part.target_offset + span(part.extent, part.target_stride)
                     window = np.array(target.files.flat(made, begin, end))
-                    np.copyto(_strided(window, 0, part.extent, part.target_stride), _source(source, part))
+                    np.copyto(strided(window, 0, part.extent, part.target_stride), _source(source, part))
                     target.files.write(made, begin, window)
                     _let_go(source, quarter)
                     _let_go(target, quarter)
@@ -67,7 +67,7 @@ def run(steps: Sequence[Tuple[Tuple[int, int], List[Copy]]], source: Bound, targ
 
 def place(flat: Bits, source: Bound, part: Copy, limit: int) -> None:
     """Copies one part into the target tensor's elements, which are in memory."""
-    np.copyto(_strided(flat, part.target_offset, part.extent, part.target_stride), _source(source, part))
+    np.copyto(strided(flat, part.target_offset, part.extent, part.target_stride), _source(source, part))
     _let_go(source, limit)
 
 
@@ -99,7 +99,7 @@ def compare(steps: Sequence[Tuple[Tuple[int, int], List[Copy]]], source: Bound, 
         for copy in copies:
             for part in split(copy, made.dtype, quarter):
                 begin, end = part.target_offset, part.target_offset + span(part.extent, part.target_stride)
-                got = _strided(target.files.flat(made, begin, end), 0, part.extent, part.target_stride)
+                got = strided(target.files.flat(made, begin, end), 0, part.extent, part.target_stride)
                 if not np.array_equal(got, _source(source, part)):
                     raise CheckpointError(f"what was written differs from the source's {copy.canonical}",
                                           code="DATA_LOSS", reason="digest_mismatch", rank=str(rank), tensor=made.name)
@@ -139,10 +139,11 @@ def split(copy: Copy, dtype: str, limit: int, *, source_only: bool = False) -> I
 def _source(source: Bound, part: Copy) -> Bits:
     tensor = source.tensor(part.source_rank, part.source_tensor)
     begin, end = part.source_offset, part.source_offset + span(part.extent, part.source_stride)
-    return _strided(source.files.flat(tensor, begin, end), 0, part.extent, part.source_stride)
+    return strided(source.files.flat(tensor, begin, end), 0, part.extent, part.source_stride)
 
 
-def _strided(flat: Bits, offset: int, extent: Sequence[int], stride: Sequence[int]) -> Bits:
+def strided(flat: Bits, offset: int, extent: Sequence[int], stride: Sequence[int]) -> Bits:
+    """A block of the elements `flat`, as a view; it is checked that it lies inside."""
     if offset < 0 or offset + span(extent, stride) > len(flat):
         raise CheckpointError("a copy leaves its tensor", reason="internal")
     item = flat.itemsize

@@ -18,7 +18,7 @@ import numpy as np
 from weightwire import errors
 from weightwire.checkpoint.execute import memory_bits
 from weightwire.checkpoint.formats import Wanted
-from weightwire.checkpoint.planner import Planner
+from weightwire.checkpoint.planner import planner_of
 from weightwire.checkpoint.sources import PathLike, open_checkpoint
 from weightwire.checkpoint.stored import CheckpointError
 from weightwire.checkpoint.writing import Writing, check_free, target_layout
@@ -80,7 +80,7 @@ def save(target: PathLike, to: str, config: PathLike, *, version: int = 0, agent
     final, end = Path(os.path.abspath(target)), time.monotonic() + timeout
     check_free(final)
     kind, spec = target_layout(to)
-    layout = Planner(Path(config), wwctl).layout(spec)
+    layout = planner_of(Path(config).read_text(), wwctl).layout(spec)
     with ExitStack() as stack:
         ranks = [stack.enter_context(Subscriber(group=group, rank=rank, world_size=len(layout), job=job, agent=agent))
                  for rank in range(len(layout))]

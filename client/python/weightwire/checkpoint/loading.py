@@ -27,20 +27,21 @@ class Report:
 
 def load(source: PathLike, spec: Layout, rank: int, into: Mapping[str, Any], *, source_spec: Optional[str] = None,
          config: Optional[PathLike] = None, memory: int = 1 << 28, leave_out: Sequence[str] = (),
-         wwctl: Optional[str] = None) -> Report:
+         wwctl: Optional[str] = None, group: str = "") -> Report:
     """Fills what rank `rank` of the layout `spec` (words, or this rank's boxes) holds: `into` has its tensors by local
     name, NumPy arrays (bf16 and fp8 as unsigned integers of their size) or contiguous torch tensors on the CPU. Reads
-    what the rank needs, no more; bits are copied, never cast. Padding is left as it is.
+    what the rank needs, no more; bits are copied, never cast. Padding is left as it is. `group`: see `open_checkpoint`.
 
     CheckpointError: refused before the first byte, with rank, tensor and remedy.
     """
-    found = find(source, spec=source_spec, config=config, leave_out=leave_out, wwctl=wwctl)
+    found = find(source, spec=source_spec, config=config, leave_out=leave_out, wwctl=wwctl, group=group)
     mine, locals_ = found.plan_for(spec, rank)
     unknown = sorted(into.keys() ^ {local.name for local in locals_})
     if unknown:
         raise CheckpointError(f"'{words(spec)}' and the tensors to fill differ", reason="tensor_missing", rank=str(rank),
                               tensor=unknown[0], remedy="compare config.json and the spec with the model")
-    arrays = [memory_bits(into[local.name], local, rank) for local in locals_]
+    filled = {copy.target_tensor for copy in mine.copies}  # others hold nothing but padding
+    arrays = {number: memory_bits(into[local.name], local, rank) for number, local in enumerate(locals_) if number in filled}
     quarter = max(memory // 4, 1 << 16)
     for copy in mine.copies:
         flat = arrays[copy.target_tensor]

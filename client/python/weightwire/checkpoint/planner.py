@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -47,16 +48,12 @@ class Plan:
 
 
 class Planner:
-    """`wwctl` for one model. `path`: by default $WEIGHTWIRE_BIN_DIR/wwctl, else the one on PATH."""
+    """`wwctl`, at `path`, for the model of the config.json with this text. It remembers what it said."""
 
-    def __init__(self, config: Path, path: Optional[str] = None):
-        folder = os.environ.get("WEIGHTWIRE_BIN_DIR")
-        self._path = path or (shutil.which("wwctl", path=folder) if folder else shutil.which("wwctl"))
-        self._config = str(config)
+    def __init__(self, config: str, path: str):
+        self._config, self._path = config, path
         self._boxes: Dict[str, List[List[Held]]] = {}
-        if not self._path:
-            raise CheckpointError("wwctl, which makes the plan, was not found", code="FAILED_PRECONDITION",
-                                  remedy="put it on PATH, name its folder in WEIGHTWIRE_BIN_DIR, or pass --wwctl")
+        self._plans: Dict[Tuple[str, str], Plan] = {}
 
     def layout(self, spec: str) -> List[List[TensorMeta]]:
         """What each rank of `spec` holds, in the order that plans number it."""
@@ -65,8 +62,7 @@ class Planner:
     def boxes(self, spec: str) -> List[List[Held]]:
         """The same, with what lies in each tensor."""
         if spec not in self._boxes:
-            shown = json.loads(self._run("layout", "show", "--config", self._config, "--spec", spec, "--tensor", "*",
-                                         "--json"))
+            shown = json.loads(self._run("layout", "show", "--spec", spec, "--tensor", "*", "--json"))
             ranks: List[List[Held]] = [[] for _ in range(shown["ranks"])]
             for t in shown["tensors"]:
                 ranks[t["rank"]].append(Held(TensorMeta(t["name"], t["dtype"], tuple(t["shape"])), [
@@ -77,21 +73,40 @@ class Planner:
 
     def plan(self, source: str, target: str) -> Plan:
         """Planned and proved: every element of the target written once, from a rank that holds it."""
-        with tempfile.TemporaryDirectory() as folder:
-            out = os.path.join(folder, "plan")
-            self._run("plan", "--config", self._config, "--from", source, "--to", target, "--per", "rank", "--out", out)
-            return read_plan(Path(out).read_bytes())
+        if (source, target) not in self._plans:
+            with tempfile.TemporaryDirectory() as folder:
+                out = os.path.join(folder, "plan")
+                self._run("plan", "--from", source, "--to", target, "--per", "rank", "--out", out)
+                self._plans[source, target] = read_plan(Path(out).read_bytes())
+        return self._plans[source, target]
 
     def _run(self, *arguments: str) -> str:
-        try:
-            ran = subprocess.run([str(self._path), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                 timeout=_TIMEOUT, text=True)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise CheckpointError(f"{self._path} did not run: {error}", code="UNAVAILABLE") from error
+        with tempfile.TemporaryDirectory() as folder:
+            config = os.path.join(folder, "config.json")
+            Path(config).write_text(self._config)
+            try:
+                ran = subprocess.run([self._path, *arguments, "--config", config], stdout=subprocess.PIPE,
+                                     stderr=subprocess.PIPE, timeout=_TIMEOUT, text=True)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise CheckpointError(f"{self._path} did not run: {error}", code="UNAVAILABLE") from error
         if ran.returncode:
             raise CheckpointError(f"wwctl {arguments[0]}: {(ran.stderr or ran.stdout).strip()}",
                                   code="FAILED_PRECONDITION")
         return ran.stdout
+
+
+def planner_of(config: str, path: Optional[str] = None) -> Planner:
+    """`path`: by default $WEIGHTWIRE_BIN_DIR/wwctl, else the one on PATH. The last one is kept: a composed checkpoint asks
+    the same for each of its parts."""
+    folder = os.environ.get("WEIGHTWIRE_BIN_DIR")
+    found = path or (shutil.which("wwctl", path=folder) if folder else shutil.which("wwctl"))
+    if not found:
+        raise CheckpointError("wwctl, which makes the plan, was not found", code="FAILED_PRECONDITION",
+                              remedy="put it on PATH, name its folder in WEIGHTWIRE_BIN_DIR, or pass --wwctl")
+    return _last(config, found)
+
+
+_last = lru_cache(maxsize=1)(Planner)
 
 
 def read_plan(data: bytes) -> Plan:

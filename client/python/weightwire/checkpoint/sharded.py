@@ -11,7 +11,7 @@ import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Tuple
 
 import numpy as np
 
@@ -44,18 +44,23 @@ def save_rank(folder: PathLike, spec: Layout, rank: int, world_size: int, tensor
     missing. CheckpointError: `folder` exists, `attempt` was used, a tensor's dtype is not known, or, with `resume`, the
     part that is there holds other values.
     """
-    _write(folder, spec, rank, world_size, {name: _bits(name, t, rank) for name, t in tensors.items()}, config, attempt,
-           keep_last, resume, timeout)
+    one = Attempt(Path(os.path.abspath(folder)), attempt, rank, time.monotonic() + timeout)
+    _save(one, spec, world_size, {name: held(name, t, rank) for name, t in tensors.items()}, config, resume, keep_last)
 
 
 def save_rank_later(folder: PathLike, spec: Layout, rank: int, world_size: int, tensors: Mapping[str, Any], *, config: str,
                     attempt: str, keep_last: int = 0, resume: bool = False, timeout: float = 600.0) -> "Future[None]":
     """As `save_rank`, of what the tensors hold now: they are copied (once this rank's bytes of host memory) and may
     change as soon as this returns. The future has the result; it must be awaited before the process ends."""
-    copied = {name: (dtype, shape, np.array(bits)) for name, (dtype, shape, bits) in
-              ((name, _bits(name, t, rank)) for name, t in tensors.items())}
+    one = Attempt(Path(os.path.abspath(folder)), attempt, rank, time.monotonic() + timeout)
+    kept = {name: copied(held(name, t, rank)) for name, t in tensors.items()}
+    return later(_save, one, spec, world_size, kept, config, resume, keep_last)
+
+
+def later(work: Callable[..., None], *arguments: Any) -> "Future[None]":
+    """In a thread of its own."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="weightwire-save")
-    future = pool.submit(_write, folder, spec, rank, world_size, copied, config, attempt, keep_last, resume, timeout)
+    future = pool.submit(work, *arguments)
     pool.shutdown(wait=False)
     return future
 
@@ -63,7 +68,12 @@ def save_rank_later(folder: PathLike, spec: Layout, rank: int, world_size: int, 
 Held = Tuple[str, Tuple[int, ...], Bits]
 
 
-def _bits(name: str, tensor: Any, rank: int) -> Held:
+def copied(tensor: Held) -> Held:
+    dtype, shape, bits = tensor
+    return dtype, shape, np.array(bits)
+
+
+def held(name: str, tensor: Any, rank: int) -> Held:
     """(dtype, shape, elements) of a tensor; a view where it is contiguous in host memory."""
     text, shape = str(tensor.dtype), tuple(tensor.shape)
     dtype = FROM_TORCH.get(text[len("torch."):]) if text.startswith("torch.") else _DTYPES.get(text)
@@ -73,22 +83,31 @@ def _bits(name: str, tensor: Any, rank: int) -> Held:
     return dtype, shape, memory_bits(usable, TensorMeta(name, dtype, shape), rank)
 
 
-def _write(folder: PathLike, spec: Layout, rank: int, world_size: int, tensors: Mapping[str, Held], config: str, attempt: str,
-           keep_last: int, resume: bool, timeout: float) -> None:
-    final = Path(os.path.abspath(folder))
-    one = Attempt(final, attempt, rank, time.monotonic() + timeout)
-    if not resume or not _written_before((one.partial, final), rank, tensors):
-        check_free(final)
-        _check_held(spec, rank, tensors)
-        one.begin(resume)
-        if resume:  # what the earlier process began
-            (one.partial / _file(rank)).unlink(missing_ok=True)
-        _write_part(one, spec, rank, tensors)
-    if rank == 0:
-        if not (resume and native.found_at(final)):
-            _finish(one, spec, world_size, config)
+def write_part(one: Attempt, spec: Layout, tensors: Mapping[str, Held], resume: bool) -> None:
+    """This rank's part of an attempt; when it returns, the part is durable."""
+    if resume and _written_before((one.partial, one.final), one.rank, tensors):
+        return
+    check_free(one.final)
+    _check_held(spec, one.rank, tensors)
+    one.begin(resume)
+    if resume:  # what the earlier process began
+        (one.partial / _file(one.rank)).unlink(missing_ok=True)
+    _write_part(one, spec, one.rank, tensors)
+
+
+def finish(one: Attempt, spec: Layout, world_size: int, config: str, resume: bool) -> None:
+    """Rank 0, when it has written its part: waits for the others', then the checkpoint has its name."""
+    if not (resume and native.found_at(one.final)):
+        _finish(one, spec, world_size, config)
+
+
+def _save(one: Attempt, spec: Layout, world_size: int, tensors: Mapping[str, Held], config: str, resume: bool,
+          keep_last: int) -> None:
+    write_part(one, spec, tensors, resume)
+    if one.rank == 0:
+        finish(one, spec, world_size, config, resume)
         if keep_last:
-            prune(final, keep_last, native.MANIFEST)
+            prune(one.final, keep_last, native.MANIFEST)
 
 
 def _check_held(layout: Layout, rank: int, tensors: Mapping[str, Held]) -> None:
@@ -167,15 +186,15 @@ def _finish(one: Attempt, layout: Layout, world_size: int, config: str) -> None:
     if not _sealed(one.partial):
         one.wait_for_all(lambda rank: _part(one.partial, rank), world_size)
         parts: List[Dict[str, Any]] = [json.loads(_part(one.partial, rank).read_text()) for rank in range(world_size)]
-        own = {"spec": layouts.words(layout), "canonical": parts[0].get("canonical")}
+        spec, canonical = layouts.words(layout), parts[0].get("canonical")
         other = next((rank for rank, part in enumerate(parts)
-                      if {"spec": part.pop("spec"), "canonical": part.pop("canonical", None)} != own), None)
+                      if (part.pop("spec"), part.pop("canonical", None)) != (spec, canonical)), None)
         if other is not None:
-            raise CheckpointError(f"rank 0 saves '{own['spec']}', this rank another layout", rank=str(other))
-        if isinstance(layout, Explicit):
-            opened = native.open_files(one.partial, own["spec"], [part["files"] for part in parts])
-            layouts.check_complete(own["canonical"], native.boxes_of(own["canonical"], parts, opened))
-        native.write_manifest(one.partial, own["spec"], parts, own["canonical"])
+            raise CheckpointError(f"rank 0 saves '{spec}', this rank another layout", rank=str(other))
+        if canonical is not None:
+            opened = native.open_files(one.partial, spec, [part["files"] for part in parts])
+            layouts.check_complete(canonical, native.boxes_of(canonical, parts, opened))
+        native.write_manifest(one.partial, spec, parts, canonical)
         disk.sync_file(one.partial / native.MANIFEST)
     for rank in range(world_size):
         _part(one.partial, rank).unlink(missing_ok=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from weightwire.boxes import Held
-from weightwire.checkpoint import megatron_files, native
+from weightwire.checkpoint import megatron_files, native, torch_dist
 from weightwire.checkpoint.execute import Bound
 from weightwire.checkpoint.formats import Opened, bind
 from weightwire.checkpoint.layouts import Explicit, Layout, plan_boxes
-from weightwire.checkpoint.planner import Plan, Planner
+from weightwire.checkpoint.planner import Plan, Planner, planner_of
 from weightwire.checkpoint.stored import CheckpointError
 from weightwire.checkpoint.writing import FORMATS
 from weightwire.memory import TensorMeta
@@ -21,23 +21,28 @@ from weightwire.memory import TensorMeta
 PathLike = Union[str, "os.PathLike[str]"]
 
 
-def open_checkpoint(folder: PathLike) -> Opened:
+def open_checkpoint(folder: PathLike, group: str = "") -> Opened:
     """Recognises the format and reads descriptions and headers, no weights.
+
+    group: instead of the weights, states of their optimizer by this name ("exp_avg"), where the format has such
 
     CheckpointError: it is no checkpoint, or a damaged one; sizes are always checked.
     """
     path = Path(folder)
     for module in FORMATS.values():
         if module.found_at(path):
-            opened: Opened = module.open_at(path)
+            opened: Opened = module.open_group(path, group) if group and module is torch_dist else module.open_at(path)
+            if group and module is not torch_dist:
+                raise CheckpointError(f"{path}: {opened.format} has no groups, and so no {group!r}", code="NOT_FOUND",
+                                      remedy="name the folder of that group")
             return opened
     raise CheckpointError(f"{path}: no checkpoint", code="NOT_FOUND",
                           remedy="expected model.safetensors or its index, .metadata, mp_rank folders or weightwire.json")
 
 
-def check(folder: PathLike) -> Opened:
+def check(folder: PathLike, group: str = "") -> Opened:
     """Reads every byte and compares with the digests or checksums that the format keeps; safetensors keeps none."""
-    opened = open_checkpoint(folder)
+    opened = open_checkpoint(folder, group)
     if opened.format == "weightwire":
         native.check(opened)
     for tensors in opened.ranks:
@@ -53,7 +58,6 @@ class Source:
     bound: Bound
     config: Optional[Path]
     wwctl: Optional[str]
-    _planner: Optional[Planner] = None
 
     def described(self) -> Path:
         """The model's config.json."""
@@ -63,8 +67,7 @@ class Source:
         return self.config
 
     def planner(self) -> Planner:
-        self._planner = self._planner or Planner(self.described(), self.wwctl)
-        return self._planner
+        return planner_of(self.described().read_text(), self.wwctl)
 
     def plan(self, spec: str) -> Tuple[Plan, List[List[TensorMeta]]]:
         """From here to all ranks of `spec`; and what they will hold, with the dtypes that are really there."""
@@ -94,20 +97,22 @@ class Source:
 
     def _with_dtypes(self, ranks: Dict[int, List[TensorMeta]], plan: Plan) -> List[List[TensorMeta]]:
         dtypes: Dict[Any, str] = {}
+        named: Dict[str, str] = {}  # a rank may hold nothing but padding of a tensor
         for copy in plan.copies:
             dtype = self.bound.tensor(copy.source_rank, copy.source_tensor).dtype
+            named.setdefault(ranks[copy.target_rank][copy.target_tensor].name, dtype)
             if dtypes.setdefault((copy.target_rank, copy.target_tensor), dtype) != dtype:
                 name = ranks[copy.target_rank][copy.target_tensor].name
                 raise CheckpointError(f"its parts have different dtypes, {dtype} in {copy.canonical}", tensor=name,
                                       reason="dtype_mismatch", remedy="a conversion copies bits and casts nothing")
-        return [[replace(local, dtype=dtypes.get((rank, number), local.dtype)) for number, local in enumerate(tensors)]
-                for rank, tensors in ranks.items()]
+        return [[replace(local, dtype=dtypes.get((rank, number), named.get(local.name, local.dtype)))
+                 for number, local in enumerate(tensors)] for rank, tensors in ranks.items()]
 
 
 def find(folder: PathLike, *, spec: Optional[str], config: Optional[PathLike], leave_out: Sequence[str] = (),
-         wwctl: Optional[str] = None, verify: bool = False) -> Source:
+         wwctl: Optional[str] = None, verify: bool = False, group: str = "") -> Source:
     """Opens a checkpoint and finds every tensor of its layout. CheckpointError: it has others, or none there."""
-    opened = check(folder) if verify else open_checkpoint(folder)
+    opened = check(folder, group) if verify else open_checkpoint(folder, group)
     opened.spec = spec or opened.spec
     if opened.format == "megatron":
         opened.spec, _ = megatron_files.rank_spec(opened.spec)

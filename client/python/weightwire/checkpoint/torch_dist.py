@@ -13,7 +13,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from weightwire.checkpoint import pickles, torch_files
 from weightwire.checkpoint.formats import Opened, Wanted, padding
@@ -37,6 +37,29 @@ def found_at(folder: Path) -> bool:
 
 
 def open_at(folder: Path) -> Opened:
+    return _open(folder, lambda key: None if _OTHER.fullmatch(key) else key)
+
+
+def open_group(folder: Path, group: str) -> Opened:
+    """Instead of the weights, the states of their optimizer of this name (exp_avg, exp_avg_sq, fp32_param), where they are
+    stored by parameter: megatron-core's plain optimizers, and its distributed one as `fully_reshardable`.
+
+    CheckpointError (NOT_FOUND): there are none, or they are stored by bucket of a distributed optimizer.
+    """
+    pattern = re.compile(rf"(?:chained_\d+\.)?optimizer\.state\.{re.escape(group)}\.(?:module\.)*(.+)")
+
+    def named(key: str) -> Optional[str]:
+        found = pattern.fullmatch(key)
+        return found.group(1) if found else None
+    opened = _open(folder, named)
+    if not opened.ranks[0]:
+        raise CheckpointError(f"{folder} has no states {group!r} by parameter", code="NOT_FOUND",
+                              remedy="save it with megatron-core's distrib_optim_sharding_type='fully_reshardable'")
+    return opened
+
+
+def _open(folder: Path, named: Callable[[str], Optional[str]]) -> Opened:
+    """`named`: what a stored key is called among the model's; None leaves it out."""
     try:
         if (folder / METADATA).stat().st_size > pickles.PICKLE_BYTES_MAX:
             raise damaged(METADATA, "too large a pickle")
@@ -52,10 +75,11 @@ def open_at(folder: Path) -> Opened:
         places = {(key.field("fqn"), _numbers(key.field("offset"))): place
                   for key, place in metadata.field("storage_data").items()}
         for key, entry in described.items():
-            if _OTHER.fullmatch(key) or not entry.path.endswith(".TensorStorageMetadata"):
+            name = named(key)
+            if name is None or not entry.path.endswith(".TensorStorageMetadata"):
                 left_out.append(key)
                 continue
-            stored = _stored(files, key, entry, places, zips)
+            stored = replace(_stored(files, key, entry, places, zips), name=name)
             for local in _unstack(stored):
                 tensors[local.name] = local
     except (AttributeError, TypeError, ValueError) as error:
