@@ -43,7 +43,7 @@ void Participant::Agreed(Result<control::LayoutReply> result,
                          control::Reply<control::LayoutReply> reply) {
   if (ended_) return reply(Fail(StaleHandle()));
   if (!result) return reply(std::move(result));
-  if (memory_->layout() && *memory_->layout() != result->agreed) {
+  if (memory_->layout() && *memory_->layout() != *result->agreed) {
     Status why = Status(Code::kFailedPrecondition, Reason::kStaleIncarnation,
                         "another layout was agreed before; it stays for the process's lifetime")
                      .AtRank(name_)

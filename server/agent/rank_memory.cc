@@ -28,9 +28,9 @@ transfer::Binding ArenaBinding(const memory::ArenaMap& arena,
 
 RankMemory::~RankMemory() { services_->imported_regions -= imports_.size(); }
 
-Status RankMemory::SetLayout(layout::RankLayout agreed) {
-  WW_ASSIGN_OR_STATUS(arena_, transfer::StageArenaOf(agreed));
-  layout_ = std::make_shared<const layout::RankLayout>(std::move(agreed));
+Status RankMemory::SetLayout(std::shared_ptr<const layout::RankLayout> agreed) {
+  WW_ASSIGN_OR_STATUS(arena_, transfer::StageArenaOf(*agreed));
+  layout_ = std::move(agreed);
   return OkStatus();
 }
 

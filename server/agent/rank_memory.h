@@ -23,7 +23,7 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   ~RankMemory();
 
   /// Sets the agreed layout, once. kInvalidArgument / kShapeOverflow when its sizes do not fit.
-  Status SetLayout(layout::RankLayout agreed);
+  Status SetLayout(std::shared_ptr<const layout::RankLayout> agreed);
   /// Null before SetLayout.
   const std::shared_ptr<const layout::RankLayout>& layout() const { return layout_; }
   /// Bytes of each tensor, in the layout's order, and where each lies in an arena of its own.

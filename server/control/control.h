@@ -81,7 +81,7 @@ struct LayoutSubmission {
   std::optional<layout::RankLayout> layout;
 };
 struct LayoutReply {
-  layout::RankLayout agreed;
+  std::shared_ptr<const layout::RankLayout> agreed;  ///< never null
   layout::Fingerprint canonical;
   std::vector<std::string> notes = {};  ///< where a trace and the scheme disagree, for people
 };

@@ -52,8 +52,9 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
         outbox_(strand),
         membership_(options_, outbox_, *this, metrics),
         leases_(options_, clock, strand, membership_),
-        negotiation_(strand, workers, membership_, outbox_, *this, metrics),
-        plans_(clock, strand, workers, metrics),
+        work_(options_.work == nullptr ? std::make_shared<const Work>() : options_.work),
+        negotiation_(strand, workers, work_, membership_, outbox_, *this, metrics),
+        plans_(clock, strand, workers, work_, metrics),
         driver_({options_, clock, strand, membership_, plans_, outbox_, journal, metrics},
                 std::move(recovered.committed), recovered.first, [this] { Changed(); }) {
     driver_.Start();
@@ -107,10 +108,11 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
           reply, Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
                       "the plan has " + std::to_string(ranks) + " ranks on that side"));
     }
-    workers_.Post([pair, side, rank, reply = std::move(reply), &strand = strand_]() mutable {
-      auto slice = std::make_shared<const plan::RankSlice>(plan::SliceOf(*pair->plan, side, rank));
-      strand.Post([reply = std::move(reply), slice] { reply(Slice(slice)); });
-    });
+    workers_.Post(
+        [pair, side, rank, work = work_, reply = std::move(reply), &strand = strand_]() mutable {
+          const Slice slice = work->Slice(*pair->plan, side, rank);
+          strand.Post([reply = std::move(reply), slice] { reply(slice); });
+        });
   }
 
   void Report(AgentId agent, epoch::Report report) override {
@@ -309,6 +311,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   Outbox outbox_;
   Membership membership_;
   Leases leases_;
+  const std::shared_ptr<const Work> work_;
   Negotiation negotiation_;
   PlanCache plans_;
   Driver driver_;

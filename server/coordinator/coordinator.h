@@ -17,6 +17,8 @@
 /// Membership, negotiation, plan cache; drives the epoch machine. One per job.
 namespace weightwire::coordinator {
 
+class Work;
+
 struct Options {
   std::string job = "default";
   Nanos heartbeat = std::chrono::seconds(1);
@@ -34,6 +36,8 @@ struct Options {
   uint32_t epochs_remembered = 256;  ///< for status
   /// Secrets (tickets) come from here; 16 random bytes each.
   std::function<Ticket()> random_ticket;
+  /// What computes layouts and plans; null: Work itself.
+  std::shared_ptr<const Work> work;
 };
 
 /// Engine states of the status.

@@ -11,16 +11,10 @@
 #include "server/control/control.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/outbox.h"
+#include "server/coordinator/work.h"
 #include "server/metrics/metrics.h"
 
 namespace weightwire::coordinator {
-
-/// What all ranks of a group hold, once every rank has agreed.
-struct AgreedLayout {
-  layout::ModelLayout model;
-  layout::Fingerprint fingerprint;
-};
-using AgreedLayoutPtr = std::shared_ptr<const AgreedLayout>;
 
 struct Session {
   AgentId id{};

@@ -18,7 +18,7 @@ void Negotiation::Submit(control::LayoutSubmission submission, LayoutReplier rep
   auto shared = std::make_shared<const control::LayoutSubmission>(std::move(submission));
   if (Status why = CheckSubmission(*shared); !why.ok()) return Refuse(*shared, reply, why);
   if (shared->layout) {
-    return Compute([shared] { return Explicit(*shared); }, shared, reply);
+    return Compute(shared, {}, reply);
   }
   // A trace without a scheme needs the canonical space alone; hf has it as checkpoints do.
   schemes_.Get(shared->config_json, shared->spec.empty() ? "hf" : shared->spec,
@@ -50,84 +50,24 @@ Status Negotiation::CheckSubmission(const control::LayoutSubmission& submission)
 void Negotiation::WithScheme(const Submission& submission, const LayoutReplier& reply,
                              const Result<SchemeLayout>& scheme) {
   if (!scheme) return Refuse(*submission, reply, scheme.error());
+  Compute(submission, *scheme, reply);
+}
+
+void Negotiation::Compute(const Submission& submission, const SchemeLayout& scheme,
+                          const LayoutReplier& reply) {
   const auto place = membership_.Find(submission->member);
   if (!place) return Refuse(*submission, reply, place.error());
-  Compute(
-      [submission, scheme = *scheme, rank = place->rank, world = place->group->world_size()] {
-        return FromScheme(*submission, scheme, rank, world);
-      },
-      submission, reply);
-}
-
-Result<Negotiation::RankOffer> Negotiation::FromScheme(const control::LayoutSubmission& submission,
-                                                       const SchemeLayout& scheme, uint32_t rank,
-                                                       uint32_t world) {
-  if (!submission.spec.empty() && scheme.model->ranks.size() != world) {
-    return Fail(
-        Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-               "'" + submission.spec + "' has " + std::to_string(scheme.model->ranks.size()) +
-                   " ranks, but the group registered with world_size " + std::to_string(world))
-            .Remedy("correct the parallel spec or the world size"));
-  }
-  if (!submission.trace.empty()) return FromTrace(submission, scheme, rank);
-  WW_ASSIGN(layout::RankLayout agreed,
-            layout::Reconcile(scheme.model->ranks[rank], submission.observed));
-  return Offer(std::move(agreed), scheme.canonical, scheme.canonical_fingerprint);
-}
-
-Result<Negotiation::RankOffer> Negotiation::FromTrace(const control::LayoutSubmission& submission,
-                                                      const SchemeLayout& scheme, uint32_t rank) {
-  WW_ASSIGN(layout::RankLayout traced,
-            layout::LayoutFromTrace(*scheme.canonical, submission.trace));
-  std::vector<std::string> notes;
-  if (!submission.spec.empty()) {
-    notes = layout::CompareTrace(*scheme.canonical, traced, scheme.model->ranks[rank]);
-  }
-  WW_ASSIGN(layout::RankLayout bound, layout::BindTrace(std::move(traced), submission.observed));
-  WW_FAIL_IF_ERROR(layout::ValidateRank(*scheme.canonical, bound));
-  WW_ASSIGN(RankOffer offer,
-            Offer(std::move(bound), scheme.canonical, scheme.canonical_fingerprint));
-  offer.notes = std::move(notes);
-  return offer;
-}
-
-Result<Negotiation::RankOffer> Negotiation::Explicit(const control::LayoutSubmission& submission) {
-  WW_FAIL_IF_ERROR(layout::Validate(layout::ModelLayout{*submission.canonical, {}}));
-  WW_FAIL_IF_ERROR(layout::ValidateRank(*submission.canonical, *submission.layout));
-  auto canonical = std::make_shared<const layout::CanonicalSpace>(*submission.canonical);
-  return Offer(*submission.layout, canonical, layout::FingerprintOf(*canonical));
-}
-
-Result<Negotiation::RankOffer> Negotiation::Offer(
-    layout::RankLayout rank, std::shared_ptr<const layout::CanonicalSpace> canonical,
-    layout::Fingerprint canonical_fingerprint) {
-  int64_t bytes = 0;
-  for (const layout::LocalTensor& tensor : rank.tensors) {
-    const auto size = layout::StorageBytes(tensor.dtype, tensor.shape);
-    if (!size || __builtin_add_overflow(bytes, *size, &bytes)) {
-      return Fail(Status(Code::kInvalidArgument, Reason::kShapeOverflow,
-                         "the rank's bytes do not fit 64 bits")
-                      .AtTensor(tensor.name));
-    }
-  }
-  return RankOffer{std::make_shared<const layout::RankLayout>(std::move(rank)),
-                   std::move(canonical),
-                   canonical_fingerprint,
-                   bytes,
-                   {}};
-}
-
-void Negotiation::Compute(std::function<Result<RankOffer>()> work, const Submission& submission,
-                          const LayoutReplier& reply) {
   auto offered = lifeline_.Bind([this, submission, reply](Result<RankOffer> offer) {
     Offered(submission, reply, std::move(offer));
   });
-  workers_.Post(
-      [work = std::move(work), offered = std::move(offered), &strand = strand_]() mutable {
-        strand.Post([offered = std::move(offered), offer = work()]() mutable {
-          offered(std::move(offer));
-        });
-      });
+  workers_.Post([submission, scheme, work = work_, rank = place->rank,
+                 world = place->group->world_size(), offered = std::move(offered),
+                 &strand = strand_]() mutable {
+    auto offer = work->Offer(*submission, scheme, rank, world);
+    strand.Post([offered = std::move(offered), offer = std::move(offer)]() mutable {
+      offered(std::move(offer));
+    });
+  });
 }
 
 void Negotiation::Offered(const Submission& submission, const LayoutReplier& reply,
@@ -138,7 +78,7 @@ void Negotiation::Offered(const Submission& submission, const LayoutReplier& rep
   }
   outbox_.Reply<control::LayoutReply>(
       reply,
-      control::LayoutReply{*offer->layout, offer->canonical_fingerprint, std::move(offer->notes)});
+      control::LayoutReply{offer->layout, offer->canonical_fingerprint, std::move(offer->notes)});
 }
 
 Status Negotiation::Agree(const control::LayoutSubmission& submission, const RankOffer& offer) {
@@ -175,14 +115,9 @@ void Negotiation::AssembleWhenComplete(Group& group) {
     Assembled(name, generation, members, agreed);
   });
   workers_.Post([canonical = group.canonical, ranks = std::move(ranks),
-                 assembled = std::move(assembled), &strand = strand_]() mutable {
-    auto agreed = std::make_shared<AgreedLayout>();
-    agreed->model.canonical = *canonical;
-    for (const auto& rank : ranks) agreed->model.ranks.push_back(*rank);
-    agreed->fingerprint = layout::FingerprintOf(agreed->model);
-    strand.Post([assembled = std::move(assembled), agreed]() mutable {
-      assembled(AgreedLayoutPtr(agreed));
-    });
+                 assembled = std::move(assembled), work = work_, &strand = strand_]() mutable {
+    auto agreed = work->Assemble(*canonical, ranks);
+    strand.Post([assembled = std::move(assembled), agreed]() mutable { assembled(agreed); });
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "server/base/executor.h"
 #include "server/coordinator/lifeline.h"
@@ -20,42 +21,29 @@ namespace weightwire::coordinator {
 /// `Group::agreed` is set. A rank's layout is fixed until the rank registers anew. Strand only.
 class Negotiation {
  public:
-  Negotiation(Executor& strand, Executor& workers, Membership& membership, Outbox& outbox,
-              Membership::Observer& observer, metrics::Sink& metrics)
+  Negotiation(Executor& strand, Executor& workers, std::shared_ptr<const Work> work,
+              Membership& membership, Outbox& outbox, Membership::Observer& observer,
+              metrics::Sink& metrics)
       : strand_(strand),
         workers_(workers),
+        work_(std::move(work)),
         membership_(membership),
         outbox_(outbox),
         observer_(observer),
         metrics_(metrics),
-        schemes_(strand, workers) {}
+        schemes_(strand, workers, work_) {}
 
   /// Errors: CoordinatorPort::SubmitLayout's.
   void Submit(control::LayoutSubmission submission, control::Reply<control::LayoutReply> reply);
 
  private:
-  struct RankOffer {
-    std::shared_ptr<const layout::RankLayout> layout;
-    std::shared_ptr<const layout::CanonicalSpace> canonical;
-    layout::Fingerprint canonical_fingerprint;
-    int64_t bytes = 0;
-    std::vector<std::string> notes;
-  };
   using Submission = std::shared_ptr<const control::LayoutSubmission>;
   using LayoutReplier = control::Reply<control::LayoutReply>;
 
-  static Result<RankOffer> Explicit(const control::LayoutSubmission& submission);
-  static Result<RankOffer> FromScheme(const control::LayoutSubmission& submission,
-                                      const SchemeLayout& scheme, uint32_t rank, uint32_t world);
-  static Result<RankOffer> FromTrace(const control::LayoutSubmission& submission,
-                                     const SchemeLayout& scheme, uint32_t rank);
-  static Result<RankOffer> Offer(layout::RankLayout rank,
-                                 std::shared_ptr<const layout::CanonicalSpace> canonical,
-                                 layout::Fingerprint canonical_fingerprint);
   Status CheckSubmission(const control::LayoutSubmission& submission) const;
   void WithScheme(const Submission& submission, const LayoutReplier& reply,
                   const Result<SchemeLayout>& scheme);
-  void Compute(std::function<Result<RankOffer>()> work, const Submission& submission,
+  void Compute(const Submission& submission, const SchemeLayout& scheme,
                const LayoutReplier& reply);
   void Offered(const Submission& submission, const LayoutReplier& reply, Result<RankOffer> offer);
   Status Agree(const control::LayoutSubmission& submission, const RankOffer& offer);
@@ -66,6 +54,7 @@ class Negotiation {
 
   Executor& strand_;
   Executor& workers_;
+  const std::shared_ptr<const Work> work_;
   Membership& membership_;
   Outbox& outbox_;
   Membership::Observer& observer_;

@@ -2,24 +2,10 @@
 
 #include <algorithm>
 
-#include "server/layout/scheme.h"
-
 namespace weightwire::coordinator {
 namespace {
 
 constexpr size_t kPlansMax = 256;
-
-Result<PlannedPairPtr> BuildAndProve(const AgreedLayoutPtr& source, const AgreedLayoutPtr& target) {
-  WW_FAIL_IF_ERROR(layout::CheckTie(source->model.canonical, target->model.canonical));
-  WW_ASSIGN(plan::TransferPlan built, plan::BuildPlan(source->model, target->model));
-  if (built.streams.empty()) {
-    return Fail(Code::kFailedPrecondition, Reason::kTensorMissing,
-                "the target holds no tensor of the model");
-  }
-  WW_FAIL_IF_ERROR(plan::VerifyPlan(built, source->model, target->model));
-  return std::make_shared<const PlannedPair>(
-      PlannedPair{std::make_shared<const plan::TransferPlan>(std::move(built)), source, target});
-}
 
 }  // namespace
 
@@ -39,14 +25,14 @@ void PlanCache::Get(const AgreedLayoutPtr& source, const AgreedLayoutPtr& target
 void PlanCache::Build(const Key& key, const AgreedLayoutPtr& source,
                       const AgreedLayoutPtr& target) {
   auto finish = lifeline_.Bind([this, key](const Built& built) { Finish(key, built); });
-  workers_.Post(
-      [source, target, finish = std::move(finish), &strand = strand_, &clock = clock_]() mutable {
-        const Nanos start = clock.Now();
-        Built built{BuildAndProve(source, target), 0};
-        built.seconds = std::chrono::duration<double>(clock.Now() - start).count();
-        strand.Post(
-            [finish = std::move(finish), built = std::move(built)]() mutable { finish(built); });
-      });
+  workers_.Post([source, target, work = work_, finish = std::move(finish), &strand = strand_,
+                 &clock = clock_]() mutable {
+    const Nanos start = clock.Now();
+    Built built{work->Plan(source, target), 0};
+    built.seconds = std::chrono::duration<double>(clock.Now() - start).count();
+    strand.Post(
+        [finish = std::move(finish), built = std::move(built)]() mutable { finish(built); });
+  });
 }
 
 void PlanCache::Finish(const Key& key, const Built& built) {

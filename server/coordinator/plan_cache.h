@@ -9,31 +9,26 @@
 #include "server/base/clock.h"
 #include "server/base/executor.h"
 #include "server/coordinator/lifeline.h"
-#include "server/coordinator/membership.h"
+#include "server/coordinator/work.h"
 #include "server/metrics/metrics.h"
-#include "server/plan/plan.h"
 
 namespace weightwire::coordinator {
 
-/// A proved plan with the layouts that it joins.
-struct PlannedPair {
-  std::shared_ptr<const plan::TransferPlan> plan;
-  AgreedLayoutPtr source;
-  AgreedLayoutPtr target;
-};
-using PlannedPairPtr = std::shared_ptr<const PlannedPair>;
-
-/// Plans by (source, target) fingerprint, built and proved (plan::VerifyPlan) on the workers before
+/// Plans by (source, target) fingerprint, built and proved (Work::Plan) on the workers before
 /// anyone sees them. One that is being built is built once; the least recently used is dropped
 /// beyond the bound (who still holds it keeps it). Failures are not kept. Strand only.
 class PlanCache {
  public:
   using Ready = std::function<void(const Result<PlannedPairPtr>&)>;
-  PlanCache(Clock& clock, Executor& strand, Executor& workers, metrics::Sink& metrics)
-      : clock_(clock), strand_(strand), workers_(workers), metrics_(metrics) {}
+  PlanCache(Clock& clock, Executor& strand, Executor& workers, std::shared_ptr<const Work> work,
+            metrics::Sink& metrics)
+      : clock_(clock),
+        strand_(strand),
+        workers_(workers),
+        work_(std::move(work)),
+        metrics_(metrics) {}
 
-  /// `ready` runs later, on the strand. Errors: layout::CheckTie's, plan::BuildPlan's and
-  /// VerifyPlan's; kFailedPrecondition / kTensorMissing when the target holds nothing of the model.
+  /// `ready` runs later, on the strand. Errors: Work::Plan's.
   void Get(const AgreedLayoutPtr& source, const AgreedLayoutPtr& target, Ready ready);
   /// Null when the plan is not known (any more).
   PlannedPairPtr Find(PlanId plan) const;
@@ -56,6 +51,7 @@ class PlanCache {
   Clock& clock_;
   Executor& strand_;
   Executor& workers_;
+  const std::shared_ptr<const Work> work_;
   metrics::Sink& metrics_;
   std::map<Key, Entry> entries_;
   std::map<PlanId, PlannedPairPtr> by_id_;

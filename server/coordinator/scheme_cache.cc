@@ -5,14 +5,6 @@ namespace {
 
 constexpr size_t kEntriesMax = 16;
 
-Result<SchemeLayout> Compute(const std::string& config_json, const std::string& spec) {
-  WW_ASSIGN(const layout::ParallelSpec parsed, layout::ParseParallelSpec(spec));
-  WW_ASSIGN(layout::ModelLayout model, layout::LayoutFromScheme(config_json, parsed));
-  auto shared = std::make_shared<const layout::ModelLayout>(std::move(model));
-  auto canonical = std::shared_ptr<const layout::CanonicalSpace>(shared, &shared->canonical);
-  return SchemeLayout{shared, canonical, layout::FingerprintOf(*canonical)};
-}
-
 }  // namespace
 
 void SchemeCache::Get(const std::string& config_json, const std::string& spec, Ready ready) {
@@ -26,8 +18,8 @@ void SchemeCache::Get(const std::string& config_json, const std::string& spec, R
   if (entry.waiting.size() > 1) return;
   auto finish = lifeline_.Bind(
       [this, key](const std::shared_ptr<const Result<SchemeLayout>>& r) { Finish(key, r); });
-  workers_.Post([key, finish = std::move(finish), &strand = strand_]() mutable {
-    auto result = std::make_shared<const Result<SchemeLayout>>(Compute(key.first, key.second));
+  workers_.Post([key, work = work_, finish = std::move(finish), &strand = strand_]() mutable {
+    auto result = std::make_shared<const Result<SchemeLayout>>(work->Scheme(key.first, key.second));
     strand.Post([finish = std::move(finish), result]() mutable { finish(result); });
   });
 }

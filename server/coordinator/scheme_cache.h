@@ -10,23 +10,17 @@
 
 #include "server/base/executor.h"
 #include "server/coordinator/lifeline.h"
-#include "server/layout/scheme.h"
+#include "server/coordinator/work.h"
 
 namespace weightwire::coordinator {
 
-/// What a scheme says about a model, with the fingerprint of the canonical space.
-struct SchemeLayout {
-  std::shared_ptr<const layout::ModelLayout> model;
-  std::shared_ptr<const layout::CanonicalSpace> canonical;
-  layout::Fingerprint canonical_fingerprint;
-};
-
-/// layout::LayoutFromScheme on the workers, once for each (config.json, spec): ranks that ask while
+/// Work::Scheme on the workers, once for each (config.json, spec): ranks that ask while
 /// it is being computed wait for the same answer. Keeps the most recent few. Strand only.
 class SchemeCache {
  public:
   using Ready = std::function<void(const Result<SchemeLayout>&)>;
-  SchemeCache(Executor& strand, Executor& workers) : strand_(strand), workers_(workers) {}
+  SchemeCache(Executor& strand, Executor& workers, std::shared_ptr<const Work> work)
+      : strand_(strand), workers_(workers), work_(std::move(work)) {}
   /// `ready` runs later, on the strand. Failures are not kept.
   void Get(const std::string& config_json, const std::string& spec, Ready ready);
 
@@ -40,6 +34,7 @@ class SchemeCache {
 
   Executor& strand_;
   Executor& workers_;
+  const std::shared_ptr<const Work> work_;
   std::map<Key, Entry> entries_;
   std::deque<Key> order_;  ///< of finished entries, oldest first
   Lifeline lifeline_;

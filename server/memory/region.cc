@@ -16,6 +16,8 @@
 namespace weightwire::memory {
 namespace {
 
+constexpr uint64_t kHugePageBytes = 2 << 20;
+
 uint64_t NextRegionId() {
   static std::atomic<uint64_t> next{1};
   return next.fetch_add(1, std::memory_order_relaxed);
@@ -124,7 +126,9 @@ Result<std::shared_ptr<MemoryRegion>> MemoryRegion::Allocate(const std::string& 
   if (mapped == MAP_FAILED) return Refused(bytes, ErrorText("mmap", errno));
   std::shared_ptr<MemoryRegion> region(
       new MemoryRegion(std::move(fd), static_cast<std::byte*>(mapped), bytes));
-  madvise(mapped, bytes, MADV_HUGEPAGE);  // an advice: hosts that forbid it still work
+  if (bytes >= kHugePageBytes) {
+    madvise(mapped, bytes, MADV_HUGEPAGE);  // an advice: hosts that forbid it still work
+  }
   if (int error = Prefault(region->data(), bytes); error != 0) {
     return Refused(bytes, ErrorText("prefault", error));
   }

@@ -37,7 +37,8 @@ enum class Access { kReadOnly, kReadWrite };
 class MemoryRegion {
  public:
   /// Makes a memfd of exactly `bytes` (> 0), sealed SHRINK | GROW | SEAL, mapped read-write and
-  /// pre-faulted (so that the first transfer does not pay for page faults). Huge pages are advised.
+  /// pre-faulted (so that the first transfer does not pay for page faults). Huge pages are advised
+  /// where one fits.
   ///   kResourceExhausted / kLimitExceeded  the kernel has no memory for it; names the bytes
   static Result<std::shared_ptr<MemoryRegion>> Allocate(const std::string& name, uint64_t bytes);
 

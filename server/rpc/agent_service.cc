@@ -94,7 +94,7 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
                             [answer](Result<control::LayoutReply> reply) {
                               if (!reply) return answer(reply.error());
                               v1::AgentLayoutResponse out;
-                              *out.mutable_agreed() = wire::ToProto(reply->agreed);
+                              *out.mutable_agreed() = wire::ToProto(*reply->agreed);
                               for (const std::string& note : reply->notes) out.add_notes(note);
                               answer(std::move(out));
                             });

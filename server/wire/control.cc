@@ -148,7 +148,7 @@ Result<control::LayoutSubmission> FromProto(const v1::SubmitLayoutRequest& reque
 
 v1::SubmitLayoutResponse ToProto(const control::LayoutReply& reply) {
   v1::SubmitLayoutResponse out;
-  *out.mutable_agreed() = ToProto(reply.agreed);
+  *out.mutable_agreed() = ToProto(*reply.agreed);
   out.set_canonical_high(reply.canonical.high);
   out.set_canonical_low(reply.canonical.low);
   for (const std::string& note : reply.notes) out.add_notes(note);
@@ -157,7 +157,8 @@ v1::SubmitLayoutResponse ToProto(const control::LayoutReply& reply) {
 
 Result<control::LayoutReply> FromProto(const v1::SubmitLayoutResponse& reply) {
   control::LayoutReply out;
-  WW_ASSIGN(out.agreed, FromProto("agreed", reply.agreed()));
+  WW_ASSIGN(layout::RankLayout agreed, FromProto("agreed", reply.agreed()));
+  out.agreed = std::make_shared<const layout::RankLayout>(std::move(agreed));
   out.canonical = {reply.canonical_high(), reply.canonical_low()};
   out.notes.assign(reply.notes().begin(), reply.notes().end());
   return out;

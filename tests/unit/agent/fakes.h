@@ -40,7 +40,7 @@ class FakeCoordinator final : public control::CoordinatorPort {
   void SubmitLayout(control::LayoutSubmission submission,
                     control::Reply<control::LayoutReply> reply) override {
     if (!layout_answer.ok()) return reply(Fail(layout_answer));
-    reply(control::LayoutReply{*submission.layout, {}});
+    reply(control::LayoutReply{std::make_shared<const layout::RankLayout>(*submission.layout), {}});
   }
   void Publish(control::PublishRequest request, control::Done done) override {
     published.push_back(request);

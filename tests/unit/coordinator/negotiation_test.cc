@@ -60,7 +60,7 @@ TEST_F(Negotiation, SchemeIsAgreedWithEveryRankAndEpochsRunOnIt) {
   for (uint32_t rank = 0; rank < 2; ++rank) {
     const auto reply = fleet.Submit(Scheme(members[rank], config, "megatron:tp2", rank));
     ASSERT_TRUE(reply.has_value()) << reply.error().ToString();
-    EXPECT_EQ(reply->agreed.tensors.size(), ObservedBy(config, "megatron:tp2", rank).size());
+    EXPECT_EQ(reply->agreed->tensors.size(), ObservedBy(config, "megatron:tp2", rank).size());
   }
   const auto engine = fleet.Register("e", GroupRole::kEngine, "engine-a", 0, 1);
   ASSERT_TRUE(fleet.Submit(Scheme(*engine, config, "vllm:tp1", 0)).has_value());
@@ -75,7 +75,7 @@ TEST_F(Negotiation, AgreedLayoutKeepsTheReportedOrder) {
   std::reverse(submission.observed.begin(), submission.observed.end());
   const auto reply = fleet.Submit(submission);
   ASSERT_TRUE(reply.has_value());
-  EXPECT_EQ(reply->agreed.tensors.front().name, submission.observed.front().name);
+  EXPECT_EQ(reply->agreed->tensors.front().name, submission.observed.front().name);
 }
 
 TEST_F(Negotiation, RepeatedSubmissionHasTheSameAnswerAndAnotherIsRefused) {
@@ -214,8 +214,8 @@ TEST_F(Negotiation, TraceWinsOverTheSchemeAndSaysWhereTheyDisagree) {
   ASSERT_TRUE(reply.has_value()) << reply.error().ToString();
   EXPECT_THAT(reply->notes, ::testing::Contains(::testing::HasSubstr("q_proj.weight: the loader")));
   EXPECT_THAT(reply->notes, ::testing::Not(::testing::Contains(::testing::HasSubstr("layernorm"))));
-  EXPECT_EQ(reply->agreed.tensors.size(), submission.observed.size());
-  EXPECT_TRUE(reply->agreed.tensors.back().pieces.empty());
+  EXPECT_EQ(reply->agreed->tensors.size(), submission.observed.size());
+  EXPECT_TRUE(reply->agreed->tensors.back().pieces.empty());
   submission.member = members[1];
   EXPECT_THAT(fleet.Submit(submission)->notes, ::testing::IsEmpty());
 }

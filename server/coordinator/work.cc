@@ -1,0 +1,108 @@
+#include "server/coordinator/work.h"
+
+#include <utility>
+
+namespace weightwire::coordinator {
+namespace {
+
+Result<RankOffer> Sized(layout::RankLayout rank,
+                        std::shared_ptr<const layout::CanonicalSpace> canonical,
+                        layout::Fingerprint canonical_fingerprint) {
+  int64_t bytes = 0;
+  for (const layout::LocalTensor& tensor : rank.tensors) {
+    const auto size = layout::StorageBytes(tensor.dtype, tensor.shape);
+    if (!size || __builtin_add_overflow(bytes, *size, &bytes)) {
+      return Fail(Status(Code::kInvalidArgument, Reason::kShapeOverflow,
+                         "the rank's bytes do not fit 64 bits")
+                      .AtTensor(tensor.name));
+    }
+  }
+  return RankOffer{std::make_shared<const layout::RankLayout>(std::move(rank)),
+                   std::move(canonical),
+                   canonical_fingerprint,
+                   bytes,
+                   {}};
+}
+
+Result<RankOffer> FromTrace(const control::LayoutSubmission& submission, const SchemeLayout& scheme,
+                            uint32_t rank) {
+  WW_ASSIGN(layout::RankLayout traced,
+            layout::LayoutFromTrace(*scheme.canonical, submission.trace));
+  std::vector<std::string> notes;
+  if (!submission.spec.empty()) {
+    notes = layout::CompareTrace(*scheme.canonical, traced, scheme.model->ranks[rank]);
+  }
+  WW_ASSIGN(layout::RankLayout bound, layout::BindTrace(std::move(traced), submission.observed));
+  WW_FAIL_IF_ERROR(layout::ValidateRank(*scheme.canonical, bound));
+  WW_ASSIGN(RankOffer offer,
+            Sized(std::move(bound), scheme.canonical, scheme.canonical_fingerprint));
+  offer.notes = std::move(notes);
+  return offer;
+}
+
+Result<RankOffer> FromScheme(const control::LayoutSubmission& submission,
+                             const SchemeLayout& scheme, uint32_t rank, uint32_t world) {
+  if (!submission.spec.empty() && scheme.model->ranks.size() != world) {
+    return Fail(
+        Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+               "'" + submission.spec + "' has " + std::to_string(scheme.model->ranks.size()) +
+                   " ranks, but the group registered with world_size " + std::to_string(world))
+            .Remedy("correct the parallel spec or the world size"));
+  }
+  if (!submission.trace.empty()) return FromTrace(submission, scheme, rank);
+  WW_ASSIGN(layout::RankLayout agreed,
+            layout::Reconcile(scheme.model->ranks[rank], submission.observed));
+  return Sized(std::move(agreed), scheme.canonical, scheme.canonical_fingerprint);
+}
+
+Result<RankOffer> Explicit(const control::LayoutSubmission& submission) {
+  WW_FAIL_IF_ERROR(layout::Validate(layout::ModelLayout{*submission.canonical, {}}));
+  WW_FAIL_IF_ERROR(layout::ValidateRank(*submission.canonical, *submission.layout));
+  auto canonical = std::make_shared<const layout::CanonicalSpace>(*submission.canonical);
+  return Sized(*submission.layout, canonical, layout::FingerprintOf(*canonical));
+}
+
+}  // namespace
+
+Result<SchemeLayout> Work::Scheme(const std::string& config_json, const std::string& spec) const {
+  WW_ASSIGN(const layout::ParallelSpec parsed, layout::ParseParallelSpec(spec));
+  WW_ASSIGN(layout::ModelLayout model, layout::LayoutFromScheme(config_json, parsed));
+  auto shared = std::make_shared<const layout::ModelLayout>(std::move(model));
+  auto canonical = std::shared_ptr<const layout::CanonicalSpace>(shared, &shared->canonical);
+  return SchemeLayout{shared, canonical, layout::FingerprintOf(*canonical)};
+}
+
+Result<RankOffer> Work::Offer(const control::LayoutSubmission& submission,
+                              const SchemeLayout& scheme, uint32_t rank, uint32_t world) const {
+  return submission.layout ? Explicit(submission) : FromScheme(submission, scheme, rank, world);
+}
+
+AgreedLayoutPtr Work::Assemble(
+    const layout::CanonicalSpace& canonical,
+    const std::vector<std::shared_ptr<const layout::RankLayout>>& ranks) const {
+  auto agreed = std::make_shared<AgreedLayout>();
+  agreed->model.canonical = canonical;
+  for (const auto& rank : ranks) agreed->model.ranks.push_back(*rank);
+  agreed->fingerprint = layout::FingerprintOf(agreed->model);
+  return agreed;
+}
+
+Result<PlannedPairPtr> Work::Plan(const AgreedLayoutPtr& source,
+                                  const AgreedLayoutPtr& target) const {
+  WW_FAIL_IF_ERROR(layout::CheckTie(source->model.canonical, target->model.canonical));
+  WW_ASSIGN(plan::TransferPlan built, plan::BuildPlan(source->model, target->model));
+  if (built.streams.empty()) {
+    return Fail(Code::kFailedPrecondition, Reason::kTensorMissing,
+                "the target holds no tensor of the model");
+  }
+  WW_FAIL_IF_ERROR(plan::VerifyPlan(built, source->model, target->model));
+  return std::make_shared<const PlannedPair>(
+      PlannedPair{std::make_shared<const plan::TransferPlan>(std::move(built)), source, target});
+}
+
+std::shared_ptr<const plan::RankSlice> Work::Slice(const plan::TransferPlan& plan, plan::Side side,
+                                                   uint32_t rank) const {
+  return std::make_shared<const plan::RankSlice>(plan::SliceOf(plan, side, rank));
+}
+
+}  // namespace weightwire::coordinator

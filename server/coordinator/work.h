@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/control/control.h"
+#include "server/layout/scheme.h"
+#include "server/plan/plan.h"
+
+namespace weightwire::coordinator {
+
+/// What a scheme says about a model, with the fingerprint of the canonical space.
+struct SchemeLayout {
+  std::shared_ptr<const layout::ModelLayout> model;
+  std::shared_ptr<const layout::CanonicalSpace> canonical;
+  layout::Fingerprint canonical_fingerprint;
+};
+
+/// What a rank holds, as its process and its scheme agree on it.
+struct RankOffer {
+  std::shared_ptr<const layout::RankLayout> layout;
+  std::shared_ptr<const layout::CanonicalSpace> canonical;
+  layout::Fingerprint canonical_fingerprint;
+  int64_t bytes = 0;
+  std::vector<std::string> notes;
+};
+
+/// What all ranks of a group hold, once every rank has agreed.
+struct AgreedLayout {
+  layout::ModelLayout model;
+  layout::Fingerprint fingerprint;
+};
+using AgreedLayoutPtr = std::shared_ptr<const AgreedLayout>;
+
+/// A proved plan with the layouts that it joins.
+struct PlannedPair {
+  std::shared_ptr<const plan::TransferPlan> plan;
+  AgreedLayoutPtr source;
+  AgreedLayoutPtr target;
+};
+using PlannedPairPtr = std::shared_ptr<const PlannedPair>;
+
+/// What a coordinator computes on its workers: layouts, plans and their slices. All of it is pure;
+/// who starts one coordinator after another may override a function by one that remembers what it
+/// has answered. Thread-safe.
+class Work {
+ public:
+  virtual ~Work() = default;
+  /// Errors: layout::ParseParallelSpec's and LayoutFromScheme's.
+  virtual Result<SchemeLayout> Scheme(const std::string& config_json,
+                                      const std::string& spec) const;
+  /// `scheme` is not looked at where the submission has explicit boxes.
+  /// Errors: CoordinatorPort::SubmitLayout's.
+  virtual Result<RankOffer> Offer(const control::LayoutSubmission& submission,
+                                  const SchemeLayout& scheme, uint32_t rank, uint32_t world) const;
+  virtual AgreedLayoutPtr Assemble(
+      const layout::CanonicalSpace& canonical,
+      const std::vector<std::shared_ptr<const layout::RankLayout>>& ranks) const;
+  /// Builds and proves. Errors: layout::CheckTie's, plan::BuildPlan's and VerifyPlan's;
+  /// kFailedPrecondition / kTensorMissing when the target holds nothing of the model.
+  virtual Result<PlannedPairPtr> Plan(const AgreedLayoutPtr& source,
+                                      const AgreedLayoutPtr& target) const;
+  /// `rank` is one of that side.
+  virtual std::shared_ptr<const plan::RankSlice> Slice(const plan::TransferPlan& plan,
+                                                       plan::Side side, uint32_t rank) const;
+};
+
+}  // namespace weightwire::coordinator
