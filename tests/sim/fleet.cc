@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "tests/sim/remembering_work.h"
+
 namespace weightwire::sim {
 
 transfer::Tuning Fleet::SmallTuning() {
@@ -32,6 +34,8 @@ Fleet::Fleet(Options options)
                     options_.tuning} {
   network.SetDefaultLink(options_.link);
   journal.before_append = [this](const coordinator::JournalRecord& record) { OnAppend(record); };
+  static const auto work = std::make_shared<const RememberingWork>();  // of all fleets
+  options_.coordinator.work = work;
   options_.coordinator.random_ticket = [this] {
     Ticket ticket;
     for (uint8_t& byte : ticket) byte = static_cast<uint8_t>(random());
@@ -50,7 +54,7 @@ Fleet::Fleet(Options options)
     for (const auto& name : names) found.push_back(&node(name));
     return found;
   };
-  trainer_ = std::make_unique<Trainer>(executor, random, model, MegatronTp2Pp2(),
+  trainer_ = std::make_unique<Trainer>(executor, random, model, options_.trainer,
                                        at(options_.trainer_nodes));
   for (const EngineSpec& spec : options_.engines) {
     engines_.push_back(std::make_unique<Rollout>(
@@ -80,15 +84,18 @@ bool Fleet::Start() {
   executor.RunFor(std::chrono::milliseconds(50));
   trainer_->Start();
   for (auto& engine : engines_) engine->Start();
-  return RunUntil(
-      [this] {
-        const auto status = coordinator_->Snapshot();
-        return trainer_->Idle() && status.engines.size() == engines_.size() &&
-               std::ranges::all_of(status.engines, [](const auto& engine) {
-                 return engine.state == coordinator::EngineState::kEmpty;
-               });
-      },
-      std::chrono::seconds(30));
+  const auto ready = [this] {
+    return trainer_->Idle() &&
+           std::ranges::all_of(engines_, [](const auto& engine) { return engine->Ready(); });
+  };
+  const auto known = [this] {
+    const auto status = coordinator_->Snapshot();
+    return status.engines.size() == engines_.size() &&
+           std::ranges::all_of(status.engines, [](const auto& engine) {
+             return engine.state == coordinator::EngineState::kEmpty;
+           });
+  };
+  return RunUntil(ready, std::chrono::seconds(30)) && RunUntil(known, std::chrono::seconds(30));
 }
 
 void Fleet::StartCoordinator() {
@@ -119,12 +126,14 @@ void Fleet::SetLinks(const transport::FakeLink& link) {
 }
 
 bool Fleet::RunUntil(const std::function<bool()>& done, Nanos span) {
-  return executor.RunUntil(
+  const bool was_done = executor.RunUntil(
       [&] {
-        CheckInvariants();
+        engines_[steps_++ % engines_.size()]->CheckServedBytes();
         return done() || ::testing::Test::HasFatalFailure();
       },
       span);
+  for (const auto& engine : engines_) engine->CheckServedBytes();
+  return was_done;
 }
 
 void Fleet::RunFor(Nanos span) {
@@ -195,10 +204,6 @@ coordinator::EngineStatus Fleet::StatusOf(const std::string& name) const {
     if (engine.name == name) return engine;
   }
   return {};
-}
-
-void Fleet::CheckInvariants() {
-  for (const auto& engine : engines_) engine->CheckServedBytes();
 }
 
 /// I3 and I6: COMMIT is submitted only when every required engine holds the version, whole and

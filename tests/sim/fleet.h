@@ -19,9 +19,10 @@ namespace weightwire::sim {
 /// and machines; simulated are the network, the journal's disk, the applications and the clock.
 /// Equal options give equal runs.
 ///
-/// After every step of the executor the invariants are checked (rollout.h; I6 when a COMMIT is
-/// submitted, I3 when an ABORT is sent; I5 when a coordinator starts; an epoch's number is used
-/// once, also across coordinators); a violation is a test failure.
+/// The invariants are checked all the time: what engines serve after every step of the executor,
+/// one engine in turn, and before and after it changes (rollout.h); I6 when a COMMIT is submitted,
+/// I3 when an ABORT is sent, I5 when a coordinator starts; an epoch's number is used once, also
+/// across coordinators. A violation is a test failure.
 class Fleet {
  public:
   struct EngineSpec {
@@ -38,6 +39,7 @@ class Fleet {
                                                               {"rollout-a", "host-1"},
                                                               {"rollout-b", "host-3"},
                                                               {"rollout-c", "host-4"}};
+    Party trainer = MegatronTp2Pp2();
     std::vector<std::string> trainer_nodes = {"trainer-a", "trainer-b"};
     std::vector<EngineSpec> engines = {{"one", VllmTp1(), {"rollout-a"}},
                                        {"two", VllmTp2(), {"rollout-b", "rollout-c"}},
@@ -98,7 +100,6 @@ class Fleet {
   /// Ranks that were told to read from another engine.
   uint64_t relayed() const { return relayed_; }
   coordinator::EngineStatus StatusOf(const std::string& engine) const;
-  void CheckInvariants();
 
  private:
   void OnCommand(const epoch::Command& command);
@@ -116,6 +117,7 @@ class Fleet {
   Epoch newest_{};             ///< highest epoch prepared by this coordinator
   Epoch floor_{};              ///< highest epoch prepared by earlier ones
   uint64_t relayed_ = 0;
+  size_t steps_ = 0;
   bool closing_ = false;
 };
 

@@ -1,7 +1,10 @@
 #include "tests/sim/model.h"
 
+#include <algorithm>
 #include <map>
 #include <tuple>
+
+#include "server/memory/stage_store.h"
 
 namespace weightwire::sim {
 namespace {
@@ -16,6 +19,17 @@ Party MegatronTp2Pp2() {
             oracle::MegatronShape shape;
             shape.tp = 2;
             shape.stage_layers = {1, 1};
+            shape.vocab_rows = kTrainerVocabRows;
+            return oracle::MegatronRanks(config, hf, shape);
+          }};
+}
+
+Party MegatronTp2() {
+  return {"megatron:tp2,vocab_pad=" + std::to_string(kTrainerVocabRows), 2,
+          [](const oracle::DenseConfig& config, const oracle::Tensors& hf) {
+            oracle::MegatronShape shape;
+            shape.tp = 2;
+            shape.stage_layers = {2};
             shape.vocab_rows = kTrainerVocabRows;
             return oracle::MegatronRanks(config, hf, shape);
           }};
@@ -39,18 +53,26 @@ Party HuggingFace() {
           }};
 }
 
-std::vector<layout::ObservedTensor> Model::Observed(const Party& party, uint32_t rank) const {
-  std::vector<layout::ObservedTensor> observed;
-  const auto ranks = party.ranks(config_, oracle::HuggingFace(config_, 0));
-  for (const auto& [name, array] : ranks.at(rank)) {
-    observed.push_back({name, layout::DType::kBF16, array.Shape()});
+// What follows is kept for all fleets: every model is the same, and a run of thousands of seeds has
+// a dozen versions.
+
+const std::vector<layout::ObservedTensor>& Model::Observed(const Party& party,
+                                                           uint32_t rank) const {
+  static std::map<std::string, std::vector<std::vector<layout::ObservedTensor>>> all;
+  auto& of_ranks = all[party.spec];
+  if (of_ranks.empty()) {
+    for (const oracle::Tensors& tensors : party.ranks(config_, oracle::HuggingFace(config_, 0))) {
+      auto& observed = of_ranks.emplace_back();
+      for (const auto& [name, array] : tensors) {
+        observed.push_back({name, layout::DType::kBF16, array.Shape()});
+      }
+    }
   }
-  return observed;
+  return of_ranks.at(rank);
 }
 
 const std::vector<std::vector<uint8_t>>& Model::Bytes(const Party& party, uint32_t rank,
                                                       uint64_t version, uint8_t padding) const {
-  // Of all fleets: every model is the same, and a run of thousands of seeds has a dozen versions.
   static std::map<std::tuple<std::string, uint64_t, uint8_t>, std::vector<Image>> images;
   std::vector<Image>& of_ranks = images[{party.spec, version, padding}];
   if (of_ranks.empty()) {
@@ -68,6 +90,23 @@ const std::vector<std::vector<uint8_t>>& Model::Bytes(const Party& party, uint32
     }
   }
   return of_ranks.at(rank);
+}
+
+const std::vector<uint8_t>& Model::Buffer(const Party& party, uint32_t rank,
+                                          uint64_t version) const {
+  static std::map<std::tuple<std::string, uint32_t, uint64_t>, std::vector<uint8_t>> buffers;
+  std::vector<uint8_t>& buffer = buffers[{party.spec, rank, version}];
+  if (buffer.empty()) {
+    const Image& image = Bytes(party, rank, version, 0);
+    std::vector<uint64_t> sizes;
+    for (const auto& tensor : image) sizes.push_back(tensor.size());
+    const memory::ArenaMap arena = memory::ArenaMapOf(sizes).value();
+    buffer.resize(arena.bytes_total);
+    for (size_t i = 0; i < image.size(); ++i) {
+      std::ranges::copy(image[i], buffer.begin() + static_cast<ptrdiff_t>(arena.offsets[i]));
+    }
+  }
+  return buffer;
 }
 
 }  // namespace weightwire::sim

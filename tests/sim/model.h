@@ -16,6 +16,7 @@ struct Party {
   std::vector<oracle::Tensors> (*ranks)(const oracle::DenseConfig&, const oracle::Tensors& hf);
 };
 Party MegatronTp2Pp2();
+Party MegatronTp2();
 Party VllmTp1();
 Party VllmTp2();
 Party HuggingFace();
@@ -25,13 +26,16 @@ Party HuggingFace();
 class Model {
  public:
   const oracle::DenseConfig& config() const { return config_; }
-  std::string config_json() const { return oracle::ConfigJson(config_); }
+  const std::string& config_json() const { return config_json_; }
 
   /// Names, types and shapes, in the order in which the rank binds its memory.
-  std::vector<layout::ObservedTensor> Observed(const Party& party, uint32_t rank) const;
+  const std::vector<layout::ObservedTensor>& Observed(const Party& party, uint32_t rank) const;
   /// The bytes of every tensor of a rank, in the same order. Padding has `padding` in each byte.
   const std::vector<std::vector<uint8_t>>& Bytes(const Party& party, uint32_t rank,
                                                  uint64_t version, uint8_t padding) const;
+  /// All bytes of a buffer that holds a version: a stage is made of zeros, and what is padding or
+  /// between tensors is never written.
+  const std::vector<uint8_t>& Buffer(const Party& party, uint32_t rank, uint64_t version) const;
 
  private:
   using Image = std::vector<std::vector<uint8_t>>;
@@ -43,6 +47,7 @@ class Model {
                               .head_dim = 3,
                               .intermediate = 10,
                               .vocab = 9};
+  const std::string config_json_ = oracle::ConfigJson(config_);
 };
 
 }  // namespace weightwire::sim

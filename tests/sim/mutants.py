@@ -37,7 +37,7 @@ class Mutant:
     name: str
     what: str
     edits: list[tuple[str, str, str]]
-    seeds: int = 200  # within which FleetFaults must fail, where no scenario of FleetTest does
+    seeds: int = 2000  # within which FleetFaults must fail, where no scenario of FleetTest does
 
 
 MUTANTS = [

@@ -2,14 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace weightwire::sim {
 namespace {
 
 constexpr Nanos kRestartPause = std::chrono::milliseconds(400);
-/// A stage is made of zeros and padding is never written.
-constexpr uint8_t kStagePadding = 0;
 
 }  // namespace
 
@@ -78,6 +77,7 @@ void Rollout::Ended(uint32_t rank, const Process& process) {
   Rank& here = ranks_[rank];
   if (here.process.get() != &process) return;
   ++lives_;
+  CheckServedBytes();
   served_.reset();
   for (Rank& other : ranks_) other.offer.reset();
   here.stage.reset();
@@ -99,6 +99,7 @@ void Rollout::Committed(uint32_t rank, const Process& process, Offer offer) {
 /// The engine stops before any rank gives its buffer up; it goes on only when none has.
 void Rollout::MakeRoom(uint32_t rank, const Process& process, Epoch epoch) {
   if (ranks_[rank].process.get() != &process) return;
+  CheckServedBytes();
   const auto before = std::exchange(served_, std::nullopt);
   const Status status = ranks_[rank].process->agent().MakeRoom(process.handle(), epoch);
   if (status.ok()) {
@@ -107,6 +108,10 @@ void Rollout::MakeRoom(uint32_t rank, const Process& process, Epoch epoch) {
     EXPECT_EQ(status.reason(), Reason::kStaleEpoch) << status.ToString();
     served_ = before;
   }
+}
+
+bool Rollout::Ready() const {
+  return std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.stage.has_value(); });
 }
 
 bool Rollout::AllOffered(Epoch epoch) const {
@@ -129,41 +134,40 @@ void Rollout::FlipWhenAllAreOffered() {
 void Rollout::Flip(Epoch epoch) {
   if (before_flip) before_flip();
   if (!AllOffered(epoch)) return;  // the fault ended it
+  CheckServedBytes();
   const Offer offer = *ranks_[0].offer;
+  Served serves{offer.content, offer.version, offer.buffer, {}};
   for (uint32_t i = 0; i < ranks_.size(); ++i) {
     const Offer& other = *ranks_[i].offer;
     EXPECT_EQ(other.version, offer.version) << name_ << ": ranks were offered different versions";
     EXPECT_EQ(other.content, offer.content);
     EXPECT_EQ(other.buffer, offer.buffer);
-    EXPECT_TRUE(Holds(ranks_[i], i, other.buffer, other.version.value))
+    serves.bytes.emplace_back(ranks_[i].stage->buffers[static_cast<size_t>(other.buffer)].get(),
+                              &model_.Buffer(party_, i, other.version.value));
+    EXPECT_TRUE(Holds(*serves.bytes[i].first, *serves.bytes[i].second))
         << name_ << "/" << i << " was offered bytes that are not version " << other.version.value;
   }
   EXPECT_TRUE(committed_(offer.content, offer.version))
       << name_ << " serves epoch " << offer.content.value << ", whose COMMIT is not durable";
   EXPECT_TRUE(!served_ || served_->content < offer.content) << name_ << " goes back";
   for (Rank& rank : ranks_) rank.swapped = offer.content;
-  served_ = Served{offer.content, offer.version, offer.buffer};
+  served_ = std::move(serves);
   ++flips_;
   Process& leader = *ranks_[0].process;
   const Status status = leader.agent().AcknowledgeSwap(leader.handle(), epoch, 0.001);
   EXPECT_TRUE(status.ok()) << status.ToString();
 }
 
-bool Rollout::Holds(const Rank& rank, uint32_t index, int buffer, uint64_t version) const {
-  const auto& image = model_.Bytes(party_, index, version, kStagePadding);
-  const std::byte* data = rank.stage->buffers[static_cast<size_t>(buffer)]->data();
-  for (size_t i = 0; i < image.size(); ++i) {
-    if (std::memcmp(data + rank.stage->arena.offsets[i], image[i].data(), image[i].size()) != 0) {
-      return false;
-    }
-  }
-  return true;
+bool Rollout::Holds(const memory::MemoryRegion& region, const std::vector<uint8_t>& wanted) {
+  return region.size() == wanted.size() &&
+         std::memcmp(region.data(), wanted.data(), wanted.size()) == 0;
 }
 
 void Rollout::CheckServedBytes() const {
   if (!served_) return;
-  for (uint32_t i = 0; i < ranks_.size(); ++i) {
-    ASSERT_TRUE(Holds(ranks_[i], i, served_->buffer, served_->version.value))
+  for (size_t i = 0; i < served_->bytes.size(); ++i) {
+    const auto& [region, wanted] = served_->bytes[i];
+    ASSERT_TRUE(Holds(*region, *wanted))
         << name_ << "/" << i << " serves bytes that are not version " << served_->version.value;
   }
 }
@@ -172,8 +176,8 @@ bool Rollout::HoldsStaged(uint64_t version) const {
   for (uint32_t i = 0; i < ranks_.size(); ++i) {
     if (!ranks_[i].stage) continue;
     bool held = false;
-    for (uint32_t buffer = 0; buffer < buffers_; ++buffer) {
-      held |= Holds(ranks_[i], i, static_cast<int>(buffer), version);
+    for (const auto& buffer : ranks_[i].stage->buffers) {
+      held |= Holds(*buffer, model_.Buffer(party_, i, version));
     }
     if (!held) return false;
   }

@@ -12,7 +12,7 @@
 namespace weightwire::sim {
 
 /// A rollout engine: swaps all its ranks at one step boundary, then its leader acknowledges. One
-/// rank's end stops the whole engine. Checks at every flip and whenever it is asked:
+/// rank's end stops the whole engine. Checks whenever it stops or flips, and when it is asked:
 ///   I1 every rank serves the bytes of one version, all of them, by the oracle
 ///   I2 a flip only to a durable COMMIT
 ///   I4 within one life the served epoch never decreases
@@ -22,12 +22,16 @@ class Rollout {
     Epoch content;
     Version version;
     int buffer = 0;
+    /// Of each rank: what it serves, and what that must be.
+    std::vector<std::pair<const memory::MemoryRegion*, const std::vector<uint8_t>*>> bytes;
   };
   Rollout(testing::SimExecutor& executor, std::mt19937_64& random, const Model& model,
           std::string name, Party party, std::vector<Node*> nodes, uint32_t buffers,
           std::function<bool(Epoch, Version)> committed);
 
   void Start();
+  /// Every rank has its stage.
+  bool Ready() const;
   const std::string& name() const { return name_; }
   const std::optional<Served>& served() const { return served_; }
   uint64_t version() const { return served_ ? served_->version.value : 0; }
@@ -70,7 +74,7 @@ class Rollout {
   void FlipWhenAllAreOffered();
   void Flip(Epoch epoch);
   bool AllOffered(Epoch epoch) const;
-  bool Holds(const Rank& rank, uint32_t index, int buffer, uint64_t version) const;
+  static bool Holds(const memory::MemoryRegion& region, const std::vector<uint8_t>& wanted);
 
   testing::SimExecutor& executor_;
   std::mt19937_64& random_;

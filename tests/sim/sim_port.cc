@@ -51,8 +51,10 @@ void SimPort::Stall(Nanos span) { stalled_until_ = executor_.Now() + span; }
 void SimPort::Cut(bool coordinator_learns) {
   ++link_;
   const AgentId session = std::exchange(session_, {});
-  for (auto& [id, fail] : std::exchange(unanswered_, {}))
-    executor_.Post([fail] { fail(Broken()); });
+  for (auto& [id, call] : std::exchange(unanswered_, {})) {
+    executor_.Cancel(call.timer);
+    executor_.Post([fail = std::move(call.fail)] { fail(Broken()); });
+  }
   if (session.value == 0) return;
   if (auto* coordinator = coordinator_(); coordinator != nullptr && coordinator_learns) {
     coordinator->CloseSession(session);
@@ -93,23 +95,26 @@ void SimPort::Call(
     std::function<void(coordinator::Coordinator&, std::function<void(Answer)>)> call) {
   if (dead_) return;
   const uint64_t id = next_call_++;
-  unanswered_[id] = [reply](Status why) {
-    reply(AnswerOf(static_cast<std::function<void(Answer)>*>(nullptr), std::move(why)));
-  };
   const auto fail = [this, id](Status why) {
-    if (auto node = unanswered_.extract(id); !node.empty()) node.mapped()(std::move(why));
+    if (auto node = unanswered_.extract(id); !node.empty()) node.mapped().fail(std::move(why));
   };
-  const Nanos deadline = executor_.Now() + kCallDeadline;
-  At(deadline, [fail] {
+  const auto timer = executor_.PostAfter(kCallDeadline, [fail] {
     fail(Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded, "the call timed out"));
   });
+  unanswered_[id] = {
+      timer, [reply](Status why) {
+        reply(AnswerOf(static_cast<std::function<void(Answer)>*>(nullptr), std::move(why)));
+      }};
   At(Due(), [=, this, call = std::move(call), reply = std::move(reply)] {
     if (!unanswered_.contains(id)) return;  // cut meanwhile
     auto* coordinator = coordinator_();
     if (coordinator == nullptr) return fail(Broken());
     call(*coordinator, [this, id, reply](Answer answer) {
       At(Due(), [this, id, reply, answer = std::move(answer)] {
-        if (unanswered_.erase(id) > 0) reply(answer);
+        const auto node = unanswered_.extract(id);
+        if (node.empty()) return;
+        executor_.Cancel(node.mapped().timer);
+        reply(answer);
       });
     });
   });

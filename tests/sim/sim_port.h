@@ -78,7 +78,11 @@ class SimPort final : public control::CoordinatorPort {
   AgentId session_{};  ///< open session, 0 = none
   uint64_t link_ = 0;  ///< of the connection; a message of an older one is lost
   uint64_t next_call_ = 1;
-  std::map<uint64_t, std::function<void(Status)>> unanswered_;
+  struct Unanswered {
+    Executor::TimerId timer = 0;
+    std::function<void(Status)> fail;
+  };
+  std::map<uint64_t, Unanswered> unanswered_;
   std::vector<std::unique_ptr<Link>> links_;
 };
 

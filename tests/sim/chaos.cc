@@ -1,0 +1,200 @@
+#include "tests/sim/chaos.h"
+
+#include <gtest/gtest.h>
+
+namespace weightwire::sim {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+Chaos::Chaos(uint64_t seed, Reached& reached)
+    : random_(seed * 7919 + 1), fleet_(OptionsFor(seed)), reached_(reached) {}
+
+Fleet::Options Chaos::OptionsFor(uint64_t seed) {
+  Fleet::Options options;
+  std::mt19937_64 random(seed);
+  options.seed = seed;
+  options.message_delay_max = milliseconds(random() % 30);
+  options.journal_delay = milliseconds(random() % 40);
+  options.repeat_reports = true;
+  options.link.latency = std::chrono::microseconds(random() % 2000);
+  options.link.get_jitter_max = std::chrono::microseconds(random() % 3000);
+  options.tuning.get_timeout = seconds(2);
+  options.tuning.progress_timeout = seconds(3);
+  options.tuning.connect_timeout = seconds(1);
+  options.tuning.drain_grace = seconds(1);
+  if (random() % 2 == 0) options.trainer = MegatronTp2();
+  switch (random() % 4) {
+    case 0:  // all of them
+      break;
+    case 1:  // three of one layout, which pass versions on to each other
+      options.engines = {{"one", VllmTp1(), {"rollout-a"}},
+                         {"one-b", VllmTp1(), {"rollout-b"}},
+                         {"one-c", VllmTp1(), {"rollout-c"}}};
+      options.coordinator.fanout = coordinator::Fanout::kChain;
+      break;
+    case 2:
+      options.engines.erase(options.engines.begin());
+      break;
+    default:
+      options.engines.resize(1 + random() % 2);
+  }
+  for (auto& engine : options.engines) {
+    engine.buffers = 1 + static_cast<uint32_t>(random() % memory::kBuffersMax);
+  }
+  return options;
+}
+
+Node& Chaos::AnyNode() {
+  return *fleet_.nodes()[static_cast<size_t>(In(0, std::ssize(fleet_.nodes()) - 1))];
+}
+
+void Chaos::Run() {
+  ASSERT_TRUE(fleet_.Start());
+  const int64_t rounds = In(2, 8);
+  for (int64_t round = 0; round < rounds && !::testing::Test::HasFatalFailure(); ++round) Round();
+  Heal();
+  Settle();
+  CountEpochs();
+  reached_.Count("trainer evictions", fleet_.trainer().evictions());
+  reached_.Count("ranks that read from another engine", fleet_.relayed());
+  for (const auto& engine : fleet_.engines()) {
+    reached_.Count("ends of engines", engine->lives() - 1);
+    reached_.Count("buffers given up for the next version", engine->rooms());
+  }
+}
+
+void Chaos::Round() {
+  if (In(0, 1) == 0) GoBack();
+  if (fleet_.coordinator() != nullptr && fleet_.trainer().Idle()) {
+    reached_.Count("versions not moved", !fleet_.trainer().outcome().ok());
+    fleet_.trainer().Publish(
+        ++version_, In(0, 3) == 0 ? agent::PublishMode::kSnapshot : agent::PublishMode::kHold,
+        seconds(20));
+  }
+  fleet_.RunFor(Up(milliseconds(120)));
+  if (In(0, 3) != 0) Strike();
+  fleet_.RunFor(In(0, 2) == 0 ? Up(seconds(8)) : Up(milliseconds(400)));
+}
+
+void Chaos::Strike() {
+  switch (In(0, 9)) {
+    case 0: {
+      auto& engine =
+          *fleet_.engines()[static_cast<size_t>(In(0, std::ssize(fleet_.engines()) - 1))];
+      return engine.KillRank(static_cast<uint32_t>(In(0, engine.size() - 1)));
+    }
+    case 1:
+      return fleet_.trainer().KillRank(static_cast<uint32_t>(In(0, fleet_.trainer().size() - 1)));
+    case 2:
+      return KillNode();
+    case 3:
+      return AnyNode().port().Cut(In(0, 1) == 0);
+    case 4:
+      return AnyNode().port().Stall(Up(seconds(9)));
+    case 5: {
+      const std::string a = AnyNode().tcp_address(), b = AnyNode().tcp_address();
+      return fleet_.network.Break(a, b);
+    }
+    case 6:
+    case 7:
+      return HurtLink();
+    case 8:
+      return CrashCoordinator();
+    default:
+      if (fleet_.coordinator() != nullptr) fleet_.journal.FailNext(In(0, 1) == 0);
+      return;
+  }
+}
+
+void Chaos::GoBack() {
+  if (fleet_.coordinator() == nullptr) return;
+  Version version{version_ / 2};
+  for (const auto& engine : fleet_.coordinator()->Snapshot().engines) {
+    if (engine.held.epoch != Epoch{} && In(0, 2) != 0) version = engine.held.version;
+  }
+  fleet_.coordinator()->Rollback(version, [](const auto&) {});
+  fleet_.RunFor(Up(milliseconds(30)));
+  if (In(0, 1) == 0) Strike();
+}
+
+void Chaos::KillNode() {
+  Node& node = AnyNode();
+  if (!node.alive()) return;
+  node.Kill(In(0, 1) == 0);
+  fleet_.Later(Up(seconds(8)), [&node] {
+    if (!node.alive()) node.Start();
+  });
+}
+
+void Chaos::HurtLink() {
+  transport::FakeLink link;
+  link.latency = milliseconds(1);
+  switch (In(0, 3)) {
+    case 0:
+      link.silent = true;
+      break;
+    case 1:
+      link.drop_at_operation = static_cast<uint64_t>(In(1, 60));
+      break;
+    case 2:
+      link.corrupt_every_get = static_cast<uint64_t>(In(1, 12));
+      break;
+    default:
+      link.bytes_per_second = 2'000;
+  }
+  const std::string from = AnyNode().tcp_address(), to = AnyNode().tcp_address();
+  fleet_.network.SetLink(from, to, link);
+  fleet_.Later(Up(seconds(10)), [this, from, to] { fleet_.network.SetLink(from, to, {}); });
+}
+
+void Chaos::CountEpochs() {
+  for (const auto& epoch : fleet_.coordinator()->Snapshot().epochs) reached_.Count(epoch);
+}
+
+void Chaos::CrashCoordinator() {
+  if (fleet_.coordinator() == nullptr) return;
+  // Half of the time while a record is under way, if one comes soon.
+  if (In(0, 1) == 0) {
+    fleet_.RunUntil([this] { return fleet_.journal.pending() > 0; }, seconds(1));
+  }
+  CountEpochs();
+  reached_.Count("coordinator crashes");
+  reached_.Count("coordinators crashed in " + std::string(epoch::PhaseName(fleet_.NewestPhase())));
+  const size_t durable = fleet_.journal.durable().size();
+  fleet_.CrashCoordinator();
+  reached_.Count("records that only the crashed coordinator's disk knew",
+                 fleet_.journal.durable().size() > durable);
+  fleet_.Later(Up(seconds(4)), [this] {
+    if (fleet_.coordinator() == nullptr) fleet_.StartCoordinator();
+  });
+}
+
+void Chaos::Heal() {
+  fleet_.journal.StopFailing();
+  fleet_.RunFor(seconds(12));
+  if (fleet_.coordinator() != nullptr && !fleet_.coordinator()->Snapshot().deciding) {
+    reached_.Count("journal failures");
+    CountEpochs();
+    fleet_.CrashCoordinator();
+    fleet_.StartCoordinator();
+  }
+}
+
+void Chaos::Settle() {
+  Status status;
+  for (int attempt = 0; attempt < 4 && !::testing::Test::HasFatalFailure(); ++attempt) {
+    ASSERT_TRUE(fleet_.RunUntil([this] { return fleet_.trainer().Idle(); }, seconds(90)))
+        << "the trainer never came back";
+    status = fleet_.Publish(++version_, agent::PublishMode::kHold, seconds(30));
+    if (status.ok()) break;
+    // A snapshot of a version that not every rank published is held until its deadline, 20 s.
+    fleet_.RunFor(seconds(8));
+  }
+  ASSERT_TRUE(status.ok()) << status.ToString() << "\nwaits for "
+                           << fleet_.coordinator()->Snapshot().waiting_for;
+  EXPECT_TRUE(fleet_.AllServe(version_, seconds(60)))
+      << "waits for " << fleet_.coordinator()->Snapshot().waiting_for;
+}
+
+}  // namespace weightwire::sim

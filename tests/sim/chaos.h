@@ -1,0 +1,49 @@
+#pragma once
+
+#include <algorithm>
+#include <random>
+#include <string>
+
+#include "tests/sim/fleet.h"
+#include "tests/sim/reached.h"
+
+namespace weightwire::sim {
+
+/// One seed: versions are published one after another, and taken back, while faults of every kind
+/// strike at random moments; the fleet checks its invariants all the while. Then the faults stop,
+/// and within a bound a last version is served everywhere (L1, L2).
+///
+/// Which trainer and engines there are, how long it lasts and how the network is, the seed says
+/// too: what is rare among everything at once is common in some of the small fleets.
+class Chaos {
+ public:
+  Chaos(uint64_t seed, Reached& reached);
+  void Run();
+
+ private:
+  static Fleet::Options OptionsFor(uint64_t seed);
+  int64_t In(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(random_() % static_cast<uint64_t>(high - low + 1));
+  }
+  Nanos Up(Nanos most) { return Nanos(In(0, most.count())); }
+  Node& AnyNode();
+
+  void Round();
+  void Strike();
+  /// To a version that some engine holds, or to one that nobody may hold any more. It may run into
+  /// whatever comes next: the answer is nobody's business.
+  void GoBack();
+  void KillNode();
+  void HurtLink();
+  void CrashCoordinator();
+  void Heal();
+  void Settle();
+  void CountEpochs();
+
+  std::mt19937_64 random_;
+  Fleet fleet_;
+  Reached& reached_;
+  uint64_t version_ = 0;
+};
+
+}  // namespace weightwire::sim

@@ -1,0 +1,60 @@
+#include "tests/sim/reached.h"
+
+#include <gtest/gtest.h>
+
+#include <istream>
+#include <ostream>
+
+namespace weightwire::sim {
+
+void Reached::Count(const coordinator::EpochStatus& epoch) {
+  const bool committed = epoch.phase == epoch::Phase::kCommitted;
+  const bool aborted = epoch.phase == epoch::Phase::kAborted;
+  if (aborted) Count("aborted for " + std::string(ReasonName(epoch.why.reason())));
+  if (epoch.kind == epoch::Kind::kRollback) {
+    Count("rollbacks", committed);
+    Count("rollbacks that did not come about", aborted);
+  } else if (epoch.kind == epoch::Kind::kFill) {
+    Count("fills", committed);
+    Count("fills dropped", aborted);
+  } else {
+    Count("commits", committed);
+    Count("aborts", aborted);
+    Count("retries", epoch.attempt > 1);
+  }
+}
+
+void Reached::Write(std::ostream& out) const {
+  for (const auto& [what, times] : counts_) out << times << ' ' << what << '\n';
+}
+
+void Reached::Read(std::istream& in) {
+  uint64_t times = 0;
+  for (std::string what; in >> times && std::getline(in >> std::ws, what);) Count(what, times);
+}
+
+void Reached::ExpectAll() const {
+  const auto expect = [this](const std::string& what) {
+    const auto found = counts_.find(what);
+    EXPECT_TRUE(found != counts_.end() && found->second > 0) << "never reached: " << what;
+  };
+  for (const char* what :
+       {"commits", "aborts", "retries", "fills", "fills dropped", "coordinator crashes",
+        "records that only the crashed coordinator's disk knew", "journal failures",
+        "trainer evictions", "ends of engines", "ranks that read from another engine",
+        "buffers given up for the next version", "rollbacks", "rollbacks that did not come about",
+        "versions not moved"}) {
+    expect(what);
+  }
+  for (Reason reason : {Reason::kMemberLost, Reason::kDeadlineExceeded, Reason::kTransportFailed,
+                        Reason::kDigestMismatch, Reason::kAbortRequested, Reason::kNotReady}) {
+    expect("aborted for " + std::string(ReasonName(reason)));
+  }
+  for (epoch::Phase phase :
+       {epoch::Phase::kPreparing, epoch::Phase::kTransferring, epoch::Phase::kCommitting,
+        epoch::Phase::kCommitted, epoch::Phase::kAborting, epoch::Phase::kAborted}) {
+    expect("coordinators crashed in " + std::string(epoch::PhaseName(phase)));
+  }
+}
+
+}  // namespace weightwire::sim
