@@ -11,6 +11,7 @@ from verl.plugin.platform.platform_manager import PlatformRegistry, set_platform
 _NOTHING = types.SimpleNamespace(**{name: getattr(torch.cpu, name) for name in dir(torch.cpu)})
 for _name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
     setattr(_NOTHING, _name, lambda *_: 0)
+_NOTHING.get_rng_state, _NOTHING.set_rng_state = torch.get_rng_state, torch.set_rng_state
 _NOTHING.mem_get_info = lambda *_: (0, 0)
 _NOTHING.empty_cache = _NOTHING.ipc_collect = _NOTHING.manual_seed = _NOTHING.manual_seed_all = lambda *_: None
 

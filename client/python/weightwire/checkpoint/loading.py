@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
-from weightwire.checkpoint.execute import memory_bits, place, split
+from weightwire.checkpoint.execute import Bound, memory_bits, place, span, split
 from weightwire.checkpoint.layouts import Layout, words
+from weightwire.checkpoint.planner import Copy
 from weightwire.checkpoint.sources import PathLike, find
 from weightwire.checkpoint.stored import CheckpointError
 
@@ -43,10 +44,19 @@ def load(source: PathLike, spec: Layout, rank: int, into: Mapping[str, Any], *, 
     filled = {copy.target_tensor for copy in mine.copies}  # others hold nothing but padding
     arrays = {number: memory_bits(into[local.name], local, rank) for number, local in enumerate(locals_) if number in filled}
     quarter = max(memory // 4, 1 << 16)
-    for copy in mine.copies:
+    ordered = sorted(mine.copies, key=lambda copy: _place(found.bound, copy))  # as it lies in the files, on every rank
+    for copy in ordered:
+        found.opened.files.announce(found.bound.tensor(copy.source_rank, copy.source_tensor), copy.source_offset,
+                                    copy.source_offset + span(copy.extent, copy.source_stride))
+    for copy in ordered:
         flat = arrays[copy.target_tensor]
         for part in split(copy, locals_[copy.target_tensor].dtype, quarter, source_only=True):
             place(flat, found.bound, part, quarter)
     found.opened.files.close()
     done = sum(copy.elements * arrays[copy.target_tensor].itemsize for copy in mine.copies)
     return Report(found.opened.format, words(spec), mine.id, done, 0, found.opened.left_out)
+
+
+def _place(source: Bound, copy: Copy) -> Tuple[str, int, int]:
+    region = source.tensor(copy.source_rank, copy.source_tensor).regions[0]
+    return region.file, region.offset, copy.source_offset

@@ -53,6 +53,7 @@ class Planner:
     def __init__(self, config: str, path: str):
         self._config, self._path = config, path
         self._boxes: Dict[str, List[List[Held]]] = {}
+        self._rank_boxes: Dict[Tuple[str, int], List[Held]] = {}
         self._plans: Dict[Tuple[str, str], Plan] = {}
 
     def layout(self, spec: str) -> List[List[TensorMeta]]:
@@ -62,14 +63,23 @@ class Planner:
     def boxes(self, spec: str) -> List[List[Held]]:
         """The same, with what lies in each tensor."""
         if spec not in self._boxes:
-            shown = json.loads(self._run("layout", "show", "--spec", spec, "--tensor", "*", "--json"))
+            shown = self._show(spec, "--tensor", "*")
             ranks: List[List[Held]] = [[] for _ in range(shown["ranks"])]
             for t in shown["tensors"]:
-                ranks[t["rank"]].append(Held(TensorMeta(t["name"], t["dtype"], tuple(t["shape"])), [
-                    Box(p["tensor"], tuple(p["begin"]), tuple(p["extent"]), p["local_offset"], tuple(p["local_stride"]))
-                    for p in t["pieces"]]))
+                ranks[t["rank"]].append(_held(t))
             self._boxes[spec] = ranks
         return self._boxes[spec]
+
+    def rank_boxes(self, spec: str, rank: int) -> List[Held]:
+        """Those of one rank, which is less to say."""
+        if spec in self._boxes:
+            return self._boxes[spec][rank]
+        if (spec, rank) not in self._rank_boxes:
+            self._rank_boxes[spec, rank] = [_held(t) for t in self._show(spec, "--rank", str(rank))["tensors"]]
+        return self._rank_boxes[spec, rank]
+
+    def _show(self, spec: str, *arguments: str) -> Any:
+        return json.loads(self._run("layout", "show", "--spec", spec, *arguments, "--json"))
 
     def plan(self, source: str, target: str) -> Plan:
         """Planned and proved: every element of the target written once, from a rank that holds it."""
@@ -95,6 +105,12 @@ class Planner:
         return ran.stdout
 
 
+def _held(t: Any) -> Held:
+    return Held(TensorMeta(t["name"], t["dtype"], tuple(t["shape"])), [
+        Box(p["tensor"], tuple(p["begin"]), tuple(p["extent"]), p["local_offset"], tuple(p["local_stride"]))
+        for p in t["pieces"]])
+
+
 def planner_of(config: str, path: Optional[str] = None) -> Planner:
     """`path`: by default $WEIGHTWIRE_BIN_DIR/wwctl, else the one on PATH. The last one is kept: a composed checkpoint asks
     the same for each of its parts."""
@@ -107,6 +123,7 @@ def planner_of(config: str, path: Optional[str] = None) -> Planner:
 
 
 _last = lru_cache(maxsize=1)(Planner)
+forget = _last.cache_clear
 
 
 def read_plan(data: bytes) -> Plan:

@@ -77,20 +77,10 @@ class Source:
         return plan, self._with_dtypes(dict(enumerate(layout)), plan)
 
     def plan_for(self, layout: Layout, rank: int) -> Tuple[Plan, List[TensorMeta]]:
-        """The same for one rank."""
-        if isinstance(layout, str):
-            ranks = len(self.planner().layout(layout))
-            if not 0 <= rank < ranks:
-                raise CheckpointError(f"rank {rank} of '{layout}', which has {ranks} ranks")
-        if isinstance(layout, str) and not self.opened.boxes:
-            plan = self.planner().plan(self.opened.spec, layout)
-            plan = Plan(plan.id, [copy for copy in plan.copies if copy.target_rank == rank])
-        else:
-            plan = plan_boxes(self._boxes(), {rank: self._held(layout, rank)})
-        return plan, self._with_dtypes({rank: [held.meta for held in self._held(layout, rank)]}, plan)[0]
-
-    def _held(self, layout: Layout, rank: int) -> Sequence[Held]:
-        return layout.held if isinstance(layout, Explicit) else self.planner().boxes(layout)[rank]
+        """The same for one rank, which plans its own part alone: a fleet's whole plan is no rank's business."""
+        held = layout.held if isinstance(layout, Explicit) else self.planner().rank_boxes(layout, rank)
+        plan = plan_boxes(self._boxes(), {rank: held})
+        return plan, self._with_dtypes({rank: [one.meta for one in held]}, plan)[0]
 
     def _boxes(self) -> List[List[Held]]:
         return self.opened.boxes or self.planner().boxes(self.opened.spec)

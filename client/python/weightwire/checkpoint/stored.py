@@ -158,6 +158,15 @@ class Files:
                 out[place] = self.view(region, tensor.dtype)[low - region.begin[0]:high - region.begin[0]]
         return out.reshape(-1)[begin - top * row:end - top * row]
 
+    def announce(self, tensor: Stored, begin: int, end: int) -> None:
+        """Elements [begin, end) will be read: the disk begins now. Ranks of a host share what the page cache gets."""
+        item = dtype_bytes(tensor.dtype)
+        for region, first, last in _row_ranges(tensor):
+            low, high = max(first, begin), min(last, end)
+            if low < high:
+                os.posix_fadvise(self.fd(region.file), region.offset + (low - first) * item, (high - low) * item,
+                                 os.POSIX_FADV_WILLNEED)
+
     def write(self, tensor: Stored, begin: int, values: Bits) -> None:
         """Elements from `begin` on. Only for regions of whole rows, as every writer here lays them out."""
         item, data, written = dtype_bytes(tensor.dtype), raw(values), 0

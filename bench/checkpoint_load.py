@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""./dev bench checkpoint-load: the ranks of one host load one checkpoint at the same time, from Hugging Face's files of 988 MB
+into memory that is already there, warm (in the page cache) and cold (dropped from it).
+
+load_file     every rank safetensors.torch.load_file's everything, then copies its slices (which slices is not timed). On a
+              CPU that maps the file, and reads no more than the slices;
+load_file, all of it    with every tensor in memory of the rank's own before that, as where a file is not mapped
+DCP           torch.distributed.checkpoint.load into DTensors, from a checkpoint that two ranks of TP2 saved with it
+weightwire    checkpoint.load, planner included
+
+All of them in the environment of tests/envs/make.sh megatron. Time is from a word to all ranks to the last one's end;
+read: bytes from the disk (/proc/self/io), of all ranks, over the checkpoint's. What each rank holds is compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(_ROOT / "client/python"))
+_PYTHON = pathlib.Path(os.environ.get("WEIGHTWIRE_VENVS", pathlib.Path.home() / ".cache/weightwire/venvs")) / "megatron/bin/python"
+_SPECS = {4: "megatron:tp2,pp2", 8: "megatron:tp2,pp4"}
+_KINDS = ("load_file", "load_file, all of it", "DCP", "weightwire")
+_SECONDS = 300
+
+
+class Worker:
+    """One rank: makes the memory, then loads whenever it is told to."""
+
+    def __init__(self, kind: str, folder: pathlib.Path, rank: int, world_size: int, port: int):
+        from weightwire.checkpoint.planner import planner_of
+        self.folder, self.rank, self.world_size, self.spec = folder, rank, world_size, _SPECS[world_size]
+        self.held = planner_of((folder / "hf/config.json").read_text()).boxes(self.spec)[rank]
+        {"load_file": lambda: self._load_file(False), "load_file, all of it": lambda: self._load_file(True), "DCP": lambda: self._dcp(port), "weightwire": self._weightwire}[kind]()
+
+    def _targets(self) -> None:
+        import torch
+        self.into = {held.meta.name: torch.zeros(held.meta.shape, dtype=torch.bfloat16) for held in self.held}
+
+    def _load_file(self, everything: bool) -> None:
+        import safetensors.torch
+        self._targets()
+        moves = [(box.name, tuple(slice(b, b + n) for b, n in zip(box.begin, box.extent)),
+                  self.into[held.meta.name].as_strided(box.extent, box.stride, box.offset))
+                 for held in self.held for box in held.boxes]
+
+        def load() -> None:
+            whole = safetensors.torch.load_file(self.folder / "hf/model.safetensors")
+            if everything:
+                whole = {name: tensor.clone() for name, tensor in whole.items()}
+            for name, where, place in moves:
+                place.copy_(whole[name][where])
+        self.load = load
+
+    def _weightwire(self) -> None:
+        from weightwire import checkpoint
+        from weightwire.checkpoint import planner
+        self._targets()
+
+        def load() -> None:
+            planner.forget()
+            checkpoint.load(self.folder / "hf", self.spec, self.rank, self.into)
+        self.load = load
+
+    def _dcp(self, port: int) -> None:
+        import torch.distributed.checkpoint as dcp
+        state = dtensors(self.folder, self.rank, self.world_size, port, {box.name for h in self.held for box in h.boxes})
+        self.into = {name: tensor.to_local() for name, tensor in state.items()}
+        self.load = lambda: dcp.load(state, checkpoint_id=str(self.folder / "dcp"))
+
+    def digest(self) -> dict:
+        import torch
+        return {name: hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy()).hexdigest() for name, tensor in self.into.items()}
+
+
+def dtensors(folder: pathlib.Path, rank: int, world_size: int, port: int, names: set) -> dict:
+    """These tensors of Qwen2 as TP2 cuts them, of stages of two ranks each; zeros."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, zeros
+
+    from demo import checkpoint
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    mesh = init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("pp", "tp"))["tp"]
+    columns, whole = ("o_proj.weight", "down_proj.weight"), ("norm.weight",)
+    shapes = checkpoint.hf_shapes(checkpoint.read_config(str(folder / "hf")))
+    return {name: zeros(*shapes[name], dtype=torch.bfloat16, device_mesh=mesh, placements=[
+        Shard(1) if name.endswith(columns) else Replicate() if name.endswith(whole) or "layernorm" in name else Shard(0)])
+        for name in shapes if name in names}
+
+
+def save_dcp(folder: pathlib.Path, rank: int, port: int) -> None:
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import load_file
+    from torch.distributed.tensor import distribute_tensor
+    whole = load_file(folder / "hf/model.safetensors")
+    state = dtensors(folder, rank, 2, port, set(whole))
+    dcp.save({name: distribute_tensor(whole[name], t.device_mesh, t.placements) for name, t in state.items()},
+             checkpoint_id=str(folder / "dcp"))
+
+
+def work(kind: str, folder: str, rank: int, world_size: int, port: int) -> None:
+    if kind == "save":
+        return save_dcp(pathlib.Path(folder), rank, port)
+    import torch
+    torch.set_num_threads(1)
+    worker = Worker(kind, pathlib.Path(folder), rank, world_size, port)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        if line == "digest\n":
+            print(json.dumps(worker.digest()), flush=True)
+            continue
+        before = read_bytes()
+        started = time.perf_counter()
+        worker.load()
+        print(json.dumps([time.perf_counter() - started, read_bytes() - before]), flush=True)
+
+
+def read_bytes() -> int:
+    """What this process had the disk read."""
+    return int(next(line.split()[1] for line in open("/proc/self/io") if line.startswith("read_bytes")))
+
+
+class Ranks:
+    """The processes of one row, for `with`."""
+
+    def __init__(self, kind: str, folder: pathlib.Path, world_size: int):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT / "client/python")}
+        self._all = [subprocess.Popen([str(_PYTHON), __file__, "--work", kind, str(folder), str(rank), str(world_size), str(port)],
+                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+                     for rank in range(world_size)]
+
+    def __enter__(self) -> "Ranks":
+        assert [self._line(one) for one in self._all] == ["ready"] * len(self._all)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._all:
+            one.stdin.close()
+            one.wait(60)
+
+    def _line(self, one: subprocess.Popen) -> str:
+        line = one.stdout.readline().strip()
+        if not line:
+            raise RuntimeError(f"a rank ended with {one.wait(60)}")
+        return line
+
+    def ask(self, what: str) -> list:
+        for one in self._all:
+            one.stdin.write(what + "\n")
+            one.stdin.flush()
+        return [json.loads(self._line(one)) for one in self._all]
+
+
+def drop(folder: pathlib.Path) -> None:
+    """Its files are not in the page cache any more."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def rows(report, folder: pathlib.Path, world_size: int, rounds: int, kinds: list) -> None:
+    digests, size = {}, (folder / "hf/model.safetensors").stat().st_size
+    for kind in kinds:
+        with Ranks(kind, folder, world_size) as ranks:
+            ranks.ask("load")  # imports, and pages of the target
+            for cold in (False, True):
+                seconds, read = [], []
+                for _ in range(rounds):
+                    if cold:
+                        drop(folder)
+                    started = time.perf_counter()
+                    answers = ranks.ask("load")
+                    seconds.append(time.perf_counter() - started)
+                    read.append(sum(answer[1] for answer in answers) / size)
+                digests[kind] = ranks.ask("digest")
+                same = kind == "DCP" or digests[kind] == next(iter(digests.values()))
+                name = f"{kind}, {world_size} ranks, {'cold' if cold else 'warm'}"
+                report.add(name, size, seconds, same)["read_over_checkpoint_max"] = max(read)
+                print(f"  read {max(read):.3f} x the checkpoint", flush=True)
+
+
+def main() -> int:
+    from demo import checkpoint
+    from report import Report, add_options, write
+    parser = argparse.ArgumentParser(prog="./dev bench checkpoint-load", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--wwctl", required=True)
+    parser.add_argument("--folder", help="where to work, on a disk; default: a new one in the temporary folder. Needs 2 GB")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks", type=int, choices=sorted(_SPECS), action="append")
+    parser.add_argument("--kind", choices=_KINDS, action="append", help="only these rows; default: all")
+    add_options(parser)
+    args = parser.parse_args()
+    if not _PYTHON.exists():
+        print(f"{_PYTHON} is not there: tests/envs/make.sh megatron")
+        return 1
+    os.environ["WEIGHTWIRE_BIN_DIR"] = str(pathlib.Path(args.wwctl).resolve().parent)
+    with tempfile.TemporaryDirectory(prefix="weightwire-bench-", dir=args.folder) as work_folder:
+        folder = pathlib.Path(work_folder)
+        checkpoint.write(str(folder / "hf"), checkpoint.QWEN25_05B, seed=1)
+        savers = Ranks("save", folder, 2)
+        for one in savers._all:
+            if one.wait(_SECONDS):
+                raise RuntimeError("DCP did not save")
+        report = Report("load_file")
+        for world_size in args.ranks or sorted(_SPECS):
+            rows(report, folder, world_size, args.rounds, args.kind or list(_KINDS))
+        write(args, "Ranks of one host load a checkpoint of 988 MB", report.rows)
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))
+    else:
+        sys.exit(main())
