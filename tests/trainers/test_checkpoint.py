@@ -101,3 +101,16 @@ def test_torch_distributed_checkpoint_and_safetensors_read_ours(tmp_path, model)
         got.update(safetensors.torch.load_file(tmp_path / "hf" / file))
     assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
     assert index["metadata"]["total_size"] == sum(t.numel() * t.element_size() for t in want.values())
+
+
+def test_states_of_an_optimizer_that_are_stored_by_parameter_are_a_checkpoint_of_their_own(tmp_path):
+    """The names are megatron-core's, the writer is torch's: mcore's own optimizers were not run."""
+    state = "optimizer.state.exp_avg.decoder."
+    dcp.save({"decoder.final_layernorm.weight": torch.ones(4), f"{state}final_layernorm.weight": torch.arange(4.0),
+              f"{state}layers.mlp.linear_fc2.weight": torch.arange(12.0).reshape(2, 2, 3)}, checkpoint_id=tmp_path, no_dist=True)
+    opened = checkpoint.open_checkpoint(tmp_path, "exp_avg")
+    found = {name: opened.files.flat(t, 0, t.count).view("float32").tolist() for name, t in opened.ranks[0].items()}
+    assert found == {"decoder.final_layernorm.weight": [0, 1, 2, 3], "decoder.layers.0.mlp.linear_fc2.weight": [0, 1, 2, 3, 4, 5],
+                     "decoder.layers.1.mlp.linear_fc2.weight": [6, 7, 8, 9, 10, 11]}
+    with pytest.raises(checkpoint.CheckpointError, match="no states 'exp_avg_sq' by parameter"):
+        checkpoint.open_checkpoint(tmp_path, "exp_avg_sq")
