@@ -79,7 +79,10 @@ void Wire(Seeds& seeds) {
     const control::LayoutSubmission submission = wire::RandomSubmission(dice);
     seeds.Add(WireKind::kSubmit, wire::LayoutRequestOf(submission).SerializeAsString());
     seeds.Add(WireKind::kLayout, wire::ToProto(submission).SerializeAsString());
-    const control::LayoutReply reply{wire::RandomRankLayout(dice), {seed, ~seed}, {"a note"}};
+    const control::LayoutReply reply{
+        std::make_shared<const layout::RankLayout>(wire::RandomRankLayout(dice)),
+        {seed, ~seed},
+        {"a note"}};
     seeds.Add(WireKind::kSubmitReply, wire::ToProto(reply).SerializeAsString());
     const Status status = wire::RandomStatus(dice);
     seeds.Add(WireKind::kOutcome, wire::OutcomeOf(status).SerializeAsString());
