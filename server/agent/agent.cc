@@ -7,8 +7,9 @@
 #include "server/agent/services.h"
 #include "server/agent/session.h"
 
-// Two tables: handles that an application may still use, and members that still run something (a
-// fenced one stays there until it is drained). Commands go by member, calls by handle.
+// Two tables: handles that an application may still use, and participants that still run something
+// (a fenced one stays there until it is drained). Calls go by handle; commands by member, which is
+// what the coordinator of this session calls a participant.
 namespace weightwire::agent {
 namespace {
 
@@ -31,17 +32,21 @@ class AgentImpl final : public Agent {
       : services_(std::make_shared<Services>(std::move(options), clock, strand, workers,
                                              coordinator, transfers, metrics)),
         session_(HelloOf(services_->options), services_->options.reconnect, strand, coordinator,
-                 this) {
+                 this, [this] { Opened(); }) {
     services_->report = [this](epoch::Report report) { Report(std::move(report)); };
     services_->fenced = [this](Handle handle) { handles_.erase(handle); };
-    services_->gone = [this](const epoch::Member& member) { Gone(member); };
+    services_->gone = [this](Handle handle) { Gone(handle); };
+    services_->registered = [this](Handle handle, const epoch::Member& member) {
+      members_[member] = handle;
+    };
   }
 
   ~AgentImpl() override {
-    for (const auto& [member, participant] : members_) participant->Abandon();
+    for (const auto& [handle, participant] : running_) participant->Abandon();
     services_->report = [](const epoch::Report&) {};
     services_->fenced = [](Handle) {};
-    services_->gone = [](const epoch::Member&) {};
+    services_->gone = [](Handle) {};
+    services_->registered = [](Handle, const epoch::Member&) {};
   }
 
   void Start() override { session_.Start(); }
@@ -100,13 +105,14 @@ class AgentImpl final : public Agent {
   void OnSessionLost(Status why) override;
 
  private:
+  void Opened();
   std::shared_ptr<Participant> Find(Handle handle) const {
     auto found = handles_.find(handle);
     return found == handles_.end() ? nullptr : found->second;
   }
   std::vector<std::shared_ptr<Participant>> Everyone() const {
     std::vector<std::shared_ptr<Participant>> everyone;
-    for (const auto& [member, participant] : members_) everyone.push_back(participant);
+    for (const auto& [handle, participant] : running_) everyone.push_back(participant);
     return everyone;
   }
   Status AdmitAttach(const AttachRequest& request) const;
@@ -118,16 +124,19 @@ class AgentImpl final : public Agent {
       services_->coordinator.Report(session_.agent(), std::move(report));
     }
   }
-  void Gone(const epoch::Member& member) {
-    members_.erase(member);
+  void Gone(Handle handle) {
+    running_.erase(handle);
+    std::erase_if(members_, [&](const auto& entry) { return entry.second == handle; });
     EndShutdownWhenIdle();
   }
   void EndShutdownWhenIdle();
 
   const std::shared_ptr<Services> services_;
   Session session_;
+  History history_{};  ///< of the session before this one
   std::map<Handle, std::shared_ptr<Participant>> handles_;
-  std::map<epoch::Member, std::shared_ptr<Participant>> members_;
+  std::map<Handle, std::shared_ptr<Participant>> running_;
+  std::map<epoch::Member, Handle> members_;  ///< as this session knows them
   uint64_t next_handle_ = 1;
   uint32_t attaching_ = 0;
   bool shutting_down_ = false;
@@ -155,9 +164,9 @@ void AgentImpl::Attach(AttachRequest request, Application* application,
                        control::Reply<AttachReply> reply) {
   if (Status status = AdmitAttach(request); !status.ok()) return reply(Fail(std::move(status)));
   if (request.job.empty()) request.job = services_->options.job;
-  control::RegisterRequest wanted{session_.agent(),    request.job,  request.role,
-                                  request.group,       request.rank, request.world_size,
-                                  request.incarnation, request.pid,  request.trace_id};
+  control::RegisterRequest wanted{
+      session_.agent(),   request.job,         request.role, request.group,    request.rank,
+      request.world_size, request.incarnation, request.pid,  request.trace_id, {}};
   ++attaching_;
   services_->coordinator.Register(
       std::move(wanted),
@@ -187,14 +196,15 @@ void AgentImpl::Registered(const AttachRequest& request, Application* applicatio
   const Handle handle{next_handle_++};
   auto participant = std::make_shared<Participant>(services_, handle, request, member, application);
   handles_.emplace(handle, participant);
-  members_.emplace(member, std::move(participant));
+  running_.emplace(handle, std::move(participant));
+  members_.emplace(member, handle);
   reply(AttachReply{handle, member});
 }
 
 void AgentImpl::OnCommand(epoch::Command command) {
   const epoch::Member member = std::visit([](const auto& c) { return c.member; }, command);
   if (auto found = members_.find(member); found != members_.end()) {
-    const auto participant = found->second;
+    const auto participant = running_.at(found->second);
     return participant->OnCommand(std::move(command));
   }
   // Nobody here: the sender of a command that has an answer must not wait for its deadline.
@@ -213,8 +223,24 @@ void AgentImpl::OnCommand(epoch::Command command) {
 
 void AgentImpl::OnSessionLost(Status why) {
   session_.Lost(why);
+  members_.clear();
+  for (const auto& participant : Everyone()) participant->Orphan();
+}
+
+void AgentImpl::Opened() {
+  const History before = std::exchange(history_, session_.history());
+  const bool same = history_ != History{} && history_ == before;
   for (const auto& participant : Everyone()) {
-    participant->OnCommand(epoch::EvictCommand{participant->member(), why});
+    if (same) {
+      participant->Rejoin(session_.agent());
+      continue;
+    }
+    participant->OnCommand(epoch::EvictCommand{
+        participant->member(),
+        Status(Code::kAborted, Reason::kStaleIncarnation,
+               "the coordinator was lost, and the one that is there now knows nothing of it")
+            .Remedy("attach again with a new incarnation; a coordinator with a journal on disk "
+                    "takes its participants over")});
   }
 }
 
@@ -227,7 +253,7 @@ void AgentImpl::Shutdown(control::Done done) {
 }
 
 void AgentImpl::EndShutdownWhenIdle() {
-  if (!shutting_down_ || !members_.empty()) return;
+  if (!shutting_down_ || !running_.empty()) return;
   session_.Close();
   for (auto& waiter : std::exchange(shutdown_waiters_, {})) waiter(OkStatus());
 }

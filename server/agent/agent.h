@@ -115,7 +115,9 @@ class Agent : public control::AgentPort {
                                      transfer::Engine& transfers, metrics::Sink& metrics);
 
   /// Opens the session with the coordinator and keeps it: heartbeats, reconnects. When a session is
-  /// lost every local participant is evicted (its process attaches again).
+  /// lost, participants keep what they hold: engines serve on, a publisher goes on waiting for its
+  /// release. In the next session they register again with that; one that the coordinator does not
+  /// take (it had lost the participant before, or its journal is another one) is evicted.
   virtual void Start() = 0;
   /// OK, or why there is no session now.
   virtual Status SessionStatus() const = 0;

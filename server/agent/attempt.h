@@ -19,7 +19,8 @@ struct Attempt {
   std::shared_ptr<const plan::RankSlice> passed_on;  ///< target that others read from
   size_t gates = 0;                                  ///< what prepare still waits for
   bool refused = false;                              ///< a gate failed; later ones count no more
-  bool wants_room = false;  ///< target with one buffer: the application was asked
+  bool awaits_layout = false;  ///< the command has overtaken the answer to the rank's layout
+  bool wants_room = false;     ///< target with one buffer: the application was asked
   bool admitted = false;
   int buffer = 0;  ///< target: the one that is written
   Nanos started{};

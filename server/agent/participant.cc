@@ -32,14 +32,34 @@ Status Participant::RequireRole(control::GroupRole role) const {
 void Participant::SubmitLayout(control::LayoutSubmission submission,
                                control::Reply<control::LayoutReply> reply) {
   submission.member = member();
-  services_->coordinator.SubmitLayout(std::move(submission),
-                                      [self = shared_from_this(), reply = std::move(reply)](
-                                          Result<control::LayoutReply> result) mutable {
-                                        self->Agreed(std::move(result), std::move(reply));
-                                      });
+  auto kept = std::make_shared<const control::LayoutSubmission>(submission);
+  ++submitting_;
+  services_->coordinator.SubmitLayout(
+      std::move(submission),
+      [self = shared_from_this(), kept = std::move(kept), session = session_,
+       reply = std::move(reply)](Result<control::LayoutReply> result) mutable {
+        if (result && session != self->session_) {
+          result = Fail(Status(Code::kUnavailable, Reason::kNotReady,
+                               "the coordinator was lost meanwhile; submit the layout again")
+                            .AtRank(self->name_));
+        }
+        self->Answered(std::move(kept), std::move(result), std::move(reply));
+      });
 }
 
-void Participant::Agreed(Result<control::LayoutReply> result,
+void Participant::Answered(std::shared_ptr<const control::LayoutSubmission> submission,
+                           Result<control::LayoutReply> result,
+                           control::Reply<control::LayoutReply> reply) {
+  --submitting_;
+  Agreed(std::move(submission), std::move(result), std::move(reply));
+  const auto attempt = attempt_;
+  if (attempt && Runs(attempt) && std::exchange(attempt->awaits_layout, false)) {
+    BeginPrepare(attempt);
+  }
+}
+
+void Participant::Agreed(std::shared_ptr<const control::LayoutSubmission> submission,
+                         Result<control::LayoutReply> result,
                          control::Reply<control::LayoutReply> reply) {
   if (ended_) return reply(Fail(StaleHandle()));
   if (!result) return reply(std::move(result));
@@ -56,6 +76,7 @@ void Participant::Agreed(Result<control::LayoutReply> result,
       return reply(Fail(std::move(status).AtRank(name_)));
     }
   }
+  submission_ = std::move(submission);
   if (!is_engine()) return reply(std::move(result));
   // The stage is made now, on the workers, so that OpenStage need not block. Its refusal is
   // OpenStage's to tell.
@@ -91,6 +112,7 @@ void Participant::Publish(Version version, PublishMode mode, bool manual_commit,
   }
   publication_->Start({member(), version, manual_commit, deadline, trace_id}, mode,
                       std::move(done));
+  ArmOverdue();
 }
 
 Status Participant::AcknowledgeSwap(Epoch epoch, double flip_seconds) {
@@ -126,7 +148,8 @@ LocalStatus Participant::Describe() const {
   status.epoch = machine_.current ? machine_.current->epoch : Epoch{};
   status.serving = machine_.serving;
   status.behind = machine_.behind;
-  const auto progress = services_->transfers.ProgressOf(status.epoch, member().id);
+  const ParticipantId runs_as = machine_.current ? machine_.current->member.id : member().id;
+  const auto progress = services_->transfers.ProgressOf(status.epoch, runs_as);
   status.bytes_done = progress.bytes_done;
   status.bytes_total = progress.bytes_total;
   status.stage_bytes = memory_->stage_bytes() + publication_->snapshot_bytes();
@@ -156,6 +179,7 @@ void Participant::Abandon() {
 void Participant::End(const Status& why) {
   if (ended_) return;
   ended_ = true;
+  services_->strand.Cancel(overdue_timer_);
   services_->fenced(handle_);
   const std::optional<Version> owed = publication_->End(why);
   if (!attempt_) return TellEnd(owed, why);
@@ -175,7 +199,7 @@ void Participant::TellEnd(const std::optional<Version>& owed, const Status& why)
 void Participant::GoneWhenIdle() {
   if (!ended_ || gone_ || drains_ > 0 || stepping_) return;
   gone_ = true;
-  services_->gone(member());
+  services_->gone(handle_);
 }
 
 }  // namespace weightwire::agent

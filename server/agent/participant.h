@@ -40,6 +40,11 @@ class Participant : public std::enable_shared_from_this<Participant> {
   LocalStatus Describe() const;
 
   void OnCommand(epoch::Command command) { Feed(std::move(command)); }
+  /// The session with the coordinator was lost: keeps what is whole and stops the rest.
+  void Orphan();
+  /// A session with a coordinator of the same history is open, as `agent`: registers again, as soon
+  /// as nothing drains any more.
+  void Rejoin(AgentId agent);
   /// The process left: its application is not called any more.
   void Leave(Status why);
   /// We are going: the application is told like one that was evicted.
@@ -50,7 +55,10 @@ class Participant : public std::enable_shared_from_this<Participant> {
  private:
   bool is_engine() const { return request_.role == control::GroupRole::kEngine; }
   Status RequireRole(control::GroupRole role) const;
-  void Agreed(Result<control::LayoutReply> result, control::Reply<control::LayoutReply> reply);
+  void Answered(std::shared_ptr<const control::LayoutSubmission> submission,
+                Result<control::LayoutReply> result, control::Reply<control::LayoutReply> reply);
+  void Agreed(std::shared_ptr<const control::LayoutSubmission> submission,
+              Result<control::LayoutReply> result, control::Reply<control::LayoutReply> reply);
 
   void Feed(epoch::MemberEvent event);
   void Do(const epoch::DoPrepare&);
@@ -67,6 +75,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void Do(const epoch::SendFailed& action);
   void Do(const epoch::SendLost& action);
 
+  void BeginPrepare(const std::shared_ptr<Attempt>& attempt);
   Status CheckPrepare(const epoch::PrepareCommand& command) const;
   /// The spare buffer holds the content of this committed epoch.
   Status CheckHeld(Epoch held) const;
@@ -86,6 +95,28 @@ class Participant : public std::enable_shared_from_this<Participant> {
   /// Stops what runs of the attempt; `then` when nothing touches its memory any more.
   void Drain(const std::shared_ptr<Attempt>& attempt, std::function<void()> then);
 
+  // ---- participant_rejoin.cc ----
+  control::Claim ClaimNow() const;
+  void RegisterWhenQuiet();
+  void Register();
+  void Registered(const Result<control::RegisterReply>& reply);
+  void ResubmitLayout();
+  void Resubmitted(const Result<control::LayoutReply>& reply);
+  void Rejoined();
+  /// Runs `again` after a pause when the call may succeed then; else the participant is dismissed.
+  void RepeatOrDismiss(const Status& why, void (Participant::*again)());
+  /// `call` unless the session in which this was made is over.
+  template <typename Reply>
+  std::function<void(Reply)> InThisSession(void (Participant::*call)(const Reply&)) {
+    return [weak = weak_from_this(), session = session_, call](const Reply& reply) {
+      auto self = weak.lock();
+      if (self && !self->ended_ && self->session_ == session) (self.get()->*call)(reply);
+    };
+  }
+  /// A version that no coordinator takes over in time is released.
+  void ArmOverdue();
+  void ReleaseOverdue();
+
   void End(const Status& why);
   void TellEnd(const std::optional<Version>& owed, const Status& why);
   void GoneWhenIdle();
@@ -98,6 +129,13 @@ class Participant : public std::enable_shared_from_this<Participant> {
   epoch::MemberState machine_;
   std::deque<epoch::MemberEvent> events_;
   bool stepping_ = false;
+  uint32_t submitting_ = 0;        ///< layouts without an answer
+  uint64_t session_ = 0;           ///< rises with every session that is lost
+  bool orphaned_ = false;          ///< between a session's loss and the end of the rejoining
+  std::optional<AgentId> rejoin_;  ///< wanted, and not begun: something drains still
+  AgentId agent_{};                ///< in the session that it rejoins
+  std::shared_ptr<const control::LayoutSubmission> submission_;  ///< that was agreed to
+  Executor::TimerId overdue_timer_ = 0;
   std::shared_ptr<RankMemory> memory_;
   std::shared_ptr<Publication> publication_;
   std::shared_ptr<Attempt> attempt_;

@@ -8,9 +8,10 @@
 // application that acknowledges inside OnCommitted, a transfer that fails in its start), and the
 // actions of one step are carried out before the next step is taken.
 //
-// Prepare passes gates: the slice of every leg is here, the version is held (trainer), the stage
-// exists (engine) and has room. Then the slices are checked against the layout on the workers,
-// tickets are admitted, and the machine is told. The first gate that fails is the answer.
+// Prepare waits for an answer to the rank's layout that it has overtaken. Then it passes gates: the
+// slice of every leg is here, the version is held (trainer), the stage exists (engine) and has
+// room. Then the slices are checked against the layout on the workers, tickets are admitted, and
+// the machine is told. The first gate that fails is the answer.
 //
 // Every attempt is drained once, whoever asks; its memory and tickets are let go only then.
 //
@@ -32,6 +33,7 @@ void Participant::Feed(epoch::MemberEvent event) {
     }
   }
   stepping_ = false;
+  RegisterWhenQuiet();
   GoneWhenIdle();
 }
 
@@ -39,6 +41,11 @@ void Participant::Do(const epoch::DoPrepare&) {
   auto attempt = std::make_shared<Attempt>();
   attempt->command = *machine_.current;
   attempt_ = attempt;
+  attempt->awaits_layout = !memory_->layout() && submitting_ > 0;
+  if (!attempt->awaits_layout) BeginPrepare(attempt);
+}
+
+void Participant::BeginPrepare(const std::shared_ptr<Attempt>& attempt) {
   if (Status status = CheckPrepare(attempt->command); !status.ok()) {
     return Prepared(attempt, std::move(status));
   }
@@ -225,7 +232,7 @@ void Participant::Drain(const std::shared_ptr<Attempt>& attempt, std::function<v
   if (attempt->draining) return;
   attempt->draining = true;
   ++drains_;
-  services_->transfers.Drain(attempt->command.epoch, member().id,
+  services_->transfers.Drain(attempt->command.epoch, attempt->command.member.id,
                              [self = shared_from_this(), attempt] {
                                attempt->drained = true;
                                --self->drains_;

@@ -1,11 +1,23 @@
 #include "server/agent/publication.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "server/agent/snapshot.h"
 
 namespace weightwire::agent {
 namespace {
+
+/// For a version without a deadline, while no coordinator is there.
+constexpr Nanos kHeldAtMost = std::chrono::seconds(120);
+/// A caller of Publish gets an answer within this; clients give up after 30 s.
+constexpr Nanos kAnswerWithin = std::chrono::seconds(20);
+
+/// The call may succeed later, or has succeeded without an answer.
+bool MayBeRepeated(const Status& status) {
+  if (status.reason() == Reason::kJournalFailed) return false;
+  return status.code() == Code::kUnavailable || status.code() == Code::kDeadlineExceeded;
+}
 
 Status NotHeld(Version version) {
   return Status(Code::kFailedPrecondition, Reason::kStaleVersion,
@@ -41,6 +53,9 @@ void Publication::Start(control::PublishRequest request, PublishMode mode, contr
   held_->request = request;
   held_->mode = mode;
   held_->done = std::move(done);
+  held_->since = services_->clock.Now();
+  held_->until = held_->since + (request.deadline > Nanos(0) ? request.deadline : kHeldAtMost);
+  held_->before = accepted_;
   if (mode == PublishMode::kSnapshot && !snapshot_) return MakeSnapshotRegion();
   Submit();
 }
@@ -71,6 +86,7 @@ void Publication::SnapshotRegionMade(uint64_t number,
 }
 
 void Publication::Submit() {
+  if (paused_) return;
   services_->coordinator.Publish(
       held_->request, [weak = weak_from_this(), number = held_->number](const Status& status) {
         auto self = weak.lock();
@@ -79,13 +95,51 @@ void Publication::Submit() {
 }
 
 void Publication::Submitted(uint64_t number, const Status& status) {
+  if (MayBeRepeated(status) && services_->clock.Now() < *DueBy()) return SubmitAfterPause();
+  if (!held_->done) {
+    if (status.ok()) return;
+    return Release(held_->request.version, Epoch{}, status);
+  }
   if (!status.ok()) return Refused(status);
-  if (!held_->done) return;
   accepted_ = held_->request.version;
   std::exchange(held_->done, {})(OkStatus());
   if (!Is(number)) return;  // the caller left meanwhile
   if (held_->mode == PublishMode::kSnapshot) return Copy();
   SetHeld();
+}
+
+void Publication::SubmitAfterPause() {
+  if (paused_) return;
+  services_->strand.PostAfter(services_->options.reconnect,
+                              [weak = weak_from_this(), number = held_->number] {
+                                auto self = weak.lock();
+                                if (self && self->Is(number)) self->Submit();
+                              });
+}
+
+void Publication::Resume(const epoch::Member& member) {
+  paused_ = false;
+  if (!held_) return;
+  held_->request.member = member;
+  held_->again = true;
+  if (held_->request.deadline > Nanos(0)) {
+    held_->request.deadline =
+        std::max(Nanos(std::chrono::milliseconds(1)), held_->until - services_->clock.Now());
+  }
+  if (held_->mode == PublishMode::kSnapshot && !snapshot_) return;  // its region is being made
+  Submit();
+}
+
+std::optional<Nanos> Publication::DueBy() const {
+  if (!held_) return std::nullopt;
+  return held_->done ? std::min(held_->until, held_->since + kAnswerWithin) : held_->until;
+}
+
+void Publication::GiveUp(const Status& why) {
+  if (!held_) return;
+  if (held_->done) return Refused(why);
+  accepted_ = held_->before;
+  Release(held_->request.version, Epoch{}, why);
 }
 
 void Publication::Refused(const Status& why) {
@@ -130,8 +184,10 @@ const transfer::Binding& Publication::Bytes() const {
 
 void Publication::Release(Version version, Epoch epoch, const Status& why) {
   if (!held_ || held_->request.version != version) return;
-  if (held_->step == Step::kHeld) return Finish(epoch, why);
-  held_->release.emplace(epoch, why);
+  const bool stale = held_->again && why.reason() == Reason::kStaleVersion;
+  const Status told = stale ? OkStatus() : why;
+  if (held_->step == Step::kHeld) return Finish(epoch, told);
+  held_->release.emplace(epoch, told);
 }
 
 void Publication::Finish(Epoch epoch, const Status& why) {

@@ -18,7 +18,9 @@ namespace weightwire::agent {
 ///   snapshot:  submitted → copying → held (told already) ──→ released
 ///
 /// The coordinator's commands may overtake its answer to Publish: a prepare waits for it
-/// (WhenHeld), a release is kept until then. Belongs to the agent's strand.
+/// (WhenHeld), a release is kept until then. A version outlives the loss of its coordinator: the
+/// next one is told of it (Resume), and one that it calls stale has done what it was held for (it
+/// was committed, or another rank was released from it). Belongs to the agent's strand.
 class Publication : public std::enable_shared_from_this<Publication> {
  public:
   using Tell = std::function<void(Version, Epoch, const Status&)>;
@@ -41,6 +43,17 @@ class Publication : public std::enable_shared_from_this<Publication> {
   /// Where the bytes of the held version are.
   const transfer::Binding& Bytes() const;
 
+  /// The coordinator was lost: asks nothing of it until Resume.
+  void Pause() { paused_ = true; }
+  /// Another one knows the rank as `member`: submits what is held, for what is left of its
+  /// deadline.
+  void Resume(const epoch::Member& member);
+  /// While paused: when GiveUp is due; nullopt when nothing is held.
+  std::optional<Nanos> DueBy() const;
+  /// Nothing reads the bytes any more, and no coordinator came in time. The version may be
+  /// published again.
+  void GiveUp(const Status& why);
+
   /// Nothing reads the bytes any more. Tells the application unless it was told.
   void Release(Version version, Epoch epoch, const Status& why);
 
@@ -55,6 +68,10 @@ class Publication : public std::enable_shared_from_this<Publication> {
   struct Held {
     uint64_t number = 0;
     control::PublishRequest request;
+    Nanos since{};
+    Nanos until{};       ///< deadline of the version
+    Version before{};    ///< `accepted_` without it
+    bool again = false;  ///< submitted to another coordinator than at first
     PublishMode mode = PublishMode::kHold;
     Step step = Step::kSubmitted;
     control::Done done;  ///< empty once called
@@ -68,6 +85,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
                           Budget::Share share);
   void Submit();
   void Submitted(uint64_t number, const Status& status);
+  void SubmitAfterPause();
   void Refused(const Status& why);
   void Copy();
   void SetHeld();
@@ -79,6 +97,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
   const Tell tell_;
   std::optional<Held> held_;
   Version accepted_{};  ///< highest that was accepted; a repeat could never be released
+  bool paused_ = false;
   uint64_t next_number_ = 1;
   std::optional<transfer::Binding>
       snapshot_;  ///< made at the first snapshot, reused for every later one

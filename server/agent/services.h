@@ -40,8 +40,11 @@ struct Services {
   std::function<void(epoch::Report)> report = [](const epoch::Report&) {};
   /// The handle is fenced: calls with it fail from now on.
   std::function<void(Handle)> fenced = [](Handle) {};
+  /// The coordinator knows the participant as this member from now on.
+  std::function<void(Handle, const epoch::Member&)> registered = [](Handle, const epoch::Member&) {
+  };
   /// Nothing of the participant runs any more: its memory may go.
-  std::function<void(const epoch::Member&)> gone = [](const epoch::Member&) {};
+  std::function<void(Handle)> gone = [](Handle) {};
 };
 
 inline Status StaleHandle() {

@@ -18,12 +18,14 @@ Status NoSession(const Status& why) {
 }  // namespace
 
 Session::Session(control::AgentHello hello, Nanos reconnect, Executor& strand,
-                 control::CoordinatorPort& coordinator, control::AgentPort* port)
+                 control::CoordinatorPort& coordinator, control::AgentPort* port,
+                 std::function<void()> opened)
     : hello_(std::move(hello)),
       reconnect_(reconnect),
       strand_(strand),
       coordinator_(coordinator),
       port_(port),
+      opened_(std::move(opened)),
       status_(NoSession(OkStatus())) {}
 
 Session::~Session() { Close(); }
@@ -54,6 +56,7 @@ void Session::Opened(Result<control::AgentWelcome> welcome) {
   welcome_ = *welcome;
   status_ = OkStatus();
   Beat();
+  opened_();
 }
 
 void Session::Beat() {

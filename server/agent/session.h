@@ -12,8 +12,10 @@ namespace weightwire::agent {
 /// pause after a failure. Belongs to the agent's strand; destroy it there.
 class Session {
  public:
+  /// `opened` runs whenever a session has been opened.
   Session(control::AgentHello hello, Nanos reconnect, Executor& strand,
-          control::CoordinatorPort& coordinator, control::AgentPort* port);
+          control::CoordinatorPort& coordinator, control::AgentPort* port,
+          std::function<void()> opened);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -27,6 +29,8 @@ class Session {
   /// OK while open; else kUnavailable with what is known.
   const Status& status() const { return status_; }
   AgentId agent() const { return welcome_.agent; }
+  /// Of the coordinator that this session, or the last one, was opened with.
+  History history() const { return welcome_.history; }
   /// Rises with every session; tells replies of an old one apart.
   uint64_t number() const { return number_; }
 
@@ -41,6 +45,7 @@ class Session {
   Executor& strand_;
   control::CoordinatorPort& coordinator_;
   control::AgentPort* const port_;
+  const std::function<void()> opened_;
   Status status_;
   control::AgentWelcome welcome_;
   uint64_t number_ = 0;

@@ -47,7 +47,24 @@ struct AgentWelcome {
   uint16_t protocol = 0;
   Nanos heartbeat{};  ///< send one at least this often
   Nanos lease{};      ///< without one for this long the agent and its participants are lost
+  /// Whose decisions the coordinator goes on from: equal for all coordinators of one journal, one
+  /// after another. 0: of nobody who says so; nothing survives its loss.
+  History history{};
   friend bool operator==(const AgentWelcome&, const AgentWelcome&) = default;
+};
+
+/// What a rank brings along that was registered with a coordinator before, on the same history, and
+/// lost it. All of it is the agent's own knowledge: bytes that it verified in this life of the
+/// rank.
+struct Claim {
+  epoch::Content serving;  ///< engine: what it serves
+  epoch::Content spare;    ///< engine: what its other buffer holds whole
+  /// Engine: the epoch that is verified in its other buffer, its end not known here; 0: none.
+  Epoch staged{};
+  Epoch content{};     ///< of `staged`: what would be served
+  bool told = false;   ///< COMMIT came: the engine may be swapping to it
+  Version released{};  ///< trainer: highest version that will not be published again
+  friend bool operator==(const Claim&, const Claim&) = default;
 };
 
 /// A process takes its place: rank `rank` of `group` ("trainer", "engine-a").
@@ -61,6 +78,7 @@ struct RegisterRequest {
   Incarnation incarnation{};
   int64_t pid = 0;  ///< for people
   std::array<uint8_t, 16> trace_id{};
+  Claim claim;  ///< nothing for a new process
   friend bool operator==(const RegisterRequest&, const RegisterRequest&) = default;
 };
 struct RegisterReply {
@@ -104,8 +122,9 @@ class AgentPort {
  public:
   virtual ~AgentPort() = default;
   virtual void OnCommand(epoch::Command command) = 0;
-  /// The session ended (lease expired, replaced by a newer one, shutdown): every local participant
-  /// is fenced; the agent may open a new session and register them again.
+  /// The session ended (lease expired, replaced by a newer one, shutdown, the coordinator is gone).
+  /// The agent may open a new one and register its participants again, with what they hold; a
+  /// coordinator that has lost them before refuses their incarnations.
   virtual void OnSessionLost(Status why) = 0;
 };
 

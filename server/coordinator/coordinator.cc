@@ -22,20 +22,30 @@ Status ShuttingDown() {
 struct Recovered {
   CommitRecord committed;
   Epoch first{1};
+  History history{};
 };
 
+History RandomHistory(const Options& options) {
+  const Ticket random = options.random_ticket();
+  History history{1};
+  for (size_t i = 0; i < 8; ++i) history.value = history.value << 8 ^ random[i];
+  return history.value == 0 ? History(1) : history;
+}
+
 /// The last decision, and the first number above everything that was decided or reserved.
-Recovered Recover(const std::vector<JournalRecord>& records) {
+Recovered Recover(const std::vector<JournalRecord>& records, const Options& options) {
   Recovered recovered;
   for (const JournalRecord& record : records) {
     if (const auto* reserve = std::get_if<ReserveRecord>(&record)) {
       recovered.first = std::max(recovered.first, reserve->limit);
+      if (reserve->history != History{}) recovered.history = reserve->history;
     }
     if (const auto* commit = std::get_if<CommitRecord>(&record)) {
       recovered.first = std::max(recovered.first, Epoch(commit->epoch.value + 1));
       if (commit->epoch > recovered.committed.epoch) recovered.committed = *commit;
     }
   }
+  if (recovered.history == History{}) recovered.history = RandomHistory(options);
   return recovered;
 }
 
@@ -50,13 +60,14 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
         workers_(workers),
         metrics_(metrics),
         outbox_(strand),
-        membership_(options_, outbox_, *this, metrics),
+        membership_(options_, recovered.history, outbox_, *this, metrics),
         leases_(options_, clock, strand, membership_),
         work_(options_.work == nullptr ? std::make_shared<const Work>() : options_.work),
         negotiation_(strand, workers, work_, membership_, outbox_, *this, metrics),
         plans_(clock, strand, workers, work_, metrics),
         driver_({options_, clock, strand, membership_, plans_, outbox_, journal, metrics},
-                std::move(recovered.committed), recovered.first, [this] { Changed(); }) {
+                std::move(recovered.committed), recovered.first, recovered.history,
+                [this] { Changed(); }) {
     driver_.Start();
   }
 
@@ -209,6 +220,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
               const Status& why) override {
     driver_.OnLost(group, rank, member, why);
   }
+  void OnComplete(Group& group) override { driver_.OnComplete(group); }
   /// Comes in the middle of a change: what can start now starts in a task of its own.
   void OnMembershipChanged() override { Changed(); }
 
@@ -349,8 +361,9 @@ Result<std::unique_ptr<Coordinator>> Coordinator::Make(Options options, Clock& c
                                                        Journal& journal, metrics::Sink& metrics) {
   WW_CHECK(options.random_ticket != nullptr);
   WW_ASSIGN(const std::vector<JournalRecord> records, journal.Read());
+  Recovered recovered = Recover(records, options);
   return std::make_unique<CoordinatorImpl>(std::move(options), clock, strand, workers, journal,
-                                           metrics, Recover(records));
+                                           metrics, std::move(recovered));
 }
 
 }  // namespace weightwire::coordinator

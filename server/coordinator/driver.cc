@@ -20,13 +20,13 @@ Status MemberLost(const std::string& message, const std::string& rank) {
 
 }  // namespace
 
-Driver::Driver(Services services, CommitRecord committed, Epoch first,
+Driver::Driver(Services services, CommitRecord committed, Epoch first, History history,
                std::function<void()> changed)
     : s_(services),
       committed_(std::move(committed)),
       changed_(std::move(changed)),
       numbers_(
-          first, s_.journal, [this] { TryStart(); },
+          first, history, s_.journal, [this] { TryStart(); },
           [this](const Status& why) { StopDeciding(why); }),
       queue_(s_.options.waiting_versions_max) {
   queue_.SetFloor(committed_.version);
@@ -171,13 +171,14 @@ std::vector<const Group*> Driver::CompleteEngines() const {
 
 void Driver::TryStart() {
   if (!deciding_ || stopping_ || publish_ != nullptr || publish_draft_ != nullptr) return;
-  if (!StartRollback() && !StartPublish()) StartFill();
+  if (!StartUnfinished() && !StartRollback() && !StartPublish()) StartFill();
 }
 
 /// True when an epoch is about to run: no fill may begin.
 bool Driver::StartPublish() {
   const Group* trainer = s_.membership.Trainer();
   if (trainer == nullptr) return false;
+  GiveUpWhatWasLetGo();
   PendingVersion* head = queue_.Head(trainer->world_size());
   if (head == nullptr) return false;
   GiveUpAll(queue_.TakeBelow(head->version),

@@ -24,8 +24,9 @@ namespace weightwire::coordinator {
 ///
 ///   version complete → take a number → plans (workers) → machine → …committed or aborted
 ///
-/// driver.cc starts and ends epochs and fills, driver_rollback.cc rollbacks; driver_actions.cc
-/// feeds the machine and carries out its actions; driver_status.cc tells people. Strand only.
+/// driver.cc starts and ends epochs and fills, driver_rollback.cc rollbacks, driver_recall.cc what
+/// another coordinator left unfinished; driver_actions.cc feeds the machine and carries out its
+/// actions; driver_status.cc tells people. Strand only.
 class Driver {
  public:
   struct Services {
@@ -38,9 +39,10 @@ class Driver {
     Journal& journal;
     metrics::Sink& metrics;
   };
-  /// `committed`: the last decision of the journal, epoch 0 when there is none. `first`: see
-  /// EpochNumbers. `changed` runs after every change that a status would show.
-  Driver(Services services, CommitRecord committed, Epoch first, std::function<void()> changed);
+  /// `committed`: the last decision of the journal, epoch 0 when there is none. `first`, `history`:
+  /// see EpochNumbers. `changed` runs after every change that a status would show.
+  Driver(Services services, CommitRecord committed, Epoch first, History history,
+         std::function<void()> changed);
   ~Driver();
   /// Makes the first reservation of epoch numbers.
   void Start() { numbers_.Reserve(); }
@@ -54,6 +56,9 @@ class Driver {
   /// The member is registered and the sender is its agent. False: no such epoch runs.
   bool OnReport(const epoch::Report& report);
   void OnLost(const Group& group, uint32_t rank, const epoch::Member& member, const Status& why);
+  /// What its ranks claim to hold counts from now on; a group whose claims do not fit together or
+  /// the journal is evicted.
+  void OnComplete(Group& group);
   /// Starts whatever can start now.
   void TryStart();
   /// Starts nothing any more; `done` when nothing runs.
@@ -120,6 +125,10 @@ class Driver {
   void EndRollback(const EpochRun& run);
   void AnswerRollback(const Result<RolledBack>& result);
 
+  // ---- driver_recall.cc ----
+  bool StartUnfinished();
+  void GiveUpWhatWasLetGo();
+
   // ---- driver_actions.cc ----
   EpochRun* RunOf(Epoch epoch) const;
   void Begin(std::unique_ptr<EpochRun> run);
@@ -142,6 +151,7 @@ class Driver {
   void Appended(const CommitRecord& record, const Status& status);
   /// Engines without which the newest epoch was committed are not ready from now on.
   void TellWhoIsBehind();
+  void TellBehind(const Group& engine);
   Nanos DeadlineOf(epoch::Phase phase) const;
   void EndRun(Epoch epoch);
   void CountEnd(const EpochRun& run);

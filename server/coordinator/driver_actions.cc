@@ -185,12 +185,15 @@ void Driver::TellWhoIsBehind() {
   const auto& required = committed_.engines;
   for (const auto& [name, group] : s_.membership.groups()) {
     if (group.role != control::GroupRole::kEngine) continue;
-    if (std::find(required.begin(), required.end(), name) != required.end()) continue;
-    for (const epoch::Member& member : group.Members()) {
-      const Session* session = s_.membership.SessionOf(member);
-      if (session == nullptr || (session->hello.features & control::kFeatureBehind) == 0) continue;
-      s_.membership.Send(member, epoch::BehindCommand{committed_.epoch, member});
-    }
+    if (std::find(required.begin(), required.end(), name) == required.end()) TellBehind(group);
+  }
+}
+
+void Driver::TellBehind(const Group& engine) {
+  for (const epoch::Member& member : engine.Members()) {
+    const Session* session = s_.membership.SessionOf(member);
+    if (session == nullptr || (session->hello.features & control::kFeatureBehind) == 0) continue;
+    s_.membership.Send(member, epoch::BehindCommand{committed_.epoch, member});
   }
 }
 

@@ -11,12 +11,13 @@ void EpochNumbers::Reserve() {
   if (reserving_ || limit_.value - next_.value > kBlock / 2) return;
   reserving_ = true;
   const Epoch limit(limit_.value + kBlock);
-  journal_.Append(ReserveRecord{limit}, lifeline_.Bind([this, limit](const Status& status) {
-    if (!status.ok()) return failed_(status);
-    reserving_ = false;
-    limit_ = limit;
-    more_();
-  }));
+  journal_.Append(ReserveRecord{limit, history_},
+                  lifeline_.Bind([this, limit](const Status& status) {
+                    if (!status.ok()) return failed_(status);
+                    reserving_ = false;
+                    limit_ = limit;
+                    more_();
+                  }));
 }
 
 std::optional<Epoch> EpochNumbers::Take() {

@@ -15,12 +15,14 @@ namespace weightwire::coordinator {
 /// reservation above it is durable, and a restart goes on above every reservation. Strand only.
 class EpochNumbers {
  public:
-  /// `first`: above everything that was ever handed out or reserved. `more` runs when numbers have
-  /// become available; `failed` when a reservation's fate is unknown: there will be no more.
-  EpochNumbers(Epoch first, Journal& journal, std::function<void()> more,
+  /// `first`: above everything that was ever handed out or reserved; `history`: the journal's,
+  /// which every reservation carries. `more` runs when numbers have become available; `failed` when
+  /// a reservation's fate is unknown: there will be no more.
+  EpochNumbers(Epoch first, History history, Journal& journal, std::function<void()> more,
                std::function<void(const Status&)> failed)
       : next_(first),
         limit_(first),
+        history_(history),
         journal_(journal),
         more_(std::move(more)),
         failed_(std::move(failed)) {}
@@ -32,6 +34,7 @@ class EpochNumbers {
  private:
   Epoch next_;
   Epoch limit_;
+  const History history_;
   bool reserving_ = false;
   Journal& journal_;
   std::function<void()> more_;

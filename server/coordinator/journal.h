@@ -22,6 +22,7 @@ struct CommitRecord {
 /// No epoch ≥ `limit` was handed out by anyone who could not append this.
 struct ReserveRecord {
   Epoch limit{};
+  History history{};  ///< of this journal; 0 in records from before there was one
   friend bool operator==(const ReserveRecord&, const ReserveRecord&) = default;
 };
 using JournalRecord = std::variant<CommitRecord, ReserveRecord>;

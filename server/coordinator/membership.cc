@@ -46,9 +46,10 @@ uint32_t RandomAgentNumber(const Options& options) {
 
 }  // namespace
 
-Membership::Membership(const Options& options, Outbox& outbox, Observer& observer,
+Membership::Membership(const Options& options, History history, Outbox& outbox, Observer& observer,
                        metrics::Sink& metrics)
     : options_(options),
+      history_(history),
       outbox_(outbox),
       observer_(observer),
       metrics_(metrics),
@@ -82,7 +83,7 @@ Result<control::AgentWelcome> Membership::Open(control::AgentHello hello, contro
   for (const auto& [id, session] : sessions_) {
     if (session.hello.incarnation != hello.incarnation) continue;
     if (session.port->target == port && session.hello == hello) {
-      return control::AgentWelcome{id, protocol, options_.heartbeat, options_.lease};
+      return control::AgentWelcome{id, protocol, options_.heartbeat, options_.lease, history_};
     }
     EndSession(AgentId(id), Status(Code::kAborted, Reason::kStaleIncarnation,
                                    "a newer session of the same agent replaced this one"));
@@ -96,7 +97,7 @@ Result<control::AgentWelcome> Membership::Open(control::AgentHello hello, contro
   auto cell = std::make_shared<Port>(Port{id, port});
   sessions_.emplace(id, Session{id, std::move(hello), std::move(cell), now});
   observer_.OnMembershipChanged();
-  return control::AgentWelcome{id, protocol, options_.heartbeat, options_.lease};
+  return control::AgentWelcome{id, protocol, options_.heartbeat, options_.lease, history_};
 }
 
 void Membership::EndSession(AgentId agent, const Status& why) {
@@ -230,6 +231,8 @@ Result<control::RegisterReply> Membership::TakePlace(const control::RegisterRequ
   slot.live->member = {slot.id, request.incarnation};
   slot.live->agent = request.agent;
   slot.live->pid = request.pid;
+  slot.live->published = request.claim.released;
+  slot.live->claim = request.claim;
   group.fills_failed = 0;
   observer_.OnMembershipChanged();
   return control::RegisterReply{{slot.id, request.incarnation}};
@@ -281,6 +284,7 @@ void Membership::AfterLoss(Group& group, const Status& why) {
     group.dirty = true;
     group.serving = {};
     group.version = {};
+    group.unfinished = {};
     const Status evict(Code::kAborted, Reason::kMemberLost,
                        "another rank of " + group.name + " was lost: " + why.message());
     for (uint32_t rank = 0; rank < group.world_size(); ++rank) {

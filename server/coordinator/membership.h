@@ -31,8 +31,9 @@ struct Rank {
   std::string spec;
   std::shared_ptr<const layout::RankLayout> layout;
   int64_t bytes = 0;
-  Version published{};  ///< highest version that it has published
-  epoch::Content held;  ///< of an engine: what its spare buffer holds, as its agent says
+  Version published{};   ///< highest version that it has published
+  epoch::Content held;   ///< of an engine: what its spare buffer holds, as its agent says
+  control::Claim claim;  ///< what it was registered with
 };
 
 /// The place of a rank in its group; it outlives the processes that take it.
@@ -54,6 +55,9 @@ struct Group {
   Epoch serving{};  ///< engine: content epoch, 0 = none
   Version version{};
   uint32_t fills_failed = 0;  ///< since the last commit or registration
+  /// Engine: the epoch that it has staged and that ends with what is committed; a coordinator that
+  /// is gone began it. 0: nothing of that kind.
+  Epoch unfinished{};
   std::shared_ptr<const layout::CanonicalSpace> canonical;
   layout::Fingerprint canonical_fingerprint;
   AgreedLayoutPtr agreed;
@@ -84,9 +88,12 @@ class Membership {
     /// `member` was registered until now.
     virtual void OnLost(const Group& group, uint32_t rank, const epoch::Member& member,
                         const Status& why) = 0;
+    /// The group is complete from now on. It may be evicted in the call.
+    virtual void OnComplete(Group& group) = 0;
     virtual void OnMembershipChanged() = 0;
   };
-  Membership(const Options& options, Outbox& outbox, Observer& observer, metrics::Sink& metrics);
+  Membership(const Options& options, History history, Outbox& outbox, Observer& observer,
+             metrics::Sink& metrics);
 
   ///   kProtocolVersion | kInvalidRequest | kLimitExceeded
   Result<control::AgentWelcome> Open(control::AgentHello hello, control::AgentPort* port,
@@ -141,6 +148,7 @@ class Membership {
   void LoseAgent(AgentId agent, const Status& why);
 
   const Options& options_;
+  const History history_;
   Outbox& outbox_;
   Observer& observer_;
   metrics::Sink& metrics_;

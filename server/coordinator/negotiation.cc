@@ -129,6 +129,7 @@ void Negotiation::Assembled(const std::string& name, uint64_t generation,
   group->was_complete = true;
   group->dirty = false;
   group->last_error.clear();
+  observer_.OnComplete(*group);
   observer_.OnMembershipChanged();
 }
 

@@ -99,6 +99,14 @@ std::vector<PendingVersion> VersionQueue::TakeExpired(Nanos now) {
   return TakeIf([now](const PendingVersion& p) { return p.deadline <= now; });
 }
 
+std::vector<PendingVersion> VersionQueue::TakeLetGo(const std::map<uint32_t, Version>& released) {
+  return TakeIf([&](const PendingVersion& p) {
+    return std::any_of(released.begin(), released.end(), [&](const auto& entry) {
+      return p.version <= entry.second && !p.ranks.contains(entry.first);
+    });
+  });
+}
+
 std::optional<PendingVersion> VersionQueue::Take(Version version) {
   const auto found = versions_.find(version);
   if (found == versions_.end()) return std::nullopt;

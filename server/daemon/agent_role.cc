@@ -68,8 +68,11 @@ transfer::Tuning TuningOf(const Config& config) {
 }
 
 /// An engine that was left behind by a COMMIT keeps its pod out of the traffic until it is filled.
+/// One that serves stays in it while the coordinator is gone.
 Status Readiness(const agent::Agent& agent) {
+  bool serves = false;
   for (const agent::LocalStatus& local : agent.Local()) {
+    serves |= local.serving != Epoch{};
     if (local.serving >= local.behind) continue;
     return Status(Code::kUnavailable, Reason::kNotReady,
                   "serves epoch " + std::to_string(local.serving.value) + "; epoch " +
@@ -77,7 +80,7 @@ Status Readiness(const agent::Agent& agent) {
         .AtRank(local.group + "/" + std::to_string(local.rank))
         .Remedy("it is filled from a peer; `wwctl engines` shows how far it is behind");
   }
-  return agent.SessionStatus();
+  return serves ? OkStatus() : agent.SessionStatus();
 }
 
 }  // namespace

@@ -70,6 +70,19 @@ class Stepper {
     EndEverything();
   }
 
+  void On(const LocalOrphaned&) {
+    if (state_.evicted) return;
+    state_.tell_drained = false;
+    if (state_.phase == MemberPhase::kDraining) return state_.current.reset();
+    const bool staged = state_.role == Role::kTarget && state_.phase == MemberPhase::kDone;
+    const bool whole = staged || state_.phase == MemberPhase::kCommitting;
+    if (state_.current && !whole) StartDrain(state_.current->epoch);
+  }
+
+  void On(const LocalAdopted& event) {
+    if (!state_.evicted) state_.self = event.self;
+  }
+
  private:
   void Do(MemberAction action) { actions_.push_back(std::move(action)); }
 

@@ -34,7 +34,7 @@ struct MemberState {
   Epoch draining{};           ///< kDraining: the epoch that DoDrain named
   bool tell_drained = false;  ///< kDraining: the coordinator waits for SendDrained
   bool leader = false;        ///< kCommitting: CommitCommand's
-  bool applied = false;       ///< kCommitting, leader: SendApplied was sent
+  bool applied = false;       ///< kCommitting, leader: all ranks swapped; SendApplied was sent
   Version released{};         ///< highest version for which TellReleased was given
   friend bool operator==(const MemberState&, const MemberState&) = default;
 };
@@ -57,9 +57,14 @@ struct LocalDrained {
 struct LocalEmptied {};  ///< target with one buffer: what was served was given up for `current`
 struct LocalLost {
   Status why;
-};  ///< the application's process ended
-using MemberEvent = std::variant<Command, LocalPrepared, LocalTransferred, LocalApplied,
-                                 LocalDrained, LocalEmptied, LocalLost>;
+};                        ///< the application's process ended
+struct LocalOrphaned {};  ///< the coordinator was lost
+struct LocalAdopted {
+  Member self;
+};  ///< another coordinator (or the same one, restarted) knows this incarnation as `self`
+using MemberEvent =
+    std::variant<Command, LocalPrepared, LocalTransferred, LocalApplied, LocalDrained, LocalEmptied,
+                 LocalLost, LocalOrphaned, LocalAdopted>;
 
 // ---- actions ----
 struct DoPrepare {};  ///< fetch slices, bind memory, admit tickets
@@ -131,6 +136,9 @@ struct MemberOutcome {
 ///  - LocalApplied counts on the leader only; InstalledCommand on the leader only after it.
 ///  - BehindCommand changes `behind` and nothing else; a target is ready while `serving` ≥
 ///  `behind`.
+///  - LocalOrphaned keeps what is whole: what is served, an epoch that a target has staged (kDone,
+///    kCommitting), the version that a publisher holds. All else is drained quietly. Commands name
+///    the member that LocalAdopted brings; nothing is said between the two.
 ///  - Eviction and LocalLost drain what runs, forget `current` and `serving`, and end everything:
 ///    later commands get kStaleIncarnation where the sender waits.
 MemberOutcome MemberStep(MemberState state, const MemberEvent& event);

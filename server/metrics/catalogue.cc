@@ -53,6 +53,10 @@ void DeclareEpochs(Sink& sink) {
   sink.DeclareHistogram("epoch_duration_seconds", "Time from the start of an epoch to its end",
                         Seconds());
   sink.DeclareGauge("epoch_committed", "The last epoch whose COMMIT is durable");
+  sink.DeclareCounter("engines_recalled_total",
+                      "Complete engines that brought along what they held when a coordinator was "
+                      "lost, by outcome",
+                      Each("outcome", {"kept", "refused"}));
   sink.DeclareCounter("invariant_violations_total",
                       "Times that an invariant was found broken; must stay 0",
                       Each("id", {"I1", "I2", "I4"}));

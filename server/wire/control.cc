@@ -18,6 +18,30 @@ Result<uint16_t> ProtocolFromProto(std::string_view field, uint32_t number) {
   return static_cast<uint16_t>(number);
 }
 
+v1::Claim ToProto(const control::Claim& claim) {
+  v1::Claim out;
+  out.set_serving_epoch(claim.serving.epoch.value);
+  out.set_serving_version(claim.serving.version.value);
+  out.set_spare_epoch(claim.spare.epoch.value);
+  out.set_spare_version(claim.spare.version.value);
+  out.set_staged(claim.staged.value);
+  out.set_content(claim.content.value);
+  out.set_told(claim.told);
+  out.set_released(claim.released.value);
+  return out;
+}
+
+control::Claim FromProto(const v1::Claim& claim) {
+  control::Claim out;
+  out.serving = {Epoch(claim.serving_epoch()), Version(claim.serving_version())};
+  out.spare = {Epoch(claim.spare_epoch()), Version(claim.spare_version())};
+  out.staged = Epoch(claim.staged());
+  out.content = Epoch(claim.content());
+  out.told = claim.told();
+  out.released = Version(claim.released());
+  return out;
+}
+
 }  // namespace
 
 uint32_t MillisOf(Nanos span) {
@@ -84,6 +108,7 @@ v1::AgentWelcome ToProto(const control::AgentWelcome& welcome) {
   out.set_protocol(welcome.protocol);
   out.set_heartbeat_ms(MillisOf(welcome.heartbeat));
   out.set_lease_ms(MillisOf(welcome.lease));
+  out.set_history(welcome.history.value);
   return out;
 }
 
@@ -97,6 +122,7 @@ Result<control::AgentWelcome> FromProto(const v1::AgentWelcome& welcome) {
   out.agent = AgentId(welcome.agent());
   out.heartbeat = std::chrono::milliseconds(welcome.heartbeat_ms());
   out.lease = std::chrono::milliseconds(welcome.lease_ms());
+  out.history = History(welcome.history());
   return out;
 }
 
@@ -111,6 +137,7 @@ v1::RegisterRequest ToProto(const control::RegisterRequest& request) {
   out.set_incarnation(request.incarnation.value);
   out.set_pid(request.pid);
   out.set_trace_id(TraceIdToProto(request.trace_id));
+  if (request.claim != control::Claim{}) *out.mutable_claim() = ToProto(request.claim);
   return out;
 }
 
@@ -129,6 +156,7 @@ Result<control::RegisterRequest> FromProto(const v1::RegisterRequest& request) {
   out.world_size = request.world_size();
   out.incarnation = Incarnation(request.incarnation());
   out.pid = request.pid();
+  out.claim = FromProto(request.claim());
   return out;
 }
 

@@ -12,7 +12,8 @@ namespace {
 constexpr uint8_t kFormat = 1;
 constexpr uint8_t kCommit = 1;
 constexpr uint8_t kReserve = 2;
-constexpr uint8_t kRollback = 3;  // a commit, and behind it the epoch that is held
+constexpr uint8_t kRollback = 3;   // a commit, and behind it the epoch that is held
+constexpr uint8_t kReserveOf = 4;  // a reservation, and behind it the history
 constexpr size_t kChecksumBytes = 4;
 
 uint32_t ChecksumOf(std::string_view bytes) {
@@ -89,10 +90,12 @@ Result<coordinator::JournalRecord> CommitFrom(Reader reader, bool rollback) {
   return out;
 }
 
-Result<coordinator::JournalRecord> ReserveFrom(Reader reader) {
+Result<coordinator::JournalRecord> ReserveFrom(Reader reader, bool named) {
   const auto limit = reader.Number(8);
-  if (!limit || !reader.empty()) return Damaged("wrong size");
-  return coordinator::ReserveRecord{Epoch(*limit)};
+  const auto history = named ? reader.Number(8) : std::optional<uint64_t>(0);
+  if (!limit || !history || !reader.empty()) return Damaged("wrong size");
+  if ((*history == 0) == named) return Damaged("no history is named");
+  return coordinator::ReserveRecord{Epoch(*limit), History(*history)};
 }
 
 }  // namespace
@@ -109,8 +112,11 @@ std::string EncodeRecord(const coordinator::JournalRecord& record) {
     for (const std::string& engine : commit->engines) writer.Text(engine);
     if (rollback) writer.Number(commit->held.value, 8);
   } else {
-    writer.Number(kReserve, 1);
-    writer.Number(std::get<coordinator::ReserveRecord>(record).limit.value, 8);
+    const auto& reserve = std::get<coordinator::ReserveRecord>(record);
+    const bool named = reserve.history != History{};
+    writer.Number(named ? kReserveOf : kReserve, 1);
+    writer.Number(reserve.limit.value, 8);
+    if (named) writer.Number(reserve.history.value, 8);
   }
   return writer.Take();
 }
@@ -125,7 +131,7 @@ Result<coordinator::JournalRecord> DecodeRecord(std::string_view bytes) {
   if (reader.Number(1) != kFormat) return Damaged("unknown format");
   const auto kind = reader.Number(1);
   if (kind == kCommit || kind == kRollback) return CommitFrom(reader, kind == kRollback);
-  if (kind == kReserve) return ReserveFrom(reader);
+  if (kind == kReserve || kind == kReserveOf) return ReserveFrom(reader, kind == kReserveOf);
   return Damaged("unknown kind");
 }
 

@@ -94,7 +94,7 @@ void Wire(Seeds& seeds) {
     seeds.AddBytes(WireKind::kFd, wire::Encode(wire::FdReply{Reason::kNone, dice.Next()}));
   }
   const control::AgentWelcome welcome{AgentId(3), 1, std::chrono::seconds(1),
-                                      std::chrono::seconds(5)};
+                                      std::chrono::seconds(5), History(11)};
   seeds.Add(WireKind::kWelcome, wire::ToProto(welcome).SerializeAsString());
 }
 

@@ -43,6 +43,7 @@ class Follower:
         self.name, self.wanted = name, wanted
         self.flipped: list[int] = []  # versions, in order
         self.wrong: list[str] = []
+        self.gaps = 0  # times that it was seen to serve nothing any more
         self.subscriber = Subscriber(group=name, rank=0, world_size=1, agent=agent)
         self.subscriber.bind(CONFIG, "vllm:tp1", metas(oracle.vllm_shapes(CONFIG, 1)))
         self._stop = threading.Event()
@@ -52,6 +53,7 @@ class Follower:
     def _follow(self) -> None:
         while not self._stop.is_set():
             try:
+                self.gaps += bool(self.flipped) and self.subscriber.serving is None
                 offer = self.subscriber.wait_offer(0.2)
                 if offer is None:
                     continue

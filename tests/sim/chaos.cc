@@ -58,6 +58,8 @@ void Chaos::Run() {
   CountEpochs();
   reached_.Count("trainer evictions", fleet_.trainer().evictions());
   reached_.Count("ranks that read from another engine", fleet_.relayed());
+  reached_.Count("engines that outlived a coordinator", fleet_.recalled());
+  reached_.Count("engines that did not fit the next coordinator's journal", fleet_.refused());
   for (const auto& engine : fleet_.engines()) {
     reached_.Count("ends of engines", engine->lives() - 1);
     reached_.Count("buffers given up for the next version", engine->rooms());

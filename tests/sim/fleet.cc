@@ -101,7 +101,7 @@ bool Fleet::Start() {
 void Fleet::StartCoordinator() {
   floor_ = newest_;
   coordinator_ = coordinator::Coordinator::Make(options_.coordinator, executor, executor, executor,
-                                                journal, metrics::Null())
+                                                journal, recalls_)
                      .value();
   coordinator::CommitRecord last;
   for (const auto& record : journal.durable()) {
@@ -116,6 +116,13 @@ void Fleet::StartCoordinator() {
 void Fleet::CrashCoordinator() {
   journal.Crash(random() % (journal.pending() + 1));
   coordinator_.reset();
+  // What is not durable now never will be: it may be aborted.
+  std::erase_if(submitted_, [this](Epoch epoch) {
+    return std::ranges::none_of(journal.durable(), [&](const auto& record) {
+      const auto* commit = std::get_if<coordinator::CommitRecord>(&record);
+      return commit != nullptr && commit->epoch == epoch;
+    });
+  });
   for (auto& one : nodes_) one->port().Cut(false);
 }
 

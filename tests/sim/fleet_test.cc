@@ -262,10 +262,16 @@ TEST_F(FleetTest, RecoversFromACrashOfTheCoordinatorInEveryPhase) {
       PublishUpTo(phase, 2);
       fleet->CrashCoordinator();
       fleet->RunFor(seconds(1));
+      for (const auto& engine : fleet->engines()) EXPECT_NE(engine->version(), 0u) << "serves on";
       fleet->StartCoordinator();
       ASSERT_TRUE(TrainerIdle());
+      EXPECT_EQ(fleet->trainer().outcome(), OkStatus()) << "the version goes on";
+      ASSERT_TRUE(fleet->AllServe(2));
+      EXPECT_EQ(fleet->recalled(), fleet->engines().size());
       ASSERT_TRUE(fleet->Publish(3).ok()) << fleet->trainer().outcome().ToString();
       ASSERT_TRUE(fleet->AllServe(3));
+      EXPECT_EQ(fleet->trainer().evictions(), 0u);
+      for (const auto& engine : fleet->engines()) EXPECT_EQ(engine->lives(), 1u);
     }
   }
 }

@@ -42,12 +42,13 @@ void Reached::ExpectAll() const {
        {"commits", "aborts", "retries", "fills", "fills dropped", "coordinator crashes",
         "records that only the crashed coordinator's disk knew", "journal failures",
         "trainer evictions", "ends of engines", "ranks that read from another engine",
-        "buffers given up for the next version", "rollbacks", "rollbacks that did not come about",
-        "versions not moved"}) {
+        "buffers given up for the next version", "engines that outlived a coordinator",
+        "engines that did not fit the next coordinator's journal", "rollbacks",
+        "rollbacks that did not come about", "versions not moved"}) {
     expect(what);
   }
   for (Reason reason : {Reason::kMemberLost, Reason::kDeadlineExceeded, Reason::kTransportFailed,
-                        Reason::kDigestMismatch, Reason::kAbortRequested, Reason::kNotReady}) {
+                        Reason::kDigestMismatch, Reason::kAbortRequested, Reason::kStaleEpoch}) {
     expect("aborted for " + std::string(ReasonName(reason)));
   }
   for (epoch::Phase phase :

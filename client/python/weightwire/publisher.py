@@ -97,7 +97,8 @@ class Publisher:
 
     @property
     def attached(self) -> bool:
-        """False once the agent or the coordinator went away, or fenced this rank: open a new publisher."""
+        """False once the agent went away or this rank was fenced: open a new publisher. (A coordinator that is lost and
+        comes back on its journal is waited for.)"""
         return self._session.attached
 
     def bind(self, config: Mapping[str, Any] | str, spec: str,

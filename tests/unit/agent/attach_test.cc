@@ -77,6 +77,39 @@ TEST_F(AgentAttach, FailsWhenTheSessionIsLostMeanwhile) {
   EXPECT_THAT(agent->Local(), IsEmpty());
 }
 
+TEST_F(AgentAttach, APrepareThatOvertakesTheAnswerToTheLayoutWaitsForIt) {
+  Start();
+  auto rollout = Attach(RequestFor(control::GroupRole::kEngine, "engine-a"));
+  coordinator.hold_layouts = true;
+  control::LayoutSubmission submission;
+  submission.layout = Layout();
+  std::optional<Status> answer;
+  agent->SubmitLayout(rollout->handle, submission, [&](Result<control::LayoutReply> reply) {
+    answer = reply ? OkStatus() : reply.error();
+  });
+  Command(TargetPrepare(*rollout, 3, 30));
+  EXPECT_THAT(coordinator.reports, IsEmpty());
+  coordinator.Answer();
+  sim.RunReady();
+  EXPECT_EQ(answer, OkStatus());
+  EXPECT_EQ(coordinator.All<epoch::PreparedReport>().size(), 1u);
+}
+
+TEST_F(AgentAttach, APrepareWaitsNoLongerWhenTheLayoutIsRefused) {
+  Start();
+  auto rollout = Attach(RequestFor(control::GroupRole::kEngine, "engine-a"));
+  coordinator.hold_layouts = true;
+  coordinator.layout_answer = Status(Code::kFailedPrecondition, Reason::kShapeMismatch, "other");
+  control::LayoutSubmission submission;
+  submission.layout = Layout();
+  agent->SubmitLayout(rollout->handle, submission, [](const auto&) {});
+  Command(TargetPrepare(*rollout, 3, 30));
+  coordinator.Answer();
+  sim.RunReady();
+  ASSERT_EQ(coordinator.All<epoch::FailedReport>().size(), 1u);
+  EXPECT_EQ(coordinator.All<epoch::FailedReport>()[0].why.reason(), Reason::kNotReady);
+}
+
 TEST_F(AgentAttach, FencesTheHandleOfADetachedProcess) {
   Start();
   auto trainer = BoundTrainer();

@@ -22,7 +22,7 @@ class FakeCoordinator final : public control::CoordinatorPort {
     hellos.push_back(std::move(hello));
     if (!open_answer.ok()) return reply(Fail(open_answer));
     agent_port = port;
-    reply(control::AgentWelcome{AgentId{++agents}, 1, heartbeat, 5 * heartbeat});
+    reply(control::AgentWelcome{AgentId{++agents}, 1, heartbeat, 5 * heartbeat, history});
   }
   void CloseSession(AgentId agent) override { closed.push_back(agent); }
   void Heartbeat(AgentId agent) override { beats.emplace_back(clock.Now(), agent); }
@@ -39,8 +39,13 @@ class FakeCoordinator final : public control::CoordinatorPort {
   }
   void SubmitLayout(control::LayoutSubmission submission,
                     control::Reply<control::LayoutReply> reply) override {
-    if (!layout_answer.ok()) return reply(Fail(layout_answer));
-    reply(control::LayoutReply{std::make_shared<const layout::RankLayout>(*submission.layout), {}});
+    submitted.push_back(submission.member);
+    auto answer = [this, submission = std::move(submission), reply = std::move(reply)] {
+      if (!layout_answer.ok()) return reply(Fail(layout_answer));
+      reply(
+          control::LayoutReply{std::make_shared<const layout::RankLayout>(*submission.layout), {}});
+    };
+    hold_layouts ? held.push_back(std::move(answer)) : answer();
   }
   void Publish(control::PublishRequest request, control::Done done) override {
     published.push_back(request);
@@ -80,8 +85,9 @@ class FakeCoordinator final : public control::CoordinatorPort {
   explicit FakeCoordinator(Clock& sim_clock) : clock(sim_clock) {}
   Clock& clock;
   Nanos heartbeat = std::chrono::seconds(1);
+  History history{5};
   Status open_answer, register_answer, layout_answer, publish_answer;
-  bool hold_replies = false;
+  bool hold_replies = false, hold_layouts = false;
   std::vector<std::function<void()>> held;
   control::AgentPort* agent_port = nullptr;
   uint32_t agents = 0;
@@ -94,6 +100,7 @@ class FakeCoordinator final : public control::CoordinatorPort {
   std::vector<AgentId> closed;
   std::vector<std::pair<Nanos, AgentId>> beats;
   std::vector<control::RegisterRequest> registered;
+  std::vector<epoch::Member> submitted;
   std::vector<control::PublishRequest> published;
   std::vector<epoch::Report> reports;
 };

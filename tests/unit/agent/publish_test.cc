@@ -117,7 +117,7 @@ TEST_F(AgentPublish, PrepareWaitsForTheAnswerThatItOvertook) {
 
 TEST_F(AgentPublish, PrepareFailsWhenTheOvertakenAnswerIsARefusal) {
   coordinator.hold_replies = true;
-  coordinator.publish_answer = Status(Code::kUnavailable, Reason::kTransportFailed, "who knows");
+  coordinator.publish_answer = Status(Code::kFailedPrecondition, Reason::kMissingRank, "no rank 1");
   std::optional<Status> answer;
   agent->Publish(trainer_->handle, Version{7}, PublishMode::kHold, false, Nanos{1}, {},
                  [&](Status status) { answer = status; });

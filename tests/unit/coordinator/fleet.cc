@@ -175,7 +175,7 @@ FakeAgent& Fleet::Agent(const std::string& name) {
 
 Result<epoch::Member> Fleet::Register(const std::string& agent, control::GroupRole role,
                                       const std::string& group, uint32_t rank, uint32_t world,
-                                      uint64_t incarnation) {
+                                      uint64_t incarnation, const control::Claim& claim) {
   control::RegisterRequest request;
   request.agent = Agent(agent).id();
   request.job = "default";
@@ -185,6 +185,7 @@ Result<epoch::Member> Fleet::Register(const std::string& agent, control::GroupRo
   request.world_size = world;
   request.incarnation = Incarnation(incarnation == 0 ? next_incarnation++ : incarnation);
   request.pid = 4242;
+  request.claim = claim;
   std::optional<Result<control::RegisterReply>> answer;
   coordinator->Register(request, [&](auto result) { answer = std::move(result); });
   sim.RunReady();

@@ -73,8 +73,9 @@ class FakeAgent final : public control::AgentPort {
   void Answer(const epoch::ReleaseCommand&) {}
   void Answer(const epoch::CommitCommand& command);
   void Answer(const epoch::InstalledCommand& command) {
-    const epoch::PrepareCommand& prepare = prepared_.at(command.member);
-    serves[command.member] = {prepare.content, prepare.version};
+    const auto prepare = prepared_.find(command.member);
+    if (prepare == prepared_.end()) return;  // prepared by a coordinator before this one
+    serves[command.member] = {prepare->second.content, prepare->second.version};
   }
   void Answer(const epoch::AbortCommand& command);
   void Answer(const epoch::EvictCommand&) {}
@@ -97,7 +98,7 @@ class Fleet {
   FakeAgent& Agent(const std::string& name);  ///< made and opened at the first call
   Result<epoch::Member> Register(const std::string& agent, control::GroupRole role,
                                  const std::string& group, uint32_t rank, uint32_t world,
-                                 uint64_t incarnation = 0);
+                                 uint64_t incarnation = 0, const control::Claim& claim = {});
   Result<control::LayoutReply> Submit(control::LayoutSubmission submission);
   Status SubmitRows(const epoch::Member& member, uint32_t rank, uint32_t world);
   /// Registers all ranks of a group on agent "<group>-agent" (or `agent`) and agrees on row shards.

@@ -18,7 +18,7 @@ class Life {
   Life(const MemberStepFn& step, uint64_t seed, MemberExploration& result)
       : step_(step), dice_(seed), result_(result) {
     chaos_percent_ = std::vector<uint64_t>{0, 4, 15, 40}[dice_.Below(4)];
-    state_.self = kSelf;
+    state_.self = self_;
   }
 
   /// The broken rule; empty when all held.
@@ -35,6 +35,8 @@ class Life {
 
   // ---- the world ----
   MemberEvent Next() {
+    // Between the loss of a coordinator and the next one nothing is said.
+    if (orphaned_) return local_.empty() ? Adoption() : TakeLocal();
     if (!commands_.empty() && dice_.Percent(8)) return commands_.back();  // repeated
     if (dice_.Percent(chaos_percent_)) return Chaos();
     if (!local_.empty() && dice_.Percent(60)) return TakeLocal();
@@ -48,10 +50,15 @@ class Life {
     return event;
   }
 
+  MemberEvent Adoption() {
+    orphaned_ = false;
+    return LocalAdopted{Member{ParticipantId(self_.id.value + 1), self_.incarnation}};
+  }
+
   PrepareCommand Prepare(Epoch epoch) {
     PrepareCommand command;
     command.epoch = epoch;
-    command.member = kSelf;
+    command.member = self_;
     command.version = Version(epoch.value / 2 + 1);
     command.role = dice_.Percent(50) ? Role::kSource : Role::kTarget;
     const bool fill = dice_.Percent(25);
@@ -71,23 +78,23 @@ class Life {
     const bool source = plan_->role == Role::kSource;
     const Version version = plan_->version;
     if (dice_.Percent(8)) return GiveUp();
-    if (said_.insert("transfer").second) return TransferCommand{epoch_, kSelf};
+    if (said_.insert("transfer").second) return TransferCommand{epoch_, self_};
     if (source) {
       const Status why =
           dice_.Percent(80) ? OkStatus() : Status(Code::kAborted, Reason::kMemberLost, "");
       if (sent_transferred_.contains(epoch_)) {
-        return ReleaseCommand{epoch_, version, kSelf, why};
+        return ReleaseCommand{epoch_, version, self_, why};
       }
-      return TransferCommand{epoch_, kSelf};
+      return TransferCommand{epoch_, self_};
     }
     if (sent_applied_.contains(epoch_) || (said_.contains("commit") && !leader_)) {
-      return InstalledCommand{epoch_, kSelf};
+      return InstalledCommand{epoch_, self_};
     }
     if (sent_transferred_.contains(epoch_)) {
       if (said_.insert("commit").second) leader_ = dice_.Percent(50);
-      return CommitCommand{epoch_, version, plan_->content, kSelf, leader_};
+      return CommitCommand{epoch_, version, plan_->content, self_, leader_};
     }
-    return TransferCommand{epoch_, kSelf};
+    return TransferCommand{epoch_, self_};
   }
 
   /// The epoch is given up, or simply replaced by the next one.
@@ -99,13 +106,13 @@ class Life {
       said_.clear();
       return *plan_;
     }
-    return AbortCommand{gone, kSelf, Status(Code::kAborted, Reason::kAbortRequested, "")};
+    return AbortCommand{gone, self_, Status(Code::kAborted, Reason::kAbortRequested, "")};
   }
 
   /// Anything, about any epoch near this one, perhaps to the incarnation before.
   MemberEvent Chaos() {
     const Epoch epoch(1 + epoch_.value + dice_.Below(4) - std::min<uint64_t>(epoch_.value, 3));
-    const Member member = dice_.Percent(30) ? kOld : kSelf;
+    const Member member = dice_.Percent(30) ? kOld : self_;
     const Status bad(Code::kUnavailable, Reason::kTransportFailed, "test");
     switch (dice_.Below(14)) {
       case 0:
@@ -113,7 +120,7 @@ class Life {
         PrepareCommand command = Prepare(epoch);
         command.member = member;
         if (dice_.Percent(20)) command.content = Epoch(1);
-        if (member == kSelf && dice_.Percent(50)) epoch_ = std::max(epoch_, epoch);
+        if (member == self_ && dice_.Percent(50)) epoch_ = std::max(epoch_, epoch);
         return Command(command);
       }
       case 2:
@@ -140,6 +147,10 @@ class Life {
       case 11:
         if (dice_.Percent(10)) return LocalLost{bad};
         if (dice_.Percent(10)) return LocalEmptied{};
+        if (dice_.Percent(30)) {
+          orphaned_ = true;
+          return LocalOrphaned{};
+        }
         return LocalApplied{epoch_};
       default:
         return Command(AbortCommand{std::max(epoch_, Epoch(1)), member, bad});
@@ -168,26 +179,28 @@ class Life {
     if (const auto* e = std::get_if<LocalDrained>(&event)) {
       if (e->epoch == draining_) draining_ = Epoch{};
     }
+    if (const auto* e = std::get_if<LocalAdopted>(&event); e && !ended_) self_ = e->self;
+    if (std::holds_alternative<LocalOrphaned>(event)) owes_drained_ = Epoch{};
   }
   void RecordCommand(const PrepareCommand& c) {
-    if (c.member == kSelf && !ended_) told_prepare_.insert(c.epoch);
+    if (c.member == self_ && !ended_) told_prepare_.insert(c.epoch);
   }
   void RecordCommand(const TransferCommand& c) {
-    if (c.member == kSelf) told_transfer_.insert(c.epoch);
+    if (c.member == self_) told_transfer_.insert(c.epoch);
   }
   void RecordCommand(const ReleaseCommand&) {}
   void RecordCommand(const CommitCommand& c) {
-    if (c.member == kSelf) told_commit_.insert(c.epoch);
+    if (c.member == self_) told_commit_.insert(c.epoch);
   }
   void RecordCommand(const InstalledCommand& c) {
-    if (c.member == kSelf) told_installed_.insert(c.epoch);
+    if (c.member == self_) told_installed_.insert(c.epoch);
   }
   void RecordCommand(const AbortCommand& c) {
-    if (c.member == kSelf) told_abort_.insert(c.epoch);
+    if (c.member == self_) told_abort_.insert(c.epoch);
   }
   void RecordCommand(const EvictCommand&) {}
   void RecordCommand(const BehindCommand& c) {
-    if (c.member == kSelf && !ended_) behind_ = std::max(behind_, c.committed);
+    if (c.member == self_ && !ended_) behind_ = std::max(behind_, c.committed);
   }
 
   // ---- judging ----
@@ -211,6 +224,7 @@ class Life {
       Require(!was_ended_ || IsRefusal(action), "after the end there are only refusals");
     }
     JudgeStrangers(event, outcome);
+    if (std::holds_alternative<LocalOrphaned>(event) && !was_ended_) JudgeOrphan();
     JudgeAnswers(event, outcome);
     JudgeState();
     was_ended_ = ended_;
@@ -230,8 +244,8 @@ class Life {
     const auto* command = std::get_if<Command>(&event);
     if (command == nullptr) return;
     const Member member = std::visit([](const auto& c) { return c.member; }, *command);
-    if (member == kSelf && !before_.evicted) return;
-    Reach(member == kSelf ? "ended" : "stranger");
+    if (member == self_ && !before_.evicted) return;
+    Reach(member == self_ ? "ended" : "stranger");
     Require(outcome.state == before_, "I7/I12: a command to another incarnation changes nothing");
     for (const MemberAction& a : outcome.actions) {
       Require(IsRefusal(a), "another incarnation is refused");
@@ -243,16 +257,29 @@ class Life {
     Require(outcome.actions.size() == (waits ? 1u : 0u), "who waits is told");
   }
 
+  /// What is whole stays; nothing goes on moving, and nothing waits to begin.
+  void JudgeOrphan() {
+    const bool staged = before_.phase == MemberPhase::kDone && role_ == Role::kTarget;
+    if (staged || before_.phase == MemberPhase::kCommitting) {
+      Require(state_ == before_, "what is staged outlives the coordinator");
+      return Reach(staged ? "orphan.staged" : "orphan.committing");
+    }
+    const bool quiet = state_.phase == MemberPhase::kIdle || state_.phase == MemberPhase::kDraining;
+    Require(quiet && !state_.current, "what moves ends with the coordinator");
+    Require(!state_.tell_drained, "nobody is told of a drain");
+    Reach(state_.phase == before_.phase ? "orphan.quiet" : "orphan.stopped");
+  }
+
   /// L2: what must have happened, given the record.
   void JudgeAnswers(const MemberEvent& event, const MemberOutcome& outcome) {
     if (before_.evicted) return;
     const bool answered = !outcome.actions.empty();
     if (const auto* command = std::get_if<Command>(&event)) {
-      if (const auto* c = std::get_if<AbortCommand>(command); c != nullptr && c->member == kSelf) {
+      if (const auto* c = std::get_if<AbortCommand>(command); c != nullptr && c->member == self_) {
         Require(answered || draining_ == c->epoch, "an abort is answered");
         if (c->epoch == draining_) owes_drained_ = c->epoch;
       }
-      if (const auto* c = std::get_if<PrepareCommand>(command); c && c->member == kSelf) {
+      if (const auto* c = std::get_if<PrepareCommand>(command); c && c->member == self_) {
         Require(answered || state_.current == *c, "a prepare is taken up or refused");
       }
     }
@@ -268,7 +295,7 @@ class Life {
 
   void JudgeState() {
     Require(state_.fence >= before_.fence, "the fence only rises");
-    Require(state_.self == kSelf, "a member stays itself");
+    Require(state_.self == self_, "a member stays itself");
     const bool emptied = std::holds_alternative<LocalEmptied>(*event_);
     if (emptied) Reach("emptied");
     Require(!emptied || state_.serving == Epoch{}, "who gave up what it served serves nothing");
@@ -415,6 +442,8 @@ class Life {
   std::set<std::string> said_;
   bool leader_ = false;
   std::vector<MemberEvent> commands_, local_;
+  bool orphaned_ = false;
+  Member self_ = kSelf;
 
   Epoch active_{}, draining_{}, newest_{}, owes_drained_{};
   Role role_ = Role::kTarget;

@@ -31,6 +31,10 @@ TEST(MemberExplorer, FindsNoViolationAndReachesEveryBranch) {
                              "drained",
                              "repeated",
                              "emptied",
+                             "orphan.staged",
+                             "orphan.committing",
+                             "orphan.stopped",
+                             "orphan.quiet",
                              "stranger",
                              "ended",
                              "abort.refused",
@@ -187,6 +191,23 @@ MemberOutcome NeverAnswersAnAbortWhileDraining(MemberState state, const MemberEv
   return outcome;
 }
 
+MemberOutcome OrphanDropsWhatIsStaged(MemberState state, const MemberEvent& event) {
+  if (std::holds_alternative<LocalOrphaned>(event) && state.phase == MemberPhase::kDone) {
+    state.role = Role::kSource;
+  }
+  return MemberStep(std::move(state), event);
+}
+
+MemberOutcome OrphanGoesOnMoving(MemberState state, const MemberEvent& event) {
+  if (std::holds_alternative<LocalOrphaned>(event)) return {std::move(state), {}};
+  return MemberStep(std::move(state), event);
+}
+
+MemberOutcome KeepsItsOldName(MemberState state, const MemberEvent& event) {
+  if (std::holds_alternative<LocalAdopted>(event)) return {std::move(state), {}};
+  return MemberStep(std::move(state), event);
+}
+
 struct PlantedBug {
   const char* name;
   MemberOutcome (*step)(MemberState, const MemberEvent&);
@@ -217,7 +238,10 @@ INSTANTIATE_TEST_SUITE_P(
         PlantedBug{"ServesTheEpochInsteadOfTheContent", ServesTheEpochInsteadOfTheContent},
         PlantedBug{"SaysPreparedThoughItFailed", SaysPreparedThoughItFailed},
         PlantedBug{"ForgetsToFenceAnAbortedEpoch", ForgetsToFenceAnAbortedEpoch},
-        PlantedBug{"NeverAnswersAnAbortWhileDraining", NeverAnswersAnAbortWhileDraining}),
+        PlantedBug{"NeverAnswersAnAbortWhileDraining", NeverAnswersAnAbortWhileDraining},
+        PlantedBug{"OrphanDropsWhatIsStaged", OrphanDropsWhatIsStaged},
+        PlantedBug{"OrphanGoesOnMoving", OrphanGoesOnMoving},
+        PlantedBug{"KeepsItsOldName", KeepsItsOldName}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
 }  // namespace

@@ -159,6 +159,13 @@ control::RegisterRequest RandomRegister(Dice& dice) {
   out.incarnation = Incarnation(1 + (dice.Next() >> 1));
   out.pid = static_cast<int64_t>(dice.Next());
   out.trace_id = RandomBytes16(dice);
+  if (dice.Coin()) return out;
+  out.claim.serving = {Epoch(dice.Next()), Version(dice.Next())};
+  out.claim.spare = {Epoch(dice.Next()), Version(dice.Next())};
+  out.claim.staged = Epoch(dice.Next());
+  out.claim.content = Epoch(dice.Next());
+  out.claim.told = dice.Coin();
+  out.claim.released = Version(dice.Next());
   return out;
 }
 
@@ -298,7 +305,9 @@ plan::RankSlice RandomSlice(Dice& dice, size_t streams_max, size_t ops_max) {
 }
 
 coordinator::JournalRecord RandomRecord(Dice& dice) {
-  if (dice.Coin()) return coordinator::ReserveRecord{Epoch(dice.Next())};
+  if (dice.Coin()) {
+    return coordinator::ReserveRecord{Epoch(dice.Next()), History(dice.Coin() ? dice.Next() : 0)};
+  }
   coordinator::CommitRecord out{Epoch(dice.Next()), Version(dice.Next()), {}};
   for (size_t i = dice.Below(5); i > 0; --i) out.engines.push_back(dice.Name(40));
   if (dice.Coin()) out.held = RandomEpoch(dice);

@@ -1,0 +1,98 @@
+#include <map>
+#include <utility>
+
+#include "server/coordinator/driver.h"
+#include "server/coordinator/recall.h"
+
+// What a coordinator leaves behind: engines that serve on, engines that have staged an epoch whose
+// end they do not know, trainer ranks that hold a version. Its successor asks nobody: every rank
+// says what it holds when it registers, and once an engine is complete the journal decides.
+namespace weightwire::coordinator {
+
+void Driver::OnComplete(Group& group) {
+  if (group.role != control::GroupRole::kEngine) return;
+  std::vector<control::Claim> claims;
+  for (Slot& slot : group.slots) claims.push_back(std::exchange(slot.live->claim, {}));
+  if (claims == std::vector<control::Claim>(claims.size())) return;
+  const auto recalled = Recall(claims, committed_);
+  s_.metrics.Add("engines_recalled_total", 1, {{"outcome", recalled ? "kept" : "refused"}});
+  if (!recalled) {
+    return s_.membership.EvictGroup(std::string(group.name),
+                                    Status(recalled.error()).AtRank(group.name));
+  }
+  group.serving = recalled->serving.epoch;
+  group.version = recalled->serving.version;
+  group.unfinished = recalled->unfinished;
+  const std::vector<epoch::Member> members = group.Members();
+  for (size_t rank = 0; rank < members.size(); ++rank) {
+    if (claims[rank].spare.epoch < committed_.epoch) {
+      s_.membership.Hold(members[rank], claims[rank].spare);
+    }
+  }
+  for (const uint32_t rank : recalled->behind_the_swap) {
+    const epoch::Member& member = members[rank];
+    const Epoch epoch = claims[rank].staged;
+    s_.membership.Send(member, epoch::CommitCommand{epoch, committed_.version, committed_.epoch,
+                                                    member, rank == 0});
+    s_.membership.Send(member, epoch::InstalledCommand{epoch, member});
+    s_.membership.Hold(member, claims[rank].serving);
+  }
+  for (const uint32_t rank : recalled->undecided) {
+    const Status why(Code::kAborted, Reason::kMemberLost,
+                     "the coordinator was lost before it decided");
+    s_.membership.Send(members[rank], epoch::AbortCommand{claims[rank].staged, members[rank], why});
+  }
+  if (group.serving != committed_.epoch && group.unfinished == Epoch{}) TellBehind(group);
+}
+
+/// True when an epoch is about to run: nothing else may begin.
+bool Driver::StartUnfinished() {
+  std::vector<Group*> engines;
+  for (const Group* engine : CompleteEngines()) {
+    if (engine->unfinished == Epoch{}) continue;
+    if (!engines.empty() && engines.front()->unfinished != engine->unfinished) continue;
+    engines.push_back(s_.membership.FindGroup(engine->name));
+  }
+  if (engines.empty()) return false;
+  if (!FillGaveWay()) return true;
+  auto run = std::make_unique<EpochRun>();
+  epoch::Spec& spec = run->state.spec;
+  spec.epoch = engines.front()->unfinished;
+  spec.content = committed_.epoch;
+  spec.version = committed_.version;
+  spec.kind = spec.epoch == spec.content ? epoch::Kind::kPublish : epoch::Kind::kFill;
+  for (Group* engine : engines) {
+    engine->unfinished = {};
+    spec.engines.push_back({engine->name, engine->Members()});
+    for (uint32_t rank = 0; rank < engine->world_size(); ++rank) {
+      const epoch::Member& member = engine->slots[rank].live->member;
+      run->names[member] = engine->RankName(rank);
+      run->keeps[member] = {engine->serving, engine->version};
+    }
+  }
+  run->state.phase = epoch::Phase::kCommitting;
+  run->started = run->phase_since = s_.clock.Now();
+  run->started_wall = s_.clock.WallSeconds();
+  const Epoch epoch = spec.epoch;
+  (run->IsFill() ? fill_ : publish_) = std::move(run);
+  // What was asked of the journal then, it has answered: the record was read at the start.
+  Feed(epoch, epoch::JournalEvent{OkStatus()});
+  return true;
+}
+
+/// A version of which some rank was released before its coordinator was lost is never complete
+/// again: the others must not wait for it.
+void Driver::GiveUpWhatWasLetGo() {
+  const Group* trainer = s_.membership.Trainer();
+  std::map<uint32_t, Version> released;
+  for (uint32_t rank = 0; trainer != nullptr && rank < trainer->world_size(); ++rank) {
+    const auto& live = trainer->slots[rank].live;
+    if (live) released[rank] = live->claim.released;
+  }
+  GiveUpAll(queue_.TakeLetGo(released),
+            Status(Code::kAborted, Reason::kStaleVersion,
+                   "another rank of the trainer was released from it before the coordinator was "
+                   "lost"));
+}
+
+}  // namespace weightwire::coordinator

@@ -1,0 +1,81 @@
+#include "server/coordinator/recall.h"
+
+#include <algorithm>
+#include <string>
+
+namespace weightwire::coordinator {
+namespace {
+
+using control::Claim;
+
+tl::unexpected<Status> DoNotFit(const std::string& what) {
+  return Fail(Status(Code::kAborted, Reason::kStaleEpoch, what)
+                  .Remedy("nothing is lost: the engine attaches again and is filled"));
+}
+
+std::string NameOf(const epoch::Content& content) {
+  if (content.epoch == Epoch{}) return "nothing";
+  return "epoch " + std::to_string(content.epoch.value) + " (version " +
+         std::to_string(content.version.value) + ")";
+}
+
+/// Ranks that have staged an epoch above this one.
+std::vector<uint32_t> StagedAbove(const std::vector<Claim>& claims, Epoch epoch) {
+  std::vector<uint32_t> ranks;
+  for (uint32_t rank = 0; rank < claims.size(); ++rank) {
+    if (claims[rank].staged > epoch) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+Result<epoch::Content> CommonlyServed(const std::vector<Claim>& claims) {
+  const epoch::Content& first = claims.front().serving;
+  for (const Claim& claim : claims) {
+    if (claim.serving == first) continue;
+    return DoNotFit("its ranks serve different epochs: " + NameOf(first) + " and " +
+                    NameOf(claim.serving));
+  }
+  return first;
+}
+
+}  // namespace
+
+Result<Recalled> Recall(const std::vector<Claim>& claims, const CommitRecord& committed) {
+  const epoch::Content newest{committed.epoch, committed.version};
+  const bool any_committed = committed.epoch != Epoch{};
+  const auto decided = [&](const Claim& claim) {
+    return any_committed && claim.staged != Epoch{} && claim.content == committed.epoch;
+  };
+  const auto swapped = [&](const Claim& claim) { return any_committed && claim.serving == newest; };
+  const auto first = std::find_if(claims.begin(), claims.end(), decided);
+  const bool goes_on =
+      first != claims.end() && std::all_of(claims.begin(), claims.end(), [&](const Claim& claim) {
+        return swapped(claim) || (decided(claim) && claim.staged == first->staged);
+      });
+  Recalled recalled;
+  if (goes_on && std::any_of(claims.begin(), claims.end(), swapped)) {
+    recalled.serving = newest;
+    recalled.behind_the_swap = StagedAbove(claims, Epoch{});
+    return recalled;
+  }
+  WW_ASSIGN(recalled.serving, CommonlyServed(claims));
+  if (recalled.serving.epoch > committed.epoch ||
+      (recalled.serving.epoch == committed.epoch && any_committed && recalled.serving != newest)) {
+    return DoNotFit("it serves " + NameOf(recalled.serving) +
+                    ", which was never committed here; committed is " + NameOf(newest));
+  }
+  if (goes_on) {
+    recalled.unfinished = first->staged;
+    return recalled;
+  }
+  const auto swapping =
+      std::find_if(claims.begin(), claims.end(), [](const Claim& claim) { return claim.told; });
+  if (swapping != claims.end()) {
+    return DoNotFit("it was changing to epoch " + std::to_string(swapping->content.value) +
+                    " when its coordinator was lost; committed is " + NameOf(newest));
+  }
+  recalled.undecided = StagedAbove(claims, committed.epoch);
+  return recalled;
+}
+
+}  // namespace weightwire::coordinator

@@ -1,0 +1,311 @@
+#include "server/coordinator/recall.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/coordinator/fleet.h"
+
+namespace weightwire::coordinator::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr epoch::Content kOld{Epoch(4), Version(40)}, kNew{Epoch(7), Version(70)};
+const CommitRecord kCommitted{kNew.epoch, kNew.version, {"engine-a"}};
+
+control::Claim Serves(epoch::Content content) {
+  control::Claim claim;
+  claim.serving = content;
+  return claim;
+}
+control::Claim Staged(uint64_t epoch, epoch::Content serving = kOld, bool told = false) {
+  control::Claim claim = Serves(serving);
+  claim.staged = claim.content = Epoch(epoch);
+  claim.told = told;
+  return claim;
+}
+
+TEST(Recall, EngineServesWhatAllItsRanksServe) {
+  for (const epoch::Content& content : {kOld, kNew, epoch::Content{}}) {
+    const auto recalled = Recall({Serves(content), Serves(content)}, kCommitted);
+    ASSERT_TRUE(recalled.has_value());
+    EXPECT_EQ(*recalled, (Recalled{content, {}, {}, {}}));
+  }
+}
+
+TEST(Recall, WhatIsDecidedGoesOnWithItsSwap) {
+  for (const bool told : {false, true}) {
+    const auto recalled = Recall({Staged(7), Staged(7, kOld, told)}, kCommitted);
+    ASSERT_TRUE(recalled.has_value());
+    EXPECT_EQ(*recalled, (Recalled{kOld, Epoch(7), {}, {}}));
+  }
+}
+
+TEST(Recall, ADecidedFillGoesOnUnderItsOwnNumber) {
+  control::Claim fill = Staged(9);
+  fill.content = kNew.epoch;
+  EXPECT_EQ(Recall({fill}, kCommitted)->unfinished, Epoch(9));
+}
+
+TEST(Recall, ASwapThatOneRankHasMadeIsMadeByAll) {
+  const auto recalled = Recall({Serves(kNew), Staged(7, kOld, true), Staged(7)}, kCommitted);
+  ASSERT_TRUE(recalled.has_value());
+  EXPECT_EQ(*recalled, (Recalled{kNew, {}, {1, 2}, {}}));
+}
+
+TEST(Recall, WhatNobodyDecidedIsAborted) {
+  const auto all = Recall({Staged(8), Staged(8)}, kCommitted);
+  ASSERT_TRUE(all.has_value());
+  EXPECT_EQ(*all, (Recalled{kOld, {}, {}, {0, 1}}));
+  const auto some = Recall({Serves(kOld), Staged(8)}, kCommitted);
+  ASSERT_TRUE(some.has_value());
+  EXPECT_EQ(*some, (Recalled{kOld, {}, {}, {1}}));
+}
+
+TEST(Recall, AFillThatOneRankHasStagedIsAborted) {
+  control::Claim fill = Staged(9);
+  fill.content = kNew.epoch;
+  const auto recalled = Recall({fill, Serves(kOld)}, kCommitted);
+  ASSERT_TRUE(recalled.has_value());
+  EXPECT_EQ(*recalled, (Recalled{kOld, {}, {}, {0}}));
+}
+
+TEST(Recall, WhatIsOlderThanTheCommittedEpochIsLeftToTheNextOne) {
+  const auto recalled = Recall({Staged(6), Staged(6)}, kCommitted);
+  ASSERT_TRUE(recalled.has_value());
+  EXPECT_EQ(*recalled, (Recalled{kOld, {}, {}, {}}));
+}
+
+TEST(Recall, RefusesWhatDoesNotFit) {
+  struct Case {
+    std::vector<control::Claim> claims;
+    CommitRecord committed;
+    const char* says;
+  };
+  const std::vector<Case> cases = {
+      {{Serves(kOld), Serves(kNew)}, kCommitted, "different epochs"},
+      {{Serves(kOld), Serves({})},
+       kCommitted,
+       "different epochs: epoch 4 (version 40) and nothing"},
+      {{Serves({Epoch(8), Version(80)})}, kCommitted, "never committed here"},
+      {{Serves({Epoch(7), Version(71)})}, kCommitted, "never committed here"},
+      {{Serves(kOld)}, CommitRecord{}, "never committed here; committed is nothing"},
+      {{Staged(6, kOld, true)}, kCommitted, "changing to epoch 6"},
+      {{Staged(7, kOld, true), Serves(kOld)}, kCommitted, "changing to epoch 7"},
+      {{Staged(8, kOld, true)}, kCommitted, "changing to epoch 8"},
+  };
+  for (const Case& c : cases) {
+    const auto recalled = Recall(c.claims, c.committed);
+    ASSERT_FALSE(recalled.has_value()) << c.says;
+    EXPECT_EQ(recalled.error().reason(), Reason::kStaleEpoch);
+    EXPECT_THAT(recalled.error().message(), HasSubstr(c.says));
+  }
+}
+
+/// One engine of two ranks; the coordinator is lost, and everyone comes back with a claim.
+class CoordinatorRecall : public ::testing::Test {
+ protected:
+  CoordinatorRecall() {
+    trainer_ = fleet_.Trainer(2);
+    engine_ = fleet_.Engine("engine-a", 2);
+  }
+  void Publish(uint64_t version) {
+    fleet_.PublishAll(trainer_, version);
+    fleet_.Run();
+  }
+  void Restart() {
+    fleet_.Restart();
+    for (auto& [name, agent] : fleet_.agents) {
+      agent->deaf = nullptr;
+      agent->commands.clear();
+      ASSERT_TRUE(agent->Open().has_value());
+    }
+  }
+  Result<epoch::Member> RegisterAgain(control::GroupRole role, const std::string& group,
+                                      const epoch::Member& before, uint32_t rank,
+                                      const control::Claim& claim) {
+    return fleet_.Register(group + "-agent", role, group, rank, 2, before.incarnation.value, claim);
+  }
+  /// In reverse order, so that numbers change hands.
+  void Rejoin(control::GroupRole role, const std::string& group,
+              std::vector<epoch::Member>& members, const std::vector<control::Claim>& claims) {
+    for (uint32_t rank = 2; rank-- > 0;) {
+      const auto again = RegisterAgain(role, group, members[rank], rank, claims[rank]);
+      ASSERT_TRUE(again.has_value()) << again.error().ToString();
+      members[rank] = *again;
+      ASSERT_TRUE(fleet_.SubmitRows(*again, rank, 2).ok());
+    }
+    fleet_.Run();
+  }
+  void RejoinEngine(const std::vector<control::Claim>& claims) {
+    Rejoin(control::GroupRole::kEngine, "engine-a", engine_, claims);
+  }
+  void RejoinTrainer(Version released = {}) {
+    control::Claim claim;
+    claim.released = released;
+    Rejoin(control::GroupRole::kTrainer, "trainer", trainer_, {claim, claim});
+  }
+  FakeAgent& EngineAgent() { return fleet_.Agent("engine-a-agent"); }
+  control::Claim Serving(uint64_t version) {
+    return Serves({fleet_.coordinator->Snapshot().committed, Version(version)});
+  }
+
+  Fleet fleet_;
+  std::vector<epoch::Member> trainer_, engine_;
+};
+
+TEST_F(CoordinatorRecall, EnginesServeOnAndTheTrainerGoesOn) {
+  Publish(1);
+  Publish(2);
+  control::Claim claim = Serving(2);
+  claim.spare = {Epoch(1), Version(1)};
+  Restart();
+  RejoinTrainer(Version(2));
+  RejoinEngine({claim, claim});
+  const EngineStatus engine = fleet_.EngineNamed("engine-a");
+  EXPECT_EQ(engine.state, EngineState::kServing);
+  EXPECT_EQ(engine.serving, claim.serving.epoch);
+  EXPECT_EQ(engine.version, Version(2));
+  EXPECT_TRUE(engine.ready);
+  EXPECT_EQ(engine.held, claim.spare) << "a rollback is possible as before";
+  EXPECT_THAT(EngineAgent().commands, IsEmpty()) << "it is not troubled";
+  EXPECT_EQ(fleet_.metrics.Value("engines_recalled_total{outcome=kept}"), 1);
+  EXPECT_EQ(fleet_.Publish(trainer_[0], 2).reason(), Reason::kStaleVersion);
+  Publish(3);
+  EXPECT_EQ(fleet_.coordinator->Snapshot().committed_version, Version(3));
+}
+
+TEST_F(CoordinatorRecall, ADecidedVersionIsSwappedInAfterTheRestart) {
+  Publish(1);
+  const control::Claim before = Serving(1);
+  EngineAgent().deaf = [](const epoch::Command& command) {
+    return std::holds_alternative<epoch::CommitCommand>(command);
+  };
+  Publish(2);
+  const Epoch decided = fleet_.coordinator->Snapshot().committed;
+  ASSERT_GT(decided, before.serving.epoch);
+  Restart();
+  RejoinEngine(
+      {Staged(decided.value, before.serving, true), Staged(decided.value, before.serving)});
+  const EngineStatus engine = fleet_.EngineNamed("engine-a");
+  EXPECT_EQ(engine.serving, decided);
+  EXPECT_EQ(engine.version, Version(2));
+  EXPECT_EQ(engine.held, before.serving);
+  EXPECT_EQ(fleet_.Newest().epoch, decided);
+  EXPECT_EQ(fleet_.Newest().phase, epoch::Phase::kCommitted);
+  EXPECT_EQ(EngineAgent().All<epoch::CommitCommand>().size(), 2u);
+  EXPECT_EQ(EngineAgent().All<epoch::InstalledCommand>().size(), 2u);
+  RejoinTrainer(Version(1));
+  EXPECT_EQ(fleet_.Publish(trainer_[0], 2).reason(), Reason::kStaleVersion) << "it is committed";
+  Publish(3);
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").version, Version(3));
+}
+
+TEST_F(CoordinatorRecall, ASwapThatDoesNotEndEvictsTheEngine) {
+  Publish(1);
+  const control::Claim before = Serving(1);
+  Restart();
+  EngineAgent().deaf = [](const auto&) { return true; };
+  const control::Claim staged = Staged(before.serving.epoch.value, {});
+  RejoinEngine({staged, staged});
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").state, EngineState::kInstalling);
+  fleet_.Run(fleet_.options.commit_deadline + std::chrono::seconds(1));
+  EXPECT_EQ(EngineAgent().All<epoch::EvictCommand>().size(), 2u);
+}
+
+TEST_F(CoordinatorRecall, RanksThatMissedTheEndOfTheSwapAreTold) {
+  Publish(1);
+  control::Claim swapped = Serving(1);
+  Restart();
+  RejoinEngine({swapped, Staged(swapped.serving.epoch.value, {}, true)});
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").serving, swapped.serving.epoch);
+  ASSERT_EQ(EngineAgent().All<epoch::CommitCommand>().size(), 1u);
+  EXPECT_EQ(EngineAgent().All<epoch::CommitCommand>()[0].member, engine_[1]);
+  ASSERT_EQ(EngineAgent().All<epoch::InstalledCommand>().size(), 1u);
+  EXPECT_EQ(EngineAgent().All<epoch::InstalledCommand>()[0].member, engine_[1]);
+}
+
+TEST_F(CoordinatorRecall, WhatNobodyDecidedIsAbortedAndPublishedAgain) {
+  Publish(1);
+  const control::Claim before = Serving(1);
+  fleet_.PublishAll(trainer_, 2);
+  Restart();
+  EXPECT_EQ(fleet_.coordinator->Snapshot().committed, before.serving.epoch);
+  RejoinEngine({Staged(2, before.serving), before});
+  ASSERT_EQ(EngineAgent().All<epoch::AbortCommand>().size(), 1u);
+  EXPECT_EQ(EngineAgent().All<epoch::AbortCommand>()[0].member, engine_[0]);
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").version, Version(1));
+  RejoinTrainer(Version(1));
+  Publish(2);
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").version, Version(2));
+}
+
+TEST_F(CoordinatorRecall, AnEngineThatIsBehindIsToldAndFilled) {
+  const auto other = fleet_.Engine("engine-b", 2);
+  Publish(1);
+  const control::Claim old = Serving(1);
+  ASSERT_TRUE(fleet_.coordinator->Evict("engine-a", "test").ok());
+  Publish(2);
+  const control::Claim now = Serving(2);
+  Restart();
+  RejoinEngine({old, old});
+  EXPECT_FALSE(fleet_.EngineNamed("engine-a").ready);
+  std::vector<epoch::Member> holders = other;
+  Rejoin(control::GroupRole::kEngine, "engine-b", holders, {now, now});
+  fleet_.Run();
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").version, Version(2)) << "filled from engine-b";
+}
+
+TEST_F(CoordinatorRecall, ClaimsThatDoNotFitEndTheEngine) {
+  Publish(1);
+  const control::Claim served = Serving(1);
+  Restart();
+  RejoinEngine({served, {}});
+  EXPECT_EQ(fleet_.metrics.Value("engines_recalled_total{outcome=refused}"), 1);
+  ASSERT_EQ(EngineAgent().All<epoch::EvictCommand>().size(), 2u);
+  EXPECT_THAT(EngineAgent().All<epoch::EvictCommand>()[0].why.message(),
+              HasSubstr("different epochs"));
+  EXPECT_EQ(RegisterAgain(control::GroupRole::kEngine, "engine-a", engine_[0], 0, served)
+                .error()
+                .reason(),
+            Reason::kStaleIncarnation);
+}
+
+TEST_F(CoordinatorRecall, AVersionThatAnotherRankWasReleasedFromIsGivenUp) {
+  Publish(1);
+  Restart();
+  control::Claim released, holds;
+  released.released = Version(2);
+  holds.released = Version(1);
+  const auto second = RegisterAgain(control::GroupRole::kTrainer, "trainer", trainer_[1], 1, holds);
+  ASSERT_TRUE(fleet_.SubmitRows(*second, 1, 2).ok());
+  ASSERT_TRUE(fleet_.Publish(*second, 2).ok());
+  fleet_.Run();
+  EXPECT_EQ(fleet_.Released(*second, 2), std::nullopt) << "the other one may still come";
+  const auto first =
+      RegisterAgain(control::GroupRole::kTrainer, "trainer", trainer_[0], 0, released);
+  ASSERT_TRUE(fleet_.SubmitRows(*first, 0, 2).ok());
+  fleet_.Run();
+  ASSERT_TRUE(fleet_.Released(*second, 2).has_value());
+  EXPECT_EQ(fleet_.Released(*second, 2)->reason(), Reason::kStaleVersion);
+  EXPECT_EQ(fleet_.Publish(*first, 2).reason(), Reason::kStaleVersion);
+  trainer_ = {*first, *second};
+  RejoinEngine({{}, {}});
+  Publish(3);
+  EXPECT_EQ(fleet_.coordinator->Snapshot().committed_version, Version(3));
+}
+
+TEST_F(CoordinatorRecall, HistoryIsTheJournals) {
+  const auto before = fleet_.Agent("trainer-agent").Open();
+  Restart();
+  const auto after = fleet_.Agent("trainer-agent").Open();
+  EXPECT_NE(before->history, History{});
+  EXPECT_EQ(after->history, before->history);
+  Fleet other{Options{.random_ticket = [] { return Ticket{3, 1, 4, 1, 5}; }}};
+  EXPECT_NE(other.Agent("trainer-agent").Open()->history, before->history);
+}
+
+}  // namespace
+}  // namespace weightwire::coordinator::testing
