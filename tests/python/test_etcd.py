@@ -248,7 +248,7 @@ def test_without_etcd_nothing_is_committed_and_afterwards_it_goes_on_above_what_
     leader = control.leader()
     control.etcd.kill()
     assert leader.process.wait(PATIENCE) == 64 + 33, open(leader.log_path).read()[-2000:]
-    assert groups[0].subscribers[0].serving, "engines serve on without any coordinator"
+    assert groups[0].ranks[0].serving, "engines serve on without any coordinator"
     committed = publishing.released[-1][1]
     control.etcd.start()
     control.revive()

@@ -28,6 +28,7 @@ MEMBER = "server/epoch/member_machine.cc"
 ACTIONS = "server/coordinator/driver_actions.cc"
 DRIVER = "server/coordinator/driver.cc"
 PARTICIPANT = "server/agent/participant_actions.cc"
+RECALL = "server/coordinator/recall.cc"
 FETCHES = "server/transfer/target_fetches.cc"
 RUN_SECONDS = 180  # a mutant that makes the simulation crawl
 
@@ -123,6 +124,13 @@ MUTANTS = [
              "      Do(SendInstalled{engine.name});"),
             (MEMBER, "state_.phase != MemberPhase::kCommitting || (state_.leader && !state_.applied)",
              "state_.phase != MemberPhase::kCommitting")]),
+    Mutant("staged-counts-as-decided", "a coordinator takes what engines had staged for what was committed",
+           [(RECALL, "return any_committed && claim.staged != Epoch{} && claim.content == committed.epoch;",
+             "return any_committed && claim.staged != Epoch{};")]),
+    Mutant("ranks-need-not-agree", "an engine is taken over although its ranks serve different epochs",
+           [(RECALL, "if (claim.serving == first) continue;", "continue;")]),
+    Mutant("orphans-go-on-moving", "a transfer goes on although its coordinator is lost",
+           [(MEMBER, "if (state_.current && !whole) StartDrain(state_.current->epoch);", "static_cast<void>(whole);")]),
 ]
 
 
