@@ -15,6 +15,8 @@
 namespace weightwire::coordinator {
 namespace {
 
+constexpr Nanos kGauges = std::chrono::milliseconds(50);
+
 Status ShuttingDown() {
   return Status(Code::kUnavailable, Reason::kShuttingDown, "the coordinator is shutting down");
 }
@@ -230,11 +232,20 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     strand_.Post(lifeline_.Bind([this] {
       driver_.TryStart();
       change_posted_ = false;
-      UpdateGauges();
+      UpdateGaugesSoon();
       const auto watchers = watchers_;
       for (const auto& [id, changed] : watchers) {
         if (watchers_.contains(id)) changed();
       }
+    }));
+  }
+
+  /// They walk over all groups, which thousands of registrations must not do each.
+  void UpdateGaugesSoon() {
+    if (std::exchange(gauges_due_, true)) return;
+    strand_.PostAfter(kGauges, lifeline_.Bind([this] {
+      gauges_due_ = false;
+      UpdateGauges();
     }));
   }
 
@@ -329,6 +340,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   Driver driver_;
   bool stopping_ = false;
   bool change_posted_ = false;
+  bool gauges_due_ = false;
   uint64_t last_watcher_ = 0;
   std::map<uint64_t, std::function<void()>> watchers_;
   Lifeline lifeline_;

@@ -173,7 +173,8 @@ class Driver {
   std::unique_ptr<EpochRun> publish_, fill_;  ///< a rollback runs as `publish_`
   std::deque<std::pair<Epoch, epoch::Event>> events_;
   bool stepping_ = false;
-  bool published_ = false;  ///< in this process
+  bool any_unfinished_ = false;  ///< maybe: of some group, Group::unfinished
+  bool published_ = false;       ///< in this process
   bool deciding_ = true;
   Status stopped_why_;
   bool stopping_ = false;

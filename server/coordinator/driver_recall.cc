@@ -23,6 +23,8 @@ void Driver::OnComplete(Group& group) {
   group.serving = recalled->serving.epoch;
   group.version = recalled->serving.version;
   group.unfinished = recalled->unfinished;
+  group.unfinished_content = {committed_.epoch, committed_.version};
+  any_unfinished_ |= group.unfinished != Epoch{};
   const std::vector<epoch::Member> members = group.Members();
   for (size_t rank = 0; rank < members.size(); ++rank) {
     if (claims[rank].spare.epoch < committed_.epoch) {
@@ -47,9 +49,11 @@ void Driver::OnComplete(Group& group) {
 
 /// True when an epoch is about to run: nothing else may begin.
 bool Driver::StartUnfinished() {
+  if (!std::exchange(any_unfinished_, false)) return false;
   std::vector<Group*> engines;
   for (const Group* engine : CompleteEngines()) {
     if (engine->unfinished == Epoch{}) continue;
+    any_unfinished_ = true;
     if (!engines.empty() && engines.front()->unfinished != engine->unfinished) continue;
     engines.push_back(s_.membership.FindGroup(engine->name));
   }
@@ -58,8 +62,10 @@ bool Driver::StartUnfinished() {
   auto run = std::make_unique<EpochRun>();
   epoch::Spec& spec = run->state.spec;
   spec.epoch = engines.front()->unfinished;
-  spec.content = committed_.epoch;
-  spec.version = committed_.version;
+  // Not what is committed now: a newer version may have been since the engine came back.
+  spec.content = engines.front()->unfinished_content.epoch;
+  spec.version = engines.front()->unfinished_content.version;
+  run->recalled = true;
   spec.kind = spec.epoch == spec.content ? epoch::Kind::kPublish : epoch::Kind::kFill;
   for (Group* engine : engines) {
     engine->unfinished = {};
@@ -83,6 +89,7 @@ bool Driver::StartUnfinished() {
 /// A version of which some rank was released before its coordinator was lost is never complete
 /// again: the others must not wait for it.
 void Driver::GiveUpWhatWasLetGo() {
+  if (queue_.versions().empty()) return;
   const Group* trainer = s_.membership.Trainer();
   std::map<uint32_t, Version> released;
   for (uint32_t rank = 0; trainer != nullptr && rank < trainer->world_size(); ++rank) {

@@ -41,6 +41,7 @@ struct EpochRun {
   std::map<epoch::Phase, double> phase_seconds;
   Executor::TimerId timer = 0;
   bool released = false;                          ///< the sources may change their bytes
+  bool recalled = false;                          ///< its content was found decided
   bool dropped = false;                           ///< a fill that gives way to an epoch
   std::map<epoch::Member, epoch::Content> keeps;  ///< what a target holds beside the epoch
   int64_t bytes = 0;

@@ -80,14 +80,14 @@ Result<control::AgentWelcome> Membership::Open(control::AgentHello hello, contro
                                                Nanos now) {
   WW_FAIL_IF_ERROR(CheckHello(hello, options_.job));
   const uint16_t protocol = std::min(hello.protocol_max, control::kProtocolMax);
-  for (const auto& [id, session] : sessions_) {
-    if (session.hello.incarnation != hello.incarnation) continue;
+  if (const auto known = session_of_.find(hello.incarnation); known != session_of_.end()) {
+    const AgentId id = known->second;
+    const Session& session = sessions_.at(id);
     if (session.port->target == port && session.hello == hello) {
       return control::AgentWelcome{id, protocol, options_.heartbeat, options_.lease, history_};
     }
-    EndSession(AgentId(id), Status(Code::kAborted, Reason::kStaleIncarnation,
-                                   "a newer session of the same agent replaced this one"));
-    break;
+    EndSession(id, Status(Code::kAborted, Reason::kStaleIncarnation,
+                          "a newer session of the same agent replaced this one"));
   }
   if (sessions_.size() >= options_.members_max) {
     return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,
@@ -95,6 +95,7 @@ Result<control::AgentWelcome> Membership::Open(control::AgentHello hello, contro
   }
   const AgentId id(next_agent_++);
   auto cell = std::make_shared<Port>(Port{id, port});
+  session_of_[hello.incarnation] = id;
   sessions_.emplace(id, Session{id, std::move(hello), std::move(cell), now});
   observer_.OnMembershipChanged();
   return control::AgentWelcome{id, protocol, options_.heartbeat, options_.lease, history_};
@@ -116,6 +117,7 @@ void Membership::AgentLeft(AgentId agent) {
 }
 
 void Membership::LoseAgent(AgentId agent, const Status& why) {
+  session_of_.erase(sessions_.at(agent).hello.incarnation);
   sessions_.erase(agent);
   for (auto& [name, group] : groups_) {
     bool lost = false;
@@ -137,7 +139,7 @@ void Membership::Heard(AgentId agent, Nanos now) {
   if (session != sessions_.end()) session->second.heard = now;
 }
 
-Status Membership::CheckRegister(const control::RegisterRequest& request) const {
+Status Membership::CheckRegister(const control::RegisterRequest& request) {
   if (!sessions_.contains(request.agent)) {
     return Status(Code::kFailedPrecondition, Reason::kNotRegistered,
                   "the agent has no session (any more)")
@@ -163,13 +165,11 @@ Status Membership::CheckRegister(const control::RegisterRequest& request) const 
   return CheckGroup(request);
 }
 
-Status Membership::CheckGroup(const control::RegisterRequest& request) const {
-  if (request.role == control::GroupRole::kTrainer) {
-    for (const auto& [name, group] : groups_) {
-      if (name != request.group && group.role == request.role && group.present() > 0) {
-        return Invalid("the job's trainer is group '" + name + "'");
-      }
-    }
+Status Membership::CheckGroup(const control::RegisterRequest& request) {
+  const Group* trainer = Trainer();
+  if (request.role == control::GroupRole::kTrainer && trainer != nullptr &&
+      trainer->name != request.group && trainer->present() > 0) {
+    return Invalid("the job's trainer is group '" + trainer->name + "'");
   }
   const auto found = groups_.find(request.group);
   if (found == groups_.end() || found->second.present() == 0) return OkStatus();
@@ -239,6 +239,7 @@ Result<control::RegisterReply> Membership::TakePlace(const control::RegisterRequ
 }
 
 Group& Membership::GroupFor(const control::RegisterRequest& request) {
+  if (request.role == control::GroupRole::kTrainer) trainer_ = request.group;
   Group& group = groups_[request.group];
   if (group.world_size() == request.world_size && group.role == request.role) return group;
   for (const Slot& slot : group.slots) places_.erase(slot.id);
@@ -367,12 +368,8 @@ Group* Membership::FindGroup(const std::string& name) {
 }
 
 Group* Membership::Trainer() {
-  Group* last = nullptr;
-  for (auto& [name, group] : groups_) {
-    if (group.role != control::GroupRole::kTrainer) continue;
-    if (last == nullptr || group.present() > 0) last = &group;
-  }
-  return last;
+  Group* group = FindGroup(trainer_);
+  return group != nullptr && group->role == control::GroupRole::kTrainer ? group : nullptr;
 }
 
 }  // namespace weightwire::coordinator

@@ -55,9 +55,10 @@ struct Group {
   Epoch serving{};  ///< engine: content epoch, 0 = none
   Version version{};
   uint32_t fills_failed = 0;  ///< since the last commit or registration
-  /// Engine: the epoch that it has staged and that ends with what is committed; a coordinator that
-  /// is gone began it. 0: nothing of that kind.
+  /// Engine: the epoch that it has staged and whose content is decided; a coordinator that is gone
+  /// began it. 0: nothing of that kind.
   Epoch unfinished{};
+  epoch::Content unfinished_content;
   std::shared_ptr<const layout::CanonicalSpace> canonical;
   layout::Fingerprint canonical_fingerprint;
   AgreedLayoutPtr agreed;
@@ -136,8 +137,8 @@ class Membership {
   const std::map<std::string, Group>& groups() const { return groups_; }
 
  private:
-  Status CheckRegister(const control::RegisterRequest& request) const;
-  Status CheckGroup(const control::RegisterRequest& request) const;
+  Status CheckRegister(const control::RegisterRequest& request);
+  Status CheckGroup(const control::RegisterRequest& request);
   Result<control::RegisterReply> TakePlace(const control::RegisterRequest& request);
   Group& GroupFor(const control::RegisterRequest& request);
   void ForgetDeadGroups();
@@ -157,6 +158,8 @@ class Membership {
   uint32_t next_agent_;
   uint32_t next_participant_ = 1;
   std::map<AgentId, Session> sessions_;
+  std::map<Incarnation, AgentId> session_of_;  ///< by the agent's incarnation
+  std::string trainer_;                        ///< the group that registered as a trainer last
   std::map<std::string, Group> groups_;
   std::map<ParticipantId, std::pair<std::string, uint32_t>> places_;
 };

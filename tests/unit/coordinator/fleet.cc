@@ -99,6 +99,9 @@ void FakeAgent::OnCommand(epoch::Command command) {
   if (const auto* prepare = std::get_if<epoch::PrepareCommand>(&command)) {
     prepared_[prepare->member] = *prepare;
   }
+  if (const auto* commit = std::get_if<epoch::CommitCommand>(&command)) {
+    committed_[commit->member] = {commit->content, commit->version};
+  }
   if (deaf && deaf(command)) return;
   std::visit([this](const auto& c) { Answer(c); }, command);
 }

@@ -73,9 +73,7 @@ class FakeAgent final : public control::AgentPort {
   void Answer(const epoch::ReleaseCommand&) {}
   void Answer(const epoch::CommitCommand& command);
   void Answer(const epoch::InstalledCommand& command) {
-    const auto prepare = prepared_.find(command.member);
-    if (prepare == prepared_.end()) return;  // prepared by a coordinator before this one
-    serves[command.member] = {prepare->second.content, prepare->second.version};
+    serves[command.member] = committed_.at(command.member);
   }
   void Answer(const epoch::AbortCommand& command);
   void Answer(const epoch::EvictCommand&) {}
@@ -86,6 +84,7 @@ class FakeAgent final : public control::AgentPort {
   AgentId id_{};
   bool beating_ = false;
   std::map<epoch::Member, epoch::PrepareCommand> prepared_;
+  std::map<epoch::Member, epoch::Content> committed_;
 };
 
 /// A coordinator under virtual time with fake agents. `Restart` makes a new one on the same

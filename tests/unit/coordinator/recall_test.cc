@@ -203,6 +203,47 @@ TEST_F(CoordinatorRecall, ADecidedVersionIsSwappedInAfterTheRestart) {
   EXPECT_EQ(fleet_.EngineNamed("engine-a").version, Version(3));
 }
 
+TEST_F(CoordinatorRecall, AnUnfinishedVersionKeepsItsNameWhenANewerOneIsCommittedFirst) {
+  std::vector<epoch::Member> other = fleet_.Engine("engine-b", 2);
+  Publish(1);
+  const control::Claim before = Serving(1);
+  EngineAgent().deaf = [](const epoch::Command& command) {
+    return std::holds_alternative<epoch::CommitCommand>(command);
+  };
+  Publish(2);
+  const control::Claim now = Serving(2);
+  Restart();
+  RejoinTrainer(Version(2));
+  Rejoin(control::GroupRole::kEngine, "engine-b", other, {now, now});
+  bool held = true;
+  fleet_.Agent("engine-b-agent").deaf = [&](const epoch::Command& command) {
+    return held && std::holds_alternative<epoch::PrepareCommand>(command);
+  };
+  Publish(3);
+  const control::Claim staged = Staged(now.serving.epoch.value, before.serving);
+  // While version 3 is prepared without it, the engine comes back with version 2.
+  auto again = engine_;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    again[rank] =
+        *RegisterAgain(control::GroupRole::kEngine, "engine-a", engine_[rank], rank, staged);
+    ASSERT_TRUE(fleet_.SubmitRows(again[rank], rank, 2).ok());
+  }
+  fleet_.Run();
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").version, Version(1)) << "one epoch at a time";
+  held = false;
+  const Epoch newer = fleet_.Newest().epoch;
+  for (const epoch::Member& member : other) {
+    fleet_.Agent("engine-b-agent").Report(epoch::PreparedReport{newer, member});
+  }
+  fleet_.Run();
+  const auto commits = EngineAgent().All<epoch::CommitCommand>();
+  ASSERT_FALSE(commits.empty());
+  EXPECT_EQ(commits[0].content, now.serving.epoch);
+  EXPECT_EQ(commits[0].version, Version(2));
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").version, Version(3)) << "filled afterwards";
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").held, now.serving) << "version 2 was served before";
+}
+
 TEST_F(CoordinatorRecall, ASwapThatDoesNotEndEvictsTheEngine) {
   Publish(1);
   const control::Claim before = Serving(1);
