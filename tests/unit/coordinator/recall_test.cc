@@ -344,7 +344,9 @@ TEST_F(CoordinatorRecall, HistoryIsTheJournals) {
   const auto after = fleet_.Agent("trainer-agent").Open();
   EXPECT_NE(before->history, History{});
   EXPECT_EQ(after->history, before->history);
-  Fleet other{Options{.random_ticket = [] { return Ticket{3, 1, 4, 1, 5}; }}};
+  Options options;
+  options.random_ticket = [] { return Ticket{3, 1, 4, 1, 5}; };
+  Fleet other(options);
   EXPECT_NE(other.Agent("trainer-agent").Open()->history, before->history);
 }
 
