@@ -84,7 +84,17 @@ void Participant::Register() {
                                    request_.trace_id,
                                    ClaimNow()};
   services_->coordinator.Register(
-      std::move(request), InThisSession<Result<control::RegisterReply>>(&Participant::Registered));
+      std::move(request),
+      [weak = weak_from_this(), services = services_,
+       registered = InThisSession<Result<control::RegisterReply>>(&Participant::Registered)](
+          const Result<control::RegisterReply>& reply) {
+        const auto self = weak.lock();
+        if (self && !self->ended_) return registered(reply);
+        if (!reply) return;
+        // It ended meanwhile, under its old name: nobody else would give the place back.
+        services->report(epoch::LostReport{
+            reply->member, Status(Code::kAborted, Reason::kMemberLost, "the process left")});
+      });
 }
 
 void Participant::Registered(const Result<control::RegisterReply>& reply) {

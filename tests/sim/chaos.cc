@@ -187,7 +187,10 @@ void Chaos::Settle() {
   Status status;
   for (int attempt = 0; attempt < 4 && !::testing::Test::HasFatalFailure(); ++attempt) {
     ASSERT_TRUE(fleet_.RunUntil([this] { return fleet_.trainer().Idle(); }, seconds(90)))
-        << "the trainer never came back";
+        << "the trainer never came back; "
+        << (fleet_.coordinator() == nullptr ? "no coordinator"
+                                            : fleet_.coordinator()->Snapshot().waiting_for)
+        << fleet_.trainer().Describe();
     status = fleet_.Publish(++version_, agent::PublishMode::kHold, seconds(30));
     if (status.ok()) break;
     // A snapshot of a version that not every rank published is held until its deadline, 20 s.

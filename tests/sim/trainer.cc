@@ -137,6 +137,15 @@ bool Trainer::Idle() const {
   return true;
 }
 
+std::string Trainer::Describe() const {
+  std::string text;
+  for (const Rank& rank : ranks_) {
+    text += "; rank on " + rank.node->name() + (rank.bound ? " bound" : " not bound") +
+            (rank.publishing ? " publishing" : "") + " version " + std::to_string(rank.version);
+  }
+  return text;
+}
+
 void Trainer::KillRank(uint32_t rank) { ranks_[rank].process->Kill(); }
 
 }  // namespace weightwire::sim

@@ -18,6 +18,7 @@ class Trainer {
   void Publish(uint64_t version, agent::PublishMode mode, Nanos deadline);
   /// Every rank is attached, bound and holds nothing.
   bool Idle() const;
+  std::string Describe() const;
   /// Why the last version failed on some rank; OK when every rank was released with OK.
   const Status& outcome() const { return outcome_; }
 

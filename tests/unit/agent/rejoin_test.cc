@@ -283,6 +283,20 @@ TEST_F(AgentRejoin, AProcessMayLeaveWhileNobodyIsThere) {
   EXPECT_THAT(agent->Local(), IsEmpty());
 }
 
+TEST_F(AgentRejoin, AProcessThatLeavesWhileItRegistersAgainGivesItsPlaceBack) {
+  auto rollout = StagedEngine();
+  LoseCoordinator();
+  coordinator.hold_replies = true;
+  ComeBack();
+  agent->Detach(rollout->handle, Status(Code::kCancelled, Reason::kMemberLost, "socket closed"));
+  coordinator.reports.clear();
+  coordinator.Answer();
+  sim.RunReady();
+  ASSERT_EQ(coordinator.All<epoch::LostReport>().size(), 1u);
+  EXPECT_NE(coordinator.All<epoch::LostReport>()[0].member, rollout->member);
+  EXPECT_THAT(agent->Local(), IsEmpty());
+}
+
 TEST_F(AgentRejoin, ALayoutOnItsWayMustBeSubmittedAgain) {
   auto rollout = Attach(RequestFor(control::GroupRole::kEngine, "engine-a"));
   LoseCoordinator();
