@@ -95,7 +95,9 @@ void Publication::Submit() {
 }
 
 void Publication::Submitted(uint64_t number, const Status& status) {
-  if (MayBeRepeated(status) && services_->clock.Now() < *DueBy()) return SubmitAfterPause();
+  // What was accepted once may be read: it is given up only by who can drain (GiveUp), or refused.
+  const bool may_wait = !held_->done || services_->clock.Now() < *DueBy();
+  if (MayBeRepeated(status) && may_wait) return SubmitAfterPause();
   if (!held_->done) {
     if (status.ok()) return;
     return Release(held_->request.version, Epoch{}, status);
