@@ -77,6 +77,17 @@ void Chaos::Round() {
   fleet_.RunFor(Up(milliseconds(120)));
   if (In(0, 3) != 0) Strike();
   fleet_.RunFor(In(0, 2) == 0 ? Up(seconds(8)) : Up(milliseconds(400)));
+  ExpectStatusIsTrue();
+}
+
+void Chaos::ExpectStatusIsTrue() {
+  if (fleet_.coordinator() == nullptr) return;
+  for (const auto& status : fleet_.coordinator()->Snapshot().engines) {
+    const auto& served = fleet_.engine(status.name).served();
+    if (!served || status.serving <= served->content) continue;
+    ADD_FAILURE() << status.name << " serves epoch " << served->content.value
+                  << "; the coordinator takes it for " << status.serving.value;
+  }
 }
 
 void Chaos::Strike() {

@@ -38,6 +38,8 @@ class Chaos {
   void CrashCoordinator();
   void Heal();
   void Settle();
+  /// No engine is taken for newer than it is. (An engine learns of its swap first.)
+  void ExpectStatusIsTrue();
   void CountEpochs();
 
   std::mt19937_64 random_;

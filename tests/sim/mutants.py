@@ -129,8 +129,8 @@ MUTANTS = [
              "return any_committed && claim.staged != Epoch{};")]),
     Mutant("ranks-need-not-agree", "an engine is taken over although its ranks serve different epochs",
            [(RECALL, "if (claim.serving == first) continue;", "continue;")]),
-    Mutant("orphans-go-on-moving", "a transfer goes on although its coordinator is lost",
-           [(MEMBER, "if (state_.current && !whole) StartDrain(state_.current->epoch);", "static_cast<void>(whole);")]),
+    Mutant("the-dead-are-registered-again", "a process that ends while its agent registers it again keeps its rank",
+           [("server/agent/participant_rejoin.cc", "        if (!reply) return;\n", "        return;\n")]),
 ]
 
 
