@@ -50,8 +50,8 @@ class Subscriber:
     Every rank gets the same offers in the same order. The leader (rank 0) makes all ranks call
     `flip` at one scheduler-step boundary by the engine's own means and then calls `acknowledge` once.
 
-    `serving` is None until the first flip and again from the moment this engine is fenced (a rank was
-    lost, the agent or its session went away): an engine whose `serving` is None must not answer
+    `serving` is None until the first flip and again from the moment this engine is fenced (a rank or
+    the agent was lost, or the coordinator had lost it; not when the coordinator goes away and comes back): an engine whose `serving` is None must not answer
     requests. After a fence the subscriber attaches again by itself and is brought up to date.
 
     With `buffers=1` the rank has no second copy: before each version but the first `wait_event` returns a
