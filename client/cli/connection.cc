@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "server/wire/status.h"
@@ -67,6 +68,16 @@ Result<v1::RollbackResponse> Connection::Rollback(uint64_t version) {
   request.set_version(version);
   v1::RollbackResponse response;
   WW_FAIL_IF_ERROR(FromGrpc(stub_->Rollback(Context().get(), request, &response), address_));
+  return response;
+}
+
+Result<v1::VerifyResponse> Connection::Verify(const std::string& engine) {
+  v1::VerifyRequest request;
+  request.set_engine(engine);
+  // Ends before the call does, so that what has been found by then is not lost.
+  request.set_deadline_ms(static_cast<uint32_t>(std::max(1.0, seconds_ * 900)));
+  v1::VerifyResponse response;
+  WW_FAIL_IF_ERROR(FromGrpc(stub_->Verify(Context().get(), request, &response), address_));
   return response;
 }
 

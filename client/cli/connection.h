@@ -19,6 +19,7 @@ class Connection {
   Status Abort(uint64_t epoch, const std::string& why);
   Status Commit(uint64_t epoch);
   Result<v1::RollbackResponse> Rollback(uint64_t version);
+  Result<v1::VerifyResponse> Verify(const std::string& engine);
   Status Evict(const std::string& group, const std::string& why);
   /// Calls `each` after every change, at most every `min_interval_ms`, until it returns false or
   /// the server ends the stream.

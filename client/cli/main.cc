@@ -13,7 +13,8 @@ namespace {
 
 constexpr const char* kFooter =
     "Exit codes: 0 done; 2 wrong usage; 64 + N the service refused or failed with Reason N "
-    "(proto/weightwire/v1/types.proto), e.g. 82 stale_version, 93 transport_failed.";
+    "(proto/weightwire/v1/types.proto), e.g. 82 stale_version, 92 digest_mismatch: what engines "
+    "serve differs, 93 transport_failed.";
 constexpr int kUsage = 2;
 constexpr int kReasonBase = 64;
 
@@ -52,6 +53,7 @@ class Program {
     AddView("epochs", "Epochs, newest first", EpochsText, EpochsJson);
     AddWatch();
     AddExplain();
+    AddVerify();
     AddControls();
   }
 
@@ -111,6 +113,22 @@ class Program {
                                [this] { return Connect().Explain(name_, tensor_); });
     command->add_option("engine", name_, "Only this engine");
     command->add_option("--tensor", tensor_, "Every copy of this Hugging Face tensor");
+  }
+
+  void AddVerify() {
+    CLI::App* command =
+        Online("verify", "Sum what engines serve, in every rank, and compare", [this]() -> Answer {
+          WW_ASSIGN(const v1::VerifyResponse result, Connect().Verify(name_));
+          const std::string text = options_.json ? VerifyJson(result) : VerifyText(result);
+          if (std::fputs(text.c_str(), stdout) < 0) {
+            return Fail(Code::kUnavailable, Reason::kIoError, "standard output is closed");
+          }
+          WW_FAIL_IF_ERROR(VerifyOutcome(result));
+          return std::string();
+        });
+    command->add_option("--group", name_,
+                        "Only this engine: its replicas, and what was found before");
+    command->add_flag("--json", options_.json, "For machines");
   }
 
   void AddControls() {

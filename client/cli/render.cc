@@ -7,6 +7,7 @@
 #include <ctime>
 
 #include "client/cli/table.h"
+#include "server/wire/status.h"
 
 namespace weightwire::cli {
 namespace {
@@ -106,15 +107,63 @@ std::string EnginesText(const v1::StatusResponse& status) {
 
 std::string EpochsText(const v1::StatusResponse& status) {
   Table table({"EPOCH", "KIND", "VERSION", "PHASE", "TRY", "BYTES", "BY PATH", "TRANSFER", "TOTAL",
-               "ENGINES", "WHY"});
+               "ENGINES", "ROOT", "WHY"});
   for (const auto& e : status.epochs()) {
     table.Add({std::to_string(e.epoch()), Word(v1::EpochKind_Name(e.kind()), "EPOCH_KIND_"),
                std::to_string(e.version()), Word(v1::EpochPhase_Name(e.phase()), "EPOCH_PHASE_"),
                std::to_string(e.attempt()), BytesText(e.bytes()), PathsText(e),
                SecondsText(e.transfer_seconds()), SecondsText(e.total_seconds()),
-               Joined(e.engines()), OutcomeText(e)});
+               Joined(e.engines()), e.content_root().empty() ? "-" : e.content_root().substr(0, 12),
+               OutcomeText(e)});
   }
   return table.Text();
+}
+
+std::string VerifyText(const v1::VerifyResponse& result) {
+  Table table({"ENGINE", "VERSION", "EPOCH", "ROOT", "CLASS", "TENSORS", "PARTIAL", "BYTES",
+               "SECONDS", "RESULT"});
+  for (const auto& e : result.engines()) {
+    const bool read = e.why().code() == 0;
+    table.Add({e.name(), std::to_string(e.version()), std::to_string(e.epoch()),
+               read ? e.root() : "-", read ? e.content_class().substr(0, 8) : "-",
+               std::to_string(e.tensors()), std::to_string(e.tensors_partial()),
+               BytesText(e.bytes()), SecondsText(e.seconds()),
+               read             ? "read"
+               : e.superseded() ? "superseded: " + e.why().message()
+                                : e.why().message()});
+  }
+  std::string text = table.Text();
+  for (const auto& difference : result.differences()) {
+    text += difference.engine() + ": " + difference.tensor() + ": " + difference.text() + "\n";
+  }
+  if (result.differences_total() > static_cast<uint64_t>(result.differences_size())) {
+    text += "… and " +
+            std::to_string(result.differences_total() -
+                           static_cast<uint64_t>(result.differences_size())) +
+            " more\n";
+  }
+  return text;
+}
+
+std::string VerifyJson(const v1::VerifyResponse& result) { return Json(result) + "\n"; }
+
+Status VerifyOutcome(const v1::VerifyResponse& result) {
+  if (result.differences_total() > 0) {
+    const auto& first = result.differences(0);
+    return Status(Code::kAborted, Reason::kDigestMismatch,
+                  std::to_string(result.differences_total()) +
+                      " differences between what should be equal")
+        .AtRank(first.engine())
+        .AtTensor(first.tensor())
+        .Remedy("`wwctl evict` what differs: it registers again and is filled from another engine");
+  }
+  for (const auto& engine : result.engines()) {
+    if (engine.why().code() == 0) continue;
+    auto why = wire::FromProto("why", engine.why());
+    if (!why) return why.error();
+    return std::move(*why);
+  }
+  return OkStatus();
 }
 
 std::string StatusText(const v1::StatusResponse& status) {

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "server/base/status.h"
 #include "weightwire/v1/coordinator.pb.h"
 
 namespace weightwire::cli {
@@ -19,5 +20,11 @@ std::string StatusJson(const v1::StatusResponse& status);
 std::string ParticipantsJson(const v1::StatusResponse& status);
 std::string EnginesJson(const v1::StatusResponse& status);
 std::string EpochsJson(const v1::StatusResponse& status);
+
+/// Every engine, then every difference.
+std::string VerifyText(const v1::VerifyResponse& result);
+std::string VerifyJson(const v1::VerifyResponse& result);
+/// kAborted / kDigestMismatch: something differs; else why the first engine could not be read.
+Status VerifyOutcome(const v1::VerifyResponse& result);
 
 }  // namespace weightwire::cli

@@ -20,7 +20,7 @@ control::AgentHello HelloOf(const Options& options) {
   hello.incarnation = options.incarnation;
   hello.host = options.host;
   hello.addresses = options.addresses;
-  hello.features = control::kFeatureBehind;
+  hello.features = control::kFeatureBehind | control::kFeatureAttest;
   return hello;
 }
 
@@ -216,6 +216,9 @@ void AgentImpl::OnCommand(epoch::Command command) {
                       std::is_same_v<T, epoch::CommitCommand> ||
                       std::is_same_v<T, epoch::AbortCommand>) {
           Report(epoch::FailedReport{c.epoch, member, StaleHandle()});
+        }
+        if constexpr (std::is_same_v<T, epoch::AttestCommand>) {
+          Report(epoch::AttestedReport{c.content, member, c.verification, StaleHandle(), {}, 0});
         }
       },
       command);

@@ -180,6 +180,7 @@ void Participant::End(const Status& why) {
   if (ended_) return;
   ended_ = true;
   services_->strand.Cancel(overdue_timer_);
+  if (attestation_) attestation_->stop = true;
   services_->fenced(handle_);
   const std::optional<Version> owed = publication_->End(why);
   if (!attempt_) return TellEnd(owed, why);

@@ -8,6 +8,7 @@
 
 #include "server/agent/agent.h"
 #include "server/agent/attempt.h"
+#include "server/agent/attestation.h"
 #include "server/agent/publication.h"
 #include "server/agent/rank_memory.h"
 #include "server/agent/services.h"
@@ -39,7 +40,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   Status MakeRoom(Epoch epoch);
   LocalStatus Describe() const;
 
-  void OnCommand(epoch::Command command) { Feed(std::move(command)); }
+  void OnCommand(epoch::Command command);
   /// The session with the coordinator was lost: keeps what is whole and stops the rest.
   void Orphan();
   /// A session with a coordinator of the same history is open, as `agent`: registers again, as soon
@@ -117,6 +118,13 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void ArmOverdue();
   void ReleaseOverdue();
 
+  void Attest(const epoch::AttestCommand& command);
+  /// `buffer` is about to be written.
+  void SupersedeAttestation(int buffer);
+  /// `job`: its sums, if it was not superseded; null when there are none, for `why`.
+  void Attested(const epoch::AttestCommand& command, Status why,
+                const std::shared_ptr<Attestation>& job, Nanos started);
+
   void End(const Status& why);
   void TellEnd(const std::optional<Version>& owed, const Status& why);
   void GoneWhenIdle();
@@ -139,6 +147,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   std::shared_ptr<RankMemory> memory_;
   std::shared_ptr<Publication> publication_;
   std::shared_ptr<Attempt> attempt_;
+  std::shared_ptr<Attestation> attestation_;  ///< what is being summed; null: nothing
   uint32_t drains_ = 0;
   double flip_seconds_ = 0;
   Epoch acknowledged_{};

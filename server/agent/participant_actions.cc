@@ -195,6 +195,7 @@ void Participant::StartTarget(const std::shared_ptr<Attempt>& attempt) {
   memory::StageBuffers& stage = *memory_->stage();
   attempt->buffer = stage.next();
   stage.Overwrite();
+  SupersedeAttestation(attempt->buffer);
   transfer::TargetJob job = TargetJobOf(*attempt, name_, memory_->StageBinding(attempt->buffer));
   job.kept = memory_->kept(attempt->buffer);
   if (stage.live() >= 0 && stage.has_room()) {

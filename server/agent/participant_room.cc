@@ -45,6 +45,7 @@ Status Participant::MakeRoom(Epoch epoch) {
   }
   services_->strand.Cancel(room_timer_);
   emptied_for_ = epoch;
+  SupersedeAttestation(memory_->stage()->live());
   memory_->stage()->Forget();
   Feed(epoch::LocalEmptied{});
   PassGate(attempt, OkStatus());

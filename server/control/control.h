@@ -25,8 +25,9 @@ namespace weightwire::control {
 inline constexpr uint16_t kProtocolMin = 1;
 inline constexpr uint16_t kProtocolMax = 1;
 
-/// AgentHello::features: the agent understands BehindCommand.
+/// AgentHello::features: the agent understands BehindCommand, AttestCommand.
 inline constexpr uint64_t kFeatureBehind = 1;
+inline constexpr uint64_t kFeatureAttest = 2;
 
 enum class GroupRole : int { kTrainer = 1, kEngine = 2 };
 

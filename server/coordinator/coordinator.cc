@@ -11,6 +11,7 @@
 #include "server/coordinator/negotiation.h"
 #include "server/coordinator/outbox.h"
 #include "server/coordinator/plan_cache.h"
+#include "server/coordinator/verifier.h"
 
 namespace weightwire::coordinator {
 namespace {
@@ -67,6 +68,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
         work_(options_.work == nullptr ? std::make_shared<const Work>() : options_.work),
         negotiation_(strand, workers, work_, membership_, outbox_, *this, metrics),
         plans_(clock, strand, workers, work_, metrics),
+        verifier_(clock, strand, workers, membership_, metrics),
         driver_({options_, clock, strand, membership_, plans_, outbox_, journal, metrics},
                 std::move(recovered.committed), recovered.first, recovered.history,
                 [this] { Changed(); }) {
@@ -113,6 +115,9 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
                   control::Reply<std::shared_ptr<const plan::RankSlice>> reply) override {
     using Slice = std::shared_ptr<const plan::RankSlice>;
     const PlannedPairPtr pair = plans_.Find(plan);
+    if (const auto reading = pair ? nullptr : verifier_.Find(plan)) {
+      return ReadingSlice(reading, side, rank, std::move(reply));
+    }
     if (pair == nullptr) return outbox_.Reply<Slice>(reply, Fail(UnknownPlan(plan)));
     const uint32_t ranks =
         side == plan::Side::kSource ? pair->plan->source_ranks : pair->plan->target_ranks;
@@ -136,7 +141,10 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     if (const auto* lost = std::get_if<epoch::LostReport>(&report)) {
       return membership_.Lose(member, lost->why);
     }
-    if (!driver_.OnReport(report)) Fenced("stale_epoch");
+    const auto* attested = std::get_if<epoch::AttestedReport>(&report);
+    if (attested != nullptr ? !verifier_.OnAttested(*attested) : !driver_.OnReport(report)) {
+      Fenced("stale_epoch");
+    }
   }
 
   // ---- operators ----
@@ -146,6 +154,13 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   void Rollback(Version version, control::Reply<RolledBack> reply) override {
     driver_.Rollback(version, [this, reply = std::move(reply)](Result<RolledBack> result) {
       outbox_.Reply<RolledBack>(reply, std::move(result));
+    });
+  }
+
+  void Verify(const std::string& engine, Nanos deadline,
+              control::Reply<Verification> reply) override {
+    verifier_.Verify(engine, deadline, [this, reply = std::move(reply)](auto result) {
+      outbox_.Reply<Verification>(reply, std::move(result));
     });
   }
 
@@ -164,6 +179,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     snapshot.job = options_.job;
     snapshot.agents = static_cast<uint32_t>(membership_.sessions().size());
     driver_.Describe(snapshot);
+    for (EpochStatus& epoch : snapshot.epochs) epoch.content_root = verifier_.RootOf(epoch.epoch);
     for (const auto& [name, group] : membership_.groups()) {
       AddParticipants(group, snapshot);
       if (group.role == control::GroupRole::kEngine) AddEngine(group, snapshot);
@@ -208,6 +224,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
 
   void Shutdown(control::Done done) override {
     stopping_ = true;
+    verifier_.Shutdown(ShuttingDown());
     driver_.Shutdown([this, done = std::move(done)] {
       std::vector<AgentId> agents;
       for (const auto& [id, session] : membership_.sessions()) agents.push_back(id);
@@ -221,6 +238,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   void OnLost(const Group& group, uint32_t rank, const epoch::Member& member,
               const Status& why) override {
     driver_.OnLost(group, rank, member, why);
+    verifier_.OnLost(group, rank, member, why);
   }
   void OnComplete(Group& group) override { driver_.OnComplete(group); }
   /// Comes in the middle of a change: what can start now starts in a task of its own.
@@ -233,6 +251,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
       driver_.TryStart();
       change_posted_ = false;
       UpdateGaugesSoon();
+      Sweep();
       const auto watchers = watchers_;
       for (const auto& [id, changed] : watchers) {
         if (watchers_.contains(id)) changed();
@@ -247,6 +266,31 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
       gauges_due_ = false;
       UpdateGauges();
     }));
+  }
+
+  /// Once every `verify_every` versions that were committed and are served.
+  void Sweep() {
+    if (options_.verify_every == 0 || driver_.served() == counted_) return;
+    counted_ = driver_.served();
+    if (++commits_ % options_.verify_every != 0 || stopping_) return;
+    verifier_.Verify("", options_.verify_deadline, [](const Result<Verification>&) {
+      // Counted by outcome; one that could not begin because another runs is not missed.
+    });
+  }
+
+  void ReadingSlice(const std::shared_ptr<const content::Reading>& reading, plan::Side side,
+                    uint32_t rank, control::Reply<std::shared_ptr<const plan::RankSlice>> reply) {
+    using Slice = std::shared_ptr<const plan::RankSlice>;
+    if (side != plan::Side::kSource || rank >= reading->ranks.size()) {
+      return outbox_.Reply<Slice>(reply,
+                                  Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
+                                       "the reading has " + std::to_string(reading->ranks.size()) +
+                                           " ranks, on the source's side"));
+    }
+    workers_.Post([reading, rank, reply = std::move(reply), &strand = strand_]() mutable {
+      auto slice = std::make_shared<const plan::RankSlice>(content::SliceOf(*reading, rank));
+      strand.Post([reply = std::move(reply), slice] { reply(Slice(slice)); });
+    });
   }
 
   void UpdateGauges() {
@@ -337,7 +381,10 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   const std::shared_ptr<const Work> work_;
   Negotiation negotiation_;
   PlanCache plans_;
+  Verifier verifier_;
   Driver driver_;
+  Epoch counted_{};  ///< newest version that Sweep has seen
+  uint64_t commits_ = 0;
   bool stopping_ = false;
   bool change_posted_ = false;
   bool gauges_due_ = false;

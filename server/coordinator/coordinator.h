@@ -11,6 +11,7 @@
 #include "server/control/control.h"
 #include "server/coordinator/fanout.h"
 #include "server/coordinator/journal.h"
+#include "server/coordinator/verification.h"
 #include "server/epoch/coordinator_machine.h"
 #include "server/metrics/metrics.h"
 
@@ -34,6 +35,8 @@ struct Options {
   uint32_t members_max = 16'384;
   uint32_t waiting_versions_max = 2;
   uint32_t epochs_remembered = 256;  ///< for status
+  uint32_t verify_every = 0;         ///< committed versions between two sweeps; 0: none
+  Nanos verify_deadline = std::chrono::seconds(60);  ///< of such a sweep
   /// Secrets (tickets) come from here; 16 random bytes each.
   std::function<Ticket()> random_ticket;
   /// What computes layouts and plans; null: Work itself.
@@ -94,6 +97,7 @@ struct EpochStatus {
   int64_t bytes_kept = 0;                             ///< those that the engines had already
   double flip_seconds_max = 0;
   std::vector<PlanId> plans;
+  std::string content_root;  ///< of what was committed, when it has been verified
 };
 /// A rollback that was committed, or one that need not be: `version` is what is committed.
 struct RolledBack {
@@ -165,6 +169,14 @@ class Coordinator : public control::CoordinatorPort {
   ///   kFailedPrecondition / kStaleVersion  no holder; names what each engine holds
   ///   and whatever aborted the last attempt
   virtual void Rollback(Version version, control::Reply<RolledBack> reply) = 0;
+
+  /// Sums what engines serve (every one, or the one that is named) and compares; differences are
+  /// part of the answer. Changes nothing and waits for no epoch. A repeat while it runs shares its
+  /// end.
+  ///   kNotFound / kNotRegistered        no such engine
+  ///   kFailedPrecondition / kNotReady   nothing is served yet; another verification is in progress
+  virtual void Verify(const std::string& engine, Nanos deadline,
+                      control::Reply<Verification> reply) = 0;
 
   virtual StatusSnapshot Snapshot() const = 0;
   /// `group` is an engine; empty: every plan of the newest epoch. Text for people.

@@ -371,6 +371,7 @@ void Driver::EndPublish(const EpochRun& run) {
   PendingVersion* pending = queue_.Find(run.state.spec.version);
   if (pending == nullptr) return;
   if (run.state.phase == epoch::Phase::kCommitted) {
+    served_ = run.state.spec.epoch;
     queue_.Take(pending->version);
     return;
   }

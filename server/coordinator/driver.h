@@ -72,6 +72,8 @@ class Driver {
   Version LagOf(const Group& engine) const;
   /// It serves what is committed, or is required to change to it.
   bool IsReady(const Group& engine) const;
+  /// The last version's epoch that was committed here and that its engines serve.
+  Epoch served() const { return served_; }
   /// Plans of the newest epoch, by engine.
   const std::map<std::string, PlannedPairPtr>& newest_plans() const { return newest_plans_; }
 
@@ -180,6 +182,7 @@ class Driver {
   bool stopping_ = false;
   std::function<void()> stopped_;
   Executor::TimerId version_timer_ = 0;
+  Epoch served_{};
   std::deque<EpochStatus> history_;  ///< newest first
   std::map<std::string, PlannedPairPtr> newest_plans_;
   Lifeline lifeline_;

@@ -52,6 +52,10 @@ struct EventOf {
   epoch::Event operator()(const epoch::LostReport& r) const {
     return epoch::LostEvent{r.member, r.why};
   }
+  epoch::Event operator()(const epoch::AttestedReport&) const {
+    WW_CHECK(false);  // the verifier's: OnReport
+    return {};
+  }
 };
 
 void AddFigures(EpochRun& run, const epoch::Report& report) {
@@ -81,6 +85,7 @@ EpochRun* Driver::RunOf(Epoch epoch) const {
 }
 
 bool Driver::OnReport(const epoch::Report& report) {
+  if (std::holds_alternative<epoch::AttestedReport>(report)) return false;
   EpochRun* run = RunOf(EpochOf(report));
   if (run == nullptr) return false;
   AddFigures(*run, report);

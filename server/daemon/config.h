@@ -49,6 +49,7 @@ struct Config {
   uint32_t min_engines = 1;
   uint32_t attempts_max = 3;
   uint32_t members_max = 16'384;
+  uint32_t verify_every = 0;
 
   uint32_t worker_threads = 0;  ///< 0: one per core, at most 4
   uint64_t rate_limit = 0;

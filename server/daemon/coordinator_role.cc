@@ -32,6 +32,7 @@ coordinator::Options OptionsOf(const Config& config) {
   out.min_engines = config.min_engines;
   out.attempts_max = config.attempts_max;
   out.members_max = config.members_max;
+  out.verify_every = config.verify_every;
   out.random_ticket = [] {
     Ticket ticket;
     rpc::RandomBytes(ticket.data(), ticket.size());

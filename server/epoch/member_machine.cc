@@ -215,6 +215,8 @@ class Stepper {
     if (Names(command.member)) state_.behind = std::max(state_.behind, command.committed);
   }
 
+  void OnCommand(const AttestCommand&) {}  // the agent's to answer, whatever runs
+
   void OnCommand(const EvictCommand& command) {
     if (!Names(command.member)) return;
     Do(TellEvicted{command.why});

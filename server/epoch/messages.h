@@ -130,8 +130,19 @@ struct BehindCommand {
   Member member;
   friend bool operator==(const BehindCommand&, const BehindCommand&) = default;
 };
-using Command = std::variant<PrepareCommand, TransferCommand, ReleaseCommand, CommitCommand,
-                             InstalledCommand, AbortCommand, EvictCommand, BehindCommand>;
+/// Engine: sum what is served, as the slice `reading` says (content/reading.h). Belongs to no epoch
+/// and changes nothing; answered by AttestedReport.
+struct AttestCommand {
+  uint64_t verification = 0;  ///< numbers the question
+  Epoch content{};            ///< what should be served
+  Member member;
+  PlanId reading;
+  uint32_t rank = 0;
+  friend bool operator==(const AttestCommand&, const AttestCommand&) = default;
+};
+using Command =
+    std::variant<PrepareCommand, TransferCommand, ReleaseCommand, CommitCommand, InstalledCommand,
+                 AbortCommand, EvictCommand, BehindCommand, AttestCommand>;
 
 // ---- agent → coordinator --------------------------------------------------------------------
 
@@ -191,7 +202,18 @@ struct LostReport {
   Status why;
   friend bool operator==(const LostReport&, const LostReport&) = default;
 };
+/// Of bytes that nothing has begun to write between the first and the last one that was read; else
+/// `why` says so, and there are no sums.
+struct AttestedReport {
+  Epoch epoch{};  ///< AttestCommand::content
+  Member member;
+  uint64_t verification = 0;
+  Status why;
+  std::vector<std::array<uint64_t, 2>> sums;  ///< of each op of the slice, in its order
+  double seconds = 0;
+  friend bool operator==(const AttestedReport&, const AttestedReport&) = default;
+};
 using Report = std::variant<PreparedReport, SourcedReport, StagedReport, AppliedReport,
-                            DrainedReport, FailedReport, LostReport>;
+                            DrainedReport, FailedReport, LostReport, AttestedReport>;
 
 }  // namespace weightwire::epoch

@@ -89,6 +89,15 @@ void DeclarePlans(Sink& sink) {
   sink.DeclareCounter("plan_cache_hits_total", "Plans that were known already");
 }
 
+void DeclareContent(Sink& sink) {
+  sink.DeclareCounter("content_verifications_total",
+                      "Times that what engines serve was summed and compared, by outcome; "
+                      "`wwctl verify` says what differs",
+                      Each("outcome", {"equal", "different", "incomplete"}));
+  sink.DeclareHistogram("content_verification_seconds",
+                        "Time from the question to the answer of a verification", Seconds());
+}
+
 void DeclareTransfers(Sink& sink) {
   const std::vector<std::string> transports = {"shm", "tcp", "ucx"};
   sink.DeclareCounter("transfer_bytes_total", "Payload bytes moved",
@@ -154,6 +163,7 @@ void DeclareAll(Sink& sink) {
   DeclareEpochs(sink);
   DeclareMembers(sink);
   DeclarePlans(sink);
+  DeclareContent(sink);
   DeclareTransfers(sink);
   DeclareService(sink);
 }

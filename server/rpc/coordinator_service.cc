@@ -128,6 +128,22 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
     });
   }
 
+  Unary* Verify(Context* context, const v1::VerifyRequest* request,
+                v1::VerifyResponse* response) override {
+    return StartUnary(runtime_, context, "Verify", *request, response, [&](auto answer) {
+      weightwire::Status fields = wire::CheckText("engine", request->engine(), wire::kIdBytesMax);
+      if (!fields.ok()) return answer(fields);
+      const auto deadline =
+          std::chrono::milliseconds(request->deadline_ms() == 0 ? 60'000 : request->deadline_ms());
+      OnStrand([this, engine = request->engine(), deadline, answer] {
+        coordinator_.Verify(engine, deadline, [answer](Result<coordinator::Verification> result) {
+          if (!result) return answer(result.error());
+          answer(VerifyMessageOf(*result));
+        });
+      });
+    });
+  }
+
   Unary* Evict(Context* context, const v1::EvictRequest* request,
                v1::EvictResponse* response) override {
     return StartUnary(runtime_, context, "Evict", *request, response, [&](auto answer) {

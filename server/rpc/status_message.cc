@@ -61,6 +61,7 @@ void SetEpoch(const coordinator::EpochStatus& from, v1::StatusResponse::Epoch* t
   to->set_bytes_kept(from.bytes_kept);
   to->set_flip_seconds_max(from.flip_seconds_max);
   for (const PlanId& plan : from.plans) *to->add_plans() = wire::ToProto(plan);
+  to->set_content_root(from.content_root);
 }
 
 }  // namespace
@@ -79,6 +80,36 @@ v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot) 
   for (const auto& engine : snapshot.engines) SetEngine(engine, out.add_engines());
   for (const auto& epoch : snapshot.epochs) SetEpoch(epoch, out.add_epochs());
   out.set_agents(snapshot.agents);
+  return out;
+}
+
+v1::VerifyResponse VerifyMessageOf(const coordinator::Verification& result) {
+  v1::VerifyResponse out;
+  out.set_equal(result.equal);
+  out.set_differences_total(result.differences_total);
+  out.set_seconds(result.seconds);
+  for (const coordinator::EngineContent& from : result.engines) {
+    v1::VerifyResponse::Engine* to = out.add_engines();
+    to->set_name(from.name);
+    to->set_epoch(from.epoch.value);
+    to->set_version(from.version.value);
+    *to->mutable_why() = wire::OutcomeOf(from.why);
+    to->set_superseded(from.superseded);
+    if (!from.why.ok()) continue;
+    to->set_content_class(from.content_class.ToHex());
+    to->set_root(from.root.ToHex());
+    to->set_tensors(from.tensors);
+    to->set_tensors_partial(from.tensors_partial);
+    to->set_bytes(from.bytes);
+    to->set_seconds(from.seconds);
+  }
+  for (const coordinator::ContentDifference& from : result.differences) {
+    v1::VerifyResponse::Difference* to = out.add_differences();
+    to->set_engine(from.engine);
+    to->mutable_ranks()->Assign(from.ranks.begin(), from.ranks.end());
+    to->set_tensor(from.tensor);
+    to->set_text(Text(from.text));
+  }
   return out;
 }
 

@@ -189,6 +189,42 @@ Result<epoch::Command> BehindFromProto(const v1::Behind& behind) {
   return out;
 }
 
+Result<epoch::Command> AttestFromProto(const v1::Attest& attest) {
+  epoch::AttestCommand out;
+  WW_ASSIGN(out.content, EpochFromProto("attest.content", attest.content()));
+  WW_ASSIGN(out.member, FromProto("attest.member", attest.member()));
+  out.verification = attest.verification();
+  out.reading = FromProto(attest.reading());
+  out.rank = attest.rank();
+  return out;
+}
+
+void SetAttested(const epoch::AttestedReport& report, v1::ReportRequest::Attested* out) {
+  out->set_verification(report.verification);
+  *out->mutable_why() = OutcomeOf(report.why);
+  out->set_seconds(report.seconds);
+  out->mutable_sums()->Reserve(static_cast<int>(2 * report.sums.size()));
+  for (const auto& sum : report.sums) {
+    for (uint64_t lane : sum) out->add_sums(lane);
+  }
+}
+
+Result<epoch::Report> AttestedFromProto(Epoch epoch, epoch::Member member,
+                                        const v1::ReportRequest::Attested& attested) {
+  epoch::AttestedReport out{epoch, member, attested.verification(), {}, {}, attested.seconds()};
+  WW_FAIL_IF_ERROR(CheckSeconds("attested.seconds", attested.seconds()));
+  WW_ASSIGN(out.why, FromProto("attested.why", attested.why()));
+  WW_FAIL_IF_ERROR(CheckCount("attested.sums", attested.sums_size(), kDigestsMax));
+  if (attested.sums_size() % 2 != 0) {
+    return Fail(Bad("attested.sums", "has half a sum"));
+  }
+  out.sums.reserve(static_cast<size_t>(attested.sums_size() / 2));
+  for (int i = 0; i < attested.sums_size(); i += 2) {
+    out.sums.push_back({attested.sums(i), attested.sums(i + 1)});
+  }
+  return out;
+}
+
 template <typename Repeated>
 void SetDigests(const std::vector<epoch::Digest>& digests, Repeated* out) {
   for (const epoch::Digest& digest : digests) {
@@ -258,6 +294,8 @@ Result<epoch::Report> BodyFromProto(Epoch epoch, epoch::Member member,
       WW_ASSIGN(Status why, FromProto("lost.why", request.lost().why()));
       return epoch::LostReport{member, std::move(why)};
     }
+    case v1::ReportRequest::kAttested:
+      return AttestedFromProto(epoch, member, request.attested());
     case v1::ReportRequest::KIND_NOT_SET:
       break;
   }
@@ -292,6 +330,7 @@ void SetBody(const epoch::Report& report, v1::ReportRequest* out) {
                  [&](const epoch::LostReport& r) {
                    *out->mutable_lost()->mutable_why() = OutcomeOf(r.why);
                  },
+                 [&](const epoch::AttestedReport& r) { SetAttested(r, out->mutable_attested()); },
              },
              report);
 }
@@ -344,6 +383,14 @@ v1::SessionDown ToProto(const epoch::Command& command) {
                    out.mutable_behind()->set_committed(c.committed.value);
                    *out.mutable_behind()->mutable_member() = ToProto(c.member);
                  },
+                 [&](const epoch::AttestCommand& c) {
+                   v1::Attest* to = out.mutable_attest();
+                   to->set_verification(c.verification);
+                   to->set_content(c.content.value);
+                   *to->mutable_member() = ToProto(c.member);
+                   *to->mutable_reading() = ToProto(c.reading);
+                   to->set_rank(c.rank);
+                 },
              },
              command);
   return out;
@@ -367,6 +414,8 @@ Result<epoch::Command> FromProto(const v1::SessionDown& down) {
       return EvictFromProto(down.evicted());
     case v1::SessionDown::kBehind:
       return BehindFromProto(down.behind());
+    case v1::SessionDown::kAttest:
+      return AttestFromProto(down.attest());
     default:
       return Fail(Bad("session", "a message that is no command"));
   }

@@ -20,7 +20,8 @@ from weightwire.memory import Arena, TensorMeta, dtype_bytes
 from weightwire.publisher import Publisher, Release
 from weightwire.subscriber import Offer, RoomWanted, Subscriber
 from weightwire.session import default_agent_socket
-from weightwire.status import EngineStatus, EpochStatus, Event, JobStatus, ParticipantStatus, RolledBack
+from weightwire.status import (ContentDifference, EngineContent, EngineStatus, EpochStatus, Event, JobStatus,
+                               ParticipantStatus, RolledBack, Verification)
 from weightwire.waiting import Progress
 
 __version__ = "0.1.0"
@@ -28,7 +29,9 @@ __all__ = [
     "AbortedError",
     "Arena",
     "Client",
+    "ContentDifference",
     "DeadlineError",
+    "EngineContent",
     "EngineStatus",
     "EpochStatus",
     "Event",
@@ -46,6 +49,7 @@ __all__ = [
     "Subscriber",
     "TensorMeta",
     "UnavailableError",
+    "Verification",
     "WeightwireError",
     "default_agent_socket",
     "dtype_bytes",

@@ -15,7 +15,7 @@ from weightwire import subscriber as _subscriber
 from weightwire.client import (RETRY_SECONDS, WATCH_INTERVAL_MS, channel_options, default_coordinator,
                                explain_unreachable)
 from weightwire.memory import TensorMeta
-from weightwire.status import EpochStatus, Event, JobStatus, RolledBack, changes
+from weightwire.status import EpochStatus, Event, JobStatus, RolledBack, Verification, changes
 from weightwire.v1 import coordinator_pb2, coordinator_pb2_grpc, types_pb2
 from weightwire.waiting import EpochWait, Found, ProgressCallback, ServedWait, StagedWait, VersionWait
 
@@ -53,6 +53,10 @@ class Client:
     async def rollback(self, version: int, timeout: float = 60.0) -> RolledBack:
         reply = await self._call("Rollback", coordinator_pb2.RollbackRequest(version=version), timeout)
         return RolledBack.from_proto(reply)
+
+    async def verify(self, engine: str = "", timeout: float = 60.0) -> Verification:
+        request = coordinator_pb2.VerifyRequest(engine=engine, deadline_ms=max(1, int(timeout * 900)))
+        return Verification.from_proto(await self._call("Verify", request, timeout))
 
     async def evict(self, group: str, why: str = "asked for by a client") -> None:
         await self._call("Evict", coordinator_pb2.EvictRequest(group=group, why=why))

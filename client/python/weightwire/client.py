@@ -9,7 +9,7 @@ from typing import Any, Iterator, Sequence
 import grpc
 
 from weightwire import errors
-from weightwire.status import EpochStatus, Event, JobStatus, RolledBack, changes
+from weightwire.status import EpochStatus, Event, JobStatus, RolledBack, Verification, changes
 from weightwire.v1 import coordinator_pb2, coordinator_pb2_grpc
 from weightwire.waiting import EpochWait, Found, ProgressCallback, ServedWait, StagedWait, VersionWait
 
@@ -84,6 +84,14 @@ class Client:
         another rollback, is in progress. A trainer goes on above the numbers that it has used; one that starts anew
         may use those that were taken back."""
         return RolledBack.from_proto(self._call("Rollback", coordinator_pb2.RollbackRequest(version=version), timeout))
+
+    def verify(self, engine: str = "", timeout: float = 60.0) -> Verification:
+        """Every engine (or this one) sums what it serves, in each rank, and sums are compared among replicas, engines
+        and with what was found before for the same epoch. Differences are part of the answer; an engine whose bytes
+        begin to be overwritten meanwhile is `superseded`. NotReadyError: nothing is served yet, or another
+        verification is in progress."""
+        request = coordinator_pb2.VerifyRequest(engine=engine, deadline_ms=max(1, int(timeout * 900)))
+        return Verification.from_proto(self._call("Verify", request, timeout))
 
     def evict(self, group: str, why: str = "asked for by a client") -> None:
         """Fences a group; its processes must register again."""

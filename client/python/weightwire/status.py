@@ -78,6 +78,7 @@ class EpochStatus:
     bytes: int  #: staged and verified so far
     bytes_by_transport: Mapping[str, int]  #: those that moved
     bytes_kept: int  #: those that the engines had already
+    content_root: str  #: of what was committed, when it has been verified; else empty
 
     @staticmethod
     def from_proto(e: Any) -> "EpochStatus":
@@ -86,7 +87,8 @@ class EpochStatus:
             _word(types_pb2.EpochPhase, "EPOCH_PHASE_", e.phase), e.attempt, errors.from_outcome(e.why),
             tuple(e.engines), tuple(e.waiting_for),
             {"prepare": e.prepare_seconds, "transfer": e.transfer_seconds, "commit": e.commit_seconds,
-             "total": e.total_seconds}, e.bytes, dict(e.bytes_by_transport), e.bytes_kept)
+             "total": e.total_seconds}, e.bytes, dict(e.bytes_by_transport), e.bytes_kept,
+            e.content_root)
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,55 @@ class RolledBack:
     @staticmethod
     def from_proto(r: Any) -> "RolledBack":
         return RolledBack(r.epoch, r.version, r.held_epoch, tuple(r.engines), tuple(r.filling))
+
+
+@dataclass(frozen=True)
+class EngineContent:
+    """What one engine serves, as its own ranks summed it."""
+
+    name: str
+    epoch: int  #: under which its bytes were committed
+    version: int
+    why: errors.WeightwireError | None  #: it could not be read; what follows is empty then
+    superseded: bool  #: because another epoch took over meanwhile: ask again
+    content_class: str  #: of names, dtypes and shapes; only equal ones have comparable roots
+    root: str
+    tensors: int  #: below the root
+    tensors_partial: int  #: that it does not hold whole: compared among its ranks only
+    bytes: int  #: read, replicas included
+    seconds: float  #: of its slowest rank
+
+    @staticmethod
+    def from_proto(e: Any) -> "EngineContent":
+        return EngineContent(e.name, e.epoch, e.version, errors.from_outcome(e.why), e.superseded, e.content_class,
+                             e.root, e.tensors, e.tensors_partial, e.bytes, e.seconds)
+
+
+@dataclass(frozen=True)
+class ContentDifference:
+    """One tensor of one engine that is not what it should be."""
+
+    engine: str
+    ranks: tuple[int, ...]  #: of the engine: those that hold what differs
+    tensor: str  #: Hugging Face name
+    text: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What engines serve, compared."""
+
+    equal: bool  #: every engine could be read and nothing differs
+    engines: tuple[EngineContent, ...]
+    differences: tuple[ContentDifference, ...]  #: the first 100
+    differences_total: int
+    seconds: float
+
+    @staticmethod
+    def from_proto(v: Any) -> "Verification":
+        return Verification(v.equal, tuple(map(EngineContent.from_proto, v.engines)),
+                            tuple(ContentDifference(d.engine, tuple(d.ranks), d.tensor, d.text)
+                                  for d in v.differences), v.differences_total, v.seconds)
 
 
 @dataclass(frozen=True)

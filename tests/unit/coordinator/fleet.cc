@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/keyed_sum.h"
+#include "tests/support/plan_run.h"
+
 namespace weightwire::coordinator::testing {
 namespace {
 
@@ -65,6 +68,7 @@ Result<control::AgentWelcome> FakeAgent::Open(bool heartbeats) {
   hello.incarnation = incarnation;
   hello.host = "host-of-" + name_;
   hello.addresses = {{"tcp", name_ + ":1"}};
+  hello.features = fleet_.agent_features;
   std::optional<Result<control::AgentWelcome>> answer;
   fleet_.coordinator->OpenSession(hello, this, [&](auto result) { answer = std::move(result); });
   fleet_.sim.RunReady();
@@ -114,6 +118,32 @@ void FakeAgent::Report(epoch::Report report) {
 
 void FakeAgent::Answer(const epoch::PrepareCommand& command) {
   Report(epoch::PreparedReport{command.epoch, command.member});
+}
+
+/// Sums of numbers that stand for elements: of the version, the tensor and the place in it.
+void FakeAgent::Answer(const epoch::AttestCommand& command) {
+  const Version version = serves[command.member].version;
+  fleet_.coordinator->FetchSlice(
+      command.reading, plan::Side::kSource, command.rank,
+      [this, command, version](const Result<std::shared_ptr<const plan::RankSlice>>& slice) {
+        EXPECT_TRUE(slice.has_value());
+        epoch::AttestedReport report{
+            command.content, command.member, command.verification, {}, {}, 0.5};
+        for (const plan::Stream& stream : (*slice)->streams) {
+          for (const plan::CopyOp& op : stream.ops) {
+            std::array<uint64_t, 2>& sum = report.sums.emplace_back();
+            weightwire::testing::ForEachIndex(op.extent, [&](const std::vector<int64_t>& index) {
+              const uint64_t place =
+                  weightwire::testing::StridedAt(op.target_offset, op.target_stride, index);
+              for (uint64_t lane : {0, 1}) {
+                sum[lane] += kernels::Mix(version.value * 1000 + op.canonical * 100 + place + lane);
+              }
+            });
+          }
+        }
+        if (attested) attested(report, command.rank);
+        Report(std::move(report));
+      });
 }
 
 void FakeAgent::Answer(const epoch::TransferCommand& command) {

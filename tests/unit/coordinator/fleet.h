@@ -46,6 +46,8 @@ class FakeAgent final : public control::AgentPort {
   bool corrupt = false;
   /// Its ranks have one buffer: nothing is kept beside what they serve.
   bool one_buffer = false;
+  /// May change what a rank (the second argument) says that it serves.
+  std::function<void(epoch::AttestedReport&, uint32_t)> attested;
   /// What each of its ranks serves.
   std::map<epoch::Member, epoch::Content> serves;
 
@@ -78,6 +80,7 @@ class FakeAgent final : public control::AgentPort {
   void Answer(const epoch::AbortCommand& command);
   void Answer(const epoch::EvictCommand&) {}
   void Answer(const epoch::BehindCommand&) {}
+  void Answer(const epoch::AttestCommand& command);
 
   Fleet& fleet_;
   std::string name_;
@@ -129,6 +132,7 @@ class Fleet {
   std::unique_ptr<Coordinator> coordinator;
   std::map<std::string, std::unique_ptr<FakeAgent>> agents;
   uint64_t next_incarnation = 1000;
+  uint64_t agent_features = control::kFeatureAttest;  ///< of agents that open from now on
   /// Every command that any agent received, as one line each.
   std::vector<std::string> trace;
 };

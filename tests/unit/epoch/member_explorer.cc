@@ -199,6 +199,7 @@ class Life {
     if (c.member == self_) told_abort_.insert(c.epoch);
   }
   void RecordCommand(const EvictCommand&) {}
+  void RecordCommand(const AttestCommand&) {}
   void RecordCommand(const BehindCommand& c) {
     if (c.member == self_ && !ended_) behind_ = std::max(behind_, c.committed);
   }

@@ -231,7 +231,7 @@ control::LayoutSubmission RandomSubmission(Dice& dice) {
 }
 
 epoch::Command RandomCommand(Dice& dice) {
-  switch (dice.Below(8)) {
+  switch (dice.Below(9)) {
     case 0:
       return RandomPrepare(dice);
     case 1:
@@ -248,6 +248,9 @@ epoch::Command RandomCommand(Dice& dice) {
       return epoch::AbortCommand{RandomEpoch(dice), RandomMember(dice), RandomStatus(dice)};
     case 6:
       return epoch::BehindCommand{RandomEpoch(dice), RandomMember(dice)};
+    case 7:
+      return epoch::AttestCommand{dice.Next(), RandomEpoch(dice), RandomMember(dice),
+                                  RandomPlanId(dice), static_cast<uint32_t>(dice.Below(64))};
     default:
       return epoch::EvictCommand{RandomMember(dice), RandomStatus(dice)};
   }
@@ -256,7 +259,7 @@ epoch::Command RandomCommand(Dice& dice) {
 epoch::Report RandomReport(Dice& dice) {
   const Epoch epoch = RandomEpoch(dice);
   const epoch::Member member = RandomMember(dice);
-  switch (dice.Below(7)) {
+  switch (dice.Below(8)) {
     case 0:
       return epoch::PreparedReport{epoch, member};
     case 1:
@@ -277,6 +280,11 @@ epoch::Report RandomReport(Dice& dice) {
       return epoch::DrainedReport{epoch, member};
     case 5:
       return epoch::FailedReport{epoch, member, RandomStatus(dice)};
+    case 6: {
+      epoch::AttestedReport out{epoch, member, dice.Next(), RandomStatus(dice), {}, 0.5};
+      for (size_t i = dice.Below(9); i > 0; --i) out.sums.push_back({dice.Next(), dice.Next()});
+      return out;
+    }
     default:
       return epoch::LostReport{member, RandomStatus(dice)};
   }

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "kernels/keyed_sum.h"
+#include "server/base/executor.h"
+#include "server/transfer/transfer.h"
+
+namespace weightwire::agent {
+
+/// Sums of one buffer's bytes, taken on the workers beside everything else: one short turn at a
+/// time, so that a worker is never held for longer and never more than one is busy with it.
+///
+/// The bytes are only read. `stop` is how the strand says that they are about to be written: it
+/// must be set on the strand before the first write, and looked at there again, after `done`,
+/// before the sums are believed. Then none was written between the first and the last that was
+/// read.
+struct Attestation {
+  transfer::Binding bytes;
+  std::shared_ptr<const plan::RankSlice> slice;
+  std::function<Status()> check;  ///< that the slice suits the bytes; runs on a worker, first
+  int buffer = 0;
+  std::atomic<bool> stop{false};
+  std::vector<kernels::KeyedSum> sums;  ///< of each op, when done and not stopped
+  Status why;                           ///< when done: what `check` said
+};
+
+/// `done` runs on the strand, once, also when it was stopped; the sums are worthless then.
+void SumOnWorkers(std::shared_ptr<Attestation> job, Executor& workers, Executor& strand,
+                  std::function<void()> done);
+
+}  // namespace weightwire::agent

@@ -1,0 +1,85 @@
+#include <utility>
+
+#include "server/agent/participant.h"
+#include "server/agent/plan_bounds.h"
+
+// What is served is summed where it lies, in the live buffer, and no epoch waits for it. An epoch
+// writes the spare one; the live one is written only after a swap has made it the spare one, and
+// the strand marks it so before it starts that transfer (StartTarget), or when what is served is
+// given up (MakeRoom). Both come back here: sums are reported only if the mark is not there yet
+// once the last byte has been read. So an answer is of bytes that did not change, or it says
+// superseded.
+namespace weightwire::agent {
+namespace {
+
+Status NotServed(Epoch wanted, Epoch served) {
+  return Status(Code::kAborted, Reason::kStaleEpoch,
+                served.value == 0 ? "nothing is served"
+                                  : "epoch " + std::to_string(served.value) + " is served by now")
+      .AtEpoch(wanted);
+}
+
+}  // namespace
+
+void Participant::OnCommand(epoch::Command command) {
+  if (const auto* attest = std::get_if<epoch::AttestCommand>(&command)) return Attest(*attest);
+  Feed(std::move(command));
+}
+
+void Participant::Attest(const epoch::AttestCommand& command) {
+  const auto refuse = [&](Status why) { Attested(command, std::move(why), {}, {}); };
+  if (ended_ || command.member != member()) return refuse(StaleHandle());
+  if (!is_engine() || !memory_->layout() || !memory_->stage()) {
+    return refuse(Status(Code::kFailedPrecondition, Reason::kNotReady, "there is no stage here"));
+  }
+  const Epoch served = memory_->stage()->live_epoch();
+  if (served != command.content) return refuse(NotServed(command.content, served));
+  SupersedeAttestation(memory_->stage()->live());  // one at a time: a newer question replaces it
+  auto job = std::make_shared<Attestation>();
+  job->buffer = memory_->stage()->live();
+  job->bytes = memory_->StageBinding(job->buffer);
+  attestation_ = job;
+  const Nanos started = services_->clock.Now();
+  services_->slices.Get(
+      command.reading, plan::Side::kSource, command.rank,
+      [weak = weak_from_this(), command, job, started](const Result<SliceCache::Slice>& slice) {
+        auto self = weak.lock();
+        if (!self) return;
+        if (!slice) return self->Attested(command, slice.error(), {}, {});
+        job->slice = *slice;
+        job->check = [slice = *slice, command, layout = self->memory_->layout()] {
+          return CheckSlice(*slice, command.reading, plan::Side::kSource, command.rank, *layout);
+        };
+        SumOnWorkers(job, self->services_->workers, self->services_->strand,
+                     [weak, command, job, started] {
+                       if (auto there = weak.lock()) there->Attested(command, {}, job, started);
+                     });
+      });
+}
+
+void Participant::SupersedeAttestation(int buffer) {
+  if (attestation_ && attestation_->buffer == buffer) attestation_->stop = true;
+}
+
+void Participant::Attested(const epoch::AttestCommand& command, Status why,
+                           const std::shared_ptr<Attestation>& job, Nanos started) {
+  epoch::AttestedReport report{
+      command.content, command.member, command.verification, std::move(why), {}, 0};
+  if (job && report.why.ok()) report.why = job->why;
+  if (job && job->stop) {
+    report.why =
+        Status(Code::kAborted, Reason::kStaleEpoch,
+               "superseded: what was served began to be overwritten, or was asked for again");
+  } else if (job && report.why.ok()) {
+    report.seconds = std::chrono::duration<double>(services_->clock.Now() - started).count();
+    report.sums.reserve(job->sums.size());
+    for (const kernels::KeyedSum& sum : job->sums) {
+      report.sums.push_back({sum.lane[0], sum.lane[1]});
+    }
+  }
+  if (job && attestation_ == job) attestation_.reset();
+  if (!report.why.ok() && report.why.rank().empty()) report.why = Status(report.why).AtRank(name_);
+  services_->report(std::move(report));
+}
+
+}  // namespace weightwire::agent

@@ -1,0 +1,247 @@
+#include "server/coordinator/verifier.h"
+
+#include <algorithm>
+#include <utility>
+
+// A reading is made once for a layout (workers), then each rank of the engine is asked for its
+// sums. An engine is closed when all its ranks have answered or the first one could not; when all
+// are closed the answers are compared (workers). What comes for an older number is dropped.
+namespace weightwire::coordinator {
+namespace {
+
+constexpr size_t kReadingsMax = 64;
+constexpr size_t kEpochsKept = 2;
+constexpr size_t kRootsKept = 256;
+
+Status CannotAttest(const std::string& rank) {
+  return Status(Code::kFailedPrecondition, Reason::kProtocolVersion,
+                "its agent cannot sum what is served")
+      .AtRank(rank)
+      .Remedy("run the coordinator's version of weightwired beside it");
+}
+
+}  // namespace
+
+void Verifier::Verify(const std::string& engine, Nanos deadline,
+                      control::Reply<Verification> reply) {
+  if (!stopped_.ok()) return reply(weightwire::Fail(stopped_));
+  if (run_ && run_->engine == engine) return run_->replies.push_back(std::move(reply));
+  if (run_) {
+    return reply(weightwire::Fail(
+        Status(Code::kFailedPrecondition, Reason::kNotReady, "another verification is in progress")
+            .Remedy("wait until it has ended")));
+  }
+  auto run = std::make_unique<Run>();
+  run->number = ++last_number_;
+  run->engine = engine;
+  run->started = clock_.Now();
+  if (Status status = Choose(engine, *run); !status.ok()) {
+    return reply(weightwire::Fail(std::move(status)));
+  }
+  run->replies.push_back(std::move(reply));
+  run->open = run->engines.size();
+  run->timer = strand_.PostAfter(
+      deadline, lifeline_.Bind([this, number = run->number] { OnDeadline(number); }));
+  run_ = std::move(run);
+  for (size_t i = 0; i < run_->engines.size(); ++i) MakeReading(i);
+}
+
+Status Verifier::Choose(const std::string& engine, Run& run) {
+  for (const auto& [name, group] : membership_.groups()) {
+    if (group.role != control::GroupRole::kEngine || (!engine.empty() && name != engine)) continue;
+    if (!group.Complete() || group.serving == Epoch{}) continue;
+    Asked asked;
+    asked.answer.engine.name = name;
+    asked.answer.engine.epoch = group.serving;
+    asked.answer.engine.version = group.version;
+    asked.layout = group.agreed;
+    asked.members = group.Members();
+    asked.answered.resize(asked.members.size(), false);
+    asked.answer.sums.resize(asked.members.size());
+    run.engines.push_back(std::move(asked));
+  }
+  if (!run.engines.empty()) return OkStatus();
+  if (!engine.empty() && membership_.FindGroup(engine) == nullptr) {
+    return Status(Code::kNotFound, Reason::kNotRegistered, "no engine '" + engine + "' is here");
+  }
+  return Status(Code::kFailedPrecondition, Reason::kNotReady,
+                engine.empty() ? "no engine serves anything yet" : engine + " serves nothing yet");
+}
+
+void Verifier::MakeReading(size_t index) {
+  const AgreedLayoutPtr layout = run_->engines[index].layout;
+  if (const auto found = readings_.find(layout->fingerprint); found != readings_.end()) {
+    run_->engines[index].answer.reading = found->second;
+    return Ask(run_->engines[index]);
+  }
+  auto made = lifeline_.Bind([this, number = run_->number, index, layout](Result<ReadingPtr> got) {
+    ReadingMade(number, index, layout->fingerprint, std::move(got));
+  });
+  workers_.Post([layout, made = std::move(made), &strand = strand_]() mutable {
+    auto reading = content::ReadingOf(layout->model, layout->fingerprint);
+    Result<ReadingPtr> got =
+        reading ? Result<ReadingPtr>(std::make_shared<const content::Reading>(std::move(*reading)))
+                : weightwire::Fail(std::move(reading.error()));
+    strand.Post([made = std::move(made), got = std::move(got)]() mutable { made(std::move(got)); });
+  });
+}
+
+void Verifier::ReadingMade(uint64_t number, size_t index, const layout::Fingerprint& layout,
+                           Result<ReadingPtr> made) {
+  if (made) Keep(layout, *made);
+  if (!run_ || run_->number != number || run_->engines[index].done) return;
+  Asked& asked = run_->engines[index];
+  if (!made) return Fail(asked, std::move(made.error()));
+  asked.answer.reading = readings_.at(layout);
+  Ask(asked);
+}
+
+void Verifier::Keep(const layout::Fingerprint& layout, const ReadingPtr& reading) {
+  readings_.try_emplace(layout, reading);
+  if (readings_.size() <= kReadingsMax) return;
+  // Layouts change rarely: which one goes does not matter, but not one that is in use.
+  std::erase_if(readings_, [&](const auto& entry) {
+    return entry.first != layout && entry.second.use_count() == 1;
+  });
+}
+
+std::shared_ptr<const content::Reading> Verifier::Find(PlanId reading) const {
+  for (const auto& [layout, known] : readings_) {
+    if (known->id == reading) return known;
+  }
+  return nullptr;
+}
+
+void Verifier::Ask(Asked& asked) {
+  asked.awaited = asked.members.size();
+  const EngineContent& engine = asked.answer.engine;
+  for (uint32_t rank = 0; rank < asked.members.size(); ++rank) {
+    const Session* session = membership_.SessionOf(asked.members[rank]);
+    const std::string name = engine.name + "/" + std::to_string(rank);
+    if (session != nullptr && (session->hello.features & control::kFeatureAttest) == 0) {
+      return Fail(asked, CannotAttest(name));
+    }
+    membership_.Send(asked.members[rank],
+                     epoch::AttestCommand{run_->number, engine.epoch, asked.members[rank],
+                                          asked.answer.reading->id, rank});
+  }
+}
+
+bool Verifier::OnAttested(const epoch::AttestedReport& report) {
+  if (!run_ || report.verification != run_->number) return false;
+  for (Asked& asked : run_->engines) {
+    const auto at = std::ranges::find(asked.members, report.member);
+    if (at == asked.members.end()) continue;
+    const auto rank = static_cast<size_t>(at - asked.members.begin());
+    if (asked.done || asked.answered[rank] || !asked.answer.reading) return true;
+    if (!report.why.ok()) {
+      Fail(asked, report.why);
+      return true;
+    }
+    if (report.sums.size() != asked.answer.reading->ranks[rank].ops.size()) {
+      Fail(asked,
+           Status(Code::kInternal, Reason::kInternal,
+                  "answered with " + std::to_string(report.sums.size()) + " sums for " +
+                      std::to_string(asked.answer.reading->ranks[rank].ops.size()) + " blocks")
+               .AtRank(asked.answer.engine.name + "/" + std::to_string(rank)));
+      return true;
+    }
+    for (const auto& sum : report.sums) asked.answer.sums[rank].push_back({{sum[0], sum[1]}});
+    asked.answered[rank] = true;
+    asked.answer.engine.seconds = std::max(asked.answer.engine.seconds, report.seconds);
+    if (--asked.awaited == 0) Close(asked);
+    return true;
+  }
+  return false;
+}
+
+void Verifier::OnLost(const Group& group, uint32_t rank, const epoch::Member& member,
+                      const Status& why) {
+  if (!run_ || run_->judging) return;
+  for (Asked& asked : run_->engines) {
+    if (asked.done || std::ranges::find(asked.members, member) == asked.members.end()) continue;
+    return Fail(asked, Status(why).AtRank(group.RankName(rank)));
+  }
+}
+
+void Verifier::Fail(Asked& asked, Status why) {
+  asked.answer.engine.superseded = why.reason() == Reason::kStaleEpoch;
+  asked.answer.engine.why = std::move(why).AtEpoch(asked.answer.engine.epoch);
+  Close(asked);
+}
+
+void Verifier::OnDeadline(uint64_t number) {
+  if (!run_ || run_->number != number || run_->judging) return;
+  for (Asked& asked : run_->engines) {
+    if (asked.done) continue;
+    const auto missing = std::ranges::find(asked.answered, false) - asked.answered.begin();
+    const std::string rank = asked.answer.engine.name + "/" + std::to_string(missing);
+    Fail(asked, Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
+                       "no sums before the verification's deadline")
+                    .AtRank(rank)
+                    .Remedy("ask again with a longer --timeout"));
+  }
+}
+
+void Verifier::Close(Asked& asked) {
+  asked.done = true;
+  if (--run_->open > 0) return;
+  run_->judging = true;
+  strand_.Cancel(run_->timer);
+  auto answers = std::make_shared<std::vector<EngineAnswer>>();
+  for (Asked& each : run_->engines) answers->push_back(std::move(each.answer));
+  auto judged =
+      lifeline_.Bind([this, number = run_->number](const auto& result, const auto& found) {
+        Judged(number, result, found);
+      });
+  workers_.Post([answers, known = known_, judged = std::move(judged), &strand = strand_]() mutable {
+    std::map<Epoch, KnownContent> found;
+    Verification result = Judge(*answers, known, &found);
+    strand.Post([judged = std::move(judged), result = std::move(result),
+                 found = std::move(found)]() mutable { judged(result, found); });
+  });
+}
+
+void Verifier::Judged(uint64_t number, const Verification& result,
+                      const std::map<Epoch, KnownContent>& found) {
+  if (!run_ || run_->number != number) return;
+  Learn(result, found);
+  const std::unique_ptr<Run> run = std::move(run_);
+  Verification answer = result;
+  answer.seconds = std::chrono::duration<double>(clock_.Now() - run->started).count();
+  const char* outcome = answer.equal                    ? "equal"
+                        : answer.differences_total == 0 ? "incomplete"
+                                                        : "different";
+  metrics_.Add("content_verifications_total", 1, {{"outcome", outcome}});
+  metrics_.Observe("content_verification_seconds", answer.seconds);
+  for (const auto& reply : run->replies) reply(answer);
+}
+
+void Verifier::Learn(const Verification& result, const std::map<Epoch, KnownContent>& found) {
+  for (const auto& [epoch, classes] : found) {
+    for (const auto& [content_class, leaves] : classes) {
+      known_[epoch].try_emplace(content_class, leaves);
+    }
+  }
+  for (const EngineContent& engine : result.engines) {
+    if (!found.contains(engine.epoch) || !engine.why.ok()) continue;
+    roots_[engine.epoch] = known_[engine.epoch].size() == 1 ? engine.root.ToHex() : "";
+  }
+  while (known_.size() > kEpochsKept) known_.erase(known_.begin());
+  while (roots_.size() > kRootsKept) roots_.erase(roots_.begin());
+}
+
+std::string Verifier::RootOf(Epoch epoch) const {
+  const auto found = roots_.find(epoch);
+  return found == roots_.end() ? "" : found->second;
+}
+
+void Verifier::Shutdown(const Status& why) {
+  stopped_ = why;
+  if (!run_) return;
+  const std::unique_ptr<Run> run = std::move(run_);
+  strand_.Cancel(run->timer);
+  for (const auto& reply : run->replies) reply(weightwire::Fail(why));
+}
+
+}  // namespace weightwire::coordinator

@@ -1,0 +1,136 @@
+#include "kernels/keyed_sum.h"
+#include "server/content/identity.h"
+#include "tests/unit/agent/agent_fixture.h"
+
+namespace weightwire::agent {
+namespace {
+
+/// An engine rank that serves epoch 1 from its first buffer.
+class AgentAttest : public AgentTest {
+ protected:
+  AgentAttest() {
+    Start();
+    rollout_ = StagedEngine();
+    buffers_ = agent->OpenStage(rollout_->handle)->buffers;
+    Serve(*rollout_, 1, 7);
+    for (size_t buffer = 0; buffer < 2; ++buffer) {
+      for (size_t i = 0; i < 74; ++i) buffers_[buffer]->data()[i] = std::byte(i * 7 + buffer);
+    }
+  }
+  void Ask(uint64_t content, uint64_t number = 5) {
+    Command(epoch::AttestCommand{number, Epoch(content), rollout_->member, kPlan, 0});
+    sim.RunReady();
+  }
+  epoch::AttestedReport Answer() {
+    const auto all = coordinator.All<epoch::AttestedReport>();
+    EXPECT_FALSE(all.empty());
+    return all.empty() ? epoch::AttestedReport{} : all.back();
+  }
+  /// Of both tensors, as one run of bytes each.
+  std::vector<std::array<uint64_t, 2>> Expected(size_t buffer) const {
+    std::vector<std::array<uint64_t, 2>> sums;
+    const auto add = [&](const char* name, size_t at, int64_t count, kernels::Element element) {
+      kernels::KeyedSum sum;
+      kernels::AddKeyed(sum, content::SeedOf(name), buffers_[buffer]->data() + at,
+                        {1, {count}, {1}, {1}}, element, element, 0);
+      sums.push_back({sum.lane[0], sum.lane[1]});
+    };
+    add("canonical.a", 0, 12, kernels::Element::kOpaque4);
+    add("canonical.b", 64, 5, kernels::Element::kOpaque2);
+    return sums;
+  }
+  void BeginToWrite(uint64_t epoch, uint64_t version) {
+    Command(TargetPrepare(*rollout_, epoch, version));
+    Command(epoch::TransferCommand{Epoch(epoch), rollout_->member});
+  }
+  std::unique_ptr<Rank> rollout_;
+  std::vector<std::shared_ptr<memory::MemoryRegion>> buffers_;
+};
+
+TEST_F(AgentAttest, SaysThatItCan) {
+  EXPECT_NE(coordinator.hellos.at(0).features & control::kFeatureAttest, 0u);
+}
+
+TEST_F(AgentAttest, SumsTheLiveBuffer) {
+  Ask(1);
+  const epoch::AttestedReport report = Answer();
+  EXPECT_TRUE(report.why.ok()) << report.why.ToString();
+  EXPECT_EQ(report.verification, 5u);
+  EXPECT_EQ(report.epoch, Epoch{1});
+  EXPECT_EQ(report.sums, Expected(0));
+  Serve(*rollout_, 2, 8);
+  Ask(2);
+  EXPECT_EQ(Answer().sums, Expected(1));
+}
+
+TEST_F(AgentAttest, GoesOnWhileAnEpochWritesTheOtherBuffer) {
+  BeginToWrite(2, 8);
+  Ask(1);
+  EXPECT_EQ(Answer().sums, Expected(0));
+}
+
+TEST_F(AgentAttest, IsNotDisturbedByASwapAlone) {
+  coordinator.hold_replies = true;
+  Ask(1);
+  coordinator.hold_replies = false;
+  Serve(*rollout_, 2, 8);
+  coordinator.Answer();
+  sim.RunReady();
+  EXPECT_EQ(Answer().sums, Expected(0)) << "the bytes of epoch 1 are still whole";
+}
+
+TEST_F(AgentAttest, IsSupersededWhenItsBytesBeginToBeWritten) {
+  coordinator.hold_replies = true;
+  Ask(1);
+  coordinator.hold_replies = false;
+  Serve(*rollout_, 2, 8);
+  BeginToWrite(3, 9);
+  EXPECT_THAT(coordinator.All<epoch::AttestedReport>(), IsEmpty());
+  coordinator.Answer();
+  sim.RunReady();
+  const epoch::AttestedReport report = Answer();
+  EXPECT_EQ(report.why.reason(), Reason::kStaleEpoch);
+  EXPECT_THAT(report.why.ToString(), HasSubstr("superseded"));
+  EXPECT_EQ(report.why.rank(), "engine-a/0");
+  EXPECT_TRUE(report.sums.empty());
+}
+
+TEST_F(AgentAttest, RefusesWhatIsNotServed) {
+  Ask(2);
+  EXPECT_EQ(Answer().why.reason(), Reason::kStaleEpoch);
+  EXPECT_THAT(Answer().why.ToString(), HasSubstr("epoch 1 is served by now"));
+  EXPECT_EQ(coordinator.fetches, 1) << "of the plan; nothing for this";
+}
+
+TEST_F(AgentAttest, RefusesASliceThatDoesNotFitItsMemory) {
+  plan::RankSlice wrong = SliceFor(plan::Side::kSource);
+  wrong.streams[0].ops[0].source_offset = 1;
+  coordinator.slices[{kPlan, plan::Side::kSource, 0}] = wrong;
+  Ask(1);
+  EXPECT_EQ(Answer().why.reason(), Reason::kShapeMismatch);
+  EXPECT_TRUE(Answer().sums.empty());
+}
+
+TEST_F(AgentAttest, ANewerQuestionReplacesAnOlderOne) {
+  coordinator.hold_replies = true;
+  Ask(1, 5);
+  Ask(1, 6);
+  coordinator.hold_replies = false;
+  coordinator.Answer();
+  sim.RunReady();
+  const auto all = coordinator.All<epoch::AttestedReport>();
+  ASSERT_EQ(all.size(), 2u);
+  for (const auto& report : all) {
+    EXPECT_EQ(report.why.ok(), report.verification == 6) << report.why.ToString();
+  }
+}
+
+TEST_F(AgentAttest, AFencedProcessIsAnsweredFor) {
+  agent->Detach(rollout_->handle, Status(Code::kCancelled, Reason::kMemberLost, "left"));
+  sim.RunReady();
+  Ask(1);
+  EXPECT_EQ(Answer().why.reason(), Reason::kStaleIncarnation);
+}
+
+}  // namespace
+}  // namespace weightwire::agent
