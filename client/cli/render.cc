@@ -55,6 +55,11 @@ std::string Joined(const google::protobuf::RepeatedPtrField<std::string>& words)
   return text;
 }
 
+std::string EnginesOf(const v1::StatusResponse::Epoch& epoch) {
+  const std::string left_out = Joined(epoch.left_out());
+  return Joined(epoch.engines()) + (left_out.empty() ? "" : " without " + left_out);
+}
+
 std::string OutcomeText(const v1::StatusResponse::Epoch& epoch) {
   if (epoch.why().code() != 0) return epoch.why().message();
   return epoch.waiting_for().empty() ? "" : "waiting for " + Joined(epoch.waiting_for());
@@ -112,9 +117,8 @@ std::string EpochsText(const v1::StatusResponse& status) {
     table.Add({std::to_string(e.epoch()), Word(v1::EpochKind_Name(e.kind()), "EPOCH_KIND_"),
                std::to_string(e.version()), Word(v1::EpochPhase_Name(e.phase()), "EPOCH_PHASE_"),
                std::to_string(e.attempt()), BytesText(e.bytes()), PathsText(e),
-               SecondsText(e.transfer_seconds()), SecondsText(e.total_seconds()),
-               Joined(e.engines()), e.content_root().empty() ? "-" : e.content_root().substr(0, 12),
-               OutcomeText(e)});
+               SecondsText(e.transfer_seconds()), SecondsText(e.total_seconds()), EnginesOf(e),
+               e.content_root().empty() ? "-" : e.content_root().substr(0, 12), OutcomeText(e)});
   }
   return table.Text();
 }

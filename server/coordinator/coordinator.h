@@ -9,6 +9,7 @@
 #include "server/base/clock.h"
 #include "server/base/executor.h"
 #include "server/control/control.h"
+#include "server/coordinator/commit_policy.h"
 #include "server/coordinator/fanout.h"
 #include "server/coordinator/journal.h"
 #include "server/coordinator/verification.h"
@@ -30,6 +31,7 @@ struct Options {
   Nanos commit_deadline = std::chrono::seconds(30);
   Nanos abort_deadline = std::chrono::seconds(10);
   Fanout fanout = Fanout::kAuto;
+  CommitPolicy commit_policy;
   uint32_t min_engines = 1;
   uint32_t attempts_max = 3;
   uint32_t members_max = 16'384;
@@ -89,6 +91,7 @@ struct EpochStatus {
   uint32_t attempt = 1;
   Status why;
   std::vector<std::string> engines;
+  std::vector<std::string> left_out;     ///< engines without which this attempt goes on
   std::vector<std::string> waiting_for;  ///< "engine-a/1: staged"
   double started_wall = 0;               ///< seconds since the Unix epoch
   double prepare_seconds = 0, transfer_seconds = 0, commit_seconds = 0, total_seconds = 0;

@@ -1,6 +1,7 @@
 #include "server/coordinator/driver.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "server/coordinator/prepare.h"
@@ -150,7 +151,7 @@ Status Driver::ExpiryOf(const PendingVersion& pending) const {
                   version + " was not published by every rank before its deadline")
         .AtRank(trainer->RankName(rank));
   }
-  if (CompleteEngines().size() < std::max(1u, s_.options.min_engines)) {
+  if (CompleteEngines().size() < EnginesWanted()) {
     return Status(Code::kDeadlineExceeded, Reason::kNotReady,
                   version + " found too few engines before its deadline: " + WaitingEnginesLine());
   }
@@ -184,8 +185,8 @@ bool Driver::StartPublish() {
   GiveUpAll(queue_.TakeBelow(head->version),
             Status(Code::kAborted, Reason::kStaleVersion,
                    "version " + std::to_string(head->version.value) + " superseded this one"));
-  const std::vector<const Group*> engines = CompleteEngines();
-  if (!trainer->Complete() || engines.size() < std::max(1u, s_.options.min_engines)) return false;
+  std::vector<const Group*> engines = CompleteEngines();
+  if (!trainer->Complete() || engines.size() < EnginesWanted()) return false;
   if (!FillGaveWay()) return true;
   const auto number = numbers_.Take();
   if (!number) return true;
@@ -197,14 +198,36 @@ bool Driver::StartPublish() {
   spec.kind = epoch::Kind::kPublish;
   spec.version = head->version;
   spec.manual_commit = head->manual_commit;
+  spec.quorum = s_.options.commit_policy.Enough(s_.options.min_engines);
+  std::vector<std::string> left_out = LeaveOut(*head, engines);
   spec.sources = trainer->Members();
   publish_draft_ = NewDraft(std::move(spec), trainer->name);
   publish_draft_->attempt = head->attempts;
   publish_draft_->trace_id = head->trace_id;
   publish_draft_->direct = head->direct;
+  publish_draft_->left_out = std::move(left_out);
   ArmVersionTimer();
   Plan(publish_draft_, *trainer, engines);
   return true;
+}
+
+/// Takes the engines out that an earlier attempt found late, as long as enough are left.
+std::vector<std::string> Driver::LeaveOut(PendingVersion& head,
+                                          std::vector<const Group*>& engines) const {
+  const auto late = [&](const Group* engine) { return head.without.contains(engine->name); };
+  const auto left = static_cast<size_t>(std::ranges::count_if(engines, std::not_fn(late)));
+  if (left < EnginesWanted()) head.without.clear();
+  std::vector<std::string> names;
+  for (const Group* engine : engines) {
+    if (late(engine)) names.push_back(engine->name);
+  }
+  std::erase_if(engines, late);
+  return names;
+}
+
+size_t Driver::EnginesWanted() const {
+  return std::max(
+      {1u, s_.options.min_engines, s_.options.commit_policy.Enough(s_.options.min_engines)});
 }
 
 /// False while a fill still runs: it is told to stop, unless it is decided.
@@ -357,6 +380,7 @@ std::unique_ptr<EpochRun> Driver::RunFrom(const Draft& draft) const {
   }
   run->prepares = MakePrepares(input, s_.options.random_ticket);
   run->plans = draft.plans;
+  run->left_out = draft.left_out;
   run->attempt = draft.attempt;
   run->started = draft.started;
   run->phase_since = draft.started;
@@ -376,6 +400,13 @@ void Driver::EndPublish(const EpochRun& run) {
     return;
   }
   pending->last_error = run.state.why;
+  for (const std::string& engine : run.state.laggards) {
+    pending->without.insert(engine);
+    s_.metrics.Add("engines_left_behind_total", 1);
+    if (Group* group = s_.membership.FindGroup(engine)) {
+      group->last_error = run.state.why.ToString();
+    }
+  }
   if (MayRetry(run, *pending)) {
     pending->running = false;
     // A relay that cannot pass the version on should not stop its reader again.
@@ -392,8 +423,8 @@ void Driver::EndPublish(const EpochRun& run) {
 bool Driver::MayRetry(const EpochRun& run, const PendingVersion& pending) const {
   return deciding_ && !stopping_ && !run.released &&
          run.state.why.reason() != Reason::kAbortRequested && !pending.expired &&
-         pending.attempts < s_.options.attempts_max && pending.deadline > s_.clock.Now() &&
-         TrainerHolds(pending);
+         pending.attempts < s_.options.attempts_max + pending.without.size() &&
+         pending.deadline > s_.clock.Now() && TrainerHolds(pending);
 }
 
 void Driver::EndFill(const EpochRun& run) {

@@ -83,6 +83,9 @@ class Driver {
   Status CheckPublish(const Membership::Place& place) const;
   std::vector<const Group*> CompleteEngines() const;
   bool StartPublish();
+  /// Complete engines that a version waits for.
+  size_t EnginesWanted() const;
+  std::vector<std::string> LeaveOut(PendingVersion& head, std::vector<const Group*>& engines) const;
   bool FillGaveWay();
   void StartFill();
   std::shared_ptr<Draft> NewDraft(epoch::Spec spec, const std::string& source_group);
@@ -149,6 +152,7 @@ class Driver {
   void Do(EpochRun& run, const epoch::EvictSource&);
   void Do(EpochRun& run, const epoch::Finish&);
   void Do(EpochRun& run, const epoch::StopDeciding&);
+  void Do(EpochRun& run, const epoch::ArmGrace&);
   void Do(EpochRun& run, const epoch::ArmDeadline&);
   void Appended(const CommitRecord& record, const Status& status);
   /// Engines without which the newest epoch was committed are not ready from now on.

@@ -252,6 +252,14 @@ void Driver::Do(EpochRun& run, const epoch::Finish& action) { run.finished = act
 
 void Driver::Do(EpochRun&, const epoch::StopDeciding& action) { StopDeciding(action.why); }
 
+/// Under `deadline` the phase's deadline is the grace.
+void Driver::Do(EpochRun& run, const epoch::ArmGrace&) {
+  if (s_.options.commit_policy.kind != CommitPolicy::Kind::kQuorum) return;
+  s_.strand.PostAfter(
+      s_.options.commit_policy.grace,
+      lifeline_.Bind([this, epoch = run.state.spec.epoch] { Feed(epoch, epoch::GraceEvent{}); }));
+}
+
 void Driver::Do(EpochRun& run, const epoch::ArmDeadline& action) {
   s_.strand.Cancel(run.timer);
   run.timer = s_.strand.PostAfter(

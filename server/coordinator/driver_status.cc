@@ -123,9 +123,8 @@ std::string Driver::WaitingEnginesLine() const {
       if (live && live->layout == nullptr) missing.push_back(group.RankName(rank) + ": layout");
     }
   }
-  return std::to_string(CompleteEngines().size()) + " of " +
-         std::to_string(std::max(1u, s_.options.min_engines)) + " engines are complete" +
-         (missing.empty() ? "" : "; " + Joined(missing));
+  return std::to_string(CompleteEngines().size()) + " of " + std::to_string(EnginesWanted()) +
+         " engines are complete" + (missing.empty() ? "" : "; " + Joined(missing));
 }
 
 /// Engines that serve less than what is committed, and why no fill runs for them.

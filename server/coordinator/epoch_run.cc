@@ -69,6 +69,7 @@ EpochStatus EpochRun::ToStatus(Nanos now) const {
   status.attempt = attempt;
   status.why = state.why;
   status.engines = EngineNames(state.spec);
+  status.left_out = left_out;
   if (!finished) status.waiting_for = WaitingLines();
   status.started_wall = started_wall;
   auto spent = [&](epoch::Phase phase) {
@@ -97,6 +98,7 @@ EpochStatus StatusOf(const Draft& draft, Nanos now) {
   status.attempt = draft.attempt;
   status.why = draft.failure;
   status.engines = EngineNames(draft.spec);
+  status.left_out = draft.left_out;
   status.waiting_for = {"coordinator: plans"};
   status.started_wall = draft.started_wall;
   status.prepare_seconds = status.total_seconds = Seconds(now - draft.started);

@@ -26,6 +26,7 @@ struct Draft {
   size_t awaited = 0;
   Status failure;  ///< of the first plan that cannot be made
   std::string failed_engine;
+  std::vector<std::string> left_out;
 };
 
 /// An epoch that runs: the machine's state and what people and metrics want to know of it.
@@ -34,6 +35,7 @@ struct EpochRun {
   std::vector<epoch::PrepareCommand> prepares;
   std::map<epoch::Member, std::string> names;   ///< "trainer/0"
   std::map<std::string, PlannedPairPtr> plans;  ///< by engine
+  std::vector<std::string> left_out;
   uint32_t attempt = 1;
   Nanos started{};
   Nanos phase_since{};

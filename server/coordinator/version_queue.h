@@ -28,6 +28,8 @@ struct PendingVersion {
   Status last_error;
   /// Engines that failed to read from another engine: they read from the trainer from now on.
   std::set<std::string> direct;
+  /// Engines that were late for an attempt or failed it, where the policy goes on without them.
+  std::set<std::string> without;
 };
 
 /// Versions that wait for their ranks, their engines or their turn. A plain value: no calls out.

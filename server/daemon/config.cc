@@ -45,6 +45,10 @@ Status CheckSizes(const Config& config) {
   if (config.slot_bytes < config.segment_bytes_max + kSlotOverhead) {
     return Invalid("slot_bytes must be at least segment_bytes_max + 128");
   }
+  const bool quorum = config.commit_policy == coordinator::CommitPolicy::Kind::kQuorum;
+  if (quorum != (config.commit_quorum > 0)) {
+    return Invalid("commit_quorum is set, to 1 or more, with commit_policy quorum and only then");
+  }
   if (config.lease_ms < 2 * config.heartbeat_ms) {
     return Invalid("lease_ms must be at least twice heartbeat_ms");
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/base/status.h"
+#include "server/coordinator/commit_policy.h"
 #include "server/coordinator/fanout.h"
 #include "server/transport/ucx/ucx_transport.h"
 
@@ -47,6 +48,9 @@ struct Config {
   uint32_t commit_deadline_ms = 30'000;
   uint32_t abort_deadline_ms = 10'000;
   uint32_t min_engines = 1;
+  coordinator::CommitPolicy::Kind commit_policy = coordinator::CommitPolicy::Kind::kAll;
+  uint32_t commit_quorum = 0;  ///< commit_policy quorum
+  uint32_t laggard_grace_ms = 2'000;
   uint32_t attempts_max = 3;
   uint32_t members_max = 16'384;
   uint32_t verify_every = 0;

@@ -30,6 +30,8 @@ coordinator::Options OptionsOf(const Config& config) {
   out.abort_deadline = milliseconds(config.abort_deadline_ms);
   out.fanout = config.fanout;
   out.min_engines = config.min_engines;
+  out.commit_policy = {config.commit_policy, config.commit_quorum,
+                       milliseconds(config.laggard_grace_ms)};
   out.attempts_max = config.attempts_max;
   out.members_max = config.members_max;
   out.verify_every = config.verify_every;

@@ -53,6 +53,21 @@ std::vector<Member> Missing(const std::vector<Member>& members, const Done& done
   return missing;
 }
 
+/// Engines of which some rank is not in `done`.
+template <typename Done>
+std::set<std::string> EnginesMissing(const Spec& spec, const Done& done) {
+  std::set<std::string> missing;
+  for (const EngineMembers& engine : spec.engines) {
+    if (!Missing(engine.ranks, done).empty()) missing.insert(engine.name);
+  }
+  return missing;
+}
+
+/// The others are a quorum; `who` is not everybody.
+bool EnoughWithout(const Spec& spec, const std::set<std::string>& who) {
+  return spec.quorum > 0 && !who.empty() && who.size() + spec.quorum <= spec.engines.size();
+}
+
 bool EngineOver(const State& state, const std::string& engine) {
   return state.applied.contains(engine) || state.evicted.contains(engine);
 }
@@ -111,7 +126,17 @@ class Stepper {
     if (state_.phase != Phase::kTransferring || EngineOf(state_.spec, event.member) == nullptr) {
       return;
     }
-    if (state_.staged.emplace(event.member, event.digests).second) EnterStagedWhenComplete();
+    if (!state_.staged.emplace(event.member, event.digests).second) return;
+    EnterStagedWhenComplete();
+    if (state_.phase == Phase::kTransferring) ArmGraceOnce();
+  }
+
+  void On(const GraceEvent&) {
+    if (state_.phase != Phase::kTransferring || !state_.grace_armed) return;
+    const auto late = EnginesMissing(state_.spec, state_.staged);
+    if (!EnoughWithout(state_.spec, late)) return;
+    state_.laggards = late;
+    Abort(GraceStatus());
   }
 
   void On(const AppliedEvent& event) {
@@ -131,7 +156,14 @@ class Stepper {
 
   void On(const FailedEvent& event) {
     if (!IsMember(state_.spec, event.member)) return;
-    if (CanAbort()) return Abort(NamedFailure(event.member, event.why));
+    if (CanAbort()) {
+      const EngineMembers* failed = EngineOf(state_.spec, event.member);
+      const bool released = state_.phase == Phase::kStaged;
+      if (!released && failed != nullptr && EnoughWithout(state_.spec, {failed->name})) {
+        state_.laggards = {failed->name};
+      }
+      return Abort(NamedFailure(event.member, event.why));
+    }
     if (!Driving()) return;
     const EngineMembers* engine = EngineOf(state_.spec, event.member);
     if (engine == nullptr || EngineOver(state_, engine->name)) return;
@@ -174,7 +206,10 @@ class Stepper {
 
   void On(const DeadlineEvent& event) {
     if (event.phase != state_.phase) return;
-    if (CanAbort()) return Abort(DeadlineStatus(state_));
+    if (CanAbort()) {
+      state_.laggards = LateEngines();
+      return Abort(DeadlineStatus(state_));
+    }
     if (state_.phase == Phase::kAborting) return GiveUpDraining();
     if (state_.phase != Phase::kCommitting || !state_.commit_durable) return;
     const Status why = DeadlineStatus(state_);
@@ -193,6 +228,35 @@ class Stepper {
   }
   /// Decided, and still allowed to act on it.
   bool Driving() const { return state_.phase == Phase::kCommitting && state_.why.ok(); }
+
+  void ArmGraceOnce() {
+    const auto late = EnginesMissing(state_.spec, state_.staged);
+    if (state_.grace_armed || !EnoughWithout(state_.spec, late)) return;
+    state_.grace_armed = true;
+    Do(ArmGrace{});
+  }
+
+  /// Who alone is missing when the phase's deadline passes; nobody when it is not for engines only.
+  std::set<std::string> LateEngines() const {
+    const Spec& spec = state_.spec;
+    const bool preparing = state_.phase == Phase::kPreparing;
+    if (!preparing && state_.phase != Phase::kTransferring) return {};
+    if (preparing && !Missing(spec.sources, state_.prepared).empty()) return {};
+    const auto late =
+        preparing ? EnginesMissing(spec, state_.prepared) : EnginesMissing(spec, state_.staged);
+    return EnoughWithout(spec, late) ? late : std::set<std::string>{};
+  }
+
+  Status GraceStatus() const {
+    std::string names;
+    for (const std::string& name : state_.laggards) names += (names.empty() ? "" : ", ") + name;
+    const size_t staged = state_.spec.engines.size() - state_.laggards.size();
+    return Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
+                  std::to_string(staged) + " of " + std::to_string(state_.spec.engines.size()) +
+                      " engines are staged, a quorum; left behind: " + names)
+        .AtRank(*state_.laggards.begin())
+        .AtEpoch(state_.spec.epoch);
+  }
 
   Status NamedFailure(const Member& member, const Status& why) const {
     return Status(why)

@@ -41,6 +41,8 @@ struct Spec {
   std::vector<Member> sources;
   std::vector<EngineMembers> engines;
   bool manual_commit = false;
+  /// So many engines are enough to go on without the others; 0: all are required.
+  uint32_t quorum = 0;
   friend bool operator==(const Spec&, const Spec&) = default;
 };
 
@@ -56,6 +58,10 @@ struct State {
   std::set<std::string> evicted;  ///< engines lost after the decision
   bool commit_asked = false;      ///< manual commit has been given
   bool commit_durable = false;
+  bool grace_armed = false;  ///< a quorum is staged, the others have a grace
+  /// Of an abort: the engines that alone stopped the epoch. Without them a quorum is left, with
+  /// which the version may be tried again at once.
+  std::set<std::string> laggards;
   Status why;  ///< of the abort; in kCommitting: the journal failed, and nothing moves any more
   friend bool operator==(const State&, const State&) = default;
 };
@@ -94,13 +100,15 @@ struct CommitAskedEvent {};
 struct AbortAskedEvent {
   Status why;
 };
+/// The grace after a quorum was staged passed.
+struct GraceEvent {};
 /// The deadline of the current phase passed.
 struct DeadlineEvent {
   Phase phase;
 };
-using Event =
-    std::variant<PreparedEvent, SourcedEvent, StagedEvent, AppliedEvent, DrainedEvent, FailedEvent,
-                 LostEvent, JournalEvent, CommitAskedEvent, AbortAskedEvent, DeadlineEvent>;
+using Event = std::variant<PreparedEvent, SourcedEvent, StagedEvent, AppliedEvent, DrainedEvent,
+                           FailedEvent, LostEvent, JournalEvent, CommitAskedEvent, AbortAskedEvent,
+                           GraceEvent, DeadlineEvent>;
 
 // ---- actions, to be carried out in order ----
 struct SendPrepare {};   ///< to every member
@@ -135,13 +143,15 @@ struct Finish {
 struct StopDeciding {
   Status why;
 };
+/// A quorum is staged: the others have a grace now.
+struct ArmGrace {};
 /// (Re)arm the deadline of the phase just entered.
 struct ArmDeadline {
   Phase phase;
 };
 using Action =
     std::variant<SendPrepare, SendTransfer, SendRelease, AppendCommit, SendCommit, SendInstalled,
-                 SendAbort, EvictEngine, EvictSource, Finish, StopDeciding, ArmDeadline>;
+                 SendAbort, EvictEngine, EvictSource, Finish, StopDeciding, ArmGrace, ArmDeadline>;
 
 struct Outcome {
   State state;
@@ -168,6 +178,12 @@ Outcome Begin(Spec spec);
 ///    evicted.
 ///  - A fill never appends: its content is committed already; STAGED goes straight to SendCommit.
 ///  - A rollback is a publish without sources: its engines report no stream, and it appends.
+///  - With a quorum the required engines of *this* epoch are still all of `engines`: COMMIT names
+///    exactly who held it. What a quorum changes is who may stop it. ArmGrace once, when `quorum`
+///    engines are staged and others are not (an engine counts once, with all its ranks). When the
+///    grace ends, or the deadline of PREPARING or TRANSFERRING, and at least `quorum` engines have
+///    done their part, the abort names the others as `laggards`; a FailedEvent names its engine
+///    when the others are a quorum. Sources are never laggards.
 ///  - Deadline in PREPARING/TRANSFERRING aborts (kDeadlineExceeded, naming who is missing); in
 ///    STAGED (manual) aborts; in COMMITTING evicts engines that have not applied; in ABORTING
 ///    evicts (as lost) members that have not drained: one EvictEngine for each engine, else

@@ -66,6 +66,8 @@ void DeclareMembers(Sink& sink) {
   const std::vector<std::string> roles = {"trainer", "engine"};
   sink.DeclareGauge("members", "Registered ranks, by role; ready ones have agreed on a layout",
                     Pairs("role", roles, "state", {"registered", "ready"}));
+  sink.DeclareCounter("engines_left_behind_total",
+                      "Times that a version went on without an engine that was late or failed");
   sink.DeclareGauge("engines_not_ready",
                     "Complete engines that serve nothing, or not what is committed");
   sink.DeclareGauge("versions_behind_max",

@@ -49,6 +49,7 @@ void SetEpoch(const coordinator::EpochStatus& from, v1::StatusResponse::Epoch* t
   to->set_attempt(from.attempt);
   *to->mutable_why() = wire::OutcomeOf(from.why);
   for (const std::string& engine : from.engines) to->add_engines(engine);
+  for (const std::string& engine : from.left_out) to->add_left_out(engine);
   for (const std::string& waiting : from.waiting_for) to->add_waiting_for(Text(waiting));
   to->set_started_unix_seconds(from.started_wall);
   to->set_prepare_seconds(from.prepare_seconds);

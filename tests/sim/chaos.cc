@@ -39,6 +39,11 @@ Fleet::Options Chaos::OptionsFor(uint64_t seed) {
     default:
       options.engines.resize(1 + random() % 2);
   }
+  if (random() % 2 == 0) {
+    const auto kind = static_cast<coordinator::CommitPolicy::Kind>(1 + random() % 3);
+    const auto quorum = static_cast<uint32_t>(1 + random() % options.engines.size());
+    options.coordinator.commit_policy = {kind, quorum, milliseconds(random() % 2000)};
+  }
   for (auto& engine : options.engines) {
     engine.buffers = 1 + static_cast<uint32_t>(random() % memory::kBuffersMax);
   }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 
 #include "tests/sim/remembering_work.h"
 
@@ -219,7 +220,11 @@ void Fleet::OnAppend(const coordinator::JournalRecord& record) {
   const auto* commit = std::get_if<coordinator::CommitRecord>(&record);
   if (commit == nullptr) return;
   submitted_.insert(commit->epoch);
-  EXPECT_FALSE(commit->engines.empty());
+  const std::set<std::string> once(commit->engines.begin(), commit->engines.end());
+  EXPECT_EQ(once.size(), commit->engines.size()) << "an engine is counted twice";
+  const uint32_t enough = options_.coordinator.commit_policy.Enough(1);
+  EXPECT_GE(once.size(), commit->held == Epoch{} ? std::max(1u, enough) : 1u)
+      << "COMMIT(" << commit->epoch.value << ") below the quorum";
   EXPECT_TRUE(commit->held == Epoch{} || Committed(commit->held, commit->version))
       << "COMMIT(" << commit->epoch.value << ") goes back to what was never committed";
   for (const std::string& name : commit->engines) {

@@ -61,7 +61,7 @@ MUTANTS = [
     Mutant("counts-reports", "counts staged reports instead of keeping a set",
            [("server/epoch/coordinator_machine.h", "  std::set<Member> drained;\n",
              "  size_t count = 0;\n  std::set<Member> drained;\n"),
-            (MACHINE, "    if (state_.staged.emplace(event.member, event.digests).second) EnterStagedWhenComplete();",
+            (MACHINE, "    if (!state_.staged.emplace(event.member, event.digests).second) return;\n    EnterStagedWhenComplete();",
              "    state_.staged.emplace(event.member, event.digests);\n"
              "    if (++state_.count >= Targets(state_.spec).size()) EnterStagedWhenComplete();"),
             (MACHINE, "    if (!WaitingFor(state_).empty()) return;\n    if (Status why",

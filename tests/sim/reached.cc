@@ -19,6 +19,7 @@ void Reached::Count(const coordinator::EpochStatus& epoch) {
     Count("fills dropped", aborted);
   } else {
     Count("commits", committed);
+    Count("versions committed without a laggard", committed && !epoch.left_out.empty());
     Count("aborts", aborted);
     Count("retries", epoch.attempt > 1);
   }
@@ -44,7 +45,8 @@ void Reached::ExpectAll() const {
         "trainer evictions", "ends of engines", "ranks that read from another engine",
         "buffers given up for the next version", "engines that outlived a coordinator",
         "engines that did not fit the next coordinator's journal", "rollbacks",
-        "rollbacks that did not come about", "versions not moved"}) {
+        "rollbacks that did not come about", "versions committed without a laggard",
+        "versions not moved"}) {
     expect(what);
   }
   for (Reason reason : {Reason::kMemberLost, Reason::kDeadlineExceeded, Reason::kTransportFailed,

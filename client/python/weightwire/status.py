@@ -79,6 +79,7 @@ class EpochStatus:
     bytes_by_transport: Mapping[str, int]  #: those that moved
     bytes_kept: int  #: those that the engines had already
     content_root: str  #: of what was committed, when it has been verified; else empty
+    left_out: tuple[str, ...]  #: engines without which this attempt goes on (commit_policy)
 
     @staticmethod
     def from_proto(e: Any) -> "EpochStatus":
@@ -88,7 +89,7 @@ class EpochStatus:
             tuple(e.engines), tuple(e.waiting_for),
             {"prepare": e.prepare_seconds, "transfer": e.transfer_seconds, "commit": e.commit_seconds,
              "total": e.total_seconds}, e.bytes, dict(e.bytes_by_transport), e.bytes_kept,
-            e.content_root)
+            e.content_root, tuple(e.left_out))
 
 
 @dataclass(frozen=True)

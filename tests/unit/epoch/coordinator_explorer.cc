@@ -55,6 +55,9 @@ class Run {
       for (size_t i = 1 + dice_.Below(2); i > 0; --i) engine.ranks.push_back(member());
       spec_.engines.push_back(std::move(engine));
     }
+    if (spec_.kind == Kind::kPublish && dice_.Percent(50)) {
+      spec_.quorum = static_cast<uint32_t>(1 + dice_.Below(spec_.engines.size()));
+    }
     corrupt_ = !spec_.sources.empty() && dice_.Percent(fault_percent_);
   }
 
@@ -144,7 +147,7 @@ class Run {
   Event RandomEvent() {
     if (!inbox_.empty() && !dice_.Percent(fault_percent_)) return TakeFromInbox();
     const Status asked(Code::kAborted, Reason::kAbortRequested, "test");
-    switch (dice_.Below(14)) {
+    switch (dice_.Below(15)) {
       case 0:
         return JournalEvent{};
       case 1:
@@ -163,6 +166,9 @@ class Run {
         return Forged();
       case 9:
         if (append_waits_) return JournalEvent{Status(Code::kUnknown, Reason::kJournalFailed, "")};
+        [[fallthrough]];
+      case 10:
+        if (spec_.quorum > 0) return GraceEvent{};
         [[fallthrough]];
       default:
         return ReportOf(dice_.Below(5), dice_.Pick(All()));
@@ -250,6 +256,7 @@ class Run {
     if (before_.phase == Phase::kStaged) commit_asked_ = true;
   }
   void RecordOne(const AbortAskedEvent&) {}
+  void RecordOne(const GraceEvent&) {}
   void RecordOne(const DeadlineEvent& e) {
     if (e.phase == Phase::kAborting && before_.phase == Phase::kAborting) {
       for (const Member& m : All()) {
@@ -279,6 +286,19 @@ class Run {
     return true;
   }
 
+  /// Engines of which every rank is in `done`.
+  template <typename Done>
+  std::set<std::string> Engines(const Done& done) const {
+    std::set<std::string> names;
+    for (const auto& engine : spec_.engines) {
+      if (std::all_of(engine.ranks.begin(), engine.ranks.end(),
+                      [&](const Member& m) { return done.contains(m); })) {
+        names.insert(engine.name);
+      }
+    }
+    return names;
+  }
+
   // ---- judging ----
   void Deliver(const Event& event) {
     ++result_.steps;
@@ -289,6 +309,7 @@ class Run {
     state_ = outcome.state;
     JudgeRefusal(event, outcome, over);
     JudgePhase();
+    JudgeLaggards(event);
     Absorb(outcome.actions);
     JudgeProgress(event);
   }
@@ -320,6 +341,37 @@ class Run {
         {P::kCommitting, P::kCommitted},    {P::kAborting, P::kAborted}};
     Require(kAllowed.contains({before_.phase, state_.phase}), "a phase that cannot follow");
     Reach(std::string(PhaseName(before_.phase)) + "->" + std::string(PhaseName(state_.phase)));
+  }
+
+  /// Who is named is late or failed; who is not has done its part, and is a quorum.
+  void JudgeLaggards(const Event& event) {
+    const bool preparing = before_.phase == Phase::kPreparing;
+    if (!preparing && before_.phase != Phase::kTransferring) {
+      return Require(state_.laggards == before_.laggards, "laggards are named by the abort only");
+    }
+    const auto* failed = std::get_if<FailedEvent>(&event);
+    const auto* deadline = std::get_if<DeadlineEvent>(&event);
+    const bool late = (std::holds_alternative<GraceEvent>(event) && grace_) ||
+                      (deadline != nullptr && deadline->phase == before_.phase);
+    std::set<std::string> expected;
+    if (failed != nullptr && EngineOf(failed->member) != nullptr) {
+      expected = {EngineOf(failed->member)->name};
+    }
+    if (late) {
+      const auto done = preparing ? Engines(prepared_) : Engines(staged_);
+      for (const auto& engine : spec_.engines) {
+        if (!done.contains(engine.name)) expected.insert(engine.name);
+      }
+      for (const Member& m : spec_.sources) {
+        if (preparing && !prepared_.contains(m))
+          return Require(state_.laggards.empty(), "a source");
+      }
+    }
+    const bool enough = spec_.quorum > 0 && spec_.engines.size() - expected.size() >= spec_.quorum;
+    if (!enough || state_.phase == before_.phase) expected.clear();
+    Require(state_.laggards == expected,
+            "laggards are the engines that alone stopped the epoch, beside a quorum");
+    if (!expected.empty()) Reach(failed != nullptr ? "laggards.failed" : "laggards.late");
   }
 
   void Absorb(const std::vector<Action>& actions) {
@@ -428,6 +480,14 @@ class Run {
     stopped_ = true;
     Reach("stop");
   }
+  void AbsorbOne(const ArmGrace&) {
+    const size_t staged = Engines(staged_).size();
+    Require(spec_.quorum > 0 && staged >= spec_.quorum && staged < spec_.engines.size(),
+            "a grace begins when a quorum of engines is staged, each counted once");
+    Require(!grace_, "ArmGrace once");
+    grace_ = true;
+    Reach("grace");
+  }
   void AbsorbOne(const ArmDeadline& a) {
     Require(a.phase == state_.phase, "a deadline is armed for the phase just entered");
     armed_ = a.phase;
@@ -447,6 +507,13 @@ class Run {
     if (phase == Phase::kTransferring) {
       Require(sourced_.size() < spec_.sources.size() || staged_.size() < Targets().size(),
               "L2: all staged, so decide");
+      const size_t staged = Engines(staged_).size();
+      Require(
+          grace_ || spec_.quorum == 0 || staged < spec_.quorum || staged == spec_.engines.size(),
+          "L2: a quorum is staged, so the others have a grace");
+      Require(
+          !grace_ || staged == spec_.engines.size() || !std::holds_alternative<GraceEvent>(event),
+          "the grace ends the waiting");
     }
     const bool undecided =
         phase == Phase::kPreparing || phase == Phase::kTransferring || phase == Phase::kStaged;
@@ -497,7 +564,7 @@ class Run {
   std::set<std::string> applied_, installed_, evicted_, commit_sent_, failed_late_;
   bool transfer_sent_ = false, released_ = false, submitted_ = false, append_waits_ = false;
   bool durable_ = false, commit_asked_ = false, entered_abort_ = false, late_ = false;
-  bool finished_ = false, stopped_ = false, stopped_expected_ = false;
+  bool finished_ = false, stopped_ = false, stopped_expected_ = false, grace_ = false;
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <iostream>
 
 #include "tests/unit/epoch/coordinator_explorer.h"
@@ -43,6 +44,9 @@ TEST(CoordinatorExplorer, FindsNoViolationAndReachesEveryBranch) {
                              "finish.aborted.rollback",
                              "stop",
                              "forged",
+                             "grace",
+                             "laggards.failed",
+                             "laggards.late",
                              "commit.sent",
                              "deadline.aborting"}) {
     EXPECT_GT(found.reached.contains(branch) ? found.reached.at(branch) : 0, 0u) << branch;
@@ -242,6 +246,43 @@ Outcome NeverTimesOut(State state, const Event& event) {
   return Step(std::move(state), event);
 }
 
+Outcome CountsRanksAsEngines(State state, const Event& event) {
+  Outcome outcome = Step(std::move(state), event);
+  State& next = outcome.state;
+  const bool enough = next.spec.quorum > 0 && next.staged.size() >= next.spec.quorum;
+  if (next.phase == Phase::kTransferring && enough && !next.grace_armed) {
+    next.grace_armed = true;
+    outcome.actions.push_back(ArmGrace{});
+  }
+  return outcome;
+}
+
+Outcome GoesOnBelowTheQuorum(State state, const Event& event) {
+  const bool fresh = state.phase == Phase::kPreparing || state.phase == Phase::kTransferring;
+  Outcome outcome = Step(std::move(state), event);
+  const auto* failed = std::get_if<FailedEvent>(&event);
+  if (failed == nullptr || !fresh || outcome.state.spec.quorum == 0) return outcome;
+  for (const auto& engine : outcome.state.spec.engines) {
+    const auto& ranks = engine.ranks;
+    const bool its = std::find(ranks.begin(), ranks.end(), failed->member) != ranks.end();
+    if (its) outcome.state.laggards = {engine.name};
+  }
+  return outcome;
+}
+
+Outcome LeavesOutWhoIsStaged(State state, const Event& event) {
+  Outcome outcome = Step(std::move(state), event);
+  if (!outcome.state.laggards.empty()) {
+    outcome.state.laggards = {outcome.state.spec.engines.front().name};
+  }
+  return outcome;
+}
+
+Outcome WaitsOnAfterTheGrace(State state, const Event& event) {
+  if (std::holds_alternative<GraceEvent>(event)) return {std::move(state), {}};
+  return Step(std::move(state), event);
+}
+
 struct PlantedBug {
   const char* name;
   Outcome (*step)(State, const Event&);
@@ -273,7 +314,11 @@ INSTANTIATE_TEST_SUITE_P(
         PlantedBug{"WaitsForTheDeadToDrain", WaitsForTheDeadToDrain},
         PlantedBug{"CommitsWithoutWaitingForApplied", CommitsWithoutWaitingForApplied},
         PlantedBug{"IgnoresManualCommit", IgnoresManualCommit},
-        PlantedBug{"NeverTimesOut", NeverTimesOut}),
+        PlantedBug{"NeverTimesOut", NeverTimesOut},
+        PlantedBug{"CountsRanksAsEngines", CountsRanksAsEngines},
+        PlantedBug{"GoesOnBelowTheQuorum", GoesOnBelowTheQuorum},
+        PlantedBug{"LeavesOutWhoIsStaged", LeavesOutWhoIsStaged},
+        PlantedBug{"WaitsOnAfterTheGrace", WaitsOnAfterTheGrace}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
 }  // namespace

@@ -347,6 +347,60 @@ TEST(EpochMachine, FillCommitsWithoutAppending) {
   EXPECT_EQ(machine.state.phase, Phase::kCommitted);
 }
 
+Spec OneIsEnough() {
+  Spec spec = TwoEngines();
+  spec.quorum = 1;
+  return spec;
+}
+
+TEST(EpochMachine, AQuorumThatIsStagedGivesTheOthersAGraceAndThenGoesOnWithoutThem) {
+  Machine machine(OneIsEnough());
+  machine.PrepareAll();
+  machine.Give(StagedEvent{kA0, DigestsOf(kA0)});
+  EXPECT_TRUE(machine.last.empty()) << "an engine counts with all its ranks";
+  machine.ExpectNothingChangesOn(GraceEvent{});
+  machine.Give(StagedEvent{kA1, DigestsOf(kA1)});
+  EXPECT_EQ(Count<ArmGrace>(machine.last), 1);
+  machine.Give(GraceEvent{});
+  EXPECT_EQ(machine.state.phase, Phase::kAborting);
+  EXPECT_EQ(machine.state.laggards, std::set<std::string>{"engine-b"});
+  EXPECT_EQ(machine.state.why.rank(), "engine-b");
+  EXPECT_EQ(machine.state.why.message(),
+            "1 of 2 engines are staged, a quorum; left behind: engine-b");
+}
+
+TEST(EpochMachine, WhoIsStagedWithinTheGraceIsCommittedWithTheOthers) {
+  Machine machine(OneIsEnough());
+  machine.PrepareAll();
+  machine.TransferAll();
+  EXPECT_EQ(Count<AppendCommit>(machine.last), 1);
+  machine.ExpectNothingChangesOn(GraceEvent{});
+}
+
+TEST(EpochMachine, AnEngineThatFailsBesideAQuorumIsNamed) {
+  Machine machine(OneIsEnough());
+  machine.PrepareAll();
+  machine.Give(FailedEvent{kA1, kBroken});
+  EXPECT_EQ(machine.state.laggards, std::set<std::string>{"engine-a"});
+  Spec both = TwoEngines();
+  both.quorum = 2;
+  Machine strict(both);
+  strict.PrepareAll();
+  strict.Give(FailedEvent{kA1, kBroken});
+  EXPECT_TRUE(strict.state.laggards.empty()) << "the rest is below the quorum";
+}
+
+TEST(EpochMachine, ASourceIsNeverLeftBehind) {
+  Machine machine(OneIsEnough());
+  machine.PrepareAll();
+  machine.Give(FailedEvent{kSource1, kBroken});
+  EXPECT_TRUE(machine.state.laggards.empty());
+  Machine late(OneIsEnough());
+  for (const Member& m : {kSource0, kA0, kA1}) late.Give(PreparedEvent{m});
+  late.Give(DeadlineEvent{Phase::kPreparing});
+  EXPECT_TRUE(late.state.laggards.empty());
+}
+
 Spec BackToEpoch2() {
   Spec spec = TwoEngines();
   spec.kind = Kind::kRollback;
