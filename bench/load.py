@@ -1,5 +1,6 @@
 """Thousands of members on one coordinator: `./dev bench load`. Says what the coordinator took for it, and whether anybody
-was lost. The crowd (bench/load) registers and sends heartbeats over real connections; nothing is published."""
+was lost. The crowd (bench/load) registers and sends heartbeats over real connections; nothing is published. With `--epochs N`
+instead: versions of a fleet whose agents say everything and move no byte, which is what an epoch costs beside its bytes."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import os
 import pathlib
 import re
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -65,6 +67,39 @@ def run(binary: str, crowd: str, agents: int, ranks: int, hold: int, calls: int,
     return row
 
 
+def run_epochs(binary: str, stand_ins: str, agents: int, ranks: int, epochs: int) -> dict:
+    """Seconds in the median of `epochs` versions, the first one apart: it makes the plan and fetches slices."""
+    allow_connections(agents + 512)
+    with tempfile.TemporaryDirectory(prefix="weightwire-load-") as directory:
+        coordinator = Daemon(binary, directory, "coordinator", role="coordinator", listen="127.0.0.1:0",
+                             state_dir=f"{directory}/state", min_engines=agents - 1)
+        command = [stand_ins, "--coordinator", coordinator.grpc, "--engines", str(agents - 1), "--ranks", str(ranks)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if process.stdout.readline() != "ready\n":
+            sys.exit(f"load: {stand_ins} ended with {process.wait(60)}")
+        rows, took = [], processor_seconds(coordinator.pid)
+        with Client(coordinator.grpc, timeout=60) as client:
+            for version in range(1, epochs + 2):
+                process.stdin.write("\n")
+                process.stdin.flush()
+                released = float(process.stdout.readline())
+                client.wait_version(version, timeout=60)
+                status = client.status()
+                epoch = next(e for e in status.epochs if e.version == version and e.phase == "committed")
+                rows.append({"released": released, **epoch.seconds})
+        took = (processor_seconds(coordinator.pid) - took) / len(rows)
+        process.stdin.close()
+        ok = process.wait(60) == 0 and all(e.version == epochs + 1 for e in status.engines)
+        row = {"members": agents * ranks, "agents": agents, "epochs": epochs, "processor_seconds_each": round(took, 3),
+               "peak_mib": round(peak_mib(coordinator.pid), 1), "ok": ok}
+        coordinator.stop()
+    for phase in rows[0]:
+        row[f"{phase}_ms_median"] = round(1e3 * statistics.median(r[phase] for r in rows[1:]), 1)
+        row[f"{phase}_ms_max"] = round(1e3 * max(r[phase] for r in rows[1:]), 1)
+        row[f"{phase}_ms_first"] = round(1e3 * rows[0][phase], 1)
+    return row
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev bench load", description=__doc__)
     parser.add_argument("--binary", required=True)
@@ -73,10 +108,12 @@ def main() -> int:
     parser.add_argument("--hold", type=int, default=60, help="seconds of heartbeats and nothing else")
     parser.add_argument("--calls", type=int, default=5, help="seconds of unary calls afterwards")
     parser.add_argument("--in-flight", type=int, default=64, help="calls at a time")
+    parser.add_argument("--epochs", type=int, default=0, help="versions to publish; one agent is the trainer then")
     parser.add_argument("--json", metavar="FILE", help="write the figures to this file")
     args = parser.parse_args()
-    row = run(args.binary, str(pathlib.Path(args.binary).with_name("load_bench")), args.agents, args.ranks, args.hold, args.calls,
-              args.in_flight)
+    beside = pathlib.Path(args.binary).with_name
+    row = (run_epochs(args.binary, str(beside("epochs_bench")), args.agents, args.ranks, args.epochs) if args.epochs else
+           run(args.binary, str(beside("load_bench")), args.agents, args.ranks, args.hold, args.calls, args.in_flight))
     for name, value in row.items():
         print(f"{name:<20} {value}")
     if args.json:

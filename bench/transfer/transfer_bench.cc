@@ -1,7 +1,8 @@
 // Moves a model of 988 MB from four source ranks (TP2 × PP2, one process) to one target rank in
 // another process, over shm and over tcp, with all sums checked; and, in turns with it, one
-// thread's memcpy and raw sockets over the same bytes. Prints a line for each round and ratios at
-// the end: the machine may be busy, so only figures of one run are comparable.
+// thread's memcpy, raw sockets over the same bytes, and the same transfers without sums. Prints a
+// line for each round and ratios at the end: the machine may be busy, so only figures of one run
+// are comparable.
 //
 //   transfer_bench [rounds=7] [source_workers=1] [target_workers=2] [slot_kib=8192]
 //                  [mapped_window=16] [window=4] [chunk_kib=4096] [segment_kib=1024] [gets=8]
@@ -23,6 +24,7 @@
 
 #include "bench/transfer/baselines.h"
 #include "bench/transfer/small_model.h"
+#include "bench/transfer/unsummed.h"
 #include "server/base/thread_executor.h"
 #include "server/transfer/transfer.h"
 #include "server/transport/shm/shm_transport.h"
@@ -96,6 +98,7 @@ struct Order {
   uint64_t epoch = 0;  ///< 0: end
   bool shm = false;
   bool check = false;
+  bool sums = true;
 };
 struct Answer {
   int64_t wrong_elements = 0;
@@ -142,6 +145,7 @@ void RunTarget(const Arguments& arguments, int in, int out) {
       job.sources.emplace(rank, peer);
       job.source_participants.emplace(rank, ParticipantId(1 + rank));
     }
+    SetSums(order.sums);
     const double cpu = CpuSeconds();
     const auto result = agent.Await<Result<transfer::TargetReport>>(
         [&](auto done) { agent.engine().StartTarget(job, done); });
@@ -180,10 +184,11 @@ class Source {
     double source_cpu = 0;
     double target_cpu = 0;
   };
-  Cost Run(bool shm, bool check) {
+  Cost Run(bool shm, bool check, bool sums = true) {
+    SetSums(sums);
     const double cpu = CpuSeconds();
     const auto start = std::chrono::steady_clock::now();
-    WriteTo(out_, Order{++epoch_, shm, check});
+    WriteTo(out_, Order{++epoch_, shm, check, sums});
     const bool ok = agent_.Await<bool>([&](auto done) { StartAll(done); });
     const auto answer = ReadFrom<Answer>(in_);
     WW_CHECK(answer.ok && ok);
@@ -248,7 +253,7 @@ void Run(const Arguments& arguments) {
     const double first_shm = source.Run(true, true).seconds;
     const double first_tcp = source.Run(false, true).seconds;
     std::printf("first: shm %.3f s, tcp %.3f s; bytes checked\n", first_shm, first_tcp);
-    std::vector<double> copy, copy_cpus, shm, shm_cpus, raw_tcp, tcp;
+    std::vector<double> copy, copy_cpus, shm, shm_cpus, raw_tcp, tcp, bare_shm, bare_tcp;
     for (int round = 0; round < arguments.rounds; ++round) {
       const double copy_cpu = -CpuSeconds();
       copy.push_back(MemcpySeconds(to->data(), from->data(), bytes));
@@ -265,6 +270,8 @@ void Run(const Arguments& arguments) {
           round, copy.back(), shm.back(), shm.back() / copy.back(), mapped.source_cpu,
           mapped.target_cpu, raw_tcp.back(), tcp.back(), tcp.back() / raw_tcp.back(),
           fetched.source_cpu, fetched.target_cpu);
+      bare_shm.push_back(source.Run(true, false, false).seconds);
+      bare_tcp.push_back(source.Run(false, false, false).seconds);
     }
     std::printf("shm / memcpy      median %.2f, least %.2f\n", Median(shm) / Median(copy),
                 Least(shm) / Least(copy));
@@ -272,6 +279,10 @@ void Run(const Arguments& arguments) {
                 Median(shm_cpus) / Median(copy_cpus), Least(shm_cpus) / Least(copy_cpus));
     std::printf("tcp / raw sockets median %.2f, least %.2f\n", Median(tcp) / Median(raw_tcp),
                 Least(tcp) / Least(raw_tcp));
+    std::printf(
+        "with sums / without: shm %.3f s / %.3f s = %.2f, tcp %.3f s / %.3f s = %.2f (medians)\n",
+        Median(shm), Median(bare_shm), Median(shm) / Median(bare_shm), Median(tcp),
+        Median(bare_tcp), Median(tcp) / Median(bare_tcp));
     source.Run(true, true);
     source.Run(false, true);
     std::printf("bytes checked again\n");

@@ -1,0 +1,49 @@
+#include "bench/transfer/unsummed.h"
+
+#include "kernels/kernels.h"
+
+namespace weightwire::bench {
+namespace {
+
+bool sums_on = true;
+
+}  // namespace
+
+void SetSums(bool on) { sums_on = on; }
+
+}  // namespace weightwire::bench
+
+namespace weightwire::kernels {
+
+// The linker's names for what was there before (`--wrap`).
+#define REAL(name) __asm__("__real_" name)
+#define WRAPPED(name) __asm__("__wrap_" name)
+#define SUM_SOURCE "_ZN10weightwire7kernels9SumSourceEPKvRKNS0_10StridedBoxENS0_7ElementES6_"
+#define SUM_TARGET "_ZN10weightwire7kernels9SumTargetEPKvRKNS0_10StridedBoxENS0_7ElementE"
+#define COPY_AND_SUM \
+  "_ZN10weightwire7kernels16CopyAndSumTargetEPvPKvRKNS0_10StridedBoxENS0_7ElementES7_"
+
+uint64_t RealSumSource(const void*, const StridedBox&, Element, Element) REAL(SUM_SOURCE);
+uint64_t RealSumTarget(const void*, const StridedBox&, Element) REAL(SUM_TARGET);
+uint64_t RealCopyAndSum(void*, const void*, const StridedBox&, Element, Element) REAL(COPY_AND_SUM);
+uint64_t SumSourceOrNot(const void*, const StridedBox&, Element, Element) WRAPPED(SUM_SOURCE);
+uint64_t SumTargetOrNot(const void*, const StridedBox&, Element) WRAPPED(SUM_TARGET);
+uint64_t CopyAndSumOrNot(void*, const void*, const StridedBox&, Element, Element)
+    WRAPPED(COPY_AND_SUM);
+
+uint64_t SumSourceOrNot(const void* source, const StridedBox& box, Element from, Element to) {
+  return bench::sums_on ? RealSumSource(source, box, from, to) : 0;
+}
+
+uint64_t SumTargetOrNot(const void* target, const StridedBox& box, Element element) {
+  return bench::sums_on ? RealSumTarget(target, box, element) : 0;
+}
+
+uint64_t CopyAndSumOrNot(void* target, const void* source, const StridedBox& box, Element from,
+                         Element to) {
+  if (bench::sums_on) return RealCopyAndSum(target, source, box, from, to);
+  Copy(target, source, box, from, to);
+  return 0;
+}
+
+}  // namespace weightwire::kernels
