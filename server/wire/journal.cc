@@ -69,6 +69,14 @@ class Reader {
 tl::unexpected<Status> Damaged(const char* what) {
   return Fail(Code::kDataLoss, Reason::kJournalFailed, std::string("damaged record: ") + what);
 }
+/// Its checksum is right.
+tl::unexpected<Status> OfNewerVersion(const char* what) {
+  return tl::unexpected(Status(Code::kDataLoss, Reason::kJournalFailed,
+                               std::string("a whole record of an unknown ") + what +
+                                   ": a newer version of weightwired wrote it")
+                            .Remedy("start that version again; or this one with another state_dir, "
+                                    "where every rank begins anew"));
+}
 
 Result<coordinator::JournalRecord> CommitFrom(Reader reader, bool rollback) {
   coordinator::CommitRecord out;
@@ -128,11 +136,11 @@ Result<coordinator::JournalRecord> DecodeRecord(std::string_view bytes) {
     return Damaged("wrong checksum");
   }
   Reader reader(body);
-  if (reader.Number(1) != kFormat) return Damaged("unknown format");
+  if (reader.Number(1) != kFormat) return OfNewerVersion("format");
   const auto kind = reader.Number(1);
   if (kind == kCommit || kind == kRollback) return CommitFrom(reader, kind == kRollback);
   if (kind == kReserve || kind == kReserveOf) return ReserveFrom(reader, kind == kReserveOf);
-  return Damaged("unknown kind");
+  return OfNewerVersion("kind");
 }
 
 }  // namespace weightwire::wire

@@ -1,11 +1,14 @@
 #include "server/wire/journal.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/unit/wire/random_domain.h"
 
 namespace weightwire::wire {
 namespace {
+
+using ::testing::HasSubstr;
 
 TEST(JournalWire, RecordsComeBackEqual) {
   Dice dice(SeedFromEnvironment());
@@ -33,6 +36,16 @@ TEST(JournalWire, BytesOfARollbackAreFixed) {
       35);
   ASSERT_EQ(bytes.size(), body.size() + 4);
   EXPECT_EQ(bytes.substr(0, body.size()), body);
+}
+
+TEST(JournalWire, SaysOfAWholeRecordThatItDoesNotKnowThatANewerVersionWroteIt) {
+  // Format and kind one after the newest ones; the checksums are FNV-1a, folded.
+  for (const auto& [record, what] : {std::pair("\x01\x05\xac\x98\xc7\xbc", "kind"),
+                                     std::pair("\x02\x01\x8b\x67\xc8\xbc", "format")}) {
+    const Status why = DecodeRecord(std::string_view(record, 6)).error();
+    EXPECT_EQ(why.reason(), Reason::kJournalFailed);
+    EXPECT_THAT(why.ToString(), HasSubstr(std::string("unknown ") + what + ": a newer version"));
+  }
 }
 
 TEST(JournalWire, RefusesEveryFlippedBitAndEveryCut) {
