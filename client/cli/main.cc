@@ -3,7 +3,9 @@
 #include <functional>
 #include <string>
 
+#include "client/cli/checkpoint_commands.h"
 #include "client/cli/connection.h"
+#include "client/cli/exit_codes.h"
 #include "client/cli/offline_commands.h"
 #include "client/cli/render.h"
 
@@ -14,9 +16,8 @@ namespace {
 constexpr const char* kFooter =
     "Exit codes: 0 done; 2 wrong usage; 64 + N the service refused or failed with Reason N "
     "(proto/weightwire/v1/types.proto), e.g. 82 stale_version, 92 digest_mismatch: what engines "
-    "serve differs, 93 transport_failed.";
-constexpr int kUsage = 2;
-constexpr int kReasonBase = 64;
+    "serve differs, 93 transport_failed. convert, load, push and save: 1 refused or failed, "
+    "130 interrupted.";
 
 struct Options {
   std::string address = "127.0.0.1:7411";
@@ -33,7 +34,7 @@ int Print(const Answer& answer) {
     return 0;
   }
   std::fprintf(stderr, "wwctl: %s\n", answer.error().ToString().c_str());
-  return kReasonBase + static_cast<int>(answer.error().reason());
+  return ExitCode(answer.error().reason());
 }
 
 using Render = std::string (*)(const v1::StatusResponse&);
@@ -59,9 +60,9 @@ class Program {
 
   int Run(int argc, char** argv) {
     try {
-      app_.parse(argc, argv);
+      app_.parse(checkpoints_.TakeArguments(argc, argv), argv);
     } catch (const CLI::ParseError& error) {
-      return app_.exit(error) == 0 ? 0 : kUsage;
+      return app_.exit(error) == 0 ? 0 : kExitUsage;
     }
     return Print(run_());
   }
@@ -172,6 +173,7 @@ class Program {
   std::string why_ = "asked for by an operator";
   std::function<Answer()> run_;
   OfflineCommands offline_{app_, run_};
+  CheckpointCommands checkpoints_{app_, run_};
 };
 
 }  // namespace

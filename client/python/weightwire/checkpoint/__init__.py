@@ -11,8 +11,8 @@ from weightwire.checkpoint.contents import Contents, Extra, Model, Optimizer
 from weightwire.checkpoint.conversion import convert
 from weightwire.checkpoint.formats import Opened
 from weightwire.checkpoint.layouts import Explicit
-from weightwire.checkpoint.live import push, save
-from weightwire.checkpoint.loading import Report, load
+from weightwire.checkpoint.live import push, save, start_engines
+from weightwire.checkpoint.loading import Report, Trial, load, try_load
 from weightwire.checkpoint.options import Options
 from weightwire.checkpoint.restore import Loaded
 from weightwire.checkpoint.sharded import save_rank, save_rank_later
@@ -21,4 +21,5 @@ from weightwire.checkpoint.state import State
 from weightwire.checkpoint.stored import CheckpointError, Stored
 
 __all__ = ["CheckpointError", "Contents", "Explicit", "Extra", "Loaded", "Model", "Opened", "Optimizer", "Options", "Report",
-           "State", "Stored", "check", "convert", "load", "open_checkpoint", "push", "save", "save_rank", "save_rank_later"]
+           "State", "Stored", "Trial", "check", "convert", "load", "open_checkpoint", "push", "save", "save_rank", "save_rank_later",
+           "start_engines", "try_load"]

@@ -1,4 +1,5 @@
-"""python -m weightwire.checkpoint convert SRC DST --to FORMAT | push FOLDER | save DST --to FORMAT | check | show FOLDER"""
+"""python -m weightwire.checkpoint convert SRC DST --to FORMAT | load FOLDER | push FOLDER | save DST --to FORMAT |
+check FOLDER | show FOLDER; the first four are commands of `wwctl`, too."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from typing import List, Optional
 from weightwire.checkpoint import composed
 from weightwire.checkpoint.conversion import convert
 from weightwire.checkpoint.formats import Opened
-from weightwire.checkpoint.live import push, save
+from weightwire.checkpoint.live import push, save, start_engines
+from weightwire.checkpoint.loading import try_load
 from weightwire.checkpoint.sources import check, open_checkpoint
 from weightwire.errors import WeightwireError
 
@@ -52,43 +54,58 @@ def _describe(opened: Opened) -> str:
     return f"{opened.format}, layout {opened.spec}: {count} tensors, {total} bytes, {len(opened.ranks)} ranks"
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m weightwire.checkpoint")
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog)
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("convert", help="write a checkpoint in another format and layout")
     one.add_argument("source")
     one.add_argument("target", help="must not exist; run again after an interruption to go on")
     one.add_argument("--to", required=True, help="hf, torch_dist, megatron:tp4,pp1, weightwire, weightwire:SPEC")
-    one.add_argument("--from", dest="source_spec", metavar="SPEC",
-                     help="the source's layout, where its files do not tell it, e.g. megatron:tp2,pp2,first=1")
-    one.add_argument("--config", help="the model's config.json; default: the one in the source")
-    one.add_argument("--memory", type=size, default=size("256MiB"), help="bound of what is held of weights [256MiB]")
-    one.add_argument("--shard-size", type=size, default=size("5GB"), help="of safetensors files [5GB]")
-    one.add_argument("--leave-out", action="append", default=[], metavar="GLOB", help="tensors of the source to drop")
     one.add_argument("--verify", action="store_true", help="check the source's digests, read back and compare all")
-    one.add_argument("--wwctl", help="the planner; default: in $WEIGHTWIRE_BIN_DIR, then on PATH")
     one.add_argument("--quiet", action="store_true")
+    get = commands.add_parser("load", help="start a job's engines from a checkpoint or a peer, or try what ranks would load")
+    get.add_argument("folder")
+    what = get.add_mutually_exclusive_group(required=True)
+    what.add_argument("--version", type=int, help="end when every complete engine serves this version or a newer one: from a "
+                                                  "peer that has it, else the checkpoint is published as it")
+    what.add_argument("--to", metavar="SPEC", help="fill what ranks of this layout hold, e.g. vllm:tp2, in this process, and "
+                                                   "let go of it: all is found, and this host's page cache has it")
+    get.add_argument("--rank", type=int, action="append", default=[], help="of --to; may be repeated [all]")
+    get.add_argument("--verify", action="store_true", help="with --to: check the source's digests first")
     put = commands.add_parser("push", help="publish a checkpoint as a version; ends when every complete engine serves it")
     put.add_argument("folder")
     put.add_argument("--version", type=int, required=True, help="greater than the job's last")
-    put.add_argument("--from", dest="source_spec", metavar="SPEC", help="as for convert")
-    put.add_argument("--config", help="as for convert")
-    put.add_argument("--coordinator", help="its address; default: $WEIGHTWIRE_ADDRESS")
     take = commands.add_parser("save", help="write out the version that engines serve, from their memory")
     take.add_argument("target", help="must not exist")
     take.add_argument("--to", required=True, help="as for convert")
     take.add_argument("--config", required=True, help="the model's config.json")
     take.add_argument("--version", type=int, default=0, help="this or a newer one; default: what there is")
-    take.add_argument("--shard-size", type=size, default=size("5GB"), help="of safetensors files [5GB]")
-    take.add_argument("--wwctl", help="as for convert")
-    for live in (put, take):
+    for reading in (one, get, put):
+        reading.add_argument("--from", dest="source_spec", metavar="SPEC",
+                             help="the source's layout, where its files do not tell it, e.g. megatron:tp2,pp2,first=1")
+        reading.add_argument("--config", help="the model's config.json; default: the one in the source")
+    for planning in (one, get):
+        planning.add_argument("--memory", type=size, default=size("256MiB"),
+                              help="bound of what is held of the source's weights [256MiB]")
+        planning.add_argument("--leave-out", action="append", default=[], metavar="GLOB", help="tensors of the source to drop")
+    for writing in (one, take):
+        writing.add_argument("--shard-size", type=size, default=size("5GB"), help="of safetensors files [5GB]")
+    for planning in (one, get, take):
+        planning.add_argument("--wwctl", help="the planner; default: in $WEIGHTWIRE_BIN_DIR, then on PATH")
+    for publishing in (get, put):
+        publishing.add_argument("--coordinator", help="its address; default: $WEIGHTWIRE_ADDRESS")
+    for live in (get, put, take):
         live.add_argument("--agent", help="its socket; default: $WEIGHTWIRE_AGENT_SOCKET")
         live.add_argument("--job", default="")
         live.add_argument("--timeout", type=float, default=600.0, help="seconds [600]")
     for name, text in (("check", "compare every byte with the digests or checksums that the format keeps"),
                        ("show", "format, layout and size")):
         commands.add_parser(name, help=text).add_argument("folder")
-    args = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Optional[List[str]] = None, prog: str = "python -m weightwire.checkpoint") -> int:
+    args = _parser(prog).parse_args(arguments)
     try:
         if args.command == "convert":
             report = convert(args.source, args.target, args.to, source_spec=args.source_spec, config=args.config,
@@ -100,6 +117,15 @@ def main(arguments: Optional[List[str]] = None) -> int:
             print(f"{args.target}: {report.format}, layout {report.spec}, {report.bytes} bytes"
                   + (f", {report.resumed} of them from before" if report.resumed else "")
                   + (", verified" if args.verify else ""))
+        elif args.command == "load" and args.to:
+            for trial in try_load(args.folder, args.to, args.rank, source_spec=args.source_spec, config=args.config,
+                                  memory=args.memory, leave_out=args.leave_out, verify=args.verify, wwctl=args.wwctl):
+                print(f"{args.to} rank {trial.rank}: {trial.tensors} tensors, {trial.bytes} bytes, "
+                      f"{trial.bytes / max(trial.seconds, 1e-6) / 1e6:.0f} MB/s", flush=True)
+        elif args.command == "load":
+            peer = start_engines(args.folder, args.version, source_spec=args.source_spec, config=args.config,
+                                 agent=args.agent, coordinator=args.coordinator, job=args.job, timeout=args.timeout)
+            print(f"version {args.version} is served, from {'a peer' if peer else args.folder}")
         elif args.command == "push":
             push(args.folder, args.version, source_spec=args.source_spec, config=args.config, agent=args.agent,
                  coordinator=args.coordinator, job=args.job, timeout=args.timeout)

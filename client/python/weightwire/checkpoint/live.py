@@ -1,6 +1,7 @@
-"""Checkpoints in a running job: one is published as a version, and a version that engines have is written out.
+"""Checkpoints in a running job: one is published as a version, engines are started from one or from a peer, and a version
+that engines have is written out.
 
-Both are ordinary participants beside an agent. `push` is the trainer, of the checkpoint's own layout; `save` is an engine
+All are ordinary participants beside an agent. `push` is the trainer, of the checkpoint's own layout; `save` is an engine
 of the target's layout, which, joining late, is filled by its peers and takes nothing from the trainer.
 """
 
@@ -65,6 +66,37 @@ def push(folder: PathLike, version: int, *, source_spec: Optional[str] = None, c
         for release in releases:
             release.wait_released(max(0.0, end - time.monotonic()))
         client.wait_version(version, max(0.0, end - time.monotonic()))
+
+
+def start_engines(folder: PathLike, version: int, *, source_spec: Optional[str] = None, config: Optional[PathLike] = None,
+                  agent: Optional[str] = None, coordinator: Optional[str] = None, job: str = "",
+                  timeout: float = 600.0) -> bool:
+    """A cold start: returns when every complete engine serves `version` or a newer one. True: it came from a peer that
+    serves it, False: nobody did, and the checkpoint was published as `version`. To be called by as many as like to, at
+    the same time: one of them publishes.
+
+    CheckpointError, errors.WeightwireError: as those of `push`; errors.DeadlineError says what everyone waits for.
+    """
+    end = time.monotonic() + timeout
+    refused: Optional[errors.WeightwireError] = None
+    with Client(coordinator) as client:
+        peer = any(engine.epoch and engine.version >= version for engine in client.status().engines)
+        if not peer:
+            try:
+                push(folder, version, source_spec=source_spec, config=config, agent=agent, coordinator=coordinator, job=job,
+                     timeout=timeout)
+            except errors.WeightwireError as error:
+                if error.reason not in ("duplicate_rank", "stale_version"):  # somebody else is publishing, or has
+                    raise
+                refused = error
+        try:
+            client.wait_version(version, max(0.0, end - time.monotonic()))
+        except errors.DeadlineError as late:
+            if refused is None:
+                raise
+            raise errors.DeadlineError(f"{late}; the checkpoint was not published: {refused}", code=late.code,
+                                       reason=late.reason) from refused
+    return peer or refused is not None
 
 
 def save(target: PathLike, to: str, config: PathLike, *, version: int = 0, agent: Optional[str] = None,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
 
 from weightwire.checkpoint.execute import Bound, memory_bits, place, span, split
 from weightwire.checkpoint.layouts import Layout, words
 from weightwire.checkpoint.planner import Copy
-from weightwire.checkpoint.sources import PathLike, find
-from weightwire.checkpoint.stored import CheckpointError
+from weightwire.checkpoint.sources import PathLike, Source, find
+from weightwire.checkpoint.stored import CheckpointError, bits_of
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,48 @@ def load(source: PathLike, spec: Layout, rank: int, into: Mapping[str, Any], *, 
     CheckpointError: refused before the first byte, with rank, tensor and remedy.
     """
     found = find(source, spec=source_spec, config=config, leave_out=leave_out, wwctl=wwctl, group=group)
+    try:
+        return _fill(found, spec, rank, into, memory)
+    finally:
+        found.opened.files.close()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one rank would load."""
+
+    rank: int
+    tensors: int
+    bytes: int
+    seconds: float
+
+
+def try_load(source: PathLike, spec: str, ranks: Sequence[int] = (), *, source_spec: Optional[str] = None,
+             config: Optional[PathLike] = None, memory: int = 1 << 28, leave_out: Sequence[str] = (), verify: bool = False,
+             wwctl: Optional[str] = None) -> Iterator[Trial]:
+    """Loads what ranks of `spec` (none named: all of them) would, one after another, into memory that is given back; holds
+    one rank's part at a time. Afterwards this host's page cache has the files, as far as it has room.
+
+    verify: compare every byte with the digests or checksums that the format keeps first
+    CheckpointError: a rank would not find its part; names rank and tensor.
+    """
+    found = find(source, spec=source_spec, config=config, leave_out=leave_out, wwctl=wwctl, verify=verify)
+    count = len(found.planner().layout(spec))
+    wrong = [rank for rank in ranks if not 0 <= rank < count]
+    if wrong:
+        raise CheckpointError(f"'{spec}' has ranks 0 to {count - 1}", rank=str(wrong[0]))
+    try:
+        for rank in ranks or range(count):
+            begin = time.monotonic()
+            _, locals_ = found.plan_for(spec, rank)
+            into = {local.name: np.zeros(local.shape, bits_of(local.dtype)) for local in locals_}
+            report = _fill(found, spec, rank, into, memory)
+            yield Trial(rank, len(into), report.bytes, time.monotonic() - begin)
+    finally:
+        found.opened.files.close()
+
+
+def _fill(found: Source, spec: Layout, rank: int, into: Mapping[str, Any], memory: int) -> Report:
     mine, locals_ = found.plan_for(spec, rank)
     unknown = sorted(into.keys() ^ {local.name for local in locals_})
     if unknown:
@@ -52,7 +97,6 @@ def load(source: PathLike, spec: Layout, rank: int, into: Mapping[str, Any], *, 
         flat = arrays[copy.target_tensor]
         for part in split(copy, locals_[copy.target_tensor].dtype, quarter, source_only=True):
             place(flat, found.bound, part, quarter)
-    found.opened.files.close()
     done = sum(copy.elements * arrays[copy.target_tensor].itemsize for copy in mine.copies)
     return Report(found.opened.format, words(spec), mine.id, done, 0, found.opened.left_out)
 

@@ -1,0 +1,79 @@
+#include "client/cli/checkpoint_commands.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "client/cli/exit_codes.h"
+
+namespace weightwire::cli {
+namespace {
+
+constexpr const char* kPython = "WEIGHTWIRE_PYTHON";
+constexpr const char* kBinaries = "WEIGHTWIRE_BIN_DIR";
+
+/// `python -m weightwire.checkpoint`, but that a Python without it is told what to do.
+std::string Program() {
+  return "import sys\n"
+         "try:\n"
+         "    from weightwire.checkpoint.__main__ import main\n"
+         "except ImportError as error:\n"
+         "    print(f'wwctl: {sys.executable} cannot import weightwire.checkpoint: {error}; "
+         "install "
+         "the weightwire package there (./dev wheel builds it), or name a Python that has it in "
+         "WEIGHTWIRE_PYTHON', file=sys.stderr)\n"
+         "    sys.exit(" +
+         std::to_string(ExitCode(Reason::kConfigInvalid)) +
+         ")\n"
+         "sys.exit(main(prog='wwctl'))\n";
+}
+
+/// Returns only when there is no such Python.
+Status BecomePython(std::vector<std::string> arguments) {
+  const char* named = std::getenv(kPython);
+  std::string python = named != nullptr && *named != '\0' ? named : "python3";
+  std::error_code ignored;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  if (!self.empty()) setenv(kBinaries, self.parent_path().c_str(), /*overwrite=*/0);
+  std::vector<std::string> words = {python, "-c", Program()};
+  std::move(arguments.begin(), arguments.end(), std::back_inserter(words));
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  execvp(argv[0], argv.data());
+  return Status(Code::kFailedPrecondition, Reason::kConfigInvalid,
+                "cannot run '" + python + "': " + std::strerror(errno))
+      .Remedy(
+          "checkpoints are read and written by the Python package weightwire: name a Python "
+          "that has it in WEIGHTWIRE_PYTHON");
+}
+
+}  // namespace
+
+CheckpointCommands::CheckpointCommands(CLI::App& app, Command& chosen) {
+  const auto add = [&](const std::string& name, const std::string& about) {
+    names_.push_back(name);
+    app.add_subcommand(name, about)->callback([this, &chosen, name] {
+      chosen = [this, name]() -> Result<std::string> {
+        arguments_.insert(arguments_.begin(), name);
+        return Fail(BecomePython(arguments_));
+      };
+    });
+  };
+  add("convert", "Write a checkpoint in another format and layout (Python)");
+  add("load", "Start engines from a checkpoint or a peer, or try what a rank would load (Python)");
+  add("push", "Publish a checkpoint as a version (Python)");
+  add("save", "Write out the version that engines serve (Python)");
+}
+
+int CheckpointCommands::TakeArguments(int argc, char** argv) {
+  if (argc < 2 || std::find(names_.begin(), names_.end(), argv[1]) == names_.end()) return argc;
+  arguments_.assign(argv + 2, argv + argc);
+  return 2;
+}
+
+}  // namespace weightwire::cli

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "server/base/status.h"
+
+namespace weightwire::cli {
+
+/// What wwctl's process ends with, besides 0: part of what scripts rely on.
+constexpr int kExitUsage = 2;
+constexpr int ExitCode(Reason reason) { return 64 + static_cast<int>(reason); }
+
+}  // namespace weightwire::cli
