@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
+from weightwire.checkpoint import composed, trainer_state
 from weightwire.checkpoint.execute import by_target, compare, run
 from weightwire.checkpoint.formats import Opened, Wanted
 from weightwire.checkpoint.loading import Report
@@ -27,25 +28,32 @@ def convert(source: PathLike, target: PathLike, to: str, *, source_spec: Optiona
     """Writes `target`, which must not exist, as `to` says: hf, torch_dist, megatron:tp4,pp1, weightwire[:SPEC].
 
     Bits are copied, never cast. `memory` bounds what is held of the weights, `verify` checks the source's own digests
-    first and reads back and compares everything at the end.
+    first and reads back and compares everything at the end. A composed checkpoint of a Megatron trainer becomes one
+    torch_dist with its optimizer; of any other, name the part.
     CheckpointError: refused, with rank, tensor and remedy; OSError: a disk failed or is full. Run again to go on.
     """
     final = Path(os.path.abspath(target))
     check_free(final)
     kind, spec = target_layout(to)
+    if composed.found_at(Path(source)):
+        return _write(final, *trainer_state.pieces(Path(source), to, config, leave_out, wwctl, verify), memory,
+                      verify, on_progress)
     found = find(source, spec=source_spec, config=config, leave_out=leave_out, wwctl=wwctl, verify=verify)
     plan, ranks = found.plan(spec)
     wanted = Wanted(kind, to, spec, ranks, shard_bytes, found.described())
-    return _write(final, found, plan, wanted, memory, verify, on_progress)
+    return _write(final, [(found, plan)], wanted, memory, verify, on_progress)
 
 
-def _write(final: Path, found: Source, plan: Plan, wanted: Wanted, memory: int, verify: bool,
+def _write(final: Path, pieces: Sequence[Tuple[Source, Plan]], wanted: Wanted, memory: int, verify: bool,
            on_progress: OnProgress) -> Report:
-    opened, source, steps = found.opened, found.bound, by_target(plan)
-    key = {"plan": plan.id, "to": wanted.to, "shard_bytes": wanted.shard_bytes, "source": _identity(opened)}
+    """One target out of one source or several, one after the other; their plans number the target's tensors."""
+    steps = [by_target(plan) for _, plan in pieces]
+    plan_id = "+".join(plan.id for _, plan in pieces)
+    key = {"plan": plan_id, "to": wanted.to, "shard_bytes": wanted.shard_bytes,
+           "source": [entry for found, _ in pieces for entry in _identity(found.opened)]}
     with Writing(final, wanted, key) as writing:
         target = writing.target
-        sizes = [target.tensor(*where).bytes for where, _ in steps]
+        sizes = [target.tensor(*where).bytes for own in steps for where, _ in own]
         total = sum(tensor.bytes for rank in target.ranks for tensor in rank)
         written = resumed = sum(sizes[:writing.done])
 
@@ -54,7 +62,10 @@ def _write(final: Path, found: Source, plan: Plan, wanted: Wanted, memory: int, 
             written += size
             writing.wrote(size)
             on_progress("write", written, total)
-        run(steps[writing.done:], source, target, memory, wrote)
+        left = writing.done
+        for (found, _), own in zip(pieces, steps):
+            run(own[left:], found.bound, target, memory, wrote)
+            left = max(0, left - len(own))
         writing.seal()
         if verify:
             read = 0
@@ -63,9 +74,12 @@ def _write(final: Path, found: Source, plan: Plan, wanted: Wanted, memory: int, 
                 nonlocal read
                 read += size
                 on_progress("verify", read, total)
-            compare(steps, source, writing.reopened(), memory, compared)
+            made = writing.reopened()
+            for (found, _), own in zip(pieces, steps):
+                compare(own, found.bound, made, memory, compared)
         writing.finish()
-    return Report(wanted.format, wanted.spec, plan.id, total, resumed, opened.left_out)
+    return Report(wanted.format, wanted.spec, plan_id, total, resumed,
+                  [name for found, _ in pieces for name in found.opened.left_out])
 
 
 def _identity(opened: Opened) -> List[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from weightwire.boxes import Held
 from weightwire.checkpoint.execute import Bound
@@ -47,6 +47,8 @@ class Wanted:
     ranks: Sequence[Sequence[TensorMeta]]
     shard_bytes: int
     config: Path
+    #: What `torch_dist` keeps beside tensors, the same on all ranks.
+    common: Mapping[str, Any] = field(default_factory=dict)
 
 
 def bind(opened: Opened, layout: Sequence[Sequence[TensorMeta]], role: str) -> Bound:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Container, Dict, List, Optional, Sequence, Tuple, Union
 
 from weightwire.boxes import Held
 from weightwire.checkpoint import megatron_files, native, torch_dist
@@ -69,11 +69,16 @@ class Source:
     def planner(self) -> Planner:
         return planner_of(self.described().read_text(), self.wwctl)
 
-    def plan(self, spec: str) -> Tuple[Plan, List[List[TensorMeta]]]:
-        """From here to all ranks of `spec`; and what they will hold, with the dtypes that are really there."""
-        layout = self.planner().layout(spec)
-        plan = (plan_boxes(self.opened.boxes, dict(enumerate(self.planner().boxes(spec)))) if self.opened.boxes
-                else self.planner().plan(self.opened.spec, spec))
+    def plan(self, spec: str, only: Optional[Container[str]] = None) -> Tuple[Plan, List[List[TensorMeta]]]:
+        """From here to all ranks of `spec`; and what they will hold, with the dtypes that are really there. `only`: of boxes,
+        the targets that are made of these whole tensors."""
+        if not self.opened.boxes:
+            plan, layout = self.planner().plan(self.opened.spec, spec), self.planner().layout(spec)
+        else:
+            boxes = [[held for held in rank if only is None or all(box.name in only for box in held.boxes)]
+                     for rank in self.planner().boxes(spec)]
+            plan = plan_boxes(self.opened.boxes, dict(enumerate(boxes)))
+            layout = [[held.meta for held in rank] for rank in boxes]
         return plan, self._with_dtypes(dict(enumerate(layout)), plan)
 
     def plan_for(self, layout: Layout, rank: int) -> Tuple[Plan, List[TensorMeta]]:

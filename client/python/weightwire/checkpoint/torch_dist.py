@@ -28,8 +28,15 @@ _LOCAL_EXPERTS = "mlp.experts.local_experts."
 _MOE_NORM, _DENSE_NORM = "pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight"
 #: What a training checkpoint holds besides weights.
 _OTHER = re.compile(r"(.*_extra_state(/.*)?|(chained_\d+\.)?optimizer\..*|rng_state.*|rerun_state_machine.*|opt_param_.*)")
+#: Before the name of a parameter and of its state: optimizer.state.exp_avg.decoder.layers…
+STATE_PREFIX = "optimizer.state."
+_BY_PARAMETER = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.([a-z0-9_]+)\..+")
+#: What other sharding types of megatron-core's distributed optimizer store.
+_OTHER_STATES = {
+    "dp_reshardable": re.compile(r"(?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\..*bucket_idx_\d+\..*"),
+    "dp_zero_gather_scatter": re.compile(r"(?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.param_state(/.*)?")}
 _SINGLE_EXPERT = re.compile(re.escape(_EXPERTS) + r"(\d+)\.(.*)")
-_STACK = re.compile(r"((?:decoder|mtp)\.layers\.)(\d+\.)?(.*)")
+_STACK = re.compile(r"((?:optimizer\.state\.[a-z0-9_]+\.)?(?:decoder|mtp)\.layers\.)(\d+\.)?(.*)")
 
 
 def found_at(folder: Path) -> bool:
@@ -41,21 +48,33 @@ def open_at(folder: Path) -> Opened:
 
 
 def open_group(folder: Path, group: str) -> Opened:
-    """Instead of the weights, the states of their optimizer of this name (exp_avg, exp_avg_sq, fp32_param), where they are
-    stored by parameter: megatron-core's plain optimizers, and its distributed one as `fully_reshardable`.
+    """Instead of the weights, the states of their optimizer of this name, where they are stored by parameter: exp_avg,
+    exp_avg_sq, and the fp32 master, which megatron-core's distributed optimizer (`fully_reshardable`) calls `param`, its
+    others fp32_param.
 
-    CheckpointError (NOT_FOUND): there are none, or they are stored by bucket of a distributed optimizer.
+    CheckpointError: there are none (NOT_FOUND), or they are stored otherwise (UNIMPLEMENTED); says how.
     """
     pattern = re.compile(rf"(?:chained_\d+\.)?optimizer\.state\.{re.escape(group)}\.(?:module\.)*(.+)")
+    opened = _open(folder, lambda key: found.group(1) if (found := pattern.fullmatch(key)) else None)
+    if opened.ranks[0]:
+        return opened
+    kinds = sorted({kind for key in opened.left_out for kind, form in _OTHER_STATES.items() if form.fullmatch(key)})
+    has = sorted({found.group(1) for key in opened.left_out if (found := _BY_PARAMETER.fullmatch(key))})
+    if kinds:
+        raise _unreadable(folder, group, f"but an optimizer saved as {kinds[0]}, cut by that job's own ranks")
+    raise CheckpointError(f"{folder} has no states {group!r} by parameter, but {', '.join(has) or 'none at all'}",
+                          code="NOT_FOUND", remedy="name one that it has")
 
-    def named(key: str) -> Optional[str]:
-        found = pattern.fullmatch(key)
-        return found.group(1) if found else None
-    opened = _open(folder, named)
-    if not opened.ranks[0]:
-        raise CheckpointError(f"{folder} has no states {group!r} by parameter", code="NOT_FOUND",
-                              remedy="save it with megatron-core's distrib_optim_sharding_type='fully_reshardable'")
-    return opened
+
+def _unreadable(folder: Path, what: str, but: str) -> CheckpointError:
+    return CheckpointError(f"{folder} has no states {what!r} by parameter, {but}", code="UNIMPLEMENTED",
+                           remedy="save it with megatron-core's distrib_optim_sharding_type='fully_reshardable' "
+                                  "(Megatron-LM: --dist-ckpt-optim-fully-reshardable)")
+
+
+def open_unsealed(folder: Path, wanted: Wanted) -> Opened:
+    """What `lay_out` made: weights, and an optimizer's states by their stored names."""
+    return _open(folder, lambda key: key if key.startswith(STATE_PREFIX) or not _OTHER.fullmatch(key) else None)
 
 
 def _open(folder: Path, named: Callable[[str], Optional[str]]) -> Opened:
@@ -79,6 +98,9 @@ def _open(folder: Path, named: Callable[[str], Optional[str]]) -> Opened:
             if name is None or not entry.path.endswith(".TensorStorageMetadata"):
                 left_out.append(key)
                 continue
+            weight = described.get(name)
+            if weight is not None and _numbers(weight.field("size")) != _numbers(entry.field("size")):
+                raise _unreadable(folder, key, "but one saved as fully_sharded_model_space, flat and cut by that job's own ranks")
             stored = replace(_stored(files, key, entry, places, zips), name=name)
             for local in _unstack(stored):
                 tensors[local.name] = local
@@ -173,7 +195,7 @@ def lay_out(folder: Path, wanted: Wanted) -> None:
     if "spec=local" in wanted.to:
         for stack in stacks:
             stack.key = stack.key.replace(_MOE_NORM, _DENSE_NORM)
-    torch_files.write_torch_dist(folder, stacks)
+    torch_files.write_torch_dist(folder, stacks, wanted.common)
 
 
 def seal(opened: Opened, wanted: Wanted) -> None:
@@ -186,8 +208,8 @@ def stacked(tensors: Sequence[TensorMeta]) -> List[Stack]:
     layers: Dict[str, Dict[str, Tuple[str, Tuple[int, ...]]]] = {}
     for t in tensors:
         match = _STACK.fullmatch(t.name)
-        if match and t.name.startswith("decoder."):
-            layers.setdefault(match.group(2), {})[match.group(3)] = (t.dtype, t.shape)
+        if match and match.group(1).endswith("decoder.layers."):
+            layers.setdefault(match.group(2), {})[match.group(1) + match.group(3)] = (t.dtype, t.shape)
     alike = len({json.dumps(sorted(layer.items())) for layer in layers.values()}) == 1
     made: Dict[str, Stack] = {}
     for t in tensors:
@@ -195,7 +217,7 @@ def stacked(tensors: Sequence[TensorMeta]) -> List[Stack]:
         match = _STACK.fullmatch(t.name)
         if match:
             prefix, layer, rest = match.groups()
-            if alike and prefix == "decoder.layers.":
+            if alike and prefix.endswith("decoder.layers."):
                 layer, index = "", [int(layer[:-1])]
             expert = re.fullmatch(re.escape(_LOCAL_EXPERTS) + r"(\d+)\.(.*)", rest)
             if expert:

@@ -61,7 +61,7 @@ def write_megatron(path: Path, chunks: Mapping[str, Sequence[TensorMeta]]) -> No
         torch.save(state, path)
 
 
-def write_torch_dist(folder: Path, stacks: Sequence[Stack]) -> None:
+def write_torch_dist(folder: Path, stacks: Sequence[Stack], common: Mapping[str, Any]) -> None:
     """All files of a torch_dist checkpoint."""
     torch = _torch()
     import torch.distributed.checkpoint as dcp
@@ -96,7 +96,7 @@ def write_torch_dist(folder: Path, stacks: Sequence[Stack]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         dcp.save({}, storage_writer=writer, planner=Planner(flatten_state_dict=False), no_dist=True)
-    torch.save({}, folder / "common.pt")
+    torch.save(dict(common), folder / "common.pt")
     (folder / "metadata.json").write_text('{"sharded_backend":"torch_dist","sharded_backend_version":1,'
                                           '"common_backend":"torch","common_backend_version":1}')
 
@@ -122,7 +122,7 @@ def _extra_states(stacks: Sequence[Stack]) -> List[str]:
     keys = []
     for stack in stacks:
         module, _, leaf = stack.key.rpartition(".")
-        if leaf != "weight" or re.match(r"embedding\.|output_layer\.", stack.key) or module.endswith(".router"):
+        if leaf != "weight" or re.match(r"embedding\.|output_layer\.|optimizer\.", stack.key) or module.endswith(".router"):
             continue
         lead = ".".join(map(str, stack.lead or (1,)))
         modules = [module] + ([module.replace("linear_proj", "core_attention")] if "linear_proj" in module else [])

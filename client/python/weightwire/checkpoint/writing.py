@@ -15,7 +15,7 @@ from typing import Any, Dict, Optional, Tuple
 
 from weightwire.checkpoint import disk, hf, megatron_files, native, torch_dist
 from weightwire.checkpoint.execute import Bound
-from weightwire.checkpoint.formats import CONFIG, Wanted, bind, parse_target
+from weightwire.checkpoint.formats import CONFIG, Opened, Wanted, bind, parse_target
 from weightwire.checkpoint.stored import CheckpointError
 
 FORMATS: Dict[str, ModuleType] = {"weightwire": native, "torch_dist": torch_dist, "megatron": megatron_files, "hf": hf}
@@ -80,11 +80,16 @@ class Writing:
             self._module.lay_out(self._partial, self._wanted)
             disk.allocate(self._partial)
             self._save_progress()
-        self._laid_out = (native.open_unsealed(self._partial, self._wanted) if self._module is native
-                          else self._module.open_at(self._partial))
+        self._laid_out = self._open()
         self.target = bind(self._laid_out, self._wanted.ranks, "target")
         self.target.files.close()  # what was opened to be read
         self.target.files.writable = True
+
+    def _open(self) -> Opened:
+        """What is being written, by its own format's reader."""
+        opened: Opened = (self._module.open_unsealed(self._partial, self._wanted) if hasattr(self._module, "open_unsealed")
+                          else self._module.open_at(self._partial))
+        return opened
 
     def _progress(self) -> int:
         """Steps that an earlier attempt at the same has done; -1: none to go on with."""
@@ -123,7 +128,8 @@ class Writing:
 
     def reopened(self) -> Bound:
         """What was written, opened as any reader would."""
-        return bind(self._module.open_at(self._partial), self._wanted.ranks, "target")
+        opened = native.open_at(self._partial) if self._module is native else self._open()
+        return bind(opened, self._wanted.ranks, "target")
 
     def finish(self) -> None:
         """From here on the checkpoint exists."""
