@@ -42,6 +42,7 @@ class Follower:
     def __init__(self, name: str, agent: str, wanted):
         self.name, self.wanted = name, wanted
         self.flipped: list[int] = []  # versions, in order
+        self.contents: dict[int, int] = {}  # the versions again, by the epoch that committed them
         self.wrong: list[str] = []
         self.gaps = 0  # times that it was seen to serve nothing any more
         self.subscriber = Subscriber(group=name, rank=0, world_size=1, agent=agent)
@@ -57,8 +58,9 @@ class Follower:
                 offer = self.subscriber.wait_offer(0.2)
                 if offer is None:
                     continue
-                self._compare(self.subscriber.flip(offer), offer.version)
+                self.wrong += self.differences(self.subscriber.flip(offer), offer.version)
                 self.flipped.append(offer.version)
+                self.contents[offer.content] = offer.version
                 self.subscriber.acknowledge(offer)
             except StaleError:  # fenced meanwhile; what is served then is offered anew
                 continue
@@ -66,10 +68,10 @@ class Follower:
                 if self._stop.wait(0.05):
                     return
 
-    def _compare(self, params, version: int) -> None:
-        for name, want in self.wanted(version):
-            if not np.array_equal(params[name][:len(want)], want):
-                self.wrong.append(f"{self.name}: {name} is not that of version {version}")
+    def differences(self, params, version: int) -> list[str]:
+        """What of `params` is not that of `version`."""
+        return [f"{self.name}: {name} is not that of version {version}" for name, want in self.wanted(version)
+                if not np.array_equal(params[name][:len(want)], want)]
 
     def close(self) -> None:
         self._stop.set()
@@ -84,17 +86,25 @@ class Job:
         """`trainer`: for the trainer's agent; `options`: for the coordinator."""
         self.directory = str(directory)
         self.random = random.Random(SEED)
-        self.options = options
+        self.options, self.trainer_options = options, trainer or {}
         self.version = 0
         self._contents: dict[int, dict] = {}
+        self.publishers: list[Publisher] = []
+        self.agents: list[Daemon] = []
+        self.engines: list[Follower] = []
         self.coordinator = self.start_coordinator("127.0.0.1:0")
         self.address = self.coordinator.grpc
-        self.agents = [Daemon(str(BINARIES / "weightwired"), f"{self.directory}/{name}", name, role="agent",
-                              coordinator=self.address, transports="[tcp]", rate_limit=RATE, slot_bytes=256 << 10,
-                              chunk_bytes=128 << 10, segment_bytes_max=32 << 10, **extra)
-                       for name, extra in (("trainer", trainer or {}), ("rollout", {}))]
+        self.start_members()
+
+    def start_members(self) -> None:
+        """Agents, the trainer's first, and engines."""
+        self.agents = [self.start_agent("trainer", **self.trainer_options), self.start_agent("rollout")]
         self.engines = [Follower(f"engine-{i}", self.agents[i > 0].agent_socket, self.wanted) for i in range(3)]
-        self.publishers: list[Publisher] = []
+
+    def start_agent(self, name: str, **options) -> Daemon:
+        return Daemon(str(BINARIES / "weightwired"), f"{self.directory}/{name}", name, role="agent",
+                      **{"coordinator": self.address, "transports": "[tcp]", "rate_limit": RATE, "slot_bytes": 256 << 10,
+                         "chunk_bytes": 128 << 10, "segment_bytes_max": 32 << 10, **options})
 
     def start_coordinator(self, listen: str) -> Daemon:
         return Daemon(str(BINARIES / "weightwired"), f"{self.directory}/coordinator", "coordinator", role="coordinator",
@@ -137,7 +147,7 @@ class Job:
                     time.sleep(0.05)
             self.publishers.append(publisher)
 
-    def publish(self) -> list:
+    def publish(self, deadline: float = 60) -> list:
         """The next version, accepted for every rank: the releases."""
         self.version += 1
         self._contents = {v: c for v, c in self._contents.items() if v >= self.version - 6}
@@ -146,7 +156,7 @@ class Job:
         for rank, publisher in enumerate(self.publishers):
             for name, array in oracle.megatron(CONFIG, self._contents[self.version], TRAINERS, 1, rank):
                 publisher.arrays[name][...] = array
-            releases.append(publisher.publish(self.version, deadline=60))
+            releases.append(publisher.publish(self.version, deadline=deadline))
         return releases
 
     def accept_next(self, end: float) -> list:
@@ -170,4 +180,4 @@ class Job:
         for part in self.publishers + self.engines:
             part.close()
         codes = [daemon.stop() for daemon in [*self.agents, self.coordinator]]
-        assert codes == [0, 0, 0]
+        assert not any(codes), codes
