@@ -69,6 +69,11 @@ class Host:
         self.run("sh", "-ec", "ip link set eth0 gso_max_segs 1; iptables -w -A INPUT -i eth0 -m statistic --mode random "
                               f"--probability {probability} -j DROP")
 
+    def lost(self) -> int:
+        """Packets that `deafen` and `lose` have dropped here."""
+        rules = self.run("iptables", "-w", "-nvxL", "INPUT").splitlines()
+        return sum(int(rule.split()[0]) for rule in rules if " DROP " in rule)
+
     def unplug(self) -> None:
         self.run("ip", "link", "set", "eth0", "down")
 

@@ -55,14 +55,22 @@ def every_cut() -> list[Cut]:
     return cuts
 
 
-SOME = ("coordinator-and-engine-0", "coordinator-to-trainer", "engine-0-to-engine-1")
-CUTS = [cut for cut in every_cut() if os.environ.get("WEIGHTWIRE_CUTS") == "all" or str(cut) in SOME]
+ALL = os.environ.get("WEIGHTWIRE_CUTS") == "all"
+CUTS = [cut for cut in every_cut() if ALL or str(cut) in ("coordinator-and-engine-0", "coordinator-to-trainer")]
+LOSSES = (0.01, 0.1) if ALL else (0.01,)
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory):
+def chain(tmp_path_factory):
     with spread_job(tmp_path_factory.mktemp("spread"), fanout="chain") as running:
         yield running
+
+
+@pytest.fixture
+def job(chain):
+    """One job for all tests: engine-1 reads from engine-0."""
+    yield chain
+    chain.network.heal()
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
@@ -70,7 +78,7 @@ def test_a_cut_splits_no_commit_and_stops_no_engine(job, cut):
     served = job.version
     trainer_is_cut_off = cut.between("coordinator", "trainer")
     lost = [engine for engine in job.engines if cut.between("coordinator", engine.name)]
-    deadline = 5.0 if trainer_is_cut_off else 15.0
+    deadline = 3.0 if trainer_is_cut_off else 15.0
     started = time.monotonic()
     releases = job.publish(deadline)
     time.sleep(job.random.uniform(0, job.usual_seconds))
@@ -89,7 +97,7 @@ def test_a_cut_splits_no_commit_and_stops_no_engine(job, cut):
         for engine in lost:
             assert_known_as_stale(job, engine, served + 2)
     elif cut.between("trainer", "engine-0"):  # the first of the chain: no version can reach everyone
-        assert second != "released" and "engine-0/0" in second
+        assert second != "released" and "[rank " in second
     else:
         assert second == "released"
     job.compare_what_is_served()
@@ -110,15 +118,17 @@ def assert_known_as_stale(job, engine, committed: int) -> None:
     assert host.page(http, "/readyz")[0] == 200
 
 
-@pytest.mark.parametrize("probability", (0.01, 0.1))
+@pytest.mark.parametrize("probability", LOSSES)
 def test_lost_packets_cost_time_and_nothing_else(job, probability):
-    before = [len(engine.flipped) for engine in job.engines]
+    flips = [len(engine.flipped) for engine in job.engines]
     for host in job.network.hosts:
         host.lose(probability)
     seconds = [job.serve_next(WHOLE_AGAIN) for _ in range(2)]
-    job.network.heal()
-    print(f"{probability:.0%} of all packets lost: versions took {', '.join(f'{s:.1f}' for s in seconds)} s instead of {job.usual_seconds:.1f}")
-    assert all(len(engine.flipped) >= 2 + flips for engine, flips in zip(job.engines, before))
+    lost = sum(host.lost() for host in job.network.hosts)
+    print(f"{lost} packets ({probability:.0%}) lost: two versions took {seconds[0]:.1f} and {seconds[1]:.1f} s instead of "
+          f"{job.usual_seconds:.1f}")
+    assert lost > 100
+    assert all(len(engine.flipped) >= 2 + before for engine, before in zip(job.engines, flips))
 
 
 def test_an_engine_behind_a_narrow_link_is_named_when_it_misses_the_deadline(tmp_path):

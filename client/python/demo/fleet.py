@@ -50,6 +50,13 @@ class Daemon:
         self._popen.wait(10)
         self._log.close()
 
+    def wait(self, timeout: float) -> int:
+        """Its exit code, once it has ended by itself; -N: by signal N."""
+        try:
+            return self._popen.wait(timeout)
+        finally:
+            self._log.close()
+
     def metrics(self) -> str:
         """What /metrics says."""
         return urllib.request.urlopen(f"http://{self.http}/metrics", timeout=10).read().decode()
