@@ -94,7 +94,8 @@ class Fleet:
     pp: int = 2
     engines: list[Engine] = field(default_factory=list)
     options: dict = field(default_factory=dict)  # for the coordinating daemon
-    agent_options: dict = field(default_factory=dict)  # for the agents of engines that do not read by shm
+    agent_options: dict = field(default_factory=dict)  # for the agents of those that do not share the hub's memory
+    trainer_via: str = "shm"  # another transport: the trainer has an agent of its own, too
 
     def __enter__(self) -> "Fleet":
         self.directory = tempfile.mkdtemp(prefix="weightwire-")
@@ -116,8 +117,9 @@ class Fleet:
         self.channel = grpc.insecure_channel(self.hub.grpc)
         self.stub = coordinator_pb2_grpc.CoordinatorStub(self.channel)
         self._log = open(f"{self.directory}/processes.log", "w")
+        self.trainer_agent = self.hub if self.trainer_via == "shm" else self.start_trainer_agent()
         for rank in range(self.tp * self.pp):
-            self.trainers.append(Process(f"{self.directory}/trainer-{rank}.sock", "trainer", self.hub.agent_socket,
+            self.trainers.append(Process(f"{self.directory}/trainer-{rank}.sock", "trainer", self.trainer_agent.agent_socket,
                                          self.directory, str(self.tp), str(self.pp), str(rank), log=self._log))
         for engine in self.engines:
             agent = self.start_agent(engine) if engine.via != "shm" else self.hub
@@ -130,14 +132,25 @@ class Fleet:
 
     def start_agent(self, engine: Engine) -> Daemon:
         """The agent of an engine that does not share the hub's memory, first or again."""
-        engine.agent = Daemon(self.binary, f"{self.directory}/{engine.name}", engine.name, role="agent",
-                              coordinator=self.hub.grpc, transports=f"[{engine.via}]", **self.agent_options)
-        self.daemons.append(engine.agent)
+        engine.agent = self._start_agent(engine.name, engine.via)
         return engine.agent
 
-    def kill_agent(self, engine: Engine) -> None:
-        engine.agent.kill()
-        self.daemons.remove(engine.agent)
+    def start_trainer_agent(self) -> Daemon:
+        """The trainer's own agent, first or again."""
+        self.trainer_agent = self._start_agent("trainer", self.trainer_via)
+        return self.trainer_agent
+
+    def _start_agent(self, name: str, via: str) -> Daemon:
+        agent = Daemon(self.binary, f"{self.directory}/{name}", name, role="agent", coordinator=self.hub.grpc,
+                       transports=f"[{via}]", **self.agent_options)
+        self.daemons.append(agent)
+        return agent
+
+    def kill_agent(self, of: Engine | None = None) -> None:
+        """Of an engine, or the trainer's own."""
+        agent = of.agent if of else self.trainer_agent
+        agent.kill()
+        self.daemons.remove(agent)
 
     def __exit__(self, *error) -> None:
         processes = self.trainers + [rank for engine in self.engines for rank in engine.ranks]
