@@ -1,6 +1,9 @@
 """What a user of the Python package sees: release, snapshot, errors with reasons, fencing, metrics."""
 
+import os
+import pathlib
 import shutil
+import signal
 import subprocess
 import urllib.request
 
@@ -8,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from conftest import EngineRanks, Trainer
+from conftest import EngineRanks, Trainer, until
 from demo import checkpoint, oracle
 from weightwire import (AbortedError, Client, DeadlineError, NotReadyError, Publisher, RefusedError, StaleError,
                         TensorMeta, WeightwireError)
@@ -98,6 +101,20 @@ def test_a_publisher_that_was_closed_says_so(daemon):
     with pytest.raises(StaleError) as refused:
         publisher.publish(1)
     assert refused.value.reason == "stale_incarnation" and "trainer/0" in str(refused.value)
+
+
+def test_an_agent_that_does_not_answer_in_time_is_named_with_what_it_was_asked(daemon):
+    with Publisher(rank=0, world_size=1, agent=daemon.agent_socket, timeout=10) as publisher:
+        publisher._session.timeout = 1.0
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            until("all its threads stand still", lambda: all(
+                status.read_text().rpartition(")")[2].split()[0] == "T" for status in pathlib.Path(f"/proc/{daemon.pid}/task").glob("*/stat")))
+            with pytest.raises(DeadlineError, match="did not answer Publish within 1.0 s") as silent:
+                publisher.publish(1)
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+    assert silent.value.rank == "trainer/0" and silent.value.reason == "deadline_exceeded" and silent.value.remedy
 
 
 def test_without_an_engine_a_publish_is_given_up_at_its_deadline(daemon, groups):

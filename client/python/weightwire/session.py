@@ -138,7 +138,13 @@ class Session:
                                         rank=self.rank_name) from None
             if isinstance(error, ValueError):
                 raise
-            raise errors.from_rpc_error(error) from None
+            failure = errors.from_rpc_error(error)
+            if isinstance(failure, errors.DeadlineError) and failure.reason == "none":  # ours: nobody has said why
+                failure = errors.DeadlineError(
+                    f"the agent at {self._socket} did not answer {method} within {timeout or self.timeout} s",
+                    code=failure.code, reason="deadline_exceeded", rank=self.rank_name,
+                    remedy="what was asked for may still happen; `wwctl status` says what everyone waits for")
+            raise failure from None
 
     def submit_layout(self, config_json: str, spec: str, observed: Sequence[TensorMeta]) -> list[TensorMeta]:
         """Negotiates a scheme's layout; returns the tensors in binding order."""
