@@ -69,13 +69,16 @@ class Strikes:
             if wrong or serving != self.version:
                 raise AssertionError(f"version {serving} is served with {wrong} wrong elements")
 
-    def hit(self, strike, repair, goes_on: bool) -> tuple[float, float] | None:
-        """Seconds until the epoch was decided, and until the version was committed without who was struck (if it `goes_on`) or
-        given up. None: the strike came when nothing moved any more."""
+    def hit(self, strike, repair, goes_on: bool) -> tuple[float, float | None] | None:
+        """Seconds until the epoch was decided, and until the version was committed without who was struck (if it `goes_on`; None
+        where it was given up instead) or the epoch was over. None: the strike came when nothing moved any more."""
         told = self.publish()
 
         def epochs(status, *phases: int) -> set[int]:
             return {e.epoch for e in status.epochs if e.version == self.version and e.phase in phases}
+
+        def over(status) -> bool:
+            return epochs(status, COMMITTED, ABORTED) >= (epochs(status, *types_pb2.EpochPhase.values()) if goes_on else hit)
 
         self.fleet.wait("bytes move", lambda s: epochs(s, TRANSFERRING))
         time.sleep(self.random.uniform(0, 0.9 * MOVING_SECONDS))
@@ -83,14 +86,14 @@ class Strikes:
         started = time.monotonic()
         strike()
         self.fleet.wait("a verdict", lambda s: not epochs(s, PREPARING, TRANSFERRING) & hit)
-        epoch_seconds = time.monotonic() - started
-        self.fleet.wait("the version has ended", lambda s: epochs(s, COMMITTED) if goes_on else epochs(s, COMMITTED, ABORTED) >= hit)
-        version_seconds = time.monotonic() - started
+        decided = time.monotonic() - started
+        status = self.fleet.wait("the version has ended", lambda s: epochs(s, COMMITTED) or over(s) and not (goes_on and told.is_alive()))
+        ended = None if goes_on and not epochs(status, COMMITTED) else time.monotonic() - started
         repair()
         told.join(120)
         if told.is_alive():
             raise TimeoutError(f"a publisher of version {self.version} was never told how it ended")
-        return (epoch_seconds, version_seconds) if hit else None
+        return (decided, ended) if hit else None
 
 
 def kinds(fleet: Fleet) -> dict:
@@ -134,8 +137,11 @@ def verdicts(binary: str, work: str, rounds: int, seed: int) -> list[dict]:
                 if measured := strikes.hit(strike, repair, goes_on):
                     seconds.append(measured)
                 strikes.settle()
-            for what, values in zip(("decided", "committed" if goes_on else "given up"), zip(*seconds)):
-                rows.append(row(f"{name}: {what}", list(values)))
+            rows.append(row(f"{name}: decided", [decided for decided, _ in seconds]))
+            rows.append(row(f"{name}: {'committed' if goes_on else 'over'}", [ended for _, ended in seconds if ended is not None]))
+            given_up = sum(ended is None for _, ended in seconds)
+            if given_up:
+                print(f"{name}: {given_up} of {len(seconds)} versions were given up although an engine was left", flush=True)
     return rows
 
 
