@@ -19,17 +19,19 @@
 namespace weightwire::rpc {
 namespace {
 
+constexpr Nanos kHelloDeadline = std::chrono::seconds(2);  // the first, where there are several
+
 using SliceReply = control::Reply<std::shared_ptr<const plan::RankSlice>>;
 
 // A coordinator that is stopped or cut off is given up after 6 s, about as long as a lease: another
-// one may lead by then.
+// one may lead by then. One that was not there is tried again twice a second, for it may lead now.
 std::unique_ptr<v1::Coordinator::Stub> Dial(const std::string& address, size_t message_bytes_max) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(static_cast<int>(message_bytes_max));
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 2'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 4'000);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2'000);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 200);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return v1::Coordinator::NewStub(
@@ -102,21 +104,10 @@ class CoordinatorClient final : public control::CoordinatorPort {
   void OpenSession(control::AgentHello hello, control::AgentPort* port,
                    control::Reply<control::AgentWelcome> reply) override {
     ForgetSession();
-    if (tried_) current_ = (current_ + 1) % stubs_.size();
-    tried_ = true;
-    const uint64_t number = ++session_number_;
+    session_.hello = std::move(hello);
     session_.port = port;
     session_.reply = std::move(reply);
-    session_.call = std::make_shared<SessionCall>(
-        calls_, SessionCall::Events{
-                    [this, number](const v1::SessionDown& down) { OnDown(number, down); },
-                    [this, number](Status why) { OnSessionEnded(number, std::move(why)); }});
-    session_.call->Start(stub(), hello);
-    calls_->PostAfter(options_.call_deadline, [this, number] {
-      if (number != session_number_ || !session_.reply) return;
-      LoseSession(Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
-                         "the coordinator did not answer the hello"));
-    });
+    TryNext();
   }
 
   void CloseSession(AgentId) override { ForgetSession(); }
@@ -181,6 +172,8 @@ class CoordinatorClient final : public control::CoordinatorPort {
 
  private:
   struct Session {
+    control::AgentHello hello;
+    size_t tries = 0;
     std::shared_ptr<SessionCall> call;
     control::AgentPort* port = nullptr;
     control::Reply<control::AgentWelcome> reply;  ///< until the welcome
@@ -189,6 +182,30 @@ class CoordinatorClient final : public control::CoordinatorPort {
 
   v1::Coordinator::Stub& stub() { return *stubs_[current_]; }
 
+  void TryNext() {
+    if (tried_) current_ = (current_ + 1) % stubs_.size();
+    tried_ = true;
+    ++session_.tries;
+    const uint64_t number = ++session_number_;
+    session_.call = std::make_shared<SessionCall>(
+        calls_, SessionCall::Events{
+                    [this, number](const v1::SessionDown& down) { OnDown(number, down); },
+                    [this, number](Status why) { OnSessionEnded(number, std::move(why)); }});
+    session_.call->Start(stub(), session_.hello);
+    calls_->PostAfter(HelloDeadline(), [this, number] {
+      if (number != session_number_ || !session_.reply) return;
+      LoseSession(Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
+                         "the coordinator did not answer the hello"));
+    });
+  }
+
+  /// Of several coordinators one may be stopped, and still accept connections. Longer after each
+  /// round: the one that leads may be busy with everybody's hello.
+  Nanos HelloDeadline() const {
+    if (stubs_.size() == 1) return options_.call_deadline;
+    return std::min(kHelloDeadline * (int64_t{1} << std::min(rounds_, 3)), options_.call_deadline);
+  }
+
   void ForgetSession() {
     ++session_number_;
     reports_.clear();
@@ -196,10 +213,15 @@ class CoordinatorClient final : public control::CoordinatorPort {
   }
 
   void LoseSession(Status why) {
+    if (session_.reply && session_.tries < stubs_.size()) {
+      session_.call->Stop();
+      return TryNext();
+    }
     Session session = std::exchange(session_, {});
     ++session_number_;
     reports_.clear();
     session.call->Stop();
+    rounds_ += session.reply != nullptr;
     if (session.reply) return session.reply(Fail(std::move(why)));
     session.port->OnSessionLost(std::move(why));
   }
@@ -228,6 +250,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
     }
     auto welcome = wire::FromProto(down.welcome());
     if (!welcome) return LoseSession(std::move(welcome.error()));
+    rounds_ = 0;
     std::exchange(session_.reply, nullptr)(std::move(welcome));
   }
 
@@ -272,6 +295,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
   std::vector<std::unique_ptr<v1::Coordinator::Stub>> stubs_;
   size_t current_ = 0;  ///< of stubs_: every session that ends, or cannot be opened, tries the next
   bool tried_ = false;
+  int rounds_ = 0;  ///< through all addresses, in vain
   const std::shared_ptr<ClientCalls> calls_;
   uint64_t session_number_ = 0;  ///< rises when a session begins and when it is over
   Session session_;

@@ -10,7 +10,8 @@
 namespace weightwire::rpc {
 
 struct CoordinatorClientOptions {
-  /// "host:port" each; one at least. Of several the one that leads listens: they are tried in turn.
+  /// "host:port" each; one at least. Of several the one that leads listens: OpenSession tries them
+  /// in turn, each once, beginning after the one that was used last.
   std::vector<std::string> addresses;
   size_t message_bytes_max = 16 << 20;
   Nanos call_deadline = std::chrono::seconds(10);
