@@ -8,6 +8,7 @@
 
 #include "client/cpp/fd_socket.h"
 #include "server/wire/layout.h"
+#include "server/wire/limits.h"
 #include "server/wire/status.h"
 
 namespace weightwire::client {
@@ -177,6 +178,14 @@ Status Attachment::Acknowledge(Epoch epoch, double flip_seconds) {
   v1::AcknowledgeSwapRequest request;
   request.set_epoch(epoch.value);
   request.set_flip_seconds(flip_seconds);
+  v1::AcknowledgeSwapResponse response;
+  return Call(&v1::Agent::Stub::AcknowledgeSwap, std::move(request), &response);
+}
+
+Status Attachment::Refuse(Epoch epoch, const std::string& why) {
+  v1::AcknowledgeSwapRequest request;
+  request.set_epoch(epoch.value);
+  request.set_refused_why(why.empty() ? "no reason given" : why.substr(0, wire::kTextBytesMax));
   v1::AcknowledgeSwapResponse response;
   return Call(&v1::Agent::Stub::AcknowledgeSwap, std::move(request), &response);
 }

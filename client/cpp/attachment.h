@@ -32,6 +32,7 @@ class Attachment {
   Result<v1::SubscribeResponse> Subscribe();
   Status Publish(Version version, const PublishOptions& options);
   Status Acknowledge(Epoch epoch, double flip_seconds);
+  Status Refuse(Epoch epoch, const std::string& why);
   Result<memory::UniqueFd> Redeem(uint64_t token) const;
 
  private:

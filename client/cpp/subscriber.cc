@@ -84,6 +84,12 @@ class SubscriberImpl final : public Subscriber {
     return attachment_->Acknowledge(offer.epoch, std::chrono::duration<double>(flip_time).count());
   }
 
+  Status Refuse(const Offer& offer, const std::string& why) override {
+    std::lock_guard attach_lock(attach_mutex_);
+    if (attachment_ == nullptr) return LastFence();
+    return attachment_->Refuse(offer.epoch, why);
+  }
+
   std::optional<Offer> Serving() const override {
     std::lock_guard lock(mutex_);
     return serving_;

@@ -103,6 +103,10 @@ class Subscriber {
   virtual Result<std::vector<std::span<const std::byte>>> Flip(const Offer& offer) = 0;
   /// Leader: every rank has flipped. Errors: Agent.AcknowledgeSwap's.
   virtual Status Acknowledge(const Offer& offer, Nanos flip_time) = 0;
+  /// Leader, in place of Acknowledge: the engine does not want the version, and every rank is back
+  /// on what it served. The engine is fenced; the fleet goes back to the version before where the
+  /// coordinator is configured so (`rollback_refused`). Errors as there.
+  virtual Status Refuse(const Offer& offer, const std::string& why) = 0;
   /// What this rank serves; nullopt: it must not answer requests.
   virtual std::optional<Offer> Serving() const = 0;
   /// Why the last attachment ended; OK if none did.

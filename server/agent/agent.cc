@@ -85,6 +85,10 @@ class AgentImpl final : public Agent {
     auto participant = Find(handle);
     return participant ? participant->AcknowledgeSwap(epoch, flip_seconds) : StaleHandle();
   }
+  Status RefuseSwap(Handle handle, Epoch epoch, const std::string& why) override {
+    auto participant = Find(handle);
+    return participant ? participant->RefuseSwap(epoch, why) : StaleHandle();
+  }
   Status MakeRoom(Handle handle, Epoch epoch) override {
     auto participant = Find(handle);
     return participant ? participant->MakeRoom(epoch) : StaleHandle();

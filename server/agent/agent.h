@@ -155,6 +155,9 @@ class Agent : public control::AgentPort {
   ///   kFailedPrecondition / kStaleEpoch  not the epoch that was offered; kPermissionDenied: not
   ///   the leader
   virtual Status AcknowledgeSwap(Handle handle, Epoch epoch, double flip_seconds) = 0;
+  /// In place of AcknowledgeSwap: the engine does not want the epoch, and all its ranks are back on
+  /// what they served. It is fenced; what the fleet does is the coordinator's choice. As there.
+  virtual Status RefuseSwap(Handle handle, Epoch epoch, const std::string& why) = 0;
   /// Engine rank with one buffer: nothing is served from it any more; OnRoomWanted(epoch) is
   /// fulfilled. A repeat is OK and has no effect.
   ///   kFailedPrecondition / kStaleEpoch  no room is wanted for this epoch (any more)

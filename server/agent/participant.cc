@@ -118,8 +118,29 @@ void Participant::Publish(Version version, PublishMode mode, bool manual_commit,
 Status Participant::AcknowledgeSwap(Epoch epoch, double flip_seconds) {
   WW_RETURN_IF_ERROR(RequireRole(control::GroupRole::kEngine));
   if (epoch == acknowledged_ && epoch.value != 0) return OkStatus();
+  WW_RETURN_IF_ERROR(CheckOffered(epoch));
+  acknowledged_ = epoch;
+  flip_seconds_ = flip_seconds;
+  Feed(epoch::LocalApplied{epoch});
+  return OkStatus();
+}
+
+/// Nothing changes here: the coordinator fences the engine, which ends this rank with the others.
+Status Participant::RefuseSwap(Epoch epoch, const std::string& why) {
+  WW_RETURN_IF_ERROR(RequireRole(control::GroupRole::kEngine));
+  WW_RETURN_IF_ERROR(CheckOffered(epoch));
+  services_->report(epoch::FailedReport{
+      epoch, member(),
+      Status(Code::kAborted, Reason::kAbortRequested, "the engine refuses it: " + why)
+          .AtRank(name_)
+          .AtEpoch(epoch),
+      true});
+  return OkStatus();
+}
+
+Status Participant::CheckOffered(Epoch epoch) const {
   const bool offered = machine_.phase == epoch::MemberPhase::kCommitting && machine_.current &&
-                       machine_.current->epoch == epoch;
+                       machine_.current->epoch == epoch && acknowledged_ != epoch;
   if (!offered) {
     return Status(Code::kFailedPrecondition, Reason::kStaleEpoch,
                   "epoch " + std::to_string(epoch.value) + " is not offered for a swap")
@@ -132,9 +153,6 @@ Status Participant::AcknowledgeSwap(Epoch epoch, double flip_seconds) {
         .AtRank(name_)
         .AtEpoch(epoch);
   }
-  acknowledged_ = epoch;
-  flip_seconds_ = flip_seconds;
-  Feed(epoch::LocalApplied{epoch});
   return OkStatus();
 }
 

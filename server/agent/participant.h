@@ -37,6 +37,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void Publish(Version version, PublishMode mode, bool manual_commit, Nanos deadline,
                std::array<uint8_t, 16> trace_id, control::Done done);
   Status AcknowledgeSwap(Epoch epoch, double flip_seconds);
+  Status RefuseSwap(Epoch epoch, const std::string& why);
   Status MakeRoom(Epoch epoch);
   LocalStatus Describe() const;
 
@@ -56,6 +57,8 @@ class Participant : public std::enable_shared_from_this<Participant> {
  private:
   bool is_engine() const { return request_.role == control::GroupRole::kEngine; }
   Status RequireRole(control::GroupRole role) const;
+  /// To this rank as the leader, and not acknowledged yet.
+  Status CheckOffered(Epoch epoch) const;
   void Answered(std::shared_ptr<const control::LayoutSubmission> submission,
                 Result<control::LayoutReply> result, control::Reply<control::LayoutReply> reply);
   void Agreed(std::shared_ptr<const control::LayoutSubmission> submission,

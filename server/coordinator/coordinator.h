@@ -32,6 +32,8 @@ struct Options {
   Nanos abort_deadline = std::chrono::seconds(10);
   Fanout fanout = Fanout::kAuto;
   CommitPolicy commit_policy;
+  /// When an engine refuses a committed version, all go back to the one before.
+  bool rollback_refused = true;
   uint32_t min_engines = 1;
   uint32_t attempts_max = 3;
   uint32_t members_max = 16'384;

@@ -397,6 +397,7 @@ void Driver::EndPublish(const EpochRun& run) {
   if (run.state.phase == epoch::Phase::kCommitted) {
     served_ = run.state.spec.epoch;
     queue_.Take(pending->version);
+    if (run.refused) GoBackFrom(run);
     return;
   }
   pending->last_error = run.state.why;

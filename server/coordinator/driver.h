@@ -128,6 +128,8 @@ class Driver {
   /// COMMIT of a rollback is durable: versions go on from here.
   void WentBack();
   void EndRollback(const EpochRun& run);
+  /// After a publish that an engine refused: to what the others hold.
+  void GoBackFrom(const EpochRun& refused);
   void AnswerRollback(const Result<RolledBack>& result);
 
   // ---- driver_recall.cc ----

@@ -89,6 +89,9 @@ bool Driver::OnReport(const epoch::Report& report) {
   EpochRun* run = RunOf(EpochOf(report));
   if (run == nullptr) return false;
   AddFigures(*run, report);
+  if (const auto* failed = std::get_if<epoch::FailedReport>(&report)) {
+    run->refused |= failed->refused && run->state.phase == epoch::Phase::kCommitting;
+  }
   Feed(run->state.spec.epoch, std::visit(EventOf{}, report));
   return true;
 }

@@ -146,6 +146,23 @@ void Driver::EndRollback(const EpochRun& run) {
   AnswerRollback(std::move(result));
 }
 
+void Driver::GoBackFrom(const EpochRun& refused) {
+  epoch::Content before;
+  for (const Group* engine : CompleteEngines()) {
+    if (engine->serving == refused.state.spec.content && before.epoch < engine->Held().epoch) {
+      before = engine->Held();
+    }
+  }
+  const bool wanted = s_.options.rollback_refused;
+  if (wanted && before.epoch != Epoch{} && !rollback_) {
+    rollback_ = PendingRollback{before.version, 0, {}, {}};
+  }
+  s_.metrics.Add("versions_refused_total", 1,
+                 {{"outcome", !wanted                   ? "kept"
+                              : before.epoch == Epoch{} ? "no_holder"
+                                                        : "rolled_back"}});
+}
+
 void Driver::AnswerRollback(const Result<RolledBack>& result) {
   if (!rollback_) return;
   const PendingRollback ended = *std::exchange(rollback_, std::nullopt);

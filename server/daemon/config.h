@@ -51,6 +51,7 @@ struct Config {
   coordinator::CommitPolicy::Kind commit_policy = coordinator::CommitPolicy::Kind::kAll;
   uint32_t commit_quorum = 0;  ///< commit_policy quorum
   uint32_t laggard_grace_ms = 2'000;
+  bool rollback_refused = true;
   uint32_t attempts_max = 3;
   uint32_t members_max = 16'384;
   uint32_t verify_every = 0;

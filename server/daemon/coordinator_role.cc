@@ -32,6 +32,7 @@ coordinator::Options OptionsOf(const Config& config) {
   out.min_engines = config.min_engines;
   out.commit_policy = {config.commit_policy, config.commit_quorum,
                        milliseconds(config.laggard_grace_ms)};
+  out.rollback_refused = config.rollback_refused;
   out.attempts_max = config.attempts_max;
   out.members_max = config.members_max;
   out.verify_every = config.verify_every;

@@ -194,6 +194,9 @@ struct FailedReport {
   Epoch epoch{};
   Member member;
   Status why;
+  /// Sent by the leader's agent: the application does not want what was committed, and is back on
+  /// what it served.
+  bool refused = false;
   friend bool operator==(const FailedReport&, const FailedReport&) = default;
 };
 /// The process behind the member has ended (its socket closed), or it detached in good order.

@@ -68,6 +68,9 @@ void DeclareMembers(Sink& sink) {
                     Pairs("role", roles, "state", {"registered", "ready"}));
   sink.DeclareCounter("engines_left_behind_total",
                       "Times that a version went on without an engine that was late or failed");
+  sink.DeclareCounter("versions_refused_total",
+                      "Committed versions that an engine refused (a canary), by what the fleet did",
+                      Each("outcome", {"rolled_back", "no_holder", "kept"}));
   sink.DeclareGauge("engines_not_ready",
                     "Complete engines that serve nothing, or not what is committed");
   sink.DeclareGauge("versions_behind_max",

@@ -136,9 +136,15 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
       if (!(request->flip_seconds() >= 0)) {
         return answer(wire::Bad("flip_seconds", "must not be negative"));
       }
+      if (request->refused_why().size() > wire::kTextBytesMax) {
+        return answer(wire::Bad("refused_why", "is longer than 4 KiB"));
+      }
       OnStrand([this, secret = request->handle(), epoch = Epoch(request->epoch()),
-                seconds = request->flip_seconds(),
-                answer] { answer(agent_.AcknowledgeSwap(handles_.Find(secret), epoch, seconds)); });
+                seconds = request->flip_seconds(), why = request->refused_why(), answer] {
+        const agent::Handle handle = handles_.Find(secret);
+        answer(why.empty() ? agent_.AcknowledgeSwap(handle, epoch, seconds)
+                           : agent_.RefuseSwap(handle, epoch, why));
+      });
     });
   }
 

@@ -288,7 +288,7 @@ Result<epoch::Report> BodyFromProto(Epoch epoch, epoch::Member member,
       return epoch::DrainedReport{epoch, member};
     case v1::ReportRequest::kFailed: {
       WW_ASSIGN(Status why, FromProto("failed.why", request.failed().why()));
-      return epoch::FailedReport{epoch, member, std::move(why)};
+      return epoch::FailedReport{epoch, member, std::move(why), request.failed().refused()};
     }
     case v1::ReportRequest::kLost: {
       WW_ASSIGN(Status why, FromProto("lost.why", request.lost().why()));
@@ -326,6 +326,7 @@ void SetBody(const epoch::Report& report, v1::ReportRequest* out) {
                  [&](const epoch::DrainedReport&) { out->mutable_drained(); },
                  [&](const epoch::FailedReport& r) {
                    *out->mutable_failed()->mutable_why() = OutcomeOf(r.why);
+                   out->mutable_failed()->set_refused(r.refused);
                  },
                  [&](const epoch::LostReport& r) {
                    *out->mutable_lost()->mutable_why() = OutcomeOf(r.why);

@@ -7,10 +7,11 @@ import subprocess
 
 import pytest
 
-from conftest import BINARIES
-from demo import checkpoint
+import test_client
+from conftest import BINARIES, EngineRanks, until
+from demo import checkpoint, oracle
 from demo.fleet import Engine, Fleet
-from weightwire import Client, StaleError
+from weightwire import Client, StaleError, TensorMeta
 
 CONFIG = {**checkpoint.SMALL, "num_hidden_layers": 2, "vocab_size": 4_000}
 
@@ -65,6 +66,48 @@ def test_engines_serve_the_version_before_again_and_the_trainer_goes_on(rollback
     again = rollbacks.client.rollback(1)
     assert again.held_epoch == 0 and again.epoch == rollbacks.client.status().committed_epoch, "it is committed"
     rollbacks.publish(3)
+
+
+class Picky(EngineRanks):
+    """Refuses version 2, once."""
+
+    def _follow(self):
+        refused = 0
+        while not self._stop.is_set():
+            offer = self.ranks[0].wait_offer(0.2)
+            if offer is None:
+                continue
+            if offer.version == 2 and not refused:
+                refused = 1
+                self.ranks[0].refuse(offer, "a canary sang")
+                continue
+            self.ranks[0].flip(offer)
+            self.ranks[0].acknowledge(offer)
+            with self.flipped:
+                self.flipped.notify_all()
+
+
+def test_a_version_that_an_engine_refuses_is_taken_back_everywhere(daemon, groups):
+    observed = [TensorMeta(n, "BF16", s) for n, s in oracle.vllm_shapes(test_client.CONFIG, 1).items()]
+    groups += [test_client.trainer(daemon), test_client.engine(daemon, "engine-a", 2),
+               Picky(daemon.agent_socket, "picky", test_client.CONFIG, "vllm:tp1", [observed])]
+    first = test_client.load(groups[0], 1)
+    groups[0].publish(1)
+    with Client(daemon.grpc) as client:
+        client.wait_version(1, timeout=30)
+        test_client.load(groups[0], 2)
+        assert {r.epoch for r in groups[0].publish(2)}, "released: the trainer is not held up"
+        until("everyone is back on version 1", lambda: (s := client.status()).committed_version == 1 and
+              [(e.name, e.version, e.ready) for e in s.engines] == [("engine-a", 1, True), ("picky", 1, True)], 30)
+        for e in groups[1:]:
+            test_client.assert_serves(e, first)
+        assert "a canary sang" in str(groups[2].ranks[0].last_fence)
+        assert daemon.counter('weightwire_versions_refused_total{outcome="rolled_back"}') == 1
+        third = test_client.load(groups[0], 3)
+        groups[0].publish(3)
+        client.wait_version(3, timeout=30)
+    for e in groups[1:]:
+        test_client.assert_serves(e, third)
 
 
 def test_an_engine_killed_in_between_is_filled_and_what_nobody_holds_is_refused(rollbacks):

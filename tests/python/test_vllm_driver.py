@@ -225,6 +225,7 @@ def test_a_refused_canary_goes_back_and_is_not_tried_again(engine, driver):
     with pytest.raises(InstallError, match=r"canary: ValueError: \[1, 1, 1\] for 2.*on version 1$"):
         install(engine, driver, 2)
     assert engine.serves() == {1} and driver.step(0.05) is None
+    assert engine.log.count("refuse") == 1, "the leader tells the coordinator"
     driver._canary = None
     assert install(engine, driver, 3).version == 3
 

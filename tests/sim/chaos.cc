@@ -56,13 +56,18 @@ Node& Chaos::AnyNode() {
 
 void Chaos::Run() {
   ASSERT_TRUE(fleet_.Start());
+  for (auto& engine : fleet_.engines()) {
+    engine->refuses = [this] { return !settling_ && In(0, 49) == 0; };
+  }
   const int64_t rounds = In(2, 8);
   for (int64_t round = 0; round < rounds && !::testing::Test::HasFatalFailure(); ++round) Round();
+  settling_ = true;
   Heal();
   Settle();
   CountEpochs();
   reached_.Count("trainer evictions", fleet_.trainer().evictions());
   reached_.Count("ranks that read from another engine", fleet_.relayed());
+  reached_.Count("versions taken back because an engine refused them", fleet_.taken_back());
   reached_.Count("engines that outlived a coordinator", fleet_.recalled());
   reached_.Count("engines that did not fit the next coordinator's journal", fleet_.refused());
   for (const auto& engine : fleet_.engines()) {

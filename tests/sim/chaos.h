@@ -43,6 +43,7 @@ class Chaos {
   void CountEpochs();
 
   std::mt19937_64 random_;
+  bool settling_ = false;  ///< the faults are over
   Fleet fleet_;
   Reached& reached_;
   uint64_t version_ = 0;

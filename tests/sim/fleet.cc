@@ -102,7 +102,7 @@ bool Fleet::Start() {
 void Fleet::StartCoordinator() {
   floor_ = newest_;
   coordinator_ = coordinator::Coordinator::Make(options_.coordinator, executor, executor, executor,
-                                                journal, recalls_)
+                                                journal, counts_)
                      .value();
   coordinator::CommitRecord last;
   for (const auto& record : journal.durable()) {

@@ -100,25 +100,30 @@ class Fleet {
   /// Ranks that were told to read from another engine.
   uint64_t relayed() const { return relayed_; }
   /// Engines that a coordinator took over with what they held, and that it refused to.
-  uint64_t recalled() const { return recalls_.kept; }
-  uint64_t refused() const { return recalls_.refused; }
+  uint64_t recalled() const { return counts_.kept; }
+  uint64_t refused() const { return counts_.refused; }
+  /// Versions that an engine did not want, which the others took back.
+  uint64_t taken_back() const { return counts_.taken_back; }
   coordinator::EngineStatus StatusOf(const std::string& engine) const;
 
  private:
   /// Of all that a coordinator counts, this.
-  struct Recalls final : metrics::Sink {
+  struct Counts final : metrics::Sink {
     using Labels = metrics::Labels;
     void DeclareCounter(std::string_view, std::string_view, std::vector<Labels>) override {}
     void DeclareGauge(std::string_view, std::string_view, std::vector<Labels>) override {}
     void DeclareHistogram(std::string_view, std::string_view, std::vector<double>,
                           std::vector<Labels>) override {}
     void Add(std::string_view counter, double, const Labels& labels) override {
-      if (counter != "engines_recalled_total") return;
-      ++(labels.front().second == "kept" ? kept : refused);
+      if (counter == "engines_recalled_total") {
+        ++(labels.front().second == "kept" ? kept : refused);
+      } else if (counter == "versions_refused_total") {
+        taken_back += labels.front().second == "rolled_back";
+      }
     }
     void Set(std::string_view, double, const Labels&) override {}
     void Observe(std::string_view, double, const Labels&) override {}
-    uint64_t kept = 0, refused = 0;
+    uint64_t kept = 0, refused = 0, taken_back = 0;
   };
   void OnCommand(const epoch::Command& command);
   void Disconnect(const std::string& address);
@@ -128,7 +133,7 @@ class Fleet {
   Options options_;
   Node::Surroundings surroundings_;
   std::vector<std::unique_ptr<Node>> nodes_;
-  Recalls recalls_;
+  Counts counts_;
   std::unique_ptr<coordinator::Coordinator> coordinator_;
   std::unique_ptr<Trainer> trainer_;
   std::vector<std::unique_ptr<Rollout>> engines_;

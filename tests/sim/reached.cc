@@ -46,7 +46,7 @@ void Reached::ExpectAll() const {
         "buffers given up for the next version", "engines that outlived a coordinator",
         "engines that did not fit the next coordinator's journal", "rollbacks",
         "rollbacks that did not come about", "versions committed without a laggard",
-        "versions not moved"}) {
+        "versions taken back because an engine refused them", "versions not moved"}) {
     expect(what);
   }
   for (Reason reason : {Reason::kMemberLost, Reason::kDeadlineExceeded, Reason::kTransportFailed,

@@ -150,10 +150,15 @@ void Rollout::Flip(Epoch epoch) {
   EXPECT_TRUE(committed_(offer.content, offer.version))
       << name_ << " serves epoch " << offer.content.value << ", whose COMMIT is not durable";
   EXPECT_TRUE(!served_ || served_->content < offer.content) << name_ << " goes back";
+  Process& leader = *ranks_[0].process;
+  if (refuses && refuses()) {
+    const Status status = leader.agent().RefuseSwap(leader.handle(), epoch, "a canary");
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    return;
+  }
   for (Rank& rank : ranks_) rank.swapped = offer.content;
   served_ = std::move(serves);
   ++flips_;
-  Process& leader = *ranks_[0].process;
   const Status status = leader.agent().AcknowledgeSwap(leader.handle(), epoch, 0.001);
   EXPECT_TRUE(status.ok()) << status.ToString();
 }

@@ -47,6 +47,8 @@ class Rollout {
   void SetStepMax(Nanos step) { step_max_ = step; }
   /// Called right before a flip; for faults at that moment.
   std::function<void()> before_flip;
+  /// Asked when every rank was offered a version: true, and the engine does not want it.
+  std::function<bool()> refuses;
 
   /// I1: every byte that is served, against the oracle.
   void CheckServedBytes() const;

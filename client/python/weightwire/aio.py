@@ -218,6 +218,9 @@ class Subscriber:
     async def acknowledge(self, offer: _subscriber.Offer, flip_seconds: float = 0.0) -> None:
         await asyncio.to_thread(self._opened().acknowledge, offer, flip_seconds)
 
+    async def refuse(self, offer: _subscriber.Offer, why: str) -> None:
+        await asyncio.to_thread(self._opened().refuse, offer, why)
+
     async def close(self) -> None:
         if self.sync is not None:
             await asyncio.to_thread(self.sync.close)

@@ -197,6 +197,13 @@ class Subscriber:
         self._session.call("AcknowledgeSwap", agent_pb2.AcknowledgeSwapRequest(epoch=offer.epoch,
                                                                                flip_seconds=flip_seconds))
 
+    def refuse(self, offer: Offer, why: str) -> None:
+        """Leader, in place of `acknowledge`: the engine does not want the version, and every rank is back on what it
+        served. The engine is fenced; the fleet goes back to the version before where the coordinator is configured so
+        (`rollback_refused`, the default)."""
+        self._session.call("AcknowledgeSwap", agent_pb2.AcknowledgeSwapRequest(
+            epoch=offer.epoch, refused_why=why.encode()[:1000].decode(errors="ignore") or "no reason given"))
+
     def _on_event(self, event: agent_pb2.AttachEvent, generation: int) -> None:
         kind = event.WhichOneof("kind")
         if kind == "swap_offer":

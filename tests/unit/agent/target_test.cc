@@ -72,6 +72,30 @@ TEST_F(AgentTarget, SwapsBuffersEpochByEpoch) {
   EXPECT_EQ(engine.targets.at(JobOf(*rollout_, 3)).first.binding[0].region, buffers_[0]);
 }
 
+TEST_F(AgentTarget, TellsThatTheEngineRefusesWhatItIsOffered) {
+  ExpectStatus(agent->RefuseSwap(rollout_->handle, Epoch{1}, "why"), Code::kFailedPrecondition,
+               Reason::kStaleEpoch);
+  Stage(*rollout_, 1, 7);
+  Commit(*rollout_, 1, 7);
+  EXPECT_TRUE(agent->RefuseSwap(rollout_->handle, Epoch{1}, "a canary sang").ok());
+  const auto failed = coordinator.All<epoch::FailedReport>();
+  ASSERT_EQ(failed.size(), 1u);
+  EXPECT_EQ(failed[0].epoch, Epoch{1});
+  EXPECT_TRUE(failed[0].refused);
+  EXPECT_THAT(failed[0].why.ToString(), HasSubstr("the engine refuses it: a canary sang"));
+  EXPECT_EQ(agent->Local()[0].serving, Epoch{0});
+  EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{1}, 0).ok());
+  ExpectStatus(agent->RefuseSwap(rollout_->handle, Epoch{1}, "too late"), Code::kFailedPrecondition,
+               Reason::kStaleEpoch);
+}
+
+TEST_F(AgentTarget, OnlyTheLeaderRefuses) {
+  Stage(*rollout_, 1, 7);
+  Commit(*rollout_, 1, 7, /*leader=*/false);
+  ExpectStatus(agent->RefuseSwap(rollout_->handle, Epoch{1}, "why"), Code::kPermissionDenied,
+               Reason::kPermissionDenied);
+}
+
 TEST_F(AgentTarget, WritesTheSameBufferAgainAfterAnAbort) {
   Serve(*rollout_, 1, 7);
   Command(TargetPrepare(*rollout_, 2, 8));

@@ -279,7 +279,7 @@ epoch::Report RandomReport(Dice& dice) {
     case 4:
       return epoch::DrainedReport{epoch, member};
     case 5:
-      return epoch::FailedReport{epoch, member, RandomStatus(dice)};
+      return epoch::FailedReport{epoch, member, RandomStatus(dice), dice.Coin()};
     case 6: {
       epoch::AttestedReport out{epoch, member, dice.Next(), RandomStatus(dice), {}, 0.5};
       for (size_t i = dice.Below(9); i > 0; --i) out.sums.push_back({dice.Next(), dice.Next()});

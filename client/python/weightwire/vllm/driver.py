@@ -215,7 +215,8 @@ class EngineDriver:
             log.warning("weightwire: resume: %s", error)
 
     def _back_to(self, before: Serving | None, version: int, epoch: int, why: StepError) -> None:
-        """After a refused canary: the version before, or nothing. The version is not tried again."""
+        """After a refused canary: the version before, or nothing. The version is not tried again, and the coordinator is
+        told: the whole fleet goes back where it is configured so."""
         self._workers.answered(epoch)
         try:
             self._replacer.call("pause", lambda t: self._port.pause("abort", t))
@@ -225,6 +226,11 @@ class EngineDriver:
             log.error("weightwire: %s: %s", error.step, error)
             back = False
         self._set(before if back else None, broken=not back)
+        try:
+            self._replacer.call("refuse", lambda t: self._workers.ask("refuse", t, ranks=[0], epoch=epoch, why=str(why)),
+                                "resume")
+        except StepError as error:
+            log.warning("weightwire: %s: %s; the coordinator fences the engine at its commit deadline", error.step, error)
         if back:
             self._resume(version, epoch)
         raise self._failed(why, version, epoch) from why

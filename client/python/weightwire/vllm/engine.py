@@ -179,13 +179,16 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
                     raise TimeoutError("vLLM's call has not reached this rank, or is not done")
         elif do == "make_room":
             self._make_room(message["epoch"])
-        elif do == "acknowledge":
+        elif do in ("acknowledge", "refuse"):
             with self._lock:
                 offer = self._pending
             if offer is None or self._subscriber is None or offer.epoch != message["epoch"]:
                 raise errors.StaleError(f"epoch {message['epoch']} is not the one offered last", code="ABORTED",
                                         reason="stale_epoch")
-            self._subscriber.acknowledge(offer, message["seconds"])
+            if do == "refuse":
+                self._subscriber.refuse(offer, message["why"])
+            else:
+                self._subscriber.acknowledge(offer, message["seconds"])
         elif do == "forget":
             with self._lock:
                 self._held = {epoch: held for epoch, held in self._held.items() if epoch == message["epoch"]}
