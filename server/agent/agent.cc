@@ -6,6 +6,7 @@
 #include "server/agent/participant.h"
 #include "server/agent/services.h"
 #include "server/agent/session.h"
+#include "server/base/failpoint.h"
 
 // Two tables: handles that an application may still use, and participants that still run something
 // (a fenced one stays there until it is drained). Calls go by handle; commands by member, which is
@@ -172,6 +173,7 @@ void AgentImpl::Attach(AttachRequest request, Application* application,
       session_.agent(),   request.job,         request.role, request.group,    request.rank,
       request.world_size, request.incarnation, request.pid,  request.trace_id, {}};
   ++attaching_;
+  WW_FAILPOINT("agent.before_an_attachment_registers");
   services_->coordinator.Register(
       std::move(wanted),
       [weak = std::weak_ptr(self_), session = session_.number(), request = std::move(request),
@@ -197,6 +199,7 @@ void AgentImpl::Registered(const AttachRequest& request, Application* applicatio
         Status(Code::kAlreadyExists, Reason::kDuplicateRank, "this incarnation is attached already")
             .AtRank(request.group + "/" + std::to_string(request.rank))));
   }
+  WW_FAILPOINT("agent.after_register_before_attached");
   const Handle handle{next_handle_++};
   auto participant = std::make_shared<Participant>(services_, handle, request, member, application);
   handles_.emplace(handle, participant);

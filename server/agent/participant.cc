@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "server/base/failpoint.h"
+
 // Calls of the application. What the machine asks for is carried out in participant_actions.cc.
 namespace weightwire::agent {
 
@@ -63,6 +65,7 @@ void Participant::Agreed(std::shared_ptr<const control::LayoutSubmission> submis
                          control::Reply<control::LayoutReply> reply) {
   if (ended_) return reply(Fail(StaleHandle()));
   if (!result) return reply(std::move(result));
+  WW_FAILPOINT("agent.after_layout_agreed");
   if (memory_->layout() && *memory_->layout() != *result->agreed) {
     Status why = Status(Code::kFailedPrecondition, Reason::kStaleIncarnation,
                         "another layout was agreed before; it stays for the process's lifetime")
@@ -121,6 +124,7 @@ Status Participant::AcknowledgeSwap(Epoch epoch, double flip_seconds) {
   WW_RETURN_IF_ERROR(CheckOffered(epoch));
   acknowledged_ = epoch;
   flip_seconds_ = flip_seconds;
+  WW_FAILPOINT("agent.after_flip_before_acknowledged");
   Feed(epoch::LocalApplied{epoch});
   return OkStatus();
 }
@@ -176,6 +180,7 @@ LocalStatus Participant::Describe() const {
 
 void Participant::Leave(Status why) {
   application_ = nullptr;
+  WW_FAILPOINT("agent.before_a_rank_leaves");
   auto self = shared_from_this();
   End(why);
   Feed(epoch::LocalLost{std::move(why)});

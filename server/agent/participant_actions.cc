@@ -2,6 +2,7 @@
 
 #include "server/agent/participant.h"
 #include "server/agent/plan_bounds.h"
+#include "server/base/failpoint.h"
 #include "server/plan/relayed.h"
 
 // Events are queued and stepped one after another: an action may lead to the next event at once (an
@@ -46,6 +47,7 @@ void Participant::Do(const epoch::DoPrepare&) {
 }
 
 void Participant::BeginPrepare(const std::shared_ptr<Attempt>& attempt) {
+  WW_FAILPOINT("agent.before_prepare");
   if (Status status = CheckPrepare(attempt->command); !status.ok()) {
     return Prepared(attempt, std::move(status));
   }
@@ -171,6 +173,7 @@ void Participant::Do(const epoch::DoTransfer&) {
 }
 
 void Participant::StartSource(const std::shared_ptr<Attempt>& attempt) {
+  WW_FAILPOINT("agent.before_source_serves");
   transfer::Binding bytes =
       is_engine() ? memory_->StageBinding(memory_->stage()->live()) : publication_->Bytes();
   services_->transfers.StartSource(
@@ -179,6 +182,7 @@ void Participant::StartSource(const std::shared_ptr<Attempt>& attempt) {
         if (!self->Runs(attempt)) return;
         attempt->seconds =
             std::chrono::duration<double>(self->services_->clock.Now() - attempt->started).count();
+        WW_FAILPOINT("agent.after_all_read_before_sourced");
         if (result) attempt->sourced = std::move(*result);
         self->Feed(epoch::LocalTransferred{attempt->command.epoch,
                                            attempt->sourced ? OkStatus() : result.error()});
@@ -186,6 +190,7 @@ void Participant::StartSource(const std::shared_ptr<Attempt>& attempt) {
 }
 
 void Participant::StageHeld(const std::shared_ptr<Attempt>& attempt) {
+  WW_FAILPOINT("agent.before_held_version_staged");
   attempt->buffer = memory_->stage()->next();
   attempt->staged = transfer::TargetReport{};
   Feed(epoch::LocalTransferred{attempt->command.epoch, CheckHeld(attempt->command.held)});
@@ -196,6 +201,7 @@ void Participant::StartTarget(const std::shared_ptr<Attempt>& attempt) {
   attempt->buffer = stage.next();
   stage.Overwrite();
   SupersedeAttestation(attempt->buffer);
+  WW_FAILPOINT("agent.before_spare_buffer_written");
   transfer::TargetJob job = TargetJobOf(*attempt, name_, memory_->StageBinding(attempt->buffer));
   job.kept = memory_->kept(attempt->buffer);
   if (stage.live() >= 0 && stage.has_room()) {
@@ -214,6 +220,7 @@ void Participant::StartTarget(const std::shared_ptr<Attempt>& attempt) {
         if (!self->Runs(attempt)) return;
         attempt->seconds =
             std::chrono::duration<double>(self->services_->clock.Now() - attempt->started).count();
+        WW_FAILPOINT("agent.after_unpack_before_staged");
         if (result) attempt->staged = std::move(*result);
         self->Feed(epoch::LocalTransferred{attempt->command.epoch,
                                            attempt->staged ? OkStatus() : result.error()});
@@ -253,12 +260,15 @@ void Participant::Do(const epoch::OfferSwap& action) {
   WW_CHECK(attempt_->staged && attempt_->buffer != memory_->stage()->live());
   const epoch::PrepareCommand& command = attempt_->command;
   if (application_ == nullptr) return;
+  WW_FAILPOINT("agent.after_commit_before_offer");
   application_->OnCommitted(command.epoch, command.content, command.version, attempt_->buffer,
                             action.leader);
+  WW_FAILPOINT("agent.after_offer");
 }
 
 void Participant::Do(const epoch::DoInstall&) {
   const auto attempt = attempt_;
+  WW_FAILPOINT("agent.before_installed");
   memory_->stage()->Flip({attempt->command.content, attempt->command.version});
   emptied_for_ = {};
   Drain(attempt, [] {});
@@ -270,6 +280,7 @@ void Participant::Do(const epoch::DoInstall&) {
 void Participant::Do(const epoch::TellReleased& action) {
   if (is_engine()) return;
   auto release = [self = shared_from_this(), action] {
+    WW_FAILPOINT("agent.after_drain_before_release");
     self->publication_->Release(action.version, action.epoch, action.why);
   };
   if (!attempt_) return release();
@@ -279,6 +290,7 @@ void Participant::Do(const epoch::TellReleased& action) {
 void Participant::Do(const epoch::TellEvicted& action) { End(action.why); }
 
 void Participant::Do(const epoch::SendPrepared&) {
+  WW_FAILPOINT("agent.before_prepared_sent");
   services_->report(epoch::PreparedReport{attempt_->command.epoch, member()});
 }
 void Participant::Do(const epoch::SendTransferred&) {
@@ -288,11 +300,13 @@ void Participant::Do(const epoch::SendTransferred&) {
     staged->keeps = {serves.epoch, serves.version};
   }
   services_->report(std::move(report));
+  WW_FAILPOINT("agent.after_staged_before_commit");
 }
 void Participant::Do(const epoch::SendApplied&) {
   services_->report(epoch::AppliedReport{acknowledged_, member(), flip_seconds_});
 }
 void Participant::Do(const epoch::SendDrained& action) {
+  WW_FAILPOINT("agent.before_drained_sent");
   services_->report(epoch::DrainedReport{action.epoch, member()});
 }
 void Participant::Do(const epoch::SendFailed& action) {

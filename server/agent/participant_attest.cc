@@ -2,6 +2,7 @@
 
 #include "server/agent/participant.h"
 #include "server/agent/plan_bounds.h"
+#include "server/base/failpoint.h"
 
 // What is served is summed where it lies, in the live buffer, and no epoch waits for it. An epoch
 // writes the spare one; the live one is written only after a swap has made it the spare one, and
@@ -79,6 +80,7 @@ void Participant::Attested(const epoch::AttestCommand& command, Status why,
   }
   if (job && attestation_ == job) attestation_.reset();
   if (!report.why.ok() && report.why.rank().empty()) report.why = Status(report.why).AtRank(name_);
+  WW_FAILPOINT("agent.before_sums_sent");
   services_->report(std::move(report));
 }
 

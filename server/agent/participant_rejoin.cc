@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "server/agent/participant.h"
+#include "server/base/failpoint.h"
 
 // A participant outlives its coordinator. What is whole stays: the version that an engine serves,
 // one that it has staged, one that a publisher holds; what was moving is stopped. When a session is
@@ -18,6 +19,7 @@ void Participant::Orphan() {
   publication_->Pause();
   ArmOverdue();
   Feed(epoch::LocalOrphaned{});
+  WW_FAILPOINT("agent.after_coordinator_lost");
 }
 
 void Participant::ArmOverdue() {
@@ -73,6 +75,7 @@ control::Claim Participant::ClaimNow() const {
 }
 
 void Participant::Register() {
+  WW_FAILPOINT("agent.before_claim");
   control::RegisterRequest request{agent_,
                                    request_.job,
                                    request_.role,
@@ -99,6 +102,7 @@ void Participant::Register() {
 
 void Participant::Registered(const Result<control::RegisterReply>& reply) {
   if (!reply) return RepeatOrDismiss(reply.error(), &Participant::Register);
+  WW_FAILPOINT("agent.after_claim_taken");
   services_->registered(handle_, reply->member);
   Feed(epoch::LocalAdopted{reply->member});
   submission_ ? ResubmitLayout() : Rejoined();
@@ -125,6 +129,7 @@ void Participant::Resubmitted(const Result<control::LayoutReply>& reply) {
 
 void Participant::Rejoined() {
   orphaned_ = false;
+  WW_FAILPOINT("agent.before_version_published_again");
   services_->strand.Cancel(overdue_timer_);
   publication_->Resume(member());
 }

@@ -1,4 +1,5 @@
 #include "server/agent/participant.h"
+#include "server/base/failpoint.h"
 
 // A rank with one buffer: a version can be written only after what is served there was given up.
 // From then on nothing is served until a version is installed. When an epoch fails meanwhile the
@@ -46,6 +47,7 @@ Status Participant::MakeRoom(Epoch epoch) {
   services_->strand.Cancel(room_timer_);
   emptied_for_ = epoch;
   SupersedeAttestation(memory_->stage()->live());
+  WW_FAILPOINT("agent.before_served_buffer_given_up");
   memory_->stage()->Forget();
   Feed(epoch::LocalEmptied{});
   PassGate(attempt, OkStatus());

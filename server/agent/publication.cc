@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "server/agent/snapshot.h"
+#include "server/base/failpoint.h"
 
 namespace weightwire::agent {
 namespace {
@@ -87,6 +88,7 @@ void Publication::SnapshotRegionMade(uint64_t number,
 
 void Publication::Submit() {
   if (paused_) return;
+  WW_FAILPOINT("agent.before_version_submitted");
   services_->coordinator.Publish(
       held_->request, [weak = weak_from_this(), number = held_->number](const Status& status) {
         auto self = weak.lock();
@@ -104,6 +106,7 @@ void Publication::Submitted(uint64_t number, const Status& status) {
   }
   if (!status.ok()) return Refused(status);
   accepted_ = held_->request.version;
+  WW_FAILPOINT("agent.after_version_accepted_before_answer");
   std::exchange(held_->done, {})(OkStatus());
   if (!Is(number)) return;  // the caller left meanwhile
   if (held_->mode == PublishMode::kSnapshot) return Copy();
@@ -157,6 +160,7 @@ void Publication::Copy() {
                 [weak = weak_from_this(), number = held_->number] {
                   auto self = weak.lock();
                   if (!self || !self->Is(number)) return;
+                  WW_FAILPOINT("agent.after_snapshot_copied");
                   if (!self->held_->release) {
                     self->held_->told = true;
                     self->tell_(self->held_->request.version, Epoch{}, OkStatus());

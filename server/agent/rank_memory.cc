@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "server/base/checked.h"
+#include "server/base/failpoint.h"
 #include "server/transfer/staging.h"
 
 namespace weightwire::agent {
@@ -93,6 +94,7 @@ Status RankMemory::Bind(const std::vector<TensorBinding>& bindings) {
     return Status(Code::kInvalidArgument, Reason::kTensorMissing, "the tensor is not bound")
         .AtTensor(layout_->tensors[i].name);
   }
+  WW_FAILPOINT("agent.before_memory_bound");
   binding_ = std::move(bound);
   std::set<uint64_t> used;
   for (const TensorBinding& binding : bindings) used.insert(binding.region);
@@ -131,6 +133,7 @@ Status RankMemory::StartStage() {
 void RankMemory::StageMade(Result<std::unique_ptr<memory::StageBuffers>> made,
                            Budget::Share share) {
   making_stage_ = false;
+  WW_FAILPOINT("agent.after_stage_made");
   Status status;
   if (made) {
     stage_ = std::move(*made);

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "server/base/failpoint.h"
 #include "server/coordinator/driver.h"
 #include "server/coordinator/leases.h"
 #include "server/coordinator/lifeline.h"
@@ -80,6 +81,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
                    control::Reply<control::AgentWelcome> reply) override {
     if (stopping_) return outbox_.Reply<control::AgentWelcome>(reply, Fail(ShuttingDown()));
     auto welcome = membership_.Open(std::move(hello), port, clock_.Now());
+    WW_FAILPOINT("coordinator.after_session_opened_before_welcome");
     outbox_.Reply<control::AgentWelcome>(std::move(reply), std::move(welcome));
     leases_.Watch();
   }
@@ -95,6 +97,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
                 control::Reply<control::RegisterReply> reply) override {
     if (stopping_) return outbox_.Reply<control::RegisterReply>(reply, Fail(ShuttingDown()));
     auto registered = membership_.Register(request);
+    WW_FAILPOINT("coordinator.after_register_before_answer");
     if (!registered) CountFence(registered.error());
     outbox_.Reply<control::RegisterReply>(std::move(reply), std::move(registered));
   }
@@ -419,8 +422,10 @@ Result<std::unique_ptr<Coordinator>> Coordinator::Make(Options options, Clock& c
                                                        Executor& strand, Executor& workers,
                                                        Journal& journal, metrics::Sink& metrics) {
   WW_CHECK(options.random_ticket != nullptr);
+  WW_FAILPOINT("coordinator.before_replay");
   WW_ASSIGN(const std::vector<JournalRecord> records, journal.Read());
   Recovered recovered = Recover(records, options);
+  WW_FAILPOINT("coordinator.after_replay");
   return std::make_unique<CoordinatorImpl>(std::move(options), clock, strand, workers, journal,
                                            metrics, std::move(recovered));
 }

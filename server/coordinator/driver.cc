@@ -4,6 +4,7 @@
 #include <functional>
 #include <utility>
 
+#include "server/base/failpoint.h"
 #include "server/coordinator/prepare.h"
 
 // TryStart is the one place where something begins; everything that may have made a beginning
@@ -87,6 +88,7 @@ Status Driver::Publish(const control::PublishRequest& request) {
                       s_.clock.Now());
   }();
   if (!accepted.ok()) return Status(std::move(accepted).AtRank(place->name()));
+  WW_FAILPOINT("coordinator.after_publish_accepted");
   place->live->published = std::max(place->live->published, request.version);
   published_ = true;
   ArmVersionTimer();
@@ -257,6 +259,7 @@ void Driver::StartFill() {
   if (holder == nullptr || waiting.empty()) return;
   const auto number = numbers_.Take();
   if (!number) return;
+  WW_FAILPOINT("coordinator.before_a_fill");
   epoch::Spec spec;
   spec.epoch = *number;
   spec.kind = epoch::Kind::kFill;
@@ -296,6 +299,7 @@ void Driver::Plan(const std::shared_ptr<Draft>& draft, const Group& source,
 void Driver::Planned(const std::shared_ptr<Draft>& draft, const std::string& engine,
                      const Result<PlannedPairPtr>& pair) {
   if (draft != publish_draft_ && draft != fill_draft_) return;
+  WW_FAILPOINT("coordinator.after_plan_made");
   if (pair) {
     draft->plans[engine] = *pair;
   } else if (draft->failure.ok()) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/base/failpoint.h"
 #include "server/coordinator/driver.h"
 
 // Events of runs are queued and stepped one after another, so that an action which leads to the
@@ -29,6 +30,27 @@ Epoch EpochOf(const epoch::Report& report) {
       },
       report);
 }
+
+/// A report has had its effect; its sender does not know.
+struct Taken {
+  void operator()(const epoch::PreparedReport&) const {
+    WW_FAILPOINT("coordinator.after_prepared_taken");
+  }
+  void operator()(const epoch::SourcedReport&) const {
+    WW_FAILPOINT("coordinator.after_sourced_taken");
+  }
+  void operator()(const epoch::StagedReport&) const {
+    WW_FAILPOINT("coordinator.after_staged_taken");
+  }
+  void operator()(const epoch::AppliedReport&) const {
+    WW_FAILPOINT("coordinator.after_applied_taken");
+  }
+  void operator()(const epoch::DrainedReport&) const {
+    WW_FAILPOINT("coordinator.after_drained_taken");
+  }
+  template <typename Other>
+  void operator()(const Other&) const {}
+};
 
 struct EventOf {
   epoch::Event operator()(const epoch::PreparedReport& r) const {
@@ -93,6 +115,7 @@ bool Driver::OnReport(const epoch::Report& report) {
     run->refused |= failed->refused && run->state.phase == epoch::Phase::kCommitting;
   }
   Feed(run->state.spec.epoch, std::visit(EventOf{}, report));
+  std::visit(Taken{}, report);
   return true;
 }
 
@@ -144,12 +167,14 @@ void Driver::Perform(EpochRun& run, const std::vector<epoch::Action>& actions) {
 }
 
 void Driver::Do(EpochRun& run, const epoch::SendPrepare&) {
+  WW_FAILPOINT("coordinator.before_prepares");
   for (const epoch::PrepareCommand& command : run.prepares) {
     s_.membership.Send(command.member, command);
   }
 }
 
 void Driver::Do(EpochRun& run, const epoch::SendTransfer&) {
+  WW_FAILPOINT("coordinator.before_transfers");
   if (run.state.spec.kind != epoch::Kind::kRollback) {
     // What is written from now on is nothing that could be served again.
     for (const auto& engine : run.state.spec.engines) {
@@ -162,6 +187,7 @@ void Driver::Do(EpochRun& run, const epoch::SendTransfer&) {
 }
 
 void Driver::Do(EpochRun& run, const epoch::SendRelease&) {
+  WW_FAILPOINT("coordinator.before_releases");
   const epoch::Spec& spec = run.state.spec;
   run.released = true;
   for (const epoch::Member& member : spec.sources) {
@@ -173,11 +199,14 @@ void Driver::Do(EpochRun& run, const epoch::AppendCommit&) {
   const epoch::Spec& spec = run.state.spec;
   CommitRecord record{spec.epoch, spec.version, {}, spec.held};
   for (const auto& engine : spec.engines) record.engines.push_back(engine.name);
+  WW_FAILPOINT("coordinator.before_commit_appended");
   s_.journal.Append(
       record, lifeline_.Bind([this, record](const Status& status) { Appended(record, status); }));
+  WW_FAILPOINT("coordinator.after_commit_submitted");
 }
 
 void Driver::Appended(const CommitRecord& record, const Status& status) {
+  WW_FAILPOINT("coordinator.after_journal_before_send");
   if (status.ok()) {
     committed_ = record;
     committed_wall_ = s_.clock.WallSeconds();
@@ -220,6 +249,7 @@ void Driver::Do(EpochRun& run, const epoch::SendCommit& action) {
 }
 
 void Driver::Do(EpochRun& run, const epoch::SendInstalled& action) {
+  WW_FAILPOINT("coordinator.before_installeds");
   const epoch::Spec& spec = run.state.spec;
   for (const epoch::Member& member : EngineNamed(spec, action.engine).ranks) {
     s_.membership.Send(member, epoch::InstalledCommand{spec.epoch, member});
@@ -237,6 +267,7 @@ void Driver::Do(EpochRun& run, const epoch::SendInstalled& action) {
 }
 
 void Driver::Do(EpochRun& run, const epoch::SendAbort& action) {
+  WW_FAILPOINT("coordinator.before_an_abort_sent");
   s_.membership.Send(action.member,
                      epoch::AbortCommand{run.state.spec.epoch, action.member, action.why});
 }

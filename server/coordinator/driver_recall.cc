@@ -1,6 +1,7 @@
 #include <map>
 #include <utility>
 
+#include "server/base/failpoint.h"
 #include "server/coordinator/driver.h"
 #include "server/coordinator/recall.h"
 
@@ -14,6 +15,7 @@ void Driver::OnComplete(Group& group) {
   std::vector<control::Claim> claims;
   for (Slot& slot : group.slots) claims.push_back(std::exchange(slot.live->claim, {}));
   if (claims == std::vector<control::Claim>(claims.size())) return;
+  WW_FAILPOINT("coordinator.before_recall_decided");
   const auto recalled = Recall(claims, committed_);
   s_.metrics.Add("engines_recalled_total", 1, {{"outcome", recalled ? "kept" : "refused"}});
   if (!recalled) {
@@ -45,6 +47,7 @@ void Driver::OnComplete(Group& group) {
     s_.membership.Send(members[rank], epoch::AbortCommand{claims[rank].staged, members[rank], why});
   }
   if (group.serving != committed_.epoch && group.unfinished == Epoch{}) TellBehind(group);
+  WW_FAILPOINT("coordinator.after_recall_decided");
 }
 
 /// True when an epoch is about to run: nothing else may begin.
@@ -58,6 +61,7 @@ bool Driver::StartUnfinished() {
     engines.push_back(s_.membership.FindGroup(engine->name));
   }
   if (engines.empty()) return false;
+  WW_FAILPOINT("coordinator.before_an_unfinished_epoch_goes_on");
   if (!FillGaveWay()) return true;
   auto run = std::make_unique<EpochRun>();
   epoch::Spec& spec = run->state.spec;

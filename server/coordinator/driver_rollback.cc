@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/base/failpoint.h"
 #include "server/coordinator/driver.h"
 
 // A rollback needs no plan: its engines are those whose every rank still holds the version in its
@@ -33,6 +34,7 @@ void Driver::Rollback(Version version, control::Reply<RolledBack> reply) {
   }
   if (!rollback_) rollback_ = PendingRollback{version, 0, {}, {}};
   rollback_->replies.push_back(std::move(reply));
+  WW_FAILPOINT("coordinator.after_rollback_accepted");
   TryStart();
   changed_();
 }

@@ -1,5 +1,7 @@
 #include "server/coordinator/epoch_numbers.h"
 
+#include "server/base/failpoint.h"
+
 namespace weightwire::coordinator {
 namespace {
 
@@ -11,8 +13,10 @@ void EpochNumbers::Reserve() {
   if (reserving_ || limit_.value - next_.value > kBlock / 2) return;
   reserving_ = true;
   const Epoch limit(limit_.value + kBlock);
+  WW_FAILPOINT("coordinator.before_reservation_appended");
   journal_.Append(ReserveRecord{limit, history_},
                   lifeline_.Bind([this, limit](const Status& status) {
+                    WW_FAILPOINT("coordinator.after_reservation_durable");
                     if (!status.ok()) return failed_(status);
                     reserving_ = false;
                     limit_ = limit;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/base/failpoint.h"
+
 namespace weightwire::coordinator {
 namespace {
 
@@ -119,6 +121,7 @@ void Membership::AgentLeft(AgentId agent) {
 void Membership::LoseAgent(AgentId agent, const Status& why) {
   session_of_.erase(sessions_.at(agent).hello.incarnation);
   sessions_.erase(agent);
+  WW_FAILPOINT("coordinator.after_an_agent_is_lost");
   for (auto& [name, group] : groups_) {
     bool lost = false;
     for (uint32_t rank = 0; rank < group.world_size(); ++rank) {

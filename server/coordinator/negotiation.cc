@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "server/base/failpoint.h"
+
 namespace weightwire::coordinator {
 namespace {
 
@@ -76,6 +78,7 @@ void Negotiation::Offered(const Submission& submission, const LayoutReplier& rep
   if (Status why = Agree(*submission, *offer); !why.ok()) {
     return Refuse(*submission, reply, std::move(why));
   }
+  WW_FAILPOINT("coordinator.after_layout_agreed_before_answer");
   outbox_.Reply<control::LayoutReply>(
       reply,
       control::LayoutReply{offer->layout, offer->canonical_fingerprint, std::move(offer->notes)});
@@ -129,6 +132,7 @@ void Negotiation::Assembled(const std::string& name, uint64_t generation,
   group->was_complete = true;
   group->dirty = false;
   group->last_error.clear();
+  WW_FAILPOINT("coordinator.after_a_group_is_complete");
   observer_.OnComplete(*group);
   observer_.OnMembershipChanged();
 }

@@ -1,10 +1,48 @@
 #include "server/coordinator/outbox.h"
 
+#include "server/base/failpoint.h"
+
 namespace weightwire::coordinator {
+namespace {
+
+/// Some members know, others do not yet.
+struct Delivered {
+  void operator()(const epoch::PrepareCommand&) const {
+    WW_FAILPOINT("coordinator.after_a_prepare_sent");
+  }
+  void operator()(const epoch::TransferCommand&) const {
+    WW_FAILPOINT("coordinator.after_a_transfer_sent");
+  }
+  void operator()(const epoch::ReleaseCommand&) const {
+    WW_FAILPOINT("coordinator.after_a_release_sent");
+  }
+  void operator()(const epoch::CommitCommand&) const {
+    WW_FAILPOINT("coordinator.after_a_commit_sent");
+  }
+  void operator()(const epoch::InstalledCommand&) const {
+    WW_FAILPOINT("coordinator.after_an_installed_sent");
+  }
+  void operator()(const epoch::AbortCommand&) const {
+    WW_FAILPOINT("coordinator.after_an_abort_sent");
+  }
+  void operator()(const epoch::EvictCommand&) const {
+    WW_FAILPOINT("coordinator.after_an_evict_sent");
+  }
+  void operator()(const epoch::BehindCommand&) const {
+    WW_FAILPOINT("coordinator.after_a_behind_sent");
+  }
+  void operator()(const epoch::AttestCommand&) const {
+    WW_FAILPOINT("coordinator.after_an_attest_sent");
+  }
+};
+
+}  // namespace
 
 void Outbox::Send(const PortPtr& port, epoch::Command command) {
   strand_.Post(lifeline_.Bind([port, command = std::move(command)] {
-    if (port->target != nullptr) port->target->OnCommand(command);
+    if (port->target == nullptr) return;
+    port->target->OnCommand(command);
+    std::visit(Delivered{}, command);
   }));
 }
 

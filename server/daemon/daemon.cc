@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/base/failpoint.h"
 #include "server/daemon/agent_role.h"
 #include "server/daemon/coordinator_role.h"
 #include "server/daemon/http_server.h"
@@ -83,6 +84,7 @@ class DaemonImpl final : public Daemon {
     if (agent_ && !agent_->AwaitSession(kSessionWait)) {
       spdlog::warn("no session with the coordinator yet; the agent keeps trying");
     }
+    WW_FAILPOINT("daemon.before_ready");
     // Before anybody can read that this process is ready: from here on a signal is a good stop.
     if (!signals_) StopOnSignal();
     return true;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "server/base/checked.h"
+#include "server/base/failpoint.h"
 
 namespace weightwire::memory {
 namespace {
@@ -147,6 +148,7 @@ Result<std::shared_ptr<MemoryRegion>> MemoryRegion::Import(UniqueFd fd, uint64_t
     }
     return Refused(bytes, ErrorText("mmap", error));
   }
+  WW_FAILPOINT("memory.after_foreign_memory_mapped");
   // Not pre-faulted: a sparse file would charge its holes to this process.
   return std::shared_ptr<MemoryRegion>(
       new MemoryRegion(std::move(fd), static_cast<std::byte*>(mapped), bytes));

@@ -11,6 +11,7 @@
 #include <grpcpp/grpcpp.h>
 #include <spdlog/spdlog.h>
 
+#include "server/base/failpoint.h"
 #include "server/rpc/session_call.h"
 #include "server/wire/control.h"
 #include "server/wire/slice.h"
@@ -240,6 +241,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
                     command.error().ToString());
       return LoseSession(std::move(command.error()));
     }
+    WW_FAILPOINT("rpc.before_a_command_is_taken");
     session_.port->OnCommand(std::move(*command));
   }
 

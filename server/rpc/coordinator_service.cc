@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "server/base/failpoint.h"
 #include "server/rpc/coordinator_session.h"
 #include "server/rpc/coordinator_streams.h"
 #include "server/rpc/status_message.h"
@@ -90,6 +91,7 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
       if (!decoded) return answer(decoded.error());
       OnStrand([this, decoded = std::move(*decoded), answer]() mutable {
         coordinator_.Report(decoded.agent, std::move(decoded.report));
+        WW_FAILPOINT("rpc.before_a_report_is_answered");
         answer(OkStatus());
       });
     });

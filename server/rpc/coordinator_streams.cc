@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "server/base/failpoint.h"
 #include "server/rpc/server_stream.h"
 #include "server/rpc/status_message.h"
 #include "server/wire/slice.h"
@@ -25,6 +26,7 @@ class SliceStream final : public ServerStream<v1::SlicePart> {
                  plan = wire::FromProto(request.plan()), rank = request.rank()] {
       coordinator.FetchSlice(plan, side, rank, [self, this](auto slice) {
         if (!slice) return End(std::move(slice.error()));
+        WW_FAILPOINT("rpc.before_a_slice_is_sent");
         writer_.emplace(std::move(*slice), kPartBytes);
         OnWritten();
       });

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/base/failpoint.h"
 #include "server/memory/fd_passing.h"
 #include "server/wire/checks.h"
 #include "server/wire/fd_protocol.h"
@@ -71,11 +72,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   bool Put(memory::UniqueFd fd) {
     auto token = table_.Put(std::move(fd));
+    WW_FAILPOINT("rpc.after_an_fd_is_taken_before_its_token");
     return token ? Send({Reason::kNone, *token}, -1) : Send({token.error().reason(), 0}, -1);
   }
 
   bool Get(uint64_t token) {
     auto fd = table_.Redeem(token);
+    WW_FAILPOINT("rpc.before_an_fd_is_given");
     return fd ? Send({Reason::kNone, token}, fd->get()) : Send({fd.error().reason(), token}, -1);
   }
 

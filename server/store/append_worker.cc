@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "server/base/clock.h"
+#include "server/base/failpoint.h"
 
 namespace weightwire::store {
 
@@ -34,7 +35,9 @@ void AppendWorker::Run() {
     Entry entry = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
+    WW_FAILPOINT("store.before_a_record_is_written");
     if (failed_.ok()) failed_ = Timed(entry.record);
+    WW_FAILPOINT("store.after_a_record_is_durable_before_its_answer");
     strand_.Post([done = std::move(entry.done), status = failed_] { done(status); });
     lock.lock();
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "server/base/checked.h"
+#include "server/base/failpoint.h"
 #include "server/transfer/segment_copy.h"
 
 // Life: planning (schedules are cut on a worker) → serving → finished (`done` has run) → quiet →
@@ -123,6 +124,7 @@ Result<SourceRun::MappedKeys> SourceRun::ExportForMapping(transport::Transport* 
   }
   MappedKeys keys;
   keys.binding = transport->Export(job_.binding);
+  WW_FAILPOINT("transfer.after_memory_exported");
   keys.sums = transport->Export({{sums_region_, 0, sums_region_->size()}});
   exports_.emplace(transport, keys);
   return keys;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/kernels.h"
+#include "server/base/failpoint.h"
 #include "server/transfer/source_run.h"
 #include "server/transfer/windows.h"
 
@@ -116,6 +117,7 @@ void SourceStream::OnOpen(const std::shared_ptr<transport::Endpoint>& endpoint,
   reader.endpoint = endpoint;
   reader.maps = open.maps;
   readers_.emplace(open.key.reader, std::move(reader));
+  WW_FAILPOINT("transfer.after_a_reader_opened");
   if (SumsAtReader()) {
     auto& at_reader = context().sums_at_reader;
     std::erase_if(at_reader, [](const auto& entry) { return entry.second.expired(); });
@@ -146,6 +148,7 @@ void SourceStream::OnCredit(uint64_t endpoint, const Notify& credit) {
   context().metrics.Add("transfer_bytes_total", static_cast<double>(bytes - credit.bytes_kept),
                         {{"transport", reader->endpoint->transport_name()}, {"direction", "out"}});
   Touch();
+  WW_FAILPOINT("transfer.after_a_slot_is_credited");
   ReleaseIfUnread(slot);
   Pump();
   run_.Changed();
@@ -378,6 +381,7 @@ void SourceStream::AnnounceNext() {
 }
 
 void SourceStream::Announce(uint32_t index, Slot& slot) {
+  WW_FAILPOINT("transfer.before_a_slot_is_announced");
   slot.phase = Phase::kAnnounced;
   for (ParticipantId participant : slot.waiting) {
     const Reader& reader = readers_.at(participant);

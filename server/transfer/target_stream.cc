@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/kernels.h"
+#include "server/base/failpoint.h"
 #include "server/transfer/segment_copy.h"
 #include "server/transfer/target_run.h"
 
@@ -92,6 +93,7 @@ void TargetStream::OnReady(const Notify& ready) {
     return FailStream(Code::kInternal, Reason::kInvalidRequest,
                       "slots were announced out of order");
   }
+  WW_FAILPOINT("transfer.before_a_slot_is_read");
   ++next_ready_;
   Slot& slot = slots_[ready.slot];
   slot.memory = ready.memory;
@@ -107,6 +109,7 @@ void TargetStream::CountMoved(int64_t bytes) {
 }
 
 void TargetStream::OnSlotVerified(uint32_t index) {
+  WW_FAILPOINT("transfer.after_a_slot_is_verified_before_its_credit");
   const int64_t kept = slots_.at(index).kept_bytes;
   slots_.erase(index);
   ++slots_done_;

@@ -12,6 +12,7 @@
 #include <span>
 #include <utility>
 
+#include "server/base/failpoint.h"
 #include "server/transport/tcp/tcp_endpoint.h"
 
 namespace weightwire::transport {
@@ -117,6 +118,7 @@ void TcpConnection::OnHeader() {
 }
 
 void TcpConnection::OnGet(const Frame& frame) {
+  WW_FAILPOINT("transport.before_a_read_is_answered");
   if (replies_.size() >= kTcpRequestsMax) return Garbage("too many requests");
   Frame reply{.type = FrameType::kGetReply, .request = frame.request};
   Outgoing outgoing{};

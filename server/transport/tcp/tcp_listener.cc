@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "server/base/failpoint.h"
 #include "server/transport/address.h"
 #include "server/transport/handshake.h"
 
@@ -139,6 +140,7 @@ void TcpListener::OnOpen(const TcpOpen& open, tcp::socket socket) {
     return;
   }
   const HelloReply reply = AnswerHello(open.hello, core_->self, *core_->handler);
+  WW_FAILPOINT("transport.before_a_session_is_accepted");
   if (reply.code != Code::kOk) {
     core_->CountClose("refused");
     SendNow(socket, EncodeWelcome(Refusal(reply.code, reply.reason)));
