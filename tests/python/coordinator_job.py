@@ -25,11 +25,11 @@ RATE = 60_000_000  # bytes a second: a version is long enough to be hit
 TRAINERS = 2
 
 
-def content(version: int) -> dict[str, np.ndarray]:
+def content(version: int, config: dict = CONFIG) -> dict[str, np.ndarray]:
     """What version `version` of the checkpoint holds: other bytes in every version."""
     random_bits = np.random.default_rng(version)
     return {name: random_bits.integers(0, 1 << 16, shape, dtype=np.uint16)
-            for name, shape in checkpoint.hf_shapes(CONFIG).items()}
+            for name, shape in checkpoint.hf_shapes(config).items()}
 
 
 def metas(shapes: dict[str, tuple[int, ...]]) -> list[TensorMeta]:

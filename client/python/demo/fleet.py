@@ -24,7 +24,8 @@ _READY = re.compile(r"^weightwired ready .*$", re.M)
 class Daemon:
     """One `weightwired`, configured by a YAML file in `directory`."""
 
-    def __init__(self, binary: str, directory: str, name: str, **config):
+    def __init__(self, binary: str, directory: str, name: str, *, env: dict | None = None, wait: bool = True, **config):
+        """`wait`: returns when it is ready; else `await_ready` does."""
         os.makedirs(directory, mode=0o700, exist_ok=True)
         self.name = name
         self.agent_socket = f"{directory}/agent.sock"
@@ -35,15 +36,19 @@ class Daemon:
         with open(path, "w") as out:
             for key, value in config.items():
                 out.write(f"{key}: {value}\n")
-        self._log = open(self._log_path, "w")
-        self._popen = subprocess.Popen([binary, "--config", path], stdout=subprocess.PIPE, stderr=self._log, text=True)
+        self._log = open(self._log_path, "a")  # of all its lives
+        self._popen = subprocess.Popen([binary, "--config", path], stdout=subprocess.PIPE, stderr=self._log, text=True, env=env)
+        self.pid = self._popen.pid
+        if wait:
+            self.await_ready()
+
+    def await_ready(self) -> None:
         line = self._popen.stdout.readline()
         if not _READY.match(line):
             self._popen.wait(10)
-            raise RuntimeError(f"{name} did not start (exit {self._popen.returncode}):\n{open(self._log_path).read()}")
+            raise RuntimeError(f"{self.name} did not start (exit {self._popen.returncode}):\n{open(self._log_path).read()}")
         said = dict(word.split("=", 1) for word in line.split() if "=" in word)
         self.grpc, self.http = said.get("grpc", ""), said.get("http", "")
-        self.pid = self._popen.pid
 
     def kill(self) -> None:
         self._popen.kill()

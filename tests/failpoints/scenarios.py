@@ -1,0 +1,109 @@
+"""What a job does while a failpoint waits in one of its processes: first what comes before it is armed, then what leads
+there. The second part runs beside the harness, and whatever it asks of a process that dies may fail."""
+
+from __future__ import annotations
+
+import time
+from typing import Callable
+
+from job import Job, Outcome
+
+ATTACH_SECONDS = 30.0
+COPY_SECONDS = 5.0  # or it was lost
+
+
+def _nothing(job: Job, outcome: Outcome, process: str) -> None:
+    pass
+
+
+def _publish(job: Job, outcome: Outcome, process: str) -> None:
+    job.publish(outcome)
+
+
+def _snapshot(job: Job, outcome: Outcome, process: str) -> None:
+    """Released at once; the next version must wait for the copy, which moves still."""
+    job.publish(outcome, mode="snapshot")
+    end = time.monotonic() + COPY_SECONDS
+    while not job.all_serve() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def _abort(job: Job, outcome: Outcome, process: str) -> None:
+    version = job.publish(outcome, manual_commit=True)
+    job.client.abort(job.client.wait_staged(version, timeout=10).epoch)
+    outcome.never.add(version)
+
+
+def _second_version(job: Job, outcome: Outcome, process: str) -> None:
+    job.publish_until_served(time.monotonic())
+
+
+def _rollback(job: Job, outcome: Outcome, process: str) -> None:
+    job.client.rollback(job.version - 1, timeout=20)
+
+
+def _join(job: Job, outcome: Outcome, process: str) -> None:
+    job.replace_engine(2 if process == "edge" else 1, time.monotonic() + ATTACH_SECONDS)
+
+
+def _reattach(job: Job, outcome: Outcome, process: str) -> None:
+    job.close_trainer()
+    job.attach_trainer(time.monotonic() + ATTACH_SECONDS)
+
+
+def _evict(job: Job, outcome: Outcome, process: str) -> None:
+    job.client.evict("engine-a")
+
+
+def _verify(job: Job, outcome: Outcome, process: str) -> None:
+    found = job.client.verify(timeout=15)
+    assert not found.differences, found
+
+
+def _kill_it(job: Job, outcome: Outcome, process: str) -> None:
+    job.parts[process].kill()
+
+
+def _start_it(job: Job, outcome: Outcome, process: str) -> None:
+    job.parts[process].start()
+
+
+def _lose_the_edge(job: Job, outcome: Outcome, process: str) -> None:
+    job.parts["edge"].kill()
+    job.parts["edge"].start()
+
+
+def _publish_until(point: str) -> Callable[[Job, Outcome, str], None]:
+    """The coordinator dies at `point` of a version."""
+    def act(job: Job, outcome: Outcome, process: str) -> None:
+        job.coordinator.arm(point, "kill", 0, 0)
+        job.publish(outcome)
+        job.coordinator.await_crossing(20)
+        job.coordinator.await_death()
+    return act
+
+
+def _start_coordinator(job: Job, outcome: Outcome, process: str) -> None:
+    job.coordinator.start()
+
+
+def _restart_coordinator(job: Job, outcome: Outcome, process: str) -> None:
+    job.coordinator.kill()
+    job.coordinator.start()
+
+
+SCENARIOS = {
+    "publish": (_nothing, _publish),
+    "snapshot": (_nothing, _snapshot),
+    "abort": (_nothing, _abort),
+    "rollback": (_second_version, _rollback),
+    "join": (_nothing, _join),
+    "reattach": (_nothing, _reattach),
+    "evict": (_nothing, _evict),
+    "verify": (_nothing, _verify),
+    "start": (_kill_it, _start_it),
+    "agent lost": (_nothing, _lose_the_edge),
+    "coordinator lost": (_nothing, _restart_coordinator),
+    "lost undecided": (_publish_until("coordinator.before_commit_appended"), _start_coordinator),
+    "lost decided": (_publish_until("coordinator.after_journal_before_send"), _start_coordinator),
+}
