@@ -1,8 +1,11 @@
 """Ranks that save their own parts at once make one checkpoint, or none."""
 
+import errno
 import json
 import multiprocessing
+import os
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -129,6 +132,33 @@ def test_a_rank_killed_at_any_step_and_started_again_goes_on(tmp_path, monkeypat
     checkpoint.check(tmp_path / "step_1")
     save(rank, tmp_path / "step_1", resume=True)  # killed after the end: there is nothing to do
     same_model(tmp_path / "step_1", tmp_path)
+
+
+def test_a_disk_that_fills_up_under_a_rank_leaves_no_checkpoint_and_the_save_goes_on_when_there_is_room(tmp_path, monkeypatch):
+    save_all(tmp_path / "step_1")
+    room, write, full = [20_000], os.pwrite, threading.Event()
+
+    def pwrite(fd, data, offset):
+        """As a disk with so much room: the last write is cut short, the next one fails."""
+        if not os.readlink(f"/proc/self/fd/{fd}").endswith("rank00002-00000.safetensors"):
+            return write(fd, data, offset)
+        if not room[0]:
+            full.set()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = write(fd, data[:room[0]], offset)
+        room[0] -= done
+        return done
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with ThreadPoolExecutor(4) as pool:
+        saves = [pool.submit(save, rank, tmp_path / "step_2", timeout=60) for rank in range(4)]
+        with pytest.raises(OSError, match="No space left"):
+            saves[2].result()
+        assert full.is_set() and not (tmp_path / "step_2").exists()
+        checkpoint.check(tmp_path / "step_1")
+        room[0] = 1 << 30
+        save(2, tmp_path / "step_2", resume=True)
+        saves[0].result()
+    same_model(tmp_path / "step_2", tmp_path)
 
 
 @pytest.mark.parametrize("complete", [False, True])

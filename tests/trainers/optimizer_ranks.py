@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import zlib
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import megatron.core.dist_checkpointing as dist_checkpointing
+import mcore
 from mcore_ranks import Job
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -103,6 +105,49 @@ class Trainer:
                 for master in (master for group in one.optimizer.param_groups for master in group["params"]):
                     for tensor in [master, *one.optimizer.state[master].values()]:
                         tensor.fill_(3)
+
+
+    def number(self, whole: dict) -> None:
+        """Makes this rank's states of the numbers of `whole` (mcore's global tensors, fp32), by mcore's own description of
+        where its parameters lie: the moment n, the second -n, the master n + 0.5."""
+        numbers = {}
+        parameters = [p for chunk in self.job.chunks for p in chunk.parameters()]
+        for part in mcore.sharded(self.job.chunks):
+            at = part.data.storage_offset()
+            p = next(p for p in parameters if p.untyped_storage().data_ptr() == part.data.untyped_storage().data_ptr()
+                     and p.storage_offset() <= at < p.storage_offset() + p.numel())
+            made = numbers.setdefault(p, torch.zeros(p.shape))
+            into = made.as_strided(part.data.shape, part.data.stride(), at - p.storage_offset())
+            into.copy_(whole[part.key][mcore.place(part)].reshape(into.shape))
+        for one in self.optimizer.chained_optimizers:
+            for bucket in (bucket for by_dtype in one.gbuf_ranges for of in by_dtype.values() for bucket in of):
+                for p, found in bucket["param_map"].items():
+                    group, order = one.model_param_group_index_map[p]
+                    master = one.optimizer.param_groups[group]["params"][order]
+                    mine = numbers[p].flatten()[found["param"].start:found["param"].end]
+                    with torch.no_grad():
+                        master.copy_(mine + 0.5)
+                        one.optimizer.state[master]["exp_avg"].copy_(mine)
+                        one.optimizer.state[master]["exp_avg_sq"].copy_(-mine)
+
+
+def numbered(shapes: dict) -> dict:
+    """Of each element of the whole tensors its number, in the order of their names."""
+    made, first = {}, 1
+    for name in sorted(shapes):
+        shape = tuple(shapes[name])
+        made[name] = torch.arange(first, first + math.prod(shape), dtype=torch.float32).reshape(shape)
+        first += math.prod(shape)
+    return made
+
+
+def save_numbered(rank: int, world_size: int, folder: str, out: str, sizes: dict):
+    """What tests/data/checkpoints/torch_dist-optimizer holds."""
+    trainer = Trainer(folder, sizes)
+    trainer.step(1)
+    trainer.number(mcore.from_hf(trainer.job.hf, numbered({n: t.shape for n, t in trainer.job.checkpoint.items()})))
+    multiprocessing.current_process()._config["daemon"] = False
+    dist_checkpointing.save(trainer.sharded(False), out)
 
 
 def same(got: dict, want: dict, what: str) -> None:

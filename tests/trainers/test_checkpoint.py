@@ -8,6 +8,7 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 
+import family_files
 import mcore
 from checkpoint_ranks import load, save
 from conftest import ROOT, read_safetensors
@@ -79,6 +80,23 @@ def test_round_trips_among_all_pairs_are_bit_exact(tmp_path, model, megatrons):
             checkpoint.convert(tmp_path / f"{a}", tmp_path / f"{a}-{b}", target, memory=1 << 18, verify=a == b)
             checkpoint.convert(tmp_path / f"{a}-{b}", tmp_path / f"{a}-{b}-hf", "hf")
             same(tmp_path / f"{a}-{b}-hf", model)
+
+
+@pytest.mark.parametrize("config,megatrons", [
+    (family_files.config_of("deepseek_v3-plain", **family_files.MTP), ("tp2,ep2,spec=te", "pp2,first=2")),
+    (family_files.config_of("deepseek_v2-plain-q"), ("tp2", "ep2,dp2")),
+    (family_files.config_of("glm4_moe-plain", **family_files.MTP), ("tp2", "ep2,dp2"))])
+def test_round_trips_of_latent_attention_and_mtp_are_bit_exact(tmp_path, config, megatrons):
+    want = family_files.write(tmp_path / "hf", config)
+    formats = ["torch_dist", "torch_dist:spec=local", *(f"megatron:{words}" for words in megatrons)]
+    for a, source in enumerate(formats):
+        checkpoint.convert(tmp_path / "hf", tmp_path / f"{a}", source, verify=True)
+        for b, target in enumerate(formats):
+            told = f"megatron:{megatrons[1]}" if "first" in source else None
+            checkpoint.convert(tmp_path / f"{a}", tmp_path / f"{a}-{b}", target, source_spec=told)
+            told = f"megatron:{megatrons[1]}" if "first" in target else None
+            checkpoint.convert(tmp_path / f"{a}-{b}", tmp_path / f"{a}-{b}-hf", "hf", source_spec=told)
+            assert family_files.read(tmp_path / f"{a}-{b}-hf") == want, (source, target)
 
 
 @pytest.mark.parametrize("model", ["qwen2", "qwen3_moe"])

@@ -2,14 +2,17 @@
 loaded under another layout and another data-parallel size, bit for bit, and steps on as if nothing had happened."""
 
 import json
+import os
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import BINARIES, ROOT
-from optimizer_ranks import METADATA, go_on, save
+from optimizer_ranks import METADATA, go_on, save, save_numbered
 from weightwire import checkpoint
+from weightwire.checkpoint.planner import planner_of
 from world import World
 
 FIXTURES = ROOT / "tests/data/megatron"
@@ -58,3 +61,30 @@ def test_states_by_bucket_are_refused_with_what_to_do(tmp_path, model, kind):
         world.join(180)
     with pytest.raises(checkpoint.CheckpointError, match=f"an optimizer saved as {kind}, cut.*fully_reshardable"):
         checkpoint.open_checkpoint(tmp_path / "mcore", "exp_avg")
+
+
+def test_the_stored_optimizer_is_what_megatron_writes(tmp_path):
+    """tests/data/checkpoints/torch_dist-optimizer, which tests read without mcore; WEIGHTWIRE_UPDATE=1 writes it anew."""
+    hf = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 16, "intermediate_size": 32,
+          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 4,
+          "num_experts_per_tok": 2, "moe_intermediate_size": 8, "vocab_size": 64, "padded_vocab": 64, "rms_norm_eps": 1e-6,
+          "tie_word_embeddings": False, "max_position_embeddings": 64, "decoder_sparse_step": 1, "mlp_only_layers": [],
+          "norm_topk_prob": True, "hidden_act": "silu", "torch_dtype": "bfloat16"}
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/config.json").write_text(json.dumps(hf))
+    held = planner_of(json.dumps(hf), str(BINARIES / "wwctl")).layout("hf")[0]
+    save_file({meta.name: torch.zeros(meta.shape, dtype=torch.bfloat16) for meta in held}, tmp_path / "hf/model.safetensors",
+              metadata={"format": "pt"})
+    (tmp_path / "made").mkdir()
+    with World(save_numbered, 4, str(tmp_path / "hf"), str(tmp_path / "made"), dict(tp=2, ep=2, etp=1)) as world:
+        world.join(180)
+    shutil.copy(tmp_path / "hf/config.json", tmp_path / "made/config.json")
+    stored = ROOT / "tests/data/checkpoints/torch_dist-optimizer"
+    if os.environ.get("WEIGHTWIRE_UPDATE"):
+        shutil.rmtree(stored, ignore_errors=True)
+        shutil.copytree(tmp_path / "made", stored)
+    assert json.loads((stored / "config.json").read_text()) == hf
+    for group in ("exp_avg", "exp_avg_sq", "param"):
+        found = [checkpoint.open_checkpoint(folder, group) for folder in (stored, tmp_path / "made")]
+        a, b = ({n: one.files.flat(t, 0, t.count) for n, t in one.ranks[0].items()} for one in found)
+        assert len(a) > 20 and a.keys() == b.keys() and all((a[name] == b[name]).all() for name in a)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Container, Dict, List, Optional, Sequence, Tuple, Union
 
 from weightwire.boxes import Held
-from weightwire.checkpoint import megatron_files, native, torch_dist
+from weightwire.checkpoint import hf, megatron_files, native, torch_dist
 from weightwire.checkpoint.execute import Bound
 from weightwire.checkpoint.formats import Opened, bind
 from weightwire.checkpoint.layouts import Explicit, Layout, plan_boxes
@@ -108,14 +108,15 @@ def find(folder: PathLike, *, spec: Optional[str], config: Optional[PathLike], l
          wwctl: Optional[str] = None, verify: bool = False, group: str = "") -> Source:
     """Opens a checkpoint and finds every tensor of its layout. CheckpointError: it has others, or none there."""
     opened = check(folder, group) if verify else open_checkpoint(folder, group)
-    opened.spec = spec or opened.spec
+    described = Path(config) if config else opened.config()
+    opened.spec = spec or _without_mtp(opened, described)
     if opened.format == "megatron":
         opened.spec, _ = megatron_files.rank_spec(opened.spec)
     for tensors in opened.ranks:
         for name in [name for name in tensors if any(fnmatchcase(name, glob) for glob in leave_out)]:
             opened.left_out = [*opened.left_out, name]
             del tensors[name]
-    made = Source(opened, Bound(opened.files, []), Path(config) if config else opened.config(), wwctl)
+    made = Source(opened, Bound(opened.files, []), described, wwctl)
     layout = ([[held.meta for held in rank if held.meta.name in tensors] for rank, tensors in zip(opened.boxes, opened.ranks)]
               if opened.boxes else made.planner().layout(opened.spec))
     if opened.boxes:
@@ -123,3 +124,17 @@ def find(folder: PathLike, *, spec: Optional[str], config: Optional[PathLike], l
                         for rank, tensors in zip(opened.boxes, opened.ranks)]
     made.bound = bind(opened, layout, "source")
     return made
+
+
+def _without_mtp(opened: Opened, config: Optional[Path]) -> str:
+    """The layout, and that it has no MTP layers where config.json has some and the files none: what transformers saves, and
+    trainers that do not train them."""
+    words = opened.spec.partition(":")[2].split(",")
+    if config is None or opened.boxes or opened.format == "weightwire" or any(word.startswith("mtp=") for word in words):
+        return opened.spec
+    said = hf.read_json(config)
+    layers, extra = said.get("num_hidden_layers"), said.get("num_nextn_predict_layers")
+    here = "mtp." if opened.format != "hf" else f"model.layers.{layers}."
+    if not extra or any(here in name for tensors in opened.ranks for name in tensors):
+        return opened.spec
+    return f"{opened.spec}{',' if ':' in opened.spec else ':'}mtp=none"

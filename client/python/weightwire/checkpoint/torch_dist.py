@@ -36,7 +36,7 @@ _OTHER_STATES = {
     "dp_reshardable": re.compile(r"(?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\..*bucket_idx_\d+\..*"),
     "dp_zero_gather_scatter": re.compile(r"(?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.param_state(/.*)?")}
 _SINGLE_EXPERT = re.compile(re.escape(_EXPERTS) + r"(\d+)\.(.*)")
-_STACK = re.compile(r"((?:optimizer\.state\.[a-z0-9_]+\.)?(?:decoder|mtp)\.layers\.)(\d+\.)?(.*)")
+_STACK = re.compile(r"((?:optimizer\.state\.[a-z0-9_]+\.)?(?:decoder|mtp)\.layers\.)(\d+\.)?((?:transformer_layer\.)?)(.*)")
 
 
 def found_at(folder: Path) -> bool:
@@ -176,7 +176,7 @@ def _local_names(key: str, shape: Tuple[int, ...]) -> Tuple[List[str], int]:
     match = _STACK.fullmatch(key)
     if not match:
         return [key], 0
-    prefix, layer, rest = match.groups()
+    prefix, layer, inner, rest = match.groups()
     single = _SINGLE_EXPERT.fullmatch(rest)  # mcore with singleton_local_shards
     if single:
         rest = f"{_LOCAL_EXPERTS}{single.group(1)}.{single.group(2)}"
@@ -184,7 +184,7 @@ def _local_names(key: str, shape: Tuple[int, ...]) -> Tuple[List[str], int]:
     lead = (not layer) + experts
     if len(shape) < lead or math.prod(shape[:lead]) > 1 << 22:
         raise damaged(METADATA, f"no stack of layers: {list(shape)}", tensor=key)
-    names = [f"{prefix}{layer}"] if layer else [f"{prefix}{n}." for n in range(shape[0])]
+    names = [f"{prefix}{layer}{inner}"] if layer else [f"{prefix}{n}.{inner}" for n in range(shape[0])]
     if not experts:
         return [at + rest for at in names], lead
     return [f"{at}{_LOCAL_EXPERTS}{e}.{rest[len(_EXPERTS):]}" for at in names for e in range(shape[lead - 1])], lead
@@ -209,20 +209,20 @@ def stacked(tensors: Sequence[TensorMeta]) -> List[Stack]:
     for t in tensors:
         match = _STACK.fullmatch(t.name)
         if match and match.group(1).endswith("decoder.layers."):
-            layers.setdefault(match.group(2), {})[match.group(1) + match.group(3)] = (t.dtype, t.shape)
+            layers.setdefault(match.group(2), {})[match.group(1) + match.group(4)] = (t.dtype, t.shape)
     alike = len({json.dumps(sorted(layer.items())) for layer in layers.values()}) == 1
     made: Dict[str, Stack] = {}
     for t in tensors:
         key, index = t.name, []
         match = _STACK.fullmatch(t.name)
         if match:
-            prefix, layer, rest = match.groups()
+            prefix, layer, inner, rest = match.groups()
             if alike and prefix.endswith("decoder.layers."):
                 layer, index = "", [int(layer[:-1])]
             expert = re.fullmatch(re.escape(_LOCAL_EXPERTS) + r"(\d+)\.(.*)", rest)
             if expert:
                 rest, index = _EXPERTS + expert.group(2), [*index, int(expert.group(1))]
-            key = prefix + layer + rest
+            key = prefix + layer + inner + rest
         stack = made.setdefault(key, Stack(key, t.dtype, t.shape, []))
         stack.places.append(tuple(index))
         if (stack.dtype, stack.shape) != (t.dtype, t.shape):
