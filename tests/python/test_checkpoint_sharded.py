@@ -14,6 +14,7 @@ import pytest
 from conftest import BINARIES, DATA, read_safetensors
 from weightwire import DeadlineError, checkpoint
 from weightwire.checkpoint import sharded
+from weightwire.checkpoint.attempts import Attempt
 
 HF, DUMP = DATA / "megatron/qwen2/hf", DATA / "megatron/qwen2/mcore-tp2pp2"
 CONFIG = (HF / "config.json").read_text()
@@ -67,6 +68,20 @@ def test_what_a_later_save_takes_is_what_the_tensors_held_when_it_was_asked_for(
     for future in futures:
         future.result(60)
     same_model(tmp_path / "step_1", tmp_path)
+
+
+def test_a_part_that_rank_0_takes_at_once_is_a_part(tmp_path, monkeypatch):
+    """Between a part's rename and its sync, its folder may have got the checkpoint's name."""
+    one, rename = Attempt(tmp_path / "step_1", "one", 1, 0.0), os.rename
+    one.partial.mkdir()
+
+    def taken(old, new):
+        rename(old, new)
+        if str(new).endswith("rank00001.json"):
+            rename(one.partial, one.final)
+    monkeypatch.setattr(os, "rename", taken)
+    one.put(one.partial / "rank00001.json", "{}")
+    assert [path.name for path in one.final.iterdir()] == ["rank00001.json"] and not one.partial.exists()
 
 
 def test_a_rank_that_never_comes_is_named_and_leaves_the_previous_checkpoint(tmp_path):

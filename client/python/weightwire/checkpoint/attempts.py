@@ -58,8 +58,9 @@ class Attempt:
         temporary = path.with_name(path.name + ".new")
         temporary.write_text(text)
         disk.sync_file(temporary)
-        os.rename(temporary, path)
-        disk.sync_folder(path.parent)
+        with disk.opened(path.parent) as folder:  # rank 0, which waits for this file, may rename its folder at once
+            os.rename(temporary, path)
+            disk.sync_folder(Path(f"/proc/self/fd/{folder}"))
 
     def finish(self) -> None:
         """Rank 0: from here on the folder exists. Removes attempts at it that were given up."""

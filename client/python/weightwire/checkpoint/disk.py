@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from pathlib import Path
-from typing import List
+from typing import Iterator, List
 
 
 def allocate(folder: Path) -> None:
@@ -29,9 +30,16 @@ def sync_tree(folder: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
+    with opened(path) as fd:
         os.fsync(fd)
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[int]:
+    """The folder, whatever it is called afterwards."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
     finally:
         os.close(fd)
 
