@@ -7,8 +7,9 @@ over narrow links, so that a version moves for 0.8 s to each. At a moment of tha
 agent is stopped (SIGSTOP: what a host that is gone looks like). Seconds from then until the coordinator's status says that the epoch
 is decided; and until the version is committed without who was struck, or the epoch is over everywhere. The lease is the default, 5 s.
 
-Refills: 988 MB in two engines, then the trainer is killed. One engine's process is killed and started again and again: seconds
-from its start until it serves the committed version, filled by the other engine; of which the fill. Bytes are compared each time.
+Refills: 988 MB in an engine, then the trainer and its agent are killed, and a second engine joins. Its process is killed and started
+again and again: seconds from its start until it serves the committed version, filled by the other engine over tcp; and what of
+that the fill took. Bytes are compared each time.
 """
 
 from __future__ import annotations
@@ -147,16 +148,19 @@ def verdicts(binary: str, work: str, rounds: int, seed: int) -> list[dict]:
 
 def refills(binary: str, config: dict, work: str, rounds: int) -> list[dict]:
     from_start, attached, fills = [], [], []
-    with Fleet(config, binary, engines=[Engine(f"engine-{i}", 1, "tcp") for i in range(2)], trainer_via="tcp",
-               agent_options={}) as fleet:
+    with Fleet(config, binary, engines=[Engine("engine-0", 1, "tcp")], trainer_via="tcp") as fleet:
         checkpoint.write(work, config, seed=1)
-        fleet.each(fleet.trainers, "load", work)
+        for trainer in fleet.trainers:  # one after another: loading takes as much memory again
+            trainer.ask("load", work)
         fleet.publish(1)
         fleet.wait_serving(1)
         for trainer in fleet.trainers:
             trainer.kill()
         fleet.kill_agent()
-        victim = fleet.engines[1]
+        victim = Engine("engine-1", 1, "tcp")
+        fleet.engines.append(victim)
+        fleet.start_engine(victim)
+        fleet.wait_serving(1, [victim])
         for _ in range(rounds):
             victim.ranks[0].kill()
             fleet.wait("the engine is lost", lambda s: sum(p.group == victim.name for p in s.participants) == 0)
@@ -191,7 +195,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10, help="of each kind")
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
     parser.add_argument("--only", choices=("verdicts", "refills"))
-    parser.add_argument("--small", action="store_true", help="a small model for the refills")
+    parser.add_argument("--layers", type=int, default=24, help="of the refills' model: 24 are 988 MB and 6.5 GB of memory")
     add_options(parser)
     args = parser.parse_args()
     rows = []
@@ -199,7 +203,7 @@ def main() -> int:
         if args.only != "refills":
             rows += verdicts(args.binary, work, args.rounds, args.seed)
         if args.only != "verdicts":
-            rows += refills(args.binary, checkpoint.SMALL if args.small else checkpoint.QWEN25_05B, work, args.rounds)
+            rows += refills(args.binary, {**checkpoint.QWEN25_05B, "num_hidden_layers": args.layers}, work, args.rounds)
     write(args, "From a kill to the verdict, and from a restart to serving again", rows)
     late = [r["name"] for r in rows if r["name"].endswith("decided") and r["seconds_max"] > PROMISED]
     for name in late:

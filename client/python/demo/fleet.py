@@ -127,13 +127,17 @@ class Fleet:
             self.trainers.append(Process(f"{self.directory}/trainer-{rank}.sock", "trainer", self.trainer_agent.agent_socket,
                                          self.directory, str(self.tp), str(self.pp), str(rank), log=self._log))
         for engine in self.engines:
-            agent = self.start_agent(engine) if engine.via != "shm" else self.hub
-            paths = [f"{self.directory}/{engine.name}-{rank}.sock" for rank in range(engine.tp)]
-            engine.ranks = [Process(path, "engine", agent.agent_socket, self.directory, engine.name, str(engine.tp),
-                                    str(rank), *(paths[1:] if rank == 0 else []), log=self._log)
-                            for rank, path in enumerate(paths)]
+            self.start_engine(engine)
         for process in self.trainers + [rank for engine in self.engines for rank in engine.ranks]:
             process.wait_ready()
+
+    def start_engine(self, engine: Engine) -> None:
+        """Its agent and its processes, which are ready a while later."""
+        agent = self.start_agent(engine) if engine.via != "shm" else self.hub
+        paths = [f"{self.directory}/{engine.name}-{rank}.sock" for rank in range(engine.tp)]
+        engine.ranks = [Process(path, "engine", agent.agent_socket, self.directory, engine.name, str(engine.tp),
+                                str(rank), *(paths[1:] if rank == 0 else []), log=self._log)
+                        for rank, path in enumerate(paths)]
 
     def start_agent(self, engine: Engine) -> Daemon:
         """The agent of an engine that does not share the hub's memory, first or again."""
