@@ -30,7 +30,7 @@ class SpreadJob(Job):
         self._agent_options = {"progress_timeout_ms": 2500, "insecure": "true", **(agents or {})}
         self.network, self.hosts = network, dict(zip(PARTIES, network.hosts))
         self._ended: dict[int, tuple[int, int]] = {}  # by epoch: version, and how
-        super().__init__(directory, **{"lease_ms": 2000, "heartbeat_ms": 400, "prepare_deadline_ms": 5000, "insecure": "true",
+        super().__init__(directory, **{"lease_ms": 3000, "heartbeat_ms": 500, "prepare_deadline_ms": 5000, "insecure": "true",
                                        **options})
 
     def start_coordinator(self, listen: str) -> Daemon:
