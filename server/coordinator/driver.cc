@@ -426,8 +426,7 @@ void Driver::EndPublish(const EpochRun& run) {
 }
 
 bool Driver::MayRetry(const EpochRun& run, const PendingVersion& pending) const {
-  return deciding_ && !stopping_ && !run.released &&
-         run.state.why.reason() != Reason::kAbortRequested && !pending.expired &&
+  return deciding_ && !stopping_ && !run.released && !run.abort_asked && !pending.expired &&
          pending.attempts < s_.options.attempts_max + pending.without.size() &&
          pending.deadline > s_.clock.Now() && TrainerHolds(pending);
 }
@@ -529,6 +528,7 @@ Status Driver::Abort(Epoch epoch, const std::string& why) {
                   "too late: the epoch is " + std::string(epoch::PhaseName(run->state.phase)))
         .AtEpoch(epoch);
   }
+  run->abort_asked = true;
   Feed(epoch, epoch::AbortAskedEvent{asked});
   return OkStatus();
 }

@@ -135,8 +135,7 @@ void Driver::EndRollback(const EpochRun& run) {
   if (run.state.phase != epoch::Phase::kCommitted) {
     const std::string& rank = run.state.why.rank();
     rollback_->without.insert(rank.substr(0, rank.rfind('/')));
-    if (run.state.why.reason() == Reason::kAbortRequested ||
-        rollback_->attempts >= s_.options.attempts_max) {
+    if (run.abort_asked || rollback_->attempts >= s_.options.attempts_max) {
       AnswerRollback(Fail(run.state.why));
     }
     return;

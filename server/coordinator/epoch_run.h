@@ -46,6 +46,7 @@ struct EpochRun {
   bool recalled = false;                          ///< its content was found decided
   bool dropped = false;                           ///< a fill that gives way to an epoch
   bool refused = false;                           ///< by an engine, after the decision
+  bool abort_asked = false;                       ///< by an operator or the trainer
   std::map<epoch::Member, epoch::Content> keeps;  ///< what a target holds beside the epoch
   int64_t bytes = 0;
   std::map<std::string, int64_t> bytes_by_transport;

@@ -37,6 +37,31 @@ TEST(CoordinatorFault, RetrySucceedsWithoutTheDeadEngine) {
   EXPECT_EQ(fleet.EngineNamed("engine-b").state, EngineState::kDirty);
 }
 
+/// A rank that loses its peer's process says that the peer gave up, with the peer's own reason, which
+/// is an abort; and it may say so before the loss is known.
+TEST(CoordinatorFault, AReadersWordForALossIsNoOperatorsAbort) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(1);
+  const auto reader = fleet.Engine("engine-a");
+  const auto dying = fleet.Engine("engine-b");
+  for (const char* agent : {"engine-a-agent", "engine-b-agent"}) {
+    fleet.Agent(agent).deaf = Is<epoch::TransferCommand>;
+  }
+  fleet.PublishAll(trainer, 1);
+  fleet.Run();
+  const Epoch epoch = fleet.Newest().epoch;
+  fleet.Agent("engine-a-agent").deaf = nullptr;
+  fleet.Agent("engine-a-agent")
+      .Report(epoch::FailedReport{
+          epoch, reader[0],
+          Status(Code::kAborted, Reason::kAbortRequested, "the source gave up"), false});
+  fleet.Agent("engine-b-agent").Report(epoch::LostReport{dying[0], kEnded});
+  fleet.Run();
+  EXPECT_EQ(fleet.Newest().phase, epoch::Phase::kCommitted);
+  EXPECT_EQ(fleet.Newest().attempt, 2u);
+  EXPECT_TRUE(fleet.Released(trainer[0], 1)->ok());
+}
+
 TEST(CoordinatorFault, EngineThatDiesWhilePlansAreMadeCostsNoAttempt) {
   Fleet fleet;
   const auto trainer = fleet.Trainer(1);
