@@ -6,6 +6,7 @@
 
 #include "server/daemon/directories.h"
 #include "server/daemon/pages.h"
+#include "server/daemon/status_documents.h"
 #include "server/daemon/strand_call.h"
 #include "server/rpc/random.h"
 #include "server/store/sqlite_journal.h"
@@ -112,7 +113,16 @@ Window CoordinatorRole::window() {
             return Status(Code::kUnavailable, Reason::kNotReady,
                           "coordinator: nothing is committed");
           },
-          [this] { return CoordinatorPage(coordinator_->Snapshot()); }};
+          [this] { return CoordinatorPage(coordinator_->Snapshot()); },
+          {{kStatusDocument,
+            [this] {
+              return WriteDocument(
+                  [snapshot = coordinator_->Snapshot()] { return StatusDocument(snapshot); });
+            }},
+           {kPlansDocument, [this] {
+              return WriteDocument(
+                  [plans = NewestPlans(*coordinator_)] { return PlansDocument(plans); });
+            }}}};
 }
 
 void CoordinatorRole::Stop() {

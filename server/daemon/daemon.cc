@@ -1,8 +1,6 @@
 #include "server/daemon/daemon.h"
 
-#include <dirent.h>
 #include <spdlog/spdlog.h>
-#include <sys/resource.h>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
@@ -14,6 +12,7 @@
 #include "server/base/failpoint.h"
 #include "server/daemon/agent_role.h"
 #include "server/daemon/coordinator_role.h"
+#include "server/daemon/http_pages.h"
 #include "server/daemon/http_server.h"
 #include "server/daemon/leadership.h"
 #include "server/metrics/prometheus_sink.h"
@@ -22,36 +21,6 @@ namespace weightwire::daemon {
 namespace {
 
 constexpr std::chrono::seconds kSessionWait(5);
-
-int OpenDescriptors() {
-  DIR* directory = opendir("/proc/self/fd");
-  if (directory == nullptr) return 0;
-  int count = -3;  // ".", ".." and the directory itself
-  while (readdir(directory) != nullptr) ++count;
-  closedir(directory);
-  return count;
-}
-
-void SetProcessGauges(metrics::Sink& metrics) {
-  rlimit limit{};
-  getrlimit(RLIMIT_NOFILE, &limit);
-  metrics.Set("open_fds", OpenDescriptors());
-  metrics.Set("max_fds", static_cast<double>(limit.rlim_cur));
-}
-
-/// Asks each window in turn, on its strand; `done` gets the answers.
-template <typename Answer>
-void AskAll(std::shared_ptr<const std::vector<Window>> windows,
-            std::function<Answer()> Window::*what, std::function<void(std::vector<Answer>)> done,
-            std::vector<Answer> answers = {}) {
-  if (answers.size() == windows->size()) return done(std::move(answers));
-  const Window& window = (*windows)[answers.size()];
-  window.strand->Post(
-      [windows, what, done = std::move(done), answers = std::move(answers), &window]() mutable {
-        answers.push_back((window.*what)());
-        AskAll(std::move(windows), what, std::move(done), std::move(answers));
-      });
-}
 
 class DaemonImpl final : public Daemon {
  public:
@@ -127,44 +96,15 @@ class DaemonImpl final : public Daemon {
 
   Status OpenHttp() {
     if (config_.http.empty()) return OkStatus();
-    http_ = HttpServer::Make(io_, Pages(windows_));
+    http_ = HttpServer::Make(
+        io_, Pages({windows_, HasCoordinator(config_.role), workers_, sink_,
+                    [this] { return leadership_ ? leadership_->Standing() : OkStatus(); }}));
     WW_ASSIGN_OR_STATUS(
         http_acceptor_,
         rpc::Acceptor::ListenTcp(io_, config_.http, sink_, [this](memory::UniqueFd connection) {
           http_->Serve(std::move(connection));
         }));
     return OkStatus();
-  }
-
-  std::map<std::string, HttpPage> Pages(std::shared_ptr<const std::vector<Window>> windows) {
-    std::map<std::string, HttpPage> pages;
-    pages["/metrics"] = [this](HttpRespond respond) {
-      SetProcessGauges(sink_);
-      respond({200, "text/plain; version=0.0.4; charset=utf-8", sink_.Text()});
-    };
-    // Alive: every strand still takes its turn.
-    pages["/healthz"] = [windows](HttpRespond respond) {
-      AskAll<Status>(windows, &Window::ready,
-                     [respond](std::vector<Status>) { respond({.body = "alive\n"}); });
-    };
-    pages["/readyz"] = [this, windows](HttpRespond respond) {
-      AskAll<Status>(windows, &Window::ready, [this, respond](std::vector<Status> answers) {
-        if (windows_->empty()) answers.push_back(leadership_->Standing());
-        HttpReply reply{.body = "ready\n"};
-        for (const Status& status : answers) {
-          if (!status.ok()) reply = {.status = 503, .body = status.ToString() + "\n"};
-        }
-        respond(std::move(reply));
-      });
-    };
-    pages["/"] = [windows](HttpRespond respond) {
-      AskAll<std::string>(windows, &Window::page, [respond](std::vector<std::string> texts) {
-        HttpReply reply;
-        for (const std::string& text : texts) reply.body += text + "\n";
-        respond(std::move(reply));
-      });
-    };
-    return pages;
   }
 
   const Config config_;

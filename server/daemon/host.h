@@ -1,10 +1,12 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 
 #include "server/base/clock.h"
 #include "server/base/executor.h"
+#include "server/daemon/http_server.h"
 #include "server/metrics/metrics.h"
 
 namespace boost::asio {
@@ -21,11 +23,16 @@ struct Host {
   metrics::Sink& metrics;
 };
 
-/// How a role shows itself over HTTP. Both functions run on `strand`.
+/// Writes a document, on any thread, from what was collected on a strand.
+using WriteDocument = std::function<HttpReply()>;
+
+/// How a role shows itself over HTTP. The functions run on `strand`.
 struct Window {
   Executor* strand = nullptr;
   std::function<Status()> ready;
-  std::function<std::string()> page;
+  std::function<std::string()> page;  ///< the role's part of /status
+  /// Collects what the document at a path is written from.
+  std::map<std::string, std::function<WriteDocument()>> documents{};
 };
 
 }  // namespace weightwire::daemon

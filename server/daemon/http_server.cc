@@ -6,6 +6,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
+#include <ctime>
 #include <optional>
 #include <utility>
 
@@ -21,6 +22,15 @@ using Stream = beast::basic_stream<asio::generic::stream_protocol>;
 constexpr size_t kConnectionsMax = 64;
 constexpr size_t kHeaderBytesMax = 8 << 10;
 constexpr std::chrono::seconds kRequestTimeout(5);
+
+/// "Sun, 06 Nov 1994 08:49:37 GMT": readers compute ages with it, whatever their own clock says.
+std::string HttpDate() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[40];
+  return {text, std::strftime(text, sizeof text, "%a, %d %b %Y %H:%M:%S GMT", &parts)};
+}
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
@@ -86,6 +96,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
     response_.emplace(static_cast<http::status>(reply.status), request.version());
     response_->set(http::field::content_type, reply.content_type);
     response_->set(http::field::cache_control, "no-store");
+    response_->set(http::field::date, HttpDate());
+    response_->set("Content-Security-Policy", reply.policy);
+    response_->set("X-Content-Type-Options", "nosniff");
+    response_->set("Referrer-Policy", "no-referrer");
     response_->keep_alive(request.keep_alive());
     response_->body() = std::move(reply.body);
     response_->prepare_payload();

@@ -17,6 +17,8 @@ struct HttpReply {
   int status = 200;
   std::string content_type = "text/plain; charset=utf-8";
   std::string body;
+  /// Content-Security-Policy: nothing may be loaded or run unless the page says what.
+  std::string policy = "default-src 'none'; frame-ancestors 'none'";
 };
 /// Called once, from any thread.
 using HttpRespond = std::function<void(HttpReply)>;

@@ -1,0 +1,118 @@
+#include "server/daemon/status_documents.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <vector>
+
+#include "server/daemon/status_page.h"
+#include "server/rpc/random.h"
+#include "server/rpc/status_message.h"
+
+namespace weightwire::daemon {
+namespace {
+
+using nlohmann::json;
+
+constexpr char kJsonType[] = "application/json";
+constexpr std::string_view kNoncePlace = "{{nonce}}";
+constexpr uint32_t kMatrixSide = 32;
+
+std::string HexNonce() {
+  std::array<uint8_t, 16> random{};
+  rpc::RandomBytes(random.data(), random.size());
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const uint8_t byte : random) text.append({kDigits[byte >> 4], kDigits[byte & 15]});
+  return text;
+}
+
+uint32_t Divided(uint32_t count, uint32_t by) { return (count + by - 1) / by; }
+
+json MatrixOf(const plan::TransferPlan& plan) {
+  const uint32_t source_step = std::max(1u, Divided(plan.source_ranks, kMatrixSide));
+  const uint32_t target_step = std::max(1u, Divided(plan.target_ranks, kMatrixSide));
+  std::vector<std::vector<int64_t>> rows(
+      Divided(plan.source_ranks, source_step),
+      std::vector<int64_t>(Divided(plan.target_ranks, target_step), 0));
+  for (const plan::Stream& stream : plan.streams) {
+    rows[stream.source_rank / source_step][stream.target_rank / target_step] += stream.bytes;
+  }
+  return {{"id", plan.id.ToHex()},
+          {"source_ranks", plan.source_ranks},
+          {"target_ranks", plan.target_ranks},
+          {"bytes_total", plan.bytes_total},
+          {"copies_total", plan.copies_total},
+          {"source_step", source_step},
+          {"target_step", target_step},
+          {"rows", rows}};
+}
+
+}  // namespace
+
+HttpReply StatusPage() {
+  const std::string nonce = HexNonce();
+  HttpReply reply{.content_type = "text/html; charset=utf-8", .body = std::string(kStatusPage)};
+  for (size_t at = 0; (at = reply.body.find(kNoncePlace, at)) != std::string::npos;) {
+    reply.body.replace(at, kNoncePlace.size(), nonce);
+  }
+  reply.policy = "default-src 'none'; script-src 'nonce-" + nonce + "'; style-src 'nonce-" + nonce +
+                 "'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+                 "frame-ancestors 'none'";
+  return reply;
+}
+
+HttpReply StatusDocument(const coordinator::StatusSnapshot& snapshot) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  options.always_print_primitive_fields = true;
+  HttpReply reply;
+  reply.content_type = kJsonType;
+  // Fails only for messages that hold a malformed Any; this one holds none.
+  (void)google::protobuf::util::MessageToJsonString(rpc::StatusMessageOf(snapshot), &reply.body,
+                                                    options);
+  reply.body += '\n';
+  return reply;
+}
+
+std::vector<ShownPlan> NewestPlans(const coordinator::Coordinator& coordinator) {
+  const coordinator::StatusSnapshot snapshot = coordinator.Snapshot();
+  const auto newest = std::find_if(snapshot.epochs.begin(), snapshot.epochs.end(), [](auto& epoch) {
+    return epoch.kind == epoch::Kind::kPublish && !epoch.plans.empty();
+  });
+  std::vector<ShownPlan> shown;
+  if (newest == snapshot.epochs.end()) return shown;
+  for (const PlanId& id : newest->plans) {
+    if (auto plan = coordinator.FindPlan(id)) shown.push_back({std::move(*plan), {}, true});
+  }
+  for (const auto& engine : snapshot.engines) {
+    const auto& names = newest->engines;
+    if (std::find(names.begin(), names.end(), engine.name) == names.end()) continue;
+    auto fits = [&](const ShownPlan& it) { return it.plan->target_ranks == engine.world_size; };
+    const bool certain = std::count_if(shown.begin(), shown.end(), fits) == 1;
+    for (ShownPlan& it : shown) {
+      if (!fits(it)) continue;
+      it.engines.push_back(engine.name);
+      it.certain = it.certain && certain;
+    }
+  }
+  return shown;
+}
+
+HttpReply PlansDocument(const std::vector<ShownPlan>& plans) {
+  json list = json::array();
+  for (const ShownPlan& shown : plans) {
+    list.push_back(MatrixOf(*shown.plan));
+    list.back()["engines"] = shown.engines;
+    list.back()["certain"] = shown.certain;
+  }
+  HttpReply reply;
+  reply.content_type = kJsonType;
+  reply.body = json{{"plans", std::move(list)}}.dump() + "\n";
+  return reply;
+}
+
+}  // namespace weightwire::daemon

@@ -1,0 +1,224 @@
+"""The status page in a real browser, on a real fleet: what it says, who can read it, what its author's names can do.
+
+WEIGHTWIRE_SCREENSHOTS=DIR keeps the pictures."""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+
+import pytest
+
+from chromium import Browser
+from demo import checkpoint
+from demo.fleet import Daemon, Engine, Fleet
+from demo.processes import Process
+
+BINARIES = pathlib.Path(os.environ["WEIGHTWIRE_BIN_DIR"])
+HOSTILE = "</script><img src=x onerror=window.hacked=1>\"'&amp;"
+DESKTOP, PHONE = dict(width=1280, height=800), dict(width=390, height=844, phone=True)
+#: Every piece of text that can be seen, with the contrast to what is painted behind it, below 4.5 (WCAG AA).
+FAINT = """(() => {
+  const rgb = text => { const n = text.match(/[\\d.]+/g).map(Number); return n.length < 4 ? [...n, 1] : n; };
+  const over = (top, under) => [0, 1, 2].map(i => top[i] * top[3] + under[i] * (1 - top[3]));
+  const back = node => { const layers = []; for (let n = node; n; n = n.parentElement) layers.push(rgb(getComputedStyle(n).backgroundColor));
+                         return layers.reverse().reduce((under, top) => over(top, under), [255, 255, 255]); };
+  const light = c => c.map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4).reduce((s, v, i) => s + v * [.2126, .7152, .0722][i], 0);
+  const faint = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement, box = node.getBoundingClientRect();
+    if (!walker.currentNode.data.trim() || !box.width || ["SCRIPT", "NOSCRIPT"].includes(node.tagName)) continue;
+    const under = back(node), text = over(rgb(getComputedStyle(node).color), under);
+    const [a, b] = [light(text), light(under)].sort((x, y) => y - x), ratio = (a + .05) / (b + .05);
+    if (ratio < 4.5) faint.push([walker.currentNode.data.trim(), ratio.toFixed(2)]);
+  }
+  return faint;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    opened = Browser(shutil.which("chromium"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    with tempfile.TemporaryDirectory() as folder:
+        yield os.environ.get("WEIGHTWIRE_SCREENSHOTS", folder)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    """A trainer of four ranks and two engines, one of which reads at 8 MiB a second; version 1 is committed."""
+    slow = {"rate_limit": 8 << 20, "progress_timeout_ms": 120000}
+    engines = [Engine("rollout-a", 2, "shm"), Engine("rollout-b", 1, "tcp")]
+    config = {**checkpoint.SMALL, "num_hidden_layers": 2, "vocab_size": 40009}
+    options = {"commit_deadline_ms": 120000, "transport_failover": "true"}
+    with Fleet(config, str(BINARIES / "weightwired"), engines=engines, options=options, agent_options=slow) as started:
+        checkpoint.write(started.directory + "/v1", config, 1)
+        started.each(started.trainers, "load", started.directory + "/v1")
+        started.publish(1)
+        started.wait_serving(1)
+        yield started
+
+
+def looks_right(browser, name, pictures, daemon):
+    """The page as shown is readable, has no fault, asked nobody else, and is kept as a picture."""
+    assert not browser.errors, browser.errors
+    outside = [url for url in browser.requests if not url.startswith((f"http://{daemon.http}/", "data:,"))]
+    assert not outside, outside
+    assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
+    assert browser.ask(FAINT) == []
+    os.makedirs(pictures, exist_ok=True)
+    browser.picture(f"{pictures}/{name}.png")
+
+
+def text_of(browser, element):
+    return browser.ask(f"document.getElementById('{element}')?.textContent ?? ''")
+
+
+def show(browser, daemon, dark=False, **view):
+    browser.view(dark=dark, **view)
+    browser.open(f"http://{daemon.http}/")
+    browser.until("document.querySelector('#engines tbody tr') !== null")
+
+
+@pytest.mark.parametrize("name, view", [("idle-desktop", DESKTOP), ("idle-phone", PHONE), ("idle-dark", {**DESKTOP, "dark": True})])
+def test_an_idle_fleet(browser, fleet, pictures, name, view):
+    show(browser, fleet.hub, **view)
+    browser.until("document.getElementById('waiting').textContent === 'nothing'")
+    browser.until("document.querySelectorAll('#matrix table tbody tr').length > 0")
+    assert text_of(browser, "sentence") == "Every engine serves version 1."
+    assert browser.ask("document.getElementById('hero').className") == "good"
+    cells = browser.ask("[...document.querySelectorAll('#engines tbody tr')].map(r => r.innerText)")
+    assert len(cells) == 2 and "rollout-a" in cells[0] and "rollout-b" in cells[1]
+    # two plans, for engines of different layouts: four source ranks each, to two and to one
+    assert browser.ask("[...document.querySelectorAll('#matrix table')].map(t => t.rows.length + ' ' + t.rows[1].cells.length)") == ["5 3", "5 2"]
+    assert sorted(browser.ask("[...document.querySelectorAll('#paths tbody th')].map(n => n.textContent)")) == ["shm", "tcp"]
+    assert browser.ask("document.title").startswith("✓ ")
+    looks_right(browser, name, pictures, fleet.hub)
+
+
+def publishing(fleet, version):
+    """Publishes changed weights in a thread; `join` raises what it raised."""
+    fleet.each(fleet.trainers, "change")
+    failures = []
+
+    def run():
+        try:
+            fleet.publish(version)
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def join():
+        thread.join(120)
+        assert not thread.is_alive() and not failures, failures
+        fleet.wait_serving(version)
+    return join
+
+
+def test_a_version_that_moves_names_the_engine_that_still_reads(browser, fleet, pictures):
+    show(browser, fleet.hub, **DESKTOP)
+    join = publishing(fleet, 2)
+    # The sources have sent all only when the slow engine has read it: they are waited for, too, but do not hold it up.
+    browser.until("/version 2 · transferring/.test(document.getElementById('sentence')?.textContent)")
+    browser.until("document.getElementById('waiting').textContent === 'rollout-b/0'")
+    assert "rollout-b/0 to receive and verify its bytes agent rollout-b, pid" in text_of(browser, "who")
+    assert "trainer ranks 0–3 to finish sending" in text_of(browser, "who") and "rollout-b" in text_of(browser, "epochs")
+    assert browser.ask("document.querySelectorAll('#epochs tr.running').length") == 1
+    looks_right(browser, "transfer-desktop", pictures, fleet.hub)
+    join()
+    browser.until("document.getElementById('waiting').textContent === 'nothing'")
+    assert text_of(browser, "sentence") == "Every engine serves version 2."
+
+
+def test_the_first_screen_of_a_stuck_epoch_names_who_is_waited_for(browser, fleet, pictures):
+    rank = fleet.engines[0].ranks[0]
+    pid = rank._popen.pid
+    show(browser, fleet.hub, **DESKTOP)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        join = publishing(fleet, 3)
+        browser.until("document.getElementById('label').textContent.startsWith('Held up')", timeout=90)
+        for name, view in (("stuck-desktop", DESKTOP), ("stuck-phone", PHONE), ("stuck-dark", {**PHONE, "dark": True})):
+            show(browser, fleet.hub, **view)
+            browser.until("document.getElementById('label').textContent.startsWith('Held up')")
+            assert text_of(browser, "waiting") == "rollout-a/0"
+            assert "to change over to the new version" in text_of(browser, "sentence")
+            assert "version 3 · committing" in text_of(browser, "sentence")
+            assert text_of(browser, "since").startswith("for ") and ", since " in text_of(browser, "since")
+            assert f"agent hub, pid {pid}" in text_of(browser, "who")
+            low = "Math.max(...['waiting', 'sentence', 'since', 'who'].map(id => document.getElementById(id).getBoundingClientRect().bottom))"
+            assert browser.ask(f"{low} <= innerHeight && scrollY === 0"), "who is waited for is not on the first screen"
+            assert "rollout-a/0" in browser.ask("document.title")
+            looks_right(browser, name, pictures, fleet.hub)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    join()
+    browser.until("document.getElementById('waiting').textContent === 'nothing'")
+
+
+def test_an_aborted_version_is_told_and_its_reason_runs_nothing(browser, fleet, pictures):
+    show(browser, fleet.hub, **DESKTOP)
+    join = publishing(fleet, 4)
+    moving = fleet.wait("version 4 moves", lambda s: any(e.version == 4 and e.bytes == 0 for e in s.epochs))
+    epoch = next(e.epoch for e in moving.epochs if e.version == 4)
+    subprocess.run([BINARIES / "wwctl", "abort", str(epoch), "--why", HOSTILE, "--address", fleet.hub.grpc], check=True, timeout=30)
+    browser.until("document.getElementById('last-error')?.textContent.includes('onerror')")
+    assert HOSTILE in text_of(browser, "last-error") and HOSTILE in text_of(browser, "epochs")
+    assert browser.ask("window.hacked === undefined && document.querySelectorAll('img').length === 0")
+    browser.until("document.querySelectorAll('#columns .aborted').length === 1")
+    with pytest.raises(AssertionError, match="onerror"):
+        join()
+    looks_right(browser, "aborted-desktop", pictures, fleet.hub)
+
+
+@contextlib.contextmanager
+def half_published(hub, folder):
+    """A trainer of two ranks, of which only the first has published."""
+    config = {**checkpoint.SMALL, "num_hidden_layers": 1, "vocab_size": 251}
+    (folder / "config.json").write_text(json.dumps(config))
+    with open(folder / "log", "w") as log:
+        ranks = [Process(f"{folder}/{rank}.sock", "trainer", hub.agent_socket, str(folder), "2", "1", str(rank), log=log) for rank in range(2)]
+        try:
+            for rank in ranks:
+                rank.wait_ready()
+
+            def publish():
+                with contextlib.suppress(EOFError, OSError, RuntimeError):  # the coordinator is killed, then the rank
+                    ranks[0].ask("publish", 1)
+            threading.Thread(target=publish, daemon=True).start()
+            yield
+        finally:
+            for rank in ranks:
+                rank.kill()
+
+
+def test_hostile_names_are_shown_as_they_are_and_a_lost_coordinator_is_told(browser, pictures, tmp_path, monkeypatch):
+    monkeypatch.setenv("WEIGHTWIRE_NAME", HOSTILE)
+    hub = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "hub"), "hub", role="all", listen="127.0.0.1:0")
+    with half_published(hub, tmp_path):
+        browser.view(**PHONE)
+        browser.open(f"http://{hub.http}/")
+        browser.until("document.getElementById('waiting').textContent === 'trainer/1'")
+        assert f"agent {HOSTILE}" in text_of(browser, "who")
+        assert "to publish" in text_of(browser, "sentence") and text_of(browser, "since").startswith("for at least")
+        assert browser.ask("window.hacked === undefined && document.querySelectorAll('img').length === 0")
+        looks_right(browser, "hostile-phone", pictures, hub)
+        hub.kill()
+        browser.until("!document.getElementById('gone').hidden")
+        assert "does not answer" in text_of(browser, "gone") and "What is below is from before" in text_of(browser, "gone")
+        assert browser.ask("document.body.className") == "stale"
+        browser.until("/next try in [2-9] s/.test(document.getElementById('countdown').textContent)")
+        assert text_of(browser, "waiting") == "trainer/1", "what was known stays to be seen"
+        browser.picture(f"{pictures}/gone-phone.png")
