@@ -4,9 +4,10 @@
 #include <string>
 
 #include "client/cli/checkpoint_commands.h"
-#include "client/cli/connection.h"
+#include "client/cli/connection_options.h"
 #include "client/cli/exit_codes.h"
 #include "client/cli/offline_commands.h"
+#include "client/cli/operator_commands.h"
 #include "client/cli/render.h"
 
 // wwctl: what a person or a script asks of a running weightwired, and plans without one.
@@ -14,24 +15,19 @@ namespace weightwire::cli {
 namespace {
 
 constexpr const char* kFooter =
-    "Exit codes: 0 done; 2 wrong usage; 64 + N the service refused or failed with Reason N "
-    "(proto/weightwire/v1/types.proto), e.g. 82 stale_version, 92 digest_mismatch: what engines "
+    "Exit codes: 0 done; 1 `doctor` found something; 2 wrong usage; 64 + N the service refused or "
+    "failed with Reason N (proto/weightwire/v1/types.proto), e.g. 82 stale_version, 92 "
+    "digest_mismatch: what engines "
     "serve differs, 93 transport_failed. convert, load, push and save: 1 refused or failed, "
     "130 interrupted.";
-
-struct Options {
-  std::string address = "127.0.0.1:7411";
-  double timeout_seconds = 10;
-  bool json = false;
-};
 
 /// What a command prints, or why it could not.
 using Answer = Result<std::string>;
 
-int Print(const Answer& answer) {
+int Print(const Answer& answer, int done_code) {
   if (answer.has_value()) {
     std::fputs(answer->c_str(), stdout);
-    return 0;
+    return done_code;
   }
   std::fprintf(stderr, "wwctl: %s\n", answer.error().ToString().c_str());
   return ExitCode(answer.error().reason());
@@ -64,7 +60,8 @@ class Program {
     } catch (const CLI::ParseError& error) {
       return app_.exit(error) == 0 ? 0 : kExitUsage;
     }
-    return Print(run_());
+    const Answer answer = run_();
+    return Print(answer, done_code_);
   }
 
  private:
@@ -77,34 +74,28 @@ class Program {
 
   CLI::App* Online(const std::string& name, const std::string& about, std::function<Answer()> run) {
     CLI::App* command = Command(name, about, std::move(run));
-    command->add_option("--address", options_.address, "Coordinator, HOST:PORT")
-        ->envname("WEIGHTWIRE_ADDRESS")
-        ->capture_default_str();
-    command->add_option("--timeout", options_.timeout_seconds, "Seconds for each call")
-        ->check(CLI::PositiveNumber)
-        ->capture_default_str();
+    connection_.AddTo(*command);
     return command;
   }
 
   void AddView(const std::string& name, const std::string& about, Render text, Render json) {
     CLI::App* command = Online(name, about, [this, text, json]() -> Answer {
       WW_ASSIGN(const v1::StatusResponse status, Connect().GetStatus());
-      return options_.json ? json(status) : text(status);
+      return json_ ? json(status) : text(status);
     });
-    command->add_flag("--json", options_.json, "For machines");
+    command->add_flag("--json", json_, "For machines");
   }
 
   void AddWatch() {
     CLI::App* command = Online(
         "watch", "The status, again after every change; ends with Ctrl-C", [this]() -> Answer {
           WW_FAIL_IF_ERROR(Connect().Watch(interval_ms_, [this](const v1::StatusResponse& status) {
-            const std::string text =
-                options_.json ? StatusJson(status) : StatusText(status) + "---\n";
+            const std::string text = json_ ? StatusJson(status) : StatusText(status) + "---\n";
             return std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0;
           }));
           return std::string();
         });
-    command->add_flag("--json", options_.json, "One JSON object a line");
+    command->add_flag("--json", json_, "One JSON object a line");
     command->add_option("--interval-ms", interval_ms_, "At most one update in this time")
         ->capture_default_str();
   }
@@ -120,7 +111,7 @@ class Program {
     CLI::App* command =
         Online("verify", "Sum what engines serve, in every rank, and compare", [this]() -> Answer {
           WW_ASSIGN(const v1::VerifyResponse result, Connect().Verify(name_));
-          const std::string text = options_.json ? VerifyJson(result) : VerifyText(result);
+          const std::string text = json_ ? VerifyJson(result) : VerifyText(result);
           if (std::fputs(text.c_str(), stdout) < 0) {
             return Fail(Code::kUnavailable, Reason::kIoError, "standard output is closed");
           }
@@ -129,7 +120,7 @@ class Program {
         });
     command->add_option("--group", name_,
                         "Only this engine: its replicas, and what was found before");
-    command->add_flag("--json", options_.json, "For machines");
+    command->add_flag("--json", json_, "For machines");
   }
 
   void AddControls() {
@@ -161,10 +152,11 @@ class Program {
     return done + "\n";
   }
 
-  Connection Connect() const { return {options_.address, options_.timeout_seconds}; }
+  Connection Connect() const { return connection_.Connect(); }
 
   CLI::App app_;
-  Options options_;
+  ConnectionOptions connection_;
+  bool json_ = false;
   uint32_t interval_ms_ = 500;
   std::string name_;
   std::string tensor_;
@@ -172,6 +164,8 @@ class Program {
   uint64_t version_ = 0;
   std::string why_ = "asked for by an operator";
   std::function<Answer()> run_;
+  int done_code_ = 0;  ///< of a command that did what it was asked
+  OperatorCommands operator_{app_, run_, done_code_};
   OfflineCommands offline_{app_, run_};
   CheckpointCommands checkpoints_{app_, run_};
 };

@@ -1,0 +1,162 @@
+// What this host has: limits, memory, directories, ports.
+#include <netdb.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include "client/cli/doctor.h"
+#include "server/daemon/listen_address.h"
+
+namespace weightwire::cli {
+namespace {
+
+using daemon::HasAgent;
+using daemon::HasCoordinator;
+
+constexpr long kTmpfs = 0x01021994;
+constexpr long kRamfs = 0x858458f6;
+
+uint64_t Limit(__rlimit_resource resource) {
+  rlimit limit{};
+  return getrlimit(resource, &limit) == 0 ? limit.rlim_cur : 0;
+}
+
+/// The control group's limit, the least of this one's and its parents'; version 2 only. The maximum
+/// where there is none.
+uint64_t GroupMemory() {
+  uint64_t least = UINT64_MAX;
+  std::ifstream in("/proc/self/cgroup");
+  for (std::string line; std::getline(in, line);) {
+    if (line.rfind("0::", 0) != 0) continue;
+    std::filesystem::path group = line.substr(4);
+    while (true) {
+      std::ifstream limit(std::filesystem::path("/sys/fs/cgroup") / group / "memory.max");
+      uint64_t bytes = 0;
+      if (limit >> bytes) least = std::min(least, bytes);  // "max" is no number
+      if (group.empty()) break;
+      group = group.parent_path();
+    }
+  }
+  return least;
+}
+
+/// What stands in the way of making or using the private directory `path`; empty: nothing.
+std::string ObstacleOf(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::path there = std::filesystem::absolute(path, error);
+  while (!std::filesystem::exists(there, error) && there.has_relative_path()) {
+    if (error) break;
+    there = there.parent_path();
+  }
+  struct stat info {};
+  if (stat(there.c_str(), &info) != 0) return there.string() + ": " + std::strerror(errno);
+  if (!S_ISDIR(info.st_mode)) return there.string() + " is no directory";
+  if (access(there.c_str(), W_OK | X_OK) != 0) {
+    return there.string() + " cannot be written: " + std::strerror(errno);
+  }
+  if (there != std::filesystem::absolute(path, error)) return "";
+  if (info.st_uid != geteuid()) return there.string() + " belongs to another user";
+  if ((info.st_mode & 077) != 0) return there.string() + " can be entered by others";
+  return "";
+}
+
+bool LiesInMemory(std::filesystem::path path) {
+  std::error_code error;
+  path = std::filesystem::absolute(path, error);
+  while (!std::filesystem::exists(path, error) && path.has_relative_path()) {
+    path = path.parent_path();
+  }
+  struct statfs info {};
+  if (statfs(path.c_str(), &info) != 0) return false;
+  return static_cast<long>(info.f_type) == kTmpfs || static_cast<long>(info.f_type) == kRamfs;
+}
+
+/// Why nothing can listen there now; empty: it can, or the name cannot be looked up here.
+std::string WhyNotListen(const std::string& address) {
+  const auto parsed = daemon::ParseHostPort(address);
+  if (!parsed || parsed->port == 0) return "";
+  addrinfo hints{};
+  hints.ai_flags = AI_PASSIVE;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(parsed->host.c_str(), std::to_string(parsed->port).c_str(), &hints, &found) !=
+      0) {
+    return "the host's name is not known here";
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
+  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return "";
+  const int on = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  const bool bound = bind(fd, found->ai_addr, found->ai_addrlen) == 0;
+  const std::string why = bound ? "" : std::strerror(errno);
+  close(fd);
+  return why;
+}
+
+void CheckDirectory(const NamedConfig& named, const char* check, const std::string& path,
+                    Findings& out) {
+  const std::string obstacle = ObstacleOf(path);
+  if (obstacle.empty()) return;
+  out.push_back(
+      {check, named.path, "cannot be used: " + obstacle,
+       "choose a directory that its user owns alone: chmod 700 " + path + ", or another path"});
+}
+
+void CheckPort(const NamedConfig& named, const char* key, const std::string& address,
+               Findings& out) {
+  if (address.empty()) return;
+  const std::string why = WhyNotListen(address);
+  if (why.empty()) return;
+  out.push_back({"port", named.path, std::string(key) + ": " + address + ": " + why,
+                 "stop what listens there (ss -ltnp), or choose another address"});
+}
+
+}  // namespace
+
+HostFacts ReadHostFacts() {
+  HostFacts facts;
+  facts.open_files_max = Limit(RLIMIT_NOFILE);
+  facts.locked_bytes_max = Limit(RLIMIT_MEMLOCK);
+  facts.ram_bytes =
+      static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  facts.memory_bytes = std::min(facts.ram_bytes, GroupMemory());
+  struct statvfs shm {};
+  if (statvfs("/dev/shm", &shm) == 0) facts.shm_bytes = shm.f_blocks * shm.f_frsize;
+  return facts;
+}
+
+Findings CheckPlaces(const NamedConfig& named) {
+  Findings out;
+  const daemon::Config& config = named.config;
+  CheckPort(named, "http", config.http, out);
+  if (HasCoordinator(config.role)) {
+    CheckPort(named, "listen", config.listen, out);
+    if (!config.state_dir.empty()) {
+      CheckDirectory(named, "state_dir", config.state_dir, out);
+      if (LiesInMemory(config.state_dir)) {
+        out.push_back({"state_dir", named.path,
+                       config.state_dir + " lies in memory: the journal is lost with this host",
+                       "choose a directory on a disk"});
+      }
+    }
+  }
+  if (HasAgent(config.role)) {
+    CheckPort(named, "data_listen", config.data_listen, out);
+    const auto folder = std::filesystem::path(config.agent_socket).parent_path().string();
+    CheckDirectory(named, "agent_socket", folder.empty() ? "." : folder, out);
+  }
+  return out;
+}
+
+}  // namespace weightwire::cli

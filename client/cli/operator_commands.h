@@ -1,0 +1,34 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+#include "client/cli/connection_options.h"
+#include "client/cli/doctor.h"
+
+namespace weightwire::cli {
+
+/// What a person at a terminal wants besides views: top, doctor, completion.
+class OperatorCommands {
+ public:
+  using Command = std::function<Result<std::string>()>;
+  /// `chosen` is given what to run when `app` parses one of the commands; `done_code` is the exit
+  /// code of one that did what it was asked. All three outlive this object.
+  OperatorCommands(CLI::App& app, Command& chosen, int& done_code);
+
+ private:
+  void AddTop(CLI::App& app);
+  void AddDoctor(CLI::App& app);
+  void AddCompletion(CLI::App& app);
+
+  Command& chosen_;
+  int& done_code_;
+  ConnectionOptions connection_;
+  uint32_t interval_ms_ = 1000;
+  bool once_ = false;
+  DoctorRequest doctor_;
+  std::string shell_;
+};
+
+}  // namespace weightwire::cli

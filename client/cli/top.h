@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "client/cli/connection.h"
+
+namespace weightwire::cli {
+
+/// Room on a terminal; 0 lines: as many as there are.
+struct Screen {
+  size_t columns = 0;
+  size_t lines = 0;
+  bool colors = false;
+};
+
+/// One screen of a job: what everyone waits for and for how long, engines, epochs. Pure.
+/// `now_unix_seconds` by this host's clock.
+std::string TopText(const v1::StatusResponse& status, double now_unix_seconds,
+                    const Screen& screen);
+
+/// Draws the job on standard output again every `interval_ms` until it is stopped (Ctrl-C), also
+/// through a coordinator that does not answer. Where standard output is no terminal, or with
+/// `once`: once, and then a coordinator that does not answer is the error.
+Status RunTop(Connection connection, uint32_t interval_ms, bool once);
+
+}  // namespace weightwire::cli

@@ -1,0 +1,239 @@
+"""`wwctl doctor`: each misconfiguration that it knows is planted once, found, and said how to mend."""
+
+import contextlib
+import json
+import os
+import resource
+import socket
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from conftest import BINARIES
+from test_client import engine, trainer
+from weightwire import Publisher, Subscriber
+from weightwire.v1 import coordinator_pb2 as pb
+from weightwire.v1 import coordinator_pb2_grpc, types_pb2
+
+
+def doctor(*arguments, environment=None, limits=(), prefix=()):
+    """(findings by check, the run) of `wwctl doctor --json`; its exit code must agree with them."""
+    def lower():
+        for limit, value in limits:
+            resource.setrlimit(limit, (value, resource.getrlimit(limit)[1]))
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("WEIGHTWIRE_")}
+    run = subprocess.run([*prefix, BINARIES / "wwctl", "doctor", "--json", "--timeout", "5", *map(str, arguments)], timeout=60,
+                         capture_output=True, text=True, env={**clean, **(environment or {})}, preexec_fn=lower)
+    assert run.returncode in (0, 1), run.stderr
+    findings = json.loads(run.stdout)["findings"]
+    assert (run.returncode == 1) == bool(findings), run.stdout
+    for finding in findings:
+        assert set(finding) == {"check", "where", "what", "remedy"} and all(finding.values()), finding
+    return {f["check"]: f for f in findings}
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Writes a configuration in which the doctor finds nothing, changed by options; None leaves a key out."""
+    folder = tmp_path / "private"
+    folder.mkdir(mode=0o700)
+    count = iter(range(100))
+
+    def write(**options):
+        agent = options.get("role") == "agent"
+        settings = {"role": "coordinator", "listen": "127.0.0.1:0", "http": "127.0.0.1:0", "state_dir": folder / "state",
+                    "agent_socket": folder / "agent.sock", "data_listen": "127.0.0.1:0", "stage_bytes_max": 64 << 20,
+                    "slots_in_pool": 2, "tcp_connections": 1, **({"state_dir": None} if agent else {}), **options}
+        path = tmp_path / f"config-{next(count)}.yaml"
+        path.write_text("".join(f"{k}: {v}\n" for k, v in settings.items() if v is not None))
+        return path
+    return write
+
+
+@contextlib.contextmanager
+def claimed(status):
+    """A coordinator that answers Status with `status`."""
+    class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
+        def Status(self, request, context):
+            return status
+    server = grpc.server(ThreadPoolExecutor(2))
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Coordinator(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait(10)
+
+
+def healthy(**changes) -> pb.StatusResponse:
+    """A job of one trainer rank and one engine rank that serves version 3."""
+    status = pb.StatusResponse(job="default", committed_epoch=3, committed_version=3, committed_unix_seconds=time.time() - 60,
+                               deciding=True, agents=1)
+    for role, group in ((types_pb2.GROUP_ROLE_TRAINER, "trainer"), (types_pb2.GROUP_ROLE_ENGINE, "engine-a")):
+        status.participants.add(role=role, group=group, world_size=1, agent=1, agent_name="pod-1", pid=7, has_layout=True,
+                                tensors=3, bytes=1 << 30)
+    status.engines.add(name="engine-a", state=pb.ENGINE_STATE_SERVING, serving_epoch=3, version=3, ranks_present=1,
+                       world_size=1, ready=True)
+    status.MergeFrom(pb.StatusResponse(**changes))
+    return status
+
+
+def test_nothing_is_found_where_nothing_is_wrong(config, daemon, groups):
+    assert doctor("--config", config()) == {}
+    with claimed(healthy()) as address:
+        assert doctor("--address", address) == {}
+        assert doctor("--config", config(role="agent", coordinator=address)) == {}
+    groups += [trainer(daemon), engine(daemon)]
+    groups[0].publish(1)
+    groups[1].wait_version(1)
+    assert doctor("--address", daemon.grpc) == {}
+
+
+@pytest.mark.parametrize("options, what", [
+    ({"listn": "127.0.0.1:0"}, "did you mean"), ({"slot_bytes": 9000}, "4096"), ({"listen": "0.0.0.0:7411"}, "reached from other hosts"),
+    ({"role": "agent"}, "coordinator")])
+def test_settings_that_weightwired_refuses(config, options, what):
+    found = doctor("--config", config(**options))["config"]
+    assert what in found["what"] + found["remedy"]
+
+
+def test_a_journal_that_does_not_outlive_its_process(config):
+    assert "in memory" in doctor("--config", config(state_dir=None))["state_dir"]["what"]
+    found = doctor("--config", config(state_dir="/dev/shm/weightwire-doctor/state"))
+    assert "lies in memory" in found["state_dir"]["what"]
+    assert not os.path.exists("/dev/shm/weightwire-doctor"), "the doctor changes nothing"
+
+
+def test_a_state_dir_that_cannot_be_written(config, tmp_path):
+    (tmp_path / "file").write_text("")
+    found = doctor("--config", config(state_dir=tmp_path / "file/state"))["state_dir"]
+    assert f"{tmp_path}/file is no directory" in found["what"]
+
+
+def test_a_socket_folder_that_others_can_enter(config, tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o755)
+    with claimed(healthy()) as address:
+        found = doctor("--config", config(role="agent", coordinator=address, agent_socket=tmp_path / "open/agent.sock"))["agent_socket"]
+    assert "entered by others" in found["what"] and "chmod 700" in found["remedy"]
+
+
+def test_a_listener_that_is_open_to_all(config):
+    found = doctor("--config", config(listen="0.0.0.0:0", http="0.0.0.0:0", insecure="true"))["insecure"]
+    assert "listen, http" in found["what"]
+
+
+def test_a_port_that_is_taken(config):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        found = doctor("--config", config(listen=f"127.0.0.1:{other.getsockname()[1]}"))["port"]
+    assert found["what"].startswith("listen: ") and "in use" in found["what"]
+
+
+def test_a_coordinator_that_is_not_there(config):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    found = doctor("--config", config(role="agent", coordinator=f"127.0.0.1:{port}"))["coordinator"]
+    assert found["where"].endswith(".yaml")
+    assert doctor("--address", f"127.0.0.1:{port}")["coordinator"]["where"] == f"127.0.0.1:{port}"
+
+
+def test_an_agent_of_another_job(config):
+    with claimed(healthy()) as address:
+        found = doctor("--config", config(role="agent", coordinator=address, job="other"))["job"]
+    assert "job other" in found["what"] and "set job to default" in found["remedy"]
+
+
+def test_agents_that_do_not_fit_each_other(config):
+    with claimed(healthy()) as address:
+        agent = {"role": "agent", "coordinator": address}
+        found = doctor("--config", config(**agent, transports="[shm]"), "--config", config(**agent, transports="[tcp]"))
+        assert "cannot send each other anything" in found["transports"]["what"]
+        assert "job" in doctor("--config", config(**agent), "--config", config(**agent, job="other"))
+
+
+def test_a_data_plane_that_peers_cannot_reach(config):
+    # 192.0.2.0/24 is nobody's (RFC 5737)
+    found = doctor("--config", config(role="agent", coordinator="192.0.2.1:7411", advertise_host="127.0.0.1"))
+    assert "can be reached from this one only" in found["data_listen"]["what"] and "advertise_host" in found
+
+
+def test_limits_that_are_too_low(config):
+    assert "1024" in doctor("--config", config(), limits=[(resource.RLIMIT_NOFILE, 512)])["open_files"]["remedy"]
+    with claimed(healthy()) as address:
+        path = config(role="agent", coordinator=address, transports="[ucx, tcp]")
+        assert "IPC_LOCK" in doctor("--config", path, limits=[(resource.RLIMIT_MEMLOCK, 1 << 16)])["locked_memory"]["remedy"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_dev_shm_that_is_too_small(config):
+    with claimed(healthy()) as address:
+        path = config(role="agent", coordinator=address, transports="[ucx]")
+        small = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none /dev/shm && exec "$@"', "sh"]
+        assert "1.0 MB" in doctor("--config", path, prefix=small)["dev_shm"]["what"]
+
+
+def test_stages_that_do_not_fit_into_memory(config):
+    with claimed(healthy()) as address:
+        found = doctor("--config", config(role="agent", coordinator=address, stage_bytes_max=1 << 50))["memory"]
+        assert "stage_bytes_max" in found["remedy"]
+        # pod-1 has an engine rank of 1 GiB, which takes two buffers
+        found = doctor("--config", config(role="agent", coordinator=address, name="pod-1", stage_bytes_max=1 << 30))
+        assert "two buffers" in found["stage_bytes_max"]["what"]
+
+
+def test_a_rate_at_which_no_version_arrives_in_time(config):
+    with claimed(healthy()) as address:
+        found = doctor("--config", config(role="agent", coordinator=address, rate_limit=8 << 20))["rate_limit"]
+    assert "128.00 s" in found["what"]
+
+
+def test_the_environment_counts_as_it_does_for_weightwired(config):
+    assert "state_dir" in doctor("--config", config(), environment={"WEIGHTWIRE_STATE_DIR": ""})
+
+
+def test_ranks_that_are_missing_in_a_running_job(daemon, groups):
+    with Subscriber(group="engine-b", rank=1, world_size=3, agent=daemon.agent_socket), \
+            Publisher(rank=0, world_size=1, agent=daemon.agent_socket):
+        found = doctor("--address", daemon.grpc)
+    assert "missing: 0, 2" in found["ranks"]["what"] and found["ranks"]["where"] == "engine-b"
+    assert "layout" in found
+
+
+def test_an_empty_job(daemon):
+    assert "no rank has registered" in doctor("--address", daemon.grpc)["members"]["what"]
+
+
+def epoch(number, phase, **fields):
+    return pb.StatusResponse.Epoch(epoch=number, kind=types_pb2.EPOCH_KIND_PUBLISH, version=number, phase=phase, **fields)
+
+
+def test_what_a_status_shows(config):
+    now = time.time()
+    aborted = [epoch(n, types_pb2.EPOCH_PHASE_ABORTED, why=types_pb2.Outcome(code=10, message="no route to pod-2"),
+                     started_unix_seconds=now - 90, total_seconds=1) for n in (6, 5, 4)]
+    stuck = epoch(7, types_pb2.EPOCH_PHASE_COMMITTING, waiting_for=["engine-a/0: swapped"], started_unix_seconds=now - 41,
+                  transfer_seconds=1, commit_seconds=40, total_seconds=41)
+    cases = [
+        ({"epochs": aborted}, "aborts", "the last 3 epochs aborted: no route to pod-2"),
+        ({"epochs": [stuck]}, "held_up", "has waited for 40.00 s for engine-a/0: swapped"),
+        ({"engines": [pb.StatusResponse.Engine(name="engine-b", ranks_present=1, world_size=1, lag_versions=2, last_error="no room")]},
+         "engine", "2 versions behind: no room"),
+        ({"committed_unix_seconds": now + 600}, "clock", "ahead of this host's"),
+    ]
+    for changes, check, what in cases:
+        with claimed(healthy(**changes)) as address:
+            found = doctor("--address", address)
+            assert set(found) == {check} and what in found[check]["what"], found
+    stopped = healthy(waiting_for="an operator: the journal failed: disk full")
+    stopped.deciding = False
+    with claimed(stopped) as address:
+        assert "disk full" in doctor("--address", address)["journal"]["what"]
+
+
+def test_text_for_people_names_the_remedy(config):
+    run = subprocess.run([BINARIES / "wwctl", "doctor", "--config", config(state_dir=None)], timeout=60, capture_output=True, text=True)
+    assert run.returncode == 1 and "\n  mend: set state_dir" in run.stdout and run.stdout.endswith("1 found\n")
