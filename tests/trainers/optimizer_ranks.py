@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import multiprocessing
@@ -13,6 +14,7 @@ import torch.distributed as dist
 import megatron.core.dist_checkpointing as dist_checkpointing
 import mcore
 from mcore_ranks import Job
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -67,14 +69,22 @@ class Trainer:
         return {**model, "optimizer": self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=metadata)}
 
 
-    def state(self, rank: int, world_size: int) -> checkpoint.State:
+    def state(self, rank: int, world_size: int, load_from: str = "") -> checkpoint.State:
         """As a trainer would save and load by weightwire."""
         config = json.dumps(self.job.hf)
         spec = parallel_spec(self.chunks, self.job.hf)
         contents = checkpoint.Contents(checkpoint.Model(spec, lambda: dict(named_tensors(self.chunks)), config),
                                        distributed(self.optimizer, self.chunks, spec, rank, config))
-        return checkpoint.State(checkpoint.Options(("model", "optimizer"), ("model", "optimizer")), contents, rank=rank,
-                                world_size=world_size, timeout=60)
+        both = ("model", "optimizer")
+        options = checkpoint.Options(both, both, load_from={content: load_from for content in both if load_from})
+        return checkpoint.State(options, contents, rank=rank, world_size=world_size, timeout=60)
+
+    def save(self, folder: str, metadata: dict = METADATA) -> None:
+        """All of it by mcore's own code."""
+        multiprocessing.current_process()._config["daemon"] = False  # it writes in processes of its own
+        dist_checkpointing.save(self.sharded(False, metadata), folder)
+        filesystem_async._results_queue = None  # the one that it keeps: its process ends with the last reference
+        gc.collect()
 
     def load(self, folder: str, metadata: dict) -> None:
         """All of it by mcore's own code."""
@@ -146,8 +156,7 @@ def save_numbered(rank: int, world_size: int, folder: str, out: str, sizes: dict
     trainer = Trainer(folder, sizes)
     trainer.step(1)
     trainer.number(mcore.from_hf(trainer.job.hf, numbered({n: t.shape for n, t in trainer.job.checkpoint.items()})))
-    multiprocessing.current_process()._config["daemon"] = False
-    dist_checkpointing.save(trainer.sharded(False), out)
+    trainer.save(out)
 
 
 def same(got: dict, want: dict, what: str) -> None:
@@ -163,8 +172,29 @@ def save(rank: int, world_size: int, folder: str, out: str, sizes: dict, metadat
     trainer.step(2)
     if by_us:
         trainer.state(rank, world_size).save(f"{out}/state", attempt="one").result(60)
-    multiprocessing.current_process()._config["daemon"] = False  # mcore writes in processes of its own
-    dist_checkpointing.save(trainer.sharded(False, metadata), f"{out}/mcore")
+    trainer.save(f"{out}/mcore", metadata)
+
+
+def save_plain(rank: int, world_size: int, folder: str, out: str, sizes: dict):
+    """mcore's optimizer that shards nothing over data-parallel ranks; then each rank loads its own states by weightwire."""
+    trainer = Trainer(folder, sizes, distributed=False)
+    trainer.step(1)
+    trainer.save(out)
+    names = {id(p): name for chunk in trainer.job.chunks for name, p in chunk.named_parameters()}
+    live = {"fp32_param": {}, "exp_avg": {}, "exp_avg_sq": {}}
+    (one,) = trainer.optimizer.chained_optimizers
+    for parameters, masters in zip(one.float16_groups, one.fp32_from_float16_groups):
+        for p, master in zip(parameters, masters):
+            held = {"fp32_param": master.detach(), **one.optimizer.state[master]}
+            for group, tensors in live.items():
+                tensors[names[id(p)]] = held[group]
+    assert live["exp_avg"].keys() == set(names.values())
+    spec = parallel_spec(trainer.chunks, trainer.job.hf)
+    for group, want in live.items():
+        into = {name: torch.zeros_like(tensor) for name, tensor in want.items()}
+        checkpoint.load(out, spec, rank, into, group=group, config=f"{folder}/config.json")
+        same(into, want, group)
+    dist.barrier()
 
 
 def go_on(rank: int, world_size: int, folder: str, out: str, sizes: dict, metadata: dict):
@@ -183,4 +213,9 @@ def go_on(rank: int, world_size: int, folder: str, out: str, sizes: dict, metada
         same(trainer.held(), loaded, what)
         trainer.step(3)
         same(trainer.held(), stepped, what)
+    trainer.forget()
+    report = trainer.state(rank, world_size, f"{out}/mcore").load(f"{out}/none")  # straight out of what mcore saved
+    assert "optimizer/state" in report.left
+    same(*({name: tensor for name, tensor in held.items() if not name.endswith(" step")} for held in (trainer.held(), loaded)),
+         "from mcore's")
     dist.barrier()

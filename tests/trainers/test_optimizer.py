@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import BINARIES, ROOT
-from optimizer_ranks import METADATA, go_on, save, save_numbered
+from optimizer_ranks import METADATA, go_on, save, save_numbered, save_plain
 from weightwire import checkpoint
 from weightwire.checkpoint.planner import planner_of
 from world import World
@@ -51,6 +51,13 @@ def test_a_trainer_goes_on_with_every_bit_of_its_optimizer(tmp_path, monkeypatch
         found = [checkpoint.open_checkpoint(tmp_path / saved, group) for saved in ("mcore", "converted")]
         a, b = ({n: one.files.flat(t, 0, t.count) for n, t in one.ranks[0].items()} for one in found)
         assert len(a) > 20 and a.keys() == b.keys() and all((a[name] == b[name]).all() for name in a)
+
+
+def test_states_of_megatrons_plain_optimizer_are_read(tmp_path, monkeypatch, model):
+    monkeypatch.setenv("WEIGHTWIRE_BIN_DIR", str(BINARIES))
+    (tmp_path / "mcore").mkdir()
+    with World(save_plain, 4, str(model("qwen2_tied")), str(tmp_path / "mcore"), dict(tp=2, pp=2)) as world:
+        world.join(180)
 
 
 @pytest.mark.parametrize("kind", ["dp_reshardable", "dp_zero_gather_scatter"])
