@@ -16,10 +16,11 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "client/python"))
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "client/python"))
 
 from demo.fleet import Daemon  # noqa: E402
-from weightwire import Client  # noqa: E402
+from weightwire import Client, Tls  # noqa: E402
 
 
 def processor_seconds(pid: int) -> float:
@@ -40,14 +41,28 @@ def allow_connections(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), hard))
 
 
-def run(binary: str, crowd: str, agents: int, ranks: int, hold: int, calls: int, in_flight: int) -> dict:
+def certificates(directory: str) -> tuple[Tls, Tls]:
+    """Of a coordinator and of its engines."""
+    script, folder = str(ROOT / "deploy/certs.sh"), pathlib.Path(directory, "certificates")
+    subprocess.run([script, folder, "ca"], check=True, timeout=60)
+    for role in ("coordinator", "engine"):
+        subprocess.run([script, folder, "issue", role, role, "--san", "IP:127.0.0.1"], check=True, timeout=60)
+    files = [Tls(*(str(folder / role / file) for file in ("tls.crt", "tls.key", "ca.crt"))) for role in ("coordinator", "engine")]
+    return files[0], files[1]
+
+
+def run(binary: str, crowd: str, agents: int, ranks: int, hold: int, calls: int, in_flight: int, tls: bool = False) -> dict:
     """One crowd on a coordinator of its own."""
     allow_connections(agents + 512)
     with tempfile.TemporaryDirectory(prefix="weightwire-load-") as directory:
+        own, engine = certificates(directory) if tls else (None, None)
+        files = {"tls_cert": own.cert, "tls_key": own.key, "tls_ca": own.ca} if own else {}
         coordinator = Daemon(binary, directory, "coordinator", role="coordinator", listen="127.0.0.1:0",
-                             state_dir=f"{directory}/state")
+                             state_dir=f"{directory}/state", **files)
         command = [crowd, "--coordinator", coordinator.grpc, "--agents", str(agents), "--ranks", str(ranks), "--hold", str(hold),
                    "--calls", str(calls), "--in-flight", str(in_flight)]
+        if engine:
+            command += ["--tls-cert", engine.cert, "--tls-key", engine.key, "--tls-ca", engine.ca]
         began, took = time.monotonic(), processor_seconds(coordinator.pid)
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         line = process.stdout.readline()
@@ -55,7 +70,7 @@ def run(binary: str, crowd: str, agents: int, ranks: int, hold: int, calls: int,
             process.stdin.close()
             sys.exit(f"load: {crowd} ended with {process.wait(60)}")
         took, began = processor_seconds(coordinator.pid) - took, time.monotonic() - began
-        with Client(coordinator.grpc, timeout=60) as client:
+        with Client(coordinator.grpc, timeout=60, tls=engine) as client:
             present = len(client.status().participants)
         row = {**json.loads(line), "present_at_the_end": present, "processor_seconds": round(took, 2),
                "processor_share": round(took / began, 3), "peak_mib": round(peak_mib(coordinator.pid), 1),
@@ -108,12 +123,13 @@ def main() -> int:
     parser.add_argument("--hold", type=int, default=60, help="seconds of heartbeats and nothing else")
     parser.add_argument("--calls", type=int, default=5, help="seconds of unary calls afterwards")
     parser.add_argument("--in-flight", type=int, default=64, help="calls at a time")
+    parser.add_argument("--tls", action="store_true", help="mTLS, by certificates of its own; not with --epochs")
     parser.add_argument("--epochs", type=int, default=0, help="versions to publish; one agent is the trainer then")
     parser.add_argument("--json", metavar="FILE", help="write the figures to this file")
     args = parser.parse_args()
     beside = pathlib.Path(args.binary).with_name
     row = (run_epochs(args.binary, str(beside("epochs_bench")), args.agents, args.ranks, args.epochs) if args.epochs else
-           run(args.binary, str(beside("load_bench")), args.agents, args.ranks, args.hold, args.calls, args.in_flight))
+           run(args.binary, str(beside("load_bench")), args.agents, args.ranks, args.hold, args.calls, args.in_flight, args.tls))
     for name, value in row.items():
         print(f"{name:<20} {value}")
     if args.json:

@@ -72,7 +72,7 @@ ROWS = {
         ("Layouts refused", "timeseries", "short", 6, [(f"sum({of('layout_rejections_total')})", "")], ""),
         ("Connections refused", "timeseries", "short", 6, [(f"sum by (reason) ({of('auth_failures_total')})", "{{reason}}")], ""),
         ("Plaintext beyond loopback", "timeseries", "short", 6, [(f"max by (weightwire_job) ({of('insecure_mode')})",
-                                                                 "{{weightwire_job}}")], "1 until there is TLS."),
+                                                                 "{{weightwire_job}}")], "1 while started with --insecure."),
     ],
     "Service": [
         ("RPCs", "timeseries", "reqps", 8, [(rate("rpc_handled_total", "method"), "{{method}}")], ""),

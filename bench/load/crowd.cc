@@ -13,18 +13,18 @@ namespace {
 constexpr Nanos kCallDeadline = std::chrono::seconds(30);
 constexpr uint32_t kOpening = 32;  // sessions that are being opened at a time
 
-std::unique_ptr<v1::Coordinator::Stub> Dial(const std::string& address) {
+std::unique_ptr<v1::Coordinator::Stub> Dial(const tls::Dialer& dialer, const std::string& address) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return v1::Coordinator::NewStub(
-      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+  return v1::Coordinator::NewStub(dialer.Open(address, std::move(arguments)));
 }
 
 }  // namespace
 
 Crowd::Crowd(Shape shape, ThreadExecutor& strand)
     : shape_(std::move(shape)),
+      dialer_(shape_.tls),
       calls_(std::make_shared<rpc::ClientCalls>(strand)),
       agents_(shape_.agents) {}
 
@@ -46,7 +46,7 @@ void Crowd::OpenNext() {
   Agent& agent = agents_[index];
   agent.name = "load-" + std::to_string(index);
   agent.incarnation = Incarnation(random_() | 1);
-  agent.stub = Dial(shape_.coordinator);
+  agent.stub = Dial(dialer_, shape_.coordinator);
   agent.session = std::make_shared<rpc::SessionCall>(
       calls_, rpc::SessionCall::Events{
                   [this, index](const v1::SessionDown& down) { OnDown(index, down); },

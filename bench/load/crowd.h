@@ -7,6 +7,7 @@
 
 #include "server/base/thread_executor.h"
 #include "server/rpc/session_call.h"
+#include "server/tls/credentials.h"
 
 /// Thousands of members of one coordinator, over real connections, in one process.
 namespace weightwire::load {
@@ -15,6 +16,7 @@ struct Shape {
   std::string coordinator;
   uint32_t agents = 256;
   uint32_t ranks = 1;  ///< behind each agent, which is one engine
+  tls::TlsFiles tls;   ///< of all of them; none: plaintext
 };
 
 /// What went wrong; all of it must stay 0.
@@ -63,6 +65,7 @@ class Crowd {
   void Note(uint64_t Trouble::*count, const std::string& what);
 
   const Shape shape_;
+  const tls::Dialer dialer_;
   const std::shared_ptr<rpc::ClientCalls> calls_;
   std::vector<Agent> agents_;
   std::mt19937_64 random_{1};

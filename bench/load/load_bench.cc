@@ -96,6 +96,9 @@ int main(int argc, char** argv) {
   weightwire::load::Shape shape;
   uint32_t hold = 10, calls_for = 5, in_flight = 64;
   app.add_option("--coordinator", shape.coordinator, "HOST:PORT")->required();
+  app.add_option("--tls-cert", shape.tls.cert, "of all agents (PEM); none: plaintext");
+  app.add_option("--tls-key", shape.tls.key, "its key");
+  app.add_option("--tls-ca", shape.tls.ca, "of the coordinator");
   app.add_option("--agents", shape.agents, "sessions, each on its own connection")
       ->capture_default_str();
   app.add_option("--ranks", shape.ranks, "members behind each agent")->capture_default_str();

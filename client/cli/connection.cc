@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "server/tls/credentials.h"
 #include "server/wire/status.h"
 
 namespace weightwire::cli {
@@ -15,16 +16,17 @@ Status FromGrpc(const grpc::Status& status, const std::string& address) {
   Status known =
       wire::FromCall(status.error_code(), status.error_message(), status.error_details());
   if (known.code() != Code::kUnavailable || !known.remedy().empty()) return known;
-  return std::move(known).Remedy("is weightwired running, and is --address " + address + " right?");
+  return std::move(known).Remedy("is weightwired running, is --address " + address +
+                                 " right, and does it speak TLS (--tls-cert, --tls-key, "
+                                 "--tls-ca) or not?");
 }
 
 }  // namespace
 
-Connection::Connection(const std::string& address, double seconds)
+Connection::Connection(const std::string& address, double seconds, const tls::TlsFiles& files)
     : address_(address),
       seconds_(seconds),
-      stub_(v1::Coordinator::NewStub(
-          grpc::CreateChannel(address, grpc::InsecureChannelCredentials()))) {}
+      stub_(v1::Coordinator::NewStub(tls::Dialer(files).Open(address, {}))) {}
 
 std::unique_ptr<grpc::ClientContext> Connection::Context() const {
   auto context = std::make_unique<grpc::ClientContext>();

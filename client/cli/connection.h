@@ -5,6 +5,7 @@
 #include <string>
 
 #include "server/base/status.h"
+#include "server/tls/tls_files.h"
 #include "weightwire/v1/coordinator.grpc.pb.h"
 
 namespace weightwire::cli {
@@ -12,7 +13,8 @@ namespace weightwire::cli {
 /// The coordinator at `address` ("127.0.0.1:7411"). Each call waits `seconds` at most.
 class Connection {
  public:
-  Connection(const std::string& address, double seconds);
+  /// Without `files`: plaintext.
+  Connection(const std::string& address, double seconds, const tls::TlsFiles& files);
 
   Result<v1::StatusResponse> GetStatus();
   Result<std::string> Explain(const std::string& engine, const std::string& tensor);

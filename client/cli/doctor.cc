@@ -44,11 +44,11 @@ class Coordinators {
 
   /// The first that answers; what is wrong with its job is found the first time.
   const v1::StatusResponse* Ask(const std::string& where, const std::vector<std::string>& addresses,
-                                Findings& out) {
+                                const tls::TlsFiles& files, Findings& out) {
     Status why;
     for (const std::string& address : addresses) {
       const auto [known, fresh] = answers_.try_emplace(address);
-      if (fresh) known->second = Connection(address, seconds_).GetStatus();
+      if (fresh) known->second = Connection(address, seconds_, files).GetStatus();
       if (!*known->second) {
         why = known->second->error();
         continue;
@@ -85,15 +85,15 @@ Findings Diagnose(const DoctorRequest& request) {
   Coordinators coordinators(request.timeout_seconds);
   const v1::StatusResponse* asked = nullptr;
   if (request.address_set || request.config_paths.empty()) {
-    asked = coordinators.Ask(request.address, {request.address}, out);
+    asked = coordinators.Ask(request.address, {request.address}, request.files, out);
   }
   for (const NamedConfig& named : configs) {
     Append(out, CheckHost(named, host));
     Append(out, CheckPlaces(named));
-    const v1::StatusResponse* joined =
-        named.config.role == daemon::Role::kAgent
-            ? coordinators.Ask(named.path, named.config.coordinator, out)
-            : asked;
+    const v1::StatusResponse* joined = named.config.role == daemon::Role::kAgent
+                                           ? coordinators.Ask(named.path, named.config.coordinator,
+                                                              daemon::TlsFilesOf(named.config), out)
+                                           : asked;
     if (joined != nullptr) Append(out, CheckAgainst(named, *joined));
   }
   return out;

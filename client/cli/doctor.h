@@ -5,6 +5,7 @@
 
 #include "server/base/status.h"
 #include "server/daemon/config.h"
+#include "server/tls/tls_files.h"
 #include "weightwire/v1/coordinator.pb.h"
 
 /// `wwctl doctor`: what is wrong with configurations, this host or a running job, and how to mend
@@ -54,6 +55,7 @@ struct DoctorRequest {
   bool address_set =
       false;  ///< by flag or environment: then it is asked beside configurations, too
   double timeout_seconds = 10;
+  tls::TlsFiles files;  ///< for `address`
   bool json = false;
 };
 /// With configurations: these, this host, and the coordinators that agents are to join; a

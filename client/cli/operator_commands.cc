@@ -40,6 +40,7 @@ void OperatorCommands::AddDoctor(CLI::App& app) {
     chosen_ = [this]() -> Result<std::string> {
       doctor_.address = connection_.address;
       doctor_.timeout_seconds = connection_.timeout_seconds;
+      doctor_.files = connection_.files;
       const Findings findings = Diagnose(doctor_);
       if (!findings.empty()) done_code_ = kExitFound;
       return doctor_.json ? FindingsJson(findings) : FindingsText(findings);

@@ -10,6 +10,7 @@
 #include "server/daemon/host_identity.h"
 #include "server/daemon/pages.h"
 #include "server/daemon/strand_call.h"
+#include "server/daemon/tls_setup.h"
 #include "server/rpc/coordinator_client.h"
 #include "server/rpc/local_coordinator_port.h"
 #include "server/rpc/random.h"
@@ -139,6 +140,7 @@ Status AgentRole::MakeAgent(const Config& config, const Host& host, CoordinatorR
     rpc::CoordinatorClientOptions options;
     options.addresses = config.coordinator;
     options.message_bytes_max = config.message_bytes_max;
+    options.tls = TlsFilesOf(config);
     port_ = rpc::MakeGrpcCoordinatorClient(std::move(options), strand_);
   }
   agent::Options options;
@@ -163,7 +165,8 @@ Status AgentRole::Serve(const Config& config, const Host& host) {
   const auto message_bytes_max = static_cast<size_t>(config.message_bytes_max);
   service_ = rpc::AgentService::Make({strand_, host.clock, host.metrics, message_bytes_max},
                                      *agent_, *fds_, addresses_);
-  WW_ASSIGN_OR_STATUS(server_, rpc::GrpcServer::Start({message_bytes_max}, {service_->service()}));
+  WW_ASSIGN_OR_STATUS(server_,
+                      rpc::GrpcServer::Start({message_bytes_max, nullptr}, {service_->service()}));
   WW_ASSIGN_OR_STATUS(fd_acceptor_,
                       rpc::Acceptor::ListenUnix(host.io, config.agent_socket + ".fd", host.metrics,
                                                 [this](memory::UniqueFd connection) {

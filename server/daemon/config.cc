@@ -91,25 +91,42 @@ Status CheckNames(const Config& config) {
   return OkStatus();
 }
 
-Status CheckListener(const Config& config, const char* key, const std::string& address) {
+Status CheckTls(const Config& config) {
+  const bool all = !config.tls_cert.empty() && !config.tls_key.empty() && !config.tls_ca.empty();
+  const bool none = config.tls_cert.empty() && config.tls_key.empty() && config.tls_ca.empty();
+  if (all || none) return OkStatus();
+  return Invalid("tls_cert, tls_key and tls_ca belong together: set all three or none");
+}
+
+/// `kind` is what allow_plaintext calls the listener; empty: it speaks TLS where files are given.
+Status CheckListener(const Config& config, const char* key, const std::string& address,
+                     const std::string& kind) {
   if (config.insecure || address.empty()) return OkStatus();
   WW_ASSIGN_OR_STATUS(HostPort parsed, ParseHostPort(address));
   if (IsLoopback(parsed.host)) return OkStatus();
+  const auto& allowed = config.allow_plaintext;
+  if (kind.empty() ? !config.tls_cert.empty()
+                   : std::find(allowed.begin(), allowed.end(), kind) != allowed.end()) {
+    return OkStatus();
+  }
   return Status(Code::kFailedPrecondition, Reason::kInsecureListener,
                 std::string(key) + ": " + address +
-                    " can be reached from other hosts, and this version speaks plaintext only")
-      .Remedy("listen on loopback, or accept the risk with --insecure");
+                    " can be reached from other hosts, and it is plaintext")
+      .Remedy(kind.empty() ? "set tls_cert, tls_key and tls_ca, listen on loopback, or accept the "
+                             "risk with --insecure"
+                           : "listen on loopback, or accept the risk with allow_plaintext: " +
+                                 kind + " or --insecure");
 }
 
 Status CheckListeners(const Config& config) {
   if (HasCoordinator(config.role)) {
-    WW_RETURN_IF_ERROR(CheckListener(config, "listen", config.listen));
+    WW_RETURN_IF_ERROR(CheckListener(config, "listen", config.listen, ""));
   }
   if (HasAgent(config.role)) {
-    WW_RETURN_IF_ERROR(CheckListener(config, "data_listen", config.data_listen));
-    WW_RETURN_IF_ERROR(CheckListener(config, "ucx_listen", config.ucx_listen));
+    WW_RETURN_IF_ERROR(CheckListener(config, "data_listen", config.data_listen, "data"));
+    WW_RETURN_IF_ERROR(CheckListener(config, "ucx_listen", config.ucx_listen, "data"));
   }
-  return CheckListener(config, "http", config.http);
+  return CheckListener(config, "http", config.http, "http");
 }
 
 }  // namespace
@@ -131,6 +148,7 @@ Result<Config> MakeConfig(const std::vector<std::pair<std::string, Values>>& lay
   WW_FAIL_IF_ERROR(CheckNames(config));
   WW_FAIL_IF_ERROR(CheckSizes(config));
   WW_FAIL_IF_ERROR(CheckTransports(config));
+  WW_FAIL_IF_ERROR(CheckTls(config));
   WW_FAIL_IF_ERROR(CheckListeners(config));
   return config;
 }

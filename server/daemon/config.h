@@ -11,6 +11,7 @@
 #include "server/base/status.h"
 #include "server/coordinator/commit_policy.h"
 #include "server/coordinator/fanout.h"
+#include "server/tls/tls_files.h"
 #include "server/transport/ucx/ucx_transport.h"
 
 /// The one validated configuration of weightwired. Precedence: flag > environment > file > default.
@@ -73,11 +74,19 @@ struct Config {
 
   std::string log_level = "info";
   LogFormat log_format = LogFormat::kJson;
+  std::string tls_cert;
+  std::string tls_key;
+  std::string tls_ca;
+  std::string tls_server_name;  ///< role agent: of the coordinator's certificate
+  std::vector<std::string> allow_plaintext;
   bool insecure = false;
   uint64_t message_bytes_max = 16 << 20;
 
   friend bool operator==(const Config&, const Config&) = default;
 };
+inline tls::TlsFiles TlsFilesOf(const Config& config) {
+  return {config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name};
+}
 
 /// One setting: `key` in the file, WEIGHTWIRE_<KEY> in the environment, `--key` (with dashes) as a
 /// flag. `set` checks the value on its own: kInvalidArgument / kConfigInvalid.
@@ -105,7 +114,8 @@ Values ValuesFromEnvironment(
 
 /// Defaults overlaid by `layers` in order (the last one wins), then checked as a whole.
 ///   kInvalidArgument / kConfigInvalid         names the key and the layer
-///   kFailedPrecondition / kInsecureListener   a listener beyond loopback without `insecure`
+///   kFailedPrecondition / kInsecureListener   a plaintext listener beyond loopback that is not
+///                                             allowed
 Result<Config> MakeConfig(const std::vector<std::pair<std::string, Values>>& layers);
 /// Every setting as a YAML file that MakeConfig turns into `config` again.
 std::string ToYaml(const Config& config);

@@ -131,6 +131,23 @@ Key Transports() {
           [](const Config& config) { return Joined(config.transports); }};
 }
 
+Key Plaintext() {
+  return {"allow_plaintext", "LIST",
+          "listeners beyond loopback that may be plaintext beside TLS (http, data)",
+          [](Config& config, std::string_view value) {
+            std::vector<std::string> list;
+            for (std::string& item : Items(value)) {
+              if (item != "http" && item != "data") {
+                return Invalid("\"" + item + "\" is no such listener; http and data are");
+              }
+              list.push_back(std::move(item));
+            }
+            config.allow_plaintext = std::move(list);
+            return OkStatus();
+          },
+          [](const Config& config) { return Joined(config.allow_plaintext); }};
+}
+
 std::vector<Key> MakeKeys() {
   constexpr uint64_t kTiB = uint64_t{1} << 40;
   return {
@@ -239,6 +256,14 @@ std::vector<Key> MakeKeys() {
       Text("log_level", "LEVEL", "trace, debug, info, warn or error", &Config::log_level),
       Choice<LogFormat>("log_format", "how logs are written to stderr", &Config::log_format,
                         {{"json", LogFormat::kJson}, {"text", LogFormat::kText}}),
+      Text("tls_cert", "FILE", "own certificate chain (PEM); with tls_key and tls_ca gRPC is mTLS",
+           &Config::tls_cert),
+      Text("tls_key", "FILE", "its private key (PEM, PKCS#8)", &Config::tls_key),
+      Text("tls_ca", "FILE", "whose certificates are believed (PEM)", &Config::tls_ca),
+      Text("tls_server_name", "NAME",
+           "name in the coordinator's certificate; empty: the host in coordinator",
+           &Config::tls_server_name),
+      Plaintext(),
       Choice<bool>("insecure", "allow plaintext listeners beyond loopback", &Config::insecure,
                    {{"false", false}, {"true", true}}),
       Numeric<uint64_t>("message_bytes_max", "BYTES", "largest gRPC message",

@@ -8,6 +8,8 @@
 #include "server/daemon/pages.h"
 #include "server/daemon/status_documents.h"
 #include "server/daemon/strand_call.h"
+#include "server/daemon/tls_setup.h"
+#include "server/rpc/gatekeeper.h"
 #include "server/rpc/random.h"
 #include "server/store/sqlite_journal.h"
 
@@ -90,8 +92,12 @@ Status CoordinatorRole::Serve(const Config& config, const Host& host) {
   const rpc::Runtime runtime{strand_, host.clock, host.metrics, message_bytes_max};
   service_ = rpc::CoordinatorService::Make(runtime, *coordinator_);
   communicator_service_ = rpc::CommunicatorService::Make(runtime, communicators_);
+  rpc::GrpcServer::Options options{message_bytes_max, nullptr};
+  if (host.identity) {
+    options.credentials = rpc::GuardedCredentials(TlsFilesOf(config), *host.identity, host.metrics);
+  }
   WW_ASSIGN_OR_STATUS(
-      server_, rpc::GrpcServer::Start({message_bytes_max},
+      server_, rpc::GrpcServer::Start(std::move(options),
                                       {service_->service(), communicator_service_->service()}));
   WW_ASSIGN_OR_STATUS(acceptor_,
                       rpc::Acceptor::ListenTcp(host.io, config.listen, host.metrics,

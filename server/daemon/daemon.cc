@@ -15,7 +15,9 @@
 #include "server/daemon/http_pages.h"
 #include "server/daemon/http_server.h"
 #include "server/daemon/leadership.h"
+#include "server/daemon/tls_setup.h"
 #include "server/metrics/prometheus_sink.h"
+#include "server/rpc/grpc_log.h"
 
 namespace weightwire::daemon {
 namespace {
@@ -33,7 +35,8 @@ class DaemonImpl final : public Daemon {
     metrics::DeclareAll(sink_);
     sink_.Set("build_info", 1, {{"version", WEIGHTWIRE_VERSION}});
     sink_.Set("insecure_mode", config_.insecure ? 1 : 0, {});
-    const Host host{io_, workers_, SystemClock(), sink_};
+    WW_ASSIGN(auto identity, OwnIdentity(config_));
+    const Host host{io_, workers_, SystemClock(), sink_, std::move(identity)};
     if (!config_.etcd.empty()) {
       leadership_.emplace(config_, io_, sink_);
       WW_FAIL_IF_ERROR(OpenHttp());
@@ -97,7 +100,7 @@ class DaemonImpl final : public Daemon {
   Status OpenHttp() {
     if (config_.http.empty()) return OkStatus();
     http_ = HttpServer::Make(
-        io_, Pages({windows_, HasCoordinator(config_.role), workers_, sink_,
+        io_, Pages({windows_, HasCoordinator(config_.role), workers_, sink_, config_,
                     [this] { return leadership_ ? leadership_->Standing() : OkStatus(); }}));
     WW_ASSIGN_OR_STATUS(
         http_acceptor_,
@@ -109,6 +112,7 @@ class DaemonImpl final : public Daemon {
 
   const Config config_;
   metrics::PrometheusSink sink_;
+  const rpc::GrpcLog grpc_log_{sink_};
   boost::asio::io_context io_{1};
   std::optional<boost::asio::signal_set> signals_;
   ThreadExecutor workers_;

@@ -2,12 +2,14 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "server/base/clock.h"
 #include "server/base/executor.h"
 #include "server/daemon/http_server.h"
 #include "server/metrics/metrics.h"
+#include "server/tls/identity.h"
 
 namespace boost::asio {
 class io_context;
@@ -21,6 +23,7 @@ struct Host {
   Executor& workers;
   Clock& clock;
   metrics::Sink& metrics;
+  std::optional<tls::Identity> identity;  ///< of this process; nullopt without TLS
 };
 
 /// Writes a document, on any thread, from what was collected on a strand.

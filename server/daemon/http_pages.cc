@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "server/daemon/status_documents.h"
+#include "server/daemon/tls_setup.h"
 
 namespace weightwire::daemon {
 namespace {
@@ -87,8 +88,9 @@ HttpPage DocumentPage(const PageSources& from, const std::string& path) {
 
 std::map<std::string, HttpPage> Pages(const PageSources& sources) {
   std::map<std::string, HttpPage> pages;
-  pages["/metrics"] = [&sink = sources.sink](HttpRespond respond) {
+  pages["/metrics"] = [&sink = sources.sink, &config = sources.config](HttpRespond respond) {
     SetProcessGauges(sink);
+    SetExpiryGauge(config, sink);
     respond({200, "text/plain; version=0.0.4; charset=utf-8", sink.Text()});
   };
   // Alive: every strand still takes its turn.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "server/base/executor.h"
+#include "server/daemon/config.h"
 #include "server/daemon/host.h"
 #include "server/daemon/http_server.h"
 #include "server/metrics/prometheus_sink.h"
@@ -20,6 +21,7 @@ struct PageSources {
   bool coordinates = false;  ///< leading or standing by
   Executor& workers;
   metrics::PrometheusSink& sink;
+  const Config& config;              ///< outlives the pages
   std::function<Status()> standing;  ///< asked while there is no window: why not
 };
 

@@ -144,14 +144,23 @@ void DeclareService(Sink& sink) {
                       Each("result", {"passed", "wrong_bytes", "failed", "timeout"}));
   sink.DeclareCounter("connections_shed_total",
                       "Connections dropped because file descriptors ran short");
-  sink.DeclareCounter("auth_failures_total", "Connections refused, by reason",
-                      Each("reason", {"uid"}));
+  sink.DeclareCounter("auth_failures_total",
+                      "Connections and calls of nobody who is known, by reason",
+                      Each("reason", {"uid", "handshake", "identity"}));
+  sink.DeclareCounter(
+      "authz_denied_total", "Calls refused because the caller's role has no right to them",
+      // By method as they come; one of each role, so that the family is scraped.
+      Pairs("role", {"trainer", "engine", "agent", "operator", "metrics", "coordinator"}, "method",
+            {"unknown"}));
+  sink.DeclareGauge("cert_expiry_timestamp_seconds",
+                    "Unix time at which the own certificate expires; 0 without TLS");
   sink.DeclareCounter("accept_errors_total", "Connections that could not be accepted, by errno",
                       {});
   sink.DeclareCounter("rpc_started_total", "RPCs that began, by method", {});
   sink.DeclareCounter("rpc_handled_total", "RPCs that were answered, by method and code", {});
   sink.DeclareHistogram("rpc_seconds", "Time to answer a unary RPC, by method", Seconds(), {});
-  sink.DeclareGauge("insecure_mode", "1 while a plaintext listener is open beyond loopback");
+  sink.DeclareGauge("insecure_mode",
+                    "1 while started with --insecure: plaintext listeners beyond loopback");
   sink.DeclareGauge("build_info", "1, with the version as a label", {});
   sink.DeclareGauge("open_fds", "Open file descriptors of the process");
   sink.DeclareGauge("max_fds", "Most file descriptors that the process may open");

@@ -13,6 +13,7 @@
 
 #include "server/base/failpoint.h"
 #include "server/rpc/session_call.h"
+#include "server/tls/credentials.h"
 #include "server/wire/control.h"
 #include "server/wire/slice.h"
 #include "server/wire/status.h"
@@ -26,7 +27,8 @@ using SliceReply = control::Reply<std::shared_ptr<const plan::RankSlice>>;
 
 // A coordinator that is stopped or cut off is given up after 6 s, about as long as a lease: another
 // one may lead by then. One that was not there is tried again twice a second, for it may lead now.
-std::unique_ptr<v1::Coordinator::Stub> Dial(const std::string& address, size_t message_bytes_max) {
+std::unique_ptr<v1::Coordinator::Stub> Dial(const tls::Dialer& dialer, const std::string& address,
+                                            size_t message_bytes_max) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(static_cast<int>(message_bytes_max));
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 2'000);
@@ -35,8 +37,7 @@ std::unique_ptr<v1::Coordinator::Stub> Dial(const std::string& address, size_t m
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 200);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return v1::Coordinator::NewStub(
-      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+  return v1::Coordinator::NewStub(dialer.Open(address, std::move(arguments)));
 }
 
 /// Puts a slice together as its parts arrive, on gRPC's thread. Deletes itself.
@@ -92,8 +93,9 @@ class CoordinatorClient final : public control::CoordinatorPort {
   CoordinatorClient(CoordinatorClientOptions options, Executor& strand)
       : options_(std::move(options)), calls_(std::make_shared<ClientCalls>(strand)) {
     WW_CHECK(!options_.addresses.empty());
+    const tls::Dialer dialer(options_.tls);
     for (const std::string& address : options_.addresses) {
-      stubs_.push_back(Dial(address, options_.message_bytes_max));
+      stubs_.push_back(Dial(dialer, address, options_.message_bytes_max));
     }
   }
 

@@ -6,6 +6,7 @@
 
 #include "server/base/executor.h"
 #include "server/control/control.h"
+#include "server/tls/tls_files.h"
 
 namespace weightwire::rpc {
 
@@ -14,6 +15,7 @@ struct CoordinatorClientOptions {
   /// in turn, each once, beginning after the one that was used last.
   std::vector<std::string> addresses;
   size_t message_bytes_max = 16 << 20;
+  tls::TlsFiles tls;  ///< none: plaintext
   Nanos call_deadline = std::chrono::seconds(10);
   /// A report that finds the coordinator unavailable is sent again after this, doubled up to 16
   /// times, as long as its session lives.

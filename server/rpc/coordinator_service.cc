@@ -6,6 +6,8 @@
 #include "server/base/failpoint.h"
 #include "server/rpc/coordinator_session.h"
 #include "server/rpc/coordinator_streams.h"
+#include "server/rpc/gatekeeper.h"
+#include "server/rpc/owners.h"
 #include "server/rpc/status_message.h"
 #include "server/rpc/stream_set.h"
 #include "server/rpc/unary.h"
@@ -30,7 +32,7 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
   void EndStreams(const weightwire::Status& why) override { streams_.EndAll(why); }
 
   grpc::ServerBidiReactor<v1::SessionUp, v1::SessionDown>* Session(Context* context) override {
-    return StartSession(runtime_, streams_, coordinator_, *context);
+    return StartSession(runtime_, streams_, coordinator_, owners_, *context);
   }
 
   grpc::ServerWriteReactor<v1::SlicePart>* FetchSlice(
@@ -48,13 +50,18 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
     return StartUnary(runtime_, context, "Register", *request, response, [&](auto answer) {
       auto decoded = wire::FromProto(*request);
       if (!decoded) return answer(decoded.error());
-      OnStrand([this, decoded = std::move(*decoded), answer]() mutable {
-        coordinator_.Register(std::move(decoded), [answer](Result<control::RegisterReply> reply) {
-          if (!reply) return answer(reply.error());
-          v1::RegisterResponse out;
-          *out.mutable_member() = wire::ToProto(reply->member);
-          answer(std::move(out));
-        });
+      const Caller caller = CallerOf(*context);
+      if (auto place = CheckPlace(caller, *decoded); !place.ok()) return answer(place);
+      OnOwned(caller, decoded->agent, answer, [this, decoded = *decoded, answer]() mutable {
+        const AgentId agent = decoded.agent;
+        coordinator_.Register(std::move(decoded),
+                              [this, agent, answer](Result<control::RegisterReply> reply) {
+                                if (!reply) return answer(reply.error());
+                                owners_.Registered(agent, reply->member);
+                                v1::RegisterResponse out;
+                                *out.mutable_member() = wire::ToProto(reply->member);
+                                answer(std::move(out));
+                              });
       });
     });
   }
@@ -64,12 +71,15 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
     return StartUnary(runtime_, context, "SubmitLayout", *request, response, [&](auto answer) {
       auto decoded = wire::FromProto(*request);
       if (!decoded) return answer(decoded.error());
-      OnStrand([this, decoded = std::move(*decoded), answer]() mutable {
-        coordinator_.SubmitLayout(std::move(decoded), [answer](Result<control::LayoutReply> reply) {
-          if (!reply) return answer(reply.error());
-          answer(wire::ToProto(*reply));
-        });
-      });
+      const epoch::Member member = decoded->member;
+      OnOwned(CallerOf(*context), member, answer,
+              [this, decoded = std::move(*decoded), answer]() mutable {
+                coordinator_.SubmitLayout(std::move(decoded),
+                                          [answer](Result<control::LayoutReply> reply) {
+                                            if (!reply) return answer(reply.error());
+                                            answer(wire::ToProto(*reply));
+                                          });
+              });
     });
   }
 
@@ -78,7 +88,7 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
     return StartUnary(runtime_, context, "PublishVersion", *request, response, [&](auto answer) {
       auto decoded = wire::FromProto(*request);
       if (!decoded) return answer(decoded.error());
-      OnStrand([this, decoded = *decoded, answer] {
+      OnOwned(CallerOf(*context), decoded->member, answer, [this, decoded = *decoded, answer] {
         coordinator_.Publish(decoded, [answer](weightwire::Status status) { answer(status); });
       });
     });
@@ -89,11 +99,13 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
     return StartUnary(runtime_, context, "Report", *request, response, [&](auto answer) {
       auto decoded = wire::FromProto(*request);
       if (!decoded) return answer(decoded.error());
-      OnStrand([this, decoded = std::move(*decoded), answer]() mutable {
-        coordinator_.Report(decoded.agent, std::move(decoded.report));
-        WW_FAILPOINT("rpc.before_a_report_is_answered");
-        answer(OkStatus());
-      });
+      const AgentId agent = decoded->agent;
+      OnOwned(CallerOf(*context), agent, answer,
+              [this, decoded = std::move(*decoded), answer]() mutable {
+                coordinator_.Report(decoded.agent, std::move(decoded.report));
+                WW_FAILPOINT("rpc.before_a_report_is_answered");
+                answer(OkStatus());
+              });
     });
   }
 
@@ -184,8 +196,18 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
  private:
   void OnStrand(Task task) { runtime_.strand.Post(std::move(task)); }
 
+  /// Runs `task` when the caller may name `what`, an agent or a member.
+  template <typename What, typename Reply>
+  void OnOwned(Caller caller, What what, Reply answer, Task task) {
+    OnStrand([this, caller = std::move(caller), what, answer, task = std::move(task)] {
+      if (auto owned = owners_.Check(caller, what); !owned.ok()) return answer(owned);
+      task();
+    });
+  }
+
   const Runtime runtime_;
   coordinator::Coordinator& coordinator_;
+  Owners owners_;  ///< the strand's
   StreamSet streams_;
 };
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "server/rpc/duplex.h"
+#include "server/rpc/gatekeeper.h"
 #include "server/wire/control.h"
 #include "server/wire/status.h"
 
@@ -17,8 +18,11 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
                             public control::AgentPort {
  public:
   SessionStream(const Runtime& runtime, StreamSet& streams, coordinator::Coordinator& coordinator,
-                CallLog log)
-      : Duplex(runtime, streams, std::move(log)), coordinator_(coordinator) {}
+                Owners& owners, Caller caller, CallLog log)
+      : Duplex(runtime, streams, std::move(log)),
+        coordinator_(coordinator),
+        owners_(owners),
+        caller_(std::move(caller)) {}
 
   // ---- on the strand, from the coordinator
   void OnCommand(epoch::Command command) override { Send(wire::ToProto(command)); }
@@ -28,7 +32,7 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
     *end.mutable_end()->mutable_why() = wire::OutcomeOf(why);
     Send(std::move(end));
     End(std::move(why));
-    agent_ = {};
+    owners_.Ended(std::exchange(agent_, {}));
     const auto last = std::move(held_);
   }
 
@@ -59,11 +63,15 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
 
   // ---- on the strand
   void Open(control::AgentHello hello) {
+    const Incarnation incarnation = hello.incarnation;
+    if (Status may = owners_.CheckOpen(caller_, incarnation); !may.ok()) return End(std::move(may));
     held_ = shared_from_this();
-    coordinator_.OpenSession(std::move(hello), this,
-                             [this, self = held_](Result<control::AgentWelcome> welcome) {
-                               Opened(std::move(welcome));
-                             });
+    coordinator_.OpenSession(
+        std::move(hello), this,
+        [this, self = held_, incarnation](Result<control::AgentWelcome> welcome) {
+          if (welcome) owners_.Opened(caller_, incarnation, welcome->agent);
+          Opened(std::move(welcome));
+        });
   }
 
   void Opened(Result<control::AgentWelcome> welcome) {
@@ -81,6 +89,7 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
 
   void Close() {
     if (agent_ == AgentId()) return;
+    owners_.Ended(agent_);
     coordinator_.CloseSession(std::exchange(agent_, {}));
     held_.reset();
   }
@@ -91,6 +100,8 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
   }
 
   coordinator::Coordinator& coordinator_;
+  Owners& owners_;
+  const Caller caller_;
   bool greeted_ = false;  ///< gRPC's reading side only
   // The strand's.
   AgentId agent_{};
@@ -102,9 +113,10 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
 
 grpc::ServerBidiReactor<v1::SessionUp, v1::SessionDown>* StartSession(
     const Runtime& runtime, StreamSet& streams, coordinator::Coordinator& coordinator,
-    const grpc::CallbackServerContext& context) {
-  auto stream = std::make_shared<SessionStream>(runtime, streams, coordinator,
-                                                CallLog(runtime, context, "Session"));
+    Owners& owners, const grpc::CallbackServerContext& context) {
+  auto stream =
+      std::make_shared<SessionStream>(runtime, streams, coordinator, owners, CallerOf(context),
+                                      CallLog(runtime, context, "Session"));
   stream->Begin();
   return stream.get();
 }

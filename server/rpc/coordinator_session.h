@@ -3,6 +3,7 @@
 #include <grpcpp/support/server_callback.h>
 
 #include "server/coordinator/coordinator.h"
+#include "server/rpc/owners.h"
 #include "server/rpc/runtime.h"
 #include "server/rpc/stream_set.h"
 #include "weightwire/v1/coordinator.pb.h"
@@ -12,6 +13,6 @@ namespace weightwire::rpc {
 /// An agent's session over gRPC: hello and heartbeats up, commands down.
 grpc::ServerBidiReactor<v1::SessionUp, v1::SessionDown>* StartSession(
     const Runtime& runtime, StreamSet& streams, coordinator::Coordinator& coordinator,
-    const grpc::CallbackServerContext& context);
+    Owners& owners, const grpc::CallbackServerContext& context);
 
 }  // namespace weightwire::rpc

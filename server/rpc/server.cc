@@ -80,7 +80,7 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(Options options,
   for (grpc::Service* service : services) builder.RegisterService(service);
   auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      grpc::InsecureServerCredentials());
+      options.credentials ? options.credentials : grpc::InsecureServerCredentials());
   auto server = builder.BuildAndStart();
   if (!server) return Fail(Code::kInternal, Reason::kInternal, "gRPC refused to start a server");
   return std::make_unique<ServerImpl>(std::move(server), std::move(acceptor));

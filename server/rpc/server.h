@@ -9,6 +9,7 @@
 #include "server/memory/region.h"
 
 namespace grpc {
+class ServerCredentials;
 class Service;
 }  // namespace grpc
 
@@ -22,6 +23,8 @@ class GrpcServer {
  public:
   struct Options {
     size_t message_bytes_max = 16 << 20;
+    /// Of the connections that are handed over; null: plaintext.
+    std::shared_ptr<grpc::ServerCredentials> credentials;
   };
   /// `services` outlive the server. kInternal when gRPC refuses to start.
   static Result<std::unique_ptr<GrpcServer>> Start(Options options,

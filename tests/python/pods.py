@@ -160,6 +160,12 @@ class Pod:
             data = self.cluster.find("ConfigMap", source["configMap"]["name"])["data"]
             for item in source["configMap"]["items"]:
                 (path / item["path"]).write_text(data[item["key"]])
+        elif source and "secret" in source:
+            for file in self.cluster.secrets[source["secret"]["secretName"]].iterdir():
+                copy = path / file.name
+                copy.write_bytes(file.read_bytes())
+                os.chown(copy, 0, self.spec["securityContext"]["fsGroup"])
+                copy.chmod(source["secret"]["defaultMode"])
         else:
             assert name in self._claims or "emptyDir" in source, name
         os.chown(path, 0, self.spec["securityContext"]["fsGroup"])
@@ -190,11 +196,14 @@ class Pod:
 
 
 class Cluster:
-    """Pods of all rendered workloads, on one bridge in a namespace of its own. `claims`: volumes by claim. `image`: the root
-    of weightwire's image; without one its containers see this machine's /usr and what was built here."""
+    """Pods of all rendered workloads, on one bridge in a namespace of its own. `claims`: volumes by claim; `secrets`: folders
+    of files. `image`: the root of weightwire's image; without one its containers see this machine's /usr and what was built
+    here."""
 
-    def __init__(self, manifests: list[dict], directory: pathlib.Path, claims: dict[str, pathlib.Path], image: str = ""):
+    def __init__(self, manifests: list[dict], directory: pathlib.Path, claims: dict[str, pathlib.Path],
+                 secrets: dict[str, pathlib.Path], image: str = ""):
         self.manifests, self.directory, self.claims, self.image = manifests, directory, claims, image
+        self.secrets = secrets
         self._numbers = itertools.count(2)
         self.pods: dict[str, Pod] = {}
         self.switch = Namespace("--net", "--ipc")

@@ -76,8 +76,12 @@ def test_manifests_are_strictly_valid_for_the_oldest_and_the_newest_kubernetes(n
 
 
 UNSAFE = [
-    ({"acceptPlaintext": False}, "no TLS yet"),
-    ({"networkPolicy": {"enabled": False}}, "every pod of the cluster could call every RPC"),
+    ({"acceptPlaintext": False}, "no certificates"),
+    ({"tls": {"agentSecret": "a"}, **chart.workload()}, "would speak TLS to a coordinator in plaintext"),
+    ({"tls": {"coordinatorSecret": "c"}, **chart.workload()}, "workloads.app: its agents have no certificate"),
+    ({"agent": {"config": {"tls_key": "/x"}}}, "agent.config.tls_key is set by the chart"),
+    ({"tls": {"secret": "c"}}, "$.tls"),
+    ({"networkPolicy": {"enabled": False}}, "every pod of the cluster could reach the data plane"),
     ({"coordinator": {"replicas": 2}}, "without etcd a job has one coordinator"),
     ({"coordinator": {"replicas": 0}}, "nothing could be published"),
     ({"coordinator": {"etcd": ["etcd"]}}, "$.coordinator.etcd"),
@@ -152,6 +156,31 @@ def settings_of(manifests, container, file, tmp_path):
     environment = {entry["name"]: entry.get("value") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
                    for entry in container["env"]}
     return weightwired(["--config", str(path)], **environment)
+
+
+def test_certificates_replace_what_was_insecure(tmp_path):
+    """Who gets which secret, and that weightwired takes all of it without `insecure`."""
+    secrets = {"acceptPlaintext": False, "tls": {"coordinatorSecret": "c", "agentSecret": "a"}}
+    own = chart.workload()["workloads"]["app"]
+    manifests = rendered("rdma", secrets, {"workloads": {"trainer": {**own, "tlsSecret": "t"}, "engine": own}})
+    for item in manifests:
+        if item["kind"] not in CUSTOM:
+            validate(item, "1.29", strict=True)
+    templates = {name: pod["spec"] for name, pod in pods(manifests).items()}
+    for name, secret in (("rl-weightwire-coordinator", "c"), ("trainer", "t"), ("engine", "a")):
+        volume = {"name": "weightwire-tls", "secret": {"secretName": secret, "defaultMode": 0o440}}
+        assert volume in templates[name]["volumes"]
+        for container in containers(templates[name]):
+            assert {"name": "weightwire-tls", "mountPath": "/run/weightwire-tls", "readOnly": True} in container["volumeMounts"]
+            environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+            assert {environment[f"WEIGHTWIRE_TLS_{file}"] for file in ("CERT", "KEY", "CA")} == \
+                {f"/run/weightwire-tls/{file}" for file in ("tls.crt", "tls.key", "ca.crt")}
+    for container, file, plain in ((templates["rl-weightwire-coordinator"]["containers"][0], "coordinator.yaml", "http"),
+                                   (chart.sidecar(templates["engine"]), "agent.yaml", "http,data")):
+        settings = settings_of(manifests, container, file, tmp_path)
+        assert (settings["insecure"], settings["allow_plaintext"]) == ("false", plain)
+        assert settings["tls_cert"] == "/run/weightwire-tls/tls.crt"
+    assert not [item for item in rendered("tcp", WORKLOADS["stateless"]) if "weightwire-tls" in json.dumps(item)]
 
 
 def test_several_coordinators_over_etcd(tmp_path):
@@ -302,5 +331,7 @@ def test_the_notes_say_what_is_not_protected():
     notes = lambda name: chart.texts(chart.profile(name), chart.ACCEPT).get("templates/NOTES.txt", "")
     if not notes("tcp"):
         pytest.skip("helm template prints no notes")
+    secure = chart.texts(chart.profile("tcp"), {"tls": {"coordinatorSecret": "c"}})["templates/NOTES.txt"]
+    assert "PLAINTEXT" not in secure and "hears nobody without a certificate" in secure
     assert "PLAINTEXT" in notes("tcp") and "RDMA" not in notes("tcp") and "RDMA has not been run" in notes("rdma")
     assert "There is no NetworkPolicy" in notes("cpu-dev") and "commits are forgotten" in notes("cpu-dev")

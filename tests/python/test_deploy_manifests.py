@@ -35,7 +35,7 @@ def manifests_of(name):
 @pytest.mark.parametrize("name", FILES)
 def test_the_plain_manifests_are_what_the_chart_renders(name):
     head = f"# Rendered from helm/weightwire, release rl in namespace train; UPDATE_DOCS=1 ./dev test python writes it again.\n" \
-           "# Plaintext: weightwired has no TLS yet. No image is published yet: replace weightwire:0.1.0 by one of yours.\n"
+           "# Plaintext: certificates are of your own making (docs/security.md). No image is published yet: replace weightwire:0.1.0 by one of yours.\n"
     text = head + yaml.dump_all(manifests_of(name), Dumper=Dumper, sort_keys=False, width=120)
     path = MANIFESTS / f"{name}.yaml"
     if os.environ.get("UPDATE_DOCS"):

@@ -1,5 +1,5 @@
 """The rendered pods run the disaggregated job: trainer and engine pods that share nothing but the network, each with its
-own sidecar, as user 10001 on read-only roots; the coordinator is killed in the middle."""
+own sidecar, as user 10001 on read-only roots, with a certificate for each role; the coordinator is killed in the middle."""
 
 import contextlib
 import json
@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import certificates
 import chart
 import pods
 from demo import checkpoint
@@ -19,6 +20,7 @@ from demo.processes import ask
 WHY_NOT = pods.possible()
 CONFIG = {**checkpoint.SMALL, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 4, "vocab_size": 1001}
 COORDINATOR = "rl-weightwire-coordinator-0"
+TLS = {"tls": {"coordinatorSecret": "coordinator"}}
 
 
 def app(command):
@@ -32,8 +34,9 @@ def app(command):
 RUN = "exec python -m demo.processes $APP"
 WORKLOADS = {"workloads": {
     "trainer": {"kind": "StatefulSet", "replicas": 2,
+                "tlsSecret": "trainer",
                 "podSpec": app(f"{RUN} trainer $WEIGHTWIRE_AGENT_SOCKET /models 2 1 ${{HOSTNAME##*-}}")},
-    "engine": {"kind": "Deployment", "replicas": 2, "podSpec": app(f"{RUN} engine $WEIGHTWIRE_AGENT_SOCKET /models $HOSTNAME 1 0")},
+    "engine": {"kind": "Deployment", "replicas": 2, "tlsSecret": "engine", "podSpec": app(f"{RUN} engine $WEIGHTWIRE_AGENT_SOCKET /models $HOSTNAME 1 0")},
 }}
 
 
@@ -47,9 +50,15 @@ def running_cluster(image=""):
     (models / "config.json").write_text(json.dumps(CONFIG))
     for version in (1, 2):
         checkpoint.write(str(models / f"v{version}"), CONFIG, seed=version)
-    manifests = chart.objects(chart.profile("tcp"), chart.ACCEPT, WORKLOADS,
+    manifests = chart.objects(chart.profile("tcp"), TLS, WORKLOADS,
                               {"coordinator": {"config": {"min_engines": 2, "lease_ms": 30_000}}})
-    running = pods.Cluster(manifests, directory, {"models": models}, image)
+    authority = certificates.Authority(directory / "authority")
+    service = "DNS:rl-weightwire-coordinator.train.svc,DNS:localhost"
+    for name, role in (("coordinator", "coordinator"), ("trainer", "trainer"), ("engine", "engine"), ("person", "operator")):
+        authority.issue(name, role, job="rl", ns="train", **({"san": service} if role == "coordinator" else {}))
+    secrets = {name: authority.directory / name for name in ("coordinator", "trainer", "engine")}
+    running = pods.Cluster(manifests, directory, {"models": models}, secrets, image)
+    running.person = authority.files("person")
     try:
         yield running
     finally:
@@ -109,9 +118,11 @@ def move_versions_across_a_coordinators_death(cluster):
         return epochs.pop()
 
     def wwctl(verb):
-        # As the chart's notes say it: inside the coordinator's pod.
-        namespace = cluster.pods[COORDINATOR].namespace
-        return json.loads(pods.run(*namespace.enter(str(pods.BINARIES / "wwctl"), verb, "--json", "--address", "127.0.0.1:7411")))
+        # An operator beside the coordinator.
+        namespace, person = cluster.pods[COORDINATOR].namespace, cluster.person
+        return json.loads(pods.run(*namespace.enter(
+            str(pods.BINARIES / "wwctl"), verb, "--json", "--address", "localhost:7411", "--tls-cert", person.cert, "--tls-key",
+            person.key, "--tls-ca", person.ca)))
 
     first = move(1)
     coordinator.await_probe("readinessProbe")

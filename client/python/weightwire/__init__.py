@@ -22,6 +22,7 @@ from weightwire.subscriber import Offer, RoomWanted, Subscriber
 from weightwire.session import default_agent_socket
 from weightwire.status import (ContentDifference, EngineContent, EngineStatus, EpochStatus, Event, JobStatus,
                                ParticipantStatus, RolledBack, Verification)
+from weightwire.tls import Tls
 from weightwire.waiting import Progress
 
 __version__ = "0.1.0"
@@ -48,6 +49,7 @@ __all__ = [
     "StaleError",
     "Subscriber",
     "TensorMeta",
+    "Tls",
     "UnavailableError",
     "Verification",
     "WeightwireError",

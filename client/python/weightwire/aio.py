@@ -16,6 +16,7 @@ from weightwire.client import (RETRY_SECONDS, WATCH_INTERVAL_MS, channel_options
                                explain_unreachable)
 from weightwire.memory import TensorMeta
 from weightwire.status import EpochStatus, Event, JobStatus, RolledBack, Verification, changes
+from weightwire.tls import Channels, Tls
 from weightwire.v1 import coordinator_pb2, coordinator_pb2_grpc, types_pb2
 from weightwire.waiting import EpochWait, Found, ProgressCallback, ServedWait, StagedWait, VersionWait
 
@@ -25,11 +26,15 @@ Found_ = TypeVar("Found_", bound="_subscriber.Offer | _subscriber.RoomWanted")
 class Client:
     """As weightwire.Client; to be made and used in one event loop."""
 
-    def __init__(self, address: str | None = None, *, timeout: float = 10.0):
+    def __init__(self, address: str | None = None, *, timeout: float = 10.0, tls: Tls | None = None):
         self.address = address or default_coordinator()
         self.timeout = timeout
-        self._channel = grpc.aio.insecure_channel(self.address, options=channel_options())
-        self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)
+        self._channels: Channels[grpc.aio.Channel] = Channels(grpc.aio, self.address, channel_options(),
+                                                              tls or Tls.from_environment())
+
+    @property
+    def _stub(self) -> Any:
+        return coordinator_pb2_grpc.CoordinatorStub(self._channels.newest())
 
     async def _call(self, method: str, request: Any, timeout: float | None = None) -> Any:
         try:
@@ -108,7 +113,8 @@ class Client:
         raise wait.deadline(what, timeout)
 
     async def close(self) -> None:
-        await self._channel.close()
+        for channel in self._channels.opened:
+            await channel.close()
 
     async def __aenter__(self) -> "Client":
         return self

@@ -10,6 +10,7 @@ import grpc
 
 from weightwire import errors
 from weightwire.status import EpochStatus, Event, JobStatus, RolledBack, Verification, changes
+from weightwire.tls import Channels, Tls
 from weightwire.v1 import coordinator_pb2, coordinator_pb2_grpc
 from weightwire.waiting import EpochWait, Found, ProgressCallback, ServedWait, StagedWait, VersionWait
 
@@ -31,7 +32,7 @@ def channel_options() -> list[tuple[str, Any]]:
 
 def explain_unreachable(error: errors.WeightwireError, address: str) -> errors.WeightwireError:
     if isinstance(error, errors.UnavailableError) and not error.remedy:
-        error.remedy = f"is weightwired running, and is {address} its address?"
+        error.remedy = f"is weightwired running, is {address} its address, and are certificates given if it speaks TLS?"
     return error
 
 
@@ -42,14 +43,24 @@ class Client:
     ...     client.wait_version(7, timeout=60)          # every complete engine serves it
     ...     print(client.status().waiting_for)
 
-    Every call ends within `timeout` seconds (or its own) and raises errors.WeightwireError.
+    Every call ends within `timeout` seconds (or its own) and raises errors.WeightwireError. `tls`: the certificates of a
+    coordinator with TLS; else those of the environment (Tls.from_environment), else plaintext.
     """
 
-    def __init__(self, address: str | None = None, *, timeout: float = 10.0):
+    def __init__(self, address: str | None = None, *, timeout: float = 10.0, tls: Tls | None = None):
         self.address = address or default_coordinator()
         self.timeout = timeout
-        self._channel = grpc.insecure_channel(self.address, options=channel_options())
-        self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)
+        self._channels: Channels[grpc.Channel] = Channels(grpc, self.address, channel_options(),
+                                                          tls or Tls.from_environment())
+
+    def channel(self) -> grpc.Channel:
+        """To its coordinator, for stubs of one's own; ask again for each call, or one that is open for hours misses a
+        change of certificates."""
+        return self._channels.newest()
+
+    @property
+    def _stub(self) -> Any:
+        return coordinator_pb2_grpc.CoordinatorStub(self.channel())
 
     def _call(self, method: str, request: Any, timeout: float | None = None) -> Any:
         try:
@@ -147,7 +158,8 @@ class Client:
         raise wait.deadline(what, timeout)
 
     def close(self) -> None:
-        self._channel.close()
+        for channel in self._channels.opened:
+            channel.close()
 
     def __enter__(self) -> "Client":
         return self

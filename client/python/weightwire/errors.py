@@ -63,6 +63,7 @@ _BY_CODE = {
     "INVALID_ARGUMENT": RefusedError,
     "ALREADY_EXISTS": RefusedError,
     "PERMISSION_DENIED": RefusedError,
+    "UNAUTHENTICATED": RefusedError,
     "RESOURCE_EXHAUSTED": RefusedError,
     "NOT_FOUND": RefusedError,
     "OUT_OF_RANGE": RefusedError,

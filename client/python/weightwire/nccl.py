@@ -70,7 +70,6 @@ class Collective:
         self.group, self.rank, self.size, self.timeout = group, rank, size, timeout
         self.participant = participant or f"pid {os.getpid()} on {socket.gethostname()}"[:128]
         self._client = client
-        self._stub = communicator_pb2_grpc.CommunicatorsStub(client._channel)
         self._member = pb.CommunicatorMember(group=group, rank=rank, incarnation=secrets.randbits(63) + 1)
         self._epoch = 0
         self._handle = HANDLE()
@@ -182,8 +181,8 @@ class Collective:
 
     def _rpc(self, method: str, timeout: float, fields: dict[str, Any]) -> Any:
         try:
-            return getattr(self._stub, method)(getattr(pb, method + "Request")(member=self._member, **fields),
-                                               timeout=timeout)
+            stub = communicator_pb2_grpc.CommunicatorsStub(self._client.channel())
+            return getattr(stub, method)(getattr(pb, method + "Request")(member=self._member, **fields), timeout=timeout)
         except grpc.RpcError as error:
             raise explain_unreachable(errors.from_rpc_error(error), self._client.address) from None
 

@@ -89,6 +89,23 @@ volumeMounts:
 - {name: weightwire-shm, mountPath: /dev/shm}
 {{- end -}}
 
+{{/* Certificates, for weightwired, wwctl and the Python client alike. */}}
+{{- define "weightwire.tlsEnv" -}}
+- {name: WEIGHTWIRE_TLS_CERT, value: /run/weightwire-tls/tls.crt}
+- {name: WEIGHTWIRE_TLS_KEY, value: /run/weightwire-tls/tls.key}
+- {name: WEIGHTWIRE_TLS_CA, value: /run/weightwire-tls/ca.crt}
+{{- end -}}
+
+{{- define "weightwire.tlsMount" -}}
+- {name: weightwire-tls, mountPath: /run/weightwire-tls, readOnly: true}
+{{- end -}}
+
+{{/* Argument: the Secret's name. */}}
+{{- define "weightwire.tlsVolume" -}}
+- name: weightwire-tls
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end -}}
+
 {{/* Makes a rollout of the agents when their settings change. */}}
 {{- define "weightwire.agentAnnotations" -}}
 checksum/weightwire: {{ include "weightwire.agentFile" . | sha256sum }}
@@ -101,17 +118,27 @@ checksum/weightwire: {{ include "weightwire.agentFile" . | sha256sum }}
 {{- $pod := deepCopy $workload.podSpec -}}
 {{- $env := include "weightwire.env" $root | fromYamlArray -}}
 {{- $mounts := include "weightwire.volumeMounts" $root | fromYamlArray -}}
+{{- $tlsEnv := list -}}
+{{- $tlsMounts := list -}}
+{{- $tlsVolumes := list -}}
+{{- if $root.Values.tls.coordinatorSecret -}}
+{{- $tlsEnv = include "weightwire.tlsEnv" $root | fromYamlArray -}}
+{{- $tlsMounts = include "weightwire.tlsMount" $root | fromYamlArray -}}
+{{- $tlsVolumes = include "weightwire.tlsVolume" ($workload.tlsSecret | default $root.Values.tls.agentSecret) | fromYamlArray -}}
+{{- end -}}
 {{- $locked := dict "allowPrivilegeEscalation" false "capabilities" (dict "drop" (list "ALL")) -}}
 {{- range $container := $pod.containers -}}
-{{- $_ := set $container "env" (concat $env ($container.env | default list)) -}}
-{{- $_ := set $container "volumeMounts" (concat $mounts ($container.volumeMounts | default list)) -}}
+{{- $_ := set $container "env" (concat $env $tlsEnv ($container.env | default list)) -}}
+{{- $_ := set $container "volumeMounts" (concat $mounts $tlsMounts ($container.volumeMounts | default list)) -}}
 {{- $_ := set $container "securityContext" (merge ($container.securityContext | default dict) (deepCopy $locked)) -}}
 {{- end -}}
 {{- $stage := $workload.stageGiB | default $root.Values.agent.stageGiB -}}
 {{- $sidecar := include "weightwire.sidecar" (list $root $stage) | fromYaml -}}
+{{- $_ := set $sidecar "env" (concat $sidecar.env $tlsEnv) -}}
+{{- $_ := set $sidecar "volumeMounts" (concat $sidecar.volumeMounts $tlsMounts) -}}
 {{- $_ := set $pod "initContainers" (prepend ($pod.initContainers | default list) $sidecar) -}}
 {{- $volumes := include "weightwire.volumes" (list $root ($workload.devShmGiB | default 1)) | fromYamlArray -}}
-{{- $_ := set $pod "volumes" (concat $volumes ($pod.volumes | default list)) -}}
+{{- $_ := set $pod "volumes" (concat $volumes $tlsVolumes ($pod.volumes | default list)) -}}
 {{- $_ := set $pod "securityContext" (merge ($pod.securityContext | default dict) (include "weightwire.podSecurity" $root | fromYaml)) -}}
 {{- if not (hasKey $pod "automountServiceAccountToken") -}}
 {{- $_ := set $pod "automountServiceAccountToken" false -}}

@@ -1,11 +1,19 @@
 {{/* Combinations that would run but not be safe, or not run at all. Each fails with its reason. */}}
 {{- define "weightwire.checks" -}}
 {{- $values := .Values -}}
-{{- if not $values.acceptPlaintext -}}
-{{- fail "weightwired has no TLS yet: everybody who reaches its ports may read, replace or stop what it moves. Set acceptPlaintext=true to install it all the same, in a network that you trust" -}}
+{{- if not (or $values.tls.coordinatorSecret $values.acceptPlaintext) -}}
+{{- fail "no certificates: everybody who reaches the ports may read, replace or stop what is moved. Set tls.coordinatorSecret and tls.agentSecret, or acceptPlaintext=true in a network that you trust" -}}
+{{- end -}}
+{{- range $name, $workload := $values.workloads -}}
+{{- if and $values.tls.coordinatorSecret (not ($workload.tlsSecret | default $values.tls.agentSecret)) -}}
+{{- fail (printf "workloads.%s: its agents have no certificate, and the coordinator hears nobody without one. Set tlsSecret, or tls.agentSecret for all" $name) -}}
+{{- end -}}
+{{- if and (not $values.tls.coordinatorSecret) ($workload.tlsSecret | default $values.tls.agentSecret) -}}
+{{- fail (printf "workloads.%s: its agents would speak TLS to a coordinator in plaintext. Set tls.coordinatorSecret" $name) -}}
+{{- end -}}
 {{- end -}}
 {{- if and (not $values.networkPolicy.enabled) (not $values.acceptOpenNetwork) (ne $values.profile "cpu-dev") -}}
-{{- fail "networkPolicy.enabled=false: every pod of the cluster could call every RPC, for there is no TLS. Leave it on, or set acceptOpenNetwork=true" -}}
+{{- fail "networkPolicy.enabled=false: every pod of the cluster could reach the data plane, which is plaintext, and without tls every RPC. Leave it on, or set acceptOpenNetwork=true" -}}
 {{- end -}}
 {{- if lt (int $values.coordinator.replicas) 1 -}}
 {{- fail "coordinator.replicas=0: nothing could be published" -}}
@@ -16,14 +24,14 @@
 {{- if and (not $values.coordinator.etcd) (not $values.coordinator.persistence.enabled) (ne $values.profile "cpu-dev") -}}
 {{- fail "coordinator.persistence.enabled=false: a coordinator that moves to another node would forget what was committed and hand out epoch numbers again. Only profile cpu-dev may do without" -}}
 {{- end -}}
-{{- range $name := list "role" "job" "listen" "http" "state_dir" "etcd" "insecure" "name" -}}
+{{- range $name := list "role" "job" "listen" "http" "state_dir" "etcd" "insecure" "allow_plaintext" "tls_cert" "tls_key" "tls_ca" "name" -}}
 {{- if hasKey $values.coordinator.config $name -}}
 {{- fail (printf "coordinator.config.%s is set by the chart (probes, Service and volumes depend on it)" $name) -}}
 {{- end -}}
 {{- end -}}
-{{- range $name := list "role" "job" "coordinator" "agent_socket" "http" "data_listen" "ucx_listen" "advertise_host" "transports" "stage_bytes_max" "insecure" "name" -}}
+{{- range $name := list "role" "job" "coordinator" "agent_socket" "http" "data_listen" "ucx_listen" "advertise_host" "transports" "stage_bytes_max" "insecure" "allow_plaintext" "tls_cert" "tls_key" "tls_ca" "name" -}}
 {{- if hasKey $values.agent.config $name -}}
-{{- fail (printf "agent.config.%s is set by the chart: use agent.stageGiB, agent.transports, bindHost or job, or leave it (probes, ports and memory depend on it)" $name) -}}
+{{- fail (printf "agent.config.%s is set by the chart: use agent.stageGiB, agent.transports, tls, bindHost or job, or leave it (probes, ports and memory depend on it)" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- if $values.rdma.enabled -}}

@@ -16,13 +16,22 @@
 {{- end }}
 {{- end -}}
 
+{{/* What stays plaintext beside TLS: pages (probes have no certificate) and the data plane. Argument: (list $ listeners). */}}
+{{- define "weightwire.plaintext" -}}
+{{- if (first .).Values.tls.coordinatorSecret -}}
+allow_plaintext: {{ last . | quote }}
+{{- else -}}
+insecure: "true"
+{{- end -}}
+{{- end -}}
+
 {{- define "weightwire.coordinatorFile" -}}
 {{- $own := dict
       "role" "coordinator"
       "job" (include "weightwire.job" .)
       "listen" (printf "%s:7411" .Values.bindHost)
       "http" (printf "%s:7412" .Values.bindHost)
-      "insecure" "true" -}}
+      | merge (include "weightwire.plaintext" (list . "http") | fromYaml) -}}
 {{- if .Values.coordinator.etcd -}}
 {{- $_ := set $own "etcd" .Values.coordinator.etcd -}}
 {{- else -}}
@@ -41,7 +50,7 @@
       "data_listen" (printf "%s:7413" .Values.bindHost)
       "ucx_listen" (printf "%s:7414" .Values.bindHost)
       "transports" .Values.agent.transports
-      "insecure" "true" -}}
+      | merge (include "weightwire.plaintext" (list . "http,data") | fromYaml) -}}
 {{- include "weightwire.file" (merge $own .Values.agent.config) -}}
 {{- end -}}
 

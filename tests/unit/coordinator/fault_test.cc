@@ -37,8 +37,8 @@ TEST(CoordinatorFault, RetrySucceedsWithoutTheDeadEngine) {
   EXPECT_EQ(fleet.EngineNamed("engine-b").state, EngineState::kDirty);
 }
 
-/// A rank that loses its peer's process says that the peer gave up, with the peer's own reason, which
-/// is an abort; and it may say so before the loss is known.
+/// A rank that loses its peer's process says that the peer gave up, with the peer's own reason,
+/// which is an abort; and it may say so before the loss is known.
 TEST(CoordinatorFault, AReadersWordForALossIsNoOperatorsAbort) {
   Fleet fleet;
   const auto trainer = fleet.Trainer(1);
@@ -53,8 +53,8 @@ TEST(CoordinatorFault, AReadersWordForALossIsNoOperatorsAbort) {
   fleet.Agent("engine-a-agent").deaf = nullptr;
   fleet.Agent("engine-a-agent")
       .Report(epoch::FailedReport{
-          epoch, reader[0],
-          Status(Code::kAborted, Reason::kAbortRequested, "the source gave up"), false});
+          epoch, reader[0], Status(Code::kAborted, Reason::kAbortRequested, "the source gave up"),
+          false});
   fleet.Agent("engine-b-agent").Report(epoch::LostReport{dying[0], kEnded});
   fleet.Run();
   EXPECT_EQ(fleet.Newest().phase, epoch::Phase::kCommitted);

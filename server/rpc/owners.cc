@@ -1,0 +1,71 @@
+#include "server/rpc/owners.h"
+
+#include <utility>
+
+namespace weightwire::rpc {
+namespace {
+
+Status Denied(const std::string& message) {
+  return Status(Code::kPermissionDenied, Reason::kPermissionDenied, message);
+}
+
+bool MayTake(tls::Role role, control::GroupRole place) {
+  if (role == tls::Role::kAgent) return true;
+  return role == (place == control::GroupRole::kTrainer ? tls::Role::kTrainer : tls::Role::kEngine);
+}
+
+}  // namespace
+
+Status Owners::CheckOpen(const Caller& caller, Incarnation agent) const {
+  const auto known = by_incarnation_.find(agent);
+  return known == by_incarnation_.end() ? OkStatus() : Check(caller, known->second);
+}
+
+void Owners::Opened(const Caller& caller, Incarnation incarnation, AgentId agent) {
+  if (!caller) return;
+  agents_[agent] = {caller->Uri(), incarnation};
+  by_incarnation_[incarnation] = agent;
+}
+
+void Owners::Ended(AgentId agent) {
+  const auto ended = agents_.find(agent);
+  if (ended == agents_.end()) return;
+  const auto current = by_incarnation_.find(ended->second.incarnation);
+  if (current->second == agent) by_incarnation_.erase(current);
+  agents_.erase(ended);
+}
+
+void Owners::Registered(AgentId agent, const epoch::Member& member) {
+  if (agents_.contains(agent)) members_[member.id] = {member.incarnation, agent};
+}
+
+Status Owners::Check(const Caller& caller, AgentId agent) const {
+  const auto known = agents_.find(agent);
+  if (!caller || known == agents_.end() || known->second.owner == caller->Uri()) return OkStatus();
+  return Denied(caller->Uri() + " names agent " + std::to_string(agent.value) + ", which is of " +
+                known->second.owner);
+}
+
+Status Owners::Check(const Caller& caller, const epoch::Member& member) const {
+  const auto known = members_.find(member.id);
+  if (known == members_.end() || known->second.first != member.incarnation) return OkStatus();
+  return Check(caller, known->second.second);
+}
+
+Status CheckPlace(const Caller& caller, const control::RegisterRequest& request) {
+  if (!caller) return OkStatus();
+  const std::string place = request.group + "/" + std::to_string(request.rank);
+  if (!MayTake(caller->role, request.role)) {
+    return Denied(caller->Uri() + " registers a rank of the other side")
+        .AtRank(place)
+        .Remedy("give the agent a certificate of that role, or of role agent");
+  }
+  if (caller->rank && *caller->rank != request.rank) {
+    return Denied(caller->Uri() + " registers another rank than its own")
+        .AtRank(place)
+        .Remedy("give each rank's agent a certificate of its own, or leave the rank out");
+  }
+  return OkStatus();
+}
+
+}  // namespace weightwire::rpc
