@@ -80,7 +80,7 @@ def test_errors_carry_the_reason_of_the_server(client):
         client.abort(12345)
     assert refused.value.reason == "not_registered" and refused.value.code == "NOT_FOUND"
     with Client("127.0.0.1:1", timeout=2) as nobody:
-        with pytest.raises(UnavailableError, match="is weightwired running, and is 127.0.0.1:1 its address"):
+        with pytest.raises(UnavailableError, match="is weightwired running, is 127.0.0.1:1 its address"):
             nobody.status()
         with pytest.raises(DeadlineError, match="cannot be reached"):
             nobody.wait_version(1, timeout=0.5)

@@ -196,9 +196,10 @@ class EngineRank:
         self._samples[version] = oracle.vllm_samples(self._config, checkpoint.read(directory), self._tp, self._rank)
 
     def stamp(self):
-        """(version this rank claims, versions its sampled tensors really hold); None = not serving."""
+        """(version this rank claims, versions its sampled tensors really hold); None = not serving, or just started again
+        and not told yet what any version holds."""
         serving, params = self.subscriber.serving, self.subscriber.params
-        if serving is None or params is None:
+        if serving is None or params is None or not self._samples:
             return None
         held = oracle.vllm_sampled_from(self._config, params)
         found = {v for i, h in enumerate(held) for v, s in self._samples.items() if np.array_equal(s[i], h)}
