@@ -1,12 +1,12 @@
 #include "client/cli/doctor.h"
 
-#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "client/cli/connection.h"
+#include "server/base/clock.h"
 
 namespace weightwire::cli {
 namespace {
@@ -22,10 +22,6 @@ Result<NamedConfig> Load(const std::string& path) {
             daemon::MakeConfig({{"file", std::move(values)},
                                 {"environment", daemon::ValuesFromEnvironment(Environment)}}));
   return NamedConfig{path, std::move(config)};
-}
-
-double NowUnix() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 void Append(Findings& out, Findings more) {
@@ -53,7 +49,7 @@ class Coordinators {
         why = known->second->error();
         continue;
       }
-      if (fresh) Append(out, CheckService(**known->second, NowUnix()));
+      if (fresh) Append(out, CheckService(**known->second, SystemClock().WallSeconds()));
       return &**known->second;
     }
     out.push_back(Unreachable(where, why));

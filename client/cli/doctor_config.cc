@@ -23,12 +23,6 @@ bool Names(const Config& config, const char* transport) {
   return std::find(names.begin(), names.end(), transport) != names.end();
 }
 
-std::string Joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
-
 bool OnLoopback(const std::string& address) {
   const auto parsed = daemon::ParseHostPort(address);
   return parsed && daemon::IsLoopback(parsed->host);

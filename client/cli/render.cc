@@ -1,12 +1,11 @@
 #include "client/cli/render.h"
 
-#include <google/protobuf/util/json_util.h>
-
 #include <algorithm>
 #include <cctype>
 #include <ctime>
 
 #include "client/cli/table.h"
+#include "server/wire/json.h"
 #include "server/wire/status.h"
 
 namespace weightwire::cli {
@@ -46,15 +45,6 @@ std::string PathsText(const v1::StatusResponse::Epoch& epoch) {
   return text.empty() ? "-" : text;
 }
 
-std::string Joined(const google::protobuf::RepeatedPtrField<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) {
-    if (!text.empty()) text += ", ";
-    text += word;
-  }
-  return text;
-}
-
 std::string EnginesOf(const v1::StatusResponse::Epoch& epoch) {
   const std::string left_out = Joined(epoch.left_out());
   return Joined(epoch.engines()) + (left_out.empty() ? "" : " without " + left_out);
@@ -65,20 +55,11 @@ std::string OutcomeText(const v1::StatusResponse::Epoch& epoch) {
   return epoch.waiting_for().empty() ? "" : "waiting for " + Joined(epoch.waiting_for());
 }
 
-std::string Json(const google::protobuf::Message& message) {
-  google::protobuf::util::JsonPrintOptions options;
-  options.preserve_proto_field_names = true;
-  options.always_print_primitive_fields = true;
-  std::string text;
-  // Fails only for messages that hold a malformed Any; ours hold none.
-  (void)google::protobuf::util::MessageToJsonString(message, &text, options);
-  return text;
-}
-
 template <typename Messages>
 std::string JsonArray(const Messages& messages) {
   std::string text;
-  for (const auto& message : messages) text.append(text.empty() ? "[" : ",").append(Json(message));
+  for (const auto& message : messages)
+    text.append(text.empty() ? "[" : ",").append(wire::JsonText(message));
   return text.append(text.empty() ? "[]\n" : "]\n");
 }
 
@@ -149,7 +130,7 @@ std::string VerifyText(const v1::VerifyResponse& result) {
   return text;
 }
 
-std::string VerifyJson(const v1::VerifyResponse& result) { return Json(result) + "\n"; }
+std::string VerifyJson(const v1::VerifyResponse& result) { return wire::JsonText(result) + "\n"; }
 
 Status VerifyOutcome(const v1::VerifyResponse& result) {
   if (result.differences_total() > 0) {
@@ -199,7 +180,7 @@ std::string RollbackText(const v1::RollbackResponse& result) {
   return text + "\n";
 }
 
-std::string StatusJson(const v1::StatusResponse& status) { return Json(status) + "\n"; }
+std::string StatusJson(const v1::StatusResponse& status) { return wire::JsonText(status) + "\n"; }
 std::string ParticipantsJson(const v1::StatusResponse& status) {
   return JsonArray(status.participants());
 }

@@ -18,6 +18,16 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
+/// "a, b" of a list of strings.
+template <typename Words>
+std::string Joined(const Words& words) {
+  std::string text;
+  for (const std::string& word : words) {
+    if (!text.empty()) text += ", ";
+    text += word;
+  }
+  return text;
+}
 /// "988.1 MB", "14.0 GB": decimal units, as network rates are given.
 std::string BytesText(int64_t bytes);
 /// "12.3 ms", "4.56 s".

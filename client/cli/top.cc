@@ -12,6 +12,7 @@
 
 #include "client/cli/render.h"
 #include "client/cli/table.h"
+#include "server/base/clock.h"
 
 namespace weightwire::cli {
 namespace {
@@ -23,10 +24,6 @@ constexpr const char* kHome = "\x1b[H";
 constexpr const char* kClearLine = "\x1b[K";
 constexpr const char* kClearBelow = "\x1b[J";
 constexpr const char* kClear = "\x1b[2J";
-
-double NowUnix() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 /// The first `columns` columns of `line`; UTF-8 sequences stay whole.
 std::string Cut(const std::string& line, size_t columns) {
@@ -118,7 +115,7 @@ std::string TopText(const v1::StatusResponse& status, double now_unix_seconds,
 Status RunTop(Connection connection, uint32_t interval_ms, bool once) {
   if (once || isatty(STDOUT_FILENO) == 0) {
     WW_ASSIGN_OR_STATUS(const v1::StatusResponse status, connection.GetStatus());
-    std::fputs(TopText(status, NowUnix(), {}).c_str(), stdout);
+    std::fputs(TopText(status, SystemClock().WallSeconds(), {}).c_str(), stdout);
     return OkStatus();
   }
   std::fputs(kClear, stdout);
@@ -127,7 +124,7 @@ Status RunTop(Connection connection, uint32_t interval_ms, bool once) {
     Screen screen = TerminalSize();
     screen.lines -= 1;  // for a complaint above
     const auto status = connection.GetStatus();
-    if (status) shown = TopText(*status, NowUnix(), screen);
+    if (status) shown = TopText(*status, SystemClock().WallSeconds(), screen);
     const std::string text =
         status ? shown
                : Cut("NO ANSWER: " + status.error().message(), screen.columns) + "\n" + shown;

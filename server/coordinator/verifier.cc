@@ -1,6 +1,7 @@
 #include "server/coordinator/verifier.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 // A reading is made once for a layout (workers), then each rank of the engine is asked for its
@@ -43,7 +44,16 @@ void Verifier::Verify(const std::string& engine, Nanos deadline,
   run->timer = strand_.PostAfter(
       deadline, lifeline_.Bind([this, number = run->number] { OnDeadline(number); }));
   run_ = std::move(run);
-  for (size_t i = 0; i < run_->engines.size(); ++i) MakeReading(i);
+  std::set<layout::Fingerprint> making;
+  for (Asked& asked : run_->engines) {
+    const auto found = readings_.find(asked.layout->fingerprint);
+    if (found != readings_.end()) {
+      asked.answer.reading = found->second;
+      Ask(asked);
+    } else if (making.insert(asked.layout->fingerprint).second) {
+      MakeReading(asked.layout);
+    }
+  }
 }
 
 Status Verifier::Choose(const std::string& engine, Run& run) {
@@ -68,14 +78,9 @@ Status Verifier::Choose(const std::string& engine, Run& run) {
                 engine.empty() ? "no engine serves anything yet" : engine + " serves nothing yet");
 }
 
-void Verifier::MakeReading(size_t index) {
-  const AgreedLayoutPtr layout = run_->engines[index].layout;
-  if (const auto found = readings_.find(layout->fingerprint); found != readings_.end()) {
-    run_->engines[index].answer.reading = found->second;
-    return Ask(run_->engines[index]);
-  }
-  auto made = lifeline_.Bind([this, number = run_->number, index, layout](Result<ReadingPtr> got) {
-    ReadingMade(number, index, layout->fingerprint, std::move(got));
+void Verifier::MakeReading(const AgreedLayoutPtr& layout) {
+  auto made = lifeline_.Bind([this, number = run_->number, layout](Result<ReadingPtr> got) {
+    ReadingMade(number, layout->fingerprint, std::move(got));
   });
   workers_.Post([layout, made = std::move(made), &strand = strand_]() mutable {
     auto reading = content::ReadingOf(layout->model, layout->fingerprint);
@@ -86,14 +91,19 @@ void Verifier::MakeReading(size_t index) {
   });
 }
 
-void Verifier::ReadingMade(uint64_t number, size_t index, const layout::Fingerprint& layout,
-                           Result<ReadingPtr> made) {
+void Verifier::ReadingMade(uint64_t number, const layout::Fingerprint& layout,
+                           const Result<ReadingPtr>& made) {
   if (made) Keep(layout, *made);
-  if (!run_ || run_->number != number || run_->engines[index].done) return;
-  Asked& asked = run_->engines[index];
-  if (!made) return Fail(asked, std::move(made.error()));
-  asked.answer.reading = readings_.at(layout);
-  Ask(asked);
+  if (!run_ || run_->number != number) return;
+  for (Asked& asked : run_->engines) {
+    if (asked.done || asked.layout->fingerprint != layout) continue;
+    if (!made) {
+      Fail(asked, made.error());
+      continue;
+    }
+    asked.answer.reading = readings_.at(layout);
+    Ask(asked);
+  }
 }
 
 void Verifier::Keep(const layout::Fingerprint& layout, const ReadingPtr& reading) {

@@ -61,9 +61,10 @@ class Verifier {
     std::vector<control::Reply<Verification>> replies;
   };
   Status Choose(const std::string& engine, Run& run);
-  void MakeReading(size_t index);
-  void ReadingMade(uint64_t number, size_t index, const layout::Fingerprint& layout,
-                   Result<ReadingPtr> made);
+  /// For every engine of the run that has the layout.
+  void MakeReading(const AgreedLayoutPtr& layout);
+  void ReadingMade(uint64_t number, const layout::Fingerprint& layout,
+                   const Result<ReadingPtr>& made);
   void Ask(Asked& asked);
   void Fail(Asked& asked, Status why);
   void Close(Asked& asked);

@@ -1,9 +1,6 @@
 #include "server/daemon/status_documents.h"
 
-#include <google/protobuf/util/json_util.h>
-
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
@@ -11,6 +8,8 @@
 #include "server/daemon/status_page.h"
 #include "server/rpc/random.h"
 #include "server/rpc/status_message.h"
+#include "server/rpc/trace.h"
+#include "server/wire/json.h"
 
 namespace weightwire::daemon {
 namespace {
@@ -20,15 +19,6 @@ using nlohmann::json;
 constexpr char kJsonType[] = "application/json";
 constexpr std::string_view kNoncePlace = "{{nonce}}";
 constexpr uint32_t kMatrixSide = 32;
-
-std::string HexNonce() {
-  std::array<uint8_t, 16> random{};
-  rpc::RandomBytes(random.data(), random.size());
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (const uint8_t byte : random) text.append({kDigits[byte >> 4], kDigits[byte & 15]});
-  return text;
-}
 
 uint32_t Divided(uint32_t count, uint32_t by) { return (count + by - 1) / by; }
 
@@ -54,7 +44,9 @@ json MatrixOf(const plan::TransferPlan& plan) {
 }  // namespace
 
 HttpReply StatusPage() {
-  const std::string nonce = HexNonce();
+  rpc::TraceId random{};
+  rpc::RandomBytes(random.data(), random.size());
+  const std::string nonce = rpc::TraceHex(random);
   HttpReply reply{.content_type = "text/html; charset=utf-8", .body = std::string(kStatusPage)};
   for (size_t at = 0; (at = reply.body.find(kNoncePlace, at)) != std::string::npos;) {
     reply.body.replace(at, kNoncePlace.size(), nonce);
@@ -66,15 +58,9 @@ HttpReply StatusPage() {
 }
 
 HttpReply StatusDocument(const coordinator::StatusSnapshot& snapshot) {
-  google::protobuf::util::JsonPrintOptions options;
-  options.preserve_proto_field_names = true;
-  options.always_print_primitive_fields = true;
   HttpReply reply;
   reply.content_type = kJsonType;
-  // Fails only for messages that hold a malformed Any; this one holds none.
-  (void)google::protobuf::util::MessageToJsonString(rpc::StatusMessageOf(snapshot), &reply.body,
-                                                    options);
-  reply.body += '\n';
+  reply.body = wire::JsonText(rpc::StatusMessageOf(snapshot)) + "\n";
   return reply;
 }
 
