@@ -58,15 +58,32 @@ class Follower:
                 offer = self.subscriber.wait_offer(0.2)
                 if offer is None:
                     continue
-                self.wrong += self.differences(self.subscriber.flip(offer), offer.version)
-                self.flipped.append(offer.version)
-                self.contents[offer.content] = offer.version
+                wrong = self.differences(self.subscriber.flip(offer), offer.version)
+                self.took(offer.content, offer.version, wrong)
                 self.subscriber.acknowledge(offer)
             except StaleError:  # fenced meanwhile; what is served then is offered anew
                 continue
             except WeightwireError:
                 if self._stop.wait(0.05):
                     return
+
+    def took(self, epoch: int, version: int, wrong: list[str]) -> None:
+        self.wrong += wrong
+        self.flipped.append(version)
+        self.contents[epoch] = version
+
+    @property
+    def version(self) -> int | None:
+        """What it serves."""
+        serving = self.subscriber.serving
+        return serving.version if serving else None
+
+    def compare(self) -> list[str]:
+        """What of that is wrong now."""
+        serving, params = self.subscriber.serving, self.subscriber.params
+        if serving is None or params is None:
+            return [f"{self.name} serves nothing: {self.subscriber.last_fence}"]
+        return self.differences(params, serving.version)
 
     def differences(self, params, version: int) -> list[str]:
         """What of `params` is not that of `version`."""
@@ -170,7 +187,7 @@ class Job:
 
     def serve_everywhere(self) -> None:
         self.until(f"version {self.version} everywhere",
-                   lambda: all(e.subscriber.serving and e.subscriber.serving.version == self.version for e in self.engines), 60)
+                   lambda: all(engine.version == self.version for engine in self.engines), 60)
         self.check()
 
     def check(self) -> None:

@@ -4,7 +4,9 @@ their network is the test's; what must hold whatever that is, is here."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
+from typing import NamedTuple
 
 from google.protobuf import json_format
 from weightwire.v1 import coordinator_pb2 as pb
@@ -17,21 +19,56 @@ from demo.fleet import Daemon
 from weightwire.errors import WeightwireError
 
 ENGINES = ("engine-0", "engine-1")
-PARTIES = ("coordinator", "trainer", *ENGINES)
 GRACE = 15.0  # beyond a version's deadline, until who waits for it must know how it ended: drains, and a loaded machine
 _COMMITTED, _ABORTED = types_pb2.EPOCH_PHASE_COMMITTED, types_pb2.EPOCH_PHASE_ABORTED
+
+
+class Cut(NamedTuple):
+    """Who does not hear whom; or whose link is down."""
+
+    deaf: tuple[tuple[str, str], ...]  # (who, whom)
+    unplugged: str = ""
+
+    def __str__(self) -> str:
+        if self.unplugged:
+            return f"{self.unplugged}-down"
+        (who, whom), *back = self.deaf
+        return f"{who}-and-{whom}" if back else f"{whom}-to-{who}"
+
+    def make(self, job: SpreadJob) -> None:
+        if self.unplugged:
+            job.hosts[self.unplugged].unplug()
+        for who, whom in self.deaf:
+            job.hosts[who].deafen(job.hosts[whom])
+
+    def between(self, a: str, b: str) -> bool:
+        return self.unplugged in (a, b) or {(a, b), (b, a)} & set(self.deaf) != set()
+
+
+def every_cut(parties: tuple[str, ...]) -> list[Cut]:
+    cuts = [Cut((), party) for party in parties]
+    for a, b in itertools.combinations(parties, 2):
+        cuts += [Cut(((a, b), (b, a))), Cut(((a, b),)), Cut(((b, a),))]
+    return cuts
 
 
 class SpreadJob(Job):
     """Leases are short. A stream that stands still is given up before a version's deadline."""
 
+    engine_names: tuple[str, ...] = ENGINES
+
     def __init__(self, directory, network: netns.Network, agents: dict | None = None, **options):
         """`agents`: for every agent; `options`: for the coordinator."""
-        self._agent_options = {"progress_timeout_ms": 2500, "insecure": "true", **(agents or {})}
-        self.network, self.hosts = network, dict(zip(PARTIES, network.hosts))
+        self._agent_options = {"progress_timeout_ms": 2500, **(agents or {})}
+        self.parties = ("coordinator", "trainer", *self.engine_names)
+        self.network, self.hosts = network, dict(zip(self.parties, network.hosts))
         self._ended: dict[int, tuple[int, int]] = {}  # by epoch: version, and how
-        super().__init__(directory, **{"lease_ms": 3000, "heartbeat_ms": 500, "prepare_deadline_ms": 5000, "insecure": "true",
-                                       **options})
+        super().__init__(directory, **{"lease_ms": 3000, "heartbeat_ms": 500, "prepare_deadline_ms": 5000,
+                                       **self.security("coordinator"), **options})
+
+    def security(self, _party: str) -> dict[str, str]:
+        """Settings of one party's daemon."""
+        return {"insecure": "true"}
 
     def start_coordinator(self, listen: str) -> Daemon:
         daemon = self.hosts["coordinator"].call(super().start_coordinator, "0.0.0.0:7411")
@@ -39,16 +76,23 @@ class SpreadJob(Job):
         return daemon
 
     def start_members(self) -> None:
-        for name in PARTIES[1:]:
-            host = self.hosts[name]
-            self.agents.append(host.call(self.start_agent, name, data_listen=f"{host.address}:0",
-                                         **self._agent_options))
-        self.engines = [Follower(agent.name, agent.agent_socket, self.wanted) for agent in self.agents[1:]]
+        self.agents = [self.start_agent_of(name) for name in self.parties[1:]]
+        self.engines = [self.start_engine(agent.name, agent.agent_socket) for agent in self.agents[1:]]
+
+    def start_agent_of(self, party: str) -> Daemon:
+        host = self.hosts[party]
+        return host.call(self.start_agent, party, data_listen=f"{host.address}:0",
+                         **{**self.security(party), **self._agent_options})
+
+    def start_engine(self, name: str, agent: str) -> Follower:
+        return Follower(name, agent, self.wanted)
+
+    def wwctl(self, *words: str) -> str:
+        """On the coordinator's own host: nothing that is cut lies between."""
+        return self.hosts["coordinator"].run(str(BINARIES / "wwctl"), *words, "--address", "127.0.0.1:7411")
 
     def status(self) -> pb.StatusResponse:
-        """As the coordinator's own host sees it: nothing that is cut lies between."""
-        text = self.hosts["coordinator"].run(str(BINARIES / "wwctl"), "status", "--json", "--address", "127.0.0.1:7411")
-        return json_format.Parse(text, pb.StatusResponse())
+        return json_format.Parse(self.wwctl("status", "--json"), pb.StatusResponse())
 
     def attend(self, releases: list, deadline: float) -> str:
         """How what was published ended for the trainer: "released", or why not. All of it ends."""
@@ -79,15 +123,14 @@ class SpreadJob(Job):
         self.serve_everywhere()
         took = time.monotonic() - started
         assert took < seconds_max
-        self.until("every flip is of a committed epoch", self._flips_were_committed, 20)
+        self.until("every flip is of a committed epoch", self.flips_were_committed, 20)
         for engine in self.engines:
             engine.gaps = 0  # who was fenced for good reason served nothing until it was filled
         return took
 
     def serve(self, engines: list[Follower]) -> None:
         for engine in engines:
-            self.until(f"{engine.name} serves version {self.version}", lambda: engine.subscriber.serving
-                       and engine.subscriber.serving.version == self.version, 30)
+            self.until(f"{engine.name} serves version {self.version}", lambda: engine.version == self.version, 30)
         self.check()
 
     def account(self) -> pb.StatusResponse:
@@ -103,25 +146,24 @@ class SpreadJob(Job):
                     f"{engine.name} flipped to version {version} of epoch {epoch}: {status}")
         return status
 
-    def _flips_were_committed(self) -> bool:
+    def flips_were_committed(self) -> bool:
         self.account()
         return all(epoch in self._ended for engine in self.engines for epoch in list(engine.contents))
 
     def compare_what_is_served(self) -> None:
         """Every engine serves, never stopped, and every byte is of the version that it names."""
         for engine in self.engines:
-            serving, params = engine.subscriber.serving, engine.subscriber.params
-            assert serving and not engine.gaps, f"{engine.name} stopped serving: {engine.subscriber.last_fence}"
-            assert (wrong := engine.differences(params, serving.version)) == [], wrong
+            assert (wrong := engine.compare()) == [], wrong
+            assert not engine.gaps, f"{engine.name} stopped serving for a while"
         self.check()
 
 
 @contextlib.contextmanager
-def spread_job(directory, agents: dict | None = None, **options):
+def spread_job(directory, agents: dict | None = None, kind: type[SpreadJob] = SpreadJob, **options):
     """A job in which two versions went through."""
-    network = netns.Network(len(PARTIES))
+    network = netns.Network(2 + len(kind.engine_names))
     try:
-        job = SpreadJob(directory, network, agents, **options)
+        job = kind(directory, network, agents, **options)
         try:
             job.attach_trainer(time.monotonic() + 30)
             for _ in range(2):

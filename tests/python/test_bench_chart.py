@@ -39,3 +39,21 @@ def test_everything_is_named(drawn):
     for wanted in ("A < B", "memcpy & co", "two series", "before", "stopped", "0.1", "0.3", "0.2"):
         assert wanted in texts, wanted
     assert any("least to most" in text and "a CPU, 2026-11-22" in text for text in texts)
+
+
+def test_curves_go_through_their_points_and_strikes_are_marked(tmp_path):
+    about = {"title": "A < B", "axis": "seconds", "series": ["one", "two"], "marks": [30], "panels": [
+        ["MiB", [["one", [[0, 0], [40, 20]]], ["two", [[10, 5], [40, 10]]]]], ["descriptors", [["one", [[0, 100], [40, 50]]]]]]}
+    (tmp_path / "in.json").write_text(json.dumps(about))
+    subprocess.run([sys.executable, ROOT / "bench/curves.py", tmp_path / "in.json", tmp_path / "out.svg"], check=True, timeout=60)
+    svg = ET.parse(tmp_path / "out.svg").getroot()
+    one, two, fds = ([[float(n) for n in point.split(",")] for point in line.get("points").split()]
+                     for line in svg.iter(f"{SVG}polyline"))
+    (left, zero), (right, full) = one
+    assert two == [[pytest.approx(left + (right - left) / 4, abs=0.1), pytest.approx(zero + (full - zero) / 4, abs=0.1)],
+                   [right, pytest.approx(zero + (full - zero) / 2, abs=0.1)]]
+    assert fds[0][1] < fds[1][1] and min(y for _, y in fds) > zero  # below the first panel
+    marks = [path.get("d") for path in svg.iter(f"{SVG}path") if path.get("stroke") == "#b00"]
+    assert len(marks) == 1 and float(marks[0][1:].split()[0]) == pytest.approx(left + (right - left) * 3 / 4, abs=0.1)
+    texts = [text.text for text in svg.iter(f"{SVG}text")]
+    assert {"A < B", "one", "two", "MiB", "descriptors", "seconds"} <= set(texts)

@@ -10,15 +10,13 @@ is whole again every engine serves the next version.
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
-from typing import NamedTuple
 
 import pytest
 
 import netns
-from spread_job import ENGINES, PARTIES, SpreadJob, spread_job
+from spread_job import ENGINES, every_cut, spread_job
 
 WHY_NOT = netns.possible()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"no networks of our own here: {WHY_NOT}")
@@ -26,37 +24,8 @@ pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"no networks of our own h
 WHOLE_AGAIN = 60.0  # seconds until the next version is served everywhere
 
 
-class Cut(NamedTuple):
-    """Who does not hear whom; or whose link is down."""
-
-    deaf: tuple[tuple[str, str], ...]  # (who, whom)
-    unplugged: str = ""
-
-    def __str__(self) -> str:
-        if self.unplugged:
-            return f"{self.unplugged}-down"
-        (who, whom), *back = self.deaf
-        return f"{who}-and-{whom}" if back else f"{whom}-to-{who}"
-
-    def make(self, job: SpreadJob) -> None:
-        if self.unplugged:
-            job.hosts[self.unplugged].unplug()
-        for who, whom in self.deaf:
-            job.hosts[who].deafen(job.hosts[whom])
-
-    def between(self, a: str, b: str) -> bool:
-        return self.unplugged in (a, b) or {(a, b), (b, a)} & set(self.deaf) != set()
-
-
-def every_cut() -> list[Cut]:
-    cuts = [Cut((), party) for party in PARTIES]
-    for a, b in itertools.combinations(PARTIES, 2):
-        cuts += [Cut(((a, b), (b, a))), Cut(((a, b),)), Cut(((b, a),))]
-    return cuts
-
-
 ALL = os.environ.get("WEIGHTWIRE_CUTS") == "all"
-CUTS = [cut for cut in every_cut() if ALL or str(cut) in ("coordinator-and-engine-0", "coordinator-to-trainer")]
+CUTS = [cut for cut in every_cut(("coordinator", "trainer", *ENGINES)) if ALL or str(cut) in ("coordinator-and-engine-0", "coordinator-to-trainer")]
 LOSSES = (0.01, 0.1) if ALL else (0.01,)
 
 

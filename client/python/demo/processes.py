@@ -34,7 +34,7 @@ def ask(path: str, *request, timeout: float = _ANSWER_SECONDS):
     return value
 
 
-def _serve(path: str, handlers: dict) -> None:
+def serve(path: str, handlers: dict) -> None:
     """Answers requests, each on its own thread, until "stop"."""
     def answer(connection):
         with connection:
@@ -65,12 +65,12 @@ def _serve(path: str, handlers: dict) -> None:
 
 
 class Process:
-    """A child running this module; killed with the driver."""
+    """A child running this module, or another program that calls `serve`; killed with the driver."""
 
-    def __init__(self, path: str, *arguments: str, log):
+    def __init__(self, path: str, *arguments: str, log, program: tuple[str, ...] = ("-m", "demo.processes")):
         self.path = path
         self._start = lambda: subprocess.Popen(
-            [sys.executable, "-m", "demo.processes", path, *arguments], stdout=log, stderr=log,
+            [sys.executable, *program, path, *arguments], stdout=log, stderr=log,
             cwd=os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         self._popen = self._start()
 
@@ -91,6 +91,10 @@ class Process:
 
     def ask(self, *request, timeout: float = _ANSWER_SECONDS):
         return ask(self.path, *request, timeout=timeout)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
 
     def kill(self) -> None:
         self._popen.send_signal(signal.SIGKILL)
@@ -139,7 +143,7 @@ def trainer(path: str, agent: str, config_dir: str, tp: str, pp: str, rank: str)
             release = publisher.publish(version, mode=mode, deadline=deadline).wait_released(deadline + 10)
             return release.epoch, release.blocked_seconds
 
-        _serve(path, {"load": load, "change": change, "publish": publish})
+        serve(path, {"load": load, "change": change, "publish": publish})
 
 
 class EngineRank:
@@ -233,7 +237,7 @@ class EngineRank:
 def engine(path: str, agent: str, config_dir: str, name: str, tp: str, rank: str, *peers: str) -> None:
     """One rank of an engine. Verbs: those of EngineRank."""
     me = EngineRank(agent, checkpoint.read_config(config_dir), name, int(tp), int(rank), list(peers))
-    _serve(path, {verb: getattr(me, verb) for verb in ("flip", "die_at_flip", "expect", "stamp", "serve", "verify")})
+    serve(path, {verb: getattr(me, verb) for verb in ("flip", "die_at_flip", "expect", "stamp", "serve", "verify")})
     me.subscriber.close()
 
 
