@@ -12,6 +12,7 @@
 #include <spdlog/spdlog.h>
 
 #include "server/base/failpoint.h"
+#include "server/rpc/callback_threads.h"
 #include "server/rpc/session_call.h"
 #include "server/tls/credentials.h"
 #include "server/wire/control.h"
@@ -93,6 +94,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
   CoordinatorClient(CoordinatorClientOptions options, Executor& strand)
       : options_(std::move(options)), calls_(std::make_shared<ClientCalls>(strand)) {
     WW_CHECK(!options_.addresses.empty());
+    KeepCallbackThreads();
     const tls::Dialer dialer(options_.tls);
     for (const std::string& address : options_.addresses) {
       stubs_.push_back(Dial(dialer, address, options_.message_bytes_max));

@@ -1,9 +1,10 @@
 #include "tests/sim/trainer.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
+
+#include "tests/sim/heap_regions.h"
 
 namespace weightwire::sim {
 namespace {
@@ -64,8 +65,7 @@ void Trainer::Ready(uint32_t rank) {
   }
   here.memory = memory::MemoryRegion::Allocate("trainer", end).value();
   agent::Agent& agent = here.process->agent();
-  const auto region = agent.ImportMemory(
-      here.process->handle(), memory::UniqueFd(fcntl(here.memory->fd(), F_DUPFD_CLOEXEC, 0)), end);
+  const auto region = agent.ImportMemory(here.process->handle(), AnotherFd(*here.memory), end);
   ASSERT_TRUE(region.has_value()) << region.error().ToString();
   std::vector<agent::TensorBinding> bindings;
   for (uint32_t i = 0; i < image.size(); ++i) bindings.push_back({i, *region, here.offsets[i]});
