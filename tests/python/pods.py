@@ -86,10 +86,10 @@ class Container:
         binds = [] if image else [str(BINARIES), _IMAGE, "ro", *(word for path in _SOFTWARE for word in (path, path, "ro"))]
         for mount in self.spec["volumeMounts"]:
             binds += [str(self.pod.volume(mount["name"])), mount["mountPath"], "ro" if mount.get("readOnly") else "rw"]
-        environment = {"PATH": f"{_IMAGE}:{_PYTHON}/bin:/usr/local/bin:/usr/bin:/bin", "HOSTNAME": self.pod.name,
-                       "PYTHONPATH": str(ROOT / "client/python")}
+        self.environment = {"PATH": f"{_IMAGE}:{_PYTHON}/bin:/usr/local/bin:/usr/bin:/bin", "HOSTNAME": self.pod.name,
+                            "PYTHONPATH": str(ROOT / "client/python")}
         for entry in self.spec.get("env", []):
-            environment[entry["name"]] = entry.get("value") or self.pod.field(entry["valueFrom"]["fieldRef"]["fieldPath"])
+            self.environment[entry["name"]] = entry.get("value") or self.pod.field(entry["valueFrom"]["fieldRef"]["fieldPath"])
         user, group = (str(context[key]) for key in ("runAsUser", "runAsGroup"))
         private = ["setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--no-new-privs", "--bounding-set=-all",
                    "--inh-caps=-all", "--pdeathsig", "KILL", *self.spec["command"], *self.spec.get("args", [])]
@@ -100,7 +100,7 @@ class Container:
             self._popen = subprocess.Popen(
                 self.pod.namespace.enter("unshare", "--mount", "--propagation", "private", "sh", "-euc", _ROOT_SCRIPT, "root",
                                          str(root), image, str(self.pod.cluster.hosts), mode, *binds, "--", *private),
-                env=environment, stdout=log, stderr=log)
+                env=self.environment, stdout=log, stderr=log)
 
     def await_probe(self, name: str, seconds: float = 60) -> None:
         probe = self.spec[name]["httpGet"]

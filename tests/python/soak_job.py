@@ -3,8 +3,14 @@ two trainer ranks, three engines in processes of their own."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pathlib
+import shutil
 import signal
+import sqlite3
+import struct
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, NamedTuple
@@ -17,6 +23,7 @@ from spread_job import SpreadJob, every_cut
 LEASE = 3.0
 ROLES = {"coordinator": "coordinator", "trainer": "trainer", "engine-0": "engine", "engine-1": "engine", "engine-2": "engine"}
 DEADLINE = 15.0  # of a version while something is broken
+_COMMIT = 1  # kind of a journal's record (wire/journal.cc): its second byte, before epoch and version
 WHOLE_AGAIN = 60.0  # seconds until the next version is served everywhere
 
 
@@ -61,6 +68,25 @@ class SoakJob(SpreadJob):
         assert status.committed_version >= self.committed, f"{self.committed} was committed, and now: {status}"
         self.committed = status.committed_version
         return status
+
+    def commits(self) -> dict[int, int]:
+        """The journal's, version by epoch: read from a copy, because the coordinator keeps its file locked. A copy that was
+        made while SQLite wrote may lack some."""
+        with tempfile.TemporaryDirectory() as copy:
+            for file in sorted(pathlib.Path(self.directory, "coordinator").glob("journal.sqlite*")):
+                if not file.name.endswith("-shm"):
+                    shutil.copy(file, copy)
+            with contextlib.closing(sqlite3.connect(f"{copy}/journal.sqlite")) as journal:
+                records = [record for (record,) in journal.execute("SELECT record FROM journal")]
+        return dict(struct.unpack_from("<QQ", record, 2) for record in records if record[1] == _COMMIT)
+
+    def flips_were_committed(self) -> bool:
+        """A coordinator that was killed says nothing of the epochs before that: the journal does."""
+        self.account()
+        commits = self.commits()
+        flips = [flip for engine in self.engines for flip in engine.contents.items()]
+        assert all(commits.get(epoch, version) == version for epoch, version in flips), f"{flips} of {commits}"
+        return all(epoch in commits for epoch, _ in flips)
 
     # What can happen to it. `spared` daemons are not killed.
 

@@ -1,8 +1,10 @@
 """The rendered pods run the disaggregated job: trainer and engine pods that share nothing but the network, each with its
-own sidecar, as user 10001 on read-only roots, with a certificate for each role; the coordinator is killed in the middle."""
+own sidecar, as user 10001 on read-only roots, with a certificate for each role; the coordinator is killed while a version is on
+its way to the engines, and started again."""
 
 import contextlib
 import json
+import os
 import pathlib
 import shutil
 import tempfile
@@ -21,6 +23,9 @@ WHY_NOT = pods.possible()
 CONFIG = {**checkpoint.SMALL, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 4, "vocab_size": 1001}
 COORDINATOR = "rl-weightwire-coordinator-0"
 TLS = {"tls": {"coordinatorSecret": "coordinator"}}
+VERSIONS = (1, 2, 3)
+# So that a version of 1.2 MB is 2 s under way.
+NARROW = {"agent": {"config": {"rate_limit": 600_000, "slot_bytes": 128 << 10, "chunk_bytes": 64 << 10, "segment_bytes_max": 32 << 10}}}
 
 
 def app(command):
@@ -48,9 +53,9 @@ def running_cluster(image=""):
     models = directory / "models"
     models.mkdir()
     (models / "config.json").write_text(json.dumps(CONFIG))
-    for version in (1, 2):
+    for version in VERSIONS:
         checkpoint.write(str(models / f"v{version}"), CONFIG, seed=version)
-    manifests = chart.objects(chart.profile("tcp"), TLS, WORKLOADS,
+    manifests = chart.objects(chart.profile("tcp"), TLS, NARROW, WORKLOADS,
                               {"coordinator": {"config": {"min_engines": 2, "lease_ms": 30_000}}})
     authority = certificates.Authority(directory / "authority")
     service = "DNS:rl-weightwire-coordinator.train.svc,DNS:localhost"
@@ -105,47 +110,76 @@ def move_versions_across_a_coordinators_death(cluster):
             time.sleep(0.1)
         return answer[0]
 
-    def move(version):
+    def load(version):
         each(trainers, lambda name: tell(name, "load", f"/models/v{version}"))
         for name in engines:
             tell(name, "expect", version, f"/models/v{version}")
+
+    def publish(version):
         epochs = {epoch for epoch, _ in each(trainers, lambda name: tell(name, "publish", version))}
+        assert len(epochs) == 1
+        return epochs.pop()
+
+    def assert_served(version):
         for name in engines:
             until(f"{name} serves version {version}", lambda: tell(name, "verify", version, f"/models/v{version}")[2] == version)
             compared, wrong, _ = tell(name, "verify", version, f"/models/v{version}")
             assert compared > 100_000 and wrong == 0
-        assert len(epochs) == 1
-        return epochs.pop()
 
-    def wwctl(verb):
-        # An operator beside the coordinator.
-        namespace, person = cluster.pods[COORDINATOR].namespace, cluster.person
-        return json.loads(pods.run(*namespace.enter(
-            str(pods.BINARIES / "wwctl"), verb, "--json", "--address", "localhost:7411", "--tls-cert", person.cert, "--tls-key",
-            person.key, "--tls-ca", person.ca)))
+    def wwctl(verb, pod=COORDINATOR, address="localhost:7411", certificate=True):
+        # An operator beside the coordinator, or somebody else elsewhere.
+        person = cluster.person
+        own = ["--tls-cert", person.cert, "--tls-key", person.key, "--tls-ca", person.ca] if certificate else []
+        command = cluster.pods[pod].namespace.enter(str(pods.BINARIES / "wwctl"), verb, "--json", "--address", address, *own)
+        return json.loads(pods.run(*command))
 
-    first = move(1)
+    load(1)
+    first = publish(1)
+    assert_served(1)
     coordinator.await_probe("readinessProbe")
     assert int(wwctl("status")["committed_version"]) == 1
     (epoch,) = wwctl("epochs")
     assert epoch["engines"] == engines and epoch["bytes_by_transport"] == {"tcp": epoch["bytes"]}  # no two pods share memory
     for name in (COORDINATOR, *trainers, *engines):
         cluster.pods[name].assert_confined()
+    assert_apart([cluster.pods[name] for name in (COORDINATOR, *trainers, *engines)])
+    with pytest.raises(AssertionError, match="UNAVAILABLE"):  # who has no certificate is not heard
+        wwctl("status", trainers[0], f"{cluster.pods[COORDINATOR].address}:7411", certificate=False)
 
-    coordinator.kill()
-    coordinator.start()
-    coordinator.await_probe("startupProbe")
-    assert int(wwctl("status")["committed_version"]) == 1  # from the journal on its volume
+    applications = {name: cluster.pods[name].containers["app"].pid for name in trainers + engines}
+    load(2)
+    with ThreadPoolExecutor(1) as pool:
+        publishing = pool.submit(publish, 2)
+        until("version 2 moves", lambda: wwctl("epochs")[0]["phase"] == "EPOCH_PHASE_TRANSFERRING")
+        coordinator.kill()
+        assert not publishing.done()
+        assert_served(1)  # by engines without a coordinator
+        coordinator.start()
+        coordinator.await_probe("startupProbe")
+        assert int(wwctl("status")["committed_version"]) >= 1  # from the journal on its volume
+        assert publishing.result(100) > first
+    assert_served(2)
     for name in trainers + engines:
         cluster.pods[name].containers["weightwire-agent"].await_page(7412, "/readyz")
-    for name in trainers:  # a publisher does not attach again by itself: its container ends, the kubelet starts it
-        container = cluster.pods[name].containers["app"]
-        container.kill()
-        (cluster.pods[name].volume("app") / "app.sock").unlink()
-        container.start()
-    assert move(2) > first
+    load(3)
+    publish(3)
+    assert_served(3)
+    assert int(wwctl("status")["committed_version"]) == 3
+    # Nobody but the coordinator was started again.
+    assert applications == {name: cluster.pods[name].containers["app"].pid for name in trainers + engines}
     # Everything ends well on the kubelet's SIGTERM: applications, then sidecars, then the coordinator.
     for name in trainers + engines:
         cluster.pods[name].containers["app"].kill()
     codes = each(trainers + engines, lambda name: cluster.pods[name].containers["weightwire-agent"].terminate())
     assert codes == [0] * 4 and coordinator.terminate() == 0
+
+
+def assert_apart(running):
+    """The containers of a pod share a network and the agent's socket; those of two pods share neither."""
+    networks, sockets = {}, {}
+    for pod in running:
+        networks[pod.name] = {os.readlink(f"/proc/{container.pid}/ns/net") for container in pod.containers.values()}
+        sockets[pod.name] = {os.stat(f"/proc/{container.pid}/root{path}").st_ino for container in pod.containers.values()
+                             if (path := container.environment.get("WEIGHTWIRE_AGENT_SOCKET"))}
+        assert len(networks[pod.name]) == 1 and len(sockets[pod.name]) == (pod.name != COORDINATOR)
+    assert len(set().union(*networks.values())) == len(running) and len(set().union(*sockets.values())) == len(running) - 1
