@@ -14,7 +14,8 @@ struct Keeper {
   std::shared_ptr<grpc::Channel> channel = grpc::CreateChannel("", nullptr);
   grpc::GenericStub stub{channel};
   grpc::ClientContext context;
-  grpc::ByteBuffer request, response;
+  grpc::Slice nothing;
+  grpc::ByteBuffer request{&nothing, 1}, response;  // one without a slice is no message
 
   Keeper() {
     stub.UnaryCall(&context, "/", {}, &request, &response, [](const grpc::Status&) {});
