@@ -1,22 +1,14 @@
 #include "server/agent/budget.h"
 
-#include <unistd.h>
-
 #include <utility>
 
+#include "server/memory/host_memory.h"
+
 namespace weightwire::agent {
-namespace {
-
-uint64_t HalfOfMemory() {
-  const auto pages = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES));
-  return pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) / 2;
-}
-
-}  // namespace
 
 std::shared_ptr<Budget> Budget::Make(uint64_t staging_max, metrics::Sink& metrics) {
   return std::shared_ptr<Budget>(
-      new Budget(staging_max == 0 ? HalfOfMemory() : staging_max, metrics));
+      new Budget(staging_max == 0 ? memory::MemoryLimit() / 2 : staging_max, metrics));
 }
 
 Budget::Budget(uint64_t staging_max, metrics::Sink& metrics)

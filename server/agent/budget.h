@@ -15,7 +15,7 @@ namespace weightwire::agent {
 /// Belongs to the agent's strand. Shares must not outlive the sink.
 class Budget : public std::enable_shared_from_this<Budget> {
  public:
-  /// `staging_max` 0: half of the machine's memory.
+  /// `staging_max` 0: half of memory::MemoryLimit().
   static std::shared_ptr<Budget> Make(uint64_t staging_max, metrics::Sink& metrics);
 
   /// Gives its bytes back when destroyed. Movable; empty when default-made.

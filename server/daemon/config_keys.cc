@@ -251,7 +251,7 @@ std::vector<Key> MakeKeys() {
       Millis("progress_timeout_ms", "a stream without progress for this long fails",
              &Config::progress_timeout_ms),
       Numeric<uint64_t>("stage_bytes_max", "BYTES",
-                        "budget of stages and snapshots; 0: half of RAM", &Config::stage_bytes_max,
+                        "budget of stages and snapshots; 0: half of RAM, or of the cgroup's limit", &Config::stage_bytes_max,
                         0, 1'024 * kTiB),
       Text("log_level", "LEVEL", "trace, debug, info, warn or error", &Config::log_level),
       Choice<LogFormat>("log_format", "how logs are written to stderr", &Config::log_format,

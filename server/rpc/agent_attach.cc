@@ -165,7 +165,7 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
   }
 
   void Leave(Status why) {
-    if (handle_ == agent::Handle()) return;
+    if (handle_ == agent::Handle()) return held_.reset();  // (an answer under way holds it as well)
     handles_.Remove(secret_);
     agent_.Detach(std::exchange(handle_, {}), std::move(why));
     held_.reset();

@@ -88,7 +88,7 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
   }
 
   void Close() {
-    if (agent_ == AgentId()) return;
+    if (agent_ == AgentId()) return held_.reset();  // (an answer under way holds it as well)
     owners_.Ended(agent_);
     coordinator_.CloseSession(std::exchange(agent_, {}));
     held_.reset();
