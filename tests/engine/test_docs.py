@@ -15,7 +15,7 @@ import pytest
 from tests.engine import rig
 
 MODEL = "Qwen/Qwen2.5-7B"
-SNIPPETS = re.findall(r"```(python|bash)\n(.*?)```", (rig.ROOT / "docs/vllm.md").read_text(), re.S)
+SNIPPETS = re.findall(r"```(python|sh check)\n(.*?)```", (rig.ROOT / "docs/vllm.md").read_text(), re.S)
 IN_PROCESS, SERVER, BESIDE = (text for _, text in SNIPPETS)
 
 

@@ -1,0 +1,173 @@
+"""What the documentation says to type. Blocks of a page that are fenced as `sh run` are one script, run in an empty folder;
+those fenced as `sh check` need a cluster, a GPU or root, or take too long: what they call must exist, and every option of it.
+The same goes for commands in running text. No shell block is neither."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import socket
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from conftest import BINARIES, ROOT
+
+PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "client/python/README.md", ROOT / "SECURITY.md",
+                *ROOT.glob("client/python/examples/*.md")])
+GENERATED = {"wwctl.md", "metrics.md", "python.md"}
+_BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
+#: Programs of others: what they are told is theirs to refuse.
+FOREIGN = {"helm", "kubectl", "vllm", "python", "cd", "export", "source", "curl", "docker", "systemctl", "pip", "pytest", "wget"}
+_BY_PYTHON = (["convert"], ["load"], ["push"], ["save"])  # wwctl's commands that are `python -m weightwire.checkpoint`
+_OURS = ("wwctl", "weightwired", "./dev", "python -m weightwire.checkpoint", "deploy/certs.sh")
+
+
+def blocks(page, kind: str) -> list[str]:
+    return [body for info, body in _BLOCK.findall(page.read_text()) if info.strip() == kind]
+
+
+def named(pages) -> list:
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.mark.parametrize("page", named(page for page in PAGES if blocks(page, "sh run")))
+def test_what_is_to_be_typed_works(page, tmp_path):
+    """On ports of its own in place of the defaults: others may test here."""
+    ports = {"7411": str(free_port()), "7412": str(free_port())}
+    script = "\n".join(blocks(page, "sh run"))
+    script = re.sub(r"\b741[12]\b", lambda port: ports[port[0]], script)
+    environment = {**os.environ, "ROOT": str(ROOT), "XDG_RUNTIME_DIR": str(tmp_path), "PYTHONPATH": str(ROOT / "client/python"),
+                   "PATH": f"{BINARIES}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
+                   "WEIGHTWIRE_ADDRESS": f"127.0.0.1:{ports['7411']}", "WEIGHTWIRE_LISTEN": f"127.0.0.1:{ports['7411']}",
+                   "WEIGHTWIRE_HTTP": f"127.0.0.1:{ports['7412']}"}
+    # Job control, as at a prompt; whatever was started ends with the script.
+    done = subprocess.run(["timeout", "--kill-after=10", "200", "bash", "-c",
+                           "set -euo pipefail; trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\n" + script],
+                          cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    print(done.stdout)
+    logs = "".join(f"\n{log.name}: {log.read_text()[-1500:]}" for log in tmp_path.glob("*.log"))
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}{logs}"
+
+
+@functools.lru_cache(maxsize=None)
+def help_of(*command: str) -> str:
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=60, cwd=ROOT,
+                          env={**os.environ, "PYTHONPATH": str(ROOT / "client/python")})
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+def subcommands(*command: str) -> list[str]:
+    return re.findall(r"^  ([a-z]\S*)", help_of(*command).partition("Subcommands:\n")[2], re.M)
+
+
+def wwctl_help(words: list[str]) -> str:
+    """Of the command that `words` name; alternatives are written show|diff."""
+    path: list[str] = []
+    while words and path[:1] not in _BY_PYTHON and (names := subcommands(str(BINARIES / "wwctl"), *path)):
+        if not re.fullmatch(r"[a-z|]+", words[0]):
+            break
+        alternatives = words.pop(0).split("|")
+        assert set(alternatives) <= set(names), f"wwctl {' '.join(path)}: no {alternatives}; there are {names}"
+        path.append(alternatives[0])
+    assert path or not words or words[0].startswith("-"), f"wwctl: no command {words}"
+    if path[:1] in _BY_PYTHON:
+        return help_of(sys.executable, "-m", "weightwire.checkpoint", *path)
+    return help_of(str(BINARIES / "wwctl"), *path)
+
+
+def what_it_takes(words: list[str]) -> str:
+    """The text that names every option of the command that `words` begin with; eats the words of its name."""
+    program = words.pop(0)
+    if program == "wwctl":
+        return wwctl_help(words)
+    if program == "weightwired":
+        return help_of(str(BINARIES / "weightwired"))
+    if program == "deploy/certs.sh":
+        return (ROOT / "deploy/certs.sh").read_text().split("set -euo")[0]
+    if program == "./dev":
+        text = subprocess.run([ROOT / "dev", "help"], capture_output=True, text=True, timeout=60).stdout
+        known = dict(re.findall(r"^  (\w+) +(.*)$", text, re.M))
+        assert words and words[0] in known, f"./dev: no {words}"
+        said = known[words[0]]
+        if words[0] in ("test", "bench") and len(words) > 1 and not words[1].startswith("-"):
+            assert re.search(rf"\b{words[1]}\b", said), f"./dev {words[0]}: no {words[1]}"
+        if words[0] == "bench" and len(words) > 1 and (ROOT / (tool := f"bench/{words[1].replace('-', '_')}.py")).exists():
+            return help_of(sys.executable, tool)
+        whose = {"demo": (sys.executable, "-m", "demo.run"), "up": (str(BINARIES / "weightwired"),)}.get(words[0])
+        return help_of(*whose) if whose else said
+    assert words[:2] == ["-m", "weightwire.checkpoint"], words
+    return help_of(sys.executable, "-m", "weightwire.checkpoint", *re.findall(r"^[a-z]+$", " ".join(words[2:3])))
+
+
+def check_command(line: str) -> None:
+    """One command, perhaps with brackets, dots and alternatives as a synopsis has them."""
+    words = [word.strip("[]…") for word in line.split()]
+    text = what_it_takes(words)
+    for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", line):
+        assert not text or re.search(rf"{option}(?![\w-])", text), f"{line!r}: {option} is unknown"
+
+
+def commands(script: str) -> list[str]:
+    """Its lines, continued ones joined, without comments and variables in front."""
+    lines = re.sub(r"\\\n", " ", script).splitlines()
+    lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in lines]
+    return [re.sub(r"^([A-Z_]+=\S+\s+)+", "", line) for line in lines if line]
+
+
+@pytest.mark.parametrize("page", named(page for page in PAGES if blocks(page, "sh check")))
+def test_what_cannot_be_run_here_calls_what_exists(page):
+    for script in blocks(page, "sh check"):
+        syntax = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, timeout=60)
+        assert syntax.returncode == 0, f"{script}\n{syntax.stderr}"
+        for line in commands(script):
+            if line.startswith(_OURS):
+                check_command(line)
+            else:
+                assert line.split()[0] in FOREIGN, f"{line!r}: whose program is that?"
+                for file in re.findall(r"\s-f ((?:helm|deploy)/\S+)", line):
+                    assert (ROOT / file).exists(), f"{line!r}: there is no {file}"
+
+
+@pytest.mark.parametrize("page", named(page for page in PAGES if page.name not in GENERATED))
+def test_commands_in_running_text_exist(page):
+    text = _BLOCK.sub("", page.read_text())
+    for span in re.findall(r"`([^`]+)`", text):
+        span = " ".join(span.split())
+        if span.startswith(tuple(f"{program} " for program in _OURS)):
+            check_command(span)
+
+
+@pytest.mark.parametrize("page", named(page for page in PAGES if page.name not in GENERATED))
+def test_every_shell_block_says_which_it_is_and_every_link_leads_somewhere(page):
+    for info, body in _BLOCK.findall(page.read_text()):
+        if info.strip() in ("", "sh", "bash", "console"):
+            ours = [line for line in commands(body) if line.startswith(_OURS)]
+            assert not ours, f"fence it as `sh run` or `sh check`: {ours}"
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)", _BLOCK.sub("", page.read_text())):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name}: there is no {target}"
+
+
+def test_figures_are_drawings_that_a_page_shows():
+    shown = "".join(page.read_text() for page in PAGES)
+    for figure in ROOT.glob("docs/figures/*.svg"):
+        assert ElementTree.parse(figure).getroot().get("viewBox") and f"figures/{figure.name}" in shown
+
+
+@pytest.mark.parametrize("name", ["troubleshooting.md", "concepts.md", "getting-started.md"])
+def test_settings_and_reasons_exist(name):
+    reasons = {word.lower() for word in re.findall(r"REASON_(\w+) = ", (ROOT / "proto/weightwire/v1/types.proto").read_text())}
+    keys = {key.replace("-", "_") for key in re.findall(r"--([a-z][a-z-]+)", help_of(str(BINARIES / "weightwired")))}
+    spans = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", (ROOT / "docs" / name).read_text()))
+    assert spans <= reasons | keys, spans - reasons - keys
