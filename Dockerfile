@@ -18,7 +18,7 @@ RUN --mount=type=cache,target=/root/.cache/ccache \
     cmake --preset release -DWEIGHTWIRE_TESTS=OFF -DWEIGHTWIRE_BENCH=OFF \
     && cmake --build build/release -j "${JOBS:-$(nproc)}" --target weightwired wwctl weightwire_ucx \
     && mkdir /out \
-    && cp build/release/bin/weightwired build/release/bin/wwctl "$(find build/release -name libweightwire_ucx.so)" /out \
+    && cp build/release/bin/weightwired build/release/bin/wwctl build/release/bin/libweightwire_checkpoint.so "$(find build/release -name libweightwire_ucx.so)" /out \
     && strip /out/*
 
 FROM ${BASE} AS cpu

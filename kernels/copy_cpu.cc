@@ -93,7 +93,7 @@ void CopyRows(Bytes* target, const Bytes* source, const UnitBox& units) {
   });
 }
 
-void CopyUnits(Bytes* target, const Bytes* source, const UnitBox& units) {
+void CopyUnits(Bytes* target, const Bytes* source, const UnitBox& units, int64_t stream_from) {
   int64_t unit = units.unit;
   if (unit == 1) return CopyRows<CopyFixed<1>>(target, source, units);
   if (unit == 2) return CopyRows<CopyFixed<2>>(target, source, units);
@@ -104,7 +104,7 @@ void CopyUnits(Bytes* target, const Bytes* source, const UnitBox& units) {
   if (unit < 16) return CopyRows<CopyUpToTwice<8>>(target, source, units);
   if (unit <= 32) return CopyRows<CopyUpToTwice<16>>(target, source, units);
   if (unit <= 64) return CopyRows<CopyUpToTwice<32>>(target, source, units);
-  if (unit < kStreamUnitBytes || unit * ElementsFrom(units.dims, 0) <= kStreamBoxBytes) {
+  if (unit < kStreamUnitBytes || unit * ElementsFrom(units.dims, 0) <= stream_from) {
     return CopyRows<CopyLong>(target, source, units);
   }
   CopyRows<CopyStreaming>(target, source, units);
@@ -252,14 +252,29 @@ void CopyTransposed(Bytes* target, const Bytes* source, const UnitBox& units) {
 
 }  // namespace
 
-void CopyBits(unsigned char* target, const unsigned char* source, const StridedBox& box,
-              int64_t element_bytes) {
+namespace {
+
+void CopyBitsFrom(Bytes* target, const Bytes* source, const StridedBox& box, int64_t element_bytes,
+                  int64_t stream_from) {
   UnitBox units = ToUnits(box, element_bytes);
   if (IsTransposed(units)) return CopyTransposed(target, source, units);
-  CopyUnits(target, source, units);
+  CopyUnits(target, source, units, stream_from);
+}
+
+}  // namespace
+
+void CopyBits(unsigned char* target, const unsigned char* source, const StridedBox& box,
+              int64_t element_bytes) {
+  CopyBitsFrom(target, source, box, element_bytes, kStreamBoxBytes);
 }
 
 }  // namespace internal
+
+void CopyPastCaches(void* target, const void* source, const StridedBox& box,
+                    int64_t element_bytes) {
+  internal::CopyBitsFrom(static_cast<unsigned char*>(target),
+                         static_cast<const unsigned char*>(source), box, element_bytes, 0);
+}
 
 void Copy(void* target, const void* source, const StridedBox& box, Element from, Element to) {
   internal::RequireCast(from, to);

@@ -48,6 +48,9 @@ uint64_t SumSource(const void* source, const StridedBox& box, Element from, Elem
 /// the box may share a target byte; elements may be written in any order. Any alignment will do.
 /// Aborts unless CastKnown(from, to).
 void Copy(void* target, const void* source, const StridedBox& box, Element from, Element to);
+/// Copies elements of `element_bytes` (1, 2, 4 or 8) as bits, past the caches however small the box
+/// is: for many boxes that together are large, whose targets nobody reads soon.
+void CopyPastCaches(void* target, const void* source, const StridedBox& box, int64_t element_bytes);
 /// Copy, and the sum of the bytes that were *written*: of the very bytes that are stored, in blocks
 /// of the first cache's size, or read back from `target` while they are warm. Never the sum of a
 /// second look at the source.

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
+#include "client/checkpoint/layout_json.h"
 #include "client/cli/observed.h"
 #include "client/cli/offline.h"
 #include "client/cli/table.h"
@@ -13,7 +13,7 @@
 namespace weightwire::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using checkpoint::Json;
 using layout::LocalTensor;
 using layout::ModelLayout;
 
@@ -73,14 +73,6 @@ void ForEachWanted(const LayoutRequest& request, const ModelLayout& layout, Visi
   }
 }
 
-Json PieceJson(const ModelLayout& layout, const layout::Piece& piece) {
-  return {{"tensor", layout.canonical.tensors[piece.tensor].name},
-          {"begin", piece.box.begin},
-          {"extent", piece.box.extent},
-          {"local_offset", piece.local_offset},
-          {"local_stride", piece.local_stride}};
-}
-
 std::string ShowAsJson(const LayoutRequest& request, const ModelLayout& layout) {
   Json json = {{"spec", request.spec},
                {"ranks", layout.ranks.size()},
@@ -93,13 +85,7 @@ std::string ShowAsJson(const LayoutRequest& request, const ModelLayout& layout) 
         {{"ranks", entry.ranks}, {"tensors", rank.tensors.size()}, {"bytes", BytesOf(rank)}});
   }
   ForEachWanted(request, layout, [&](uint32_t rank, const LocalTensor& tensor) {
-    Json pieces = Json::array();
-    for (const layout::Piece& piece : tensor.pieces) pieces.push_back(PieceJson(layout, piece));
-    json["tensors"].push_back({{"rank", rank},
-                               {"name", tensor.name},
-                               {"dtype", std::string(layout::DTypeName(tensor.dtype))},
-                               {"shape", tensor.shape},
-                               {"pieces", pieces}});
+    json["tensors"].push_back(checkpoint::TensorJson(layout, rank, tensor));
   });
   return json.dump() + "\n";
 }

@@ -92,7 +92,7 @@ def test_memory_stays_near_the_bound_whatever_the_model(tmp_path):
     model_files.write(str(tmp_path / "hf"), model_files.SMALL, seed=5)
 
     def peak(*arguments) -> int:
-        """Bytes that the process, not its planner, had resident at most."""
+        """Bytes that the process, its planner among them, had resident at most."""
         code = ("import sys; from weightwire.checkpoint.__main__ import main; status = main(sys.argv[1:]); "
                 "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM'))); sys.exit(status)")
         ran = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True,
@@ -101,7 +101,7 @@ def test_memory_stays_near_the_bound_whatever_the_model(tmp_path):
     idle = peak("show", tmp_path / "hf")
     for source, target, to in (("hf", "native", "weightwire:megatron:tp2,pp2"), ("native", "back", "hf")):
         used = peak("convert", tmp_path / source, tmp_path / target, "--to", to, "--memory", "16MiB", "--verify", "--quiet")
-        assert used - idle < 24 << 20, (to, used, idle)
+        assert used - idle < 28 << 20, (to, used, idle)
     same(tmp_path / "back", tmp_path / "hf")
 
 

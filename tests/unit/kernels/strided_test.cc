@@ -51,6 +51,11 @@ void ExpectLikeOracle(std::mt19937_64& random, const Case& c) {
   ExactBuffer target(guard, random() % 4);
   Copy(target.data(), source.data(), c.box, c.from, c.to);
   ASSERT_TRUE(target.Content() == want);
+  if (c.from == c.to) {
+    ExactBuffer past_caches(guard, random() % 4);
+    CopyPastCaches(past_caches.data(), source.data(), c.box, from_bytes);
+    ASSERT_TRUE(past_caches.Content() == want);
+  }
   ExactBuffer plain(guard, 0);
   reference::Copy(plain.data(), source.data(), c.box, c.from, c.to);
   ASSERT_TRUE(plain.Content() == want);

@@ -91,7 +91,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     for writing in (one, take):
         writing.add_argument("--shard-size", type=size, default=size("5GB"), help="of safetensors files [5GB]")
     for planning in (one, get, take):
-        planning.add_argument("--wwctl", help="the planner; default: in $WEIGHTWIRE_BIN_DIR, then on PATH")
+        planning.add_argument("--wwctl", help="the wwctl beside which the planner lies; default: in $WEIGHTWIRE_BIN_DIR, then on PATH")
     for publishing in (get, put):
         publishing.add_argument("--coordinator", help="its address; default: $WEIGHTWIRE_ADDRESS")
     for live in (get, put, take):

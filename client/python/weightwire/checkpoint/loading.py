@@ -8,8 +8,9 @@ from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from weightwire.checkpoint.execute import Bound, memory_bits, place, span, split
+from weightwire.checkpoint.execute import Bound, load_part, memory_bits, split
 from weightwire.checkpoint.layouts import Layout, words
+from weightwire.checkpoint.library import library_of
 from weightwire.checkpoint.planner import Copy
 from weightwire.checkpoint.sources import PathLike, Source, find
 from weightwire.checkpoint.stored import CheckpointError, bits_of
@@ -89,14 +90,13 @@ def _fill(found: Source, spec: Layout, rank: int, into: Mapping[str, Any], memor
     filled = {copy.target_tensor for copy in mine.copies}  # others hold nothing but padding
     arrays = {number: memory_bits(into[local.name], local, rank) for number, local in enumerate(locals_) if number in filled}
     quarter = max(memory // 4, 1 << 16)
-    ordered = sorted(mine.copies, key=lambda copy: _place(found.bound, copy))  # as it lies in the files, on every rank
-    for copy in ordered:
-        found.opened.files.announce(found.bound.tensor(copy.source_rank, copy.source_tensor), copy.source_offset,
-                                    copy.source_offset + span(copy.extent, copy.source_stride))
-    for copy in ordered:
+    # As it lies in the files, on every rank: reading ahead is left to the kernel, whose own guess fills the page cache in
+    # larger pieces than being told (POSIX_FADV_WILLNEED) does, and those cost less to map.
+    library = library_of(found.wwctl)
+    for copy in sorted(mine.copies, key=lambda copy: _place(found.bound, copy)):
         flat = arrays[copy.target_tensor]
         for part in split(copy, locals_[copy.target_tensor].dtype, quarter, source_only=True):
-            place(flat, found.bound, part, quarter)
+            load_part(library, flat, found.bound, part, quarter)
     done = sum(copy.elements * arrays[copy.target_tensor].itemsize for copy in mine.copies)
     return Report(found.opened.format, words(spec), mine.id, done, 0, found.opened.left_out)
 

@@ -1,24 +1,20 @@
-"""The planner, asked offline: `wwctl` computes layouts, plans, and proves the plan; this reads what it says."""
+"""The planner: weightwire's own, in libweightwire_checkpoint.so, computes layouts, plans, and proves the plan; this reads
+what it says."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
-import subprocess
-import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from weightwire.boxes import Box, Held
+from weightwire.checkpoint.library import ALL_RANKS, Library, library_of
 from weightwire.checkpoint.stored import CheckpointError
 from weightwire.memory import TensorMeta
 
 _MAGIC = b"wwplan1\n"
-_TIMEOUT = 600
 
 
 @dataclass(frozen=True)
@@ -48,22 +44,34 @@ class Plan:
 
 
 class Planner:
-    """`wwctl`, at `path`, for the model of the config.json with this text. It remembers what it said."""
+    """Layouts and plans for the model of the config.json with this text. It remembers what it made."""
 
-    def __init__(self, config: str, path: str):
-        self._config, self._path = config, path
+    def __init__(self, config: str, library: Library):
+        self._config, self.library = config, library
+        self._layouts: Dict[str, List[List[TensorMeta]]] = {}
         self._boxes: Dict[str, List[List[Held]]] = {}
-        self._rank_boxes: Dict[Tuple[str, int], List[Held]] = {}
-        self._plans: Dict[Tuple[str, str], Plan] = {}
+        self._plans: Dict[Tuple[str, str, int], Plan] = {}
 
     def layout(self, spec: str) -> List[List[TensorMeta]]:
         """What each rank of `spec` holds, in the order that plans number it."""
-        return [[held.meta for held in rank] for rank in self.boxes(spec)]
+        if spec not in self._layouts:
+            shown = json.loads(self.library.layout(self._config, spec))
+            ranks: List[List[TensorMeta]] = [[] for _ in range(shown["ranks"])]
+            for t in shown["tensors"]:
+                ranks[t["rank"]].append(_meta(t))
+            self._layouts[spec] = ranks
+        return self._layouts[spec]
+
+    def rank_layout(self, spec: str, rank: int) -> List[TensorMeta]:
+        """The same of one rank, which is less to say."""
+        if spec in self._layouts:
+            return self._layouts[spec][rank]
+        return [_meta(t) for t in json.loads(self.library.layout(self._config, spec, rank))["tensors"]]
 
     def boxes(self, spec: str) -> List[List[Held]]:
-        """The same, with what lies in each tensor."""
+        """What each rank holds, and what lies in each tensor."""
         if spec not in self._boxes:
-            shown = self._show(spec, "--tensor", "*")
+            shown = json.loads(self.library.layout(self._config, spec, pieces=True))
             ranks: List[List[Held]] = [[] for _ in range(shown["ranks"])]
             for t in shown["tensors"]:
                 ranks[t["rank"]].append(_held(t))
@@ -71,55 +79,32 @@ class Planner:
         return self._boxes[spec]
 
     def rank_boxes(self, spec: str, rank: int) -> List[Held]:
-        """Those of one rank, which is less to say."""
+        """The same of one rank."""
         if spec in self._boxes:
             return self._boxes[spec][rank]
-        if (spec, rank) not in self._rank_boxes:
-            self._rank_boxes[spec, rank] = [_held(t) for t in self._show(spec, "--rank", str(rank))["tensors"]]
-        return self._rank_boxes[spec, rank]
+        return [_held(t) for t in json.loads(self.library.layout(self._config, spec, rank, pieces=True))["tensors"]]
 
-    def _show(self, spec: str, *arguments: str) -> Any:
-        return json.loads(self._run("layout", "show", "--spec", spec, *arguments, "--json"))
+    def plan(self, source: str, target: str, rank: int = ALL_RANKS) -> Plan:
+        """Planned and proved: every element of the target's ranks, or of one, written once, from a rank that holds it."""
+        key = (source, target, rank)
+        if key not in self._plans:
+            self._plans[key] = read_plan(self.library.plan(self._config, *key))
+        return self._plans[key]
 
-    def plan(self, source: str, target: str) -> Plan:
-        """Planned and proved: every element of the target written once, from a rank that holds it."""
-        if (source, target) not in self._plans:
-            with tempfile.TemporaryDirectory() as folder:
-                out = os.path.join(folder, "plan")
-                self._run("plan", "--from", source, "--to", target, "--per", "rank", "--out", out)
-                self._plans[source, target] = read_plan(Path(out).read_bytes())
-        return self._plans[source, target]
 
-    def _run(self, *arguments: str) -> str:
-        with tempfile.TemporaryDirectory() as folder:
-            config = os.path.join(folder, "config.json")
-            Path(config).write_text(self._config)
-            try:
-                ran = subprocess.run([self._path, *arguments, "--config", config], stdout=subprocess.PIPE,
-                                     stderr=subprocess.PIPE, timeout=_TIMEOUT, text=True)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise CheckpointError(f"{self._path} did not run: {error}", code="UNAVAILABLE") from error
-        if ran.returncode:
-            raise CheckpointError(f"wwctl {arguments[0]}: {(ran.stderr or ran.stdout).strip()}",
-                                  code="FAILED_PRECONDITION")
-        return ran.stdout
+def _meta(t: Any) -> TensorMeta:
+    return TensorMeta(t["name"], t["dtype"], tuple(t["shape"]))
 
 
 def _held(t: Any) -> Held:
-    return Held(TensorMeta(t["name"], t["dtype"], tuple(t["shape"])), [
-        Box(p["tensor"], tuple(p["begin"]), tuple(p["extent"]), p["local_offset"], tuple(p["local_stride"]))
-        for p in t["pieces"]])
+    return Held(_meta(t), [Box(p["tensor"], tuple(p["begin"]), tuple(p["extent"]), p["local_offset"], tuple(p["local_stride"]))
+                           for p in t["pieces"]])
 
 
-def planner_of(config: str, path: Optional[str] = None) -> Planner:
-    """`path`: by default $WEIGHTWIRE_BIN_DIR/wwctl, else the one on PATH. The last one is kept: a composed checkpoint asks
-    the same for each of its parts."""
-    folder = os.environ.get("WEIGHTWIRE_BIN_DIR")
-    found = path or (shutil.which("wwctl", path=folder) if folder else shutil.which("wwctl"))
-    if not found:
-        raise CheckpointError("wwctl, which makes the plan, was not found", code="FAILED_PRECONDITION",
-                              remedy="put it on PATH, name its folder in WEIGHTWIRE_BIN_DIR, or pass --wwctl")
-    return _last(config, found)
+def planner_of(config: str, wwctl: Optional[str] = None) -> Planner:
+    """With the library beside `wwctl` (see `library_of`). The last one is kept: a composed checkpoint asks the same for each
+    of its parts."""
+    return _last(config, library_of(wwctl))
 
 
 _last = lru_cache(maxsize=1)(Planner)
@@ -127,7 +112,7 @@ forget = _last.cache_clear
 
 
 def read_plan(data: bytes) -> Plan:
-    """A file that `wwctl plan --out` wrote; server/plan/plan_bytes.h has the format."""
+    """A plan as `wwctl plan --out` writes it, too; server/plan/plan_bytes.h has the format."""
     if not data.startswith(_MAGIC):
         raise CheckpointError("not a plan of this wwctl's form", remedy="use the wwctl of this release")
     at = len(_MAGIC)

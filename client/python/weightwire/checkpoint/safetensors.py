@@ -38,15 +38,15 @@ def read_header(folder: Path, file: str) -> List[Stored]:
     if not isinstance(header, dict) or len(header) > TENSORS_MAX:
         raise damaged(file, "the header is no object, or too large a one")
     header.pop("__metadata__", None)
-    found = sorted((_tensor(file, name, entry) for name, entry in header.items()), key=lambda pair: pair[:2])
+    found = sorted([_tensor(file, name, entry) for name, entry in header.items()], key=lambda one: one[:2])
     at = 0
-    for begin, end, tensor in found:
+    for begin, end, name, _, _ in found:
         if begin != at:
-            raise damaged(file, f"bytes {at} to {begin} belong to no tensor, or to two", tensor=tensor.name)
+            raise damaged(file, f"bytes {at} to {begin} belong to no tensor, or to two", tensor=name)
         at = end
     if at != size - 8 - length:
         raise damaged(file, f"tensors take {at} bytes, the file has {size - 8 - length}")
-    return [whole(t.name, t.dtype, t.shape, file, 8 + length + begin) for begin, _, t in found]
+    return [whole(name, dtype, shape, file, 8 + length + begin) for begin, _, name, dtype, shape in found]
 
 
 def _unique(pairs: Sequence[Tuple[str, Any]]) -> Dict[str, Any]:
@@ -56,23 +56,27 @@ def _unique(pairs: Sequence[Tuple[str, Any]]) -> Dict[str, Any]:
     return made
 
 
-def _natural(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+def _naturals(values: List[Any]) -> bool:
+    for one in values:
+        if type(one) is not int or not 0 <= one < 1 << 62:  # a bool is an int
+            return False
+    return True
 
 
-def _tensor(file: str, name: str, entry: object) -> Tuple[int, int, Stored]:
+def _tensor(file: str, name: str, entry: object) -> Tuple[int, int, str, str, List[int]]:
+    """Begin and end in the file's data, name, dtype, shape."""
     if not isinstance(entry, dict) or len(name.encode(errors="replace")) > NAME_BYTES_MAX or not name:
         raise damaged(file, "an entry is no tensor", tensor=name[:80])
     dtype, shape, place = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise damaged(file, f"dtype {str(dtype)[:40]!r} is not known", tensor=name)
-    if not isinstance(shape, list) or len(shape) > DIMS_MAX or not all(map(_natural, shape)):
+    if not isinstance(shape, list) or len(shape) > DIMS_MAX or not _naturals(shape):
         raise damaged(file, "the shape is none", tensor=name)
-    if not isinstance(place, list) or len(place) != 2 or not all(map(_natural, place)):
+    if not isinstance(place, list) or len(place) != 2 or not _naturals(place):
         raise damaged(file, "data_offsets are none", tensor=name)
     if place[1] - place[0] != math.prod(shape) * dtype_bytes(dtype):
         raise damaged(file, f"{place[1] - place[0]} bytes do not hold {dtype} {shape}", tensor=name)
-    return place[0], place[1], Stored(name, dtype, tuple(shape), ())
+    return place[0], place[1], name, dtype, shape
 
 
 def write_skeleton(path: Path, tensors: Iterable[Tuple[str, str, Sequence[int]]]) -> None:

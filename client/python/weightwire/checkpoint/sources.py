@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Container, Dict, List, Optional, Sequence, Tuple, Union
 
-from weightwire.boxes import Held
 from weightwire.checkpoint import hf, megatron_files, native, torch_dist
 from weightwire.checkpoint.execute import Bound
 from weightwire.checkpoint.formats import Opened, bind
@@ -83,12 +82,13 @@ class Source:
 
     def plan_for(self, layout: Layout, rank: int) -> Tuple[Plan, List[TensorMeta]]:
         """The same for one rank, which plans its own part alone: a fleet's whole plan is no rank's business."""
-        held = layout.held if isinstance(layout, Explicit) else self.planner().rank_boxes(layout, rank)
-        plan = plan_boxes(self._boxes(), {rank: held})
-        return plan, self._with_dtypes({rank: [one.meta for one in held]}, plan)[0]
-
-    def _boxes(self) -> List[List[Held]]:
-        return self.opened.boxes or self.planner().boxes(self.opened.spec)
+        if isinstance(layout, str) and not self.opened.boxes:
+            plan, metas = self.planner().plan(self.opened.spec, layout, rank), self.planner().rank_layout(layout, rank)
+        else:
+            held = layout.held if isinstance(layout, Explicit) else self.planner().rank_boxes(layout, rank)
+            plan = plan_boxes(self.opened.boxes or self.planner().boxes(self.opened.spec), {rank: held})
+            metas = [one.meta for one in held]
+        return plan, self._with_dtypes({rank: metas}, plan)[0]
 
     def _with_dtypes(self, ranks: Dict[int, List[TensorMeta]], plan: Plan) -> List[List[TensorMeta]]:
         dtypes: Dict[Any, str] = {}

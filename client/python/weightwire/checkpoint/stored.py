@@ -95,6 +95,8 @@ def whole(name: str, dtype: str, shape: Sequence[int], file: str, offset: int, c
 
 def check_cover(tensor: Stored) -> None:
     """Refuses regions that leave the tensor, overlap, or leave elements of it out."""
+    if len(tensor.regions) == 1 and tensor.regions[0].shape == tensor.shape and not any(tensor.regions[0].begin):
+        return
     for r in tensor.regions:
         if len(r.begin) != len(tensor.shape) or any(b < 0 or b + n > s for b, n, s in
                                                     zip(r.begin, r.shape, tensor.shape)):
@@ -157,15 +159,6 @@ class Files:
                 place = tuple([slice(low - top, high - top)] + inner)
                 out[place] = self.view(region, tensor.dtype)[low - region.begin[0]:high - region.begin[0]]
         return out.reshape(-1)[begin - top * row:end - top * row]
-
-    def announce(self, tensor: Stored, begin: int, end: int) -> None:
-        """Elements [begin, end) will be read: the disk begins now. Ranks of a host share what the page cache gets."""
-        item = dtype_bytes(tensor.dtype)
-        for region, first, last in _row_ranges(tensor):
-            low, high = max(first, begin), min(last, end)
-            if low < high:
-                os.posix_fadvise(self.fd(region.file), region.offset + (low - first) * item, (high - low) * item,
-                                 os.POSIX_FADV_WILLNEED)
 
     def write(self, tensor: Stored, begin: int, values: Bits) -> None:
         """Elements from `begin` on. Only for regions of whole rows, as every writer here lays them out."""

@@ -1,0 +1,117 @@
+#include <algorithm>
+#include <exception>
+#include <string>
+
+#include "client/checkpoint/layout_json.h"
+#include "client/checkpoint/weightwire_checkpoint.h"
+#include "kernels/kernels.h"
+#include "server/layout/scheme.h"
+#include "server/plan/plan.h"
+#include "server/plan/plan_bytes.h"
+
+namespace weightwire::checkpoint {
+namespace {
+
+static_assert(WW_CHECKPOINT_DIMS_MAX == kernels::kMaxDims);
+static_assert(WW_CHECKPOINT_DIMS_MAX == layout::kMaxDims);
+
+thread_local Status last;
+thread_local std::string last_answer;
+
+int32_t Keep(Status status) {
+  last = std::move(status);
+  return static_cast<int32_t>(last.code());
+}
+
+/// Runs work() → Result<std::string> and keeps what it says.
+template <typename Work>
+int32_t Answer(ww_checkpoint_answer* answer, Work work) {
+  try {
+    Result<std::string> made = work();
+    if (!made.has_value()) return Keep(std::move(made).error());
+    last_answer = *std::move(made);
+    *answer = {last_answer.data(), last_answer.size()};
+    return Keep(OkStatus());
+  } catch (const std::exception& failure) {  // no memory; a name that is no UTF-8
+    return Keep(Status(Code::kResourceExhausted, Reason::kLimitExceeded, failure.what()));
+  }
+}
+
+/// The layout, with nothing on other ranks than `rank`.
+Result<layout::ModelLayout> LayoutOf(const char* config, const char* spec, uint32_t rank) {
+  WW_ASSIGN(const layout::ParallelSpec parsed, layout::ParseParallelSpec(spec));
+  WW_ASSIGN(layout::ModelLayout made, layout::LayoutFromScheme(config, parsed));
+  if (rank == WW_CHECKPOINT_ALL_RANKS) return made;
+  if (rank >= made.ranks.size()) {
+    return Fail(
+        Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+               std::string(spec) + " has ranks 0 to " + std::to_string(made.ranks.size() - 1))
+            .AtRank(std::to_string(rank)));
+  }
+  for (size_t other = 0; other < made.ranks.size(); ++other) {
+    if (other != rank) made.ranks[other].tensors.clear();
+  }
+  return made;
+}
+
+Result<std::string> Layout(const char* config, const char* spec, uint32_t rank, bool pieces) {
+  WW_ASSIGN(const layout::ModelLayout made, LayoutOf(config, spec, rank));
+  Json tensors = Json::array();
+  for (uint32_t r = 0; r < made.ranks.size(); ++r) {
+    for (const layout::LocalTensor& tensor : made.ranks[r].tensors) {
+      tensors.push_back(pieces ? TensorJson(made, r, tensor) : SpecJson(r, tensor));
+    }
+  }
+  return Json{{"ranks", made.ranks.size()}, {"tensors", std::move(tensors)}}.dump();
+}
+
+Result<std::string> Plan(const char* config, const char* from, const char* to, uint32_t rank) {
+  WW_ASSIGN(const layout::ModelLayout source, LayoutOf(config, from, WW_CHECKPOINT_ALL_RANKS));
+  WW_ASSIGN(const layout::ModelLayout target, LayoutOf(config, to, rank));
+  WW_ASSIGN(const plan::TransferPlan made, plan::BuildPlan(source, target));
+  WW_FAIL_IF_ERROR(plan::VerifyPlan(made, source, target));
+  return plan::ToBytes(made);
+}
+
+}  // namespace
+}  // namespace weightwire::checkpoint
+
+using namespace weightwire::checkpoint;  // the C names below have no namespace of their own
+
+uint32_t ww_checkpoint_abi_version(void) { return WW_CHECKPOINT_ABI_VERSION; }
+
+ww_checkpoint_status ww_checkpoint_last(void) {
+  return {static_cast<int32_t>(last.code()),
+          static_cast<int32_t>(last.reason()),
+          last.message().c_str(),
+          last.rank().c_str(),
+          last.tensor().c_str(),
+          last.remedy().c_str()};
+}
+
+int32_t ww_checkpoint_layout(const char* config, const char* spec, uint32_t rank, uint32_t pieces,
+                             ww_checkpoint_answer* answer) {
+  return Answer(answer, [&] { return Layout(config, spec, rank, pieces != 0); });
+}
+
+int32_t ww_checkpoint_plan(const char* config, const char* from, const char* to, uint32_t rank,
+                           ww_checkpoint_answer* answer) {
+  return Answer(answer, [&] { return Plan(config, from, to, rank); });
+}
+
+int32_t ww_checkpoint_copy(void* target, const void* source, const ww_checkpoint_block* block) {
+  const uint32_t item = block->element_bytes;
+  if (block->dims > WW_CHECKPOINT_DIMS_MAX || (item != 1 && item != 2 && item != 4 && item != 8)) {
+    return Keep(
+        weightwire::Status(weightwire::Code::kInvalidArgument, weightwire::Reason::kInvalidRequest,
+                           "a block of " + std::to_string(block->dims) + " dimensions and " +
+                               std::to_string(item) + " bytes an element"));
+  }
+  weightwire::kernels::StridedBox box;
+  box.ndim = static_cast<int>(block->dims);
+  std::copy_n(block->extent, block->dims, box.extent);
+  std::copy_n(block->source_stride, block->dims, box.source_stride);
+  std::copy_n(block->target_stride, block->dims, box.target_stride);
+  weightwire::kernels::CopyPastCaches(target, source, box, item);
+  return Keep(weightwire::OkStatus());
+}

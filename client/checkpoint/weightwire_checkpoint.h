@@ -1,0 +1,71 @@
+/* C interface of libweightwire_checkpoint.so: what `wwctl layout` and `wwctl plan` compute, without
+ * a process, and the copies of a load, without Python. For the process that loads or converts.
+ *
+ * Pure but for the memory it is given: no file, no thread, no network. Any thread, any time. Calls
+ * that return int32_t answer 0 or the number of a weightwire Code (gRPC's canonical codes);
+ * ww_checkpoint_last then says more. No exception leaves it.
+ */
+#ifndef WEIGHTWIRE_CLIENT_CHECKPOINT_WEIGHTWIRE_CHECKPOINT_H_
+#define WEIGHTWIRE_CLIENT_CHECKPOINT_WEIGHTWIRE_CHECKPOINT_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Changes with every change of what is below. Compare it first. */
+#define WW_CHECKPOINT_ABI_VERSION 1
+#define WW_CHECKPOINT_DIMS_MAX 8
+/* Instead of a rank. */
+#define WW_CHECKPOINT_ALL_RANKS UINT32_MAX
+
+/* Of the calling thread's last call; code 0 when it went well. Valid until its next call. */
+typedef struct {
+  int32_t code;   /* weightwire Code */
+  int32_t reason; /* weightwire.v1.Reason */
+  const char* message;
+  const char* rank;
+  const char* tensor;
+  const char* remedy;
+} ww_checkpoint_status;
+
+/* Of the calling thread's last call that went well. Valid until its next call. */
+typedef struct {
+  const char* data;
+  size_t bytes;
+} ww_checkpoint_answer;
+
+/* A strided block, in elements of 1, 2, 4 or 8 bytes; extents >= 1, strides >= 0. */
+typedef struct {
+  uint32_t element_bytes;
+  uint32_t dims; /* 0: one element */
+  int64_t extent[WW_CHECKPOINT_DIMS_MAX];
+  int64_t source_stride[WW_CHECKPOINT_DIMS_MAX];
+  int64_t target_stride[WW_CHECKPOINT_DIMS_MAX];
+} ww_checkpoint_block;
+
+uint32_t ww_checkpoint_abi_version(void);
+ww_checkpoint_status ww_checkpoint_last(void);
+
+/* What the ranks of `spec` (one, or all of them) hold of the model with this config.json: JSON,
+ * {"ranks": N, "tensors": [client/checkpoint/layout_json.h]}, in the order that plans number.
+ * `pieces`: say what lies in each tensor, too (most of the work). */
+int32_t ww_checkpoint_layout(const char* config, const char* spec, uint32_t rank, uint32_t pieces,
+                             ww_checkpoint_answer* answer);
+
+/* The plan that fills the ranks of `to` (one, or all of them) from those of `from`, proved: the
+ * bytes of server/plan/plan_bytes.h, which `wwctl plan --out` writes. */
+int32_t ww_checkpoint_plan(const char* config, const char* from, const char* to, uint32_t rank,
+                           ww_checkpoint_answer* answer);
+
+/* Copies the block's bits from `source` on to `target` on, past the caches: nobody reads a weight
+ * as soon as it is loaded. The caller knows that the block stays inside of both memories. */
+int32_t ww_checkpoint_copy(void* target, const void* source, const ww_checkpoint_block* block);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* WEIGHTWIRE_CLIENT_CHECKPOINT_WEIGHTWIRE_CHECKPOINT_H_ */

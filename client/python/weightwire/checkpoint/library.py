@@ -1,0 +1,116 @@
+"""The C interface of libweightwire_checkpoint.so (client/checkpoint/weightwire_checkpoint.h) through ctypes: layouts, plans
+and the copies of a load, in this process and without its interpreter lock."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import grpc
+
+from weightwire.checkpoint.stored import Bits, CheckpointError
+from weightwire.errors import reason_name
+
+FILE = "libweightwire_checkpoint.so"
+ABI_VERSION = 1
+ALL_RANKS = 2**32 - 1
+_DIMS_MAX = 8
+_REMEDY = "build it with ./dev build, or install it with the wwctl of this release"
+
+
+class _Status(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_int32), ("reason", ctypes.c_int32), ("message", ctypes.c_char_p),
+                ("rank", ctypes.c_char_p), ("tensor", ctypes.c_char_p), ("remedy", ctypes.c_char_p)]
+
+
+class _Answer(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
+
+
+_Numbers = ctypes.c_int64 * _DIMS_MAX
+
+
+class _Block(ctypes.Structure):
+    _fields_ = [("element_bytes", ctypes.c_uint32), ("dims", ctypes.c_uint32), ("extent", _Numbers),
+                ("source_stride", _Numbers), ("target_stride", _Numbers)]
+
+
+_TEXT, _ANSWER = ctypes.c_char_p, ctypes.POINTER(_Answer)
+_SIGNATURES: Dict[str, Tuple[Any, List[Any]]] = {
+    "abi_version": (ctypes.c_uint32, []),
+    "last": (_Status, []),
+    "layout": (ctypes.c_int32, [_TEXT, _TEXT, ctypes.c_uint32, ctypes.c_uint32, _ANSWER]),
+    "plan": (ctypes.c_int32, [_TEXT, _TEXT, _TEXT, ctypes.c_uint32, _ANSWER]),
+    "copy": (ctypes.c_int32, [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(_Block)]),
+}
+
+
+class Library:
+    """The file at `path`. Errors are of the thread that calls, so a call and its error are one thing."""
+
+    def __init__(self, path: str):
+        try:
+            self._library = ctypes.CDLL(path)
+            for name, (result, arguments) in _SIGNATURES.items():
+                function = getattr(self._library, "ww_checkpoint_" + name)
+                function.restype, function.argtypes = result, arguments
+        except (OSError, AttributeError) as error:
+            raise CheckpointError(f"cannot load the planner, which lies beside wwctl: {error}", code="FAILED_PRECONDITION",
+                                  remedy=_REMEDY) from None
+        if self._get("abi_version") != ABI_VERSION:
+            raise CheckpointError(f"{path} is of another build of weightwire", code="FAILED_PRECONDITION", remedy=_REMEDY)
+
+    def layout(self, config: str, spec: str, rank: int = ALL_RANKS, *, pieces: bool = False) -> bytes:
+        """JSON of what the ranks hold. CheckpointError: what the layout's scheme says."""
+        return self._ask("layout", config, spec, rank, pieces)
+
+    def plan(self, config: str, source: str, target: str, rank: int = ALL_RANKS) -> bytes:
+        """A plan, proved, in the form of server/plan/plan_bytes.h. CheckpointError: no such plan; names rank and tensor."""
+        return self._ask("plan", config, source, target, rank)
+
+    def copy(self, target: Bits, target_offset: int, target_stride: Sequence[int], source: Bits,
+             source_stride: Sequence[int], extent: Sequence[int]) -> None:
+        """Copies a block of elements between flat arrays; the source's begins at its first element. It is not checked here
+        that the block stays inside of them."""
+        block = _Block(target.itemsize, len(extent), _Numbers(*extent), _Numbers(*source_stride), _Numbers(*target_stride))
+        self._call("copy", target.__array_interface__["data"][0] + target_offset * target.itemsize,
+                   source.__array_interface__["data"][0], ctypes.byref(block))
+
+    def _ask(self, name: str, *arguments: Any) -> bytes:
+        answer = _Answer()
+        self._call(name, *(_text(one) if isinstance(one, str) else one for one in arguments), ctypes.byref(answer))
+        return ctypes.string_at(answer.data, answer.bytes)
+
+    def _get(self, name: str, *arguments: Any) -> Any:
+        return getattr(self._library, "ww_checkpoint_" + name)(*arguments)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if self._get(name, *arguments) == 0:
+            return
+        last = self._get("last")
+        said = {key: getattr(last, key).decode(errors="replace") for key in ("message", "rank", "tensor", "remedy")}
+        raise CheckpointError(said.pop("message"), reason=reason_name(last.reason),
+                              code=next((c.name for c in grpc.StatusCode if c.value[0] == last.code), "UNKNOWN"), **said)
+
+
+def _text(value: str) -> bytes:
+    if "\0" in value:
+        raise CheckpointError("a text with a zero byte where a layout or a config.json was expected")
+    return value.encode(errors="replace")
+
+
+def library_of(wwctl: Optional[str]) -> Library:
+    """The one beside `wwctl`: by default $WEIGHTWIRE_BIN_DIR/wwctl, else the one on PATH. CheckpointError: there is none."""
+    folder = os.environ.get("WEIGHTWIRE_BIN_DIR")
+    found = wwctl or (shutil.which("wwctl", path=folder) if folder else shutil.which("wwctl"))
+    if not found:
+        raise CheckpointError("wwctl, beside which the planner lies, was not found", code="FAILED_PRECONDITION",
+                              remedy="put it on PATH, name its folder in WEIGHTWIRE_BIN_DIR, or pass --wwctl")
+    return _at(str(Path(found).resolve().parent / FILE))
+
+
+_at = lru_cache(maxsize=4)(Library)
