@@ -203,7 +203,8 @@ bool Driver::StartPublish() {
   spec.quorum = s_.options.commit_policy.Enough(s_.options.min_engines);
   std::vector<std::string> left_out = LeaveOut(*head, engines);
   spec.sources = trainer->Members();
-  publish_draft_ = NewDraft(std::move(spec), trainer->name);
+  spec.source_group = trainer->name;
+  publish_draft_ = NewDraft(std::move(spec));
   publish_draft_->attempt = head->attempts;
   publish_draft_->trace_id = head->trace_id;
   publish_draft_->direct = head->direct;
@@ -266,17 +267,17 @@ void Driver::StartFill() {
   spec.version = committed_.version;
   spec.content = committed_.epoch;
   spec.sources = holder->Members();
-  fill_draft_ = NewDraft(std::move(spec), holder->name);
+  spec.source_group = holder->name;
+  fill_draft_ = NewDraft(std::move(spec));
   for (const Group* engine : waiting) {
     if (engine->fills_failed > 0) fill_draft_->direct.insert(engine->name);
   }
   Plan(fill_draft_, *holder, waiting);
 }
 
-std::shared_ptr<Draft> Driver::NewDraft(epoch::Spec spec, const std::string& source_group) {
+std::shared_ptr<Draft> Driver::NewDraft(epoch::Spec spec) {
   auto draft = std::make_shared<Draft>();
   draft->spec = std::move(spec);
-  draft->source_group = source_group;
   draft->started = s_.clock.Now();
   draft->started_wall = s_.clock.WallSeconds();
   return draft;
@@ -320,7 +321,7 @@ void Driver::Launch(const std::shared_ptr<Draft>& draft) {
       --pending->attempts;
       if (!TrainerHolds(*pending)) {
         GiveUp(*queue_.Take(draft->spec.version),
-               MemberLost("a rank of the trainer was lost", draft->source_group));
+               MemberLost("a rank of the trainer was lost", draft->spec.source_group));
       }
     }
     ArmVersionTimer();
@@ -375,7 +376,7 @@ std::unique_ptr<EpochRun> Driver::RunFrom(const Draft& draft) const {
     run->names[member] = name;
   };
   for (size_t rank = 0; rank < draft.spec.sources.size(); ++rank) {
-    add(draft.spec.sources[rank], draft.source_group + "/" + std::to_string(rank));
+    add(draft.spec.sources[rank], draft.spec.source_group + "/" + std::to_string(rank));
   }
   for (const epoch::EngineMembers& engine : draft.spec.engines) {
     for (size_t rank = 0; rank < engine.ranks.size(); ++rank) {

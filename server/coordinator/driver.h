@@ -88,7 +88,7 @@ class Driver {
   std::vector<std::string> LeaveOut(PendingVersion& head, std::vector<const Group*>& engines) const;
   bool FillGaveWay();
   void StartFill();
-  std::shared_ptr<Draft> NewDraft(epoch::Spec spec, const std::string& source_group);
+  std::shared_ptr<Draft> NewDraft(epoch::Spec spec);
   void Plan(const std::shared_ptr<Draft>& draft, const Group& source,
             const std::vector<const Group*>& engines);
   void Planned(const std::shared_ptr<Draft>& draft, const std::string& engine,

@@ -116,7 +116,7 @@ bool Driver::StartRollback() {
     if (engine->Held() != held || rollback_->without.contains(engine->name)) continue;
     spec.engines.push_back({engine->name, engine->Members()});
   }
-  const auto draft = NewDraft(std::move(spec), "");
+  const auto draft = NewDraft(std::move(spec));
   draft->attempt = rollback_->attempts;
   Begin(RunFrom(*draft));
   return true;

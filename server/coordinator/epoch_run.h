@@ -16,7 +16,6 @@ namespace weightwire::coordinator {
 /// An epoch whose plans are being made: nobody has been told of it yet.
 struct Draft {
   epoch::Spec spec;
-  std::string source_group;
   std::array<uint8_t, 16> trace_id{};
   uint32_t attempt = 1;
   Nanos started{};

@@ -72,10 +72,10 @@ bool EngineOver(const State& state, const std::string& engine) {
   return state.applied.contains(engine) || state.evicted.contains(engine);
 }
 
-/// "source/0" or "engine-a/1", from the member's place in the spec.
+/// "trainer/0" or "engine-a/1", from the member's place in the spec.
 std::string PlaceOf(const Spec& spec, const Member& member) {
   for (size_t rank = 0; rank < spec.sources.size(); ++rank) {
-    if (spec.sources[rank] == member) return "source/" + std::to_string(rank);
+    if (spec.sources[rank] == member) return spec.source_group + "/" + std::to_string(rank);
   }
   for (const EngineMembers& engine : spec.engines) {
     for (size_t rank = 0; rank < engine.ranks.size(); ++rank) {

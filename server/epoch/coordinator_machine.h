@@ -39,6 +39,7 @@ struct Spec {
   Epoch content{};
   Epoch held{};  ///< rollback: the committed epoch whose bytes `content` names anew
   std::vector<Member> sources;
+  std::string source_group = "source";  ///< what messages call them: the group they are of
   std::vector<EngineMembers> engines;
   bool manual_commit = false;
   /// So many engines are enough to go on without the others; 0: all are required.
@@ -200,7 +201,7 @@ Outcome Begin(Spec spec);
 ///  - An abort from STAGED follows a release: sources answer DrainedEvent all the same, but the
 ///    version is not held any more and cannot be tried again.
 ///  - Streams are compared by (plan, stream); see digests.h.
-///  - Status::rank names a source as "source/N", N being its place in Spec::sources.
+///  - Status::rank names a source as "<source_group>/N", N being its place in Spec::sources.
 Outcome Step(State state, const Event& event);
 
 /// Members whose report the phase waits for now: sources first, then engines by rank. Empty in

@@ -65,7 +65,7 @@ Status CompareEngine(const State& state, const EngineMembers& engine, const Stre
 Status CompareDigests(const State& state) {
   Streams sent;
   for (size_t rank = 0; rank < state.spec.sources.size(); ++rank) {
-    WW_RETURN_IF_ERROR(Collect(state, "source/" + std::to_string(rank),
+    WW_RETURN_IF_ERROR(Collect(state, state.spec.source_group + "/" + std::to_string(rank),
                                state.sourced.at(state.spec.sources[rank]), sent));
   }
   std::set<PlanId> read;
