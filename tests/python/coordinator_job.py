@@ -111,7 +111,12 @@ class Job:
         self.engines: list[Follower] = []
         self.coordinator = self.start_coordinator("127.0.0.1:0")
         self.address = self.coordinator.grpc
-        self.start_members()
+        try:
+            self.start_members()
+        except BaseException:
+            for daemon in [*self.agents, self.coordinator]:
+                daemon.kill()
+            raise
 
     def start_members(self) -> None:
         """Agents, the trainer's first, and engines."""

@@ -76,7 +76,8 @@ class SpreadJob(Job):
         return daemon
 
     def start_members(self) -> None:
-        self.agents = [self.start_agent_of(name) for name in self.parties[1:]]
+        for name in self.parties[1:]:
+            self.agents.append(self.start_agent_of(name))
         self.engines = [self.start_engine(agent.name, agent.agent_socket) for agent in self.agents[1:]]
 
     def start_agent_of(self, party: str) -> Daemon:
