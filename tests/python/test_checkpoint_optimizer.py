@@ -5,7 +5,11 @@ determine, put there by mcore's own description of its parameters.
 """
 
 import json
+import pathlib
+import pickle
+import shutil
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -54,6 +58,67 @@ def test_a_state_that_is_not_there_is_refused_with_those_that_are():
     weights = checkpoint.open_checkpoint(STORED)
     assert all(tensor.dtype == "BF16" for tensor in weights.ranks[0].values())
     assert any(name.startswith("optimizer.") for name in weights.left_out)
+
+
+class Adopts:
+    """An optimizer of this layout that counts what it is given."""
+
+    def __init__(self, spec: str, kind: str = "megatron"):
+        shapes = {one.meta.name: one.meta.shape for one in planner_of(CONFIG).boxes(spec)[0]}
+        self.groups = {group: {name: np.zeros(shape, np.float32) for name, shape in shapes.items()} for group in VALUES}
+        self.adopted = []
+        weights = {name: np.zeros(shape, np.uint16) for name, shape in shapes.items()}
+        model = checkpoint.Model(spec, lambda: weights, CONFIG)
+        optimizer = checkpoint.Optimizer(spec, lambda: self.groups, adopt=self.adopted.append if kind == "megatron" else None)
+        self.contents = checkpoint.Contents(model, optimizer)
+
+    def load(self, folder):
+        both = ("model", "optimizer")
+        options = checkpoint.Options(both, both, load_from=dict.fromkeys(both, str(folder)))
+        return checkpoint.State(options, self.contents, rank=0, world_size=1).load(folder / "none")
+
+
+def test_step_and_hyperparameters_come_along():
+    trainer = Adopts("megatron:tp1,spec=te")
+    report = trainer.load(STORED)
+    assert (report.left, report.iteration) == ({}, None)
+    ((dense, experts),) = trainer.adopted
+    assert [group["step"] for one in (dense, experts) for group in one["optimizer"]["param_groups"]] == [1.0, 1.0, 1.0]
+    assert [group["is_expert_parallel"] for group in experts["optimizer"]["param_groups"]] == [True]
+    assert dense["optimizer"]["param_groups"][1]["betas"] == (0.9, 0.999)
+    assert all(tensor.any() for tensors in trainer.groups.values() for tensor in tensors.values())
+    other = Adopts("megatron:tp1,spec=te", kind="torch")
+    assert "this optimizer is another one" in other.load(STORED).left["optimizer/state"] and not other.adopted
+
+
+def stored_with(tmp_path, change):
+    """The same checkpoint with another common.pt: `change` of the zip's pickle."""
+    folder = tmp_path / "changed"
+    shutil.copytree(STORED, folder)
+    with zipfile.ZipFile(STORED / "common.pt") as old, zipfile.ZipFile(folder / "common.pt", "w") as new:
+        for info in old.infolist():
+            data = old.read(info)
+            new.writestr(info.filename, change(data) if info.filename.endswith("/data.pkl") else data)
+    return folder
+
+
+def test_what_is_no_plain_value_is_left_and_said_so(tmp_path):
+    def with_object(pickled: bytes) -> bytes:
+        content = pickle.loads(pickled)
+        content["optimizer"][0]["grad_scaler"] = {"scale": pathlib.PurePosixPath("of a class")}
+        return pickle.dumps({**content, "iteration": 12}, 2)
+    trainer = Adopts("megatron:tp1,spec=te")
+    report = trainer.load(stored_with(tmp_path, with_object))
+    assert "has none that is known" in report.left["optimizer/state"] and not trainer.adopted
+    assert report.iteration == 12
+
+
+@pytest.mark.parametrize("pickled,said", [(pickle.dumps([1], 2), "common.pt: no mapping"), (b"\x80\x02}", "cannot be read")])
+def test_a_common_file_that_is_none_is_refused_before_anything_is_restored(tmp_path, pickled, said):
+    trainer = Adopts("megatron:tp1,spec=te")
+    with pytest.raises(checkpoint.CheckpointError, match=said):
+        trainer.load(stored_with(tmp_path, lambda _: pickled))
+    assert not trainer.adopted
 
 
 def test_a_trainers_save_is_converted_in_parts_but_for_megatrons(tmp_path):

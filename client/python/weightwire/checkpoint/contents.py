@@ -7,7 +7,7 @@ import copy
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 from weightwire.checkpoint.layouts import Layout
 from weightwire.checkpoint.stored import CheckpointError, plain
@@ -41,12 +41,15 @@ class Optimizer:
              do not exist before the first step
     state:   of what is no such tensor (hyperparameters, step): the same on all ranks, kept from rank 0
     restore: takes what `state` gave, after the groups are filled
+    adopt:   takes what megatron-core keeps beside tensors instead, of each chained optimizer its state_dict without them;
+             None: this optimizer is not megatron-core's
     """
 
     layout: Layout
     groups: Callable[[], Mapping[str, Tensors]]
     state: Callable[[], Any] = lambda: None
     restore: Callable[[Any], None] = lambda state: None
+    adopt: Optional[Callable[[Any], None]] = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from weightwire.checkpoint.stored import CheckpointError
 from weightwire.megatron_state import unwrap
 from weightwire.memory import TensorMeta
 
+#: By these mcore finds a group of parameters again; NeMo puts pre_ before some.
+_IDENTIFIERS = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 #: As mcore calls them in a torch_dist checkpoint of `fully_reshardable` optimizers; `param` is the fp32 master.
 MASTER, MOMENTS = "param", ("exp_avg", "exp_avg_sq")
 
@@ -61,7 +63,7 @@ def distributed(optimizer: Any, models: Any, spec: str, rank: int, config: str, 
             _restore(one, state, rank)
 
     return Optimizer(Explicit(_canonical(config, wwctl, spec), held), groups,
-                     lambda: [one.state_dict() for one in chained], restore)
+                     lambda: [one.state_dict() for one in chained], restore, restore)
 
 
 def _check(one: Any) -> None:
@@ -103,17 +105,23 @@ def _steps_by_parameter(one: Any) -> bool:
 
 def _restore(one: Any, saved: Any, rank: int) -> None:
     groups: Sequence[Any] = saved["optimizer"]["param_groups"]
-    if len(groups) != len(one.optimizer.param_groups):
-        raise CheckpointError(f"{len(groups)} groups of parameters were saved, the optimizer has "
-                              f"{len(one.optimizer.param_groups)}", code="FAILED_PRECONDITION", rank=str(rank),
-                              remedy="group them as before")
-    for group, values in zip(one.optimizer.param_groups, groups):
+    known = {_kind(group): group for group in groups}  # in whatever order, and with those that this rank does not need
+    for group in one.optimizer.param_groups:
+        values = known.get(_kind(group))
+        if values is None or len(known) < len(groups):
+            raise CheckpointError(f"no group of parameters was saved, or several were, that are to the optimizer what "
+                                  f"{dict(zip(_IDENTIFIERS, _kind(group)))} are", code="FAILED_PRECONDITION", rank=str(rank),
+                                  remedy="group them as before")
         by_parameter = _steps_by_parameter(one)
         group.update({key: value for key, value in values.items() if key != "params" and not (by_parameter and key == "step")})
         for master in group["params"] if by_parameter else ():
             one.optimizer.state[master]["step"] = torch.tensor(float(values["step"]), dtype=torch.float32)
     if saved.get("grad_scaler") and one.grad_scaler:
         one.grad_scaler.load_state_dict(saved["grad_scaler"])
+
+
+def _kind(group: Mapping[str, Any]) -> Tuple[Any, ...]:
+    return tuple(group.get(key, group.get(f"pre_{key}")) for key in _IDENTIFIERS)
 
 
 def _canonical(config: str, wwctl: Optional[str], spec: str) -> Dict[str, TensorMeta]:

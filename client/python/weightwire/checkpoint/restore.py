@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from weightwire.checkpoint import composed, native, trees
+from weightwire.checkpoint import composed, megatron_common, native, trees
 from weightwire.checkpoint.contents import STATE, Contents, Extra, Model, Optimizer, Tensors, described, group_names
 from weightwire.checkpoint.formats import CONFIG
 from weightwire.checkpoint.layouts import Layout
@@ -25,6 +25,8 @@ class Loaded:
 
     bytes: Dict[str, int]
     left: Dict[str, str]
+    #: That megatron-core's checkpoint names from which the optimizer came.
+    iteration: Optional[int] = None
 
 
 def load_contents(folder: Path, options: Options, contents: Contents, rank: int, world_size: int,
@@ -36,12 +38,16 @@ def load_contents(folder: Path, options: Options, contents: Contents, rank: int,
             raise CheckpointError(f"{folder} was saved without {content}", code="NOT_FOUND",
                                   remedy="take it out of load_contents, or name a load_from")
     loading = _Loading(contents.model, rank, wwctl, options.verify)
-    done = Loaded({}, {})
+    done, iteration = Loaded({}, {}), None
     after: List[Callable[[], None]] = []
     for content in options.load_contents:
         place = Path(options.load_from.get(content, folder / options.folder(content)))
         if content == "optimizer" and contents.optimizer:
-            done.bytes[content] = loading.optimizer(place, contents.optimizer, content in own, after, done.left)
+            done.bytes[content] = loading.optimizer(place, contents.optimizer, content in own, after)
+            if content not in own:
+                common = megatron_common.read(place)
+                iteration = megatron_common.iteration(common)
+                loading.adopt(place, common, contents.optimizer, after, done.left)
         elif content == "extra" and contents.extra:
             loading.extra(folder, contents.extra, saved_by == world_size, after)
             if saved_by != world_size:
@@ -50,7 +56,7 @@ def load_contents(folder: Path, options: Options, contents: Contents, rank: int,
             done.bytes[content] = loading.tensors(place, contents.model.layout, contents.model.tensors())
     for give_back in after:  # when every tensor is there
         give_back()
-    return done
+    return replace(done, iteration=iteration)
 
 
 @dataclass(frozen=True)
@@ -66,8 +72,7 @@ class _Loading:
         with self._config(place) as config:
             return load(place, layout, self.rank, into, config=config, wwctl=self.wwctl, group=group).bytes
 
-    def optimizer(self, place: Path, optimizer: Optimizer, own: bool, after: List[Callable[[], None]],
-                  left: Dict[str, str]) -> int:
+    def optimizer(self, place: Path, optimizer: Optimizer, own: bool, after: List[Callable[[], None]]) -> int:
         groups, done = optimizer.groups(), 0
         if own:
             saved = {path.name for path in place.iterdir()} - {STATE}
@@ -79,9 +84,17 @@ class _Loading:
         if own:
             state = self.tree(place / STATE, 0)
             after.append(lambda: optimizer.restore(state))
-        else:
-            left["optimizer/state"] = f"{place} has none that is known"
         return done
+
+    def adopt(self, place: Path, common: Dict[Any, Any], optimizer: Optimizer, after: List[Callable[[], None]],
+              left: Dict[str, str]) -> None:
+        """Step and hyperparameters out of what megatron-core saved."""
+        take, states = optimizer.adopt, megatron_common.optimizers(common)
+        if take is None or states is None:
+            left["optimizer/state"] = (f"{place} has none that is known" if states is None else
+                                       f"{place} has megatron-core's, and this optimizer is another one")
+            return
+        after.append(lambda: take(states))
 
     def extra(self, folder: Path, extra: Extra, same_size: bool, after: List[Callable[[], None]]) -> None:
         shared = self.tree(folder / composed.SHARED, 0)
