@@ -89,6 +89,10 @@ void Chaos::Round() {
   }
   fleet_.RunFor(Up(milliseconds(120)));
   if (In(0, 3) != 0) Strike();
+  if (In(0, 1) == 0) {  // while the fleet deals with the first one
+    fleet_.RunFor(Up(milliseconds(60)));
+    Strike();
+  }
   fleet_.RunFor(In(0, 2) == 0 ? Up(seconds(8)) : Up(milliseconds(400)));
   ExpectStatusIsTrue();
 }

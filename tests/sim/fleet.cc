@@ -233,7 +233,20 @@ void Fleet::OnAppend(const coordinator::JournalRecord& record) {
   }
 }
 
+/// I6 again: a trainer may change its parameters when every engine of the epoch has them.
+void Fleet::OnRelease(const epoch::ReleaseCommand& release) {
+  if (!release.why.ok() || !released_.insert(release.epoch).second) return;
+  for (const auto& status : coordinator_->Snapshot().epochs) {
+    if (status.epoch != release.epoch) continue;
+    for (const std::string& name : status.engines) {
+      EXPECT_TRUE(engine(name).HoldsStaged(release.version.value))
+          << "epoch " << release.epoch.value << " is released without " << name;
+    }
+  }
+}
+
 void Fleet::OnCommand(const epoch::Command& command) {
+  if (const auto* release = std::get_if<epoch::ReleaseCommand>(&command)) OnRelease(*release);
   if (const auto* abort = std::get_if<epoch::AbortCommand>(&command)) {
     EXPECT_FALSE(submitted_.contains(abort->epoch))
         << "ABORT(" << abort->epoch.value << ") after its COMMIT was submitted";

@@ -20,9 +20,9 @@ namespace weightwire::sim {
 /// Equal options give equal runs.
 ///
 /// The invariants are checked all the time: what engines serve after every step of the executor,
-/// one engine in turn, and before and after it changes (rollout.h); I6 when a COMMIT is submitted,
-/// I3 when an ABORT is sent, I5 when a coordinator starts; an epoch's number is used once, also
-/// across coordinators. A violation is a test failure.
+/// one engine in turn, and before and after it changes (rollout.h); I6 when a trainer is released
+/// and when a COMMIT is submitted, I3 when an ABORT is sent, I5 when a coordinator starts; an
+/// epoch's number is used once, also across coordinators. A violation is a test failure.
 class Fleet {
  public:
   struct EngineSpec {
@@ -126,6 +126,7 @@ class Fleet {
     uint64_t kept = 0, refused = 0, taken_back = 0;
   };
   void OnCommand(const epoch::Command& command);
+  void OnRelease(const epoch::ReleaseCommand& release);
   void Disconnect(const std::string& address);
   void OnAppend(const coordinator::JournalRecord& record);
   bool Committed(Epoch epoch, Version version) const;
@@ -138,6 +139,7 @@ class Fleet {
   std::unique_ptr<Trainer> trainer_;
   std::vector<std::unique_ptr<Rollout>> engines_;
   std::set<Epoch> submitted_;  ///< whose COMMIT was handed to the journal
+  std::set<Epoch> released_;   ///< whose trainer was told so
   Epoch newest_{};             ///< highest epoch prepared by this coordinator
   Epoch floor_{};              ///< highest epoch prepared by earlier ones
   uint64_t relayed_ = 0;

@@ -14,6 +14,7 @@ namespace weightwire::memory {
 namespace {
 
 constexpr size_t kAlignment = 64;  // what kernels and arenas count on
+constexpr int kGone = 0xdd;
 
 /// Bytes that several descriptors may name, here or in "another process".
 struct File {
@@ -22,7 +23,10 @@ struct File {
     WW_CHECK(posix_memalign(&memory, kAlignment, bytes) == 0);
     data = static_cast<std::byte*>(std::memset(memory, 0, bytes));
   }
-  ~File() { std::free(data); }
+  ~File() {
+    std::memset(data, kGone, size);  // who still reads or serves it has wrong bytes
+    std::free(data);
+  }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
   const size_t size;
