@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """./dev bench checkpoint-load: the ranks of one host load one checkpoint at the same time, from Hugging Face's files of 988 MB
-into memory that is already there, warm (in the page cache, read from end to end just before each row: how the cache got a
-file decides how fast it is mapped) and cold (dropped from it).
+into memory that is already there, warm (in the page cache, read once from end to end: how the cache got a file decides how fast
+it is mapped) and cold (dropped from it). All rows in turns; with 8 ranks they need 20 GB of memory, or --kind.
 
 load_file     every rank safetensors.torch.load_file's everything, then copies its slices (which slices is not timed). On a
               CPU that maps the file, and reads no more than the slices;
@@ -16,6 +16,7 @@ read: bytes from the disk (/proc/self/io), of all ranks, over the checkpoint's. 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -41,7 +42,8 @@ class Worker:
         from weightwire.checkpoint.planner import planner_of
         self.folder, self.rank, self.world_size, self.spec = folder, rank, world_size, _SPECS[world_size]
         self.held = planner_of((folder / "hf/config.json").read_text()).boxes(self.spec)[rank]
-        {"load_file": lambda: self._load_file(False), "load_file, all of it": lambda: self._load_file(True), "DCP": lambda: self._dcp(port), "weightwire": self._weightwire}[kind]()
+        {"load_file": lambda: self._load_file(False), "load_file, all of it": lambda: self._load_file(True),
+         "DCP": lambda: self._dcp(port), "weightwire": self._weightwire}[kind]()
 
     def _targets(self) -> None:
         import torch
@@ -186,27 +188,27 @@ def cache(folder: pathlib.Path) -> None:
 
 
 def rows(report, folder: pathlib.Path, world_size: int, rounds: int, kinds: list) -> None:
-    digests, size = {}, (folder / "hf/model.safetensors").stat().st_size
-    for kind in kinds:
-        with Ranks(kind, folder, world_size) as ranks:
-            ranks.ask("load")  # imports, and pages of the target
-            for cold in (False, True):
-                seconds, read = [], []
-                drop(folder)
-                cache(folder)
-                for _ in range(rounds):
-                    if cold:
-                        drop(folder)
-                    started = time.perf_counter()
-                    answers = ranks.ask("load")
-                    seconds.append(time.perf_counter() - started)
-                    read.append(sum(answer[1] for answer in answers) / size)
-                if kind != "DCP":  # which holds other blocks under other names
-                    digests[kind] = ranks.ask("digest")
+    size = (folder / "hf/model.safetensors").stat().st_size
+    with contextlib.ExitStack() as stack:
+        ranks = {kind: stack.enter_context(Ranks(kind, folder, world_size)) for kind in kinds}
+        for one in ranks.values():
+            one.ask("load")  # imports, and pages of the target
+        cache(folder)
+        for cold in (False, True):
+            seconds, read = {kind: [] for kind in kinds}, {kind: [] for kind in kinds}
+            for kind in kinds * rounds:  # in turns: a busy moment is nobody's own
+                if cold:
+                    drop(folder)
+                started = time.perf_counter()
+                answers = ranks[kind].ask("load")
+                seconds[kind].append(time.perf_counter() - started)
+                read[kind].append(sum(answer[1] for answer in answers) / size)
+            digests = {kind: one.ask("digest") for kind, one in ranks.items() if kind != "DCP"}  # it holds other blocks
+            for kind in kinds:
                 same = kind == "DCP" or digests[kind] == next(iter(digests.values()))
                 name = f"{kind}, {world_size} ranks, {'cold' if cold else 'warm'}"
-                report.add(name, size, seconds, same)["read_over_checkpoint_max"] = max(read)
-                print(f"  read {max(read):.3f} x the checkpoint", flush=True)
+                report.add(name, size, seconds[kind], same)["read_over_checkpoint_max"] = max(read[kind])
+                print(f"  read {max(read[kind]):.3f} x the checkpoint", flush=True)
 
 
 def main() -> int:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""./dev bench checkpoint-memory: the peak of the resident set (VmHWM, and that of its planner) of conversions between
+"""./dev bench checkpoint-memory: the peak of the resident set (VmHWM, planner included) of conversions between
 safetensors forms of a model that fits no bound: to ranks and back to whole tensors, the latter interrupted by SIGINT on
 the way and called again. What comes back is compared with what there was, byte by byte.
 """
@@ -21,9 +21,9 @@ from demo import checkpoint
 from report import add_options, write
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_CODE = ("import resource, sys; from weightwire.checkpoint.__main__ import main; status = main(sys.argv[1:]); "
-         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')), "
-         "resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(status)")
+_CODE = ("import sys; from weightwire.checkpoint.__main__ import main; status = main(sys.argv[1:]); "
+         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM'))); "
+         "sys.exit(status)")
 #: 4.4 GB
 MODEL = {**checkpoint.QWEN25_05B, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 24,
          "num_attention_heads": 16, "num_key_value_heads": 4}
@@ -32,7 +32,7 @@ MODEL = {**checkpoint.QWEN25_05B, "hidden_size": 2048, "intermediate_size": 1100
 def convert(source: pathlib.Path, target: pathlib.Path, to: str, memory: str, stop_after: float = 0.0) -> dict:
     """One process; with `stop_after`, a SIGINT when that part of its bytes is written, and another process that goes on."""
     command = [sys.executable, "-c", _CODE, "convert", str(source), str(target), "--to", to, "--memory", memory]
-    peaks, planners, begin = [], [], time.monotonic()
+    peaks, begin = [], time.monotonic()
     while True:
         ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for line in ran.stderr:
@@ -42,12 +42,11 @@ def convert(source: pathlib.Path, target: pathlib.Path, to: str, memory: str, st
                 stop_after = 0.0
         said = ran.stdout.read().split()
         status = ran.wait(600)
-        peaks.append(1024 * int(said[-2]))
-        planners.append(1024 * int(said[-1]))
+        peaks.append(1024 * int(said[-1]))
         if status != 130:
             assert status == 0, (status, said)
             return {"name": f"{source.name} -> {to}", "runs": len(peaks), "peak_bytes": max(peaks),
-                    "planner_bytes": max(planners), "seconds": time.monotonic() - begin}
+                    "seconds": time.monotonic() - begin}
 
 
 def places(file: pathlib.Path) -> dict[str, tuple[int, int]]:
@@ -93,8 +92,7 @@ def main() -> None:
         shutil.rmtree(work)
     for row in rows:
         print(f"{row['name']}: {size / 1e9:.2f} GB, --memory {args.memory}: at most {row['peak_bytes'] / 1e6:.0f} MB resident "
-              f"({row['peak_bytes'] / 2**20:.0f} MiB), its planner {row['planner_bytes'] / 1e6:.0f} MB; {row['runs']} runs, "
-              f"{row['seconds']:.0f} s")
+              f"({row['peak_bytes'] / 2**20:.0f} MiB); {row['runs']} runs, {row['seconds']:.0f} s")
     write(args, "Checkpoints converted in bounded memory", [{**row, "bars": {"peak": row["peak_bytes"] / 1e6}} for row in rows], "MB")
 
 
