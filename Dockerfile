@@ -13,7 +13,9 @@ RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-ins
 WORKDIR /src
 COPY . .
 ARG JOBS=
-ENV CCACHE_BASEDIR=/src CCACHE_NOHASHDIR=1
+# Another folder than the builder's own cache: one that is mounted from outside. To ccache LANG is part of a command.
+ARG CCACHE_DIR=/root/.cache/ccache
+ENV CCACHE_BASEDIR=/src CCACHE_NOHASHDIR=1 LANG=C.UTF-8
 RUN --mount=type=cache,target=/root/.cache/ccache \
     cmake --preset release -DWEIGHTWIRE_TESTS=OFF -DWEIGHTWIRE_BENCH=OFF \
     && cmake --build build/release -j "${JOBS:-$(nproc)}" --target weightwired wwctl weightwire_ucx \

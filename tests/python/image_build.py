@@ -6,6 +6,7 @@ as the root of weightwire's containers.
 """
 
 import json
+import os
 import pathlib
 import subprocess
 
@@ -44,11 +45,17 @@ def image(tmp_path_factory):
     (base / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
     buildah = Buildah(directory)
     buildah.build(base, "-t", "localhost/base")
-    buildah.build(ROOT, "--build-arg", "BASE=localhost/base", "-t", "localhost/weightwire")
+    buildah.build(ROOT, "--build-arg", "BASE=localhost/base", *compilers_cache(), "-t", "localhost/weightwire")
     container = buildah("from", "--pull-never", "localhost/weightwire")
     yield json.loads(buildah("inspect", "--type", "image", "localhost/weightwire"))["Docker"]["config"], buildah("mount", container)
     buildah("umount", container)
     buildah("rm", container)
+
+
+def compilers_cache() -> list[str]:
+    """What this machine has compiled already; the compiler in the image is the same package."""
+    here = pathlib.Path(os.environ.get("CCACHE_DIR", pathlib.Path.home() / ".cache/ccache"))
+    return ["--build-arg", "CCACHE_DIR=/ccache", "--volume", f"{here}:/ccache"] if here.is_dir() else []
 
 
 def inside(root, *command):
