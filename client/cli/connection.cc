@@ -83,6 +83,23 @@ Result<v1::VerifyResponse> Connection::Verify(const std::string& engine) {
   return response;
 }
 
+Result<v1::DescribeEpochResponse> Connection::DescribeEpoch(uint64_t epoch) {
+  v1::DescribeEpochRequest request;
+  request.set_epoch(epoch);
+  v1::DescribeEpochResponse response;
+  WW_FAIL_IF_ERROR(FromGrpc(stub_->DescribeEpoch(Context().get(), request, &response), address_));
+  return response;
+}
+
+Result<v1::DrainResponse> Connection::Drain(const std::string& name, bool undo) {
+  v1::DrainRequest request;
+  request.set_name(name);
+  request.set_undo(undo);
+  v1::DrainResponse response;
+  WW_FAIL_IF_ERROR(FromGrpc(stub_->Drain(Context().get(), request, &response), address_));
+  return response;
+}
+
 Status Connection::Evict(const std::string& group, const std::string& why) {
   v1::EvictRequest request;
   request.set_group(group);

@@ -22,6 +22,8 @@ class Connection {
   Status Commit(uint64_t epoch);
   Result<v1::RollbackResponse> Rollback(uint64_t version);
   Result<v1::VerifyResponse> Verify(const std::string& engine);
+  Result<v1::DescribeEpochResponse> DescribeEpoch(uint64_t epoch);
+  Result<v1::DrainResponse> Drain(const std::string& name, bool undo);
   Status Evict(const std::string& group, const std::string& why);
   /// Calls `each` after every change, at most every `min_interval_ms`, until it returns false or
   /// the server ends the stream.

@@ -49,6 +49,14 @@ void CheckMembers(const v1::StatusResponse& status, Findings& out) {
 
 void CheckEngines(const v1::StatusResponse& status, Findings& out) {
   for (const auto& engine : status.engines()) {
+    if (engine.drained()) {
+      out.push_back({"drained", engine.name(),
+                     engine.busy_with().empty()
+                         ? "takes no part in new versions: it was drained, and may be stopped"
+                         : "is drained, and still busy with " + engine.busy_with(0),
+                     "stop it, or `wwctl drain --undo " + engine.name() + "`"});
+      continue;
+    }
     if (engine.ready() || engine.ranks_present() != engine.world_size()) continue;
     if (engine.last_error().empty() && engine.lag_versions() < 2) continue;
     out.push_back({"engine", engine.name(),

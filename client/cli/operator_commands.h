@@ -6,10 +6,12 @@
 
 #include "client/cli/connection_options.h"
 #include "client/cli/doctor.h"
+#include "client/cli/drain.h"
 
 namespace weightwire::cli {
 
-/// What a person at a terminal wants besides views: top, doctor, completion.
+/// What a person at a terminal wants besides views: top, an epoch's story, drain, doctor,
+/// completion.
 class OperatorCommands {
  public:
   using Command = std::function<Result<std::string>()>;
@@ -19,6 +21,8 @@ class OperatorCommands {
 
  private:
   void AddTop(CLI::App& app);
+  void AddEpoch(CLI::App& app);
+  void AddDrain(CLI::App& app);
   void AddDoctor(CLI::App& app);
   void AddCompletion(CLI::App& app);
 
@@ -27,6 +31,10 @@ class OperatorCommands {
   ConnectionOptions connection_;
   uint32_t interval_ms_ = 1000;
   bool once_ = false;
+  uint64_t epoch_ = 0;
+  std::string trace_path_;
+  bool json_ = false;
+  DrainCommand drain_;
   DoctorRequest doctor_;
   std::string shell_;
 };

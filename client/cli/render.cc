@@ -1,8 +1,6 @@
 #include "client/cli/render.h"
 
 #include <algorithm>
-#include <cctype>
-#include <ctime>
 
 #include "client/cli/table.h"
 #include "server/wire/json.h"
@@ -10,24 +8,6 @@
 
 namespace weightwire::cli {
 namespace {
-
-/// "ENGINE_STATE_SERVING" → "serving".
-std::string Word(std::string name, std::string_view prefix) {
-  if (name.compare(0, prefix.size(), prefix) == 0) name.erase(0, prefix.size());
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return name;
-}
-
-std::string Clock(double unix_seconds) {
-  if (unix_seconds <= 0) return "-";
-  const auto time = static_cast<std::time_t>(unix_seconds);
-  std::tm parts{};
-  localtime_r(&time, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, "%F %T", &parts);
-  return text;
-}
 
 std::string NumberOrDash(uint64_t number) { return number == 0 ? "-" : std::to_string(number); }
 
@@ -81,7 +61,9 @@ std::string EnginesText(const v1::StatusResponse& status) {
   Table table(
       {"ENGINE", "STATE", "VERSION", "EPOCH", "BEHIND", "READY", "HOLDS", "RANKS", "LAST ERROR"});
   for (const auto& e : status.engines()) {
-    table.Add({e.name(), Word(v1::EngineState_Name(e.state()), "ENGINE_STATE_"),
+    table.Add({e.name(),
+               Word(v1::EngineState_Name(e.state()), "ENGINE_STATE_") +
+                   (e.drained() ? e.busy_with().empty() ? ", drained" : ", draining" : ""),
                NumberOrDash(e.version()), NumberOrDash(e.serving_epoch()),
                std::to_string(e.lag_versions()), e.ready() ? "yes" : "no",
                NumberOrDash(e.held_version()),
@@ -156,7 +138,7 @@ std::string StatusText(const v1::StatusResponse& status) {
   text += status.waiting_for().empty() ? "nothing" : status.waiting_for();
   text += "\njob " + status.job() + ": version " + NumberOrDash(status.committed_version()) +
           " committed in epoch " + NumberOrDash(status.committed_epoch()) + " at " +
-          Clock(status.committed_unix_seconds()) + "; " + std::to_string(status.agents()) +
+          ClockText(status.committed_unix_seconds()) + "; " + std::to_string(status.agents()) +
           " agents, " + std::to_string(status.participants_size()) + " ranks\n";
   if (!status.deciding()) {
     text += "NOT DECIDING: the journal failed; restart the coordinator once its disk works\n";

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdint>
 #include <cstdio>
+#include <ctime>
 
 namespace weightwire::cli {
 namespace {
@@ -33,6 +35,23 @@ std::string Table::Text() const {
   }
   if (rows_.size() == 1) text += "(none)\n";
   return text;
+}
+
+std::string Word(std::string name, std::string_view prefix) {
+  if (name.compare(0, prefix.size(), prefix) == 0) name.erase(0, prefix.size());
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return name;
+}
+
+std::string ClockText(double unix_seconds) {
+  if (unix_seconds <= 0) return "-";
+  const auto time = static_cast<std::time_t>(unix_seconds);
+  std::tm parts{};
+  localtime_r(&time, &parts);
+  std::array<char, 32> text{};
+  std::strftime(text.data(), text.size(), "%F %T", &parts);
+  return text.data();
 }
 
 std::string BytesText(int64_t bytes) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace weightwire::cli {
@@ -28,6 +29,10 @@ std::string Joined(const Words& words) {
   }
   return text;
 }
+/// "ENGINE_STATE_SERVING" without its prefix → "serving".
+std::string Word(std::string name, std::string_view prefix);
+/// "2026-11-23 01:02:03" in local time; "-" for 0.
+std::string ClockText(double unix_seconds);
 /// "988.1 MB", "14.0 GB": decimal units, as network rates are given.
 std::string BytesText(int64_t bytes);
 /// "12.3 ms", "4.56 s".

@@ -9,6 +9,7 @@
 
 #include "server/base/clock.h"
 #include "server/base/executor.h"
+#include "server/base/note.h"
 #include "server/control/control.h"
 #include "server/memory/stage_store.h"
 #include "server/metrics/metrics.h"
@@ -34,9 +35,10 @@ class Application {
   virtual void OnReleased(Version version, Epoch epoch, const Status& why) = 0;
   /// COMMIT(epoch) is durable and buffer `buffer` (0, 1) holds it, verified. `epoch` names the
   /// transfer (for AcknowledgeSwap), `content` the committed epoch to serve from now on. On the
-  /// leader: swap all ranks at one step boundary, then acknowledge once.
-  virtual void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer,
-                           bool leader) = 0;
+  /// leader: swap all ranks at one step boundary, then acknowledge once. `trace_id`: of the
+  /// version.
+  virtual void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader,
+                           const std::array<uint8_t, 16>& trace_id) = 0;
   /// A rank with one buffer: `version` can be moved only when what is served is given up. Stop
   /// serving, then Agent::MakeRoom(epoch). An epoch that ends before (by an abort) takes the wish
   /// back silently.
@@ -92,6 +94,7 @@ struct Options {
   /// empty between a failed epoch and the next one before it is fenced, so that it attaches again
   /// and is filled.
   Nanos room_deadline = std::chrono::seconds(20);
+  Notes notes = [](const Note&) {};  ///< for the log
 };
 
 struct LocalStatus {

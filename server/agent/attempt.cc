@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "server/agent/spans.h"
+
 namespace weightwire::agent {
 namespace {
 
@@ -56,7 +58,9 @@ transfer::SourceJob RelayJobOf(const Attempt& attempt, std::string name, transfe
 epoch::Report TransferReportOf(const Attempt& attempt) {
   const epoch::PrepareCommand& command = attempt.command;
   if (command.role == epoch::Role::kSource) {
-    return epoch::SourcedReport{command.epoch, command.member, DigestsOf(attempt.sourced->digests)};
+    return epoch::SourcedReport{
+        command.epoch, command.member, DigestsOf(attempt.sourced->digests),
+        WithParts(SpanOf("serve", attempt.started, attempt.ended), attempt.sourced->stretches)};
   }
   const transfer::TargetReport& staged = *attempt.staged;
   epoch::StagedReport report;
@@ -67,7 +71,9 @@ epoch::Report TransferReportOf(const Attempt& attempt) {
   report.bytes_by_transport = staged.bytes_by_transport;
   report.bytes_kept = staged.bytes_kept;
   report.rereads = staged.rereads;
-  report.seconds = attempt.seconds;
+  report.seconds = std::chrono::duration<double>(attempt.ended - attempt.started).count();
+  report.spans = WithParts(SpanOf("stage", attempt.started, attempt.ended), staged.stretches);
+  report.spans.front().bytes = staged.bytes;
   return report;
 }
 

@@ -22,11 +22,13 @@ struct Attempt {
   bool awaits_layout = false;  ///< the command has overtaken the answer to the rank's layout
   bool wants_room = false;     ///< target with one buffer: the application was asked
   bool admitted = false;
-  int buffer = 0;  ///< target: the one that is written
-  Nanos started{};
+  int buffer = 0;   ///< target: the one that is written
+  Nanos began{};    ///< with its PrepareCommand
+  Nanos started{};  ///< with its TransferCommand
+  Nanos ended{};    ///< sourced or staged
   std::optional<transfer::SourceReport> sourced;
   std::optional<transfer::TargetReport> staged;
-  double seconds = 0;  ///< from the start until sourced or staged
+  Nanos offered{};  ///< target: COMMIT came
   bool draining = false;
   bool drained = false;
   std::vector<std::function<void()>> when_drained;

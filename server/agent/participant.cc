@@ -197,6 +197,13 @@ void Participant::Abandon() {
   if (attempt_) attempt_->when_drained.clear();  // they hold this object
 }
 
+void Participant::Note(std::string text, bool bad) const {
+  if (!attempt_) return;
+  const epoch::PrepareCommand& command = attempt_->command;
+  services_->options.notes(
+      {command.epoch, command.version, command.trace_id, name_, bad, std::move(text)});
+}
+
 /// Fences the handle, stops what runs, and tells the application: at once, or, when a publisher
 /// waits for its release, as soon as nothing reads its memory any more.
 void Participant::End(const Status& why) {

@@ -128,6 +128,8 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void Attested(const epoch::AttestCommand& command, Status why,
                 const std::shared_ptr<Attestation>& job, Nanos started);
 
+  /// For the log, of the attempt that runs or ran last.
+  void Note(std::string text, bool bad) const;
   void End(const Status& why);
   void TellEnd(const std::optional<Version>& owed, const Status& why);
   void GoneWhenIdle();
@@ -152,6 +154,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   std::shared_ptr<Attempt> attempt_;
   std::shared_ptr<Attestation> attestation_;  ///< what is being summed; null: nothing
   uint32_t drains_ = 0;
+  std::pair<Epoch, Nanos> drain_began_{};  ///< of the last drain
   double flip_seconds_ = 0;
   Epoch acknowledged_{};
   Epoch emptied_for_{};  ///< MakeRoom was called for it, and nothing was installed since

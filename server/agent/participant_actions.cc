@@ -2,6 +2,7 @@
 
 #include "server/agent/participant.h"
 #include "server/agent/plan_bounds.h"
+#include "server/agent/spans.h"
 #include "server/base/failpoint.h"
 #include "server/plan/relayed.h"
 
@@ -41,6 +42,7 @@ void Participant::Feed(epoch::MemberEvent event) {
 void Participant::Do(const epoch::DoPrepare&) {
   auto attempt = std::make_shared<Attempt>();
   attempt->command = *machine_.current;
+  attempt->began = services_->clock.Now();
   attempt_ = attempt;
   attempt->awaits_layout = !memory_->layout() && submitting_ > 0;
   if (!attempt->awaits_layout) BeginPrepare(attempt);
@@ -180,8 +182,7 @@ void Participant::StartSource(const std::shared_ptr<Attempt>& attempt) {
       SourceJobOf(*attempt, name_, std::move(bytes)),
       [self = shared_from_this(), attempt](Result<transfer::SourceReport> result) {
         if (!self->Runs(attempt)) return;
-        attempt->seconds =
-            std::chrono::duration<double>(self->services_->clock.Now() - attempt->started).count();
+        attempt->ended = self->services_->clock.Now();
         WW_FAILPOINT("agent.after_all_read_before_sourced");
         if (result) attempt->sourced = std::move(*result);
         self->Feed(epoch::LocalTransferred{attempt->command.epoch,
@@ -193,6 +194,7 @@ void Participant::StageHeld(const std::shared_ptr<Attempt>& attempt) {
   WW_FAILPOINT("agent.before_held_version_staged");
   attempt->buffer = memory_->stage()->next();
   attempt->staged = transfer::TargetReport{};
+  attempt->ended = services_->clock.Now();
   Feed(epoch::LocalTransferred{attempt->command.epoch, CheckHeld(attempt->command.held)});
 }
 
@@ -218,8 +220,7 @@ void Participant::StartTarget(const std::shared_ptr<Attempt>& attempt) {
   services_->transfers.StartTarget(
       std::move(job), [self = shared_from_this(), attempt](Result<transfer::TargetReport> result) {
         if (!self->Runs(attempt)) return;
-        attempt->seconds =
-            std::chrono::duration<double>(self->services_->clock.Now() - attempt->started).count();
+        attempt->ended = self->services_->clock.Now();
         WW_FAILPOINT("agent.after_unpack_before_staged");
         if (result) attempt->staged = std::move(*result);
         self->Feed(epoch::LocalTransferred{attempt->command.epoch,
@@ -228,6 +229,7 @@ void Participant::StartTarget(const std::shared_ptr<Attempt>& attempt) {
 }
 
 void Participant::Do(const epoch::DoDrain& action) {
+  drain_began_ = {action.epoch, services_->clock.Now()};
   auto drained = [self = shared_from_this(), epoch = action.epoch] {
     self->Feed(epoch::LocalDrained{epoch});
   };
@@ -259,10 +261,12 @@ void Participant::Do(const epoch::OfferSwap& action) {
   // I2: a swap is offered only for bytes that were staged and verified here.
   WW_CHECK(attempt_->staged && attempt_->buffer != memory_->stage()->live());
   const epoch::PrepareCommand& command = attempt_->command;
+  attempt_->offered = services_->clock.Now();
+  Note("offers it to the engine", false);
   if (application_ == nullptr) return;
   WW_FAILPOINT("agent.after_commit_before_offer");
   application_->OnCommitted(command.epoch, command.content, command.version, attempt_->buffer,
-                            action.leader);
+                            action.leader, command.trace_id);
   WW_FAILPOINT("agent.after_offer");
 }
 
@@ -291,7 +295,10 @@ void Participant::Do(const epoch::TellEvicted& action) { End(action.why); }
 
 void Participant::Do(const epoch::SendPrepared&) {
   WW_FAILPOINT("agent.before_prepared_sent");
-  services_->report(epoch::PreparedReport{attempt_->command.epoch, member()});
+  services_->report(
+      epoch::PreparedReport{attempt_->command.epoch,
+                            member(),
+                            {SpanOf("prepare", attempt_->began, services_->clock.Now())}});
 }
 void Participant::Do(const epoch::SendTransferred&) {
   epoch::Report report = TransferReportOf(*attempt_);
@@ -299,17 +306,32 @@ void Participant::Do(const epoch::SendTransferred&) {
     const memory::StageBuffers::Content serves = memory_->stage()->served();
     staged->keeps = {serves.epoch, serves.version};
   }
+  Note(attempt_->command.role == epoch::Role::kSource ? "all its bytes were read"
+                                                      : "staged, every byte verified",
+       false);
   services_->report(std::move(report));
   WW_FAILPOINT("agent.after_staged_before_commit");
 }
 void Participant::Do(const epoch::SendApplied&) {
-  services_->report(epoch::AppliedReport{acknowledged_, member(), flip_seconds_});
+  Note("swapped", false);
+  services_->report(
+      epoch::AppliedReport{acknowledged_,
+                           member(),
+                           flip_seconds_,
+                           {SpanOf("swap", attempt_->offered, services_->clock.Now())}});
 }
 void Participant::Do(const epoch::SendDrained& action) {
   WW_FAILPOINT("agent.before_drained_sent");
-  services_->report(epoch::DrainedReport{action.epoch, member()});
+  std::vector<epoch::Span> spans;
+  if (drain_began_.first == action.epoch) {
+    spans.push_back(SpanOf("drain", drain_began_.second, services_->clock.Now()));
+  }
+  services_->report(epoch::DrainedReport{action.epoch, member(), std::move(spans)});
 }
 void Participant::Do(const epoch::SendFailed& action) {
+  if (attempt_ && attempt_->command.epoch == action.epoch) {
+    Note("fails: " + action.why.ToString(), true);
+  }
   services_->report(epoch::FailedReport{action.epoch, member(), action.why});
 }
 void Participant::Do(const epoch::SendLost& action) {

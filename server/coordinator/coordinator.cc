@@ -177,6 +177,16 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     return OkStatus();
   }
 
+  Result<std::vector<std::string>> Drain(const std::string& name, Draining what) override {
+    return membership_.Drain(name, what == Draining::kDrain);
+  }
+
+  Result<EpochStory> Tell(Epoch epoch) const override {
+    WW_ASSIGN(EpochStory story, driver_.Tell(epoch));
+    story.status.content_root = verifier_.RootOf(story.status.epoch);
+    return story;
+  }
+
   StatusSnapshot Snapshot() const override {
     StatusSnapshot snapshot;
     snapshot.job = options_.job;
@@ -310,14 +320,17 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
                       {"state", ready ? "ready" : "registered"}});
       }
     }
-    uint64_t not_ready = 0, behind = 0;
+    uint64_t not_ready = 0, behind = 0, drained = 0;
     for (const auto& [name, group] : membership_.groups()) {
       if (group.role != control::GroupRole::kEngine || !group.Complete()) continue;
+      drained += group.drained ? 1 : 0;
+      if (group.drained) continue;  // it is meant to stay behind
       not_ready += driver_.IsReady(group) ? 0 : 1;
       behind = std::max(behind, driver_.LagOf(group).value);
     }
     metrics_.Set("engines_not_ready", static_cast<double>(not_ready));
     metrics_.Set("versions_behind_max", static_cast<double>(behind));
+    metrics_.Set("engines_drained", static_cast<double>(drained));
   }
 
   void AddParticipants(const Group& group, StatusSnapshot& snapshot) const {
@@ -354,6 +367,8 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     status.ready = driver_.IsReady(group);
     status.held = group.Held();
     status.last_error = group.last_error;
+    status.drained = group.drained;
+    if (group.drained) status.busy_with = driver_.BusyWith(group);
     snapshot.engines.push_back(std::move(status));
   }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -8,6 +9,7 @@
 
 #include "server/base/clock.h"
 #include "server/base/executor.h"
+#include "server/base/note.h"
 #include "server/control/control.h"
 #include "server/coordinator/commit_policy.h"
 #include "server/coordinator/fanout.h"
@@ -43,6 +45,7 @@ struct Options {
   Nanos verify_deadline = std::chrono::seconds(60);  ///< of such a sweep
   /// Secrets (tickets) come from here; 16 random bytes each.
   std::function<Ticket()> random_ticket;
+  Notes notes = [](const Note&) {};  ///< for the log: what happens in epochs
   /// What computes layouts and plans; null: Work itself.
   std::shared_ptr<const Work> work;
 };
@@ -84,6 +87,8 @@ struct EngineStatus {
   bool ready = false;   ///< serves what is committed, or is about to change to it
   epoch::Content held;  ///< whole in its spare buffers: what a rollback may go back to
   std::string last_error;
+  bool drained = false;                ///< takes no part in anything new
+  std::vector<std::string> busy_with;  ///< drained: what it still takes part in
 };
 struct EpochStatus {
   Epoch epoch{};
@@ -103,6 +108,37 @@ struct EpochStatus {
   double flip_seconds_max = 0;
   std::vector<PlanId> plans;
   std::string content_root;  ///< of what was committed, when it has been verified
+  std::array<uint8_t, 16> trace_id{};
+};
+/// What happened in an epoch. Seconds count from its start, by the coordinator's clock.
+struct EpochStory {
+  /// Of the coordinator: its phases, one after another, and within them "plan" and "journal";
+  /// before the start "publish", from the first trainer rank to the last one.
+  struct Step {
+    std::string name;   ///< "phase", or what it did
+    std::string about;  ///< the phase
+    double begin = 0, seconds = 0;
+  };
+  struct Event {
+    double at = 0;
+    std::string who, what;
+    Status why;
+  };
+  struct Stretch {
+    std::string name, about;
+    double begin = 0, seconds = 0;
+    int64_t bytes = 0;
+  };
+  struct Track {
+    std::string rank, agent;
+    double error_seconds = 0;  ///< by so much its times may be off, either way
+    std::vector<Stretch> stretches;
+  };
+  EpochStatus status;
+  std::vector<Step> steps;
+  std::vector<Event> events;
+  std::vector<Track> tracks;
+  uint64_t left_off = 0;  ///< events and stretches over the limit
 };
 /// A rollback that was committed, or one that need not be: `version` is what is committed.
 struct RolledBack {
@@ -166,6 +202,14 @@ class Coordinator : public control::CoordinatorPort {
   /// Fences an engine or the trainer group; its processes must register again.
   virtual Status Evict(const std::string& group, std::string why) = 0;
 
+  /// Lets the engine, or every engine that has a rank at the agent, of this name finish what it
+  /// does and take no part in anything new; `undo` takes that back. Returns the engines. It is
+  /// forgotten when an engine leaves.
+  ///   kNotFound / kNotRegistered        neither an engine nor an agent of that name is here
+  ///   kFailedPrecondition / kNotReady   a rank of the trainer is at that agent
+  enum class Draining { kDrain, kUndo };
+  virtual Result<std::vector<std::string>> Drain(const std::string& name, Draining what) = 0;
+
   /// Goes back (or forward again) to `version` under a new, higher epoch: engines that still hold
   /// it in their spare buffers change pointers, the others are filled from them afterwards. Replies
   /// when these engines serve it. What is committed already is OK at once; a repeat while it runs
@@ -184,6 +228,8 @@ class Coordinator : public control::CoordinatorPort {
                       control::Reply<Verification> reply) = 0;
 
   virtual StatusSnapshot Snapshot() const = 0;
+  /// 0: the newest. kNotFound / kNotRegistered: none of that number is remembered.
+  virtual Result<EpochStory> Tell(Epoch epoch) const = 0;
   /// `group` is an engine; empty: every plan of the newest epoch. Text for people.
   virtual Result<std::string> Explain(const std::string& group,
                                       const std::string& tensor) const = 0;

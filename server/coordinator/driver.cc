@@ -27,6 +27,7 @@ Driver::Driver(Services services, CommitRecord committed, Epoch first, History h
     : s_(services),
       committed_(std::move(committed)),
       changed_(std::move(changed)),
+      history_number_(history),
       numbers_(
           first, history, s_.journal, [this] { TryStart(); },
           [this](const Status& why) { StopDeciding(why); }),
@@ -153,7 +154,7 @@ Status Driver::ExpiryOf(const PendingVersion& pending) const {
                   version + " was not published by every rank before its deadline")
         .AtRank(trainer->RankName(rank));
   }
-  if (CompleteEngines().size() < EnginesWanted()) {
+  if (PartakingEngines().size() < EnginesWanted()) {
     return Status(Code::kDeadlineExceeded, Reason::kNotReady,
                   version + " found too few engines before its deadline: " + WaitingEnginesLine());
   }
@@ -172,6 +173,12 @@ std::vector<const Group*> Driver::CompleteEngines() const {
   return engines;
 }
 
+std::vector<const Group*> Driver::PartakingEngines() const {
+  std::vector<const Group*> engines = CompleteEngines();
+  std::erase_if(engines, [](const Group* engine) { return engine->drained; });
+  return engines;
+}
+
 void Driver::TryStart() {
   if (!deciding_ || stopping_ || publish_ != nullptr || publish_draft_ != nullptr) return;
   if (!StartUnfinished() && !StartRollback() && !StartPublish()) StartFill();
@@ -187,7 +194,7 @@ bool Driver::StartPublish() {
   GiveUpAll(queue_.TakeBelow(head->version),
             Status(Code::kAborted, Reason::kStaleVersion,
                    "version " + std::to_string(head->version.value) + " superseded this one"));
-  std::vector<const Group*> engines = CompleteEngines();
+  std::vector<const Group*> engines = PartakingEngines();
   if (!trainer->Complete() || engines.size() < EnginesWanted()) return false;
   if (!FillGaveWay()) return true;
   const auto number = numbers_.Take();
@@ -206,7 +213,10 @@ bool Driver::StartPublish() {
   spec.source_group = trainer->name;
   publish_draft_ = NewDraft(std::move(spec));
   publish_draft_->attempt = head->attempts;
+  // Of all its attempts, also where nobody gave one.
+  if (head->trace_id == std::array<uint8_t, 16>{}) head->trace_id = publish_draft_->trace_id;
   publish_draft_->trace_id = head->trace_id;
+  ToldToPublish(*publish_draft_, *head, *trainer);
   publish_draft_->direct = head->direct;
   publish_draft_->left_out = std::move(left_out);
   ArmVersionTimer();
@@ -250,7 +260,7 @@ void Driver::StartFill() {
   if (fill_ != nullptr || fill_draft_ != nullptr || committed_.epoch == Epoch{}) return;
   const Group* holder = nullptr;
   std::vector<const Group*> waiting;
-  for (const Group* engine : CompleteEngines()) {
+  for (const Group* engine : PartakingEngines()) {
     if (engine->serving == committed_.epoch) {
       if (holder == nullptr) holder = engine;
     } else if (engine->fills_failed < s_.options.attempts_max) {
@@ -280,6 +290,8 @@ std::shared_ptr<Draft> Driver::NewDraft(epoch::Spec spec) {
   draft->spec = std::move(spec);
   draft->started = s_.clock.Now();
   draft->started_wall = s_.clock.WallSeconds();
+  draft->trace_id = OwnTraceId(draft->spec.epoch);
+  draft->story = Story(draft->started);
   return draft;
 }
 
@@ -314,6 +326,7 @@ void Driver::Planned(const std::shared_ptr<Draft>& draft, const std::string& eng
 
 void Driver::Launch(const std::shared_ptr<Draft>& draft) {
   const bool publish = draft == publish_draft_;
+  draft->story.Step("plan", "", draft->started, s_.clock.Now());
   (publish ? publish_draft_ : fill_draft_).reset();
   if (!StillLive(draft->spec)) {
     if (PendingVersion* pending = publish ? queue_.Find(draft->spec.version) : nullptr) {
@@ -351,6 +364,9 @@ void Driver::PlanFailed(const Draft& draft) {
   status.phase = epoch::Phase::kAborted;
   status.waiting_for.clear();
   Remember(status);
+  Story story = draft.story;
+  story.Happened(s_.clock.Now(), draft.failed_engine, "no plan", draft.failure);
+  stories_.Keep(draft.spec.epoch, std::move(story), {});
   if (Group* engine = s_.membership.FindGroup(draft.failed_engine)) {
     engine->last_error = draft.failure.ToString();
     engine->fills_failed = s_.options.attempts_max;
@@ -385,6 +401,8 @@ std::unique_ptr<EpochRun> Driver::RunFrom(const Draft& draft) const {
   }
   run->prepares = MakePrepares(input, s_.options.random_ticket);
   run->plans = draft.plans;
+  run->trace_id = draft.trace_id;
+  run->story = draft.story;
   run->left_out = draft.left_out;
   run->attempt = draft.attempt;
   run->started = draft.started;
@@ -482,8 +500,9 @@ void Driver::StopDeciding(const Status& why) {
 void Driver::OnLost(const Group& group, uint32_t rank, const epoch::Member& member,
                     const Status& why) {
   const Status named = Status(Status(why).AtRank(group.RankName(rank)));
-  for (const EpochRun* run : {publish_.get(), fill_.get()}) {
+  for (EpochRun* run : {publish_.get(), fill_.get()}) {
     if (run != nullptr) {
+      NoteLoss(*run, member, named);
       events_.emplace_back(run->state.spec.epoch, epoch::LostEvent{member, named});
     }
   }

@@ -67,6 +67,10 @@ class Driver {
   bool deciding() const { return deciding_; }
   bool Ready() const { return committed_.epoch != Epoch{} || !published_; }
   void Describe(StatusSnapshot& snapshot) const;
+  /// As Coordinator::Tell.
+  Result<EpochStory> Tell(Epoch epoch) const;
+  /// What a drained engine still takes part in.
+  std::vector<std::string> BusyWith(const Group& engine) const;
   EngineState StateOf(const Group& engine) const;
   /// Versions away from the committed one; 0 only when it serves that.
   Version LagOf(const Group& engine) const;
@@ -82,6 +86,8 @@ class Driver {
   Status CheckDecides() const;
   Status CheckPublish(const Membership::Place& place) const;
   std::vector<const Group*> CompleteEngines() const;
+  /// Complete, and not drained.
+  std::vector<const Group*> PartakingEngines() const;
   bool StartPublish();
   /// Complete engines that a version waits for.
   size_t EnginesWanted() const;
@@ -164,6 +170,17 @@ class Driver {
   void EndRun(Epoch epoch);
   void CountEnd(const EpochRun& run);
 
+  // ---- driver_story.cc ----
+  std::array<uint8_t, 16> OwnTraceId(Epoch epoch) const;
+  void ToldToPublish(Draft& draft, const PendingVersion& pending, const Group& trainer) const;
+  void NoteBeginning(const EpochRun& run) const;
+  void NotePhase(EpochRun& run, epoch::Phase left, double seconds) const;
+  void NoteReport(EpochRun& run, const epoch::Report& report);
+  void NoteLoss(EpochRun& run, const epoch::Member& member, const Status& why) const;
+  void NoteEnd(const EpochRun& run) const;
+  void Log(const EpochRun& run, std::string text, bool bad) const;
+  void KeepStory(EpochRun& run);
+
   // ---- driver_status.cc ----
   std::string WaitingLine() const;
   std::string WaitingVersionLine(const PendingVersion& pending) const;
@@ -174,6 +191,7 @@ class Driver {
   CommitRecord committed_;
   double committed_wall_ = 0;
   std::function<void()> changed_;
+  const History history_number_;
   EpochNumbers numbers_;
   VersionQueue queue_;
   std::optional<PendingRollback> rollback_;  ///< asked for, and not ended yet
@@ -190,6 +208,7 @@ class Driver {
   Executor::TimerId version_timer_ = 0;
   Epoch served_{};
   std::deque<EpochStatus> history_;  ///< newest first
+  Stories stories_;                  ///< of epochs that ended
   std::map<std::string, PlannedPairPtr> newest_plans_;
   Lifeline lifeline_;
 };

@@ -111,6 +111,7 @@ bool Driver::OnReport(const epoch::Report& report) {
   EpochRun* run = RunOf(EpochOf(report));
   if (run == nullptr) return false;
   AddFigures(*run, report);
+  NoteReport(*run, report);
   if (const auto* failed = std::get_if<epoch::FailedReport>(&report)) {
     run->refused |= failed->refused && run->state.phase == epoch::Phase::kCommitting;
   }
@@ -124,6 +125,7 @@ void Driver::Begin(std::unique_ptr<EpochRun> run) {
   run->state = std::move(outcome.state);
   EpochRun& started = *run;
   (started.IsFill() ? fill_ : publish_) = std::move(run);
+  NoteBeginning(started);
   Perform(started, outcome.actions);
   changed_();
 }
@@ -154,8 +156,12 @@ void Driver::StepRun(EpochRun& run, const epoch::Event& event) {
   epoch::Outcome outcome = epoch::Step(std::move(run.state), event);
   run.state = std::move(outcome.state);
   if (run.state.phase != before) {
-    s_.metrics.Observe("epoch_phase_seconds", run.LeavePhase(before, s_.clock.Now()),
+    const Nanos since = run.phase_since;
+    const double seconds = run.LeavePhase(before, s_.clock.Now());
+    s_.metrics.Observe("epoch_phase_seconds", seconds,
                        {{"phase", std::string(epoch::PhaseName(before))}});
+    run.story.Step("phase", std::string(epoch::PhaseName(before)), since, run.phase_since);
+    NotePhase(run, before, seconds);
   }
   Perform(run, outcome.actions);
 }
@@ -168,6 +174,7 @@ void Driver::Perform(EpochRun& run, const std::vector<epoch::Action>& actions) {
 
 void Driver::Do(EpochRun& run, const epoch::SendPrepare&) {
   WW_FAILPOINT("coordinator.before_prepares");
+  run.story.Told("prepare", s_.clock.Now());
   for (const epoch::PrepareCommand& command : run.prepares) {
     s_.membership.Send(command.member, command);
   }
@@ -175,6 +182,8 @@ void Driver::Do(EpochRun& run, const epoch::SendPrepare&) {
 
 void Driver::Do(EpochRun& run, const epoch::SendTransfer&) {
   WW_FAILPOINT("coordinator.before_transfers");
+  run.story.Told("serve", s_.clock.Now());
+  run.story.Told("stage", s_.clock.Now());
   if (run.state.spec.kind != epoch::Kind::kRollback) {
     // What is written from now on is nothing that could be served again.
     for (const auto& engine : run.state.spec.engines) {
@@ -197,6 +206,7 @@ void Driver::Do(EpochRun& run, const epoch::SendRelease&) {
 
 void Driver::Do(EpochRun& run, const epoch::AppendCommit&) {
   const epoch::Spec& spec = run.state.spec;
+  run.appended = s_.clock.Now();
   CommitRecord record{spec.epoch, spec.version, {}, spec.held};
   for (const auto& engine : spec.engines) record.engines.push_back(engine.name);
   WW_FAILPOINT("coordinator.before_commit_appended");
@@ -207,6 +217,9 @@ void Driver::Do(EpochRun& run, const epoch::AppendCommit&) {
 
 void Driver::Appended(const CommitRecord& record, const Status& status) {
   WW_FAILPOINT("coordinator.after_journal_before_send");
+  if (EpochRun* run = RunOf(record.epoch)) {
+    run->story.Step("journal", "", run->appended, s_.clock.Now());
+  }
   if (status.ok()) {
     committed_ = record;
     committed_wall_ = s_.clock.WallSeconds();
@@ -241,6 +254,7 @@ void Driver::Do(EpochRun& run, const epoch::SendCommit& action) {
     return;
   }
   const epoch::EngineMembers& engine = EngineNamed(spec, action.engine);
+  run.story.Told("swap", s_.clock.Now());
   for (size_t rank = 0; rank < engine.ranks.size(); ++rank) {
     s_.membership.Send(engine.ranks[rank],
                        epoch::CommitCommand{spec.epoch, spec.version, spec.content,
@@ -268,6 +282,7 @@ void Driver::Do(EpochRun& run, const epoch::SendInstalled& action) {
 
 void Driver::Do(EpochRun& run, const epoch::SendAbort& action) {
   WW_FAILPOINT("coordinator.before_an_abort_sent");
+  run.story.Told("drain", s_.clock.Now());
   s_.membership.Send(action.member,
                      epoch::AbortCommand{run.state.spec.epoch, action.member, action.why});
 }
@@ -323,7 +338,9 @@ void Driver::EndRun(Epoch epoch) {
   const std::unique_ptr<EpochRun> run = std::move(fill ? fill_ : publish_);
   s_.strand.Cancel(run->timer);
   CountEnd(*run);
-  Remember(run->ToStatus(s_.clock.Now()));
+  NoteEnd(*run);
+  KeepStory(*run);
+  Remember(run->ToStatus(run->phase_since));  // when its last phase ended
   switch (run->state.spec.kind) {
     case epoch::Kind::kPublish:
       EndPublish(*run);

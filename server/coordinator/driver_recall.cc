@@ -70,6 +70,7 @@ bool Driver::StartUnfinished() {
   spec.content = engines.front()->unfinished_content.epoch;
   spec.version = engines.front()->unfinished_content.version;
   run->recalled = true;
+  run->trace_id = OwnTraceId(spec.epoch);
   spec.kind = spec.epoch == spec.content ? epoch::Kind::kPublish : epoch::Kind::kFill;
   for (Group* engine : engines) {
     engine->unfinished = {};
@@ -83,6 +84,8 @@ bool Driver::StartUnfinished() {
   run->state.phase = epoch::Phase::kCommitting;
   run->started = run->phase_since = s_.clock.Now();
   run->started_wall = s_.clock.WallSeconds();
+  run->story = Story(run->started);
+  NoteBeginning(*run);
   const Epoch epoch = spec.epoch;
   (run->IsFill() ? fill_ : publish_) = std::move(run);
   // What was asked of the journal then, it has answered: the record was read at the start.

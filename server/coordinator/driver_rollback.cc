@@ -19,6 +19,7 @@ std::string NameOf(const epoch::Content& content) {
 /// "engine-a serves version 8 (epoch 9) and holds version 7 (epoch 8)".
 std::string LineOf(const Group& engine) {
   if (!engine.Complete()) return engine.name + " is not complete";
+  if (engine.drained) return engine.name + " is drained";
   std::string line = engine.name + " serves ";
   line += engine.serving == Epoch{} ? "nothing" : NameOf({engine.serving, engine.version});
   const epoch::Content held = engine.Held();
@@ -69,7 +70,7 @@ bool Driver::IsCommitted(Version version) const {
 /// The newest epoch under which some engine holds the version; nothing when none does.
 epoch::Content Driver::HeldOf(const PendingRollback& rollback) const {
   epoch::Content newest;
-  for (const Group* engine : CompleteEngines()) {
+  for (const Group* engine : PartakingEngines()) {
     const epoch::Content held = engine->Held();
     if (held.epoch == Epoch{} || held.version != rollback.version) continue;
     if (!rollback.without.contains(engine->name) && newest.epoch < held.epoch) newest = held;
@@ -112,7 +113,7 @@ bool Driver::StartRollback() {
   spec.kind = epoch::Kind::kRollback;
   spec.version = held.version;
   spec.held = held.epoch;
-  for (const Group* engine : CompleteEngines()) {
+  for (const Group* engine : PartakingEngines()) {
     if (engine->Held() != held || rollback_->without.contains(engine->name)) continue;
     spec.engines.push_back({engine->name, engine->Members()});
   }
@@ -141,7 +142,7 @@ void Driver::EndRollback(const EpochRun& run) {
     return;
   }
   RolledBack result{spec.epoch, spec.held, spec.version, {}, {}};
-  for (const Group* engine : CompleteEngines()) {
+  for (const Group* engine : PartakingEngines()) {
     (engine->serving == spec.content ? result.engines : result.filling).push_back(engine->name);
   }
   AnswerRollback(std::move(result));
@@ -149,7 +150,7 @@ void Driver::EndRollback(const EpochRun& run) {
 
 void Driver::GoBackFrom(const EpochRun& refused) {
   epoch::Content before;
-  for (const Group* engine : CompleteEngines()) {
+  for (const Group* engine : PartakingEngines()) {
     if (engine->serving == refused.state.spec.content && before.epoch < engine->Held().epoch) {
       before = engine->Held();
     }

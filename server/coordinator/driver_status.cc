@@ -65,6 +65,33 @@ Version Driver::LagOf(const Group& engine) const {
   return Version(std::max<uint64_t>(high - low, 1));
 }
 
+std::vector<std::string> Driver::BusyWith(const Group& engine) const {
+  std::vector<std::string> busy;
+  auto sources = [&](const epoch::Spec& spec) {
+    return spec.kind == epoch::Kind::kFill && spec.sources == engine.Members();
+  };
+  auto name = [](const epoch::Spec& spec) {
+    return "epoch " + std::to_string(spec.epoch.value) + " (version " +
+           std::to_string(spec.version.value) + ")";
+  };
+  for (const EpochRun* run : {publish_.get(), fill_.get()}) {
+    if (run == nullptr) continue;
+    const std::string phase(epoch::PhaseName(run->state.phase));
+    if (HasEngine(run, engine.name) && !run->state.applied.contains(engine.name)) {
+      busy.push_back(name(run->state.spec) + ": " + phase);
+    }
+    if (sources(run->state.spec)) busy.push_back(name(run->state.spec) + ": others read from it");
+  }
+  for (const auto& draft : {publish_draft_, fill_draft_}) {
+    if (draft == nullptr) continue;
+    const auto& engines = draft->spec.engines;
+    const bool in = std::any_of(engines.begin(), engines.end(),
+                                [&](const auto& planned) { return planned.name == engine.name; });
+    if (in || sources(draft->spec)) busy.push_back(name(draft->spec) + ": is planned");
+  }
+  return busy;
+}
+
 bool Driver::IsReady(const Group& engine) const {
   if (!engine.Complete() || engine.serving == Epoch{}) return false;
   if (engine.serving == committed_.epoch) return true;
@@ -123,8 +150,13 @@ std::string Driver::WaitingEnginesLine() const {
       if (live && live->layout == nullptr) missing.push_back(group.RankName(rank) + ": layout");
     }
   }
-  return std::to_string(CompleteEngines().size()) + " of " + std::to_string(EnginesWanted()) +
-         " engines are complete" + (missing.empty() ? "" : "; " + Joined(missing));
+  std::vector<std::string> drained;
+  for (const Group* engine : CompleteEngines()) {
+    if (engine->drained) drained.push_back(engine->name);
+  }
+  return std::to_string(PartakingEngines().size()) + " of " + std::to_string(EnginesWanted()) +
+         " engines are complete" + (missing.empty() ? "" : "; " + Joined(missing)) +
+         (drained.empty() ? "" : "; drained: " + Joined(drained));
 }
 
 /// Engines that serve less than what is committed, and why no fill runs for them.
@@ -132,7 +164,7 @@ std::string Driver::WaitingFillLine() const {
   if (committed_.epoch == Epoch{}) return "";
   bool holder = false;
   std::vector<std::string> behind;
-  for (const Group* engine : CompleteEngines()) {
+  for (const Group* engine : PartakingEngines()) {
     holder |= engine->serving == committed_.epoch;
     if (engine->serving != committed_.epoch) behind.push_back(engine->name);
   }

@@ -86,7 +86,22 @@ EpochStatus EpochRun::ToStatus(Nanos now) const {
   status.bytes_kept = bytes_kept;
   status.flip_seconds_max = flip_seconds_max;
   status.plans = PlanIds(plans);
+  status.trace_id = trace_id;
   return status;
+}
+
+std::map<ParticipantId, std::string> EpochRun::ParticipantNames() const {
+  std::map<ParticipantId, std::string> by_id;
+  for (const auto& [member, name] : names) by_id.emplace(member.id, name);
+  return by_id;
+}
+
+EpochStory EpochRun::Tell(Nanos now) const {
+  Story told = story;
+  if (!finished) {
+    told.Step("phase", std::string(epoch::PhaseName(state.phase)), phase_since, now);
+  }
+  return told.Tell(ToStatus(now), ParticipantNames());
 }
 
 EpochStatus StatusOf(const Draft& draft, Nanos now) {
@@ -103,6 +118,7 @@ EpochStatus StatusOf(const Draft& draft, Nanos now) {
   status.started_wall = draft.started_wall;
   status.prepare_seconds = status.total_seconds = Seconds(now - draft.started);
   status.plans = PlanIds(draft.plans);
+  status.trace_id = draft.trace_id;
   return status;
 }
 

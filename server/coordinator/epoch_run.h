@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <map>
 #include <optional>
 #include <set>
@@ -9,6 +10,7 @@
 #include "server/base/executor.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/plan_cache.h"
+#include "server/coordinator/story.h"
 #include "server/epoch/coordinator_machine.h"
 
 namespace weightwire::coordinator {
@@ -26,6 +28,7 @@ struct Draft {
   Status failure;  ///< of the first plan that cannot be made
   std::string failed_engine;
   std::vector<std::string> left_out;
+  Story story;
 };
 
 /// An epoch that runs: the machine's state and what people and metrics want to know of it.
@@ -35,8 +38,11 @@ struct EpochRun {
   std::map<epoch::Member, std::string> names;   ///< "trainer/0"
   std::map<std::string, PlannedPairPtr> plans;  ///< by engine
   std::vector<std::string> left_out;
+  std::array<uint8_t, 16> trace_id{};
+  Story story;
   uint32_t attempt = 1;
   Nanos started{};
+  Nanos appended{};  ///< COMMIT was submitted
   Nanos phase_since{};
   double started_wall = 0;
   std::map<epoch::Phase, double> phase_seconds;
@@ -60,6 +66,9 @@ struct EpochRun {
   /// "engine-a/1: staged", one for each member that the phase waits for.
   std::vector<std::string> WaitingLines() const;
   EpochStatus ToStatus(Nanos now) const;
+  /// With the phase that is not over, if it is not.
+  EpochStory Tell(Nanos now) const;
+  std::map<ParticipantId, std::string> ParticipantNames() const;
 };
 
 EpochStatus StatusOf(const Draft& draft, Nanos now);

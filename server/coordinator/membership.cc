@@ -236,6 +236,7 @@ Result<control::RegisterReply> Membership::TakePlace(const control::RegisterRequ
   slot.live->pid = request.pid;
   slot.live->published = request.claim.released;
   slot.live->claim = request.claim;
+  group.drained |= sessions_.at(request.agent).drained;
   group.fills_failed = 0;
   observer_.OnMembershipChanged();
   return control::RegisterReply{{slot.id, request.incarnation}};
@@ -296,6 +297,7 @@ void Membership::AfterLoss(Group& group, const Status& why) {
     }
   }
   if (group.present() > 0) return;
+  group.drained = false;
   ++group.generation;
   group.was_complete = false;
   group.canonical.reset();
@@ -333,6 +335,49 @@ void Membership::Evict(const epoch::Member& member, const Status& why) {
   Vacate(*place->group, place->rank, why, /*told=*/true);
   AfterLoss(*place->group, why);
   observer_.OnMembershipChanged();
+}
+
+bool Membership::HasRankAt(const Group& group, const std::string& agent) const {
+  return std::any_of(group.slots.begin(), group.slots.end(), [&](const Slot& slot) {
+    return slot.live && sessions_.at(slot.live->agent).hello.name == agent;
+  });
+}
+
+Result<std::vector<std::string>> Membership::Drain(const std::string& name, bool drained) {
+  std::vector<Group*> engines;
+  bool known = false;
+  if (Group* engine = FindGroup(name); engine != nullptr && engine->present() > 0) {
+    known = engine->role == control::GroupRole::kEngine;
+    if (known) engines.push_back(engine);
+  } else {
+    for (auto& [group_name, group] : groups_) {
+      if (!HasRankAt(group, name)) continue;
+      if (group.role == control::GroupRole::kTrainer) {
+        return Fail(Status(Code::kFailedPrecondition, Reason::kNotReady,
+                           "a rank of the trainer, " + group_name + ", is at agent " + name +
+                               ", and no version moves without it")
+                        .Remedy("drain the agent's engines by their names"));
+      }
+      engines.push_back(&group);
+    }
+    for (auto& [id, session] : sessions_) {
+      if (session.hello.name != name) continue;
+      known = true;
+      session.drained = drained;
+    }
+  }
+  if (!known) {
+    return Fail(Status(Code::kNotFound, Reason::kNotRegistered,
+                       "neither an engine nor an agent '" + name + "' is here")
+                    .Remedy("`wwctl participants` lists engines and agents"));
+  }
+  std::vector<std::string> names;
+  for (Group* engine : engines) {
+    engine->drained = drained;
+    names.push_back(engine->name);
+  }
+  observer_.OnMembershipChanged();
+  return names;
 }
 
 Result<Membership::Place> Membership::Find(const epoch::Member& member) {

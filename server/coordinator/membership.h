@@ -21,6 +21,7 @@ struct Session {
   control::AgentHello hello;
   PortPtr port;
   Nanos heard{};  ///< last sign of life
+  bool drained = false;
 };
 
 /// A registered process.
@@ -51,6 +52,7 @@ struct Group {
   uint64_t generation = 1;
   bool was_complete = false;  ///< in this generation
   bool dirty = false;         ///< engine: lost a rank since it was last complete
+  bool drained = false;       ///< engine: takes no part in anything new, until it leaves
   std::string last_error;
   Epoch serving{};  ///< engine: content epoch, 0 = none
   Version version{};
@@ -112,6 +114,8 @@ class Membership {
   void Hold(const epoch::Member& member, const epoch::Content& spare);
   /// The member's process is gone. Unknown members are ignored.
   void Lose(const epoch::Member& member, const Status& why);
+  /// As Coordinator::Drain.
+  Result<std::vector<std::string>> Drain(const std::string& name, bool drained);
   /// Fences all ranks of the group (a trainer too) and tells them.
   void EvictGroup(const std::string& group, const Status& why);
   /// Fences one member; of an engine all its ranks.
@@ -143,6 +147,7 @@ class Membership {
   Group& GroupFor(const control::RegisterRequest& request);
   void ForgetDeadGroups();
   size_t SlotCount() const;
+  bool HasRankAt(const Group& group, const std::string& agent) const;
   /// `told`: an EvictCommand goes out.
   void Vacate(Group& group, uint32_t rank, const Status& why, bool told);
   void AfterLoss(Group& group, const Status& why);

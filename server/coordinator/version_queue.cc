@@ -57,6 +57,7 @@ Status VersionQueue::Add(const control::PublishRequest& request, uint32_t rank, 
   }
   known->deadline = std::min(known->deadline, now + request.deadline);
   known->ranks[rank] = request.member;
+  known->published[rank] = now;
   return OkStatus();
 }
 

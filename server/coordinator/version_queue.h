@@ -17,6 +17,7 @@ namespace weightwire::coordinator {
 struct PendingVersion {
   Version version{};
   std::map<uint32_t, epoch::Member> ranks;  ///< who holds its bytes
+  std::map<uint32_t, Nanos> published;      ///< when, by rank
   bool manual_commit = false;
   Nanos deadline{};  ///< the earliest of the ranks', on the clock
   std::array<uint8_t, 16> trace_id{};

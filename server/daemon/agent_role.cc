@@ -13,6 +13,7 @@
 #include "server/daemon/tls_setup.h"
 #include "server/rpc/coordinator_client.h"
 #include "server/rpc/local_coordinator_port.h"
+#include "server/rpc/log_fields.h"
 #include "server/rpc/random.h"
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/tcp/tcp_transport.h"
@@ -150,6 +151,7 @@ Status AgentRole::MakeAgent(const Config& config, const Host& host, CoordinatorR
   options.host = HostIdentity();
   options.addresses = addresses_;
   options.stage_bytes_max = config.stage_bytes_max;
+  options.notes = rpc::LogNote;
   options.room_deadline = std::chrono::milliseconds(config.room_deadline_ms);
   agent_ = OnStrand(strand_, [&] {
     return agent::Agent::Make(std::move(options), host.clock, strand_, host.workers, *port_,

@@ -10,6 +10,7 @@
 #include "server/daemon/strand_call.h"
 #include "server/daemon/tls_setup.h"
 #include "server/rpc/gatekeeper.h"
+#include "server/rpc/log_fields.h"
 #include "server/rpc/random.h"
 #include "server/store/sqlite_journal.h"
 
@@ -39,6 +40,7 @@ coordinator::Options OptionsOf(const Config& config) {
   out.attempts_max = config.attempts_max;
   out.members_max = config.members_max;
   out.verify_every = config.verify_every;
+  out.notes = rpc::LogNote;
   out.random_ticket = [] {
     Ticket ticket;
     rpc::RandomBytes(ticket.data(), ticket.size());

@@ -11,24 +11,10 @@
 #include <string>
 #include <string_view>
 
+#include "server/rpc/log_fields.h"
+
 namespace weightwire::daemon {
 namespace {
-
-void AppendJsonText(std::string_view text, spdlog::memory_buf_t& out) {
-  out.push_back('"');
-  for (char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out.push_back('\\');
-      out.push_back(c);
-    } else if (byte < 0x20) {
-      fmt::format_to(std::back_inserter(out), "\\u{:04x}", byte);
-    } else {
-      out.push_back(c);
-    }
-  }
-  out.push_back('"');
-}
 
 class JsonFormatter final : public spdlog::formatter {
  public:
@@ -40,11 +26,12 @@ class JsonFormatter final : public spdlog::formatter {
     const std::tm utc = spdlog::details::os::gmtime(static_cast<std::time_t>(micros / 1'000'000));
     fmt::format_to(std::back_inserter(out), "{{\"time\":\"{:%Y-%m-%dT%H:%M:%S}.{:06}Z\"", utc,
                    micros % 1'000'000);
-    fmt::format_to(std::back_inserter(out), ",\"level\":\"{}\",\"thread\":{}{},\"message\":",
-                   spdlog::level::to_string_view(message.level), message.thread_id, fields_);
-    AppendJsonText({message.payload.data(), message.payload.size()}, out);
-    out.push_back('}');
-    out.push_back('\n');
+    std::string text;
+    rpc::AppendJsonText({message.payload.data(), message.payload.size()}, text);
+    fmt::format_to(std::back_inserter(out),
+                   ",\"level\":\"{}\",\"thread\":{}{}{},\"message\":{}}}\n",
+                   spdlog::level::to_string_view(message.level), message.thread_id, fields_,
+                   rpc::LogFields::Json(), text);
   }
 
   std::unique_ptr<spdlog::formatter> clone() const override {
@@ -56,15 +43,15 @@ class JsonFormatter final : public spdlog::formatter {
 };
 
 std::string ConstantFields(const Config& config) {
-  spdlog::memory_buf_t out;
+  std::string out;
   auto add = [&out](std::string_view name, std::string_view value) {
-    fmt::format_to(std::back_inserter(out), ",\"{}\":", name);
-    AppendJsonText(value, out);
+    out.append(",\"").append(name).append("\":");
+    rpc::AppendJsonText(value, out);
   };
   add("role", RoleName(config.role));
   add("job", config.job);
   add("name", config.name);
-  return fmt::to_string(out);
+  return out;
 }
 
 void LogFromGrpc(gpr_log_func_args* args) {

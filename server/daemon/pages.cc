@@ -29,8 +29,10 @@ std::string CoordinatorPage(const coordinator::StatusSnapshot& snapshot) {
        "lag", "ranks", "last error");
   for (const auto& engine : snapshot.engines) {
     Line(out, "{:<24} {:<12} {:>8} {:>8} {:>6} {:>3}/{:<3}  {}", engine.name,
-         coordinator::EngineStateName(engine.state), engine.serving.value, engine.version.value,
-         engine.lag.value, engine.ranks_present, engine.world_size, engine.last_error);
+         std::string(coordinator::EngineStateName(engine.state)) +
+             (engine.drained ? " (drained)" : ""),
+         engine.serving.value, engine.version.value, engine.lag.value, engine.ranks_present,
+         engine.world_size, engine.last_error);
   }
   Line(out, "\n{:>8} {:>8} {:<12} {:>10} {:>14}  {}", "epoch", "version", "phase", "seconds",
        "bytes", "why");

@@ -146,9 +146,24 @@ using Command =
 
 // ---- agent → coordinator --------------------------------------------------------------------
 
+/// What one rank did for an epoch, for people; nothing is decided by it. Times are of its agent's
+/// clock.
+struct Span {
+  std::string name;  ///< prepare, serve, pack, stage, read, verify, swap or drain
+  int64_t begin_us = 0;
+  int64_t duration_us = 0;
+  int64_t bytes = 0;
+  ParticipantId source{};  ///< read: who was read from
+  std::string transport;   ///< read
+  friend bool operator==(const Span&, const Span&) = default;
+};
+/// Of one report.
+inline constexpr size_t kSpansMax = 64;
+
 struct PreparedReport {
   Epoch epoch{};
   Member member;
+  std::vector<Span> spans = {};
   friend bool operator==(const PreparedReport&, const PreparedReport&) = default;
 };
 /// One stream's digest, as in transfer::StreamDigest.
@@ -162,6 +177,7 @@ struct SourcedReport {
   Epoch epoch{};
   Member member;
   std::vector<Digest> digests;
+  std::vector<Span> spans = {};
   friend bool operator==(const SourcedReport&, const SourcedReport&) = default;
 };
 struct StagedReport {
@@ -175,7 +191,8 @@ struct StagedReport {
   int64_t bytes_kept = 0;  ///< of `bytes`: not read, because they were there
   /// What it serves now and still holds, in its other buffer, when this epoch is installed: until
   /// the next one writes there. Nothing with one buffer.
-  Content keeps;
+  Content keeps = {};
+  std::vector<Span> spans = {};
   friend bool operator==(const StagedReport&, const StagedReport&) = default;
 };
 /// Sent by the leader's agent once: all ranks of the engine serve `epoch`.
@@ -183,11 +200,13 @@ struct AppliedReport {
   Epoch epoch{};
   Member member;
   double flip_seconds = 0;
+  std::vector<Span> spans = {};
   friend bool operator==(const AppliedReport&, const AppliedReport&) = default;
 };
 struct DrainedReport {
   Epoch epoch{};
   Member member;
+  std::vector<Span> spans = {};
   friend bool operator==(const DrainedReport&, const DrainedReport&) = default;
 };
 struct FailedReport {

@@ -72,7 +72,10 @@ void DeclareMembers(Sink& sink) {
                       "Committed versions that an engine refused (a canary), by what the fleet did",
                       Each("outcome", {"rolled_back", "no_holder", "kept"}));
   sink.DeclareGauge("engines_not_ready",
-                    "Complete engines that serve nothing, or not what is committed");
+                    "Complete engines that serve nothing, or not what is committed; without "
+                    "drained ones");
+  sink.DeclareGauge("engines_drained",
+                    "Complete engines that an operator has drained: they take no part in versions");
   sink.DeclareGauge("versions_behind_max",
                     "Versions by which the engine that is furthest behind differs from what is "
                     "committed; `wwctl engines` names it");

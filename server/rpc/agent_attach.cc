@@ -75,7 +75,8 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
     Send(std::move(event));
   }
 
-  void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader) override {
+  void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader,
+                   const TraceId& trace_id) override {
     v1::AttachEvent event;
     v1::AttachEvent::SwapOffer* offer = event.mutable_swap_offer();
     offer->set_epoch(epoch.value);
@@ -83,6 +84,7 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
     offer->set_version(version.value);
     offer->set_buffer(static_cast<uint32_t>(buffer));
     offer->set_leader(leader);
+    offer->set_trace_id(wire::TraceIdToProto(trace_id));
     Send(std::move(event));
   }
 

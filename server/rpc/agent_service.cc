@@ -57,10 +57,11 @@ struct Publication {
   TraceId trace_id{};
 };
 
-Result<Publication> PublicationOf(const v1::PublishRequest& request) {
+Result<Publication> PublicationOf(const v1::PublishRequest& request, const TraceId& trace_of_call) {
   Publication out;
   WW_ASSIGN(out.mode, ModeFromProto(request.mode()));
   WW_ASSIGN(out.trace_id, wire::TraceIdFromProto("trace_id", request.trace_id()));
+  if (out.trace_id == TraceId{}) out.trace_id = trace_of_call;
   if (request.version() == 0) return Fail(wire::Bad("version", "must not be 0"));
   if (request.deadline_ms() == 0) return Fail(wire::Bad("deadline_ms", "must not be 0"));
   out.secret = request.handle();
@@ -121,7 +122,7 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
   Unary* Publish(Context* context, const v1::PublishRequest* request,
                  v1::PublishResponse* response) override {
     return StartUnary(runtime_, context, "Publish", *request, response, [&](auto answer) {
-      auto decoded = PublicationOf(*request);
+      auto decoded = PublicationOf(*request, TraceOfCall(*context));
       if (!decoded) return answer(decoded.error());
       OnStrand([this, p = *decoded, answer] {
         agent_.Publish(handles_.Find(p.secret), p.version, p.mode, p.manual_commit, p.deadline,

@@ -2,16 +2,23 @@
 
 #include <spdlog/spdlog.h>
 
+#include "server/rpc/log_fields.h"
+
 namespace weightwire::rpc {
+
+TraceId TraceOfCall(const grpc::CallbackServerContext& context) {
+  const auto header = context.client_metadata().find("traceparent");
+  if (header == context.client_metadata().end()) return {};
+  return ParseTraceparent({header->second.data(), header->second.size()}).value_or(TraceId{});
+}
 
 CallLog::CallLog(const Runtime& runtime, const grpc::CallbackServerContext& context,
                  const char* method)
-    : runtime_(runtime), method_(method), peer_(context.peer()), start_(runtime.clock.Now()) {
-  const auto header = context.client_metadata().find("traceparent");
-  if (header != context.client_metadata().end()) {
-    trace_id_ =
-        ParseTraceparent({header->second.data(), header->second.size()}).value_or(TraceId{});
-  }
+    : runtime_(runtime),
+      method_(method),
+      peer_(context.peer()),
+      trace_id_(TraceOfCall(context)),
+      start_(runtime.clock.Now()) {
   runtime_.metrics.Add("rpc_started_total", 1, {{"method", method_}});
 }
 
@@ -24,8 +31,10 @@ void CallLog::Ended(const Status& status) const {
   const bool expected = status.ok() || status.code() == Code::kCancelled;
   const auto level = expected ? spdlog::level::debug : spdlog::level::warn;
   if (!spdlog::should_log(level)) return;
+  const std::string trace = trace_id_ == TraceId{} ? "" : TraceHex(trace_id_);
+  const LogFields fields({{"trace_id", trace}});
   spdlog::log(level, "rpc {} peer={} seconds={:.6f} trace={}: {}", method_, peer_, seconds,
-              trace_id_ == TraceId{} ? "-" : TraceHex(trace_id_), status.ToString());
+              trace.empty() ? "-" : trace, status.ToString());
 }
 
 }  // namespace weightwire::rpc

@@ -11,6 +11,9 @@
 
 namespace weightwire::rpc {
 
+/// The trace id of the call's `traceparent`; zeros when it has none.
+TraceId TraceOfCall(const grpc::CallbackServerContext& context);
+
 /// Counts one call (rpc_started_total, rpc_handled_total, rpc_seconds) and logs its end: failures
 /// as warnings, the rest (a caller that went away too) at debug level, with method, peer, code,
 /// reason, seconds and trace id.

@@ -14,6 +14,7 @@
 #include "server/base/failpoint.h"
 #include "server/rpc/callback_threads.h"
 #include "server/rpc/session_call.h"
+#include "server/rpc/trace.h"
 #include "server/tls/credentials.h"
 #include "server/wire/control.h"
 #include "server/wire/slice.h"
@@ -23,6 +24,8 @@ namespace weightwire::rpc {
 namespace {
 
 constexpr Nanos kHelloDeadline = std::chrono::seconds(2);  // the first, where there are several
+
+constexpr size_t kTracesMax = 16;
 
 using SliceReply = control::Reply<std::shared_ptr<const plan::RankSlice>>;
 
@@ -152,7 +155,8 @@ class CoordinatorClient final : public control::CoordinatorPort {
   void Publish(control::PublishRequest request, control::Done done) override {
     CallUnary<v1::PublishVersionResponse>(
         calls_, options_.call_deadline, wire::ToProto(request),
-        [this](auto* call, auto finished) {
+        [this, trace_id = request.trace_id](auto* call, auto finished) {
+          SetTrace(call->context, trace_id);
           stub().async()->PublishVersion(&call->context, &call->request, &call->response, finished);
         },
         [done = std::move(done)](Result<v1::PublishVersionResponse> response) {
@@ -184,6 +188,10 @@ class CoordinatorClient final : public control::CoordinatorPort {
     control::Reply<control::AgentWelcome> reply;  ///< until the welcome
     Status end;                                   ///< why, when the coordinator said it
   };
+
+  static void SetTrace(grpc::ClientContext& context, const TraceId& trace_id) {
+    if (trace_id != TraceId{}) context.AddMetadata("traceparent", TraceparentOf(trace_id));
+  }
 
   v1::Coordinator::Stub& stub() { return *stubs_[current_]; }
 
@@ -245,6 +253,10 @@ class CoordinatorClient final : public control::CoordinatorPort {
                     command.error().ToString());
       return LoseSession(std::move(command.error()));
     }
+    if (const auto* prepare = std::get_if<epoch::PrepareCommand>(&*command)) {
+      traces_[prepare->epoch] = prepare->trace_id;
+      if (traces_.size() > kTracesMax) traces_.erase(traces_.begin());
+    }
     WW_FAILPOINT("rpc.before_a_command_is_taken");
     session_.port->OnCommand(std::move(*command));
   }
@@ -274,6 +286,8 @@ class CoordinatorClient final : public control::CoordinatorPort {
     CallUnary<v1::ReportResponse>(
         calls_, options_.call_deadline, reports_[member].front(),
         [this](auto* call, auto done) {
+          const auto trace = traces_.find(Epoch(call->request.epoch()));
+          if (trace != traces_.end()) SetTrace(call->context, trace->second);
           stub().async()->Report(&call->context, &call->request, &call->response, done);
         },
         [this, member, retry, number = session_number_](Result<v1::ReportResponse> response) {
@@ -307,6 +321,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
   Session session_;
   /// By member, in order; the first one is on its way.
   std::map<epoch::Member, std::deque<v1::ReportRequest>> reports_;
+  std::map<Epoch, TraceId> traces_;  ///< of the newest epochs that were prepared here
 };
 
 }  // namespace

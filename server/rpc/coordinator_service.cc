@@ -177,6 +177,34 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
     });
   }
 
+  Unary* DescribeEpoch(Context* context, const v1::DescribeEpochRequest* request,
+                       v1::DescribeEpochResponse* response) override {
+    return StartUnary(runtime_, context, "DescribeEpoch", *request, response, [&](auto answer) {
+      OnStrand([this, epoch = Epoch(request->epoch()), answer] {
+        auto story = coordinator_.Tell(epoch);
+        if (!story) return answer(story.error());
+        answer(StoryMessageOf(*story));
+      });
+    });
+  }
+
+  Unary* Drain(Context* context, const v1::DrainRequest* request,
+               v1::DrainResponse* response) override {
+    return StartUnary(runtime_, context, "Drain", *request, response, [&](auto answer) {
+      weightwire::Status name = wire::CheckText("name", request->name(), wire::kIdBytesMax);
+      if (!name.ok()) return answer(name);
+      using Draining = coordinator::Coordinator::Draining;
+      OnStrand([this, name = request->name(),
+                what = request->undo() ? Draining::kUndo : Draining::kDrain, answer] {
+        auto engines = coordinator_.Drain(name, what);
+        if (!engines) return answer(engines.error());
+        v1::DrainResponse out;
+        for (const std::string& engine : *engines) out.add_engines(engine);
+        answer(std::move(out));
+      });
+    });
+  }
+
   Unary* ExplainPlan(Context* context, const v1::ExplainPlanRequest* request,
                      v1::ExplainPlanResponse* response) override {
     return StartUnary(runtime_, context, "ExplainPlan", *request, response, [&](auto answer) {

@@ -1,5 +1,6 @@
 #include "server/rpc/status_message.h"
 
+#include "server/rpc/trace.h"
 #include "server/wire/checks.h"
 #include "server/wire/control.h"
 #include "server/wire/limits.h"
@@ -39,6 +40,8 @@ void SetEngine(const coordinator::EngineStatus& from, v1::StatusResponse::Engine
   to->set_ready(from.ready);
   to->set_held_epoch(from.held.epoch.value);
   to->set_held_version(from.held.version.value);
+  to->set_drained(from.drained);
+  for (const std::string& busy : from.busy_with) to->add_busy_with(Text(busy));
 }
 
 void SetEpoch(const coordinator::EpochStatus& from, v1::StatusResponse::Epoch* to) {
@@ -63,6 +66,7 @@ void SetEpoch(const coordinator::EpochStatus& from, v1::StatusResponse::Epoch* t
   to->set_flip_seconds_max(from.flip_seconds_max);
   for (const PlanId& plan : from.plans) *to->add_plans() = wire::ToProto(plan);
   to->set_content_root(from.content_root);
+  to->set_trace_id(TraceHex(from.trace_id));
 }
 
 }  // namespace
@@ -81,6 +85,41 @@ v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot) 
   for (const auto& engine : snapshot.engines) SetEngine(engine, out.add_engines());
   for (const auto& epoch : snapshot.epochs) SetEpoch(epoch, out.add_epochs());
   out.set_agents(snapshot.agents);
+  return out;
+}
+
+v1::DescribeEpochResponse StoryMessageOf(const coordinator::EpochStory& story) {
+  v1::DescribeEpochResponse out;
+  SetEpoch(story.status, out.mutable_epoch());
+  for (const auto& from : story.steps) {
+    v1::DescribeEpochResponse::Step* to = out.add_steps();
+    to->set_name(from.name);
+    to->set_about(from.about);
+    to->set_begin(from.begin);
+    to->set_seconds(from.seconds);
+  }
+  for (const auto& from : story.events) {
+    v1::DescribeEpochResponse::Event* to = out.add_events();
+    to->set_at(from.at);
+    to->set_who(from.who);
+    to->set_what(from.what);
+    *to->mutable_why() = wire::OutcomeOf(from.why);
+  }
+  for (const auto& from : story.tracks) {
+    v1::DescribeEpochResponse::Track* to = out.add_tracks();
+    to->set_rank(from.rank);
+    to->set_agent(Text(from.agent));
+    to->set_error_seconds(from.error_seconds);
+    for (const auto& stretch : from.stretches) {
+      auto* part = to->add_stretches();
+      part->set_name(stretch.name);
+      part->set_about(stretch.about);
+      part->set_begin(stretch.begin);
+      part->set_seconds(stretch.seconds);
+      part->set_bytes(stretch.bytes);
+    }
+  }
+  out.set_left_off(story.left_off);
   return out;
 }
 

@@ -7,6 +7,7 @@ namespace weightwire::rpc {
 
 /// The snapshot as a message. Pure.
 v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot);
+v1::DescribeEpochResponse StoryMessageOf(const coordinator::EpochStory& story);
 v1::RollbackResponse RollbackMessageOf(const coordinator::RolledBack& result);
 v1::VerifyResponse VerifyMessageOf(const coordinator::Verification& result);
 

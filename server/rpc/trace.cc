@@ -40,4 +40,11 @@ std::string TraceHex(const TraceId& trace_id) {
   return out;
 }
 
+std::string TraceparentOf(const TraceId& trace_id) {
+  const std::string hex = TraceHex(trace_id);
+  const std::string parent =
+      hex.substr(0, 16) == std::string(16, '0') ? hex.substr(16) : hex.substr(0, 16);
+  return "00-" + hex + "-" + parent + "-01";
+}
+
 }  // namespace weightwire::rpc

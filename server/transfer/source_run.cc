@@ -151,6 +151,7 @@ void SourceRun::Finish(Result<SourceReport> result) {
 
 void SourceRun::FinishFromStreams() {
   SourceReport report;
+  Lasting packing;
   for (const auto& stream : streams_) {
     if (!stream->status().ok()) {
       Status status = stream->status();
@@ -158,6 +159,11 @@ void SourceRun::FinishFromStreams() {
     }
     report.digests.push_back(stream->digest());
     report.bytes_packed += stream->bytes_packed();
+    packing.Add(stream->packing());
+  }
+  if (packing.begun()) {
+    report.stretches.push_back(
+        {"pack", packing.begin(), packing.end(), report.bytes_packed, {}, {}});
   }
   Finish(std::move(report));
 }

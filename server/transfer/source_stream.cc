@@ -317,6 +317,7 @@ void SourceStream::StartSlot(memory::RegionSpan memory, FairGate* gate) {
     context().strand.Post([this, keep = run_.shared_from_this(), index] { OnPacked(index, {}); });
     return Pump();
   }
+  packing_.Begin(context().clock.Now());
   context().workers.Post(
       [this, keep = run_.shared_from_this(), index, sums, mapped_sums, memory = std::move(memory)] {
         PackedSlot packed = PackSlot(stream_, schedule_, index, run_.job().binding,
@@ -338,6 +339,7 @@ void SourceStream::OnPacked(uint32_t index, PackedSlot packed) {
     return run_.Changed();
   }
   bytes_packed_ += packed.bytes_packed;
+  if (packing_.begun()) packing_.End(context().clock.Now());
   entry->second.phase = Phase::kPacked;
   entry->second.pieces = std::move(packed.pieces);
   Touch();

@@ -10,6 +10,7 @@
 
 #include "server/transfer/context.h"
 #include "server/transfer/fair_gate.h"
+#include "server/transfer/lasting.h"
 #include "server/transfer/pack.h"
 
 namespace weightwire::transfer {
@@ -51,6 +52,8 @@ class SourceStream {
   StreamDigest digest() const;
   Nanos last_progress() const { return last_progress_; }
   int64_t bytes_packed() const { return bytes_packed_; }
+  /// From the first slot that was packed or summed here to the last one.
+  const Lasting& packing() const { return packing_; }
   int64_t bytes_done() const { return bytes_done_; }
   const plan::Stream& stream() const { return stream_; }
   const plan::StreamSchedule& schedule() const { return schedule_; }
@@ -132,6 +135,7 @@ class SourceStream {
   Status status_;
   Nanos last_progress_{0};
   int64_t bytes_packed_ = 0;
+  Lasting packing_;
   int64_t bytes_done_ = 0;
 };
 

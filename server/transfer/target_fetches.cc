@@ -33,6 +33,7 @@ void TargetStream::OrderChunks(const std::vector<Chunk>& chunks) {
 void TargetStream::OnSums(uint32_t index) {
   Slot& slot = slots_.at(index);
   ++tasks_;
+  verifying_.Begin(context().clock.Now());
   context().workers.Post([this, keep = run_.shared_from_this(), index, kept = std::move(slot.kept),
                           expected = slot.expected] {
     std::vector<bool> taken = TakeKept(stream_, schedule_, index, kept, expected, run_.job().served,
@@ -198,6 +199,7 @@ void TargetStream::OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& 
 
 void TargetStream::SumChunk(const std::shared_ptr<Fetch>& fetch) {
   ++tasks_;
+  verifying_.Begin(context().clock.Now());
   context().workers.Post([this, fetch] {
     auto sums =
         UnpackAndSum(stream_, schedule_, fetch->order.chunk, fetch->scatter,

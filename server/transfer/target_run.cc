@@ -171,7 +171,35 @@ void TargetRun::FinishFromStreams() {
                               std::chrono::duration<double>(last - started_).count(),
                               {{"transport", name}});
   }
+  report.stretches = Stretches();
   Finish(std::move(report));
+}
+
+std::vector<Stretch> TargetRun::Stretches() const {
+  struct Read {
+    Lasting lasting;
+    int64_t bytes = 0;
+  };
+  std::map<std::pair<ParticipantId, std::string>, Read> reads;
+  Lasting verifying;
+  int64_t verified = 0;
+  for (const auto& stream : streams_) {
+    Read& read = reads[{stream->source(), stream->transport()->name()}];
+    read.lasting.Add(stream->reading());
+    read.bytes += stream->bytes_done() - stream->bytes_kept();
+    verifying.Add(stream->verifying());
+    verified += stream->bytes_done();
+  }
+  std::vector<Stretch> out;
+  for (const auto& [from, read] : reads) {
+    if (!read.lasting.begun()) continue;
+    out.push_back(
+        {"read", read.lasting.begin(), read.lasting.end(), read.bytes, from.first, from.second});
+  }
+  if (verifying.begun()) {
+    out.push_back({"verify", verifying.begin(), verifying.end(), verified, {}, {}});
+  }
+  return out;
 }
 
 void TargetRun::Changed() {

@@ -50,6 +50,7 @@ class TargetRun : public std::enable_shared_from_this<TargetRun> {
   void OnFail(const TargetStream& stream, const Notify& fail);
   void Finish(Result<TargetReport> result);
   void FinishFromStreams();
+  std::vector<Stretch> Stretches() const;
   void ArmProgressTimer();
   void CheckProgress();
 

@@ -57,6 +57,7 @@ void TargetStream::MaybeOpen() {
   open.segment_bytes_max = static_cast<uint64_t>(context().tuning().segment_bytes_max);
   open.slot_bytes = static_cast<uint64_t>(context().tuning().slot_bytes);
   opened_ = true;
+  reading_.Begin(context().clock.Now());
   context().Send(endpoint_, open);
 }
 
@@ -104,6 +105,7 @@ void TargetStream::OnReady(const Notify& ready) {
 }
 
 void TargetStream::CountMoved(int64_t bytes) {
+  reading_.End(context().clock.Now());
   context().metrics.Add("transfer_bytes_total", static_cast<double>(bytes),
                         {{"transport", TransportName()}, {"direction", "in"}});
 }
@@ -118,6 +120,7 @@ void TargetStream::OnSlotVerified(uint32_t index) {
   bytes_kept_ += kept;
   if (kept > 0) context().metrics.Add("transfer_bytes_kept_total", static_cast<double>(kept), {});
   Touch();
+  verifying_.End(last_progress_);
   Notify credit;
   credit.type = NotifyType::kCredit;
   credit.key = Key();
@@ -201,6 +204,7 @@ void TargetStream::CopySlot(uint32_t index) {
     return FailStream(Code::kInternal, Reason::kInvalidRequest, "a slot's sums leave their memory");
   }
   ++tasks_;
+  verifying_.Begin(context().clock.Now());
   SegmentSums source_sums = context().SumsAtReader(Key());
   if (!source_sums) source_sums = SumsIn(sums.subspan(offset, bytes), schedule_.slots[index]);
   context().workers.Post([this, keep = run_.shared_from_this(), index,

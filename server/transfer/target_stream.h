@@ -13,6 +13,7 @@
 #include "server/transfer/context.h"
 #include "server/transfer/fair_gate.h"
 #include "server/transfer/fetch.h"
+#include "server/transfer/lasting.h"
 
 namespace weightwire::transfer {
 
@@ -43,6 +44,8 @@ class TargetStream {
   int64_t bytes_done() const { return bytes_done_; }
   int64_t bytes_kept() const { return bytes_kept_; }  ///< of bytes_done
   uint32_t rereads() const { return rereads_; }
+  const Lasting& reading() const { return reading_; }
+  const Lasting& verifying() const { return verifying_; }
   const plan::Stream& stream() const { return stream_; }
   const Peer& peer() const { return peer_; }
   ParticipantId source() const { return source_; }
@@ -159,6 +162,8 @@ class TargetStream {
   Status why_;
   bool complete_ = false;
   Nanos last_progress_{0};
+  Lasting reading_;    ///< from OPEN to the last bytes
+  Lasting verifying_;  ///< from the first task that sums to the last slot
   int64_t bytes_done_ = 0;
   int64_t bytes_kept_ = 0;
   uint32_t rereads_ = 0;

@@ -93,6 +93,17 @@ struct StreamDigest {
   friend bool operator==(const StreamDigest&, const StreamDigest&) = default;
 };
 
+/// What a part of a job took, for people: "pack" of a source, "read" (one for each sender and
+/// transport) and "verify" of a target. Where memory is mapped, reading and verifying are one pass.
+struct Stretch {
+  const char* what = "";  ///< a literal
+  Nanos begin{}, end{};
+  int64_t bytes = 0;
+  ParticipantId source{};  ///< read: from whom
+  std::string transport;   ///< read
+  friend bool operator==(const Stretch&, const Stretch&) = default;
+};
+
 struct SourceLeg {
   std::shared_ptr<const plan::RankSlice> slice;  ///< side kSource
   uint32_t readers = 1;                          ///< engines that will open each stream
@@ -109,6 +120,7 @@ struct SourceJob {
 struct SourceReport {
   std::vector<StreamDigest> digests;
   int64_t bytes_packed = 0;
+  std::vector<Stretch> stretches = {};
 };
 
 struct TargetJob {
@@ -133,6 +145,7 @@ struct TargetReport {
   std::map<std::string, int64_t> bytes_by_transport;  ///< that were read
   uint32_t rereads = 0;
   int64_t bytes_kept = 0;  ///< of `bytes`: not read, because they were here already
+  std::vector<Stretch> stretches = {};
 };
 
 struct Options {

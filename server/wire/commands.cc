@@ -247,6 +247,37 @@ Result<std::vector<epoch::Digest>> DigestsFromProto(std::string_view field,
   return out;
 }
 
+void SetSpans(const std::vector<epoch::Span>& spans, v1::ReportRequest* out) {
+  for (const epoch::Span& span : spans) {
+    v1::Span* to = out->add_spans();
+    to->set_name(span.name);
+    to->set_begin_us(span.begin_us);
+    to->set_duration_us(span.duration_us);
+    to->set_bytes(span.bytes);
+    to->set_source(span.source.value);
+    to->set_transport(span.transport);
+  }
+}
+
+Result<std::vector<epoch::Span>> SpansFromProto(const v1::ReportRequest& request) {
+  WW_FAIL_IF_ERROR(
+      CheckCount("spans", static_cast<size_t>(request.spans_size()), epoch::kSpansMax));
+  std::vector<epoch::Span> out;
+  for (const v1::Span& span : request.spans()) {
+    WW_FAIL_IF_ERROR(CheckId("spans.name", span.name()));
+    if (!span.transport().empty()) WW_FAIL_IF_ERROR(CheckId("spans.transport", span.transport()));
+    // Sums and differences of times stay far from the ends of 64 bits.
+    constexpr int64_t kMicrosMax = int64_t{1} << 60;
+    if (span.begin_us() < 0 || span.begin_us() > kMicrosMax || span.duration_us() < 0 ||
+        span.duration_us() > kMicrosMax || span.bytes() < 0) {
+      return Fail(Bad("spans", "has a time or a size that cannot be"));
+    }
+    out.push_back({span.name(), span.begin_us(), span.duration_us(), span.bytes(),
+                   ParticipantId(span.source()), span.transport()});
+  }
+  return out;
+}
+
 Result<epoch::Report> StagedFromProto(Epoch epoch, epoch::Member member,
                                       const v1::ReportRequest::Staged& staged) {
   epoch::StagedReport out{epoch,
@@ -303,6 +334,11 @@ Result<epoch::Report> BodyFromProto(Epoch epoch, epoch::Member member,
 }
 
 void SetBody(const epoch::Report& report, v1::ReportRequest* out) {
+  std::visit(
+      [&](const auto& r) {
+        if constexpr (requires { r.spans; }) SetSpans(r.spans, out);
+      },
+      report);
   std::visit(Overloaded{
                  [&](const epoch::PreparedReport&) { out->mutable_prepared(); },
                  [&](const epoch::SourcedReport& r) {
@@ -438,6 +474,12 @@ Result<AgentReport> FromProto(const v1::ReportRequest& request) {
     return Fail(Bad("epoch", "must not be 0"));
   }
   WW_ASSIGN(epoch::Report report, BodyFromProto(Epoch(request.epoch()), member, request));
+  WW_ASSIGN(std::vector<epoch::Span> spans, SpansFromProto(request));
+  std::visit(
+      [&](auto& r) {
+        if constexpr (requires { r.spans; }) r.spans = std::move(spans);
+      },
+      report);
   return AgentReport{AgentId(request.agent()), std::move(report)};
 }
 

@@ -84,7 +84,8 @@ void Process::OnReleased(Version version, Epoch epoch, const Status& why) {
   ExpectLive("OnReleased");
   hooks_.released(*this, version, epoch, why);
 }
-void Process::OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader) {
+void Process::OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader,
+                          const std::array<uint8_t, 16>&) {
   ExpectLive("OnCommitted");
   hooks_.committed(*this, epoch, content, version, buffer, leader);
 }

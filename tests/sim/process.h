@@ -39,7 +39,8 @@ class Process final : public agent::Application {
   Node& node() { return node_; }
 
   void OnReleased(Version version, Epoch epoch, const Status& why) override;
-  void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader) override;
+  void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader,
+                   const std::array<uint8_t, 16>& trace_id) override;
   void OnRoomWanted(Epoch epoch, Version version) override;
   void OnInstalled(Epoch epoch, Epoch content) override;
   void OnEvicted(const Status& why) override;

@@ -63,6 +63,10 @@ class Client:
         request = coordinator_pb2.VerifyRequest(engine=engine, deadline_ms=max(1, int(timeout * 900)))
         return Verification.from_proto(await self._call("Verify", request, timeout))
 
+    async def drain(self, name: str, *, undo: bool = False) -> tuple[str, ...]:
+        reply = await self._call("Drain", coordinator_pb2.DrainRequest(name=name, undo=undo))
+        return tuple(reply.engines)
+
     async def evict(self, group: str, why: str = "asked for by a client") -> None:
         await self._call("Evict", coordinator_pb2.EvictRequest(group=group, why=why))
 

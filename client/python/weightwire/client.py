@@ -104,6 +104,11 @@ class Client:
         request = coordinator_pb2.VerifyRequest(engine=engine, deadline_ms=max(1, int(timeout * 900)))
         return Verification.from_proto(self._call("Verify", request, timeout))
 
+    def drain(self, name: str, *, undo: bool = False) -> tuple[str, ...]:
+        """Lets an engine, or every engine of an agent, finish what it does and take no part in new versions; `undo` takes
+        that back. Returns the engines. One may be stopped once `EngineStatus.busy_with` is empty."""
+        return tuple(self._call("Drain", coordinator_pb2.DrainRequest(name=name, undo=undo)).engines)
+
     def evict(self, group: str, why: str = "asked for by a client") -> None:
         """Fences a group; its processes must register again."""
         self._call("Evict", coordinator_pb2.EvictRequest(group=group, why=why))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
 import threading
 import time
 from typing import Any, Callable, Mapping, Sequence
@@ -16,7 +18,19 @@ from weightwire.v1 import agent_pb2, types_pb2
 from weightwire.waiting import Progress, ProgressCallback
 
 _PROGRESS_SECONDS = 0.1
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _MODES = {"hold": agent_pb2.PUBLISH_MODE_HOLD, "snapshot": agent_pb2.PUBLISH_MODE_SNAPSHOT}
+
+
+def _trace_id(traceparent: str | None) -> bytes:
+    """The trace id of a W3C traceparent; a new one without."""
+    if traceparent is None:
+        return secrets.token_bytes(16)
+    found = _TRACEPARENT.fullmatch(traceparent)
+    if found is None or not int(found[1], 16):
+        raise errors.RefusedError(f"{traceparent!r} is no W3C traceparent of version 00", code="INVALID_ARGUMENT",
+                                  reason="invalid_request", remedy="pass the header as the tracer writes it, or nothing")
+    return bytes.fromhex(found[1])
 
 
 class Release:
@@ -146,19 +160,22 @@ class Publisher:
         return Progress(version, local.phase, local.epoch, 0, local.bytes_done, local.bytes_total)
 
     def publish(self, version: int, *, mode: str = "hold", manual_commit: bool = False,
-                deadline: float = 120.0) -> Release:
+                deadline: float = 120.0, traceparent: str | None = None) -> Release:
         """Publishes what the shared arrays hold as `version` (greater than the last one).
 
         mode "hold": the arrays must stay unchanged until released; "snapshot": the agent copies them
         first and releases right after. `deadline` (seconds) is for the version, all attempts included.
+        `traceparent`: the W3C header of the step that publishes; its trace id is then in the logs of every process that
+        the version passes, and in `wwctl epoch`. That of the first rank to publish counts; without, it is a random one.
         """
+        trace_id = _trace_id(traceparent)
         release = Release(version, self._progress)
         with self._lock:
             self._releases[version] = release
         try:
             self._session.call("Publish", agent_pb2.PublishRequest(
                 version=version, mode=_MODES[mode], manual_commit=manual_commit,
-                deadline_ms=int(deadline * 1000), trace_id=self._session.trace_id))
+                deadline_ms=int(deadline * 1000), trace_id=trace_id))
         except errors.WeightwireError:
             with self._lock:
                 self._releases.pop(version, None)

@@ -54,12 +54,14 @@ class EngineStatus:
     ready: bool  #: serves what is committed, or is about to change to it
     held_version: int  #: whole beside the one that it serves: what `rollback` may go back to
     held_epoch: int  #: under which it was committed; 0: nothing is held
+    drained: bool = False  #: by an operator: it takes no part in new versions
+    busy_with: tuple[str, ...] = ()  #: of a drained one; empty: it may be stopped
 
     @staticmethod
     def from_proto(e: Any) -> "EngineStatus":
         return EngineStatus(e.name, _word(coordinator_pb2.EngineState, "ENGINE_STATE_", e.state), e.version,
                             e.serving_epoch, e.ranks_present, e.world_size, e.lag_versions, e.last_error,
-                            e.ready, e.held_version, e.held_epoch)
+                            e.ready, e.held_version, e.held_epoch, e.drained, tuple(e.busy_with))
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class EpochStatus:
     bytes_kept: int  #: those that the engines had already
     content_root: str  #: of what was committed, when it has been verified; else empty
     left_out: tuple[str, ...]  #: engines without which this attempt goes on (commit_policy)
+    trace_id: str = ""  #: W3C, 32 hex digits: in the logs of every process that the version passes
 
     @staticmethod
     def from_proto(e: Any) -> "EpochStatus":
@@ -89,7 +92,7 @@ class EpochStatus:
             tuple(e.engines), tuple(e.waiting_for),
             {"prepare": e.prepare_seconds, "transfer": e.transfer_seconds, "commit": e.commit_seconds,
              "total": e.total_seconds}, e.bytes, dict(e.bytes_by_transport), e.bytes_kept,
-            e.content_root, tuple(e.left_out))
+            e.content_root, tuple(e.left_out), e.trace_id)
 
 
 @dataclass(frozen=True)

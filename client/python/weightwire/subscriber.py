@@ -33,6 +33,7 @@ class Offer:
     buffer: int
     leader: bool
     generation: int  #: which attachment of this process it belongs to
+    trace_id: str = ""  #: W3C, 32 hex digits: of the version, the same in every process that it passes
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ class Subscriber:
         kind = event.WhichOneof("kind")
         if kind == "swap_offer":
             o = event.swap_offer
-            self._events.put(Offer(o.epoch, o.content, o.version, o.buffer, o.leader, generation))
+            self._events.put(Offer(o.epoch, o.content, o.version, o.buffer, o.leader, generation, o.trace_id.hex()))
         elif kind == "room_wanted":
             self._events.put(RoomWanted(event.room_wanted.epoch, event.room_wanted.version, generation))
         else:

@@ -182,7 +182,8 @@ class FakeApplication final : public Application {
     Say("released v" + std::to_string(version.value) + " e" + std::to_string(epoch.value), why);
     if (when_released) when_released();
   }
-  void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader) override {
+  void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader,
+                   const std::array<uint8_t, 16>&) override {
     Say("committed e" + std::to_string(epoch.value) + " content " + std::to_string(content.value) +
             " v" + std::to_string(version.value) + " buffer " + std::to_string(buffer) +
             (leader ? " leader" : ""),

@@ -25,5 +25,17 @@ TEST(Traceparent, RefusesWhatIsMalformed) {
   }
 }
 
+TEST(Traceparent, OfATraceGivesItBack) {
+  for (uint8_t last : {uint8_t{1}, uint8_t{0xab}}) {
+    TraceId trace{};
+    trace[15] = last;
+    const auto back = ParseTraceparent(TraceparentOf(trace));
+    ASSERT_TRUE(back);
+    EXPECT_EQ(*back, trace);
+    EXPECT_EQ(TraceparentOf(trace).find("-0000000000000000-"), std::string::npos)
+        << "W3C refuses a parent id of zeros";
+  }
+}
+
 }  // namespace
 }  // namespace weightwire::rpc

@@ -153,6 +153,21 @@ TEST(ControlWireRefuses, EachWithItsField) {
          });
        },
        Reason::kInvalidRequest, "staged.seconds"},
+      {"a span before all time",
+       [&] {
+         return report([](auto* r) {
+           r->add_spans()->set_name("stage");
+           r->mutable_spans(0)->set_begin_us(-1);
+         });
+       },
+       Reason::kInvalidRequest, "spans"},
+      {"more spans than a report may have",
+       [&] {
+         return report([](auto* r) {
+           for (size_t i = 0; i <= epoch::kSpansMax; ++i) r->add_spans()->set_name("read");
+         });
+       },
+       Reason::kMessageTooLarge, "spans"},
       {"a swap that takes less than no time",
        [&] { return report([](auto* r) { r->mutable_applied()->set_flip_seconds(-1); }); },
        Reason::kInvalidRequest, "applied.flip_seconds"},

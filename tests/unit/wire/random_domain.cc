@@ -42,6 +42,19 @@ std::vector<epoch::Digest> RandomDigests(Dice& dice) {
   return out;
 }
 
+std::vector<epoch::Span> RandomSpans(Dice& dice) {
+  std::vector<epoch::Span> out(dice.Below(4));
+  for (epoch::Span& span : out) {
+    span = {dice.Name(20),
+            static_cast<int64_t>(dice.Next() >> 5),
+            static_cast<int64_t>(dice.Next() >> 5),
+            static_cast<int64_t>(dice.Next() >> 1),
+            ParticipantId(static_cast<uint32_t>(dice.Next())),
+            dice.Coin() ? dice.Name(8) : ""};
+  }
+  return out;
+}
+
 Epoch RandomEpoch(Dice& dice) { return Epoch(1 + dice.Below(1'000'000)); }
 
 epoch::PeerAddress RandomPeer(Dice& dice) {
@@ -261,9 +274,9 @@ epoch::Report RandomReport(Dice& dice) {
   const epoch::Member member = RandomMember(dice);
   switch (dice.Below(8)) {
     case 0:
-      return epoch::PreparedReport{epoch, member};
+      return epoch::PreparedReport{epoch, member, RandomSpans(dice)};
     case 1:
-      return epoch::SourcedReport{epoch, member, RandomDigests(dice)};
+      return epoch::SourcedReport{epoch, member, RandomDigests(dice), RandomSpans(dice)};
     case 2:
       return epoch::StagedReport{epoch,
                                  member,
@@ -273,11 +286,12 @@ epoch::Report RandomReport(Dice& dice) {
                                  static_cast<uint32_t>(dice.Next()),
                                  0.25,
                                  static_cast<int64_t>(dice.Next()),
-                                 {Epoch(dice.Next()), Version(dice.Next())}};
+                                 {Epoch(dice.Next()), Version(dice.Next())},
+                                 RandomSpans(dice)};
     case 3:
-      return epoch::AppliedReport{epoch, member, 1.5};
+      return epoch::AppliedReport{epoch, member, 1.5, RandomSpans(dice)};
     case 4:
-      return epoch::DrainedReport{epoch, member};
+      return epoch::DrainedReport{epoch, member, RandomSpans(dice)};
     case 5:
       return epoch::FailedReport{epoch, member, RandomStatus(dice), dice.Coin()};
     case 6: {

@@ -1,0 +1,112 @@
+#include "server/coordinator/story.h"
+
+#include <algorithm>
+
+namespace weightwire::coordinator {
+namespace {
+
+int64_t Micros(Nanos time) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+}
+
+std::string AboutOf(const epoch::Span& span, const std::map<ParticipantId, std::string>& names) {
+  if (span.source == ParticipantId{}) return "";
+  const auto name = names.find(span.source);
+  const std::string from =
+      name == names.end() ? "participant " + std::to_string(span.source.value) : name->second;
+  return "from " + from + (span.transport.empty() ? "" : " over " + span.transport);
+}
+
+}  // namespace
+
+/// In whole microseconds, so that what follows at once does so in every unit.
+double Story::Since(Nanos at) const {
+  return static_cast<double>(Micros(at) - Micros(started_)) / 1e6;
+}
+
+bool Story::Room() {
+  if (lines_ < kLinesMax) return ++lines_, true;
+  ++left_off_;
+  return false;
+}
+
+void Story::Step(std::string name, std::string about, Nanos begin, Nanos end) {
+  if (!Room()) return;
+  steps_.push_back({std::move(name), std::move(about), Since(begin),
+                    static_cast<double>(Micros(end) - Micros(begin)) / 1e6});
+}
+
+void Story::Happened(Nanos at, const std::string& who, const std::string& what, const Status& why) {
+  if (happened_.contains({who, what}) || !Room()) return;
+  happened_.emplace(who, what);
+  events_.push_back({Since(at), who, what, why});
+}
+
+void Story::Reported(const std::string& rank, const std::string& agent,
+                     const std::vector<epoch::Span>& spans, Nanos heard) {
+  if (spans.empty()) return;
+  Track& track = tracks_[rank];
+  track.agent = agent;
+  for (const epoch::Span& span : spans) {
+    // A report that is repeated tells nothing new.
+    if (std::ranges::find(track.spans, span) != track.spans.end() || !Room()) continue;
+    track.spans.push_back(span);
+    Learn(clocks_[agent], span, heard);
+  }
+}
+
+void Story::Learn(Bounds& clock, const epoch::Span& span, Nanos heard) const {
+  clock.most_us = std::min(clock.most_us, Micros(heard) + 1 - (span.begin_us + span.duration_us));
+  const auto told = told_.find(span.name);
+  if (told == told_.end()) return;
+  clock.least_us = std::max(clock.least_us, Micros(told->second) - span.begin_us);
+}
+
+EpochStory Story::Tell(EpochStatus status,
+                       const std::map<ParticipantId, std::string>& names) const {
+  EpochStory out;
+  out.status = std::move(status);
+  out.steps = steps_;
+  out.events = events_;
+  out.left_off = left_off_;
+  for (const auto& [rank, track] : tracks_) {
+    const Bounds& clock = clocks_.at(track.agent);
+    // A span may be older than what is known to have been told: after a lost coordinator.
+    const bool both = clock.least_us != INT64_MIN && clock.least_us <= clock.most_us;
+    const int64_t width = both ? clock.most_us - clock.least_us : 0;
+    const int64_t offset_us = clock.most_us - width / 2;
+    EpochStory::Track& to = out.tracks.emplace_back();
+    to.rank = rank;
+    to.agent = track.agent;
+    to.error_seconds = static_cast<double>(width) / 2e6;
+    for (const epoch::Span& span : track.spans) {
+      to.stretches.push_back(
+          {span.name, AboutOf(span, names),
+           static_cast<double>(span.begin_us + offset_us - Micros(started_)) / 1e6,
+           static_cast<double>(span.duration_us) / 1e6, span.bytes});
+    }
+  }
+  return out;
+}
+
+void Stories::Keep(Epoch epoch, Story story, std::map<ParticipantId, std::string> names) {
+  lines_ += story.lines();
+  kept_.insert_or_assign(epoch, Kept{std::move(story), std::move(names)});
+  while (kept_.size() > kStoriesMax || (lines_ > kLinesMax && kept_.size() > 1)) {
+    lines_ -= kept_.begin()->second.story.lines();
+    kept_.erase(kept_.begin());
+  }
+}
+
+const Stories::Kept* Stories::Find(Epoch epoch) const {
+  const auto found = kept_.find(epoch);
+  return found == kept_.end() ? nullptr : &found->second;
+}
+
+std::string Stories::Range() const {
+  if (kept_.empty()) return "";
+  return std::to_string(kept_.begin()->first.value) + " to " +
+         std::to_string(kept_.rbegin()->first.value);
+}
+
+}  // namespace weightwire::coordinator
