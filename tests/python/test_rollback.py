@@ -97,7 +97,8 @@ def test_a_version_that_an_engine_refuses_is_taken_back_everywhere(daemon, group
         client.wait_version(1, timeout=30)
         test_client.load(groups[0], 2)
         assert {r.epoch for r in groups[0].publish(2)}, "released: the trainer is not held up"
-        until("everyone is back on version 1", lambda: (s := client.status()).committed_version == 1 and
+        # Released is staged: version 2 may not be committed yet, and everyone still be on version 1.
+        until("everyone is back on version 1", lambda: groups[2].ranks[0].last_fence and (s := client.status()).committed_version == 1 and
               [(e.name, e.version, e.ready) for e in s.engines] == [("engine-a", 1, True), ("picky", 1, True)], 30)
         for e in groups[1:]:
             test_client.assert_serves(e, first)
