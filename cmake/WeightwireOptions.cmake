@@ -45,6 +45,7 @@ if(WEIGHTWIRE_FAILPOINTS)
 endif()
 
 find_package(Threads REQUIRED)
+find_package(OpenSSL REQUIRED)
 include(CheckLanguage)
 check_language(CUDA)
 # Only for a test: libweightwire_nccl loads NCCL at run time and declares what it needs itself.

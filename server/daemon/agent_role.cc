@@ -124,6 +124,9 @@ Status AgentRole::MakeTransports(const Config& config, const Host& host) {
   }
   transfer::Options options{TuningOf(config), HostIdentity(), incarnation_, config.transports};
   if (!config.transport_failover) options.avoid_after_failure = Nanos(0);
+  // Without TLS tickets come in the open, and to prove them instead of showing them would keep
+  // nobody out who can read along.
+  options.proof_required = !config.tls_cert.empty();
   auto engine = OnStrand(strand_, [&] {
     return transfer::Engine::Make(std::move(options), host.clock, strand_, host.workers, viable,
                                   host.metrics);

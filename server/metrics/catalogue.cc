@@ -149,7 +149,7 @@ void DeclareService(Sink& sink) {
                       "Connections dropped because file descriptors ran short");
   sink.DeclareCounter("auth_failures_total",
                       "Connections and calls of nobody who is known, by reason",
-                      Each("reason", {"uid", "handshake", "identity"}));
+                      Each("reason", {"uid", "handshake", "identity", "ticket", "proof"}));
   sink.DeclareCounter(
       "authz_denied_total", "Calls refused because the caller's role has no right to them",
       // By method as they come; one of each role, so that the family is scraped.

@@ -46,7 +46,7 @@ struct Context {
         strand(strand_in),
         workers(workers_in),
         metrics(metrics_in),
-        tickets(options.self),
+        tickets(options.self, options.proof_required),
         outbox(std::make_shared<Outbox>(strand_in)),
         egress(options.tuning.rate_limit, options.tuning.peer_rate_limit),
         ingress(options.tuning.rate_limit, options.tuning.peer_rate_limit) {}

@@ -43,7 +43,9 @@ class Core final : public transport::Handler, public std::enable_shared_from_thi
       : context_(std::move(context)), sessions_(std::make_shared<SessionTable>(context_)) {}
 
   // Transports' threads.
-  Status OnHello(const transport::Hello& hello) override { return context_->tickets.Check(hello); }
+  Result<Ticket> OnHello(const transport::Introduction& said) override {
+    return context_->tickets.Check(said);
+  }
   void OnAccepted(EndpointPtr endpoint) override;
   void OnNotify(const EndpointPtr& endpoint, std::span<const std::byte> message) override;
   void OnClosed(const EndpointPtr& endpoint, const Status& why) override;

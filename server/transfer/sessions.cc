@@ -65,16 +65,27 @@ void SessionTable::Connect(const Peer& peer, transport::Transport* transport, Wa
   auto [entry, first] = connecting_.try_emplace(name);
   entry->second.push_back(std::move(waiter));
   if (!first) return;
+  Call(peer, transport, transport::kProtocolMax);
+}
+
+void SessionTable::Call(const Peer& peer, transport::Transport* transport, uint16_t protocol) {
   transport::Hello hello;
+  hello.protocol_min = hello.protocol_max = protocol;
   hello.caller = context_->options.self;
   hello.callee = peer.incarnation;
   hello.ticket = peer.ticket;
   transport->Connect(
       peer.addresses.at(transport->name()), hello, context_->tuning().connect_timeout,
-      [self = shared_from_this(), name](auto result) {
-        self->context_->strand.Post([self, name, result = std::move(result)]() mutable {
-          self->OnConnected(name, std::move(result));
-        });
+      [self = shared_from_this(), peer, transport, protocol](auto result) {
+        self->context_->strand.Post(
+            [self, peer, transport, protocol, result = std::move(result)]() mutable {
+              const bool older = !result.has_value() && protocol >= transport::kProtocolProof &&
+                                 result.error().reason() == Reason::kProtocolVersion;
+              if (older && !self->context_->options.proof_required && !self->closing_) {
+                return self->Call(peer, transport, transport::kProtocolProof - 1);
+              }
+              self->OnConnected({peer.incarnation, transport->name()}, std::move(result));
+            });
       });
 }
 

@@ -41,6 +41,8 @@ class SessionTable : public std::enable_shared_from_this<SessionTable> {
  private:
   using Name = std::pair<Incarnation, std::string>;
 
+  /// Says the highest protocol, and below kProtocolProof to a peer that knows no other.
+  void Call(const Peer& peer, transport::Transport* transport, uint16_t protocol);
   void OnConnected(const Name& name, Result<std::shared_ptr<transport::Endpoint>> result);
   void MaybeClosed();
 

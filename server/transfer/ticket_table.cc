@@ -3,27 +3,28 @@
 namespace weightwire::transfer {
 
 void TicketTable::Admit(const Ticket& ticket, Incarnation caller) {
+  const transport::TicketName name = transport::NameOf(ticket);
   std::lock_guard lock(mutex_);
-  auto entry = caller_of_.find(ticket);
-  if (entry != caller_of_.end()) Forget(entry);
-  caller_of_.emplace(ticket, caller);
-  tickets_of_[caller].insert(ticket);
+  auto entry = admitted_.find(name);
+  if (entry != admitted_.end()) Forget(entry);
+  admitted_.emplace(name, Admitted{ticket, caller});
+  tickets_of_[caller].insert(name);
 }
 
 Incarnation TicketTable::Withdraw(const Ticket& ticket) {
   std::lock_guard lock(mutex_);
-  auto entry = caller_of_.find(ticket);
-  if (entry == caller_of_.end()) return {};
-  const Incarnation caller = entry->second;
+  auto entry = admitted_.find(transport::NameOf(ticket));
+  if (entry == admitted_.end()) return {};
+  const Incarnation caller = entry->second.caller;
   Forget(entry);
   return caller;
 }
 
-void TicketTable::Forget(std::map<Ticket, Incarnation>::iterator entry) {
-  auto tickets = tickets_of_.find(entry->second);
+void TicketTable::Forget(Entry entry) {
+  auto tickets = tickets_of_.find(entry->second.caller);
   tickets->second.erase(entry->first);
   if (tickets->second.empty()) tickets_of_.erase(tickets);
-  caller_of_.erase(entry);
+  admitted_.erase(entry);
 }
 
 void TicketTable::ShutDown() {
@@ -31,21 +32,26 @@ void TicketTable::ShutDown() {
   shutting_down_ = true;
 }
 
-Status TicketTable::Check(const transport::Hello& hello) const {
+Result<Ticket> TicketTable::Check(const transport::Introduction& said) const {
+  const transport::TicketName name = transport::NameIn(said);
   std::lock_guard lock(mutex_);
   if (shutting_down_) {
-    return Status(Code::kUnavailable, Reason::kShuttingDown, "this agent is shutting down");
+    return Fail(Code::kUnavailable, Reason::kShuttingDown, "this agent is shutting down");
   }
-  if (hello.callee != self_) {
-    return Status(Code::kFailedPrecondition, Reason::kStaleIncarnation,
-                  "the session is meant for another incarnation of this agent");
+  if (said.callee != self_) {
+    return Fail(Code::kFailedPrecondition, Reason::kStaleIncarnation,
+                "the session is meant for another incarnation of this agent");
   }
-  auto entry = caller_of_.find(hello.ticket);
-  if (entry == caller_of_.end() || entry->second != hello.caller) {
-    return Status(Code::kUnauthenticated, Reason::kTicketRejected,
-                  "the session's ticket is not admitted for this caller");
+  if (proof_required_ && !said.proves()) {
+    return Fail(Code::kFailedPrecondition, Reason::kProtocolVersion,
+                "the caller shows its ticket, and with TLS it must prove it");
   }
-  return OkStatus();
+  auto entry = admitted_.find(name);
+  if (entry == admitted_.end() || entry->second.caller != said.caller) {
+    return Fail(Code::kUnauthenticated, Reason::kTicketRejected,
+                "the session's ticket is not admitted for this caller");
+  }
+  return entry->second.ticket;
 }
 
 bool TicketTable::Knows(Incarnation caller) const {

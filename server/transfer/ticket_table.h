@@ -6,14 +6,16 @@
 
 #include "server/base/ids.h"
 #include "server/base/status.h"
-#include "server/transport/session.h"
+#include "server/transport/proof.h"
 
 namespace weightwire::transfer {
 
 /// Which peers may open data-plane sessions. Thread-safe: transports ask on their own threads.
 class TicketTable {
  public:
-  explicit TicketTable(Incarnation self) : self_(self) {}
+  /// `proof_required`: a caller that shows its ticket instead of proving it is refused.
+  TicketTable(Incarnation self, bool proof_required)
+      : self_(self), proof_required_(proof_required) {}
 
   /// Idempotent.
   void Admit(const Ticket& ticket, Incarnation caller);
@@ -25,18 +27,26 @@ class TicketTable {
   ///   kUnavailable / kShuttingDown
   ///   kFailedPrecondition / kStaleIncarnation  the caller means an earlier life of this process
   ///   kUnauthenticated / kTicketRejected       not admitted, withdrawn, or another caller's
-  Status Check(const transport::Hello& hello) const;
+  ///   kFailedPrecondition / kProtocolVersion   the ticket itself was shown, and that will not do
+  /// The ticket that the caller must have.
+  Result<Ticket> Check(const transport::Introduction& said) const;
   /// Whether any ticket of the caller is admitted: a session outlives the ticket that opened it.
   bool Knows(Incarnation caller) const;
 
  private:
-  void Forget(std::map<Ticket, Incarnation>::iterator entry);
+  struct Admitted {
+    Ticket ticket;
+    Incarnation caller;
+  };
+  using Entry = std::map<transport::TicketName, Admitted>::iterator;
+  void Forget(Entry entry);
 
   const Incarnation self_;
+  const bool proof_required_;
   mutable std::mutex mutex_;
   bool shutting_down_ = false;
-  std::map<Ticket, Incarnation> caller_of_;
-  std::map<Incarnation, std::set<Ticket>> tickets_of_;
+  std::map<transport::TicketName, Admitted> admitted_;
+  std::map<Incarnation, std::set<transport::TicketName>> tickets_of_;
 };
 
 }  // namespace weightwire::transfer

@@ -158,6 +158,9 @@ struct Options {
   /// A transport over which a peer could not be reached or was lost is not chosen for it again for
   /// this long where another one reaches it. 0: it always is.
   Nanos avoid_after_failure = std::chrono::minutes(1);
+  /// Sessions are opened only with proof of the ticket (transport/proof.h). Otherwise a peer of the
+  /// version before that, whose caller shows the ticket, is spoken to as it does.
+  bool proof_required = false;
 };
 
 /// All transfers of one agent. Destroy the transports after Shutdown and before the engine. Every

@@ -1,5 +1,6 @@
 #include "server/transport/handshake.h"
 
+#include <algorithm>
 #include <string>
 
 namespace weightwire::transport {
@@ -7,22 +8,84 @@ namespace {
 
 HelloReply Refusal(const Status& why) { return HelloReply{0, 0, why.code(), why.reason()}; }
 
-}  // namespace
-
-HelloReply AnswerHello(const Hello& hello, Incarnation self, Handler& handler) {
-  auto protocol = ChooseProtocol(hello.protocol_min, hello.protocol_max);
-  if (!protocol.has_value()) return Refusal(protocol.error());
-  if (hello.callee != self) {
-    return Refusal(Status(Code::kFailedPrecondition, Reason::kStaleIncarnation, ""));
-  }
-  if (Status verdict = handler.OnHello(hello); !verdict.ok()) return Refusal(verdict);
-  return HelloReply{*protocol, 0, Code::kOk, Reason::kNone};
+Status NoProof(const char* who) {
+  return Status(Code::kUnauthenticated, Reason::kTicketRejected,
+                std::string("the ") + who + " did not prove that it has the session's ticket");
 }
+
+}  // namespace
 
 Status StatusOf(const HelloReply& reply) {
   if (reply.code == Code::kOk) return OkStatus();
   return Status(reply.code, reply.reason,
                 "the peer refused the session: " + std::string(ReasonName(reply.reason)));
+}
+
+void CountRefused(metrics::Sink& metrics, const std::string& transport, const HelloReply& refusal,
+                  const char* check) {
+  const bool full = refusal.reason == Reason::kLimitExceeded;
+  metrics.Add("transport_closes_total", 1,
+              {{"transport", transport}, {"cause", full ? "sessions_full" : "refused"}});
+  if (refusal.reason == Reason::kTicketRejected) {
+    metrics.Add("auth_failures_total", 1, {{"reason", check}});
+  }
+}
+
+CalleeHandshake::CalleeHandshake(const Introduction& said, std::span<const std::byte> first,
+                                 Incarnation self, Handler& handler)
+    : reply_(Decide(said, self, handler)) {
+  if (!awaits_proof()) return;
+  nonce_ = RandomNonce();
+  secrets_ = SecretsOf(hello_.ticket, first, EncodeHelloReply(reply_), nonce_);
+}
+
+HelloReply CalleeHandshake::Decide(const Introduction& said, Incarnation self, Handler& handler) {
+  auto protocol = ChooseProtocol(said.protocol_min, said.protocol_max);
+  if (!protocol.has_value()) return Refusal(protocol.error());
+  if (said.callee != self) {
+    return Refusal(Status(Code::kFailedPrecondition, Reason::kStaleIncarnation, ""));
+  }
+  auto ticket = handler.OnHello(said);
+  if (!ticket.has_value()) return Refusal(ticket.error());
+  hello_ = {said.protocol_min, said.protocol_max, said.features, said.caller, said.callee, *ticket};
+  return HelloReply{*protocol, 0, Code::kOk, Reason::kNone};
+}
+
+bool CalleeHandshake::awaits_proof() const {
+  return reply_.code == Code::kOk && hello_.protocol_min >= kProtocolProof;
+}
+
+std::array<std::byte, kChallengedReplyBytes> CalleeHandshake::challenge() const {
+  std::array<std::byte, kChallengedReplyBytes> message;
+  const auto end = std::ranges::copy(EncodeHelloReply(reply_), message.begin()).out;
+  std::ranges::copy(EncodeChallenge({nonce_, secrets_.of_callee}), end);
+  return message;
+}
+
+Result<HelloReply> CalleeHandshake::OnProof(std::span<const std::byte> bytes) const {
+  WW_ASSIGN(const Proof proof, DecodeProof(bytes));
+  return SameProof(proof, secrets_.of_caller) ? reply_ : Refusal(NoProof("caller"));
+}
+
+CallerHandshake::CallerHandshake(const Hello& hello)
+    : hello_(hello), introduction_{hello.protocol_min, hello.protocol_max, hello.features,
+                                   hello.caller,       hello.callee,       hello.ticket,
+                                   RandomNonce()} {
+  if (introduction_.proves()) introduction_.shown = NameOf(hello.ticket);
+}
+
+Result<std::array<std::byte, kProofBytes>> CallerHandshake::OnChallenge(
+    std::span<const std::byte> first, std::span<const std::byte> bytes) {
+  const auto reply_bytes = bytes.first(std::min(bytes.size(), kHelloReplyBytes));
+  WW_ASSIGN(const HelloReply reply, DecodeHelloReply(reply_bytes));
+  WW_FAIL_IF_ERROR(StatusOf(reply));
+  WW_ASSIGN(const Challenge challenge, DecodeChallenge(bytes.subspan(kHelloReplyBytes)));
+  const SessionSecrets secrets = SecretsOf(hello_.ticket, first, reply_bytes, challenge.nonce);
+  if (!SameProof(challenge.proof, secrets.of_callee)) {
+    return Fail(Status(NoProof("peer")).Remedy("somebody else listens at its address"));
+  }
+  key_ = secrets.key;
+  return EncodeProof(secrets.of_caller);
 }
 
 }  // namespace weightwire::transport

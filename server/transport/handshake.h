@@ -1,13 +1,85 @@
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "server/metrics/metrics.h"
+#include "server/transport/proof.h"
 #include "server/transport/transport.h"
 
+/// How a session is opened, whatever carries the bytes:
+///
+///   caller → callee   Introduction, which names the ticket
+///   callee → caller   HelloReply and Challenge: the callee has the ticket (or a refusal)
+///   caller → callee   Proof: so has the caller
+///   callee → caller   HelloReply: the session is open
+///
+/// A caller of protocol 1 shows its ticket and is answered at once; the Handler decides whether
+/// that will do.
 namespace weightwire::transport {
 
-/// The callee's decision on a hello: protocol, then whom the caller meant, then the handler.
-HelloReply AnswerHello(const Hello& hello, Incarnation self, Handler& handler);
-
-/// What the caller makes of the answer: OK, or the peer's code and reason.
+/// What the caller makes of an answer: OK, or the peer's code and reason.
 Status StatusOf(const HelloReply& reply);
+/// Counts a session that was not opened. `check`: what a caller without the ticket failed, as the
+/// label of auth_failures_total: "ticket" or "proof".
+void CountRefused(metrics::Sink& metrics, const std::string& transport, const HelloReply& refusal,
+                  const char* check);
+
+inline constexpr size_t kChallengedReplyBytes = kHelloReplyBytes + kChallengeBytes;
+
+/// The callee's part. Values only: it can be moved and asked on any thread.
+class CalleeHandshake {
+ public:
+  /// Decides by protocol, then whom the caller meant, then the handler. `first`: the caller's whole
+  /// first message.
+  CalleeHandshake(const Introduction& said, std::span<const std::byte> first, Incarnation self,
+                  Handler& handler);
+
+  /// What is answered first: a refusal, or the chosen protocol.
+  const HelloReply& reply() const { return reply_; }
+  /// The answer is reply() and the challenge, and the caller's proof comes next.
+  bool awaits_proof() const;
+  std::array<std::byte, kChallengedReplyBytes> challenge() const;
+  /// The last word: reply(), or the refusal of a caller that has not the ticket.
+  ///   kInvalidArgument / kInvalidRequest  the bytes are no proof
+  Result<HelloReply> OnProof(std::span<const std::byte> bytes) const;
+
+  /// Of a session that opened.
+  const Hello& hello() const { return hello_; }
+  const Proof& key() const { return secrets_.key; }
+
+ private:
+  HelloReply Decide(const Introduction& said, Incarnation self, Handler& handler);
+
+  Hello hello_;
+  HelloReply reply_;
+  Nonce nonce_{};
+  SessionSecrets secrets_;
+};
+
+/// The caller's part.
+class CallerHandshake {
+ public:
+  explicit CallerHandshake(const Hello& hello);
+
+  const Introduction& introduction() const { return introduction_; }
+  /// What follows the introduction is a challenge, if it is no refusal.
+  bool awaits_challenge() const { return introduction_.proves(); }
+  /// The message that answers a challenged reply; `first`: the caller's whole first message.
+  ///   the reply's own code and reason     it was a refusal
+  ///   kUnauthenticated / kTicketRejected  the callee has not the ticket: it is somebody else
+  ///   kInvalidArgument / kInvalidRequest  no such message
+  Result<std::array<std::byte, kProofBytes>> OnChallenge(std::span<const std::byte> first,
+                                                         std::span<const std::byte> bytes);
+  const Hello& hello() const { return hello_; }
+  const Proof& key() const { return key_; }
+
+ private:
+  const Hello hello_;
+  Introduction introduction_;
+  Proof key_{};
+};
 
 }  // namespace weightwire::transport

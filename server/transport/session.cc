@@ -1,12 +1,15 @@
-// Both messages begin with magic and size and end with a checksum over all that precedes it:
+// Every message begins with magic and size and ends with a checksum over all that precedes it:
 //
-//   hello   magic 4 | size 4 | protocol_min 2 | protocol_max 2 | 0 ×4 | features 8 | caller 8 |
-//           callee 8 | ticket 16 | trace 16 | 0 ×4 | checksum 4
-//   reply   magic 4 | size 4 | protocol 2 | 0 ×2 | code 4 | reason 4 | 0 ×4 | features 8 | 0 ×12 |
-//           checksum 4
+//   introduction  magic 4 | size 4 | protocol_min 2 | protocol_max 2 | 0 ×4 | features 8 | caller 8
+//   |
+//                 callee 8 | shown 16 | nonce 16 | 0 ×4 | checksum 4
+//   reply         magic 4 | size 4 | protocol 2 | 0 ×2 | code 4 | reason 4 | 0 ×4 | features 8 |
+//                 0 ×12 | checksum 4
+//   challenge     magic 4 | size 4 | nonce 16 | proof 32 | 0 ×4 | checksum 4
+//   proof         magic 4 | size 4 | proof 32 | 0 ×4 | checksum 4
 //
-// Their form never changes with the protocol version, so that any two builds can refuse each other
-// in words. The zeros are ignored when read.
+// The form of the first two never changes with the protocol version, so that any two builds can
+// refuse each other in words. The zeros are ignored when read.
 #include "server/transport/session.h"
 
 #define XXH_INLINE_ALL
@@ -21,8 +24,10 @@
 namespace weightwire::transport {
 namespace {
 
-constexpr uint32_t kHelloMagic = 0x50445757;  // "WWDP"
-constexpr uint32_t kReplyMagic = 0x52445757;  // "WWDR"
+constexpr uint32_t kIntroductionMagic = 0x50445757;  // "WWDP"
+constexpr uint32_t kReplyMagic = 0x52445757;         // "WWDR"
+constexpr uint32_t kChallengeMagic = 0x43445757;     // "WWDC"
+constexpr uint32_t kProofMagic = 0x41445757;         // "WWDA"
 constexpr size_t kChecksumBytes = 4;
 
 void Seal(std::span<std::byte> message) {
@@ -51,36 +56,36 @@ uint32_t Checksum(std::span<const std::byte> bytes) {
   return static_cast<uint32_t>(XXH3_64bits(bytes.data(), bytes.size()));
 }
 
-std::array<std::byte, kHelloBytes> EncodeHello(const Hello& hello) {
-  std::array<std::byte, kHelloBytes> message{};
+std::array<std::byte, kIntroductionBytes> EncodeIntroduction(const Introduction& introduction) {
+  std::array<std::byte, kIntroductionBytes> message{};
   LittleEndianWriter writer(message);
-  writer.Put(kHelloMagic);
-  writer.Put(static_cast<uint32_t>(kHelloBytes));
-  writer.Put(hello.protocol_min);
-  writer.Put(hello.protocol_max);
+  writer.Put(kIntroductionMagic);
+  writer.Put(static_cast<uint32_t>(kIntroductionBytes));
+  writer.Put(introduction.protocol_min);
+  writer.Put(introduction.protocol_max);
   writer.Skip(4);
-  writer.Put(hello.features);
-  writer.Put(hello.caller.value);
-  writer.Put(hello.callee.value);
-  writer.PutBytes(hello.ticket);
-  writer.PutBytes(hello.trace_id);
+  writer.Put(introduction.features);
+  writer.Put(introduction.caller.value);
+  writer.Put(introduction.callee.value);
+  writer.PutBytes(introduction.shown);
+  writer.PutBytes(introduction.nonce);
   Seal(message);
   return message;
 }
 
-Result<Hello> DecodeHello(std::span<const std::byte> bytes) {
-  WW_FAIL_IF_ERROR(CheckSealed(bytes, kHelloBytes, kHelloMagic, "hello"));
-  Hello hello;
+Result<Introduction> DecodeIntroduction(std::span<const std::byte> bytes) {
+  WW_FAIL_IF_ERROR(CheckSealed(bytes, kIntroductionBytes, kIntroductionMagic, "hello"));
+  Introduction introduction;
   LittleEndianReader reader(bytes.subspan(8));
-  hello.protocol_min = reader.Take<uint16_t>();
-  hello.protocol_max = reader.Take<uint16_t>();
+  introduction.protocol_min = reader.Take<uint16_t>();
+  introduction.protocol_max = reader.Take<uint16_t>();
   reader.Skip(4);
-  hello.features = reader.Take<uint64_t>();
-  hello.caller = Incarnation(reader.Take<uint64_t>());
-  hello.callee = Incarnation(reader.Take<uint64_t>());
-  reader.TakeBytes(hello.ticket);
-  reader.TakeBytes(hello.trace_id);
-  return hello;
+  introduction.features = reader.Take<uint64_t>();
+  introduction.caller = Incarnation(reader.Take<uint64_t>());
+  introduction.callee = Incarnation(reader.Take<uint64_t>());
+  reader.TakeBytes(introduction.shown);
+  reader.TakeBytes(introduction.nonce);
+  return introduction;
 }
 
 std::array<std::byte, kHelloReplyBytes> EncodeHelloReply(const HelloReply& reply) {
@@ -117,6 +122,43 @@ Result<HelloReply> DecodeHelloReply(std::span<const std::byte> bytes) {
   reply.reason = *reason;
   reply.features = reader.Take<uint64_t>();
   return reply;
+}
+
+std::array<std::byte, kChallengeBytes> EncodeChallenge(const Challenge& challenge) {
+  std::array<std::byte, kChallengeBytes> message{};
+  LittleEndianWriter writer(message);
+  writer.Put(kChallengeMagic);
+  writer.Put(static_cast<uint32_t>(kChallengeBytes));
+  writer.PutBytes(challenge.nonce);
+  writer.PutBytes(challenge.proof);
+  Seal(message);
+  return message;
+}
+
+Result<Challenge> DecodeChallenge(std::span<const std::byte> bytes) {
+  WW_FAIL_IF_ERROR(CheckSealed(bytes, kChallengeBytes, kChallengeMagic, "challenge"));
+  Challenge challenge;
+  LittleEndianReader reader(bytes.subspan(8));
+  reader.TakeBytes(challenge.nonce);
+  reader.TakeBytes(challenge.proof);
+  return challenge;
+}
+
+std::array<std::byte, kProofBytes> EncodeProof(const Proof& proof) {
+  std::array<std::byte, kProofBytes> message{};
+  LittleEndianWriter writer(message);
+  writer.Put(kProofMagic);
+  writer.Put(static_cast<uint32_t>(kProofBytes));
+  writer.PutBytes(proof);
+  Seal(message);
+  return message;
+}
+
+Result<Proof> DecodeProof(std::span<const std::byte> bytes) {
+  WW_FAIL_IF_ERROR(CheckSealed(bytes, kProofBytes, kProofMagic, "proof"));
+  Proof proof;
+  LittleEndianReader(bytes.subspan(8)).TakeBytes(proof);
+  return proof;
 }
 
 Result<uint16_t> ChooseProtocol(uint16_t peer_min, uint16_t peer_max) {

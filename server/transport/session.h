@@ -11,28 +11,50 @@
 namespace weightwire::transport {
 
 inline constexpr uint16_t kProtocolMin = 1;
-inline constexpr uint16_t kProtocolMax = 1;
+inline constexpr uint16_t kProtocolMax = 2;
+/// From this one on a caller names its ticket, and both sides prove that they have it (proof.h).
+/// Before it a caller shows the ticket itself.
+inline constexpr uint16_t kProtocolProof = 2;
 
-/// What the caller says first on every data-plane session, and the frame header's version source.
+/// What a caller knows of a session that it opens.
 struct Hello {
-  uint16_t protocol_min = kProtocolMin;
+  uint16_t protocol_min = kProtocolMax;
   uint16_t protocol_max = kProtocolMax;
   uint64_t features = 0;  ///< bits that the caller understands
   Incarnation caller{};   ///< of the calling agent
   Incarnation callee{};   ///< of the agent that the caller means to reach
-  Ticket ticket{};        ///< minted by the coordinator for this pair
-  std::array<uint8_t, 16> trace_id{};
+  Ticket ticket{};        ///< minted by the coordinator for this pair; a secret of both
   friend bool operator==(const Hello&, const Hello&) = default;
 };
-inline constexpr size_t kHelloBytes = 80;
+
+/// Names a ticket without telling it.
+using TicketName = std::array<uint8_t, 16>;
+/// An HMAC of what was said so far.
+using Proof = std::array<uint8_t, 32>;
+/// Random bytes, used once.
+using Nonce = std::array<uint8_t, 16>;
+
+/// What a caller says first on every data-plane session.
+struct Introduction {
+  uint16_t protocol_min = kProtocolMax;
+  uint16_t protocol_max = kProtocolMax;
+  uint64_t features = 0;
+  Incarnation caller{};
+  Incarnation callee{};
+  std::array<uint8_t, 16> shown{};  ///< the ticket's name; before kProtocolProof the ticket
+  Nonce nonce{};
+  bool proves() const { return protocol_min >= kProtocolProof; }
+  friend bool operator==(const Introduction&, const Introduction&) = default;
+};
+inline constexpr size_t kIntroductionBytes = 80;
 
 /// Fixed little-endian form: magic "WWDP", sizes and a checksum included.
-std::array<std::byte, kHelloBytes> EncodeHello(const Hello& hello);
+std::array<std::byte, kIntroductionBytes> EncodeIntroduction(const Introduction& introduction);
 ///   kInvalidArgument / kInvalidRequest  wrong size, magic or checksum
 ///   kInvalidArgument / kUnknownEnum     (reply) a code or reason that this build does not know
-Result<Hello> DecodeHello(std::span<const std::byte> bytes);
+Result<Introduction> DecodeIntroduction(std::span<const std::byte> bytes);
 
-/// What the callee answers: the chosen protocol, or why not.
+/// What the callee answers first: the chosen protocol, or why not.
 struct HelloReply {
   uint16_t protocol = 0;
   uint64_t features = 0;
@@ -43,6 +65,21 @@ struct HelloReply {
 inline constexpr size_t kHelloReplyBytes = 48;
 std::array<std::byte, kHelloReplyBytes> EncodeHelloReply(const HelloReply& reply);
 Result<HelloReply> DecodeHelloReply(std::span<const std::byte> bytes);
+
+/// What follows a reply that agrees to kProtocolProof or later: the callee's proof.
+struct Challenge {
+  Nonce nonce{};
+  Proof proof{};
+  friend bool operator==(const Challenge&, const Challenge&) = default;
+};
+inline constexpr size_t kChallengeBytes = 64;
+std::array<std::byte, kChallengeBytes> EncodeChallenge(const Challenge& challenge);
+Result<Challenge> DecodeChallenge(std::span<const std::byte> bytes);
+
+/// What the caller answers then: its own.
+inline constexpr size_t kProofBytes = 48;
+std::array<std::byte, kProofBytes> EncodeProof(const Proof& proof);
+Result<Proof> DecodeProof(std::span<const std::byte> bytes);
 
 /// Highest version both sides speak. kFailedPrecondition / kProtocolVersion naming both ranges.
 Result<uint16_t> ChooseProtocol(uint16_t peer_min, uint16_t peer_max);

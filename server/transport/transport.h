@@ -67,7 +67,7 @@ class Endpoint {
 
   /// Unique in the process, whatever the transport.
   uint64_t id() const { return id_; }
-  /// What the caller said in its hello; for an endpoint that we opened, what we said.
+  /// Of the caller, us or the peer, as it opened the session.
   virtual const Hello& hello() const = 0;
   /// "shm" or "tcp"; for metrics and status.
   virtual const std::string& transport_name() const = 0;
@@ -106,8 +106,11 @@ class Endpoint {
 class Handler {
  public:
   virtual ~Handler() = default;
-  /// Decides on an inbound session before anything else may happen on it. Must not block.
-  virtual Status OnHello(const Hello& hello) = 0;
+  /// Decides on an inbound session before anything else may happen on it: the ticket that `said`
+  /// names, which its caller must then prove to have (proof.h: NameIn). Must not block.
+  ///   kUnauthenticated / kTicketRejected       no such ticket, or another caller's
+  ///   kFailedPrecondition / kProtocolVersion   a ticket that is shown will not do
+  virtual Result<Ticket> OnHello(const Introduction& said) = 0;
   virtual void OnAccepted(std::shared_ptr<Endpoint> endpoint) = 0;
   /// `message` is valid during the call.
   virtual void OnNotify(const std::shared_ptr<Endpoint>& endpoint,
@@ -139,7 +142,8 @@ class Transport {
   /// the caller's to drain (transfer/ waits for the reader's CLOSE or for the end of the session).
   virtual void Revoke(RegionKey key, std::function<void()> done) = 0;
 
-  /// Opens a session. `hello.callee` must be the peer's incarnation.
+  /// Opens a session. `hello.callee` must be the peer's incarnation. From kProtocolProof on both
+  /// sides prove that they have `hello.ticket`, which is not sent.
   ///   kUnauthenticated / kTicketRejected, kFailedPrecondition / kStaleIncarnation |
   ///   kProtocolVersion        the peer's answer
   ///   kDeadlineExceeded, kUnavailable / kTransportFailed

@@ -25,9 +25,16 @@ namespace {
 using namespace std::chrono_literals;  // NOLINT: a program
 using transport::Endpoint;
 
+/// As the rig's, which this program does not link.
+Ticket TheTicket() {
+  Ticket ticket;
+  for (size_t i = 0; i < ticket.size(); ++i) ticket[i] = static_cast<uint8_t>(7 * i + 1);
+  return ticket;
+}
+
 class AcceptAll final : public transport::Handler {
  public:
-  Status OnHello(const transport::Hello&) override { return OkStatus(); }
+  Result<Ticket> OnHello(const transport::Introduction&) override { return TheTicket(); }
   void OnAccepted(std::shared_ptr<Endpoint>) override {}
   void OnNotify(const std::shared_ptr<Endpoint>&, std::span<const std::byte>) override {}
   void OnClosed(const std::shared_ptr<Endpoint>&, const Status&) override {}
@@ -71,7 +78,7 @@ int Main(const std::vector<std::string>& arguments) {
     transport::Hello hello;
     hello.caller = self;
     hello.callee = Incarnation(std::stoull(arguments.at(5)));
-    hello.ticket.fill(7);
+    hello.ticket = TheTicket();
     const transport::RegionKey key{std::stoull(arguments.at(6)), std::stoull(arguments.at(7))};
     transport->Connect(
         arguments.at(4), hello, 60s, [key, bytes](Result<std::shared_ptr<Endpoint>> endpoint) {

@@ -1,99 +1,14 @@
 // Peers that do not keep to the protocol: bytes on plain sockets.
-#include <netinet/in.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
-
-#include <array>
-#include <cstring>
-
 #include "server/memory/region.h"
-#include "server/transport/address.h"
-#include "server/transport/frame.h"
 #include "server/transport/tcp/tcp_handshake.h"
 #include "tests/conformance/counting_sink.h"
 #include "tests/conformance/pattern.h"
+#include "tests/conformance/plain_socket.h"
+#include "tests/conformance/raw_session.h"
 #include "tests/conformance/rig.h"
 
 namespace weightwire::conformance {
 namespace {
-
-using memory::UniqueFd;
-using transport::Frame;
-using transport::FrameType;
-using transport::kFrameBytes;
-
-struct Address {
-  sockaddr_storage storage{};
-  socklen_t size = 0;
-  int family = AF_INET;
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
-};
-
-Address AddressOf(const std::string& text) {
-  Address address;
-  if (text.front() == '@') {
-    auto* local = reinterpret_cast<sockaddr_un*>(&address.storage);
-    local->sun_family = AF_UNIX;
-    std::memcpy(local->sun_path + 1, text.data() + 1, text.size() - 1);
-    address.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + text.size());
-    address.family = AF_UNIX;
-  } else {
-    auto* inet = reinterpret_cast<sockaddr_in*>(&address.storage);
-    inet->sin_family = AF_INET;
-    inet->sin_port = htons(transport::SplitAddress(text)->second);
-    inet->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.size = sizeof(sockaddr_in);
-  }
-  return address;
-}
-
-/// A plain blocking socket.
-class Plain {
- public:
-  explicit Plain(UniqueFd fd) : fd_(std::move(fd)) {}
-  static Plain ConnectTo(const std::string& text) {
-    const Address address = AddressOf(text);
-    UniqueFd fd(socket(address.family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    EXPECT_EQ(connect(fd.get(), address.get(), address.size), 0) << std::strerror(errno);
-    return Plain(std::move(fd));
-  }
-  /// Bytes that the peer no longer takes are its right.
-  void Send(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const ssize_t sent = send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      if (sent <= 0) return;
-      bytes = bytes.subspan(static_cast<size_t>(sent));
-    }
-  }
-  void Send(const Frame& frame) {
-    std::array<std::byte, kFrameBytes> bytes;
-    EncodeFrame(frame, bytes);
-    Send(bytes);
-  }
-  /// False when the peer closed before all had come.
-  bool Receive(std::span<std::byte> into) {
-    while (!into.empty()) {
-      const ssize_t got = recv(fd_.get(), into.data(), into.size(), 0);
-      if (got <= 0) return false;
-      into = into.subspan(static_cast<size_t>(got));
-    }
-    return true;
-  }
-  /// Reads until the peer closes; false when it does not within the deadline of a failure.
-  bool SeesEnd() {
-    std::array<std::byte, 4096> ignored;
-    for (;;) {
-      pollfd poll_fd{fd_.get(), POLLIN, 0};
-      if (poll(&poll_fd, 1, 30'000) <= 0) return false;
-      if (recv(fd_.get(), ignored.data(), ignored.size(), 0) <= 0) return true;
-    }
-  }
-
- private:
-  UniqueFd fd_;
-};
 
 class RawSockets : public Conformance {
  protected:
@@ -103,30 +18,17 @@ class RawSockets : public Conformance {
   }
   bool is_tcp() const { return rig.kind().backend == "tcp"; }
 
-  /// The first bytes of a caller, right in every way.
-  std::vector<std::byte> Introduction() {
-    const Hello hello = rig.HelloFor(*side, side->self);
-    if (is_tcp()) {
-      const auto bytes = transport::EncodeOpen({hello, 1});
-      return {bytes.begin(), bytes.end()};
-    }
-    const auto bytes = transport::EncodeHello(hello);
-    return {bytes.begin(), bytes.end()};
-  }
   std::vector<std::byte> HalfAnIntroduction() {
-    std::vector<std::byte> bytes = Introduction();
+    RawCaller caller(is_tcp(), rig.HelloFor(*side, side->self));
+    std::vector<std::byte> bytes = caller.first();
     bytes.resize(bytes.size() / 2);
     return bytes;
-  }
-  size_t WelcomeBytes() const {
-    return is_tcp() ? transport::kWelcomeBytes : transport::kHelloReplyBytes;
   }
   /// A session whose other end is ours.
   Plain OpenSession() {
     Plain plain = Plain::ConnectTo(side->transport->address());
-    plain.Send(Introduction());
-    std::vector<std::byte> welcome(WelcomeBytes());
-    EXPECT_TRUE(plain.Receive(welcome));
+    RawCaller caller(is_tcp(), rig.HelloFor(*side, side->self));
+    EXPECT_TRUE(caller.Open(plain));
     return plain;
   }
   bool Counted(const std::string& what, double count = 1) {
@@ -257,7 +159,7 @@ TEST_P(RawSockets, RefusesMoreSessionsThanItsBound) {
 TEST_P(RawSockets, AJoinWithoutASessionIsRefused) {
   if (!is_tcp()) GTEST_SKIP() << "only tcp has several sockets";
   Plain plain = Plain::ConnectTo(side->transport->address());
-  plain.Send(transport::EncodeJoin({{1, 2, 3}, 1}));
+  plain.Send(transport::EncodeJoin({{1, 2, 3}, 1, {}}));
   std::vector<std::byte> bytes(transport::kWelcomeBytes);
   ASSERT_TRUE(plain.Receive(bytes));
   auto welcome = transport::DecodeWelcome(bytes);
@@ -269,35 +171,12 @@ TEST_P(RawSockets, AJoinWithoutASessionIsRefused) {
 TEST_P(RawSockets, ASessionThatMissesSocketsTimesOut) {
   if (!is_tcp()) GTEST_SKIP() << "only tcp has several sockets";
   Plain plain = Plain::ConnectTo(side->transport->address());
-  plain.Send(transport::EncodeOpen({rig.HelloFor(*side, side->self), 4}));
+  RawCaller caller(true, rig.HelloFor(*side, side->self), 4);
+  EXPECT_TRUE(caller.Open(plain));
   EXPECT_TRUE(plain.SeesEnd());
   EXPECT_TRUE(Counted("transport_closes_total handshake_timeout"));
   EXPECT_TRUE(side->recorder.accepted.empty());
 }
-
-/// A listener that is no weightwire.
-class RawListener {
- public:
-  explicit RawListener(bool is_tcp)
-      : fd_(socket(is_tcp ? AF_INET : AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    text_ = is_tcp ? "127.0.0.1:0" : "@ww-raw-" + std::to_string(getpid());
-    Address address = AddressOf(text_);
-    EXPECT_EQ(bind(fd_.get(), address.get(), address.size), 0);
-    EXPECT_EQ(listen(fd_.get(), 8), 0);
-    if (is_tcp) {
-      sockaddr_in bound{};
-      socklen_t size = sizeof(bound);
-      EXPECT_EQ(getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&bound), &size), 0);
-      text_ = "127.0.0.1:" + std::to_string(ntohs(bound.sin_port));
-    }
-  }
-  const std::string& address() const { return text_; }
-  Plain Accept() { return Plain(UniqueFd(accept(fd_.get(), nullptr, nullptr))); }
-
- private:
-  UniqueFd fd_;
-  std::string text_;
-};
 
 TEST_P(RawSockets, ACalleeThatNeverAnswersMeetsTheDeadline) {
   RawListener listener(is_tcp());
@@ -321,14 +200,7 @@ TEST_P(RawSockets, AReplyThatDoesNotFitItsGetTouchesNothing) {
   RawListener listener(is_tcp());
   auto connect = rig.Connect(*side, listener.address(), rig.HelloFor(*side, Incarnation(1)));
   Plain plain = listener.Accept();
-  std::vector<std::byte> introduction(Introduction().size());
-  ASSERT_TRUE(plain.Receive(introduction));
-  const transport::HelloReply reply{transport::kProtocolMax, 0, Code::kOk, Reason::kNone};
-  if (is_tcp()) {
-    plain.Send(transport::EncodeWelcome({reply, {}, 1}));
-  } else {
-    plain.Send(transport::EncodeHelloReply(reply));
-  }
+  ASSERT_TRUE(AnswerRaw(is_tcp(), plain, Incarnation(1), side->recorder));
   ASSERT_TRUE(rig.WaitFor(connect));
   ASSERT_EQ(connect->status, OkStatus());
   std::vector<std::byte> buffer(100, std::byte{0xee});

@@ -4,7 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "server/transport/address.h"
-#include "server/transport/session.h"
+#include "server/transport/handshake.h"
 #include "server/transport/ucx/ucx_library.h"
 #include "server/transport/ucx/ucx_messages.h"
 #include "server/transport/ucx/ucx_self_test.h"
@@ -163,10 +163,21 @@ class RawUcx : public Conformance {
   }
   std::unique_ptr<Plain> OpenSession() {
     auto plain = Visit();
-    plain->Send(transport::EncodeHello(rig.HelloFor(*side, side->self)));
-    EXPECT_TRUE(plain->Receives(1));
+    Prove(*plain);
     EXPECT_TRUE(plain->TakeSelfTest(side->self));
     return plain;
+  }
+  /// All that a caller says before its self-test.
+  void Prove(Plain& plain) {
+    transport::CallerHandshake handshake(rig.HelloFor(*side, side->self));
+    const auto first = transport::EncodeIntroduction(handshake.introduction());
+    plain.Send(first);
+    ASSERT_TRUE(plain.Receives(1));
+    const auto proof = handshake.OnChallenge(first, plain.received_[0]);
+    ASSERT_TRUE(proof.has_value());
+    plain.Send(*proof);
+    ASSERT_TRUE(plain.Receives(2));
+    plain.received_.erase(plain.received_.begin());
   }
   bool Counted(const std::string& what, double count = 1) {
     return rig.Wait([&] { return sink.counts[what] >= count; });
@@ -175,8 +186,15 @@ class RawUcx : public Conformance {
   std::shared_ptr<Call> Dial(Plain& plain, Nanos timeout = kLong) {
     auto call = rig.Connect(*side, plain.Listen(), rig.HelloFor(*side, kCallee), timeout);
     EXPECT_TRUE(plain.Receives(1));
-    const transport::HelloReply reply{transport::kProtocolMax, 0, Code::kOk, Reason::kNone};
-    plain.Send(transport::EncodeHelloReply(reply));
+    const auto said = transport::DecodeIntroduction(plain.received_[0]);
+    EXPECT_TRUE(said.has_value());
+    const transport::CalleeHandshake handshake(*said, plain.received_[0], kCallee, side->recorder);
+    plain.Send(handshake.challenge());
+    EXPECT_TRUE(plain.Receives(2));
+    const auto verdict = handshake.OnProof(plain.received_[1]);
+    EXPECT_TRUE(verdict.has_value() && verdict->code == Code::kOk);
+    plain.Send(transport::EncodeHelloReply(*verdict));
+    plain.received_.erase(plain.received_.begin());
     return call;
   }
   std::shared_ptr<Endpoint> Open(Plain& plain) {
@@ -264,6 +282,29 @@ TEST_P(RawUcx, GarbageOnASessionEndsIt) {
   }
   EXPECT_TRUE(rig.Wait([&] { return side->recorder.closed.size() == offences.size(); }));
   EXPECT_TRUE(side->recorder.notifies.empty());
+}
+
+TEST_P(RawUcx, WhoReplaysAnotherOnesOpeningIsRefused) {
+  transport::CallerHandshake handshake(rig.HelloFor(*side, side->self));
+  const auto first = transport::EncodeIntroduction(handshake.introduction());
+  std::vector<std::byte> proof;
+  for (const bool replay : {false, true}) {
+    auto plain = Visit();
+    plain->Send(first);
+    ASSERT_TRUE(plain->Receives(1));
+    if (!replay) {
+      const auto made = handshake.OnChallenge(first, plain->received_[0]);
+      ASSERT_TRUE(made.has_value());
+      proof.assign(made->begin(), made->end());
+    }
+    plain->Send(proof);
+    ASSERT_TRUE(plain->Receives(2));
+    const auto verdict = transport::DecodeHelloReply(plain->received_[1]);
+    ASSERT_TRUE(verdict.has_value());
+    EXPECT_EQ(verdict->reason, replay ? Reason::kTicketRejected : Reason::kNone);
+  }
+  EXPECT_TRUE(Counted("auth_failures_total proof"));
+  EXPECT_TRUE(side->recorder.accepted.empty());
 }
 
 TEST_P(RawUcx, MoreRequestsThanAllowedEndTheSession) {
@@ -367,8 +408,7 @@ TEST_P(RawUcx, ASelfTestThatDoesNotBeginMeetsTheDeadline) {
 TEST_P(RawUcx, ACallerThatFailsItsSelfTestIsNeverAccepted) {
   for (const bool silent : {true, false}) {
     auto plain = Visit();
-    plain->Send(transport::EncodeHello(rig.HelloFor(*side, side->self)));
-    EXPECT_TRUE(plain->Receives(1));
+    Prove(*plain);
     if (silent) {
       EXPECT_TRUE(plain->SeesEnd());
       EXPECT_TRUE(Counted("ucx_self_tests_total timeout"));

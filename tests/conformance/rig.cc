@@ -60,15 +60,19 @@ std::vector<Kind> AllKinds() {
   return kinds;
 }
 
-Status Recorder::OnHello(const Hello& hello) {
+Ticket TheTicket() {
+  Ticket ticket;
+  for (size_t i = 0; i < ticket.size(); ++i) ticket[i] = static_cast<uint8_t>(7 * i + 1);
+  return ticket;
+}
+
+Result<Ticket> Recorder::OnHello(const transport::Introduction& said) {
   rig_.Update([&] {
-    hellos.push_back(hello);
+    hellos.push_back(said);
     threads.insert(std::this_thread::get_id());
   });
-  if (hello.ticket == Ticket{}) {
-    return Status(Code::kUnauthenticated, Reason::kTicketRejected, "no ticket");
-  }
-  return OkStatus();
+  if (NameIn(said) == transport::NameOf(TheTicket())) return TheTicket();
+  return Fail(Code::kUnauthenticated, Reason::kTicketRejected, "no such ticket");
 }
 
 void Recorder::OnAccepted(std::shared_ptr<Endpoint> endpoint) {
@@ -151,8 +155,7 @@ Hello Rig::HelloFor(const Side& from, Incarnation callee) const {
   Hello hello;
   hello.caller = from.self;
   hello.callee = callee;
-  hello.ticket.fill(7);
-  hello.trace_id.fill(9);
+  hello.ticket = TheTicket();
   return hello;
 }
 

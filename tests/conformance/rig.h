@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "server/metrics/metrics.h"
 #include "server/transport/fake/fake_transport.h"
+#include "server/transport/proof.h"
 #include "server/transport/transport.h"
 #include "tests/support/sim_executor.h"
 
@@ -71,11 +72,14 @@ struct Call {
 
 class Rig;
 
-/// Keeps what the transport reports; refuses tickets that are all zero bits.
+/// What every side admits.
+Ticket TheTicket();
+
+/// Keeps what the transport reports; refuses all tickets but one.
 class Recorder final : public transport::Handler {
  public:
   explicit Recorder(Rig& rig) : rig_(rig) {}
-  Status OnHello(const Hello& hello) override;
+  Result<Ticket> OnHello(const transport::Introduction& said) override;
   void OnAccepted(std::shared_ptr<Endpoint> endpoint) override;
   void OnNotify(const std::shared_ptr<Endpoint>& endpoint,
                 std::span<const std::byte> message) override;
@@ -83,7 +87,7 @@ class Recorder final : public transport::Handler {
 
   // All guarded by the rig's mutex.
   std::vector<std::shared_ptr<Endpoint>> accepted;
-  std::vector<Hello> hellos;
+  std::vector<transport::Introduction> hellos;
   std::vector<std::string> notifies;
   std::map<uint64_t, Status> closed;  ///< by endpoint id
   std::map<uint64_t, int> closed_calls;

@@ -24,7 +24,19 @@ TEST_P(Sessions, BothSidesKnowTheHello) {
   EXPECT_EQ(call->endpoint->transport_name(), rig.kind().backend);
   ASSERT_TRUE(rig.Wait([&] { return callee->recorder.accepted.size() == 1; }));
   EXPECT_EQ(callee->recorder.accepted.front()->hello(), hello);
-  EXPECT_EQ(callee->recorder.hellos, std::vector<Hello>{hello});
+  ASSERT_EQ(callee->recorder.hellos.size(), 1u);
+  EXPECT_EQ(callee->recorder.hellos[0].caller, hello.caller);
+  EXPECT_EQ(callee->recorder.hellos[0].shown, transport::NameOf(hello.ticket));
+}
+
+TEST_P(Sessions, ACallerThatShowsItsTicketIsServedWhereTheHandlerLikesIt) {
+  Hello hello = rig.HelloFor(*caller, callee->self);
+  hello.protocol_min = hello.protocol_max = transport::kProtocolProof - 1;
+  auto call = Say(hello);
+  ASSERT_EQ(call->status, OkStatus());
+  ASSERT_TRUE(rig.Wait([&] { return callee->recorder.accepted.size() == 1; }));
+  EXPECT_EQ(callee->recorder.accepted.front()->hello(), hello);
+  EXPECT_EQ(callee->recorder.hellos[0].shown, hello.ticket);
 }
 
 TEST_P(Sessions, EndpointIdsDiffer) {
@@ -46,7 +58,7 @@ TEST_P(Sessions, RefusesAnotherIncarnationBeforeTheHandlerIsAsked) {
 
 TEST_P(Sessions, RefusesATicketThatTheHandlerRejects) {
   Hello hello = rig.HelloFor(*caller, callee->self);
-  hello.ticket = {};
+  hello.ticket = {1};
   auto call = Say(hello);
   EXPECT_EQ(call->status.code(), Code::kUnauthenticated);
   EXPECT_EQ(call->status.reason(), Reason::kTicketRejected);

@@ -38,12 +38,13 @@ void OnPreamble(std::span<const std::byte> bytes) {
   if (!preamble) return;
   if (const auto* open = std::get_if<TcpOpen>(&*preamble)) {
     const auto again = DecodePreamble(EncodeOpen(*open));
-    WW_CHECK(again && std::get<TcpOpen>(*again).hello == open->hello);
+    WW_CHECK(again && std::get<TcpOpen>(*again).introduction == open->introduction);
     return;
   }
   const auto& join = std::get<TcpJoin>(*preamble);
   const auto again = DecodePreamble(EncodeJoin(join));
-  WW_CHECK(again && std::get<TcpJoin>(*again).token == join.token);
+  WW_CHECK(again && std::get<TcpJoin>(*again).token == join.token &&
+           std::get<TcpJoin>(*again).proof == join.proof);
 }
 
 void OnWelcome(std::span<const std::byte> bytes) {
@@ -80,9 +81,9 @@ void One(fuzz::FrameKind kind, std::span<const std::byte> bytes) {
     case FrameKind::kFrame:
       return Framed(bytes);
     case FrameKind::kHello:
-      if (const auto hello = DecodeHello(bytes)) {
-        WW_CHECK(DecodeHello(EncodeHello(*hello)) == hello);
-        static_cast<void>(ChooseProtocol(hello->protocol_min, hello->protocol_max));
+      if (const auto said = DecodeIntroduction(bytes)) {
+        WW_CHECK(DecodeIntroduction(EncodeIntroduction(*said)) == said);
+        static_cast<void>(ChooseProtocol(said->protocol_min, said->protocol_max));
       }
       return;
     case FrameKind::kHelloReply:
@@ -100,6 +101,15 @@ void One(fuzz::FrameKind kind, std::span<const std::byte> bytes) {
       return OnUcxRanges(bytes);
     case FrameKind::kNotify:
       return OnNotify(bytes);
+    case FrameKind::kChallenge:
+      if (const auto challenge = DecodeChallenge(bytes)) {
+        WW_CHECK(DecodeChallenge(EncodeChallenge(*challenge)) == challenge);
+      }
+      return;
+    case FrameKind::kProof:
+      if (const auto proof = DecodeProof(bytes))
+        WW_CHECK(DecodeProof(EncodeProof(*proof)) == proof);
+      return;
     case FrameKind::kEnd:
       return;
   }
@@ -110,8 +120,8 @@ void One(fuzz::FrameKind kind, std::span<const std::byte> bytes) {
 std::vector<std::byte> Mended(fuzz::FrameKind kind, std::span<const std::byte> bytes) {
   std::vector<std::byte> mended(bytes.begin(), bytes.end());
   const std::span<std::byte> all(mended);
-  if (kind == fuzz::FrameKind::kPreamble && mended.size() >= kHelloBytes) {
-    Mend(all.first(kHelloBytes));
+  if (kind == fuzz::FrameKind::kPreamble && mended.size() >= kIntroductionBytes) {
+    Mend(all.first(kIntroductionBytes));
   }
   if (kind == fuzz::FrameKind::kWelcome && mended.size() >= kHelloReplyBytes) {
     Mend(all.first(kHelloReplyBytes));

@@ -33,6 +33,8 @@ enum class FrameKind : uint8_t {
   kUcxMessage,
   kUcxRanges,
   kNotify,
+  kChallenge,
+  kProof,
   kEnd
 };
 

@@ -109,14 +109,16 @@ void Frames(Seeds& seeds) {
     const std::vector<std::byte> payload(frame.type == FrameType::kGet ? 0 : 48);
     seeds.AddBytes(FrameKind::kUcxMessage, EncodeUcxMessage(frame, payload));
   }
-  Hello hello;
-  hello.caller = Incarnation{5};
-  hello.callee = Incarnation{6};
-  hello.ticket.fill(7);
-  seeds.AddBytes(FrameKind::kHello, EncodeHello(hello));
+  Introduction introduction;
+  introduction.caller = Incarnation{5};
+  introduction.callee = Incarnation{6};
+  introduction.shown.fill(7);
+  seeds.AddBytes(FrameKind::kHello, EncodeIntroduction(introduction));
+  seeds.AddBytes(FrameKind::kChallenge, EncodeChallenge({{1, 2}, {3, 4}}));
+  seeds.AddBytes(FrameKind::kProof, EncodeProof({5, 6}));
   seeds.AddBytes(FrameKind::kHelloReply, EncodeHelloReply({1, 0, Code::kOk, Reason::kNone}));
-  seeds.AddBytes(FrameKind::kPreamble, EncodeOpen({hello, 4}));
-  seeds.AddBytes(FrameKind::kPreamble, EncodeJoin({{1, 2, 3}, 2}));
+  seeds.AddBytes(FrameKind::kPreamble, EncodeOpen({introduction, 4}));
+  seeds.AddBytes(FrameKind::kPreamble, EncodeJoin({{1, 2, 3}, 2, {4}}));
   seeds.AddBytes(FrameKind::kWelcome,
                  EncodeWelcome({{1, 0, Code::kOk, Reason::kNone}, {1, 2, 3}, 4}));
   std::string ranges(8, '\0');

@@ -70,6 +70,20 @@ void Answer(Connecting& connecting, Result<std::shared_ptr<Endpoint>> result) {
   std::exchange(connecting.done, nullptr)(std::move(result));
 }
 
+/// All of it at once, with the messages that sockets would carry. What the callee made of it.
+Result<Hello> Handshake(const Hello& said, FakeNode& callee_node) {
+  CallerHandshake caller(said);
+  const auto first = EncodeIntroduction(caller.introduction());
+  const CalleeHandshake callee(caller.introduction(), first, callee_node.self,
+                               *callee_node.handler);
+  WW_FAIL_IF_ERROR(StatusOf(callee.reply()));
+  if (!callee.awaits_proof()) return callee.hello();
+  WW_ASSIGN(const auto proof, caller.OnChallenge(first, callee.challenge()));
+  WW_ASSIGN(const HelloReply verdict, callee.OnProof(proof));
+  WW_FAIL_IF_ERROR(StatusOf(verdict));
+  return callee.hello();
+}
+
 /// Runs at the callee's side.
 void Arrive(const std::shared_ptr<Connecting>& connecting) {
   FakeNetwork::World& world = *connecting->caller->world;
@@ -88,10 +102,10 @@ void Arrive(const std::shared_ptr<Connecting>& connecting) {
     return answer(Fail(StatusOf({0, 0, Code::kUnauthenticated, Reason::kTicketRejected})));
   }
   FakeNode& callee = *entry->second;
-  const HelloReply reply = AnswerHello(connecting->hello, callee.self, *callee.handler);
-  if (Status status = StatusOf(reply); !status.ok()) return answer(Fail(status));
+  auto hello = Handshake(connecting->hello, callee);
+  if (!hello.has_value()) return answer(Fail(hello.error()));
   auto ours = std::make_shared<FakeEndpoint>(callee.shared_from_this(), connecting->caller->address,
-                                             connecting->hello);
+                                             *hello);
   auto theirs =
       std::make_shared<FakeEndpoint>(connecting->caller, connecting->address, connecting->hello);
   FakeEndpoint::Join(ours, theirs);

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "server/transport/handshake.h"
 #include "server/transport/operation.h"
 #include "server/transport/shm/shm_endpoint.h"
 
@@ -117,32 +116,53 @@ void ShmGate::Welcome(Socket socket) {
     if (!cancelled) self->Drop(visitor, OkStatus(), "handshake_timeout");
   });
   visitor->stream->Read({[self = shared_from_this(), visitor](std::span<const std::byte> unread) {
-                           return self->OnHello(visitor, unread);
+                           return visitor->handshake ? self->OnProof(visitor, unread)
+                                                     : self->OnIntroduction(visitor, unread);
                          },
                          [self = shared_from_this(), visitor](Status why, const char* cause) {
                            self->Drop(visitor, std::move(why), cause);
                          }});
 }
 
-Result<size_t> ShmGate::OnHello(const std::shared_ptr<Visitor>& visitor,
+Result<size_t> ShmGate::OnIntroduction(const std::shared_ptr<Visitor>& visitor,
+                                       std::span<const std::byte> unread) {
+  if (unread.size() < kIntroductionBytes) return 0;
+  const auto first = unread.first(kIntroductionBytes);
+  WW_ASSIGN(const Introduction introduction, DecodeIntroduction(first));
+  const CalleeHandshake& handshake =
+      visitor->handshake.emplace(introduction, first, core_->self, *core_->handler);
+  if (handshake.awaits_proof()) {
+    visitor->stream->Send(ToVector(handshake.challenge()));
+  } else {
+    Conclude(visitor, handshake.reply(), "ticket");
+  }
+  return kIntroductionBytes;
+}
+
+Result<size_t> ShmGate::OnProof(const std::shared_ptr<Visitor>& visitor,
                                 std::span<const std::byte> unread) {
-  if (unread.size() < kHelloBytes) return 0;
-  WW_ASSIGN(const Hello hello, DecodeHello(unread.first(kHelloBytes)));
-  HelloReply reply = AnswerHello(hello, core_->self, *core_->handler);
+  if (unread.size() < kProofBytes) return 0;
+  WW_ASSIGN(const HelloReply verdict, visitor->handshake->OnProof(unread.first(kProofBytes)));
+  Conclude(visitor, verdict, "proof");
+  return kProofBytes;
+}
+
+void ShmGate::Conclude(const std::shared_ptr<Visitor>& visitor, HelloReply reply,
+                       const char* check) {
   if (reply.code == Code::kOk && core_->open_count() >= core_->options.inbound_sessions_max) {
     reply = {0, 0, Code::kResourceExhausted, Reason::kLimitExceeded};
   }
   visitor->stream->Send(ToVector(EncodeHelloReply(reply)));
-  if (reply.code != Code::kOk) {
-    Drop(visitor, StatusOf(reply), "refused");
-    return kHelloBytes;
-  }
   visitors_.erase(visitor);
   visitor->timer.cancel();
   VisitorsChanged();
-  auto endpoint = std::make_shared<ShmEndpoint>(core_, hello, visitor->stream);
+  if (reply.code != Code::kOk) {
+    visitor->stream->Close();
+    return CountRefused(*core_->options.metrics, core_->name, reply, check);
+  }
+  auto endpoint =
+      std::make_shared<ShmEndpoint>(core_, visitor->handshake->hello(), visitor->stream);
   endpoint->Start([this, &endpoint] { core_->handler->OnAccepted(endpoint); });
-  return kHelloBytes;
 }
 
 void ShmGate::Call(const std::string& address, const Hello& hello, Nanos deadline,
@@ -173,17 +193,36 @@ void ShmGate::Call(const std::string& address, const Hello& hello, Nanos deadlin
                Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded, "no session in time"),
                "handshake_timeout");
   });
-  visitor->stream->Send(ToVector(EncodeHello(hello)));
-  visitor->stream->Read(
-      {[self = shared_from_this(), visitor, hello](std::span<const std::byte> unread) {
-         return self->OnHelloReply(visitor, hello, unread);
-       },
-       [self = shared_from_this(), visitor](Status why, const char* cause) {
-         self->Drop(visitor, std::move(why), cause);
-       }});
+  const CallerHandshake& calling = visitor->calling.emplace(hello);
+  visitor->challenged = !calling.awaits_challenge();
+  visitor->stream->Send(ToVector(EncodeIntroduction(calling.introduction())));
+  visitor->stream->Read({[self = shared_from_this(), visitor](std::span<const std::byte> unread) {
+                           return visitor->challenged ? self->OnHelloReply(visitor, unread)
+                                                      : self->OnChallenge(visitor, unread);
+                         },
+                         [self = shared_from_this(), visitor](Status why, const char* cause) {
+                           self->Drop(visitor, std::move(why), cause);
+                         }});
 }
 
-Result<size_t> ShmGate::OnHelloReply(const std::shared_ptr<Visitor>& visitor, const Hello& hello,
+Result<size_t> ShmGate::OnChallenge(const std::shared_ptr<Visitor>& visitor,
+                                    std::span<const std::byte> unread) {
+  if (unread.size() < kHelloReplyBytes) return 0;
+  WW_ASSIGN(const HelloReply reply, DecodeHelloReply(unread.first(kHelloReplyBytes)));
+  if (reply.code != Code::kOk) return OnHelloReply(visitor, unread);  // no challenge behind it
+  if (unread.size() < kChallengedReplyBytes) return 0;
+  const auto first = EncodeIntroduction(visitor->calling->introduction());
+  auto proof = visitor->calling->OnChallenge(first, unread.first(kChallengedReplyBytes));
+  if (!proof.has_value()) {
+    Drop(visitor, proof.error(), "refused");
+    return kChallengedReplyBytes;
+  }
+  visitor->challenged = true;
+  visitor->stream->Send(ToVector(*proof));
+  return kChallengedReplyBytes;
+}
+
+Result<size_t> ShmGate::OnHelloReply(const std::shared_ptr<Visitor>& visitor,
                                      std::span<const std::byte> unread) {
   if (unread.size() < kHelloReplyBytes) return 0;
   WW_ASSIGN(const HelloReply reply, DecodeHelloReply(unread.first(kHelloReplyBytes)));
@@ -193,7 +232,7 @@ Result<size_t> ShmGate::OnHelloReply(const std::shared_ptr<Visitor>& visitor, co
   }
   calls_.erase(visitor);
   visitor->timer.cancel();
-  auto endpoint = std::make_shared<ShmEndpoint>(core_, hello, visitor->stream);
+  auto endpoint = std::make_shared<ShmEndpoint>(core_, visitor->calling->hello(), visitor->stream);
   endpoint->Start([&] { std::exchange(visitor->done, nullptr)(endpoint); });
   return kHelloReplyBytes;
 }

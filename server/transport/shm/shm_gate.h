@@ -4,9 +4,11 @@
 #include <boost/asio/steady_timer.hpp>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 
+#include "server/transport/handshake.h"
 #include "server/transport/shm/shm_core.h"
 #include "server/transport/shm/shm_stream.h"
 
@@ -30,16 +32,25 @@ class ShmGate final : public std::enable_shared_from_this<ShmGate> {
     Visitor(std::shared_ptr<ShmStream> the_stream, boost::asio::io_context& context);
     std::shared_ptr<ShmStream> stream;
     boost::asio::steady_timer timer;
-    Transport::ConnectDone done;  ///< of a call
+    std::optional<CalleeHandshake> handshake;  ///< of an accepted one that introduced itself
+    Transport::ConnectDone done;               ///< of a call
+    std::optional<CallerHandshake> calling;    ///< likewise
+    bool challenged = false;                   ///< likewise: and answered
   };
   using Socket = ShmStream::Socket;
 
   void Accept();
   void OnAcceptError(int error);
   void Welcome(Socket socket);
-  Result<size_t> OnHello(const std::shared_ptr<Visitor>& visitor,
+  Result<size_t> OnIntroduction(const std::shared_ptr<Visitor>& visitor,
+                                std::span<const std::byte> unread);
+  Result<size_t> OnProof(const std::shared_ptr<Visitor>& visitor,
                          std::span<const std::byte> unread);
-  Result<size_t> OnHelloReply(const std::shared_ptr<Visitor>& visitor, const Hello& hello,
+  /// A session for the visitor, or the refusal that `reply` is; `check` as in CountRefused.
+  void Conclude(const std::shared_ptr<Visitor>& visitor, HelloReply reply, const char* check);
+  Result<size_t> OnChallenge(const std::shared_ptr<Visitor>& visitor,
+                             std::span<const std::byte> unread);
+  Result<size_t> OnHelloReply(const std::shared_ptr<Visitor>& visitor,
                               std::span<const std::byte> unread);
   /// `cause` counts the end of an accepted one.
   void Drop(const std::shared_ptr<Visitor>& visitor, Status why, const char* cause);

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "server/transport/address.h"
-#include "server/transport/handshake.h"
 #include "server/transport/operation.h"
 
 namespace weightwire::transport {
@@ -19,7 +18,7 @@ TcpDial::TcpDial(std::shared_ptr<TcpCore> core, std::string address, const Hello
                  Transport::ConnectDone done, Ended ended)
     : core_(std::move(core)),
       address_(std::move(address)),
-      hello_(hello),
+      handshake_(hello),
       done_(std::move(done)),
       ended_(std::move(ended)),
       timer_(core_->loop(0).context()),
@@ -63,15 +62,53 @@ void TcpDial::ConnectFirst(tcp::resolver::results_type candidates) {
       [self = shared_from_this()](const error_code& error, const tcp::endpoint&) {
         if (!self->done_) return;
         if (error) return self->FailIo(error);
-        self->Introduce(0, EncodeOpen({self->hello_, static_cast<uint32_t>(self->legs_.size())}));
+        self->Open();
       });
 }
 
-void TcpDial::Introduce(size_t leg, const Preamble& preamble) {
-  Tune(legs_[leg].socket, core_->options);
-  if (!SendNow(legs_[leg].socket, preamble)) {
-    return Fail(TransportFailed("the connection to " + address_ + " broke"));
+void TcpDial::Open() {
+  open_ = EncodeOpen({handshake_.introduction(), static_cast<uint32_t>(legs_.size())});
+  Tune(legs_[0].socket, core_->options);
+  if (!Say(0, open_)) return;
+  if (!handshake_.awaits_challenge()) return AwaitWelcome(0);
+  // A refusal has no challenge behind it.
+  boost::asio::async_read(legs_[0].socket, boost::asio::buffer(challenge_, kHelloReplyBytes),
+                          [self = shared_from_this()](const error_code& error, size_t) {
+                            if (!self->done_) return;
+                            if (error) return self->FailIo(error);
+                            self->AwaitChallenge();
+                          });
+}
+
+void TcpDial::AwaitChallenge() {
+  const auto reply = DecodeHelloReply(std::span(challenge_).first(kHelloReplyBytes));
+  if (!reply.has_value()) return FailGarbage(reply.error());
+  if (Status verdict = StatusOf(*reply); !verdict.ok()) return Fail(verdict);
+  boost::asio::async_read(
+      legs_[0].socket, boost::asio::buffer(challenge_.data() + kHelloReplyBytes, kChallengeBytes),
+      [self = shared_from_this()](const error_code& error, size_t) {
+        if (!self->done_) return;
+        if (error) return self->FailIo(error);
+        self->OnChallenge();
+      });
+}
+
+void TcpDial::OnChallenge() {
+  const auto proof = handshake_.OnChallenge(open_, challenge_);
+  if (!proof.has_value()) {
+    const bool garbage = proof.error().code() == Code::kInvalidArgument;
+    return garbage ? FailGarbage(proof.error()) : Fail(proof.error());
   }
+  if (Say(0, *proof)) AwaitWelcome(0);
+}
+
+bool TcpDial::Say(size_t leg, std::span<const std::byte> message) {
+  if (SendNow(legs_[leg].socket, message)) return true;
+  Fail(TransportFailed("the connection to " + address_ + " broke"));
+  return false;
+}
+
+void TcpDial::AwaitWelcome(size_t leg) {
   boost::asio::async_read(legs_[leg].socket, boost::asio::buffer(legs_[leg].welcome),
                           [self = shared_from_this(), leg](const error_code& error, size_t) {
                             if (!self->done_) return;
@@ -82,10 +119,7 @@ void TcpDial::Introduce(size_t leg, const Preamble& preamble) {
 
 void TcpDial::OnWelcome(size_t leg) {
   auto welcome = DecodeWelcome(legs_[leg].welcome);
-  if (!welcome.has_value()) {
-    return Fail(
-        TransportFailed(address_ + " does not speak weightwire: " + welcome.error().message()));
-  }
+  if (!welcome.has_value()) return FailGarbage(welcome.error());
   if (Status verdict = StatusOf(welcome->reply); !verdict.ok()) return Fail(verdict);
   --missing_;
   if (leg == 0) ConnectOthers(welcome->token, welcome->connections);
@@ -103,9 +137,17 @@ void TcpDial::ConnectOthers(const SessionToken& token, uint32_t connections) {
         peer, [self = shared_from_this(), leg, token](const error_code& failure) {
           if (!self->done_) return;
           if (failure) return self->FailIo(failure);
-          self->Introduce(leg, EncodeJoin({token, static_cast<uint32_t>(leg)}));
+          self->Join(leg, token);
         });
   }
+}
+
+void TcpDial::Join(size_t leg, const SessionToken& token) {
+  Tune(legs_[leg].socket, core_->options);
+  const auto index = static_cast<uint32_t>(leg);
+  TcpJoin join{token, index, {}};
+  if (handshake_.awaits_challenge()) join.proof = JoinProof(handshake_.key(), token, index);
+  if (Say(leg, EncodeJoin(join))) AwaitWelcome(leg);
 }
 
 void TcpDial::Succeed() {
@@ -113,8 +155,12 @@ void TcpDial::Succeed() {
   std::vector<tcp::socket> sockets;
   for (Leg& leg : legs_) sockets.push_back(std::move(leg.socket));
   ended_(shared_from_this());
-  auto endpoint = MakeTcpEndpoint(core_, hello_, std::move(sockets));
+  auto endpoint = MakeTcpEndpoint(core_, handshake_.hello(), std::move(sockets));
   endpoint->Start([done = std::exchange(done_, nullptr), endpoint] { done(endpoint); });
+}
+
+void TcpDial::FailGarbage(const Status& what) {
+  Fail(TransportFailed(address_ + " does not speak weightwire: " + what.message()));
 }
 
 void TcpDial::FailIo(const error_code& error) {

@@ -5,9 +5,11 @@
 #include <boost/asio/steady_timer.hpp>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "server/transport/handshake.h"
 #include "server/transport/tcp/tcp_core.h"
 #include "server/transport/tcp/tcp_handshake.h"
 
@@ -34,15 +36,24 @@ class TcpDial final : public std::enable_shared_from_this<TcpDial> {
 
   void Resolve(const std::string& host, uint16_t port);
   void ConnectFirst(boost::asio::ip::tcp::resolver::results_type candidates);
-  void Introduce(size_t leg, const Preamble& preamble);
+  void Open();
+  void AwaitChallenge();
+  void OnChallenge();
+  /// False when the socket did not take it; the call has failed then.
+  bool Say(size_t leg, std::span<const std::byte> message);
+  void AwaitWelcome(size_t leg);
   void OnWelcome(size_t leg);
+  void FailGarbage(const Status& what);
+  void Join(size_t leg, const SessionToken& token);
   void ConnectOthers(const SessionToken& token, uint32_t connections);
   void Succeed();
   void FailIo(const boost::system::error_code& error);
 
   const std::shared_ptr<TcpCore> core_;
   const std::string address_;
-  const Hello hello_;
+  CallerHandshake handshake_;
+  Preamble open_{};  ///< as it was sent
+  std::array<std::byte, kChallengedReplyBytes> challenge_{};
   Transport::ConnectDone done_;  ///< null once answered
   Ended ended_;
   boost::asio::steady_timer timer_;

@@ -1,7 +1,5 @@
 #include "server/transport/tcp/tcp_listener.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/read.hpp>
@@ -10,7 +8,6 @@
 
 #include "server/base/failpoint.h"
 #include "server/transport/address.h"
-#include "server/transport/handshake.h"
 
 namespace weightwire::transport {
 namespace {
@@ -19,12 +16,6 @@ using boost::asio::ip::tcp;
 using boost::system::error_code;
 
 constexpr auto kAcceptRetry = std::chrono::milliseconds(100);
-
-SessionToken RandomToken() {
-  SessionToken token;
-  WW_CHECK(getrandom(token.data(), token.size(), 0) == static_cast<ssize_t>(token.size()));
-  return token;
-}
 
 TcpWelcome Refusal(Code code, Reason reason) { return {{0, 0, code, reason}, {}, 1}; }
 
@@ -37,9 +28,9 @@ Status CannotListen(const std::string& address, const std::string& why) {
 TcpListener::Visitor::Visitor(Socket the_socket)
     : socket(std::move(the_socket)), timer(socket.get_executor()) {}
 
-TcpListener::Opening::Opening(boost::asio::io_context& context, const Hello& the_hello,
+TcpListener::Opening::Opening(boost::asio::io_context& context, CalleeHandshake the_handshake,
                               size_t count)
-    : hello(the_hello), missing(count), timer(context) {
+    : handshake(std::move(the_handshake)), missing(count), timer(context) {
   for (size_t i = 0; i < count; ++i) sockets.emplace_back(context);
 }
 
@@ -123,33 +114,55 @@ void TcpListener::OnPreamble(const std::shared_ptr<Visitor>& visitor) {
   if (!visitors_.contains(visitor)) return;
   auto preamble = DecodePreamble(visitor->preamble);
   if (!preamble.has_value()) return Drop(visitor, "garbage");
+  if (const auto* open = std::get_if<TcpOpen>(&*preamble)) return OnOpen(visitor, *open);
+  OnJoin(std::get<TcpJoin>(*preamble), Leave(visitor));
+}
+
+tcp::socket TcpListener::Leave(const std::shared_ptr<Visitor>& visitor) {
   visitors_.erase(visitor);
   visitor->timer.cancel();
   VisitorsChanged();
-  if (const auto* open = std::get_if<TcpOpen>(&*preamble)) {
-    OnOpen(*open, std::move(visitor->socket));
-  } else {
-    OnJoin(std::get<TcpJoin>(*preamble), std::move(visitor->socket));
-  }
+  return std::move(visitor->socket);
 }
 
-void TcpListener::OnOpen(const TcpOpen& open, tcp::socket socket) {
-  if (core_->open_count() + openings_.size() >= core_->options.inbound_sessions_max) {
-    core_->CountClose("sessions_full");
-    SendNow(socket, EncodeWelcome(Refusal(Code::kResourceExhausted, Reason::kLimitExceeded)));
-    return;
-  }
-  const HelloReply reply = AnswerHello(open.hello, core_->self, *core_->handler);
+void TcpListener::OnOpen(const std::shared_ptr<Visitor>& visitor, const TcpOpen& open) {
+  visitor->connections = open.connections;
+  visitor->handshake.emplace(open.introduction, visitor->preamble, core_->self, *core_->handler);
   WW_FAILPOINT("transport.before_a_session_is_accepted");
+  const CalleeHandshake& handshake = *visitor->handshake;
+  if (!handshake.awaits_proof()) return Conclude(visitor, handshake.reply(), "ticket");
+  if (!SendNow(visitor->socket, handshake.challenge())) return Drop(visitor, "broken");
+  boost::asio::async_read(visitor->socket, boost::asio::buffer(visitor->proof),
+                          [self = shared_from_this(), visitor](const error_code& error, size_t) {
+                            if (error) return self->Drop(visitor, "broken");
+                            self->OnProof(visitor);
+                          });
+}
+
+void TcpListener::OnProof(const std::shared_ptr<Visitor>& visitor) {
+  if (!visitors_.contains(visitor)) return;
+  const auto verdict = visitor->handshake->OnProof(visitor->proof);
+  if (!verdict.has_value()) return Drop(visitor, "garbage");
+  Conclude(visitor, *verdict, "proof");
+}
+
+void TcpListener::Conclude(const std::shared_ptr<Visitor>& visitor, HelloReply reply,
+                           const char* check) {
+  tcp::socket socket = Leave(visitor);
+  if (reply.code == Code::kOk &&
+      core_->open_count() + openings_.size() >= core_->options.inbound_sessions_max) {
+    reply = {0, 0, Code::kResourceExhausted, Reason::kLimitExceeded};
+  }
   if (reply.code != Code::kOk) {
-    core_->CountClose("refused");
+    CountRefused(*core_->options.metrics, core_->name, reply, check);
     SendNow(socket, EncodeWelcome(Refusal(reply.code, reply.reason)));
     return;
   }
-  const SessionToken token = RandomToken();
-  const uint32_t count = std::min(open.connections, kTcpConnectionsMax);
+  const SessionToken token = RandomNonce();
+  const uint32_t count = std::min(visitor->connections, kTcpConnectionsMax);
   if (!SendNow(socket, EncodeWelcome({reply, token, count}))) return core_->CountClose("broken");
-  auto opening = std::make_unique<Opening>(core_->loop(0).context(), open.hello, count);
+  auto opening =
+      std::make_unique<Opening>(core_->loop(0).context(), std::move(*visitor->handshake), count);
   opening->sockets[0] = std::move(socket);
   --opening->missing;
   opening->timer.expires_after(core_->options.handshake_timeout);
@@ -163,15 +176,22 @@ void TcpListener::OnOpen(const TcpOpen& open, tcp::socket socket) {
   VisitorsChanged();
 }
 
+bool TcpListener::MayJoin(const Opening& opening, const TcpJoin& join) {
+  if (join.index >= opening.sockets.size() || opening.sockets[join.index].is_open()) return false;
+  const CalleeHandshake& handshake = opening.handshake;
+  return !handshake.awaits_proof() ||
+         SameProof(join.proof, JoinProof(handshake.key(), join.token, join.index));
+}
+
 void TcpListener::OnJoin(const TcpJoin& join, tcp::socket socket) {
   auto entry = openings_.find(join.token);
-  if (entry == openings_.end() || join.index >= entry->second->sockets.size() ||
-      entry->second->sockets[join.index].is_open()) {
-    core_->CountClose("refused");
-    SendNow(socket, EncodeWelcome(Refusal(Code::kUnauthenticated, Reason::kTicketRejected)));
+  if (entry == openings_.end() || !MayJoin(*entry->second, join)) {
+    const TcpWelcome refusal = Refusal(Code::kUnauthenticated, Reason::kTicketRejected);
+    CountRefused(*core_->options.metrics, core_->name, refusal.reply, "proof");
+    SendNow(socket, EncodeWelcome(refusal));
     return;
   }
-  const TcpWelcome welcome{{kProtocolMax, 0, Code::kOk, Reason::kNone}, join.token, 1};
+  const TcpWelcome welcome{entry->second->handshake.reply(), join.token, 1};
   if (!SendNow(socket, EncodeWelcome(welcome))) return core_->CountClose("broken");
   entry->second->sockets[join.index] = std::move(socket);
   --entry->second->missing;
@@ -185,7 +205,7 @@ void TcpListener::Complete(const SessionToken& token) {
   const std::unique_ptr<Opening> opening = std::move(entry->second);
   openings_.erase(entry);
   opening->timer.cancel();
-  auto endpoint = MakeTcpEndpoint(core_, opening->hello, std::move(opening->sockets));
+  auto endpoint = MakeTcpEndpoint(core_, opening->handshake.hello(), std::move(opening->sockets));
   endpoint->Start([core = core_, endpoint] { core->handler->OnAccepted(endpoint); });
 }
 

@@ -4,10 +4,12 @@
 #include <boost/asio/steady_timer.hpp>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "server/transport/handshake.h"
 #include "server/transport/tcp/tcp_core.h"
 #include "server/transport/tcp/tcp_handshake.h"
 
@@ -26,17 +28,20 @@ class TcpListener final : public std::enable_shared_from_this<TcpListener> {
 
  private:
   using Socket = boost::asio::ip::tcp::socket;
-  /// An accepted socket that has not introduced itself.
+  /// An accepted socket that has not introduced itself, or not proved what it said.
   struct Visitor {
     explicit Visitor(Socket the_socket);
     Socket socket;
     boost::asio::steady_timer timer;
     Preamble preamble{};
+    uint32_t connections = 0;  ///< wanted
+    std::optional<CalleeHandshake> handshake;
+    std::array<std::byte, kProofBytes> proof{};
   };
   /// A session that misses sockets.
   struct Opening {
-    Opening(boost::asio::io_context& context, const Hello& the_hello, size_t count);
-    Hello hello;
+    Opening(boost::asio::io_context& context, CalleeHandshake the_handshake, size_t count);
+    CalleeHandshake handshake;
     std::vector<Socket> sockets;  ///< closed ones are missing
     size_t missing = 0;
     boost::asio::steady_timer timer;
@@ -47,8 +52,14 @@ class TcpListener final : public std::enable_shared_from_this<TcpListener> {
   void Welcome(Socket socket);
   void Drop(const std::shared_ptr<Visitor>& visitor, const char* cause);
   void OnPreamble(const std::shared_ptr<Visitor>& visitor);
-  void OnOpen(const TcpOpen& open, Socket socket);
+  void OnOpen(const std::shared_ptr<Visitor>& visitor, const TcpOpen& open);
+  void OnProof(const std::shared_ptr<Visitor>& visitor);
+  /// A session for the visitor, or the refusal that `reply` is; `check` as in CountRefused.
+  void Conclude(const std::shared_ptr<Visitor>& visitor, HelloReply reply, const char* check);
+  static bool MayJoin(const Opening& opening, const TcpJoin& join);
   void OnJoin(const TcpJoin& join, Socket socket);
+  /// It is a visitor no more.
+  Socket Leave(const std::shared_ptr<Visitor>& visitor);
   void Complete(const SessionToken& token);
   /// Shows the counts and accepts again where the bound had stopped it.
   void VisitorsChanged();

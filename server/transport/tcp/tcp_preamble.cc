@@ -1,5 +1,5 @@
-// open     hello 80 | connections 4 | 0 ×8 | checksum 4
-// join     magic 4 | token 16 | index 4 | 0 ×68 | checksum 4
+// open     introduction 80 | connections 4 | 0 ×8 | checksum 4
+// join     magic 4 | token 16 | index 4 | proof 32 | 0 ×36 | checksum 4
 // welcome  hello reply 48 | token 16 | connections 4 | 0 ×8 | checksum 4
 // Each checksum covers all that precedes it.
 #include "server/transport/tcp/tcp_preamble.h"
@@ -27,9 +27,9 @@ tl::unexpected<Status> Garbage(const char* what) {
 
 Preamble EncodeOpen(const TcpOpen& open) {
   Preamble preamble{};
-  const auto hello = EncodeHello(open.hello);
-  std::copy(hello.begin(), hello.end(), preamble.begin());
-  LittleEndianWriter writer{std::span(preamble).subspan(kHelloBytes)};
+  const auto introduction = EncodeIntroduction(open.introduction);
+  std::ranges::copy(introduction, preamble.begin());
+  LittleEndianWriter writer{std::span(preamble).subspan(kIntroductionBytes)};
   writer.Put(open.connections);
   writer.Skip(8);
   writer.Put(Checksum(std::span(preamble).first(kPreambleBytes - 4)));
@@ -42,9 +42,18 @@ Preamble EncodeJoin(const TcpJoin& join) {
   writer.Put(kJoinMagic);
   writer.PutBytes(join.token);
   writer.Put(join.index);
+  writer.PutBytes(join.proof);
   LittleEndianWriter(std::span(preamble).last(4))
       .Put(Checksum(std::span(preamble).first(kPreambleBytes - 4)));
   return preamble;
+}
+
+Proof JoinProof(const Proof& session_key, const SessionToken& token, uint32_t index) {
+  std::array<std::byte, 20> message{};
+  LittleEndianWriter writer(message);
+  writer.PutBytes(token);
+  writer.Put(index);
+  return KeyedProof(session_key, "weightwire join", message);
 }
 
 Result<std::variant<TcpOpen, TcpJoin>> DecodePreamble(std::span<const std::byte> bytes) {
@@ -54,11 +63,12 @@ Result<std::variant<TcpOpen, TcpJoin>> DecodePreamble(std::span<const std::byte>
     TcpJoin join;
     reader.TakeBytes(join.token);
     join.index = reader.Take<uint32_t>();
+    reader.TakeBytes(join.proof);
     return join;
   }
   TcpOpen open;
-  WW_ASSIGN(open.hello, DecodeHello(bytes.first(kHelloBytes)));
-  open.connections = LittleEndianReader(bytes.subspan(kHelloBytes)).Take<uint32_t>();
+  WW_ASSIGN(open.introduction, DecodeIntroduction(bytes.first(kIntroductionBytes)));
+  open.connections = LittleEndianReader(bytes.subspan(kIntroductionBytes)).Take<uint32_t>();
   if (open.connections == 0) return Garbage("number of connections");
   return open;
 }

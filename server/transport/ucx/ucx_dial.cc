@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "server/transport/address.h"
-#include "server/transport/handshake.h"
 #include "server/transport/operation.h"
 #include "server/transport/ucx/ucx_endpoint.h"
 #include "server/transport/ucx/ucx_gate.h"
@@ -20,7 +19,8 @@ UcxDial::UcxDial(std::shared_ptr<UcxCore> core, std::weak_ptr<UcxGate> gate, std
     : core_(std::move(core)),
       gate_(std::move(gate)),
       address_(std::move(address)),
-      hello_(hello),
+      handshake_(hello),
+      challenged_(!handshake_.awaits_challenge()),
       done_(std::move(done)),
       timer_(core_->loop.context()),
       resolver_(core_->loop.context()) {}
@@ -59,21 +59,34 @@ void UcxDial::Connect(const tcp::endpoint& peer) {
   id_ = core_->worker().Connect(peer.data(), peer.size(), failure);
   if (id_ == 0) return Fail(TransportFailed("no session with " + address_ + ": " + failure));
   core_->Bind(id_, shared_from_this());
-  core_->worker().Send(id_, EncodeHello(hello_), false);
+  core_->worker().Send(id_, EncodeIntroduction(handshake_.introduction()), false);
 }
 
 void UcxDial::OnMessage(std::span<const std::byte> message) {
   if (!done_) return;
+  if (!challenged_) return OnChallenge(message);
   auto reply = DecodeHelloReply(message);
-  if (!reply.has_value()) {
-    return Fail(
-        TransportFailed(address_ + " does not speak weightwire: " + reply.error().message()));
-  }
+  if (!reply.has_value()) return FailGarbage(reply.error());
   if (Status verdict = StatusOf(*reply); !verdict.ok()) return Fail(std::move(verdict));
   End();
-  auto endpoint = std::make_shared<UcxEndpoint>(core_, hello_, id_, hello_.callee, address_);
+  auto endpoint = std::make_shared<UcxEndpoint>(core_, handshake_.hello(), id_,
+                                                handshake_.hello().callee, address_);
   endpoint->Start(std::min(deadline_, DeadlineAfter(core_->options.self_test_timeout)),
                   std::exchange(done_, nullptr));
+}
+
+void UcxDial::OnChallenge(std::span<const std::byte> message) {
+  const auto proof = handshake_.OnChallenge(EncodeIntroduction(handshake_.introduction()), message);
+  if (!proof.has_value()) {
+    const bool garbage = proof.error().reason() == Reason::kInvalidRequest;
+    return garbage ? FailGarbage(proof.error()) : Fail(proof.error());
+  }
+  challenged_ = true;
+  core_->worker().Send(id_, *proof, false);
+}
+
+void UcxDial::FailGarbage(const Status& what) {
+  Fail(TransportFailed(address_ + " does not speak weightwire: " + what.message()));
 }
 
 void UcxDial::OnBroken(const std::string& why) {

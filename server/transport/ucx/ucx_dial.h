@@ -3,8 +3,10 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <memory>
+#include <span>
 #include <string>
 
+#include "server/transport/handshake.h"
 #include "server/transport/ucx/ucx_core.h"
 
 namespace weightwire::transport {
@@ -25,13 +27,16 @@ class UcxDial final : public UcxConnection, public std::enable_shared_from_this<
   void Shut() override;
 
  private:
+  void OnChallenge(std::span<const std::byte> message);
+  void FailGarbage(const Status& what);
   void Connect(const boost::asio::ip::tcp::endpoint& peer);
   void End();
 
   const std::shared_ptr<UcxCore> core_;
   const std::weak_ptr<UcxGate> gate_;
   const std::string address_;
-  const Hello hello_;
+  CallerHandshake handshake_;
+  bool challenged_ = false;      ///< and answered
   Transport::ConnectDone done_;  ///< null once answered
   Nanos deadline_{0};
   uint64_t id_ = 0;  ///< 0: no connection yet

@@ -4,7 +4,6 @@
 #include <string>
 #include <utility>
 
-#include "server/transport/handshake.h"
 #include "server/transport/operation.h"
 #include "server/transport/ucx/ucx_endpoint.h"
 #include "server/transport/ucx/ucx_gate.h"
@@ -25,23 +24,30 @@ void UcxVisitor::Start() {
 
 void UcxVisitor::OnMessage(std::span<const std::byte> message) {
   if (left_ || refused_) return;
-  auto hello = DecodeHello(message);
-  if (!hello.has_value()) return Drop("garbage");
-  Answer(*hello);
+  if (handshake_) return OnProof(message);
+  const auto introduction = DecodeIntroduction(message);
+  if (!introduction.has_value()) return Drop("garbage");
+  handshake_.emplace(*introduction, message, core_->self, *core_->handler);
+  if (!handshake_->awaits_proof()) return Conclude(handshake_->reply(), "ticket");
+  core_->worker().Send(id_, handshake_->challenge(), false);
 }
 
-void UcxVisitor::Answer(const Hello& hello) {
-  HelloReply reply;
-  if (core_->session_count() >= core_->options.inbound_sessions_max) {
+void UcxVisitor::OnProof(std::span<const std::byte> message) {
+  const auto verdict = handshake_->OnProof(message);
+  if (!verdict.has_value()) return Drop("garbage");
+  Conclude(*verdict, "proof");
+}
+
+void UcxVisitor::Conclude(HelloReply reply, const char* check) {
+  if (reply.code == Code::kOk && core_->session_count() >= core_->options.inbound_sessions_max) {
     reply = {0, 0, Code::kResourceExhausted, Reason::kLimitExceeded};
-  } else {
-    reply = AnswerHello(hello, core_->self, *core_->handler);
   }
   core_->worker().Send(id_, EncodeHelloReply(reply), false);
   if (reply.code != Code::kOk) {
     refused_ = true;
-    return core_->CountClose(reply.code == Code::kResourceExhausted ? "sessions_full" : "refused");
+    return CountRefused(*core_->options.metrics, core_->name, reply, check);
   }
+  const Hello& hello = handshake_->hello();
   Leave();
   auto endpoint = std::make_shared<UcxEndpoint>(core_, hello, id_, hello.caller,
                                                 "the caller " + std::to_string(hello.caller.value));

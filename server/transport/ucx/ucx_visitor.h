@@ -2,15 +2,18 @@
 
 #include <boost/asio/steady_timer.hpp>
 #include <memory>
+#include <optional>
 
+#include "server/transport/handshake.h"
 #include "server/transport/ucx/ucx_core.h"
 
 namespace weightwire::transport {
 
 class UcxGate;
 
-/// A caller that has not introduced itself, or one that was refused and has not gone: its refusal
-/// may still be on the way, so the caller or the handshake timeout ends it. On the loop.
+/// A caller that has not introduced itself or not proved what it said, or one that was refused and
+/// has not gone: its refusal may still be on the way, so the caller or the handshake timeout ends
+/// it. On the loop.
 class UcxVisitor final : public UcxConnection, public std::enable_shared_from_this<UcxVisitor> {
  public:
   UcxVisitor(std::shared_ptr<UcxCore> core, std::weak_ptr<UcxGate> gate, uint64_t id);
@@ -20,7 +23,9 @@ class UcxVisitor final : public UcxConnection, public std::enable_shared_from_th
   void Shut() override;
 
  private:
-  void Answer(const Hello& hello);
+  void OnProof(std::span<const std::byte> message);
+  /// A session for the visitor, or the refusal that `reply` is; `check` as in CountRefused.
+  void Conclude(HelloReply reply, const char* check);
   void Leave();
   void Drop(const char* cause);
 
@@ -28,6 +33,7 @@ class UcxVisitor final : public UcxConnection, public std::enable_shared_from_th
   const std::weak_ptr<UcxGate> gate_;
   const uint64_t id_;
   boost::asio::steady_timer timer_;
+  std::optional<CalleeHandshake> handshake_;  ///< once it introduced itself
   bool refused_ = false;
   bool left_ = false;
 };

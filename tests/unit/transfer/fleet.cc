@@ -62,6 +62,7 @@ Fleet::Agent Fleet::MakeAgent(const FleetOptions& options, const std::string& ad
   engine.host = address;
   engine.self = agent.incarnation;
   engine.preference = {"fake"};
+  engine.proof_required = options.proof_required;
   agent.engine = Engine::Make(engine, sim, sim, sim, {agent.transport.get()}, metrics).value();
   return agent;
 }

@@ -49,6 +49,7 @@ struct FleetOptions {
   Tuning tuning = SmallTuning();
   transport::FakeLink link;  ///< everywhere
   uint32_t notifies_queued_max = 1024;
+  bool proof_required = false;
 };
 
 /// A whole fleet in one thread under virtual time: agents "s0"… hold sources, "t0"… targets.

@@ -40,7 +40,7 @@ class RogueReader final : public transport::Handler {
     transport_.reset();
   }
 
-  Status OnHello(const transport::Hello&) override { return OkStatus(); }
+  Result<Ticket> OnHello(const transport::Introduction&) override { return Ticket{}; }
   void OnAccepted(std::shared_ptr<transport::Endpoint>) override {}
   void OnNotify(const std::shared_ptr<transport::Endpoint>&,
                 std::span<const std::byte> message) override {

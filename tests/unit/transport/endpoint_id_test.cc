@@ -11,7 +11,7 @@ namespace {
 
 class Accepts final : public Handler {
  public:
-  Status OnHello(const Hello&) override { return OkStatus(); }
+  Result<Ticket> OnHello(const Introduction&) override { return Ticket{}; }
   void OnAccepted(std::shared_ptr<Endpoint> endpoint) override {
     accepted_.set_value(endpoint->id());
   }

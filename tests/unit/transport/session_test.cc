@@ -11,16 +11,16 @@
 namespace weightwire::transport {
 namespace {
 
-Hello SomeHello() {
-  Hello hello;
+Introduction SomeIntroduction() {
+  Introduction hello;
   hello.protocol_min = 0x0102;
   hello.protocol_max = 0x0304;
   hello.features = 0x1112131415161718;
   hello.caller = Incarnation(0x2122232425262728);
   hello.callee = Incarnation(0x3132333435363738);
   for (size_t i = 0; i < 16; ++i) {
-    hello.ticket[i] = static_cast<uint8_t>(0x40 + i);
-    hello.trace_id[i] = static_cast<uint8_t>(0x80 + i);
+    hello.shown[i] = static_cast<uint8_t>(0x40 + i);
+    hello.nonce[i] = static_cast<uint8_t>(0x80 + i);
   }
   return hello;
 }
@@ -32,8 +32,8 @@ std::mt19937_64 Random() {
   return std::mt19937_64(seed);
 }
 
-TEST(HelloCodec, FieldsLieWhereThePeerExpectsThem) {
-  const auto bytes = EncodeHello(SomeHello());
+TEST(IntroductionCodec, FieldsLieWhereThePeerExpectsThem) {
+  const auto bytes = EncodeIntroduction(SomeIntroduction());
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), 4), "WWDP");
   EXPECT_EQ(ReadAt(bytes, 4, 4), 80u);
   EXPECT_EQ(ReadAt(bytes, 8, 2), 0x0102u);
@@ -47,35 +47,54 @@ TEST(HelloCodec, FieldsLieWhereThePeerExpectsThem) {
   EXPECT_EQ(ReadAt(bytes, 71, 1), 0x8fu);
 }
 
-TEST(HelloCodec, RoundTrips) {
-  auto decoded = DecodeHello(EncodeHello(SomeHello()));
+TEST(IntroductionCodec, RoundTrips) {
+  auto decoded = DecodeIntroduction(EncodeIntroduction(SomeIntroduction()));
   ASSERT_TRUE(decoded.has_value());
-  EXPECT_EQ(*decoded, SomeHello());
+  EXPECT_EQ(*decoded, SomeIntroduction());
 }
 
-TEST(HelloCodec, RefusesEverySingleBitFlip) {
-  for (size_t bit = 0; bit < kHelloBytes * 8; ++bit) {
-    auto bytes = EncodeHello(SomeHello());
+TEST(IntroductionCodec, RefusesEverySingleBitFlip) {
+  for (size_t bit = 0; bit < kIntroductionBytes * 8; ++bit) {
+    auto bytes = EncodeIntroduction(SomeIntroduction());
     bytes[bit / 8] ^= static_cast<std::byte>(1 << (bit % 8));
-    auto decoded = DecodeHello(bytes);
+    auto decoded = DecodeIntroduction(bytes);
     ASSERT_FALSE(decoded.has_value()) << "bit " << bit;
     EXPECT_EQ(decoded.error().code(), Code::kInvalidArgument);
     EXPECT_EQ(decoded.error().reason(), Reason::kInvalidRequest);
   }
 }
 
-TEST(HelloCodec, RefusesEveryOtherSizeAndRandomBytes) {
+TEST(IntroductionCodec, RefusesEveryOtherSizeAndRandomBytes) {
   std::mt19937_64 random = Random();
-  const auto good = EncodeHello(SomeHello());
+  const auto good = EncodeIntroduction(SomeIntroduction());
   for (size_t size = 0; size < 200; ++size) {
     std::vector<std::byte> bytes(good.begin(), good.end());
     bytes.resize(size);
-    if (size != kHelloBytes) {
-      EXPECT_FALSE(DecodeHello(bytes).has_value());
+    if (size != kIntroductionBytes) {
+      EXPECT_FALSE(DecodeIntroduction(bytes).has_value());
     }
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
-    EXPECT_FALSE(DecodeHello(bytes).has_value());
+    EXPECT_FALSE(DecodeIntroduction(bytes).has_value());
     EXPECT_FALSE(DecodeHelloReply(bytes).has_value());
+    EXPECT_FALSE(DecodeChallenge(bytes).has_value());
+    EXPECT_FALSE(DecodeProof(bytes).has_value());
+  }
+}
+
+TEST(ProofCodecs, RoundTripAndRefuseEverySingleBitFlip) {
+  const Challenge challenge{{1, 2, 3}, {4, 5, 6}};
+  EXPECT_EQ(DecodeChallenge(EncodeChallenge(challenge)).value(), challenge);
+  for (size_t bit = 0; bit < kChallengeBytes * 8; ++bit) {
+    auto bytes = EncodeChallenge(challenge);
+    bytes[bit / 8] ^= static_cast<std::byte>(1 << (bit % 8));
+    EXPECT_FALSE(DecodeChallenge(bytes).has_value()) << "bit " << bit;
+  }
+  const Proof proof{7, 8, 9};
+  EXPECT_EQ(DecodeProof(EncodeProof(proof)).value(), proof);
+  for (size_t bit = 0; bit < kProofBytes * 8; ++bit) {
+    auto bytes = EncodeProof(proof);
+    bytes[bit / 8] ^= static_cast<std::byte>(1 << (bit % 8));
+    EXPECT_FALSE(DecodeProof(bytes).has_value()) << "bit " << bit;
   }
 }
 
@@ -112,6 +131,7 @@ TEST(HelloReplyCodec, RefusesCodesAndReasonsOfALaterBuild) {
 TEST(ChooseProtocol, TakesTheHighestThatBothSpeak) {
   EXPECT_EQ(ChooseProtocol(kProtocolMin, kProtocolMax).value(), kProtocolMax);
   EXPECT_EQ(ChooseProtocol(0, 65535).value(), kProtocolMax);
+  EXPECT_EQ(ChooseProtocol(1, 1).value(), 1);
   for (auto [low, high] : {std::pair<uint16_t, uint16_t>{kProtocolMax + 1, 65535},
                            {0, 0},
                            {kProtocolMax + 1, kProtocolMax},

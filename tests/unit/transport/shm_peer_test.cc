@@ -16,9 +16,9 @@ namespace {
 
 class NoSessions final : public Handler {
  public:
-  Status OnHello(const Hello&) override {
+  Result<Ticket> OnHello(const Introduction&) override {
     ADD_FAILURE() << "the handler must not be asked";
-    return OkStatus();
+    return Ticket{};
   }
   void OnAccepted(std::shared_ptr<Endpoint>) override {}
   void OnNotify(const std::shared_ptr<Endpoint>&, std::span<const std::byte>) override {}
@@ -31,9 +31,9 @@ TEST(ShmPeer, AnotherUserIsRefused) {
   auto transport = MakeShmTransport({});
   ASSERT_EQ(transport->Start(&handler, Incarnation(5)), OkStatus());
   const std::string address = transport->address();
-  Hello hello;
-  hello.callee = Incarnation(5);
-  const auto hello_bytes = EncodeHello(hello);
+  Introduction introduction;
+  introduction.callee = Incarnation(5);
+  const auto hello_bytes = EncodeIntroduction(introduction);
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {  // only system calls from here: the parent has threads

@@ -9,9 +9,9 @@ namespace {
 
 TcpOpen SomeOpen() {
   TcpOpen open;
-  open.hello.caller = Incarnation(77);
-  open.hello.callee = Incarnation(88);
-  open.hello.ticket.fill(3);
+  open.introduction.caller = Incarnation(77);
+  open.introduction.callee = Incarnation(88);
+  open.introduction.shown.fill(3);
   open.connections = 5;
   return open;
 }
@@ -19,12 +19,13 @@ TcpOpen SomeOpen() {
 TEST(TcpPreamble, RoundTrips) {
   auto open = DecodePreamble(EncodeOpen(SomeOpen()));
   ASSERT_TRUE(open.has_value() && std::holds_alternative<TcpOpen>(*open));
-  EXPECT_EQ(std::get<TcpOpen>(*open).hello, SomeOpen().hello);
+  EXPECT_EQ(std::get<TcpOpen>(*open).introduction, SomeOpen().introduction);
   EXPECT_EQ(std::get<TcpOpen>(*open).connections, 5u);
-  auto join = DecodePreamble(EncodeJoin({{1, 2, 3}, 9}));
+  auto join = DecodePreamble(EncodeJoin({{1, 2, 3}, 9, {4, 5}}));
   ASSERT_TRUE(join.has_value() && std::holds_alternative<TcpJoin>(*join));
   EXPECT_EQ(std::get<TcpJoin>(*join).token, (SessionToken{1, 2, 3}));
   EXPECT_EQ(std::get<TcpJoin>(*join).index, 9u);
+  EXPECT_EQ(std::get<TcpJoin>(*join).proof, (Proof{4, 5}));
   auto welcome = DecodeWelcome(EncodeWelcome({{1, 2, Code::kOk, Reason::kNone}, {4, 5}, 3}));
   ASSERT_TRUE(welcome.has_value());
   EXPECT_EQ(welcome->reply, (HelloReply{1, 2, Code::kOk, Reason::kNone}));
@@ -33,7 +34,7 @@ TEST(TcpPreamble, RoundTrips) {
 }
 
 TEST(TcpPreamble, RefusesEverySingleBitFlip) {
-  for (const Preamble& good : {EncodeOpen(SomeOpen()), EncodeJoin({{1, 2, 3}, 9})}) {
+  for (const Preamble& good : {EncodeOpen(SomeOpen()), EncodeJoin({{1, 2, 3}, 9, {4, 5}})}) {
     for (size_t bit = 0; bit < kPreambleBytes * 8; ++bit) {
       Preamble bytes = good;
       bytes[bit / 8] ^= static_cast<std::byte>(1 << (bit % 8));
