@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from conftest import BINARIES
+from conftest import BINARIES, until
 from demo import oracle
 from demo.fleet import Daemon
 from test_client import CONFIG, assert_serves, load, trainer
@@ -115,7 +115,10 @@ def test_a_wish_that_was_taken_back_leaves_what_is_served(job):
     source, engine, client = job
     publish(source, 2, seed=2)
     wanted = engine.events(RoomWanted)
-    client.abort(next(e.epoch for e in client.status().epochs if e.version == 2))
+    epoch = next(e.epoch for e in client.status().epochs if e.version == 2)
+    client.abort(epoch)
+    until("every rank has heard of it", lambda: any(
+        e.epoch == epoch and e.phase == "aborted" for e in client.status().epochs))
     for rank, wish in zip(engine.ranks, wanted):
         with pytest.raises(StaleError, match="no room is wanted"):
             rank.make_room(wish)
