@@ -30,7 +30,7 @@ DRIVER = "server/coordinator/driver.cc"
 PARTICIPANT = "server/agent/participant_actions.cc"
 RECALL = "server/coordinator/recall.cc"
 FETCHES = "server/transfer/target_fetches.cc"
-RUN_SECONDS = 180  # a mutant that makes the simulation crawl
+RUN_SECONDS = 900  # a mutant that makes the simulation crawl
 
 
 @dataclass
@@ -196,6 +196,8 @@ def caught(seeds: int) -> tuple[str, str]:
     never = re.search(r"never reached: (.*)", said)
     if never:
         return scenario, f"never reached in {seeds} seeds: {never[1]}"
+    if said.startswith("hangs"):
+        return scenario, said
     at = re.findall(r"seed (\d+)\n", said)  # a check aborted the process
     return scenario, at[-1] if at else "1"
 
