@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from conftest import BINARIES
+from conftest import BINARIES, until
 from demo.fleet import Daemon
 from test_client import assert_serves, engine, load, trainer
 from test_etcd import free_ports
@@ -112,6 +112,7 @@ def test_one_after_another_is_replaced_the_coordinator_first(fleet, groups):
         for version, name in enumerate(("coordinator", "trainer", "engines"), 2):
             fleet.stop(name)
             fleet.start(name, NEW)
+            until("both agents have a session", lambda: client.status().agents == 2)
             join()
             publish(groups, version)
             status = client.wait_version(version, timeout=30)
