@@ -1,7 +1,10 @@
-# weightwired and wwctl on Debian, with Debian's UCX (1.13: verbs, without CUDA). Kept to what buildah and docker both know.
-#   docker build -t weightwire:0.1.0 .
-# A production target with UCX 1.22 for RDMA between GPUs is not part of this version.
+# weightwired and wwctl on Debian 12, for two kinds of hosts. Kept to what buildah and docker both know.
+#   docker build --target cpu -t weightwire:0.1.0-cpu .   # Debian's UCX 1.13: verbs, without CUDA
+#   docker build -t weightwire:0.1.0 .                    # UCX 1.22 from its source, with verbs and CUDA
 ARG BASE=debian:bookworm-slim
+# Of it are taken CUDA's headers, libcudart and the stubs of the driver's libraries, which come with the host's driver.
+ARG CUDA=docker.io/nvidia/cuda:13.0.1-devel-ubuntu22.04
+ARG UCX_VERSION=1.22.0
 
 FROM ${BASE} AS build
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
@@ -22,23 +25,70 @@ RUN --mount=type=cache,target=/root/.cache/ccache \
     && mkdir /out \
     && cp build/release/bin/weightwired build/release/bin/wwctl build/release/bin/libweightwire_checkpoint.so "$(find build/release -name libweightwire_ucx.so)" /out \
     && strip /out/*
+# What is compiled into the binaries: libraries of headers only. The others are packages of the image.
+RUN mkdir /sbom && cp deploy/sbom.sh /sbom && dpkg-query -W -f 'compiled-in ${Package} ${Version} ${Architecture}\n' \
+      libboost1.81-dev libexpected-dev libcli11-dev nlohmann-json3-dev > /sbom/compiled-in
 
-FROM ${BASE} AS cpu
+FROM ${BASE} AS common
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
       libgrpc++1.51 libprometheus-cpp-core1.0 libspdlog1.10 libsqlite3-0 libssl3 libxxhash0 libyaml-cpp0.7 \
-      libucx0 ibverbs-providers \
+      libibverbs1 librdmacm1 ibverbs-providers \
     && rm -rf /var/lib/apt/lists/* \
-    && mkdir -p /run/weightwire /var/lib/weightwire \
-    && chown 10001:10001 /run/weightwire /var/lib/weightwire \
-    && dpkg-query -W -f '${Package} ${Version} ${Architecture}\n' > /usr/share/weightwire-packages.txt
+    && mkdir -p /run/weightwire /var/lib/weightwire /usr/share/weightwire \
+    && chown 10001:10001 /run/weightwire /var/lib/weightwire
 COPY --from=build /out /usr/local/bin
 COPY LICENSE /usr/share/doc/weightwire/
 LABEL org.opencontainers.image.title="weightwire" \
       org.opencontainers.image.description="Moves weights from an RL trainer fleet to a rollout fleet" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0"
-USER 10001:10001
 # Alive where the process is told to listen with http on port 7412, its default. Kubernetes has probes of its own.
 HEALTHCHECK --interval=10s --timeout=6s --start-period=60s \
   CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/7412 && printf 'GET /healthz HTTP/1.0\\r\\n\\r\\n' >&3 && grep -q '^alive' <&3"]
 ENTRYPOINT ["weightwired"]
+
+FROM common AS cpu
+RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends libucx0 \
+    && rm -rf /var/lib/apt/lists/*
+RUN --mount=type=bind,from=build,source=/sbom,target=/sbom \
+    sh /sbom/sbom.sh 0.1.0 /sbom/compiled-in > /usr/share/weightwire/sbom.spdx.json
+LABEL dev.weightwire.ucx="Debian"
+USER 10001:10001
+
+FROM ${CUDA} AS cuda
+
+# UCX, for the production image. configure ends where something that is asked for by name is not there.
+FROM ${BASE} AS ucx
+RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+      g++ make curl ca-certificates libibverbs-dev librdmacm-dev \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=cuda /usr/local/cuda/include /usr/local/cuda/include
+COPY --from=cuda /usr/local/cuda/lib64/libcudart.so* /usr/local/cuda/lib64/
+COPY --from=cuda /usr/local/cuda/lib64/stubs /usr/local/cuda/lib64/stubs
+ARG UCX_VERSION
+ARG UCX_URL=https://github.com/openucx/ucx/releases/download/v${UCX_VERSION}/ucx-${UCX_VERSION}.tar.gz
+ARG UCX_SHA256=258941cddd14ca60d38c0d31b9b09ec1052c901086841011a498da8b55a3cb24
+ARG JOBS=
+WORKDIR /ucx
+RUN curl -fsSL -o ucx.tar.gz "$UCX_URL" \
+    && echo "$UCX_SHA256  ucx.tar.gz" | sha256sum -c - \
+    && tar xzf ucx.tar.gz --strip-components=1 \
+    && ./contrib/configure-release-mt --prefix=/opt/ucx --disable-static --enable-cma --with-verbs --with-mlx5 --with-rdmacm \
+         --with-cuda=/usr/local/cuda --without-gdrcopy --without-java --without-go \
+    && for part in ucm ucs uct ucp tools/info; do make -C src/$part -j "${JOBS:-$(nproc)}" install || exit; done \
+    && cp LICENSE /opt/ucx/ \
+    && cp -a /usr/local/cuda/lib64/libcudart.so.* /opt/ucx/lib/ \
+    && rm -rf /opt/ucx/include /opt/ucx/share /opt/ucx/etc /opt/ucx/lib/cmake /opt/ucx/lib/pkgconfig \
+    && find /opt/ucx -name '*.la' -delete \
+    && find /opt/ucx -name '*.so*' -type f -exec strip --strip-unneeded {} +
+RUN echo "source ucx $UCX_VERSION $UCX_URL $UCX_SHA256" > /opt/ucx/sources \
+    && echo "source cuda-cudart $(sed -n 's/^#define CUDART_VERSION *//p' /usr/local/cuda/include/cuda_runtime_api.h) NOASSERTION -" >> /opt/ucx/sources
+
+FROM common AS production
+ARG UCX_VERSION
+COPY --from=ucx /opt/ucx /opt/ucx
+RUN --mount=type=bind,from=build,source=/sbom,target=/sbom \
+    echo /opt/ucx/lib > /etc/ld.so.conf.d/ucx.conf && ldconfig \
+    && sh /sbom/sbom.sh 0.1.0 /sbom/compiled-in /opt/ucx/sources > /usr/share/weightwire/sbom.spdx.json
+LABEL dev.weightwire.ucx="$UCX_VERSION"
+USER 10001:10001

@@ -4,6 +4,7 @@
 memcpy      one thread, in one process
 raw-N       N loopback sockets, one blocking thread each side and socket, calls of 4 MiB
 shm, tcp-N  the transports, Gets of 4 MiB (tcp-N: over N connections), 16 posted at a time
+tcp-N-mac   tcp with `integrity: mac`
 ucx:TLS     the transport ucx with UCX_TLS=TLS, the same Gets
 perftest:TLS        ucx_perftest -t ucp_get of the same UCX, with error handling as weightwire needs it, 4 MiB, 16 outstanding.
                     It reads one buffer of 4 MiB again and again, which stays in the cache
@@ -136,7 +137,7 @@ def main() -> int:
     nbytes = args.mib << 20
     built, perftest = ucx_of(pathlib.Path(args.binary).parents[1])
     contenders = [Contender(args.binary, way, nbytes)
-                  for way in ("memcpy", "raw-1", "raw-2", "raw-4", "shm", "tcp-1", "tcp-4")]
+                  for way in ("memcpy", "raw-1", "raw-2", "raw-4", "shm", "tcp-1", "tcp-1-mac", "tcp-4", "tcp-4-mac")]
     for tls in UCX_TLS if built else ():
         contenders.append(Contender(args.binary, f"ucx:{tls}", nbytes))
         if perftest:

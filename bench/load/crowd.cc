@@ -48,11 +48,13 @@ void Crowd::OpenNext() {
   agent.incarnation = Incarnation(random_() | 1);
   agent.stub = Dial(dialer_, shape_.coordinator);
   agent.session = std::make_shared<rpc::SessionCall>(
-      calls_, rpc::SessionCall::Events{
-                  [this, index](const v1::SessionDown& down) { OnDown(index, down); },
-                  [this, index](const Status& why) {
-                    Note(&Trouble::sessions_lost, agents_[index].name + ": " + why.ToString());
-                  }});
+      calls_,
+      rpc::SessionCall::Events{[this, index](const v1::SessionDown& down) { OnDown(index, down); },
+                               [this, index](const Status& why) {
+                                 Note(&Trouble::sessions_lost,
+                                      agents_[index].name + ": " + why.ToString());
+                               }},
+      nullptr);
   control::AgentHello hello;
   hello.job = "default";
   hello.name = agent.name;

@@ -6,6 +6,7 @@
 //
 //   transfer_bench [rounds=7] [source_workers=1] [target_workers=2] [slot_kib=8192]
 //                  [mapped_window=16] [window=4] [chunk_kib=4096] [segment_kib=1024] [gets=8]
+//                  [mac=0]  (1: tcp with a MAC of each frame)
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -41,6 +42,7 @@ struct Arguments {
   int rounds = 7;
   int source_workers = 1;
   int target_workers = 2;
+  transport::Integrity integrity = transport::Integrity::kCrc;
   transfer::Tuning tuning;
 };
 
@@ -53,12 +55,14 @@ double CpuSeconds() {
 
 class Agent {
  public:
-  Agent(Incarnation self, int workers, const transfer::Tuning& tuning)
+  Agent(Incarnation self, int workers, const Arguments& arguments)
       : strand_("strand", 1), workers_("worker", workers) {
     shm_ = transport::MakeShmTransport({});
-    tcp_ = transport::MakeTcpTransport({});
+    transport::TcpOptions tcp;
+    tcp.integrity = arguments.integrity;
+    tcp_ = transport::MakeTcpTransport(tcp);
     transfer::Options options;
-    options.tuning = tuning;
+    options.tuning = arguments.tuning;
     options.host = "here";
     options.self = self;
     engine_ = transfer::Engine::Make(options, SystemClock(), strand_, workers_,
@@ -123,7 +127,7 @@ T ReadFrom(int fd) {
 void RunTarget(const Arguments& arguments, int in, int out) {
   const SmallModel model = MakeSmallModel();
   const transfer::Binding binding = Allocate("target", model.target_tensor_bytes);
-  Agent agent(kTargetSelf, arguments.target_workers, arguments.tuning);
+  Agent agent(kTargetSelf, arguments.target_workers, arguments);
   const auto addresses = ReadFrom<Addresses>(in);
   const auto slice =
       std::make_shared<plan::RankSlice>(plan::SliceOf(model.plan, plan::Side::kTarget, 0));
@@ -164,7 +168,7 @@ void RunTarget(const Arguments& arguments, int in, int out) {
 class Source {
  public:
   Source(const Arguments& arguments, const SmallModel& model, int in, int out)
-      : in_(in), out_(out), agent_(kSourceSelf, arguments.source_workers, arguments.tuning) {
+      : in_(in), out_(out), agent_(kSourceSelf, arguments.source_workers, arguments) {
     for (uint32_t rank = 0; rank < kSourceRanks; ++rank) {
       slices_.push_back(
           std::make_shared<plan::RankSlice>(plan::SliceOf(model.plan, plan::Side::kSource, rank)));
@@ -302,6 +306,10 @@ bool Parse(const std::string& argument, Arguments* out) {
       {"rounds", [&] { out->rounds = static_cast<int>(value); }},
       {"source_workers", [&] { out->source_workers = static_cast<int>(value); }},
       {"target_workers", [&] { out->target_workers = static_cast<int>(value); }},
+      {"mac",
+       [&] {
+         if (value != 0) out->integrity = transport::Integrity::kMac;
+       }},
       {"slot_kib", [&] { tuning.slot_bytes = value << 10; }},
       {"mapped_window", [&] { tuning.mapped_window = static_cast<uint32_t>(value); }},
       {"window", [&] { tuning.window = static_cast<uint32_t>(value); }},

@@ -36,9 +36,11 @@ struct ConnectionOptions {
     file("--tls-server-name", "WEIGHTWIRE_TLS_SERVER_NAME",
          "Name in the coordinator's certificate, where it is not that of --address",
          files.server_name);
+    auto* token = file("--token-file", "WEIGHTWIRE_TOKEN_FILE",
+                       "Job token, with --tls-ca, instead of certificate and key", files.token);
     cert->needs(key)->needs(ca);
     key->needs(cert);
-    ca->needs(cert);
+    token->needs(ca)->excludes(cert);
   }
 };
 

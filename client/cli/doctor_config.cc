@@ -154,10 +154,11 @@ Findings CheckAgainst(const NamedConfig& named, const v1::StatusResponse& status
   if (!HasAgent(config.role)) return out;
   int64_t largest = 0;
   uint64_t stages = 0;
+  const uint64_t buffers = config.retain_versions + 1;
   for (const auto& p : status.participants()) {
     if (p.role() != v1::GROUP_ROLE_ENGINE) continue;
     largest = std::max(largest, p.bytes());
-    if (p.agent_name() == config.name) stages += 2 * static_cast<uint64_t>(p.bytes());
+    if (p.agent_name() == config.name) stages += buffers * static_cast<uint64_t>(p.bytes());
   }
   const uint64_t limit = config.peer_rate_limit != 0 ? config.peer_rate_limit : config.rate_limit;
   const double seconds = limit == 0 ? 0 : static_cast<double>(largest) / static_cast<double>(limit);
@@ -171,9 +172,10 @@ Findings CheckAgainst(const NamedConfig& named, const v1::StatusResponse& status
   }
   if (config.stage_bytes_max != 0 && stages > config.stage_bytes_max) {
     out.push_back({"stage_bytes_max", named.path,
-                   "two buffers of this agent's engine ranks take " + Bytes(stages) + " of " +
-                       Bytes(config.stage_bytes_max),
-                   "raise stage_bytes_max, or let engines keep one buffer (docs/vllm.md)"});
+                   std::to_string(buffers) + " buffers of this agent's engine ranks take " +
+                       Bytes(stages) + " of " + Bytes(config.stage_bytes_max),
+                   "raise stage_bytes_max, lower retain_versions, or let engines keep one buffer "
+                   "(docs/vllm.md)"});
   }
   return out;
 }

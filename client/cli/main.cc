@@ -9,6 +9,7 @@
 #include "client/cli/offline_commands.h"
 #include "client/cli/operator_commands.h"
 #include "client/cli/render.h"
+#include "client/cli/token_command.h"
 
 // wwctl: what a person or a script asks of a running weightwired, and plans without one.
 namespace weightwire::cli {
@@ -167,6 +168,7 @@ class Program {
   int done_code_ = 0;  ///< of a command that did what it was asked
   OperatorCommands operator_{app_, run_, done_code_};
   OfflineCommands offline_{app_, run_};
+  TokenCommand token_{app_, run_};
   CheckpointCommands checkpoints_{app_, run_};
 };
 

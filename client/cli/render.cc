@@ -25,6 +25,12 @@ std::string PathsText(const v1::StatusResponse::Epoch& epoch) {
   return text.empty() ? "-" : text;
 }
 
+std::string HeldText(const v1::StatusResponse::Engine& engine) {
+  std::string text = NumberOrDash(engine.held_version());
+  for (const auto& held : engine.held_beyond()) text += ", " + std::to_string(held.version());
+  return text;
+}
+
 std::string EnginesOf(const v1::StatusResponse::Epoch& epoch) {
   const std::string left_out = Joined(epoch.left_out());
   return Joined(epoch.engines()) + (left_out.empty() ? "" : " without " + left_out);
@@ -65,8 +71,7 @@ std::string EnginesText(const v1::StatusResponse& status) {
                Word(v1::EngineState_Name(e.state()), "ENGINE_STATE_") +
                    (e.drained() ? e.busy_with().empty() ? ", drained" : ", draining" : ""),
                NumberOrDash(e.version()), NumberOrDash(e.serving_epoch()),
-               std::to_string(e.lag_versions()), e.ready() ? "yes" : "no",
-               NumberOrDash(e.held_version()),
+               std::to_string(e.lag_versions()), e.ready() ? "yes" : "no", HeldText(e),
                std::to_string(e.ranks_present()) + "/" + std::to_string(e.world_size()),
                e.last_error().empty() ? "-" : e.last_error()});
   }

@@ -19,7 +19,7 @@ Result<StagingReport> StagingOf(const layout::ModelLayout& source,
   double ranks = 0;
   for (size_t r = 0; r < target.ranks.size(); ++r) {
     WW_ASSIGN(const memory::ArenaMap arena, transfer::StageArenaOf(target.ranks[r]));
-    const auto bytes = CheckedAdd(transfer::StageBytes(arena, memory::kBuffersMax), pools);
+    const auto bytes = CheckedAdd(transfer::StageBytes(arena, memory::kBuffersUsual), pools);
     if (!bytes) {
       return Fail(Status(Code::kInvalidArgument, Reason::kShapeOverflow, "the stage is too large")
                       .AtRank("target/" + std::to_string(r)));

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -16,9 +15,9 @@ namespace {
 constexpr Nanos kPauseFirst = std::chrono::milliseconds(100);
 constexpr Nanos kPauseMax = std::chrono::seconds(5);
 
-/// The two mapped buffers of one attachment.
+/// The mapped buffers of one attachment.
 struct Stage {
-  std::array<std::shared_ptr<memory::MemoryRegion>, 2> buffers;
+  std::vector<std::shared_ptr<memory::MemoryRegion>> buffers;
   std::vector<uint64_t> offsets;
   std::vector<uint64_t> sizes;
 };
@@ -63,7 +62,7 @@ class SubscriberImpl final : public Subscriber {
     changed_.wait_for(lock, place_.call_timeout,
                       [&] { return stage_ != nullptr || offer.generation != generation_; });
     if (offer.generation != generation_ || stage_ == nullptr || offer.buffer < 0 ||
-        offer.buffer > 1) {
+        static_cast<size_t>(offer.buffer) >= stage_->buffers.size()) {
       return Fail(Status(Code::kAborted, Reason::kStaleIncarnation,
                          "the offer belongs to an incarnation that was fenced")
                       .AtEpoch(offer.epoch));
@@ -126,7 +125,7 @@ class SubscriberImpl final : public Subscriber {
     auto stage = std::make_shared<Stage>();
     stage->offsets.assign(response.offsets().begin(), response.offsets().end());
     stage->sizes.assign(response.sizes().begin(), response.sizes().end());
-    if (response.fd_tokens_size() != 2 || stage->offsets.size() != agreed.tensors.size() ||
+    if (response.fd_tokens_size() < 2 || stage->offsets.size() != agreed.tensors.size() ||
         stage->sizes.size() != agreed.tensors.size()) {
       return {Code::kInternal, Reason::kInternal, "the agent's stage does not fit the layout"};
     }
@@ -136,11 +135,12 @@ class SubscriberImpl final : public Subscriber {
         return {Code::kInternal, Reason::kInternal, "the agent's stage map leaves its buffer"};
       }
     }
-    for (int buffer = 0; buffer < 2; ++buffer) {
-      WW_ASSIGN_OR_STATUS(memory::UniqueFd fd, attachment_->Redeem(response.fd_tokens(buffer)));
-      WW_ASSIGN_OR_STATUS(stage->buffers[static_cast<size_t>(buffer)],
+    for (const uint64_t token : response.fd_tokens()) {
+      WW_ASSIGN_OR_STATUS(memory::UniqueFd fd, attachment_->Redeem(token));
+      WW_ASSIGN_OR_STATUS(auto buffer,
                           memory::MemoryRegion::Import(std::move(fd), response.bytes_total(),
                                                        memory::Access::kReadOnly));
+      stage->buffers.push_back(std::move(buffer));
     }
     std::lock_guard lock(mutex_);
     stage_ = std::move(stage);

@@ -72,7 +72,7 @@ class Publisher {
   virtual Result<Epoch> WaitReleased(Version version, Nanos timeout) = 0;
 };
 
-/// A committed version, verified and complete in one of this rank's two buffers.
+/// A committed version, verified and complete in one of this rank's buffers.
 struct Offer {
   Epoch epoch{};    ///< names the transfer; for Acknowledge
   Epoch content{};  ///< the committed epoch to serve from now on

@@ -43,7 +43,7 @@ class Application {
   /// serving, then Agent::MakeRoom(epoch). An epoch that ends before (by an abort) takes the wish
   /// back silently.
   virtual void OnRoomWanted(Epoch epoch, Version version) = 0;
-  /// All ranks of the engine have swapped; the other buffer will be written by the next epoch.
+  /// All ranks of the engine have swapped; the next epoch writes another buffer.
   virtual void OnInstalled(Epoch epoch, Epoch content) = 0;
   /// Fenced: stop serving, forget the stage, attach again with a new incarnation. The handle is
   /// gone.
@@ -57,7 +57,8 @@ struct AttachRequest {
   uint32_t rank = 0;
   uint32_t world_size = 0;
   Incarnation incarnation{};
-  uint32_t buffers = memory::kBuffersMax;  ///< of an engine rank's stage: 1 or 2
+  uint32_t buffers =
+      0;  ///< of an engine rank's stage, at most memory::kBuffersMax; 0: the policy's
   int64_t pid = 0;
   std::array<uint8_t, 16> trace_id{};
 };
@@ -86,6 +87,9 @@ struct Options {
   std::string host;
   std::map<std::string, std::string> addresses;  ///< of the data-plane transports
   uint64_t stage_bytes_max = 0;  ///< budget for stages and snapshots; 0 = half of the memory
+  /// Versions that an engine rank holds beside the one that it serves, for rollbacks: 1 to
+  /// memory::kBuffersMax − 1. The oldest gives way to the version that is being moved.
+  uint32_t retain_versions = memory::kBuffersUsual - 1;
   uint32_t participants_max = 256;
   uint64_t imported_regions_max = 4'096;
   /// While the coordinator cannot be reached: try again after this, doubled up to 16 times.

@@ -15,7 +15,9 @@ Participant::Participant(std::shared_ptr<Services> services, Handle handle, Atta
       name_(request_.group + "/" + std::to_string(request_.rank)),
       application_(application) {
   machine_.self = member;
-  memory_ = std::make_shared<RankMemory>(services_, name_, request_.buffers);
+  memory_ = std::make_shared<RankMemory>(
+      services_, name_,
+      request_.buffers != 0 ? request_.buffers : services_->options.retain_versions + 1);
   publication_ = std::make_shared<Publication>(
       services_, name_, memory_, [this](Version version, Epoch epoch, const Status& why) {
         if (application_ != nullptr) application_->OnReleased(version, epoch, why);

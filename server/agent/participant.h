@@ -81,7 +81,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
 
   void BeginPrepare(const std::shared_ptr<Attempt>& attempt);
   Status CheckPrepare(const epoch::PrepareCommand& command) const;
-  /// The spare buffer holds the content of this committed epoch.
+  /// A buffer holds the content of this committed epoch.
   Status CheckHeld(Epoch held) const;
   void WantRoom(const std::shared_ptr<Attempt>& attempt);
   void FenceWhenEmptyTooLong();

@@ -18,7 +18,7 @@
 // Every attempt is drained once, whoever asks; its memory and tickets are let go only then.
 //
 // A rollback passes the same gates without a slice, and is staged as soon as it is asked to move:
-// nothing has written the spare buffer since it was served.
+// nothing has written its buffer since it was served.
 namespace weightwire::agent {
 
 void Participant::Feed(epoch::MemberEvent event) {
@@ -91,11 +91,14 @@ Status Participant::CheckPrepare(const epoch::PrepareCommand& command) const {
 }
 
 Status Participant::CheckHeld(Epoch held) const {
-  const auto spare = memory_->stage() ? memory_->stage()->spare() : memory::StageBuffers::Content{};
-  if (held.value != 0 && spare.epoch == held) return OkStatus();
+  const memory::StageBuffers* stage = memory_->stage();
+  if (stage != nullptr && stage->HolderOf(held) >= 0) return OkStatus();
+  std::string holds;
+  for (const epoch::Content& content : memory_->held()) {
+    holds += (holds.empty() ? " but " : ", ") + std::to_string(content.epoch.value);
+  }
   return Status(Code::kFailedPrecondition, Reason::kStaleEpoch,
-                "the spare buffer does not hold epoch " + std::to_string(held.value) +
-                    (spare.epoch.value == 0 ? "" : " but " + std::to_string(spare.epoch.value)));
+                "no buffer holds epoch " + std::to_string(held.value) + holds);
 }
 
 void Participant::FetchSlices(const std::shared_ptr<Attempt>& attempt) {
@@ -192,7 +195,7 @@ void Participant::StartSource(const std::shared_ptr<Attempt>& attempt) {
 
 void Participant::StageHeld(const std::shared_ptr<Attempt>& attempt) {
   WW_FAILPOINT("agent.before_held_version_staged");
-  attempt->buffer = memory_->stage()->next();
+  attempt->buffer = memory_->stage()->HolderOf(attempt->command.held);
   attempt->staged = transfer::TargetReport{};
   attempt->ended = services_->clock.Now();
   Feed(epoch::LocalTransferred{attempt->command.epoch, CheckHeld(attempt->command.held)});
@@ -201,7 +204,7 @@ void Participant::StageHeld(const std::shared_ptr<Attempt>& attempt) {
 void Participant::StartTarget(const std::shared_ptr<Attempt>& attempt) {
   memory::StageBuffers& stage = *memory_->stage();
   attempt->buffer = stage.next();
-  stage.Overwrite();
+  stage.Overwrite(attempt->buffer);
   SupersedeAttestation(attempt->buffer);
   WW_FAILPOINT("agent.before_spare_buffer_written");
   transfer::TargetJob job = TargetJobOf(*attempt, name_, memory_->StageBinding(attempt->buffer));
@@ -273,7 +276,7 @@ void Participant::Do(const epoch::OfferSwap& action) {
 void Participant::Do(const epoch::DoInstall&) {
   const auto attempt = attempt_;
   WW_FAILPOINT("agent.before_installed");
-  memory_->stage()->Flip({attempt->command.content, attempt->command.version});
+  memory_->stage()->Flip(attempt->buffer, {attempt->command.content, attempt->command.version});
   emptied_for_ = {};
   Drain(attempt, [] {});
   if (application_ != nullptr) {
@@ -295,16 +298,21 @@ void Participant::Do(const epoch::TellEvicted& action) { End(action.why); }
 
 void Participant::Do(const epoch::SendPrepared&) {
   WW_FAILPOINT("agent.before_prepared_sent");
-  services_->report(
-      epoch::PreparedReport{attempt_->command.epoch,
-                            member(),
-                            {SpanOf("prepare", attempt_->began, services_->clock.Now())}});
+  epoch::PreparedReport report{attempt_->command.epoch, member()};
+  if (attempt_->command.role == epoch::Role::kTarget) {
+    report.holds = memory_->held_beyond();
+  }
+  report.spans = {SpanOf("prepare", attempt_->began, services_->clock.Now())};
+  services_->report(std::move(report));
 }
 void Participant::Do(const epoch::SendTransferred&) {
   epoch::Report report = TransferReportOf(*attempt_);
   if (auto* staged = std::get_if<epoch::StagedReport>(&report)) {
     const memory::StageBuffers::Content serves = memory_->stage()->served();
-    staged->keeps = {serves.epoch, serves.version};
+    if (serves.epoch.value != 0) staged->keeps = {{serves.epoch, serves.version}};
+    for (const epoch::Content& held : memory_->held()) {
+      if (held.epoch != attempt_->command.held) staged->keeps.push_back(held);
+    }
   }
   Note(attempt_->command.role == epoch::Role::kSource ? "all its bytes were read"
                                                       : "staged, every byte verified",

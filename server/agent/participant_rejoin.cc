@@ -63,9 +63,8 @@ control::Claim Participant::ClaimNow() const {
   claim.released = machine_.released;
   if (!memory_->stage()) return claim;
   const auto serving = memory_->stage()->served();
-  const auto spare = memory_->stage()->spare();
   claim.serving = {serving.epoch, serving.version};
-  claim.spare = {spare.epoch, spare.version};
+  claim.holds = memory_->held();
   if (machine_.current) {  // kDone or kCommitting: all else was drained
     claim.staged = machine_.current->epoch;
     claim.content = machine_.current->content;

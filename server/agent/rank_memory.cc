@@ -10,6 +10,12 @@
 namespace weightwire::agent {
 namespace {
 
+epoch::Contents ContentsOf(const std::vector<memory::StageBuffers::Content>& held) {
+  epoch::Contents contents;
+  for (const auto& content : held) contents.push_back({content.epoch, content.version});
+  return contents;
+}
+
 Status NoLayout() {
   return Status(Code::kFailedPrecondition, Reason::kNotReady, "no layout has been agreed yet")
       .Remedy("submit the layout first");
@@ -150,6 +156,14 @@ Result<StageInfo> RankMemory::OpenStage() {
     return Fail(Code::kUnavailable, Reason::kNotReady, "the stage is being made; call again");
   }
   return StageInfo{stage_->arena(), stage_->regions()};
+}
+
+epoch::Contents RankMemory::held() const {
+  return stage_ ? ContentsOf(stage_->held()) : epoch::Contents{};
+}
+
+epoch::Contents RankMemory::held_beyond() const {
+  return stage_ ? ContentsOf(stage_->held_beyond()) : epoch::Contents{};
 }
 
 transfer::Binding RankMemory::StageBinding(int buffer) const {

@@ -19,7 +19,9 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
  public:
   /// `buffers`: of the stage, should it be made.
   RankMemory(std::shared_ptr<Services> services, std::string name, uint32_t buffers)
-      : services_(std::move(services)), name_(std::move(name)), buffers_(buffers) {}
+      : services_(std::move(services)), name_(std::move(name)), buffers_(buffers) {
+    for (auto& kept : kept_) kept = std::make_shared<transfer::Kept>();
+  }
   ~RankMemory();
 
   /// Sets the agreed layout, once. kInvalidArgument / kShapeOverflow when its sizes do not fit.
@@ -41,6 +43,10 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   /// Null until made.
   memory::StageBuffers* stage() const { return stage_.get(); }
   transfer::Binding StageBinding(int buffer) const;
+  /// What the stage holds whole beside what is served; nothing before it is made.
+  epoch::Contents held() const;
+  /// `held` without what the next epoch overwrites.
+  epoch::Contents held_beyond() const;
   /// What is known of a buffer's bytes.
   const std::shared_ptr<transfer::Kept>& kept(int buffer) const {
     return kept_[static_cast<size_t>(buffer)];
@@ -65,8 +71,7 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   std::map<uint64_t, Imported> imports_;
   std::optional<transfer::Binding> binding_;
   std::unique_ptr<memory::StageBuffers> stage_;
-  const std::array<std::shared_ptr<transfer::Kept>, memory::kBuffersMax> kept_ = {
-      std::make_shared<transfer::Kept>(), std::make_shared<transfer::Kept>()};
+  std::array<std::shared_ptr<transfer::Kept>, memory::kBuffersMax> kept_;
   Budget::Share stage_share_;
   bool making_stage_ = false;
   std::vector<control::Done> stage_waiters_;

@@ -59,8 +59,8 @@ struct AgentWelcome {
 /// rank.
 struct Claim {
   epoch::Content serving;  ///< engine: what it serves
-  epoch::Content spare;    ///< engine: what its other buffer holds whole
-  /// Engine: the epoch that is verified in its other buffer, its end not known here; 0: none.
+  epoch::Contents holds;   ///< engine: what its other buffers hold whole
+  /// Engine: the epoch that is verified in another buffer, its end not known here; 0: none.
   Epoch staged{};
   Epoch content{};     ///< of `staged`: what would be served
   bool told = false;   ///< COMMIT came: the engine may be swapping to it

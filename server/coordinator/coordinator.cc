@@ -25,6 +25,7 @@ Status ShuttingDown() {
 
 struct Recovered {
   CommitRecord committed;
+  std::vector<DrainMark> drained;
   Epoch first{1};
   History history{};
 };
@@ -36,7 +37,8 @@ History RandomHistory(const Options& options) {
   return history.value == 0 ? History(1) : history;
 }
 
-/// The last decision, and the first number above everything that was decided or reserved.
+/// The last decision, the first number above everything that was decided or reserved, and who is
+/// drained.
 Recovered Recover(const std::vector<JournalRecord>& records, const Options& options) {
   Recovered recovered;
   for (const JournalRecord& record : records) {
@@ -48,6 +50,7 @@ Recovered Recover(const std::vector<JournalRecord>& records, const Options& opti
       recovered.first = std::max(recovered.first, Epoch(commit->epoch.value + 1));
       if (commit->epoch > recovered.committed.epoch) recovered.committed = *commit;
     }
+    if (const auto* drain = std::get_if<DrainRecord>(&record)) recovered.drained = drain->marks;
   }
   if (recovered.history == History{}) recovered.history = RandomHistory(options);
   return recovered;
@@ -62,9 +65,11 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
         clock_(clock),
         strand_(strand),
         workers_(workers),
+        journal_(journal),
         metrics_(metrics),
         outbox_(strand),
-        membership_(options_, recovered.history, outbox_, *this, metrics),
+        membership_(options_, recovered.history, std::move(recovered.drained), outbox_, *this,
+                    metrics),
         leases_(options_, clock, strand, membership_),
         work_(options_.work == nullptr ? std::make_shared<const Work>() : options_.work),
         negotiation_(strand, workers, work_, membership_, outbox_, *this, metrics),
@@ -177,8 +182,15 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     return OkStatus();
   }
 
-  Result<std::vector<std::string>> Drain(const std::string& name, Draining what) override {
-    return membership_.Drain(name, what == Draining::kDrain);
+  void Drain(const std::string& name, Draining what, DrainOf which,
+             control::Reply<std::vector<std::string>> reply) override {
+    using Engines = std::vector<std::string>;
+    auto engines = membership_.Drain(name, what, which);
+    if (!engines) return outbox_.Reply<Engines>(reply, std::move(engines));
+    JournalMarks([this, engines = std::move(*engines), reply](const Status& status) {
+      if (!status.ok()) return outbox_.Reply<Engines>(reply, Fail(status));
+      outbox_.Reply<Engines>(reply, engines);
+    });
   }
 
   Result<EpochStory> Tell(Epoch epoch) const override {
@@ -186,6 +198,8 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     story.status.content_root = verifier_.RootOf(story.status.epoch);
     return story;
   }
+
+  std::vector<EpochLinks> Links() const override { return driver_.Links(); }
 
   StatusSnapshot Snapshot() const override {
     StatusSnapshot snapshot;
@@ -263,6 +277,8 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     strand_.Post(lifeline_.Bind([this] {
       driver_.TryStart();
       change_posted_ = false;
+      // Who leaves because this coordinator does is drained for the next one.
+      if (!stopping_ && membership_.TakeMarksLeft()) JournalMarks([](const Status&) {});
       UpdateGaugesSoon();
       Sweep();
       const auto watchers = watchers_;
@@ -270,6 +286,10 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
         if (watchers_.contains(id)) changed();
       }
     }));
+  }
+
+  void JournalMarks(std::function<void(Status)> done) {
+    journal_.Append(DrainRecord{membership_.Marks()}, lifeline_.Bind(std::move(done)));
   }
 
   /// They walk over all groups, which thousands of registrations must not do each.
@@ -392,6 +412,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   Clock& clock_;
   Executor& strand_;
   Executor& workers_;
+  Journal& journal_;
   metrics::Sink& metrics_;
   Outbox outbox_;
   Membership membership_;

@@ -14,6 +14,7 @@
 #include "server/coordinator/commit_policy.h"
 #include "server/coordinator/fanout.h"
 #include "server/coordinator/journal.h"
+#include "server/coordinator/links.h"
 #include "server/coordinator/verification.h"
 #include "server/epoch/coordinator_machine.h"
 #include "server/metrics/metrics.h"
@@ -83,9 +84,9 @@ struct EngineStatus {
   Version version{};
   uint32_t ranks_present = 0;
   uint32_t world_size = 0;
-  Version lag{};        ///< versions away from the committed one; 0 only when it serves that
-  bool ready = false;   ///< serves what is committed, or is about to change to it
-  epoch::Content held;  ///< whole in its spare buffers: what a rollback may go back to
+  Version lag{};         ///< versions away from the committed one; 0 only when it serves that
+  bool ready = false;    ///< serves what is committed, or is about to change to it
+  epoch::Contents held;  ///< whole beside what it serves: what a rollback may go back to
   std::string last_error;
   bool drained = false;                ///< takes no part in anything new
   std::vector<std::string> busy_with;  ///< drained: what it still takes part in
@@ -202,16 +203,20 @@ class Coordinator : public control::CoordinatorPort {
   /// Fences an engine or the trainer group; its processes must register again.
   virtual Status Evict(const std::string& group, std::string why) = 0;
 
-  /// Lets the engine, or every engine that has a rank at the agent, of this name finish what it
-  /// does and take no part in anything new; `undo` takes that back. Returns the engines. It is
-  /// forgotten when an engine leaves.
+  /// Lets the engine, or every engine that has a rank at the agent, of this name (`which` leaves it
+  /// to agents) finish what it does and take no part in anything new; `undo` takes that back.
+  /// Replies with the engines when it is in the journal, so that the next coordinator knows it,
+  /// too. It is forgotten when an engine leaves.
   ///   kNotFound / kNotRegistered        neither an engine nor an agent of that name is here
   ///   kFailedPrecondition / kNotReady   a rank of the trainer is at that agent
+  ///   kUnavailable / kJournalFailed     done here, but the next coordinator may not know
   enum class Draining { kDrain, kUndo };
-  virtual Result<std::vector<std::string>> Drain(const std::string& name, Draining what) = 0;
+  enum class DrainOf { kEngineOrAgent, kAgent };
+  virtual void Drain(const std::string& name, Draining what, DrainOf which,
+                     control::Reply<std::vector<std::string>> reply) = 0;
 
   /// Goes back (or forward again) to `version` under a new, higher epoch: engines that still hold
-  /// it in their spare buffers change pointers, the others are filled from them afterwards. Replies
+  /// it in their buffers change pointers, the others are filled from them afterwards. Replies
   /// when these engines serve it. What is committed already is OK at once; a repeat while it runs
   /// shares its end. A waiting version below `version` is given up; see "Versions" above.
   ///   kFailedPrecondition / kNotReady   an epoch is in progress, or another rollback
@@ -230,6 +235,8 @@ class Coordinator : public control::CoordinatorPort {
   virtual StatusSnapshot Snapshot() const = 0;
   /// 0: the newest. kNotFound / kNotRegistered: none of that number is remembered.
   virtual Result<EpochStory> Tell(Epoch epoch) const = 0;
+  /// Of the newest epochs that were committed and moved bytes, at most 8, newest first.
+  virtual std::vector<EpochLinks> Links() const = 0;
   /// `group` is an engine; empty: every plan of the newest epoch. Text for people.
   virtual Result<std::string> Explain(const std::string& group,
                                       const std::string& tensor) const = 0;

@@ -366,7 +366,7 @@ void Driver::PlanFailed(const Draft& draft) {
   Remember(status);
   Story story = draft.story;
   story.Happened(s_.clock.Now(), draft.failed_engine, "no plan", draft.failure);
-  stories_.Keep(draft.spec.epoch, std::move(story), {});
+  stories_.Keep(draft.spec.epoch, {std::move(story), {}, {}});
   if (Group* engine = s_.membership.FindGroup(draft.failed_engine)) {
     engine->last_error = draft.failure.ToString();
     engine->fills_failed = s_.options.attempts_max;

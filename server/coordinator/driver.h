@@ -69,6 +69,7 @@ class Driver {
   void Describe(StatusSnapshot& snapshot) const;
   /// As Coordinator::Tell.
   Result<EpochStory> Tell(Epoch epoch) const;
+  std::vector<EpochLinks> Links() const;
   /// What a drained engine still takes part in.
   std::vector<std::string> BusyWith(const Group& engine) const;
   EngineState StateOf(const Group& engine) const;

@@ -81,6 +81,9 @@ struct EventOf {
 };
 
 void AddFigures(EpochRun& run, const epoch::Report& report) {
+  if (const auto* prepared = std::get_if<epoch::PreparedReport>(&report)) {
+    run.holds[prepared->member] = prepared->holds;
+  }
   if (const auto* staged = std::get_if<epoch::StagedReport>(&report)) {
     const bool first = run.state.phase == epoch::Phase::kTransferring &&
                        !run.state.staged.contains(staged->member);
@@ -187,7 +190,8 @@ void Driver::Do(EpochRun& run, const epoch::SendTransfer&) {
   if (run.state.spec.kind != epoch::Kind::kRollback) {
     // What is written from now on is nothing that could be served again.
     for (const auto& engine : run.state.spec.engines) {
-      for (const epoch::Member& member : engine.ranks) s_.membership.Hold(member, {});
+      for (const epoch::Member& member : engine.ranks)
+        s_.membership.Hold(member, run.holds[member]);
     }
   }
   for (const epoch::Member& member : AllMembers(run.state.spec)) {

@@ -9,6 +9,15 @@
 // end they do not know, trainer ranks that hold a version. Its successor asks nobody: every rank
 // says what it holds when it registers, and once an engine is complete the journal decides.
 namespace weightwire::coordinator {
+namespace {
+
+/// What a rank holds after a swap away from `served`.
+epoch::Contents Beside(const epoch::Content& served, epoch::Contents held) {
+  if (served.epoch != Epoch{}) held.insert(held.begin(), served);
+  return held;
+}
+
+}  // namespace
 
 void Driver::OnComplete(Group& group) {
   if (group.role != control::GroupRole::kEngine) return;
@@ -28,10 +37,14 @@ void Driver::OnComplete(Group& group) {
   group.unfinished_content = {committed_.epoch, committed_.version};
   any_unfinished_ |= group.unfinished != Epoch{};
   const std::vector<epoch::Member> members = group.Members();
+  // By a rollback that goes on, the buffer that held its content is served from.
+  const bool swaps = group.unfinished != Epoch{} || !recalled->behind_the_swap.empty();
   for (size_t rank = 0; rank < members.size(); ++rank) {
-    if (claims[rank].spare.epoch < committed_.epoch) {
-      s_.membership.Hold(members[rank], claims[rank].spare);
-    }
+    epoch::Contents held = claims[rank].holds;
+    std::erase_if(held, [&](const epoch::Content& content) {
+      return !(content.epoch < committed_.epoch) || (swaps && content.epoch == committed_.held);
+    });
+    s_.membership.Hold(members[rank], std::move(held));
   }
   for (const uint32_t rank : recalled->behind_the_swap) {
     const epoch::Member& member = members[rank];
@@ -39,7 +52,7 @@ void Driver::OnComplete(Group& group) {
     s_.membership.Send(member, epoch::CommitCommand{epoch, committed_.version, committed_.epoch,
                                                     member, rank == 0});
     s_.membership.Send(member, epoch::InstalledCommand{epoch, member});
-    s_.membership.Hold(member, claims[rank].serving);
+    s_.membership.Hold(member, Beside(claims[rank].serving, group.slots[rank].live->held));
   }
   for (const uint32_t rank : recalled->undecided) {
     const Status why(Code::kAborted, Reason::kMemberLost,
@@ -78,7 +91,8 @@ bool Driver::StartUnfinished() {
     for (uint32_t rank = 0; rank < engine->world_size(); ++rank) {
       const epoch::Member& member = engine->slots[rank].live->member;
       run->names[member] = engine->RankName(rank);
-      run->keeps[member] = {engine->serving, engine->version};
+      run->keeps[member] =
+          Beside({engine->serving, engine->version}, engine->slots[rank].live->held);
     }
   }
   run->state.phase = epoch::Phase::kCommitting;

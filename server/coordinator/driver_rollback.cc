@@ -4,8 +4,8 @@
 #include "server/base/failpoint.h"
 #include "server/coordinator/driver.h"
 
-// A rollback needs no plan: its engines are those whose every rank still holds the version in its
-// spare buffer, under one committed epoch. Each says so itself when it is prepared; one that does
+// A rollback needs no plan: its engines are those whose every rank still holds the version in a
+// buffer, under one committed epoch. Each says so itself when it is prepared; one that does
 // not is left out of the next attempt. Once the COMMIT is durable all others serve an older epoch
 // than the committed one, which is what fills are for.
 namespace weightwire::coordinator {
@@ -16,14 +16,22 @@ std::string NameOf(const epoch::Content& content) {
          std::to_string(content.epoch.value) + ")";
 }
 
+bool Holds(const Group& engine, const epoch::Content& content) {
+  const epoch::Contents held = engine.Held();
+  return std::find(held.begin(), held.end(), content) != held.end();
+}
+
 /// "engine-a serves version 8 (epoch 9) and holds version 7 (epoch 8)".
 std::string LineOf(const Group& engine) {
   if (!engine.Complete()) return engine.name + " is not complete";
   if (engine.drained) return engine.name + " is drained";
   std::string line = engine.name + " serves ";
   line += engine.serving == Epoch{} ? "nothing" : NameOf({engine.serving, engine.version});
-  const epoch::Content held = engine.Held();
-  return line + " and holds " + (held.epoch == Epoch{} ? "nothing else" : NameOf(held));
+  std::string holds;
+  for (const epoch::Content& held : engine.Held()) {
+    holds += (holds.empty() ? "" : ", ") + NameOf(held);
+  }
+  return line + " and holds " + (holds.empty() ? "nothing else" : holds);
 }
 
 }  // namespace
@@ -71,9 +79,10 @@ bool Driver::IsCommitted(Version version) const {
 epoch::Content Driver::HeldOf(const PendingRollback& rollback) const {
   epoch::Content newest;
   for (const Group* engine : PartakingEngines()) {
-    const epoch::Content held = engine->Held();
-    if (held.epoch == Epoch{} || held.version != rollback.version) continue;
-    if (!rollback.without.contains(engine->name) && newest.epoch < held.epoch) newest = held;
+    if (rollback.without.contains(engine->name)) continue;
+    for (const epoch::Content& held : engine->Held()) {
+      if (held.version == rollback.version && newest.epoch < held.epoch) newest = held;
+    }
   }
   return newest;
 }
@@ -114,7 +123,7 @@ bool Driver::StartRollback() {
   spec.version = held.version;
   spec.held = held.epoch;
   for (const Group* engine : PartakingEngines()) {
-    if (engine->Held() != held || rollback_->without.contains(engine->name)) continue;
+    if (!Holds(*engine, held) || rollback_->without.contains(engine->name)) continue;
     spec.engines.push_back({engine->name, engine->Members()});
   }
   const auto draft = NewDraft(std::move(spec));
@@ -151,8 +160,9 @@ void Driver::EndRollback(const EpochRun& run) {
 void Driver::GoBackFrom(const EpochRun& refused) {
   epoch::Content before;
   for (const Group* engine : PartakingEngines()) {
-    if (engine->serving == refused.state.spec.content && before.epoch < engine->Held().epoch) {
-      before = engine->Held();
+    if (engine->serving != refused.state.spec.content) continue;
+    for (const epoch::Content& held : engine->Held()) {
+      if (before.epoch < held.epoch) before = held;
     }
   }
   const bool wanted = s_.options.rollback_refused;

@@ -141,7 +141,29 @@ void Driver::NoteEnd(const EpochRun& run) const {
 }
 
 void Driver::KeepStory(EpochRun& run) {
-  stories_.Keep(run.state.spec.epoch, std::move(run.story), run.ParticipantNames());
+  std::map<ParticipantId, std::string> agents;
+  for (const auto& [member, name] : run.names) {
+    const Session* session = s_.membership.SessionOf(member);
+    agents[member.id] = session == nullptr ? name : session->hello.name;
+  }
+  EpochLinks links = run.story.Links(agents);
+  links.epoch = run.state.spec.epoch;
+  links.version = run.state.spec.version;
+  stories_.Keep(links.epoch, {std::move(run.story), run.ParticipantNames(), std::move(links)});
+}
+
+std::vector<EpochLinks> Driver::Links() const {
+  constexpr size_t kEpochsMax = 8;
+  std::vector<EpochLinks> out;
+  for (const EpochStatus& status : history_) {
+    const Stories::Kept* kept = stories_.Find(status.epoch);
+    if (status.phase != epoch::Phase::kCommitted || kept == nullptr || kept->links.links.empty()) {
+      continue;
+    }
+    out.push_back(kept->links);
+    if (out.size() == kEpochsMax) break;
+  }
+  return out;
 }
 
 Result<EpochStory> Driver::Tell(Epoch asked) const {

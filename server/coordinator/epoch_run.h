@@ -47,12 +47,13 @@ struct EpochRun {
   double started_wall = 0;
   std::map<epoch::Phase, double> phase_seconds;
   Executor::TimerId timer = 0;
-  bool released = false;                          ///< the sources may change their bytes
-  bool recalled = false;                          ///< its content was found decided
-  bool dropped = false;                           ///< a fill that gives way to an epoch
-  bool refused = false;                           ///< by an engine, after the decision
-  bool abort_asked = false;                       ///< by an operator or the trainer
-  std::map<epoch::Member, epoch::Content> keeps;  ///< what a target holds beside the epoch
+  bool released = false;                           ///< the sources may change their bytes
+  bool recalled = false;                           ///< its content was found decided
+  bool dropped = false;                            ///< a fill that gives way to an epoch
+  bool refused = false;                            ///< by an engine, after the decision
+  bool abort_asked = false;                        ///< by an operator or the trainer
+  std::map<epoch::Member, epoch::Contents> holds;  ///< what a target holds while the epoch moves
+  std::map<epoch::Member, epoch::Contents> keeps;  ///< and beside the epoch when it is installed
   int64_t bytes = 0;
   std::map<std::string, int64_t> bytes_by_transport;
   int64_t bytes_kept = 0;

@@ -25,7 +25,19 @@ struct ReserveRecord {
   History history{};  ///< of this journal; 0 in records from before there was one
   friend bool operator==(const ReserveRecord&, const ReserveRecord&) = default;
 };
-using JournalRecord = std::variant<CommitRecord, ReserveRecord>;
+/// Whom an operator has drained: an engine by its name and one of its ranks' incarnations, or an
+/// agent by its own. It means nothing once that incarnation has left.
+struct DrainMark {
+  std::string name;
+  Incarnation incarnation{};
+  friend auto operator<=>(const DrainMark&, const DrainMark&) = default;
+};
+/// All marks that there are from now on.
+struct DrainRecord {
+  std::vector<DrainMark> marks;
+  friend bool operator==(const DrainRecord&, const DrainRecord&) = default;
+};
+using JournalRecord = std::variant<CommitRecord, ReserveRecord, DrainRecord>;
 
 /// The durable log of decisions. Implemented by store/.
 class Journal {

@@ -48,14 +48,18 @@ uint32_t RandomAgentNumber(const Options& options) {
 
 }  // namespace
 
-Membership::Membership(const Options& options, History history, Outbox& outbox, Observer& observer,
-                       metrics::Sink& metrics)
+Membership::Membership(const Options& options, History history, std::vector<DrainMark> drained,
+                       Outbox& outbox, Observer& observer, metrics::Sink& metrics)
     : options_(options),
       history_(history),
       outbox_(outbox),
       observer_(observer),
       metrics_(metrics),
-      next_agent_(RandomAgentNumber(options)) {}
+      next_agent_(RandomAgentNumber(options)),
+      awaited_(drained.begin(), drained.end()) {
+  // Who left while nobody coordinated never comes: there are no more of these than places.
+  while (awaited_.size() > 2 * options_.members_max) awaited_.erase(awaited_.begin());
+}
 
 uint32_t Group::present() const {
   return static_cast<uint32_t>(
@@ -70,12 +74,16 @@ std::vector<epoch::Member> Group::Members() const {
   return members;
 }
 
-epoch::Content Group::Held() const {
+epoch::Contents Group::Held() const {
   if (!Complete()) return {};
-  const epoch::Content& first = slots.front().live->held;
-  const bool same = std::all_of(slots.begin(), slots.end(),
-                                [&](const Slot& slot) { return slot.live->held == first; });
-  return same ? first : epoch::Content{};
+  epoch::Contents common = slots.front().live->held;
+  std::erase_if(common, [this](const epoch::Content& content) {
+    return std::any_of(slots.begin(), slots.end(), [&](const Slot& slot) {
+      const epoch::Contents& held = slot.live->held;
+      return std::find(held.begin(), held.end(), content) == held.end();
+    });
+  });
+  return common;
 }
 
 Result<control::AgentWelcome> Membership::Open(control::AgentHello hello, control::AgentPort* port,
@@ -98,7 +106,8 @@ Result<control::AgentWelcome> Membership::Open(control::AgentHello hello, contro
   const AgentId id(next_agent_++);
   auto cell = std::make_shared<Port>(Port{id, port});
   session_of_[hello.incarnation] = id;
-  sessions_.emplace(id, Session{id, std::move(hello), std::move(cell), now});
+  const bool drained = TakeAwaited({hello.name, hello.incarnation});
+  sessions_.emplace(id, Session{id, std::move(hello), std::move(cell), now, drained});
   observer_.OnMembershipChanged();
   return control::AgentWelcome{id, protocol, options_.heartbeat, options_.lease, history_};
 }
@@ -120,6 +129,7 @@ void Membership::AgentLeft(AgentId agent) {
 
 void Membership::LoseAgent(AgentId agent, const Status& why) {
   session_of_.erase(sessions_.at(agent).hello.incarnation);
+  marks_left_ |= sessions_.at(agent).drained;
   sessions_.erase(agent);
   WW_FAILPOINT("coordinator.after_an_agent_is_lost");
   for (auto& [name, group] : groups_) {
@@ -236,6 +246,10 @@ Result<control::RegisterReply> Membership::TakePlace(const control::RegisterRequ
   slot.live->pid = request.pid;
   slot.live->published = request.claim.released;
   slot.live->claim = request.claim;
+  group.drained |= TakeAwaited({group.name, request.incarnation});
+  if (group.present() == group.world_size()) {  // whoever is awaited under this name has no place
+    marks_left_ |= std::erase_if(awaited_, [&](const auto& m) { return m.name == group.name; }) > 0;
+  }
   group.drained |= sessions_.at(request.agent).drained;
   group.fills_failed = 0;
   observer_.OnMembershipChanged();
@@ -297,15 +311,15 @@ void Membership::AfterLoss(Group& group, const Status& why) {
     }
   }
   if (group.present() > 0) return;
-  group.drained = false;
+  marks_left_ |= std::exchange(group.drained, false);
   ++group.generation;
   group.was_complete = false;
   group.canonical.reset();
 }
 
-void Membership::Hold(const epoch::Member& member, const epoch::Content& spare) {
+void Membership::Hold(const epoch::Member& member, epoch::Contents held) {
   const auto place = Find(member);
-  if (place) place->live->held = spare;
+  if (place) place->live->held = std::move(held);
 }
 
 void Membership::Lose(const epoch::Member& member, const Status& why) {
@@ -343,12 +357,16 @@ bool Membership::HasRankAt(const Group& group, const std::string& agent) const {
   });
 }
 
-Result<std::vector<std::string>> Membership::Drain(const std::string& name, bool drained) {
+Result<std::vector<std::string>> Membership::Drain(const std::string& name,
+                                                   Coordinator::Draining what,
+                                                   Coordinator::DrainOf which) {
+  const bool drained = what == Coordinator::Draining::kDrain;
   std::vector<Group*> engines;
   bool known = false;
-  if (Group* engine = FindGroup(name); engine != nullptr && engine->present() > 0) {
-    known = engine->role == control::GroupRole::kEngine;
-    if (known) engines.push_back(engine);
+  Group* named = which == Coordinator::DrainOf::kAgent ? nullptr : FindGroup(name);
+  if (named != nullptr && named->present() > 0) {
+    known = named->role == control::GroupRole::kEngine;
+    if (known) engines.push_back(named);
   } else {
     for (auto& [group_name, group] : groups_) {
       if (!HasRankAt(group, name)) continue;
@@ -378,6 +396,19 @@ Result<std::vector<std::string>> Membership::Drain(const std::string& name, bool
   }
   observer_.OnMembershipChanged();
   return names;
+}
+
+/// One rank stands for an engine, for when one leaves all do.
+std::vector<DrainMark> Membership::Marks() const {
+  std::set<DrainMark> marks = awaited_;
+  for (const auto& [id, session] : sessions_) {
+    if (session.drained) marks.insert({session.hello.name, session.hello.incarnation});
+  }
+  for (const auto& [name, group] : groups_) {
+    const std::vector<epoch::Member> members = group.Members();
+    if (group.drained) marks.insert({name, members.front().incarnation});
+  }
+  return {marks.begin(), marks.end()};
 }
 
 Result<Membership::Place> Membership::Find(const epoch::Member& member) {

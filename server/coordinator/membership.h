@@ -5,11 +5,14 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/control/control.h"
 #include "server/coordinator/coordinator.h"
+#include "server/coordinator/journal.h"
 #include "server/coordinator/outbox.h"
 #include "server/coordinator/work.h"
 #include "server/metrics/metrics.h"
@@ -33,7 +36,7 @@ struct Rank {
   std::shared_ptr<const layout::RankLayout> layout;
   int64_t bytes = 0;
   Version published{};   ///< highest version that it has published
-  epoch::Content held;   ///< of an engine: what its spare buffer holds, as its agent says
+  epoch::Contents held;  ///< of an engine: what it holds beside what it serves, as its agent says
   control::Claim claim;  ///< what it was registered with
 };
 
@@ -70,8 +73,8 @@ struct Group {
   /// Every rank is registered and the layout of the whole group is agreed.
   bool Complete() const { return agreed != nullptr && present() == world_size(); }
   std::vector<epoch::Member> Members() const;  ///< the live ones, by rank
-  /// What every rank's spare buffer holds; nothing when a rank is missing or holds something else.
-  epoch::Content Held() const;
+  /// What every rank holds beside what it serves; nothing when a rank is missing.
+  epoch::Contents Held() const;
   std::string RankName(uint32_t rank) const { return name + "/" + std::to_string(rank); }
 };
 
@@ -95,8 +98,10 @@ class Membership {
     virtual void OnComplete(Group& group) = 0;
     virtual void OnMembershipChanged() = 0;
   };
-  Membership(const Options& options, History history, Outbox& outbox, Observer& observer,
-             metrics::Sink& metrics);
+  /// `drained`: whom a coordinator before this one has drained; who comes back with the same
+  /// incarnation is drained still.
+  Membership(const Options& options, History history, std::vector<DrainMark> drained,
+             Outbox& outbox, Observer& observer, metrics::Sink& metrics);
 
   ///   kProtocolVersion | kInvalidRequest | kLimitExceeded
   Result<control::AgentWelcome> Open(control::AgentHello hello, control::AgentPort* port,
@@ -110,12 +115,17 @@ class Membership {
 
   /// Errors: CoordinatorPort::Register's.
   Result<control::RegisterReply> Register(const control::RegisterRequest& request);
-  /// The member's spare buffer holds this from now on. Unknown members are ignored.
-  void Hold(const epoch::Member& member, const epoch::Content& spare);
+  /// The member holds this from now on, beside what it serves. Unknown members are ignored.
+  void Hold(const epoch::Member& member, epoch::Contents held);
   /// The member's process is gone. Unknown members are ignored.
   void Lose(const epoch::Member& member, const Status& why);
-  /// As Coordinator::Drain.
-  Result<std::vector<std::string>> Drain(const std::string& name, bool drained);
+  /// As Coordinator::Drain. `Marks` has changed when it succeeds.
+  Result<std::vector<std::string>> Drain(const std::string& name, Coordinator::Draining what,
+                                         Coordinator::DrainOf which);
+  /// Who is drained, in order; those who have not come back yet are among them.
+  std::vector<DrainMark> Marks() const;
+  /// True once after somebody who was drained has left.
+  bool TakeMarksLeft() { return std::exchange(marks_left_, false); }
   /// Fences all ranks of the group (a trainer too) and tells them.
   void EvictGroup(const std::string& group, const Status& why);
   /// Fences one member; of an engine all its ranks.
@@ -148,6 +158,7 @@ class Membership {
   void ForgetDeadGroups();
   size_t SlotCount() const;
   bool HasRankAt(const Group& group, const std::string& agent) const;
+  bool TakeAwaited(const DrainMark& mark) { return awaited_.erase(mark) > 0; }
   /// `told`: an EvictCommand goes out.
   void Vacate(Group& group, uint32_t rank, const Status& why, bool told);
   void AfterLoss(Group& group, const Status& why);
@@ -167,6 +178,8 @@ class Membership {
   std::string trainer_;                        ///< the group that registered as a trainer last
   std::map<std::string, Group> groups_;
   std::map<ParticipantId, std::pair<std::string, uint32_t>> places_;
+  std::set<DrainMark> awaited_;  ///< of the journal, whose bearers have not come back
+  bool marks_left_ = false;
 };
 
 }  // namespace weightwire::coordinator

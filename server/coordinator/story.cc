@@ -89,9 +89,22 @@ EpochStory Story::Tell(EpochStatus status,
   return out;
 }
 
-void Stories::Keep(Epoch epoch, Story story, std::map<ParticipantId, std::string> names) {
-  lines_ += story.lines();
-  kept_.insert_or_assign(epoch, Kept{std::move(story), std::move(names)});
+EpochLinks Story::Links(const std::map<ParticipantId, std::string>& agents) const {
+  LinkSums sums;
+  for (const auto& [rank, track] : tracks_) {
+    for (const epoch::Span& span : track.spans) {
+      const auto source = agents.find(span.source);
+      if (span.name != "read" || span.bytes == 0 || source == agents.end()) continue;
+      sums.Add(source->second, track.agent, span.transport, span.begin_us, span.duration_us,
+               span.bytes);
+    }
+  }
+  return sums.Take();
+}
+
+void Stories::Keep(Epoch epoch, Kept kept) {
+  lines_ += kept.story.lines();
+  kept_.insert_or_assign(epoch, std::move(kept));
   while (kept_.size() > kStoriesMax || (lines_ > kLinesMax && kept_.size() > 1)) {
     lines_ -= kept_.begin()->second.story.lines();
     kept_.erase(kept_.begin());

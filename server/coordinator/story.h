@@ -38,6 +38,8 @@ class Story {
   size_t lines() const { return lines_; }
   /// `names`: of the participants that ranks read from.
   EpochStory Tell(EpochStatus status, const std::map<ParticipantId, std::string>& names) const;
+  /// `agents`: of the participants that ranks read from; of the others nothing is told.
+  EpochLinks Links(const std::map<ParticipantId, std::string>& agents) const;
 
  private:
   struct Bounds {
@@ -66,11 +68,12 @@ class Story {
 /// The stories of the newest epochs that ended: so many, and so many lines of all together.
 class Stories {
  public:
-  void Keep(Epoch epoch, Story story, std::map<ParticipantId, std::string> names);
   struct Kept {
     Story story;
     std::map<ParticipantId, std::string> names;
+    EpochLinks links;
   };
+  void Keep(Epoch epoch, Kept kept);
   /// Null when it is not remembered (any more).
   const Kept* Find(Epoch epoch) const;
   /// "41 to 48"; empty when there is none.

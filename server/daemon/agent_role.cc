@@ -49,6 +49,7 @@ std::unique_ptr<transport::Transport> MakeTransport(const std::string& name, con
   options.bind = config.data_listen;
   options.advertised_host = config.advertise_host;
   options.connections = static_cast<int>(config.tcp_connections);
+  options.integrity = config.integrity;
   options.traffic_class = static_cast<uint8_t>(config.traffic_class);
   options.io_threads = static_cast<int>(config.tcp_io_threads);
   options.metrics = &metrics;
@@ -126,7 +127,7 @@ Status AgentRole::MakeTransports(const Config& config, const Host& host) {
   if (!config.transport_failover) options.avoid_after_failure = Nanos(0);
   // Without TLS tickets come in the open, and to prove them instead of showing them would keep
   // nobody out who can read along.
-  options.proof_required = !config.tls_cert.empty();
+  options.proof_required = TlsFilesOf(config).given();
   auto engine = OnStrand(strand_, [&] {
     return transfer::Engine::Make(std::move(options), host.clock, strand_, host.workers, viable,
                                   host.metrics);
@@ -154,6 +155,7 @@ Status AgentRole::MakeAgent(const Config& config, const Host& host, CoordinatorR
   options.host = HostIdentity();
   options.addresses = addresses_;
   options.stage_bytes_max = config.stage_bytes_max;
+  options.retain_versions = config.retain_versions;
   options.notes = rpc::LogNote;
   options.room_deadline = std::chrono::milliseconds(config.room_deadline_ms);
   agent_ = OnStrand(strand_, [&] {

@@ -65,6 +65,19 @@ Status CheckTransports(const Config& config) {
       .Remedy("add ucx to transports, or set gpu_direct to auto or off");
 }
 
+Status CheckIntegrity(const Config& config) {
+  if (config.integrity == transport::Integrity::kCrc || !HasAgent(config.role)) return OkStatus();
+  const auto& names = config.transports;
+  if (std::find(names.begin(), names.end(), "ucx") != names.end()) {
+    return Status(Invalid("integrity is mac, and ucx, which transports names, carries no MAC"))
+        .Remedy("leave ucx out of transports, or set integrity to crc");
+  }
+  if (!config.tls_ca.empty()) return OkStatus();
+  return Status(Invalid("integrity is mac, and the tickets that its keys are made of would come in "
+                        "plaintext"))
+      .Remedy("set tls_cert, tls_key and tls_ca, or token_file and tls_ca, or integrity to crc");
+}
+
 Status CheckNames(const Config& config) {
   if (!IsId(config.job)) {
     return Invalid("job must be 1 to 128 letters, digits, '.', '_' or '-'");
@@ -92,8 +105,27 @@ Status CheckNames(const Config& config) {
 }
 
 Status CheckTls(const Config& config) {
+  if (!config.token_file.empty()) {
+    if (HasCoordinator(config.role)) {
+      return Invalid("token_file is for role agent: a coordinator has a certificate");
+    }
+    if (!config.tls_cert.empty() || !config.tls_key.empty()) {
+      return Invalid("token_file stands in for tls_cert and tls_key: set the one or the others");
+    }
+    if (!config.tls_ca.empty()) return OkStatus();
+    return Status(Invalid("token_file needs tls_ca: a token is shown over TLS only"))
+        .Remedy("name the CA of the coordinator's certificate");
+  }
+  if (!config.token_key.empty() && config.tls_cert.empty()) {
+    return Status(Invalid("token_key needs TLS: tokens are taken over TLS only"))
+        .Remedy("set tls_cert, tls_key and tls_ca");
+  }
   const bool all = !config.tls_cert.empty() && !config.tls_key.empty() && !config.tls_ca.empty();
   const bool none = config.tls_cert.empty() && config.tls_key.empty() && config.tls_ca.empty();
+  if (config.http_tls && config.tls_cert.empty()) {
+    return Status(Invalid("http_tls needs a certificate"))
+        .Remedy("set tls_cert, tls_key and tls_ca");
+  }
   if (all || none) return OkStatus();
   return Invalid("tls_cert, tls_key and tls_ca belong together: set all three or none");
 }
@@ -126,7 +158,7 @@ Status CheckListeners(const Config& config) {
     WW_RETURN_IF_ERROR(CheckListener(config, "data_listen", config.data_listen, "data"));
     WW_RETURN_IF_ERROR(CheckListener(config, "ucx_listen", config.ucx_listen, "data"));
   }
-  return CheckListener(config, "http", config.http, "http");
+  return CheckListener(config, "http", config.http, config.http_tls ? "" : "http");
 }
 
 }  // namespace
@@ -149,6 +181,7 @@ Result<Config> MakeConfig(const std::vector<std::pair<std::string, Values>>& lay
   WW_FAIL_IF_ERROR(CheckSizes(config));
   WW_FAIL_IF_ERROR(CheckTransports(config));
   WW_FAIL_IF_ERROR(CheckTls(config));
+  WW_FAIL_IF_ERROR(CheckIntegrity(config));
   WW_FAIL_IF_ERROR(CheckListeners(config));
   return config;
 }

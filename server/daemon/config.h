@@ -11,7 +11,9 @@
 #include "server/base/status.h"
 #include "server/coordinator/commit_policy.h"
 #include "server/coordinator/fanout.h"
+#include "server/memory/stage_store.h"
 #include "server/tls/tls_files.h"
+#include "server/transport/tcp/tcp_transport.h"
 #include "server/transport/ucx/ucx_transport.h"
 
 /// The one validated configuration of weightwired. Precedence: flag > environment > file > default.
@@ -61,6 +63,7 @@ struct Config {
   uint64_t rate_limit = 0;
   uint64_t peer_rate_limit = 0;
   uint32_t traffic_class = 0;
+  transport::Integrity integrity = transport::Integrity::kCrc;
   uint32_t tcp_connections = 4;
   uint32_t tcp_io_threads = 2;
   uint64_t segment_bytes_max = 1 << 20;
@@ -71,6 +74,7 @@ struct Config {
   uint32_t gets_in_flight = 16;
   uint32_t progress_timeout_ms = 30'000;
   uint64_t stage_bytes_max = 0;
+  uint32_t retain_versions = memory::kBuffersUsual - 1;
 
   std::string log_level = "info";
   LogFormat log_format = LogFormat::kJson;
@@ -78,6 +82,9 @@ struct Config {
   std::string tls_key;
   std::string tls_ca;
   std::string tls_server_name;  ///< role agent: of the coordinator's certificate
+  std::string token_file;       ///< role agent: instead of tls_cert and tls_key
+  std::string token_key;        ///< of the coordinator; empty: it takes no tokens
+  bool http_tls = false;
   std::vector<std::string> allow_plaintext;
   bool insecure = false;
   uint64_t message_bytes_max = 16 << 20;
@@ -85,7 +92,8 @@ struct Config {
   friend bool operator==(const Config&, const Config&) = default;
 };
 inline tls::TlsFiles TlsFilesOf(const Config& config) {
-  return {config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name};
+  return {config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name,
+          config.token_file};
 }
 
 /// One setting: `key` in the file, WEIGHTWIRE_<KEY> in the environment, `--key` (with dashes) as a

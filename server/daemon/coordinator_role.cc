@@ -91,12 +91,17 @@ Status CoordinatorRole::OpenJournal(const Config& config, const Host& host,
 
 Status CoordinatorRole::Serve(const Config& config, const Host& host) {
   const auto message_bytes_max = static_cast<size_t>(config.message_bytes_max);
-  const rpc::Runtime runtime{strand_, host.clock, host.metrics, message_bytes_max};
+  rpc::Runtime runtime{strand_, host.clock, host.metrics, message_bytes_max};
+  if (!config.token_key.empty()) {
+    runtime.tokens = std::make_shared<tls::TokenKeys>(config.token_key);
+    WW_RETURN_IF_ERROR(runtime.tokens->Check());
+  }
   service_ = rpc::CoordinatorService::Make(runtime, *coordinator_);
   communicator_service_ = rpc::CommunicatorService::Make(runtime, communicators_);
   rpc::GrpcServer::Options options{message_bytes_max, nullptr};
   if (host.identity) {
-    options.credentials = rpc::GuardedCredentials(TlsFilesOf(config), *host.identity, host.metrics);
+    options.credentials =
+        rpc::GuardedCredentials(TlsFilesOf(config), *host.identity, runtime.tokens, host.metrics);
   }
   WW_ASSIGN_OR_STATUS(
       server_, rpc::GrpcServer::Start(std::move(options),
@@ -115,22 +120,26 @@ Status CoordinatorRole::Serve(const Config& config, const Host& host) {
 }
 
 Window CoordinatorRole::window() {
-  return {&strand_,
-          [this] {
-            if (coordinator_->Ready()) return OkStatus();
-            return Status(Code::kUnavailable, Reason::kNotReady,
-                          "coordinator: nothing is committed");
-          },
-          [this] { return CoordinatorPage(coordinator_->Snapshot()); },
-          {{kStatusDocument,
-            [this] {
-              return WriteDocument(
-                  [snapshot = coordinator_->Snapshot()] { return StatusDocument(snapshot); });
-            }},
-           {kPlansDocument, [this] {
-              return WriteDocument(
-                  [plans = NewestPlans(*coordinator_)] { return PlansDocument(plans); });
-            }}}};
+  return {
+      &strand_,
+      [this] {
+        if (coordinator_->Ready()) return OkStatus();
+        return Status(Code::kUnavailable, Reason::kNotReady, "coordinator: nothing is committed");
+      },
+      [this] { return CoordinatorPage(coordinator_->Snapshot()); },
+      {{kStatusDocument,
+        [this] {
+          return WriteDocument(
+              [snapshot = coordinator_->Snapshot()] { return StatusDocument(snapshot); });
+        }},
+       {kPlansDocument,
+        [this] {
+          return WriteDocument(
+              [plans = NewestPlans(*coordinator_)] { return PlansDocument(plans); });
+        }},
+       {kLinksDocument, [this] {
+          return WriteDocument([links = coordinator_->Links()] { return LinksDocument(links); });
+        }}}};
 }
 
 void CoordinatorRole::Stop() {

@@ -14,6 +14,7 @@
 #include "server/daemon/coordinator_role.h"
 #include "server/daemon/http_pages.h"
 #include "server/daemon/http_server.h"
+#include "server/daemon/http_tls.h"
 #include "server/daemon/leadership.h"
 #include "server/daemon/tls_setup.h"
 #include "server/metrics/prometheus_sink.h"
@@ -39,7 +40,7 @@ class DaemonImpl final : public Daemon {
     const Host host{io_, workers_, SystemClock(), sink_, std::move(identity)};
     if (!config_.etcd.empty()) {
       leadership_.emplace(config_, io_, sink_);
-      WW_FAIL_IF_ERROR(OpenHttp());
+      WW_FAIL_IF_ERROR(OpenHttp(host.identity));
       StopOnSignal();
       if (!leadership_->Await()) return false;
     }
@@ -52,7 +53,7 @@ class DaemonImpl final : public Daemon {
       WW_ASSIGN(agent_, AgentRole::Start(config_, host, coordinator_.get()));
       windows_->push_back(agent_->window());
     }
-    if (!http_) WW_FAIL_IF_ERROR(OpenHttp());
+    if (!http_) WW_FAIL_IF_ERROR(OpenHttp(host.identity));
     if (agent_ && !agent_->AwaitSession(kSessionWait)) {
       spdlog::warn("no session with the coordinator yet; the agent keeps trying");
     }
@@ -97,11 +98,16 @@ class DaemonImpl final : public Daemon {
     });
   }
 
-  Status OpenHttp() {
+  Status OpenHttp(const std::optional<tls::Identity>& own) {
     if (config_.http.empty()) return OkStatus();
+    if (config_.http_tls) {
+      WW_ASSIGN_OR_STATUS(http_tls_, HttpTls::Make(TlsFilesOf(config_), *own, sink_));
+    }
     http_ = HttpServer::Make(
-        io_, Pages({windows_, HasCoordinator(config_.role), workers_, sink_, config_,
-                    [this] { return leadership_ ? leadership_->Standing() : OkStatus(); }}));
+        io_,
+        Pages({windows_, HasCoordinator(config_.role), workers_, sink_, config_,
+               [this] { return leadership_ ? leadership_->Standing() : OkStatus(); }}),
+        http_tls_.get());
     WW_ASSIGN_OR_STATUS(
         http_acceptor_,
         rpc::Acceptor::ListenTcp(io_, config_.http, sink_, [this](memory::UniqueFd connection) {
@@ -121,6 +127,7 @@ class DaemonImpl final : public Daemon {
   const std::shared_ptr<std::vector<Window>> windows_ = std::make_shared<std::vector<Window>>();
   std::unique_ptr<CoordinatorRole> coordinator_;
   std::unique_ptr<AgentRole> agent_;
+  std::unique_ptr<HttpTls> http_tls_;  ///< outlives http_; null: plaintext
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<rpc::Acceptor> http_acceptor_;
   bool stopped_ = false;

@@ -3,12 +3,17 @@
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
+#include <boost/asio/ssl/context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
+#include <boost/beast/ssl/ssl_stream.hpp>
 #include <ctime>
 #include <optional>
+#include <type_traits>
 #include <utility>
+
+#include "server/daemon/http_tls.h"
 
 namespace weightwire::daemon {
 namespace {
@@ -18,6 +23,7 @@ namespace beast = boost::beast;
 namespace http = beast::http;
 using boost::system::error_code;
 using Stream = beast::basic_stream<asio::generic::stream_protocol>;
+using SecureStream = beast::ssl_stream<Stream>;
 
 constexpr size_t kConnectionsMax = 64;
 constexpr size_t kHeaderBytesMax = 8 << 10;
@@ -32,52 +38,110 @@ std::string HttpDate() {
   return {text, std::strftime(text, sizeof text, "%a, %d %b %Y %H:%M:%S GMT", &parts)};
 }
 
-class Connection : public std::enable_shared_from_this<Connection> {
+class Connection {
  public:
-  Connection(asio::io_context& io, memory::UniqueFd fd,
-             const std::map<std::string, HttpPage>& pages, std::function<void()> closed)
-      : io_(io), stream_(io), patience_(io), pages_(pages), closed_(std::move(closed)) {
-    stream_.socket().assign({AF_INET, SOCK_STREAM}, fd.Release());
+  virtual ~Connection() = default;
+  virtual void Start() = 0;
+  virtual void Close() = 0;
+};
+
+struct Serving {
+  asio::io_context& io;
+  const std::map<std::string, HttpPage>& pages;
+  HttpTls* tls;
+};
+
+template <typename Over>
+class ConnectionOver final : public Connection,
+                             public std::enable_shared_from_this<ConnectionOver<Over>> {
+ public:
+  /// `context`: of TLS, and null without.
+  ConnectionOver(const Serving& serving, std::shared_ptr<asio::ssl::context> context,
+                 memory::UniqueFd fd, std::function<void()> closed)
+      : serving_(serving),
+        context_(std::move(context)),
+        stream_(MakeStream(serving.io, context_.get())),
+        patience_(serving.io),
+        closed_(std::move(closed)) {
+    Lowest().socket().assign({AF_INET, SOCK_STREAM}, fd.Release());
+  }
+
+  void Start() override {
+    if constexpr (kSecure) {
+      Lowest().expires_after(kRequestTimeout);
+      stream_.async_handshake(asio::ssl::stream_base::server,
+                              [self = this->shared_from_this()](error_code error) {
+                                if (error) return self->Close();
+                                self->Read();
+                              });
+    } else {
+      Read();
+    }
+  }
+
+  void Close() override {
+    error_code ignored;
+    patience_.cancel();
+    Lowest().socket().close(ignored);
+    if (auto closed = std::exchange(closed_, nullptr)) closed();
+  }
+
+ private:
+  static constexpr bool kSecure = std::is_same_v<Over, SecureStream>;
+
+  static Over MakeStream(asio::io_context& io, asio::ssl::context* context) {
+    if constexpr (kSecure) {
+      return Over(io, *context);
+    } else {
+      return Over(io);
+    }
+  }
+  Stream& Lowest() { return beast::get_lowest_layer(stream_); }
+
+  Status MaySee(const std::string& path) {
+    if constexpr (kSecure) {
+      const std::unique_ptr<X509, void (*)(X509*)> shown(
+          SSL_get1_peer_certificate(stream_.native_handle()), X509_free);
+      return serving_.tls->MaySee(path, shown.get());
+    } else {
+      return OkStatus();
+    }
   }
 
   void Read() {
     parser_.emplace();
     parser_->header_limit(kHeaderBytesMax);
     parser_->body_limit(0);
-    stream_.expires_after(kRequestTimeout);
+    Lowest().expires_after(kRequestTimeout);
     http::async_read(stream_, buffer_, *parser_,
-                     [self = shared_from_this()](error_code error, size_t) {
+                     [self = this->shared_from_this()](error_code error, size_t) {
                        if (error) return self->Close();
                        self->Answer();
                      });
   }
 
-  void Close() {
-    error_code ignored;
-    patience_.cancel();
-    stream_.socket().close(ignored);
-    if (auto closed = std::exchange(closed_, nullptr)) closed();
-  }
-
- private:
   void Answer() {
     const auto& request = parser_->get();
     if (request.method() != http::verb::get && request.method() != http::verb::head) {
       return Write({405, "text/plain; charset=utf-8", "only GET and HEAD are served\n"});
     }
-    const auto page =
-        pages_.find(std::string(request.target().substr(0, request.target().find('?'))));
-    if (page == pages_.end()) {
+    const std::string path(request.target().substr(0, request.target().find('?')));
+    if (Status may = MaySee(path); !may.ok()) {
+      const int status = may.code() == Code::kUnauthenticated ? 401 : 403;
+      return Write({.status = status, .body = may.ToString() + "\n"});
+    }
+    const auto page = serving_.pages.find(path);
+    if (page == serving_.pages.end()) {
       return Write({404, "text/plain; charset=utf-8", "no such page\n"});
     }
     const uint64_t number = ++request_number_;
     patience_.expires_after(kRequestTimeout);
-    patience_.async_wait([self = shared_from_this(), number](error_code aborted) {
+    patience_.async_wait([self = this->shared_from_this(), number](error_code aborted) {
       if (!aborted)
         self->Respond(number, {503, "text/plain; charset=utf-8", "no answer in time\n"});
     });
-    page->second([self = shared_from_this(), number](HttpReply reply) {
-      asio::post(self->io_, [self, number, reply = std::move(reply)]() mutable {
+    page->second([self = this->shared_from_this(), number](HttpReply reply) {
+      asio::post(self->serving_.io, [self, number, reply = std::move(reply)]() mutable {
         self->Respond(number, std::move(reply));
       });
     });
@@ -104,17 +168,28 @@ class Connection : public std::enable_shared_from_this<Connection> {
     response_->body() = std::move(reply.body);
     response_->prepare_payload();
     if (request.method() == http::verb::head) response_->body().clear();
-    stream_.expires_after(kRequestTimeout);
-    http::async_write(stream_, *response_, [self = shared_from_this()](error_code error, size_t) {
-      if (error || !self->response_->keep_alive()) return self->Close();
-      self->Read();
-    });
+    Lowest().expires_after(kRequestTimeout);
+    http::async_write(stream_, *response_,
+                      [self = this->shared_from_this()](error_code error, size_t) {
+                        if (error) return self->Close();
+                        if (!self->response_->keep_alive()) return self->End();
+                        self->Read();
+                      });
   }
 
-  asio::io_context& io_;
-  Stream stream_;
+  /// With TLS's own end, so that a reader can tell it from a cut.
+  void End() {
+    if constexpr (kSecure) {
+      stream_.async_shutdown([self = this->shared_from_this()](error_code) { self->Close(); });
+    } else {
+      Close();
+    }
+  }
+
+  const Serving serving_;
+  const std::shared_ptr<asio::ssl::context> context_;
+  Over stream_;
   asio::steady_timer patience_;
-  const std::map<std::string, HttpPage>& pages_;
   std::function<void()> closed_;
   uint64_t request_number_ = 0;
   beast::flat_buffer buffer_{kHeaderBytesMax};
@@ -124,17 +199,24 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
 class HttpServerImpl final : public HttpServer {
  public:
-  HttpServerImpl(asio::io_context& io, std::map<std::string, HttpPage> pages)
-      : io_(io), pages_(std::move(pages)) {}
+  HttpServerImpl(asio::io_context& io, std::map<std::string, HttpPage> pages, HttpTls* tls)
+      : pages_(std::move(pages)), serving_{io, pages_, tls} {}
   ~HttpServerImpl() override { CloseAll(); }
 
   void Serve(memory::UniqueFd fd) override {
     if (connections_.size() >= kConnectionsMax) return;
     const uint64_t id = ++next_;
-    auto connection = std::make_shared<Connection>(io_, std::move(fd), pages_,
-                                                   [this, id] { connections_.erase(id); });
+    auto closed = [this, id] { connections_.erase(id); };
+    std::shared_ptr<Connection> connection;
+    if (serving_.tls == nullptr) {
+      connection =
+          std::make_shared<ConnectionOver<Stream>>(serving_, nullptr, std::move(fd), closed);
+    } else {
+      connection = std::make_shared<ConnectionOver<SecureStream>>(serving_, serving_.tls->Context(),
+                                                                  std::move(fd), closed);
+    }
     connections_.emplace(id, connection);
-    connection->Read();
+    connection->Start();
   }
 
   void CloseAll() override {
@@ -143,8 +225,8 @@ class HttpServerImpl final : public HttpServer {
   }
 
  private:
-  asio::io_context& io_;
   const std::map<std::string, HttpPage> pages_;
+  const Serving serving_;
   uint64_t next_ = 0;
   std::map<uint64_t, std::shared_ptr<Connection>> connections_;
 };
@@ -152,8 +234,8 @@ class HttpServerImpl final : public HttpServer {
 }  // namespace
 
 std::unique_ptr<HttpServer> HttpServer::Make(asio::io_context& io,
-                                             std::map<std::string, HttpPage> pages) {
-  return std::make_unique<HttpServerImpl>(io, std::move(pages));
+                                             std::map<std::string, HttpPage> pages, HttpTls* tls) {
+  return std::make_unique<HttpServerImpl>(io, std::move(pages), tls);
 }
 
 }  // namespace weightwire::daemon

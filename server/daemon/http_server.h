@@ -13,6 +13,8 @@ class io_context;
 
 namespace weightwire::daemon {
 
+class HttpTls;
+
 struct HttpReply {
   int status = 200;
   std::string content_type = "text/plain; charset=utf-8";
@@ -26,12 +28,13 @@ using HttpRespond = std::function<void(HttpReply)>;
 using HttpPage = std::function<void(HttpRespond)>;
 
 /// A small HTTP/1.1 server for GET and HEAD on fixed paths. Limits: 64 connections, 8 KiB of
-/// header, no body, 5 s for each request (a page that does not answer in time is a 503). Belongs to
-/// the io_context's thread.
+/// header, no body, 5 s for each request and for TLS's handshake (a page that does not answer in
+/// time is a 503). Belongs to the io_context's thread.
 class HttpServer {
  public:
+  /// `tls` says who may see what (401, 403), and outlives the server; null: plaintext, everybody.
   static std::unique_ptr<HttpServer> Make(boost::asio::io_context& io,
-                                          std::map<std::string, HttpPage> pages);
+                                          std::map<std::string, HttpPage> pages, HttpTls* tls);
   virtual ~HttpServer() = default;
   /// A connected socket.
   virtual void Serve(memory::UniqueFd connection) = 0;

@@ -41,6 +41,14 @@ json MatrixOf(const plan::TransferPlan& plan) {
           {"rows", rows}};
 }
 
+HttpReply JsonReply(const json& document) {
+  HttpReply reply;
+  reply.content_type = kJsonType;
+  // Names come from outside and need not be UTF-8.
+  reply.body = document.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+  return reply;
+}
+
 }  // namespace
 
 HttpReply StatusPage() {
@@ -95,10 +103,26 @@ HttpReply PlansDocument(const std::vector<ShownPlan>& plans) {
     list.back()["engines"] = shown.engines;
     list.back()["certain"] = shown.certain;
   }
-  HttpReply reply;
-  reply.content_type = kJsonType;
-  reply.body = json{{"plans", std::move(list)}}.dump() + "\n";
-  return reply;
+  return JsonReply({{"plans", std::move(list)}});
+}
+
+HttpReply LinksDocument(const std::vector<coordinator::EpochLinks>& epochs) {
+  json list = json::array();
+  for (const coordinator::EpochLinks& epoch : epochs) {
+    json links = json::array();
+    for (const coordinator::Link& link : epoch.links) {
+      links.push_back({{"source", link.source},
+                       {"target", link.target},
+                       {"transport", link.transport},
+                       {"bytes", link.bytes},
+                       {"seconds", link.seconds}});
+    }
+    list.push_back({{"epoch", epoch.epoch.value},
+                    {"version", epoch.version.value},
+                    {"left_off", epoch.left_off},
+                    {"links", std::move(links)}});
+  }
+  return JsonReply({{"epochs", std::move(list)}});
 }
 
 }  // namespace weightwire::daemon

@@ -15,6 +15,7 @@ namespace weightwire::daemon {
 
 inline constexpr char kStatusDocument[] = "/api/status";
 inline constexpr char kPlansDocument[] = "/api/plans";
+inline constexpr char kLinksDocument[] = "/api/links";
 
 /// The page with a policy that lets its own script and style run and nothing else, and lets it ask
 /// no other host. A nonce of its own in each reply.
@@ -35,5 +36,8 @@ std::vector<ShownPlan> NewestPlans(const coordinator::Coordinator& coordinator);
 /// ranks, a number in it the bytes that they send to `target_step` target ranks; at most 32 × 32
 /// numbers.
 HttpReply PlansDocument(const std::vector<ShownPlan>& plans);
+/// Who read how much from whom, and for how long: {"epochs": [{epoch, version, left_off, links:
+/// [{source, target, transport, bytes, seconds}]}]}, as Coordinator::Links has it.
+HttpReply LinksDocument(const std::vector<coordinator::EpochLinks>& epochs);
 
 }  // namespace weightwire::daemon

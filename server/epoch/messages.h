@@ -25,7 +25,7 @@ struct Member {
 enum class Role : int { kSource = 1, kTarget = 2 };
 
 /// What moves: `kPublish` is an epoch of the fleet; `kFill` brings one engine to a committed epoch;
-/// `kRollback` moves nothing: its engines serve again what their spare buffers still hold.
+/// `kRollback` moves nothing: its engines serve again what their other buffers still hold.
 enum class Kind : int { kPublish = 1, kFill = 2, kRollback = 3 };
 
 /// What a buffer holds whole: bytes that were verified and committed in this life of the rank.
@@ -34,6 +34,8 @@ struct Content {
   Version version{};
   friend bool operator==(const Content&, const Content&) = default;
 };
+/// Of one rank or engine, newest epoch first.
+using Contents = std::vector<Content>;
 
 /// How an agent reaches another one, with the secret for exactly this pair.
 struct PeerAddress {
@@ -64,7 +66,7 @@ struct PrepareCommand {
   Epoch content{};  ///< the epoch whose bytes move: `epoch` itself, or the committed one of a fill
   Member member;
   Role role = Role::kSource;
-  Epoch held{};           ///< rollback: what the spare buffer must hold; becomes `content`
+  Epoch held{};           ///< rollback: what another buffer must hold; becomes `content`
   std::vector<Leg> legs;  ///< one for a target
   /// Target side: who sends, by source rank of the plan.
   std::map<uint32_t, PeerAddress> sources;
@@ -163,6 +165,8 @@ inline constexpr size_t kSpansMax = 64;
 struct PreparedReport {
   Epoch epoch{};
   Member member;
+  Contents holds =
+      {};  ///< target: what it holds beside what it serves, also while this epoch moves
   std::vector<Span> spans = {};
   friend bool operator==(const PreparedReport&, const PreparedReport&) = default;
 };
@@ -189,9 +193,9 @@ struct StagedReport {
   uint32_t rereads = 0;
   double seconds = 0;      ///< from TransferCommand to verified
   int64_t bytes_kept = 0;  ///< of `bytes`: not read, because they were there
-  /// What it serves now and still holds, in its other buffer, when this epoch is installed: until
-  /// the next one writes there. Nothing with one buffer.
-  Content keeps = {};
+  /// What it holds beside this epoch once that is installed, what it serves now among it. Nothing
+  /// with one buffer.
+  Contents keeps = {};
   std::vector<Span> spans = {};
   friend bool operator==(const StagedReport&, const StagedReport&) = default;
 };

@@ -44,8 +44,39 @@ Result<std::unique_ptr<StageBuffers>> StageBuffers::Make(const std::string& name
   return stage;
 }
 
-void StageBuffers::Flip(Content content) {
-  live_ = next();
+int StageBuffers::next() const {
+  int oldest = live_;
+  for (int buffer = 0; buffer < static_cast<int>(regions_.size()); ++buffer) {
+    if (buffer == live_) continue;
+    if (oldest == live_ || contents_[Index(buffer)].epoch < contents_[Index(oldest)].epoch) {
+      oldest = buffer;
+    }
+  }
+  return std::max(oldest, 0);
+}
+
+int StageBuffers::HolderOf(Epoch epoch) const {
+  for (int buffer = 0; buffer < static_cast<int>(regions_.size()); ++buffer) {
+    if (buffer != live_ && epoch.value != 0 && contents_[Index(buffer)].epoch == epoch) {
+      return buffer;
+    }
+  }
+  return -1;
+}
+
+std::vector<StageBuffers::Content> StageBuffers::HeldBut(int without) const {
+  std::vector<Content> held;
+  for (int buffer = 0; buffer < static_cast<int>(regions_.size()); ++buffer) {
+    const Content& content = contents_[Index(buffer)];
+    if (buffer != live_ && buffer != without && content.epoch.value != 0) held.push_back(content);
+  }
+  std::sort(held.begin(), held.end(),
+            [](const Content& a, const Content& b) { return b.epoch < a.epoch; });
+  return held;
+}
+
+void StageBuffers::Flip(int buffer, Content content) {
+  live_ = buffer;
   contents_[Index(live_)] = content;
 }
 

@@ -20,17 +20,20 @@ struct ArenaMap {
 ///   kInvalidArgument / kShapeOverflow  the sum does not fit
 Result<ArenaMap> ArenaMapOf(const std::vector<uint64_t>& tensor_bytes);
 
-/// A rank's buffers: two for the `flip` install, one where there is no room for a second copy.
-constexpr uint32_t kBuffersMax = 2;
+/// A rank's buffers: one where there is no room for a second copy, two to change pointers, and one
+/// for each further version that is to stay whole while the next one is moved.
+constexpr uint32_t kBuffersMax = 8;
+constexpr uint32_t kBuffersUsual = 2;
 
 /// One rank's buffers: `live` holds what the engine serves, `next` is written by the epoch in
-/// progress. With one buffer the two are the same: what is served must be forgotten before the next
-/// epoch is written. Each buffer is one memfd that the engine's process maps too.
+/// progress, the others hold what was served before, the newest versions. With one buffer `live`
+/// and `next` are the same: what is served must be forgotten before the next epoch is written. Each
+/// buffer is one memfd that the engine's process maps too.
 ///
 /// Not thread-safe: belongs to the agent's strand. Budget: count × arena bytes, allocated at once.
 class StageBuffers {
  public:
-  /// `count`: 1 or 2.
+  /// `count`: 1 to kBuffersMax.
   static Result<std::unique_ptr<StageBuffers>> Make(const std::string& name, ArenaMap arena,
                                                     uint32_t count);
 
@@ -38,8 +41,9 @@ class StageBuffers {
   const std::vector<std::shared_ptr<MemoryRegion>>& regions() const { return regions_; }
   /// Index into regions() of the buffer that holds the served epoch; −1 when the engine has none.
   int live() const { return live_; }
-  /// The buffer that an epoch writes.
-  int next() const { return live_ == 0 && regions_.size() > 1 ? 1 : 0; }
+  /// The buffer that the next epoch writes: an empty one, else the one with the oldest content;
+  /// what is served only where there is no other.
+  int next() const;
   /// `next` is not what is served.
   bool has_room() const { return next() != live_; }
   /// What an epoch was committed with, whole in a buffer.
@@ -50,18 +54,23 @@ class StageBuffers {
   };
   Content served() const { return live_ < 0 ? Content{} : contents_[Index(live_)]; }
   Epoch live_epoch() const { return served().epoch; }
-  /// Of the buffer `next`: what was served before, until it is written.
-  Content spare() const { return has_room() ? contents_[Index(next())] : Content{}; }
-  /// `next` is written from now on: what it held is lost.
-  void Overwrite() { contents_[Index(next())] = {}; }
-  /// The engine swapped: what was `next` is `live` from now on, and holds `content`.
-  void Flip(Content content);
+  /// Whole beside what is served, newest first: what was served before.
+  std::vector<Content> held() const { return HeldBut(live_); }
+  /// `held` without what the next epoch overwrites.
+  std::vector<Content> held_beyond() const { return HeldBut(next()); }
+  /// The buffer that holds `epoch` and is not the live one; −1 when none does.
+  int HolderOf(Epoch epoch) const;
+  /// `buffer` is written from now on: what it held is lost.
+  void Overwrite(int buffer) { contents_[Index(buffer)] = {}; }
+  /// The engine swapped: `buffer` is `live` from now on, and holds `content`.
+  void Flip(int buffer, Content content);
   /// Nothing is served from here any more.
   void Forget();
 
  private:
   StageBuffers() = default;
   static size_t Index(int buffer) { return static_cast<size_t>(buffer); }
+  std::vector<Content> HeldBut(int without) const;
   ArenaMap arena_;
   std::vector<std::shared_ptr<MemoryRegion>> regions_;
   int live_ = -1;

@@ -53,9 +53,9 @@ Result<Greeting> GreetingOf(const v1::AttachHello& hello, const TraceId& trace_o
   out.request.world_size = hello.world_size();
   out.request.incarnation = Incarnation(hello.incarnation());
   if (hello.buffers() > memory::kBuffersMax) {
-    return Fail(wire::Bad("hello.buffers", "must be 1 or 2"));
+    return Fail(wire::Bad("hello.buffers", "is more than " + std::to_string(memory::kBuffersMax)));
   }
-  if (hello.buffers() != 0) out.request.buffers = hello.buffers();
+  out.request.buffers = hello.buffers();
   out.request.pid = hello.pid();
   return out;
 }

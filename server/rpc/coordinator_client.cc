@@ -98,6 +98,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
       : options_(std::move(options)), calls_(std::make_shared<ClientCalls>(strand)) {
     WW_CHECK(!options_.addresses.empty());
     KeepCallbackThreads();
+    if (!options_.tls.token.empty()) token_ = std::make_shared<tls::TokenFile>(options_.tls.token);
     const tls::Dialer dialer(options_.tls);
     for (const std::string& address : options_.addresses) {
       stubs_.push_back(Dial(dialer, address, options_.message_bytes_max));
@@ -201,9 +202,10 @@ class CoordinatorClient final : public control::CoordinatorPort {
     ++session_.tries;
     const uint64_t number = ++session_number_;
     session_.call = std::make_shared<SessionCall>(
-        calls_, SessionCall::Events{
-                    [this, number](const v1::SessionDown& down) { OnDown(number, down); },
-                    [this, number](Status why) { OnSessionEnded(number, std::move(why)); }});
+        calls_,
+        SessionCall::Events{[this, number](const v1::SessionDown& down) { OnDown(number, down); },
+                            [this, number](Status why) { OnSessionEnded(number, std::move(why)); }},
+        token_);
     session_.call->Start(stub(), session_.hello);
     calls_->PostAfter(HelloDeadline(), [this, number] {
       if (number != session_number_ || !session_.reply) return;
@@ -312,6 +314,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
   }
 
   const CoordinatorClientOptions options_;
+  std::shared_ptr<tls::TokenFile> token_;  ///< null: a certificate, or plaintext
   std::vector<std::unique_ptr<v1::Coordinator::Stub>> stubs_;
   size_t current_ = 0;  ///< of stubs_: every session that ends, or cannot be opened, tries the next
   bool tried_ = false;

@@ -194,13 +194,22 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
       weightwire::Status name = wire::CheckText("name", request->name(), wire::kIdBytesMax);
       if (!name.ok()) return answer(name);
       using Draining = coordinator::Coordinator::Draining;
-      OnStrand([this, name = request->name(),
+      using DrainOf = coordinator::Coordinator::DrainOf;
+      Caller caller = CallerOf(*context);
+      // A pod takes itself out: its agents, and by no name that is somebody else's.
+      const bool person = !caller || caller->role == tls::Role::kOperator;
+      OnStrand([this, name = request->name(), caller = std::move(caller), person,
                 what = request->undo() ? Draining::kUndo : Draining::kDrain, answer] {
-        auto engines = coordinator_.Drain(name, what);
-        if (!engines) return answer(engines.error());
-        v1::DrainResponse out;
-        for (const std::string& engine : *engines) out.add_engines(engine);
-        answer(std::move(out));
+        if (!person) {
+          if (auto owned = owners_.CheckAgents(caller, name); !owned.ok()) return answer(owned);
+        }
+        const DrainOf which = person ? DrainOf::kEngineOrAgent : DrainOf::kAgent;
+        coordinator_.Drain(name, what, which, [answer](Result<std::vector<std::string>> engines) {
+          if (!engines) return answer(engines.error());
+          v1::DrainResponse out;
+          for (const std::string& engine : *engines) out.add_engines(engine);
+          answer(std::move(out));
+        });
       });
     });
   }

@@ -4,6 +4,8 @@
 #include "server/rpc/coordinator_session.h"
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "server/rpc/duplex.h"
@@ -18,11 +20,12 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
                             public control::AgentPort {
  public:
   SessionStream(const Runtime& runtime, StreamSet& streams, coordinator::Coordinator& coordinator,
-                Owners& owners, Caller caller, CallLog log)
+                Owners& owners, Caller caller, std::optional<tls::Token> token, CallLog log)
       : Duplex(runtime, streams, std::move(log)),
         coordinator_(coordinator),
         owners_(owners),
-        caller_(std::move(caller)) {}
+        caller_(std::move(caller)),
+        token_(std::move(token)) {}
 
   // ---- on the strand, from the coordinator
   void OnCommand(epoch::Command command) override { Send(wire::ToProto(command)); }
@@ -45,8 +48,10 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
       return OnStrand([this, hello = std::move(*hello)]() mutable { Open(std::move(hello)); });
     }
     if (up.kind_case() == v1::SessionUp::kHeartbeat && greeted_) {
-      return OnStrand([this] {
-        if (agent_ != AgentId()) coordinator_.Heartbeat(agent_);
+      return OnStrand([this, shown = up.heartbeat().token()] {
+        if (agent_ == AgentId()) return;
+        if (Status known = Reauthorise(shown); !known.ok()) return End(std::move(known));
+        coordinator_.Heartbeat(agent_);
       });
     }
     End(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
@@ -64,14 +69,41 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
   // ---- on the strand
   void Open(control::AgentHello hello) {
     const Incarnation incarnation = hello.incarnation;
-    if (Status may = owners_.CheckOpen(caller_, incarnation); !may.ok()) return End(std::move(may));
+    if (Status may = owners_.CheckOpen(caller_, incarnation, BoundToken()); !may.ok()) {
+      return End(std::move(may));
+    }
     held_ = shared_from_this();
+    const std::string name = hello.name;
     coordinator_.OpenSession(
         std::move(hello), this,
-        [this, self = held_, incarnation](Result<control::AgentWelcome> welcome) {
-          if (welcome) owners_.Opened(caller_, incarnation, welcome->agent);
+        [this, self = held_, name, incarnation](Result<control::AgentWelcome> welcome) {
+          if (welcome) owners_.Opened(caller_, name, incarnation, welcome->agent, BoundToken());
           Opened(std::move(welcome));
         });
+  }
+
+  /// With every renewal of the lease: a token that has expired ends the session, unless another one
+  /// of the same identity is `shown`.
+  Status Reauthorise(const std::string& shown) {
+    if (!token_) return OkStatus();
+    const int64_t now_s = tls::WallSecondsNow();
+    if (!shown.empty()) {
+      WW_ASSIGN_OR_STATUS(tls::Token next, runtime().tokens->Verify(shown, now_s));
+      if (next.identity != token_->identity) {
+        return Status(Code::kPermissionDenied, Reason::kPermissionDenied,
+                      "the session of " + token_->identity.Uri() + " goes on with a token of " +
+                          next.identity.Uri());
+      }
+      token_ = std::move(next);
+      WW_RETURN_IF_ERROR(owners_.Renew(caller_, agent_, BoundToken()));
+    }
+    return now_s < token_->expires_s ? OkStatus() : tls::TokenExpired(*token_);
+  }
+
+  /// A token for several ranks may be several agents'.
+  std::string BoundToken() const {
+    const bool one = token_ && token_->identity.rank && token_->identity.rank_last == 0;
+    return one ? token_->id : "";
   }
 
   void Opened(Result<control::AgentWelcome> welcome) {
@@ -102,7 +134,8 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
   coordinator::Coordinator& coordinator_;
   Owners& owners_;
   const Caller caller_;
-  bool greeted_ = false;  ///< gRPC's reading side only
+  std::optional<tls::Token> token_;  ///< the strand's, like what follows greeted_
+  bool greeted_ = false;             ///< gRPC's reading side only
   // The strand's.
   AgentId agent_{};
   bool ended_ = false;
@@ -116,8 +149,9 @@ grpc::ServerBidiReactor<v1::SessionUp, v1::SessionDown>* StartSession(
     Owners& owners, const grpc::CallbackServerContext& context) {
   auto stream =
       std::make_shared<SessionStream>(runtime, streams, coordinator, owners, CallerOf(context),
-                                      CallLog(runtime, context, "Session"));
+                                      TokenOf(context), CallLog(runtime, context, "Session"));
   stream->Begin();
+  if (Status exposed = CheckNotExposed(context); !exposed.ok()) stream->End(std::move(exposed));
   return stream.get();
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "server/base/failpoint.h"
+#include "server/rpc/gatekeeper.h"
 #include "server/rpc/server_stream.h"
 #include "server/rpc/status_message.h"
 #include "server/wire/slice.h"
@@ -117,7 +118,11 @@ grpc::ServerWriteReactor<v1::SlicePart>* StartFetchSlice(const Runtime& runtime,
                                                          const v1::FetchSliceRequest& request) {
   auto stream = std::make_shared<SliceStream>(streams, CallLog(runtime, context, "FetchSlice"));
   stream->Begin();
-  stream->Fetch(runtime.strand, coordinator, request);
+  if (Status exposed = CheckNotExposed(context); !exposed.ok()) {
+    stream->End(std::move(exposed));
+  } else {
+    stream->Fetch(runtime.strand, coordinator, request);
+  }
   return stream.get();
 }
 
@@ -130,7 +135,11 @@ grpc::ServerWriteReactor<v1::StatusResponse>* StartWatch(const Runtime& runtime,
                                               CallLog(runtime, context, "Watch"),
                                               std::chrono::milliseconds(std::max(millis, 10u)));
   stream->Begin();
-  stream->Start();
+  if (Status exposed = CheckNotExposed(context); !exposed.ok()) {
+    stream->End(std::move(exposed));
+  } else {
+    stream->Start();
+  }
   return stream.get();
 }
 

@@ -6,6 +6,7 @@
 #include <grpcpp/server_context.h>
 #include <spdlog/spdlog.h>
 
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -24,10 +25,28 @@ Result<tls::Identity> IdentityOf(const grpc::AuthContext& context) {
   return tls::ParseIdentity(uri);
 }
 
+bool IsTls(const grpc::AuthContext* context) {
+  if (context == nullptr) return false;
+  const auto kinds = context->FindPropertyValues(GRPC_TRANSPORT_SECURITY_TYPE_PROPERTY_NAME);
+  return kinds.size() == 1 && kinds.front() == GRPC_TLS_TRANSPORT_SECURITY_TYPE;
+}
+
+bool HasCertificate(const grpc::AuthContext& context) {
+  return !context.FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME).empty();
+}
+
+/// The token that a call shows; empty: none, or more than one.
+template <typename Metadata>
+std::string ShownToken(const Metadata& metadata) {
+  const auto [first, end] = metadata.equal_range(tls::kTokenMetadata);
+  if (first == end || std::next(first) != end) return "";
+  return std::string(first->second.data(), first->second.size());
+}
+
 class Gatekeeper final : public grpc::AuthMetadataProcessor {
  public:
-  Gatekeeper(tls::Identity server, metrics::Sink& metrics)
-      : server_(std::move(server)), metrics_(metrics) {}
+  Gatekeeper(tls::Identity server, std::shared_ptr<tls::TokenKeys> tokens, metrics::Sink& metrics)
+      : server_(std::move(server)), tokens_(std::move(tokens)), metrics_(metrics) {}
 
   bool IsBlocking() const override { return false; }
 
@@ -36,9 +55,10 @@ class Gatekeeper final : public grpc::AuthMetadataProcessor {
     const auto path = metadata.find(":path");
     const std::string method =
         path == metadata.end() ? "" : std::string(path->second.data(), path->second.size());
-    const auto caller = IdentityOf(*context);
+    const bool by_token = tokens_ != nullptr && !HasCertificate(*context);
+    const auto caller = by_token ? Shown(metadata) : IdentityOf(*context);
     if (!caller) {
-      metrics_.Add("auth_failures_total", 1, {{"reason", "identity"}});
+      metrics_.Add("auth_failures_total", 1, {{"reason", by_token ? "token" : "identity"}});
       return Refuse(caller.error());
     }
     Status right = CheckRight(method, *caller, server_);
@@ -50,12 +70,23 @@ class Gatekeeper final : public grpc::AuthMetadataProcessor {
   }
 
  private:
+  Result<tls::Identity> Shown(const InputMetadata& metadata) const {
+    const std::string text = ShownToken(metadata);
+    if (text.empty()) {
+      return Fail(Status(Code::kUnauthenticated, Reason::kPermissionDenied,
+                         "the caller shows neither a certificate nor one job token")
+                      .Remedy("set tls_cert and tls_key, or token_file"));
+    }
+    WW_ASSIGN(tls::Token token, tokens_->Verify(text, tls::WallSecondsNow()));
+    return std::move(token.identity);
+  }
   static grpc::Status Refuse(const Status& why) {
     spdlog::warn("a call was refused: {}", why.ToString());
     return ToGrpc(why);
   }
 
   const tls::Identity server_;
+  const std::shared_ptr<tls::TokenKeys> tokens_;
   metrics::Sink& metrics_;
 };
 
@@ -63,18 +94,42 @@ class Gatekeeper final : public grpc::AuthMetadataProcessor {
 
 std::shared_ptr<grpc::ServerCredentials> GuardedCredentials(const tls::TlsFiles& files,
                                                             tls::Identity server,
+                                                            std::shared_ptr<tls::TokenKeys> tokens,
                                                             metrics::Sink& metrics) {
-  auto credentials = tls::ServerCredentials(files);
-  credentials->SetAuthMetadataProcessor(std::make_shared<Gatekeeper>(std::move(server), metrics));
+  auto credentials = tls::ServerCredentials(
+      files, tokens == nullptr ? tls::Clients::kCertificate : tls::Clients::kCertificateOrToken);
+  credentials->SetAuthMetadataProcessor(
+      std::make_shared<Gatekeeper>(std::move(server), std::move(tokens), metrics));
   return credentials;
 }
 
 std::optional<tls::Identity> CallerOf(const grpc::CallbackServerContext& context) {
+  if (auto token = TokenOf(context)) return std::move(token->identity);
   const auto proof = context.auth_context();
   if (!proof || !proof->IsPeerAuthenticated()) return std::nullopt;
   auto identity = IdentityOf(*proof);
   if (!identity) return std::nullopt;
   return std::move(*identity);
+}
+
+// gRPC has one context for all calls of a connection, which a call can therefore not be noted in;
+// the Gatekeeper has checked the token, so that its claims are true.
+std::optional<tls::Token> TokenOf(const grpc::CallbackServerContext& context) {
+  const auto proof = context.auth_context();
+  if (!IsTls(proof.get()) || HasCertificate(*proof)) return std::nullopt;
+  auto token = tls::ParseToken(ShownToken(context.client_metadata()));
+  if (!token) return std::nullopt;
+  return std::move(*token);
+}
+
+Status CheckNotExposed(const grpc::CallbackServerContext& context) {
+  if (IsTls(context.auth_context().get()) ||
+      !context.client_metadata().contains(tls::kTokenMetadata)) {
+    return OkStatus();
+  }
+  return Status(Code::kUnauthenticated, Reason::kInsecureListener,
+                "a job token came in plaintext: whoever reads the network has it now")
+      .Remedy("make another one, and give the coordinator tls_cert, tls_key, tls_ca and token_key");
 }
 
 }  // namespace weightwire::rpc

@@ -16,14 +16,32 @@ bool MayTake(tls::Role role, control::GroupRole place) {
 
 }  // namespace
 
-Status Owners::CheckOpen(const Caller& caller, Incarnation agent) const {
+Status Owners::CheckOpen(const Caller& caller, Incarnation agent, const std::string& token) const {
+  for (const auto& [id, other] : agents_) {
+    if (token.empty() || other.token != token || other.incarnation == agent) continue;
+    return Denied("the job token of " + caller->Uri() + " is in use by agent incarnation " +
+                  std::to_string(other.incarnation.value))
+        .Remedy(
+            "make a token of its own for each agent; one that has died is forgotten after its "
+            "lease");
+  }
   const auto known = by_incarnation_.find(agent);
   return known == by_incarnation_.end() ? OkStatus() : Check(caller, known->second);
 }
 
-void Owners::Opened(const Caller& caller, Incarnation incarnation, AgentId agent) {
+Status Owners::Renew(const Caller& caller, AgentId agent, const std::string& token) {
+  const auto known = agents_.find(agent);
+  if (known == agents_.end()) return OkStatus();
+  WW_RETURN_IF_ERROR(Check(caller, agent));
+  WW_RETURN_IF_ERROR(CheckOpen(caller, known->second.incarnation, token));
+  known->second.token = token;
+  return OkStatus();
+}
+
+void Owners::Opened(const Caller& caller, const std::string& name, Incarnation incarnation,
+                    AgentId agent, const std::string& token) {
   if (!caller) return;
-  agents_[agent] = {caller->Uri(), incarnation};
+  agents_[agent] = {caller->Uri(), name, incarnation, token};
   by_incarnation_[incarnation] = agent;
 }
 
@@ -52,18 +70,30 @@ Status Owners::Check(const Caller& caller, const epoch::Member& member) const {
   return Check(caller, known->second.second);
 }
 
+Status Owners::CheckAgents(const Caller& caller, const std::string& name) const {
+  bool found = !caller;
+  for (const auto& [id, agent] : agents_) {
+    if (agent.name != name) continue;
+    found = true;
+    if (Status own = Check(caller, id); !own.ok()) return own;
+  }
+  return found ? OkStatus()
+               : Status(Code::kNotFound, Reason::kNotRegistered,
+                        caller->Uri() + " has brought no agent '" + name + "'");
+}
+
 Status CheckPlace(const Caller& caller, const control::RegisterRequest& request) {
   if (!caller) return OkStatus();
   const std::string place = request.group + "/" + std::to_string(request.rank);
   if (!MayTake(caller->role, request.role)) {
     return Denied(caller->Uri() + " registers a rank of the other side")
         .AtRank(place)
-        .Remedy("give the agent a certificate of that role, or of role agent");
+        .Remedy("give the agent a certificate or token of that role, or of role agent");
   }
-  if (caller->rank && *caller->rank != request.rank) {
+  if (!caller->Covers(request.rank)) {
     return Denied(caller->Uri() + " registers another rank than its own")
         .AtRank(place)
-        .Remedy("give each rank's agent a certificate of its own, or leave the rank out");
+        .Remedy("give each rank's agent a certificate or token of its own, or leave the rank out");
   }
   return OkStatus();
 }

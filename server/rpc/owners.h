@@ -19,18 +19,26 @@ using Caller = std::optional<tls::Identity>;
 class Owners {
  public:
   /// A session may replace one of the same agent incarnation, if that is of the same identity.
-  Status CheckOpen(const Caller& caller, Incarnation agent) const;
-  void Opened(const Caller& caller, Incarnation incarnation, AgentId agent);
+  /// `token`: the id of the token that names the caller, where that names one rank: it is bound to
+  /// the agent incarnation that opened a session with it for as long as that lives.
+  Status CheckOpen(const Caller& caller, Incarnation agent, const std::string& token = {}) const;
+  void Opened(const Caller& caller, const std::string& name, Incarnation incarnation, AgentId agent,
+              const std::string& token = {});
+  /// The agent's session goes on with another token, under the same rule.
+  Status Renew(const Caller& caller, AgentId agent, const std::string& token);
   void Ended(AgentId agent);
   void Registered(AgentId agent, const epoch::Member& member);
 
   Status Check(const Caller& caller, AgentId agent) const;
   Status Check(const Caller& caller, const epoch::Member& member) const;
+  /// All agents of this name. kNotFound / kNotRegistered: nobody has proved to have brought one.
+  Status CheckAgents(const Caller& caller, const std::string& name) const;
 
  private:
   struct Agent {
-    std::string owner;
+    std::string owner, name;
     Incarnation incarnation{};
+    std::string token;  ///< bound to it; empty: none
   };
   std::map<AgentId, Agent> agents_;
   std::map<Incarnation, AgentId> by_incarnation_;

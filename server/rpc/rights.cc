@@ -30,7 +30,7 @@ constexpr RightsRow kTable[] = {
     {"/weightwire.v1.Coordinator/Status",                    {kOwn, kOwn, kOwn, kYes, kNo}},
     {"/weightwire.v1.Coordinator/Watch",                     {kOwn, kOwn, kOwn, kYes, kNo}},
     {"/weightwire.v1.Coordinator/DescribeEpoch",             {kOwn, kOwn, kOwn, kYes, kNo}},
-    {"/weightwire.v1.Coordinator/Drain",                     {kNo, kNo, kNo, kYes, kNo}},
+    {"/weightwire.v1.Coordinator/Drain",                     {kNo, kOwn, kOwn, kYes, kNo}},
     {"/weightwire.v1.Coordinator/ExplainPlan",               {kOwn, kOwn, kOwn, kYes, kNo}},
     {"/weightwire.v1.Communicators/JoinCommunicator",        {kOwn, kOwn, kOwn, kNo, kNo}},
     {"/weightwire.v1.Communicators/OfferUniqueId",           {kOwn, kOwn, kOwn, kNo, kNo}},

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 
 #include "server/base/clock.h"
 #include "server/base/executor.h"
 #include "server/metrics/metrics.h"
+#include "server/tls/token.h"
 
 namespace weightwire::rpc {
 
@@ -16,6 +18,7 @@ struct Runtime {
   size_t message_bytes_max = 16 << 20;
   /// Messages that may wait for one stream's reader; one more ends the stream.
   size_t stream_queue_max = 4'096;
+  std::shared_ptr<tls::TokenKeys> tokens = {};  ///< of the gatekeeper; null: it takes none
 };
 
 }  // namespace weightwire::rpc

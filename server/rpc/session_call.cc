@@ -9,6 +9,8 @@ namespace weightwire::rpc {
 void SessionCall::Start(v1::Coordinator::Stub& stub, const control::AgentHello& hello) {
   if (!calls_->Begin(&context_)) return;
   self_ = shared_from_this();
+  // Read before the metadata is: what comes in between is shown once too often, not never.
+  if (token_) shown_ = token_->Text().value_or("");
   stub.async()->Session(&context_, this);
   *up_.mutable_hello() = wire::ToProto(hello);
   writing_ = true;
@@ -23,6 +25,11 @@ void SessionCall::Heartbeat() {
   if (writing_ || over_) return;
   writing_ = true;
   up_.mutable_heartbeat()->set_sequence(++sequence_);
+  up_.mutable_heartbeat()->clear_token();
+  if (auto token = token_ ? token_->Text() : shown_; token && *token != shown_) {
+    shown_ = *token;
+    up_.mutable_heartbeat()->set_token(std::move(*token));
+  }
   StartWrite(&up_);
 }
 

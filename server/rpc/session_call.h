@@ -3,11 +3,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include <grpcpp/support/client_callback.h>
 
 #include "server/control/control.h"
 #include "server/rpc/client_calls.h"
+#include "server/tls/token.h"
 #include "weightwire/v1/coordinator.grpc.pb.h"
 
 namespace weightwire::rpc {
@@ -22,8 +24,11 @@ class SessionCall final : public grpc::ClientBidiReactor<v1::SessionUp, v1::Sess
     std::function<void(Status)> ended;
   };
 
-  SessionCall(std::shared_ptr<ClientCalls> calls, Events events)
-      : calls_(std::move(calls)), events_(std::move(events)) {}
+  /// `token`: the file of the token that the stream's metadata shows; null: none. Another one that
+  /// comes into it is shown with the next heartbeat.
+  SessionCall(std::shared_ptr<ClientCalls> calls, Events events,
+              std::shared_ptr<tls::TokenFile> token)
+      : calls_(std::move(calls)), events_(std::move(events)), token_(std::move(token)) {}
 
   /// Once. Nothing happens when the client is going.
   void Start(v1::Coordinator::Stub& stub, const control::AgentHello& hello);
@@ -41,6 +46,7 @@ class SessionCall final : public grpc::ClientBidiReactor<v1::SessionUp, v1::Sess
 
   const std::shared_ptr<ClientCalls> calls_;
   const Events events_;
+  const std::shared_ptr<tls::TokenFile> token_;
   grpc::ClientContext context_;
   v1::SessionDown down_;
   std::mutex mutex_;
@@ -48,6 +54,7 @@ class SessionCall final : public grpc::ClientBidiReactor<v1::SessionUp, v1::Sess
   bool writing_ = false;
   bool over_ = false;  ///< no write may start any more
   uint64_t sequence_ = 0;
+  std::string shown_;  ///< of token_
   std::shared_ptr<SessionCall> self_;
 };
 

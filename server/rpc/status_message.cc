@@ -38,8 +38,11 @@ void SetEngine(const coordinator::EngineStatus& from, v1::StatusResponse::Engine
   to->set_lag_versions(from.lag.value);
   to->set_last_error(Text(from.last_error));
   to->set_ready(from.ready);
-  to->set_held_epoch(from.held.epoch.value);
-  to->set_held_version(from.held.version.value);
+  if (!from.held.empty()) {
+    to->set_held_epoch(from.held.front().epoch.value);
+    to->set_held_version(from.held.front().version.value);
+  }
+  wire::SetContents(from.held, 1, to->mutable_held_beyond());
   to->set_drained(from.drained);
   for (const std::string& busy : from.busy_with) to->add_busy_with(Text(busy));
 }

@@ -9,6 +9,7 @@
 
 #include "server/base/status.h"
 #include "server/rpc/call_log.h"
+#include "server/rpc/gatekeeper.h"
 #include "server/rpc/grpc_status.h"
 
 namespace weightwire::rpc {
@@ -87,7 +88,9 @@ grpc::ServerUnaryReactor* StartUnary(const Runtime& runtime, grpc::CallbackServe
   call->Hold(call);
   grpc::ServerUnaryReactor* reactor = call.get();
   Answer<Response> answer(std::move(call));
-  if (Status size = CheckMessage(runtime, request.ByteSizeLong()); !size.ok()) {
+  if (Status exposed = CheckNotExposed(*context); !exposed.ok()) {
+    answer(exposed);
+  } else if (Status size = CheckMessage(runtime, request.ByteSizeLong()); !size.ok()) {
     answer(size);
   } else {
     start(std::move(answer));

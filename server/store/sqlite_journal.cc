@@ -122,15 +122,21 @@ struct SqliteJournal::Impl {
     if (!status.ok()) return status;
     SetBytes(bytes_kept + static_cast<int64_t>(bytes.size()));
     const int64_t id = sqlite3_last_insert_rowid(db.get());
-    (std::holds_alternative<coordinator::CommitRecord>(record) ? commit_id : reserve_id) = id;
+    Keep(record, id);
     if (id % kRecordsKept == 0) Compact(id);
     return OkStatus();
   }
 
-  /// Never the last record of a kind: recovery needs both. What fails here is tried again later;
+  void Keep(const JournalRecord& record, int64_t id) {
+    if (std::holds_alternative<coordinator::CommitRecord>(record)) commit_id = id;
+    if (std::holds_alternative<coordinator::ReserveRecord>(record)) reserve_id = id;
+    if (std::holds_alternative<coordinator::DrainRecord>(record)) drain_id = id;
+  }
+
+  /// Never the last record of a kind: recovery needs all. What fails here is tried again later;
   /// the record itself is durable.
   void Compact(int64_t id) {
-    const int64_t before = std::min({id - kRecordsKept, commit_id, reserve_id});
+    const int64_t before = std::min({id - kRecordsKept, commit_id, reserve_id, drain_id});
     const Status deleted = Execute(
         path, db.get(), ("DELETE FROM journal WHERE id < " + std::to_string(before)).c_str());
     if (!deleted.ok()) return;
@@ -144,8 +150,11 @@ struct SqliteJournal::Impl {
 
   const std::string path;
   int64_t bytes_kept = 0;  ///< in records
-  int64_t commit_id = 0;   ///< the last one of this process; 0 = none yet
+  // The last record of each kind. Before there was one: of these two nothing is deleted, drains are
+  // rare and may never come.
+  int64_t commit_id = 0;
   int64_t reserve_id = 0;
+  int64_t drain_id = INT64_MAX;
   std::mutex database_mutex;
   Database db;
   Statement insert;
@@ -187,6 +196,7 @@ Result<std::vector<JournalRecord>> SqliteJournal::Read() {
                       std::to_string(sqlite3_column_int64(select.get(), 0)) + ": " +
                       record.error().message());
     }
+    impl_->Keep(*record, sqlite3_column_int64(select.get(), 0));
     out.push_back(std::move(*record));
   }
   if (step != SQLITE_DONE) return Fail(FailedNow(impl_->path, impl_->db.get()));

@@ -107,6 +107,11 @@ Status CheckChain(const TlsFiles& files, const std::vector<CertificatePtr>& chai
 
 }  // namespace
 
+Result<Identity> IdentityIn(x509_st* certificate) {
+  const std::vector<std::string> uris = UriNames(certificate);
+  return ParseIdentity(uris.size() == 1 ? uris.front() : "");
+}
+
 Result<Certificate> ReadCertificate(const std::string& path) {
   WW_ASSIGN(const std::vector<CertificatePtr> chain, ReadAll(path));
   return Describe(path, chain.front().get());

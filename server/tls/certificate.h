@@ -6,12 +6,18 @@
 #include "server/tls/identity.h"
 #include "server/tls/tls_files.h"
 
+struct x509_st;
+
 namespace weightwire::tls {
 
 struct Certificate {
   Identity identity;
   double not_after = 0;  ///< seconds since the Unix epoch
 };
+
+/// Who the owner of `certificate` is.
+///   kUnauthenticated / kPermissionDenied    its URI SANs are not one identity of weightwire's
+Result<Identity> IdentityIn(x509_st* certificate);
 
 /// The leaf in the PEM file `path`.
 ///   kInvalidArgument / kConfigInvalid       not readable, no certificate

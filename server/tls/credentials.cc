@@ -10,7 +10,11 @@
 #include <grpcpp/security/tls_credentials_options.h>
 
 #include <cstdlib>
+#include <map>
 #include <mutex>
+#include <utility>
+
+#include "server/tls/token.h"
 
 namespace weightwire::tls {
 namespace {
@@ -24,17 +28,39 @@ void AllowOnlyTls13() {
 
 std::shared_ptr<FileWatcherCertificateProvider> Watch(const TlsFiles& files) {
   AllowOnlyTls13();
+  if (files.cert.empty()) {
+    return std::make_shared<FileWatcherCertificateProvider>(files.ca, kReloadSeconds);
+  }
   return std::make_shared<FileWatcherCertificateProvider>(files.key, files.cert, files.ca,
                                                           kReloadSeconds);
 }
 
+class ShowsToken final : public grpc::MetadataCredentialsPlugin {
+ public:
+  explicit ShowsToken(std::string path) : file_(std::move(path)) {}
+  bool IsBlocking() const override { return false; }  // a stat, and now and then a line
+
+  grpc::Status GetMetadata(grpc::string_ref, grpc::string_ref, const grpc::AuthContext&,
+                           std::multimap<grpc::string, grpc::string>* metadata) override {
+    auto token = file_.Text();
+    if (!token) return grpc::Status(grpc::StatusCode::UNAUTHENTICATED, token.error().message());
+    metadata->emplace(kTokenMetadata, std::move(*token));
+    return grpc::Status::OK;
+  }
+
+ private:
+  TokenFile file_;
+};
+
 }  // namespace
 
-std::shared_ptr<grpc::ServerCredentials> ServerCredentials(const TlsFiles& files) {
+std::shared_ptr<grpc::ServerCredentials> ServerCredentials(const TlsFiles& files, Clients clients) {
   grpc::experimental::TlsServerCredentialsOptions options(Watch(files));
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
-  options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.set_cert_request_type(clients == Clients::kCertificate
+                                    ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                                    : GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY);
   return grpc::experimental::TlsServerCredentials(options);
 }
 
@@ -46,8 +72,11 @@ Dialer::Dialer(const TlsFiles& files) : server_name_(files.server_name) {
   grpc::experimental::TlsChannelCredentialsOptions options;
   options.set_certificate_provider(Watch(files));
   options.watch_root_certs();
-  options.watch_identity_key_cert_pairs();
+  if (!files.cert.empty()) options.watch_identity_key_cert_pairs();
   credentials_ = grpc::experimental::TlsCredentials(options);
+  if (files.token.empty()) return;
+  credentials_ = grpc::CompositeChannelCredentials(
+      credentials_, grpc::MetadataCredentialsFromPlugin(std::make_unique<ShowsToken>(files.token)));
 }
 
 std::shared_ptr<grpc::Channel> Dialer::Open(const std::string& address,

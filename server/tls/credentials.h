@@ -18,11 +18,14 @@ namespace weightwire::tls {
 /// they hold then, those that are open live on. TLS 1.3 only, in the whole process: the first call
 /// sets an environment variable, and belongs before other threads read the environment.
 
-/// A client must show a certificate of the CA.
-std::shared_ptr<grpc::ServerCredentials> ServerCredentials(const TlsFiles& files);
+/// A client must show a certificate of the CA; where it may show a token instead, it may show no
+/// certificate, but still none that is not good.
+enum class Clients { kCertificate, kCertificateOrToken };
+std::shared_ptr<grpc::ServerCredentials> ServerCredentials(const TlsFiles& files, Clients clients);
 
 /// Opens channels. The server's certificate must be of the CA and have the name that is dialled, or
-/// `server_name`. Without files: plaintext.
+/// `server_name`. With a token instead of a certificate every call shows what its file holds then;
+/// gRPC lets none through on a connection without TLS. Without files: plaintext.
 class Dialer {
  public:
   explicit Dialer(const TlsFiles& files);

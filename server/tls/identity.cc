@@ -26,23 +26,6 @@ bool IsSegment(std::string_view text) {
   });
 }
 
-std::vector<std::string_view> Split(std::string_view text) {
-  std::vector<std::string_view> parts;
-  while (true) {
-    const size_t slash = text.find('/');
-    parts.push_back(text.substr(0, slash));
-    if (slash == std::string_view::npos) return parts;
-    text.remove_prefix(slash + 1);
-  }
-}
-
-std::optional<Role> RoleOf(std::string_view name) {
-  for (Role role : kRoles) {
-    if (RoleName(role) == name) return role;
-  }
-  return std::nullopt;
-}
-
 std::optional<uint32_t> RankOf(std::string_view text) {
   uint32_t rank = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
@@ -52,6 +35,23 @@ std::optional<uint32_t> RankOf(std::string_view text) {
 }
 
 }  // namespace
+
+std::vector<std::string_view> Split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  while (true) {
+    const size_t end = text.find(separator);
+    parts.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
+std::optional<Role> RoleOf(std::string_view name) {
+  for (Role role : kRoles) {
+    if (RoleName(role) == name) return role;
+  }
+  return std::nullopt;
+}
 
 std::string_view RoleName(Role role) {
   switch (role) {
@@ -75,12 +75,13 @@ std::string Identity::Uri() const {
   std::string out = std::string(kScheme) + domain + "/ns/" + ns + "/job/" + job + "/role/" +
                     std::string(RoleName(role));
   if (rank) out += "/rank/" + std::to_string(*rank);
+  if (rank_last > 0) out.append("-").append(std::to_string(rank_last));
   return out;
 }
 
-Result<Identity> ParseIdentity(std::string_view uri) {
+Result<Identity> ParseIdentity(std::string_view uri, Ranges ranges) {
   if (uri.substr(0, kScheme.size()) != kScheme) return Bad(uri, "is no SPIFFE id");
-  const std::vector<std::string_view> parts = Split(uri.substr(kScheme.size()));
+  const std::vector<std::string_view> parts = Split(uri.substr(kScheme.size()), '/');
   const bool shaped = (parts.size() == 7 || (parts.size() == 9 && parts[7] == "rank")) &&
                       parts[1] == "ns" && parts[3] == "job" && parts[5] == "role";
   if (!shaped || !std::all_of(parts.begin(), parts.end(), IsSegment)) {
@@ -90,8 +91,14 @@ Result<Identity> ParseIdentity(std::string_view uri) {
   if (!role) return Bad(uri, "names no role of weightwire's");
   Identity out{std::string(parts[0]), std::string(parts[2]), std::string(parts[4]), *role, {}};
   if (parts.size() == 9) {
-    out.rank = RankOf(parts[8]);
+    const size_t dash = ranges == Ranges::kAllowed ? parts[8].find('-') : std::string_view::npos;
+    out.rank = RankOf(parts[8].substr(0, dash));
     if (!out.rank) return Bad(uri, "names no rank");
+    if (dash != std::string_view::npos) {
+      const auto last = RankOf(parts[8].substr(dash + 1));
+      if (!last || *last <= *out.rank) return Bad(uri, "names no range of ranks");
+      out.rank_last = *last;
+    }
   }
   return out;
 }

@@ -26,6 +26,16 @@ uint64_t EndInSlot(const plan::StreamSchedule& schedule, uint32_t index) {
   return static_cast<uint64_t>(schedule.offset_in_slot[index] + schedule.segments[index].bytes);
 }
 
+// Of the slot from `cursor` to the chunk's end, what is of no segment.
+uint64_t GapBytes(const plan::StreamSchedule& schedule, const Chunk& chunk, uint64_t cursor) {
+  uint64_t bytes = 0;
+  for (uint32_t i = chunk.first_segment; i < chunk.first_segment + chunk.segment_count; ++i) {
+    bytes += static_cast<uint64_t>(schedule.offset_in_slot[i]) - cursor;
+    cursor = EndInSlot(schedule, i);
+  }
+  return bytes;
+}
+
 // Appends to the spans of a scatter, joining what is adjacent in memory.
 void Append(std::vector<transport::MutableSpan>* into, std::byte* data, uint64_t bytes) {
   if (bytes == 0) return;
@@ -142,7 +152,7 @@ uint64_t ScratchBytes(const plan::Stream& stream, const plan::StreamSchedule& sc
 
 Scatter ScatterOf(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                   const Chunk& chunk, const Binding& binding, int64_t direct_run_bytes_min,
-                  std::byte* scratch, std::span<uint64_t> sums, std::span<std::byte, 64> pad) {
+                  std::byte* scratch, std::span<uint64_t> sums) {
   Scatter scatter;
   uint64_t cursor = 0;
   uint64_t scratch_used = 0;
@@ -153,10 +163,14 @@ Scatter ScatterOf(const plan::Stream& stream, const plan::StreamSchedule& schedu
     cursor = static_cast<uint64_t>(schedule.offset_in_slot[chunk.first_segment]);
     scatter.offset = cursor;
   }
+  scatter.pads.resize(GapBytes(schedule, chunk, cursor));
+  std::byte* pad = scatter.pads.data();
   for (uint32_t i = chunk.first_segment; i < chunk.first_segment + chunk.segment_count; ++i) {
     const auto [op, segment, copy] = PartsOf(stream, schedule, i);
     const auto bytes = static_cast<uint64_t>(segment.bytes);
-    Append(&scatter.into, pad.data(), static_cast<uint64_t>(schedule.offset_in_slot[i]) - cursor);
+    const uint64_t gap = static_cast<uint64_t>(schedule.offset_in_slot[i]) - cursor;
+    Append(&scatter.into, pad, gap);
+    pad += gap;
     cursor = EndInSlot(schedule, i);
     if (TargetIsDirect(copy, direct_run_bytes_min)) {
       scatter.scratch_offset.emplace_back(std::nullopt);

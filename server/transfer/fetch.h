@@ -71,15 +71,16 @@ struct Scatter {
   std::vector<transport::MutableSpan> into;
   /// For each segment its place in scratch; nullopt when it goes straight to the destination.
   std::vector<std::optional<uint64_t>> scratch_offset;
+  /// Takes what lies between segments, each gap in a place of its own; never read.
+  std::vector<std::byte> pads;
 };
 /// Bytes of scratch that a chunk needs; 0 when every segment goes straight to the destination.
 uint64_t ScratchBytes(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                       const Chunk& chunk, int64_t direct_run_bytes_min);
-/// `scratch` must hold ScratchBytes; `sums` all sums of the slot; `pad` takes what lies between
-/// segments and is never read.
+/// `scratch` must hold ScratchBytes; `sums` all sums of the slot.
 Scatter ScatterOf(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                   const Chunk& chunk, const Binding& binding, int64_t direct_run_bytes_min,
-                  std::byte* scratch, std::span<uint64_t> sums, std::span<std::byte, 64> pad);
+                  std::byte* scratch, std::span<uint64_t> sums);
 
 /// Unpacks what lies in scratch and sums the destination's bytes: one for each segment.
 std::vector<uint64_t> UnpackAndSum(const plan::Stream& stream, const plan::StreamSchedule& schedule,

@@ -139,10 +139,10 @@ void TargetStream::PostGet(const Order& order, memory::RegionSpan scratch) {
     fetch->scatter.offset = sizeof(uint64_t) * i;
     fetch->scatter.into = {std::as_writable_bytes(std::span(&slot.expected[i], 1))};
   } else {
-    fetch->scatter = ScatterOf(stream_, schedule_, order.chunk, run_.job().binding,
-                               context().tuning().direct_run_bytes_min,
-                               fetch->scratch.region ? fetch->scratch.data() : nullptr,
-                               slot.expected, fetch->pad);
+    fetch->scatter =
+        ScatterOf(stream_, schedule_, order.chunk, run_.job().binding,
+                  context().tuning().direct_run_bytes_min,
+                  fetch->scratch.region ? fetch->scratch.data() : nullptr, slot.expected);
   }
   ++gets_;
   endpoint_->Get(slot.memory, fetch->scatter.offset, fetch->scatter.into,

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -80,7 +79,6 @@ class TargetStream {
     Order order;
     Scatter scatter;
     memory::RegionSpan scratch;
-    std::array<std::byte, 64> pad{};
   };
 
   Context& context() const;

@@ -13,10 +13,20 @@ Status NoProof(const char* who) {
                 std::string("the ") + who + " did not prove that it has the session's ticket");
 }
 
+Status UnlikeIntegrity(const char* message) {
+  return Status(Code::kFailedPrecondition, Reason::kConfigInvalid, message)
+      .Remedy("set integrity alike on all agents of the job, of this version or later");
+}
+
+bool Seals(uint64_t features) { return (features & kFeatureMac) != 0; }
+
 }  // namespace
 
 Status StatusOf(const HelloReply& reply) {
   if (reply.code == Code::kOk) return OkStatus();
+  if (reply.reason == Reason::kConfigInvalid) {
+    return UnlikeIntegrity("the peer refused the session: its integrity is mac, and ours is not");
+  }
   return Status(reply.code, reply.reason,
                 "the peer refused the session: " + std::string(ReasonName(reply.reason)));
 }
@@ -32,23 +42,28 @@ void CountRefused(metrics::Sink& metrics, const std::string& transport, const He
 }
 
 CalleeHandshake::CalleeHandshake(const Introduction& said, std::span<const std::byte> first,
-                                 Incarnation self, Handler& handler)
-    : reply_(Decide(said, self, handler)) {
+                                 Incarnation self, Handler& handler, uint64_t features)
+    : reply_(Decide(said, self, handler, features)) {
   if (!awaits_proof()) return;
   nonce_ = RandomNonce();
   secrets_ = SecretsOf(hello_.ticket, first, EncodeHelloReply(reply_), nonce_);
 }
 
-HelloReply CalleeHandshake::Decide(const Introduction& said, Incarnation self, Handler& handler) {
+HelloReply CalleeHandshake::Decide(const Introduction& said, Incarnation self, Handler& handler,
+                                   uint64_t features) {
   auto protocol = ChooseProtocol(said.protocol_min, said.protocol_max);
   if (!protocol.has_value()) return Refusal(protocol.error());
   if (said.callee != self) {
     return Refusal(Status(Code::kFailedPrecondition, Reason::kStaleIncarnation, ""));
   }
+  // The keys of MACs come out of the proofs.
+  if (Seals(features) && !(Seals(said.features) && said.proves())) {
+    return Refusal(UnlikeIntegrity("the caller does not seal its frames"));
+  }
   auto ticket = handler.OnHello(said);
   if (!ticket.has_value()) return Refusal(ticket.error());
   hello_ = {said.protocol_min, said.protocol_max, said.features, said.caller, said.callee, *ticket};
-  return HelloReply{*protocol, 0, Code::kOk, Reason::kNone};
+  return HelloReply{*protocol, features, Code::kOk, Reason::kNone};
 }
 
 bool CalleeHandshake::awaits_proof() const {
@@ -83,6 +98,9 @@ Result<std::array<std::byte, kProofBytes>> CallerHandshake::OnChallenge(
   const SessionSecrets secrets = SecretsOf(hello_.ticket, first, reply_bytes, challenge.nonce);
   if (!SameProof(challenge.proof, secrets.of_callee)) {
     return Fail(Status(NoProof("peer")).Remedy("somebody else listens at its address"));
+  }
+  if (Seals(hello_.features) && !Seals(reply.features)) {
+    return Fail(UnlikeIntegrity("our integrity is mac, and the peer does not seal its frames"));
   }
   key_ = secrets.key;
   return EncodeProof(secrets.of_caller);

@@ -32,10 +32,11 @@ inline constexpr size_t kChallengedReplyBytes = kHelloReplyBytes + kChallengeByt
 /// The callee's part. Values only: it can be moved and asked on any thread.
 class CalleeHandshake {
  public:
-  /// Decides by protocol, then whom the caller meant, then the handler. `first`: the caller's whole
-  /// first message.
+  /// Decides by protocol, then whom the caller meant, then `features`, then the handler. `first`:
+  /// the caller's whole first message; `features`: what this side insists on, kFeatureMac or 0. A
+  /// caller that does not ask for them is refused with kFailedPrecondition / kConfigInvalid.
   CalleeHandshake(const Introduction& said, std::span<const std::byte> first, Incarnation self,
-                  Handler& handler);
+                  Handler& handler, uint64_t features = 0);
 
   /// What is answered first: a refusal, or the chosen protocol.
   const HelloReply& reply() const { return reply_; }
@@ -51,7 +52,8 @@ class CalleeHandshake {
   const Proof& key() const { return secrets_.key; }
 
  private:
-  HelloReply Decide(const Introduction& said, Incarnation self, Handler& handler);
+  HelloReply Decide(const Introduction& said, Incarnation self, Handler& handler,
+                    uint64_t features);
 
   Hello hello_;
   HelloReply reply_;
@@ -70,6 +72,7 @@ class CallerHandshake {
   /// The message that answers a challenged reply; `first`: the caller's whole first message.
   ///   the reply's own code and reason     it was a refusal
   ///   kUnauthenticated / kTicketRejected  the callee has not the ticket: it is somebody else
+  ///   kFailedPrecondition / kConfigInvalid  it has, and does not seal frames as hello asks
   ///   kInvalidArgument / kInvalidRequest  no such message
   Result<std::array<std::byte, kProofBytes>> OnChallenge(std::span<const std::byte> first,
                                                          std::span<const std::byte> bytes);

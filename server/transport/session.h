@@ -16,11 +16,15 @@ inline constexpr uint16_t kProtocolMax = 2;
 /// Before it a caller shows the ticket itself.
 inline constexpr uint16_t kProtocolProof = 2;
 
+/// A bit of `features`, which both sides' proofs cover; bits that a build does not know it ignores.
+/// Every frame and payload of the session ends with a MAC (frame_mac.h), both ways.
+inline constexpr uint64_t kFeatureMac = 1;
+
 /// What a caller knows of a session that it opens.
 struct Hello {
   uint16_t protocol_min = kProtocolMax;
   uint16_t protocol_max = kProtocolMax;
-  uint64_t features = 0;  ///< bits that the caller understands
+  uint64_t features = 0;  ///< that the caller asks for
   Incarnation caller{};   ///< of the calling agent
   Incarnation callee{};   ///< of the agent that the caller means to reach
   Ticket ticket{};        ///< minted by the coordinator for this pair; a secret of both

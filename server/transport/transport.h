@@ -73,7 +73,8 @@ class Endpoint {
   virtual const std::string& transport_name() const = 0;
 
   /// Reads `offset …` of the peer's export into `into` (total bytes = Σ sizes, ≥ 1), in order.
-  /// `into` must stay valid until `done` runs; `hold` is released right after.
+  /// `into` must stay valid until `done` runs; `hold` is released right after. Its spans do not
+  /// overlap: what has come may be read back there, to check it.
   ///   kNotFound / kStaleIncarnation  the key is unknown or revoked
   ///   kOutOfRange / kInvalidRequest  the range leaves the export
   ///   kDeadlineExceeded              not finished within `timeout`; the endpoint is then closed

@@ -287,8 +287,11 @@ Result<epoch::Report> StagedFromProto(Epoch epoch, epoch::Member member,
                           {},
                           staged.rereads(),
                           staged.seconds(),
-                          staged.bytes_kept(),
-                          {Epoch(staged.keeps_epoch()), Version(staged.keeps_version())}};
+                          staged.bytes_kept()};
+  WW_ASSIGN(out.keeps,
+            ContentsFromProto("staged.keeps",
+                              {Epoch(staged.keeps_epoch()), Version(staged.keeps_version())},
+                              staged.keeps_beyond()));
   WW_FAIL_IF_ERROR(CheckSeconds("staged.seconds", staged.seconds()));
   WW_ASSIGN(out.digests, DigestsFromProto("staged.digests", staged.digests()));
   WW_FAIL_IF_ERROR(
@@ -303,8 +306,11 @@ Result<epoch::Report> StagedFromProto(Epoch epoch, epoch::Member member,
 Result<epoch::Report> BodyFromProto(Epoch epoch, epoch::Member member,
                                     const v1::ReportRequest& request) {
   switch (request.kind_case()) {
-    case v1::ReportRequest::kPrepared:
-      return epoch::PreparedReport{epoch, member};
+    case v1::ReportRequest::kPrepared: {
+      epoch::PreparedReport out{epoch, member};
+      WW_ASSIGN(out.holds, ContentsFromProto("prepared.holds", request.prepared().holds()));
+      return out;
+    }
     case v1::ReportRequest::kSourced: {
       epoch::SourcedReport out{epoch, member, {}};
       WW_ASSIGN(out.digests, DigestsFromProto("sourced.digests", request.sourced().digests()));
@@ -340,7 +346,9 @@ void SetBody(const epoch::Report& report, v1::ReportRequest* out) {
       },
       report);
   std::visit(Overloaded{
-                 [&](const epoch::PreparedReport&) { out->mutable_prepared(); },
+                 [&](const epoch::PreparedReport& r) {
+                   SetContents(r.holds, 0, out->mutable_prepared()->mutable_holds());
+                 },
                  [&](const epoch::SourcedReport& r) {
                    SetDigests(r.digests, out->mutable_sourced()->mutable_digests());
                  },
@@ -353,8 +361,11 @@ void SetBody(const epoch::Report& report, v1::ReportRequest* out) {
                    to->set_rereads(r.rereads);
                    to->set_seconds(r.seconds);
                    to->set_bytes_kept(r.bytes_kept);
-                   to->set_keeps_epoch(r.keeps.epoch.value);
-                   to->set_keeps_version(r.keeps.version.value);
+                   if (!r.keeps.empty()) {
+                     to->set_keeps_epoch(r.keeps.front().epoch.value);
+                     to->set_keeps_version(r.keeps.front().version.value);
+                   }
+                   SetContents(r.keeps, 1, to->mutable_keeps_beyond());
                  },
                  [&](const epoch::AppliedReport& r) {
                    out->mutable_applied()->set_flip_seconds(r.flip_seconds);

@@ -22,8 +22,11 @@ v1::Claim ToProto(const control::Claim& claim) {
   v1::Claim out;
   out.set_serving_epoch(claim.serving.epoch.value);
   out.set_serving_version(claim.serving.version.value);
-  out.set_spare_epoch(claim.spare.epoch.value);
-  out.set_spare_version(claim.spare.version.value);
+  if (!claim.holds.empty()) {
+    out.set_spare_epoch(claim.holds.front().epoch.value);
+    out.set_spare_version(claim.holds.front().version.value);
+  }
+  SetContents(claim.holds, 1, out.mutable_spare_beyond());
   out.set_staged(claim.staged.value);
   out.set_content(claim.content.value);
   out.set_told(claim.told);
@@ -31,10 +34,13 @@ v1::Claim ToProto(const control::Claim& claim) {
   return out;
 }
 
-control::Claim FromProto(const v1::Claim& claim) {
+Result<control::Claim> FromProto(const v1::Claim& claim) {
   control::Claim out;
   out.serving = {Epoch(claim.serving_epoch()), Version(claim.serving_version())};
-  out.spare = {Epoch(claim.spare_epoch()), Version(claim.spare_version())};
+  WW_ASSIGN(
+      out.holds,
+      ContentsFromProto("claim.spare", {Epoch(claim.spare_epoch()), Version(claim.spare_version())},
+                        claim.spare_beyond()));
   out.staged = Epoch(claim.staged());
   out.content = Epoch(claim.content());
   out.told = claim.told();
@@ -42,7 +48,42 @@ control::Claim FromProto(const v1::Claim& claim) {
   return out;
 }
 
+constexpr std::string_view kHeldOrder = "names contents, newest first";
+
+/// `out` and what `held` names beyond it.
+Result<epoch::Contents> Contents(std::string_view field, epoch::Contents out,
+                                 const HeldContents& held) {
+  WW_FAIL_IF_ERROR(CheckCount(field, static_cast<size_t>(held.size()), kHeldMax));
+  for (const v1::HeldContent& next : held) {
+    const Epoch epoch(next.epoch());
+    if (epoch == Epoch{} || (!out.empty() && !(epoch < out.back().epoch))) {
+      return Fail(Bad(field, kHeldOrder));
+    }
+    out.push_back({epoch, Version(next.version())});
+  }
+  return out;
+}
+
 }  // namespace
+
+void SetContents(const epoch::Contents& contents, size_t skip, HeldContents* out) {
+  for (size_t i = skip; i < contents.size(); ++i) {
+    v1::HeldContent* to = out->Add();
+    to->set_epoch(contents[i].epoch.value);
+    to->set_version(contents[i].version.value);
+  }
+}
+
+Result<epoch::Contents> ContentsFromProto(std::string_view field, const epoch::Content& newest,
+                                          const HeldContents& beyond) {
+  if (newest.epoch != Epoch{}) return Contents(field, {newest}, beyond);
+  if (!beyond.empty()) return Fail(Bad(field, kHeldOrder));
+  return epoch::Contents{};
+}
+
+Result<epoch::Contents> ContentsFromProto(std::string_view field, const HeldContents& held) {
+  return Contents(field, {}, held);
+}
 
 uint32_t MillisOf(Nanos span) {
   const auto millis = std::chrono::ceil<std::chrono::milliseconds>(span).count();
@@ -156,7 +197,7 @@ Result<control::RegisterRequest> FromProto(const v1::RegisterRequest& request) {
   out.world_size = request.world_size();
   out.incarnation = Incarnation(request.incarnation());
   out.pid = request.pid();
-  out.claim = FromProto(request.claim());
+  WW_ASSIGN(out.claim, FromProto(request.claim()));
   return out;
 }
 

@@ -13,6 +13,16 @@ namespace weightwire::wire {
 v1::Member ToProto(const epoch::Member& member);
 Result<epoch::Member> FromProto(std::string_view field, const v1::Member& member);
 
+using HeldContents = google::protobuf::RepeatedPtrField<v1::HeldContent>;
+/// Adds `contents` to `out`, but for the first `skip` of them.
+void SetContents(const epoch::Contents& contents, size_t skip, HeldContents* out);
+/// `newest`: of the two fields that messages had before they could name several; epoch 0: nothing,
+/// then `beyond` is empty. kInvalidArgument unless all epochs are set and fall.
+Result<epoch::Contents> ContentsFromProto(std::string_view field, const epoch::Content& newest,
+                                          const HeldContents& beyond);
+/// Of all that `held` names.
+Result<epoch::Contents> ContentsFromProto(std::string_view field, const HeldContents& held);
+
 v1::GroupRole ToProto(control::GroupRole role);
 Result<control::GroupRole> FromProto(std::string_view field, v1::GroupRole role);
 

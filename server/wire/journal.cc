@@ -14,6 +14,7 @@ constexpr uint8_t kCommit = 1;
 constexpr uint8_t kReserve = 2;
 constexpr uint8_t kRollback = 3;   // a commit, and behind it the epoch that is held
 constexpr uint8_t kReserveOf = 4;  // a reservation, and behind it the history
+constexpr uint8_t kDrain = 5;
 constexpr size_t kChecksumBytes = 4;
 
 uint32_t ChecksumOf(std::string_view bytes) {
@@ -106,26 +107,52 @@ Result<coordinator::JournalRecord> ReserveFrom(Reader reader, bool named) {
   return coordinator::ReserveRecord{Epoch(*limit), History(*history)};
 }
 
+Result<coordinator::JournalRecord> DrainFrom(Reader reader) {
+  coordinator::DrainRecord out;
+  const auto count = reader.Number(4);
+  if (!count) return Damaged("cut");
+  for (uint64_t i = 0; i < *count; ++i) {
+    auto name = reader.Text();
+    const auto incarnation = reader.Number(8);
+    if (!name || !incarnation) return Damaged("cut");
+    out.marks.push_back({std::move(*name), Incarnation(*incarnation)});
+  }
+  if (!reader.empty()) return Damaged("bytes are left over");
+  return out;
+}
+
+void Write(Writer& writer, const coordinator::CommitRecord& commit) {
+  const bool rollback = commit.held != Epoch{};
+  writer.Number(rollback ? kRollback : kCommit, 1);
+  writer.Number(commit.epoch.value, 8);
+  writer.Number(commit.version.value, 8);
+  writer.Number(commit.engines.size(), 4);
+  for (const std::string& engine : commit.engines) writer.Text(engine);
+  if (rollback) writer.Number(commit.held.value, 8);
+}
+
+void Write(Writer& writer, const coordinator::ReserveRecord& reserve) {
+  const bool named = reserve.history != History{};
+  writer.Number(named ? kReserveOf : kReserve, 1);
+  writer.Number(reserve.limit.value, 8);
+  if (named) writer.Number(reserve.history.value, 8);
+}
+
+void Write(Writer& writer, const coordinator::DrainRecord& drain) {
+  writer.Number(kDrain, 1);
+  writer.Number(drain.marks.size(), 4);
+  for (const coordinator::DrainMark& mark : drain.marks) {
+    writer.Text(mark.name);
+    writer.Number(mark.incarnation.value, 8);
+  }
+}
+
 }  // namespace
 
 std::string EncodeRecord(const coordinator::JournalRecord& record) {
   Writer writer;
   writer.Number(kFormat, 1);
-  if (const auto* commit = std::get_if<coordinator::CommitRecord>(&record)) {
-    const bool rollback = commit->held != Epoch{};
-    writer.Number(rollback ? kRollback : kCommit, 1);
-    writer.Number(commit->epoch.value, 8);
-    writer.Number(commit->version.value, 8);
-    writer.Number(commit->engines.size(), 4);
-    for (const std::string& engine : commit->engines) writer.Text(engine);
-    if (rollback) writer.Number(commit->held.value, 8);
-  } else {
-    const auto& reserve = std::get<coordinator::ReserveRecord>(record);
-    const bool named = reserve.history != History{};
-    writer.Number(named ? kReserveOf : kReserve, 1);
-    writer.Number(reserve.limit.value, 8);
-    if (named) writer.Number(reserve.history.value, 8);
-  }
+  std::visit([&](const auto& fields) { Write(writer, fields); }, record);
   return writer.Take();
 }
 
@@ -140,6 +167,7 @@ Result<coordinator::JournalRecord> DecodeRecord(std::string_view bytes) {
   const auto kind = reader.Number(1);
   if (kind == kCommit || kind == kRollback) return CommitFrom(reader, kind == kRollback);
   if (kind == kReserve || kind == kReserveOf) return ReserveFrom(reader, kind == kReserveOf);
+  if (kind == kDrain) return DrainFrom(reader);
   return OfNewerVersion("kind");
 }
 

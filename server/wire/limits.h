@@ -20,6 +20,7 @@ inline constexpr size_t kPiecesMax = 8'000'000;   ///< of one rank
 inline constexpr size_t kRanksMax = 16'384;
 inline constexpr size_t kLegsMax = 16'384;  ///< plans that one member takes part in
 inline constexpr size_t kDigestsMax = 4'000'000;
+inline constexpr size_t kHeldMax = 16;  ///< contents of one rank's buffers
 
 // Of one slice, all parts together.
 inline constexpr size_t kSliceStreamsMax = 4'000'000;

@@ -5,7 +5,8 @@
 //   conformance_peer read BACKEND TUNING BYTES ADDRESS INCARNATION ID GENERATION
 //       reads the export for ever, and notifies "reading" once the first Get has ended
 //
-// TUNING: of tcp its connections, of ucx what UCX_TLS takes.
+// TUNING: of tcp its connections, with "+mac" behind them where frames are sealed; of ucx what
+// UCX_TLS takes.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -49,6 +50,7 @@ std::unique_ptr<transport::Transport> Make(const std::string& backend, const std
   }
   transport::TcpOptions options;
   options.connections = std::stoi(tuning);
+  if (tuning.ends_with("+mac")) options.integrity = transport::Integrity::kMac;
   return transport::MakeTcpTransport(options);
 }
 

@@ -89,8 +89,9 @@ class Crashes : public Conformance {
 
   std::vector<std::string> Arguments(const std::string& role) {
     const Kind& kind = rig.kind();
-    return {role, kind.backend, kind.backend == "ucx" ? kind.tls : std::to_string(kind.connections),
-            std::to_string(kBytes)};
+    const bool sealed = kind.integrity == transport::Integrity::kMac;
+    const std::string sockets = std::to_string(kind.connections) + (sealed ? "+mac" : "");
+    return {role, kind.backend, kind.backend == "ucx" ? kind.tls : sockets, std::to_string(kBytes)};
   }
   std::unique_ptr<Peer> StartServer() {
     auto peer = std::make_unique<Peer>(Arguments("serve"));

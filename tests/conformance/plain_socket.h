@@ -82,6 +82,8 @@ class Plain {
     }
     return true;
   }
+  /// Both directions; who reads or writes on another thread hears of it.
+  void End() { shutdown(fd_.get(), SHUT_RDWR); }
   /// Reads until the peer closes; false when it does not within the deadline of a failure.
   bool SeesEnd() {
     std::array<std::byte, 4096> ignored;

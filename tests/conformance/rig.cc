@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "server/transport/shm/shm_transport.h"
-#include "server/transport/tcp/tcp_transport.h"
 #include "server/transport/ucx/ucx_transport.h"
 #include "tests/conformance/pattern.h"
 
@@ -49,7 +48,10 @@ std::vector<Kind> UcxKinds() {
 }
 
 std::vector<Kind> RealKinds() {
-  std::vector<Kind> kinds = {{"shm", "shm", 1}, {"tcp1", "tcp", 1}, {"tcp4", "tcp", 4}};
+  std::vector<Kind> kinds = {{"shm", "shm", 1},
+                             {"tcp1", "tcp", 1},
+                             {"tcp4", "tcp", 4},
+                             {"tcp4_mac", "tcp", 4, {}, transport::Integrity::kMac}};
   for (const Kind& kind : UcxKinds()) kinds.push_back(kind);
   return kinds;
 }
@@ -117,6 +119,7 @@ std::unique_ptr<Side> Rig::MakeSide(Limits limits) {
   } else if (kind_.backend == "tcp") {
     transport::TcpOptions options;
     options.connections = kind_.connections;
+    options.integrity = kind_.integrity;
     options.handshake_timeout = limits.handshake_timeout;
     options.inbound_handshakes_max = limits.inbound_handshakes_max;
     options.inbound_sessions_max = limits.inbound_sessions_max;
@@ -153,6 +156,7 @@ std::unique_ptr<Side> Rig::MakeSide(Limits limits) {
 
 Hello Rig::HelloFor(const Side& from, Incarnation callee) const {
   Hello hello;
+  if (kind_.integrity == transport::Integrity::kMac) hello.features = transport::kFeatureMac;
   hello.caller = from.self;
   hello.callee = callee;
   hello.ticket = TheTicket();

@@ -17,6 +17,7 @@
 #include "server/metrics/metrics.h"
 #include "server/transport/fake/fake_transport.h"
 #include "server/transport/proof.h"
+#include "server/transport/tcp/tcp_transport.h"
 #include "server/transport/transport.h"
 #include "tests/support/sim_executor.h"
 
@@ -37,7 +38,8 @@ struct Kind {
   std::string name;     ///< of the test instance
   std::string backend;  ///< "fake", "shm", "tcp" or "ucx"
   int connections = 1;
-  std::string tls = {};  ///< of ucx
+  std::string tls = {};                                         ///< of ucx
+  transport::Integrity integrity = transport::Integrity::kCrc;  ///< of tcp
 };
 void PrintTo(const Kind& kind, std::ostream* out);
 std::vector<Kind> AllKinds();

@@ -102,8 +102,21 @@ def test_an_idle_fleet(browser, fleet, pictures, name, view):
     # two plans, for engines of different layouts: four source ranks each, to two and to one
     assert browser.ask("[...document.querySelectorAll('#matrix table')].map(t => t.rows.length + ' ' + t.rows[1].cells.length)") == ["5 3", "5 2"]
     assert sorted(browser.ask("[...document.querySelectorAll('#paths tbody th')].map(n => n.textContent)")) == ["shm", "tcp"]
+    # The trainer and rollout-a share an agent; the other one's bytes came from it by tcp, at its rate of 8 MiB/s.
+    links = "[...document.querySelectorAll('#links tbody tr')].map(row => [...row.cells].map(cell => cell.innerText.trim()))"
+    browser.until(f"{links}.length === 2")
+    shown = {tuple(cells[:2]): cells for cells in browser.ask(links)}
+    assert set(shown) == {("hub → hub", "shm"), ("hub → rollout-b", "tcp")}
+    newest, mean = shown["hub → rollout-b", "tcp"][3:5]
+    assert newest == mean and newest.endswith(" MB/s") and 4 < float(newest.split()[0]) < 9
+    assert browser.ask("document.querySelectorAll('#links .spark i').length") == 2
+    over = "[...document.querySelectorAll('.cards tbody td, .cards tbody th')].filter(cell => cell.scrollWidth > cell.clientWidth + 1).map(cell => cell.innerText)"
+    assert browser.ask(over) == [], "what does not fit into its cell"
+    assert browser.ask("/\\d[.]\\d{3,}/.exec(document.querySelector('main').innerText)?.[0] ?? ''") == "", "a figure that nobody has rounded"
+    assert text_of(browser, "links-note") == "bytes over the time in which reads ran, in the last epoch that moved any"
     assert browser.ask("document.title").startswith("✓ ")
     looks_right(browser, name, pictures, fleet.hub)
+    browser.picture(f"{pictures}/{name}-whole.png", whole=True)
 
 
 def publishing(fleet, version):
@@ -140,6 +153,8 @@ def test_a_version_that_moves_names_the_engine_that_still_reads(browser, fleet, 
     join()
     browser.until("document.getElementById('waiting').textContent === 'nothing'")
     assert text_of(browser, "sentence") == "Every engine serves version 2."
+    browser.until("document.querySelectorAll('#links .spark i').length === 4")
+    assert "last 2 epochs" in text_of(browser, "links-note")
 
 
 def test_the_first_screen_of_a_stuck_epoch_names_who_is_waited_for(browser, fleet, pictures):

@@ -1,14 +1,20 @@
 """The Dockerfile, really built (from source, without a daemon) and run: `./dev test image`. Needs root and a network; takes as
-long as a build of weightwire and two minutes.
+long as a build of weightwire and some minutes.
 
 The base image is made by mmdebstrap, so that no registry is asked. The job is that of test_deploy_pods.py, with the image
-as the root of weightwire's containers.
+as the root of weightwire's containers. The production target is built where UCX's release and CUDA can be had without one:
+WEIGHTWIRE_IMAGE_UCX is the tarball, WEIGHTWIRE_IMAGE_CUDA a folder like /usr/local/cuda.
 """
 
+import functools
+import http.server
 import json
 import os
 import pathlib
+import re
+import shutil
 import subprocess
+import threading
 
 import pytest
 
@@ -17,13 +23,29 @@ from conftest import ROOT
 from test_deploy_pods import COORDINATOR, WHY_NOT, move_versions_across_a_coordinators_death, running_cluster
 
 BUILD_SECONDS = 3_000
+UCX = os.environ.get("WEIGHTWIRE_IMAGE_UCX", "")
+CUDA = os.environ.get("WEIGHTWIRE_IMAGE_CUDA", "/usr/local/cuda")
+TARGETS = ("cpu", "production")
 
 
 class Buildah:
-    """Images in a throwaway store."""
+    """Images in a throwaway store; stages that two targets share are built once."""
 
     def __init__(self, directory):
-        self._where = ["buildah", "--storage-driver", "vfs", "--root", str(directory / "root"), "--runroot", str(directory / "run")]
+        self._where = ["buildah", "--storage-driver", self._driver(directory), "--root", str(directory / "root"),
+                       "--runroot", str(directory / "run")]
+
+    @staticmethod
+    def _driver(directory) -> str:
+        """vfs copies every layer whole; it is for where the kernel mounts no overlay here."""
+        parts = [directory / name for name in ("lower", "upper", "work", "merged")]
+        for part in parts:
+            part.mkdir()
+        options = "lowerdir={},upperdir={},workdir={}".format(*parts)
+        if subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", parts[3]], capture_output=True).returncode != 0:
+            return "vfs"
+        subprocess.run(["umount", parts[3]], check=True)
+        return "overlay"
 
     def __call__(self, *arguments):
         done = subprocess.run([*self._where, *map(str, arguments)], capture_output=True, text=True, timeout=BUILD_SECONDS)
@@ -31,12 +53,11 @@ class Buildah:
         return done.stdout.strip()
 
     def build(self, context, *arguments):
-        return self("bud", "--isolation", "chroot", "--format", "docker", *arguments, context)
+        return self("bud", "--isolation", "chroot", "--format", "docker", "--layers", *arguments, context)
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory):
-    """(what docker would know of it, the folder with its files)"""
+def builder(tmp_path_factory):
     assert not WHY_NOT, WHY_NOT
     directory = tmp_path_factory.mktemp("image")
     base = directory / "base"
@@ -45,11 +66,69 @@ def image(tmp_path_factory):
     (base / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
     buildah = Buildah(directory)
     buildah.build(base, "-t", "localhost/base")
-    buildah.build(ROOT, "--build-arg", "BASE=localhost/base", *compilers_cache(), "-t", "localhost/weightwire")
-    container = buildah("from", "--pull-never", "localhost/weightwire")
-    yield json.loads(buildah("inspect", "--type", "image", "localhost/weightwire"))["Docker"]["config"], buildah("mount", container)
-    buildah("umount", container)
-    buildah("rm", container)
+    (base / "base.tar").unlink()
+    yield buildah
+    buildah("rm", "--all")
+    buildah("rmi", "--all", "--force")
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def image(request, builder, tmp_path_factory):
+    """(what docker would know of it, the folder with its files, its target)"""
+    target = request.param
+    arguments = ["--build-arg", "BASE=localhost/base", "--target", target, *compilers_cache()]
+    if target == "production":
+        if why_not := no_production():
+            pytest.skip(f"the production target is not built: {why_not}")
+        arguments += ["--build-arg", f"CUDA={cuda_image(builder, tmp_path_factory.mktemp('cuda'))}"]
+    with serving(pathlib.Path(UCX)) as url:
+        builder.build(ROOT, *arguments, *(["--build-arg", f"UCX_URL={url}"] if url else []), "-t", f"localhost/weightwire-{target}")
+    container = builder("from", "--pull-never", f"localhost/weightwire-{target}")
+    root = builder("mount", container)
+    yield json.loads(builder("inspect", "--type", "image", f"localhost/weightwire-{target}"))["Docker"]["config"], root, target
+    builder("umount", container)
+    builder("rm", container)
+
+
+def no_production() -> str:
+    wanted = [pathlib.Path(CUDA, file) for file in ("include/cuda.h", "include/nvml.h", "lib64/stubs/libnvidia-ml.so")]
+    missing = [str(path) for path in wanted if not path.exists()]
+    if not os.path.isfile(UCX):
+        missing.append("WEIGHTWIRE_IMAGE_UCX, a release of UCX (its sum is in the Dockerfile)")
+    return ", ".join(f"no {one}" for one in missing)
+
+
+def cuda_image(buildah, directory) -> str:
+    """What the Dockerfile takes of NVIDIA's image."""
+    inside_it = directory / "usr/local/cuda"
+    shutil.copytree(pathlib.Path(CUDA, "include"), inside_it / "include")
+    (inside_it / "lib64").mkdir()
+    for library in pathlib.Path(CUDA, "lib64").glob("libcudart.so*"):
+        shutil.copy(library, inside_it / "lib64", follow_symlinks=False)
+    shutil.copytree(pathlib.Path(CUDA, "lib64/stubs"), inside_it / "lib64/stubs")
+    (directory / "Dockerfile").write_text("FROM scratch\nCOPY usr /usr\n")
+    buildah.build(directory, "-t", "localhost/cuda")
+    return "localhost/cuda"
+
+
+class serving:
+    """The file's URL on this machine, as a build asks for it; "" where there is none."""
+
+    def __init__(self, file: pathlib.Path):
+        self._file, self._server = file, None
+
+    def __enter__(self) -> str:
+        if not self._file.is_file():
+            return ""
+        handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(self._file.parent))
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{self._server.server_port}/{self._file.name}"
+
+    def __exit__(self, *_):
+        if self._server:
+            self._server.shutdown()
+            self._server.server_close()
 
 
 def compilers_cache() -> list[str]:
@@ -63,18 +142,51 @@ def inside(root, *command):
 
 
 def test_the_image_says_how_it_runs(image):
-    config, root = image
+    config, root, target = image
     assert config["User"] == "10001:10001" and config["Entrypoint"] == ["weightwired"]
-    assert config["Labels"]["org.opencontainers.image.title"] == "weightwire" and config["Healthcheck"]["Test"][0] == "CMD"
+    labels = config["Labels"]
+    assert labels["org.opencontainers.image.title"] == "weightwire" and config["Healthcheck"]["Test"][0] == "CMD"
+    assert labels["dev.weightwire.ucx"] == ("Debian" if target == "cpu" else "1.22.0")
     version = pods.run(*inside(root, "weightwired", "--version")).strip()
-    assert version and config["Labels"]["org.opencontainers.image.version"] in version
-    assert "libgrpc++1.51" in pods.run(*inside(root, "cat", "/usr/share/weightwire-packages.txt"))
+    assert version and labels["org.opencontainers.image.version"] in version
     assert "simulate" in pods.run(*inside(root, "wwctl", "--help"))
-    assert not [path for path in ("usr/bin/g++", "src") if (pathlib.Path(root) / path).exists()]
+    assert not [path for path in ("usr/bin/g++", "src", "sbom", "ucx") if (pathlib.Path(root) / path).exists()]
+    size = int(pods.run("du", "-s", "--block-size=1M", root).split()[0])
+    print(f"\n{target}: {size} MiB unpacked, {packed(root)} MiB as a compressed layer")
+
+
+def packed(root) -> int:
+    tar = subprocess.Popen(["tar", "-C", root, "-cf", "-", "."], stdout=subprocess.PIPE)
+    size = subprocess.run("gzip -1 | wc -c", shell=True, stdin=tar.stdout, capture_output=True, text=True, check=True).stdout
+    assert tar.wait() == 0
+    return int(size) >> 20
+
+
+def test_its_bill_of_materials_is_whole(image):
+    _, root, target = image
+    bill = json.loads((pathlib.Path(root) / "usr/share/weightwire/sbom.spdx.json").read_text())
+    assert (bill["spdxVersion"], bill["dataLicense"], bill["SPDXID"]) == ("SPDX-2.3", "CC0-1.0", "SPDXRef-DOCUMENT")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", bill["creationInfo"]["created"])
+    packages = {package["SPDXID"]: package for package in bill["packages"]}
+    assert len(packages) == len(bill["packages"]) and all(re.fullmatch(r"SPDXRef-[A-Za-z0-9.-]+", name) for name in packages)
+    related = {(one["spdxElementId"], one["relationshipType"], one["relatedSpdxElement"]) for one in bill["relationships"]}
+    assert {to for _, _, to in related} == packages.keys() and {of for of, _, _ in related} <= packages.keys() | {"SPDXRef-DOCUMENT"}
+    installed = set(pods.run("chroot", root, "dpkg-query", "-W", "-f", "${Package} ${Version}\\n").splitlines())
+    listed = {f"{packages[to]['name']} {packages[to]['versionInfo']}" for of, how, to in related
+              if how == "CONTAINS" and to.startswith("SPDXRef-package-")}
+    assert listed == installed and len(installed) > 100
+    compiled_in = {packages[to]["name"] for _, how, to in related if how == "STATIC_LINK"}
+    assert {"libboost1.81-dev", "nlohmann-json3-dev"} <= compiled_in
+    assert all(package["externalRefs"][0]["referenceLocator"].startswith("pkg:deb/debian/")
+               for name, package in packages.items() if name.startswith(("SPDXRef-package-", "SPDXRef-compiled-in-")))
+    sources = {package["name"]: package for name, package in packages.items() if name.startswith("SPDXRef-source-")}
+    assert set(sources) == (set() if target == "cpu" else {"ucx", "cuda-cudart"})
+    if sources:
+        assert sources["ucx"]["checksums"][0]["checksumValue"] in (ROOT / "Dockerfile").read_text()
 
 
 def test_its_job_is_done_by_its_own_binaries_and_its_health_check_tells_the_living(image):
-    config, root = image
+    config, root, _ = image
     check = config["Healthcheck"]["Test"][1:]
     with running_cluster(root) as cluster:
         healthy = lambda: subprocess.run(cluster.pods[COORDINATOR].namespace.enter(*inside(root, *check)), timeout=30).returncode == 0
@@ -87,13 +199,30 @@ def test_its_job_is_done_by_its_own_binaries_and_its_health_check_tells_the_livi
 
 def test_it_has_ucx(image):
     # With ucx alone weightwired starts only where the plug-in and libucp load.
-    _, root = image
+    _, root, target = image
     job = pods.Namespace("--net", "--ipc")
     try:
         pods.run(*job.enter("ip", "link", "set", "lo", "up"))
-        command = inside(root, "timeout", "--signal=TERM", "5", "weightwired", "--transports", "ucx", "--http", "",
-                         "--agent-socket", "/run/weightwire/agent/agent.sock")
-        done = subprocess.run(job.enter(*command), capture_output=True, text=True, timeout=60)
-        assert "weightwired ready role=all" in done.stdout, done.stderr
+        # What every container has: weightwired finds the plug-in by /proc, UCX the network in /sys, and it shares /dev/shm.
+        mounts = 'mount --rbind /proc "$0/proc"; mount -t sysfs none "$0/sys"; mount -t tmpfs -o mode=1777 none "$0/dev/shm"; exec "$@"'
+        contained = ["unshare", "--mount", "--propagation", "private", "sh", "-euc", mounts, root]
+        command = inside(root, "weightwired", "--transports", "ucx", "--http", "", "--agent-socket", "/run/weightwire/agent/agent.sock")
+        with subprocess.Popen(job.enter(*contained, *command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+            killer = threading.Timer(60, started.kill)
+            killer.start()
+            line = started.stdout.readline()
+            started.terminate()
+            _, log = started.communicate()
+            killer.cancel()
+        assert line.startswith("weightwired ready role=all") and started.returncode == 0, log
     finally:
         job.close()
+    if target == "cpu":
+        return
+    built = pods.run(*inside(root, "/opt/ucx/bin/ucx_info", "-v", "-b"))
+    assert "Library version: 1.22.0" in built and "#define ENABLE_MT" in built
+    modules = {file.name for file in pathlib.Path(root, "opt/ucx/lib/ucx").iterdir()}
+    assert {"libuct_cuda.so.0", "libuct_ib.so.0", "libuct_ib_mlx5.so.0", "libuct_rdmacm.so.0", "libuct_cma.so.0"} <= modules, modules
+    # What only the host's driver has is missing here, and nothing else.
+    missing = re.findall(r"(\S+) => not found", pods.run("chroot", root, "sh", "-c", "ldd /opt/ucx/lib/*.so.0 /opt/ucx/lib/ucx/*.so.0"))
+    assert set(missing) <= {"libcuda.so.1", "libnvidia-ml.so.1"}, missing

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from conftest import BINARIES, ROOT
 
@@ -91,8 +92,9 @@ class Container:
         for entry in self.spec.get("env", []):
             self.environment[entry["name"]] = entry.get("value") or self.pod.field(entry["valueFrom"]["fieldRef"]["fieldPath"])
         user, group = (str(context[key]) for key in ("runAsUser", "runAsGroup"))
-        private = ["setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--no-new-privs", "--bounding-set=-all",
-                   "--inh-caps=-all", "--pdeathsig", "KILL", *self.spec["command"], *self.spec.get("args", [])]
+        self._as_user = ["setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--no-new-privs", "--bounding-set=-all",
+                         "--inh-caps=-all", "--pdeathsig", "KILL"]
+        private = [*self._as_user, *self.spec["command"], *self.spec.get("args", [])]
         root = self.pod.directory / f"{self.spec['name']}.root"
         root.mkdir(exist_ok=True)
         mode = "ro" if context.get("readOnlyRootFilesystem") else "rw"
@@ -116,8 +118,18 @@ class Container:
             if done.returncode == 0:
                 return
             why = done.stderr.strip().splitlines()[-1:]
-            assert self._popen.poll() is None and time.monotonic() < end, f"{self.pod.name} {path}: {why}\n{self.log.read_text()}"
+            assert self._popen.poll() is None and time.monotonic() < end, f"{self.pod.name} {path} (exit {self._popen.poll()}): {why}\n{self.log.read_text()}"
             time.sleep(0.2)
+
+    def run_pre_stop(self) -> subprocess.CompletedProcess | None:
+        """The hook as it ended, in the container's namespaces and with its environment; None where there is none."""
+        hook = self.spec.get("lifecycle", {}).get("preStop")
+        if hook is None:
+            return None
+        grace = self.pod.spec.get("terminationGracePeriodSeconds", 30)
+        enter = ["nsenter", "-t", str(self.pid), "--net", "--ipc", "--mount", "--root"]
+        return subprocess.run([*enter, *self._as_user, *hook["exec"]["command"]], env=self.environment, capture_output=True,
+                              text=True, timeout=grace)
 
     @property
     def pid(self) -> int:
@@ -188,6 +200,21 @@ class Pod:
             container.start()
             if "startupProbe" in container.spec:
                 container.await_probe("startupProbe")
+
+    def stop(self) -> dict[str, subprocess.CompletedProcess]:
+        """What a kubelet does to a pod that is deleted: all preStop hooks at once; SIGTERM to each application when its own
+        has ended, to the sidecars when no application is left. The hooks, by container."""
+        sidecars = [spec["name"] for spec in self.spec.get("initContainers", [])]
+        applications = [spec["name"] for spec in self.spec["containers"]]
+        with ThreadPoolExecutor(len(self.containers)) as pool:
+            hooks = {name: pool.submit(container.run_pre_stop) for name, container in self.containers.items()}
+            for name in applications:
+                hooks[name].result()
+                self.containers[name].terminate()
+            for name in reversed(sidecars):
+                hooks[name].result()
+                assert self.containers[name].terminate() == 0, self.containers[name].log.read_text()
+        return {name: hook.result() for name, hook in hooks.items() if hook.result()}
 
     def close(self) -> None:
         for container in self.containers.values():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 
 import jsonschema
@@ -80,6 +81,9 @@ UNSAFE = [
     ({"tls": {"agentSecret": "a"}, **chart.workload()}, "would speak TLS to a coordinator in plaintext"),
     ({"tls": {"coordinatorSecret": "c"}, **chart.workload()}, "workloads.app: its agents have no certificate"),
     ({"agent": {"config": {"tls_key": "/x"}}}, "agent.config.tls_key is set by the chart"),
+    ({"tls": {"tokenKeySecret": "k"}}, "tokens are taken over TLS only"),
+    ({"tls": {"coordinatorSecret": "c", "agentSecret": "a", "agentTokens": True}}, "could not tell whose the agents' tokens are"),
+    ({"agent": {"config": {"token_file": "/x"}}}, "agent.config.token_file is set by the chart"),
     ({"tls": {"secret": "c"}}, "$.tls"),
     ({"networkPolicy": {"enabled": False}}, "every pod of the cluster could reach the data plane"),
     ({"coordinator": {"replicas": 2}}, "without etcd a job has one coordinator"),
@@ -112,6 +116,9 @@ UNSAFE = [
     ({"agent": {"transports": ["rdma"]}}, "$.agent.transports"),
     ({"agent": {"stageGiB": "8Gi"}}, "$.agent.stageGiB"),
     ({"coordinator": {"terminationGracePeriodSeconds": 2}}, "terminationGracePeriodSeconds"),
+    (chart.workload(podSpec={"terminationGracePeriodSeconds": 60}), "terminationGracePeriodSeconds 60 ends before its preStop hook may"),
+    ({"agent": {"drainSeconds": 300}, **chart.workload(podSpec={"terminationGracePeriodSeconds": 120})}, "waits 300 s"),
+    ({"agent": {"drainSeconds": -1}}, "$.agent.drainSeconds"),
     (chart.workload("DaemonSet"), "$.workloads.app.kind"),
     ({"job": "a b"}, "$.job"),
 ]
@@ -181,6 +188,28 @@ def test_certificates_replace_what_was_insecure(tmp_path):
         assert (settings["insecure"], settings["allow_plaintext"]) == ("false", plain)
         assert settings["tls_cert"] == "/run/weightwire-tls/tls.crt"
     assert not [item for item in rendered("tcp", WORKLOADS["stateless"]) if "weightwire-tls" in json.dumps(item)]
+
+
+def test_tokens_replace_the_agents_certificates(tmp_path):
+    """The coordinator has a certificate and the key, agents and applications a token and whom to believe."""
+    secrets = {"acceptPlaintext": False,
+               "tls": {"coordinatorSecret": "c", "agentSecret": "a", "tokenKeySecret": "k", "agentTokens": True}}
+    manifests = rendered("tcp", secrets, chart.workload())
+    for item in manifests:
+        if item["kind"] not in CUSTOM:
+            validate(item, "1.29", strict=True)
+    templates = {name: pod["spec"] for name, pod in pods(manifests).items()}
+    coordinator, app = templates["rl-weightwire-coordinator"], templates["app"]
+    assert {"name": "weightwire-token", "secret": {"secretName": "k", "defaultMode": 0o440}} in coordinator["volumes"]
+    assert "weightwire-token" not in json.dumps(app)
+    for container in containers(app):
+        environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+        assert environment["WEIGHTWIRE_TOKEN_FILE"] == "/run/weightwire-tls/token"
+        assert not {"WEIGHTWIRE_TLS_CERT", "WEIGHTWIRE_TLS_KEY"} & set(environment)
+    settings = settings_of(manifests, chart.sidecar(app), "agent.yaml", tmp_path)
+    assert (settings["token_file"], settings["tls_ca"]) == ("/run/weightwire-tls/token", "/run/weightwire-tls/ca.crt")
+    settings = settings_of(manifests, coordinator["containers"][0], "coordinator.yaml", tmp_path)
+    assert settings["token_key"] == "/run/weightwire-token/token-key" and settings["tls_cert"]
 
 
 def test_several_coordinators_over_etcd(tmp_path):
@@ -278,6 +307,27 @@ def test_the_agent_is_a_native_sidecar_that_gates_the_application():
     assert "readinessProbe" not in agent
     gated = pods(rendered("tcp", WORKLOADS["stateless"], {"agent": {"readinessGatesPod": True}}))["app"]["spec"]
     assert chart.sidecar(gated)["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+@pytest.mark.parametrize("name", chart.PROFILES)
+def test_a_pod_that_is_stopped_is_drained_first(name):
+    both = {"containers": [{"name": "app", "image": "app:1", "lifecycle": {"postStart": {"exec": {"command": ["true"]}}}},
+                           {"name": "own", "image": "own:1", "lifecycle": {"preStop": {"httpGet": {"path": "/stop", "port": 80}}}}]}
+    own = {"kind": "Deployment", "podSpec": both}
+    pods_of = pods(rendered(name, {"workloads": {"app": own, "long": {**own, "drainSeconds": 600}, "trainer": {**own, "drainSeconds": 0}}}))
+    for workload, seconds in (("app", 60), ("long", 600)):
+        spec = pods_of[workload]["spec"]
+        agent, (app, its_own) = chart.sidecar(spec), spec["containers"]
+        command = agent["lifecycle"]["preStop"]["exec"]["command"]
+        assert command[:2] == ["sh", "-c"] and f'"$WEIGHTWIRE_NAME" --address rl-weightwire-coordinator.train.svc:7411 --wait {seconds};' in command[2]
+        waits = app["lifecycle"]["preStop"]["exec"]["command"][2]
+        assert re.findall(r"f=(\S+);", command[2]) == re.findall(r"f=(\S+);", waits) == ["/run/weightwire/draining"]
+        assert f"-lt {seconds} ]" in waits and app["lifecycle"]["postStart"] == {"exec": {"command": ["true"]}}
+        assert its_own["lifecycle"] == both["containers"][1]["lifecycle"]
+        assert spec["terminationGracePeriodSeconds"] == seconds + 30
+    spec = pods_of["trainer"]["spec"]
+    assert "lifecycle" not in chart.sidecar(spec) and "terminationGracePeriodSeconds" not in spec
+    assert spec["containers"][0]["lifecycle"].keys() == {"postStart"}
 
 
 @pytest.mark.parametrize("kind", ("stateful", "stateless"))

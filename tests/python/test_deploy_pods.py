@@ -39,14 +39,14 @@ def app(command):
 RUN = "exec python -m demo.processes $APP"
 WORKLOADS = {"workloads": {
     "trainer": {"kind": "StatefulSet", "replicas": 2,
-                "tlsSecret": "trainer",
+                "tlsSecret": "trainer", "drainSeconds": 0,
                 "podSpec": app(f"{RUN} trainer $WEIGHTWIRE_AGENT_SOCKET /models 2 1 ${{HOSTNAME##*-}}")},
     "engine": {"kind": "Deployment", "replicas": 2, "tlsSecret": "engine", "podSpec": app(f"{RUN} engine $WEIGHTWIRE_AGENT_SOCKET /models $HOSTNAME 1 0")},
 }}
 
 
 @contextlib.contextmanager
-def running_cluster(image=""):
+def running_cluster(image="", min_engines=2):
     """All pods of the job; not started yet."""
     directory = pathlib.Path(tempfile.mkdtemp(prefix="wwpod-", dir="/tmp"))  # short: sockets lie in it
     directory.chmod(0o755)
@@ -56,7 +56,7 @@ def running_cluster(image=""):
     for version in VERSIONS:
         checkpoint.write(str(models / f"v{version}"), CONFIG, seed=version)
     manifests = chart.objects(chart.profile("tcp"), TLS, NARROW, WORKLOADS,
-                              {"coordinator": {"config": {"min_engines": 2, "lease_ms": 30_000}}})
+                              {"coordinator": {"config": {"min_engines": min_engines, "lease_ms": 30_000}}})
     authority = certificates.Authority(directory / "authority")
     service = "DNS:rl-weightwire-coordinator.train.svc,DNS:localhost"
     for name, role in (("coordinator", "coordinator"), ("trainer", "trainer"), ("engine", "engine"), ("person", "operator")):
@@ -89,15 +89,19 @@ def test_the_disaggregated_job_runs_in_the_rendered_pods_across_a_coordinators_d
         move_versions_across_a_coordinators_death(cluster)
 
 
-def move_versions_across_a_coordinators_death(cluster):
-    trainers, engines = (sorted(name for name in cluster.pods if name.startswith(kind)) for kind in ("trainer", "engine"))
-    coordinator = cluster.pods[COORDINATOR].containers["coordinator"]
-    cluster.pods[COORDINATOR].start()
-    for name in trainers + engines:  # not in threads: a container ends with the thread that started it
-        cluster.pods[name].start()
+class RunningJob:
+    """The cluster's applications, once all pods have started."""
 
-    def tell(name, *request):
-        path = cluster.pods[name].volume("app") / "app.sock"
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.trainers, self.engines = (sorted(name for name in cluster.pods if name.startswith(kind)) for kind in ("trainer", "engine"))
+        self.coordinator = cluster.pods[COORDINATOR].containers["coordinator"]
+        cluster.pods[COORDINATOR].start()
+        for name in self.trainers + self.engines:  # not in threads: a container ends with the thread that started it
+            cluster.pods[name].start()
+
+    def tell(self, name, *request):
+        path = self.cluster.pods[name].volume("app") / "app.sock"
 
         def listening():
             try:
@@ -106,72 +110,111 @@ def move_versions_across_a_coordinators_death(cluster):
                 return None
         end = time.monotonic() + 60
         while not (answer := listening()):
-            assert time.monotonic() < end, f"{name}: {cluster.pods[name].containers['app'].log.read_text()}"
+            assert time.monotonic() < end, f"{name}: {self.cluster.pods[name].containers['app'].log.read_text()}"
             time.sleep(0.1)
         return answer[0]
 
-    def load(version):
-        each(trainers, lambda name: tell(name, "load", f"/models/v{version}"))
-        for name in engines:
-            tell(name, "expect", version, f"/models/v{version}")
+    def load(self, version):
+        each(self.trainers, lambda name: self.tell(name, "load", f"/models/v{version}"))
+        for name in self.engines:
+            self.tell(name, "expect", version, f"/models/v{version}")
 
-    def publish(version):
-        epochs = {epoch for epoch, _ in each(trainers, lambda name: tell(name, "publish", version))}
+    def publish(self, version):
+        epochs = {epoch for epoch, _ in each(self.trainers, lambda name: self.tell(name, "publish", version))}
         assert len(epochs) == 1
         return epochs.pop()
 
-    def assert_served(version):
-        for name in engines:
-            until(f"{name} serves version {version}", lambda: tell(name, "verify", version, f"/models/v{version}")[2] == version)
-            compared, wrong, _ = tell(name, "verify", version, f"/models/v{version}")
+    def assert_served(self, version):
+        for name in self.engines:
+            check = lambda: self.tell(name, "verify", version, f"/models/v{version}")
+            until(f"{name} serves version {version}", lambda: check()[2] == version)
+            compared, wrong, _ = check()
             assert compared > 100_000 and wrong == 0
 
-    def wwctl(verb, pod=COORDINATOR, address="localhost:7411", certificate=True):
+    def wwctl(self, verb, pod=COORDINATOR, address="localhost:7411", certificate=True):
         # An operator beside the coordinator, or somebody else elsewhere.
-        person = cluster.person
+        person = self.cluster.person
         own = ["--tls-cert", person.cert, "--tls-key", person.key, "--tls-ca", person.ca] if certificate else []
-        command = cluster.pods[pod].namespace.enter(str(pods.BINARIES / "wwctl"), verb, "--json", "--address", address, *own)
+        command = self.cluster.pods[pod].namespace.enter(str(pods.BINARIES / "wwctl"), verb, "--json", "--address", address, *own)
         return json.loads(pods.run(*command))
 
-    load(1)
-    first = publish(1)
-    assert_served(1)
+    def end(self):
+        """Everything ends well on the kubelet's SIGTERM: applications, then sidecars, then the coordinator."""
+        for name in self.trainers + self.engines:
+            self.cluster.pods[name].containers["app"].kill()
+        codes = each(self.trainers + self.engines, lambda name: self.cluster.pods[name].containers["weightwire-agent"].terminate())
+        assert set(codes) == {0} and self.coordinator.terminate() == 0
+
+
+def move_versions_across_a_coordinators_death(cluster):
+    job = RunningJob(cluster)
+    trainers, engines, coordinator = job.trainers, job.engines, job.coordinator
+    job.load(1)
+    first = job.publish(1)
+    job.assert_served(1)
     coordinator.await_probe("readinessProbe")
-    assert int(wwctl("status")["committed_version"]) == 1
-    (epoch,) = wwctl("epochs")
+    assert int(job.wwctl("status")["committed_version"]) == 1
+    (epoch,) = job.wwctl("epochs")
     assert epoch["engines"] == engines and epoch["bytes_by_transport"] == {"tcp": epoch["bytes"]}  # no two pods share memory
     for name in (COORDINATOR, *trainers, *engines):
         cluster.pods[name].assert_confined()
     assert_apart([cluster.pods[name] for name in (COORDINATOR, *trainers, *engines)])
     with pytest.raises(AssertionError, match="UNAVAILABLE"):  # who has no certificate is not heard
-        wwctl("status", trainers[0], f"{cluster.pods[COORDINATOR].address}:7411", certificate=False)
+        job.wwctl("status", trainers[0], f"{cluster.pods[COORDINATOR].address}:7411", certificate=False)
 
     applications = {name: cluster.pods[name].containers["app"].pid for name in trainers + engines}
-    load(2)
+    job.load(2)
     with ThreadPoolExecutor(1) as pool:
-        publishing = pool.submit(publish, 2)
-        until("version 2 moves", lambda: wwctl("epochs")[0]["phase"] == "EPOCH_PHASE_TRANSFERRING")
+        publishing = pool.submit(job.publish, 2)
+        until("version 2 moves", lambda: job.wwctl("epochs")[0]["phase"] == "EPOCH_PHASE_TRANSFERRING")
         coordinator.kill()
         assert not publishing.done()
-        assert_served(1)  # by engines without a coordinator
+        job.assert_served(1)  # by engines without a coordinator
         coordinator.start()
         coordinator.await_probe("startupProbe")
-        assert int(wwctl("status")["committed_version"]) >= 1  # from the journal on its volume
+        assert int(job.wwctl("status")["committed_version"]) >= 1  # from the journal on its volume
         assert publishing.result(100) > first
-    assert_served(2)
+    job.assert_served(2)
     for name in trainers + engines:
         cluster.pods[name].containers["weightwire-agent"].await_page(7412, "/readyz")
-    load(3)
-    publish(3)
-    assert_served(3)
-    assert int(wwctl("status")["committed_version"]) == 3
+    job.load(3)
+    job.publish(3)
+    job.assert_served(3)
+    assert int(job.wwctl("status")["committed_version"]) == 3
     # Nobody but the coordinator was started again.
     assert applications == {name: cluster.pods[name].containers["app"].pid for name in trainers + engines}
-    # Everything ends well on the kubelet's SIGTERM: applications, then sidecars, then the coordinator.
-    for name in trainers + engines:
-        cluster.pods[name].containers["app"].kill()
-    codes = each(trainers + engines, lambda name: cluster.pods[name].containers["weightwire-agent"].terminate())
-    assert codes == [0] * 4 and coordinator.terminate() == 0
+    job.end()
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"pods cannot run here: {WHY_NOT}")
+def test_an_engines_pod_that_is_deleted_while_a_version_moves_costs_it_nothing():
+    with running_cluster(min_engines=1) as cluster:
+        job = RunningJob(cluster)
+        job.load(1)
+        job.publish(1)
+        job.assert_served(1)
+        leaving = job.engines[1]
+        job.load(2)
+        with ThreadPoolExecutor(1) as pool:
+            publishing = pool.submit(job.publish, 2)
+            until("version 2 moves", lambda: job.wwctl("epochs")[0]["phase"] == "EPOCH_PHASE_TRANSFERRING")
+            hooks = cluster.pods[leaving].stop()
+            assert set(hooks) == {"app", "weightwire-agent"}
+            drained = hooks["weightwire-agent"]
+            assert drained.returncode == 0 and f"{leaving} is drained and may be stopped: {leaving}" in drained.stdout, drained.stderr
+            assert hooks["app"].returncode == 0
+            publishing.result(100)
+        moved = job.wwctl("epochs")
+        assert [(epoch["version"], epoch["engines"], epoch["phase"]) for epoch in moved] == [
+            (str(version), job.engines, "EPOCH_PHASE_COMMITTED") for version in (2, 1)], "no attempt was lost, and nobody was left out"
+        assert not (cluster.pods[leaving].volume("weightwire-run") / "draining").exists()
+        job.engines.remove(leaving)
+        job.load(3)
+        job.publish(3)
+        job.assert_served(3)
+        newest = job.wwctl("epochs")[0]
+        assert (newest["engines"], newest["attempt"]) == (job.engines, 1)
+        job.end()
 
 
 def assert_apart(running):

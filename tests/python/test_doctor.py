@@ -179,7 +179,7 @@ def test_stages_that_do_not_fit_into_memory(config):
         assert "stage_bytes_max" in found["remedy"]
         # pod-1 has an engine rank of 1 GiB, which takes two buffers
         found = doctor("--config", config(role="agent", coordinator=address, name="pod-1", stage_bytes_max=1 << 30))
-        assert "two buffers" in found["stage_bytes_max"]["what"]
+        assert "2 buffers" in found["stage_bytes_max"]["what"]
 
 
 def test_a_rate_at_which_no_version_arrives_in_time(config):

@@ -133,3 +133,27 @@ def test_a_drained_engine_fills_nobody(job):
             for name in ("engine-2", "late"):
                 client.drain(name)
             client.rollback(1)
+
+
+def test_a_coordinator_that_is_killed_in_the_middle_of_a_drain_forgets_nothing(job):
+    job.engines[1]._stop.set()  # it does not flip any more, so that its drain goes on
+    job.engines[1]._thread.join(30)
+    job.release_next(waiting=False)
+    job.until("the swap to be all that is left", lambda: job.named("engine-1").state == 6, 60)
+    assert wwctl(job, "drain", "engine-1", "--wait", "0.1").returncode == 64 + 26
+    assert wwctl(job, "drain", "pod-2").returncode == 0
+    job.coordinator.kill()
+    job.coordinator = job.start_coordinator(job.address)
+    job.until("everyone to be back", lambda: len(job.status().engines) == 3 and all(e.ranks_present for e in job.status().engines), 60)
+    assert [(e.name, e.drained) for e in job.status().engines] == [("engine-0", False), ("engine-1", True), ("engine-2", True)]
+    offer = job.engines[1].subscriber.wait_offer(20)  # what it was in goes on with the next coordinator
+    job.engines[1].subscriber.flip(offer)
+    job.engines[1].subscriber.acknowledge(offer)
+    assert wwctl(job, "drain", "engine-1").returncode == 0
+    for release in job.accept_next(time.monotonic() + 60):
+        release.wait_released(60)
+    job.until("engine-0 to serve it", lambda: job.served_by(0) == job.version, 60)
+    assert list(job.newest_publish().engines) == ["engine-0"] and job.served_by(1) == job.served_by(2) == 2
+    undone = wwctl(job, "drain", "engine-2", "--undo")
+    assert undone.returncode == 0, undone.stderr
+    job.until("engine-2 to be filled", lambda: job.served_by(2) == job.version, 60)

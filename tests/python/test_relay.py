@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 
+from frame_relay import hang_up
 from weightwire.errors import WeightwireError
 
 BYTES_BETWEEN_FLIPS = 3_000_000
@@ -48,11 +49,7 @@ class Relay:
                 sink.sendall(self._hurt(data) if hurt else data)
         except OSError:
             pass
-        for end in (source, sink):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+        hang_up(source, sink)
 
     def _hurt(self, data: bytes) -> bytes:
         with self._lock:

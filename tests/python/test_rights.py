@@ -104,11 +104,11 @@ def test_a_certificate_without_an_identity_is_nobody_and_refusals_are_counted(co
 class Session:
     """An agent's session, opened by hand; its lease outlives the test."""
 
-    def __init__(self, address: str, tls, incarnation: int):
+    def __init__(self, address: str, tls, incarnation: int, name: str = "by-hand"):
         self.channel = certificates.channel(address, tls)
         self.stub = coordinator_pb2_grpc.CoordinatorStub(self.channel)
         self._over = threading.Event()
-        hello = pb.SessionUp(hello=pb.AgentHello(protocol=types_pb2.Protocol(min=1, max=1), job="rl", name="by-hand",
+        hello = pb.SessionUp(hello=pb.AgentHello(protocol=types_pb2.Protocol(min=1, max=1), job="rl", name=name,
                                                  incarnation=incarnation, host="h", addresses={"tcp": "127.0.0.1:1"}))
         self.call = self.stub.Session(self._ups(hello), timeout=60)
         self.agent = next(self.call).welcome.agent
@@ -117,8 +117,8 @@ class Session:
         yield hello
         self._over.wait(60)
 
-    def register(self, role, agent: int | None = None, rank: int = 0):
-        return self.stub.Register(pb.RegisterRequest(agent=agent or self.agent, job="rl", role=role, group="group", rank=rank,
+    def register(self, role, agent: int | None = None, rank: int = 0, group: str = "group"):
+        return self.stub.Register(pb.RegisterRequest(agent=agent or self.agent, job="rl", role=role, group=group, rank=rank,
                                                      world_size=4, incarnation=4711 + rank), timeout=20)
 
     def __enter__(self):
@@ -160,3 +160,19 @@ def test_an_identity_names_only_what_it_brought_itself(coordinator, authority):
         with certificates.channel(coordinator.grpc, authority.issue("o", "operator", job="rl")) as channel:
             present = coordinator_pb2_grpc.CoordinatorStub(channel).Status(pb.StatusRequest(), timeout=20).participants
         assert sorted((p.rank, p.agent) for p in present) == [(0, owner.agent), (2, second.agent)]
+
+
+def test_a_pod_takes_itself_out_and_nobody_else(coordinator, authority):
+    drain = lambda session, name, **more: session.stub.Drain(pb.DrainRequest(name=name, **more), timeout=20)
+    with Session(coordinator.grpc, authority.issue("e", "engine", job="rl"), 11, "pod-1") as own, \
+            Session(coordinator.grpc, authority.issue("e1", "engine", job="rl", rank=1), 12, "pod-2") as other:
+        own.register(types_pb2.GROUP_ROLE_ENGINE, group="engine")
+        assert list(drain(own, "pod-1").engines) == ["engine"]
+        assert list(drain(own, "pod-1", undo=True).engines) == ["engine"]
+        assert "agent" in refused(drain, other, "pod-1")
+        for name in ("engine", "nobody", ""):  # not an engine by its name, be it its own
+            with pytest.raises(grpc.RpcError) as caught:
+                drain(own, name)
+            assert caught.value.code() == grpc.StatusCode.NOT_FOUND, name
+        with Session(coordinator.grpc, authority.files("e1"), 13, "pod-1"):
+            refused(drain, own, "pod-1")  # one of two that call themselves so

@@ -68,6 +68,31 @@ def test_engines_serve_the_version_before_again_and_the_trainer_goes_on(rollback
     rollbacks.publish(3)
 
 
+@pytest.fixture
+def retaining(tmp_path):
+    """engine-a holds three versions beside the one it serves, engine-b one."""
+    engines = [Engine("engine-a", 2, "shm"), Engine("engine-b", 1, "tcp")]  # the first one's agent is the hub's
+    with Fleet(CONFIG, str(BINARIES / "weightwired"), engines=engines, options={"retain_versions": 3}) as fleet:
+        yield Rollbacks(fleet, tmp_path)
+
+
+def test_every_version_that_is_retained_can_be_gone_back_to(retaining):
+    for version in (1, 2, 3, 4, 5):
+        retaining.publish(version)
+    held = {e.name: (e.held_version, *e.held_beyond) for e in retaining.client.status().engines}
+    assert held == {"engine-a": (4, 3, 2), "engine-b": (4,)}
+    table = subprocess.run([BINARIES / "wwctl", "engines", "--address", retaining.fleet.hub.grpc], text=True,
+                           capture_output=True, check=True).stdout
+    assert "4, 3, 2" in table
+    with pytest.raises(StaleError, match=r"holds version 4 \(epoch \d+\), version 3 \(epoch \d+\), version 2 "):
+        retaining.client.rollback(1)
+    retaining.back_to(2, ("engine-a",), ("engine-b",))
+    retaining.back_to(5, ("engine-a", "engine-b"))
+    retaining.back_to(3, ("engine-a",), ("engine-b",))
+    retaining.publish(6)
+    retaining.back_to(5, ("engine-a",), ("engine-b",))
+
+
 class Picky(EngineRanks):
     """Refuses version 2, once."""
 

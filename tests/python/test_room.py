@@ -132,6 +132,6 @@ def test_who_waits_for_offers_alone_is_told(job):
         engine.ranks[0].wait_offer(20)
 
 
-def test_three_buffers_are_refused(daemon):
-    with pytest.raises(RefusedError, match="must be 1 or 2"):
-        Subscriber(group="engine", rank=0, world_size=1, agent=daemon.agent_socket, buffers=3)
+def test_more_buffers_than_there_may_be_are_refused(daemon):
+    with pytest.raises(RefusedError, match="is more than 8"):
+        Subscriber(group="engine", rank=0, world_size=1, agent=daemon.agent_socket, buffers=9)

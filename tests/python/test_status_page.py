@@ -121,6 +121,34 @@ def test_the_matrix_says_who_sends_how_much_to_whom(daemon, groups):
     assert plan["id"] in explained
 
 
+def test_links_say_who_read_how_fast_from_whom(daemon, groups, tmp_path):
+    assert json.loads(get(daemon, "/api/links")[2]) == {"epochs": []}
+    agent = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "agent"), "far", role="agent", coordinator=daemon.grpc, transports="tcp")
+    try:
+        groups += [trainer(daemon), engine(daemon, "near"), engine(agent, "far")]
+        for version in (1, 2):
+            groups[0].publish(version)
+            with Client(daemon.grpc) as client:
+                status = client.wait_version(version, timeout=30)
+        epochs = json.loads(get(daemon, "/api/links")[2])["epochs"]
+        names = {p.group: p.agent for p in status.participants}
+        assert epochs and [epoch["version"] for epoch in epochs] == sorted((epoch["version"] for epoch in epochs), reverse=True)
+        (moved,) = [epoch for epoch in epochs if epoch["version"] == 1]
+        assert moved["left_off"] == 0
+        links = {(link["source"], link["target"], link["transport"]): link for link in moved["links"]}
+        hub, far = names["trainer"], names["far"]
+        assert hub != far and set(links) == {(hub, hub, "shm"), (hub, far, "tcp")}
+        assert sum(link["bytes"] for link in links.values()) == status.epoch_of(1).bytes
+        (shown,) = [epoch for epoch in json.loads(get(daemon, "/api/status")[2])["epochs"] if epoch["version"] == "1"]
+        for link in links.values():  # the coordinator's time has the commands and reports, too
+            assert 0 < link["seconds"] <= shown["transfer_seconds"]
+    finally:
+        for group in groups:
+            group.close()
+        groups.clear()
+        assert agent.stop() == 0
+
+
 def test_names_from_outside_stay_text_in_the_document(tmp_path, monkeypatch):
     monkeypatch.setenv("WEIGHTWIRE_NAME", HOSTILE)
     hub = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "hub"), "hub", role="all", listen="127.0.0.1:0")
@@ -145,13 +173,13 @@ def test_an_agent_has_text_only(daemon, tmp_path):
             code, headers, body = get(agent, path)
             assert code == 200 and headers["Content-Type"].startswith("text/plain"), path
             assert body.startswith("session with the coordinator: "), body
-        assert get(agent, "/api/status")[0] == get(agent, "/api/plans")[0] == 404
+        assert get(agent, "/api/status")[0] == get(agent, "/api/plans")[0] == get(agent, "/api/links")[0] == 404
     finally:
         assert agent.stop() == 0
 
 
 def test_it_is_read_only(daemon):
-    for path in ("/", "/api/status", "/api/plans", "/status"):
+    for path in ("/", "/api/status", "/api/plans", "/api/links", "/status"):
         assert get(daemon, path, "POST")[0] == 405, path
         code, headers, body = get(daemon, path, "HEAD")
         assert (code, body) == (200, "") and int(headers["Content-Length"]) > 0, path
@@ -169,8 +197,8 @@ def test_many_readers_get_whole_documents_while_a_version_moves(daemon, groups):
             count += 1
         return count
 
-    with ThreadPoolExecutor(8) as pool:
-        readers = [pool.submit(read, path) for path in ["/api/status", "/api/plans"] * 4]
+    with ThreadPoolExecutor(9) as pool:
+        readers = [pool.submit(read, path) for path in ["/api/status", "/api/plans", "/api/links"] * 3]
         try:
             for version in range(1, 4):
                 groups[0].publish(version)

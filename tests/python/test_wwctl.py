@@ -47,7 +47,8 @@ def test_top_draws_over_itself_on_a_terminal_and_outlives_the_coordinator(daemon
     groups.append(engine(daemon))
     main, side = pty.openpty()
     top = subprocess.Popen([WWCTL, "top", "--interval-ms", "100", "--timeout", "1", "--address", daemon.grpc], stdin=side, stdout=side,
-                           stderr=side, env={**os.environ, "TERM": "xterm"})
+                           stderr=side, env={**os.environ, "TERM": "xterm"},
+                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell's background ignores it
     os.close(side)
     seen = b""
     waiting = select.poll()  # select() knows no descriptor above 1023

@@ -47,7 +47,7 @@ Fleet::Options Chaos::OptionsFor(uint64_t seed) {
     options.coordinator.commit_policy = {kind, quorum, milliseconds(random() % 2000)};
   }
   for (auto& engine : options.engines) {
-    engine.buffers = 1 + static_cast<uint32_t>(random() % memory::kBuffersMax);
+    engine.buffers = 1 + static_cast<uint32_t>(random() % 4);
   }
   return options;
 }
@@ -141,7 +141,8 @@ void Chaos::GoBack() {
   if (fleet_.coordinator() == nullptr) return;
   Version version{version_ / 2};
   for (const auto& engine : fleet_.coordinator()->Snapshot().engines) {
-    if (engine.held.epoch != Epoch{} && In(0, 2) != 0) version = engine.held.version;
+    if (engine.held.empty() || In(0, 2) == 0) continue;
+    version = engine.held[static_cast<size_t>(In(0, std::ssize(engine.held) - 1))].version;
   }
   fleet_.coordinator()->Rollback(version, [](const auto&) {});
   fleet_.RunFor(Up(milliseconds(30)));

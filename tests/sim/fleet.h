@@ -29,7 +29,7 @@ class Fleet {
     std::string name;
     Party party;
     std::vector<std::string> nodes;  ///< rank i runs on node i mod size
-    uint32_t buffers = memory::kBuffersMax;
+    uint32_t buffers = memory::kBuffersUsual;
   };
   struct Options {
     uint64_t seed = 1;

@@ -112,12 +112,15 @@ MUTANTS = [
             (PARTICIPANT, "(!memory_->stage() || memory_->stage()->live_epoch() != command.content)",
              "!memory_->stage()")]),
     Mutant("held-although-overwritten", "a rollback trusts a buffer that another epoch has begun to write",
-           [(PARTICIPANT, "  stage.Overwrite();\n", ""),
-            (ACTIONS, "s_.membership.Hold(member, {});", "static_cast<void>(member);")]),
+           [(PARTICIPANT, "  stage.Overwrite(attempt->buffer);\n", ""),
+            (ACTIONS, "s_.membership.Hold(member, run.holds[member]);", "static_cast<void>(member);")]),
+    Mutant("rollback-to-the-wrong-buffer", "of several versions that are held, a rollback serves another one than was asked for",
+           [(PARTICIPANT, "attempt->buffer = memory_->stage()->HolderOf(attempt->command.held);",
+             "attempt->buffer = memory_->stage()->next();")]),
     Mutant("aborted-before-drained", "an epoch counts as aborted while its transfers run; memory is used again",
            [(PARTICIPANT, "  if (attempt->drained) return then();\n",
              "  if (!attempt->drained) {\n    attempt->drained = true;\n    return then();\n  }\n"
-             "  if (attempt->drained) return then();\n")]),
+             "  if (attempt->drained) return then();\n")], seeds=20000),
     Mutant("flip-without-the-leader", "ranks are told to flip before their leader has",
            [(MACHINE, "      if (!EngineOver(state_, engine.name)) Do(SendCommit{engine.name});",
              "      if (EngineOver(state_, engine.name)) continue;\n      Do(SendCommit{engine.name});\n"

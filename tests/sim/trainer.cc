@@ -46,7 +46,7 @@ void Trainer::Spawn(uint32_t rank) {
   Rank& here = ranks_[rank];
   here.process =
       std::make_shared<Process>(*here.node, model_, party_, control::GroupRole::kTrainer, "trainer",
-                                rank, Incarnation{random_() | 1}, memory::kBuffersMax, hooks);
+                                rank, Incarnation{random_() | 1}, memory::kBuffersUsual, hooks);
   ended_.push_back(here.process);
   here.bound = here.publishing = false;
   here.version = 0;

@@ -179,9 +179,19 @@ class EngineRank:
             started = time.perf_counter()
             self.subscriber.flip(offer)
             for peer in self._peers:
-                ask(peer, "flip", offer.epoch, timeout=10)
+                self._ask_to_flip(peer, offer.epoch)
             seconds = time.perf_counter() - started
         self.subscriber.acknowledge(offer, seconds)
+
+    def _ask_to_flip(self, peer: str, epoch: int) -> None:
+        end = time.monotonic() + 10
+        while True:
+            try:
+                return ask(peer, "flip", epoch, timeout=10)
+            except (FileNotFoundError, ConnectionRefusedError):  # a rank that has just started is offered before it listens
+                if time.monotonic() > end or self.subscriber.serving is None:
+                    raise
+                time.sleep(0.01)
 
     def flip(self, epoch: int) -> None:
         with self._arrived:

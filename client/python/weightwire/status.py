@@ -52,16 +52,18 @@ class EngineStatus:
     lag_versions: int  #: away from what is committed; 0 only when it serves that
     last_error: str
     ready: bool  #: serves what is committed, or is about to change to it
-    held_version: int  #: whole beside the one that it serves: what `rollback` may go back to
+    held_version: int  #: whole beside the one that it serves: the newest that `rollback` may go back to
     held_epoch: int  #: under which it was committed; 0: nothing is held
     drained: bool = False  #: by an operator: it takes no part in new versions
     busy_with: tuple[str, ...] = ()  #: of a drained one; empty: it may be stopped
+    held_beyond: tuple[int, ...] = ()  #: further versions that it holds, newest first
 
     @staticmethod
     def from_proto(e: Any) -> "EngineStatus":
         return EngineStatus(e.name, _word(coordinator_pb2.EngineState, "ENGINE_STATE_", e.state), e.version,
                             e.serving_epoch, e.ranks_present, e.world_size, e.lag_versions, e.last_error,
-                            e.ready, e.held_version, e.held_epoch, e.drained, tuple(e.busy_with))
+                            e.ready, e.held_version, e.held_epoch, e.drained, tuple(e.busy_with),
+                            tuple(held.version for held in e.held_beyond))
 
 
 @dataclass(frozen=True)

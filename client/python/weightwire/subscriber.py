@@ -25,7 +25,7 @@ _MAP_POPULATE = 0x8000
 
 @dataclass(frozen=True)
 class Offer:
-    """A committed version, verified and complete in this rank's spare buffer."""
+    """A committed version, verified and complete in a buffer of this rank."""
 
     epoch: int  #: names the transfer; for acknowledge()
     content: int  #: the committed epoch to serve from now on
@@ -67,11 +67,11 @@ class Subscriber:
     """
 
     def __init__(self, *, group: str, rank: int, world_size: int, job: str = "", agent: str | None = None,
-                 timeout: float = 30.0, buffers: int = 2, on_offer: Callable[[], None] | None = None):
-        """`buffers`: of the stage, 1 or 2. `on_offer` is called, on a thread of this subscriber, whenever
+                 timeout: float = 30.0, buffers: int | None = None, on_offer: Callable[[], None] | None = None):
+        """`buffers`: of the stage, 1 to 8; None: as many as the agent's `retain_versions` asks for. `on_offer` is called, on a thread of this subscriber, whenever
         wait_offer or wait_event has something new."""
         self._place = dict(agent=agent or default_agent_socket(), role=types_pb2.GROUP_ROLE_ENGINE, group=group,
-                           rank=rank, world_size=world_size, job=job, timeout=timeout, buffers=buffers)
+                           rank=rank, world_size=world_size, job=job, timeout=timeout, buffers=buffers or 0)
         self._layout: types_pb2.LayoutSubmission | None = None
         self._buffers: list[Mapping[str, np.ndarray]] = []
         self._events: queue.Queue[Offer | RoomWanted] = queue.Queue()
@@ -118,7 +118,7 @@ class Subscriber:
     def _map_stage(self, session: Session) -> list[str]:
         agreed, notes = session.submit(self._layout)
         stage = session.call("Subscribe", agent_pb2.SubscribeRequest())
-        if len(stage.fd_tokens) != self._place["buffers"]:
+        if self._place["buffers"] not in (0, len(stage.fd_tokens)):
             raise errors.RefusedError(f"the agent made {len(stage.fd_tokens)} buffers instead of "
                                       f"{self._place['buffers']}", code="UNIMPLEMENTED", reason="protocol_version",
                                       remedy="use an agent of the client library's version")
@@ -137,7 +137,7 @@ class Subscriber:
         return notes
 
     def wait_offer(self, timeout: float) -> Offer | None:
-        """The next committed version; None after `timeout` seconds. For two buffers: with one, `wait_event`."""
+        """The next committed version; None after `timeout` seconds. For two buffers or more: with one, `wait_event`."""
         event = self.wait_event(timeout)
         if isinstance(event, RoomWanted):
             raise errors.RefusedError("with one buffer room must be made before the next version",

@@ -96,6 +96,12 @@ volumeMounts:
 - {name: WEIGHTWIRE_TLS_CA, value: /run/weightwire-tls/ca.crt}
 {{- end -}}
 
+{{/* The same for who has a job token. */}}
+{{- define "weightwire.tokenEnv" -}}
+- {name: WEIGHTWIRE_TOKEN_FILE, value: /run/weightwire-tls/token}
+- {name: WEIGHTWIRE_TLS_CA, value: /run/weightwire-tls/ca.crt}
+{{- end -}}
+
 {{- define "weightwire.tlsMount" -}}
 - {name: weightwire-tls, mountPath: /run/weightwire-tls, readOnly: true}
 {{- end -}}
@@ -111,6 +117,36 @@ volumeMounts:
 checksum/weightwire: {{ include "weightwire.agentFile" . | sha256sum }}
 {{- end -}}
 
+{{/* Hooks of the agent and of each application, which a kubelet starts at the same moment when it stops the pod. The agent's
+     takes the pod's engines out; an application's keeps it until that is done, for what was begun needs it. */}}
+{{- define "weightwire.agentPreStop" -}}
+{{- $root := first . -}}
+exec:
+  command:
+    - sh
+    - -c
+    - >-
+      f=/run/weightwire/draining; : > $f;
+      wwctl drain "$WEIGHTWIRE_NAME" --address {{ include "weightwire.address" $root }} --wait {{ last . }};
+      code=$?; rm -f $f; exit $code
+{{- end -}}
+
+{{- define "weightwire.applicationPreStop" -}}
+exec:
+  command:
+    - sh
+    - -c
+    - >-
+      f=/run/weightwire/draining; n=0;
+      while [ ! -e $f ] && [ $n -lt 2 ]; do sleep 1; n=$((n + 1)); done;
+      n=0; while [ -e $f ] && [ $n -lt {{ . }} ]; do sleep 1; n=$((n + 1)); done
+{{- end -}}
+
+{{- define "weightwire.drainSeconds" -}}
+{{- $workload := last . -}}
+{{- ternary $workload.drainSeconds (first .).Values.agent.drainSeconds (hasKey $workload "drainSeconds") | int64 -}}
+{{- end -}}
+
 {{/* A workload's PodSpec with its agent. Argument: (list $ workload). */}}
 {{- define "weightwire.podSpec" -}}
 {{- $root := first . -}}
@@ -122,20 +158,30 @@ checksum/weightwire: {{ include "weightwire.agentFile" . | sha256sum }}
 {{- $tlsMounts := list -}}
 {{- $tlsVolumes := list -}}
 {{- if $root.Values.tls.coordinatorSecret -}}
-{{- $tlsEnv = include "weightwire.tlsEnv" $root | fromYamlArray -}}
+{{- $tlsEnv = include (ternary "weightwire.tokenEnv" "weightwire.tlsEnv" $root.Values.tls.agentTokens) $root | fromYamlArray -}}
 {{- $tlsMounts = include "weightwire.tlsMount" $root | fromYamlArray -}}
 {{- $tlsVolumes = include "weightwire.tlsVolume" ($workload.tlsSecret | default $root.Values.tls.agentSecret) | fromYamlArray -}}
 {{- end -}}
+{{- $drain := include "weightwire.drainSeconds" . | int64 -}}
 {{- $locked := dict "allowPrivilegeEscalation" false "capabilities" (dict "drop" (list "ALL")) -}}
 {{- range $container := $pod.containers -}}
 {{- $_ := set $container "env" (concat $env $tlsEnv ($container.env | default list)) -}}
 {{- $_ := set $container "volumeMounts" (concat $mounts $tlsMounts ($container.volumeMounts | default list)) -}}
 {{- $_ := set $container "securityContext" (merge ($container.securityContext | default dict) (deepCopy $locked)) -}}
+{{- $lifecycle := $container.lifecycle | default dict -}}
+{{- if and $drain (not (hasKey $lifecycle "preStop")) -}}
+{{- $_ := set $lifecycle "preStop" (include "weightwire.applicationPreStop" $drain | fromYaml) -}}
+{{- $_ := set $container "lifecycle" $lifecycle -}}
+{{- end -}}
 {{- end -}}
 {{- $stage := $workload.stageGiB | default $root.Values.agent.stageGiB -}}
 {{- $sidecar := include "weightwire.sidecar" (list $root $stage) | fromYaml -}}
 {{- $_ := set $sidecar "env" (concat $sidecar.env $tlsEnv) -}}
 {{- $_ := set $sidecar "volumeMounts" (concat $sidecar.volumeMounts $tlsMounts) -}}
+{{- if $drain -}}
+{{- $_ := set $sidecar "lifecycle" (dict "preStop" (include "weightwire.agentPreStop" (list $root $drain) | fromYaml)) -}}
+{{- $_ := set $pod "terminationGracePeriodSeconds" (int64 ($pod.terminationGracePeriodSeconds | default (add $drain 30))) -}}
+{{- end -}}
 {{- $_ := set $pod "initContainers" (prepend ($pod.initContainers | default list) $sidecar) -}}
 {{- $volumes := include "weightwire.volumes" (list $root ($workload.devShmGiB | default 1)) | fromYamlArray -}}
 {{- $_ := set $pod "volumes" (concat $volumes $tlsVolumes ($pod.volumes | default list)) -}}

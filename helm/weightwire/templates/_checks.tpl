@@ -4,6 +4,12 @@
 {{- if not (or $values.tls.coordinatorSecret $values.acceptPlaintext) -}}
 {{- fail "no certificates: everybody who reaches the ports may read, replace or stop what is moved. Set tls.coordinatorSecret and tls.agentSecret, or acceptPlaintext=true in a network that you trust" -}}
 {{- end -}}
+{{- if and $values.tls.tokenKeySecret (not $values.tls.coordinatorSecret) -}}
+{{- fail "tls.tokenKeySecret: tokens are taken over TLS only, for which the coordinator needs a certificate. Set tls.coordinatorSecret" -}}
+{{- end -}}
+{{- if and $values.tls.agentTokens (not $values.tls.tokenKeySecret) -}}
+{{- fail "tls.agentTokens: the coordinator could not tell whose the agents' tokens are. Set tls.tokenKeySecret" -}}
+{{- end -}}
 {{- range $name, $workload := $values.workloads -}}
 {{- if and $values.tls.coordinatorSecret (not ($workload.tlsSecret | default $values.tls.agentSecret)) -}}
 {{- fail (printf "workloads.%s: its agents have no certificate, and the coordinator hears nobody without one. Set tlsSecret, or tls.agentSecret for all" $name) -}}
@@ -24,12 +30,12 @@
 {{- if and (not $values.coordinator.etcd) (not $values.coordinator.persistence.enabled) (ne $values.profile "cpu-dev") -}}
 {{- fail "coordinator.persistence.enabled=false: a coordinator that moves to another node would forget what was committed and hand out epoch numbers again. Only profile cpu-dev may do without" -}}
 {{- end -}}
-{{- range $name := list "role" "job" "listen" "http" "state_dir" "etcd" "insecure" "allow_plaintext" "tls_cert" "tls_key" "tls_ca" "name" -}}
+{{- range $name := list "role" "job" "listen" "http" "state_dir" "etcd" "insecure" "allow_plaintext" "tls_cert" "tls_key" "tls_ca" "http_tls" "token_key" "name" -}}
 {{- if hasKey $values.coordinator.config $name -}}
 {{- fail (printf "coordinator.config.%s is set by the chart (probes, Service and volumes depend on it)" $name) -}}
 {{- end -}}
 {{- end -}}
-{{- range $name := list "role" "job" "coordinator" "agent_socket" "http" "data_listen" "ucx_listen" "advertise_host" "transports" "stage_bytes_max" "insecure" "allow_plaintext" "tls_cert" "tls_key" "tls_ca" "name" -}}
+{{- range $name := list "role" "job" "coordinator" "agent_socket" "http" "data_listen" "ucx_listen" "advertise_host" "transports" "stage_bytes_max" "insecure" "allow_plaintext" "tls_cert" "tls_key" "tls_ca" "http_tls" "token_file" "name" -}}
 {{- if hasKey $values.agent.config $name -}}
 {{- fail (printf "agent.config.%s is set by the chart: use agent.stageGiB, agent.transports, tls, bindHost or job, or leave it (probes, ports and memory depend on it)" $name) -}}
 {{- end -}}
@@ -52,6 +58,10 @@
 {{- $name := index . 1 -}}
 {{- $pod := (index . 2).podSpec -}}
 {{- $user := int64 $root.Values.user -}}
+{{- $drain := include "weightwire.drainSeconds" (list $root (index . 2)) | int64 -}}
+{{- if and $drain $pod.terminationGracePeriodSeconds (lt (int64 $pod.terminationGracePeriodSeconds) (add $drain 10)) -}}
+{{- fail (printf "workloads.%s: terminationGracePeriodSeconds %d ends before its preStop hook may, which waits %d s for the pod's engines, and 10 s more. Raise it, or set drainSeconds" $name (int64 $pod.terminationGracePeriodSeconds) $drain) -}}
+{{- end -}}
 {{- range $key := list "hostPID" "hostIPC" "hostNetwork" -}}
 {{- if get $pod $key -}}
 {{- fail (printf "workloads.%s: %s is refused: agents would see other jobs' processes, memory or ports" $name $key) -}}

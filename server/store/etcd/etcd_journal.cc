@@ -36,6 +36,7 @@ void EtcdJournal::Append(JournalRecord record, std::function<void(Status)> done)
 Result<std::vector<JournalRecord>> EtcdJournal::Read() {
   pb::TxnRequest request = Transaction();
   request.add_success()->mutable_request_range()->set_key(prefix_ + "reserve");
+  request.add_success()->mutable_request_range()->set_key(prefix_ + "drained");
   pb::RangeRequest& commits = *request.add_success()->mutable_request_range();
   commits.set_key(CommitKey(0));
   commits.set_range_end(CommitKey(UINT64_MAX));
@@ -58,7 +59,9 @@ Result<std::vector<JournalRecord>> EtcdJournal::Read() {
 Status EtcdJournal::Write(const JournalRecord& record) {
   const std::string value = wire::EncodeRecord(record);
   const auto* commit = std::get_if<coordinator::CommitRecord>(&record);
-  const std::string key = commit ? CommitKey(commit->epoch.value) : prefix_ + "reserve";
+  const bool drain = std::holds_alternative<coordinator::DrainRecord>(record);
+  const std::string key =
+      commit ? CommitKey(commit->epoch.value) : prefix_ + (drain ? "drained" : "reserve");
   pb::TxnRequest request = Transaction();
   pb::PutRequest& put = *request.add_success()->mutable_request_put();
   put.set_key(key);

@@ -13,10 +13,10 @@
 
 namespace weightwire::store {
 
-/// The leader's journal in etcd: below `prefix` a key for the last reservation and one for each of
-/// the last 1,024 commits. Every append is one transaction that etcd carries out only while `term`
-/// holds, and that is tried again while etcd does not answer: the same transaction twice is the
-/// same as once.
+/// The leader's journal in etcd: below `prefix` a key for the last reservation, one for who is
+/// drained and one for each of the last 1,024 commits. Every append is one transaction that etcd
+/// carries out only while `term` holds, and that is tried again while etcd does not answer: the
+/// same transaction twice is the same as once.
 ///
 /// Appends are those of an AppendWorker. Sets journal_bytes.
 class EtcdJournal final : public coordinator::Journal {

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "server/base/failpoint.h"
+#include "server/transport/tcp/tcp_buffers.h"
 #include "server/transport/tcp/tcp_endpoint.h"
 
 namespace weightwire::transport {
@@ -20,28 +21,11 @@ namespace {
 
 using boost::system::error_code;
 
-/// Bytes asked of the kernel at once; Asio's own limit is 64 KiB. bench/transport on loopback: at
-/// 256 KiB four connections cost 1.19 × the CPU time of plain sockets, at 4 MiB 1.04 ×.
-constexpr size_t kBytesPerCall = 4 << 20;
-
-struct LargeCalls {
-  size_t operator()(const error_code& error, size_t) const { return error ? 0 : kBytesPerCall; }
-};
-
-/// A buffer sequence that is cheap to copy. Points into the connection, which the handler keeps.
-template <typename Buffer>
-struct BufferView {
-  using value_type = Buffer;
-  using const_iterator = const Buffer*;
-  std::span<const Buffer> buffers;
-  const Buffer* begin() const { return buffers.data(); }
-  const Buffer* end() const { return buffers.data() + buffers.size(); }
-};
-
 }  // namespace
 
-TcpConnection::TcpConnection(TcpCore& core, IoLoop& loop, Socket socket)
-    : core_(core), loop_(loop), socket_(std::move(socket)) {}
+TcpConnection::TcpConnection(TcpCore& core, IoLoop& loop, Socket socket,
+                             std::optional<FrameMacs> macs)
+    : core_(core), loop_(loop), socket_(std::move(socket)), macs_(std::move(macs)) {}
 
 void TcpConnection::Bind(std::shared_ptr<TcpEndpoint> endpoint, size_t index) {
   endpoint_ = std::move(endpoint);
@@ -55,13 +39,12 @@ void TcpConnection::Start() {
 void TcpConnection::StartGet(GetOperation operation) {
   WW_CHECK(!shut_);
   const uint64_t request = next_request_++;
-  Outgoing outgoing{};
-  EncodeFrame({.type = FrameType::kGet,
-               .request = request,
-               .key = operation.key,
-               .offset = operation.offset,
-               .length = operation.bytes},
-              outgoing.header);
+  TcpOutgoing outgoing{};
+  outgoing.SetFrame({.type = FrameType::kGet,
+                     .request = request,
+                     .key = operation.key,
+                     .offset = operation.offset,
+                     .length = operation.bytes});
   gets_.emplace(request, std::move(operation));
   control_.push_back(std::move(outgoing));
   WriteNext();
@@ -69,8 +52,8 @@ void TcpConnection::StartGet(GetOperation operation) {
 
 void TcpConnection::SendNotify(std::vector<std::byte> message) {
   WW_CHECK(!shut_);
-  Outgoing outgoing{};
-  EncodeFrame({.type = FrameType::kNotify, .length = message.size()}, outgoing.header);
+  TcpOutgoing outgoing{};
+  outgoing.SetFrame({.type = FrameType::kNotify, .length = message.size()});
   outgoing.small = std::move(message);
   outgoing.is_notify = true;
   control_.push_back(std::move(outgoing));
@@ -93,7 +76,7 @@ void TcpConnection::Shut() {
 }
 
 void TcpConnection::ReadHeader() {
-  boost::asio::async_read(socket_, boost::asio::buffer(header_in_),
+  boost::asio::async_read(socket_, boost::asio::buffer(header_in_, kFrameBytes + tag_bytes()),
                           [self = shared_from_this()](const error_code& error, size_t) {
                             if (self->shut_) return;
                             if (error) return self->Broken(error);
@@ -102,7 +85,12 @@ void TcpConnection::ReadHeader() {
 }
 
 void TcpConnection::OnHeader() {
-  auto frame = DecodeFrame(header_in_);
+  const auto bytes = std::span(header_in_).first<kFrameBytes>();
+  if (macs_) {
+    macs_->in.Add(bytes);
+    if (!macs_->in.Fits(std::span(header_in_).last<kTagBytes>())) return Forged();
+  }
+  auto frame = DecodeFrame(bytes);
   if (!frame.has_value()) return Garbage(frame.error().message());
   switch (frame->type) {
     case FrameType::kGet:
@@ -121,7 +109,7 @@ void TcpConnection::OnGet(const Frame& frame) {
   WW_FAILPOINT("transport.before_a_read_is_answered");
   if (replies_.size() >= kTcpRequestsMax) return Garbage("too many requests");
   Frame reply{.type = FrameType::kGetReply, .request = frame.request};
-  Outgoing outgoing{};
+  TcpOutgoing outgoing{};
   auto refuse = [&reply](const Status& why) {
     reply.code = why.code();
     reply.reason = why.reason();
@@ -137,7 +125,7 @@ void TcpConnection::OnGet(const Frame& frame) {
     outgoing.exported = std::move(*exported);
     outgoing.ranges = std::move(*ranges);
   }
-  EncodeFrame(reply, outgoing.header);
+  outgoing.SetFrame(reply);
   replies_.push_back(std::move(outgoing));
   WriteNext();
   ReadHeader();
@@ -161,14 +149,28 @@ void TcpConnection::ReadPayload(uint64_t request) {
   for (MutableSpan span : gets_.at(request).into) {
     if (!span.empty()) payload_in_.emplace_back(span.data(), span.size());
   }
-  boost::asio::async_read(socket_, BufferView<boost::asio::mutable_buffer>{payload_in_},
-                          LargeCalls{},
-                          [self = shared_from_this(), request](const error_code& error, size_t) {
-                            if (self->shut_) return;
-                            if (error) return self->Broken(error);
-                            self->FinishGet(request, OkStatus());
-                            if (!self->shut_) self->ReadHeader();
-                          });
+  if (macs_) {
+    payload_in_.push_back(boost::asio::buffer(tag_in_));
+    arriving_.emplace(macs_->in, payload_in_, gets_.at(request).bytes);
+  }
+  const auto as_it_comes = [this](const error_code& error, size_t total) {
+    // After Shut the buffers are no longer ours to look at.
+    if (!shut_ && arriving_) arriving_->Reach(total);
+    return LargeCalls{}(error, total);
+  };
+  boost::asio::async_read(
+      socket_, BufferView<boost::asio::mutable_buffer>{payload_in_}, as_it_comes,
+      [self = shared_from_this(), request](const error_code& error, size_t total) {
+        if (self->shut_) return;
+        if (error) return self->Broken(error);
+        if (self->arriving_) {
+          self->arriving_->Reach(total);
+          self->arriving_.reset();
+          if (!self->macs_->in.Fits(self->tag_in_)) return self->Forged();
+        }
+        self->FinishGet(request, OkStatus());
+        if (!self->shut_) self->ReadHeader();
+      });
 }
 
 void TcpConnection::FinishGet(uint64_t request, Status status) {
@@ -179,38 +181,42 @@ void TcpConnection::FinishGet(uint64_t request, Status status) {
 }
 
 void TcpConnection::ReadNotify(size_t bytes) {
-  boost::asio::async_read(
-      socket_, boost::asio::buffer(notify_in_.data(), bytes),
-      [self = shared_from_this(), bytes](const error_code& error, size_t) {
-        if (self->shut_) return;
-        if (error) return self->Broken(error);
-        self->endpoint_->DeliverNotify(std::span(self->notify_in_).first(bytes));
-        if (!self->shut_) self->ReadHeader();
-      });
+  const size_t tag = bytes == 0 ? 0 : tag_bytes();  // no payload, no unit
+  boost::asio::async_read(socket_, boost::asio::buffer(notify_in_, bytes + tag),
+                          [self = shared_from_this(), bytes, tag](const error_code& error, size_t) {
+                            if (self->shut_) return;
+                            if (error) return self->Broken(error);
+                            const auto message = std::span(self->notify_in_).first(bytes);
+                            if (tag > 0) {
+                              self->macs_->in.Add(message);
+                              const auto sealed = std::span(self->notify_in_).subspan(bytes);
+                              if (!self->macs_->in.Fits(sealed.first<kTagBytes>()))
+                                return self->Forged();
+                            }
+                            self->endpoint_->DeliverNotify(message);
+                            if (!self->shut_) self->ReadHeader();
+                          });
 }
 
 void TcpConnection::WriteNext() {
   if (!writing_.empty() || (control_.empty() && replies_.empty())) return;
-  for (Outgoing& outgoing : control_) writing_.push_back(std::move(outgoing));
+  for (TcpOutgoing& outgoing : control_) writing_.push_back(std::move(outgoing));
   control_.clear();
   if (!replies_.empty()) {
     writing_.push_back(std::move(replies_.front()));
     replies_.pop_front();
   }
   payload_out_.clear();
-  for (const Outgoing& outgoing : writing_) {
-    payload_out_.push_back(boost::asio::buffer(outgoing.header));
-    if (!outgoing.small.empty()) payload_out_.push_back(boost::asio::buffer(outgoing.small));
-    for (const PieceRange& range : outgoing.ranges) {
-      payload_out_.emplace_back(range.span().data(), range.bytes);
-    }
+  for (TcpOutgoing& outgoing : writing_) {
+    if (macs_) outgoing.Seal(macs_->out);
+    outgoing.AppendTo(&payload_out_);
   }
   boost::asio::async_write(socket_, BufferView<boost::asio::const_buffer>{payload_out_},
                            LargeCalls{},
                            [self = shared_from_this()](const error_code& error, size_t) {
                              if (self->shut_) return;
                              if (error) return self->Broken(error);
-                             for (const Outgoing& sent : std::exchange(self->writing_, {})) {
+                             for (const TcpOutgoing& sent : std::exchange(self->writing_, {})) {
                                if (sent.is_notify) self->endpoint_->NotifySent();
                              }
                              self->WriteNext();
@@ -222,6 +228,16 @@ void TcpConnection::Broken(const error_code& error) {
   endpoint_->FailSession(TransportFailed(ended ? "the peer closed the session"
                                                : "the connection broke: " + error.message()),
                          ended ? "peer_closed" : "broken");
+}
+
+void TcpConnection::Forged() {
+  const Hello& hello = endpoint_->hello();
+  const Incarnation peer = hello.caller == core_.self ? hello.callee : hello.caller;
+  core_.options.metrics->Add("auth_failures_total", 1, {{"reason", "mac"}});
+  endpoint_->FailSession(
+      TransportFailed("what agent incarnation " + std::to_string(peer.value) +
+                      " sent was changed, left out or repeated on the way: its MAC does not fit"),
+      "mac");
 }
 
 void TcpConnection::Garbage(const std::string& what) {

@@ -6,12 +6,15 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
-#include "server/transport/export_table.h"
 #include "server/transport/frame.h"
+#include "server/transport/frame_mac.h"
 #include "server/transport/operation.h"
+#include "server/transport/tcp/tcp_buffers.h"
 #include "server/transport/tcp/tcp_core.h"
+#include "server/transport/tcp/tcp_outgoing.h"
 
 namespace weightwire::transport {
 
@@ -19,7 +22,8 @@ namespace weightwire::transport {
 class TcpConnection final : public std::enable_shared_from_this<TcpConnection> {
  public:
   using Socket = boost::asio::ip::tcp::socket;
-  TcpConnection(TcpCore& core, IoLoop& loop, Socket socket);
+  /// `macs`: of a session whose frames are sealed.
+  TcpConnection(TcpCore& core, IoLoop& loop, Socket socket, std::optional<FrameMacs> macs);
 
   IoLoop& loop() { return loop_; }
   /// Before anything else; on any thread. `endpoint` is kept until Shut.
@@ -33,15 +37,6 @@ class TcpConnection final : public std::enable_shared_from_this<TcpConnection> {
   void Shut();
 
  private:
-  /// One frame under way to the peer.
-  struct Outgoing {
-    std::array<std::byte, kFrameBytes> header;
-    std::vector<std::byte> small;              ///< of a notify
-    std::shared_ptr<const Exported> exported;  ///< of a reply
-    std::vector<PieceRange> ranges;
-    bool is_notify = false;
-  };
-
   void ReadHeader();
   void OnHeader();
   void OnGet(const Frame& frame);
@@ -50,8 +45,11 @@ class TcpConnection final : public std::enable_shared_from_this<TcpConnection> {
   void ReadPayload(uint64_t request);
   void FinishGet(uint64_t request, Status status);
   void WriteNext();
+  size_t tag_bytes() const { return macs_ ? kTagBytes : 0; }
   void Broken(const boost::system::error_code& error);
   void Garbage(const std::string& what);
+  /// What was read does not fit its MAC.
+  void Forged();
 
   TcpCore& core_;
   IoLoop& loop_;
@@ -59,17 +57,20 @@ class TcpConnection final : public std::enable_shared_from_this<TcpConnection> {
   std::shared_ptr<TcpEndpoint> endpoint_;
   size_t index_ = 0;
   bool shut_ = false;
+  std::optional<FrameMacs> macs_;
 
   uint64_t next_request_ = 1;
   std::map<uint64_t, GetOperation> gets_;  ///< sent, not completed
 
-  std::array<std::byte, kFrameBytes> header_in_;
-  std::array<std::byte, kNotifyBytesMax> notify_in_;
+  std::array<std::byte, kFrameBytes + kTagBytes> header_in_;
+  std::array<std::byte, kNotifyBytesMax + kTagBytes> notify_in_;
   std::vector<boost::asio::mutable_buffer> payload_in_;
+  FrameTag tag_in_;
+  std::optional<ArrivingUnit> arriving_;  ///< the payload that is being read
 
-  std::deque<Outgoing> control_;  ///< requests and notifies: they pass waiting replies
-  std::deque<Outgoing> replies_;
-  std::vector<Outgoing> writing_;
+  std::deque<TcpOutgoing> control_;  ///< requests and notifies: they pass waiting replies
+  std::deque<TcpOutgoing> replies_;
+  std::vector<TcpOutgoing> writing_;
   std::vector<boost::asio::const_buffer> payload_out_;
 };
 

@@ -14,11 +14,20 @@ namespace weightwire::transport {
 using boost::asio::ip::tcp;
 using boost::system::error_code;
 
+namespace {
+
+Hello With(Hello hello, uint64_t features) {
+  hello.features |= features;
+  return hello;
+}
+
+}  // namespace
+
 TcpDial::TcpDial(std::shared_ptr<TcpCore> core, std::string address, const Hello& hello,
                  Transport::ConnectDone done, Ended ended)
     : core_(std::move(core)),
       address_(std::move(address)),
-      handshake_(hello),
+      handshake_(With(hello, FeaturesOf(core_->options))),
       done_(std::move(done)),
       ended_(std::move(ended)),
       timer_(core_->loop(0).context()),
@@ -36,6 +45,11 @@ void TcpDial::Start(Nanos timeout) {
     self->Fail(Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
                       "no session with " + self->address_ + " in time"));
   });
+  if (FeaturesOf(core_->options) != 0 && !handshake_.awaits_challenge()) {
+    return Fail(Status(Code::kFailedPrecondition, Reason::kProtocolVersion,
+                       "integrity is mac, and " + address_ + " is to be shown a ticket")
+                    .Remedy("upgrade that agent"));
+  }
   auto parts = SplitAddress(address_);
   if (!parts.has_value()) return Fail(parts.error());
   Resolve(parts->first, parts->second);
@@ -155,7 +169,8 @@ void TcpDial::Succeed() {
   std::vector<tcp::socket> sockets;
   for (Leg& leg : legs_) sockets.push_back(std::move(leg.socket));
   ended_(shared_from_this());
-  auto endpoint = MakeTcpEndpoint(core_, handshake_.hello(), std::move(sockets));
+  auto endpoint = MakeTcpEndpoint(core_, handshake_.hello(), handshake_.key(), Sender::kCaller,
+                                  std::move(sockets));
   endpoint->Start([done = std::exchange(done_, nullptr), endpoint] { done(endpoint); });
 }
 

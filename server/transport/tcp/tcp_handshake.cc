@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <boost/asio/buffer.hpp>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 namespace weightwire::transport {
@@ -38,8 +39,13 @@ bool SendNow(tcp::socket& socket, std::span<const std::byte> message) {
   return sent == static_cast<ssize_t>(message.size());
 }
 
+uint64_t FeaturesOf(const TcpOptions& options) {
+  return options.integrity == Integrity::kMac ? kFeatureMac : 0;
+}
+
 std::shared_ptr<TcpEndpoint> MakeTcpEndpoint(const std::shared_ptr<TcpCore>& core,
-                                             const Hello& hello, std::vector<tcp::socket> sockets) {
+                                             const Hello& hello, const Proof& key, Sender self,
+                                             std::vector<tcp::socket> sockets) {
   const size_t home = core->NextHome();
   std::vector<std::shared_ptr<TcpConnection>> connections;
   for (size_t i = 0; i < sockets.size(); ++i) {
@@ -49,7 +55,10 @@ std::shared_ptr<TcpEndpoint> MakeTcpEndpoint(const std::shared_ptr<TcpCore>& cor
     const auto local = sockets[i].local_endpoint(error);
     moved.assign(local.protocol(), sockets[i].release(error), error);
     // A socket that could not be moved is closed: reading from it ends the session.
-    connections.push_back(std::make_shared<TcpConnection>(*core, loop, std::move(moved)));
+    std::optional<FrameMacs> macs;
+    if (core->options.integrity == Integrity::kMac) macs.emplace(key, self, i);
+    connections.push_back(
+        std::make_shared<TcpConnection>(*core, loop, std::move(moved), std::move(macs)));
   }
   return std::make_shared<TcpEndpoint>(core, hello, std::move(connections));
 }

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "server/transport/frame_mac.h"
 #include "server/transport/session.h"
 #include "server/transport/tcp/tcp_core.h"
 #include "server/transport/tcp/tcp_endpoint.h"
@@ -20,9 +21,13 @@ void Tune(boost::asio::ip::tcp::socket& socket, const TcpOptions& options);
 /// Sends a short message on a fresh socket, whose buffer is empty: it goes at once or not at all.
 bool SendNow(boost::asio::ip::tcp::socket& socket, std::span<const std::byte> message);
 
-/// A session over `sockets`, each moved to its loop. Not started.
+/// What this side asks of every session, as bits of `features`.
+uint64_t FeaturesOf(const TcpOptions& options);
+
+/// A session over `sockets`, each moved to its loop. Not started. `key` is the handshake's, for
+/// MACs where the options ask for them.
 std::shared_ptr<TcpEndpoint> MakeTcpEndpoint(const std::shared_ptr<TcpCore>& core,
-                                             const Hello& hello,
+                                             const Hello& hello, const Proof& key, Sender self,
                                              std::vector<boost::asio::ip::tcp::socket> sockets);
 
 }  // namespace weightwire::transport

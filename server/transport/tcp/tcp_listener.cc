@@ -127,7 +127,8 @@ tcp::socket TcpListener::Leave(const std::shared_ptr<Visitor>& visitor) {
 
 void TcpListener::OnOpen(const std::shared_ptr<Visitor>& visitor, const TcpOpen& open) {
   visitor->connections = open.connections;
-  visitor->handshake.emplace(open.introduction, visitor->preamble, core_->self, *core_->handler);
+  visitor->handshake.emplace(open.introduction, visitor->preamble, core_->self, *core_->handler,
+                             FeaturesOf(core_->options));
   WW_FAILPOINT("transport.before_a_session_is_accepted");
   const CalleeHandshake& handshake = *visitor->handshake;
   if (!handshake.awaits_proof()) return Conclude(visitor, handshake.reply(), "ticket");
@@ -205,7 +206,9 @@ void TcpListener::Complete(const SessionToken& token) {
   const std::unique_ptr<Opening> opening = std::move(entry->second);
   openings_.erase(entry);
   opening->timer.cancel();
-  auto endpoint = MakeTcpEndpoint(core_, opening->handshake.hello(), std::move(opening->sockets));
+  const CalleeHandshake& handshake = opening->handshake;
+  auto endpoint = MakeTcpEndpoint(core_, handshake.hello(), handshake.key(), Sender::kCallee,
+                                  std::move(opening->sockets));
   endpoint->Start([core = core_, endpoint] { core->handler->OnAccepted(endpoint); });
 }
 

@@ -9,6 +9,13 @@
 
 namespace weightwire::transport {
 
+/// What holds off a change of what is sent. A session needs the same on both sides.
+enum class Integrity : int {
+  kCrc = 1,  ///< checksums of frames, and transfer's sums of payload: against accidents
+  kMac =
+      2,  ///< a MAC of every frame and payload (frame_mac.h): against who can write to the network
+};
+
 struct TcpOptions {
   std::string bind = "127.0.0.1:0";  ///< "host:port" or "[v6]:port", numeric
   /// Host that peers are told, when it is not the bound one (bind "0.0.0.0:…").
@@ -23,12 +30,15 @@ struct TcpOptions {
   Nanos handshake_timeout = std::chrono::seconds(2);  ///< of an inbound session
   /// A peer that acknowledges nothing for this long, or reads nothing, has gone.
   Nanos peer_silence_max = std::chrono::seconds(30);
+  Integrity integrity = Integrity::kCrc;
   uint8_t traffic_class = 0;  ///< TOS byte of every data socket; 0: the system's choice
   metrics::Sink* metrics = &metrics::Null();  ///< must outlive the transport
 };
 
-/// Name "tcp". Peers connect by "host:port" (names are resolved). Payload is neither encrypted nor
-/// checksummed: integrity is the business of transfer/.
+/// Name "tcp". Peers connect by "host:port" (names are resolved). Payload is not encrypted, and
+/// under kCrc not checked: that is the business of transfer/. Under kMac what does not fit its MAC
+/// ends the session with kUnavailable / kTransportFailed, and is counted as
+/// auth_failures_total{reason="mac"}; its Gets may have been written to, and fail.
 std::unique_ptr<Transport> MakeTcpTransport(TcpOptions options);
 
 }  // namespace weightwire::transport

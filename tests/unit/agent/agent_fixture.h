@@ -115,7 +115,7 @@ class AgentTest : public ::testing::Test {
     return trainer;
   }
   std::unique_ptr<Rank> StagedEngine(uint32_t rank = 0, uint64_t incarnation = 1,
-                                     uint32_t buffers = memory::kBuffersMax) {
+                                     uint32_t buffers = 0) {
     auto request = RequestFor(control::GroupRole::kEngine, "engine-a", rank, incarnation);
     request.buffers = buffers;
     auto rollout = Attach(request);

@@ -40,7 +40,7 @@ TEST_F(AgentRejoin, AnEngineServesOnAndRegistersWithWhatItHolds) {
   ComeBack();
   EXPECT_EQ(rollout->application.told.size(), told) << "the engine's process learns nothing of it";
   EXPECT_EQ(coordinator.registered.back().incarnation, Incarnation{1});
-  EXPECT_EQ(LastClaim(), (control::Claim{At(4, 40), At(3, 30), {}, {}, false, {}}));
+  EXPECT_EQ(LastClaim(), (control::Claim{At(4, 40), {At(3, 30)}, {}, {}, false, {}}));
   const epoch::Member before = rollout->member;
   Follow(*rollout);
   EXPECT_NE(rollout->member, before);

@@ -112,7 +112,7 @@ TEST_F(AgentTarget, ServesAgainWhatItsSpareBufferHolds) {
   Serve(*rollout_, 1, 7);
   Serve(*rollout_, 2, 8);
   EXPECT_EQ(coordinator.All<epoch::StagedReport>().back().keeps,
-            (epoch::Content{Epoch{1}, Version{7}}));
+            (epoch::Contents{{Epoch{1}, Version{7}}}));
   told_->clear();
   Command(RollbackPrepare(*rollout_, 3, 7, 1));
   ASSERT_EQ(coordinator.All<epoch::PreparedReport>().size(), 3u);
@@ -121,7 +121,7 @@ TEST_F(AgentTarget, ServesAgainWhatItsSpareBufferHolds) {
   const auto staged = coordinator.All<epoch::StagedReport>().back();
   EXPECT_EQ(staged.epoch, Epoch{3});
   EXPECT_THAT(staged.digests, IsEmpty());
-  EXPECT_EQ(staged.keeps, (epoch::Content{Epoch{2}, Version{8}}));
+  EXPECT_EQ(staged.keeps, (epoch::Contents{{Epoch{2}, Version{8}}}));
   Commit(*rollout_, 3, 7);
   EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{3}, 0).ok());
   Command(epoch::InstalledCommand{Epoch{3}, rollout_->member});
@@ -149,6 +149,34 @@ TEST_F(AgentTarget, DoesNotHoldWhatAnotherEpochBeganToOverwrite) {
   EXPECT_EQ(failed.why.rank(), "engine-a/0");
 }
 
+TEST_F(AgentTarget, HoldsAsManyVersionsAsThePolicySays) {
+  auto many = StagedEngine(1, 1, 4);
+  for (uint64_t epoch = 1; epoch <= 5; ++epoch) Serve(*many, epoch, 10 * epoch);
+  const auto held = [](std::vector<uint64_t> epochs) {
+    epoch::Contents contents;
+    for (const uint64_t epoch : epochs) contents.push_back({Epoch{epoch}, Version{10 * epoch}});
+    return contents;
+  };
+  EXPECT_EQ(coordinator.All<epoch::PreparedReport>().back().holds, held({3, 2}))
+      << "while epoch 5 moved";
+  EXPECT_EQ(coordinator.All<epoch::StagedReport>().back().keeps, held({4, 3, 2}));
+  Command(RollbackPrepare(*many, 6, 20, 2));
+  Command(epoch::TransferCommand{Epoch{6}, many->member});
+  const auto staged = coordinator.All<epoch::StagedReport>().back();
+  EXPECT_EQ(staged.epoch, Epoch{6});
+  EXPECT_EQ(staged.keeps, held({5, 4, 3}));
+  Commit(*many, 6, 20);
+  EXPECT_TRUE(agent->AcknowledgeSwap(many->handle, Epoch{6}, 0).ok());
+  Command(epoch::InstalledCommand{Epoch{6}, many->member});
+  EXPECT_EQ(agent->Local().back().serving, Epoch{6});
+  EXPECT_THAT(many->application.told,
+              ::testing::Contains("committed e6 content 6 v20 buffer 1 leader"))
+      << "the buffer that epoch 2 was written to";
+  Command(RollbackPrepare(*many, 7, 20, 2));
+  const auto failed = coordinator.All<epoch::FailedReport>().back();
+  EXPECT_EQ(failed.why.message(), "no buffer holds epoch 2 but 5, 4, 3");
+}
+
 TEST_F(AgentTarget, RefusesARollbackToAnythingElse) {
   Serve(*rollout_, 1, 7);
   Command(RollbackPrepare(*rollout_, 2, 6, 0));
@@ -156,7 +184,7 @@ TEST_F(AgentTarget, RefusesARollbackToAnythingElse) {
   auto legs = RollbackPrepare(*rollout_, 4, 7, 1);
   legs.legs = {{kPlan, 0, 1}};
   Command(legs);
-  EXPECT_EQ(coordinator.All<epoch::FailedReport>().size(), 3u) << "1 is served, not spare";
+  EXPECT_EQ(coordinator.All<epoch::FailedReport>().size(), 3u) << "1 is served";
   EXPECT_EQ(agent->Local()[0].serving, Epoch{1});
 }
 

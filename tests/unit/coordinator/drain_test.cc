@@ -7,6 +7,7 @@ namespace weightwire::coordinator::testing {
 namespace {
 
 using Draining = Coordinator::Draining;
+using DrainOf = Coordinator::DrainOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -16,8 +17,7 @@ class CoordinatorDrain : public ::testing::Test {
  protected:
   CoordinatorDrain() {
     trainer_ = fleet_.Trainer(1);
-    fleet_.Engine("engine-a");
-    fleet_.Engine("engine-b");
+    for (const char* name : {"engine-a", "engine-b"}) engines_[name] = fleet_.Engine(name).front();
     Publish(1);
   }
   void Publish(uint64_t version) {
@@ -25,12 +25,54 @@ class CoordinatorDrain : public ::testing::Test {
     fleet_.Run();
   }
   std::vector<std::string> Drain(const std::string& name, Draining what = Draining::kDrain) {
-    const auto engines = fleet_.coordinator->Drain(name, what);
+    const auto engines = Asked(name, what);
     EXPECT_TRUE(engines.has_value()) << engines.error().ToString();
-    fleet_.Run();
     return engines.value_or(std::vector<std::string>{});
   }
+  Result<std::vector<std::string>> Asked(const std::string& name, Draining what,
+                                         DrainOf which = DrainOf::kEngineOrAgent) {
+    std::optional<Result<std::vector<std::string>>> answer;
+    fleet_.coordinator->Drain(name, what, which,
+                              [&](auto engines) { answer = std::move(engines); });
+    EXPECT_FALSE(answer.has_value()) << "nothing is answered in the call";
+    fleet_.Run();
+    EXPECT_TRUE(answer.has_value());
+    return answer.value_or(std::vector<std::string>{});
+  }
   EngineStatus Named(const std::string& name) const { return fleet_.EngineNamed(name); }
+  /// Another coordinator on the same journal; the agents come back to it, their ranks do not yet.
+  void Restart() {
+    fleet_.Restart();
+    for (auto& [name, agent] : fleet_.agents) ASSERT_TRUE(agent->Open().has_value());
+  }
+  /// The trainer and both engines come back as they were, serving version 1.
+  void ComeBack() {
+    control::Claim released;
+    released.released = Version(1);
+    Register(control::GroupRole::kTrainer, "trainer", trainer_.front(), released);
+    control::Claim serving;
+    serving.serving = {Epoch(1), Version(1)};
+    for (auto& [name, member] : engines_) {
+      Register(control::GroupRole::kEngine, name, member, serving);
+    }
+    fleet_.Run();
+  }
+  void Register(control::GroupRole role, const std::string& group, epoch::Member& member,
+                const control::Claim& claim) {
+    const auto again =
+        fleet_.Register(group + "-agent", role, group, 0, 1, member.incarnation.value, claim);
+    ASSERT_TRUE(again.has_value()) << again.error().ToString();
+    member = *again;
+    ASSERT_TRUE(fleet_.SubmitRows(member, 0, 1).ok());
+  }
+  /// The newest ones in the journal.
+  std::vector<DrainMark> Marks() const {
+    std::vector<DrainMark> marks;
+    for (const JournalRecord& record : fleet_.journal.durable()) {
+      if (const auto* drain = std::get_if<DrainRecord>(&record)) marks = drain->marks;
+    }
+    return marks;
+  }
   /// A version outlives an attempt.
   static Options ShortTransfers() {
     Options options;
@@ -40,6 +82,7 @@ class CoordinatorDrain : public ::testing::Test {
 
   Fleet fleet_{ShortTransfers()};
   std::vector<epoch::Member> trainer_;
+  std::map<std::string, epoch::Member> engines_;
 };
 
 TEST_F(CoordinatorDrain, NoVersionWaitsForADrainedEngineWhichServesOn) {
@@ -140,6 +183,15 @@ TEST_F(CoordinatorDrain, OfAnAgentIsOfItsEnginesAndOfThoseThatComeThere) {
   EXPECT_EQ(Named("fourth").version, Version(1));
 }
 
+TEST_F(CoordinatorDrain, OfAnAgentIsNotOfAnEngineOfThatName) {
+  EXPECT_FALSE(Asked("engine-b", Draining::kDrain, DrainOf::kAgent).has_value());
+  fleet_.Join(control::GroupRole::kEngine, "third", 1, "engine-b");
+  const auto drained = Asked("engine-b", Draining::kDrain, DrainOf::kAgent);
+  ASSERT_TRUE(drained.has_value());
+  EXPECT_THAT(*drained, ElementsAre("third"));
+  EXPECT_FALSE(Named("engine-b").drained);
+}
+
 TEST_F(CoordinatorDrain, IsForgottenWhenTheEngineLeaves) {
   Drain("engine-b");
   ASSERT_TRUE(fleet_.coordinator->Evict("engine-b", "stopped").ok());
@@ -152,14 +204,87 @@ TEST_F(CoordinatorDrain, IsForgottenWhenTheEngineLeaves) {
 }
 
 TEST_F(CoordinatorDrain, RefusesTheTrainersAgentAndWhoIsNotThere) {
-  const auto trainer = fleet_.coordinator->Drain("trainer-agent", Draining::kDrain);
+  const auto trainer = Asked("trainer-agent", Draining::kDrain);
   ASSERT_FALSE(trainer.has_value());
   EXPECT_EQ(trainer.error().reason(), Reason::kNotReady);
   for (const char* name : {"nobody", "trainer", ""}) {
-    const auto nobody = fleet_.coordinator->Drain(name, Draining::kDrain);
+    const auto nobody = Asked(name, Draining::kDrain);
     ASSERT_FALSE(nobody.has_value()) << name;
     EXPECT_EQ(nobody.error().reason(), Reason::kNotRegistered) << name;
   }
+}
+
+TEST_F(CoordinatorDrain, TheNextCoordinatorGivesItNothingToDoEither) {
+  Drain("engine-b");
+  Restart();
+  ComeBack();
+  EXPECT_TRUE(Named("engine-b").drained);
+  EXPECT_FALSE(Named("engine-a").drained);
+  Publish(2);
+  EXPECT_THAT(fleet_.Newest().engines, ElementsAre("engine-a"));
+  EXPECT_EQ(Named("engine-b").version, Version(1)) << "it serves on";
+  Drain("engine-b", Draining::kUndo);
+  EXPECT_EQ(Named("engine-b").version, Version(2));
+  Restart();
+  ASSERT_TRUE(fleet_.Register("engine-b-agent", control::GroupRole::kEngine, "engine-b", 0, 1,
+                              engines_["engine-b"].incarnation.value));
+  EXPECT_FALSE(Named("engine-b").drained) << "nor does it forget what was undone";
+}
+
+TEST_F(CoordinatorDrain, OfAnAgentIsKnownToTheNextCoordinatorToo) {
+  Drain("engine-b-agent");
+  Restart();
+  fleet_.Engine("engine-b");
+  fleet_.Run();
+  EXPECT_TRUE(Named("engine-b").drained) << "a new engine at the same agent";
+  EXPECT_THAT(Drain("engine-b-agent", Draining::kUndo), ElementsAre("engine-b"));
+  EXPECT_THAT(Marks(), IsEmpty());
+}
+
+TEST_F(CoordinatorDrain, OneThatIsNotBackYetIsDrainedForTheCoordinatorAfterTheNextOne) {
+  Drain("engine-b");
+  Restart();
+  Drain("engine-a-agent");
+  Restart();
+  ComeBack();
+  EXPECT_TRUE(Named("engine-a").drained);
+  EXPECT_TRUE(Named("engine-b").drained);
+}
+
+TEST_F(CoordinatorDrain, WhatCameInItsPlaceBetweenTwoCoordinatorsTakesPart) {
+  Drain("engine-b");
+  Restart();
+  fleet_.Engine("engine-b");
+  fleet_.Run();
+  EXPECT_FALSE(Named("engine-b").drained);
+}
+
+TEST_F(CoordinatorDrain, WhoHasLeftIsInTheJournalNoMore) {
+  Drain("engine-b");
+  ASSERT_THAT(Marks(), ElementsAre(DrainMark{"engine-b", engines_["engine-b"].incarnation}));
+  ASSERT_TRUE(fleet_.coordinator->Evict("engine-b", "stopped").ok());
+  fleet_.Run();
+  EXPECT_THAT(Marks(), IsEmpty());
+  Drain("engine-a-agent");
+  EXPECT_EQ(Marks().size(), 2u) << "the agent and its engine";
+  fleet_.coordinator->CloseSession(fleet_.Agent("engine-a-agent").id());
+  fleet_.Run();
+  EXPECT_THAT(Marks(), IsEmpty());
+}
+
+TEST_F(CoordinatorDrain, ACoordinatorThatStopsForgetsNobody) {
+  Drain("engine-b");
+  fleet_.coordinator->Shutdown([](const Status&) {});
+  fleet_.Run();
+  EXPECT_EQ(Marks().size(), 1u);
+}
+
+TEST_F(CoordinatorDrain, SaysWhenTheJournalDoesNotTakeIt) {
+  fleet_.journal.FailNext(/*kept=*/false);
+  const auto failed = Asked("engine-b", Draining::kDrain);
+  ASSERT_FALSE(failed.has_value());
+  EXPECT_EQ(failed.error().reason(), Reason::kJournalFailed);
+  EXPECT_TRUE(Named("engine-b").drained) << "here it is";
 }
 
 }  // namespace

@@ -117,7 +117,13 @@ void FakeAgent::Report(epoch::Report report) {
 }
 
 void FakeAgent::Answer(const epoch::PrepareCommand& command) {
-  Report(epoch::PreparedReport{command.epoch, command.member});
+  Report(epoch::PreparedReport{command.epoch, command.member, HeldBeyond(command.member)});
+}
+
+epoch::Contents FakeAgent::HeldBeyond(const epoch::Member& member) {
+  epoch::Contents held = held_[member];
+  if (!held.empty() && held.size() == retain) held.pop_back();
+  return held;
 }
 
 /// Sums of numbers that stand for elements: of the version, the tensor and the place in it.
@@ -169,7 +175,19 @@ void FakeAgent::Answer(const epoch::TransferCommand& command) {
   staged.digests = digests;
   staged.bytes = bytes;
   staged.bytes_by_transport = {{"tcp", bytes}};
-  if (!one_buffer) staged.keeps = serves[command.member];
+  epoch::Contents& held = held_[command.member];
+  if (prepare.kind != epoch::Kind::kRollback) held = HeldBeyond(command.member);
+  epoch::Contents& keeps = keeps_[command.member];
+  keeps = held;
+  std::erase_if(keeps, [&](const epoch::Content& c) { return c.epoch == prepare.held; });
+  const epoch::Content& now = serves[command.member];
+  if (retain > 0 && now.epoch != Epoch{}) keeps.insert(keeps.begin(), now);
+  staged.keeps = keeps;
+  if (reads_from != ParticipantId{}) {
+    const auto bytes_read = static_cast<int64_t>(command.epoch.value);
+    staged.spans = {{"stage", 0, 500'000, bytes_read, {}, ""},
+                    {"read", 0, 500'000, bytes_read, reads_from, "tcp"}};
+  }
   Report(staged);
 }
 

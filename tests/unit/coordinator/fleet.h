@@ -44,10 +44,13 @@ class FakeAgent final : public control::AgentPort {
   std::function<bool(const epoch::Command&)> deaf;
   /// Spoils the digests that a target reports.
   bool corrupt = false;
-  /// Its ranks have one buffer: nothing is kept beside what they serve.
-  bool one_buffer = false;
+  /// Versions that its ranks hold beside what they serve; 0: they have one buffer.
+  size_t retain = 1;
   /// May change what a rank (the second argument) says that it serves.
   std::function<void(epoch::AttestedReport&, uint32_t)> attested;
+  /// Whom its targets say that they read from over tcp, for half a second, as many bytes as the
+  /// epoch's number.
+  ParticipantId reads_from{};
   /// What each of its ranks serves.
   std::map<epoch::Member, epoch::Content> serves;
 
@@ -70,12 +73,15 @@ class FakeAgent final : public control::AgentPort {
 
  private:
   void Beat();
+  /// What the rank holds while an epoch moves: the oldest has given way to it.
+  epoch::Contents HeldBeyond(const epoch::Member& member);
   void Answer(const epoch::PrepareCommand& command);
   void Answer(const epoch::TransferCommand& command);
   void Answer(const epoch::ReleaseCommand&) {}
   void Answer(const epoch::CommitCommand& command);
   void Answer(const epoch::InstalledCommand& command) {
     serves[command.member] = committed_.at(command.member);
+    held_[command.member] = keeps_[command.member];
   }
   void Answer(const epoch::AbortCommand& command);
   void Answer(const epoch::EvictCommand&) {}
@@ -88,6 +94,8 @@ class FakeAgent final : public control::AgentPort {
   bool beating_ = false;
   std::map<epoch::Member, epoch::PrepareCommand> prepared_;
   std::map<epoch::Member, epoch::Content> committed_;
+  std::map<epoch::Member, epoch::Contents> held_;
+  std::map<epoch::Member, epoch::Contents> keeps_;  ///< becomes `held_` with the swap
 };
 
 /// A coordinator under virtual time with fake agents. `Restart` makes a new one on the same

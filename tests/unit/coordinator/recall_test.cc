@@ -160,7 +160,7 @@ TEST_F(CoordinatorRecall, EnginesServeOnAndTheTrainerGoesOn) {
   Publish(1);
   Publish(2);
   control::Claim claim = Serving(2);
-  claim.spare = {Epoch(1), Version(1)};
+  claim.holds = {{Epoch(1), Version(1)}};
   Restart();
   RejoinTrainer(Version(2));
   RejoinEngine({claim, claim});
@@ -169,12 +169,51 @@ TEST_F(CoordinatorRecall, EnginesServeOnAndTheTrainerGoesOn) {
   EXPECT_EQ(engine.serving, claim.serving.epoch);
   EXPECT_EQ(engine.version, Version(2));
   EXPECT_TRUE(engine.ready);
-  EXPECT_EQ(engine.held, claim.spare) << "a rollback is possible as before";
+  EXPECT_EQ(engine.held, claim.holds) << "a rollback is possible as before";
   EXPECT_THAT(EngineAgent().commands, IsEmpty()) << "it is not troubled";
   EXPECT_EQ(fleet_.metrics.Value("engines_recalled_total{outcome=kept}"), 1);
   EXPECT_EQ(fleet_.Publish(trainer_[0], 2).reason(), Reason::kStaleVersion);
   Publish(3);
   EXPECT_EQ(fleet_.coordinator->Snapshot().committed_version, Version(3));
+}
+
+TEST_F(CoordinatorRecall, WhatAllRanksOfAnEngineHoldCanBeGoneBackToAfterTheRestart) {
+  for (uint64_t version = 1; version <= 4; ++version) Publish(version);
+  control::Claim claim = Serving(4);
+  claim.holds = {{Epoch(3), Version(3)}, {Epoch(2), Version(2)}, {Epoch(1), Version(1)}};
+  control::Claim other = claim;
+  other.holds.erase(other.holds.begin() + 1);
+  Restart();
+  RejoinTrainer(Version(4));
+  RejoinEngine({claim, other});
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").held, other.holds);
+  std::optional<Result<RolledBack>> answer;
+  fleet_.coordinator->Rollback(Version(1), [&](auto result) { answer = result; });
+  fleet_.Run();
+  ASSERT_TRUE(answer.has_value() && answer->has_value());
+  EXPECT_EQ((**answer).held, Epoch(1));
+}
+
+TEST_F(CoordinatorRecall, ARollbackThatIsDecidedGoesOnAndItsBufferIsNotHeldTwice) {
+  for (uint64_t version = 1; version <= 3; ++version) Publish(version);
+  EngineAgent().retain = 2;
+  Publish(4);
+  const control::Claim before = Serving(4);
+  EngineAgent().deaf = [](const epoch::Command& command) {
+    return std::holds_alternative<epoch::CommitCommand>(command);
+  };
+  fleet_.coordinator->Rollback(Version(3), [](const auto&) {});
+  fleet_.Run(std::chrono::milliseconds(100));
+  const Epoch decided = fleet_.coordinator->Snapshot().committed;
+  ASSERT_GT(decided, before.serving.epoch);
+  Restart();
+  control::Claim claim = Staged(decided.value, before.serving);
+  claim.holds = {{Epoch(3), Version(3)}, {Epoch(2), Version(2)}};
+  RejoinEngine({claim, claim});
+  const EngineStatus engine = fleet_.EngineNamed("engine-a");
+  EXPECT_EQ(engine.serving, decided);
+  EXPECT_EQ(engine.version, Version(3));
+  EXPECT_EQ(engine.held, (epoch::Contents{before.serving, {Epoch(2), Version(2)}}));
 }
 
 TEST_F(CoordinatorRecall, ADecidedVersionIsSwappedInAfterTheRestart) {
@@ -192,7 +231,7 @@ TEST_F(CoordinatorRecall, ADecidedVersionIsSwappedInAfterTheRestart) {
   const EngineStatus engine = fleet_.EngineNamed("engine-a");
   EXPECT_EQ(engine.serving, decided);
   EXPECT_EQ(engine.version, Version(2));
-  EXPECT_EQ(engine.held, before.serving);
+  EXPECT_EQ(engine.held, epoch::Contents{before.serving});
   EXPECT_EQ(fleet_.Newest().epoch, decided);
   EXPECT_EQ(fleet_.Newest().phase, epoch::Phase::kCommitted);
   EXPECT_EQ(EngineAgent().All<epoch::CommitCommand>().size(), 2u);
@@ -241,7 +280,8 @@ TEST_F(CoordinatorRecall, AnUnfinishedVersionKeepsItsNameWhenANewerOneIsCommitte
   EXPECT_EQ(commits[0].content, now.serving.epoch);
   EXPECT_EQ(commits[0].version, Version(2));
   EXPECT_EQ(fleet_.EngineNamed("engine-a").version, Version(3)) << "filled afterwards";
-  EXPECT_EQ(fleet_.EngineNamed("engine-a").held, now.serving) << "version 2 was served before";
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").held, epoch::Contents{now.serving})
+      << "version 2 was served before";
 }
 
 TEST_F(CoordinatorRecall, ASwapThatDoesNotEndEvictsTheEngine) {

@@ -15,7 +15,7 @@ class CoordinatorRefusal : public ::testing::Test {
     fleet_ = std::make_unique<Fleet>(std::move(options));
     trainer_ = fleet_->Trainer(1);
     fleet_->Engine("engine-a");
-    fleet_->Agent("engine-a-agent").one_buffer = !others_hold;
+    fleet_->Agent("engine-a-agent").retain = others_hold ? 1 : 0;
     fleet_->Engine("picky", 2);
     Publish(1);
     FakeAgent& agent = fleet_->Agent("picky-agent");

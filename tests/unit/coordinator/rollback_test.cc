@@ -53,7 +53,7 @@ class CoordinatorRollback : public ::testing::Test {
 
 TEST_F(CoordinatorRollback, ServesTheVersionBeforeUnderAHigherEpoch) {
   const Epoch before = fleet_.coordinator->Snapshot().committed;
-  EXPECT_EQ(fleet_.EngineNamed("engine-a").held.version, Version(1));
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").held, (epoch::Contents{{Epoch(1), Version(1)}}));
   const size_t trainer_commands = fleet_.Agent("trainer-agent").commands.size();
   const auto answer = Ask(1);
   ASSERT_TRUE(answer.has_value() && answer->has_value());
@@ -67,7 +67,7 @@ TEST_F(CoordinatorRollback, ServesTheVersionBeforeUnderAHigherEpoch) {
     EXPECT_EQ(engine.version, Version(1));
     EXPECT_EQ(engine.serving, result.epoch);
     EXPECT_EQ(engine.lag, Version(0));
-    EXPECT_EQ(engine.held, (epoch::Content{before, Version(2)})) << "the way back";
+    EXPECT_EQ(engine.held, (epoch::Contents{{before, Version(2)}})) << "the way back";
   }
   EXPECT_EQ(fleet_.Newest().kind, epoch::Kind::kRollback);
   EXPECT_EQ(fleet_.Newest().bytes, 0);
@@ -85,6 +85,58 @@ TEST_F(CoordinatorRollback, GoesForwardAgain) {
   ASSERT_TRUE(answer.has_value() && answer->has_value());
   EXPECT_EQ((**answer).held, second);
   EXPECT_EQ(fleet_.EngineNamed("engine-a").version, Version(2));
+}
+
+TEST_F(CoordinatorRollback, GoesBackToAnyVersionThatIsRetained) {
+  fleet_.Agent("engine-a-agent").retain = 4;
+  fleet_.Agent("engine-b-agent").retain = 3;
+  PublishUpTo(6);
+  const auto versions = [this](const char* engine) {
+    std::vector<uint64_t> held;
+    for (const epoch::Content& content : fleet_.EngineNamed(engine).held) {
+      held.push_back(content.version.value);
+    }
+    return held;
+  };
+  EXPECT_THAT(versions("engine-a"), ElementsAre(5, 4, 3, 2));
+  EXPECT_THAT(versions("engine-b"), ElementsAre(5, 4, 3));
+  EXPECT_THAT(
+      Refused(1).message(),
+      HasSubstr("engine-b serves version 6 (epoch 6) and holds version 5 (epoch 5), version "
+                "4 (epoch 4), version 3 (epoch 3)"));
+  const auto answer = Ask(3);
+  ASSERT_TRUE(answer.has_value() && answer->has_value());
+  EXPECT_EQ((**answer).held, Epoch(3));
+  EXPECT_THAT((**answer).engines, ElementsAre("engine-a", "engine-b"));
+  EXPECT_THAT(versions("engine-a"), ElementsAre(6, 5, 4, 2)) << "3 is served";
+  EXPECT_THAT(versions("engine-b"), ElementsAre(6, 5, 4));
+  const auto further = Ask(2);
+  ASSERT_TRUE(further.has_value() && further->has_value());
+  EXPECT_THAT((**further).engines, ElementsAre("engine-a"));
+  EXPECT_THAT((**further).filling, ElementsAre("engine-b"));
+  fleet_.Run();
+  EXPECT_EQ(fleet_.EngineNamed("engine-b").version, Version(2));
+  EXPECT_THAT(versions("engine-b"), ElementsAre(3, 6, 5)) << "the fill took the oldest one's room";
+  ASSERT_TRUE(Ask(6)->has_value()) << "and forward again";
+  EXPECT_THAT(versions("engine-b"), ElementsAre(2, 3, 5));
+}
+
+TEST_F(CoordinatorRollback, WhatIsRetainedBeyondTheBufferThatIsWrittenSurvivesAnAbort) {
+  fleet_.Agent("engine-a-agent").retain = 2;
+  PublishUpTo(4);
+  fleet_.Agent("engine-a-agent").deaf = [](const epoch::Command& command) {
+    return std::holds_alternative<epoch::TransferCommand>(command);
+  };
+  fleet_.PublishAll(trainer_, 5);
+  fleet_.Run();
+  const epoch::Contents left = {{Epoch(3), Version(3)}};
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").held, left) << "version 2 gives way to version 5";
+  ASSERT_TRUE(fleet_.coordinator->Abort(Epoch(5), "test").ok());
+  fleet_.Agent("engine-a-agent").deaf = nullptr;
+  fleet_.Run();
+  const auto answer = Ask(3);
+  ASSERT_TRUE(answer.has_value() && answer->has_value());
+  EXPECT_THAT((**answer).engines, ElementsAre("engine-a"));
 }
 
 TEST_F(CoordinatorRollback, WhatIsCommittedAlreadyIsDone) {
@@ -111,7 +163,7 @@ TEST_F(CoordinatorRollback, WithoutAHolderSaysWhoHoldsWhatAndTheRemedy) {
 }
 
 TEST_F(CoordinatorRollback, FillsWhoDoesNotHoldIt) {
-  fleet_.Agent("one-agent").one_buffer = true;
+  fleet_.Agent("one-agent").retain = 0;
   fleet_.Engine("one");
   fleet_.Engine("late");
   fleet_.Run();
@@ -187,7 +239,7 @@ TEST_F(CoordinatorRollback, AnEpochThatBeganToMoveHasOverwrittenIt) {
   };
   fleet_.PublishAll(trainer_, 3);
   fleet_.Run();
-  EXPECT_EQ(fleet_.EngineNamed("engine-a").held, epoch::Content{});
+  EXPECT_THAT(fleet_.EngineNamed("engine-a").held, ::testing::IsEmpty());
   ASSERT_TRUE(fleet_.coordinator->Abort(Epoch(3), "test").ok());
   fleet_.Run();
   EXPECT_THAT(Refused(1).message(), HasSubstr("engine-a serves version 2 (epoch 2) and holds "

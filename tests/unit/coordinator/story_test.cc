@@ -75,7 +75,7 @@ TEST(Story, IsBoundedAndCountsWhatIsOver) {
 
 TEST(Stories, ForgetsTheOldestFirst) {
   Stories stories;
-  for (uint64_t number = 1; number <= 100; ++number) stories.Keep(Epoch(number), Story(), {});
+  for (uint64_t number = 1; number <= 100; ++number) stories.Keep(Epoch(number), {Story(), {}, {}});
   EXPECT_EQ(stories.Range(), "37 to 100");
   EXPECT_EQ(stories.Find(Epoch(36)), nullptr);
   EXPECT_NE(stories.Find(Epoch(37)), nullptr);

@@ -4,10 +4,13 @@
 #include <iostream>
 #include <random>
 
-#include "gtest/gtest.h"
+#include "gmock/gmock.h"
 
 namespace weightwire::memory {
 namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 TEST(ArenaMap, PlacesTensorsInOrderOn64ByteBounds) {
   auto arena = ArenaMapOf({1, 64, 0, 65, 3});
@@ -60,7 +63,7 @@ TEST(StageBuffers, OneBufferHasRoomOnlyWhileNothingIsServed) {
   StageBuffers& buffers = **stage;
   ASSERT_EQ(buffers.regions().size(), 1u);
   EXPECT_TRUE(buffers.has_room());
-  buffers.Flip({Epoch(1), Version(1)});
+  buffers.Flip(buffers.next(), {Epoch(1), Version(1)});
   EXPECT_EQ(buffers.live(), 0);
   EXPECT_EQ(buffers.next(), 0);
   EXPECT_FALSE(buffers.has_room());
@@ -68,29 +71,64 @@ TEST(StageBuffers, OneBufferHasRoomOnlyWhileNothingIsServed) {
   EXPECT_TRUE(buffers.has_room());
 }
 
-TEST(StageBuffers, TheSpareOneHoldsWhatWasServedUntilItIsWritten) {
+TEST(StageBuffers, TheOtherOneHoldsWhatWasServedUntilItIsWritten) {
   auto stage = StageBuffers::Make("stage", *ArenaMapOf({100}), 2);
   StageBuffers& buffers = **stage;
   const StageBuffers::Content first{Epoch(1), Version(10)}, second{Epoch(2), Version(20)};
-  EXPECT_EQ(buffers.spare(), StageBuffers::Content{});
-  buffers.Flip(first);
+  EXPECT_THAT(buffers.held(), IsEmpty());
+  buffers.Flip(buffers.next(), first);
   EXPECT_EQ(buffers.served(), first);
-  EXPECT_EQ(buffers.spare(), StageBuffers::Content{});
-  buffers.Flip(second);
+  EXPECT_THAT(buffers.held(), IsEmpty());
+  buffers.Flip(buffers.next(), second);
   EXPECT_EQ(buffers.served(), second);
-  EXPECT_EQ(buffers.spare(), first);
-  buffers.Overwrite();
-  EXPECT_EQ(buffers.spare(), StageBuffers::Content{});
+  EXPECT_THAT(buffers.held(), ElementsAre(first));
+  EXPECT_THAT(buffers.held_beyond(), IsEmpty()) << "the next epoch takes it";
+  buffers.Overwrite(buffers.next());
+  EXPECT_THAT(buffers.held(), IsEmpty());
   EXPECT_EQ(buffers.served(), second);
 }
 
 TEST(StageBuffers, OneBufferHoldsNothingBesideWhatIsServed) {
   auto stage = StageBuffers::Make("stage", *ArenaMapOf({100}), 1);
   StageBuffers& buffers = **stage;
-  buffers.Flip({Epoch(1), Version(10)});
-  EXPECT_EQ(buffers.spare(), StageBuffers::Content{});
+  buffers.Flip(buffers.next(), {Epoch(1), Version(10)});
+  EXPECT_THAT(buffers.held(), IsEmpty());
   buffers.Forget();
-  EXPECT_EQ(buffers.spare(), StageBuffers::Content{});
+  EXPECT_THAT(buffers.held(), IsEmpty());
+}
+
+TEST(StageBuffers, TheOldestGivesWayToTheNextEpoch) {
+  auto stage = StageBuffers::Make("stage", *ArenaMapOf({100}), 4);
+  StageBuffers& buffers = **stage;
+  const auto content = [](uint64_t n) { return StageBuffers::Content{Epoch(n), Version(10 * n)}; };
+  const auto serve = [&](uint64_t n) {
+    const int buffer = buffers.next();
+    buffers.Overwrite(buffer);
+    buffers.Flip(buffer, content(n));
+    return buffer;
+  };
+  EXPECT_EQ((std::vector{serve(1), serve(2), serve(3), serve(4)}), (std::vector{0, 1, 2, 3}));
+  EXPECT_THAT(buffers.held(), ElementsAre(content(3), content(2), content(1)));
+  EXPECT_THAT(buffers.held_beyond(), ElementsAre(content(3), content(2)));
+  EXPECT_EQ(serve(5), 0);
+  EXPECT_THAT(buffers.held(), ElementsAre(content(4), content(3), content(2)));
+  // An epoch that begins to write and is aborted costs the oldest one, and the next takes its room.
+  buffers.Overwrite(buffers.next());
+  EXPECT_THAT(buffers.held(), ElementsAre(content(4), content(3)));
+  EXPECT_EQ(buffers.held_beyond(), buffers.held());
+  EXPECT_EQ(serve(7), 1);
+  EXPECT_THAT(buffers.held(), ElementsAre(content(5), content(4), content(3)));
+  // A rollback: what the buffer holds is served under a new epoch, and is the newest from then on.
+  EXPECT_EQ(buffers.HolderOf(Epoch(4)), 3);
+  EXPECT_EQ(buffers.HolderOf(Epoch(7)), -1) << "it is served";
+  EXPECT_EQ(buffers.HolderOf(Epoch(1)), -1);
+  EXPECT_EQ(buffers.HolderOf(Epoch(0)), -1);
+  const StageBuffers::Content again{Epoch(8), Version(40)};
+  buffers.Flip(3, again);
+  EXPECT_EQ(buffers.served(), again);
+  EXPECT_THAT(buffers.held(), ElementsAre(content(7), content(5), content(3)));
+  EXPECT_EQ(serve(9), 2) << "3 was the oldest";
+  EXPECT_THAT(buffers.held(), ElementsAre(again, content(7), content(5)));
 }
 
 TEST(StageBuffers, NextIsNeverTheLiveOne) {
@@ -106,7 +144,7 @@ TEST(StageBuffers, NextIsNeverTheLiveOne) {
     const int written = buffers.next();
     EXPECT_NE(written, buffers.live());
     EXPECT_TRUE(buffers.has_room());
-    buffers.Flip({Epoch(epoch), Version(epoch)});
+    buffers.Flip(buffers.next(), {Epoch(epoch), Version(epoch)});
     EXPECT_EQ(buffers.live(), written);
     EXPECT_EQ(buffers.live_epoch(), Epoch(epoch));
   }

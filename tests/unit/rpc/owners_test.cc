@@ -24,7 +24,7 @@ control::RegisterRequest Place(control::GroupRole role, uint32_t rank) {
 
 Owners WithTrainer() {
   Owners owners;
-  owners.Opened(kTrainer, kLife, kAgent);
+  owners.Opened(kTrainer, "pod", kLife, kAgent);
   owners.Registered(kAgent, kMember);
   return owners;
 }
@@ -45,6 +45,31 @@ TEST(Owners, AnAgentIsNotTakenOverByAnotherIdentity) {
   EXPECT_TRUE(owners.CheckOpen(kEngine, Incarnation(71)).ok());
 }
 
+TEST(Owners, ATokenIsBoundToTheAgentThatOpenedWithIt) {
+  Owners owners;
+  owners.Opened(kTrainer, "pod", kLife, kAgent, "token-a");
+  const Status replayed = owners.CheckOpen(kTrainer, Incarnation(71), "token-a");
+  EXPECT_EQ(replayed.code(), Code::kPermissionDenied);
+  EXPECT_NE(replayed.message().find("in use by agent incarnation 70"), std::string::npos);
+  EXPECT_TRUE(owners.CheckOpen(kTrainer, kLife, "token-a").ok()) << "it comes back";
+  EXPECT_TRUE(owners.CheckOpen(kTrainer, Incarnation(71), "token-b").ok());
+  EXPECT_TRUE(owners.CheckOpen(kTrainer, Incarnation(71)).ok()) << "a token for several ranks";
+  owners.Ended(kAgent);
+  EXPECT_TRUE(owners.CheckOpen(kTrainer, Incarnation(71), "token-a").ok());
+}
+
+TEST(Owners, ATokenIsRenewedUnderTheSameRule) {
+  constexpr AgentId kSecond(8);
+  Owners owners;
+  owners.Opened(kTrainer, "pod", kLife, kAgent, "token-a");
+  owners.Opened(kTrainer, "pod", Incarnation(71), kSecond, "token-b");
+  EXPECT_EQ(owners.Renew(kTrainer, kAgent, "token-b").code(), Code::kPermissionDenied);
+  EXPECT_EQ(owners.Renew(kEngine, kAgent, "token-c").code(), Code::kPermissionDenied);
+  EXPECT_TRUE(owners.Renew(kTrainer, kAgent, "token-c").ok());
+  EXPECT_TRUE(owners.CheckOpen(kTrainer, Incarnation(72), "token-a").ok()) << "nobody's any more";
+  EXPECT_FALSE(owners.CheckOpen(kTrainer, Incarnation(72), "token-c").ok());
+}
+
 TEST(Owners, WhatEndedIsNobodys) {
   Owners owners = WithTrainer();
   owners.Ended(kAgent);
@@ -55,7 +80,7 @@ TEST(Owners, WhatEndedIsNobodys) {
 
 TEST(Owners, ASessionThatReplacedAnotherOutlivesItsEnd) {
   Owners owners = WithTrainer();
-  owners.Opened(kTrainer, kLife, AgentId(8));
+  owners.Opened(kTrainer, "pod", kLife, AgentId(8));
   owners.Ended(kAgent);
   EXPECT_FALSE(owners.CheckOpen(kEngine, kLife).ok());
   EXPECT_FALSE(owners.Check(kEngine, AgentId(8)).ok());
@@ -63,7 +88,7 @@ TEST(Owners, ASessionThatReplacedAnotherOutlivesItsEnd) {
 
 TEST(Owners, APlaceThatAnotherLifeTookIsItsOwn) {
   Owners owners = WithTrainer();
-  owners.Opened(kEngine, Incarnation(71), AgentId(8));
+  owners.Opened(kEngine, "pod", Incarnation(71), AgentId(8));
   const epoch::Member next{kMember.id, Incarnation(31)};
   owners.Registered(AgentId(8), next);
   EXPECT_TRUE(owners.Check(kEngine, next).ok());
@@ -74,6 +99,20 @@ TEST(Owners, WithoutTlsEverythingMayBeNamed) {
   const Owners owners = WithTrainer();
   EXPECT_TRUE(owners.Check(std::nullopt, kAgent).ok());
   EXPECT_TRUE(CheckPlace(std::nullopt, Place(control::GroupRole::kTrainer, 0)).ok());
+}
+
+TEST(Owners, ANameIsOfWhoBroughtAllAgentsOfThatName) {
+  Owners owners = WithTrainer();
+  EXPECT_TRUE(owners.CheckAgents(kTrainer, "pod").ok());
+  EXPECT_EQ(owners.CheckAgents(kEngine, "pod").code(), Code::kPermissionDenied);
+  EXPECT_EQ(owners.CheckAgents(kEngine, "hub").code(), Code::kNotFound)
+      << "perhaps one that proves nothing, in this process";
+  owners.Opened(kEngine, "pod", Incarnation(71), AgentId(8));
+  EXPECT_EQ(owners.CheckAgents(kTrainer, "pod").code(), Code::kPermissionDenied);
+  EXPECT_EQ(owners.CheckAgents(kEngine, "pod").code(), Code::kPermissionDenied);
+  owners.Ended(kAgent);
+  EXPECT_TRUE(owners.CheckAgents(kEngine, "pod").ok());
+  EXPECT_TRUE(owners.CheckAgents(std::nullopt, "hub").ok());
 }
 
 TEST(CheckPlace, ARoleTakesItsOwnSide) {

@@ -23,6 +23,7 @@ namespace weightwire::store {
 namespace {
 
 using coordinator::CommitRecord;
+using coordinator::DrainRecord;
 using coordinator::JournalRecord;
 using coordinator::ReserveRecord;
 using std::chrono::milliseconds;
@@ -177,6 +178,7 @@ class EtcdTest : public ::testing::Test {
 };
 
 const JournalRecord kReserve = ReserveRecord{Epoch(1'024)};
+const JournalRecord kDrain = DrainRecord{{{"engine-a", Incarnation(7)}}};
 const JournalRecord kCommit = CommitRecord{Epoch(3), Version(12), {"engine-a", "engine-b"}};
 
 TEST_F(EtcdTest, OneLeadsAndTheNextOneFollowsWhenItResigns) {
@@ -229,10 +231,13 @@ TEST_F(EtcdTest, TheNextLeaderReadsWhatWasAppended) {
     EXPECT_EQ(journal.Read(), std::vector<JournalRecord>());
     EXPECT_TRUE(Append(journal, kReserve).ok());
     EXPECT_TRUE(Append(journal, kCommit).ok());
+    EXPECT_TRUE(Append(journal, DrainRecord{}).ok());
+    EXPECT_TRUE(Append(journal, kDrain).ok());
   }
   first.Resign();
   Candidate second(*client_, "second");
-  EXPECT_EQ(Journal(second.AwaitTerm()).Read(), (std::vector<JournalRecord>{kReserve, kCommit}));
+  EXPECT_EQ(Journal(second.AwaitTerm()).Read(),
+            (std::vector<JournalRecord>{kReserve, kDrain, kCommit}));
 }
 
 TEST_F(EtcdTest, ALeaderThatWasOvertakenAppendsNothing) {

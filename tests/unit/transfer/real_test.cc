@@ -19,10 +19,13 @@ using testing::Rng;
 
 class RealAgent {
  public:
-  RealAgent(Incarnation self, const std::vector<std::string>& preference, const Tuning& tuning)
+  RealAgent(Incarnation self, const std::vector<std::string>& preference, const Tuning& tuning,
+            transport::Integrity integrity)
       : self_(self), strand_("strand", 1), workers_("worker", 2) {
     shm_ = transport::MakeShmTransport({});
-    tcp_ = transport::MakeTcpTransport({});
+    transport::TcpOptions tcp;
+    tcp.integrity = integrity;
+    tcp_ = transport::MakeTcpTransport(tcp);
     Options options;
     options.tuning = tuning;
     options.host = "here";
@@ -71,7 +74,8 @@ class RealPair {
  public:
   RealPair(uint64_t seed, const std::vector<std::string>& preference,
            const std::string& source_host, int64_t elements_per_op_max = 8'000,
-           Agents agents = Agents::kTwo)
+           Agents agents = Agents::kTwo,
+           transport::Integrity integrity = transport::Integrity::kCrc)
       : rng_(seed), plan_(testing::MakeRandomPlan(rng_, {2, 2, 6, elements_per_op_max})) {
     Tuning tuning;
     tuning.segment_bytes_max = 5'000;
@@ -79,10 +83,10 @@ class RealPair {
     tuning.slots_in_pool = 3;
     tuning.chunk_bytes = 9'000;
     tuning.direct_run_bytes_min = 200;
-    source_agent_ = std::make_shared<RealAgent>(Incarnation(1), preference, tuning);
-    target_agent_ = agents == Agents::kOne
-                        ? source_agent_
-                        : std::make_shared<RealAgent>(Incarnation(2), preference, tuning);
+    source_agent_ = std::make_shared<RealAgent>(Incarnation(1), preference, tuning, integrity);
+    target_agent_ = agents == Agents::kOne ? source_agent_
+                                           : std::make_shared<RealAgent>(Incarnation(2), preference,
+                                                                         tuning, integrity);
     peer_ = source_agent_->AsPeer(source_host, kTicket);
     source_agent_->engine().AdmitTicket(kTicket, Incarnation(agents == Agents::kOne ? 1 : 2));
     for (uint32_t rank = 0; rank < 2; ++rank) {
@@ -175,11 +179,17 @@ struct Way {
   std::string name;
   std::string transport;
   Agents agents = Agents::kTwo;
+  transport::Integrity integrity = transport::Integrity::kCrc;
 };
 class RealTransfer : public ::testing::TestWithParam<Way> {
  protected:
   RealPair MakePair(uint64_t seed, int64_t elements_per_op_max = 8'000) {
-    return {seed, {GetParam().transport}, "here", elements_per_op_max, GetParam().agents};
+    return {seed,
+            {GetParam().transport},
+            "here",
+            elements_per_op_max,
+            GetParam().agents,
+            GetParam().integrity};
   }
 };
 
@@ -277,6 +287,8 @@ TEST_P(RealTransfer, DrainedSourceMayChangeItsMemory) {
 
 INSTANTIATE_TEST_SUITE_P(Over, RealTransfer,
                          ::testing::Values(Way{"shm", "shm"}, Way{"tcp", "tcp"},
+                                           Way{"tcp_mac", "tcp", Agents::kTwo,
+                                               transport::Integrity::kMac},
                                            Way{"shm_in_one_agent", "shm", Agents::kOne}),
                          [](const auto& param) { return param.param.name; });
 

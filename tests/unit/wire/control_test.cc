@@ -31,6 +31,24 @@ class ControlWire : public ::testing::Test {
   Dice dice_{0};
 };
 
+TEST(HeldWire, EpochsAreSetAndFall) {
+  const auto held = [](std::vector<uint64_t> epochs) {
+    HeldContents out;
+    for (const uint64_t epoch : epochs) out.Add()->set_epoch(epoch);
+    return out;
+  };
+  EXPECT_EQ(ContentsFromProto("holds", held({3, 2, 1}))->size(), 3u);
+  EXPECT_EQ(ContentsFromProto("holds", {Epoch(4), Version(1)}, held({3, 1}))->size(), 3u);
+  EXPECT_TRUE(ContentsFromProto("holds", {}, held({}))->empty()) << "an older peer says no more";
+  for (const auto& wrong : {held({0}), held({2, 2}), held({1, 2}), held({2, 0})}) {
+    EXPECT_FALSE(ContentsFromProto("holds", wrong).has_value());
+  }
+  EXPECT_FALSE(ContentsFromProto("holds", {}, held({1})).has_value()) << "there is no newest";
+  EXPECT_FALSE(ContentsFromProto("holds", {Epoch(3), Version(1)}, held({3})).has_value());
+  EXPECT_FALSE(
+      ContentsFromProto("holds", held(std::vector<uint64_t>(kHeldMax + 1, 1))).has_value());
+}
+
 TEST_F(ControlWire, CommandsComeBackEqual) {
   for (int i = 0; i < kRounds; ++i) {
     const epoch::Command command = RandomCommand(dice_);

@@ -38,9 +38,16 @@ TEST(JournalWire, BytesOfARollbackAreFixed) {
   EXPECT_EQ(bytes.substr(0, body.size()), body);
 }
 
+TEST(JournalWire, BytesOfADrainAreFixed) {
+  const std::string bytes = EncodeRecord(coordinator::DrainRecord{{{"e", Incarnation(7)}}});
+  const std::string body("\x01\x05\x01\0\0\0\x01\0\0\0e\x07\0\0\0\0\0\0\0", 19);
+  ASSERT_EQ(bytes.size(), body.size() + 4);
+  EXPECT_EQ(bytes.substr(0, body.size()), body);
+}
+
 TEST(JournalWire, SaysOfAWholeRecordThatItDoesNotKnowThatANewerVersionWroteIt) {
   // Format and kind one after the newest ones; the checksums are FNV-1a, folded.
-  for (const auto& [record, what] : {std::pair("\x01\x05\xac\x98\xc7\xbc", "kind"),
+  for (const auto& [record, what] : {std::pair("\x01\x06\x59\xa9\xc7\xbc", "kind"),
                                      std::pair("\x02\x01\x8b\x67\xc8\xbc", "format")}) {
     const Status why = DecodeRecord(std::string_view(record, 6)).error();
     EXPECT_EQ(why.reason(), Reason::kJournalFailed);

@@ -42,6 +42,15 @@ std::vector<epoch::Digest> RandomDigests(Dice& dice) {
   return out;
 }
 
+epoch::Contents RandomContents(Dice& dice) {
+  epoch::Contents out;
+  for (uint64_t epoch = 1 + dice.Below(40); out.size() < 5 && epoch > 0;
+       epoch -= std::min(epoch, 1 + dice.Below(9))) {
+    out.push_back({Epoch(epoch), Version(dice.Next())});
+  }
+  return out;
+}
+
 std::vector<epoch::Span> RandomSpans(Dice& dice) {
   std::vector<epoch::Span> out(dice.Below(4));
   for (epoch::Span& span : out) {
@@ -174,7 +183,7 @@ control::RegisterRequest RandomRegister(Dice& dice) {
   out.trace_id = RandomBytes16(dice);
   if (dice.Coin()) return out;
   out.claim.serving = {Epoch(dice.Next()), Version(dice.Next())};
-  out.claim.spare = {Epoch(dice.Next()), Version(dice.Next())};
+  out.claim.holds = RandomContents(dice);
   out.claim.staged = Epoch(dice.Next());
   out.claim.content = Epoch(dice.Next());
   out.claim.told = dice.Coin();
@@ -274,7 +283,7 @@ epoch::Report RandomReport(Dice& dice) {
   const epoch::Member member = RandomMember(dice);
   switch (dice.Below(8)) {
     case 0:
-      return epoch::PreparedReport{epoch, member, RandomSpans(dice)};
+      return epoch::PreparedReport{epoch, member, RandomContents(dice), RandomSpans(dice)};
     case 1:
       return epoch::SourcedReport{epoch, member, RandomDigests(dice), RandomSpans(dice)};
     case 2:
@@ -286,7 +295,7 @@ epoch::Report RandomReport(Dice& dice) {
                                  static_cast<uint32_t>(dice.Next()),
                                  0.25,
                                  static_cast<int64_t>(dice.Next()),
-                                 {Epoch(dice.Next()), Version(dice.Next())},
+                                 RandomContents(dice),
                                  RandomSpans(dice)};
     case 3:
       return epoch::AppliedReport{epoch, member, 1.5, RandomSpans(dice)};
@@ -329,6 +338,13 @@ plan::RankSlice RandomSlice(Dice& dice, size_t streams_max, size_t ops_max) {
 coordinator::JournalRecord RandomRecord(Dice& dice) {
   if (dice.Coin()) {
     return coordinator::ReserveRecord{Epoch(dice.Next()), History(dice.Coin() ? dice.Next() : 0)};
+  }
+  if (dice.Coin()) {
+    coordinator::DrainRecord out;
+    for (size_t i = dice.Below(5); i > 0; --i) {
+      out.marks.push_back({dice.Name(40), Incarnation(dice.Next())});
+    }
+    return out;
   }
   coordinator::CommitRecord out{Epoch(dice.Next()), Version(dice.Next()), {}};
   for (size_t i = dice.Below(5); i > 0; --i) out.engines.push_back(dice.Name(40));

@@ -136,7 +136,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         s = self._settings
         self._subscriber = Subscriber(group=s.engine, rank=self._rank, world_size=self._world_size, job=s.job,
                                       agent=s.agent, timeout=s.timeout,
-                                      buffers=1 if s.install == "paused-live" else 2)
+                                      buffers=1 if s.install == "paused-live" else None)
         self._observed = [meta for target in self._targets.values() for meta in target.observed]
         rows = [row for target in self._targets.values() for row in target.rows]
         compare = s.mode == "fused" and len(self._targets) == 1
