@@ -10,6 +10,7 @@
 #include "client/cli/operator_commands.h"
 #include "client/cli/render.h"
 #include "client/cli/token_command.h"
+#include "server/tls/credentials.h"
 
 // wwctl: what a person or a script asks of a running weightwired, and plans without one.
 namespace weightwire::cli {
@@ -175,4 +176,7 @@ class Program {
 }  // namespace
 }  // namespace weightwire::cli
 
-int main(int argc, char** argv) { return weightwire::cli::Program().Run(argc, argv); }
+int main(int argc, char** argv) {
+  weightwire::tls::UseSystemResolver();
+  return weightwire::cli::Program().Run(argc, argv);
+}

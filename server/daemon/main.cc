@@ -15,6 +15,7 @@
 #include "server/daemon/config.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/logging.h"
+#include "server/tls/credentials.h"
 
 namespace weightwire::daemon {
 namespace {
@@ -157,4 +158,7 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace weightwire::daemon
 
-int main(int argc, char** argv) { return weightwire::daemon::Main(argc, argv); }
+int main(int argc, char** argv) {
+  weightwire::tls::UseSystemResolver();
+  return weightwire::daemon::Main(argc, argv);
+}

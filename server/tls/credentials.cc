@@ -54,6 +54,8 @@ class ShowsToken final : public grpc::MetadataCredentialsPlugin {
 
 }  // namespace
 
+void UseSystemResolver() { setenv("GRPC_DNS_RESOLVER", "native", /*overwrite=*/0); }
+
 std::shared_ptr<grpc::ServerCredentials> ServerCredentials(const TlsFiles& files, Clients clients) {
   grpc::experimental::TlsServerCredentialsOptions options(Watch(files));
   options.watch_root_certs();

@@ -23,6 +23,11 @@ namespace weightwire::tls {
 enum class Clients { kCertificate, kCertificateOrToken };
 std::shared_ptr<grpc::ServerCredentials> ServerCredentials(const TlsFiles& files, Clients clients);
 
+/// Has names resolved by the system (getaddrinfo). c-ares, gRPC's default, closes a socket whose
+/// answer fails, and gRPC 1.51 then calls shutdown() on the same number, which may be another
+/// thread's socket or listener by then. First in main(): gRPC reads it once, from the environment.
+void UseSystemResolver();
+
 /// Opens channels. The server's certificate must be of the CA and have the name that is dialled, or
 /// `server_name`. With a token instead of a certificate every call shows what its file holds then;
 /// gRPC lets none through on a connection without TLS. Without files: plaintext.

@@ -50,8 +50,9 @@ class Driver:
     def __init__(self, engine, *, name, agent, job, checkpoint, pause="abort"):
         self._where = dict(group=name, rank=0, world_size=1, agent=agent, job=job)
         self._engine, self._receiver, self._stop = engine, None, threading.Event()
-        self.serving, self.last_error, self.refuse, self.pause = None, None, False, pause
-        self.ready = False
+        self.serving, self.last_error, self.pause = None, None, pause
+        self.ready = self._refuses = False
+        self._receiving = threading.Lock()
 
     def init(self):
         self._receiver = weightwire.torch.Receiver(self._engine, **self._where)
@@ -68,11 +69,19 @@ class Driver:
             self.step(0.2)
 
     def step(self, timeout):
-        if self.refuse:
-            self.last_error = "the engine refuses"
-            self._stop.wait(min(timeout, 0.2))
-        elif (offer := self._receiver.receive(timeout)) is not None:
-            self.serving = {"version": offer.version}
+        with self._receiving:
+            if not self._refuses:
+                if (offer := self._receiver.receive(timeout)) is not None:
+                    self.serving = {"version": offer.version}
+                return
+        self.last_error = "the engine refuses"
+        self._stop.wait(min(timeout, 0.2))
+
+    def refuse(self, refuse: bool):
+        """From the return on: a step under way may receive one more version."""
+        self._refuses = refuse
+        with self._receiving:
+            pass
 
     def status(self):
         return dict(serving=self.serving, ready=self.ready, last_error=self.last_error)
@@ -96,7 +105,7 @@ class GenerationWorker:
                 for name, p in self.llm.named_parameters()}
 
     def refuse(self, refuse: bool):
-        self.weightwire_driver.refuse = refuse
+        self.weightwire_driver.refuse(refuse)
         return self.weightwire_driver.pause
 
 
