@@ -161,7 +161,7 @@ def main() -> int:
             print(f"the transport ucx has {row['transport_rate_of_this']:.2f} of the rate of {row['name']} (asked: {_ASKED})")
     if not perftest:
         print("without rows of " + ("ucx_perftest: none beside this UCX (Debian: ucx-utils)" if built else
-              "ucx: not built; install libucx-dev, or `pip install libucx-cu13` and set ucx_DIR to its lib/cmake/ucx"))
+              "ucx: not built; `./dev build` builds it with the libucx-cu13 of .venv"))
     write(args, f"{args.mib} MiB between two processes", report.rows)
     return 0
 
