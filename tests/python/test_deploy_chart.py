@@ -24,7 +24,11 @@ def only(required=(), **properties):
 META = only(("name",), name={"type": "string"}, namespace={"type": "string"}, labels=TEXTS)
 RELABELING = only(("targetLabel",), targetLabel={"type": "string"}, replacement={"type": "string"},
                   sourceLabels={"type": "array", "items": {"type": "string"}})
+IN_SECRET = only(("secret",), secret=only(("name", "key"), name={"type": "string"}, key={"type": "string"}))
+TLS_CONFIG = only((), ca=IN_SECRET, cert=IN_SECRET, keySecret=IN_SECRET["properties"]["secret"], serverName={"type": "string"},
+                  insecureSkipVerify={"type": "boolean"})
 ENDPOINT = only(("port",), port={"type": "string"}, path={"type": "string"}, interval={"pattern": "^[0-9]+(ms|s|m)$"},
+                scheme={"enum": ["http", "https"]}, tlsConfig=TLS_CONFIG,
                 relabelings={"type": "array", "items": RELABELING})
 RULE = only(("expr",), record={"type": "string"}, alert={"type": "string"}, expr={"type": "string"},
             labels=TEXTS, annotations=TEXTS, **{"for": {"pattern": "^[0-9]+[smh]$"}})
@@ -84,6 +88,16 @@ UNSAFE = [
     ({"tls": {"tokenKeySecret": "k"}}, "tokens are taken over TLS only"),
     ({"tls": {"coordinatorSecret": "c", "agentSecret": "a", "agentTokens": True}}, "could not tell whose the agents' tokens are"),
     ({"agent": {"config": {"token_file": "/x"}}}, "agent.config.token_file is set by the chart"),
+    ({"tls": {"pages": True}}, "tls.pages: pages are served with the certificates of coordinator and agents"),
+    ({"tls": {"coordinatorSecret": "c", "agentSecret": "a", "tokenKeySecret": "k", "agentTokens": True, "pages": True}},
+     "no certificate to serve their pages with"),
+    ({"tls": {"coordinatorSecret": "c", "pages": True}, "monitoring": {"podMonitor": {"enabled": True}}},
+     "nobody is shown metrics without a certificate"),
+    ({"tls": {"coordinatorSecret": "c"}, "monitoring": {"podMonitor": {"enabled": True, "tls": {"secret": "m"}}}},
+     "would speak TLS to pages in plaintext"),
+    ({"agent": {"config": {"http_tls": True}}}, "agent.config.http_tls is set by the chart: use"),
+    ({"coordinator": {"config": {"http_tls": True}}}, "coordinator.config.http_tls is set by the chart: use tls.pages"),
+    ({"monitoring": {"podMonitor": {"tls": {"secret": "m", "skip": True}}}}, "$.monitoring.podMonitor.tls"),
     ({"tls": {"secret": "c"}}, "$.tls"),
     ({"networkPolicy": {"enabled": False}}, "every pod of the cluster could reach the data plane"),
     ({"coordinator": {"replicas": 2}}, "without etcd a job has one coordinator"),
@@ -188,6 +202,35 @@ def test_certificates_replace_what_was_insecure(tmp_path):
         assert (settings["insecure"], settings["allow_plaintext"]) == ("false", plain)
         assert settings["tls_cert"] == "/run/weightwire-tls/tls.crt"
     assert not [item for item in rendered("tcp", WORKLOADS["stateless"]) if "weightwire-tls" in json.dumps(item)]
+
+
+def probes(spec):
+    return [container[probe]["httpGet"] for container in containers(spec)
+            for probe in ("startupProbe", "livenessProbe", "readinessProbe") if probe in container]
+
+
+@pytest.mark.parametrize("name", chart.PROFILES)
+@pytest.mark.parametrize("server_name", ("", "weightwire.train.svc"))
+def test_pages_over_tls_are_probed_and_scraped_over_tls(name, server_name, tmp_path):
+    secrets = {"acceptPlaintext": False, "tls": {"coordinatorSecret": "c", "agentSecret": "a", "pages": True}}
+    scraper = {"monitoring": {"podMonitor": {"enabled": True, "tls": {"secret": "m", "serverName": server_name}}}}
+    manifests = rendered(name, secrets, scraper, {"agent": {"readinessGatesPod": True}}, WORKLOADS["stateless"])
+    coordinator, app = (pods(manifests)[pod]["spec"] for pod in ("rl-weightwire-coordinator", "app"))
+    assert [len(probes(spec)) for spec in (coordinator, app)] == [3, 3]
+    assert all(probe["scheme"] == "HTTPS" for probe in probes(coordinator) + probes(app))
+    (endpoint,) = chart.one(manifests, "PodMonitor", "rl-weightwire")["spec"]["podMetricsEndpoints"]
+    within = lambda file: {"name": "m", "key": file}
+    shown = {"ca": {"secret": within("ca.crt")}, "cert": {"secret": within("tls.crt")}, "keySecret": within("tls.key")}
+    checked = {"serverName": server_name} if server_name else {"insecureSkipVerify": True}
+    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {**shown, **checked})
+    for item in manifests:
+        if item["kind"] not in CUSTOM:
+            validate(item, "1.29", strict=True)
+        elif item["kind"] == "PodMonitor":
+            jsonschema.Draft7Validator(CUSTOM["PodMonitor"]).validate(item["spec"])
+    for container, file, plain in ((coordinator["containers"][0], "coordinator.yaml", ""), (chart.sidecar(app), "agent.yaml", "data")):
+        settings = settings_of(manifests, container, file, tmp_path)
+        assert (settings["http_tls"], settings["insecure"], settings["allow_plaintext"]) == ("true", "false", plain)
 
 
 def test_tokens_replace_the_agents_certificates(tmp_path):
@@ -382,6 +425,8 @@ def test_the_notes_say_what_is_not_protected():
     if not notes("tcp"):
         pytest.skip("helm template prints no notes")
     secure = chart.texts(chart.profile("tcp"), {"tls": {"coordinatorSecret": "c"}})["templates/NOTES.txt"]
-    assert "PLAINTEXT" not in secure and "hears nobody without a certificate" in secure
+    assert "PLAINTEXT" not in secure and "hears nobody without a certificate" in secure and "pages on port 7412 are plaintext" in secure
+    hidden = chart.texts(chart.profile("tcp"), {"tls": {"coordinatorSecret": "c", "pages": True}})["templates/NOTES.txt"]
+    assert "pages on port 7412 show themselves to certificates only" in hidden and "pages on port 7412 are plaintext" not in hidden
     assert "PLAINTEXT" in notes("tcp") and "RDMA" not in notes("tcp") and "RDMA has not been run" in notes("rdma")
     assert "There is no NetworkPolicy" in notes("cpu-dev") and "commits are forgotten" in notes("cpu-dev")

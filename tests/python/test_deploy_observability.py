@@ -17,6 +17,7 @@ import urllib.request
 import pytest
 import yaml
 
+import certificates
 import chart
 from conftest import BINARIES, ROOT
 from demo.fleet import Daemon
@@ -101,16 +102,17 @@ def test_the_dashboard_is_generated_and_its_panels_do_not_overlap():
 
 
 class Prometheus:
-    """A real one, with the delivered rules, that scrapes `targets` (role → HOST:PORT) every second."""
+    """A real one, with the delivered rules, that scrapes `targets` (role → HOST:PORT) every second; `more` are settings of
+    the scrape."""
 
-    def __init__(self, directory, targets):
+    def __init__(self, directory, targets, **more):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._address = f"127.0.0.1:{probe.getsockname()[1]}"
         static = [{"targets": [address], "labels": {"weightwire_job": "rl", "weightwire_role": role, "namespace": "train"}}
                   for role, address in targets]
         config = {"global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "rule_files": [str(RULES)],
-                  "scrape_configs": [{"job_name": "weightwire", "static_configs": static}]}
+                  "scrape_configs": [{"job_name": "weightwire", "static_configs": static, **more}]}
         (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
         self._log = open(directory / "prometheus.log", "w")
         self._process = subprocess.Popen(
@@ -119,11 +121,20 @@ class Prometheus:
 
     def query(self, text):
         """The result's series. Raises for a query that Prometheus refuses."""
-        url = f"http://{self._address}/api/v1/query?" + urllib.parse.urlencode({"query": text})
         try:
-            return json.load(urllib.request.urlopen(url, timeout=30))["data"]["result"]
+            return self._get("query?" + urllib.parse.urlencode({"query": text}))["result"]
         except urllib.error.HTTPError as error:
+            if error.code == 503:  # it has not started yet
+                raise
             raise AssertionError(f"{text}: {error.read().decode()}") from error
+
+    def why_down(self):
+        """The last error of the only target; empty when it was scraped."""
+        (target,) = self._get("targets")["activeTargets"]
+        return target["lastError"]
+
+    def _get(self, path):
+        return json.load(urllib.request.urlopen(f"http://{self._address}/api/v1/{path}", timeout=30))["data"]
 
     def wait(self, text, until, limit=60):
         end = time.monotonic() + limit
@@ -173,6 +184,45 @@ def watched(daemon, groups, tmp_path):
         while len(groups) > 1:
             groups.pop().close()
         assert remote.stop() == 0
+
+
+def scrape_of(endpoint, files):
+    """What the operator makes of a PodMonitor's endpoint: its Secret's keys as the files of `files`."""
+    given = endpoint["tlsConfig"]
+    paths = {"ca.crt": files.ca, "tls.crt": files.cert, "tls.key": files.key}
+    tls = {"ca_file": paths[given["ca"]["secret"]["key"]], "cert_file": paths[given["cert"]["secret"]["key"]],
+           "key_file": paths[given["keySecret"]["key"]]}
+    for ours, theirs in (("serverName", "server_name"), ("insecureSkipVerify", "insecure_skip_verify")):
+        if ours in given:
+            tls[theirs] = given[ours]
+    return {"scheme": endpoint["scheme"], "metrics_path": endpoint["path"], "tls_config": tls}
+
+
+NAME = "weightwire.train.svc"
+
+
+@pytest.mark.parametrize("server_name, named, role, why", [
+    ("", "DNS:localhost", "metrics", ""), (NAME, f"DNS:{NAME}", "metrics", ""),
+    (NAME, "DNS:localhost", "metrics", f"certificate is valid for localhost, not {NAME}"),
+    ("", "DNS:localhost", "coordinator", "403 Forbidden")], ids=("any name", "its name", "another name", "a role that may not"))
+def test_prometheus_scrapes_pages_over_tls_as_the_monitor_says(server_name, named, role, why, tmp_path):
+    """With its own certificate; a name that the certificate lacks, or a role that may not look, gives nothing."""
+    tls = {"tls": {"coordinatorSecret": "c", "pages": True}}
+    watch = {"monitoring": {"podMonitor": {"enabled": True, "tls": {"secret": "m", "serverName": server_name}}}}
+    (endpoint,) = chart.one(chart.objects(chart.profile("tcp"), tls, watch), "PodMonitor", "rl-weightwire")["spec"]["podMetricsEndpoints"]
+    authority = certificates.Authority(tmp_path / "ca")
+    served = authority.issue("served", "coordinator", job="rl", san=named)
+    shown = authority.issue("shown", role, job="rl")
+    daemon = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "d"), "d", role="coordinator", job="rl", listen="127.0.0.1:0",
+                    http_tls="true", **certificates.settings(served))
+    prometheus = Prometheus(tmp_path, [("coordinator", daemon.http)], **scrape_of(endpoint, shown))
+    try:
+        prometheus.wait("up", lambda found: found and found[0]["value"][1] == ("0" if why else "1"))
+        last = prometheus.why_down()
+        assert why in last and bool(why) == bool(last), last
+    finally:
+        prometheus.stop()
+        assert daemon.stop() == 0
 
 
 def matchers(query):

@@ -1,5 +1,5 @@
 """The rendered pods run the disaggregated job: trainer and engine pods that share nothing but the network, each with its
-own sidecar, as user 10001 on read-only roots, with a certificate for each role; the coordinator is killed while a version is on
+own sidecar, as user 10001 on read-only roots, with a certificate for each role and pages over TLS; the coordinator is killed while a version is on
 its way to the engines, and started again."""
 
 import contextlib
@@ -22,7 +22,7 @@ from demo.processes import ask
 WHY_NOT = pods.possible()
 CONFIG = {**checkpoint.SMALL, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 4, "vocab_size": 1001}
 COORDINATOR = "rl-weightwire-coordinator-0"
-TLS = {"tls": {"coordinatorSecret": "coordinator"}}
+TLS = {"tls": {"coordinatorSecret": "coordinator", "pages": True}}
 VERSIONS = (1, 2, 3)
 # So that a version of 1.2 MB is 2 s under way.
 NARROW = {"agent": {"config": {"rate_limit": 600_000, "slot_bytes": 128 << 10, "chunk_bytes": 64 << 10, "segment_bytes_max": 32 << 10}}}
@@ -176,7 +176,7 @@ def move_versions_across_a_coordinators_death(cluster):
         assert publishing.result(100) > first
     job.assert_served(2)
     for name in trainers + engines:
-        cluster.pods[name].containers["weightwire-agent"].await_page(7412, "/readyz")
+        cluster.pods[name].containers["weightwire-agent"].await_page(7412, "/readyz", scheme="HTTPS")
     job.load(3)
     job.publish(3)
     job.assert_served(3)

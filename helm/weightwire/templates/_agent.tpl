@@ -28,16 +28,16 @@ ports:
   {{- end }}
 # The page answers once the sockets are open: the application finds its agent.
 startupProbe:
-  httpGet: {path: /healthz, port: ww-http}
+  httpGet: {path: /healthz, port: ww-http{{ include "weightwire.scheme" $root }}}
   periodSeconds: 1
   failureThreshold: 60
 livenessProbe:
-  httpGet: {path: /healthz, port: ww-http}
+  httpGet: {path: /healthz, port: ww-http{{ include "weightwire.scheme" $root }}}
   periodSeconds: 10
   timeoutSeconds: 6
 {{- if $root.Values.agent.readinessGatesPod }}
 readinessProbe:
-  httpGet: {path: /readyz, port: ww-http}
+  httpGet: {path: /readyz, port: ww-http{{ include "weightwire.scheme" $root }}}
   periodSeconds: 5
   timeoutSeconds: 6
 {{- end }}

@@ -10,6 +10,19 @@
 {{- if and $values.tls.agentTokens (not $values.tls.tokenKeySecret) -}}
 {{- fail "tls.agentTokens: the coordinator could not tell whose the agents' tokens are. Set tls.tokenKeySecret" -}}
 {{- end -}}
+{{- if and $values.tls.pages (not $values.tls.coordinatorSecret) -}}
+{{- fail "tls.pages: pages are served with the certificates of coordinator and agents. Set tls.coordinatorSecret and tls.agentSecret" -}}
+{{- end -}}
+{{- if and $values.tls.pages $values.tls.agentTokens -}}
+{{- fail "tls.pages: agents that have tokens have no certificate to serve their pages with. Leave tls.agentTokens or tls.pages out" -}}
+{{- end -}}
+{{- $scrape := $values.monitoring.podMonitor -}}
+{{- if and $values.tls.pages $scrape.enabled (not $scrape.tls.secret) -}}
+{{- fail "monitoring.podMonitor.tls.secret: with tls.pages nobody is shown metrics without a certificate. Name a Secret with one of role metrics" -}}
+{{- end -}}
+{{- if and $scrape.tls.secret (not $values.tls.pages) -}}
+{{- fail "monitoring.podMonitor.tls.secret: Prometheus would speak TLS to pages in plaintext. Set tls.pages" -}}
+{{- end -}}
 {{- range $name, $workload := $values.workloads -}}
 {{- if and $values.tls.coordinatorSecret (not ($workload.tlsSecret | default $values.tls.agentSecret)) -}}
 {{- fail (printf "workloads.%s: its agents have no certificate, and the coordinator hears nobody without one. Set tlsSecret, or tls.agentSecret for all" $name) -}}
@@ -32,12 +45,12 @@
 {{- end -}}
 {{- range $name := list "role" "job" "listen" "http" "state_dir" "etcd" "insecure" "allow_plaintext" "tls_cert" "tls_key" "tls_ca" "http_tls" "token_key" "name" -}}
 {{- if hasKey $values.coordinator.config $name -}}
-{{- fail (printf "coordinator.config.%s is set by the chart (probes, Service and volumes depend on it)" $name) -}}
+{{- fail (printf "coordinator.config.%s is set by the chart: use tls.pages, tls, bindHost or job, or leave it (probes, Service and volumes depend on it)" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- range $name := list "role" "job" "coordinator" "agent_socket" "http" "data_listen" "ucx_listen" "advertise_host" "transports" "stage_bytes_max" "insecure" "allow_plaintext" "tls_cert" "tls_key" "tls_ca" "http_tls" "token_file" "name" -}}
 {{- if hasKey $values.agent.config $name -}}
-{{- fail (printf "agent.config.%s is set by the chart: use agent.stageGiB, agent.transports, tls, bindHost or job, or leave it (probes, ports and memory depend on it)" $name) -}}
+{{- fail (printf "agent.config.%s is set by the chart: use agent.stageGiB, agent.transports, tls, tls.pages, bindHost or job, or leave it (probes, ports and memory depend on it)" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- if $values.rdma.enabled -}}

@@ -16,13 +16,24 @@
 {{- end }}
 {{- end -}}
 
-{{/* What stays plaintext beside TLS: pages (probes have no certificate) and the data plane. Argument: (list $ listeners). */}}
+{{/* What is over TLS and what stays plaintext beside it: pages unless tls.pages, and the data plane of agents.
+     Argument: (list $ listeners). */}}
 {{- define "weightwire.plaintext" -}}
-{{- if (first .).Values.tls.coordinatorSecret -}}
-allow_plaintext: {{ last . | quote }}
-{{- else -}}
+{{- $tls := (first .).Values.tls -}}
+{{- $plain := ternary (without (last .) "http") (last .) $tls.pages -}}
+{{- if not $tls.coordinatorSecret }}
 insecure: "true"
+{{- else if $plain }}
+allow_plaintext: {{ join "," $plain | quote }}
+{{- end }}
+{{- if $tls.pages }}
+http_tls: "true"
+{{- end }}
 {{- end -}}
+
+{{/* The end of a probe's httpGet: the kubelet shows no certificate and checks none. */}}
+{{- define "weightwire.scheme" -}}
+{{- if .Values.tls.pages }}, scheme: HTTPS{{ end -}}
 {{- end -}}
 
 {{- define "weightwire.coordinatorFile" -}}
@@ -31,7 +42,7 @@ insecure: "true"
       "job" (include "weightwire.job" .)
       "listen" (printf "%s:7411" .Values.bindHost)
       "http" (printf "%s:7412" .Values.bindHost)
-      | merge (include "weightwire.plaintext" (list . "http") | fromYaml) -}}
+      | merge (include "weightwire.plaintext" (list . (list "http")) | fromYaml) -}}
 {{- if .Values.coordinator.etcd -}}
 {{- $_ := set $own "etcd" .Values.coordinator.etcd -}}
 {{- else -}}
@@ -50,7 +61,7 @@ insecure: "true"
       "data_listen" (printf "%s:7413" .Values.bindHost)
       "ucx_listen" (printf "%s:7414" .Values.bindHost)
       "transports" .Values.agent.transports
-      | merge (include "weightwire.plaintext" (list . "http,data") | fromYaml) -}}
+      | merge (include "weightwire.plaintext" (list . (list "http" "data")) | fromYaml) -}}
 {{- include "weightwire.file" (merge $own .Values.agent.config) -}}
 {{- end -}}
 
