@@ -4,7 +4,7 @@
 memcpy      one thread, in one process
 raw-N       N loopback sockets, one blocking thread each side and socket, calls of 4 MiB
 shm, tcp-N  the transports, Gets of 4 MiB (tcp-N: over N connections), 16 posted at a time
-tcp-N-mac   tcp with `integrity: mac`
+tcp-N-mac   tcp with `integrity: mac`; -tls: with `integrity: tls`
 ucx:TLS     the transport ucx with UCX_TLS=TLS, the same Gets
 perftest:TLS        ucx_perftest -t ucp_get of the same UCX, with error handling as weightwire needs it, 4 MiB, 16 outstanding.
                     It reads one buffer of 4 MiB again and again, which stays in the cache
@@ -66,6 +66,11 @@ class Contender:
         return right
 
 
+def libraries_beside(tool: str) -> dict[str, str]:
+    """The environment for a tool of UCX: PyPI's do not find their own libraries."""
+    return {**os.environ, "LD_LIBRARY_PATH": str(pathlib.Path(tool).parents[1] / "lib")}
+
+
 class Perftest:
     """ucx_perftest against itself, on the settings of the transport ucx."""
 
@@ -75,7 +80,7 @@ class Perftest:
         self.name = name
         whole = name.startswith("perftest-all:")
         self._binary, self._nbytes = binary, nbytes
-        self._env = {**os.environ, "UCX_TLS": name.split(":", 1)[1], "UCX_POSIX_ERROR_HANDLING": "y",
+        self._env = {**libraries_beside(binary), "UCX_TLS": name.split(":", 1)[1], "UCX_POSIX_ERROR_HANDLING": "y",
                      "UCX_KEEPALIVE_INTERVAL": "1s", "UCX_RNDV_THRESH": "inf", "UCX_LOG_LEVEL": "error"}
         size, count = (nbytes, 1) if whole else (_CALL, nbytes // _CALL)
         self._args = ["-t", "ucp_get", "-e", "-f", "-s", str(size), "-n", str(count), "-w", "1" if whole else "16",
@@ -122,7 +127,7 @@ def ucx_of(build: pathlib.Path) -> tuple[bool, str | None]:
 def version_of(perftest: str) -> str:
     """libucp's own."""
     said = subprocess.run([pathlib.Path(perftest).with_name("ucx_info"), "-v"], stdout=subprocess.PIPE, text=True,
-                          check=True).stdout
+                          env=libraries_beside(perftest), check=True).stdout
     return re.search(r"version[: ]+([\d.]+)", said, re.I)[1]
 
 
@@ -137,7 +142,8 @@ def main() -> int:
     nbytes = args.mib << 20
     built, perftest = ucx_of(pathlib.Path(args.binary).parents[1])
     contenders = [Contender(args.binary, way, nbytes)
-                  for way in ("memcpy", "raw-1", "raw-2", "raw-4", "shm", "tcp-1", "tcp-1-mac", "tcp-4", "tcp-4-mac")]
+                  for way in ("memcpy", "raw-1", "raw-2", "raw-4", "shm", "tcp-1", "tcp-1-mac", "tcp-1-tls", "tcp-4",
+                              "tcp-4-mac", "tcp-4-tls")]
     for tls in UCX_TLS if built else ():
         contenders.append(Contender(args.binary, f"ucx:{tls}", nbytes))
         if perftest:

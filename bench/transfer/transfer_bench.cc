@@ -6,7 +6,7 @@
 //
 //   transfer_bench [rounds=7] [source_workers=1] [target_workers=2] [slot_kib=8192]
 //                  [mapped_window=16] [window=4] [chunk_kib=4096] [segment_kib=1024] [gets=8]
-//                  [mac=0]  (1: tcp with a MAC of each frame)
+//                  [integrity=1]  (of tcp; 2: a MAC of each frame, 3: TLS)
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,6 +30,7 @@
 #include "server/transfer/transfer.h"
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/tcp/tcp_transport.h"
+#include "tests/support/tls_for_tests.h"
 
 namespace weightwire::bench {
 namespace {
@@ -60,6 +61,7 @@ class Agent {
     shm_ = transport::MakeShmTransport({});
     transport::TcpOptions tcp;
     tcp.integrity = arguments.integrity;
+    tcp.tls_peers = testing::TlsPeersFor(arguments.integrity);
     tcp_ = transport::MakeTcpTransport(tcp);
     transfer::Options options;
     options.tuning = arguments.tuning;
@@ -306,10 +308,7 @@ bool Parse(const std::string& argument, Arguments* out) {
       {"rounds", [&] { out->rounds = static_cast<int>(value); }},
       {"source_workers", [&] { out->source_workers = static_cast<int>(value); }},
       {"target_workers", [&] { out->target_workers = static_cast<int>(value); }},
-      {"mac",
-       [&] {
-         if (value != 0) out->integrity = transport::Integrity::kMac;
-       }},
+      {"integrity", [&] { out->integrity = static_cast<transport::Integrity>(value); }},
       {"slot_kib", [&] { tuning.slot_bytes = value << 10; }},
       {"mapped_window", [&] { tuning.mapped_window = static_cast<uint32_t>(value); }},
       {"window", [&] { tuning.window = static_cast<uint32_t>(value); }},

@@ -13,6 +13,7 @@
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/tcp/tcp_transport.h"
 #include "server/transport/ucx/ucx_transport.h"
+#include "tests/support/tls_for_tests.h"
 
 namespace weightwire::bench {
 namespace {
@@ -80,6 +81,8 @@ std::unique_ptr<transport::Transport> MakeBackend(const std::string& way) {
   transport::TcpOptions options;
   options.connections = std::stoi(way.substr(4));
   if (way.ends_with("-mac")) options.integrity = transport::Integrity::kMac;
+  if (way.ends_with("-tls")) options.integrity = transport::Integrity::kTls;
+  options.tls_peers = testing::TlsPeersFor(options.integrity);
   return transport::MakeTcpTransport(options);
 }
 

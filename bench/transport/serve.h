@@ -22,7 +22,8 @@ class AcceptAll final : public transport::Handler {
   void OnClosed(const std::shared_ptr<transport::Endpoint>&, const Status&) override {}
 };
 
-/// "shm", "tcp-N" with N connections, "tcp-N-mac" with a MAC of each frame, "ucx:TLS" with UCX_TLS.
+/// "shm", "tcp-N" with N connections, "tcp-N-mac" with a MAC of each frame, "tcp-N-tls"
+/// under TLS, "ucx:TLS" with UCX_TLS.
 std::unique_ptr<transport::Transport> MakeBackend(const std::string& way);
 
 /// Filled with what HoldsPattern looks for.

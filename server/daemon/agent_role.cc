@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "server/daemon/data_tls.h"
 #include "server/daemon/directories.h"
 #include "server/daemon/host_identity.h"
 #include "server/daemon/pages.h"
@@ -29,6 +30,7 @@ constexpr std::chrono::milliseconds kCallsLimit(300);
 constexpr std::chrono::seconds kSessionCheck(1);
 
 std::unique_ptr<transport::Transport> MakeTransport(const std::string& name, const Config& config,
+                                                    std::shared_ptr<DataTls> tls,
                                                     metrics::Sink& metrics) {
   if (name == "shm") {
     transport::ShmOptions options;
@@ -50,6 +52,7 @@ std::unique_ptr<transport::Transport> MakeTransport(const std::string& name, con
   options.advertised_host = config.advertise_host;
   options.connections = static_cast<int>(config.tcp_connections);
   options.integrity = config.integrity;
+  options.tls_peers = std::move(tls);
   options.traffic_class = static_cast<uint8_t>(config.traffic_class);
   options.io_threads = static_cast<int>(config.tcp_io_threads);
   options.metrics = &metrics;
@@ -105,9 +108,13 @@ Result<std::unique_ptr<AgentRole>> AgentRole::Start(const Config& config, const 
 AgentRole::~AgentRole() { Stop(); }
 
 Status AgentRole::MakeTransports(const Config& config, const Host& host) {
+  std::shared_ptr<DataTls> tls;
+  if (config.integrity == transport::Integrity::kTls) {
+    WW_ASSIGN_OR_STATUS(tls, DataTls::Make(TlsFilesOf(config), *host.identity));
+  }
   std::vector<transport::Transport*> viable;
   for (const std::string& name : config.transports) {
-    auto transport = MakeTransport(name, config, host.metrics);
+    auto transport = MakeTransport(name, config, tls, host.metrics);
     if (Status can = transport->Viable(); !can.ok()) {
       // Going on with another transport would be the fallback that the setting forbids.
       if (name == "ucx" && config.gpu_direct == transport::GpuDirect::kRequired) return can;

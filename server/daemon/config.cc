@@ -55,10 +55,14 @@ Status CheckSizes(const Config& config) {
   return OkStatus();
 }
 
-Status CheckTransports(const Config& config) {
+bool Names(const Config& config, std::string_view transport) {
   const auto& names = config.transports;
+  return std::find(names.begin(), names.end(), transport) != names.end();
+}
+
+Status CheckTransports(const Config& config) {
   if (config.gpu_direct != transport::GpuDirect::kRequired || !HasAgent(config.role) ||
-      std::find(names.begin(), names.end(), "ucx") != names.end()) {
+      Names(config, "ucx")) {
     return OkStatus();
   }
   return Status(Invalid("gpu_direct is required, but transports does not name ucx"))
@@ -66,15 +70,22 @@ Status CheckTransports(const Config& config) {
 }
 
 Status CheckIntegrity(const Config& config) {
-  if (config.integrity == transport::Integrity::kCrc || !HasAgent(config.role)) return OkStatus();
-  const auto& names = config.transports;
-  if (std::find(names.begin(), names.end(), "ucx") != names.end()) {
-    return Status(Invalid("integrity is mac, and ucx, which transports names, carries no MAC"))
+  using transport::Integrity;
+  if (config.integrity == Integrity::kCrc || !HasAgent(config.role)) return OkStatus();
+  const bool tls = config.integrity == Integrity::kTls;
+  const std::string set = tls ? "integrity is tls" : "integrity is mac";
+  if (Names(config, "ucx")) {
+    return Status(Invalid(set + ", and ucx, which transports names, carries no " +
+                          (tls ? "TLS" : "MAC")))
         .Remedy("leave ucx out of transports, or set integrity to crc");
   }
+  if (tls && config.tls_cert.empty()) {
+    return Status(Invalid(set + ", and there is no certificate to show"))
+        .Remedy("set tls_cert, tls_key and tls_ca, or integrity to crc");
+  }
   if (!config.tls_ca.empty()) return OkStatus();
-  return Status(Invalid("integrity is mac, and the tickets that its keys are made of would come in "
-                        "plaintext"))
+  return Status(
+             Invalid(set + ", and the tickets that its keys are made of would come in plaintext"))
       .Remedy("set tls_cert, tls_key and tls_ca, or token_file and tls_ca, or integrity to crc");
 }
 
@@ -155,8 +166,11 @@ Status CheckListeners(const Config& config) {
     WW_RETURN_IF_ERROR(CheckListener(config, "listen", config.listen, ""));
   }
   if (HasAgent(config.role)) {
-    WW_RETURN_IF_ERROR(CheckListener(config, "data_listen", config.data_listen, "data"));
-    WW_RETURN_IF_ERROR(CheckListener(config, "ucx_listen", config.ucx_listen, "data"));
+    const bool tls = config.integrity == transport::Integrity::kTls;
+    WW_RETURN_IF_ERROR(CheckListener(config, "data_listen", config.data_listen, tls ? "" : "data"));
+    if (Names(config, "ucx")) {
+      WW_RETURN_IF_ERROR(CheckListener(config, "ucx_listen", config.ucx_listen, "data"));
+    }
   }
   return CheckListener(config, "http", config.http, config.http_tls ? "" : "http");
 }

@@ -1,20 +1,15 @@
 #pragma once
 
-#include <array>
 #include <memory>
 #include <string>
 
 #include "server/base/status.h"
+#include "server/daemon/tls_context.h"
 #include "server/metrics/metrics.h"
 #include "server/tls/identity.h"
 #include "server/tls/tls_files.h"
-#include "server/tls/watched_file.h"
 
 struct x509_st;
-namespace boost::asio::ssl {
-class context;
-}  // namespace boost::asio::ssl
-
 namespace weightwire::daemon {
 
 /// TLS 1.3 of the pages, with the certificate of the process; and who may see which. A client is
@@ -37,14 +32,11 @@ class HttpTls {
 
  private:
   HttpTls(const tls::TlsFiles& files, tls::Identity own, metrics::Sink& metrics);
-  Status Load();
   Status Check(const std::string& path, x509_st* certificate) const;
 
-  std::array<tls::WatchedFile, 3> files_;  ///< certificate, key, CA
+  TlsContext context_;
   const tls::Identity own_;
   metrics::Sink& metrics_;
-  std::array<std::string, 3> texts_;  ///< of context_
-  std::shared_ptr<boost::asio::ssl::context> context_;
 };
 
 }  // namespace weightwire::daemon

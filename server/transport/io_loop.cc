@@ -1,6 +1,7 @@
 #include "server/transport/io_loop.h"
 
 #include <pthread.h>
+#include <signal.h>
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
@@ -46,7 +47,13 @@ struct IoLoop::Impl {
 };
 
 IoLoop::IoLoop(const std::string& name) : impl_(std::make_unique<Impl>()) {
-  impl_->thread = std::thread([impl = impl_.get()] { impl->Run(); });
+  impl_->thread = std::thread([impl = impl_.get()] {
+    sigset_t broken_pipe;  // OpenSSL writes to sockets without MSG_NOSIGNAL
+    sigemptyset(&broken_pipe);
+    sigaddset(&broken_pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr);
+    impl->Run();
+  });
   pthread_setname_np(impl_->thread.native_handle(), name.substr(0, 15).c_str());
 }
 

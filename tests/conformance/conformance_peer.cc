@@ -5,8 +5,8 @@
 //   conformance_peer read BACKEND TUNING BYTES ADDRESS INCARNATION ID GENERATION
 //       reads the export for ever, and notifies "reading" once the first Get has ended
 //
-// TUNING: of tcp its connections, with "+mac" behind them where frames are sealed; of ucx what
-// UCX_TLS takes.
+// TUNING: of tcp its connections, with "+mac" behind them where frames are sealed and "+tls" under
+// TLS; of ucx what UCX_TLS takes.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -19,6 +19,7 @@
 #include "server/transport/tcp/tcp_transport.h"
 #include "server/transport/ucx/ucx_transport.h"
 #include "tests/conformance/pattern.h"
+#include "tests/support/tls_for_tests.h"
 
 namespace weightwire::conformance {
 namespace {
@@ -51,6 +52,8 @@ std::unique_ptr<transport::Transport> Make(const std::string& backend, const std
   transport::TcpOptions options;
   options.connections = std::stoi(tuning);
   if (tuning.ends_with("+mac")) options.integrity = transport::Integrity::kMac;
+  if (tuning.ends_with("+tls")) options.integrity = transport::Integrity::kTls;
+  options.tls_peers = testing::TlsPeersFor(options.integrity);
   return transport::MakeTcpTransport(options);
 }
 

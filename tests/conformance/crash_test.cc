@@ -89,8 +89,9 @@ class Crashes : public Conformance {
 
   std::vector<std::string> Arguments(const std::string& role) {
     const Kind& kind = rig.kind();
-    const bool sealed = kind.integrity == transport::Integrity::kMac;
-    const std::string sockets = std::to_string(kind.connections) + (sealed ? "+mac" : "");
+    std::string sockets = std::to_string(kind.connections);
+    if (kind.integrity == transport::Integrity::kMac) sockets += "+mac";
+    if (kind.integrity == transport::Integrity::kTls) sockets += "+tls";
     return {role, kind.backend, kind.backend == "ucx" ? kind.tls : sockets, std::to_string(kBytes)};
   }
   std::unique_ptr<Peer> StartServer() {

@@ -10,6 +10,7 @@
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/ucx/ucx_transport.h"
 #include "tests/conformance/pattern.h"
+#include "tests/support/tls_for_tests.h"
 
 namespace weightwire::conformance {
 namespace {
@@ -51,7 +52,8 @@ std::vector<Kind> RealKinds() {
   std::vector<Kind> kinds = {{"shm", "shm", 1},
                              {"tcp1", "tcp", 1},
                              {"tcp4", "tcp", 4},
-                             {"tcp4_mac", "tcp", 4, {}, transport::Integrity::kMac}};
+                             {"tcp4_mac", "tcp", 4, {}, transport::Integrity::kMac},
+                             {"tcp4_tls", "tcp", 4, {}, transport::Integrity::kTls}};
   for (const Kind& kind : UcxKinds()) kinds.push_back(kind);
   return kinds;
 }
@@ -120,6 +122,7 @@ std::unique_ptr<Side> Rig::MakeSide(Limits limits) {
     transport::TcpOptions options;
     options.connections = kind_.connections;
     options.integrity = kind_.integrity;
+    options.tls_peers = testing::TlsPeersFor(kind_.integrity);
     options.handshake_timeout = limits.handshake_timeout;
     options.inbound_handshakes_max = limits.inbound_handshakes_max;
     options.inbound_sessions_max = limits.inbound_sessions_max;

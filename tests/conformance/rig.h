@@ -56,7 +56,7 @@ struct Limits {
   uint64_t chunk_bytes_max = 64 << 20;
   uint32_t gets_in_flight_max = 64;
   uint32_t notifies_queued_max = 1024;
-  Nanos handshake_timeout = 2s;
+  Nanos handshake_timeout = 10s;
   uint32_t inbound_handshakes_max = 64;
   uint32_t inbound_sessions_max = 1024;
   metrics::Sink* metrics = &metrics::Null();

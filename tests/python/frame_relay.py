@@ -26,25 +26,24 @@ class Frame:
         return self.header + self.payload
 
 
-class FrameRelay:
-    """Listens on 127.0.0.2 and passes on to the same port of 127.0.0.1; what callees send is what it changes."""
+class Relay:
+    """Listens on 127.0.0.2 for callers of the same port of 127.0.0.1; `open` is what is done with each, on a thread."""
 
-    def __init__(self, sealed: bool):
-        self._tag = TAG if sealed else 0
+    def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.2", 0))
         self.port = self._listener.getsockname()[1]
-        self._attack: str | None = None
-        self._lock = threading.Lock()
-        self.done = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
-
-    def arm(self, attack: str) -> None:
-        self.done.clear()
-        with self._lock:
-            self._attack = attack
 
     def close(self) -> None:
         self._listener.close()
+
+    def callee(self) -> socket.socket:
+        callee = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        callee.settimeout(None)
+        return callee
+
+    def open(self, caller: socket.socket) -> None:
+        raise NotImplementedError
 
     def _accept(self) -> None:
         while True:
@@ -52,12 +51,27 @@ class FrameRelay:
                 caller, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._open, args=(caller,), daemon=True).start()
+            threading.Thread(target=self.open, args=(caller,), daemon=True).start()
 
-    def _open(self, caller: socket.socket) -> None:
+
+class FrameRelay(Relay):
+    """What callees send is what it changes."""
+
+    def __init__(self, sealed: bool):
+        self._tag = TAG if sealed else 0
+        self._attack: str | None = None
+        self._lock = threading.Lock()
+        self.done = threading.Event()
+        super().__init__()
+
+    def arm(self, attack: str) -> None:
+        self.done.clear()
+        with self._lock:
+            self._attack = attack
+
+    def open(self, caller: socket.socket) -> None:
         try:
-            callee = socket.create_connection(("127.0.0.1", self.port), timeout=10)
-            callee.settimeout(None)
+            callee = self.callee()
             first = exactly(caller, PREAMBLE)
             callee.sendall(first)
         except OSError:

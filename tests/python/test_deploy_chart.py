@@ -95,11 +95,15 @@ UNSAFE = [
      "nobody is shown metrics without a certificate"),
     ({"tls": {"coordinatorSecret": "c"}, "monitoring": {"podMonitor": {"enabled": True, "tls": {"secret": "m"}}}},
      "would speak TLS to pages in plaintext"),
+    ({"agent": {"config": {"integrity": "tls"}}, **chart.workload()}, "agents show each other their certificates"),
+    ({"tls": {"coordinatorSecret": "c", "agentSecret": "a"},
+      "agent": {"config": {"integrity": "tls"}, "transports": ["shm", "ucx"]}, **chart.workload()},
+     "agents show each other their certificates"),
     ({"agent": {"config": {"http_tls": True}}}, "agent.config.http_tls is set by the chart: use"),
     ({"coordinator": {"config": {"http_tls": True}}}, "coordinator.config.http_tls is set by the chart: use tls.pages"),
     ({"monitoring": {"podMonitor": {"tls": {"secret": "m", "skip": True}}}}, "$.monitoring.podMonitor.tls"),
     ({"tls": {"secret": "c"}}, "$.tls"),
-    ({"networkPolicy": {"enabled": False}}, "every pod of the cluster could reach the data plane"),
+    ({"networkPolicy": {"enabled": False}}, "every pod of the cluster could reach what is plaintext"),
     ({"coordinator": {"replicas": 2}}, "without etcd a job has one coordinator"),
     ({"coordinator": {"replicas": 0}}, "nothing could be published"),
     ({"coordinator": {"etcd": ["etcd"]}}, "$.coordinator.etcd"),
@@ -231,6 +235,13 @@ def test_pages_over_tls_are_probed_and_scraped_over_tls(name, server_name, tmp_p
     for container, file, plain in ((coordinator["containers"][0], "coordinator.yaml", ""), (chart.sidecar(app), "agent.yaml", "data")):
         settings = settings_of(manifests, container, file, tmp_path)
         assert (settings["http_tls"], settings["insecure"], settings["allow_plaintext"]) == ("true", "false", plain)
+
+
+def test_data_over_tls_needs_no_leave_for_plaintext(tmp_path):
+    secrets = {"acceptPlaintext": False, "tls": {"coordinatorSecret": "c", "agentSecret": "a", "pages": True}}
+    manifests = rendered("tcp", secrets, {"agent": {"config": {"integrity": "tls"}}}, chart.workload())
+    settings = settings_of(manifests, chart.sidecar(pods(manifests)["app"]["spec"]), "agent.yaml", tmp_path)
+    assert (settings["integrity"], settings["insecure"], settings["allow_plaintext"]) == ("tls", "false", "")
 
 
 def test_tokens_replace_the_agents_certificates(tmp_path):
@@ -428,5 +439,8 @@ def test_the_notes_say_what_is_not_protected():
     assert "PLAINTEXT" not in secure and "hears nobody without a certificate" in secure and "pages on port 7412 are plaintext" in secure
     hidden = chart.texts(chart.profile("tcp"), {"tls": {"coordinatorSecret": "c", "pages": True}})["templates/NOTES.txt"]
     assert "pages on port 7412 show themselves to certificates only" in hidden and "pages on port 7412 are plaintext" not in hidden
+    assert "weights on the way are plaintext" in hidden
+    sealed = chart.texts(chart.profile("tcp"), {"tls": {"coordinatorSecret": "c"}, "agent": {"config": {"integrity": "tls"}}})
+    assert "weights on the way are encrypted" in sealed["templates/NOTES.txt"]
     assert "PLAINTEXT" in notes("tcp") and "RDMA" not in notes("tcp") and "RDMA has not been run" in notes("rdma")
     assert "There is no NetworkPolicy" in notes("cpu-dev") and "commits are forgotten" in notes("cpu-dev")

@@ -16,6 +16,9 @@
 {{- if and $values.tls.pages $values.tls.agentTokens -}}
 {{- fail "tls.pages: agents that have tokens have no certificate to serve their pages with. Leave tls.agentTokens or tls.pages out" -}}
 {{- end -}}
+{{- if and (include "weightwire.dataTls" . | eq "true") (or (not $values.tls.coordinatorSecret) $values.tls.agentTokens (has "ucx" $values.agent.transports)) -}}
+{{- fail "agent.config.integrity=tls: agents show each other their certificates, over tcp. Set tls.coordinatorSecret and tls.agentSecret, and leave tls.agentTokens and the transport ucx out" -}}
+{{- end -}}
 {{- $scrape := $values.monitoring.podMonitor -}}
 {{- if and $values.tls.pages $scrape.enabled (not $scrape.tls.secret) -}}
 {{- fail "monitoring.podMonitor.tls.secret: with tls.pages nobody is shown metrics without a certificate. Name a Secret with one of role metrics" -}}
@@ -32,7 +35,7 @@
 {{- end -}}
 {{- end -}}
 {{- if and (not $values.networkPolicy.enabled) (not $values.acceptOpenNetwork) (ne $values.profile "cpu-dev") -}}
-{{- fail "networkPolicy.enabled=false: every pod of the cluster could reach the data plane, which is plaintext, and without tls every RPC. Leave it on, or set acceptOpenNetwork=true" -}}
+{{- fail "networkPolicy.enabled=false: every pod of the cluster could reach what is plaintext, and without tls every RPC. Leave it on, or set acceptOpenNetwork=true" -}}
 {{- end -}}
 {{- if lt (int $values.coordinator.replicas) 1 -}}
 {{- fail "coordinator.replicas=0: nothing could be published" -}}

@@ -16,8 +16,8 @@
 {{- end }}
 {{- end -}}
 
-{{/* What is over TLS and what stays plaintext beside it: pages unless tls.pages, and the data plane of agents.
-     Argument: (list $ listeners). */}}
+{{/* What is over TLS and what stays plaintext beside it: pages unless tls.pages, and the data plane of agents unless
+     agent.config.integrity is tls. Argument: (list $ listeners). */}}
 {{- define "weightwire.plaintext" -}}
 {{- $tls := (first .).Values.tls -}}
 {{- $plain := ternary (without (last .) "http") (last .) $tls.pages -}}
@@ -29,6 +29,10 @@ allow_plaintext: {{ join "," $plain | quote }}
 {{- if $tls.pages }}
 http_tls: "true"
 {{- end }}
+{{- end -}}
+
+{{- define "weightwire.dataTls" -}}
+{{- .Values.agent.config.integrity | default "" | eq "tls" -}}
 {{- end -}}
 
 {{/* The end of a probe's httpGet: the kubelet shows no certificate and checks none. */}}
@@ -61,7 +65,7 @@ http_tls: "true"
       "data_listen" (printf "%s:7413" .Values.bindHost)
       "ucx_listen" (printf "%s:7414" .Values.bindHost)
       "transports" .Values.agent.transports
-      | merge (include "weightwire.plaintext" (list . (list "http" "data")) | fromYaml) -}}
+      | merge (include "weightwire.plaintext" (list . (ternary (list "http") (list "http" "data") (include "weightwire.dataTls" . | eq "true"))) | fromYaml) -}}
 {{- include "weightwire.file" (merge $own .Values.agent.config) -}}
 {{- end -}}
 

@@ -23,9 +23,9 @@ using boost::system::error_code;
 
 }  // namespace
 
-TcpConnection::TcpConnection(TcpCore& core, IoLoop& loop, Socket socket,
+TcpConnection::TcpConnection(TcpCore& core, IoLoop& loop, TcpStream stream,
                              std::optional<FrameMacs> macs)
-    : core_(core), loop_(loop), socket_(std::move(socket)), macs_(std::move(macs)) {}
+    : core_(core), loop_(loop), stream_(std::move(stream)), macs_(std::move(macs)) {}
 
 void TcpConnection::Bind(std::shared_ptr<TcpEndpoint> endpoint, size_t index) {
   endpoint_ = std::move(endpoint);
@@ -62,9 +62,8 @@ void TcpConnection::SendNotify(std::vector<std::byte> message) {
 
 void TcpConnection::Shut() {
   if (std::exchange(shut_, true)) return;
-  error_code ignored;
-  // Asio's pending operations end without touching a buffer: they only run on this thread.
-  socket_.close(ignored);
+  // Pending operations end without touching a buffer: they only run on this thread.
+  stream_.Close();
   control_.clear();
   replies_.clear();
   writing_.clear();
@@ -76,7 +75,7 @@ void TcpConnection::Shut() {
 }
 
 void TcpConnection::ReadHeader() {
-  boost::asio::async_read(socket_, boost::asio::buffer(header_in_, kFrameBytes + tag_bytes()),
+  boost::asio::async_read(stream_, boost::asio::buffer(header_in_, kFrameBytes + tag_bytes()),
                           [self = shared_from_this()](const error_code& error, size_t) {
                             if (self->shut_) return;
                             if (error) return self->Broken(error);
@@ -159,7 +158,7 @@ void TcpConnection::ReadPayload(uint64_t request) {
     return LargeCalls{}(error, total);
   };
   boost::asio::async_read(
-      socket_, BufferView<boost::asio::mutable_buffer>{payload_in_}, as_it_comes,
+      stream_, BufferView<boost::asio::mutable_buffer>{payload_in_}, as_it_comes,
       [self = shared_from_this(), request](const error_code& error, size_t total) {
         if (self->shut_) return;
         if (error) return self->Broken(error);
@@ -182,7 +181,7 @@ void TcpConnection::FinishGet(uint64_t request, Status status) {
 
 void TcpConnection::ReadNotify(size_t bytes) {
   const size_t tag = bytes == 0 ? 0 : tag_bytes();  // no payload, no unit
-  boost::asio::async_read(socket_, boost::asio::buffer(notify_in_, bytes + tag),
+  boost::asio::async_read(stream_, boost::asio::buffer(notify_in_, bytes + tag),
                           [self = shared_from_this(), bytes, tag](const error_code& error, size_t) {
                             if (self->shut_) return;
                             if (error) return self->Broken(error);
@@ -211,7 +210,7 @@ void TcpConnection::WriteNext() {
     if (macs_) outgoing.Seal(macs_->out);
     outgoing.AppendTo(&payload_out_);
   }
-  boost::asio::async_write(socket_, BufferView<boost::asio::const_buffer>{payload_out_},
+  boost::asio::async_write(stream_, BufferView<boost::asio::const_buffer>{payload_out_},
                            LargeCalls{},
                            [self = shared_from_this()](const error_code& error, size_t) {
                              if (self->shut_) return;
@@ -224,6 +223,7 @@ void TcpConnection::WriteNext() {
 }
 
 void TcpConnection::Broken(const error_code& error) {
+  if (TlsSocket::IsForgery(error)) return Forged();
   const bool ended = error == boost::asio::error::eof;
   endpoint_->FailSession(TransportFailed(ended ? "the peer closed the session"
                                                : "the connection broke: " + error.message()),

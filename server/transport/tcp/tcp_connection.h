@@ -2,7 +2,6 @@
 
 #include <array>
 #include <boost/asio/buffer.hpp>
-#include <boost/asio/ip/tcp.hpp>
 #include <deque>
 #include <map>
 #include <memory>
@@ -15,15 +14,15 @@
 #include "server/transport/tcp/tcp_buffers.h"
 #include "server/transport/tcp/tcp_core.h"
 #include "server/transport/tcp/tcp_outgoing.h"
+#include "server/transport/tcp/tcp_stream.h"
 
 namespace weightwire::transport {
 
 /// One socket of a session: sends frames, reads frames. Everything runs on its loop.
 class TcpConnection final : public std::enable_shared_from_this<TcpConnection> {
  public:
-  using Socket = boost::asio::ip::tcp::socket;
   /// `macs`: of a session whose frames are sealed.
-  TcpConnection(TcpCore& core, IoLoop& loop, Socket socket, std::optional<FrameMacs> macs);
+  TcpConnection(TcpCore& core, IoLoop& loop, TcpStream stream, std::optional<FrameMacs> macs);
 
   IoLoop& loop() { return loop_; }
   /// Before anything else; on any thread. `endpoint` is kept until Shut.
@@ -48,12 +47,12 @@ class TcpConnection final : public std::enable_shared_from_this<TcpConnection> {
   size_t tag_bytes() const { return macs_ ? kTagBytes : 0; }
   void Broken(const boost::system::error_code& error);
   void Garbage(const std::string& what);
-  /// What was read does not fit its MAC.
+  /// What was read does not fit its MAC, or that of TLS.
   void Forged();
 
   TcpCore& core_;
   IoLoop& loop_;
-  Socket socket_;
+  TcpStream stream_;
   std::shared_ptr<TcpEndpoint> endpoint_;
   size_t index_ = 0;
   bool shut_ = false;

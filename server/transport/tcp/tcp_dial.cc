@@ -21,12 +21,17 @@ Hello With(Hello hello, uint64_t features) {
   return hello;
 }
 
+std::string WithoutTls(const std::string& address) {
+  return address.starts_with(kTlsPrefix) ? address.substr(kTlsPrefix.size()) : address;
+}
+
 }  // namespace
 
-TcpDial::TcpDial(std::shared_ptr<TcpCore> core, std::string address, const Hello& hello,
+TcpDial::TcpDial(std::shared_ptr<TcpCore> core, const std::string& address, const Hello& hello,
                  Transport::ConnectDone done, Ended ended)
     : core_(std::move(core)),
-      address_(std::move(address)),
+      address_(WithoutTls(address)),
+      peer_has_tls_(address_.size() < address.size()),
       handshake_(With(hello, FeaturesOf(core_->options))),
       done_(std::move(done)),
       ended_(std::move(ended)),
@@ -50,6 +55,12 @@ void TcpDial::Start(Nanos timeout) {
                        "integrity is mac, and " + address_ + " is to be shown a ticket")
                     .Remedy("upgrade that agent"));
   }
+  if (peer_has_tls_ != (core_->options.tls_peers != nullptr)) {
+    return Fail(Status(Code::kFailedPrecondition, Reason::kConfigInvalid,
+                       peer_has_tls_ ? "integrity is tls at " + address_ + ", and not here"
+                                     : "integrity is tls here, and not at " + address_)
+                    .Remedy("set integrity alike on all agents of the job"));
+  }
   auto parts = SplitAddress(address_);
   if (!parts.has_value()) return Fail(parts.error());
   Resolve(parts->first, parts->second);
@@ -72,21 +83,35 @@ void TcpDial::Resolve(const std::string& host, uint16_t port) {
 
 void TcpDial::ConnectFirst(tcp::resolver::results_type candidates) {
   boost::asio::async_connect(
-      legs_[0].socket, candidates,
+      legs_[0].stream.socket(), candidates,
       [self = shared_from_this()](const error_code& error, const tcp::endpoint&) {
         if (!self->done_) return;
         if (error) return self->FailIo(error);
-        self->Open();
+        self->Secure(0, &TcpDial::Open);
       });
 }
 
-void TcpDial::Open() {
+void TcpDial::Secure(size_t leg, void (TcpDial::*then)(size_t leg)) {
+  Tune(legs_[leg].stream.socket(), core_->options);
+  if (!peer_has_tls_) return (this->*then)(leg);
+  const auto context = core_->options.tls_peers->Context();
+  legs_[leg].stream.AsyncSecure(
+      context.get(), TlsSocket::Side::kCaller,
+      [self = shared_from_this(), leg, then](const error_code& error) {
+        if (!self->done_) return;
+        if (error) return self->FailIo(error);
+        Status may = self->legs_[leg].stream.CheckPeer(*self->core_->options.tls_peers);
+        if (!may.ok()) return self->Fail(std::move(may));
+        (self.get()->*then)(leg);
+      });
+}
+
+void TcpDial::Open(size_t leg) {
   open_ = EncodeOpen({handshake_.introduction(), static_cast<uint32_t>(legs_.size())});
-  Tune(legs_[0].socket, core_->options);
-  if (!Say(0, open_)) return;
-  if (!handshake_.awaits_challenge()) return AwaitWelcome(0);
+  if (!Say(leg, open_)) return;
+  if (!handshake_.awaits_challenge()) return AwaitWelcome(leg);
   // A refusal has no challenge behind it.
-  boost::asio::async_read(legs_[0].socket, boost::asio::buffer(challenge_, kHelloReplyBytes),
+  boost::asio::async_read(legs_[leg].stream, boost::asio::buffer(challenge_, kHelloReplyBytes),
                           [self = shared_from_this()](const error_code& error, size_t) {
                             if (!self->done_) return;
                             if (error) return self->FailIo(error);
@@ -99,7 +124,7 @@ void TcpDial::AwaitChallenge() {
   if (!reply.has_value()) return FailGarbage(reply.error());
   if (Status verdict = StatusOf(*reply); !verdict.ok()) return Fail(verdict);
   boost::asio::async_read(
-      legs_[0].socket, boost::asio::buffer(challenge_.data() + kHelloReplyBytes, kChallengeBytes),
+      legs_[0].stream, boost::asio::buffer(challenge_.data() + kHelloReplyBytes, kChallengeBytes),
       [self = shared_from_this()](const error_code& error, size_t) {
         if (!self->done_) return;
         if (error) return self->FailIo(error);
@@ -117,13 +142,13 @@ void TcpDial::OnChallenge() {
 }
 
 bool TcpDial::Say(size_t leg, std::span<const std::byte> message) {
-  if (SendNow(legs_[leg].socket, message)) return true;
+  if (legs_[leg].stream.SendNow(message)) return true;
   Fail(TransportFailed("the connection to " + address_ + " broke"));
   return false;
 }
 
 void TcpDial::AwaitWelcome(size_t leg) {
-  boost::asio::async_read(legs_[leg].socket, boost::asio::buffer(legs_[leg].welcome),
+  boost::asio::async_read(legs_[leg].stream, boost::asio::buffer(legs_[leg].welcome),
                           [self = shared_from_this(), leg](const error_code& error, size_t) {
                             if (!self->done_) return;
                             if (error) return self->FailIo(error);
@@ -136,41 +161,43 @@ void TcpDial::OnWelcome(size_t leg) {
   if (!welcome.has_value()) return FailGarbage(welcome.error());
   if (Status verdict = StatusOf(welcome->reply); !verdict.ok()) return Fail(verdict);
   --missing_;
-  if (leg == 0) ConnectOthers(welcome->token, welcome->connections);
+  if (leg == 0) {
+    token_ = welcome->token;
+    ConnectOthers(welcome->connections);
+  }
   if (done_ && missing_ == 0) Succeed();
 }
 
-void TcpDial::ConnectOthers(const SessionToken& token, uint32_t connections) {
+void TcpDial::ConnectOthers(uint32_t connections) {
   error_code error;
-  const tcp::endpoint peer = legs_[0].socket.remote_endpoint(error);
+  const tcp::endpoint peer = legs_[0].stream.socket().remote_endpoint(error);
   if (error) return FailIo(error);
   while (legs_.size() > connections) legs_.pop_back();
   missing_ = legs_.size() - 1;
   for (size_t leg = 1; leg < legs_.size(); ++leg) {
-    legs_[leg].socket.async_connect(
-        peer, [self = shared_from_this(), leg, token](const error_code& failure) {
+    legs_[leg].stream.socket().async_connect(
+        peer, [self = shared_from_this(), leg](const error_code& failure) {
           if (!self->done_) return;
           if (failure) return self->FailIo(failure);
-          self->Join(leg, token);
+          self->Secure(leg, &TcpDial::Join);
         });
   }
 }
 
-void TcpDial::Join(size_t leg, const SessionToken& token) {
-  Tune(legs_[leg].socket, core_->options);
+void TcpDial::Join(size_t leg) {
   const auto index = static_cast<uint32_t>(leg);
-  TcpJoin join{token, index, {}};
-  if (handshake_.awaits_challenge()) join.proof = JoinProof(handshake_.key(), token, index);
+  TcpJoin join{token_, index, {}};
+  if (handshake_.awaits_challenge()) join.proof = JoinProof(handshake_.key(), token_, index);
   if (Say(leg, EncodeJoin(join))) AwaitWelcome(leg);
 }
 
 void TcpDial::Succeed() {
   timer_.cancel();
-  std::vector<tcp::socket> sockets;
-  for (Leg& leg : legs_) sockets.push_back(std::move(leg.socket));
+  std::vector<TcpStream> streams;
+  for (Leg& leg : legs_) streams.push_back(std::move(leg.stream));
   ended_(shared_from_this());
   auto endpoint = MakeTcpEndpoint(core_, handshake_.hello(), handshake_.key(), Sender::kCaller,
-                                  std::move(sockets));
+                                  std::move(streams));
   endpoint->Start([done = std::exchange(done_, nullptr), endpoint] { done(endpoint); });
 }
 
@@ -186,8 +213,7 @@ void TcpDial::Fail(Status why) {
   if (!done_) return;
   timer_.cancel();
   resolver_.cancel();
-  error_code ignored;
-  for (Leg& leg : legs_) leg.socket.close(ignored);
+  for (Leg& leg : legs_) leg.stream.Close();
   ended_(shared_from_this());
   std::exchange(done_, nullptr)(weightwire::Fail(std::move(why)));
 }

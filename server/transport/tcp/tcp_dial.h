@@ -20,23 +20,24 @@ class TcpDial final : public std::enable_shared_from_this<TcpDial> {
  public:
   using Ended = std::function<void(const std::shared_ptr<TcpDial>&)>;
   /// `ended` runs once, before `done` does.
-  TcpDial(std::shared_ptr<TcpCore> core, std::string address, const Hello& hello,
+  TcpDial(std::shared_ptr<TcpCore> core, const std::string& address, const Hello& hello,
           Transport::ConnectDone done, Ended ended);
   void Start(Nanos timeout);
   /// Gives up for `why`, unless the answer has been given.
   void Fail(Status why);
 
  private:
-  using Socket = boost::asio::ip::tcp::socket;
   struct Leg {
-    explicit Leg(boost::asio::io_context& context) : socket(context) {}
-    Socket socket;
+    explicit Leg(boost::asio::io_context& context) : stream(context) {}
+    TcpStream stream;
     std::array<std::byte, kWelcomeBytes> welcome{};
   };
 
   void Resolve(const std::string& host, uint16_t port);
   void ConnectFirst(boost::asio::ip::tcp::resolver::results_type candidates);
-  void Open();
+  /// Goes on with `then` under TLS, where the options ask for it.
+  void Secure(size_t leg, void (TcpDial::*then)(size_t leg));
+  void Open(size_t leg);
   void AwaitChallenge();
   void OnChallenge();
   /// False when the socket did not take it; the call has failed then.
@@ -44,13 +45,14 @@ class TcpDial final : public std::enable_shared_from_this<TcpDial> {
   void AwaitWelcome(size_t leg);
   void OnWelcome(size_t leg);
   void FailGarbage(const Status& what);
-  void Join(size_t leg, const SessionToken& token);
-  void ConnectOthers(const SessionToken& token, uint32_t connections);
+  void Join(size_t leg);
+  void ConnectOthers(uint32_t connections);
   void Succeed();
   void FailIo(const boost::system::error_code& error);
 
   const std::shared_ptr<TcpCore> core_;
-  const std::string address_;
+  const std::string address_;  ///< without what says that it is under TLS
+  const bool peer_has_tls_;
   CallerHandshake handshake_;
   Preamble open_{};  ///< as it was sent
   std::array<std::byte, kChallengedReplyBytes> challenge_{};
@@ -59,7 +61,8 @@ class TcpDial final : public std::enable_shared_from_this<TcpDial> {
   boost::asio::steady_timer timer_;
   boost::asio::ip::tcp::resolver resolver_;
   std::vector<Leg> legs_;
-  size_t missing_ = 1;  ///< welcomes
+  SessionToken token_{};  ///< of the first welcome
+  size_t missing_ = 1;    ///< welcomes
 };
 
 }  // namespace weightwire::transport

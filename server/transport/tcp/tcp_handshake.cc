@@ -33,28 +33,19 @@ void Tune(tcp::socket& socket, const TcpOptions& options) {
   setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &tos, sizeof(tos));
 }
 
-bool SendNow(tcp::socket& socket, std::span<const std::byte> message) {
-  const ssize_t sent =
-      send(socket.native_handle(), message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  return sent == static_cast<ssize_t>(message.size());
-}
-
 uint64_t FeaturesOf(const TcpOptions& options) {
   return options.integrity == Integrity::kMac ? kFeatureMac : 0;
 }
 
 std::shared_ptr<TcpEndpoint> MakeTcpEndpoint(const std::shared_ptr<TcpCore>& core,
                                              const Hello& hello, const Proof& key, Sender self,
-                                             std::vector<tcp::socket> sockets) {
+                                             std::vector<TcpStream> streams) {
   const size_t home = core->NextHome();
   std::vector<std::shared_ptr<TcpConnection>> connections;
-  for (size_t i = 0; i < sockets.size(); ++i) {
+  for (size_t i = 0; i < streams.size(); ++i) {
     IoLoop& loop = core->loop(home + i);
-    boost::system::error_code error;
-    tcp::socket moved(loop.context());
-    const auto local = sockets[i].local_endpoint(error);
-    moved.assign(local.protocol(), sockets[i].release(error), error);
-    // A socket that could not be moved is closed: reading from it ends the session.
+    // One that could not be moved is closed: reading from it ends the session.
+    TcpStream moved = streams[i].MovedTo(loop.context());
     std::optional<FrameMacs> macs;
     if (core->options.integrity == Integrity::kMac) macs.emplace(key, self, i);
     connections.push_back(

@@ -1,9 +1,8 @@
 #pragma once
 
 #include <boost/asio/ip/tcp.hpp>
-#include <cstddef>
+#include <cstdint>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "server/transport/frame_mac.h"
@@ -11,6 +10,7 @@
 #include "server/transport/tcp/tcp_core.h"
 #include "server/transport/tcp/tcp_endpoint.h"
 #include "server/transport/tcp/tcp_preamble.h"
+#include "server/transport/tcp/tcp_stream.h"
 
 /// How the sockets of a session are set up; what is said on them first: tcp_preamble.h.
 namespace weightwire::transport {
@@ -18,16 +18,13 @@ namespace weightwire::transport {
 /// What every data socket wants: no delay, and an end when the peer's host has gone.
 void Tune(boost::asio::ip::tcp::socket& socket, const TcpOptions& options);
 
-/// Sends a short message on a fresh socket, whose buffer is empty: it goes at once or not at all.
-bool SendNow(boost::asio::ip::tcp::socket& socket, std::span<const std::byte> message);
-
 /// What this side asks of every session, as bits of `features`.
 uint64_t FeaturesOf(const TcpOptions& options);
 
-/// A session over `sockets`, each moved to its loop. Not started. `key` is the handshake's, for
+/// A session over `streams`, each moved to its loop. Not started. `key` is the handshake's, for
 /// MACs where the options ask for them.
 std::shared_ptr<TcpEndpoint> MakeTcpEndpoint(const std::shared_ptr<TcpCore>& core,
                                              const Hello& hello, const Proof& key, Sender self,
-                                             std::vector<boost::asio::ip::tcp::socket> sockets);
+                                             std::vector<TcpStream> streams);
 
 }  // namespace weightwire::transport

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/read.hpp>
+#include <boost/asio/ssl/error.hpp>
 #include <cstring>
 #include <utility>
 
@@ -25,13 +26,13 @@ Status CannotListen(const std::string& address, const std::string& why) {
 
 }  // namespace
 
-TcpListener::Visitor::Visitor(Socket the_socket)
-    : socket(std::move(the_socket)), timer(socket.get_executor()) {}
+TcpListener::Visitor::Visitor(tcp::socket socket)
+    : stream(std::move(socket)), timer(stream.get_executor()) {}
 
 TcpListener::Opening::Opening(boost::asio::io_context& context, CalleeHandshake the_handshake,
                               size_t count)
     : handshake(std::move(the_handshake)), missing(count), timer(context) {
-  for (size_t i = 0; i < count; ++i) sockets.emplace_back(context);
+  for (size_t i = 0; i < count; ++i) streams.emplace_back(context);
 }
 
 TcpListener::TcpListener(std::shared_ptr<TcpCore> core)
@@ -54,6 +55,7 @@ Status TcpListener::Open() {
   const std::string& advertised = core_->options.advertised_host;
   address_ = JoinAddress(advertised.empty() ? parts.first : advertised,
                          acceptor_.local_endpoint(error).port());
+  if (core_->options.tls_peers != nullptr) address_.insert(0, kTlsPrefix);
   core_->loop(0).Post([self = shared_from_this()] { self->Accept(); });
   return OkStatus();
 }
@@ -94,7 +96,26 @@ void TcpListener::Welcome(tcp::socket socket) {
   visitor->timer.async_wait([self = shared_from_this(), visitor](const error_code& cancelled) {
     if (!cancelled) self->Drop(visitor, "handshake_timeout");
   });
-  boost::asio::async_read(visitor->socket, boost::asio::buffer(visitor->preamble),
+  if (core_->options.tls_peers == nullptr) return ReadPreamble(visitor);
+  const auto context = core_->options.tls_peers->Context();
+  visitor->stream.AsyncSecure(context.get(), TlsSocket::Side::kCallee,
+                              [self = shared_from_this(), visitor](const error_code& error) {
+                                if (self->visitors_.contains(visitor))
+                                  self->OnSecured(visitor, error);
+                              });
+}
+
+void TcpListener::OnSecured(const std::shared_ptr<Visitor>& visitor, const error_code& error) {
+  const bool failed = error.category() == boost::asio::error::get_ssl_category();
+  if (!error && visitor->stream.CheckPeer(*core_->options.tls_peers).ok()) {
+    return ReadPreamble(visitor);
+  }
+  if (!error || failed) core_->options.metrics->Add("auth_failures_total", 1, {{"reason", "tls"}});
+  Drop(visitor, error && !failed ? "broken" : "refused");
+}
+
+void TcpListener::ReadPreamble(const std::shared_ptr<Visitor>& visitor) {
+  boost::asio::async_read(visitor->stream, boost::asio::buffer(visitor->preamble),
                           [self = shared_from_this(), visitor](const error_code& error, size_t) {
                             if (error) return self->Drop(visitor, "broken");
                             self->OnPreamble(visitor);
@@ -103,8 +124,7 @@ void TcpListener::Welcome(tcp::socket socket) {
 
 void TcpListener::Drop(const std::shared_ptr<Visitor>& visitor, const char* cause) {
   if (visitors_.erase(visitor) == 0) return;
-  error_code ignored;
-  visitor->socket.close(ignored);
+  visitor->stream.Close();
   visitor->timer.cancel();
   core_->CountClose(cause);
   VisitorsChanged();
@@ -118,11 +138,11 @@ void TcpListener::OnPreamble(const std::shared_ptr<Visitor>& visitor) {
   OnJoin(std::get<TcpJoin>(*preamble), Leave(visitor));
 }
 
-tcp::socket TcpListener::Leave(const std::shared_ptr<Visitor>& visitor) {
+TcpStream TcpListener::Leave(const std::shared_ptr<Visitor>& visitor) {
   visitors_.erase(visitor);
   visitor->timer.cancel();
   VisitorsChanged();
-  return std::move(visitor->socket);
+  return std::move(visitor->stream);
 }
 
 void TcpListener::OnOpen(const std::shared_ptr<Visitor>& visitor, const TcpOpen& open) {
@@ -132,8 +152,8 @@ void TcpListener::OnOpen(const std::shared_ptr<Visitor>& visitor, const TcpOpen&
   WW_FAILPOINT("transport.before_a_session_is_accepted");
   const CalleeHandshake& handshake = *visitor->handshake;
   if (!handshake.awaits_proof()) return Conclude(visitor, handshake.reply(), "ticket");
-  if (!SendNow(visitor->socket, handshake.challenge())) return Drop(visitor, "broken");
-  boost::asio::async_read(visitor->socket, boost::asio::buffer(visitor->proof),
+  if (!visitor->stream.SendNow(handshake.challenge())) return Drop(visitor, "broken");
+  boost::asio::async_read(visitor->stream, boost::asio::buffer(visitor->proof),
                           [self = shared_from_this(), visitor](const error_code& error, size_t) {
                             if (error) return self->Drop(visitor, "broken");
                             self->OnProof(visitor);
@@ -149,22 +169,22 @@ void TcpListener::OnProof(const std::shared_ptr<Visitor>& visitor) {
 
 void TcpListener::Conclude(const std::shared_ptr<Visitor>& visitor, HelloReply reply,
                            const char* check) {
-  tcp::socket socket = Leave(visitor);
+  TcpStream stream = Leave(visitor);
   if (reply.code == Code::kOk &&
       core_->open_count() + openings_.size() >= core_->options.inbound_sessions_max) {
     reply = {0, 0, Code::kResourceExhausted, Reason::kLimitExceeded};
   }
   if (reply.code != Code::kOk) {
     CountRefused(*core_->options.metrics, core_->name, reply, check);
-    SendNow(socket, EncodeWelcome(Refusal(reply.code, reply.reason)));
+    stream.SendNow(EncodeWelcome(Refusal(reply.code, reply.reason)));
     return;
   }
   const SessionToken token = RandomNonce();
   const uint32_t count = std::min(visitor->connections, kTcpConnectionsMax);
-  if (!SendNow(socket, EncodeWelcome({reply, token, count}))) return core_->CountClose("broken");
+  if (!stream.SendNow(EncodeWelcome({reply, token, count}))) return core_->CountClose("broken");
   auto opening =
       std::make_unique<Opening>(core_->loop(0).context(), std::move(*visitor->handshake), count);
-  opening->sockets[0] = std::move(socket);
+  opening->streams[0] = std::move(stream);
   --opening->missing;
   opening->timer.expires_after(core_->options.handshake_timeout);
   opening->timer.async_wait([self = shared_from_this(), token](const error_code& cancelled) {
@@ -178,23 +198,23 @@ void TcpListener::Conclude(const std::shared_ptr<Visitor>& visitor, HelloReply r
 }
 
 bool TcpListener::MayJoin(const Opening& opening, const TcpJoin& join) {
-  if (join.index >= opening.sockets.size() || opening.sockets[join.index].is_open()) return false;
+  if (join.index >= opening.streams.size() || opening.streams[join.index].is_open()) return false;
   const CalleeHandshake& handshake = opening.handshake;
   return !handshake.awaits_proof() ||
          SameProof(join.proof, JoinProof(handshake.key(), join.token, join.index));
 }
 
-void TcpListener::OnJoin(const TcpJoin& join, tcp::socket socket) {
+void TcpListener::OnJoin(const TcpJoin& join, TcpStream stream) {
   auto entry = openings_.find(join.token);
   if (entry == openings_.end() || !MayJoin(*entry->second, join)) {
     const TcpWelcome refusal = Refusal(Code::kUnauthenticated, Reason::kTicketRejected);
     CountRefused(*core_->options.metrics, core_->name, refusal.reply, "proof");
-    SendNow(socket, EncodeWelcome(refusal));
+    stream.SendNow(EncodeWelcome(refusal));
     return;
   }
   const TcpWelcome welcome{entry->second->handshake.reply(), join.token, 1};
-  if (!SendNow(socket, EncodeWelcome(welcome))) return core_->CountClose("broken");
-  entry->second->sockets[join.index] = std::move(socket);
+  if (!stream.SendNow(EncodeWelcome(welcome))) return core_->CountClose("broken");
+  entry->second->streams[join.index] = std::move(stream);
   --entry->second->missing;
   Complete(join.token);
   VisitorsChanged();
@@ -208,7 +228,7 @@ void TcpListener::Complete(const SessionToken& token) {
   opening->timer.cancel();
   const CalleeHandshake& handshake = opening->handshake;
   auto endpoint = MakeTcpEndpoint(core_, handshake.hello(), handshake.key(), Sender::kCallee,
-                                  std::move(opening->sockets));
+                                  std::move(opening->streams));
   endpoint->Start([core = core_, endpoint] { core->handler->OnAccepted(endpoint); });
 }
 
@@ -226,7 +246,7 @@ void TcpListener::Stop() {
   retry_.cancel();
   for (const auto& visitor : visitors_) {
     visitor->timer.cancel();
-    visitor->socket.close(ignored);
+    visitor->stream.Close();
   }
   visitors_.clear();
   openings_.clear();

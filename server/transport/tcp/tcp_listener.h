@@ -27,11 +27,10 @@ class TcpListener final : public std::enable_shared_from_this<TcpListener> {
   void Stop();
 
  private:
-  using Socket = boost::asio::ip::tcp::socket;
   /// An accepted socket that has not introduced itself, or not proved what it said.
   struct Visitor {
-    explicit Visitor(Socket the_socket);
-    Socket socket;
+    explicit Visitor(boost::asio::ip::tcp::socket socket);
+    TcpStream stream;
     boost::asio::steady_timer timer;
     Preamble preamble{};
     uint32_t connections = 0;  ///< wanted
@@ -42,14 +41,16 @@ class TcpListener final : public std::enable_shared_from_this<TcpListener> {
   struct Opening {
     Opening(boost::asio::io_context& context, CalleeHandshake the_handshake, size_t count);
     CalleeHandshake handshake;
-    std::vector<Socket> sockets;  ///< closed ones are missing
+    std::vector<TcpStream> streams;  ///< closed ones are missing
     size_t missing = 0;
     boost::asio::steady_timer timer;
   };
 
   void Accept();
   void OnAcceptError(const boost::system::error_code& error);
-  void Welcome(Socket socket);
+  void Welcome(boost::asio::ip::tcp::socket socket);
+  void OnSecured(const std::shared_ptr<Visitor>& visitor, const boost::system::error_code& error);
+  void ReadPreamble(const std::shared_ptr<Visitor>& visitor);
   void Drop(const std::shared_ptr<Visitor>& visitor, const char* cause);
   void OnPreamble(const std::shared_ptr<Visitor>& visitor);
   void OnOpen(const std::shared_ptr<Visitor>& visitor, const TcpOpen& open);
@@ -57,9 +58,9 @@ class TcpListener final : public std::enable_shared_from_this<TcpListener> {
   /// A session for the visitor, or the refusal that `reply` is; `check` as in CountRefused.
   void Conclude(const std::shared_ptr<Visitor>& visitor, HelloReply reply, const char* check);
   static bool MayJoin(const Opening& opening, const TcpJoin& join);
-  void OnJoin(const TcpJoin& join, Socket socket);
+  void OnJoin(const TcpJoin& join, TcpStream stream);
   /// It is a visitor no more.
-  Socket Leave(const std::shared_ptr<Visitor>& visitor);
+  TcpStream Leave(const std::shared_ptr<Visitor>& visitor);
   void Complete(const SessionToken& token);
   /// Shows the counts and accepts again where the bound had stopped it.
   void VisitorsChanged();

@@ -17,7 +17,10 @@ class TcpTransport final : public Transport {
  public:
   explicit TcpTransport(TcpOptions options)
       : core_(std::make_shared<TcpCore>(std::move(options))),
-        listener_(std::make_shared<TcpListener>(core_)) {}
+        listener_(std::make_shared<TcpListener>(core_)) {
+    WW_CHECK((core_->options.integrity == Integrity::kTls) ==
+             (core_->options.tls_peers != nullptr));
+  }
 
   ~TcpTransport() override {
     std::promise<void> no_more_sessions;

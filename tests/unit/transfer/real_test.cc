@@ -8,6 +8,7 @@
 #include "server/transfer/transfer.h"
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/tcp/tcp_transport.h"
+#include "tests/support/tls_for_tests.h"
 #include "tests/unit/transfer/random_plan.h"
 
 // The same conversations over real transports and threads: one strand and two workers per agent.
@@ -25,6 +26,7 @@ class RealAgent {
     shm_ = transport::MakeShmTransport({});
     transport::TcpOptions tcp;
     tcp.integrity = integrity;
+    tcp.tls_peers = weightwire::testing::TlsPeersFor(integrity);
     tcp_ = transport::MakeTcpTransport(tcp);
     Options options;
     options.tuning = tuning;
@@ -285,12 +287,13 @@ TEST_P(RealTransfer, DrainedSourceMayChangeItsMemory) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, RealTransfer,
-                         ::testing::Values(Way{"shm", "shm"}, Way{"tcp", "tcp"},
-                                           Way{"tcp_mac", "tcp", Agents::kTwo,
-                                               transport::Integrity::kMac},
-                                           Way{"shm_in_one_agent", "shm", Agents::kOne}),
-                         [](const auto& param) { return param.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Over, RealTransfer,
+    ::testing::Values(Way{"shm", "shm"}, Way{"tcp", "tcp"},
+                      Way{"tcp_mac", "tcp", Agents::kTwo, transport::Integrity::kMac},
+                      Way{"tcp_tls", "tcp", Agents::kTwo, transport::Integrity::kTls},
+                      Way{"shm_in_one_agent", "shm", Agents::kOne}),
+    [](const auto& param) { return param.param.name; });
 
 TEST(RealTransferChoice, TakesShmOnOneHostAndTcpToAnother) {
   for (bool same : {true, false}) {
