@@ -6,12 +6,12 @@ namespace weightwire {
 
 using Nanos = std::chrono::nanoseconds;
 
-/// Monotonic time since an arbitrary start. Wall time never enters a decision.
+/// Monotonic time since an arbitrary start. Wall time decides about job tokens only.
 class Clock {
  public:
   virtual ~Clock() = default;
   virtual Nanos Now() const = 0;
-  /// Seconds since the Unix epoch; for display and logs only.
+  /// Seconds since the Unix epoch; for display, logs and the ends of job tokens.
   virtual double WallSeconds() const = 0;
 };
 

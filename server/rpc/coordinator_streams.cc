@@ -8,6 +8,7 @@
 #include "server/rpc/gatekeeper.h"
 #include "server/rpc/server_stream.h"
 #include "server/rpc/status_message.h"
+#include "server/rpc/token_end.h"
 #include "server/wire/slice.h"
 
 namespace weightwire::rpc {
@@ -49,10 +50,11 @@ class SliceStream final : public ServerStream<v1::SlicePart> {
 class WatchStream final : public ServerStream<v1::StatusResponse> {
  public:
   WatchStream(const Runtime& runtime, StreamSet& streams, coordinator::Coordinator& coordinator,
-              CallLog log, Nanos interval)
+              CallLog log, StreamToken token, Nanos interval)
       : ServerStream(streams, std::move(log)),
         runtime_(runtime),
         coordinator_(coordinator),
+        token_(std::move(token)),
         interval_(interval) {}
 
   void Start() {
@@ -60,6 +62,7 @@ class WatchStream final : public ServerStream<v1::StatusResponse> {
       watch_ = coordinator_.Watch([this, self = weak_from_this()] {
         if (auto alive = self.lock()) Changed();
       });
+      token_.EndInTime(weak_from_this());
       Give();
     });
   }
@@ -72,6 +75,7 @@ class WatchStream final : public ServerStream<v1::StatusResponse> {
 
   void Give() {
     if (ended_) return;
+    if (Status good = token_.Check(); !good.ok()) return End(std::move(good));
     changed_ = false;
     waiting_ = true;
     given_ = runtime_.clock.Now();
@@ -102,6 +106,7 @@ class WatchStream final : public ServerStream<v1::StatusResponse> {
 
   const Runtime& runtime_;
   coordinator::Coordinator& coordinator_;
+  const StreamToken token_;
   const Nanos interval_;
   uint64_t watch_ = 0;
   bool changed_ = false;
@@ -131,9 +136,9 @@ grpc::ServerWriteReactor<v1::StatusResponse>* StartWatch(const Runtime& runtime,
                                                          const grpc::CallbackServerContext& context,
                                                          const v1::WatchRequest& request) {
   const uint32_t millis = request.min_interval_ms() == 0 ? 100 : request.min_interval_ms();
-  auto stream = std::make_shared<WatchStream>(runtime, streams, coordinator,
-                                              CallLog(runtime, context, "Watch"),
-                                              std::chrono::milliseconds(std::max(millis, 10u)));
+  auto stream = std::make_shared<WatchStream>(
+      runtime, streams, coordinator, CallLog(runtime, context, "Watch"),
+      StreamToken(runtime, TokenTextOf(context)), std::chrono::milliseconds(std::max(millis, 10u)));
   stream->Begin();
   if (Status exposed = CheckNotExposed(context); !exposed.ok()) {
     stream->End(std::move(exposed));

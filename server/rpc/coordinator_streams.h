@@ -16,7 +16,8 @@ grpc::ServerWriteReactor<v1::SlicePart>* StartFetchSlice(const Runtime& runtime,
                                                          const v1::FetchSliceRequest& request);
 
 /// The status now and after each change, the newest one only: a slow reader misses some, and never
-/// more often than the request's min_interval_ms (0: 100; at least 10).
+/// more often than the request's min_interval_ms (0: 100; at least 10). It ends with the job token
+/// that opened it (token_end.h).
 grpc::ServerWriteReactor<v1::StatusResponse>* StartWatch(const Runtime& runtime, StreamSet& streams,
                                                          coordinator::Coordinator& coordinator,
                                                          const grpc::CallbackServerContext& context,

@@ -114,10 +114,18 @@ std::optional<tls::Identity> CallerOf(const grpc::CallbackServerContext& context
 
 // gRPC has one context for all calls of a connection, which a call can therefore not be noted in;
 // the Gatekeeper has checked the token, so that its claims are true.
-std::optional<tls::Token> TokenOf(const grpc::CallbackServerContext& context) {
+std::optional<std::string> TokenTextOf(const grpc::CallbackServerContext& context) {
   const auto proof = context.auth_context();
   if (!IsTls(proof.get()) || HasCertificate(*proof)) return std::nullopt;
-  auto token = tls::ParseToken(ShownToken(context.client_metadata()));
+  std::string text = ShownToken(context.client_metadata());
+  if (text.empty()) return std::nullopt;
+  return text;
+}
+
+std::optional<tls::Token> TokenOf(const grpc::CallbackServerContext& context) {
+  const auto text = TokenTextOf(context);
+  if (!text) return std::nullopt;
+  auto token = tls::ParseToken(*text);
   if (!token) return std::nullopt;
   return std::move(*token);
 }

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "server/base/status.h"
 #include "server/metrics/metrics.h"
@@ -33,6 +34,8 @@ std::optional<tls::Identity> CallerOf(const grpc::CallbackServerContext& context
 
 /// The token by which CallerOf knows the caller; nullopt where that is a certificate, or nothing.
 std::optional<tls::Token> TokenOf(const grpc::CallbackServerContext& context);
+/// The same token as the call showed it.
+std::optional<std::string> TokenTextOf(const grpc::CallbackServerContext& context);
 
 /// kUnauthenticated / kInsecureListener when a token comes without TLS: whoever reads the network
 /// has it now.

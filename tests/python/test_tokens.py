@@ -1,8 +1,9 @@
 """Job tokens instead of certificates: who they let in and who not, that they are shown over TLS only, that a session ends with
-its token or goes on with the next one, and that publishes go on while tokens change."""
+its token or goes on with the next one, that a Watch ends with it, and that publishes go on while tokens change."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pathlib
 import secrets
@@ -18,7 +19,7 @@ from certificates import Authority
 from conftest import BINARIES, until
 from demo.fleet import Daemon
 from test_client import assert_serves, engine, load, trainer
-from weightwire import Client, RefusedError, Tls, UnavailableError
+from weightwire import Client, DeadlineError, RefusedError, Tls, UnavailableError, aio
 from weightwire.v1 import coordinator_pb2 as pb
 from weightwire.v1 import coordinator_pb2_grpc, types_pb2
 
@@ -197,6 +198,67 @@ def test_a_session_ends_with_its_token_or_goes_on_with_the_next(coordinator, aut
         renewed.heartbeat(minting.token("engine"))
         over = renewed.ends()
         assert over.code() == grpc.StatusCode.PERMISSION_DENIED and "goes on with a token of" in over.details()
+
+
+def test_a_watch_ends_with_its_token_or_the_key_that_signed_it(authority, tmp_path):
+    minting = Minting(tmp_path)
+    started = coordinator_of(tmp_path / "coordinator", authority, token_key=minting.key)
+    certified = Client(started.grpc, tls=authority.issue("person", "operator", job="rl"))
+    unaffected = certified.watch(60)
+    assert next(unaffected).job == "rl"
+    token = minting.token("operator", hours=4 / 3_600)
+    expires = int(token.split(";")[2])
+    short = minting.tls(authority, "short", token)
+    wwctl = subprocess.Popen([BINARIES / "wwctl", "watch", "--address", started.grpc, "--token-file", short.token_file,
+                              "--tls-ca", short.ca], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with Client(started.grpc, tls=short) as client, pytest.raises(RefusedError, match="has expired; make one with `wwctl token`"):
+        for status in client.watch(60):
+            assert status.job == "rl"
+    assert expires <= time.time() < expires + 2
+    printed, said = wwctl.communicate(timeout=20)
+    assert wwctl.returncode != 0 and "job rl" in printed and "has expired" in said and "wwctl token" in said, said
+    long = minting.tls(authority, "long", minting.token("operator"))
+    with Client(started.grpc, tls=long) as client:
+        watch = client.watch(60)
+        assert next(watch).job == "rl"
+        minting.key.write_text(secrets.token_hex(32) + "\n")
+        with pytest.raises(RefusedError, match="was not signed"):
+            next(watch)
+    # By certificate: it still hears of a change, the first agent.
+    agent = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "agent"), "agent", role="agent", job="rl",
+                   coordinator=started.grpc, **certificates.settings(authority.issue("agent", "agent", job="rl")))
+    assert next(unaffected).job == "rl"
+    unaffected.close()
+    certified.close()
+    assert [agent.stop(), started.stop()] == [0, 0]
+
+
+def test_who_waits_goes_on_with_the_next_token(coordinator, authority, minting):
+    """A wait is watches, one after another; each shows what the file holds when it begins."""
+    def short() -> str:
+        return minting.token("operator", hours=3 / 3_600)
+
+    for kind in ("blocking", "aio"):
+        def wait(seconds: float, name=f"{kind}-waiter") -> None:
+            tls = Tls.with_token(str(minting.directory / name), str(authority.directory / "ca.crt"))
+            if name.startswith("aio"):
+                async def waited() -> None:
+                    async with aio.Client(coordinator.grpc, tls=tls) as client:
+                        await client.wait_version(4_711, seconds)
+                asyncio.run(waited())
+            else:
+                with Client(coordinator.grpc, tls=tls) as client:
+                    client.wait_version(4_711, seconds)
+
+        minting.put(f"{kind}-waiter", short())
+        with pytest.raises(RefusedError, match="has expired"):
+            wait(60)
+        minting.put(f"{kind}-waiter", short())
+        put = threading.Timer(1, lambda: minting.put(f"{kind}-waiter", minting.token("operator")))
+        put.start()
+        with pytest.raises(DeadlineError):
+            wait(6)
+        put.join()
 
 
 def test_publishes_go_on_while_tokens_and_the_key_change(authority, tmp_path, groups):

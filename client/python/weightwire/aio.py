@@ -104,13 +104,18 @@ class Client:
         end = time.monotonic() + timeout
         while (left := end - time.monotonic()) > 0:
             statuses = self.watch(left)
+            heard = False
             try:
                 async for status in statuses:
+                    heard = True
                     found = wait.feed(status)
                     if found is not None:
                         return found
             except errors.UnavailableError as error:
                 wait.lost(error)
+            except errors.RefusedError:  # as in Client._wait
+                if not heard:
+                    raise
             finally:
                 await statuses.aclose()  # type: ignore[attr-defined]
             await asyncio.sleep(min(RETRY_SECONDS, max(0.0, end - time.monotonic())))

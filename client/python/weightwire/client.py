@@ -152,13 +152,18 @@ class Client:
     def _wait(self, wait: VersionWait[Found], timeout: float, what: str) -> Found:
         end = time.monotonic() + timeout
         while (left := end - time.monotonic()) > 0:
+            heard = False
             try:
                 for status in self.watch(left):
+                    heard = True
                     found = wait.feed(status)
                     if found is not None:
                         return found
             except errors.UnavailableError as error:
                 wait.lost(error)
+            except errors.RefusedError:
+                if not heard:  # else the token ended that it was begun with: its file may hold the next one
+                    raise
             time.sleep(min(RETRY_SECONDS, max(0.0, end - time.monotonic())))
         raise wait.deadline(what, timeout)
 
