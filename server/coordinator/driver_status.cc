@@ -74,6 +74,11 @@ std::vector<std::string> Driver::BusyWith(const Group& engine) const {
     return "epoch " + std::to_string(spec.epoch.value) + " (version " +
            std::to_string(spec.version.value) + ")";
   };
+  if (engine.unfinished != Epoch{}) {
+    busy.push_back("epoch " + std::to_string(engine.unfinished.value) + " (version " +
+                   std::to_string(engine.unfinished_content.version.value) +
+                   "): was decided, and waits to go on");
+  }
   for (const EpochRun* run : {publish_.get(), fill_.get()}) {
     if (run == nullptr) continue;
     const std::string phase(epoch::PhaseName(run->state.phase));

@@ -231,6 +231,23 @@ TEST_F(CoordinatorDrain, TheNextCoordinatorGivesItNothingToDoEither) {
   EXPECT_FALSE(Named("engine-b").drained) << "nor does it forget what was undone";
 }
 
+TEST_F(CoordinatorDrain, WhatTheLastCoordinatorDecidedIsSomethingThatItIsIn) {
+  fleet_.Agent("engine-b-agent").deaf = [](const epoch::Command& command) {
+    return std::holds_alternative<epoch::CommitCommand>(command);
+  };
+  Publish(2);
+  fleet_.journal.FailNext(/*kept=*/false);  // so that the next one decides nothing
+  Restart();
+  control::Claim staged;
+  staged.serving = {Epoch(1), Version(1)};
+  staged.staged = Epoch(2);
+  staged.content = Epoch(2);
+  Register(control::GroupRole::kEngine, "engine-b", engines_["engine-b"], staged);
+  Drain("engine-b");
+  ASSERT_EQ(Named("engine-b").busy_with.size(), 1u) << "it would swap under the next coordinator";
+  EXPECT_THAT(Named("engine-b").busy_with[0], HasSubstr("epoch 2 (version 2): was decided"));
+}
+
 TEST_F(CoordinatorDrain, OfAnAgentIsKnownToTheNextCoordinatorToo) {
   Drain("engine-b-agent");
   Restart();
