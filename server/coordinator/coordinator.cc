@@ -189,6 +189,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     if (!engines) return outbox_.Reply<Engines>(reply, std::move(engines));
     JournalMarks([this, engines = std::move(*engines), reply](const Status& status) {
       if (!status.ok()) return outbox_.Reply<Engines>(reply, Fail(status));
+      WW_FAILPOINT("coordinator.after_a_drain_is_durable_before_its_answer");
       outbox_.Reply<Engines>(reply, engines);
     });
   }

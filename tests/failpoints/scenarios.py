@@ -6,9 +6,12 @@ from __future__ import annotations
 import time
 from typing import Callable
 
-from job import Job, Outcome
+from conftest import until
+from job import Job, Outcome, await_releases
+from weightwire.errors import WeightwireError
 
 ATTACH_SECONDS = 30.0
+DRAINED_SECONDS = 20.0
 COPY_SECONDS = 5.0  # or it was lost
 
 
@@ -53,6 +56,28 @@ def _reattach(job: Job, outcome: Outcome, process: str) -> None:
 
 def _evict(job: Job, outcome: Outcome, process: str) -> None:
     job.client.evict("engine-a")
+
+
+def _drain(job: Job, outcome: Outcome, process: str) -> None:
+    """What is in the journal holds, whatever became of its answer; then it is taken back."""
+    try:
+        job.client.drain("engine-a")
+    except WeightwireError:
+        pass  # the next coordinator knows it all the same
+    before = job.version
+    until("engine-a is here, and drained", lambda: _is_drained(job, before), DRAINED_SECONDS)
+    version = job.publish(outcome)
+    errors = await_releases(outcome.releases)
+    until(f"the others serve version {version}, released with {errors}",
+          lambda: all(engine.serves(version) for engine in job.engines[1:]), DRAINED_SECONDS)
+    assert _is_drained(job, before) and job.engines[0].serves(before), "a drained engine serves on, and nothing new"
+    assert job.client.drain("engine-a", undo=True) == ("engine-a",)
+
+
+def _is_drained(job: Job, version: int) -> bool:
+    status = job.status()
+    return status is not None and any(engine.name == "engine-a" and engine.drained and engine.version == version
+                                      for engine in status.engines)
 
 
 def _verify(job: Job, outcome: Outcome, process: str) -> None:
@@ -100,6 +125,7 @@ SCENARIOS = {
     "join": (_nothing, _join),
     "reattach": (_nothing, _reattach),
     "evict": (_nothing, _evict),
+    "drain": (_nothing, _drain),
     "verify": (_nothing, _verify),
     "start": (_kill_it, _start_it),
     "agent lost": (_nothing, _lose_the_edge),

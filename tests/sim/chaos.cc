@@ -10,7 +10,9 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 Chaos::Chaos(uint64_t seed, Reached& reached)
-    : random_(seed * 7919 + 1), fleet_(OptionsFor(seed)), reached_(reached) {}
+    : random_(seed * 7919 + 1), fleet_(OptionsFor(seed)), reached_(reached) {
+  if (seed % 4 == 0) drains_.emplace(fleet_, reached_);
+}
 
 Fleet::Options Chaos::OptionsFor(uint64_t seed) {
   Fleet::Options options;
@@ -56,6 +58,10 @@ Node& Chaos::AnyNode() {
   return *fleet_.nodes()[static_cast<size_t>(In(0, std::ssize(fleet_.nodes()) - 1))];
 }
 
+Rollout& Chaos::AnyEngine() {
+  return *fleet_.engines()[static_cast<size_t>(In(0, std::ssize(fleet_.engines()) - 1))];
+}
+
 void Chaos::Run() {
   ASSERT_TRUE(fleet_.Start());
   for (auto& engine : fleet_.engines()) {
@@ -88,6 +94,7 @@ void Chaos::Round() {
         seconds(20));
   }
   fleet_.RunFor(Up(milliseconds(120)));
+  if (drains_ && In(0, 1) == 0) DrainOrUndo();
   if (In(0, 3) != 0) Strike();
   if (In(0, 1) == 0) {  // while the fleet deals with the first one
     fleet_.RunFor(Up(milliseconds(60)));
@@ -98,6 +105,7 @@ void Chaos::Round() {
 }
 
 void Chaos::ExpectStatusIsTrue() {
+  if (drains_) drains_->ExpectServing();
   if (fleet_.coordinator() == nullptr) return;
   for (const auto& status : fleet_.coordinator()->Snapshot().engines) {
     const auto& served = fleet_.engine(status.name).served();
@@ -110,8 +118,7 @@ void Chaos::ExpectStatusIsTrue() {
 void Chaos::Strike() {
   switch (In(0, 9)) {
     case 0: {
-      auto& engine =
-          *fleet_.engines()[static_cast<size_t>(In(0, std::ssize(fleet_.engines()) - 1))];
+      auto& engine = AnyEngine();
       return engine.KillRank(static_cast<uint32_t>(In(0, engine.size() - 1)));
     }
     case 1:
@@ -147,6 +154,18 @@ void Chaos::GoBack() {
   fleet_.coordinator()->Rollback(version, [](const auto&) {});
   fleet_.RunFor(Up(milliseconds(30)));
   if (In(0, 1) == 0) Strike();
+}
+
+void Chaos::DrainOrUndo() {
+  if (fleet_.coordinator() == nullptr) return;
+  const auto& asked = drains_->asked();
+  if (!asked.empty() && In(0, 2) == 0) {
+    drains_->Undo(*std::next(asked.begin(), In(0, std::ssize(asked) - 1)));
+  } else {
+    drains_->Drain(In(0, 2) == 0 ? AnyNode().name() : AnyEngine().name());
+  }
+  if (In(0, 1) == 0) fleet_.RunUntil([this] { return drains_->answered(); }, seconds(1));
+  if (In(0, 1) == 0) CrashCoordinator();
 }
 
 void Chaos::KillNode() {
@@ -192,6 +211,7 @@ void Chaos::CrashCoordinator() {
   CountEpochs();
   reached_.Count("coordinator crashes");
   reached_.Count("coordinators crashed in " + std::string(epoch::PhaseName(fleet_.NewestPhase())));
+  reached_.Count("coordinators crashed with somebody drained", drains_ && drains_->any());
   const size_t durable = fleet_.journal.durable().size();
   fleet_.CrashCoordinator();
   reached_.Count("records that only the crashed coordinator's disk knew",
@@ -210,6 +230,7 @@ void Chaos::Heal() {
     fleet_.CrashCoordinator();
     fleet_.StartCoordinator();
   }
+  if (drains_ && !drains_->asked().empty()) drains_->UndoAll();
 }
 
 void Chaos::Settle() {

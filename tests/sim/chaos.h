@@ -1,9 +1,11 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <random>
 #include <string>
 
+#include "tests/sim/drains.h"
 #include "tests/sim/fleet.h"
 #include "tests/sim/reached.h"
 
@@ -27,12 +29,16 @@ class Chaos {
   }
   Nanos Up(Nanos most) { return Nanos(In(0, most.count())); }
   Node& AnyNode();
+  Rollout& AnyEngine();
 
   void Round();
   void Strike();
   /// To a version that some engine holds, or to one that nobody may hold any more. It may run into
   /// whatever comes next: the answer is nobody's business.
   void GoBack();
+  /// Of an engine or agent, or what was drained before is taken back; the coordinator may end
+  /// before the answer, and after it.
+  void DrainOrUndo();
   void KillNode();
   void HurtLink();
   void CrashCoordinator();
@@ -43,7 +49,8 @@ class Chaos {
   void CountEpochs();
 
   std::mt19937_64 random_;
-  bool settling_ = false;  ///< the faults are over
+  bool settling_ = false;         ///< the faults are over
+  std::optional<Drains> drains_;  ///< of every fourth seed
   Fleet fleet_;
   Reached& reached_;
   uint64_t version_ = 0;

@@ -46,8 +46,9 @@ Fleet::Fleet(Options options)
     nodes_.push_back(std::make_unique<Node>(surroundings_, name, host));
     nodes_.back()->port().SetDelay(options_.message_delay_max);
     if (options_.repeat_reports) nodes_.back()->port().RepeatReports();
-    nodes_.back()->port().on_command = [this](const epoch::Command& command) {
-      OnCommand(command);
+    const Node* node = nodes_.back().get();
+    nodes_.back()->port().on_command = [this, node](const epoch::Command& command) {
+      OnCommand(*node, command);
     };
   }
   const auto at = [this](const std::vector<std::string>& names) {
@@ -245,7 +246,8 @@ void Fleet::OnRelease(const epoch::ReleaseCommand& release) {
   }
 }
 
-void Fleet::OnCommand(const epoch::Command& command) {
+void Fleet::OnCommand(const Node& node, const epoch::Command& command) {
+  if (on_command) on_command(node, command);
   if (const auto* release = std::get_if<epoch::ReleaseCommand>(&command)) OnRelease(*release);
   if (const auto* abort = std::get_if<epoch::AbortCommand>(&command)) {
     EXPECT_FALSE(submitted_.contains(abort->epoch))

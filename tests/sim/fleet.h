@@ -22,7 +22,8 @@ namespace weightwire::sim {
 /// The invariants are checked all the time: what engines serve after every step of the executor,
 /// one engine in turn, and before and after it changes (rollout.h); I6 when a trainer is released
 /// and when a COMMIT is submitted, I3 when an ABORT is sent, I5 when a coordinator starts; an
-/// epoch's number is used once, also across coordinators. A violation is a test failure.
+/// epoch's number is used once, also across coordinators. (I7, of drains: drains.h.) A violation is
+/// a test failure.
 class Fleet {
  public:
   struct EngineSpec {
@@ -85,6 +86,9 @@ class Fleet {
   void CrashCoordinator();
   void StartCoordinator();
 
+  /// Called with every command that the coordinator sends, and to whom.
+  std::function<void(const Node&, const epoch::Command&)> on_command;
+
   // ---- parts ----
   testing::SimExecutor executor;
   std::mt19937_64 random;
@@ -125,7 +129,7 @@ class Fleet {
     void Observe(std::string_view, double, const Labels&) override {}
     uint64_t kept = 0, refused = 0, taken_back = 0;
   };
-  void OnCommand(const epoch::Command& command);
+  void OnCommand(const Node& node, const epoch::Command& command);
   void OnRelease(const epoch::ReleaseCommand& release);
   void Disconnect(const std::string& address);
   void OnAppend(const coordinator::JournalRecord& record);

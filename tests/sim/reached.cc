@@ -49,6 +49,10 @@ void Reached::ExpectAll() const {
         "versions taken back because an engine refused them", "versions not moved"}) {
     expect(what);
   }
+  for (const char* what :
+       {"drains", "drains taken back", "coordinators crashed with somebody drained"}) {
+    expect(what);
+  }
   for (Reason reason : {Reason::kMemberLost, Reason::kDeadlineExceeded, Reason::kTransportFailed,
                         Reason::kDigestMismatch, Reason::kAbortRequested, Reason::kStaleEpoch}) {
     expect("aborted for " + std::string(ReasonName(reason)));

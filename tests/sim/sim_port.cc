@@ -28,6 +28,7 @@ class SimPort::Link final : public control::AgentPort {
     });
   }
   void OnSessionLost(Status why) override {
+    if (port_.on_session_over) port_.on_session_over();
     port_.Down(number_, [this, why = std::move(why)](control::AgentPort& agent) {
       ++port_.link_;
       port_.session_ = {};
@@ -55,13 +56,18 @@ void SimPort::Cut(bool coordinator_learns) {
     executor_.Cancel(call.timer);
     executor_.Post([fail = std::move(call.fail)] { fail(Broken()); });
   }
-  if (session.value == 0) return;
-  if (auto* coordinator = coordinator_(); coordinator != nullptr && coordinator_learns) {
+  if (session.value == 0 && !untold_) return;
+  auto* coordinator = coordinator_();
+  if (coordinator != nullptr && coordinator_learns && session.value != 0) {
+    if (on_session_over) on_session_over();
     coordinator->CloseSession(session);
   }
   if (agent_ != nullptr) {
+    untold_ = true;  // a second cut right now must not be why it never learns
     executor_.Post([this, link = link_] {
-      if (agent_ != nullptr && link == link_) agent_->OnSessionLost(Broken());
+      if (agent_ == nullptr || link != link_) return;
+      untold_ = false;
+      agent_->OnSessionLost(Broken());
     });
   }
 }
@@ -123,6 +129,7 @@ void SimPort::Call(
 void SimPort::OpenSession(control::AgentHello hello, control::AgentPort* port,
                           control::Reply<control::AgentWelcome> reply) {
   agent_ = port;
+  untold_ = false;
   const uint64_t link = ++link_;
   links_.push_back(std::make_unique<Link>(*this, link));
   Link* seen = links_.back().get();
@@ -138,7 +145,10 @@ void SimPort::OpenSession(control::AgentHello hello, control::AgentPort* port,
 }
 
 void SimPort::CloseSession(AgentId agent) {
-  Up([agent](coordinator::Coordinator& coordinator) { coordinator.CloseSession(agent); });
+  Up([this, agent](coordinator::Coordinator& coordinator) {
+    if (on_session_over) on_session_over();
+    coordinator.CloseSession(agent);
+  });
   agent_ = nullptr;
 }
 void SimPort::Heartbeat(AgentId agent) {

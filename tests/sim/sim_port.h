@@ -37,6 +37,8 @@ class SimPort final : public control::CoordinatorPort {
 
   /// Called with every command that the coordinator sends.
   std::function<void(const epoch::Command&)> on_command;
+  /// Called when a coordinator gives a session up, or is told that it has ended.
+  std::function<void()> on_session_over;
 
   void OpenSession(control::AgentHello hello, control::AgentPort* port,
                    control::Reply<control::AgentWelcome> reply) override;
@@ -74,9 +76,10 @@ class SimPort final : public control::CoordinatorPort {
   Nanos stalled_until_{0}, last_up_{0}, last_down_{0};
   control::AgentPort* agent_ = nullptr;
   bool repeats_ = false;
-  bool dead_ = false;  ///< what a killed process still says is not sent
-  AgentId session_{};  ///< open session, 0 = none
-  uint64_t link_ = 0;  ///< of the connection; a message of an older one is lost
+  bool dead_ = false;    ///< what a killed process still says is not sent
+  AgentId session_{};    ///< open session, 0 = none
+  bool untold_ = false;  ///< the agent is about to learn that its session ended
+  uint64_t link_ = 0;    ///< of the connection; a message of an older one is lost
   uint64_t next_call_ = 1;
   struct Unanswered {
     Executor::TimerId timer = 0;
