@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """./dev bench fanout: one trainer to 1, 2, … N engines whose links are narrow, every agent with a rate_limit: all engines
-read from the trainer (star), or each from the one before it (chain).
+read from the trainer (star), each from the one before it (chain), or from one that feeds two (tree). As root each agent
+has an IPC namespace of its own and so counts as a host; else there is one host, on which a tree is a chain, and is left out.
 
 A Megatron TP2 x PP2 trainer behind one agent, each vLLM TP1 engine behind an agent of its own, all over tcp on this
 machine. Cores must not be the limit: choose a rate that they can serve N times over. Seconds are from the publish call
@@ -23,13 +24,14 @@ from rounds import timed_rounds
 
 # A relay passes a slot on when it has it: smaller slots make a chain's start shorter.
 SLOTS = {"slot_bytes": 2 << 20, "chunk_bytes": 1 << 20, "segment_bytes_max": 1 << 18, "slots_in_pool": 64}
+ROOT = os.geteuid() == 0
 MODEL = {**checkpoint.QWEN25_05B, "num_hidden_layers": 8, "vocab_size": 37_984}
 
 
 def measure(binary: str, config: dict, fanout: str, engines: int, rate: int, rounds: int) -> list[float]:
     limit = {"rate_limit": rate, **SLOTS}
     with Fleet(config, binary, engines=[Engine(f"engine-{i}", 1, "tcp") for i in range(engines)],
-               options={**limit, "fanout": fanout}, agent_options=limit) as fleet:
+               options={**limit, "fanout": fanout}, agent_options=limit, own_hosts=ROOT) as fleet:
         return timed_rounds(fleet, config, rounds)[0][1:]
 
 
@@ -47,7 +49,8 @@ def main() -> int:
     print(f"{nbytes / 1e6:,.0f} MB at {args.rate:.3g} B/s an agent; one engine takes about "
           f"{nbytes / args.rate:.2f} s. Memory for {max(args.engines)} engines: {memory / 1e9:.1f} GB")
     rows = []
-    for engines, fanout in [(n, f) for n in args.engines for f in (("star", "chain") if n > 1 else ("star",))]:
+    ways = ("star", "chain", "tree") if ROOT else ("star", "chain")
+    for engines, fanout in [(n, f) for n in args.engines for f in (ways if n > 1 else ways[:1])]:
         seconds = measure(args.binary, MODEL, fanout, engines, int(args.rate), args.rounds)
         median = statistics.median(seconds)
         rows.append({"name": f"{fanout}-{engines}", "engines": engines, "bytes": nbytes, "rate": args.rate,

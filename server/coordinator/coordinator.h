@@ -34,6 +34,7 @@ struct Options {
   Nanos commit_deadline = std::chrono::seconds(30);
   Nanos abort_deadline = std::chrono::seconds(10);
   Fanout fanout = Fanout::kAuto;
+  int64_t slot_bytes = 8 << 20;  ///< about that of the agents: for kAuto
   CommitPolicy commit_policy;
   /// When an engine refuses a committed version, all go back to the one before.
   bool rollback_refused = true;

@@ -33,6 +33,7 @@ coordinator::Options OptionsOf(const Config& config) {
   out.commit_deadline = milliseconds(config.commit_deadline_ms);
   out.abort_deadline = milliseconds(config.abort_deadline_ms);
   out.fanout = config.fanout;
+  out.slot_bytes = static_cast<int64_t>(config.slot_bytes);
   out.min_engines = config.min_engines;
   out.commit_policy = {config.commit_policy, config.commit_quorum,
                        milliseconds(config.laggard_grace_ms)};

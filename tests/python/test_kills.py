@@ -1,4 +1,4 @@
-"""SIGKILL to relays and to sources at moments by chance, in a chain of three engines with narrow links. Every version
+"""SIGKILL to relays and to sources at moments by chance, in a chain or a tree of engines with narrow links. Every version
 ends committed or aborted with the bytes right, and who survives reads hardly a byte twice.
 
 `WEIGHTWIRE_KILLS` (default 4) kills; `./dev test long` runs 24 of them. `WEIGHTWIRE_SEED` repeats a run."""
@@ -11,6 +11,7 @@ import threading
 import time
 
 import numpy as np
+import pytest
 from weightwire.v1 import types_pb2
 
 from conftest import BINARIES
@@ -22,14 +23,16 @@ SEED = int(os.environ.get("WEIGHTWIRE_SEED", "1"))
 CONFIG = {**checkpoint.SMALL, "num_hidden_layers": 2, "vocab_size": 4_000}
 SLOT = 256 << 10
 LINKS = {"slot_bytes": SLOT, "chunk_bytes": 128 << 10, "segment_bytes_max": 32 << 10, "slots_in_pool": 64}
+SENT = 'weightwire_transfer_bytes_total{direction="out",transport="tcp"}'
 MOVED = 'weightwire_transfer_bytes_total{direction="in",transport="tcp"}'
 
 
 class Rounds:
     """One fleet through many versions, each of them hit once."""
 
-    def __init__(self, fleet: Fleet, directory, seconds: float):
-        self.fleet, self.directory, self.seconds = fleet, str(directory), seconds
+    def __init__(self, fleet: Fleet, directory, seconds: float, relays: int):
+        """`relays`: so many of the first engines pass bytes on."""
+        self.fleet, self.directory, self.seconds, self.relays = fleet, str(directory), seconds, relays
         self.random = random.Random(SEED)
         self.version = 0
         self.hit_while_moving = 0
@@ -67,7 +70,7 @@ class Rounds:
         return failures[0] if failures else None
 
     def kill_relay(self) -> None:
-        victim = self.fleet.engines[self.random.randrange(2)]
+        victim = self.fleet.engines[self.random.randrange(self.relays)]
         others = [engine for engine in self.fleet.engines if engine is not victim]
         self.load()
         before = [engine.agent.counter(MOVED) for engine in others]
@@ -111,16 +114,21 @@ class Rounds:
         return max(e.bytes for e in self.fleet.status().epochs if e.version == self.version) // 2
 
 
-def test_relays_and_sources_are_killed_at_any_moment(tmp_path):
+@pytest.mark.parametrize("fanout, readers", [("chain", [0, 1, 1]), ("tree", [0, 0, 0, 2, 2])])
+def test_relays_and_sources_are_killed_at_any_moment(tmp_path, fanout, readers):
+    """`readers`: of each engine, sorted. In a tree hosts are in the order of their namespaces, so that any engine may relay."""
+    if fanout == "tree" and os.geteuid() != 0:
+        pytest.skip("a tree needs several hosts, and namespaces that make them need root")
     nbytes = sum(2 * int(np.prod(shape)) for shape in checkpoint.hf_shapes(CONFIG).values())
     rate = int(nbytes / 0.8)  # a version takes 0.8 s to each engine
     limits = {"rate_limit": rate, **LINKS}
-    with Fleet(CONFIG, str(BINARIES / "weightwired"), engines=[Engine(f"engine-{i}", 1, "tcp") for i in range(3)],
-               options={**limits, "fanout": "chain"}, agent_options=limits) as fleet:
-        rounds = Rounds(fleet, tmp_path, 0.9)
+    with Fleet(CONFIG, str(BINARIES / "weightwired"), engines=[Engine(f"engine-{i}", 1, "tcp") for i in range(len(readers))],
+               options={**limits, "fanout": fanout}, agent_options=limits, own_hosts=fanout == "tree") as fleet:
+        rounds = Rounds(fleet, tmp_path, 0.9 if fanout == "chain" else 1.8, 2 if fanout == "chain" else len(readers))
         rounds.load()
         fleet.publish(rounds.version)
         fleet.wait_serving(rounds.version)
+        assert sorted(round(engine.agent.counter(SENT) / nbytes) for engine in fleet.engines) == readers
         for kill in range(KILLS):
             (rounds.kill_source if kill % 4 == 3 else rounds.kill_relay)()
         rounds.load()

@@ -35,7 +35,8 @@ Fleet::Options Chaos::OptionsFor(uint64_t seed) {
       options.engines = {{"one", VllmTp1(), {"rollout-a"}},
                          {"one-b", VllmTp1(), {"rollout-b"}},
                          {"one-c", VllmTp1(), {"rollout-c"}}};
-      options.coordinator.fanout = coordinator::Fanout::kChain;
+      options.coordinator.fanout =
+          seed / 4 % 2 == 0 ? coordinator::Fanout::kChain : coordinator::Fanout::kTree;
       break;
     case 2:
       options.engines.erase(options.engines.begin());

@@ -24,8 +24,10 @@ _READY = re.compile(r"^weightwired ready .*$", re.M)
 class Daemon:
     """One `weightwired`, configured by a YAML file in `directory`."""
 
-    def __init__(self, binary: str, directory: str, name: str, *, env: dict | None = None, wait: bool = True, **config):
-        """`wait`: returns when it is ready; else `await_ready` does."""
+    def __init__(self, binary: str, directory: str, name: str, *, env: dict | None = None, wait: bool = True,
+                 own_host: bool = False, **config):
+        """`wait`: returns when it is ready; else `await_ready` does. `own_host`: an IPC namespace of its own, by which the
+        coordinator takes it for another host; needs root."""
         os.makedirs(directory, mode=0o700, exist_ok=True)
         self.name = name
         self.agent_socket = f"{directory}/agent.sock"
@@ -37,7 +39,8 @@ class Daemon:
             for key, value in config.items():
                 out.write(f"{key}: {value}\n")
         self._log = open(self._log_path, "a")  # of all its lives
-        self._popen = subprocess.Popen([binary, "--config", path], stdout=subprocess.PIPE, stderr=self._log, text=True, env=env)
+        command = [*(("unshare", "--ipc") if own_host else ()), binary, "--config", path]
+        self._popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=env)
         self.pid = self._popen.pid
         if wait:
             self.await_ready()
@@ -100,6 +103,7 @@ class Fleet:
     engines: list[Engine] = field(default_factory=list)
     options: dict = field(default_factory=dict)  # for the coordinating daemon
     agent_options: dict = field(default_factory=dict)  # for the agents of those that do not share the hub's memory
+    own_hosts: bool = False  # Daemon's own_host, for these agents
     trainer_via: str = "shm"  # another transport: the trainer has an agent of its own, too
 
     def __enter__(self) -> "Fleet":
@@ -151,7 +155,7 @@ class Fleet:
 
     def _start_agent(self, name: str, via: str) -> Daemon:
         agent = Daemon(self.binary, f"{self.directory}/{name}", name, role="agent", coordinator=self.hub.grpc,
-                       transports=f"[{via}]", **self.agent_options)
+                       transports=f"[{via}]", own_host=self.own_hosts, **self.agent_options)
         self.daemons.append(agent)
         return agent
 

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+
 #include "server/coordinator/prepare.h"
 #include "tests/unit/coordinator/fleet.h"
 
@@ -15,6 +18,9 @@ using testing::Fleet;
 /// Engines "0", "1", … of two ranks, one plan, a trainer of one rank on host "t".
 class ParentsTest : public ::testing::Test {
  protected:
+  /// A rank's bytes, to the coordinator's slots of 8 MiB.
+  int64_t rank_bytes_ = 1 << 30;
+
   std::vector<int> Parents(Fanout fanout, const std::vector<std::string>& hosts,
                            const std::vector<std::string>& transports = {"shm", "tcp"},
                            const std::set<std::string>& direct = {}) {
@@ -26,7 +32,7 @@ class ParentsTest : public ::testing::Test {
     };
     auto pair = std::make_shared<PlannedPair>();
     auto plan = std::make_shared<plan::TransferPlan>();
-    for (uint32_t rank : {0, 1}) plan->streams.push_back({rank, 0, rank, 1, {}});
+    for (uint32_t rank : {0, 1}) plan->streams.push_back({rank, 0, rank, rank_bytes_, {}});
     pair->plan = plan;
     PrepareInput input;
     input.fanout = fanout;
@@ -69,6 +75,64 @@ TEST_F(ParentsTest, AnEngineThatCouldNotReadFromAnotherReadsFromTheTrainerAndKee
 TEST_F(ParentsTest, ByItselfItIsAChainFromThreeOn) {
   EXPECT_THAT(Parents(Fanout::kAuto, {"a", "b"}), ElementsAre(-1, -1));
   EXPECT_THAT(Parents(Fanout::kAuto, {"a", "b", "c"}), ElementsAre(-1, 0, 1));
+}
+
+TEST_F(ParentsTest, ATreeHasTwoReadersForEachThatReadsFromTheTrainer) {
+  EXPECT_THAT(Parents(Fanout::kTree, {"a"}), ElementsAre(-1));
+  EXPECT_THAT(Parents(Fanout::kTree, {"a", "b", "c", "d", "e", "f"}),
+              ElementsAre(-1, 0, 0, 1, 1, 2));
+  EXPECT_THAT(Parents(Fanout::kTree, {"a", "b", "c", "d"}, {"tcp"}, {"1"}),
+              ElementsAre(-1, -1, 0, 1));
+}
+
+TEST_F(ParentsTest, EnginesOfOneHostAreOneBranch) {
+  EXPECT_THAT(Parents(Fanout::kTree, {"a", "b", "a", "b", "c", "d"}),
+              ElementsAre(-1, 0, 0, 1, 0, 1));
+  EXPECT_THAT(Parents(Fanout::kTree, {"", "", ""}), ElementsAre(-1, 0, 0)) << "hosts of their own";
+}
+
+TEST_F(ParentsTest, ByItselfItIsATreeWhereAChainIsLongForItsBytes) {
+  std::vector<std::string> hosts;
+  const auto most_readers = [&] {
+    const auto parents = Parents(Fanout::kAuto, hosts);
+    int64_t most = 0;
+    for (int i = 0; i < static_cast<int>(parents.size()); ++i) {
+      most = std::max<int64_t>(most, std::ranges::count(parents, i));
+    }
+    return most;
+  };
+  for (int i = 0; i < 100; ++i) hosts.push_back("host-" + std::to_string(i));
+  EXPECT_EQ(most_readers(), 1) << "128 slots, 99 engines to pass";
+  for (int i = 100; i < 200; ++i) hosts.push_back("host-" + std::to_string(i));
+  EXPECT_EQ(most_readers(), 2) << "199 engines to pass";
+  rank_bytes_ <<= 4;
+  EXPECT_EQ(most_readers(), 1);
+  rank_bytes_ >>= 4;
+  for (std::string& host : hosts) host = "one";
+  EXPECT_EQ(most_readers(), 1) << "no link to share";
+}
+
+TEST_F(ParentsTest, EveryEngineIsFedByTheTrainerInTheEnd) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 2'000; ++round) {
+    const size_t count = 1 + random() % 20;
+    std::vector<std::string> hosts;
+    std::set<std::string> direct;
+    for (size_t i = 0; i < count; ++i) {
+      hosts.push_back(std::string(random() % 3, static_cast<char>('a' + random() % 4)));
+      if (random() % 5 == 0) direct.insert(std::to_string(i));
+    }
+    rank_bytes_ = 1 << (20 + random() % 8);
+    const auto parents =
+        Parents(static_cast<Fanout>(1 + random() % 4), hosts, {"shm", "tcp"}, direct);
+    for (size_t i = 0; i < count; ++i) {
+      size_t passed = 0;
+      for (int at = static_cast<int>(i); at >= 0; at = parents[static_cast<size_t>(at)]) {
+        ASSERT_LE(++passed, count) << "a cycle";
+      }
+      EXPECT_LE(std::ranges::count(parents, static_cast<int>(i)), 3);
+    }
+  }
 }
 
 TEST_F(ParentsTest, EnginesOfOneHostAreNextToEachOther) {
