@@ -33,6 +33,7 @@ transfer::SourceJob SourceJobOf(const Attempt& attempt, std::string name,
   for (size_t leg = 0; leg < attempt.slices.size(); ++leg) {
     job.legs.push_back({attempt.slices[leg], attempt.command.legs[leg].readers});
   }
+  job.stall_limit = attempt.command.stall_limit;
   return job;
 }
 
@@ -52,6 +53,7 @@ transfer::SourceJob RelayJobOf(const Attempt& attempt, std::string name, transfe
   auto job = JobOf<transfer::SourceJob>(attempt, std::move(name), std::move(binding));
   job.legs.push_back({attempt.passed_on, attempt.command.relay_readers});
   job.received = std::move(received);
+  job.stall_limit = attempt.command.stall_limit;
   return job;
 }
 

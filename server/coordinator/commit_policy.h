@@ -20,6 +20,8 @@ struct CommitPolicy {
   uint32_t quorum = 1;
   Nanos grace = std::chrono::seconds(2);
 
+  /// How long one engine may hold up others that can do without it; 0: to the deadline.
+  Nanos Patience() const { return kind == Kind::kQuorum ? grace : Nanos(0); }
   /// Engines that are enough to go on without the others; 0: all are required.
   uint32_t Enough(uint32_t min_engines) const {
     if (kind == Kind::kAll) return 0;

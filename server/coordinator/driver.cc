@@ -384,8 +384,16 @@ void Driver::PlanFailed(const Draft& draft) {
 
 std::unique_ptr<EpochRun> Driver::RunFrom(const Draft& draft) const {
   auto run = std::make_unique<EpochRun>();
-  PrepareInput input{draft.spec,        draft.plans,           {},          draft.trace_id,
-                     s_.options.fanout, s_.options.slot_bytes, draft.direct};
+  const epoch::Spec& spec = draft.spec;
+  const bool spares = spec.quorum > 0 && spec.quorum < spec.engines.size();
+  PrepareInput input{spec,
+                     draft.plans,
+                     {},
+                     draft.trace_id,
+                     s_.options.fanout,
+                     spares ? s_.options.commit_policy.Patience() : Nanos(0),
+                     s_.options.slot_bytes,
+                     draft.direct};
   auto add = [&](const epoch::Member& member, const std::string& name) {
     const Session& session = *s_.membership.SessionOf(member);
     input.addresses[member] = {

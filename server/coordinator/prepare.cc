@@ -83,6 +83,7 @@ class Builder {
   void Relay(epoch::PrepareCommand& parent, epoch::PrepareCommand& child) {
     child.relayed = true;
     ++parent.relay_readers;
+    parent.stall_limit = input_.stall_limit;
     const epoch::PeerAddress& reader = input_.addresses.at(child.member);
     parent.admitted.emplace_back(TicketFor(input_.addresses.at(parent.member), reader),
                                  reader.incarnation);
@@ -105,6 +106,7 @@ class Builder {
 
   epoch::PrepareCommand SourceCommand(uint32_t rank) const {
     epoch::PrepareCommand command = Common(input_.spec.sources[rank], epoch::Role::kSource);
+    command.stall_limit = input_.stall_limit;
     for (const auto& [plan, readers] : readers_) command.legs.push_back({plan, rank, readers});
     const auto admitted = admitted_.find(rank);
     if (admitted != admitted_.end()) {

@@ -22,6 +22,7 @@ struct PrepareInput {
   std::map<epoch::Member, epoch::PeerAddress> addresses;
   std::array<uint8_t, 16> trace_id{};
   Fanout fanout = Fanout::kAuto;
+  Nanos stall_limit{0};          ///< PrepareCommand's, for sources and relays
   int64_t slot_bytes = 8 << 20;  ///< about what a relay must have before it passes anything on
   std::set<std::string> direct;  ///< engines that read from the sources, whatever `fanout` says
 };

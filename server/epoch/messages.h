@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "server/base/clock.h"
 #include "server/base/ids.h"
 #include "server/base/status.h"
 
@@ -76,6 +77,9 @@ struct PrepareCommand {
   bool relayed = false;
   /// Target side: ranks that read from this one what it has received.
   uint32_t relay_readers = 0;
+  /// Source or relay: a reader that keeps a slot so long after another one has given it back is
+  /// detached, for the others can do without it; whole milliseconds, 0: never.
+  Nanos stall_limit{0};
   /// Source or relay: tickets that readers will show, with the caller's incarnation.
   std::vector<std::pair<Ticket, Incarnation>> admitted;
   std::array<uint8_t, 16> trace_id{};

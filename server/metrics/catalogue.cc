@@ -117,6 +117,8 @@ void DeclareTransfers(Sink& sink) {
   sink.DeclareCounter("transfers_started_total", "Transfers of a rank that were started");
   sink.DeclareCounter("transfers_finished_total", "Transfers of a rank that ended, by result",
                       Each("result", Results()));
+  sink.DeclareCounter("readers_detached_total",
+                      "Readers that held up others for too long and were left behind (quorum)");
   sink.DeclareCounter("transfer_retries_total", "Parts of a transfer that were tried again",
                       Each("cause", {"digest_mismatch", "transport_failed"}));
   sink.DeclareCounter("transport_failovers_total",

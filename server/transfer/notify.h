@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "server/base/ids.h"
 #include "server/base/status.h"
@@ -28,6 +30,14 @@ enum class NotifyType : uint8_t {
 };
 /// "open", "ready", …
 std::string_view NotifyTypeName(NotifyType type);
+
+/// What a reader is told that holds up others which can do without it, and says itself then.
+inline Status LeftBehind(std::string what) {
+  return Status(Code::kDeadlineExceeded, Reason::kLimitExceeded, std::move(what));
+}
+inline bool IsLeftBehind(const Status& status) {
+  return status.code() == Code::kDeadlineExceeded && status.reason() == Reason::kLimitExceeded;
+}
 
 /// One stream as one reader sees it. Every message carries it, so that no state is needed to decide
 /// whether a message is stale.

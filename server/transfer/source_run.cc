@@ -42,6 +42,7 @@ void SourceRun::Start() {
   }
   bytes_total_ = progress().bytes_total;
   ArmProgressTimer();
+  ArmStallTimer();
   if (job_.received) {
     job_.received->Listen([weak = weak_from_this()](uint32_t stream) {
       if (auto self = weak.lock()) self->OnReceived(stream);
@@ -145,11 +146,16 @@ void SourceRun::Finish(Result<SourceReport> result) {
   if (finished_) return;
   finished_ = true;
   context_->strand.Cancel(progress_timer_);
+  context_->strand.Cancel(stall_timer_);
   context_->strand.Post(
       [done = std::move(done_), result = std::move(result)]() mutable { done(std::move(result)); });
 }
 
 void SourceRun::FinishFromStreams() {
+  // Whether the version goes on without a reader that was left behind is not for a source to say:
+  // it fails by itself, or is not staged when the others are.
+  const auto waits = [this](const auto& stream) { return IsLeftBehind(stream->status()); };
+  if (job_.stall_limit > Nanos(0) && std::ranges::any_of(streams_, waits)) return;
   SourceReport report;
   Lasting packing;
   for (const auto& stream : streams_) {
@@ -241,6 +247,18 @@ void SourceRun::CheckProgress() {
   }
   Changed();
   if (!finished_) ArmProgressTimer();
+}
+
+void SourceRun::ArmStallTimer() {
+  const Nanos limit = job_.stall_limit;
+  if (limit == Nanos(0)) return;
+  stall_timer_ = context_->strand.PostAfter(limit / 4, [self = shared_from_this(), limit] {
+    for (const auto& stream : self->streams_) {
+      stream->DetachStalled(self->context_->clock.Now() - limit);
+    }
+    self->Changed();
+    if (!self->finished_) self->ArmStallTimer();
+  });
 }
 
 }  // namespace weightwire::transfer

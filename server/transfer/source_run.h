@@ -54,11 +54,13 @@ class SourceRun : public std::enable_shared_from_this<SourceRun> {
   void OnPlanned(std::vector<plan::StreamSchedule> schedules);
   SourceStream* FindStream(const StreamKey& key);
   void Finish(Result<SourceReport> result);
+  /// Nothing happens where a reader was left behind: Drain will follow.
   void FinishFromStreams();
   bool Quiet() const;
   void RevokeExports();
   void ArmProgressTimer();
   void CheckProgress();
+  void ArmStallTimer();
 
   std::shared_ptr<Context> context_;
   SourceJob job_;
@@ -81,6 +83,7 @@ class SourceRun : public std::enable_shared_from_this<SourceRun> {
   bool forgotten_ = false;
   std::vector<std::function<void()>> drained_;
   Executor::TimerId progress_timer_ = 0;
+  Executor::TimerId stall_timer_ = 0;
   Executor::TimerId grace_timer_ = 0;
 };
 

@@ -145,6 +145,7 @@ void SourceStream::OnCredit(uint64_t endpoint, const Notify& credit) {
     return Detach(credit.key.reader, why);
   }
   ++reader->credits;
+  if (!slot->second.first_credit) slot->second.first_credit = context().clock.Now();
   context().metrics.Add("transfer_bytes_total", static_cast<double>(bytes - credit.bytes_kept),
                         {{"transport", reader->endpoint->transport_name()}, {"direction", "out"}});
   Touch();
@@ -190,6 +191,24 @@ void SourceStream::Detach(ParticipantId participant, const Status& why) {
     Pump();
   }
   run_.Changed();
+}
+
+void SourceStream::DetachStalled(Nanos before) {
+  if (stopped_ || next_slot_ == schedule_.slots.size()) return;
+  std::map<ParticipantId, uint32_t> stalled;
+  for (const auto& [index, slot] : slots_) {
+    if (slot.phase != Phase::kAnnounced || !slot.first_credit || *slot.first_credit > before)
+      continue;
+    for (ParticipantId participant : slot.waiting) stalled.try_emplace(participant, index);
+  }
+  for (const auto& [participant, index] : stalled) {
+    const Status why = LeftBehind("reader " + std::to_string(participant.value) +
+                                  " holds up others: it keeps slot " + std::to_string(index) +
+                                  " of stream " + std::to_string(stream_.id));
+    Refuse(readers_.at(participant).endpoint, participant, why);
+    context().metrics.Add("readers_detached_total", 1, {});
+    Detach(participant, why);
+  }
 }
 
 bool SourceStream::finished() const {

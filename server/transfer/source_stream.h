@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -39,6 +40,9 @@ class SourceStream {
   void OnClose(uint64_t endpoint, const Notify& close);
   void OnSessionLost(uint64_t endpoint, const Status& why);
 
+  /// Detaches readers that keep a slot which another one has given back before `before`, while
+  /// there is more to read.
+  void DetachStalled(Nanos before);
   /// Nothing is packed or announced any more; open readers are told. The first reason stays.
   void Stop(const Status& why);
   /// Closes the sessions of readers that have not closed the stream.
@@ -73,6 +77,7 @@ class SourceStream {
     memory::RegionSpan memory;  ///< of the pool; without a region when nothing is packed
     transport::GatherList pieces;
     std::set<ParticipantId> waiting;  ///< readers that have not credited it
+    std::optional<Nanos> first_credit;
     std::map<transport::Transport*, transport::RegionKey> keys;
     size_t revokes_left = 0;
     FairGate* gate = nullptr;  ///< that it came through

@@ -107,7 +107,11 @@ void TargetRun::OnNotify(const std::shared_ptr<transport::Endpoint>& endpoint,
 void TargetRun::OnFail(const TargetStream& stream, const Notify& fail) {
   if (stream.complete()) return;
   const Code code = fail.code == Code::kOk ? Code::kAborted : fail.code;
-  FailJob(Status(code, fail.reason, NameOf(stream) + ": the source gave up"));
+  const bool behind = IsLeftBehind(Status(code, fail.reason, ""));
+  FailJob(Status(
+      code, fail.reason,
+      NameOf(stream) + (behind ? ": its other readers go on without this one, which was too slow"
+                               : ": the source gave up")));
 }
 
 void TargetRun::OnSessionLost(uint64_t endpoint, const Status& why) {

@@ -116,6 +116,11 @@ struct SourceJob {
   Binding binding;
   /// A relay: a slot is read only once it is there. Null: all bytes are there.
   std::shared_ptr<Received> received;
+  /// A reader that keeps a slot so long after another one has given it back, while there is more to
+  /// read, is told to fail (kDeadlineExceeded / kLimitExceeded), and the others read on. The
+  /// job then ends by Drain only, for it is not the source that decides about the version. 0:
+  /// never.
+  Nanos stall_limit{0};
 };
 struct SourceReport {
   std::vector<StreamDigest> digests;

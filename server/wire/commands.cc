@@ -84,6 +84,7 @@ void SetPrepare(const epoch::PrepareCommand& command, v1::Prepare* out) {
   }
   out->set_relayed(command.relayed);
   out->set_relay_readers(command.relay_readers);
+  out->set_stall_ms(MillisOf(command.stall_limit));
   out->set_trace_id(TraceIdToProto(command.trace_id));
 }
 
@@ -126,6 +127,7 @@ Result<epoch::Command> PrepareFromProto(const v1::Prepare& prepare) {
   if (out.relay_readers > kRanksMax) {
     return Fail(Bad("prepare.relay_readers", "is more than there can be ranks"));
   }
+  out.stall_limit = std::chrono::milliseconds(prepare.stall_ms());
   WW_FAIL_IF_ERROR(CheckCount("prepare.legs", prepare.legs_size(), kLegsMax));
   for (const v1::Leg& leg : prepare.legs()) {
     out.legs.push_back({FromProto(leg.plan()), leg.rank(), leg.readers()});

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 import urllib.error
 import urllib.request
 
@@ -24,6 +25,9 @@ def fleet():
     with Fleet(CONFIG, str(BINARIES / "weightwired"), engines=engines, options={**QUORUM, **SIZES},
                agent_options={**SIZES, "rate_limit": 6 << 20}) as fleet:
         yield fleet
+
+
+SMALL_SLOTS = {"slot_bytes": 1 << 18, "segment_bytes_max": 1 << 16, "chunk_bytes": 1 << 17, "window": 4, "slots_in_pool": 32}
 
 
 def publish(fleet: Fleet, folder: str, version: int) -> None:
@@ -67,3 +71,21 @@ def test_a_version_goes_on_without_a_laggard_which_is_filled_from_a_peer(fleet, 
     with Client(fleet.hub.grpc) as client:
         fills = [e for e in client.status().epochs if e.kind == "fill" and e.phase == "committed"]
     assert [e.engines for e in fills] == [("engine-c",), ("engine-c",)]
+
+
+def test_who_keeps_slots_that_others_wait_for_is_left_behind(tmp_path):
+    """Engines of one layout, whose slots are free when the slowest has read them: alone it would need 20 s, as would they."""
+    engines = [Engine(f"engine-{i}", 1, "tcp") for i in range(4)]
+    engines[1].options = {"rate_limit": 800_000}
+    options = {**QUORUM, "commit_quorum": 3, "fanout": "star", **SMALL_SLOTS}
+    with Fleet(CONFIG, str(BINARIES / "weightwired"), engines=engines, options=options, agent_options=SMALL_SLOTS) as fleet:
+        folder = str(tmp_path / "v1")
+        started = time.monotonic()
+        publish(fleet, folder, 1)
+        status = fleet.wait_serving(1, engines[:1] + engines[2:])
+        took = time.monotonic() - started
+        epoch = next(e for e in status.epochs if e.version == 1 and e.left_out)
+        assert list(epoch.left_out) == ["engine-1"] and took < 12
+        assert fleet.hub.counter("weightwire_readers_detached_total") >= 1
+        fleet.wait_serving(1)
+        verify(fleet, folder, 1, engines)

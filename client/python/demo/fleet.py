@@ -88,6 +88,7 @@ class Engine:
     name: str
     tp: int
     via: str  # the transport by which its agent reads: "shm", "tcp" or "ucx"
+    options: dict = field(default_factory=dict)  # for its agent, over the fleet's
     ranks: list[Process] = field(default_factory=list)
     agent: Daemon | None = None  # its own, where it does not read by shm
 
@@ -145,7 +146,7 @@ class Fleet:
 
     def start_agent(self, engine: Engine) -> Daemon:
         """The agent of an engine that does not share the hub's memory, first or again."""
-        engine.agent = self._start_agent(engine.name, engine.via)
+        engine.agent = self._start_agent(engine.name, engine.via, engine.options)
         return engine.agent
 
     def start_trainer_agent(self) -> Daemon:
@@ -153,9 +154,9 @@ class Fleet:
         self.trainer_agent = self._start_agent("trainer", self.trainer_via)
         return self.trainer_agent
 
-    def _start_agent(self, name: str, via: str) -> Daemon:
+    def _start_agent(self, name: str, via: str, options: dict | None = None) -> Daemon:
         agent = Daemon(self.binary, f"{self.directory}/{name}", name, role="agent", coordinator=self.hub.grpc,
-                       transports=f"[{via}]", own_host=self.own_hosts, **self.agent_options)
+                       transports=f"[{via}]", own_host=self.own_hosts, **{**self.agent_options, **(options or {})})
         self.daemons.append(agent)
         return agent
 

@@ -60,6 +60,30 @@ TEST(CoordinatorQuorum, GoesOnWithoutALaggardAfterTheGrace) {
   EXPECT_EQ(fleet.metrics.Value("engines_left_behind_total"), 1);
 }
 
+TEST(CoordinatorQuorum, SourcesAndRelaysLeaveReadersBehindThatNobodyNeeds) {
+  const auto limits = [](CommitPolicy policy) {
+    Options options = With(policy);
+    options.fanout = Fanout::kChain;
+    Fleet fleet(options);
+    const auto trainer = fleet.Trainer(1);
+    for (const char* name : {"engine-a", "engine-b", "engine-c"}) fleet.Engine(name);
+    fleet.PublishAll(trainer, 1);
+    fleet.Run();
+    std::vector<Nanos> told;
+    for (const char* agent :
+         {"trainer-agent", "engine-a-agent", "engine-b-agent", "engine-c-agent"}) {
+      told.push_back(fleet.Agent(agent).All<epoch::PrepareCommand>().at(0).stall_limit);
+    }
+    return told;
+  };
+  EXPECT_THAT(limits(kTwo), ElementsAre(kTwo.grace, kTwo.grace, kTwo.grace, Nanos(0)));
+  const CommitPolicy three{CommitPolicy::Kind::kQuorum, 3, milliseconds(500)};
+  EXPECT_THAT(limits(three), ::testing::Each(Nanos(0))) << "all are needed";
+  EXPECT_THAT(limits({CommitPolicy::Kind::kAll}), ::testing::Each(Nanos(0)));
+  EXPECT_THAT(limits({CommitPolicy::Kind::kDeadline}), ::testing::Each(Nanos(0)))
+      << "everybody has until the deadline";
+}
+
 TEST(CoordinatorQuorum, ALaggardIsNotReadyUntilItIsFilled) {
   SlowFleet fleet(kTwo);
   fleet.PublishAll(fleet.trainer, 2);

@@ -92,6 +92,7 @@ epoch::PrepareCommand RandomPrepare(Dice& dice) {
   }
   out.relayed = dice.Coin();
   out.relay_readers = static_cast<uint32_t>(dice.Below(100));
+  out.stall_limit = std::chrono::milliseconds(dice.Below(10'000));
   out.trace_id = RandomBytes16(dice);
   return out;
 }
