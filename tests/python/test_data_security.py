@@ -61,14 +61,16 @@ def test_what_is_changed_on_the_way_is_refused_and_the_version_comes_all_the_sam
         job.attach_trainer(time.monotonic() + 30)
         job.commit()
         assert job.forged() == 0
-        relay.arm(attack)
-        job.commit()
-        assert relay.done.is_set()
-        assert job.forged() == 1
-        told = [line for line in job.logs().splitlines() if "its MAC does not fit" in line]
+        for strikes in range(1, 6):
+            relay.arm(attack)
+            job.commit()
+            assert relay.done.is_set()
+            assert job.forged() == strikes
+            if told := [line for line in job.logs().splitlines() if "its MAC does not fit" in line]:
+                break  # else the frame was the last one of the version, whose bytes were all there
         assert any("epoch" in line and "incarnation" in line for line in told), told
         job.commit()
-        assert job.forged() == 1
+        assert job.forged() == strikes
     finally:
         job.close()
         relay.close()
