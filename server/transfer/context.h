@@ -54,6 +54,9 @@ struct Context {
   /// Empty where the source has made its sums itself. Keeps the source's job alive.
   SegmentSums SumsAtReader(const StreamKey& stream) const;
   const Tuning& tuning() const { return options.tuning; }
+  bool IsOnOurHost(const Peer& peer) const {
+    return !peer.host.empty() && peer.host == options.host;
+  }
   /// nullptr when there is none of this name.
   transport::Transport* TransportOf(const std::string& name) const;
   void CountRateLimited(const char* direction, Nanos waited) {

@@ -304,7 +304,8 @@ bool IsRate(uint64_t rate, const Tuning& tuning) {
 Status CheckTuning(const Tuning& tuning) {
   const bool valid = tuning.segment_bytes_max >= 8 && tuning.slots_in_pool >= 1 &&
                      tuning.window >= 1 && tuning.mapped_window >= 1 && tuning.chunk_bytes >= 1 &&
-                     tuning.gets_in_flight >= 1 && tuning.direct_run_bytes_min >= 1 &&
+                     tuning.gets_in_flight >= 1 && tuning.near_chunk_bytes >= 1 &&
+                     tuning.near_gets_in_flight >= 1 && tuning.direct_run_bytes_min >= 1 &&
                      tuning.rereads_max >= 0 && IsRate(tuning.rate_limit, tuning) &&
                      IsRate(tuning.peer_rate_limit, tuning) &&
                      tuning.slot_bytes >= tuning.segment_bytes_max + 128 &&

@@ -17,7 +17,7 @@ std::string NamesOf(const Map& map) {
 }  // namespace
 
 Result<transport::Transport*> SessionTable::Choose(const Peer& peer) const {
-  const bool same_host = !peer.host.empty() && peer.host == context_->options.host;
+  const bool same_host = context_->IsOnOurHost(peer);
   const Nanos now = context_->clock.Now();
   transport::Transport* first = nullptr;
   for (const std::string& name : context_->options.preference) {

@@ -19,9 +19,10 @@ void TargetStream::OrderSlot(uint32_t index) {
   const TargetJob& job = run_.job();
   slot.kept.here = KnownSums(*job.kept, index);
   if (job.served_kept) slot.kept.served = KnownSums(*job.served_kept, index);
-  if (slot.kept.empty()) return OrderChunks(ChunksOf(schedule_, index, chunk_bytes_));
-  orders_.push_back({Chunk{index, span.first_segment, 0, true}, Wanted::kSums});
-  PumpGets();
+  if (slot.kept.empty()) return OrderChunks(ChunksOf(schedule_, index, read_ahead_.chunk_bytes));
+  // A few bytes, and what follows waits for them: they pass what waits for its turn.
+  ++sums_gets_;
+  PostGet({Chunk{index, span.first_segment, 0, true}, Wanted::kSums}, {});
 }
 
 void TargetStream::OrderChunks(const std::vector<Chunk>& chunks) {
@@ -61,7 +62,7 @@ void TargetStream::OnKept(uint32_t index, const std::vector<bool>& kept) {
   }
   Touch();
   if (slot.verified == kept.size()) return OnSlotVerified(index);
-  OrderChunks(ChunksOf(schedule_, index, chunk_bytes_, kept));
+  OrderChunks(ChunksOf(schedule_, index, read_ahead_.chunk_bytes, kept));
 }
 
 // Every Get costs a stream its part of the stream, so that all advance alike.
@@ -80,13 +81,13 @@ uint64_t TargetStream::BytesOf(const Order& order) const {
 
 // Each Get that is posted asks for the next one.
 void TargetStream::PumpGets() {
-  const uint32_t window =
-      WindowOf(stream_.bytes, run_.bytes_total(), context().tuning().gets_in_flight);
-  if (stopped_ || asking_ != Asking::kNothing || orders_.empty() || gets_ >= window) return;
+  const uint32_t window = WindowOf(stream_.bytes, run_.bytes_total(), read_ahead_.gets);
+  if (stopped_ || asking_ != Asking::kNothing || orders_.empty() || gets_ - sums_gets_ >= window)
+    return;
   asking_ = Asking::kGet;
-  const uint64_t ticket =
-      run_.gets().Enter(get_turn_, CostOf(orders_.front()),
-                        [this, keep = run_.shared_from_this()] { OnGetAdmitted(); });
+  const uint64_t ticket = run_.gets(same_host_)
+                              .Enter(get_turn_, CostOf(orders_.front()),
+                                     [this, keep = run_.shared_from_this()] { OnGetAdmitted(); });
   if (ticket != 0) ticket_ = ticket;
 }
 
@@ -159,7 +160,11 @@ void TargetStream::ReleaseScratch(Fetch& fetch) {
 
 void TargetStream::OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& status) {
   --gets_;
-  run_.gets().Leave();
+  if (fetch->order.wanted == Wanted::kSums) {
+    --sums_gets_;
+  } else {
+    run_.gets(same_host_).Leave();
+  }
   const Chunk& chunk = fetch->order.chunk;
   const bool has_bytes = fetch->order.wanted == Wanted::kBytes && chunk.segment_count > 0;
   if (!status.ok() || !has_bytes) ReleaseScratch(*fetch);

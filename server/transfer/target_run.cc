@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "server/transfer/segment_copy.h"
+#include "server/transfer/windows.h"
 
 namespace weightwire::transfer {
 namespace {
@@ -22,7 +23,8 @@ TargetRun::TargetRun(std::shared_ptr<Context> context, std::shared_ptr<SessionTa
       job_(std::move(job)),
       done_(std::move(done)),
       forget_(std::move(forget)),
-      gets_(context_->tuning().gets_in_flight) {}
+      gets_(ReadAheadOf(context_->tuning(), /*same_host=*/false).gets),
+      near_gets_(ReadAheadOf(context_->tuning(), /*same_host=*/true).gets) {}
 
 void TargetRun::Start() {
   started_ = context_->clock.Now();

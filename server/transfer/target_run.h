@@ -32,8 +32,8 @@ class TargetRun : public std::enable_shared_from_this<TargetRun> {
   // For its streams.
   Context& context() const { return *context_; }
   const TargetJob& job() const { return job_; }
-  /// Gets that may be under way together.
-  FairGate& gets() { return gets_; }
+  /// Gets that may be under way together, from peers on our host and from others (windows.h).
+  FairGate& gets(bool same_host) { return same_host ? near_gets_ : gets_; }
   /// Ends the job and stops every stream. The first failure is the one that is reported.
   void FailJob(Status why);
   /// Of all the job's streams.
@@ -63,6 +63,7 @@ class TargetRun : public std::enable_shared_from_this<TargetRun> {
   std::map<uint32_t, TargetStream*> by_id_;
   int64_t bytes_total_ = 0;
   FairGate gets_;
+  FairGate near_gets_;
   Nanos started_{0};
   bool finished_ = false;
   bool forgotten_ = false;

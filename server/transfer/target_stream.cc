@@ -18,10 +18,12 @@ TargetStream::TargetStream(TargetRun& run, const plan::Stream& stream, const Pee
       source_(source),
       transport_(transport),
       maps_(transport->capabilities().map),
-      chunk_bytes_(run.context().tuning().chunk_bytes),
+      same_host_(run.context().IsOnOurHost(peer)),
+      read_ahead_(ReadAheadOf(run.context().tuning(), same_host_)),
       pace_(run.context().strand, run.context().clock) {
   const uint64_t most = transport->capabilities().chunk_bytes_max;
-  if (most > 0) chunk_bytes_ = std::min(chunk_bytes_, static_cast<int64_t>(most));
+  int64_t& chunk_bytes = read_ahead_.chunk_bytes;
+  if (most > 0) chunk_bytes = std::min(chunk_bytes, static_cast<int64_t>(most));
   Touch();
 }
 
@@ -250,16 +252,16 @@ void TargetStream::Stop(const Status& why) {
   why_ = why;
   orders_.clear();
   const Asking asked = std::exchange(asking_, Asking::kNothing);
-  if (asked == Asking::kGet) run_.gets().Cancel(ticket_);
+  if (asked == Asking::kGet) run_.gets(same_host_).Cancel(ticket_);
   if (asked == Asking::kScratch) {
     context().scratch->CancelWait(ticket_);
-    run_.gets().Leave();
+    run_.gets(same_host_).Leave();
   }
   if (asked == Asking::kPace) {
     pace_.Cancel();
     const memory::RegionSpan scratch = std::exchange(paced_scratch_, {});
     if (scratch.region) context().scratch->Release(scratch);
-    run_.gets().Leave();
+    run_.gets(same_host_).Leave();
   }
   MaybeClose();
 }

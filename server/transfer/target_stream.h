@@ -13,6 +13,7 @@
 #include "server/transfer/fair_gate.h"
 #include "server/transfer/fetch.h"
 #include "server/transfer/lasting.h"
+#include "server/transfer/windows.h"
 
 namespace weightwire::transfer {
 
@@ -128,7 +129,8 @@ class TargetStream {
   const ParticipantId source_;
   transport::Transport* const transport_;
   const bool maps_;
-  int64_t chunk_bytes_ = 0;
+  const bool same_host_;
+  ReadAhead read_ahead_;
   bool planned_ = false;
   plan::StreamSchedule schedule_;
   std::shared_ptr<transport::Endpoint> endpoint_;
@@ -152,7 +154,8 @@ class TargetStream {
   memory::SlotPool::Turn scratch_turn_;
   PacedTurn pace_;
   memory::RegionSpan paced_scratch_;  ///< of the Get that waits for its turn
-  uint32_t gets_ = 0;
+  uint32_t gets_ = 0;                 ///< posted
+  uint32_t sums_gets_ = 0;            ///< of these, for the sums of a whole slot
 
   uint32_t tasks_ = 0;  ///< on workers
   std::atomic<bool> stop_ = false;

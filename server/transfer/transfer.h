@@ -53,9 +53,14 @@ struct Tuning {
   /// Slots announced and not yet credited, of the streams of one rank together. As many bytes as
   /// `gets_in_flight` chunks: the narrower side's shares then rule, and not the mean of both.
   uint32_t window = 8;
-  uint32_t mapped_window = 64;          ///< the same where nothing is packed
-  int64_t chunk_bytes = 4 << 20;        ///< of one Get; whole segments
-  uint32_t gets_in_flight = 16;         ///< of the streams of one rank together
+  uint32_t mapped_window = 64;    ///< the same where nothing is packed
+  int64_t chunk_bytes = 4 << 20;  ///< of one Get; whole segments
+  uint32_t gets_in_flight = 16;   ///< of the streams of one rank together
+  /// At most these of peers on this host whose memory is not mapped. What is under way there waits
+  /// in this machine's caches between the kernel's copies and the sums, or no longer does where it
+  /// is more (docs/performance.md); there is no network to fill.
+  int64_t near_chunk_bytes = 2 << 20;
+  uint32_t near_gets_in_flight = 4;
   int64_t direct_run_bytes_min = 4096;  ///< shorter runs are packed
   /// Bytes a second that this agent sends, and as many that it reads, over transports that do not
   /// map memory; and the same with any one peer agent. 0: no limit; else at least `slot_bytes`, so
