@@ -40,8 +40,9 @@ struct QuantizeBox {
   int64_t scale_stride[2] = {};
 };
 
-/// Writes one byte to `codes` per element and one fp32 to `scale_inv` per block. The memories must
-/// not overlap. Aborts unless `from` is kBF16, kF16 or kF32.
+/// Writes one byte to `codes` per element and one fp32 to `scale_inv` per block. Either may be
+/// null: only the other is made then. The memories must not overlap. Aborts unless `from` is kBF16,
+/// kF16 or kF32.
 void QuantizeE4M3(void* codes, void* scale_inv, const void* source, const QuantizeBox& box,
                   Element from);
 

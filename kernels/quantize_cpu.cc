@@ -38,7 +38,7 @@ Loops ChooseLoops(Element from) {
 
 /// One block, or a tile of one.
 struct Part {
-  Bytes* codes;
+  Bytes* codes;  ///< null when only scales are made
   const Bytes* source;
   int64_t rows;
   int64_t columns;
@@ -46,7 +46,8 @@ struct Part {
 
 Part PartAt(const Part& whole, const QuantizeBox& box, int64_t from_bytes, int64_t row,
             int64_t column) {
-  return {whole.codes + row * box.target_stride[0] + column * box.target_stride[1],
+  const int64_t code = row * box.target_stride[0] + column * box.target_stride[1];
+  return {whole.codes == nullptr ? nullptr : whole.codes + code,
           whole.source + (row * box.source_stride[0] + column * box.source_stride[1]) * from_bytes,
           whole.rows - row, whole.columns - column};
 }
@@ -83,7 +84,8 @@ class Quantizer {
   void Block(const Part& block, Bytes* scale_inv) {
     uint32_t amax = in_place_ ? AmaxOfRows(block) : AmaxOfTiles(block);
     uint32_t scale = internal::ScaleInv(amax);
-    std::memcpy(scale_inv, &scale, sizeof scale);
+    if (scale_inv != nullptr) std::memcpy(scale_inv, &scale, sizeof scale);
+    if (block.codes == nullptr) return;
     if (amax >= internal::kInfinityBits) return FillNan(block);
     in_place_ ? QuantizeRows(block, internal::AsFloat(scale))
               : QuantizeTiles(block, internal::AsFloat(scale));
@@ -162,7 +164,7 @@ void QuantizeE4M3(void* codes, void* scale_inv, const void* source, const Quanti
       block.columns = std::min(block.columns, box.block_columns);
       int64_t scale = row / box.block_rows * box.scale_stride[0] +
                       column / box.block_columns * box.scale_stride[1];
-      quantizer.Block(block, scales + scale * 4);
+      quantizer.Block(block, scales == nullptr ? nullptr : scales + scale * 4);
     }
   }
 }

@@ -65,11 +65,28 @@ Result<std::string> Layout(const char* config, const char* spec, uint32_t rank, 
   return Json{{"ranks", made.ranks.size()}, {"tensors", std::move(tensors)}}.dump();
 }
 
+/// Who loads a checkpoint copies bits: ww_checkpoint_copy makes nothing of them.
+Status CheckCopiesOnly(const plan::TransferPlan& made) {
+  for (const plan::Stream& stream : made.streams) {
+    for (const plan::CopyOp& op : stream.ops) {
+      if (op.makes == plan::Makes::kElements) continue;
+      return Status(Code::kFailedPrecondition, Reason::kDtypeMismatch,
+                    "a checkpoint is loaded as it is stored: " +
+                        std::string(layout::DTypeName(op.source_dtype)) +
+                        " is not quantized on the way")
+          .AtTensor(made.tensor_names[op.canonical])
+          .Remedy("load it into ranks of its own dtype, or publish it to the engine");
+    }
+  }
+  return OkStatus();
+}
+
 Result<std::string> Plan(const char* config, const char* from, const char* to, uint32_t rank) {
   WW_ASSIGN(const layout::ModelLayout source, LayoutOf(config, from, WW_CHECKPOINT_ALL_RANKS));
   WW_ASSIGN(const layout::ModelLayout target, LayoutOf(config, to, rank));
   WW_ASSIGN(const plan::TransferPlan made, plan::BuildPlan(source, target));
   WW_FAIL_IF_ERROR(plan::VerifyPlan(made, source, target));
+  WW_FAIL_IF_ERROR(CheckCopiesOnly(made));
   return plan::ToBytes(made);
 }
 

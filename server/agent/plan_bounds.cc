@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "server/base/checked.h"
+#include "server/plan/quantization.h"
 
 namespace weightwire::agent {
 namespace {
@@ -37,12 +38,15 @@ Status CheckForm(const plan::CopyOp& op, size_t tensor_names) {
   for (int64_t extent : op.extent) {
     if (extent < 1) return Refuse(Reason::kInvalidRequest, "op has an empty extent");
   }
+  if (const auto defect = plan::QuantizationDefect(op)) {
+    return Refuse(Reason::kInvalidRequest, "op " + *defect);
+  }
   if (op.source_offset < 0 || op.target_offset < 0 ||
-      !StridesWellFormed(op.extent, op.source_stride) ||
+      !StridesWellFormed(plan::SourceExtent(op), op.source_stride) ||
       !StridesWellFormed(op.extent, op.target_stride)) {
     return Refuse(Reason::kInvalidRequest, "op has a malformed offset or stride");
   }
-  if (op.source_dtype != op.target_dtype &&
+  if (op.makes == plan::Makes::kElements && op.source_dtype != op.target_dtype &&
       !(IsCastFloat(op.source_dtype) && IsCastFloat(op.target_dtype))) {
     return Refuse(Reason::kDtypeMismatch,
                   "no cast from " + std::string(layout::DTypeName(op.source_dtype)) + " to " +
@@ -78,8 +82,8 @@ Status CheckOurSide(const plan::CopyOp& op, plan::Side side, const layout::RankL
         .AtTensor(tensor.name);
   }
   const auto elements = CheckedProduct(tensor.shape);
-  const auto last = LastElement(op.extent, source ? op.source_offset : op.target_offset,
-                                source ? op.source_stride : op.target_stride);
+  const auto last = source ? LastElement(plan::SourceExtent(op), op.source_offset, op.source_stride)
+                           : LastElement(op.extent, op.target_offset, op.target_stride);
   if (!elements || !last) {
     return Refuse(Reason::kShapeOverflow, "op does not fit 64 bits").AtTensor(tensor.name);
   }

@@ -162,9 +162,7 @@ plan::RankSlice SliceOf(const Reading& reading, uint32_t rank) {
   slice.tensor_names.reserve(reading.tensors.size());
   for (const layout::TensorSpec& tensor : reading.tensors)
     slice.tensor_names.push_back(tensor.name);
-  plan::Stream stream;
-  stream.source_rank = rank;
-  stream.ops = reading.ranks[rank].ops;
+  plan::Stream stream{0, rank, 0, 0, reading.ranks[rank].ops};
   for (const plan::CopyOp& op : stream.ops) stream.bytes += plan::WireBytes(op);
   if (!stream.ops.empty()) slice.streams.push_back(std::move(stream));
   return slice;

@@ -28,6 +28,8 @@ inline constexpr uint16_t kProtocolMax = 1;
 /// AgentHello::features: the agent understands BehindCommand, AttestCommand.
 inline constexpr uint64_t kFeatureBehind = 1;
 inline constexpr uint64_t kFeatureAttest = 2;
+/// It makes fp8 codes and scales on the way.
+inline constexpr uint64_t kFeatureQuantize = 4;
 
 enum class GroupRole : int { kTrainer = 1, kEngine = 2 };
 

@@ -256,35 +256,6 @@ bool Driver::FillGaveWay() {
   return false;
 }
 
-void Driver::StartFill() {
-  if (fill_ != nullptr || fill_draft_ != nullptr || committed_.epoch == Epoch{}) return;
-  const Group* holder = nullptr;
-  std::vector<const Group*> waiting;
-  for (const Group* engine : PartakingEngines()) {
-    if (engine->serving == committed_.epoch) {
-      if (holder == nullptr) holder = engine;
-    } else if (engine->fills_failed < s_.options.attempts_max) {
-      waiting.push_back(engine);
-    }
-  }
-  if (holder == nullptr || waiting.empty()) return;
-  const auto number = numbers_.Take();
-  if (!number) return;
-  WW_FAILPOINT("coordinator.before_a_fill");
-  epoch::Spec spec;
-  spec.epoch = *number;
-  spec.kind = epoch::Kind::kFill;
-  spec.version = committed_.version;
-  spec.content = committed_.epoch;
-  spec.sources = holder->Members();
-  spec.source_group = holder->name;
-  fill_draft_ = NewDraft(std::move(spec));
-  for (const Group* engine : waiting) {
-    if (engine->fills_failed > 0) fill_draft_->direct.insert(engine->name);
-  }
-  Plan(fill_draft_, *holder, waiting);
-}
-
 std::shared_ptr<Draft> Driver::NewDraft(epoch::Spec spec) {
   auto draft = std::make_shared<Draft>();
   draft->spec = std::move(spec);
@@ -313,13 +284,13 @@ void Driver::Planned(const std::shared_ptr<Draft>& draft, const std::string& eng
                      const Result<PlannedPairPtr>& pair) {
   if (draft != publish_draft_ && draft != fill_draft_) return;
   WW_FAILPOINT("coordinator.after_plan_made");
-  if (pair) {
+  const Status status = pair ? CheckQuantizes(draft->spec, engine, **pair) : pair.error();
+  if (status.ok()) {
     draft->plans[engine] = *pair;
   } else if (draft->failure.ok()) {
     draft->failed_engine = engine;
-    const std::string rank =
-        pair.error().rank().empty() ? engine : engine + ", " + pair.error().rank();
-    draft->failure = Status(pair.error()).AtRank(rank).AtEpoch(draft->spec.epoch);
+    const std::string rank = status.rank().empty() ? engine : engine + ", " + status.rank();
+    draft->failure = Status(status).AtRank(rank).AtEpoch(draft->spec.epoch);
   }
   if (--draft->awaited == 0) Launch(draft);
 }

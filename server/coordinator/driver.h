@@ -98,6 +98,9 @@ class Driver {
   std::shared_ptr<Draft> NewDraft(epoch::Spec spec);
   void Plan(const std::shared_ptr<Draft>& draft, const Group& source,
             const std::vector<const Group*>& engines);
+  /// Whether the epoch's members may move what the plan quantizes.
+  Status CheckQuantizes(const epoch::Spec& spec, const std::string& engine,
+                        const PlannedPair& pair) const;
   void Planned(const std::shared_ptr<Draft>& draft, const std::string& engine,
                const Result<PlannedPairPtr>& pair);
   void Launch(const std::shared_ptr<Draft>& draft);

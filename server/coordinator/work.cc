@@ -1,5 +1,6 @@
 #include "server/coordinator/work.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace weightwire::coordinator {
@@ -62,6 +63,13 @@ Result<RankOffer> Explicit(const control::LayoutSubmission& submission) {
   return Sized(*submission.layout, canonical, layout::FingerprintOf(*canonical));
 }
 
+bool Quantizes(const plan::TransferPlan& plan) {
+  return std::ranges::any_of(plan.streams, [](const plan::Stream& stream) {
+    return std::ranges::any_of(
+        stream.ops, [](const plan::CopyOp& op) { return op.makes != plan::Makes::kElements; });
+  });
+}
+
 }  // namespace
 
 Result<SchemeLayout> Work::Scheme(const std::string& config_json, const std::string& spec) const {
@@ -96,8 +104,9 @@ Result<PlannedPairPtr> Work::Plan(const AgreedLayoutPtr& source,
                 "the target holds no tensor of the model");
   }
   WW_FAIL_IF_ERROR(plan::VerifyPlan(built, source->model, target->model));
-  return std::make_shared<const PlannedPair>(
-      PlannedPair{std::make_shared<const plan::TransferPlan>(std::move(built)), source, target});
+  const bool quantizes = Quantizes(built);
+  return std::make_shared<const PlannedPair>(PlannedPair{
+      std::make_shared<const plan::TransferPlan>(std::move(built)), source, target, quantizes});
 }
 
 std::shared_ptr<const plan::RankSlice> Work::Slice(const plan::TransferPlan& plan, plan::Side side,

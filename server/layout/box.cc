@@ -42,4 +42,12 @@ std::optional<uint32_t> CanonicalSpace::Find(std::string_view name) const {
   return static_cast<uint32_t>(it - tensors.begin());
 }
 
+std::optional<uint32_t> CanonicalSpace::WeightOf(uint32_t scales) const {
+  std::string_view name = tensors[scales].name;
+  if (!name.ends_with(kScaleSuffix)) return std::nullopt;
+  name.remove_suffix(kScaleSuffix.size());
+  const std::optional<uint32_t> weight = Find(name);
+  return weight && !tensors[*weight].block.empty() ? weight : std::nullopt;
+}
+
 }  // namespace weightwire::layout

@@ -52,12 +52,18 @@ class Digest {
   size_t used_ = 0;
 };
 
+/// Stands where a text's length would, and is none.
+constexpr uint64_t kBlockFollows = ~uint64_t{0};
+
 void AddCanonical(const CanonicalSpace& canonical, Digest& digest) {
   digest.Word(canonical.tensors.size());
   for (const TensorSpec& tensor : canonical.tensors) {
     digest.Text(tensor.name);
     digest.Word(static_cast<uint64_t>(tensor.dtype));
     digest.Words(tensor.shape);
+    if (tensor.block.empty()) continue;
+    digest.Word(kBlockFollows);
+    digest.Words(tensor.block);
   }
 }
 

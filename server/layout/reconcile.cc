@@ -124,8 +124,8 @@ void Compare(const LocalTensor& expected, const ObservedTensor& found, Differenc
                         std::string(DTypeName(found.dtype)) + ", and no cast is known",
                     IsCast(expected.dtype)
                         ? "hold it as BF16, F16 or F32, which are cast into one another"
-                        : "hold it as expected, or correct quantization_config in config.json: "
-                          "nothing is quantized on the way");
+                        : "hold it as expected, or correct quantization_config in this side's "
+                          "config.json: a trainer of floats needs none");
   }
 }
 
@@ -133,7 +133,11 @@ void Compare(const LocalTensor& expected, const ObservedTensor& found, Differenc
 std::optional<std::array<std::string, 3>> FirstDifference(const CanonicalSpace& expected,
                                                           const CanonicalSpace& found) {
   const auto text = [](const TensorSpec* tensor) {
-    return tensor == nullptr ? std::string("none") : TensorText(tensor->dtype, tensor->shape);
+    if (tensor == nullptr) return std::string("none");
+    const std::string spec = TensorText(tensor->dtype, tensor->shape);
+    return tensor->block.empty() ? spec
+                                 : spec + " in blocks of " + std::to_string(tensor->block[0]) +
+                                       " × " + std::to_string(tensor->block.at(1));
   };
   auto e = expected.tensors.begin();
   auto f = found.tensors.begin();

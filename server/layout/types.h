@@ -35,6 +35,9 @@ std::string_view DTypeName(DType dtype);
 std::optional<DType> DTypeFromName(std::string_view name);
 std::optional<DType> DTypeFromNumber(int number);
 
+/// The name of a weight's scales is the weight's and this, in checkpoints and in engines.
+inline constexpr std::string_view kScaleSuffix = "_scale_inv";
+
 /// Extents, outermost first. A scalar has ndim 0 and one element.
 using Shape = std::vector<int64_t>;
 inline constexpr int kMaxDims = 8;
@@ -44,6 +47,10 @@ struct TensorSpec {
   std::string name;
   DType dtype = DType::kBF16;
   Shape shape;
+  /// Of an fp8 weight, [rows, columns]: the elements that share one scale. The scale of element
+  /// (r, c) is element (r / block[0], c / block[1]) of the F32 tensor `name` + kScaleSuffix. Empty
+  /// for every other tensor, and where it is not known.
+  Shape block = {};
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 
@@ -90,6 +97,9 @@ struct CanonicalSpace {
   friend bool operator==(const CanonicalSpace&, const CanonicalSpace&) = default;
   /// Index of `name`, by binary search; nullopt when absent.
   std::optional<uint32_t> Find(std::string_view name) const;
+  /// The weight with a `block` whose scales tensor `scales` holds; nullopt when it is no such
+  /// tensor.
+  std::optional<uint32_t> WeightOf(uint32_t scales) const;
 };
 
 /// What one rank holds. Tensor order is the order of the rank's memory binding.
@@ -132,12 +142,13 @@ struct LayoutLimits {
 /// The failure names the local tensor; the caller adds the rank.
 Status ValidateRank(const CanonicalSpace& canonical, const RankLayout& rank,
                     const LayoutLimits& limits = {});
-/// Checks the canonical space (sorted, unique, sizes fit) and every rank ("rank N" in the failure).
+/// Checks the canonical space (sorted, unique, sizes fit, scales beside each weight with a block:
+/// kInvalidRequest, kShapeMismatch) and every rank ("rank N" in the failure).
 Status Validate(const ModelLayout& layout, const LayoutLimits& limits = {});
 
 /// 128-bit digest (XXH3) of a layout: equal layouts, and only those, are expected to agree. Covers
-/// canonical names, dtypes, shapes and every piece of every rank, with a domain separator and
-/// explicit lengths, in little-endian order, so that it is the same on every host.
+/// canonical names, dtypes, shapes, blocks and every piece of every rank, with a domain separator
+/// and explicit lengths, in little-endian order, so that it is the same on every host.
 struct Fingerprint {
   uint64_t high = 0;
   uint64_t low = 0;

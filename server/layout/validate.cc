@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <unordered_set>
 
 #include "server/base/checked.h"
@@ -133,6 +134,32 @@ Status CheckTensor(const CanonicalSpace& canonical, const LocalTensor& tensor,
                      " share a storage element");
 }
 
+constexpr int64_t kBlockMax = 65'536;
+
+/// A weight with a block is a matrix of fp8 codes, and its scales are there.
+Status CheckBlock(const CanonicalSpace& canonical, const TensorSpec& weight) {
+  const bool described =
+      weight.dtype == DType::kF8E4M3 && weight.shape.size() == 2 && weight.block.size() == 2;
+  const auto fits = [](int64_t size) { return size >= 1 && size <= kBlockMax; };
+  if (!described || !std::ranges::all_of(weight.block, fits)) {
+    return Invalid(Reason::kInvalidRequest,
+                   "a block needs an F8_E4M3 matrix, and rows and columns of 1 to 65536");
+  }
+  Shape blocks;
+  for (size_t d = 0; d < 2; ++d) {
+    blocks.push_back(weight.shape[d] / weight.block[d] + (weight.shape[d] % weight.block[d] != 0));
+  }
+  const std::string name = weight.name + std::string(kScaleSuffix);
+  const std::optional<uint32_t> scales = canonical.Find(name);
+  if (scales && canonical.tensors[*scales].dtype == DType::kF32 &&
+      canonical.tensors[*scales].shape == blocks) {
+    return OkStatus();
+  }
+  return Invalid(Reason::kShapeMismatch, "its scales must be tensor " + name + ", F32 [" +
+                                             std::to_string(blocks[0]) + ", " +
+                                             std::to_string(blocks[1]) + "]");
+}
+
 Status CheckCanonical(const CanonicalSpace& canonical, const LayoutLimits& limits) {
   const auto& tensors = canonical.tensors;
   if (tensors.size() > limits.canonical_tensors_max) {
@@ -146,6 +173,11 @@ Status CheckCanonical(const CanonicalSpace& canonical, const LayoutLimits& limit
           Invalid(Reason::kInvalidRequest, "canonical tensors must be unique and sorted by name");
     }
     if (!status.ok()) return std::move(status).AtTensor(tensors[i].name).Remedy(kRemedy);
+  }
+  for (const TensorSpec& tensor : tensors) {  // only now are names in order
+    if (tensor.block.empty()) continue;
+    Status status = CheckBlock(canonical, tensor);
+    if (!status.ok()) return std::move(status).AtTensor(tensor.name).Remedy(kRemedy);
   }
   return OkStatus();
 }

@@ -25,7 +25,8 @@
 #include "server/plan/drafts.h"
 #include "server/plan/owners.h"
 #include "server/plan/plan.h"
-#include "server/plan/text.h"
+#include "server/plan/quantization.h"
+#include "server/plan/refusals.h"
 
 namespace weightwire::plan {
 namespace {
@@ -66,26 +67,13 @@ bool Merge(CopyOp& last, Box& last_box, const CopyOp& next, const Box& next_box)
   }
   const std::optional<size_t> d = Continuation(last_box, next_box);
   if (!d || next.target_offset != last.target_offset + last.extent[*d] * last.target_stride[*d] ||
-      next.source_offset != last.source_offset + last.extent[*d] * last.source_stride[*d]) {
+      next.source_offset != last.source_offset + SourceExtent(last)[*d] * last.source_stride[*d]) {
     return false;
   }
   last.extent[*d] += next.extent[*d];
+  if (last.makes == Makes::kScales) last.source_extent[*d] += next.source_extent[*d];
   last_box.extent = last.extent;
   return true;
-}
-
-std::string DtypeRemedy(layout::DType from, layout::DType to) {
-  const layout::DType fp8 = layout::DType::kF8E4M3;
-  if (from == fp8 || to == fp8) {
-    return "weights are neither quantized nor dequantized on the way: both sides hold fp8 weights "
-           "with their scales, or neither does; run the engine without quantization_config, or "
-           "publish the quantized weights";
-  }
-  return "casts are known among BF16, F16 and F32 only";
-}
-
-Status Refuse(Code code, Reason reason, std::string message) {
-  return Status(code, reason, std::move(message));
 }
 
 class Planner {
@@ -108,81 +96,112 @@ class Planner {
   }
 
  private:
+  /// What a target tensor is made of.
+  struct Origin {
+    uint32_t tensor = 0;                            ///< canonical, of the source
+    Makes makes = Makes::kElements;                 ///< kScales, or what the dtypes say
+    const layout::TensorSpec* quantized = nullptr;  ///< the weight, where it may be
+  };
+  std::optional<Origin> OriginOf(uint32_t canonical) const {
+    const layout::TensorSpec& spec = target_.canonical.tensors[canonical];
+    if (const auto same = source_.canonical.Find(spec.name)) {
+      return Origin{*same, Makes::kElements, spec.block.empty() ? nullptr : &spec};
+    }
+    const auto weight = target_.canonical.WeightOf(canonical);
+    if (!weight) return std::nullopt;
+    const layout::TensorSpec& quantized = target_.canonical.tensors[*weight];
+    const auto unquantized = source_.canonical.Find(quantized.name);
+    if (!unquantized) return std::nullopt;
+    return Origin{*unquantized, Makes::kScales, &quantized};
+  }
+
   Status DraftTensor(uint32_t canonical) {
     const layout::TensorSpec& spec = target_.canonical.tensors[canonical];
     const std::optional<uint32_t> found = source_.canonical.Find(spec.name);
     const std::span<PieceRef> wanted = target_pieces_.Of(canonical);
     if (found && source_.canonical.tensors[*found].shape != spec.shape) {
-      return Refuse(Code::kFailedPrecondition, Reason::kShapeMismatch,
-                    "source has shape " + ShapeText(source_.canonical.tensors[*found].shape) +
-                        ", target " + ShapeText(spec.shape))
-          .AtTensor(spec.name)
-          .Remedy("both sides must describe the same model: compare their config.json");
+      return OtherShape(spec, source_.canonical.tensors[*found].shape);
     }
     if (wanted.empty()) return OkStatus();
-    if (!found) {
-      return Refuse(Code::kFailedPrecondition, Reason::kTensorMissing,
-                    "the source has no such tensor")
-          .AtRank(RankText(Side::kTarget, wanted[0].rank))
-          .AtTensor(spec.name)
-          .Remedy("both sides must describe the same model: compare their config.json");
-    }
-    const OwnerIndex index(book_.Cut(source_pieces_.Of(*found)));
+    const std::optional<Origin> origin = OriginOf(canonical);
+    if (!origin) return NoSuchTensor(spec, wanted[0].rank);
+    const OwnerIndex index(book_.Cut(source_pieces_.Of(origin->tensor)));
     std::vector<Draft>& drafts = list_.drafts;
     const auto first = static_cast<ptrdiff_t>(drafts.size());
     for (const PieceRef& ref : wanted) {
-      WW_RETURN_IF_ERROR(DraftPiece(canonical, ref, index));
+      WW_RETURN_IF_ERROR(DraftPiece(canonical, ref, *origin, index));
     }
     std::sort(drafts.begin() + first, drafts.end(), InGlobalOrder);
     return OkStatus();
   }
 
-  Status DraftPiece(uint32_t canonical, const PieceRef& ref, const OwnerIndex& index) {
-    const Piece& piece = PieceOf(target_, ref);
-    int64_t missing = layout::ElementCount(piece.box);
-    for (const Owner& owner : index.Candidates(piece.box)) {
-      const std::optional<Box> part = layout::Intersect(piece.box, owner.box);
+  Status DraftPiece(uint32_t canonical, const PieceRef& ref, Origin origin,
+                    const OwnerIndex& index) {
+    const layout::TensorSpec& spec = target_.canonical.tensors[canonical];
+    const bool scales = origin.makes == Makes::kScales;
+    const Box& piece = PieceOf(target_, ref).box;
+    const Box box = scales ? ElementsOf(*origin.quantized, piece) : piece;
+    int64_t missing = layout::ElementCount(box);
+    for (const Owner& owner : index.Candidates(box)) {
+      const std::optional<Box> part = layout::Intersect(box, owner.box);
       if (!part) continue;
-      WW_RETURN_IF_ERROR(AddDraft(canonical, ref, owner, *part));
+      origin.makes = scales ? Makes::kScales : MakesOf(ref, origin, owner);
+      if (origin.makes != Makes::kElements) {
+        WW_RETURN_IF_ERROR(CheckQuantized(canonical, ref, *origin.quantized));
+        if (!IsWholeBlocks(*origin.quantized, *part)) {
+          return Straddles(*origin.quantized, *part, index, book_);
+        }
+      }
+      WW_RETURN_IF_ERROR(CheckDtypes(spec, ref, origin.makes, owner));
+      WW_RETURN_IF_ERROR(AddDraft(canonical, ref, origin.makes, owner,
+                                  scales ? ScalesOf(*origin.quantized, *part) : *part));
       missing -= layout::ElementCount(*part);
       if (missing == 0) return OkStatus();
     }
-    return Refuse(Code::kFailedPrecondition, Reason::kUnownedElement,
-                  "no source rank holds elements " + BoxText(FirstMissing(piece.box, index)))
-        .AtRank(RankText(Side::kTarget, ref.rank))
-        .AtTensor(target_.canonical.tensors[canonical].name)
-        .Remedy("check that all source ranks have registered and cover the tensor");
+    return Unowned(spec, ref.rank, box, index);
   }
 
-  /// A block of `box`, which the owners do not cover.
-  static Box FirstMissing(const Box& box, const OwnerIndex& index) {
-    std::vector<Box> remaining = {box};
-    for (const Owner& owner : index.Candidates(box)) {
-      std::vector<Box> next;
-      for (const Box& left : remaining) {
-        if (const std::optional<Box> part = layout::Intersect(left, owner.box)) {
-          AppendRest(left, *part, next);
-        } else {
-          next.push_back(left);
-        }
-      }
-      remaining = std::move(next);
+  Makes MakesOf(const PieceRef& ref, const Origin& origin, const Owner& owner) const {
+    const layout::DType to = TensorOf(target_, ref).dtype;
+    const bool quantizes = origin.quantized != nullptr && to == layout::DType::kF8E4M3 &&
+                           (owner.dtypes & 1u << static_cast<int>(to)) == 0;
+    return quantizes ? Makes::kCodes : Makes::kElements;
+  }
+
+  /// What is made of one source must agree: the target holds whole blocks, and for each of them the
+  /// codes and their scale on one rank; the source has no scales of its own.
+  Status CheckQuantized(uint32_t canonical, const PieceRef& ref, const layout::TensorSpec& weight) {
+    const Box& held = PieceOf(target_, ref).box;
+    const auto& tensors = target_.canonical.tensors;
+    const bool is_codes = tensors[canonical].name == weight.name;
+    if (is_codes && !IsWholeBlocks(weight, held)) return CutsBlocks(weight, ref.rank, held);
+    const std::string scales = weight.name + std::string(layout::kScaleSuffix);
+    if (source_.canonical.Find(scales)) return HasScales(weight, scales);
+    const std::string& partner = is_codes ? scales : weight.name;
+    const Box wanted = is_codes ? ScalesOf(weight, held) : ElementsOf(weight, held);
+    const auto pieces = target_pieces_.Of(*target_.canonical.Find(partner));
+    const auto first =
+        std::lower_bound(pieces.begin(), pieces.end(), ref.rank,
+                         [](const PieceRef& p, uint32_t rank) { return p.rank < rank; });
+    for (auto at = first; at != pieces.end() && at->rank == ref.rank; ++at) {
+      if (layout::Intersect(PieceOf(target_, *at).box, wanted) == wanted) return OkStatus();
     }
-    return remaining.at(0);
+    return LacksPartner(tensors[canonical], ref.rank, held, partner);
   }
 
   Status CheckCopies(size_t copies) const {
     if (copies <= options_.copies_max) return OkStatus();
-    return Refuse(Code::kResourceExhausted, Reason::kLimitExceeded,
+    return Status(Code::kResourceExhausted, Reason::kLimitExceeded,
                   "the plan needs more than " + std::to_string(options_.copies_max) + " copies");
   }
 
-  Status AddDraft(uint32_t canonical, const PieceRef& ref, const Owner& owner, const Box& box) {
+  Status AddDraft(uint32_t canonical, const PieceRef& ref, Makes makes, const Owner& owner,
+                  const Box& box) {
     const layout::DType dtype = TensorOf(target_, ref).dtype;
-    WW_RETURN_IF_ERROR(CheckDtypes(canonical, ref, owner));
     WW_RETURN_IF_ERROR(CheckCopies(list_.drafts.size() + 1));
     Draft draft;
     draft.canonical = canonical;
+    draft.makes = makes;
     draft.target = ref;
     draft.set = owner.set;
     draft.holders_at = owner.holders_at;
@@ -190,7 +209,7 @@ class Planner {
     draft.target_offset = OffsetOf(PieceOf(target_, ref), box.begin);
     draft.bytes = layout::ElementCount(box) * layout::ElementBytes(dtype);
     if (__builtin_add_overflow(bytes_total_, draft.bytes, &bytes_total_)) {
-      return Refuse(Code::kResourceExhausted, Reason::kLimitExceeded,
+      return Status(Code::kResourceExhausted, Reason::kLimitExceeded,
                     "the plan's bytes do not fit 63 bits");
     }
     list_.boxes.insert(list_.boxes.end(), box.begin.begin(), box.begin.end());
@@ -199,20 +218,15 @@ class Planner {
     return OkStatus();
   }
 
-  Status CheckDtypes(uint32_t canonical, const PieceRef& ref, const Owner& owner) const {
+  Status CheckDtypes(const layout::TensorSpec& spec, const PieceRef& ref, Makes makes,
+                     const Owner& owner) const {
     const layout::DType to = TensorOf(target_, ref).dtype;
-    if (owner.dtypes == 1u << static_cast<int>(to)) return OkStatus();
+    if (makes == Makes::kElements && owner.dtypes == 1u << static_cast<int>(to)) return OkStatus();
     for (const PieceRef& holder : book_.HoldersOf(owner.holders_at, owner.set)) {
       const layout::DType from = TensorOf(source_, holder).dtype;
-      if (CastKnown(from, to)) continue;
-      return Refuse(Code::kFailedPrecondition, Reason::kDtypeMismatch,
-                    RankText(Side::kSource, holder.rank) + " holds " +
-                        std::string(layout::DTypeName(from)) + ", " +
-                        RankText(Side::kTarget, ref.rank) + " wants " +
-                        std::string(layout::DTypeName(to)) + ", and no cast is known")
-          .AtRank(RankText(Side::kTarget, ref.rank))
-          .AtTensor(target_.canonical.tensors[canonical].name)
-          .Remedy(DtypeRemedy(from, to));
+      const bool known = makes == Makes::kElements ? CastKnown(from, to)
+                                                   : IsQuantizable(from) && to == MadeDType(makes);
+      if (!known) return NoCast(spec, holder.rank, from, ref.rank, to);
     }
     return OkStatus();
   }
@@ -280,11 +294,26 @@ class Planner {
     op.source_dtype = TensorOf(source_, holder).dtype;
     op.target_dtype = TensorOf(target_, draft.target).dtype;
     op.extent = box.extent;
-    op.source_offset = OffsetOf(from, box.begin);
+    op.makes = draft.makes;
+    op.source_offset = OffsetOf(from, SourceBox(op, box).begin);
     op.source_stride = from.local_stride;
     op.target_offset = draft.target_offset;
     op.target_stride = to.local_stride;
     return op;
+  }
+
+  /// Of what is made of `box`, what the copy reads; says so in the copy.
+  Box SourceBox(CopyOp& op, const Box& box) const {
+    if (op.makes == Makes::kElements) return box;
+    const auto& tensors = target_.canonical.tensors;
+    const bool scales = op.makes == Makes::kScales;
+    const layout::TensorSpec& weight =
+        tensors[scales ? *target_.canonical.WeightOf(op.canonical) : op.canonical];
+    op.block = weight.block;
+    if (!scales) return box;
+    Box elements = ElementsOf(weight, box);
+    op.source_extent = elements.extent;
+    return elements;
   }
 
   TransferPlan Head() const {

@@ -78,12 +78,13 @@ class Chooser {
       const std::optional<size_t> d = CutDim(list_.drafts[index]);
       if (room_[j] >= bytes || room_[j] <= 0 || !d) return Take(index, j);
       const int64_t row_bytes = bytes / Extent(list_.drafts[index], *d);
-      const int64_t rows = room_[j] / row_bytes;
-      CutHead(index, *d, std::max<int64_t>(rows, 1));
+      const int64_t step = Step(list_.drafts[index], *d);
+      const int64_t rows = room_[j] / row_bytes / step * step;
+      CutHead(index, *d, std::max(rows, step));
       if (rows > 0) {
         Take(list_.drafts.size() - 1, j);
       } else {
-        Give(list_.drafts.size() - 1);  // one row, which is too large still
+        Give(list_.drafts.size() - 1);  // one step, which is too large still
       }
     }
   }
@@ -101,10 +102,14 @@ class Chooser {
   int64_t& Extent(const Draft& draft, size_t d) {
     return list_.boxes[draft.box_at + Dims(draft) + d];
   }
-  /// Outermost dimension with extent > 1.
+  /// Elements that a part has a multiple of.
+  int64_t Step(const Draft& draft, size_t d) const {
+    return draft.makes == Makes::kCodes ? target_.canonical.tensors[draft.canonical].block[d] : 1;
+  }
+  /// Outermost dimension with more than one step.
   std::optional<size_t> CutDim(const Draft& draft) {
     for (size_t d = 0; d < Dims(draft); ++d) {
-      if (Extent(draft, d) > 1) return d;
+      if (Extent(draft, d) > Step(draft, d)) return d;
     }
     return std::nullopt;
   }

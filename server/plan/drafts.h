@@ -4,12 +4,14 @@
 #include <vector>
 
 #include "server/plan/owners.h"
+#include "server/plan/plan.h"
 
 namespace weightwire::plan {
 
 /// A copy on the way to a plan: what moves is known, who sends it perhaps not yet.
 struct Draft {
   uint32_t canonical = 0;
+  Makes makes = Makes::kElements;
   PieceRef target;
   uint32_t set = 0;       ///< who could send it, see OwnerBook
   size_t holders_at = 0;  ///< their pieces, see OwnerBook
@@ -30,8 +32,8 @@ bool InGlobalOrder(const Draft& a, const Draft& b);
 /// Chooses `holder` for every draft so that the busiest source rank sends at most about 1 % more
 /// than the least possible when every byte may come from any rank of its set, and the others are
 /// near even. A draft that would take a rank beyond that is cut along its outermost dimension with
-/// extent > 1 as long as it has one, and its parts get holders of their own; the list stays in
-/// global order. The sum of all bytes must fit int64.
+/// extent > 1 (codes: with several blocks) as long as it has one, and its parts get holders of
+/// their own; the list stays in global order. The sum of all bytes must fit int64.
 void ChooseHolders(const layout::ModelLayout& target, const OwnerBook& book, uint32_t source_ranks,
                    DraftList& list);
 

@@ -13,7 +13,7 @@ using layout::Box;
 using layout::ModelLayout;
 
 struct Holding {
-  const Box* box = nullptr;
+  Box box;
   uint32_t rank = 0;
 };
 
@@ -21,10 +21,30 @@ std::vector<std::vector<Holding>> HoldingsByTensor(const ModelLayout& source) {
   std::vector<std::vector<Holding>> holdings(source.canonical.tensors.size());
   for (uint32_t rank = 0; rank < source.ranks.size(); ++rank) {
     for (const auto& tensor : source.ranks[rank].tensors) {
-      for (const auto& piece : tensor.pieces) holdings[piece.tensor].push_back({&piece.box, rank});
+      for (const auto& piece : tensor.pieces) holdings[piece.tensor].push_back({piece.box, rank});
     }
   }
   return holdings;
+}
+
+/// Scales that can be made of what is held: those of its whole blocks.
+std::vector<Holding> ScalesIn(const std::vector<Holding>& holdings,
+                              const layout::TensorSpec& weight) {
+  std::vector<Holding> scales;
+  for (Holding holding : holdings) {
+    bool any = true;
+    for (size_t d = 0; d < weight.block.size(); ++d) {
+      const int64_t size = weight.block[d];
+      const int64_t end = holding.box.begin[d] + holding.box.extent[d];
+      const int64_t first = (holding.box.begin[d] + size - 1) / size;
+      const int64_t last = end == weight.shape[d] ? (end + size - 1) / size : end / size;
+      holding.box.begin[d] = first;
+      holding.box.extent[d] = last - first;
+      any = any && first < last;
+    }
+    if (any) scales.push_back(std::move(holding));
+  }
+  return scales;
 }
 
 class Grid {
@@ -33,8 +53,8 @@ class Grid {
     for (size_t d = 0; d < shape.size(); ++d) {
       faces_[d] = {0, shape[d]};
       for (const Holding& holding : holdings) {
-        faces_[d].push_back(holding.box->begin[d]);
-        faces_[d].push_back(holding.box->begin[d] + holding.box->extent[d]);
+        faces_[d].push_back(holding.box.begin[d]);
+        faces_[d].push_back(holding.box.begin[d] + holding.box.extent[d]);
       }
       std::sort(faces_[d].begin(), faces_[d].end());
       faces_[d].erase(std::unique(faces_[d].begin(), faces_[d].end()), faces_[d].end());
@@ -44,7 +64,7 @@ class Grid {
     ranks_.resize(cells);
     bytes_.resize(cells, 0);
     for (const Holding& holding : holdings) {
-      ForEachCell(*holding.box, [&](size_t cell, int64_t) {
+      ForEachCell(holding.box, [&](size_t cell, int64_t) {
         // Ranks come in ascending order.
         auto& ranks = ranks_[cell];
         if (ranks.empty() || ranks.back() != holding.rank) ranks.push_back(holding.rank);
@@ -87,6 +107,19 @@ class Grid {
   std::vector<int64_t> bytes_;
 };
 
+/// Who holds what target tensor `tensor` is copied from or made of.
+std::vector<Holding> HoldingsOf(const ModelLayout& source, const ModelLayout& target,
+                                uint32_t tensor,
+                                const std::vector<std::vector<Holding>>& holdings) {
+  const auto& tensors = target.canonical.tensors;
+  if (const auto same = source.canonical.Find(tensors[tensor].name)) return holdings[*same];
+  const auto weight = target.canonical.WeightOf(tensor);
+  WW_CHECK(weight.has_value());
+  const auto found = source.canonical.Find(tensors[*weight].name);
+  WW_CHECK(found.has_value());
+  return ScalesIn(holdings[*found], tensors[*weight]);
+}
+
 }  // namespace
 
 BytesByHolders EgressDemand(const ModelLayout& source, const ModelLayout& target) {
@@ -104,12 +137,10 @@ BytesByHolders EgressDemand(const ModelLayout& source, const ModelLayout& target
   }
   const auto holdings = HoldingsByTensor(source);
   BytesByHolders demand;
-  for (size_t t = 0; t < wants.size(); ++t) {
+  for (uint32_t t = 0; t < wants.size(); ++t) {
     if (wants[t].empty()) continue;
     const auto& spec = target.canonical.tensors[t];
-    const auto found = source.canonical.Find(spec.name);
-    WW_CHECK(found.has_value());
-    Grid grid(holdings[*found], spec.shape);
+    Grid grid(HoldingsOf(source, target, t, holdings), spec.shape);
     for (const Want& want : wants[t]) grid.Measure(*want.box, want.element_bytes);
     grid.AddTo(demand);
   }

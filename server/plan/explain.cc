@@ -57,6 +57,13 @@ std::string StridedText(int64_t offset, std::span<const int64_t> stride) {
   return text += std::to_string(offset) + " strides " + ShapeText(stride);
 }
 
+std::string QuantizedText(const CopyOp& op) {
+  if (op.makes == Makes::kElements) return "";
+  const std::string blocks = " of blocks " + ShapeText(op.block);
+  if (op.makes == Makes::kCodes) return "  quantized: codes" + blocks;
+  return "  quantized: scales" + blocks + " in elements " + ShapeText(op.source_extent);
+}
+
 std::string CopiesOf(const TransferPlan& plan, const ModelLayout& source, const ModelLayout& target,
                      std::string_view tensor) {
   const auto found = std::lower_bound(plan.tensor_names.begin(), plan.tensor_names.end(), tensor);
@@ -77,7 +84,7 @@ std::string CopiesOf(const TransferPlan& plan, const ModelLayout& source, const 
               StridedText(op.source_offset, op.source_stride) + " -> " +
               RankText(Side::kTarget, stream.target_rank) + " " + to.name + " " +
               std::string(layout::DTypeName(op.target_dtype)) +
-              StridedText(op.target_offset, op.target_stride) + "\n";
+              StridedText(op.target_offset, op.target_stride) + QuantizedText(op) + "\n";
     }
   }
   return text;

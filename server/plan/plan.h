@@ -11,6 +11,13 @@
 /// Layouts × layouts → who sends which box to whom. Pure and address-free.
 namespace weightwire::plan {
 
+/// What the source makes of the elements that it sends.
+enum class Makes : int {
+  kElements = 0,  ///< the same ones, cast where the dtypes differ
+  kCodes = 1,     ///< fp8 codes: one for each element
+  kScales = 2,    ///< fp32 scales: one for each block of elements
+};
+
 /// One strided block that moves from a tensor of the source rank to a tensor of the target rank.
 ///
 /// Element (i…) is at `source_offset + Σ i·source_stride` of the source tensor's storage and at
@@ -28,8 +35,19 @@ struct CopyOp {
   std::vector<int64_t> source_stride;
   int64_t target_offset = 0;
   std::vector<int64_t> target_stride;
+  /// A weight that becomes fp8 on the way (kernels/quantize.h) has two kinds of copies: kCodes and,
+  /// for the tensor of its scales, kScales. Both read floats of the same matrix, whole blocks of it
+  /// only, so that the source alone knows the largest magnitude of each.
+  Makes makes = Makes::kElements;
+  /// Rows and columns of a block that shares one scale; the copy begins at one. With kCodes, and
+  /// with kElements where codes are passed on, a segment is made of whole blocks. Else empty.
+  std::vector<int64_t> block = {};
+  /// kScales: rows and columns at the source, of which `extent` are the blocks. Else empty.
+  std::vector<int64_t> source_extent = {};
   friend bool operator==(const CopyOp&, const CopyOp&) = default;
 };
+/// What the copy reads, along `source_stride`.
+const std::vector<int64_t>& SourceExtent(const CopyOp& op);
 int64_t ElementCount(const CopyOp& op);
 /// Bytes on the wire: elements × bytes of target_dtype.
 int64_t WireBytes(const CopyOp& op);
@@ -82,7 +100,11 @@ struct PlanOptions {
 /// of others that overlap; a target element is read once. Ranks are chosen so that the busiest
 /// source sends at most about 1 % more than the least possible for these layouts; a large copy is
 /// cut where that is needed (where single elements weigh more than 1 %, by no more than one of
-/// them).
+/// them; codes are cut at blocks).
+///
+/// A weight that is BF16, F16 or F32 at the source and F8_E4M3 with a `block` at the target, and
+/// whose scales the source lacks, becomes codes and scales on the way. Each block is quantized on
+/// one rank, in one piece of which all of it lies.
 ///
 /// Guarantee: every element that a target piece covers is written exactly once, from a rank that
 /// holds it (VerifyPlan proves it with code of its own).
@@ -91,8 +113,11 @@ struct PlanOptions {
 ///
 ///   kFailedPrecondition / kUnownedElement   names the tensor, target rank and missing box
 ///   kFailedPrecondition / kDtypeMismatch    no cast is known between the dtypes
-///   kFailedPrecondition / kShapeMismatch    a canonical tensor differs in shape between sides
+///   kFailedPrecondition / kShapeMismatch    a canonical tensor differs in shape between sides; a
+///                                           block to quantize is not whole in one source piece, or
+///                                           is cut by a target piece
 ///   kFailedPrecondition / kTensorMissing    a target tensor is not in the source's canonical space
+///                                           or codes are wanted without scales, or the reverse
 ///   kInvalidArgument / kOverlappingShards   target pieces of one rank overlap in local storage
 ///   kResourceExhausted / kLimitExceeded     see PlanOptions
 ///   as layout::Validate                     a layout is not valid in itself
@@ -101,7 +126,9 @@ Result<TransferPlan> BuildPlan(const layout::ModelLayout& source, const layout::
 
 /// Proves the guarantee above for a given plan and valid layouts, sharing no code with BuildPlan:
 /// every target element covered by a piece is written exactly once and from the same canonical
-/// element; every read stays inside a source piece. Cost O(copies · log copies).
+/// element; every read stays inside a source piece; what is quantized is whole blocks of the
+/// canonical tensor, and scales are of the same elements as their codes. Cost O(copies · log
+/// copies).
 ///   kInternal  names stream, op, tensor and what is wrong
 Status VerifyPlan(const TransferPlan& plan, const layout::ModelLayout& source,
                   const layout::ModelLayout& target);

@@ -4,10 +4,12 @@
 #include <limits>
 #include <utility>
 
+#include "server/plan/quantization.h"
+
 namespace weightwire::plan {
 namespace {
 
-constexpr std::string_view kMagic = "wwplan1\n";
+constexpr std::string_view kMagic = "wwplan2\n";
 
 class Writer {
  public:
@@ -27,6 +29,11 @@ class Writer {
   std::string bytes_{kMagic};
 };
 
+void PutList(Writer& writer, const std::vector<int64_t>& list) {
+  writer.Put(list.size());
+  for (int64_t value : list) writer.Put(static_cast<uint64_t>(value));
+}
+
 void PutOp(Writer& writer, const CopyOp& op) {
   writer.Put(op.canonical).Put(op.source_tensor).Put(op.target_tensor);
   writer.Put(static_cast<uint64_t>(op.source_dtype)).Put(static_cast<uint64_t>(op.target_dtype));
@@ -37,6 +44,9 @@ void PutOp(Writer& writer, const CopyOp& op) {
     writer.Put(static_cast<uint64_t>(op.source_stride[d]));
     writer.Put(static_cast<uint64_t>(op.target_stride[d]));
   }
+  writer.Put(static_cast<uint64_t>(op.makes));
+  PutList(writer, op.block);
+  PutList(writer, op.source_extent);
 }
 
 /// Once something is wrong, every later number is 0 and the first failure stands.
@@ -105,6 +115,15 @@ class Reader {
   Status failed_;
 };
 
+std::vector<int64_t> GetList(Reader& reader) {
+  std::vector<int64_t> list;
+  for (uint64_t left = reader.Get(); left > 0 && reader.failed().ok(); --left) {
+    if (list.size() == layout::kMaxDims) reader.Refuse("holds a copy of too many dimensions");
+    list.push_back(reader.GetAs<int64_t>());
+  }
+  return list;
+}
+
 CopyOp GetOp(Reader& reader) {
   CopyOp op;
   op.canonical = reader.GetAs<uint32_t>();
@@ -122,6 +141,14 @@ CopyOp GetOp(Reader& reader) {
     op.target_stride.push_back(reader.GetAs<int64_t>());
     if (op.extent.back() < 1) reader.Refuse("holds an empty copy");
   }
+  const uint64_t makes = reader.Get();
+  if (makes > static_cast<uint64_t>(Makes::kScales)) {
+    reader.Refuse("holds a copy that makes what is unknown", Reason::kUnknownEnum);
+  }
+  op.makes = static_cast<Makes>(makes);
+  op.block = GetList(reader);
+  op.source_extent = GetList(reader);
+  if (const auto defect = QuantizationDefect(op)) reader.Refuse("holds a copy that " + *defect);
   int64_t bytes = layout::ElementBytes(op.target_dtype);
   for (int64_t extent : op.extent) {
     if (__builtin_mul_overflow(bytes, extent, &bytes)) {

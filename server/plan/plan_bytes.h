@@ -9,7 +9,7 @@ namespace weightwire::plan {
 
 /// A plan as the bytes of a file; FromBytes(ToBytes(p)) == p.
 ///
-/// The text "wwplan1\n", then numbers, each as LEB128 (7 bits a byte, low ones first, the top bit
+/// The text "wwplan2\n", then numbers, each as LEB128 (7 bits a byte, low ones first, the top bit
 /// says that more follow):
 ///
 ///   plan      id.high id.low source.high source.low target.high target.low source_ranks
@@ -19,15 +19,17 @@ namespace weightwire::plan {
 ///   stream    source_rank target_rank bytes, a count and the copies; its id is its place
 ///   copy      canonical source_tensor target_tensor source_dtype target_dtype source_offset
 ///             target_offset, the number of dimensions, and for each: extent source_stride
-///             target_stride
+///             target_stride; what it makes (0 elements, 1 codes, 2 scales), a count and the
+///             extents of a block, a count and the extents at the source (plan.h)
 ///
-/// and nothing after the last stream. A plan of half a million copies has about 15 MB.
+/// and nothing after the last stream. A plan of half a million copies has about 17 MB.
 std::string ToBytes(const TransferPlan& plan);
 
 /// Reads form only: that the plan is right, VerifyPlan proves.
 ///   kInvalidArgument / kInvalidRequest  not such a file, cut short, longer than it says, or with a
 ///                                       number that does not fit; names the byte
-///   kInvalidArgument / kUnknownEnum     a dtype that this build does not know
+///   kInvalidArgument / kUnknownEnum     a dtype, or what a copy makes, that this build does not
+///   know
 Result<TransferPlan> FromBytes(std::string_view bytes);
 
 }  // namespace weightwire::plan

@@ -8,7 +8,8 @@
 namespace weightwire::plan {
 
 /// A part of one CopyOp that is summed, sent and re-read as a whole. `op_index` and the element
-/// sub-box [begin, begin+extent) of the op, which is contiguous in packed order.
+/// sub-box [begin, begin+extent) of the op, which is contiguous in packed order or, of codes, whole
+/// blocks.
 struct Segment {
   uint32_t op_index = 0;
   std::vector<int64_t> begin;  ///< within the op's extent
@@ -35,8 +36,12 @@ struct StreamSchedule {
 
 /// Cuts a stream into segments of at most `segment_bytes_max` and these into slots of at most
 /// `slot_bytes_max` (≥ segment_bytes_max + 128). An op is cut along its outermost dimension with
-/// extent > 1 first, so that inner runs stay whole. Pure; equal on both sides.
+/// extent > 1 first, so that inner runs stay whole; codes are cut at blocks only, none of which may
+/// have more than `segment_bytes_max` (LargestBlockBytes). Pure; equal on both sides.
 StreamSchedule ScheduleOf(const Stream& stream, int64_t segment_bytes_max, int64_t slot_bytes_max);
+
+/// Bytes of the largest block that a segment of the copy must take whole; 0 when there is none.
+int64_t LargestBlockBytes(const CopyOp& op);
 
 /// Start of the payload in a slot with `segment_count` sums.
 constexpr int64_t SlotPayloadOffset(uint32_t segment_count) {

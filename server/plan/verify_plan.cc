@@ -9,6 +9,10 @@
 // 3. Coverage: the blocks written into one piece are pairwise disjoint (swept along the dimension
 //    with most distinct cuts) and their elements add up to the piece's. Being inside the piece and
 //    disjoint, equal counts mean that each element is written exactly once.
+// 4. Codes and scales: a copy of codes writes whole blocks of the canonical tensor, so the grid
+// that
+//    begins at its first element is the tensor's; scales are read from exactly the elements that
+//    share them. A weight is quantized as a whole or not at all.
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -19,8 +23,8 @@
 #include <utility>
 #include <vector>
 
-#include "server/plan/bounded_sum.h"
 #include "server/plan/casts.h"
+#include "server/plan/disjoint.h"
 #include "server/plan/locator.h"
 #include "server/plan/plan.h"
 #include "server/plan/text.h"
@@ -29,6 +33,7 @@ namespace weightwire::plan {
 namespace {
 
 using layout::Box;
+using layout::DType;
 using layout::LocalTensor;
 using layout::ModelLayout;
 using layout::Piece;
@@ -38,111 +43,14 @@ Status Wrong(std::string message) {
       .Remedy("report this as a defect of the planner; nothing was transferred");
 }
 
-/// nullopt when the pieces are proven to keep apart in storage.
-std::optional<std::string> StorageDefect(const LocalTensor& tensor, const PieceLocator& locator) {
-  const auto name = [&](uint32_t piece) { return "piece " + std::to_string(piece); };
-  for (uint32_t p = 0; p < tensor.pieces.size(); ++p) {
-    if (NestedStridesOf(tensor.pieces[p])) continue;
-    std::vector<SumTerm> differences;
-    for (size_t d = 0; d < tensor.pieces[p].box.extent.size(); ++d) {
-      const int64_t reach = tensor.pieces[p].box.extent[d] - 1;
-      differences.push_back({tensor.pieces[p].local_stride[d], -reach, reach});
-    }
-    // The only way for two elements of the piece to coincide must be that they are the same.
-    if (BoundedSum(std::move(differences)).Count(0) != BoundedSum::Answer::kOne) {
-      return name(p) + " stores two elements in one place";
-    }
-  }
-  std::vector<uint32_t> active;
-  for (uint32_t p : locator.ByStart()) {
-    const Piece& piece = tensor.pieces[p];
-    std::erase_if(active, [&](uint32_t other) {
-      return LastElement(tensor.pieces[other]) < piece.local_offset;
-    });
-    for (uint32_t q : active) {
-      const Piece& other = tensor.pieces[q];
-      std::vector<SumTerm> terms;
-      for (size_t d = 0; d < piece.box.extent.size(); ++d) {
-        terms.push_back({piece.local_stride[d], 0, piece.box.extent[d] - 1});
-      }
-      // other's elements count backwards; terms of equal stride combine into one range.
-      for (size_t d = 0; d < other.box.extent.size(); ++d) {
-        const int64_t stride = other.local_stride[d];
-        const auto same = std::find_if(terms.begin(), terms.end(),
-                                       [&](const SumTerm& t) { return t.stride == stride; });
-        if (same == terms.end()) {
-          terms.push_back({stride, 1 - other.box.extent[d], 0});
-        } else {
-          same->low += 1 - other.box.extent[d];
-        }
-      }
-      if (BoundedSum(std::move(terms)).Count(other.local_offset - piece.local_offset) !=
-          BoundedSum::Answer::kNone) {
-        return name(q) + " and " + name(p) + " share storage";
-      }
-    }
-    active.push_back(p);
-  }
-  return std::nullopt;
-}
-
-/// A block written into one piece of one target tensor.
-struct Written {
-  uint32_t tensor = 0;
-  PiecePart part;
-};
-
-bool Meet(const Box& a, const Box& b) {
-  for (size_t d = 0; d < a.begin.size(); ++d) {
-    if (a.begin[d] >= b.begin[d] + b.extent[d] || b.begin[d] >= a.begin[d] + a.extent[d]) {
-      return false;
-    }
-  }
-  return true;
-}
-
-size_t SweepDim(std::span<const Written> blocks) {
-  size_t best = 0;
-  size_t best_cuts = 0;
-  for (size_t d = 0; d < blocks[0].part.box.begin.size(); ++d) {
-    std::vector<int64_t> cuts;
-    for (const Written& block : blocks) cuts.push_back(block.part.box.begin[d]);
-    std::sort(cuts.begin(), cuts.end());
-    const auto distinct = static_cast<size_t>(std::unique(cuts.begin(), cuts.end()) - cuts.begin());
-    if (distinct > best_cuts) {
-      best = d;
-      best_cuts = distinct;
-    }
-  }
-  return best;
-}
-
-/// First pair of blocks that share an element. Reorders `blocks`.
-std::optional<std::pair<Box, Box>> FindOverlap(std::span<Written> blocks) {
-  if (blocks.size() < 2) return std::nullopt;
-  if (blocks[0].part.box.begin.empty()) return {{blocks[0].part.box, blocks[1].part.box}};
-  const size_t d = SweepDim(blocks);
-  std::sort(blocks.begin(), blocks.end(), [d](const Written& a, const Written& b) {
-    return a.part.box.begin[d] < b.part.box.begin[d];
-  });
-  std::vector<const Box*> active;
-  for (const Written& block : blocks) {
-    const Box& box = block.part.box;
-    std::erase_if(active, [&](const Box* other) {
-      return other->begin[d] + other->extent[d] <= box.begin[d];
-    });
-    for (const Box* other : active) {
-      if (Meet(*other, box)) return {{*other, box}};
-    }
-    active.push_back(&box);
-  }
-  return std::nullopt;
-}
-
 class Proof {
  public:
   Proof(const TransferPlan& plan, const ModelLayout& source, const ModelLayout& target)
-      : plan_(plan), source_(source), target_(target), source_locators_(source.ranks.size()) {
+      : plan_(plan),
+        source_(source),
+        target_(target),
+        ways_(target.canonical.tensors.size(), 0),
+        source_locators_(source.ranks.size()) {
     std::unordered_map<std::string_view, uint32_t> index;
     for (uint32_t t = 0; t < source.canonical.tensors.size(); ++t) {
       index.emplace(source.canonical.tensors[t].name, t);
@@ -270,22 +178,75 @@ class Proof {
     if (op.source_dtype != from.dtype || op.target_dtype != to.dtype) {
       return "has a dtype that its tensor has not";
     }
-    if (!CastKnown(from.dtype, to.dtype)) return "needs a cast that is not known";
-    const auto& spec = target_.canonical.tensors[op.canonical];
-    const std::optional<uint32_t> source_canonical = source_canonical_[op.canonical];
-    if (!source_canonical) return "names a tensor the source does not have";
-    const size_t ndim = spec.shape.size();
+    const size_t ndim = target_.canonical.tensors[op.canonical].shape.size();
     if (op.extent.size() != ndim || op.source_stride.size() != ndim ||
         op.target_stride.size() != ndim) {
       return "has not one extent and stride per dimension";
     }
-    if (!InsideStorage(from, op.extent, op.source_offset, op.source_stride)) {
+    const std::optional<uint32_t> weight = WeightOf(op);
+    if (auto defect = ConversionDefect(op, weight)) return defect;
+    const auto read = source_canonical_[op.makes == Makes::kScales ? *weight : op.canonical];
+    if (!read) return "names a tensor the source does not have";
+    const auto& source_extent = op.makes == Makes::kScales ? op.source_extent : op.extent;
+    if (!InsideStorage(from, source_extent, op.source_offset, op.source_stride)) {
       return "reads outside its source tensor";
     }
     if (!InsideStorage(to, op.extent, op.target_offset, op.target_stride)) {
       return "writes outside its target tensor";
     }
-    return BlockDefect(stream, op, *source_canonical);
+    return BlockDefect(stream, op, *read);
+  }
+
+  /// The weight whose codes or scales the copy's tensor holds, if it has blocks.
+  std::optional<uint32_t> WeightOf(const CopyOp& op) const {
+    if (!target_.canonical.tensors[op.canonical].block.empty()) return op.canonical;
+    return target_.canonical.WeightOf(op.canonical);
+  }
+
+  std::optional<std::string> ConversionDefect(const CopyOp& op, std::optional<uint32_t> weight) {
+    const bool quantizes = op.makes != Makes::kElements;
+    if (weight) {
+      uint8_t& ways = ways_[*weight];
+      ways = static_cast<uint8_t>(ways | (quantizes ? 2 : 1));
+      if (ways == 3) return "copies what is quantized elsewhere";
+    }
+    if (!quantizes) {
+      if (!op.block.empty() || !op.source_extent.empty()) return "has blocks and quantizes nothing";
+      if (CastKnown(op.source_dtype, op.target_dtype)) return std::nullopt;
+      return "needs a cast that is not known";
+    }
+    const bool scales = op.makes == Makes::kScales;
+    if (!weight || scales == (*weight == op.canonical)) return "quantizes what is no such tensor";
+    if (op.block != target_.canonical.tensors[*weight].block) return "has blocks of another size";
+    if (op.source_extent.size() != (scales ? 2 : 0)) return "reads no matrix";
+    const DType from = op.source_dtype;
+    if ((from != DType::kBF16 && from != DType::kF16 && from != DType::kF32) ||
+        op.target_dtype != (scales ? DType::kF32 : DType::kF8E4M3)) {
+      return "quantizes dtypes that it cannot";
+    }
+    return std::nullopt;
+  }
+
+  /// The canonical elements that a copy into `box` must read; nullopt when they are no whole
+  /// blocks.
+  std::optional<Box> ReadBox(const CopyOp& op, const Box& box) const {
+    if (op.makes == Makes::kElements) return box;
+    const layout::TensorSpec& weight = target_.canonical.tensors[*WeightOf(op)];
+    Box read = box;
+    for (size_t d = 0; d < 2; ++d) {
+      const int64_t size = weight.block[d];
+      if (op.makes == Makes::kScales) {
+        read.begin[d] *= size;
+        read.extent[d] = std::min(read.extent[d] * size, weight.shape[d] - read.begin[d]);
+        if (read.extent[d] != op.source_extent[d]) return std::nullopt;
+        continue;
+      }
+      const int64_t end = box.begin[d] + box.extent[d];
+      if (box.begin[d] % size != 0 || (end % size != 0 && end != weight.shape[d])) {
+        return std::nullopt;
+      }
+    }
+    return read;
   }
 
   std::optional<std::string> BlockDefect(const Stream& stream, const CopyOp& op,
@@ -295,9 +256,11 @@ class Proof {
     if (!box) return "starts where the target stores nothing of the tensor";
     auto parts = target.Split(op.canonical, *box, op.target_offset, op.target_stride);
     if (!parts) return "does not write " + BoxText(*box) + " where the target stores it";
+    const std::optional<Box> read = ReadBox(op, *box);
+    if (!read) return "quantizes parts of blocks at " + BoxText(*box);
     if (!SourceLocator(stream.source_rank, op.source_tensor)
-             .Split(source_canonical, *box, op.source_offset, op.source_stride)) {
-      return "does not read " + BoxText(*box) + " where the source stores it";
+             .Split(source_canonical, *read, op.source_offset, op.source_stride)) {
+      return "does not read " + BoxText(*read) + " where the source stores it";
     }
     for (PiecePart& part : *parts) written_.push_back({op.target_tensor, std::move(part)});
     return std::nullopt;
@@ -373,7 +336,8 @@ class Proof {
   const TransferPlan& plan_;
   const ModelLayout& source_;
   const ModelLayout& target_;
-  std::vector<std::optional<uint32_t>> source_canonical_;   ///< by target canonical tensor
+  std::vector<std::optional<uint32_t>> source_canonical_;  ///< by target canonical tensor
+  std::vector<uint8_t> ways_;  ///< by target canonical weight with blocks: 1 copied, 2 quantized
   std::vector<std::vector<PieceLocator>> source_locators_;  ///< by rank and tensor; made when used
   std::vector<PieceLocator> target_locators_;               ///< of the rank at hand
   std::vector<Written> written_;                            ///< into the rank at hand

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "server/base/checked.h"
-#include "server/transfer/segment_copy.h"
+#include "server/transfer/make.h"
 
 namespace weightwire::transfer {
 namespace {
@@ -82,7 +82,7 @@ MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& sc
     }
     for (int attempt = 0;; ++attempt) {
       if (stop.load(std::memory_order_relaxed)) return result;
-      const uint64_t sum = kernels::CopyAndSumTarget(target, source, copy.box, copy.from, copy.to);
+      const uint64_t sum = MakeInPlace(target, source, copy);
       if (sum == wanted) break;
       ++result.mismatches;
       if (attempt == rereads_max) {

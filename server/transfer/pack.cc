@@ -3,7 +3,7 @@
 #include <bit>
 #include <cstring>
 
-#include "server/transfer/segment_copy.h"
+#include "server/transfer/make.h"
 
 // A cursor moves through the slot. What lies between two runs of tensor memory (sums, padding,
 // packed segments) comes from `memory` at the same offset as in the slot, so that the pieces need
@@ -52,8 +52,7 @@ uint64_t SumSegment(const plan::Stream& stream, const plan::StreamSchedule& sche
                     uint32_t segment, const Binding& binding) {
   const plan::CopyOp& op = stream.ops[schedule.segments[segment].op_index];
   const SegmentCopy copy = CopyOf(op, schedule.segments[segment]);
-  return kernels::SumSource(binding[op.source_tensor].data() + copy.source_offset, copy.box,
-                            copy.from, copy.to);
+  return SumMade(binding[op.source_tensor].data() + copy.source_offset, copy);
 }
 
 PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t slot,
@@ -67,9 +66,10 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
   for (uint32_t i = 0; i < span.segment_count; ++i) {
     if (stop.load(std::memory_order_relaxed)) return packed;
     const uint32_t index = span.first_segment + i;
-    sums[i] = SumSegment(stream, schedule, index, binding);
-    if (memory == nullptr) continue;
-
+    if (memory == nullptr) {
+      sums[i] = SumSegment(stream, schedule, index, binding);
+      continue;
+    }
     const plan::Segment& segment = schedule.segments[index];
     const plan::CopyOp& op = stream.ops[segment.op_index];
     const memory::RegionSpan& tensor = binding[op.source_tensor];
@@ -77,11 +77,11 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
     const auto offset = static_cast<uint64_t>(schedule.offset_in_slot[index]);
     builder.FromSlot(offset);
     if (SourceIsDirect(copy, direct_run_bytes_min)) {
+      sums[i] = SumMade(tensor.data() + copy.source_offset, copy);
       for (const Run& run : SourceRuns(copy)) builder.FromTensor(tensor, run);
       continue;
     }
-    kernels::Copy(memory->data() + offset, tensor.data() + copy.source_offset,
-                  WithPackedTarget(copy.box), copy.from, copy.to);
+    sums[i] = MakePacked(memory->data() + offset, tensor.data() + copy.source_offset, copy);
     builder.FromSlot(offset + static_cast<uint64_t>(segment.bytes));
     packed.bytes_packed += segment.bytes;
   }

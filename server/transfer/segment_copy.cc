@@ -5,6 +5,7 @@
 #include <string>
 
 #include "server/base/checked.h"
+#include "server/plan/quantization.h"
 
 namespace weightwire::transfer {
 namespace {
@@ -79,14 +80,14 @@ std::vector<Run> RunsOf(const StridedBox& normalized, const int64_t* stride, uin
 }
 
 // One past the last element that a side touches; nullopt when it does not fit or is malformed.
-std::optional<uint64_t> EndElement(const plan::CopyOp& op, int64_t offset,
+std::optional<uint64_t> EndElement(const std::vector<int64_t>& extent, int64_t offset,
                                    const std::vector<int64_t>& stride) {
-  if (stride.size() != op.extent.size() || offset < 0) return std::nullopt;
+  if (stride.size() != extent.size() || offset < 0) return std::nullopt;
   uint64_t last = static_cast<uint64_t>(offset);
   for (size_t d = 0; d < stride.size(); ++d) {
-    if (stride[d] < 0 || op.extent[d] < 1) return std::nullopt;
+    if (stride[d] < 0 || extent[d] < 1) return std::nullopt;
     const auto reach =
-        CheckedMul(static_cast<uint64_t>(op.extent[d] - 1), static_cast<uint64_t>(stride[d]));
+        CheckedMul(static_cast<uint64_t>(extent[d] - 1), static_cast<uint64_t>(stride[d]));
     const auto sum = reach ? CheckedAdd(last, *reach) : std::nullopt;
     if (!sum) return std::nullopt;
     last = *sum;
@@ -94,19 +95,20 @@ std::optional<uint64_t> EndElement(const plan::CopyOp& op, int64_t offset,
   return CheckedAdd(last, 1);
 }
 
-bool SideFits(const plan::CopyOp& op, int64_t offset, const std::vector<int64_t>& stride,
-              DType dtype, uint64_t tensor_bytes) {
-  const auto end = EndElement(op, offset, stride);
+bool SideFits(const std::vector<int64_t>& extent, int64_t offset,
+              const std::vector<int64_t>& stride, DType dtype, uint64_t tensor_bytes) {
+  const auto end = EndElement(extent, offset, stride);
   const auto bytes =
       end ? CheckedMul(*end, static_cast<uint64_t>(layout::ElementBytes(dtype))) : std::nullopt;
   return bytes && *bytes <= tensor_bytes;
 }
 
 bool SourceFits(const plan::CopyOp& op, uint64_t tensor_bytes) {
-  return SideFits(op, op.source_offset, op.source_stride, op.source_dtype, tensor_bytes);
+  return SideFits(plan::SourceExtent(op), op.source_offset, op.source_stride, op.source_dtype,
+                  tensor_bytes);
 }
 bool TargetFits(const plan::CopyOp& op, uint64_t tensor_bytes) {
-  return SideFits(op, op.target_offset, op.target_stride, op.target_dtype, tensor_bytes);
+  return SideFits(op.extent, op.target_offset, op.target_stride, op.target_dtype, tensor_bytes);
 }
 
 Status CheckKind(const plan::CopyOp& op) {
@@ -119,12 +121,31 @@ Status CheckKind(const plan::CopyOp& op) {
     return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
                   "a copy of the plan is malformed (ndim, extents, strides or dtypes)");
   }
+  if (const auto defect = plan::QuantizationDefect(op)) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest, "a copy of the plan " + *defect);
+  }
+  if (op.makes != plan::Makes::kElements) return OkStatus();
   if (!kernels::CastKnown(ElementOf(op.source_dtype, op.target_dtype),
                           ElementOf(op.target_dtype, op.source_dtype))) {
     return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
                   "a copy of the plan casts in a way that no kernel knows");
   }
   return OkStatus();
+}
+
+// `first` becomes the source's first element.
+kernels::QuantizeBox MatrixOf(const plan::CopyOp& op, const plan::Segment& segment,
+                              int64_t* first) {
+  *first = op.source_offset;
+  int64_t size[2];
+  for (size_t d = 0; d < 2; ++d) {
+    const int64_t step = op.makes == plan::Makes::kScales ? op.block[d] : 1;
+    const int64_t begin = segment.begin[d] * step;
+    size[d] = std::min(segment.extent[d] * step, plan::SourceExtent(op)[d] - begin);
+    *first += begin * op.source_stride[d];
+  }
+  return {size[0], size[1], op.block[0], op.block[1], {op.source_stride[0], op.source_stride[1]},
+          {},      {}};
 }
 
 Status Outside(const char* side, uint32_t tensor) {
@@ -159,8 +180,13 @@ SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment) {
     source += segment.begin[d] * op.source_stride[d];
     target += segment.begin[d] * op.target_stride[d];
   }
-  copy.source_offset = static_cast<uint64_t>(source * layout::ElementBytes(op.source_dtype));
   copy.target_offset = static_cast<uint64_t>(target * layout::ElementBytes(op.target_dtype));
+  if (op.makes != plan::Makes::kElements) {
+    copy.makes = op.makes;
+    copy.from = *FloatOf(op.source_dtype);
+    copy.matrix = MatrixOf(op, segment, &source);
+  }
+  copy.source_offset = static_cast<uint64_t>(source * layout::ElementBytes(op.source_dtype));
   return copy;
 }
 
@@ -181,7 +207,7 @@ StridedBox WithTargetOnBothSides(const StridedBox& box) {
 }
 
 bool SourceIsDirect(const SegmentCopy& copy, int64_t run_bytes_min) {
-  if (copy.from != copy.to) return false;
+  if (copy.makes != plan::Makes::kElements || copy.from != copy.to) return false;
   const StridedBox box = kernels::Normalize(WithPackedTarget(copy.box));
   return kernels::SourceRunBytes(box, kernels::ElementBytes(copy.from)) >= run_bytes_min;
 }
@@ -210,6 +236,22 @@ Status ValidateSlice(const plan::RankSlice& slice, const Binding& binding) {
       if (Status status = ValidateOp(op, slice.side, binding); !status.ok()) {
         return std::move(status).AtTensor(TensorName(slice, op));
       }
+    }
+  }
+  return OkStatus();
+}
+
+Status CheckBlocksFit(const plan::RankSlice& slice, int64_t segment_bytes_max) {
+  for (const plan::Stream& stream : slice.streams) {
+    for (const plan::CopyOp& op : stream.ops) {
+      const int64_t bytes = plan::LargestBlockBytes(op);
+      if (bytes <= segment_bytes_max) continue;
+      return Status(Code::kFailedPrecondition, Reason::kConfigInvalid,
+                    "a block of " + std::to_string(bytes) +
+                        " fp8 codes does not fit a segment of " +
+                        std::to_string(segment_bytes_max) + " bytes")
+          .AtTensor(TensorName(slice, op))
+          .Remedy("raise segment_bytes_max on every agent to at least " + std::to_string(bytes));
     }
   }
   return OkStatus();

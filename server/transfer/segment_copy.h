@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/quantize.h"
 #include "server/base/status.h"
 #include "server/plan/plan.h"
 #include "server/plan/segments.h"
@@ -20,6 +21,10 @@ struct SegmentCopy {
   kernels::Element to{};  ///< also the kind on the wire
   uint64_t source_offset = 0;
   uint64_t target_offset = 0;
+  plan::Makes makes = plan::Makes::kElements;
+  /// What is quantized, without the strides of what is made: then `box` is of codes or of scales,
+  /// and its source strides mean nothing.
+  kernels::QuantizeBox matrix;
 };
 SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment);
 
@@ -29,8 +34,8 @@ kernels::StridedBox WithPackedTarget(const kernels::StridedBox& box);
 /// The same elements between two buffers that are both laid out like the target.
 kernels::StridedBox WithTargetOnBothSides(const kernels::StridedBox& box);
 
-/// True when the source's elements may be sent from where they lie: no cast and runs of at least
-/// `run_bytes_min`.
+/// True when the source's elements may be sent from where they lie: nothing is made of them, no
+/// cast, and runs of at least `run_bytes_min`.
 bool SourceIsDirect(const SegmentCopy& copy, int64_t run_bytes_min);
 /// True when wire bytes may be received where they belong: runs of at least `run_bytes_min`.
 bool TargetIsDirect(const SegmentCopy& copy, int64_t run_bytes_min);
@@ -49,10 +54,14 @@ std::string TensorName(const plan::RankSlice& slice, const plan::CopyOp& op);
 
 /// Proves that every op of `slice` stays inside the bound tensors of its own side and that kernels
 /// can do it: what follows trusts it.
-///   kInvalidArgument / kInvalidRequest  ndim, extents, strides or dtypes out of range
+///   kInvalidArgument / kInvalidRequest  ndim, extents, strides, dtypes or blocks out of range
 ///   kInvalidArgument / kMemoryInvalid   a tensor is not bound, or an op leaves it
 /// The failure names the tensor.
 Status ValidateSlice(const plan::RankSlice& slice, const Binding& binding);
+
+/// Whether segments of this size take what they must take whole.
+///   kFailedPrecondition / kConfigInvalid  a block of fp8 codes has more bytes: names the tensor
+Status CheckBlocksFit(const plan::RankSlice& slice, int64_t segment_bytes_max);
 
 /// The same for what a peer has mapped for us: `tensor_bytes` by source tensor.
 Status ValidateSourceSide(const plan::Stream& stream, const std::vector<uint64_t>& tensor_bytes);

@@ -30,7 +30,11 @@ SourceRun::SourceRun(std::shared_ptr<Context> context, SourceJob job, Engine::So
 
 void SourceRun::Start() {
   for (const SourceLeg& leg : job_.legs) {
-    if (Status status = ValidateSlice(*leg.slice, job_.binding); !status.ok()) {
+    Status status = ValidateSlice(*leg.slice, job_.binding);
+    if (status.ok()) {
+      status = CheckBlocksFit(*leg.slice, context_->tuning().segment_bytes_max);
+    }
+    if (!status.ok()) {
       Finish(Fail(std::move(status).AtRank(job_.name).AtEpoch(job_.epoch)));
       return Changed();
     }

@@ -47,6 +47,7 @@ void TargetRun::Start() {
 
 Status TargetRun::Prepare() {
   WW_RETURN_IF_ERROR(ValidateSlice(*job_.slice, job_.binding));
+  WW_RETURN_IF_ERROR(CheckBlocksFit(*job_.slice, context_->tuning().segment_bytes_max));
   if (!job_.served.empty()) WW_RETURN_IF_ERROR(ValidateSlice(*job_.slice, job_.served));
   job_.kept->Follow(job_.slice->plan);
   for (const plan::Stream& stream : job_.slice->streams) WW_RETURN_IF_ERROR(AddStream(stream));

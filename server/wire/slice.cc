@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "server/base/checked.h"
+#include "server/plan/quantization.h"
 #include "server/wire/checks.h"
 #include "server/wire/layout.h"
 #include "server/wire/limits.h"
@@ -33,6 +34,16 @@ void SetOp(const plan::CopyOp& op, v1::CopyOp* out) {
   SetList(op.source_stride, out->mutable_source_stride());
   out->set_target_offset(op.target_offset);
   SetList(op.target_stride, out->mutable_target_stride());
+  out->set_makes(static_cast<v1::Makes>(op.makes));
+  SetList(op.block, out->mutable_block());
+  SetList(op.source_extent, out->mutable_source_extent());
+}
+
+Result<plan::Makes> MakesFromProto(std::string_view field, v1::Makes makes) {
+  if (makes < v1::MAKES_ELEMENTS || makes > v1::MAKES_SCALES) {
+    return Fail(UnknownEnum(field, makes));
+  }
+  return static_cast<plan::Makes>(makes);
 }
 
 /// The farthest element of a strided block must have an index.
@@ -71,7 +82,14 @@ Result<plan::CopyOp> OpFromProto(const v1::CopyOp& op, size_t name_count) {
   for (int64_t extent : out.extent) {
     if (extent < 1) return Fail(Bad("op.extent", "below 1"));
   }
-  WW_FAIL_IF_ERROR(CheckReach("op.source", out.extent, out.source_offset, out.source_stride));
+  WW_ASSIGN(out.makes, MakesFromProto("op.makes", op.makes()));
+  WW_FAIL_IF_ERROR(CheckCount("op.block", op.block_size(), layout::kMaxDims));
+  WW_FAIL_IF_ERROR(CheckCount("op.source_extent", op.source_extent_size(), layout::kMaxDims));
+  out.block.assign(op.block().begin(), op.block().end());
+  out.source_extent.assign(op.source_extent().begin(), op.source_extent().end());
+  if (const auto defect = plan::QuantizationDefect(out)) return Fail(Bad("op", *defect));
+  WW_FAIL_IF_ERROR(
+      CheckReach("op.source", plan::SourceExtent(out), out.source_offset, out.source_stride));
   WW_FAIL_IF_ERROR(CheckReach("op.target", out.extent, out.target_offset, out.target_stride));
   return out;
 }

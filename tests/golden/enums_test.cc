@@ -6,6 +6,7 @@
 
 #include "server/base/status.h"
 #include "server/layout/types.h"
+#include "server/plan/plan.h"
 #include "weightwire/v1/types.pb.h"
 
 namespace weightwire {
@@ -41,6 +42,13 @@ TEST(WireEnums, DTypesAgreeByNameAndNumber) {
               v1::DType_Name(static_cast<v1::DType>(number)));
   }
   EXPECT_LT(v1::DType_MAX, kNumberMax);
+}
+
+TEST(WireEnums, WhatCopiesMakeHasTheSameNumbers) {
+  EXPECT_EQ(static_cast<int>(plan::Makes::kElements), v1::MAKES_ELEMENTS);
+  EXPECT_EQ(static_cast<int>(plan::Makes::kCodes), v1::MAKES_CODES);
+  EXPECT_EQ(static_cast<int>(plan::Makes::kScales), v1::MAKES_SCALES);
+  EXPECT_EQ(v1::Makes_ARRAYSIZE, 3);
 }
 
 }  // namespace

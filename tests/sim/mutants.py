@@ -27,6 +27,7 @@ MACHINE = "server/epoch/coordinator_machine.cc"
 MEMBER = "server/epoch/member_machine.cc"
 ACTIONS = "server/coordinator/driver_actions.cc"
 DRIVER = "server/coordinator/driver.cc"
+FILL = "server/coordinator/driver_fill.cc"
 PARTICIPANT = "server/agent/participant_actions.cc"
 RECALL = "server/coordinator/recall.cc"
 FETCHES = "server/transfer/target_fetches.cc"
@@ -113,7 +114,7 @@ MUTANTS = [
            [(MACHINE, "      state_.lost.insert(event.member);\n      return Abort(LossStatus(event));",
              "      state_.lost.insert(event.member);\n      return;")]),
     Mutant("fill-from-what-is-served", "a fill reads from an engine whatever it serves",
-           [(DRIVER, "if (engine->serving == committed_.epoch) {", "if (engine->serving != Epoch{}) {"),
+           [(FILL, "if (engine->serving == committed_.epoch) {", "if (engine->serving != Epoch{}) {"),
             (PARTICIPANT, "(!memory_->stage() || memory_->stage()->live_epoch() != command.content)",
              "!memory_->stage()")]),
     Mutant("held-although-overwritten", "a rollback trusts a buffer that another epoch has begun to write",

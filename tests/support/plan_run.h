@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -12,7 +13,7 @@
 namespace weightwire::testing {
 
 /// Storage of all ranks: [rank][local tensor][element]. Elements are opaque numbers: casts are not
-/// made.
+/// made, and codes and scales are stood for by numbers that tell which elements share a block.
 using Memory = std::vector<std::vector<std::vector<uint64_t>>>;
 inline constexpr uint64_t kUntouched = ~uint64_t{0};
 
@@ -47,6 +48,41 @@ inline size_t StridedAt(int64_t offset, const std::vector<int64_t>& stride,
   return static_cast<size_t>(offset);
 }
 
+/// What stands for the scale of a block that has these elements, in any order.
+inline uint64_t ScaleOf(const std::vector<uint64_t>& elements) {
+  uint64_t sum = 0;
+  for (uint64_t element : elements) {
+    element = (element ^ element >> 31) * 0x9e3779b97f4a7c15;
+    sum += (element ^ element >> 29) * 0xbf58476d1ce4e5b9;
+  }
+  return sum;
+}
+/// What stands for the code of an element in a block with this scale.
+inline uint64_t CodeOf(uint64_t element, uint64_t scale) { return ScaleOf({element, ~scale}); }
+
+/// What `op` writes at `index`: blocks are counted from its own first element.
+inline uint64_t ValueOf(const plan::CopyOp& op, const std::vector<uint64_t>& from,
+                        const std::vector<int64_t>& index) {
+  if (op.makes == plan::Makes::kElements) {
+    return from.at(StridedAt(op.source_offset, op.source_stride, index));
+  }
+  const bool codes = op.makes == plan::Makes::kCodes;
+  std::vector<int64_t> begin, extent;
+  for (size_t d = 0; d < 2; ++d) {
+    const int64_t block = op.block.at(d);
+    begin.push_back((codes ? index[d] / block : index[d]) * block);
+    extent.push_back(std::min(block, (codes ? op.extent : op.source_extent).at(d) - begin[d]));
+  }
+  std::vector<uint64_t> elements;
+  ForEachIndex(extent, [&](const std::vector<int64_t>& in_block) {
+    elements.push_back(from.at(StridedAt(op.source_offset, op.source_stride,
+                                         {begin[0] + in_block[0], begin[1] + in_block[1]})));
+  });
+  const uint64_t scale = ScaleOf(elements);
+  if (!codes) return scale;
+  return CodeOf(from.at(StridedAt(op.source_offset, op.source_stride, index)), scale);
+}
+
 /// Copies what the plan says. Out-of-range accesses throw. Returns how often an element was written
 /// that had been written before.
 inline int64_t RunPlan(const plan::TransferPlan& plan, const Memory& source, Memory& target) {
@@ -58,7 +94,7 @@ inline int64_t RunPlan(const plan::TransferPlan& plan, const Memory& source, Mem
       ForEachIndex(op.extent, [&](const std::vector<int64_t>& index) {
         uint64_t& element = to.at(StridedAt(op.target_offset, op.target_stride, index));
         if (element != kUntouched) ++rewrites;
-        element = from.at(StridedAt(op.source_offset, op.source_stride, index));
+        element = ValueOf(op, from, index);
       });
     }
   }

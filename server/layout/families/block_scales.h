@@ -23,9 +23,6 @@ struct BlockScales {
   bool Skips(std::string_view tensor) const;
 };
 
-/// The name of a weight's scales is the weight's and this, in checkpoints and in engines.
-inline constexpr std::string_view kScaleSuffix = "_scale_inv";
-
 /// `quantization_config` of config.json; nullopt when it is absent or null. Entries that leave
 /// modules out are `modules_to_not_convert` and `ignored_layers`.
 ///   kInvalidArgument / kInvalidRequest  any other quantization than the one above

@@ -170,6 +170,7 @@ Status Model::Quantize(const TensorTemplate& tensor, size_t first, int64_t layer
               "explicit layouts");
     }
     weight.dtype = DType::kF8E4M3;
+    weight.block = {blocks.rows, blocks.columns};
     TensorSpec scales{weight.name, DType::kF32, weight.shape};
     scales.name.append(kScaleSuffix);
     scales.shape[0] = (weight.shape[0] - 1) / blocks.rows + 1;

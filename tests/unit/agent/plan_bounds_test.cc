@@ -129,5 +129,26 @@ TEST_F(PlanBounds, AcceptsScalarsAndUnitDimensionsOfAnyStride) {
   ExpectStatus(Check(slice), Code::kInvalidArgument, Reason::kShapeMismatch);
 }
 
+/// Scales read more elements than they write: all of them are bounded.
+TEST_F(PlanBounds, BoundsScalesByWhatTheyAreMadeOf) {
+  layout::RankLayout layout;
+  layout.tensors = {{"w", layout::DType::kBF16, {5, 7}, {}}};
+  plan::RankSlice slice = SliceFor(plan::Side::kSource);
+  plan::CopyOp op{0, 0, 0, layout::DType::kBF16, layout::DType::kF32, {3, 3}, 0, {7, 1}, 0, {3, 1}};
+  op.makes = plan::Makes::kScales;
+  op.block = {2, 3};
+  op.source_extent = {5, 7};
+  slice.streams[0].ops = {op};
+  slice.streams[0].bytes = 9 * 4;
+  const auto check = [&] { return CheckSlice(slice, kPlan, plan::Side::kSource, 0, layout); };
+  EXPECT_TRUE(check().ok()) << check().ToString();
+  layout.tensors[0].shape = {34};
+  ExpectStatus(check(), Code::kInvalidArgument, Reason::kShapeMismatch);
+  layout.tensors[0].shape = {5, 7};
+  slice.streams[0].ops[0].source_extent = {5, 6};
+  slice.streams[0].ops[0].extent = {3, 3};
+  ExpectStatus(check(), Code::kInvalidArgument, Reason::kInvalidRequest);
+}
+
 }  // namespace
 }  // namespace weightwire::agent

@@ -165,6 +165,23 @@ TEST(QuantizeE4M3, QuantizesRandomBoxesLikeTheOracle) {
   }
 }
 
+TEST(QuantizeE4M3, MakesCodesWithoutScalesAndScalesWithoutCodes) {
+  auto random = SeededGenerator();
+  for (int i = 0; i < 100 && !testing::Test::HasFailure(); ++i) {
+    oracle::QuantizeCase c = oracle::RandomQuantizeCase(random);
+    SCOPED_TRACE(c.Text());
+    oracle::Quantized want = oracle::Quantize(c);
+    oracle::Quantized got = c.Blank();
+    QuantizeE4M3(got.codes.data(), nullptr, c.source.data(), c.box, c.from);
+    EXPECT_EQ(got.codes, want.codes);
+    EXPECT_EQ(got.scales, c.Blank().scales);
+    got = c.Blank();
+    QuantizeE4M3(nullptr, got.scales.data(), c.source.data(), c.box, c.from);
+    EXPECT_EQ(got.codes, c.Blank().codes);
+    EXPECT_EQ(got.scales, want.scales);
+  }
+}
+
 struct BlockOfFour {
   float scale_inv;
   uint8_t codes[4];

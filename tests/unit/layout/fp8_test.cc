@@ -2,6 +2,7 @@
 // compared in tests/property/fp8_property_test.cc.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "server/layout/families/block_scales.h"
@@ -148,6 +149,28 @@ TEST(BlockScales, DeepseekV3ReachesBothEnginesWithProof) {
   }
 }
 
+TEST(BlockScales, DeepseekV3InBf16ReachesBothEnginesQuantizedAndProved) {
+  const auto trainer = LayoutFromScheme(
+      DeepseekV3(), *ParseParallelSpec("megatron:tp4,ep8,etp1,dp2,spec=te,vocab_pad=none"));
+  ASSERT_TRUE(trainer.has_value()) << trainer.error().ToString();
+  for (const char* spec : {"vllm:tp8,ep", "sglang:tp8,ep8"}) {
+    const auto target = LayoutFromScheme(DeepseekV3(), *ParseParallelSpec(spec));
+    ASSERT_TRUE(target.has_value()) << target.error().ToString();
+    const auto plan = plan::BuildPlan(*trainer, *target);
+    ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+    EXPECT_EQ(plan::VerifyPlan(*plan, *trainer, *target), OkStatus()) << spec;
+    int64_t bytes = 0;
+    for (const RankLayout& rank : target->ranks) {
+      for (const LocalTensor& tensor : rank.tensors) {
+        bytes += *StorageBytes(tensor.dtype, tensor.shape);
+      }
+    }
+    EXPECT_EQ(plan->bytes_total, bytes) << spec;
+    const plan::PlanReport report = plan::Report(*plan, *trainer, *target);
+    EXPECT_LT(report.egress_over_bound, 1.02) << spec;
+  }
+}
+
 struct Refusal {
   const char* what;
   nlohmann::json config;
@@ -237,22 +260,70 @@ TEST(BlockScales, MegatronAndAdaptersHoldTheModelsDtype) {
   }
 }
 
-TEST(BlockScales, WeightsAreNotQuantizedOnTheWay) {
+TEST(BlockScales, WeightsSayTheirBlocks) {
+  const auto layout = Layout(Qwen3Quantized({{"weight_block_size", {4, 6}}}), "vllm:tp2");
+  ASSERT_TRUE(layout.has_value()) << layout.error().ToString();
+  const auto& canonical = layout->canonical;
+  const auto weight = canonical.Find("model.layers.0.self_attn.q_proj.weight");
+  const auto scales = canonical.Find("model.layers.0.self_attn.q_proj.weight_scale_inv");
+  const auto norm = canonical.Find("model.norm.weight");
+  ASSERT_TRUE(weight && scales && norm);
+  EXPECT_EQ(canonical.tensors[*weight].block, (Shape{4, 6}));
+  EXPECT_EQ(canonical.WeightOf(*scales), weight);
+  EXPECT_TRUE(canonical.tensors[*scales].block.empty() && canonical.tensors[*norm].block.empty());
+  EXPECT_FALSE(canonical.WeightOf(*weight) || canonical.WeightOf(*norm));
+  ModelLayout other = *layout;
+  other.canonical.tensors[*weight].block = {4, 5};  // the same number of blocks
+  EXPECT_EQ(Validate(other), OkStatus());
+  EXPECT_NE(FingerprintOf(other), FingerprintOf(*layout));
+}
+
+TEST(BlockScales, BlocksThatDoNotSuitTheirTensorsAreRefused) {
+  const auto layout = Layout(Qwen3(), "vllm:tp2");
+  ASSERT_TRUE(layout.has_value());
+  const std::string name = "model.layers.0.self_attn.q_proj.weight";
+  const uint32_t weight = *layout->canonical.Find(name);
+  const uint32_t scales = *layout->canonical.Find(name + "_scale_inv");
+  const std::vector<std::function<void(std::vector<TensorSpec>&)>> changes = {
+      [&](auto& tensors) { tensors[weight].block = {4}; },
+      [&](auto& tensors) {
+        tensors[weight].block = {4, 0};
+      },
+      [&](auto& tensors) {
+        tensors[weight].block = {65'537, 4};
+      },
+      [&](auto& tensors) {
+        tensors[weight].block = {4, 10};
+      },  // too few scales
+      [&](auto& tensors) { tensors[weight].dtype = DType::kBF16; },
+      [&](auto& tensors) { tensors[weight].shape.push_back(1); },
+      [&](auto& tensors) { tensors[scales].dtype = DType::kBF16; },
+      [&](auto& tensors) { tensors[scales].name += "s"; },
+  };
+  for (size_t i = 0; i < changes.size(); ++i) {
+    ModelLayout changed{layout->canonical, {}};
+    changes[i](changed.canonical.tensors);
+    const Status status = Validate(changed);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << i;
+    EXPECT_EQ(status.tensor(), name) << i << ": " << status.ToString();
+  }
+}
+
+TEST(BlockScales, WeightsAreQuantizedOnTheWayAndNeverBack) {
   const auto bf16 = Layout(Qwen3(), "megatron:tp2,vocab_pad=none");
   const auto fp8 = Layout(Qwen3(), "vllm:tp2");
   ASSERT_TRUE(bf16.has_value() && fp8.has_value());
-  const std::vector<std::tuple<const ModelLayout*, const ModelLayout*, const char*, const char*>>
-      table = {{&*bf16, &*fp8, "source/0 holds BF16", "target/0 wants F8_E4M3"},
-               {&*fp8, &*bf16, "source/0 holds F8_E4M3", "target/0 wants BF16"}};
-  for (const auto& [from, to, holds, wants] : table) {
-    const auto plan = plan::BuildPlan(*from, *to);
-    ASSERT_FALSE(plan.has_value());
-    EXPECT_EQ(plan.error().reason(), Reason::kDtypeMismatch);
-    EXPECT_EQ(plan.error().tensor(), "model.layers.0.mlp.down_proj.weight");
-    EXPECT_NE(plan.error().message().find(holds), std::string::npos) << plan.error().ToString();
-    EXPECT_NE(plan.error().message().find(wants), std::string::npos) << plan.error().ToString();
-    EXPECT_NE(plan.error().remedy().find("quantization_config"), std::string::npos);
+  const auto there = plan::BuildPlan(*bf16, *fp8);
+  ASSERT_TRUE(there.has_value()) << there.error().ToString();
+  EXPECT_EQ(plan::VerifyPlan(*there, *bf16, *fp8), OkStatus());
+  const auto back = plan::BuildPlan(*fp8, *bf16);
+  ASSERT_FALSE(back.has_value());
+  EXPECT_EQ(back.error().reason(), Reason::kDtypeMismatch);
+  EXPECT_EQ(back.error().tensor(), "model.layers.0.mlp.down_proj.weight");
+  for (const char* words : {"source/0 holds F8_E4M3", "target/0 wants BF16"}) {
+    EXPECT_NE(back.error().message().find(words), std::string::npos) << back.error().ToString();
   }
+  EXPECT_NE(back.error().remedy().find("not dequantized"), std::string::npos);
 }
 
 TEST(BlockScales, AProcessWithOtherDtypesIsRefused) {

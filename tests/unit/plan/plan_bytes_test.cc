@@ -61,7 +61,7 @@ TEST(PlanBytes, RefuseNumbersThatDoNotFit) {
   plan = MakeCase().plan;
   plan.streams[0].ops[0].source_dtype = static_cast<DType>(99);
   EXPECT_EQ(FromBytes(ToBytes(plan)).error().reason(), Reason::kUnknownEnum);
-  EXPECT_FALSE(FromBytes(std::string("wwplan1\n") + std::string(10, '\xff')).has_value());
+  EXPECT_FALSE(FromBytes(std::string("wwplan2\n") + std::string(10, '\xff')).has_value());
 }
 
 /// No flip of a bit gives a plan that is read, proved, and yet moves something else.

@@ -72,6 +72,7 @@ FleetOptions Losing(uint64_t seed) {
   options.shape.source_ranks = 1 + Below(rng, 3);
   options.shape.target_ranks = 1 + Below(rng, 2);
   options.shape.elements_per_op_max = 10'000;
+  options.shape.quantized_ops_per_stream = 2;
   options.source_agents = 1 + Below(rng, options.shape.source_ranks);
   options.engines = 1 + Below(rng, 3);
   options.chain = Below(rng, 2) == 0;

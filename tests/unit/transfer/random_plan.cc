@@ -6,6 +6,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "tests/unit/kernels/quantize_oracle.h"
+
 namespace weightwire::transfer::testing {
 namespace {
 
@@ -58,25 +60,52 @@ std::vector<int64_t> RandomExtent(Rng& rng, int64_t elements_max) {
   return extent;
 }
 
-plan::CopyOp RandomOp(Rng& rng, const PlanShape& shape, RandomPlan* out, uint32_t source,
-                      uint32_t target) {
+plan::CopyOp NamedOp(RandomPlan* out) {
   plan::CopyOp op;
   op.canonical = static_cast<uint32_t>(out->plan.tensor_names.size());
   out->plan.tensor_names.push_back("model.tensor." + std::to_string(op.canonical));
+  return op;
+}
+
+// Gives the op a tensor of its own on each side, in which it lies somewhere.
+void Place(Rng& rng, RandomPlan* out, uint32_t source, uint32_t target, plan::CopyOp* op) {
+  op->source_offset = Pick(rng, 0, 5);
+  op->target_offset = Pick(rng, 0, 5);
+  const int64_t source_elements =
+      op->source_offset + RandomStrides(rng, plan::SourceExtent(*op), &op->source_stride);
+  const int64_t target_elements =
+      op->target_offset + RandomStrides(rng, op->extent, &op->target_stride);
+  op->source_tensor = static_cast<uint32_t>(out->source_tensor_bytes[source].size());
+  op->target_tensor = static_cast<uint32_t>(out->target_tensor_bytes[target].size());
+  out->source_tensor_bytes[source].push_back(
+      static_cast<uint64_t>(source_elements * layout::ElementBytes(op->source_dtype)));
+  out->target_tensor_bytes[target].push_back(
+      static_cast<uint64_t>(target_elements * layout::ElementBytes(op->target_dtype)));
+}
+
+plan::CopyOp RandomOp(Rng& rng, const PlanShape& shape, RandomPlan* out, uint32_t source,
+                      uint32_t target) {
+  plan::CopyOp op = NamedOp(out);
   std::tie(op.source_dtype, op.target_dtype) = RandomDtypes(rng);
   op.extent = RandomExtent(rng, shape.elements_per_op_max);
-  op.source_offset = Pick(rng, 0, 5);
-  op.target_offset = Pick(rng, 0, 5);
-  const int64_t source_elements =
-      op.source_offset + RandomStrides(rng, op.extent, &op.source_stride);
-  const int64_t target_elements =
-      op.target_offset + RandomStrides(rng, op.extent, &op.target_stride);
-  op.source_tensor = static_cast<uint32_t>(out->source_tensor_bytes[source].size());
-  op.target_tensor = static_cast<uint32_t>(out->target_tensor_bytes[target].size());
-  out->source_tensor_bytes[source].push_back(
-      static_cast<uint64_t>(source_elements * layout::ElementBytes(op.source_dtype)));
-  out->target_tensor_bytes[target].push_back(
-      static_cast<uint64_t>(target_elements * layout::ElementBytes(op.target_dtype)));
+  Place(rng, out, source, target, &op);
+  return op;
+}
+
+// Codes or scales of a matrix with blocks of odd sizes, none of more bytes than a segment has.
+plan::CopyOp RandomQuantizedOp(Rng& rng, RandomPlan* out, uint32_t source, uint32_t target) {
+  plan::CopyOp op = NamedOp(out);
+  const DType floats[] = {DType::kBF16, DType::kF16, DType::kF32};
+  op.source_dtype = floats[Below(rng, 3)];
+  op.makes = Below(rng, 2) == 0 ? plan::Makes::kCodes : plan::Makes::kScales;
+  op.target_dtype = op.makes == plan::Makes::kCodes ? DType::kF8E4M3 : DType::kF32;
+  op.block = {Pick(rng, 1, 8), Pick(rng, 1, 8)};
+  op.extent = {Pick(rng, 1, 60), Pick(rng, 1, 60)};
+  if (op.makes == plan::Makes::kScales) {
+    op.source_extent = op.extent;
+    for (size_t d = 0; d < 2; ++d) op.extent[d] = (op.extent[d] + op.block[d] - 1) / op.block[d];
+  }
+  Place(rng, out, source, target, &op);
   return op;
 }
 
@@ -134,6 +163,31 @@ void ForEachElement(const plan::CopyOp& op, size_t dim, int64_t source, int64_t 
     ForEachElement(op, dim + 1, source + i * op.source_stride[dim],
                    target + i * op.target_stride[dim], visit);
   }
+}
+
+// The matrix quantized as a whole, by the kernels' oracle.
+void QuantizeElements(const plan::CopyOp& op, const std::byte* from, std::byte* to) {
+  namespace oracle = kernels::oracle;
+  const bool codes = op.makes == plan::Makes::kCodes;
+  const std::vector<int64_t>& matrix = codes ? op.extent : op.source_extent;
+  oracle::QuantizeCase c;
+  c.box = oracle::PackedQuantizeBox(matrix[0], matrix[1], op.block[0], op.block[1]);
+  std::copy_n(op.source_stride.begin(), 2, c.box.source_stride);
+  c.from = op.source_dtype == DType::kF32   ? kernels::Element::kF32
+           : op.source_dtype == DType::kF16 ? kernels::Element::kF16
+                                            : kernels::Element::kBF16;
+  const int64_t last =
+      (matrix[0] - 1) * op.source_stride[0] + (matrix[1] - 1) * op.source_stride[1];
+  const int bytes = layout::ElementBytes(op.source_dtype);
+  const auto* first = reinterpret_cast<const unsigned char*>(from + op.source_offset * bytes);
+  c.source.assign(first, first + (last + 1) * bytes);
+  const oracle::Quantized made = oracle::Quantize(c);
+  const unsigned char* next = codes ? made.codes.data() : made.scales.data();
+  const int made_bytes = layout::ElementBytes(op.target_dtype);
+  ForEachElement(op, 0, 0, op.target_offset, [&](int64_t, int64_t element) {
+    std::memcpy(to + element * made_bytes, next, static_cast<size_t>(made_bytes));
+    next += made_bytes;
+  });
 }
 
 }  // namespace
@@ -200,6 +254,10 @@ RandomPlan MakeRandomPlan(Rng& rng, const PlanShape& shape) {
         for (int64_t e : stream.ops.back().extent) bytes *= e;
         stream.bytes += bytes;
       }
+      for (int i = 0; i < shape.quantized_ops_per_stream; ++i) {
+        stream.ops.push_back(RandomQuantizedOp(rng, &out, source, target));
+        stream.bytes += plan::WireBytes(stream.ops.back());
+      }
       out.plan.bytes_total += stream.bytes;
       out.plan.streams.push_back(std::move(stream));
     }
@@ -259,6 +317,10 @@ std::vector<std::byte> Expected(const plan::TransferPlan& plan, uint32_t target_
     for (const plan::CopyOp& op : stream.ops) {
       const std::byte* from = sources[stream.source_rank].binding[op.source_tensor].data();
       std::byte* to = bytes.data() + target.binding[op.target_tensor].offset;
+      if (op.makes != plan::Makes::kElements) {
+        QuantizeElements(op, from, to);
+        continue;
+      }
       const int from_bytes = layout::ElementBytes(op.source_dtype);
       const int to_bytes = layout::ElementBytes(op.target_dtype);
       ForEachElement(op, 0, op.source_offset, op.target_offset,

@@ -24,6 +24,7 @@ struct PlanShape {
   uint32_t target_ranks = 2;
   int ops_per_stream_max = 6;
   int64_t elements_per_op_max = 4'000;
+  int quantized_ops_per_stream = 0;  ///< beyond the others: fp8 codes or scales
 };
 
 /// Every op has a source and a target tensor of its own, with gaps, permuted strides and sometimes

@@ -78,7 +78,7 @@ class RealPair {
            const std::string& source_host, int64_t elements_per_op_max = 8'000,
            Agents agents = Agents::kTwo,
            transport::Integrity integrity = transport::Integrity::kCrc)
-      : rng_(seed), plan_(testing::MakeRandomPlan(rng_, {2, 2, 6, elements_per_op_max})) {
+      : rng_(seed), plan_(testing::MakeRandomPlan(rng_, {2, 2, 6, elements_per_op_max, 4})) {
     Tuning tuning;
     tuning.segment_bytes_max = 5'000;
     tuning.slot_bytes = 4'096 * 4;

@@ -74,6 +74,76 @@ TEST(ValidateSlice, RefusesAnOpThatLeavesItsTensorByOneByte) {
   EXPECT_EQ(ValidateSlice(SliceWith(op, plan::Side::kTarget), {}).reason(), Reason::kMemoryInvalid);
 }
 
+/// Scales of 5 x 7 floats in blocks of 2 x 3.
+plan::CopyOp ScalesOp() {
+  plan::CopyOp op;
+  op.source_dtype = op.target_dtype = layout::DType::kF32;
+  op.makes = plan::Makes::kScales;
+  op.block = {2, 3};
+  op.source_extent = {5, 7};
+  op.extent = {3, 3};
+  op.source_offset = 1;
+  op.source_stride = {7, 1};
+  op.target_stride = {3, 1};
+  return op;
+}
+
+TEST(ValidateSlice, BoundsScalesByTheElementsThatTheyAreMadeOf) {
+  testing::Rng rng(1);
+  const plan::CopyOp op = ScalesOp();  // reads elements 1 to 35, writes 0 to 8
+  const auto reason_in = [&](plan::Side side, uint64_t bytes) {
+    return ValidateSlice(SliceWith(op, side), MakeMemory(rng, {bytes}).binding).reason();
+  };
+  EXPECT_EQ(reason_in(plan::Side::kSource, 144), Reason::kNone);
+  EXPECT_EQ(reason_in(plan::Side::kSource, 143), Reason::kMemoryInvalid);
+  EXPECT_EQ(reason_in(plan::Side::kTarget, 36), Reason::kNone);
+  EXPECT_EQ(reason_in(plan::Side::kTarget, 35), Reason::kMemoryInvalid);
+  plan::Stream stream;
+  stream.ops = {op};
+  EXPECT_TRUE(ValidateSourceSide(stream, {144}).ok());
+  EXPECT_FALSE(ValidateSourceSide(stream, {143}).ok());
+  EXPECT_FALSE(SourceIsDirect(CopyOf(op, {0, {0, 0}, {3, 3}, 36}), 1));
+}
+
+TEST(ValidateSlice, RefusesBlocksThatNoKernelCanQuantize) {
+  testing::Rng rng(1);
+  const Binding binding = MakeMemory(rng, {4096}).binding;
+  const std::vector<void (*)(plan::CopyOp&)> changes = {
+      [](plan::CopyOp& op) { op.block.clear(); },
+      [](plan::CopyOp& op) { op.block[0] = 0; },
+      [](plan::CopyOp& op) { op.block[0] = 3; },
+      [](plan::CopyOp& op) { op.block[1] = INT64_MAX; },
+      [](plan::CopyOp& op) { op.source_extent.clear(); },
+      [](plan::CopyOp& op) { op.source_extent[0] = 7; },
+      [](plan::CopyOp& op) { op.source_dtype = layout::DType::kI32; },
+      [](plan::CopyOp& op) { op.target_dtype = layout::DType::kBF16; },
+      [](plan::CopyOp& op) { op.makes = plan::Makes::kCodes; },
+      [](plan::CopyOp& op) { op.makes = static_cast<plan::Makes>(3); },
+  };
+  for (size_t i = 0; i < changes.size(); ++i) {
+    plan::CopyOp op = ScalesOp();
+    changes[i](op);
+    EXPECT_EQ(ValidateSlice(SliceWith(op, plan::Side::kSource), binding).reason(),
+              Reason::kInvalidRequest)
+        << i;
+  }
+}
+
+TEST(CheckBlocksFit, NamesTheTensorAndTheSizeThatSegmentsNeed) {
+  plan::CopyOp op = ScalesOp();
+  op.makes = plan::Makes::kCodes;
+  op.target_dtype = layout::DType::kF8E4M3;
+  op.source_extent.clear();
+  op.extent = {5, 7};
+  op.block = {4, 64};  // 4 x 7 of them are there
+  EXPECT_TRUE(CheckBlocksFit(SliceWith(op, plan::Side::kSource), 28).ok());
+  const Status status = CheckBlocksFit(SliceWith(op, plan::Side::kTarget), 27);
+  EXPECT_EQ(status.reason(), Reason::kConfigInvalid);
+  EXPECT_EQ(status.tensor(), "model.embed");
+  EXPECT_NE(status.ToString().find("segment_bytes_max"), std::string::npos);
+  EXPECT_NE(status.ToString().find("at least 28"), std::string::npos) << status.ToString();
+}
+
 TEST(ValidateSlice, RefusesMalformedOps) {
   testing::Rng rng(1);
   const Binding binding = MakeMemory(rng, {4096}).binding;

@@ -51,6 +51,7 @@ FleetOptions RandomFleet(uint64_t seed) {
   options.seed = seed;
   options.shape.source_ranks = 1 + Below(rng, 4);
   options.shape.target_ranks = 1 + Below(rng, 3);
+  options.shape.quantized_ops_per_stream = static_cast<int>(seed % 4);
   options.engines = 1 + Below(rng, 3);
   options.source_agents = 1 + Below(rng, options.shape.source_ranks);
   options.target_agents = 1 + Below(rng, 3);

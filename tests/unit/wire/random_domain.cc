@@ -97,6 +97,22 @@ epoch::PrepareCommand RandomPrepare(Dice& dice) {
   return out;
 }
 
+/// Makes of a matrix's copy one of codes, or of scales, or one that passes codes on.
+void QuantizeOp(Dice& dice, plan::CopyOp& op) {
+  op.makes = static_cast<plan::Makes>(dice.Below(3));
+  op.block = {1 + static_cast<int64_t>(dice.Below(9)), 1 + static_cast<int64_t>(dice.Below(9))};
+  if (op.makes == plan::Makes::kElements) return;
+  op.source_dtype = static_cast<layout::DType>(1 + dice.Below(3));
+  op.target_dtype = layout::DType::kF8E4M3;
+  if (op.makes == plan::Makes::kCodes) return;
+  op.target_dtype = layout::DType::kF32;
+  for (size_t d = 0; d < 2; ++d) {
+    op.source_extent.push_back(
+        op.extent[d] * op.block[d] -
+        static_cast<int64_t>(dice.Below(static_cast<uint64_t>(op.block[d]))));
+  }
+}
+
 plan::CopyOp RandomOp(Dice& dice, size_t names) {
   plan::CopyOp op;
   op.canonical = static_cast<uint32_t>(dice.Below(names));
@@ -111,6 +127,7 @@ plan::CopyOp RandomOp(Dice& dice, size_t names) {
     op.source_stride.push_back(1 + static_cast<int64_t>(dice.Below(1u << 20)));
     op.target_stride.push_back(1 + static_cast<int64_t>(dice.Below(1u << 20)));
   }
+  if (op.extent.size() == 2 && dice.Below(2) == 0) QuantizeOp(dice, op);
   return op;
 }
 

@@ -14,7 +14,7 @@ from weightwire.checkpoint.library import ALL_RANKS, Library, library_of
 from weightwire.checkpoint.stored import CheckpointError
 from weightwire.memory import TensorMeta
 
-_MAGIC = b"wwplan1\n"
+_MAGIC = b"wwplan2\n"
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,12 @@ def read_plan(data: bytes) -> Plan:
                 name, source_tensor, target_tensor, _, _, source_offset, target_offset = (number() for _ in range(7))
                 dims: List[Any] = [(number(), number(), number()) for _ in range(number())]
                 extent, source_stride, target_stride = zip(*dims) if dims else ((), (), ())
+                if number():
+                    raise CheckpointError("the plan quantizes weights on the way, which loading cannot",
+                                          remedy="load the checkpoint into ranks of its own dtype")
+                for _ in range(2):  # blocks
+                    for _ in range(number()):
+                        number()
                 copies.append(Copy(names[name], source_rank, source_tensor, target_rank, target_tensor, extent,
                                    source_offset, source_stride, target_offset, target_stride))
     except (IndexError, UnicodeDecodeError) as error:

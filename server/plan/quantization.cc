@@ -1,0 +1,82 @@
+#include "server/plan/quantization.h"
+
+#include <algorithm>
+
+namespace weightwire::plan {
+namespace {
+
+using layout::Box;
+using layout::DType;
+using layout::TensorSpec;
+
+constexpr int64_t kBlockMax = 65'536;
+
+int64_t Blocks(int64_t size, int64_t block) { return size / block + (size % block != 0); }
+
+}  // namespace
+
+const std::vector<int64_t>& SourceExtent(const CopyOp& op) {
+  return op.makes == Makes::kScales ? op.source_extent : op.extent;
+}
+
+bool IsQuantizable(DType from) {
+  return from == DType::kBF16 || from == DType::kF16 || from == DType::kF32;
+}
+
+DType MadeDType(Makes makes) {
+  return makes == Makes::kCodes ? DType::kF8E4M3 : DType::kF32;
+}
+
+bool IsWholeBlocks(const TensorSpec& weight, const Box& box) {
+  for (size_t d = 0; d < weight.block.size(); ++d) {
+    const int64_t end = box.begin[d] + box.extent[d];
+    if (box.begin[d] % weight.block[d] != 0) return false;
+    if (end % weight.block[d] != 0 && end != weight.shape[d]) return false;
+  }
+  return true;
+}
+
+Box ScalesOf(const TensorSpec& weight, const Box& box) {
+  Box scales = box;
+  for (size_t d = 0; d < weight.block.size(); ++d) {
+    scales.begin[d] = box.begin[d] / weight.block[d];
+    scales.extent[d] = Blocks(box.extent[d], weight.block[d]);
+  }
+  return scales;
+}
+
+Box ElementsOf(const TensorSpec& weight, const Box& scales) {
+  Box box = scales;
+  for (size_t d = 0; d < weight.block.size(); ++d) {
+    box.begin[d] = scales.begin[d] * weight.block[d];
+    const int64_t end = (scales.begin[d] + scales.extent[d]) * weight.block[d];
+    box.extent[d] = std::min(end, weight.shape[d]) - box.begin[d];
+  }
+  return box;
+}
+
+std::optional<std::string> QuantizationDefect(const CopyOp& op) {
+  const bool makes_scales = op.makes == Makes::kScales;
+  if (op.makes < Makes::kElements || op.makes > Makes::kScales) return "makes what is unknown";
+  if (op.block.empty() && op.source_extent.empty() && op.makes == Makes::kElements) {
+    return std::nullopt;
+  }
+  if (op.block.size() != 2 || op.extent.size() != 2 ||
+      op.source_extent.size() != (makes_scales ? 2 : 0)) {
+    return "has blocks, but not the extents of a matrix";
+  }
+  for (size_t d = 0; d < 2; ++d) {
+    if (op.block[d] < 1 || op.block[d] > kBlockMax) return "has a block of no or too many rows";
+    if (makes_scales && (op.source_extent[d] < 1 ||
+                         Blocks(op.source_extent[d], op.block[d]) != op.extent[d])) {
+      return "has not one scale for each block";
+    }
+  }
+  if (op.makes == Makes::kElements) return std::nullopt;
+  if (IsQuantizable(op.source_dtype) && op.target_dtype == MadeDType(op.makes)) return std::nullopt;
+  return std::string("makes ") + (makes_scales ? "scales" : "codes") + " of " +
+         std::string(layout::DTypeName(op.source_dtype)) + " into " +
+         std::string(layout::DTypeName(op.target_dtype));
+}
+
+}  // namespace weightwire::plan

@@ -1,0 +1,162 @@
+#include "server/plan/refusals.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "server/plan/plan.h"
+#include "server/plan/text.h"
+
+namespace weightwire::plan {
+namespace {
+
+using layout::Box;
+using layout::DType;
+using layout::TensorSpec;
+
+constexpr const char* kSameModel =
+    "both sides must describe the same model: compare their config.json";
+
+Status Refuse(Reason reason, std::string message) {
+  return Status(Code::kFailedPrecondition, reason, std::move(message));
+}
+
+std::string DtypeRemedy(DType from, DType to) {
+  if (to == DType::kF8E4M3) {
+    return "BF16, F16 and F32 weights are quantized on the way where the engine's "
+           "quantization_config says how (fp8 e4m3 with a weight_block_size); else run the engine "
+           "without it, or publish the quantized weights";
+  }
+  if (from == DType::kF8E4M3) {
+    return "weights are not dequantized on the way: give the engine the trainer's "
+           "quantization_config, or publish the weights before they are quantized";
+  }
+  return "casts are known among BF16, F16 and F32 only";
+}
+
+/// A block of `box`, which the owners do not cover.
+Box FirstMissing(const Box& box, const OwnerIndex& index) {
+  std::vector<Box> remaining = {box};
+  for (const Owner& owner : index.Candidates(box)) {
+    std::vector<Box> next;
+    for (const Box& left : remaining) {
+      if (const std::optional<Box> part = layout::Intersect(left, owner.box)) {
+        AppendRest(left, *part, next);
+      } else {
+        next.push_back(left);
+      }
+    }
+    remaining = std::move(next);
+  }
+  return remaining.at(0);
+}
+
+/// The block that `part` cuts.
+Box CutBlock(const TensorSpec& weight, const Box& part) {
+  Box block = part;
+  for (size_t d = 0; d < weight.block.size(); ++d) {
+    const int64_t size = weight.block[d];
+    const int64_t end = part.begin[d] + part.extent[d];
+    const bool ends_inside = end % size != 0 && end != weight.shape[d];
+    const bool at_end = part.begin[d] % size == 0 && ends_inside;
+    const int64_t inside = at_end ? end - 1 : part.begin[d];
+    block.begin[d] = inside / size * size;
+    block.extent[d] = std::min(size, weight.shape[d] - block.begin[d]);
+  }
+  return block;
+}
+
+std::string BlockText(const TensorSpec& weight) {
+  return std::to_string(weight.block[0]) + " × " + std::to_string(weight.block[1]);
+}
+
+}  // namespace
+
+Status OtherShape(const TensorSpec& tensor, const layout::Shape& at_source) {
+  return Refuse(Reason::kShapeMismatch, "source has shape " + ShapeText(at_source) + ", target " +
+                                            ShapeText(tensor.shape))
+      .AtTensor(tensor.name)
+      .Remedy(kSameModel);
+}
+
+Status NoSuchTensor(const TensorSpec& tensor, uint32_t target_rank) {
+  return Refuse(Reason::kTensorMissing, "the source has no such tensor")
+      .AtRank(RankText(Side::kTarget, target_rank))
+      .AtTensor(tensor.name)
+      .Remedy(kSameModel);
+}
+
+Status NoCast(const TensorSpec& tensor, uint32_t source_rank, DType from, uint32_t target_rank,
+              DType to) {
+  return Refuse(Reason::kDtypeMismatch,
+                RankText(Side::kSource, source_rank) + " holds " +
+                    std::string(layout::DTypeName(from)) + ", " +
+                    RankText(Side::kTarget, target_rank) + " wants " +
+                    std::string(layout::DTypeName(to)) + ", and no cast is known")
+      .AtRank(RankText(Side::kTarget, target_rank))
+      .AtTensor(tensor.name)
+      .Remedy(DtypeRemedy(from, to));
+}
+
+Status Unowned(const TensorSpec& tensor, uint32_t target_rank, const Box& box,
+               const OwnerIndex& index) {
+  return Refuse(Reason::kUnownedElement,
+                "no source rank holds elements " + BoxText(FirstMissing(box, index)))
+      .AtRank(RankText(Side::kTarget, target_rank))
+      .AtTensor(tensor.name)
+      .Remedy("check that all source ranks have registered and cover the tensor");
+}
+
+Status Straddles(const TensorSpec& weight, const Box& part, const OwnerIndex& index,
+                 const OwnerBook& book) {
+  const Box block = CutBlock(weight, part);
+  std::set<uint32_t> ranks;
+  for (const Owner& owner : index.Candidates(block)) {
+    if (!layout::Intersect(owner.box, block)) continue;
+    ranks.insert(book.HoldersOf(owner.holders_at, owner.set)[0].rank);
+  }
+  std::string holders;
+  for (uint32_t rank : ranks) {
+    holders += (holders.empty() ? "" : ", ") + RankText(Side::kSource, rank);
+  }
+  return Refuse(Reason::kShapeMismatch,
+                "block " + BoxText(block) + " has one fp8 scale and lies in several pieces, on " +
+                    holders + "; it is quantized on the way only from one piece that holds it whole")
+      .AtRank(RankText(Side::kSource, *ranks.begin()))
+      .AtTensor(weight.name)
+      .Remedy("choose parallel sizes of the trainer that cut the weight at multiples of " +
+              BlockText(weight) +
+              ", name its module in the engine's modules_to_not_convert, or publish the quantized "
+              "weights");
+}
+
+Status CutsBlocks(const TensorSpec& weight, uint32_t target_rank, const Box& box) {
+  return Refuse(Reason::kShapeMismatch, RankText(Side::kTarget, target_rank) + " holds " +
+                                            BoxText(box) + ", which cuts through blocks of " +
+                                            BlockText(weight) + " that have one fp8 scale")
+      .AtRank(RankText(Side::kTarget, target_rank))
+      .AtTensor(weight.name)
+      .Remedy("what is quantized on the way must be cut at blocks: choose other parallel sizes of "
+              "the engine, or publish the quantized weights");
+}
+
+Status HasScales(const TensorSpec& weight, const std::string& scales) {
+  return Refuse(Reason::kDtypeMismatch,
+                "the source holds " + scales + " beside a weight that is not fp8")
+      .AtTensor(weight.name)
+      .Remedy("publish the scales with the quantized weight, or neither");
+}
+
+Status LacksPartner(const TensorSpec& tensor, uint32_t target_rank, const Box& box,
+                    const std::string& partner) {
+  return Refuse(Reason::kTensorMissing, RankText(Side::kTarget, target_rank) + " holds " +
+                                            BoxText(box) + " of it, but not what belongs to it of " +
+                                            partner)
+      .AtRank(RankText(Side::kTarget, target_rank))
+      .AtTensor(tensor.name)
+      .Remedy("codes and scales move together: filter both or neither with only= and skip=");
+}
+
+}  // namespace weightwire::plan

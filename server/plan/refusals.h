@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "server/base/status.h"
+#include "server/layout/types.h"
+#include "server/plan/owners.h"
+
+/// How BuildPlan says no. Each names the tensor; ranks are those of source or target.
+namespace weightwire::plan {
+
+Status OtherShape(const layout::TensorSpec& tensor, const layout::Shape& at_source);
+Status NoSuchTensor(const layout::TensorSpec& tensor, uint32_t target_rank);
+Status NoCast(const layout::TensorSpec& tensor, uint32_t source_rank, layout::DType from,
+              uint32_t target_rank, layout::DType to);
+/// The owners of `index` do not cover `box`.
+Status Unowned(const layout::TensorSpec& tensor, uint32_t target_rank, const layout::Box& box,
+               const OwnerIndex& index);
+
+/// A block of `part`, all that one owner holds of a target's box, is not whole.
+Status Straddles(const layout::TensorSpec& weight, const layout::Box& part, const OwnerIndex& index,
+                 const OwnerBook& book);
+/// The target's `box` is not whole blocks.
+Status CutsBlocks(const layout::TensorSpec& weight, uint32_t target_rank, const layout::Box& box);
+/// The source holds scales beside a weight that is not quantized.
+Status HasScales(const layout::TensorSpec& weight, const std::string& scales);
+/// The target rank holds `box` of codes without their scales in `partner`, or the other way round.
+Status LacksPartner(const layout::TensorSpec& tensor, uint32_t target_rank, const layout::Box& box,
+                    const std::string& partner);
+
+}  // namespace weightwire::plan

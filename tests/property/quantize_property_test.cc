@@ -1,0 +1,261 @@
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <unordered_map>
+
+#include "server/layout/scheme.h"
+#include "server/plan/plan.h"
+#include "tests/property/family_generator.h"
+#include "tests/support/fp8_oracle.h"
+#include "tests/support/plan_run.h"
+
+// Random models whose trainer holds floats and whose engine holds fp8 with random blocks. The
+// oracle quantizes the checkpoint's whole tensors and lets loaders written from the facts cut the
+// result; where a plan is refused, it looks for a block that no source rank holds as one matrix.
+// WEIGHTWIRE_SEED=N replays a run.
+namespace weightwire {
+namespace {
+
+using family_oracle::Array;
+using family_oracle::Config;
+using family_oracle::Quantization;
+using family_oracle::Tensors;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kTransfers = 50;
+#else
+constexpr int kTransfers = 400;
+#endif
+
+/// Numbers of scales stand for the first weight of the block, with this bit (fp8_oracle.cc).
+constexpr uint64_t kScale = uint64_t{1} << 62;
+
+enum class Outcome { kSkipped, kMoved, kRefused };
+
+class Trial {
+ public:
+  explicit Trial(uint64_t seed) : random_(seed) {
+    for (bool again = true; again;) {
+      case_ = FamilyGenerator(random_()).Draw();
+      again = case_.config.Is({"gpt_oss", "llama4_text", "phi3", "qwen2_5_vl"}) ||
+              HasFilters(case_.from) || HasFilters(case_.to) ||
+              case_.to.kind == Party::Kind::kMegatron;
+    }
+    if (case_.from.kind == Party::Kind::kEngine || !case_.from.mtp) case_.config.mtp = 0;
+    DrawBlocks();
+    plain_json_ = family_oracle::ConfigJson(case_.config);
+    hf_ = family_oracle::HuggingFace(case_.config);
+  }
+
+  std::string Text() const {
+    return case_.from.Spec() + " to " + case_.to.Spec() + " of " + blocks_.Added(plain_json_);
+  }
+  std::string Kinds() const { return case_.from.scheme + " to " + case_.to.scheme; }
+
+  Outcome Run() {
+    const Config& c = case_.config;
+    bool fits = case_.from.Fits(c) && case_.to.Fits(c);
+    if (case_.to.kind == Party::Kind::kEngine) {
+      fits = fits && family_oracle::BlocksFit(c, blocks_, case_.to.engine);
+    }
+    if (!fits) return Outcome::kSkipped;
+    const auto weights = family_oracle::Load(c, hf_);
+    const auto source = LayoutOf(plain_json_, case_.from);
+    const auto target = LayoutOf(blocks_.Added(plain_json_), case_.to);
+    EXPECT_TRUE(source.has_value() && target.has_value());
+    if (!source || !target) return Outcome::kSkipped;
+    FindBlocks();
+    if (blocks_of_.empty()) return Outcome::kSkipped;
+    const testing::Memory sent = MemoryOf(*source, case_.from.Ranks(c, hf_, weights));
+    const auto plan = plan::BuildPlan(*source, *target);
+    if (!plan) {
+      EXPECT_EQ(plan.error().reason(), Reason::kShapeMismatch) << plan.error().ToString();
+      EXPECT_NE(plan.error().message().find("several pieces"), std::string::npos)
+          << plan.error().ToString();
+      EXPECT_FALSE(EveryBlockIsOneMatrix(sent, *source)) << plan.error().ToString();
+      return Outcome::kRefused;
+    }
+    ExpectMoved(*plan, sent, *source, *target,
+                MemoryOf(*target, Wanted(case_.to.Ranks(c, hf_, weights))));
+    return Outcome::kMoved;
+  }
+
+ private:
+  struct Block {
+    std::vector<std::vector<uint64_t>> rows;
+    uint64_t scale = 0;
+  };
+
+  int64_t In(int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random_);
+  }
+
+  static bool HasFilters(const Party& party) {
+    return party.lora > 0 || !party.only.empty() || !party.skip.empty();
+  }
+
+  void DrawBlocks() {
+    Config& c = case_.config;
+    blocks_.rows = In(1, 4);
+    blocks_.columns = In(1, 4);
+    const int64_t both = In(1, 6) == 1 ? 1 : std::lcm(blocks_.rows, blocks_.columns);
+    for (int64_t* size : {&c.head_dim, &c.intermediate, &c.moe_intermediate, &c.shared_intermediate,
+                          &c.q_lora, &c.nope, &c.rope, &c.v_dim}) {
+      *size *= both;
+    }
+    if (In(1, 3) == 1) c.hidden *= both;  // so that FSDP's rows may fit
+    c.says_head_dim = true;
+    for (const char* module : {"lm_head", "gate", "self_attn", "experts", "model.layers.0"}) {
+      if (In(1, 6) == 1) blocks_.skipped.insert(module);
+    }
+  }
+
+  Result<layout::ModelLayout> LayoutOf(const std::string& json, const Party& party) const {
+    WW_ASSIGN(const layout::ParallelSpec spec, layout::ParseParallelSpec(party.Spec()));
+    return layout::LayoutFromScheme(json, spec);
+  }
+
+  /// Quantizes the checkpoint.
+  void FindBlocks() {
+    for (const auto& [name, array] : hf_) {
+      if (!family_oracle::IsQuantized(case_.config, blocks_, name)) continue;
+      const int64_t rows = array.shape.at(0), columns = array.shape.at(1);
+      for (int64_t r = 0; r < rows; r += blocks_.rows) {
+        for (int64_t k = 0; k < columns; k += blocks_.columns) {
+          Block block;
+          std::vector<uint64_t> all;
+          for (int64_t row = r; row < std::min(rows, r + blocks_.rows); ++row) {
+            const auto first = array.cells.begin() + row * columns + k;
+            block.rows.emplace_back(first, first + std::min(blocks_.columns, columns - k));
+            all.insert(all.end(), block.rows.back().begin(), block.rows.back().end());
+          }
+          block.scale = testing::ScaleOf(all);
+          for (uint64_t cell : all) block_of_[cell] = blocks_of_.size();
+          blocks_of_.push_back(std::move(block));
+        }
+      }
+    }
+  }
+
+  /// What the loader makes of the quantized checkpoint.
+  std::vector<Tensors> Wanted(const std::vector<Tensors>& ranks) const {
+    std::vector<Tensors> wanted;
+    for (const Tensors& rank : ranks) {
+      wanted.push_back(family_oracle::WithScales(case_.config, blocks_, rank));
+      Tensors& tensors = wanted.back();
+      for (auto& [name, array] : tensors) {
+        const bool codes = tensors.contains(name + "_scale_inv");
+        for (uint64_t& cell : array.cells) {
+          if (cell != family_oracle::kPadding && (cell & kScale) != 0) {
+            cell = blocks_of_.at(block_of_.at(cell ^ kScale)).scale;
+          } else if (codes && cell != family_oracle::kPadding) {
+            cell = testing::CodeOf(cell, blocks_of_.at(block_of_.at(cell)).scale);
+          }
+        }
+      }
+    }
+    return wanted;
+  }
+
+  static testing::Memory MemoryOf(const layout::ModelLayout& layout,
+                                  const std::vector<Tensors>& ranks) {
+    testing::Memory memory;
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      auto& tensors = memory.emplace_back();
+      for (const layout::LocalTensor& local : layout.ranks.at(r).tensors) {
+        tensors.push_back(ranks[r].at(local.name).cells);
+      }
+    }
+    return memory;
+  }
+
+  /// Whether each block lies somewhere as a part of a row-major matrix or of one that is turned.
+  bool EveryBlockIsOneMatrix(const testing::Memory& memory,
+                             const layout::ModelLayout& source) const {
+    std::vector<bool> held(blocks_of_.size(), false);
+    for (size_t r = 0; r < memory.size(); ++r) {
+      for (size_t t = 0; t < memory[r].size(); ++t) {
+        if (source.ranks[r].tensors[t].pieces.empty()) continue;
+        const std::vector<uint64_t>& cells = memory[r][t];
+        const int64_t width = source.ranks[r].tensors[t].shape.back();
+        std::unordered_map<uint64_t, int64_t> at;
+        for (size_t i = 0; i < cells.size(); ++i) at.emplace(cells[i], static_cast<int64_t>(i));
+        for (size_t b = 0; b < held.size(); ++b) held[b] = held[b] || IsMatrix(blocks_of_[b], at, width);
+      }
+    }
+    return std::ranges::all_of(held, [](bool is) { return is; });
+  }
+  static bool IsMatrix(const Block& block, const std::unordered_map<uint64_t, int64_t>& at,
+                       int64_t width) {
+    const auto first = at.find(block.rows[0][0]);
+    if (first == at.end()) return false;
+    const auto lies = [&](int64_t down, int64_t right) {
+      for (size_t r = 0; r < block.rows.size(); ++r) {
+        for (size_t k = 0; k < block.rows[r].size(); ++k) {
+          const auto found = at.find(block.rows[r][k]);
+          if (found == at.end() || found->second != first->second + down * static_cast<int64_t>(r) +
+                                                        right * static_cast<int64_t>(k)) {
+            return false;
+          }
+        }
+      }
+      return true;
+    };
+    return lies(width, 1) || lies(1, width);
+  }
+
+  static void ExpectMoved(const plan::TransferPlan& plan, const testing::Memory& sent,
+                          const layout::ModelLayout& source, const layout::ModelLayout& target,
+                          testing::Memory wanted) {
+    testing::Memory got = testing::EmptyMemory(target);
+    EXPECT_EQ(testing::RunPlan(plan, sent, got), 0) << "elements were written twice";
+    ASSERT_EQ(got.size(), wanted.size());
+    for (size_t r = 0; r < wanted.size(); ++r) {
+      for (size_t t = 0; t < wanted[r].size(); ++t) {
+        std::ranges::replace(wanted[r][t], family_oracle::kPadding, testing::kUntouched);
+        ASSERT_EQ(got[r][t], wanted[r][t])
+            << "rank " << r << " " << target.ranks[r].tensors[t].name;
+      }
+    }
+    const Status proof = plan::VerifyPlan(plan, source, target);
+    EXPECT_TRUE(proof.ok()) << proof.ToString();
+    EXPECT_GE(plan::Report(plan, source, target).egress_over_bound, 1 - 1e-9);
+  }
+
+  std::mt19937_64 random_;
+  Case case_;
+  Quantization blocks_;
+  std::string plain_json_;
+  Tensors hf_;
+  std::vector<Block> blocks_of_;
+  std::unordered_map<uint64_t, size_t> block_of_;  ///< by cell of the checkpoint
+};
+
+TEST(QuantizedTransfer, EqualsTheWholeTensorsQuantizedAndCut) {
+  const char* seed_text = std::getenv("WEIGHTWIRE_SEED");
+  const uint64_t seed = seed_text ? std::strtoull(seed_text, nullptr, 10) : std::random_device()();
+  std::printf("WEIGHTWIRE_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  std::map<std::string, int> drawn;
+  int moved = 0, refused = 0;
+  for (uint64_t round = 0; moved < kTransfers && round < 40 * kTransfers; ++round) {
+    Trial trial(seed + round);
+    SCOPED_TRACE(std::string("WEIGHTWIRE_SEED=") + std::to_string(seed) + " round " +
+                 std::to_string(round) + ": " + trial.Text());
+    const Outcome outcome = trial.Run();
+    if (HasFailure()) return;
+    if (outcome == Outcome::kSkipped) continue;
+    const bool is_moved = outcome == Outcome::kMoved;
+    ++(is_moved ? moved : refused);
+    ++drawn[(is_moved ? "moved, " : "refused, ") + trial.Kinds()];
+  }
+  for (const auto& [what, count] : drawn) std::printf("%6d %s\n", count, what.c_str());
+  EXPECT_EQ(moved, kTransfers);
+  EXPECT_GT(refused, kTransfers / 20);
+  EXPECT_GT(drawn["moved, megatron to vllm"], kTransfers / 20);
+  EXPECT_GT(drawn["moved, megatron to sglang"], kTransfers / 20);
+}
+
+}  // namespace
+}  // namespace weightwire

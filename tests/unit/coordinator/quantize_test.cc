@@ -1,0 +1,110 @@
+// A trainer of floats with engines of which some hold fp8: who may move what, and who fills whom.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/coordinator/fleet.h"
+
+namespace weightwire::coordinator::testing {
+namespace {
+
+using layout::DType;
+
+layout::CanonicalSpace Floats() { return {{{"w", DType::kBF16, {8, 6}}}}; }
+layout::CanonicalSpace Codes() {
+  return {{{"w", DType::kF8E4M3, {8, 6}, {4, 4}}, {"w_scale_inv", DType::kF32, {2, 2}}}};
+}
+
+constexpr uint64_t kOld = control::kFeatureAttest;
+constexpr uint64_t kNew = kOld | control::kFeatureQuantize;
+
+/// `features`: of the trainer's agent.
+struct Quantizing : Fleet {
+  explicit Quantizing(uint64_t features = kNew) {
+    agent_features = features;
+    trainer = Whole("trainer", Floats());
+    agent_features = kNew;
+  }
+
+  /// A group of one rank that holds all of `model`.
+  epoch::Member Whole(const std::string& group, const layout::CanonicalSpace& model) {
+    const auto role =
+        group == "trainer" ? control::GroupRole::kTrainer : control::GroupRole::kEngine;
+    const auto member = Register(group + "-agent", role, group, 0, 1);
+    EXPECT_TRUE(member.has_value());
+    control::LayoutSubmission submission;
+    submission.member = *member;
+    submission.canonical = model;
+    submission.layout = RowShard(model, 0, 1);
+    const auto reply = Submit(submission);
+    EXPECT_TRUE(reply.has_value()) << reply.error().ToString();
+    return *member;
+  }
+  Status Publish(uint64_t version) {
+    PublishAll({trainer}, version);
+    Run();
+    return Released(trainer, version).value_or(OkStatus());
+  }
+
+  epoch::Member trainer;
+};
+
+TEST(CoordinatorQuantize, OneVersionReachesEnginesOfBothKinds) {
+  Quantizing fleet;
+  fleet.Whole("plain", Floats());
+  fleet.Whole("fp8", Codes());
+  EXPECT_EQ(fleet.Publish(1), OkStatus());
+  EXPECT_EQ(fleet.EngineNamed("plain").version, Version(1));
+  EXPECT_EQ(fleet.EngineNamed("fp8").version, Version(1));
+}
+
+TEST(CoordinatorQuantize, AnAgentThatCannotIsNamed) {
+  for (const bool at_source : {true, false}) {
+    Quantizing fleet(at_source ? kOld : kNew);
+    fleet.agent_features = at_source ? kNew : kOld;
+    fleet.Whole("fp8", Codes());
+    const Status why = fleet.Publish(1);
+    EXPECT_EQ(why.reason(), Reason::kProtocolVersion) << why.ToString();
+    EXPECT_EQ(why.rank(), at_source ? "fp8, trainer/0" : "fp8, fp8/0") << why.ToString();
+    EXPECT_NE(why.remedy().find("version of weightwired"), std::string::npos);
+  }
+}
+
+TEST(CoordinatorQuantize, WithoutFp8EnginesNobodyNeedsTo) {
+  Quantizing fleet(kOld);
+  fleet.agent_features = kOld;
+  fleet.Whole("plain", Floats());
+  EXPECT_EQ(fleet.Publish(1), OkStatus());
+}
+
+TEST(CoordinatorQuantize, EnginesAreFilledFromTheirOwnKind) {
+  Quantizing fleet;
+  fleet.Whole("a-plain", Floats());
+  fleet.Whole("b-fp8", Codes());
+  ASSERT_EQ(fleet.Publish(1), OkStatus());
+  fleet.Whole("c-fp8", Codes());
+  fleet.Run();
+  EXPECT_EQ(fleet.EngineNamed("c-fp8").version, Version(1));
+  const auto source = fleet.Agent("b-fp8-agent").Last<epoch::PrepareCommand>();
+  EXPECT_EQ(source->kind, epoch::Kind::kFill);
+  EXPECT_EQ(source->role, epoch::Role::kSource);
+  EXPECT_EQ(fleet.Agent("a-plain-agent").Last<epoch::PrepareCommand>()->kind,
+            epoch::Kind::kPublish);
+}
+
+TEST(CoordinatorQuantize, AnFp8EngineIsNeverMadeOfWhatAnotherEngineHolds) {
+  Quantizing fleet;
+  fleet.Whole("a-plain", Floats());
+  ASSERT_EQ(fleet.Publish(1), OkStatus());
+  fleet.Whole("b-fp8", Codes());
+  fleet.Run();
+  const EngineStatus waiting = fleet.EngineNamed("b-fp8");
+  EXPECT_NE(waiting.state, EngineState::kServing);
+  EXPECT_NE(waiting.last_error.find("a-plain"), std::string::npos) << waiting.last_error;
+  EXPECT_NE(waiting.last_error.find("publish the next version"), std::string::npos)
+      << waiting.last_error;
+  EXPECT_EQ(fleet.Publish(2), OkStatus());
+  EXPECT_EQ(fleet.EngineNamed("b-fp8").version, Version(2));
+}
+
+}  // namespace
+}  // namespace weightwire::coordinator::testing

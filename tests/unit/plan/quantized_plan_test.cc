@@ -1,0 +1,374 @@
+// Weights that become fp8 codes and scales on the way, on layouts written by hand.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+#include <random>
+
+#include "server/plan/plan.h"
+#include "server/plan/plan_bytes.h"
+#include "server/plan/relayed.h"
+#include "server/plan/segments.h"
+#include "tests/support/plan_run.h"
+#include "tests/unit/plan/hand_layouts.h"
+
+namespace weightwire::plan {
+namespace {
+
+using layout::Box;
+using layout::DType;
+using layout::LocalTensor;
+using layout::ModelLayout;
+using layout::Piece;
+using layout::Shape;
+using testing::BoxTensor;
+using testing::Cut;
+using testing::Whole;
+using weightwire::testing::Memory;
+
+int64_t Blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
+
+/// "w" of `shape` at the trainer, as it is cut there.
+ModelLayout Trainer(const Shape& shape, const std::vector<Box>& boxes, DType dtype = DType::kBF16) {
+  return testing::OneTensor(shape, boxes, dtype);
+}
+
+/// The scales of a box, counted here anew.
+Box ScaleBox(const Box& box, const Shape& block) {
+  Box scales = box;
+  for (size_t d = 0; d < 2; ++d) {
+    scales.begin[d] = box.begin[d] / block[d];
+    scales.extent[d] = Blocks(box.begin[d] + box.extent[d], block[d]) - scales.begin[d];
+  }
+  return scales;
+}
+
+/// The same "w" in fp8 at an engine, one box a rank with its scales.
+ModelLayout Engine(const Shape& shape, const Shape& block, const std::vector<Box>& boxes) {
+  ModelLayout layout;
+  layout.canonical.tensors = {
+      {"w", DType::kF8E4M3, shape, block},
+      {"w_scale_inv", DType::kF32, {Blocks(shape[0], block[0]), Blocks(shape[1], block[1])}}};
+  for (const Box& box : boxes) {
+    layout.ranks.push_back({{BoxTensor("codes", 0, box, DType::kF8E4M3),
+                             BoxTensor("scales", 1, ScaleBox(box, block), DType::kF32)}});
+  }
+  return layout;
+}
+
+/// What the engine must hold: the whole matrix quantized, then cut.
+Memory Wanted(const ModelLayout& engine) {
+  const layout::TensorSpec& weight = engine.canonical.tensors[0];
+  const auto id = [&](int64_t row, int64_t column) {
+    return weightwire::testing::ElementId(0, weight.shape, {row, column});
+  };
+  const auto scale = [&](int64_t block_row, int64_t block_column) {
+    std::vector<uint64_t> elements;
+    for (int64_t r = block_row * weight.block[0];
+         r < std::min(weight.shape[0], (block_row + 1) * weight.block[0]); ++r) {
+      for (int64_t c = block_column * weight.block[1];
+           c < std::min(weight.shape[1], (block_column + 1) * weight.block[1]); ++c) {
+        elements.push_back(id(r, c));
+      }
+    }
+    return weightwire::testing::ScaleOf(elements);
+  };
+  Memory memory = weightwire::testing::EmptyMemory(engine);
+  for (size_t rank = 0; rank < engine.ranks.size(); ++rank) {
+    for (size_t t = 0; t < engine.ranks[rank].tensors.size(); ++t) {
+      for (const Piece& piece : engine.ranks[rank].tensors[t].pieces) {
+        weightwire::testing::ForEachIndex(piece.box.extent, [&](const std::vector<int64_t>& index) {
+          const int64_t row = piece.box.begin[0] + index[0];
+          const int64_t column = piece.box.begin[1] + index[1];
+          memory[rank][t].at(
+              weightwire::testing::StridedAt(piece.local_offset, piece.local_stride, index)) =
+              piece.tensor == 1
+                  ? scale(row, column)
+                  : weightwire::testing::CodeOf(
+                        id(row, column), scale(row / weight.block[0], column / weight.block[1]));
+        });
+      }
+    }
+  }
+  return memory;
+}
+
+void ExpectQuantized(const ModelLayout& trainer, const ModelLayout& engine) {
+  const auto plan = BuildPlan(trainer, engine);
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  Memory got = weightwire::testing::EmptyMemory(engine);
+  EXPECT_EQ(weightwire::testing::RunPlan(*plan, weightwire::testing::FilledMemory(trainer), got),
+            0);
+  EXPECT_EQ(got, Wanted(engine));
+  EXPECT_EQ(VerifyPlan(*plan, trainer, engine), OkStatus());
+  EXPECT_EQ(FromBytes(ToBytes(*plan)).value(), *plan);
+  const PlanReport report = Report(*plan, trainer, engine);
+  EXPECT_GE(report.egress_over_bound, 1 - 1e-9);
+  EXPECT_DOUBLE_EQ(report.ingress_over_bound, 1.0);
+}
+
+TEST(QuantizedPlan, QuantizesWholeBlocksWhereTheyLie) {
+  const Shape shape = {37, 29}, block = {8, 6};
+  for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    ExpectQuantized(Trainer(shape, {Whole(shape)}, dtype), Engine(shape, block, {Whole(shape)}));
+  }
+  // Rows of the trainer and columns of the engine, both at blocks; the last ones are partial.
+  const std::vector<Box> rows = {{{0, 0}, {16, 29}}, {{16, 0}, {16, 29}}, {{32, 0}, {5, 29}}};
+  const std::vector<Box> columns = {{{0, 0}, {37, 12}}, {{0, 12}, {37, 17}}};
+  ExpectQuantized(Trainer(shape, rows), Engine(shape, block, columns));
+  ExpectQuantized(Trainer(shape, columns), Engine(shape, block, rows));
+  // A block that is larger than the matrix.
+  ExpectQuantized(Trainer(shape, {Whole(shape)}), Engine(shape, {64, 64}, {Whole(shape)}));
+}
+
+TEST(QuantizedPlan, ReadsTransposedAndReplicatedShards) {
+  const Shape shape = {24, 20}, block = {4, 5};
+  ModelLayout trainer = Trainer(shape, Cut(shape, 1, 2));  // as GroupedMLP holds its experts
+  for (layout::RankLayout& rank : trainer.ranks) {
+    rank.tensors[0].shape = {10, 24};
+    rank.tensors[0].pieces[0].local_stride = {1, 24};
+  }
+  trainer.ranks.push_back(trainer.ranks[0]);
+  trainer.ranks.push_back(trainer.ranks[1]);
+  ExpectQuantized(trainer, Engine(shape, block, Cut(shape, 0, 3)));
+  const auto plan = BuildPlan(trainer, Engine(shape, block, Cut(shape, 0, 3)));
+  ASSERT_TRUE(plan.has_value());
+  std::vector<int64_t> egress(4, 0);
+  for (const Stream& stream : plan->streams) egress[stream.source_rank] += stream.bytes;
+  for (int64_t bytes : egress) EXPECT_GT(bytes, 0);
+}
+
+/// One copy would be cut at half of its rows, 48: blocks of 32 rows must stay whole.
+TEST(QuantizedPlan, SharesAReplicatedTensorAtBlocksOnly) {
+  const Shape shape = {96, 40}, block = {32, 40};
+  const ModelLayout trainer = Trainer(shape, {Whole(shape), Whole(shape)});
+  const ModelLayout engine = Engine(shape, block, {Whole(shape)});
+  ExpectQuantized(trainer, engine);
+  const auto plan = BuildPlan(trainer, engine);
+  ASSERT_TRUE(plan.has_value());
+  std::vector<int64_t> rows;
+  for (const Stream& stream : plan->streams) {
+    for (const CopyOp& op : stream.ops) {
+      if (op.makes == Makes::kCodes) rows.push_back(op.extent[0]);
+    }
+  }
+  std::ranges::sort(rows);
+  EXPECT_EQ(rows, (std::vector<int64_t>{32, 32, 32}));
+}
+
+struct Refusal {
+  const char* what;
+  ModelLayout trainer;
+  ModelLayout engine;
+  Reason reason;
+  std::string rank;
+  std::vector<const char*> words;
+};
+
+std::vector<Refusal> Refusals() {
+  const Shape shape = {16, 12}, block = {4, 4};
+  const ModelLayout trainer = Trainer(shape, {Whole(shape)});
+  const ModelLayout engine = Engine(shape, block, {Whole(shape)});
+  ModelLayout no_scales = engine, no_codes = engine, cut = engine, unknown = engine;
+  no_scales.ranks[0].tensors.pop_back();
+  no_codes.ranks[0].tensors.erase(no_codes.ranks[0].tensors.begin());
+  cut.ranks[0].tensors[0] = BoxTensor("codes", 0, {{2, 0}, {14, 12}}, DType::kF8E4M3);
+  unknown.canonical.tensors[0].block.clear();
+  ModelLayout has_scales = trainer;
+  has_scales.canonical.tensors.push_back(engine.canonical.tensors[1]);
+  has_scales.ranks[0].tensors.push_back(
+      BoxTensor("scales", 1, Whole(engine.canonical.tensors[1].shape), DType::kF32));
+  ModelLayout two_pieces = trainer;
+  two_pieces.ranks[0].tensors = {BoxTensor("above", 0, {{0, 0}, {6, 12}}),
+                                 BoxTensor("below", 0, {{6, 0}, {10, 12}})};
+  ModelLayout integers = trainer;
+  integers.ranks[0].tensors[0].dtype = DType::kI8;
+  return {
+      {"rows of two ranks", Trainer(shape, {{{0, 0}, {6, 12}}, {{6, 0}, {10, 12}}}), engine,
+       Reason::kShapeMismatch, "source/0",
+       {"[4:8, 0:4]", "source/0, source/1", "multiples of 4 × 4", "modules_to_not_convert"}},
+      {"columns of two ranks", Trainer(shape, Cut(shape, 1, 2)), engine, Reason::kShapeMismatch,
+       "source/0", {"[0:4, 4:8]", "source/0, source/1"}},
+      {"two pieces of one rank", two_pieces, engine, Reason::kShapeMismatch, "source/0",
+       {"[4:8, 0:4]", "on source/0;"}},
+      {"codes without scales", trainer, no_scales, Reason::kTensorMissing, "target/0",
+       {"w_scale_inv", "only= and skip="}},
+      {"scales without codes", trainer, no_codes, Reason::kTensorMissing, "target/0",
+       {"belongs to it of w", "only= and skip="}},
+      {"codes that begin inside a block", trainer, cut, Reason::kShapeMismatch, "target/0",
+       {"[2:16, 0:12]", "4 × 4"}},
+      {"blocks of unknown size", trainer, unknown, Reason::kDtypeMismatch, "target/0",
+       {"source/0 holds BF16", "target/0 wants F8_E4M3", "weight_block_size"}},
+      {"scales beside floats", has_scales, engine, Reason::kDtypeMismatch, "",
+       {"w_scale_inv", "not fp8"}},
+      {"integers", integers, engine, Reason::kDtypeMismatch, "target/0", {"source/0 holds I8"}},
+      {"codes back to floats", engine, trainer, Reason::kDtypeMismatch, "target/0",
+       {"source/0 holds F8_E4M3", "not dequantized"}},
+  };
+}
+
+TEST(QuantizedPlan, RefusesWhatItCannotQuantizeRight) {
+  for (const Refusal& row : Refusals()) {
+    const auto plan = BuildPlan(row.trainer, row.engine);
+    ASSERT_FALSE(plan.has_value()) << row.what;
+    const Status& status = plan.error();
+    EXPECT_EQ(status.code(), Code::kFailedPrecondition) << row.what;
+    EXPECT_EQ(status.reason(), row.reason) << row.what << ": " << status.ToString();
+    EXPECT_EQ(status.rank(), row.rank) << row.what << ": " << status.ToString();
+    EXPECT_TRUE(status.tensor().starts_with("w")) << row.what << ": " << status.ToString();
+    for (const char* word : row.words) {
+      EXPECT_NE(status.ToString().find(word), std::string::npos)
+          << row.what << ", " << word << ": " << status.ToString();
+    }
+  }
+}
+
+struct Mutant {
+  const char* name;
+  std::function<void(CopyOp& codes, CopyOp& scales)> apply;
+};
+class QuantizedMutant : public ::testing::TestWithParam<Mutant> {};
+
+/// Both copies begin inside the matrix, so that they could read elsewhere.
+TEST_P(QuantizedMutant, IsProvedWrong) {
+  const Shape shape = {16, 12}, block = {4, 4};
+  const ModelLayout trainer = Trainer(shape, {Whole(shape)});
+  const ModelLayout engine = Engine(shape, block, {{{4, 4}, {12, 8}}});
+  auto plan = BuildPlan(trainer, engine);
+  ASSERT_TRUE(plan.has_value());
+  ASSERT_EQ(VerifyPlan(*plan, trainer, engine), OkStatus());
+  auto& ops = plan->streams.at(0).ops;
+  ASSERT_EQ(ops.size(), 2u);
+  ASSERT_EQ(ops[0].makes, Makes::kCodes);
+  ASSERT_EQ(ops[1].makes, Makes::kScales);
+  GetParam().apply(ops[0], ops[1]);
+  plan->bytes_total = plan->streams[0].bytes = WireBytes(ops[0]) + WireBytes(ops[1]);
+  const Status proof = VerifyPlan(*plan, trainer, engine);
+  EXPECT_EQ(proof.code(), Code::kInternal) << GetParam().name;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, QuantizedMutant,
+    ::testing::Values(
+        Mutant{"CodesAreCast", [](CopyOp& codes, CopyOp&) { codes.makes = Makes::kElements; }},
+        Mutant{"ScalesAreCast", [](CopyOp&, CopyOp& scales) { scales.makes = Makes::kElements; }},
+        Mutant{"ScalesAreElements",
+               [](CopyOp&, CopyOp& scales) {
+                 scales.makes = Makes::kElements;
+                 scales.block.clear();
+                 scales.source_extent.clear();
+               }},
+        Mutant{"KindsExchanged",
+               [](CopyOp& codes, CopyOp& scales) { std::swap(codes.makes, scales.makes); }},
+        Mutant{"CodesOfOtherBlocks", [](CopyOp& codes, CopyOp&) { codes.block = {2, 4}; }},
+        Mutant{"ScalesOfOtherBlocks",
+               [](CopyOp&, CopyOp& scales) {
+                 scales.block = {2, 4};
+                 scales.source_extent[0] = 6;
+               }},
+        Mutant{"ScalesOfAPartialBlock",
+               [](CopyOp&, CopyOp& scales) { scales.source_extent[0] -= 1; }},
+        Mutant{"ScalesOfTheBlockBefore",
+               [](CopyOp&, CopyOp& scales) { scales.source_offset -= 4; }},
+        Mutant{"ScalesOfTheRowBefore",
+               [](CopyOp&, CopyOp& scales) { scales.source_offset -= 12; }},
+        Mutant{"ScalesOfEveryOtherRow",
+               [](CopyOp&, CopyOp& scales) { scales.source_stride[0] *= 2; }},
+        Mutant{"CodesOfTheRowBefore", [](CopyOp& codes, CopyOp&) { codes.source_offset -= 12; }},
+        Mutant{"CodesWithoutTheLastRow", [](CopyOp& codes, CopyOp&) { codes.extent[0] -= 1; }}),
+    [](const auto& mutant) { return std::string(mutant.param.name); });
+
+/// A copy of codes that is cut inside a block writes every code once, but with two scales.
+TEST(QuantizedPlan, IsProvedWrongWhereABlockIsCut) {
+  const Shape shape = {16, 12}, block = {4, 4};
+  const ModelLayout trainer = Trainer(shape, {Whole(shape)});
+  const ModelLayout engine = Engine(shape, block, {Whole(shape)});
+  auto plan = BuildPlan(trainer, engine);
+  ASSERT_TRUE(plan.has_value());
+  auto& ops = plan->streams.at(0).ops;
+  CopyOp rest = ops[0];
+  ops[0].extent[0] = 6;
+  rest.extent[0] = 10;
+  rest.source_offset += 6 * 12;
+  rest.target_offset += 6 * 12;
+  ops.insert(ops.begin() + 1, rest);
+  ++plan->copies_total;
+  const Status proof = VerifyPlan(*plan, trainer, engine);
+  EXPECT_EQ(proof.code(), Code::kInternal);
+  EXPECT_NE(proof.message().find("parts of blocks"), std::string::npos) << proof.ToString();
+}
+
+/// Segments of codes are whole blocks of the copy, cover it once, and fit.
+TEST(QuantizedPlan, SegmentsOfCodesAreWholeBlocks) {
+  std::mt19937_64 random(7);
+  const auto in = [&](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random);
+  };
+  int tiles = 0;
+  for (int round = 0; round < 300; ++round) {
+    CopyOp op;
+    op.makes = Makes::kCodes;
+    op.target_dtype = DType::kF8E4M3;
+    op.block = {in(1, 9), in(1, 9)};
+    op.extent = {in(1, 40), in(1, 40)};
+    const int64_t most = std::max<int64_t>(8, LargestBlockBytes(op)) + in(0, 200);
+    Stream stream{.bytes = WireBytes(op), .ops = {op}};
+    std::vector<int> covered(static_cast<size_t>(ElementCount(op)), 0);
+    const StreamSchedule schedule = ScheduleOf(stream, most, most + 128);
+    for (const Segment& segment : schedule.segments) {
+      EXPECT_LE(segment.bytes, most);
+      EXPECT_EQ(segment.bytes, segment.extent[0] * segment.extent[1]);
+      if (segment.extent[1] < op.extent[1]) ++tiles;
+      for (size_t d = 0; d < 2; ++d) {
+        const int64_t end = segment.begin[d] + segment.extent[d];
+        EXPECT_EQ(segment.begin[d] % op.block[d], 0);
+        EXPECT_TRUE(end % op.block[d] == 0 || end == op.extent[d]);
+      }
+      for (int64_t r = 0; r < segment.extent[0]; ++r) {
+        for (int64_t c = 0; c < segment.extent[1]; ++c) {
+          ++covered[static_cast<size_t>((segment.begin[0] + r) * op.extent[1] + segment.begin[1] +
+                                        c)];
+        }
+      }
+    }
+    for (int times : covered) ASSERT_EQ(times, 1);
+  }
+  EXPECT_GT(tiles, 100);
+}
+
+TEST(QuantizedPlan, RelaysPassOnWhatWasQuantizedInTheSameSegments) {
+  const Shape shape = {40, 30}, block = {8, 8};
+  const ModelLayout engine = Engine(shape, block, {Whole(shape)});
+  const auto plan = BuildPlan(Trainer(shape, {Whole(shape)}), engine);
+  ASSERT_TRUE(plan.has_value());
+  const RankSlice target = SliceOf(*plan, Side::kTarget, 0);
+  const RankSlice relayed = RelayedSlice(target, Side::kSource);
+  const StreamSchedule own = ScheduleOf(target.streams[0], 100, 1'024);
+  const StreamSchedule passed_on = ScheduleOf(relayed.streams[0], 100, 1'024);
+  ASSERT_EQ(own.segments.size(), passed_on.segments.size());
+  EXPECT_GT(own.segments.size(), 10u);
+  for (size_t i = 0; i < own.segments.size(); ++i) {
+    EXPECT_EQ(own.segments[i].begin, passed_on.segments[i].begin);
+    EXPECT_EQ(own.segments[i].extent, passed_on.segments[i].extent);
+  }
+  for (const CopyOp& op : relayed.streams[0].ops) {
+    EXPECT_EQ(op.makes, Makes::kElements);
+    EXPECT_EQ(op.source_dtype, op.target_dtype);
+    EXPECT_TRUE(op.source_extent.empty());
+  }
+}
+
+TEST(QuantizedPlan, ExplainsWhatIsQuantized) {
+  const Shape shape = {16, 12}, block = {4, 4};
+  const ModelLayout trainer = Trainer(shape, {Whole(shape)});
+  const ModelLayout engine = Engine(shape, block, {Whole(shape)});
+  const auto plan = BuildPlan(trainer, engine);
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_NE(Explain(*plan, trainer, engine, "w").find("codes of blocks [4, 4]"), std::string::npos);
+  EXPECT_NE(Explain(*plan, trainer, engine, "w_scale_inv")
+                .find("scales of blocks [4, 4] in elements [16, 12]"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace weightwire::plan
