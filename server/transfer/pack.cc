@@ -48,12 +48,12 @@ class GatherBuilder {
 
 }  // namespace
 
-uint64_t SumSegment(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                    uint32_t segment, const Binding& binding) {
+Result<uint64_t> SumSegment(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                            uint32_t segment, const Binding& binding) {
   const plan::CopyOp& op = stream.ops[schedule.segments[segment].op_index];
   const SegmentCopy copy = CopyOf(op, schedule.segments[segment]);
-  return kernels::SumSource(binding[op.source_tensor].data() + copy.source_offset, copy.box,
-                            copy.from, copy.to);
+  return device::SumSource(binding[op.source_tensor].at() + copy.source_offset, copy.box, copy.from,
+                           copy.to);
 }
 
 PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t slot,
@@ -67,7 +67,12 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
   for (uint32_t i = 0; i < span.segment_count; ++i) {
     if (stop.load(std::memory_order_relaxed)) return packed;
     const uint32_t index = span.first_segment + i;
-    sums[i] = SumSegment(stream, schedule, index, binding);
+    const auto sum = SumSegment(stream, schedule, index, binding);
+    if (!sum) {
+      packed.status = sum.error();
+      return packed;
+    }
+    sums[i] = *sum;
     if (memory == nullptr) continue;
 
     const plan::Segment& segment = schedule.segments[index];
@@ -76,12 +81,13 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
     const SegmentCopy copy = CopyOf(op, segment);
     const auto offset = static_cast<uint64_t>(schedule.offset_in_slot[index]);
     builder.FromSlot(offset);
-    if (SourceIsDirect(copy, direct_run_bytes_min)) {
+    if (!tensor.region->on_device() && SourceIsDirect(copy, direct_run_bytes_min)) {
       for (const Run& run : SourceRuns(copy)) builder.FromTensor(tensor, run);
       continue;
     }
-    kernels::Copy(memory->data() + offset, tensor.data() + copy.source_offset,
-                  WithPackedTarget(copy.box), copy.from, copy.to);
+    packed.status = device::Copy(memory->at() + offset, tensor.at() + copy.source_offset,
+                                 WithPackedTarget(copy.box), copy.from, copy.to);
+    if (!packed.status.ok()) return packed;
     builder.FromSlot(offset + static_cast<uint64_t>(segment.bytes));
     packed.bytes_packed += segment.bytes;
   }
