@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -52,6 +53,23 @@ StridedBox Normalize(const StridedBox& box) {
     merged.target_stride[at] = box.target_stride[d];
   }
   return merged;
+}
+
+StridedBox WithPackedTarget(const StridedBox& box) {
+  StridedBox packed = box;
+  int64_t stride = 1;
+  for (int d = box.ndim - 1; d >= 0; --d) {
+    packed.target_stride[d] = stride;
+    stride *= box.extent[d];
+  }
+  return packed;
+}
+
+StridedBox WithPackedSource(const StridedBox& box) {
+  const StridedBox target = WithPackedTarget(box);
+  StridedBox packed = box;
+  std::copy(target.target_stride, target.target_stride + box.ndim, packed.source_stride);
+  return packed;
 }
 
 int64_t SourceRunBytes(const StridedBox& normalized, int element_bytes) {

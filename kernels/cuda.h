@@ -1,14 +1,18 @@
-/* C interface of libweightwire_cuda.so: the kernels of kernels/kernels.h and kernels/quantize.h on
- * device memory, with the same results bit for bit. UNTESTED ON HARDWARE: the arithmetic is tested
- * on the CPU (tests/unit/kernels/device_test.cc), the launches on no GPU yet (`ctest -L gpu`).
+/* C interface of libweightwire_cuda.so: device memory that processes of one host share, and the
+ * kernels of kernels/kernels.h and kernels/quantize.h on it, with the same results bit for bit.
+ * UNTESTED ON HARDWARE: the arithmetic is tested on the CPU (tests/unit/kernels/device_test.cc),
+ * the launches on no GPU yet (`ctest -L gpu`). tests/support/fake_cuda is the same interface
+ * without a GPU.
  *
  * The library needs neither gRPC nor a driver to be loaded: dlopen works on any host, and where no
  * device can be used every call that needs one answers WW_CUDA_NO_DEVICE. No exception leaves it.
  *
  * Calls that take a stream only enqueue; they neither allocate nor wait, and order themselves
- * behind what is on the stream. Nothing here synchronises a device. The calling thread's current
- * device is the same before and after. Any thread may call; jobs are read before the call returns.
- * Pointers are of device memory, or host memory that the device can reach, and naturally aligned.
+ * behind what is on the stream. Of the others, only ww_cuda_event_wait waits for what was enqueued,
+ * and what frees or unmaps may synchronise the device: keep it out of a transfer. The calling
+ * thread's current device is the same before and after. Any thread may call; jobs are read before
+ * the call returns. Pointers are of device memory, or host memory that the device can reach, and
+ * naturally aligned.
  */
 #ifndef WEIGHTWIRE_KERNELS_CUDA_H_
 #define WEIGHTWIRE_KERNELS_CUDA_H_
@@ -21,15 +25,18 @@ extern "C" {
 #endif
 
 /* Changes with every change of what is below. Compare it first. */
-#define WW_CUDA_ABI_VERSION 1
+#define WW_CUDA_ABI_VERSION 2
 
 enum {
   WW_CUDA_OK = 0,
   WW_CUDA_NO_DEVICE = 1, /* no driver, one older than the library, no device, or not this one */
   WW_CUDA_INVALID = 2,   /* an argument is wrong; nothing was enqueued */
   WW_CUDA_FAILED = 3,    /* CUDA refused; the device's context may be lost */
-  WW_CUDA_NOT_READY = 4  /* ww_cuda_event_query: work before the event is unfinished */
+  WW_CUDA_NOT_READY = 4, /* ww_cuda_event_query: work before the event is unfinished */
+  WW_CUDA_NO_MEMORY = 5  /* the device has less; nothing was allocated */
 };
+
+enum { WW_CUDA_UUID_BYTES = 16, WW_CUDA_IPC_BYTES = 64 };
 
 /* Values of weightwire::kernels::Element. */
 enum {
@@ -88,6 +95,21 @@ uint32_t ww_cuda_abi_version(void);
 /* Why the calling thread's last call failed; "" before any did. Valid until its next call. */
 const char* ww_cuda_error(void);
 int32_t ww_cuda_device_count(int32_t* count);
+/* What names a device in every process: indices do not. WW_CUDA_UUID_BYTES. */
+int32_t ww_cuda_device_uuid(int32_t device, uint8_t* uuid);
+
+/* Device memory of `bytes` (at least 1), aligned to 256, with undefined content. */
+int32_t ww_cuda_alloc(int32_t device, size_t bytes, void** memory);
+int32_t ww_cuda_free(int32_t device, void* memory);
+/* Names an allocation, by the pointer that ww_cuda_alloc gave, to other processes of this host:
+ * WW_CUDA_IPC_BYTES. It is always the whole allocation; what lies inside is found by its offset. */
+int32_t ww_cuda_ipc_export(int32_t device, void* memory, uint8_t* handle);
+/* Maps another process's allocation. Not for an allocation of one's own, and not twice at once. */
+int32_t ww_cuda_ipc_open(int32_t device, const uint8_t* handle, void** memory);
+int32_t ww_cuda_ipc_close(int32_t device, void* memory);
+/* Makes host memory one that every device reaches, and copies of which run by themselves. */
+int32_t ww_cuda_host_register(void* memory, size_t bytes);
+int32_t ww_cuda_host_unregister(void* memory);
 
 /* A stream that does not wait for the default stream. Destroying it leaves enqueued work running.
  */
@@ -98,9 +120,15 @@ int32_t ww_cuda_event_create(int32_t device, ww_cuda_event* event);
 int32_t ww_cuda_event_destroy(int32_t device, ww_cuda_event event);
 int32_t ww_cuda_event_record(int32_t device, ww_cuda_event event, ww_cuda_stream stream);
 int32_t ww_cuda_event_query(int32_t device, ww_cuda_event event);
+/* Blocks the calling thread, which sleeps, until the event's last record is reached. */
+int32_t ww_cuda_event_wait(int32_t device, ww_cuda_event event);
 /* Work enqueued on `stream` after this starts when the event's last record is reached. */
 int32_t ww_cuda_stream_wait(int32_t device, ww_cuda_stream stream, ww_cuda_event event);
 
+/* Bytes between any two memories, host or device, this one or another. Where host memory is not
+ * registered the call may wait for the copy; the host must keep it as it is until then anyhow. */
+int32_t ww_cuda_copy_bytes(int32_t device, ww_cuda_stream stream, void* target, const void* source,
+                           size_t bytes);
 /* kernels::Copy of each job. A packed target is a pack, a packed source an unpack. The jobs of one
  * call may run at once, so none may touch what another writes. */
 int32_t ww_cuda_copy(int32_t device, ww_cuda_stream stream, const ww_cuda_copy_job* jobs,

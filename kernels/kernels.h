@@ -29,6 +29,10 @@ bool CastKnown(Element from, Element to);
 /// the same elements in the same order. `Runs` below speaks of the normalised box.
 StridedBox Normalize(const StridedBox& box);
 
+/// The same elements with one side packed (row-major) instead.
+StridedBox WithPackedSource(const StridedBox& box);
+StridedBox WithPackedTarget(const StridedBox& box);
+
 /// Bytes of the innermost run that is contiguous at the source (target), after Normalize.
 int64_t SourceRunBytes(const StridedBox& normalized, int element_bytes);
 int64_t TargetRunBytes(const StridedBox& normalized, int element_bytes);

@@ -18,8 +18,6 @@ using internal::ElementsFrom;
 using internal::ForEachIndex;
 using internal::ForEachSlab;
 using internal::KeepsBits;
-using internal::WithPackedSource;
-using internal::WithPackedTarget;
 
 static_assert(std::endian::native == std::endian::little, "words are read as they lie in memory");
 

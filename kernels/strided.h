@@ -58,21 +58,6 @@ void ForEachSlab(const StridedBox& box, int64_t elements_max, Visit visit) {
   });
 }
 
-/// The same box with one side packed in row-major order.
-inline StridedBox WithPackedTarget(StridedBox box) {
-  int64_t stride = 1;
-  for (int d = box.ndim - 1; d >= 0; --d) {
-    box.target_stride[d] = stride;
-    stride *= box.extent[d];
-  }
-  return box;
-}
-inline StridedBox WithPackedSource(StridedBox box) {
-  StridedBox packed = WithPackedTarget(box);
-  std::copy(packed.target_stride, packed.target_stride + box.ndim, box.source_stride);
-  return box;
-}
-
 /// True when `from` → `to` keeps the bits.
 inline bool KeepsBits(Element from, Element to) {
   return from == to || from < Element::kBF16 || to < Element::kBF16;

@@ -56,7 +56,7 @@ void AddPacked(Sum& sum, const unsigned char* data, const StridedBox& box, Eleme
   const int64_t from_bytes = ElementBytes(from);
   const int64_t to_bytes = ElementBytes(to);
   ForEachSlab(box, kPackedBytes / to_bytes, [&](const StridedBox& slab, int64_t offset, int64_t) {
-    Copy(packed, data + offset * from_bytes, internal::WithPackedTarget(slab), from, to);
+    Copy(packed, data + offset * from_bytes, WithPackedTarget(slab), from, to);
     sum.Add(packed, ElementsFrom(slab, 0) * to_bytes);
   });
 }

@@ -67,6 +67,11 @@ class AgentImpl final : public Agent {
     if (!participant) return Fail(StaleHandle());
     return participant->ImportMemory(std::move(fd), bytes);
   }
+  Result<SlabInfo> OpenSlab(Handle handle, uint64_t bytes) override {
+    auto participant = Find(handle);
+    if (!participant) return Fail(StaleHandle());
+    return participant->OpenSlab(bytes);
+  }
   Status Bind(Handle handle, const std::vector<TensorBinding>& bindings) override {
     auto participant = Find(handle);
     return participant ? participant->Bind(bindings) : StaleHandle();
@@ -162,7 +167,10 @@ Status AgentImpl::AdmitAttach(const AttachRequest& request) const {
                   "the agent serves " + std::to_string(handles_.size() + attaching_) +
                       " participants already, its limit");
   }
-  return OkStatus();
+  const memory::SlabPools& slabs = services_->options.slabs;
+  if (!slabs.required || !request.device) return OkStatus();
+  const auto pool = slabs.Of(*request.device);
+  return pool ? OkStatus() : pool.error();
 }
 
 void AgentImpl::Attach(AttachRequest request, Application* application,
@@ -205,7 +213,12 @@ void AgentImpl::Registered(const AttachRequest& request, Application* applicatio
   handles_.emplace(handle, participant);
   running_.emplace(handle, std::move(participant));
   members_.emplace(member, handle);
-  reply(AttachReply{handle, member});
+  AttachReply attached{handle, member};
+  if (request.device) {
+    const auto pool = services_->options.slabs.Of(*request.device);
+    if (!pool) attached.device = pool.error();
+  }
+  reply(std::move(attached));
 }
 
 void AgentImpl::OnCommand(epoch::Command command) {

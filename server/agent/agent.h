@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "server/base/executor.h"
 #include "server/base/note.h"
 #include "server/control/control.h"
+#include "server/memory/slab_pool.h"
 #include "server/memory/stage_store.h"
 #include "server/metrics/metrics.h"
 #include "server/transfer/transfer.h"
@@ -61,20 +63,32 @@ struct AttachRequest {
       0;  ///< of an engine rank's stage, at most memory::kBuffersMax; 0: the policy's
   int64_t pid = 0;
   std::array<uint8_t, 16> trace_id{};
+  /// Where the rank's stage, or the slabs that it asks for, are to lie; none: in host memory.
+  std::optional<device::Uuid> device = {};
 };
 struct AttachReply {
   Handle handle{};
   epoch::Member member;
+  /// Not OK: the agent has no memory of the wanted device to lend and uses host memory instead, and
+  /// why. Always OK when none was wanted.
+  Status device = {};
 };
 
 /// Where tensor `tensor` (index into the agreed layout) lies in imported memory.
 struct TensorBinding {
   uint32_t tensor = 0;
-  uint64_t region = 0;  ///< from ImportMemory
+  uint64_t region = 0;  ///< from ImportMemory or OpenSlab
   uint64_t offset = 0;  ///< bytes
 };
 
-/// An engine rank's buffers; the caller passes the fds on to the process.
+/// Memory of the rank's device that was lent to it; the caller passes the lease (the region's fd)
+/// on to the process.
+struct SlabInfo {
+  uint64_t region = 0;  ///< for TensorBinding
+  std::shared_ptr<memory::MemoryRegion> memory;
+};
+
+/// An engine rank's buffers; the caller passes the fds (leases, on a device) on to the process.
 struct StageInfo {
   memory::ArenaMap arena;
   std::vector<std::shared_ptr<memory::MemoryRegion>> buffers;
@@ -90,6 +104,7 @@ struct Options {
   /// Versions that an engine rank holds beside the one that it serves, for rollbacks: 1 to
   /// memory::kBuffersMax − 1. The oldest gives way to the version that is being moved.
   uint32_t retain_versions = memory::kBuffersUsual - 1;
+  memory::SlabPools slabs = {};
   uint32_t participants_max = 256;
   uint64_t imported_regions_max = 4'096;
   /// While the coordinator cannot be reached: try again after this, doubled up to 16 times.
@@ -130,7 +145,8 @@ class Agent : public control::AgentPort {
   virtual Status SessionStatus() const = 0;
 
   /// Registers a process. `application` must stay valid until Detach returns or OnEvicted has run.
-  /// Errors: CoordinatorPort::Register's; kUnavailable / kNotReady without a session.
+  /// Errors: CoordinatorPort::Register's; kUnavailable / kNotReady without a session;
+  /// SlabPools::Of's where GPU memory is required.
   virtual void Attach(AttachRequest request, Application* application,
                       control::Reply<AttachReply> reply) = 0;
   /// `submission.member` is filled in here. For an engine the reply waits until its stage is made
@@ -140,6 +156,11 @@ class Agent : public control::AgentPort {
                             control::Reply<control::LayoutReply> reply) = 0;
   /// Trainer. Errors: MemoryRegion::Import's; kResourceExhausted / kLimitExceeded.
   virtual Result<uint64_t> ImportMemory(Handle handle, memory::UniqueFd fd, uint64_t bytes) = 0;
+  /// Trainer on a device: memory there that its tensors may be bound to, its own until a Bind that
+  /// does not use it, or until it leaves.
+  ///   kFailedPrecondition / kNotReady  attached without a device, or got none (AttachReply)
+  ///   kResourceExhausted / kLimitExceeded  SlabPool::Lend's
+  virtual Result<SlabInfo> OpenSlab(Handle handle, uint64_t bytes) = 0;
   /// Trainer: binds every tensor of the agreed layout, once per memory generation; a new call
   /// replaces the binding, lets go of regions that it does not use, and is refused while a version
   /// is held.

@@ -24,18 +24,28 @@ struct Turns {
   size_t stream = 0;
   std::optional<plan::StreamSchedule> schedule;  ///< of `stream`
   size_t segment = 0;
-  size_t first_op = 0;  ///< of `stream`, among the ops of all streams
+  size_t first_op = 0;            ///< of `stream`, among the ops of all streams
+  std::vector<std::byte> packed;  ///< what a GPU's segment is brought to, to be summed here
 };
 
-void SumSegment(Turns& turns, const plan::Segment& segment) {
+Status SumSegment(Turns& turns, const plan::Segment& segment) {
   const Attestation& job = *turns.job;
   const plan::CopyOp& op = job.slice->streams[turns.stream].ops[segment.op_index];
   const transfer::SegmentCopy copy = transfer::CopyOf(op, segment);
   const auto first = static_cast<int64_t>(copy.target_offset) / kernels::ElementBytes(copy.to);
-  kernels::AddKeyed(turns.job->sums[turns.first_op + segment.op_index],
-                    content::SeedOf(job.slice->tensor_names[op.canonical]),
-                    job.bytes[op.source_tensor].data() + copy.source_offset, copy.box, copy.from,
-                    copy.to, first);
+  kernels::KeyedSum& sum = turns.job->sums[turns.first_op + segment.op_index];
+  const kernels::SumSeed seed = content::SeedOf(job.slice->tensor_names[op.canonical]);
+  const device::Bytes bytes = job.bytes[op.source_tensor].at() + copy.source_offset;
+  if (bytes.device == nullptr) {
+    kernels::AddKeyed(sum, seed, bytes.at, copy.box, copy.from, copy.to, first);
+    return OkStatus();
+  }
+  turns.packed.resize(static_cast<size_t>(segment.bytes));
+  WW_RETURN_IF_ERROR(
+      device::Copy({turns.packed.data()}, bytes, WithPackedTarget(copy.box), copy.from, copy.to));
+  kernels::AddKeyed(sum, seed, turns.packed.data(), WithPackedSource(copy.box), copy.to, copy.to,
+                    first);
+  return OkStatus();
 }
 
 /// False when nothing is left.
@@ -53,7 +63,8 @@ bool SumSome(Turns& turns) {
       continue;
     }
     const plan::Segment& segment = turns.schedule->segments[turns.segment++];
-    SumSegment(turns, segment);
+    turns.job->why = SumSegment(turns, segment);
+    if (!turns.job->why.ok()) return false;
     bytes += segment.bytes;
   }
   return turns.stream < streams.size();
@@ -75,7 +86,7 @@ void SumOnWorkers(std::shared_ptr<Attestation> job, Executor& workers, Executor&
   for (const plan::Stream& stream : job->slice->streams) ops += stream.ops.size();
   job->sums.assign(ops, {});
   std::shared_ptr<Turns> turns(
-      new Turns{std::move(job), workers, strand, std::move(done), 0, std::nullopt, 0, 0});
+      new Turns{std::move(job), workers, strand, std::move(done), 0, std::nullopt, 0, 0, {}});
   workers.Post([turns] {
     turns->job->why = turns->job->check();
     if (!turns->job->why.ok()) turns->stream = turns->job->slice->streams.size();

@@ -25,7 +25,7 @@ struct Attestation {
   int buffer = 0;
   std::atomic<bool> stop{false};
   std::vector<kernels::KeyedSum> sums;  ///< of each op, when done and not stopped
-  Status why;                           ///< when done: what `check` said
+  Status why;                           ///< when done: what `check` said, or that a GPU failed
 };
 
 /// `done` runs on the strand, once, also when it was stopped; the sums are worthless then.

@@ -15,9 +15,14 @@ Participant::Participant(std::shared_ptr<Services> services, Handle handle, Atta
       name_(request_.group + "/" + std::to_string(request_.rank)),
       application_(application) {
   machine_.self = member;
+  std::shared_ptr<memory::SlabPool> slabs;
+  if (request_.device) {
+    slabs = services_->options.slabs.Of(*request_.device).value_or(nullptr);
+  }
   memory_ = std::make_shared<RankMemory>(
       services_, name_,
-      request_.buffers != 0 ? request_.buffers : services_->options.retain_versions + 1);
+      request_.buffers != 0 ? request_.buffers : services_->options.retain_versions + 1,
+      std::move(slabs));
   publication_ = std::make_shared<Publication>(
       services_, name_, memory_, [this](Version version, Epoch epoch, const Status& why) {
         if (application_ != nullptr) application_->OnReleased(version, epoch, why);
@@ -92,6 +97,11 @@ void Participant::Agreed(std::shared_ptr<const control::LayoutSubmission> submis
 Result<uint64_t> Participant::ImportMemory(memory::UniqueFd fd, uint64_t bytes) {
   WW_FAIL_IF_ERROR(RequireRole(control::GroupRole::kTrainer));
   return memory_->Import(std::move(fd), bytes);
+}
+
+Result<SlabInfo> Participant::OpenSlab(uint64_t bytes) {
+  WW_FAIL_IF_ERROR(RequireRole(control::GroupRole::kTrainer));
+  return memory_->OpenSlab(bytes);
 }
 
 Status Participant::Bind(const std::vector<TensorBinding>& bindings) {

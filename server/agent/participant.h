@@ -32,6 +32,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void SubmitLayout(control::LayoutSubmission submission,
                     control::Reply<control::LayoutReply> reply);
   Result<uint64_t> ImportMemory(memory::UniqueFd fd, uint64_t bytes);
+  Result<SlabInfo> OpenSlab(uint64_t bytes);
   Status Bind(const std::vector<TensorBinding>& bindings);
   Result<StageInfo> OpenStage();
   void Publish(Version version, PublishMode mode, bool manual_commit, Nanos deadline,

@@ -157,11 +157,12 @@ void Publication::Refused(const Status& why) {
 void Publication::Copy() {
   held_->step = Step::kCopying;
   CopyOnWorkers(memory_->binding(), *snapshot_, services_->workers, services_->strand,
-                [weak = weak_from_this(), number = held_->number] {
+                [weak = weak_from_this(), number = held_->number](const Status& copied) {
                   auto self = weak.lock();
                   if (!self || !self->Is(number)) return;
                   WW_FAILPOINT("agent.after_snapshot_copied");
-                  if (!self->held_->release) {
+                  self->held_->unreadable = Status(copied).AtRank(self->name_);
+                  if (!self->held_->release && copied.ok()) {
                     self->held_->told = true;
                     self->tell_(self->held_->request.version, Epoch{}, OkStatus());
                   }
@@ -172,7 +173,7 @@ void Publication::Copy() {
 void Publication::SetHeld() {
   held_->step = Step::kHeld;
   const uint64_t number = held_->number;
-  for (auto& waiter : std::exchange(held_->waiters, {})) waiter(OkStatus());
+  for (auto& waiter : std::exchange(held_->waiters, {})) waiter(held_->unreadable);
   if (!Is(number) || !held_->release) return;
   const auto [epoch, why] = *held_->release;
   Finish(epoch, why);
@@ -180,7 +181,7 @@ void Publication::SetHeld() {
 
 void Publication::WhenHeld(Version version, control::Done ready) {
   if (!held_ || held_->request.version != version) return ready(NotHeld(version).AtRank(name_));
-  if (held_->step == Step::kHeld) return ready(OkStatus());
+  if (held_->step == Step::kHeld) return ready(held_->unreadable);
   held_->waiters.push_back(std::move(ready));
 }
 

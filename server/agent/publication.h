@@ -76,6 +76,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
     Step step = Step::kSubmitted;
     control::Done done;  ///< empty once called
     bool told = false;
+    Status unreadable;  ///< not OK: its snapshot could not be made, nobody may read it
     std::vector<control::Done> waiters;
     std::optional<std::pair<Epoch, Status>> release;  ///< came before the version was held
   };

@@ -41,19 +41,44 @@ Status RankMemory::SetLayout(std::shared_ptr<const layout::RankLayout> agreed) {
   return OkStatus();
 }
 
-Result<uint64_t> RankMemory::Import(memory::UniqueFd fd, uint64_t bytes) {
-  if (services_->imported_regions >= services_->options.imported_regions_max) {
-    return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,
+Status RankMemory::AdmitRegion() const {
+  if (services_->imported_regions < services_->options.imported_regions_max) return OkStatus();
+  return Status(Code::kResourceExhausted, Reason::kLimitExceeded,
                 "the agent maps " + std::to_string(services_->imported_regions) +
                     " regions already, its limit");
-  }
-  WW_ASSIGN(auto region,
-            memory::MemoryRegion::Import(std::move(fd), bytes, memory::Access::kReadOnly));
+}
+
+uint64_t RankMemory::Keep(std::shared_ptr<memory::MemoryRegion> region, Budget::Share share) {
   const uint64_t id = region->id();
-  Budget::Share share = services_->budget->CountImported(region->size());
   imports_.emplace(id, Imported{std::move(region), std::move(share)});
   ++services_->imported_regions;
   return id;
+}
+
+Result<uint64_t> RankMemory::Import(memory::UniqueFd fd, uint64_t bytes) {
+  WW_FAIL_IF_ERROR(AdmitRegion());
+  WW_ASSIGN(auto region,
+            memory::MemoryRegion::Import(std::move(fd), bytes, memory::Access::kReadOnly));
+  Budget::Share share = services_->budget->CountImported(region->size());
+  return Keep(std::move(region), std::move(share));
+}
+
+Result<SlabInfo> RankMemory::OpenSlab(uint64_t bytes) {
+  if (!slabs_) {
+    return Fail(Status(Code::kFailedPrecondition, Reason::kNotReady,
+                       "the rank has no device here to lend memory of")
+                    .AtRank(name_)
+                    .Remedy("attach with a device, and read in the answer why there is none"));
+  }
+  WW_FAIL_IF_ERROR(AdmitRegion());
+  auto region = slabs_->Lend("a slab of " + name_, bytes);
+  if (!region) return Fail(std::move(region.error()).AtRank(name_));
+  return SlabInfo{Keep(*region, {}), *region};
+}
+
+uint64_t RankMemory::stage_bytes() const {
+  const bool on_device = stage_ && slabs_;
+  return on_device ? transfer::StageBytes(arena_, buffers_) : stage_share_.bytes();
 }
 
 Result<memory::RegionSpan> RankMemory::SpanFor(const TensorBinding& binding) const {
@@ -118,6 +143,12 @@ void RankMemory::MakeStage(control::Done done) {
 Status RankMemory::StartStage() {
   if (!layout_) return NoLayout();
   if (stage_ || making_stage_) return OkStatus();
+  if (slabs_) {  // lent at once, or refused: nothing is allocated
+    auto made = memory::StageBuffers::Make("the stage of " + name_, arena_, buffers_, slabs_);
+    if (!made) return std::move(made.error()).AtRank(name_);
+    stage_ = std::move(*made);
+    return OkStatus();
+  }
   const uint64_t bytes = transfer::StageBytes(arena_, buffers_);
   auto admitted = services_->budget->AdmitStaging("the stage of " + name_, bytes);
   if (!admitted) return std::move(admitted.error()).AtRank(name_);

@@ -13,13 +13,18 @@
 
 namespace weightwire::agent {
 
-/// One local rank's memory: what its process shared with us (trainer), or its stage (engine).
+/// One local rank's memory: what its process shared with us, or we lent it (trainer), or its stage
+/// (engine).
 /// Belongs to the agent's strand. Destroyed only when nothing of the rank runs any more.
 class RankMemory : public std::enable_shared_from_this<RankMemory> {
  public:
-  /// `buffers`: of the stage, should it be made.
-  RankMemory(std::shared_ptr<Services> services, std::string name, uint32_t buffers)
-      : services_(std::move(services)), name_(std::move(name)), buffers_(buffers) {
+  /// `buffers`: of the stage, should it be made. `slabs`: of the rank's device; null: host memory.
+  RankMemory(std::shared_ptr<Services> services, std::string name, uint32_t buffers,
+             std::shared_ptr<memory::SlabPool> slabs)
+      : services_(std::move(services)),
+        name_(std::move(name)),
+        buffers_(buffers),
+        slabs_(std::move(slabs)) {
     for (auto& kept : kept_) kept = std::make_shared<transfer::Kept>();
   }
   ~RankMemory();
@@ -32,6 +37,7 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   const memory::ArenaMap& arena() const { return arena_; }
 
   Result<uint64_t> Import(memory::UniqueFd fd, uint64_t bytes);
+  Result<SlabInfo> OpenSlab(uint64_t bytes);
   /// Replaces the binding as a whole or not at all; regions that it does not use are let go.
   Status Bind(const std::vector<TensorBinding>& bindings);
   bool bound() const { return binding_.has_value(); }
@@ -51,13 +57,16 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   const std::shared_ptr<transfer::Kept>& kept(int buffer) const {
     return kept_[static_cast<size_t>(buffer)];
   }
-  uint64_t stage_bytes() const { return stage_share_.bytes(); }
+  uint64_t stage_bytes() const;
 
  private:
   struct Imported {
     std::shared_ptr<memory::MemoryRegion> region;
     Budget::Share share;
   };
+  /// OK when one more region may be kept.
+  Status AdmitRegion() const;
+  uint64_t Keep(std::shared_ptr<memory::MemoryRegion> region, Budget::Share share);
   /// OK: made, or being made now. Else why it cannot be.
   Status StartStage();
   Result<memory::RegionSpan> SpanFor(const TensorBinding& binding) const;
@@ -66,6 +75,7 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   const std::shared_ptr<Services> services_;
   const std::string name_;
   const uint32_t buffers_;
+  const std::shared_ptr<memory::SlabPool> slabs_;
   std::shared_ptr<const layout::RankLayout> layout_;
   memory::ArenaMap arena_;
   std::map<uint64_t, Imported> imports_;

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -18,8 +18,8 @@ constexpr uint32_t kLanes = 2;
 
 /// A run of bytes of one tensor.
 struct Piece {
-  std::byte* to;
-  const std::byte* from;
+  device::Bytes to;
+  device::Bytes from;
   uint64_t bytes;
 };
 
@@ -31,7 +31,9 @@ struct Job {
   std::atomic<uint32_t> lanes_left{kLanes};
   Executor& workers;
   Executor& strand;
-  std::function<void()> done;
+  std::function<void(const Status&)> done;
+  std::mutex mutex;
+  Status status;  ///< of the first piece that failed
 };
 
 void CutIntoChunks(Job& job) {
@@ -43,7 +45,7 @@ void CutIntoChunks(Job& job) {
         filled = 0;
       }
       const uint64_t bytes = std::min(job.from[i].bytes - offset, kChunkBytes - filled);
-      job.pieces.push_back({job.to[i].data() + offset, job.from[i].data() + offset, bytes});
+      job.pieces.push_back({job.to[i].at() + offset, job.from[i].at() + offset, bytes});
       offset += bytes;
       filled += bytes;
     }
@@ -54,11 +56,15 @@ void CutIntoChunks(Job& job) {
 void RunLane(const std::shared_ptr<Job>& job) {
   const size_t chunk = job->next_chunk.fetch_add(1);
   if (chunk + 1 >= job->chunk_begin.size()) {
-    if (job->lanes_left.fetch_sub(1) == 1) job->strand.Post(std::move(job->done));
+    if (job->lanes_left.fetch_sub(1) == 1) job->strand.Post([job] { job->done(job->status); });
     return;
   }
   for (size_t i = job->chunk_begin[chunk]; i < job->chunk_begin[chunk + 1]; ++i) {
-    std::memcpy(job->pieces[i].to, job->pieces[i].from, job->pieces[i].bytes);
+    const Piece& piece = job->pieces[i];
+    if (Status copied = device::CopyRun(piece.to, piece.from, piece.bytes); !copied.ok()) {
+      std::lock_guard lock(job->mutex);
+      if (job->status.ok()) job->status = std::move(copied);
+    }
   }
   job->workers.Post([job] { RunLane(job); });
 }
@@ -66,14 +72,16 @@ void RunLane(const std::shared_ptr<Job>& job) {
 }  // namespace
 
 void CopyOnWorkers(transfer::Binding from, transfer::Binding to, Executor& workers,
-                   Executor& strand, std::function<void()> done) {
+                   Executor& strand, std::function<void(const Status&)> done) {
   std::shared_ptr<Job> job(new Job{.from = std::move(from),
                                    .to = std::move(to),
                                    .pieces = {},
                                    .chunk_begin = {},
                                    .workers = workers,
                                    .strand = strand,
-                                   .done = std::move(done)});
+                                   .done = std::move(done),
+                                   .mutex = {},
+                                   .status = {}});
   CutIntoChunks(*job);
   for (uint32_t lane = 0; lane < kLanes; ++lane) workers.Post([job] { RunLane(job); });
 }

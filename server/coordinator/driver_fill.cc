@@ -4,9 +4,9 @@
 #include "server/coordinator/driver.h"
 
 // An engine that has missed the newest version gets it from another engine. Weights that the holder
-// has in another dtype may have been rounded twice on the way, so one that holds them as the waiting
-// engine does is preferred; and fp8 weights, which could not even be compared with those of other
-// engines, come from fp8 weights only.
+// has in another dtype may have been rounded twice on the way, so one that holds them as the
+// waiting engine does is preferred; and fp8 weights, which could not even be compared with those of
+// other engines, come from fp8 weights only.
 namespace weightwire::coordinator {
 namespace {
 
@@ -18,9 +18,8 @@ const Group* ChooseHolder(const std::vector<const Group*>& holders,
     const layout::Fingerprint& canonical = engine->canonical_fingerprint;
     const auto like = std::ranges::find(holders, canonical, &Group::canonical_fingerprint);
     if (like == holders.end()) continue;
-    std::erase_if(waiting, [&](const Group* other) {
-      return other->canonical_fingerprint != canonical;
-    });
+    std::erase_if(waiting,
+                  [&](const Group* other) { return other->canonical_fingerprint != canonical; });
     return *like;
   }
   return holders.front();
@@ -65,8 +64,9 @@ Status Driver::CheckQuantizes(const epoch::Spec& spec, const std::string& engine
     return Status(Code::kFailedPrecondition, Reason::kDtypeMismatch,
                   "its fp8 weights would be made of those of " + spec.source_group +
                       ", which may have been rounded before")
-        .Remedy("publish the next version, or start another engine with the same "
-                "quantization_config that can fill it");
+        .Remedy(
+            "publish the next version, or start another engine with the same "
+            "quantization_config that can fill it");
   }
   const auto lacks = [this](const epoch::Member& member) {
     const Session* session = s_.membership.SessionOf(member);

@@ -8,6 +8,7 @@
 
 #include "server/daemon/data_tls.h"
 #include "server/daemon/directories.h"
+#include "server/daemon/gpu_memory.h"
 #include "server/daemon/host_identity.h"
 #include "server/daemon/pages.h"
 #include "server/daemon/strand_call.h"
@@ -163,6 +164,7 @@ Status AgentRole::MakeAgent(const Config& config, const Host& host, CoordinatorR
   options.addresses = addresses_;
   options.stage_bytes_max = config.stage_bytes_max;
   options.retain_versions = config.retain_versions;
+  WW_ASSIGN_OR_STATUS(options.slabs, LendGpuMemory(config));
   options.notes = rpc::LogNote;
   options.room_deadline = std::chrono::milliseconds(config.room_deadline_ms);
   agent_ = OnStrand(strand_, [&] {

@@ -45,6 +45,9 @@ Status CheckSizes(const Config& config) {
   if (config.slot_bytes < config.segment_bytes_max + kSlotOverhead) {
     return Invalid("slot_bytes must be at least segment_bytes_max + 128");
   }
+  if ((config.gpu == Gpu::kOff) != (config.gpu_slab_bytes == 0)) {
+    return Invalid("gpu_slab_bytes is set, to 1 or more, with gpu auto or required and only then");
+  }
   const bool quorum = config.commit_policy == coordinator::CommitPolicy::Kind::kQuorum;
   if (quorum != (config.commit_quorum > 0)) {
     return Invalid("commit_quorum is set, to 1 or more, with commit_policy quorum and only then");

@@ -21,6 +21,7 @@ namespace weightwire::daemon {
 
 enum class Role : int { kAll = 1, kCoordinator = 2, kAgent = 3 };
 enum class LogFormat : int { kJson = 1, kText = 2 };
+enum class Gpu : int { kOff = 1, kAuto = 2, kRequired = 3 };
 
 struct Config {
   Role role = Role::kAll;
@@ -74,6 +75,9 @@ struct Config {
   uint32_t gets_in_flight = 16;
   uint32_t progress_timeout_ms = 30'000;
   uint64_t stage_bytes_max = 0;
+  Gpu gpu = Gpu::kOff;
+  uint64_t gpu_slab_bytes = 0;
+  std::string gpu_library;
   uint32_t retain_versions = memory::kBuffersUsual - 1;
 
   std::string log_level = "info";

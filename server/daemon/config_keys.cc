@@ -261,6 +261,16 @@ std::vector<Key> MakeKeys() {
       Numeric<uint64_t>("stage_bytes_max", "BYTES",
                         "budget of stages and snapshots; 0: half of RAM, or of the cgroup's limit",
                         &Config::stage_bytes_max, 0, 1'024 * kTiB),
+      Choice<Gpu>(
+          "gpu",
+          "lend GPU memory to ranks that ask for it: auto, host memory where there is none; "
+          "required, refuse (untested on hardware)",
+          &Config::gpu, {{"off", Gpu::kOff}, {"auto", Gpu::kAuto}, {"required", Gpu::kRequired}}),
+      Numeric<uint64_t>("gpu_slab_bytes", "BYTES",
+                        "taken of each visible GPU at the start, and lent to ranks",
+                        &Config::gpu_slab_bytes, 0, 1'024 * kTiB),
+      Text("gpu_library", "FILE", "libweightwire_cuda.so; empty: beside weightwired",
+           &Config::gpu_library),
       Numeric<uint32_t>("retain_versions", "N",
                         "versions that an engine rank holds beside the one it serves, for "
                         "rollbacks; each takes a buffer of the rank's size",

@@ -108,7 +108,24 @@ Result<UniqueFd> UniqueFd::Duplicate() const {
 MemoryRegion::MemoryRegion(UniqueFd fd, std::byte* data, uint64_t size)
     : id_(NextRegionId()), fd_(std::move(fd)), data_(data), size_(size) {}
 
-MemoryRegion::~MemoryRegion() { munmap(data_, size_); }
+std::shared_ptr<MemoryRegion> MemoryRegion::OnDevice(std::shared_ptr<device::Allocation> allocation,
+                                                     uint64_t offset, uint64_t bytes,
+                                                     UniqueFd lease, std::function<void()> gone) {
+  std::shared_ptr<MemoryRegion> region(
+      new MemoryRegion(std::move(lease), allocation->at() + offset, bytes));
+  region->allocation_ = std::move(allocation);
+  region->gone_ = std::move(gone);
+  return region;
+}
+
+MemoryRegion::~MemoryRegion() {
+  if (!on_device()) {
+    munmap(data_, size_);
+    return;
+  }
+  fd_ = UniqueFd();
+  if (gone_) gone_();
+}
 
 Result<std::shared_ptr<MemoryRegion>> MemoryRegion::Allocate(const std::string& name,
                                                              uint64_t bytes) {

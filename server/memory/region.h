@@ -2,11 +2,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 
 #include "server/base/status.h"
+#include "server/device/bytes.h"
 
 namespace weightwire::memory {
 
@@ -30,8 +32,9 @@ class UniqueFd {
 
 enum class Access { kReadOnly, kReadWrite };
 
-/// A mapped range of shared memory (memfd). The mapping lives as long as the object: whoever hands
-/// bytes of it to a transport keeps the shared_ptr until the completion has run.
+/// Memory that processes share: a mapped memfd of the host, or a range of a GPU's memory, which the
+/// host must not touch. It lives as long as the object: whoever hands bytes of it to a transport
+/// keeps the shared_ptr until the completion has run.
 ///
 /// `id` is unique in the process and never reused. Immutable after construction; thread-safe.
 class MemoryRegion {
@@ -50,15 +53,33 @@ class MemoryRegion {
   ///   kResourceExhausted / kLimitExceeded  mmap refused
   static Result<std::shared_ptr<MemoryRegion>> Import(UniqueFd fd, uint64_t bytes, Access access);
 
+  /// `bytes` of `allocation` from `offset` on. `lease` is what fd() gives; `gone` runs at the end,
+  /// once that is closed here.
+  static std::shared_ptr<MemoryRegion> OnDevice(std::shared_ptr<device::Allocation> allocation,
+                                                uint64_t offset, uint64_t bytes, UniqueFd lease,
+                                                std::function<void()> gone);
+
   ~MemoryRegion();
   MemoryRegion(const MemoryRegion&) = delete;
   MemoryRegion& operator=(const MemoryRegion&) = delete;
 
   uint64_t id() const { return id_; }
   uint64_t size() const { return size_; }
+  /// Host: the memfd. Device: the lease: as long as anybody has it open, the memory is lent to
+  /// nobody else (slab_pool.h).
   int fd() const { return fd_.get(); }
-  /// Writing through data() of a read-only region is a SIGSEGV.
-  std::byte* data() const { return data_; }
+  /// Of the host only; aborts for device memory. Writing through data() of a read-only region is a
+  /// SIGSEGV.
+  std::byte* data() const {
+    WW_CHECK(!on_device());
+    return data_;
+  }
+  /// For what can touch either.
+  device::Bytes bytes() const { return {data_, on_device() ? &allocation_->device() : nullptr}; }
+  bool on_device() const { return allocation_ != nullptr; }
+  /// Of a device region: what it is a range of, and where it begins there.
+  const device::Allocation& allocation() const { return *allocation_; }
+  uint64_t offset() const { return static_cast<uint64_t>(data_ - allocation_->at()); }
 
  private:
   MemoryRegion(UniqueFd fd, std::byte* data, uint64_t size);
@@ -66,6 +87,8 @@ class MemoryRegion {
   UniqueFd fd_;
   std::byte* data_;
   uint64_t size_;
+  std::shared_ptr<device::Allocation> allocation_;
+  std::function<void()> gone_;
 };
 
 /// A range inside a region. Keeps the region alive.
@@ -74,6 +97,7 @@ struct RegionSpan {
   uint64_t offset = 0;
   uint64_t bytes = 0;
   std::byte* data() const { return region->data() + offset; }
+  device::Bytes at() const { return region->bytes() + offset; }
 };
 /// Checked: kInvalidArgument / kMemoryInvalid when the range leaves the region.
 Result<RegionSpan> SpanOf(std::shared_ptr<MemoryRegion> region, uint64_t offset, uint64_t bytes);

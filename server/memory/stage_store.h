@@ -7,6 +7,7 @@
 
 #include "server/base/ids.h"
 #include "server/memory/region.h"
+#include "server/memory/slab_pool.h"
 
 namespace weightwire::memory {
 
@@ -28,14 +29,15 @@ constexpr uint32_t kBuffersUsual = 2;
 /// One rank's buffers: `live` holds what the engine serves, `next` is written by the epoch in
 /// progress, the others hold what was served before, the newest versions. With one buffer `live`
 /// and `next` are the same: what is served must be forgotten before the next epoch is written. Each
-/// buffer is one memfd that the engine's process maps too.
+/// buffer is one memfd, or one slab of a GPU, that the engine's process maps too.
 ///
 /// Not thread-safe: belongs to the agent's strand. Budget: count × arena bytes, allocated at once.
 class StageBuffers {
  public:
-  /// `count`: 1 to kBuffersMax.
+  /// `count`: 1 to kBuffersMax. `slabs`: of the GPU where they are to lie; null: in host memory.
   static Result<std::unique_ptr<StageBuffers>> Make(const std::string& name, ArenaMap arena,
-                                                    uint32_t count);
+                                                    uint32_t count,
+                                                    const std::shared_ptr<SlabPool>& slabs = {});
 
   const ArenaMap& arena() const { return arena_; }
   const std::vector<std::shared_ptr<MemoryRegion>>& regions() const { return regions_; }

@@ -23,9 +23,7 @@ bool IsQuantizable(DType from) {
   return from == DType::kBF16 || from == DType::kF16 || from == DType::kF32;
 }
 
-DType MadeDType(Makes makes) {
-  return makes == Makes::kCodes ? DType::kF8E4M3 : DType::kF32;
-}
+DType MadeDType(Makes makes) { return makes == Makes::kCodes ? DType::kF8E4M3 : DType::kF32; }
 
 bool IsWholeBlocks(const TensorSpec& weight, const Box& box) {
   for (size_t d = 0; d < weight.block.size(); ++d) {
@@ -67,8 +65,8 @@ std::optional<std::string> QuantizationDefect(const CopyOp& op) {
   }
   for (size_t d = 0; d < 2; ++d) {
     if (op.block[d] < 1 || op.block[d] > kBlockMax) return "has a block of no or too many rows";
-    if (makes_scales && (op.source_extent[d] < 1 ||
-                         Blocks(op.source_extent[d], op.block[d]) != op.extent[d])) {
+    if (makes_scales &&
+        (op.source_extent[d] < 1 || Blocks(op.source_extent[d], op.block[d]) != op.extent[d])) {
       return "has not one scale for each block";
     }
   }

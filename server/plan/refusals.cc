@@ -75,8 +75,8 @@ std::string BlockText(const TensorSpec& weight) {
 }  // namespace
 
 Status OtherShape(const TensorSpec& tensor, const layout::Shape& at_source) {
-  return Refuse(Reason::kShapeMismatch, "source has shape " + ShapeText(at_source) + ", target " +
-                                            ShapeText(tensor.shape))
+  return Refuse(Reason::kShapeMismatch,
+                "source has shape " + ShapeText(at_source) + ", target " + ShapeText(tensor.shape))
       .AtTensor(tensor.name)
       .Remedy(kSameModel);
 }
@@ -90,11 +90,11 @@ Status NoSuchTensor(const TensorSpec& tensor, uint32_t target_rank) {
 
 Status NoCast(const TensorSpec& tensor, uint32_t source_rank, DType from, uint32_t target_rank,
               DType to) {
-  return Refuse(Reason::kDtypeMismatch,
-                RankText(Side::kSource, source_rank) + " holds " +
-                    std::string(layout::DTypeName(from)) + ", " +
-                    RankText(Side::kTarget, target_rank) + " wants " +
-                    std::string(layout::DTypeName(to)) + ", and no cast is known")
+  return Refuse(Reason::kDtypeMismatch, RankText(Side::kSource, source_rank) + " holds " +
+                                            std::string(layout::DTypeName(from)) + ", " +
+                                            RankText(Side::kTarget, target_rank) + " wants " +
+                                            std::string(layout::DTypeName(to)) +
+                                            ", and no cast is known")
       .AtRank(RankText(Side::kTarget, target_rank))
       .AtTensor(tensor.name)
       .Remedy(DtypeRemedy(from, to));
@@ -123,7 +123,8 @@ Status Straddles(const TensorSpec& weight, const Box& part, const OwnerIndex& in
   }
   return Refuse(Reason::kShapeMismatch,
                 "block " + BoxText(block) + " has one fp8 scale and lies in several pieces, on " +
-                    holders + "; it is quantized on the way only from one piece that holds it whole")
+                    holders +
+                    "; it is quantized on the way only from one piece that holds it whole")
       .AtRank(RankText(Side::kSource, *ranks.begin()))
       .AtTensor(weight.name)
       .Remedy("choose parallel sizes of the trainer that cut the weight at multiples of " +
@@ -138,8 +139,9 @@ Status CutsBlocks(const TensorSpec& weight, uint32_t target_rank, const Box& box
                                             BlockText(weight) + " that have one fp8 scale")
       .AtRank(RankText(Side::kTarget, target_rank))
       .AtTensor(weight.name)
-      .Remedy("what is quantized on the way must be cut at blocks: choose other parallel sizes of "
-              "the engine, or publish the quantized weights");
+      .Remedy(
+          "what is quantized on the way must be cut at blocks: choose other parallel sizes of "
+          "the engine, or publish the quantized weights");
 }
 
 Status HasScales(const TensorSpec& weight, const std::string& scales) {
@@ -152,8 +154,8 @@ Status HasScales(const TensorSpec& weight, const std::string& scales) {
 Status LacksPartner(const TensorSpec& tensor, uint32_t target_rank, const Box& box,
                     const std::string& partner) {
   return Refuse(Reason::kTensorMissing, RankText(Side::kTarget, target_rank) + " holds " +
-                                            BoxText(box) + " of it, but not what belongs to it of " +
-                                            partner)
+                                            BoxText(box) +
+                                            " of it, but not what belongs to it of " + partner)
       .AtRank(RankText(Side::kTarget, target_rank))
       .AtTensor(tensor.name)
       .Remedy("codes and scales move together: filter both or neither with only= and skip=");

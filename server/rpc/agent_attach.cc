@@ -56,6 +56,9 @@ Result<Greeting> GreetingOf(const v1::AttachHello& hello, const TraceId& trace_o
     return Fail(wire::Bad("hello.buffers", "is more than " + std::to_string(memory::kBuffersMax)));
   }
   out.request.buffers = hello.buffers();
+  if (!hello.device().empty()) {
+    WW_ASSIGN(out.request.device, device::ParseUuid(hello.device()));
+  }
   out.request.pid = hello.pid();
   return out;
 }
@@ -142,11 +145,12 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
   void Attach(const Greeting& greeting) {
     held_ = shared_from_this();
     agent_.Attach(greeting.request, this,
-                  [this, self = held_, protocol = greeting.protocol](
-                      Result<agent::AttachReply> reply) { Attached(protocol, std::move(reply)); });
+                  [this, self = held_, greeting](Result<agent::AttachReply> reply) {
+                    Attached(greeting, std::move(reply));
+                  });
   }
 
-  void Attached(uint16_t protocol, Result<agent::AttachReply> reply) {
+  void Attached(const Greeting& greeting, Result<agent::AttachReply> reply) {
     if (!reply) {
       End(std::move(reply.error()));
       held_.reset();
@@ -160,9 +164,13 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
     secret_ = handles_.Add(handle_);
     v1::AttachEvent event;
     v1::AttachEvent::Attached* attached = event.mutable_attached();
-    attached->set_protocol(protocol);
+    attached->set_protocol(greeting.protocol);
     attached->set_handle(secret_);
     *attached->mutable_member() = wire::ToProto(reply->member);
+    *attached->mutable_device_refused() = wire::OutcomeOf(reply->device);
+    if (greeting.request.device && reply->device.ok()) {
+      attached->set_device(ToString(*greeting.request.device));
+    }
     Send(std::move(event));
   }
 

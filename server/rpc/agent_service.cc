@@ -32,6 +32,12 @@ Result<agent::PublishMode> ModeFromProto(v1::PublishMode mode) {
 Status CheckBindings(const v1::ImportMemoryRequest& request) {
   WW_RETURN_IF_ERROR(wire::CheckCount("regions", request.regions_size(), wire::kTensorsMax));
   WW_RETURN_IF_ERROR(wire::CheckCount("bindings", request.bindings_size(), wire::kTensorsMax));
+  for (int i = 0; i < request.regions_size(); ++i) {
+    const v1::ImportMemoryRequest::Region& region = request.regions(i);
+    if (region.slab() != 0 && (region.fd_token() != 0 || region.bytes() != 0)) {
+      return wire::Bad("regions[" + std::to_string(i) + "]", "is a slab or an fd, not both");
+    }
+  }
   for (int i = 0; i < request.bindings_size(); ++i) {
     if (request.bindings(i).region() >= static_cast<uint32_t>(request.regions_size())) {
       return wire::Bad("bindings[" + std::to_string(i) + "].region", "names no region");
@@ -46,6 +52,14 @@ Result<memory::UniqueFd> Duplicate(int fd) {
   return Fail(Status(Code::kResourceExhausted, Reason::kLimitExceeded,
                      "the agent has no file descriptor left")
                   .Remedy("raise the limit of open files (ulimit -n) of weightwired"));
+}
+
+v1::DeviceMemory DeviceMemoryOf(const memory::MemoryRegion& region) {
+  v1::DeviceMemory out;
+  const device::IpcHandle& handle = region.allocation().handle();
+  out.set_ipc_handle(handle.data(), handle.size());
+  out.set_offset(region.offset());
+  return out;
 }
 
 struct Publication {
@@ -99,6 +113,16 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
                               for (const std::string& note : reply->notes) out.add_notes(note);
                               answer(std::move(out));
                             });
+      });
+    });
+  }
+
+  Unary* OpenSlab(Context* context, const v1::OpenSlabRequest* request,
+                  v1::OpenSlabResponse* response) override {
+    return StartUnary(runtime_, context, "OpenSlab", *request, response, [&](auto answer) {
+      if (request->bytes() == 0) return answer(wire::Bad("bytes", "must not be 0"));
+      OnStrand([this, secret = request->handle(), bytes = request->bytes(), answer] {
+        answer(OpenSlab(handles_.Find(secret), bytes));
       });
     });
   }
@@ -172,6 +196,10 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
     const agent::Handle handle = handles_.Find(request.handle());
     std::vector<uint64_t> regions;
     for (const v1::ImportMemoryRequest::Region& region : request.regions()) {
+      if (region.slab() != 0) {
+        regions.push_back(region.slab());
+        continue;
+      }
       WW_ASSIGN_OR_STATUS(memory::UniqueFd fd, fds_.Redeem(region.fd_token()));
       WW_ASSIGN_OR_STATUS(uint64_t id, agent_.ImportMemory(handle, std::move(fd), region.bytes()));
       regions.push_back(id);
@@ -183,6 +211,22 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
     return agent_.Bind(handle, bindings);
   }
 
+  /// A token for what the region's fd() is.
+  Result<uint64_t> Pass(const memory::MemoryRegion& region) {
+    WW_ASSIGN(memory::UniqueFd fd, Duplicate(region.fd()));
+    return fds_.Put(std::move(fd));
+  }
+
+  Result<v1::OpenSlabResponse> OpenSlab(agent::Handle handle, uint64_t bytes) {
+    WW_ASSIGN(const agent::SlabInfo slab, agent_.OpenSlab(handle, bytes));
+    WW_ASSIGN(const uint64_t token, Pass(*slab.memory));
+    v1::OpenSlabResponse out;
+    out.set_slab(slab.region);
+    *out.mutable_memory() = DeviceMemoryOf(*slab.memory);
+    out.set_lease_token(token);
+    return out;
+  }
+
   Result<v1::SubscribeResponse> OpenStage(agent::Handle handle) {
     WW_ASSIGN(agent::StageInfo stage, agent_.OpenStage(handle));
     v1::SubscribeResponse out;
@@ -190,9 +234,9 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
     out.mutable_sizes()->Assign(stage.arena.sizes.begin(), stage.arena.sizes.end());
     out.set_bytes_total(stage.arena.bytes_total);
     for (const auto& buffer : stage.buffers) {
-      WW_ASSIGN(memory::UniqueFd fd, Duplicate(buffer->fd()));
-      WW_ASSIGN(uint64_t token, fds_.Put(std::move(fd)));
+      WW_ASSIGN(const uint64_t token, Pass(*buffer));
       out.add_fd_tokens(token);
+      if (buffer->on_device()) *out.add_on_device() = DeviceMemoryOf(*buffer);
     }
     return out;
   }

@@ -46,17 +46,23 @@ void Append(std::vector<transport::MutableSpan>* into, std::byte* data, uint64_t
   into->emplace_back(data, bytes);
 }
 
-// The hint is the sum that is wanted, and the bytes still have it.
-bool IsHere(std::span<const uint64_t> kept, uint32_t i, uint64_t wanted, const std::byte* target,
+// The hint is the sum that is wanted, and the bytes still have it. Bytes that cannot be summed are
+// not here: who reads them anew is told why.
+bool IsHere(std::span<const uint64_t> kept, uint32_t i, uint64_t wanted, device::Bytes target,
             const SegmentCopy& copy) {
   return !kept.empty() && kept[i] == wanted &&
-         kernels::SumTarget(target, copy.box, copy.to) == wanted;
+         device::SumTarget(target, copy.box, copy.to) == Result<uint64_t>(wanted);
+}
+
+bool IsDirect(const SegmentCopy& copy, const memory::RegionSpan& tensor,
+              int64_t direct_run_bytes_min) {
+  return !tensor.region->on_device() && TargetIsDirect(copy, direct_run_bytes_min);
 }
 
 }  // namespace
 
 SegmentSums SumsIn(std::span<const std::byte> memory, const plan::SlotSpan& slot) {
-  return [memory, first = slot.first_segment](uint32_t segment) {
+  return [memory, first = slot.first_segment](uint32_t segment) -> Result<uint64_t> {
     uint64_t sum;
     std::memcpy(&sum, memory.data() + sizeof(sum) * (segment - first), sizeof(sum));
     return sum;
@@ -73,17 +79,25 @@ MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& sc
   for (uint32_t i = 0; i < span.segment_count; ++i) {
     const auto [op, segment, copy] = PartsOf(stream, schedule, span.first_segment + i);
     const std::byte* source = source_tensors[op.source_tensor].data() + copy.source_offset;
-    std::byte* target = binding[op.target_tensor].data() + copy.target_offset;
-    const uint64_t wanted = source_sums(span.first_segment + i);
-    if (!stop.load(std::memory_order_relaxed) && IsHere(kept, i, wanted, target, copy)) {
+    const device::Bytes target = binding[op.target_tensor].at() + copy.target_offset;
+    const auto wanted = source_sums(span.first_segment + i);
+    if (!wanted) {
+      result.status = wanted.error();
+      return result;
+    }
+    if (!stop.load(std::memory_order_relaxed) && IsHere(kept, i, *wanted, target, copy)) {
       result.kept_bytes += segment.bytes;
-      result.sums.push_back(wanted);
+      result.sums.push_back(*wanted);
       continue;
     }
     for (int attempt = 0;; ++attempt) {
       if (stop.load(std::memory_order_relaxed)) return result;
-      const uint64_t sum = MakeInPlace(target, source, copy);
-      if (sum == wanted) break;
+      const auto sum = MakeInPlace(target, source, copy);
+      if (!sum) {
+        result.status = sum.error();
+        return result;
+      }
+      if (*sum == *wanted) break;
       ++result.mismatches;
       if (attempt == rereads_max) {
         result.broken = span.first_segment + i;
@@ -91,7 +105,7 @@ MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& sc
       }
       ++result.rereads;
     }
-    result.sums.push_back(wanted);
+    result.sums.push_back(*wanted);
   }
   return result;
 }
@@ -105,12 +119,12 @@ std::vector<bool> TakeKept(const plan::Stream& stream, const plan::StreamSchedul
   for (uint32_t i = 0; i < span.segment_count; ++i) {
     if (stop.load(std::memory_order_relaxed)) return taken;
     const auto [op, segment, copy] = PartsOf(stream, schedule, span.first_segment + i);
-    std::byte* target = binding[op.target_tensor].data() + copy.target_offset;
+    const device::Bytes target = binding[op.target_tensor].at() + copy.target_offset;
     taken[i] = IsHere(kept.here, i, expected[i], target, copy);
     if (!taken[i] && !kept.served.empty() && kept.served[i] == expected[i]) {
-      const std::byte* from = served[op.target_tensor].data() + copy.target_offset;
-      taken[i] = kernels::CopyAndSumTarget(target, from, WithTargetOnBothSides(copy.box), copy.to,
-                                           copy.to) == expected[i];
+      const device::Bytes from = served[op.target_tensor].at() + copy.target_offset;
+      taken[i] = device::CopyAndSumTarget(target, from, WithTargetOnBothSides(copy.box), copy.to,
+                                          copy.to) == Result<uint64_t>(expected[i]);
     }
   }
   return taken;
@@ -140,11 +154,11 @@ std::vector<Chunk> ChunksOf(const plan::StreamSchedule& schedule, uint32_t slot,
 }
 
 uint64_t ScratchBytes(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                      const Chunk& chunk, int64_t direct_run_bytes_min) {
+                      const Chunk& chunk, const Binding& binding, int64_t direct_run_bytes_min) {
   uint64_t bytes = 0;
   for (uint32_t i = chunk.first_segment; i < chunk.first_segment + chunk.segment_count; ++i) {
     const Parts parts = PartsOf(stream, schedule, i);
-    if (TargetIsDirect(parts.copy, direct_run_bytes_min)) continue;
+    if (IsDirect(parts.copy, binding[parts.op.target_tensor], direct_run_bytes_min)) continue;
     bytes += RoundUp(static_cast<uint64_t>(parts.segment.bytes), kAlignment);
   }
   return bytes;
@@ -172,7 +186,7 @@ Scatter ScatterOf(const plan::Stream& stream, const plan::StreamSchedule& schedu
     Append(&scatter.into, pad, gap);
     pad += gap;
     cursor = EndInSlot(schedule, i);
-    if (TargetIsDirect(copy, direct_run_bytes_min)) {
+    if (IsDirect(copy, binding[op.target_tensor], direct_run_bytes_min)) {
       scatter.scratch_offset.emplace_back(std::nullopt);
       std::byte* tensor = binding[op.target_tensor].data();
       for (const Run& run : TargetRuns(copy)) Append(&scatter.into, tensor + run.offset, run.bytes);
@@ -185,19 +199,21 @@ Scatter ScatterOf(const plan::Stream& stream, const plan::StreamSchedule& schedu
   return scatter;
 }
 
-std::vector<uint64_t> UnpackAndSum(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                                   const Chunk& chunk, const Scatter& scatter,
-                                   const std::byte* scratch, const Binding& binding) {
+Result<std::vector<uint64_t>> UnpackAndSum(const plan::Stream& stream,
+                                           const plan::StreamSchedule& schedule, const Chunk& chunk,
+                                           const Scatter& scatter, const std::byte* scratch,
+                                           const Binding& binding) {
   std::vector<uint64_t> sums;
   sums.reserve(chunk.segment_count);
   for (uint32_t i = 0; i < chunk.segment_count; ++i) {
     const auto [op, segment, copy] = PartsOf(stream, schedule, chunk.first_segment + i);
-    std::byte* target = binding[op.target_tensor].data() + copy.target_offset;
+    const device::Bytes target = binding[op.target_tensor].at() + copy.target_offset;
     const auto& from_scratch = scatter.scratch_offset[i];
-    sums.push_back(from_scratch
-                       ? kernels::CopyAndSumTarget(target, scratch + *from_scratch,
-                                                   WithPackedSource(copy.box), copy.to, copy.to)
-                       : kernels::SumTarget(target, copy.box, copy.to));
+    WW_ASSIGN(const uint64_t sum,
+              from_scratch ? device::CopyAndSumTarget(target, scratch + *from_scratch,
+                                                      WithPackedSource(copy.box), copy.to, copy.to)
+                           : device::SumTarget(target, copy.box, copy.to));
+    sums.push_back(sum);
   }
   return sums;
 }

@@ -15,7 +15,7 @@
 namespace weightwire::transfer {
 
 /// The source's sum of a segment (index in the schedule).
-using SegmentSums = std::function<uint64_t(uint32_t segment)>;
+using SegmentSums = std::function<Result<uint64_t>(uint32_t segment)>;
 
 /// Those of a slot, as they lie in `memory`, which must outlive the result.
 SegmentSums SumsIn(std::span<const std::byte> memory, const plan::SlotSpan& slot);
@@ -27,6 +27,7 @@ struct MappedCopy {
   uint32_t rereads = 0;
   int64_t kept_bytes = 0;          ///< of segments that were there already
   std::optional<uint32_t> broken;  ///< segment (index in the schedule) still different at the end
+  Status status;                   ///< not OK: a GPU failed; the segments before were done
 };
 /// Copies every segment of the slot from the mapped tensors, compares the written bytes with the
 /// source's sum, asked for just before the copy, and copies again at most `rereads_max` times. A
@@ -75,16 +76,19 @@ struct Scatter {
   std::vector<std::byte> pads;
 };
 /// Bytes of scratch that a chunk needs; 0 when every segment goes straight to the destination.
+/// Destinations in a GPU's memory are never gone to straight.
 uint64_t ScratchBytes(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                      const Chunk& chunk, int64_t direct_run_bytes_min);
+                      const Chunk& chunk, const Binding& binding, int64_t direct_run_bytes_min);
 /// `scratch` must hold ScratchBytes; `sums` all sums of the slot.
 Scatter ScatterOf(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                   const Chunk& chunk, const Binding& binding, int64_t direct_run_bytes_min,
                   std::byte* scratch, std::span<uint64_t> sums);
 
-/// Unpacks what lies in scratch and sums the destination's bytes: one for each segment.
-std::vector<uint64_t> UnpackAndSum(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                                   const Chunk& chunk, const Scatter& scatter,
-                                   const std::byte* scratch, const Binding& binding);
+/// Unpacks what lies in scratch and sums the destination's bytes: one for each segment. Errors:
+/// device/bytes.h.
+Result<std::vector<uint64_t>> UnpackAndSum(const plan::Stream& stream,
+                                           const plan::StreamSchedule& schedule, const Chunk& chunk,
+                                           const Scatter& scatter, const std::byte* scratch,
+                                           const Binding& binding);
 
 }  // namespace weightwire::transfer

@@ -3,20 +3,22 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "server/device/bytes.h"
 #include "server/transfer/segment_copy.h"
 
 /// The wire's bytes of one segment, made from the source's elements: copied, cast or quantized.
-/// `source` and `target` are the segment's first elements. Equal inputs give equal bytes, on every
-/// machine and whoever makes them.
+/// `source` and `target` are the segment's first elements, of the host or of a GPU. Equal inputs
+/// give equal bytes, on every machine and whoever makes them. Errors: device/bytes.h.
 namespace weightwire::transfer {
 
 /// Sum of the bytes that would be made.
-uint64_t SumMade(const std::byte* source, const SegmentCopy& copy);
-/// Makes them in packed order at `packed` and returns their sum. The sum of what is copied or cast
-/// is of the source's elements, never of `packed`; what is quantized is made once only and summed
-/// where it was made, before anybody else can have touched it.
-uint64_t MakePacked(std::byte* packed, const std::byte* source, const SegmentCopy& copy);
+Result<uint64_t> SumMade(device::ConstBytes source, const SegmentCopy& copy);
+/// Makes them in packed order at `packed`, in the host's memory, and returns their sum. The sum of
+/// what is copied or cast is of the source's elements, never of `packed`; what is quantized is made
+/// once only and summed where it was made, before anybody else can have touched it.
+Result<uint64_t> MakePacked(std::byte* packed, device::ConstBytes source, const SegmentCopy& copy);
 /// Makes them where they belong and returns the sum of what was written.
-uint64_t MakeInPlace(std::byte* target, const std::byte* source, const SegmentCopy& copy);
+Result<uint64_t> MakeInPlace(device::Bytes target, device::ConstBytes source,
+                             const SegmentCopy& copy);
 
 }  // namespace weightwire::transfer

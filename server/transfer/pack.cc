@@ -48,11 +48,11 @@ class GatherBuilder {
 
 }  // namespace
 
-uint64_t SumSegment(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                    uint32_t segment, const Binding& binding) {
+Result<uint64_t> SumSegment(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                            uint32_t segment, const Binding& binding) {
   const plan::CopyOp& op = stream.ops[schedule.segments[segment].op_index];
   const SegmentCopy copy = CopyOf(op, schedule.segments[segment]);
-  return SumMade(binding[op.source_tensor].data() + copy.source_offset, copy);
+  return SumMade(binding[op.source_tensor].at() + copy.source_offset, copy);
 }
 
 PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t slot,
@@ -67,7 +67,12 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
     if (stop.load(std::memory_order_relaxed)) return packed;
     const uint32_t index = span.first_segment + i;
     if (memory == nullptr) {
-      sums[i] = SumSegment(stream, schedule, index, binding);
+      const auto sum = SumSegment(stream, schedule, index, binding);
+      if (!sum) {
+        packed.status = sum.error();
+        return packed;
+      }
+      sums[i] = *sum;
       continue;
     }
     const plan::Segment& segment = schedule.segments[index];
@@ -76,12 +81,19 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
     const SegmentCopy copy = CopyOf(op, segment);
     const auto offset = static_cast<uint64_t>(schedule.offset_in_slot[index]);
     builder.FromSlot(offset);
-    if (SourceIsDirect(copy, direct_run_bytes_min)) {
-      sums[i] = SumMade(tensor.data() + copy.source_offset, copy);
+    const device::Bytes source = tensor.at() + copy.source_offset;
+    const bool direct = !tensor.region->on_device() && SourceIsDirect(copy, direct_run_bytes_min);
+    const auto sum =
+        direct ? SumMade(source, copy) : MakePacked(memory->data() + offset, source, copy);
+    if (!sum) {
+      packed.status = sum.error();
+      return packed;
+    }
+    sums[i] = *sum;
+    if (direct) {
       for (const Run& run : SourceRuns(copy)) builder.FromTensor(tensor, run);
       continue;
     }
-    sums[i] = MakePacked(memory->data() + offset, tensor.data() + copy.source_offset, copy);
     builder.FromSlot(offset + static_cast<uint64_t>(segment.bytes));
     packed.bytes_packed += segment.bytes;
   }

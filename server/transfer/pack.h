@@ -14,15 +14,18 @@ namespace weightwire::transfer {
 struct PackedSlot {
   transport::GatherList pieces;  ///< of SlotSpan::bytes together; empty when only summed
   int64_t bytes_packed = 0;      ///< payload that was copied into `memory`
+  Status status;                 ///< not OK: a GPU failed, and the rest is worthless
 };
 
-/// Sums one segment, an index in `schedule.segments`, from the source's tensors.
-uint64_t SumSegment(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                    uint32_t segment, const Binding& binding);
+/// Sums one segment, an index in `schedule.segments`, from the source's tensors. Errors:
+/// device/bytes.h.
+Result<uint64_t> SumSegment(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                            uint32_t segment, const Binding& binding);
 
 /// Sums every segment of slot `slot` from the source's tensors into `sums` (one each, in order)
 /// and, where `memory` is not null (≥ SlotSpan::bytes), lays the slot out as plan/segments.h says:
-/// sums and what needs packing in `memory`, long runs as pieces of the tensors themselves.
+/// sums and what needs packing in `memory`, long runs as pieces of the tensors themselves, but for
+/// tensors in a GPU's memory, which are packed.
 ///
 /// Pure but for the memory it is given; runs on any thread. Gives up between segments when `stop`
 /// is set; the result is then worthless. The slice must have passed ValidateSlice.

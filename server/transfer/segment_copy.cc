@@ -46,15 +46,6 @@ Element ElementOf(DType dtype, DType other) {
   return FloatOf(dtype).value_or(OpaqueOf(layout::ElementBytes(dtype)));
 }
 
-// Row-major strides over `box.extent`.
-void PackStrides(const StridedBox& box, int64_t* stride) {
-  int64_t next = 1;
-  for (int d = box.ndim - 1; d >= 0; --d) {
-    stride[d] = next;
-    next *= box.extent[d];
-  }
-}
-
 // Runs along `stride` of a box whose other side is packed: there Normalize merges exactly the
 // dimensions that are contiguous on the strided side.
 std::vector<Run> RunsOf(const StridedBox& normalized, const int64_t* stride, uint64_t base,
@@ -190,16 +181,6 @@ SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment) {
   return copy;
 }
 
-StridedBox WithPackedSource(const StridedBox& box) {
-  StridedBox packed = box;
-  PackStrides(box, packed.source_stride);
-  return packed;
-}
-StridedBox WithPackedTarget(const StridedBox& box) {
-  StridedBox packed = box;
-  PackStrides(box, packed.target_stride);
-  return packed;
-}
 StridedBox WithTargetOnBothSides(const StridedBox& box) {
   StridedBox same = box;
   std::copy_n(box.target_stride, kernels::kMaxDims, same.source_stride);

@@ -28,9 +28,6 @@ struct SegmentCopy {
 };
 SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment);
 
-/// The same elements with one side packed (row-major) instead.
-kernels::StridedBox WithPackedSource(const kernels::StridedBox& box);
-kernels::StridedBox WithPackedTarget(const kernels::StridedBox& box);
 /// The same elements between two buffers that are both laid out like the target.
 kernels::StridedBox WithTargetOnBothSides(const kernels::StridedBox& box);
 

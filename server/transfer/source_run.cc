@@ -121,6 +121,13 @@ void SourceRun::OnSessionLost(uint64_t endpoint, const Status& why) {
   for (const auto& stream : streams_) stream->OnSessionLost(endpoint, why);
 }
 
+bool SourceRun::CanBeMapped(const transport::Transport& transport) const {
+  return transport.capabilities().device_memory ||
+         std::ranges::none_of(job_.binding, [](const memory::RegionSpan& tensor) {
+           return tensor.region->on_device();
+         });
+}
+
 Result<SourceRun::MappedKeys> SourceRun::ExportForMapping(transport::Transport* transport) {
   if (auto known = exports_.find(transport); known != exports_.end()) return known->second;
   if (!sums_region_) {

@@ -37,6 +37,8 @@ class SourceRun : public std::enable_shared_from_this<SourceRun> {
     transport::RegionKey binding;
     transport::RegionKey sums;
   };
+  /// Every tensor is of a memory that `transport` can map.
+  bool CanBeMapped(const transport::Transport& transport) const;
   /// What readers that map over `transport` need; exported on first use.
   Result<MappedKeys> ExportForMapping(transport::Transport* transport);
   /// Where mapping readers find sums; nullptr until ExportForMapping.

@@ -20,7 +20,9 @@ SourceStream::SourceStream(SourceRun& run, const plan::Stream& stream, PlanId pl
       plan_(plan),
       readers_planned_(readers_planned),
       sum_segment_([this](uint32_t segment) {
-        return sums_[segment] = SumSegment(stream_, schedule_, segment, run_.job().binding);
+        auto sum = SumSegment(stream_, schedule_, segment, run_.job().binding);
+        if (sum) sums_[segment] = *sum;
+        return sum;
       }),
       pace_(run.context().strand, run.context().clock) {
   Touch();
@@ -103,8 +105,10 @@ void SourceStream::OnOpen(const std::shared_ptr<transport::Endpoint>& endpoint,
   if (Status status = CheckOpen(*endpoint, open); !status.ok()) {
     return Refuse(endpoint, open.key.reader, status);
   }
-  if (open.maps) {
-    auto keys = run_.ExportForMapping(context().TransportOf(endpoint->transport_name()));
+  transport::Transport* transport = context().TransportOf(endpoint->transport_name());
+  const bool maps = open.maps && run_.CanBeMapped(*transport);
+  if (maps) {
+    auto keys = run_.ExportForMapping(transport);
     if (!keys.has_value()) return Refuse(endpoint, open.key.reader, keys.error());
     Notify binding;
     binding.type = NotifyType::kBinding;
@@ -115,7 +119,7 @@ void SourceStream::OnOpen(const std::shared_ptr<transport::Endpoint>& endpoint,
   }
   Reader reader;
   reader.endpoint = endpoint;
-  reader.maps = open.maps;
+  reader.maps = maps;
   readers_.emplace(open.key.reader, std::move(reader));
   WW_FAILPOINT("transfer.after_a_reader_opened");
   if (SumsAtReader()) {
@@ -355,6 +359,11 @@ void SourceStream::OnPacked(uint32_t index, PackedSlot packed) {
   auto entry = slots_.find(index);
   if (stopped_) {
     Release(entry);
+    return run_.Changed();
+  }
+  if (!packed.status.ok()) {
+    entry->second.phase = Phase::kPacked;
+    Stop(packed.status);
     return run_.Changed();
   }
   bytes_packed_ += packed.bytes_packed;

@@ -93,9 +93,9 @@ void TargetStream::PumpGets() {
 
 void TargetStream::OnGetAdmitted() {
   const Order order = orders_.front();
-  const bool plain =
-      order.wanted != Wanted::kBytes ||
-      ScratchBytes(stream_, schedule_, order.chunk, context().tuning().direct_run_bytes_min) == 0;
+  const bool plain = order.wanted != Wanted::kBytes ||
+                     ScratchBytes(stream_, schedule_, order.chunk, run_.job().binding,
+                                  context().tuning().direct_run_bytes_min) == 0;
   if (plain) {
     orders_.pop_front();
     return Pace(order, {});
@@ -215,9 +215,11 @@ void TargetStream::SumChunk(const std::shared_ptr<Fetch>& fetch) {
 }
 
 void TargetStream::OnSummed(const std::shared_ptr<Fetch>& fetch,
-                            const std::vector<uint64_t>& sums) {
+                            const Result<std::vector<uint64_t>>& summed) {
   --tasks_;
   ReleaseScratch(*fetch);
+  if (!summed && !stopped_) return FailDevice(summed.error());
+  const std::vector<uint64_t> sums = summed.value_or(std::vector<uint64_t>());
   const Chunk& chunk = fetch->order.chunk;
   Slot& slot = slots_.at(chunk.slot);
   const uint32_t first = schedule_.slots[chunk.slot].first_segment;
@@ -225,7 +227,7 @@ void TargetStream::OnSummed(const std::shared_ptr<Fetch>& fetch,
     sums_[chunk.first_segment + i] = sums[i];
     slot.state[chunk.first_segment + i - first] = SegmentState::kSummed;
   }
-  NoteSums(chunk.first_segment, chunk.segment_count);
+  NoteSums(chunk.first_segment, static_cast<uint32_t>(sums.size()));
   if (stopped_) {
     MaybeClose();
     return run_.Changed();

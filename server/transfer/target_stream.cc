@@ -88,6 +88,10 @@ void TargetStream::FailSegment(uint32_t segment) {
                    .AtTensor(tensor));
 }
 
+void TargetStream::FailDevice(const Status& why) {
+  FailStream(why.code(), why.reason(), why.message());
+}
+
 // ---- announced slots ---------------------------------------------------------------------------
 
 void TargetStream::OnReady(const Notify& ready) {
@@ -102,6 +106,9 @@ void TargetStream::OnReady(const Notify& ready) {
   slot.memory = ready.memory;
   slot.sums_offset = ready.offset;
   Touch();
+  // A source that lies on a GPU which this transport cannot map has answered without a binding, and
+  // announces packed slots as to a reader that does not map.
+  if (!mapped_ && maps_pending_ == 0 && ready.memory.id != 0) maps_ = false;
   if (!maps_) return OrderSlot(ready.slot);
   if (mapped_) CopySlot(ready.slot);
 }
@@ -237,6 +244,7 @@ void TargetStream::OnCopied(uint32_t index, MappedCopy copied) {
     MaybeClose();
     return run_.Changed();
   }
+  if (!copied.status.ok()) return FailDevice(copied.status);
   if (copied.broken) return FailSegment(*copied.broken);
   slots_.at(index).kept_bytes = copied.kept_bytes;
   CountMoved(schedule_.slots[index].payload_bytes - copied.kept_bytes);

@@ -89,6 +89,7 @@ class TargetStream {
   void Touch();
   void FailStream(Code code, Reason reason, const std::string& what);
   void FailSegment(uint32_t segment);
+  void FailDevice(const Status& why);
 
   /// What `kept` knows of the slot's segments.
   std::vector<uint64_t> KnownSums(const Kept& kept, uint32_t index) const;
@@ -114,7 +115,7 @@ class TargetStream {
   void PostGet(const Order& order, memory::RegionSpan scratch);
   void OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& status);
   void SumChunk(const std::shared_ptr<Fetch>& fetch);
-  void OnSummed(const std::shared_ptr<Fetch>& fetch, const std::vector<uint64_t>& sums);
+  void OnSummed(const std::shared_ptr<Fetch>& fetch, const Result<std::vector<uint64_t>>& summed);
   void Compare(uint32_t index, uint32_t first_segment, uint32_t segment_count);
   void Reread(uint32_t index, uint32_t segment);
   void ReleaseScratch(Fetch& fetch);
@@ -128,7 +129,7 @@ class TargetStream {
   const Peer& peer_;
   const ParticipantId source_;
   transport::Transport* const transport_;
-  const bool maps_;
+  bool maps_;  ///< unless the source says that its memory cannot be mapped over this transport
   const bool same_host_;
   ReadAhead read_ahead_;
   bool planned_ = false;

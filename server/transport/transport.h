@@ -50,7 +50,10 @@ struct MappedList {
 
 struct Capabilities {
   bool get = true;
-  bool map = false;                 ///< Map() works: same host, shareable memory
+  bool map = false;  ///< Map() works: same host, shareable memory
+  /// Map() works for GPU memory too. Without it nothing may be exported or read into that lies on a
+  /// GPU: transfer/ stages it in host memory.
+  bool device_memory = false;
   uint64_t chunk_bytes_max = 0;     ///< largest Get
   uint32_t gets_in_flight_max = 0;  ///< per endpoint; a further Get queues inside the transport
   bool checks_payload = false;      ///< payload is checksummed below us (none today)

@@ -287,7 +287,8 @@ Result<ModelLayout> LayoutOf(const Round& round, const std::string& text) {
 Tensors HuggingFace(const Round& round, const layout::CanonicalSpace& canonical) {
   Tensors hf;
   for (uint32_t i = 0; i < canonical.tensors.size(); ++i) {
-    const auto& [name, dtype, shape] = canonical.tensors[i];
+    const std::string& name = canonical.tensors[i].name;
+    const layout::Shape& shape = canonical.tensors[i].shape;
     if (!round.mtp && name.starts_with("model.layers.2.")) continue;
     Array& array = hf[name];
     array.shape = shape;

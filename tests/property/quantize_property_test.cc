@@ -182,7 +182,8 @@ class Trial {
         const int64_t width = source.ranks[r].tensors[t].shape.back();
         std::unordered_map<uint64_t, int64_t> at;
         for (size_t i = 0; i < cells.size(); ++i) at.emplace(cells[i], static_cast<int64_t>(i));
-        for (size_t b = 0; b < held.size(); ++b) held[b] = held[b] || IsMatrix(blocks_of_[b], at, width);
+        for (size_t b = 0; b < held.size(); ++b)
+          held[b] = held[b] || IsMatrix(blocks_of_[b], at, width);
       }
     }
     return std::ranges::all_of(held, [](bool is) { return is; });

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from demo.fleet import Daemon
-from weightwire import Publisher, StaleError, Subscriber, TensorMeta
+from weightwire import Device, DeviceArray, Publisher, StaleError, Subscriber, TensorMeta
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data"
@@ -55,16 +55,22 @@ def daemon(tmp_path):
 class Trainer:
     """All ranks of a trainer in this process: one Publisher each, filled from `shards`."""
 
-    def __init__(self, agent: str, config: dict, spec: str, shards: list[dict]):
+    def __init__(self, agent: str, config: dict, spec: str, shards: list[dict], device: Device | None = None):
         self.publishers = []
         self.params = []
         for rank, shard in enumerate(shards):
-            publisher = Publisher(rank=rank, world_size=len(shards), agent=agent)
+            publisher = Publisher(rank=rank, world_size=len(shards), agent=agent, device=device)
             self.publishers.append(publisher)
-            params = publisher.bind(config, spec, [meta for meta, _ in shard.values()])
+            self.params.append(publisher.bind(config, spec, [meta for meta, _ in shard.values()]))
+        self.fill(shards)
+
+    def fill(self, shards: list[dict]):
+        for params, shard in zip(self.params, shards):
             for name, (_, bits) in shard.items():
-                params[name].view(bits.dtype)[...] = bits
-            self.params.append(params)
+                if isinstance(params[name], DeviceArray):
+                    params[name].write(bits)
+                else:
+                    params[name].view(bits.dtype)[...] = bits
 
     def publish(self, version: int, **options):
         releases = [p.publish(version, **options) for p in self.publishers]
@@ -79,11 +85,11 @@ class EngineRanks:
     """All ranks of an engine in this process; `follow` flips and acknowledges as a leader would."""
 
     def __init__(self, agent: str, name: str, config: dict, spec: str, shapes: list[list[TensorMeta]],
-                 traces: list | None = None):
+                 traces: list | None = None, device: Device | None = None):
         self.ranks = []
         self.notes = []
         for rank, tensors in enumerate(shapes):
-            subscriber = Subscriber(group=name, rank=rank, world_size=len(shapes), agent=agent)
+            subscriber = Subscriber(group=name, rank=rank, world_size=len(shapes), agent=agent, device=device)
             self.ranks.append(subscriber)
             self.notes.append(subscriber.bind(config, spec, tensors, traces[rank] if traces else None))
         self._stop = threading.Event()

@@ -98,6 +98,12 @@ Result<std::shared_ptr<MemoryRegion>> MemoryRegion::Import(UniqueFd fd, uint64_t
   return std::shared_ptr<MemoryRegion>(new MemoryRegion(std::move(fd), data, bytes));
 }
 
+// A simulated host has no GPU.
+std::shared_ptr<MemoryRegion> MemoryRegion::OnDevice(std::shared_ptr<device::Allocation>, uint64_t,
+                                                     uint64_t, UniqueFd, std::function<void()>) {
+  CheckFailed(__FILE__, __LINE__, "no GPU");
+}
+
 Result<RegionSpan> SpanOf(std::shared_ptr<MemoryRegion> region, uint64_t offset, uint64_t bytes) {
   const auto end = CheckedAdd(offset, bytes);
   if (!end.has_value() || *end > region->size()) {

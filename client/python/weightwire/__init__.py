@@ -7,6 +7,7 @@ engines are modules of their own, so that `import weightwire` needs neither torc
 """
 
 from weightwire.client import Client
+from weightwire.device import Device, DeviceArray
 from weightwire.errors import (
     AbortedError,
     DeadlineError,
@@ -32,6 +33,8 @@ __all__ = [
     "Client",
     "ContentDifference",
     "DeadlineError",
+    "Device",
+    "DeviceArray",
     "EngineContent",
     "EngineStatus",
     "EpochStatus",

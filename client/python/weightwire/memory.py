@@ -81,6 +81,16 @@ def array_at(buffer: mmap.mmap, offset: int, meta: TensorMeta) -> np.ndarray:
     return np.frombuffer(buffer, dtype=kind, count=count, offset=offset).reshape(meta.shape)
 
 
+def arena_map(tensors: Sequence[TensorMeta]) -> tuple[list[int], int]:
+    """Where tensors lie that follow one another, each at a multiple of 64 bytes, and the bytes of all, at least 64."""
+    offsets = []
+    end = 0
+    for meta in tensors:
+        offsets.append(end)
+        end += -(-meta.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return offsets, max(end, _ALIGNMENT)
+
+
 class Arena:
     """One sealed memfd that holds tensors one after another, each at a multiple of 64 bytes.
 
@@ -89,12 +99,7 @@ class Arena:
 
     def __init__(self, name: str, tensors: Sequence[TensorMeta]):
         self.tensors = list(tensors)
-        self.offsets: list[int] = []
-        end = 0
-        for meta in self.tensors:
-            self.offsets.append(end)
-            end += -(-meta.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self.nbytes = max(end, _ALIGNMENT)
+        self.offsets, self.nbytes = arena_map(self.tensors)
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, self.nbytes)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

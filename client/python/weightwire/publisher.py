@@ -12,7 +12,8 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy as np
 
 from weightwire import errors
-from weightwire.memory import Arena, TensorMeta
+from weightwire.device import Device, DeviceArray
+from weightwire.memory import Arena, TensorMeta, arena_map
 from weightwire.session import Session, default_agent_socket
 from weightwire.v1 import agent_pb2, types_pb2
 from weightwire.waiting import Progress, ProgressCallback
@@ -101,13 +102,15 @@ class Publisher:
     """
 
     def __init__(self, *, rank: int, world_size: int, group: str = "trainer", job: str = "",
-                 agent: str | None = None, timeout: float = 30.0):
+                 agent: str | None = None, timeout: float = 30.0, device: Device | None = None):
+        """`device`: where the parameters are to lie, if the agent has memory of it to lend; see `device_refused`."""
+        self._device = device
         self._releases: dict[int, Release] = {}
         self._lock = threading.Lock()
         self._arena: Arena | None = None
         self._session = Session(agent=agent or default_agent_socket(), role=types_pb2.GROUP_ROLE_TRAINER,
                                 group=group, rank=rank, world_size=world_size, job=job, timeout=timeout,
-                                on_event=self._on_event, on_end=self._on_end)
+                                device=device.uuid if device else "", on_event=self._on_event, on_end=self._on_end)
 
     @property
     def attached(self) -> bool:
@@ -115,19 +118,25 @@ class Publisher:
         comes back on its journal is waited for.)"""
         return self._session.attached
 
+    @property
+    def device_refused(self) -> errors.WeightwireError | None:
+        """Why the parameters lie in host memory though a device was asked for; None otherwise."""
+        return self._session.device_refused
+
     def bind(self, config: Mapping[str, Any] | str, spec: str,
-             tensors: Sequence[TensorMeta]) -> Mapping[str, np.ndarray]:
+             tensors: Sequence[TensorMeta]) -> Mapping[str, np.ndarray] | Mapping[str, DeviceArray]:
         """Negotiates the layout, allocates shared memory for `tensors` and binds it.
 
         config: the model's config.json, as a mapping or as text
         spec:   this group's parallel layout, "megatron:tp2,pp2"
         tensors: what this rank holds, in any order
-        Returns writable arrays by name; fill them, then publish. bf16 appears as uint16.
+        Returns writable arrays by name; fill them, then publish. bf16 appears as uint16. On a device they are
+        DeviceArrays.
         """
         text = config if isinstance(config, str) else json.dumps(config)
         return self._bind_arena(self._session.submit_layout(text, spec, tensors))
 
-    def bind_boxes(self, layout: types_pb2.LayoutSubmission) -> Mapping[str, np.ndarray]:
+    def bind_boxes(self, layout: types_pb2.LayoutSubmission) -> Mapping[str, np.ndarray] | Mapping[str, DeviceArray]:
         """As `bind`, with explicit boxes instead of a scheme."""
         agreed, _ = self._session.submit(layout)
         return self._bind_arena(agreed)
@@ -139,13 +148,26 @@ class Publisher:
         agreed, _ = self._session.submit(layout)
         self._import(arenas, [places[meta.name] for meta in agreed])
 
-    def _bind_arena(self, agreed: Sequence[TensorMeta]) -> Mapping[str, np.ndarray]:
+    def _bind_arena(self, agreed: Sequence[TensorMeta]) -> Mapping[str, np.ndarray] | Mapping[str, DeviceArray]:
+        if self._device is not None and self._session.device:
+            return self._bind_slab(self._device, agreed)
         arena = Arena(f"weightwire-{self._session.rank_name.replace('/', '-')}", agreed)
         self._import([arena], [(0, offset) for offset in arena.offsets])
         if self._arena:
             self._arena.close()
         self._arena = arena
         return arena.arrays
+
+    def _bind_slab(self, device: Device, agreed: Sequence[TensorMeta]) -> Mapping[str, DeviceArray]:
+        offsets, size = arena_map(agreed)
+        lent = self._session.call("OpenSlab", agent_pb2.OpenSlabRequest(bytes=size))
+        arrays = device._map(lent.memory.ipc_handle, lent.memory.offset,
+                             self._session.get_fd(lent.lease_token)).arrays(agreed, offsets)
+        self._session.call("ImportMemory", agent_pb2.ImportMemoryRequest(
+            regions=[agent_pb2.ImportMemoryRequest.Region(slab=lent.slab)],
+            bindings=[agent_pb2.ImportMemoryRequest.Binding(tensor=i, region=0, offset=offset)
+                      for i, offset in enumerate(offsets)]))
+        return arrays
 
     def _import(self, arenas: Sequence[Arena], places: Sequence[tuple[int, int]]) -> None:
         self._session.call("ImportMemory", agent_pb2.ImportMemoryRequest(

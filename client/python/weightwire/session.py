@@ -67,7 +67,7 @@ class Session:
     """
 
     def __init__(self, *, agent: str, role: int, group: str, rank: int, world_size: int, job: str,
-                 timeout: float, buffers: int = 0, on_event: Callable[[agent_pb2.AttachEvent], None],
+                 timeout: float, buffers: int = 0, device: str = "", on_event: Callable[[agent_pb2.AttachEvent], None],
                  on_end: Callable[[errors.WeightwireError], None]):
         self.timeout = timeout
         self.rank_name = f"{group}/{rank}"
@@ -84,9 +84,13 @@ class Session:
         self._failure: errors.WeightwireError | None = None
         self._closed = False
         self.handle = 0
+        #: UUID of the GPU where the agent puts this rank's memory; "": in host memory.
+        self.device = ""
+        #: Why it is not the GPU that was asked for; None when it is, or none was.
+        self.device_refused: errors.WeightwireError | None = None
         self._up.put(agent_pb2.AttachUp(hello=agent_pb2.AttachHello(
             protocol=types_pb2.Protocol(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
-            job=job, role=role, group=group, rank=rank, world_size=world_size, buffers=buffers,
+            job=job, role=role, group=group, rank=rank, world_size=world_size, buffers=buffers, device=device,
             incarnation=secrets.randbits(64) | 1, pid=os.getpid(), trace_id=self.trace_id)))
         self._stream = self._stub.Attach(iter(self._up.get, None))
         self._reader = threading.Thread(target=self._read, name=f"weightwire-{self.rank_name}", daemon=True)
@@ -108,6 +112,8 @@ class Session:
             for event in self._stream:
                 if event.WhichOneof("kind") == "attached":
                     self.handle = event.attached.handle
+                    self.device = event.attached.device
+                    self.device_refused = errors.from_outcome(event.attached.device_refused)
                     self._attached.set()
                 else:
                     if event.WhichOneof("kind") == "fenced":

@@ -13,6 +13,7 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy as np
 
 from weightwire import errors
+from weightwire.device import Device, DeviceArray
 from weightwire.memory import TensorMeta, array_at
 from weightwire.session import Session, default_agent_socket
 from weightwire.trace import trace_row
@@ -67,23 +68,32 @@ class Subscriber:
     """
 
     def __init__(self, *, group: str, rank: int, world_size: int, job: str = "", agent: str | None = None,
-                 timeout: float = 30.0, buffers: int | None = None, on_offer: Callable[[], None] | None = None):
+                 timeout: float = 30.0, buffers: int | None = None, on_offer: Callable[[], None] | None = None,
+                 device: Device | None = None):
         """`buffers`: of the stage, 1 to 8; None: as many as the agent's `retain_versions` asks for. `on_offer` is called, on a thread of this subscriber, whenever
-        wait_offer or wait_event has something new."""
+        wait_offer or wait_event has something new. `device`: where the stage is to lie, if the agent has memory of it to
+        lend; see `device_refused`."""
+        self._device = device
         self._place = dict(agent=agent or default_agent_socket(), role=types_pb2.GROUP_ROLE_ENGINE, group=group,
-                           rank=rank, world_size=world_size, job=job, timeout=timeout, buffers=buffers or 0)
+                           rank=rank, world_size=world_size, job=job, timeout=timeout, buffers=buffers or 0,
+                           device=device.uuid if device else "")
         self._layout: types_pb2.LayoutSubmission | None = None
-        self._buffers: list[Mapping[str, np.ndarray]] = []
+        self._buffers: list[Mapping[str, np.ndarray] | Mapping[str, DeviceArray]] = []
         self._events: queue.Queue[Offer | RoomWanted] = queue.Queue()
         self._lock = threading.Condition()
         self._generation = 0
         self._closed = threading.Event()
         self._on_offer = on_offer
         self.serving: Offer | None = None
-        self.params: Mapping[str, np.ndarray] | None = None
+        self.params: Mapping[str, np.ndarray] | Mapping[str, DeviceArray] | None = None
         #: Why the last incarnation ended; None if it never did.
         self.last_fence: errors.WeightwireError | None = None
         self._session = self._attach()
+
+    @property
+    def device_refused(self) -> errors.WeightwireError | None:
+        """Why the stage lies in host memory though a device was asked for; None otherwise."""
+        return self._session.device_refused
 
     def _attach(self) -> Session:
         with self._lock:
@@ -122,9 +132,14 @@ class Subscriber:
             raise errors.RefusedError(f"the agent made {len(stage.fd_tokens)} buffers instead of "
                                       f"{self._place['buffers']}", code="UNIMPLEMENTED", reason="protocol_version",
                                       remedy="use an agent of the client library's version")
-        buffers: list[Mapping[str, np.ndarray]] = []
-        for token in stage.fd_tokens:
+        buffers: list[Mapping[str, np.ndarray] | Mapping[str, DeviceArray]] = []
+        for index, token in enumerate(stage.fd_tokens):
             fd = session.get_fd(token)
+            if self._device is not None and stage.on_device:
+                memory = stage.on_device[index]
+                slab = self._device._map(memory.ipc_handle, memory.offset, fd)
+                buffers.append(slab.arrays(agreed, stage.offsets))
+                continue
             try:
                 mapped = mmap.mmap(fd, stage.bytes_total, mmap.MAP_SHARED | _MAP_POPULATE, mmap.PROT_READ)
             finally:
@@ -170,21 +185,22 @@ class Subscriber:
                     self.serving, self.params = before
             raise
 
-    def stage(self, offer: Offer) -> Mapping[str, np.ndarray]:
-        """The staged bytes of `offer`, read-only, by name; what is served does not change.
+    def stage(self, offer: Offer) -> Mapping[str, np.ndarray] | Mapping[str, DeviceArray]:
+        """The staged bytes of `offer`, read-only (on a device: not to be written), by name; what is served does not
+        change.
 
         Raises StaleError when this incarnation was fenced after the offer.
         """
         with self._lock:
             return self._staged(offer)
 
-    def flip(self, offer: Offer) -> Mapping[str, np.ndarray]:
+    def flip(self, offer: Offer) -> Mapping[str, np.ndarray] | Mapping[str, DeviceArray]:
         """Serves `offer` from now on: a change of pointers. Returns and raises as `stage`."""
         with self._lock:
             self.params, self.serving = self._staged(offer), offer
             return self.params
 
-    def _staged(self, offer: Offer) -> Mapping[str, np.ndarray]:
+    def _staged(self, offer: Offer) -> Mapping[str, np.ndarray] | Mapping[str, DeviceArray]:
         def current() -> bool:
             return offer.generation == self._generation
 

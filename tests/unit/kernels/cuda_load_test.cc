@@ -95,6 +95,17 @@ TEST_F(CudaLibrary, SaysNoDeviceWhereThereIsNone) {
   expect(FIND(ww_cuda_quantize)(0, nullptr, &quantize, 1), "ww_cuda_quantize");
   expect(FIND(ww_cuda_stream_create)(0, &handle), "ww_cuda_stream_create");
   expect(FIND(ww_cuda_event_create)(3, &handle), "ww_cuda_event_create");
+  uint8_t bytes[WW_CUDA_IPC_BYTES] = {};
+  expect(FIND(ww_cuda_device_uuid)(0, bytes), "ww_cuda_device_uuid");
+  expect(FIND(ww_cuda_alloc)(0, 64, &handle), "ww_cuda_alloc");
+  expect(FIND(ww_cuda_free)(0, memory), "ww_cuda_free");
+  expect(FIND(ww_cuda_ipc_export)(0, memory, bytes), "ww_cuda_ipc_export");
+  expect(FIND(ww_cuda_ipc_open)(0, bytes, &handle), "ww_cuda_ipc_open");
+  expect(FIND(ww_cuda_ipc_close)(0, memory), "ww_cuda_ipc_close");
+  expect(FIND(ww_cuda_host_register)(memory, 64), "ww_cuda_host_register");
+  expect(FIND(ww_cuda_host_unregister)(memory), "ww_cuda_host_unregister");
+  expect(FIND(ww_cuda_copy_bytes)(0, nullptr, memory, memory + 32, 8), "ww_cuda_copy_bytes");
+  expect(FIND(ww_cuda_event_wait)(0, nullptr), "ww_cuda_event_wait");
 }
 
 }  // namespace

@@ -266,7 +266,23 @@ RandomPlan MakeRandomPlan(Rng& rng, const PlanShape& shape) {
 }
 
 std::vector<std::byte> RankMemory::Snapshot() const {
-  return {region->data(), region->data() + region->size()};
+  std::vector<std::byte> bytes(region->size());
+  WW_CHECK(device::CopyRun({bytes.data()}, region->bytes(), bytes.size()).ok());
+  return bytes;
+}
+
+void RankMemory::Write(std::span<const std::byte> bytes) const {
+  WW_CHECK(device::CopyRun(region->bytes(), bytes.data(), region->size()).ok());
+}
+
+RankMemory OnDevice(const RankMemory& memory, memory::SlabPool& slabs) {
+  RankMemory moved;
+  moved.region = slabs.Lend("a rank", memory.region->size()).value();
+  moved.Write({memory.region->data(), memory.region->size()});
+  for (const memory::RegionSpan& tensor : memory.binding) {
+    moved.binding.push_back({moved.region, tensor.offset, tensor.bytes});
+  }
+  return moved;
 }
 
 RankMemory MakeMemory(Rng& rng, const std::vector<uint64_t>& tensor_bytes) {

@@ -3,9 +3,11 @@
 #include <cstdint>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "server/memory/slab_pool.h"
 #include "server/plan/plan.h"
 #include "server/transfer/transfer.h"
 
@@ -44,7 +46,11 @@ struct RankMemory {
   std::shared_ptr<memory::MemoryRegion> region;
   Binding binding;
   std::vector<std::byte> Snapshot() const;
+  /// All of it.
+  void Write(std::span<const std::byte> bytes) const;
 };
+/// The same bytes at the same offsets of a slab.
+RankMemory OnDevice(const RankMemory& memory, memory::SlabPool& slabs);
 /// Filled with random bytes; floats that casts read are finite.
 RankMemory MakeMemory(Rng& rng, const std::vector<uint64_t>& tensor_bytes);
 /// Makes the elements that casts read ordinary floats.

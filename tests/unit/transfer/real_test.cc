@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <future>
 #include <memory>
+#include <optional>
 
 #include "server/base/thread_executor.h"
 #include "server/transfer/transfer.h"
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/tcp/tcp_transport.h"
+#include "tests/support/fake_cuda/fake_gpus.h"
 #include "tests/support/tls_for_tests.h"
 #include "tests/unit/transfer/random_plan.h"
 
@@ -68,8 +70,13 @@ class RealAgent {
 };
 
 const Ticket kTicket = {3, 1, 4};
+constexpr transport::Integrity kCrc = transport::Integrity::kCrc;
 
 enum class Agents { kOne, kTwo };
+
+/// Where both ranks of a side lie: in host memory, or on the GPU of an index.
+using On = std::optional<size_t>;
+constexpr On kHost = std::nullopt;
 
 // Two source ranks on one agent, two target ranks on another, or all on one.
 class RealPair {
@@ -77,7 +84,8 @@ class RealPair {
   RealPair(uint64_t seed, const std::vector<std::string>& preference,
            const std::string& source_host, int64_t elements_per_op_max = 8'000,
            Agents agents = Agents::kTwo,
-           transport::Integrity integrity = transport::Integrity::kCrc)
+           transport::Integrity integrity = transport::Integrity::kCrc, On sources_on = kHost,
+           On targets_on = kHost)
       : rng_(seed), plan_(testing::MakeRandomPlan(rng_, {2, 2, 6, elements_per_op_max, 4})) {
     Tuning tuning;
     tuning.segment_bytes_max = 5'000;
@@ -99,6 +107,10 @@ class RealPair {
     for (uint32_t rank = 0; rank < 2; ++rank) {
       before_.push_back(targets_[rank].Snapshot());
       expected_.push_back(testing::Expected(plan_.plan, rank, targets_[rank], sources_));
+    }
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      Move(sources_[rank], sources_on);
+      Move(targets_[rank], targets_on);
     }
   }
 
@@ -172,6 +184,10 @@ class RealPair {
   std::vector<std::vector<std::byte>> expected_;
 
  private:
+  static void Move(RankMemory& memory, On where) {
+    if (where) memory = testing::OnDevice(memory, *weightwire::testing::FakeSlabs(*where));
+  }
+
   std::shared_ptr<RealAgent> source_agent_;
   std::shared_ptr<RealAgent> target_agent_;
   Peer peer_;
@@ -182,6 +198,8 @@ struct Way {
   std::string transport;
   Agents agents = Agents::kTwo;
   transport::Integrity integrity = transport::Integrity::kCrc;
+  On sources_on = kHost;
+  On targets_on = kHost;
 };
 class RealTransfer : public ::testing::TestWithParam<Way> {
  protected:
@@ -191,7 +209,9 @@ class RealTransfer : public ::testing::TestWithParam<Way> {
             "here",
             elements_per_op_max,
             GetParam().agents,
-            GetParam().integrity};
+            GetParam().integrity,
+            GetParam().sources_on,
+            GetParam().targets_on};
   }
 };
 
@@ -208,7 +228,7 @@ TEST_P(RealTransfer, EveryByteArrivesInEveryEpoch) {
     RealPair pair = MakePair(seed, 40'000);
     for (uint64_t e = 1; e <= 3; ++e) {
       for (uint32_t rank = 0; rank < 2; ++rank) {
-        std::ranges::copy(pair.before_[rank], pair.targets_[rank].region->data());
+        pair.targets_[rank].Write(pair.before_[rank]);
       }
       auto s0 = pair.StartSource(Epoch(e), 0);
       auto t0 = pair.StartTarget(Epoch(e), 0);
@@ -251,8 +271,7 @@ TEST_P(RealTransfer, DrainedTargetIsNeverWritten) {
     if (drained.has_value()) {
       EXPECT_EQ(pair.targets_[0].Snapshot(), pair.expected_[0]);
     }
-    const auto& region = pair.targets_[0].region;
-    std::fill_n(region->data(), region->size(), std::byte{0xee});
+    pair.targets_[0].Write(std::vector(pair.targets_[0].region->size(), std::byte{0xee}));
     auto other = t1.get();
     ASSERT_TRUE(other.has_value()) << other.error().ToString();
     EXPECT_EQ(pair.targets_[1].Snapshot(), pair.expected_[1]);
@@ -273,8 +292,7 @@ TEST_P(RealTransfer, DrainedSourceMayChangeItsMemory) {
     auto t1 = pair.StartTarget(Epoch(1), 1);
     for (int i = 0; i < steps; ++i) pair.LetTargetStrandRun();
     pair.DrainSource(Epoch(1), 0);
-    const auto& region = pair.sources_[0].region;
-    std::fill_n(region->data(), region->size(), std::byte{0xee});
+    pair.sources_[0].Write(std::vector(pair.sources_[0].region->size(), std::byte{0xee}));
     for (auto* t : {&t0, &t1}) {
       auto result = t->get();
       const auto& rank = t == &t0 ? 0 : 1;
@@ -292,8 +310,48 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Way{"shm", "shm"}, Way{"tcp", "tcp"},
                       Way{"tcp_mac", "tcp", Agents::kTwo, transport::Integrity::kMac},
                       Way{"tcp_tls", "tcp", Agents::kTwo, transport::Integrity::kTls},
-                      Way{"shm_in_one_agent", "shm", Agents::kOne}),
+                      Way{"shm_in_one_agent", "shm", Agents::kOne},
+                      Way{"tcp_from_gpu", "tcp", Agents::kTwo, kCrc, 0},
+                      Way{"tcp_to_gpu", "tcp", Agents::kTwo, kCrc, kHost, 0},
+                      Way{"tcp_from_gpu_to_gpu", "tcp", Agents::kTwo, kCrc, 0, 1},
+                      Way{"shm_from_gpu", "shm", Agents::kTwo, kCrc, 1},
+                      Way{"shm_to_gpu", "shm", Agents::kTwo, kCrc, kHost, 1},
+                      Way{"shm_from_gpu_to_gpu", "shm", Agents::kTwo, kCrc, 0, 1},
+                      Way{"shm_on_one_gpu_in_one_agent", "shm", Agents::kOne, kCrc, 0, 0},
+                      Way{"shm_to_gpu_in_one_agent", "shm", Agents::kOne, kCrc, kHost, 0}),
     [](const auto& param) { return param.param.name; });
+
+// The GPU fails in the middle, once: on whichever side, both sides hear of it, and nothing hangs.
+TEST(RealTransferGpu, FailureEndsBothSidesAndNamesTheGpu) {
+  const auto fail = FAKE_CALL(fake_cuda_fail);
+  for (const char* call : {"ww_cuda_copy", "ww_cuda_sum"}) {
+    for (const bool at_source : {true, false}) {
+      SCOPED_TRACE(std::string(call) + (at_source ? " at the source" : " at the target"));
+      RealPair pair(9, {"tcp"}, "here", 8'000, Agents::kTwo, kCrc, at_source ? On(0) : kHost,
+                    at_source ? kHost : On(0));
+      fail(call, 3);
+      auto s0 = pair.StartSource(Epoch(1), 0);
+      auto s1 = pair.StartSource(Epoch(1), 1);
+      auto target = pair.StartTarget(Epoch(1), 0);
+      const auto result = target.get();
+      ASSERT_FALSE(result.has_value());
+      if (!at_source) {
+        EXPECT_NE(result.error().message().find(weightwire::testing::FakeDevice(0)->name()),
+                  std::string::npos)
+            << result.error().ToString();
+      }
+      EXPECT_EQ(result.error().reason(), Reason::kIoError) << result.error().ToString();
+      pair.DrainTarget(Epoch(1), 0);
+      for (uint32_t rank = 0; rank < 2; ++rank) pair.DrainSource(Epoch(1), rank);
+      pair.targets_[0].Write(pair.before_[0]);
+      auto again0 = pair.StartSource(Epoch(2), 0);
+      auto again1 = pair.StartSource(Epoch(2), 1);
+      const auto second = pair.StartTarget(Epoch(2), 0).get();
+      ASSERT_TRUE(second.has_value()) << second.error().ToString();
+      EXPECT_EQ(pair.targets_[0].Snapshot(), pair.expected_[0]);
+    }
+  }
+}
 
 TEST(RealTransferChoice, TakesShmOnOneHostAndTcpToAnother) {
   for (bool same : {true, false}) {

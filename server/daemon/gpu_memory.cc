@@ -1,0 +1,50 @@
+#include "server/daemon/gpu_memory.h"
+
+#include <spdlog/spdlog.h>
+
+#include "server/base/checked.h"
+
+namespace weightwire::daemon {
+namespace {
+
+constexpr uint64_t kLaneAlignment = 256;
+
+/// One for each worker, so that none waits for another, with room for a segment.
+device::LaneSizes LanesOf(const Config& config) {
+  return {config.worker_threads, RoundUp(config.segment_bytes_max, kLaneAlignment)};
+}
+
+Result<memory::SlabPools> TakeAll(const Config& config) {
+  WW_ASSIGN(auto library, device::Library::Load(config.gpu_library));
+  memory::SlabPools pools;
+  for (const device::Uuid& uuid : library->devices()) {
+    WW_ASSIGN(auto device, device::Device::Open(library, uuid, LanesOf(config)));
+    WW_ASSIGN(auto pool, memory::SlabPool::Make(std::move(device), config.gpu_slab_bytes));
+    spdlog::info("gpu: lends {} bytes of {} (untested on hardware)", config.gpu_slab_bytes,
+                 ToString(uuid));
+    pools.by_device.emplace(uuid, std::move(pool));
+  }
+  return pools;
+}
+
+}  // namespace
+
+Result<memory::SlabPools> LendGpuMemory(const Config& config) {
+  memory::SlabPools pools;
+  if (config.gpu == Gpu::kOff) {
+    pools.none = Status(Code::kFailedPrecondition, Reason::kConfigInvalid, "gpu is off")
+                     .Remedy("start the agent with gpu auto or required, and gpu_slab_bytes");
+    return pools;
+  }
+  auto taken = TakeAll(config);
+  if (taken) {
+    taken->required = config.gpu == Gpu::kRequired;
+    return taken;
+  }
+  if (config.gpu == Gpu::kRequired) return Fail(std::move(taken.error()));
+  spdlog::warn("gpu: ranks that ask for GPU memory get host memory: {}", taken.error().ToString());
+  pools.none = std::move(taken.error());
+  return pools;
+}
+
+}  // namespace weightwire::daemon

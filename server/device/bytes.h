@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/kernels.h"
+#include "server/device/device.h"
+
+/// kernels/kernels.h on bytes of the host or of a GPU, whichever they are of: the same results, and
+/// the one way to touch bytes that may be a GPU's. Each call blocks until its bytes are there; runs
+/// on any thread. Device memory must be aligned to its elements.
+///
+/// Between host and GPU, or two GPUs, bytes go packed and cast through a lane (device.h), so that
+/// the host never reads over the bus element by element. A box that is larger than a lane goes in
+/// parts.
+///
+///   kInternal / kIoError  the GPU failed: names it and the call. What was written is undefined.
+namespace weightwire::device {
+
+/// `device` null: host memory. Else that device's, for it alone to touch.
+struct Bytes {
+  std::byte* at = nullptr;
+  Device* device = nullptr;
+  friend Bytes operator+(Bytes bytes, uint64_t offset) { return {bytes.at + offset, bytes.device}; }
+};
+struct ConstBytes {
+  const std::byte* at = nullptr;
+  Device* device = nullptr;
+  ConstBytes(const std::byte* where, Device* whose = nullptr) : at(where), device(whose) {}
+  ConstBytes(const Bytes& bytes) : at(bytes.at), device(bytes.device) {}
+  friend ConstBytes operator+(ConstBytes bytes, uint64_t offset) {
+    return {bytes.at + offset, bytes.device};
+  }
+};
+
+Result<uint64_t> SumSource(ConstBytes source, const kernels::StridedBox& box, kernels::Element from,
+                           kernels::Element to);
+Result<uint64_t> SumTarget(ConstBytes target, const kernels::StridedBox& box,
+                           kernels::Element element);
+Status Copy(Bytes target, ConstBytes source, const kernels::StridedBox& box, kernels::Element from,
+            kernels::Element to);
+/// The sum of what was written, read again where it lies; never of a second look at the source.
+Result<uint64_t> CopyAndSumTarget(Bytes target, ConstBytes source, const kernels::StridedBox& box,
+                                  kernels::Element from, kernels::Element to);
+/// `bytes` that lie together on both sides.
+Status CopyRun(Bytes target, ConstBytes source, uint64_t bytes);
+
+}  // namespace weightwire::device

@@ -1,0 +1,143 @@
+#include "server/device/device.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace weightwire::device {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+constexpr size_t kAlignment = 256;  // of ww_cuda_alloc
+
+}  // namespace
+
+Allocation::~Allocation() {
+  // A device whose context is lost frees by itself.
+  if (opened_) {
+    device_->calls().ipc_close(device_->index_, at_);
+  } else {
+    device_->calls().free(device_->index_, at_);
+  }
+}
+
+Status Device::Checked(int32_t code) const {
+  if (code == WW_CUDA_OK) return OkStatus();
+  const std::string what = name() + ": " + calls().error();
+  if (code == WW_CUDA_NO_MEMORY) {
+    return Status(Code::kResourceExhausted, Reason::kLimitExceeded, what)
+        .Remedy("give the agent less of this GPU (gpu_slab_bytes), or the others");
+  }
+  return Status(Code::kInternal, Reason::kIoError, what)
+      .Remedy("restart the agent: a GPU that has failed once may stay lost to its process");
+}
+
+Result<std::shared_ptr<Device>> Device::Open(std::shared_ptr<const Library> library,
+                                             const Uuid& uuid, const LaneSizes& lanes) {
+  WW_CHECK(lanes.lanes > 0 && lanes.bytes > 0 && lanes.bytes % kAlignment == 0);
+  WW_ASSIGN(const int32_t index, library->IndexOf(uuid));
+  std::shared_ptr<Device> device(new Device(std::move(library), index, uuid));
+  for (uint32_t i = 0; i < lanes.lanes; ++i) {
+    std::unique_ptr<Lane> lane(new Lane(*device, lanes.bytes));
+    WW_FAIL_IF_ERROR(lane->Make());
+    device->free_.push_back(lane.get());
+    device->lanes_.push_back(std::move(lane));
+  }
+  return device;
+}
+
+Device::~Device() = default;
+
+Result<std::shared_ptr<Allocation>> Device::Allocate(uint64_t bytes) {
+  void* at = nullptr;
+  if (Status made = Checked(calls().alloc(index_, bytes, &at)); !made.ok()) {
+    return Fail(
+        Status(made.code(), made.reason(), std::to_string(bytes) + " bytes on " + made.message())
+            .Remedy(made.remedy()));
+  }
+  std::shared_ptr<Allocation> allocation(
+      new Allocation(shared_from_this(), static_cast<std::byte*>(at), false));
+  WW_FAIL_IF_ERROR(Checked(calls().ipc_export(index_, at, allocation->handle_.data())));
+  return allocation;
+}
+
+Result<std::shared_ptr<Allocation>> Device::OpenIpc(const IpcHandle& handle) {
+  void* at = nullptr;
+  if (Status made = Checked(calls().ipc_open(index_, handle.data(), &at)); !made.ok()) {
+    return Fail(Code::kUnavailable, Reason::kMemoryInvalid, made.message());
+  }
+  std::shared_ptr<Allocation> allocation(
+      new Allocation(shared_from_this(), static_cast<std::byte*>(at), true));
+  allocation->handle_ = handle;
+  return allocation;
+}
+
+Device::BorrowedLane Device::Borrow() {
+  std::unique_lock lock(mutex_);
+  returned_.wait(lock, [this] { return !free_.empty(); });
+  Lane* lane = free_.back();
+  free_.pop_back();
+  return BorrowedLane(lane);
+}
+
+void Device::Return::operator()(Lane* lane) const {
+  Device& device = lane->device_;
+  if (lane->busy_) static_cast<void>(lane->Wait());  // its user has failed and told
+  std::lock_guard lock(device.mutex_);
+  device.free_.push_back(lane);
+  device.returned_.notify_one();
+}
+
+Status Lane::Make() {
+  const Library::Calls& calls = device_.calls();
+  const int32_t index = device_.index_;
+  WW_RETURN_IF_ERROR(device_.Checked(calls.stream_create(index, &stream_)));
+  WW_RETURN_IF_ERROR(device_.Checked(calls.event_create(index, &event_)));
+  void* scratch = nullptr;
+  WW_RETURN_IF_ERROR(device_.Checked(calls.alloc(index, bytes_, &scratch)));
+  scratch_ = static_cast<std::byte*>(scratch);
+  const size_t host_bytes = (bytes_ + sizeof(uint64_t) + kPageBytes - 1) / kPageBytes * kPageBytes;
+  bounce_ = static_cast<std::byte*>(std::aligned_alloc(kPageBytes, host_bytes));
+  WW_CHECK(bounce_ != nullptr);
+  WW_RETURN_IF_ERROR(device_.Checked(calls.host_register(bounce_, host_bytes)));
+  registered_ = true;
+  return OkStatus();
+}
+
+Lane::~Lane() {
+  const Library::Calls& calls = device_.calls();
+  if (registered_) calls.host_unregister(bounce_);
+  std::free(bounce_);
+  if (scratch_ != nullptr) calls.free(device_.index_, scratch_);
+  if (event_ != nullptr) calls.event_destroy(device_.index_, event_);
+  if (stream_ != nullptr) calls.stream_destroy(device_.index_, stream_);
+}
+
+Status Lane::CopyBytes(std::byte* target, const std::byte* source, size_t bytes) {
+  busy_ = true;
+  return device_.Checked(
+      device_.calls().copy_bytes(device_.index_, stream_, target, source, bytes));
+}
+
+Status Lane::Copy(const ww_cuda_copy_job& job) {
+  busy_ = true;
+  return device_.Checked(device_.calls().copy(device_.index_, stream_, &job, 1));
+}
+
+Status Lane::Sum(ww_cuda_sum_job job) {
+  busy_ = true;
+  job.sum = reinterpret_cast<uint64_t*>(bounce_ + bytes_);
+  return device_.Checked(device_.calls().sum(device_.index_, stream_, &job, 1));
+}
+
+Result<uint64_t> Lane::Wait() {
+  const Library::Calls& calls = device_.calls();
+  busy_ = false;
+  WW_FAIL_IF_ERROR(device_.Checked(calls.event_record(device_.index_, event_, stream_)));
+  WW_FAIL_IF_ERROR(device_.Checked(calls.event_wait(device_.index_, event_)));
+  uint64_t sum = 0;
+  std::memcpy(&sum, bounce_ + bytes_, sizeof(sum));
+  return sum;
+}
+
+}  // namespace weightwire::device

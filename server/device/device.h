@@ -1,0 +1,133 @@
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "server/base/status.h"
+#include "server/device/library.h"
+
+/// GPUs, through libweightwire_cuda.so. UNTESTED ON HARDWARE: tests run it with a library of the
+/// same interface that has no GPU (tests/support/fake_cuda).
+namespace weightwire::device {
+
+class Device;
+
+using IpcHandle = std::array<uint8_t, WW_CUDA_IPC_BYTES>;
+
+/// Memory of a GPU: our own, freed at the end, or a mapping of another process's, unmapped then;
+/// both may wait for all work of the device, so that what makes or drops one is no part of a
+/// transfer. The host must not touch it.
+class Allocation {
+ public:
+  ~Allocation();
+  Allocation(const Allocation&) = delete;
+  Allocation& operator=(const Allocation&) = delete;
+
+  Device& device() const { return *device_; }
+  std::byte* at() const { return at_; }
+  /// What names the whole allocation to other processes.
+  const IpcHandle& handle() const { return handle_; }
+
+ private:
+  friend class Device;
+  Allocation(std::shared_ptr<Device> device, std::byte* at, bool opened)
+      : device_(std::move(device)), at_(at), opened_(opened) {}
+  const std::shared_ptr<Device> device_;
+  std::byte* const at_;
+  const bool opened_;
+  IpcHandle handle_{};
+};
+
+/// What one thread needs to work with a device: a stream, and room on both sides of the bus.
+class Lane {
+ public:
+  ~Lane();
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  std::byte* scratch() const { return scratch_; }  ///< device memory of bytes()
+  std::byte* bounce() const { return bounce_; }    ///< host memory of bytes(), registered
+  size_t bytes() const { return bytes_; }
+
+  // Each enqueues behind what was enqueued before: pointers of device memory, or of `bounce`.
+  Status CopyBytes(std::byte* target, const std::byte* source, size_t bytes);
+  Status Copy(const ww_cuda_copy_job& job);
+  /// The sum is what Wait gives.
+  Status Sum(ww_cuda_sum_job job);
+  /// Blocks until all of it is done. The last Sum, if there was one.
+  Result<uint64_t> Wait();
+
+ private:
+  friend class Device;
+  Lane(Device& device, size_t bytes) : device_(device), bytes_(bytes) {}
+  Status Make();
+
+  Device& device_;
+  const size_t bytes_;
+  ww_cuda_stream stream_ = nullptr;
+  ww_cuda_event event_ = nullptr;
+  std::byte* scratch_ = nullptr;
+  std::byte* bounce_ = nullptr;  ///< followed by the sum
+  bool registered_ = false;
+  bool busy_ = false;  ///< something was enqueued and not waited for
+};
+
+struct LaneSizes {
+  uint32_t lanes = 1;
+  /// Of each lane, twice: on the device and, locked, on the host. A multiple of 256.
+  size_t bytes = 1 << 20;
+};
+
+/// One GPU. Thread-safe.
+class Device : public std::enable_shared_from_this<Device> {
+ public:
+  /// Makes all lanes.
+  ///   kFailedPrecondition / kIoError  not visible here
+  ///   kResourceExhausted / kLimitExceeded, kInternal / kIoError  what CUDA said
+  static Result<std::shared_ptr<Device>> Open(std::shared_ptr<const Library> library,
+                                              const Uuid& uuid, const LaneSizes& lanes);
+  ~Device();
+
+  const Uuid& uuid() const { return uuid_; }
+  std::string name() const { return ToString(uuid_); }
+
+  ///   kResourceExhausted / kLimitExceeded  names the bytes and the device
+  Result<std::shared_ptr<Allocation>> Allocate(uint64_t bytes);
+  /// Not for an allocation of this process.
+  ///   kUnavailable / kMemoryInvalid  its process is gone, or it is mapped already
+  Result<std::shared_ptr<Allocation>> OpenIpc(const IpcHandle& handle);
+
+  struct Return {
+    void operator()(Lane* lane) const;
+  };
+  using BorrowedLane = std::unique_ptr<Lane, Return>;
+  /// Waits while all lanes are lent. Who borrows of several devices does so in the order of their
+  /// UUIDs, so that nobody waits in a circle. A lane comes back when its work is done.
+  BorrowedLane Borrow();
+
+ private:
+  friend class Allocation;
+  friend class Lane;
+  Device(std::shared_ptr<const Library> library, int32_t index, const Uuid& uuid)
+      : library_(std::move(library)), index_(index), uuid_(uuid) {}
+  const Library::Calls& calls() const { return library_->calls(); }
+  /// OK, or what the call that gave `code` has left in words.
+  Status Checked(int32_t code) const;
+
+  const std::shared_ptr<const Library> library_;
+  const int32_t index_;
+  const Uuid uuid_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::mutex mutex_;
+  std::condition_variable returned_;
+  std::vector<Lane*> free_;
+};
+
+}  // namespace weightwire::device

@@ -1,0 +1,369 @@
+// One lock around everything. A stream is a list of tasks that runs when an event of it is waited
+// for; an event is a place in such a list.
+#include "tests/support/fake_cuda/fake_cuda.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda.h"
+#include "kernels/kernels.h"
+#include "tests/support/fake_cuda/fake_memory.h"
+
+namespace weightwire::fake_cuda {
+namespace {
+
+using kernels::Element;
+using kernels::StridedBox;
+using Reach = Memory::Reach;
+
+struct Stream {
+  std::vector<std::function<bool()>> tasks;
+  size_t done = 0;
+};
+struct Event {
+  Stream* stream = nullptr;
+  size_t place = 0;
+};
+
+struct State {
+  std::recursive_mutex mutex;
+  Memory memory;
+  std::vector<int> devices;
+  uint64_t bytes_each = uint64_t{1} << 30;
+  bool broken = false;
+  std::map<std::string, uint32_t> faults;
+};
+
+State& Global() {
+  static State* state = [] {
+    auto* made = new State();
+    const char* devices = std::getenv("FAKE_CUDA_DEVICES");
+    std::istringstream in(devices != nullptr ? devices : "0");
+    for (std::string item; std::getline(in, item, ',');) made->devices.push_back(std::stoi(item));
+    if (const char* bytes = std::getenv("FAKE_CUDA_BYTES")) made->bytes_each = std::stoull(bytes);
+    return made;
+  }();
+  return *state;
+}
+
+thread_local std::string last_error;
+
+int32_t Fail(int32_t code, const char* what, const std::string& why) {
+  last_error = std::string(what) + ": " + why;
+  return code;
+}
+
+int32_t Enter(int32_t device, const char* what) {
+  State& state = Global();
+  if (state.devices.empty()) {
+    return Fail(WW_CUDA_NO_DEVICE, what, "no device: FAKE_CUDA_DEVICES is empty");
+  }
+  if (device < 0 || static_cast<size_t>(device) >= state.devices.size()) {
+    return Fail(WW_CUDA_NO_DEVICE, what, "no device: invalid device ordinal");
+  }
+  if (state.broken) {
+    return Fail(WW_CUDA_FAILED, what, "an illegal memory access was encountered");
+  }
+  auto fault = state.faults.find(what);
+  if (fault != state.faults.end() && --fault->second == 0) {
+    state.faults.erase(fault);
+    return Fail(WW_CUDA_FAILED, what, "a failure that the test asked for");
+  }
+  return WW_CUDA_OK;
+}
+
+int32_t Done(bool ok, const char* what, const char* why) {
+  return ok ? int32_t{WW_CUDA_OK} : Fail(WW_CUDA_FAILED, what, why);
+}
+
+int Number(int32_t device) { return Global().devices[static_cast<size_t>(device)]; }
+
+void RunUntil(Stream& stream, size_t place) {
+  for (; stream.done < place; ++stream.done) {
+    if (!Global().broken && !stream.tasks[stream.done]()) Global().broken = true;
+    stream.tasks[stream.done] = nullptr;
+  }
+}
+
+Stream* AsStream(ww_cuda_stream stream) { return static_cast<Stream*>(stream); }
+Event* AsEvent(ww_cuda_event event) { return static_cast<Event*>(event); }
+
+StridedBox ToBox(const ww_cuda_box& given) {
+  StridedBox box;
+  box.ndim = given.ndim;
+  std::copy(given.extent, given.extent + given.ndim, box.extent);
+  std::copy(given.source_stride, given.source_stride + given.ndim, box.source_stride);
+  std::copy(given.target_stride, given.target_stride + given.ndim, box.target_stride);
+  return box;
+}
+
+size_t ReachOf(const StridedBox& box, const int64_t* stride, Element element) {
+  int64_t last = 0;
+  for (int d = 0; d < box.ndim; ++d) last += (box.extent[d] - 1) * stride[d];
+  return static_cast<size_t>((last + 1) * kernels::ElementBytes(element));
+}
+
+bool Aligned(const void* at, Element element) {
+  const auto size = static_cast<uintptr_t>(kernels::ElementBytes(element));
+  return at != nullptr && reinterpret_cast<uintptr_t>(at) % size == 0;
+}
+
+bool Copy(const ww_cuda_copy_job& job) {
+  const StridedBox box = ToBox(job.box);
+  const auto from = static_cast<Element>(job.from), to = static_cast<Element>(job.to);
+  const Memory& memory = Global().memory;
+  std::byte* source =
+      memory.Translate(job.source, ReachOf(box, box.source_stride, from), Reach::kRegistered);
+  std::byte* target =
+      memory.Translate(job.target, ReachOf(box, box.target_stride, to), Reach::kRegistered);
+  if (source == nullptr || target == nullptr) return false;
+  kernels::Copy(target, source, box, from, to);
+  return true;
+}
+
+bool Sum(const ww_cuda_sum_job& job) {
+  const StridedBox box = ToBox(job.box);
+  const auto from = static_cast<Element>(job.from), to = static_cast<Element>(job.to);
+  const Memory& memory = Global().memory;
+  std::byte* source =
+      memory.Translate(job.source, ReachOf(box, box.source_stride, from), Reach::kRegistered);
+  std::byte* sum = memory.Translate(job.sum, sizeof(uint64_t), Reach::kRegistered);
+  if (source == nullptr || sum == nullptr) return false;
+  const uint64_t value = kernels::SumSource(source, box, from, to);
+  std::memcpy(sum, &value, sizeof value);
+  return true;
+}
+
+template <typename Job>
+int32_t Enqueue(int32_t device, const char* what, ww_cuda_stream stream, const Job* jobs,
+                size_t count, bool (*run)(const Job&)) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, what)) return bad;
+  for (size_t i = 0; i < count; ++i) {
+    const auto from = static_cast<Element>(jobs[i].from), to = static_cast<Element>(jobs[i].to);
+    if (!kernels::CastKnown(from, to) || !Aligned(jobs[i].source, from)) {
+      return Fail(WW_CUDA_INVALID, what, "a cast is unknown or a source not aligned");
+    }
+  }
+  for (size_t i = 0; i < count; ++i) {
+    AsStream(stream)->tasks.push_back([job = jobs[i], run] { return run(job); });
+  }
+  return WW_CUDA_OK;
+}
+
+}  // namespace
+}  // namespace weightwire::fake_cuda
+
+using namespace weightwire::fake_cuda;  // NOLINT: the interface itself has no namespace
+
+extern "C" {
+
+void fake_cuda_read(const void* device_memory, void* into, size_t bytes) {
+  std::lock_guard lock(Global().mutex);
+  const std::byte* at = Global().memory.Translate(device_memory, bytes, Reach::kDevice);
+  if (at == nullptr) std::abort();
+  std::memcpy(into, at, bytes);
+}
+
+void fake_cuda_write(void* device_memory, const void* from, size_t bytes) {
+  std::lock_guard lock(Global().mutex);
+  std::byte* at = Global().memory.Translate(device_memory, bytes, Reach::kDevice);
+  if (at == nullptr) std::abort();
+  std::memcpy(at, from, bytes);
+}
+
+uint64_t fake_cuda_bytes_allocated(void) {
+  std::lock_guard lock(Global().mutex);
+  return Global().memory.total(false);
+}
+
+uint64_t fake_cuda_bytes_opened(void) {
+  std::lock_guard lock(Global().mutex);
+  return Global().memory.total(true);
+}
+
+void fake_cuda_fail(const char* name, uint32_t calls) {
+  std::lock_guard lock(Global().mutex);
+  Global().faults[name] = calls;
+}
+
+uint32_t ww_cuda_abi_version(void) { return WW_CUDA_ABI_VERSION; }
+const char* ww_cuda_error(void) { return last_error.c_str(); }
+
+int32_t ww_cuda_device_count(int32_t* count) {
+  std::lock_guard lock(Global().mutex);
+  *count = static_cast<int32_t>(Global().devices.size());
+  return *count > 0 ? WW_CUDA_OK : Enter(0, "ww_cuda_device_count");
+}
+
+int32_t ww_cuda_device_uuid(int32_t device, uint8_t* uuid) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_device_uuid")) return bad;
+  std::memset(uuid, 0xfa, WW_CUDA_UUID_BYTES);
+  uuid[WW_CUDA_UUID_BYTES - 1] = static_cast<uint8_t>(Number(device));
+  return WW_CUDA_OK;
+}
+
+int32_t ww_cuda_alloc(int32_t device, size_t bytes, void** memory) {
+  std::lock_guard lock(Global().mutex);
+  *memory = nullptr;
+  if (int32_t bad = Enter(device, "ww_cuda_alloc")) return bad;
+  if (bytes == 0) return Fail(WW_CUDA_INVALID, "ww_cuda_alloc", "0 bytes");
+  const uint64_t used = Global().memory.allocated(Number(device));
+  if (bytes > Global().bytes_each - std::min(used, Global().bytes_each)) {
+    return Fail(WW_CUDA_NO_MEMORY, "ww_cuda_alloc", "the device has not so much memory left");
+  }
+  *memory = Global().memory.Allocate(Number(device), bytes);
+  return *memory != nullptr ? WW_CUDA_OK
+                            : Fail(WW_CUDA_NO_MEMORY, "ww_cuda_alloc", "the host has none");
+}
+
+int32_t ww_cuda_free(int32_t device, void* memory) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_free")) return bad;
+  return Done(Global().memory.Release(memory, false), "ww_cuda_free", "no allocation begins there");
+}
+
+int32_t ww_cuda_ipc_export(int32_t device, void* memory, uint8_t* handle) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_ipc_export")) return bad;
+  return Done(Global().memory.Export(Number(device), memory, handle), "ww_cuda_ipc_export",
+              "no allocation begins there");
+}
+
+int32_t ww_cuda_ipc_open(int32_t device, const uint8_t* handle, void** memory) {
+  std::lock_guard lock(Global().mutex);
+  *memory = nullptr;
+  if (int32_t bad = Enter(device, "ww_cuda_ipc_open")) return bad;
+  *memory = Global().memory.Open(Number(device), handle);
+  return *memory != nullptr
+             ? WW_CUDA_OK
+             : Fail(WW_CUDA_FAILED, "ww_cuda_ipc_open",
+                    "the handle is one's own, open already, of another device, or of nobody");
+}
+
+int32_t ww_cuda_ipc_close(int32_t device, void* memory) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_ipc_close")) return bad;
+  return Done(Global().memory.Release(memory, true), "ww_cuda_ipc_close",
+              "no mapping begins there");
+}
+
+int32_t ww_cuda_host_register(void* memory, size_t bytes) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(0, "ww_cuda_host_register")) return bad;
+  return Done(Global().memory.Register(memory, bytes), "ww_cuda_host_register",
+              "registered already, or no host's");
+}
+
+int32_t ww_cuda_host_unregister(void* memory) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(0, "ww_cuda_host_unregister")) return bad;
+  return Done(Global().memory.Unregister(memory), "ww_cuda_host_unregister", "not registered");
+}
+
+int32_t ww_cuda_stream_create(int32_t device, ww_cuda_stream* stream) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_stream_create")) return bad;
+  *stream = new Stream();
+  return WW_CUDA_OK;
+}
+
+int32_t ww_cuda_stream_destroy(int32_t device, ww_cuda_stream stream) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_stream_destroy")) return bad;
+  RunUntil(*AsStream(stream), AsStream(stream)->tasks.size());
+  delete AsStream(stream);
+  return WW_CUDA_OK;
+}
+
+int32_t ww_cuda_event_create(int32_t device, ww_cuda_event* event) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_event_create")) return bad;
+  *event = new Event();
+  return WW_CUDA_OK;
+}
+
+int32_t ww_cuda_event_destroy(int32_t device, ww_cuda_event event) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_event_destroy")) return bad;
+  delete AsEvent(event);
+  return WW_CUDA_OK;
+}
+
+int32_t ww_cuda_event_record(int32_t device, ww_cuda_event event, ww_cuda_stream stream) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_event_record")) return bad;
+  *AsEvent(event) = {AsStream(stream), AsStream(stream)->tasks.size()};
+  return WW_CUDA_OK;
+}
+
+int32_t ww_cuda_event_query(int32_t device, ww_cuda_event event) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_event_query")) return bad;
+  const Event& at = *AsEvent(event);
+  return at.stream == nullptr || at.stream->done >= at.place ? WW_CUDA_OK : WW_CUDA_NOT_READY;
+}
+
+int32_t ww_cuda_event_wait(int32_t device, ww_cuda_event event) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_event_wait")) return bad;
+  const Event& at = *AsEvent(event);
+  if (at.stream != nullptr) RunUntil(*at.stream, at.place);
+  return Enter(device, "ww_cuda_event_wait (what was enqueued)");
+}
+
+int32_t ww_cuda_stream_wait(int32_t device, ww_cuda_stream stream, ww_cuda_event event) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_stream_wait")) return bad;
+  AsStream(stream)->tasks.push_back([at = *AsEvent(event)] {
+    if (at.stream != nullptr) RunUntil(*at.stream, at.place);
+    return true;
+  });
+  return WW_CUDA_OK;
+}
+
+int32_t ww_cuda_copy_bytes(int32_t device, ww_cuda_stream stream, void* target, const void* source,
+                           size_t bytes) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_copy_bytes")) return bad;
+  AsStream(stream)->tasks.push_back([target, source, bytes] {
+    std::byte* to = Global().memory.Translate(target, bytes, Reach::kAnyHost);
+    const std::byte* from = Global().memory.Translate(source, bytes, Reach::kAnyHost);
+    if (to == nullptr || from == nullptr) return false;
+    std::memmove(to, from, bytes);
+    return true;
+  });
+  return WW_CUDA_OK;
+}
+
+int32_t ww_cuda_copy(int32_t device, ww_cuda_stream stream, const ww_cuda_copy_job* jobs,
+                     size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    if (!Aligned(jobs[i].target, static_cast<Element>(jobs[i].to))) {
+      return Fail(WW_CUDA_INVALID, "ww_cuda_copy", "a target is null or not aligned");
+    }
+  }
+  return Enqueue(device, "ww_cuda_copy", stream, jobs, count, &Copy);
+}
+
+int32_t ww_cuda_sum(int32_t device, ww_cuda_stream stream, const ww_cuda_sum_job* jobs,
+                    size_t count) {
+  return Enqueue(device, "ww_cuda_sum", stream, jobs, count, &Sum);
+}
+
+int32_t ww_cuda_quantize(int32_t device, ww_cuda_stream stream, const ww_cuda_quantize_job*,
+                         size_t) {
+  std::lock_guard lock(Global().mutex);
+  (void)stream;
+  if (int32_t bad = Enter(device, "ww_cuda_quantize")) return bad;
+  return Fail(WW_CUDA_INVALID, "ww_cuda_quantize", "the fake does not quantize");
+}
+}

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+/// libfake_cuda.so has the interface of kernels/cuda.h without a GPU, and is as strict as one:
+///  - "device memory" is memory of the host that only the library's own calls reach: who follows
+///    one of its pointers elsewhere gets a SIGSEGV;
+///  - what was enqueued runs when somebody waits for it and not before, so that a missing wait
+///  shows
+///    every time;
+///  - kernels reach host memory only where it is registered; an access outside of what is
+///  allocated,
+///    mapped or registered breaks the device for good, as on a GPU;
+///  - an allocation can be opened by another process, once, and not by its own; it outlives its
+///    owner while it is mapped.
+///
+/// Environment: FAKE_CUDA_DEVICES, the devices that this process sees, in its order ("1,0"; default
+/// "0"; empty: none); FAKE_CUDA_BYTES, memory of each (default 1 GiB, of each process).
+extern "C" {
+
+/// What a test does with device memory: anything, at once, after all that was enqueued.
+void fake_cuda_read(const void* device_memory, void* into, size_t bytes);
+void fake_cuda_write(void* device_memory, const void* from, size_t bytes);
+
+/// Bytes of all devices that this process has allocated (and not freed), or mapped.
+uint64_t fake_cuda_bytes_allocated(void);
+uint64_t fake_cuda_bytes_opened(void);
+
+/// The `calls`-th next call named `name` ("ww_cuda_copy") fails with WW_CUDA_FAILED, once.
+void fake_cuda_fail(const char* name, uint32_t calls);
+}

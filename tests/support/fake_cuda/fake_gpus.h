@@ -1,0 +1,55 @@
+#pragma once
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+#include <memory>
+
+#include "server/device/device.h"
+#include "server/memory/slab_pool.h"
+#include "tests/support/fake_cuda/fake_cuda.h"
+
+/// The fake GPUs of a test program (FAKE_CUDA_LIBRARY), two of them, loaded as a GPU's library is.
+namespace weightwire::testing {
+
+inline std::shared_ptr<const device::Library> FakeLibrary() {
+  static const auto library = [] {
+    setenv("FAKE_CUDA_DEVICES", "1,0", 1);
+    return device::Library::Load(FAKE_CUDA_LIBRARY).value();
+  }();
+  return library;
+}
+
+/// A call of the fake that its interface does not have.
+template <typename Function>
+Function* FakeCall(const char* name, Function*) {
+  static_cast<void>(FakeLibrary());
+  void* library = dlopen(FAKE_CUDA_LIBRARY, RTLD_NOW | RTLD_NOLOAD);
+  auto* found = reinterpret_cast<Function*>(dlsym(library, name));
+  EXPECT_NE(found, nullptr) << name;
+  return found;
+}
+#define FAKE_CALL(name) \
+  ::weightwire::testing::FakeCall(#name, static_cast<decltype(&::name)>(nullptr))
+
+/// By index. Lanes are so small that most boxes go in parts.
+inline std::shared_ptr<device::Device> FakeDevice(size_t index) {
+  static std::map<size_t, std::shared_ptr<device::Device>> devices;
+  auto& device = devices[index];
+  if (!device) {
+    device =
+        device::Device::Open(FakeLibrary(), FakeLibrary()->devices().at(index), {2, 1024}).value();
+  }
+  return device;
+}
+
+inline std::shared_ptr<memory::SlabPool> FakeSlabs(size_t index) {
+  static std::map<size_t, std::shared_ptr<memory::SlabPool>> pools;
+  auto& pool = pools[index];
+  if (!pool) pool = memory::SlabPool::Make(FakeDevice(index), 64 << 20).value();
+  return pool;
+}
+
+}  // namespace weightwire::testing

@@ -1,0 +1,151 @@
+// Boxes between host and GPUs, against the plain kernels on host memory alone.
+#include "server/device/bytes.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/fake_cuda/fake_gpus.h"
+#include "tests/unit/kernels/random_box.h"
+
+namespace weightwire::device {
+namespace {
+
+using kernels::Case;
+using weightwire::testing::FakeDevice;
+
+enum class On { kHost, kGpu0, kGpu1 };
+constexpr On kPlaces[] = {On::kHost, On::kGpu0, On::kGpu1};
+
+/// Memory at a place, `odd` bytes into its allocation, that begins with `content`.
+class Memory {
+ public:
+  Memory(On where, const kernels::Bytes& content, size_t odd)
+      : host_(content.size() + odd), odd_(odd), size_(content.size()) {
+    if (where != On::kHost) {
+      allocation_ = FakeDevice(where == On::kGpu0 ? 0 : 1)->Allocate(content.size() + odd).value();
+      FAKE_CALL(fake_cuda_write)(allocation_->at() + odd, content.data(), content.size());
+    } else {
+      std::memcpy(host_.data() + odd, content.data(), content.size());
+    }
+  }
+  Bytes bytes() {
+    if (allocation_) return {allocation_->at() + odd_, &allocation_->device()};
+    return {host_.data() + odd_, nullptr};
+  }
+  kernels::Bytes Content() const {
+    kernels::Bytes content(size_);
+    if (allocation_) {
+      FAKE_CALL(fake_cuda_read)(allocation_->at() + odd_, content.data(), size_);
+    } else {
+      std::memcpy(content.data(), host_.data() + odd_, size_);
+    }
+    return content;
+  }
+
+ private:
+  std::vector<std::byte> host_;
+  const size_t odd_;
+  const size_t size_;
+  std::shared_ptr<Allocation> allocation_;
+};
+
+class DeviceBytes : public ::testing::TestWithParam<std::tuple<On, On>> {};
+
+TEST_P(DeviceBytes, CopyAndSumAgreeWithTheReference) {
+  const auto [source_on, target_on] = GetParam();
+  std::mt19937_64 random(11);
+  for (int i = 0; i < 150; ++i) {
+    const Case c = kernels::RandomCase(random);
+    SCOPED_TRACE(::testing::PrintToString(c));
+    const auto source_bytes =
+        kernels::RandomBytes(random, SpanBytes(c.box, c.box.source_stride, c.from));
+    const auto before = kernels::RandomBytes(random, SpanBytes(c.box, c.box.target_stride, c.to));
+    Memory source(source_on, source_bytes, 8 * (random() % 5));
+    Memory target(target_on, before, 8 * (random() % 5));
+    kernels::Bytes expected = before;
+    kernels::reference::Copy(expected.data(), source_bytes.data(), c.box, c.from, c.to);
+    const uint64_t sum = kernels::reference::SumTarget(expected.data(), c.box, c.to);
+
+    EXPECT_EQ(SumSource(source.bytes(), c.box, c.from, c.to), Result<uint64_t>(sum));
+    EXPECT_EQ(CopyAndSumTarget(target.bytes(), source.bytes(), c.box, c.from, c.to),
+              Result<uint64_t>(sum));
+    EXPECT_EQ(target.Content(), expected);
+    EXPECT_EQ(SumTarget(target.bytes(), c.box, c.to), Result<uint64_t>(sum));
+
+    Memory other(target_on, before, 8);
+    EXPECT_EQ(Copy(other.bytes(), source.bytes(), c.box, c.from, c.to), OkStatus());
+    EXPECT_EQ(other.Content(), expected);
+  }
+}
+
+TEST_P(DeviceBytes, CopyRunTakesAnyLength) {
+  const auto [source_on, target_on] = GetParam();
+  std::mt19937_64 random(12);
+  for (size_t bytes : {size_t{0}, size_t{1}, size_t{1023}, size_t{1024}, size_t{5431}}) {
+    const auto content = kernels::RandomBytes(random, bytes + 1);
+    Memory source(source_on, content, 0), target(target_on, kernels::Bytes(bytes + 1, 0x55), 0);
+    EXPECT_EQ(CopyRun(target.bytes(), source.bytes(), bytes), OkStatus());
+    kernels::Bytes expected(content.begin(), content.begin() + static_cast<ptrdiff_t>(bytes));
+    expected.push_back(0x55);
+    EXPECT_EQ(target.Content(), expected);
+  }
+}
+
+std::string PlaceName(On on) {
+  return on == On::kHost ? "Host" : on == On::kGpu0 ? "Gpu0" : "Gpu1";
+}
+INSTANTIATE_TEST_SUITE_P(Between, DeviceBytes,
+                         ::testing::Combine(::testing::ValuesIn(kPlaces),
+                                            ::testing::ValuesIn(kPlaces)),
+                         [](const auto& param) {
+                           return PlaceName(std::get<0>(param.param)) + "To" +
+                                  PlaceName(std::get<1>(param.param));
+                         });
+
+// More threads than lanes, both ways between two GPUs: who took lanes in another order than the
+// other would wait for it forever.
+TEST(DeviceBytesThreads, ShareLanesWithoutWaitingInACircle) {
+  std::mt19937_64 random(13);
+  const auto content = kernels::RandomBytes(random, 20'001);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&content, t] {
+      for (int round = 0; round < 20; ++round) {
+        Memory source(t % 2 == 0 ? On::kGpu0 : On::kGpu1, content, 0);
+        Memory target(t % 2 == 0 ? On::kGpu1 : On::kGpu0, kernels::Bytes(content.size()), 0);
+        EXPECT_EQ(CopyRun(target.bytes(), source.bytes(), content.size()), OkStatus());
+        EXPECT_EQ(target.Content(), content);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(DeviceBytesFailure, NamesTheGpuAndLeavesTheLaneUsable) {
+  std::mt19937_64 random(14);
+  const auto content = kernels::RandomBytes(random, 4'001);
+  for (const char* call : {"ww_cuda_copy", "ww_cuda_copy_bytes", "ww_cuda_event_wait"}) {
+    Memory source(On::kHost, content, 0), target(On::kGpu0, kernels::Bytes(content.size()), 0);
+    FAKE_CALL(fake_cuda_fail)(call, 2);
+    const Status failed = CopyRun(target.bytes(), source.bytes(), content.size());
+    EXPECT_EQ(failed.code(), Code::kInternal);
+    EXPECT_EQ(failed.reason(), Reason::kIoError);
+    EXPECT_EQ(failed.message(),
+              FakeDevice(0)->name() + ": " + call + ": a failure that the test asked for");
+    EXPECT_EQ(CopyRun(target.bytes(), source.bytes(), content.size()), OkStatus());
+    EXPECT_EQ(target.Content(), content);
+  }
+  Memory source(On::kGpu0, content, 0);
+  const kernels::StridedBox box{1, {4'001}, {1}, {1}};
+  FAKE_CALL(fake_cuda_fail)("ww_cuda_sum", 1);
+  const auto sum = SumTarget(source.bytes(), box, kernels::Element::kOpaque1);
+  ASSERT_FALSE(sum.has_value());
+  EXPECT_EQ(sum.error().reason(), Reason::kIoError);
+}
+
+}  // namespace
+}  // namespace weightwire::device
