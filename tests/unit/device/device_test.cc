@@ -16,9 +16,10 @@ using weightwire::testing::FakeDevice;
 using weightwire::testing::FakeLibrary;
 
 TEST(Device, FreesWhatItAllocates) {
+  const auto device = FakeDevice(0);  // holds the memory of its lanes from here on
   const uint64_t before = FAKE_CALL(fake_cuda_bytes_allocated)();
   {
-    const auto memory = FakeDevice(0)->Allocate(12'345).value();
+    const auto memory = device->Allocate(12'345).value();
     EXPECT_EQ(FAKE_CALL(fake_cuda_bytes_allocated)(), before + 12'345);
   }
   EXPECT_EQ(FAKE_CALL(fake_cuda_bytes_allocated)(), before);

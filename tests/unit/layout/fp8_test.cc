@@ -261,7 +261,7 @@ TEST(BlockScales, MegatronAndAdaptersHoldTheModelsDtype) {
 }
 
 TEST(BlockScales, WeightsSayTheirBlocks) {
-  const auto layout = Layout(Qwen3Quantized({{"weight_block_size", {4, 6}}}), "vllm:tp2");
+  const auto layout = Layout(Qwen3Quantized({{"weight_block_size", {4, 6}}}), "vllm:tp1");
   ASSERT_TRUE(layout.has_value()) << layout.error().ToString();
   const auto& canonical = layout->canonical;
   const auto weight = canonical.Find("model.layers.0.self_attn.q_proj.weight");
