@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <mutex>
 
 #include "server/device/device.h"
 #include "server/memory/slab_pool.h"
@@ -34,9 +35,11 @@ Function* FakeCall(const char* name, Function*) {
 #define FAKE_CALL(name) \
   ::weightwire::testing::FakeCall(#name, static_cast<decltype(&::name)>(nullptr))
 
-/// By index. Lanes are so small that most boxes go in parts.
+/// By index; on any thread. Lanes are so small that most boxes go in parts.
 inline std::shared_ptr<device::Device> FakeDevice(size_t index) {
+  static std::mutex mutex;
   static std::map<size_t, std::shared_ptr<device::Device>> devices;
+  const std::lock_guard lock(mutex);
   auto& device = devices[index];
   if (!device) {
     device =
