@@ -72,6 +72,12 @@ StridedBox WithPackedSource(const StridedBox& box) {
   return packed;
 }
 
+StridedBox WithTargetOnBothSides(const StridedBox& box) {
+  StridedBox same = box;
+  std::copy(box.target_stride, box.target_stride + box.ndim, same.source_stride);
+  return same;
+}
+
 int64_t SourceRunBytes(const StridedBox& normalized, int element_bytes) {
   return RunBytes(normalized, normalized.source_stride, element_bytes);
 }

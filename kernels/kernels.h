@@ -32,6 +32,8 @@ StridedBox Normalize(const StridedBox& box);
 /// The same elements with one side packed (row-major) instead.
 StridedBox WithPackedSource(const StridedBox& box);
 StridedBox WithPackedTarget(const StridedBox& box);
+/// The same elements between two buffers that are both laid out like the target.
+StridedBox WithTargetOnBothSides(const StridedBox& box);
 
 /// Bytes of the innermost run that is contiguous at the source (target), after Normalize.
 int64_t SourceRunBytes(const StridedBox& normalized, int element_bytes);

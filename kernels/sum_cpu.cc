@@ -45,10 +45,7 @@ StridedBox NormalSource(StridedBox box) {
   return Normalize(box);
 }
 
-StridedBox NormalTarget(StridedBox box) {
-  std::copy(box.target_stride, box.target_stride + box.ndim, box.source_stride);
-  return Normalize(box);
-}
+StridedBox NormalTarget(const StridedBox& box) { return Normalize(WithTargetOnBothSides(box)); }
 
 void AddPacked(Sum& sum, const unsigned char* data, const StridedBox& box, Element from,
                Element to) {

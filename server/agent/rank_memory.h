@@ -14,8 +14,7 @@
 namespace weightwire::agent {
 
 /// One local rank's memory: what its process shared with us, or we lent it (trainer), or its stage
-/// (engine).
-/// Belongs to the agent's strand. Destroyed only when nothing of the rank runs any more.
+/// (engine). Belongs to the agent's strand. Destroyed only when nothing of the rank runs any more.
 class RankMemory : public std::enable_shared_from_this<RankMemory> {
  public:
   /// `buffers`: of the stage, should it be made. `slabs`: of the rank's device; null: host memory.

@@ -27,12 +27,6 @@ ww_cuda_sum_job SumJob(const std::byte* at, const StridedBox& box, Element from,
   return {nullptr, at, ToC(box), Number(from), Number(to)};
 }
 
-StridedBox WithTargetAsSource(const StridedBox& box) {
-  StridedBox turned = box;
-  std::copy_n(box.target_stride, kernels::kMaxDims, turned.source_stride);
-  return turned;
-}
-
 int64_t Elements(const StridedBox& box) {
   int64_t count = 1;
   for (int d = 0; d < box.ndim; ++d) count *= box.extent[d];
@@ -125,7 +119,7 @@ Result<uint64_t> SumSource(ConstBytes source, const StridedBox& box, Element fro
 
 Result<uint64_t> SumTarget(ConstBytes target, const StridedBox& box, Element element) {
   if (target.device == nullptr) return kernels::SumTarget(target.at, box, element);
-  return SumSource(target, WithTargetAsSource(box), element, element);
+  return SumSource(target, WithTargetOnBothSides(box), element, element);
 }
 
 Status Copy(Bytes target, ConstBytes source, const StridedBox& box, Element from, Element to) {

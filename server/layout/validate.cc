@@ -2,6 +2,7 @@
 #include <unordered_set>
 
 #include "server/base/checked.h"
+#include "server/layout/blocks.h"
 #include "server/layout/overlap.h"
 #include "server/layout/types.h"
 
@@ -134,8 +135,6 @@ Status CheckTensor(const CanonicalSpace& canonical, const LocalTensor& tensor,
                      " share a storage element");
 }
 
-constexpr int64_t kBlockMax = 65'536;
-
 /// A weight with a block is a matrix of fp8 codes, and its scales are there.
 Status CheckBlock(const CanonicalSpace& canonical, const TensorSpec& weight) {
   const bool described =
@@ -147,7 +146,7 @@ Status CheckBlock(const CanonicalSpace& canonical, const TensorSpec& weight) {
   }
   Shape blocks;
   for (size_t d = 0; d < 2; ++d) {
-    blocks.push_back(weight.shape[d] / weight.block[d] + (weight.shape[d] % weight.block[d] != 0));
+    blocks.push_back(BlockCount(weight.shape[d], weight.block[d]));
   }
   const std::string name = weight.name + std::string(kScaleSuffix);
   const std::optional<uint32_t> scales = canonical.Find(name);

@@ -102,11 +102,10 @@ class Planner {
     Makes makes = Makes::kElements;                 ///< kScales, or what the dtypes say
     const layout::TensorSpec* quantized = nullptr;  ///< the weight, where it may be
   };
-  std::optional<Origin> OriginOf(uint32_t canonical) const {
+  /// `same`: the tensor of its name at the source.
+  std::optional<Origin> OriginOf(uint32_t canonical, std::optional<uint32_t> same) const {
     const layout::TensorSpec& spec = target_.canonical.tensors[canonical];
-    if (const auto same = source_.canonical.Find(spec.name)) {
-      return Origin{*same, Makes::kElements, spec.block.empty() ? nullptr : &spec};
-    }
+    if (same) return Origin{*same, Makes::kElements, spec.block.empty() ? nullptr : &spec};
     const auto weight = target_.canonical.WeightOf(canonical);
     if (!weight) return std::nullopt;
     const layout::TensorSpec& quantized = target_.canonical.tensors[*weight];
@@ -123,7 +122,7 @@ class Planner {
       return OtherShape(spec, source_.canonical.tensors[*found].shape);
     }
     if (wanted.empty()) return OkStatus();
-    const std::optional<Origin> origin = OriginOf(canonical);
+    const std::optional<Origin> origin = OriginOf(canonical, found);
     if (!origin) return NoSuchTensor(spec, wanted[0].rank);
     const OwnerIndex index(book_.Cut(source_pieces_.Of(origin->tensor)));
     std::vector<Draft>& drafts = list_.drafts;

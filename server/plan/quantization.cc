@@ -2,18 +2,14 @@
 
 #include <algorithm>
 
-namespace weightwire::plan {
-namespace {
+#include "server/layout/blocks.h"
 
+namespace weightwire::plan {
+
+using layout::BlockCount;
 using layout::Box;
 using layout::DType;
 using layout::TensorSpec;
-
-constexpr int64_t kBlockMax = 65'536;
-
-int64_t Blocks(int64_t size, int64_t block) { return size / block + (size % block != 0); }
-
-}  // namespace
 
 const std::vector<int64_t>& SourceExtent(const CopyOp& op) {
   return op.makes == Makes::kScales ? op.source_extent : op.extent;
@@ -28,8 +24,7 @@ DType MadeDType(Makes makes) { return makes == Makes::kCodes ? DType::kF8E4M3 : 
 bool IsWholeBlocks(const TensorSpec& weight, const Box& box) {
   for (size_t d = 0; d < weight.block.size(); ++d) {
     const int64_t end = box.begin[d] + box.extent[d];
-    if (box.begin[d] % weight.block[d] != 0) return false;
-    if (end % weight.block[d] != 0 && end != weight.shape[d]) return false;
+    if (!layout::IsWholeBlocks(box.begin[d], end, weight.shape[d], weight.block[d])) return false;
   }
   return true;
 }
@@ -38,7 +33,7 @@ Box ScalesOf(const TensorSpec& weight, const Box& box) {
   Box scales = box;
   for (size_t d = 0; d < weight.block.size(); ++d) {
     scales.begin[d] = box.begin[d] / weight.block[d];
-    scales.extent[d] = Blocks(box.extent[d], weight.block[d]);
+    scales.extent[d] = BlockCount(box.extent[d], weight.block[d]);
   }
   return scales;
 }
@@ -64,9 +59,10 @@ std::optional<std::string> QuantizationDefect(const CopyOp& op) {
     return "has blocks, but not the extents of a matrix";
   }
   for (size_t d = 0; d < 2; ++d) {
-    if (op.block[d] < 1 || op.block[d] > kBlockMax) return "has a block of no or too many rows";
+    if (op.block[d] < 1 || op.block[d] > layout::kBlockMax)
+      return "has a block of no or too many rows";
     if (makes_scales &&
-        (op.source_extent[d] < 1 || Blocks(op.source_extent[d], op.block[d]) != op.extent[d])) {
+        (op.source_extent[d] < 1 || BlockCount(op.source_extent[d], op.block[d]) != op.extent[d])) {
       return "has not one scale for each block";
     }
   }

@@ -9,10 +9,9 @@
 // 3. Coverage: the blocks written into one piece are pairwise disjoint (swept along the dimension
 //    with most distinct cuts) and their elements add up to the piece's. Being inside the piece and
 //    disjoint, equal counts mean that each element is written exactly once.
-// 4. Codes and scales: a copy of codes writes whole blocks of the canonical tensor, so the grid
-// that
-//    begins at its first element is the tensor's; scales are read from exactly the elements that
-//    share them. A weight is quantized as a whole or not at all.
+// 4. Codes and scales: a copy of codes writes whole blocks of the canonical tensor, so the grid of
+//    blocks from its first element on is the tensor's; scales are read from exactly the elements
+//    that share them. A weight is quantized as a whole or not at all.
 #include <algorithm>
 #include <functional>
 #include <numeric>

@@ -181,12 +181,6 @@ SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment) {
   return copy;
 }
 
-StridedBox WithTargetOnBothSides(const StridedBox& box) {
-  StridedBox same = box;
-  std::copy_n(box.target_stride, kernels::kMaxDims, same.source_stride);
-  return same;
-}
-
 bool SourceIsDirect(const SegmentCopy& copy, int64_t run_bytes_min) {
   if (copy.makes != plan::Makes::kElements || copy.from != copy.to) return false;
   const StridedBox box = kernels::Normalize(WithPackedTarget(copy.box));

@@ -28,9 +28,6 @@ struct SegmentCopy {
 };
 SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment);
 
-/// The same elements between two buffers that are both laid out like the target.
-kernels::StridedBox WithTargetOnBothSides(const kernels::StridedBox& box);
-
 /// True when the source's elements may be sent from where they lie: nothing is made of them, no
 /// cast, and runs of at least `run_bytes_min`.
 bool SourceIsDirect(const SegmentCopy& copy, int64_t run_bytes_min);

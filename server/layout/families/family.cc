@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "server/layout/blocks.h"
 #include "server/layout/families/deepseek.h"
 #include "server/layout/families/gemma.h"
 #include "server/layout/families/glm4_moe.h"
@@ -173,8 +174,8 @@ Status Model::Quantize(const TensorTemplate& tensor, size_t first, int64_t layer
     weight.block = {blocks.rows, blocks.columns};
     TensorSpec scales{weight.name, DType::kF32, weight.shape};
     scales.name.append(kScaleSuffix);
-    scales.shape[0] = (weight.shape[0] - 1) / blocks.rows + 1;
-    scales.shape[1] = (weight.shape[1] - 1) / blocks.columns + 1;
+    scales.shape[0] = BlockCount(weight.shape[0], blocks.rows);
+    scales.shape[1] = BlockCount(weight.shape[1], blocks.columns);
     scales_of_[at] = std::ssize(canonical_.tensors);
     canonical_.tensors.push_back(std::move(scales));
     joined_.push_back(false);

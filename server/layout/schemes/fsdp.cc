@@ -41,6 +41,7 @@
 #include <algorithm>
 #include <array>
 
+#include "server/layout/blocks.h"
 #include "server/layout/schemes/fsdp_cut.h"
 #include "server/layout/schemes/option.h"
 #include "server/layout/schemes/rank_builder.h"

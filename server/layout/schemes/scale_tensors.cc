@@ -1,5 +1,6 @@
 #include "server/layout/schemes/scale_tensors.h"
 
+#include "server/layout/blocks.h"
 #include "server/layout/schemes/rank_builder.h"
 
 namespace weightwire::layout {
@@ -16,10 +17,9 @@ struct Run {
   int64_t block = 0;
 };
 
-int64_t Blocks(int64_t size, int64_t block) { return size / block + (size % block != 0); }
-
 Range BlocksOf(const Run& run) {
-  return {run.begin / run.block, Blocks(run.begin + run.count, run.block) - run.begin / run.block};
+  return {run.begin / run.block,
+          BlockCount(run.begin + run.count, run.block) - run.begin / run.block};
 }
 
 class ScaleCutter {
@@ -30,8 +30,8 @@ class ScaleCutter {
   Result<LocalTensor> Cut() const {
     LocalTensor scales{weights_.name, DType::kF32, weights_.shape, {}};
     scales.name.append(kScaleSuffix);
-    scales.shape.end()[-2] = Blocks(scales.shape.end()[-2], blocks_.rows);
-    scales.shape.end()[-1] = Blocks(scales.shape.end()[-1], blocks_.columns);
+    scales.shape.end()[-2] = BlockCount(scales.shape.end()[-2], blocks_.rows);
+    scales.shape.end()[-1] = BlockCount(scales.shape.end()[-1], blocks_.columns);
     for (const Piece& piece : weights_.pieces) {
       WW_ASSIGN(Piece of_scales, ScalesOf(piece, scales.shape.end()[-2], scales.shape.end()[-1]));
       scales.pieces.push_back(std::move(of_scales));
@@ -106,10 +106,6 @@ Result<bool> IsQuantized(const Model& model, const LocalTensor& tensor) {
 }
 
 }  // namespace
-
-bool IsWholeBlocks(int64_t begin, int64_t end, int64_t size, int64_t block) {
-  return begin % block == 0 && (end % block == 0 || end == size);
-}
 
 Status CutsBlock(const std::string& weight, std::string_view what, int64_t begin, int64_t end,
                  int64_t block) {

@@ -18,9 +18,6 @@ namespace weightwire::layout {
 ///   kInvalidArgument / kDtypeMismatch  what is fused is quantized in part: names both weights
 Status AddScaleTensors(const Model& model, RankLayout& rank);
 
-/// Whether [begin, end) of `size` rows or columns is made of whole blocks: it begins at one, and it
-/// ends at one or, with a partial one, at `size`.
-bool IsWholeBlocks(int64_t begin, int64_t end, int64_t size, int64_t block);
 /// How a cut that runs through a block is refused; `what` is "rows" or "columns".
 Status CutsBlock(const std::string& weight, std::string_view what, int64_t begin, int64_t end,
                  int64_t block);
