@@ -1,127 +1,250 @@
 #!/usr/bin/env python3
-"""./dev bench checkpoint: conversions of a checkpoint of 988 MB between formats, each a process of its own from start to end,
-against copying the same bytes.
+"""./dev bench checkpoint: the ranks of one host load one checkpoint at the same time, from Hugging Face's files of 988 MB
+into memory that is already there, warm (in the page cache, read once from end to end: how the cache got a file decides how fast
+it is mapped) and cold (dropped from it). All rows in turns; with 8 ranks they need 20 GB of memory, or --kind.
 
-cp, cp + sync     coreutils' cp of the folder; with sync FILE after it, as every conversion here is durable when it ends
-A -> B            python -m weightwire.checkpoint convert, planner and start included; what comes back as hf is compared
-                  bit for bit. Formats that are written with torch need the environment of tests/envs/make.sh megatron
-mbridge: A -> B   there too: mbridge builds megatron-core's model on the CPU (tp1, one process) and loads or saves Hugging
-                  Face; megatron-core's dist_checkpointing saves or loads torch_dist
+memcpy-1         one thread copies as many bytes from memory to memory
+whole-N          every one of N ranks safetensors.torch.load_file's everything, then copies its slices (which slices is not
+                 timed). On a CPU that maps the file, and reads no more than the slices;
+whole-memory-N   with every tensor in memory of the rank's own before that, as where a file is not mapped
+torch-dcp-N      torch.distributed.checkpoint.load into DTensors, from a checkpoint that two ranks of TP2 saved with it
+weightwire-N     checkpoint.load, planner included
+…-N-cold         the same, the file not in the page cache
+
+All but memcpy in the environment megatron, which is made when it is missing (tests/envs/make.sh). Time is from a word to all ranks to the last one's end;
+read: bytes from the disk (/proc/self/io), of all ranks, over the checkpoint's. What each rank holds is compared bit for bit.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
+import json
 import os
 import pathlib
-import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from typing import Callable
-
-import numpy as np
-
-from demo import checkpoint
-from report import Report, add_options, write
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_MEGATRON = pathlib.Path(os.environ.get("WEIGHTWIRE_VENVS", pathlib.Path.home() / ".cache/weightwire/venvs")) / "megatron"
-_SECONDS = 600
-#: (from, to) in an order in which each source has been made before
-_CONVERSIONS = [("hf", "weightwire:megatron:tp2,pp2"), ("weightwire:megatron:tp2,pp2", "hf")]
-_WITH_TORCH = [("hf", "megatron:tp2,pp2"), ("megatron:tp2,pp2", "hf"), ("hf", "torch_dist"), ("torch_dist", "hf")]
+sys.path.insert(0, str(_ROOT / "client/python"))
+_PYTHON = pathlib.Path(os.environ.get("WEIGHTWIRE_VENVS", pathlib.Path.home() / ".cache/weightwire/venvs")) / "megatron/bin/python"
+_SPECS = {4: "megatron:tp2,pp2", 8: "megatron:tp2,pp4"}
+_KINDS = ("whole", "whole-memory", "torch-dcp", "weightwire")
+_SECONDS = 300
 
 
-def equal(folder: pathlib.Path, source: dict[str, np.ndarray]) -> bool:
-    """Whether the Hugging Face checkpoint there holds exactly the source's tensors, whatever its files are called."""
-    found = checkpoint.read(str(folder))
-    return found.keys() == source.keys() and all(np.array_equal(found[name], source[name]) for name in source)
+class Worker:
+    """One rank: makes the memory, then loads whenever it is told to."""
+
+    def __init__(self, kind: str, folder: pathlib.Path, rank: int, world_size: int, port: int):
+        from weightwire.checkpoint.planner import planner_of
+        self.folder, self.rank, self.world_size, self.spec = folder, rank, world_size, _SPECS[world_size]
+        self.held = planner_of((folder / "hf/config.json").read_text()).boxes(self.spec)[rank]
+        {"whole": lambda: self._load_file(False), "whole-memory": lambda: self._load_file(True),
+         "torch-dcp": lambda: self._dcp(port), "weightwire": self._weightwire}[kind]()
+
+    def _targets(self) -> None:
+        import torch
+        self.into = {held.meta.name: torch.zeros(held.meta.shape, dtype=torch.bfloat16) for held in self.held}
+
+    def _load_file(self, everything: bool) -> None:
+        import safetensors.torch
+        self._targets()
+        moves = [(box.name, tuple(slice(b, b + n) for b, n in zip(box.begin, box.extent)),
+                  self.into[held.meta.name].as_strided(box.extent, box.stride, box.offset))
+                 for held in self.held for box in held.boxes]
+
+        def load() -> None:
+            whole = safetensors.torch.load_file(self.folder / "hf/model.safetensors")
+            if everything:
+                whole = {name: tensor.clone() for name, tensor in whole.items()}
+            for name, where, place in moves:
+                place.copy_(whole[name][where])
+        self.load = load
+
+    def _weightwire(self) -> None:
+        from weightwire import checkpoint
+        from weightwire.checkpoint import planner
+        self._targets()
+
+        def load() -> None:
+            planner.forget()
+            checkpoint.load(self.folder / "hf", self.spec, self.rank, self.into)
+        self.load = load
+
+    def _dcp(self, port: int) -> None:
+        import torch.distributed.checkpoint as dcp
+        state = dtensors(self.folder, self.rank, self.world_size, port, {box.name for h in self.held for box in h.boxes})
+        self.into = {name: tensor.to_local() for name, tensor in state.items()}
+        self.load = lambda: dcp.load(state, checkpoint_id=str(self.folder / "dcp"))
+
+    def digest(self) -> dict:
+        import torch
+        return {name: hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy()).hexdigest() for name, tensor in self.into.items()}
 
 
-class Bench:
-    """Conversions below `work`, timed."""
+def dtensors(folder: pathlib.Path, rank: int, world_size: int, port: int, names: set) -> dict:
+    """These tensors of Qwen2 as TP2 cuts them, of stages of two ranks each; zeros."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, zeros
 
-    def __init__(self, work: pathlib.Path, wwctl: str, rounds: int, config: dict) -> None:
-        self.work, self.rounds = work, rounds
-        self.report = Report("cp + sync")
-        self._environment = {**os.environ, "PYTHONPATH": str(_ROOT / "client/python"), "OMP_NUM_THREADS": str(os.cpu_count()),
-                             "WEIGHTWIRE_BIN_DIR": str(pathlib.Path(wwctl).resolve().parent)}
-        checkpoint.write(str(work / "hf"), config, seed=1)
-        self.source = checkpoint.read(str(work / "hf"))
-        self.bytes = sum(array.nbytes for array in self.source.values())
+    from demo import checkpoint
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    mesh = init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("pp", "tp"))["tp"]
+    columns, whole = ("o_proj.weight", "down_proj.weight"), ("norm.weight",)
+    shapes = checkpoint.hf_shapes(checkpoint.read_config(str(folder / "hf")))
+    return {name: zeros(*shapes[name], dtype=torch.bfloat16, device_mesh=mesh, placements=[
+        Shard(1) if name.endswith(columns) else Replicate() if name.endswith(whole) or "layernorm" in name else Shard(0)])
+        for name in shapes if name in names}
 
-    def row(self, name: str, commands: Callable[[pathlib.Path], list[list[str]]], keep: pathlib.Path | None = None,
-            hf: bool = False) -> None:
-        """`commands(target)` one after another, `rounds` times, each time into a target that does not exist."""
-        seconds, target = [], self.work / "target"
-        for _ in range(self.rounds):
-            shutil.rmtree(target, ignore_errors=True)
-            os.sync()
-            started = time.perf_counter()
-            for command in commands(target):
-                run = subprocess.run(command, timeout=_SECONDS, env=self._environment, stdout=subprocess.DEVNULL,
-                                     stderr=subprocess.PIPE, text=True)
-                if run.returncode:
-                    raise RuntimeError(f"{name}: {' '.join(command)} ended with {run.returncode}:\n{run.stderr[-2000:]}")
-            seconds.append(time.perf_counter() - started)
-        self.report.add(name, self.bytes, seconds, not hf or equal(target, self.source))
-        if keep:
-            target.rename(keep)
-        shutil.rmtree(target, ignore_errors=True)
 
-    def copies(self) -> None:
-        def copied(target: pathlib.Path) -> list[list[str]]:
-            return [["cp", "-r", str(self.work / "hf"), str(target)]]
-        self.row("cp + sync", lambda target: [*copied(target), ["sync", *(str(target / path.name) for path in
-                                                                       (self.work / "hf").iterdir())]], hf=True)
-        self.row("cp", copied, hf=True)
+def save_dcp(folder: pathlib.Path, rank: int, port: int) -> None:
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import load_file
+    from torch.distributed.tensor import distribute_tensor
+    whole = load_file(folder / "hf/model.safetensors")
+    state = dtensors(folder, rank, 2, port, set(whole))
+    dcp.save({name: distribute_tensor(whole[name], t.device_mesh, t.placements) for name, t in state.items()},
+             checkpoint_id=str(folder / "dcp"))
 
-    def convert(self, python: str, source: str, target: str) -> None:
-        def command(folder: pathlib.Path) -> list[list[str]]:
-            return [[python, "-m", "weightwire.checkpoint", "convert", str(self.folder(source)), str(folder), "--to", target,
-                     "--config", str(self.work / "hf/config.json"), "--quiet"]]
-        self.row(f"{source} -> {target}", command, None if target == "hf" else self.folder(target), target == "hf")
 
-    def mbridge(self, python: str) -> None:
-        def to(target: str, source: pathlib.Path) -> Callable[[pathlib.Path], list[list[str]]]:
-            return lambda folder: [[python, str(_ROOT / "bench/checkpoint_mbridge.py"), target, str(self.work / "hf"),
-                                    str(source), str(folder)]]
-        made = self.work / "mbridge"
-        self.row("mbridge: hf -> torch_dist", to("torch_dist", self.work / "hf"), made)
-        self.row("mbridge: torch_dist -> hf", to("hf", made), hf=True)
+def work(kind: str, folder: str, rank: int, world_size: int, port: int) -> None:
+    if kind == "save":
+        return save_dcp(pathlib.Path(folder), rank, port)
+    import torch
+    torch.set_num_threads(1)
+    worker = Worker(kind, pathlib.Path(folder), rank, world_size, port)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        if line == "digest\n":
+            print(json.dumps(worker.digest()), flush=True)
+            continue
+        before = read_bytes()
+        started = time.perf_counter()
+        worker.load()
+        print(json.dumps([time.perf_counter() - started, read_bytes() - before]), flush=True)
 
-    def folder(self, kind: str) -> pathlib.Path:
-        return self.work / kind.replace(":", "-").replace(",", "-")
+
+def read_bytes() -> int:
+    """What this process had the disk read."""
+    return int(next(line.split()[1] for line in open("/proc/self/io") if line.startswith("read_bytes")))
+
+
+class Ranks:
+    """The processes of one row, for `with`."""
+
+    def __init__(self, kind: str, folder: pathlib.Path, world_size: int):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT / "client/python")}
+        self._all = [subprocess.Popen([str(_PYTHON), __file__, "--work", kind, str(folder), str(rank), str(world_size), str(port)],
+                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+                     for rank in range(world_size)]
+
+    def __enter__(self) -> "Ranks":
+        assert [self._line(one) for one in self._all] == ["ready"] * len(self._all)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._all:
+            one.stdin.close()
+            one.wait(60)
+
+    def _line(self, one: subprocess.Popen) -> str:
+        line = one.stdout.readline().strip()
+        if not line:
+            raise RuntimeError(f"a rank ended with {one.wait(60)}")
+        return line
+
+    def ask(self, what: str) -> list:
+        for one in self._all:
+            one.stdin.write(what + "\n")
+            one.stdin.flush()
+        return [json.loads(self._line(one)) for one in self._all]
+
+
+def drop(folder: pathlib.Path) -> None:
+    """Its files are not in the page cache any more."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def cache(folder: pathlib.Path) -> None:
+    """Its files are in the page cache, as one reader from their beginning to their end leaves them there."""
+    piece = bytearray(4 << 20)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with open(path, "rb", buffering=0) as file:
+                while file.readinto(piece):
+                    pass
+
+
+def rows(report, folder: pathlib.Path, world_size: int, rounds: int, kinds: list) -> None:
+    size = (folder / "hf/model.safetensors").stat().st_size
+    with contextlib.ExitStack() as stack:
+        ranks = {kind: stack.enter_context(Ranks(kind, folder, world_size)) for kind in kinds}
+        for one in ranks.values():
+            one.ask("load")  # imports, and pages of the target
+        cache(folder)
+        for cold in (False, True):
+            seconds, read = {kind: [] for kind in kinds}, {kind: [] for kind in kinds}
+            for kind in kinds * rounds:  # in turns: a busy moment is nobody's own
+                if cold:
+                    drop(folder)
+                started = time.perf_counter()
+                answers = ranks[kind].ask("load")
+                seconds[kind].append(time.perf_counter() - started)
+                read[kind].append(sum(answer[1] for answer in answers) / size)
+            digests = {kind: one.ask("digest") for kind, one in ranks.items() if kind != "torch-dcp"}  # it holds other blocks
+            for kind in kinds:
+                same = kind == "torch-dcp" or digests[kind] == next(iter(digests.values()))
+                name = f"{kind}-{world_size}{'-cold' if cold else ''}"
+                report.add(name, size, seconds[kind], same)["read_over_checkpoint_max"] = max(read[kind])
+                print(f"  read {max(read[kind]):.3f} x the checkpoint", flush=True)
 
 
 def main() -> int:
+    from demo import checkpoint
+    from report import Report, add_options, write
+    from sync import memcpy
     parser = argparse.ArgumentParser(prog="./dev bench checkpoint", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wwctl", required=True)
-    parser.add_argument("--folder", help="where to work; default: a new one in the temporary folder. Needs 6 GB")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--no-mbridge", action="store_true")
+    parser.add_argument("--folder", help="where to work, on a disk; default: a new one in the temporary folder. Needs 2 GB")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks", type=int, choices=sorted(_SPECS), action="append")
+    parser.add_argument("--kind", choices=_KINDS, action="append", help="only these rows; default: all")
     add_options(parser)
     args = parser.parse_args()
-    python = str(_MEGATRON / "bin/python") if (_MEGATRON / ".weightwire").exists() else None
-    with tempfile.TemporaryDirectory(prefix="weightwire-bench-", dir=args.folder) as work:
-        bench = Bench(pathlib.Path(work), args.wwctl, args.rounds, checkpoint.SMALL if args.small else checkpoint.QWEN25_05B)
-        bench.copies()
-        for source, target in _CONVERSIONS:
-            bench.convert(sys.executable, source, target)
-        if python is None:
-            print(f"without the formats that torch writes, and mbridge: {_MEGATRON} is not there")
-        else:
-            for source, target in _WITH_TORCH:
-                bench.convert(python, source, target)
-            if not args.no_mbridge:
-                bench.mbridge(python)
-        write(args, f"Conversions of a checkpoint of {bench.bytes / 1e6:,.0f} MB", bench.report.rows)
+    subprocess.run([_ROOT / "tests/envs/make.sh", "megatron"], check=True, stdout=subprocess.DEVNULL)
+    os.environ["WEIGHTWIRE_BIN_DIR"] = str(pathlib.Path(args.wwctl).resolve().parent)
+    with tempfile.TemporaryDirectory(prefix="weightwire-bench-", dir=args.folder) as work_folder:
+        folder = pathlib.Path(work_folder)
+        checkpoint.write(str(folder / "hf"), checkpoint.QWEN25_05B, seed=1)
+        kinds = args.kind or list(_KINDS)
+        for one in Ranks("save", folder, 2)._all if "torch-dcp" in kinds else ():
+            if one.wait(_SECONDS):
+                raise RuntimeError("DCP did not save")
+        report = Report()
+        memcpy(report, (folder / "hf/model.safetensors").stat().st_size, 1, args.rounds)
+        for world_size in args.ranks or sorted(_SPECS):
+            rows(report, folder, world_size, args.rounds, kinds)
+        write(args, "Ranks of one host load a checkpoint of 988 MB", report.rows)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))
+    else:
+        sys.exit(main())

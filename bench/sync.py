@@ -138,9 +138,9 @@ def ucx(report: Report, binary: str, config: dict, nbytes: int, rounds: int) -> 
         seconds = [bare.run()[0] for _ in range(rounds)]
         row = report.add(bare.name, nbytes, seconds, bare.close(), bare.first)
         agent = {"ucx_tls": f'"{tls}"'}
-        whole = weightwire(report, binary, config, "ucx", rounds, f"weightwire-ucx:{tls}",
+        whole = weightwire(report, binary, config, "ucx", rounds, f"weightwire-ucx-{tls}",
                            {"transports": "[ucx]", **agent}, agent)
-        print(f"weightwire-ucx:{tls} is {whole['seconds_median'] / row['seconds_median']:.2f} x the bare transport")
+        print(f"weightwire-ucx-{tls} is {whole['seconds_median'] / row['seconds_median']:.2f} x the bare transport")
 
 
 def peers(report: Report, rounds: int, small: bool) -> None:

@@ -69,12 +69,15 @@ int Run(const Shape& shape, uint32_t hold, uint32_t calls_for, uint32_t in_fligh
   std::sort(seconds.begin(), seconds.end());
   std::printf(
       "{\"agents\": %u, \"members\": %u, \"register_seconds\": %.3f, \"held_seconds\": %u, "
-      "\"calls\": %zu, \"calls_per_second\": %.0f, \"call_p50_ms\": %.3f, \"call_p99_ms\": %.3f, "
+      "\"calls\": %zu, \"calls_per_second\": %.0f, \"call_min_ms\": %.3f, "
+      "\"call_p50_ms\": %.3f, \"call_p99_ms\": %.3f, \"call_max_ms\": %.3f, "
       "\"sessions_lost\": %llu, \"calls_failed\": %llu, \"evictions\": %llu}\n",
       shape.agents, shape.agents * shape.ranks, opening, hold, seconds.size(),
       calls_for == 0 ? 0 : static_cast<double>(seconds.size()) / calling,
+      1e3 * static_cast<double>(Quantile(seconds, 0)),
       1e3 * static_cast<double>(Quantile(seconds, 0.5)),
       1e3 * static_cast<double>(Quantile(seconds, 0.99)),
+      1e3 * static_cast<double>(Quantile(seconds, 1)),
       static_cast<unsigned long long>(trouble.sessions_lost),
       static_cast<unsigned long long>(trouble.calls_failed),
       static_cast<unsigned long long>(trouble.evictions));
@@ -91,7 +94,7 @@ int Run(const Shape& shape, uint32_t hold, uint32_t calls_for, uint32_t in_fligh
 
 int main(int argc, char** argv) {
   CLI::App app(
-      "Thousands of members of one coordinator: `./dev bench load` runs it and looks at the "
+      "Thousands of members of one coordinator: `./dev bench control` runs it and looks at the "
       "coordinator");
   weightwire::load::Shape shape;
   uint32_t hold = 10, calls_for = 5, in_flight = 64;

@@ -8,14 +8,14 @@ from conftest import BINARIES, ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
 
-import load  # noqa: E402
+import control  # noqa: E402
 
 MEMBERS = int(os.environ.get("WEIGHTWIRE_MEMBERS", "256"))
 HOLD = int(os.environ.get("WEIGHTWIRE_HOLD", "60"))
 
 
 def test_members_on_connections_of_their_own_stay():
-    row = load.run(str(BINARIES / "weightwired"), str(BINARIES / "load_bench"), agents=MEMBERS, ranks=1, hold=HOLD, calls=5,
+    row = control.run(str(BINARIES / "weightwired"), str(BINARIES / "load_bench"), agents=MEMBERS, ranks=1, hold=HOLD, calls=5,
                    in_flight=32)
     print(row)
     assert row["ok"], row

@@ -211,6 +211,20 @@ def caught(seeds: int) -> tuple[str, str]:
     return scenario, at[-1] if at else "1"
 
 
+def planted(mutant: Mutant, seeds: int | None = None) -> tuple[str, str]:
+    """As `caught`, of the tree with this bug in it (copy_tree first). A mutant that does not compile is an error."""
+    kept = {path: (COPY / path).read_text() for path, _, _ in mutant.edits}
+    try:
+        for path, old, new in mutant.edits:
+            replaced(COPY / path, old, new)
+        if error := build():
+            raise RuntimeError(f"{mutant.name} does not compile:\n{error}")
+        return caught(seeds or mutant.seeds)
+    finally:
+        for path, text in kept.items():
+            (COPY / path).write_text(text)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only")
@@ -228,19 +242,12 @@ def main() -> int:
         if options.only and options.only != mutant.name:
             continue
         start = time.monotonic()
-        kept = {path: (COPY / path).read_text() for path, _, _ in mutant.edits}
         try:
-            for path, old, new in mutant.edits:
-                replaced(COPY / path, old, new)
-            error = build()
-            if error:
-                print(f"{mutant.name} does not compile:\n{error}", flush=True)
-                missed.append(mutant.name)
-                continue
-            scenario, seed = caught(options.seeds or mutant.seeds)
-        finally:
-            for path, text in kept.items():
-                (COPY / path).write_text(text)
+            scenario, seed = planted(mutant, options.seeds)
+        except RuntimeError as error:
+            print(error, flush=True)
+            missed.append(mutant.name)
+            continue
         if not scenario and not seed:
             missed.append(mutant.name)
         if options.table:

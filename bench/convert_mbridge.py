@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The part of ./dev bench checkpoint that mbridge and megatron-core do themselves, in the environment that has them.
+"""The part of ./dev bench convert that mbridge and megatron-core do themselves, in the environment that has them.
 
-    checkpoint_mbridge.py torch_dist HF HF OUT      mbridge loads Hugging Face, megatron-core saves OUT
-    checkpoint_mbridge.py hf HF TORCH_DIST OUT      megatron-core loads, mbridge saves Hugging Face to OUT
+    convert_mbridge.py torch_dist HF HF OUT      mbridge loads Hugging Face, megatron-core saves OUT
+    convert_mbridge.py hf HF TORCH_DIST OUT      megatron-core loads, mbridge saves Hugging Face to OUT
 
 HF is what the model is built from. One process without a GPU: what both assume of CUDA and of Transformer Engine is
 replaced as in the trainer tests.

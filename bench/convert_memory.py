@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""./dev bench checkpoint-memory: the peak of the resident set (VmHWM, planner included) of conversions between
+"""./dev bench convert-memory: the peak of the resident set (VmHWM, planner included) of conversions between
 safetensors forms of a model that fits no bound: to ranks and back to whole tensors, the latter interrupted by SIGINT on
 the way and called again. What comes back is compared with what there was, byte by byte.
 """

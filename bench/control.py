@@ -1,4 +1,4 @@
-"""Thousands of members on one coordinator: `./dev bench load`. Says what the coordinator took for it, and whether anybody
+"""Thousands of members on one coordinator: `./dev bench control`. Says what the coordinator took for it, and whether anybody
 was lost. The crowd (bench/load) registers and sends heartbeats over real connections; nothing is published. With `--epochs N`
 instead: versions of a fleet whose agents say everything and move no byte, which is what an epoch costs beside its bytes."""
 
@@ -20,6 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "client/python"))
 
 from demo.fleet import Daemon  # noqa: E402
+from report import add_options, write  # noqa: E402
 from weightwire import Client, Tls  # noqa: E402
 
 
@@ -109,14 +110,28 @@ def run_epochs(binary: str, stand_ins: str, agents: int, ranks: int, epochs: int
                "peak_mib": round(peak_mib(coordinator.pid), 1), "ok": ok}
         coordinator.stop()
     for phase in rows[0]:
+        row[f"{phase}_ms_min"] = round(1e3 * min(r[phase] for r in rows[1:]), 1)
         row[f"{phase}_ms_median"] = round(1e3 * statistics.median(r[phase] for r in rows[1:]), 1)
         row[f"{phase}_ms_max"] = round(1e3 * max(r[phase] for r in rows[1:]), 1)
         row[f"{phase}_ms_first"] = round(1e3 * rows[0][phase], 1)
     return row
 
 
+def timed_row(row: dict) -> dict:
+    """As every benchmark's: seconds of a call, or of COMMIT until every engine has acknowledged."""
+    if "epochs" in row:
+        name, rounds = f"commit-{row['members']}", row["epochs"]
+        median, most = row["committing_ms_median"], row["committing_ms_max"]
+        least = row["committing_ms_min"]
+    else:
+        name, rounds = f"call-{row['members']}", row["calls"]
+        least, median, most = row["call_min_ms"], row["call_p50_ms"], row["call_max_ms"]
+    return {"name": name, "bytes": 0, "rounds": rounds, "seconds_median": median / 1e3, "seconds_min": least / 1e3,
+            "seconds_max": most / 1e3, "ratio_to_memcpy": None, "checked": row["ok"], **row}
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="./dev bench load", description=__doc__)
+    parser = argparse.ArgumentParser(prog="./dev bench control", description=__doc__)
     parser.add_argument("--binary", required=True)
     parser.add_argument("--agents", type=int, default=256, help="sessions, each on its own connection")
     parser.add_argument("--ranks", type=int, default=1, help="members behind each agent")
@@ -125,15 +140,14 @@ def main() -> int:
     parser.add_argument("--in-flight", type=int, default=64, help="calls at a time")
     parser.add_argument("--tls", action="store_true", help="mTLS, by certificates of its own; not with --epochs")
     parser.add_argument("--epochs", type=int, default=0, help="versions to publish; one agent is the trainer then")
-    parser.add_argument("--json", metavar="FILE", help="write the figures to this file")
+    add_options(parser)
     args = parser.parse_args()
     beside = pathlib.Path(args.binary).with_name
     row = (run_epochs(args.binary, str(beside("epochs_bench")), args.agents, args.ranks, args.epochs) if args.epochs else
            run(args.binary, str(beside("load_bench")), args.agents, args.ranks, args.hold, args.calls, args.in_flight, args.tls))
     for name, value in row.items():
         print(f"{name:<20} {value}")
-    if args.json:
-        pathlib.Path(args.json).write_text(json.dumps(row, indent=1) + "\n")
+    write(args, "One coordinator, many members", [timed_row(row)])
     return 0 if row["ok"] else 1
 
 
