@@ -12,14 +12,7 @@ constexpr size_t kAlignment = 256;  // of ww_cuda_alloc
 
 }  // namespace
 
-Allocation::~Allocation() {
-  // A device whose context is lost frees by itself.
-  if (opened_) {
-    device_->calls().ipc_close(device_->index_, at_);
-  } else {
-    device_->calls().free(device_->index_, at_);
-  }
-}
+Allocation::~Allocation() { device_->Release(*this); }
 
 Status Device::Checked(int32_t code) const {
   if (code == WW_CUDA_OK) return OkStatus();
@@ -57,19 +50,55 @@ Result<std::shared_ptr<Allocation>> Device::Allocate(uint64_t bytes) {
   }
   std::shared_ptr<Allocation> allocation(
       new Allocation(shared_from_this(), static_cast<std::byte*>(at), false));
+  allocation->bytes_ = bytes;
   WW_FAIL_IF_ERROR(Checked(calls().ipc_export(index_, at, allocation->handle_.data())));
+  const std::lock_guard lock(allocations_mutex_);
+  allocations_[allocation->handle_] = allocation;
   return allocation;
 }
 
 Result<std::shared_ptr<Allocation>> Device::OpenIpc(const IpcHandle& handle) {
+  std::unique_lock lock(allocations_mutex_);
+  for (auto known = allocations_.find(handle); known != allocations_.end();
+       known = allocations_.find(handle)) {
+    if (auto allocation = known->second.lock()) return allocation;
+    released_.wait(lock);  // its last user is letting it go
+  }
   void* at = nullptr;
   if (Status made = Checked(calls().ipc_open(index_, handle.data(), &at)); !made.ok()) {
     return Fail(Code::kUnavailable, Reason::kMemoryInvalid, made.message());
   }
+  size_t bytes = 0;
+  if (Status sized = Checked(calls().ipc_bytes(index_, at, &bytes)); !sized.ok()) {
+    calls().ipc_close(index_, at);
+    return Fail(Code::kUnavailable, Reason::kMemoryInvalid, sized.message());
+  }
   std::shared_ptr<Allocation> allocation(
       new Allocation(shared_from_this(), static_cast<std::byte*>(at), true));
+  allocation->bytes_ = bytes;
   allocation->handle_ = handle;
+  allocations_[handle] = allocation;
   return allocation;
+}
+
+// What fails here is of a device whose context is lost, which frees by itself.
+void Device::Release(const Allocation& allocation) {
+  {
+    const std::lock_guard lock(allocations_mutex_);
+    if (allocation.opened_) {
+      calls().ipc_close(index_, allocation.at_);
+    } else {
+      calls().free(index_, allocation.at_);
+    }
+    const auto known = allocations_.find(allocation.handle_);
+    // One that could not be exported is not there.
+    if (known != allocations_.end() && known->second.expired()) allocations_.erase(known);
+  }
+  released_.notify_all();
+}
+
+Status Device::Connect(const Device& other) {
+  return Checked(calls().peer_enable(index_, other.index_));
 }
 
 Device::BorrowedLane Device::Borrow() {

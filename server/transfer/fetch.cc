@@ -70,7 +70,7 @@ SegmentSums SumsIn(std::span<const std::byte> memory, const plan::SlotSpan& slot
 }
 
 MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                      uint32_t slot, std::span<const std::span<const std::byte>> source_tensors,
+                      uint32_t slot, std::span<const transport::MappedPiece> source_tensors,
                       const SegmentSums& source_sums, std::span<const uint64_t> kept,
                       const Binding& binding, int rereads_max, const std::atomic<bool>& stop) {
   const plan::SlotSpan& span = schedule.slots[slot];
@@ -78,7 +78,7 @@ MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& sc
   result.sums.reserve(span.segment_count);
   for (uint32_t i = 0; i < span.segment_count; ++i) {
     const auto [op, segment, copy] = PartsOf(stream, schedule, span.first_segment + i);
-    const std::byte* source = source_tensors[op.source_tensor].data() + copy.source_offset;
+    const device::ConstBytes source = source_tensors[op.source_tensor].at + copy.source_offset;
     const device::Bytes target = binding[op.target_tensor].at() + copy.target_offset;
     const auto wanted = source_sums(span.first_segment + i);
     if (!wanted) {

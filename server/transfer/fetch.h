@@ -35,7 +35,7 @@ struct MappedCopy {
 /// not copied when its bytes are there. Gives up between segments when `stop` is set.
 /// `source_tensors` must have passed ValidateSourceSide.
 MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                      uint32_t slot, std::span<const std::span<const std::byte>> source_tensors,
+                      uint32_t slot, std::span<const transport::MappedPiece> source_tensors,
                       const SegmentSums& source_sums, std::span<const uint64_t> kept,
                       const Binding& binding, int rereads_max, const std::atomic<bool>& stop);
 

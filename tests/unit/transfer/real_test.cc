@@ -7,6 +7,7 @@
 
 #include "server/base/thread_executor.h"
 #include "server/transfer/transfer.h"
+#include "server/transport/cuda_ipc/cuda_ipc_transport.h"
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/tcp/tcp_transport.h"
 #include "tests/support/fake_cuda/fake_gpus.h"
@@ -30,12 +31,18 @@ class RealAgent {
     tcp.integrity = integrity;
     tcp.tls_peers = weightwire::testing::TlsPeersFor(integrity);
     tcp_ = transport::MakeTcpTransport(tcp);
+    transport::CudaIpcOptions ipc;
+    for (size_t gpu : {0, 1}) {
+      const auto device = weightwire::testing::FakeDevice(gpu);
+      ipc.devices.emplace(device->uuid(), device);
+    }
+    ipc_ = transport::MakeCudaIpcTransport(ipc);
     Options options;
     options.tuning = tuning;
     options.host = "here";
     options.self = self;
     options.preference = preference;
-    engine_ = Engine::Make(options, SystemClock(), strand_, workers_, {shm_.get(), tcp_.get()},
+    engine_ = Engine::Make(options, SystemClock(), strand_, workers_, {shm_.get(), tcp_.get(), ipc_.get()},
                            metrics::Null())
                   .value();
   }
@@ -45,6 +52,7 @@ class RealAgent {
     shut.get_future().wait();
     shm_.reset();
     tcp_.reset();
+    ipc_.reset();
     workers_.Stop();
     strand_.Stop();
   }
@@ -55,7 +63,8 @@ class RealAgent {
     Peer peer;
     peer.incarnation = self_;
     peer.host = host;
-    peer.addresses = {{"shm", shm_->address()}, {"tcp", tcp_->address()}};
+    peer.addresses = {
+        {"shm", shm_->address()}, {"tcp", tcp_->address()}, {"cuda_ipc", ipc_->address()}};
     peer.ticket = ticket;
     return peer;
   }
@@ -66,6 +75,7 @@ class RealAgent {
   ThreadExecutor workers_;
   std::unique_ptr<transport::Transport> shm_;
   std::unique_ptr<transport::Transport> tcp_;
+  std::unique_ptr<transport::Transport> ipc_;
   std::unique_ptr<Engine> engine_;
 };
 
@@ -74,9 +84,11 @@ constexpr transport::Integrity kCrc = transport::Integrity::kCrc;
 
 enum class Agents { kOne, kTwo };
 
-/// Where both ranks of a side lie: in host memory, or on the GPU of an index.
+/// Where both ranks of a side lie: in host memory, on the GPU of an index, or their tensors in turn
+/// here and there.
 using On = std::optional<size_t>;
 constexpr On kHost = std::nullopt;
+constexpr On kMixed = 99;
 
 // Two source ranks on one agent, two target ranks on another, or all on one.
 class RealPair {
@@ -85,8 +97,10 @@ class RealPair {
            const std::string& source_host, int64_t elements_per_op_max = 8'000,
            Agents agents = Agents::kTwo,
            transport::Integrity integrity = transport::Integrity::kCrc, On sources_on = kHost,
-           On targets_on = kHost)
-      : rng_(seed), plan_(testing::MakeRandomPlan(rng_, {2, 2, 6, elements_per_op_max, 4})) {
+           On targets_on = kHost, int quantized_ops_per_stream = 4)
+      : rng_(seed),
+        plan_(testing::MakeRandomPlan(
+            rng_, {2, 2, 6, elements_per_op_max, quantized_ops_per_stream})) {
     Tuning tuning;
     tuning.segment_bytes_max = 5'000;
     tuning.slot_bytes = 4'096 * 4;
@@ -185,7 +199,12 @@ class RealPair {
 
  private:
   static void Move(RankMemory& memory, On where) {
-    if (where) memory = testing::OnDevice(memory, *weightwire::testing::FakeSlabs(*where));
+    using weightwire::testing::FakeSlabs;
+    if (where == kMixed) {
+      memory = testing::Mixed(memory, {FakeSlabs(0).get(), FakeSlabs(1).get()});
+    } else if (where) {
+      memory = testing::OnDevice(memory, *FakeSlabs(*where));
+    }
   }
 
   std::shared_ptr<RealAgent> source_agent_;
@@ -318,16 +337,69 @@ INSTANTIATE_TEST_SUITE_P(
                       Way{"shm_to_gpu", "shm", Agents::kTwo, kCrc, kHost, 1},
                       Way{"shm_from_gpu_to_gpu", "shm", Agents::kTwo, kCrc, 0, 1},
                       Way{"shm_on_one_gpu_in_one_agent", "shm", Agents::kOne, kCrc, 0, 0},
-                      Way{"shm_to_gpu_in_one_agent", "shm", Agents::kOne, kCrc, kHost, 0}),
+                      Way{"shm_to_gpu_in_one_agent", "shm", Agents::kOne, kCrc, kHost, 0},
+                      Way{"shm_mixed", "shm", Agents::kTwo, kCrc, kMixed, kMixed},
+                      Way{"tcp_mixed", "tcp", Agents::kTwo, kCrc, kMixed, kMixed},
+                      Way{"ipc", "cuda_ipc"}, Way{"ipc_from_gpu", "cuda_ipc", Agents::kTwo, kCrc, 0},
+                      Way{"ipc_to_gpu", "cuda_ipc", Agents::kTwo, kCrc, kHost, 1},
+                      Way{"ipc_on_one_gpu", "cuda_ipc", Agents::kTwo, kCrc, 0, 0},
+                      Way{"ipc_from_gpu_to_gpu", "cuda_ipc", Agents::kTwo, kCrc, 0, 1},
+                      Way{"ipc_mixed", "cuda_ipc", Agents::kTwo, kCrc, kMixed, kMixed},
+                      Way{"ipc_on_one_gpu_in_one_agent", "cuda_ipc", Agents::kOne, kCrc, 1, 1},
+                      Way{"ipc_from_gpu_to_gpu_in_one_agent", "cuda_ipc", Agents::kOne, kCrc, 1, 0},
+                      Way{"ipc_mixed_in_one_agent", "cuda_ipc", Agents::kOne, kCrc, kMixed, kMixed}),
     [](const auto& param) { return param.param.name; });
+
+// What the library counts is all that there is: the host cannot read the fake's memory itself.
+TEST(RealTransferGpu, NoByteOfAPayloadGoesByTheHost) {
+  const auto counted = FAKE_CALL(fake_cuda_host_bytes);
+  struct Case {
+    const char* transport;
+    Agents agents;
+    size_t from, to;
+    bool by_host;
+  };
+  for (const Case& c : {Case{"cuda_ipc", Agents::kTwo, 0, 0, false},
+                        Case{"cuda_ipc", Agents::kTwo, 0, 1, false},
+                        Case{"cuda_ipc", Agents::kOne, 1, 1, false},
+                        Case{"cuda_ipc", Agents::kOne, 1, 0, false},
+                        Case{"shm", Agents::kTwo, 0, 0, true}}) {
+    SCOPED_TRACE(std::string(c.transport) + " from " + std::to_string(c.from) + " to " +
+                 std::to_string(c.to));
+    // No fp8: it is quantized on the host.
+    RealPair pair(11, {c.transport}, "here", 8'000, c.agents, kCrc, c.from, c.to, 0);
+    const uint64_t before = counted();
+    auto s0 = pair.StartSource(Epoch(1), 0);
+    auto s1 = pair.StartSource(Epoch(1), 1);
+    auto t0 = pair.StartTarget(Epoch(1), 0);
+    auto t1 = pair.StartTarget(Epoch(1), 1);
+    for (auto* t : {&t0, &t1}) {
+      auto result = t->get();
+      ASSERT_TRUE(result.has_value()) << result.error().ToString();
+    }
+    for (auto* s : {&s0, &s1}) ASSERT_TRUE(s->get().has_value());
+    const uint64_t bytes = counted() - before;
+    if (c.by_host) {
+      EXPECT_GE(bytes, 2 * static_cast<uint64_t>(pair.plan_.plan.bytes_total));
+    } else {
+      EXPECT_EQ(bytes, 0u);
+    }
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      ASSERT_EQ(pair.targets_[rank].Snapshot(), pair.expected_[rank]);
+    }
+  }
+}
 
 // The GPU fails in the middle, once: on whichever side, both sides hear of it, and nothing hangs.
 TEST(RealTransferGpu, FailureEndsBothSidesAndNamesTheGpu) {
   const auto fail = FAKE_CALL(fake_cuda_fail);
-  for (const char* call : {"ww_cuda_copy", "ww_cuda_sum"}) {
-    for (const bool at_source : {true, false}) {
-      SCOPED_TRACE(std::string(call) + (at_source ? " at the source" : " at the target"));
-      RealPair pair(9, {"tcp"}, "here", 8'000, Agents::kTwo, kCrc, at_source ? On(0) : kHost,
+  for (const char* transport : {"tcp", "cuda_ipc"}) {
+    for (const auto& [call, at_source] :
+         {std::pair("ww_cuda_copy", true), std::pair("ww_cuda_copy", false),
+          std::pair("ww_cuda_sum", true), std::pair("ww_cuda_sum", false)}) {
+      SCOPED_TRACE(std::string(call) + " over " + transport +
+                   (at_source ? " at the source" : " at the target"));
+      RealPair pair(9, {transport}, "here", 8'000, Agents::kTwo, kCrc, at_source ? On(0) : kHost,
                     at_source ? kHost : On(0));
       fail(call, 3);
       auto s0 = pair.StartSource(Epoch(1), 0);
