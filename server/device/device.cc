@@ -125,7 +125,8 @@ Status Lane::Make() {
   void* scratch = nullptr;
   WW_RETURN_IF_ERROR(device_.Checked(calls.alloc(index, bytes_, &scratch)));
   scratch_ = static_cast<std::byte*>(scratch);
-  const size_t host_bytes = (bytes_ + sizeof(uint64_t) + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const size_t host_bytes =
+      (bytes_ + kSumsMax * sizeof(uint64_t) + kPageBytes - 1) / kPageBytes * kPageBytes;
   bounce_ = static_cast<std::byte*>(std::aligned_alloc(kPageBytes, host_bytes));
   WW_CHECK(bounce_ != nullptr);
   WW_RETURN_IF_ERROR(device_.Checked(calls.host_register(bounce_, host_bytes)));
@@ -148,15 +149,21 @@ Status Lane::CopyBytes(std::byte* target, const std::byte* source, size_t bytes)
       device_.calls().copy_bytes(device_.index_, stream_, target, source, bytes));
 }
 
-Status Lane::Copy(const ww_cuda_copy_job& job) {
+Status Lane::Copy(const ww_cuda_copy_job& job) { return Copy(std::span(&job, 1)); }
+
+Status Lane::Copy(std::span<const ww_cuda_copy_job> jobs) {
   busy_ = true;
-  return device_.Checked(device_.calls().copy(device_.index_, stream_, &job, 1));
+  return device_.Checked(device_.calls().copy(device_.index_, stream_, jobs.data(), jobs.size()));
 }
 
-Status Lane::Sum(ww_cuda_sum_job job) {
+Status Lane::Sum(ww_cuda_sum_job job) { return Sum(std::span(&job, 1)); }
+
+Status Lane::Sum(std::span<ww_cuda_sum_job> jobs) {
+  WW_CHECK(jobs.size() <= kSumsMax);
   busy_ = true;
-  job.sum = reinterpret_cast<uint64_t*>(bounce_ + bytes_);
-  return device_.Checked(device_.calls().sum(device_.index_, stream_, &job, 1));
+  uint64_t* sum = reinterpret_cast<uint64_t*>(bounce_ + bytes_);
+  for (ww_cuda_sum_job& job : jobs) job.sum = sum++;
+  return device_.Checked(device_.calls().sum(device_.index_, stream_, jobs.data(), jobs.size()));
 }
 
 Result<uint64_t> Lane::Wait() {

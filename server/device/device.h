@@ -64,8 +64,15 @@ class Lane {
   Status Copy(const ww_cuda_copy_job& job);
   /// The sum is what Wait gives.
   Status Sum(ww_cuda_sum_job job);
-  /// Blocks until all of it is done. The last Sum, if there was one.
+  /// Jobs that may run at once: none touches what another one writes.
+  Status Copy(std::span<const ww_cuda_copy_job> jobs);
+  /// At most kSumsMax; the sums are sums() after Wait, until the next Sum.
+  Status Sum(std::span<ww_cuda_sum_job> jobs);
+  /// Blocks until all of it is done. The last Sum, if there was one: of several, the first.
   Result<uint64_t> Wait();
+  const uint64_t* sums() const { return reinterpret_cast<const uint64_t*>(bounce_ + bytes_); }
+
+  static constexpr size_t kSumsMax = 512;
 
  private:
   friend class Device;
@@ -77,7 +84,7 @@ class Lane {
   ww_cuda_stream stream_ = nullptr;
   ww_cuda_event event_ = nullptr;
   std::byte* scratch_ = nullptr;
-  std::byte* bounce_ = nullptr;  ///< followed by the sum
+  std::byte* bounce_ = nullptr;  ///< followed by the sums
   bool registered_ = false;
   bool busy_ = false;  ///< something was enqueued and not waited for
 };

@@ -53,8 +53,8 @@ void LocalEndpoint::Start(const Task& announce) {
                  [self](Status why, const char* cause) { self->FailSession(why, cause); }});
 }
 
-void LocalEndpoint::Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
-                      std::shared_ptr<void> hold, GetDone done) {
+void LocalEndpoint::Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into,
+                        Nanos timeout, std::shared_ptr<void> hold, GetDone done) {
   Operation operation;
   operation.get = {key,
                    offset,
@@ -388,7 +388,7 @@ void LocalEndpoint::OnCopied(uint64_t request) {
 }
 
 void LocalEndpoint::SendFrame(const Frame& frame, std::span<const std::byte> payload,
-                            std::shared_ptr<memory::MemoryRegion> region) {
+                              std::shared_ptr<memory::MemoryRegion> region) {
   std::vector<std::byte> bytes(kFrameBytes + payload.size());
   EncodeFrame(frame, std::span(bytes).first<kFrameBytes>());
   std::copy(payload.begin(), payload.end(), bytes.begin() + kFrameBytes);

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "server/transport/frame.h"
-#include "server/transport/operation.h"
 #include "server/transport/local_core.h"
 #include "server/transport/local_stream.h"
+#include "server/transport/operation.h"
 #include "server/transport/spans.h"
 
 namespace weightwire::transport {

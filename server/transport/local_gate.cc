@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "server/transport/operation.h"
 #include "server/transport/local_endpoint.h"
+#include "server/transport/operation.h"
 
 namespace weightwire::transport {
 namespace {
@@ -51,7 +51,8 @@ std::vector<std::byte> ToVector(const std::array<std::byte, N>& bytes) {
 
 }  // namespace
 
-LocalGate::Visitor::Visitor(std::shared_ptr<LocalStream> the_stream, boost::asio::io_context& context)
+LocalGate::Visitor::Visitor(std::shared_ptr<LocalStream> the_stream,
+                            boost::asio::io_context& context)
     : stream(std::move(the_stream)), timer(context) {}
 
 LocalGate::LocalGate(std::shared_ptr<LocalCore> core)
@@ -125,7 +126,7 @@ void LocalGate::Welcome(Socket socket) {
 }
 
 Result<size_t> LocalGate::OnIntroduction(const std::shared_ptr<Visitor>& visitor,
-                                       std::span<const std::byte> unread) {
+                                         std::span<const std::byte> unread) {
   if (unread.size() < kIntroductionBytes) return 0;
   const auto first = unread.first(kIntroductionBytes);
   WW_ASSIGN(const Introduction introduction, DecodeIntroduction(first));
@@ -140,7 +141,7 @@ Result<size_t> LocalGate::OnIntroduction(const std::shared_ptr<Visitor>& visitor
 }
 
 Result<size_t> LocalGate::OnProof(const std::shared_ptr<Visitor>& visitor,
-                                std::span<const std::byte> unread) {
+                                  std::span<const std::byte> unread) {
   if (unread.size() < kProofBytes) return 0;
   WW_ASSIGN(const HelloReply verdict, visitor->handshake->OnProof(unread.first(kProofBytes)));
   Conclude(visitor, verdict, "proof");
@@ -148,7 +149,7 @@ Result<size_t> LocalGate::OnProof(const std::shared_ptr<Visitor>& visitor,
 }
 
 void LocalGate::Conclude(const std::shared_ptr<Visitor>& visitor, HelloReply reply,
-                       const char* check) {
+                         const char* check) {
   if (reply.code == Code::kOk && core_->open_count() >= core_->options.inbound_sessions_max) {
     reply = {0, 0, Code::kResourceExhausted, Reason::kLimitExceeded};
   }
@@ -160,14 +161,13 @@ void LocalGate::Conclude(const std::shared_ptr<Visitor>& visitor, HelloReply rep
     visitor->stream->Close();
     return CountRefused(*core_->options.metrics, core_->name, reply, check);
   }
-  auto endpoint =
-      std::make_shared<LocalEndpoint>(core_, visitor->handshake->hello(),
-                                      visitor->handshake->hello().caller, visitor->stream);
+  auto endpoint = std::make_shared<LocalEndpoint>(
+      core_, visitor->handshake->hello(), visitor->handshake->hello().caller, visitor->stream);
   endpoint->Start([this, &endpoint] { core_->handler->OnAccepted(endpoint); });
 }
 
 void LocalGate::Call(const std::string& address, const Hello& hello, Nanos deadline,
-                   Transport::ConnectDone done) {
+                     Transport::ConnectDone done) {
   if (stopped_) return done(Fail(ClosedHere()));
   Socket socket(core_->loop.context());
   auto endpoint = EndpointOf(address);
@@ -207,7 +207,7 @@ void LocalGate::Call(const std::string& address, const Hello& hello, Nanos deadl
 }
 
 Result<size_t> LocalGate::OnChallenge(const std::shared_ptr<Visitor>& visitor,
-                                    std::span<const std::byte> unread) {
+                                      std::span<const std::byte> unread) {
   if (unread.size() < kHelloReplyBytes) return 0;
   WW_ASSIGN(const HelloReply reply, DecodeHelloReply(unread.first(kHelloReplyBytes)));
   if (reply.code != Code::kOk) return OnHelloReply(visitor, unread);  // no challenge behind it
@@ -224,7 +224,7 @@ Result<size_t> LocalGate::OnChallenge(const std::shared_ptr<Visitor>& visitor,
 }
 
 Result<size_t> LocalGate::OnHelloReply(const std::shared_ptr<Visitor>& visitor,
-                                     std::span<const std::byte> unread) {
+                                       std::span<const std::byte> unread) {
   if (unread.size() < kHelloReplyBytes) return 0;
   WW_ASSIGN(const HelloReply reply, DecodeHelloReply(unread.first(kHelloReplyBytes)));
   if (Status verdict = StatusOf(reply); !verdict.ok()) {
@@ -233,9 +233,8 @@ Result<size_t> LocalGate::OnHelloReply(const std::shared_ptr<Visitor>& visitor,
   }
   calls_.erase(visitor);
   visitor->timer.cancel();
-  auto endpoint =
-      std::make_shared<LocalEndpoint>(core_, visitor->calling->hello(),
-                                      visitor->calling->hello().callee, visitor->stream);
+  auto endpoint = std::make_shared<LocalEndpoint>(
+      core_, visitor->calling->hello(), visitor->calling->hello().callee, visitor->stream);
   endpoint->Start([&] { std::exchange(visitor->done, nullptr)(endpoint); });
   return kHelloReplyBytes;
 }

@@ -88,7 +88,7 @@ void LocalStream::Dispatch() {
 }
 
 void LocalStream::Send(std::vector<std::byte> bytes, std::shared_ptr<memory::MemoryRegion> region,
-                     std::function<void()> sent) {
+                       std::function<void()> sent) {
   if (closed_) return;
   queued_bytes_ += bytes.size();
   queue_.push_back({std::move(bytes), 0, std::move(region), std::move(sent)});

@@ -131,15 +131,15 @@ int Main(const std::vector<std::string>& arguments) {
     hello.callee = Incarnation(std::stoull(arguments.at(5)));
     hello.ticket = TheTicket();
     const transport::RegionKey key{std::stoull(arguments.at(6)), std::stoull(arguments.at(7))};
-    transport->Connect(
-        arguments.at(4), hello, 60s,
-        [key, bytes, role](Result<std::shared_ptr<Endpoint>> endpoint) {
-          if (!endpoint.has_value()) std::exit(2);
-          if (role == "map") return MapAndKeep(*endpoint, key);
-          for (int i = 0; i < 4; ++i) {
-            ReadOn(*endpoint, key, std::make_shared<std::vector<std::byte>>(bytes), i == 0);
-          }
-        });
+    transport->Connect(arguments.at(4), hello, 60s,
+                       [key, bytes, role](Result<std::shared_ptr<Endpoint>> endpoint) {
+                         if (!endpoint.has_value()) std::exit(2);
+                         if (role == "map") return MapAndKeep(*endpoint, key);
+                         for (int i = 0; i < 4; ++i) {
+                           ReadOn(*endpoint, key, std::make_shared<std::vector<std::byte>>(bytes),
+                                  i == 0);
+                         }
+                       });
   }
   char ignored;
   while (read(STDIN_FILENO, &ignored, 1) > 0) {

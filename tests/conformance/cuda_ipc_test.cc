@@ -70,8 +70,7 @@ class CudaIpc : public ::testing::Test {
 };
 
 TEST_F(CudaIpc, DoesNotCallWhoIsInAnotherPidNamespaceOrHasOtherGpus) {
-  const transport::CudaIpcAddress own =
-      transport::ParseCudaIpcAddress(here->transport->address());
+  const transport::CudaIpcAddress own = transport::ParseCudaIpcAddress(here->transport->address());
   ASSERT_FALSE(own.pid_namespace.empty());
   ASSERT_EQ(own.gpus.size(), 2u);
   EXPECT_EQ(here->transport->Reaches(here->transport->address()), OkStatus());
@@ -299,8 +298,8 @@ class CudaIpcLies : public CudaIpc {
       writer.Put(uint64_t{0});
       writer.Put(told.bytes);
     }
-    plain->Send(Frame{
-        .type = FrameType::kMapReply, .request = asked->request, .length = payload.size()});
+    plain->Send(
+        Frame{.type = FrameType::kMapReply, .request = asked->request, .length = payload.size()});
     plain->Send(payload);
     EXPECT_TRUE(rig.WaitFor(call));
     return call;
@@ -394,10 +393,8 @@ TEST_F(CudaIpcLies, ALeaseThatIsNoPipeEndsTheSession) {
 TEST_F(CudaIpcLies, ARegionWithoutALeaseEndsTheSession) {
   auto call = rig.Map(endpoint, {1, 1});
   const DeviceRegion told = True();
-  plain->Send(Frame{.type = FrameType::kDeviceRegion,
-                    .request = 1,
-                    .offset = told.offset,
-                    .length = told.bytes});
+  plain->Send(Frame{
+      .type = FrameType::kDeviceRegion, .request = 1, .offset = told.offset, .length = told.bytes});
   plain->Send(EncodeAllocationName(told));
   ASSERT_TRUE(rig.WaitFor(call));
   ExpectGarbage(call);

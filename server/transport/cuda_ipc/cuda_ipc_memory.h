@@ -10,9 +10,10 @@ namespace weightwire::transport {
 
 using CudaIpcDevices = std::map<device::Uuid, std::shared_ptr<device::Device>>;
 
-/// Allocations of peers, mapped: each once for a peer's incarnation, and kept until its last session
-/// has ended, because to map and to unmap takes as long as a transfer and may wait for all work of
-/// the GPU. A slab of it is given back with its lease, which goes with the region. On the loop.
+/// Allocations of peers, mapped: each once for a peer's incarnation, and kept until its last
+/// session has ended, because to map and to unmap takes as long as a transfer and may wait for all
+/// work of the GPU. A slab of it is given back with its lease, which goes with the region. On the
+/// loop.
 class CudaIpcMemory final : public LocalDevices {
  public:
   explicit CudaIpcMemory(CudaIpcDevices devices) : devices_(std::move(devices)) {}

@@ -9,8 +9,8 @@
 ///  - what was enqueued runs when somebody waits for it and not before, so that a missing wait
 ///  shows
 ///    every time;
-///  - kernels reach their own device, and host memory only where it is registered; an access outside of what is
-///  allocated,
+///  - kernels reach their own device, and host memory only where it is registered; an access
+///  outside of what is allocated,
 ///    mapped or registered breaks the device for good, as on a GPU;
 ///  - an allocation can be opened by another process, once, and not by its own; it outlives its
 ///    owner while it is mapped.

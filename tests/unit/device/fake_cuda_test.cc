@@ -33,7 +33,8 @@ TEST(FakeCuda, RunsNothingBeforeSomebodyWaits) {
 }
 
 TEST(FakeCuda, CountsWhatGoesBetweenAGpuAndTheHostAndNothingElse) {
-  const auto here = FakeDevice(0)->Allocate(64).value(), there = FakeDevice(1)->Allocate(64).value();
+  const auto here = FakeDevice(0)->Allocate(64).value(),
+             there = FakeDevice(1)->Allocate(64).value();
   std::array<std::byte, 64> host{};
   const uint64_t before = FAKE_CALL(fake_cuda_host_bytes)();
   const auto lane = FakeDevice(0)->Borrow();

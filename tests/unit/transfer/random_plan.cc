@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <set>
 #include <numeric>
+#include <set>
 
 #include "tests/unit/kernels/quantize_oracle.h"
 
