@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of what is below. Compare it first. */
-#define WW_CUDA_ABI_VERSION 2
+#define WW_CUDA_ABI_VERSION 3
 
 enum {
   WW_CUDA_OK = 0,
@@ -107,6 +107,12 @@ int32_t ww_cuda_ipc_export(int32_t device, void* memory, uint8_t* handle);
 /* Maps another process's allocation. Not for an allocation of one's own, and not twice at once. */
 int32_t ww_cuda_ipc_open(int32_t device, const uint8_t* handle, void** memory);
 int32_t ww_cuda_ipc_close(int32_t device, void* memory);
+/* How many bytes an allocation or a mapping has, by the pointer that made it: what is said of
+ * another process's memory need not be true, and a kernel that leaves it loses the context. */
+int32_t ww_cuda_ipc_bytes(int32_t device, const void* memory, size_t* bytes);
+/* Lets copies between the two devices' memories go directly; without it, or where it is refused,
+ * they go through host memory. Both ways, once or more often. */
+int32_t ww_cuda_peer_enable(int32_t device, int32_t peer);
 /* Makes host memory one that every device reaches, and copies of which run by themselves. */
 int32_t ww_cuda_host_register(void* memory, size_t bytes);
 int32_t ww_cuda_host_unregister(void* memory);

@@ -1,6 +1,7 @@
 // Memory of the C interface: allocations, what other processes see of them, and host memory that
 // devices reach.
 #include <cstring>
+#include <utility>
 
 #include "kernels/cuda_call.h"
 
@@ -36,6 +37,50 @@ int32_t ww_cuda_ipc_open(int32_t device, const uint8_t* handle, void** memory) {
 
 int32_t ww_cuda_ipc_close(int32_t device, void* memory) {
   return OnDevice(device, "ww_cuda_ipc_close", [&] { return cudaIpcCloseMemHandle(memory); });
+}
+
+// The runtime does not tell it, and the driver is not linked. Its types, without its header.
+int32_t ww_cuda_ipc_bytes(int32_t device, const void* memory, size_t* bytes) {
+  using AddressRange = int (*)(unsigned long long*, size_t*, unsigned long long);
+  constexpr unsigned kVersion = 12'000;
+  *bytes = 0;
+  DeviceScope scope(device, "ww_cuda_ipc_bytes");
+  if (scope.status() != WW_CUDA_OK) return scope.status();
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  if (const int32_t status =
+          Checked(cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found, kVersion,
+                                                   cudaEnableDefault, &result),
+                  "ww_cuda_ipc_bytes");
+      status != WW_CUDA_OK) {
+    return status;
+  }
+  unsigned long long base = 0;
+  const auto at = static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(memory));
+  if (result != cudaDriverEntryPointSuccess ||
+      reinterpret_cast<AddressRange>(found)(&base, bytes, at) != 0 || base > at ||
+      *bytes < at - base) {
+    *bytes = 0;
+    return Fail(WW_CUDA_FAILED, "ww_cuda_ipc_bytes", "the driver does not know this memory");
+  }
+  *bytes -= at - base;
+  return WW_CUDA_OK;
+}
+
+int32_t ww_cuda_peer_enable(int32_t device, int32_t peer) {
+  for (const auto& [from, to] : {std::pair(device, peer), std::pair(peer, device)}) {
+    DeviceScope scope(from, "ww_cuda_peer_enable");
+    if (scope.status() != WW_CUDA_OK) return scope.status();
+    const cudaError_t error = cudaDeviceEnablePeerAccess(to, 0);
+    if (error == cudaErrorPeerAccessAlreadyEnabled) {
+      cudaGetLastError();
+      continue;
+    }
+    if (const int32_t status = Checked(error, "ww_cuda_peer_enable"); status != WW_CUDA_OK) {
+      return status;
+    }
+  }
+  return WW_CUDA_OK;
 }
 
 int32_t ww_cuda_host_register(void* memory, size_t bytes) {

@@ -64,6 +64,17 @@ void CheckListening(const NamedConfig& named, Findings& out) {
   }
 }
 
+void CheckGpu(const NamedConfig& named, Findings& out) {
+  const Config& config = named.config;
+  if (!HasAgent(config.role) || config.gpu == daemon::Gpu::kOff || Names(config, "cuda_ipc")) {
+    return;
+  }
+  out.push_back({"gpu", named.path,
+                 "gpu is on, but transports does not name cuda_ipc: bytes of GPU memory go through "
+                 "host memory, also between ranks of this agent",
+                 "put cuda_ipc first in transports"});
+}
+
 void CheckBetween(const NamedConfig& a, const NamedConfig& b, Findings& out) {
   if (a.config.job != b.config.job) {
     out.push_back({"job", b.path,
@@ -86,6 +97,7 @@ Findings CheckConfigs(const std::vector<NamedConfig>& configs) {
   Findings out;
   for (const NamedConfig& named : configs) {
     CheckListening(named, out);
+    CheckGpu(named, out);
     const Config& config = named.config;
     if (HasCoordinator(config.role) && config.state_dir.empty() && config.etcd.empty()) {
       out.push_back({"state_dir", named.path,

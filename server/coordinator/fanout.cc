@@ -19,7 +19,10 @@ bool MapsSources(const PrepareInput& input, const epoch::EngineMembers& engine) 
     const auto& source = input.addresses.at(input.spec.sources[stream.source_rank]);
     const auto& target = input.addresses.at(engine.ranks[stream.target_rank]);
     if (source.host.empty() || source.host != target.host) return false;
-    if (!source.addresses.contains("shm") || !target.addresses.contains("shm")) return false;
+    const auto both = [&](const char* transport) {
+      return source.addresses.contains(transport) && target.addresses.contains(transport);
+    };
+    if (!both("shm") && !both("cuda_ipc")) return false;
   }
   return true;
 }

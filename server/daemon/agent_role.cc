@@ -17,6 +17,7 @@
 #include "server/rpc/local_coordinator_port.h"
 #include "server/rpc/log_fields.h"
 #include "server/rpc/random.h"
+#include "server/transport/cuda_ipc/cuda_ipc_transport.h"
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/tcp/tcp_transport.h"
 #include "server/transport/ucx/ucx_transport.h"
@@ -31,12 +32,22 @@ constexpr std::chrono::milliseconds kCallsLimit(300);
 constexpr std::chrono::seconds kSessionCheck(1);
 
 std::unique_ptr<transport::Transport> MakeTransport(const std::string& name, const Config& config,
+                                                    const memory::SlabPools& slabs,
                                                     std::shared_ptr<DataTls> tls,
                                                     metrics::Sink& metrics) {
   if (name == "shm") {
     transport::ShmOptions options;
     options.metrics = &metrics;
     return transport::MakeShmTransport(options);
+  }
+  if (name == "cuda_ipc") {
+    transport::CudaIpcOptions options;
+    options.local.metrics = &metrics;
+    for (const auto& [uuid, pool] : slabs.by_device) {
+      options.devices.emplace(uuid, pool->device().shared_from_this());
+    }
+    options.none = slabs.none;
+    return transport::MakeCudaIpcTransport(std::move(options));
   }
   if (name == "ucx") {
     transport::UcxOptions options;
@@ -96,8 +107,9 @@ Result<std::unique_ptr<AgentRole>> AgentRole::Start(const Config& config, const 
                                                     CoordinatorRole* embedded) {
   std::unique_ptr<AgentRole> role(new AgentRole());
   role->incarnation_ = Incarnation(rpc::RandomNonZero());
-  WW_FAIL_IF_ERROR(role->MakeTransports(config, host));
-  WW_FAIL_IF_ERROR(role->MakeAgent(config, host, embedded));
+  WW_ASSIGN(auto slabs, LendGpuMemory(config));
+  WW_FAIL_IF_ERROR(role->MakeTransports(config, host, slabs));
+  WW_FAIL_IF_ERROR(role->MakeAgent(config, host, std::move(slabs), embedded));
   WW_FAIL_IF_ERROR(role->Serve(config, host));
   OnStrand(role->strand_, [&role] {
     role->agent_->Start();
@@ -108,14 +120,15 @@ Result<std::unique_ptr<AgentRole>> AgentRole::Start(const Config& config, const 
 
 AgentRole::~AgentRole() { Stop(); }
 
-Status AgentRole::MakeTransports(const Config& config, const Host& host) {
+Status AgentRole::MakeTransports(const Config& config, const Host& host,
+                                 const memory::SlabPools& slabs) {
   std::shared_ptr<DataTls> tls;
   if (config.integrity == transport::Integrity::kTls) {
     WW_ASSIGN_OR_STATUS(tls, DataTls::Make(TlsFilesOf(config), *host.identity));
   }
   std::vector<transport::Transport*> viable;
   for (const std::string& name : config.transports) {
-    auto transport = MakeTransport(name, config, tls, host.metrics);
+    auto transport = MakeTransport(name, config, slabs, tls, host.metrics);
     if (Status can = transport->Viable(); !can.ok()) {
       // Going on with another transport would be the fallback that the setting forbids.
       if (name == "ucx" && config.gpu_direct == transport::GpuDirect::kRequired) return can;
@@ -146,7 +159,8 @@ Status AgentRole::MakeTransports(const Config& config, const Host& host) {
   return OkStatus();
 }
 
-Status AgentRole::MakeAgent(const Config& config, const Host& host, CoordinatorRole* embedded) {
+Status AgentRole::MakeAgent(const Config& config, const Host& host, memory::SlabPools slabs,
+                            CoordinatorRole* embedded) {
   if (embedded != nullptr) {
     port_ = rpc::MakeLocalCoordinatorPort(embedded->coordinator(), embedded->strand(), strand_);
   } else {
@@ -164,7 +178,7 @@ Status AgentRole::MakeAgent(const Config& config, const Host& host, CoordinatorR
   options.addresses = addresses_;
   options.stage_bytes_max = config.stage_bytes_max;
   options.retain_versions = config.retain_versions;
-  WW_ASSIGN_OR_STATUS(options.slabs, LendGpuMemory(config));
+  options.slabs = std::move(slabs);
   options.notes = rpc::LogNote;
   options.room_deadline = std::chrono::milliseconds(config.room_deadline_ms);
   agent_ = OnStrand(strand_, [&] {

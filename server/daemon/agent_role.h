@@ -10,6 +10,7 @@
 #include "server/daemon/config.h"
 #include "server/daemon/coordinator_role.h"
 #include "server/daemon/host.h"
+#include "server/memory/slab_pool.h"
 #include "server/rpc/acceptor.h"
 #include "server/rpc/agent_service.h"
 #include "server/rpc/fd_server.h"
@@ -40,8 +41,9 @@ class AgentRole {
 
  private:
   AgentRole() = default;
-  Status MakeTransports(const Config& config, const Host& host);
-  Status MakeAgent(const Config& config, const Host& host, CoordinatorRole* embedded);
+  Status MakeTransports(const Config& config, const Host& host, const memory::SlabPools& slabs);
+  Status MakeAgent(const Config& config, const Host& host, memory::SlabPools slabs,
+                   CoordinatorRole* embedded);
   Status Serve(const Config& config, const Host& host);
   void WatchSession();
 

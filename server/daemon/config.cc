@@ -64,6 +64,10 @@ bool Names(const Config& config, std::string_view transport) {
 }
 
 Status CheckTransports(const Config& config) {
+  if (HasAgent(config.role) && Names(config, "cuda_ipc") && config.gpu == Gpu::kOff) {
+    return Status(Invalid("transports names cuda_ipc, and gpu is off"))
+        .Remedy("set gpu to auto or required, with gpu_slab_bytes, or leave cuda_ipc out");
+  }
   if (config.gpu_direct != transport::GpuDirect::kRequired || !HasAgent(config.role) ||
       Names(config, "ucx")) {
     return OkStatus();

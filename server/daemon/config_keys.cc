@@ -112,12 +112,12 @@ Key Choice(std::string name, std::string help, Enum Config::*field,
 }
 
 Key Transports() {
-  return {"transports", "LIST", "data transports in order of preference (shm, tcp, ucx)",
+  return {"transports", "LIST", "data transports in order of preference (cuda_ipc, shm, tcp, ucx)",
           [](Config& config, std::string_view value) {
             std::vector<std::string> list;
             for (std::string& item : Items(value)) {
-              if (item != "shm" && item != "tcp" && item != "ucx") {
-                return Invalid("\"" + item + "\" is no transport; shm, tcp and ucx are");
+              if (item != "cuda_ipc" && item != "shm" && item != "tcp" && item != "ucx") {
+                return Invalid("\"" + item + "\" is no transport; cuda_ipc, shm, tcp and ucx are");
               }
               if (std::find(list.begin(), list.end(), item) != list.end()) {
                 return Invalid(item + " is named twice");

@@ -2,6 +2,8 @@
 
 #include <spdlog/spdlog.h>
 
+#include <iterator>
+
 #include "server/base/checked.h"
 
 namespace weightwire::daemon {
@@ -14,6 +16,18 @@ device::LaneSizes LanesOf(const Config& config) {
   return {config.worker_threads, RoundUp(config.segment_bytes_max, kLaneAlignment)};
 }
 
+/// Copies between GPUs go directly where the machine can; told where it cannot, once.
+void ConnectAll(const memory::SlabPools& pools) {
+  for (auto one = pools.by_device.begin(); one != pools.by_device.end(); ++one) {
+    for (auto other = std::next(one); other != pools.by_device.end(); ++other) {
+      const Status can = one->second->device().Connect(other->second->device());
+      if (can.ok()) continue;
+      spdlog::warn("gpu: {} and {} exchange through host memory: {}", ToString(one->first),
+                   ToString(other->first), can.message());
+    }
+  }
+}
+
 Result<memory::SlabPools> TakeAll(const Config& config) {
   WW_ASSIGN(auto library, device::Library::Load(config.gpu_library));
   memory::SlabPools pools;
@@ -24,6 +38,7 @@ Result<memory::SlabPools> TakeAll(const Config& config) {
                  ToString(uuid));
     pools.by_device.emplace(uuid, std::move(pool));
   }
+  ConnectAll(pools);
   return pools;
 }
 

@@ -1,6 +1,8 @@
 #include "server/device/bytes.h"
 
 #include <algorithm>
+#include <map>
+#include <vector>
 
 // A copy is: pack at the source (its device's kernel, or the host's), carry the packed elements,
 // which have the target's kind by then, and unpack at the target. Within one device it is one
@@ -108,7 +110,78 @@ Status CarryAll(const Carried& c, size_t bytes_max) {
   return CarryAll(second, bytes_max);
 }
 
+/// The GPU on which all of the job lies.
+Device* WhollyOn(const CopyJob& job) {
+  return job.target.device == job.source.device ? job.source.device : nullptr;
+}
+
+Status CopyAndSumOnOne(Device& device, std::span<const CopyJob> jobs, std::span<const size_t> batch,
+                       std::span<uint64_t> sums) {
+  std::vector<ww_cuda_copy_job> copied;
+  std::vector<ww_cuda_sum_job> summed;
+  for (size_t i : batch) {
+    const CopyJob& job = jobs[i];
+    copied.push_back(
+        {job.target.at, job.source.at, ToC(job.box), Number(job.from), Number(job.to)});
+    summed.push_back(SumJob(job.target.at, WithTargetOnBothSides(job.box), job.to, job.to));
+  }
+  const auto lane = device.Borrow();
+  WW_RETURN_IF_ERROR(lane->Copy(copied));
+  WW_RETURN_IF_ERROR(lane->Sum(summed));
+  WW_RETURN_IF_ERROR(Finish(*lane));
+  for (size_t k = 0; k < batch.size(); ++k) sums[batch[k]] = lane->sums()[k];
+  return OkStatus();
+}
+
+/// `run` gets a device, null for none, and indices of its jobs, as many as a lane takes at once.
+template <typename DeviceOf, typename Run>
+Status ForEachBatch(std::span<const CopyJob> jobs, DeviceOf&& device_of, Run&& run) {
+  std::map<Device*, std::vector<size_t>> by_device;
+  for (size_t i = 0; i < jobs.size(); ++i) by_device[device_of(jobs[i])].push_back(i);
+  for (const auto& [device, indices] : by_device) {
+    for (size_t begin = 0; begin < indices.size(); begin += Lane::kSumsMax) {
+      const size_t count = std::min(Lane::kSumsMax, indices.size() - begin);
+      WW_RETURN_IF_ERROR(run(device, std::span(indices).subspan(begin, count)));
+    }
+  }
+  return OkStatus();
+}
+
 }  // namespace
+
+Status SumSources(std::span<const CopyJob> jobs, std::span<uint64_t> sums) {
+  return ForEachBatch(
+      jobs, [](const CopyJob& job) { return job.source.device; },
+      [&](Device* device, std::span<const size_t> batch) -> Status {
+        std::vector<ww_cuda_sum_job> summed;
+        for (size_t i : batch) {
+          const CopyJob& job = jobs[i];
+          if (device == nullptr) {
+            sums[i] = kernels::SumSource(job.source.at, job.box, job.from, job.to);
+          } else {
+            summed.push_back(SumJob(job.source.at, job.box, job.from, job.to));
+          }
+        }
+        if (device == nullptr) return OkStatus();
+        const auto lane = device->Borrow();
+        WW_RETURN_IF_ERROR(lane->Sum(summed));
+        WW_RETURN_IF_ERROR(Finish(*lane));
+        for (size_t k = 0; k < batch.size(); ++k) sums[batch[k]] = lane->sums()[k];
+        return OkStatus();
+      });
+}
+
+Status CopyAndSumTargets(std::span<const CopyJob> jobs, std::span<uint64_t> sums) {
+  return ForEachBatch(jobs, WhollyOn, [&](Device* device, std::span<const size_t> batch) -> Status {
+    if (device != nullptr) return CopyAndSumOnOne(*device, jobs, batch, sums);
+    for (size_t i : batch) {
+      const CopyJob& job = jobs[i];
+      WW_ASSIGN_OR_STATUS(sums[i],
+                          CopyAndSumTarget(job.target, job.source, job.box, job.from, job.to));
+    }
+    return OkStatus();
+  });
+}
 
 Result<uint64_t> SumSource(ConstBytes source, const StridedBox& box, Element from, Element to) {
   if (source.device == nullptr) return kernels::SumSource(source.at, box, from, to);

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/kernels.h"
 #include "server/device/device.h"
@@ -42,6 +43,20 @@ Status Copy(Bytes target, ConstBytes source, const kernels::StridedBox& box, ker
 /// The sum of what was written, read again where it lies; never of a second look at the source.
 Result<uint64_t> CopyAndSumTarget(Bytes target, ConstBytes source, const kernels::StridedBox& box,
                                   kernels::Element from, kernels::Element to);
+/// The same of several, none of which touches what another one writes: one sum for each in `sums`.
+/// What lies within one GPU goes in few launches, and is waited for once: a GPU sums many at a time
+/// or slowly.
+struct CopyJob {
+  Bytes target;
+  ConstBytes source;
+  kernels::StridedBox box;
+  kernels::Element from{};
+  kernels::Element to{};
+};
+Status CopyAndSumTargets(std::span<const CopyJob> jobs, std::span<uint64_t> sums);
+/// SumSource of each job's source. Targets are not looked at.
+Status SumSources(std::span<const CopyJob> jobs, std::span<uint64_t> sums);
+
 /// `bytes` that lie together on both sides.
 Status CopyRun(Bytes target, ConstBytes source, uint64_t bytes);
 

@@ -12,14 +12,7 @@ constexpr size_t kAlignment = 256;  // of ww_cuda_alloc
 
 }  // namespace
 
-Allocation::~Allocation() {
-  // A device whose context is lost frees by itself.
-  if (opened_) {
-    device_->calls().ipc_close(device_->index_, at_);
-  } else {
-    device_->calls().free(device_->index_, at_);
-  }
-}
+Allocation::~Allocation() { device_->Release(*this); }
 
 Status Device::Checked(int32_t code) const {
   if (code == WW_CUDA_OK) return OkStatus();
@@ -57,19 +50,55 @@ Result<std::shared_ptr<Allocation>> Device::Allocate(uint64_t bytes) {
   }
   std::shared_ptr<Allocation> allocation(
       new Allocation(shared_from_this(), static_cast<std::byte*>(at), false));
+  allocation->bytes_ = bytes;
   WW_FAIL_IF_ERROR(Checked(calls().ipc_export(index_, at, allocation->handle_.data())));
+  const std::lock_guard lock(allocations_mutex_);
+  allocations_[allocation->handle_] = allocation;
   return allocation;
 }
 
 Result<std::shared_ptr<Allocation>> Device::OpenIpc(const IpcHandle& handle) {
+  std::unique_lock lock(allocations_mutex_);
+  for (auto known = allocations_.find(handle); known != allocations_.end();
+       known = allocations_.find(handle)) {
+    if (auto allocation = known->second.lock()) return allocation;
+    released_.wait(lock);  // its last user is letting it go
+  }
   void* at = nullptr;
   if (Status made = Checked(calls().ipc_open(index_, handle.data(), &at)); !made.ok()) {
     return Fail(Code::kUnavailable, Reason::kMemoryInvalid, made.message());
   }
+  size_t bytes = 0;
+  if (Status sized = Checked(calls().ipc_bytes(index_, at, &bytes)); !sized.ok()) {
+    calls().ipc_close(index_, at);
+    return Fail(Code::kUnavailable, Reason::kMemoryInvalid, sized.message());
+  }
   std::shared_ptr<Allocation> allocation(
       new Allocation(shared_from_this(), static_cast<std::byte*>(at), true));
+  allocation->bytes_ = bytes;
   allocation->handle_ = handle;
+  allocations_[handle] = allocation;
   return allocation;
+}
+
+// What fails here is of a device whose context is lost, which frees by itself.
+void Device::Release(const Allocation& allocation) {
+  {
+    const std::lock_guard lock(allocations_mutex_);
+    if (allocation.opened_) {
+      calls().ipc_close(index_, allocation.at_);
+    } else {
+      calls().free(index_, allocation.at_);
+    }
+    const auto known = allocations_.find(allocation.handle_);
+    // One that could not be exported is not there.
+    if (known != allocations_.end() && known->second.expired()) allocations_.erase(known);
+  }
+  released_.notify_all();
+}
+
+Status Device::Connect(const Device& other) {
+  return Checked(calls().peer_enable(index_, other.index_));
 }
 
 Device::BorrowedLane Device::Borrow() {
@@ -96,7 +125,8 @@ Status Lane::Make() {
   void* scratch = nullptr;
   WW_RETURN_IF_ERROR(device_.Checked(calls.alloc(index, bytes_, &scratch)));
   scratch_ = static_cast<std::byte*>(scratch);
-  const size_t host_bytes = (bytes_ + sizeof(uint64_t) + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const size_t host_bytes =
+      (bytes_ + kSumsMax * sizeof(uint64_t) + kPageBytes - 1) / kPageBytes * kPageBytes;
   bounce_ = static_cast<std::byte*>(std::aligned_alloc(kPageBytes, host_bytes));
   WW_CHECK(bounce_ != nullptr);
   WW_RETURN_IF_ERROR(device_.Checked(calls.host_register(bounce_, host_bytes)));
@@ -119,15 +149,21 @@ Status Lane::CopyBytes(std::byte* target, const std::byte* source, size_t bytes)
       device_.calls().copy_bytes(device_.index_, stream_, target, source, bytes));
 }
 
-Status Lane::Copy(const ww_cuda_copy_job& job) {
+Status Lane::Copy(const ww_cuda_copy_job& job) { return Copy(std::span(&job, 1)); }
+
+Status Lane::Copy(std::span<const ww_cuda_copy_job> jobs) {
   busy_ = true;
-  return device_.Checked(device_.calls().copy(device_.index_, stream_, &job, 1));
+  return device_.Checked(device_.calls().copy(device_.index_, stream_, jobs.data(), jobs.size()));
 }
 
-Status Lane::Sum(ww_cuda_sum_job job) {
+Status Lane::Sum(ww_cuda_sum_job job) { return Sum(std::span(&job, 1)); }
+
+Status Lane::Sum(std::span<ww_cuda_sum_job> jobs) {
+  WW_CHECK(jobs.size() <= kSumsMax);
   busy_ = true;
-  job.sum = reinterpret_cast<uint64_t*>(bounce_ + bytes_);
-  return device_.Checked(device_.calls().sum(device_.index_, stream_, &job, 1));
+  uint64_t* sum = reinterpret_cast<uint64_t*>(bounce_ + bytes_);
+  for (ww_cuda_sum_job& job : jobs) job.sum = sum++;
+  return device_.Checked(device_.calls().sum(device_.index_, stream_, jobs.data(), jobs.size()));
 }
 
 Result<uint64_t> Lane::Wait() {

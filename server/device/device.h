@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -32,6 +33,7 @@ class Allocation {
 
   Device& device() const { return *device_; }
   std::byte* at() const { return at_; }
+  uint64_t bytes() const { return bytes_; }
   /// What names the whole allocation to other processes.
   const IpcHandle& handle() const { return handle_; }
 
@@ -41,6 +43,7 @@ class Allocation {
       : device_(std::move(device)), at_(at), opened_(opened) {}
   const std::shared_ptr<Device> device_;
   std::byte* const at_;
+  uint64_t bytes_ = 0;
   const bool opened_;
   IpcHandle handle_{};
 };
@@ -61,8 +64,15 @@ class Lane {
   Status Copy(const ww_cuda_copy_job& job);
   /// The sum is what Wait gives.
   Status Sum(ww_cuda_sum_job job);
-  /// Blocks until all of it is done. The last Sum, if there was one.
+  /// Jobs that may run at once: none touches what another one writes.
+  Status Copy(std::span<const ww_cuda_copy_job> jobs);
+  /// At most kSumsMax; the sums are sums() after Wait, until the next Sum.
+  Status Sum(std::span<ww_cuda_sum_job> jobs);
+  /// Blocks until all of it is done. The last Sum, if there was one: of several, the first.
   Result<uint64_t> Wait();
+  const uint64_t* sums() const { return reinterpret_cast<const uint64_t*>(bounce_ + bytes_); }
+
+  static constexpr size_t kSumsMax = 512;
 
  private:
   friend class Device;
@@ -74,7 +84,7 @@ class Lane {
   ww_cuda_stream stream_ = nullptr;
   ww_cuda_event event_ = nullptr;
   std::byte* scratch_ = nullptr;
-  std::byte* bounce_ = nullptr;  ///< followed by the sum
+  std::byte* bounce_ = nullptr;  ///< followed by the sums
   bool registered_ = false;
   bool busy_ = false;  ///< something was enqueued and not waited for
 };
@@ -100,9 +110,15 @@ class Device : public std::enable_shared_from_this<Device> {
 
   ///   kResourceExhausted / kLimitExceeded  names the bytes and the device
   Result<std::shared_ptr<Allocation>> Allocate(uint64_t bytes);
-  /// Not for an allocation of this process.
-  ///   kUnavailable / kMemoryInvalid  its process is gone, or it is mapped already
+  /// A process maps an allocation once and its own never: what is mapped already is given again,
+  /// and a handle of our own gives the allocation itself. Blocks while one that was dropped is
+  /// still being unmapped.
+  ///   kUnavailable / kMemoryInvalid  its process is gone, or it is no memory of this device
   Result<std::shared_ptr<Allocation>> OpenIpc(const IpcHandle& handle);
+
+  /// Copies between the two go directly from now on. Not an error that stops anything: without it
+  /// CUDA copies through host memory.
+  Status Connect(const Device& other);
 
   struct Return {
     void operator()(Lane* lane) const;
@@ -120,6 +136,7 @@ class Device : public std::enable_shared_from_this<Device> {
   const Library::Calls& calls() const { return library_->calls(); }
   /// OK, or what the call that gave `code` has left in words.
   Status Checked(int32_t code) const;
+  void Release(const Allocation& allocation);
 
   const std::shared_ptr<const Library> library_;
   const int32_t index_;
@@ -128,6 +145,10 @@ class Device : public std::enable_shared_from_this<Device> {
   std::mutex mutex_;
   std::condition_variable returned_;
   std::vector<Lane*> free_;
+  std::mutex allocations_mutex_;
+  std::condition_variable released_;
+  /// By handle, until it is freed or unmapped.
+  std::map<IpcHandle, std::weak_ptr<Allocation>> allocations_;
 };
 
 }  // namespace weightwire::device

@@ -65,6 +65,8 @@ Status Library::Find(void* library) {
   find("ww_cuda_ipc_export", calls_.ipc_export);
   find("ww_cuda_ipc_open", calls_.ipc_open);
   find("ww_cuda_ipc_close", calls_.ipc_close);
+  find("ww_cuda_ipc_bytes", calls_.ipc_bytes);
+  find("ww_cuda_peer_enable", calls_.peer_enable);
   find("ww_cuda_host_register", calls_.host_register);
   find("ww_cuda_host_unregister", calls_.host_unregister);
   find("ww_cuda_stream_create", calls_.stream_create);

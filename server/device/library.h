@@ -34,6 +34,8 @@ class Library {
     decltype(&::ww_cuda_ipc_export) ipc_export = nullptr;
     decltype(&::ww_cuda_ipc_open) ipc_open = nullptr;
     decltype(&::ww_cuda_ipc_close) ipc_close = nullptr;
+    decltype(&::ww_cuda_ipc_bytes) ipc_bytes = nullptr;
+    decltype(&::ww_cuda_peer_enable) peer_enable = nullptr;
     decltype(&::ww_cuda_host_register) host_register = nullptr;
     decltype(&::ww_cuda_host_unregister) host_unregister = nullptr;
     decltype(&::ww_cuda_stream_create) stream_create = nullptr;

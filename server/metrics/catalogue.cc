@@ -107,7 +107,7 @@ void DeclareContent(Sink& sink) {
 }
 
 void DeclareTransfers(Sink& sink) {
-  const std::vector<std::string> transports = {"shm", "tcp", "ucx"};
+  const std::vector<std::string> transports = {"shm", "cuda_ipc", "tcp", "ucx"};
   sink.DeclareCounter("transfer_bytes_total", "Payload bytes moved",
                       Pairs("transport", transports, "direction", {"in", "out"}));
   sink.DeclareCounter("transfer_bytes_kept_total",
@@ -134,8 +134,9 @@ void DeclareTransfers(Sink& sink) {
 }
 
 void DeclareService(Sink& sink) {
-  sink.DeclareGauge("connections", "Open data-plane connections, by transport and state",
-                    Pairs("transport", {"shm", "tcp", "ucx"}, "state", {"handshaking", "open"}));
+  sink.DeclareGauge(
+      "connections", "Open data-plane connections, by transport and state",
+      Pairs("transport", {"shm", "cuda_ipc", "tcp", "ucx"}, "state", {"handshaking", "open"}));
   sink.DeclareCounter("transport_closes_total",
                       "Data-plane sessions that were refused or broke, by transport and cause", {});
   sink.DeclareGauge("ucx_devices",

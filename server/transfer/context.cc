@@ -12,7 +12,7 @@ SegmentSums Context::SumsAtReader(const StreamKey& stream) const {
   if (entry == sums_at_reader.end()) return {};
   auto sums = entry->second.lock();
   if (sums == nullptr) return {};
-  return [sums](uint32_t segment) { return (*sums)(segment); };
+  return [sums](uint32_t first, std::span<uint64_t> into) { return (*sums)(first, into); };
 }
 
 }  // namespace weightwire::transfer

@@ -54,6 +54,97 @@ bool IsHere(std::span<const uint64_t> kept, uint32_t i, uint64_t wanted, device:
          device::SumTarget(target, copy.box, copy.to) == Result<uint64_t>(wanted);
 }
 
+/// One segment of a mapped source.
+struct BothSides {
+  device::Bytes target;
+  device::ConstBytes source;
+  SegmentCopy copy;
+  int64_t bytes = 0;
+};
+
+bool OnOneGpu(const BothSides& one) {
+  return one.target.device != nullptr && one.target.device == one.source.device &&
+         one.copy.makes == plan::Makes::kElements;
+}
+
+// Which of them are here (IsHere), of several on one GPU at once.
+Result<std::vector<bool>> AreHere(std::span<const BothSides> some, std::span<const uint64_t> wanted,
+                                  std::span<const uint64_t> kept) {
+  std::vector<bool> here(some.size());
+  std::vector<device::CopyJob> hinted;
+  std::vector<size_t> index;
+  for (size_t k = 0; k < some.size() && !kept.empty(); ++k) {
+    if (kept[k] != wanted[k]) continue;
+    const BothSides& one = some[k];
+    hinted.push_back(
+        {{}, one.target, WithTargetOnBothSides(one.copy.box), one.copy.to, one.copy.to});
+    index.push_back(k);
+  }
+  std::vector<uint64_t> sums(hinted.size());
+  WW_FAIL_IF_ERROR(device::SumSources(hinted, sums));
+  for (size_t j = 0; j < index.size(); ++j) here[index[j]] = sums[j] == wanted[index[j]];
+  return here;
+}
+
+// Copies what is not `here` once, and gives the sums of what was written.
+Status CopyOnce(std::span<const BothSides> some, const std::vector<bool>& here,
+                std::span<uint64_t> written) {
+  if (some.size() == 1) {
+    if (here[0]) return OkStatus();
+    WW_ASSIGN_OR_STATUS(written[0], MakeInPlace(some[0].target, some[0].source, some[0].copy));
+    return OkStatus();
+  }
+  std::vector<device::CopyJob> jobs;
+  std::vector<size_t> index;
+  for (size_t k = 0; k < some.size(); ++k) {
+    if (here[k]) continue;
+    const SegmentCopy& copy = some[k].copy;
+    jobs.push_back({some[k].target, some[k].source, copy.box, copy.from, copy.to});
+    index.push_back(k);
+  }
+  std::vector<uint64_t> sums(jobs.size());
+  WW_RETURN_IF_ERROR(device::CopyAndSumTargets(jobs, sums));
+  for (size_t j = 0; j < index.size(); ++j) written[index[j]] = sums[j];
+  return OkStatus();
+}
+
+// Segments from `first` on, which must be one or all of one GPU. False: `result` is at its end.
+bool CopySome(std::span<const BothSides> some, std::span<const uint64_t> wanted,
+              std::span<const uint64_t> kept, int rereads_max, const std::atomic<bool>& stop,
+              uint32_t first, MappedCopy* result) {
+  const auto stopped = [&stop] { return stop.load(std::memory_order_relaxed); };
+  if (stopped()) return false;
+  const auto failed = [result](const Status& why) {
+    result->status = why;
+    return false;
+  };
+  const auto here = AreHere(some, wanted, kept);
+  if (!here) return failed(here.error());
+  std::vector<uint64_t> written(some.size());
+  if (Status copied = CopyOnce(some, *here, written); !copied.ok()) return failed(copied);
+  for (size_t k = 0; k < some.size(); ++k) {
+    if ((*here)[k]) {
+      result->kept_bytes += some[k].bytes;
+      result->sums.push_back(wanted[k]);
+      continue;
+    }
+    for (int attempt = 0; written[k] != wanted[k]; ++attempt) {
+      ++result->mismatches;
+      if (attempt == rereads_max) {
+        result->broken = first + static_cast<uint32_t>(k);
+        return false;
+      }
+      if (stopped()) return false;
+      ++result->rereads;
+      const auto again = MakeInPlace(some[k].target, some[k].source, some[k].copy);
+      if (!again) return failed(again.error());
+      written[k] = *again;
+    }
+    result->sums.push_back(wanted[k]);
+  }
+  return true;
+}
+
 bool IsDirect(const SegmentCopy& copy, const memory::RegionSpan& tensor,
               int64_t direct_run_bytes_min) {
   return !tensor.region->on_device() && TargetIsDirect(copy, direct_run_bytes_min);
@@ -62,50 +153,46 @@ bool IsDirect(const SegmentCopy& copy, const memory::RegionSpan& tensor,
 }  // namespace
 
 SegmentSums SumsIn(std::span<const std::byte> memory, const plan::SlotSpan& slot) {
-  return [memory, first = slot.first_segment](uint32_t segment) -> Result<uint64_t> {
-    uint64_t sum;
-    std::memcpy(&sum, memory.data() + sizeof(sum) * (segment - first), sizeof(sum));
-    return sum;
+  return [memory, from = slot.first_segment](uint32_t first, std::span<uint64_t> into) {
+    std::memcpy(into.data(), memory.data() + sizeof(uint64_t) * (first - from), into.size_bytes());
+    return OkStatus();
   };
 }
 
 MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                      uint32_t slot, std::span<const std::span<const std::byte>> source_tensors,
+                      uint32_t slot, std::span<const transport::MappedPiece> source_tensors,
                       const SegmentSums& source_sums, std::span<const uint64_t> kept,
                       const Binding& binding, int rereads_max, const std::atomic<bool>& stop) {
   const plan::SlotSpan& span = schedule.slots[slot];
   MappedCopy result;
   result.sums.reserve(span.segment_count);
-  for (uint32_t i = 0; i < span.segment_count; ++i) {
-    const auto [op, segment, copy] = PartsOf(stream, schedule, span.first_segment + i);
-    const std::byte* source = source_tensors[op.source_tensor].data() + copy.source_offset;
-    const device::Bytes target = binding[op.target_tensor].at() + copy.target_offset;
-    const auto wanted = source_sums(span.first_segment + i);
-    if (!wanted) {
-      result.status = wanted.error();
+  const auto both = [&](uint32_t i) {
+    const Parts parts = PartsOf(stream, schedule, span.first_segment + i);
+    return BothSides{
+        binding[parts.op.target_tensor].at() + parts.copy.target_offset,
+        source_tensors[parts.op.source_tensor].at + parts.copy.source_offset,
+        parts.copy,
+        parts.segment.bytes,
+    };
+  };
+  for (uint32_t i = 0; i < span.segment_count;) {
+    // Those that lie together on a GPU are copied together. Others one by one, so that the host
+    // finds in its caches what it has just summed.
+    std::vector<BothSides> some = {both(i)};
+    while (OnOneGpu(some.back()) && i + some.size() < span.segment_count) {
+      some.push_back(both(i + static_cast<uint32_t>(some.size())));
+      if (OnOneGpu(some.back())) continue;
+      some.pop_back();
+      break;
+    }
+    std::vector<uint64_t> wanted(some.size());
+    result.status = source_sums(span.first_segment + i, wanted);
+    if (!result.status.ok()) return result;
+    if (!CopySome(some, wanted, kept.empty() ? kept : kept.subspan(i, some.size()), rereads_max,
+                  stop, span.first_segment + i, &result)) {
       return result;
     }
-    if (!stop.load(std::memory_order_relaxed) && IsHere(kept, i, *wanted, target, copy)) {
-      result.kept_bytes += segment.bytes;
-      result.sums.push_back(*wanted);
-      continue;
-    }
-    for (int attempt = 0;; ++attempt) {
-      if (stop.load(std::memory_order_relaxed)) return result;
-      const auto sum = MakeInPlace(target, source, copy);
-      if (!sum) {
-        result.status = sum.error();
-        return result;
-      }
-      if (*sum == *wanted) break;
-      ++result.mismatches;
-      if (attempt == rereads_max) {
-        result.broken = span.first_segment + i;
-        return result;
-      }
-      ++result.rereads;
-    }
-    result.sums.push_back(*wanted);
+    i += static_cast<uint32_t>(some.size());
   }
   return result;
 }

@@ -14,8 +14,9 @@
 /// The target's work on bytes; runs on any thread. The slice must have passed ValidateSlice.
 namespace weightwire::transfer {
 
-/// The source's sum of a segment (index in the schedule).
-using SegmentSums = std::function<Result<uint64_t>(uint32_t segment)>;
+/// The source's sums of segments from `first` on (an index in the schedule), one for each of
+/// `into`.
+using SegmentSums = std::function<Status(uint32_t first, std::span<uint64_t> into)>;
 
 /// Those of a slot, as they lie in `memory`, which must outlive the result.
 SegmentSums SumsIn(std::span<const std::byte> memory, const plan::SlotSpan& slot);
@@ -35,7 +36,7 @@ struct MappedCopy {
 /// not copied when its bytes are there. Gives up between segments when `stop` is set.
 /// `source_tensors` must have passed ValidateSourceSide.
 MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                      uint32_t slot, std::span<const std::span<const std::byte>> source_tensors,
+                      uint32_t slot, std::span<const transport::MappedPiece> source_tensors,
                       const SegmentSums& source_sums, std::span<const uint64_t> kept,
                       const Binding& binding, int rereads_max, const std::atomic<bool>& stop);
 

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstring>
+#include <vector>
 
 #include "server/transfer/make.h"
 
@@ -48,11 +49,26 @@ class GatherBuilder {
 
 }  // namespace
 
-Result<uint64_t> SumSegment(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                            uint32_t segment, const Binding& binding) {
-  const plan::CopyOp& op = stream.ops[schedule.segments[segment].op_index];
-  const SegmentCopy copy = CopyOf(op, schedule.segments[segment]);
-  return SumMade(binding[op.source_tensor].at() + copy.source_offset, copy);
+Status SumSegments(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t first,
+                   const Binding& binding, std::span<uint64_t> into) {
+  std::vector<device::CopyJob> on_gpus;  // summed together
+  std::vector<size_t> index;
+  for (size_t i = 0; i < into.size(); ++i) {
+    const plan::Segment& segment = schedule.segments[first + i];
+    const plan::CopyOp& op = stream.ops[segment.op_index];
+    const SegmentCopy copy = CopyOf(op, segment);
+    const device::Bytes source = binding[op.source_tensor].at() + copy.source_offset;
+    if (source.device != nullptr && copy.makes == plan::Makes::kElements) {
+      on_gpus.push_back({{}, source, copy.box, copy.from, copy.to});
+      index.push_back(i);
+      continue;
+    }
+    WW_ASSIGN_OR_STATUS(into[i], SumMade(source, copy));
+  }
+  std::vector<uint64_t> sums(on_gpus.size());
+  WW_RETURN_IF_ERROR(device::SumSources(on_gpus, sums));
+  for (size_t k = 0; k < index.size(); ++k) into[index[k]] = sums[k];
+  return OkStatus();
 }
 
 PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t slot,
@@ -61,20 +77,15 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
                     const std::atomic<bool>& stop) {
   const plan::SlotSpan& span = schedule.slots[slot];
   PackedSlot packed;
-  memory::RegionSpan nothing;
-  GatherBuilder builder(memory != nullptr ? *memory : nothing, &packed.pieces);
+  if (memory == nullptr) {
+    if (stop.load(std::memory_order_relaxed)) return packed;
+    packed.status = SumSegments(stream, schedule, span.first_segment, binding, sums);
+    return packed;
+  }
+  GatherBuilder builder(*memory, &packed.pieces);
   for (uint32_t i = 0; i < span.segment_count; ++i) {
     if (stop.load(std::memory_order_relaxed)) return packed;
     const uint32_t index = span.first_segment + i;
-    if (memory == nullptr) {
-      const auto sum = SumSegment(stream, schedule, index, binding);
-      if (!sum) {
-        packed.status = sum.error();
-        return packed;
-      }
-      sums[i] = *sum;
-      continue;
-    }
     const plan::Segment& segment = schedule.segments[index];
     const plan::CopyOp& op = stream.ops[segment.op_index];
     const memory::RegionSpan& tensor = binding[op.source_tensor];
@@ -97,7 +108,6 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
     builder.FromSlot(offset + static_cast<uint64_t>(segment.bytes));
     packed.bytes_packed += segment.bytes;
   }
-  if (memory == nullptr) return packed;
   std::memcpy(memory->data(), sums.data(), sums.size_bytes());
   builder.FromSlot(static_cast<uint64_t>(span.bytes));
   return packed;

@@ -17,10 +17,10 @@ struct PackedSlot {
   Status status;                 ///< not OK: a GPU failed, and the rest is worthless
 };
 
-/// Sums one segment, an index in `schedule.segments`, from the source's tensors. Errors:
-/// device/bytes.h.
-Result<uint64_t> SumSegment(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                            uint32_t segment, const Binding& binding);
+/// Sums segments from `first` on, an index in `schedule.segments`, from the source's tensors, one
+/// for each of `into`. Errors: device/bytes.h.
+Status SumSegments(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t first,
+                   const Binding& binding, std::span<uint64_t> into);
 
 /// Sums every segment of slot `slot` from the source's tensors into `sums` (one each, in order)
 /// and, where `memory` is not null (≥ SlotSpan::bytes), lays the slot out as plan/segments.h says:

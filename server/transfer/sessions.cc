@@ -7,6 +7,11 @@ Status ShuttingDown() {
   return Status(Code::kUnavailable, Reason::kShuttingDown, "this agent is shutting down");
 }
 
+/// Those of processes that share memory.
+bool OnlyOnOneHost(const std::string& transport) {
+  return transport == "shm" || transport == "cuda_ipc";
+}
+
 template <typename Map>
 std::string NamesOf(const Map& map) {
   std::string names;
@@ -20,10 +25,15 @@ Result<transport::Transport*> SessionTable::Choose(const Peer& peer) const {
   const bool same_host = context_->IsOnOurHost(peer);
   const Nanos now = context_->clock.Now();
   transport::Transport* first = nullptr;
+  std::string why_not;
   for (const std::string& name : context_->options.preference) {
     transport::Transport* transport = context_->TransportOf(name);
     if (transport == nullptr || !peer.addresses.contains(name)) continue;
-    if (name == "shm" && !same_host) continue;
+    if (OnlyOnOneHost(name) && !same_host) continue;
+    if (Status can = transport->Reaches(peer.addresses.at(name)); !can.ok()) {
+      why_not += "; " + name + ": " + can.message();
+      continue;
+    }
     const auto avoided = avoided_until_.find({peer.incarnation, name});
     if (avoided == avoided_until_.end() || avoided->second <= now) {
       if (first != nullptr) {
@@ -38,7 +48,7 @@ Result<transport::Transport*> SessionTable::Choose(const Peer& peer) const {
   return Fail(Code::kUnavailable, Reason::kTransportFailed,
               "no transport reaches the peer: we have " + NamesOf(context_->transports) +
                   ", it has " + NamesOf(peer.addresses) +
-                  (same_host ? " on our host" : " on another host"));
+                  (same_host ? " on our host" : " on another host") + why_not);
 }
 
 void SessionTable::Avoid(const Peer& peer, const std::string& transport) {

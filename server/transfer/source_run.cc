@@ -122,7 +122,7 @@ void SourceRun::OnSessionLost(uint64_t endpoint, const Status& why) {
 }
 
 bool SourceRun::CanBeMapped(const transport::Transport& transport) const {
-  return transport.capabilities().device_memory ||
+  return transport.capabilities().maps_device_memory ||
          std::ranges::none_of(job_.binding, [](const memory::RegionSpan& tensor) {
            return tensor.region->on_device();
          });

@@ -19,10 +19,10 @@ SourceStream::SourceStream(SourceRun& run, const plan::Stream& stream, PlanId pl
       stream_(stream),
       plan_(plan),
       readers_planned_(readers_planned),
-      sum_segment_([this](uint32_t segment) {
-        auto sum = SumSegment(stream_, schedule_, segment, run_.job().binding);
-        if (sum) sums_[segment] = *sum;
-        return sum;
+      sum_segments_([this](uint32_t first, std::span<uint64_t> into) {
+        WW_RETURN_IF_ERROR(SumSegments(stream_, schedule_, first, run_.job().binding, into));
+        std::ranges::copy(into, sums_.begin() + first);
+        return OkStatus();
       }),
       pace_(run.context().strand, run.context().clock) {
   Touch();
@@ -127,7 +127,7 @@ void SourceStream::OnOpen(const std::shared_ptr<transport::Endpoint>& endpoint,
     std::erase_if(at_reader, [](const auto& entry) { return entry.second.expired(); });
     // Lives as long as the run: what holds the one holds the other.
     at_reader[KeyOf(open.key.reader)] =
-        std::shared_ptr<const SegmentSums>(run_.shared_from_this(), &sum_segment_);
+        std::shared_ptr<const SegmentSums>(run_.shared_from_this(), &sum_segments_);
   }
   Touch();
   Pump();

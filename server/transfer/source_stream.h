@@ -25,8 +25,8 @@ class SourceRun;
 /// anyone needs bytes, and no slot could be reused earlier anyhow.
 ///
 /// Where the only reader maps the tensors and belongs to the same agent, slots are announced
-/// without sums: each of the reader's tasks has `sum_segment_` make the source's sum just before it
-/// copies the segment. The source's memory is then read once and not twice.
+/// without sums: each of the reader's tasks has `sum_segments_` make the source's sum just before
+/// it copies the segment. The source's memory is then read once and not twice.
 class SourceStream {
  public:
   SourceStream(SourceRun& run, const plan::Stream& stream, PlanId plan, uint32_t readers_planned);
@@ -122,7 +122,7 @@ class SourceStream {
   plan::StreamSchedule schedule_;
   uint64_t sums_offset_ = 0;
   std::vector<uint64_t> sums_;  ///< by segment; each written by the one task that has its slot
-  const SegmentSums sum_segment_;
+  const SegmentSums sum_segments_;
   std::map<ParticipantId, Reader> readers_;
   std::map<uint32_t, Slot> slots_;
   uint32_t next_slot_ = 0;

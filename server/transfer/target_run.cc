@@ -89,7 +89,7 @@ void TargetRun::OnConnected(TargetStream* stream,
   if (finished_) return;
   if (result.has_value()) return stream->OnConnected(std::move(*result));
   const Status& why = result.error();
-  sessions_->Avoid(stream->peer(), stream->transport()->name());
+  Avoid(*stream);
   FailJob(Status(
       why.code(), why.reason(),
       NameOf(*stream) + ": no session over " + stream->transport()->name() + ": " + why.message()));
@@ -125,10 +125,14 @@ void TargetRun::OnSessionLost(uint64_t endpoint, const Status& why) {
     if (!stream->complete()) lost = stream.get();
   }
   if (lost == nullptr) return;
-  sessions_->Avoid(lost->peer(), lost->transport()->name());
+  Avoid(*lost);
   FailJob(Status(Code::kUnavailable, Reason::kTransportFailed,
                  NameOf(*lost) + ": the session over " + lost->transport()->name() +
                      " was lost: " + why.message()));
+}
+
+void TargetRun::Avoid(const TargetStream& stream) {
+  sessions_->Avoid(stream.peer(), stream.transport()->name());
 }
 
 Engine::Progress TargetRun::progress() const {

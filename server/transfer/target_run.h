@@ -34,6 +34,8 @@ class TargetRun : public std::enable_shared_from_this<TargetRun> {
   const TargetJob& job() const { return job_; }
   /// Gets that may be under way together, from peers on our host and from others (windows.h).
   FairGate& gets(bool same_host) { return same_host ? near_gets_ : gets_; }
+  /// The stream's transport is of no use with its peer: see Options::avoid_after_failure.
+  void Avoid(const TargetStream& stream);
   /// Ends the job and stops every stream. The first failure is the one that is reported.
   void FailJob(Status why);
   /// Of all the job's streams.

@@ -182,10 +182,7 @@ void TargetStream::OnMapped(transport::MappedList* into, Result<transport::Mappe
     MaybeClose();
     return run_.Changed();
   }
-  if (!mapped.has_value()) {
-    return FailStream(mapped.error().code(), mapped.error().reason(),
-                      "its memory could not be mapped: " + mapped.error().message());
-  }
+  if (!mapped.has_value()) return FailMap(mapped.error());
   *into = std::move(*mapped);
   if (maps_pending_ > 0) return;
   if (Status status = CheckMapped(); !status.ok()) {
@@ -196,17 +193,26 @@ void TargetStream::OnMapped(transport::MappedList* into, Result<transport::Mappe
   for (uint32_t index = 0; index < next_ready_ && !stopped_; ++index) CopySlot(index);
 }
 
+// What cannot be mapped today cannot be tomorrow: the next attempt takes another transport, unless
+// the source has only withdrawn its memory.
+void TargetStream::FailMap(const Status& why) {
+  const bool withdrawn = why.code() == Code::kNotFound || why.code() == Code::kCancelled;
+  if (!withdrawn) run_.Avoid(*this);
+  FailStream(why.code(), why.reason(), "its memory could not be mapped: " + why.message());
+}
+
 Status TargetStream::CheckMapped() const {
   std::vector<uint64_t> tensor_bytes;
-  for (const auto& piece : binding_.pieces) tensor_bytes.push_back(piece.size());
-  if (mapped_sums_.pieces.size() != 1) {
-    return Status(Code::kInternal, Reason::kInvalidRequest, "its sums are not one piece");
+  for (const auto& piece : binding_.pieces) tensor_bytes.push_back(piece.bytes);
+  if (mapped_sums_.pieces.size() != 1 || mapped_sums_.pieces[0].at.device != nullptr) {
+    return Status(Code::kInternal, Reason::kInvalidRequest,
+                  "its sums are not one piece of the host's memory");
   }
   return ValidateSourceSide(stream_, tensor_bytes);
 }
 
 void TargetStream::CopySlot(uint32_t index) {
-  const auto sums = mapped_sums_.pieces[0];
+  const std::span<const std::byte> sums(mapped_sums_.pieces[0].at.at, mapped_sums_.pieces[0].bytes);
   const uint64_t offset = slots_.at(index).sums_offset;
   const uint64_t bytes = sizeof(uint64_t) * schedule_.slots[index].segment_count;
   if (offset > sums.size() || bytes > sums.size() - offset) {

@@ -98,6 +98,7 @@ class TargetStream {
   // Mapped.
   void Map(transport::RegionKey key, transport::MappedList* into);
   void OnMapped(transport::MappedList* into, Result<transport::MappedList> mapped);
+  void FailMap(const Status& why);
   Status CheckMapped() const;
   void CopySlot(uint32_t index);
   void OnCopied(uint32_t index, MappedCopy copied);

@@ -163,7 +163,7 @@ struct Options {
   std::string host;    ///< our host identity
   Incarnation self{};  ///< of this agent
   /// Transports to try in this order when several reach a peer. A peer on another host is never
-  /// tried over "shm".
+  /// tried over "shm" or "cuda_ipc".
   std::vector<std::string> preference = {"shm", "tcp"};
   /// A transport over which a peer could not be reached or was lost is not chosen for it again for
   /// this long where another one reaches it. 0: it always is.

@@ -42,7 +42,7 @@ Result<Frame> DecodeFrame(std::span<const std::byte, kFrameBytes> bytes) {
   if (sum != Checksum(bytes.first(kFrameBytes - 4))) return Garbage("checksum");
   const auto type = reader.Take<uint16_t>();
   if (type < static_cast<uint16_t>(FrameType::kGet) ||
-      type > static_cast<uint16_t>(FrameType::kSelfTestEnd)) {
+      type > static_cast<uint16_t>(FrameType::kDeviceRegion)) {
     return Garbage("type");
   }
   const auto code = reader.Take<uint16_t>();

@@ -20,6 +20,10 @@ enum class FrameType : uint16_t {
   kGetEnd = 8,        ///< request: the reader has stopped to touch the memory
   kSelfTest = 9,      ///< key: what the peer is to read before the session is used (ucx)
   kSelfTestEnd = 10,  ///< code, reason: whether that worked
+  /// As kRegion, of GPU memory: offset in its allocation; what names that follows
+  /// (local_devices.h). The fd is the lease (memory/slab_pool.h). Only where the transport has GPU
+  /// memory.
+  kDeviceRegion = 11,
 };
 
 /// Precedes everything on an open session. Fields that a type does not use are 0.

@@ -12,6 +12,7 @@
 #include "server/base/clock.h"
 #include "server/base/ids.h"
 #include "server/base/status.h"
+#include "server/device/bytes.h"
 #include "server/memory/region.h"
 #include "server/transport/session.h"
 
@@ -41,19 +42,25 @@ using GatherList = std::vector<memory::RegionSpan>;
 
 using MutableSpan = std::span<std::byte>;
 
-/// A peer's export as seen in this process: one span for each piece, in order. Memory is read-only.
-/// Unmapped when the last copy of `hold` goes.
+/// Bytes of a peer, of the host's memory or of a GPU's, as seen in this process.
+struct MappedPiece {
+  device::ConstBytes at;
+  uint64_t bytes = 0;
+};
+
+/// A peer's export: its pieces, in order, for reading only. Unmapped when the last copy of `hold`
+/// goes; until then a GPU's memory is lent to nobody else.
 struct MappedList {
-  std::vector<std::span<const std::byte>> pieces;
+  std::vector<MappedPiece> pieces;
   std::shared_ptr<void> hold;
 };
 
 struct Capabilities {
   bool get = true;
   bool map = false;  ///< Map() works: same host, shareable memory
-  /// Map() works for GPU memory too. Without it nothing may be exported or read into that lies on a
-  /// GPU: transfer/ stages it in host memory.
-  bool device_memory = false;
+  /// Map() works for GPU memory too. Without it nothing may be exported that lies on a GPU:
+  /// transfer/ stages it in host memory.
+  bool maps_device_memory = false;
   uint64_t chunk_bytes_max = 0;     ///< largest Get
   uint32_t gets_in_flight_max = 0;  ///< per endpoint; a further Get queues inside the transport
   bool checks_payload = false;      ///< payload is checksummed below us (none today)
@@ -72,7 +79,7 @@ class Endpoint {
   uint64_t id() const { return id_; }
   /// Of the caller, us or the peer, as it opened the session.
   virtual const Hello& hello() const = 0;
-  /// "shm" or "tcp"; for metrics and status.
+  /// "shm", "tcp", …; for metrics and status.
   virtual const std::string& transport_name() const = 0;
 
   /// Reads `offset …` of the peer's export into `into` (total bytes = Σ sizes, ≥ 1), in order.
@@ -91,7 +98,9 @@ class Endpoint {
   ///   met
   virtual Status Notify(std::span<const std::byte> message) = 0;
 
-  /// Maps a peer's export; kUnimplemented where Capabilities::map is false. Errors as for Get.
+  /// Maps a peer's export; kUnimplemented where Capabilities::map is false. Errors as for Get, and
+  ///   kFailedPrecondition / kTransportFailed, kUnavailable / kMemoryInvalid  a GPU's memory cannot
+  ///     be mapped here; says which GPU and why. The session goes on.
   virtual void Map(RegionKey key, Nanos timeout, MapDone done) = 0;
 
   /// Idempotent. Handler::OnClosed runs once afterwards, after all completions.
@@ -139,6 +148,9 @@ class Transport {
   virtual Status Start(Handler* handler, Incarnation self) = 0;
   /// Where peers connect to ("127.0.0.1:4711", "@abstract-name"); valid after Start.
   virtual std::string address() const = 0;
+  /// OK, or why no session with the peer at `address` would be of use, as far as that is known
+  /// without asking it.
+  virtual Status Reaches(const std::string& /*address*/) const { return OkStatus(); }
 
   virtual RegionKey Export(GatherList pieces) = 0;
   /// Later operations on `key` fail; those under way end first or fail. `done` runs when no

@@ -9,6 +9,12 @@ namespace {
 class Maps : public Conformance {
  protected:
   Maps() : source(rig.MakeSide()), reader(rig.MakeSide()), endpoint(rig.Open(*reader, *source)) {}
+  /// In the memory that this kind of test is about.
+  std::shared_ptr<memory::MemoryRegion> Pattern(uint64_t bytes, uint64_t first_index = 0) {
+    return rig.kind().gpus == 0 ? PatternRegion(bytes, first_index)
+                                : PatternSlab(regions_made++ % rig.kind().gpus, bytes, first_index);
+  }
+  size_t regions_made = 0;
   bool can_map() const { return reader->transport->capabilities().map; }
   std::unique_ptr<Side> source;
   std::unique_ptr<Side> reader;
@@ -16,8 +22,8 @@ class Maps : public Conformance {
 };
 
 TEST_P(Maps, GivesEveryPieceInOrderOrSaysThatItCannot) {
-  auto first = PatternRegion(10007, 0);
-  auto second = PatternRegion(5000, 77);
+  auto first = Pattern(10007, 0);
+  auto second = Pattern(5000, 77);
   const RegionKey key =
       source->transport->Export({{second, 13, 4987}, {first, 0, 0}, {first, 1, 9000}});
   auto call = rig.Map(endpoint, key);
@@ -28,26 +34,28 @@ TEST_P(Maps, GivesEveryPieceInOrderOrSaysThatItCannot) {
   }
   ASSERT_EQ(call->status, OkStatus());
   ASSERT_EQ(call->mapped.pieces.size(), 3u);
-  EXPECT_EQ(call->mapped.pieces[0].size(), 4987u);
-  EXPECT_EQ(FirstDifference(call->mapped.pieces[0], 77 + 13), -1);
-  EXPECT_EQ(call->mapped.pieces[1].size(), 0u);
-  EXPECT_EQ(call->mapped.pieces[2].size(), 9000u);
-  EXPECT_EQ(FirstDifference(call->mapped.pieces[2], 1), -1);
+  EXPECT_EQ(call->mapped.pieces[0].bytes, 4987u);
+  EXPECT_EQ(FirstDifference(BytesOf(call->mapped.pieces[0]), 77 + 13), -1);
+  EXPECT_EQ(call->mapped.pieces[1].bytes, 0u);
+  EXPECT_EQ(call->mapped.pieces[2].bytes, 9000u);
+  EXPECT_EQ(FirstDifference(BytesOf(call->mapped.pieces[2]), 1), -1);
 }
 
 TEST_P(Maps, ShowsWhatTheOwnerWritesLater) {
   if (!can_map()) return;
-  auto region = PatternRegion(5000);
+  auto region = Pattern(5000);
   auto call = rig.Map(endpoint, source->transport->Export({{region, 0, 5000}}));
   ASSERT_TRUE(rig.WaitFor(call));
   ASSERT_EQ(call->status, OkStatus());
-  FillPattern({region->data(), 5000}, 123456);
-  EXPECT_EQ(FirstDifference(call->mapped.pieces[0], 123456), -1);
+  std::vector<std::byte> later(5000);
+  FillPattern(later, 123456);
+  ASSERT_EQ(device::CopyRun(region->bytes(), later.data(), later.size()), OkStatus());
+  EXPECT_EQ(FirstDifference(BytesOf(call->mapped.pieces[0]), 123456), -1);
 }
 
 TEST_P(Maps, OutlivesRevocationAndTheSession) {
   if (!can_map()) return;
-  auto region = PatternRegion(5000);
+  auto region = Pattern(5000);
   const RegionKey key = source->transport->Export({{region, 0, 5000}});
   auto call = rig.Map(endpoint, key);
   ASSERT_TRUE(rig.WaitFor(call));
@@ -57,14 +65,18 @@ TEST_P(Maps, OutlivesRevocationAndTheSession) {
   ASSERT_TRUE(rig.Wait([&] { return reader->recorder.closed.contains(endpoint->id()); }));
   source->transport.reset();
   reader->transport.reset();
-  EXPECT_EQ(FirstDifference(call->mapped.pieces[0], 0), -1);
+  EXPECT_EQ(FirstDifference(BytesOf(call->mapped.pieces[0]), 0), -1);
 }
 
 TEST_P(Maps, RefusesUnknownKeys) {
   if (!can_map()) return;
-  auto call = rig.Map(endpoint, {12345678, 1});
-  ASSERT_TRUE(rig.WaitFor(call));
-  EXPECT_EQ(call->status.code(), Code::kNotFound);
+  const RegionKey key = source->transport->Export({{Pattern(5000), 0, 5000}});
+  for (RegionKey wrong : {RegionKey{12345678, 1}, RegionKey{key.id, key.generation + 1}}) {
+    auto call = rig.Map(endpoint, wrong);
+    ASSERT_TRUE(rig.WaitFor(call));
+    EXPECT_EQ(call->status.code(), Code::kNotFound);
+    EXPECT_EQ(call->status.reason(), Reason::kStaleIncarnation);
+  }
 }
 
 TEST_P(Maps, MapsManyRegionsAndEachOnce) {
@@ -73,7 +85,7 @@ TEST_P(Maps, MapsManyRegionsAndEachOnce) {
   constexpr size_t kRegions = 150;
   GatherList pieces;
   for (size_t i = 0; i < kRegions; ++i) {
-    pieces.push_back({PatternRegion(4096, i), i, 1000});
+    pieces.push_back({i % 3 == 2 ? PatternRegion(4096, i) : Pattern(4096, i), i, 1000});
   }
   const RegionKey key = source->transport->Export(pieces);
   auto call = rig.Map(endpoint, key);
@@ -82,8 +94,8 @@ TEST_P(Maps, MapsManyRegionsAndEachOnce) {
   ASSERT_TRUE(rig.WaitFor(again));
   ASSERT_EQ(call->mapped.pieces.size(), kRegions);
   for (size_t i = 0; i < kRegions; ++i) {
-    ASSERT_EQ(FirstDifference(call->mapped.pieces[i], 2 * i), -1);
-    ASSERT_EQ(call->mapped.pieces[i].data(), again->mapped.pieces[i].data()) << "mapped twice";
+    ASSERT_EQ(FirstDifference(BytesOf(call->mapped.pieces[i]), 2 * i), -1);
+    ASSERT_EQ(call->mapped.pieces[i].at.at, again->mapped.pieces[i].at.at) << "mapped twice";
   }
 }
 
@@ -111,7 +123,33 @@ TEST_P(Maps, MemoryGoesWhenTheOwnerAndTheReaderHaveLetItGo) {
   EXPECT_EQ(MappingsNamed(name), 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, Maps, ::testing::ValuesIn(AllKinds()), KindName);
+TEST_P(Maps, GivesAGpusMemoryOnlyWhereItCan) {
+  auto slab = PatternSlab(0, 5000, 0);
+  const RegionKey key = source->transport->Export({{slab, 0, 5000}});
+  if (!reader->transport->capabilities().maps_device_memory) {
+    if (rig.kind().backend != "shm") return;  // the others abort: nobody may export it there
+    auto call = rig.Map(endpoint, key);
+    ASSERT_TRUE(rig.WaitFor(call));
+    EXPECT_EQ(call->status.code(), Code::kUnimplemented);
+  }
+  // Nobody can Get it, over any transport that maps.
+  std::vector<std::byte> buffer(100, std::byte{0xee});
+  if (rig.is_fake()) return;
+  auto get = rig.Get(endpoint, key, 0, {buffer});
+  ASSERT_TRUE(rig.WaitFor(get));
+  EXPECT_EQ(get->status.code(), Code::kUnimplemented);
+  EXPECT_EQ(buffer, std::vector<std::byte>(100, std::byte{0xee}));
+  EXPECT_EQ(endpoint->Notify(std::as_bytes(std::span("on", 2))), OkStatus());
+}
+
+std::vector<Kind> KindsAndMemories() {
+  std::vector<Kind> kinds = AllKinds();
+  kinds.push_back({.name = "cuda_ipc_of_a_gpu", .backend = "cuda_ipc", .gpus = 1});
+  kinds.push_back({.name = "cuda_ipc_of_two_gpus", .backend = "cuda_ipc", .gpus = 2});
+  return kinds;
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, Maps, ::testing::ValuesIn(KindsAndMemories()), KindName);
 
 }  // namespace
 }  // namespace weightwire::conformance

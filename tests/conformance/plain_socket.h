@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "server/memory/fd_passing.h"
@@ -32,7 +33,9 @@ struct Address {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
-inline Address AddressOf(const std::string& text) {
+/// Facts that cuda_ipc adds to an address are none of the socket's.
+inline Address AddressOf(const std::string& address_text) {
+  const std::string text = address_text.substr(0, address_text.find('?'));
   Address address;
   if (text.front() == '@') {
     auto* local = reinterpret_cast<sockaddr_un*>(&address.storage);
@@ -72,6 +75,13 @@ class Plain {
     std::array<std::byte, kFrameBytes> bytes;
     EncodeFrame(frame, bytes);
     Send(bytes);
+  }
+  /// False when the peer has closed.
+  bool TrySend(const Frame& frame, std::span<const std::byte> payload, int fd) {
+    std::vector<std::byte> bytes(kFrameBytes);
+    EncodeFrame(frame, std::span(bytes).first<kFrameBytes>());
+    bytes.insert(bytes.end(), payload.begin(), payload.end());
+    return memory::SendWithFds(fd_.get(), bytes, std::span(&fd, 1)).ok();
   }
   /// False when the peer closed before all had come.
   bool Receive(std::span<std::byte> into) {

@@ -218,7 +218,9 @@ TEST_P(RawSockets, AReplyThatDoesNotFitItsGetTouchesNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, RawSockets,
-                         ::testing::Values(Kind{"shm", "shm", 1}, Kind{"tcp", "tcp", 1}), KindName);
+                         ::testing::Values(Kind{"shm", "shm", 1}, Kind{"cuda_ipc", "cuda_ipc", 1},
+                                           Kind{"tcp", "tcp", 1}),
+                         KindName);
 
 }  // namespace
 }  // namespace weightwire::conformance

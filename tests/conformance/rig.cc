@@ -7,9 +7,11 @@
 #include <iostream>
 #include <utility>
 
+#include "server/transport/cuda_ipc/cuda_ipc_transport.h"
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/ucx/ucx_transport.h"
 #include "tests/conformance/pattern.h"
+#include "tests/support/fake_cuda/fake_gpus.h"
 #include "tests/support/tls_for_tests.h"
 
 namespace weightwire::conformance {
@@ -50,6 +52,7 @@ std::vector<Kind> UcxKinds() {
 
 std::vector<Kind> RealKinds() {
   std::vector<Kind> kinds = {{"shm", "shm", 1},
+                             {"cuda_ipc", "cuda_ipc", 1},
                              {"tcp1", "tcp", 1},
                              {"tcp4", "tcp", 4},
                              {"tcp4_mac", "tcp", 4, {}, transport::Integrity::kMac},
@@ -143,7 +146,7 @@ std::unique_ptr<Side> Rig::MakeSide(Limits limits) {
     options.notifies_queued_max = limits.notifies_queued_max;
     side->transport = transport::MakeUcxTransport(options);
   } else {
-    transport::ShmOptions options;
+    transport::LocalOptions options;
     options.handshake_timeout = limits.handshake_timeout;
     options.inbound_handshakes_max = limits.inbound_handshakes_max;
     options.inbound_sessions_max = limits.inbound_sessions_max;
@@ -151,7 +154,11 @@ std::unique_ptr<Side> Rig::MakeSide(Limits limits) {
     options.chunk_bytes_max = limits.chunk_bytes_max;
     options.gets_in_flight_max = limits.gets_in_flight_max;
     options.notifies_queued_max = limits.notifies_queued_max;
-    side->transport = transport::MakeShmTransport(options);
+    if (kind_.backend == "cuda_ipc") {
+      side->transport = transport::MakeCudaIpcTransport({options, testing::FakeDevices(), {}});
+    } else {
+      side->transport = transport::MakeShmTransport(options);
+    }
   }
   EXPECT_EQ(side->transport->Start(&side->recorder, side->self), OkStatus());
   return side;
@@ -231,10 +238,11 @@ std::shared_ptr<Call> Rig::Get(const std::shared_ptr<Endpoint>& endpoint, Region
   return call;
 }
 
-std::shared_ptr<Call> Rig::Map(const std::shared_ptr<Endpoint>& endpoint, RegionKey key) {
+std::shared_ptr<Call> Rig::Map(const std::shared_ptr<Endpoint>& endpoint, RegionKey key,
+                               Nanos timeout) {
   auto call = std::make_shared<Call>();
   PostGuard guard;
-  endpoint->Map(key, kLong, [this, call](Result<transport::MappedList> result) {
+  endpoint->Map(key, timeout, [this, call](Result<transport::MappedList> result) {
     Record(call, [&](Call& outcome) {
       outcome.inside_post |= PostGuard::posting();
       if (result.has_value()) {
@@ -283,6 +291,21 @@ std::shared_ptr<memory::MemoryRegion> PatternRegion(uint64_t bytes, uint64_t fir
   EXPECT_TRUE(region.has_value());
   FillPattern({(*region)->data(), bytes}, first_index);
   return *region;
+}
+
+std::shared_ptr<memory::MemoryRegion> PatternSlab(size_t gpu, uint64_t bytes,
+                                                  uint64_t first_index) {
+  auto region = testing::FakeSlabs(gpu)->Lend("conformance", bytes).value();
+  std::vector<std::byte> content(bytes);
+  FillPattern(content, first_index);
+  EXPECT_EQ(device::CopyRun(region->bytes(), content.data(), bytes), OkStatus());
+  return region;
+}
+
+std::vector<std::byte> BytesOf(const transport::MappedPiece& piece) {
+  std::vector<std::byte> bytes(piece.bytes);
+  EXPECT_EQ(device::CopyRun({bytes.data()}, piece.at, piece.bytes), OkStatus());
+  return bytes;
 }
 
 GatherList CutPieces(const std::shared_ptr<memory::MemoryRegion>& region, size_t count,

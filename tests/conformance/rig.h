@@ -36,10 +36,11 @@ using transport::Transport;
 
 struct Kind {
   std::string name;     ///< of the test instance
-  std::string backend;  ///< "fake", "shm", "tcp" or "ucx"
+  std::string backend;  ///< "fake", "shm", "cuda_ipc", "tcp" or "ucx"
   int connections = 1;
   std::string tls = {};                                         ///< of ucx
   transport::Integrity integrity = transport::Integrity::kCrc;  ///< of tcp
+  size_t gpus = 0;  ///< of cuda_ipc: on so many GPUs lies what is mapped; 0: in host memory
 };
 void PrintTo(const Kind& kind, std::ostream* out);
 std::vector<Kind> AllKinds();
@@ -125,7 +126,8 @@ class Rig {
   std::shared_ptr<Call> Get(const std::shared_ptr<Endpoint>& endpoint, RegionKey key,
                             uint64_t offset, std::vector<MutableSpan> into, Nanos timeout = kLong,
                             std::shared_ptr<void> hold = nullptr);
-  std::shared_ptr<Call> Map(const std::shared_ptr<Endpoint>& endpoint, RegionKey key);
+  std::shared_ptr<Call> Map(const std::shared_ptr<Endpoint>& endpoint, RegionKey key,
+                            Nanos timeout = kLong);
   /// Counts a completion of Revoke.
   std::shared_ptr<Call> Revoke(Side& side, RegionKey key);
 
@@ -159,6 +161,10 @@ class Rig {
 
 /// A region of pattern bytes starting at `first_index`, and pieces of it.
 std::shared_ptr<memory::MemoryRegion> PatternRegion(uint64_t bytes, uint64_t first_index = 0);
+/// The same, lent by a fake GPU.
+std::shared_ptr<memory::MemoryRegion> PatternSlab(size_t gpu, uint64_t bytes, uint64_t first_index);
+/// A copy of what is mapped, whatever memory it is of.
+std::vector<std::byte> BytesOf(const transport::MappedPiece& piece);
 /// Cuts [0, bytes) of `region` into `count` consecutive pieces of uneven sizes, some of them empty.
 GatherList CutPieces(const std::shared_ptr<memory::MemoryRegion>& region, size_t count,
                      std::mt19937_64& random);

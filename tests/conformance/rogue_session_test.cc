@@ -154,7 +154,9 @@ TEST_P(RogueSessions, WhoReadTheTokenCannotJoin) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, RogueSessions,
-                         ::testing::Values(Kind{"shm", "shm", 1}, Kind{"tcp", "tcp", 1}), KindName);
+                         ::testing::Values(Kind{"shm", "shm", 1}, Kind{"cuda_ipc", "cuda_ipc", 1},
+                                           Kind{"tcp", "tcp", 1}),
+                         KindName);
 
 }  // namespace
 }  // namespace weightwire::conformance

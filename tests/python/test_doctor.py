@@ -152,6 +152,13 @@ def test_agents_that_do_not_fit_each_other(config):
         assert "job" in doctor("--config", config(**agent), "--config", config(**agent, job="other"))
 
 
+def test_gpu_memory_that_goes_through_the_hosts(config):
+    lending = {"role": "agent", "coordinator": "127.0.0.1:1", "gpu": "auto", "gpu_slab_bytes": 1}
+    found = doctor("--config", config(**lending))["gpu"]
+    assert "cuda_ipc" in found["what"] and "cuda_ipc" in found["remedy"]
+    assert "gpu" not in doctor("--config", config(**lending, transports="[cuda_ipc, tcp]"))
+
+
 def test_a_data_plane_that_peers_cannot_reach(config):
     # 192.0.2.0/24 is nobody's (RFC 5737)
     found = doctor("--config", config(role="agent", coordinator="192.0.2.1:7411", advertise_host="127.0.0.1"))

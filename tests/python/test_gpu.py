@@ -31,6 +31,11 @@ def agent_env(devices: str = "0,1") -> dict:
     return {**os.environ, "FAKE_CUDA_DEVICES": devices}
 
 
+def without_host_bytes() -> dict:
+    """An agent whose GPU breaks at the first byte of a payload that goes between it and the host's memory."""
+    return {**agent_env(), "FAKE_CUDA_HOST_BYTES": "forbidden"}
+
+
 def lending(gpu: str = "required", size: int = LENT) -> dict:
     return {"gpu": gpu, "gpu_slab_bytes": size, "gpu_library": FAKE}
 
@@ -91,11 +96,11 @@ def assert_serves(engine: EngineRanks, hf: dict) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F32"])
-@pytest.mark.parametrize("way", ["one_agent", "tcp"])
+@pytest.mark.parametrize("way", ["one_agent", "tcp", "cuda_ipc"])
 @pytest.mark.parametrize("source, target", [(0, 0), (0, 1), (0, None), (None, 1)])
 def test_every_byte_arrives_whatever_memory_it_is_in(hub, groups, source, target, way, dtype):
-    first = hub(**lending(), transports="[shm, tcp]")
-    second = first if way == "one_agent" else hub("engine", **lending(), transports="[tcp]")
+    first = hub(**lending(), transports="[shm, tcp, cuda_ipc]")
+    second = first if way == "one_agent" else hub("engine", **lending(), transports=f"[{way}]")
     devices = [None if gpu is None else Device(GPUS[gpu], FAKE) for gpu in (source, target)]
     trainer = Trainer(first.agent_socket, CONFIG, "megatron:tp2,pp1", shards_of(content(1, dtype), 2, dtype), devices[0])
     engine = EngineRanks(second.agent_socket, "engine-a", CONFIG, "vllm:tp1", shapes(1), device=devices[1])
@@ -108,6 +113,146 @@ def test_every_byte_arrives_whatever_memory_it_is_in(hub, groups, source, target
         assert_serves(engine, hf)
     for device, arrays in ((devices[0], trainer.params[0]), (devices[1], engine.ranks[0].params)):
         assert all(isinstance(array, DeviceArray) == (device is not None) for array in arrays.values())
+
+
+IPC = "[cuda_ipc, shm, tcp]"
+
+
+def read_over(agent: Daemon, transport: str) -> float:
+    return agent.counter(f'weightwire_transfer_bytes_total{{direction="in",transport="{transport}"}}')
+
+
+@pytest.mark.parametrize("agents", [1, 2])
+@pytest.mark.parametrize("source, target", [(0, 0), (0, 1)])
+def test_no_byte_goes_through_the_hosts_memory_over_cuda_ipc_and_the_report_says_so(hub, groups, source, target, agents):
+    from weightwire import Client
+    first = hub(env=without_host_bytes(), **lending(), transports=IPC)
+    second = first if agents == 1 else hub("engine", env=without_host_bytes(), **lending(), transports=IPC)
+    trainer = Trainer(first.agent_socket, CONFIG, "megatron:tp2,pp1", shards_of(content(1, "F32"), 2, "F32"),
+                      Device(GPUS[source], FAKE))
+    engine = EngineRanks(second.agent_socket, "engine-a", CONFIG, "vllm:tp1", shapes(1), device=Device(GPUS[target], FAKE))
+    groups += [trainer, engine]
+    for version in (1, 2, 3):
+        hf = content(version, "F32")
+        trainer.fill(shards_of(hf, 2, "F32"))
+        trainer.publish(version)
+        engine.wait_version(version)
+        assert_serves(engine, hf)
+    with Client(first.grpc) as client:
+        epoch = client.status().epochs[0]
+    assert epoch.bytes > 0 and epoch.bytes_by_transport == {"cuda_ipc": epoch.bytes - epoch.bytes_kept}
+    assert read_over(second, "cuda_ipc") > 0 and read_over(second, "shm") == read_over(second, "tcp") == 0
+    assert GPUS[0] in second.status() and "transport cuda_ipc at" in second.status()
+
+
+def test_the_agent_whose_gpu_memory_goes_by_the_host_breaks_where_that_is_forbidden(hub, groups):
+    """That the tests above can fail."""
+    agent = hub(env=without_host_bytes(), **lending(), transports="[shm]")
+    device = Device(GPUS[0], FAKE)
+    trainer = Trainer(agent.agent_socket, CONFIG, "megatron:tp2,pp1", shards_of(content(1), 2), device)
+    groups.append(trainer)
+    groups.append(EngineRanks(agent.agent_socket, "engine-a", CONFIG, "vllm:tp1", shapes(1), device=device))
+    releases = [publisher.publish(1, deadline=3) for publisher in trainer.publishers]
+    with pytest.raises(WeightwireError):
+        for release in releases:
+            release.wait_released(20)
+
+
+def test_ranks_in_host_and_gpu_memory_share_a_session(hub, groups):
+    first = hub(**lending(), transports="[cuda_ipc]")
+    second = hub("engine", **lending(), transports="[cuda_ipc]")
+    trainer = Trainer(first.agent_socket, CONFIG, "megatron:tp2,pp1", shards_of(content(1), 2), Device(GPUS[0], FAKE))
+    on_host = EngineRanks(second.agent_socket, "engine-a", CONFIG, "vllm:tp1", shapes(1))
+    on_gpu = EngineRanks(second.agent_socket, "engine-b", CONFIG, "vllm:tp2", shapes(2), device=Device(GPUS[1], FAKE))
+    groups += [trainer, on_host, on_gpu]
+    for version in (1, 2):
+        trainer.fill(shards_of(content(version), 2))
+        trainer.publish(version)
+        for engine in (on_host, on_gpu):
+            engine.wait_version(version)
+            assert_serves(engine, content(version))
+    late = EngineRanks(first.agent_socket, "engine-c", CONFIG, "vllm:tp2", shapes(2), device=Device(GPUS[0], FAKE))
+    groups.append(late)
+    late.wait_version(2)  # filled from the stage of another one
+    assert_serves(late, content(2))
+    assert read_over(first, "cuda_ipc") > 0
+
+
+def test_engines_pass_on_what_lies_in_gpu_memory(hub, groups):
+    first = hub(env=without_host_bytes(), **lending(), transports="[cuda_ipc]", fanout="chain")
+    agents = [hub(f"engine-{i}", env=without_host_bytes(), **lending(), transports="[cuda_ipc]") for i in range(3)]
+    trainer = Trainer(first.agent_socket, CONFIG, "megatron:tp2,pp1", shards_of(content(1), 2), Device(GPUS[0], FAKE))
+    groups.append(trainer)
+    engines = [EngineRanks(agent.agent_socket, f"engine-{i}", CONFIG, "vllm:tp1", shapes(1), device=Device(GPUS[i % 2], FAKE))
+               for i, agent in enumerate(agents)]
+    groups += engines
+    for version in (1, 2):
+        trainer.fill(shards_of(content(version), 2))
+        trainer.publish(version)
+        for engine in engines:
+            engine.wait_version(version)
+            assert_serves(engine, content(version))
+    sent = [agent.counter('weightwire_transfer_bytes_total{direction="out",transport="cuda_ipc"}') for agent in agents]
+    assert sorted(sent)[0] == 0 and sorted(sent)[1] > 0  # two of three pass on, one is the last
+
+
+def test_agents_that_see_other_gpus_use_the_next_transport(hub, groups):
+    from weightwire import Client
+    first = hub(env=agent_env("0"), **lending(), transports=IPC)
+    second = hub("engine", env=agent_env("1"), **lending(), transports=IPC)
+    trainer = Trainer(first.agent_socket, CONFIG, "megatron:tp2,pp1", shards_of(content(1), 2), Device(GPUS[0], FAKE))
+    engine = EngineRanks(second.agent_socket, "engine-a", CONFIG, "vllm:tp1", shapes(1), device=Device(GPUS[1], FAKE))
+    groups += [trainer, engine]
+    trainer.publish(1)
+    engine.wait_version(1)
+    assert_serves(engine, content(1))
+    with Client(first.grpc) as client:
+        assert set(client.status().epochs[0].bytes_by_transport) == {"shm"}
+
+
+def test_where_nothing_else_is_left_the_failure_says_which_gpu_is_not_seen(hub, groups):
+    from weightwire import Client
+    first = hub(env=agent_env("0"), **lending(), transports="[cuda_ipc]")
+    second = hub("engine", env=agent_env("1"), **lending(), transports="[cuda_ipc]")
+    trainer = Trainer(first.agent_socket, CONFIG, "megatron:tp2,pp1", shards_of(content(1), 2), Device(GPUS[0], FAKE))
+    groups.append(trainer)
+    groups.append(EngineRanks(second.agent_socket, "engine-a", CONFIG, "vllm:tp1", shapes(1), device=Device(GPUS[1], FAKE)))
+    for publisher in trainer.publishers:
+        publisher.publish(1, deadline=3)
+    with Client(first.grpc) as client:
+        until("an epoch failed", lambda: any(epoch.why for epoch in client.status().epochs))
+        why = next(str(epoch.why) for epoch in client.status().epochs if epoch.why)
+    assert f"{GPUS[0][-8:]} is not visible here" in why and GPUS[1] in why
+
+
+def test_an_agent_with_gpu_off_does_not_take_cuda_ipc(hub):
+    with pytest.raises(RuntimeError) as failed:
+        hub(transports=IPC)
+    assert "cuda_ipc" in str(failed.value) and "gpu" in str(failed.value)
+
+
+def test_an_engine_survives_a_trainers_agent_that_is_killed_over_cuda_ipc(hub, groups):
+    first = hub(**lending(), transports=IPC)
+    second = hub("trainer", **lending(), transports=IPC)
+    engine = EngineRanks(first.agent_socket, "engine-a", CONFIG, "vllm:tp1", shapes(1), device=Device(GPUS[1], FAKE))
+    trainer = Trainer(second.agent_socket, CONFIG, "megatron:tp2,pp1", shards_of(content(1), 2), Device(GPUS[0], FAKE))
+    groups += [engine, trainer]
+    trainer.publish(1)
+    engine.wait_version(1)
+    trainer.fill(shards_of(content(2), 2))
+    for publisher in trainer.publishers:
+        publisher.publish(2, deadline=20)
+    second.kill()
+    hub.started.remove(second)
+    groups.remove(trainer)
+    assert_holds(engine.ranks[0].params, content(engine.ranks[0].serving.version))
+    again = hub("trainer", **lending(), transports=IPC)
+    successor = Trainer(again.agent_socket, CONFIG, "megatron:tp2,pp1", shards_of(content(3), 2), Device(GPUS[0], FAKE))
+    groups.append(successor)
+    successor.publish(3)
+    engine.wait_version(3, 60)
+    assert_serves(engine, content(3))
+    assert read_over(first, "cuda_ipc") > 0
 
 
 def test_a_snapshot_and_a_late_engine_and_the_sums_of_what_is_served(hub, groups):

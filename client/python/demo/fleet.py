@@ -69,6 +69,10 @@ class Daemon:
         """What /metrics says."""
         return urllib.request.urlopen(f"http://{self.http}/metrics", timeout=10).read().decode()
 
+    def status(self) -> str:
+        """What /status says."""
+        return urllib.request.urlopen(f"http://{self.http}/status", timeout=10).read().decode()
+
     def counter(self, line: str) -> float:
         """The value behind `line` (a family and its labels) on /metrics; 0 where it is not there."""
         found = re.search(f"^{re.escape(line)} (.*)$", self.metrics(), re.M)

@@ -132,7 +132,8 @@ void FakeEndpoint::ServeMap(uint64_t number, std::shared_ptr<const Exported> exp
   MappedList list;
   auto regions = std::make_shared<std::vector<std::shared_ptr<memory::MemoryRegion>>>();
   for (const PieceRange& range : exported->All()) {
-    list.pieces.push_back(range.span());
+    const ConstSpan span = range.span();
+    list.pieces.push_back({span.data(), span.size()});
     regions->push_back(*range.region);
   }
   list.hold = std::move(regions);

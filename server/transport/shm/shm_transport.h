@@ -1,37 +1,15 @@
 #pragma once
 
-#include <cstdint>
 #include <memory>
-#include <string>
 
-#include "server/metrics/metrics.h"
-#include "server/transport/transport.h"
+#include "server/transport/local_transport.h"
 
 namespace weightwire::transport {
 
-struct ShmOptions {
-  /// "@name" in the abstract namespace (one network namespace, so one pod), or a path, which is
-  /// removed at the end. Empty: a random abstract name.
-  std::string address;
-  int copy_threads = 2;  ///< of Get; Map needs none
-  uint64_t chunk_bytes_max = 64 << 20;
-  uint32_t gets_in_flight_max = 64;      ///< per session, ≤ 256
-  uint32_t notifies_queued_max = 1024;   ///< per session
-  uint32_t inbound_sessions_max = 1024;  ///< a caller is refused while so many sessions are open
-  uint32_t inbound_handshakes_max = 64;  ///< accepted sockets that have not introduced themselves
-  Nanos handshake_timeout = std::chrono::seconds(2);  ///< of an inbound session
-  metrics::Sink* metrics = &metrics::Null();          ///< must outlive the transport
-};
+using ShmOptions = LocalOptions;
 
-/// Name "shm": processes of one user on one host. Regions are passed as file descriptors and mapped
-/// read-only, once for each session; a Get is a copy from the mapping by the copy threads, between
-/// a request and a message that ends it, so that Revoke knows when the reader has stopped. Map
-/// gives the mapping itself. A peer of another uid is refused, because a mapped peer can harm its
-/// reader (holes punched into its memory read as zeros, sparse memory is charged to who touches
-/// it).
-///
-/// A mapping is kept, and with it the memory, until the session ends or the exporter, at a later
-/// call of any kind, finds that the region is gone on its side.
+/// Name "shm": processes of one user on one host, host memory only. Regions are passed as file
+/// descriptors and mapped read-only, once for each session.
 std::unique_ptr<Transport> MakeShmTransport(ShmOptions options);
 
 }  // namespace weightwire::transport

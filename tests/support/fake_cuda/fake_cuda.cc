@@ -38,6 +38,8 @@ struct State {
   std::vector<int> devices;
   uint64_t bytes_each = uint64_t{1} << 30;
   bool broken = false;
+  bool host_forbidden = false;
+  uint64_t host_bytes = 0;
   std::map<std::string, uint32_t> faults;
 };
 
@@ -48,6 +50,8 @@ State& Global() {
     std::istringstream in(devices != nullptr ? devices : "0");
     for (std::string item; std::getline(in, item, ',');) made->devices.push_back(std::stoi(item));
     if (const char* bytes = std::getenv("FAKE_CUDA_BYTES")) made->bytes_each = std::stoull(bytes);
+    const char* host = std::getenv("FAKE_CUDA_HOST_BYTES");
+    made->host_forbidden = host != nullptr && std::string(host) == "forbidden";
     return made;
   }();
   return *state;
@@ -115,7 +119,28 @@ bool Aligned(const void* at, Element element) {
   return at != nullptr && reinterpret_cast<uintptr_t>(at) % size == 0;
 }
 
-bool Copy(const ww_cuda_copy_job& job) {
+/// False: a payload went between a device and the host where that is forbidden.
+bool Count(const void* target, const void* source, size_t bytes) {
+  State& state = Global();
+  if (state.memory.DeviceOf(target).has_value() == state.memory.DeviceOf(source).has_value()) {
+    return true;
+  }
+  state.host_bytes += bytes;
+  return !state.host_forbidden;
+}
+
+/// A kernel reaches its own device and, where it is registered, the host.
+bool OnDevice(int device, const void* at) {
+  return Global().memory.DeviceOf(at).value_or(device) == device;
+}
+
+size_t BytesOf(const StridedBox& box, Element element) {
+  auto bytes = static_cast<size_t>(kernels::ElementBytes(element));
+  for (int d = 0; d < box.ndim; ++d) bytes *= static_cast<size_t>(box.extent[d]);
+  return bytes;
+}
+
+bool Copy(int device, const ww_cuda_copy_job& job) {
   const StridedBox box = ToBox(job.box);
   const auto from = static_cast<Element>(job.from), to = static_cast<Element>(job.to);
   const Memory& memory = Global().memory;
@@ -124,18 +149,20 @@ bool Copy(const ww_cuda_copy_job& job) {
   std::byte* target =
       memory.Translate(job.target, ReachOf(box, box.target_stride, to), Reach::kRegistered);
   if (source == nullptr || target == nullptr) return false;
+  if (!OnDevice(device, job.source) || !OnDevice(device, job.target)) return false;
+  if (!Count(job.target, job.source, BytesOf(box, to))) return false;
   kernels::Copy(target, source, box, from, to);
   return true;
 }
 
-bool Sum(const ww_cuda_sum_job& job) {
+bool Sum(int device, const ww_cuda_sum_job& job) {
   const StridedBox box = ToBox(job.box);
   const auto from = static_cast<Element>(job.from), to = static_cast<Element>(job.to);
   const Memory& memory = Global().memory;
   std::byte* source =
       memory.Translate(job.source, ReachOf(box, box.source_stride, from), Reach::kRegistered);
   std::byte* sum = memory.Translate(job.sum, sizeof(uint64_t), Reach::kRegistered);
-  if (source == nullptr || sum == nullptr) return false;
+  if (source == nullptr || sum == nullptr || !OnDevice(device, job.source)) return false;
   const uint64_t value = kernels::SumSource(source, box, from, to);
   std::memcpy(sum, &value, sizeof value);
   return true;
@@ -143,7 +170,7 @@ bool Sum(const ww_cuda_sum_job& job) {
 
 template <typename Job>
 int32_t Enqueue(int32_t device, const char* what, ww_cuda_stream stream, const Job* jobs,
-                size_t count, bool (*run)(const Job&)) {
+                size_t count, bool (*run)(int, const Job&)) {
   std::lock_guard lock(Global().mutex);
   if (int32_t bad = Enter(device, what)) return bad;
   for (size_t i = 0; i < count; ++i) {
@@ -153,7 +180,8 @@ int32_t Enqueue(int32_t device, const char* what, ww_cuda_stream stream, const J
     }
   }
   for (size_t i = 0; i < count; ++i) {
-    AsStream(stream)->tasks.push_back([job = jobs[i], run] { return run(job); });
+    AsStream(stream)->tasks.push_back(
+        [number = Number(device), job = jobs[i], run] { return run(number, job); });
   }
   return WW_CUDA_OK;
 }
@@ -187,6 +215,11 @@ uint64_t fake_cuda_bytes_allocated(void) {
 uint64_t fake_cuda_bytes_opened(void) {
   std::lock_guard lock(Global().mutex);
   return Global().memory.total(true);
+}
+
+uint64_t fake_cuda_host_bytes(void) {
+  std::lock_guard lock(Global().mutex);
+  return Global().host_bytes;
 }
 
 void fake_cuda_fail(const char* name, uint32_t calls) {
@@ -254,6 +287,20 @@ int32_t ww_cuda_ipc_close(int32_t device, void* memory) {
   if (int32_t bad = Enter(device, "ww_cuda_ipc_close")) return bad;
   return Done(Global().memory.Release(memory, true), "ww_cuda_ipc_close",
               "no mapping begins there");
+}
+
+int32_t ww_cuda_ipc_bytes(int32_t device, const void* memory, size_t* bytes) {
+  std::lock_guard lock(Global().mutex);
+  *bytes = 0;
+  if (int32_t bad = Enter(device, "ww_cuda_ipc_bytes")) return bad;
+  *bytes = Global().memory.SizeOf(memory);
+  return Done(*bytes > 0, "ww_cuda_ipc_bytes", "no allocation begins there");
+}
+
+int32_t ww_cuda_peer_enable(int32_t device, int32_t peer) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_peer_enable")) return bad;
+  return Enter(peer, "ww_cuda_peer_enable");
 }
 
 int32_t ww_cuda_host_register(void* memory, size_t bytes) {
@@ -337,7 +384,7 @@ int32_t ww_cuda_copy_bytes(int32_t device, ww_cuda_stream stream, void* target, 
   AsStream(stream)->tasks.push_back([target, source, bytes] {
     std::byte* to = Global().memory.Translate(target, bytes, Reach::kAnyHost);
     const std::byte* from = Global().memory.Translate(source, bytes, Reach::kAnyHost);
-    if (to == nullptr || from == nullptr) return false;
+    if (to == nullptr || from == nullptr || !Count(target, source, bytes)) return false;
     std::memmove(to, from, bytes);
     return true;
   });

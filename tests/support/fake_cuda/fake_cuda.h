@@ -9,14 +9,16 @@
 ///  - what was enqueued runs when somebody waits for it and not before, so that a missing wait
 ///  shows
 ///    every time;
-///  - kernels reach host memory only where it is registered; an access outside of what is
-///  allocated,
+///  - kernels reach their own device, and host memory only where it is registered; an access
+///  outside of what is allocated,
 ///    mapped or registered breaks the device for good, as on a GPU;
 ///  - an allocation can be opened by another process, once, and not by its own; it outlives its
 ///    owner while it is mapped.
 ///
 /// Environment: FAKE_CUDA_DEVICES, the devices that this process sees, in its order ("1,0"; default
-/// "0"; empty: none); FAKE_CUDA_BYTES, memory of each (default 1 GiB, of each process).
+/// "0"; empty: none); FAKE_CUDA_BYTES, memory of each (default 1 GiB, of each process);
+/// FAKE_CUDA_HOST_BYTES=forbidden: a copy between a device and the host, sums apart, breaks the
+/// device, which proves of what still works that nothing went that way.
 extern "C" {
 
 /// What a test does with device memory: anything, at once, after all that was enqueued.
@@ -26,6 +28,9 @@ void fake_cuda_write(void* device_memory, const void* from, size_t bytes);
 /// Bytes of all devices that this process has allocated (and not freed), or mapped.
 uint64_t fake_cuda_bytes_allocated(void);
 uint64_t fake_cuda_bytes_opened(void);
+
+/// Bytes that this process has copied between a device and the host, sums apart.
+uint64_t fake_cuda_host_bytes(void);
 
 /// The `calls`-th next call named `name` ("ww_cuda_copy") fails with WW_CUDA_FAILED, once.
 void fake_cuda_fail(const char* name, uint32_t calls);

@@ -48,6 +48,11 @@ inline std::shared_ptr<device::Device> FakeDevice(size_t index) {
   return device;
 }
 
+/// Both, as a transport takes them.
+inline std::map<device::Uuid, std::shared_ptr<device::Device>> FakeDevices() {
+  return {{FakeDevice(0)->uuid(), FakeDevice(0)}, {FakeDevice(1)->uuid(), FakeDevice(1)}};
+}
+
 inline std::shared_ptr<memory::SlabPool> FakeSlabs(size_t index) {
   static std::map<size_t, std::shared_ptr<memory::SlabPool>> pools;
   auto& pool = pools[index];

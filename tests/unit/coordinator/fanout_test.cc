@@ -55,6 +55,12 @@ class ParentsTest : public ::testing::Test {
   }
 };
 
+TEST_F(ParentsTest, WhoCanMapTheTrainersGpuMemoryReadsFromIt) {
+  EXPECT_THAT(Parents(Fanout::kAuto, {"t", "t", "t", "t"}, {"cuda_ipc", "tcp"}),
+              ElementsAre(-1, -1, -1, -1));
+  EXPECT_THAT(Parents(Fanout::kAuto, {"t", "t", "t", "t"}, {"tcp"}), ElementsAre(-1, 0, 1, 2));
+}
+
 TEST_F(ParentsTest, AStarIsAStar) {
   EXPECT_THAT(Parents(Fanout::kStar, {"a", "b", "c", "d"}), ElementsAre(-1, -1, -1, -1));
 }

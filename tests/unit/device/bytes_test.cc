@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -105,6 +106,61 @@ INSTANTIATE_TEST_SUITE_P(Between, DeviceBytes,
                            return PlaceName(std::get<0>(param.param)) + "To" +
                                   PlaceName(std::get<1>(param.param));
                          });
+
+struct Batch {
+  std::vector<Memory> sources, targets;
+  std::vector<CopyJob> jobs;
+  std::vector<kernels::Bytes> expected;
+  std::vector<uint64_t> sums;
+};
+
+Batch MakeBatch(std::mt19937_64& random, size_t count, const std::function<On()>& place) {
+  Batch batch;
+  batch.sources.reserve(count);
+  batch.targets.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    const Case c = kernels::RandomCase(random);
+    const auto content =
+        kernels::RandomBytes(random, SpanBytes(c.box, c.box.source_stride, c.from));
+    auto bytes = kernels::RandomBytes(random, SpanBytes(c.box, c.box.target_stride, c.to));
+    batch.sources.emplace_back(place(), content, 8 * (random() % 5));
+    batch.targets.emplace_back(place(), bytes, 8 * (random() % 5));
+    batch.jobs.push_back(
+        {batch.targets.back().bytes(), batch.sources.back().bytes(), c.box, c.from, c.to});
+    kernels::reference::Copy(bytes.data(), content.data(), c.box, c.from, c.to);
+    batch.sums.push_back(kernels::reference::SumTarget(bytes.data(), c.box, c.to));
+    batch.expected.push_back(std::move(bytes));
+  }
+  return batch;
+}
+
+TEST(DeviceBytesBatch, IsWhatItsJobsAreOneByOneWhereverTheyLie) {
+  std::mt19937_64 random(15);
+  Batch batch = MakeBatch(random, 200, [&] { return kPlaces[random() % 3]; });
+  std::vector<uint64_t> sums(batch.jobs.size());
+  ASSERT_EQ(SumSources(batch.jobs, sums), OkStatus());
+  EXPECT_EQ(sums, batch.sums);
+  sums.assign(sums.size(), 0);
+  ASSERT_EQ(CopyAndSumTargets(batch.jobs, sums), OkStatus());
+  EXPECT_EQ(sums, batch.sums);
+  for (size_t i = 0; i < batch.jobs.size(); ++i) {
+    ASSERT_EQ(batch.targets[i].Content(), batch.expected[i]) << i;
+  }
+  EXPECT_EQ(SumSources({}, {}), OkStatus());
+  EXPECT_EQ(CopyAndSumTargets({}, {}), OkStatus());
+}
+
+TEST(DeviceBytesBatch, OnOneGpuTakesOneLaunchForEachLaneful) {
+  std::mt19937_64 random(16);
+  Batch batch = MakeBatch(random, Lane::kSumsMax + 1, [] { return On::kGpu1; });
+  std::vector<uint64_t> sums(batch.jobs.size());
+  for (const char* call : {"ww_cuda_copy", "ww_cuda_sum", "ww_cuda_event_wait"}) {
+    FAKE_CALL(fake_cuda_fail)(call, 3);
+    EXPECT_EQ(CopyAndSumTargets(batch.jobs, sums), OkStatus()) << call;
+    EXPECT_EQ(sums, batch.sums);
+    EXPECT_FALSE(CopyAndSumTargets(batch.jobs, sums).ok()) << call;
+  }
+}
 
 // More threads than lanes, both ways between two GPUs: who took lanes in another order than the
 // other would wait for it forever.

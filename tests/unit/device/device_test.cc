@@ -48,9 +48,21 @@ TEST(Device, FailsToOpenWithoutLeavingAnythingBehind) {
   }
 }
 
-TEST(Device, RefusesToMapItsOwnOrNobodysAllocation) {
-  const auto memory = FakeDevice(0)->Allocate(100).value();
-  for (const IpcHandle& handle : {memory->handle(), IpcHandle{}}) {
+TEST(Device, GivesItsOwnAllocationInsteadOfMappingIt) {
+  auto memory = FakeDevice(0)->Allocate(100).value();
+  const IpcHandle handle = memory->handle();
+  const auto opened = FakeDevice(0)->OpenIpc(handle);
+  ASSERT_TRUE(opened.has_value()) << opened.error().ToString();
+  EXPECT_EQ(*opened, memory);
+  EXPECT_EQ(memory->bytes(), 100u);
+  EXPECT_EQ(FAKE_CALL(fake_cuda_bytes_opened)(), 0u);
+}
+
+TEST(Device, RefusesToMapWhatIsNobodysOrNoMoreThere) {
+  auto memory = FakeDevice(0)->Allocate(100).value();
+  const IpcHandle freed = memory->handle();
+  memory.reset();
+  for (const IpcHandle& handle : {freed, IpcHandle{}}) {
     const auto opened = FakeDevice(0)->OpenIpc(handle);
     ASSERT_FALSE(opened.has_value());
     EXPECT_EQ(opened.error().reason(), Reason::kMemoryInvalid);
@@ -92,7 +104,10 @@ TEST(Device, SharesAnAllocationWithAnotherProcess) {
   EXPECT_FALSE(FakeDevice(1)->OpenIpc(handle).has_value()) << "of the other GPU";
   auto memory = FakeDevice(0)->OpenIpc(handle);
   ASSERT_TRUE(memory.has_value()) << memory.error().ToString();
-  EXPECT_FALSE(FakeDevice(0)->OpenIpc(handle).has_value()) << "twice";
+  EXPECT_EQ((*memory)->bytes(), kBytes);
+  void* twice = nullptr;
+  EXPECT_EQ(FakeLibrary()->calls().ipc_open(0, handle.data(), &twice), WW_CUDA_FAILED);
+  EXPECT_EQ(FakeDevice(0)->OpenIpc(handle), memory) << "mapped twice";
   std::vector<std::byte> seen(kBytes);
   const Bytes shared{(*memory)->at(), FakeDevice(0).get()};
   EXPECT_EQ(CopyRun({seen.data()}, shared, kBytes), OkStatus());

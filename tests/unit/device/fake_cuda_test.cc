@@ -32,12 +32,34 @@ TEST(FakeCuda, RunsNothingBeforeSomebodyWaits) {
   EXPECT_EQ(seen, content);
 }
 
+TEST(FakeCuda, CountsWhatGoesBetweenAGpuAndTheHostAndNothingElse) {
+  const auto here = FakeDevice(0)->Allocate(64).value(),
+             there = FakeDevice(1)->Allocate(64).value();
+  std::array<std::byte, 64> host{};
+  const uint64_t before = FAKE_CALL(fake_cuda_host_bytes)();
+  const auto lane = FakeDevice(0)->Borrow();
+  const ww_cuda_box box{1, {32}, {1}, {1}};
+  ASSERT_EQ(lane->CopyBytes(here->at(), there->at(), 64), OkStatus());
+  ASSERT_EQ(lane->Copy({here->at(), here->at() + 32, box, WW_OPAQUE1, WW_OPAQUE1}), OkStatus());
+  ASSERT_EQ(lane->Sum({nullptr, here->at(), box, WW_OPAQUE1, WW_OPAQUE1}), OkStatus());
+  ASSERT_TRUE(lane->Wait().has_value());
+  EXPECT_EQ(FAKE_CALL(fake_cuda_host_bytes)(), before);
+  ASSERT_EQ(lane->CopyBytes(host.data(), here->at(), 64), OkStatus());
+  ASSERT_EQ(lane->Copy({lane->bounce(), here->at(), box, WW_OPAQUE1, WW_OPAQUE1}), OkStatus());
+  ASSERT_TRUE(lane->Wait().has_value());
+  EXPECT_EQ(FAKE_CALL(fake_cuda_host_bytes)(), before + 64 + 32);
+}
+
 // In a process of its own, as the device is lost to it afterwards.
 TEST(FakeCudaDeathTest, BreaksWhenAKernelLeavesWhatItMayReach) {
-  const auto breaks = [](bool host) {
+  enum class Reaches { kHost, kBeyond, kOtherGpu };
+  const auto breaks = [](Reaches what) {
     const auto memory = FakeDevice(0)->Allocate(64).value();
+    const auto other = FakeDevice(1)->Allocate(64).value();
     std::array<std::byte, 64> unregistered{};
-    const std::byte* source = host ? unregistered.data() : memory->at() + 1;
+    const std::byte* source = what == Reaches::kHost     ? unregistered.data()
+                              : what == Reaches::kBeyond ? memory->at() + 1
+                                                         : other->at();
     const auto lane = FakeDevice(0)->Borrow();
     const ww_cuda_box box{1, {64}, {1}, {1}};
     const Status copied = lane->Copy({lane->scratch(), source, box, WW_OPAQUE1, WW_OPAQUE1});
@@ -45,8 +67,9 @@ TEST(FakeCudaDeathTest, BreaksWhenAKernelLeavesWhatItMayReach) {
     const auto later = FakeDevice(0)->Allocate(64);
     std::_Exit(copied.ok() && !waited.has_value() && !later.has_value() ? 3 : 4);
   };
-  EXPECT_EXIT(breaks(true), ::testing::ExitedWithCode(3), "");
-  EXPECT_EXIT(breaks(false), ::testing::ExitedWithCode(3), "");
+  EXPECT_EXIT(breaks(Reaches::kHost), ::testing::ExitedWithCode(3), "");
+  EXPECT_EXIT(breaks(Reaches::kBeyond), ::testing::ExitedWithCode(3), "");
+  EXPECT_EXIT(breaks(Reaches::kOtherGpu), ::testing::ExitedWithCode(3), "");
 }
 
 }  // namespace

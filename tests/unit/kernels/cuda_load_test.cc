@@ -102,6 +102,9 @@ TEST_F(CudaLibrary, SaysNoDeviceWhereThereIsNone) {
   expect(FIND(ww_cuda_ipc_export)(0, memory, bytes), "ww_cuda_ipc_export");
   expect(FIND(ww_cuda_ipc_open)(0, bytes, &handle), "ww_cuda_ipc_open");
   expect(FIND(ww_cuda_ipc_close)(0, memory), "ww_cuda_ipc_close");
+  size_t size = 0;
+  expect(FIND(ww_cuda_ipc_bytes)(0, memory, &size), "ww_cuda_ipc_bytes");
+  expect(FIND(ww_cuda_peer_enable)(0, 1), "ww_cuda_peer_enable");
   expect(FIND(ww_cuda_host_register)(memory, 64), "ww_cuda_host_register");
   expect(FIND(ww_cuda_host_unregister)(memory), "ww_cuda_host_unregister");
   expect(FIND(ww_cuda_copy_bytes)(0, nullptr, memory, memory + 32, 8), "ww_cuda_copy_bytes");

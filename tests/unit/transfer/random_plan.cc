@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <set>
 
 #include "tests/unit/kernels/quantize_oracle.h"
 
@@ -268,11 +269,19 @@ RandomPlan MakeRandomPlan(Rng& rng, const PlanShape& shape) {
 std::vector<std::byte> RankMemory::Snapshot() const {
   std::vector<std::byte> bytes(region->size());
   WW_CHECK(device::CopyRun({bytes.data()}, region->bytes(), bytes.size()).ok());
+  for (const memory::RegionSpan& tensor : binding) {
+    if (tensor.region == region) continue;
+    WW_CHECK(device::CopyRun({bytes.data() + tensor.offset}, tensor.at(), tensor.bytes).ok());
+  }
   return bytes;
 }
 
 void RankMemory::Write(std::span<const std::byte> bytes) const {
-  WW_CHECK(device::CopyRun(region->bytes(), bytes.data(), region->size()).ok());
+  std::set<std::shared_ptr<memory::MemoryRegion>> regions = {region};
+  for (const memory::RegionSpan& tensor : binding) regions.insert(tensor.region);
+  for (const auto& one : regions) {
+    WW_CHECK(device::CopyRun(one->bytes(), bytes.data(), one->size()).ok());
+  }
 }
 
 RankMemory OnDevice(const RankMemory& memory, memory::SlabPool& slabs) {
@@ -283,6 +292,17 @@ RankMemory OnDevice(const RankMemory& memory, memory::SlabPool& slabs) {
     moved.binding.push_back({moved.region, tensor.offset, tensor.bytes});
   }
   return moved;
+}
+
+RankMemory Mixed(const RankMemory& memory, const std::vector<memory::SlabPool*>& pools) {
+  RankMemory mixed = memory;
+  for (size_t p = 0; p < pools.size(); ++p) {
+    const RankMemory there = OnDevice(memory, *pools[p]);
+    for (size_t i = p + 1; i < mixed.binding.size(); i += pools.size() + 1) {
+      mixed.binding[i] = there.binding[i];
+    }
+  }
+  return mixed;
 }
 
 RankMemory MakeMemory(Rng& rng, const std::vector<uint64_t>& tensor_bytes) {

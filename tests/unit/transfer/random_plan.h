@@ -41,7 +41,7 @@ struct RandomPlan {
 RandomPlan MakeSizedPlan(const std::vector<std::vector<int64_t>>& stream_bytes);
 RandomPlan MakeRandomPlan(Rng& rng, const PlanShape& shape);
 
-/// Memory of one rank.
+/// Memory of one rank: all of it, or what lies in no other region of the binding.
 struct RankMemory {
   std::shared_ptr<memory::MemoryRegion> region;
   Binding binding;
@@ -51,6 +51,8 @@ struct RankMemory {
 };
 /// The same bytes at the same offsets of a slab.
 RankMemory OnDevice(const RankMemory& memory, memory::SlabPool& slabs);
+/// The same, but tensors lie in turn where they are and in slabs of each pool.
+RankMemory Mixed(const RankMemory& memory, const std::vector<memory::SlabPool*>& pools);
 /// Filled with random bytes; floats that casts read are finite.
 RankMemory MakeMemory(Rng& rng, const std::vector<uint64_t>& tensor_bytes);
 /// Makes the elements that casts read ordinary floats.

@@ -7,6 +7,7 @@
 
 #include "server/base/thread_executor.h"
 #include "server/transfer/transfer.h"
+#include "server/transport/cuda_ipc/cuda_ipc_transport.h"
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/tcp/tcp_transport.h"
 #include "tests/support/fake_cuda/fake_gpus.h"
@@ -23,20 +24,26 @@ using testing::Rng;
 class RealAgent {
  public:
   RealAgent(Incarnation self, const std::vector<std::string>& preference, const Tuning& tuning,
-            transport::Integrity integrity)
+            transport::Integrity integrity, const std::vector<size_t>& gpus = {0, 1})
       : self_(self), strand_("strand", 1), workers_("worker", 2) {
     shm_ = transport::MakeShmTransport({});
     transport::TcpOptions tcp;
     tcp.integrity = integrity;
     tcp.tls_peers = weightwire::testing::TlsPeersFor(integrity);
     tcp_ = transport::MakeTcpTransport(tcp);
+    transport::CudaIpcOptions ipc;
+    for (size_t gpu : gpus) {
+      const auto device = weightwire::testing::FakeDevice(gpu);
+      ipc.devices.emplace(device->uuid(), device);
+    }
+    ipc_ = transport::MakeCudaIpcTransport(ipc);
     Options options;
     options.tuning = tuning;
     options.host = "here";
     options.self = self;
     options.preference = preference;
-    engine_ = Engine::Make(options, SystemClock(), strand_, workers_, {shm_.get(), tcp_.get()},
-                           metrics::Null())
+    engine_ = Engine::Make(options, SystemClock(), strand_, workers_,
+                           {shm_.get(), tcp_.get(), ipc_.get()}, metrics::Null())
                   .value();
   }
   ~RealAgent() {
@@ -45,6 +52,7 @@ class RealAgent {
     shut.get_future().wait();
     shm_.reset();
     tcp_.reset();
+    ipc_.reset();
     workers_.Stop();
     strand_.Stop();
   }
@@ -55,7 +63,8 @@ class RealAgent {
     Peer peer;
     peer.incarnation = self_;
     peer.host = host;
-    peer.addresses = {{"shm", shm_->address()}, {"tcp", tcp_->address()}};
+    peer.addresses = {
+        {"shm", shm_->address()}, {"tcp", tcp_->address()}, {"cuda_ipc", ipc_->address()}};
     peer.ticket = ticket;
     return peer;
   }
@@ -66,6 +75,7 @@ class RealAgent {
   ThreadExecutor workers_;
   std::unique_ptr<transport::Transport> shm_;
   std::unique_ptr<transport::Transport> tcp_;
+  std::unique_ptr<transport::Transport> ipc_;
   std::unique_ptr<Engine> engine_;
 };
 
@@ -74,9 +84,11 @@ constexpr transport::Integrity kCrc = transport::Integrity::kCrc;
 
 enum class Agents { kOne, kTwo };
 
-/// Where both ranks of a side lie: in host memory, or on the GPU of an index.
+/// Where both ranks of a side lie: in host memory, on the GPU of an index, or their tensors in turn
+/// here and there.
 using On = std::optional<size_t>;
 constexpr On kHost = std::nullopt;
+constexpr On kMixed = 99;
 
 // Two source ranks on one agent, two target ranks on another, or all on one.
 class RealPair {
@@ -85,18 +97,19 @@ class RealPair {
            const std::string& source_host, int64_t elements_per_op_max = 8'000,
            Agents agents = Agents::kTwo,
            transport::Integrity integrity = transport::Integrity::kCrc, On sources_on = kHost,
-           On targets_on = kHost)
-      : rng_(seed), plan_(testing::MakeRandomPlan(rng_, {2, 2, 6, elements_per_op_max, 4})) {
-    Tuning tuning;
-    tuning.segment_bytes_max = 5'000;
-    tuning.slot_bytes = 4'096 * 4;
-    tuning.slots_in_pool = 3;
-    tuning.chunk_bytes = 9'000;
-    tuning.direct_run_bytes_min = 200;
-    source_agent_ = std::make_shared<RealAgent>(Incarnation(1), preference, tuning, integrity);
+           On targets_on = kHost, int quantized_ops_per_stream = 4)
+      : rng_(seed),
+        plan_(testing::MakeRandomPlan(rng_,
+                                      {2, 2, 6, elements_per_op_max, quantized_ops_per_stream})) {
+    tuning_.segment_bytes_max = 5'000;
+    tuning_.slot_bytes = 4'096 * 4;
+    tuning_.slots_in_pool = 3;
+    tuning_.chunk_bytes = 9'000;
+    tuning_.direct_run_bytes_min = 200;
+    source_agent_ = std::make_shared<RealAgent>(Incarnation(1), preference, tuning_, integrity);
     target_agent_ = agents == Agents::kOne ? source_agent_
                                            : std::make_shared<RealAgent>(Incarnation(2), preference,
-                                                                         tuning, integrity);
+                                                                         tuning_, integrity);
     peer_ = source_agent_->AsPeer(source_host, kTicket);
     source_agent_->engine().AdmitTicket(kTicket, Incarnation(agents == Agents::kOne ? 1 : 2));
     for (uint32_t rank = 0; rank < 2; ++rank) {
@@ -132,7 +145,8 @@ class RealPair {
     });
     return promise->get_future();
   }
-  TargetResult StartTarget(Epoch epoch, uint32_t rank) {
+  /// `kept`: what its buffer is known to hold.
+  TargetResult StartTarget(Epoch epoch, uint32_t rank, std::shared_ptr<Kept> kept = nullptr) {
     auto promise = std::make_shared<std::promise<Result<TargetReport>>>();
     TargetJob job;
     job.epoch = epoch;
@@ -143,6 +157,7 @@ class RealPair {
     job.sources = {{0, peer_}, {1, peer_}};
     job.source_participants = {{0, ParticipantId(10)}, {1, ParticipantId(11)}};
     job.binding = targets_[rank].binding;
+    if (kept) job.kept = std::move(kept);
     target_agent_->OnStrand([this, promise, job = std::move(job)] {
       target_agent_->engine().StartTarget(
           job, [promise](Result<TargetReport> result) { promise->set_value(std::move(result)); });
@@ -151,6 +166,12 @@ class RealPair {
   }
   /// Nobody listens where the source is said to be.
   void Mislead(const std::string& transport) { peer_.addresses[transport] += "0"; }
+  /// From now on the target's agent sees these GPUs only, and is not told which ones its peer has.
+  void Blind(const std::vector<std::string>& preference, const std::vector<size_t>& gpus) {
+    target_agent_ = std::make_shared<RealAgent>(Incarnation(2), preference, tuning_, kCrc, gpus);
+    std::string& address = peer_.addresses["cuda_ipc"];
+    address = address.substr(0, address.find('?'));
+  }
   void DrainTarget(Epoch epoch, uint32_t rank) {
     std::promise<void> drained;
     target_agent_->OnStrand([&] {
@@ -185,9 +206,15 @@ class RealPair {
 
  private:
   static void Move(RankMemory& memory, On where) {
-    if (where) memory = testing::OnDevice(memory, *weightwire::testing::FakeSlabs(*where));
+    using weightwire::testing::FakeSlabs;
+    if (where == kMixed) {
+      memory = testing::Mixed(memory, {FakeSlabs(0).get(), FakeSlabs(1).get()});
+    } else if (where) {
+      memory = testing::OnDevice(memory, *FakeSlabs(*where));
+    }
   }
 
+  Tuning tuning_;
   std::shared_ptr<RealAgent> source_agent_;
   std::shared_ptr<RealAgent> target_agent_;
   Peer peer_;
@@ -305,6 +332,37 @@ TEST_P(RealTransfer, DrainedSourceMayChangeItsMemory) {
   }
 }
 
+TEST_P(RealTransfer, WhatIsThereAlreadyIsNotReadAgain) {
+  RealPair pair = MakePair(12);
+  std::vector<std::shared_ptr<Kept>> kept = {std::make_shared<Kept>(), std::make_shared<Kept>()};
+  for (uint64_t e = 1; e <= 3; ++e) {
+    // In the last epoch one byte of what was kept is wrong: its segment is read, and no other.
+    if (e == 3) {
+      const auto bytes = pair.targets_[0].Snapshot();
+      const memory::RegionSpan& tensor = pair.targets_[0].binding[0];
+      const std::byte wrong = ~bytes[tensor.offset];
+      ASSERT_EQ(device::CopyRun(tensor.at(), &wrong, 1), OkStatus());
+    }
+    auto s0 = pair.StartSource(Epoch(e), 0);
+    auto s1 = pair.StartSource(Epoch(e), 1);
+    auto t0 = pair.StartTarget(Epoch(e), 0, kept[0]);
+    auto t1 = pair.StartTarget(Epoch(e), 1, kept[1]);
+    int64_t bytes = 0, bytes_kept = 0;
+    for (auto* t : {&t0, &t1}) {
+      auto result = t->get();
+      ASSERT_TRUE(result.has_value()) << result.error().ToString();
+      bytes += result->bytes;
+      bytes_kept += result->bytes_kept;
+    }
+    if (e == 1) EXPECT_EQ(bytes_kept, 0);
+    if (e == 2) EXPECT_EQ(bytes_kept, bytes);
+    if (e == 3) EXPECT_GT(bytes_kept, bytes / 2);
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      ASSERT_EQ(pair.targets_[rank].Snapshot(), pair.expected_[rank]) << "epoch " << e;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Over, RealTransfer,
     ::testing::Values(Way{"shm", "shm"}, Way{"tcp", "tcp"},
@@ -318,16 +376,70 @@ INSTANTIATE_TEST_SUITE_P(
                       Way{"shm_to_gpu", "shm", Agents::kTwo, kCrc, kHost, 1},
                       Way{"shm_from_gpu_to_gpu", "shm", Agents::kTwo, kCrc, 0, 1},
                       Way{"shm_on_one_gpu_in_one_agent", "shm", Agents::kOne, kCrc, 0, 0},
-                      Way{"shm_to_gpu_in_one_agent", "shm", Agents::kOne, kCrc, kHost, 0}),
+                      Way{"shm_to_gpu_in_one_agent", "shm", Agents::kOne, kCrc, kHost, 0},
+                      Way{"shm_mixed", "shm", Agents::kTwo, kCrc, kMixed, kMixed},
+                      Way{"tcp_mixed", "tcp", Agents::kTwo, kCrc, kMixed, kMixed},
+                      Way{"ipc", "cuda_ipc"},
+                      Way{"ipc_from_gpu", "cuda_ipc", Agents::kTwo, kCrc, 0},
+                      Way{"ipc_to_gpu", "cuda_ipc", Agents::kTwo, kCrc, kHost, 1},
+                      Way{"ipc_on_one_gpu", "cuda_ipc", Agents::kTwo, kCrc, 0, 0},
+                      Way{"ipc_from_gpu_to_gpu", "cuda_ipc", Agents::kTwo, kCrc, 0, 1},
+                      Way{"ipc_mixed", "cuda_ipc", Agents::kTwo, kCrc, kMixed, kMixed},
+                      Way{"ipc_on_one_gpu_in_one_agent", "cuda_ipc", Agents::kOne, kCrc, 1, 1},
+                      Way{"ipc_from_gpu_to_gpu_in_one_agent", "cuda_ipc", Agents::kOne, kCrc, 1, 0},
+                      Way{"ipc_mixed_in_one_agent", "cuda_ipc", Agents::kOne, kCrc, kMixed,
+                          kMixed}),
     [](const auto& param) { return param.param.name; });
+
+// What the library counts is all that there is: the host cannot read the fake's memory itself.
+TEST(RealTransferGpu, NoByteOfAPayloadGoesByTheHost) {
+  const auto counted = FAKE_CALL(fake_cuda_host_bytes);
+  struct Case {
+    const char* transport;
+    Agents agents;
+    size_t from, to;
+    bool by_host;
+  };
+  for (const Case& c :
+       {Case{"cuda_ipc", Agents::kTwo, 0, 0, false}, Case{"cuda_ipc", Agents::kTwo, 0, 1, false},
+        Case{"cuda_ipc", Agents::kOne, 1, 1, false}, Case{"cuda_ipc", Agents::kOne, 1, 0, false},
+        Case{"shm", Agents::kTwo, 0, 0, true}}) {
+    SCOPED_TRACE(std::string(c.transport) + " from " + std::to_string(c.from) + " to " +
+                 std::to_string(c.to));
+    // No fp8: it is quantized on the host.
+    RealPair pair(11, {c.transport}, "here", 8'000, c.agents, kCrc, c.from, c.to, 0);
+    const uint64_t before = counted();
+    auto s0 = pair.StartSource(Epoch(1), 0);
+    auto s1 = pair.StartSource(Epoch(1), 1);
+    auto t0 = pair.StartTarget(Epoch(1), 0);
+    auto t1 = pair.StartTarget(Epoch(1), 1);
+    for (auto* t : {&t0, &t1}) {
+      auto result = t->get();
+      ASSERT_TRUE(result.has_value()) << result.error().ToString();
+    }
+    for (auto* s : {&s0, &s1}) ASSERT_TRUE(s->get().has_value());
+    const uint64_t bytes = counted() - before;
+    if (c.by_host) {
+      EXPECT_GE(bytes, 2 * static_cast<uint64_t>(pair.plan_.plan.bytes_total));
+    } else {
+      EXPECT_EQ(bytes, 0u);
+    }
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      ASSERT_EQ(pair.targets_[rank].Snapshot(), pair.expected_[rank]);
+    }
+  }
+}
 
 // The GPU fails in the middle, once: on whichever side, both sides hear of it, and nothing hangs.
 TEST(RealTransferGpu, FailureEndsBothSidesAndNamesTheGpu) {
   const auto fail = FAKE_CALL(fake_cuda_fail);
-  for (const char* call : {"ww_cuda_copy", "ww_cuda_sum"}) {
-    for (const bool at_source : {true, false}) {
-      SCOPED_TRACE(std::string(call) + (at_source ? " at the source" : " at the target"));
-      RealPair pair(9, {"tcp"}, "here", 8'000, Agents::kTwo, kCrc, at_source ? On(0) : kHost,
+  for (const char* transport : {"tcp", "cuda_ipc"}) {
+    for (const auto& [call, at_source] :
+         {std::pair("ww_cuda_copy", true), std::pair("ww_cuda_copy", false),
+          std::pair("ww_cuda_sum", true), std::pair("ww_cuda_sum", false)}) {
+      SCOPED_TRACE(std::string(call) + " over " + transport +
+                   (at_source ? " at the source" : " at the target"));
+      RealPair pair(9, {transport}, "here", 8'000, Agents::kTwo, kCrc, at_source ? On(0) : kHost,
                     at_source ? kHost : On(0));
       fail(call, 3);
       auto s0 = pair.StartSource(Epoch(1), 0);
@@ -350,6 +462,33 @@ TEST(RealTransferGpu, FailureEndsBothSidesAndNamesTheGpu) {
       ASSERT_TRUE(second.has_value()) << second.error().ToString();
       EXPECT_EQ(pair.targets_[0].Snapshot(), pair.expected_[0]);
     }
+  }
+}
+
+// A GPU that the peer has and we do not see: the attempt that finds out fails by its name, the next
+// one takes the next transport.
+TEST(RealTransferChoice, AfterMemoryThatCannotBeMappedTheNextAttemptTakesTheNextTransport) {
+  RealPair pair(13, {"cuda_ipc", "shm"}, "here", 8'000, Agents::kTwo, kCrc, 0, 1);
+  pair.Blind({"cuda_ipc", "shm"}, {1});
+  for (uint64_t epoch : {1, 2}) {
+    auto s0 = pair.StartSource(Epoch(epoch), 0);
+    auto s1 = pair.StartSource(Epoch(epoch), 1);
+    const auto result = pair.StartTarget(Epoch(epoch), 0).get();
+    if (epoch == 1) {
+      ASSERT_FALSE(result.has_value());
+      EXPECT_EQ(result.error().reason(), Reason::kTransportFailed);
+      EXPECT_NE(result.error().message().find(weightwire::testing::FakeDevice(0)->name() +
+                                              " is not visible here"),
+                std::string::npos)
+          << result.error().ToString();
+      pair.DrainTarget(Epoch(1), 0);
+      for (uint32_t rank = 0; rank < 2; ++rank) pair.DrainSource(Epoch(1), rank);
+      continue;
+    }
+    ASSERT_TRUE(result.has_value()) << result.error().ToString();
+    const std::map<std::string, int64_t> expected = {{"shm", result->bytes}};
+    EXPECT_EQ(result->bytes_by_transport, expected);
+    EXPECT_EQ(pair.targets_[0].Snapshot(), pair.expected_[0]);
   }
 }
 

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "server/transport/frame.h"
+#include "server/transport/local_core.h"
+#include "server/transport/local_stream.h"
 #include "server/transport/operation.h"
-#include "server/transport/shm/shm_core.h"
-#include "server/transport/shm/shm_stream.h"
 #include "server/transport/spans.h"
 
 namespace weightwire::transport {
@@ -23,9 +23,10 @@ namespace weightwire::transport {
 /// A Get: kGet → (kRegion …) kGetReply with the stretches to copy → copied by a copier → kGetEnd.
 /// The exporter holds the export from kGet to kGetEnd, or to the end of the session, which the
 /// reader sees at the socket before it trusts what it copied.
-class ShmEndpoint final : public Endpoint, public std::enable_shared_from_this<ShmEndpoint> {
+class LocalEndpoint final : public Endpoint, public std::enable_shared_from_this<LocalEndpoint> {
  public:
-  ShmEndpoint(std::shared_ptr<ShmCore> core, const Hello& hello, std::shared_ptr<ShmStream> stream);
+  LocalEndpoint(std::shared_ptr<LocalCore> core, const Hello& hello, Incarnation peer,
+                std::shared_ptr<LocalStream> stream);
 
   const Hello& hello() const override { return hello_; }
   const std::string& transport_name() const override { return core_->name; }
@@ -35,6 +36,7 @@ class ShmEndpoint final : public Endpoint, public std::enable_shared_from_this<S
   void Map(RegionKey key, Nanos timeout, MapDone done) override;
   void Close() override;
 
+  Incarnation peer() const { return peer_; }
   /// On the loop: joins the core, runs `announce`, then reads.
   void Start(const Task& announce);
   /// On the loop.
@@ -54,11 +56,14 @@ class ShmEndpoint final : public Endpoint, public std::enable_shared_from_this<S
     std::atomic<bool> stop{false};
     bool whole = false;
   };
+  /// Mapped here, or why not.
+  using PeerRegion = Result<std::shared_ptr<memory::MemoryRegion>>;
   /// What a reply names, mapped here.
   struct Mapped {
-    std::vector<ConstSpan> pieces;
+    std::vector<MappedPiece> pieces;
     std::vector<std::shared_ptr<memory::MemoryRegion>> regions;
     uint64_t bytes = 0;
+    Status status;  ///< not OK: the first region that is not
   };
 
   void Begin(Operation operation);
@@ -71,7 +76,7 @@ class ShmEndpoint final : public Endpoint, public std::enable_shared_from_this<S
   Result<size_t> Consume(std::span<const std::byte> unread);
   Status OnFrame(const Frame& frame, std::span<const std::byte> payload);
   Status Serve(const Frame& frame);
-  Status OnRegion(const Frame& frame);
+  Status OnRegion(const Frame& frame, std::span<const std::byte> payload);
   Status OnReply(const Frame& frame, std::span<const std::byte> payload);
   Result<Mapped> Resolve(std::span<const std::byte> payload) const;
   void StartCopy(uint64_t request, GetOperation get, Mapped mapped);
@@ -79,13 +84,15 @@ class ShmEndpoint final : public Endpoint, public std::enable_shared_from_this<S
   void SendFrame(const Frame& frame, std::span<const std::byte> payload = {},
                  std::shared_ptr<memory::MemoryRegion> region = nullptr);
   std::vector<std::byte> Describe(const std::vector<PieceRange>& ranges);
+  void SendRegion(const std::shared_ptr<memory::MemoryRegion>& region);
 
   void FailSession(const Status& why, const char* cause);
   void SettleIfIdle();
 
-  const std::shared_ptr<ShmCore> core_;
+  const std::shared_ptr<LocalCore> core_;
   const Hello hello_;
-  const std::shared_ptr<ShmStream> stream_;
+  const Incarnation peer_;
+  const std::shared_ptr<LocalStream> stream_;
   boost::asio::steady_timer timer_;
 
   std::atomic<bool> open_{true};  ///< for Notify; decided on the loop
@@ -101,7 +108,7 @@ class ShmEndpoint final : public Endpoint, public std::enable_shared_from_this<S
   std::map<uint64_t, Operation> asked_;  ///< sent, not answered
   std::map<uint64_t, std::shared_ptr<Copy>> copying_;
   /// The peer's regions, by its ids.
-  std::map<uint64_t, std::shared_ptr<memory::MemoryRegion>> regions_;
+  std::map<uint64_t, PeerRegion> regions_;
 
   /// The peer's Gets: from kGet to kGetEnd.
   std::map<uint64_t, std::shared_ptr<const Exported>> serving_;

@@ -15,7 +15,7 @@ namespace weightwire::transport {
 
 /// A Unix socket that carries bytes in order, with file descriptors among them. Everything runs on
 /// the thread of the socket's context.
-class ShmStream final : public std::enable_shared_from_this<ShmStream> {
+class LocalStream final : public std::enable_shared_from_this<LocalStream> {
  public:
   using Socket = boost::asio::local::stream_protocol::socket;
   struct Handlers {
@@ -25,7 +25,7 @@ class ShmStream final : public std::enable_shared_from_this<ShmStream> {
     std::function<void(Status why, const char* cause)> ended;
   };
 
-  explicit ShmStream(Socket socket);
+  explicit LocalStream(Socket socket);
 
   /// OK when the peer runs under our effective uid. kPermissionDenied otherwise.
   Status CheckPeer();

@@ -9,27 +9,29 @@
 #include "server/base/thread_executor.h"
 #include "server/transport/export_table.h"
 #include "server/transport/io_loop.h"
-#include "server/transport/shm/shm_transport.h"
+#include "server/transport/local_transport.h"
 
 namespace weightwire::transport {
 
-class ShmEndpoint;
+class LocalEndpoint;
 
 /// Most requests of one session that a side may have under way; more is an offence.
-inline constexpr uint32_t kShmRequestsMax = 256;
+inline constexpr uint32_t kLocalRequestsMax = 256;
 
 /// What the endpoints of one transport share. Outlives the transport where endpoints are still
 /// held; its threads have ended then.
-class ShmCore {
+class LocalCore {
  public:
-  explicit ShmCore(ShmOptions the_options);
+  /// `devices` null: host memory only.
+  LocalCore(std::string the_name, LocalOptions the_options,
+            std::unique_ptr<LocalDevices> the_devices);
 
   void CountClose(const char* cause);
   /// A bound stopped the acceptor.
   void CountFull();
   // On the loop.
-  void Add(std::shared_ptr<ShmEndpoint> endpoint);
-  void Remove(uint64_t endpoint_id);
+  void Add(std::shared_ptr<LocalEndpoint> endpoint);
+  void Remove(const LocalEndpoint& endpoint);
   size_t open_count() const { return endpoints_.size(); }
   void CloseAll();
   /// Tells the peers which regions they may forget.
@@ -37,8 +39,9 @@ class ShmCore {
   // Not on the loop.
   void WaitUntilNoneIsLeft();
 
-  const ShmOptions options;
-  const std::string name = "shm";
+  const LocalOptions options;
+  const std::string name;
+  const std::unique_ptr<LocalDevices> devices;
   Handler* handler = nullptr;  ///< set by Start, before anything reads it
   Incarnation self{};
   IoLoop loop;
@@ -46,7 +49,7 @@ class ShmCore {
   ExportTable exports;
 
  private:
-  std::map<uint64_t, std::shared_ptr<ShmEndpoint>> endpoints_;
+  std::map<uint64_t, std::shared_ptr<LocalEndpoint>> endpoints_;
   std::mutex mutex_;
   std::condition_variable none_left_;
   size_t count_ = 0;  ///< of endpoints_, guarded by mutex_

@@ -1,26 +1,30 @@
-#include "server/transport/shm/shm_core.h"
+#include "server/transport/local_core.h"
 
+#include <algorithm>
 #include <utility>
 
-#include "server/transport/shm/shm_endpoint.h"
+#include "server/transport/local_endpoint.h"
 
 namespace weightwire::transport {
 
-ShmCore::ShmCore(ShmOptions the_options)
+LocalCore::LocalCore(std::string the_name, LocalOptions the_options,
+                     std::unique_ptr<LocalDevices> the_devices)
     : options(std::move(the_options)),
-      loop("ww-shm"),
-      copiers("ww-shm-copy", options.copy_threads),
+      name(std::move(the_name)),
+      devices(std::move(the_devices)),
+      loop("ww-" + name),
+      copiers("ww-" + name + "-copy", options.copy_threads),
       exports([this](Task task) { loop.Post(std::move(task)); }) {}
 
-void ShmCore::CountFull() {
+void LocalCore::CountFull() {
   options.metrics->Add("accept_errors_total", 1, {{"errno", "handshakes_full"}});
 }
 
-void ShmCore::CountClose(const char* cause) {
+void LocalCore::CountClose(const char* cause) {
   options.metrics->Add("transport_closes_total", 1, {{"transport", name}, {"cause", cause}});
 }
 
-void ShmCore::Add(std::shared_ptr<ShmEndpoint> endpoint) {
+void LocalCore::Add(std::shared_ptr<LocalEndpoint> endpoint) {
   const uint64_t id = endpoint->id();
   endpoints_.emplace(id, std::move(endpoint));
   options.metrics->Set("connections", static_cast<double>(endpoints_.size()),
@@ -29,8 +33,14 @@ void ShmCore::Add(std::shared_ptr<ShmEndpoint> endpoint) {
   count_ = endpoints_.size();
 }
 
-void ShmCore::Remove(uint64_t endpoint_id) {
-  endpoints_.erase(endpoint_id);
+void LocalCore::Remove(const LocalEndpoint& endpoint) {
+  const Incarnation peer = endpoint.peer();
+  endpoints_.erase(endpoint.id());
+  const bool last = std::ranges::none_of(
+      endpoints_, [peer](const auto& entry) { return entry.second->peer() == peer; });
+  if (devices != nullptr && last) {
+    copiers.Post([kept = devices->Forget(peer)]() mutable { kept.reset(); });
+  }
   options.metrics->Set("connections", static_cast<double>(endpoints_.size()),
                        {{"transport", name}, {"state", "open"}});
   std::lock_guard lock(mutex_);
@@ -38,15 +48,15 @@ void ShmCore::Remove(uint64_t endpoint_id) {
   none_left_.notify_all();
 }
 
-void ShmCore::CloseAll() {
+void LocalCore::CloseAll() {
   for (const auto& [id, endpoint] : std::map(endpoints_)) endpoint->Close();
 }
 
-void ShmCore::ForgetDeadRegions() {
+void LocalCore::ForgetDeadRegions() {
   for (const auto& [id, endpoint] : endpoints_) endpoint->ForgetDeadRegions();
 }
 
-void ShmCore::WaitUntilNoneIsLeft() {
+void LocalCore::WaitUntilNoneIsLeft() {
   std::unique_lock lock(mutex_);
   none_left_.wait(lock, [this] { return count_ == 0; });
 }

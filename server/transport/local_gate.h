@@ -9,15 +9,15 @@
 #include <string>
 
 #include "server/transport/handshake.h"
-#include "server/transport/shm/shm_core.h"
-#include "server/transport/shm/shm_stream.h"
+#include "server/transport/local_core.h"
+#include "server/transport/local_stream.h"
 
 namespace weightwire::transport {
 
 /// Makes sessions: accepts callers and calls peers. After Open everything runs on the loop.
-class ShmGate final : public std::enable_shared_from_this<ShmGate> {
+class LocalGate final : public std::enable_shared_from_this<LocalGate> {
  public:
-  explicit ShmGate(std::shared_ptr<ShmCore> core);
+  explicit LocalGate(std::shared_ptr<LocalCore> core);
   /// Binds and starts to accept. kUnavailable / kIoError naming the address.
   Status Open();
   const std::string& address() const { return address_; }
@@ -29,15 +29,15 @@ class ShmGate final : public std::enable_shared_from_this<ShmGate> {
  private:
   /// A socket before its session, accepted or called.
   struct Visitor {
-    Visitor(std::shared_ptr<ShmStream> the_stream, boost::asio::io_context& context);
-    std::shared_ptr<ShmStream> stream;
+    Visitor(std::shared_ptr<LocalStream> the_stream, boost::asio::io_context& context);
+    std::shared_ptr<LocalStream> stream;
     boost::asio::steady_timer timer;
     std::optional<CalleeHandshake> handshake;  ///< of an accepted one that introduced itself
     Transport::ConnectDone done;               ///< of a call
     std::optional<CallerHandshake> calling;    ///< likewise
     bool challenged = false;                   ///< likewise: and answered
   };
-  using Socket = ShmStream::Socket;
+  using Socket = LocalStream::Socket;
 
   void Accept();
   void OnAcceptError(int error);
@@ -57,7 +57,7 @@ class ShmGate final : public std::enable_shared_from_this<ShmGate> {
   /// Shows the counts and accepts again where the bound had stopped it.
   void VisitorsChanged();
 
-  const std::shared_ptr<ShmCore> core_;
+  const std::shared_ptr<LocalCore> core_;
   boost::asio::local::stream_protocol::acceptor acceptor_;
   boost::asio::steady_timer retry_;  ///< accepting again after it failed
   std::string address_;

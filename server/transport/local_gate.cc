@@ -1,4 +1,4 @@
-#include "server/transport/shm/shm_gate.h"
+#include "server/transport/local_gate.h"
 
 #include <sys/random.h>
 #include <unistd.h>
@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "server/transport/local_endpoint.h"
 #include "server/transport/operation.h"
-#include "server/transport/shm/shm_endpoint.h"
 
 namespace weightwire::transport {
 namespace {
@@ -51,13 +51,14 @@ std::vector<std::byte> ToVector(const std::array<std::byte, N>& bytes) {
 
 }  // namespace
 
-ShmGate::Visitor::Visitor(std::shared_ptr<ShmStream> the_stream, boost::asio::io_context& context)
+LocalGate::Visitor::Visitor(std::shared_ptr<LocalStream> the_stream,
+                            boost::asio::io_context& context)
     : stream(std::move(the_stream)), timer(context) {}
 
-ShmGate::ShmGate(std::shared_ptr<ShmCore> core)
+LocalGate::LocalGate(std::shared_ptr<LocalCore> core)
     : core_(std::move(core)), acceptor_(core_->loop.context()), retry_(core_->loop.context()) {}
 
-Status ShmGate::Open() {
+Status LocalGate::Open() {
   address_ = core_->options.address.empty() ? RandomAddress() : core_->options.address;
   WW_ASSIGN_OR_STATUS(const auto endpoint, EndpointOf(address_));
   error_code error;
@@ -74,7 +75,7 @@ Status ShmGate::Open() {
   return OkStatus();
 }
 
-void ShmGate::Accept() {
+void LocalGate::Accept() {
   if (stopped_ || accepting_) return;
   if (visitors_.size() >= core_->options.inbound_handshakes_max) {
     // Further callers wait in the kernel's backlog until a visitor has left.
@@ -90,7 +91,7 @@ void ShmGate::Accept() {
   });
 }
 
-void ShmGate::OnAcceptError(int error) {
+void LocalGate::OnAcceptError(int error) {
   const char* name = strerrorname_np(error);
   core_->options.metrics->Add("accept_errors_total", 1,
                               {{"errno", name != nullptr ? name : "other"}});
@@ -101,8 +102,8 @@ void ShmGate::OnAcceptError(int error) {
   });
 }
 
-void ShmGate::Welcome(Socket socket) {
-  auto visitor = std::make_shared<Visitor>(std::make_shared<ShmStream>(std::move(socket)),
+void LocalGate::Welcome(Socket socket) {
+  auto visitor = std::make_shared<Visitor>(std::make_shared<LocalStream>(std::move(socket)),
                                            core_->loop.context());
   visitors_.insert(visitor);
   VisitorsChanged();
@@ -124,8 +125,8 @@ void ShmGate::Welcome(Socket socket) {
                          }});
 }
 
-Result<size_t> ShmGate::OnIntroduction(const std::shared_ptr<Visitor>& visitor,
-                                       std::span<const std::byte> unread) {
+Result<size_t> LocalGate::OnIntroduction(const std::shared_ptr<Visitor>& visitor,
+                                         std::span<const std::byte> unread) {
   if (unread.size() < kIntroductionBytes) return 0;
   const auto first = unread.first(kIntroductionBytes);
   WW_ASSIGN(const Introduction introduction, DecodeIntroduction(first));
@@ -139,16 +140,16 @@ Result<size_t> ShmGate::OnIntroduction(const std::shared_ptr<Visitor>& visitor,
   return kIntroductionBytes;
 }
 
-Result<size_t> ShmGate::OnProof(const std::shared_ptr<Visitor>& visitor,
-                                std::span<const std::byte> unread) {
+Result<size_t> LocalGate::OnProof(const std::shared_ptr<Visitor>& visitor,
+                                  std::span<const std::byte> unread) {
   if (unread.size() < kProofBytes) return 0;
   WW_ASSIGN(const HelloReply verdict, visitor->handshake->OnProof(unread.first(kProofBytes)));
   Conclude(visitor, verdict, "proof");
   return kProofBytes;
 }
 
-void ShmGate::Conclude(const std::shared_ptr<Visitor>& visitor, HelloReply reply,
-                       const char* check) {
+void LocalGate::Conclude(const std::shared_ptr<Visitor>& visitor, HelloReply reply,
+                         const char* check) {
   if (reply.code == Code::kOk && core_->open_count() >= core_->options.inbound_sessions_max) {
     reply = {0, 0, Code::kResourceExhausted, Reason::kLimitExceeded};
   }
@@ -160,13 +161,13 @@ void ShmGate::Conclude(const std::shared_ptr<Visitor>& visitor, HelloReply reply
     visitor->stream->Close();
     return CountRefused(*core_->options.metrics, core_->name, reply, check);
   }
-  auto endpoint =
-      std::make_shared<ShmEndpoint>(core_, visitor->handshake->hello(), visitor->stream);
+  auto endpoint = std::make_shared<LocalEndpoint>(
+      core_, visitor->handshake->hello(), visitor->handshake->hello().caller, visitor->stream);
   endpoint->Start([this, &endpoint] { core_->handler->OnAccepted(endpoint); });
 }
 
-void ShmGate::Call(const std::string& address, const Hello& hello, Nanos deadline,
-                   Transport::ConnectDone done) {
+void LocalGate::Call(const std::string& address, const Hello& hello, Nanos deadline,
+                     Transport::ConnectDone done) {
   if (stopped_) return done(Fail(ClosedHere()));
   Socket socket(core_->loop.context());
   auto endpoint = EndpointOf(address);
@@ -179,7 +180,7 @@ void ShmGate::Call(const std::string& address, const Hello& hello, Nanos deadlin
   if (error) {
     return done(Fail(TransportFailed("no session with " + address + ": " + error.message())));
   }
-  auto visitor = std::make_shared<Visitor>(std::make_shared<ShmStream>(std::move(socket)),
+  auto visitor = std::make_shared<Visitor>(std::make_shared<LocalStream>(std::move(socket)),
                                            core_->loop.context());
   if (Status same_user = visitor->stream->CheckPeer(); !same_user.ok()) {
     return done(Fail(same_user));
@@ -205,8 +206,8 @@ void ShmGate::Call(const std::string& address, const Hello& hello, Nanos deadlin
                          }});
 }
 
-Result<size_t> ShmGate::OnChallenge(const std::shared_ptr<Visitor>& visitor,
-                                    std::span<const std::byte> unread) {
+Result<size_t> LocalGate::OnChallenge(const std::shared_ptr<Visitor>& visitor,
+                                      std::span<const std::byte> unread) {
   if (unread.size() < kHelloReplyBytes) return 0;
   WW_ASSIGN(const HelloReply reply, DecodeHelloReply(unread.first(kHelloReplyBytes)));
   if (reply.code != Code::kOk) return OnHelloReply(visitor, unread);  // no challenge behind it
@@ -222,8 +223,8 @@ Result<size_t> ShmGate::OnChallenge(const std::shared_ptr<Visitor>& visitor,
   return kChallengedReplyBytes;
 }
 
-Result<size_t> ShmGate::OnHelloReply(const std::shared_ptr<Visitor>& visitor,
-                                     std::span<const std::byte> unread) {
+Result<size_t> LocalGate::OnHelloReply(const std::shared_ptr<Visitor>& visitor,
+                                       std::span<const std::byte> unread) {
   if (unread.size() < kHelloReplyBytes) return 0;
   WW_ASSIGN(const HelloReply reply, DecodeHelloReply(unread.first(kHelloReplyBytes)));
   if (Status verdict = StatusOf(reply); !verdict.ok()) {
@@ -232,12 +233,13 @@ Result<size_t> ShmGate::OnHelloReply(const std::shared_ptr<Visitor>& visitor,
   }
   calls_.erase(visitor);
   visitor->timer.cancel();
-  auto endpoint = std::make_shared<ShmEndpoint>(core_, visitor->calling->hello(), visitor->stream);
+  auto endpoint = std::make_shared<LocalEndpoint>(
+      core_, visitor->calling->hello(), visitor->calling->hello().callee, visitor->stream);
   endpoint->Start([&] { std::exchange(visitor->done, nullptr)(endpoint); });
   return kHelloReplyBytes;
 }
 
-void ShmGate::Drop(const std::shared_ptr<Visitor>& visitor, Status why, const char* cause) {
+void LocalGate::Drop(const std::shared_ptr<Visitor>& visitor, Status why, const char* cause) {
   if (visitors_.erase(visitor) + calls_.erase(visitor) == 0) return;
   visitor->timer.cancel();
   visitor->stream->Close();
@@ -246,13 +248,13 @@ void ShmGate::Drop(const std::shared_ptr<Visitor>& visitor, Status why, const ch
   VisitorsChanged();
 }
 
-void ShmGate::VisitorsChanged() {
+void LocalGate::VisitorsChanged() {
   Accept();
   core_->options.metrics->Set("connections", static_cast<double>(visitors_.size()),
                               {{"transport", core_->name}, {"state", "handshaking"}});
 }
 
-void ShmGate::Stop() {
+void LocalGate::Stop() {
   stopped_ = true;
   error_code ignored;
   acceptor_.close(ignored);

@@ -1,7 +1,7 @@
 // The socket never blocks the loop: what the kernel does not take at once waits in the queue. It is
 // read without limit, since what a peer can make us queue in turn is bounded by the protocol above
 // and by kQueuedBytesMax.
-#include "server/transport/shm/shm_stream.h"
+#include "server/transport/local_stream.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -22,12 +22,12 @@ constexpr size_t kQueuedBytesMax = 256 << 20;
 
 }  // namespace
 
-ShmStream::ShmStream(Socket socket) : socket_(std::move(socket)), chunk_(kReadBytes) {
+LocalStream::LocalStream(Socket socket) : socket_(std::move(socket)), chunk_(kReadBytes) {
   error_code ignored;  // a broken socket fails at its first use
   socket_.non_blocking(true, ignored);
 }
 
-Status ShmStream::CheckPeer() {
+Status LocalStream::CheckPeer() {
   ucred peer{};
   socklen_t size = sizeof(peer);
   if (getsockopt(socket_.native_handle(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
@@ -39,13 +39,13 @@ Status ShmStream::CheckPeer() {
                     ", this side as " + std::to_string(geteuid()));
 }
 
-void ShmStream::Read(Handlers handlers) {
+void LocalStream::Read(Handlers handlers) {
   handlers_ = std::make_shared<Handlers>(std::move(handlers));
   if (std::exchange(reading_, true)) return;
   WaitToRead();
 }
 
-void ShmStream::WaitToRead() {
+void LocalStream::WaitToRead() {
   socket_.async_wait(Socket::wait_read, [self = shared_from_this()](const error_code& error) {
     if (self->closed_) return;
     if (error) return self->End(TransportFailed("the connection broke"), "broken");
@@ -53,7 +53,7 @@ void ShmStream::WaitToRead() {
   });
 }
 
-void ShmStream::OnReadable() {
+void LocalStream::OnReadable() {
   auto received = memory::ReceiveWithFds(socket_.native_handle(), chunk_);
   if (!received.has_value()) {
     const bool garbage = received.error().code() == Code::kInvalidArgument;
@@ -72,7 +72,7 @@ void ShmStream::OnReadable() {
   if (!closed_) WaitToRead();
 }
 
-void ShmStream::Dispatch() {
+void LocalStream::Dispatch() {
   size_t taken = 0;
   while (!closed_ && taken < unread_.size()) {
     const std::shared_ptr<Handlers> handlers = handlers_;  // outlives a Close inside consume
@@ -87,15 +87,15 @@ void ShmStream::Dispatch() {
   unread_.erase(unread_.begin(), unread_.begin() + static_cast<std::ptrdiff_t>(taken));
 }
 
-void ShmStream::Send(std::vector<std::byte> bytes, std::shared_ptr<memory::MemoryRegion> region,
-                     std::function<void()> sent) {
+void LocalStream::Send(std::vector<std::byte> bytes, std::shared_ptr<memory::MemoryRegion> region,
+                       std::function<void()> sent) {
   if (closed_) return;
   queued_bytes_ += bytes.size();
   queue_.push_back({std::move(bytes), 0, std::move(region), std::move(sent)});
   if (!write_waits_) WriteMore();
 }
 
-void ShmStream::WriteMore() {
+void LocalStream::WriteMore() {
   while (!queue_.empty()) {
     Outgoing& first = queue_.front();
     const int fd = first.region != nullptr ? first.region->fd() : -1;
@@ -125,25 +125,25 @@ void ShmStream::WriteMore() {
   });
 }
 
-memory::UniqueFd ShmStream::TakeFd() {
+memory::UniqueFd LocalStream::TakeFd() {
   if (fds_.empty()) return {};
   memory::UniqueFd fd = std::move(fds_.front());
   fds_.pop_front();
   return fd;
 }
 
-bool ShmStream::PeerIsThere() {
+bool LocalStream::PeerIsThere() {
   pollfd poll_fd{socket_.native_handle(), POLLRDHUP, 0};
   return poll(&poll_fd, 1, 0) == 0;
 }
 
-void ShmStream::End(Status why, const char* cause) {
+void LocalStream::End(Status why, const char* cause) {
   if (closed_) return;
   const std::shared_ptr<Handlers> handlers = handlers_;
   handlers->ended(std::move(why), cause);
 }
 
-void ShmStream::Close() {
+void LocalStream::Close() {
   if (std::exchange(closed_, true)) return;
   error_code ignored;
   socket_.shutdown(Socket::shutdown_both, ignored);

@@ -1,4 +1,4 @@
-#include "server/transport/shm/shm_endpoint.h"
+#include "server/transport/local_endpoint.h"
 
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
@@ -28,6 +28,8 @@ uint64_t PayloadBytes(const Frame& frame) {
     case FrameType::kGetReply:
     case FrameType::kMapReply:
       return frame.length;
+    case FrameType::kDeviceRegion:
+      return kAllocationNameBytes;
     default:
       return 0;
   }
@@ -35,14 +37,15 @@ uint64_t PayloadBytes(const Frame& frame) {
 
 }  // namespace
 
-ShmEndpoint::ShmEndpoint(std::shared_ptr<ShmCore> core, const Hello& hello,
-                         std::shared_ptr<ShmStream> stream)
+LocalEndpoint::LocalEndpoint(std::shared_ptr<LocalCore> core, const Hello& hello, Incarnation peer,
+                             std::shared_ptr<LocalStream> stream)
     : core_(std::move(core)),
       hello_(hello),
+      peer_(peer),
       stream_(std::move(stream)),
       timer_(core_->loop.context()) {}
 
-void ShmEndpoint::Start(const Task& announce) {
+void LocalEndpoint::Start(const Task& announce) {
   auto self = shared_from_this();
   core_->Add(self);
   announce();
@@ -50,8 +53,8 @@ void ShmEndpoint::Start(const Task& announce) {
                  [self](Status why, const char* cause) { self->FailSession(why, cause); }});
 }
 
-void ShmEndpoint::Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
-                      std::shared_ptr<void> hold, GetDone done) {
+void LocalEndpoint::Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into,
+                        Nanos timeout, std::shared_ptr<void> hold, GetDone done) {
   Operation operation;
   operation.get = {key,
                    offset,
@@ -71,7 +74,7 @@ void ShmEndpoint::Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> i
       });
 }
 
-void ShmEndpoint::Map(RegionKey key, Nanos timeout, MapDone done) {
+void LocalEndpoint::Map(RegionKey key, Nanos timeout, MapDone done) {
   Operation operation;
   operation.get.key = key;
   operation.get.deadline = DeadlineAfter(timeout);
@@ -82,7 +85,7 @@ void ShmEndpoint::Map(RegionKey key, Nanos timeout, MapDone done) {
       });
 }
 
-Status ShmEndpoint::Notify(std::span<const std::byte> message) {
+Status LocalEndpoint::Notify(std::span<const std::byte> message) {
   if (message.size() > kNotifyBytesMax) {
     return Status(Code::kInvalidArgument, Reason::kMessageTooLarge, "a notify of over 64 bytes");
   }
@@ -101,11 +104,11 @@ Status ShmEndpoint::Notify(std::span<const std::byte> message) {
   return OkStatus();
 }
 
-void ShmEndpoint::Close() {
+void LocalEndpoint::Close() {
   core_->loop.Post([self = shared_from_this()] { self->FailSession(ClosedHere(), "closed_here"); });
 }
 
-void ShmEndpoint::Begin(Operation operation) {
+void LocalEndpoint::Begin(Operation operation) {
   if (why_.has_value()) return End(operation, EndOf(operation.get));
   deadlines_.insert(operation.get.deadline);
   waiting_.push_back(std::move(operation));
@@ -113,8 +116,8 @@ void ShmEndpoint::Begin(Operation operation) {
   Pump();
 }
 
-void ShmEndpoint::Pump() {
-  const size_t limit = std::min(core_->options.gets_in_flight_max, kShmRequestsMax);
+void LocalEndpoint::Pump() {
+  const size_t limit = std::min(core_->options.gets_in_flight_max, kLocalRequestsMax);
   while (!why_.has_value() && !waiting_.empty() && asked_.size() + copying_.size() < limit) {
     const uint64_t request = next_request_++;
     Operation operation = std::move(waiting_.front());
@@ -128,7 +131,7 @@ void ShmEndpoint::Pump() {
   }
 }
 
-void ShmEndpoint::End(Operation& operation, const Status& status) {
+void LocalEndpoint::End(Operation& operation, const Status& status) {
   if (operation.map_done) {
     std::exchange(operation.map_done, nullptr)(Fail(status));
   } else {
@@ -136,11 +139,11 @@ void ShmEndpoint::End(Operation& operation, const Status& status) {
   }
 }
 
-Status ShmEndpoint::EndOf(const GetOperation& operation) const {
+Status LocalEndpoint::EndOf(const GetOperation& operation) const {
   return operation.deadline <= expired_at_ ? DeadlineExceeded() : *why_;
 }
 
-void ShmEndpoint::Arm() {
+void LocalEndpoint::Arm() {
   if (deadlines_.empty() || *deadlines_.begin() >= armed_) return;
   armed_ = *deadlines_.begin();
   timer_.expires_at(std::chrono::steady_clock::time_point(armed_));
@@ -149,7 +152,7 @@ void ShmEndpoint::Arm() {
   });
 }
 
-void ShmEndpoint::OnTimer() {
+void LocalEndpoint::OnTimer() {
   armed_ = Nanos::max();
   const Nanos now = SystemClock().Now();
   if (deadlines_.empty() || *deadlines_.begin() > now) return Arm();
@@ -157,7 +160,7 @@ void ShmEndpoint::OnTimer() {
   FailSession(TransportFailed("an operation outlived its deadline"), "deadline");
 }
 
-Result<size_t> ShmEndpoint::Consume(std::span<const std::byte> unread) {
+Result<size_t> LocalEndpoint::Consume(std::span<const std::byte> unread) {
   if (unread.size() < kFrameBytes) return 0;
   WW_ASSIGN(const Frame frame, DecodeFrame(unread.first<kFrameBytes>()));
   const uint64_t payload_bytes = PayloadBytes(frame);
@@ -167,7 +170,7 @@ Result<size_t> ShmEndpoint::Consume(std::span<const std::byte> unread) {
   return kFrameBytes + payload_bytes;
 }
 
-Status ShmEndpoint::OnFrame(const Frame& frame, std::span<const std::byte> payload) {
+Status LocalEndpoint::OnFrame(const Frame& frame, std::span<const std::byte> payload) {
   switch (frame.type) {
     case FrameType::kGet:
     case FrameType::kMap:
@@ -180,7 +183,8 @@ Status ShmEndpoint::OnFrame(const Frame& frame, std::span<const std::byte> paylo
       core_->handler->OnNotify(shared_from_this(), payload);
       return OkStatus();
     case FrameType::kRegion:
-      return OnRegion(frame);
+    case FrameType::kDeviceRegion:
+      return OnRegion(frame, payload);
     case FrameType::kRegionGone:
       regions_.erase(frame.request);
       return OkStatus();
@@ -193,9 +197,9 @@ Status ShmEndpoint::OnFrame(const Frame& frame, std::span<const std::byte> paylo
   return Garbage("an unknown message");
 }
 
-Status ShmEndpoint::Serve(const Frame& frame) {
+Status LocalEndpoint::Serve(const Frame& frame) {
   const bool is_get = frame.type == FrameType::kGet;
-  if (serving_.size() >= kShmRequestsMax || serving_.contains(frame.request)) {
+  if (serving_.size() >= kLocalRequestsMax || serving_.contains(frame.request)) {
     return Garbage("too many requests");
   }
   ForgetDeadRegions();
@@ -218,6 +222,11 @@ Status ShmEndpoint::Serve(const Frame& frame) {
   if (ranges->size() > kPayloadBytesMax / kRangeBytes) {
     return refuse(Status(Code::kResourceExhausted, Reason::kLimitExceeded, ""));
   }
+  const bool on_host = std::ranges::none_of(
+      *ranges, [](const PieceRange& range) { return (*range.region)->on_device(); });
+  if (!on_host && (is_get || core_->devices == nullptr)) {
+    return refuse(Status(Code::kUnimplemented, Reason::kInvalidRequest, ""));
+  }
   const std::vector<std::byte> payload = Describe(*ranges);
   reply.length = payload.size();
   if (is_get) serving_.emplace(frame.request, std::move(*exported));
@@ -225,15 +234,12 @@ Status ShmEndpoint::Serve(const Frame& frame) {
   return OkStatus();
 }
 
-std::vector<std::byte> ShmEndpoint::Describe(const std::vector<PieceRange>& ranges) {
+std::vector<std::byte> LocalEndpoint::Describe(const std::vector<PieceRange>& ranges) {
   std::vector<std::byte> payload(ranges.size() * kRangeBytes);
   LittleEndianWriter writer(payload);
   for (const PieceRange& range : ranges) {
     const std::shared_ptr<memory::MemoryRegion>& region = *range.region;
-    if (sent_.try_emplace(region->id(), region).second) {
-      SendFrame({.type = FrameType::kRegion, .request = region->id(), .length = region->size()}, {},
-                region);
-    }
+    if (sent_.try_emplace(region->id(), region).second) SendRegion(region);
     writer.Put(region->id());
     writer.Put(range.offset);
     writer.Put(range.bytes);
@@ -241,7 +247,17 @@ std::vector<std::byte> ShmEndpoint::Describe(const std::vector<PieceRange>& rang
   return payload;
 }
 
-void ShmEndpoint::ForgetDeadRegions() {
+void LocalEndpoint::SendRegion(const std::shared_ptr<memory::MemoryRegion>& region) {
+  Frame frame{
+      .type = FrameType::kRegion, .request = region->id(), .offset = 0, .length = region->size()};
+  if (!region->on_device()) return SendFrame(frame, {}, region);
+  const DeviceRegion told = DescribeDeviceRegion(*region);
+  frame.type = FrameType::kDeviceRegion;
+  frame.offset = told.offset;
+  SendFrame(frame, EncodeAllocationName(told), region);
+}
+
+void LocalEndpoint::ForgetDeadRegions() {
   std::erase_if(sent_, [this](const auto& entry) {
     if (!entry.second.expired()) return false;
     SendFrame({.type = FrameType::kRegionGone, .request = entry.first});
@@ -249,18 +265,29 @@ void ShmEndpoint::ForgetDeadRegions() {
   });
 }
 
-Status ShmEndpoint::OnRegion(const Frame& frame) {
+// A region that cannot be mapped fails what names it, and nothing else.
+Status LocalEndpoint::OnRegion(const Frame& frame, std::span<const std::byte> payload) {
+  const bool on_device = frame.type == FrameType::kDeviceRegion;
+  if (on_device && core_->devices == nullptr) return Garbage("GPU memory over this transport");
   memory::UniqueFd fd = stream_->TakeFd();
   if (!fd.valid() || regions_.size() >= kRegionsMax || regions_.contains(frame.request)) {
     return Garbage("a region without a descriptor, or one too many");
   }
-  WW_ASSIGN_OR_STATUS(auto region, memory::MemoryRegion::Import(std::move(fd), frame.length,
-                                                                memory::Access::kReadOnly));
+  PeerRegion region;
+  if (on_device) {
+    DeviceRegion told = DecodeAllocationName(payload.first<kAllocationNameBytes>());
+    told.offset = frame.offset;
+    told.bytes = frame.length;
+    region = core_->devices->Import(peer_, told, std::move(fd));
+  } else {
+    region = memory::MemoryRegion::Import(std::move(fd), frame.length, memory::Access::kReadOnly);
+  }
+  if (!region && region.error().code() == Code::kInvalidArgument) return region.error();
   regions_.emplace(frame.request, std::move(region));
   return OkStatus();
 }
 
-Status ShmEndpoint::OnReply(const Frame& frame, std::span<const std::byte> payload) {
+Status LocalEndpoint::OnReply(const Frame& frame, std::span<const std::byte> payload) {
   auto entry = asked_.find(frame.request);
   if (entry == asked_.end()) return Garbage("a reply to nothing");
   const bool is_map = frame.type == FrameType::kMapReply;
@@ -270,16 +297,24 @@ Status ShmEndpoint::OnReply(const Frame& frame, std::span<const std::byte> paylo
     WW_ASSIGN_OR_STATUS(mapped, Resolve(payload));
     if (!is_map && mapped.bytes != entry->second.get.bytes)
       return Garbage("a reply of another length");
+    const bool on_host = std::ranges::all_of(
+        mapped.pieces, [](const MappedPiece& piece) { return piece.at.device == nullptr; });
+    if (!is_map && !on_host) return Garbage("GPU memory for a Get");
   }
   Operation operation = std::move(entry->second);
   asked_.erase(entry);
-  if (frame.code == Code::kOk && !is_map) {
+  const Status status = frame.code == Code::kOk ? mapped.status : StatusOf(frame);
+  if (status.ok() && !is_map) {
     StartCopy(frame.request, std::move(operation.get), std::move(mapped));
     return OkStatus();
   }
   deadlines_.erase(deadlines_.find(operation.get.deadline));
-  if (frame.code != Code::kOk) {
-    End(operation, StatusOf(frame));
+  // The exporter holds what a Get reads until it hears of its end.
+  if (frame.code == Code::kOk && !is_map) {
+    SendFrame({.type = FrameType::kGetEnd, .request = frame.request});
+  }
+  if (!status.ok()) {
+    End(operation, status);
   } else {
     MappedList list{std::move(mapped.pieces),
                     std::make_shared<decltype(mapped.regions)>(std::move(mapped.regions))};
@@ -289,7 +324,7 @@ Status ShmEndpoint::OnReply(const Frame& frame, std::span<const std::byte> paylo
   return OkStatus();
 }
 
-Result<ShmEndpoint::Mapped> ShmEndpoint::Resolve(std::span<const std::byte> payload) const {
+Result<LocalEndpoint::Mapped> LocalEndpoint::Resolve(std::span<const std::byte> payload) const {
   if (payload.size() % kRangeBytes != 0) return Fail(Garbage("a reply cut short"));
   Mapped mapped;
   LittleEndianReader reader(payload);
@@ -299,22 +334,26 @@ Result<ShmEndpoint::Mapped> ShmEndpoint::Resolve(std::span<const std::byte> payl
     const auto bytes = reader.Take<uint64_t>();
     const auto end = CheckedAdd(offset, bytes);
     const auto total = CheckedAdd(mapped.bytes, bytes);
-    if (region == regions_.end() || !end || *end > region->second->size() || !total) {
-      return Fail(Garbage("memory that was never sent"));
-    }
+    if (region == regions_.end() || !end || !total) return Fail(Garbage("memory never sent"));
     mapped.bytes = *total;
-    mapped.pieces.emplace_back(region->second->data() + offset, bytes);
-    if (mapped.regions.empty() || mapped.regions.back() != region->second) {
-      mapped.regions.push_back(region->second);
+    if (!region->second) {
+      if (mapped.status.ok()) mapped.status = region->second.error();
+      continue;
+    }
+    const std::shared_ptr<memory::MemoryRegion>& memory = *region->second;
+    if (*end > memory->size()) return Fail(Garbage("a range that leaves its memory"));
+    mapped.pieces.push_back({memory->bytes() + offset, bytes});
+    if (mapped.regions.empty() || mapped.regions.back() != memory) {
+      mapped.regions.push_back(memory);
     }
   }
   return mapped;
 }
 
-void ShmEndpoint::StartCopy(uint64_t request, GetOperation get, Mapped mapped) {
+void LocalEndpoint::StartCopy(uint64_t request, GetOperation get, Mapped mapped) {
   auto copy = std::make_shared<Copy>();
   copy->get = std::move(get);
-  copy->from = std::move(mapped.pieces);
+  for (const MappedPiece& piece : mapped.pieces) copy->from.emplace_back(piece.at.at, piece.bytes);
   copy->regions = std::move(mapped.regions);
   copying_.emplace(request, copy);
   core_->copiers.Post([self = shared_from_this(), request, copy] {
@@ -328,7 +367,7 @@ void ShmEndpoint::StartCopy(uint64_t request, GetOperation get, Mapped mapped) {
   });
 }
 
-void ShmEndpoint::OnCopied(uint64_t request) {
+void LocalEndpoint::OnCopied(uint64_t request) {
   auto entry = copying_.find(request);
   // An exporter that ends the session closes its socket before it lets the memory go: a peer that
   // is there now has kept the bytes still while they were copied. `entry` stays until then, so that
@@ -348,15 +387,15 @@ void ShmEndpoint::OnCopied(uint64_t request) {
   Pump();
 }
 
-void ShmEndpoint::SendFrame(const Frame& frame, std::span<const std::byte> payload,
-                            std::shared_ptr<memory::MemoryRegion> region) {
+void LocalEndpoint::SendFrame(const Frame& frame, std::span<const std::byte> payload,
+                              std::shared_ptr<memory::MemoryRegion> region) {
   std::vector<std::byte> bytes(kFrameBytes + payload.size());
   EncodeFrame(frame, std::span(bytes).first<kFrameBytes>());
   std::copy(payload.begin(), payload.end(), bytes.begin() + kFrameBytes);
   stream_->Send(std::move(bytes), std::move(region));
 }
 
-void ShmEndpoint::FailSession(const Status& why, const char* cause) {
+void LocalEndpoint::FailSession(const Status& why, const char* cause) {
   if (why_.has_value()) return;
   why_ = why;
   open_ = false;
@@ -372,12 +411,12 @@ void ShmEndpoint::FailSession(const Status& why, const char* cause) {
   SettleIfIdle();
 }
 
-void ShmEndpoint::SettleIfIdle() {
+void LocalEndpoint::SettleIfIdle() {
   if (settled_ || !copying_.empty()) return;
   settled_ = true;
   regions_.clear();
   core_->handler->OnClosed(shared_from_this(), *why_);
-  core_->Remove(id());
+  core_->Remove(*this);
 }
 
 }  // namespace weightwire::transport
