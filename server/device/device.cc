@@ -56,7 +56,7 @@ Result<std::shared_ptr<Allocation>> Device::Allocate(uint64_t bytes) {
             .Remedy(made.remedy()));
   }
   std::shared_ptr<Allocation> allocation(
-      new Allocation(shared_from_this(), static_cast<std::byte*>(at), false));
+      new Allocation(shared_from_this(), static_cast<std::byte*>(at), bytes, false));
   WW_FAIL_IF_ERROR(Checked(calls().ipc_export(index_, at, allocation->handle_.data())));
   return allocation;
 }
@@ -67,10 +67,12 @@ Result<std::shared_ptr<Allocation>> Device::OpenIpc(const IpcHandle& handle) {
     return Fail(Code::kUnavailable, Reason::kMemoryInvalid, made.message());
   }
   std::shared_ptr<Allocation> allocation(
-      new Allocation(shared_from_this(), static_cast<std::byte*>(at), true));
+      new Allocation(shared_from_this(), static_cast<std::byte*>(at), 0, true));
   allocation->handle_ = handle;
   return allocation;
 }
+
+Status Device::FlushWrites() { return Checked(calls().flush_writes(index_)); }
 
 Device::BorrowedLane Device::Borrow() {
   std::unique_lock lock(mutex_);

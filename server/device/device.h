@@ -24,7 +24,7 @@ using IpcHandle = std::array<uint8_t, WW_CUDA_IPC_BYTES>;
 /// Memory of a GPU: our own, freed at the end, or a mapping of another process's, unmapped then;
 /// both may wait for all work of the device, so that what makes or drops one is no part of a
 /// transfer. The host must not touch it.
-class Allocation {
+class Allocation : public std::enable_shared_from_this<Allocation> {
  public:
   ~Allocation();
   Allocation(const Allocation&) = delete;
@@ -32,15 +32,18 @@ class Allocation {
 
   Device& device() const { return *device_; }
   std::byte* at() const { return at_; }
+  /// Of our own; 0 for another process's, whose size its handle does not tell.
+  uint64_t bytes() const { return bytes_; }
   /// What names the whole allocation to other processes.
   const IpcHandle& handle() const { return handle_; }
 
  private:
   friend class Device;
-  Allocation(std::shared_ptr<Device> device, std::byte* at, bool opened)
-      : device_(std::move(device)), at_(at), opened_(opened) {}
+  Allocation(std::shared_ptr<Device> device, std::byte* at, uint64_t bytes, bool opened)
+      : device_(std::move(device)), at_(at), bytes_(bytes), opened_(opened) {}
   const std::shared_ptr<Device> device_;
   std::byte* const at_;
+  const uint64_t bytes_;
   const bool opened_;
   IpcHandle handle_{};
 };
@@ -103,6 +106,11 @@ class Device : public std::enable_shared_from_this<Device> {
   /// Not for an allocation of this process.
   ///   kUnavailable / kMemoryInvalid  its process is gone, or it is mapped already
   Result<std::shared_ptr<Allocation>> OpenIpc(const IpcHandle& handle);
+
+  /// What a NIC has written to this GPU's memory before the call is seen by what is enqueued here
+  /// after it. May block for that; costs nothing where the GPU orders such writes by itself.
+  ///   kInternal / kIoError  what CUDA said
+  Status FlushWrites();
 
   struct Return {
     void operator()(Lane* lane) const;

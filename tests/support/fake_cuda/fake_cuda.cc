@@ -32,8 +32,18 @@ struct Event {
   size_t place = 0;
 };
 
+/// Of a NIC, on its way to `device`.
+struct LateWrite {
+  int device = 0;
+  void* target = nullptr;
+  std::vector<std::byte> bytes;
+};
+
 struct State {
   std::recursive_mutex mutex;
+  std::vector<LateWrite> late;
+  uint64_t flushes = 0;
+  uint64_t bytes_over_bus = 0;
   Memory memory;
   std::vector<int> devices;
   uint64_t bytes_each = uint64_t{1} << 30;
@@ -115,6 +125,19 @@ bool Aligned(const void* at, Element element) {
   return at != nullptr && reinterpret_cast<uintptr_t>(at) % size == 0;
 }
 
+int64_t ElementsOf(const StridedBox& box) {
+  int64_t count = 1;
+  for (int d = 0; d < box.ndim; ++d) count *= box.extent[d];
+  return count;
+}
+
+void CountCarried(const void* target, const void* source, int64_t bytes) {
+  const Memory& memory = Global().memory;
+  if (memory.DeviceOf(target).has_value() != memory.DeviceOf(source).has_value()) {
+    Global().bytes_over_bus += static_cast<uint64_t>(bytes);
+  }
+}
+
 bool Copy(const ww_cuda_copy_job& job) {
   const StridedBox box = ToBox(job.box);
   const auto from = static_cast<Element>(job.from), to = static_cast<Element>(job.to);
@@ -124,6 +147,7 @@ bool Copy(const ww_cuda_copy_job& job) {
   std::byte* target =
       memory.Translate(job.target, ReachOf(box, box.target_stride, to), Reach::kRegistered);
   if (source == nullptr || target == nullptr) return false;
+  CountCarried(job.target, job.source, ElementsOf(box) * kernels::ElementBytes(to));
   kernels::Copy(target, source, box, from, to);
   return true;
 }
@@ -177,6 +201,24 @@ void fake_cuda_write(void* device_memory, const void* from, size_t bytes) {
   std::byte* at = Global().memory.Translate(device_memory, bytes, Reach::kDevice);
   if (at == nullptr) std::abort();
   std::memcpy(at, from, bytes);
+}
+
+void fake_cuda_write_late(void* device_memory, const void* from, size_t bytes) {
+  std::lock_guard lock(Global().mutex);
+  const Memory& memory = Global().memory;
+  if (memory.Translate(device_memory, bytes, Reach::kDevice) == nullptr) std::abort();
+  const auto* first = static_cast<const std::byte*>(from);
+  Global().late.push_back({*memory.DeviceOf(device_memory), device_memory, {first, first + bytes}});
+}
+
+uint64_t fake_cuda_flushes(void) {
+  std::lock_guard lock(Global().mutex);
+  return Global().flushes;
+}
+
+uint64_t fake_cuda_bytes_over_bus(void) {
+  std::lock_guard lock(Global().mutex);
+  return Global().bytes_over_bus;
 }
 
 uint64_t fake_cuda_bytes_allocated(void) {
@@ -269,6 +311,19 @@ int32_t ww_cuda_host_unregister(void* memory) {
   return Done(Global().memory.Unregister(memory), "ww_cuda_host_unregister", "not registered");
 }
 
+int32_t ww_cuda_flush_writes(int32_t device) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_flush_writes")) return bad;
+  ++Global().flushes;
+  std::erase_if(Global().late, [number = Number(device)](const LateWrite& write) {
+    if (write.device != number) return false;
+    std::byte* to = Global().memory.Translate(write.target, write.bytes.size(), Reach::kDevice);
+    if (to != nullptr) std::memcpy(to, write.bytes.data(), write.bytes.size());  // else: freed
+    return true;
+  });
+  return WW_CUDA_OK;
+}
+
 int32_t ww_cuda_stream_create(int32_t device, ww_cuda_stream* stream) {
   std::lock_guard lock(Global().mutex);
   if (int32_t bad = Enter(device, "ww_cuda_stream_create")) return bad;
@@ -338,6 +393,7 @@ int32_t ww_cuda_copy_bytes(int32_t device, ww_cuda_stream stream, void* target, 
     std::byte* to = Global().memory.Translate(target, bytes, Reach::kAnyHost);
     const std::byte* from = Global().memory.Translate(source, bytes, Reach::kAnyHost);
     if (to == nullptr || from == nullptr) return false;
+    CountCarried(target, source, static_cast<int64_t>(bytes));
     std::memmove(to, from, bytes);
     return true;
   });

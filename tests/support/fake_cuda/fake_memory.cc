@@ -96,6 +96,11 @@ uint64_t Memory::allocated(int device) const {
   return bytes;
 }
 
+std::optional<int> Memory::DeviceOf(const void* at) const {
+  const Allocation* found = Find(at);
+  return found != nullptr ? std::optional(found->device) : std::nullopt;
+}
+
 uint64_t Memory::total(bool opened) const {
   uint64_t bytes = 0;
   for (const auto& [start, one] : allocations_) bytes += one.opened == opened ? one.size : 0;

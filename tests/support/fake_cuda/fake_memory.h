@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 
 /// Internal to tests/support/fake_cuda: what the "devices" of one process hold. Callers hold one
 /// lock around everything.
@@ -28,6 +29,8 @@ class Memory {
   std::byte* Open(int device, const uint8_t* handle);
   bool Export(int device, void* at, uint8_t* handle) const;
   uint64_t allocated(int device) const;
+  /// The device whose memory this is; none: the host's.
+  std::optional<int> DeviceOf(const void* at) const;
   uint64_t total(bool opened) const;
 
   bool Register(void* at, size_t size);
