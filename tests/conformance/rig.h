@@ -40,6 +40,7 @@ struct Kind {
   int connections = 1;
   std::string tls = {};                                         ///< of ucx
   transport::Integrity integrity = transport::Integrity::kCrc;  ///< of tcp
+  bool gpu = false;  ///< of fake: all that is exported and read into lies on a fake GPU
 };
 void PrintTo(const Kind& kind, std::ostream* out);
 std::vector<Kind> AllKinds();
