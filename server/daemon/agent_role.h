@@ -48,6 +48,7 @@ class AgentRole {
   ThreadExecutor strand_{"agent", 1};
   Incarnation incarnation_;
   std::map<std::string, std::string> addresses_;
+  memory::SlabPools slabs_;
   std::vector<std::unique_ptr<transport::Transport>> transports_;
   std::unique_ptr<transfer::Engine> transfers_;
   std::unique_ptr<control::CoordinatorPort> port_;
