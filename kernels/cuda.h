@@ -9,10 +9,10 @@
  *
  * Calls that take a stream only enqueue; they neither allocate nor wait, and order themselves
  * behind what is on the stream. Of the others, only ww_cuda_event_wait waits for what was enqueued,
- * and what frees or unmaps may synchronise the device: keep it out of a transfer. The calling
- * thread's current device is the same before and after. Any thread may call; jobs are read before
- * the call returns. Pointers are of device memory, or host memory that the device can reach, and
- * naturally aligned.
+ * ww_cuda_flush_writes for what other devices of the bus wrote, and what frees or unmaps may
+ * synchronise the device: keep it out of a transfer. The calling thread's current device is the
+ * same before and after. Any thread may call; jobs are read before the call returns. Pointers are
+ * of device memory, or host memory that the device can reach, and naturally aligned.
  */
 #ifndef WEIGHTWIRE_KERNELS_CUDA_H_
 #define WEIGHTWIRE_KERNELS_CUDA_H_
@@ -116,6 +116,10 @@ int32_t ww_cuda_peer_enable(int32_t device, int32_t peer);
 /* Makes host memory one that every device reaches, and copies of which run by themselves. */
 int32_t ww_cuda_host_register(void* memory, size_t bytes);
 int32_t ww_cuda_host_unregister(void* memory);
+/* What another device of the bus (a NIC) has written to `device`'s memory before the call is seen
+ * by work that is enqueued on `device` after it. Blocks until then where the device does not order
+ * such writes by itself, else does nothing. WW_CUDA_FAILED: it neither does nor can be told to. */
+int32_t ww_cuda_flush_writes(int32_t device);
 
 /* A stream that does not wait for the default stream. Destroying it leaves enqueued work running.
  */

@@ -1,9 +1,37 @@
 // Memory of the C interface: allocations, what other processes see of them, and host memory that
 // devices reach.
+#include <atomic>
 #include <cstring>
 #include <utility>
 
 #include "kernels/cuda_call.h"
+
+namespace weightwire::kernels::internal {
+namespace {
+
+enum class Writes : int { kUnknown = 0, kOrdered, kFlushed, kLost };
+
+constexpr int32_t kDevicesMax = 64;
+
+/// What is to be done about writes of others to the memory of the thread's current device.
+cudaError_t AskHowWritesAreSeen(int32_t device, Writes* writes) {
+  int ordering = 0, options = 0;
+  cudaError_t error =
+      cudaDeviceGetAttribute(&ordering, cudaDevAttrGPUDirectRDMAWritesOrdering, device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&options, cudaDevAttrGPUDirectRDMAFlushWritesOptions, device);
+  if (error != cudaSuccess) return error;
+  if (ordering >= cudaGPUDirectRDMAWritesOrderingOwner) {
+    *writes = Writes::kOrdered;
+  } else {
+    const bool host_can = (options & cudaFlushGPUDirectRDMAWritesOptionHost) != 0;
+    *writes = host_can ? Writes::kFlushed : Writes::kLost;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace
+}  // namespace weightwire::kernels::internal
 
 using namespace weightwire::kernels::internal;  // NOLINT: the interface itself has no namespace
 
@@ -90,6 +118,26 @@ int32_t ww_cuda_host_register(void* memory, size_t bytes) {
 
 int32_t ww_cuda_host_unregister(void* memory) {
   return Checked(cudaHostUnregister(memory), "ww_cuda_host_unregister");
+}
+
+int32_t ww_cuda_flush_writes(int32_t device) {
+  constexpr const char* kName = "ww_cuda_flush_writes";
+  static std::atomic<Writes> known[kDevicesMax];
+  DeviceScope scope(device, kName);
+  if (scope.status() != WW_CUDA_OK) return scope.status();
+  Writes writes = device < kDevicesMax ? known[device].load() : Writes::kUnknown;
+  if (writes == Writes::kUnknown) {
+    if (int32_t bad = Checked(AskHowWritesAreSeen(device, &writes), kName)) return bad;
+    if (device < kDevicesMax) known[device] = writes;
+  }
+  if (writes == Writes::kOrdered) return WW_CUDA_OK;
+  if (writes == Writes::kLost) {
+    return Fail(WW_CUDA_FAILED, kName,
+                "the device neither orders the writes of a NIC nor can be told to flush them");
+  }
+  return Checked(cudaDeviceFlushGPUDirectRDMAWrites(cudaFlushGPUDirectRDMAWritesTargetCurrentDevice,
+                                                    cudaFlushGPUDirectRDMAWritesToOwner),
+                 kName);
 }
 
 int32_t ww_cuda_copy_bytes(int32_t device, ww_cuda_stream stream, void* target, const void* source,

@@ -102,13 +102,15 @@ std::string StagingText(const StagingReport& staging) {
          text(Most(staging.source)) + "; target at most " + text(Most(staging.target)) +
          ", on average " + text(staging.target_mean) + " (of it " + text(staging.slots_bytes) +
          " of slots and " + text(staging.scratch_bytes) +
-         " of scratch, which all ranks of an agent share)\n";
+         " of scratch, which all ranks of an agent share); with GPU-direct " +
+         text(staging.gpu_bytes) + " more of each GPU's slab\n";
 }
 
 Json StagingJson(const StagingReport& staging, bool by_rank) {
-  Json json = {{"slots_bytes", staging.slots_bytes}, {"scratch_bytes", staging.scratch_bytes},
-               {"source_max", Most(staging.source)}, {"source_mean", Most(staging.source)},
-               {"target_max", Most(staging.target)}, {"target_mean", staging.target_mean}};
+  Json json = {{"slots_bytes", staging.slots_bytes},  {"scratch_bytes", staging.scratch_bytes},
+               {"gpu_bytes", staging.gpu_bytes},      {"source_max", Most(staging.source)},
+               {"source_mean", Most(staging.source)}, {"target_max", Most(staging.target)},
+               {"target_mean", staging.target_mean}};
   if (by_rank) json["ranks"] = {{"source", staging.source}, {"target", staging.target}};
   return json;
 }

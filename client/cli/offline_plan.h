@@ -24,9 +24,9 @@ struct OfflinePlan {
 /// (layouts, plan and proof), peak_rss_bytes (of this process), bytes_total, copies, proof
 /// ("exact"), egress_over_bound, ingress_over_bound, simulated_over_bound; then from, to, per,
 /// streams, egress_max, egress_bound, ingress_max, ingress_bound, classes (size → how many) and
-/// staging (memory of agents: slots_bytes, scratch_bytes, and {source, target}_{max, mean} of an
-/// agent with one rank); with `explain` also ranks ({egress, ingress} bytes by rank, and the
-/// classes' ranks) and staging.ranks ({source, target} by rank).
+/// staging (memory of agents: slots_bytes, scratch_bytes, gpu_bytes, and {source, target}_{max,
+/// mean} of an agent with one rank); with `explain` also ranks ({egress, ingress} bytes by rank,
+/// and the classes' ranks) and staging.ranks ({source, target} by rank).
 ///
 /// With verify_path the plan comes from the file, and layouts from the specs: nothing but the
 /// proof stands between the two. A plan that is not right is kFailedPrecondition / kInvalidRequest.

@@ -12,6 +12,7 @@ Result<StagingReport> StagingOf(const layout::ModelLayout& source,
   StagingReport report;
   report.slots_bytes = transfer::SlotPoolSize(tuning).bytes();
   report.scratch_bytes = transfer::ScratchPoolSize(tuning).bytes();
+  report.gpu_bytes = transfer::GpuPoolBytes(tuning);
   const uint64_t pools = report.slots_bytes + report.scratch_bytes;
   report.source.assign(source.ranks.size(), pools);
   const bool per_class = target.ranks.size() == classes.size();

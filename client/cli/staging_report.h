@@ -12,6 +12,8 @@ namespace weightwire::cli {
 struct StagingReport {
   uint64_t slots_bytes = 0;    ///< the pool that sources pack into, once for each agent
   uint64_t scratch_bytes = 0;  ///< the pool that targets unpack from, once for each agent
+  /// Of every GPU's slab, where a transport reaches GPU memory: both pools once more.
+  uint64_t gpu_bytes = 0;
   /// Of an agent that serves one rank alone: both pools, and the two buffers of a target's stage.
   std::vector<uint64_t> source;  ///< by rank
   std::vector<uint64_t> target;  ///< by planned rank

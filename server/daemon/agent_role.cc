@@ -18,6 +18,7 @@
 #include "server/rpc/log_fields.h"
 #include "server/rpc/random.h"
 #include "server/transport/cuda_ipc/cuda_ipc_transport.h"
+#include "server/transfer/staging.h"
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/tcp/tcp_transport.h"
 #include "server/transport/ucx/ucx_transport.h"
@@ -32,8 +33,8 @@ constexpr std::chrono::milliseconds kCallsLimit(300);
 constexpr std::chrono::seconds kSessionCheck(1);
 
 std::unique_ptr<transport::Transport> MakeTransport(const std::string& name, const Config& config,
-                                                    const memory::SlabPools& slabs,
                                                     std::shared_ptr<DataTls> tls,
+                                                    const memory::SlabPools& slabs,
                                                     metrics::Sink& metrics) {
   if (name == "shm") {
     transport::ShmOptions options;
@@ -56,6 +57,9 @@ std::unique_ptr<transport::Transport> MakeTransport(const std::string& name, con
     options.tls = config.ucx_tls;
     options.devices = config.ucx_devices;
     options.gpu_direct = config.gpu_direct;
+    for (const auto& [uuid, slab] : slabs.by_device) {
+      options.slab_gpus.push_back(device::ToString(uuid));
+    }
     options.metrics = &metrics;
     return transport::MakeUcxTransport(std::move(options));
   }
@@ -85,6 +89,17 @@ transfer::Tuning TuningOf(const Config& config) {
   return out;
 }
 
+void SayWhatGpuDirectTakes(const Config& config) {
+  const uint64_t bytes = transfer::GpuPoolBytes(TuningOf(config));
+  if (bytes <= config.gpu_slab_bytes) {
+    spdlog::info("gpu: {} of {} bytes of each GPU are slots and scratch for GPU-direct", bytes,
+                 config.gpu_slab_bytes);
+  } else {
+    spdlog::warn("gpu: no GPU-direct: its slots and scratch take {} bytes, gpu_slab_bytes is {}",
+                 bytes, config.gpu_slab_bytes);
+  }
+}
+
 /// An engine that was left behind by a COMMIT keeps its pod out of the traffic until it is filled.
 /// One that serves stays in it while the coordinator is gone.
 Status Readiness(const agent::Agent& agent) {
@@ -107,9 +122,9 @@ Result<std::unique_ptr<AgentRole>> AgentRole::Start(const Config& config, const 
                                                     CoordinatorRole* embedded) {
   std::unique_ptr<AgentRole> role(new AgentRole());
   role->incarnation_ = Incarnation(rpc::RandomNonZero());
-  WW_ASSIGN(auto slabs, LendGpuMemory(config));
-  WW_FAIL_IF_ERROR(role->MakeTransports(config, host, slabs));
-  WW_FAIL_IF_ERROR(role->MakeAgent(config, host, std::move(slabs), embedded));
+  WW_ASSIGN(role->slabs_, LendGpuMemory(config));
+  WW_FAIL_IF_ERROR(role->MakeTransports(config, host));
+  WW_FAIL_IF_ERROR(role->MakeAgent(config, host, embedded));
   WW_FAIL_IF_ERROR(role->Serve(config, host));
   OnStrand(role->strand_, [&role] {
     role->agent_->Start();
@@ -120,15 +135,14 @@ Result<std::unique_ptr<AgentRole>> AgentRole::Start(const Config& config, const 
 
 AgentRole::~AgentRole() { Stop(); }
 
-Status AgentRole::MakeTransports(const Config& config, const Host& host,
-                                 const memory::SlabPools& slabs) {
+Status AgentRole::MakeTransports(const Config& config, const Host& host) {
   std::shared_ptr<DataTls> tls;
   if (config.integrity == transport::Integrity::kTls) {
     WW_ASSIGN_OR_STATUS(tls, DataTls::Make(TlsFilesOf(config), *host.identity));
   }
   std::vector<transport::Transport*> viable;
   for (const std::string& name : config.transports) {
-    auto transport = MakeTransport(name, config, slabs, tls, host.metrics);
+    auto transport = MakeTransport(name, config, tls, slabs_, host.metrics);
     if (Status can = transport->Viable(); !can.ok()) {
       // Going on with another transport would be the fallback that the setting forbids.
       if (name == "ucx" && config.gpu_direct == transport::GpuDirect::kRequired) return can;
@@ -137,6 +151,7 @@ Status AgentRole::MakeTransports(const Config& config, const Host& host,
     }
     const std::string choices = transport->choices();
     if (!choices.empty()) spdlog::info("transport {}: {}", name, choices);
+    if (transport->capabilities().gets_device_memory) SayWhatGpuDirectTakes(config);
     viable.push_back(transport.get());
     transports_.push_back(std::move(transport));
   }
@@ -149,6 +164,8 @@ Status AgentRole::MakeTransports(const Config& config, const Host& host,
   // Without TLS tickets come in the open, and to prove them instead of showing them would keep
   // nobody out who can read along.
   options.proof_required = TlsFilesOf(config).given();
+  options.slabs = slabs_;
+  options.gpu_direct_required = config.gpu_direct == transport::GpuDirect::kRequired;
   auto engine = OnStrand(strand_, [&] {
     return transfer::Engine::Make(std::move(options), host.clock, strand_, host.workers, viable,
                                   host.metrics);
@@ -159,8 +176,7 @@ Status AgentRole::MakeTransports(const Config& config, const Host& host,
   return OkStatus();
 }
 
-Status AgentRole::MakeAgent(const Config& config, const Host& host, memory::SlabPools slabs,
-                            CoordinatorRole* embedded) {
+Status AgentRole::MakeAgent(const Config& config, const Host& host, CoordinatorRole* embedded) {
   if (embedded != nullptr) {
     port_ = rpc::MakeLocalCoordinatorPort(embedded->coordinator(), embedded->strand(), strand_);
   } else {
@@ -178,7 +194,7 @@ Status AgentRole::MakeAgent(const Config& config, const Host& host, memory::Slab
   options.addresses = addresses_;
   options.stage_bytes_max = config.stage_bytes_max;
   options.retain_versions = config.retain_versions;
-  options.slabs = std::move(slabs);
+  options.slabs = slabs_;
   options.notes = rpc::LogNote;
   options.room_deadline = std::chrono::milliseconds(config.room_deadline_ms);
   agent_ = OnStrand(strand_, [&] {

@@ -41,15 +41,15 @@ class AgentRole {
 
  private:
   AgentRole() = default;
-  Status MakeTransports(const Config& config, const Host& host, const memory::SlabPools& slabs);
-  Status MakeAgent(const Config& config, const Host& host, memory::SlabPools slabs,
-                   CoordinatorRole* embedded);
+  Status MakeTransports(const Config& config, const Host& host);
+  Status MakeAgent(const Config& config, const Host& host, CoordinatorRole* embedded);
   Status Serve(const Config& config, const Host& host);
   void WatchSession();
 
   ThreadExecutor strand_{"agent", 1};
   Incarnation incarnation_;
   std::map<std::string, std::string> addresses_;
+  memory::SlabPools slabs_;
   std::vector<std::unique_ptr<transport::Transport>> transports_;
   std::unique_ptr<transfer::Engine> transfers_;
   std::unique_ptr<control::CoordinatorPort> port_;

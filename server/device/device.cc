@@ -49,8 +49,7 @@ Result<std::shared_ptr<Allocation>> Device::Allocate(uint64_t bytes) {
             .Remedy(made.remedy()));
   }
   std::shared_ptr<Allocation> allocation(
-      new Allocation(shared_from_this(), static_cast<std::byte*>(at), false));
-  allocation->bytes_ = bytes;
+      new Allocation(shared_from_this(), static_cast<std::byte*>(at), bytes, false));
   WW_FAIL_IF_ERROR(Checked(calls().ipc_export(index_, at, allocation->handle_.data())));
   const std::lock_guard lock(allocations_mutex_);
   allocations_[allocation->handle_] = allocation;
@@ -74,8 +73,7 @@ Result<std::shared_ptr<Allocation>> Device::OpenIpc(const IpcHandle& handle) {
     return Fail(Code::kUnavailable, Reason::kMemoryInvalid, sized.message());
   }
   std::shared_ptr<Allocation> allocation(
-      new Allocation(shared_from_this(), static_cast<std::byte*>(at), true));
-  allocation->bytes_ = bytes;
+      new Allocation(shared_from_this(), static_cast<std::byte*>(at), bytes, true));
   allocation->handle_ = handle;
   allocations_[handle] = allocation;
   return allocation;
@@ -100,6 +98,7 @@ void Device::Release(const Allocation& allocation) {
 Status Device::Connect(const Device& other) {
   return Checked(calls().peer_enable(index_, other.index_));
 }
+Status Device::FlushWrites() { return Checked(calls().flush_writes(index_)); }
 
 Device::BorrowedLane Device::Borrow() {
   std::unique_lock lock(mutex_);

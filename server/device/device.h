@@ -25,7 +25,7 @@ using IpcHandle = std::array<uint8_t, WW_CUDA_IPC_BYTES>;
 /// Memory of a GPU: our own, freed at the end, or a mapping of another process's, unmapped then;
 /// both may wait for all work of the device, so that what makes or drops one is no part of a
 /// transfer. The host must not touch it.
-class Allocation {
+class Allocation : public std::enable_shared_from_this<Allocation> {
  public:
   ~Allocation();
   Allocation(const Allocation&) = delete;
@@ -39,11 +39,11 @@ class Allocation {
 
  private:
   friend class Device;
-  Allocation(std::shared_ptr<Device> device, std::byte* at, bool opened)
-      : device_(std::move(device)), at_(at), opened_(opened) {}
+  Allocation(std::shared_ptr<Device> device, std::byte* at, uint64_t bytes, bool opened)
+      : device_(std::move(device)), at_(at), bytes_(bytes), opened_(opened) {}
   const std::shared_ptr<Device> device_;
   std::byte* const at_;
-  uint64_t bytes_ = 0;
+  const uint64_t bytes_;
   const bool opened_;
   IpcHandle handle_{};
 };
@@ -119,6 +119,10 @@ class Device : public std::enable_shared_from_this<Device> {
   /// Copies between the two go directly from now on. Not an error that stops anything: without it
   /// CUDA copies through host memory.
   Status Connect(const Device& other);
+  /// What a NIC has written to this GPU's memory before the call is seen by what is enqueued here
+  /// after it. May block for that; costs nothing where the GPU orders such writes by itself.
+  ///   kInternal / kIoError  what CUDA said
+  Status FlushWrites();
 
   struct Return {
     void operator()(Lane* lane) const;

@@ -69,6 +69,7 @@ Status Library::Find(void* library) {
   find("ww_cuda_peer_enable", calls_.peer_enable);
   find("ww_cuda_host_register", calls_.host_register);
   find("ww_cuda_host_unregister", calls_.host_unregister);
+  find("ww_cuda_flush_writes", calls_.flush_writes);
   find("ww_cuda_stream_create", calls_.stream_create);
   find("ww_cuda_stream_destroy", calls_.stream_destroy);
   find("ww_cuda_event_create", calls_.event_create);

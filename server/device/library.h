@@ -38,6 +38,7 @@ class Library {
     decltype(&::ww_cuda_peer_enable) peer_enable = nullptr;
     decltype(&::ww_cuda_host_register) host_register = nullptr;
     decltype(&::ww_cuda_host_unregister) host_unregister = nullptr;
+    decltype(&::ww_cuda_flush_writes) flush_writes = nullptr;
     decltype(&::ww_cuda_stream_create) stream_create = nullptr;
     decltype(&::ww_cuda_stream_destroy) stream_destroy = nullptr;
     decltype(&::ww_cuda_event_create) event_create = nullptr;

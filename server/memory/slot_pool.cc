@@ -23,10 +23,14 @@ Result<std::unique_ptr<SlotPool>> SlotPool::Make(const std::string& name, uint64
   if (!total.has_value()) {
     return Fail(Code::kInvalidArgument, Reason::kShapeOverflow, "the slots' bytes do not fit");
   }
-  std::unique_ptr<SlotPool> pool(new SlotPool());
-  WW_ASSIGN(pool->region_, MemoryRegion::Allocate(name, *total));
-  pool->slot_bytes_ = slot_bytes;
-  pool->slot_count_ = slot_count;
+  WW_ASSIGN(auto region, MemoryRegion::Allocate(name, *total));
+  return Of(std::move(region), slot_bytes);
+}
+
+std::unique_ptr<SlotPool> SlotPool::Of(std::shared_ptr<MemoryRegion> region, uint64_t slot_bytes) {
+  WW_CHECK(slot_bytes > 0 && region->size() >= slot_bytes);
+  const auto slot_count = static_cast<uint32_t>(region->size() / slot_bytes);
+  std::unique_ptr<SlotPool> pool(new SlotPool(std::move(region), slot_bytes));
   // Taken from the back: the slot used last is the one whose pages are still in the caches.
   for (uint32_t slot = slot_count; slot > 0; --slot) pool->free_.push_back(slot - 1);
   return pool;

@@ -2,6 +2,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "server/base/fair_queue.h"
@@ -9,7 +11,8 @@
 
 namespace weightwire::memory {
 
-/// A fixed number of equal slots in one region, made once and reused for every epoch.
+/// A fixed number of equal slots in one region, of the host's memory or a GPU's, made once and
+/// reused for every epoch.
 ///
 /// Not thread-safe: belongs to one strand. A waiter runs inside Release of the slot it gets.
 class SlotPool {
@@ -17,6 +20,8 @@ class SlotPool {
   /// Allocates slot_count × slot_bytes (slot_bytes a multiple of 4096).
   static Result<std::unique_ptr<SlotPool>> Make(const std::string& name, uint64_t slot_bytes,
                                                 uint32_t slot_count);
+  /// As many as `region` has room for; at least one.
+  static std::unique_ptr<SlotPool> Of(std::shared_ptr<MemoryRegion> region, uint64_t slot_bytes);
 
   using Waiter = std::function<void(RegionSpan slot)>;
   using Turn = FairQueue<Waiter>::Turn;
@@ -32,10 +37,10 @@ class SlotPool {
   uint64_t bytes_total() const;
 
  private:
-  SlotPool() = default;
-  std::shared_ptr<MemoryRegion> region_;
-  uint64_t slot_bytes_ = 0;
-  uint32_t slot_count_ = 0;
+  SlotPool(std::shared_ptr<MemoryRegion> region, uint64_t slot_bytes)
+      : region_(std::move(region)), slot_bytes_(slot_bytes) {}
+  const std::shared_ptr<MemoryRegion> region_;
+  const uint64_t slot_bytes_;
   std::vector<uint32_t> free_;
   FairQueue<Waiter> waiters_;
 };

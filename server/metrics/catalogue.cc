@@ -110,6 +110,17 @@ void DeclareTransfers(Sink& sink) {
   const std::vector<std::string> transports = {"shm", "cuda_ipc", "tcp", "ucx"};
   sink.DeclareCounter("transfer_bytes_total", "Payload bytes moved",
                       Pairs("transport", transports, "direction", {"in", "out"}));
+  std::vector<Labels> of_gpus;
+  for (const char* path : {"direct", "staged"}) {
+    for (Labels& labels : Pairs("transport", transports, "direction", {"in", "out"})) {
+      labels.emplace_back("path", path);
+      of_gpus.push_back(std::move(labels));
+    }
+  }
+  sink.DeclareCounter("gpu_transfer_bytes_total",
+                      "Payload bytes of ranks on a GPU, moved without mapping, by path: direct, or "
+                      "staged in host memory",
+                      std::move(of_gpus));
   sink.DeclareCounter("transfer_bytes_kept_total",
                       "Payload bytes that were not read because the target had them already");
   sink.DeclareHistogram("transfer_seconds", "Time of one rank's transfer", Seconds(),

@@ -9,6 +9,7 @@
 #include "server/memory/slot_pool.h"
 #include "server/metrics/metrics.h"
 #include "server/transfer/fetch.h"
+#include "server/transfer/gpu_direct.h"
 #include "server/transfer/notify.h"
 #include "server/transfer/outbox.h"
 #include "server/transfer/pacer.h"
@@ -32,6 +33,7 @@ struct Context {
   std::map<std::string, transport::Transport*> transports;  ///< those that run here
   std::unique_ptr<memory::SlotPool> slots;
   std::unique_ptr<memory::SlotPool> scratch;
+  GpuPoolMap gpu_pools;  ///< empty where no transport reaches GPU memory
   TicketTable tickets;
   std::shared_ptr<Outbox> outbox;
   RateLimits egress;   ///< slots on their way out, by the agents that read them
@@ -62,6 +64,14 @@ struct Context {
   void CountRateLimited(const char* direction, Nanos waited) {
     metrics.Add("rate_limited_seconds_total", std::chrono::duration<double>(waited).count(),
                 {{"direction", direction}});
+  }
+  /// Payload of a rank that lies on a GPU, read over a transport that does not map it.
+  void CountGpuBytes(int64_t bytes, const std::string& transport, const char* direction,
+                     bool direct) {
+    metrics.Add("gpu_transfer_bytes_total", static_cast<double>(bytes),
+                {{"transport", transport},
+                 {"direction", direction},
+                 {"path", direct ? "direct" : "staged"}});
   }
   void Send(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& notify) {
     outbox->Send(endpoint, notify);

@@ -328,6 +328,15 @@ Status CheckChunks(const transport::Transport& transport, const Tuning& tuning) 
                     " bytes at once, a segment or a slot's sums take " + std::to_string(part));
 }
 
+Status CheckGpuPools(const GpuPoolMap& all) {
+  if (all.empty()) {
+    return Refusal(Code::kFailedPrecondition, Reason::kTransportFailed,
+                   "gpu_direct is required, but no transport here reaches GPU memory");
+  }
+  for (const auto& [device, pools] : all) WW_RETURN_IF_ERROR(pools.missing);
+  return OkStatus();
+}
+
 Result<std::unique_ptr<memory::SlotPool>> MakePool(const std::string& name, const PoolSize& size) {
   return memory::SlotPool::Make(name, size.slot_bytes, size.slots);
 }
@@ -343,12 +352,16 @@ Result<std::unique_ptr<Engine>> Engine::Make(Options options, Clock& clock, Exec
   auto context = std::make_shared<Context>(std::move(options), clock, strand, workers, metrics);
   WW_ASSIGN(context->slots, MakePool("slots", SlotPoolSize(tuning)));
   WW_ASSIGN(context->scratch, MakePool("scratch", ScratchPoolSize(tuning)));
+  bool reaches_gpus = false;
   auto core = std::make_shared<Core>(context);
   for (transport::Transport* transport : transports) {
     if (!transport->Viable().ok()) continue;
     WW_FAIL_IF_ERROR(CheckChunks(*transport, tuning));
     context->transports.emplace(transport->name(), transport);
+    reaches_gpus |= transport->capabilities().gets_device_memory;
   }
+  if (reaches_gpus) context->gpu_pools = MakeGpuPools(context->options.slabs, tuning);
+  if (context->options.gpu_direct_required) WW_FAIL_IF_ERROR(CheckGpuPools(context->gpu_pools));
   if (context->transports.empty()) {
     return Fail(Code::kFailedPrecondition, Reason::kTransportFailed,
                 "no data-plane transport runs on this host");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "server/base/checked.h"
 #include "server/transfer/make.h"
@@ -37,13 +38,10 @@ uint64_t GapBytes(const plan::StreamSchedule& schedule, const Chunk& chunk, uint
 }
 
 // Appends to the spans of a scatter, joining what is adjacent in memory.
-void Append(std::vector<transport::MutableSpan>* into, std::byte* data, uint64_t bytes) {
-  if (bytes == 0) return;
-  if (!into->empty() && into->back().data() + into->back().size() == data) {
-    into->back() = transport::MutableSpan(into->back().data(), into->back().size() + bytes);
-    return;
-  }
-  into->emplace_back(data, bytes);
+void Append(std::vector<transport::MutableSpan>* into, transport::MutableSpan span) {
+  if (span.empty()) return;
+  if (!into->empty() && into->back().MeetsWith(span)) return into->back().Extend(span.size());
+  into->push_back(span);
 }
 
 // The hint is the sum that is wanted, and the bytes still have it. Bytes that cannot be summed are
@@ -145,9 +143,9 @@ bool CopySome(std::span<const BothSides> some, std::span<const uint64_t> wanted,
   return true;
 }
 
-bool IsDirect(const SegmentCopy& copy, const memory::RegionSpan& tensor,
-              int64_t direct_run_bytes_min) {
-  return !tensor.region->on_device() && TargetIsDirect(copy, direct_run_bytes_min);
+bool IsDirect(const SegmentCopy& copy, const memory::RegionSpan& tensor, const Straight& straight) {
+  return (straight.device_memory || !tensor.region->on_device()) &&
+         TargetIsDirect(copy, straight.run_bytes_min);
 }
 
 }  // namespace
@@ -241,24 +239,24 @@ std::vector<Chunk> ChunksOf(const plan::StreamSchedule& schedule, uint32_t slot,
 }
 
 uint64_t ScratchBytes(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                      const Chunk& chunk, const Binding& binding, int64_t direct_run_bytes_min) {
+                      const Chunk& chunk, const Binding& binding, const Straight& straight) {
   uint64_t bytes = 0;
   for (uint32_t i = chunk.first_segment; i < chunk.first_segment + chunk.segment_count; ++i) {
     const Parts parts = PartsOf(stream, schedule, i);
-    if (IsDirect(parts.copy, binding[parts.op.target_tensor], direct_run_bytes_min)) continue;
+    if (IsDirect(parts.copy, binding[parts.op.target_tensor], straight)) continue;
     bytes += RoundUp(static_cast<uint64_t>(parts.segment.bytes), kAlignment);
   }
   return bytes;
 }
 
 Scatter ScatterOf(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                  const Chunk& chunk, const Binding& binding, int64_t direct_run_bytes_min,
-                  std::byte* scratch, std::span<uint64_t> sums) {
+                  const Chunk& chunk, const Binding& binding, const Straight& straight,
+                  const memory::RegionSpan& scratch, std::span<uint64_t> sums) {
   Scatter scatter;
   uint64_t cursor = 0;
   uint64_t scratch_used = 0;
   if (chunk.with_sums) {
-    Append(&scatter.into, reinterpret_cast<std::byte*>(sums.data()), sums.size_bytes());
+    Append(&scatter.into, {reinterpret_cast<std::byte*>(sums.data()), sums.size_bytes()});
     cursor = sums.size_bytes();
   } else {
     cursor = static_cast<uint64_t>(schedule.offset_in_slot[chunk.first_segment]);
@@ -270,25 +268,36 @@ Scatter ScatterOf(const plan::Stream& stream, const plan::StreamSchedule& schedu
     const auto [op, segment, copy] = PartsOf(stream, schedule, i);
     const auto bytes = static_cast<uint64_t>(segment.bytes);
     const uint64_t gap = static_cast<uint64_t>(schedule.offset_in_slot[i]) - cursor;
-    Append(&scatter.into, pad, gap);
+    Append(&scatter.into, {pad, gap});
     pad += gap;
     cursor = EndInSlot(schedule, i);
-    if (IsDirect(copy, binding[op.target_tensor], direct_run_bytes_min)) {
+    const memory::RegionSpan& tensor = binding[op.target_tensor];
+    if (IsDirect(copy, tensor, straight)) {
       scatter.scratch_offset.emplace_back(std::nullopt);
-      std::byte* tensor = binding[op.target_tensor].data();
-      for (const Run& run : TargetRuns(copy)) Append(&scatter.into, tensor + run.offset, run.bytes);
+      for (const Run& run : TargetRuns(copy)) {
+        Append(&scatter.into, {*tensor.region, tensor.offset + run.offset, run.bytes});
+      }
       continue;
     }
     scatter.scratch_offset.emplace_back(scratch_used);
-    Append(&scatter.into, scratch + scratch_used, bytes);
+    Append(&scatter.into, {*scratch.region, scratch.offset + scratch_used, bytes});
     scratch_used += RoundUp(bytes, kAlignment);
   }
   return scatter;
 }
 
+Status FlushWritten(const Scatter& scatter) {
+  std::set<device::Device*> devices;
+  for (const transport::MutableSpan& span : scatter.into) devices.insert(span.at().device);
+  devices.erase(nullptr);
+  for (device::Device* device : devices) WW_RETURN_IF_ERROR(device->FlushWrites());
+  return OkStatus();
+}
+
 Result<std::vector<uint64_t>> UnpackAndSum(const plan::Stream& stream,
                                            const plan::StreamSchedule& schedule, const Chunk& chunk,
-                                           const Scatter& scatter, const std::byte* scratch,
+                                           const Scatter& scatter,
+                                           const memory::RegionSpan& scratch,
                                            const Binding& binding) {
   std::vector<uint64_t> sums;
   sums.reserve(chunk.segment_count);
@@ -297,7 +306,7 @@ Result<std::vector<uint64_t>> UnpackAndSum(const plan::Stream& stream,
     const device::Bytes target = binding[op.target_tensor].at() + copy.target_offset;
     const auto& from_scratch = scatter.scratch_offset[i];
     WW_ASSIGN(const uint64_t sum,
-              from_scratch ? device::CopyAndSumTarget(target, scratch + *from_scratch,
+              from_scratch ? device::CopyAndSumTarget(target, scratch.at() + *from_scratch,
                                                       WithPackedSource(copy.box), copy.to, copy.to)
                            : device::SumTarget(target, copy.box, copy.to));
     sums.push_back(sum);

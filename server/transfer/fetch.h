@@ -67,6 +67,12 @@ struct Chunk {
 std::vector<Chunk> ChunksOf(const plan::StreamSchedule& schedule, uint32_t slot, int64_t bytes_max,
                             const std::vector<bool>& kept = {});
 
+/// Which destinations a Get may write to straight; what belongs elsewhere comes to scratch.
+struct Straight {
+  int64_t run_bytes_min = 0;   ///< shorter runs come to scratch
+  bool device_memory = false;  ///< a GPU's too
+};
+
 /// Where the bytes of a chunk go.
 struct Scatter {
   uint64_t offset = 0;  ///< in the slot
@@ -77,19 +83,21 @@ struct Scatter {
   std::vector<std::byte> pads;
 };
 /// Bytes of scratch that a chunk needs; 0 when every segment goes straight to the destination.
-/// Destinations in a GPU's memory are never gone to straight.
 uint64_t ScratchBytes(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                      const Chunk& chunk, const Binding& binding, int64_t direct_run_bytes_min);
-/// `scratch` must hold ScratchBytes; `sums` all sums of the slot.
+                      const Chunk& chunk, const Binding& binding, const Straight& straight);
+/// `scratch` must hold ScratchBytes, and needs no region for 0; `sums` all sums of the slot.
 Scatter ScatterOf(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                  const Chunk& chunk, const Binding& binding, int64_t direct_run_bytes_min,
-                  std::byte* scratch, std::span<uint64_t> sums);
+                  const Chunk& chunk, const Binding& binding, const Straight& straight,
+                  const memory::RegionSpan& scratch, std::span<uint64_t> sums);
+/// Has every GPU that the scatter wrote to see it (Device::FlushWrites), once.
+Status FlushWritten(const Scatter& scatter);
 
 /// Unpacks what lies in scratch and sums the destination's bytes: one for each segment. Errors:
 /// device/bytes.h.
 Result<std::vector<uint64_t>> UnpackAndSum(const plan::Stream& stream,
                                            const plan::StreamSchedule& schedule, const Chunk& chunk,
-                                           const Scatter& scatter, const std::byte* scratch,
+                                           const Scatter& scatter,
+                                           const memory::RegionSpan& scratch,
                                            const Binding& binding);
 
 }  // namespace weightwire::transfer

@@ -56,18 +56,24 @@ Result<uint64_t> SumMade(device::ConstBytes source, const SegmentCopy& copy) {
     return device::SumSource(source, copy.box, copy.from, copy.to);
   }
   const std::unique_ptr<std::byte[]> packed(new std::byte[MadeBytes(copy)]);
-  return MakePacked(packed.get(), source, copy);
+  return MakePacked({packed.get()}, source, copy);
 }
 
-Result<uint64_t> MakePacked(std::byte* packed, device::ConstBytes source, const SegmentCopy& copy) {
+Result<uint64_t> MakePacked(device::Bytes packed, device::ConstBytes source,
+                            const SegmentCopy& copy) {
   const kernels::StridedBox box = WithPackedTarget(copy.box);
   if (copy.makes == plan::Makes::kElements) {
     const auto sum = device::SumSource(source, copy.box, copy.from, copy.to);
-    if (sum) WW_FAIL_IF_ERROR(device::Copy({packed}, source, box, copy.from, copy.to));
+    if (sum) WW_FAIL_IF_ERROR(device::Copy(packed, source, box, copy.from, copy.to));
     return sum;
   }
-  WW_FAIL_IF_ERROR(Quantize(packed, box.target_stride, source, copy));
-  return kernels::SumContiguous(packed, MadeBytes(copy));
+  const size_t bytes = MadeBytes(copy);
+  std::unique_ptr<std::byte[]> here;
+  if (packed.device != nullptr) here.reset(new std::byte[bytes]);
+  std::byte* made = here ? here.get() : packed.at;
+  WW_FAIL_IF_ERROR(Quantize(made, box.target_stride, source, copy));
+  if (here) WW_FAIL_IF_ERROR(device::CopyRun(packed, here.get(), bytes));
+  return kernels::SumContiguous(made, bytes);
 }
 
 Result<uint64_t> MakeInPlace(device::Bytes target, device::ConstBytes source,

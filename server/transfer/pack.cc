@@ -7,8 +7,8 @@
 #include "server/transfer/make.h"
 
 // A cursor moves through the slot. What lies between two runs of tensor memory (sums, padding,
-// packed segments) comes from `memory` at the same offset as in the slot, so that the pieces need
-// no table.
+// packed segments) comes from `packed` at the same offset as in the slot, so that the pieces need
+// no table; but sums always come from the host.
 namespace weightwire::transfer {
 namespace {
 
@@ -24,6 +24,10 @@ class GatherBuilder {
     if (end <= cursor_) return;
     Append({memory_.region, memory_.offset + cursor_, end - cursor_});
     cursor_ = end;
+  }
+  void FromSums(const memory::RegionSpan& sums) {
+    Append(sums);
+    cursor_ += sums.bytes;
   }
   void FromTensor(const memory::RegionSpan& tensor, const Run& run) {
     Append({tensor.region, tensor.offset + run.offset, run.bytes});
@@ -72,17 +76,19 @@ Status SumSegments(const plan::Stream& stream, const plan::StreamSchedule& sched
 }
 
 PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t slot,
-                    const Binding& binding, int64_t direct_run_bytes_min,
-                    const memory::RegionSpan* memory, std::span<uint64_t> sums,
-                    const std::atomic<bool>& stop) {
+                    const Binding& binding, int64_t direct_run_bytes_min, const SlotMemory& memory,
+                    std::span<uint64_t> sums, const std::atomic<bool>& stop) {
   const plan::SlotSpan& span = schedule.slots[slot];
+  const bool packs = memory.packed.region != nullptr;
+  const bool on_device = packs && memory.packed.region->on_device();
   PackedSlot packed;
-  if (memory == nullptr) {
+  if (!packs) {
     if (stop.load(std::memory_order_relaxed)) return packed;
     packed.status = SumSegments(stream, schedule, span.first_segment, binding, sums);
     return packed;
   }
-  GatherBuilder builder(*memory, &packed.pieces);
+  GatherBuilder builder(memory.packed, &packed.pieces);
+  if (on_device) builder.FromSums(memory.sums);
   for (uint32_t i = 0; i < span.segment_count; ++i) {
     if (stop.load(std::memory_order_relaxed)) return packed;
     const uint32_t index = span.first_segment + i;
@@ -93,9 +99,10 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
     const auto offset = static_cast<uint64_t>(schedule.offset_in_slot[index]);
     builder.FromSlot(offset);
     const device::Bytes source = tensor.at() + copy.source_offset;
-    const bool direct = !tensor.region->on_device() && SourceIsDirect(copy, direct_run_bytes_min);
+    const bool direct =
+        (on_device || !tensor.region->on_device()) && SourceIsDirect(copy, direct_run_bytes_min);
     const auto sum =
-        direct ? SumMade(source, copy) : MakePacked(memory->data() + offset, source, copy);
+        direct ? SumMade(source, copy) : MakePacked(memory.packed.at() + offset, source, copy);
     if (!sum) {
       packed.status = sum.error();
       return packed;
@@ -108,7 +115,8 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
     builder.FromSlot(offset + static_cast<uint64_t>(segment.bytes));
     packed.bytes_packed += segment.bytes;
   }
-  std::memcpy(memory->data(), sums.data(), sums.size_bytes());
+  std::byte* sums_at = on_device ? memory.sums.data() : memory.packed.data();
+  std::memcpy(sums_at, sums.data(), sums.size_bytes());
   builder.FromSlot(static_cast<uint64_t>(span.bytes));
   return packed;
 }

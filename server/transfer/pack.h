@@ -13,7 +13,7 @@ namespace weightwire::transfer {
 /// A slot of the source, ready to be exported.
 struct PackedSlot {
   transport::GatherList pieces;  ///< of SlotSpan::bytes together; empty when only summed
-  int64_t bytes_packed = 0;      ///< payload that was copied into `memory`
+  int64_t bytes_packed = 0;      ///< payload that was copied into SlotMemory::packed
   Status status;                 ///< not OK: a GPU failed, and the rest is worthless
 };
 
@@ -22,16 +22,22 @@ struct PackedSlot {
 Status SumSegments(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t first,
                    const Binding& binding, std::span<uint64_t> into);
 
+/// Where a slot is packed.
+struct SlotMemory {
+  memory::RegionSpan packed;  ///< ≥ SlotSpan::bytes; without a region: the slot is only summed
+  /// Host memory for the slot's sums, where `packed` is a GPU's; else they begin `packed`.
+  memory::RegionSpan sums;
+};
+
 /// Sums every segment of slot `slot` from the source's tensors into `sums` (one each, in order)
-/// and, where `memory` is not null (≥ SlotSpan::bytes), lays the slot out as plan/segments.h says:
-/// sums and what needs packing in `memory`, long runs as pieces of the tensors themselves, but for
-/// tensors in a GPU's memory, which are packed.
+/// and lays the slot out as plan/segments.h says: sums and what needs packing in `memory`, long
+/// runs as pieces of the tensors themselves. Tensors in a GPU's memory are such pieces only where
+/// `memory.packed` is a GPU's too: else the transport does not reach them, and they are packed.
 ///
 /// Pure but for the memory it is given; runs on any thread. Gives up between segments when `stop`
 /// is set; the result is then worthless. The slice must have passed ValidateSlice.
 PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t slot,
-                    const Binding& binding, int64_t direct_run_bytes_min,
-                    const memory::RegionSpan* memory, std::span<uint64_t> sums,
-                    const std::atomic<bool>& stop);
+                    const Binding& binding, int64_t direct_run_bytes_min, const SlotMemory& memory,
+                    std::span<uint64_t> sums, const std::atomic<bool>& stop);
 
 }  // namespace weightwire::transfer

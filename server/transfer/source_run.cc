@@ -28,13 +28,28 @@ SourceRun::SourceRun(std::shared_ptr<Context> context, SourceJob job, Engine::So
       slots_(context_->tuning().window),
       mapped_slots_(context_->tuning().mapped_window) {}
 
+Status SourceRun::CheckLeg(const SourceLeg& leg) const {
+  WW_RETURN_IF_ERROR(ValidateSlice(*leg.slice, job_.binding));
+  WW_RETURN_IF_ERROR(CheckBlocksFit(*leg.slice, context_->tuning().segment_bytes_max));
+  if (!context_->options.gpu_direct_required) return OkStatus();
+  for (const plan::Stream& stream : leg.slice->streams) {
+    const auto no_peers = GpuDirectPools(context_->gpu_pools,
+                                         DeviceOf(stream, plan::Side::kSource, job_.binding), {});
+    const std::string name = "stream " + std::to_string(stream.id);
+    if (!no_peers) return GpuDirectRefusal(name, no_peers.error());
+    const bool quantizes = std::ranges::any_of(
+        stream.ops, [](const plan::CopyOp& op) { return op.makes != plan::Makes::kElements; });
+    if (quantizes) {
+      return GpuDirectRefusal(name, Status(Code::kFailedPrecondition, Reason::kTransportFailed,
+                                           "fp8 that it makes on the way is made there"));
+    }
+  }
+  return OkStatus();
+}
+
 void SourceRun::Start() {
   for (const SourceLeg& leg : job_.legs) {
-    Status status = ValidateSlice(*leg.slice, job_.binding);
-    if (status.ok()) {
-      status = CheckBlocksFit(*leg.slice, context_->tuning().segment_bytes_max);
-    }
-    if (!status.ok()) {
+    if (Status status = CheckLeg(leg); !status.ok()) {
       Finish(Fail(std::move(status).AtRank(job_.name).AtEpoch(job_.epoch)));
       return Changed();
     }
@@ -128,12 +143,17 @@ bool SourceRun::CanBeMapped(const transport::Transport& transport) const {
          });
 }
 
+Status SourceRun::MakeSumsRegion() {
+  if (sums_region_) return OkStatus();
+  WW_ASSIGN_OR_STATUS(sums_region_,
+                      memory::MemoryRegion::Allocate(
+                          "sums", RoundUp(std::max<uint64_t>(sums_bytes_, 1), kPageBytes)));
+  return OkStatus();
+}
+
 Result<SourceRun::MappedKeys> SourceRun::ExportForMapping(transport::Transport* transport) {
   if (auto known = exports_.find(transport); known != exports_.end()) return known->second;
-  if (!sums_region_) {
-    WW_ASSIGN(sums_region_, memory::MemoryRegion::Allocate(
-                                "sums", RoundUp(std::max<uint64_t>(sums_bytes_, 1), kPageBytes)));
-  }
+  WW_FAIL_IF_ERROR(MakeSumsRegion());
   MappedKeys keys;
   keys.binding = transport->Export(job_.binding);
   WW_FAILPOINT("transfer.after_memory_exported");

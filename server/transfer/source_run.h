@@ -41,8 +41,11 @@ class SourceRun : public std::enable_shared_from_this<SourceRun> {
   bool CanBeMapped(const transport::Transport& transport) const;
   /// What readers that map over `transport` need; exported on first use.
   Result<MappedKeys> ExportForMapping(transport::Transport* transport);
-  /// Where mapping readers find sums; nullptr until ExportForMapping.
-  std::byte* sums_data() const { return sums_region_ ? sums_region_->data() : nullptr; }
+  /// For the sums of all the job's segments, where slots have no host memory for them: readers that
+  /// map find them there, and slots in a GPU's memory begin with a piece of it. Made once.
+  Status MakeSumsRegion();
+  /// Null until it was made.
+  const std::shared_ptr<memory::MemoryRegion>& sums_region() const { return sums_region_; }
   /// Slots that may be announced together, of streams whose slots hold bytes and of others.
   FairGate& slots() { return slots_; }
   FairGate& mapped_slots() { return mapped_slots_; }
@@ -52,6 +55,7 @@ class SourceRun : public std::enable_shared_from_this<SourceRun> {
   void Changed();
 
  private:
+  Status CheckLeg(const SourceLeg& leg) const;
   void OnReceived(uint32_t stream);
   void OnPlanned(std::vector<plan::StreamSchedule> schedules);
   SourceStream* FindStream(const StreamKey& key);

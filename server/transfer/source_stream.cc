@@ -24,6 +24,7 @@ SourceStream::SourceStream(SourceRun& run, const plan::Stream& stream, PlanId pl
         std::ranges::copy(into, sums_.begin() + first);
         return OkStatus();
       }),
+      device_(DeviceOf(stream, plan::Side::kSource, run.job().binding)),
       pace_(run.context().strand, run.context().clock) {
   Touch();
 }
@@ -152,6 +153,11 @@ void SourceStream::OnCredit(uint64_t endpoint, const Notify& credit) {
   if (!slot->second.first_credit) slot->second.first_credit = context().clock.Now();
   context().metrics.Add("transfer_bytes_total", static_cast<double>(bytes - credit.bytes_kept),
                         {{"transport", reader->endpoint->transport_name()}, {"direction", "out"}});
+  if (device_ != nullptr && !reader->maps) {
+    context().CountGpuBytes(static_cast<int64_t>(bytes - credit.bytes_kept),
+                            reader->endpoint->transport_name(), "out",
+                            pool_ != context().slots.get());
+  }
   Touch();
   WW_FAILPOINT("transfer.after_a_slot_is_credited");
   ReleaseIfUnread(slot);
@@ -260,7 +266,7 @@ void SourceStream::StopAsking() {
     case Asking::kMappedGate:
       return run_.mapped_slots().Cancel(ticket_);
     case Asking::kPool:
-      context().slots->CancelWait(ticket_);
+      pool_->CancelWait(ticket_);
       return run_.slots().Leave();
   }
 }
@@ -298,10 +304,39 @@ double SourceStream::NextCost() const {
          static_cast<double>(stream_.bytes);
 }
 
+// Once, and for all slots: a reader that leaves later changes nothing.
+Status SourceStream::ChoosePool() {
+  std::vector<const transport::Transport*> transports;
+  for (const auto& [participant, reader] : readers_) {
+    if (reader.gone || reader.maps) continue;
+    transports.push_back(context().TransportOf(reader.endpoint->transport_name()));
+  }
+  const auto pools = GpuDirectPools(context().gpu_pools, device_, transports);
+  if (!pools) {
+    pool_ = context().slots.get();
+    if (!context().options.gpu_direct_required) return OkStatus();
+    return GpuDirectRefusal("stream " + std::to_string(stream_.id), pools.error());
+  }
+  pool_ = (*pools)->slots.get();
+  return run_.MakeSumsRegion();
+}
+
+memory::RegionSpan SourceStream::SumsOf(uint32_t slot) const {
+  const plan::SlotSpan& span = schedule_.slots[slot];
+  return {run_.sums_region(), sums_offset_ + sizeof(uint64_t) * span.first_segment,
+          sizeof(uint64_t) * span.segment_count};
+}
+
 // Each slot that is started asks for the next one.
 void SourceStream::Pump() {
   if (!MayStartSlot()) return;
   const bool packs = NeedsBytes();
+  if (packs && pool_ == nullptr) {
+    if (Status status = ChoosePool(); !status.ok()) {
+      Stop(status);
+      return run_.Changed();
+    }
+  }
   FairGate& gate = packs ? run_.slots() : run_.mapped_slots();
   FairGate::Turn& turn = packs ? gate_turn_ : mapped_gate_turn_;
   asking_ = packs ? Asking::kGate : Asking::kMappedGate;
@@ -313,7 +348,7 @@ void SourceStream::Pump() {
 void SourceStream::OnSlotAdmitted() {
   if (asking_ == Asking::kMappedGate) return StartSlot({}, &run_.mapped_slots());
   asking_ = Asking::kPool;
-  const uint64_t ticket = context().slots->Acquire(
+  const uint64_t ticket = pool_->Acquire(
       pool_turn_, NextCost(), [this, keep = run_.shared_from_this()](memory::RegionSpan slot) {
         StartSlot(std::move(slot), &run_.slots());
       });
@@ -331,26 +366,22 @@ void SourceStream::StartSlot(memory::RegionSpan memory, FairGate* gate) {
   }
   const plan::SlotSpan& span = schedule_.slots[index];
   const std::span<uint64_t> sums(sums_.data() + span.first_segment, span.segment_count);
-  std::byte* mapped_sums = nullptr;
-  if (AnyMaps()) {
-    mapped_sums = run_.sums_data() + sums_offset_ + sizeof(uint64_t) * span.first_segment;
-  }
+  std::byte* mapped_sums = AnyMaps() ? SumsOf(index).data() : nullptr;
   ++tasks_;
   if (SumsAtReader()) {
     context().strand.Post([this, keep = run_.shared_from_this(), index] { OnPacked(index, {}); });
     return Pump();
   }
   packing_.Begin(context().clock.Now());
-  context().workers.Post(
-      [this, keep = run_.shared_from_this(), index, sums, mapped_sums, memory = std::move(memory)] {
-        PackedSlot packed = PackSlot(stream_, schedule_, index, run_.job().binding,
-                                     run_.context().tuning().direct_run_bytes_min,
-                                     memory.region ? &memory : nullptr, sums, stop_);
-        if (mapped_sums != nullptr) std::memcpy(mapped_sums, sums.data(), sums.size_bytes());
-        run_.context().strand.Post([this, keep, index, packed = std::move(packed)]() mutable {
-          OnPacked(index, std::move(packed));
-        });
-      });
+  context().workers.Post([this, keep = run_.shared_from_this(), index, sums, mapped_sums,
+                          memory = SlotMemory{std::move(memory), SumsOf(index)}] {
+    PackedSlot packed = PackSlot(stream_, schedule_, index, run_.job().binding,
+                                 run_.context().tuning().direct_run_bytes_min, memory, sums, stop_);
+    if (mapped_sums != nullptr) std::memcpy(mapped_sums, sums.data(), sums.size_bytes());
+    run_.context().strand.Post([this, keep, index, packed = std::move(packed)]() mutable {
+      OnPacked(index, std::move(packed));
+    });
+  });
   Pump();
 }
 
@@ -462,7 +493,7 @@ void SourceStream::Forget(SlotEntry entry) {
   const memory::RegionSpan memory = std::move(entry->second.memory);
   FairGate* gate = entry->second.gate;
   slots_.erase(entry);
-  if (memory.region) context().slots->Release(memory);
+  if (memory.region) pool_->Release(memory);
   gate->Leave();
 }
 

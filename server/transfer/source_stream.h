@@ -27,6 +27,9 @@ class SourceRun;
 /// Where the only reader maps the tensors and belongs to the same agent, slots are announced
 /// without sums: each of the reader's tasks has `sum_segments_` make the source's sum just before
 /// it copies the segment. The source's memory is then read once and not twice.
+///
+/// Where the slots lie, in host memory or on the tensors' GPU, is decided when the first one is
+/// packed: one reader whose transport does not reach GPU memory has all of them in host memory.
 class SourceStream {
  public:
   SourceStream(SourceRun& run, const plan::Stream& stream, PlanId plan, uint32_t readers_planned);
@@ -98,6 +101,8 @@ class SourceStream {
 
   void Pump();
   bool MayStartSlot() const;
+  Status ChoosePool();
+  memory::RegionSpan SumsOf(uint32_t slot) const;
   bool IsHere(uint32_t slot) const;
   uint32_t window() const;
   double NextCost() const;
@@ -123,6 +128,8 @@ class SourceStream {
   uint64_t sums_offset_ = 0;
   std::vector<uint64_t> sums_;  ///< by segment; each written by the one task that has its slot
   const SegmentSums sum_segments_;
+  device::Device* const device_;      ///< where its tensors lie; null: in host memory
+  memory::SlotPool* pool_ = nullptr;  ///< of its slots; null before the first one is packed
   std::map<ParticipantId, Reader> readers_;
   std::map<uint32_t, Slot> slots_;
   uint32_t next_slot_ = 0;

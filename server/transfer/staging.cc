@@ -23,6 +23,10 @@ PoolSize ScratchPoolSize(const Tuning& tuning) {
   return {RoundUp(most + kSlotAlignment, kPageBytes), tuning.slots_in_pool};
 }
 
+uint64_t GpuPoolBytes(const Tuning& tuning) {
+  return SlotPoolSize(tuning).bytes() + ScratchPoolSize(tuning).bytes();
+}
+
 Result<memory::ArenaMap> StageArenaOf(const layout::RankLayout& rank) {
   std::vector<uint64_t> sizes;
   sizes.reserve(rank.tensors.size());

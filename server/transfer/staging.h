@@ -20,6 +20,8 @@ struct PoolSize {
 PoolSize SlotPoolSize(const Tuning& tuning);
 /// What is received to be unpacked, shared by all target ranks of an agent.
 PoolSize ScratchPoolSize(const Tuning& tuning);
+/// What is taken of each GPU's slab for both, where a transport reaches GPU memory.
+uint64_t GpuPoolBytes(const Tuning& tuning);
 
 /// One buffer of the stage of an engine's rank.
 ///   kInvalidArgument / kShapeOverflow  a size does not fit; names the tensor

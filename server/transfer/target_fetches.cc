@@ -93,22 +93,23 @@ void TargetStream::PumpGets() {
 
 void TargetStream::OnGetAdmitted() {
   const Order order = orders_.front();
-  const bool plain = order.wanted != Wanted::kBytes ||
-                     ScratchBytes(stream_, schedule_, order.chunk, run_.job().binding,
-                                  context().tuning().direct_run_bytes_min) == 0;
+  const bool plain =
+      order.wanted != Wanted::kBytes ||
+      ScratchBytes(stream_, schedule_, order.chunk, run_.job().binding, straight()) == 0;
   if (plain) {
     orders_.pop_front();
     return Pace(order, {});
   }
   asking_ = Asking::kScratch;
-  const uint64_t ticket = context().scratch->Acquire(
-      scratch_turn_, CostOf(order),
-      [this, keep = run_.shared_from_this()](memory::RegionSpan scratch) {
-        // A re-read may have come first meanwhile; scratch is large enough for any chunk.
-        const Order next = orders_.front();
-        orders_.pop_front();
-        Pace(next, std::move(scratch));
-      });
+  const uint64_t ticket =
+      scratch().Acquire(scratch_turn_, CostOf(order),
+                        [this, keep = run_.shared_from_this()](memory::RegionSpan scratch) {
+                          // A re-read may have come first meanwhile; scratch is large enough for
+                          // any chunk.
+                          const Order next = orders_.front();
+                          orders_.pop_front();
+                          Pace(next, std::move(scratch));
+                        });
   if (ticket != 0) ticket_ = ticket;
 }
 
@@ -140,10 +141,8 @@ void TargetStream::PostGet(const Order& order, memory::RegionSpan scratch) {
     fetch->scatter.offset = sizeof(uint64_t) * i;
     fetch->scatter.into = {std::as_writable_bytes(std::span(&slot.expected[i], 1))};
   } else {
-    fetch->scatter =
-        ScatterOf(stream_, schedule_, order.chunk, run_.job().binding,
-                  context().tuning().direct_run_bytes_min,
-                  fetch->scratch.region ? fetch->scratch.data() : nullptr, slot.expected);
+    fetch->scatter = ScatterOf(stream_, schedule_, order.chunk, run_.job().binding, straight(),
+                               fetch->scratch, slot.expected);
   }
   ++gets_;
   endpoint_->Get(slot.memory, fetch->scatter.offset, fetch->scatter.into,
@@ -155,7 +154,7 @@ void TargetStream::PostGet(const Order& order, memory::RegionSpan scratch) {
 
 void TargetStream::ReleaseScratch(Fetch& fetch) {
   const memory::RegionSpan scratch = std::exchange(fetch.scratch, {});
-  if (scratch.region) context().scratch->Release(scratch);
+  if (scratch.region) this->scratch().Release(scratch);
 }
 
 void TargetStream::OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& status) {
@@ -205,10 +204,12 @@ void TargetStream::OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& 
 void TargetStream::SumChunk(const std::shared_ptr<Fetch>& fetch) {
   ++tasks_;
   verifying_.Begin(context().clock.Now());
-  context().workers.Post([this, fetch] {
-    auto sums =
-        UnpackAndSum(stream_, schedule_, fetch->order.chunk, fetch->scatter,
-                     fetch->scratch.region ? fetch->scratch.data() : nullptr, run_.job().binding);
+  const bool flush = transport_->capabilities().flush_device_writes;
+  context().workers.Post([this, fetch, flush] {
+    const Status seen = flush ? FlushWritten(fetch->scatter) : OkStatus();
+    auto sums = !seen.ok() ? Fail(seen)
+                           : UnpackAndSum(stream_, schedule_, fetch->order.chunk, fetch->scatter,
+                                          fetch->scratch, run_.job().binding);
     fetch->keep->context().strand.Post(
         [this, fetch, sums = std::move(sums)] { OnSummed(fetch, sums); });
   });

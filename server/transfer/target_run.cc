@@ -66,7 +66,7 @@ Status TargetRun::AddStream(const plan::Stream& stream) {
   streams_.push_back(
       std::make_unique<TargetStream>(*this, stream, peer->second, participant->second, transport));
   by_id_.emplace(stream.id, streams_.back().get());
-  return OkStatus();
+  return streams_.back()->CheckGpuDirect();
 }
 
 void TargetRun::ConnectAll() {
@@ -171,7 +171,7 @@ void TargetRun::FinishFromStreams() {
     const std::string& name = stream->transport()->name();
     report.digests.push_back(stream->digest());
     report.bytes += stream->bytes_done();
-    report.bytes_by_transport[name] += stream->bytes_done() - stream->bytes_kept();
+    report.bytes_by_transport[stream->path()] += stream->bytes_done() - stream->bytes_kept();
     report.bytes_kept += stream->bytes_kept();
     report.rereads += stream->rereads();
     Nanos& last = last_by_transport[name];
@@ -195,7 +195,7 @@ std::vector<Stretch> TargetRun::Stretches() const {
   Lasting verifying;
   int64_t verified = 0;
   for (const auto& stream : streams_) {
-    Read& read = reads[{stream->source(), stream->transport()->name()}];
+    Read& read = reads[{stream->source(), stream->path()}];
     read.lasting.Add(stream->reading());
     read.bytes += stream->bytes_done() - stream->bytes_kept();
     verifying.Add(stream->verifying());

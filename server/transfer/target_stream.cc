@@ -19,11 +19,18 @@ TargetStream::TargetStream(TargetRun& run, const plan::Stream& stream, const Pee
       transport_(transport),
       maps_(transport->capabilities().map),
       same_host_(run.context().IsOnOurHost(peer)),
+      device_(DeviceOf(stream, plan::Side::kTarget, run.job().binding)),
       read_ahead_(ReadAheadOf(run.context().tuning(), same_host_)),
       pace_(run.context().strand, run.context().clock) {
   const uint64_t most = transport->capabilities().chunk_bytes_max;
   int64_t& chunk_bytes = read_ahead_.chunk_bytes;
   if (most > 0) chunk_bytes = std::min(chunk_bytes, static_cast<int64_t>(most));
+  const auto pools = GpuDirectPools(run.context().gpu_pools, device_, {transport});
+  if (pools) {
+    gpu_ = *pools;
+  } else {
+    not_gpu_direct_ = pools.error();
+  }
   Touch();
 }
 
@@ -88,6 +95,15 @@ void TargetStream::FailSegment(uint32_t segment) {
                    .AtTensor(tensor));
 }
 
+// Whoever maps GPU memory copies within it.
+Status TargetStream::CheckGpuDirect() const {
+  const bool maps_device = maps_ && transport_->capabilities().maps_device_memory && device_ != nullptr;
+  if (!context().options.gpu_direct_required || gpu_ != nullptr || maps_device) return OkStatus();
+  return GpuDirectRefusal("stream " + std::to_string(stream_.id) + " from source rank " +
+                              std::to_string(stream_.source_rank) + " over " + TransportName(),
+                          not_gpu_direct_);
+}
+
 void TargetStream::FailDevice(const Status& why) {
   FailStream(why.code(), why.reason(), why.message());
 }
@@ -108,7 +124,10 @@ void TargetStream::OnReady(const Notify& ready) {
   Touch();
   // A source that lies on a GPU which this transport cannot map has answered without a binding, and
   // announces packed slots as to a reader that does not map.
-  if (!mapped_ && maps_pending_ == 0 && ready.memory.id != 0) maps_ = false;
+  if (maps_ && !mapped_ && maps_pending_ == 0 && ready.memory.id != 0) {
+    maps_ = false;
+    if (Status status = CheckGpuDirect(); !status.ok()) return run_.FailJob(std::move(status));
+  }
   if (!maps_) return OrderSlot(ready.slot);
   if (mapped_) CopySlot(ready.slot);
 }
@@ -117,6 +136,9 @@ void TargetStream::CountMoved(int64_t bytes) {
   reading_.End(context().clock.Now());
   context().metrics.Add("transfer_bytes_total", static_cast<double>(bytes),
                         {{"transport", TransportName()}, {"direction", "in"}});
+  if (device_ != nullptr && !maps_) {
+    context().CountGpuBytes(bytes, TransportName(), "in", gpu_ != nullptr);
+  }
 }
 
 void TargetStream::OnSlotVerified(uint32_t index) {
@@ -268,13 +290,13 @@ void TargetStream::Stop(const Status& why) {
   const Asking asked = std::exchange(asking_, Asking::kNothing);
   if (asked == Asking::kGet) run_.gets(same_host_).Cancel(ticket_);
   if (asked == Asking::kScratch) {
-    context().scratch->CancelWait(ticket_);
+    scratch().CancelWait(ticket_);
     run_.gets(same_host_).Leave();
   }
   if (asked == Asking::kPace) {
     pace_.Cancel();
     const memory::RegionSpan scratch = std::exchange(paced_scratch_, {});
-    if (scratch.region) context().scratch->Release(scratch);
+    if (scratch.region) this->scratch().Release(scratch);
     run_.gets(same_host_).Leave();
   }
   MaybeClose();

@@ -50,6 +50,10 @@ class TargetStream {
   const Peer& peer() const { return peer_; }
   ParticipantId source() const { return source_; }
   transport::Transport* transport() const { return transport_; }
+  /// "tcp", or "ucx-gpu" where that reads straight into GPU memory: as reports have it.
+  std::string path() const { return TransportName() + (gpu_ != nullptr ? "-gpu" : ""); }
+  /// OK, or that its payload passes host memory although that is forbidden.
+  Status CheckGpuDirect() const;
   uint64_t endpoint_id() const { return endpoint_ ? endpoint_->id() : 0; }
 
  private:
@@ -83,6 +87,10 @@ class TargetStream {
   };
 
   Context& context() const;
+  memory::SlotPool& scratch() const {
+    return gpu_ != nullptr ? *gpu_->scratch : *context().scratch;
+  }
+  Straight straight() const { return {context().tuning().direct_run_bytes_min, gpu_ != nullptr}; }
   StreamKey Key() const;
   std::string TransportName() const;
   void MaybeOpen();
@@ -132,6 +140,10 @@ class TargetStream {
   transport::Transport* const transport_;
   bool maps_;  ///< unless the source says that its memory cannot be mapped over this transport
   const bool same_host_;
+  device::Device* const device_;  ///< where its tensors lie; null: in host memory
+  const GpuPools* gpu_ =
+      nullptr;             ///< of `device_`, where Gets write to it; else they write to host
+  Status not_gpu_direct_;  ///< why there is no `gpu_`
   ReadAhead read_ahead_;
   bool planned_ = false;
   plan::StreamSchedule schedule_;

@@ -8,7 +8,7 @@
 
 #include "server/base/clock.h"
 #include "server/base/executor.h"
-#include "server/memory/region.h"
+#include "server/memory/slab_pool.h"
 #include "server/metrics/metrics.h"
 #include "server/plan/plan.h"
 #include "server/transfer/kept.h"
@@ -29,8 +29,10 @@
 /// A slot is a gather list: runs that are long and need no cast are sent straight from the source's
 /// memory, the rest is packed into a slot of the pool; the target scatters likewise. Where the
 /// transport can map, no payload is packed at all: the slot holds only the sums and the target
-/// copies from the source's tensors. A segment whose sum differs is read again at most twice.
-/// Streams of one (plan, stream) with several readers are packed and summed once.
+/// copies from the source's tensors. Where it reaches GPU memory, slots, runs and scratch lie on
+/// the GPU of the tensors and only the sums in host memory (gpu_direct.h). A segment whose sum
+/// differs is read again at most twice. Streams of one (plan, stream) with several readers are
+/// packed and summed once.
 ///
 /// A segment that the target holds already, from an attempt that was cut short or because the
 /// version did not change it, is not read (kept.h): the target reads the slot's sums first, sums
@@ -105,7 +107,7 @@ struct Stretch {
   Nanos begin{}, end{};
   int64_t bytes = 0;
   ParticipantId source{};  ///< read: from whom
-  std::string transport;   ///< read
+  std::string transport;   ///< read; as in TargetReport::bytes_by_transport
   friend bool operator==(const Stretch&, const Stretch&) = default;
 };
 
@@ -151,8 +153,9 @@ struct TargetJob {
 };
 struct TargetReport {
   std::vector<StreamDigest> digests;
-  int64_t bytes = 0;                                  ///< verified: all of the plan's
-  std::map<std::string, int64_t> bytes_by_transport;  ///< that were read
+  int64_t bytes = 0;  ///< verified: all of the plan's
+  /// That were read; "ucx-gpu": straight between ucx and GPU memory.
+  std::map<std::string, int64_t> bytes_by_transport;
   uint32_t rereads = 0;
   int64_t bytes_kept = 0;  ///< of `bytes`: not read, because they were here already
   std::vector<Stretch> stretches = {};
@@ -171,6 +174,11 @@ struct Options {
   /// Sessions are opened only with proof of the ticket (transport/proof.h). Otherwise a peer of the
   /// version before that, whose caller shows the ticket, is spoken to as it does.
   bool proof_required = false;
+  /// GPU memory for slots and scratch (gpu_direct.h), taken where a transport reaches any.
+  memory::SlabPools slabs = {};
+  /// Payload may not pass host memory: a job whose tensors lie there, or that has a peer whose
+  /// transport does not reach GPU memory, fails with kFailedPrecondition / kTransportFailed.
+  bool gpu_direct_required = false;
 };
 
 /// All transfers of one agent. Destroy the transports after Shutdown and before the engine. Every

@@ -17,7 +17,9 @@ struct PieceRange {
   const std::shared_ptr<memory::MemoryRegion>* region = nullptr;
   uint64_t offset = 0;
   uint64_t bytes = 0;
+  /// Of the host only; aborts for a GPU's.
   ConstSpan span() const { return {(*region)->data() + offset, bytes}; }
+  device::Bytes at() const { return (*region)->bytes() + offset; }
 };
 
 /// One export. Whoever holds it is an operation under way: the pieces stay alive, and callbacks of

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -40,7 +41,51 @@ struct RegionKey {
 /// the export is revoked *and* the last operation on it has ended.
 using GatherList = std::vector<memory::RegionSpan>;
 
-using MutableSpan = std::span<std::byte>;
+/// Where a Get writes: host memory, or a range of a GPU's, which the host never touches: data()
+/// aborts then. Whoever made it keeps the memory alive.
+class MutableSpan {
+ public:
+  MutableSpan() = default;
+  template <typename Range>
+  requires std::convertible_to<Range&, std::span<std::byte>> MutableSpan(Range&& host)
+      : MutableSpan(std::span<std::byte>(host).data(), std::span<std::byte>(host).size()) {}
+  MutableSpan(std::byte* host, size_t bytes) : at_(host), bytes_(bytes) {}
+  /// Of either kind.
+  MutableSpan(const memory::MemoryRegion& region, uint64_t offset, size_t bytes)
+      : at_(region.bytes().at + offset),
+        bytes_(bytes),
+        allocation_(region.on_device() ? &region.allocation() : nullptr) {}
+
+  size_t size() const { return bytes_; }
+  bool empty() const { return bytes_ == 0; }
+  /// Of the host only.
+  std::byte* data() const {
+    WW_CHECK(!on_device());
+    return at_;
+  }
+  bool on_device() const { return allocation_ != nullptr; }
+  /// Of a GPU's memory: what it is a range of.
+  const device::Allocation& allocation() const { return *allocation_; }
+  /// For what can touch either.
+  device::Bytes at() const { return {at_, on_device() ? &allocation_->device() : nullptr}; }
+
+  MutableSpan subspan(size_t offset) const {
+    MutableSpan rest = *this;
+    rest.at_ += offset;
+    rest.bytes_ -= offset;
+    return rest;
+  }
+  /// `next` begins where this ends, in the same memory.
+  bool MeetsWith(const MutableSpan& next) const {
+    return next.allocation_ == allocation_ && next.at_ == at_ + bytes_;
+  }
+  void Extend(size_t bytes) { bytes_ += bytes; }
+
+ private:
+  std::byte* at_ = nullptr;
+  size_t bytes_ = 0;
+  const device::Allocation* allocation_ = nullptr;  ///< null: the host's
+};
 
 /// Bytes of a peer, of the host's memory or of a GPU's, as seen in this process.
 struct MappedPiece {
@@ -58,9 +103,13 @@ struct MappedList {
 struct Capabilities {
   bool get = true;
   bool map = false;  ///< Map() works: same host, shareable memory
-  /// Map() works for GPU memory too. Without it nothing may be exported that lies on a GPU:
-  /// transfer/ stages it in host memory.
+  /// Map() works for GPU memory too.
   bool maps_device_memory = false;
+  /// Pieces of an export and spans of a Get may lie on a GPU. Without it neither may, but for what
+  /// is only mapped: whatever runs into one aborts. What the peer does is its own matter.
+  bool gets_device_memory = false;
+  /// What a Get has written to a GPU is seen by work there only after Device::FlushWrites.
+  bool flush_device_writes = false;
   uint64_t chunk_bytes_max = 0;     ///< largest Get
   uint32_t gets_in_flight_max = 0;  ///< per endpoint; a further Get queues inside the transport
   bool checks_payload = false;      ///< payload is checksummed below us (none today)

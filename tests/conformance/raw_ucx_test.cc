@@ -48,7 +48,8 @@ class Plain final : public transport::UcxEvents {
   [[nodiscard]] bool TakeSelfTest(Incarnation holder, Code verdict = Code::kOk) {
     held_.resize(transport::kUcxSelfTestBytes);
     transport::FillUcxSelfTest(held_, holder);
-    EXPECT_EQ(worker_->Register(held_.data(), held_.size(), memory_), "");
+    EXPECT_EQ(worker_->Register(held_.data(), held_.size(), transport::UcxKind::kHost, memory_),
+              "");
     Send(Frame{.type = FrameType::kSelfTest, .key = {1, 1}});
     Send(Frame{.type = FrameType::kRegion, .request = kRegionHeld},
          std::as_bytes(std::span(memory_.remote_key)));
@@ -222,6 +223,22 @@ class RawUcx : public Conformance {
   CountingSink sink;
   std::unique_ptr<Side> side;
 };
+
+// Where UCX knows no CUDA, memory that is said to be a GPU's is refused in words, before UCX looks.
+TEST(RawUcxMemory, OfCudaIsRefusedWhereUcxKnowsNone) {
+  if (UcxKinds().empty()) GTEST_SKIP() << "the plug-in is not built";
+  auto worker = transport::MakeUcxWorker({.tls = "tcp,posix,cma"});
+  ASSERT_TRUE(worker.has_value());
+  ASSERT_FALSE((*worker)->KnowsCuda());
+  std::vector<std::byte> bytes(4096);
+  transport::UcxMemory memory;
+  EXPECT_EQ((*worker)->Register(bytes.data(), bytes.size(), transport::UcxKind::kCuda, memory),
+            "this libucp reaches no CUDA memory");
+  EXPECT_EQ(memory.handle, nullptr);
+  ASSERT_EQ((*worker)->Register(bytes.data(), bytes.size(), transport::UcxKind::kHost, memory), "");
+  EXPECT_EQ(memory.kind, transport::UcxKind::kHost);
+  (*worker)->Release(memory);
+}
 
 TEST_P(RawUcx, GarbageInsteadOfAHelloIsClosedAndCounted) {
   auto plain = Visit();

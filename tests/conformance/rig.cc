@@ -10,6 +10,7 @@
 #include "server/transport/cuda_ipc/cuda_ipc_transport.h"
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/ucx/ucx_transport.h"
+#include "tests/conformance/gpu_side.h"
 #include "tests/conformance/pattern.h"
 #include "tests/support/fake_cuda/fake_gpus.h"
 #include "tests/support/tls_for_tests.h"
@@ -63,7 +64,9 @@ std::vector<Kind> RealKinds() {
 
 std::vector<Kind> AllKinds() {
   std::vector<Kind> kinds = RealKinds();
-  kinds.insert(kinds.begin(), {"fake", "fake", 1});
+  Kind gpu{"fake_gpu", "fake", 1};
+  gpu.gpu = true;
+  kinds.insert(kinds.begin(), {{"fake", "fake", 1}, gpu});
   return kinds;
 }
 
@@ -116,11 +119,14 @@ std::unique_ptr<Side> Rig::MakeSide(Limits limits) {
   const uint64_t number = ++sides_made_;
   auto side = std::make_unique<Side>(*this, Incarnation(1000 + number));
   if (kind_.backend == "fake") {
-    transport::FakeOptions options{.map = true};
+    transport::FakeOptions options{.map = !kind_.gpu};
+    options.gets_device_memory = options.flush_device_writes = kind_.gpu;
+    if (kind_.gpu) options.write_device = WriteLate;
     options.chunk_bytes_max = limits.chunk_bytes_max;
     options.gets_in_flight_max = limits.gets_in_flight_max;
     options.notifies_queued_max = limits.notifies_queued_max;
     side->transport = network_.MakeTransport("node-" + std::to_string(number), options);
+    if (kind_.gpu) side->transport = ExportsFromGpu(std::move(side->transport));
   } else if (kind_.backend == "tcp") {
     transport::TcpOptions options;
     options.connections = kind_.connections;
@@ -227,9 +233,15 @@ std::shared_ptr<Call> Rig::Get(const std::shared_ptr<Endpoint>& endpoint, Region
                                uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
                                std::shared_ptr<void> hold) {
   auto call = std::make_shared<Call>();
+  std::shared_ptr<GpuTargets> on_gpu;
+  if (kind_.gpu) {
+    on_gpu = std::make_shared<GpuTargets>(std::move(into));
+    into = on_gpu->spans();
+  }
   PostGuard guard;
   endpoint->Get(key, offset, std::move(into), timeout, std::move(hold),
-                [this, call](Status status) {
+                [this, call, on_gpu](Status status) {
+                  if (on_gpu) on_gpu->Fetch();
                   Record(call, [&](Call& outcome) {
                     outcome.inside_post |= PostGuard::posting();
                     outcome.status = status;

@@ -64,10 +64,24 @@ TEST_P(UcxChoice, GpuDirectThatIsRequiredIsRefusedInWords) {
   EXPECT_EQ(why.code(), Code::kFailedPrecondition);
   EXPECT_THAT(why.message(), HasSubstr("no GPU-direct: "));
   EXPECT_THAT(why.message(), HasSubstr("UCX has no RDMA device here"));  // tcp leaves it out
-  EXPECT_THAT(why.message(), HasSubstr("in host memory"));
+  EXPECT_THAT(why.message(), HasSubstr("this agent has no GPU memory for weights"));
   EXPECT_THAT(why.remedy(), HasSubstr("gpu_direct"));
   Side side(rig, Incarnation(7));
   EXPECT_EQ(transport->Start(&side.recorder, side.self), why);
+}
+
+// GPU memory that is lent is one fact of several: the others are still missing here.
+TEST_P(UcxChoice, SlabsAloneAreNoGpuDirect) {
+  options.gpu_direct = GpuDirect::kRequired;
+  options.slab_gpus = {"GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"};
+  const Status why = Make()->Viable();
+  EXPECT_THAT(why.message(), HasSubstr("UCX has no RDMA device here"));
+  EXPECT_THAT(why.message(), Not(HasSubstr("no GPU memory for weights")));
+  options.gpu_direct = GpuDirect::kAuto;
+  const auto transport = Make();
+  EXPECT_EQ(transport->Viable(), OkStatus());
+  EXPECT_FALSE(transport->capabilities().gets_device_memory);
+  EXPECT_FALSE(transport->capabilities().flush_device_writes);
 }
 
 TEST_P(UcxChoice, GpuDirectIsExplainedUnlessItIsOff) {

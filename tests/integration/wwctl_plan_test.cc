@@ -252,7 +252,9 @@ TEST(WwctlPlan, ForetellsTheMemoryOfAgents) {
   EXPECT_NE(daemon.out.find("slots_in_pool: 16"), std::string::npos) << daemon.out;
   const uint64_t slots = 16 * 8'388'608;
   EXPECT_EQ(staging.at("slots_bytes"), slots);
-  EXPECT_EQ(staging.at("source_max"), slots + staging.at("scratch_bytes").get<uint64_t>());
+  const uint64_t pools = slots + staging.at("scratch_bytes").get<uint64_t>();
+  EXPECT_EQ(staging.at("source_max"), pools);
+  EXPECT_EQ(staging.at("gpu_bytes"), pools);
   const json& target = staging.at("ranks").at("target");
   ASSERT_EQ(target.size(), 2u);
   EXPECT_EQ(staging.at("target_max"), *std::max_element(target.begin(), target.end()));

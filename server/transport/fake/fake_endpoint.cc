@@ -193,30 +193,55 @@ void FakeEndpoint::Deliver(uint64_t number, const std::vector<PieceRange>& range
   const std::shared_ptr<const Exported> keep = std::move(served->second);
   source->serving_.erase(served);
 
-  const Operation& operation = entry->second;
-  node_->world->bytes_delivered += TotalBytes(operation.into);
-  std::vector<ConstSpan> from;
-  for (const PieceRange& range : ranges) from.push_back(range.span());
-  ForEachStretch(from, operation.into, SIZE_MAX,
-                 [](std::byte* to, const std::byte* source_bytes, size_t bytes) {
-                   std::memcpy(to, source_bytes, bytes);
-                   return true;
-                 });
+  const std::vector<MutableSpan>& into = entry->second.into;
+  Status status;
+  auto range = ranges.begin();
+  uint64_t taken = 0;  // of *range
+  for (MutableSpan span : into) {
+    while (!span.empty() && status.ok()) {
+      const uint64_t bytes = std::min<uint64_t>(span.size(), range->bytes - taken);
+      status = Write(span, {range->region, range->offset + taken, bytes});
+      span = span.subspan(bytes);
+      taken += bytes;
+      if (taken < range->bytes) continue;
+      ++range;
+      taken = 0;
+    }
+  }
+  if (status.ok()) status = MaybeCorrupt(into);
+  if (!status.ok()) return Finish(number, Fail(std::move(status)));
+  Finish(number, MappedList{});
+}
+
+// All of `source`, to the beginning of `target`.
+Status FakeEndpoint::Write(const MutableSpan& target, const PieceRange& source) {
+  WW_CHECK(node_->options.gets_device_memory || !target.on_device());
+  FakeNetwork::World& world = *node_->world;
+  world.bytes_delivered += source.bytes;
+  if (!target.on_device() || !(*source.region)->on_device()) {
+    world.bytes_through_host += source.bytes;
+  }
+  if (!target.on_device()) return device::CopyRun(target.at(), source.at(), source.bytes);
+  return node_->options.write_device(target.at(), source.at(), source.bytes);
+}
+
+Status FakeEndpoint::MaybeCorrupt(const std::vector<MutableSpan>& into) {
   FakeNetwork::World& world = *node_->world;
   FakeLinkState& state = world.Link(node_->address, peer_address_);
   ++state.gets;
-  if (state.link.corrupt_every_get > 0 && state.gets % state.link.corrupt_every_get == 0 &&
-      std::bernoulli_distribution(state.link.corrupt_probability)(world.random)) {
-    uint64_t victim = world.random() % TotalBytes(operation.into);
-    for (MutableSpan span : operation.into) {
-      if (victim < span.size()) {
-        span[victim] ^= std::byte{0x10};
-        break;
-      }
-      victim -= span.size();
-    }
+  if (state.link.corrupt_every_get == 0 || state.gets % state.link.corrupt_every_get != 0 ||
+      !std::bernoulli_distribution(state.link.corrupt_probability)(world.random)) {
+    return OkStatus();
   }
-  Finish(number, MappedList{});
+  uint64_t victim = world.random() % TotalBytes(into);
+  auto span = into.begin();
+  for (; victim >= span->size(); ++span) victim -= span->size();
+  const device::Bytes at = span->at() + victim;
+  std::byte bad{};
+  WW_RETURN_IF_ERROR(device::CopyRun({&bad}, at, 1));
+  bad ^= std::byte{0x10};
+  return span->on_device() ? node_->options.write_device(at, &bad, 1)
+                           : device::CopyRun(at, &bad, 1);
 }
 
 void FakeEndpoint::Finish(uint64_t number, Result<MappedList> result) {

@@ -61,6 +61,8 @@ class FakeEndpoint final : public Endpoint, public std::enable_shared_from_this<
   /// Run on the reader's side when the bytes arrive, and when its NIC has taken them.
   void Receive(uint64_t number, std::vector<PieceRange> ranges);
   void Deliver(uint64_t number, const std::vector<PieceRange>& ranges);
+  Status Write(const MutableSpan& target, const PieceRange& source);
+  Status MaybeCorrupt(const std::vector<MutableSpan>& into);
   void Finish(uint64_t number, Result<MappedList> result);
   void Expire(uint64_t number);
   /// Ends the session on this side; Settle is posted.

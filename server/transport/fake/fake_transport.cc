@@ -31,6 +31,8 @@ class FakeTransport final : public Transport {
   Capabilities capabilities() const override {
     Capabilities capabilities;
     capabilities.map = node_->options.map;
+    capabilities.gets_device_memory = node_->options.gets_device_memory;
+    capabilities.flush_device_writes = node_->options.flush_device_writes;
     capabilities.chunk_bytes_max = node_->options.chunk_bytes_max;
     capabilities.gets_in_flight_max = node_->options.gets_in_flight_max;
     return capabilities;
@@ -43,7 +45,12 @@ class FakeTransport final : public Transport {
     return OkStatus();
   }
   std::string address() const override { return node_->address; }
-  RegionKey Export(GatherList pieces) override { return node_->exports.Export(std::move(pieces)); }
+  RegionKey Export(GatherList pieces) override {
+    for (const memory::RegionSpan& piece : pieces) {
+      WW_CHECK(node_->options.gets_device_memory || !piece.region->on_device());
+    }
+    return node_->exports.Export(std::move(pieces));
+  }
   void Revoke(RegionKey key, std::function<void()> done) override {
     node_->exports.Revoke(key, std::move(done));
   }
@@ -173,6 +180,7 @@ void FakeNetwork::SetNic(const std::string& address, FakeNic nic) {
 }
 
 uint64_t FakeNetwork::bytes_delivered() const { return world_->bytes_delivered; }
+uint64_t FakeNetwork::bytes_through_host() const { return world_->bytes_through_host; }
 
 void FakeNetwork::Break(const std::string& a, const std::string& b) {
   for (const auto& [here, there] : {std::pair(a, b), std::pair(b, a)}) {

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "server/base/clock.h"
 #include "server/base/executor.h"
+#include "server/device/bytes.h"
 #include "server/transport/transport.h"
 
 namespace weightwire::transport {
@@ -33,6 +35,11 @@ struct FakeNic {
 struct FakeOptions {
   std::string name = "fake";
   bool map = false;  ///< Map() shares pointers
+  bool gets_device_memory = false;
+  bool flush_device_writes = false;
+  /// How a Get's bytes come to lie in GPU memory. A test's own may be late: then they are seen once
+  /// the GPU was told to flush.
+  std::function<Status(device::Bytes, device::ConstBytes, uint64_t)> write_device = device::CopyRun;
   uint64_t chunk_bytes_max = 64 << 20;
   uint32_t gets_in_flight_max = 64;
   uint32_t notifies_queued_max = 1024;
@@ -60,6 +67,8 @@ class FakeNetwork {
   void Break(const std::string& a, const std::string& b);
   /// Bytes that Gets have brought so far, sums included.
   uint64_t bytes_delivered() const;
+  /// Of these, those that lay in host memory on either side.
+  uint64_t bytes_through_host() const;
 
   struct World;
 

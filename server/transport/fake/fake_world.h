@@ -51,6 +51,7 @@ struct FakeNetwork::World {
   Clock& clock;
   std::mt19937_64 random;
   uint64_t bytes_delivered = 0;
+  uint64_t bytes_through_host = 0;
   FakeLink default_link;
   std::map<std::pair<std::string, std::string>, FakeLinkState> links;
   std::map<std::string, FakeNicState> nics;  ///< by address; those with limits

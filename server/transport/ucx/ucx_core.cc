@@ -38,6 +38,7 @@ void UcxCore::OpenWorker() {
   }
   worker_ = std::move(setup->worker);
   choices_ = std::move(setup->choices);
+  gpu_direct_ = setup->gpu_direct;
   event_.emplace(loop.context(), worker_->event_fd());
 }
 
@@ -112,11 +113,6 @@ void UcxCore::Bind(uint64_t id, std::shared_ptr<UcxConnection> connection) {
 
 void UcxCore::ShutAll() {
   for (const auto& [id, connection] : std::map(connections_)) connection->Shut();
-}
-
-const UcxMemory* UcxCore::MemoryOf(const std::shared_ptr<memory::MemoryRegion>& region,
-                                   std::string& failure) {
-  return registry_.Of(*worker_, region, failure);
 }
 
 void UcxCore::ForgetDeadRegions() {

@@ -31,8 +31,8 @@ class UcxConnection {
   virtual void OnBroken(const std::string& why) = 0;
   /// The last call.
   virtual void OnClosed() {}
-  /// A region of ours is gone, and its key with it.
-  virtual void OnRegionGone(uint64_t /*region*/) {}
+  /// Memory of ours is gone, and its key with it: by UcxRegistered::id.
+  virtual void OnRegionGone(uint64_t /*registered*/) {}
   /// The transport ends.
   virtual void Shut() = 0;
 };
@@ -47,6 +47,8 @@ class UcxCore final : private UcxEvents {
   const Status& viable() const { return viable_; }
   /// Which devices it uses and why.
   const std::string& choices() const { return choices_; }
+  /// Exports and Gets may be of GPU memory.
+  bool gpu_direct() const { return gpu_direct_; }
   /// Runs `task` on the loop, then UCX. After Stop: at once.
   void Post(Task task);
   void CountClose(const char* cause);
@@ -65,9 +67,8 @@ class UcxCore final : private UcxEvents {
   void SessionLeft(const std::string& lanes);
   void CountSelfTest(const char* result);
   size_t session_count() const { return sessions_; }
-  /// Of an exported region; nullptr and `failure` when UCX refuses it.
-  const UcxMemory* MemoryOf(const std::shared_ptr<memory::MemoryRegion>& region,
-                            std::string& failure);
+  /// What UCX has registered.
+  UcxRegistry& registry() { return registry_; }
   void ForgetDeadRegions();
   std::function<void(void* request)> on_caller;  ///< to be answered by worker()
 
@@ -101,6 +102,7 @@ class UcxCore final : private UcxEvents {
 
   Status viable_;
   std::string choices_;
+  bool gpu_direct_ = false;
   std::unique_ptr<UcxWorker> worker_;  ///< null before it is made and once stopped
   std::optional<boost::asio::posix::stream_descriptor> event_;
   bool driving_ = false;  ///< Drive is posted

@@ -8,6 +8,7 @@
 namespace weightwire::transport {
 void UcxEndpoint::Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
                       std::shared_ptr<void> hold, GetDone done) {
+  for (const MutableSpan& span : into) WW_CHECK(core_->gpu_direct() || !span.on_device());
   auto operation = std::make_shared<GetOperation>();
   operation->key = key;
   operation->offset = offset;
@@ -144,27 +145,27 @@ Result<std::vector<std::byte>> UcxEndpoint::Grant(const Frame& frame) {
   WW_ASSIGN(auto pieces, exported->Slice(frame.offset, frame.length));
   std::vector<UcxRange> ranges;
   for (const PieceRange& piece : pieces) {
-    const auto& region = *piece.region;
-    if (!shown_.contains(region->id())) WW_FAIL_IF_ERROR(ShowKey(region));
-    ranges.push_back({region->id(), reinterpret_cast<uintptr_t>(piece.span().data()), piece.bytes});
+    WW_ASSIGN(const uint64_t shown, ShowKey(*piece.region));
+    ranges.push_back({shown, reinterpret_cast<uintptr_t>(piece.at().at), piece.bytes});
   }
   grants_.emplace(frame.request, std::move(exported));
   return EncodeUcxRanges(ranges);
 }
 
-Status UcxEndpoint::ShowKey(const std::shared_ptr<memory::MemoryRegion>& region) {
+Result<uint64_t> UcxEndpoint::ShowKey(const std::shared_ptr<memory::MemoryRegion>& region) {
   std::string failure;
-  const UcxMemory* memory = core_->MemoryOf(region, failure);
-  if (memory == nullptr) return TransportFailed("UCX cannot register memory: " + failure);
-  Send({.type = FrameType::kRegion, .request = region->id()},
-       std::as_bytes(std::span(memory->remote_key)));
-  shown_.insert(region->id());
-  return OkStatus();
+  const UcxRegistered* known = core_->registry().Of(core_->worker(), region, failure);
+  if (known == nullptr) return Fail(TransportFailed("UCX cannot register memory: " + failure));
+  if (shown_.insert(known->id).second) {
+    Send({.type = FrameType::kRegion, .request = known->id},
+         std::as_bytes(std::span(known->memory.remote_key)));
+  }
+  return known->id;
 }
 
-void UcxEndpoint::OnRegionGone(uint64_t region) {
-  if (state_ != State::kOpen || shown_.erase(region) == 0) return;
-  Send({.type = FrameType::kRegionGone, .request = region});
+void UcxEndpoint::OnRegionGone(uint64_t registered) {
+  if (state_ != State::kOpen || shown_.erase(registered) == 0) return;
+  Send({.type = FrameType::kRegionGone, .request = registered});
 }
 
 void UcxEndpoint::OnRegion(const UcxMessage& message) {
@@ -197,20 +198,41 @@ void UcxEndpoint::OnGetReply(const UcxMessage& message) {
     return keys_.contains(range.region);
   });
   if (!known) return Garbage("a range of an unknown region");
+  if (Status can = RegisterTargets(get->second.operation); !can.ok()) {
+    Send({.type = FrameType::kGetEnd, .request = message.frame.request});
+    return Finish(message.frame.request, std::move(can));
+  }
   Read(message.frame.request, *ranges);
+}
+
+Status UcxEndpoint::RegisterTargets(const GetOperation& operation) {
+  std::string failure;
+  for (const MutableSpan& span : operation.into) {
+    if (span.on_device() &&
+        core_->registry().Of(core_->worker(), span.allocation(), failure) == nullptr) {
+      return TransportFailed("UCX cannot register memory of " + span.allocation().device().name() +
+                             ": " + failure);
+    }
+  }
+  return OkStatus();
 }
 
 void UcxEndpoint::Read(uint64_t request, const std::vector<UcxRange>& ranges) {
   Active& get = active_.at(request);
   get.reading = true;
   auto range = ranges.begin();
-  uint64_t done = 0;  // of *range
+  uint64_t done = 0;    // of *range
+  std::string ignored;  // RegisterTargets came first
   for (MutableSpan into : get.operation.into) {
+    const UcxMemory* registered =
+        into.on_device()
+            ? &core_->registry().Of(core_->worker(), into.allocation(), ignored)->memory
+            : nullptr;
     while (!into.empty()) {
       const size_t bytes = std::min<uint64_t>(into.size(), range->bytes - done);
       ++get.reads;
       core_->worker().Read(connection_, keys_.at(range->region), range->address + done,
-                           into.first(bytes), request);
+                           into.at().at, bytes, registered, request);
       into = into.subspan(bytes);
       done += bytes;
       if (done == range->bytes) {

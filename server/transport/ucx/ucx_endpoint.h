@@ -73,8 +73,9 @@ class UcxEndpoint final : public Endpoint,
   void Send(Frame frame, std::span<const std::byte> payload = {}, bool report = false);
   void OnGet(const Frame& frame);
   Result<std::vector<std::byte>> Grant(const Frame& frame);
-  Status ShowKey(const std::shared_ptr<memory::MemoryRegion>& region);
+  Result<uint64_t> ShowKey(const std::shared_ptr<memory::MemoryRegion>& region);
   void OnGetReply(const UcxMessage& message);
+  Status RegisterTargets(const GetOperation& operation);
   void Read(uint64_t request, const std::vector<UcxRange>& ranges);
   void OnRegion(const UcxMessage& message);
   void OnNotify(const UcxMessage& message);
@@ -111,8 +112,8 @@ class UcxEndpoint final : public Endpoint,
   Nanos armed_ = Nanos::max();      ///< when the timer fires
   boost::asio::steady_timer timer_;
   std::map<uint64_t, std::shared_ptr<const Exported>> grants_;  ///< to the peer, by its request
-  std::set<uint64_t> shown_;                                    ///< our regions whose key it has
-  std::map<uint64_t, void*> keys_;                              ///< of the peer's regions
+  std::set<uint64_t> shown_;        ///< of UcxRegistered::id, those whose key the peer has
+  std::map<uint64_t, void*> keys_;  ///< of the peer's memory, by its UcxRegistered::id
   uint64_t notifies_sent_ = 0;
   uint64_t notifies_received_ = 0;
 };

@@ -12,7 +12,7 @@ Status CheckUcxGpuDirect(const UcxGpuDirectFacts& facts) {
   need(facts.rdma_devices > 0, "UCX has no RDMA device here");
   need(!facts.peer_memory.empty(),
        "nothing lets a NIC reach GPU memory (neither nvidia_peermem nor NVIDIA's open driver)");
-  need(facts.weights_on_gpu, "this version keeps the weights that it moves in host memory");
+  need(facts.weights_on_gpu, "this agent has no GPU memory for weights (gpu, gpu_slab_bytes)");
   if (missing.empty()) return OkStatus();
   return Status(Code::kFailedPrecondition, Reason::kTransportFailed, "no GPU-direct: " + missing)
       .Remedy("set gpu_direct to auto or off to move weights through host memory");

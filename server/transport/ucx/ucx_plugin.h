@@ -17,10 +17,14 @@ struct sockaddr;
 namespace weightwire::transport {
 
 /// Raised whenever this file changes; a plug-in of another number is refused.
-inline constexpr uint32_t kUcxPluginAbi = 3;
+inline constexpr uint32_t kUcxPluginAbi = 4;
+
+/// Whose memory a range is.
+enum class UcxKind : int { kHost = 0, kCuda = 1 };
 
 /// A registered range: what a peer needs to read it, and what releases it.
 struct UcxMemory {
+  UcxKind kind = UcxKind::kHost;
   void* handle = nullptr;
   std::string remote_key;
 };
@@ -75,14 +79,16 @@ class UcxWorker {
   /// Stops everything on the connection at once, whatever the peer does. OnClosed follows.
   virtual void Close(uint64_t connection) = 0;
 
-  virtual std::string Register(std::byte* data, size_t bytes, UcxMemory& memory) = 0;
+  /// For peers to read. Also for reads into it, where it is CUDA's.
+  virtual std::string Register(std::byte* data, size_t bytes, UcxKind kind, UcxMemory& memory) = 0;
   virtual void Release(const UcxMemory& memory) = 0;
   /// nullptr when the bytes are no key that this connection could use.
   virtual void* ImportKey(uint64_t connection, std::span<const std::byte> remote_key) = 0;
   virtual void ReleaseKey(void* key) = 0;
+  /// `registered`: what covers `into`; null: host memory that UCX registers as it needs to.
   /// OnRead(connection, cookie) follows, once, before OnClosed.
-  virtual void Read(uint64_t connection, void* key, uint64_t remote_address,
-                    std::span<std::byte> into, uint64_t cookie) = 0;
+  virtual void Read(uint64_t connection, void* key, uint64_t remote_address, std::byte* into,
+                    size_t bytes, const UcxMemory* registered, uint64_t cookie) = 0;
 };
 
 struct UcxWorkerOptions {

@@ -69,6 +69,20 @@ Result<UcxRails> Named(const UcxRailsInput& input) {
   return rails;
 }
 
+/// Those whose memory is moved, or all where it is not known which those are.
+std::map<std::string, UcxPlace> GpusOf(const UcxRailsInput& input) {
+  std::map<std::string, UcxPlace> ours;
+  for (const auto& [address, place] : input.topology.gpus) {
+    const auto uuid = input.topology.uuids.find(address);
+    if (uuid != input.topology.uuids.end() &&
+        std::find(input.slab_gpus.begin(), input.slab_gpus.end(), uuid->second) !=
+            input.slab_gpus.end()) {
+      ours.emplace(address, place);
+    }
+  }
+  return ours.empty() ? input.topology.gpus : ours;
+}
+
 }  // namespace
 
 bool IsUcxRdma(std::string_view device) { return device.find(':') != std::string_view::npos; }
@@ -108,7 +122,7 @@ Result<UcxRails> ChooseUcxRails(const UcxRailsInput& input) {
   UcxRails rails;
   std::set<std::string> chosen;
   std::vector<std::string> why;
-  for (const auto& [address, gpu] : topology.gpus) {
+  for (const auto& [address, gpu] : GpusOf(input)) {
     const auto [distance, nearest] =
         NearestOf(ports, [&gpu = gpu](const UcxPlace& nic) { return FromGpu(gpu, nic); });
     chosen.insert(nearest.begin(), nearest.end());

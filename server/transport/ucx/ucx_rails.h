@@ -26,14 +26,15 @@ struct UcxRailsInput {
   /// environment leaves.
   std::vector<std::string> resources = {};
   UcxTopology topology = {};
+  std::vector<std::string> slab_gpus = {};  ///< UUIDs of the GPUs whose memory is moved
 };
 
 /// The setting decides, else the environment. Else, of the RDMA devices, those that are nearest to
-/// any GPU by PCI: behind its switch (the fewest bridges between them), then behind its host
-/// bridge, then on its NUMA node, then any; without a GPU those on the NUMA node where this
-/// process's memory lies, then those of unknown node, then any. Equally near ones share the work.
-/// Devices of tcp are left as they are, so that no peer is cut off. UCX's own choice where there is
-/// no RDMA device, or nothing tells where it sits.
+/// any GPU by PCI, of `slab_gpus` where their places are known: behind its switch (the fewest
+/// bridges between them), then behind its host bridge, then on its NUMA node, then any; without a
+/// GPU those on the NUMA node where this process's memory lies, then those of unknown node, then
+/// any. Equally near ones share the work. Devices of tcp are left as they are, so that no peer is
+/// cut off. UCX's own choice where there is no RDMA device, or nothing tells where it sits.
 ///
 /// Pure. kInvalidArgument / kConfigInvalid: the setting names a device that UCX does not have.
 Result<UcxRails> ChooseUcxRails(const UcxRailsInput& input);

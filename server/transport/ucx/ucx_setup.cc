@@ -20,14 +20,14 @@ std::string Environment(const char* name) {
 }
 
 UcxGpuDirectFacts FactsOf(const UcxWorker& worker, const UcxTopology& topology,
-                          const std::vector<std::string>& devices) {
+                          const std::vector<std::string>& devices, const UcxOptions& options) {
   UcxGpuDirectFacts facts;
   facts.gpus = topology.gpus.size();
   facts.ucx_knows_cuda = worker.KnowsCuda();
   facts.rdma_devices = static_cast<size_t>(std::count_if(
       devices.begin(), devices.end(), [](const std::string& name) { return IsUcxRdma(name); }));
   facts.peer_memory = topology.peer_memory;
-  facts.weights_on_gpu = false;  // a memory::MemoryRegion is host memory
+  facts.weights_on_gpu = !options.slab_gpus.empty();
   return facts;
 }
 
@@ -46,7 +46,8 @@ void ShowDevices(metrics::Sink& sink, const UcxRails& rails,
 Result<UcxSetup> SetUpUcx(const UcxOptions& options) {
   UcxRailsInput input{.setting = options.devices,
                       .environment = Environment("UCX_NET_DEVICES"),
-                      .topology = ReadUcxTopology(options.root)};
+                      .topology = ReadUcxTopology(options.root),
+                      .slab_gpus = options.slab_gpus};
   UcxSetup setup;
   WW_ASSIGN(setup.worker, MakeUcxWorker({.tls = options.tls,
                                          .net_devices = options.devices.empty() ? "" : "all"}));
@@ -64,9 +65,10 @@ Result<UcxSetup> SetUpUcx(const UcxOptions& options) {
   for (const std::string& device : devices) setup.choices += ' ' + device;
   setup.choices += ": " + rails.why;
   if (options.gpu_direct == GpuDirect::kOff) return setup;
-  const Status direct = CheckUcxGpuDirect(FactsOf(*setup.worker, input.topology, devices));
+  const Status direct = CheckUcxGpuDirect(FactsOf(*setup.worker, input.topology, devices, options));
   if (!direct.ok() && options.gpu_direct == GpuDirect::kRequired) return Fail(direct);
-  setup.choices += direct.ok() ? "; GPU-direct" : "; " + direct.message();
+  setup.gpu_direct = direct.ok();
+  setup.choices += direct.ok() ? "; GPU-direct (untested on hardware)" : "; " + direct.message();
   return setup;
 }
 

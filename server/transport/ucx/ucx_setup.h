@@ -11,7 +11,8 @@ namespace weightwire::transport {
 
 struct UcxSetup {
   std::unique_ptr<UcxWorker> worker;
-  std::string choices;  ///< devices and why; what GPU-direct lacks
+  std::string choices;      ///< devices and why; what GPU-direct lacks
+  bool gpu_direct = false;  ///< nothing lacks, and it is not off
 };
 
 /// A worker on the network devices that ucx_rails.h chooses; shows them in the metric ucx_devices.

@@ -70,6 +70,7 @@ class Reader {
     for (const std::string& gpu : NamesIn(proc_ / "driver/nvidia/gpus")) {
       if (auto place = PlaceOf("GPU " + gpu, sys_ / "bus/pci/devices" / gpu)) {
         out_.gpus.emplace(gpu, std::move(*place));
+        ReadUuid(gpu);
       }
     }
     for (const std::string& nic : NamesIn(sys_ / "class/infiniband")) {
@@ -110,6 +111,19 @@ class Reader {
       out_.notes.push_back(what + " has no NUMA node: \"" + node + '"');
     }
     return place;
+  }
+
+  /// "GPU UUID: \t GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", among other lines.
+  void ReadUuid(const std::string& gpu) {
+    constexpr std::string_view kField = "GPU UUID:";
+    std::ifstream information(proc_ / "driver/nvidia/gpus" / gpu / "information");
+    for (std::string line; std::getline(information, line);) {
+      if (!line.starts_with(kField)) continue;
+      const size_t begin = line.find("GPU-", kField.size());
+      if (begin == std::string::npos) break;
+      out_.uuids[gpu] = line.substr(begin, line.find_last_not_of(" \t\r") + 1 - begin);
+      return;
+    }
   }
 
   void ReadNodes() {

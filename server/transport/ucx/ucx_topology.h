@@ -20,7 +20,8 @@ struct UcxPlace {
 /// What Linux tells of this host. An entry that makes no sense is left out and named in `notes`.
 struct UcxTopology {
   std::map<std::string, UcxPlace> gpus;  ///< that this process may use, by address "0000:3b:00.0"
-  std::map<std::string, UcxPlace> nics;  ///< RDMA devices by name "mlx5_0"
+  std::map<std::string, std::string> uuids;  ///< of `gpus`, by address, where the driver tells
+  std::map<std::string, UcxPlace> nics;      ///< RDMA devices by name "mlx5_0"
   std::set<int> nodes;      ///< whose processors this process may use: its memory lies there
   std::string peer_memory;  ///< what lets a NIC reach GPU memory; empty: nothing was found
   std::vector<std::string> notes;

@@ -32,6 +32,8 @@ class UcxTransport final : public Transport {
     Capabilities capabilities;
     capabilities.chunk_bytes_max = core_->options.chunk_bytes_max;
     capabilities.gets_in_flight_max = core_->options.gets_in_flight_max;
+    capabilities.gets_device_memory = core_->gpu_direct();
+    capabilities.flush_device_writes = core_->gpu_direct();
     return capabilities;
   }
   Status Viable() const override { return core_->viable(); }
@@ -44,12 +46,17 @@ class UcxTransport final : public Transport {
   }
   std::string address() const override { return gate_->address(); }
   RegionKey Export(GatherList pieces) override {
+    for (const memory::RegionSpan& piece : pieces) {
+      WW_CHECK(core_->gpu_direct() || !piece.region->on_device());
+    }
     // Registered now, so that the first reader need not wait for it. A refusal is told to readers.
     core_->Post([core = core_.get(), pieces] {
       if (!core->viable().ok()) return;
       core->ForgetDeadRegions();
       std::string ignored;
-      for (const memory::RegionSpan& piece : pieces) core->MemoryOf(piece.region, ignored);
+      for (const memory::RegionSpan& piece : pieces) {
+        core->registry().Of(core->worker(), piece.region, ignored);
+      }
     });
     return core_->exports.Export(std::move(pieces));
   }

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "server/metrics/metrics.h"
 #include "server/transport/transport.h"
@@ -21,6 +22,9 @@ struct UcxOptions {
   /// As UCX_NET_DEVICES ("mlx5_0:1,mlx5_1:1"); empty: the environment's, or as ucx_rails.h chooses.
   std::string devices;
   GpuDirect gpu_direct = GpuDirect::kAuto;
+  /// UUIDs ("GPU-8932f937-…") of the GPUs whose memory is exported and read into; none: only host
+  /// memory is.
+  std::vector<std::string> slab_gpus;
   std::filesystem::path root = "/";  ///< of /sys and /proc
   uint64_t chunk_bytes_max = 64 << 20;
   uint32_t gets_in_flight_max = 64;      ///< per session, ≤ 256
@@ -38,8 +42,9 @@ struct UcxOptions {
 /// the wire is trusted as far as the network is: payload is neither encrypted nor checksummed.
 ///
 /// choices() names its network devices and why, and with GpuDirect::kAuto what is missing for it;
-/// with kRequired this is what Viable() says. Network devices and GPU-direct are untested on
-/// hardware.
+/// with kRequired this is what Viable() says. Where nothing is missing and it is not off, exports
+/// and Gets may be of GPU memory, which UCX registers by whole allocations: whoever has the key of
+/// a slab can read all of it. Network devices and GPU-direct are untested on hardware.
 ///
 /// A session is handed out once both sides have read a known pattern from each other; one that
 /// fails this is closed, and Connect's failure names the peer, what UCX chose, and a remedy.

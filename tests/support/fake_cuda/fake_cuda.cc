@@ -32,8 +32,17 @@ struct Event {
   size_t place = 0;
 };
 
+/// Of a NIC, on its way to `device`.
+struct LateWrite {
+  int device = 0;
+  void* target = nullptr;
+  std::vector<std::byte> bytes;
+};
+
 struct State {
   std::recursive_mutex mutex;
+  std::vector<LateWrite> late;
+  uint64_t flushes = 0;
   Memory memory;
   std::vector<int> devices;
   uint64_t bytes_each = uint64_t{1} << 30;
@@ -207,6 +216,19 @@ void fake_cuda_write(void* device_memory, const void* from, size_t bytes) {
   std::memcpy(at, from, bytes);
 }
 
+void fake_cuda_write_late(void* device_memory, const void* from, size_t bytes) {
+  std::lock_guard lock(Global().mutex);
+  const Memory& memory = Global().memory;
+  if (memory.Translate(device_memory, bytes, Reach::kDevice) == nullptr) std::abort();
+  const auto* first = static_cast<const std::byte*>(from);
+  Global().late.push_back({*memory.DeviceOf(device_memory), device_memory, {first, first + bytes}});
+}
+
+uint64_t fake_cuda_flushes(void) {
+  std::lock_guard lock(Global().mutex);
+  return Global().flushes;
+}
+
 uint64_t fake_cuda_bytes_allocated(void) {
   std::lock_guard lock(Global().mutex);
   return Global().memory.total(false);
@@ -314,6 +336,19 @@ int32_t ww_cuda_host_unregister(void* memory) {
   std::lock_guard lock(Global().mutex);
   if (int32_t bad = Enter(0, "ww_cuda_host_unregister")) return bad;
   return Done(Global().memory.Unregister(memory), "ww_cuda_host_unregister", "not registered");
+}
+
+int32_t ww_cuda_flush_writes(int32_t device) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_flush_writes")) return bad;
+  ++Global().flushes;
+  std::erase_if(Global().late, [number = Number(device)](const LateWrite& write) {
+    if (write.device != number) return false;
+    std::byte* to = Global().memory.Translate(write.target, write.bytes.size(), Reach::kDevice);
+    if (to != nullptr) std::memcpy(to, write.bytes.data(), write.bytes.size());  // else: freed
+    return true;
+  });
+  return WW_CUDA_OK;
 }
 
 int32_t ww_cuda_stream_create(int32_t device, ww_cuda_stream* stream) {

@@ -7,11 +7,10 @@
 ///  - "device memory" is memory of the host that only the library's own calls reach: who follows
 ///    one of its pointers elsewhere gets a SIGSEGV;
 ///  - what was enqueued runs when somebody waits for it and not before, so that a missing wait
-///  shows
-///    every time;
+///    shows every time;
+///  - what a NIC has written is seen after a flush only (fake_cuda_write_late);
 ///  - kernels reach their own device, and host memory only where it is registered; an access
-///  outside of what is allocated,
-///    mapped or registered breaks the device for good, as on a GPU;
+///    outside of what is allocated, mapped or registered breaks the device for good, as on a GPU;
 ///  - an allocation can be opened by another process, once, and not by its own; it outlives its
 ///    owner while it is mapped.
 ///
@@ -24,6 +23,12 @@ extern "C" {
 /// What a test does with device memory: anything, at once, after all that was enqueued.
 void fake_cuda_read(const void* device_memory, void* into, size_t bytes);
 void fake_cuda_write(void* device_memory, const void* from, size_t bytes);
+
+/// As a NIC writes: work of the device sees the bytes once somebody has called ww_cuda_flush_writes
+/// for it after this, and not before.
+void fake_cuda_write_late(void* device_memory, const void* from, size_t bytes);
+/// Calls of ww_cuda_flush_writes for any device so far.
+uint64_t fake_cuda_flushes(void);
 
 /// Bytes of all devices that this process has allocated (and not freed), or mapped.
 uint64_t fake_cuda_bytes_allocated(void);

@@ -107,6 +107,7 @@ TEST_F(CudaLibrary, SaysNoDeviceWhereThereIsNone) {
   expect(FIND(ww_cuda_peer_enable)(0, 1), "ww_cuda_peer_enable");
   expect(FIND(ww_cuda_host_register)(memory, 64), "ww_cuda_host_register");
   expect(FIND(ww_cuda_host_unregister)(memory), "ww_cuda_host_unregister");
+  expect(FIND(ww_cuda_flush_writes)(0), "ww_cuda_flush_writes");
   expect(FIND(ww_cuda_copy_bytes)(0, nullptr, memory, memory + 32, 8), "ww_cuda_copy_bytes");
   expect(FIND(ww_cuda_event_wait)(0, nullptr), "ww_cuda_event_wait");
 }

@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "server/plan/relayed.h"
+#include "server/transfer/staging.h"
+#include "tests/support/fake_cuda/fake_gpus.h"
 
 namespace weightwire::transfer::testing {
 namespace {
@@ -21,6 +23,45 @@ std::string NameOf(std::string_view name, metrics::Labels labels) {
     text += (text.empty() ? "" : ",") + key + "=" + value;
   }
   return std::string(name) + "{" + text + "}";
+}
+
+/// As a NIC whose writes the GPU does not see in time.
+Status WriteLate(device::Bytes target, device::ConstBytes source, uint64_t bytes) {
+  static const auto write = FAKE_CALL(fake_cuda_write_late);
+  std::vector<std::byte> here(bytes);
+  WW_RETURN_IF_ERROR(device::CopyRun({here.data()}, source, bytes));
+  write(target.at, here.data(), bytes);
+  return OkStatus();
+}
+
+/// Room on one GPU for all ranks of a side (MakeMemory), and for slots and scratch.
+uint64_t SlabFor(const std::vector<std::vector<uint64_t>>& tensor_bytes, uint32_t engines,
+                 const Tuning& tuning) {
+  constexpr uint64_t kBetween = 512;  // tensors, and ranges of the slab
+  uint64_t bytes = 0;
+  for (const auto& rank : tensor_bytes) {
+    for (uint64_t tensor : rank) bytes += tensor + kBetween;
+  }
+  return engines * bytes + GpuPoolBytes(tuning) + 2 * kBetween;
+}
+
+void ExpectDigestsAgree(const Fleet& fleet, uint32_t engines) {
+  std::map<uint32_t, uint64_t> by_stream;
+  for (const auto& source : fleet.sources) {
+    for (const StreamDigest& digest : (*source.result)->digests) {
+      EXPECT_EQ(digest.plan, fleet.plan.plan.id);
+      EXPECT_TRUE(by_stream.emplace(digest.stream, digest.digest).second);
+    }
+  }
+  EXPECT_EQ(by_stream.size(), fleet.plan.plan.streams.size());
+  size_t seen = 0;
+  for (const auto& target : fleet.targets) {
+    for (const StreamDigest& digest : (*target.result)->digests) {
+      EXPECT_EQ(by_stream.at(digest.stream), digest.digest);
+      ++seen;
+    }
+  }
+  EXPECT_EQ(seen, engines * fleet.plan.plan.streams.size());
 }
 
 }  // namespace
@@ -49,36 +90,66 @@ Tuning SmallTuning() {
 }
 
 Fleet::Agent Fleet::MakeAgent(const FleetOptions& options, const std::string& address,
-                              uint64_t incarnation, bool map) {
+                              uint64_t incarnation, bool map,
+                              const std::optional<Placement>& placement, uint64_t slab_bytes) {
   Agent agent;
   agent.address = address;
   agent.incarnation = Incarnation(incarnation);
   transport::FakeOptions fake;
   fake.map = map;
   fake.notifies_queued_max = options.notifies_queued_max;
+  fake.gets_device_memory = placement && placement->gets_device_memory;
+  fake.flush_device_writes = options.flush_device_writes;
+  if (options.late_nic) fake.write_device = WriteLate;
   agent.transport = network.MakeTransport(address, fake);
+  std::vector<transport::Transport*> transports = {agent.transport.get()};
+  if (options.odd_targets_read_plain) {
+    transport::FakeOptions plain;
+    plain.name = kPlain;
+    agent.plain = network.MakeTransport(address + "-plain", plain);
+    transports.push_back(agent.plain.get());
+  }
+  if (placement) {
+    const auto gpu = weightwire::testing::FakeDevice(placement->gpu.value_or(0));
+    if (placement->slab_bytes > 0) slab_bytes = placement->slab_bytes;
+    agent.slabs.by_device.emplace(gpu->uuid(), memory::SlabPool::Make(gpu, slab_bytes).value());
+  }
   Options engine;
   engine.tuning = options.tuning;
   engine.host = address;
   engine.self = agent.incarnation;
-  engine.preference = {"fake"};
+  engine.preference = {"fake", kPlain};
   engine.proof_required = options.proof_required;
-  agent.engine = Engine::Make(engine, sim, sim, sim, {agent.transport.get()}, metrics).value();
+  engine.slabs = agent.slabs;
+  engine.gpu_direct_required =
+      options.gpu_direct_required && (address[0] == 's' || options.targets_require_gpu_direct);
+  agent.engine = Engine::Make(engine, sim, sim, sim, transports, metrics).value();
   return agent;
+}
+
+void Fleet::Place(RankMemory& memory, const Agent& agent,
+                  const std::optional<Placement>& placement) {
+  if (!placement || !placement->gpu) return;
+  memory = OnDevice(memory, *agent.slabs.by_device.begin()->second);
 }
 
 Fleet::Fleet(const FleetOptions& options)
     : rng(options.seed),
       network(sim, sim, options.seed),
       plan(options.stream_bytes.empty() ? MakeRandomPlan(rng, options.shape)
-                                        : MakeSizedPlan(options.stream_bytes)) {
+                                        : MakeSizedPlan(options.stream_bytes)),
+      odd_targets_read_plain(options.odd_targets_read_plain) {
   network.SetDefaultLink(options.link);
+  const uint64_t source_slab = SlabFor(plan.source_tensor_bytes, 1, options.tuning);
+  const uint64_t target_slab = SlabFor(plan.target_tensor_bytes, options.engines, options.tuning);
   for (uint32_t i = 0; i < options.source_agents; ++i) {
-    source_agents.push_back(MakeAgent(options, "s" + std::to_string(i), 100 + i, options.map));
+    source_agents.push_back(MakeAgent(options, "s" + std::to_string(i), 100 + i, options.map,
+                                      options.sources_on, source_slab));
   }
   for (uint32_t i = 0; i < options.target_agents; ++i) {
     const bool map = options.map && (options.odd_targets_map || i % 2 == 0);
-    target_agents.push_back(MakeAgent(options, "t" + std::to_string(i), 200 + i, map));
+    target_agents.push_back(
+        MakeAgent(options, "t" + std::to_string(i), 200 + i, map, options.targets_on, target_slab));
     for (auto& agent : source_agents) {
       agent.engine->AdmitTicket(TicketOf(i), target_agents[i].incarnation);
     }
@@ -94,7 +165,6 @@ Fleet::Fleet(const FleetOptions& options)
     source.job.legs = {
         {std::make_shared<plan::RankSlice>(plan::SliceOf(plan.plan, plan::Side::kSource, rank)),
          options.chain ? 1 : options.engines}};
-    source.job.binding = source_memory.back().binding;
     sources.push_back(std::move(source));
   }
   for (uint32_t e = 0; e < options.engines; ++e) {
@@ -105,6 +175,7 @@ Fleet::Fleet(const FleetOptions& options)
       target.memory = MakeMemory(rng, plan.target_tensor_bytes[rank]);
       target.before = target.memory.Snapshot();
       target.expected = Expected(plan.plan, rank, target.memory, source_memory);
+      Place(target.memory, target_agents[target.agent], options.targets_on);
       target.job.epoch = Epoch(5);
       target.job.participant = ParticipantId(1'000 + static_cast<uint32_t>(targets.size()));
       target.job.name = "engine-" + std::to_string(e) + "/" + std::to_string(rank);
@@ -119,6 +190,10 @@ Fleet::Fleet(const FleetOptions& options)
       const size_t ranks = options.shape.target_ranks;
       if (options.chain && e > 0) Relay(targets[targets.size() - 1 - ranks], targets.back());
     }
+  }
+  for (uint32_t rank = 0; rank < options.shape.source_ranks; ++rank) {
+    Place(source_memory[rank], source_agents[sources[rank].agent], options.sources_on);
+    sources[rank].job.binding = source_memory[rank].binding;
   }
 }
 
@@ -135,7 +210,11 @@ Peer Fleet::PeerOf(const Agent& agent, size_t reader) const {
   peer.agent = AgentId(static_cast<uint32_t>(agent.incarnation.value));
   peer.incarnation = agent.incarnation;
   peer.host = agent.address;
-  peer.addresses = {{"fake", agent.address}};
+  if (odd_targets_read_plain && reader % 2 == 1) {
+    peer.addresses = {{kPlain, agent.address + "-plain"}};
+  } else {
+    peer.addresses = {{"fake", agent.address}};
+  }
   peer.ticket = TicketOf(reader);
   return peer;
 }
@@ -165,7 +244,10 @@ void Fleet::Relay(Target& parent, Target& child) {
 Fleet::~Fleet() {
   if (!ended_) End();
   for (auto* agents : {&source_agents, &target_agents}) {
-    for (Agent& agent : *agents) agent.transport.reset();
+    for (Agent& agent : *agents) {
+      agent.transport.reset();
+      agent.plain.reset();
+    }
   }
 }
 
@@ -236,6 +318,117 @@ void Fleet::End() {
     EXPECT_LE(target.done_calls, 1);
     EXPECT_LE(target.relay_done_calls, 1);
   }
+}
+
+// ---- helpers of the tests
+// -------------------------------------------------------------------------
+
+void NextAttempt(Fleet& fleet, Epoch epoch) {
+  for (size_t i = 0; i < fleet.sources.size(); ++i) fleet.DrainSource(i);
+  for (size_t i = 0; i < fleet.targets.size(); ++i) fleet.DrainTarget(i);
+  ASSERT_TRUE(fleet.sim.RunUntil(
+      [&] {
+        return std::ranges::all_of(fleet.sources, [](auto& s) { return s.drained; }) &&
+               std::ranges::all_of(fleet.targets, [](auto& t) { return t.drained; });
+      },
+      std::chrono::minutes(10)));
+  fleet.sim.RunFor(std::chrono::seconds(1));  // every end learns of the sessions that broke
+  for (auto& source : fleet.sources) {
+    source.job.epoch = epoch;
+    source.result.reset();
+    source.drained = false;
+    source.done_calls = 0;
+  }
+  for (auto& target : fleet.targets) {
+    target.job.epoch = epoch;
+    target.result.reset();
+    target.drained = false;
+    target.done_calls = target.relay_done_calls = 0;
+    if (!target.relay) continue;
+    target.job.received = std::make_shared<Received>();
+    target.relay->received = target.job.received;
+    target.relay->epoch = epoch;
+  }
+}
+
+void ExpectBytes(Fleet& fleet) {
+  fleet.RunToResults();
+  for (auto& target : fleet.targets) {
+    ASSERT_TRUE(target.result->has_value()) << target.result->error().ToString();
+    ASSERT_EQ(target.memory.Snapshot(), target.expected);
+  }
+}
+
+void ExpectArrived(Fleet& fleet, uint32_t engines) {
+  ExpectBytes(fleet);
+  if (::testing::Test::HasFailure()) return;
+  int64_t bytes = 0;
+  for (auto& target : fleet.targets) bytes += (*target.result)->bytes;
+  EXPECT_EQ(bytes, fleet.plan.plan.bytes_total * engines);
+  for (auto& source : fleet.sources) {
+    ASSERT_TRUE(source.result->has_value()) << source.result->error().ToString();
+  }
+  ExpectDigestsAgree(fleet, engines);
+}
+
+FleetOptions RandomFleet(uint64_t seed) {
+  std::mt19937_64 rng(seed * 7919);
+  FleetOptions options;
+  options.seed = seed;
+  options.shape.source_ranks = 1 + Below(rng, 4);
+  options.shape.target_ranks = 1 + Below(rng, 3);
+  options.shape.quantized_ops_per_stream = static_cast<int>(seed % 4);
+  options.engines = 1 + Below(rng, 3);
+  options.source_agents = 1 + Below(rng, options.shape.source_ranks);
+  options.target_agents = 1 + Below(rng, 3);
+  options.map = Below(rng, 2) == 0;
+  options.chain = Below(rng, 2) == 0;
+  options.tuning.segment_bytes_max = 64 + Below(rng, 2'000);
+  options.tuning.slots_in_pool = 1 + Below(rng, 6);
+  options.tuning.window = 1 + Below(rng, 4);
+  options.tuning.mapped_window = 1 + Below(rng, 8);
+  options.tuning.gets_in_flight = 1 + Below(rng, 8);
+  options.tuning.chunk_bytes = 1 + Below(rng, 8'000);
+  options.tuning.direct_run_bytes_min = 1 + Below(rng, 300);
+  const auto slot = static_cast<uint64_t>(options.tuning.slot_bytes);
+  options.tuning.rate_limit = slot * Below(rng, 3) * 50;
+  options.tuning.peer_rate_limit = slot * Below(rng, 3) * 25;
+  options.link.latency = std::chrono::microseconds(Below(rng, 200));
+  options.link.get_jitter_max = std::chrono::microseconds(Below(rng, 500));
+  if (Below(rng, 2) == 0) options.link.bytes_per_second = 1 << (14 + Below(rng, 10));
+  return options;
+}
+
+int64_t BytesKept(const Fleet& fleet) {
+  int64_t bytes = 0;
+  for (const auto& target : fleet.targets) bytes += (*target.result)->bytes_kept;
+  return bytes;
+}
+
+int64_t BytesMoved(const Fleet& fleet) {
+  int64_t bytes = 0;
+  for (const auto& target : fleet.targets) {
+    for (const auto& [name, moved] : (*target.result)->bytes_by_transport) bytes += moved;
+  }
+  return bytes;
+}
+
+FleetOptions LosingFleet(uint64_t seed) {
+  std::mt19937_64 rng(seed * 104'729);
+  FleetOptions options;
+  options.seed = seed;
+  options.shape.source_ranks = 1 + Below(rng, 3);
+  options.shape.target_ranks = 1 + Below(rng, 2);
+  options.shape.elements_per_op_max = 10'000;
+  options.shape.quantized_ops_per_stream = 2;
+  options.source_agents = 1 + Below(rng, options.shape.source_ranks);
+  options.engines = 1 + Below(rng, 3);
+  options.chain = Below(rng, 2) == 0;
+  options.target_agents = options.engines * options.shape.target_ranks;
+  options.link.latency = std::chrono::microseconds(Below(rng, 200));
+  options.link.get_jitter_max = std::chrono::microseconds(Below(rng, 500));
+  options.link.bytes_per_second = 1 << (16 + Below(rng, 6));
+  return options;
 }
 
 }  // namespace weightwire::transfer::testing

@@ -34,6 +34,16 @@ class CountingSink final : public metrics::Sink {
 /// Small slots, so that little tensors take many of them.
 Tuning SmallTuning();
 
+/// What carries no GPU memory beside what does.
+inline constexpr char kPlain[] = "plain";
+
+/// Ranks and transports of a side.
+struct Placement {
+  std::optional<size_t> gpu;  ///< index of the GPU where all its ranks lie; none: in host memory
+  bool gets_device_memory = true;  ///< its transports "fake" do
+  uint64_t slab_bytes = 0;         ///< of each agent, on that GPU or the first one; 0: enough
+};
+
 struct FleetOptions {
   uint64_t seed = 1;
   PlanShape shape;
@@ -50,6 +60,16 @@ struct FleetOptions {
   transport::FakeLink link;  ///< everywhere
   uint32_t notifies_queued_max = 1024;
   bool proof_required = false;
+  /// Ranks and transports on fake GPUs (tests/support/fake_cuda), where one is set.
+  std::optional<Placement> sources_on;
+  std::optional<Placement> targets_on;
+  /// All agents have a second transport, kPlain, which carries host memory only; odd target agents
+  /// read over that.
+  bool odd_targets_read_plain = false;
+  bool late_nic = false;             ///< what a Get writes to a GPU is seen after a flush only …
+  bool flush_device_writes = false;  ///< … and the transport says so
+  bool gpu_direct_required = false;
+  bool targets_require_gpu_direct = true;  ///< where it is required
 };
 
 /// A whole fleet in one thread under virtual time: agents "s0"… hold sources, "t0"… targets.
@@ -83,6 +103,8 @@ class Fleet {
     Incarnation incarnation;
     std::unique_ptr<Engine> engine;
     std::unique_ptr<transport::Transport> transport;
+    std::unique_ptr<transport::Transport> plain;
+    memory::SlabPools slabs;
   };
 
   /// The trainer's ranks as a target of `target_agent` reads from them.
@@ -111,14 +133,31 @@ class Fleet {
   std::vector<RankMemory> source_memory;
   std::deque<Source> sources;
   std::deque<Target> targets;
+  bool odd_targets_read_plain;
 
  private:
   Agent MakeAgent(const FleetOptions& options, const std::string& address, uint64_t incarnation,
-                  bool map);
+                  bool map, const std::optional<Placement>& placement, uint64_t slab_bytes);
+  /// Of a rank of `agent`, once its bytes are made.
+  static void Place(RankMemory& memory, const Agent& agent,
+                    const std::optional<Placement>& placement);
   /// Target `child` reads from `parent`, which holds the same rank of the engine before.
   void Relay(Target& parent, Target& child);
   Peer PeerOf(const Agent& agent, size_t reader) const;
   bool ended_ = false;
 };
+
+/// By chance: ranks, agents, sizes, limits, topology, delays.
+FleetOptions RandomFleet(uint64_t seed);
+/// Likewise, for attempts that are cut short.
+FleetOptions LosingFleet(uint64_t seed);
+/// Ends what ran and makes the next attempt ready, as the agents do after an abort.
+void NextAttempt(Fleet& fleet, Epoch epoch);
+/// Runs to the results: every target has its bytes …
+void ExpectBytes(Fleet& fleet);
+/// … all of them moved, with equal digests on both sides.
+void ExpectArrived(Fleet& fleet, uint32_t engines);
+int64_t BytesKept(const Fleet& fleet);
+int64_t BytesMoved(const Fleet& fleet);
 
 }  // namespace weightwire::transfer::testing

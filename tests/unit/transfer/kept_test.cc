@@ -11,77 +11,13 @@ namespace weightwire::transfer {
 namespace {
 
 using testing::Below;
+using testing::BytesKept;
+using testing::BytesMoved;
+using testing::ExpectBytes;
 using testing::Fleet;
 using testing::FleetOptions;
-
-/// Ends what ran and makes the next attempt ready, as the agents do after an abort.
-void NextAttempt(Fleet& fleet, Epoch epoch) {
-  for (size_t i = 0; i < fleet.sources.size(); ++i) fleet.DrainSource(i);
-  for (size_t i = 0; i < fleet.targets.size(); ++i) fleet.DrainTarget(i);
-  ASSERT_TRUE(fleet.sim.RunUntil(
-      [&] {
-        return std::ranges::all_of(fleet.sources, [](auto& s) { return s.drained; }) &&
-               std::ranges::all_of(fleet.targets, [](auto& t) { return t.drained; });
-      },
-      std::chrono::minutes(10)));
-  fleet.sim.RunFor(std::chrono::seconds(1));  // every end learns of the sessions that broke
-  for (auto& source : fleet.sources) {
-    source.job.epoch = epoch;
-    source.result.reset();
-    source.drained = false;
-    source.done_calls = 0;
-  }
-  for (auto& target : fleet.targets) {
-    target.job.epoch = epoch;
-    target.result.reset();
-    target.drained = false;
-    target.done_calls = target.relay_done_calls = 0;
-    if (!target.relay) continue;
-    target.job.received = std::make_shared<Received>();
-    target.relay->received = target.job.received;
-    target.relay->epoch = epoch;
-  }
-}
-
-void ExpectArrived(Fleet& fleet) {
-  fleet.RunToResults();
-  for (auto& target : fleet.targets) {
-    ASSERT_TRUE(target.result->has_value()) << target.result->error().ToString();
-    ASSERT_EQ(target.memory.Snapshot(), target.expected);
-  }
-}
-
-int64_t BytesKept(const Fleet& fleet) {
-  int64_t bytes = 0;
-  for (const auto& target : fleet.targets) bytes += (*target.result)->bytes_kept;
-  return bytes;
-}
-
-int64_t BytesMoved(const Fleet& fleet) {
-  int64_t bytes = 0;
-  for (const auto& target : fleet.targets) {
-    for (const auto& [name, moved] : (*target.result)->bytes_by_transport) bytes += moved;
-  }
-  return bytes;
-}
-
-FleetOptions Losing(uint64_t seed) {
-  std::mt19937_64 rng(seed * 104'729);
-  FleetOptions options;
-  options.seed = seed;
-  options.shape.source_ranks = 1 + Below(rng, 3);
-  options.shape.target_ranks = 1 + Below(rng, 2);
-  options.shape.elements_per_op_max = 10'000;
-  options.shape.quantized_ops_per_stream = 2;
-  options.source_agents = 1 + Below(rng, options.shape.source_ranks);
-  options.engines = 1 + Below(rng, 3);
-  options.chain = Below(rng, 2) == 0;
-  options.target_agents = options.engines * options.shape.target_ranks;
-  options.link.latency = std::chrono::microseconds(Below(rng, 200));
-  options.link.get_jitter_max = std::chrono::microseconds(Below(rng, 500));
-  options.link.bytes_per_second = 1 << (16 + Below(rng, 6));
-  return options;
-}
+using testing::LosingFleet;
+using testing::NextAttempt;
 
 // Sessions break at three moments by chance: every byte arrives, and none that has come comes
 // again.
@@ -91,7 +27,7 @@ TEST(Kept, AnAttemptGoesOnWhereTheLastOneWasLost) {
   uint64_t kept = 0;
   for (uint64_t seed = first; seed < first + 200; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    const FleetOptions options = Losing(seed);
+    const FleetOptions options = LosingFleet(seed);
     std::mt19937_64 rng(seed);
     Fleet fleet(options);
     for (uint64_t attempt = 0;; ++attempt) {
@@ -111,7 +47,7 @@ TEST(Kept, AnAttemptGoesOnWhereTheLastOneWasLost) {
       NextAttempt(fleet, Epoch(6 + attempt));
       if (HasFatalFailure()) return;
     }
-    ExpectArrived(fleet);
+    ExpectBytes(fleet);
     if (HasFailure()) return;
     const auto planned = static_cast<uint64_t>(fleet.plan.plan.bytes_total) * options.engines;
     // Sums and the padding between segments are all that comes on top, however often it broke.
@@ -128,7 +64,7 @@ TEST(Kept, AReaderOfALostRelayGoesOnFromTheTrainer) {
   uint64_t kept = 0;
   for (uint64_t seed = 1; seed <= 50; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    FleetOptions options = Losing(seed);
+    FleetOptions options = LosingFleet(seed);
     options.engines = 2;
     options.chain = true;
     options.target_agents = 2 * options.shape.target_ranks;
@@ -204,7 +140,7 @@ TEST(Kept, WhatAVersionDidNotChangeIsNotRead) {
         }
         if (version > 1) NextAttempt(fleet, Epoch(5 + version));
         fleet.StartAll();
-        ExpectArrived(fleet);
+        ExpectBytes(fleet);
         if (HasFailure()) return;
         const int64_t all = fleet.plan.plan.bytes_total;
         EXPECT_EQ(BytesMoved(fleet) + BytesKept(fleet), all);
@@ -229,7 +165,7 @@ TEST(Kept, AHintThatIsNotTrueCostsNoByte) {
     options.map = map;
     Fleet fleet(options);
     fleet.StartAll();
-    ExpectArrived(fleet);
+    ExpectBytes(fleet);
     for (auto& target : fleet.targets) {
       for (size_t i = 0; i < target.memory.region->size(); ++i) {
         target.memory.region->data()[i] ^= std::byte{0xff};
@@ -239,7 +175,7 @@ TEST(Kept, AHintThatIsNotTrueCostsNoByte) {
     }
     NextAttempt(fleet, Epoch(6));
     fleet.StartAll();
-    ExpectArrived(fleet);
+    ExpectBytes(fleet);
     EXPECT_EQ(BytesKept(fleet), 0);
   }
 }

@@ -8,70 +8,10 @@ namespace weightwire::transfer {
 namespace {
 
 using testing::Below;
+using testing::ExpectArrived;
 using testing::Fleet;
 using testing::FleetOptions;
-
-void ExpectDigestsAgree(const Fleet& fleet, uint32_t engines) {
-  std::map<uint32_t, uint64_t> by_stream;
-  for (const auto& source : fleet.sources) {
-    for (const StreamDigest& digest : (*source.result)->digests) {
-      EXPECT_EQ(digest.plan, fleet.plan.plan.id);
-      EXPECT_TRUE(by_stream.emplace(digest.stream, digest.digest).second);
-    }
-  }
-  EXPECT_EQ(by_stream.size(), fleet.plan.plan.streams.size());
-  size_t seen = 0;
-  for (const auto& target : fleet.targets) {
-    for (const StreamDigest& digest : (*target.result)->digests) {
-      EXPECT_EQ(by_stream.at(digest.stream), digest.digest);
-      ++seen;
-    }
-  }
-  EXPECT_EQ(seen, engines * fleet.plan.plan.streams.size());
-}
-
-void ExpectArrived(Fleet& fleet, uint32_t engines) {
-  fleet.RunToResults();
-  int64_t bytes = 0;
-  for (auto& target : fleet.targets) {
-    ASSERT_TRUE(target.result->has_value()) << target.result->error().ToString();
-    ASSERT_EQ(target.memory.Snapshot(), target.expected);
-    bytes += (*target.result)->bytes;
-  }
-  EXPECT_EQ(bytes, fleet.plan.plan.bytes_total * engines);
-  for (auto& source : fleet.sources) {
-    ASSERT_TRUE(source.result->has_value()) << source.result->error().ToString();
-  }
-  ExpectDigestsAgree(fleet, engines);
-}
-
-FleetOptions RandomFleet(uint64_t seed) {
-  std::mt19937_64 rng(seed * 7919);
-  FleetOptions options;
-  options.seed = seed;
-  options.shape.source_ranks = 1 + Below(rng, 4);
-  options.shape.target_ranks = 1 + Below(rng, 3);
-  options.shape.quantized_ops_per_stream = static_cast<int>(seed % 4);
-  options.engines = 1 + Below(rng, 3);
-  options.source_agents = 1 + Below(rng, options.shape.source_ranks);
-  options.target_agents = 1 + Below(rng, 3);
-  options.map = Below(rng, 2) == 0;
-  options.chain = Below(rng, 2) == 0;
-  options.tuning.segment_bytes_max = 64 + Below(rng, 2'000);
-  options.tuning.slots_in_pool = 1 + Below(rng, 6);
-  options.tuning.window = 1 + Below(rng, 4);
-  options.tuning.mapped_window = 1 + Below(rng, 8);
-  options.tuning.gets_in_flight = 1 + Below(rng, 8);
-  options.tuning.chunk_bytes = 1 + Below(rng, 8'000);
-  options.tuning.direct_run_bytes_min = 1 + Below(rng, 300);
-  const auto slot = static_cast<uint64_t>(options.tuning.slot_bytes);
-  options.tuning.rate_limit = slot * Below(rng, 3) * 50;
-  options.tuning.peer_rate_limit = slot * Below(rng, 3) * 25;
-  options.link.latency = std::chrono::microseconds(Below(rng, 200));
-  options.link.get_jitter_max = std::chrono::microseconds(Below(rng, 500));
-  if (Below(rng, 2) == 0) options.link.bytes_per_second = 1 << (14 + Below(rng, 10));
-  return options;
-}
+using testing::RandomFleet;
 
 TEST(Transfer, EveryByteArrivesAndNoOtherIsTouched) {
   const uint64_t first = testing::SeedOr(1);

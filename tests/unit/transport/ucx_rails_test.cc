@@ -47,9 +47,10 @@ class UcxRailsOf : public testing::Test {
     fs::create_symlink(device, root / "sys/bus/pci/devices" / device.filename());
     return device;
   }
-  void Gpu(const std::string& where, const std::string& node = "0") {
+  void Gpu(const std::string& where, const std::string& node = "0", const std::string& uuid = "") {
     Write("proc/driver/nvidia/gpus/" + Device(where, node).filename().string() + "/information",
-          "Model: made up");
+          "Model: \t made up" + (uuid.empty() ? "" : "\nGPU UUID: \t " + uuid) +
+              "\nBus Type: \t PCIe");
   }
   void Nic(const std::string& name, const std::string& where, const std::string& node = "0") {
     const fs::path device = Device(where, node);
@@ -232,6 +233,26 @@ TEST_F(UcxRailsOf, ASettingThatUcxDoesNotHaveIsRefusedWithWhatItHas) {
   }
 }
 
+// Of several GPUs in the host, those count whose memory is moved.
+TEST_F(UcxRailsOf, TheGpusOfTheSlabsDecideWhereTheyAreKnown) {
+  Gpu("pci0000:00/0000:00:01.0/0000:01:00.0", "0", "GPU-aaaaaaaa-0000-0000-0000-000000000001");
+  Nic("mlx5_0", "pci0000:00/0000:00:01.0/0000:02:00.0");
+  Gpu("pci0000:80/0000:80:01.0/0000:81:00.0", "1", "GPU-aaaaaaaa-0000-0000-0000-000000000002");
+  Nic("mlx5_1", "pci0000:80/0000:80:01.0/0000:82:00.0", "1");
+  const UcxTopology topology = ReadUcxTopology(root);
+  EXPECT_EQ(topology.uuids.at("0000:81:00.0"), "GPU-aaaaaaaa-0000-0000-0000-000000000002");
+  const auto chosen = [&](const std::vector<std::string>& slab_gpus) {
+    return ChooseUcxRails({.resources = resources, .topology = topology, .slab_gpus = slab_gpus})
+        ->devices;
+  };
+  using Devices = std::vector<std::string>;
+  EXPECT_EQ(chosen({}), (Devices{"mlx5_0:1", "mlx5_1:1"}));
+  EXPECT_EQ(chosen({"GPU-aaaaaaaa-0000-0000-0000-000000000002"}), Devices{"mlx5_1:1"});
+  EXPECT_EQ(chosen({"GPU-aaaaaaaa-0000-0000-0000-000000000001"}), Devices{"mlx5_0:1"});
+  EXPECT_EQ(chosen({"GPU-aaaaaaaa-0000-0000-0000-000000000009"}),
+            (Devices{"mlx5_0:1", "mlx5_1:1"}));
+}
+
 UcxGpuDirectFacts AllFacts() {
   return {.gpus = 1,
           .rdma_devices = 1,
@@ -247,7 +268,7 @@ TEST(UcxGpuDirect, NeedsEveryPartAndNamesAllThatIsMissing) {
   cases[1].first.rdma_devices = 0, cases[1].second = "UCX has no RDMA device here";
   cases[2].first.ucx_knows_cuda = false, cases[2].second = "this libucp reaches no CUDA memory";
   cases[3].first.peer_memory = "", cases[3].second = "neither nvidia_peermem nor";
-  cases[4].first.weights_on_gpu = false, cases[4].second = "in host memory";
+  cases[4].first.weights_on_gpu = false, cases[4].second = "no GPU memory for weights";
   for (const auto& [facts, words] : cases) {
     const Status status = CheckUcxGpuDirect(facts);
     EXPECT_EQ(status.code(), Code::kFailedPrecondition);

@@ -268,13 +268,20 @@ class Worker final : public UcxWorker {
     closing->End();
   }
 
-  std::string Register(std::byte* data, size_t bytes, UcxMemory& memory) override {
+  std::string Register(std::byte* data, size_t bytes, UcxKind kind, UcxMemory& memory) override {
     ucp_mem_map_params_t params{};
     params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
                         UCP_MEM_MAP_PARAM_FIELD_PROT;
     params.address = data;
     params.length = bytes;
     params.prot = UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_REMOTE_READ;
+    if (kind == UcxKind::kCuda) {
+      // UCX would look at the memory of a type that it does not know as if it were the host's.
+      if (!KnowsCuda()) return "this libucp reaches no CUDA memory";
+      params.field_mask |= UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+      params.memory_type = UCS_MEMORY_TYPE_CUDA;
+      params.prot |= UCP_MEM_MAP_PROT_LOCAL_WRITE;
+    }
     ucp_mem_h handle = nullptr;
     ucs_status_t status = ucp_mem_map(context_, &params, &handle);
     if (status != UCS_OK) return Words("ucp_mem_map", status);
@@ -285,6 +292,7 @@ class Worker final : public UcxWorker {
       static_cast<void>(ucp_mem_unmap(context_, handle));
       return Words("ucp_rkey_pack", status);
     }
+    memory.kind = kind;
     memory.handle = handle;
     memory.remote_key.assign(static_cast<const char*>(key), key_bytes);
     ucp_rkey_buffer_release(key);
@@ -306,18 +314,26 @@ class Worker final : public UcxWorker {
 
   void ReleaseKey(void* key) override { ucp_rkey_destroy(static_cast<ucp_rkey_h>(key)); }
 
-  void Read(uint64_t id, void* key, uint64_t remote_address, std::span<std::byte> into,
-            uint64_t cookie) override {
+  void Read(uint64_t id, void* key, uint64_t remote_address, std::byte* into, size_t bytes,
+            const UcxMemory* registered, uint64_t cookie) override {
     Connection& connection = *connections_.at(id);
     auto* reading = new Reading{this, &connection, cookie};
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
     param.cb.send = OnReadDone;
     param.user_data = reading;
+    if (registered != nullptr && registered->kind == UcxKind::kCuda) {
+      param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+      param.memory_type = UCS_MEMORY_TYPE_CUDA;
+#if UCP_API_VERSION >= UCP_VERSION(1, 14)
+      // Before, UCX finds the registration by its cache.
+      param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+      param.memh = static_cast<ucp_mem_h>(registered->handle);
+#endif
+    }
     ++connection.under_way;
-    const ucs_status_ptr_t request =
-        ucp_get_nbx(connection.endpoint, into.data(), into.size(), remote_address,
-                    static_cast<ucp_rkey_h>(key), &param);
+    const ucs_status_ptr_t request = ucp_get_nbx(connection.endpoint, into, bytes, remote_address,
+                                                 static_cast<ucp_rkey_h>(key), &param);
     if (UCS_PTR_IS_PTR(request)) return;
     reading->End(UCS_PTR_STATUS(request));
   }
