@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of what is below. Compare it first. */
-#define WW_CUDA_ABI_VERSION 2
+#define WW_CUDA_ABI_VERSION 3
 
 enum {
   WW_CUDA_OK = 0,
@@ -73,7 +73,8 @@ typedef struct {
   int32_t to;
 } ww_cuda_sum_job;
 
-/* weightwire::kernels::QuantizeBox and its memories. */
+/* weightwire::kernels::QuantizeBox and its memories. One of codes and scale_inv may be null: it is
+ * not made then. */
 typedef struct {
   void* codes;
   float* scale_inv;

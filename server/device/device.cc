@@ -124,6 +124,11 @@ Status Lane::Copy(const ww_cuda_copy_job& job) {
   return device_.Checked(device_.calls().copy(device_.index_, stream_, &job, 1));
 }
 
+Status Lane::Quantize(const ww_cuda_quantize_job& job) {
+  busy_ = true;
+  return device_.Checked(device_.calls().quantize(device_.index_, stream_, &job, 1));
+}
+
 Status Lane::Sum(ww_cuda_sum_job job) {
   busy_ = true;
   job.sum = reinterpret_cast<uint64_t*>(bounce_ + bytes_);

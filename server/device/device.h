@@ -59,6 +59,7 @@ class Lane {
   // Each enqueues behind what was enqueued before: pointers of device memory, or of `bounce`.
   Status CopyBytes(std::byte* target, const std::byte* source, size_t bytes);
   Status Copy(const ww_cuda_copy_job& job);
+  Status Quantize(const ww_cuda_quantize_job& job);
   /// The sum is what Wait gives.
   Status Sum(ww_cuda_sum_job job);
   /// Blocks until all of it is done. The last Sum, if there was one.

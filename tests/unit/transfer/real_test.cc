@@ -86,7 +86,7 @@ class RealPair {
            Agents agents = Agents::kTwo,
            transport::Integrity integrity = transport::Integrity::kCrc, On sources_on = kHost,
            On targets_on = kHost)
-      : rng_(seed), plan_(testing::MakeRandomPlan(rng_, {2, 2, 6, elements_per_op_max, 4})) {
+      : rng_(seed), plan_(testing::MakeRandomPlan(rng_, {2, 2, 6, elements_per_op_max, 4, 3})) {
     Tuning tuning;
     tuning.segment_bytes_max = 5'000;
     tuning.slot_bytes = 4'096 * 4;
@@ -324,7 +324,7 @@ INSTANTIATE_TEST_SUITE_P(
 // The GPU fails in the middle, once: on whichever side, both sides hear of it, and nothing hangs.
 TEST(RealTransferGpu, FailureEndsBothSidesAndNamesTheGpu) {
   const auto fail = FAKE_CALL(fake_cuda_fail);
-  for (const char* call : {"ww_cuda_copy", "ww_cuda_sum"}) {
+  for (const char* call : {"ww_cuda_copy", "ww_cuda_sum", "ww_cuda_quantize"}) {
     for (const bool at_source : {true, false}) {
       SCOPED_TRACE(std::string(call) + (at_source ? " at the source" : " at the target"));
       RealPair pair(9, {"tcp"}, "here", 8'000, Agents::kTwo, kCrc, at_source ? On(0) : kHost,

@@ -52,6 +52,7 @@ FleetOptions RandomFleet(uint64_t seed) {
   options.shape.source_ranks = 1 + Below(rng, 4);
   options.shape.target_ranks = 1 + Below(rng, 3);
   options.shape.quantized_ops_per_stream = static_cast<int>(seed % 4);
+  options.shape.gathered_per_target = static_cast<int>(seed % 3);
   options.engines = 1 + Below(rng, 3);
   options.source_agents = 1 + Below(rng, options.shape.source_ranks);
   options.target_agents = 1 + Below(rng, 3);
