@@ -73,7 +73,8 @@ typedef struct {
   int32_t to;
 } ww_cuda_sum_job;
 
-/* weightwire::kernels::QuantizeBox and its memories. */
+/* weightwire::kernels::QuantizeBox and its memories. One of codes and scale_inv may be null: it is
+ * not made then. */
 typedef struct {
   void* codes;
   float* scale_inv;

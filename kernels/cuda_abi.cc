@@ -69,7 +69,8 @@ const char* Wrong(const ww_cuda_quantize_job& job) {
   for (const int64_t* stride : {job.source_stride, job.target_stride, job.scale_stride}) {
     if (std::min(stride[0], stride[1]) < 0) return "strides must be from 0";
   }
-  bool aligned = Aligned(job.codes, 1) && Aligned(job.scale_inv, 4) &&
+  if (job.codes == nullptr && job.scale_inv == nullptr) return "codes and scales are null";
+  bool aligned = (job.scale_inv == nullptr || Aligned(job.scale_inv, 4)) &&
                  Aligned(job.source, ElementBytes(static_cast<Element>(job.from)));
   return aligned ? nullptr : "a pointer is null or not aligned to its elements";
 }

@@ -39,8 +39,8 @@ struct DeviceSum {
 };
 
 struct DeviceQuantize {
-  unsigned char* codes;
-  uint32_t* scale_inv;
+  unsigned char* codes;  ///< null: not made
+  uint32_t* scale_inv;   ///< null: not made
   const unsigned char* source;
   QuantizeBox box;
   Element from;
@@ -202,13 +202,14 @@ struct PackedBytes {
   }
 };
 
-/// One block of a quantization, its elements dealt out to threads in turn.
+/// One block of a quantization, its units of elements dealt out to threads in turn.
 struct DeviceBlock {
   const unsigned char* source;
-  unsigned char* codes;
-  uint32_t* scale_inv;
-  int64_t columns;
-  int64_t count;
+  unsigned char* codes;  ///< null: not made
+  uint32_t* scale_inv;   ///< null: not made
+  int64_t unit;          ///< elements that lie together and are read at once: 16 bytes, or 1
+  int64_t units_across;
+  int64_t units;
 };
 
 WW_HOST_DEVICE int64_t BlocksAcross(const QuantizeBox& box) {
@@ -216,6 +217,22 @@ WW_HOST_DEVICE int64_t BlocksAcross(const QuantizeBox& box) {
 }
 WW_HOST_DEVICE int64_t BlockCount(const QuantizeBox& box) {
   return ((box.rows - 1) / box.block_rows + 1) * BlocksAcross(box);
+}
+
+/// As many as 16 bytes hold where every row of the block allows it, on both sides.
+WW_HOST_DEVICE int64_t UnitOf(const DeviceQuantize& job, const unsigned char* source,
+                              const unsigned char* codes, int64_t columns) {
+  const int64_t bytes = DeviceBytes(job.from);
+  const int64_t unit = 16 / bytes;
+  const QuantizeBox& box = job.box;
+  if (box.source_stride[1] != 1 || columns % unit != 0) return 1;
+  const uint64_t read =
+      reinterpret_cast<uintptr_t>(source) | static_cast<uint64_t>(box.source_stride[0] * bytes);
+  if (read % 16 != 0) return 1;
+  if (job.codes == nullptr) return unit;
+  const uint64_t written =
+      reinterpret_cast<uintptr_t>(codes) | static_cast<uint64_t>(box.target_stride[0]);
+  return box.target_stride[1] == 1 && written % static_cast<uint64_t>(unit) == 0 ? unit : 1;
 }
 
 WW_HOST_DEVICE DeviceBlock BlockAt(const DeviceQuantize& job, int64_t index) {
@@ -227,25 +244,54 @@ WW_HOST_DEVICE DeviceBlock BlockAt(const DeviceQuantize& job, int64_t index) {
   const int64_t rows = box.rows - row < box.block_rows ? box.rows - row : box.block_rows;
   const int64_t columns =
       box.columns - column < box.block_columns ? box.columns - column : box.block_columns;
-  return {job.source +
-              (row * box.source_stride[0] + column * box.source_stride[1]) * DeviceBytes(job.from),
-          job.codes + row * box.target_stride[0] + column * box.target_stride[1],
-          job.scale_inv + block_row * box.scale_stride[0] + block_column * box.scale_stride[1],
-          columns, rows * columns};
+  DeviceBlock block{};
+  block.source = job.source + (row * box.source_stride[0] + column * box.source_stride[1]) *
+                                  DeviceBytes(job.from);
+  if (job.codes != nullptr) {
+    block.codes = job.codes + row * box.target_stride[0] + column * box.target_stride[1];
+  }
+  if (job.scale_inv != nullptr) {
+    block.scale_inv =
+        job.scale_inv + block_row * box.scale_stride[0] + block_column * box.scale_stride[1];
+  }
+  block.unit = UnitOf(job, block.source, block.codes, columns);
+  block.units_across = columns / block.unit;
+  block.units = rows * block.units_across;
+  return block;
 }
 
-/// visit(row, column) for every `threads`-th element of the block, from `thread`.
+/// visit(row, column) for the first element of every `threads`-th unit of the block, from `thread`:
+/// threads that follow each other read what lies together.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif
 template <class Visit>
-WW_HOST_DEVICE void ForElementsOf(const DeviceBlock& block, int thread, int threads,
-                                  const Visit& visit) {
-  const bool narrow = block.count <= INT32_MAX - threads;
-  for (int64_t i = thread; i < block.count; i += threads) {
-    int64_t row = narrow ? static_cast<uint32_t>(i) / static_cast<uint32_t>(block.columns)
-                         : i / block.columns;
-    visit(row, i - row * block.columns);
+WW_HOST_DEVICE void ForUnitsOf(const DeviceBlock& block, int thread, int threads,
+                               const Visit& visit) {
+  const bool narrow = block.units <= INT32_MAX - threads;
+  for (int64_t i = thread; i < block.units; i += threads) {
+    int64_t row = narrow ? static_cast<uint32_t>(i) / static_cast<uint32_t>(block.units_across)
+                         : i / block.units_across;
+    visit(row, (i - row * block.units_across) * block.unit);
+  }
+}
+
+/// visit(i, f32 bits) for each element of the unit of 16 bytes at `at`.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+template <class Visit>
+WW_HOST_DEVICE void ForUnit(const unsigned char* at, Element from, const Visit& visit) {
+  const auto unit = LoadAs<SixteenBytes>(at);
+  if (from == Element::kF32) {
+    for (int i = 0; i < 4; ++i) {
+      visit(i, static_cast<uint32_t>(unit.words[i / 2] >> (32 * (i % 2))));
+    }
+    return;
+  }
+  for (int i = 0; i < 8; ++i) {
+    const auto half = static_cast<uint32_t>(unit.words[i / 4] >> (16 * (i % 4))) & 0xffffu;
+    visit(i, from == Element::kBF16 ? F32FromBF16(half) : F32FromF16(half));
   }
 }
 
@@ -253,25 +299,42 @@ WW_HOST_DEVICE void ForElementsOf(const DeviceBlock& block, int thread, int thre
 WW_HOST_DEVICE uint32_t AmaxOfThread(const DeviceQuantize& job, const DeviceBlock& block,
                                      int thread, int threads) {
   uint32_t amax = 0;
-  ForElementsOf(block, thread, threads, [&](int64_t row, int64_t column) {
-    int64_t at = row * job.box.source_stride[0] + column * job.box.source_stride[1];
-    uint32_t magnitude = LoadF32(block.source + at * DeviceBytes(job.from), job.from) & 0x7fffffffu;
+  const auto take = [&](int, uint32_t bits) {
+    const uint32_t magnitude = bits & 0x7fffffffu;
     amax = magnitude > amax ? magnitude : amax;
+  };
+  ForUnitsOf(block, thread, threads, [&](int64_t row, int64_t column) {
+    const int64_t from = row * job.box.source_stride[0] + column * job.box.source_stride[1];
+    const unsigned char* at = block.source + from * DeviceBytes(job.from);
+    if (block.unit > 1) return ForUnit(at, job.from, take);
+    take(0, LoadF32(at, job.from));
   });
   return amax;
 }
 
-/// Writes this thread's codes and, as thread 0, the scale. `amax` is the whole block's.
+/// Writes this thread's codes and, as thread 0, the scale, of which the job wants. `amax` is the
+/// whole block's.
 WW_HOST_DEVICE void QuantizeOfThread(const DeviceQuantize& job, const DeviceBlock& block,
                                      uint32_t amax, int thread, int threads) {
   const uint32_t scale = ScaleInv(amax);
-  if (thread == 0) *block.scale_inv = scale;
-  ForElementsOf(block, thread, threads, [&](int64_t row, int64_t column) {
-    int64_t from = row * job.box.source_stride[0] + column * job.box.source_stride[1];
-    int64_t to = row * job.box.target_stride[0] + column * job.box.target_stride[1];
-    uint32_t bits = LoadF32(block.source + from * DeviceBytes(job.from), job.from);
-    uint32_t code = amax >= kInfinityBits ? 0x7fu : Quantized(bits, AsFloat(scale));
-    block.codes[to] = static_cast<unsigned char>(code);
+  if (thread == 0 && block.scale_inv != nullptr) *block.scale_inv = scale;
+  if (block.codes == nullptr) return;
+  ForUnitsOf(block, thread, threads, [&](int64_t row, int64_t column) {
+    const int64_t from = row * job.box.source_stride[0] + column * job.box.source_stride[1];
+    const unsigned char* at = block.source + from * DeviceBytes(job.from);
+    unsigned char* to =
+        block.codes + row * job.box.target_stride[0] + column * job.box.target_stride[1];
+    uint64_t codes = 0;
+    const auto add = [&](int i, uint32_t bits) {
+      const uint32_t code = amax >= kInfinityBits ? 0x7fu : Quantized(bits, AsFloat(scale));
+      codes |= static_cast<uint64_t>(code) << (8 * i);
+    };
+    if (block.unit == 1) {
+      add(0, LoadF32(at, job.from));
+      return StoreAs(to, static_cast<unsigned char>(codes));
+    }
+    ForUnit(at, job.from, add);
+    block.unit == 8 ? StoreAs(to, codes) : StoreAs(to, static_cast<uint32_t>(codes));
   });
 }
 

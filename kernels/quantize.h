@@ -46,14 +46,4 @@ struct QuantizeBox {
 void QuantizeE4M3(void* codes, void* scale_inv, const void* source, const QuantizeBox& box,
                   Element from);
 
-struct BlockRange {
-  int64_t first = 0;
-  int64_t last = 0;
-};
-/// The part of a shard's [first, last) of a dimension of `extent` that consists of whole blocks, so
-/// that the shard's holder can quantize it alone; empty (first == last) when there is none. A
-/// smaller block at the end of the dimension is whole. The blocks outside straddle shards: they
-/// travel unquantized and are quantized where they arrive.
-BlockRange WholeBlocks(int64_t first, int64_t last, int64_t extent, int64_t block);
-
 }  // namespace weightwire::kernels

@@ -169,10 +169,4 @@ void QuantizeE4M3(void* codes, void* scale_inv, const void* source, const Quanti
   }
 }
 
-BlockRange WholeBlocks(int64_t first, int64_t last, int64_t extent, int64_t block) {
-  int64_t from = (first + block - 1) / block * block;
-  int64_t to = last == extent ? last : last / block * block;
-  return from < to ? BlockRange{from, to} : BlockRange{first, first};
-}
-
 }  // namespace weightwire::kernels

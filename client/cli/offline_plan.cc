@@ -194,7 +194,8 @@ Result<std::string> RunOfflinePlan(const OfflinePlan& request) {
         WriteFile(request.svg_path, MatrixSvg(proved.plan, request.from + " to " + request.to)));
   }
   const plan::PlanReport report = plan::Report(proved.plan, proved.source, proved.target);
-  WW_ASSIGN(const StagingReport staging, StagingOf(proved.source, proved.target, proved.classes));
+  WW_ASSIGN(const StagingReport staging,
+            StagingOf(proved.source, proved.target, proved.plan, proved.classes));
   return request.json ? AsJson(request, proved, report, staging)
                       : Text(request, proved, report, staging);
 }

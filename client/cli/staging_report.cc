@@ -6,7 +6,7 @@
 namespace weightwire::cli {
 
 Result<StagingReport> StagingOf(const layout::ModelLayout& source,
-                                const layout::ModelLayout& target,
+                                const layout::ModelLayout& target, const plan::TransferPlan& plan,
                                 const std::vector<plan::LayoutClass>& classes) {
   const transfer::Tuning tuning;
   StagingReport report;
@@ -20,7 +20,11 @@ Result<StagingReport> StagingOf(const layout::ModelLayout& source,
   double ranks = 0;
   for (size_t r = 0; r < target.ranks.size(); ++r) {
     WW_ASSIGN(const memory::ArenaMap arena, transfer::StageArenaOf(target.ranks[r]));
-    const auto bytes = CheckedAdd(transfer::StageBytes(arena, memory::kBuffersUsual), pools);
+    const auto gathered = plan.gathered.find(static_cast<uint32_t>(r));
+    const uint64_t gather =
+        gathered == plan.gathered.end() ? 0 : transfer::GatherBytes(gathered->second);
+    const auto bytes =
+        CheckedAdd(transfer::StageBytes(arena, memory::kBuffersUsual), pools + gather);
     if (!bytes) {
       return Fail(Status(Code::kInvalidArgument, Reason::kShapeOverflow, "the stage is too large")
                       .AtRank("target/" + std::to_string(r)));

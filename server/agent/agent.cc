@@ -21,7 +21,8 @@ control::AgentHello HelloOf(const Options& options) {
   hello.incarnation = options.incarnation;
   hello.host = options.host;
   hello.addresses = options.addresses;
-  hello.features = control::kFeatureBehind | control::kFeatureAttest | control::kFeatureQuantize;
+  hello.features = control::kFeatureBehind | control::kFeatureAttest | control::kFeatureQuantize |
+                   control::kFeatureGather;
   return hello;
 }
 

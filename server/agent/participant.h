@@ -89,6 +89,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void FetchSlices(const std::shared_ptr<Attempt>& attempt);
   void PassGate(const std::shared_ptr<Attempt>& attempt, const Status& status);
   void CheckSlices(const std::shared_ptr<Attempt>& attempt);
+  void MakeGather(const std::shared_ptr<Attempt>& attempt);
   void Prepared(const std::shared_ptr<Attempt>& attempt, Status status);
   void StartSource(const std::shared_ptr<Attempt>& attempt);
   void StartTarget(const std::shared_ptr<Attempt>& attempt);

@@ -13,7 +13,8 @@
 // Prepare waits for an answer to the rank's layout that it has overtaken. Then it passes gates: the
 // slice of every leg is here, the version is held (trainer), the stage exists (engine) and has
 // room. Then the slices are checked against the layout on the workers, tickets are admitted, and
-// the machine is told. The first gate that fails is the answer.
+// the machine is told. The first gate that fails is the answer. Room for what a plan gathers is
+// made last, when the slice has been checked.
 //
 // Every attempt is drained once, whoever asks; its memory and tickets are let go only then.
 //
@@ -152,9 +153,18 @@ void Participant::CheckSlices(const std::shared_ptr<Attempt>& attempt) {
       if (!self || !checked || !self->Runs(checked)) return;
       checked->slices = std::move(slices);
       checked->passed_on = std::move(passed_on);
-      self->Prepared(checked, status);
+      status.ok() ? self->MakeGather(checked) : self->Prepared(checked, status);
     });
   });
+}
+
+void Participant::MakeGather(const std::shared_ptr<Attempt>& attempt) {
+  if (attempt->command.role != epoch::Role::kTarget) return Prepared(attempt, OkStatus());
+  memory_->MakeGather(attempt->slices.front()->gathered,
+                      [weak = weak_from_this(), attempt](const Status& status) {
+                        auto self = weak.lock();
+                        if (self && self->Runs(attempt)) self->Prepared(attempt, status);
+                      });
 }
 
 void Participant::Prepared(const std::shared_ptr<Attempt>& attempt, Status status) {
@@ -207,11 +217,13 @@ void Participant::StartTarget(const std::shared_ptr<Attempt>& attempt) {
   stage.Overwrite(attempt->buffer);
   SupersedeAttestation(attempt->buffer);
   WW_FAILPOINT("agent.before_spare_buffer_written");
-  transfer::TargetJob job = TargetJobOf(*attempt, name_, memory_->StageBinding(attempt->buffer));
+  const plan::Gathered& gathered = attempt->slices.front()->gathered;
+  transfer::TargetJob job =
+      TargetJobOf(*attempt, name_, memory_->TargetBinding(attempt->buffer, gathered));
   job.kept = memory_->kept(attempt->buffer);
   if (stage.live() >= 0 && stage.has_room()) {
     job.served_kept = memory_->kept(stage.live());
-    job.served = memory_->StageBinding(stage.live());
+    job.served = memory_->TargetBinding(stage.live(), gathered);
   }
   if (attempt->passed_on) {
     // Its readers say themselves when they have everything, or when they do not get it.

@@ -66,14 +66,33 @@ std::optional<uint64_t> LastElement(const std::vector<int64_t>& extent, int64_t 
   return last;
 }
 
-Status CheckOurSide(const plan::CopyOp& op, plan::Side side, const layout::RankLayout& layout) {
+/// The rank's tensors, and behind them what it gathers, which none of its pieces is in.
+class Tensors {
+ public:
+  Tensors(const layout::RankLayout& layout, const plan::Gathered& gathered)
+      : layout_(layout),
+        gathers_(gathered.elements > 0),
+        gathered_{"what is gathered", gathered.dtype, {gathered.elements}, {}} {}
+  size_t size() const { return layout_.tensors.size() + gathers_; }
+  bool IsGathered(uint32_t index) const { return gathers_ && index == layout_.tensors.size(); }
+  const layout::LocalTensor& operator[](uint32_t index) const {
+    return index < layout_.tensors.size() ? layout_.tensors[index] : gathered_;
+  }
+
+ private:
+  const layout::RankLayout& layout_;
+  const bool gathers_;
+  const layout::LocalTensor gathered_;
+};
+
+Status CheckOurSide(const plan::CopyOp& op, plan::Side side, const Tensors& tensors) {
   const bool source = side == plan::Side::kSource;
   const uint32_t index = source ? op.source_tensor : op.target_tensor;
-  if (index >= layout.tensors.size()) {
+  if (index >= tensors.size()) {
     return Refuse(Reason::kTensorMissing, "op names local tensor " + std::to_string(index) +
-                                              " of " + std::to_string(layout.tensors.size()));
+                                              " of " + std::to_string(tensors.size()));
   }
-  const layout::LocalTensor& tensor = layout.tensors[index];
+  const layout::LocalTensor& tensor = tensors[index];
   const DType dtype = source ? op.source_dtype : op.target_dtype;
   if (dtype != tensor.dtype) {
     return Refuse(Reason::kDtypeMismatch,
@@ -104,13 +123,13 @@ std::optional<uint64_t> CheckedWireBytes(const plan::CopyOp& op) {
 }
 
 Status CheckStream(const plan::Stream& stream, const plan::RankSlice& slice,
-                   const layout::RankLayout& layout) {
+                   const Tensors& tensors) {
   const uint32_t ours = slice.side == plan::Side::kSource ? stream.source_rank : stream.target_rank;
   if (ours != slice.rank) return Refuse(Reason::kInvalidRequest, "stream of another rank");
   uint64_t bytes = 0;
   for (const plan::CopyOp& op : stream.ops) {
     WW_RETURN_IF_ERROR(CheckForm(op, slice.tensor_names.size()));
-    WW_RETURN_IF_ERROR(CheckOurSide(op, slice.side, layout));
+    WW_RETURN_IF_ERROR(CheckOurSide(op, slice.side, tensors));
     const auto op_bytes = CheckedWireBytes(op);
     const auto sum = op_bytes ? CheckedAdd(bytes, *op_bytes) : std::nullopt;
     if (!sum) return Refuse(Reason::kShapeOverflow, "stream does not fit 64 bits");
@@ -123,6 +142,32 @@ Status CheckStream(const plan::Stream& stream, const plan::RankSlice& slice,
   return OkStatus();
 }
 
+Status CheckMade(const plan::CopyOp& op, size_t tensor_names, const Tensors& tensors) {
+  WW_RETURN_IF_ERROR(CheckForm(op, tensor_names));
+  if (op.makes == plan::Makes::kElements || !tensors.IsGathered(op.source_tensor) ||
+      tensors.IsGathered(op.target_tensor)) {
+    return Refuse(Reason::kInvalidRequest, "op makes nothing of what is gathered");
+  }
+  WW_RETURN_IF_ERROR(CheckOurSide(op, plan::Side::kSource, tensors));
+  return CheckOurSide(op, plan::Side::kTarget, tensors);
+}
+
+Status CheckGathered(const plan::RankSlice& slice, const Tensors& tensors) {
+  const plan::Gathered& gathered = slice.gathered;
+  if (gathered == plan::Gathered{}) return OkStatus();
+  if (slice.side != plan::Side::kTarget || gathered.elements < 1 || gathered.made.empty() ||
+      !IsCastFloat(gathered.dtype)) {
+    return Refuse(Reason::kInvalidRequest, "what is gathered is malformed");
+  }
+  if (!layout::StorageBytes(gathered.dtype, std::vector<int64_t>{gathered.elements})) {
+    return Refuse(Reason::kShapeOverflow, "what is gathered does not fit 64 bits");
+  }
+  for (const plan::CopyOp& op : gathered.made) {
+    WW_RETURN_IF_ERROR(CheckMade(op, slice.tensor_names.size(), tensors));
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 Status CheckSlice(const plan::RankSlice& slice, PlanId plan, plan::Side side, uint32_t rank,
@@ -131,9 +176,15 @@ Status CheckSlice(const plan::RankSlice& slice, PlanId plan, plan::Side side, ui
     return Refuse(Reason::kInvalidRequest,
                   "a slice of another plan, side or rank than " + plan.ToHex() + " was sent");
   }
+  const Tensors tensors(layout, slice.gathered);
+  if (Status status = CheckGathered(slice, tensors); !status.ok()) {
+    return Status(status.code(), status.reason(), "plan " + plan.ToHex() + ": " + status.message())
+        .AtTensor(status.tensor())
+        .Remedy("the plan does not belong to this layout; register again");
+  }
   std::set<uint32_t> ids;
   for (const plan::Stream& stream : slice.streams) {
-    Status status = CheckStream(stream, slice, layout);
+    Status status = CheckStream(stream, slice, tensors);
     if (status.ok() && !ids.insert(stream.id).second) {
       status = Refuse(Reason::kInvalidRequest, "stream occurs twice");
     }

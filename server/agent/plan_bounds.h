@@ -10,7 +10,8 @@ namespace weightwire::agent {
 /// Checks that a slice is the one asked for and can run against the memory of `layout`, this rank's
 /// agreed layout: a plan comes from outside and must not index memory on trust. Every op stays
 /// inside its tensor on our side, has the tensor's dtype there, and a cast or quantization that
-/// exists; strides of the far side are well formed; stream sizes add up. Pure; O(ops).
+/// exists; strides of the far side are well formed; stream sizes add up; what the rank gathers is
+/// of floats and stays inside its memory on both ways. Pure; O(ops).
 ///
 ///   kInvalidArgument / kInvalidRequest  another plan, side or rank; malformed op; sizes disagree
 ///   kInvalidArgument / kTensorMissing   an op names a tensor that the layout does not have

@@ -78,7 +78,8 @@ Result<SlabInfo> RankMemory::OpenSlab(uint64_t bytes) {
 
 uint64_t RankMemory::stage_bytes() const {
   const bool on_device = stage_ && slabs_;
-  return on_device ? transfer::StageBytes(arena_, buffers_) : stage_share_.bytes();
+  const uint64_t stage = on_device ? transfer::StageBytes(arena_, buffers_) : stage_share_.bytes();
+  return stage + (gather_ ? gather_->size() : 0);
 }
 
 Result<memory::RegionSpan> RankMemory::SpanFor(const TensorBinding& binding) const {
@@ -181,6 +182,36 @@ void RankMemory::StageMade(Result<std::unique_ptr<memory::StageBuffers>> made,
   for (auto& waiter : std::exchange(stage_waiters_, {})) waiter(status);
 }
 
+void RankMemory::MakeGather(const plan::Gathered& gathered, control::Done done) {
+  const uint64_t bytes = transfer::GatherBytes(gathered);
+  if (bytes == 0 || (gather_ && gather_->size() >= bytes)) return done(OkStatus());
+  // A job that still reads the old one keeps it until it ends.
+  gather_.reset();
+  gather_share_ = {};
+  const std::string what = "what " + name_ + " gathers";
+  if (slabs_) return GatherMade(slabs_->Lend(what, bytes), {}, done);
+  auto admitted = services_->budget->AdmitStaging(what, bytes);
+  if (!admitted) return done(std::move(admitted.error()).AtRank(name_));
+  auto share = std::make_shared<Budget::Share>(std::move(*admitted));
+  services_->workers.Post([weak = weak_from_this(), share = std::move(share), what, bytes,
+                           done = std::move(done), &strand = services_->strand]() mutable {
+    auto made = std::make_shared<Result<std::shared_ptr<memory::MemoryRegion>>>(
+        memory::MemoryRegion::Allocate(what, bytes));
+    strand.Post([weak = std::move(weak), share = std::move(share), made = std::move(made),
+                 done = std::move(done)] {
+      if (auto self = weak.lock()) self->GatherMade(std::move(*made), std::move(*share), done);
+    });
+  });
+}
+
+void RankMemory::GatherMade(Result<std::shared_ptr<memory::MemoryRegion>> made, Budget::Share share,
+                            const control::Done& done) {
+  if (!made) return done(std::move(made.error()).AtRank(name_));
+  gather_ = std::move(*made);
+  gather_share_ = std::move(share);
+  done(OkStatus());
+}
+
 Result<StageInfo> RankMemory::OpenStage() {
   WW_FAIL_IF_ERROR(StartStage());
   if (!stage_) {
@@ -199,6 +230,13 @@ epoch::Contents RankMemory::held_beyond() const {
 
 transfer::Binding RankMemory::StageBinding(int buffer) const {
   return ArenaBinding(stage_->arena(), stage_->regions()[static_cast<size_t>(buffer)]);
+}
+
+transfer::Binding RankMemory::TargetBinding(int buffer, const plan::Gathered& gathered) const {
+  transfer::Binding binding = StageBinding(buffer);
+  const auto bytes = static_cast<uint64_t>(plan::GatheredBytes(gathered));
+  if (bytes > 0) binding.push_back({gather_, 0, bytes});
+  return binding;
 }
 
 }  // namespace weightwire::agent

@@ -45,9 +45,15 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   /// Makes the stage on the workers, once; `done` runs at once when it exists or is refused.
   void MakeStage(control::Done done);
   Result<StageInfo> OpenStage();
+  /// Makes room for what a plan gathers, where there is not as much already, on the workers or at
+  /// once; `done` runs when it is there or refused. One call at a time.
+  ///   kResourceExhausted / kLimitExceeded  names need, use and budget
+  void MakeGather(const plan::Gathered& gathered, control::Done done);
   /// Null until made.
   memory::StageBuffers* stage() const { return stage_.get(); }
   transfer::Binding StageBinding(int buffer) const;
+  /// The same, and behind it what `gathered` wants, which has been made.
+  transfer::Binding TargetBinding(int buffer, const plan::Gathered& gathered) const;
   /// What the stage holds whole beside what is served; nothing before it is made.
   epoch::Contents held() const;
   /// `held` without what the next epoch overwrites.
@@ -56,6 +62,7 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   const std::shared_ptr<transfer::Kept>& kept(int buffer) const {
     return kept_[static_cast<size_t>(buffer)];
   }
+  /// With what is gathered in.
   uint64_t stage_bytes() const;
 
  private:
@@ -70,6 +77,8 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   Status StartStage();
   Result<memory::RegionSpan> SpanFor(const TensorBinding& binding) const;
   void StageMade(Result<std::unique_ptr<memory::StageBuffers>> made, Budget::Share share);
+  void GatherMade(Result<std::shared_ptr<memory::MemoryRegion>> made, Budget::Share share,
+                  const control::Done& done);
 
   const std::shared_ptr<Services> services_;
   const std::string name_;
@@ -84,6 +93,8 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   Budget::Share stage_share_;
   bool making_stage_ = false;
   std::vector<control::Done> stage_waiters_;
+  std::shared_ptr<memory::MemoryRegion> gather_;  ///< one for all buffers
+  Budget::Share gather_share_;
 };
 
 /// One span for each tensor of `arena` inside `region`.

@@ -30,6 +30,8 @@ inline constexpr uint64_t kFeatureBehind = 1;
 inline constexpr uint64_t kFeatureAttest = 2;
 /// It makes fp8 codes and scales on the way.
 inline constexpr uint64_t kFeatureQuantize = 4;
+/// As a target it gathers floats and quantizes them itself.
+inline constexpr uint64_t kFeatureGather = 8;
 
 enum class GroupRole : int { kTrainer = 1, kEngine = 2 };
 

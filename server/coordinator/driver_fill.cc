@@ -68,22 +68,31 @@ Status Driver::CheckQuantizes(const epoch::Spec& spec, const std::string& engine
             "publish the next version, or start another engine with the same "
             "quantization_config that can fill it");
   }
-  const auto lacks = [this](const epoch::Member& member) {
+  const auto lacks = [this](const epoch::Member& member, uint64_t feature) {
     const Session* session = s_.membership.SessionOf(member);
-    return session != nullptr && (session->hello.features & control::kFeatureQuantize) == 0;
+    return session != nullptr && (session->hello.features & feature) == 0;
   };
-  const auto refused = [](const std::string& group, std::ptrdiff_t rank) {
-    return Status(Code::kFailedPrecondition, Reason::kProtocolVersion,
-                  "its agent cannot quantize on the way")
+  const auto refused = [](const std::string& group, size_t rank, std::string what) {
+    return Status(Code::kFailedPrecondition, Reason::kProtocolVersion, std::move(what))
         .AtRank(group + "/" + std::to_string(rank))
         .Remedy("run the coordinator's version of weightwired beside it");
   };
-  const auto old = std::ranges::find_if(spec.sources, lacks);
-  if (old != spec.sources.end()) return refused(spec.source_group, old - spec.sources.begin());
+  const auto check = [&](const std::string& group, const std::vector<epoch::Member>& ranks) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (!lacks(ranks[rank], control::kFeatureQuantize)) continue;
+      return refused(group, rank, "its agent cannot quantize on the way");
+    }
+    return OkStatus();
+  };
+  WW_RETURN_IF_ERROR(check(spec.source_group, spec.sources));
   const auto asked = std::ranges::find(spec.engines, engine, &epoch::EngineMembers::name);
-  const auto old_target = std::ranges::find_if(asked->ranks, lacks);
-  if (old_target == asked->ranks.end()) return OkStatus();
-  return refused(engine, old_target - asked->ranks.begin());
+  WW_RETURN_IF_ERROR(check(engine, asked->ranks));
+  for (const auto& [rank, gathered] : pair.plan->gathered) {
+    if (!lacks(asked->ranks[rank], control::kFeatureGather)) continue;
+    return refused(engine, rank,
+                   "its agent cannot quantize blocks of which no trainer rank holds all");
+  }
+  return OkStatus();
 }
 
 }  // namespace weightwire::coordinator

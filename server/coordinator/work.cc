@@ -64,6 +64,7 @@ Result<RankOffer> Explicit(const control::LayoutSubmission& submission) {
 }
 
 bool Quantizes(const plan::TransferPlan& plan) {
+  if (!plan.gathered.empty()) return true;
   return std::ranges::any_of(plan.streams, [](const plan::Stream& stream) {
     return std::ranges::any_of(
         stream.ops, [](const plan::CopyOp& op) { return op.makes != plan::Makes::kElements; });

@@ -39,7 +39,7 @@ struct PlannedPair {
   std::shared_ptr<const plan::TransferPlan> plan;
   AgreedLayoutPtr source;
   AgreedLayoutPtr target;
-  bool quantizes = false;  ///< weights become fp8 on the way
+  bool quantizes = false;  ///< weights become fp8 on the way, at their source or gathered
 };
 using PlannedPairPtr = std::shared_ptr<const PlannedPair>;
 

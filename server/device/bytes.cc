@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
 #include <vector>
 
 // A copy is: pack at the source (its device's kernel, or the host's), carry the packed elements,
@@ -11,6 +12,7 @@ namespace weightwire::device {
 namespace {
 
 using kernels::Element;
+using kernels::QuantizeBox;
 using kernels::StridedBox;
 
 int32_t Number(Element element) { return static_cast<int32_t>(element); }
@@ -145,6 +147,118 @@ Status ForEachBatch(std::span<const CopyJob> jobs, DeviceOf&& device_of, Run&& r
     }
   }
   return OkStatus();
+/// The lanes of two memories that are not both the host's, nor both of one device.
+struct Lanes {
+  Device::BorrowedLane source, target;  ///< null: host
+  size_t bytes() const {
+    return std::min(source ? source->bytes() : SIZE_MAX, target ? target->bytes() : SIZE_MAX);
+  }
+};
+Lanes BorrowFor(Device* source, Device* target) {
+  Lanes lanes;
+  const bool source_first =
+      target == nullptr || (source != nullptr && source->uuid() < target->uuid());
+  if (source_first) lanes.source = source->Borrow();
+  if (target != nullptr) lanes.target = target->Borrow();
+  if (!source_first && source != nullptr) lanes.source = source->Borrow();
+  return lanes;
+}
+
+/// Codes or scales of a matrix, and where they go.
+struct Quantizing {
+  Bytes target;
+  ConstBytes source;
+  QuantizeBox box;
+  Element from;
+  bool codes;
+
+  Element made() const { return codes ? Element::kOpaque1 : Element::kOpaque4; }
+  int64_t Down() const { return (box.rows - 1) / box.block_rows + 1; }
+  int64_t Across() const { return (box.columns - 1) / box.block_columns + 1; }
+  /// What is made, packed at its source.
+  StridedBox MadeBox() const {
+    const int64_t* stride = codes ? box.target_stride : box.scale_stride;
+    const int64_t rows = codes ? box.rows : Down(), columns = codes ? box.columns : Across();
+    return {2, {rows, columns}, {columns, 1}, {stride[0], stride[1]}};
+  }
+  size_t bytes() const {
+    return static_cast<size_t>(Elements(MadeBox()) * kernels::ElementBytes(made()));
+  }
+};
+
+void QuantizeOnHost(std::byte* target, const Quantizing& q, const QuantizeBox& box) {
+  if (q.codes) return kernels::QuantizeE4M3(target, nullptr, q.source.at, box, q.from);
+  QuantizeBox read = box;
+  read.target_stride[1] = read.source_stride[1];  // of no codes: rows are read where they lie
+  kernels::QuantizeE4M3(nullptr, target, q.source.at, read, q.from);
+}
+
+Status QuantizeOn(Lane& lane, std::byte* target, const Quantizing& q, const QuantizeBox& box) {
+  return lane.Quantize({q.codes ? target : nullptr,
+                        q.codes ? nullptr : reinterpret_cast<float*>(target),
+                        q.source.at,
+                        box.rows,
+                        box.columns,
+                        box.block_rows,
+                        box.block_columns,
+                        {box.source_stride[0], box.source_stride[1]},
+                        {box.target_stride[0], box.target_stride[1]},
+                        {box.scale_stride[0], box.scale_stride[1]},
+                        Number(q.from)});
+}
+
+/// What is made fits the lanes: made packed at the source, carried, unpacked.
+Status QuantizeAndCarry(const Quantizing& q, Lane* source_lane, Lane* target_lane) {
+  const StridedBox made = q.MadeBox();
+  QuantizeBox packed = q.box;
+  std::copy_n(made.source_stride, 2, q.codes ? packed.target_stride : packed.scale_stride);
+  const Carried carried{q.target, q.source, made, q.made(), q.made(), source_lane, target_lane};
+  if (source_lane == nullptr) {
+    QuantizeOnHost(target_lane->bounce(), q, packed);
+  } else {
+    WW_RETURN_IF_ERROR(QuantizeOn(*source_lane, source_lane->scratch(), q, packed));
+  }
+  WW_RETURN_IF_ERROR(Carry(carried));
+  return Unpack(carried);
+}
+
+/// In parts that a lane has room for: halves of its rows of blocks, then of a row's blocks.
+Status QuantizeParts(const Quantizing& q, const Lanes& lanes) {
+  if (q.bytes() <= lanes.bytes()) {
+    return QuantizeAndCarry(q, lanes.source.get(), lanes.target.get());
+  }
+  const int d = q.Down() > 1 ? 0 : 1;
+  const int64_t blocks = (d == 0 ? q.Down() : q.Across()) / 2;
+  if (blocks == 0) {
+    return Status(Code::kResourceExhausted, Reason::kLimitExceeded,
+                  "a block of " + std::to_string(q.bytes()) + " fp8 codes does not fit a lane of " +
+                      std::to_string(lanes.bytes()) + " bytes");
+  }
+  const int64_t elements = blocks * (d == 0 ? q.box.block_rows : q.box.block_columns);
+  Quantizing first = q, second = q;
+  (d == 0 ? first.box.rows : first.box.columns) = elements;
+  (d == 0 ? second.box.rows : second.box.columns) -= elements;
+  const auto skipped = [](int64_t count, int64_t stride, Element element) {
+    return static_cast<uint64_t>(count * stride * kernels::ElementBytes(element));
+  };
+  second.source = q.source + skipped(elements, q.box.source_stride[d], q.from);
+  second.target = q.target + (q.codes ? skipped(elements, q.box.target_stride[d], q.made())
+                                      : skipped(blocks, q.box.scale_stride[d], q.made()));
+  WW_RETURN_IF_ERROR(QuantizeParts(first, lanes));
+  return QuantizeParts(second, lanes);
+}
+
+Status Quantize(const Quantizing& q) {
+  if (q.target.device == nullptr && q.source.device == nullptr) {
+    QuantizeOnHost(q.target.at, q, q.box);
+    return OkStatus();
+  }
+  if (q.target.device == q.source.device) {
+    const auto lane = q.target.device->Borrow();
+    WW_RETURN_IF_ERROR(QuantizeOn(*lane, q.target.at, q, q.box));
+    return Finish(*lane);
+  }
+  return QuantizeParts(q, BorrowFor(q.source.device, q.target.device));
 }
 
 }  // namespace
@@ -205,16 +319,9 @@ Status Copy(Bytes target, ConstBytes source, const StridedBox& box, Element from
     WW_RETURN_IF_ERROR(lane->Copy({target.at, source.at, ToC(box), Number(from), Number(to)}));
     return Finish(*lane);
   }
-  Device::BorrowedLane source_lane, target_lane;
-  const bool source_first =
-      target.device == nullptr ||
-      (source.device != nullptr && source.device->uuid() < target.device->uuid());
-  if (source_first) source_lane = source.device->Borrow();
-  if (target.device != nullptr) target_lane = target.device->Borrow();
-  if (!source_first && source.device != nullptr) source_lane = source.device->Borrow();
-  const size_t bytes_max = std::min(source_lane ? source_lane->bytes() : SIZE_MAX,
-                                    target_lane ? target_lane->bytes() : SIZE_MAX);
-  return CarryAll({target, source, box, from, to, source_lane.get(), target_lane.get()}, bytes_max);
+  const Lanes lanes = BorrowFor(source.device, target.device);
+  return CarryAll({target, source, box, from, to, lanes.source.get(), lanes.target.get()},
+                  lanes.bytes());
 }
 
 Result<uint64_t> CopyAndSumTarget(Bytes target, ConstBytes source, const StridedBox& box,
@@ -224,6 +331,14 @@ Result<uint64_t> CopyAndSumTarget(Bytes target, ConstBytes source, const Strided
   }
   WW_FAIL_IF_ERROR(Copy(target, source, box, from, to));
   return SumTarget(target, box, to);
+}
+
+Status QuantizeCodes(Bytes codes, ConstBytes source, const QuantizeBox& box, Element from) {
+  return Quantize({codes, source, box, from, true});
+}
+
+Status QuantizeScales(Bytes scale_inv, ConstBytes source, const QuantizeBox& box, Element from) {
+  return Quantize({scale_inv, source, box, from, false});
 }
 
 Status CopyRun(Bytes target, ConstBytes source, uint64_t bytes) {

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "kernels/kernels.h"
+#include "kernels/quantize.h"
 #include "server/device/device.h"
 
 /// kernels/kernels.h on bytes of the host or of a GPU, whichever they are of: the same results, and
@@ -57,6 +58,14 @@ Status CopyAndSumTargets(std::span<const CopyJob> jobs, std::span<uint64_t> sums
 /// SumSource of each job's source. Targets are not looked at.
 Status SumSources(std::span<const CopyJob> jobs, std::span<uint64_t> sums);
 
+/// kernels::QuantizeE4M3 of `codes` alone, or of `scale_inv` alone. On the source's GPU where the
+/// source is a GPU's, so that its floats do not leave it; else on the host. Parts that go through a
+/// lane are of whole blocks.
+///   kResourceExhausted / kLimitExceeded  a block of codes that goes through a lane is larger
+Status QuantizeCodes(Bytes codes, ConstBytes source, const kernels::QuantizeBox& box,
+                     kernels::Element from);
+Status QuantizeScales(Bytes scale_inv, ConstBytes source, const kernels::QuantizeBox& box,
+                      kernels::Element from);
 /// `bytes` that lie together on both sides.
 Status CopyRun(Bytes target, ConstBytes source, uint64_t bytes);
 

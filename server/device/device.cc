@@ -155,6 +155,11 @@ Status Lane::Copy(std::span<const ww_cuda_copy_job> jobs) {
   return device_.Checked(device_.calls().copy(device_.index_, stream_, jobs.data(), jobs.size()));
 }
 
+Status Lane::Quantize(const ww_cuda_quantize_job& job) {
+  busy_ = true;
+  return device_.Checked(device_.calls().quantize(device_.index_, stream_, &job, 1));
+}
+
 Status Lane::Sum(ww_cuda_sum_job job) { return Sum(std::span(&job, 1)); }
 
 Status Lane::Sum(std::span<ww_cuda_sum_job> jobs) {

@@ -79,6 +79,7 @@ Status Library::Find(void* library) {
   find("ww_cuda_copy_bytes", calls_.copy_bytes);
   find("ww_cuda_copy", calls_.copy);
   find("ww_cuda_sum", calls_.sum);
+  find("ww_cuda_quantize", calls_.quantize);
   return missing.empty() ? OkStatus() : incomplete();
 }
 

@@ -48,6 +48,7 @@ class Library {
     decltype(&::ww_cuda_copy_bytes) copy_bytes = nullptr;
     decltype(&::ww_cuda_copy) copy = nullptr;
     decltype(&::ww_cuda_sum) sum = nullptr;
+    decltype(&::ww_cuda_quantize) quantize = nullptr;
   };
   const Calls& calls() const { return calls_; }
 

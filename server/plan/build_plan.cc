@@ -4,7 +4,9 @@
 // the
 //    ranks that hold it (owners.h).
 // 2. Each target box is met with the owners near it. They are disjoint, so an element is read once,
-//    and what the common blocks do not add up to is held by nobody.
+//    and what the common blocks do not add up to is held by nobody. Where a weight is quantized,
+//    blocks that no owner holds whole are gathered: copies of floats, and codes and scales that the
+//    target makes of them.
 // 3. Holders are chosen last, when all copies are known (choose_holders.cc).
 // 4. Copies are handed out to streams in the global order (canonical tensor, target tensor, target
 //    offset); one that continues the stream's last copy on both sides is merged into it.
@@ -13,6 +15,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <span>
 #include <string>
@@ -27,16 +30,21 @@
 #include "server/plan/plan.h"
 #include "server/plan/quantization.h"
 #include "server/plan/refusals.h"
+#include "server/plan/straddling.h"
 
 namespace weightwire::plan {
 namespace {
 
 using layout::Box;
+using layout::DType;
 using layout::ModelLayout;
 using layout::Piece;
 
 /// Raise it when equal inputs would give another plan than before.
 constexpr std::string_view kPlannerVersion = "weightwire.plan.2";
+
+/// In elements, so that what is gathered for one weight begins where wide loads may.
+constexpr int64_t kGatherAlignment = 64;
 
 int64_t OffsetOf(const Piece& piece, std::span<const int64_t> begin) {
   int64_t offset = piece.local_offset;
@@ -141,23 +149,60 @@ class Planner {
     const Box& piece = PieceOf(target_, ref).box;
     const Box box = scales ? ElementsOf(*origin.quantized, piece) : piece;
     int64_t missing = layout::ElementCount(box);
+    bool straddles = false;
     for (const Owner& owner : index.Candidates(box)) {
       const std::optional<Box> part = layout::Intersect(box, owner.box);
       if (!part) continue;
+      missing -= layout::ElementCount(*part);
       origin.makes = scales ? Makes::kScales : MakesOf(ref, origin, owner);
+      std::optional<Box> drafted = part;
       if (origin.makes != Makes::kElements) {
         WW_RETURN_IF_ERROR(CheckQuantized(canonical, ref, *origin.quantized));
-        if (!IsWholeBlocks(*origin.quantized, *part)) {
-          return Straddles(*origin.quantized, *part, index, book_);
-        }
+        drafted = WholeBlocksIn(*origin.quantized, *part);
+        straddles = straddles || drafted != part;
       }
-      WW_RETURN_IF_ERROR(CheckDtypes(spec, ref, origin.makes, owner));
-      WW_RETURN_IF_ERROR(AddDraft(canonical, ref, origin.makes, owner,
-                                  scales ? ScalesOf(*origin.quantized, *part) : *part));
-      missing -= layout::ElementCount(*part);
-      if (missing == 0) return OkStatus();
+      WW_RETURN_IF_ERROR(CheckDtypes(spec, ref, origin.makes, TensorOf(target_, ref).dtype, owner));
+      if (drafted) {
+        WW_RETURN_IF_ERROR(AddDraft(canonical, ref, origin.makes, owner,
+                                    scales ? ScalesOf(*origin.quantized, *drafted) : *drafted));
+      }
+      if (missing == 0) break;
     }
-    return Unowned(spec, ref.rank, box, index);
+    if (missing != 0) return Unowned(spec, ref.rank, box, index);
+    if (!straddles) return OkStatus();
+    return scales ? MakeScales(canonical, ref, box) : GatherAndMake(canonical, ref, index);
+  }
+
+  /// The blocks of a piece of codes that straddle owners.
+  Status GatherAndMake(uint32_t canonical, const PieceRef& ref, const OwnerIndex& index) {
+    const layout::TensorSpec& weight = target_.canonical.tensors[canonical];
+    for (const Box& blocks : StraddlingBlocks(weight, PieceOf(target_, ref).box, index)) {
+      std::vector<uint32_t>& known = gathers_of_[{ref.rank, canonical}];
+      // Another piece of the rank may hold the same: then what it gathers serves both.
+      const auto holds = std::ranges::find_if(known, [&](uint32_t gather) {
+        return layout::Intersect(list_.gathers[gather].box, blocks) == blocks;
+      });
+      const uint32_t gather =
+          holds != known.end() ? *holds : static_cast<uint32_t>(list_.gathers.size());
+      if (holds == known.end()) {
+        known.push_back(gather);
+        WW_RETURN_IF_ERROR(AddGather(canonical, ref.rank, blocks, index));
+      }
+      WW_RETURN_IF_ERROR(AddMade(canonical, ref, Makes::kCodes, list_.gathers[gather], blocks));
+    }
+    return OkStatus();
+  }
+
+  /// The scales of `box` whose blocks the rank gathers: it holds their codes, which came first.
+  Status MakeScales(uint32_t canonical, const PieceRef& ref, const Box& box) {
+    const uint32_t weight = *target_.canonical.WeightOf(canonical);
+    for (uint32_t index : gathers_of_[{ref.rank, weight}]) {
+      const Gather& gather = list_.gathers[index];
+      if (const auto blocks = layout::Intersect(gather.box, box)) {
+        WW_RETURN_IF_ERROR(AddMade(canonical, ref, Makes::kScales, gather, *blocks));
+      }
+    }
+    return OkStatus();
   }
 
   Makes MakesOf(const PieceRef& ref, const Origin& origin, const Owner& owner) const {
@@ -188,6 +233,91 @@ class Planner {
     return LacksPartner(tensors[canonical], ref.rank, held, partner);
   }
 
+  /// That of every source of a weight that may be gathered, or F32, which holds each of them.
+  DType GatherDType() {
+    if (gather_dtype_) return *gather_dtype_;
+    for (const layout::TensorSpec& spec : target_.canonical.tensors) {
+      const auto found = source_.canonical.Find(spec.name);
+      if (spec.block.empty() || !found) continue;
+      for (const PieceRef& piece : source_pieces_.Of(*found)) {
+        const DType dtype = TensorOf(source_, piece).dtype;
+        gather_dtype_ = gather_dtype_.value_or(dtype) == dtype ? dtype : DType::kF32;
+      }
+    }
+    return *gather_dtype_;
+  }
+
+  /// `blocks` of the weight `canonical` for target rank `rank`, and the copies that fill them.
+  Status AddGather(uint32_t canonical, uint32_t rank, const Box& blocks, const OwnerIndex& index) {
+    const layout::TensorSpec& weight = target_.canonical.tensors[canonical];
+    Gathered& gathered = gathered_[rank];
+    gathered.dtype = GatherDType();
+    Gather gather{rank, canonical, blocks, 0, {blocks.extent[1], 1}};
+    int64_t end = 0;
+    if (__builtin_add_overflow(gathered.elements, kGatherAlignment - 1, &gather.offset)) {
+      return TooManyBytes();
+    }
+    gather.offset -= gather.offset % kGatherAlignment;
+    if (__builtin_add_overflow(gather.offset, layout::ElementCount(blocks), &end)) {
+      return TooManyBytes();
+    }
+    gathered.elements = end;
+    const auto number = static_cast<uint32_t>(list_.gathers.size());
+    list_.gathers.push_back(std::move(gather));
+    const auto tensor = static_cast<uint32_t>(target_.ranks[rank].tensors.size());
+    for (const Owner& owner : index.Candidates(blocks)) {
+      const std::optional<Box> part = layout::Intersect(blocks, owner.box);
+      if (!part) continue;
+      const PieceRef there{rank, tensor, 0};
+      WW_RETURN_IF_ERROR(CheckDtypes(weight, there, Makes::kElements, gathered.dtype, owner));
+      Draft draft;
+      draft.gather = number;
+      draft.target_offset = OffsetIn(list_.gathers[number], part->begin);
+      WW_RETURN_IF_ERROR(
+          AddDraft(draft, canonical, there, Makes::kElements, gathered.dtype, owner, *part));
+    }
+    return OkStatus();
+  }
+
+  static int64_t OffsetIn(const Gather& gather, std::span<const int64_t> begin) {
+    int64_t offset = gather.offset;
+    for (size_t d = 0; d < begin.size(); ++d) {
+      offset += (begin[d] - gather.box.begin[d]) * gather.stride[d];
+    }
+    return offset;
+  }
+
+  /// What the rank makes of `blocks` for the piece `ref` of a tensor of codes or scales.
+  Status AddMade(uint32_t canonical, const PieceRef& ref, Makes makes, const Gather& gather,
+                 const Box& blocks) {
+    const layout::TensorSpec& weight = target_.canonical.tensors[gather.canonical];
+    const Piece& to = PieceOf(target_, ref);
+    const bool scales = makes == Makes::kScales;
+    const Box box = scales ? ScalesOf(weight, blocks) : blocks;
+    WW_RETURN_IF_ERROR(CheckCopies(list_.drafts.size() + ++made_count_));
+    CopyOp op;
+    op.canonical = canonical;
+    op.source_tensor = static_cast<uint32_t>(target_.ranks[ref.rank].tensors.size());
+    op.target_tensor = ref.tensor;
+    op.source_dtype = gathered_[ref.rank].dtype;
+    op.target_dtype = TensorOf(target_, ref).dtype;
+    op.extent = box.extent;
+    op.source_offset = OffsetIn(gather, blocks.begin);
+    op.source_stride = gather.stride;
+    op.target_offset = OffsetOf(to, box.begin);
+    op.target_stride = to.local_stride;
+    op.makes = makes;
+    op.block = weight.block;
+    if (scales) op.source_extent = blocks.extent;
+    gathered_[ref.rank].made.push_back(std::move(op));
+    return OkStatus();
+  }
+
+  static Status TooManyBytes() {
+    return Status(Code::kResourceExhausted, Reason::kLimitExceeded,
+                  "the plan's bytes do not fit 63 bits");
+  }
+
   Status CheckCopies(size_t copies) const {
     if (copies <= options_.copies_max) return OkStatus();
     return Status(Code::kResourceExhausted, Reason::kLimitExceeded,
@@ -196,20 +326,24 @@ class Planner {
 
   Status AddDraft(uint32_t canonical, const PieceRef& ref, Makes makes, const Owner& owner,
                   const Box& box) {
-    const layout::DType dtype = TensorOf(target_, ref).dtype;
-    WW_RETURN_IF_ERROR(CheckCopies(list_.drafts.size() + 1));
     Draft draft;
+    draft.target_offset = OffsetOf(PieceOf(target_, ref), box.begin);
+    return AddDraft(draft, canonical, ref, makes, TensorOf(target_, ref).dtype, owner, box);
+  }
+
+  /// `draft` knows where it goes.
+  Status AddDraft(Draft draft, uint32_t canonical, const PieceRef& ref, Makes makes, DType dtype,
+                  const Owner& owner, const Box& box) {
+    WW_RETURN_IF_ERROR(CheckCopies(list_.drafts.size() + made_count_ + 1));
     draft.canonical = canonical;
     draft.makes = makes;
     draft.target = ref;
     draft.set = owner.set;
     draft.holders_at = owner.holders_at;
     draft.box_at = list_.boxes.size();
-    draft.target_offset = OffsetOf(PieceOf(target_, ref), box.begin);
     draft.bytes = layout::ElementCount(box) * layout::ElementBytes(dtype);
     if (__builtin_add_overflow(bytes_total_, draft.bytes, &bytes_total_)) {
-      return Status(Code::kResourceExhausted, Reason::kLimitExceeded,
-                    "the plan's bytes do not fit 63 bits");
+      return TooManyBytes();
     }
     list_.boxes.insert(list_.boxes.end(), box.begin.begin(), box.begin.end());
     list_.boxes.insert(list_.boxes.end(), box.extent.begin(), box.extent.end());
@@ -217,9 +351,8 @@ class Planner {
     return OkStatus();
   }
 
-  Status CheckDtypes(const layout::TensorSpec& spec, const PieceRef& ref, Makes makes,
+  Status CheckDtypes(const layout::TensorSpec& spec, const PieceRef& ref, Makes makes, DType to,
                      const Owner& owner) const {
-    const layout::DType to = TensorOf(target_, ref).dtype;
     if (makes == Makes::kElements && owner.dtypes == 1u << static_cast<int>(to)) return OkStatus();
     for (const PieceRef& holder : book_.HoldersOf(owner.holders_at, owner.set)) {
       const layout::DType from = TensorOf(source_, holder).dtype;
@@ -251,6 +384,7 @@ class Planner {
     }
     TransferPlan plan = Head();
     plan.bytes_total = bytes_total_;
+    plan.gathered = gathered_;
     std::unordered_map<uint64_t, uint32_t> stream_of;
     for (uint64_t key : keys) {
       Stream stream;
@@ -276,7 +410,7 @@ class Planner {
   }
 
   Box BoxOf(const Draft& draft) const {
-    const size_t ndim = PieceOf(target_, draft.target).box.begin.size();
+    const size_t ndim = list_.TargetStride(target_, draft).size();
     const auto begin = list_.boxes.begin() + static_cast<ptrdiff_t>(draft.box_at);
     const auto extent = begin + static_cast<ptrdiff_t>(ndim);
     return {{begin, extent}, {extent, extent + static_cast<ptrdiff_t>(ndim)}};
@@ -285,19 +419,19 @@ class Planner {
   CopyOp MakeOp(const Draft& draft, const Box& box) const {
     const PieceRef& holder = HolderOf(draft);
     const Piece& from = PieceOf(source_, holder);
-    const Piece& to = PieceOf(target_, draft.target);
     CopyOp op;
     op.canonical = draft.canonical;
     op.source_tensor = holder.tensor;
     op.target_tensor = draft.target.tensor;
     op.source_dtype = TensorOf(source_, holder).dtype;
-    op.target_dtype = TensorOf(target_, draft.target).dtype;
+    op.target_dtype = draft.gather ? gathered_.at(draft.target.rank).dtype
+                                   : TensorOf(target_, draft.target).dtype;
     op.extent = box.extent;
     op.makes = draft.makes;
     op.source_offset = OffsetOf(from, SourceBox(op, box).begin);
     op.source_stride = from.local_stride;
     op.target_offset = draft.target_offset;
-    op.target_stride = to.local_stride;
+    op.target_stride = list_.TargetStride(target_, draft);
     return op;
   }
 
@@ -348,6 +482,11 @@ class Planner {
   PiecesByCanonical target_pieces_;
   OwnerBook book_;
   DraftList list_;
+  /// By target rank and weight: into DraftList::gathers.
+  std::map<std::pair<uint32_t, uint32_t>, std::vector<uint32_t>> gathers_of_;
+  std::map<uint32_t, Gathered> gathered_;  ///< by target rank
+  std::optional<DType> gather_dtype_;
+  size_t made_count_ = 0;  ///< copies of all `gathered_`
   int64_t bytes_total_ = 0;
 };
 
@@ -367,6 +506,10 @@ int64_t ElementCount(const CopyOp& op) {
 
 int64_t WireBytes(const CopyOp& op) {
   return ElementCount(op) * layout::ElementBytes(op.target_dtype);
+}
+
+int64_t GatheredBytes(const Gathered& gathered) {
+  return gathered.elements * layout::ElementBytes(gathered.dtype);
 }
 
 Result<TransferPlan> BuildPlan(const ModelLayout& source, const ModelLayout& target,

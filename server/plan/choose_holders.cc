@@ -96,9 +96,7 @@ class Chooser {
     room_[j] -= draft.bytes;
   }
 
-  size_t Dims(const Draft& draft) const {
-    return PieceOf(target_, draft.target).local_stride.size();
-  }
+  size_t Dims(const Draft& draft) const { return list_.TargetStride(target_, draft).size(); }
   int64_t& Extent(const Draft& draft, size_t d) {
     return list_.boxes[draft.box_at + Dims(draft) + d];
   }
@@ -125,7 +123,7 @@ class Chooser {
     Extent(head, d) = rows;
     list_.boxes[rest.box_at + d] += rows;
     Extent(rest, d) -= rows;
-    rest.target_offset += rows * PieceOf(target_, rest.target).local_stride[d];
+    rest.target_offset += rows * list_.TargetStride(target_, rest)[d];
     rest.bytes -= head.bytes;
     list_.drafts.push_back(head);
   }

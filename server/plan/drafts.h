@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "server/plan/owners.h"
@@ -8,23 +9,41 @@
 
 namespace weightwire::plan {
 
+/// Whole blocks of a weight whose floats one target rank gathers: a row-major matrix in the memory
+/// that is no tensor (Gathered).
+struct Gather {
+  uint32_t rank = 0;
+  uint32_t canonical = 0;  ///< the weight
+  layout::Box box;
+  int64_t offset = 0;
+  std::vector<int64_t> stride;
+};
+
 /// A copy on the way to a plan: what moves is known, who sends it perhaps not yet.
 struct Draft {
   uint32_t canonical = 0;
   Makes makes = Makes::kElements;
-  PieceRef target;
+  PieceRef target;        ///< of what is gathered: the rank and the tensor behind its last one
   uint32_t set = 0;       ///< who could send it, see OwnerBook
   size_t holders_at = 0;  ///< their pieces, see OwnerBook
   size_t box_at = 0;      ///< begins, then extents, in DraftList::boxes
   int64_t target_offset = 0;
-  int64_t bytes = 0;    ///< on the wire
-  uint32_t holder = 0;  ///< the one chosen: index into the set
+  int64_t bytes = 0;                              ///< on the wire
+  uint32_t holder = 0;                            ///< the one chosen: index into the set
+  std::optional<uint32_t> gather = std::nullopt;  ///< into DraftList::gathers
 };
 
 /// All drafts of a plan in its global order: canonical tensor, target rank, local tensor, offset.
 struct DraftList {
   std::vector<Draft> drafts;
   std::vector<int64_t> boxes;
+  std::vector<Gather> gathers;
+
+  const std::vector<int64_t>& TargetStride(const layout::ModelLayout& target,
+                                           const Draft& draft) const {
+    return draft.gather ? gathers[*draft.gather].stride
+                        : PieceOf(target, draft.target).local_stride;
+  }
 };
 
 bool InGlobalOrder(const Draft& a, const Draft& b);

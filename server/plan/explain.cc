@@ -57,11 +57,40 @@ std::string StridedText(int64_t offset, std::span<const int64_t> stride) {
   return text += std::to_string(offset) + " strides " + ShapeText(stride);
 }
 
+std::string GatheredBySide(const TransferPlan& plan) {
+  std::string text;
+  for (const auto& [rank, gathered] : plan.gathered) {
+    text += "  " + RankText(Side::kTarget, rank) + " gathers " +
+            std::to_string(GatheredBytes(gathered)) + " bytes of " +
+            std::string(layout::DTypeName(gathered.dtype)) +
+            ", blocks of which no source rank holds all, and quantizes them\n";
+  }
+  return text;
+}
+
 std::string QuantizedText(const CopyOp& op) {
   if (op.makes == Makes::kElements) return "";
   const std::string blocks = " of blocks " + ShapeText(op.block);
   if (op.makes == Makes::kCodes) return "  quantized: codes" + blocks;
   return "  quantized: scales" + blocks + " in elements " + ShapeText(op.source_extent);
+}
+
+/// `box`: what the copy moves or makes of the tensor.
+std::string CopyText(const std::optional<layout::Box>& box, const std::string& from,
+                     const std::string& to, const CopyOp& op) {
+  return "  " + (box ? BoxText(*box) : std::string("(no canonical box)")) + "  " + from + " " +
+         std::string(layout::DTypeName(op.source_dtype)) +
+         StridedText(op.source_offset, op.source_stride) + " -> " + to + " " +
+         std::string(layout::DTypeName(op.target_dtype)) +
+         StridedText(op.target_offset, op.target_stride) + QuantizedText(op) + "\n";
+}
+
+/// What `op` gathers, judged by its source.
+std::optional<layout::Box> GatheredBox(const layout::LocalTensor& from, uint32_t canonical,
+                                       const CopyOp& op) {
+  const auto element = PieceLocator(from).ElementAt(canonical, op.source_offset);
+  if (!element) return std::nullopt;
+  return layout::Box{*element, op.extent};
 }
 
 std::string CopiesOf(const TransferPlan& plan, const ModelLayout& source, const ModelLayout& target,
@@ -76,15 +105,25 @@ std::string CopiesOf(const TransferPlan& plan, const ModelLayout& source, const 
     for (const CopyOp& op : stream.ops) {
       if (op.canonical != canonical) continue;
       const auto& from = source.ranks[stream.source_rank].tensors[op.source_tensor];
-      const auto& to = target.ranks[stream.target_rank].tensors[op.target_tensor];
-      const auto box = TargetBox(PieceLocator(to), op);
-      text += "  " + (box ? BoxText(*box) : std::string("(no canonical box)")) + "  " +
-              RankText(Side::kSource, stream.source_rank) + " " + from.name + " " +
-              std::string(layout::DTypeName(op.source_dtype)) +
-              StridedText(op.source_offset, op.source_stride) + " -> " +
-              RankText(Side::kTarget, stream.target_rank) + " " + to.name + " " +
-              std::string(layout::DTypeName(op.target_dtype)) +
-              StridedText(op.target_offset, op.target_stride) + QuantizedText(op) + "\n";
+      const std::string from_text = RankText(Side::kSource, stream.source_rank) + " " + from.name;
+      const std::string rank_text = RankText(Side::kTarget, stream.target_rank) + " ";
+      const auto& tensors = target.ranks[stream.target_rank].tensors;
+      if (op.target_tensor == tensors.size()) {
+        text += CopyText(GatheredBox(from, *source.canonical.Find(tensor), op), from_text,
+                         rank_text + "(gathered)", op);
+        continue;
+      }
+      const auto& to = tensors[op.target_tensor];
+      text += CopyText(TargetBox(PieceLocator(to), op), from_text, rank_text + to.name, op);
+    }
+  }
+  for (const auto& [rank, gathered] : plan.gathered) {
+    const std::string rank_text = RankText(Side::kTarget, rank) + " ";
+    for (const CopyOp& op : gathered.made) {
+      if (op.canonical != canonical) continue;
+      const auto& to = target.ranks[rank].tensors[op.target_tensor];
+      text += CopyText(TargetBox(PieceLocator(to), op), rank_text + "(gathered)",
+                       rank_text + to.name, op);
     }
   }
   return text;
@@ -101,6 +140,7 @@ std::string Explain(const TransferPlan& plan, const ModelLayout& source, const M
                      std::to_string(plan.target_ranks) + " ranks\n";
   text += BytesBySide(plan, Side::kSource, plan.source_ranks);
   text += BytesBySide(plan, Side::kTarget, plan.target_ranks);
+  text += GatheredBySide(plan);
   if (plan.source_ranks <= kMatrixRanksMax && plan.target_ranks <= kMatrixRanksMax) {
     text += Matrix(plan);
   }

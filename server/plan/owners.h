@@ -89,6 +89,8 @@ class OwnerIndex {
  public:
   explicit OwnerIndex(std::vector<Owner> owners);
   std::span<const Owner> Candidates(const layout::Box& box) const;
+  /// Candidates come by their first index along it; nullopt for scalars.
+  std::optional<size_t> dim() const { return dim_; }
 
  private:
   std::vector<Owner> owners_;

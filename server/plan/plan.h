@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,20 @@ struct Stream {
   friend bool operator==(const Stream&, const Stream&) = default;
 };
 
+/// What a target rank quantizes itself: blocks of which no source rank holds all in one piece.
+///
+/// Their elements travel as floats, into memory of the target's that is no tensor: one row of
+/// `elements` in `dtype`, which copies name as the local tensor behind the rank's last one. When
+/// all streams of the rank are there, the copies `made` are done within the rank: kCodes and
+/// kScales that read that memory (`source_tensor` names it, too) and write the rank's tensors.
+struct Gathered {
+  layout::DType dtype = layout::DType::kBF16;  ///< that of the source, or F32 where it has several
+  int64_t elements = 0;                        ///< 0: nothing is gathered
+  std::vector<CopyOp> made = {};
+  friend bool operator==(const Gathered&, const Gathered&) = default;
+};
+int64_t GatheredBytes(const Gathered& gathered);
+
 /// How to fill every rank of a target layout from the ranks of a source layout.
 struct TransferPlan {
   PlanId id;
@@ -71,8 +86,9 @@ struct TransferPlan {
   uint32_t target_ranks = 0;
   int64_t bytes_total = 0;
   uint64_t copies_total = 0;
-  std::vector<std::string> tensor_names;  ///< canonical names, by CopyOp::canonical
-  std::vector<Stream> streams;            ///< by (target_rank, source_rank); none is empty
+  std::vector<std::string> tensor_names;       ///< canonical names, by CopyOp::canonical
+  std::vector<Stream> streams;                 ///< by (target_rank, source_rank); none is empty
+  std::map<uint32_t, Gathered> gathered = {};  ///< by target rank, of those that gather
   friend bool operator==(const TransferPlan&, const TransferPlan&) = default;
 };
 
@@ -85,6 +101,7 @@ struct RankSlice {
   uint32_t rank = 0;
   std::vector<Stream> streams;
   std::vector<std::string> tensor_names;  ///< as in the plan
+  Gathered gathered = {};                 ///< side kTarget
   friend bool operator==(const RankSlice&, const RankSlice&) = default;
 };
 RankSlice SliceOf(const TransferPlan& plan, Side side, uint32_t rank);
@@ -103,8 +120,9 @@ struct PlanOptions {
 /// them; codes are cut at blocks).
 ///
 /// A weight that is BF16, F16 or F32 at the source and F8_E4M3 with a `block` at the target, and
-/// whose scales the source lacks, becomes codes and scales on the way. Each block is quantized on
-/// one rank, in one piece of which all of it lies.
+/// whose scales the source lacks, becomes codes and scales on the way. A block of which all lies in
+/// one piece of a source rank is quantized there; what lies in several is gathered, as floats, by
+/// every target rank that holds it, and quantized there (Gathered).
 ///
 /// Guarantee: every element that a target piece covers is written exactly once, from a rank that
 /// holds it (VerifyPlan proves it with code of its own).
@@ -114,8 +132,7 @@ struct PlanOptions {
 ///   kFailedPrecondition / kUnownedElement   names the tensor, target rank and missing box
 ///   kFailedPrecondition / kDtypeMismatch    no cast is known between the dtypes
 ///   kFailedPrecondition / kShapeMismatch    a canonical tensor differs in shape between sides; a
-///                                           block to quantize is not whole in one source piece, or
-///                                           is cut by a target piece
+///                                           target piece cuts a block to quantize
 ///   kFailedPrecondition / kTensorMissing    a target tensor is not in the source's canonical space
 ///                                           or codes are wanted without scales, or the reverse
 ///   kInvalidArgument / kOverlappingShards   target pieces of one rank overlap in local storage
@@ -127,8 +144,9 @@ Result<TransferPlan> BuildPlan(const layout::ModelLayout& source, const layout::
 /// Proves the guarantee above for a given plan and valid layouts, sharing no code with BuildPlan:
 /// every target element covered by a piece is written exactly once and from the same canonical
 /// element; every read stays inside a source piece; what is quantized is whole blocks of the
-/// canonical tensor, and scales are of the same elements as their codes. Cost O(copies · log
-/// copies).
+/// canonical tensor, and scales are of the same elements as their codes; of what is gathered, every
+/// element that is quantized is written exactly once, and in a dtype that loses nothing. Cost
+/// O(copies · log copies).
 ///   kInternal  names stream, op, tensor and what is wrong
 Status VerifyPlan(const TransferPlan& plan, const layout::ModelLayout& source,
                   const layout::ModelLayout& target);
@@ -144,7 +162,8 @@ struct PlanReport {
   /// Exact, from the layouts alone, by maximum flows (min_max_load.h), with nothing of the
   /// planner's.
   double egress_bound = 0;
-  double ingress_bound = 0;  ///< the largest target rank's own bytes
+  /// The largest target rank's own bytes, where blocks that it gathers count as floats.
+  double ingress_bound = 0;
   /// Maximum over bound; 1.0 is perfect, and always so for ingress, else a defect. 1.0 for a plan
   /// without bytes.
   double egress_over_bound = 0;

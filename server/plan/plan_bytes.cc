@@ -9,10 +9,14 @@
 namespace weightwire::plan {
 namespace {
 
+// The second one, where ranks gather: readers of the first know nothing of that.
 constexpr std::string_view kMagic = "wwplan2\n";
+constexpr std::string_view kGatheringMagic = "wwplan3\n";
+static_assert(kMagic.size() == kGatheringMagic.size());
 
 class Writer {
  public:
+  explicit Writer(std::string_view magic) : bytes_(magic) {}
   Writer& Put(uint64_t number) {
     for (; number >= 0x80; number >>= 7) bytes_.push_back(static_cast<char>(number | 0x80));
     bytes_.push_back(static_cast<char>(number));
@@ -26,7 +30,7 @@ class Writer {
   std::string Take() { return std::move(bytes_); }
 
  private:
-  std::string bytes_{kMagic};
+  std::string bytes_;
 };
 
 void PutList(Writer& writer, const std::vector<int64_t>& list) {
@@ -53,7 +57,9 @@ void PutOp(Writer& writer, const CopyOp& op) {
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : bytes_(bytes) {
-    if (bytes.substr(0, kMagic.size()) != kMagic) Refuse("does not begin as a plan does");
+    const std::string_view magic = bytes.substr(0, kMagic.size());
+    gathers_ = magic == kGatheringMagic;
+    if (magic != kMagic && !gathers_) Refuse("does not begin as a plan does");
     at_ = std::min(bytes.size(), kMagic.size());
   }
 
@@ -108,10 +114,12 @@ class Reader {
   }
   const Status& failed() const { return failed_; }
   bool AtEnd() const { return at_ == bytes_.size(); }
+  bool gathers() const { return gathers_; }
 
  private:
   std::string_view bytes_;
   size_t at_ = 0;
+  bool gathers_ = false;
   Status failed_;
 };
 
@@ -162,7 +170,7 @@ CopyOp GetOp(Reader& reader) {
 }  // namespace
 
 std::string ToBytes(const TransferPlan& plan) {
-  Writer writer;
+  Writer writer(plan.gathered.empty() ? kMagic : kGatheringMagic);
   writer.Put(plan.id.high).Put(plan.id.low);
   writer.Put(plan.source.high).Put(plan.source.low).Put(plan.target.high).Put(plan.target.low);
   writer.Put(plan.source_ranks).Put(plan.target_ranks);
@@ -174,6 +182,13 @@ std::string ToBytes(const TransferPlan& plan) {
     writer.Put(stream.source_rank).Put(stream.target_rank);
     writer.Put(static_cast<uint64_t>(stream.bytes)).Put(stream.ops.size());
     for (const CopyOp& op : stream.ops) PutOp(writer, op);
+  }
+  if (plan.gathered.empty()) return writer.Take();
+  writer.Put(plan.gathered.size());
+  for (const auto& [rank, gathered] : plan.gathered) {
+    writer.Put(rank).Put(static_cast<uint64_t>(gathered.dtype));
+    writer.Put(static_cast<uint64_t>(gathered.elements)).Put(gathered.made.size());
+    for (const CopyOp& op : gathered.made) PutOp(writer, op);
   }
   return writer.Take();
 }
@@ -206,7 +221,20 @@ Result<TransferPlan> FromBytes(std::string_view bytes) {
     }
     plan.streams.push_back(std::move(stream));
   }
-  if (reader.failed().ok() && !reader.AtEnd()) reader.Refuse("goes on after its last stream");
+  for (uint64_t ranks = reader.gathers() ? reader.Get() : 0; ranks > 0 && reader.failed().ok();
+       --ranks) {
+    const auto rank = reader.GetAs<uint32_t>();
+    if (!plan.gathered.empty() && rank <= plan.gathered.rbegin()->first) {
+      reader.Refuse("holds what ranks gather out of order");
+    }
+    Gathered& gathered = plan.gathered[rank];
+    gathered.dtype = reader.GetDType();
+    gathered.elements = reader.GetAs<int64_t>();
+    for (uint64_t ops = reader.Get(); ops > 0 && reader.failed().ok(); --ops) {
+      gathered.made.push_back(GetOp(reader));
+    }
+  }
+  if (reader.failed().ok() && !reader.AtEnd()) reader.Refuse("goes on after its end");
   WW_FAIL_IF_ERROR(reader.failed());
   return plan;
 }

@@ -29,6 +29,19 @@ bool IsWholeBlocks(const TensorSpec& weight, const Box& box) {
   return true;
 }
 
+std::optional<Box> WholeBlocksIn(const TensorSpec& weight, Box box) {
+  for (size_t d = 0; d < weight.block.size(); ++d) {
+    const int64_t size = weight.block[d];
+    const int64_t end = box.begin[d] + box.extent[d];
+    const int64_t first = BlockCount(box.begin[d], size) * size;
+    const int64_t last = end == weight.shape[d] ? end : end / size * size;
+    if (first >= last) return std::nullopt;
+    box.begin[d] = first;
+    box.extent[d] = last - first;
+  }
+  return box;
+}
+
 Box ScalesOf(const TensorSpec& weight, const Box& box) {
   Box scales = box;
   for (size_t d = 0; d < weight.block.size(); ++d) {

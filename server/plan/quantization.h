@@ -19,6 +19,8 @@ layout::DType MadeDType(Makes makes);
 /// Whether `box` of the weight is made of whole blocks: it begins at one, and it ends at one or, in
 /// a partial one, with the weight.
 bool IsWholeBlocks(const layout::TensorSpec& weight, const layout::Box& box);
+/// What is left of `box` without the blocks that it cuts; nullopt when it has no whole one.
+std::optional<layout::Box> WholeBlocksIn(const layout::TensorSpec& weight, layout::Box box);
 /// The scales of a box of whole blocks.
 layout::Box ScalesOf(const layout::TensorSpec& weight, const layout::Box& box);
 /// The elements that share the scales of `box`.

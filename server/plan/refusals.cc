@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -53,21 +52,6 @@ Box FirstMissing(const Box& box, const OwnerIndex& index) {
   return remaining.at(0);
 }
 
-/// The block that `part` cuts.
-Box CutBlock(const TensorSpec& weight, const Box& part) {
-  Box block = part;
-  for (size_t d = 0; d < weight.block.size(); ++d) {
-    const int64_t size = weight.block[d];
-    const int64_t end = part.begin[d] + part.extent[d];
-    const bool ends_inside = end % size != 0 && end != weight.shape[d];
-    const bool at_end = part.begin[d] % size == 0 && ends_inside;
-    const int64_t inside = at_end ? end - 1 : part.begin[d];
-    block.begin[d] = inside / size * size;
-    block.extent[d] = std::min(size, weight.shape[d] - block.begin[d]);
-  }
-  return block;
-}
-
 std::string BlockText(const TensorSpec& weight) {
   return std::to_string(weight.block[0]) + " × " + std::to_string(weight.block[1]);
 }
@@ -107,30 +91,6 @@ Status Unowned(const TensorSpec& tensor, uint32_t target_rank, const Box& box,
       .AtRank(RankText(Side::kTarget, target_rank))
       .AtTensor(tensor.name)
       .Remedy("check that all source ranks have registered and cover the tensor");
-}
-
-Status Straddles(const TensorSpec& weight, const Box& part, const OwnerIndex& index,
-                 const OwnerBook& book) {
-  const Box block = CutBlock(weight, part);
-  std::set<uint32_t> ranks;
-  for (const Owner& owner : index.Candidates(block)) {
-    if (!layout::Intersect(owner.box, block)) continue;
-    ranks.insert(book.HoldersOf(owner.holders_at, owner.set)[0].rank);
-  }
-  std::string holders;
-  for (uint32_t rank : ranks) {
-    holders += (holders.empty() ? "" : ", ") + RankText(Side::kSource, rank);
-  }
-  return Refuse(Reason::kShapeMismatch,
-                "block " + BoxText(block) + " has one fp8 scale and lies in several pieces, on " +
-                    holders +
-                    "; it is quantized on the way only from one piece that holds it whole")
-      .AtRank(RankText(Side::kSource, *ranks.begin()))
-      .AtTensor(weight.name)
-      .Remedy("choose parallel sizes of the trainer that cut the weight at multiples of " +
-              BlockText(weight) +
-              ", name its module in the engine's modules_to_not_convert, or publish the quantized "
-              "weights");
 }
 
 Status CutsBlocks(const TensorSpec& weight, uint32_t target_rank, const Box& box) {

@@ -18,9 +18,6 @@ Status NoCast(const layout::TensorSpec& tensor, uint32_t source_rank, layout::DT
 Status Unowned(const layout::TensorSpec& tensor, uint32_t target_rank, const layout::Box& box,
                const OwnerIndex& index);
 
-/// A block of `part`, all that one owner holds of a target's box, is not whole.
-Status Straddles(const layout::TensorSpec& weight, const layout::Box& part, const OwnerIndex& index,
-                 const OwnerBook& book);
 /// The target's `box` is not whole blocks.
 Status CutsBlocks(const layout::TensorSpec& weight, uint32_t target_rank, const layout::Box& box);
 /// The source holds scales beside a weight that is not quantized.

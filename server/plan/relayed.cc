@@ -5,6 +5,7 @@ namespace weightwire::plan {
 RankSlice RelayedSlice(const RankSlice& target, Side side) {
   RankSlice relayed = target;
   relayed.side = side;
+  if (side == Side::kSource) relayed.gathered = {};
   for (Stream& stream : relayed.streams) {
     for (CopyOp& op : stream.ops) {
       op.source_tensor = op.target_tensor;

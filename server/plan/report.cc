@@ -1,28 +1,11 @@
 #include <algorithm>
 
-#include "server/plan/egress_demand.h"
+#include "server/plan/demand.h"
 #include "server/plan/fluid.h"
 #include "server/plan/min_max_load.h"
 #include "server/plan/plan.h"
 
 namespace weightwire::plan {
-namespace {
-
-int64_t LargestTarget(const layout::ModelLayout& target) {
-  int64_t largest = 0;
-  for (const auto& rank : target.ranks) {
-    int64_t bytes = 0;
-    for (const auto& tensor : rank.tensors) {
-      for (const auto& piece : tensor.pieces) {
-        bytes += layout::ElementCount(piece.box) * layout::ElementBytes(tensor.dtype);
-      }
-    }
-    largest = std::max(largest, bytes);
-  }
-  return largest;
-}
-
-}  // namespace
 
 PlanReport Report(const TransferPlan& plan, const layout::ModelLayout& source,
                   const layout::ModelLayout& target) {
@@ -42,8 +25,10 @@ PlanReport Report(const TransferPlan& plan, const layout::ModelLayout& source,
     report.egress_over_bound = report.ingress_over_bound = report.simulated_over_bound = 1.0;
     return report;
   }
-  report.egress_bound = LeastGreatestLoad(EgressDemand(source, target), plan.source_ranks);
-  report.ingress_bound = static_cast<double>(LargestTarget(target));
+  const Demand demand = DemandOf(source, target);
+  report.egress_bound = LeastGreatestLoad(demand.egress, plan.source_ranks);
+  report.ingress_bound =
+      static_cast<double>(*std::max_element(demand.ingress.begin(), demand.ingress.end()));
   report.egress_over_bound = static_cast<double>(report.egress_max) / report.egress_bound;
   report.ingress_over_bound = static_cast<double>(report.ingress_max) / report.ingress_bound;
   report.simulated_over_bound =

@@ -12,6 +12,8 @@ RankSlice SliceOf(const TransferPlan& plan, Side side, uint32_t rank) {
     const uint32_t own = side == Side::kSource ? stream.source_rank : stream.target_rank;
     if (own == rank) slice.streams.push_back(stream);
   }
+  const auto gathered = plan.gathered.find(rank);
+  if (side == Side::kTarget && gathered != plan.gathered.end()) slice.gathered = gathered->second;
   return slice;
 }
 

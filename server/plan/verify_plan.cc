@@ -12,6 +12,9 @@
 // 4. Codes and scales: a copy of codes writes whole blocks of the canonical tensor, so the grid of
 //    blocks from its first element on is the tensor's; scales are read from exactly the elements
 //    that share them. A weight is quantized as a whole or not at all.
+// 5. What a rank gathers is a tensor like its others: its pieces are what the rank makes codes of,
+//    so that 1 to 3 show that each of their elements is written once, and where. Codes and scales
+//    that it makes are copies which read there, with 2 to 4 for them.
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -113,22 +116,75 @@ class Proof {
     }
     if (bytes != plan_.bytes_total) return Wrong("total bytes are not the streams' sum");
     if (copies != plan_.copies_total) return Wrong("total copies are not the streams' sum");
+    for (const auto& [rank, gathered] : plan_.gathered) {
+      const bool floats = gathered.dtype == DType::kBF16 || gathered.dtype == DType::kF16 ||
+                          gathered.dtype == DType::kF32;
+      if (rank >= target_.ranks.size() || gathered.elements < 1 || gathered.made.empty() ||
+          !floats) {
+        return Wrong("what " + RankText(Side::kTarget, rank) + " gathers is malformed");
+      }
+    }
     return OkStatus();
   }
 
   Status BeginRank(uint32_t rank) {
     written_.clear();
+    targets_.clear();
     target_locators_.clear();
-    const auto& tensors = target_.ranks[rank].tensors;
-    for (uint32_t t = 0; t < tensors.size(); ++t) {
-      target_locators_.emplace_back(tensors[t]);
-      if (auto defect = StorageDefect(tensors[t], target_locators_.back())) {
-        return Wrong("target tensor '" + tensors[t].name + "': " + *defect)
-            .AtRank(RankText(Side::kTarget, rank))
-            .AtTensor(tensors[t].name);
-      }
+    for (const LocalTensor& tensor : target_.ranks[rank].tensors) {
+      WW_RETURN_IF_ERROR(AddTarget(rank, tensor));
+    }
+    const auto gathered = plan_.gathered.find(rank);
+    return gathered == plan_.gathered.end() ? OkStatus() : BeginGathered(rank, gathered->second);
+  }
+
+  Status AddTarget(uint32_t rank, const LocalTensor& tensor) {
+    targets_.push_back(&tensor);
+    target_locators_.emplace_back(tensor);
+    if (auto defect = StorageDefect(tensor, target_locators_.back())) {
+      return Wrong("target tensor '" + tensor.name + "': " + *defect)
+          .AtRank(RankText(Side::kTarget, rank))
+          .AtTensor(tensor.name);
     }
     return OkStatus();
+  }
+
+  /// The memory that the rank gathers in, as a tensor; then the copies that read it.
+  Status BeginGathered(uint32_t rank, const Gathered& gathered) {
+    const size_t tensors = targets_.size();
+    gather_tensor_ = {"what is gathered", gathered.dtype, {gathered.elements}, {}};
+    for (size_t i = 0; i < gathered.made.size(); ++i) {
+      const CopyOp& op = gathered.made[i];
+      auto defect = FormDefect(op, gather_tensor_, tensors);
+      if (!defect && op.source_tensor != tensors) defect = "reads what is not gathered";
+      if (!defect && op.makes == Makes::kElements) defect = "makes nothing";
+      if (defect) return WrongMade(rank, i, *defect);
+      if (op.makes != Makes::kCodes) continue;
+      const auto box = TargetBox(target_locators_[op.target_tensor], op);
+      if (!box) return WrongMade(rank, i, "starts where the target stores nothing of the tensor");
+      gather_tensor_.pieces.push_back({op.canonical, *box, op.source_offset, op.source_stride});
+    }
+    // Two tensors of the rank may hold the same codes.
+    auto& pieces = gather_tensor_.pieces;
+    std::ranges::stable_sort(pieces, {}, &Piece::local_offset);
+    pieces.erase(std::unique(pieces.begin(), pieces.end()), pieces.end());
+    WW_RETURN_IF_ERROR(AddTarget(rank, gather_tensor_));
+    for (size_t i = 0; i < gathered.made.size(); ++i) {
+      const CopyOp& op = gathered.made[i];
+      const auto defect = BlockDefect(op, target_locators_.back(), *WeightOf(op));
+      if (defect) return WrongMade(rank, i, *defect);
+    }
+    return OkStatus();
+  }
+
+  Status WrongMade(uint32_t rank, size_t index, const std::string& defect) const {
+    const uint32_t canonical = plan_.gathered.at(rank).made[index].canonical;
+    const std::string name =
+        canonical < plan_.tensor_names.size() ? plan_.tensor_names[canonical] : "?";
+    return Wrong("copy " + std::to_string(index) + " of what " + RankText(Side::kTarget, rank) +
+                 " gathers of '" + name + "' " + defect)
+        .AtRank(RankText(Side::kTarget, rank))
+        .AtTensor(name);
   }
 
   Status CheckStream(const Stream& stream) {
@@ -166,14 +222,20 @@ class Proof {
 
   /// What is wrong with one copy; nullopt when it writes what it reads. Records what it writes.
   std::optional<std::string> OpDefect(const Stream& stream, const CopyOp& op) {
-    if (op.canonical >= target_.canonical.tensors.size()) return "names an unknown tensor";
     const auto& sources = source_.ranks[stream.source_rank].tensors;
-    const auto& targets = target_.ranks[stream.target_rank].tensors;
-    if (op.source_tensor >= sources.size() || op.target_tensor >= targets.size()) {
-      return "names a local tensor that does not exist";
-    }
-    const LocalTensor& from = sources[op.source_tensor];
-    const LocalTensor& to = targets[op.target_tensor];
+    if (op.source_tensor >= sources.size()) return "names a local tensor that does not exist";
+    if (auto defect = FormDefect(op, sources[op.source_tensor], targets_.size())) return defect;
+    const auto read = source_canonical_[op.makes == Makes::kScales ? *WeightOf(op) : op.canonical];
+    if (!read) return "names a tensor the source does not have";
+    return BlockDefect(op, SourceLocator(stream.source_rank, op.source_tensor), *read);
+  }
+
+  /// What is wrong with a copy from `from` to one of the rank's first `targets` tensors, without
+  /// asking which elements they are.
+  std::optional<std::string> FormDefect(const CopyOp& op, const LocalTensor& from, size_t targets) {
+    if (op.canonical >= target_.canonical.tensors.size()) return "names an unknown tensor";
+    if (op.target_tensor >= targets) return "names a local tensor that does not exist";
+    const LocalTensor& to = *targets_[op.target_tensor];
     if (op.source_dtype != from.dtype || op.target_dtype != to.dtype) {
       return "has a dtype that its tensor has not";
     }
@@ -182,10 +244,7 @@ class Proof {
         op.target_stride.size() != ndim) {
       return "has not one extent and stride per dimension";
     }
-    const std::optional<uint32_t> weight = WeightOf(op);
-    if (auto defect = ConversionDefect(op, weight)) return defect;
-    const auto read = source_canonical_[op.makes == Makes::kScales ? *weight : op.canonical];
-    if (!read) return "names a tensor the source does not have";
+    if (auto defect = ConversionDefect(op, WeightOf(op), &to == &gather_tensor_)) return defect;
     const auto& source_extent = op.makes == Makes::kScales ? op.source_extent : op.extent;
     if (!InsideStorage(from, source_extent, op.source_offset, op.source_stride)) {
       return "reads outside its source tensor";
@@ -193,7 +252,7 @@ class Proof {
     if (!InsideStorage(to, op.extent, op.target_offset, op.target_stride)) {
       return "writes outside its target tensor";
     }
-    return BlockDefect(stream, op, *read);
+    return std::nullopt;
   }
 
   /// The weight whose codes or scales the copy's tensor holds, if it has blocks.
@@ -202,11 +261,16 @@ class Proof {
     return target_.canonical.WeightOf(op.canonical);
   }
 
-  std::optional<std::string> ConversionDefect(const CopyOp& op, std::optional<uint32_t> weight) {
+  std::optional<std::string> ConversionDefect(const CopyOp& op, std::optional<uint32_t> weight,
+                                              bool gathers) {
     const bool quantizes = op.makes != Makes::kElements;
+    if (gathers && (quantizes || weight != op.canonical)) return "gathers what is no weight";
+    if (gathers && op.source_dtype != op.target_dtype && op.target_dtype != DType::kF32) {
+      return "rounds what it gathers";
+    }
     if (weight) {
       uint8_t& ways = ways_[*weight];
-      ways = static_cast<uint8_t>(ways | (quantizes ? 2 : 1));
+      ways = static_cast<uint8_t>(ways | (quantizes || gathers ? 2 : 1));
       if (ways == 3) return "copies what is quantized elsewhere";
     }
     if (!quantizes) {
@@ -248,7 +312,9 @@ class Proof {
     return read;
   }
 
-  std::optional<std::string> BlockDefect(const Stream& stream, const CopyOp& op,
+  /// What is wrong with the elements of a copy; nullopt when it writes what it reads. Records what
+  /// it writes.
+  std::optional<std::string> BlockDefect(const CopyOp& op, const PieceLocator& source,
                                          uint32_t source_canonical) {
     const PieceLocator& target = target_locators_[op.target_tensor];
     const std::optional<Box> box = TargetBox(target, op);
@@ -257,8 +323,7 @@ class Proof {
     if (!parts) return "does not write " + BoxText(*box) + " where the target stores it";
     const std::optional<Box> read = ReadBox(op, *box);
     if (!read) return "quantizes parts of blocks at " + BoxText(*box);
-    if (!SourceLocator(stream.source_rank, op.source_tensor)
-             .Split(source_canonical, *read, op.source_offset, op.source_stride)) {
+    if (!source.Split(source_canonical, *read, op.source_offset, op.source_stride)) {
       return "does not read " + BoxText(*read) + " where the source stores it";
     }
     for (PiecePart& part : *parts) written_.push_back({op.target_tensor, std::move(part)});
@@ -294,16 +359,15 @@ class Proof {
       return std::tie(a.tensor, a.part.piece) < std::tie(b.tensor, b.part.piece);
     });
     size_t next = 0;
-    const auto& tensors = target_.ranks[rank].tensors;
-    for (uint32_t t = 0; t < tensors.size(); ++t) {
-      for (uint32_t p = 0; p < tensors[t].pieces.size(); ++p) {
+    for (uint32_t t = 0; t < targets_.size(); ++t) {
+      for (uint32_t p = 0; p < targets_[t]->pieces.size(); ++p) {
         const size_t first = next;
         while (next < written_.size() && written_[next].tensor == t &&
                written_[next].part.piece == p) {
           ++next;
         }
         WW_RETURN_IF_ERROR(
-            CheckPiece(rank, tensors[t], p, std::span(written_).subspan(first, next - first)));
+            CheckPiece(rank, *targets_[t], p, std::span(written_).subspan(first, next - first)));
       }
     }
     return OkStatus();
@@ -338,8 +402,10 @@ class Proof {
   std::vector<std::optional<uint32_t>> source_canonical_;  ///< by target canonical tensor
   std::vector<uint8_t> ways_;  ///< by target canonical weight with blocks: 1 copied, 2 quantized
   std::vector<std::vector<PieceLocator>> source_locators_;  ///< by rank and tensor; made when used
-  std::vector<PieceLocator> target_locators_;               ///< of the rank at hand
-  std::vector<Written> written_;                            ///< into the rank at hand
+  std::vector<const LocalTensor*> targets_;    ///< of the rank at hand; last, what it gathers
+  std::vector<PieceLocator> target_locators_;  ///< of `targets_`
+  LocalTensor gather_tensor_;
+  std::vector<Written> written_;  ///< into the rank at hand
 };
 
 }  // namespace

@@ -208,6 +208,10 @@ std::vector<bool> TakeKept(const plan::Stream& stream, const plan::StreamSchedul
     taken[i] = IsHere(kept.here, i, expected[i], target, copy);
     if (!taken[i] && !kept.served.empty() && kept.served[i] == expected[i]) {
       const device::Bytes from = served[op.target_tensor].at() + copy.target_offset;
+      if (from.at == target.at) {  // what is gathered lies in one place for all buffers
+        taken[i] = IsHere(kept.served, i, expected[i], target, copy);
+        continue;
+      }
       taken[i] = device::CopyAndSumTarget(target, from, WithTargetOnBothSides(copy.box), copy.to,
                                           copy.to) == Result<uint64_t>(expected[i]);
     }

@@ -7,41 +7,13 @@ namespace weightwire::transfer {
 namespace {
 
 // `stride` is of what is made, along `copy.box`.
-void QuantizeOnHost(std::byte* made, const int64_t* stride, const std::byte* source,
-                    const kernels::QuantizeBox& matrix, const SegmentCopy& copy) {
-  kernels::QuantizeBox box = matrix;
-  if (copy.makes == plan::Makes::kCodes) {
-    box.target_stride[0] = stride[0];
-    box.target_stride[1] = stride[1];
-    return kernels::QuantizeE4M3(made, nullptr, source, box, copy.from);
-  }
-  box.target_stride[1] = box.source_stride[1];  // of no codes: rows are read where they lie
-  box.scale_stride[0] = stride[0];
-  box.scale_stride[1] = stride[1];
-  kernels::QuantizeE4M3(nullptr, made, source, box, copy.from);
-}
-
-// Nothing is quantized on a GPU yet: its elements come to the host, packed.
-Status Quantize(std::byte* made, const int64_t* stride, device::ConstBytes source,
+Status Quantize(device::Bytes made, const int64_t* stride, device::ConstBytes source,
                 const SegmentCopy& copy) {
   kernels::QuantizeBox matrix = copy.matrix;
-  if (source.device == nullptr) {
-    QuantizeOnHost(made, stride, source.at, matrix, copy);
-    return OkStatus();
-  }
-  kernels::StridedBox box;
-  box.ndim = 2;
-  box.extent[0] = matrix.rows;
-  box.extent[1] = matrix.columns;
-  std::copy_n(matrix.source_stride, 2, box.source_stride);
-  box = WithPackedTarget(box);
-  std::copy_n(box.target_stride, 2, matrix.source_stride);
-  const auto bytes =
-      static_cast<size_t>(matrix.rows * matrix.columns * kernels::ElementBytes(copy.from));
-  const std::unique_ptr<std::byte[]> here(new std::byte[bytes]);
-  WW_RETURN_IF_ERROR(device::Copy({here.get()}, source, box, copy.from, copy.from));
-  QuantizeOnHost(made, stride, here.get(), matrix, copy);
-  return OkStatus();
+  const bool codes = copy.makes == plan::Makes::kCodes;
+  std::copy_n(stride, 2, codes ? matrix.target_stride : matrix.scale_stride);
+  return codes ? device::QuantizeCodes(made, source, matrix, copy.from)
+               : device::QuantizeScales(made, source, matrix, copy.from);
 }
 
 size_t MadeBytes(const SegmentCopy& copy) {
@@ -67,13 +39,8 @@ Result<uint64_t> MakePacked(device::Bytes packed, device::ConstBytes source,
     if (sum) WW_FAIL_IF_ERROR(device::Copy(packed, source, box, copy.from, copy.to));
     return sum;
   }
-  const size_t bytes = MadeBytes(copy);
-  std::unique_ptr<std::byte[]> here;
-  if (packed.device != nullptr) here.reset(new std::byte[bytes]);
-  std::byte* made = here ? here.get() : packed.at;
-  WW_FAIL_IF_ERROR(Quantize(made, box.target_stride, source, copy));
-  if (here) WW_FAIL_IF_ERROR(device::CopyRun(packed, here.get(), bytes));
-  return kernels::SumContiguous(made, bytes);
+  WW_FAIL_IF_ERROR(Quantize(packed, box.target_stride, source, copy));
+  return device::SumTarget(packed, box, copy.to);
 }
 
 Result<uint64_t> MakeInPlace(device::Bytes target, device::ConstBytes source,
@@ -81,14 +48,22 @@ Result<uint64_t> MakeInPlace(device::Bytes target, device::ConstBytes source,
   if (copy.makes == plan::Makes::kElements) {
     return device::CopyAndSumTarget(target, source, copy.box, copy.from, copy.to);
   }
-  if (target.device == nullptr) {
-    WW_FAIL_IF_ERROR(Quantize(target.at, copy.box.target_stride, source, copy));
-    return kernels::SumTarget(target.at, copy.box, copy.to);
+  WW_FAIL_IF_ERROR(Quantize(target, copy.box.target_stride, source, copy));
+  return device::SumTarget(target, copy.box, copy.to);
+}
+
+Status MakeSlotWithin(const plan::Stream& made, const plan::StreamSchedule& schedule, uint32_t slot,
+                      const Binding& binding, const std::atomic<bool>& stop) {
+  const plan::SlotSpan& span = schedule.slots[slot];
+  for (uint32_t i = span.first_segment; i < span.first_segment + span.segment_count; ++i) {
+    if (stop.load(std::memory_order_relaxed)) return OkStatus();
+    const plan::CopyOp& op = made.ops[schedule.segments[i].op_index];
+    const SegmentCopy copy = CopyOf(op, schedule.segments[i]);
+    WW_RETURN_IF_ERROR(Quantize(binding[op.target_tensor].at() + copy.target_offset,
+                                copy.box.target_stride,
+                                binding[op.source_tensor].at() + copy.source_offset, copy));
   }
-  const std::unique_ptr<std::byte[]> packed(new std::byte[MadeBytes(copy)]);
-  WW_FAIL_IF_ERROR(Quantize(packed.get(), WithPackedTarget(copy.box).target_stride, source, copy));
-  return device::CopyAndSumTarget(target, packed.get(), WithPackedSource(copy.box), copy.to,
-                                  copy.to);
+  return OkStatus();
 }
 
 }  // namespace weightwire::transfer

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -21,5 +22,10 @@ Result<uint64_t> MakePacked(device::Bytes packed, device::ConstBytes source,
 /// Makes them where they belong and returns the sum of what was written.
 Result<uint64_t> MakeInPlace(device::Bytes target, device::ConstBytes source,
                              const SegmentCopy& copy);
+
+/// Makes a slot of what a rank makes of what it gathered (plan::Gathered), all of it within
+/// `binding`. Gives up between segments when `stop` is set.
+Status MakeSlotWithin(const plan::Stream& made, const plan::StreamSchedule& schedule, uint32_t slot,
+                      const Binding& binding, const std::atomic<bool>& stop);
 
 }  // namespace weightwire::transfer

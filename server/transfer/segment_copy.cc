@@ -145,14 +145,42 @@ Status Outside(const char* side, uint32_t tensor) {
       std::string("a copy of the plan leaves ") + side + " tensor " + std::to_string(tensor));
 }
 
-Status ValidateOp(const plan::CopyOp& op, plan::Side side, const Binding& binding) {
-  WW_RETURN_IF_ERROR(CheckKind(op));
+Status ValidateSide(const plan::CopyOp& op, plan::Side side, const Binding& binding) {
   const bool is_source = side == plan::Side::kSource;
   const uint32_t tensor = is_source ? op.source_tensor : op.target_tensor;
   const bool fits =
       tensor < binding.size() && binding[tensor].region != nullptr &&
       (is_source ? SourceFits(op, binding[tensor].bytes) : TargetFits(op, binding[tensor].bytes));
   return fits ? OkStatus() : Outside(is_source ? "source" : "target", tensor);
+}
+
+Status ValidateOp(const plan::CopyOp& op, plan::Side side, const Binding& binding) {
+  WW_RETURN_IF_ERROR(CheckKind(op));
+  return ValidateSide(op, side, binding);
+}
+
+Status ValidateMade(const plan::CopyOp& op, const Binding& binding) {
+  WW_RETURN_IF_ERROR(CheckKind(op));
+  if (op.source_tensor == op.target_tensor) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  "a copy of the plan writes what it reads");
+  }
+  WW_RETURN_IF_ERROR(ValidateSide(op, plan::Side::kSource, binding));
+  return ValidateSide(op, plan::Side::kTarget, binding);
+}
+
+// All copies of a slice; the first that `check` refuses.
+template <typename Check>
+Status ForEachOp(const plan::RankSlice& slice, Check check) {
+  const auto named = [&](const plan::CopyOp& op, bool made) {
+    Status status = check(op, made);
+    return status.ok() ? std::move(status) : std::move(status).AtTensor(TensorName(slice, op));
+  };
+  for (const plan::Stream& stream : slice.streams) {
+    for (const plan::CopyOp& op : stream.ops) WW_RETURN_IF_ERROR(named(op, false));
+  }
+  for (const plan::CopyOp& op : slice.gathered.made) WW_RETURN_IF_ERROR(named(op, true));
+  return OkStatus();
 }
 
 }  // namespace
@@ -206,30 +234,20 @@ std::string TensorName(const plan::RankSlice& slice, const plan::CopyOp& op) {
 }
 
 Status ValidateSlice(const plan::RankSlice& slice, const Binding& binding) {
-  for (const plan::Stream& stream : slice.streams) {
-    for (const plan::CopyOp& op : stream.ops) {
-      if (Status status = ValidateOp(op, slice.side, binding); !status.ok()) {
-        return std::move(status).AtTensor(TensorName(slice, op));
-      }
-    }
-  }
-  return OkStatus();
+  return ForEachOp(slice, [&](const plan::CopyOp& op, bool made) {
+    return made ? ValidateMade(op, binding) : ValidateOp(op, slice.side, binding);
+  });
 }
 
 Status CheckBlocksFit(const plan::RankSlice& slice, int64_t segment_bytes_max) {
-  for (const plan::Stream& stream : slice.streams) {
-    for (const plan::CopyOp& op : stream.ops) {
-      const int64_t bytes = plan::LargestBlockBytes(op);
-      if (bytes <= segment_bytes_max) continue;
-      return Status(Code::kFailedPrecondition, Reason::kConfigInvalid,
-                    "a block of " + std::to_string(bytes) +
-                        " fp8 codes does not fit a segment of " +
-                        std::to_string(segment_bytes_max) + " bytes")
-          .AtTensor(TensorName(slice, op))
-          .Remedy("raise segment_bytes_max on every agent to at least " + std::to_string(bytes));
-    }
-  }
-  return OkStatus();
+  return ForEachOp(slice, [&](const plan::CopyOp& op, bool) {
+    const int64_t bytes = plan::LargestBlockBytes(op);
+    if (bytes <= segment_bytes_max) return OkStatus();
+    return Status(Code::kFailedPrecondition, Reason::kConfigInvalid,
+                  "a block of " + std::to_string(bytes) + " fp8 codes does not fit a segment of " +
+                      std::to_string(segment_bytes_max) + " bytes")
+        .Remedy("raise segment_bytes_max on every agent to at least " + std::to_string(bytes));
+  });
 }
 
 Status ValidateSourceSide(const plan::Stream& stream, const std::vector<uint64_t>& tensor_bytes) {

@@ -46,8 +46,8 @@ std::vector<Run> TargetRuns(const SegmentCopy& copy);
 /// The op's canonical name, for messages; "#index" where the slice has none.
 std::string TensorName(const plan::RankSlice& slice, const plan::CopyOp& op);
 
-/// Proves that every op of `slice` stays inside the bound tensors of its own side and that kernels
-/// can do it: what follows trusts it.
+/// Proves that every op of `slice` stays inside the bound tensors of its own side (of both, where
+/// it is made of what is gathered) and that kernels can do it: what follows trusts it.
 ///   kInvalidArgument / kInvalidRequest  ndim, extents, strides, dtypes or blocks out of range
 ///   kInvalidArgument / kMemoryInvalid   a tensor is not bound, or an op leaves it
 /// The failure names the tensor.

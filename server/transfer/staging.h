@@ -29,4 +29,8 @@ Result<memory::ArenaMap> StageArenaOf(const layout::RankLayout& rank);
 /// All `buffers` of it (memory::StageBuffers); UINT64_MAX when that does not fit.
 uint64_t StageBytes(const memory::ArenaMap& arena, uint32_t buffers);
 
+/// What a rank of the plan gathers in, beside its stage: taken with the first plan that needs it,
+/// and kept for the next versions.
+uint64_t GatherBytes(const plan::Gathered& gathered);
+
 }  // namespace weightwire::transfer

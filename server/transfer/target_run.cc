@@ -2,11 +2,16 @@
 
 #include <algorithm>
 
+#include "server/transfer/make.h"
 #include "server/transfer/segment_copy.h"
 #include "server/transfer/windows.h"
 
+// What is gathered is made into codes and scales at the end, slot by slot of a schedule, like what
+// is copied from mapped memory: a few tasks at a time, so that other jobs have workers, too.
 namespace weightwire::transfer {
 namespace {
+
+constexpr uint32_t kMakingMax = 4;
 
 std::string NameOf(const TargetStream& stream) {
   return "stream " + std::to_string(stream.stream().id) + " from source rank " +
@@ -38,9 +43,12 @@ void TargetRun::Start() {
       schedules.push_back(
           plan::ScheduleOf(stream->stream(), tuning.segment_bytes_max, tuning.slot_bytes));
     }
-    self->context_->strand.Post([self, schedules = std::move(schedules)]() mutable {
-      self->OnPlanned(std::move(schedules));
-    });
+    auto made = plan::ScheduleOf(self->made_, tuning.segment_bytes_max, tuning.slot_bytes);
+    self->context_->strand.Post(
+        [self, schedules = std::move(schedules), made = std::move(made)]() mutable {
+          self->made_schedule_ = std::move(made);
+          self->OnPlanned(std::move(schedules));
+        });
   });
   ConnectAll();
 }
@@ -50,6 +58,7 @@ Status TargetRun::Prepare() {
   WW_RETURN_IF_ERROR(CheckBlocksFit(*job_.slice, context_->tuning().segment_bytes_max));
   if (!job_.served.empty()) WW_RETURN_IF_ERROR(ValidateSlice(*job_.slice, job_.served));
   job_.kept->Follow(job_.slice->plan);
+  made_.ops = job_.slice->gathered.made;
   for (const plan::Stream& stream : job_.slice->streams) WW_RETURN_IF_ERROR(AddStream(stream));
   bytes_total_ = progress().bytes_total;
   return OkStatus();
@@ -156,12 +165,37 @@ void TargetRun::FailJob(Status why) {
 
 void TargetRun::Finish(Result<TargetReport> result) {
   finished_ = true;
+  stop_ = true;
   context_->strand.Cancel(progress_timer_);
   const std::string label =
       result.has_value() ? "ok" : std::string(ReasonName(result.error().reason()));
   context_->metrics.Add("transfers_finished_total", 1, {{"result", label}});
   context_->strand.Post(
       [done = std::move(done_), result = std::move(result)]() mutable { done(std::move(result)); });
+}
+
+void TargetRun::MakeGathered() {
+  const auto slots = static_cast<uint32_t>(made_schedule_.slots.size());
+  while (making_ < kMakingMax && made_slots_ + making_ < slots) MakeSlot(made_slots_ + making_);
+  if (made_slots_ == slots) FinishFromStreams();
+}
+
+void TargetRun::MakeSlot(uint32_t slot) {
+  ++making_;
+  quantizing_.Begin(context_->clock.Now());
+  context_->workers.Post([self = shared_from_this(), slot] {
+    Status status =
+        MakeSlotWithin(self->made_, self->made_schedule_, slot, self->job_.binding, self->stop_);
+    self->context_->strand.Post([self, status = std::move(status)] { self->OnMade(status); });
+  });
+}
+
+void TargetRun::OnMade(const Status& status) {
+  --making_;
+  ++made_slots_;
+  quantizing_.End(context_->clock.Now());
+  if (!status.ok()) FailJob(status);
+  Changed();
 }
 
 void TargetRun::FinishFromStreams() {
@@ -210,16 +244,25 @@ std::vector<Stretch> TargetRun::Stretches() const {
   if (verifying.begun()) {
     out.push_back({"verify", verifying.begin(), verifying.end(), verified, {}, {}});
   }
+  if (quantizing_.begun()) {
+    out.push_back({"quantize",
+                   quantizing_.begin(),
+                   quantizing_.end(),
+                   plan::GatheredBytes(job_.slice->gathered),
+                   {},
+                   {}});
+  }
   return out;
 }
 
 void TargetRun::Changed() {
   if (!finished_ &&
       std::ranges::all_of(streams_, [](const auto& stream) { return stream->complete(); })) {
-    FinishFromStreams();
+    MakeGathered();
   }
-  const bool quiet =
-      std::ranges::all_of(streams_, [](const auto& stream) { return stream->quiet(); });
+  const bool quiet = making_ == 0 && std::ranges::all_of(streams_, [](const auto& stream) {
+                       return stream->quiet();
+                     });
   if (!finished_ || !quiet || forgotten_) return;
   forgotten_ = true;
   context_->strand.Cancel(grace_timer_);

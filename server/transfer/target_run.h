@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -52,6 +53,10 @@ class TargetRun : public std::enable_shared_from_this<TargetRun> {
   void OnFail(const TargetStream& stream, const Notify& fail);
   void Finish(Result<TargetReport> result);
   void FinishFromStreams();
+  /// Codes and scales of what was gathered, when all streams are there; then FinishFromStreams.
+  void MakeGathered();
+  void MakeSlot(uint32_t slot);
+  void OnMade(const Status& status);
   std::vector<Stretch> Stretches() const;
   void ArmProgressTimer();
   void CheckProgress();
@@ -66,6 +71,12 @@ class TargetRun : public std::enable_shared_from_this<TargetRun> {
   int64_t bytes_total_ = 0;
   FairGate gets_;
   FairGate near_gets_;
+  plan::Stream made_;  ///< the copies within the rank
+  plan::StreamSchedule made_schedule_;
+  uint32_t made_slots_ = 0;  ///< done, and under way:
+  uint32_t making_ = 0;
+  Lasting quantizing_;
+  std::atomic<bool> stop_ = false;
   Nanos started_{0};
   bool finished_ = false;
   bool forgotten_ = false;

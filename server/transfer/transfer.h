@@ -38,6 +38,9 @@
 /// version did not change it, is not read (kept.h): the target reads the slot's sums first, sums
 /// what it has, and reads the rest.
 ///
+/// What a rank gathers is a tensor of its binding to all of this. When its streams are there, and
+/// before the job is done, the rank makes codes and scales of it (target_run.cc).
+///
 /// A rank may pass on what it receives (plan/relayed.h): its source job announces a slot when its
 /// target job has verified it, with sums of its own.
 ///
@@ -88,7 +91,8 @@ struct Peer {
   friend bool operator==(const Peer&, const Peer&) = default;
 };
 
-/// Memory of a rank's tensors, by index into RankLayout::tensors.
+/// Memory of a rank's tensors, by index into RankLayout::tensors; behind them what the rank gathers
+/// in (plan::Gathered), where its plan has that.
 using Binding = std::vector<memory::RegionSpan>;
 
 /// The sum over one stream's segment sums (XXH3 64 of them, in order): what source and target
@@ -101,7 +105,8 @@ struct StreamDigest {
 };
 
 /// What a part of a job took, for people: "pack" of a source, "read" (one for each sender and
-/// transport) and "verify" of a target. Where memory is mapped, reading and verifying are one pass.
+/// transport), "verify" and "quantize" (what was gathered) of a target. Where memory is mapped,
+/// reading and verifying are one pass.
 struct Stretch {
   const char* what = "";  ///< a literal
   Nanos begin{}, end{};

@@ -128,7 +128,8 @@ SliceWriter::SliceWriter(std::shared_ptr<const plan::RankSlice> slice, size_t pa
 }
 
 bool SliceWriter::done() const {
-  return started_ && name_ == slice_->tensor_names.size() && stream_ == slice_->streams.size();
+  return started_ && name_ == slice_->tensor_names.size() && stream_ == slice_->streams.size() &&
+         made_ == slice_->gathered.made.size();
 }
 
 bool SliceWriter::Next(v1::SlicePart* part) {
@@ -142,10 +143,18 @@ bool SliceWriter::Next(v1::SlicePart* part) {
     header->set_rank(slice_->rank);
     header->set_stream_count(static_cast<uint32_t>(slice_->streams.size()));
     header->set_name_count(static_cast<uint32_t>(slice_->tensor_names.size()));
+    if (const plan::Gathered& gathered = slice_->gathered; gathered.elements > 0) {
+      header->set_gathered_dtype(ToProto(gathered.dtype));
+      header->set_gathered_elements(gathered.elements);
+      header->set_made_count(gathered.made.size());
+    }
     started_ = true;
   }
   AddNames(part, &bytes);
   if (name_ == slice_->tensor_names.size()) AddOps(part, &bytes);
+  if (name_ == slice_->tensor_names.size() && stream_ == slice_->streams.size()) {
+    AddMade(part, &bytes);
+  }
   return true;
 }
 
@@ -180,6 +189,17 @@ void SliceWriter::AddOps(v1::SlicePart* part, size_t* bytes) {
   }
 }
 
+void SliceWriter::AddMade(v1::SlicePart* part, size_t* bytes) {
+  v1::CopyOp op;
+  for (; made_ < slice_->gathered.made.size(); ++made_) {
+    op.Clear();
+    SetOp(slice_->gathered.made[made_], &op);
+    *bytes += op.ByteSizeLong() + kEntryOverhead;
+    if (*bytes > part_bytes_max_) return;
+    *part->add_made() = op;
+  }
+}
+
 Status SliceReader::Add(const v1::SlicePart& part) {
   if (failed_.ok()) failed_ = AddChecked(part);
   return failed_;
@@ -200,8 +220,10 @@ Status SliceReader::AddChecked(const v1::SlicePart& part) {
     slice_.tensor_names.push_back(name);
   }
   for (const v1::SlicePart::Stream& stream : part.streams()) {
+    if (!slice_.gathered.made.empty()) return Bad("slice.streams", "come before what is made");
     WW_RETURN_IF_ERROR(AddStream(stream));
   }
+  for (const v1::CopyOp& op : part.made()) WW_RETURN_IF_ERROR(AddMade(op));
   return OkStatus();
 }
 
@@ -213,6 +235,32 @@ Status SliceReader::AddHeader(const v1::SlicePart::Header& header) {
   slice_.plan = FromProto(header.plan());
   slice_.rank = header.rank();
   header_ = header;
+  if (header.gathered_elements() == 0) {
+    if (header.made_count() == 0) return OkStatus();
+    return Bad("slice.made_count", "something is made of nothing");
+  }
+  if (header.gathered_elements() < 0) return Bad("slice.gathered_elements", "below 0");
+  if (slice_.side != plan::Side::kTarget) return Bad("slice.gathered_elements", "at a source");
+  if (header.made_count() == 0) return Bad("slice.made_count", "nothing is made");
+  slice_.gathered.elements = header.gathered_elements();
+  WW_ASSIGN_OR_STATUS(slice_.gathered.dtype,
+                      FromProto("slice.gathered_dtype", header.gathered_dtype()));
+  return OkStatus();
+}
+
+Status SliceReader::AddMade(const v1::CopyOp& op) {
+  if (slice_.streams.size() != header_->stream_count()) {
+    return Bad("slice.made", "comes behind the last stream");
+  }
+  if (slice_.gathered.made.empty()) WW_RETURN_IF_ERROR(EndStream());
+  if (slice_.gathered.made.size() == header_->made_count()) {
+    return Bad("slice.made", "more than announced");
+  }
+  WW_RETURN_IF_ERROR(CheckCount("slice.made", ++ops_total_, kSliceOpsMax));
+  WW_ASSIGN_OR_STATUS(plan::CopyOp made, OpFromProto(op, slice_.tensor_names.size()));
+  if (made.makes == plan::Makes::kElements) return Bad("slice.made", "makes nothing");
+  if (!BytesOf(made)) return Bad("slice.made", "bytes do not fit");
+  slice_.gathered.made.push_back(std::move(made));
   return OkStatus();
 }
 
@@ -271,8 +319,9 @@ Result<plan::RankSlice> SliceReader::Finish() {
   if (!header_) return Fail(Bad("slice", "empty"));
   WW_FAIL_IF_ERROR(EndStream());
   if (slice_.streams.size() != header_->stream_count() ||
-      slice_.tensor_names.size() != header_->name_count()) {
-    return Fail(Bad("slice", "streams or names are missing"));
+      slice_.tensor_names.size() != header_->name_count() ||
+      slice_.gathered.made.size() != header_->made_count()) {
+    return Fail(Bad("slice", "streams, names or what is made are missing"));
   }
   failed_ = Bad("slice", "was finished");
   return std::move(slice_);

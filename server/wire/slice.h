@@ -26,6 +26,7 @@ class SliceWriter {
   bool done() const;
   void AddNames(v1::SlicePart* part, size_t* bytes);
   void AddOps(v1::SlicePart* part, size_t* bytes);
+  void AddMade(v1::SlicePart* part, size_t* bytes);
 
   std::shared_ptr<const plan::RankSlice> slice_;
   size_t part_bytes_max_;
@@ -33,13 +34,15 @@ class SliceWriter {
   size_t name_ = 0;
   size_t stream_ = 0;
   size_t op_ = 0;
+  size_t made_ = 0;
 };
 
 /// Puts a slice together again. A failed Add ends it: every later call fails too.
 ///
 /// Checked: header first and once, counts as announced, stream ids rising, ops in order and
-/// complete, bytes equal to the ops' sum, extents and strides ≥ 1, offsets ≥ 0, every reach within
-/// int64, names and limits. Nothing is reserved on the word of the sender.
+/// complete, bytes equal to the ops' sum, what is made behind the last stream and of matrices,
+/// extents and strides ≥ 1, offsets ≥ 0, every reach within int64, names and limits. Nothing is
+/// reserved on the word of the sender.
 ///   kInvalidArgument / kInvalidRequest | kUnknownEnum | kMessageTooLarge
 class SliceReader {
  public:
@@ -52,6 +55,7 @@ class SliceReader {
   Status AddHeader(const v1::SlicePart::Header& header);
   Status AddStream(const v1::SlicePart::Stream& stream);
   Status EndStream() const;
+  Status AddMade(const v1::CopyOp& op);
 
   Status failed_;
   std::optional<v1::SlicePart::Header> header_;

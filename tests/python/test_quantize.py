@@ -9,7 +9,7 @@ from content_oracle import root
 from demo.fleet import Daemon
 from quantize_oracle import Quantized
 from test_fixtures import megatron_case
-from weightwire import Client, TensorMeta, WeightwireError
+from weightwire import Client, TensorMeta
 
 # (model, folder, parallel spec, block, left out, engines)
 CASES = [
@@ -104,13 +104,72 @@ def test_bf16_and_fp8_engines_are_fed_together_and_told_apart(daemon, groups):
     case.compare(groups[:-1])
 
 
-def test_a_block_on_two_trainer_ranks_is_refused_with_its_ranks_and_a_remedy(daemon, groups):
-    case = Case("qwen3", "mcore-tp2", "tp2", (8, 16), [], ["vllm:tp1"])
-    case.fp8_config["quantization_config"]["weight_block_size"] = [8, 128]  # down_proj has 48 columns on each rank
-    case.quantized = Quantized(case.plain, (8, 128), [])
-    case.engines = {"vllm:tp1": case.quantized.engine(case.config, "vllm:tp1")}
-    with pytest.raises(WeightwireError) as refused:
-        case.run(groups, daemon.agent_socket, daemon.agent_socket)
-    text = str(refused.value)
-    assert "source/0, source/1" in text and "8 × 128" in text and "mlp.down_proj.weight" in text
-    assert "modules_to_not_convert" in text and refused.value.reason == "shape_mismatch"
+def test_blocks_on_two_trainer_ranks_are_quantized_where_they_arrive(daemon, groups):
+    Case("qwen3", "mcore-tp2", "tp2", (8, 128), [], ["vllm:tp1", "sglang:tp1"]).run(  # down_proj: 48 columns on each rank
+        groups, daemon.agent_socket, daemon.agent_socket)
+    client = Client(daemon.grpc)
+    client.wait_version(1, timeout=30)
+    assert client.verify().equal
+
+
+def fsdp_shards(checkpoint: dict, ranks: int) -> list[dict]:
+    """Rows as torch.chunk cuts them."""
+    shards: list[dict] = [{} for _ in range(ranks)]
+    for name, (meta, bits) in checkpoint.items():
+        step = -(-len(bits) // ranks)
+        for rank, shard in enumerate(shards):
+            part = np.ascontiguousarray(bits[rank * step:(rank + 1) * step])
+            shard[name] = TensorMeta(name, meta.dtype, part.shape), part
+    return shards
+
+
+def as_float32(checkpoint: dict, random) -> dict:
+    """The same weights, with digits that BF16 has not."""
+    return {name: (TensorMeta(name, "F32", meta.shape), (bits.astype(np.uint32) << 16) | random.integers(
+        1 << 16, size=bits.shape, dtype=np.uint32)) for name, (meta, bits) in checkpoint.items()}
+
+
+@pytest.mark.parametrize("transports, dtype, spec", [("[shm]", "BF16", "vllm:tp2"), ("[tcp]", "F32", "vllm:tp2"),
+                                                     ("[tcp]", "BF16", "vllm:tp1"), ("[shm]", "F32", "vllm:tp1")])
+def test_rows_of_fsdp_that_cut_blocks_reach_a_chain_of_engines(tmp_path, groups, transports, dtype, spec):
+    """Three engines, each of which reads from the one before it what that gathered; then versions of which little changed,
+    and nothing."""
+    random = np.random.default_rng(7)
+    config, plain, _, _ = megatron_case("megatron", "qwen3", "mcore-tp2", "tp2")
+    block = (8, 16)
+    method = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": list(block),
+              "modules_to_not_convert": ["lm_head"]}
+    weights = as_float32(plain, random) if dtype == "F32" else {name: (m, b.copy()) for name, (m, b) in plain.items()}
+    small = {"slot_bytes": 64 << 10, "segment_bytes_max": 8 << 10, "chunk_bytes": 16 << 10}
+    hub = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "hub"), "hub", role="all", listen="127.0.0.1:0",
+                 transports=transports, fanout="chain", **small)
+    rollout = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "rollout"), "rollout", role="agent",
+                     coordinator=hub.grpc, transports=transports, **small)
+    groups.append(Trainer(hub.agent_socket, config, "fsdp:dp3", fsdp_shards(weights, 3)))
+    for name in ("a", "b", "c"):
+        ranks = Quantized(weights, block, []).engine(config, spec)
+        observed = [[TensorMeta(t, dt, bits.shape) for t, (dt, bits, _) in rank.items()] for rank in ranks]
+        groups.append(EngineRanks(rollout.agent_socket, name, {**config, "quantization_config": method}, spec, observed))
+    for version in (1, 2, 3):
+        if version == 2:  # signs of a few rows of every matrix, so that their blocks change
+            for _, bits in weights.values():
+                if bits.ndim == 2:
+                    bits[20:24] ^= bits.dtype.type(1 << (8 * bits.itemsize - 1))
+                    bits[20:24, :3] = 0
+            groups[0].fill(fsdp_shards(weights, 3))
+        quantized = Quantized(weights, block, [])
+        groups[0].publish(version)
+        for engine in groups[1:]:
+            engine.wait_version(version)
+            for rank, (wanted, subscriber) in enumerate(zip(quantized.engine(config, spec), engine.ranks)):
+                for name, (_, bits, filled) in wanted.items():
+                    got = subscriber.params[name].view(bits.dtype)
+                    assert np.array_equal(got[filled], bits[filled]), (version, rank, name)
+    client = Client(hub.grpc)
+    client.wait_version(3, timeout=30)
+    result = client.verify()
+    assert result.equal and {engine.root for engine in result.engines} == {root(quantized.hf)}
+    for group in reversed(groups):
+        group.close()
+    groups.clear()
+    assert rollout.stop() == 0 and hub.stop() == 0

@@ -83,19 +83,37 @@ inline uint64_t ValueOf(const plan::CopyOp& op, const std::vector<uint64_t>& fro
   return CodeOf(from.at(StridedAt(op.source_offset, op.source_stride, index)), scale);
 }
 
-/// Copies what the plan says. Out-of-range accesses throw. Returns how often an element was written
-/// that had been written before.
+/// Returns how often an element was written that had been written before.
+inline int64_t RunCopy(const plan::CopyOp& op, const std::vector<uint64_t>& from,
+                       std::vector<uint64_t>& to) {
+  int64_t rewrites = 0;
+  ForEachIndex(op.extent, [&](const std::vector<int64_t>& index) {
+    uint64_t& element = to.at(StridedAt(op.target_offset, op.target_stride, index));
+    if (element != kUntouched) ++rewrites;
+    element = ValueOf(op, from, index);
+  });
+  return rewrites;
+}
+
+/// Copies what the plan says, makes what ranks make of what they gather. Out-of-range accesses
+/// throw. Returns how often an element was written that had been written before.
 inline int64_t RunPlan(const plan::TransferPlan& plan, const Memory& source, Memory& target) {
   int64_t rewrites = 0;
+  for (const auto& [rank, gathered] : plan.gathered) {
+    target.at(rank).emplace_back(static_cast<size_t>(gathered.elements), kUntouched);
+  }
   for (const plan::Stream& stream : plan.streams) {
     for (const plan::CopyOp& op : stream.ops) {
-      const auto& from = source.at(stream.source_rank).at(op.source_tensor);
-      auto& to = target.at(stream.target_rank).at(op.target_tensor);
-      ForEachIndex(op.extent, [&](const std::vector<int64_t>& index) {
-        uint64_t& element = to.at(StridedAt(op.target_offset, op.target_stride, index));
-        if (element != kUntouched) ++rewrites;
-        element = ValueOf(op, from, index);
-      });
+      rewrites += RunCopy(op, source.at(stream.source_rank).at(op.source_tensor),
+                          target.at(stream.target_rank).at(op.target_tensor));
+    }
+  }
+  for (const auto& [rank, gathered] : plan.gathered) {
+    const std::vector<uint64_t> floats = std::move(target[rank].back());
+    target[rank].pop_back();
+    for (const plan::CopyOp& op : gathered.made) {
+      if (op.source_tensor != target[rank].size()) ++rewrites;  // reads what is not gathered
+      rewrites += RunCopy(op, floats, target[rank].at(op.target_tensor));
     }
   }
   return rewrites;

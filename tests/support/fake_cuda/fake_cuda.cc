@@ -14,6 +14,7 @@
 
 #include "kernels/cuda.h"
 #include "kernels/kernels.h"
+#include "kernels/quantize.h"
 #include "tests/support/fake_cuda/fake_memory.h"
 
 namespace weightwire::fake_cuda {
@@ -174,6 +175,42 @@ bool Sum(int device, const ww_cuda_sum_job& job) {
   if (source == nullptr || sum == nullptr || !OnDevice(device, job.source)) return false;
   const uint64_t value = kernels::SumSource(source, box, from, to);
   std::memcpy(sum, &value, sizeof value);
+  return true;
+}
+
+bool Quantize(const ww_cuda_quantize_job& job) {
+  const auto from = static_cast<Element>(job.from);
+  const kernels::QuantizeBox box{job.rows,
+                                 job.columns,
+                                 job.block_rows,
+                                 job.block_columns,
+                                 {job.source_stride[0], job.source_stride[1]},
+                                 {job.target_stride[0], job.target_stride[1]},
+                                 {job.scale_stride[0], job.scale_stride[1]}};
+  const auto reach = [](int64_t rows, int64_t columns, const int64_t* stride, Element element) {
+    return ReachOf({2, {rows, columns}, {stride[0], stride[1]}, {}}, stride, element);
+  };
+  const int64_t down = (job.rows - 1) / job.block_rows + 1;
+  const int64_t across = (job.columns - 1) / job.block_columns + 1;
+  const Memory& memory = Global().memory;
+  const std::byte* source = memory.Translate(
+      job.source, reach(job.rows, job.columns, job.source_stride, from), Reach::kRegistered);
+  std::byte* codes = nullptr;
+  if (job.codes != nullptr) {
+    codes = memory.Translate(job.codes,
+                             reach(job.rows, job.columns, job.target_stride, Element::kOpaque1),
+                             Reach::kRegistered);
+  }
+  std::byte* scales = nullptr;
+  if (job.scale_inv != nullptr) {
+    scales = memory.Translate(job.scale_inv, reach(down, across, job.scale_stride, Element::kF32),
+                              Reach::kRegistered);
+  }
+  if (source == nullptr || (codes == nullptr) != (job.codes == nullptr) ||
+      (scales == nullptr) != (job.scale_inv == nullptr)) {
+    return false;
+  }
+  kernels::QuantizeE4M3(codes, scales, source, box, from);
   return true;
 }
 
@@ -441,11 +478,21 @@ int32_t ww_cuda_sum(int32_t device, ww_cuda_stream stream, const ww_cuda_sum_job
   return Enqueue(device, "ww_cuda_sum", stream, jobs, count, &Sum);
 }
 
-int32_t ww_cuda_quantize(int32_t device, ww_cuda_stream stream, const ww_cuda_quantize_job*,
-                         size_t) {
+int32_t ww_cuda_quantize(int32_t device, ww_cuda_stream stream, const ww_cuda_quantize_job* jobs,
+                         size_t count) {
   std::lock_guard lock(Global().mutex);
-  (void)stream;
   if (int32_t bad = Enter(device, "ww_cuda_quantize")) return bad;
-  return Fail(WW_CUDA_INVALID, "ww_cuda_quantize", "the fake does not quantize");
+  for (size_t i = 0; i < count; ++i) {
+    const auto from = static_cast<Element>(jobs[i].from);
+    const bool made = jobs[i].codes != nullptr || jobs[i].scale_inv != nullptr;
+    const bool floats = from == Element::kBF16 || from == Element::kF16 || from == Element::kF32;
+    if (!made || !floats || !Aligned(jobs[i].source, from)) {
+      return Fail(WW_CUDA_INVALID, "ww_cuda_quantize", "nothing is made, or of no floats");
+    }
+  }
+  for (size_t i = 0; i < count; ++i) {
+    AsStream(stream)->tasks.push_back([job = jobs[i]] { return Quantize(job); });
+  }
+  return WW_CUDA_OK;
 }
 }

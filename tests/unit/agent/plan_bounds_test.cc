@@ -150,5 +150,83 @@ TEST_F(PlanBounds, BoundsScalesByWhatTheyAreMadeOf) {
   ExpectStatus(check(), Code::kInvalidArgument, Reason::kInvalidRequest);
 }
 
+/// A rank of codes and scales that gathers the 5 x 7 floats of which it makes them.
+class GatheredBounds : public PlanBounds {
+ protected:
+  GatheredBounds() {
+    layout_.tensors = {{"w", layout::DType::kF8E4M3, {5, 7}, {}},
+                       {"w_scale_inv", layout::DType::kF32, {3, 3}, {}}};
+    slice_ = SliceFor(plan::Side::kTarget);
+    const layout::DType floats = layout::DType::kBF16;
+    slice_.streams[0].ops = {{0, 0, 2, floats, floats, {5, 7}, 0, {7, 1}, 0, {7, 1}}};
+    slice_.streams[0].bytes = 70;
+    plan::CopyOp codes{0, 2, 0, floats, layout::DType::kF8E4M3, {5, 7}, 0, {7, 1}, 0, {7, 1}};
+    codes.makes = plan::Makes::kCodes;
+    codes.block = {2, 3};
+    plan::CopyOp scales{1, 2, 1, floats, layout::DType::kF32, {3, 3}, 0, {7, 1}, 0, {3, 1}};
+    scales.makes = plan::Makes::kScales;
+    scales.block = {2, 3};
+    scales.source_extent = {5, 7};
+    slice_.gathered = {floats, 35, {codes, scales}};
+  }
+  Status Check() const { return CheckSlice(slice_, kPlan, slice_.side, 0, layout_); }
+  plan::CopyOp& floats() { return slice_.streams[0].ops[0]; }
+  plan::CopyOp& codes() { return slice_.gathered.made[0]; }
+  plan::CopyOp& scales() { return slice_.gathered.made[1]; }
+
+  layout::RankLayout layout_;
+  plan::RankSlice slice_;
+};
+
+TEST_F(GatheredBounds, AcceptWhatFitsExactly) { EXPECT_TRUE(Check().ok()) << Check().ToString(); }
+
+TEST_F(GatheredBounds, RefuseEveryLie) {
+  using Lie = std::function<void()>;
+  const std::vector<std::pair<Lie, Reason>> lies = {
+      {[&] { slice_.gathered = {}; }, Reason::kTensorMissing},
+      {[&] { slice_.gathered.elements = 34; }, Reason::kShapeMismatch},
+      {[&] { slice_.gathered.elements = -1; }, Reason::kInvalidRequest},
+      {[&] { slice_.gathered.elements = INT64_MAX; }, Reason::kShapeOverflow},
+      {[&] { slice_.gathered.made.clear(); }, Reason::kInvalidRequest},
+      {[&] { slice_.gathered.dtype = layout::DType::kF8E4M3; }, Reason::kInvalidRequest},
+      {[&] { slice_.gathered.dtype = layout::DType::kF16; }, Reason::kDtypeMismatch},
+      {[&] { floats().target_offset = 1; }, Reason::kShapeMismatch},
+      {[&] { floats().target_tensor = 3; }, Reason::kTensorMissing},
+      {[&] { codes().source_offset = 1; }, Reason::kShapeMismatch},
+      {[&] { codes().target_offset = 1; }, Reason::kShapeMismatch},
+      {[&] { codes().source_tensor = 0; }, Reason::kInvalidRequest},
+      {[&] { codes().target_tensor = 2; }, Reason::kInvalidRequest},
+      {[&] { codes().target_tensor = 1; }, Reason::kDtypeMismatch},
+      {[&] { codes().canonical = 2; }, Reason::kTensorMissing},
+      {[&] {
+         codes().block = {0, 3};
+       },
+       Reason::kInvalidRequest},
+      {[&] { codes() = floats(); }, Reason::kInvalidRequest},
+      {[&] {
+         scales().source_extent = {6, 7};
+       },
+       Reason::kShapeMismatch},
+      {[&] {
+         scales().source_extent = {7, 7};
+       },
+       Reason::kInvalidRequest},
+      {[&] { scales().target_offset = 1; }, Reason::kShapeMismatch},
+  };
+  const plan::RankSlice right = slice_;
+  for (size_t i = 0; i < lies.size(); ++i) {
+    SCOPED_TRACE(i);
+    slice_ = right;
+    lies[i].first();
+    ExpectStatus(Check(), Code::kInvalidArgument, lies[i].second);
+  }
+}
+
+TEST_F(GatheredBounds, RefuseASourceThatGathers) {
+  plan::RankSlice slice = SliceFor(plan::Side::kSource);
+  slice.gathered = slice_.gathered;
+  ExpectStatus(PlanBounds::Check(slice), Code::kInvalidArgument, Reason::kInvalidRequest);
+}
+
 }  // namespace
 }  // namespace weightwire::agent

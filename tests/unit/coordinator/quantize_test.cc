@@ -15,7 +15,8 @@ layout::CanonicalSpace Codes() {
 }
 
 constexpr uint64_t kOld = control::kFeatureAttest;
-constexpr uint64_t kNew = kOld | control::kFeatureQuantize;
+constexpr uint64_t kQuantizing = kOld | control::kFeatureQuantize;
+constexpr uint64_t kNew = kQuantizing | control::kFeatureGather;
 
 /// `features`: of the trainer's agent.
 struct Quantizing : Fleet {
@@ -67,6 +68,61 @@ TEST(CoordinatorQuantize, AnAgentThatCannotIsNamed) {
     EXPECT_EQ(why.rank(), at_source ? "fp8, trainer/0" : "fp8, fp8/0") << why.ToString();
     EXPECT_NE(why.remedy().find("version of weightwired"), std::string::npos);
   }
+}
+
+/// Two trainer ranks of which each holds a part of the block in the middle.
+struct Straddling : Fleet {
+  explicit Straddling(uint64_t trainer_features) {
+    agent_features = trainer_features;
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      const auto member =
+          Register("trainer-agent", control::GroupRole::kTrainer, "trainer", rank, 2);
+      EXPECT_TRUE(member.has_value());
+      trainer.push_back(*member);
+      control::LayoutSubmission submission;
+      submission.member = *member;
+      submission.canonical = Floats();
+      submission.layout = layout::RankLayout{
+          {{"w",
+            DType::kBF16,
+            {rank == 0 ? 3 : 5, 6},
+            {{0, {{rank == 0 ? 0 : 3, 0}, {rank == 0 ? 3 : 5, 6}}, 0, {6, 1}}}}}};
+      const auto reply = Submit(submission);
+      EXPECT_TRUE(reply.has_value()) << reply.error().ToString();
+    }
+  }
+  void AddEngine(uint64_t features) {
+    agent_features = features;
+    const auto member = Register("fp8-agent", control::GroupRole::kEngine, "fp8", 0, 1);
+    EXPECT_TRUE(member.has_value());
+    control::LayoutSubmission submission;
+    submission.member = *member;
+    submission.canonical = Codes();
+    submission.layout = RowShard(Codes(), 0, 1);
+    EXPECT_TRUE(Submit(submission).has_value());
+  }
+  Status Publish(uint64_t version) {
+    PublishAll(trainer, version);
+    Run();
+    return Released(trainer[0], version).value_or(OkStatus());
+  }
+  std::vector<epoch::Member> trainer;
+};
+
+TEST(CoordinatorQuantize, BlocksOfTwoRanksAreGatheredByWhoCan) {
+  Straddling fleet(kQuantizing);  // who sends floats need not know what becomes of them
+  fleet.AddEngine(kNew);
+  EXPECT_EQ(fleet.Publish(1), OkStatus());
+  EXPECT_EQ(fleet.EngineNamed("fp8").version, Version(1));
+}
+
+TEST(CoordinatorQuantize, AnAgentThatCannotGatherIsNamed) {
+  Straddling fleet(kNew);
+  fleet.AddEngine(kQuantizing);
+  const Status why = fleet.Publish(1);
+  EXPECT_EQ(why.reason(), Reason::kProtocolVersion) << why.ToString();
+  EXPECT_EQ(why.rank(), "fp8, fp8/0") << why.ToString();
+  EXPECT_NE(why.message().find("no trainer rank holds all"), std::string::npos) << why.ToString();
 }
 
 TEST(CoordinatorQuantize, WithoutFp8EnginesNobodyNeedsTo) {

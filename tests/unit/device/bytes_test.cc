@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/support/fake_cuda/fake_gpus.h"
+#include "tests/unit/kernels/quantize_oracle.h"
 #include "tests/unit/kernels/random_box.h"
 
 namespace weightwire::device {
@@ -93,6 +94,30 @@ TEST_P(DeviceBytes, CopyRunTakesAnyLength) {
     kernels::Bytes expected(content.begin(), content.begin() + static_cast<ptrdiff_t>(bytes));
     expected.push_back(0x55);
     EXPECT_EQ(target.Content(), expected);
+  }
+}
+
+/// Codes and scales, each by itself, in parts where a lane has no room for all of them.
+TEST_P(DeviceBytes, QuantizeAgreesWithTheOracle) {
+  const auto [source_on, target_on] = GetParam();
+  std::mt19937_64 random(15);
+  for (int i = 0; i < 40; ++i) {
+    kernels::oracle::QuantizeCase c = kernels::oracle::RandomQuantizeCase(random);
+    const auto lane = static_cast<int64_t>(FakeDevice(0)->Borrow()->bytes());
+    while (std::min(c.box.rows, c.box.block_rows) * std::min(c.box.columns, c.box.block_columns) >
+           lane) {
+      c = kernels::oracle::RandomQuantizeCase(random);
+    }
+    SCOPED_TRACE(c.Text());
+    const kernels::oracle::Quantized want = kernels::oracle::Quantize(c);
+    const kernels::oracle::Quantized blank = c.Blank();
+    Memory source(source_on, c.source, 8 * (random() % 5));
+    Memory codes(target_on, blank.codes, random() % 5);
+    Memory scales(target_on, blank.scales, 4 * (random() % 5));
+    EXPECT_EQ(QuantizeCodes(codes.bytes(), source.bytes(), c.box, c.from), OkStatus());
+    EXPECT_EQ(QuantizeScales(scales.bytes(), source.bytes(), c.box, c.from), OkStatus());
+    EXPECT_EQ(codes.Content(), want.codes);
+    EXPECT_EQ(scales.Content(), want.scales);
   }
 }
 
@@ -195,6 +220,22 @@ TEST(DeviceBytesFailure, NamesTheGpuAndLeavesTheLaneUsable) {
     EXPECT_EQ(CopyRun(target.bytes(), source.bytes(), content.size()), OkStatus());
     EXPECT_EQ(target.Content(), content);
   }
+  kernels::oracle::QuantizeCase c;
+  c.box = kernels::oracle::PackedQuantizeBox(8, 8, 4, 4);
+  Memory floats(On::kGpu0, content, 0), codes(On::kHost, kernels::Bytes(64), 0);
+  for (const char* call : {"ww_cuda_quantize", "ww_cuda_copy_bytes"}) {
+    FAKE_CALL(fake_cuda_fail)(call, 1);
+    const auto quantize = [&] {
+      return QuantizeCodes(codes.bytes(), floats.bytes(), c.box, kernels::Element::kBF16);
+    };
+    EXPECT_EQ(quantize().reason(), Reason::kIoError) << call;
+    EXPECT_EQ(quantize(), OkStatus());
+  }
+  const kernels::QuantizeBox one = kernels::oracle::PackedQuantizeBox(64, 512, 64, 512);
+  Memory much(On::kGpu0, kernels::Bytes(64 * 512 * 2), 0),
+      made(On::kHost, kernels::Bytes(64 * 512), 0);
+  EXPECT_EQ(QuantizeCodes(made.bytes(), much.bytes(), one, kernels::Element::kBF16).reason(),
+            Reason::kLimitExceeded);
   Memory source(On::kGpu0, content, 0);
   const kernels::StridedBox box{1, {4'001}, {1}, {1}};
   FAKE_CALL(fake_cuda_fail)("ww_cuda_sum", 1);

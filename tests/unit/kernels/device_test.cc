@@ -110,25 +110,73 @@ TEST(DeviceCopy, FindsElementsBeyondThirtyTwoBits) {
   EXPECT_EQ(at.target, (int64_t{5} << 19) * 7000 + 17);
 }
 
+/// QuantizeKernel. Returns how many blocks were read 16 bytes at once.
+int RunQuantize(const DeviceQuantize& job, int threads) {
+  int wide = 0;
+  for (int64_t index = 0; index < BlockCount(job.box); ++index) {
+    const DeviceBlock block = BlockAt(job, index);
+    wide += block.unit > 1;
+    uint32_t amax = 0;
+    for (int t = 0; t < threads; ++t) amax = std::max(amax, AmaxOfThread(job, block, t, threads));
+    for (int t = 0; t < threads; ++t) QuantizeOfThread(job, block, amax, t, threads);
+  }
+  return wide;
+}
+
 TEST(DeviceQuantize, AgreesWithTheOracleWhateverTheThreads) {
   auto random = SeededGenerator();
-  for (int i = 0; i < 150 && !HasFailure(); ++i) {
+  int wide = 0;
+  for (int i = 0; i < 200 && !HasFailure(); ++i) {
     oracle::QuantizeCase c = oracle::RandomQuantizeCase(random);
+    if (i % 4 == 0) {  // rows that begin at multiples of 16 bytes, with codes in another place
+      const auto columns = static_cast<int64_t>(8 * (1 + random() % 30));
+      c.box = oracle::PackedQuantizeBox(1 + static_cast<int64_t>(random() % 200), columns, 128,
+                                        i % 8 == 0 ? columns : 128);
+      c.box.target_stride[0] += static_cast<int64_t>(8 * (random() % 3));
+      oracle::FillSource(random, c);
+    }
     SCOPED_TRACE(c.Text());
     oracle::Quantized want = oracle::Quantize(c);
     oracle::Quantized got = c.Blank();
-    DeviceQuantize job{got.codes.data(), reinterpret_cast<uint32_t*>(got.scales.data()),
-                       c.source.data(), c.box, c.from};
+    auto* scales = reinterpret_cast<uint32_t*>(got.scales.data());
     const int threads = 1 + static_cast<int>(random() % 300);
-    for (int64_t index = 0; index < BlockCount(c.box); ++index) {
-      DeviceBlock block = BlockAt(job, index);
-      uint32_t amax = 0;
-      for (int t = 0; t < threads; ++t) amax = std::max(amax, AmaxOfThread(job, block, t, threads));
-      for (int t = 0; t < threads; ++t) QuantizeOfThread(job, block, amax, t, threads);
-    }
+    wide += RunQuantize({got.codes.data(), scales, c.source.data(), c.box, c.from}, threads);
     EXPECT_EQ(got.codes, want.codes);
     EXPECT_EQ(got.scales, want.scales);
+    oracle::Quantized apart = c.Blank();
+    scales = reinterpret_cast<uint32_t*>(apart.scales.data());
+    RunQuantize({apart.codes.data(), nullptr, c.source.data(), c.box, c.from}, threads);
+    EXPECT_EQ(apart.scales, c.Blank().scales);
+    RunQuantize({nullptr, scales, c.source.data(), c.box, c.from}, threads);
+    EXPECT_EQ(apart.codes, want.codes);
+    EXPECT_EQ(apart.scales, want.scales);
   }
+  EXPECT_GT(wide, 20);
+}
+
+/// DeepSeek's blocks and channels, as kernels are used most.
+TEST(DeviceQuantize, ReadsSixteenBytesAtOnceWhereEveryRowAllowsIt) {
+  alignas(16) static unsigned char source[256 * 264 * 4] = {};
+  alignas(16) static unsigned char codes[256 * 264];
+  uint32_t scales[256];
+  const auto wide = [&](oracle::QuantizeCase c, size_t shift, Element from) {
+    return RunQuantize({codes, scales, source + shift, c.box, from}, 7);
+  };
+  const auto packed = [](int64_t rows, int64_t columns, int64_t block_rows, int64_t block_columns) {
+    oracle::QuantizeCase c;
+    c.box = oracle::PackedQuantizeBox(rows, columns, block_rows, block_columns);
+    return c;
+  };
+  EXPECT_EQ(wide(packed(256, 256, 128, 128), 0, Element::kBF16), 4);
+  EXPECT_EQ(wide(packed(200, 256, 128, 128), 0, Element::kF16), 4);
+  EXPECT_EQ(wide(packed(256, 256, 128, 128), 0, Element::kF32), 4);
+  EXPECT_EQ(wide(packed(3, 256, 1, 256), 0, Element::kBF16), 3);      // one scale per output
+  EXPECT_EQ(wide(packed(256, 24, 256, 1), 0, Element::kBF16), 0);     // and per input
+  EXPECT_EQ(wide(packed(256, 252, 128, 128), 0, Element::kBF16), 0);  // rows of 504 bytes
+  EXPECT_EQ(wide(packed(256, 252, 128, 128), 0, Element::kF32), 4);
+  EXPECT_EQ(wide(packed(256, 256, 128, 128), 2, Element::kBF16), 0);
+  EXPECT_EQ(wide(packed(256, 136, 128, 128), 0, Element::kBF16), 4);  // the last ones have 8
+  EXPECT_EQ(wide(packed(256, 256, 128, 4), 0, Element::kBF16), 0);
 }
 
 }  // namespace

@@ -228,40 +228,5 @@ TEST(QuantizeE4M3DeathTest, AbortsOnWhatIsNoFloat) {
       "is no float");
 }
 
-TEST(WholeBlocks, IsWhatAShardCanQuantizeAlone) {
-  auto expect = [](BlockRange got, int64_t first, int64_t last) {
-    EXPECT_EQ(got.first, first);
-    EXPECT_EQ(got.last, last);
-  };
-  expect(WholeBlocks(0, 256, 512, 128), 0, 256);
-  expect(WholeBlocks(192, 448, 512, 128), 256, 384);
-  expect(WholeBlocks(192, 500, 500, 128), 256, 500);  // the block that ends the dimension is whole
-  expect(WholeBlocks(448, 500, 500, 128), 448, 448);
-  expect(WholeBlocks(10, 100, 512, 128), 10, 10);
-}
-
-// Two shards that cut a block quantize what is theirs; who receives them quantizes the block
-// between.
-TEST(WholeBlocks, ShardsAndReceiverTogetherGiveTheFullTensor) {
-  auto random = SeededGenerator();
-  oracle::QuantizeCase c = oracle::PackedCase(random, 500, 200, Element::kBF16);
-  oracle::Quantized want = oracle::Quantize(c);
-  oracle::Quantized got = c.Blank();
-  auto quantize_rows = [&](int64_t first, int64_t last) {
-    QuantizeBox part = c.box;
-    part.rows = last - first;
-    QuantizeE4M3(got.codes.data() + first * 200, got.scales.data() + first / 128 * 2 * 4,
-                 c.source.data() + first * 200 * 2, part, c.from);
-  };
-  BlockRange left = WholeBlocks(0, 300, 500, 128);
-  BlockRange right = WholeBlocks(300, 500, 500, 128);
-  quantize_rows(left.first, left.last);
-  quantize_rows(right.first, right.last);
-  EXPECT_NE(got.codes, want.codes);
-  quantize_rows(left.last, right.first);
-  EXPECT_EQ(got.codes, want.codes);
-  EXPECT_EQ(got.scales, want.scales);
-}
-
 }  // namespace
 }  // namespace weightwire::kernels

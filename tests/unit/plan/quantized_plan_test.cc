@@ -156,6 +156,94 @@ TEST(QuantizedPlan, SharesAReplicatedTensorAtBlocksOnly) {
   EXPECT_EQ(rows, (std::vector<int64_t>{32, 32, 32}));
 }
 
+/// Rows of FSDP, columns of tensor parallelism, both, one piece of two, partial blocks at the ends.
+TEST(QuantizedPlan, GathersBlocksThatLieInSeveralPieces) {
+  const Shape shape = {37, 29}, block = {8, 6};
+  const std::vector<Box> rows = {{{0, 0}, {13, 29}}, {{13, 0}, {1, 29}}, {{14, 0}, {23, 29}}};
+  const std::vector<Box> columns = {{{0, 0}, {37, 11}}, {{0, 11}, {37, 18}}};
+  std::vector<Box> both;
+  for (const Box& row : rows) {
+    for (const Box& column : columns) both.push_back(*layout::Intersect(row, column));
+  }
+  const std::vector<Box> engine_rows = {{{0, 0}, {16, 29}}, {{16, 0}, {21, 29}}};
+  const std::vector<Box> engine_columns = {{{0, 0}, {37, 6}}, {{0, 6}, {37, 23}}};
+  for (const auto& cut : {rows, columns, both}) {
+    for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+      const ModelLayout trainer = Trainer(shape, cut, dtype);
+      for (const auto& boxes : {std::vector<Box>{Whole(shape)}, engine_rows, engine_columns}) {
+        ExpectQuantized(trainer, Engine(shape, block, boxes));
+        ExpectQuantized(trainer, Engine(shape, {64, 64}, {Whole(shape)}));
+        const auto plan = BuildPlan(trainer, Engine(shape, block, boxes));
+        ASSERT_TRUE(plan.has_value());
+        EXPECT_FALSE(plan->gathered.empty());
+        for (const auto& [rank, gathered] : plan->gathered) EXPECT_EQ(gathered.dtype, dtype);
+      }
+    }
+  }
+  ModelLayout pieces = Trainer(shape, {Whole(shape)});
+  pieces.ranks[0].tensors = {BoxTensor("above", 0, rows[0]), BoxTensor("middle", 0, rows[1]),
+                             BoxTensor("below", 0, rows[2])};
+  ExpectQuantized(pieces, Engine(shape, block, engine_columns));
+}
+
+/// What is whole on one rank still travels as codes: only the bands that are cut are floats.
+TEST(QuantizedPlan, GathersNothingElse) {
+  const Shape shape = {40, 12}, block = {8, 6};
+  const auto plan = BuildPlan(Trainer(shape, {{{0, 0}, {19, 12}}, {{19, 0}, {21, 12}}}),
+                              Engine(shape, block, {Whole(shape)}));
+  ASSERT_TRUE(plan.has_value());
+  const Gathered& gathered = plan->gathered.at(0);
+  EXPECT_EQ(gathered.elements, 8 * 12);  // rows 16 to 24
+  EXPECT_EQ(gathered.made.size(), 2u);
+  EXPECT_EQ(plan->bytes_total, 8 * 12 * 2 + 32 * 12 + 4 * 2 * 4);
+  EXPECT_EQ(SliceOf(*plan, Side::kTarget, 0).gathered, gathered);
+  EXPECT_EQ(SliceOf(*plan, Side::kSource, 0).gathered, Gathered{});
+}
+
+TEST(QuantizedPlan, GathersFromReplicasAndInTurnedMatrices) {
+  const Shape shape = {24, 20}, block = {4, 5};
+  ModelLayout trainer = Trainer(shape, {{{0, 0}, {24, 7}}, {{0, 7}, {24, 13}}});
+  for (layout::RankLayout& rank : trainer.ranks) {
+    const Box& box = rank.tensors[0].pieces[0].box;
+    rank.tensors[0].shape = {box.extent[1], 24};
+    rank.tensors[0].pieces[0].local_stride = {1, 24};
+  }
+  trainer.ranks.push_back(trainer.ranks[0]);
+  trainer.ranks.push_back(trainer.ranks[1]);
+  ExpectQuantized(trainer, Engine(shape, block, Cut(shape, 0, 3)));
+}
+
+/// Shards of several dtypes: what is gathered must hold each of them exactly.
+TEST(QuantizedPlan, GathersInFloat32WhereDtypesDiffer) {
+  const Shape shape = {16, 12}, block = {4, 4};
+  ModelLayout trainer = Trainer(shape, {{{0, 0}, {6, 12}}, {{6, 0}, {10, 12}}});
+  trainer.ranks[1].tensors[0].dtype = DType::kF16;
+  const ModelLayout engine = Engine(shape, block, {Whole(shape)});
+  ExpectQuantized(trainer, engine);
+  EXPECT_EQ(BuildPlan(trainer, engine)->gathered.at(0).dtype, DType::kF32);
+}
+
+/// Two tensors of an engine's rank that hold the same codes: their blocks are gathered once.
+TEST(QuantizedPlan, GathersOnceWhatARankHoldsTwice) {
+  const Shape shape = {16, 12}, block = {4, 4};
+  const ModelLayout trainer = Trainer(shape, {{{0, 0}, {6, 12}}, {{6, 0}, {10, 12}}});
+  ModelLayout engine = Engine(shape, block, {Whole(shape)});
+  auto& tensors = engine.ranks[0].tensors;
+  tensors.push_back(tensors[0]);
+  tensors.back().name = "tied codes";
+  tensors.push_back(tensors[1]);
+  tensors.back().name = "tied scales";
+  const auto plan = BuildPlan(trainer, engine);
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  EXPECT_EQ(plan->gathered.at(0).elements, 4 * 12);
+  EXPECT_EQ(plan->gathered.at(0).made.size(), 4u);
+  EXPECT_EQ(VerifyPlan(*plan, trainer, engine), OkStatus());
+  Memory got = weightwire::testing::EmptyMemory(engine);
+  EXPECT_EQ(weightwire::testing::RunPlan(*plan, weightwire::testing::FilledMemory(trainer), got),
+            0);
+  EXPECT_EQ(got, Wanted(engine));
+}
+
 struct Refusal {
   const char* what;
   ModelLayout trainer;
@@ -178,30 +266,9 @@ std::vector<Refusal> Refusals() {
   has_scales.canonical.tensors.push_back(engine.canonical.tensors[1]);
   has_scales.ranks[0].tensors.push_back(
       BoxTensor("scales", 1, Whole(engine.canonical.tensors[1].shape), DType::kF32));
-  ModelLayout two_pieces = trainer;
-  two_pieces.ranks[0].tensors = {BoxTensor("above", 0, {{0, 0}, {6, 12}}),
-                                 BoxTensor("below", 0, {{6, 0}, {10, 12}})};
   ModelLayout integers = trainer;
   integers.ranks[0].tensors[0].dtype = DType::kI8;
   return {
-      {"rows of two ranks",
-       Trainer(shape, {{{0, 0}, {6, 12}}, {{6, 0}, {10, 12}}}),
-       engine,
-       Reason::kShapeMismatch,
-       "source/0",
-       {"[4:8, 0:4]", "source/0, source/1", "multiples of 4 × 4", "modules_to_not_convert"}},
-      {"columns of two ranks",
-       Trainer(shape, Cut(shape, 1, 2)),
-       engine,
-       Reason::kShapeMismatch,
-       "source/0",
-       {"[0:4, 4:8]", "source/0, source/1"}},
-      {"two pieces of one rank",
-       two_pieces,
-       engine,
-       Reason::kShapeMismatch,
-       "source/0",
-       {"[4:8, 0:4]", "on source/0;"}},
       {"codes without scales",
        trainer,
        no_scales,
@@ -315,6 +382,192 @@ INSTANTIATE_TEST_SUITE_P(
         Mutant{"CodesWithoutTheLastRow", [](CopyOp& codes, CopyOp&) { codes.extent[0] -= 1; }}),
     [](const auto& mutant) { return std::string(mutant.param.name); });
 
+struct GatherMutant {
+  const char* name;
+  std::function<void(TransferPlan& plan, CopyOp& floats, CopyOp& codes, CopyOp& scales)> apply;
+};
+class GatheredMutant : public ::testing::TestWithParam<GatherMutant> {};
+
+/// Two bands of blocks are gathered, with rows of two ranks each; the first one's copies are
+/// changed.
+TEST_P(GatheredMutant, IsProvedWrong) {
+  const Shape shape = {24, 12}, block = {4, 4};
+  const ModelLayout trainer =
+      Trainer(shape, {{{0, 0}, {6, 12}}, {{6, 0}, {11, 12}}, {{17, 0}, {7, 12}}});
+  const ModelLayout engine = Engine(shape, block, {Whole(shape), Whole(shape)});
+  auto plan = BuildPlan(trainer, engine);
+  ASSERT_TRUE(plan.has_value());
+  ASSERT_EQ(VerifyPlan(*plan, trainer, engine), OkStatus());
+  auto& made = plan->gathered.at(0).made;
+  ASSERT_EQ(made.size(), 4u);
+  ASSERT_EQ(made[0].makes, Makes::kCodes);
+  ASSERT_EQ(made[2].makes, Makes::kScales);
+  Stream& stream = plan->streams.at(0);
+  const auto floats =
+      std::ranges::find_if(stream.ops, [](const CopyOp& op) { return op.target_tensor == 2; });
+  ASSERT_NE(floats, stream.ops.end());
+  GetParam().apply(*plan, *floats, made[0], made[2]);
+  for (Stream& each : plan->streams) {
+    plan->bytes_total -= each.bytes;
+    each.bytes = 0;
+    for (const CopyOp& op : each.ops) each.bytes += WireBytes(op);
+    plan->bytes_total += each.bytes;
+  }
+  const Status proof = VerifyPlan(*plan, trainer, engine);
+  EXPECT_EQ(proof.code(), Code::kInternal) << GetParam().name;
+}
+
+using Plan = TransferPlan;
+INSTANTIATE_TEST_SUITE_P(All, GatheredMutant,
+                         ::
+                             testing::
+                                 Values(
+                                     GatherMutant{"NothingIsGathered",
+                                                  [](Plan& plan, auto&, auto&, auto&) {
+                                                    plan.gathered.clear();
+                                                  }},
+                                     GatherMutant{"OneRankGathersNothing",
+                                                  [](Plan& plan, auto&, auto&, auto&) {
+                                                    plan.gathered.erase(1);
+                                                  }},
+                                     GatherMutant{"ARankThatIsNone",
+                                                  [](Plan& plan, auto&, auto&, auto&) {
+                                                    plan.gathered[2] = plan.gathered[1];
+                                                  }},
+                                     GatherMutant{"TooLittleMemory",
+                                                  [](Plan& plan, auto&, auto&, auto&) {
+                                                    --plan.gathered[0].elements;
+                                                  }},
+                                     GatherMutant{"OtherDtype",
+                                                  [](Plan& plan, auto&, auto&, auto&) {
+                                                    plan.gathered[0].dtype = DType::kF16;
+                                                  }},
+                                     GatherMutant{"ScalesAreNotMade",
+                                                  [](Plan& plan, auto&, auto&, auto&) {
+                                                    auto& made = plan.gathered[0].made;
+                                                    made.erase(made.begin() + 2);
+                                                  }},
+                                     GatherMutant{"CodesAreNotMade",
+                                                  [](Plan& plan, auto&, auto&, auto&) {
+                                                    auto& made = plan.gathered[0].made;
+                                                    made.erase(made.begin());
+                                                  }},
+                                     GatherMutant{"CodesAreMadeTwice",
+                                                  [](Plan& plan, auto&, auto&, auto&) {
+                                                    auto& made = plan.gathered[0].made;
+                                                    made.push_back(made[0]);
+                                                  }},
+                                     GatherMutant{
+                                         "FloatsOfTheRowBefore",
+                                         [](Plan&, CopyOp& floats, auto&, auto&) {
+                                           floats.source_offset -= 12;
+                                         }},
+                                     GatherMutant{"FloatsARowTooFar",
+                                                  [](Plan&, CopyOp& floats, auto&, auto&) {
+                                                    floats.target_offset += 12;
+                                                  }},
+                                     GatherMutant{"FloatsWithoutARow",
+                                                  [](Plan&, CopyOp& floats, auto&, auto&) {
+                                                    floats.extent[0] -= 1;
+                                                  }},
+                                     GatherMutant{"FloatsAreQuantized",
+                                                  [](Plan&, CopyOp& floats, auto&, auto&) {
+                                                    floats.makes = Makes::kCodes;
+                                                    floats.block = {4, 4};
+                                                  }},
+                                     GatherMutant{"CodesOfTheOtherBand",
+                                                  [](Plan& plan, auto&, CopyOp& codes, auto&) {
+                                                    codes.source_offset =
+                                                        plan.gathered[0].made[1].source_offset;
+                                                  }},
+                                     GatherMutant{"CodesOverTheOtherBand",
+                                                  [](Plan& plan, auto&, CopyOp& codes, auto&) {
+                                                    codes.target_offset =
+                                                        plan.gathered[0].made[1].target_offset;
+                                                  }},
+                                     GatherMutant{"CodesOfTheRowBelow",
+                                                  [](Plan&, auto&, CopyOp& codes, auto&) {
+                                                    codes.source_offset += 12;
+                                                  }},
+                                     GatherMutant{"CodesOfHalfABlock",
+                                                  [](Plan&, auto&, CopyOp& codes, auto&) {
+                                                    codes.extent[0] = 2;
+                                                  }},
+                                     GatherMutant{"CodesOfOtherBlocks",
+                                                  [](Plan&, auto&, CopyOp& codes, auto&) {
+                                                    codes.block = {2, 4};
+                                                  }},
+                                     GatherMutant{"CodesFromATensor",
+                                                  [](Plan&, auto&, CopyOp& codes, auto&) {
+                                                    codes.source_tensor = 0;
+                                                  }},
+                                     GatherMutant{"CodesIntoWhatIsGathered",
+                                                  [](Plan&, auto&, CopyOp& codes, auto&) {
+                                                    codes.target_tensor = 2;
+                                                  }},
+                                     GatherMutant{"CodesAreCast",
+                                                  [](Plan&, auto&, CopyOp& codes, auto&) {
+                                                    codes.makes = Makes::kElements;
+                                                  }},
+                                     GatherMutant{"ScalesOfTheOtherBand",
+                                                  [](Plan& plan, auto&, auto&, CopyOp& scales) {
+                                                    scales.source_offset =
+                                                        plan.gathered[0].made[3].source_offset;
+                                                  }},
+                                     GatherMutant{"ScalesOfTheNextBlock",
+                                                  [](Plan&, auto&, auto&, CopyOp& scales) {
+                                                    scales.source_offset += 4;
+                                                  }},
+                                     GatherMutant{"ScalesOverTheNextOnes",
+                                                  [](Plan&, auto&, auto&, CopyOp& scales) {
+                                                    scales.target_offset += 3;
+                                                  }},
+                                     GatherMutant{"ScalesOfPartOfThem",
+                                                  [](Plan&, auto&, auto&, CopyOp& scales) {
+                                                    scales.extent[1] = 2;
+                                                    scales.source_extent[1] = 8;
+                                                  }},
+                                     GatherMutant{"BandsInOnePlace",
+                                                  [](Plan& plan, auto&, auto&, auto&) {
+                                                    auto& made = plan.gathered[0].made;
+                                                    const int64_t apart = made[1].source_offset -
+                                                                          made[0].source_offset;
+                                                    made[1].source_offset -= apart;
+                                                    made[3].source_offset -= apart;
+                                                    for (Stream& stream : plan.streams) {
+                                                      if (stream.target_rank != 0) continue;
+                                                      for (CopyOp& op : stream.ops) {
+                                                        if (op.target_tensor == 2 &&
+                                                            op.target_offset >= apart) {
+                                                          op.target_offset -= apart;
+                                                        }
+                                                      }
+                                                    }
+                                                  }}),
+                         [](const auto& mutant) { return std::string(mutant.param.name); });
+
+/// A gather of fp32 shards that would round them to bf16 on the way.
+TEST(QuantizedPlan, IsProvedWrongWhereWhatIsGatheredIsRounded) {
+  const Shape shape = {16, 12}, block = {4, 4};
+  const ModelLayout trainer = Trainer(shape, {{{0, 0}, {6, 12}}, {{6, 0}, {10, 12}}}, DType::kF32);
+  const ModelLayout engine = Engine(shape, block, {Whole(shape)});
+  auto plan = BuildPlan(trainer, engine);
+  ASSERT_TRUE(plan.has_value());
+  plan->gathered.at(0).dtype = DType::kBF16;
+  for (CopyOp& op : plan->gathered.at(0).made) op.source_dtype = DType::kBF16;
+  plan->bytes_total = 0;
+  for (Stream& stream : plan->streams) {
+    stream.bytes = 0;
+    for (CopyOp& op : stream.ops) {
+      if (op.target_tensor == 2) op.target_dtype = DType::kBF16;
+      stream.bytes += WireBytes(op);
+    }
+    plan->bytes_total += stream.bytes;
+  }
+  const Status proof = VerifyPlan(*plan, trainer, engine);
+  EXPECT_NE(proof.message().find("rounds what it gathers"), std::string::npos) << proof.ToString();
+}
+
 /// A copy of codes that is cut inside a block writes every code once, but with two scales.
 TEST(QuantizedPlan, IsProvedWrongWhereABlockIsCut) {
   const Shape shape = {16, 12}, block = {4, 4};
@@ -393,6 +646,44 @@ TEST(QuantizedPlan, RelaysPassOnWhatWasQuantizedInTheSameSegments) {
     EXPECT_EQ(op.source_dtype, op.target_dtype);
     EXPECT_TRUE(op.source_extent.empty());
   }
+}
+
+/// Who reads from a rank of an equal layout gets the floats that it gathered, and makes the same.
+TEST(QuantizedPlan, RelaysPassOnWhatTheyGathered) {
+  const Shape shape = {40, 30}, block = {8, 8};
+  const auto plan = BuildPlan(Trainer(shape, {{{0, 0}, {21, 30}}, {{21, 0}, {19, 30}}}),
+                              Engine(shape, block, {Whole(shape)}));
+  ASSERT_TRUE(plan.has_value());
+  const RankSlice target = SliceOf(*plan, Side::kTarget, 0);
+  EXPECT_EQ(RelayedSlice(target, Side::kTarget).gathered, target.gathered);
+  const RankSlice relayed = RelayedSlice(target, Side::kSource);
+  EXPECT_EQ(relayed.gathered, Gathered{});
+  int gathered = 0;
+  for (const Stream& stream : relayed.streams) {
+    for (const CopyOp& op : stream.ops) {
+      if (op.target_tensor != 2) continue;
+      ++gathered;
+      EXPECT_EQ(op.source_tensor, 2u);
+      EXPECT_EQ(op.source_dtype, DType::kBF16);
+      EXPECT_EQ(op.source_offset, op.target_offset);
+    }
+  }
+  EXPECT_EQ(gathered, 2);
+}
+
+TEST(QuantizedPlan, ExplainsWhatIsGathered) {
+  const Shape shape = {16, 12}, block = {4, 4};
+  const ModelLayout trainer = Trainer(shape, {{{0, 0}, {6, 12}}, {{6, 0}, {10, 12}}});
+  const ModelLayout engine = Engine(shape, block, {Whole(shape)});
+  const auto plan = BuildPlan(trainer, engine);
+  ASSERT_TRUE(plan.has_value());
+  const std::string text = Explain(*plan, trainer, engine, "w");
+  for (const char* words :
+       {"target/0 gathers 96 bytes of BF16", "[4:6, 0:12]  source/0", "[6:8, 0:12]  source/1",
+        "[4:8, 0:12]  target/0 (gathered) BF16@0 strides [12, 1] -> target/0 codes F8_E4M3@48"}) {
+    EXPECT_NE(text.find(words), std::string::npos) << words << "\n" << text;
+  }
+  EXPECT_NE(Explain(*plan, trainer, engine, "w_scale_inv").find("(gathered)"), std::string::npos);
 }
 
 TEST(QuantizedPlan, ExplainsWhatIsQuantized) {

@@ -378,6 +378,7 @@ FleetOptions RandomFleet(uint64_t seed) {
   options.shape.source_ranks = 1 + Below(rng, 4);
   options.shape.target_ranks = 1 + Below(rng, 3);
   options.shape.quantized_ops_per_stream = static_cast<int>(seed % 4);
+  options.shape.gathered_per_target = static_cast<int>(seed % 3);
   options.engines = 1 + Below(rng, 3);
   options.source_agents = 1 + Below(rng, options.shape.source_ranks);
   options.target_agents = 1 + Below(rng, 3);
@@ -421,6 +422,7 @@ FleetOptions LosingFleet(uint64_t seed) {
   options.shape.target_ranks = 1 + Below(rng, 2);
   options.shape.elements_per_op_max = 10'000;
   options.shape.quantized_ops_per_stream = 2;
+  options.shape.gathered_per_target = 2;
   options.source_agents = 1 + Below(rng, options.shape.source_ranks);
   options.engines = 1 + Below(rng, 3);
   options.chain = Below(rng, 2) == 0;

@@ -158,6 +158,60 @@ TEST(Kept, WhatAVersionDidNotChangeIsNotRead) {
   }
 }
 
+// What is gathered lies in one place, whichever buffer is written: floats that a version did not
+// change are there, and codes and scales are made of them in the other buffer.
+TEST(Kept, WhatIsGatheredServesEveryBuffer) {
+  for (const bool map : {false, true}) {
+    for (uint64_t seed = 1; seed <= 20; ++seed) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + (map ? ", mapped" : ""));
+      FleetOptions options;
+      options.seed = seed;
+      options.map = map;
+      options.shape = {.source_ranks = 2, .target_ranks = 1, .gathered_per_target = 3};
+      Fleet fleet(options);
+      Fleet::Target& target = fleet.targets[0];
+      testing::RankMemory spare = testing::MakeMemory(fleet.rng, fleet.plan.target_tensor_bytes[0]);
+      auto spare_kept = std::make_shared<Kept>();
+      const memory::RegionSpan gathered = target.memory.binding.back();
+      const auto shared =
+          memory::MemoryRegion::Allocate("what is gathered", gathered.bytes).value();
+      const auto with_shared = [&](const testing::RankMemory& memory) {
+        Binding binding = memory.binding;
+        binding.back() = {shared, 0, gathered.bytes};
+        return binding;
+      };
+      for (uint64_t version = 1; version <= 3; ++version) {
+        const plan::CopyOp& op = fleet.plan.plan.streams[0].ops.back();
+        ASSERT_EQ(op.target_tensor, target.memory.binding.size() - 1);
+        if (version == 3) {
+          const auto& tensor = fleet.source_memory[0].binding[op.source_tensor];
+          tensor.data()[op.source_offset * layout::ElementBytes(op.source_dtype)] ^= std::byte{64};
+        }
+        if (version > 1) {
+          std::swap(target.memory, spare);
+          std::swap(target.job.kept, spare_kept);
+          target.job.served = with_shared(spare);
+          target.job.served_kept = spare_kept;
+          NextAttempt(fleet, Epoch(5 + version));
+        }
+        target.job.binding = with_shared(target.memory);
+        std::vector<std::byte> expected =
+            testing::Expected(fleet.plan.plan, 0, target.memory, fleet.source_memory);
+        fleet.StartAll();
+        fleet.RunToResults();
+        ASSERT_TRUE(target.result->has_value()) << target.result->error().ToString();
+        std::vector<std::byte> got = target.memory.Snapshot();
+        const memory::RegionSpan& own = target.memory.binding.back();  // nobody writes there
+        std::fill_n(expected.begin() + static_cast<ptrdiff_t>(own.offset), own.bytes, std::byte{});
+        std::fill_n(got.begin() + static_cast<ptrdiff_t>(own.offset), own.bytes, std::byte{});
+        ASSERT_EQ(got, expected) << "version " << version;
+        if (map || version == 1) continue;
+        EXPECT_LE(BytesMoved(fleet), version == 3 ? options.tuning.segment_bytes_max : 0);
+      }
+    }
+  }
+}
+
 // Hints that are wrong, or true of bytes that somebody has changed since.
 TEST(Kept, AHintThatIsNotTrueCostsNoByte) {
   for (const bool map : {false, true}) {

@@ -110,6 +110,87 @@ plan::CopyOp RandomQuantizedOp(Rng& rng, RandomPlan* out, uint32_t source, uint3
   return op;
 }
 
+void SetTensor(RandomPlan* out, uint32_t target, plan::CopyOp* op, Rng& rng) {
+  op->target_offset = Pick(rng, 0, 5);
+  const int64_t elements = op->target_offset + RandomStrides(rng, op->extent, &op->target_stride);
+  op->target_tensor = static_cast<uint32_t>(out->target_tensor_bytes[target].size());
+  out->target_tensor_bytes[target].push_back(
+      static_cast<uint64_t>(elements * layout::ElementBytes(op->target_dtype)));
+}
+
+// Codes and scales of one matrix that lies at `offset` of what is gathered.
+void MakeOfGathered(Rng& rng, RandomPlan* out, uint32_t target, int64_t offset,
+                    const std::vector<int64_t>& matrix, plan::Gathered* gathered) {
+  const std::vector<int64_t> block = {Pick(rng, 1, 8), Pick(rng, 1, 8)};
+  for (const plan::Makes makes : {plan::Makes::kCodes, plan::Makes::kScales}) {
+    plan::CopyOp op = NamedOp(out);
+    op.makes = makes;
+    op.block = block;
+    op.extent = matrix;
+    op.source_dtype = gathered->dtype;
+    op.target_dtype = makes == plan::Makes::kCodes ? DType::kF8E4M3 : DType::kF32;
+    op.source_offset = offset;
+    op.source_stride = {matrix[1], 1};
+    if (makes == plan::Makes::kScales) {
+      op.source_extent = matrix;
+      for (size_t d = 0; d < 2; ++d) op.extent[d] = (matrix[d] + block[d] - 1) / block[d];
+    }
+    SetTensor(out, target, &op, rng);
+    gathered->made.push_back(op);
+  }
+}
+
+// Rows of the matrix from each source rank, in turn and as they come.
+void GatherRows(Rng& rng, RandomPlan* out, uint32_t target, int64_t offset,
+                const std::vector<int64_t>& matrix, DType dtype) {
+  std::vector<plan::Stream*> streams;
+  for (plan::Stream& stream : out->plan.streams) {
+    if (stream.target_rank == target) streams.push_back(&stream);
+  }
+  int64_t row = 0;
+  for (size_t s = Below(rng, static_cast<uint32_t>(streams.size())); row < matrix[0]; ++s) {
+    plan::Stream& stream = *streams[s % streams.size()];
+    plan::CopyOp op = NamedOp(out);
+    op.source_dtype = dtype == DType::kF32 && Below(rng, 2) == 0 ? DType::kBF16 : dtype;
+    op.target_dtype = dtype;
+    op.extent = {Pick(rng, 1, matrix[0] - row), matrix[1]};
+    op.source_offset = Pick(rng, 0, 5);
+    const int64_t elements = op.source_offset + RandomStrides(rng, op.extent, &op.source_stride);
+    auto& sources = out->source_tensor_bytes[stream.source_rank];
+    op.source_tensor = static_cast<uint32_t>(sources.size());
+    sources.push_back(static_cast<uint64_t>(elements * layout::ElementBytes(op.source_dtype)));
+    op.target_tensor = static_cast<uint32_t>(out->target_tensor_bytes[target].size());
+    op.target_offset = offset + row * matrix[1];
+    op.target_stride = {matrix[1], 1};
+    row += op.extent[0];
+    const int64_t bytes = plan::WireBytes(op);
+    stream.bytes += bytes;
+    out->plan.bytes_total += bytes;
+    stream.ops.push_back(std::move(op));
+  }
+}
+
+void Gather(Rng& rng, const PlanShape& shape, RandomPlan* out, uint32_t target) {
+  const DType floats[] = {DType::kBF16, DType::kF16, DType::kF32};
+  plan::Gathered gathered;
+  gathered.dtype = floats[Below(rng, 3)];
+  std::vector<std::pair<int64_t, std::vector<int64_t>>> matrices;
+  for (int i = 0; i < shape.gathered_per_target; ++i) {
+    const int64_t offset = gathered.elements + Pick(rng, 0, 3);
+    matrices.push_back({offset, {Pick(rng, 1, 60), Pick(rng, 1, 60)}});
+    gathered.elements = offset + matrices[static_cast<size_t>(i)].second[0] *
+                                     matrices[static_cast<size_t>(i)].second[1];
+    MakeOfGathered(rng, out, target, offset, matrices.back().second, &gathered);
+  }
+  const auto tensor = static_cast<uint32_t>(out->target_tensor_bytes[target].size());
+  for (plan::CopyOp& op : gathered.made) op.source_tensor = tensor;
+  for (const auto& [offset, matrix] : matrices) {
+    GatherRows(rng, out, target, offset, matrix, gathered.dtype);
+  }
+  out->target_tensor_bytes[target].push_back(static_cast<uint64_t>(plan::GatheredBytes(gathered)));
+  out->plan.gathered.emplace(target, std::move(gathered));
+}
+
 float ReadFloat(DType dtype, const std::byte* at) {
   uint32_t bits = 0;
   if (dtype == DType::kF32) {
@@ -262,6 +343,7 @@ RandomPlan MakeRandomPlan(Rng& rng, const PlanShape& shape) {
       out.plan.bytes_total += stream.bytes;
       out.plan.streams.push_back(std::move(stream));
     }
+    if (shape.gathered_per_target > 0) Gather(rng, shape, &out, target);
   }
   return out;
 }
@@ -331,7 +413,10 @@ void TameFloats(Rng& rng, const plan::TransferPlan& plan, uint32_t source_rank,
   for (const plan::Stream& stream : plan.streams) {
     if (stream.source_rank != source_rank) continue;
     for (const plan::CopyOp& op : stream.ops) {
-      if (op.source_dtype == op.target_dtype) continue;
+      const auto gathered = plan.gathered.find(stream.target_rank);
+      const bool gathers = gathered != plan.gathered.end() &&
+                           op.target_tensor == gathered->second.made[0].source_tensor;
+      if (op.source_dtype == op.target_dtype && !gathers) continue;
       const int bytes = layout::ElementBytes(op.source_dtype);
       std::byte* tensor = memory.binding[op.source_tensor].data();
       ForEachElement(op, 0, op.source_offset, op.target_offset, [&](int64_t source, int64_t) {
@@ -364,6 +449,12 @@ std::vector<std::byte> Expected(const plan::TransferPlan& plan, uint32_t target_
                        CopyElement(op, from + source * from_bytes, to + element * to_bytes);
                      });
     }
+  }
+  const auto gathered = plan.gathered.find(target_rank);
+  if (gathered == plan.gathered.end()) return bytes;
+  for (const plan::CopyOp& op : gathered->second.made) {
+    QuantizeElements(op, bytes.data() + target.binding[op.source_tensor].offset,
+                     bytes.data() + target.binding[op.target_tensor].offset);
   }
   return bytes;
 }

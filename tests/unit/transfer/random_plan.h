@@ -27,10 +27,13 @@ struct PlanShape {
   int ops_per_stream_max = 6;
   int64_t elements_per_op_max = 4'000;
   int quantized_ops_per_stream = 0;  ///< beyond the others: fp8 codes or scales
+  /// Matrices of which every source rank has some rows: gathered, and made into codes and scales.
+  int gathered_per_target = 0;
 };
 
 /// Every op has a source and a target tensor of its own, with gaps, permuted strides and sometimes
-/// a cast; tensors lie at odd places of one region for each rank.
+/// a cast; tensors lie at odd places of one region for each rank, and what a target gathers is its
+/// last one.
 struct RandomPlan {
   plan::TransferPlan plan;
   std::vector<std::vector<uint64_t>> source_tensor_bytes;  ///< by rank, by tensor

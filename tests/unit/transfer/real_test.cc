@@ -100,7 +100,8 @@ class RealPair {
            On targets_on = kHost, int quantized_ops_per_stream = 4)
       : rng_(seed),
         plan_(testing::MakeRandomPlan(rng_,
-                                      {2, 2, 6, elements_per_op_max, quantized_ops_per_stream})) {
+                                      {2, 2, 6, elements_per_op_max, quantized_ops_per_stream,
+                                       quantized_ops_per_stream == 0 ? 0 : 3})) {
     tuning_.segment_bytes_max = 5'000;
     tuning_.slot_bytes = 4'096 * 4;
     tuning_.slots_in_pool = 3;
@@ -436,7 +437,8 @@ TEST(RealTransferGpu, FailureEndsBothSidesAndNamesTheGpu) {
   for (const char* transport : {"tcp", "cuda_ipc"}) {
     for (const auto& [call, at_source] :
          {std::pair("ww_cuda_copy", true), std::pair("ww_cuda_copy", false),
-          std::pair("ww_cuda_sum", true), std::pair("ww_cuda_sum", false)}) {
+          std::pair("ww_cuda_sum", true), std::pair("ww_cuda_sum", false),
+          std::pair("ww_cuda_quantize", true), std::pair("ww_cuda_quantize", false)}) {
       SCOPED_TRACE(std::string(call) + " over " + transport +
                    (at_source ? " at the source" : " at the target"));
       RealPair pair(9, {transport}, "here", 8'000, Agents::kTwo, kCrc, at_source ? On(0) : kHost,

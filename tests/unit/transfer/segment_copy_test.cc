@@ -105,6 +105,27 @@ TEST(ValidateSlice, BoundsScalesByTheElementsThatTheyAreMadeOf) {
   EXPECT_FALSE(SourceIsDirect(CopyOf(op, {0, {0, 0}, {3, 3}, 36}), 1));
 }
 
+/// What is made of what is gathered is bounded on both sides.
+TEST(ValidateSlice, BoundsWhatIsMadeWithinARank) {
+  testing::Rng rng(1);
+  plan::CopyOp op = ScalesOp();
+  op.source_tensor = 1;
+  plan::RankSlice slice = SliceWith(MatrixOp(), plan::Side::kTarget);
+  slice.gathered = {layout::DType::kF32, 36, {op}};
+  const auto reason_in = [&](uint64_t scales, uint64_t floats) {
+    return ValidateSlice(slice, MakeMemory(rng, {scales, floats}).binding).reason();
+  };
+  EXPECT_EQ(reason_in(36, 144), Reason::kNone);
+  EXPECT_EQ(reason_in(36, 143), Reason::kMemoryInvalid);
+  EXPECT_EQ(reason_in(35, 144), Reason::kMemoryInvalid);
+  EXPECT_EQ(ValidateSlice(slice, MakeMemory(rng, {36}).binding).reason(), Reason::kMemoryInvalid);
+  slice.gathered.made[0].source_tensor = 0;
+  EXPECT_EQ(reason_in(144, 144), Reason::kInvalidRequest);
+  slice.gathered.made[0] = op;
+  slice.gathered.made[0].block[0] = 0;
+  EXPECT_EQ(reason_in(36, 144), Reason::kInvalidRequest);
+}
+
 TEST(ValidateSlice, RefusesBlocksThatNoKernelCanQuantize) {
   testing::Rng rng(1);
   const Binding binding = MakeMemory(rng, {4096}).binding;

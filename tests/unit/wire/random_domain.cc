@@ -350,6 +350,15 @@ plan::RankSlice RandomSlice(Dice& dice, size_t streams_max, size_t ops_max) {
     }
     out.streams.push_back(std::move(stream));
   }
+  if (out.side == plan::Side::kSource || dice.Coin()) return out;
+  out.gathered.dtype = static_cast<layout::DType>(1 + dice.Below(3));
+  out.gathered.elements = 1 + static_cast<int64_t>(dice.Below(1u << 30));
+  for (size_t o = 1 + dice.Below(ops_max); o > 0;) {
+    plan::CopyOp op = RandomOp(dice, out.tensor_names.size());
+    if (op.makes == plan::Makes::kElements) continue;
+    out.gathered.made.push_back(std::move(op));
+    --o;
+  }
   return out;
 }
 

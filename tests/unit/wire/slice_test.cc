@@ -140,6 +140,65 @@ TEST(SliceWire, RefusesEveryDamage) {
   }
 }
 
+/// Two streams, and codes and scales of what they gather.
+plan::RankSlice Gathering() {
+  plan::RankSlice slice = TwoStreams();
+  slice.side = plan::Side::kTarget;
+  for (plan::Stream& stream : slice.streams) std::swap(stream.source_rank, stream.target_rank);
+  plan::CopyOp codes{0,      2, 0,     layout::DType::kF32, layout::DType::kF8E4M3, {7, 5}, 0,
+                     {5, 1}, 0, {5, 1}};
+  codes.makes = plan::Makes::kCodes;
+  codes.block = {4, 4};
+  plan::CopyOp scales = codes;
+  scales.makes = plan::Makes::kScales;
+  scales.target_dtype = layout::DType::kF32;
+  scales.source_extent = {7, 5};
+  scales.extent = {2, 2};
+  slice.gathered = {layout::DType::kF32, 35, {codes, scales}};
+  return slice;
+}
+
+TEST(SliceWire, RefusesEveryDamageOfWhatIsGathered) {
+  using Damage = std::function<void(std::vector<v1::SlicePart>&)>;
+  const std::vector<std::pair<const char*, Damage>> damages = {
+      {"no elements", [](auto& p) { p[0].mutable_header()->set_gathered_elements(0); }},
+      {"negative", [](auto& p) { p[0].mutable_header()->set_gathered_elements(-1); }},
+      {"dtype", [](auto& p) { p[0].mutable_header()->set_gathered_dtype(v1::DTYPE_UNSPECIFIED); }},
+      {"a source",
+       [](auto& p) {
+         p[0].mutable_header()->set_side(v1::SIDE_SOURCE);
+         for (auto& stream : *p[0].mutable_streams()) stream.set_source_rank(4);
+       }},
+      {"nothing made",
+       [](auto& p) {
+         p[0].mutable_header()->set_made_count(0);
+         p[0].clear_made();
+       }},
+      {"too few made", [](auto& p) { p[0].mutable_made()->RemoveLast(); }},
+      {"too many made", [](auto& p) { p[0].mutable_header()->set_made_count(1); }},
+      {"elements made", [](auto& p) { p[0].mutable_made(0)->set_makes(v1::MAKES_ELEMENTS); }},
+      {"dtype of codes", [](auto& p) { p[0].mutable_made(0)->set_target_dtype(v1::DTYPE_BF16); }},
+      {"reach", [](auto& p) { p[0].mutable_made(0)->set_source_stride(0, INT64_MAX); }},
+      {"before the streams",
+       [](auto& p) {
+         p.push_back(p[0]);
+         p[1].clear_header();
+         p[1].clear_tensor_names();
+         p[1].clear_made();
+         p[0].clear_streams();
+       }},
+      {"inside a stream", [](auto& p) { p[0].mutable_streams(1)->mutable_ops()->RemoveLast(); }},
+  };
+  ASSERT_EQ(SliceOfParts(PartsOf(Gathering(), 4'096)), Gathering());
+  for (const auto& [name, damage] : damages) {
+    auto parts = PartsOf(Gathering(), 4'096);
+    damage(parts);
+    auto back = SliceOfParts(parts);
+    ASSERT_FALSE(back) << name;
+    EXPECT_EQ(back.error().code(), Code::kInvalidArgument) << name;
+  }
+}
+
 TEST(SliceWire, StaysFailed) {
   SliceReader reader;
   EXPECT_FALSE(reader.Add(v1::SlicePart()).ok());
