@@ -59,7 +59,8 @@ int Run(const std::string& coordinator, uint32_t engines, uint32_t ranks) {
 }  // namespace weightwire::load
 
 int main(int argc, char** argv) {
-  CLI::App app("Epochs of a large fleet that moves no byte: `./dev bench control --epochs N` runs it");
+  CLI::App app(
+      "Epochs of a large fleet that moves no byte: `./dev bench control --epochs N` runs it");
   std::string coordinator;
   uint32_t engines = 124, ranks = 8;
   app.add_option("--coordinator", coordinator, "HOST:PORT")->required();

@@ -147,6 +147,8 @@ Status ForEachBatch(std::span<const CopyJob> jobs, DeviceOf&& device_of, Run&& r
     }
   }
   return OkStatus();
+}
+
 /// The lanes of two memories that are not both the host's, nor both of one device.
 struct Lanes {
   Device::BorrowedLane source, target;  ///< null: host

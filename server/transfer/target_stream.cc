@@ -97,7 +97,8 @@ void TargetStream::FailSegment(uint32_t segment) {
 
 // Whoever maps GPU memory copies within it.
 Status TargetStream::CheckGpuDirect() const {
-  const bool maps_device = maps_ && transport_->capabilities().maps_device_memory && device_ != nullptr;
+  const bool maps_device =
+      maps_ && transport_->capabilities().maps_device_memory && device_ != nullptr;
   if (!context().options.gpu_direct_required || gpu_ != nullptr || maps_device) return OkStatus();
   return GpuDirectRefusal("stream " + std::to_string(stream_.id) + " from source rank " +
                               std::to_string(stream_.source_rank) + " over " + TransportName(),

@@ -40,7 +40,7 @@ struct Kind {
   int connections = 1;
   std::string tls = {};                                         ///< of ucx
   transport::Integrity integrity = transport::Integrity::kCrc;  ///< of tcp
-  size_t gpus = 0;  ///< of cuda_ipc: on so many GPUs lies what is mapped; 0: in host memory
+  size_t gpus = 0;   ///< of cuda_ipc: on so many GPUs lies what is mapped; 0: in host memory
   bool gpu = false;  ///< of fake: all that is exported and read into lies on a fake GPU
 };
 void PrintTo(const Kind& kind, std::ostream* out);

@@ -99,9 +99,8 @@ class RealPair {
            transport::Integrity integrity = transport::Integrity::kCrc, On sources_on = kHost,
            On targets_on = kHost, int quantized_ops_per_stream = 4)
       : rng_(seed),
-        plan_(testing::MakeRandomPlan(rng_,
-                                      {2, 2, 6, elements_per_op_max, quantized_ops_per_stream,
-                                       quantized_ops_per_stream == 0 ? 0 : 3})) {
+        plan_(testing::MakeRandomPlan(rng_, {2, 2, 6, elements_per_op_max, quantized_ops_per_stream,
+                                             quantized_ops_per_stream == 0 ? 0 : 3})) {
     tuning_.segment_bytes_max = 5'000;
     tuning_.slot_bytes = 4'096 * 4;
     tuning_.slots_in_pool = 3;
