@@ -51,7 +51,7 @@ class TargetStream {
   ParticipantId source() const { return source_; }
   transport::Transport* transport() const { return transport_; }
   /// "tcp", or "ucx-gpu" where that reads straight into GPU memory: as reports have it.
-  std::string path() const { return TransportName() + (gpu_ != nullptr ? "-gpu" : ""); }
+  std::string path() const { return TransportName() + (gpu_ != nullptr && !maps_ ? "-gpu" : ""); }
   /// OK, or that its payload passes host memory although that is forbidden.
   Status CheckGpuDirect() const;
   uint64_t endpoint_id() const { return endpoint_ ? endpoint_->id() : 0; }

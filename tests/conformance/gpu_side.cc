@@ -11,9 +11,6 @@ namespace {
 
 using transport::MutableSpan;
 
-constexpr uint64_t kArenaBytes = 128 << 20;
-constexpr uint64_t kAlignment = 512;
-
 class ExportingFromGpu final : public transport::Transport {
  public:
   explicit ExportingFromGpu(std::unique_ptr<transport::Transport> inner)
@@ -59,17 +56,8 @@ class ExportingFromGpu final : public transport::Transport {
 }  // namespace
 
 std::shared_ptr<memory::MemoryRegion> GpuRegion(uint64_t bytes) {
-  // As a SlabPool, but without a lease for each of thousands.
-  static const auto arena = testing::FakeDevice(0)->Allocate(kArenaBytes).value();
-  static std::map<uint64_t, uint64_t> used;  // bytes by offset
-  uint64_t offset = 0;
-  for (const auto& [start, length] : used) {
-    if (bytes <= start - offset) break;
-    offset = (start + length + kAlignment - 1) / kAlignment * kAlignment;
-  }
-  WW_CHECK(offset + bytes <= kArenaBytes);
-  used.emplace(offset, bytes);
-  return memory::MemoryRegion::OnDevice(arena, offset, bytes, {}, [offset] { used.erase(offset); });
+  return memory::MemoryRegion::OnDevice(testing::FakeDevice(0)->Allocate(bytes).value(), 0, bytes,
+                                        {}, {});
 }
 
 Status WriteLate(device::Bytes target, device::ConstBytes source, uint64_t bytes) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "server/plan/segments.h"
+#include "server/transfer/fetch.h"
 #include "server/transfer/staging.h"
 #include "tests/support/fake_cuda/fake_gpus.h"
 #include "tests/unit/transfer/fleet.h"
@@ -112,6 +113,43 @@ TEST(GpuDirect, NoPayloadByteLiesInHostMemory) {
     ExpectArrived(fleet, options.engines);
     if (HasFailure()) return;
   }
+}
+
+// Nothing is packed that needs no cast, and nothing comes to scratch that fits where it belongs.
+TEST(GpuDirect, LongRunsGoStraightFromWhereTheyLieToWhereTheyBelong) {
+  FleetOptions options = Direct(2);
+  options.stream_bytes = {{20'111, 7'203}, {4'999, 30'113}};
+  options.shape.quantized_ops_per_stream = 0;
+  Fleet fleet(options);
+  for (const auto& target : fleet.targets) {
+    for (const plan::Stream& stream : target.job.slice->streams) {
+      const plan::StreamSchedule schedule =
+          plan::ScheduleOf(stream, options.tuning.segment_bytes_max, options.tuning.slot_bytes);
+      for (const Chunk& chunk : ChunksOf(schedule, 0, options.tuning.chunk_bytes)) {
+        const int64_t runs = options.tuning.direct_run_bytes_min;
+        EXPECT_EQ(ScratchBytes(stream, schedule, chunk, target.job.binding, {runs, true}), 0u);
+        EXPECT_GT(ScratchBytes(stream, schedule, chunk, target.job.binding, {runs, false}), 0u);
+      }
+    }
+  }
+  fleet.StartAll();
+  ExpectArrived(fleet, options.engines);
+  for (const auto& source : fleet.sources) EXPECT_EQ((*source.result)->bytes_packed, 0);
+}
+
+// A reader that maps reads nothing by Gets, whatever these could reach.
+TEST(GpuDirect, WhatIsMappedIsNotCountedAsRead) {
+  FleetOptions options = Direct(3, {}, kFirstGpu);  // only a source in host memory can be mapped
+  options.map = true;
+  Fleet fleet(options);
+  fleet.StartAll();
+  ExpectArrived(fleet, options.engines);
+  for (const auto& target : fleet.targets) {
+    const std::map<std::string, int64_t> path = {{"fake", (*target.result)->bytes}};
+    EXPECT_EQ((*target.result)->bytes_by_transport, path);
+  }
+  EXPECT_EQ(fleet.metrics.Count(Bytes("in", "direct")), 0);
+  EXPECT_EQ(fleet.metrics.Count(Bytes("in", "staged")), 0);
 }
 
 TEST(GpuDirect, EachSideDecidesForItself) {
