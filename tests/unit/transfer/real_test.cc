@@ -338,10 +338,14 @@ TEST_P(RealTransfer, WhatIsThereAlreadyIsNotReadAgain) {
   for (uint64_t e = 1; e <= 3; ++e) {
     // In the last epoch one byte of what was kept is wrong: its segment is read, and no other.
     if (e == 3) {
-      const auto bytes = pair.targets_[0].Snapshot();
-      const memory::RegionSpan& tensor = pair.targets_[0].binding[0];
-      const std::byte wrong = ~bytes[tensor.offset];
-      ASSERT_EQ(device::CopyRun(tensor.at(), &wrong, 1), OkStatus());
+      const auto& now = pair.expected_[0];
+      const auto at =
+          static_cast<uint64_t>(std::ranges::mismatch(now, pair.before_[0]).in1 - now.begin());
+      const std::byte wrong = ~now.at(at);
+      for (const memory::RegionSpan& tensor : pair.targets_[0].binding) {
+        if (at < tensor.offset || at >= tensor.offset + tensor.bytes) continue;
+        ASSERT_EQ(device::CopyRun(tensor.at() + (at - tensor.offset), &wrong, 1), OkStatus());
+      }
     }
     auto s0 = pair.StartSource(Epoch(e), 0);
     auto s1 = pair.StartSource(Epoch(e), 1);
@@ -354,9 +358,8 @@ TEST_P(RealTransfer, WhatIsThereAlreadyIsNotReadAgain) {
       bytes += result->bytes;
       bytes_kept += result->bytes_kept;
     }
-    if (e == 1) EXPECT_EQ(bytes_kept, 0);
-    if (e == 2) EXPECT_EQ(bytes_kept, bytes);
-    if (e == 3) EXPECT_GT(bytes_kept, bytes / 2);
+    EXPECT_GE(bytes_kept, e == 1 ? 0 : e == 2 ? bytes : bytes / 2);
+    EXPECT_LE(bytes_kept, e == 1 ? 0 : e == 2 ? bytes : bytes - 1);
     for (uint32_t rank = 0; rank < 2; ++rank) {
       ASSERT_EQ(pair.targets_[rank].Snapshot(), pair.expected_[rank]) << "epoch " << e;
     }
