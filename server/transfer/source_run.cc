@@ -35,13 +35,8 @@ Status SourceRun::CheckLeg(const SourceLeg& leg) const {
   for (const plan::Stream& stream : leg.slice->streams) {
     const auto no_peers = GpuDirectPools(context_->gpu_pools,
                                          DeviceOf(stream, plan::Side::kSource, job_.binding), {});
-    const std::string name = "stream " + std::to_string(stream.id);
-    if (!no_peers) return GpuDirectRefusal(name, no_peers.error());
-    const bool quantizes = std::ranges::any_of(
-        stream.ops, [](const plan::CopyOp& op) { return op.makes != plan::Makes::kElements; });
-    if (quantizes) {
-      return GpuDirectRefusal(name, Status(Code::kFailedPrecondition, Reason::kTransportFailed,
-                                           "fp8 that it makes on the way is made there"));
+    if (!no_peers) {
+      return GpuDirectRefusal("stream " + std::to_string(stream.id), no_peers.error());
     }
   }
   return OkStatus();
