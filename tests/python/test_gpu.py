@@ -16,6 +16,8 @@ import pytest
 from conftest import BINARIES, EngineRanks, Trainer, until
 from demo import checkpoint, oracle
 from demo.fleet import Daemon
+from quantize_oracle import Quantized
+from test_quantize import fsdp_shards
 from weightwire import Device, DeviceArray, NotReadyError, Publisher, Subscriber, TensorMeta, WeightwireError
 
 FAKE = str(BINARIES.parent / "lib/libfake_cuda.so")
@@ -253,6 +255,30 @@ def test_an_engine_survives_a_trainers_agent_that_is_killed_over_cuda_ipc(hub, g
     engine.wait_version(3, 60)
     assert_serves(engine, content(3))
     assert read_over(first, "cuda_ipc") > 0
+
+@pytest.mark.parametrize("source, target", [(0, 0), (0, 1), (0, None), (None, 1)])
+def test_fp8_weights_are_made_whatever_memory_the_floats_are_in(hub, groups, source, target):
+    """Rows of two ranks, some of which cut a block: those are gathered, beside the stage, in its kind of memory."""
+    first = hub(**lending(), transports="[shm, tcp]")
+    devices = [None if gpu is None else Device(GPUS[gpu], FAKE) for gpu in (source, target)]
+    method = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [10, 16],
+              "modules_to_not_convert": ["lm_head"]}
+    random = np.random.default_rng(3)
+    weights = {}
+    for name, shape in checkpoint.hf_shapes(CONFIG).items():
+        values = random.standard_normal(shape, dtype=np.float32)
+        weights[name] = TensorMeta(name, "BF16", shape), as_bf16(values)
+    quantized = Quantized(weights, (10, 16), []).hf
+    trainer = Trainer(first.agent_socket, CONFIG, "fsdp:dp2", fsdp_shards(weights, 2), devices[0])
+    engine = EngineRanks(first.agent_socket, "engine-a", {**CONFIG, "quantization_config": method}, "hf",
+                         [[meta for meta, _ in quantized.values()]], device=devices[1])
+    groups += [trainer, engine]
+    for version in (1, 2):
+        trainer.publish(version)
+        engine.wait_version(version)
+        for name, (_, want) in quantized.items():
+            assert np.array_equal(bits(engine.ranks[0].params[name]).view(want.dtype), want), (version, name)
+
 
 
 def test_a_snapshot_and_a_late_engine_and_the_sums_of_what_is_served(hub, groups):
