@@ -256,6 +256,7 @@ def test_an_engine_survives_a_trainers_agent_that_is_killed_over_cuda_ipc(hub, g
     assert_serves(engine, content(3))
     assert read_over(first, "cuda_ipc") > 0
 
+
 @pytest.mark.parametrize("source, target", [(0, 0), (0, 1), (0, None), (None, 1)])
 def test_fp8_weights_are_made_whatever_memory_the_floats_are_in(hub, groups, source, target):
     """Rows of two ranks, some of which cut a block: those are gathered, beside the stage, in its kind of memory."""
@@ -278,7 +279,6 @@ def test_fp8_weights_are_made_whatever_memory_the_floats_are_in(hub, groups, sou
         engine.wait_version(version)
         for name, (_, want) in quantized.items():
             assert np.array_equal(bits(engine.ranks[0].params[name]).view(want.dtype), want), (version, name)
-
 
 
 def test_a_snapshot_and_a_late_engine_and_the_sums_of_what_is_served(hub, groups):
