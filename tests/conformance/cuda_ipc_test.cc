@@ -245,6 +245,36 @@ TEST_F(CudaIpcProcesses, AReaderGivesTheLeaseBackWhenTheOwnerHasLetTheSlabGo) {
   EXPECT_EQ(pool->bytes_used(), 0u);
 }
 
+// What a reader keeps besides regions: here it is the allocation of an owner in the same process,
+// which has nobody else left.
+TEST_F(CudaIpcProcesses, AnAllocationIsKeptWithoutRegionsUntilTheLastSessionEnds) {
+  auto source = rig.MakeSide();
+  auto allocation = FakeDevice(0)->Allocate(5'000).value();
+  const std::weak_ptr<device::Allocation> watch = allocation;
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  close(ends[0]);
+  auto region = memory::MemoryRegion::OnDevice(std::move(allocation), 0, 5'000,
+                                               memory::UniqueFd(ends[1]), nullptr);
+  const RegionKey one = source->transport->Export({{region, 0, 5'000}});
+  auto first = rig.Open(*here, *source);
+  auto second = rig.Open(*here, *source);
+  auto call = rig.Map(first, one);
+  ASSERT_TRUE(rig.WaitFor(call));
+  ASSERT_EQ(call->status, OkStatus());
+  ASSERT_TRUE(rig.WaitFor(rig.Revoke(*source, one)));
+  region.reset();
+  call->mapped = {};
+  ASSERT_TRUE(rig.WaitFor(rig.Map(first, one)));
+  EXPECT_FALSE(watch.expired());
+  second->Close();
+  ASSERT_TRUE(rig.Wait([&] { return here->recorder.closed.contains(second->id()); }));
+  std::this_thread::sleep_for(50ms);  // it would be let go on another thread
+  EXPECT_FALSE(watch.expired()) << "there is another session";
+  first->Close();
+  EXPECT_TRUE(Becomes([&] { return watch.expired(); }));
+}
+
 // ---- peers that lie ----------------------------------------------------------------------------
 
 memory::UniqueFd Lease() {
