@@ -98,6 +98,7 @@ void Device::Release(const Allocation& allocation) {
 Status Device::Connect(const Device& other) {
   return Checked(calls().peer_enable(index_, other.index_));
 }
+
 Status Device::FlushWrites() { return Checked(calls().flush_writes(index_)); }
 
 Device::BorrowedLane Device::Borrow() {

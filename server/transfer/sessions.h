@@ -21,8 +21,7 @@ class SessionTable : public std::enable_shared_from_this<SessionTable> {
 
   /// The first transport of the preference that runs here, that the peer can be reached by and that
   /// has not failed lately; "shm" and "cuda_ipc" only on our own host, and none that says itself
-  /// that it does not reach the peer. Nothing else is tried within a job when it
-  /// fails.
+  /// that it does not reach the peer. Nothing else is tried within a job when it fails.
   ///   kUnavailable / kTransportFailed  none; names what each side has
   Result<transport::Transport*> Choose(const Peer& peer) const;
 

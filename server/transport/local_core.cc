@@ -36,9 +36,8 @@ void LocalCore::Add(std::shared_ptr<LocalEndpoint> endpoint) {
 void LocalCore::Remove(const LocalEndpoint& endpoint) {
   const Incarnation peer = endpoint.peer();
   endpoints_.erase(endpoint.id());
-  const bool last = std::ranges::none_of(
-      endpoints_, [peer](const auto& entry) { return entry.second->peer() == peer; });
-  if (devices != nullptr && last) {
+  const auto of_peer = [peer](const auto& entry) { return entry.second->peer() == peer; };
+  if (devices != nullptr && std::ranges::none_of(endpoints_, of_peer)) {
     copiers.Post([kept = devices->Forget(peer)]() mutable { kept.reset(); });
   }
   options.metrics->Set("connections", static_cast<double>(endpoints_.size()),

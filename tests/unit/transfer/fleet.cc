@@ -351,6 +351,28 @@ void NextAttempt(Fleet& fleet, Epoch epoch) {
   }
 }
 
+uint64_t StartAfterLosses(Fleet& fleet, const FleetOptions& options, std::mt19937_64& rng) {
+  constexpr uint64_t kLosses = 3;
+  uint64_t losses = 0;
+  for (; losses < kLosses; ++losses) {
+    fleet.StartAll();
+    const uint32_t steps = Below(rng, 1'500);
+    for (uint32_t i = 0; i < steps && fleet.sim.RunOne(); ++i) {
+    }
+    const std::string reader = "t" + std::to_string(Below(rng, options.target_agents));
+    for (uint32_t s = 0; s < options.source_agents; ++s) {
+      fleet.network.Break(reader, "s" + std::to_string(s));
+    }
+    for (uint32_t t = 0; t < options.target_agents; ++t) {
+      fleet.network.Break(reader, "t" + std::to_string(t));
+    }
+    NextAttempt(fleet, Epoch(6 + losses));
+    if (::testing::Test::HasFatalFailure()) return losses;
+  }
+  fleet.StartAll();
+  return losses;
+}
+
 void ExpectBytes(Fleet& fleet) {
   fleet.RunToResults();
   for (auto& target : fleet.targets) {

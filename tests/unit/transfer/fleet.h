@@ -153,6 +153,9 @@ FleetOptions RandomFleet(uint64_t seed);
 FleetOptions LosingFleet(uint64_t seed);
 /// Ends what ran and makes the next attempt ready, as the agents do after an abort.
 void NextAttempt(Fleet& fleet, Epoch epoch);
+/// Three attempts, in each of which one reader's sessions break at a moment by chance; starts the
+/// next one. Returns the losses.
+uint64_t StartAfterLosses(Fleet& fleet, const FleetOptions& options, std::mt19937_64& rng);
 /// Runs to the results: every target has its bytes …
 void ExpectBytes(Fleet& fleet);
 /// … all of them moved, with equal digests on both sides.

@@ -291,6 +291,16 @@ FleetOptions Required(Placement sources_on = kFirstGpu, Placement targets_on = k
   return options;
 }
 
+/// The second engine reads over a transport that reaches no GPU memory.
+FleetOptions RequiredWithAPlainReader() {
+  FleetOptions options = Required();
+  options.engines = 2;
+  options.shape.target_ranks = 1;
+  options.target_agents = 2;
+  options.odd_targets_read_plain = true;
+  return options;
+}
+
 TEST(GpuDirectRequired, IsMetWithoutAWord) {
   FleetOptions options = Required();
   options.engines = 3;
@@ -316,11 +326,7 @@ TEST(GpuDirectRequired, RefusesASourceWhoseTensorsLieInHostMemory) {
 }
 
 TEST(GpuDirectRequired, RefusesATransportThatReachesNoGpuMemoryOnBothSides) {
-  FleetOptions options = Required();
-  options.engines = 2;
-  options.shape.target_ranks = 1;
-  options.target_agents = 2;
-  options.odd_targets_read_plain = true;
+  FleetOptions options = RequiredWithAPlainReader();
   Fleet fleet(options);
   fleet.StartAll();
   fleet.RunToResults();
@@ -330,11 +336,7 @@ TEST(GpuDirectRequired, RefusesATransportThatReachesNoGpuMemoryOnBothSides) {
 
 // The reader does not ask for it, its source does.
 TEST(GpuDirectRequired, ASourceRefusesAReaderOverATransportThatReachesNoGpuMemory) {
-  FleetOptions options = Required();
-  options.engines = 2;
-  options.shape.target_ranks = 1;
-  options.target_agents = 2;
-  options.odd_targets_read_plain = true;
+  FleetOptions options = RequiredWithAPlainReader();
   options.targets_require_gpu_direct = false;
   Fleet fleet(options);
   fleet.StartAll();

@@ -18,6 +18,7 @@ using testing::Fleet;
 using testing::FleetOptions;
 using testing::LosingFleet;
 using testing::NextAttempt;
+using testing::StartAfterLosses;
 
 // Sessions break at three moments by chance: every byte arrives, and none that has come comes
 // again.
@@ -30,23 +31,8 @@ TEST(Kept, AnAttemptGoesOnWhereTheLastOneWasLost) {
     const FleetOptions options = LosingFleet(seed);
     std::mt19937_64 rng(seed);
     Fleet fleet(options);
-    for (uint64_t attempt = 0;; ++attempt) {
-      fleet.StartAll();
-      if (attempt == 3) break;
-      const uint32_t steps = Below(rng, 1'500);
-      for (uint32_t i = 0; i < steps && fleet.sim.RunOne(); ++i) {
-      }
-      const std::string reader = "t" + std::to_string(Below(rng, options.target_agents));
-      for (uint32_t s = 0; s < options.source_agents; ++s) {
-        fleet.network.Break(reader, "s" + std::to_string(s));
-      }
-      for (uint32_t t = 0; t < options.target_agents; ++t) {
-        fleet.network.Break(reader, "t" + std::to_string(t));
-      }
-      ++losses;
-      NextAttempt(fleet, Epoch(6 + attempt));
-      if (HasFatalFailure()) return;
-    }
+    losses += StartAfterLosses(fleet, options, rng);
+    if (HasFatalFailure()) return;
     ExpectBytes(fleet);
     if (HasFailure()) return;
     const auto planned = static_cast<uint64_t>(fleet.plan.plan.bytes_total) * options.engines;
