@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
@@ -32,6 +33,10 @@ constexpr int kTransfers = 400;
 
 /// Numbers of scales stand for the first weight of the block, with this bit (fp8_oracle.cc).
 constexpr uint64_t kScale = uint64_t{1} << 62;
+
+/// How weights become fp8, and of what trainer: each must have been drawn.
+constexpr const char* kWays[] = {"whole, megatron", "whole, fsdp", "gathered, megatron",
+                                 "gathered, fsdp"};
 
 enum class Outcome { kSkipped, kMoved, kGathered };
 
@@ -303,32 +308,36 @@ TEST(QuantizedTransfer, EqualsTheWholeTensorsQuantizedAndCut) {
   const uint64_t seed = seed_text ? std::strtoull(seed_text, nullptr, 10) : std::random_device()();
   std::printf("WEIGHTWIRE_SEED=%llu\n", static_cast<unsigned long long>(seed));
   std::map<std::string, int> drawn;
+  const auto count_of = [&drawn](const std::string& what) {
+    int count = 0;
+    for (const auto& [text, times] : drawn) count += text.starts_with(what) ? times : 0;
+    return count;
+  };
+  // What few draws have missed by chance is drawn on for; only if it never comes something is
+  // wrong.
+  const auto seldom = [&count_of](const char* what) { return count_of(what) <= kTransfers / 50; };
   int moved = 0, gathered = 0, caught = 0;
-  for (uint64_t round = 0; moved < kTransfers && round < 40 * kTransfers; ++round) {
+  for (uint64_t round = 0; round < 40 * kTransfers; ++round) {
+    if (moved == kTransfers && std::ranges::none_of(kWays, seldom)) break;
     Trial trial(seed + round);
     SCOPED_TRACE(std::string("WEIGHTWIRE_SEED=") + std::to_string(seed) + " round " +
                  std::to_string(round) + ": " + trial.Text());
     const Outcome outcome = trial.Run();
     if (HasFailure()) return;
     if (outcome == Outcome::kSkipped) continue;
-    ++moved;
     const bool gathers = outcome == Outcome::kGathered;
+    ++drawn[(gathers ? "gathered, " : "whole, ") + trial.Kinds()];
+    if (moved == kTransfers) continue;
+    ++moved;
     gathered += gathers;
     caught += trial.caught();
-    ++drawn[(gathers ? "gathered, " : "whole, ") + trial.Kinds()];
   }
   for (const auto& [what, count] : drawn) std::printf("%6d %s\n", count, what.c_str());
   EXPECT_EQ(moved, kTransfers);
   EXPECT_GT(gathered, kTransfers / 10);
   EXPECT_GT(caught, gathered / 2);
   EXPECT_GT(moved - gathered, kTransfers / 10);
-  for (const char* from : {"megatron", "fsdp"}) {
-    for (const std::string what : {"whole, ", "gathered, "}) {
-      int count = 0;
-      for (const auto& [text, times] : drawn) count += text.starts_with(what + from) ? times : 0;
-      EXPECT_GT(count, kTransfers / 50) << what << from;
-    }
-  }
+  for (const char* way : kWays) EXPECT_GT(count_of(way), kTransfers / 50) << way;
 }
 
 }  // namespace
