@@ -43,6 +43,24 @@ int64_t TargetRunBytes(const StridedBox& normalized, int element_bytes);
 /// (row-major) order, however they lie in memory, so a strided source, a slot and a strided target
 /// have the same one.
 uint64_t SumContiguous(const void* data, size_t bytes);
+/// The same of bytes that come piece by piece and are copied past the caches meanwhile: whatever
+/// the pieces, the sum of all that was copied.
+class RunningSum {
+ public:
+  RunningSum();
+  /// `source` should be in a cache, and nobody else may write it meanwhile. CopiesEnd comes after
+  /// the last of several.
+  void CopyAndAdd(void* target, const void* source, size_t bytes);
+  /// What was copied so far is seen before what is written after this.
+  static void CopiesEnd();
+  uint64_t End() const;
+
+ private:
+  struct alignas(64) State {
+    unsigned char bytes[640];
+  };
+  State state_;
+};
 /// Sum of the box at `target` (uses target_stride).
 uint64_t SumTarget(const void* target, const StridedBox& box, Element element);
 /// Sum of the box at `source` (uses source_stride), of the bytes that a cast to `to` would give.

@@ -24,8 +24,10 @@ struct SimdKernels {
   uint64_t (*sum_end)(const SumState* state);
   /// Copies past the caches, like `stream`, and adds the very bytes that are stored to the sum.
   void (*copy_and_add)(SumState* state, void* target, const void* source, size_t bytes);
+  /// The same of a source that is in a cache and that nobody writes meanwhile.
+  void (*add_and_stream)(SumState* state, void* target, const void* source, size_t bytes);
   /// Copy that does not leave `target` in the caches; call `stream_end` once after the last one of
-  /// it and of `copy_and_add`.
+  /// it and of the two above.
   void (*stream)(void* target, const void* source, size_t bytes);
   void (*stream_end)();
   /// Adds Σ word · key, each a 32-bit number, mod 2^64 to each lane of kernels/keyed_sum.h.

@@ -94,6 +94,20 @@ int64_t SlabElements(const StridedBox& box, int64_t target_bytes) {
 
 uint64_t SumContiguous(const void* data, size_t bytes) { return internal::Simd().sum(data, bytes); }
 
+static_assert(sizeof(RunningSum) == sizeof(internal::SumState));
+
+RunningSum::RunningSum() {
+  internal::Simd().sum_begin(reinterpret_cast<internal::SumState*>(&state_));
+}
+void RunningSum::CopyAndAdd(void* target, const void* source, size_t bytes) {
+  internal::Simd().add_and_stream(reinterpret_cast<internal::SumState*>(&state_), target, source,
+                                  bytes);
+}
+void RunningSum::CopiesEnd() { internal::Simd().stream_end(); }
+uint64_t RunningSum::End() const {
+  return internal::Simd().sum_end(reinterpret_cast<const internal::SumState*>(&state_));
+}
+
 uint64_t SumTarget(const void* target, const StridedBox& box, Element element) {
   return SumBox(target, NormalTarget(box), element);
 }

@@ -5,7 +5,8 @@
 // are comparable.
 //
 //   transfer_bench [rounds=7] [source_workers=1] [target_workers=2] [slot_kib=8192]
-//                  [mapped_window=16] [window=4] [chunk_kib=4096] [segment_kib=1024] [gets=8]
+//                  [mapped_window=64] [window=8] [chunk_kib=4096] [segment_kib=1024] [gets=16]
+//                  [near_chunk_kib=2048] [near_gets=4]
 //                  [integrity=1]  (of tcp; 2: a MAC of each frame, 3: TLS)
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -315,6 +316,8 @@ bool Parse(const std::string& argument, Arguments* out) {
       {"chunk_kib", [&] { tuning.chunk_bytes = value << 10; }},
       {"segment_kib", [&] { tuning.segment_bytes_max = value << 10; }},
       {"gets", [&] { tuning.gets_in_flight = static_cast<uint32_t>(value); }},
+      {"near_chunk_kib", [&] { tuning.near_chunk_bytes = value << 10; }},
+      {"near_gets", [&] { tuning.near_gets_in_flight = static_cast<uint32_t>(value); }},
   };
   auto entry = known.find(name);
   if (entry == known.end()) return false;

@@ -1,5 +1,7 @@
 #include "bench/transfer/unsummed.h"
 
+#include <cstring>
+
 #include "kernels/kernels.h"
 
 namespace weightwire::bench {
@@ -23,13 +25,20 @@ namespace weightwire::kernels {
 #define COPY_AND_SUM \
   "_ZN10weightwire7kernels16CopyAndSumTargetEPvPKvRKNS0_10StridedBoxENS0_7ElementES7_"
 
+#define RUNNING_ADD "_ZN10weightwire7kernels10RunningSum10CopyAndAddEPvPKvm"
+#define RUNNING_END "_ZNK10weightwire7kernels10RunningSum3EndEv"
+
 uint64_t RealSumSource(const void*, const StridedBox&, Element, Element) REAL(SUM_SOURCE);
 uint64_t RealSumTarget(const void*, const StridedBox&, Element) REAL(SUM_TARGET);
 uint64_t RealCopyAndSum(void*, const void*, const StridedBox&, Element, Element) REAL(COPY_AND_SUM);
+void RealAdd(RunningSum*, void*, const void*, size_t) REAL(RUNNING_ADD);
+uint64_t RealEnd(const RunningSum*) REAL(RUNNING_END);
 uint64_t SumSourceOrNot(const void*, const StridedBox&, Element, Element) WRAPPED(SUM_SOURCE);
 uint64_t SumTargetOrNot(const void*, const StridedBox&, Element) WRAPPED(SUM_TARGET);
 uint64_t CopyAndSumOrNot(void*, const void*, const StridedBox&, Element, Element)
     WRAPPED(COPY_AND_SUM);
+void AddOrNot(RunningSum*, void*, const void*, size_t) WRAPPED(RUNNING_ADD);
+uint64_t EndOrNot(const RunningSum*) WRAPPED(RUNNING_END);
 
 uint64_t SumSourceOrNot(const void* source, const StridedBox& box, Element from, Element to) {
   return bench::sums_on ? RealSumSource(source, box, from, to) : 0;
@@ -38,6 +47,13 @@ uint64_t SumSourceOrNot(const void* source, const StridedBox& box, Element from,
 uint64_t SumTargetOrNot(const void* target, const StridedBox& box, Element element) {
   return bench::sums_on ? RealSumTarget(target, box, element) : 0;
 }
+
+void AddOrNot(RunningSum* sum, void* target, const void* source, size_t bytes) {
+  if (bench::sums_on) return RealAdd(sum, target, source, bytes);
+  std::memcpy(target, source, bytes);
+}
+
+uint64_t EndOrNot(const RunningSum* sum) { return bench::sums_on ? RealEnd(sum) : 0; }
 
 uint64_t CopyAndSumOrNot(void* target, const void* source, const StridedBox& box, Element from,
                          Element to) {

@@ -195,6 +195,14 @@ MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& sc
   return result;
 }
 
+bool KeptSums::MayHold(std::span<const uint64_t> expected) const {
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (!here.empty() && here[i] == expected[i]) return true;
+    if (!served.empty() && served[i] == expected[i]) return true;
+  }
+  return false;
+}
+
 std::vector<bool> TakeKept(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                            uint32_t slot, const KeptSums& kept, std::span<const uint64_t> expected,
                            const Binding& served, const Binding& binding,
@@ -302,10 +310,15 @@ Result<std::vector<uint64_t>> UnpackAndSum(const plan::Stream& stream,
                                            const plan::StreamSchedule& schedule, const Chunk& chunk,
                                            const Scatter& scatter,
                                            const memory::RegionSpan& scratch,
-                                           const Binding& binding) {
+                                           const Binding& binding,
+                                           std::span<const std::optional<uint64_t>> known) {
   std::vector<uint64_t> sums;
   sums.reserve(chunk.segment_count);
   for (uint32_t i = 0; i < chunk.segment_count; ++i) {
+    if (!known.empty() && known[i]) {
+      sums.push_back(*known[i]);
+      continue;
+    }
     const auto [op, segment, copy] = PartsOf(stream, schedule, chunk.first_segment + i);
     const device::Bytes target = binding[op.target_tensor].at() + copy.target_offset;
     const auto& from_scratch = scatter.scratch_offset[i];

@@ -46,6 +46,8 @@ struct KeptSums {
   std::vector<uint64_t> here;    ///< in the binding itself
   std::vector<uint64_t> served;  ///< in the buffer that the engine serves meanwhile
   bool empty() const { return here.empty() && served.empty(); }
+  /// Some segment has, by one of the hints, the sum that is expected.
+  bool MayHold(std::span<const uint64_t> expected) const;
 };
 /// Which segments of the slot need not be read because their bytes are here, or in `served` and
 /// were copied from there: each was summed and agrees with `expected`. Gives up between segments
@@ -92,12 +94,14 @@ Scatter ScatterOf(const plan::Stream& stream, const plan::StreamSchedule& schedu
 /// Has every GPU that the scatter wrote to see it (Device::FlushWrites), once.
 Status FlushWritten(const Scatter& scatter);
 
-/// Unpacks what lies in scratch and sums the destination's bytes: one for each segment. Errors:
-/// device/bytes.h.
+/// Unpacks what lies in scratch and sums the destination's bytes: one for each segment. `known`
+/// (empty, or one for each segment): sums of what lies at the destination that are made already.
+/// Errors: device/bytes.h.
 Result<std::vector<uint64_t>> UnpackAndSum(const plan::Stream& stream,
                                            const plan::StreamSchedule& schedule, const Chunk& chunk,
                                            const Scatter& scatter,
                                            const memory::RegionSpan& scratch,
-                                           const Binding& binding);
+                                           const Binding& binding,
+                                           std::span<const std::optional<uint64_t>> known = {});
 
 }  // namespace weightwire::transfer

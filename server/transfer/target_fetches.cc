@@ -34,6 +34,10 @@ void TargetStream::OrderChunks(const std::vector<Chunk>& chunks) {
 void TargetStream::OnSums(uint32_t index) {
   Slot& slot = slots_.at(index);
   ++tasks_;
+  // Nothing to sum where every segment has changed, which is what most versions do.
+  if (!slot.kept.MayHold(slot.expected)) {
+    return OnKept(index, std::vector<bool>(slot.expected.size()));
+  }
   verifying_.Begin(context().clock.Now());
   context().workers.Post([this, keep = run_.shared_from_this(), index, kept = std::move(slot.kept),
                           expected = slot.expected] {
@@ -145,11 +149,17 @@ void TargetStream::PostGet(const Order& order, memory::RegionSpan scratch) {
                                fetch->scratch, slot.expected);
   }
   ++gets_;
-  endpoint_->Get(slot.memory, fetch->scatter.offset, fetch->scatter.into,
-                 context().tuning().get_timeout, fetch, [this, fetch](Status status) {
-                   fetch->keep->context().strand.Post(
-                       [this, fetch, status = std::move(status)] { OnGetDone(fetch, status); });
-                 });
+  transport::Endpoint::Take take;
+  if (order.wanted == Wanted::kBytes) {
+    fetch->sums.emplace(schedule_, order.chunk, fetch->scatter);
+    take = [fetch](std::span<const std::byte> piece) { fetch->sums->Take(piece); };
+  }
+  endpoint_->GetThrough(
+      slot.memory, fetch->scatter.offset, fetch->scatter.into, context().tuning().get_timeout,
+      fetch, std::move(take), [this, fetch](Status status) {
+        fetch->keep->context().strand.Post(
+            [this, fetch, status = std::move(status)] { OnGetDone(fetch, status); });
+      });
 }
 
 void TargetStream::ReleaseScratch(Fetch& fetch) {
@@ -170,7 +180,13 @@ void TargetStream::OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& 
   // Also when stopped: what has come is known to the next attempt only by its sums.
   if (status.ok() && has_bytes) {
     CountMoved(static_cast<int64_t>(BytesOf(fetch->order)));
-    SumChunk(fetch);
+    if (fetch->sums->complete()) {
+      ReleaseScratch(*fetch);  // another order may have brought it
+      verifying_.Begin(context().clock.Now());
+      NoteSummed(chunk, fetch->sums->TakeAll());
+    } else {
+      SumChunk(fetch);
+    }
   }
   if (stopped_) {
     MaybeClose();
@@ -197,6 +213,8 @@ void TargetStream::OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& 
     const plan::SlotSpan& span = schedule_.slots[chunk.slot];
     slots_.at(chunk.slot).sums_here = true;
     Compare(chunk.slot, span.first_segment, span.segment_count);
+  } else if (has_bytes && fetch->sums->complete()) {
+    Compare(chunk.slot, chunk.first_segment, chunk.segment_count);
   }
   PumpGets();
 }
@@ -207,9 +225,10 @@ void TargetStream::SumChunk(const std::shared_ptr<Fetch>& fetch) {
   const bool flush = transport_->capabilities().flush_device_writes;
   context().workers.Post([this, fetch, flush] {
     const Status seen = flush ? FlushWritten(fetch->scatter) : OkStatus();
-    auto sums = !seen.ok() ? Fail(seen)
-                           : UnpackAndSum(stream_, schedule_, fetch->order.chunk, fetch->scatter,
-                                          fetch->scratch, run_.job().binding);
+    auto sums = !seen.ok()
+                    ? Fail(seen)
+                    : UnpackAndSum(stream_, schedule_, fetch->order.chunk, fetch->scatter,
+                                   fetch->scratch, run_.job().binding, fetch->sums->so_far());
     fetch->keep->context().strand.Post(
         [this, fetch, sums = std::move(sums)] { OnSummed(fetch, sums); });
   });
@@ -220,15 +239,8 @@ void TargetStream::OnSummed(const std::shared_ptr<Fetch>& fetch,
   --tasks_;
   ReleaseScratch(*fetch);
   if (!summed && !stopped_) return FailDevice(summed.error());
-  const std::vector<uint64_t> sums = summed.value_or(std::vector<uint64_t>());
   const Chunk& chunk = fetch->order.chunk;
-  Slot& slot = slots_.at(chunk.slot);
-  const uint32_t first = schedule_.slots[chunk.slot].first_segment;
-  for (uint32_t i = 0; i < sums.size(); ++i) {
-    sums_[chunk.first_segment + i] = sums[i];
-    slot.state[chunk.first_segment + i - first] = SegmentState::kSummed;
-  }
-  NoteSums(chunk.first_segment, static_cast<uint32_t>(sums.size()));
+  NoteSummed(chunk, summed.value_or(std::vector<uint64_t>()));
   if (stopped_) {
     MaybeClose();
     return run_.Changed();
@@ -236,6 +248,16 @@ void TargetStream::OnSummed(const std::shared_ptr<Fetch>& fetch,
   Touch();
   Compare(chunk.slot, chunk.first_segment, chunk.segment_count);
   PumpGets();
+}
+
+void TargetStream::NoteSummed(const Chunk& chunk, const std::vector<uint64_t>& sums) {
+  Slot& slot = slots_.at(chunk.slot);
+  const uint32_t first = schedule_.slots[chunk.slot].first_segment;
+  for (uint32_t i = 0; i < sums.size(); ++i) {
+    sums_[chunk.first_segment + i] = sums[i];
+    slot.state[chunk.first_segment + i - first] = SegmentState::kSummed;
+  }
+  NoteSums(chunk.first_segment, static_cast<uint32_t>(sums.size()));
 }
 
 void TargetStream::Compare(uint32_t index, uint32_t first_segment, uint32_t segment_count) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "server/transfer/arrival_sums.h"
 #include "server/transfer/context.h"
 #include "server/transfer/fair_gate.h"
 #include "server/transfer/fetch.h"
@@ -84,6 +85,7 @@ class TargetStream {
     Order order;
     Scatter scatter;
     memory::RegionSpan scratch;
+    std::optional<ArrivalSums> sums;  ///< of a Get for bytes
   };
 
   Context& context() const;
@@ -125,6 +127,7 @@ class TargetStream {
   void OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& status);
   void SumChunk(const std::shared_ptr<Fetch>& fetch);
   void OnSummed(const std::shared_ptr<Fetch>& fetch, const Result<std::vector<uint64_t>>& summed);
+  void NoteSummed(const Chunk& chunk, const std::vector<uint64_t>& sums);
   void Compare(uint32_t index, uint32_t first_segment, uint32_t segment_count);
   void Reread(uint32_t index, uint32_t segment);
   void ReleaseScratch(Fetch& fetch);

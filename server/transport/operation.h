@@ -18,10 +18,12 @@ struct GetOperation {
   Nanos deadline{0};
   std::shared_ptr<void> hold;
   Endpoint::GetDone done;
+  Endpoint::Take take = nullptr;  ///< null: the transport writes `into`
 };
 
 /// Runs `done`, then lets go of `hold`. The caller holds no lock and touches `into` no more.
 inline void Complete(GetOperation& operation, Status status) {
+  operation.take = nullptr;
   std::exchange(operation.done, nullptr)(std::move(status));
   operation.hold.reset();
 }

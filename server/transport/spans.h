@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -12,6 +13,35 @@ using ConstSpan = std::span<const std::byte>;
 
 /// Sum of sizes.
 uint64_t TotalBytes(std::span<const MutableSpan> spans);
+
+/// Writes spans of the host, piece by piece. They stay where they are meanwhile.
+class SpanWriter {
+ public:
+  SpanWriter() = default;
+  explicit SpanWriter(std::span<const MutableSpan> into) : into_(into) {}
+  /// Calls `put(to, some)` for each stretch of `piece`, whose bytes come next. Together the pieces
+  /// have no more bytes than the spans.
+  template <typename Put>
+  void Write(ConstSpan piece, Put&& put) {
+    while (!piece.empty()) {
+      const MutableSpan rest = into_.front().subspan(written_);
+      const size_t some = std::min(rest.size(), piece.size());
+      if (some > 0) put(rest.data(), piece.first(some));
+      piece = piece.subspan(some);
+      written_ += some;
+      if (written_ < into_.front().size()) continue;
+      into_ = into_.subspan(1);
+      written_ = 0;
+    }
+  }
+  void Write(ConstSpan piece) {
+    Write(piece, [](std::byte* to, ConstSpan from) { std::memcpy(to, from.data(), from.size()); });
+  }
+
+ private:
+  std::span<const MutableSpan> into_;
+  size_t written_ = 0;  ///< of the first of into_
+};
 
 /// Walks two lists of spans of equal total size side by side: calls `copy(to, from, bytes)` for
 /// each stretch that is contiguous in both and at most `stretch_bytes_max` long. Stops early when

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/base/clock.h"
@@ -141,6 +142,18 @@ class Endpoint {
   ///   kUnavailable / kTransportFailed  the connection broke
   virtual void Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
                    std::shared_ptr<void> hold, GetDone done) = 0;
+
+  /// Brings the next bytes of a Get to where they belong in its `into`.
+  using Take = std::function<void(std::span<const std::byte> piece)>;
+  /// Get, whose caller may bring the bytes to `into` itself, as they come: out of a buffer of the
+  /// transport that is still in the cache of the thread that filled it. `take` runs on a thread of
+  /// the transport, piece by piece, in order and never after `done`; it must be quick. Only when
+  /// `done` hears OK were they what the peer sent. A transport that writes `into` without such a
+  /// buffer never calls it: this one.
+  virtual void GetThrough(RegionKey key, uint64_t offset, std::vector<MutableSpan> into,
+                          Nanos timeout, std::shared_ptr<void> hold, Take, GetDone done) {
+    Get(key, offset, std::move(into), timeout, std::move(hold), std::move(done));
+  }
 
   /// Sends at most kNotifyBytesMax bytes; delivered at most once, in order, or the endpoint closes.
   ///   kUnavailable / kTransportFailed  closed; kResourceExhausted / kLimitExceeded  queue bound

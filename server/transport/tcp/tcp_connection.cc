@@ -1,12 +1,14 @@
-// Reading: header, then what it announces: a notify into a small buffer, a reply's payload straight
-// into the spans of its Get. Writing: one gather write at a time, made of all waiting requests and
-// notifies and of one reply, whose payload is sent straight from the exported pieces. The kernel
-// takes at most IOV_MAX pieces at once; Asio cuts longer lists.
+// Reading: header, then what it announces: a notify into a small buffer, a reply's payload piece by
+// piece into one that stays in the cache, and from there to the spans of its Get. Writing: one
+// gather write at a time, made of all waiting requests and notifies and of one reply, whose payload
+// is sent straight from the exported pieces. The kernel takes at most IOV_MAX pieces at once; Asio
+// cuts longer lists.
 //
 // No side ever stops to read, so that two sides that send each other replies cannot block each
 // other. What a peer can make us queue is bounded by kTcpRequestsMax.
 #include "server/transport/tcp/tcp_connection.h"
 
+#include <boost/asio/post.hpp>
 #include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
 #include <span>
@@ -144,32 +146,48 @@ void TcpConnection::OnGetReply(const Frame& frame) {
 }
 
 void TcpConnection::ReadPayload(uint64_t request) {
-  payload_in_.clear();
-  for (MutableSpan span : gets_.at(request).into) {
-    if (!span.empty()) payload_in_.emplace_back(span.data(), span.size());
+  const GetOperation& get = gets_.at(request);
+  arriving_ = request;
+  arriving_bytes_ = get.bytes;
+  place_ = SpanWriter(get.into);
+  ReadPieces();
+}
+
+// One buffer for all sockets of the loop: what is read is brought on before anything else happens.
+void TcpConnection::ReadPieces() {
+  thread_local const auto buffer = std::make_unique_for_overwrite<std::byte[]>(kPieceBytes);
+  for (int piece = 0; arriving_bytes_ > 0; ++piece) {
+    const auto again = [self = shared_from_this()](const error_code& failed = {}) {
+      if (self->shut_) return;
+      if (failed) return self->Broken(failed);
+      self->ReadPieces();
+    };
+    if (piece == kPiecesAtOnce) return boost::asio::post(stream_.get_executor(), again);
+    const std::span wanted(buffer.get(), std::min<uint64_t>(kPieceBytes, arriving_bytes_));
+    error_code error;
+    const auto came = wanted.first(stream_.ReadNow(wanted, &error));
+    if (macs_) macs_->in.Add(came);
+    const GetOperation& get = gets_.at(arriving_);
+    if (!get.take) place_.Write(came);
+    if (get.take && !came.empty()) get.take(came);
+    arriving_bytes_ -= came.size();
+    if (error) return Broken(error);
+    if (came.size() < wanted.size()) return stream_.AsyncReadable(again);
   }
-  if (macs_) {
-    payload_in_.push_back(boost::asio::buffer(tag_in_));
-    arriving_.emplace(macs_->in, payload_in_, gets_.at(request).bytes);
-  }
-  const auto as_it_comes = [this](const error_code& error, size_t total) {
-    // After Shut the buffers are no longer ours to look at.
-    if (!shut_ && arriving_) arriving_->Reach(total);
-    return LargeCalls{}(error, total);
-  };
-  boost::asio::async_read(
-      stream_, BufferView<boost::asio::mutable_buffer>{payload_in_}, as_it_comes,
-      [self = shared_from_this(), request](const error_code& error, size_t total) {
-        if (self->shut_) return;
-        if (error) return self->Broken(error);
-        if (self->arriving_) {
-          self->arriving_->Reach(total);
-          self->arriving_.reset();
-          if (!self->macs_->in.Fits(self->tag_in_)) return self->Forged();
-        }
-        self->FinishGet(request, OkStatus());
-        if (!self->shut_) self->ReadHeader();
-      });
+  if (macs_ && gets_.at(arriving_).bytes > 0) return ReadTag();
+  FinishGet(arriving_, OkStatus());
+  if (!shut_) ReadHeader();
+}
+
+void TcpConnection::ReadTag() {
+  boost::asio::async_read(stream_, boost::asio::buffer(tag_in_),
+                          [self = shared_from_this()](const error_code& error, size_t) {
+                            if (self->shut_) return;
+                            if (error) return self->Broken(error);
+                            if (!self->macs_->in.Fits(self->tag_in_)) return self->Forged();
+                            self->FinishGet(self->arriving_, OkStatus());
+                            if (!self->shut_) self->ReadHeader();
+                          });
 }
 
 void TcpConnection::FinishGet(uint64_t request, Status status) {

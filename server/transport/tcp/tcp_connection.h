@@ -11,6 +11,7 @@
 #include "server/transport/frame.h"
 #include "server/transport/frame_mac.h"
 #include "server/transport/operation.h"
+#include "server/transport/spans.h"
 #include "server/transport/tcp/tcp_buffers.h"
 #include "server/transport/tcp/tcp_core.h"
 #include "server/transport/tcp/tcp_outgoing.h"
@@ -42,6 +43,8 @@ class TcpConnection final : public std::enable_shared_from_this<TcpConnection> {
   void OnGetReply(const Frame& frame);
   void ReadNotify(size_t bytes);
   void ReadPayload(uint64_t request);
+  void ReadPieces();
+  void ReadTag();
   void FinishGet(uint64_t request, Status status);
   void WriteNext();
   size_t tag_bytes() const { return macs_ ? kTagBytes : 0; }
@@ -63,9 +66,11 @@ class TcpConnection final : public std::enable_shared_from_this<TcpConnection> {
 
   std::array<std::byte, kFrameBytes + kTagBytes> header_in_;
   std::array<std::byte, kNotifyBytesMax + kTagBytes> notify_in_;
-  std::vector<boost::asio::mutable_buffer> payload_in_;
   FrameTag tag_in_;
-  std::optional<ArrivingUnit> arriving_;  ///< the payload that is being read
+  /// The payload that is being read: of this Get, so many bytes more, which go to `place_`.
+  uint64_t arriving_ = 0;
+  uint64_t arriving_bytes_ = 0;
+  SpanWriter place_;
 
   std::deque<TcpOutgoing> control_;  ///< requests and notifies: they pass waiting replies
   std::deque<TcpOutgoing> replies_;

@@ -30,15 +30,16 @@ void TcpEndpoint::Start(Task announce) {
   });
 }
 
-void TcpEndpoint::Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
-                      std::shared_ptr<void> hold, GetDone done) {
+void TcpEndpoint::GetThrough(RegionKey key, uint64_t offset, std::vector<MutableSpan> into,
+                             Nanos timeout, std::shared_ptr<void> hold, Take take, GetDone done) {
   GetOperation operation{key,
                          offset,
                          TotalBytes(into),
                          std::move(into),
                          DeadlineAfter(timeout),
                          std::move(hold),
-                         std::move(done)};
+                         std::move(done),
+                         std::move(take)};
   auto refuse = [this, &operation](Status why) {
     connections_.front()->loop().Post(
         [refused = std::make_shared<GetOperation>(std::move(operation)), why = std::move(why)] {

@@ -30,7 +30,11 @@ class TcpEndpoint final : public Endpoint, public std::enable_shared_from_this<T
   const Hello& hello() const override { return hello_; }
   const std::string& transport_name() const override { return core_->name; }
   void Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
-           std::shared_ptr<void> hold, GetDone done) override;
+           std::shared_ptr<void> hold, GetDone done) override {
+    GetThrough(key, offset, std::move(into), timeout, std::move(hold), nullptr, std::move(done));
+  }
+  void GetThrough(RegionKey key, uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
+                  std::shared_ptr<void> hold, Take take, GetDone done) override;
   Status Notify(std::span<const std::byte> message) override;
   void Map(RegionKey key, Nanos timeout, MapDone done) override;
   void Close() override;

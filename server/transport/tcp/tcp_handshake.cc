@@ -15,6 +15,17 @@ namespace weightwire::transport {
 
 using boost::asio::ip::tcp;
 
+namespace {
+
+bool StaysOnThisHost(const tcp::socket& socket) {
+  boost::system::error_code error;
+  const auto peer = socket.remote_endpoint(error).address();
+  if (error) return false;
+  return peer.is_loopback() || peer == socket.local_endpoint(error).address();
+}
+
+}  // namespace
+
 void Tune(tcp::socket& socket, const TcpOptions& options) {
   boost::system::error_code ignored;  // a socket that broke meanwhile fails at its first use
   socket.set_option(tcp::no_delay(true), ignored);
@@ -27,6 +38,10 @@ void Tune(tcp::socket& socket, const TcpOptions& options) {
   setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout_ms, sizeof(user_timeout_ms));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &idle_s, sizeof(idle_s));
+  // Between processes of one host there is no path to be found out or shared. What paces for that
+  // (BBR) lets a timer send: a sixth of a raw socket's time over loopback (docs/performance.md).
+  // "reno" is in every kernel and allowed to everybody.
+  if (StaysOnThisHost(socket)) setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
   if (options.traffic_class == 0) return;
   const int tos = options.traffic_class;
   setsockopt(fd, IPPROTO_IP, IP_TOS, &tos, sizeof(tos));  // of v4 addresses on v6 sockets too

@@ -15,7 +15,8 @@
 /// How the sockets of a session are set up; what is said on them first: tcp_preamble.h.
 namespace weightwire::transport {
 
-/// What every data socket wants: no delay, and an end when the peer's host has gone.
+/// What every data socket wants: no delay, an end when the peer's host has gone, and no pacing
+/// where the peer is on this host. Of a socket that is connected.
 void Tune(boost::asio::ip::tcp::socket& socket, const TcpOptions& options);
 
 /// What this side asks of every session, as bits of `features`.

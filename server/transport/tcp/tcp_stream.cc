@@ -2,6 +2,9 @@
 
 #include <sys/socket.h>
 
+#include <boost/asio/error.hpp>
+#include <cerrno>
+
 namespace weightwire::transport {
 
 using boost::system::error_code;
@@ -18,6 +21,32 @@ TcpStream TcpStream::MovedTo(boost::asio::io_context& context) {
   moved.socket_.assign(local.protocol(), socket_.release(error), error);
   moved.tls_ = std::move(tls_);
   return moved;
+}
+
+size_t TcpStream::ReadNow(std::span<std::byte> into, error_code* error) {
+  *error = {};
+  if (!socket_.is_open()) {
+    *error = boost::asio::error::operation_aborted;
+    return 0;
+  }
+  if (tls_ == nullptr) {
+    const ssize_t got = recv(socket_.native_handle(), into.data(), into.size(), MSG_DONTWAIT);
+    if (got > 0) return static_cast<size_t>(got);
+    if (got == 0) {
+      *error = boost::asio::error::eof;
+    } else if (errno != EAGAIN && errno != EINTR) {
+      error->assign(errno, boost::system::system_category());
+    }
+    return 0;
+  }
+  size_t bytes = 0;
+  while (bytes < into.size()) {
+    size_t got = 0;
+    read_needs_ = tls_->Read(into.subspan(bytes), &got, error);
+    bytes += got;
+    if (got == 0) break;
+  }
+  return bytes;
 }
 
 bool TcpStream::SendNow(std::span<const std::byte> message) {

@@ -48,6 +48,15 @@ class TcpStream {
   /// After AsyncSecure.
   Status CheckPeer(TlsPeers& peers) const { return tls_->CheckPeer(peers); }
 
+  /// Reads what is there, at most `into`, and answers how much. `error`: of what comes after that.
+  size_t ReadNow(std::span<std::byte> into, boost::system::error_code* error);
+  /// `handler(error)` when ReadNow, which found less than it was asked for, may find more.
+  template <typename Handler>
+  void AsyncReadable(Handler&& handler) {
+    socket_.async_wait(read_needs_ == TlsNeeds::kWritable ? Socket::wait_write : Socket::wait_read,
+                       std::forward<Handler>(handler));
+  }
+
   template <typename Buffers, typename Handler>
   void async_read_some(const Buffers& buffers, Handler&& handler) {
     if (tls_ == nullptr) {
@@ -131,6 +140,7 @@ class TcpStream {
 
   Socket socket_;
   std::unique_ptr<TlsSocket> tls_;  ///< null: in the open
+  TlsNeeds read_needs_ = TlsNeeds::kReadable;
 };
 
 }  // namespace weightwire::transport

@@ -47,6 +47,11 @@ TEST(SimdVariants, SumAndCopyEveryLength) {
       simd->copy_and_add(&state, target.get(), source.get(), bytes);
       EXPECT_EQ(simd->sum_end(&state), want) << simd->name << bytes;
       EXPECT_EQ(std::memcmp(target.get(), source.get(), bytes), 0) << simd->name << bytes;
+      std::memset(target.get(), 0, bytes);
+      simd->sum_begin(&state);
+      simd->add_and_stream(&state, target.get(), source.get(), bytes);
+      EXPECT_EQ(simd->sum_end(&state), want) << simd->name << bytes;
+      EXPECT_EQ(std::memcmp(target.get(), source.get(), bytes), 0) << simd->name << bytes;
     }
   }
 }
@@ -100,6 +105,12 @@ TEST(SimdVariants, CopyAndSumAtEveryAlignmentWritesItsBytesAndNoOthers) {
         simd->copy_and_add(&state, target.data() + shift, from, bytes);
         simd->stream_end();
         ASSERT_EQ(target, want) << simd->name << " " << bytes << " at " << shift;
+        ASSERT_EQ(simd->sum_end(&state), XXH3_64bits(from, bytes)) << simd->name << " " << bytes;
+        std::vector<unsigned char> streamed(bytes + 2 * kGuard, 0xa5);
+        simd->sum_begin(&state);
+        simd->add_and_stream(&state, streamed.data() + shift, from, bytes);
+        simd->stream_end();
+        ASSERT_EQ(streamed, want) << simd->name << " " << bytes << " at " << shift;
         ASSERT_EQ(simd->sum_end(&state), XXH3_64bits(from, bytes)) << simd->name << " " << bytes;
       }
     }

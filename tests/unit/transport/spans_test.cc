@@ -38,6 +38,28 @@ TEST(ForEachStretch, CopiesLikeAFlatCopyAndNoStretchIsTooLong) {
   }
 }
 
+TEST(SpanWriter, WritesLikeAFlatCopyHoweverTheBytesCome) {
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::byte> sent(random() % 300);
+    for (std::byte& byte : sent) byte = static_cast<std::byte>(random());
+    std::vector<std::byte> written(sent.size());
+    std::vector<MutableSpan> into;  // empty ones too, also at the ends
+    for (size_t at = 0; at < written.size() || into.size() < 3;) {
+      const size_t some = random() % std::min<size_t>(written.size() - at + 1, 40);
+      into.push_back(std::span(written).subspan(at, some));
+      at += some;
+    }
+    SpanWriter writer(into);
+    for (ConstSpan rest = sent; !rest.empty();) {
+      const ConstSpan piece = rest.first(random() % (rest.size() + 1));
+      writer.Write(piece);
+      rest = rest.subspan(piece.size());
+    }
+    EXPECT_EQ(written, sent);
+  }
+}
+
 TEST(ForEachStretch, StopsWhereItIsTold) {
   std::vector<std::byte> bytes(100);
   int calls = 0;

@@ -1,5 +1,8 @@
 #include "server/transport/tcp/tcp_handshake.h"
 
+#include <netinet/tcp.h>
+
+#include <boost/asio/io_context.hpp>
 #include <random>
 
 #include "gtest/gtest.h"
@@ -55,6 +58,22 @@ TEST(TcpPreamble, RefusesCountsOutsideTheProtocol) {
   for (uint32_t connections : {0u, kTcpConnectionsMax + 1, UINT32_MAX}) {
     const HelloReply reply{1, 0, Code::kOk, Reason::kNone};
     EXPECT_FALSE(DecodeWelcome(EncodeWelcome({reply, {}, connections})).has_value());
+  }
+}
+
+TEST(Tune, LetsNothingPaceWhatStaysOnThisHost) {
+  using boost::asio::ip::tcp;
+  boost::asio::io_context context;
+  tcp::acceptor acceptor(context, {boost::asio::ip::address_v4::loopback(), 0});
+  tcp::socket ours(context);
+  ours.connect(acceptor.local_endpoint());
+  tcp::socket theirs = acceptor.accept();
+  for (tcp::socket* socket : {&ours, &theirs}) {
+    Tune(*socket, {});
+    char name[16] = {};
+    socklen_t size = sizeof(name);
+    ASSERT_EQ(getsockopt(socket->native_handle(), IPPROTO_TCP, TCP_CONGESTION, name, &size), 0);
+    EXPECT_STREQ(name, "reno");
   }
 }
 
