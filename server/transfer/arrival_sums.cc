@@ -48,7 +48,6 @@ void ArrivalSums::Put(std::byte* to, std::span<const std::byte> some) {
   if (position_ < stretch.end) return;
   sums_[stretch.segment] = sum_.End();
   sum_ = {};
-  ++done_;
   ++next_;
 }
 

@@ -24,7 +24,7 @@ class ArrivalSums {
   /// Of each segment, nullopt where it is not known, or never will be.
   std::span<const std::optional<uint64_t>> so_far() const { return sums_; }
   /// Every segment's sum is made.
-  bool complete() const { return done_ == sums_.size(); }
+  bool complete() const { return next_ == sums_.size(); }
   /// Requires complete().
   std::vector<uint64_t> TakeAll() const;
 
@@ -38,10 +38,9 @@ class ArrivalSums {
   std::vector<Stretch> stretches_;  ///< of the segments that are summed here, in order
   transport::SpanWriter place_;
   uint64_t position_ = 0;  ///< of the next byte of the Get
-  size_t next_ = 0;        ///< in stretches_
+  size_t next_ = 0;        ///< in stretches_; so many sums are made
   kernels::RunningSum sum_;
   std::vector<std::optional<uint64_t>> sums_;
-  size_t done_ = 0;
 };
 
 }  // namespace weightwire::transfer

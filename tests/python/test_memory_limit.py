@@ -78,8 +78,9 @@ def test_an_agent_over_its_memory_limit_is_killed_and_the_others_commit(limited,
     agent = job.start_agent("small")
     limited.admit(agent)
     # The call ends, or the session's own stream does and with it the incarnation: whichever is heard of first.
-    with attached(agent) as bind, pytest.raises((UnavailableError, StaleError)):
+    with attached(agent) as bind, pytest.raises((UnavailableError, StaleError)) as ended:
         bind()
+    assert isinstance(ended.value, UnavailableError) or ended.value.reason == "stale_incarnation"
     assert agent.wait(30) == -signal.SIGKILL and limited.kills() == 1
     publish(job)
     assert not [engine.name for engine in job.engines if engine.gaps]

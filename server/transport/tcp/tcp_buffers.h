@@ -27,13 +27,12 @@ struct LargeCalls {
 };
 
 /// A buffer sequence that is cheap to copy. Points into the connection, which the handler keeps.
-template <typename Buffer>
 struct BufferView {
-  using value_type = Buffer;
-  using const_iterator = const Buffer*;
-  std::span<const Buffer> buffers;
-  const Buffer* begin() const { return buffers.data(); }
-  const Buffer* end() const { return buffers.data() + buffers.size(); }
+  using value_type = boost::asio::const_buffer;
+  using const_iterator = const value_type*;
+  std::span<const value_type> buffers;
+  const_iterator begin() const { return buffers.data(); }
+  const_iterator end() const { return buffers.data() + buffers.size(); }
 };
 
 }  // namespace weightwire::transport

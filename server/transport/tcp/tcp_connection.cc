@@ -228,8 +228,7 @@ void TcpConnection::WriteNext() {
     if (macs_) outgoing.Seal(macs_->out);
     outgoing.AppendTo(&payload_out_);
   }
-  boost::asio::async_write(stream_, BufferView<boost::asio::const_buffer>{payload_out_},
-                           LargeCalls{},
+  boost::asio::async_write(stream_, BufferView{payload_out_}, LargeCalls{},
                            [self = shared_from_this()](const error_code& error, size_t) {
                              if (self->shut_) return;
                              if (error) return self->Broken(error);

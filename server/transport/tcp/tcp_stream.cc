@@ -40,13 +40,20 @@ size_t TcpStream::ReadNow(std::span<std::byte> into, error_code* error) {
     return 0;
   }
   size_t bytes = 0;
-  while (bytes < into.size()) {
-    size_t got = 0;
-    read_needs_ = tls_->Read(into.subspan(bytes), &got, error);
-    bytes += got;
-    if (got == 0) break;
-  }
+  read_needs_ = ReadAll(*tls_, into, &bytes, error);
   return bytes;
+}
+
+TlsNeeds TcpStream::ReadAll(TlsSocket& tls, std::span<std::byte> into, size_t* bytes,
+                            error_code* error) {
+  while (!into.empty()) {
+    size_t got = 0;
+    const TlsNeeds needs = tls.Read(into, &got, error);
+    *bytes += got;
+    into = into.subspan(got);
+    if (got == 0) return needs;
+  }
+  return TlsNeeds::kNothing;
 }
 
 bool TcpStream::SendNow(std::span<const std::byte> message) {

@@ -97,21 +97,20 @@ class TcpStream {
                            boost::system::error_code* error) {
     for (auto it = boost::asio::buffer_sequence_begin(buffers);
          it != boost::asio::buffer_sequence_end(buffers); ++it) {
-      boost::asio::mutable_buffer rest(*it);
-      while (rest.size() > 0) {
-        size_t got = 0;
-        const TlsNeeds needs =
-            tls.Read({static_cast<std::byte*>(rest.data()), rest.size()}, &got, error);
-        *bytes += got;
-        rest += got;
-        if (got > 0) continue;
-        if (*bytes == 0) return needs;
-        *error = {};  // it stays, and comes again
-        return TlsNeeds::kNothing;
-      }
+      const boost::asio::mutable_buffer into(*it);
+      const TlsNeeds needs =
+          ReadAll(tls, {static_cast<std::byte*>(into.data()), into.size()}, bytes, error);
+      if (needs == TlsNeeds::kNothing && !*error) continue;
+      if (*bytes == 0) return needs;
+      *error = {};  // it stays, and comes again
+      return TlsNeeds::kNothing;
     }
     return TlsNeeds::kNothing;
   }
+
+  /// Until `into` is full (kNothing, no error), or as Read says. `bytes`: so many more.
+  static TlsNeeds ReadAll(TlsSocket& tls, std::span<std::byte> into, size_t* bytes,
+                          boost::system::error_code* error);
 
   /// Takes `step` now and whenever the socket has become what it needs, until it needs nothing.
   /// `inside`: a handler may be called from here.
