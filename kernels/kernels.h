@@ -80,6 +80,16 @@ void CopyPastCaches(void* target, const void* source, const StridedBox& box, int
 /// second look at the source.
 uint64_t CopyAndSumTarget(void* target, const void* source, const StridedBox& box, Element from,
                           Element to);
+struct BothSums {
+  uint64_t source = 0;
+  uint64_t target = 0;
+};
+/// SumSource of the box at `seen`, and CopyAndSumTarget from `source`. `seen` is where whoever
+/// vouches for the source sees it, so it is the same memory unless somebody is mistaken. Where bits
+/// are kept and runs are long, the two take turns of a few KiB: memory is then read once. Neither
+/// sum is made of what was loaded for the other.
+BothSums CopyAndSumBoth(void* target, const void* source, const void* seen, const StridedBox& box,
+                        Element from, Element to);
 
 namespace reference {
 uint64_t SumTarget(const void* target, const StridedBox& box, Element element);

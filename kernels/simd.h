@@ -26,8 +26,12 @@ struct SimdKernels {
   void (*copy_and_add)(SumState* state, void* target, const void* source, size_t bytes);
   /// The same of a source that is in a cache and that nobody writes meanwhile.
   void (*add_and_stream)(SumState* state, void* target, const void* source, size_t bytes);
+  /// Adds `seen` to a sum of its own and does what `copy_and_add` does, in turns that find in the
+  /// first cache what `seen` has brought there where it is `source` by another name.
+  void (*see_copy_and_add)(SumState* seen_sum, SumState* state, const void* seen, void* target,
+                           const void* source, size_t bytes);
   /// Copy that does not leave `target` in the caches; call `stream_end` once after the last one of
-  /// it and of the two above.
+  /// it and of the three above.
   void (*stream)(void* target, const void* source, size_t bytes);
   void (*stream_end)();
   /// Adds Σ word · key, each a 32-bit number, mod 2^64 to each lane of kernels/keyed_sum.h.

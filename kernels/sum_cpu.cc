@@ -33,6 +33,11 @@ class Sum {
   void CopyAndAdd(void* target, const void* source, int64_t bytes) {
     simd_.copy_and_add(&state_, target, source, static_cast<size_t>(bytes));
   }
+  void SeeCopyAndAdd(Sum& seen_sum, const void* seen, void* target, const void* source,
+                     int64_t bytes) {
+    simd_.see_copy_and_add(&seen_sum.state_, &state_, seen, target, source,
+                           static_cast<size_t>(bytes));
+  }
   uint64_t End() const { return simd_.sum_end(&state_); }
 
  private:
@@ -74,11 +79,20 @@ uint64_t SumBox(const void* data, const StridedBox& box, Element element) {
   return sum.End();
 }
 
-void CopyAndAddRuns(Sum& sum, unsigned char* target, const unsigned char* source,
-                    const StridedBox& box, int64_t element_bytes, int64_t run) {
-  ForEachIndex(box, std::max(0, box.ndim - 1), [&](int64_t source_offset, int64_t target_offset) {
-    sum.CopyAndAdd(target + target_offset * element_bytes, source + source_offset * element_bytes,
-                   run);
+/// Bytes of the runs that are long enough to be copied and summed one by one; 0: they are not, or
+/// are cast.
+int64_t LongRun(const StridedBox& normal, Element from, Element to) {
+  const int64_t run = std::min(SourceRunBytes(normal, ElementBytes(from)),
+                               TargetRunBytes(normal, ElementBytes(to)));
+  return KeepsBits(from, to) && run >= kRunBytes ? run : 0;
+}
+
+/// Calls visit(source_offset, target_offset), in bytes, for each run of a box that has a LongRun.
+template <class Visit>
+void ForEachRun(const StridedBox& normal, Element element, Visit visit) {
+  const int64_t bytes = ElementBytes(element);
+  ForEachIndex(normal, std::max(0, normal.ndim - 1), [&](int64_t source, int64_t target) {
+    visit(source * bytes, target * bytes);
   });
 }
 
@@ -129,9 +143,10 @@ uint64_t CopyAndSumTarget(void* target, const void* source, const StridedBox& bo
   const int to_bytes = ElementBytes(to);
   StridedBox normal = Normalize(box);
   Sum sum;
-  int64_t run = std::min(SourceRunBytes(normal, from_bytes), TargetRunBytes(normal, to_bytes));
-  if (KeepsBits(from, to) && run >= kRunBytes) {
-    CopyAndAddRuns(sum, target_bytes, source_bytes, normal, to_bytes, run);
+  if (const int64_t run = LongRun(normal, from, to)) {
+    ForEachRun(normal, to, [&](int64_t source_offset, int64_t target_offset) {
+      sum.CopyAndAdd(target_bytes + target_offset, source_bytes + source_offset, run);
+    });
     internal::Simd().stream_end();
     return sum.End();
   }
@@ -142,6 +157,26 @@ uint64_t CopyAndSumTarget(void* target, const void* source, const StridedBox& bo
                 AddBox(sum, written, NormalTarget(slab), to);
               });
   return sum.End();
+}
+
+BothSums CopyAndSumBoth(void* target, const void* source, const void* seen, const StridedBox& box,
+                        Element from, Element to) {
+  const StridedBox normal = Normalize(box);
+  const int64_t run = LongRun(normal, from, to);
+  if (run == 0) {
+    return {SumSource(seen, box, from, to), CopyAndSumTarget(target, source, box, from, to)};
+  }
+  auto* target_bytes = static_cast<unsigned char*>(target);
+  auto* source_bytes = static_cast<const unsigned char*>(source);
+  auto* seen_bytes = static_cast<const unsigned char*>(seen);
+  Sum seen_sum;
+  Sum sum;
+  ForEachRun(normal, to, [&](int64_t source_offset, int64_t target_offset) {
+    sum.SeeCopyAndAdd(seen_sum, seen_bytes + source_offset, target_bytes + target_offset,
+                      source_bytes + source_offset, run);
+  });
+  internal::Simd().stream_end();
+  return {seen_sum.End(), sum.End()};
 }
 
 }  // namespace weightwire::kernels

@@ -35,7 +35,7 @@ struct Buffers {
   std::vector<unsigned char> expected;
 };
 
-enum class Work { kMemcpy, kSum, kCopy, kCopyAndSum, kKeyedSum, kQuantizeBlocks, kQuantizeRows };
+enum class Work { kMemcpy, kSum, kCopy, kCopyAndSum, kCopyAndSumBoth, kKeyedSum, kQuantizeBlocks, kQuantizeRows };
 
 struct Case {
   std::string name;
@@ -84,6 +84,7 @@ std::vector<Case> Cases(int64_t bytes) {
       {"sum contiguous", Work::kSum, Flat(halves), kBF16, kBF16},
       {"copy contiguous", Work::kCopy, Flat(halves), kBF16, kBF16},
       {"copy+sum contiguous", Work::kCopyAndSum, Flat(halves), kBF16, kBF16},
+      {"copy+both sums contiguous", Work::kCopyAndSumBoth, Flat(halves), kBF16, kBF16},
       {"copy column halves (896 B of 1792 B)", Work::kCopy, columns, kBF16, kBF16},
       {"sum column halves", Work::kSum, columns, kBF16, kBF16},
       {"copy+sum column halves", Work::kCopyAndSum, columns, kBF16, kBF16},
@@ -127,6 +128,10 @@ uint64_t Run(const Case& c, Buffers& buffers) {
       return 0;
     case Work::kCopyAndSum:
       return CopyAndSumTarget(target, source, c.box, c.from, c.to);
+    case Work::kCopyAndSumBoth: {
+      const BothSums sums = CopyAndSumBoth(target, source, source, c.box, c.from, c.to);
+      return sums.source == sums.target ? sums.target : ~sums.target;
+    }
     case Work::kKeyedSum: {
       KeyedSum sum;
       AddKeyed(sum, {}, source, c.box, c.from, c.to, 0);
@@ -144,7 +149,7 @@ bool Check(const Case& c, Buffers& buffers) {
   if (c.work == Work::kKeyedSum) return true;  // tests/unit/kernels/keyed_sum_test.cc
   std::fill(buffers.target.begin(), buffers.target.end(), static_cast<unsigned char>(0xa5));
   uint64_t sum = Run(c, buffers);
-  if (c.work == Work::kSum || c.work == Work::kCopyAndSum) {
+  if (c.work == Work::kSum || c.work == Work::kCopyAndSum || c.work == Work::kCopyAndSumBoth) {
     if (sum != reference::SumSource(buffers.source.data(), c.box, c.from, c.to)) return false;
   }
   if (c.work == Work::kSum) return true;

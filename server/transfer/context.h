@@ -39,7 +39,7 @@ struct Context {
   RateLimits egress;   ///< slots on their way out, by the agents that read them
   RateLimits ingress;  ///< Gets, by the agents that they read from
   /// Streams whose source leaves its sums to the reader's tasks (SourceStream::SumsAtReader).
-  std::map<StreamKey, std::weak_ptr<const SegmentSums>> sums_at_reader;
+  std::map<StreamKey, std::weak_ptr<SourceSums>> sums_at_reader;
 
   Context(Options options_in, Clock& clock_in, Executor& strand_in, Executor& workers_in,
           metrics::Sink& metrics_in)
@@ -53,8 +53,8 @@ struct Context {
         egress(options.tuning.rate_limit, options.tuning.peer_rate_limit),
         ingress(options.tuning.rate_limit, options.tuning.peer_rate_limit) {}
 
-  /// Empty where the source has made its sums itself. Keeps the source's job alive.
-  SegmentSums SumsAtReader(const StreamKey& stream) const;
+  /// Null where the source makes its sums itself. Keeps the source's job alive.
+  std::shared_ptr<SourceSums> SumsAtReader(const StreamKey& stream) const;
   const Tuning& tuning() const { return options.tuning; }
   bool IsOnOurHost(const Peer& peer) const {
     return !peer.host.empty() && peer.host == options.host;

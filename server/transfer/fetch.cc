@@ -106,39 +106,79 @@ Status CopyOnce(std::span<const BothSides> some, const std::vector<bool>& here,
   return OkStatus();
 }
 
-// Segments from `first` on, which must be one or all of one GPU. False: `result` is at its end.
-bool CopySome(std::span<const BothSides> some, std::span<const uint64_t> wanted,
-              std::span<const uint64_t> kept, int rereads_max, const std::atomic<bool>& stop,
-              uint32_t first, MappedCopy* result) {
-  const auto stopped = [&stop] { return stop.load(std::memory_order_relaxed); };
-  if (stopped()) return false;
-  const auto failed = [result](const Status& why) {
-    result->status = why;
-    return false;
-  };
-  const auto here = AreHere(some, wanted, kept);
-  if (!here) return failed(here.error());
-  std::vector<uint64_t> written(some.size());
-  if (Status copied = CopyOnce(some, *here, written); !copied.ok()) return failed(copied);
+// Of segments that are here already, or were just copied: nothing is compared yet.
+struct Copied {
+  std::vector<bool> here;
+  std::vector<uint64_t> wanted;   ///< the source's sums
+  std::vector<uint64_t> written;  ///< of the others
+};
+
+// Enough to find a difference in what training has changed, if only in one element of a hundred.
+constexpr size_t kProbeBytes = 4096;
+
+// Whether it is worth knowing the source's sum before anything is copied: there is a hint, and the
+// first bytes, where they can be compared, do not say already that the segment has changed.
+bool MayBeHere(const BothSides& one, std::span<const uint64_t> kept) {
+  if (kept.empty() || kept[0] == Kept::kUnknown) return false;
+  const SegmentCopy& copy = one.copy;
+  if (one.target.device || one.source.device || copy.makes != plan::Makes::kElements ||
+      copy.from != copy.to) {
+    return true;
+  }
+  const kernels::StridedBox box = kernels::Normalize(copy.box);
+  const int element_bytes = kernels::ElementBytes(copy.to);
+  const auto run = static_cast<size_t>(std::min(kernels::SourceRunBytes(box, element_bytes),
+                                                kernels::TargetRunBytes(box, element_bytes)));
+  return std::memcmp(one.target.at, one.source.at, std::min(run, kProbeBytes)) == 0;
+}
+
+// Segments from `first` on, which must be one or all of one GPU.
+Result<Copied> CopySome(std::span<const BothSides> some, SourceSums& source_sums,
+                        std::span<const uint64_t> kept, uint32_t first) {
+  Copied copied;
+  copied.here.resize(some.size());
+  copied.wanted.resize(some.size());
+  copied.written.resize(some.size());
+  if (some.size() == 1 && !MayBeHere(some[0], kept)) {
+    const BothSides& one = some[0];
+    if (const auto both = source_sums.CopyAndSum(first, one.target, one.source, one.copy)) {
+      copied.wanted[0] = both->source;
+      copied.written[0] = both->target;
+      return copied;
+    }
+  }
+  WW_FAIL_IF_ERROR(source_sums.Sum(first, copied.wanted));
+  WW_ASSIGN(copied.here, AreHere(some, copied.wanted, kept));
+  WW_FAIL_IF_ERROR(CopyOnce(some, copied.here, copied.written));
+  return copied;
+}
+
+// Copies again what differs. False: `result` is at its end.
+bool Compare(std::span<const BothSides> some, Copied copied, int rereads_max,
+             const std::atomic<bool>& stop, uint32_t first, MappedCopy* result) {
   for (size_t k = 0; k < some.size(); ++k) {
-    if ((*here)[k]) {
+    const uint64_t wanted = copied.wanted[k];
+    if (copied.here[k]) {
       result->kept_bytes += some[k].bytes;
-      result->sums.push_back(wanted[k]);
+      result->sums.push_back(wanted);
       continue;
     }
-    for (int attempt = 0; written[k] != wanted[k]; ++attempt) {
+    for (int attempt = 0; copied.written[k] != wanted; ++attempt) {
       ++result->mismatches;
       if (attempt == rereads_max) {
         result->broken = first + static_cast<uint32_t>(k);
         return false;
       }
-      if (stopped()) return false;
+      if (stop.load(std::memory_order_relaxed)) return false;
       ++result->rereads;
       const auto again = MakeInPlace(some[k].target, some[k].source, some[k].copy);
-      if (!again) return failed(again.error());
-      written[k] = *again;
+      if (!again) {
+        result->status = again.error();
+        return false;
+      }
+      copied.written[k] = *again;
     }
-    result->sums.push_back(wanted[k]);
+    result->sums.push_back(wanted);
   }
   return true;
 }
@@ -150,16 +190,9 @@ bool IsDirect(const SegmentCopy& copy, const memory::RegionSpan& tensor, const S
 
 }  // namespace
 
-SegmentSums SumsIn(std::span<const std::byte> memory, const plan::SlotSpan& slot) {
-  return [memory, from = slot.first_segment](uint32_t first, std::span<uint64_t> into) {
-    std::memcpy(into.data(), memory.data() + sizeof(uint64_t) * (first - from), into.size_bytes());
-    return OkStatus();
-  };
-}
-
 MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                       uint32_t slot, std::span<const transport::MappedPiece> source_tensors,
-                      const SegmentSums& source_sums, std::span<const uint64_t> kept,
+                      SourceSums& source_sums, std::span<const uint64_t> kept,
                       const Binding& binding, int rereads_max, const std::atomic<bool>& stop) {
   const plan::SlotSpan& span = schedule.slots[slot];
   MappedCopy result;
@@ -183,13 +216,15 @@ MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& sc
       some.pop_back();
       break;
     }
-    std::vector<uint64_t> wanted(some.size());
-    result.status = source_sums(span.first_segment + i, wanted);
-    if (!result.status.ok()) return result;
-    if (!CopySome(some, wanted, kept.empty() ? kept : kept.subspan(i, some.size()), rereads_max,
-                  stop, span.first_segment + i, &result)) {
+    if (stop.load(std::memory_order_relaxed)) return result;
+    const uint32_t first = span.first_segment + i;
+    auto copied =
+        CopySome(some, source_sums, kept.empty() ? kept : kept.subspan(i, some.size()), first);
+    if (!copied) {
+      result.status = copied.error();
       return result;
     }
+    if (!Compare(some, *std::move(copied), rereads_max, stop, first, &result)) return result;
     i += static_cast<uint32_t>(some.size());
   }
   return result;

@@ -2,24 +2,17 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "server/plan/segments.h"
+#include "server/transfer/source_sums.h"
 #include "server/transfer/transfer.h"
 #include "server/transport/transport.h"
 
 /// The target's work on bytes; runs on any thread. The slice must have passed ValidateSlice.
 namespace weightwire::transfer {
-
-/// The source's sums of segments from `first` on (an index in the schedule), one for each of
-/// `into`.
-using SegmentSums = std::function<Status(uint32_t first, std::span<uint64_t> into)>;
-
-/// Those of a slot, as they lie in `memory`, which must outlive the result.
-SegmentSums SumsIn(std::span<const std::byte> memory, const plan::SlotSpan& slot);
 
 /// What came of copying a slot from mapped memory.
 struct MappedCopy {
@@ -31,13 +24,13 @@ struct MappedCopy {
   Status status;                   ///< not OK: a GPU failed; the segments before were done
 };
 /// Copies every segment of the slot from the mapped tensors, compares the written bytes with the
-/// source's sum, asked for just before the copy, and copies again at most `rereads_max` times. A
-/// segment whose `kept` sum (empty, or one for each segment) is the source's is summed first and
-/// not copied when its bytes are there. Gives up between segments when `stop` is set.
+/// source's sum, asked for just before or made with the copy, and copies again at most
+/// `rereads_max` times. A segment whose `kept` sum (empty, or one for each segment) is the source's
+/// is summed first and not copied when its bytes are there. Gives up between segments when `stop` is set.
 /// `source_tensors` must have passed ValidateSourceSide.
 MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                       uint32_t slot, std::span<const transport::MappedPiece> source_tensors,
-                      const SegmentSums& source_sums, std::span<const uint64_t> kept,
+                      SourceSums& source_sums, std::span<const uint64_t> kept,
                       const Binding& binding, int rereads_max, const std::atomic<bool>& stop);
 
 /// What is known of a slot's segments before they are read: each list is empty, or has one sum for

@@ -219,6 +219,15 @@ bool TargetIsDirect(const SegmentCopy& copy, int64_t run_bytes_min) {
   return kernels::TargetRunBytes(box, kernels::ElementBytes(copy.to)) >= run_bytes_min;
 }
 
+bool ReadAlike(const SegmentCopy& a, const SegmentCopy& b) {
+  if (a.makes != plan::Makes::kElements || b.makes != plan::Makes::kElements) return false;
+  const StridedBox x = kernels::Normalize(WithPackedTarget(a.box));
+  const StridedBox y = kernels::Normalize(WithPackedTarget(b.box));
+  return a.from == b.from && a.to == b.to && x.ndim == y.ndim &&
+         std::equal(x.extent, x.extent + x.ndim, y.extent) &&
+         std::equal(x.source_stride, x.source_stride + x.ndim, y.source_stride);
+}
+
 std::vector<Run> SourceRuns(const SegmentCopy& copy) {
   const StridedBox box = kernels::Normalize(WithPackedTarget(copy.box));
   return RunsOf(box, box.source_stride, copy.source_offset, kernels::ElementBytes(copy.from));

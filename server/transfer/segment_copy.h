@@ -34,6 +34,10 @@ bool SourceIsDirect(const SegmentCopy& copy, int64_t run_bytes_min);
 /// True when wire bytes may be received where they belong: runs of at least `run_bytes_min`.
 bool TargetIsDirect(const SegmentCopy& copy, int64_t run_bytes_min);
 
+/// True when both read the same elements in the same order from their sources, and make the same
+/// copies or casts of them.
+bool ReadAlike(const SegmentCopy& a, const SegmentCopy& b);
+
 /// Bytes that lie together.
 struct Run {
   uint64_t offset = 0;

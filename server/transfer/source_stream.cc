@@ -19,11 +19,7 @@ SourceStream::SourceStream(SourceRun& run, const plan::Stream& stream, PlanId pl
       stream_(stream),
       plan_(plan),
       readers_planned_(readers_planned),
-      sum_segments_([this](uint32_t first, std::span<uint64_t> into) {
-        WW_RETURN_IF_ERROR(SumSegments(stream_, schedule_, first, run_.job().binding, into));
-        std::ranges::copy(into, sums_.begin() + first);
-        return OkStatus();
-      }),
+      own_sums_(stream_, schedule_, run.job().binding, sums_),
       device_(DeviceOf(stream, plan::Side::kSource, run.job().binding)),
       pace_(run.context().strand, run.context().clock) {
   Touch();
@@ -128,7 +124,7 @@ void SourceStream::OnOpen(const std::shared_ptr<transport::Endpoint>& endpoint,
     std::erase_if(at_reader, [](const auto& entry) { return entry.second.expired(); });
     // Lives as long as the run: what holds the one holds the other.
     at_reader[KeyOf(open.key.reader)] =
-        std::shared_ptr<const SegmentSums>(run_.shared_from_this(), &sum_segments_);
+        std::shared_ptr<SourceSums>(run_.shared_from_this(), &own_sums_);
   }
   Touch();
   Pump();

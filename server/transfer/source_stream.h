@@ -13,6 +13,7 @@
 #include "server/transfer/fair_gate.h"
 #include "server/transfer/lasting.h"
 #include "server/transfer/pack.h"
+#include "server/transfer/source_sums.h"
 
 namespace weightwire::transfer {
 
@@ -25,8 +26,8 @@ class SourceRun;
 /// anyone needs bytes, and no slot could be reused earlier anyhow.
 ///
 /// Where the only reader maps the tensors and belongs to the same agent, slots are announced
-/// without sums: each of the reader's tasks has `sum_segments_` make the source's sum just before
-/// it copies the segment. The source's memory is then read once and not twice.
+/// without sums: each of the reader's tasks has `own_sums_` make the source's sum while it copies
+/// the segment, or just before. The source's memory is then read once and not twice.
 ///
 /// Where the slots lie, in host memory or on the tensors' GPU, is decided when the first one is
 /// packed: one reader whose transport does not reach GPU memory has all of them in host memory.
@@ -127,7 +128,7 @@ class SourceStream {
   plan::StreamSchedule schedule_;
   uint64_t sums_offset_ = 0;
   std::vector<uint64_t> sums_;  ///< by segment; each written by the one task that has its slot
-  const SegmentSums sum_segments_;
+  OwnSums own_sums_;                  ///< into `sums_`
   device::Device* const device_;      ///< where its tensors lie; null: in host memory
   memory::SlotPool* pool_ = nullptr;  ///< of its slots; null before the first one is packed
   std::map<ParticipantId, Reader> readers_;

@@ -243,12 +243,12 @@ void TargetStream::CopySlot(uint32_t index) {
   }
   ++tasks_;
   verifying_.Begin(context().clock.Now());
-  SegmentSums source_sums = context().SumsAtReader(Key());
+  std::shared_ptr<SourceSums> source_sums = context().SumsAtReader(Key());
   if (!source_sums) source_sums = SumsIn(sums.subspan(offset, bytes), schedule_.slots[index]);
   context().workers.Post([this, keep = run_.shared_from_this(), index,
                           source_sums = std::move(source_sums),
                           kept = KnownSums(*run_.job().kept, index)] {
-    MappedCopy copied = CopyMapped(stream_, schedule_, index, binding_.pieces, source_sums, kept,
+    MappedCopy copied = CopyMapped(stream_, schedule_, index, binding_.pieces, *source_sums, kept,
                                    run_.job().binding, keep->context().tuning().rereads_max, stop_);
     keep->context().strand.Post([this, keep, index, copied = std::move(copied)]() mutable {
       OnCopied(index, std::move(copied));

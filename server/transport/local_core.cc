@@ -1,5 +1,7 @@
 #include "server/transport/local_core.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -51,7 +53,25 @@ void LocalCore::CloseAll() {
   for (const auto& [id, endpoint] : std::map(endpoints_)) endpoint->Close();
 }
 
+void LocalCore::NoteSent(const std::shared_ptr<memory::MemoryRegion>& region) {
+  if (!region->on_device()) sent_.try_emplace(region->id(), region);
+}
+
+// Ids are unique in a process and so are not told apart from those of another: the files are.
+bool LocalCore::IsOurs(uint64_t id, const memory::UniqueFd& fd) const {
+  const std::shared_ptr<memory::MemoryRegion> region = Ours(id);
+  struct stat ours {}, theirs {};
+  return region != nullptr && fstat(region->fd(), &ours) == 0 && fstat(fd.get(), &theirs) == 0 &&
+         ours.st_dev == theirs.st_dev && ours.st_ino == theirs.st_ino;
+}
+
+std::shared_ptr<memory::MemoryRegion> LocalCore::Ours(uint64_t id) const {
+  const auto entry = sent_.find(id);
+  return entry == sent_.end() ? nullptr : entry->second.lock();
+}
+
 void LocalCore::ForgetDeadRegions() {
+  std::erase_if(sent_, [](const auto& entry) { return entry.second.expired(); });
   for (const auto& [id, endpoint] : endpoints_) endpoint->ForgetDeadRegions();
 }
 

@@ -36,6 +36,12 @@ class LocalCore {
   void CloseAll();
   /// Tells the peers which regions they may forget.
   void ForgetDeadRegions();
+  /// Of this process, and sent to a peer.
+  void NoteSent(const std::shared_ptr<memory::MemoryRegion>& region);
+  /// Whether what a peer sent as `id` is a region of this process, which has sent it to itself.
+  bool IsOurs(uint64_t id, const memory::UniqueFd& fd) const;
+  /// Null once it is gone.
+  std::shared_ptr<memory::MemoryRegion> Ours(uint64_t id) const;
   // Not on the loop.
   void WaitUntilNoneIsLeft();
 
@@ -50,6 +56,7 @@ class LocalCore {
 
  private:
   std::map<uint64_t, std::shared_ptr<LocalEndpoint>> endpoints_;
+  std::map<uint64_t, std::weak_ptr<memory::MemoryRegion>> sent_;  ///< of the host, by id
   std::mutex mutex_;
   std::condition_variable none_left_;
   size_t count_ = 0;  ///< of endpoints_, guarded by mutex_

@@ -250,6 +250,7 @@ std::vector<std::byte> LocalEndpoint::Describe(const std::vector<PieceRange>& ra
 void LocalEndpoint::SendRegion(const std::shared_ptr<memory::MemoryRegion>& region) {
   Frame frame{
       .type = FrameType::kRegion, .request = region->id(), .offset = 0, .length = region->size()};
+  core_->NoteSent(region);
   if (!region->on_device()) return SendFrame(frame, {}, region);
   const DeviceRegion told = DescribeDeviceRegion(*region);
   frame.type = FrameType::kDeviceRegion;
@@ -279,7 +280,7 @@ Status LocalEndpoint::OnRegion(const Frame& frame, std::span<const std::byte> pa
     told.offset = frame.offset;
     told.bytes = frame.length;
     region = core_->devices->Import(peer_, told, std::move(fd));
-  } else {
+  } else if (!core_->IsOurs(frame.request, fd)) {
     region = memory::MemoryRegion::Import(std::move(fd), frame.length, memory::Access::kReadOnly);
   }
   if (!region && region.error().code() == Code::kInvalidArgument) return region.error();
@@ -329,7 +330,8 @@ Result<LocalEndpoint::Mapped> LocalEndpoint::Resolve(std::span<const std::byte> 
   Mapped mapped;
   LittleEndianReader reader(payload);
   for (size_t i = 0; i < payload.size() / kRangeBytes; ++i) {
-    const auto region = regions_.find(reader.Take<uint64_t>());
+    const auto id = reader.Take<uint64_t>();
+    const auto region = regions_.find(id);
     const auto offset = reader.Take<uint64_t>();
     const auto bytes = reader.Take<uint64_t>();
     const auto end = CheckedAdd(offset, bytes);
@@ -340,7 +342,12 @@ Result<LocalEndpoint::Mapped> LocalEndpoint::Resolve(std::span<const std::byte> 
       if (mapped.status.ok()) mapped.status = region->second.error();
       continue;
     }
-    const std::shared_ptr<memory::MemoryRegion>& memory = *region->second;
+    const std::shared_ptr<memory::MemoryRegion> memory =
+        *region->second ? *region->second : core_->Ours(id);
+    if (memory == nullptr) {
+      mapped.status = Status(Code::kNotFound, Reason::kStaleIncarnation, "its memory is gone");
+      continue;
+    }
     if (*end > memory->size()) return Fail(Garbage("a range that leaves its memory"));
     mapped.pieces.push_back({memory->bytes() + offset, bytes});
     if (mapped.regions.empty() || mapped.regions.back() != memory) {

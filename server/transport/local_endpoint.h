@@ -56,7 +56,9 @@ class LocalEndpoint final : public Endpoint, public std::enable_shared_from_this
     std::atomic<bool> stop{false};
     bool whole = false;
   };
-  /// Mapped here, or why not.
+  /// Mapped here, or why not. Null: the peer is this very process, and its region is ours; not held,
+  /// so that it goes when nobody else needs it. Its bytes have one address then: a core finds what
+  /// one reader has brought into its first cache for the next only under the same one.
   using PeerRegion = Result<std::shared_ptr<memory::MemoryRegion>>;
   /// What a reply names, mapped here.
   struct Mapped {

@@ -112,6 +112,16 @@ TEST(SimdVariants, CopyAndSumAtEveryAlignmentWritesItsBytesAndNoOthers) {
         simd->stream_end();
         ASSERT_EQ(streamed, want) << simd->name << " " << bytes << " at " << shift;
         ASSERT_EQ(simd->sum_end(&state), XXH3_64bits(from, bytes)) << simd->name << " " << bytes;
+        std::vector<unsigned char> both(bytes + 2 * kGuard, 0xa5);
+        const unsigned char* seen = source.get() + random() % 64;
+        SumState seen_state;
+        simd->sum_begin(&seen_state);
+        simd->sum_begin(&state);
+        simd->see_copy_and_add(&seen_state, &state, seen, both.data() + shift, from, bytes);
+        simd->stream_end();
+        ASSERT_EQ(both, want) << simd->name << " " << bytes << " at " << shift;
+        ASSERT_EQ(simd->sum_end(&state), XXH3_64bits(from, bytes)) << simd->name << " " << bytes;
+        ASSERT_EQ(simd->sum_end(&seen_state), XXH3_64bits(seen, bytes)) << simd->name << bytes;
       }
     }
   }

@@ -62,6 +62,16 @@ void ExpectLikeOracle(std::mt19937_64& random, const Case& c) {
   ExactBuffer summed(guard, random() % 4);
   ASSERT_EQ(CopyAndSumTarget(summed.data(), source.data(), c.box, c.from, c.to), want_sum);
   ASSERT_TRUE(summed.Content() == want);
+  Bytes seen_bytes = RandomBytes(random, source_bytes.size());
+  for (const bool alike : {true, false}) {
+    ExactBuffer both(guard, random() % 4);
+    ExactBuffer seen(alike ? source_bytes : seen_bytes, random() % 4);
+    const BothSums sums =
+        CopyAndSumBoth(both.data(), source.data(), seen.data(), c.box, c.from, c.to);
+    ASSERT_EQ(sums.target, want_sum);
+    ASSERT_EQ(sums.source, reference::SumSource(seen.data(), c.box, c.from, c.to));
+    ASSERT_TRUE(both.Content() == want);
+  }
 
   ASSERT_TRUE(source.Content() == source_bytes);
   ASSERT_EQ(SumSource(source.data(), c.box, c.from, c.to), want_sum);
