@@ -106,6 +106,7 @@ class UcxCore final : private UcxEvents {
   std::unique_ptr<UcxWorker> worker_;  ///< null before it is made and once stopped
   std::optional<boost::asio::posix::stream_descriptor> event_;
   bool driving_ = false;  ///< Drive is posted
+  Nanos worked_{0};       ///< when UCX last had work
   bool waiting_ = false;  ///< for event_
   UcxRegistry registry_;
   std::map<uint64_t, std::shared_ptr<UcxConnection>> connections_;
