@@ -35,7 +35,16 @@ struct Buffers {
   std::vector<unsigned char> expected;
 };
 
-enum class Work { kMemcpy, kSum, kCopy, kCopyAndSum, kCopyAndSumBoth, kKeyedSum, kQuantizeBlocks, kQuantizeRows };
+enum class Work {
+  kMemcpy,
+  kSum,
+  kCopy,
+  kCopyAndSum,
+  kCopyAndSumBoth,
+  kKeyedSum,
+  kQuantizeBlocks,
+  kQuantizeRows
+};
 
 struct Case {
   std::string name;

@@ -4,10 +4,12 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "server/device/bytes.h"
 #include "server/plan/segments.h"
 #include "server/transfer/segment_copy.h"
+#include "server/transfer/transfer.h"
 
 namespace weightwire::transfer {
 
