@@ -54,13 +54,14 @@ void LocalCore::CloseAll() {
 }
 
 void LocalCore::NoteSent(const std::shared_ptr<memory::MemoryRegion>& region) {
-  if (!region->on_device()) sent_.try_emplace(region->id(), region);
+  sent_.try_emplace(region->id(), region);
 }
 
 // Ids are unique in a process and so are not told apart from those of another: the files are.
 bool LocalCore::IsOurs(uint64_t id, const memory::UniqueFd& fd) const {
   const std::shared_ptr<memory::MemoryRegion> region = Ours(id);
-  struct stat ours {}, theirs {};
+  struct stat ours {};
+  struct stat theirs {};
   return region != nullptr && fstat(region->fd(), &ours) == 0 && fstat(fd.get(), &theirs) == 0 &&
          ours.st_dev == theirs.st_dev && ours.st_ino == theirs.st_ino;
 }

@@ -36,7 +36,7 @@ class LocalCore {
   void CloseAll();
   /// Tells the peers which regions they may forget.
   void ForgetDeadRegions();
-  /// Of this process, and sent to a peer.
+  /// Memory of the host, of this process, which a peer is sent.
   void NoteSent(const std::shared_ptr<memory::MemoryRegion>& region);
   /// Whether what a peer sent as `id` is a region of this process, which has sent it to itself.
   bool IsOurs(uint64_t id, const memory::UniqueFd& fd) const;

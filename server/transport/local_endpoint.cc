@@ -250,8 +250,10 @@ std::vector<std::byte> LocalEndpoint::Describe(const std::vector<PieceRange>& ra
 void LocalEndpoint::SendRegion(const std::shared_ptr<memory::MemoryRegion>& region) {
   Frame frame{
       .type = FrameType::kRegion, .request = region->id(), .offset = 0, .length = region->size()};
-  core_->NoteSent(region);
-  if (!region->on_device()) return SendFrame(frame, {}, region);
+  if (!region->on_device()) {
+    core_->NoteSent(region);
+    return SendFrame(frame, {}, region);
+  }
   const DeviceRegion told = DescribeDeviceRegion(*region);
   frame.type = FrameType::kDeviceRegion;
   frame.offset = told.offset;
@@ -345,7 +347,9 @@ Result<LocalEndpoint::Mapped> LocalEndpoint::Resolve(std::span<const std::byte> 
     const std::shared_ptr<memory::MemoryRegion> memory =
         *region->second ? *region->second : core_->Ours(id);
     if (memory == nullptr) {
-      mapped.status = Status(Code::kNotFound, Reason::kStaleIncarnation, "its memory is gone");
+      if (mapped.status.ok()) {
+        mapped.status = Status(Code::kNotFound, Reason::kStaleIncarnation, "its memory is gone");
+      }
       continue;
     }
     if (*end > memory->size()) return Fail(Garbage("a range that leaves its memory"));

@@ -12,6 +12,7 @@
 #include "server/transport/ucx/ucx_library.h"
 #include "server/transport/ucx/ucx_registry.h"
 #include "server/transport/ucx/ucx_transport.h"
+#include "tests/support/accepting_handler.h"
 
 namespace weightwire::transport {
 namespace {
@@ -69,14 +70,6 @@ TEST(GpuDirectHardware, UcxRegistersASlab) {
   registry.ReleaseAll(**worker);
 }
 
-class Peer final : public Handler {
- public:
-  Result<Ticket> OnHello(const Introduction&) override { return Ticket{}; }
-  void OnAccepted(std::shared_ptr<Endpoint>) override {}
-  void OnNotify(const std::shared_ptr<Endpoint>&, std::span<const std::byte>) override {}
-  void OnClosed(const std::shared_ptr<Endpoint>&, const Status&) override {}
-};
-
 /// A value that another thread brings.
 template <typename T>
 class Later {
@@ -103,7 +96,7 @@ TEST(GpuDirectHardware, UcxReadsFromGpuMemoryIntoGpuMemory) {
   ASSERT_NE(Slab(), nullptr) << "no GPU";
   UcxOptions options;
   options.slab_gpus = {Slab()->device().name()};
-  Peer peer;
+  testing::AcceptingHandler peer;
   const auto source = MakeUcxTransport(options), reader = MakeUcxTransport(options);
   if (!source->Viable().ok()) GTEST_SKIP() << source->Viable().ToString();
   if (!source->capabilities().gets_device_memory) GTEST_SKIP() << source->choices();

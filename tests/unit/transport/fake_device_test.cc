@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "server/transport/fake/fake_transport.h"
+#include "tests/support/accepting_handler.h"
 #include "tests/support/fake_cuda/fake_gpus.h"
 #include "tests/support/sim_executor.h"
 
@@ -11,14 +12,6 @@ namespace weightwire::transport {
 namespace {
 
 using namespace std::chrono_literals;  // NOLINT: a test
-
-class Peer final : public Handler {
- public:
-  Result<Ticket> OnHello(const Introduction&) override { return Ticket{}; }
-  void OnAccepted(std::shared_ptr<Endpoint>) override {}
-  void OnNotify(const std::shared_ptr<Endpoint>&, std::span<const std::byte>) override {}
-  void OnClosed(const std::shared_ptr<Endpoint>&, const Status&) override {}
-};
 
 class FakeOnGpus : public ::testing::Test {
  protected:
@@ -63,7 +56,7 @@ class FakeOnGpus : public ::testing::Test {
 
   testing::SimExecutor sim;
   FakeNetwork network{sim, sim, 1};
-  Peer peer;
+  testing::AcceptingHandler peer;
   std::unique_ptr<Transport> source;
   std::unique_ptr<Transport> reader;
   std::shared_ptr<Endpoint> endpoint;

@@ -2,20 +2,13 @@
 
 #include "gtest/gtest.h"
 #include "server/transport/shm/shm_transport.h"
+#include "tests/support/accepting_handler.h"
 
 // An agent that reads from itself over a transport that maps memory.
 namespace weightwire::transport {
 namespace {
 
 constexpr auto kTimeout = std::chrono::seconds(60);
-
-class Accepts final : public Handler {
- public:
-  Result<Ticket> OnHello(const Introduction&) override { return Ticket{}; }
-  void OnAccepted(std::shared_ptr<Endpoint>) override {}
-  void OnNotify(const std::shared_ptr<Endpoint>&, std::span<const std::byte>) override {}
-  void OnClosed(const std::shared_ptr<Endpoint>&, const Status&) override {}
-};
 
 std::shared_ptr<Endpoint> ToItself(Transport& transport) {
   Hello hello;
@@ -47,7 +40,7 @@ void Revoke(Transport& transport, RegionKey key) {
 }
 
 TEST(OwnRegion, IsSeenWhereItLiesAndHeldOnlyWhileItIsUsed) {
-  Accepts handler;
+  testing::AcceptingHandler handler;
   const auto transport = MakeShmTransport({});
   ASSERT_EQ(transport->Start(&handler, Incarnation(5)), OkStatus());
   const auto endpoint = ToItself(*transport);
@@ -86,8 +79,8 @@ TEST(OwnRegion, IsSeenWhereItLiesAndHeldOnlyWhileItIsUsed) {
 
 // Ids are of a process: the same one from elsewhere names other memory.
 TEST(OwnRegion, AnotherTransportsRegionIsMapped) {
-  Accepts handler;
-  Accepts other_handler;
+  testing::AcceptingHandler handler;
+  testing::AcceptingHandler other_handler;
   const auto transport = MakeShmTransport({});
   const auto other = MakeShmTransport({});
   ASSERT_EQ(transport->Start(&handler, Incarnation(5)), OkStatus());
