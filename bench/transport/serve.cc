@@ -79,7 +79,7 @@ std::unique_ptr<transport::Transport> MakeBackend(const std::string& way) {
   }
   WW_CHECK(way.starts_with("tcp-"));
   transport::TcpOptions options;
-  options.connections = std::stoi(way.substr(4));
+  options.connections = options.near_connections = std::stoi(way.substr(4));
   if (way.ends_with("-mac")) options.integrity = transport::Integrity::kMac;
   if (way.ends_with("-tls")) options.integrity = transport::Integrity::kTls;
   options.tls_peers = testing::TlsPeersFor(options.integrity);

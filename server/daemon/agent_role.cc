@@ -67,6 +67,7 @@ std::unique_ptr<transport::Transport> MakeTransport(const std::string& name, con
   options.bind = config.data_listen;
   options.advertised_host = config.advertise_host;
   options.connections = static_cast<int>(config.tcp_connections);
+  options.near_connections = static_cast<int>(config.tcp_io_threads);
   options.integrity = config.integrity;
   options.tls_peers = std::move(tls);
   options.traffic_class = static_cast<uint8_t>(config.traffic_class);

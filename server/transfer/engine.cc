@@ -306,8 +306,8 @@ Status CheckTuning(const Tuning& tuning) {
                      tuning.window >= 1 && tuning.mapped_window >= 1 && tuning.chunk_bytes >= 1 &&
                      tuning.gets_in_flight >= 1 && tuning.near_chunk_bytes >= 1 &&
                      tuning.near_gets_in_flight >= 1 && tuning.direct_run_bytes_min >= 1 &&
-                     tuning.rereads_max >= 0 && IsRate(tuning.rate_limit, tuning) &&
-                     IsRate(tuning.peer_rate_limit, tuning) &&
+                     tuning.through_run_bytes_min >= 1 && tuning.rereads_max >= 0 &&
+                     IsRate(tuning.rate_limit, tuning) && IsRate(tuning.peer_rate_limit, tuning) &&
                      tuning.slot_bytes >= tuning.segment_bytes_max + 128 &&
                      tuning.slot_bytes % static_cast<int64_t>(kPageBytes) == 0;
   if (valid) return OkStatus();

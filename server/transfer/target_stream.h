@@ -92,7 +92,11 @@ class TargetStream {
   memory::SlotPool& scratch() const {
     return gpu_ != nullptr ? *gpu_->scratch : *context().scratch;
   }
-  Straight straight() const { return {context().tuning().direct_run_bytes_min, gpu_ != nullptr}; }
+  Straight straight() const {
+    const Tuning& tuning = context().tuning();
+    const bool through = transport_->capabilities().gets_through;
+    return {through ? tuning.through_run_bytes_min : tuning.direct_run_bytes_min, gpu_ != nullptr};
+  }
   StreamKey Key() const;
   std::string TransportName() const;
   void MaybeOpen();

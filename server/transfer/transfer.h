@@ -67,6 +67,9 @@ struct Tuning {
   int64_t near_chunk_bytes = 2 << 20;
   uint32_t near_gets_in_flight = 4;
   int64_t direct_run_bytes_min = 4096;  ///< shorter runs are packed
+  /// The same where what is read is brought on by us, out of a buffer in the cache
+  /// (transport::Endpoint::GetThrough), and not by the kernel or a NIC, for which every run counts.
+  int64_t through_run_bytes_min = 512;
   /// Bytes a second that this agent sends, and as many that it reads, over transports that do not
   /// map memory; and the same with any one peer agent. 0: no limit; else at least `slot_bytes`, so
   /// that no stream waits for its turn so long that it seems to be stuck.

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "server/base/status.h"
+#include "server/base/thread_executor.h"
 
 namespace weightwire::transport {
 
@@ -34,8 +35,9 @@ struct IoLoop::Impl {
 
   /// A task may be posted just when the context runs dry: only an empty count ends the loop.
   void Run() {
+    StrandHelper helper;
     for (;;) {
-      context.run();
+      while (context.run_one() > 0) helper.Run();
       std::lock_guard lock(mutex);
       if (posted == 0) {
         stopped = true;

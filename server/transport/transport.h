@@ -111,6 +111,7 @@ struct Capabilities {
   bool gets_device_memory = false;
   /// What a Get has written to a GPU is seen by work there only after Device::FlushWrites.
   bool flush_device_writes = false;
+  bool gets_through = false;        ///< GetThrough() calls its `take`
   uint64_t chunk_bytes_max = 0;     ///< largest Get
   uint32_t gets_in_flight_max = 0;  ///< per endpoint; a further Get queues inside the transport
   bool checks_payload = false;      ///< payload is checksummed below us (none today)

@@ -59,7 +59,7 @@ std::unique_ptr<transport::Transport> Make(const std::string& backend, const std
     return transport::MakeUcxTransport(ucx);
   }
   transport::TcpOptions options;
-  options.connections = std::stoi(tuning);
+  options.connections = options.near_connections = std::stoi(tuning);
   if (tuning.ends_with("+mac")) options.integrity = transport::Integrity::kMac;
   if (tuning.ends_with("+tls")) options.integrity = transport::Integrity::kTls;
   options.tls_peers = testing::TlsPeersFor(options.integrity);

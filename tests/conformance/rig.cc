@@ -129,7 +129,7 @@ std::unique_ptr<Side> Rig::MakeSide(Limits limits) {
     if (kind_.gpu) side->transport = ExportsFromGpu(std::move(side->transport));
   } else if (kind_.backend == "tcp") {
     transport::TcpOptions options;
-    options.connections = kind_.connections;
+    options.connections = options.near_connections = kind_.connections;
     options.integrity = kind_.integrity;
     options.tls_peers = testing::TlsPeersFor(kind_.integrity);
     options.handshake_timeout = limits.handshake_timeout;

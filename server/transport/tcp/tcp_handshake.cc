@@ -15,16 +15,12 @@ namespace weightwire::transport {
 
 using boost::asio::ip::tcp;
 
-namespace {
-
 bool StaysOnThisHost(const tcp::socket& socket) {
   boost::system::error_code error;
   const auto peer = socket.remote_endpoint(error).address();
   if (error) return false;
   return peer.is_loopback() || peer == socket.local_endpoint(error).address();
 }
-
-}  // namespace
 
 void Tune(tcp::socket& socket, const TcpOptions& options) {
   boost::system::error_code ignored;  // a socket that broke meanwhile fails at its first use

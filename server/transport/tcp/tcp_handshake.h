@@ -19,6 +19,9 @@ namespace weightwire::transport {
 /// where the peer is on this host. Of a socket that is connected.
 void Tune(boost::asio::ip::tcp::socket& socket, const TcpOptions& options);
 
+/// Of a socket that is connected.
+bool StaysOnThisHost(const boost::asio::ip::tcp::socket& socket);
+
 /// What this side asks of every session, as bits of `features`.
 uint64_t FeaturesOf(const TcpOptions& options);
 

@@ -39,6 +39,7 @@ class TcpTransport final : public Transport {
   const std::string& name() const override { return core_->name; }
   Capabilities capabilities() const override {
     Capabilities capabilities;
+    capabilities.gets_through = true;
     capabilities.chunk_bytes_max = core_->options.chunk_bytes_max;
     capabilities.gets_in_flight_max = core_->options.gets_in_flight_max;
     return capabilities;

@@ -27,7 +27,10 @@ struct TcpOptions {
   /// Host that peers are told, when it is not the bound one (bind "0.0.0.0:…").
   std::string advertised_host;
   int connections = 4;  ///< sockets of a session that we open, 1 … 16
-  int io_threads = 2;   ///< each serves a share of the sockets
+  /// The same with a peer on this host, where nothing but our threads shares the work; at most
+  /// `connections`.
+  int near_connections = 2;
+  int io_threads = 2;  ///< each serves a share of the sockets
   uint64_t chunk_bytes_max = 64 << 20;
   uint32_t gets_in_flight_max = 64;      ///< per session, ≤ 256
   uint32_t notifies_queued_max = 1024;   ///< per session

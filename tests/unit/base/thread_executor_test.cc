@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <future>
 #include <memory>
 #include <thread>
@@ -96,6 +97,137 @@ TEST(ThreadExecutor, PoolRunsTasksAtTheSameTime) {
     a.get_future().get();
     b.set_value();
   });
+  done.get_future().get();
+}
+
+// Who ran a task.
+std::function<void()> Note(std::vector<std::thread::id>* ran) {
+  return [ran] { ran->push_back(std::this_thread::get_id()); };
+}
+
+TEST(StrandHelper, RunsWhatItsThreadPostedAndNotWithinPost) {
+  ThreadExecutor strand("strand", 1);
+  StrandHelper helper;
+  const auto here = std::this_thread::get_id();
+  std::vector<std::thread::id> ran;
+  strand.Post([&] {
+    ran.push_back(std::this_thread::get_id());
+    strand.Post(Note(&ran));  // behind the one that waits already
+    EXPECT_EQ(ran.size(), 1u);
+  });
+  strand.Post(Note(&ran));
+  EXPECT_TRUE(ran.empty());
+  helper.Run();
+  EXPECT_EQ(ran, std::vector(3, here));
+}
+
+// What another thread posted runs on the strand's own, and so does all that is behind it.
+TEST(StrandHelper, LeavesWhatOthersPostedAndKeepsTheOrder) {
+  const auto here = std::this_thread::get_id();
+  for (int round = 0; round < 200; ++round) {
+    ThreadExecutor strand("strand", 1);
+    StrandHelper helper;
+    std::vector<std::thread::id> ran;
+    std::promise<void> last;
+    strand.Post([&] {
+      ran.push_back(std::this_thread::get_id());
+      std::thread([&] { strand.Post(Note(&ran)); }).join();
+      strand.Post([&] {
+        ran.push_back(std::this_thread::get_id());
+        last.set_value();
+      });
+    });
+    helper.Run();
+    last.get_future().get();
+    ASSERT_EQ(ran.size(), 3u);
+    EXPECT_EQ(ran[0], here);
+    EXPECT_NE(ran[1], here);
+    EXPECT_NE(ran[2], here);
+  }
+}
+
+// The strand's thread, asleep until then, is not needed for it.
+TEST(StrandHelper, ATimerThatATaskSetIsDueOnTheStrandsOwnThread) {
+  ThreadExecutor strand("strand", 1);
+  StrandHelper helper;
+  std::promise<std::thread::id> ran;
+  strand.Post([&] {
+    strand.PostAfter(milliseconds(1), [&ran] { ran.set_value(std::this_thread::get_id()); });
+  });
+  helper.Run();
+  EXPECT_NE(ran.get_future().get(), std::this_thread::get_id());
+}
+
+TEST(StrandHelper, WhatATaskPostsToAnotherStrandRunsThere) {
+  ThreadExecutor one("one", 1);
+  ThreadExecutor other("other", 1);
+  StrandHelper helper;
+  std::promise<std::thread::id> ran;
+  one.Post([&] { other.Post([&ran] { ran.set_value(std::this_thread::get_id()); }); });
+  helper.Run();
+  EXPECT_NE(ran.get_future().get(), std::this_thread::get_id());
+}
+
+TEST(StrandHelper, WhatWasPostedRunsWhenTheHelperGoes) {
+  ThreadExecutor strand("strand", 1);
+  bool ran = false;
+  {
+    StrandHelper helper;
+    strand.Post([&ran] { ran = true; });
+  }
+  EXPECT_TRUE(ran);
+}
+
+TEST(StrandHelper, StopDropsWhatWasPostedAndWaitsForWhatRunsElsewhere) {
+  ThreadExecutor strand("strand", 1);
+  std::promise<void> entered;
+  std::atomic<bool> left = false;
+  bool dropped_ran = false;
+  std::thread io([&] {
+    StrandHelper helper;
+    strand.Post([&] {
+      entered.set_value();
+      strand.Post([&dropped_ran] { dropped_ran = true; });
+      while (strand.PostAfter(hours(1), [] {}) < 100) std::this_thread::yield();
+      left = true;
+    });
+    helper.Run();
+  });
+  entered.get_future().get();
+  strand.Stop();
+  EXPECT_TRUE(left);
+  io.join();
+  EXPECT_FALSE(dropped_ran);
+}
+
+// Threads of a pool are such helpers: what they post runs one at a time and in their order, whoever
+// runs it, with posts of other threads among it.
+TEST(StrandHelper, ManyHelpersAndOthersKeepTheStrandAStrand) {
+  constexpr int kTasks = 20'000;
+  ThreadExecutor strand("strand", 1);
+  ThreadExecutor pool("pool", 3);
+  int ran = 0;  // unguarded: the strand's
+  std::atomic<int> inside = 0;
+  std::vector<int> last_of(4, -1);
+  std::promise<void> done;
+  const auto task = [&](size_t poster, int number) {
+    return [&, poster, number] {
+      EXPECT_EQ(inside.fetch_add(1), 0);
+      EXPECT_LT(last_of[poster], number);
+      last_of[poster] = number;
+      inside.fetch_sub(1);
+      if (++ran == 2 * kTasks) done.set_value();
+    };
+  };
+  std::atomic<int> next = 0;
+  for (int i = 0; i < kTasks; ++i) {
+    pool.Post([&] {
+      thread_local const auto poster = static_cast<size_t>(next++);
+      thread_local int number = 0;
+      strand.Post(task(poster, number++));
+    });
+    strand.Post(task(3, i));
+  }
   done.get_future().get();
 }
 

@@ -105,7 +105,7 @@ class RealPair {
     tuning_.slot_bytes = 4'096 * 4;
     tuning_.slots_in_pool = 3;
     tuning_.chunk_bytes = 9'000;
-    tuning_.direct_run_bytes_min = 200;
+    tuning_.direct_run_bytes_min = tuning_.through_run_bytes_min = 200;
     source_agent_ = std::make_shared<RealAgent>(Incarnation(1), preference, tuning_, integrity);
     target_agent_ = agents == Agents::kOne ? source_agent_
                                            : std::make_shared<RealAgent>(Incarnation(2), preference,
