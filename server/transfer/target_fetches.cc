@@ -150,7 +150,7 @@ void TargetStream::PostGet(const Order& order, memory::RegionSpan scratch) {
   }
   ++gets_;
   transport::Endpoint::Take take;
-  if (order.wanted == Wanted::kBytes) {
+  if (order.wanted == Wanted::kBytes && gets_through()) {
     fetch->sums.emplace(schedule_, order.chunk, fetch->scatter);
     take = [fetch](std::span<const std::byte> piece) { fetch->sums->Take(piece); };
   }
@@ -180,7 +180,7 @@ void TargetStream::OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& 
   // Also when stopped: what has come is known to the next attempt only by its sums.
   if (status.ok() && has_bytes) {
     CountMoved(static_cast<int64_t>(BytesOf(fetch->order)));
-    if (fetch->sums->complete()) {
+    if (fetch->summed()) {
       ReleaseScratch(*fetch);  // another order may have brought it
       verifying_.Begin(context().clock.Now());
       NoteSummed(chunk, fetch->sums->TakeAll());
@@ -213,7 +213,7 @@ void TargetStream::OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& 
     const plan::SlotSpan& span = schedule_.slots[chunk.slot];
     slots_.at(chunk.slot).sums_here = true;
     Compare(chunk.slot, span.first_segment, span.segment_count);
-  } else if (has_bytes && fetch->sums->complete()) {
+  } else if (has_bytes && fetch->summed()) {
     Compare(chunk.slot, chunk.first_segment, chunk.segment_count);
   }
   PumpGets();
@@ -225,10 +225,9 @@ void TargetStream::SumChunk(const std::shared_ptr<Fetch>& fetch) {
   const bool flush = transport_->capabilities().flush_device_writes;
   context().workers.Post([this, fetch, flush] {
     const Status seen = flush ? FlushWritten(fetch->scatter) : OkStatus();
-    auto sums = !seen.ok()
-                    ? Fail(seen)
-                    : UnpackAndSum(stream_, schedule_, fetch->order.chunk, fetch->scatter,
-                                   fetch->scratch, run_.job().binding, fetch->sums->so_far());
+    auto sums = !seen.ok() ? Fail(seen)
+                           : UnpackAndSum(stream_, schedule_, fetch->order.chunk, fetch->scatter,
+                                          fetch->scratch, run_.job().binding, fetch->known());
     fetch->keep->context().strand.Post(
         [this, fetch, sums = std::move(sums)] { OnSummed(fetch, sums); });
   });

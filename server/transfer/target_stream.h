@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -85,17 +86,23 @@ class TargetStream {
     Order order;
     Scatter scatter;
     memory::RegionSpan scratch;
-    std::optional<ArrivalSums> sums;  ///< of a Get for bytes
+    std::optional<ArrivalSums> sums;  ///< of a Get for bytes that come through us
+    bool summed() const { return sums && sums->complete(); }
+    /// As UnpackAndSum takes it.
+    std::span<const std::optional<uint64_t>> known() const {
+      return sums ? sums->so_far() : std::span<const std::optional<uint64_t>>();
+    }
   };
 
   Context& context() const;
   memory::SlotPool& scratch() const {
     return gpu_ != nullptr ? *gpu_->scratch : *context().scratch;
   }
+  bool gets_through() const { return transport_->capabilities().gets_through; }
   Straight straight() const {
     const Tuning& tuning = context().tuning();
-    const bool through = transport_->capabilities().gets_through;
-    return {through ? tuning.through_run_bytes_min : tuning.direct_run_bytes_min, gpu_ != nullptr};
+    return {gets_through() ? tuning.through_run_bytes_min : tuning.direct_run_bytes_min,
+            gpu_ != nullptr};
   }
   StreamKey Key() const;
   std::string TransportName() const;

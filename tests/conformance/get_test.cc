@@ -173,6 +173,7 @@ TEST_P(Gets, HandThePiecesInOrderToWhoTakesThem) {
   constexpr uint64_t kBytes = (5 << 20) + 77;
   auto region = PatternRegion(kBytes);
   const RegionKey key = source->transport->Export(CutPieces(region, 70, random));
+  EXPECT_EQ(reader->transport->capabilities().gets_through, endpoint->transport_name() == "tcp");
   for (size_t spans : {1, 3, 2000}) {
     std::vector<std::byte> buffer(kBytes, kUntouched);
     uint64_t taken = 0;

@@ -107,11 +107,11 @@ void TcpDial::Secure(size_t leg, void (TcpDial::*then)(size_t leg)) {
 }
 
 void TcpDial::Open(size_t leg) {
+  int wanted = static_cast<int>(legs_.size());
   if (StaysOnThisHost(legs_[leg].stream.socket())) {
-    const int near = std::clamp(core_->options.near_connections, 1, static_cast<int>(legs_.size()));
-    while (legs_.size() > static_cast<size_t>(near)) legs_.pop_back();
+    wanted = std::clamp(core_->options.near_connections, 1, wanted);
   }
-  open_ = EncodeOpen({handshake_.introduction(), static_cast<uint32_t>(legs_.size())});
+  open_ = EncodeOpen({handshake_.introduction(), static_cast<uint32_t>(wanted)});
   if (!Say(leg, open_)) return;
   if (!handshake_.awaits_challenge()) return AwaitWelcome(leg);
   // A refusal has no challenge behind it.

@@ -146,7 +146,7 @@ TEST(StrandHelper, LeavesWhatOthersPostedAndKeepsTheOrder) {
   }
 }
 
-// The strand's thread, asleep until then, is not needed for it.
+// That thread sleeps without a limit when the timer is set from here.
 TEST(StrandHelper, ATimerThatATaskSetIsDueOnTheStrandsOwnThread) {
   ThreadExecutor strand("strand", 1);
   StrandHelper helper;
@@ -180,15 +180,16 @@ TEST(StrandHelper, WhatWasPostedRunsWhenTheHelperGoes) {
 
 TEST(StrandHelper, StopDropsWhatWasPostedAndWaitsForWhatRunsElsewhere) {
   ThreadExecutor strand("strand", 1);
+  auto held = std::make_shared<int>(1);
   std::promise<void> entered;
   std::atomic<bool> left = false;
   bool dropped_ran = false;
   std::thread io([&] {
     StrandHelper helper;
     strand.Post([&] {
+      strand.Post([held, &dropped_ran] { dropped_ran = true; });
       entered.set_value();
-      strand.Post([&dropped_ran] { dropped_ran = true; });
-      while (strand.PostAfter(hours(1), [] {}) < 100) std::this_thread::yield();
+      while (held.use_count() > 1) std::this_thread::yield();  // until Stop has begun
       left = true;
     });
     helper.Run();

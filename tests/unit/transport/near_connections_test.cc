@@ -1,9 +1,9 @@
 #include <filesystem>
-#include <future>
 
 #include "gtest/gtest.h"
 #include "server/transport/tcp/tcp_transport.h"
 #include "tests/support/accepting_handler.h"
+#include "tests/support/to_itself.h"
 
 // How many sockets a session opens with a peer on this host.
 namespace weightwire::transport {
@@ -28,13 +28,7 @@ size_t Opened(int connections, int near_connections) {
   const auto transport = MakeTcpTransport(options);
   EXPECT_EQ(transport->Start(&handler, Incarnation(5)), OkStatus());
   const size_t before = OpenSockets();
-  Hello hello;
-  hello.caller = hello.callee = Incarnation(5);
-  std::promise<Result<std::shared_ptr<Endpoint>>> connected;
-  transport->Connect(transport->address(), hello, std::chrono::seconds(60),
-                     [&](auto result) { connected.set_value(std::move(result)); });
-  const auto endpoint = connected.get_future().get();
-  EXPECT_TRUE(endpoint.has_value()) << endpoint.error().ToString();
+  const auto endpoint = testing::ToItself(*transport);
   return (OpenSockets() - before) / 2;
 }
 

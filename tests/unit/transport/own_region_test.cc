@@ -3,23 +3,13 @@
 #include "gtest/gtest.h"
 #include "server/transport/shm/shm_transport.h"
 #include "tests/support/accepting_handler.h"
+#include "tests/support/to_itself.h"
 
 // An agent that reads from itself over a transport that maps memory.
 namespace weightwire::transport {
 namespace {
 
 constexpr auto kTimeout = std::chrono::seconds(60);
-
-std::shared_ptr<Endpoint> ToItself(Transport& transport) {
-  Hello hello;
-  hello.caller = hello.callee = Incarnation(5);
-  std::promise<Result<std::shared_ptr<Endpoint>>> connected;
-  transport.Connect(transport.address(), hello, kTimeout,
-                    [&](auto result) { connected.set_value(std::move(result)); });
-  auto endpoint = connected.get_future().get();
-  EXPECT_TRUE(endpoint.has_value()) << endpoint.error().ToString();
-  return endpoint.value_or(nullptr);
-}
 
 Result<MappedList> MapAll(Endpoint& endpoint, RegionKey key) {
   std::promise<Result<MappedList>> mapped;
@@ -43,7 +33,7 @@ TEST(OwnRegion, IsSeenWhereItLiesAndHeldOnlyWhileItIsUsed) {
   testing::AcceptingHandler handler;
   const auto transport = MakeShmTransport({});
   ASSERT_EQ(transport->Start(&handler, Incarnation(5)), OkStatus());
-  const auto endpoint = ToItself(*transport);
+  const auto endpoint = testing::ToItself(*transport);
   ASSERT_NE(endpoint, nullptr);
   auto region = Patterned();
   const std::weak_ptr<memory::MemoryRegion> alive = region;
