@@ -191,9 +191,10 @@ void Participant::StartSource(const std::shared_ptr<Attempt>& attempt) {
   WW_FAILPOINT("agent.before_source_serves");
   transfer::Binding bytes =
       is_engine() ? memory_->StageBinding(memory_->stage()->live()) : publication_->Bytes();
+  transfer::SourceJob job = SourceJobOf(*attempt, name_, std::move(bytes));
+  if (!is_engine()) job.heads = memory_->heads();
   services_->transfers.StartSource(
-      SourceJobOf(*attempt, name_, std::move(bytes)),
-      [self = shared_from_this(), attempt](Result<transfer::SourceReport> result) {
+      std::move(job), [self = shared_from_this(), attempt](Result<transfer::SourceReport> result) {
         if (!self->Runs(attempt)) return;
         attempt->ended = self->services_->clock.Now();
         WW_FAILPOINT("agent.after_all_read_before_sourced");
@@ -289,6 +290,7 @@ void Participant::Do(const epoch::DoInstall&) {
   const auto attempt = attempt_;
   WW_FAILPOINT("agent.before_installed");
   memory_->stage()->Flip(attempt->buffer, {attempt->command.content, attempt->command.version});
+  memory_->kept(attempt->buffer)->Settle();
   emptied_for_ = {};
   Drain(attempt, [] {});
   if (application_ != nullptr) {

@@ -62,6 +62,8 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   const std::shared_ptr<transfer::Kept>& kept(int buffer) const {
     return kept_[static_cast<size_t>(buffer)];
   }
+  /// Of what a trainer's rank served last (transfer::SourceJob::heads).
+  const std::shared_ptr<transfer::Heads>& heads() const { return heads_; }
   /// With what is gathered in.
   uint64_t stage_bytes() const;
 
@@ -90,6 +92,7 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   std::optional<transfer::Binding> binding_;
   std::unique_ptr<memory::StageBuffers> stage_;
   std::array<std::shared_ptr<transfer::Kept>, memory::kBuffersMax> kept_;
+  const std::shared_ptr<transfer::Heads> heads_ = std::make_shared<transfer::Heads>();
   Budget::Share stage_share_;
   bool making_stage_ = false;
   std::vector<control::Done> stage_waiters_;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "server/base/ids.h"
@@ -27,6 +28,11 @@ class Kept {
     if (sums.size() <= segment) sums.resize(segment + 1);
     sums[segment] = sum;
   }
+  /// The version that lies in the buffer is served now: what is written next is another one.
+  void Settle() { settled_ = true; }
+  /// Before something is written. False: of what is known something may be of the very version that
+  /// is written now, by an attempt that came to nothing.
+  bool Unsettle() { return std::exchange(settled_, false); }
   /// Of segments [first, first + count) of a stream of `plan`; kUnknown where nothing is known,
   /// empty where that is so for all of them.
   static constexpr uint64_t kUnknown = 0;
@@ -42,6 +48,7 @@ class Kept {
 
  private:
   PlanId plan_;
+  bool settled_ = false;
   std::map<uint32_t, std::vector<uint64_t>> sums_;
 };
 

@@ -10,7 +10,8 @@
 //   OPEN     32 u64 plan_high   40 u64 segment_bytes_max   48 u64 slot_bytes
 //   BINDING  32 u64 binding.id   40 u64 binding.generation   48 u64 sums.id
 //            56 u64 sums.generation
-//   READY    32 u64 memory.id   40 u64 memory.generation   48 u64 offset   56 u32 slot
+//   READY    32 u64 memory.id   40 u64 memory.generation   48 u64 offset (bit 63: changed)
+//            56 u32 slot
 //   CREDIT   32 u32 slot   36 u64 bytes_kept
 //   CLOSE, FAIL   32 u32 code   36 u32 reason
 namespace weightwire::transfer {
@@ -18,6 +19,8 @@ namespace {
 
 constexpr size_t kHeadBytes = 32;
 constexpr uint16_t kMapsFlag = 1;
+// Not one of `flags`: readers of an older build, which know nothing of it, do not look at `offset`.
+constexpr uint64_t kChangedBit = uint64_t{1} << 63;
 constexpr uint32_t kCodeMax = static_cast<uint32_t>(Code::kUnauthenticated);
 
 size_t BodyBytes(NotifyType type) {
@@ -115,6 +118,8 @@ Status TakeBody(Reader& reader, Notify* out) {
     case NotifyType::kReady:
       out->memory = reader.TakeKey();
       out->offset = reader.Take<uint64_t>();
+      out->changed = (out->offset & kChangedBit) != 0;
+      out->offset &= ~kChangedBit;
       out->slot = reader.Take<uint32_t>();
       return OkStatus();
     case NotifyType::kCredit:
@@ -172,7 +177,7 @@ NotifyBytes EncodeNotify(const Notify& notify) {
       break;
     case NotifyType::kReady:
       writer.Put(notify.memory);
-      writer.Put(notify.offset);
+      writer.Put(notify.offset | (notify.changed ? kChangedBit : 0));
       writer.Put(notify.slot);
       break;
     case NotifyType::kCredit:

@@ -68,6 +68,9 @@ struct Notify {
   // kReady
   transport::RegionKey memory{};  ///< the slot; unused by a mapping reader
   uint64_t offset = 0;            ///< of the slot's sums in the `sums` export; 0 for other readers
+  /// No segment of the slot is as in the version before, as far as the source knows: its reader may
+  /// as well read the bytes first, and the sums last. Never told to a mapping reader.
+  bool changed = false;
   // kCredit
   uint64_t bytes_kept = 0;  ///< of the slot's payload: not read, because the reader had them
   // kClose, kFail; kOk: the reader is done

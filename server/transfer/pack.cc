@@ -1,5 +1,6 @@
 #include "server/transfer/pack.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <vector>
@@ -13,6 +14,9 @@ namespace weightwire::transfer {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "sums are written as they are in memory");
+
+// Enough to find a difference in what training has changed, if only in one element of a hundred.
+constexpr int64_t kHeadBytes = 4096;
 
 class GatherBuilder {
  public:
@@ -75,9 +79,26 @@ Status SumSegments(const plan::Stream& stream, const plan::StreamSchedule& sched
   return OkStatus();
 }
 
+std::vector<uint64_t> HeadsOf(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                              uint32_t slot, const Binding& binding) {
+  const plan::SlotSpan& span = schedule.slots[slot];
+  std::vector<uint64_t> heads(span.segment_count, Kept::kUnknown);
+  for (uint32_t i = 0; i < span.segment_count; ++i) {
+    const plan::Segment& segment = schedule.segments[span.first_segment + i];
+    const plan::CopyOp& op = stream.ops[segment.op_index];
+    const SegmentCopy copy = CopyOf(op, segment);
+    const device::Bytes source = binding[op.source_tensor].at() + copy.source_offset;
+    if (source.device != nullptr || copy.makes != plan::Makes::kElements) continue;
+    const kernels::StridedBox box = kernels::Normalize(copy.box);
+    const int64_t run = kernels::SourceRunBytes(box, kernels::ElementBytes(copy.from));
+    heads[i] = kernels::SumContiguous(source.at, static_cast<size_t>(std::min(run, kHeadBytes)));
+  }
+  return heads;
+}
+
 PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t slot,
                     const Binding& binding, int64_t direct_run_bytes_min, const SlotMemory& memory,
-                    std::span<uint64_t> sums, const std::atomic<bool>& stop) {
+                    std::span<uint64_t> sums, LeavingSums* leaving, const std::atomic<bool>& stop) {
   const plan::SlotSpan& span = schedule.slots[slot];
   const bool packs = memory.packed.region != nullptr;
   const bool on_device = packs && memory.packed.region->on_device();
@@ -101,23 +122,29 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
     const device::Bytes source = tensor.at() + copy.source_offset;
     const bool direct =
         (on_device || !tensor.region->on_device()) && SourceIsDirect(copy, direct_run_bytes_min);
+    if (direct) {
+      for (const Run& run : SourceRuns(copy)) builder.FromTensor(tensor, run);
+      if (leaving != nullptr) continue;
+    } else {
+      builder.FromSlot(offset + static_cast<uint64_t>(segment.bytes));
+      packed.bytes_packed += segment.bytes;
+    }
     const auto sum =
         direct ? SumMade(source, copy) : MakePacked(memory.packed.at() + offset, source, copy);
     if (!sum) {
       packed.status = sum.error();
       return packed;
     }
-    sums[i] = *sum;
-    if (direct) {
-      for (const Run& run : SourceRuns(copy)) builder.FromTensor(tensor, run);
-      continue;
+    if (leaving != nullptr) {
+      leaving->Made(i, *sum);
+    } else {
+      sums[i] = *sum;
     }
-    builder.FromSlot(offset + static_cast<uint64_t>(segment.bytes));
-    packed.bytes_packed += segment.bytes;
   }
+  builder.FromSlot(static_cast<uint64_t>(span.bytes));
+  if (leaving != nullptr) return packed;
   std::byte* sums_at = on_device ? memory.sums.data() : memory.packed.data();
   std::memcpy(sums_at, sums.data(), sums.size_bytes());
-  builder.FromSlot(static_cast<uint64_t>(span.bytes));
   return packed;
 }
 

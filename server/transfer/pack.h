@@ -5,6 +5,7 @@
 #include <span>
 
 #include "server/plan/segments.h"
+#include "server/transfer/leaving_sums.h"
 #include "server/transfer/transfer.h"
 #include "server/transport/transport.h"
 
@@ -14,13 +15,21 @@ namespace weightwire::transfer {
 struct PackedSlot {
   transport::GatherList pieces;  ///< of SlotSpan::bytes together; empty when only summed
   int64_t bytes_packed = 0;      ///< payload that was copied into SlotMemory::packed
-  Status status;                 ///< not OK: a GPU failed, and the rest is worthless
+  std::vector<uint64_t> heads;   ///< HeadsOf the slot; empty where nobody asked for them
+  /// Has the sums, of which some are not made yet; null: all are.
+  std::shared_ptr<LeavingSums> leaving;
+  Status status;  ///< not OK: a GPU failed, and the rest is worthless
 };
 
 /// Sums segments from `first` on, an index in `schedule.segments`, from the source's tensors, one
 /// for each of `into`. Errors: device/bytes.h.
 Status SumSegments(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t first,
                    const Binding& binding, std::span<uint64_t> into);
+
+/// For each segment of the slot a number that changes only if the segment's bytes do, made of its
+/// first few KiB; Kept::kUnknown where that would take too long.
+std::vector<uint64_t> HeadsOf(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                              uint32_t slot, const Binding& binding);
 
 /// Where a slot is packed.
 struct SlotMemory {
@@ -34,10 +43,13 @@ struct SlotMemory {
 /// runs as pieces of the tensors themselves. Tensors in a GPU's memory are such pieces only where
 /// `memory.packed` is a GPU's too: else the transport does not reach them, and they are packed.
 ///
+/// With `leaving`, which must be of this slot, sums of long runs are left to it, and all others are
+/// told to it: nothing is written to `sums` then, nor to the slot's.
+///
 /// Pure but for the memory it is given; runs on any thread. Gives up between segments when `stop`
 /// is set; the result is then worthless. The slice must have passed ValidateSlice.
 PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t slot,
                     const Binding& binding, int64_t direct_run_bytes_min, const SlotMemory& memory,
-                    std::span<uint64_t> sums, const std::atomic<bool>& stop);
+                    std::span<uint64_t> sums, LeavingSums* leaving, const std::atomic<bool>& stop);
 
 }  // namespace weightwire::transfer

@@ -42,7 +42,17 @@ Status SourceRun::CheckLeg(const SourceLeg& leg) const {
   return OkStatus();
 }
 
+void SourceRun::FollowPlans() {
+  if (!job_.heads) return;
+  std::erase_if(*job_.heads, [this](const auto& entry) {
+    return std::ranges::none_of(
+        job_.legs, [&](const SourceLeg& leg) { return leg.slice->plan == entry.first; });
+  });
+  for (const SourceLeg& leg : job_.legs) (*job_.heads)[leg.slice->plan].Follow(leg.slice->plan);
+}
+
 void SourceRun::Start() {
+  FollowPlans();
   for (const SourceLeg& leg : job_.legs) {
     if (Status status = CheckLeg(leg); !status.ok()) {
       Finish(Fail(std::move(status).AtRank(job_.name).AtEpoch(job_.epoch)));

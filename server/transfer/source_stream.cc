@@ -26,6 +26,7 @@ SourceStream::SourceStream(SourceRun& run, const plan::Stream& stream, PlanId pl
 }
 
 Context& SourceStream::context() const { return run_.context(); }
+Kept& SourceStream::heads() const { return run_.job().heads->at(plan_); }
 void SourceStream::Touch() { last_progress_ = context().clock.Now(); }
 
 StreamKey SourceStream::KeyOf(ParticipantId reader) const {
@@ -59,6 +60,14 @@ bool SourceStream::SumsAtReader() const {
   if (readers_planned_ != 1 || readers_.empty()) return false;
   const Reader& reader = readers_.begin()->second;
   return reader.maps && reader.endpoint->hello().caller == context().options.self;
+}
+
+// Of what a GPU packs the sums are made there.
+bool SourceStream::MaySumLater() const {
+  if (readers_planned_ != 1 || device_ != nullptr) return false;
+  const Reader& reader = readers_.begin()->second;
+  const std::string& name = reader.endpoint->transport_name();
+  return !reader.maps && context().TransportOf(name)->capabilities().tells_leaving;
 }
 
 Status SourceStream::CheckOpen(const transport::Endpoint& endpoint, const Notify& open) const {
@@ -130,6 +139,12 @@ void SourceStream::OnOpen(const std::shared_ptr<transport::Endpoint>& endpoint,
   Pump();
 }
 
+bool SourceStream::TakeSums(const Slot& slot, uint32_t index) {
+  const plan::SlotSpan& span = schedule_.slots[index];
+  return !slot.leaving ||
+         slot.leaving->Take(std::span(sums_).subspan(span.first_segment, span.segment_count));
+}
+
 void SourceStream::OnCredit(uint64_t endpoint, const Notify& credit) {
   Reader* reader = FindReader(endpoint, credit.key.reader);
   if (reader == nullptr || reader->gone || stopped_) return;
@@ -137,11 +152,13 @@ void SourceStream::OnCredit(uint64_t endpoint, const Notify& credit) {
   const bool announced = slot != slots_.end() && slot->second.phase == Phase::kAnnounced;
   const uint64_t bytes =
       announced ? static_cast<uint64_t>(schedule_.slots[credit.slot].payload_bytes) : 0;
-  const bool expected =
-      announced && credit.bytes_kept <= bytes && slot->second.waiting.erase(credit.key.reader) > 0;
+  const bool expected = announced && credit.bytes_kept <= bytes &&
+                        TakeSums(slot->second, credit.slot) &&
+                        slot->second.waiting.erase(credit.key.reader) > 0;
   if (!expected) {
     const Status why(Code::kInvalidArgument, Reason::kInvalidRequest,
-                     "a reader credited a slot that it does not hold, or more than is in it");
+                     "a reader credited a slot that it does not hold or whose sums it has not "
+                     "read, or more than is in it");
     Refuse(reader->endpoint, credit.key.reader, why);
     return Detach(credit.key.reader, why);
   }
@@ -369,10 +386,28 @@ void SourceStream::StartSlot(memory::RegionSpan memory, FairGate* gate) {
     return Pump();
   }
   packing_.Begin(context().clock.Now());
+  const bool with_heads = slot.memory.region && run_.job().heads;
+  const bool may_sum_later = with_heads && MaySumLater();
+  std::vector<uint64_t> heads_before;
+  if (may_sum_later) {
+    heads_before = heads().Of(plan_, stream_.id, span.first_segment, span.segment_count);
+  }
   context().workers.Post([this, keep = run_.shared_from_this(), index, sums, mapped_sums,
+                          with_heads, heads_before = std::move(heads_before),
                           memory = SlotMemory{std::move(memory), SumsOf(index)}] {
-    PackedSlot packed = PackSlot(stream_, schedule_, index, run_.job().binding,
-                                 run_.context().tuning().direct_run_bytes_min, memory, sums, stop_);
+    const Binding& binding = run_.job().binding;
+    std::vector<uint64_t> heads;
+    if (with_heads) heads = HeadsOf(stream_, schedule_, index, binding);
+    std::shared_ptr<LeavingSums> leaving;
+    if (AllDiffer(heads, heads_before)) {
+      leaving =
+          std::make_shared<LeavingSums>(stream_, schedule_, index, binding, memory.packed.data());
+    }
+    PackedSlot packed =
+        PackSlot(stream_, schedule_, index, binding, run_.context().tuning().direct_run_bytes_min,
+                 memory, sums, leaving.get(), stop_);
+    packed.heads = std::move(heads);
+    packed.leaving = std::move(leaving);
     if (mapped_sums != nullptr) std::memcpy(mapped_sums, sums.data(), sums.size_bytes());
     run_.context().strand.Post([this, keep, index, packed = std::move(packed)]() mutable {
       OnPacked(index, std::move(packed));
@@ -393,10 +428,14 @@ void SourceStream::OnPacked(uint32_t index, PackedSlot packed) {
     Stop(packed.status);
     return run_.Changed();
   }
+  for (uint32_t i = 0; i < packed.heads.size(); ++i) {
+    heads().Note(stream_.id, schedule_.slots[index].first_segment + i, packed.heads[i]);
+  }
   bytes_packed_ += packed.bytes_packed;
   if (packing_.begun()) packing_.End(context().clock.Now());
   entry->second.phase = Phase::kPacked;
   entry->second.pieces = std::move(packed.pieces);
+  entry->second.leaving = std::move(packed.leaving);
   Touch();
   AnnounceInOrder();
   Pump();
@@ -437,6 +476,13 @@ void SourceStream::AnnounceNext() {
   ReleaseIfUnread(entry);
 }
 
+transport::RegionKey SourceStream::ExportOver(transport::Transport& transport, const Slot& slot) {
+  if (!slot.leaving) return transport.Export(slot.pieces);
+  return transport.ExportTold(
+      slot.pieces, [keep = run_.shared_from_this(), leaving = slot.leaving](
+                       uint64_t offset, uint64_t bytes) { leaving->Leave(offset, bytes); });
+}
+
 void SourceStream::Announce(uint32_t index, Slot& slot) {
   WW_FAILPOINT("transfer.before_a_slot_is_announced");
   slot.phase = Phase::kAnnounced;
@@ -451,8 +497,9 @@ void SourceStream::Announce(uint32_t index, Slot& slot) {
     } else {
       transport::Transport* transport = context().TransportOf(reader.endpoint->transport_name());
       auto [key, first] = slot.keys.try_emplace(transport);
-      if (first) key->second = transport->Export(slot.pieces);
+      if (first) key->second = ExportOver(*transport, slot);
       ready.memory = key->second;
+      ready.changed = slot.leaving != nullptr;
     }
     context().Send(reader.endpoint, ready);
   }

@@ -12,6 +12,7 @@
 #include "server/transfer/context.h"
 #include "server/transfer/fair_gate.h"
 #include "server/transfer/lasting.h"
+#include "server/transfer/leaving_sums.h"
 #include "server/transfer/pack.h"
 #include "server/transfer/source_sums.h"
 
@@ -28,6 +29,10 @@ class SourceRun;
 /// Where the only reader maps the tensors and belongs to the same agent, slots are announced
 /// without sums: each of the reader's tasks has `own_sums_` make the source's sum while it copies
 /// the segment, or just before. The source's memory is then read once and not twice.
+///
+/// Where the only reader's transport tells what leaves, a slot of which no segment is as in the
+/// version before is announced as such and without sums: they are made of what is sent just before
+/// it is (leaving_sums.h), so that the kernel's copy finds it in the cache.
 ///
 /// Where the slots lie, in host memory or on the tensors' GPU, is decided when the first one is
 /// packed: one reader whose transport does not reach GPU memory has all of them in host memory.
@@ -85,15 +90,19 @@ class SourceStream {
     std::map<transport::Transport*, transport::RegionKey> keys;
     size_t revokes_left = 0;
     FairGate* gate = nullptr;  ///< that it came through
+    /// Has its sums, where its bytes are sent before all are made.
+    std::shared_ptr<LeavingSums> leaving;
   };
   using SlotEntry = std::map<uint32_t, Slot>::iterator;
 
   Context& context() const;
+  Kept& heads() const;
   Reader* FindReader(uint64_t endpoint, ParticipantId participant);
   bool Complete(const Reader& reader) const { return reader.credits == schedule_.slots.size(); }
   bool NeedsBytes() const;
   bool AnyMaps() const;
   bool SumsAtReader() const;
+  bool MaySumLater() const;
   StreamKey KeyOf(ParticipantId reader) const;
   Status CheckOpen(const transport::Endpoint& endpoint, const Notify& open) const;
   void Refuse(const std::shared_ptr<transport::Endpoint>& endpoint, ParticipantId reader,
@@ -111,9 +120,12 @@ class SourceStream {
   void StartSlot(memory::RegionSpan memory, FairGate* gate);
   void StopAsking();
   void OnPacked(uint32_t slot, PackedSlot packed);
+  /// False: its reader has not asked for all of them.
+  bool TakeSums(const Slot& slot, uint32_t index);
   void AnnounceInOrder();
   PacedBytes PacedBytesOf(uint32_t index, const Slot& slot);
   void AnnounceNext();
+  transport::RegionKey ExportOver(transport::Transport& transport, const Slot& slot);
   void Announce(uint32_t index, Slot& slot);
   void ReleaseIfUnread(SlotEntry entry);
   void Release(SlotEntry entry);
@@ -127,7 +139,8 @@ class SourceStream {
   const uint32_t readers_planned_;
   plan::StreamSchedule schedule_;
   uint64_t sums_offset_ = 0;
-  std::vector<uint64_t> sums_;  ///< by segment; each written by the one task that has its slot
+  /// By segment; each written by the one task that has its slot, or when its slot is credited.
+  std::vector<uint64_t> sums_;
   OwnSums own_sums_;                  ///< into `sums_`
   device::Device* const device_;      ///< where its tensors lie; null: in host memory
   memory::SlotPool* pool_ = nullptr;  ///< of its slots; null before the first one is packed

@@ -19,7 +19,12 @@ void TargetStream::OrderSlot(uint32_t index) {
   const TargetJob& job = run_.job();
   slot.kept.here = KnownSums(*job.kept, index);
   if (job.served_kept) slot.kept.served = KnownSums(*job.served_kept, index);
-  if (slot.kept.empty()) return OrderChunks(ChunksOf(schedule_, index, read_ahead_.chunk_bytes));
+  if (slot.kept.empty() || (slot.changed && !run_.resumes())) {
+    auto chunks = ChunksOf(schedule_, index, read_ahead_.chunk_bytes);
+    // The sums last: the source makes those of what it sends on the way, and of what is left now.
+    if (slot.changed) std::ranges::rotate(chunks, chunks.begin() + 1);
+    return OrderChunks(chunks);
+  }
   // A few bytes, and what follows waits for them: they pass what waits for its turn.
   ++sums_gets_;
   PostGet({Chunk{index, span.first_segment, 0, true}, Wanted::kSums}, {});

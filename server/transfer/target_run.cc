@@ -58,6 +58,7 @@ Status TargetRun::Prepare() {
   WW_RETURN_IF_ERROR(CheckBlocksFit(*job_.slice, context_->tuning().segment_bytes_max));
   if (!job_.served.empty()) WW_RETURN_IF_ERROR(ValidateSlice(*job_.slice, job_.served));
   job_.kept->Follow(job_.slice->plan);
+  resumes_ = !job_.kept->Unsettle();
   made_.ops = job_.slice->gathered.made;
   for (const plan::Stream& stream : job_.slice->streams) WW_RETURN_IF_ERROR(AddStream(stream));
   bytes_total_ = progress().bytes_total;

@@ -41,6 +41,8 @@ class TargetRun : public std::enable_shared_from_this<TargetRun> {
   void FailJob(Status why);
   /// Of all the job's streams.
   int64_t bytes_total() const { return bytes_total_; }
+  /// An attempt at this version may have left bytes here.
+  bool resumes() const { return resumes_; }
   /// Something may have finished or become quiet.
   void Changed();
 
@@ -69,6 +71,7 @@ class TargetRun : public std::enable_shared_from_this<TargetRun> {
   std::vector<std::unique_ptr<TargetStream>> streams_;
   std::map<uint32_t, TargetStream*> by_id_;
   int64_t bytes_total_ = 0;
+  bool resumes_ = false;
   FairGate gets_;
   FairGate near_gets_;
   plan::Stream made_;  ///< the copies within the rank

@@ -122,6 +122,7 @@ void TargetStream::OnReady(const Notify& ready) {
   Slot& slot = slots_[ready.slot];
   slot.memory = ready.memory;
   slot.sums_offset = ready.offset;
+  slot.changed = ready.changed;
   Touch();
   // A source that lies on a GPU which this transport cannot map has answered without a binding, and
   // announces packed slots as to a reader that does not map.

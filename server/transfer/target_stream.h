@@ -63,6 +63,7 @@ class TargetStream {
   struct Slot {
     transport::RegionKey memory;
     uint64_t sums_offset = 0;  ///< in the mapped sums
+    bool changed = false;      ///< says its source
     bool sums_here = false;
     std::vector<uint64_t> expected;  ///< Gets write here
     std::vector<SegmentState> state;

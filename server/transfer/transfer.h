@@ -119,6 +119,9 @@ struct Stretch {
   friend bool operator==(const Stretch&, const Stretch&) = default;
 };
 
+/// What is known of a source's bytes (pack.h: HeadsOf), by plan.
+using Heads = std::map<PlanId, Kept>;
+
 struct SourceLeg {
   std::shared_ptr<const plan::RankSlice> slice;  ///< side kSource
   uint32_t readers = 1;                          ///< engines that will open each stream
@@ -129,6 +132,9 @@ struct SourceJob {
   std::string name;             ///< "trainer/3", for messages
   std::vector<SourceLeg> legs;  ///< one for each distinct plan
   Binding binding;
+  /// Of what was packed last, brought up to date as slots are packed: tells what has certainly
+  /// changed since. Null where that is of no use.
+  std::shared_ptr<Heads> heads;
   /// A relay: a slot is read only once it is there. Null: all bytes are there.
   std::shared_ptr<Received> received;
   /// A reader that keeps a slot so long after another one has given it back, while there is more to

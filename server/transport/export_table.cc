@@ -19,8 +19,8 @@ uint64_t NextNumber() {
 
 }  // namespace
 
-Exported::Exported(GatherList pieces, std::shared_ptr<const Post> post)
-    : pieces_(std::move(pieces)), post_(std::move(post)) {
+Exported::Exported(GatherList pieces, Leaving leaving, std::shared_ptr<const Post> post)
+    : pieces_(std::move(pieces)), leaving_(std::move(leaving)), post_(std::move(post)) {
   uint64_t total = 0;
   for (const memory::RegionSpan& piece : pieces_) {
     starts_.push_back(total);
@@ -32,6 +32,7 @@ Exported::Exported(GatherList pieces, std::shared_ptr<const Post> post)
 }
 
 Exported::~Exported() {
+  leaving_ = nullptr;
   for (Task& task : when_unused_) (*post_)(std::move(task));
 }
 
@@ -64,8 +65,8 @@ std::vector<PieceRange> Exported::All() const {
 ExportTable::ExportTable(Exported::Post post)
     : post_(std::make_shared<const Exported::Post>(std::move(post))) {}
 
-RegionKey ExportTable::Export(GatherList pieces) {
-  auto exported = std::make_shared<Exported>(std::move(pieces), post_);
+RegionKey ExportTable::Export(GatherList pieces, Leaving leaving) {
+  auto exported = std::make_shared<Exported>(std::move(pieces), std::move(leaving), post_);
   const RegionKey key{NextNumber(), NextNumber()};
   std::lock_guard lock(mutex_);
   live_.emplace(key.id, std::pair(key.generation, std::move(exported)));

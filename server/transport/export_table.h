@@ -27,7 +27,7 @@ struct PieceRange {
 class Exported {
  public:
   using Post = std::function<void(Task)>;
-  Exported(GatherList pieces, std::shared_ptr<const Post> post);
+  Exported(GatherList pieces, Leaving leaving, std::shared_ptr<const Post> post);
   ~Exported();
   Exported(const Exported&) = delete;
   Exported& operator=(const Exported&) = delete;
@@ -38,11 +38,16 @@ class Exported {
   Result<std::vector<PieceRange>> Slice(uint64_t offset, uint64_t bytes) const;
   /// Every piece, empty ones too.
   std::vector<PieceRange> All() const;
+  /// Before bytes of a Slice are read.
+  void Tell(uint64_t offset, uint64_t bytes) const {
+    if (leaving_) leaving_(offset, bytes);
+  }
 
  private:
   friend class ExportTable;
   GatherList pieces_;
   std::vector<uint64_t> starts_;  ///< of each piece, and the total
+  Leaving leaving_;               ///< null: nobody wants to know
   std::shared_ptr<const Post> post_;
   std::vector<Task> when_unused_;  ///< guarded by the table's mutex while a table knows us
 };
@@ -54,7 +59,7 @@ class ExportTable {
   explicit ExportTable(Exported::Post post);
 
   /// Ids are unique in the process, over all tables.
-  RegionKey Export(GatherList pieces);
+  RegionKey Export(GatherList pieces, Leaving leaving = nullptr);
   /// kNotFound / kStaleIncarnation: unknown, revoked, or another generation.
   Result<std::shared_ptr<const Exported>> Use(RegionKey key) const;
   /// See Transport::Revoke. An unknown key counts as unused.

@@ -42,6 +42,10 @@ struct RegionKey {
 /// the export is revoked *and* the last operation on it has ended.
 using GatherList = std::vector<memory::RegionSpan>;
 
+/// Told of bytes [offset, offset + bytes) of an export, on the thread that is about to send them
+/// and is held up meanwhile; on several at once where several read. What it writes there is sent.
+using Leaving = std::function<void(uint64_t offset, uint64_t bytes)>;
+
 /// Where a Get writes: host memory, or a range of a GPU's, which the host never touches: data()
 /// aborts then. Whoever made it keeps the memory alive.
 class MutableSpan {
@@ -112,6 +116,7 @@ struct Capabilities {
   /// What a Get has written to a GPU is seen by work there only after Device::FlushWrites.
   bool flush_device_writes = false;
   bool gets_through = false;        ///< GetThrough() calls its `take`
+  bool tells_leaving = false;       ///< ExportTold() works
   uint64_t chunk_bytes_max = 0;     ///< largest Get
   uint32_t gets_in_flight_max = 0;  ///< per endpoint; a further Get queues inside the transport
   bool checks_payload = false;      ///< payload is checksummed below us (none today)
@@ -216,6 +221,9 @@ class Transport {
   virtual Status Reaches(const std::string& /*address*/) const { return OkStatus(); }
 
   virtual RegionKey Export(GatherList pieces) = 0;
+  /// Export, where what is read is shown to `leaving` first. It is destroyed, on any thread, before
+  /// `done` of a later Revoke runs. Requires Capabilities::tells_leaving.
+  virtual RegionKey ExportTold(GatherList /*pieces*/, Leaving) { WW_CHECK(false); }
   /// Later operations on `key` fail; those under way end first or fail. `done` runs when no
   /// operation of this transport touches the pieces any more. Memory that a peer has *mapped* is
   /// the caller's to drain (transfer/ waits for the reader's CLOSE or for the end of the session).

@@ -1,4 +1,5 @@
 #include <atomic>
+#include <cstring>
 
 #include "tests/conformance/pattern.h"
 #include "tests/conformance/rig.h"
@@ -210,6 +211,41 @@ TEST_P(Gets, HandThePiecesInOrderToWhoTakesThem) {
       EXPECT_EQ(calls, 0);
     }
   }
+}
+
+// What `leaving` writes is what arrives, of each Get and whatever else is under way.
+TEST_P(Gets, AreToldBeforeTheirBytesLeave) {
+  const bool tells = source->transport->capabilities().tells_leaving;
+  const Kind& kind = GetParam();
+  EXPECT_EQ(tells, kind.backend == "tcp" || (kind.backend == "fake" && !kind.gpu));
+  if (!tells) return;
+  constexpr uint64_t kBytes = 3 << 20;
+  const auto region = *memory::MemoryRegion::Allocate("told", kBytes);
+  std::memset(region->data(), 0, kBytes);
+  std::atomic<uint64_t> told = 0;
+  const RegionKey key =
+      source->transport->ExportTold({{region, 0, kBytes}}, [&](uint64_t offset, uint64_t bytes) {
+        for (uint64_t i = offset; i < offset + bytes; ++i) region->data()[i] = PatternAt(i);
+        told += bytes;
+      });
+  constexpr uint64_t kOne = 100'003;
+  std::vector<std::byte> buffer(kBytes, kUntouched);
+  std::vector<std::shared_ptr<Call>> calls;
+  for (uint64_t offset = 0; offset < kBytes; offset += kOne) {
+    const std::span one = std::span(buffer).subspan(offset, std::min(kOne, kBytes - offset));
+    calls.push_back(rig.Get(endpoint, key, offset, {one}));
+  }
+  for (const auto& call : calls) {
+    ASSERT_TRUE(rig.WaitFor(call));
+    EXPECT_EQ(call->status, OkStatus());
+  }
+  EXPECT_EQ(FirstDifference(buffer, 0), -1);
+  EXPECT_EQ(told, kBytes);
+  // Of what is refused nothing leaves.
+  auto refused = rig.Get(endpoint, key, kBytes - 1, {std::span(buffer).first(2)});
+  ASSERT_TRUE(rig.WaitFor(refused));
+  EXPECT_EQ(refused->status.code(), Code::kOutOfRange);
+  EXPECT_EQ(told, kBytes);
 }
 
 TEST_P(Gets, HoldIsKeptUntilTheCompletionAndReleasedAfterIt) {

@@ -16,7 +16,11 @@ class ExportingFromGpu final : public transport::Transport {
   explicit ExportingFromGpu(std::unique_ptr<transport::Transport> inner)
       : inner_(std::move(inner)) {}
   const std::string& name() const override { return inner_->name(); }
-  transport::Capabilities capabilities() const override { return inner_->capabilities(); }
+  transport::Capabilities capabilities() const override {
+    transport::Capabilities inner = inner_->capabilities();
+    inner.tells_leaving = false;
+    return inner;
+  }
   Status Viable() const override { return inner_->Viable(); }
   Status Start(transport::Handler* handler, Incarnation self) override {
     return inner_->Start(handler, self);

@@ -157,6 +157,7 @@ void FakeEndpoint::ServeGet(uint64_t number, std::shared_ptr<const Exported> exp
     });
     return;
   }
+  exported->Tell(operation.offset, bytes);
   serving_.emplace(number, std::move(exported));
   Nanos due = Pass(state.busy_until, world.clock.Now(), bytes, state.link.bytes_per_second);
   if (auto nic = world.nics.find(node_->address); nic != world.nics.end()) {

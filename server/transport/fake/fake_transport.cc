@@ -33,6 +33,7 @@ class FakeTransport final : public Transport {
     capabilities.map = node_->options.map;
     capabilities.gets_device_memory = node_->options.gets_device_memory;
     capabilities.flush_device_writes = node_->options.flush_device_writes;
+    capabilities.tells_leaving = node_->options.tells_leaving;
     capabilities.chunk_bytes_max = node_->options.chunk_bytes_max;
     capabilities.gets_in_flight_max = node_->options.gets_in_flight_max;
     return capabilities;
@@ -50,6 +51,10 @@ class FakeTransport final : public Transport {
       WW_CHECK(node_->options.gets_device_memory || !piece.region->on_device());
     }
     return node_->exports.Export(std::move(pieces));
+  }
+  RegionKey ExportTold(GatherList pieces, Leaving leaving) override {
+    WW_CHECK(node_->options.tells_leaving);
+    return node_->exports.Export(std::move(pieces), std::move(leaving));
   }
   void Revoke(RegionKey key, std::function<void()> done) override {
     node_->exports.Revoke(key, std::move(done));

@@ -124,6 +124,8 @@ void TcpConnection::OnGet(const Frame& frame) {
   } else {
     reply.length = frame.length;
     outgoing.exported = std::move(*exported);
+    outgoing.offset = frame.offset;
+    outgoing.bytes = frame.length;
     outgoing.ranges = std::move(*ranges);
   }
   outgoing.SetFrame(reply);
@@ -225,6 +227,7 @@ void TcpConnection::WriteNext() {
   }
   payload_out_.clear();
   for (TcpOutgoing& outgoing : writing_) {
+    outgoing.Tell();
     if (macs_) outgoing.Seal(macs_->out);
     outgoing.AppendTo(&payload_out_);
   }

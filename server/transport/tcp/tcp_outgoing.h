@@ -15,6 +15,10 @@ namespace weightwire::transport {
 /// One frame under way to the peer, and what follows it.
 struct TcpOutgoing {
   void SetFrame(const Frame& frame) { EncodeFrame(frame, std::span(header).first<kFrameBytes>()); }
+  /// Once, just before it is sent, and before Seal.
+  void Tell() const {
+    if (exported) exported->Tell(offset, bytes);
+  }
   /// Makes the tags, of a session that has MACs: once, in the order in which frames are sent. What
   /// is exported must not change from here until it was sent.
   void Seal(FrameMac& mac);
@@ -23,7 +27,9 @@ struct TcpOutgoing {
 
   std::array<std::byte, kFrameBytes> header;
   std::vector<std::byte> small;              ///< of a notify
-  std::shared_ptr<const Exported> exported;  ///< of a reply
+  std::shared_ptr<const Exported> exported;  ///< of a reply with payload: these bytes of it
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
   std::vector<PieceRange> ranges;
   bool is_notify = false;
   std::optional<FrameTag> header_tag;

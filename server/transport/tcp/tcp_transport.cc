@@ -40,6 +40,7 @@ class TcpTransport final : public Transport {
   Capabilities capabilities() const override {
     Capabilities capabilities;
     capabilities.gets_through = true;
+    capabilities.tells_leaving = true;
     capabilities.chunk_bytes_max = core_->options.chunk_bytes_max;
     capabilities.gets_in_flight_max = core_->options.gets_in_flight_max;
     return capabilities;
@@ -59,6 +60,9 @@ class TcpTransport final : public Transport {
   }
   std::string address() const override { return listener_->address(); }
   RegionKey Export(GatherList pieces) override { return core_->exports.Export(std::move(pieces)); }
+  RegionKey ExportTold(GatherList pieces, Leaving leaving) override {
+    return core_->exports.Export(std::move(pieces), std::move(leaving));
+  }
   void Revoke(RegionKey key, std::function<void()> done) override {
     core_->exports.Revoke(key, std::move(done));
   }

@@ -59,6 +59,17 @@ TEST_F(AgentPublish, ReportsSumsAndReleasesOnceNothingReadsTheBytes) {
   EXPECT_TRUE(Publish(*trainer_, 8).ok());
 }
 
+TEST_F(AgentPublish, KnowsWhatItServedLastFromVersionToVersion) {
+  ASSERT_TRUE(Publish(*trainer_, 7).ok());
+  Source(*trainer_, 3, 7);
+  const auto heads = engine.sources.at(JobOf(*trainer_, 3)).first.heads;
+  ASSERT_NE(heads, nullptr);
+  Release(*trainer_, 3, 7);
+  ASSERT_TRUE(Publish(*trainer_, 8).ok());
+  Source(*trainer_, 4, 8);
+  EXPECT_EQ(engine.sources.at(JobOf(*trainer_, 4)).first.heads, heads);
+}
+
 TEST_F(AgentPublish, RefusesAVersionThatItHasHadReleased) {
   ASSERT_TRUE(Publish(*trainer_, 7).ok());
   Source(*trainer_, 3, 7);

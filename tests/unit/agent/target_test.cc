@@ -108,6 +108,19 @@ TEST_F(AgentTarget, WritesTheSameBufferAgainAfterAnAbort) {
   EXPECT_EQ(agent->Local()[0].serving, Epoch{1});
 }
 
+TEST_F(AgentTarget, SettlesWhatIsKnownOfABufferWhenItIsServed) {
+  Command(TargetPrepare(*rollout_, 2, 8));
+  Command(epoch::TransferCommand{Epoch{2}, rollout_->member});
+  const auto kept = engine.targets.at(JobOf(*rollout_, 2)).first.kept;
+  engine.FinishTarget(JobOf(*rollout_, 2), Verified());
+  EXPECT_FALSE(kept->Unsettle()) << "another attempt may want what is staged";
+  Commit(*rollout_, 2, 8);
+  EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{2}, 0).ok());
+  EXPECT_FALSE(kept->Unsettle()) << "not everyone has swapped";
+  Command(epoch::InstalledCommand{Epoch{2}, rollout_->member});
+  EXPECT_TRUE(kept->Unsettle());
+}
+
 TEST_F(AgentTarget, ServesAgainWhatItsSpareBufferHolds) {
   Serve(*rollout_, 1, 7);
   Serve(*rollout_, 2, 8);
@@ -357,6 +370,7 @@ TEST_F(AgentTarget, SendsItsLiveBufferToAFill) {
   Command(fill);
   Command(epoch::TransferCommand{Epoch{3}, rollout_->member});
   EXPECT_EQ(engine.sources.at(JobOf(*rollout_, 3)).first.binding[0].region, buffers_[1]);
+  EXPECT_EQ(engine.sources.at(JobOf(*rollout_, 3)).first.heads, nullptr);
   engine.FinishSource(JobOf(*rollout_, 3), Sums());
   told_->clear();
   Release(*rollout_, 3, 8);

@@ -165,6 +165,7 @@ Fleet::Fleet(const FleetOptions& options)
     source.job.legs = {
         {std::make_shared<plan::RankSlice>(plan::SliceOf(plan.plan, plan::Side::kSource, rank)),
          options.chain ? 1 : options.engines}};
+    source.job.heads = std::make_shared<Heads>();
     sources.push_back(std::move(source));
   }
   for (uint32_t e = 0; e < options.engines; ++e) {

@@ -35,6 +35,8 @@ std::vector<Notify> OneOfEach() {
   ready.offset = 14;
   ready.slot = 15;
   all.push_back(ready);
+  ready.changed = true;
+  all.push_back(ready);
   Notify credit = Full(NotifyType::kCredit);
   credit.slot = 16;
   credit.bytes_kept = 17;
@@ -72,6 +74,18 @@ TEST(Notify, IsLittleEndianAtFixedPlaces) {
   for (size_t i = 0; i < golden.size(); ++i) {
     EXPECT_EQ(std::to_integer<uint8_t>(bytes.data[i]), golden[i]) << i;
   }
+}
+
+// A reader of an older build takes it for an offset, at which it does not look.
+TEST(Notify, TellsWhatHasChangedInABitOfTheOffset) {
+  Notify ready = Full(NotifyType::kReady);
+  ready.offset = 0x0102030405060708;
+  NotifyBytes plain = EncodeNotify(ready);
+  ready.changed = true;
+  const NotifyBytes changed = EncodeNotify(ready);
+  EXPECT_NE(plain.data, changed.data);
+  plain.data[55] |= std::byte{0x80};
+  EXPECT_EQ(plain.data, changed.data);
 }
 
 TEST(Notify, RefusesUnknownTypeCodeAndReason) {

@@ -139,6 +139,7 @@ class RealPair {
         {std::make_shared<plan::RankSlice>(plan::SliceOf(plan_.plan, plan::Side::kSource, rank)),
          1}};
     job.binding = sources_[rank].binding;
+    job.heads = heads_[rank];
     source_agent_->OnStrand([this, promise, job = std::move(job)] {
       source_agent_->engine().StartSource(
           job, [promise](Result<SourceReport> result) { promise->set_value(std::move(result)); });
@@ -163,6 +164,18 @@ class RealPair {
           job, [promise](Result<TargetReport> result) { promise->set_value(std::move(result)); });
     });
     return promise->get_future();
+  }
+  /// Every byte of the host's, but for floats that casts read.
+  void ChangeSources() {
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      auto bytes = sources_[rank].Snapshot();
+      for (std::byte& byte : bytes) byte ^= static_cast<std::byte>(1 + testing::Below(rng_, 255));
+      sources_[rank].Write(bytes);
+      testing::TameFloats(rng_, plan_.plan, rank, sources_[rank]);
+    }
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      expected_[rank] = testing::Expected(plan_.plan, rank, targets_[rank], sources_);
+    }
   }
   /// Nobody listens where the source is said to be.
   void Mislead(const std::string& transport) { peer_.addresses[transport] += "0"; }
@@ -200,6 +213,8 @@ class RealPair {
   Rng rng_;
   testing::RandomPlan plan_;
   std::vector<RankMemory> sources_;
+  std::vector<std::shared_ptr<Heads>> heads_ = {std::make_shared<Heads>(),
+                                                std::make_shared<Heads>()};
   std::vector<RankMemory> targets_;
   std::vector<std::vector<std::byte>> before_;
   std::vector<std::vector<std::byte>> expected_;
@@ -327,6 +342,40 @@ TEST_P(RealTransfer, DrainedSourceMayChangeItsMemory) {
         EXPECT_EQ(pair.targets_[rank].Snapshot(), pair.expected_[rank]);
       } else {
         EXPECT_EQ(result.error().code(), Code::kAborted) << result.error().ToString();
+      }
+    }
+  }
+}
+
+// All segments' sums are made as they leave, on the transport's threads.
+TEST(RealTransferTcp, VersionsThatChangeEverythingArriveWhole) {
+  for (const auto integrity :
+       {transport::Integrity::kCrc, transport::Integrity::kMac, transport::Integrity::kTls}) {
+    RealPair pair(13, {"tcp"}, "here", 20'000, Agents::kTwo, integrity, kHost, kHost, 0);
+    std::vector<std::shared_ptr<Kept>> kept = {std::make_shared<Kept>(), std::make_shared<Kept>()};
+    for (uint64_t e = 1; e <= 4; ++e) {
+      SCOPED_TRACE("epoch " + std::to_string(e));
+      if (e > 1) pair.ChangeSources();
+      auto s0 = pair.StartSource(Epoch(e), 0);
+      auto s1 = pair.StartSource(Epoch(e), 1);
+      auto t0 = pair.StartTarget(Epoch(e), 0, kept[0]);
+      auto t1 = pair.StartTarget(Epoch(e), 1, kept[1]);
+      std::vector<StreamDigest> sent, came;
+      for (auto* s : {&s0, &s1}) {
+        const auto result = s->get();
+        ASSERT_TRUE(result.has_value()) << result.error().ToString();
+        sent.insert(sent.end(), result->digests.begin(), result->digests.end());
+      }
+      for (auto* t : {&t0, &t1}) {
+        const auto result = t->get();
+        ASSERT_TRUE(result.has_value()) << result.error().ToString();
+        EXPECT_EQ(result->bytes_kept, 0);
+        came.insert(came.end(), result->digests.begin(), result->digests.end());
+      }
+      EXPECT_EQ(ByStream(sent), ByStream(came));
+      for (uint32_t rank = 0; rank < 2; ++rank) {
+        ASSERT_EQ(pair.targets_[rank].Snapshot(), pair.expected_[rank]);
+        kept[rank]->Settle();
       }
     }
   }

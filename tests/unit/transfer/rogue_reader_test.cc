@@ -78,11 +78,11 @@ class RogueReader final : public transport::Handler {
     credit.slot = slot;
     Send(credit);
   }
-  // Reads the first bytes of an announced slot.
-  Status Read(const Notify& ready) {
+  // Reads the first bytes of an announced slot, or others.
+  Status Read(const Notify& ready, uint64_t offset = 0) {
     std::optional<Status> result;
     std::array<std::byte, 8> bytes;
-    endpoint_->Get(ready.memory, 0, {bytes}, std::chrono::seconds(1), nullptr,
+    endpoint_->Get(ready.memory, offset, {bytes}, std::chrono::seconds(1), nullptr,
                    [&](Status status) { result = std::move(status); });
     fleet_.sim.RunFor(std::chrono::seconds(2));
     return result.value();
@@ -143,6 +143,34 @@ TEST(RogueReader, IsDroppedWhenItCreditsWhatItDoesNotHold) {
     EXPECT_EQ(reader.heard.back().reason, Reason::kInvalidRequest);
     ASSERT_TRUE(fleet.sources[0].result.has_value());
     EXPECT_FALSE(fleet.sources[0].result->has_value());
+  }
+}
+
+TEST(RogueReader, IsDroppedWhenItCreditsWhatItDidNotReadTheSumsOf) {
+  for (const bool reads_sums : {true, false}) {
+    // A tensor of its own, of which every segment's head is another one than before.
+    FleetOptions options = OneStream();
+    options.stream_bytes = {{100'000}};
+    Fleet fleet(options);
+    {
+      RogueReader reader(fleet);
+      fleet.StartSource(0);
+      reader.Open();
+      EXPECT_FALSE(reader.heard.at(0).changed) << "nothing was there before";
+    }
+    auto bytes = fleet.source_memory[0].Snapshot();
+    for (std::byte& byte : bytes) byte ^= std::byte{1};
+    fleet.source_memory[0].Write(bytes);
+    testing::NextAttempt(fleet, Epoch(6));
+    RogueReader reader(fleet);
+    fleet.StartSource(0);
+    reader.Open();
+    const Notify first = reader.heard.at(0);
+    ASSERT_EQ(first.type, NotifyType::kReady);
+    EXPECT_TRUE(first.changed);
+    EXPECT_TRUE(reader.Read(first, reads_sums ? 0 : 4'000).ok());
+    reader.Credit(0);
+    EXPECT_EQ(reader.heard.back().type, reads_sums ? NotifyType::kReady : NotifyType::kFail);
   }
 }
 

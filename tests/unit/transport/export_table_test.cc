@@ -90,6 +90,28 @@ TEST(ExportTable, RegionsLiveUntilRevokedAndUnused) {
   EXPECT_TRUE(watch.expired());
 }
 
+TEST(ExportTable, TellsWhatLeavesUntilNothingWill) {
+  Posted posted;
+  ExportTable table(posted.post());
+  std::vector<std::pair<uint64_t, uint64_t>> told;
+  auto held = std::make_shared<int>();
+  std::weak_ptr<int> watch = held;
+  const RegionKey key = table.Export(
+      {{Region(10), 0, 10}}, [&told, held = std::move(held)](uint64_t offset, uint64_t bytes) {
+        told.emplace_back(offset, bytes);
+      });
+  auto use = table.Use(key);
+  (*use)->Tell(3, 4);
+  EXPECT_EQ(told, (std::vector<std::pair<uint64_t, uint64_t>>{{3, 4}}));
+  bool gone_first = false;
+  table.Revoke(key, [&] { gone_first = watch.expired(); });
+  EXPECT_FALSE(watch.expired());
+  use->reset();
+  posted.Run();
+  EXPECT_TRUE(gone_first);
+  (*table.Use(table.Export({{Region(10), 0, 10}})))->Tell(0, 1);  // nobody wants to know
+}
+
 TEST(ExportTable, UsesAndRevocationsRaceSafely) {
   std::atomic<int> done{0};
   ExportTable table([](Task task) { task(); });
