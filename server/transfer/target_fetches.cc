@@ -22,7 +22,7 @@ void TargetStream::OrderSlot(uint32_t index) {
   if (slot.kept.empty() || (slot.changed && !run_.resumes())) {
     auto chunks = ChunksOf(schedule_, index, read_ahead_.chunk_bytes);
     // The sums last: the source makes those of what it sends on the way, and of what is left now.
-    if (slot.changed) std::ranges::rotate(chunks, chunks.begin() + 1);
+    if (slot.changed) std::rotate(chunks.begin(), chunks.begin() + 1, chunks.end());
     return OrderChunks(chunks);
   }
   // A few bytes, and what follows waits for them: they pass what waits for its turn.
