@@ -34,10 +34,9 @@
 /// differs is read again at most twice. Streams of one (plan, stream) with several readers are
 /// packed and summed once.
 ///
-/// A segment that the target holds already, from an attempt that was cut short or because the
-/// version did not change it, is not read (kept.h): the target reads the slot's sums first, sums
-/// what it has, and reads the rest. Of a slot that has changed throughout the bytes come first and
-/// the sums last, made of what is about to be sent (leaving_sums.h).
+/// A segment that the target holds already (kept.h), from an attempt that was cut short or because
+/// the version did not change it, is not read: the slot's sums come first. Of a slot that has
+/// changed throughout they come last, made of what is about to be sent (leaving_sums.h).
 ///
 /// What a rank gathers is a tensor of its binding to all of this. When its streams are there, and
 /// before the job is done, the rank makes codes and scales of it (target_run.cc).
