@@ -113,9 +113,6 @@ struct Copied {
   std::vector<uint64_t> written;  ///< of the others
 };
 
-// Enough to find a difference in what training has changed, if only in one element of a hundred.
-constexpr size_t kProbeBytes = 4096;
-
 // Whether it is worth knowing the source's sum before anything is copied: there is a hint, and the
 // first bytes, where they can be compared, do not say already that the segment has changed.
 bool MayBeHere(const BothSides& one, std::span<const uint64_t> kept) {
@@ -127,9 +124,10 @@ bool MayBeHere(const BothSides& one, std::span<const uint64_t> kept) {
   }
   const kernels::StridedBox box = kernels::Normalize(copy.box);
   const int element_bytes = kernels::ElementBytes(copy.to);
-  const auto run = static_cast<size_t>(std::min(kernels::SourceRunBytes(box, element_bytes),
-                                                kernels::TargetRunBytes(box, element_bytes)));
-  return std::memcmp(one.target.at, one.source.at, std::min(run, kProbeBytes)) == 0;
+  const int64_t run = std::min(kernels::SourceRunBytes(box, element_bytes),
+                               kernels::TargetRunBytes(box, element_bytes));
+  return std::memcmp(one.target.at, one.source.at,
+                     static_cast<size_t>(std::min(run, kHeadBytes))) == 0;
 }
 
 // Segments from `first` on, which must be one or all of one GPU.

@@ -61,14 +61,4 @@ bool LeavingSums::Take(std::span<uint64_t> into) const {
   return true;
 }
 
-bool AllDiffer(std::span<const uint64_t> heads, std::span<const uint64_t> before) {
-  if (heads.empty() || heads.size() != before.size()) return false;
-  for (size_t i = 0; i < heads.size(); ++i) {
-    if (heads[i] == before[i] || heads[i] == Kept::kUnknown || before[i] == Kept::kUnknown) {
-      return false;
-    }
-  }
-  return true;
-}
-
 }  // namespace weightwire::transfer

@@ -46,7 +46,4 @@ class LeavingSums {
   std::atomic<bool> complete_ = false;
 };
 
-/// Both lists have as many, of at least one, and no pair of equal or unknown ones (Kept::kUnknown).
-bool AllDiffer(std::span<const uint64_t> heads, std::span<const uint64_t> before);
-
 }  // namespace weightwire::transfer

@@ -15,9 +15,6 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "sums are written as they are in memory");
 
-// Enough to find a difference in what training has changed, if only in one element of a hundred.
-constexpr int64_t kHeadBytes = 4096;
-
 class GatherBuilder {
  public:
   GatherBuilder(const memory::RegionSpan& memory, transport::GatherList* pieces)
@@ -94,6 +91,16 @@ std::vector<uint64_t> HeadsOf(const plan::Stream& stream, const plan::StreamSche
     heads[i] = kernels::SumContiguous(source.at, static_cast<size_t>(std::min(run, kHeadBytes)));
   }
   return heads;
+}
+
+bool AllDiffer(std::span<const uint64_t> heads, std::span<const uint64_t> before) {
+  if (heads.empty() || heads.size() != before.size()) return false;
+  for (size_t i = 0; i < heads.size(); ++i) {
+    if (heads[i] == before[i] || heads[i] == Kept::kUnknown || before[i] == Kept::kUnknown) {
+      return false;
+    }
+  }
+  return true;
 }
 
 PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t slot,

@@ -2,7 +2,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <vector>
 
 #include "server/plan/segments.h"
 #include "server/transfer/leaving_sums.h"
@@ -30,6 +32,10 @@ Status SumSegments(const plan::Stream& stream, const plan::StreamSchedule& sched
 /// first few KiB; Kept::kUnknown where that would take too long.
 std::vector<uint64_t> HeadsOf(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                               uint32_t slot, const Binding& binding);
+
+/// Of two HeadsOf: both have as many, of at least one, and no pair of equal or unknown ones
+/// (Kept::kUnknown).
+bool AllDiffer(std::span<const uint64_t> heads, std::span<const uint64_t> before);
 
 /// Where a slot is packed.
 struct SlotMemory {

@@ -28,6 +28,10 @@ struct SegmentCopy {
 };
 SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment);
 
+/// Of a segment's first bytes: enough to find a difference in what training has changed, if only in
+/// one element of a hundred.
+inline constexpr int64_t kHeadBytes = 4096;
+
 /// True when the source's elements may be sent from where they lie: nothing is made of them, no
 /// cast, and runs of at least `run_bytes_min`.
 bool SourceIsDirect(const SegmentCopy& copy, int64_t run_bytes_min);

@@ -33,7 +33,7 @@ class FakeTransport final : public Transport {
     capabilities.map = node_->options.map;
     capabilities.gets_device_memory = node_->options.gets_device_memory;
     capabilities.flush_device_writes = node_->options.flush_device_writes;
-    capabilities.tells_leaving = node_->options.tells_leaving;
+    capabilities.tells_leaving = true;
     capabilities.chunk_bytes_max = node_->options.chunk_bytes_max;
     capabilities.gets_in_flight_max = node_->options.gets_in_flight_max;
     return capabilities;
@@ -46,14 +46,11 @@ class FakeTransport final : public Transport {
     return OkStatus();
   }
   std::string address() const override { return node_->address; }
-  RegionKey Export(GatherList pieces) override {
+  RegionKey Export(GatherList pieces) override { return ExportTold(std::move(pieces), nullptr); }
+  RegionKey ExportTold(GatherList pieces, Leaving leaving) override {
     for (const memory::RegionSpan& piece : pieces) {
       WW_CHECK(node_->options.gets_device_memory || !piece.region->on_device());
     }
-    return node_->exports.Export(std::move(pieces));
-  }
-  RegionKey ExportTold(GatherList pieces, Leaving leaving) override {
-    WW_CHECK(node_->options.tells_leaving);
     return node_->exports.Export(std::move(pieces), std::move(leaving));
   }
   void Revoke(RegionKey key, std::function<void()> done) override {

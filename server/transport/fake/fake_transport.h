@@ -40,7 +40,6 @@ struct FakeOptions {
   /// How a Get's bytes come to lie in GPU memory. A test's own may be late: then they are seen once
   /// the GPU was told to flush.
   std::function<Status(device::Bytes, device::ConstBytes, uint64_t)> write_device = device::CopyRun;
-  bool tells_leaving = true;
   uint64_t chunk_bytes_max = 64 << 20;
   uint32_t gets_in_flight_max = 64;
   uint32_t notifies_queued_max = 1024;

@@ -430,6 +430,15 @@ void TameFloats(Rng& rng, const plan::TransferPlan& plan, uint32_t source_rank,
   }
 }
 
+void ChangeAll(Rng& rng, const plan::TransferPlan& plan, const std::vector<RankMemory>& sources) {
+  for (uint32_t rank = 0; rank < sources.size(); ++rank) {
+    std::vector<std::byte> bytes = sources[rank].Snapshot();
+    for (std::byte& byte : bytes) byte ^= static_cast<std::byte>(1 + Below(rng, 255));
+    sources[rank].Write(bytes);
+    TameFloats(rng, plan, rank, sources[rank]);
+  }
+}
+
 std::vector<std::byte> Expected(const plan::TransferPlan& plan, uint32_t target_rank,
                                 const RankMemory& target, const std::vector<RankMemory>& sources) {
   std::vector<std::byte> bytes = target.Snapshot();

@@ -62,6 +62,9 @@ RankMemory MakeMemory(Rng& rng, const std::vector<uint64_t>& tensor_bytes);
 void TameFloats(Rng& rng, const plan::TransferPlan& plan, uint32_t source_rank,
                 const RankMemory& memory);
 
+/// A new version: every byte of the host's is another one, but for floats that casts read.
+void ChangeAll(Rng& rng, const plan::TransferPlan& plan, const std::vector<RankMemory>& sources);
+
 /// What `target` must hold afterwards, gaps included.
 std::vector<std::byte> Expected(const plan::TransferPlan& plan, uint32_t target_rank,
                                 const RankMemory& target, const std::vector<RankMemory>& sources);

@@ -165,14 +165,8 @@ class RealPair {
     });
     return promise->get_future();
   }
-  /// Every byte of the host's, but for floats that casts read.
   void ChangeSources() {
-    for (uint32_t rank = 0; rank < 2; ++rank) {
-      auto bytes = sources_[rank].Snapshot();
-      for (std::byte& byte : bytes) byte ^= static_cast<std::byte>(1 + testing::Below(rng_, 255));
-      sources_[rank].Write(bytes);
-      testing::TameFloats(rng_, plan_.plan, rank, sources_[rank]);
-    }
+    testing::ChangeAll(rng_, plan_.plan, sources_);
     for (uint32_t rank = 0; rank < 2; ++rank) {
       expected_[rank] = testing::Expected(plan_.plan, rank, targets_[rank], sources_);
     }
