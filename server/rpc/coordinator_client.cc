@@ -127,17 +127,14 @@ class CoordinatorClient final : public control::CoordinatorPort {
 
   void Register(control::RegisterRequest request,
                 control::Reply<control::RegisterReply> reply) override {
-    CallUnary<v1::RegisterResponse>(
-        calls_, options_.call_deadline, wire::ToProto(request),
-        [this](auto* call, auto done) {
-          stub().async()->Register(&call->context, &call->request, &call->response, done);
-        },
-        [reply = std::move(reply)](Result<v1::RegisterResponse> response) {
-          if (!response) return reply(Fail(std::move(response.error())));
-          auto member = wire::FromProto("member", response->member());
-          if (!member) return reply(Fail(std::move(member.error())));
-          reply(control::RegisterReply{*member});
-        });
+    if (!MemberLeaves()) return SendRegister(request, std::move(reply));
+    const uint64_t id = ++registers_;
+    after_leaving_[id] = [this, request = std::move(request), reply = std::move(reply)] {
+      SendRegister(request, reply);
+    };
+    calls_->PostAfter(options_.call_deadline, [this, id] {
+      if (const auto waits = after_leaving_.extract(id)) waits.mapped()();
+    });
   }
 
   void SubmitLayout(control::LayoutSubmission submission,
@@ -224,6 +221,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
   void ForgetSession() {
     ++session_number_;
     reports_.clear();
+    SendWaitingRegisters();
     if (auto session = std::exchange(session_, {}); session.call) session.call->Stop();
   }
 
@@ -235,6 +233,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
     Session session = std::exchange(session_, {});
     ++session_number_;
     reports_.clear();
+    SendWaitingRegisters();
     session.call->Stop();
     rounds_ += session.reply != nullptr;
     if (session.reply) return session.reply(Fail(std::move(why)));
@@ -284,6 +283,34 @@ class CoordinatorClient final : public control::CoordinatorPort {
     LoseSession(std::move(why));
   }
 
+  /// A report that a member left has not been answered yet.
+  bool MemberLeaves() const {
+    return std::any_of(reports_.begin(), reports_.end(), [](const auto& queue) {
+      return std::any_of(queue.second.begin(), queue.second.end(), [](const auto& report) {
+        return report.kind_case() == v1::ReportRequest::kLost;
+      });
+    });
+  }
+
+  void SendRegister(const control::RegisterRequest& request,
+                    control::Reply<control::RegisterReply> reply) {
+    CallUnary<v1::RegisterResponse>(
+        calls_, options_.call_deadline, wire::ToProto(request),
+        [this](auto* call, auto done) {
+          stub().async()->Register(&call->context, &call->request, &call->response, done);
+        },
+        [reply = std::move(reply)](Result<v1::RegisterResponse> response) {
+          if (!response) return reply(Fail(std::move(response.error())));
+          auto member = wire::FromProto("member", response->member());
+          if (!member) return reply(Fail(std::move(member.error())));
+          reply(control::RegisterReply{*member});
+        });
+  }
+
+  void SendWaitingRegisters() {
+    for (auto& [id, send] : std::exchange(after_leaving_, {})) send();
+  }
+
   void SendReport(const epoch::Member& member, Nanos retry) {
     CallUnary<v1::ReportResponse>(
         calls_, options_.call_deadline, reports_[member].front(),
@@ -309,8 +336,12 @@ class CoordinatorClient final : public control::CoordinatorPort {
     if (!status.ok()) spdlog::info("a report was refused: {}", status.ToString());
     auto queue = reports_.find(member);
     queue->second.pop_front();
-    if (!queue->second.empty()) return SendReport(member, options_.report_retry);
-    reports_.erase(queue);
+    if (queue->second.empty()) {
+      reports_.erase(queue);
+    } else {
+      SendReport(member, options_.report_retry);
+    }
+    if (!MemberLeaves()) SendWaitingRegisters();
   }
 
   const CoordinatorClientOptions options_;
@@ -324,6 +355,10 @@ class CoordinatorClient final : public control::CoordinatorPort {
   Session session_;
   /// By member, in order; the first one is on its way.
   std::map<epoch::Member, std::deque<v1::ReportRequest>> reports_;
+  /// Two calls are not ordered by gRPC: the place of a process that left is free when that has been
+  /// answered.
+  std::map<uint64_t, Task> after_leaving_;
+  uint64_t registers_ = 0;           ///< that ever waited there
   std::map<Epoch, TraceId> traces_;  ///< of the newest epochs that were prepared here
 };
 

@@ -25,8 +25,10 @@ struct CoordinatorClientOptions {
 /// The coordinator as an agent sees it over gRPC. Its methods are called on `strand`, where every
 /// answer and command arrives.
 ///
-/// Reports of one member are sent one after another, in order. Calls end within call_deadline. The
-/// channel reconnects by itself; a broken session is OnSessionLost, and the agent opens a new one.
+/// Reports of one member are sent one after another, in order. A Register waits, for call_deadline
+/// at most, until every report that a member left has been answered: the next process in a place
+/// finds it free. Other calls end within call_deadline, that one within two. The channel reconnects
+/// by itself; a broken session is OnSessionLost, and the agent opens a new one.
 /// `strand` must outlive it; destruction cancels every call, waits until gRPC has let go, and
 /// answers nothing more.
 std::unique_ptr<control::CoordinatorPort> MakeGrpcCoordinatorClient(
