@@ -6,12 +6,12 @@
 #include <thread>
 #include <utility>
 
+#include "server/base/strand_call.h"
 #include "server/daemon/data_tls.h"
 #include "server/daemon/directories.h"
 #include "server/daemon/gpu_memory.h"
 #include "server/daemon/host_identity.h"
 #include "server/daemon/pages.h"
-#include "server/daemon/strand_call.h"
 #include "server/daemon/tls_setup.h"
 #include "server/rpc/coordinator_client.h"
 #include "server/rpc/local_coordinator_port.h"

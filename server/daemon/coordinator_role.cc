@@ -4,10 +4,10 @@
 
 #include <utility>
 
+#include "server/base/strand_call.h"
 #include "server/daemon/directories.h"
 #include "server/daemon/pages.h"
 #include "server/daemon/status_documents.h"
-#include "server/daemon/strand_call.h"
 #include "server/daemon/tls_setup.h"
 #include "server/rpc/gatekeeper.h"
 #include "server/rpc/log_fields.h"

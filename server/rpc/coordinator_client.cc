@@ -218,11 +218,14 @@ class CoordinatorClient final : public control::CoordinatorPort {
     return std::min(kHelloDeadline * (int64_t{1} << std::min(rounds_, 3)), options_.call_deadline);
   }
 
-  void ForgetSession() {
+  /// Ends it without a word to its port. Returns what it was.
+  Session ForgetSession() {
     ++session_number_;
     reports_.clear();
     SendWaitingRegisters();
-    if (auto session = std::exchange(session_, {}); session.call) session.call->Stop();
+    Session session = std::exchange(session_, {});
+    if (session.call) session.call->Stop();
+    return session;
   }
 
   void LoseSession(Status why) {
@@ -230,11 +233,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
       session_.call->Stop();
       return TryNext();
     }
-    Session session = std::exchange(session_, {});
-    ++session_number_;
-    reports_.clear();
-    SendWaitingRegisters();
-    session.call->Stop();
+    const Session session = ForgetSession();
     rounds_ += session.reply != nullptr;
     if (session.reply) return session.reply(Fail(std::move(why)));
     session.port->OnSessionLost(std::move(why));

@@ -2,6 +2,7 @@
 
 #include <future>
 
+#include "server/base/strand_call.h"
 #include "server/base/thread_executor.h"
 #include "tests/unit/coordinator/fleet.h"
 
@@ -42,22 +43,14 @@ struct Threads : ::testing::Test {
   Threads() : journal(strand) {
     Options options;
     options.random_ticket = [] { return Ticket{1, 2, 3}; };
-    OnStrand([&] {
+    OnStrand(strand, [&] {
       auto made =
           Coordinator::Make(options, SystemClock(), strand, workers, journal, metrics::Null());
       coordinator = std::move(*made);
     });
   }
   ~Threads() override {
-    OnStrand([&] { coordinator.reset(); });
-  }
-  void OnStrand(const std::function<void()>& work) {
-    std::promise<void> done;
-    strand.Post([&] {
-      work();
-      done.set_value();
-    });
-    done.get_future().wait();
+    OnStrand(strand, [&] { coordinator.reset(); });
   }
   /// Calls on the strand and waits for the reply.
   template <typename T>

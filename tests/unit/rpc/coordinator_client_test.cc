@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -13,6 +12,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include "server/base/strand_call.h"
 #include "server/base/thread_executor.h"
 #include "weightwire/v1/coordinator.grpc.pb.h"
 
@@ -86,25 +86,17 @@ class CoordinatorClientTest : public ::testing::Test {
   }
   ~CoordinatorClientTest() override {
     service_.AnswerReports();
-    OnStrand([this] { client_.reset(); });
+    OnStrand(strand_, [this] { client_.reset(); });
     server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
   }
 
-  void OnStrand(const std::function<void()>& task) {
-    std::promise<void> ran;
-    strand_.Post([&] {
-      task();
-      ran.set_value();
-    });
-    ran.get_future().wait();
-  }
   void Report(epoch::Report report) {
-    OnStrand([&] { client_->Report(AgentId(1), std::move(report)); });
+    OnStrand(strand_, [&] { client_->Report(AgentId(1), std::move(report)); });
   }
   /// The next process in the place of the member that left.
   std::future<Status> Register() {
     auto answered = std::make_shared<std::promise<Status>>();
-    OnStrand([&] {
+    OnStrand(strand_, [&] {
       control::RegisterRequest request;
       request.agent = AgentId(1);
       request.group = "trainer";
@@ -119,8 +111,9 @@ class CoordinatorClientTest : public ::testing::Test {
   /// There and back, by a call that waits for nothing.
   void RoundTrip() {
     std::promise<Status> answered;
-    OnStrand(
-        [&] { client_->Publish({}, [&](const Status& status) { answered.set_value(status); }); });
+    OnStrand(strand_, [&] {
+      client_->Publish({}, [&](const Status& status) { answered.set_value(status); });
+    });
     auto published = answered.get_future();
     ASSERT_EQ(published.wait_for(kPatience), std::future_status::ready);
     const Status status = published.get();
@@ -162,7 +155,7 @@ TEST_F(CoordinatorClientTest, RegisterWaitsForNoOtherReport) {
 TEST_F(CoordinatorClientTest, RegisterGoesOutWhenTheSessionEnds) {
   Report(lost_);
   auto registered = Register();
-  OnStrand([this] { client_->CloseSession(AgentId(1)); });
+  OnStrand(strand_, [this] { client_->CloseSession(AgentId(1)); });
   ExpectTaken(std::move(registered));
   EXPECT_TRUE(service_.registered_while_held());
 }

@@ -9,7 +9,7 @@
 #include "server/base/executor.h"
 #include "server/base/status.h"
 
-namespace weightwire::daemon {
+namespace weightwire {
 
 /// Runs `fn` on `strand` and waits for it, for as long as it takes. Not on the strand itself.
 template <typename Fn>
@@ -38,4 +38,4 @@ bool AwaitOnStrand(Executor& strand, Nanos limit, Start start) {
   return future.wait_for(limit) == std::future_status::ready;
 }
 
-}  // namespace weightwire::daemon
+}  // namespace weightwire
