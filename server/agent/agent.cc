@@ -1,5 +1,6 @@
 #include "server/agent/agent.h"
 
+#include <deque>
 #include <set>
 #include <utility>
 
@@ -13,6 +14,10 @@
 // what the coordinator of this session calls a participant.
 namespace weightwire::agent {
 namespace {
+
+/// Of those who left: a place that nobody gave back is free when its lease has ended.
+constexpr Nanos kLeftAtMost = std::chrono::seconds(60);
+constexpr size_t kLeftMax = 1024;
 
 control::AgentHello HelloOf(const Options& options) {
   control::AgentHello hello;
@@ -44,6 +49,7 @@ class AgentImpl final : public Agent {
   }
 
   ~AgentImpl() override {
+    services_->strand.Cancel(stale_timer_);
     for (const auto& [handle, participant] : running_) participant->Abandon();
     services_->report = [](const epoch::Report&) {};
     services_->fenced = [](Handle) {};
@@ -131,6 +137,7 @@ class AgentImpl final : public Agent {
                   const Result<control::RegisterReply>& registered,
                   const control::Reply<AttachReply>& reply);
   void Report(epoch::Report report) {
+    if (const auto* lost = std::get_if<epoch::LostReport>(&report)) NoteLeft(*lost);
     if (session_.status().ok()) {
       services_->coordinator.Report(session_.agent(), std::move(report));
     }
@@ -141,6 +148,12 @@ class AgentImpl final : public Agent {
     EndShutdownWhenIdle();
   }
   void EndShutdownWhenIdle();
+  void NoteLeft(const epoch::LostReport& lost) {
+    left_.emplace_back(services_->clock.Now(), lost);
+    if (left_.size() > kLeftMax) left_.pop_front();
+  }
+  void TellWhoLeft();
+  void FenceTheStale();
 
   const std::shared_ptr<Services> services_;
   Session session_;
@@ -150,6 +163,9 @@ class AgentImpl final : public Agent {
   std::map<epoch::Member, Handle> members_;  ///< as this session knows them
   uint64_t next_handle_ = 1;
   uint32_t attaching_ = 0;
+  /// Who left lately: what was said of it may have been lost with a session.
+  std::deque<std::pair<Nanos, epoch::LostReport>> left_;
+  Executor::TimerId stale_timer_ = 0;
   bool shutting_down_ = false;
   std::vector<control::Done> shutdown_waiters_;
   std::shared_ptr<AgentImpl*> self_ = std::make_shared<AgentImpl*>(this);
@@ -180,7 +196,8 @@ void AgentImpl::Attach(AttachRequest request, Application* application,
   if (request.job.empty()) request.job = services_->options.job;
   control::RegisterRequest wanted{
       session_.agent(),   request.job,         request.role, request.group,    request.rank,
-      request.world_size, request.incarnation, request.pid,  request.trace_id, {}};
+      request.world_size, request.incarnation, request.pid,  request.trace_id, {},
+      request.previous};
   ++attaching_;
   WW_FAILPOINT("agent.before_an_attachment_registers");
   services_->coordinator.Register(
@@ -199,6 +216,9 @@ void AgentImpl::Registered(const AttachRequest& request, Application* applicatio
   --attaching_;
   if (!registered) return reply(Fail(registered.error()));
   if (shutting_down_ || session != session_.number()) {
+    // Its place is kept for it; nobody else would give it back.
+    Report(epoch::LostReport{registered->member, Status(Code::kAborted, Reason::kMemberLost,
+                                                        "its attachment was not finished")});
     return reply(Fail(Code::kUnavailable, Reason::kNotReady,
                       "the session with the coordinator was lost meanwhile; attach again"));
   }
@@ -249,11 +269,38 @@ void AgentImpl::OnSessionLost(Status why) {
   session_.Lost(why);
   members_.clear();
   for (const auto& participant : Everyone()) participant->Orphan();
+  if (services_->options.stale_after <= Nanos(0) || stale_timer_ != 0) return;
+  stale_timer_ =
+      services_->strand.PostAfter(services_->options.stale_after, [weak = std::weak_ptr(self_)] {
+        if (auto self = weak.lock()) (*self)->FenceTheStale();
+      });
+}
+
+void AgentImpl::FenceTheStale() {
+  stale_timer_ = 0;
+  const auto seconds =
+      std::chrono::duration_cast<std::chrono::seconds>(services_->options.stale_after);
+  const Status why = Status(Code::kAborted, Reason::kStaleEpoch,
+                            "there was no coordinator for " + std::to_string(seconds.count()) +
+                                " s, the agent's stale_after")
+                         .Remedy("attach again; the engine is filled when the coordinator is back");
+  for (const auto& participant : Everyone()) {
+    if (participant->is_engine()) participant->Dismiss(why);
+  }
+}
+
+void AgentImpl::TellWhoLeft() {
+  const Nanos since = services_->clock.Now() - kLeftAtMost;
+  for (const auto& [at, lost] : left_) {
+    if (at >= since) services_->coordinator.Report(session_.agent(), lost);
+  }
 }
 
 void AgentImpl::Opened() {
   const History before = std::exchange(history_, session_.history());
   const bool same = history_ != History{} && history_ == before;
+  services_->strand.Cancel(std::exchange(stale_timer_, 0));
+  if (same) TellWhoLeft();
   for (const auto& participant : Everyone()) {
     if (same) {
       participant->Rejoin(session_.agent());

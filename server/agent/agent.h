@@ -63,6 +63,8 @@ struct AttachRequest {
       0;  ///< of an engine rank's stage, at most memory::kBuffersMax; 0: the policy's
   int64_t pid = 0;
   std::array<uint8_t, 16> trace_id{};
+  /// The incarnation that the same process had before; 0: none. See control::RegisterRequest.
+  Incarnation previous = {};
   /// Where the rank's stage, or the slabs that it asks for, are to lie; none: in host memory.
   std::optional<device::Uuid> device = {};
 };
@@ -113,6 +115,9 @@ struct Options {
   /// empty between a failed epoch and the next one before it is fenced, so that it attaches again
   /// and is filled.
   Nanos room_deadline = std::chrono::seconds(20);
+  /// An engine that has had no coordinator for so long, by this agent's clock, is fenced: what it
+  /// serves is too old to be served. 0: never.
+  Nanos stale_after{0};
   Notes notes = [](const Note&) {};  ///< for the log
 };
 
@@ -139,7 +144,7 @@ class Agent : public control::AgentPort {
   /// Opens the session with the coordinator and keeps it: heartbeats, reconnects. When a session is
   /// lost, participants keep what they hold: engines serve on, a publisher goes on waiting for its
   /// release. In the next session they register again with that; one that the coordinator does not
-  /// take (it had lost the participant before, or its journal is another one) is evicted.
+  /// take (its place was given to another process, or the journal is another one) is evicted.
   virtual void Start() = 0;
   /// OK, or why there is no session now.
   virtual Status SessionStatus() const = 0;

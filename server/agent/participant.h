@@ -27,6 +27,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
               epoch::Member member, Application* application);
 
   const epoch::Member& member() const { return machine_.self; }
+  bool is_engine() const { return request_.role == control::GroupRole::kEngine; }
   Handle handle() const { return handle_; }
 
   void SubmitLayout(control::LayoutSubmission submission,
@@ -56,7 +57,6 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void Abandon();
 
  private:
-  bool is_engine() const { return request_.role == control::GroupRole::kEngine; }
   Status RequireRole(control::GroupRole role) const;
   /// To this rank as the leader, and not acknowledged yet.
   Status CheckOffered(Epoch epoch) const;

@@ -68,6 +68,7 @@ control::Claim Participant::ClaimNow() const {
   if (machine_.current) {  // kDone or kCommitting: all else was drained
     claim.staged = machine_.current->epoch;
     claim.content = machine_.current->content;
+    claim.version = machine_.current->version;
     claim.told = machine_.phase == epoch::MemberPhase::kCommitting;
   }
   return claim;
@@ -84,7 +85,8 @@ void Participant::Register() {
                                    request_.incarnation,
                                    request_.pid,
                                    request_.trace_id,
-                                   ClaimNow()};
+                                   ClaimNow(),
+                                   {}};
   services_->coordinator.Register(
       std::move(request),
       [weak = weak_from_this(), services = services_,

@@ -44,7 +44,10 @@ class Publication : public std::enable_shared_from_this<Publication> {
   const transfer::Binding& Bytes() const;
 
   /// The coordinator was lost: asks nothing of it until Resume.
-  void Pause() { paused_ = true; }
+  void Pause() {
+    paused_ = true;
+    ++session_;
+  }
   /// Another one knows the rank as `member`: submits what is held, for what is left of its
   /// deadline.
   void Resume(const epoch::Member& member);
@@ -99,6 +102,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
   std::optional<Held> held_;
   Version accepted_{};  ///< highest that was accepted; a repeat could never be released
   bool paused_ = false;
+  uint64_t session_ = 0;  ///< a refusal of one that is over refuses nothing
   uint64_t next_number_ = 1;
   std::optional<transfer::Binding>
       snapshot_;  ///< made at the first snapshot, reused for every later one

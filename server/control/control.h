@@ -51,7 +51,7 @@ struct AgentWelcome {
   AgentId agent{};
   uint16_t protocol = 0;
   Nanos heartbeat{};  ///< send one at least this often
-  Nanos lease{};      ///< without one for this long the agent and its participants are lost
+  Nanos lease{};      ///< without one for this long the places of its participants are free
   /// Whose decisions the coordinator goes on from: equal for all coordinators of one journal, one
   /// after another. 0: of nobody who says so; nothing survives its loss.
   History history{};
@@ -69,6 +69,7 @@ struct Claim {
   Epoch content{};     ///< of `staged`: what would be served
   bool told = false;   ///< COMMIT came: the engine may be swapping to it
   Version released{};  ///< trainer: highest version that will not be published again
+  Version version{};   ///< of `content`; 0: an agent that does not say
   friend bool operator==(const Claim&, const Claim&) = default;
 };
 
@@ -84,6 +85,9 @@ struct RegisterRequest {
   int64_t pid = 0;  ///< for people
   std::array<uint8_t, 16> trace_id{};
   Claim claim;  ///< nothing for a new process
+  /// The incarnation that the same process had before, where it had one: it gives that one's place
+  /// up. 0: none.
+  Incarnation previous{};
   friend bool operator==(const RegisterRequest&, const RegisterRequest&) = default;
 };
 struct RegisterReply {
@@ -127,9 +131,9 @@ class AgentPort {
  public:
   virtual ~AgentPort() = default;
   virtual void OnCommand(epoch::Command command) = 0;
-  /// The session ended (lease expired, replaced by a newer one, shutdown, the coordinator is gone).
-  /// The agent may open a new one and register its participants again, with what they hold; a
-  /// coordinator that has lost them before refuses their incarnations.
+  /// The session ended (the connection broke, lease expired, replaced by a newer one, shutdown, the
+  /// coordinator is gone). The agent may open a new one and register its participants again, with
+  /// what they hold; one whose place was given to another process meanwhile is refused.
   virtual void OnSessionLost(Status why) = 0;
 };
 
@@ -142,9 +146,12 @@ class CoordinatorPort {
   /// `port` must stay valid until OnSessionLost or CloseSession.
   ///   kProtocolVersion, kInvalidRequest, kShuttingDown
   virtual void OpenSession(AgentHello hello, AgentPort* port, Reply<AgentWelcome> reply) = 0;
+  /// Goodbye: the agent's ranks are gone. (A connection that only breaks takes nothing.)
   virtual void CloseSession(AgentId agent) = 0;
   virtual void Heartbeat(AgentId agent) = 0;
-  ///   kAlreadyExists / kDuplicateRank  another live incarnation holds the rank
+  ///   kAlreadyExists / kDuplicateRank  another incarnation holds the rank; one that is cut off
+  ///                                    holds it until its lease ends, for which this call waits
+  ///   kUnavailable / kNotRegistered    the session is over
   ///   kInvalidArgument / kInvalidRequest  rank ≥ world_size, world sizes disagree, empty or long
   ///                                       group, role differs from the group's
   ///   kFailedPrecondition / kStaleIncarnation  this incarnation was fenced; choose a new one

@@ -93,6 +93,11 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
 
   void CloseSession(AgentId agent) override { membership_.AgentLeft(agent); }
 
+  void Disconnected(AgentId agent) override {
+    membership_.Disconnected(agent, clock_.Now());
+    leases_.Watch();
+  }
+
   void Heartbeat(AgentId agent) override {
     if (!membership_.sessions().contains(agent)) return Fenced("stale_session");
     membership_.Heard(agent, clock_.Now());
@@ -103,6 +108,11 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     if (stopping_) return outbox_.Reply<control::RegisterReply>(reply, Fail(ShuttingDown()));
     auto registered = membership_.Register(request);
     WW_FAILPOINT("coordinator.after_register_before_answer");
+    if (!registered && registered.error().reason() == Reason::kDuplicateRank &&
+        membership_.AwaitsLease(request) && awaiting_lease_.size() < options_.members_max) {
+      awaiting_lease_.emplace_back(std::move(request), std::move(reply));
+      return;
+    }
     if (!registered) CountFence(registered.error());
     outbox_.Reply<control::RegisterReply>(std::move(reply), std::move(registered));
   }
@@ -145,10 +155,12 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     const epoch::Member member = std::visit([](const auto& r) { return r.member; }, report);
     const auto place = membership_.Find(member);
     if (!place) return Fenced("stale_incarnation");
-    if (place->live->agent != agent) return Fenced("wrong_agent");
-    if (const auto* lost = std::get_if<epoch::LostReport>(&report)) {
+    const auto* lost = std::get_if<epoch::LostReport>(&report);
+    if (lost != nullptr && IsItsAgent(*place->live, agent)) {
       return membership_.Lose(member, lost->why);
     }
+    if (place->live->agent != agent) return Fenced("wrong_agent");
+    if (place->live->presence != Presence::kConnected) return Fenced("stale_session");
     const auto* attested = std::get_if<epoch::AttestedReport>(&report);
     if (attested != nullptr ? !verifier_.OnAttested(*attested) : !driver_.OnReport(report)) {
       Fenced("stale_epoch");
@@ -174,7 +186,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
 
   Status Evict(const std::string& name, std::string why) override {
     const Group* group = membership_.FindGroup(name);
-    if (group == nullptr || group->present() == 0) {
+    if (group == nullptr || group->taken() == 0) {
       return Status(Code::kNotFound, Reason::kNotRegistered, "no group '" + name + "' is here");
     }
     membership_.EvictGroup(
@@ -256,7 +268,8 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     driver_.Shutdown([this, done = std::move(done)] {
       std::vector<AgentId> agents;
       for (const auto& [id, session] : membership_.sessions()) agents.push_back(id);
-      for (AgentId agent : agents) membership_.EndSession(agent, ShuttingDown());
+      for (AgentId agent : agents) membership_.EndSession(agent, ShuttingDown(), clock_.Now());
+      AnswerRegisters();
       outbox_.Reply(done, OkStatus());
     });
   }
@@ -268,6 +281,11 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     driver_.OnLost(group, rank, member, why);
     verifier_.OnLost(group, rank, member, why);
   }
+  void OnCutOff(Group& group, uint32_t rank, const epoch::Member& member,
+                const Status& why) override {
+    driver_.OnCutOff(group, rank, member, why);
+    verifier_.OnLost(group, rank, member, why);
+  }
   void OnComplete(Group& group) override { driver_.OnComplete(group); }
   /// Comes in the middle of a change: what can start now starts in a task of its own.
   void OnMembershipChanged() override { Changed(); }
@@ -276,6 +294,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     if (change_posted_) return;
     change_posted_ = true;
     strand_.Post(lifeline_.Bind([this] {
+      AnswerRegisters();
       driver_.TryStart();
       change_posted_ = false;
       // Who leaves because this coordinator does is drained for the next one.
@@ -287,6 +306,20 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
         if (watchers_.contains(id)) changed();
       }
     }));
+  }
+
+  /// Of the session that registered the rank, or of a later one of the same agent.
+  bool IsItsAgent(const Rank& rank, AgentId agent) const {
+    if (rank.agent == agent) return true;
+    const auto session = membership_.sessions().find(agent);
+    return rank.presence != Presence::kConnected && session != membership_.sessions().end() &&
+           session->second.hello.incarnation == rank.agent_incarnation;
+  }
+
+  /// Those whose place is not a suspect's any more.
+  void AnswerRegisters() {
+    auto waiting = std::exchange(awaiting_lease_, {});
+    for (auto& [request, reply] : waiting) Register(std::move(request), std::move(reply));
   }
 
   void JournalMarks(std::function<void(Status)> done) {
@@ -329,9 +362,11 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
 
   void UpdateGauges() {
     std::map<std::pair<control::GroupRole, bool>, int> counts;
+    std::map<control::GroupRole, int> cut_off;
     for (const auto& [name, group] : membership_.groups()) {
       for (const Slot& slot : group.slots) {
-        if (slot.live) ++counts[{group.role, slot.live->layout != nullptr}];
+        if (slot.connected()) ++counts[{group.role, slot.live->layout != nullptr}];
+        if (slot.live && !slot.connected()) ++cut_off[group.role];
       }
     }
     for (const auto role : {control::GroupRole::kTrainer, control::GroupRole::kEngine}) {
@@ -340,6 +375,9 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
                      {{"role", role == control::GroupRole::kTrainer ? "trainer" : "engine"},
                       {"state", ready ? "ready" : "registered"}});
       }
+      metrics_.Set("members", cut_off[role],
+                   {{"role", role == control::GroupRole::kTrainer ? "trainer" : "engine"},
+                    {"state", "cut_off"}});
     }
     uint64_t not_ready = 0, behind = 0, drained = 0;
     for (const auto& [name, group] : membership_.groups()) {
@@ -365,8 +403,11 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
       status.rank = rank;
       status.world_size = group.world_size();
       status.agent = live->agent;
-      const auto session = membership_.sessions().find(live->agent);
-      if (session != membership_.sessions().end()) status.agent_name = session->second.hello.name;
+      status.agent_name = live->agent_name;
+      status.presence = PresenceName(live->presence);
+      if (live->presence != Presence::kConnected) {
+        status.cut_seconds = std::chrono::duration<double>(clock_.Now() - live->cut_at).count();
+      }
       status.pid = live->pid;
       status.spec = live->spec;
       status.has_layout = live->layout != nullptr;
@@ -426,6 +467,9 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   Epoch counted_{};  ///< newest version that Sweep has seen
   uint64_t commits_ = 0;
   bool stopping_ = false;
+  /// For places whose lease runs out.
+  std::vector<std::pair<control::RegisterRequest, control::Reply<control::RegisterReply>>>
+      awaiting_lease_;
   bool change_posted_ = false;
   bool gauges_due_ = false;
   uint64_t last_watcher_ = 0;
@@ -451,6 +495,8 @@ std::string_view EngineStateName(EngineState state) {
       return "installing";
     case EngineState::kDirty:
       return "dirty";
+    case EngineState::kCutOff:
+      return "cut_off";
   }
   return "unknown";
 }

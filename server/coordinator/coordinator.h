@@ -60,7 +60,8 @@ enum class EngineState : int {
   kServing = 4,
   kStaged = 5,
   kInstalling = 6,
-  kDirty = 7,  ///< lost a rank; never serves
+  kDirty = 7,   ///< lost a rank; never serves
+  kCutOff = 8,  ///< a rank cannot be reached; the engine serves on what it served
 };
 std::string_view EngineStateName(EngineState state);
 
@@ -72,6 +73,8 @@ struct ParticipantStatus {
   uint32_t world_size = 0;
   AgentId agent{};
   std::string agent_name;
+  std::string presence;    ///< connected, suspect or absent
+  double cut_seconds = 0;  ///< for so long it has not been connected
   int64_t pid = 0;
   std::string spec;
   bool has_layout = false;
@@ -184,6 +187,9 @@ struct StatusSnapshot {
 /// gone back to: a trainer that registers anew starts above it and may use the numbers of versions
 /// that were taken back, while the numbers of a rank's one life only rise.
 ///
+/// Ranks that cannot be reached keep their places and what they serve (membership.h): an epoch that
+/// runs goes on without them or is tried again, and they are told its end when they are back.
+///
 /// Engines: one that loses a rank is DIRTY; its other ranks are evicted. One whose layout fits no
 /// plan fails the version that needs it; among fills it is left out, with `last_error`, until it
 /// registers anew or a version commits. A trainer's other ranks stay when one is lost.
@@ -196,6 +202,10 @@ class Coordinator : public control::CoordinatorPort {
   static Result<std::unique_ptr<Coordinator>> Make(Options options, Clock& clock, Executor& strand,
                                                    Executor& workers, Journal& journal,
                                                    metrics::Sink& metrics);
+
+  /// The connection of an agent ended without a goodbye: its ranks are suspect, and resume when it
+  /// is back. Nothing of its port is called any more.
+  virtual void Disconnected(AgentId agent) = 0;
 
   /// For operators and manual commits. kNotFound / kNotRegistered: no such epoch in progress.
   /// kFailedPrecondition / kStaleEpoch: too late (COMMIT was submitted), or not staged yet.

@@ -61,6 +61,12 @@ Status Driver::CheckPublish(const Membership::Place& place) const {
     return Status(Code::kInvalidArgument, Reason::kInvalidRequest, "only a trainer publishes");
   }
   WW_RETURN_IF_ERROR(CheckDecides());
+  if (place.live->presence != Presence::kConnected ||
+      (place.live->resumed && place.live->layout == nullptr)) {
+    return Status(Code::kUnavailable, Reason::kNotReady,
+                  "the rank's connection was lost, and it is not all back yet")
+        .Remedy("the agent publishes again when it has resumed");
+  }
   if (place.live->layout == nullptr) {
     return Status(Code::kFailedPrecondition, Reason::kNotReady,
                   "the rank has not agreed on a layout");
@@ -78,6 +84,11 @@ Status Driver::CheckPublish(const Membership::Place& place) const {
 Status Driver::Publish(const control::PublishRequest& request) {
   auto place = s_.membership.Find(request.member);
   if (!place) return place.error();
+  const auto& told = place->live->last_release;
+  if (told && told->version == request.version && place->live->resumed) {
+    s_.membership.Send(request.member, *told);  // it was cut off when it was told
+    return OkStatus();
+  }
   auto accepted = [&]() -> Status {
     WW_RETURN_IF_ERROR(CheckPublish(*place));
     control::PublishRequest bounded = request;
@@ -100,13 +111,18 @@ Status Driver::Publish(const control::PublishRequest& request) {
 
 void Driver::GiveUp(PendingVersion pending, const Status& why) {
   for (const auto& [rank, member] : pending.ranks) {
-    s_.membership.Send(member,
-                       epoch::ReleaseCommand{pending.last_epoch, pending.version, member, why});
+    TellReleased({pending.last_epoch, pending.version, member, why});
   }
   const Group* trainer = s_.membership.Trainer();
   if (trainer != nullptr && trainer->generation != pending.generation) {
     queue_.SetFloor(committed_.version);
   }
+}
+
+/// Who cannot be reached now is told when it publishes the version again.
+void Driver::TellReleased(const epoch::ReleaseCommand& release) {
+  if (auto place = s_.membership.Find(release.member)) place->live->last_release = release;
+  s_.membership.Send(release.member, release);
 }
 
 void Driver::GiveUpAll(std::vector<PendingVersion> versions, const Status& why) {
@@ -299,7 +315,7 @@ void Driver::Launch(const std::shared_ptr<Draft>& draft) {
   const bool publish = draft == publish_draft_;
   draft->story.Step("plan", "", draft->started, s_.clock.Now());
   (publish ? publish_draft_ : fill_draft_).reset();
-  if (!StillLive(draft->spec)) {
+  if (!StillComplete(draft->spec)) {
     if (PendingVersion* pending = publish ? queue_.Find(draft->spec.version) : nullptr) {
       pending->running = false;
       --pending->attempts;
@@ -316,17 +332,21 @@ void Driver::Launch(const std::shared_ptr<Draft>& draft) {
   Begin(RunFrom(*draft));
 }
 
-bool Driver::StillLive(const epoch::Spec& spec) const {
-  auto live = [this](const epoch::Member& member) { return s_.membership.IsLive(member); };
-  if (!std::all_of(spec.sources.begin(), spec.sources.end(), live)) return false;
-  return std::all_of(spec.engines.begin(), spec.engines.end(), [&](const auto& engine) {
-    return std::all_of(engine.ranks.begin(), engine.ranks.end(), live);
-  });
+bool Driver::StillComplete(const epoch::Spec& spec) const {
+  const auto complete = [this](const std::string& name, const std::vector<epoch::Member>& ranks) {
+    const Group* group = s_.membership.FindGroup(name);
+    return group != nullptr && group->Complete() && group->unfinished == Epoch{} &&
+           group->Members() == ranks;
+  };
+  return complete(spec.source_group, spec.sources) &&
+         std::ranges::all_of(spec.engines, [&](const epoch::EngineMembers& engine) {
+           return complete(engine.name, engine.ranks);
+         });
 }
 
 bool Driver::TrainerHolds(const PendingVersion& pending) const {
   return std::all_of(pending.ranks.begin(), pending.ranks.end(),
-                     [this](const auto& holder) { return s_.membership.IsLive(holder.second); });
+                     [this](const auto& holder) { return s_.membership.HasPlace(holder.second); });
 }
 
 /// Layouts that do not fit together fit no better at the next attempt.
@@ -479,6 +499,30 @@ void Driver::StopDeciding(const Status& why) {
 
 void Driver::OnLost(const Group& group, uint32_t rank, const epoch::Member& member,
                     const Status& why) {
+  LeaveRuns(group, rank, member, why);
+  if (group.role != control::GroupRole::kTrainer) return;
+  GiveUpAll(queue_.TakeWaiting(),
+            MemberLost("a rank of the trainer was lost: " + why.message(), group.RankName(rank)));
+  if (group.taken() == 0) queue_.SetFloor(committed_.version);
+  ArmVersionTimer();
+}
+
+void Driver::OnCutOff(Group& group, uint32_t rank, const epoch::Member& member, const Status& why) {
+  LeaveRuns(group, rank, member, why);
+  // A version that is decided and that it has staged, it serves when it is back.
+  for (const EpochRun* run : {publish_.get(), fill_.get()}) {
+    if (run == nullptr || run->state.phase != epoch::Phase::kCommitting) continue;
+    const epoch::Spec& spec = run->state.spec;
+    const auto engine = std::ranges::find(spec.engines, group.name, &epoch::EngineMembers::name);
+    if (engine == spec.engines.end() || run->state.applied.contains(group.name)) continue;
+    if (std::ranges::find(engine->ranks, member) == engine->ranks.end()) continue;
+    group.unfinished = spec.epoch;
+    group.unfinished_content = {spec.content, spec.version};
+  }
+}
+
+void Driver::LeaveRuns(const Group& group, uint32_t rank, const epoch::Member& member,
+                       const Status& why) {
   const Status named = Status(Status(why).AtRank(group.RankName(rank)));
   for (EpochRun* run : {publish_.get(), fill_.get()}) {
     if (run != nullptr) {
@@ -487,11 +531,6 @@ void Driver::OnLost(const Group& group, uint32_t rank, const epoch::Member& memb
     }
   }
   s_.strand.Post(lifeline_.Bind([this] { Pump(); }));
-  if (group.role != control::GroupRole::kTrainer) return;
-  GiveUpAll(queue_.TakeWaiting(),
-            MemberLost("a rank of the trainer was lost: " + why.message(), group.RankName(rank)));
-  if (group.present() == 0) queue_.SetFloor(committed_.version);
-  ArmVersionTimer();
 }
 
 Status Driver::Commit(Epoch epoch) {

@@ -56,6 +56,8 @@ class Driver {
   /// The member is registered and the sender is its agent. False: no such epoch runs.
   bool OnReport(const epoch::Report& report);
   void OnLost(const Group& group, uint32_t rank, const epoch::Member& member, const Status& why);
+  /// The member takes no part in what runs any more; a version that it holds waits for it.
+  void OnCutOff(Group& group, uint32_t rank, const epoch::Member& member, const Status& why);
   /// What its ranks claim to hold counts from now on; a group whose claims do not fit together or
   /// the journal is evicted.
   void OnComplete(Group& group);
@@ -104,7 +106,10 @@ class Driver {
   void Planned(const std::shared_ptr<Draft>& draft, const std::string& engine,
                const Result<PlannedPairPtr>& pair);
   void Launch(const std::shared_ptr<Draft>& draft);
-  bool StillLive(const epoch::Spec& spec) const;
+  /// Its groups are what they were when its plans were asked for.
+  bool StillComplete(const epoch::Spec& spec) const;
+  void LeaveRuns(const Group& group, uint32_t rank, const epoch::Member& member, const Status& why);
+  void TellReleased(const epoch::ReleaseCommand& release);
   /// Every rank that published the version is still the one that did.
   bool TrainerHolds(const PendingVersion& pending) const;
   void PlanFailed(const Draft& draft);
@@ -143,6 +148,8 @@ class Driver {
   void AnswerRollback(const Result<RolledBack>& result);
 
   // ---- driver_recall.cc ----
+  /// What a rank holds that has not been cut off itself, while others of its engine were.
+  control::Claim KnownOf(const Group& engine, uint32_t rank) const;
   bool StartUnfinished();
   void GiveUpWhatWasLetGo();
 

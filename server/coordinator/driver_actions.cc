@@ -204,7 +204,7 @@ void Driver::Do(EpochRun& run, const epoch::SendRelease&) {
   const epoch::Spec& spec = run.state.spec;
   run.released = true;
   for (const epoch::Member& member : spec.sources) {
-    s_.membership.Send(member, epoch::ReleaseCommand{spec.epoch, spec.version, member, {}});
+    TellReleased({spec.epoch, spec.version, member, {}});
   }
 }
 

@@ -5,9 +5,10 @@
 #include "server/coordinator/driver.h"
 #include "server/coordinator/recall.h"
 
-// What a coordinator leaves behind: engines that serve on, engines that have staged an epoch whose
-// end they do not know, trainer ranks that hold a version. Its successor asks nobody: every rank
-// says what it holds when it registers, and once an engine is complete the journal decides.
+// What a coordinator leaves behind, and what a cut leaves of one that lives: engines that serve on,
+// engines that have staged an epoch whose end they do not know, trainer ranks that hold a version.
+// Nobody is asked: every rank says what it holds when it registers again, and once an engine is
+// complete the journal decides.
 namespace weightwire::coordinator {
 namespace {
 
@@ -19,11 +20,28 @@ epoch::Contents Beside(const epoch::Content& served, epoch::Contents held) {
 
 }  // namespace
 
+control::Claim Driver::KnownOf(const Group& engine, uint32_t rank) const {
+  control::Claim known;
+  known.serving = {engine.serving, engine.version};
+  known.holds = engine.slots[rank].live->held;
+  if (engine.unfinished != Epoch{}) {
+    known.staged = engine.unfinished;
+    known.content = engine.unfinished_content.epoch;
+    known.version = engine.unfinished_content.version;
+    known.told = known.content <= committed_.epoch;
+  }
+  return known;
+}
+
 void Driver::OnComplete(Group& group) {
   if (group.role != control::GroupRole::kEngine) return;
   std::vector<control::Claim> claims;
-  for (Slot& slot : group.slots) claims.push_back(std::exchange(slot.live->claim, {}));
-  if (claims == std::vector<control::Claim>(claims.size())) return;
+  for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
+    const auto claim = std::exchange(group.slots[rank].live->claim, std::nullopt);
+    claims.push_back(claim ? *claim : KnownOf(group, rank));
+  }
+  const bool nothing = claims == std::vector<control::Claim>(claims.size());
+  if (nothing && group.serving == Epoch{} && group.unfinished == Epoch{}) return;
   WW_FAILPOINT("coordinator.before_recall_decided");
   const auto recalled = Recall(claims, committed_);
   s_.metrics.Add("engines_recalled_total", 1, {{"outcome", recalled ? "kept" : "refused"}});
@@ -34,7 +52,7 @@ void Driver::OnComplete(Group& group) {
   group.serving = recalled->serving.epoch;
   group.version = recalled->serving.version;
   group.unfinished = recalled->unfinished;
-  group.unfinished_content = {committed_.epoch, committed_.version};
+  group.unfinished_content = recalled->decided;
   any_unfinished_ |= group.unfinished != Epoch{};
   const std::vector<epoch::Member> members = group.Members();
   // By a rollback that goes on, the buffer that held its content is served from.
@@ -42,21 +60,30 @@ void Driver::OnComplete(Group& group) {
   for (size_t rank = 0; rank < members.size(); ++rank) {
     epoch::Contents held = claims[rank].holds;
     std::erase_if(held, [&](const epoch::Content& content) {
-      return !(content.epoch < committed_.epoch) || (swaps && content.epoch == committed_.held);
+      return !(content.epoch < committed_.epoch) || content.epoch == recalled->decided.epoch ||
+             (swaps && content.epoch == committed_.held);
     });
     s_.membership.Hold(members[rank], std::move(held));
   }
   for (const uint32_t rank : recalled->behind_the_swap) {
     const epoch::Member& member = members[rank];
     const Epoch epoch = claims[rank].staged;
-    s_.membership.Send(member, epoch::CommitCommand{epoch, committed_.version, committed_.epoch,
-                                                    member, rank == 0});
+    s_.membership.Send(member, epoch::CommitCommand{epoch, recalled->decided.version,
+                                                    recalled->decided.epoch, member, rank == 0});
     s_.membership.Send(member, epoch::InstalledCommand{epoch, member});
     s_.membership.Hold(member, Beside(claims[rank].serving, group.slots[rank].live->held));
   }
   for (const uint32_t rank : recalled->undecided) {
+    const EpochRun* run = RunOf(claims[rank].staged);
+    if (run != nullptr && run->state.phase == epoch::Phase::kCommitting) {
+      // Its COMMIT is on its way to the journal: it goes on when that has answered.
+      group.unfinished = run->state.spec.epoch;
+      group.unfinished_content = {run->state.spec.content, run->state.spec.version};
+      any_unfinished_ = true;
+      continue;
+    }
     const Status why(Code::kAborted, Reason::kMemberLost,
-                     "the coordinator was lost before it decided");
+                     "the engine was cut off before it was decided");
     s_.membership.Send(members[rank], epoch::AbortCommand{claims[rank].staged, members[rank], why});
   }
   if (group.serving != committed_.epoch && group.unfinished == Epoch{}) TellBehind(group);
@@ -115,7 +142,7 @@ void Driver::GiveUpWhatWasLetGo() {
   std::map<uint32_t, Version> released;
   for (uint32_t rank = 0; trainer != nullptr && rank < trainer->world_size(); ++rank) {
     const auto& live = trainer->slots[rank].live;
-    if (live) released[rank] = live->claim.released;
+    if (live && live->claim) released[rank] = live->claim->released;
   }
   GiveUpAll(queue_.TakeLetGo(released),
             Status(Code::kAborted, Reason::kStaleVersion,

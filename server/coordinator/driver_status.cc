@@ -43,6 +43,7 @@ bool AllStaged(const epoch::State& state, const std::string& name) {
 }  // namespace
 
 EngineState Driver::StateOf(const Group& engine) const {
+  if (engine.CutOff()) return EngineState::kCutOff;
   if (!engine.Complete()) return engine.dirty ? EngineState::kDirty : EngineState::kIncomplete;
   for (const EpochRun* run : {publish_.get(), fill_.get()}) {
     if (!HasEngine(run, engine.name)) continue;
@@ -142,6 +143,11 @@ std::string Driver::WaitingVersionLine(const PendingVersion& pending) const {
     if (!pending.ranks.contains(rank)) missing.push_back(trainer->RankName(rank) + ": publish");
   }
   if (!missing.empty()) return version + Joined(missing);
+  for (uint32_t rank = 0; trainer != nullptr && rank < trainer->world_size(); ++rank) {
+    if (trainer->slots[rank].connected()) continue;
+    missing.push_back(trainer->RankName(rank) + ": its connection is lost");
+  }
+  if (!missing.empty()) return version + Joined(missing);
   return version + WaitingEnginesLine();
 }
 
@@ -152,7 +158,11 @@ std::string Driver::WaitingEnginesLine() const {
     for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
       const auto& live = group.slots[rank].live;
       if (!live) missing.push_back(group.RankName(rank) + ": register");
-      if (live && live->layout == nullptr) missing.push_back(group.RankName(rank) + ": layout");
+      if (live && live->presence != Presence::kConnected) {
+        missing.push_back(group.RankName(rank) + ": its connection is " +
+                          std::string(PresenceName(live->presence)));
+      } else if (live && live->layout == nullptr)
+        missing.push_back(group.RankName(rank) + ": layout");
     }
   }
   std::vector<std::string> drained;

@@ -61,12 +61,36 @@ Membership::Membership(const Options& options, History history, std::vector<Drai
   while (awaited_.size() > 2 * options_.members_max) awaited_.erase(awaited_.begin());
 }
 
+std::string_view PresenceName(Presence presence) {
+  switch (presence) {
+    case Presence::kConnected:
+      return "connected";
+    case Presence::kSuspect:
+      return "suspect";
+    case Presence::kAbsent:
+      return "absent";
+  }
+  return "unknown";
+}
+
 uint32_t Group::present() const {
+  return static_cast<uint32_t>(std::ranges::count_if(slots, &Slot::connected));
+}
+
+uint32_t Group::taken() const {
   return static_cast<uint32_t>(
-      std::count_if(slots.begin(), slots.end(), [](const Slot& s) { return s.live.has_value(); }));
+      std::ranges::count_if(slots, [](const Slot& slot) { return slot.live.has_value(); }));
 }
 
 std::vector<epoch::Member> Group::Members() const {
+  std::vector<epoch::Member> members;
+  for (const Slot& slot : slots) {
+    if (slot.connected()) members.push_back(slot.live->member);
+  }
+  return members;
+}
+
+std::vector<epoch::Member> Group::Holders() const {
   std::vector<epoch::Member> members;
   for (const Slot& slot : slots) {
     if (slot.live) members.push_back(slot.live->member);
@@ -96,8 +120,10 @@ Result<control::AgentWelcome> Membership::Open(control::AgentHello hello, contro
     if (session.port->target == port && session.hello == hello) {
       return control::AgentWelcome{id, protocol, options_.heartbeat, options_.lease, history_};
     }
-    EndSession(id, Status(Code::kAborted, Reason::kStaleIncarnation,
-                          "a newer session of the same agent replaced this one"));
+    EndSession(id,
+               Status(Code::kAborted, Reason::kStaleIncarnation,
+                      "a newer session of the same agent replaced this one"),
+               now);
   }
   if (sessions_.size() >= options_.members_max) {
     return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,
@@ -112,11 +138,20 @@ Result<control::AgentWelcome> Membership::Open(control::AgentHello hello, contro
   return control::AgentWelcome{id, protocol, options_.heartbeat, options_.lease, history_};
 }
 
-void Membership::EndSession(AgentId agent, const Status& why) {
+void Membership::Disconnected(AgentId agent, Nanos now) {
+  if (PortPtr leaving = outbox_.Leaving(agent)) outbox_.Forget(leaving);
+  const auto session = sessions_.find(agent);
+  if (session == sessions_.end()) return;
+  outbox_.Forget(session->second.port);
+  Cut(agent, Status(Code::kAborted, Reason::kMemberLost, "its agent's connection ended"),
+      Presence::kSuspect, now);
+}
+
+void Membership::EndSession(AgentId agent, const Status& why, Nanos now) {
   const auto session = sessions_.find(agent);
   if (session == sessions_.end()) return;
   outbox_.EndSession(session->second.port, why);
-  LoseAgent(agent, why);
+  Cut(agent, why, Presence::kSuspect, now);
 }
 
 void Membership::AgentLeft(AgentId agent) {
@@ -132,19 +167,95 @@ void Membership::LoseAgent(AgentId agent, const Status& why) {
   marks_left_ |= sessions_.at(agent).drained;
   sessions_.erase(agent);
   WW_FAILPOINT("coordinator.after_an_agent_is_lost");
-  for (auto& [name, group] : groups_) {
-    bool lost = false;
-    for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
-      if (!group.slots[rank].live || group.slots[rank].live->agent != agent) continue;
-      if (why.reason() == Reason::kLeaseExpired) {
-        metrics_.Add("lease_expiries_total", 1, {{"role", RoleLabel(group.role)}});
-      }
-      Vacate(group, rank, why, /*told=*/false);
-      lost = true;
-    }
-    if (lost) AfterLoss(group, why);
+  std::set<std::string> lost;
+  const auto node = registered_.extract(agent);
+  const std::set<ParticipantId> ids = node.empty() ? std::set<ParticipantId>{} : node.mapped();
+  for (const ParticipantId id : ids) {
+    const auto& [name, rank] = places_.at(id);
+    Group& group = groups_.at(name);
+    if (!group.slots[rank].live || group.slots[rank].live->agent != agent) continue;
+    Vacate(group, rank, why, /*told=*/false);
+    lost.insert(name);
   }
+  for (const std::string& name : lost) AfterLoss(groups_.at(name), why);
   observer_.OnMembershipChanged();
+}
+
+void Membership::Cut(AgentId agent, const Status& why, Presence presence, Nanos now) {
+  const Session& session = sessions_.at(agent);
+  session_of_.erase(session.hello.incarnation);
+  // It is drained still when it is back.
+  if (session.drained) awaited_.insert({session.hello.name, session.hello.incarnation});
+  if (presence == Presence::kSuspect && registered_.contains(agent))
+    suspects_[agent] = session.heard;
+  sessions_.erase(agent);
+  WW_FAILPOINT("coordinator.after_an_agent_is_cut_off");
+  SetPresence(agent, why, presence, now);
+  observer_.OnMembershipChanged();
+}
+
+void Membership::SetPresence(AgentId agent, const Status& why, Presence presence, Nanos now) {
+  const auto ids = registered_.find(agent);
+  if (ids == registered_.end()) return;
+  for (const ParticipantId id : std::set(ids->second)) {
+    const auto& [name, rank] = places_.at(id);
+    Group& group = groups_.at(name);
+    auto& live = group.slots[rank].live;
+    if (!live || live->agent != agent) continue;
+    if (std::exchange(live->presence, presence) == Presence::kConnected) {
+      live->cut_at = now;
+      group.last_error = Status(Status(why).AtRank(group.RankName(rank))).ToString();
+      observer_.OnCutOff(group, rank, live->member, why);
+    }
+    if (presence == Presence::kAbsent) {
+      metrics_.Add("lease_expiries_total", 1, {{"role", RoleLabel(group.role)}});
+    }
+  }
+  if (presence == Presence::kAbsent) registered_.erase(agent);
+}
+
+void Membership::EndLeases(Nanos now) {
+  std::vector<AgentId> silent, ended;
+  for (const auto& [id, session] : sessions_) {
+    if (now - session.heard >= options_.lease) silent.push_back(id);
+  }
+  for (const auto& [id, heard] : suspects_) {
+    if (now - heard >= options_.lease) ended.push_back(id);
+  }
+  for (const AgentId agent : silent) {
+    const Session& session = sessions_.at(agent);
+    const auto silence = std::chrono::duration_cast<std::chrono::milliseconds>(now - session.heard);
+    const Status why =
+        Status(Code::kAborted, Reason::kLeaseExpired,
+               "agent '" + session.hello.name + "' sent nothing for " +
+                   std::to_string(silence.count()) + " ms")
+            .Remedy("it resumes its places when it is back, unless others were given them");
+    outbox_.EndSession(session.port, why);
+    Cut(agent, why, Presence::kAbsent, now);
+  }
+  for (const AgentId agent : ended) {
+    suspects_.erase(agent);
+    SetPresence(agent,
+                Status(Code::kAborted, Reason::kLeaseExpired, "its agent's connection is not back"),
+                Presence::kAbsent, now);
+  }
+  if (!ended.empty()) observer_.OnMembershipChanged();
+}
+
+void Membership::RenewLeases(Nanos now) {
+  for (auto& [id, session] : sessions_) session.heard = now;
+  for (auto& [id, heard] : suspects_) heard = now;
+}
+
+std::optional<Nanos> Membership::NextLeaseEnd() const {
+  std::optional<Nanos> earliest;
+  const auto see = [&](Nanos heard) {
+    if (!earliest || heard < *earliest) earliest = heard;
+  };
+  for (const auto& [id, session] : sessions_) see(session.heard);
+  for (const auto& [id, heard] : suspects_) see(heard);
+  if (earliest) *earliest += options_.lease;
+  return earliest;
 }
 
 void Membership::Heard(AgentId agent, Nanos now) {
@@ -153,9 +264,8 @@ void Membership::Heard(AgentId agent, Nanos now) {
 }
 
 Status Membership::CheckRegister(const control::RegisterRequest& request) {
-  if (!sessions_.contains(request.agent)) {
-    return Status(Code::kFailedPrecondition, Reason::kNotRegistered,
-                  "the agent has no session (any more)")
+  if (!sessions_.contains(request.agent)) {  // in the next one it may succeed
+    return Status(Code::kUnavailable, Reason::kNotRegistered, "the agent has no session (any more)")
         .Remedy("open a session and register again");
   }
   if (request.job != options_.job) return Invalid("this is job '" + options_.job + "'");
@@ -181,11 +291,11 @@ Status Membership::CheckRegister(const control::RegisterRequest& request) {
 Status Membership::CheckGroup(const control::RegisterRequest& request) {
   const Group* trainer = Trainer();
   if (request.role == control::GroupRole::kTrainer && trainer != nullptr &&
-      trainer->name != request.group && trainer->present() > 0) {
+      trainer->name != request.group && Occupied(*trainer)) {
     return Invalid("the job's trainer is group '" + trainer->name + "'");
   }
   const auto found = groups_.find(request.group);
-  if (found == groups_.end() || found->second.present() == 0) return OkStatus();
+  if (found == groups_.end() || !Occupied(found->second)) return OkStatus();
   const Group& group = found->second;
   if (group.role != request.role) {
     return Invalid("group '" + group.name + "' is registered as " + RoleLabel(group.role));
@@ -214,22 +324,10 @@ Result<control::RegisterReply> Membership::TakePlace(const control::RegisterRequ
   const auto known = groups_.find(request.group);
   const bool fits = known != groups_.end() && known->second.world_size() == request.world_size &&
                     known->second.role == request.role;
+  std::optional<Rank> before;
   if (fits) {
-    const Slot& slot = known->second.slots[request.rank];
-    if (slot.live && slot.live->member.incarnation == request.incarnation &&
-        slot.live->agent == request.agent) {
-      return control::RegisterReply{slot.live->member};
-    }
-    if (slot.live) {
-      return Fail(
-          Status(Code::kAlreadyExists, Reason::kDuplicateRank,
-                 "process " + std::to_string(slot.live->pid) + " holds this rank and is alive")
-              .Remedy("end the other process, or evict the group"));
-    }
-    if (std::count(slot.fenced.begin(), slot.fenced.end(), request.incarnation) > 0) {
-      return Fail(Code::kFailedPrecondition, Reason::kStaleIncarnation,
-                  "this incarnation was fenced; register with a new one");
-    }
+    if (auto answer = MakeWay(known->second, request)) return *std::move(answer);
+    before = std::exchange(known->second.slots[request.rank].live, std::nullopt);
   } else {
     ForgetDeadGroups();
     if (SlotCount() + request.world_size > options_.members_max) {
@@ -240,27 +338,81 @@ Result<control::RegisterReply> Membership::TakePlace(const control::RegisterRequ
   }
   Group& group = GroupFor(request);
   Slot& slot = group.slots[request.rank];
+  const Session& session = sessions_.at(request.agent);
   slot.live = Rank{};
   slot.live->member = {slot.id, request.incarnation};
   slot.live->agent = request.agent;
+  slot.live->agent_name = session.hello.name;
+  slot.live->agent_incarnation = session.hello.incarnation;
   slot.live->pid = request.pid;
   slot.live->published = request.claim.released;
   slot.live->claim = request.claim;
+  registered_[request.agent].insert(slot.id);
+  if (before) {  // what was agreed holds again when its layout has been submitted again
+    slot.live->resumed = true;
+    slot.live->last_release = std::move(before->last_release);
+    group.agreed.reset();
+    if (const auto old = registered_.find(before->agent); old != registered_.end()) {
+      old->second.erase(slot.id);
+      if (old->second.empty()) {
+        registered_.erase(old);
+        suspects_.erase(before->agent);
+      }
+    }
+    metrics_.Add("members_resumed_total", 1, {{"role", RoleLabel(group.role)}});
+  }
   group.drained |= TakeAwaited({group.name, request.incarnation});
   if (group.present() == group.world_size()) {  // whoever is awaited under this name has no place
     marks_left_ |= std::erase_if(awaited_, [&](const auto& m) { return m.name == group.name; }) > 0;
   }
-  group.drained |= sessions_.at(request.agent).drained;
+  group.drained |= session.drained;
   group.fills_failed = 0;
   observer_.OnMembershipChanged();
   return control::RegisterReply{{slot.id, request.incarnation}};
+}
+
+std::optional<Result<control::RegisterReply>> Membership::MakeWay(
+    Group& group, const control::RegisterRequest& request) {
+  Slot& slot = group.slots[request.rank];
+  if (std::ranges::count(slot.fenced, request.incarnation) > 0) {
+    return Fail(Code::kFailedPrecondition, Reason::kStaleIncarnation,
+                "this incarnation was fenced; register with a new one");
+  }
+  if (!slot.live) return std::nullopt;
+  const Rank& live = *slot.live;
+  if (live.member.incarnation == request.incarnation) {
+    if (live.presence != Presence::kConnected) return std::nullopt;  // it resumes
+    if (live.agent == request.agent) return control::RegisterReply{live.member};
+  } else if (live.presence == Presence::kAbsent || live.member.incarnation == request.previous) {
+    const Status why(Code::kAborted, Reason::kMemberLost, "another process was given its place");
+    Vacate(group, request.rank, why, /*told=*/true);
+    AfterLoss(group, why);
+    return std::nullopt;
+  }
+  const std::string pid = std::to_string(live.pid);
+  if (live.presence == Presence::kSuspect) {
+    return Fail(
+        Status(Code::kAlreadyExists, Reason::kDuplicateRank,
+               "process " + pid + " holds this rank; its connection ended, its lease has not")
+            .Remedy("try again when its lease has ended, or evict the group"));
+  }
+  return Fail(Status(Code::kAlreadyExists, Reason::kDuplicateRank,
+                     "process " + pid + " holds this rank and is alive")
+                  .Remedy("end the other process, or evict the group"));
+}
+
+bool Membership::AwaitsLease(const control::RegisterRequest& request) const {
+  const auto found = groups_.find(request.group);
+  if (found == groups_.end() || request.rank >= found->second.world_size()) return false;
+  const auto& live = found->second.slots[request.rank].live;
+  return live && live->presence == Presence::kSuspect;
 }
 
 Group& Membership::GroupFor(const control::RegisterRequest& request) {
   if (request.role == control::GroupRole::kTrainer) trainer_ = request.group;
   Group& group = groups_[request.group];
   if (group.world_size() == request.world_size && group.role == request.role) return group;
-  for (const Slot& slot : group.slots) places_.erase(slot.id);
+  FreePlaces(group);
   group.name = request.group;
   group.role = request.role;
   group.slots.assign(request.world_size, Slot{});
@@ -275,13 +427,29 @@ Group& Membership::GroupFor(const control::RegisterRequest& request) {
 void Membership::ForgetDeadGroups() {
   if (SlotCount() * 2 < options_.members_max) return;
   for (auto it = groups_.begin(); it != groups_.end();) {
-    if (it->second.present() > 0) {
+    if (Occupied(it->second)) {
       ++it;
       continue;
     }
-    for (const Slot& slot : it->second.slots) places_.erase(slot.id);
+    FreePlaces(it->second);
     it = groups_.erase(it);
   }
+}
+
+/// Of a group that is not occupied.
+void Membership::FreePlaces(Group& group) {
+  const Status why(Code::kAborted, Reason::kMemberLost, "other processes were given its places");
+  for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
+    if (group.slots[rank].live) Vacate(group, rank, why, /*told=*/false);
+  }
+  AfterLoss(group, why);
+  for (const Slot& slot : group.slots) places_.erase(slot.id);
+}
+
+bool Membership::Occupied(const Group& group) {
+  return std::ranges::any_of(group.slots, [](const Slot& slot) {
+    return slot.live && slot.live->presence != Presence::kAbsent;
+  });
 }
 
 size_t Membership::SlotCount() const { return places_.size(); }
@@ -290,6 +458,9 @@ void Membership::Vacate(Group& group, uint32_t rank, const Status& why, bool tol
   Slot& slot = group.slots[rank];
   const epoch::Member member = slot.live->member;
   if (told) Send(member, epoch::EvictCommand{member, why});
+  if (const auto ids = registered_.find(slot.live->agent); ids != registered_.end()) {
+    ids->second.erase(slot.id);
+  }
   slot.live.reset();
   slot.fenced.push_back(member.incarnation);
   if (slot.fenced.size() > kFencedPerSlot) slot.fenced.pop_front();
@@ -310,7 +481,7 @@ void Membership::AfterLoss(Group& group, const Status& why) {
       if (group.slots[rank].live) Vacate(group, rank, evict, /*told=*/true);
     }
   }
-  if (group.present() > 0) return;
+  if (group.taken() > 0) return;
   marks_left_ |= std::exchange(group.drained, false);
   ++group.generation;
   group.was_complete = false;
@@ -332,7 +503,7 @@ void Membership::Lose(const epoch::Member& member, const Status& why) {
 
 void Membership::EvictGroup(const std::string& name, const Status& why) {
   Group* group = FindGroup(name);
-  if (group == nullptr || group->present() == 0) return;
+  if (group == nullptr || group->taken() == 0) return;
   for (uint32_t rank = 0; rank < group->world_size(); ++rank) {
     if (group->slots[rank].live) Vacate(*group, rank, why, /*told=*/true);
   }
@@ -351,10 +522,9 @@ void Membership::Evict(const epoch::Member& member, const Status& why) {
   observer_.OnMembershipChanged();
 }
 
-bool Membership::HasRankAt(const Group& group, const std::string& agent) const {
-  return std::any_of(group.slots.begin(), group.slots.end(), [&](const Slot& slot) {
-    return slot.live && sessions_.at(slot.live->agent).hello.name == agent;
-  });
+bool Membership::HasRankAt(const Group& group, const std::string& agent) {
+  return std::ranges::any_of(
+      group.slots, [&](const Slot& slot) { return slot.live && slot.live->agent_name == agent; });
 }
 
 Result<std::vector<std::string>> Membership::Drain(const std::string& name,
@@ -364,7 +534,7 @@ Result<std::vector<std::string>> Membership::Drain(const std::string& name,
   std::vector<Group*> engines;
   bool known = false;
   Group* named = which == Coordinator::DrainOf::kAgent ? nullptr : FindGroup(name);
-  if (named != nullptr && named->present() > 0) {
+  if (named != nullptr && named->taken() > 0) {
     known = named->role == control::GroupRole::kEngine;
     if (known) engines.push_back(named);
   } else {
@@ -405,7 +575,7 @@ std::vector<DrainMark> Membership::Marks() const {
     if (session.drained) marks.insert({session.hello.name, session.hello.incarnation});
   }
   for (const auto& [name, group] : groups_) {
-    const std::vector<epoch::Member> members = group.Members();
+    const std::vector<epoch::Member> members = group.Holders();
     if (group.drained) marks.insert({name, members.front().incarnation});
   }
   return {marks.begin(), marks.end()};
@@ -431,7 +601,7 @@ Result<Membership::Place> Membership::Find(const epoch::Member& member) {
 
 const Session* Membership::SessionOf(const epoch::Member& member) {
   const auto place = Find(member);
-  if (!place) return nullptr;
+  if (!place || place->live->presence != Presence::kConnected) return nullptr;
   const auto session = sessions_.find(place->live->agent);
   return session == sessions_.end() ? nullptr : &session->second;
 }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,23 +28,42 @@ struct Session {
   bool drained = false;
 };
 
+/// The way to a registered process. A connection that ends takes nothing from a rank: it keeps its
+/// place, and what it serves, until somebody else is given the place.
+enum class Presence : int {
+  kConnected = 1,
+  kSuspect = 2,  ///< the connection ended, the lease has not
+  kAbsent = 3,   ///< the lease ended: another process may be given the place
+};
+std::string_view PresenceName(Presence presence);
+
 /// A registered process.
 struct Rank {
   epoch::Member member;
-  AgentId agent{};
+  Presence presence = Presence::kConnected;
+  AgentId agent{};  ///< of the session that registered it, which is over unless it is connected
+  std::string agent_name;
+  Incarnation agent_incarnation{};
+  Nanos cut_at{};        ///< since when it is not connected
+  bool resumed = false;  ///< registered again, as the same incarnation, after it was cut off
   int64_t pid = 0;
   std::string spec;
   std::shared_ptr<const layout::RankLayout> layout;
   int64_t bytes = 0;
   Version published{};   ///< highest version that it has published
   epoch::Contents held;  ///< of an engine: what it holds beside what it serves, as its agent says
-  control::Claim claim;  ///< what it was registered with
+  /// What it was registered with; nothing once an engine's has been heard (Driver::OnComplete).
+  std::optional<control::Claim> claim;
+  /// Of a trainer: what it was told last; told again to a rank that publishes that version again,
+  /// for it may have been cut off.
+  std::optional<epoch::ReleaseCommand> last_release;
 };
 
 /// The place of a rank in its group; it outlives the processes that take it.
 struct Slot {
   ParticipantId id{};
-  std::optional<Rank> live;
+  std::optional<Rank> live;  ///< who has it, connected or not
+  bool connected() const { return live && live->presence == Presence::kConnected; }
   std::deque<Incarnation> fenced;  ///< most recent ones
 };
 
@@ -69,10 +89,14 @@ struct Group {
   AgreedLayoutPtr agreed;
 
   uint32_t world_size() const { return static_cast<uint32_t>(slots.size()); }
-  uint32_t present() const;
-  /// Every rank is registered and the layout of the whole group is agreed.
+  uint32_t present() const;  ///< connected ranks
+  uint32_t taken() const;    ///< places that somebody has, connected or not
+  /// Every rank is connected and the layout of the whole group is agreed.
   bool Complete() const { return agreed != nullptr && present() == world_size(); }
-  std::vector<epoch::Member> Members() const;  ///< the live ones, by rank
+  std::vector<epoch::Member> Members() const;  ///< the connected ones, by rank
+  std::vector<epoch::Member> Holders() const;  ///< who has the places that are taken, by rank
+  /// A rank of it is cut off, and keeps its place.
+  bool CutOff() const { return present() < taken(); }
   /// What every rank holds beside what it serves; nothing when a rank is missing.
   epoch::Contents Held() const;
   std::string RankName(uint32_t rank) const { return name + "/" + std::to_string(rank); }
@@ -80,12 +104,17 @@ struct Group {
 
 /// Who is here: sessions of agents and, through them, the ranks of groups.
 ///
-/// A rank's place belongs to one live incarnation at a time; another one is refused until the old
-/// one is lost (its process ended, its agent's session ended, it was evicted). A lost incarnation
-/// is fenced: it cannot register again. An engine that loses a rank is DIRTY and all its other
-/// ranks are evicted at once, so that it becomes complete again by new registrations only; a
-/// trainer's other ranks stay. Strand only; tells `Observer` of every change, in the middle of the
-/// call.
+/// A rank's place belongs to one incarnation at a time. When its agent's connection ends it is
+/// SUSPECT, when the lease ends without a new connection it is ABSENT; the same incarnation resumes
+/// its place from both, by registering again with a claim of what it holds. Until the lease has
+/// ended the place is nobody else's, unless the same process asks for it under a new incarnation
+/// (RegisterRequest::previous).
+///
+/// A rank is lost by what is known or decided, never by silence: its process ended, its agent said
+/// goodbye, its place was given to another incarnation, it was evicted. A lost incarnation is
+/// fenced: it cannot register again. An engine that loses a rank is DIRTY and all its other ranks
+/// are evicted at once, so that it becomes complete again by new registrations only; a trainer's
+/// other ranks stay. Strand only; tells `Observer` of every change, in the middle of the call.
 class Membership {
  public:
   class Observer {
@@ -94,6 +123,9 @@ class Membership {
     /// `member` was registered until now.
     virtual void OnLost(const Group& group, uint32_t rank, const epoch::Member& member,
                         const Status& why) = 0;
+    /// `member` cannot be reached; it keeps its place and may come back.
+    virtual void OnCutOff(Group& group, uint32_t rank, const epoch::Member& member,
+                          const Status& why) = 0;
     /// The group is complete from now on. It may be evicted in the call.
     virtual void OnComplete(Group& group) = 0;
     virtual void OnMembershipChanged() = 0;
@@ -106,15 +138,26 @@ class Membership {
   ///   kProtocolVersion | kInvalidRequest | kLimitExceeded
   Result<control::AgentWelcome> Open(control::AgentHello hello, control::AgentPort* port,
                                      Nanos now);
-  /// Ends the session from the coordinator's side and tells the agent; its ranks are lost.
-  void EndSession(AgentId agent, const Status& why);
-  /// The agent ended it; nothing of its port is called any more.
+  /// The agent's connection ended without a goodbye: its ranks are suspect until the lease ends.
+  /// Nothing of its port is called any more.
+  void Disconnected(AgentId agent, Nanos now);
+  /// Ends the session from the coordinator's side and tells the agent; its ranks are suspect.
+  void EndSession(AgentId agent, const Status& why, Nanos now);
+  /// Ends every session and lease whose agent was not heard of for a whole lease: ranks are absent.
+  void EndLeases(Nanos now);
+  /// Gives every lease a new term.
+  void RenewLeases(Nanos now);
+  /// When the first lease ends; nothing when nobody has one.
+  std::optional<Nanos> NextLeaseEnd() const;
+  /// The agent said goodbye: its ranks are lost. Nothing of its port is called any more.
   void AgentLeft(AgentId agent);
   void Heard(AgentId agent, Nanos now);
   const std::map<AgentId, Session>& sessions() const { return sessions_; }
 
   /// Errors: CoordinatorPort::Register's.
   Result<control::RegisterReply> Register(const control::RegisterRequest& request);
+  /// The place is a suspect's: whose it is, is known when that one resumes or its lease ends.
+  bool AwaitsLease(const control::RegisterRequest& request) const;
   /// The member holds this from now on, beside what it serves. Unknown members are ignored.
   void Hold(const epoch::Member& member, epoch::Contents held);
   /// The member's process is gone. Unknown members are ignored.
@@ -137,11 +180,17 @@ class Membership {
     Rank* live = nullptr;
     std::string name() const { return group->RankName(rank); }
   };
-  /// Where a registered incarnation is. kStaleIncarnation | kNotRegistered
+  /// Where a registered incarnation is, connected or not. kStaleIncarnation | kNotRegistered
   Result<Place> Find(const epoch::Member& member);
-  bool IsLive(const epoch::Member& member) { return Find(member).has_value(); }
+  /// It has its place still, connected or not.
+  bool HasPlace(const epoch::Member& member) { return Find(member).has_value(); }
+  bool IsConnected(const epoch::Member& member) {
+    const auto place = Find(member);
+    return place && place->live->presence == Presence::kConnected;
+  }
+  /// Null when it is not connected.
   const Session* SessionOf(const epoch::Member& member);
-  /// Drops the command when the member is not registered (any more).
+  /// Drops the command when the member is not connected (any more).
   void Send(const epoch::Member& member, epoch::Command command);
 
   Group* FindGroup(const std::string& name);
@@ -154,15 +203,24 @@ class Membership {
   Status CheckRegister(const control::RegisterRequest& request);
   Status CheckGroup(const control::RegisterRequest& request);
   Result<control::RegisterReply> TakePlace(const control::RegisterRequest& request);
+  /// Nothing when the place is free now for the request's incarnation.
+  std::optional<Result<control::RegisterReply>> MakeWay(Group& group,
+                                                        const control::RegisterRequest& request);
   Group& GroupFor(const control::RegisterRequest& request);
   void ForgetDeadGroups();
+  void FreePlaces(Group& group);
+  /// Somebody has a place of it that no other process may be given now.
+  static bool Occupied(const Group& group);
   size_t SlotCount() const;
-  bool HasRankAt(const Group& group, const std::string& agent) const;
+  static bool HasRankAt(const Group& group, const std::string& agent);
   bool TakeAwaited(const DrainMark& mark) { return awaited_.erase(mark) > 0; }
   /// `told`: an EvictCommand goes out.
   void Vacate(Group& group, uint32_t rank, const Status& why, bool told);
   void AfterLoss(Group& group, const Status& why);
   void LoseAgent(AgentId agent, const Status& why);
+  /// Forgets the session; its ranks keep their places.
+  void Cut(AgentId agent, const Status& why, Presence presence, Nanos now);
+  void SetPresence(AgentId agent, const Status& why, Presence presence, Nanos now);
 
   const Options& options_;
   const History history_;
@@ -174,6 +232,9 @@ class Membership {
   uint32_t next_agent_;
   uint32_t next_participant_ = 1;
   std::map<AgentId, Session> sessions_;
+  std::map<AgentId, Nanos> suspects_;  ///< sessions that ended before their lease: last heard
+  /// Ids of places that were registered in a session, while it or its lease lives.
+  std::map<AgentId, std::set<ParticipantId>> registered_;
   std::map<Incarnation, AgentId> session_of_;  ///< by the agent's incarnation
   std::string trainer_;                        ///< the group that registered as a trainer last
   std::map<std::string, Group> groups_;

@@ -110,7 +110,7 @@ Status Negotiation::Agree(const control::LayoutSubmission& submission, const Ran
 void Negotiation::AssembleWhenComplete(Group& group) {
   std::vector<std::shared_ptr<const layout::RankLayout>> ranks;
   for (const Slot& slot : group.slots) {
-    if (!slot.live || slot.live->layout == nullptr) return;
+    if (!slot.connected() || slot.live->layout == nullptr) return;
     ranks.push_back(slot.live->layout);
   }
   auto assembled = lifeline_.Bind([this, name = group.name, generation = group.generation,

@@ -28,6 +28,17 @@ std::vector<uint32_t> StagedAbove(const std::vector<Claim>& claims, Epoch epoch)
   return ranks;
 }
 
+/// What `claim`, whose epoch was decided, would serve; the version is 0 when nobody says it.
+epoch::Content ContentOf(const Claim& claim, const std::vector<Claim>& claims,
+                         const epoch::Content& newest) {
+  epoch::Content content{claim.content, claim.version};
+  if (content.epoch == newest.epoch) content.version = newest.version;
+  for (const Claim& other : claims) {
+    if (other.serving.epoch == content.epoch) content.version = other.serving.version;
+  }
+  return content;
+}
+
 Result<epoch::Content> CommonlyServed(const std::vector<Claim>& claims) {
   const epoch::Content& first = claims.front().serving;
   for (const Claim& claim : claims) {
@@ -44,21 +55,29 @@ Result<Recalled> Recall(const std::vector<Claim>& claims, const CommitRecord& co
   const epoch::Content newest{committed.epoch, committed.version};
   const bool any_committed = committed.epoch != Epoch{};
   const auto decided = [&](const Claim& claim) {
-    return any_committed && claim.staged != Epoch{} && claim.content == committed.epoch;
+    return any_committed && claim.staged != Epoch{} && claim.content <= committed.epoch &&
+           (claim.content == committed.epoch || claim.told);
   };
-  const auto swapped = [&](const Claim& claim) { return any_committed && claim.serving == newest; };
   const auto first = std::find_if(claims.begin(), claims.end(), decided);
+  const bool any_decided = first != claims.end();
+  const epoch::Content content = any_decided ? ContentOf(*first, claims, newest) : newest;
+  const auto swapped = [&](const Claim& claim) { return claim.serving == content; };
   const bool goes_on =
-      first != claims.end() && std::all_of(claims.begin(), claims.end(), [&](const Claim& claim) {
-        return swapped(claim) || (decided(claim) && claim.staged == first->staged);
+      any_decided && content.version != Version{} &&
+      std::all_of(claims.begin(), claims.end(), [&](const Claim& claim) {
+        return swapped(claim) || (claim.content == content.epoch && claim.staged == first->staged);
       });
   Recalled recalled;
+  if (goes_on) recalled.decided = content;
   if (goes_on && std::any_of(claims.begin(), claims.end(), swapped)) {
-    recalled.serving = newest;
+    recalled.serving = content;
     recalled.behind_the_swap = StagedAbove(claims, Epoch{});
     return recalled;
   }
-  WW_ASSIGN(recalled.serving, CommonlyServed(claims));
+  const auto common = CommonlyServed(claims);
+  if (!common && !goes_on) return Fail(common.error());
+  // (An engine with one buffer gives up what it serves rank by rank.)
+  if (common) recalled.serving = *common;
   if (recalled.serving.epoch > committed.epoch ||
       (recalled.serving.epoch == committed.epoch && any_committed && recalled.serving != newest)) {
     return DoNotFit("it serves " + NameOf(recalled.serving) +
@@ -72,7 +91,7 @@ Result<Recalled> Recall(const std::vector<Claim>& claims, const CommitRecord& co
       std::find_if(claims.begin(), claims.end(), [](const Claim& claim) { return claim.told; });
   if (swapping != claims.end()) {
     return DoNotFit("it was changing to epoch " + std::to_string(swapping->content.value) +
-                    " when its coordinator was lost; committed is " + NameOf(newest));
+                    " when it lost its coordinator; committed is " + NameOf(newest));
   }
   recalled.undecided = StagedAbove(claims, committed.epoch);
   return recalled;

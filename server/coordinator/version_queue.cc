@@ -102,9 +102,8 @@ std::vector<PendingVersion> VersionQueue::TakeExpired(Nanos now) {
 
 std::vector<PendingVersion> VersionQueue::TakeLetGo(const std::map<uint32_t, Version>& released) {
   return TakeIf([&](const PendingVersion& p) {
-    return std::any_of(released.begin(), released.end(), [&](const auto& entry) {
-      return p.version <= entry.second && !p.ranks.contains(entry.first);
-    });
+    return std::any_of(released.begin(), released.end(),
+                       [&](const auto& entry) { return p.version <= entry.second; });
   });
 }
 

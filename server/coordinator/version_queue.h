@@ -63,8 +63,8 @@ class VersionQueue {
   std::vector<PendingVersion> TakeWaiting();
   /// Takes out those that are not running and past their deadline.
   std::vector<PendingVersion> TakeExpired(Nanos now);
-  /// Takes out those that are not running and lack a rank which has let them go. `released`: the
-  /// highest version that a rank will not publish again, by rank.
+  /// Takes out those that are not running and that a rank has let go. `released`: the highest
+  /// version that a rank will not publish again, by rank.
   std::vector<PendingVersion> TakeLetGo(const std::map<uint32_t, Version>& released);
   std::optional<PendingVersion> Take(Version version);
   /// A running version past its deadline that is not marked `expired`; null when there is none.

@@ -198,6 +198,7 @@ Status AgentRole::MakeAgent(const Config& config, const Host& host, CoordinatorR
   options.slabs = slabs_;
   options.notes = rpc::LogNote;
   options.room_deadline = std::chrono::milliseconds(config.room_deadline_ms);
+  options.stale_after = std::chrono::milliseconds(config.stale_after_ms);
   agent_ = OnStrand(strand_, [&] {
     return agent::Agent::Make(std::move(options), host.clock, strand_, host.workers, *port_,
                               *transfers_, host.metrics);

@@ -49,6 +49,7 @@ struct Config {
   uint32_t transfer_deadline_ms = 120'000;
   uint32_t staged_deadline_ms = 60'000;
   uint32_t room_deadline_ms = 20'000;
+  uint32_t stale_after_ms = 0;  ///< 0: never
   uint32_t commit_deadline_ms = 30'000;
   uint32_t abort_deadline_ms = 10'000;
   uint32_t min_engines = 1;

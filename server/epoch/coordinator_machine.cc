@@ -300,8 +300,8 @@ class Stepper {
 
   void LoseAfterDecision(const LostEvent& event) {
     const EngineMembers* engine = EngineOf(state_.spec, event.member);
-    if (engine == nullptr || state_.evicted.contains(engine->name)) return;
-    Evict(engine->name, LossStatus(event));
+    if (engine == nullptr || EngineOver(state_, engine->name)) return;
+    state_.evicted.insert(engine->name);
     FinishWhenCommitted();
   }
 

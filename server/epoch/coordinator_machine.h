@@ -56,7 +56,7 @@ struct State {
   std::set<Member> drained;
   std::set<Member> lost;          ///< members whose process is gone
   std::set<std::string> applied;  ///< engines that swapped
-  std::set<std::string> evicted;  ///< engines lost after the decision
+  std::set<std::string> evicted;  ///< engines that are waited for no more after the decision
   bool commit_asked = false;      ///< manual commit has been given
   bool commit_durable = false;
   bool grace_armed = false;  ///< a quorum is staged, the others have a grace
@@ -174,9 +174,9 @@ Outcome Begin(Spec spec);
 ///  - SendRelease once, on entering STAGED. After an abort the driver decides: a new attempt, or a
 ///    release that says why.
 ///  - ABORTED only when every member that is alive has drained.
-///  - A lost member before the append aborts the epoch (kMemberLost); after it, its engine is
-///    evicted and the epoch commits with the others. COMMITTED when every engine applied or
-///    evicted.
+///  - A lost member before the append aborts the epoch (kMemberLost); after it, its engine is not
+///    waited for any more and the epoch commits with the others. Nobody is evicted for a loss: it
+///    may be one of the connection only. COMMITTED when every engine applied or is not waited for.
 ///  - A fill never appends: its content is committed already; STAGED goes straight to SendCommit.
 ///  - A rollback is a publish without sources: its engines report no stream, and it appends.
 ///  - With a quorum the required engines of *this* epoch are still all of `engines`: COMMIT names
@@ -195,7 +195,7 @@ Outcome Begin(Spec spec);
 ///  - The deadline of COMMITTING is armed with SendCommit, not with AppendCommit: a slow journal
 ///    never evicts an engine that was not asked yet. Until the append is durable it has no effect.
 ///  - FailedEvent of an engine's rank after the decision evicts the engine unless it has applied;
-///    of a source it changes nothing. A lost rank evicts its engine even when it has applied.
+///    of a source it changes nothing.
 ///  - Applied counts from the engine's leader only (ranks[0]).
 ///  - After StopDeciding every event changes nothing.
 ///  - An abort from STAGED follows a release: sources answer DrainedEvent all the same, but the

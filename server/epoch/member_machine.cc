@@ -148,8 +148,8 @@ class Stepper {
   void OnCommand(const ReleaseCommand& command) {
     if (!Names(command.member)) return;
     const bool runs = IsCurrent(command.epoch);
-    if (command.why.ok()) {
-      if (!runs || state_.role != Role::kSource || state_.phase != MemberPhase::kDone) return;
+    if (command.why.ok() && runs) {
+      if (state_.role != Role::kSource || state_.phase != MemberPhase::kDone) return;
       TellReleasedOnce(command);
       return StartDrain(command.epoch);
     }

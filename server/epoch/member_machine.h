@@ -129,10 +129,12 @@ struct MemberOutcome {
 ///    answered with kStaleEpoch.
 ///  - AbortCommand is always answered: at once when nothing of the epoch runs here, also for one
 ///    that was never prepared, which it fences.
-///  - ReleaseCommand OK: accepted when the epoch is kDone here; TellReleased at once, then a quiet
-///    drain (no SendDrained unless an abort comes in). Not OK: accepted when nothing of the epoch
-///    runs or drains here, so that the publisher never changes bytes that are still read; also for
-///    a version that never saw an epoch. TellReleased is given once for each version.
+///  - ReleaseCommand OK: while the epoch runs here, accepted when it is kDone; TellReleased at
+///  once,
+///    then a quiet drain (no SendDrained unless an abort comes in). Else, OK or not, accepted when
+///    nothing of the epoch runs or drains here, so that the publisher never changes bytes that are
+///    still read: of a version that never saw an epoch, and where the member was cut off when it
+///    was released. TellReleased is given once for each version.
 ///  - LocalApplied counts on the leader only; InstalledCommand on the leader only after it.
 ///  - BehindCommand changes `behind` and nothing else; a target is ready while `serving` ≥
 ///  `behind`.

@@ -64,8 +64,11 @@ void DeclareEpochs(Sink& sink) {
 
 void DeclareMembers(Sink& sink) {
   const std::vector<std::string> roles = {"trainer", "engine"};
-  sink.DeclareGauge("members", "Registered ranks, by role; ready ones have agreed on a layout",
-                    Pairs("role", roles, "state", {"registered", "ready"}));
+  sink.DeclareGauge(
+      "members",
+      "Registered ranks, by role; ready ones have agreed on a layout, those that are cut "
+      "off may resume",
+      Pairs("role", roles, "state", {"registered", "ready", "cut_off"}));
   sink.DeclareCounter("engines_left_behind_total",
                       "Times that a version went on without an engine that was late or failed");
   sink.DeclareCounter("versions_refused_total",
@@ -81,7 +84,11 @@ void DeclareMembers(Sink& sink) {
                     "committed; `wwctl engines` names it");
   sink.DeclareCounter("registrations_total", "Registrations of ranks, by role and result",
                       Pairs("role", roles, "result", Results()));
-  sink.DeclareCounter("lease_expiries_total", "Ranks lost because their agent fell silent",
+  sink.DeclareCounter("lease_expiries_total",
+                      "Ranks whose lease ended: they may resume while nobody else has their place",
+                      Each("role", roles));
+  sink.DeclareCounter("members_resumed_total",
+                      "Ranks that came back as the same process after they were cut off",
                       Each("role", roles));
   sink.DeclareCounter(
       "fenced_requests_total", "Requests and reports that were too old to count",

@@ -60,6 +60,7 @@ Result<Greeting> GreetingOf(const v1::AttachHello& hello, const TraceId& trace_o
     WW_ASSIGN(out.request.device, device::ParseUuid(hello.device()));
   }
   out.request.pid = hello.pid();
+  out.request.previous = Incarnation(hello.previous());
   return out;
 }
 

@@ -27,6 +27,9 @@ constexpr Nanos kHelloDeadline = std::chrono::seconds(2);  // the first, where t
 
 constexpr size_t kTracesMax = 16;
 
+/// For so long a client that ends waits until its goodbye has been heard.
+constexpr Nanos kGoodbye = std::chrono::seconds(1);
+
 using SliceReply = control::Reply<std::shared_ptr<const plan::RankSlice>>;
 
 // A coordinator that is stopped or cut off is given up after 6 s, about as long as a lease: another
@@ -107,6 +110,10 @@ class CoordinatorClient final : public control::CoordinatorPort {
 
   ~CoordinatorClient() override {
     if (session_.call) session_.call->Stop();
+    if (leaving_) {
+      leaving_->WaitUntilOver(kGoodbye);
+      leaving_->Stop();
+    }
     calls_->Close();
   }
 
@@ -119,7 +126,13 @@ class CoordinatorClient final : public control::CoordinatorPort {
     TryNext();
   }
 
-  void CloseSession(AgentId) override { ForgetSession(); }
+  void CloseSession(AgentId) override {
+    leaving_ = std::exchange(session_.call, nullptr);
+    ForgetSession();
+    if (!leaving_) return;
+    leaving_->Leave();
+    calls_->PostAfter(options_.call_deadline, [call = leaving_] { call->Stop(); });
+  }
 
   void Heartbeat(AgentId) override {
     if (session_.call) session_.call->Heartbeat();
@@ -352,6 +365,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
   const std::shared_ptr<ClientCalls> calls_;
   uint64_t session_number_ = 0;  ///< rises when a session begins and when it is over
   Session session_;
+  std::shared_ptr<SessionCall> leaving_;  ///< says goodbye
   /// By member, in order; the first one is on its way.
   std::map<epoch::Member, std::deque<v1::ReportRequest>> reports_;
   /// Two calls are not ordered by gRPC: the place of a process that left is free when that has been

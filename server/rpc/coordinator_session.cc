@@ -1,6 +1,6 @@
 // The stream lives on gRPC's threads, the session on the coordinator's strand. Between OpenSession
-// and CloseSession or OnSessionLost the coordinator holds a bare pointer to the port, so `held_`
-// keeps the object alive for exactly that time.
+// and Disconnected, CloseSession or OnSessionLost the coordinator holds a bare pointer to the port,
+// so `held_` keeps the object alive for exactly that time.
 #include "server/rpc/coordinator_session.h"
 
 #include <memory>
@@ -54,8 +54,15 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
         coordinator_.Heartbeat(agent_);
       });
     }
+    if (up.kind_case() == v1::SessionUp::kGoodbye && greeted_) {
+      return OnStrand([this] {
+        goodbye_ = true;
+        Close();
+        End(OkStatus());
+      });
+    }
     End(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-               greeted_ ? "session: after the hello only heartbeats may follow"
+               greeted_ ? "session: after the hello only heartbeats and a goodbye may follow"
                         : "session: the first message must be the hello"));
   }
 
@@ -122,7 +129,8 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
   void Close() {
     if (agent_ == AgentId()) return held_.reset();  // (an answer under way holds it as well)
     owners_.Ended(agent_);
-    coordinator_.CloseSession(std::exchange(agent_, {}));
+    const AgentId agent = std::exchange(agent_, {});
+    goodbye_ ? coordinator_.CloseSession(agent) : coordinator_.Disconnected(agent);
     held_.reset();
   }
 
@@ -139,6 +147,7 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
   // The strand's.
   AgentId agent_{};
   bool ended_ = false;
+  bool goodbye_ = false;  ///< the agent leaves; else its connection broke
   std::shared_ptr<Duplex> held_;
 };
 

@@ -22,7 +22,7 @@ void SessionCall::Start(v1::Coordinator::Stub& stub, const control::AgentHello& 
 
 void SessionCall::Heartbeat() {
   std::lock_guard lock(mutex_);
-  if (writing_ || over_) return;
+  if (writing_ || over_ || leaving_) return;
   writing_ = true;
   up_.mutable_heartbeat()->set_sequence(++sequence_);
   up_.mutable_heartbeat()->clear_token();
@@ -31,6 +31,23 @@ void SessionCall::Heartbeat() {
     up_.mutable_heartbeat()->set_token(std::move(*token));
   }
   StartWrite(&up_);
+}
+
+void SessionCall::Leave() {
+  std::lock_guard lock(mutex_);
+  if (over_ || std::exchange(leaving_, true)) return;
+  if (!writing_) WriteGoodbye();
+}
+
+void SessionCall::WriteGoodbye() {
+  said_goodbye_ = writing_ = true;
+  up_.mutable_goodbye();
+  StartWriteLast(&up_, grpc::WriteOptions());
+}
+
+bool SessionCall::WaitUntilOver(Nanos span) {
+  std::unique_lock lock(mutex_);
+  return done_changed_.wait_for(lock, span, [this] { return done_; });
 }
 
 void SessionCall::Stop() {
@@ -49,6 +66,7 @@ void SessionCall::LetGo() {
 void SessionCall::OnWriteDone(bool) {
   std::lock_guard lock(mutex_);
   writing_ = false;
+  if (leaving_ && !said_goodbye_ && !over_) WriteGoodbye();
 }
 
 void SessionCall::OnReadDone(bool ok) {
@@ -60,6 +78,11 @@ void SessionCall::OnReadDone(bool ok) {
 
 void SessionCall::OnDone(const grpc::Status& status) {
   const auto self = std::move(self_);
+  {
+    std::lock_guard lock(mutex_);
+    done_ = true;
+  }
+  done_changed_.notify_all();
   calls_->End(&context_, [self, failure = FromGrpc(status)] { self->events_.ended(failure); });
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -34,6 +35,10 @@ class SessionCall final : public grpc::ClientBidiReactor<v1::SessionUp, v1::Sess
   void Start(v1::Coordinator::Stub& stub, const control::AgentHello& hello);
   /// One that finds the last one still unwritten is dropped: nothing new would be said.
   void Heartbeat();
+  /// Says goodbye, after which the coordinator ends the stream.
+  void Leave();
+  /// True when gRPC has let go of the stream within `span`. Any thread but gRPC's.
+  bool WaitUntilOver(Nanos span);
   /// Cancels. `ended` still follows. Idempotent.
   void Stop();
 
@@ -43,6 +48,7 @@ class SessionCall final : public grpc::ClientBidiReactor<v1::SessionUp, v1::Sess
 
  private:
   void LetGo();
+  void WriteGoodbye();
 
   const std::shared_ptr<ClientCalls> calls_;
   const Events events_;
@@ -53,6 +59,9 @@ class SessionCall final : public grpc::ClientBidiReactor<v1::SessionUp, v1::Sess
   v1::SessionUp up_;
   bool writing_ = false;
   bool over_ = false;  ///< no write may start any more
+  bool leaving_ = false, said_goodbye_ = false;
+  bool done_ = false;
+  std::condition_variable done_changed_;
   uint64_t sequence_ = 0;
   std::string shown_;  ///< of token_
   std::shared_ptr<SessionCall> self_;

@@ -26,6 +26,8 @@ void SetParticipant(const coordinator::ParticipantStatus& from,
   to->set_has_layout(from.has_layout);
   to->set_tensors(from.tensors);
   to->set_bytes(from.bytes);
+  to->set_presence(from.presence);
+  to->set_cut_seconds(from.cut_seconds);
 }
 
 void SetEngine(const coordinator::EngineStatus& from, v1::StatusResponse::Engine* to) {

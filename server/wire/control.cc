@@ -29,6 +29,7 @@ v1::Claim ToProto(const control::Claim& claim) {
   SetContents(claim.holds, 1, out.mutable_spare_beyond());
   out.set_staged(claim.staged.value);
   out.set_content(claim.content.value);
+  out.set_version(claim.version.value);
   out.set_told(claim.told);
   out.set_released(claim.released.value);
   return out;
@@ -43,6 +44,7 @@ Result<control::Claim> FromProto(const v1::Claim& claim) {
                         claim.spare_beyond()));
   out.staged = Epoch(claim.staged());
   out.content = Epoch(claim.content());
+  out.version = Version(claim.version());
   out.told = claim.told();
   out.released = Version(claim.released());
   return out;
@@ -179,6 +181,7 @@ v1::RegisterRequest ToProto(const control::RegisterRequest& request) {
   out.set_pid(request.pid);
   out.set_trace_id(TraceIdToProto(request.trace_id));
   if (request.claim != control::Claim{}) *out.mutable_claim() = ToProto(request.claim);
+  out.set_previous(request.previous.value);
   return out;
 }
 
@@ -198,6 +201,7 @@ Result<control::RegisterRequest> FromProto(const v1::RegisterRequest& request) {
   out.incarnation = Incarnation(request.incarnation());
   out.pid = request.pid();
   WW_ASSIGN(out.claim, FromProto(request.claim()));
+  out.previous = Incarnation(request.previous());
   return out;
 }
 

@@ -88,7 +88,8 @@ void Chaos::Run() {
 
 void Chaos::Round() {
   if (In(0, 1) == 0) GoBack();
-  if (fleet_.coordinator() != nullptr && fleet_.trainer().Idle()) {
+  // A cut that nothing follows is a case of its own: no publish makes anything right.
+  if (In(0, 3) != 0 && fleet_.coordinator() != nullptr && fleet_.trainer().Idle()) {
     reached_.Count("versions not moved", !fleet_.trainer().outcome().ok());
     fleet_.trainer().Publish(
         ++version_, In(0, 3) == 0 ? agent::PublishMode::kSnapshot : agent::PublishMode::kHold,
@@ -117,7 +118,10 @@ void Chaos::ExpectStatusIsTrue() {
 }
 
 void Chaos::Strike() {
-  switch (In(0, 9)) {
+  switch (In(0, 11)) {
+    case 10:
+    case 11:
+      return CutOff();
     case 0: {
       auto& engine = AnyEngine();
       return engine.KillRank(static_cast<uint32_t>(In(0, engine.size() - 1)));
@@ -143,6 +147,19 @@ void Chaos::Strike() {
       if (fleet_.coordinator() != nullptr) fleet_.journal.FailNext(In(0, 1) == 0);
       return;
   }
+}
+
+void Chaos::CutOff() {
+  std::vector<Node*> nodes;
+  const bool all = In(0, 1) == 0;
+  for (Node* node : fleet_.Nodes()) {
+    if (node->alive() && (all || In(0, 1) == 0)) nodes.push_back(node);
+  }
+  reached_.Count(all ? "cuts of all nodes" : "cuts of some nodes", !nodes.empty());
+  reached_.Count("cuts in " + std::string(epoch::PhaseName(fleet_.coordinator() == nullptr
+                                                               ? epoch::Phase::kAborted
+                                                               : fleet_.NewestPhase())));
+  fleet_.CutOff(nodes, In(0, 1) == 0, Up(seconds(9)));
 }
 
 void Chaos::GoBack() {

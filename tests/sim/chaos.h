@@ -41,6 +41,8 @@ class Chaos {
   void DrainOrUndo();
   void KillNode();
   void HurtLink();
+  /// All nodes, or some, off a coordinator that lives.
+  void CutOff();
   void CrashCoordinator();
   void Heal();
   void Settle();

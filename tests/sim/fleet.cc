@@ -128,6 +128,19 @@ void Fleet::CrashCoordinator() {
   for (auto& one : nodes_) one->port().Cut(false);
 }
 
+void Fleet::CutOff(const std::vector<Node*>& nodes, bool coordinator_learns, Nanos span) {
+  for (Node* node : nodes) {
+    node->port().Refuse(span);
+    node->port().Cut(coordinator_learns);
+  }
+}
+
+std::vector<Node*> Fleet::Nodes() const {
+  std::vector<Node*> all;
+  for (const auto& one : nodes_) all.push_back(one.get());
+  return all;
+}
+
 void Fleet::SetLinks(const transport::FakeLink& link) {
   for (const auto& from : nodes_) {
     for (const auto& to : nodes_) network.SetLink(from->tcp_address(), to->tcp_address(), link);

@@ -85,6 +85,10 @@ class Fleet {
   /// kill -9 of the coordinator; some of the appends under way become durable.
   void CrashCoordinator();
   void StartCoordinator();
+  /// Cuts the nodes off the coordinator, which lives, and refuses them for `span`. It learns of it
+  /// at once, or only by the leases.
+  void CutOff(const std::vector<Node*>& nodes, bool coordinator_learns, Nanos span);
+  std::vector<Node*> Nodes() const;
 
   /// Called with every command that the coordinator sends, and to whom.
   std::function<void(const Node&, const epoch::Command&)> on_command;

@@ -5,8 +5,8 @@
 namespace weightwire::sim {
 
 Process::Process(Node& node, const Model& model, const Party& party, control::GroupRole role,
-                 std::string group, uint32_t rank, Incarnation incarnation, uint32_t buffers,
-                 Hooks hooks)
+                 std::string group, uint32_t rank, Incarnation incarnation, Incarnation previous,
+                 uint32_t buffers, Hooks hooks)
     : node_(node),
       model_(model),
       party_(party),
@@ -14,6 +14,7 @@ Process::Process(Node& node, const Model& model, const Party& party, control::Gr
       group_(std::move(group)),
       rank_(rank),
       incarnation_(incarnation),
+      previous_(previous),
       buffers_(buffers),
       hooks_(std::move(hooks)) {}
 
@@ -27,6 +28,7 @@ void Process::Attach() {
   request.rank = rank_;
   request.world_size = party_.world_size;
   request.incarnation = incarnation_;
+  request.previous = previous_;
   request.buffers = buffers_;
   node_.agent().Attach(request, this, [this](const Result<agent::AttachReply>& reply) {
     if (!reply) return End(reply.error());
@@ -60,6 +62,7 @@ void Process::SubmitLayout() {
 
 void Process::Kill() {
   if (!live()) return;
+  killed_ = true;
   const Status why(Code::kUnavailable, Reason::kMemberLost, "killed");
   const bool attached = handle_.value != 0;
   End(why);

@@ -23,7 +23,8 @@ class Process final : public agent::Application {
     std::function<void(Process&, Epoch)> room_wanted;
   };
   Process(Node& node, const Model& model, const Party& party, control::GroupRole role,
-          std::string group, uint32_t rank, Incarnation incarnation, uint32_t buffers, Hooks hooks);
+          std::string group, uint32_t rank, Incarnation incarnation, Incarnation previous,
+          uint32_t buffers, Hooks hooks);
 
   void Attach();
   /// The process is killed: its agent sees the socket close.
@@ -32,6 +33,8 @@ class Process final : public agent::Application {
   void AgentDied();
 
   bool live() const { return state_ != State::kEnded; }
+  /// What it was attached as, for its next attachment; nothing when the process itself is dead.
+  Incarnation survives() const { return killed_ ? Incarnation{} : incarnation_; }
   bool ready() const { return state_ == State::kReady; }
   uint32_t rank() const { return rank_; }
   agent::Handle handle() const { return handle_; }
@@ -57,10 +60,11 @@ class Process final : public agent::Application {
   const control::GroupRole role_;
   const std::string group_;
   const uint32_t rank_;
-  const Incarnation incarnation_;
+  const Incarnation incarnation_, previous_;
   const uint32_t buffers_;
   const Hooks hooks_;
   State state_ = State::kAttaching;
+  bool killed_ = false;
   agent::Handle handle_{};
 };
 

@@ -26,6 +26,7 @@ Rollout::Rollout(testing::SimExecutor& executor, std::mt19937_64& random, const 
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     ranks_[rank].node = nodes[rank % nodes.size()];
     ranks_[rank].node->on_killed.push_back([this, rank] {
+      ++deaths_;
       if (auto process = ranks_[rank].process) process->AgentDied();
     });
   }
@@ -42,7 +43,7 @@ void Rollout::Spawn(uint32_t rank) {
     ASSERT_TRUE(stage.has_value()) << stage.error().ToString();
     ranks_[rank].stage = *stage;
   };
-  hooks.ended = [this, rank](Process& process, const Status&) { Ended(rank, process); };
+  hooks.ended = [this, rank](Process& process, const Status& why) { Ended(rank, process, why); };
   hooks.released = [](Process&, Version, Epoch, const Status&) {
     ADD_FAILURE() << "an engine was released";
   };
@@ -63,9 +64,10 @@ void Rollout::Spawn(uint32_t rank) {
     });
   };
   Rank& here = ranks_[rank];
-  here.process =
-      std::make_shared<Process>(*here.node, model_, party_, control::GroupRole::kEngine, name_,
-                                rank, Incarnation{random_() | 1}, buffers_, hooks);
+  here.process = std::make_shared<Process>(*here.node, model_, party_, control::GroupRole::kEngine,
+                                           name_, rank, Incarnation{random_() | 1},
+                                           here.process ? here.process->survives() : Incarnation{},
+                                           buffers_, hooks);
   processes_.push_back(here.process);
   here.stage.reset();
   here.offer.reset();
@@ -73,9 +75,13 @@ void Rollout::Spawn(uint32_t rank) {
   here.process->Attach();
 }
 
-void Rollout::Ended(uint32_t rank, const Process& process) {
+void Rollout::Ended(uint32_t rank, const Process& process, const Status& why) {
   Rank& here = ranks_[rank];
   if (here.process.get() != &process) return;
+  EXPECT_TRUE(!served_ || deaths_ > deaths_at_flip_)
+      << name_ << "/" << rank << " was taken version " << version()
+      << ", though no process or agent of the engine died and it refused nothing: "
+      << why.ToString();
   ++lives_;
   CheckServedBytes();
   served_.reset();
@@ -154,10 +160,12 @@ void Rollout::Flip(Epoch epoch) {
   if (refuses && refuses()) {
     const Status status = leader.agent().RefuseSwap(leader.handle(), epoch, "a canary");
     EXPECT_TRUE(status.ok()) << status.ToString();
+    ++deaths_;  // its own wish
     return;
   }
   for (Rank& rank : ranks_) rank.swapped = offer.content;
   served_ = std::move(serves);
+  deaths_at_flip_ = deaths_;
   ++flips_;
   const Status status = leader.agent().AcknowledgeSwap(leader.handle(), epoch, 0.001);
   EXPECT_TRUE(status.ok()) << status.ToString();
@@ -189,6 +197,9 @@ bool Rollout::HoldsStaged(uint64_t version) const {
   return true;
 }
 
-void Rollout::KillRank(uint32_t rank) { ranks_[rank].process->Kill(); }
+void Rollout::KillRank(uint32_t rank) {
+  ++deaths_;
+  ranks_[rank].process->Kill();
+}
 
 }  // namespace weightwire::sim

@@ -16,6 +16,9 @@ namespace weightwire::sim {
 ///   I1 every rank serves the bytes of one version, all of them, by the oracle
 ///   I2 a flip only to a durable COMMIT
 ///   I4 within one life the served epoch never decreases
+///   I14 what is served is taken from an engine only when one of its processes or their agents
+///   died,
+///       or when it refused a version itself
 class Rollout {
  public:
   struct Served {
@@ -70,7 +73,7 @@ class Rollout {
     Epoch swapped{};  ///< content that this process last swapped to
   };
   void Spawn(uint32_t rank);
-  void Ended(uint32_t rank, const Process& process);
+  void Ended(uint32_t rank, const Process& process, const Status& why);
   void Committed(uint32_t rank, const Process& process, Offer offer);
   void MakeRoom(uint32_t rank, const Process& process, Epoch epoch);
   void FlipWhenAllAreOffered();
@@ -91,8 +94,10 @@ class Rollout {
   Nanos step_max_ = std::chrono::milliseconds(20);
   bool restart_ = true;
   uint64_t flips_ = 0;
-  uint64_t rooms_ = 0;  ///< times that a rank gave up what it served
-  uint64_t lives_ = 1;  ///< raised whenever a rank ends
+  uint64_t rooms_ = 0;   ///< times that a rank gave up what it served
+  uint64_t lives_ = 1;   ///< raised whenever a rank ends
+  uint64_t deaths_ = 0;  ///< of processes and agents, and refusals
+  uint64_t deaths_at_flip_ = 0;
 };
 
 }  // namespace weightwire::sim

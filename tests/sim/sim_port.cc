@@ -60,7 +60,7 @@ void SimPort::Cut(bool coordinator_learns) {
   auto* coordinator = coordinator_();
   if (coordinator != nullptr && coordinator_learns && session.value != 0) {
     if (on_session_over) on_session_over();
-    coordinator->CloseSession(session);
+    coordinator->Disconnected(session);
   }
   if (agent_ != nullptr) {
     untold_ = true;  // a second cut right now must not be why it never learns
@@ -84,7 +84,9 @@ void SimPort::Up(std::function<void(coordinator::Coordinator&)> deliver) {
   last_up_ = std::max(last_up_, Due());
   At(last_up_, [this, link = link_, deliver = std::move(deliver)] {
     auto* coordinator = coordinator_();
-    if (link == link_ && coordinator != nullptr) deliver(*coordinator);
+    if (link == link_ && coordinator != nullptr && executor_.Now() >= refused_until_) {
+      deliver(*coordinator);
+    }
   });
 }
 
@@ -114,7 +116,7 @@ void SimPort::Call(
   At(Due(), [=, this, call = std::move(call), reply = std::move(reply)] {
     if (!unanswered_.contains(id)) return;  // cut meanwhile
     auto* coordinator = coordinator_();
-    if (coordinator == nullptr) return fail(Broken());
+    if (coordinator == nullptr || executor_.Now() < refused_until_) return fail(Broken());
     call(*coordinator, [this, id, reply](Answer answer) {
       At(Due(), [this, id, reply, answer = std::move(answer)] {
         const auto node = unanswered_.extract(id);

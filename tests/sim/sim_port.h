@@ -30,6 +30,8 @@ class SimPort final : public control::CoordinatorPort {
   void Stall(Nanos span);
   /// The connection breaks. The coordinator learns at once, or only by the lease.
   void Cut(bool coordinator_learns);
+  /// No call reaches the coordinator for `span`: each is refused at once.
+  void Refuse(Nanos span) { refused_until_ = executor_.Now() + span; }
   /// The agent's process ends: nobody is called there any more. Else as Cut.
   void Kill(bool coordinator_learns);
   /// A new process of the agent may use the port.
@@ -73,7 +75,7 @@ class SimPort final : public control::CoordinatorPort {
   std::mt19937_64& random_;
   const std::function<coordinator::Coordinator*()> coordinator_;
   Nanos delay_max_{0};
-  Nanos stalled_until_{0}, last_up_{0}, last_down_{0};
+  Nanos stalled_until_{0}, refused_until_{0}, last_up_{0}, last_down_{0};
   control::AgentPort* agent_ = nullptr;
   bool repeats_ = false;
   bool dead_ = false;    ///< what a killed process still says is not sent

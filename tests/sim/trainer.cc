@@ -44,9 +44,10 @@ void Trainer::Spawn(uint32_t rank) {
   hooks.installed = [](Process&, Epoch, Epoch) { ADD_FAILURE() << "a trainer was installed"; };
   hooks.room_wanted = [](Process&, Epoch) { ADD_FAILURE() << "a trainer was asked for room"; };
   Rank& here = ranks_[rank];
-  here.process =
-      std::make_shared<Process>(*here.node, model_, party_, control::GroupRole::kTrainer, "trainer",
-                                rank, Incarnation{random_() | 1}, memory::kBuffersUsual, hooks);
+  here.process = std::make_shared<Process>(*here.node, model_, party_, control::GroupRole::kTrainer,
+                                           "trainer", rank, Incarnation{random_() | 1},
+                                           here.process ? here.process->survives() : Incarnation{},
+                                           memory::kBuffersUsual, hooks);
   ended_.push_back(here.process);
   here.bound = here.publishing = false;
   here.version = 0;

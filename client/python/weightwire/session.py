@@ -67,11 +67,12 @@ class Session:
     """
 
     def __init__(self, *, agent: str, role: int, group: str, rank: int, world_size: int, job: str,
-                 timeout: float, buffers: int = 0, device: str = "", on_event: Callable[[agent_pb2.AttachEvent], None],
+                 timeout: float, buffers: int = 0, device: str = "", previous: int = 0, on_event: Callable[[agent_pb2.AttachEvent], None],
                  on_end: Callable[[errors.WeightwireError], None]):
         self.timeout = timeout
         self.rank_name = f"{group}/{rank}"
         self.trace_id = secrets.token_bytes(16)
+        self.incarnation = secrets.randbits(64) | 1
         self._socket = agent.removeprefix("unix:")
         self._channel = grpc.insecure_channel(f"unix:{self._socket}", options=[
             ("grpc.max_receive_message_length", 64 << 20),
@@ -91,7 +92,7 @@ class Session:
         self._up.put(agent_pb2.AttachUp(hello=agent_pb2.AttachHello(
             protocol=types_pb2.Protocol(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
             job=job, role=role, group=group, rank=rank, world_size=world_size, buffers=buffers, device=device,
-            incarnation=secrets.randbits(64) | 1, pid=os.getpid(), trace_id=self.trace_id)))
+            incarnation=self.incarnation, previous=previous, pid=os.getpid(), trace_id=self.trace_id)))
         self._stream = self._stub.Attach(iter(self._up.get, None))
         self._reader = threading.Thread(target=self._read, name=f"weightwire-{self.rank_name}", daemon=True)
         self._reader.start()

@@ -32,11 +32,14 @@ class ParticipantStatus:
     has_layout: bool
     tensors: int
     bytes: int
+    presence: str  #: "connected", "suspect" (its agent's connection ended, the lease has not) or "absent"
+    cut_seconds: float  #: for so long it has not been connected; 0: it is
 
     @staticmethod
     def from_proto(p: Any) -> "ParticipantStatus":
         return ParticipantStatus(f"{p.group}/{p.rank}", _word(types_pb2.GroupRole, "GROUP_ROLE_", p.role), p.group,
-                                 p.rank, p.world_size, p.agent_name, p.pid, p.spec, p.has_layout, p.tensors, p.bytes)
+                                 p.rank, p.world_size, p.agent_name, p.pid, p.spec, p.has_layout, p.tensors, p.bytes,
+                                 p.presence or "connected", p.cut_seconds)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class EngineStatus:
     """One rollout engine, all its ranks together."""
 
     name: str
-    state: str  #: "incomplete", "empty", "filling", "serving", "staged", "installing" or "dirty"
+    state: str  #: "incomplete", "empty", "filling", "serving", "staged", "installing", "dirty" or "cut_off"
     version: int  #: that it serves
     epoch: int  #: that it serves; 0: none
     ranks_present: int

@@ -88,6 +88,7 @@ class Subscriber:
         self.params: Mapping[str, np.ndarray] | Mapping[str, DeviceArray] | None = None
         #: Why the last incarnation ended; None if it never did.
         self.last_fence: errors.WeightwireError | None = None
+        self._incarnation = 0  #: that this subscriber attached with last: its place is given up by the next one
         self._session = self._attach()
 
     @property
@@ -99,8 +100,10 @@ class Subscriber:
         with self._lock:
             self._generation += 1
             generation = self._generation
-        return Session(**self._place, on_event=lambda event: self._on_event(event, generation),
-                       on_end=self._on_end)
+        session = Session(**self._place, previous=self._incarnation, on_event=lambda event: self._on_event(event, generation),
+                          on_end=self._on_end)
+        self._incarnation = session.incarnation
+        return session
 
     def bind(self, config: Mapping[str, Any] | str, spec: str, tensors: Sequence[TensorMeta],
              trace: Sequence[Mapping[str, Any]] | None = None) -> list[str]:

@@ -73,7 +73,8 @@ TEST_F(AgentRejoin, AStagedEpochIsKeptUntilTheNextCoordinatorDecides) {
   Stage(*rollout, 4, 40);
   LoseCoordinator();
   ComeBack();
-  EXPECT_EQ(LastClaim(), (control::Claim{At(3, 30), {}, Epoch{4}, Epoch{4}, false, {}}));
+  EXPECT_EQ(LastClaim(),
+            (control::Claim{At(3, 30), {}, Epoch{4}, Epoch{4}, false, {}, Version{40}}));
   Follow(*rollout);
   Commit(*rollout, 4, 40);
   EXPECT_EQ(rollout->application.told.back(), "committed e4 content 4 v40 buffer 1 leader");
@@ -104,7 +105,8 @@ TEST_F(AgentRejoin, ASwapUnderWayIsAcknowledgedToTheNextCoordinator) {
   EXPECT_TRUE(agent->AcknowledgeSwap(rollout->handle, Epoch{4}, 0.5).ok())
       << "while nobody is there";
   ComeBack();
-  EXPECT_EQ(LastClaim(), (control::Claim{At(3, 30), {}, Epoch{4}, Epoch{4}, true, {}}));
+  EXPECT_EQ(LastClaim(),
+            (control::Claim{At(3, 30), {}, Epoch{4}, Epoch{4}, true, {}, Version{40}}));
   Follow(*rollout);
   const size_t told = rollout->application.told.size();
   Commit(*rollout, 4, 40);
@@ -249,7 +251,43 @@ TEST_F(AgentRejoin, ARefusalEvicts) {
   coordinator.layout_answer = Status(Code::kFailedPrecondition, Reason::kShapeMismatch, "other");
   ComeBack();
   EXPECT_THAT(again->application.told, ElementsAre("evicted (shape_mismatch)"));
-  EXPECT_EQ(coordinator.All<epoch::LostReport>().size(), 1u) << "it was registered already";
+  const auto lost = coordinator.All<epoch::LostReport>();
+  EXPECT_EQ(std::ranges::count_if(lost,
+                                  [&](const epoch::LostReport& report) {
+                                    return report.member.incarnation == Incarnation{2};
+                                  }),
+            1)
+      << "it was registered already";
+}
+
+TEST_F(AgentRejoin, AProcessThatLeftWhileItsAgentWasCutOffIsReportedInTheNextSession) {
+  auto rollout = StagedEngine();
+  const epoch::Member before = rollout->member;
+  LoseCoordinator();
+  agent->Detach(rollout->handle, OkStatus());
+  ComeBack();
+  const auto lost = coordinator.All<epoch::LostReport>();
+  ASSERT_EQ(lost.size(), 1u);
+  EXPECT_EQ(lost[0].member, before);
+}
+
+TEST_F(AgentRejoin, AnEngineThatIsCutOffForTooLongIsFenced) {
+  options.stale_after = seconds(30);
+  Start();
+  auto rollout = StagedEngine();
+  Serve(*rollout, 3, 30);
+  auto trainer = BoundTrainer(0, 7);
+  LoseCoordinator();
+  sim.RunFor(seconds(60));
+  EXPECT_EQ(agent->Local().size(), 2u) << "it was back in time";
+  coordinator.open_answer = kGone;
+  LoseCoordinator();
+  sim.RunFor(seconds(29));
+  EXPECT_EQ(agent->Local().size(), 2u);
+  sim.RunFor(seconds(2));
+  ASSERT_EQ(agent->Local().size(), 1u) << "a trainer serves nobody";
+  EXPECT_EQ(agent->Local()[0].group, "trainer");
+  EXPECT_THAT(rollout->application.told, ::testing::Contains("evicted (stale_epoch)"));
 }
 
 TEST_F(AgentRejoin, ACoordinatorThatIsLostAgainMeanwhileIsForgotten) {

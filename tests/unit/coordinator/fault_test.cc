@@ -177,7 +177,7 @@ TEST(CoordinatorFault, LostRankMakesTheEngineDirtyUntilAllAreNew) {
   EXPECT_EQ(fleet.EngineNamed("engine-a").state, EngineState::kEmpty);
 }
 
-TEST(CoordinatorFault, SilentAgentLosesItsLeaseWithinLeasePlusHeartbeat) {
+TEST(CoordinatorFault, SilentAgentIsCutOffWithinLeasePlusHeartbeat) {
   Fleet fleet;
   const auto trainer = fleet.Trainer(1);
   fleet.Engine("engine-a");
@@ -190,7 +190,7 @@ TEST(CoordinatorFault, SilentAgentLosesItsLeaseWithinLeasePlusHeartbeat) {
   fleet.Run(2 * fleet.options.heartbeat + milliseconds(2));
   ASSERT_TRUE(agent.session_lost.has_value());
   EXPECT_EQ(agent.session_lost->reason(), Reason::kLeaseExpired);
-  EXPECT_EQ(fleet.EngineNamed("engine-a").state, EngineState::kDirty);
+  EXPECT_EQ(fleet.EngineNamed("engine-a").state, EngineState::kCutOff);
   EXPECT_FALSE(fleet.Agent("trainer-agent").session_lost.has_value());
   EXPECT_EQ(fleet.metrics.Value("lease_expiries_total{role=engine}"), 1);
   EXPECT_EQ(fleet.metrics.Value("lease_expiries_total{role=trainer}"), 0);

@@ -39,7 +39,7 @@ TEST(Recall, WhatIsDecidedGoesOnWithItsSwap) {
   for (const bool told : {false, true}) {
     const auto recalled = Recall({Staged(7), Staged(7, kOld, told)}, kCommitted);
     ASSERT_TRUE(recalled.has_value());
-    EXPECT_EQ(*recalled, (Recalled{kOld, Epoch(7), {}, {}}));
+    EXPECT_EQ(*recalled, (Recalled{kOld, Epoch(7), {}, {}, kNew}));
   }
 }
 
@@ -52,7 +52,7 @@ TEST(Recall, ADecidedFillGoesOnUnderItsOwnNumber) {
 TEST(Recall, ASwapThatOneRankHasMadeIsMadeByAll) {
   const auto recalled = Recall({Serves(kNew), Staged(7, kOld, true), Staged(7)}, kCommitted);
   ASSERT_TRUE(recalled.has_value());
-  EXPECT_EQ(*recalled, (Recalled{kNew, {}, {1, 2}, {}}));
+  EXPECT_EQ(*recalled, (Recalled{kNew, {}, {1, 2}, {}, kNew}));
 }
 
 TEST(Recall, WhatNobodyDecidedIsAborted) {

@@ -441,17 +441,13 @@ class Run {
                                      [&](const auto& e) { return e.name == a.engine; });
     Require(engine != spec_.engines.end(), "an engine of the epoch is evicted");
     if (!broken_.empty()) return;
-    const bool lost_rank = std::any_of(engine->ranks.begin(), engine->ranks.end(),
-                                       [&](const Member& m) { return lost_.contains(m); });
+    const bool lost_rank = LostRank(*engine);
     const bool late = late_ && durable_or_fill() && !installed_.contains(a.engine);
-    Require(aborting || lost_rank || late || failed_late_.contains(a.engine),
-            "an engine is evicted only when lost, failed or late");
+    Require(aborting || !lost_rank, "a loss alone evicts nobody");
+    Require(aborting || late || failed_late_.contains(a.engine),
+            "an engine is evicted only when failed or late");
     Require(evicted_.insert(a.engine).second, "evicted once");
-    Reach(aborting    ? "evict.aborting"
-          : lost_rank ? "evict.lost"
-          : late      ? "evict.late"
-                      : "evict.failed");
-    if (installed_.contains(a.engine)) Reach("evict.applied");
+    Reach(aborting ? "evict.aborting" : late ? "evict.late" : "evict.failed");
   }
   void AbsorbOne(const EvictSource& a) {
     Require(entered_abort_ && IsSource(a.member), "only a source that did not drain is evicted");
@@ -467,8 +463,8 @@ class Run {
     } else {
       Require(durable_or_fill(), "I5: COMMITTED only when durable");
       for (const auto& engine : spec_.engines) {
-        Require(installed_.contains(engine.name) || evicted_.contains(engine.name),
-                "COMMITTED when every engine applied or was evicted");
+        Require(installed_.contains(engine.name) || Left(engine),
+                "COMMITTED when every engine applied or is not waited for");
       }
     }
     finished_ = true;
@@ -531,18 +527,24 @@ class Run {
       Require(waits, "L2: all drained, so aborted");
     }
   }
+  bool LostRank(const EngineMembers& engine) const {
+    return std::any_of(engine.ranks.begin(), engine.ranks.end(),
+                       [&](const Member& m) { return lost_.contains(m); });
+  }
+  /// Nobody waits for its swap.
+  bool Left(const EngineMembers& engine) const {
+    return evicted_.contains(engine.name) || LostRank(engine);
+  }
   void JudgeCommitting() {
     for (const auto& engine : spec_.engines) {
-      for (const Member& m : engine.ranks) {
-        if (lost_.contains(m)) {
-          Require(evicted_.contains(engine.name), "a lost rank evicts its engine");
-        }
-      }
+      if (!LostRank(engine)) continue;
+      Require(installed_.contains(engine.name) || state_.evicted.contains(engine.name),
+              "an engine with a lost rank is not waited for");
+      Reach(installed_.contains(engine.name) ? "left.applied" : "left.lost");
     }
     if (durable_) {
       for (const auto& engine : spec_.engines) {
-        Require(commit_sent_.contains(engine.name) || evicted_.contains(engine.name),
-                "a durable decision is sent");
+        Require(commit_sent_.contains(engine.name) || Left(engine), "a durable decision is sent");
       }
     }
   }

@@ -373,7 +373,7 @@ class Life {
   }
   void Judge(const TellReleased& a) {
     Require(released_.insert(a.version).second, "a version is released once");
-    if (a.why.ok()) {
+    if (a.why.ok() && a.epoch == active_) {
       Require(transferred_.contains(a.epoch) && role_ == Role::kSource,
               "I9: released only when the bytes are sent");
       Reach("released");
@@ -381,7 +381,7 @@ class Life {
     }
     Require(a.epoch != active_ && a.epoch != draining_,
             "I9: given up only when nothing reads the bytes any more");
-    Reach("released.given_up");
+    Reach(a.why.ok() ? "released.again" : "released.given_up");
   }
   void Judge(const TellEvicted&) {
     Require(!ended_, "evicted once");

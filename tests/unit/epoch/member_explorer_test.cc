@@ -25,6 +25,7 @@ TEST(MemberExplorer, FindsNoViolationAndReachesEveryBranch) {
                              "install",
                              "released",
                              "released.given_up",
+                             "released.again",
                              "evicted.idle",
                              "evicted.active",
                              "lost",
