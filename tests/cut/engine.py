@@ -73,6 +73,7 @@ class Engine:
                 serving, params, fenced = self.subscriber.serving, self.subscriber.params, self.subscriber.last_fence
                 if not self._flipped:
                     last = good = time.monotonic()
+                    fence = fenced
                     continue
                 matter = "serves nothing" if serving is None or params is None else ""
                 if not matter and not np.array_equal(params[TENSOR.name], content(serving.version)):
@@ -97,7 +98,7 @@ class Engine:
             now, serving = time.monotonic(), self.subscriber.serving
             gaps = self._gaps + ([(self._gap[0], now - self._gap[0], self._gap[1])] if self._gap else [])
             return {"version": serving.version if serving else None, "flipped": list(self._flipped), "samples": self._samples,
-                    "blind": max(self._blind, 0.0), "without_service": sum(gap[1] for gap in gaps),
+                    "blind": self._blind, "without_service": sum(gap[1] for gap in gaps),
                     "longest_gap": max((gap[1] for gap in gaps), default=0.0), "gaps": [gap[1:] for gap in gaps],
                     "wrong": self._wrong[:5], "fences": list(self._fences)}
 

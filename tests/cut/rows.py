@@ -171,7 +171,7 @@ class Job:
                 self.hosts[name].deafen(coordinator)
         time.sleep(seconds)
         for name in agents:
-            dropped = self.counted("coordinator")[name] if to_coordinator else self.counted(name)["coordinator"]
+            dropped = self.counted("coordinator" if to_coordinator else name).get(name if to_coordinator else "coordinator", 0)
             assert dropped > 0, f"nothing was dropped between {name} and the coordinator"
             self.said.append(f"{name}: {dropped} packets dropped")
         self.network.heal()
@@ -220,7 +220,8 @@ def killed(job: Job, seconds: float) -> None:
     job.coordinator = job._start_coordinator()
 
 
-ROWS = {
+ROWS = {  # the longest first
+    "reset_every_second_60s": lambda job: reset_every_second(job, 60),
     "reset_and_refused_3s": lambda job: reset_and_refused(job, 3),
     "dropped_4s": lambda job: job.drop(4),
     "dropped_7s": lambda job: job.drop(7),
@@ -231,7 +232,6 @@ ROWS = {
     "all_but_the_trainer_dropped_7s": lambda job: job.drop(7, agents=ENGINES),
     "coordinator_to_agents_dropped_7s": lambda job: job.drop(7, to_coordinator=False),
     "agents_to_coordinator_dropped_7s": lambda job: job.drop(7, from_coordinator=False),
-    "reset_every_second_60s": lambda job: reset_every_second(job, 60),
     "killed_7s": lambda job: killed(job, 7),
 }
 
