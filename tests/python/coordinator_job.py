@@ -44,7 +44,8 @@ class Follower:
         self.flipped: list[int] = []  # versions, in order
         self.contents: dict[int, int] = {}  # the versions again, by the epoch that committed them
         self.wrong: list[str] = []
-        self.gaps = 0  # times that it was seen to serve nothing any more
+        self._fences = 0
+        self._fence: WeightwireError | None = None
         self.subscriber = Subscriber(group=name, rank=0, world_size=1, agent=agent)
         self.subscriber.bind(CONFIG, "vllm:tp1", metas(oracle.vllm_shapes(CONFIG, 1)))
         self._stop = threading.Event()
@@ -54,7 +55,6 @@ class Follower:
     def _follow(self) -> None:
         while not self._stop.is_set():
             try:
-                self.gaps += bool(self.flipped) and self.subscriber.serving is None
                 offer = self.subscriber.wait_offer(0.2)
                 if offer is None:
                     continue
@@ -69,8 +69,20 @@ class Follower:
 
     def took(self, epoch: int, version: int, wrong: list[str]) -> None:
         self.wrong += wrong
+        if not self.flipped:
+            self._fence = self.subscriber.last_fence
         self.flipped.append(version)
         self.contents[epoch] = version
+
+    @property
+    def gaps(self) -> int:
+        """Times that it stopped serving. It is the fence that counts, which stays to be seen: what a peer fills is served again
+        after 0.1 s, which is over before anybody looks."""
+        fence = self.subscriber.last_fence
+        if fence is not self._fence:
+            self._fence = fence
+            self._fences += bool(self.flipped)
+        return self._fences
 
     @property
     def version(self) -> int | None:

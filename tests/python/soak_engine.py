@@ -21,7 +21,7 @@ class Recording(Follower):
 
 def main(path: str, name: str, agent: str) -> None:
     engine = Recording(name, agent, lambda version: oracle.vllm(CONFIG, content(version), 1, 0))
-    serve(path, {"version": lambda: engine.version, "compare": engine.compare})
+    serve(path, {"version": lambda: engine.version, "compare": engine.compare, "gaps": lambda: engine.gaps})
     engine.close()
 
 
@@ -29,7 +29,8 @@ class EngineProcess:
     """That process as its driver sees it, in place of a Follower."""
 
     def __init__(self, name: str, agent: str, directory: str):
-        self.name, self.gaps = name, 0
+        self.name = name
+        self._gaps, self._gaps_before = 0, 0  # of this life, as last told; of those before
         self._log = pathlib.Path(directory, f"{name}.flips")
         self._read = 0
         self._contents: dict[int, int] = {}
@@ -41,6 +42,7 @@ class EngineProcess:
     def start_again(self, seconds: float = 60) -> None:
         """As who supervises it would: as often as it ends because its agent or the coordinator is away."""
         end = time.monotonic() + seconds
+        self._gaps, self._gaps_before = 0, self._gaps_before + self._gaps
         while True:
             self.process.restart()
             try:
@@ -55,6 +57,15 @@ class EngineProcess:
             return self.process.ask("version", timeout=20)
         except (OSError, EOFError):  # it is dead now
             return None
+
+    @property
+    def gaps(self) -> int:
+        """As a Follower's, of all its lives."""
+        try:
+            self._gaps = self.process.ask("gaps", timeout=20)
+        except (OSError, EOFError):  # it is dead now: what it said last
+            pass
+        return self._gaps_before + self._gaps
 
     def compare(self) -> list[str]:
         return self.process.ask("compare", timeout=60)

@@ -191,6 +191,12 @@ def test_one_leads_and_standbys_say_who(control):
     until("the last one leads", lambda: control.leader(), timeout=4)  # given back: nobody waits for the lease to end
 
 
+def assert_never_fenced(groups):
+    """Engines served on all the time, without a coordinator too: what stopped one for a moment leaves its reason."""
+    fences = [rank.last_fence for group in groups for rank in group.ranks]
+    assert not any(fences), fences
+
+
 def test_leaders_are_lost_under_a_running_trainer_and_nothing_that_was_committed_is(control, groups):
     rng = random.Random(SEED)
     groups += [engine(control.agent, "engine-a", 1), engine(control.agent, "engine-b", 2)]
@@ -218,6 +224,7 @@ def test_leaders_are_lost_under_a_running_trainer_and_nothing_that_was_committed
     for group in groups:
         group.wait_version(last)
         assert_serves(group, publishing.checkpoints[last])
+    assert_never_fenced(groups)
     print(f"{LOST} leaders lost; seconds until a version published afterwards was released: "
           + ", ".join(f"{s:.1f}" for s in seconds) + f"; {len(publishing.released)} released, {len(publishing.errors)} refused")
     assert max(seconds) < 40  # figures: docs/performance.md
@@ -256,5 +263,6 @@ def test_without_etcd_nothing_is_committed_and_afterwards_it_goes_on_above_what_
     last = publishing.stop()
     groups[0].wait_version(last)
     assert_serves(groups[0], publishing.checkpoints[last])
+    assert_never_fenced(groups)
     with Client(until("a leader", control.leader).address) as client:
         assert client.status().committed_version == last > committed

@@ -61,7 +61,8 @@ def test_a_cut_splits_no_commit_and_stops_no_engine(job, cut):
     if trainer_is_cut_off:
         assert second != "released" and status.committed_version <= served + 1
     elif lost:
-        assert second == "released" and status.committed_version == served + 2
+        assert second == "released"
+        job.until(f"version {served + 2} is committed", lambda: job.account().committed_version == served + 2, 20)
         job.serve([engine for engine in job.engines if engine not in lost])
         for engine in lost:
             assert_known_as_stale(job, engine, served + 2)
@@ -73,6 +74,8 @@ def test_a_cut_splits_no_commit_and_stops_no_engine(job, cut):
     job.network.heal()
     seconds = job.serve_next(WHOLE_AGAIN)
     print(f"{cut}: whole again, version {job.version} everywhere after {seconds:.1f} s")
+    job.excuse(lost)
+    job.compare_what_is_served()
 
 
 def assert_known_as_stale(job, engine, committed: int) -> None:
@@ -98,6 +101,8 @@ def test_lost_packets_cost_time_and_nothing_else(job, probability):
           f"{job.usual_seconds:.1f}")
     assert lost > 100
     assert all(len(engine.flipped) >= 2 + before for engine, before in zip(job.engines, flips))
+    if probability == LOSSES[0]:  # of a tenth of all packets a lease may die
+        job.compare_what_is_served()
 
 
 def test_an_engine_behind_a_narrow_link_is_named_when_it_misses_the_deadline(tmp_path):

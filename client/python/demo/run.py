@@ -52,6 +52,7 @@ class Monitor:
     def __init__(self, engines: list[Engine]):
         self.answers = {e.name: 0 for e in engines}
         self.refused = {e.name: 0 for e in engines}
+        self.stopped = {e.name: 0 for e in engines}  # of these, after its first answer
         self.mixes: list[str] = []
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._watch, args=(e,), daemon=True) for e in engines]
@@ -74,6 +75,7 @@ class Monitor:
                 stamps = None
             if stamps is None:
                 self.refused[engine.name] += 1
+                self.stopped[engine.name] += self.answers[engine.name] > 0
                 continue
             self.answers[engine.name] += 1
             if any(held != [claimed] for claimed, held in stamps) or len({claimed for claimed, _ in stamps}) != 1:
@@ -231,6 +233,8 @@ def main() -> int:
                 demo.kill_between_flips(engines[1])
             if monitor.mixes:
                 raise AssertionError("mixed answers: " + "; ".join(monitor.mixes[:3]))
+            if stopped := {n: c for n, c in monitor.stopped.items() if c and n != engines[1].name}:
+                raise AssertionError(f"engines that were not hit stopped answering: {stopped}")
             print(f"\n{demo.table()}\n\nx memcpy: seconds over those of a one-thread memcpy of the same bytes, in this run."
                   f"\nanswers while all this went on: "
                   + ", ".join(f"{n} {c} ({monitor.refused[n]} refused while down)" for n, c in monitor.answers.items())
