@@ -200,7 +200,7 @@ TEST(Failure, KilledAgentIsNoticedAndOthersGoOn) {
   EXPECT_TRUE(trainer.AwaitReleases(2).ok());
 }
 
-TEST(Failure, SilentAgentLosesItsLeaseAndIsFilledWhenItComesBack) {
+TEST(Failure, AnEngineServesOnWhenItsAgentIsSilentPastItsLeaseAndThenBack) {
   Daemon daemon({"--heartbeat-ms=200", "--lease-ms=2000"});
   Daemon agent(AgentOf(daemon, {}));
   Trainer trainer(daemon.agent_socket(), TinyQwen2(), MegatronTp2Pp2());
@@ -218,9 +218,20 @@ TEST(Failure, SilentAgentLosesItsLeaseAndIsFilledWhenItComesBack) {
   ASSERT_NE(Find(status, "engine-b"), nullptr);
   EXPECT_NE(Find(status, "engine-b")->last_error().find("lease_expired"), std::string::npos)
       << Find(status, "engine-b")->last_error();
+  far.ExpectServes(1, 1);
   agent.Signal(SIGCONT);
-  far.Install(1, 1);  // its processes attached again; the bytes come from engine-a
+  daemon.AwaitStatus(
+      [](const v1::StatusResponse& s) {
+        const auto* engine = Find(s, "engine-b");
+        return engine != nullptr && engine->state() == v1::ENGINE_STATE_SERVING && engine->ready();
+      },
+      "engine-b is back");
   near.ExpectServes(1, 1);
+  far.ExpectServes(1, 1);
+  trainer.Fill(2);
+  trainer.Publish(2);
+  near.Install(2, 2);
+  far.Install(2, 2);
 }
 
 TEST(Failure, CoordinatorRestartedOnItsJournalKeepsEpochsRising) {

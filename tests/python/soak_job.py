@@ -44,7 +44,6 @@ class SoakJob(SpreadJob):
         self.hosts = dict(zip(ROLES, network.hosts))
         self.renew_certificates()
         self.committed = 0
-        self._stopped: set[str] = set()  # engines that the strikes before may have stopped
         super().__init__(directory, network, agents, lease_ms=int(1000 * LEASE), **options)
 
     def renew_certificates(self) -> None:
@@ -119,13 +118,11 @@ class SoakJob(SpreadJob):
 
     def _stop(self, name: str) -> Strike:
         return Strike(f"stop {name}", lambda: os.kill(self.daemons()[name].pid, signal.SIGSTOP),
-                      lambda: os.kill(self.daemons()[name].pid, signal.SIGCONT), self.random.uniform(0, 2 * LEASE),
-                      self.engine_names if name == "coordinator" else (name,))
+                      lambda: os.kill(self.daemons()[name].pid, signal.SIGCONT), self.random.uniform(0, 2 * LEASE))
 
     def _cut(self) -> Strike:
         cut = self.random.choice(every_cut(self.parties))
-        return Strike(f"cut {cut}", lambda: cut.make(self), self.network.heal, self.random.uniform(0, 2.5 * LEASE),
-                      tuple(name for name in self.engine_names if cut.between("coordinator", name)))
+        return Strike(f"cut {cut}", lambda: cut.make(self), self.network.heal, self.random.uniform(0, 2.5 * LEASE))
 
     def _lose(self) -> Strike:
         probability = self.random.choice([0.01, 0.05])
@@ -133,7 +130,7 @@ class SoakJob(SpreadJob):
         def begin() -> None:
             for host in self.network.hosts:
                 host.lose(probability)
-        return Strike(f"lose {probability:.0%}", begin, self.network.heal, self.random.uniform(1, 2 * LEASE), self.engine_names)
+        return Strike(f"lose {probability:.0%}", begin, self.network.heal, self.random.uniform(1, 2 * LEASE))
 
     def suffer(self, strikes: list[Strike]) -> dict[str, int]:
         """Publishes one version after another while that happens, and until one is served everywhere after it: how many
@@ -168,8 +165,8 @@ class SoakJob(SpreadJob):
             self.serve_next(WHOLE_AGAIN)
             counts["released"] += 1
             counts["given up"] += self.version - before - 1
-        stopped, self._stopped = self._stopped, {name for strike in strikes for name in strike.stops}
-        self.excuse([engine for engine in self.engines if engine.name in stopped | self._stopped])  # a lease may end later
+        stopped = {name for strike in strikes for name in strike.stops}
+        self.excuse([engine for engine in self.engines if engine.name in stopped])
         self.compare_what_is_served()
         return counts
 

@@ -129,7 +129,7 @@ class SpreadJob(Job):
         return took
 
     def excuse(self, engines: list[Follower]) -> None:
-        """These were cut off from the coordinator, fenced when they were back, and served nothing until they were filled."""
+        """Their own process or agent was killed."""
         self._excused |= {engine.name: engine.gaps for engine in engines}
 
     def serve(self, engines: list[Follower]) -> None:

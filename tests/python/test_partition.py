@@ -74,7 +74,6 @@ def test_a_cut_splits_no_commit_and_stops_no_engine(job, cut):
     job.network.heal()
     seconds = job.serve_next(WHOLE_AGAIN)
     print(f"{cut}: whole again, version {job.version} everywhere after {seconds:.1f} s")
-    job.excuse(lost)
     job.compare_what_is_served()
 
 
