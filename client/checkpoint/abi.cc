@@ -2,6 +2,7 @@
 #include <exception>
 #include <string>
 
+#include "client/checkpoint/file_read.h"
 #include "client/checkpoint/layout_json.h"
 #include "client/checkpoint/weightwire_checkpoint.h"
 #include "kernels/kernels.h"
@@ -90,6 +91,21 @@ Result<std::string> Plan(const char* config, const char* from, const char* to, u
   return plan::ToBytes(made);
 }
 
+Result<kernels::StridedBox> BoxOf(const ww_checkpoint_block& block) {
+  const uint32_t item = block.element_bytes;
+  if (block.dims > WW_CHECKPOINT_DIMS_MAX || (item != 1 && item != 2 && item != 4 && item != 8)) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                       "a block of " + std::to_string(block.dims) + " dimensions and " +
+                           std::to_string(item) + " bytes an element"));
+  }
+  kernels::StridedBox box;
+  box.ndim = static_cast<int>(block.dims);
+  std::copy_n(block.extent, block.dims, box.extent);
+  std::copy_n(block.source_stride, block.dims, box.source_stride);
+  std::copy_n(block.target_stride, block.dims, box.target_stride);
+  return box;
+}
+
 }  // namespace
 }  // namespace weightwire::checkpoint
 
@@ -117,18 +133,20 @@ int32_t ww_checkpoint_plan(const char* config, const char* from, const char* to,
 }
 
 int32_t ww_checkpoint_copy(void* target, const void* source, const ww_checkpoint_block* block) {
-  const uint32_t item = block->element_bytes;
-  if (block->dims > WW_CHECKPOINT_DIMS_MAX || (item != 1 && item != 2 && item != 4 && item != 8)) {
-    return Keep(
-        weightwire::Status(weightwire::Code::kInvalidArgument, weightwire::Reason::kInvalidRequest,
-                           "a block of " + std::to_string(block->dims) + " dimensions and " +
-                               std::to_string(item) + " bytes an element"));
-  }
-  weightwire::kernels::StridedBox box;
-  box.ndim = static_cast<int>(block->dims);
-  std::copy_n(block->extent, block->dims, box.extent);
-  std::copy_n(block->source_stride, block->dims, box.source_stride);
-  std::copy_n(block->target_stride, block->dims, box.target_stride);
-  weightwire::kernels::CopyPastCaches(target, source, box, item);
+  auto box = BoxOf(*block);
+  if (!box) return Keep(std::move(box).error());
+  weightwire::kernels::CopyPastCaches(target, source, *box, block->element_bytes);
   return Keep(weightwire::OkStatus());
+}
+
+int32_t ww_checkpoint_read(void* target, int32_t fd, int64_t offset, const char* name,
+                           const ww_checkpoint_block* block) {
+  try {
+    const auto box = BoxOf(*block);
+    if (!box) return Keep(box.error());
+    return Keep(ReadBlock(fd, name, offset, target, *box, block->element_bytes));
+  } catch (const std::exception& failure) {  // no memory
+    return Keep(weightwire::Status(weightwire::Code::kResourceExhausted,
+                                   weightwire::Reason::kLimitExceeded, failure.what()));
+  }
 }

@@ -1,7 +1,7 @@
 /* C interface of libweightwire_checkpoint.so: what `wwctl layout` and `wwctl plan` compute, without
  * a process, and the copies of a load, without Python. For the process that loads or converts.
  *
- * Pure but for the memory it is given: no file, no thread, no network. Any thread, any time. Calls
+ * Pure but for the memory and the file it is given: no thread, no network. Any thread, any time. Calls
  * that return int32_t answer 0 or the number of a weightwire Code (gRPC's canonical codes);
  * ww_checkpoint_last then says more. No exception leaves it.
  */
@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of what is below. Compare it first. */
-#define WW_CHECKPOINT_ABI_VERSION 1
+#define WW_CHECKPOINT_ABI_VERSION 2
 #define WW_CHECKPOINT_DIMS_MAX 8
 /* Instead of a rank. */
 #define WW_CHECKPOINT_ALL_RANKS UINT32_MAX
@@ -63,6 +63,12 @@ int32_t ww_checkpoint_plan(const char* config, const char* from, const char* to,
 /* Copies the block's bits from `source` on to `target` on, past the caches: nobody reads a weight
  * as soon as it is loaded. The caller knows that the block stays inside of both memories. */
 int32_t ww_checkpoint_copy(void* target, const void* source, const ww_checkpoint_block* block);
+
+/* The same, from the bytes of the open file `fd` that begin at `offset`; they are read, not mapped.
+ * `name`: of the file, for errors: code DATA_LOSS when it ends before the block does, however large
+ * it was when it was opened; UNAVAILABLE when the disk fails. */
+int32_t ww_checkpoint_read(void* target, int32_t fd, int64_t offset, const char* name,
+                           const ww_checkpoint_block* block);
 
 #ifdef __cplusplus
 }

@@ -3,6 +3,7 @@ the one of this release."""
 
 import json
 import math
+import os
 import shutil
 import subprocess
 
@@ -52,7 +53,7 @@ def test_a_ranks_plan_fills_that_rank_and_no_other(library):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
-def test_copies_are_numpys(library, dtype):
+def test_copies_and_reads_are_numpys(library, dtype, tmp_path):
     seed = np.random.SeedSequence().entropy
     print("seed", seed)
     random = np.random.default_rng(seed)
@@ -60,13 +61,15 @@ def test_copies_are_numpys(library, dtype):
         extent = random.integers(1, 9, random.integers(0, 4))
         if len(extent) and not random.integers(4):
             extent[-1] = 700  # rows that are worth the way past the caches
+        if len(extent) and not random.integers(8):
+            extent[0] = 50_000 // math.prod(extent[1:])  # larger than what is read in one call
         order = [random.permutation(len(extent)) for _ in range(2)]
         strides = [np.ones(len(extent), np.int64) for _ in range(2)]
         for stride, places in zip(strides, order):
             following = 1
             for d in places:
                 stride[d] = following
-                following = following * extent[d] + random.integers(0, 3)
+                following = following * extent[d] + random.integers(0, 3) + (4500 if not random.integers(9) else 0)
         last = [int(sum((n - 1) * s for n, s in zip(extent, stride))) for stride in strides]
         source = random.integers(0, 255, last[0] + 1).astype(dtype)
         offset = int(random.integers(0, 5))
@@ -75,8 +78,25 @@ def test_copies_are_numpys(library, dtype):
         views = [np.lib.stride_tricks.as_strided(flat, extent, stride * flat.itemsize)
                  for flat, stride in ((source, strides[0]), (want[offset:], strides[1]))]
         np.copyto(views[1], views[0])
+        before, place = target.copy(), int(random.integers(0, 50))
         library.copy(target, offset, strides[1].tolist(), source, strides[0].tolist(), extent.tolist())
         assert np.array_equal(target, want), (seed, extent, strides)
+        path = tmp_path / "source"
+        path.write_bytes(bytes(place) + source.tobytes())
+        with open(path, "rb") as file:
+            read = before.copy()
+            library.read(read, offset, strides[1].tolist(), file.fileno(), place, "source", strides[0].tolist(), extent.tolist())
+            assert np.array_equal(read, want), (seed, extent, strides)
+            os.truncate(path, path.stat().st_size - 1)
+            with pytest.raises(CheckpointError, match=f"source: cut short.* found {path.stat().st_size};"):
+                library.read(before, offset, strides[1].tolist(), file.fileno(), place, "source", strides[0].tolist(),
+                             extent.tolist())
+
+
+def test_a_disk_that_fails_is_no_damage(library, tmp_path):
+    with open(tmp_path / "other", "wb") as file, pytest.raises(CheckpointError, match="other: Bad file descriptor") as failed:
+        library.read(np.zeros(4, np.uint8), 0, [1], file.fileno(), 0, "other", [1], [4])
+    assert failed.value.code == "UNAVAILABLE"
 
 
 @pytest.mark.parametrize("spec,rank,reason,said", [

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conftest import BINARIES, DATA, EngineRanks, Trainer, read_safetensors
-from weightwire import Client, DeadlineError, Subscriber, WeightwireError, checkpoint
+from weightwire import Client, DeadlineError, Publisher, RefusedError, Subscriber, WeightwireError, checkpoint
 
 MOE, TIED = DATA / "checkpoints/torch_dist-qwen3_moe", DATA / "checkpoints/megatron-qwen2_tied"
 
@@ -82,6 +82,16 @@ def test_a_checkpoint_in_any_format_becomes_a_version(daemon, groups, source, mo
     assert target.ranks[0].serving.version == 7
     for name, bits in bits_of(whole(model)).items():
         assert np.array_equal(target.ranks[0].params[name].view(bits.dtype), bits), name
+
+
+def test_a_push_that_fails_at_a_rank_leaves_no_rank_attached(daemon):
+    place = dict(world_size=4, agent=daemon.agent_socket)
+    with Publisher(rank=2, **place):
+        with pytest.raises(RefusedError, match="duplicate_rank"):
+            checkpoint.push(TIED, 7, config=hf_of("qwen2_tied") / "config.json", agent=daemon.agent_socket,
+                            coordinator=daemon.grpc, timeout=60)
+        with Publisher(rank=0, **place), Publisher(rank=1, **place):
+            pass
 
 
 @pytest.mark.parametrize("to", ["hf", "weightwire:megatron:tp2,ep2,etp1"])

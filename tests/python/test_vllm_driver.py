@@ -3,14 +3,19 @@
 The same on a real engine, proved by generation: tests/engine/test_failures.py.
 """
 
+import asyncio
 import dataclasses
+import pickle
 import threading
 import time
 
 import pytest
 
-from weightwire.vllm import Deadlines, EngineDriver, InstallError, driver as driver_module
+from conftest import until
+from weightwire import RefusedError
+from weightwire.vllm import Deadlines, EngineDriver, InstallError, Serving, driver as driver_module
 from weightwire.vllm.link import Link
+from weightwire.vllm.replace import StepError
 
 QUICK = Deadlines(**{name: 5.0 for name in ("init", "prepare", "pause", "start", "update", "finish", "reset", "canary",
                                             "resume", "transfer", "room")})
@@ -19,13 +24,13 @@ QUICK = Deadlines(**{name: 5.0 for name in ("init", "prepare", "pause", "start",
 class Rank:
     """What a worker tells: its weights are those of `holds`; `fails` makes the next calls of a step fail."""
 
-    def __init__(self, number, size, path, engine):
+    def __init__(self, number, size, path, engine, **more):
         self.number, self.engine = number, engine
         self.calls, self.holds, self.broken, self.failure, self.open = 0, None, None, None, False
         self.changed = threading.Condition()
         self.link = Link(path, self.answer, 5)
         self.link.send({"rank": number, "hello": {"world_size": size, "mode": "fused", "notes": [], "rows": 1, "bytes": 1,
-                                                  "interrupted": False}})
+                                                  "interrupted": False, **more}})
 
     def offer(self, epoch):
         self.link.send({"offer": {"epoch": epoch, "version": epoch, "leader": self.number == 0}})
@@ -340,3 +345,134 @@ class TestPausedLive:
             with pytest.raises(InstallError, match="step transfer: .*no version came within 0.3 s.*on version 1$"):
                 driver.step(5)
             assert not engine.paused
+
+
+class OldVllm:
+    """A vLLM before weight transfer: its workers lack the method, and say so in vLLM's words."""
+
+    def __init__(self):
+        self.asked = 0
+
+    async def collective_rpc(self, method, kwargs):
+        self.asked += 1
+        raise Exception(f"Call to collective_rpc method failed: 'Worker' object has no attribute '{method}'")
+
+    async def pause_generation(self): ...
+    async def update_weight_version(self): ...
+    async def reset_prefix_cache(self): ...
+
+
+@pytest.fixture
+def loop():
+    """An event loop that runs, as an AsyncLLM's."""
+    made = asyncio.new_event_loop()
+    thread = threading.Thread(target=made.run_forever, daemon=True)
+    thread.start()
+    yield made
+    made.call_soon_threadsafe(made.stop)
+    thread.join(20)
+
+
+def on(loop, do):
+    async def run():
+        return do()
+    return asyncio.run_coroutine_threadsafe(run(), loop).result(20)
+
+
+def test_an_unsupported_vllm_is_asked_once_and_named(loop):
+    old = OldVllm()
+    driver = on(loop, lambda: EngineDriver(old, name="engine", deadlines=QUICK))
+    with driver.start():
+        with pytest.raises(RefusedError, match="not supported: .*init_weight_transfer_engine"):
+            driver.wait_version(1, 20)
+        driver._thread.join(20)
+        assert not driver._thread.is_alive() and old.asked == 1
+
+
+def test_workers_of_an_unsupported_vllm_end_the_following(engine):
+    """What loading.trace says where it does not know the vLLM, as the worker passes it on."""
+    engine.needs_thread, asked = True, []
+
+    def init(settings, timeout):
+        asked.append(settings)
+        engine.ranks = [Rank(number, 2, settings["link"], engine, error="RefusedError: cannot be recorded", unsupported=True)
+                        for number in range(2)]
+    engine.init = init
+    with EngineDriver(None, name="engine", deadlines=QUICK).start() as driver:
+        with pytest.raises(RefusedError, match="rank 1: RefusedError: cannot be recorded"):
+            driver.wait_version(1, 20)
+        driver._thread.join(20)
+        assert not driver._thread.is_alive() and len(asked) == 1
+
+
+def test_a_vllm_without_the_calls_is_refused_before_anything_starts():
+    with pytest.raises(RefusedError, match="object has no collective_rpc"):
+        EngineDriver(object(), name="engine")
+
+
+def test_failures_in_a_row_are_retried_ever_more_rarely(engine, monkeypatch):
+    engine.needs_thread, waits = True, []
+    engine.init = lambda settings, timeout: 1 / 0
+    driver = EngineDriver(None, name="engine", deadlines=QUICK)
+    stop = driver._stop.wait
+    monkeypatch.setattr(driver._stop, "wait", lambda seconds: waits.append(seconds) or (len(waits) == 8 and driver._stop.set()))
+    driver.start()._thread.join(20)
+    assert not driver._thread.is_alive() and stop(0)
+    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30] and isinstance(driver.last_error, ZeroDivisionError)
+    driver.close()
+
+
+def test_close_does_not_wait_for_ranks_that_never_come(engine):
+    engine.needs_thread = True
+    called = threading.Event()
+    engine.init = lambda settings, timeout: called.set()  # and no rank says hello
+    driver = EngineDriver(None, name="engine", deadlines=dataclasses.replace(QUICK, init=3600, close=3600)).start()
+    assert called.wait(20)
+    driver.close()
+    assert not driver._thread.is_alive()
+
+
+def test_close_on_the_engines_own_loop_waits_for_nothing_that_needs_it(loop):
+    """What NeMo-RL does: the driver is closed in the actor whose event loop the engine's calls run on."""
+    reached = threading.Event()
+
+    class Busy(OldVllm):
+        async def collective_rpc(self, method, kwargs):
+            reached.set()
+            await asyncio.sleep(0.2)
+
+    driver = on(loop, lambda: EngineDriver(Busy(), name="engine", deadlines=dataclasses.replace(QUICK, init=600, close=3600)))
+    driver.start()
+    assert reached.wait(20)
+    on(loop, driver.close)  # 20 s, on the loop
+    driver._thread.join(20)
+    assert not driver._thread.is_alive()
+
+
+def test_an_installation_under_way_ends_well_although_the_driver_is_closed(engine):
+    engine.needs_thread = True
+    reached, go = threading.Event(), threading.Event()
+    update = engine.update
+
+    def slow(tickets, timeout):
+        reached.set()
+        assert go.wait(20)
+        update(tickets, timeout)
+    engine.update = slow
+    driver = EngineDriver(None, name="engine", deadlines=dataclasses.replace(QUICK, close=0.1)).start()
+    until("the ranks", lambda: len(engine.ranks) == 2)
+    engine.offer(1)
+    assert reached.wait(20)
+    driver.close()
+    assert driver._thread.is_alive()  # close has kept its deadline
+    go.set()
+    driver._thread.join(20)
+    assert not driver._thread.is_alive() and engine.serves() == {1} and not engine.paused
+
+
+@pytest.mark.parametrize("failed", [
+    InstallError("no room", step="update", version=7, serving=Serving(6, 5, seconds={"pause": 0.1}), broken=False, epoch=8),
+    StepError("update", RuntimeError("no room"))])
+def test_a_failure_crosses_a_process_pool(failed):
+    again = pickle.loads(pickle.dumps(failed))
+    assert type(again) is type(failed) and str(again) == str(failed) and vars(again) == vars(failed)

@@ -1,5 +1,6 @@
 """Modules that hold whole tensors: publishing, receiving, and what may happen to parameters between versions."""
 
+import json
 import os
 import signal
 import time
@@ -9,8 +10,9 @@ import torch
 
 import weightwire.torch
 from conftest import BINARIES, Daemon
-from torch_ranks import make_checkpoint, train_replicated
-from weightwire import RefusedError, UnavailableError
+from torch_ranks import make_checkpoint, receive_alone, receive_apart, receive_freed, train_replicated
+from weightwire import Client, RefusedError, StaleError, TensorMeta, UnavailableError
+from weightwire.hf_tensors import HfReader
 from world import World
 
 
@@ -152,3 +154,77 @@ def test_after_a_restart_of_the_sidecar_the_next_version_goes_out(tmp_path):
             assert receiver.receive(timeout=30).version == 2 and same(target, want)
     finally:
         daemon.stop()
+
+
+@pytest.fixture
+def published(daemon):
+    """Publishes version 1, all sevens; what receives it is for the test."""
+    with weightwire.torch.Publisher({"a": torch.full((4,), 7.0)}, agent=daemon.agent_socket) as publisher:
+        publisher.publish(1, deadline=120)
+        yield daemon
+
+
+def of_ranks(tmp_path) -> list:
+    return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_a_rank_that_times_out_leaves_no_other_rank_in_a_barrier(published, tmp_path):
+    with World(receive_apart, 2, published.agent_socket, str(tmp_path)) as world:
+        world.join(120)
+    assert of_ranks(tmp_path) == [{"versions": [None, 1], "values": [7.0] * 4}] * 2
+
+
+def test_a_rank_that_does_not_call_receive_is_named_in_time(daemon, tmp_path):
+    with World(receive_alone, 2, daemon.agent_socket, str(tmp_path)) as world:
+        world.join(120)
+    assert "did not all come" in (said := (tmp_path / "error").read_text()) and "1" in said and "receive()" in said
+
+
+def test_a_rank_that_fails_fails_all_ranks_before_any_has_written(published, tmp_path):
+    with World(receive_freed, 2, published.agent_socket, str(tmp_path)) as world:
+        world.join(120)
+    (first, *one), (second, *two) = of_ranks(tmp_path)
+    assert "AbortedError" in first and "rank 1: RefusedError" in first and "freed" in second
+    assert one == two == [1, [7.0] * 4]
+
+
+@pytest.fixture
+def reader(daemon):
+    """(publisher of two tensors, reader of them)."""
+    source = {"a": torch.full((4,), 7.0), "b": torch.full((3,), 8.0)}
+    with weightwire.torch.Publisher(source, agent=daemon.agent_socket) as publisher, \
+            HfReader([TensorMeta("a", "F32", (4,)), TensorMeta("b", "F32", (3,))], agent=daemon.agent_socket) as made:
+        yield publisher, made
+
+
+def served(daemon) -> int:
+    with Client(daemon.grpc) as client:
+        return max((e.version for e in client.status().engines if e.epoch), default=0)
+
+
+def test_a_reader_acknowledges_only_what_its_consumer_took(daemon, reader):
+    publisher, one = reader
+    publisher.publish(1)
+    with pytest.raises(ZeroDivisionError):
+        for name, _ in one.tensors(1, timeout=60):
+            assert name == "a"
+            1 / 0
+    assert served(daemon) == 0
+    got = dict(one.tensors(1, timeout=60))
+    assert got["a"].tolist() == [7.0] * 4 and got["b"].tolist() == [8.0] * 3
+    with Client(daemon.grpc) as client:
+        client.wait_version(1, 60)
+    publisher.publish(2)
+    for _ in one.tensors(2, timeout=60):
+        break
+    publisher.publish(3)  # who stops early holds up nothing that follows
+    assert len(list(one.tensors(3, timeout=60))) == 2
+
+
+def test_a_reader_that_was_asked_for_an_older_version_has_the_newer_one_still(daemon, reader):
+    publisher, one = reader
+    publisher.publish(5)
+    with pytest.raises(StaleError, match="version 5 is committed, 3 was asked for"):
+        list(one.tensors(3, timeout=60))
+    assert served(daemon) == 0
+    assert [name for name, _ in one.tensors(5, timeout=60)] == ["a", "b"]

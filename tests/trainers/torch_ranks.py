@@ -137,3 +137,53 @@ def train_replicated(rank: int, world_size: int, agent: str, checkpoint: str, ou
             dist.barrier()
             publisher.publish(version).wait_released(timeout=30)
             dist.barrier()
+
+
+def receive_apart(rank: int, world_size: int, agent: str, out: str):
+    """Two ranks receive; the second one's offer comes after its timeout."""
+    import json
+
+    import weightwire.torch
+    target = {"a": torch.zeros(4)}
+    with weightwire.torch.Receiver(target, group="follower", agent=agent) as receiver:
+        wait, late = receiver._subscriber.wait_offer, [rank == 1]
+        receiver._subscriber.wait_offer = lambda timeout: None if late.pop(0) else wait(timeout)
+        late += [False] * 9
+        offers = [receiver.receive(timeout=60) for _ in range(2)]
+        told = {"versions": [offer and offer.version for offer in offers], "values": target["a"].tolist()}
+        (pathlib.Path(out) / f"{rank}.json").write_text(json.dumps(told))
+        dist.barrier()  # both leave together: a rank alone is a lost one
+
+
+def receive_alone(rank: int, world_size: int, agent: str, out: str):
+    """The first rank receives, the second one does something else."""
+    import weightwire.torch
+    with weightwire.torch.Receiver({"a": torch.zeros(4)}, group="follower", agent=agent) as receiver:
+        if rank == 0:
+            receiver.together_seconds = 1.0
+            try:
+                receiver.receive(timeout=0.5)
+            except weightwire.AbortedError as error:
+                (pathlib.Path(out) / "error").write_text(str(error))
+        dist.barrier()
+
+
+def receive_freed(rank: int, world_size: int, agent: str, out: str):
+    """The second rank's parameter is away when the version comes, and is back at the next call."""
+    import json
+
+    import weightwire.torch
+    target = {"a": torch.zeros(4)}
+    with weightwire.torch.Receiver(target, group="follower", agent=agent) as receiver:
+        if rank == 1:
+            target["a"].untyped_storage().resize_(0)
+        try:
+            receiver.receive(timeout=60)
+            said = ""
+        except weightwire.WeightwireError as error:
+            said = f"{type(error).__name__}: {error}"
+        if rank == 1:
+            target["a"].untyped_storage().resize_(16)
+        offer = receiver.receive(timeout=60)
+        (pathlib.Path(out) / f"{rank}.json").write_text(json.dumps([said, offer and offer.version, target["a"].tolist()]))
+        dist.barrier()

@@ -236,6 +236,9 @@ class Subscriber:
     async def refuse(self, offer: _subscriber.Offer, why: str) -> None:
         await asyncio.to_thread(self._opened().refuse, offer, why)
 
+    async def fail(self, offer: _subscriber.Offer, why: str) -> None:
+        await asyncio.to_thread(self._opened().fail, offer, why)
+
     async def close(self) -> None:
         if self.sync is not None:
             await asyncio.to_thread(self.sync.close)

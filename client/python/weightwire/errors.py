@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any, Iterator
+
 import grpc
 
 from weightwire.v1 import types_pb2
@@ -26,12 +29,23 @@ class WeightwireError(Exception):
         self.epoch = epoch
         self.remedy = remedy
 
+    def __reduce__(self) -> Any:
+        """With all it says, whatever a subclass's constructor asks for: process pools and Ray pickle what a task raises."""
+        return unpickled, (type(self), self.args, self.__dict__)
+
     def __str__(self) -> str:
         where = [f"{k} {v}" for k, v in (("rank", self.rank), ("tensor", self.tensor), ("epoch", self.epoch)) if v]
         text = f"{self.code} ({self.reason}): {super().__str__()}"
         if where:
             text += f" [{', '.join(where)}]"
         return f"{text}; {self.remedy}" if self.remedy else text
+
+
+def unpickled(kind: type[BaseException], args: tuple[Any, ...], said: dict[str, Any]) -> BaseException:
+    """An exception as it was, without its constructor."""
+    made = kind.__new__(kind, *args)
+    made.__dict__.update(said)
+    return made
 
 
 class RefusedError(WeightwireError):
@@ -74,6 +88,17 @@ _BY_CODE = {
     "CANCELLED": AbortedError,
     "DATA_LOSS": AbortedError,
 }
+
+
+@contextlib.contextmanager
+def refusing(*, rank: str = "", tensor: str = "") -> Iterator[None]:
+    """For a request that is put together inside: an argument of the wrong type or range is a RefusedError, not what Python
+    or protobuf say of it."""
+    try:
+        yield
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RefusedError(str(error), code="INVALID_ARGUMENT", reason="invalid_request", rank=rank, tensor=tensor,
+                           remedy="correct the argument") from error
 
 
 def reason_name(number: int) -> str:

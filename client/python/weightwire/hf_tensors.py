@@ -49,6 +49,7 @@ class HfReader:
         self._tensors = list(tensors)
         self._subscriber = subscriber.Subscriber(group=group, rank=0, world_size=1, job=job, agent=agent,
                                                  timeout=timeout)
+        self._offer: subscriber.Offer | None = None  # that is not acknowledged: the next call begins with it
         try:
             self._subscriber.bind_submission(boxes.submission({meta.name: meta for meta in self._tensors},
                                                               [boxes.whole(meta) for meta in self._tensors]))
@@ -60,27 +61,36 @@ class HfReader:
                 ) -> Iterator[tuple[str, torch.Tensor]]:
         """Waits for `version` and yields its tensors; each is a new tensor on `device`.
 
-        The version is acknowledged when the iteration ends, however it ends; until then no other is installed.
-        DeadlineError: it did not come within `timeout` seconds. StaleError: a newer one was committed already.
+        The version is acknowledged when the last tensor was taken; until then no other is installed. When the consumer
+        stops or fails before that, the next call yields it again, or acknowledges it where it asks for a newer one; without
+        a next call the coordinator fences the reader at its commit deadline.
+        DeadlineError: it did not come within `timeout` seconds. StaleError: a newer one was committed already, which the
+        next call may ask for.
         """
         end = time.monotonic() + timeout
         while True:
-            offer = self._subscriber.wait_offer(max(0.0, end - time.monotonic()))
+            offer = self._offer or self._subscriber.wait_offer(max(0.0, end - time.monotonic()))
             if offer is None:
                 raise errors.DeadlineError(f"version {version} did not arrive within {timeout} s",
                                            code="DEADLINE_EXCEEDED", reason="deadline_exceeded",
                                            remedy="`wwctl status` says what everyone waits for")
-            arrays = self._subscriber.flip(offer)
             try:
-                if offer.version > version:
-                    raise errors.StaleError(f"version {offer.version} is committed, {version} was asked for",
-                                            code="ABORTED", reason="stale_version")
-                if offer.version == version:
-                    for meta in self._tensors:
-                        yield meta.name, as_tensor(arrays[meta.name], meta).to(device, copy=True)
-                    return
-            finally:
-                self._subscriber.acknowledge(offer)
+                arrays = self._subscriber.stage(offer)
+            except errors.StaleError:
+                self._offer = None
+                continue  # fenced meanwhile: it is offered again
+            self._offer = offer
+            if offer.version > version:
+                raise errors.StaleError(f"version {offer.version} is committed, {version} was asked for",
+                                        code="ABORTED", reason="stale_version", remedy=f"ask for {offer.version}")
+            if offer.version == version:
+                for meta in self._tensors:
+                    yield meta.name, as_tensor(arrays[meta.name], meta).to(device, copy=True)
+            self._offer = None
+            self._subscriber.flip(offer)
+            self._subscriber.acknowledge(offer)
+            if offer.version == version:
+                return
 
     def close(self) -> None:
         self._subscriber.close()

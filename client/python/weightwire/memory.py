@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import weakref
 from dataclasses import dataclass
 from typing import Mapping, Sequence
 
 import numpy as np
 
+from weightwire import errors
 from weightwire.v1 import types_pb2
 
 # safetensors' dtype name -> (bytes of an element, numpy dtype that holds its bits)
@@ -43,10 +45,14 @@ FROM_TORCH = {
     "float8_e5m2": "F8_E5M2",
 }
 _ALIGNMENT = 64
+_MEMFD_NAME_BYTES = 200  # Linux takes 249; the name is for people
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Bytes of one element of a dtype named as in safetensors ("BF16", "F32", …)."""
+    """Bytes of one element of a dtype named as in safetensors ("BF16", "F32", …). RefusedError: there is none of this name."""
+    if dtype not in DTYPES:
+        raise errors.RefusedError(f"dtype {dtype!r} is not known", code="INVALID_ARGUMENT", reason="invalid_request",
+                                  remedy=f"one of {', '.join(DTYPES)}")
     return DTYPES[dtype][0]
 
 
@@ -66,8 +72,10 @@ class TensorMeta:
         return size
 
     def to_proto(self) -> types_pb2.TensorSpec:
-        return types_pb2.TensorSpec(name=self.name, dtype=types_pb2.DType.Value(f"DTYPE_{self.dtype}"),
-                                    shape=self.shape)
+        dtype_bytes(self.dtype)
+        with errors.refusing(tensor=str(self.name)[:80]):
+            return types_pb2.TensorSpec(name=self.name, dtype=types_pb2.DType.Value(f"DTYPE_{self.dtype}"),
+                                        shape=self.shape)
 
     @staticmethod
     def from_proto(spec: types_pb2.TensorSpec) -> "TensorMeta":
@@ -94,13 +102,17 @@ def arena_map(tensors: Sequence[TensorMeta]) -> tuple[list[int], int]:
 class Arena:
     """One sealed memfd that holds tensors one after another, each at a multiple of 64 bytes.
 
-    The seals (no shrinking, no growing) are what lets the agent map it without trusting us.
+    The seals (no shrinking, no growing) are what lets the agent map it without trusting us. One that is dropped without
+    `close` gives its fd back by itself.
     """
 
     def __init__(self, name: str, tensors: Sequence[TensorMeta]):
         self.tensors = list(tensors)
         self.offsets, self.nbytes = arena_map(self.tensors)
-        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with errors.refusing():
+            short = name.encode()[:_MEMFD_NAME_BYTES].decode(errors="ignore")
+            self.fd = os.memfd_create(short, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._close = weakref.finalize(self, os.close, self.fd)
         os.ftruncate(self.fd, self.nbytes)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._map = mmap.mmap(self.fd, self.nbytes)
@@ -112,6 +124,5 @@ class Arena:
 
     def close(self) -> None:
         """Gives the fd back; the mapping goes with the last array that refers to it."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self._close()  # once
+        self.fd = -1

@@ -110,7 +110,7 @@ class Publisher:
         self._arena: Arena | None = None
         self._session = Session(agent=agent or default_agent_socket(), role=types_pb2.GROUP_ROLE_TRAINER,
                                 group=group, rank=rank, world_size=world_size, job=job, timeout=timeout,
-                                device=device.uuid if device else "", on_event=self._on_event, on_end=self._on_end)
+                                device=device.uuid if device else "", on_event=self._on_event, on_end=self._on_end).open()
 
     @property
     def attached(self) -> bool:
@@ -152,7 +152,11 @@ class Publisher:
         if self._device is not None and self._session.device:
             return self._bind_slab(self._device, agreed)
         arena = Arena(f"weightwire-{self._session.rank_name.replace('/', '-')}", agreed)
-        self._import([arena], [(0, offset) for offset in arena.offsets])
+        try:
+            self._import([arena], [(0, offset) for offset in arena.offsets])
+        except BaseException:
+            arena.close()
+            raise
         if self._arena:
             self._arena.close()
         self._arena = arena
@@ -190,14 +194,17 @@ class Publisher:
         `traceparent`: the W3C header of the step that publishes; its trace id is then in the logs of every process that
         the version passes, and in `wwctl epoch`. That of the first rank to publish counts; without, it is a random one.
         """
-        trace_id = _trace_id(traceparent)
+        if mode not in _MODES:
+            raise errors.RefusedError(f"unknown mode {mode!r}", code="INVALID_ARGUMENT", reason="invalid_request",
+                                      rank=self._session.rank_name, remedy=f"one of {', '.join(_MODES)}")
+        with errors.refusing(rank=self._session.rank_name):
+            request = agent_pb2.PublishRequest(version=version, mode=_MODES[mode], manual_commit=manual_commit,
+                                               deadline_ms=int(deadline * 1000), trace_id=_trace_id(traceparent))
         release = Release(version, self._progress)
         with self._lock:
             self._releases[version] = release
         try:
-            self._session.call("Publish", agent_pb2.PublishRequest(
-                version=version, mode=_MODES[mode], manual_commit=manual_commit,
-                deadline_ms=int(deadline * 1000), trace_id=trace_id))
+            self._session.call("Publish", request)
         except errors.WeightwireError:
             with self._lock:
                 self._releases.pop(version, None)

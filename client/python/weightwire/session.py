@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import secrets
@@ -16,6 +17,7 @@ from weightwire import errors
 from weightwire.memory import TensorMeta
 from weightwire.v1 import agent_pb2, agent_pb2_grpc, types_pb2
 
+log = logging.getLogger("weightwire")
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
 _FD_MAGIC = 0x44465757  # "WWFD"
@@ -31,9 +33,10 @@ def default_agent_socket() -> str:
 
 def _fd_call(path: str, op: int, token: int, fd: int | None, timeout: float) -> tuple[int, int | None]:
     """One exchange on the fd socket; returns (token, fd or None)."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
-        s.settimeout(timeout)
-        try:
+    fds: list[int] = []
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
+            s.settimeout(timeout)
             s.connect(path)
             frame = _FD_FRAME.pack(_FD_MAGIC, op, token)
             if fd is None:
@@ -46,21 +49,24 @@ def _fd_call(path: str, op: int, token: int, fd: int | None, timeout: float) -> 
                 if not more:
                     break
                 data += more
-        except OSError as error:
-            raise errors.UnavailableError(f"fd socket {path}: {error}", code="UNAVAILABLE",
-                                          reason="io_error") from error
-    if len(data) != _FD_FRAME.size:
-        raise errors.UnavailableError(f"fd socket {path}: the agent closed it", code="UNAVAILABLE",
-                                      reason="io_error")
-    magic, code, answer = _FD_FRAME.unpack(data)
-    if magic != _FD_MAGIC or code != 0:
-        raise errors.make_error("INVALID_ARGUMENT", "the agent refused a file descriptor",
-                                types_pb2.ErrorDetail(reason=code))
-    return answer, (fds[0] if fds else None)
+        if len(data) != _FD_FRAME.size:
+            raise errors.UnavailableError(f"fd socket {path}: the agent closed it", code="UNAVAILABLE",
+                                          reason="io_error")
+        magic, code, answer = _FD_FRAME.unpack(data)
+        if magic != _FD_MAGIC or code != 0:
+            raise errors.make_error("INVALID_ARGUMENT", "the agent refused a file descriptor",
+                                    types_pb2.ErrorDetail(reason=code))
+        return answer, (fds.pop() if fds else None)
+    except OSError as error:
+        raise errors.UnavailableError(f"fd socket {path}: {error}", code="UNAVAILABLE",
+                                      reason="io_error") from error
+    finally:
+        for unclaimed in fds:
+            os.close(unclaimed)
 
 
 class Session:
-    """One attached incarnation of one rank.
+    """One incarnation of one rank, attached when `open` returns.
 
     `on_event(AttachEvent)` runs on the session's reader thread, in order; `on_end(error)` runs there
     once, last. Calls raise errors.WeightwireError and never take longer than `timeout` seconds.
@@ -74,6 +80,11 @@ class Session:
         self.trace_id = secrets.token_bytes(16)
         self.incarnation = secrets.randbits(64) | 1
         self._socket = agent.removeprefix("unix:")
+        with errors.refusing(rank=self.rank_name):
+            hello = agent_pb2.AttachHello(
+                protocol=types_pb2.Protocol(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
+                job=job, role=role, group=group, rank=rank, world_size=world_size, buffers=buffers, device=device,
+                incarnation=self.incarnation, previous=previous, pid=os.getpid(), trace_id=self.trace_id)
         self._channel = grpc.insecure_channel(f"unix:{self._socket}", options=[
             ("grpc.max_receive_message_length", 64 << 20),
             ("grpc.max_send_message_length", 64 << 20),
@@ -89,22 +100,29 @@ class Session:
         self.device = ""
         #: Why it is not the GPU that was asked for; None when it is, or none was.
         self.device_refused: errors.WeightwireError | None = None
-        self._up.put(agent_pb2.AttachUp(hello=agent_pb2.AttachHello(
-            protocol=types_pb2.Protocol(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
-            job=job, role=role, group=group, rank=rank, world_size=world_size, buffers=buffers, device=device,
-            incarnation=self.incarnation, previous=previous, pid=os.getpid(), trace_id=self.trace_id)))
-        self._stream = self._stub.Attach(iter(self._up.get, None))
-        self._reader = threading.Thread(target=self._read, name=f"weightwire-{self.rank_name}", daemon=True)
-        self._reader.start()
-        if not self._attached.wait(timeout):
+        self._left: errors.WeightwireError | None = None
+        self._up.put(agent_pb2.AttachUp(hello=hello))
+        try:
+            self._stream = self._stub.Attach(iter(self._up.get, None))
+            self._reader = threading.Thread(target=self._read, name=f"weightwire-{self.rank_name}", daemon=True)
+            self._reader.start()
+        except BaseException:  # no thread to be had
+            self._up.put(None)
+            self._channel.close()
+            raise
+
+    def open(self) -> "Session":
+        """Waits until it is attached; closed by then, from any thread, it raises at once."""
+        if not self._attached.wait(self.timeout):
             self.close()
-            raise errors.DeadlineError(f"the agent at {self._socket} did not answer within {timeout} s",
+            raise errors.DeadlineError(f"the agent at {self._socket} did not answer within {self.timeout} s",
                                        code="DEADLINE_EXCEEDED", reason="deadline_exceeded", rank=self.rank_name,
                                        remedy="is weightwired running, and is this its --agent-socket?")
         if self.handle == 0:
             self._channel.close()
             assert self._failure is not None
             raise self._failure
+        return self
 
     def _read(self) -> None:
         error: errors.WeightwireError = errors.UnavailableError("the agent ended the session", code="UNAVAILABLE", reason="shutting_down",
@@ -122,6 +140,12 @@ class Session:
                     self._on_event(event)
         except grpc.RpcError as rpc_error:
             error = errors.from_rpc_error(rpc_error)
+        except Exception as failure:  # no memory for an event, for one: the session ends as one that was lost
+            log.exception("weightwire: %s: the session ends", self.rank_name)
+            error = errors.UnavailableError(f"{type(failure).__name__}: {failure}", code="UNAVAILABLE", reason="io_error",
+                                            rank=self.rank_name)
+        self._up.put(None)  # ends gRPC's thread that waits for more to send
+        error = self._left or error
         self._failure = error
         ready = self._attached.is_set()
         self._attached.set()
@@ -140,7 +164,7 @@ class Session:
         try:
             return getattr(self._stub, method)(request, timeout=timeout or self.timeout)
         except (grpc.RpcError, ValueError) as error:
-            if self._closed:  # by another thread perhaps, which attaches again after a fence
+            if self._closed or self.handle == 0:  # by another thread perhaps, which attaches again after a fence
                 raise errors.StaleError("its session has ended", code="ABORTED", reason="stale_incarnation",
                                         rank=self.rank_name) from None
             if isinstance(error, ValueError):
@@ -185,6 +209,11 @@ class Session:
         if fd is None:
             raise errors.WeightwireError("the agent's answer carried no file descriptor", code="INTERNAL")
         return fd
+
+    def leave(self, why: errors.WeightwireError) -> None:
+        """Tells the agent to end the session, which then ends with `why`; returns at once."""
+        self._left = why
+        self._up.put(agent_pb2.AttachUp(detach=agent_pb2.Detach()))
 
     def close(self) -> None:
         """Leaves in good order. Idempotent."""

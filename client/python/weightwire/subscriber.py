@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import json
+import logging
 import mmap
 import os
-import queue
 import threading
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
@@ -19,9 +20,12 @@ from weightwire.session import Session, default_agent_socket
 from weightwire.trace import trace_row
 from weightwire.v1 import agent_pb2, types_pb2
 
+log = logging.getLogger("weightwire")
 # Linux's number; Python has the name from 3.10 on. The agent has made the pages: mapping them now keeps a fault for each
 # of them out of the first reads, when an engine may stand still.
 _MAP_POPULATE = 0x8000
+_PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.1, 1.0  # before attaching again; doubled for each failure
+_FAILING_SECONDS_MAX = 30.0  # the same, where what fails is `on_offer`
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Subscriber:
                  timeout: float = 30.0, buffers: int | None = None, on_offer: Callable[[], None] | None = None,
                  device: Device | None = None):
         """`buffers`: of the stage, 1 to 8; None: as many as the agent's `retain_versions` asks for. `on_offer` is called, on a thread of this subscriber, whenever
-        wait_offer or wait_event has something new. `device`: where the stage is to lie, if the agent has memory of it to
+        wait_offer or wait_event has something new; when it raises, that is logged and the engine leaves as by `fail`. `device`: where the stage is to lie, if the agent has memory of it to
         lend; see `device_refused`."""
         self._device = device
         self._place = dict(agent=agent or default_agent_socket(), role=types_pb2.GROUP_ROLE_ENGINE, group=group,
@@ -79,17 +83,19 @@ class Subscriber:
                            device=device.uuid if device else "")
         self._layout: types_pb2.LayoutSubmission | None = None
         self._buffers: list[Mapping[str, np.ndarray] | Mapping[str, DeviceArray]] = []
-        self._events: queue.Queue[Offer | RoomWanted] = queue.Queue()
+        self._events: collections.deque[Offer | RoomWanted] = collections.deque()
         self._lock = threading.Condition()
         self._generation = 0
         self._closed = threading.Event()
+        self._reattacher: threading.Thread | None = None
         self._on_offer = on_offer
+        self._failing = 0  # offers in a row for which on_offer raised
         self.serving: Offer | None = None
         self.params: Mapping[str, np.ndarray] | Mapping[str, DeviceArray] | None = None
         #: Why the last incarnation ended; None if it never did.
         self.last_fence: errors.WeightwireError | None = None
-        self._incarnation = 0  #: that this subscriber attached with last: its place is given up by the next one
-        self._session = self._attach()
+        self._incarnation = 0  #: that this subscriber was attached as last: the next one gives its place up
+        self._attach()
 
     @property
     def device_refused(self) -> errors.WeightwireError | None:
@@ -97,13 +103,27 @@ class Subscriber:
         return self._session.device_refused
 
     def _attach(self) -> Session:
+        """A new incarnation; `close` ends it while it is being attached, too."""
         with self._lock:
-            self._generation += 1
+            self._drop()
             generation = self._generation
-        session = Session(**self._place, previous=self._incarnation, on_event=lambda event: self._on_event(event, generation),
-                          on_end=self._on_end)
+        session = Session(**self._place, previous=self._incarnation,
+                          on_event=lambda event: self._on_event(event, generation),
+                          on_end=lambda error: self._on_end(error, generation))
+        with self._lock:
+            self._session = session
+        if self._closed.is_set():
+            session.close()
+        session.open()
         self._incarnation = session.incarnation
         return session
+
+    def _drop(self) -> None:
+        """Nothing of the last attachment counts any more; its offers are void."""
+        self.serving, self.params, self._buffers = None, None, []
+        self._generation += 1
+        self._events.clear()
+        self._lock.notify_all()
 
     def bind(self, config: Mapping[str, Any] | str, spec: str, tensors: Sequence[TensorMeta],
              trace: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
@@ -150,6 +170,8 @@ class Subscriber:
             buffers.append({meta.name: array_at(mapped, offset, meta)
                             for meta, offset in zip(agreed, stage.offsets)})
         with self._lock:
+            if session is not self._session:  # fenced meanwhile: its successor maps its own
+                raise _stale(0)
             self._buffers = buffers
             self._lock.notify_all()
         return notes
@@ -165,10 +187,13 @@ class Subscriber:
 
     def wait_event(self, timeout: float) -> Offer | RoomWanted | None:
         """The next committed version, or the wish for room for one; None after `timeout` seconds."""
-        try:
-            return self._events.get(timeout=timeout)
-        except queue.Empty:
-            return None
+        with self._lock:
+            return self._events.popleft() if self._lock.wait_for(lambda: self._events, timeout) else None
+
+    def is_current(self, offer: Offer) -> bool:
+        """False once this incarnation was fenced: the offer is void, and comes again."""
+        with self._lock:
+            return offer.generation == self._generation
 
     def make_room(self, wanted: RoomWanted) -> None:
         """Gives the served version up: its bytes may change from now on. `serving` is None until the next flip.
@@ -224,52 +249,84 @@ class Subscriber:
         self._session.call("AcknowledgeSwap", agent_pb2.AcknowledgeSwapRequest(
             epoch=offer.epoch, refused_why=why.encode()[:1000].decode(errors="ignore") or "no reason given"))
 
+    def fail(self, offer: Offer, why: str) -> None:
+        """Any rank, in place of `acknowledge`: this engine cannot take the version, which says nothing of the version. The
+        engine leaves with `why`, so that nobody waits for it, and attaches again: it is offered what is committed then. No
+        other engine is touched. Does nothing when the offer is not of this incarnation any more."""
+        with self._lock:
+            if offer.generation != self._generation:
+                return
+            session = self._session
+        session.leave(errors.AbortedError(f"version {offer.version} cannot be taken: {why}", code="ABORTED",
+                                          rank=session.rank_name, epoch=offer.epoch))
+
     def _on_event(self, event: agent_pb2.AttachEvent, generation: int) -> None:
         kind = event.WhichOneof("kind")
         if kind == "swap_offer":
             o = event.swap_offer
-            self._events.put(Offer(o.epoch, o.content, o.version, o.buffer, o.leader, generation, o.trace_id.hex()))
+            told: Offer | RoomWanted = Offer(o.epoch, o.content, o.version, o.buffer, o.leader, generation, o.trace_id.hex())
         elif kind == "room_wanted":
-            self._events.put(RoomWanted(event.room_wanted.epoch, event.room_wanted.version, generation))
+            told = RoomWanted(event.room_wanted.epoch, event.room_wanted.version, generation)
         else:
             return
-        if self._on_offer is not None:
-            self._on_offer()
-
-    def _on_end(self, error: errors.WeightwireError) -> None:
         with self._lock:
-            self.serving, self.params, self._buffers = None, None, []
-            self.last_fence = error
-            self._generation += 1  # offers of this attachment are void
+            if generation != self._generation:
+                return
+            self._events.append(told)
             self._lock.notify_all()
-        if not self._closed.is_set():
-            threading.Thread(target=self._reattach, name="weightwire-reattach", daemon=True).start()
+        if self._on_offer is None:
+            return
+        try:
+            self._on_offer()
+            self._failing = 0
+        except Exception as error:  # the caller's: it ends no thread of ours
+            log.exception("weightwire: %s: on_offer for version %d", self._session.rank_name, told.version)
+            if isinstance(told, Offer):
+                self._failing += 1
+                self.fail(told, f"on_offer: {type(error).__name__}: {error}")
+
+    def _on_end(self, error: errors.WeightwireError, generation: int) -> None:
+        with self._lock:
+            if generation == self._generation:
+                self._drop()
+                self.last_fence = error
+            if self._reattacher is not None or self._closed.is_set():
+                return  # who attaches again sees that this session has ended
+            self._reattacher = threading.current_thread()
+        self._reattach()  # on this thread, which has nothing else to do: a new one may not be had
 
     def _reattach(self) -> None:
-        """Comes back as a new incarnation. Waits longer after each failure, up to 1 s."""
+        """Comes back as a new incarnation. Waits longer after each failure; whatever that is (no memory and no descriptors
+        included), the next attempt may do better."""
         self._session.close()
-        pause = 0.1
+        pause = min(_PAUSE_SECONDS * 2 ** min(self._failing, 16), _FAILING_SECONDS_MAX)
         while not self._closed.wait(pause):
+            pause = min(2 * pause, _PAUSE_SECONDS_MAX)
             try:
                 session = self._attach()
-            except errors.WeightwireError as error:
-                self.last_fence = error
-                pause = min(2 * pause, 1.0)
-                continue
-            self._session = session
-            try:
                 if self._layout is not None:
                     self._map_stage(session)
-                return
-            except errors.WeightwireError as error:
-                # The new session fences itself when it fails; _on_end starts the next attempt.
+            except Exception as error:
+                self._session.close()
+                if not isinstance(error, errors.WeightwireError):
+                    log.warning("weightwire: %s: attaching again", self._session.rank_name, exc_info=True)
+                    error = errors.UnavailableError(f"attaching again: {type(error).__name__}: {error}", code="UNAVAILABLE",
+                                                    reason="io_error", rank=self._session.rank_name)
                 self.last_fence = error
-                session.close()
-                return
+                continue
+            with self._lock:
+                if session.attached:
+                    self._reattacher = None
+                    return
 
     def close(self) -> None:
+        """Leaves, whatever is under way: no session of this subscriber is left."""
         self._closed.set()
-        self._session.close()
+        with self._lock:
+            session, reattacher = self._session, self._reattacher
+        session.close()
+        if reattacher is not None and reattacher is not threading.current_thread():
+            reattacher.join(self._place["timeout"])
 
     def __enter__(self) -> "Subscriber":
         return self

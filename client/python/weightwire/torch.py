@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, Callable, Iterable, Mapping, Sequence, Union
 
 import torch
@@ -83,8 +84,12 @@ class Publisher(BoxPublisher):
 class Receiver:
     """A module that follows what a trainer publishes: a reference model, an evaluator, an engine of one's own.
 
-    source, names, rank, world_size: as Publisher; with several ranks, all must call `receive` together.
+    source, names, rank, world_size: as Publisher; with several ranks, which are then those of torch.distributed, all must
+    make one, and call `receive` together.
     """
+
+    #: Seconds for which ranks wait for one another beyond the timeout of `receive`: calls do not begin at one moment.
+    together_seconds = 30.0
 
     def __init__(self, source: Source, *, group: str, rank: int | None = None, world_size: int | None = None,
                  job: str = "", agent: str | None = None, timeout: float = 30.0, names: Names | None = None):
@@ -94,6 +99,8 @@ class Receiver:
               agent: str | None, timeout: float) -> None:
         self._read = read
         self.rank, self.world_size = place(rank, world_size)
+        self._offer: subscriber.Offer | None = None  # that not every rank has yet
+        self._ranks = self._group(timeout) if self.world_size > 1 else None
         self._subscriber = subscriber.Subscriber(group=group, rank=self.rank, world_size=self.world_size, job=job,
                                                  agent=agent, timeout=timeout)
         try:
@@ -103,33 +110,86 @@ class Receiver:
             self._subscriber.close()
             raise
 
+    def _group(self, timeout: float) -> Any:
+        """The ranks' own line, of gloo: its waits end, whatever the default group does."""
+        if not dist.is_available() or not dist.is_initialized():
+            raise refuse(f"{self.world_size} ranks without torch.distributed cannot agree on a version",
+                         remedy="call torch.distributed.init_process_group() first")
+        return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+
     def receive(self, timeout: float) -> subscriber.Offer | None:
         """Waits for the next committed version and writes it into the tensors, in place.
 
-        None after `timeout` seconds, or when this receiver was fenced meanwhile: the version is offered again.
-        RefusedError when a parameter's storage is freed; nothing is written then.
+        None after `timeout` seconds, or when this receiver was fenced meanwhile: the version is offered again. With
+        several ranks all return it or none does: one that has no offer yet leaves all of them as they are, and the next
+        call takes it.
+        RefusedError when a parameter's storage is freed; nothing is written then. AbortedError on the ranks whose own part
+        is well when another rank failed, or did not call `receive` within `together_seconds` of their timeout: it says which.
         """
-        offer = self._subscriber.wait_offer(timeout)
-        if offer is None:
+        offer = self._next_offer(timeout)
+        failure: Exception | None = None
+        arrays, lives = {}, []
+        try:
+            if offer is not None:
+                arrays, lives = self._subscriber.stage(offer), self._read()[1]
+                for live in lives:
+                    if is_freed(live.tensor):
+                        raise refuse("the parameter's storage is freed", tensor=live.held.meta.name,
+                                     remedy="load the parameters back before receive()")
+        except errors.StaleError:
+            offer = None
+        except Exception as error:
+            failure = error
+        self._offer = offer
+        if len(set(self._agree(offer.epoch if offer else 0, failure, timeout))) > 1 or offer is None:
             return None
         try:
-            arrays = self._subscriber.flip(offer)
+            self._subscriber.flip(offer)
+            with torch.no_grad():
+                for live in lives:
+                    if live.tensor.numel() > 0:
+                        live.tensor.copy_(as_tensor(arrays[live.held.meta.name], live.held.meta))
         except errors.StaleError:
+            offer = None
+        except Exception as error:
+            failure = error
+        if 0 in self._agree(offer.epoch if offer else 0, failure, timeout) or offer is None:
             return None
-        lives = self._read()[1]
-        for live in lives:
-            if is_freed(live.tensor):
-                raise refuse("the parameter's storage is freed", tensor=live.held.meta.name,
-                             remedy="load the parameters back before receive()")
-        with torch.no_grad():
-            for live in lives:
-                if live.tensor.numel() > 0:
-                    live.tensor.copy_(as_tensor(arrays[live.held.meta.name], live.held.meta))
-        if self.world_size > 1:
-            dist.barrier()
+        self._offer = None
         if offer.leader:
             self._subscriber.acknowledge(offer)
         return offer
+
+    def _next_offer(self, timeout: float) -> subscriber.Offer | None:
+        kept = self._offer
+        if kept is not None and self._subscriber.is_current(kept):
+            return kept
+        return self._subscriber.wait_offer(timeout)
+
+    def _agree(self, epoch: int, failure: Exception | None, timeout: float) -> list[int]:
+        """Every rank's `epoch`. Raises on all of them when one failed, or did not come."""
+        if self._ranks is None:
+            if failure is not None:
+                raise failure
+            return [epoch]
+        answers: list[Any] = [None] * self.world_size
+        try:
+            # First what takes a timeout of its own, and names the rank that is missing.
+            dist.monitored_barrier(self._ranks, timeout=timedelta(seconds=timeout + self.together_seconds))
+            dist.all_gather_object(answers, (epoch, f"{type(failure).__name__}: {failure}" if failure else ""),
+                                   group=self._ranks)
+        except RuntimeError as error:  # gloo's
+            if failure is None:
+                failure = errors.AbortedError(f"the ranks of this receiver did not all come: {error}", code="ABORTED",
+                                              rank=str(self.rank), remedy="every rank must call receive(); once one has not, make the receivers anew")
+            raise failure
+        if failure is not None:
+            raise failure
+        failed = [f"rank {rank}: {why}" for rank, (_, why) in enumerate(answers) if why]
+        if failed:
+            raise errors.AbortedError(f"not every rank of this receiver took the version: {'; '.join(failed)}",
+                                      code="ABORTED", rank=str(self.rank), remedy="mend that rank and call receive() again")
+        return [epoch for epoch, _ in answers]
 
     def close(self) -> None:
         self._subscriber.close()

@@ -12,6 +12,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 from weightwire.checkpoint import composed, trainer_state
 from weightwire.checkpoint.execute import by_target, compare, run
 from weightwire.checkpoint.formats import Opened, Wanted
+from weightwire.checkpoint.library import library_of
 from weightwire.checkpoint.loading import Report
 from weightwire.checkpoint.planner import Plan
 from weightwire.checkpoint.sources import PathLike, Source, find
@@ -64,7 +65,7 @@ def _write(final: Path, pieces: Sequence[Tuple[Source, Plan]], wanted: Wanted, m
             on_progress("write", written, total)
         left = writing.done
         for (found, _), own in zip(pieces, steps):
-            run(own[left:], found.bound, target, memory, wrote)
+            run(own[left:], found.bound, target, memory, wrote, library_of(found.wwctl))
             left = max(0, left - len(own))
         writing.seal()
         if verify:

@@ -39,11 +39,10 @@ def by_target(plan: Plan) -> List[Tuple[Tuple[int, int], List[Copy]]]:
 
 
 def run(steps: Sequence[Tuple[Tuple[int, int], List[Copy]]], source: Bound, target: Bound, memory: int,
-        after_step: Callable[[int, int], None]) -> None:
+        after_step: Callable[[int, int], None], library: Library) -> None:
     """Copies what `steps` say. `after_step(step, bytes)` follows each target tensor.
 
-    At most about `memory` bytes are held: a quarter for a target's buffer, a quarter for a source that must be
-    assembled, half for mapped pages of the source.
+    At most about `memory` bytes are held: a quarter for a target's buffer, half for a source that must be assembled.
     """
     quarter = max(memory // 4, 1 << 16)
     for number, ((rank, index), copies) in enumerate(steps):
@@ -52,33 +51,31 @@ def run(steps: Sequence[Tuple[Tuple[int, int], List[Copy]]], source: Bound, targ
             buffer = np.zeros(made.count, bits_of(made.dtype))
             for copy in copies:
                 for part in split(copy, made.dtype, quarter, source_only=True):
-                    place(buffer, source, part, quarter)
+                    place(library, buffer, source, part)
             target.files.write(made, 0, buffer)
         else:
             for copy in copies:
                 for part in split(copy, made.dtype, quarter):
                     begin, end = part.target_offset, part.target_offset + span(part.extent, part.target_stride)
-                    window = np.array(target.files.flat(made, begin, end))
-                    np.copyto(strided(window, 0, part.extent, part.target_stride), _source(source, part))
+                    window = target.files.flat(made, begin, end)
+                    place(library, window, source, replace(part, target_offset=0))
                     target.files.write(made, begin, window)
-                    _let_go(source, quarter)
-                    _let_go(target, quarter)
         after_step(number, made.bytes)
 
 
-def place(flat: Bits, source: Bound, part: Copy, limit: int) -> None:
-    """Copies one part into the target tensor's elements, which are in memory."""
-    np.copyto(strided(flat, part.target_offset, part.extent, part.target_stride), _source(source, part))
-    _let_go(source, limit)
-
-
-def load_part(library: Library, flat: Bits, source: Bound, part: Copy, limit: int) -> None:
-    """As `place`, for many parts whose elements nobody reads soon."""
+def place(library: Library, flat: Bits, source: Bound, part: Copy) -> None:
+    """Copies one part into the target tensor's elements, which are in memory and nobody reads soon."""
     _check_inside(flat, part.target_offset, part.extent, part.target_stride)
     tensor, begin = source.tensor(part.source_rank, part.source_tensor), part.source_offset
-    values = source.files.flat(tensor, begin, begin + span(part.extent, part.source_stride))
-    library.copy(flat, part.target_offset, part.target_stride, values, part.source_stride, part.extent)
-    _let_go(source, limit)
+    end = begin + span(part.extent, part.source_stride)
+    where = source.files.place(tensor, begin, end)
+    if where is None:
+        values = source.files.flat(tensor, begin, end)
+        library.copy(flat, part.target_offset, part.target_stride, values, part.source_stride, part.extent)
+        return
+    file, offset = where
+    library.read(flat, part.target_offset, part.target_stride, source.files.fd(file), offset, file, part.source_stride,
+                 part.extent)
 
 
 def memory_bits(tensor: Any, local: TensorMeta, rank: int) -> Bits:
@@ -113,8 +110,6 @@ def compare(steps: Sequence[Tuple[Tuple[int, int], List[Copy]]], source: Bound, 
                 if not np.array_equal(got, _source(source, part)):
                     raise CheckpointError(f"what was written differs from the source's {copy.canonical}",
                                           code="DATA_LOSS", reason="digest_mismatch", rank=str(rank), tensor=made.name)
-                _let_go(source, quarter)
-                _let_go(target, quarter)
         after_step(number, made.bytes)
 
 
@@ -162,8 +157,3 @@ def strided(flat: Bits, offset: int, extent: Sequence[int], stride: Sequence[int
 def _check_inside(flat: Bits, offset: int, extent: Sequence[int], stride: Sequence[int]) -> None:
     if offset < 0 or offset + span(extent, stride) > len(flat):
         raise CheckpointError("a copy leaves its tensor", reason="internal")
-
-
-def _let_go(side: Bound, limit: int) -> None:
-    if side.files.touched > limit:
-        side.files.release()

@@ -16,7 +16,7 @@ from weightwire.checkpoint.stored import Bits, CheckpointError
 from weightwire.errors import reason_name
 
 FILE = "libweightwire_checkpoint.so"
-ABI_VERSION = 1
+ABI_VERSION = 2
 ALL_RANKS = 2**32 - 1
 _DIMS_MAX = 8
 _REMEDY = "build it with ./dev build, or install it with the wwctl of this release"
@@ -46,6 +46,7 @@ _SIGNATURES: Dict[str, Tuple[Any, List[Any]]] = {
     "layout": (ctypes.c_int32, [_TEXT, _TEXT, ctypes.c_uint32, ctypes.c_uint32, _ANSWER]),
     "plan": (ctypes.c_int32, [_TEXT, _TEXT, _TEXT, ctypes.c_uint32, _ANSWER]),
     "copy": (ctypes.c_int32, [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(_Block)]),
+    "read": (ctypes.c_int32, [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, _TEXT, ctypes.POINTER(_Block)]),
 }
 
 
@@ -77,8 +78,13 @@ class Library:
         """Copies a block of elements between flat arrays; the source's begins at its first element. It is not checked here
         that the block stays inside of them."""
         block = _Block(target.itemsize, len(extent), _Numbers(*extent), _Numbers(*source_stride), _Numbers(*target_stride))
-        self._call("copy", target.__array_interface__["data"][0] + target_offset * target.itemsize,
-                   source.__array_interface__["data"][0], ctypes.byref(block))
+        self._call("copy", _address(target, target_offset), _address(source, 0), ctypes.byref(block))
+
+    def read(self, target: Bits, target_offset: int, target_stride: Sequence[int], fd: int, offset: int, name: str,
+             source_stride: Sequence[int], extent: Sequence[int]) -> None:
+        """The same from the bytes of a file that begin at `offset`. CheckpointError (DATA_LOSS): it ends before the block does."""
+        block = _Block(target.itemsize, len(extent), _Numbers(*extent), _Numbers(*source_stride), _Numbers(*target_stride))
+        self._call("read", _address(target, target_offset), fd, offset, _text(name), ctypes.byref(block))
 
     def _ask(self, name: str, *arguments: Any) -> bytes:
         answer = _Answer()
@@ -95,6 +101,10 @@ class Library:
         said = {key: getattr(last, key).decode(errors="replace") for key in ("message", "rank", "tensor", "remedy")}
         raise CheckpointError(said.pop("message"), reason=reason_name(last.reason),
                               code=next((c.name for c in grpc.StatusCode if c.value[0] == last.code), "UNKNOWN"), **said)
+
+
+def _address(flat: Bits, offset: int) -> int:
+    return int(flat.__array_interface__["data"][0]) + offset * flat.itemsize
 
 
 def _text(value: str) -> bytes:

@@ -14,8 +14,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Optional
 
-import numpy as np
-
 from weightwire import errors
 from weightwire.checkpoint.execute import memory_bits
 from weightwire.checkpoint.formats import Wanted
@@ -47,11 +45,13 @@ def push(folder: PathLike, version: int, *, source_spec: Optional[str] = None, c
     if described is None:
         raise CheckpointError(f"{folder}: no config.json", code="FAILED_PRECONDITION", remedy="pass it with --config")
     end = time.monotonic() + timeout
+    publishers: list[Publisher] = []
     with ExitStack() as stack, Client(coordinator) as client:
-        publishers = [Publisher(rank=rank, world_size=len(opened.ranks), group=group, job=job, agent=agent)
-                      for rank in range(len(opened.ranks))]
-        pool = stack.enter_context(ThreadPoolExecutor(len(publishers)))
+        stack.callback(opened.files.close)
+        pool = stack.enter_context(ThreadPoolExecutor(len(opened.ranks)))
         stack.callback(lambda: list(pool.map(Publisher.close, publishers)))  # together: a rank alone is a lost one
+        for rank in range(len(opened.ranks)):
+            publishers.append(Publisher(rank=rank, world_size=len(opened.ranks), group=group, job=job, agent=agent))
         for rank, (publisher, tensors) in enumerate(zip(publishers, opened.ranks)):
             metas = [TensorMeta(t.name, t.dtype, t.shape) for t in tensors.values()]
             params = publisher.bind(described.read_text(), source_spec or opened.spec, metas)
@@ -60,8 +60,7 @@ def push(folder: PathLike, version: int, *, source_spec: Optional[str] = None, c
                 step = max(1, _STEP_BYTES // into.itemsize)
                 for begin in range(0, tensor.count, step):
                     last = min(tensor.count, begin + step)
-                    np.copyto(into[begin:last], opened.files.flat(tensor, begin, last))
-                    opened.files.release()
+                    opened.files.flat(tensor, begin, last, into[begin:last])
         releases = [publisher.publish(version, deadline=max(1.0, end - time.monotonic())) for publisher in publishers]
         for release in releases:
             release.wait_released(max(0.0, end - time.monotonic()))

@@ -8,7 +8,7 @@ from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from weightwire.checkpoint.execute import Bound, load_part, memory_bits, split
+from weightwire.checkpoint.execute import Bound, memory_bits, place, split
 from weightwire.checkpoint.layouts import Layout, words
 from weightwire.checkpoint.library import library_of
 from weightwire.checkpoint.planner import Copy
@@ -91,12 +91,12 @@ def _fill(found: Source, spec: Layout, rank: int, into: Mapping[str, Any], memor
     arrays = {number: memory_bits(into[local.name], local, rank) for number, local in enumerate(locals_) if number in filled}
     quarter = max(memory // 4, 1 << 16)
     # As it lies in the files, on every rank: reading ahead is left to the kernel, whose own guess fills the page cache in
-    # larger pieces than being told (POSIX_FADV_WILLNEED) does, and those cost less to map.
+    # larger pieces than being told (POSIX_FADV_WILLNEED) does.
     library = library_of(found.wwctl)
     for copy in sorted(mine.copies, key=lambda copy: _place(found.bound, copy)):
         flat = arrays[copy.target_tensor]
         for part in split(copy, locals_[copy.target_tensor].dtype, quarter, source_only=True):
-            load_part(library, flat, found.bound, part, quarter)
+            place(library, flat, found.bound, part)
     done = sum(copy.elements * arrays[copy.target_tensor].itemsize for copy in mine.copies)
     return Report(found.opened.format, words(spec), mine.id, done, 0, found.opened.left_out)
 

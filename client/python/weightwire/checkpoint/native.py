@@ -11,11 +11,13 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+import numpy as np
+
 from weightwire.boxes import Held
 from weightwire.checkpoint import layouts, safetensors
 from weightwire.checkpoint.formats import Opened, Wanted
 from weightwire.checkpoint.hf import read_json, shards
-from weightwire.checkpoint.stored import Files, Stored, damaged, plain, raw
+from weightwire.checkpoint.stored import Files, Stored, bits_of, damaged, plain, raw
 from weightwire.memory import TensorMeta, dtype_bytes
 
 MANIFEST = "weightwire.json"
@@ -120,10 +122,9 @@ def root(spec: str, ranks: Any, canonical: Any = None) -> str:
 def _entry(files: Files, tensor: Stored) -> Dict[str, Any]:
     step = LEAF_BYTES // dtype_bytes(tensor.dtype)
     leaves = []
+    leaf = np.empty(min(step, tensor.count), bits_of(tensor.dtype))
     for begin in range(0, tensor.count, step):
-        values = files.flat(tensor, begin, min(tensor.count, begin + step))
+        values = files.flat(tensor, begin, min(tensor.count, begin + step), leaf)
         leaves.append(hashlib.sha256(raw(values)).hexdigest())
-        del values
-        files.release()
     whole = hashlib.sha256(json.dumps([tensor.dtype, list(tensor.shape), leaves]).encode()).hexdigest()
     return {"digest": whole, "leaves": leaves}

@@ -47,7 +47,6 @@ def check(folder: PathLike, group: str = "") -> Opened:
     for tensors in opened.ranks:
         for tensor in tensors.values():
             opened.files.check_crc(tensor)
-            opened.files.release()
     return opened
 
 

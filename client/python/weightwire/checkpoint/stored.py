@@ -7,13 +7,12 @@ one component, no separator, looked up in the checkpoint's own folder.
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import re
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Sequence
+from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from weightwire.memory import dtype_bytes
 #: Values are moved as bits: no dtype is ever interpreted.
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 Bits = NDArray[Any]
+_PIECE_BYTES = 1 << 20  # of what is only looked at: it stays in a cache
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 
 
@@ -39,6 +39,13 @@ def damaged(where: str, what: str, *, tensor: str = "") -> CheckpointError:
     """A file that is not what its format says."""
     return CheckpointError(f"{where}: {what}", code="DATA_LOSS", reason="io_error", tensor=tensor,
                            remedy="the file is damaged, cut short or not of this format: fetch it again")
+
+
+def cut_short(where: str, wanted: int, found: int) -> CheckpointError:
+    """A file that was long enough when it was opened. In client/checkpoint/file_read.cc's words."""
+    return CheckpointError(f"{where}: cut short while it was read: expected at least {wanted} bytes, found {found}",
+                           code="DATA_LOSS", reason="io_error",
+                           remedy="the file must not change while it is read: fetch it again")
 
 
 def plain(name: object, where: str) -> str:
@@ -112,14 +119,12 @@ def check_cover(tensor: Stored) -> None:
 
 @dataclass
 class Files:
-    """The files of one checkpoint. Reads map them, writes go by pwrite: a full disk is an OSError, not a signal."""
+    """The files of one checkpoint. Nothing is mapped: a file that shrinks under its reader is a CheckpointError, a full disk an
+    OSError, neither a signal."""
 
     folder: Path
     writable: bool = False
     _open: Dict[str, int] = field(default_factory=dict)
-    _maps: Dict[str, mmap.mmap] = field(default_factory=dict)
-    #: Bytes looked at since `release`: they may be resident until then.
-    touched: int = 0
 
     def fd(self, name: str) -> int:
         if name not in self._open:
@@ -130,35 +135,54 @@ class Files:
     def size(self, name: str) -> int:
         return os.fstat(self.fd(name)).st_size
 
-    def view(self, region: Region, dtype: str) -> Bits:
-        """The region's elements, mapped."""
-        shape, bits = region.shape, bits_of(dtype)
-        if math.prod(shape) == 0:
-            return np.empty(shape, bits)
-        if region.file not in self._maps:
-            self._maps[region.file] = mmap.mmap(self.fd(region.file), 0, access=mmap.ACCESS_READ)
-        return np.frombuffer(self._maps[region.file], bits, math.prod(shape), region.offset).reshape(shape)
+    def read(self, name: str, offset: int, out: Bits) -> Bits:
+        """Fills `out`, contiguous, with the bytes of a file from `offset` on."""
+        left, fd = memoryview(out.reshape(-1).view(np.uint8)), self.fd(name)
+        while left:
+            done = os.preadv(fd, [left], offset)
+            if not done:
+                raise cut_short(name, offset + len(left), os.fstat(fd).st_size)
+            left, offset = left[done:], offset + done
+        return out
 
-    def flat(self, tensor: Stored, begin: int, end: int) -> Bits:
-        """Elements [begin, end) of the row-major tensor; a view where one region holds them, else assembled."""
-        item = dtype_bytes(tensor.dtype)
-        if not 0 <= begin <= end <= tensor.count:
-            raise CheckpointError(f"elements {begin} to {end} of {tensor.count}", reason="internal", tensor=tensor.name)
-        self.touched += (end - begin) * item
+    def place(self, tensor: Stored, begin: int, end: int) -> Optional[Tuple[str, int]]:
+        """File and offset of the elements [begin, end) of the row-major tensor, where they lie one after another."""
         for region, first, last in _row_ranges(tensor):
             if first <= begin and end <= last:
-                part = Region(region.file, region.offset + (begin - first) * item, (0,), (end - begin,))
-                return self.view(part, tensor.dtype)
+                return region.file, region.offset + (begin - first) * dtype_bytes(tensor.dtype)
+        return None
+
+    def flat(self, tensor: Stored, begin: int, end: int, out: Optional[Bits] = None) -> Bits:
+        """Elements [begin, end) of the row-major tensor, read into `out` where that is given."""
+        if not 0 <= begin <= end <= tensor.count:
+            raise CheckpointError(f"elements {begin} to {end} of {tensor.count}", reason="internal", tensor=tensor.name)
+        bits = bits_of(tensor.dtype)
+        if begin == end:
+            return np.empty(0, bits)
+        if (place := self.place(tensor, begin, end)) is not None:
+            return self.read(*place, np.empty(end - begin, bits) if out is None else out[:end - begin])
         row = math.prod(tensor.shape[1:])
         top, bottom = begin // row, -(-end // row)
-        out = np.empty((bottom - top, *tensor.shape[1:]), bits_of(tensor.dtype))
+        rows = np.empty((bottom - top, *tensor.shape[1:]), bits)
         for region in tensor.regions:
-            low, high = max(top, region.begin[0]), min(bottom, region.begin[0] + region.shape[0])
-            if low < high:
-                inner = [slice(b, b + n) for b, n in zip(region.begin[1:], region.shape[1:])]
-                place = tuple([slice(low - top, high - top)] + inner)
-                out[place] = self.view(region, tensor.dtype)[low - region.begin[0]:high - region.begin[0]]
-        return out.reshape(-1)[begin - top * row:end - top * row]
+            self._read_rows(region, top, bottom, rows)
+        values = rows.reshape(-1)[begin - top * row:end - top * row]
+        if out is None:
+            return values
+        np.copyto(out[:end - begin], values)
+        return out[:end - begin]
+
+    def _read_rows(self, region: Region, top: int, bottom: int, rows: Bits) -> None:
+        """What a region holds of a tensor's rows [top, bottom), to its place in `rows`."""
+        low, high = max(top, region.begin[0]), min(bottom, region.begin[0] + region.shape[0])
+        inner = tuple(slice(b, b + n) for b, n in zip(region.begin[1:], region.shape[1:]))
+        row_bytes = math.prod(region.shape[1:]) * rows.itemsize
+        step = max(1, _PIECE_BYTES // max(1, row_bytes))
+        for first in range(low, high, step):
+            last = min(high, first + step)
+            piece = np.empty((last - first, *region.shape[1:]), rows.dtype)
+            rows[(slice(first - top, last - top), *inner)] = self.read(
+                region.file, region.offset + (first - region.begin[0]) * row_bytes, piece)
 
     def write(self, tensor: Stored, begin: int, values: Bits) -> None:
         """Elements from `begin` on. Only for regions of whole rows, as every writer here lays them out."""
@@ -176,18 +200,16 @@ class Files:
     def check_crc(self, tensor: Stored) -> None:
         """Compares with the sums that the format keeps; 0 means that none was kept."""
         for region in tensor.regions:
-            if region.crc and zlib.crc32(raw(self.view(region, tensor.dtype))) != region.crc:
+            if not region.crc:
+                continue
+            size, crc = math.prod(region.shape) * dtype_bytes(tensor.dtype), 0
+            piece = np.empty(min(size, _PIECE_BYTES), np.uint8)
+            for begin in range(0, size, _PIECE_BYTES):
+                crc = zlib.crc32(self.read(region.file, region.offset + begin, piece[:size - begin]), crc)
+            if crc != region.crc:
                 raise damaged(region.file, "the bytes do not match their checksum", tensor=tensor.name)
-            self.touched += math.prod(region.shape) * dtype_bytes(tensor.dtype)
-
-    def release(self) -> None:
-        """Lets go of the pages that were looked at; the page cache may keep them."""
-        for mapped in self._maps.values():
-            mapped.madvise(mmap.MADV_DONTNEED)
-        self.touched = 0
 
     def close(self) -> None:
-        self._maps.clear()  # views may still be alive: the maps go with the last of them
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()

@@ -17,7 +17,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from weightwire import errors
 from weightwire.vllm.link import Message, Workers
-from weightwire.vllm.ports import port_of
+from weightwire.vllm.ports import is_here, is_unsupported, port_of
 from weightwire.vllm.replace import Deadlines, Replacer, StepError
 from weightwire.vllm.room import give_room
 
@@ -25,6 +25,8 @@ log = logging.getLogger("weightwire.vllm")
 #: canary(generate, version), generate(token ids, max_tokens) -> greedy token ids
 Canary = Callable[[Callable[[Sequence[int], int], list[int]], int], None]
 PAUSE_MODES = ("abort", "wait", "keep")
+_PAUSE_SECONDS = 0.5  # after a failure; doubled for each one in a row
+_PAUSE_SECONDS_MAX, _INIT_PAUSE_SECONDS_MAX = 5.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class EngineDriver:
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._gave_up = False  # no later try can do better
         self._ranks: list[dict[str, Any]] = []
         self._paused_at: float | None = None
         #: What the engine answers with; None: the weights that it was started with.
@@ -103,7 +106,8 @@ class EngineDriver:
         ranks = self._workers.wait_hello(self.deadlines.init)
         refused = [f"rank {rank}: {hello['error']}" for rank, hello in enumerate(ranks) if "error" in hello]
         if refused:
-            raise errors.RefusedError("; ".join(refused), code="FAILED_PRECONDITION")
+            unsupported = any(hello.get("unsupported") for hello in ranks)
+            raise errors.RefusedError("; ".join(refused), code="UNIMPLEMENTED" if unsupported else "FAILED_PRECONDITION")
         self._ranks = ranks
         if any(hello["interrupted"] for hello in ranks):
             self._take_over()
@@ -247,29 +251,43 @@ class EngineDriver:
     # ---- following
 
     def start(self) -> "EngineDriver":
-        """Follows every committed version on a thread of its own until `close`."""
+        """Follows every committed version on a thread of its own until `close`; returns at once. After a failure it waits
+        longer each time; on a vLLM that is not supported it gives up, and `wait_version` says so."""
         if not self._port.needs_thread:
             raise errors.RefusedError("an LLM is not for use from several threads", code="FAILED_PRECONDITION",
                                       remedy="call step() between generate() calls, or use AsyncLLM")
-        self._thread = threading.Thread(target=self._follow, name="weightwire-engine-driver", daemon=True)
-        self._thread.start()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._follow, name="weightwire-engine-driver", daemon=True)
+            self._thread.start()
         return self
 
     def _follow(self) -> None:
+        pause = _PAUSE_SECONDS
         while not self._stop.is_set():
             try:
                 self.step(0.5)
+                pause = _PAUSE_SECONDS
             except Exception as error:
+                if self._stop.is_set():
+                    break
                 log.error("weightwire: %s", error)
+                self._gave_up = is_unsupported(error)
                 with self._changed:
                     self.last_error = error
                     self._changed.notify_all()
-                self._stop.wait(0.5)
+                if self._gave_up:
+                    break
+                self._stop.wait(pause)
+                pause = min(2 * pause, _PAUSE_SECONDS_MAX if self._ranks else _INIT_PAUSE_SECONDS_MAX)
+        self._workers.close()
 
     def wait_version(self, version: int, timeout: float) -> Serving:
         """Until the engine serves `version` or a later one, acknowledged. For use beside `start`."""
         with self._changed:
-            self._changed.wait_for(lambda: self.serving is not None and self.serving.version >= version, timeout)
+            self._changed.wait_for(lambda: self._gave_up or (
+                self.serving is not None and self.serving.version >= version), timeout)
+            if self._gave_up and self.last_error is not None:
+                raise self.last_error
             if self.serving is None or self.serving.version < version:
                 raise errors.DeadlineError(f"version {version} is not served after {timeout} s; serving {self.serving}",
                                            code="DEADLINE_EXCEEDED",
@@ -282,11 +300,16 @@ class EngineDriver:
                 "fences": self._workers.fences, "last_error": str(self.last_error) if self.last_error else None}
 
     def close(self) -> None:
-        """Stops following. The engine keeps its weights and stays registered until its process ends."""
+        """Stops following. The engine keeps its weights and stays registered until its process ends. An installation that is
+        under way goes on to its end: for `deadlines.close` it is waited for, on the engine's own event loop not at all."""
         self._stop.set()
-        if self._thread:
-            self._thread.join(sum(asdict(self.deadlines).values()))
-        self._workers.close()
+        self._workers.stop_waiting()
+        if self._thread is None:
+            self._workers.close()
+            return
+        self._thread.join(0 if is_here(self._port) else self.deadlines.close)
+        if self._thread.is_alive():
+            log.warning("weightwire: the driver was closed while it was busy; its thread ends with what it does")
 
     def __enter__(self) -> "EngineDriver":
         return self

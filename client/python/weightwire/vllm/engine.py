@@ -106,7 +106,8 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             do()
         except Exception as error:
             stage.log.exception("weightwire: registration")
-            self._hello({"error": f"{type(error).__name__}: {error}"})
+            self._hello({"error": f"{type(error).__name__}: {error}",
+                         "unsupported": getattr(error, "code", "") == "UNIMPLEMENTED"})
 
     def _hello(self, message: Message) -> None:
         assert self._link is not None

@@ -78,6 +78,7 @@ class Workers:
         self._answers: dict[tuple[int, int], Message] = {}
         self._fences: dict[int, str] = {}
         self._next_id = 0
+        self._stopped = False
         threading.Thread(target=self._accept, name="weightwire-driver", daemon=True).start()
 
     def _accept(self) -> None:
@@ -126,9 +127,10 @@ class Workers:
         return int(next(iter(self._hello.values()))["world_size"])
 
     def wait_hello(self, timeout: float) -> list[Message]:
-        """What every rank said when it was bound, by rank."""
+        """What every rank said when it was bound, by rank. Ends at once with `stop_waiting`."""
         with self._changed:
-            if not self._changed.wait_for(self._complete, timeout):
+            self._changed.wait_for(lambda: self._complete() or self._stopped, timeout)
+            if not self._complete():
                 raise errors.DeadlineError(f"only ranks {sorted(self._hello)} of the engine are bound after {timeout} s",
                                            code="DEADLINE_EXCEEDED", remedy="the engine's own log says why")
             return [self._hello[rank] for rank in sorted(self._hello)]
@@ -145,7 +147,14 @@ class Workers:
                 return self._offers[0]
             return next(iter(self._rooms.values()), None)
         with self._changed:
-            return self._changed.wait_for(event, timeout)
+            self._changed.wait_for(lambda: event() or self._stopped, timeout)
+            return event()
+
+    def stop_waiting(self) -> None:
+        """Nobody waits for a rank's first word or for its next offer any more."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
 
     def answered(self, epoch: int) -> None:
         """The offer of `epoch` is dealt with."""
@@ -197,10 +206,12 @@ class Workers:
 
     def close(self) -> None:
         """Idempotent."""
-        if self._listener.fileno() < 0:
-            return
-        self._listener.close()
         with self._changed:
+            if self._listener.fileno() < 0:
+                return
+            # What waits in accept is woken by a shutdown alone.
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
             connections = list(self._ranks.values())
         for connection in connections:
             try:

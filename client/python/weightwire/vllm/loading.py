@@ -95,7 +95,7 @@ class Trace:
 def trace(model: torch.nn.Module, checkpoint: Sequence[TensorMeta]) -> Trace:
     """Drives the model's own `load_weights` with probes. Changes nothing in the model."""
     if not supported():
-        raise RefusedError("the loader of this vLLM cannot be recorded", code="FAILED_PRECONDITION",
+        raise RefusedError("the loader of this vLLM cannot be recorded", code="UNIMPLEMENTED",
                            remedy=f"known are the versions {', '.join(SUPPORTED)}")
     whole: dict[str, str] = {}
     live = owners(model)

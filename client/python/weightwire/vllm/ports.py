@@ -6,11 +6,12 @@ All methods block and raise on failure; `reset_prefix_cache` tells whether the c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import Any, Coroutine, Protocol, Sequence
+from typing import Any, Coroutine, Iterator, Protocol, Sequence
 
 from weightwire import errors
 
@@ -44,7 +45,8 @@ class LlmPort:
         self._llm.collective_rpc(method, kwargs=kwargs)
 
     def init(self, settings: dict[str, Any], timeout: float) -> None:
-        self._rpc("init_weight_transfer_engine", init_info=settings)
+        with _calling("init_weight_transfer_engine"):
+            self._rpc("init_weight_transfer_engine", init_info=settings)
 
     def pause(self, mode: str, timeout: float) -> None:
         if self._llm.llm_engine.has_unfinished_requests():
@@ -85,17 +87,18 @@ class AsyncPort:
     needs_thread = True
 
     def __init__(self, llm: Any, loop: asyncio.AbstractEventLoop):
-        self._llm, self._loop = llm, loop
+        self._llm, self.loop = llm, loop
 
     def _run(self, coroutine: Coroutine[Any, Any, Any], timeout: float) -> Any:
         # Out of time the call goes on: vLLM loses track of its workers' answers when one is given up.
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
 
     def _rpc(self, method: str, timeout: float, **kwargs: Any) -> None:
         self._run(self._llm.collective_rpc(method, kwargs=kwargs), timeout)
 
     def init(self, settings: dict[str, Any], timeout: float) -> None:
-        self._rpc("init_weight_transfer_engine", timeout, init_info=settings)
+        with _calling("init_weight_transfer_engine"):
+            self._rpc("init_weight_transfer_engine", timeout, init_info=settings)
 
     def pause(self, mode: str, timeout: float) -> None:
         self._run(self._llm.pause_generation(mode=mode, clear_cache=False), timeout)
@@ -194,9 +197,42 @@ class HttpPort:
 
 
 def port_of(engine: Any) -> Port:
-    """The port for a `vllm.LLM`, an `AsyncLLM` (call this on its event loop), or a base URL."""
+    """The port for a `vllm.LLM`, an `AsyncLLM` (call this on its event loop), or a base URL. RefusedError: a vLLM of which
+    weightwire needs more than it has."""
     if isinstance(engine, str):
         return HttpPort(engine)
+    missing = [name for name in ("collective_rpc", "update_weight_version", "reset_prefix_cache") if not hasattr(engine, name)]
+    if missing:
+        raise _unsupported(f"{type(engine).__name__} has no {', '.join(missing)}")
     if hasattr(engine, "pause_generation"):
         return AsyncPort(engine, asyncio.get_running_loop())
     return LlmPort(engine)
+
+
+def is_here(port: Port) -> bool:
+    """Whether the caller runs on the event loop that this port's calls need: it must not wait for them."""
+    try:
+        return isinstance(port, AsyncPort) and asyncio.get_running_loop() is port.loop
+    except RuntimeError:
+        return False
+
+
+def is_unsupported(error: BaseException) -> bool:
+    """Whether no later try can do better: the engine's vLLM is too old, or built without weight transfer."""
+    return isinstance(error, errors.RefusedError) and error.code == "UNIMPLEMENTED"
+
+
+def _unsupported(what: str) -> errors.RefusedError:
+    return errors.RefusedError(f"this vLLM is not supported: {what}", code="UNIMPLEMENTED", reason="protocol_version",
+                               remedy="see docs/vllm.md for the versions that are")
+
+
+@contextlib.contextmanager
+def _calling(method: str) -> Iterator[None]:
+    """A worker without this method answers with an AttributeError, which vLLM passes on as a text."""
+    try:
+        yield
+    except Exception as error:
+        if f"no attribute '{method}'" in str(error) or isinstance(error, NotImplementedError):
+            raise _unsupported(str(error)) from error
+        raise

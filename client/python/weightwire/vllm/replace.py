@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator
 
 from weightwire import errors
 from weightwire.vllm.link import Workers
@@ -31,6 +31,7 @@ class Deadlines:
     reset: float = 10.0
     canary: float = 30.0
     resume: float = 10.0
+    close: float = 30.0  #: for EngineDriver.close to wait for the version that is being installed
 
 
 class StepError(Exception):
@@ -39,6 +40,9 @@ class StepError(Exception):
     def __init__(self, step: str, cause: BaseException):
         super().__init__(f"step {step}: {type(cause).__name__}: {cause}")
         self.step = step
+
+    def __reduce__(self) -> Any:
+        return errors.unpickled, (type(self), self.args, self.__dict__)
 
 
 class Replacer:
