@@ -328,6 +328,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   }
 
   void UpdateGauges() {
+    membership_.Forget(clock_.Now());
     std::map<std::pair<control::GroupRole, bool>, int> counts;
     for (const auto& [name, group] : membership_.groups()) {
       for (const Slot& slot : group.slots) {
