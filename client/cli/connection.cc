@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "server/tls/credentials.h"
+#include "server/wire/limits.h"
 #include "server/wire/status.h"
 
 namespace weightwire::cli {
@@ -21,12 +22,18 @@ Status FromGrpc(const grpc::Status& status, const std::string& address) {
                                  "--tls-ca) or not?");
 }
 
+grpc::ChannelArguments Arguments() {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(wire::kAnswerBytesMax));
+  return arguments;
+}
+
 }  // namespace
 
 Connection::Connection(const std::string& address, double seconds, const tls::TlsFiles& files)
     : address_(address),
       seconds_(seconds),
-      stub_(v1::Coordinator::NewStub(tls::Dialer(files).Open(address, {}))) {}
+      stub_(v1::Coordinator::NewStub(tls::Dialer(files).Open(address, Arguments()))) {}
 
 std::unique_ptr<grpc::ClientContext> Connection::Context() const {
   auto context = std::make_unique<grpc::ClientContext>();

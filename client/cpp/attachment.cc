@@ -19,6 +19,12 @@ uint64_t RandomIncarnation() {
   return ((uint64_t{device()} << 32) | device()) | 1;
 }
 
+std::shared_ptr<grpc::Channel> ChannelTo(const std::string& socket) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(wire::kAnswerBytesMax));
+  return grpc::CreateCustomChannel("unix:" + socket, grpc::InsecureChannelCredentials(), arguments);
+}
+
 Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) return OkStatus();
   return wire::FromCall(status.error_code(), status.error_message(), status.error_details());
@@ -41,8 +47,7 @@ Attachment::Attachment(const Place& place, Events events)
     : place_(place),
       socket_(place.agent_socket.empty() ? DefaultAgentSocket() : place.agent_socket),
       events_(std::move(events)),
-      stub_(v1::Agent::NewStub(
-          grpc::CreateChannel("unix:" + socket_, grpc::InsecureChannelCredentials()))) {}
+      stub_(v1::Agent::NewStub(ChannelTo(socket_))) {}
 
 Result<std::unique_ptr<Attachment>> Attachment::Open(const Place& place, v1::GroupRole role,
                                                      Events events) {

@@ -6,7 +6,17 @@
 namespace weightwire::agent {
 namespace {
 
-constexpr uint32_t kDoublingsMax = 2;  // the pause grows to four times the first one
+constexpr uint32_t kDoublingsMax = 2;  // a pause's bound grows to four times the first one
+
+/// Evenly in (0, bound]. Agents differ by their incarnations, which are random; one that is given
+/// makes a run repeatable.
+Nanos RandomPause(Nanos bound, Incarnation self, uint64_t number) {
+  uint64_t x = self.value + number * 0x9e3779b97f4a7c15;  // splitmix64
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  x ^= x >> 31;
+  return Nanos(1 + static_cast<int64_t>(x % static_cast<uint64_t>(bound.count())));
+}
 
 Status NoSession(const Status& why) {
   return Status(Code::kUnavailable, Reason::kNotReady,
@@ -78,7 +88,8 @@ void Session::Lost(const Status& why) {
 }
 
 void Session::OpenAfterPause() {
-  const Nanos pause = reconnect_ * (int64_t{1} << std::min(failures_, kDoublingsMax));
+  const Nanos bound = reconnect_ * (int64_t{1} << std::min(failures_, kDoublingsMax));
+  const Nanos pause = RandomPause(bound, hello_.incarnation, number_);
   ++failures_;
   timer_ = strand_.PostAfter(pause, [weak = std::weak_ptr(self_), number = number_] {
     auto self = weak.lock();

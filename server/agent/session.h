@@ -8,11 +8,12 @@
 
 namespace weightwire::agent {
 
-/// Keeps one session with the coordinator: opens it, heartbeats, opens it again with a growing
-/// pause after a failure. Belongs to the agent's strand; destroy it there.
+/// Keeps one session with the coordinator: opens it, heartbeats, opens it again after a failure.
+/// The pause before that is random, below a bound that grows: agents that lost a coordinator
+/// together do not come back together. Belongs to the agent's strand; destroy it there.
 class Session {
  public:
-  /// `opened` runs whenever a session has been opened.
+  /// `reconnect`: the first bound of a pause. `opened` runs whenever a session has been opened.
   Session(control::AgentHello hello, Nanos reconnect, Executor& strand,
           control::CoordinatorPort& coordinator, control::AgentPort* port,
           std::function<void()> opened);

@@ -2,17 +2,9 @@
 
 #include <utility>
 
+#include "server/plan/memory_bytes.h"
+
 namespace weightwire::agent {
-namespace {
-
-/// What a slice costs: its copies, and one for itself so that empty slices are bounded too.
-uint64_t Weight(const plan::RankSlice& slice) {
-  uint64_t weight = 1;
-  for (const plan::Stream& stream : slice.streams) weight += stream.ops.size();
-  return weight;
-}
-
-}  // namespace
 
 void SliceCache::Get(PlanId plan, plan::Side side, uint32_t rank, control::Reply<Slice> reply) {
   const Key key{plan, side, rank};
@@ -38,13 +30,13 @@ void SliceCache::Fetched(const Key& key, const Result<Slice>& result) {
 }
 
 void SliceCache::Keep(const Key& key, Slice slice) {
-  const uint64_t weight = Weight(*slice);
+  const uint64_t bytes = plan::MemoryBytes(*slice);
   uses_.push_front(key);
-  entries_[key] = {std::move(slice), weight, uses_.begin()};
-  ops_held_ += weight;
-  while (ops_held_ > ops_max_ && uses_.size() > 1) {
+  entries_[key] = {std::move(slice), bytes, uses_.begin()};
+  bytes_held_ += bytes;
+  while (bytes_held_ > bytes_max_ && uses_.size() > 1) {
     auto oldest = entries_.find(uses_.back());
-    ops_held_ -= oldest->second.weight;
+    bytes_held_ -= oldest->second.bytes;
     entries_.erase(oldest);
     uses_.pop_back();
   }

@@ -14,15 +14,15 @@ namespace weightwire::agent {
 
 /// Slices of plans by (plan, side, rank), fetched from the coordinator once: layouts change rarely,
 /// versions come all the time. Callers that ask while a fetch is under way share it; a failure is
-/// not kept. The least recently used slices go when `ops_max` copies are held.
+/// not kept. The least recently used slices go when more than `bytes_max` are held.
 ///
 /// Belongs to the agent's strand; callbacks run on it, perhaps inside Get.
 class SliceCache {
  public:
   using Slice = std::shared_ptr<const plan::RankSlice>;
 
-  explicit SliceCache(control::CoordinatorPort& coordinator, uint64_t ops_max = 4'000'000)
-      : coordinator_(coordinator), ops_max_(ops_max) {}
+  explicit SliceCache(control::CoordinatorPort& coordinator, uint64_t bytes_max = uint64_t{1} << 30)
+      : coordinator_(coordinator), bytes_max_(bytes_max) {}
   SliceCache(const SliceCache&) = delete;
   SliceCache& operator=(const SliceCache&) = delete;
 
@@ -33,7 +33,7 @@ class SliceCache {
   using Key = std::tuple<PlanId, plan::Side, uint32_t>;
   struct Entry {
     Slice slice;
-    uint64_t weight = 0;
+    uint64_t bytes = 0;
     std::list<Key>::iterator use;
   };
 
@@ -41,8 +41,8 @@ class SliceCache {
   void Keep(const Key& key, Slice slice);
 
   control::CoordinatorPort& coordinator_;
-  const uint64_t ops_max_;
-  uint64_t ops_held_ = 0;
+  const uint64_t bytes_max_;
+  uint64_t bytes_held_ = 0;
   std::map<Key, Entry> entries_;
   std::list<Key> uses_;  ///< most recent first
   std::map<Key, std::vector<control::Reply<Slice>>> fetching_;

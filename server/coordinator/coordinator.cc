@@ -361,6 +361,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   }
 
   void UpdateGauges() {
+    membership_.Forget(clock_.Now());
     std::map<std::pair<control::GroupRole, bool>, int> counts;
     std::map<control::GroupRole, int> cut_off;
     for (const auto& [name, group] : membership_.groups()) {

@@ -11,6 +11,10 @@ namespace {
 constexpr size_t kNameBytesMax = 128;
 constexpr size_t kFencedPerSlot = 64;
 constexpr size_t kAddressesMax = 16;
+constexpr size_t kLeftMax = 64;
+constexpr std::chrono::hours kLeftFor(1);
+/// Places that groups declare and nobody has taken yet, as a multiple of members_max.
+constexpr size_t kDeclaredFactor = 4;
 
 Status Invalid(std::string message) {
   return Status(Code::kInvalidArgument, Reason::kInvalidRequest, std::move(message));
@@ -330,11 +334,11 @@ Result<control::RegisterReply> Membership::TakePlace(const control::RegisterRequ
     before = std::exchange(known->second.slots[request.rank].live, std::nullopt);
   } else {
     ForgetDeadGroups();
-    if (SlotCount() + request.world_size > options_.members_max) {
-      return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,
-                  "the job has " + std::to_string(SlotCount()) + " ranks; the limit is " +
-                      std::to_string(options_.members_max));
-    }
+  }
+  if (before) {
+    CountTaken(before->agent, -1);
+  } else {
+    WW_FAIL_IF_ERROR(CheckRoom(request, fits));
   }
   Group& group = GroupFor(request);
   Slot& slot = group.slots[request.rank];
@@ -344,6 +348,7 @@ Result<control::RegisterReply> Membership::TakePlace(const control::RegisterRequ
   slot.live->agent = request.agent;
   slot.live->agent_name = session.hello.name;
   slot.live->agent_incarnation = session.hello.incarnation;
+  CountTaken(request.agent, 1);
   slot.live->pid = request.pid;
   slot.live->published = request.claim.released;
   slot.live->claim = request.claim;
@@ -415,6 +420,7 @@ Group& Membership::GroupFor(const control::RegisterRequest& request) {
   FreePlaces(group);
   group.name = request.group;
   group.role = request.role;
+  group.founder = request.agent;
   group.slots.assign(request.world_size, Slot{});
   for (uint32_t rank = 0; rank < request.world_size; ++rank) {
     group.slots[rank].id = ParticipantId(next_participant_++);
@@ -425,20 +431,37 @@ Group& Membership::GroupFor(const control::RegisterRequest& request) {
 
 /// Called only when a new group needs room: ids of groups without a process are given up then.
 void Membership::ForgetDeadGroups() {
-  if (SlotCount() * 2 < options_.members_max) return;
+  if (places_.size() * 2 < options_.members_max) return;
   for (auto it = groups_.begin(); it != groups_.end();) {
-    if (Occupied(it->second)) {
-      ++it;
-      continue;
-    }
-    FreePlaces(it->second);
-    it = groups_.erase(it);
+    it = Occupied(it->second) ? std::next(it) : Forget(it);
   }
+}
+
+void Membership::Forget(Nanos now) {
+  std::multimap<Nanos, std::map<std::string, Group>::iterator> left;
+  for (auto it = groups_.begin(); it != groups_.end(); ++it) {
+    Group& group = it->second;
+    const bool here = Occupied(group) || group.name == trainer_;
+    group.left = here ? Nanos(0) : group.left == Nanos(0) ? std::max(now, Nanos(1)) : group.left;
+    if (!here) left.emplace(group.left, it);
+  }
+  while (!left.empty() && (left.size() > kLeftMax || now - left.begin()->first >= kLeftFor)) {
+    metrics_.Add("engines_forgotten_total", 1);
+    Forget(left.begin()->second);
+    left.erase(left.begin());
+  }
+}
+
+/// One whose ranks are absent is as new when they come back: they say what they hold.
+std::map<std::string, Group>::iterator Membership::Forget(
+    std::map<std::string, Group>::iterator group) {
+  FreePlaces(group->second);
+  return groups_.erase(group);
 }
 
 /// Of a group that is not occupied.
 void Membership::FreePlaces(Group& group) {
-  const Status why(Code::kAborted, Reason::kMemberLost, "other processes were given its places");
+  const Status why(Code::kAborted, Reason::kMemberLost, "its places were given to others");
   for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
     if (group.slots[rank].live) Vacate(group, rank, why, /*told=*/false);
   }
@@ -452,11 +475,47 @@ bool Membership::Occupied(const Group& group) {
   });
 }
 
-size_t Membership::SlotCount() const { return places_.size(); }
+/// A place counts when it is taken, and no agent takes more than half of them from the others. What
+/// groups declare beyond that is bounded for the memory that it costs.
+Status Membership::CheckRoom(const control::RegisterRequest& request, bool fits) const {
+  const uint32_t limit = options_.members_max;
+  auto full = [limit](const std::string& what) {
+    return Status(Code::kResourceExhausted, Reason::kLimitExceeded,
+                  what + "; members_max is " + std::to_string(limit))
+        .Remedy("end what is not needed, or raise members_max");
+  };
+  if (taken_ >= limit) return full("the job has " + std::to_string(taken_) + " ranks");
+  const auto own = taken_of_.find(request.agent);
+  if (sessions_.size() > 1 && own != taken_of_.end() && own->second >= (limit + 1) / 2) {
+    return full("the rank's agent has " + std::to_string(own->second) +
+                " ranks, and one of several may have half");
+  }
+  if (fits) return OkStatus();
+  size_t declared = request.world_size;
+  for (const auto& [name, group] : groups_) {
+    if (group.founder == request.agent) declared += group.world_size() - group.taken();
+  }
+  if (declared > limit) {
+    return full("groups of the rank's agent would miss " + std::to_string(declared) + " ranks");
+  }
+  const size_t missing = places_.size() - taken_ + request.world_size;
+  if (missing > kDeclaredFactor * limit) {
+    return full("groups would miss " + std::to_string(missing) + " ranks");
+  }
+  return OkStatus();
+}
+
+void Membership::CountTaken(AgentId agent, int change) {
+  taken_ += static_cast<size_t>(change);
+  const auto own = taken_of_.try_emplace(agent).first;
+  own->second += static_cast<size_t>(change);
+  if (own->second == 0) taken_of_.erase(own);
+}
 
 void Membership::Vacate(Group& group, uint32_t rank, const Status& why, bool told) {
   Slot& slot = group.slots[rank];
   const epoch::Member member = slot.live->member;
+  CountTaken(slot.live->agent, -1);
   if (told) Send(member, epoch::EvictCommand{member, why});
   if (const auto ids = registered_.find(slot.live->agent); ids != registered_.end()) {
     ids->second.erase(slot.id);

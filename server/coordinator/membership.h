@@ -77,7 +77,9 @@ struct Group {
   bool dirty = false;         ///< engine: lost a rank since it was last complete
   bool drained = false;       ///< engine: takes no part in anything new, until it leaves
   std::string last_error;
-  Epoch serving{};  ///< engine: content epoch, 0 = none
+  Nanos left{};       ///< when Forget first found nobody in it; 0: somebody is
+  AgentId founder{};  ///< whose rank came first; counts for what it declares
+  Epoch serving{};    ///< engine: content epoch, 0 = none
   Version version{};
   uint32_t fills_failed = 0;  ///< since the last commit or registration
   /// Engine: the epoch that it has staged and whose content is decided; a coordinator that is gone
@@ -193,6 +195,10 @@ class Membership {
   /// Drops the command when the member is not connected (any more).
   void Send(const epoch::Member& member, epoch::Command command);
 
+  /// Groups that everybody has left are remembered, for status, for an hour and up to 64 of them.
+  /// Called after changes, in a task of its own.
+  void Forget(Nanos now);
+
   Group* FindGroup(const std::string& name);
   /// The group that publishes; null before any trainer rank has registered.
   Group* Trainer();
@@ -202,16 +208,19 @@ class Membership {
  private:
   Status CheckRegister(const control::RegisterRequest& request);
   Status CheckGroup(const control::RegisterRequest& request);
+  /// Whether one more rank may come, of a group that is known (`fits`) or declared by it.
+  Status CheckRoom(const control::RegisterRequest& request, bool fits) const;
   Result<control::RegisterReply> TakePlace(const control::RegisterRequest& request);
   /// Nothing when the place is free now for the request's incarnation.
   std::optional<Result<control::RegisterReply>> MakeWay(Group& group,
                                                         const control::RegisterRequest& request);
   Group& GroupFor(const control::RegisterRequest& request);
   void ForgetDeadGroups();
+  std::map<std::string, Group>::iterator Forget(std::map<std::string, Group>::iterator group);
   void FreePlaces(Group& group);
   /// Somebody has a place of it that no other process may be given now.
   static bool Occupied(const Group& group);
-  size_t SlotCount() const;
+  void CountTaken(AgentId agent, int change);
   static bool HasRankAt(const Group& group, const std::string& agent);
   bool TakeAwaited(const DrainMark& mark) { return awaited_.erase(mark) > 0; }
   /// `told`: an EvictCommand goes out.
@@ -239,7 +248,9 @@ class Membership {
   std::string trainer_;                        ///< the group that registered as a trainer last
   std::map<std::string, Group> groups_;
   std::map<ParticipantId, std::pair<std::string, uint32_t>> places_;
-  std::set<DrainMark> awaited_;  ///< of the journal, whose bearers have not come back
+  std::map<AgentId, uint32_t> taken_of_;  ///< places with a live rank
+  uint32_t taken_ = 0;                    ///< of all agents
+  std::set<DrainMark> awaited_;           ///< of the journal, whose bearers have not come back
   bool marks_left_ = false;
 };
 

@@ -1,21 +1,19 @@
 #include "server/coordinator/plan_cache.h"
 
-#include <algorithm>
+#include <utility>
+
+#include "server/plan/memory_bytes.h"
 
 namespace weightwire::coordinator {
-namespace {
-
-constexpr size_t kPlansMax = 256;
-
-}  // namespace
 
 void PlanCache::Get(const AgreedLayoutPtr& source, const AgreedLayoutPtr& target, Ready ready) {
   const Key key{source->fingerprint, target->fingerprint};
   Entry& entry = entries_[key];
   entry.used = ++uses_;
-  if (entry.pair != nullptr) {
+  if (PlannedPairPtr pair = entry.pair.lock()) {
     metrics_.Add("plan_cache_hits_total", 1);
-    strand_.Post([pair = entry.pair, ready = std::move(ready)] { ready(pair); });
+    if (entry.kept == nullptr) Keep(entry, pair);
+    strand_.Post([pair = std::move(pair), ready = std::move(ready)] { ready(pair); });
     return;
   }
   entry.waiting.push_back(std::move(ready));
@@ -28,7 +26,8 @@ void PlanCache::Build(const Key& key, const AgreedLayoutPtr& source,
   workers_.Post([source, target, work = work_, finish = std::move(finish), &strand = strand_,
                  &clock = clock_]() mutable {
     const Nanos start = clock.Now();
-    Built built{work->Plan(source, target), 0};
+    Built built{work->Plan(source, target)};
+    if (built.pair) built.bytes = plan::MemoryBytes(*(*built.pair)->plan);
     built.seconds = std::chrono::duration<double>(clock.Now() - start).count();
     strand.Post(
         [finish = std::move(finish), built = std::move(built)]() mutable { finish(built); });
@@ -42,30 +41,45 @@ void PlanCache::Finish(const Key& key, const Built& built) {
     const PlannedPairPtr& pair = *built.pair;
     metrics_.Set("plan_copies", static_cast<double>(pair->plan->copies_total));
     metrics_.Set("plan_bytes", static_cast<double>(pair->plan->bytes_total));
-    entries_[key].waiting.clear();
-    entries_[key].pair = pair;
+    Entry& entry = entries_[key];
+    entry.waiting.clear();
+    entry.pair = pair;
+    entry.bytes = built.bytes;
     by_id_[pair->plan->id] = pair;
-    DropLeastUsed();
+    Keep(entry, pair);
+    ForgetGone();
   } else {
     entries_.erase(key);
   }
   for (const Ready& ready : waiting) ready(built.pair);
 }
 
+void PlanCache::Keep(Entry& entry, PlannedPairPtr pair) {
+  entry.kept = std::move(pair);
+  bytes_kept_ += entry.bytes;
+  while (bytes_kept_ > bytes_max_) DropLeastUsed();
+}
+
+/// What is kept is over the bound.
 void PlanCache::DropLeastUsed() {
-  if (by_id_.size() <= kPlansMax) return;
-  auto least = entries_.end();
-  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    if (it->second.pair == nullptr) continue;
-    if (least == entries_.end() || it->second.used < least->second.used) least = it;
+  Entry* least = nullptr;
+  for (auto& [key, entry] : entries_) {
+    if (entry.kept != nullptr && (least == nullptr || entry.used < least->used)) least = &entry;
   }
-  by_id_.erase(least->second.pair->plan->id);
-  entries_.erase(least);
+  bytes_kept_ -= least->bytes;
+  least->kept.reset();
+}
+
+void PlanCache::ForgetGone() {
+  std::erase_if(entries_, [](const auto& entry) {
+    return entry.second.waiting.empty() && entry.second.pair.expired();
+  });
+  std::erase_if(by_id_, [](const auto& entry) { return entry.second.expired(); });
 }
 
 PlannedPairPtr PlanCache::Find(PlanId plan) const {
   const auto found = by_id_.find(plan);
-  return found == by_id_.end() ? nullptr : found->second;
+  return found == by_id_.end() ? nullptr : found->second.lock();
 }
 
 }  // namespace weightwire::coordinator

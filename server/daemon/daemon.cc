@@ -108,11 +108,12 @@ class DaemonImpl final : public Daemon {
         Pages({windows_, HasCoordinator(config_.role), workers_, sink_, config_,
                [this] { return leadership_ ? leadership_->Standing() : OkStatus(); }}),
         http_tls_.get());
-    WW_ASSIGN_OR_STATUS(
-        http_acceptor_,
-        rpc::Acceptor::ListenTcp(io_, config_.http, sink_, [this](memory::UniqueFd connection) {
-          http_->Serve(std::move(connection));
-        }));
+    WW_ASSIGN_OR_STATUS(http_acceptor_, rpc::Acceptor::ListenTcp(
+                                            io_, config_.http, sink_,
+                                            [this](memory::UniqueFd connection) {
+                                              http_->Serve(std::move(connection));
+                                            },
+                                            rpc::Acceptor::kHealthPercent));
     return OkStatus();
   }
 

@@ -1,5 +1,7 @@
 #include "server/daemon/http_server.h"
 
+#include <algorithm>
+#include <array>
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
@@ -9,6 +11,7 @@
 #include <boost/beast/http.hpp>
 #include <boost/beast/ssl/ssl_stream.hpp>
 #include <ctime>
+#include <list>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -25,9 +28,13 @@ using boost::system::error_code;
 using Stream = beast::basic_stream<asio::generic::stream_protocol>;
 using SecureStream = beast::ssl_stream<Stream>;
 
-constexpr size_t kConnectionsMax = 64;
+constexpr size_t kConnectionsMax = 256;
+constexpr size_t kPagesMax = 64;  ///< requests of other pages than kHealthPages under way
 constexpr size_t kHeaderBytesMax = 8 << 10;
 constexpr std::chrono::seconds kRequestTimeout(5);
+
+/// What probes and Prometheus ask for: readers of other pages cannot keep them from it.
+constexpr std::array kHealthPages = {"/healthz", "/readyz", "/metrics"};
 
 /// "Sun, 06 Nov 1994 08:49:37 GMT": readers compute ages with it, whatever their own clock says.
 std::string HttpDate() {
@@ -45,10 +52,15 @@ class Connection {
   virtual void Close() = 0;
 };
 
+/// Connections that wait for their peer, for a request or until it has read, longest first.
+using Idle = std::list<Connection*>;
+
 struct Serving {
   asio::io_context& io;
   const std::map<std::string, HttpPage>& pages;
   HttpTls* tls;
+  Idle idle = {};
+  size_t pages_under_way = 0;
 };
 
 template <typename Over>
@@ -56,8 +68,8 @@ class ConnectionOver final : public Connection,
                              public std::enable_shared_from_this<ConnectionOver<Over>> {
  public:
   /// `context`: of TLS, and null without.
-  ConnectionOver(const Serving& serving, std::shared_ptr<asio::ssl::context> context,
-                 memory::UniqueFd fd, std::function<void()> closed)
+  ConnectionOver(Serving& serving, std::shared_ptr<asio::ssl::context> context, memory::UniqueFd fd,
+                 std::function<void()> closed)
       : serving_(serving),
         context_(std::move(context)),
         stream_(MakeStream(serving.io, context_.get())),
@@ -68,7 +80,7 @@ class ConnectionOver final : public Connection,
 
   void Start() override {
     if constexpr (kSecure) {
-      Lowest().expires_after(kRequestTimeout);
+      AwaitPeer();
       stream_.async_handshake(asio::ssl::stream_base::server,
                               [self = this->shared_from_this()](error_code error) {
                                 if (error) return self->Close();
@@ -83,6 +95,8 @@ class ConnectionOver final : public Connection,
     error_code ignored;
     patience_.cancel();
     Lowest().socket().close(ignored);
+    LeaveIdle();
+    EndPage();
     if (auto closed = std::exchange(closed_, nullptr)) closed();
   }
 
@@ -98,6 +112,29 @@ class ConnectionOver final : public Connection,
   }
   Stream& Lowest() { return beast::get_lowest_layer(stream_); }
 
+  /// From now on it is the peer's turn.
+  void AwaitPeer() {
+    Lowest().expires_after(kRequestTimeout);
+    LeaveIdle();
+    idle_ = serving_.idle.insert(serving_.idle.end(), this);
+  }
+  void LeaveIdle() {
+    if (idle_) serving_.idle.erase(*idle_);
+    idle_.reset();
+  }
+
+  /// False when as many are under way as may be.
+  bool BeginPage(const std::string& path) {
+    if (std::ranges::find(kHealthPages, path) != kHealthPages.end()) return true;
+    if (serving_.pages_under_way >= kPagesMax) return false;
+    ++serving_.pages_under_way;
+    in_page_ = true;
+    return true;
+  }
+  void EndPage() {
+    if (std::exchange(in_page_, false)) --serving_.pages_under_way;
+  }
+
   Status MaySee(const std::string& path) {
     if constexpr (kSecure) {
       const std::unique_ptr<X509, void (*)(X509*)> shown(
@@ -112,10 +149,11 @@ class ConnectionOver final : public Connection,
     parser_.emplace();
     parser_->header_limit(kHeaderBytesMax);
     parser_->body_limit(0);
-    Lowest().expires_after(kRequestTimeout);
+    AwaitPeer();
     http::async_read(stream_, buffer_, *parser_,
                      [self = this->shared_from_this()](error_code error, size_t) {
-                       if (error) return self->Close();
+                       if (error || !self->closed_) return self->Close();
+                       self->LeaveIdle();
                        self->Answer();
                      });
   }
@@ -133,6 +171,9 @@ class ConnectionOver final : public Connection,
     const auto page = serving_.pages.find(path);
     if (page == serving_.pages.end()) {
       return Write({404, "text/plain; charset=utf-8", "no such page\n"});
+    }
+    if (!BeginPage(path)) {
+      return Write({503, "text/plain; charset=utf-8", "too many requests are being answered\n"});
     }
     const uint64_t number = ++request_number_;
     patience_.expires_after(kRequestTimeout);
@@ -168,10 +209,11 @@ class ConnectionOver final : public Connection,
     response_->body() = std::move(reply.body);
     response_->prepare_payload();
     if (request.method() == http::verb::head) response_->body().clear();
-    Lowest().expires_after(kRequestTimeout);
+    AwaitPeer();
     http::async_write(stream_, *response_,
                       [self = this->shared_from_this()](error_code error, size_t) {
-                        if (error) return self->Close();
+                        if (error || !self->closed_) return self->Close();
+                        self->EndPage();
                         if (!self->response_->keep_alive()) return self->End();
                         self->Read();
                       });
@@ -186,11 +228,13 @@ class ConnectionOver final : public Connection,
     }
   }
 
-  const Serving serving_;
+  Serving& serving_;
   const std::shared_ptr<asio::ssl::context> context_;
   Over stream_;
   asio::steady_timer patience_;
-  std::function<void()> closed_;
+  std::function<void()> closed_;  ///< null: it is
+  std::optional<Idle::iterator> idle_;
+  bool in_page_ = false;  ///< one of those that kPagesMax bounds
   uint64_t request_number_ = 0;
   beast::flat_buffer buffer_{kHeaderBytesMax};
   std::optional<http::request_parser<http::empty_body>> parser_;
@@ -204,7 +248,11 @@ class HttpServerImpl final : public HttpServer {
   ~HttpServerImpl() override { CloseAll(); }
 
   void Serve(memory::UniqueFd fd) override {
-    if (connections_.size() >= kConnectionsMax) return;
+    if (connections_.size() >= kConnectionsMax) {
+      // Whoever is being answered stays, for 5 s at most.
+      if (serving_.idle.empty()) return;
+      serving_.idle.front()->Close();
+    }
     const uint64_t id = ++next_;
     auto closed = [this, id] { connections_.erase(id); };
     std::shared_ptr<Connection> connection;
@@ -226,7 +274,7 @@ class HttpServerImpl final : public HttpServer {
 
  private:
   const std::map<std::string, HttpPage> pages_;
-  const Serving serving_;
+  Serving serving_;
   uint64_t next_ = 0;
   std::map<uint64_t, std::shared_ptr<Connection>> connections_;
 };

@@ -27,9 +27,11 @@ using HttpRespond = std::function<void(HttpReply)>;
 /// Runs on the io_context's thread and must not block: it may answer later.
 using HttpPage = std::function<void(HttpRespond)>;
 
-/// A small HTTP/1.1 server for GET and HEAD on fixed paths. Limits: 64 connections, 8 KiB of
+/// A small HTTP/1.1 server for GET and HEAD on fixed paths. Limits: 256 connections, 8 KiB of
 /// header, no body, 5 s for each request and for TLS's handshake (a page that does not answer in
-/// time is a 503). Belongs to the io_context's thread.
+/// time is a 503). One connection more closes the one that has waited for its peer longest. Of
+/// other pages than /healthz, /readyz and /metrics 64 requests are under way at a time (one more
+/// is a 503), so that nobody keeps probes from theirs. Belongs to the io_context's thread.
 class HttpServer {
  public:
   /// `tls` says who may see what (401, 403), and outlives the server; null: plaintext, everybody.

@@ -82,6 +82,8 @@ void DeclareMembers(Sink& sink) {
   sink.DeclareGauge("versions_behind_max",
                     "Versions by which the engine that is furthest behind differs from what is "
                     "committed; `wwctl engines` names it");
+  sink.DeclareCounter("engines_forgotten_total",
+                      "Engines that left and are not in the status any more");
   sink.DeclareCounter("registrations_total", "Registrations of ranks, by role and result",
                       Pairs("role", roles, "result", Results()));
   sink.DeclareCounter("lease_expiries_total",

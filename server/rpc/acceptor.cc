@@ -64,7 +64,7 @@ template <typename Protocol>
 class AcceptorImpl final : public Acceptor {
  public:
   AcceptorImpl(asio::io_context& io, typename Protocol::acceptor acceptor, std::string address,
-               std::string path, metrics::Sink& metrics, Accepted accepted)
+               std::string path, metrics::Sink& metrics, Accepted accepted, int percent)
       : acceptor_(std::move(acceptor)),
         retry_(io),
         address_(std::move(address)),
@@ -72,7 +72,7 @@ class AcceptorImpl final : public Acceptor {
         metrics_(metrics),
         accepted_(std::move(accepted)),
         spare_(OpenSpare()),
-        descriptors_max_(DescriptorsMax()) {
+        descriptors_max_(static_cast<int>(int64_t{DescriptorsMax()} * percent / 100)) {
     Wait();
   }
   ~AcceptorImpl() override { Close(); }
@@ -101,7 +101,7 @@ class AcceptorImpl final : public Acceptor {
     error_code error;
     memory::UniqueFd fd(socket.release(error));
     if (error) return;
-    if (fd.get() >= descriptors_max_ / 10 * 9) {
+    if (fd.get() >= descriptors_max_) {
       metrics_.Add("connections_shed_total", 1);
       return;
     }
@@ -128,9 +128,10 @@ class AcceptorImpl final : public Acceptor {
       spare_ = {};
       // Blocks never: asio set the listener non-blocking.
       memory::UniqueFd shed(accept4(acceptor_.native_handle(), nullptr, nullptr, SOCK_CLOEXEC));
+      const bool progress = shed.valid();
       shed = {};
       spare_ = OpenSpare();
-      return Wait();
+      if (progress) return Wait();
     }
     // Without a pause a lasting error would spin.
     if (!spare_.valid()) spare_ = OpenSpare();
@@ -147,7 +148,7 @@ class AcceptorImpl final : public Acceptor {
   metrics::Sink& metrics_;
   const Accepted accepted_;
   memory::UniqueFd spare_;
-  const int descriptors_max_;
+  const int descriptors_max_;  ///< no connection has one from here on
 };
 
 /// Whether a live process accepts on `path`.
@@ -162,7 +163,8 @@ bool Answers(asio::io_context& io, const std::string& path) {
 
 Result<std::unique_ptr<Acceptor>> Acceptor::ListenTcp(asio::io_context& io,
                                                       const std::string& address,
-                                                      metrics::Sink& metrics, Accepted accepted) {
+                                                      metrics::Sink& metrics, Accepted accepted,
+                                                      int percent) {
   using asio::ip::tcp;
   const size_t colon = address.rfind(':');
   if (colon == std::string::npos) return Fail(ListenFailed(address, "not host:port"));
@@ -187,7 +189,7 @@ Result<std::unique_ptr<Acceptor>> Acceptor::ListenTcp(asio::io_context& io,
                                                    : bound.address().to_string();
   return std::make_unique<AcceptorImpl<tcp>>(io, std::move(acceptor),
                                              text + ":" + std::to_string(bound.port()), "", metrics,
-                                             std::move(accepted));
+                                             std::move(accepted), percent);
 }
 
 Result<std::unique_ptr<Acceptor>> Acceptor::ListenUnix(asio::io_context& io,
@@ -218,7 +220,7 @@ Result<std::unique_ptr<Acceptor>> Acceptor::ListenUnix(asio::io_context& io,
   if (!error) acceptor.listen(kBacklog, error);
   if (error) return Fail(ListenFailed("unix:" + path, error.message()));
   return std::make_unique<AcceptorImpl<Local>>(io, std::move(acceptor), "unix:" + path, path,
-                                               metrics, std::move(accepted));
+                                               metrics, std::move(accepted), kSharedPercent);
 }
 
 }  // namespace weightwire::rpc

@@ -16,18 +16,23 @@ namespace weightwire::rpc {
 /// Accepts stream connections and hands them on.
 ///
 /// When the process runs out of descriptors a spare one is given up to accept and close what waits,
-/// so that callers learn of it at once and the listener lives on. Above nine tenths of the limit of
+/// so that callers learn of it at once and the listener lives on. Above a share of the limit of
 /// descriptors new connections are closed, so that open ones keep working. Counts
 /// accept_errors_total{errno} and connections_shed_total. Belongs to the io_context's thread,
 /// except for construction and destruction while that does not run.
 class Acceptor {
  public:
   using Accepted = std::function<void(memory::UniqueFd connection)>;
+  /// Percent of the limit of descriptors that connections may fill: those of probes come in where
+  /// others have filled their share.
+  static constexpr int kSharedPercent = 90;
+  static constexpr int kHealthPercent = 95;
 
   /// `address` is "host:port" (port 0: any). kUnavailable / kIoError names address and cause.
   static Result<std::unique_ptr<Acceptor>> ListenTcp(boost::asio::io_context& io,
                                                      const std::string& address,
-                                                     metrics::Sink& metrics, Accepted accepted);
+                                                     metrics::Sink& metrics, Accepted accepted,
+                                                     int percent = kSharedPercent);
   /// A Unix socket of mode 0600 that accepts the own uid only. What a dead process left at `path`
   /// is replaced; a socket on which somebody answers is not: kAlreadyExists / kIoError.
   static Result<std::unique_ptr<Acceptor>> ListenUnix(boost::asio::io_context& io,

@@ -76,7 +76,7 @@ Result<Publication> PublicationOf(const v1::PublishRequest& request, const Trace
   WW_ASSIGN(out.mode, ModeFromProto(request.mode()));
   WW_ASSIGN(out.trace_id, wire::TraceIdFromProto("trace_id", request.trace_id()));
   if (out.trace_id == TraceId{}) out.trace_id = trace_of_call;
-  if (request.version() == 0) return Fail(wire::Bad("version", "must not be 0"));
+  WW_FAIL_IF_ERROR(wire::CheckVersion("version", request.version()));
   if (request.deadline_ms() == 0) return Fail(wire::Bad("deadline_ms", "must not be 0"));
   out.secret = request.handle();
   out.version = Version(request.version());

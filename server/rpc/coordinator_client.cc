@@ -13,10 +13,12 @@
 
 #include "server/base/failpoint.h"
 #include "server/rpc/callback_threads.h"
+#include "server/rpc/random.h"
 #include "server/rpc/session_call.h"
 #include "server/rpc/trace.h"
 #include "server/tls/credentials.h"
 #include "server/wire/control.h"
+#include "server/wire/limits.h"
 #include "server/wire/slice.h"
 #include "server/wire/status.h"
 
@@ -37,7 +39,9 @@ using SliceReply = control::Reply<std::shared_ptr<const plan::RankSlice>>;
 std::unique_ptr<v1::Coordinator::Stub> Dial(const tls::Dialer& dialer, const std::string& address,
                                             size_t message_bytes_max) {
   grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(static_cast<int>(message_bytes_max));
+  // An agreed layout may be longer than what was submitted for it.
+  arguments.SetMaxReceiveMessageSize(
+      static_cast<int>(std::max(message_bytes_max, wire::kAnswerBytesMax)));
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 2'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 4'000);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2'000);
@@ -339,7 +343,9 @@ class CoordinatorClient final : public control::CoordinatorPort {
 
   void Reported(const epoch::Member& member, Nanos retry, const Status& status) {
     if (status.code() == Code::kUnavailable || status.code() == Code::kDeadlineExceeded) {
-      calls_->PostAfter(retry, [this, member, retry, number = session_number_] {
+      const auto half = static_cast<uint64_t>(retry.count()) / 2;
+      const Nanos pause(static_cast<int64_t>(half + RandomNonZero() % (half + 1)));
+      calls_->PostAfter(pause, [this, member, retry, number = session_number_] {
         if (number != session_number_) return;
         SendReport(member, std::min(2 * retry, 16 * options_.report_retry));
       });

@@ -17,8 +17,8 @@ struct CoordinatorClientOptions {
   size_t message_bytes_max = 16 << 20;
   tls::TlsFiles tls;  ///< none: plaintext
   Nanos call_deadline = std::chrono::seconds(10);
-  /// A report that finds the coordinator unavailable is sent again after this, doubled up to 16
-  /// times, as long as its session lives.
+  /// A report that finds the coordinator unavailable is sent again after a random time between
+  /// half of this and all of it, doubled up to 16 times, as long as its session lives.
   Nanos report_retry = std::chrono::milliseconds(50);
 };
 

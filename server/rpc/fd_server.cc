@@ -1,5 +1,6 @@
 #include "server/rpc/fd_server.h"
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
@@ -25,12 +26,17 @@ constexpr size_t kConnectionsMax = 256;
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(asio::io_context& io, FdTable& table, memory::UniqueFd fd,
+  Connection(asio::io_context& io, FdTable& table, memory::UniqueFd fd, uint64_t nth,
              std::function<void()> closed)
-      : socket_(io, stream_protocol(), fd.Release()), table_(table), closed_(std::move(closed)) {
+      : peer_(std::make_shared<const PeerProcess>(fd.get(), nth)),
+        socket_(io, stream_protocol(), fd.Release()),
+        table_(table),
+        closed_(std::move(closed)) {
     error_code ignored;
     socket_.native_non_blocking(true, ignored);
   }
+
+  uint64_t process() const { return peer_->key(); }
 
   void Wait() {
     socket_.async_wait(stream_protocol::socket::wait_read,
@@ -71,7 +77,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
 
   bool Put(memory::UniqueFd fd) {
-    auto token = table_.Put(std::move(fd));
+    auto token = table_.Put(std::move(fd), peer_);
     WW_FAILPOINT("rpc.after_an_fd_is_taken_before_its_token");
     return token ? Send({Reason::kNone, *token}, -1) : Send({token.error().reason(), 0}, -1);
   }
@@ -96,6 +102,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     return sent.has_value() && *sent == frame.size();
   }
 
+  const std::shared_ptr<const PeerProcess> peer_;
   stream_protocol::socket socket_;
   FdTable& table_;
   std::function<void()> closed_;
@@ -110,9 +117,9 @@ class FdServerImpl final : public FdServer {
   ~FdServerImpl() override { CloseAll(); }
 
   void Serve(memory::UniqueFd fd) override {
-    if (connections_.size() >= kConnectionsMax) return;
+    if (connections_.size() >= kConnectionsMax) MakeRoom();
     const uint64_t id = ++next_;
-    auto connection = std::make_shared<Connection>(io_, table_, std::move(fd),
+    auto connection = std::make_shared<Connection>(io_, table_, std::move(fd), id,
                                                    [this, id] { connections_.erase(id); });
     connections_.emplace(id, connection);
     connection->Wait();
@@ -124,6 +131,19 @@ class FdServerImpl final : public FdServer {
   }
 
  private:
+  void MakeRoom() {
+    std::map<uint64_t, size_t> of_process;
+    size_t most = 0;
+    for (const auto& [id, connection] : connections_) {
+      most = std::max(most, ++of_process[connection->process()]);
+    }
+    const auto oldest = std::ranges::find_if(connections_, [&](const auto& entry) {
+      return of_process[entry.second->process()] == most;
+    });
+    const std::shared_ptr<Connection> leaves = oldest->second;  // closing it takes it out
+    leaves->Close();
+  }
+
   asio::io_context& io_;
   FdTable& table_;
   uint64_t next_ = 0;

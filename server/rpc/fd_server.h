@@ -14,8 +14,8 @@ namespace weightwire::rpc {
 /// Speaks wire/fd_protocol.h on accepted connections: puts fds into a table, redeems them.
 ///
 /// A connection that sends a malformed frame, a put without exactly one fd, or a get with one is
-/// answered with the reason and closed; at most 256 connections are served at a time. Belongs to
-/// the io_context's thread.
+/// answered with the reason and closed. At most 256 connections are served at a time: one more
+/// closes the oldest of the process that has most of them. Belongs to the io_context's thread.
 class FdServer {
  public:
   static std::unique_ptr<FdServer> Make(boost::asio::io_context& io, FdTable& table);

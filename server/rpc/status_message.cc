@@ -88,8 +88,16 @@ v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot) 
     SetParticipant(participant, out.add_participants());
   }
   for (const auto& engine : snapshot.engines) SetEngine(engine, out.add_engines());
-  for (const auto& epoch : snapshot.epochs) SetEpoch(epoch, out.add_epochs());
   out.set_agents(snapshot.agents);
+  size_t bytes = out.ByteSizeLong();
+  for (const auto& epoch : snapshot.epochs) {
+    v1::StatusResponse::Epoch* added = out.add_epochs();
+    SetEpoch(epoch, added);
+    bytes += added->ByteSizeLong();
+    if (bytes <= wire::kStatusBytesMax || out.epochs_size() == 1) continue;
+    out.mutable_epochs()->RemoveLast();
+    break;
+  }
   return out;
 }
 

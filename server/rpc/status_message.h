@@ -5,7 +5,8 @@
 
 namespace weightwire::rpc {
 
-/// The snapshot as a message. Pure.
+/// The snapshot as a message; the oldest epochs are left off where it would be longer than clients
+/// take (wire::kStatusBytesMax). Pure.
 v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot);
 v1::DescribeEpochResponse StoryMessageOf(const coordinator::EpochStory& story);
 v1::RollbackResponse RollbackMessageOf(const coordinator::RolledBack& result);

@@ -40,6 +40,14 @@ Status Bad(std::string_view field, std::string_view what) {
   return Status(Code::kInvalidArgument, Reason::kInvalidRequest, Text(field) + ": " + Text(what));
 }
 
+Status CheckVersion(std::string_view field, uint64_t version) {
+  if (version == 0) return Bad(field, "must not be 0");
+  if (version <= kVersionMax) return OkStatus();
+  return Bad(field,
+             std::to_string(version) + " is over the bound of " + std::to_string(kVersionMax))
+      .Remedy("number versions from 1 on");
+}
+
 Status UnknownEnum(std::string_view field, int number) {
   return Status(Code::kInvalidArgument, Reason::kUnknownEnum,
                 Text(field) + ": value " + std::to_string(number) + " is not known here")

@@ -21,6 +21,8 @@ Status UnknownEnum(std::string_view field, int number);
 /// kInvalidArgument / kMessageTooLarge naming field, size and limit.
 Status TooLarge(std::string_view field, size_t size, size_t limit);
 
+/// Of what a trainer publishes: 1 to kVersionMax.
+Status CheckVersion(std::string_view field, uint64_t version);
 /// Text of at most `bytes_max`.
 Status CheckText(std::string_view field, std::string_view text, size_t bytes_max);
 /// 1 to kIdBytesMax of [A-Za-z0-9._-].

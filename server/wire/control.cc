@@ -46,6 +46,9 @@ Result<control::Claim> FromProto(const v1::Claim& claim) {
   out.content = Epoch(claim.content());
   out.version = Version(claim.version());
   out.told = claim.told();
+  if (claim.released() != 0) {
+    WW_FAIL_IF_ERROR(CheckVersion("claim.released", claim.released()));
+  }
   out.released = Version(claim.released());
   return out;
 }
@@ -251,7 +254,7 @@ Result<control::PublishRequest> FromProto(const v1::PublishVersionRequest& reque
   control::PublishRequest out;
   WW_ASSIGN(out.member, FromProto("member", request.member()));
   WW_ASSIGN(out.trace_id, TraceIdFromProto("trace_id", request.trace_id()));
-  if (request.version() == 0) return Fail(Bad("version", "must not be 0"));
+  WW_FAIL_IF_ERROR(CheckVersion("version", request.version()));
   if (request.deadline_ms() == 0) return Fail(Bad("deadline_ms", "must not be 0"));
   out.version = Version(request.version());
   out.manual_commit = request.manual_commit();

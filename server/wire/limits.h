@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 /// proto ↔ domain. Every conversion from the wire is total: it answers a Result and never trusts a
 /// number, a size or an enum. Pure; thread-compatible.
@@ -22,10 +23,17 @@ inline constexpr size_t kLegsMax = 16'384;  ///< plans that one member takes par
 inline constexpr size_t kDigestsMax = 4'000'000;
 inline constexpr size_t kHeldMax = 16;  ///< contents of one rank's buffers
 
+inline constexpr uint64_t kVersionMax = INT64_MAX;  ///< after the last number none could follow
+
 // Of one slice, all parts together.
 inline constexpr size_t kSliceStreamsMax = 4'000'000;
 inline constexpr size_t kSliceOpsMax = 50'000'000;
 inline constexpr size_t kPartBytesMax = 1 << 20;  ///< of one SlicePart
+
+// What a client takes in one answer (Python: client.py's MESSAGE_BYTES_MAX), and what a status
+// fills of it: the epochs that were, oldest ones first, are left off beyond that.
+inline constexpr size_t kAnswerBytesMax = 64 << 20;
+inline constexpr size_t kStatusBytesMax = 48 << 20;
 
 // An error travels twice in a call's trailers (grpc-message and grpc-status-details-bin), and these
 // are limited to 8 KiB by every client that was not told otherwise. Longer texts are cut.

@@ -57,9 +57,15 @@ inline Address AddressOf(const std::string& address_text) {
 class Plain {
  public:
   explicit Plain(UniqueFd fd) : fd_(std::move(fd)) {}
-  static Plain ConnectTo(const std::string& text) {
+  /// `from`: the address that a tcp socket is bound to before.
+  static Plain ConnectTo(const std::string& text, in_addr_t from = INADDR_ANY) {
     const Address address = AddressOf(text);
     UniqueFd fd(socket(address.family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (from != INADDR_ANY) {
+      const sockaddr_in bound{
+          .sin_family = AF_INET, .sin_port = 0, .sin_addr = {htonl(from)}, .sin_zero = {}};
+      EXPECT_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&bound), sizeof(bound)), 0);
+    }
     EXPECT_EQ(connect(fd.get(), address.get(), address.size), 0) << std::strerror(errno);
     return Plain(std::move(fd));
   }

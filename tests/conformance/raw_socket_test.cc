@@ -77,6 +77,54 @@ TEST_P(RawSockets, SilentVisitorsAreBounded) {
   EXPECT_TRUE(rig.Wait([&] { return side->recorder.accepted.size() == 1; }));
 }
 
+TEST_P(RawSockets, SilentVisitorsStopNoNewSession) {
+  if (!is_tcp()) GTEST_SKIP() << "the others are of one user on one host";
+  auto open = rig.MakeSide({.handshake_timeout = kLong,
+                            .inbound_handshakes_max = 4,
+                            .handshake_grace = 10ms,
+                            .metrics = &sink});
+  std::vector<Plain> silent;
+  for (int i = 0; i < 200; ++i) silent.push_back(Plain::ConnectTo(open->transport->address()));
+  auto call = rig.Connect(*side, open->transport->address(), rig.HelloFor(*side, open->self));
+  ASSERT_TRUE(rig.WaitFor(call));
+  EXPECT_EQ(call->status, OkStatus());
+  EXPECT_TRUE(silent.front().SeesEnd()) << "the oldest goes first";
+  EXPECT_TRUE(Counted("transport_closes_total displaced", 196));
+}
+
+TEST_P(RawSockets, TheAddressWithMostSilentVisitorsMakesRoom) {
+  if (!is_tcp()) GTEST_SKIP() << "only tcp has addresses";
+  auto open = rig.MakeSide({.handshake_timeout = kLong,
+                            .inbound_handshakes_max = 4,
+                            .handshake_grace = 10ms,
+                            .metrics = &sink});
+  const std::string& address = open->transport->address();
+  Plain oldest = Plain::ConnectTo(address);
+  std::vector<Plain> many;
+  for (int i = 0; i < 8; ++i) many.push_back(Plain::ConnectTo(address, INADDR_LOOPBACK + 1));
+  EXPECT_TRUE(many.front().SeesEnd());
+  EXPECT_TRUE(Counted("transport_closes_total displaced", 5));
+  RawCaller caller(true, rig.HelloFor(*open, open->self));
+  EXPECT_TRUE(caller.Open(oldest)) << "older than any other, and alone at its address";
+}
+
+TEST_P(RawSockets, AVisitorKeepsItsPlaceForItsGrace) {
+  if (!is_tcp()) GTEST_SKIP() << "the others wait in the backlog";
+  auto open = rig.MakeSide({.handshake_timeout = kLong,
+                            .inbound_handshakes_max = 4,
+                            .handshake_grace = kLong,
+                            .metrics = &sink});
+  const std::string& address = open->transport->address();
+  std::vector<Plain> visitors;
+  for (int i = 0; i < 8; ++i) visitors.push_back(Plain::ConnectTo(address));
+  for (Plain& visitor : visitors) {  // each makes room for the next
+    RawCaller caller(true, rig.HelloFor(*open, open->self));
+    EXPECT_TRUE(caller.Open(visitor));
+  }
+  EXPECT_TRUE(rig.Wait([&] { return open->recorder.accepted.size() == visitors.size(); }));
+  EXPECT_EQ(rig.Read<double>([&] { return sink.counts["transport_closes_total displaced"]; }), 0);
+}
+
 TEST_P(RawSockets, GarbageOnASessionEndsIt) {
   const auto frame = [](FrameType type, uint64_t length) {
     return Frame{.type = type, .request = 1, .length = length};

@@ -134,6 +134,7 @@ std::unique_ptr<Side> Rig::MakeSide(Limits limits) {
     options.tls_peers = testing::TlsPeersFor(kind_.integrity);
     options.handshake_timeout = limits.handshake_timeout;
     options.inbound_handshakes_max = limits.inbound_handshakes_max;
+    options.handshake_grace = limits.handshake_grace;
     options.inbound_sessions_max = limits.inbound_sessions_max;
     options.metrics = limits.metrics;
     options.chunk_bytes_max = limits.chunk_bytes_max;

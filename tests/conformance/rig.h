@@ -60,6 +60,7 @@ struct Limits {
   uint32_t notifies_queued_max = 1024;
   Nanos handshake_timeout = 10s;
   uint32_t inbound_handshakes_max = 64;
+  Nanos handshake_grace = 250ms;  ///< of tcp
   uint32_t inbound_sessions_max = 1024;
   metrics::Sink* metrics = &metrics::Null();
 };

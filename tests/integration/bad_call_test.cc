@@ -51,6 +51,14 @@ TEST_F(BadCall, DuplicateRankIsRefusedAndTheFirstOneGoesOn) {
   EXPECT_TRUE(accepted.ok()) << accepted.ToString();
 }
 
+TEST_F(BadCall, AVersionAfterWhichNoOtherCouldFollowIsRefusedWithTheBound) {
+  auto publisher = BoundPublisher();
+  const Status refused = publisher->Publish(Version(UINT64_MAX));
+  ExpectRefused(refused, {Code::kInvalidArgument, Reason::kInvalidRequest, "", ""});
+  EXPECT_NE(refused.message().find("9223372036854775807"), std::string::npos);
+  EXPECT_TRUE(publisher->Publish(Version(5)).ok());
+}
+
 TEST_F(BadCall, RankOutsideTheWorldIsRefused) {
   const auto publisher = client::Publisher::Open(Place("trainer", 2, 2));
   ASSERT_FALSE(publisher.has_value());

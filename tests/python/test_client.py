@@ -95,6 +95,16 @@ def test_an_old_version_is_refused_and_nothing_else_happens(daemon, groups):
     groups[1].wait_version(5)
 
 
+@pytest.mark.parametrize("version", [-1, 0, 2**63, 2**64 - 1, 2**64])
+def test_a_version_after_which_no_other_could_follow_is_refused(daemon, groups, version):
+    groups += [trainer(daemon), engine(daemon)]
+    with pytest.raises(RefusedError, match="version"):
+        groups[0].publishers[0].publish(version)
+    for last in (2**63 - 2, 2**63 - 1):
+        groups[0].publish(last)
+        groups[1].wait_version(last)
+
+
 def test_a_publisher_that_was_closed_says_so(daemon):
     with Publisher(rank=0, world_size=1, agent=daemon.agent_socket) as publisher:
         pass

@@ -7,13 +7,15 @@ import resource
 import socket
 import subprocess
 import time
+import urllib.request
 
 import grpc
 import pytest
+from weightwire.v1 import agent_pb2, agent_pb2_grpc, coordinator_pb2_grpc
 from weightwire.v1 import coordinator_pb2 as pb
-from weightwire.v1 import coordinator_pb2_grpc
 
-from conftest import Trainer, until
+from conftest import BINARIES, Trainer, until
+from demo.fleet import Daemon
 from test_client import CONFIG, checkpoint_of, engine, load, shards_of
 from weightwire import WeightwireError
 
@@ -37,6 +39,17 @@ def descriptors(daemon) -> int:
     return len(os.listdir(f"/proc/{daemon.pid}/fd"))
 
 
+def data_address(daemon) -> tuple[str, int]:
+    with grpc.insecure_channel(f"unix:{daemon.agent_socket}") as channel:
+        status = agent_pb2_grpc.AgentStub(channel).LocalStatus(agent_pb2.LocalStatusRequest(), timeout=20)
+    return address_of(status.addresses["tcp"])
+
+
+def processor_seconds(daemon) -> float:
+    fields = open(f"/proc/{daemon.pid}/stat").read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def address_of(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     return host, int(port)
@@ -49,12 +62,18 @@ def test_a_daemon_out_of_descriptors_keeps_its_job_and_takes_new_connections_aga
     groups.append(subscriber)
     trainer.publish(1)
     subscriber.wait_version(1)
+    data_port = data_address(daemon)
     used = descriptors(daemon)
     resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (used + 8, used + 8))
-    for address in (address_of(daemon.grpc), address_of(daemon.http), daemon.agent_socket, f"{daemon.agent_socket}.fd"):
+    for address in (address_of(daemon.grpc), address_of(daemon.http), daemon.agent_socket, f"{daemon.agent_socket}.fd",
+                    data_port):
         connections = flood(address, 120)
         try:
             until("none is left", lambda: descriptors(daemon) >= used + 7, 20)
+            begun, spent = time.monotonic(), processor_seconds(daemon)
+            time.sleep(1)  # the window is what is measured
+            spent = processor_seconds(daemon) - spent
+            assert spent < (time.monotonic() - begun) / 2, f"{address}: {spent} s of a processor: an accept spins"
         finally:
             for connection in connections:
                 connection.close()
@@ -66,6 +85,41 @@ def test_a_daemon_out_of_descriptors_keeps_its_job_and_takes_new_connections_aga
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         assert stub.Status(pb.StatusRequest(), timeout=20, wait_for_ready=True).committed_version == 2
     assert "weightwire_epoch_committed" in daemon.metrics()
+
+
+@pytest.mark.parametrize("count", [100, 1_000])
+def test_silent_http_connections_leave_health_and_metrics_working(daemon, count):
+    silent = flood(address_of(daemon.http), count)
+    try:
+        for page in ("healthz", "metrics"):
+            with urllib.request.urlopen(f"http://{daemon.http}/{page}", timeout=20) as reply:
+                assert reply.status == 200
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+def test_connections_that_fill_the_descriptors_leave_some_to_health(daemon_with_few_descriptors):
+    daemon = daemon_with_few_descriptors
+    connections = flood(address_of(daemon.grpc), 300)
+    try:
+        until("connections are shed", lambda: daemon.counter("weightwire_connections_shed_total") > 0, 20)
+        assert urllib.request.urlopen(f"http://{daemon.http}/healthz", timeout=20).status == 200
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+@pytest.fixture
+def daemon_with_few_descriptors(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))  # which the daemon inherits
+    try:
+        started = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "hub"), "hub", role="all", listen="127.0.0.1:0")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    yield started
+    assert started.stop() == 0
 
 
 def test_a_full_disk_stops_decisions_and_nothing_else(coordinator_job, tmp_path):

@@ -19,6 +19,7 @@ from weightwire.v1 import agent_pb2, types_pb2
 from weightwire.waiting import Progress, ProgressCallback
 
 _PROGRESS_SECONDS = 0.1
+_VERSION_MAX = 2**63 - 1
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _MODES = {"hold": agent_pb2.PUBLISH_MODE_HOLD, "snapshot": agent_pb2.PUBLISH_MODE_SNAPSHOT}
 
@@ -187,7 +188,7 @@ class Publisher:
 
     def publish(self, version: int, *, mode: str = "hold", manual_commit: bool = False,
                 deadline: float = 120.0, traceparent: str | None = None) -> Release:
-        """Publishes what the shared arrays hold as `version` (greater than the last one).
+        """Publishes what the shared arrays hold as `version` (greater than the last one, at most 2^63 - 1).
 
         mode "hold": the arrays must stay unchanged until released; "snapshot": the agent copies them
         first and releases right after. `deadline` (seconds) is for the version, all attempts included.
@@ -197,6 +198,10 @@ class Publisher:
         if mode not in _MODES:
             raise errors.RefusedError(f"unknown mode {mode!r}", code="INVALID_ARGUMENT", reason="invalid_request",
                                       rank=self._session.rank_name, remedy=f"one of {', '.join(_MODES)}")
+        if not 0 <= version <= _VERSION_MAX:  # 0 the agent refuses
+            raise errors.RefusedError(f"version: {version} is outside of 1 to {_VERSION_MAX}", code="INVALID_ARGUMENT",
+                                      reason="invalid_request", rank=self._session.rank_name,
+                                      remedy="number versions from 1 on")
         with errors.refusing(rank=self._session.rank_name):
             request = agent_pb2.PublishRequest(version=version, mode=_MODES[mode], manual_commit=manual_commit,
                                                deadline_ms=int(deadline * 1000), trace_id=_trace_id(traceparent))

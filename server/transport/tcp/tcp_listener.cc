@@ -27,7 +27,10 @@ Status CannotListen(const std::string& address, const std::string& why) {
 }  // namespace
 
 TcpListener::Visitor::Visitor(tcp::socket socket)
-    : stream(std::move(socket)), timer(stream.get_executor()) {}
+    : stream(std::move(socket)), timer(stream.get_executor()) {
+  error_code gone;
+  remote = stream.socket().remote_endpoint(gone).address();
+}
 
 TcpListener::Opening::Opening(boost::asio::io_context& context, CalleeHandshake the_handshake,
                               size_t count)
@@ -65,7 +68,11 @@ void TcpListener::Accept() {
   if (visitors_.size() >= core_->options.inbound_handshakes_max) {
     // Further callers wait in the kernel's backlog until a visitor has left.
     core_->CountFull();
-    return;
+    const auto leaves = NextToLeave();
+    const auto end = leaves->since + core_->options.handshake_grace;
+    const auto now = std::chrono::steady_clock::now();
+    if (now < end) return AcceptAfter(end - now);
+    return Drop(leaves, "displaced");  // which accepts
   }
   accepting_ = true;
   acceptor_.async_accept([self = shared_from_this()](const error_code& error, tcp::socket socket) {
@@ -81,9 +88,23 @@ void TcpListener::OnAcceptError(const error_code& error) {
   core_->options.metrics->Add("accept_errors_total", 1,
                               {{"errno", name != nullptr ? name : "other"}});
   // Without file descriptors the next accept fails as well: wait instead of spinning.
-  retry_.expires_after(kAcceptRetry);
+  AcceptAfter(kAcceptRetry);
+}
+
+void TcpListener::AcceptAfter(std::chrono::steady_clock::duration pause) {
+  retry_.expires_after(pause);
   retry_.async_wait([self = shared_from_this()](const error_code& cancelled) {
     if (!cancelled) self->Accept();
+  });
+}
+
+std::shared_ptr<TcpListener::Visitor> TcpListener::NextToLeave() const {
+  std::map<boost::asio::ip::address, size_t> pending;
+  for (const auto& visitor : visitors_) ++pending[visitor->remote];
+  return *std::ranges::min_element(visitors_, [&](const auto& a, const auto& b) {
+    const size_t of_a = pending[a->remote];
+    const size_t of_b = pending[b->remote];
+    return of_a != of_b ? of_a > of_b : a->since < b->since;
   });
 }
 
@@ -97,12 +118,26 @@ void TcpListener::Welcome(tcp::socket socket) {
     if (!cancelled) self->Drop(visitor, "handshake_timeout");
   });
   if (core_->options.tls_peers == nullptr) return ReadPreamble(visitor);
+  Secure(visitor);
+}
+
+void TcpListener::Secure(const std::shared_ptr<Visitor>& visitor) {
   const auto context = core_->options.tls_peers->Context();
-  visitor->stream.AsyncSecure(context.get(), TlsSocket::Side::kCallee,
-                              [self = shared_from_this(), visitor](const error_code& error) {
-                                if (self->visitors_.contains(visitor))
-                                  self->OnSecured(visitor, error);
-                              });
+  IoLoop& loop = core_->loop(core_->NextHome());
+  visitor->securing = &loop;
+  visitor->stream = visitor->stream.MovedTo(loop.context());
+  loop.Post([self = shared_from_this(), visitor, context] {
+    visitor->stream.AsyncSecure(context.get(), TlsSocket::Side::kCallee,
+                                [self, visitor](const error_code& error) {
+                                  IoLoop& own = self->core_->loop(0);
+                                  visitor->stream = visitor->stream.MovedTo(own.context());
+                                  own.Post([self, visitor, error] {
+                                    visitor->securing = nullptr;
+                                    if (self->visitors_.contains(visitor))
+                                      self->OnSecured(visitor, error);
+                                  });
+                                });
+  });
 }
 
 void TcpListener::OnSecured(const std::shared_ptr<Visitor>& visitor, const error_code& error) {
@@ -124,10 +159,15 @@ void TcpListener::ReadPreamble(const std::shared_ptr<Visitor>& visitor) {
 
 void TcpListener::Drop(const std::shared_ptr<Visitor>& visitor, const char* cause) {
   if (visitors_.erase(visitor) == 0) return;
-  visitor->stream.Close();
+  Close(visitor);
   visitor->timer.cancel();
   core_->CountClose(cause);
   VisitorsChanged();
+}
+
+void TcpListener::Close(const std::shared_ptr<Visitor>& visitor) {
+  if (visitor->securing == nullptr) return visitor->stream.Close();
+  visitor->securing->Post([visitor] { visitor->stream.Close(); });
 }
 
 void TcpListener::OnPreamble(const std::shared_ptr<Visitor>& visitor) {
@@ -246,7 +286,7 @@ void TcpListener::Stop() {
   retry_.cancel();
   for (const auto& visitor : visitors_) {
     visitor->timer.cancel();
-    visitor->stream.Close();
+    Close(visitor);
   }
   visitors_.clear();
   openings_.clear();

@@ -2,6 +2,7 @@
 
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,7 +17,9 @@
 namespace weightwire::transport {
 
 /// Accepts sockets, lets them introduce themselves within the handshake timeout, and makes sessions
-/// of them. After Open everything runs on loop 0.
+/// of them. Where as many are pending as may be, the oldest of the address that has most of them
+/// makes room, once it had its handshake_grace. After Open everything runs on loop 0 but TLS's
+/// handshakes, which are spread over the loops.
 class TcpListener final : public std::enable_shared_from_this<TcpListener> {
  public:
   explicit TcpListener(std::shared_ptr<TcpCore> core);
@@ -32,6 +35,9 @@ class TcpListener final : public std::enable_shared_from_this<TcpListener> {
     explicit Visitor(boost::asio::ip::tcp::socket socket);
     TcpStream stream;
     boost::asio::steady_timer timer;
+    const std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+    boost::asio::ip::address remote;
+    IoLoop* securing = nullptr;  ///< while TLS's handshake runs: the loop that alone may touch it
     Preamble preamble{};
     uint32_t connections = 0;  ///< wanted
     std::optional<CalleeHandshake> handshake;
@@ -48,7 +54,11 @@ class TcpListener final : public std::enable_shared_from_this<TcpListener> {
 
   void Accept();
   void OnAcceptError(const boost::system::error_code& error);
+  void AcceptAfter(std::chrono::steady_clock::duration pause);
+  /// Who makes room for one more; there are visitors.
+  std::shared_ptr<Visitor> NextToLeave() const;
   void Welcome(boost::asio::ip::tcp::socket socket);
+  void Secure(const std::shared_ptr<Visitor>& visitor);
   void OnSecured(const std::shared_ptr<Visitor>& visitor, const boost::system::error_code& error);
   void ReadPreamble(const std::shared_ptr<Visitor>& visitor);
   void Drop(const std::shared_ptr<Visitor>& visitor, const char* cause);
@@ -59,6 +69,7 @@ class TcpListener final : public std::enable_shared_from_this<TcpListener> {
   void Conclude(const std::shared_ptr<Visitor>& visitor, HelloReply reply, const char* check);
   static bool MayJoin(const Opening& opening, const TcpJoin& join);
   void OnJoin(const TcpJoin& join, TcpStream stream);
+  static void Close(const std::shared_ptr<Visitor>& visitor);
   /// It is a visitor no more.
   TcpStream Leave(const std::shared_ptr<Visitor>& visitor);
   void Complete(const SessionToken& token);

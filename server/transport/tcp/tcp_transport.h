@@ -32,10 +32,12 @@ struct TcpOptions {
   int near_connections = 2;
   int io_threads = 2;  ///< each serves a share of the sockets
   uint64_t chunk_bytes_max = 64 << 20;
-  uint32_t gets_in_flight_max = 64;      ///< per session, ≤ 256
-  uint32_t notifies_queued_max = 1024;   ///< per session
-  uint32_t inbound_sessions_max = 1024;  ///< a caller is refused while so many sessions are open
-  uint32_t inbound_handshakes_max = 64;  ///< accepted sockets that have not introduced themselves
+  uint32_t gets_in_flight_max = 64;       ///< per session, ≤ 256
+  uint32_t notifies_queued_max = 1024;    ///< per session
+  uint32_t inbound_sessions_max = 1024;   ///< a caller is refused while so many sessions are open
+  uint32_t inbound_handshakes_max = 256;  ///< accepted sockets that have not introduced themselves
+  /// So long such a socket has before another caller may take its place.
+  Nanos handshake_grace = std::chrono::milliseconds(250);
   Nanos handshake_timeout =
       std::chrono::seconds(5);  ///< of an inbound session; TLS takes milliseconds of each
   /// A peer that acknowledges nothing for this long, or reads nothing, has gone.

@@ -1,5 +1,6 @@
 #include "server/agent/slice_cache.h"
 
+#include "server/plan/memory_bytes.h"
 #include "tests/unit/agent/agent_fixture.h"
 
 namespace weightwire::agent {
@@ -50,7 +51,9 @@ TEST_F(SliceCacheTest, AsksAgainAfterAFailure) {
 }
 
 TEST_F(SliceCacheTest, ForgetsTheLeastRecentlyUsedBeyondItsBound) {
-  SliceCache cache(coordinator, 6);  // two slices of two copies each, and one for each slice
+  const plan::RankSlice slice = SliceFor(plan::Side::kSource);
+  const uint64_t one = plan::MemoryBytes(plan::RankSlice(slice));  // a copy has no spare capacity
+  SliceCache cache(coordinator, 2 * one + one / 2);
   AddPlan(3);
   AddPlan(4);
   auto first = Get(cache);

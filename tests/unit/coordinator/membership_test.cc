@@ -80,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadRegister{"RankOutsideOfTheWorld", [](auto& r) { r.rank = 1; }, Reason::kInvalidRequest},
         BadRegister{"WorldOfNobody", [](auto& r) { r.world_size = 0; }, Reason::kInvalidRequest},
         BadRegister{"WorldTooLarge", [](auto& r) { r.world_size = 65; }, Reason::kLimitExceeded},
-        BadRegister{"TooManyInAll", [](auto& r) { r.world_size = 61; }, Reason::kLimitExceeded},
+        BadRegister{"TooManyInAll", [](auto& r) { r.world_size = 62; }, Reason::kLimitExceeded},
         BadRegister{"EmptyGroup", [](auto& r) { r.group = ""; }, Reason::kInvalidRequest},
         BadRegister{"LongGroup", [](auto& r) { r.group = std::string(129, 'x'); },
                     Reason::kInvalidRequest},
@@ -120,6 +120,69 @@ TEST(CoordinatorMembership, GroupMayComeBackWithAnotherWorldSize) {
   fleet.Run();
   EXPECT_EQ(fleet.coordinator->Snapshot().committed_version, Version(1));
   EXPECT_EQ(fleet.coordinator->Evict("nobody", "x").reason(), Reason::kNotRegistered);
+}
+
+TEST(CoordinatorMembership, AMemberOfAGroupOfAllPlacesTakesOne) {
+  Options options;
+  options.members_max = 16;
+  Fleet fleet(options);
+  ASSERT_TRUE(fleet.Register("a", GroupRole::kEngine, "huge", 0, 16).has_value());
+  for (uint32_t i = 0; i < 15; ++i) {
+    const std::string name = "engine-" + std::to_string(i);
+    EXPECT_TRUE(fleet.Register(i < 8 ? "b" : "c", GroupRole::kEngine, name, 0, 1).has_value()) << i;
+  }
+  const auto more = fleet.Register("d", GroupRole::kEngine, "engine-15", 0, 1);
+  ASSERT_FALSE(more.has_value()) << "16 ranks are here";
+  EXPECT_EQ(more.error().reason(), Reason::kLimitExceeded);
+}
+
+TEST(CoordinatorMembership, NeitherDeclaringNorTakingPlacesKeepsAnotherAgentOut) {
+  Options options;
+  options.members_max = 16;
+  Fleet fleet(options);
+  fleet.Agent("b");
+  ASSERT_TRUE(fleet.Register("a", GroupRole::kEngine, "huge", 0, 16).has_value());
+  EXPECT_EQ(fleet.Register("a", GroupRole::kEngine, "also-huge", 0, 16).error().reason(),
+            Reason::kLimitExceeded);
+  uint32_t taken = 1;
+  while (fleet.Register("a", GroupRole::kEngine, "huge", taken, 16).has_value()) ++taken;
+  EXPECT_EQ(taken, 8u) << "half of the places";
+  for (uint32_t rank = 0; rank < 8; ++rank) {
+    EXPECT_TRUE(fleet.Register("b", GroupRole::kTrainer, "trainer", rank, 8).has_value()) << rank;
+  }
+  EXPECT_TRUE(fleet.coordinator->Evict("huge", "test").ok());
+  EXPECT_TRUE(fleet.Register("b", GroupRole::kEngine, "engine", 0, 1).error().reason() ==
+              Reason::kLimitExceeded)
+      << "its own half is full";
+  EXPECT_TRUE(fleet.Register("c", GroupRole::kEngine, "engine", 0, 8).has_value());
+}
+
+TEST(CoordinatorMembership, AnAgentThatIsAloneMayTakeAllPlaces) {
+  Options options;
+  options.members_max = 16;
+  Fleet fleet(options);
+  for (uint32_t rank = 0; rank < 16; ++rank) {
+    EXPECT_TRUE(fleet.Register("a", GroupRole::kTrainer, "trainer", rank, 16).has_value()) << rank;
+  }
+}
+
+TEST(CoordinatorMembership, EnginesThatLeftAreForgotten) {
+  Fleet fleet;
+  fleet.Engine("engine-that-stays");
+  auto rows = [&fleet] { return fleet.coordinator->Snapshot().engines.size(); };
+  for (int i = 0; i < 4'000; ++i) {
+    const std::string name = "engine-" + std::to_string(i);
+    ASSERT_TRUE(fleet.Register("a", GroupRole::kEngine, name, 0, 1).has_value()) << i;
+    EXPECT_TRUE(fleet.coordinator->Evict(name, "it leaves").ok());
+  }
+  fleet.Run(seconds(5));
+  EXPECT_EQ(rows(), 65u) << "the one that is here, and the newest that left";
+  EXPECT_EQ(fleet.metrics.Value("engines_forgotten_total"), 4'000 - 64);
+  EXPECT_TRUE(fleet.Register("a", GroupRole::kEngine, "engine-3999", 0, 1).has_value());
+  fleet.Run(std::chrono::hours(1));
+  ASSERT_TRUE(fleet.Register("a", GroupRole::kEngine, "engine-b", 0, 1).has_value());
+  fleet.Run(seconds(5));
+  EXPECT_EQ(rows(), 3u) << "none that left an hour ago";
 }
 
 TEST(CoordinatorMembership, DeadGroupsMakeRoom) {

@@ -2,10 +2,13 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <memory>
 #include <set>
+#include <vector>
 
 #include "tests/support/sim_executor.h"
 
@@ -55,6 +58,24 @@ TEST(FdTable, RefusesMoreThanItsBoundAndClosesTheFd) {
   EXPECT_FALSE(IsOpen(number));
   sim.RunFor(std::chrono::seconds(30));
   EXPECT_TRUE(table.Put(SomeFd()));
+}
+
+TEST(FdTable, BoundsEachProcessAndThisOneApart) {
+  testing::SimExecutor sim;
+  FdTable table(sim, {.entries_max = 4, .per_process_max = 3});
+  int pair[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+  const memory::UniqueFd ends[] = {memory::UniqueFd(pair[0]), memory::UniqueFd(pair[1])};
+  const auto peer = std::make_shared<const PeerProcess>(pair[0], 1);
+  EXPECT_EQ(peer->key(), static_cast<uint64_t>(getpid()));
+  EXPECT_FALSE(peer->Ended());
+  std::vector<uint64_t> tokens;
+  for (int i = 0; i < 3; ++i) tokens.push_back(*table.Put(SomeFd(), peer));
+  EXPECT_EQ(table.Put(SomeFd(), peer).error().reason(), Reason::kLimitExceeded);
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(table.Put(SomeFd()));
+  EXPECT_EQ(table.Put(SomeFd()).error().reason(), Reason::kLimitExceeded);
+  EXPECT_TRUE(table.Redeem(tokens[0]));
+  EXPECT_TRUE(table.Put(SomeFd(), peer)) << "a redeemed one counts no more";
 }
 
 TEST(FdTable, RefusesTokensThatWereNeverGiven) {

@@ -49,6 +49,21 @@ TEST(HeldWire, EpochsAreSetAndFall) {
       ContentsFromProto("holds", held(std::vector<uint64_t>(kHeldMax + 1, 1))).has_value());
 }
 
+TEST(VersionWire, ANumberAfterWhichNoneFollowsIsRefused) {
+  v1::PublishVersionRequest request =
+      ToProto(control::PublishRequest{.member = {ParticipantId(1), Incarnation(2)},
+                                      .version = Version(kVersionMax),
+                                      .deadline = Nanos(1)});
+  request.set_deadline_ms(1);
+  EXPECT_EQ(FromProto(request)->version, Version(kVersionMax));
+  request.set_version(kVersionMax + 1);
+  const auto refused = FromProto(request);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_NE(refused.error().message().find("9223372036854775807"), std::string::npos);
+  request.set_version(0);
+  EXPECT_FALSE(FromProto(request).has_value());
+}
+
 TEST_F(ControlWire, CommandsComeBackEqual) {
   for (int i = 0; i < kRounds; ++i) {
     const epoch::Command command = RandomCommand(dice_);

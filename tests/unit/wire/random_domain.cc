@@ -205,7 +205,7 @@ control::RegisterRequest RandomRegister(Dice& dice) {
   out.claim.staged = Epoch(dice.Next());
   out.claim.content = Epoch(dice.Next());
   out.claim.told = dice.Coin();
-  out.claim.released = Version(dice.Next());
+  out.claim.released = Version(dice.Next() >> 1);
   return out;
 }
 
