@@ -35,8 +35,8 @@ class Participant : public std::enable_shared_from_this<Participant> {
   Result<SlabInfo> OpenSlab(uint64_t bytes);
   Status Bind(const std::vector<TensorBinding>& bindings);
   Result<StageInfo> OpenStage();
-  void Publish(Version version, PublishMode mode, bool manual_commit, Nanos deadline,
-               std::array<uint8_t, 16> trace_id, control::Done done);
+  void Publish(const PublishCall& call, control::Done done);
+  void Withdraw(const WithdrawCall& call, control::Reply<Withdrawal> reply);
   Status AcknowledgeSwap(Epoch epoch, double flip_seconds);
   Status RefuseSwap(Epoch epoch, const std::string& why);
   Status MakeRoom(Epoch epoch);
@@ -56,6 +56,9 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void Abandon();
 
  private:
+  bool EveryByteWasRead(Version version) const;
+  /// The attempt cannot go on, whatever it is at.
+  void Fails(const std::shared_ptr<Attempt>& attempt, const Status& why);
   bool is_engine() const { return request_.role == control::GroupRole::kEngine; }
   Status RequireRole(control::GroupRole role) const;
   /// To this rank as the leader, and not acknowledged yet.

@@ -39,14 +39,26 @@ void Reached::ExpectAll() const {
     const auto found = counts_.find(what);
     EXPECT_TRUE(found != counts_.end() && found->second > 0) << "never reached: " << what;
   };
-  for (const char* what :
-       {"commits", "aborts", "retries", "fills", "fills dropped", "coordinator crashes",
-        "records that only the crashed coordinator's disk knew", "journal failures",
-        "trainer evictions", "ends of engines", "ranks that read from another engine",
-        "buffers given up for the next version", "engines that outlived a coordinator",
-        "engines that did not fit the next coordinator's journal", "rollbacks",
-        "rollbacks that did not come about", "versions committed without a laggard",
-        "versions taken back because an engine refused them", "versions not moved"}) {
+  for (const char* what : {"commits",
+                           "aborts",
+                           "retries",
+                           "fills",
+                           "fills dropped",
+                           "coordinator crashes",
+                           "records that only the crashed coordinator's disk knew",
+                           "journal failures",
+                           "trainer evictions",
+                           "ends of engines",
+                           "ranks that read from another engine",
+                           "buffers given up for the next version",
+                           "engines that outlived a coordinator",
+                           "engines that did not fit the next coordinator's journal",
+                           "rollbacks",
+                           "rollbacks that did not come about",
+                           "versions committed without a laggard",
+                           "versions taken back because an engine refused them",
+                           "versions not moved",
+                           "versions that a publisher withdrew"}) {
     expect(what);
   }
   for (const char* what :
