@@ -208,7 +208,8 @@ void AgentImpl::Attach(AttachRequest request, Application* application,
 
 void AgentImpl::Register(Attaching attaching) {
   WW_FAILPOINT("agent.before_an_attachment_registers");
-  services_->coordinator.Register(attaching.wanted,
+  control::RegisterRequest wanted = attaching.wanted;
+  services_->coordinator.Register(std::move(wanted),
                                   [weak = std::weak_ptr(self_), attaching = std::move(attaching)](
                                       const Result<control::RegisterReply>& registered) {
                                     if (auto self = weak.lock())
