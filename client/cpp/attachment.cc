@@ -175,8 +175,19 @@ Status Attachment::Publish(Version version, const PublishOptions& options) {
   request.set_manual_commit(options.manual_commit);
   request.set_deadline_ms(static_cast<uint32_t>(
       std::chrono::duration_cast<std::chrono::milliseconds>(options.deadline).count()));
+  request.set_number(++publish_calls_);
   v1::PublishResponse response;
   return Call(&v1::Agent::Stub::Publish, std::move(request), &response);
+}
+
+Result<v1::Withdrawal> Attachment::Withdraw(Version version, bool if_accepted) {
+  v1::WithdrawRequest request;
+  request.set_version(version.value);
+  request.set_number(publish_calls_);
+  request.set_if_accepted(if_accepted);
+  v1::WithdrawResponse response;
+  WW_FAIL_IF_ERROR(Call(&v1::Agent::Stub::WithdrawVersion, std::move(request), &response));
+  return response.withdrawal();
 }
 
 Status Attachment::Acknowledge(Epoch epoch, double flip_seconds) {

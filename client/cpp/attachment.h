@@ -31,6 +31,8 @@ class Attachment {
   Status Import(int fd, uint64_t bytes, const std::vector<uint64_t>& offsets);
   Result<v1::SubscribeResponse> Subscribe();
   Status Publish(Version version, const PublishOptions& options);
+  /// Of every call of Publish so far.
+  Result<v1::Withdrawal> Withdraw(Version version, bool if_accepted);
   Status Acknowledge(Epoch epoch, double flip_seconds);
   Status Refuse(Epoch epoch, const std::string& why);
   Result<memory::UniqueFd> Redeem(uint64_t token) const;
@@ -51,6 +53,7 @@ class Attachment {
   grpc::ClientContext stream_context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::AttachUp, v1::AttachEvent>> stream_;
   uint64_t handle_ = 0;
+  uint64_t publish_calls_ = 0;
   Status end_;
   bool attached_ = false;
   bool ended_ = false;

@@ -1,9 +1,11 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "client/cpp/attachment.h"
 #include "client/cpp/weightwire.h"
+#include "server/wire/checks.h"
 #include "server/wire/status.h"
 
 namespace weightwire::client {
@@ -53,15 +55,36 @@ class PublisherImpl final : public Publisher {
   Status Publish(Version version, const PublishOptions& options) override {
     {
       std::lock_guard lock(mutex_);
-      releases_.try_emplace(version);
+      Release& release = releases_[version];
+      if (release.revoked) release = {};
     }
     Status accepted = attachment_->Publish(version, options);
-    if (!accepted.ok()) {
-      std::lock_guard lock(mutex_);
-      auto release = releases_.find(version);
-      if (release != releases_.end() && !release->second.done) releases_.erase(release);
+    if (accepted.code() == Code::kDeadlineExceeded || accepted.code() == Code::kUnavailable) {
+      accepted = TakeBack(version, std::move(accepted));
     }
+    std::lock_guard lock(mutex_);
+    auto release = releases_.find(version);
+    if (release == releases_.end()) return accepted;
+    release->second.accepted |= accepted.ok();
+    // The refusal of a repeat says nothing of what is held.
+    if (!release->second.accepted && !release->second.done) releases_.erase(release);
     return accepted;
+  }
+
+  Result<Withdrawal> Withdraw(Version version) override {
+    WW_ASSIGN(const v1::Withdrawal found, attachment_->Withdraw(version, /*if_accepted=*/true));
+    if (found == v1::WITHDRAWAL_READ) return Withdrawal::kRead;
+    if (found == v1::WITHDRAWAL_RELEASED) return Withdrawal::kReleased;
+    if (found != v1::WITHDRAWAL_REVOKED) return Fail(wire::UnknownEnum("withdrawal", found));
+    std::lock_guard lock(mutex_);
+    if (auto release = releases_.find(version); release != releases_.end()) {
+      release->second.done = release->second.revoked = true;
+      release->second.why =
+          Status(Code::kAborted, Reason::kAbortRequested,
+                 "version " + std::to_string(version.value) + " was withdrawn by its publisher");
+      changed_.notify_all();
+    }
+    return Withdrawal::kRevoked;
   }
 
   Result<Epoch> WaitReleased(Version version, Nanos timeout) override {
@@ -82,10 +105,24 @@ class PublisherImpl final : public Publisher {
   }
 
  private:
+  /// What became of a version whose Publish was not answered, for `why`.
+  Status TakeBack(Version version, Status why) {
+    const auto found = attachment_->Withdraw(version, /*if_accepted=*/false);
+    if (!found) {
+      return std::move(why).Remedy("nor did the agent confirm that it withdrew the version (" +
+                                   found.error().message() +
+                                   "): the memory must not change until Withdraw has returned");
+    }
+    if (*found != v1::WITHDRAWAL_REVOKED) return OkStatus();
+    return std::move(why).Remedy("it was withdrawn: nobody will serve it; publish it again");
+  }
+
   struct Release {
+    bool accepted = false;
     bool done = false;
     Epoch epoch{};
     Status why;
+    bool revoked = false;
   };
 
   void OnEvent(const v1::AttachEvent& event) {
@@ -93,17 +130,20 @@ class PublisherImpl final : public Publisher {
     std::lock_guard lock(mutex_);
     auto release = releases_.find(Version(event.released().version()));
     if (release == releases_.end()) return;
-    release->second = {true, Epoch(event.released().epoch()),
-                       wire::FromProto("why", event.released().why())
-                           .value_or(Status(Code::kUnknown, Reason::kUnknownEnum,
-                                            "released for an unknown reason"))};
+    release->second.done = true;
+    release->second.epoch = Epoch(event.released().epoch());
+    release->second.why = wire::FromProto("why", event.released().why())
+                              .value_or(Status(Code::kUnknown, Reason::kUnknownEnum,
+                                               "released for an unknown reason"));
     changed_.notify_all();
   }
 
   void OnEnd(Status why) {
     std::lock_guard lock(mutex_);
     for (auto& [version, release] : releases_) {
-      if (!release.done) release = {true, Epoch(), why};
+      if (std::exchange(release.done, true)) continue;
+      release.epoch = {};
+      release.why = why;
     }
     changed_.notify_all();
   }

@@ -45,6 +45,13 @@ struct PublishOptions {
   Nanos deadline = std::chrono::seconds(120);  ///< for the version, all attempts included
 };
 
+/// What became of the bytes of a version that is not waited for any more. All of them may change.
+enum class Withdrawal {
+  kRevoked,   ///< nobody will serve it; it may be published again
+  kRead,      ///< every one was read before: WaitReleased says whether it is served
+  kReleased,  ///< as WaitReleased says, or has said
+};
+
 /// One trainer rank. Not for use from several threads at once, except that WaitReleased may run
 /// while another thread publishes.
 class Publisher {
@@ -63,13 +70,17 @@ class Publisher {
   virtual Status BindMemory(Layout layout, int fd, uint64_t bytes,
                             const std::vector<uint64_t>& offsets) = 0;
 
-  /// Publishes what the memory holds. OK: accepted; the release follows. Errors:
-  /// Coordinator.PublishVersion's.
+  /// Publishes what the memory holds. OK: accepted; the release follows, one for all repeats of the
+  /// version. A call that gets no answer in time withdraws the version: it is OK when the version
+  /// was accepted all the same; else the memory may change, unless the error's remedy says that the
+  /// agent did not confirm it (then call Withdraw first). Errors: Coordinator.PublishVersion's.
   virtual Status Publish(Version version, const PublishOptions& options = {}) = 0;
   /// Blocks until the parameters may change. The epoch under which they were staged, or why the
   /// version was given up; kDeadlineExceeded after `timeout`; kNotRegistered for a version that was
   /// never accepted or was asked for already.
   virtual Result<Epoch> WaitReleased(Version version, Nanos timeout) = 0;
+  /// Takes a version back. An error: the agent did not answer, and the memory must not change yet.
+  virtual Result<Withdrawal> Withdraw(Version version) = 0;
 };
 
 /// A committed version, verified and complete in one of this rank's buffers.

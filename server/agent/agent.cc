@@ -31,6 +31,14 @@ control::AgentHello HelloOf(const Options& options) {
   return hello;
 }
 
+/// A caller of Attach gets an answer within this; clients give up after 30 s.
+constexpr Nanos kAttachedWithin = std::chrono::seconds(20);
+
+Status SessionWasLost() {
+  return Status(Code::kUnavailable, Reason::kNotReady,
+                "the session with the coordinator was lost meanwhile; attach again");
+}
+
 class AgentImpl final : public Agent {
  public:
   AgentImpl(Options options, Clock& clock, Executor& strand, Executor& workers,
@@ -88,11 +96,15 @@ class AgentImpl final : public Agent {
     if (!participant) return Fail(StaleHandle());
     return participant->OpenStage();
   }
-  void Publish(Handle handle, Version version, PublishMode mode, bool manual_commit, Nanos deadline,
-               std::array<uint8_t, 16> trace_id, control::Done done) override {
+  void Publish(Handle handle, PublishCall call, control::Done done) override {
     auto participant = Find(handle);
     if (!participant) return done(StaleHandle());
-    participant->Publish(version, mode, manual_commit, deadline, trace_id, std::move(done));
+    participant->Publish(call, std::move(done));
+  }
+  void Withdraw(Handle handle, WithdrawCall call, control::Reply<Withdrawal> reply) override {
+    auto participant = Find(handle);
+    if (!participant) return reply(Fail(StaleHandle()));
+    participant->Withdraw(call, std::move(reply));
   }
   Status AcknowledgeSwap(Handle handle, Epoch epoch, double flip_seconds) override {
     auto participant = Find(handle);
@@ -133,9 +145,17 @@ class AgentImpl final : public Agent {
     return everyone;
   }
   Status AdmitAttach(const AttachRequest& request) const;
-  void Registered(const AttachRequest& request, Application* application, uint64_t session,
-                  const Result<control::RegisterReply>& registered,
-                  const control::Reply<AttachReply>& reply);
+  struct Attaching {
+    AttachRequest request;
+    Application* application = nullptr;
+    control::RegisterRequest wanted;
+    uint64_t session = 0;
+    Nanos since{};
+    control::Reply<AttachReply> reply;  ///< empty once it was called
+  };
+  void Register(Attaching attaching);
+  bool RegistersAgain(const Attaching& attaching, const Status& why);
+  void Registered(const Attaching& attaching, const Result<control::RegisterReply>& registered);
   void Report(epoch::Report report) {
     if (const auto* lost = std::get_if<epoch::LostReport>(&report)) NoteLeft(*lost);
     if (session_.status().ok()) {
@@ -199,28 +219,60 @@ void AgentImpl::Attach(AttachRequest request, Application* application,
       request.world_size, request.incarnation, request.pid,  request.trace_id, {},
       request.previous};
   ++attaching_;
-  WW_FAILPOINT("agent.before_an_attachment_registers");
-  services_->coordinator.Register(
-      std::move(wanted),
-      [weak = std::weak_ptr(self_), session = session_.number(), request = std::move(request),
-       application, reply = std::move(reply)](const Result<control::RegisterReply>& registered) {
-        if (auto self = weak.lock()) {
-          (*self)->Registered(request, application, session, registered, reply);
-        }
-      });
+  Register({std::move(request), application, std::move(wanted), session_.number(),
+            services_->clock.Now(), std::move(reply)});
 }
 
-void AgentImpl::Registered(const AttachRequest& request, Application* application, uint64_t session,
-                           const Result<control::RegisterReply>& registered,
-                           const control::Reply<AttachReply>& reply) {
+void AgentImpl::Register(Attaching attaching) {
+  WW_FAILPOINT("agent.before_an_attachment_registers");
+  control::RegisterRequest wanted = attaching.wanted;
+  services_->coordinator.Register(std::move(wanted),
+                                  [weak = std::weak_ptr(self_), attaching = std::move(attaching)](
+                                      const Result<control::RegisterReply>& registered) {
+                                    if (auto self = weak.lock())
+                                      (*self)->Registered(attaching, registered);
+                                  });
+}
+
+/// The place may have been taken by a call whose answer was lost. Only the same call finds out: it
+/// is repeated as long as the session lasts, also when its application was told to try again.
+bool AgentImpl::RegistersAgain(const Attaching& attaching, const Status& why) {
+  if (shutting_down_ || attaching.session != session_.number()) return false;
+  if (why.code() != Code::kUnavailable && why.code() != Code::kDeadlineExceeded) return false;
+  Attaching again = attaching;
+  if (again.reply && services_->clock.Now() - again.since >= kAttachedWithin) {
+    std::exchange(again.reply, {})(Fail(Status(why)));
+  }
+  services_->strand.PostAfter(services_->options.reconnect,
+                              [weak = std::weak_ptr(self_), again = std::move(again)] {
+                                auto self = weak.lock();
+                                if (!self) return;
+                                if (again.session == (*self)->session_.number())
+                                  return (*self)->Register(again);
+                                (*self)->Registered(again, Fail(SessionWasLost()));
+                              });
+  return true;
+}
+
+void AgentImpl::Registered(const Attaching& attaching,
+                           const Result<control::RegisterReply>& registered) {
+  if (!registered && RegistersAgain(attaching, registered.error())) return;
   --attaching_;
+  const AttachRequest& request = attaching.request;
+  const auto& reply = attaching.reply;
+  if (!reply) {
+    if (registered) {
+      Report(epoch::LostReport{
+          registered->member, Status(Code::kAborted, Reason::kMemberLost, "nobody waited for it")});
+    }
+    return;
+  }
   if (!registered) return reply(Fail(registered.error()));
-  if (shutting_down_ || session != session_.number()) {
+  if (shutting_down_ || attaching.session != session_.number()) {
     // Its place is kept for it; nobody else would give it back.
     Report(epoch::LostReport{registered->member, Status(Code::kAborted, Reason::kMemberLost,
                                                         "its attachment was not finished")});
-    return reply(Fail(Code::kUnavailable, Reason::kNotReady,
-                      "the session with the coordinator was lost meanwhile; attach again"));
+    return reply(Fail(SessionWasLost()));
   }
   const epoch::Member& member = registered->member;
   if (members_.contains(member)) {
@@ -230,7 +282,8 @@ void AgentImpl::Registered(const AttachRequest& request, Application* applicatio
   }
   WW_FAILPOINT("agent.after_register_before_attached");
   const Handle handle{next_handle_++};
-  auto participant = std::make_shared<Participant>(services_, handle, request, member, application);
+  auto participant =
+      std::make_shared<Participant>(services_, handle, request, member, attaching.application);
   handles_.emplace(handle, participant);
   running_.emplace(handle, std::move(participant));
   members_.emplace(member, handle);

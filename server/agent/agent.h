@@ -29,6 +29,28 @@ enum class PublishMode : int {
   kSnapshot = 2,  ///< the agent copies the shard first; released right after the copy
 };
 
+struct PublishCall {
+  Version version{};
+  PublishMode mode = PublishMode::kHold;
+  bool manual_commit = false;
+  Nanos deadline{};
+  std::array<uint8_t, 16> trace_id{};
+  uint64_t number = 0;  ///< counts the application's calls, from 1; 0: it does not count
+};
+/// The application does not wait for the answer to a call, or for the release, any more.
+struct WithdrawCall {
+  Version version{};
+  uint64_t number = 0;       ///< this call and earlier ones; 0: all that came
+  bool if_accepted = false;  ///< also when the coordinator has accepted the version
+};
+/// What became of the version's bytes. Values are the protocol's.
+enum class Withdrawal : int {
+  kRevoked = 1,   ///< nothing reads them, or ever will; OnReleased does not come
+  kAccepted = 2,  ///< accepted, and not to be taken back then: OnReleased comes
+  kRead = 3,      ///< all were read, none is read again; OnReleased says how it ended
+  kReleased = 4,  ///< OnReleased has come
+};
+
 /// What the agent tells the application process. Called on the agent's strand; must not block.
 class Application {
  public:
@@ -177,13 +199,17 @@ class Agent : public control::AgentPort {
   /// being made again after a refusal: call again.
   virtual Result<StageInfo> OpenStage(Handle handle) = 0;
   /// Trainer. `done`: accepted; OnReleased follows exactly once per accepted version, when nothing
-  /// reads the bytes any more (also before OnEvicted; not after Detach). A snapshot is released
-  /// right after the copy, with epoch 0, and its memory is kept for the next one. Errors:
-  /// CoordinatorPort::Publish's; kFailedPrecondition / kNotReady when nothing is bound or a version
-  /// is still held (or moves from its snapshot); kLimitExceeded when a snapshot does not fit the
-  /// budget.
-  virtual void Publish(Handle handle, Version version, PublishMode mode, bool manual_commit,
-                       Nanos deadline, std::array<uint8_t, 16> trace_id, control::Done done) = 0;
+  /// reads the bytes any more (also before OnEvicted; not after Detach, nor for a version that was
+  /// revoked). A snapshot is released right after the copy, with epoch 0, and its memory is kept
+  /// for the next one. A repeat of the version that is held is answered as the first call is.
+  /// Errors: CoordinatorPort::Publish's; kFailedPrecondition / kNotReady when nothing is bound or
+  /// another version is still held (or moves from its snapshot); kLimitExceeded when a snapshot
+  /// does not fit the budget; kAborted / kAbortRequested: it was withdrawn.
+  virtual void Publish(Handle handle, PublishCall call, control::Done done) = 0;
+  /// Trainer. A call of Publish that is meant and comes later is refused. Answered when what the
+  /// answer says holds, at once but for readers that must stop first. Whatever the coordinator
+  /// believes, a version that was revoked is not prepared here: it is told as soon as it can be.
+  virtual void Withdraw(Handle handle, WithdrawCall call, control::Reply<Withdrawal> reply) = 0;
   /// Leader of an engine: every rank serves `epoch` now. A repeat is OK and has no effect.
   ///   kFailedPrecondition / kStaleEpoch  not the epoch that was offered; kPermissionDenied: not
   ///   the leader

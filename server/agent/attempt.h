@@ -28,7 +28,8 @@ struct Attempt {
   Nanos ended{};    ///< sourced or staged
   std::optional<transfer::SourceReport> sourced;
   std::optional<transfer::TargetReport> staged;
-  Nanos offered{};  ///< target: COMMIT came
+  Nanos offered{};       ///< target: COMMIT came
+  bool aborted = false;  ///< by the coordinator
   bool draining = false;
   bool drained = false;
   std::vector<std::function<void()>> when_drained;

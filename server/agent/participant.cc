@@ -120,14 +120,41 @@ Result<StageInfo> Participant::OpenStage() {
   return memory_->OpenStage();
 }
 
-void Participant::Publish(Version version, PublishMode mode, bool manual_commit, Nanos deadline,
-                          std::array<uint8_t, 16> trace_id, control::Done done) {
+void Participant::Publish(const PublishCall& call, control::Done done) {
   if (Status status = RequireRole(control::GroupRole::kTrainer); !status.ok()) {
     return done(std::move(status));
   }
-  publication_->Start({member(), version, manual_commit, deadline, trace_id}, mode,
-                      std::move(done));
+  publication_->Start(member(), call, std::move(done));
   ArmOverdue();
+}
+
+void Participant::Withdraw(const WithdrawCall& call, control::Reply<Withdrawal> reply) {
+  if (Status status = RequireRole(control::GroupRole::kTrainer); !status.ok()) {
+    return reply(Fail(std::move(status)));
+  }
+  if (call.if_accepted && publication_->Copies(call.version)) {
+    return publication_->WhenHeld(
+        call.version, [self = shared_from_this(), call, reply = std::move(reply)](const Status&) {
+          self->Withdraw(call, reply);
+        });
+  }
+  const auto attempt = attempt_ && attempt_->command.version == call.version && !attempt_->drained
+                           ? attempt_
+                           : nullptr;
+  const bool held = publication_->Holds(call.version);
+  const Withdrawal found = publication_->Withdraw(call, EveryByteWasRead(call.version));
+  ArmOverdue();
+  const bool stops = held && (found == Withdrawal::kRevoked || found == Withdrawal::kRead);
+  if (!attempt || !stops) return reply(found);
+  if (found == Withdrawal::kRevoked) Fails(attempt, Withdrawn(call.version).AtRank(name_));
+  Drain(attempt, [reply = std::move(reply), found] { reply(found); });
+}
+
+/// Its sums were reported, and the epoch was not aborted as far as is known here: nobody asks this
+/// rank again before it is committed.
+bool Participant::EveryByteWasRead(Version version) const {
+  return attempt_ && attempt_->command.version == version && attempt_->sourced &&
+         !attempt_->aborted;
 }
 
 Status Participant::AcknowledgeSwap(Epoch epoch, double flip_seconds) {

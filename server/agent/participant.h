@@ -36,8 +36,8 @@ class Participant : public std::enable_shared_from_this<Participant> {
   Result<SlabInfo> OpenSlab(uint64_t bytes);
   Status Bind(const std::vector<TensorBinding>& bindings);
   Result<StageInfo> OpenStage();
-  void Publish(Version version, PublishMode mode, bool manual_commit, Nanos deadline,
-               std::array<uint8_t, 16> trace_id, control::Done done);
+  void Publish(const PublishCall& call, control::Done done);
+  void Withdraw(const WithdrawCall& call, control::Reply<Withdrawal> reply);
   Status AcknowledgeSwap(Epoch epoch, double flip_seconds);
   Status RefuseSwap(Epoch epoch, const std::string& why);
   Status MakeRoom(Epoch epoch);
@@ -57,6 +57,9 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void Abandon();
 
  private:
+  bool EveryByteWasRead(Version version) const;
+  /// The attempt cannot go on, whatever it is at.
+  void Fails(const std::shared_ptr<Attempt>& attempt, const Status& why);
   Status RequireRole(control::GroupRole role) const;
   /// To this rank as the leader, and not acknowledged yet.
   Status CheckOffered(Epoch epoch) const;

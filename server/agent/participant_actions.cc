@@ -181,6 +181,10 @@ void Participant::Prepared(const std::shared_ptr<Attempt>& attempt, Status statu
 
 void Participant::Do(const epoch::DoTransfer&) {
   if (ended_) return Feed(epoch::LocalTransferred{attempt_->command.epoch, StaleHandle()});
+  if (attempt_->draining) {  // its version was withdrawn after it was prepared
+    return Feed(epoch::LocalTransferred{attempt_->command.epoch,
+                                        Withdrawn(attempt_->command.version).AtRank(name_)});
+  }
   attempt_->started = services_->clock.Now();
   if (attempt_->command.role == epoch::Role::kSource) return StartSource(attempt_);
   if (attempt_->command.kind == epoch::Kind::kRollback) return StageHeld(attempt_);
@@ -242,6 +246,14 @@ void Participant::StartTarget(const std::shared_ptr<Attempt>& attempt) {
         self->Feed(epoch::LocalTransferred{attempt->command.epoch,
                                            attempt->staged ? OkStatus() : result.error()});
       });
+}
+
+void Participant::Fails(const std::shared_ptr<Attempt>& attempt, const Status& why) {
+  if (!Runs(attempt)) return;
+  if (machine_.phase == epoch::MemberPhase::kPreparing && !attempt->refused) {
+    return Prepared(attempt, why);
+  }
+  Feed(epoch::LocalTransferred{attempt->command.epoch, why});  // counts while it moves
 }
 
 void Participant::Do(const epoch::DoDrain& action) {

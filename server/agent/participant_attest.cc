@@ -24,6 +24,10 @@ Status NotServed(Epoch wanted, Epoch served) {
 
 void Participant::OnCommand(epoch::Command command) {
   if (const auto* attest = std::get_if<epoch::AttestCommand>(&command)) return Attest(*attest);
+  const auto* abort = std::get_if<epoch::AbortCommand>(&command);
+  if (abort != nullptr && attempt_ && attempt_->command.epoch == abort->epoch) {
+    attempt_->aborted = true;
+  }
   Feed(std::move(command));
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,11 @@ namespace weightwire::agent {
 ///
 ///   hold:      submitted → held ───────────────────────────→ released
 ///   snapshot:  submitted → copying → held (told already) ──→ released
+///   either:    submitted, held and not told → revoked
+///
+/// Only what is held is ever prepared, so what was revoked cannot be read, whatever the coordinator
+/// believes: it may not have answered yet, or not be there. It is told until it has answered; its
+/// answer to a Publish that is still on its way tells the two apart by their numbers.
 ///
 /// The coordinator's commands may overtake its answer to Publish: a prepare waits for it
 /// (WhenHeld), a release is kept until then. A version outlives the loss of its coordinator: the
@@ -36,7 +42,11 @@ class Publication : public std::enable_shared_from_this<Publication> {
   bool active() const { return held_.has_value(); }
 
   /// `done` runs once. Needs a binding (Agent::Publish's errors otherwise).
-  void Start(control::PublishRequest request, PublishMode mode, control::Done done);
+  void Start(const epoch::Member& member, const PublishCall& call, control::Done done);
+  /// `read`: every byte was, by an epoch that may still be committed. Not while it Copies.
+  Withdrawal Withdraw(const WithdrawCall& call, bool read);
+  bool Holds(Version version) const { return held_ && held_->request.version == version; }
+  bool Copies(Version version) const { return Holds(version) && held_->step == Step::kCopying; }
 
   /// Calls `ready` when the bytes of `version` may be read, or with why they never may.
   void WhenHeld(Version version, control::Done ready);
@@ -69,21 +79,28 @@ class Publication : public std::enable_shared_from_this<Publication> {
  private:
   enum class Step { kSubmitted, kCopying, kHeld };
   struct Held {
-    uint64_t number = 0;
-    control::PublishRequest request;
+    control::PublishRequest request;  ///< its `number` names the version here, too
+    uint64_t call = 0;                ///< the application's last one
+    bool submitted = false;
     Nanos since{};
     Nanos until{};       ///< deadline of the version
     Version before{};    ///< `accepted_` without it
     bool again = false;  ///< submitted to another coordinator than at first
     PublishMode mode = PublishMode::kHold;
     Step step = Step::kSubmitted;
-    control::Done done;  ///< empty once called
+    std::vector<control::Done> calls;  ///< of Publish, without an answer
+    bool accepted = false;
     bool told = false;
-    Status unreadable;  ///< not OK: its snapshot could not be made, nobody may read it
+    Status
+        unreadable;  ///< not OK: withdrawn, or its snapshot could not be made: nobody may read it
     std::vector<control::Done> waiters;
     std::optional<std::pair<Epoch, Status>> release;  ///< came before the version was held
   };
-  bool Is(uint64_t number) const { return held_ && held_->number == number; }
+  bool Is(uint64_t number) const { return held_ && held_->request.number == number; }
+  Status CheckStart(const PublishCall& call) const;
+  void Repeat(const PublishCall& call, control::Done done);
+  void Revoke();
+  void TellRevoked(Version version, uint64_t number);
   void MakeSnapshotRegion();
   void SnapshotRegionMade(uint64_t number, Result<std::shared_ptr<memory::MemoryRegion>> region,
                           Budget::Share share);
@@ -100,7 +117,11 @@ class Publication : public std::enable_shared_from_this<Publication> {
   const std::shared_ptr<RankMemory> memory_;
   const Tell tell_;
   std::optional<Held> held_;
-  Version accepted_{};  ///< highest that was accepted; a repeat could never be released
+  Version accepted_{};      ///< highest that was accepted; a repeat could never be released
+  uint64_t withdrawn_ = 0;  ///< a call up to this one is refused when it comes
+  /// What was revoked after it was submitted, and is not known to the coordinator as that.
+  std::map<Version, uint64_t> untold_;
+  epoch::Member member_;  ///< in this session
   bool paused_ = false;
   uint64_t session_ = 0;  ///< a refusal of one that is over refuses nothing
   uint64_t next_number_ = 1;
@@ -108,5 +129,8 @@ class Publication : public std::enable_shared_from_this<Publication> {
       snapshot_;  ///< made at the first snapshot, reused for every later one
   Budget::Share snapshot_share_;
 };
+
+/// Why nobody reads it.
+Status Withdrawn(Version version);
 
 }  // namespace weightwire::agent

@@ -119,7 +119,18 @@ struct PublishRequest {
   bool manual_commit = false;  ///< COMMIT waits for Commit(); all ranks must agree
   Nanos deadline{};            ///< for the whole version, all attempts included
   std::array<uint8_t, 16> trace_id{};
+  /// Rises with every version that the rank publishes anew; a repeated call keeps it. 0: not
+  /// counted.
+  uint64_t number = 0;
   friend bool operator==(const PublishRequest&, const PublishRequest&) = default;
+};
+
+/// The rank serves no byte of what it published as `version` under `number` or an earlier one.
+struct WithdrawRequest {
+  epoch::Member member;
+  Version version{};
+  uint64_t number = 0;
+  friend bool operator==(const WithdrawRequest&, const WithdrawRequest&) = default;
 };
 
 template <typename T>
@@ -166,6 +177,12 @@ class CoordinatorPort {
   ///   kFailedPrecondition / kMissingRank | kStaleIncarnation
   ///   kResourceExhausted / kLimitExceeded      too many versions wait already
   virtual void Publish(PublishRequest request, Done done) = 0;
+  /// What is prepared or moves of the version is aborted; then it waits for the rank to publish it
+  /// again. A Publish of this or an earlier number is refused from now on. OK also when nothing of
+  /// it is known.
+  ///   kFailedPrecondition / kStaleEpoch         too late: it is staged
+  ///   kFailedPrecondition / kStaleIncarnation | kNotRegistered
+  virtual void Withdraw(WithdrawRequest request, Done done) = 0;
   ///   kNotFound / kNotRegistered  the plan is not known (any more)
   virtual void FetchSlice(PlanId plan, plan::Side side, uint32_t rank,
                           Reply<std::shared_ptr<const plan::RankSlice>> reply) = 0;

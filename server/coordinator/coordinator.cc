@@ -129,6 +129,12 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     outbox_.Reply(std::move(done), std::move(status));
   }
 
+  void Withdraw(control::WithdrawRequest request, control::Done done) override {
+    Status status = driver_.Withdraw(request);
+    CountFence(status);
+    outbox_.Reply(std::move(done), std::move(status));
+  }
+
   void FetchSlice(PlanId plan, plan::Side side, uint32_t rank,
                   control::Reply<std::shared_ptr<const plan::RankSlice>> reply) override {
     using Slice = std::shared_ptr<const plan::RankSlice>;

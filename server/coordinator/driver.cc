@@ -85,7 +85,8 @@ Status Driver::Publish(const control::PublishRequest& request) {
   auto place = s_.membership.Find(request.member);
   if (!place) return place.error();
   const auto& told = place->live->last_release;
-  if (told && told->version == request.version && place->live->resumed) {
+  if (told && told->version == request.version && place->live->resumed &&
+      place->live->published_number == request.number) {
     s_.membership.Send(request.member, *told);  // it was cut off when it was told
     return OkStatus();
   }
@@ -102,6 +103,7 @@ Status Driver::Publish(const control::PublishRequest& request) {
   if (!accepted.ok()) return Status(std::move(accepted).AtRank(place->name()));
   WW_FAILPOINT("coordinator.after_publish_accepted");
   place->live->published = std::max(place->live->published, request.version);
+  place->live->published_number = request.number;
   published_ = true;
   ArmVersionTimer();
   TryStart();

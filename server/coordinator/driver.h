@@ -25,8 +25,9 @@ namespace weightwire::coordinator {
 ///   version complete → take a number → plans (workers) → machine → …committed or aborted
 ///
 /// driver.cc starts and ends epochs and fills, driver_rollback.cc rollbacks, driver_recall.cc what
-/// another coordinator left unfinished; driver_actions.cc feeds the machine and carries out its
-/// actions; driver_status.cc tells people. Strand only.
+/// another coordinator left unfinished; driver_withdraw.cc ends what a publisher takes back;
+/// driver_actions.cc feeds the machine and carries out its actions; driver_status.cc tells people.
+/// Strand only.
 class Driver {
  public:
   struct Services {
@@ -49,6 +50,8 @@ class Driver {
 
   /// Errors: CoordinatorPort::Publish's.
   Status Publish(const control::PublishRequest& request);
+  /// Errors: CoordinatorPort::Withdraw's.
+  Status Withdraw(const control::WithdrawRequest& request);
   Status Commit(Epoch epoch);
   Status Abort(Epoch epoch, const std::string& why);
   /// As Coordinator::Rollback; `reply` runs in the middle of a change.

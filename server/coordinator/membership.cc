@@ -356,6 +356,7 @@ Result<control::RegisterReply> Membership::TakePlace(const control::RegisterRequ
   if (before) {  // what was agreed holds again when its layout has been submitted again
     slot.live->resumed = true;
     slot.live->last_release = std::move(before->last_release);
+    slot.live->published_number = before->published_number;
     group.agreed.reset();
     if (const auto old = registered_.find(before->agent); old != registered_.end()) {
       old->second.erase(slot.id);
@@ -506,9 +507,9 @@ Status Membership::CheckRoom(const control::RegisterRequest& request, bool fits)
 }
 
 void Membership::CountTaken(AgentId agent, int change) {
-  taken_ += static_cast<size_t>(change);
+  taken_ += static_cast<uint32_t>(change);
   const auto own = taken_of_.try_emplace(agent).first;
-  own->second += static_cast<size_t>(change);
+  own->second += static_cast<uint32_t>(change);
   if (own->second == 0) taken_of_.erase(own);
 }
 

@@ -57,6 +57,7 @@ struct Rank {
   /// Of a trainer: what it was told last; told again to a rank that publishes that version again,
   /// for it may have been cut off.
   std::optional<epoch::ReleaseCommand> last_release;
+  uint64_t published_number = 0;  ///< of its last accepted call (PublishRequest::number)
 };
 
 /// The place of a rank in its group; it outlives the processes that take it.

@@ -17,6 +17,13 @@ Status Stale(Version version, const std::string& what) {
 Status VersionQueue::Add(const control::PublishRequest& request, uint32_t rank, Version published,
                          uint64_t generation, Nanos now) {
   const Version version = request.version;
+  const auto withdrawn = withdrawn_.find(rank);
+  if (request.number != 0 && withdrawn != withdrawn_.end() &&
+      withdrawn->second.first == request.member && request.number <= withdrawn->second.second) {
+    return Status(Code::kAborted, Reason::kAbortRequested,
+                  "version " + std::to_string(version.value) + " was withdrawn by its publisher");
+  }
+  DropDeserted();
   PendingVersion* known = Find(version);
   if (known != nullptr) {
     if (known->manual_commit != request.manual_commit) {
@@ -25,8 +32,13 @@ Status VersionQueue::Add(const control::PublishRequest& request, uint32_t rank, 
           "the ranks do not agree on manual_commit of version " + std::to_string(version.value));
     }
     const auto holder = known->ranks.find(rank);
-    if (holder != known->ranks.end() && holder->second == request.member) return OkStatus();
-    if (known->running) {
+    if (holder != known->ranks.end() && holder->second == request.member) {
+      known->numbers[rank] = std::max(known->numbers[rank], request.number);
+      return OkStatus();
+    }
+    // A rank that withdrew it is back before the attempt that this ended is over.
+    const bool again = holder == known->ranks.end() && known->generation == generation;
+    if (known->running && !again) {
       return Status(Code::kFailedPrecondition, Reason::kNotReady,
                     "version " + std::to_string(version.value) +
                         " of the trainer's previous life is still being aborted")
@@ -58,10 +70,37 @@ Status VersionQueue::Add(const control::PublishRequest& request, uint32_t rank, 
   known->deadline = std::min(known->deadline, now + request.deadline);
   known->ranks[rank] = request.member;
   known->published[rank] = now;
+  known->numbers[rank] = request.number;
   return OkStatus();
 }
 
+bool VersionQueue::Withdraw(const control::WithdrawRequest& request, uint32_t rank) {
+  auto& [member, last] = withdrawn_[rank];
+  last = member == request.member ? std::max(last, request.number) : request.number;
+  member = request.member;
+  PendingVersion* known = Find(request.version);
+  if (known == nullptr) return false;
+  const auto holder = known->ranks.find(rank);
+  if (holder == known->ranks.end() || holder->second != request.member ||
+      known->numbers[rank] > request.number) {
+    return false;
+  }
+  known->ranks.erase(holder);
+  known->published.erase(rank);
+  known->numbers.erase(rank);
+  DropDeserted();
+  return true;
+}
+
+/// A version that every rank took back is as if it had never been published.
+void VersionQueue::DropDeserted() {
+  std::erase_if(versions_, [](const auto& entry) {
+    return entry.second.ranks.empty() && !entry.second.running;
+  });
+}
+
 PendingVersion* VersionQueue::Head(uint32_t world_size) {
+  DropDeserted();
   for (auto& [version, pending] : versions_) {
     if (pending.ranks.size() == world_size) return &pending;
   }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/base/clock.h"
@@ -18,6 +19,7 @@ struct PendingVersion {
   Version version{};
   std::map<uint32_t, epoch::Member> ranks;  ///< who holds its bytes
   std::map<uint32_t, Nanos> published;      ///< when, by rank
+  std::map<uint32_t, uint64_t> numbers;     ///< of the ranks' calls (PublishRequest::number)
   bool manual_commit = false;
   Nanos deadline{};  ///< the earliest of the ranks', on the clock
   std::array<uint8_t, 16> trace_id{};
@@ -50,9 +52,14 @@ class VersionQueue {
   ///   kNotReady       the version of a trainer that is gone is still being aborted
   ///   kInvalidRequest manual_commit differs from the other ranks'
   ///   kLimitExceeded  `waiting_max` versions wait already
+  ///   kAbortRequested withdrawn (Withdraw)
   /// Repeating an accepted one is OK and changes nothing.
   Status Add(const control::PublishRequest& request, uint32_t rank, Version published,
              uint64_t generation, Nanos now);
+  /// The rank holds the version no more, unless it has published it again under a higher number: it
+  /// is awaited anew. What it published up to that number is refused from now on. False: it was not
+  /// waited for.
+  bool Withdraw(const control::WithdrawRequest& request, uint32_t rank);
 
   /// The lowest version that all of `world_size` ranks have published; null when there is none.
   PendingVersion* Head(uint32_t world_size);
@@ -74,11 +81,14 @@ class VersionQueue {
   const std::map<Version, PendingVersion>& versions() const { return versions_; }
 
  private:
+  void DropDeserted();
   template <typename Wanted>
   std::vector<PendingVersion> TakeIf(const Wanted& wanted);
 
   uint32_t waiting_max_;
   Version floor_{};
+  /// The last call of a trainer's rank that was withdrawn, by rank.
+  std::map<uint32_t, std::pair<epoch::Member, uint64_t>> withdrawn_;
   std::map<Version, PendingVersion> versions_;
 };
 

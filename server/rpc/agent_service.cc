@@ -62,26 +62,18 @@ v1::DeviceMemory DeviceMemoryOf(const memory::MemoryRegion& region) {
   return out;
 }
 
-struct Publication {
-  uint64_t secret = 0;
-  Version version;
-  agent::PublishMode mode = agent::PublishMode::kHold;
-  bool manual_commit = false;
-  Nanos deadline{};
-  TraceId trace_id{};
-};
-
-Result<Publication> PublicationOf(const v1::PublishRequest& request, const TraceId& trace_of_call) {
-  Publication out;
+Result<agent::PublishCall> PublishCallOf(const v1::PublishRequest& request,
+                                         const TraceId& trace_of_call) {
+  agent::PublishCall out;
   WW_ASSIGN(out.mode, ModeFromProto(request.mode()));
   WW_ASSIGN(out.trace_id, wire::TraceIdFromProto("trace_id", request.trace_id()));
   if (out.trace_id == TraceId{}) out.trace_id = trace_of_call;
   WW_FAIL_IF_ERROR(wire::CheckVersion("version", request.version()));
   if (request.deadline_ms() == 0) return Fail(wire::Bad("deadline_ms", "must not be 0"));
-  out.secret = request.handle();
   out.version = Version(request.version());
   out.manual_commit = request.manual_commit();
   out.deadline = std::chrono::milliseconds(request.deadline_ms());
+  out.number = request.number();
   return out;
 }
 
@@ -146,11 +138,27 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
   Unary* Publish(Context* context, const v1::PublishRequest* request,
                  v1::PublishResponse* response) override {
     return StartUnary(runtime_, context, "Publish", *request, response, [&](auto answer) {
-      auto decoded = PublicationOf(*request, TraceOfCall(*context));
-      if (!decoded) return answer(decoded.error());
-      OnStrand([this, p = *decoded, answer] {
-        agent_.Publish(handles_.Find(p.secret), p.version, p.mode, p.manual_commit, p.deadline,
-                       p.trace_id, [answer](Status status) { answer(status); });
+      auto call = PublishCallOf(*request, TraceOfCall(*context));
+      if (!call) return answer(call.error());
+      OnStrand([this, secret = request->handle(), call = *call, answer] {
+        agent_.Publish(handles_.Find(secret), call, [answer](Status status) { answer(status); });
+      });
+    });
+  }
+
+  Unary* WithdrawVersion(Context* context, const v1::WithdrawRequest* request,
+                         v1::WithdrawResponse* response) override {
+    return StartUnary(runtime_, context, "Withdraw", *request, response, [&](auto answer) {
+      if (request->version() == 0) return answer(wire::Bad("version", "must not be 0"));
+      const agent::WithdrawCall call{Version(request->version()), request->number(),
+                                     request->if_accepted()};
+      OnStrand([this, secret = request->handle(), call, answer] {
+        agent_.Withdraw(handles_.Find(secret), call, [answer](Result<agent::Withdrawal> found) {
+          if (!found) return answer(found.error());
+          v1::WithdrawResponse out;
+          out.set_withdrawal(static_cast<v1::Withdrawal>(*found));
+          answer(std::move(out));
+        });
       });
     });
   }

@@ -179,6 +179,18 @@ class CoordinatorClient final : public control::CoordinatorPort {
         });
   }
 
+  void Withdraw(control::WithdrawRequest request, control::Done done) override {
+    CallUnary<v1::WithdrawVersionResponse>(
+        calls_, options_.call_deadline, wire::ToProto(request),
+        [this](auto* call, auto finished) {
+          stub().async()->WithdrawVersion(&call->context, &call->request, &call->response,
+                                          finished);
+        },
+        [done = std::move(done)](Result<v1::WithdrawVersionResponse> response) {
+          done(response ? OkStatus() : std::move(response.error()));
+        });
+  }
+
   void FetchSlice(PlanId plan, plan::Side side, uint32_t rank, SliceReply reply) override {
     v1::FetchSliceRequest request;
     *request.mutable_plan() = wire::ToProto(plan);

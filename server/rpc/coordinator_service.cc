@@ -94,6 +94,17 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
     });
   }
 
+  Unary* WithdrawVersion(Context* context, const v1::WithdrawVersionRequest* request,
+                         v1::WithdrawVersionResponse* response) override {
+    return StartUnary(runtime_, context, "WithdrawVersion", *request, response, [&](auto answer) {
+      auto decoded = wire::FromProto(*request);
+      if (!decoded) return answer(decoded.error());
+      OnOwned(CallerOf(*context), decoded->member, answer, [this, decoded = *decoded, answer] {
+        coordinator_.Withdraw(decoded, [answer](weightwire::Status status) { answer(status); });
+      });
+    });
+  }
+
   Unary* Report(Context* context, const v1::ReportRequest* request,
                 v1::ReportResponse* response) override {
     return StartUnary(runtime_, context, "Report", *request, response, [&](auto answer) {

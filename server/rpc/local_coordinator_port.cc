@@ -88,6 +88,12 @@ class LocalPort final : public control::CoordinatorPort {
     });
   }
 
+  void Withdraw(control::WithdrawRequest request, control::Done done) override {
+    there_.Post([&there = coordinator_, request, done = Back(std::move(done))]() mutable {
+      there.Withdraw(request, std::move(done));
+    });
+  }
+
   void FetchSlice(PlanId plan, plan::Side side, uint32_t rank,
                   control::Reply<std::shared_ptr<const plan::RankSlice>> reply) override {
     there_.Post(

@@ -20,6 +20,7 @@ constexpr RightsRow kTable[] = {
     {"/weightwire.v1.Coordinator/Register",                  {kOwn, kOwn, kOwn, kNo, kNo}},
     {"/weightwire.v1.Coordinator/SubmitLayout",              {kOwn, kOwn, kOwn, kNo, kNo}},
     {"/weightwire.v1.Coordinator/PublishVersion",            {kOwn, kNo, kOwn, kNo, kNo}},
+    {"/weightwire.v1.Coordinator/WithdrawVersion",           {kOwn, kNo, kOwn, kNo, kNo}},
     {"/weightwire.v1.Coordinator/FetchSlice",                {kOwn, kOwn, kOwn, kNo, kNo}},
     {"/weightwire.v1.Coordinator/Report",                    {kOwn, kOwn, kOwn, kNo, kNo}},
     {"/weightwire.v1.Coordinator/Commit",                    {kOwn, kNo, kOwn, kYes, kNo}},

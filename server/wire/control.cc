@@ -247,6 +247,7 @@ v1::PublishVersionRequest ToProto(const control::PublishRequest& request) {
   out.set_manual_commit(request.manual_commit);
   out.set_deadline_ms(MillisOf(request.deadline));
   out.set_trace_id(TraceIdToProto(request.trace_id));
+  out.set_number(request.number);
   return out;
 }
 
@@ -259,6 +260,25 @@ Result<control::PublishRequest> FromProto(const v1::PublishVersionRequest& reque
   out.version = Version(request.version());
   out.manual_commit = request.manual_commit();
   out.deadline = std::chrono::milliseconds(request.deadline_ms());
+  out.number = request.number();
+  return out;
+}
+
+v1::WithdrawVersionRequest ToProto(const control::WithdrawRequest& request) {
+  v1::WithdrawVersionRequest out;
+  *out.mutable_member() = ToProto(request.member);
+  out.set_version(request.version.value);
+  out.set_number(request.number);
+  return out;
+}
+
+Result<control::WithdrawRequest> FromProto(const v1::WithdrawVersionRequest& request) {
+  control::WithdrawRequest out;
+  WW_ASSIGN(out.member, FromProto("member", request.member()));
+  if (request.version() == 0) return Fail(Bad("version", "must not be 0"));
+  if (request.number() == 0) return Fail(Bad("number", "must not be 0"));
+  out.version = Version(request.version());
+  out.number = request.number();
   return out;
 }
 

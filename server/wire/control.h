@@ -45,6 +45,9 @@ Result<control::LayoutReply> FromProto(const v1::SubmitLayoutResponse& reply);
 v1::PublishVersionRequest ToProto(const control::PublishRequest& request);
 Result<control::PublishRequest> FromProto(const v1::PublishVersionRequest& request);
 
+v1::WithdrawVersionRequest ToProto(const control::WithdrawRequest& request);
+Result<control::WithdrawRequest> FromProto(const v1::WithdrawVersionRequest& request);
+
 v1::SessionDown ToProto(const epoch::Command& command);
 /// A welcome or an end is not a command: kInvalidRequest.
 Result<epoch::Command> FromProto(const v1::SessionDown& down);

@@ -10,7 +10,10 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 Chaos::Chaos(uint64_t seed, Reached& reached)
-    : random_(seed * 7919 + 1), fleet_(OptionsFor(seed)), reached_(reached) {
+    : random_(seed * 7919 + 1),
+      withdraws_(seed % 4 == 1),
+      fleet_(OptionsFor(seed)),
+      reached_(reached) {
   if (seed % 4 == 0) drains_.emplace(fleet_, reached_);
 }
 
@@ -80,6 +83,9 @@ void Chaos::Run() {
   reached_.Count("versions taken back because an engine refused them", fleet_.taken_back());
   reached_.Count("engines that outlived a coordinator", fleet_.recalled());
   reached_.Count("engines that did not fit the next coordinator's journal", fleet_.refused());
+  auto withdrawals = fleet_.trainer().withdrawals();
+  reached_.Count("versions that a publisher withdrew", withdrawals[agent::Withdrawal::kRevoked]);
+  reached_.Count("versions withdrawn when they were read", withdrawals[agent::Withdrawal::kRead]);
   for (const auto& engine : fleet_.engines()) {
     reached_.Count("ends of engines", engine->lives() - 1);
     reached_.Count("buffers given up for the next version", engine->rooms());
@@ -96,6 +102,7 @@ void Chaos::Round() {
         seconds(20));
   }
   fleet_.RunFor(Up(milliseconds(120)));
+  if (withdraws_) Withdraw();
   if (drains_ && In(0, 1) == 0) DrainOrUndo();
   if (In(0, 3) != 0) Strike();
   if (In(0, 1) == 0) {  // while the fleet deals with the first one
@@ -104,6 +111,14 @@ void Chaos::Round() {
   }
   fleet_.RunFor(In(0, 2) == 0 ? Up(seconds(8)) : Up(milliseconds(400)));
   ExpectStatusIsTrue();
+}
+
+void Chaos::Withdraw() {
+  for (int64_t times = In(0, 2); times > 0; --times) {
+    fleet_.trainer().Withdraw(static_cast<uint32_t>(In(0, fleet_.trainer().size() - 1)),
+                              In(0, 2) != 0, In(0, 1) == 0);
+    fleet_.RunFor(Up(milliseconds(60)));
+  }
 }
 
 void Chaos::ExpectStatusIsTrue() {

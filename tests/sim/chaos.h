@@ -39,6 +39,8 @@ class Chaos {
   /// Of an engine or agent, or what was drained before is taken back; the coordinator may end
   /// before the answer, and after it.
   void DrainOrUndo();
+  /// Some rank of the trainer does not wait any more; it may publish the version anew.
+  void Withdraw();
   void KillNode();
   void HurtLink();
   /// All nodes, or some, off a coordinator that lives.
@@ -51,6 +53,7 @@ class Chaos {
   void CountEpochs();
 
   std::mt19937_64 random_;
+  const bool withdraws_;          ///< every fourth seed, another one
   bool settling_ = false;         ///< the faults are over
   std::optional<Drains> drains_;  ///< of every fourth seed
   Fleet fleet_;

@@ -59,7 +59,8 @@ void Reached::ExpectAll() const {
                            "versions taken back because an engine refused them",
                            "versions not moved",
                            "cuts of all nodes",
-                           "cuts of some nodes"}) {
+                           "cuts of some nodes",
+                           "versions that a publisher withdrew"}) {
     expect(what);
   }
   for (const char* what :

@@ -192,6 +192,11 @@ void SimPort::Publish(control::PublishRequest request, control::Done done) {
                  coordinator.Publish(request, std::move(answer));
                });
 }
+void SimPort::Withdraw(control::WithdrawRequest request, control::Done done) {
+  Call<Status>(std::move(done), [request](coordinator::Coordinator& coordinator, auto answer) {
+    coordinator.Withdraw(request, std::move(answer));
+  });
+}
 void SimPort::FetchSlice(PlanId plan, plan::Side side, uint32_t rank,
                          control::Reply<std::shared_ptr<const plan::RankSlice>> reply) {
   Call<Result<std::shared_ptr<const plan::RankSlice>>>(

@@ -51,6 +51,7 @@ class SimPort final : public control::CoordinatorPort {
   void SubmitLayout(control::LayoutSubmission submission,
                     control::Reply<control::LayoutReply> reply) override;
   void Publish(control::PublishRequest request, control::Done done) override;
+  void Withdraw(control::WithdrawRequest request, control::Done done) override;
   void FetchSlice(PlanId plan, plan::Side side, uint32_t rank,
                   control::Reply<std::shared_ptr<const plan::RankSlice>> reply) override;
   void Report(AgentId agent, epoch::Report report) override;

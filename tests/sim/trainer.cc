@@ -106,20 +106,49 @@ void Trainer::Publish(uint64_t version, agent::PublishMode mode, Nanos deadline)
   outcome_ = OkStatus();
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     Rank& here = ranks_[rank];
-    Write(rank, version);
-    here.publishing = true;
     here.version = version;
-    here.process->agent().Publish(here.process->handle(), Version{version}, mode, false, deadline,
-                                  {}, [this, rank, process = here.process](const Status& status) {
-                                    Rank& now = ranks_[rank];
-                                    if (now.process != process) return;
-                                    now.publishing = false;
-                                    if (status.ok()) return;
-                                    outcome_ = status;
-                                    now.version = 0;
-                                    if (now.bound) Scribble(rank);
-                                  });
+    here.call = {Version{version}, mode, false, deadline, {}, here.call.number};
+    PublishFrom(rank);
   }
+}
+
+void Trainer::PublishFrom(uint32_t rank) {
+  Rank& here = ranks_[rank];
+  Write(rank, here.version);
+  here.publishing = true;
+  ++here.call.number;
+  here.process->agent().Publish(here.process->handle(), here.call,
+                                [this, rank, process = here.process](const Status& status) {
+                                  Rank& now = ranks_[rank];
+                                  if (now.process != process) return;
+                                  now.publishing = false;
+                                  if (status.ok()) return;
+                                  outcome_ = status;
+                                  now.version = 0;
+                                  if (now.bound) Scribble(rank);
+                                });
+}
+
+void Trainer::Withdraw(uint32_t rank, bool if_accepted, bool again) {
+  Rank& here = ranks_[rank];
+  if (!here.bound || here.version == 0) return;
+  here.process->agent().Withdraw(
+      here.process->handle(), {Version{here.version}, here.call.number, if_accepted},
+      [this, rank, again, process = here.process](const Result<agent::Withdrawal>& found) {
+        if (ranks_[rank].process == process && found) Withdrawn(rank, *found, again);
+      });
+}
+
+void Trainer::Withdrawn(uint32_t rank, agent::Withdrawal found, bool again) {
+  Rank& here = ranks_[rank];
+  ++withdrawals_[found];
+  if (found == agent::Withdrawal::kRead) Scribble(rank);
+  if (found != agent::Withdrawal::kRevoked) return;
+  here.version = 0;
+  Scribble(rank);
+  if (!again) return;
+  here.version = here.call.version.value;
+  PublishFrom(rank);
 }
 
 void Trainer::Released(uint32_t rank, const Process& process, Version version, const Status& why) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -22,6 +23,12 @@ class Trainer {
   /// Why the last version failed on some rank; OK when every rank was released with OK.
   const Status& outcome() const { return outcome_; }
 
+  /// A rank does not wait any more. Once its bytes may change it scribbles over them; `again`: and
+  /// publishes the version anew.
+  void Withdraw(uint32_t rank, bool if_accepted, bool again);
+  /// What withdrawals found, by agent::Withdrawal.
+  const std::map<agent::Withdrawal, uint64_t>& withdrawals() const { return withdrawals_; }
+
   void KillRank(uint32_t rank);
   /// Restarts ranks that end, from now on.
   void SetRestart(bool restart) { restart_ = restart; }
@@ -37,8 +44,11 @@ class Trainer {
     bool bound = false;
     bool publishing = false;
     uint64_t version = 0;  ///< held; 0 = none
+    agent::PublishCall call;
   };
   void Spawn(uint32_t rank);
+  void PublishFrom(uint32_t rank);
+  void Withdrawn(uint32_t rank, agent::Withdrawal found, bool again);
   void Ready(uint32_t rank);
   void Ended(uint32_t rank, const Process& process, const Status& why);
   void Released(uint32_t rank, const Process& process, Version version, const Status& why);
@@ -54,6 +64,7 @@ class Trainer {
   Status outcome_;
   bool restart_ = true;
   uint64_t evictions_ = 0;
+  std::map<agent::Withdrawal, uint64_t> withdrawals_;
 };
 
 }  // namespace weightwire::sim

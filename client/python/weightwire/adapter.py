@@ -184,14 +184,14 @@ class LivePublisher:
         return self._last
 
     def _wait_for_last(self, deadline: float) -> None:
-        if self._last is None or self._last.released:
-            return
-        try:
-            self._last.wait_released(deadline)
-        except errors.WeightwireError:
-            # How it ended is for whoever holds that release; here only the memory matters.
-            if not self._last.released:
-                raise
+        if self._last is not None and not self._last.released:
+            try:
+                self._last.wait_released(deadline)
+            except errors.WeightwireError:
+                # How it ended is for whoever holds that release; here only the memory matters.
+                if not self._last.released:
+                    raise
+        self._publisher.reclaim()  # what a publish that failed left in doubt
 
     def _check_same(self, lives: Sequence[Live]) -> None:
         found = {live.held.meta.name: live.held for live in lives}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any, AsyncIterator, Callable, Mapping, Sequence, TypeVar
 
@@ -154,8 +155,18 @@ class Publisher:
         return await asyncio.to_thread(self._opened().bind, config, spec, tensors)
 
     async def publish(self, version: int, **options: Any) -> _publisher.Release:
-        """Accepted when it returns; `await released(release, timeout)` before the parameters change."""
-        return await asyncio.to_thread(lambda: self._opened().publish(version, **options))
+        """Accepted when it returns; `await released(release, timeout)` before the parameters change. A publish that is
+        cancelled withdraws the version before it raises."""
+        publisher = self._opened()
+        call = asyncio.ensure_future(asyncio.to_thread(lambda: publisher.publish(version, **options)))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.shield(_take_back(publisher, version, call))
+            raise
+
+    async def withdraw(self, version: int, timeout: float | None = None) -> _publisher.Withdrawal:
+        return await asyncio.to_thread(self._opened().withdraw, version, timeout)
 
     async def released(self, release: _publisher.Release, timeout: float,
                        on_progress: ProgressCallback | None = None) -> _publisher.Release:
@@ -248,6 +259,18 @@ class Subscriber:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+async def _take_back(publisher: _publisher.Publisher, version: int,
+                     call: asyncio.Future[_publisher.Release]) -> None:
+    """Ends a call that nobody waits for, and the version with it."""
+    with contextlib.suppress(errors.WeightwireError):
+        await asyncio.to_thread(publisher.withdraw, version)  # which answers the call
+    try:
+        release = await call
+    except errors.WeightwireError:
+        return
+    await asyncio.to_thread(publisher._interrupted, release)  # it began, or was accepted, after that
 
 
 def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

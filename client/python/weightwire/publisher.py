@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
 import threading
 import time
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Literal, Mapping, Sequence
 
 import numpy as np
 
@@ -18,10 +19,16 @@ from weightwire.session import Session, default_agent_socket
 from weightwire.v1 import agent_pb2, types_pb2
 from weightwire.waiting import Progress, ProgressCallback
 
+_log = logging.getLogger(__name__)
 _PROGRESS_SECONDS = 0.1
 _VERSION_MAX = 2**63 - 1
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _MODES = {"hold": agent_pb2.PUBLISH_MODE_HOLD, "snapshot": agent_pb2.PUBLISH_MODE_SNAPSHOT}
+#: What `Publisher.withdraw` says of a version: nobody will serve it; all its bytes were read, and its release says
+#: whether it is served; it was released.
+Withdrawal = Literal["revoked", "read", "released"]
+_WITHDRAWALS: dict[int, Withdrawal] = {agent_pb2.WITHDRAWAL_REVOKED: "revoked", agent_pb2.WITHDRAWAL_READ: "read",
+                                       agent_pb2.WITHDRAWAL_RELEASED: "released"}
 
 
 def _trace_id(traceparent: str | None) -> bytes:
@@ -47,6 +54,7 @@ class Release:
         self.blocked_seconds: float | None = None
         self._started = time.perf_counter()
         self._done = threading.Event()
+        self._accepted = False
         self._error: errors.WeightwireError | None = None
 
     def wait_released(self, timeout: float, on_progress: ProgressCallback | None = None) -> "Release":
@@ -61,7 +69,8 @@ class Release:
         if not self._done.wait(timeout):
             raise errors.DeadlineError(f"version {self.version} is not released after {timeout} s",
                                        code="DEADLINE_EXCEEDED", reason="deadline_exceeded",
-                                       remedy="`wwctl status` says what everyone waits for")
+                                       remedy="the arrays must not change yet: wait again, or `withdraw` the version; "
+                                              "`wwctl status` says what everyone waits for")
         if self._error:
             raise self._error
         return self
@@ -107,6 +116,8 @@ class Publisher:
         """`device`: where the parameters are to lie, if the agent has memory of it to lend; see `device_refused`."""
         self._device = device
         self._releases: dict[int, Release] = {}
+        self._calls = 0  # of Publish, so far
+        self._in_doubt: Release | None = None  # the caller of `publish` has an error, and the agent did not answer
         self._lock = threading.Lock()
         self._arena: Arena | None = None
         self._session = Session(agent=agent or default_agent_socket(), role=types_pb2.GROUP_ROLE_TRAINER,
@@ -194,6 +205,11 @@ class Publisher:
         first and releases right after. `deadline` (seconds) is for the version, all attempts included.
         `traceparent`: the W3C header of the step that publishes; its trace id is then in the logs of every process that
         the version passes, and in `wwctl epoch`. That of the first rank to publish counts; without, it is a random one.
+
+        A repeat of a version that is not released yet returns the same Release. A call that gets no answer within the
+        publisher's timeout, or is interrupted, withdraws the version: either it returns a Release, because the version
+        was accepted all the same; or it raises, and the version is not served and may be published again. Only when the
+        agent confirms neither may the arrays not change yet: the error says so.
         """
         if mode not in _MODES:
             raise errors.RefusedError(f"unknown mode {mode!r}", code="INVALID_ARGUMENT", reason="invalid_request",
@@ -205,16 +221,118 @@ class Publisher:
         with errors.refusing(rank=self._session.rank_name):
             request = agent_pb2.PublishRequest(version=version, mode=_MODES[mode], manual_commit=manual_commit,
                                                deadline_ms=int(deadline * 1000), trace_id=_trace_id(traceparent))
-        release = Release(version, self._progress)
-        with self._lock:
-            self._releases[version] = release
+        if self._in_doubt is not None:
+            release = self._settle(self._in_doubt, version)
+            if release is not None:
+                return release
+        release = self._release_of(version)
+        self._calls += 1
+        request.number = self._calls
         try:
             self._session.call("Publish", request)
+        except (errors.DeadlineError, errors.UnavailableError) as error:
+            if not self._withdraw_unanswered(release, error):
+                raise
         except errors.WeightwireError:
-            with self._lock:
-                self._releases.pop(version, None)
+            self._not_accepted(release)
             raise
+        except BaseException:  # an interrupt: nobody will wait for the release
+            self._interrupted(release)
+            raise
+        release._accepted = True
         return release
+
+    def withdraw(self, version: int, timeout: float | None = None) -> Withdrawal:
+        """Takes a version back that was published and is not waited for any more. When it returns, the arrays may change:
+
+        "revoked"  nothing reads them, and no engine will serve the version; it may be published again
+        "read"     every byte was read before: the version is served as it was, or given up; its Release says which
+        "released" its Release is done
+
+        Raises when the agent does not answer: the arrays must not change then; call it again."""
+        withdrawal = self._ask_to_withdraw(version, if_accepted=True, timeout=timeout)
+        if withdrawal is None:
+            raise errors.NotReadyError(f"version {version} was published again meanwhile", code="FAILED_PRECONDITION",
+                                       reason="not_ready", rank=self._session.rank_name, remedy="withdraw it again")
+        return withdrawal
+
+    def reclaim(self) -> None:
+        """Withdraws every version that is not released. When it returns, the arrays may change; raises as `withdraw`."""
+        with self._lock:
+            held = list(self._releases)
+        for version in held:
+            try:
+                self.withdraw(version)
+            except errors.WeightwireError:
+                if self.attached:  # else what the agent held has ended with the session
+                    raise
+
+    def _ask_to_withdraw(self, version: int, if_accepted: bool, timeout: float | None = None) -> Withdrawal | None:
+        """None: it is accepted, and `if_accepted` was not said."""
+        reply = self._session.call("WithdrawVersion", agent_pb2.WithdrawRequest(
+            version=version, number=self._calls, if_accepted=if_accepted), timeout)
+        withdrawal = _WITHDRAWALS.get(reply.withdrawal)
+        if self._in_doubt is not None and self._in_doubt.version == version:
+            self._in_doubt = None
+        with self._lock:
+            release = self._releases.get(version)
+            if release is not None and withdrawal == "revoked":
+                del self._releases[version]
+        if release is not None:
+            release._accepted = withdrawal != "revoked"
+            if withdrawal == "revoked":
+                release._finish(0, errors.AbortedError(f"version {version} was withdrawn by its publisher", code="ABORTED",
+                                                       reason="abort_requested", rank=self._session.rank_name,
+                                                       remedy="publish it again"))
+        return withdrawal
+
+    def _release_of(self, version: int) -> Release:
+        with self._lock:
+            return self._releases.setdefault(version, Release(version, self._progress))
+
+    def _not_accepted(self, release: Release) -> None:
+        """The agent's refusal of a repeat says nothing of the version that is held."""
+        if release._accepted:
+            return
+        with self._lock:
+            self._releases.pop(release.version, None)
+
+    def _withdraw_unanswered(self, release: Release, error: errors.WeightwireError) -> bool:
+        """True: it was accepted, and its release comes. Else `error` says what became of it."""
+        self._in_doubt = release
+        told = "" if isinstance(error, errors.DeadlineError) or not error.remedy else f"; {error.remedy}"
+        try:
+            withdrawal = self._ask_to_withdraw(release.version, if_accepted=False)
+        except errors.WeightwireError as unconfirmed:
+            if not self.attached or unconfirmed.code == "UNIMPLEMENTED":
+                self._in_doubt = None  # what the agent held has ended with the session; or it is too old to be asked
+            if self.attached:
+                error.remedy = (f"nor did the agent confirm that it withdrew the version ({unconfirmed.code}): it may still be "
+                                f"read, and the arrays must not change until `withdraw({release.version})` or a publish has "
+                                f"returned{told}")
+            return False
+        if withdrawal != "revoked":
+            return True
+        error.remedy = f"it was withdrawn: no engine will serve it, and the arrays may change; publish again{told}"
+        return False
+
+    def _interrupted(self, release: Release) -> None:
+        self._in_doubt = release
+        try:
+            self._ask_to_withdraw(release.version, if_accepted=True)
+        except errors.WeightwireError as unconfirmed:
+            if self.attached:
+                _log.warning("version %d may still be read, and its arrays must not change until withdraw(%d) has returned: "
+                             "%s", release.version, release.version, unconfirmed)
+
+    def _settle(self, doubt: Release, version: int) -> Release | None:
+        """The bytes of a version that nobody waits for must be let go before other ones are published; a repeat of that
+        version finds out itself, unless it is over already."""
+        if doubt.version != version:
+            self.withdraw(doubt.version)
+            return None
+        self._in_doubt = None
+        return doubt if doubt.released and doubt._error is None else None
 
     def _on_event(self, event: agent_pb2.AttachEvent) -> None:
         if event.WhichOneof("kind") != "released":

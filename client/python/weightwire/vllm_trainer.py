@@ -95,6 +95,7 @@ class _Whole:
         self._shared = {m.name: as_tensor(arrays[m.name], m) for m in metas if arrays[m.name].size > 0}
 
     def send(self, version: int, deadline: float) -> None:
+        self._publisher.reclaim()  # a version that was not waited for to its end may still be read
         with torch.no_grad():
             for name, tensor in self._source:
                 if name in self._shared:

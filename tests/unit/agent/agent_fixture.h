@@ -125,7 +125,7 @@ class AgentTest : public ::testing::Test {
 
   Status Publish(const Rank& rank, uint64_t version, PublishMode mode = PublishMode::kHold) {
     std::optional<Status> answer;
-    agent->Publish(rank.handle, Version{version}, mode, false, std::chrono::seconds(60), {},
+    agent->Publish(rank.handle, {Version{version}, mode, false, std::chrono::seconds(60)},
                    [&](Status status) { answer = status; });
     sim.RunReady();
     return answer.value_or(Status(Code::kUnknown, Reason::kInternal, "not answered"));

@@ -63,6 +63,41 @@ TEST_F(AgentAttach, RefusesTheSameIncarnationTwice) {
   ExpectStatus(reply.error(), Code::kAlreadyExists, Reason::kDuplicateRank);
 }
 
+TEST_F(AgentAttach, AsksAgainForAnAnswerThatWasLost) {
+  Start();
+  coordinator.register_answer = Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded, "lost");
+  std::optional<Result<AttachReply>> answer;
+  FakeApplication application;
+  agent->Attach(RequestFor(control::GroupRole::kTrainer, "trainer"), &application,
+                [&](Result<AttachReply> reply) { answer = std::move(reply); });
+  sim.RunFor(std::chrono::milliseconds(100));
+  EXPECT_FALSE(answer.has_value());
+  coordinator.register_answer = OkStatus();
+  sim.RunFor(std::chrono::milliseconds(250));
+  ASSERT_TRUE(answer.has_value() && answer->has_value());
+  ASSERT_EQ(coordinator.registered.size(), 2u);
+  EXPECT_EQ(coordinator.registered[0], coordinator.registered[1]);
+}
+
+TEST_F(AgentAttach, GivesThePlaceBackThatNobodyWaitsForAnyMore) {
+  Start();
+  coordinator.register_answer = Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded, "lost");
+  std::optional<Result<AttachReply>> answer;
+  FakeApplication application;
+  agent->Attach(RequestFor(control::GroupRole::kTrainer, "trainer"), &application,
+                [&](Result<AttachReply> reply) { answer = std::move(reply); });
+  sim.RunFor(std::chrono::seconds(21));
+  ASSERT_TRUE(answer.has_value() && !answer->has_value());
+  EXPECT_EQ(answer->error(), coordinator.register_answer);
+  coordinator.register_answer = OkStatus();
+  sim.RunFor(std::chrono::seconds(1));
+  EXPECT_EQ(coordinator.All<epoch::LostReport>().size(), 1u);
+  EXPECT_THAT(agent->Local(), IsEmpty());
+  const size_t asked = coordinator.registered.size();
+  sim.RunFor(std::chrono::seconds(1));
+  EXPECT_EQ(coordinator.registered.size(), asked);
+}
+
 TEST_F(AgentAttach, FailsWhenTheSessionIsLostMeanwhile) {
   Start();
   coordinator.hold_replies = true;

@@ -52,6 +52,10 @@ class FakeCoordinator final : public control::CoordinatorPort {
     auto answer = [this, done = std::move(done)] { done(publish_answer); };
     hold_replies ? held.push_back(std::move(answer)) : answer();
   }
+  void Withdraw(control::WithdrawRequest request, control::Done done) override {
+    withdrawn.push_back(request);
+    done(withdraw_answer);
+  }
   void FetchSlice(PlanId plan, plan::Side side, uint32_t rank,
                   control::Reply<std::shared_ptr<const plan::RankSlice>> reply) override {
     ++fetches;
@@ -102,6 +106,8 @@ class FakeCoordinator final : public control::CoordinatorPort {
   std::vector<control::RegisterRequest> registered;
   std::vector<epoch::Member> submitted;
   std::vector<control::PublishRequest> published;
+  std::vector<control::WithdrawRequest> withdrawn;
+  Status withdraw_answer;
   std::vector<epoch::Report> reports;
 };
 

@@ -92,7 +92,7 @@ TEST_F(AgentLifetime, AnswersAPublishThatAnEvictionOvertakes) {
   auto trainer = BoundTrainer();
   coordinator.hold_replies = true;
   std::optional<Status> answer;
-  agent->Publish(trainer->handle, Version{1}, PublishMode::kHold, false, Nanos{1}, {},
+  agent->Publish(trainer->handle, {Version{1}, PublishMode::kHold, false, Nanos{1}},
                  [&](Status status) { answer = status; });
   Command(epoch::EvictCommand{trainer->member, kKilled});
   ASSERT_TRUE(answer.has_value());
@@ -165,8 +165,7 @@ TEST_F(AgentLifetime, AnswersThatComeAfterItsEndAreHarmless) {
   auto rollout = StagedEngine();
   coordinator.hold_replies = true;
   agent->Attach(RequestFor(control::GroupRole::kTrainer, "trainer", 2), nullptr, [](auto) {});
-  agent->Publish(second->handle, Version{1}, PublishMode::kHold, false, Nanos{1}, {},
-                 [](Status) {});
+  agent->Publish(second->handle, {Version{1}, PublishMode::kHold, false, Nanos{1}}, [](Status) {});
   Command(TargetPrepare(*rollout, 2, 7));
   engine.hold_drains = true;
   Command(epoch::EvictCommand{trainer->member, kKilled});

@@ -115,7 +115,7 @@ TEST_F(AgentPublish, IgnoresTheReleaseOfAnotherVersion) {
 
 TEST_F(AgentPublish, PrepareWaitsForTheAnswerThatItOvertook) {
   coordinator.hold_replies = true;
-  agent->Publish(trainer_->handle, Version{7}, PublishMode::kHold, false, Nanos{1}, {},
+  agent->Publish(trainer_->handle, {Version{7}, PublishMode::kHold, false, Nanos{1}},
                  [](Status) {});
   auto answer_publish = std::exchange(coordinator.held, {});
   coordinator.hold_replies = false;
@@ -130,7 +130,7 @@ TEST_F(AgentPublish, PrepareFailsWhenTheOvertakenAnswerIsARefusal) {
   coordinator.hold_replies = true;
   coordinator.publish_answer = Status(Code::kFailedPrecondition, Reason::kMissingRank, "no rank 1");
   std::optional<Status> answer;
-  agent->Publish(trainer_->handle, Version{7}, PublishMode::kHold, false, Nanos{1}, {},
+  agent->Publish(trainer_->handle, {Version{7}, PublishMode::kHold, false, Nanos{1}},
                  [&](Status status) { answer = status; });
   auto answer_publish = std::exchange(coordinator.held, {});
   coordinator.hold_replies = false;
@@ -145,7 +145,7 @@ TEST_F(AgentPublish, PrepareFailsWhenTheOvertakenAnswerIsARefusal) {
 TEST_F(AgentPublish, ReleaseWaitsForTheAnswerThatItOvertook) {
   coordinator.hold_replies = true;
   std::optional<Status> answer;
-  agent->Publish(trainer_->handle, Version{7}, PublishMode::kHold, false, Nanos{1}, {},
+  agent->Publish(trainer_->handle, {Version{7}, PublishMode::kHold, false, Nanos{1}},
                  [&](Status status) { answer = status; });
   Release(*trainer_, 0, 7, kGivenUp);
   EXPECT_THAT(*told_, IsEmpty());
@@ -257,7 +257,7 @@ TEST_F(AgentSnapshot, RefusesTheNextVersionWhileTheLastOneMoves) {
 }
 
 TEST_F(AgentSnapshot, PrepareWaitsForTheCopy) {
-  agent->Publish(trainer_->handle, Version{1}, PublishMode::kSnapshot, false, Nanos{1}, {},
+  agent->Publish(trainer_->handle, {Version{1}, PublishMode::kSnapshot, false, Nanos{1}},
                  [](Status) {});
   while (coordinator.published.empty()) ASSERT_TRUE(sim.RunOne());
   ASSERT_THAT(*told_, IsEmpty());
@@ -269,7 +269,7 @@ TEST_F(AgentSnapshot, PrepareWaitsForTheCopy) {
 }
 
 TEST_F(AgentSnapshot, IsGivenUpDuringTheCopyWithTheReason) {
-  agent->Publish(trainer_->handle, Version{1}, PublishMode::kSnapshot, false, Nanos{1}, {},
+  agent->Publish(trainer_->handle, {Version{1}, PublishMode::kSnapshot, false, Nanos{1}},
                  [](Status) {});
   while (coordinator.published.empty()) ASSERT_TRUE(sim.RunOne());
   coordinator.agent_port->OnCommand(

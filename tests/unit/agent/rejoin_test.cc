@@ -167,7 +167,7 @@ TEST_F(AgentRejoin, APublishWithoutACoordinatorWaitsForOne) {
   auto trainer = BoundTrainer();
   LoseCoordinator();
   std::optional<Status> answer;
-  agent->Publish(trainer->handle, Version{7}, PublishMode::kHold, false, seconds(60), {},
+  agent->Publish(trainer->handle, {Version{7}, PublishMode::kHold, false, seconds(60)},
                  [&](Status status) { answer = status; });
   sim.RunReady();
   EXPECT_FALSE(answer.has_value());
@@ -180,7 +180,7 @@ TEST_F(AgentRejoin, ACallThatFailedOnItsWayIsRepeated) {
   auto trainer = BoundTrainer();
   coordinator.publish_answer = kGone;
   std::optional<Status> answer;
-  agent->Publish(trainer->handle, Version{7}, PublishMode::kHold, false, seconds(60), {},
+  agent->Publish(trainer->handle, {Version{7}, PublishMode::kHold, false, seconds(60)},
                  [&](Status status) { answer = status; });
   sim.RunFor(milliseconds(600));
   EXPECT_FALSE(answer.has_value());
@@ -214,7 +214,7 @@ TEST_F(AgentRejoin, APublishThatNobodyTakesIsAnsweredInTime) {
   coordinator.open_answer = kGone;
   LoseCoordinator();
   std::optional<Status> answer;
-  agent->Publish(trainer->handle, Version{7}, PublishMode::kHold, false, seconds(60), {},
+  agent->Publish(trainer->handle, {Version{7}, PublishMode::kHold, false, seconds(60)},
                  [&](Status status) { answer = status; });
   sim.RunFor(seconds(19));
   EXPECT_FALSE(answer.has_value());

@@ -14,6 +14,7 @@
 
 #include "server/base/strand_call.h"
 #include "server/base/thread_executor.h"
+#include "server/wire/control.h"
 #include "weightwire/v1/coordinator.grpc.pb.h"
 
 namespace weightwire::rpc {
@@ -48,6 +49,22 @@ class HoldingService final : public v1::Coordinator::CallbackService {
     return Answer(context);
   }
 
+  /// Takes what it was asked first, and is too late for what follows.
+  grpc::ServerUnaryReactor* WithdrawVersion(grpc::CallbackServerContext* context,
+                                            const v1::WithdrawVersionRequest* request,
+                                            v1::WithdrawVersionResponse*) override {
+    std::lock_guard lock(mutex_);
+    withdrawn_.push_back(*request);
+    if (withdrawn_.size() == 1) return Answer(context);
+    auto* reactor = context->DefaultReactor();
+    reactor->Finish({grpc::StatusCode::FAILED_PRECONDITION, "too late"});
+    return reactor;
+  }
+  std::vector<v1::WithdrawVersionRequest> withdrawn() const {
+    std::lock_guard lock(mutex_);
+    return withdrawn_;
+  }
+
   void AnswerReports() {
     std::lock_guard lock(mutex_);
     open_ = true;
@@ -68,6 +85,7 @@ class HoldingService final : public v1::Coordinator::CallbackService {
   mutable std::mutex mutex_;
   bool open_ = false;
   bool registered_while_held_ = false;
+  std::vector<v1::WithdrawVersionRequest> withdrawn_;
   std::vector<grpc::ServerUnaryReactor*> held_;
 };
 
@@ -119,6 +137,13 @@ class CoordinatorClientTest : public ::testing::Test {
     const Status status = published.get();
     ASSERT_TRUE(status.ok()) << status.ToString();
   }
+  Status Withdraw(const control::WithdrawRequest& request) {
+    std::promise<Status> answered;
+    OnStrand(strand_, [&] {
+      client_->Withdraw(request, [&](const Status& status) { answered.set_value(status); });
+    });
+    return answered.get_future().get();
+  }
   static void ExpectTaken(std::future<Status> registered) {
     ASSERT_EQ(registered.wait_for(kPatience), std::future_status::ready);
     const Status status = registered.get();
@@ -132,6 +157,15 @@ class CoordinatorClientTest : public ::testing::Test {
   ThreadExecutor strand_{"strand", 1};
   std::unique_ptr<control::CoordinatorPort> client_;
 };
+
+TEST_F(CoordinatorClientTest, AWithdrawalArrivesAsItIsAndItsAnswerComesBack) {
+  const control::WithdrawRequest request{kLeft, Version(5), 3};
+  const Status taken = Withdraw(request);
+  EXPECT_TRUE(taken.ok()) << taken.ToString();
+  EXPECT_EQ(Withdraw(request).code(), Code::kFailedPrecondition);
+  ASSERT_EQ(service_.withdrawn().size(), 2u);
+  EXPECT_EQ(wire::FromProto(service_.withdrawn()[0]), request);
+}
 
 TEST_F(CoordinatorClientTest, RegisterFollowsTheReportThatAMemberLeft) {
   Report(epoch::DrainedReport{Epoch(3), kLeft});

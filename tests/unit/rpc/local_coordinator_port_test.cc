@@ -31,6 +31,7 @@ class FakeCoordinator final : public control::CoordinatorPort {
     reply(control::LayoutReply{});
   }
   void Publish(control::PublishRequest, control::Done done) override { done(OkStatus()); }
+  void Withdraw(control::WithdrawRequest, control::Done done) override { done(OkStatus()); }
   void FetchSlice(PlanId, plan::Side, uint32_t,
                   control::Reply<std::shared_ptr<const plan::RankSlice>> reply) override {
     reply(std::make_shared<const plan::RankSlice>());

@@ -90,6 +90,8 @@ TEST_F(ControlWire, RequestsComeBackEqual) {
     ASSERT_EQ(FromProto(OverTheWire(ToProto(registration))), registration);
     const auto publication = RandomPublish(dice_);
     ASSERT_EQ(FromProto(OverTheWire(ToProto(publication))), publication);
+    const auto withdrawal = RandomWithdraw(dice_);
+    ASSERT_EQ(FromProto(OverTheWire(ToProto(withdrawal))), withdrawal);
   }
 }
 

@@ -63,6 +63,7 @@ std::vector<Decoder> Decoders() {
       Of<v1::AgentHello>([](const auto& m) { return FromProto(m).has_value(); }),
       Of<v1::AgentWelcome>([](const auto& m) { return FromProto(m).has_value(); }),
       Of<v1::PublishVersionRequest>([](const auto& m) { return FromProto(m).has_value(); }),
+      Of<v1::WithdrawVersionRequest>([](const auto& m) { return FromProto(m).has_value(); }),
       Of<v1::SubmitLayoutRequest>([](const auto& m) { return FromProto(m).has_value(); }),
       Of<v1::SubmitLayoutResponse>([](const auto& m) { return FromProto(m).has_value(); }),
       Of<v1::LayoutSubmission>([](const auto& m) { return FromProto("m", m).has_value(); }),

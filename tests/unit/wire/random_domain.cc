@@ -216,7 +216,12 @@ control::PublishRequest RandomPublish(Dice& dice) {
   out.manual_commit = dice.Coin();
   out.deadline = std::chrono::milliseconds(1 + dice.Below(1'000'000));
   out.trace_id = RandomBytes16(dice);
+  out.number = dice.Next();
   return out;
+}
+
+control::WithdrawRequest RandomWithdraw(Dice& dice) {
+  return {RandomMember(dice), Version(1 + (dice.Next() >> 1)), 1 + (dice.Next() >> 1)};
 }
 
 layout::RankLayout RandomRankLayout(Dice& dice) {

@@ -33,6 +33,7 @@ epoch::Member RandomMember(Dice& dice);
 control::AgentHello RandomHello(Dice& dice);
 control::RegisterRequest RandomRegister(Dice& dice);
 control::PublishRequest RandomPublish(Dice& dice);
+control::WithdrawRequest RandomWithdraw(Dice& dice);
 control::LayoutSubmission RandomSubmission(Dice& dice);
 layout::RankLayout RandomRankLayout(Dice& dice);
 epoch::Command RandomCommand(Dice& dice);

@@ -54,13 +54,14 @@ class TensorSource:
 
     def _wait_for_last(self, timeout: float) -> None:
         """After a round that failed its version may still be read from the buckets."""
-        if self._last is None:
-            return
-        try:
-            self._last.wait_released(timeout)
-        except errors.WeightwireError:
-            if not self._last.released:
-                raise
+        if self._last is not None:
+            try:
+                self._last.wait_released(timeout)
+            except errors.WeightwireError:
+                if not self._last.released:
+                    raise
+        if self._publisher is not None:
+            self._publisher.reclaim()  # what a publish that failed left in doubt
 
     def publish(self, version: int, deadline: float) -> Release:
         if self._publisher is not None and not self._publisher.attached:
