@@ -128,7 +128,9 @@ TEST_F(AgentRejoin, APublisherGoesOnWaitingAndIsReleasedUnderTheNextCoordinator)
   ASSERT_EQ(coordinator.published.size(), 2u);
   EXPECT_EQ(coordinator.published[1].version, Version{7});
   EXPECT_EQ(coordinator.published[1].member, trainer->member);
-  EXPECT_EQ(coordinator.published[1].deadline, seconds(60) - milliseconds(250)) << "what is left";
+  // What is left: the pause before the session was opened again is random below 250 ms.
+  EXPECT_LT(coordinator.published[1].deadline, seconds(60));
+  EXPECT_GE(coordinator.published[1].deadline, seconds(60) - milliseconds(250));
   Source(*trainer, 5, 7);
   Release(*trainer, 5, 7);
   EXPECT_THAT(trainer->application.told, ElementsAre("released v7 e5"));
