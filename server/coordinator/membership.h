@@ -59,7 +59,6 @@ struct Group {
   std::string last_error;
   Epoch serving{};  ///< engine: content epoch, 0 = none
   Version version{};
-  uint32_t fills_failed = 0;  ///< since the last commit or registration
   /// Engine: the epoch that it has staged and whose content is decided; a coordinator that is gone
   /// began it. 0: nothing of that kind.
   Epoch unfinished{};

@@ -293,6 +293,8 @@ TEST_F(CoordinatorRecall, ASwapThatDoesNotEndEvictsTheEngine) {
   RejoinEngine({staged, staged});
   EXPECT_EQ(fleet_.EngineNamed("engine-a").state, EngineState::kInstalling);
   fleet_.Run(fleet_.options.commit_deadline + std::chrono::seconds(1));
+  EXPECT_TRUE(EngineAgent().All<epoch::EvictCommand>().empty()) << "it has as long once more";
+  fleet_.Run(fleet_.options.commit_deadline + std::chrono::seconds(1));
   EXPECT_EQ(EngineAgent().All<epoch::EvictCommand>().size(), 2u);
 }
 
