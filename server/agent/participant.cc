@@ -172,13 +172,16 @@ Status Participant::AcknowledgeSwap(Epoch epoch, double flip_seconds) {
 Status Participant::RefuseSwap(Epoch epoch, const std::string& why) {
   WW_RETURN_IF_ERROR(RequireRole(control::GroupRole::kEngine));
   WW_RETURN_IF_ERROR(CheckOffered(epoch));
-  services_->report(epoch::FailedReport{
-      epoch, member(),
-      Status(Code::kAborted, Reason::kAbortRequested, "the engine refuses it: " + why)
-          .AtRank(name_)
-          .AtEpoch(epoch),
-      true});
+  refused_ = {epoch,
+              Status(Code::kAborted, Reason::kAbortRequested, "the engine refuses it: " + why)
+                  .AtRank(name_)
+                  .AtEpoch(epoch)};
+  TellRefused();
   return OkStatus();
+}
+
+void Participant::TellRefused() {
+  services_->report(epoch::FailedReport{refused_.first, member(), refused_.second, true});
 }
 
 Status Participant::CheckOffered(Epoch epoch) const {

@@ -61,6 +61,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   /// The attempt cannot go on, whatever it is at.
   void Fails(const std::shared_ptr<Attempt>& attempt, const Status& why);
   Status RequireRole(control::GroupRole role) const;
+  void TellRefused();
   /// To this rank as the leader, and not acknowledged yet.
   Status CheckOffered(Epoch epoch) const;
   void Answered(std::shared_ptr<const control::LayoutSubmission> submission,
@@ -162,6 +163,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   std::pair<Epoch, Nanos> drain_began_{};  ///< of the last drain
   double flip_seconds_ = 0;
   Epoch acknowledged_{};
+  std::pair<Epoch, Status> refused_;  ///< by the engine, last; told again when it is asked again
   Epoch emptied_for_{};  ///< MakeRoom was called for it, and nothing was installed since
   Executor::TimerId room_timer_ = 0;
   bool ended_ = false;

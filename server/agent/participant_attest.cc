@@ -28,6 +28,10 @@ void Participant::OnCommand(epoch::Command command) {
   if (abort != nullptr && attempt_ && attempt_->command.epoch == abort->epoch) {
     attempt_->aborted = true;
   }
+  const auto* commit = std::get_if<epoch::CommitCommand>(&command);
+  if (commit != nullptr && commit->epoch == refused_.first && commit->member == member()) {
+    return TellRefused();
+  }
   Feed(std::move(command));
 }
 

@@ -173,8 +173,11 @@ struct StatusSnapshot {
 /// Fences: a call or report with an incarnation that is not the registered one changes nothing.
 /// An engine that completes while an epoch is committed and no epoch runs is filled from a serving
 /// engine's stage; fills are dropped (aborted and drained) before the next epoch prepares.
-/// A version whose attempt aborted is tried again while every trainer rank still lives, at most
-/// attempts_max times and until its deadline; then it is released with the reason. Neither a
+/// A version whose attempt aborted is tried again while every trainer rank still lives and until
+/// its deadline; then it is released with the reason. An attempt that another one is not likely to
+/// mend (bytes that differ, memory, a phase's deadline) is a failure, and there are attempts_max of
+/// these; one that ended because somebody was lost, left out or could not be reached is none. The
+/// next one follows a loss at once, anything else after a pause that grows. Neither a
 /// version whose plan cannot be made, nor one that an operator aborted, nor one that was released
 /// OK before its abort (a manual commit that never came) is tried again.
 ///
@@ -190,9 +193,12 @@ struct StatusSnapshot {
 /// Ranks that cannot be reached keep their places and what they serve (membership.h): an epoch that
 /// runs goes on without them or is tried again, and they are told its end when they are back.
 ///
-/// Engines: one that loses a rank is DIRTY; its other ranks are evicted. One whose layout fits no
-/// plan fails the version that needs it; among fills it is left out, with `last_error`, until it
-/// registers anew or a version commits. A trainer's other ranks stay when one is lost.
+/// Engines: one that loses a rank is DIRTY; its other ranks are evicted. One that has not swapped
+/// at commit_deadline is a straggler: it serves on, is not ready, and no later version waits for
+/// it; it is filled when it has swapped. An engine whose fill fails is filled again, alone, after
+/// pauses that grow; the others do not wait for it. One whose layout fits no plan fails the version
+/// that needs it; among fills it is left out, with `last_error`, until it registers anew or a
+/// version commits. A trainer's other ranks stay when one is lost.
 ///
 /// After a failed append it decides nothing any more: publishes are refused with kJournalFailed,
 /// and status, watch and explain go on.

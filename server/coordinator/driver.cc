@@ -14,6 +14,46 @@
 namespace weightwire::coordinator {
 namespace {
 
+/// Attempts of one version that end for a loss before fewer engines are asked.
+constexpr uint32_t kLossesMax = 2;
+constexpr Nanos kPauseFirst = std::chrono::milliseconds(100);
+constexpr Nanos kPauseMost = std::chrono::seconds(5);
+
+/// Somebody left, was left out or could not be reached: another attempt may well go through. One
+/// that took the whole of a phase's deadline is a failure.
+bool IsPassing(const EpochRun& run) {
+  const epoch::State& aborted = run.state;
+  if (!aborted.laggards.empty() || !aborted.lost.empty()) return true;
+  if (run.timed_out) return false;
+  switch (aborted.why.reason()) {
+    case Reason::kMemberLost:
+    case Reason::kLeaseExpired:
+    case Reason::kTransportFailed:
+    case Reason::kTicketRejected:
+    case Reason::kDeadlineExceeded:
+    case Reason::kAbortRequested:
+    case Reason::kNotReady:
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// The engine that an engine reads from, of those that do not read from the sources.
+std::map<std::string, std::string> EnginesReadFrom(
+    const std::vector<epoch::PrepareCommand>& prepares, const epoch::Spec& spec) {
+  std::map<ParticipantId, std::string> names;
+  for (const epoch::EngineMembers& engine : spec.engines) {
+    for (const epoch::Member& member : engine.ranks) names[member.id] = engine.name;
+  }
+  std::map<std::string, std::string> parents;
+  for (const epoch::PrepareCommand& command : prepares) {
+    if (!command.relayed || command.source_participants.empty()) continue;
+    parents[names.at(command.member.id)] = names.at(command.source_participants.begin()->second);
+  }
+  return parents;
+}
+
 Status MemberLost(const std::string& message, const std::string& rank) {
   return Status(Code::kAborted, Reason::kMemberLost, message)
       .AtRank(rank)
@@ -32,15 +72,14 @@ Driver::Driver(Services services, CommitRecord committed, Epoch first, History h
           first, history, s_.journal, [this] { TryStart(); },
           [this](const Status& why) { StopDeciding(why); }),
       queue_(s_.options.waiting_versions_max) {
+  for (const uint8_t byte : s_.options.random_ticket()) random_.seed(random_() ^ byte);
   queue_.SetFloor(committed_.version);
   s_.metrics.Set("epoch_committed", static_cast<double>(committed_.epoch.value));
 }
 
 Driver::~Driver() {
   s_.strand.Cancel(version_timer_);
-  for (const EpochRun* run : {publish_.get(), fill_.get()}) {
-    if (run != nullptr) s_.strand.Cancel(run->timer);
-  }
+  for (const EpochRun* run : Runs()) s_.strand.Cancel(run->timer);
 }
 
 // ---- versions ----
@@ -149,9 +188,7 @@ void Driver::OnVersionTimer() {
   }
   if (PendingVersion* running = queue_.RunningExpired(now)) {
     running->expired = true;
-    const Status why(
-        Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
-        "the deadline of version " + std::to_string(running->version.value) + " passed");
+    const Status why = ExpiryOf(*running);
     if (publish_ != nullptr) {
       Feed(publish_->state.spec.epoch, epoch::AbortAskedEvent{why});
     } else {
@@ -172,13 +209,16 @@ Status Driver::ExpiryOf(const PendingVersion& pending) const {
                   version + " was not published by every rank before its deadline")
         .AtRank(trainer->RankName(rank));
   }
-  if (PartakingEngines().size() < EnginesWanted()) {
+  if (!pending.running && PartakingEngines().size() < EnginesWanted()) {
     return Status(Code::kDeadlineExceeded, Reason::kNotReady,
                   version + " found too few engines before its deadline: " + WaitingEnginesLine());
   }
-  return Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
-                "the deadline of " + version + " passed" +
-                    (pending.last_error.ok() ? "" : "; last: " + pending.last_error.message()));
+  return Status(
+      Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
+      "the deadline of " + version + " passed" +
+          (pending.last_error.ok() ? ""
+                                   : " after " + std::to_string(pending.attempts) +
+                                         " attempts; last: " + pending.last_error.ToString()));
 }
 
 // ---- starting ----
@@ -193,13 +233,13 @@ std::vector<const Group*> Driver::CompleteEngines() const {
 
 std::vector<const Group*> Driver::PartakingEngines() const {
   std::vector<const Group*> engines = CompleteEngines();
-  std::erase_if(engines, [](const Group* engine) { return engine->drained; });
+  std::erase_if(engines, [this](const Group* e) { return e->drained || IsStraggler(*e); });
   return engines;
 }
 
 void Driver::TryStart() {
   if (!deciding_ || stopping_ || publish_ != nullptr || publish_draft_ != nullptr) return;
-  if (!StartUnfinished() && !StartRollback() && !StartPublish()) StartFill();
+  if (!StartUnfinished() && !StartRollback() && !StartPublish()) StartFills();
 }
 
 /// True when an epoch is about to run: no fill may begin.
@@ -213,8 +253,10 @@ bool Driver::StartPublish() {
             Status(Code::kAborted, Reason::kStaleVersion,
                    "version " + std::to_string(head->version.value) + " superseded this one"));
   std::vector<const Group*> engines = PartakingEngines();
-  if (!trainer->Complete() || engines.size() < EnginesWanted()) return false;
-  if (!FillGaveWay()) return true;
+  if (!trainer->Complete()) return false;
+  if (engines.size() < EnginesWanted()) return false;
+  if (s_.clock.Now() < head->not_before) return false;
+  if (!FillsGaveWay()) return true;
   const auto number = numbers_.Take();
   if (!number) return true;
   head->running = true;
@@ -226,6 +268,7 @@ bool Driver::StartPublish() {
   spec.version = head->version;
   spec.manual_commit = head->manual_commit;
   spec.quorum = s_.options.commit_policy.Enough(s_.options.min_engines);
+  spec.engines_min = static_cast<uint32_t>(EnginesWanted());
   std::vector<std::string> left_out = LeaveOut(*head, engines);
   spec.sources = trainer->Members();
   spec.source_group = trainer->name;
@@ -242,17 +285,32 @@ bool Driver::StartPublish() {
   return true;
 }
 
-/// Takes the engines out that an earlier attempt found late, as long as enough are left.
+/// Takes the engines out that an earlier attempt found late, as long as
+/// enough are left. Where the policy lets a version do with some of them and engines leave faster
+/// than an attempt takes, each further loss halves who is asked: the others are filled from them.
 std::vector<std::string> Driver::LeaveOut(PendingVersion& head,
                                           std::vector<const Group*>& engines) const {
+  std::vector<std::string> names;
   const auto late = [&](const Group* engine) { return head.without.contains(engine->name); };
   const auto left = static_cast<size_t>(std::ranges::count_if(engines, std::not_fn(late)));
-  if (left < EnginesWanted()) head.without.clear();
-  std::vector<std::string> names;
+  if (left < EnginesWanted()) {
+    head.without.clear();
+    ++head.pauses;  // to leave them out did not help
+  }
   for (const Group* engine : engines) {
     if (late(engine)) names.push_back(engine->name);
   }
   std::erase_if(engines, late);
+  if (s_.options.commit_policy.kind == CommitPolicy::Kind::kAll || head.losses < kLossesMax) {
+    return names;
+  }
+  const size_t asked =
+      std::max(EnginesWanted(), engines.size() >> std::min(head.losses - kLossesMax + 1, 31U));
+  if (engines.size() <= asked) return names;
+  // Who serves has been here for longer.
+  std::ranges::stable_partition(engines, [](const Group* e) { return e->serving != Epoch{}; });
+  for (size_t i = asked; i < engines.size(); ++i) names.push_back(engines[i]->name);
+  engines.resize(asked);
   return names;
 }
 
@@ -262,15 +320,18 @@ size_t Driver::EnginesWanted() const {
 }
 
 /// False while a fill still runs: it is told to stop, unless it is decided.
-bool Driver::FillGaveWay() {
-  fill_draft_.reset();
-  if (fill_ == nullptr) return true;
-  if (fill_->CanAbort()) {
-    fill_->dropped = true;
-    Feed(fill_->state.spec.epoch,
-         epoch::AbortAskedEvent{
-             Status(Code::kAborted, Reason::kAbortRequested, "the fill gives way to a new epoch")});
+bool Driver::FillsGaveWay() {
+  fill_drafts_.clear();
+  if (fills_.empty()) return true;
+  const Status why(Code::kAborted, Reason::kAbortRequested, "the fill gives way to a new epoch");
+  bool any = false;
+  for (const auto& fill : fills_) {
+    const epoch::State& state = fill->state;
+    if (!fill->CanAbort() || std::exchange(fill->dropped, true)) continue;
+    events_.emplace_back(state.spec.epoch, epoch::AbortAskedEvent{why});
+    any = true;
   }
+  if (any) Pump();
   return false;
 }
 
@@ -300,7 +361,8 @@ void Driver::Plan(const std::shared_ptr<Draft>& draft, const Group& source,
 
 void Driver::Planned(const std::shared_ptr<Draft>& draft, const std::string& engine,
                      const Result<PlannedPairPtr>& pair) {
-  if (draft != publish_draft_ && draft != fill_draft_) return;
+  const bool filling = std::ranges::find(fill_drafts_, draft) != fill_drafts_.end();
+  if (draft != publish_draft_ && !filling) return;
   WW_FAILPOINT("coordinator.after_plan_made");
   const Status status = pair ? CheckQuantizes(draft->spec, engine, **pair) : pair.error();
   if (status.ok()) {
@@ -316,7 +378,9 @@ void Driver::Planned(const std::shared_ptr<Draft>& draft, const std::string& eng
 void Driver::Launch(const std::shared_ptr<Draft>& draft) {
   const bool publish = draft == publish_draft_;
   draft->story.Step("plan", "", draft->started, s_.clock.Now());
-  (publish ? publish_draft_ : fill_draft_).reset();
+  if (publish) publish_draft_.reset();
+  std::erase(fill_drafts_, draft);
+  LeaveOutTheLost(*draft);
   if (!StillComplete(draft->spec)) {
     if (PendingVersion* pending = publish ? queue_.Find(draft->spec.version) : nullptr) {
       pending->running = false;
@@ -334,15 +398,34 @@ void Driver::Launch(const std::shared_ptr<Draft>& draft) {
   Begin(RunFrom(*draft));
 }
 
+bool Driver::IsStill(const std::string& name, const std::vector<epoch::Member>& ranks) const {
+  const Group* group = s_.membership.FindGroup(name);
+  return group != nullptr && group->Complete() && group->unfinished == Epoch{} &&
+         group->Members() == ranks;
+}
+
+/// Of a draft whose plans were made meanwhile, as long as enough are left.
+void Driver::LeaveOutTheLost(Draft& draft) const {
+  auto& engines = draft.spec.engines;
+  const auto lost = [&](const epoch::EngineMembers& e) { return !IsStill(e.name, e.ranks); };
+  const auto gone = static_cast<size_t>(std::ranges::count_if(engines, lost));
+  if (engines.size() < gone + std::max(1U, draft.spec.engines_min)) return;
+  for (const epoch::EngineMembers& engine : engines) {
+    // Another plan that cannot be made may hide behind its one.
+    if (lost(engine) && engine.name == draft.failed_engine) return;
+  }
+  for (const epoch::EngineMembers& engine : engines) {
+    if (!lost(engine)) continue;
+    draft.plans.erase(engine.name);
+    draft.left_out.push_back(engine.name);
+  }
+  std::erase_if(engines, lost);
+}
+
 bool Driver::StillComplete(const epoch::Spec& spec) const {
-  const auto complete = [this](const std::string& name, const std::vector<epoch::Member>& ranks) {
-    const Group* group = s_.membership.FindGroup(name);
-    return group != nullptr && group->Complete() && group->unfinished == Epoch{} &&
-           group->Members() == ranks;
-  };
-  return complete(spec.source_group, spec.sources) &&
-         std::ranges::all_of(spec.engines, [&](const epoch::EngineMembers& engine) {
-           return complete(engine.name, engine.ranks);
+  return IsStill(spec.source_group, spec.sources) &&
+         std::ranges::all_of(spec.engines, [this](const epoch::EngineMembers& engine) {
+           return IsStill(engine.name, engine.ranks);
          });
 }
 
@@ -362,7 +445,7 @@ void Driver::PlanFailed(const Draft& draft) {
   stories_.Keep(draft.spec.epoch, {std::move(story), {}, {}});
   if (Group* engine = s_.membership.FindGroup(draft.failed_engine)) {
     engine->last_error = draft.failure.ToString();
-    engine->fills_failed = s_.options.attempts_max;
+    fill_troubles_[engine->name] = {engine->Members(), 1, {}, true};
   }
   const bool publish = draft.spec.kind == epoch::Kind::kPublish;
   s_.metrics.Add("epochs_total", 1, {{"outcome", publish ? "aborted" : "fill_aborted"}});
@@ -411,6 +494,8 @@ std::unique_ptr<EpochRun> Driver::RunFrom(const Draft& draft) const {
   run->phase_since = draft.started;
   run->started_wall = draft.started_wall;
   run->state.spec = draft.spec;
+  run->state.spec.parents = EnginesReadFrom(run->prepares, draft.spec);
+  run->state.spec.drops_readers = draft.spec.sources.empty();
   return run;
 }
 
@@ -433,8 +518,10 @@ void Driver::EndPublish(const EpochRun& run) {
       group->last_error = run.state.why.ToString();
     }
   }
+  if (!IsPassing(run)) ++pending->failures;
   if (MayRetry(run, *pending)) {
     pending->running = false;
+    PauseAfter(run, *pending);
     // A relay that cannot pass the version on should not stop its reader again.
     const std::string& rank = run.state.why.rank();
     pending->direct.insert(rank.substr(0, rank.rfind('/')));
@@ -448,18 +535,25 @@ void Driver::EndPublish(const EpochRun& run) {
 
 bool Driver::MayRetry(const EpochRun& run, const PendingVersion& pending) const {
   return deciding_ && !stopping_ && !run.released && !run.abort_asked && !pending.expired &&
-         pending.attempts < s_.options.attempts_max + pending.without.size() &&
-         pending.deadline > s_.clock.Now() && TrainerHolds(pending);
+         pending.failures < s_.options.attempts_max && pending.deadline > s_.clock.Now() &&
+         TrainerHolds(pending);
 }
 
-void Driver::EndFill(const EpochRun& run) {
-  if (run.state.phase == epoch::Phase::kCommitted || run.dropped) return;
-  for (const epoch::EngineMembers& engine : run.state.spec.engines) {
-    Group* group = s_.membership.FindGroup(engine.name);
-    if (group == nullptr || group->Members() != engine.ranks) continue;
-    ++group->fills_failed;
-    group->last_error = run.state.why.ToString();
+/// Who is lost or left out is not in the way of the next attempt, which follows at once.
+void Driver::PauseAfter(const EpochRun& run, PendingVersion& pending) {
+  if (!run.state.lost.empty()) {
+    ++pending.losses;
+    return;
   }
+  if (!run.state.laggards.empty() && pending.pauses == 0) return;
+  pending.not_before = s_.clock.Now() + Pause(pending.pauses++, kPauseFirst, kPauseMost);
+}
+
+Nanos Driver::Pause(uint32_t pauses, Nanos first, Nanos most) {
+  const Nanos limit = std::min(most, first * (int64_t{1} << std::min(pauses, 20U)));
+  const Nanos pause(static_cast<int64_t>(random_() % (static_cast<uint64_t>(limit.count()) + 1)));
+  s_.strand.PostAfter(pause, lifeline_.Bind([this] { TryStart(); }));
+  return pause;
 }
 
 void Driver::Remember(const EpochStatus& status) {
@@ -468,7 +562,7 @@ void Driver::Remember(const EpochStatus& status) {
 }
 
 void Driver::AbandonDrafts(const Status& why) {
-  fill_draft_.reset();
+  fill_drafts_.clear();
   if (publish_draft_ == nullptr) return;
   const Version version = publish_draft_->spec.version;
   publish_draft_.reset();
@@ -476,9 +570,9 @@ void Driver::AbandonDrafts(const Status& why) {
 }
 
 void Driver::AbortRuns(const Status& why) {
-  if (fill_ != nullptr) fill_->dropped = true;
-  for (const EpochRun* run : {fill_.get(), publish_.get()}) {
-    if (run != nullptr) events_.emplace_back(run->state.spec.epoch, epoch::AbortAskedEvent{why});
+  for (const auto& fill : fills_) fill->dropped = true;
+  for (const EpochRun* run : Runs()) {
+    events_.emplace_back(run->state.spec.epoch, epoch::AbortAskedEvent{why});
   }
   Pump();
 }
@@ -510,10 +604,14 @@ void Driver::OnLost(const Group& group, uint32_t rank, const epoch::Member& memb
 }
 
 void Driver::OnCutOff(Group& group, uint32_t rank, const epoch::Member& member, const Status& why) {
+  if (const auto late = stragglers_.find(group.name); late != stragglers_.end()) {
+    group.unfinished = late->second.epoch;
+    group.unfinished_content = late->second.content;
+  }
   LeaveRuns(group, rank, member, why);
   // A version that is decided and that it has staged, it serves when it is back.
-  for (const EpochRun* run : {publish_.get(), fill_.get()}) {
-    if (run == nullptr || run->state.phase != epoch::Phase::kCommitting) continue;
+  for (const EpochRun* run : Runs()) {
+    if (run->state.phase != epoch::Phase::kCommitting) continue;
     const epoch::Spec& spec = run->state.spec;
     const auto engine = std::ranges::find(spec.engines, group.name, &epoch::EngineMembers::name);
     if (engine == spec.engines.end() || run->state.applied.contains(group.name)) continue;
@@ -526,11 +624,11 @@ void Driver::OnCutOff(Group& group, uint32_t rank, const epoch::Member& member, 
 void Driver::LeaveRuns(const Group& group, uint32_t rank, const epoch::Member& member,
                        const Status& why) {
   const Status named = Status(Status(why).AtRank(group.RankName(rank)));
-  for (EpochRun* run : {publish_.get(), fill_.get()}) {
-    if (run != nullptr) {
-      NoteLoss(*run, member, named);
-      events_.emplace_back(run->state.spec.epoch, epoch::LostEvent{member, named});
-    }
+  stragglers_.erase(group.name);
+  fill_troubles_.erase(group.name);
+  for (EpochRun* run : Runs()) {
+    NoteLoss(*run, member, named);
+    events_.emplace_back(run->state.spec.epoch, epoch::LostEvent{member, named});
   }
   s_.strand.Post(lifeline_.Bind([this] { Pump(); }));
 }
@@ -587,7 +685,7 @@ void Driver::Shutdown(std::function<void()> done) {
 
 /// An epoch whose decision has an unknown fate never ends: it is not waited for.
 void Driver::FinishShutdownWhenIdle() {
-  if (!stopping_ || !stopped_ || fill_ != nullptr) return;
+  if (!stopping_ || !stopped_ || !fills_.empty()) return;
   const bool undecidable = publish_ != nullptr && !deciding_ && !publish_->CanAbort() &&
                            publish_->state.phase == epoch::Phase::kCommitting;
   if (publish_ != nullptr && !undecidable) return;

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,7 +21,7 @@
 
 namespace weightwire::coordinator {
 
-/// Decides what runs: at most one epoch of the fleet, and at most one fill beside none.
+/// Decides what runs: at most one epoch of the fleet; while there is none, fills.
 ///
 ///   version complete → take a number → plans (workers) → machine → …committed or aborted
 ///
@@ -98,8 +99,7 @@ class Driver {
   /// Complete engines that a version waits for.
   size_t EnginesWanted() const;
   std::vector<std::string> LeaveOut(PendingVersion& head, std::vector<const Group*>& engines) const;
-  bool FillGaveWay();
-  void StartFill();
+  bool FillsGaveWay();
   std::shared_ptr<Draft> NewDraft(epoch::Spec spec);
   void Plan(const std::shared_ptr<Draft>& draft, const Group& source,
             const std::vector<const Group*>& engines);
@@ -109,6 +109,8 @@ class Driver {
   void Planned(const std::shared_ptr<Draft>& draft, const std::string& engine,
                const Result<PlannedPairPtr>& pair);
   void Launch(const std::shared_ptr<Draft>& draft);
+  bool IsStill(const std::string& name, const std::vector<epoch::Member>& ranks) const;
+  void LeaveOutTheLost(Draft& draft) const;
   /// Its groups are what they were when its plans were asked for.
   bool StillComplete(const epoch::Spec& spec) const;
   void LeaveRuns(const Group& group, uint32_t rank, const epoch::Member& member, const Status& why);
@@ -119,7 +121,9 @@ class Driver {
   std::unique_ptr<EpochRun> RunFrom(const Draft& draft) const;
   void EndPublish(const EpochRun& run);
   bool MayRetry(const EpochRun& run, const PendingVersion& pending) const;
-  void EndFill(const EpochRun& run);
+  void PauseAfter(const EpochRun& run, PendingVersion& pending);
+  /// Anything up to a limit that doubles with every pause before this one; TryStart runs after it.
+  Nanos Pause(uint32_t pauses, Nanos first, Nanos most);
   void GiveUp(PendingVersion pending, const Status& why);
   void GiveUpAll(std::vector<PendingVersion> versions, const Status& why);
   void AbandonDrafts(const Status& why);
@@ -130,6 +134,21 @@ class Driver {
   void Remember(const EpochStatus& status);
   void StopDeciding(const Status& why);
   void FinishShutdownWhenIdle();
+
+  // ---- driver_fill.cc ----
+  /// An engine, waiting or holding, of which fills have failed since the last commit.
+  struct FillTrouble {
+    std::vector<epoch::Member> ranks;  ///< others than these begin anew
+    uint32_t failures = 0;
+    Nanos not_before{};
+    bool fits_nobody = false;  ///< there is no plan for it
+  };
+  void StartFills();
+  bool StartFill();
+  void EndFill(const EpochRun& run);
+  const FillTrouble* TroubleOf(const Group& engine) const;
+  void Trouble(Group& engine, const Status& why);
+  bool InFill(const std::string& engine) const;
 
   // ---- driver_rollback.cc ----
   struct PendingRollback {
@@ -157,7 +176,10 @@ class Driver {
   void GiveUpWhatWasLetGo();
 
   // ---- driver_actions.cc ----
+  /// What runs; the epoch of the fleet first.
+  std::vector<EpochRun*> Runs() const;
   EpochRun* RunOf(Epoch epoch) const;
+  EpochRun& Add(std::unique_ptr<EpochRun> run);
   void Begin(std::unique_ptr<EpochRun> run);
   void Feed(Epoch epoch, epoch::Event event);
   void Pump();
@@ -171,6 +193,8 @@ class Driver {
   void Do(EpochRun& run, const epoch::SendInstalled&);
   void Do(EpochRun& run, const epoch::SendAbort&);
   void Do(EpochRun& run, const epoch::EvictEngine&);
+  void Do(EpochRun& run, const epoch::LeaveBehind&);
+  void Do(EpochRun& run, const epoch::ExcludeEngine&);
   void Do(EpochRun& run, const epoch::EvictSource&);
   void Do(EpochRun& run, const epoch::Finish&);
   void Do(EpochRun& run, const epoch::StopDeciding&);
@@ -180,6 +204,21 @@ class Driver {
   /// Engines without which the newest epoch was committed are not ready from now on.
   void TellWhoIsBehind();
   void TellBehind(const Group& engine);
+  /// An engine that had not swapped when its epoch ended. It serves on, and nothing new is asked of
+  /// it before its leader answers; then it is filled.
+  struct Straggler {
+    std::vector<epoch::Member> ranks;
+    Epoch epoch{};
+    epoch::Content content;
+    std::map<epoch::Member, epoch::Contents> keeps;
+  };
+  bool IsStraggler(const Group& engine) const;
+  bool OnStraggler(const epoch::Report& report);
+  void RemindLater(const std::string& engine, Epoch epoch);
+  void SendCommits(const std::vector<epoch::Member>& ranks, Epoch epoch,
+                   const epoch::Content& content);
+  void Install(const epoch::EngineMembers& engine, Epoch epoch, const epoch::Content& content,
+               const std::map<epoch::Member, epoch::Contents>& keeps);
   Nanos DeadlineOf(epoch::Phase phase) const;
   void EndRun(Epoch epoch);
   void CountEnd(const EpochRun& run);
@@ -196,6 +235,8 @@ class Driver {
   void KeepStory(EpochRun& run);
 
   // ---- driver_status.cc ----
+  /// Whose plans are made; that of the fleet first.
+  std::vector<std::shared_ptr<Draft>> Drafts() const;
   std::string WaitingLine() const;
   std::string WaitingVersionLine(const PendingVersion& pending) const;
   std::string WaitingEnginesLine() const;
@@ -209,8 +250,13 @@ class Driver {
   EpochNumbers numbers_;
   VersionQueue queue_;
   std::optional<PendingRollback> rollback_;  ///< asked for, and not ended yet
-  std::shared_ptr<Draft> publish_draft_, fill_draft_;
-  std::unique_ptr<EpochRun> publish_, fill_;  ///< a rollback runs as `publish_`
+  std::shared_ptr<Draft> publish_draft_;
+  std::unique_ptr<EpochRun> publish_;  ///< or a rollback
+  std::vector<std::shared_ptr<Draft>> fill_drafts_;
+  std::vector<std::unique_ptr<EpochRun>> fills_;
+  std::map<std::string, FillTrouble> fill_troubles_;  ///< by engine
+  std::map<std::string, Straggler> stragglers_;       ///< by engine
+  std::mt19937_64 random_;
   std::deque<std::pair<Epoch, epoch::Event>> events_;
   bool stepping_ = false;
   bool any_unfinished_ = false;  ///< maybe: of some group, Group::unfinished

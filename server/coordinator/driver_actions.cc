@@ -31,6 +31,12 @@ Epoch EpochOf(const epoch::Report& report) {
       report);
 }
 
+/// The engine's leader, which has been asked to swap and has not answered.
+bool IsAwaitedLeader(const epoch::State& state, const epoch::Member& member) {
+  const std::vector<epoch::Member> awaited = epoch::WaitingFor(state);
+  return std::ranges::find(awaited, member) != awaited.end();
+}
+
 /// A report has had its effect; its sender does not know.
 struct Taken {
   void operator()(const epoch::PreparedReport&) const {
@@ -102,21 +108,36 @@ void AddFigures(EpochRun& run, const epoch::Report& report) {
 
 }  // namespace
 
+std::vector<EpochRun*> Driver::Runs() const {
+  std::vector<EpochRun*> runs;
+  if (publish_ != nullptr) runs.push_back(publish_.get());
+  for (const auto& fill : fills_) runs.push_back(fill.get());
+  return runs;
+}
+
 EpochRun* Driver::RunOf(Epoch epoch) const {
-  for (EpochRun* run : {publish_.get(), fill_.get()}) {
-    if (run != nullptr && run->state.spec.epoch == epoch) return run;
-  }
-  return nullptr;
+  const std::vector<EpochRun*> runs = Runs();
+  const auto run = std::ranges::find(runs, epoch, [](auto* r) { return r->state.spec.epoch; });
+  return run == runs.end() ? nullptr : *run;
+}
+
+EpochRun& Driver::Add(std::unique_ptr<EpochRun> run) {
+  if (!run->IsFill()) return *(publish_ = std::move(run));
+  return *fills_.emplace_back(std::move(run));
 }
 
 bool Driver::OnReport(const epoch::Report& report) {
   if (std::holds_alternative<epoch::AttestedReport>(report)) return false;
   EpochRun* run = RunOf(EpochOf(report));
-  if (run == nullptr) return false;
+  if (run == nullptr) return OnStraggler(report);
   AddFigures(*run, report);
   NoteReport(*run, report);
   if (const auto* failed = std::get_if<epoch::FailedReport>(&report)) {
-    run->refused |= failed->refused && run->state.phase == epoch::Phase::kCommitting;
+    if (failed->refused && run->state.phase == epoch::Phase::kCommitting) {
+      // Whether an engine wants what was committed is for its leader to say.
+      if (!IsAwaitedLeader(run->state, failed->member)) return true;
+      run->refused = true;
+    }
   }
   Feed(run->state.spec.epoch, std::visit(EventOf{}, report));
   std::visit(Taken{}, report);
@@ -126,8 +147,7 @@ bool Driver::OnReport(const epoch::Report& report) {
 void Driver::Begin(std::unique_ptr<EpochRun> run) {
   epoch::Outcome outcome = epoch::Begin(run->state.spec);
   run->state = std::move(outcome.state);
-  EpochRun& started = *run;
-  (started.IsFill() ? fill_ : publish_) = std::move(run);
+  EpochRun& started = Add(std::move(run));
   NoteBeginning(started);
   Perform(started, outcome.actions);
   changed_();
@@ -227,7 +247,7 @@ void Driver::Appended(const CommitRecord& record, const Status& status) {
   if (status.ok()) {
     committed_ = record;
     committed_wall_ = s_.clock.WallSeconds();
-    for (auto& [name, group] : s_.membership.groups()) group.fills_failed = 0;
+    fill_troubles_.clear();
     s_.metrics.Set("epoch_committed", static_cast<double>(record.epoch.value));
     if (record.held != Epoch{}) WentBack();
     TellWhoIsBehind();
@@ -259,29 +279,60 @@ void Driver::Do(EpochRun& run, const epoch::SendCommit& action) {
   }
   const epoch::EngineMembers& engine = EngineNamed(spec, action.engine);
   run.story.Told("swap", s_.clock.Now());
-  for (size_t rank = 0; rank < engine.ranks.size(); ++rank) {
-    s_.membership.Send(engine.ranks[rank],
-                       epoch::CommitCommand{spec.epoch, spec.version, spec.content,
-                                            engine.ranks[rank], rank == 0});
-  }
+  SendCommits(engine.ranks, spec.epoch, {spec.content, spec.version});
 }
 
 void Driver::Do(EpochRun& run, const epoch::SendInstalled& action) {
   WW_FAILPOINT("coordinator.before_installeds");
   const epoch::Spec& spec = run.state.spec;
-  for (const epoch::Member& member : EngineNamed(spec, action.engine).ranks) {
-    s_.membership.Send(member, epoch::InstalledCommand{spec.epoch, member});
+  Install(EngineNamed(spec, action.engine), spec.epoch, {spec.content, spec.version}, run.keeps);
+}
+
+void Driver::Install(const epoch::EngineMembers& engine, Epoch epoch, const epoch::Content& content,
+                     const std::map<epoch::Member, epoch::Contents>& keeps) {
+  for (const epoch::Member& member : engine.ranks) {
+    s_.membership.Send(member, epoch::InstalledCommand{epoch, member});
   }
-  Group* group = s_.membership.FindGroup(action.engine);
-  if (group == nullptr || group->Members() != EngineNamed(spec, action.engine).ranks) return;
-  for (const epoch::Member& member : group->Members()) {
-    s_.membership.Hold(member, run.keeps[member]);
+  Group* group = s_.membership.FindGroup(engine.name);
+  if (group == nullptr || group->Members() != engine.ranks) return;
+  stragglers_.erase(engine.name);
+  for (const epoch::Member& member : engine.ranks) {
+    const auto kept = keeps.find(member);
+    s_.membership.Hold(member, kept == keeps.end() ? epoch::Contents{} : kept->second);
   }
-  if (spec.content < group->serving) {
+  if (content.epoch < group->serving) {
     s_.metrics.Add("invariant_violations_total", 1, {{"id", "I4"}});
   }
-  group->serving = spec.content;
-  group->version = spec.version;
+  group->serving = content.epoch;
+  group->version = content.version;
+}
+
+bool Driver::IsStraggler(const Group& engine) const {
+  const auto found = stragglers_.find(engine.name);
+  return found != stragglers_.end() && found->second.ranks == engine.Members();
+}
+
+/// The engine answers at last: it has what the others had then, and is filled with what is newer.
+bool Driver::OnStraggler(const epoch::Report& report) {
+  const auto* applied = std::get_if<epoch::AppliedReport>(&report);
+  const auto* failed = std::get_if<epoch::FailedReport>(&report);
+  if (applied == nullptr && failed == nullptr) return false;
+  const epoch::Member member = applied != nullptr ? applied->member : failed->member;
+  const auto found = std::ranges::find_if(stragglers_, [&](const auto& entry) {
+    return entry.second.epoch == EpochOf(report) && entry.second.ranks.front() == member;
+  });
+  if (found == stragglers_.end()) return false;
+  const std::string name = found->first;
+  const Straggler straggler = std::move(found->second);
+  stragglers_.erase(found);
+  if (failed != nullptr) {
+    s_.membership.Evict(member, failed->why);
+  } else {
+    Install({name, straggler.ranks}, straggler.epoch, straggler.content, straggler.keeps);
+  }
+  TryStart();
+  changed_();
+  return true;
 }
 
 void Driver::Do(EpochRun& run, const epoch::SendAbort& action) {
@@ -295,6 +346,45 @@ void Driver::Do(EpochRun& run, const epoch::EvictEngine& action) {
   for (const epoch::Member& member : EngineNamed(run.state.spec, action.engine).ranks) {
     s_.membership.Evict(member, action.why);
   }
+}
+
+/// It serves on; the versions after this one do not wait for it before it has answered.
+void Driver::Do(EpochRun& run, const epoch::LeaveBehind& action) {
+  const epoch::Spec& spec = run.state.spec;
+  const epoch::EngineMembers& engine = EngineNamed(spec, action.engine);
+  Group* group = s_.membership.FindGroup(engine.name);
+  if (group == nullptr || group->Members() != engine.ranks) return;
+  group->last_error = action.why.ToString();
+  Straggler straggler{engine.ranks, spec.epoch, {spec.content, spec.version}, {}};
+  for (const epoch::Member& member : engine.ranks) straggler.keeps[member] = run.keeps[member];
+  stragglers_[engine.name] = std::move(straggler);
+  s_.metrics.Add("engines_left_behind_total", 1);
+  TellBehind(*group);
+  RemindLater(engine.name, spec.epoch);
+}
+
+/// Asked again, a leader that has swapped or refused says so again.
+void Driver::RemindLater(const std::string& engine, Epoch epoch) {
+  s_.strand.PostAfter(s_.options.commit_deadline, lifeline_.Bind([this, engine, epoch] {
+    const auto still = stragglers_.find(engine);
+    if (still == stragglers_.end() || still->second.epoch != epoch) return;
+    const Straggler& straggler = still->second;
+    SendCommits(straggler.ranks, epoch, straggler.content);
+    RemindLater(engine, epoch);
+  }));
+}
+
+void Driver::SendCommits(const std::vector<epoch::Member>& ranks, Epoch epoch,
+                         const epoch::Content& content) {
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    s_.membership.Send(ranks[rank], epoch::CommitCommand{epoch, content.version, content.epoch,
+                                                         ranks[rank], rank == 0});
+  }
+}
+
+void Driver::Do(EpochRun& run, const epoch::ExcludeEngine& action) {
+  run.left_out.push_back(action.engine.name);
+  Log(run, "goes on without " + action.engine.name + ": " + action.why.ToString(), true);
 }
 
 void Driver::Do(EpochRun&, const epoch::EvictSource& action) {
@@ -318,6 +408,8 @@ void Driver::Do(EpochRun& run, const epoch::ArmDeadline& action) {
   run.timer = s_.strand.PostAfter(
       DeadlineOf(action.phase),
       lifeline_.Bind([this, epoch = run.state.spec.epoch, phase = action.phase] {
+        EpochRun* late = RunOf(epoch);
+        if (late != nullptr && late->state.phase == phase) late->timed_out |= late->CanAbort();
         Feed(epoch, epoch::DeadlineEvent{phase});
       }));
 }
@@ -338,8 +430,9 @@ Nanos Driver::DeadlineOf(epoch::Phase phase) const {
 }
 
 void Driver::EndRun(Epoch epoch) {
-  const bool fill = fill_ != nullptr && fill_->state.spec.epoch == epoch;
-  const std::unique_ptr<EpochRun> run = std::move(fill ? fill_ : publish_);
+  const auto fill = std::ranges::find(fills_, RunOf(epoch), &std::unique_ptr<EpochRun>::get);
+  const std::unique_ptr<EpochRun> run = std::move(fill == fills_.end() ? publish_ : *fill);
+  if (fill != fills_.end()) fills_.erase(fill);
   s_.strand.Cancel(run->timer);
   CountEnd(*run);
   NoteEnd(*run);

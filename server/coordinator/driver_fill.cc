@@ -10,6 +10,11 @@
 namespace weightwire::coordinator {
 namespace {
 
+/// At a time.
+constexpr size_t kFillsMax = 16;
+constexpr Nanos kPauseFirst = std::chrono::milliseconds(200);
+constexpr Nanos kPauseMost = std::chrono::seconds(30);
+
 /// The first holder that has all tensors in the dtypes of the first waiting engine that has such a
 /// one; only the engines that are like it stay in `waiting`. Without any, the first holder for all.
 const Group* ChooseHolder(const std::vector<const Group*>& holders,
@@ -27,21 +32,43 @@ const Group* ChooseHolder(const std::vector<const Group*>& holders,
 
 }  // namespace
 
-void Driver::StartFill() {
-  if (fill_ != nullptr || fill_draft_ != nullptr || committed_.epoch == Epoch{}) return;
-  std::vector<const Group*> holders;
-  std::vector<const Group*> waiting;
+void Driver::StartFills() {
+  if (committed_.epoch == Epoch{}) return;
+  while (fills_.size() + fill_drafts_.size() < kFillsMax && StartFill()) {
+  }
+}
+
+/// True when one begins. Each holder serves one fill at a time; they share those who wait. Who has
+/// failed is filled alone, after a pause and from another holder each time, so that it is in
+/// nobody's way.
+bool Driver::StartFill() {
+  const Nanos now = s_.clock.Now();
+  std::vector<const Group*> holders, waiting, failed;
   for (const Group* engine : PartakingEngines()) {
+    if (InFill(engine->name)) continue;
+    const FillTrouble* trouble = TroubleOf(*engine);
+    const bool alone = trouble != nullptr;
+    if (trouble != nullptr && (trouble->fits_nobody || now < trouble->not_before)) continue;
     if (engine->serving == committed_.epoch) {
       holders.push_back(engine);
-    } else if (engine->fills_failed < s_.options.attempts_max) {
-      waiting.push_back(engine);
+    } else {
+      (alone ? failed : waiting).push_back(engine);
     }
   }
-  if (holders.empty() || waiting.empty()) return;
+  if (holders.empty() || (waiting.empty() && failed.empty())) return false;
+  if (waiting.empty()) {
+    const auto failures = [this](const Group* engine) {
+      const FillTrouble* trouble = TroubleOf(*engine);
+      return trouble == nullptr ? 0 : trouble->failures;
+    };
+    waiting = {*std::ranges::min_element(failed, {}, failures)};
+    const auto turn = static_cast<std::ptrdiff_t>(failures(waiting.front()) % holders.size());
+    std::ranges::rotate(holders, holders.begin() + turn);
+  }
   const Group* holder = ChooseHolder(holders, waiting);
+  waiting.resize((waiting.size() + holders.size() - 1) / holders.size());
   const auto number = numbers_.Take();
-  if (!number) return;
+  if (!number) return false;
   WW_FAILPOINT("coordinator.before_a_fill");
   epoch::Spec spec;
   spec.epoch = *number;
@@ -50,11 +77,49 @@ void Driver::StartFill() {
   spec.content = committed_.epoch;
   spec.sources = holder->Members();
   spec.source_group = holder->name;
-  fill_draft_ = NewDraft(std::move(spec));
-  for (const Group* engine : waiting) {
-    if (engine->fills_failed > 0) fill_draft_->direct.insert(engine->name);
+  const auto draft = fill_drafts_.emplace_back(NewDraft(std::move(spec)));
+  Plan(draft, *holder, waiting);
+  return true;
+}
+
+bool Driver::InFill(const std::string& engine) const {
+  const auto has = [&](const epoch::Spec& spec) {
+    return spec.source_group == engine ||
+           std::ranges::find(spec.engines, engine, &epoch::EngineMembers::name) !=
+               spec.engines.end();
+  };
+  return std::ranges::any_of(fills_, [&](const auto& run) { return has(run->state.spec); }) ||
+         std::ranges::any_of(fill_drafts_, [&](const auto& draft) { return has(draft->spec); });
+}
+
+const Driver::FillTrouble* Driver::TroubleOf(const Group& engine) const {
+  const auto found = fill_troubles_.find(engine.name);
+  const bool its = found != fill_troubles_.end() && found->second.ranks == engine.Members();
+  return its ? &found->second : nullptr;
+}
+
+void Driver::Trouble(Group& engine, const Status& why) {
+  engine.last_error = why.ToString();
+  FillTrouble& trouble = fill_troubles_[engine.name];
+  if (trouble.ranks != engine.Members()) trouble = {engine.Members(), 0, {}, false};
+  trouble.not_before = s_.clock.Now() + Pause(trouble.failures++, kPauseFirst, kPauseMost);
+}
+
+/// Only who failed is in trouble: the others are filled without it at once. Nobody is when somebody
+/// was lost, who will not be there again; everybody when nobody is named.
+void Driver::EndFill(const EpochRun& run) {
+  const epoch::State& state = run.state;
+  if (state.phase == epoch::Phase::kCommitted || run.dropped || !state.lost.empty()) return;
+  std::vector<epoch::EngineMembers> all = state.spec.engines;
+  all.push_back({state.spec.source_group, state.spec.sources});
+  const std::string& rank = state.why.rank();
+  const std::string named = rank.substr(0, rank.rfind('/'));
+  const bool known = std::ranges::find(all, named, &epoch::EngineMembers::name) != all.end();
+  for (const epoch::EngineMembers& engine : all) {
+    Group* group = s_.membership.FindGroup(engine.name);
+    if (group == nullptr || group->Members() != engine.ranks) continue;
+    if (!known || engine.name == named) Trouble(*group, state.why);
   }
-  Plan(fill_draft_, *holder, waiting);
 }
 
 Status Driver::CheckQuantizes(const epoch::Spec& spec, const std::string& engine,

@@ -102,7 +102,7 @@ bool Driver::StartUnfinished() {
   }
   if (engines.empty()) return false;
   WW_FAILPOINT("coordinator.before_an_unfinished_epoch_goes_on");
-  if (!FillGaveWay()) return true;
+  if (!FillsGaveWay()) return true;
   auto run = std::make_unique<EpochRun>();
   epoch::Spec& spec = run->state.spec;
   spec.epoch = engines.front()->unfinished;
@@ -128,7 +128,7 @@ bool Driver::StartUnfinished() {
   run->story = Story(run->started);
   NoteBeginning(*run);
   const Epoch epoch = spec.epoch;
-  (run->IsFill() ? fill_ : publish_) = std::move(run);
+  Add(std::move(run));
   // What was asked of the journal then, it has answered: the record was read at the start.
   Feed(epoch, epoch::JournalEvent{OkStatus()});
   return true;

@@ -113,7 +113,7 @@ bool Driver::StartRollback() {
     AnswerRollback(Fail(NoHolder(rollback_->version)));
     return false;
   }
-  if (!FillGaveWay()) return true;
+  if (!FillsGaveWay()) return true;
   const auto number = numbers_.Take();
   if (!number) return true;
   ++rollback_->attempts;

@@ -15,6 +15,11 @@ std::string Joined(const std::vector<std::string>& lines) {
   return text;
 }
 
+std::string Seconds(Nanos span) {
+  const int64_t tenths = span / std::chrono::milliseconds(100);
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
+}
+
 std::string LineOf(const EpochStatus& status) {
   const std::string kind = status.kind == epoch::Kind::kFill       ? "fill "
                            : status.kind == epoch::Kind::kRollback ? "rollback "
@@ -42,10 +47,16 @@ bool AllStaged(const epoch::State& state, const std::string& name) {
 
 }  // namespace
 
+std::vector<std::shared_ptr<Draft>> Driver::Drafts() const {
+  std::vector<std::shared_ptr<Draft>> drafts = fill_drafts_;
+  if (publish_draft_ != nullptr) drafts.insert(drafts.begin(), publish_draft_);
+  return drafts;
+}
+
 EngineState Driver::StateOf(const Group& engine) const {
   if (engine.CutOff()) return EngineState::kCutOff;
   if (!engine.Complete()) return engine.dirty ? EngineState::kDirty : EngineState::kIncomplete;
-  for (const EpochRun* run : {publish_.get(), fill_.get()}) {
+  for (const EpochRun* run : Runs()) {
     if (!HasEngine(run, engine.name)) continue;
     const epoch::State& state = run->state;
     if (state.phase == epoch::Phase::kCommitting && !state.applied.contains(engine.name)) {
@@ -54,7 +65,7 @@ EngineState Driver::StateOf(const Group& engine) const {
     const bool moving =
         state.phase == epoch::Phase::kTransferring || state.phase == epoch::Phase::kStaged;
     if (moving && AllStaged(state, engine.name)) return EngineState::kStaged;
-    if (run == fill_.get() && run->CanAbort()) return EngineState::kFilling;
+    if (run->IsFill() && run->CanAbort()) return EngineState::kFilling;
   }
   return engine.serving == Epoch{} ? EngineState::kEmpty : EngineState::kServing;
 }
@@ -80,16 +91,14 @@ std::vector<std::string> Driver::BusyWith(const Group& engine) const {
                    std::to_string(engine.unfinished_content.version.value) +
                    "): was decided, and waits to go on");
   }
-  for (const EpochRun* run : {publish_.get(), fill_.get()}) {
-    if (run == nullptr) continue;
+  for (const EpochRun* run : Runs()) {
     const std::string phase(epoch::PhaseName(run->state.phase));
     if (HasEngine(run, engine.name) && !run->state.applied.contains(engine.name)) {
       busy.push_back(name(run->state.spec) + ": " + phase);
     }
     if (sources(run->state.spec)) busy.push_back(name(run->state.spec) + ": others read from it");
   }
-  for (const auto& draft : {publish_draft_, fill_draft_}) {
-    if (draft == nullptr) continue;
+  for (const auto& draft : Drafts()) {
     const auto& engines = draft->spec.engines;
     const bool in = std::any_of(engines.begin(), engines.end(),
                                 [&](const auto& planned) { return planned.name == engine.name; });
@@ -111,12 +120,8 @@ void Driver::Describe(StatusSnapshot& snapshot) const {
   snapshot.committed_version = committed_.version;
   snapshot.committed_wall = committed_wall_;
   snapshot.deciding = deciding_;
-  for (const auto& draft : {fill_draft_, publish_draft_}) {
-    if (draft != nullptr) snapshot.epochs.push_back(StatusOf(*draft, now));
-  }
-  for (const EpochRun* run : {fill_.get(), publish_.get()}) {
-    if (run != nullptr) snapshot.epochs.push_back(run->ToStatus(now));
-  }
+  for (const auto& draft : Drafts()) snapshot.epochs.push_back(StatusOf(*draft, now));
+  for (const EpochRun* run : Runs()) snapshot.epochs.push_back(run->ToStatus(now));
   snapshot.epochs.insert(snapshot.epochs.end(), history_.begin(), history_.end());
   std::stable_sort(snapshot.epochs.begin(), snapshot.epochs.end(),
                    [](const EpochStatus& a, const EpochStatus& b) { return a.epoch > b.epoch; });
@@ -130,8 +135,8 @@ std::string Driver::WaitingLine() const {
   if (publish_draft_ != nullptr) return LineOf(StatusOf(*publish_draft_, now));
   if (rollback_) return "rollback to version " + std::to_string(rollback_->version.value);
   if (!queue_.versions().empty()) return WaitingVersionLine(queue_.versions().begin()->second);
-  if (fill_ != nullptr) return LineOf(fill_->ToStatus(now));
-  if (fill_draft_ != nullptr) return LineOf(StatusOf(*fill_draft_, now));
+  if (!fills_.empty()) return LineOf(fills_.front()->ToStatus(now));
+  if (!fill_drafts_.empty()) return LineOf(StatusOf(*fill_drafts_.front(), now));
   return WaitingFillLine();
 }
 
@@ -148,6 +153,11 @@ std::string Driver::WaitingVersionLine(const PendingVersion& pending) const {
     missing.push_back(trainer->RankName(rank) + ": its connection is lost");
   }
   if (!missing.empty()) return version + Joined(missing);
+  const Nanos now = s_.clock.Now();
+  if (now < pending.not_before) {
+    return version + "attempt " + std::to_string(pending.attempts + 1) + " in " +
+           Seconds(pending.not_before - now) + "; the last one: " + pending.last_error.ToString();
+  }
   return version + WaitingEnginesLine();
 }
 
@@ -165,28 +175,47 @@ std::string Driver::WaitingEnginesLine() const {
         missing.push_back(group.RankName(rank) + ": layout");
     }
   }
-  std::vector<std::string> drained;
+  std::vector<std::string> drained, stragglers;
   for (const Group* engine : CompleteEngines()) {
     if (engine->drained) drained.push_back(engine->name);
+    if (IsStraggler(*engine)) stragglers.push_back(engine->name);
   }
   return std::to_string(PartakingEngines().size()) + " of " + std::to_string(EnginesWanted()) +
          " engines are complete" + (missing.empty() ? "" : "; " + Joined(missing)) +
-         (drained.empty() ? "" : "; drained: " + Joined(drained));
+         (drained.empty() ? "" : "; drained: " + Joined(drained)) +
+         (stragglers.empty() ? "" : "; have not swapped yet: " + Joined(stragglers));
 }
 
 /// Engines that serve less than what is committed, and why no fill runs for them.
 std::string Driver::WaitingFillLine() const {
   if (committed_.epoch == Epoch{}) return "";
   bool holder = false;
-  std::vector<std::string> behind;
-  for (const Group* engine : PartakingEngines()) {
-    holder |= engine->serving == committed_.epoch;
-    if (engine->serving != committed_.epoch) behind.push_back(engine->name);
-  }
-  if (behind.empty()) return "";
+  std::vector<std::string> behind, why;
   const std::string epoch = std::to_string(committed_.epoch.value);
-  if (!holder) return Joined(behind) + ": no holder of epoch " + epoch + "; the next version";
-  return Joined(behind) + ": fills of epoch " + epoch + " failed; the next version";
+  for (const Group* engine : CompleteEngines()) {
+    holder |= engine->serving == committed_.epoch && !engine->drained;
+    if (engine->serving == committed_.epoch || engine->drained) continue;
+    if (IsStraggler(*engine)) {
+      why.push_back(engine->name + ": has not swapped to epoch " +
+                    std::to_string(stragglers_.at(engine->name).epoch.value) +
+                    "; it is filled when it has");
+      continue;
+    }
+    behind.push_back(engine->name);
+    const FillTrouble* trouble = TroubleOf(*engine);
+    if (trouble != nullptr) {
+      why.push_back(engine->name + ": " +
+                    (trouble->fits_nobody
+                         ? "fits no holder of epoch " + epoch + "; the next version"
+                         : std::to_string(trouble->failures) + " fills of epoch " + epoch +
+                               " failed; again in " +
+                               Seconds(std::max(Nanos(0), trouble->not_before - s_.clock.Now()))));
+    }
+  }
+  if (!holder && !behind.empty()) {
+    return Joined(behind) + ": no holder of epoch " + epoch + "; the next version";
+  }
+  return Joined(why);
 }
 
 }  // namespace weightwire::coordinator

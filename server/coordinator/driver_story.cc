@@ -132,7 +132,7 @@ void Driver::NoteEnd(const EpochRun& run) const {
       Seconds(std::chrono::duration<double>(s_.clock.Now() - run.started).count());
   std::string evicted;
   for (const std::string& engine : run.state.evicted) {
-    evicted += (evicted.empty() ? "; evicted " : ", ") + engine;
+    evicted += (evicted.empty() ? "; without " : ", ") + engine;
   }
   Log(run,
       committed ? "committed after " + total + evicted
@@ -168,12 +168,11 @@ std::vector<EpochLinks> Driver::Links() const {
 
 Result<EpochStory> Driver::Tell(Epoch asked) const {
   const Nanos now = s_.clock.Now();
-  for (const EpochRun* run : {publish_.get(), fill_.get()}) {
-    if (run == nullptr || (asked != Epoch{} && run->state.spec.epoch != asked)) continue;
-    return run->Tell(now);
+  for (const EpochRun* run : Runs()) {
+    if (asked == Epoch{} || run->state.spec.epoch == asked) return run->Tell(now);
   }
-  for (const auto& draft : {publish_draft_, fill_draft_}) {
-    if (draft == nullptr || (asked != Epoch{} && draft->spec.epoch != asked)) continue;
+  for (const auto& draft : Drafts()) {
+    if (asked != Epoch{} && draft->spec.epoch != asked) continue;
     return draft->story.Tell(StatusOf(*draft, now), {});
   }
   const auto ended = std::ranges::find_if(history_, [&](const EpochStatus& status) {

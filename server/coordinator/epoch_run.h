@@ -52,6 +52,7 @@ struct EpochRun {
   bool dropped = false;                            ///< a fill that gives way to an epoch
   bool refused = false;                            ///< by an engine, after the decision
   bool abort_asked = false;                        ///< by an operator or the trainer
+  bool timed_out = false;                          ///< a phase's deadline aborted it
   std::map<epoch::Member, epoch::Contents> holds;  ///< what a target holds while the epoch moves
   std::map<epoch::Member, epoch::Contents> keeps;  ///< and beside the epoch when it is installed
   int64_t bytes = 0;

@@ -372,7 +372,6 @@ Result<control::RegisterReply> Membership::TakePlace(const control::RegisterRequ
     marks_left_ |= std::erase_if(awaited_, [&](const auto& m) { return m.name == group.name; }) > 0;
   }
   group.drained |= session.drained;
-  group.fills_failed = 0;
   observer_.OnMembershipChanged();
   return control::RegisterReply{{slot.id, request.incarnation}};
 }

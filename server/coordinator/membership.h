@@ -82,7 +82,6 @@ struct Group {
   AgentId founder{};  ///< whose rank came first; counts for what it declares
   Epoch serving{};    ///< engine: content epoch, 0 = none
   Version version{};
-  uint32_t fills_failed = 0;  ///< since the last commit or registration
   /// Engine: the epoch that it has staged and whose content is decided; a coordinator that is gone
   /// began it. 0: nothing of that kind.
   Epoch unfinished{};

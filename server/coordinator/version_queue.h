@@ -25,9 +25,13 @@ struct PendingVersion {
   std::array<uint8_t, 16> trace_id{};
   uint64_t generation = 0;  ///< of the trainer group
   uint32_t attempts = 0;
-  bool running = false;  ///< an attempt is planned or runs
-  bool expired = false;  ///< the deadline passed while it ran
-  Epoch last_epoch{};    ///< of the last attempt
+  uint32_t failures = 0;  ///< attempts that another one is not likely to mend
+  uint32_t losses = 0;    ///< attempts that ended because an engine was lost
+  uint32_t pauses = 0;    ///< since an attempt ended for another reason than a loss
+  Nanos not_before{};     ///< no attempt begins earlier
+  bool running = false;   ///< an attempt is planned or runs
+  bool expired = false;   ///< the deadline passed while it ran
+  Epoch last_epoch{};     ///< of the last attempt
   Status last_error;
   /// Engines that failed to read from another engine: they read from the trainer from now on.
   std::set<std::string> direct;

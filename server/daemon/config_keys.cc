@@ -221,7 +221,7 @@ std::vector<Key> MakeKeys() {
       Choice<bool>("rollback_refused",
                    "go back to the version before when an engine refuses one (a canary)",
                    &Config::rollback_refused, {{"false", false}, {"true", true}}),
-      Numeric<uint32_t>("attempts_max", "N", "epochs tried for one version", &Config::attempts_max,
+      Numeric<uint32_t>("attempts_max", "N", "failed epochs of one version; a lost engine or connection is none", &Config::attempts_max,
                         1, 100),
       Numeric<uint32_t>("verify_every", "N",
                         "after every N-th version, sum and compare what engines serve; 0: never",

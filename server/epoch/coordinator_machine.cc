@@ -110,11 +110,7 @@ class Stepper {
 
   void On(const PreparedEvent& event) {
     if (state_.phase != Phase::kPreparing || !IsMember(state_.spec, event.member)) return;
-    if (!state_.prepared.insert(event.member).second) return;
-    if (!WaitingFor(state_).empty()) return;
-    state_.phase = Phase::kTransferring;
-    Do(SendTransfer{});
-    Do(ArmDeadline{Phase::kTransferring});
+    if (state_.prepared.insert(event.member).second) TransferWhenPrepared();
   }
 
   void On(const SourcedEvent& event) {
@@ -134,6 +130,7 @@ class Stepper {
   void On(const GraceEvent&) {
     if (state_.phase != Phase::kTransferring || !state_.grace_armed) return;
     const auto late = EnginesMissing(state_.spec, state_.staged);
+    state_.grace_armed = false;
     if (!EnoughWithout(state_.spec, late)) return;
     state_.laggards = late;
     Abort(GraceStatus());
@@ -175,6 +172,8 @@ class Stepper {
     if (!IsMember(state_.spec, event.member)) return;
     if (CanAbort()) {
       state_.lost.insert(event.member);
+      const EngineMembers* engine = EngineOf(state_.spec, event.member);
+      if (engine != nullptr && MayExclude(*engine)) return Exclude(*engine, LossStatus(event));
       return Abort(LossStatus(event));
     }
     if (state_.phase == Phase::kAborting) {
@@ -214,7 +213,9 @@ class Stepper {
     if (state_.phase != Phase::kCommitting || !state_.commit_durable) return;
     const Status why = DeadlineStatus(state_);
     for (const EngineMembers& engine : state_.spec.engines) {
-      if (!EngineOver(state_, engine.name)) Evict(engine.name, why);
+      if (EngineOver(state_, engine.name)) continue;
+      state_.evicted.insert(engine.name);
+      Do(LeaveBehind{engine.name, why});
     }
     FinishWhenCommitted();
   }
@@ -268,6 +269,38 @@ class Stepper {
     return Status(Code::kAborted, Reason::kMemberLost, "a member was lost: " + event.why.message())
         .AtRank(event.why.rank().empty() ? PlaceOf(state_.spec, event.member) : event.why.rank())
         .AtEpoch(state_.spec.epoch);
+  }
+
+  bool MayExclude(const EngineMembers& engine) const {
+    const Spec& spec = state_.spec;
+    if (spec.engines.size() <= std::max(1U, spec.engines_min)) return false;
+    if (state_.phase == Phase::kStaged) return true;
+    return spec.drops_readers && std::ranges::none_of(spec.engines, [&](const auto& other) {
+             const auto parent = spec.parents.find(other.name);
+             return parent != spec.parents.end() && parent->second == engine.name;
+           });
+  }
+
+  void Exclude(EngineMembers engine, Status why) {
+    std::erase_if(state_.spec.engines, [&](const auto& e) { return e.name == engine.name; });
+    state_.excluded.insert(engine.name);
+    for (const Member& member : engine.ranks) {
+      state_.prepared.erase(member);
+      state_.staged.erase(member);
+      if (!state_.lost.contains(member)) Do(SendAbort{member, why});
+    }
+    Do(ExcludeEngine{std::move(engine), std::move(why)});
+    if (state_.phase == Phase::kPreparing) return TransferWhenPrepared();
+    if (state_.phase != Phase::kTransferring) return;
+    EnterStagedWhenComplete();
+    if (state_.phase == Phase::kTransferring) ArmGraceOnce();
+  }
+
+  void TransferWhenPrepared() {
+    if (!WaitingFor(state_).empty()) return;
+    state_.phase = Phase::kTransferring;
+    Do(SendTransfer{});
+    Do(ArmDeadline{Phase::kTransferring});
   }
 
   void EnterStagedWhenComplete() {

@@ -44,6 +44,12 @@ struct Spec {
   bool manual_commit = false;
   /// So many engines are enough to go on without the others; 0: all are required.
   uint32_t quorum = 0;
+  /// An engine that is lost is excluded while at least so many are left.
+  uint32_t engines_min = 1;
+  /// Whom an engine reads from, where that is another engine.
+  std::map<std::string, std::string> parents;
+  /// Every source and relay can drop a reader while bytes move.
+  bool drops_readers = false;
   friend bool operator==(const Spec&, const Spec&) = default;
 };
 
@@ -56,8 +62,11 @@ struct State {
   std::set<Member> drained;
   std::set<Member> lost;          ///< members whose process is gone
   std::set<std::string> applied;  ///< engines that swapped
-  std::set<std::string> evicted;  ///< engines that are waited for no more after the decision
-  bool commit_asked = false;      ///< manual commit has been given
+  /// Engines that were lost, failed or late after the decision: the epoch does not wait for them.
+  std::set<std::string> evicted;
+  /// Engines that were lost before the decision. They are no part of `spec.engines` any more.
+  std::set<std::string> excluded;
+  bool commit_asked = false;  ///< manual commit has been given
   bool commit_durable = false;
   bool grace_armed = false;  ///< a quorum is staged, the others have a grace
   /// Of an abort: the engines that alone stopped the epoch. Without them a quorum is left, with
@@ -130,6 +139,17 @@ struct EvictEngine {
   std::string engine;
   Status why;
 };
+/// An engine that has not swapped in time: the epoch ends without it. It serves on what it serves,
+/// and may still swap later.
+struct LeaveBehind {
+  std::string engine;
+  Status why;
+};
+/// A lost engine is no part of the epoch any more: every source drops it as a reader.
+struct ExcludeEngine {
+  EngineMembers engine;
+  Status why;
+};
 /// A source that did not drain in time: its incarnation is fenced.
 struct EvictSource {
   Member member;
@@ -150,9 +170,9 @@ struct ArmGrace {};
 struct ArmDeadline {
   Phase phase;
 };
-using Action =
-    std::variant<SendPrepare, SendTransfer, SendRelease, AppendCommit, SendCommit, SendInstalled,
-                 SendAbort, EvictEngine, EvictSource, Finish, StopDeciding, ArmGrace, ArmDeadline>;
+using Action = std::variant<SendPrepare, SendTransfer, SendRelease, AppendCommit, SendCommit,
+                            SendInstalled, SendAbort, EvictEngine, LeaveBehind, ExcludeEngine,
+                            EvictSource, Finish, StopDeciding, ArmGrace, ArmDeadline>;
 
 struct Outcome {
   State state;
@@ -174,21 +194,27 @@ Outcome Begin(Spec spec);
 ///  - SendRelease once, on entering STAGED. After an abort the driver decides: a new attempt, or a
 ///    release that says why.
 ///  - ABORTED only when every member that is alive has drained.
-///  - A lost member before the append aborts the epoch (kMemberLost); after it, its engine is not
-///    waited for any more and the epoch commits with the others. Nobody is evicted for a loss: it
-///    may be one of the connection only. COMMITTED when every engine applied or is not waited for.
+///  - An engine that loses a rank before the append is excluded and the epoch goes on without it,
+///    as long as `engines_min` others are left and, before STAGED, readers can be dropped
+///    (`drops_readers`) and no engine of the epoch reads from it (`parents`). It is taken out of
+///    `spec.engines`, so that COMMIT names who holds the version; its ranks that live are told to
+///    abort. Any other loss before the append aborts the epoch (kMemberLost). After the append the
+///    engine is not waited for any more and the epoch commits with the others. Nobody is evicted
+///    for a loss: it may be one of the connection only. COMMITTED when every engine applied, or is
+///    not waited for.
 ///  - A fill never appends: its content is committed already; STAGED goes straight to SendCommit.
 ///  - A rollback is a publish without sources: its engines report no stream, and it appends.
 ///  - With a quorum the required engines of *this* epoch are still all of `engines`: COMMIT names
-///    exactly who held it. What a quorum changes is who may stop it. ArmGrace once, when `quorum`
-///    engines are staged and others are not (an engine counts once, with all its ranks). When the
+///    exactly who held it. What a quorum changes is who may stop it. ArmGrace when `quorum` engines
+///    are staged and others are not (an engine counts once, with all its ranks), and again only
+///    after a grace that ended below the quorum because a staged engine was lost. When the
 ///    grace ends, or the deadline of PREPARING or TRANSFERRING, and at least `quorum` engines have
 ///    done their part, the abort names the others as `laggards`; a FailedEvent names its engine
 ///    when the others are a quorum. Sources are never laggards.
 ///  - Deadline in PREPARING/TRANSFERRING aborts (kDeadlineExceeded, naming who is missing); in
-///    STAGED (manual) aborts; in COMMITTING evicts engines that have not applied; in ABORTING
-///    evicts (as lost) members that have not drained: one EvictEngine for each engine, else
-///    EvictSource.
+///    STAGED (manual) aborts; in COMMITTING leaves engines behind that have not applied; in
+///    ABORTING evicts (as lost) members that have not drained: one EvictEngine for each engine,
+///    else EvictSource.
 ///
 /// Fine print:
 ///  - A manual commit counts only in STAGED; asked for earlier it changes nothing.

@@ -111,8 +111,8 @@ MUTANTS = [
            [(MACHINE, "return state.applied.contains(engine) || state.evicted.contains(engine);",
              "return state.applied.contains(engine);")]),
     Mutant("lost-member-ignored", "an epoch goes on without a member that was lost",
-           [(MACHINE, "      state_.lost.insert(event.member);\n      return Abort(LossStatus(event));",
-             "      state_.lost.insert(event.member);\n      return;")]),
+           [(MACHINE, "if (engine != nullptr && MayExclude(*engine)) return Exclude(*engine, LossStatus(event));\n"
+             "      return Abort(LossStatus(event));", "static_cast<void>(engine);\n      return;")]),
     Mutant("fill-from-what-is-served", "a fill reads from an engine whatever it serves",
            [(FILL, "if (engine->serving == committed_.epoch) {", "if (engine->serving != Epoch{}) {"),
             (PARTICIPANT, "(!memory_->stage() || memory_->stage()->live_epoch() != command.content)",

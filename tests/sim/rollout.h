@@ -47,7 +47,10 @@ class Rollout {
   void KillRank(uint32_t rank);
   void SetRestart(bool restart) { restart_ = restart; }
   /// The step boundary comes this long after the offer, at most.
-  void SetStepMax(Nanos step) { step_max_ = step; }
+  void SetStepMax(Nanos step) {
+    step_max_ = step;
+    FlipWhenAllAreOffered();
+  }
   /// Called right before a flip; for faults at that moment.
   std::function<void()> before_flip;
   /// Asked when every rank was offered a version: true, and the engine does not want it.

@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/unit/coordinator/fleet.h"
 
 namespace weightwire::coordinator::testing {
@@ -119,19 +121,71 @@ TEST(CoordinatorFill, WithoutAHolderTheStatusSaysSo) {
   EXPECT_EQ(fleet.EngineNamed("engine-b").version, Version(2));
 }
 
-TEST(CoordinatorFill, GivesUpAfterAttemptsMaxUntilTheNextVersion) {
+TEST(CoordinatorFill, D3WhoFailsIsFilledAgainAfterGrowingPausesUntilItIsMended) {
   Committed fleet;
   fleet.Engine("engine-b");
   fleet.Agent("engine-b-agent").corrupt = true;
-  fleet.Run(seconds(2));
-  EXPECT_EQ(fleet.metrics.Value("epochs_total{outcome=fill_aborted}"), 3);
-  EXPECT_EQ(fleet.coordinator->Snapshot().waiting_for,
-            "engine-b: fills of epoch 1 failed; the next version");
+  fleet.Run(seconds(60));
+  const double failed = fleet.metrics.Value("epochs_total{outcome=fill_aborted}");
+  EXPECT_GT(failed, fleet.options.attempts_max) << "it is not given up";
+  EXPECT_LT(failed, 60);
+  EXPECT_THAT(fleet.coordinator->Snapshot().waiting_for,
+              ::testing::MatchesRegex("engine-b: [0-9]+ fills of epoch 1 failed; again in .* s"));
   EXPECT_THAT(fleet.EngineNamed("engine-b").last_error, ::testing::HasSubstr("digest_mismatch"));
   fleet.Agent("engine-b-agent").corrupt = false;
-  fleet.PublishAll(fleet.trainer, 2);
+  fleet.Run(seconds(31));
+  EXPECT_EQ(fleet.EngineNamed("engine-b").serving, fleet.epoch) << "without a new version";
+}
+
+TEST(CoordinatorFill, D3OneBadEngineUsesUpNobodyElsesAttempts) {
+  Committed fleet;
+  fleet.Agent("engine-a-agent").deaf = [](const auto&) { return true; };
+  const std::vector<std::string> good = {"engine-b", "engine-c", "engine-d", "engine-e"};
+  for (const std::string& name : good) fleet.Engine(name);
+  fleet.Engine("engine-bad");
+  fleet.Agent("engine-bad-agent").corrupt = true;
+  fleet.Agent("engine-a-agent").deaf = nullptr;
+  fleet.Run(fleet.options.prepare_deadline + seconds(2));
+  for (const std::string& name : good) {
+    EXPECT_EQ(fleet.EngineNamed(name).serving, fleet.epoch) << name;
+    EXPECT_EQ(fleet.EngineNamed(name).last_error, "") << name;
+  }
+  EXPECT_EQ(fleet.EngineNamed("engine-bad").serving, Epoch{});
+  size_t together = 0;
+  for (const EpochStatus& epoch : fleet.coordinator->Snapshot().epochs) {
+    const bool bad = std::ranges::find(epoch.engines, "engine-bad") != epoch.engines.end();
+    together += bad && epoch.engines.size() > 1 ? 1 : 0;
+  }
+  EXPECT_EQ(together, 1u) << "from then on it is filled alone";
+}
+
+TEST(CoordinatorFill, D3SeveralFillsRunAtATimeEachFromAnotherHolder) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(1);
+  fleet.Engine("engine-a");
+  fleet.Engine("engine-b");
+  fleet.PublishAll(trainer, 1);
   fleet.Run();
-  EXPECT_EQ(fleet.EngineNamed("engine-b").serving, fleet.coordinator->Snapshot().committed);
+  for (const char* name : {"engine-c", "engine-d"}) {
+    fleet.Engine(name);
+    fleet.Agent(name + std::string("-agent")).deaf = [](const epoch::Command& command) {
+      return std::holds_alternative<epoch::TransferCommand>(command);
+    };
+    fleet.Run();
+  }
+  for (const char* name : {"engine-c", "engine-d"}) {
+    EXPECT_EQ(fleet.EngineNamed(name).state, EngineState::kFilling) << name;
+  }
+  for (const char* agent : {"engine-a-agent", "engine-b-agent"}) {
+    EXPECT_EQ(fleet.Agent(agent).Last<epoch::PrepareCommand>()->role, epoch::Role::kSource);
+  }
+  // Both give way to the next version, which both join.
+  for (const char* agent : {"engine-c-agent", "engine-d-agent"}) fleet.Agent(agent).deaf = nullptr;
+  fleet.PublishAll(trainer, 2);
+  fleet.Run();
+  for (const char* name : {"engine-a", "engine-b", "engine-c", "engine-d"}) {
+    EXPECT_EQ(fleet.EngineNamed(name).version, Version(2)) << name;
+  }
 }
 
 TEST(CoordinatorFill, LostSourceAbortsTheFillAndAnotherHolderTakesOver) {

@@ -80,6 +80,32 @@ TEST_F(CoordinatorRefusal, KeepsAVersionThatNobodyCanGoBackFrom) {
   EXPECT_EQ(Count("no_holder"), 1);
 }
 
+/// D5: whether an engine wants what was committed is for its leader to say.
+TEST_F(CoordinatorRefusal, D5AnotherRankThanTheLeaderTakesNothingBack) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(1);
+  fleet.Engine("engine-a");
+  const auto odd = fleet.Engine("odd", 2);
+  fleet.PublishAll(trainer, 1);
+  fleet.Run();
+  FakeAgent& agent = fleet.Agent("odd-agent");
+  agent.deaf = [&](const epoch::Command& command) {
+    const auto* commit = std::get_if<epoch::CommitCommand>(&command);
+    if (commit == nullptr || !commit->leader) return false;
+    agent.Report(epoch::FailedReport{
+        commit->epoch, odd[1], Status(Code::kAborted, Reason::kAbortRequested, "not me"), true});
+    return false;
+  };
+  fleet.PublishAll(trainer, 2);
+  fleet.Run();
+  EXPECT_EQ(fleet.coordinator->Snapshot().committed_version, Version(2));
+  for (const char* name : {"engine-a", "odd"}) {
+    EXPECT_EQ(fleet.EngineNamed(name).version, Version(2)) << name;
+  }
+  EXPECT_TRUE(agent.All<epoch::EvictCommand>().empty());
+  EXPECT_EQ(fleet.Newest().kind, epoch::Kind::kPublish) << "no rollback";
+}
+
 TEST_F(CoordinatorRefusal, AFailureThatIsNoRefusalFencesTheEngineOnly) {
   Start();
   fleet_->Engine("engine-c");

@@ -58,6 +58,13 @@ class Run {
     if (spec_.kind == Kind::kPublish && dice_.Percent(50)) {
       spec_.quorum = static_cast<uint32_t>(1 + dice_.Below(spec_.engines.size()));
     }
+    spec_.engines_min = static_cast<uint32_t>(dice_.Below(spec_.engines.size() + 1));
+    spec_.drops_readers = dice_.Percent(70);
+    for (size_t e = 1; e < spec_.engines.size() && spec_.kind != Kind::kRollback; ++e) {
+      if (dice_.Percent(40)) {
+        spec_.parents[spec_.engines[e].name] = spec_.engines[dice_.Below(e)].name;
+      }
+    }
     corrupt_ = !spec_.sources.empty() && dice_.Percent(fault_percent_);
   }
 
@@ -245,7 +252,36 @@ class Run {
     if (EngineOf(e.member) != nullptr && submitted_) failed_late_.insert(EngineOf(e.member)->name);
   }
   void RecordOne(const LostEvent& e) {
-    if (Known(e.member) && !Over()) lost_.insert(e.member);
+    if (!Known(e.member) || Over()) return;
+    lost_.insert(e.member);
+    const EngineMembers* engine = EngineOf(e.member);
+    if (engine != nullptr && MayGoOnWithout(*engine)) RecordExclusion(*engine);
+  }
+  bool MayGoOnWithout(const EngineMembers& engine) const {
+    const bool staged = before_.phase == Phase::kStaged;
+    if (!staged && before_.phase != Phase::kPreparing && before_.phase != Phase::kTransferring) {
+      return false;
+    }
+    size_t others = 0, readers = 0;
+    for (const auto& other : spec_.engines) {
+      if (other.name == engine.name) continue;
+      ++others;
+      const auto parent = spec_.parents.find(other.name);
+      readers += parent != spec_.parents.end() && parent->second == engine.name ? 1 : 0;
+    }
+    if (others == 0 || others < spec_.engines_min) return false;
+    return staged || (spec_.drops_readers && readers == 0);
+  }
+  /// From now on its members are strangers.
+  void RecordExclusion(EngineMembers engine) {
+    for (const Member& m : engine.ranks) {
+      if (lost_.erase(m) == 0) to_abort_.insert(m);
+      prepared_.erase(m);
+      staged_.erase(m);
+    }
+    std::erase_if(spec_.engines, [&](const auto& e) { return e.name == engine.name; });
+    Reach("excluded." + std::string(PhaseName(before_.phase)));
+    exclusion_ = std::move(engine);
   }
   void RecordOne(const JournalEvent& e) {
     if (!append_waits_) return;
@@ -304,29 +340,39 @@ class Run {
     ++result_.steps;
     before_ = state_;
     const bool over = Over();
+    const bool known = NamesAMember(event);
     Record(event);
     Outcome outcome = step_(state_, event);
     state_ = outcome.state;
-    JudgeRefusal(event, outcome, over);
+    JudgeRefusal(known, outcome, over);
     JudgePhase();
     JudgeLaggards(event);
     Absorb(outcome.actions);
     JudgeProgress(event);
+    if (std::holds_alternative<GraceEvent>(event) && before_.phase == Phase::kTransferring) {
+      grace_ = false;
+    }
   }
 
-  void JudgeRefusal(const Event& event, const Outcome& outcome, bool over) {
-    const bool quiet = outcome.actions.empty() && outcome.state == before_;
-    if (over) Require(quiet, "an epoch that is over changes nothing");
-    std::visit(
-        [&](const auto& e) {
-          if constexpr (requires { e.member; }) {
-            if (Known(e.member)) return;
-            Reach("forged");
-            Require(quiet, "I7/I12: a stranger or stale incarnation changes nothing");
-          }
+  bool NamesAMember(const Event& event) const {
+    return std::visit(
+        [this](const auto& e) {
+          if constexpr (requires { e.member; }) return Known(e.member);
+          return true;
         },
         event);
-    Require(outcome.state.spec == spec_, "the required members are frozen");
+  }
+
+  void JudgeRefusal(bool known, const Outcome& outcome, bool over) {
+    const bool quiet = outcome.actions.empty() && outcome.state == before_;
+    if (over) Require(quiet, "an epoch that is over changes nothing");
+    if (!known) {
+      Reach("forged");
+      Require(quiet, "I7/I12: a stranger or stale incarnation changes nothing");
+    }
+    Require(outcome.state.spec == spec_,
+            "the required members are frozen, but for engines that are lost before the decision "
+            "and that nobody needs");
   }
 
   void JudgePhase() {
@@ -379,6 +425,8 @@ class Run {
       Require(!Over(), "nothing follows Finish or StopDeciding");
       std::visit([&](const auto& a) { AbsorbOne(a); }, actions[i]);
     }
+    Require(!exclusion_ && to_abort_.empty(),
+            "sources learn of an engine that is excluded, and its living ranks are told to abort");
     if (entered_abort_) {
       for (const Member& m : All()) {
         Require(lost_.contains(m) || aborts_.contains(m), "every live member is told of the abort");
@@ -426,7 +474,13 @@ class Run {
     Require(applied_.contains(a.engine), "INSTALLED only after the leader applied");
     Require(installed_.insert(a.engine).second, "INSTALLED once");
   }
+  void AbsorbOne(const ExcludeEngine& a) {
+    Require(exclusion_ == a.engine && !a.why.ok(), "only a lost engine is excluded");
+    Require(!entered_abort_ && !submitted_, "nobody is excluded after a decision");
+    exclusion_.reset();
+  }
   void AbsorbOne(const SendAbort& a) {
+    if (to_abort_.erase(a.member) > 0) return inbox_.push_back(DrainedEvent{a.member});
     Require(!submitted_, "I3: no abort once COMMIT is submitted");
     Require(Known(a.member) && !lost_.contains(a.member), "aborts go to live members");
     Require(aborts_.insert(a.member).second, "one abort for each member");
@@ -442,12 +496,17 @@ class Run {
     Require(engine != spec_.engines.end(), "an engine of the epoch is evicted");
     if (!broken_.empty()) return;
     const bool lost_rank = LostRank(*engine);
-    const bool late = late_ && durable_or_fill() && !installed_.contains(a.engine);
     Require(aborting || !lost_rank, "a loss alone evicts nobody");
-    Require(aborting || late || failed_late_.contains(a.engine),
-            "an engine is evicted only when failed or late");
+    Require(aborting || failed_late_.contains(a.engine),
+            "an engine is evicted only when it failed");
     Require(evicted_.insert(a.engine).second, "evicted once");
-    Reach(aborting ? "evict.aborting" : late ? "evict.late" : "evict.failed");
+    Reach(aborting ? "evict.aborting" : "evict.failed");
+  }
+  void AbsorbOne(const LeaveBehind& a) {
+    Require(late_ && durable_or_fill() && !installed_.contains(a.engine),
+            "an engine is left behind only when it has not swapped in time");
+    Require(evicted_.insert(a.engine).second, "left behind once, and not evicted");
+    Reach("behind");
   }
   void AbsorbOne(const EvictSource& a) {
     Require(entered_abort_ && IsSource(a.member), "only a source that did not drain is evicted");
@@ -480,7 +539,7 @@ class Run {
     const size_t staged = Engines(staged_).size();
     Require(spec_.quorum > 0 && staged >= spec_.quorum && staged < spec_.engines.size(),
             "a grace begins when a quorum of engines is staged, each counted once");
-    Require(!grace_, "ArmGrace once");
+    Require(!grace_, "one grace at a time");
     grace_ = true;
     Reach("grace");
   }
@@ -507,9 +566,9 @@ class Run {
       Require(
           grace_ || spec_.quorum == 0 || staged < spec_.quorum || staged == spec_.engines.size(),
           "L2: a quorum is staged, so the others have a grace");
-      Require(
-          !grace_ || staged == spec_.engines.size() || !std::holds_alternative<GraceEvent>(event),
-          "the grace ends the waiting");
+      Require(!grace_ || staged < spec_.quorum || staged == spec_.engines.size() ||
+                  !std::holds_alternative<GraceEvent>(event),
+              "the grace ends the waiting");
     }
     const bool undecided =
         phase == Phase::kPreparing || phase == Phase::kTransferring || phase == Phase::kStaged;
@@ -563,6 +622,8 @@ class Run {
 
   std::set<Member> prepared_, drained_, lost_, aborts_;
   std::map<Member, std::vector<Digest>> sourced_, staged_;
+  std::optional<EngineMembers> exclusion_;  ///< of this event, and not announced yet
+  std::set<Member> to_abort_;               ///< the living ranks of an excluded engine
   std::set<std::string> applied_, installed_, evicted_, commit_sent_, failed_late_;
   bool transfer_sent_ = false, released_ = false, submitted_ = false, append_waits_ = false;
   bool durable_ = false, commit_asked_ = false, entered_abort_ = false, late_ = false;

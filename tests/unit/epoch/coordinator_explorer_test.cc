@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <utility>
 
 #include "tests/unit/epoch/coordinator_explorer.h"
 #include "tests/unit/epoch/dice.h"
@@ -32,7 +33,10 @@ TEST(CoordinatorExplorer, FindsNoViolationAndReachesEveryBranch) {
                              "abort.transport_failed",
                              "evict.aborting",
                              "left.lost",
-                             "evict.late",
+                             "behind",
+                             "excluded.preparing",
+                             "excluded.transferring",
+                             "excluded.staged",
                              "evict.failed",
                              "left.applied",
                              "evict.source",
@@ -283,6 +287,72 @@ Outcome WaitsOnAfterTheGrace(State state, const Event& event) {
   return Step(std::move(state), event);
 }
 
+bool ExcludedNow(const State& before, const State& after) {
+  return before.excluded.size() < after.excluded.size();
+}
+
+Outcome StillWaitsForTheExcluded(State state, const Event& event) {
+  State before = state;
+  Outcome outcome = Step(std::move(state), event);
+  if (ExcludedNow(before, outcome.state)) outcome.state.spec = before.spec;
+  return outcome;
+}
+
+Outcome ExcludesARelay(State state, const Event& event) {
+  const auto parents = std::exchange(state.spec.parents, {});
+  Outcome outcome = Step(std::move(state), event);
+  outcome.state.spec.parents = parents;
+  return outcome;
+}
+
+Outcome ExcludesBelowThePolicy(State state, const Event& event) {
+  const uint32_t wanted = std::exchange(state.spec.engines_min, 0);
+  Outcome outcome = Step(std::move(state), event);
+  outcome.state.spec.engines_min = wanted;
+  return outcome;
+}
+
+Outcome DoesNotTellSourcesWhoIsExcluded(State state, const Event& event) {
+  Outcome outcome = Step(std::move(state), event);
+  Remove<ExcludeEngine>(outcome);
+  return outcome;
+}
+
+Outcome LeavesRanksOfTheExcludedRunning(State state, const Event& event) {
+  State before = state;
+  Outcome outcome = Step(std::move(state), event);
+  if (ExcludedNow(before, outcome.state)) Remove<SendAbort>(outcome);
+  return outcome;
+}
+
+/// What is staged does not count again, so that the epoch never ends.
+Outcome ForgetsToGoOnAfterAnExclusion(State state, const Event& event) {
+  State before = state;
+  Outcome outcome = Step(std::move(state), event);
+  if (!ExcludedNow(before, outcome.state) || outcome.state.phase == before.phase) return outcome;
+  outcome.state.phase = before.phase;
+  std::erase_if(outcome.actions, [](const Action& a) {
+    return !std::holds_alternative<ExcludeEngine>(a) && !std::holds_alternative<SendAbort>(a);
+  });
+  return outcome;
+}
+
+Outcome AbortsAReleasedVersionForALostEngine(State state, const Event& event) {
+  const auto* lost = std::get_if<LostEvent>(&event);
+  if (lost == nullptr || state.phase != Phase::kStaged) return Step(std::move(state), event);
+  return Step(std::move(state), AbortAskedEvent{lost->why});
+}
+
+Outcome FencesWhoIsLateToSwap(State state, const Event& event) {
+  Outcome outcome = Step(std::move(state), event);
+  for (Action& action : outcome.actions) {
+    if (const auto* late = std::get_if<LeaveBehind>(&action)) {
+      action = EvictEngine{late->engine, late->why};
+    }
+  }
+  return outcome;
+}
+
 struct PlantedBug {
   const char* name;
   Outcome (*step)(State, const Event&);
@@ -318,7 +388,15 @@ INSTANTIATE_TEST_SUITE_P(
         PlantedBug{"CountsRanksAsEngines", CountsRanksAsEngines},
         PlantedBug{"GoesOnBelowTheQuorum", GoesOnBelowTheQuorum},
         PlantedBug{"LeavesOutWhoIsStaged", LeavesOutWhoIsStaged},
-        PlantedBug{"WaitsOnAfterTheGrace", WaitsOnAfterTheGrace}),
+        PlantedBug{"WaitsOnAfterTheGrace", WaitsOnAfterTheGrace},
+        PlantedBug{"StillWaitsForTheExcluded", StillWaitsForTheExcluded},
+        PlantedBug{"ExcludesARelay", ExcludesARelay},
+        PlantedBug{"ExcludesBelowThePolicy", ExcludesBelowThePolicy},
+        PlantedBug{"DoesNotTellSourcesWhoIsExcluded", DoesNotTellSourcesWhoIsExcluded},
+        PlantedBug{"LeavesRanksOfTheExcludedRunning", LeavesRanksOfTheExcludedRunning},
+        PlantedBug{"ForgetsToGoOnAfterAnExclusion", ForgetsToGoOnAfterAnExclusion},
+        PlantedBug{"AbortsAReleasedVersionForALostEngine", AbortsAReleasedVersionForALostEngine},
+        PlantedBug{"FencesWhoIsLateToSwap", FencesWhoIsLateToSwap}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
 }  // namespace

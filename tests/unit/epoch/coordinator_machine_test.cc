@@ -255,6 +255,91 @@ TEST(EpochMachine, LostMemberBeforeTheDecisionAborts) {
   }
 }
 
+Spec WithReadersThatCanBeDropped() {
+  Spec spec = TwoEngines();
+  spec.drops_readers = true;
+  return spec;
+}
+
+TEST(EpochMachine, AnEngineThatIsLostWhileBytesMoveIsExcluded) {
+  Machine machine(WithReadersThatCanBeDropped());
+  machine.PrepareAll();
+  machine.Give(StagedEvent{kB0, DigestsOf(kB0)});
+  machine.Give(SourcedEvent{kSource0, DigestsOf(kSource0)});
+  machine.Give(SourcedEvent{kSource1, DigestsOf(kSource1)});
+  machine.Give(LostEvent{kA1, kGone});
+  EXPECT_EQ(Count<SendAbort>(machine.last), 1) << "its other rank stops";
+  EXPECT_EQ(std::get<SendAbort>(machine.last.at(0)).member, kA0);
+  EXPECT_EQ(std::get<ExcludeEngine>(machine.last.at(1)).engine.name, "engine-a");
+  EXPECT_EQ(Count<AppendCommit>(machine.last), 1) << "all the others had done their part";
+  ASSERT_EQ(machine.state.spec.engines.size(), 1u) << "COMMIT names who holds the version";
+  EXPECT_EQ(machine.state.spec.engines[0].name, "engine-b");
+  machine.ExpectNothingChangesOn(DrainedEvent{kA0});
+  machine.ExpectNothingChangesOn(StagedEvent{kA0, DigestsOf(kA0)});
+}
+
+TEST(EpochMachine, TransfersWhenTheOnlyOneThatWasNotPreparedIsExcluded) {
+  Machine machine(WithReadersThatCanBeDropped());
+  for (const Member& m : {kSource0, kSource1, kA0, kA1}) machine.Give(PreparedEvent{m});
+  machine.Give(LostEvent{kB0, kGone});
+  EXPECT_EQ(Count<SendTransfer>(machine.last), 1);
+  EXPECT_EQ(machine.state.phase, Phase::kTransferring);
+}
+
+TEST(EpochMachine, AnEngineThatOthersReadFromEndsTheAttempt) {
+  Spec spec = WithReadersThatCanBeDropped();
+  spec.parents["engine-b"] = "engine-a";
+  Machine machine(spec);
+  machine.PrepareAll();
+  machine.Give(LostEvent{kA0, kGone});
+  EXPECT_EQ(machine.state.phase, Phase::kAborting);
+  Machine leaf(spec);
+  leaf.PrepareAll();
+  leaf.Give(LostEvent{kB0, kGone});
+  EXPECT_EQ(leaf.state.phase, Phase::kTransferring);
+}
+
+TEST(EpochMachine, NobodyIsExcludedBelowWhatThePolicyAsksFor) {
+  Spec spec = WithReadersThatCanBeDropped();
+  spec.engines_min = 2;
+  Machine machine(spec);
+  machine.PrepareAll();
+  machine.Give(LostEvent{kB0, kGone});
+  EXPECT_EQ(machine.state.phase, Phase::kAborting);
+}
+
+TEST(EpochMachine, AStagedVersionIsCommittedWithoutAnEngineThatIsLostBeforeTheManualCommit) {
+  Spec spec = TwoEngines();
+  spec.manual_commit = true;
+  spec.parents["engine-b"] = "engine-a";
+  Machine machine = Staged(spec);
+  ASSERT_EQ(machine.state.phase, Phase::kStaged);
+  machine.Give(LostEvent{kA1, kGone});
+  EXPECT_EQ(machine.state.phase, Phase::kStaged) << "it is released: nobody can publish it again";
+  machine.Give(CommitAskedEvent{});
+  EXPECT_EQ(Count<AppendCommit>(machine.last), 1);
+  ASSERT_EQ(machine.state.spec.engines.size(), 1u);
+  EXPECT_EQ(machine.state.spec.engines[0].name, "engine-b");
+}
+
+TEST(EpochMachine, AGraceThatEndsBelowTheQuorumIsArmedAgain) {
+  Spec spec = WithReadersThatCanBeDropped();
+  const Member c{ParticipantId(6), Incarnation(16)}, d{ParticipantId(7), Incarnation(17)};
+  spec.engines = {{"engine-b", {kB0}}, {"engine-c", {c}}, {"engine-d", {d}}};
+  spec.quorum = 1;
+  Machine machine(spec);
+  for (const Member& m : {kSource0, kSource1, kB0, c, d}) machine.Give(PreparedEvent{m});
+  machine.Give(StagedEvent{kB0, DigestsOf(kB0)});
+  EXPECT_EQ(Count<ArmGrace>(machine.last), 1);
+  machine.Give(LostEvent{kB0, kGone});
+  machine.Give(GraceEvent{});
+  EXPECT_EQ(machine.state.phase, Phase::kTransferring) << "nobody is staged any more";
+  machine.Give(StagedEvent{c, DigestsOf(kB0)});
+  EXPECT_EQ(Count<ArmGrace>(machine.last), 1);
+  machine.Give(GraceEvent{});
+  EXPECT_EQ(machine.state.laggards, std::set<std::string>{"engine-d"});
+}
+
 TEST(EpochMachine, LostMemberAfterTheDecisionIsNotWaitedForAndEvictsNobody) {
   Machine machine = Staged(TwoEngines());
   machine.Give(LostEvent{kA1, kGone});
@@ -276,14 +361,15 @@ TEST(EpochMachine, FailureAfterTheDecisionEvictsUnlessApplied) {
   EXPECT_EQ(machine.state.phase, Phase::kCommitted);
 }
 
-TEST(EpochMachine, EnginesThatDoNotSwapInTimeAreEvicted) {
+TEST(EpochMachine, EnginesThatDoNotSwapInTimeAreLeftBehindAndNotFenced) {
   Machine machine = Staged(TwoEngines());
   machine.Give(JournalEvent{});
   machine.Give(AppliedEvent{kB0});
   machine.Give(DeadlineEvent{Phase::kCommitting});
-  const auto& evict = std::get<EvictEngine>(machine.last.at(0));
-  EXPECT_EQ(evict.engine, "engine-a");
-  EXPECT_EQ(evict.why.rank(), "engine-a/0");
+  const auto& behind = std::get<LeaveBehind>(machine.last.at(0));
+  EXPECT_EQ(behind.engine, "engine-a");
+  EXPECT_EQ(behind.why.rank(), "engine-a/0");
+  EXPECT_EQ(Count<EvictEngine>(machine.last), 0);
   EXPECT_EQ(machine.state.phase, Phase::kCommitted);
 }
 

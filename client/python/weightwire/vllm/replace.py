@@ -17,7 +17,7 @@ log = logging.getLogger("weightwire.vllm")
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds for each step. An engine that has not acknowledged after the coordinator's commit_deadline_ms is evicted
+    """Seconds for each step. An engine that has not acknowledged after twice the coordinator's commit_deadline_ms is evicted
     and brought up to date anew: raise that too where updates take long."""
 
     init: float = 120.0
