@@ -56,6 +56,12 @@ class Driver {
   /// The member is registered and the sender is its agent. False: no such epoch runs.
   bool OnReport(const epoch::Report& report);
   void OnLost(const Group& group, uint32_t rank, const epoch::Member& member, const Status& why);
+  /// A member that registers holds this, whatever the journal says: no number at or below is handed
+  /// out again. What it serves was decided; a journal that does not have that decision (it was put
+  /// back, or records were deleted) gets it again, and everybody is told.
+  void OnClaim(const std::string& rank, const control::Claim& claim);
+  /// As Journal::OnHindered.
+  void OnHindered(const Status& why);
   /// What its ranks claim to hold counts from now on; a group whose claims do not fit together or
   /// the journal is evicted.
   void OnComplete(Group& group);
@@ -65,7 +71,8 @@ class Driver {
   void Shutdown(std::function<void()> done);
 
   bool deciding() const { return deciding_; }
-  bool Ready() const { return committed_.epoch != Epoch{} || !published_; }
+  /// As Coordinator::Readiness.
+  Status Readiness() const;
   void Describe(StatusSnapshot& snapshot) const;
   /// As Coordinator::Tell.
   Result<EpochStory> Tell(Epoch epoch) const;
@@ -113,6 +120,7 @@ class Driver {
   bool MayRetry(const EpochRun& run, const PendingVersion& pending) const;
   void EndFill(const EpochRun& run);
   void GiveUp(PendingVersion pending, const Status& why);
+  void AllowAgain(const PendingVersion& pending);
   void GiveUpAll(std::vector<PendingVersion> versions, const Status& why);
   void AbandonDrafts(const Status& why);
   void AbortRuns(const Status& why);
@@ -145,6 +153,8 @@ class Driver {
   // ---- driver_recall.cc ----
   bool StartUnfinished();
   void GiveUpWhatWasLetGo();
+  bool Forgotten(const epoch::Content& served) const;
+  void Restore(const epoch::Content& served);
 
   // ---- driver_actions.cc ----
   EpochRun* RunOf(Epoch epoch) const;
@@ -168,7 +178,7 @@ class Driver {
   void Do(EpochRun& run, const epoch::ArmDeadline&);
   void Appended(const CommitRecord& record, const Status& status);
   /// Engines without which the newest epoch was committed are not ready from now on.
-  void TellWhoIsBehind();
+  void TellWhoIsBehind(const epoch::Spec& committed);
   void TellBehind(const Group& engine);
   Nanos DeadlineOf(epoch::Phase phase) const;
   void EndRun(Epoch epoch);
@@ -193,6 +203,10 @@ class Driver {
 
   Services s_;
   CommitRecord committed_;
+  const Epoch read_;          ///< the newest decision that the journal had at the start
+  const Epoch first_;         ///< of the numbers that this coordinator hands out
+  epoch::Content forgotten_;  ///< the newest that is served and that the journal did not have
+  std::string journal_lost_;  ///< of it, for people; empty: the journal has lost nothing
   double committed_wall_ = 0;
   std::function<void()> changed_;
   const History history_number_;
@@ -207,6 +221,7 @@ class Driver {
   bool published_ = false;       ///< in this process
   bool deciding_ = true;
   Status stopped_why_;
+  Status hindered_;  ///< why the append under way does not become durable
   bool stopping_ = false;
   std::function<void()> stopped_;
   Executor::TimerId version_timer_ = 0;
