@@ -119,6 +119,10 @@ Findings CheckService(const v1::StatusResponse& status, double now_unix_seconds)
   if (!status.deciding()) {
     out.push_back({"journal", "coordinator", "decides nothing any more: " + status.waiting_for(),
                    "make its state_dir (or etcd) writable again, then restart it"});
+  } else if (!status.journal().empty()) {
+    out.push_back({"journal", "coordinator", "its journal " + status.journal(),
+                   "give it space again; decisions that were lost are restored from what engines "
+                   "serve: find out who put it back or deleted records"});
   }
   CheckMembers(status, out);
   CheckEngines(status, out);

@@ -148,6 +148,7 @@ std::string StatusText(const v1::StatusResponse& status) {
   if (!status.deciding()) {
     text += "NOT DECIDING: the journal failed; restart the coordinator once its disk works\n";
   }
+  if (!status.journal().empty()) text += "JOURNAL: it " + status.journal() + '\n';
   text += '\n' + EnginesText(status) + '\n';
   v1::StatusResponse newest;
   constexpr int kShown = 5;

@@ -114,6 +114,9 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
       return;
     }
     if (!registered) CountFence(registered.error());
+    if (registered) {
+      driver_.OnClaim(request.group + "/" + std::to_string(request.rank), request.claim);
+    }
     outbox_.Reply<control::RegisterReply>(std::move(reply), std::move(registered));
   }
 
@@ -266,7 +269,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   }
   void Unwatch(uint64_t id) override { watchers_.erase(id); }
 
-  bool Ready() const override { return driver_.Ready(); }
+  Status Readiness() const override { return driver_.Readiness(); }
 
   void Shutdown(control::Done done) override {
     stopping_ = true;

@@ -160,6 +160,7 @@ struct StatusSnapshot {
   Version committed_version{};
   double committed_wall = 0;
   bool deciding = true;     ///< false after the journal failed
+  std::string journal;      ///< what is wrong with it while it decides; empty = nothing
   std::string waiting_for;  ///< one line: what everyone waits for; empty = nothing
   std::vector<ParticipantStatus> participants;
   std::vector<EngineStatus> engines;
@@ -201,7 +202,8 @@ struct StatusSnapshot {
 /// version commits. A trainer's other ranks stay when one is lost.
 ///
 /// After a failed append it decides nothing any more: publishes are refused with kJournalFailed,
-/// and status, watch and explain go on.
+/// and status, watch and explain go on. An append that is hindered only (a full disk) is waited
+/// for, and what needs it with it.
 class Coordinator : public control::CoordinatorPort {
  public:
   /// Reads the journal; epochs go on above everything that was ever handed out.
@@ -263,8 +265,12 @@ class Coordinator : public control::CoordinatorPort {
   /// changes may be one call). Returns an id for Unwatch.
   virtual uint64_t Watch(std::function<void()> changed) = 0;
   virtual void Unwatch(uint64_t id) = 0;
-  /// True when an epoch has been committed or nothing was ever published: /readyz.
-  virtual bool Ready() const = 0;
+  /// /readyz: decisions can be made durable, and an epoch has been committed or nothing was ever
+  /// published.
+  ///   kUnavailable / kJournalFailed  no decision is made now, or none any more
+  ///   kUnavailable / kNotReady       nothing is committed
+  virtual Status Readiness() const = 0;
+  bool Ready() const { return Readiness().ok(); }
   /// Aborts what may be aborted, tells every agent, answers everything that waits.
   virtual void Shutdown(control::Done done) = 0;
 };

@@ -66,6 +66,8 @@ Driver::Driver(Services services, CommitRecord committed, Epoch first, History h
                std::function<void()> changed)
     : s_(services),
       committed_(std::move(committed)),
+      read_(committed_.epoch),
+      first_(first),
       changed_(std::move(changed)),
       history_number_(history),
       numbers_(
@@ -75,6 +77,8 @@ Driver::Driver(Services services, CommitRecord committed, Epoch first, History h
   for (const uint8_t byte : s_.options.random_ticket()) random_.seed(random_() ^ byte);
   queue_.SetFloor(committed_.version);
   s_.metrics.Set("epoch_committed", static_cast<double>(committed_.epoch.value));
+  s_.metrics.Set("journal_failing", 0);
+  s_.journal.OnHindered(lifeline_.Bind([this](const Status& why) { OnHindered(why); }));
 }
 
 Driver::~Driver() {
@@ -154,6 +158,12 @@ void Driver::GiveUp(PendingVersion pending, const Status& why) {
   for (const auto& [rank, member] : pending.ranks) {
     TellReleased({pending.last_epoch, pending.version, member, why});
   }
+  AllowAgain(pending);
+}
+
+/// The number of a version that ended uncommitted is the next trainer's to take, when the one that
+/// published it is gone.
+void Driver::AllowAgain(const PendingVersion& pending) {
   const Group* trainer = s_.membership.Trainer();
   if (trainer != nullptr && trainer->generation != pending.generation) {
     queue_.SetFloor(committed_.version);
@@ -528,9 +538,9 @@ void Driver::EndPublish(const EpochRun& run) {
     ArmVersionTimer();
     return;
   }
-  const bool held = !run.released;
   auto taken = queue_.Take(pending->version);
-  if (held) GiveUp(std::move(*taken), run.state.why);
+  if (run.released) return AllowAgain(*taken);
+  GiveUp(std::move(*taken), run.state.why);
 }
 
 bool Driver::MayRetry(const EpochRun& run, const PendingVersion& pending) const {
@@ -581,6 +591,7 @@ void Driver::StopDeciding(const Status& why) {
   if (!deciding_) return;
   deciding_ = false;
   stopped_why_ = why;
+  s_.metrics.Set("journal_failing", 1);
   const Status told = Status(Code::kUnavailable, Reason::kJournalFailed,
                              "the coordinator stopped deciding: " + why.message())
                           .Remedy("repair the journal's storage and restart the coordinator");
@@ -589,6 +600,21 @@ void Driver::StopDeciding(const Status& why) {
   AnswerRollback(Fail(told));
   AbortRuns(told);
   ArmVersionTimer();
+  FinishShutdownWhenIdle();
+  changed_();
+}
+
+/// Nothing is lost and nothing is given up: what waits for the journal waits on.
+void Driver::OnHindered(const Status& why) {
+  hindered_ = why;
+  s_.metrics.Set("journal_failing", why.ok() && deciding_ ? 0 : 1);
+  s_.options.notes({Epoch{},
+                    Version{},
+                    {},
+                    "",
+                    !why.ok(),
+                    why.ok() ? "the journal takes records again"
+                             : "the journal takes no record for now: " + why.ToString()});
   FinishShutdownWhenIdle();
   changed_();
 }
@@ -686,7 +712,8 @@ void Driver::Shutdown(std::function<void()> done) {
 /// An epoch whose decision has an unknown fate never ends: it is not waited for.
 void Driver::FinishShutdownWhenIdle() {
   if (!stopping_ || !stopped_ || !fills_.empty()) return;
-  const bool undecidable = publish_ != nullptr && !deciding_ && !publish_->CanAbort() &&
+  const bool undecidable = publish_ != nullptr && !(deciding_ && hindered_.ok()) &&
+                           !publish_->CanAbort() &&
                            publish_->state.phase == epoch::Phase::kCommitting;
   if (publish_ != nullptr && !undecidable) return;
   std::exchange(stopped_, {})();

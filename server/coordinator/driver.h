@@ -62,6 +62,12 @@ class Driver {
   void OnLost(const Group& group, uint32_t rank, const epoch::Member& member, const Status& why);
   /// The member takes no part in what runs any more; a version that it holds waits for it.
   void OnCutOff(Group& group, uint32_t rank, const epoch::Member& member, const Status& why);
+  /// A member that registers holds this, whatever the journal says: no number at or below is handed
+  /// out again. What it serves was decided; a journal that does not have that decision (it was put
+  /// back, or records were deleted) gets it again, and everybody is told.
+  void OnClaim(const std::string& rank, const control::Claim& claim);
+  /// As Journal::OnHindered.
+  void OnHindered(const Status& why);
   /// What its ranks claim to hold counts from now on; a group whose claims do not fit together or
   /// the journal is evicted.
   void OnComplete(Group& group);
@@ -71,7 +77,8 @@ class Driver {
   void Shutdown(std::function<void()> done);
 
   bool deciding() const { return deciding_; }
-  bool Ready() const { return committed_.epoch != Epoch{} || !published_; }
+  /// As Coordinator::Readiness.
+  Status Readiness() const;
   void Describe(StatusSnapshot& snapshot) const;
   /// As Coordinator::Tell.
   Result<EpochStory> Tell(Epoch epoch) const;
@@ -125,6 +132,7 @@ class Driver {
   /// Anything up to a limit that doubles with every pause before this one; TryStart runs after it.
   Nanos Pause(uint32_t pauses, Nanos first, Nanos most);
   void GiveUp(PendingVersion pending, const Status& why);
+  void AllowAgain(const PendingVersion& pending);
   void GiveUpAll(std::vector<PendingVersion> versions, const Status& why);
   void AbandonDrafts(const Status& why);
   void AbortRuns(const Status& why);
@@ -174,6 +182,8 @@ class Driver {
   control::Claim KnownOf(const Group& engine, uint32_t rank) const;
   bool StartUnfinished();
   void GiveUpWhatWasLetGo();
+  bool Forgotten(const epoch::Content& served) const;
+  void Restore(const epoch::Content& served);
 
   // ---- driver_actions.cc ----
   /// What runs; the epoch of the fleet first.
@@ -202,7 +212,7 @@ class Driver {
   void Do(EpochRun& run, const epoch::ArmDeadline&);
   void Appended(const CommitRecord& record, const Status& status);
   /// Engines without which the newest epoch was committed are not ready from now on.
-  void TellWhoIsBehind();
+  void TellWhoIsBehind(const epoch::Spec& committed);
   void TellBehind(const Group& engine);
   /// An engine that had not swapped when its epoch ended. It serves on, and nothing new is asked of
   /// it before its leader answers; then it is filled.
@@ -244,6 +254,10 @@ class Driver {
 
   Services s_;
   CommitRecord committed_;
+  const Epoch read_;          ///< the newest decision that the journal had at the start
+  const Epoch first_;         ///< of the numbers that this coordinator hands out
+  epoch::Content forgotten_;  ///< the newest that is served and that the journal did not have
+  std::string journal_lost_;  ///< of it, for people; empty: the journal has lost nothing
   double committed_wall_ = 0;
   std::function<void()> changed_;
   const History history_number_;
@@ -263,6 +277,7 @@ class Driver {
   bool published_ = false;       ///< in this process
   bool deciding_ = true;
   Status stopped_why_;
+  Status hindered_;  ///< why the append under way does not become durable
   bool stopping_ = false;
   std::function<void()> stopped_;
   Executor::TimerId version_timer_ = 0;

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "server/base/failpoint.h"
@@ -232,7 +234,7 @@ void Driver::Do(EpochRun& run, const epoch::AppendCommit&) {
   const epoch::Spec& spec = run.state.spec;
   run.appended = s_.clock.Now();
   CommitRecord record{spec.epoch, spec.version, {}, spec.held};
-  for (const auto& engine : spec.engines) record.engines.push_back(engine.name);
+  for (const auto& engine : spec.engines) record.engines.Add(engine.name);
   WW_FAILPOINT("coordinator.before_commit_appended");
   s_.journal.Append(
       record, lifeline_.Bind([this, record](const Status& status) { Appended(record, status); }));
@@ -250,16 +252,16 @@ void Driver::Appended(const CommitRecord& record, const Status& status) {
     fill_troubles_.clear();
     s_.metrics.Set("epoch_committed", static_cast<double>(record.epoch.value));
     if (record.held != Epoch{}) WentBack();
-    TellWhoIsBehind();
+    if (const EpochRun* run = RunOf(record.epoch)) TellWhoIsBehind(run->state.spec);
   }
   Feed(record.epoch, epoch::JournalEvent{status});
 }
 
-void Driver::TellWhoIsBehind() {
-  const auto& required = committed_.engines;
+void Driver::TellWhoIsBehind(const epoch::Spec& committed) {
+  std::set<std::string_view> required;
+  for (const epoch::EngineMembers& engine : committed.engines) required.insert(engine.name);
   for (const auto& [name, group] : s_.membership.groups()) {
-    if (group.role != control::GroupRole::kEngine) continue;
-    if (std::find(required.begin(), required.end(), name) == required.end()) TellBehind(group);
+    if (group.role == control::GroupRole::kEngine && !required.contains(name)) TellBehind(group);
   }
 }
 

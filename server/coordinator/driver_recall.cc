@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -88,6 +89,62 @@ void Driver::OnComplete(Group& group) {
   }
   if (group.serving != committed_.epoch && group.unfinished == Epoch{}) TellBehind(group);
   WW_FAILPOINT("coordinator.after_recall_decided");
+}
+
+void Driver::OnClaim(const std::string& rank, const control::Claim& claim) {
+  constexpr Epoch kAbsurd(uint64_t{1} << 62);
+  Epoch newest = std::max({claim.serving.epoch, claim.staged, claim.content});
+  for (const epoch::Content& held : claim.holds) newest = std::max(newest, held.epoch);
+  if (newest < kAbsurd) numbers_.Raise(Epoch(newest.value + 1));
+  if (!Forgotten(claim.serving)) return;
+  const auto name = [](const epoch::Content& content) {
+    return "version " + std::to_string(content.version.value) + " of epoch " +
+           std::to_string(content.epoch.value);
+  };
+  journal_lost_ = "has lost decisions: " + rank + " serves " + name(claim.serving) +
+                  ", and the journal ended with epoch " + std::to_string(read_.value) +
+                  "; it was put back or records were deleted";
+  s_.metrics.Set("journal_lost_decisions", 1);
+  s_.options.notes(
+      {claim.serving.epoch, claim.serving.version, {}, rank, true, "the journal " + journal_lost_});
+  forgotten_ = claim.serving;
+  Restore(forgotten_);
+}
+
+/// A member serves only what was committed, and a coordinator commits only what is durable.
+bool Driver::Forgotten(const epoch::Content& served) const {
+  return served.epoch > std::max(read_, forgotten_.epoch) &&
+         (served.epoch < first_ || served.epoch > committed_.epoch);
+}
+
+/// What was decided is decided. A version that would take its number again is given up; a newer
+/// decision of this coordinator stands.
+void Driver::Restore(const epoch::Content& served) {
+  const Status stale(Code::kAborted, Reason::kStaleVersion,
+                     "version " + std::to_string(served.version.value) +
+                         " is served already, and the journal had lost it");
+  GiveUpAll(queue_.TakeBelow(Version(served.version.value + 1)), stale);
+  queue_.SetFloor(std::max(queue_.floor(), served.version));
+  if (publish_draft_ != nullptr && publish_draft_->spec.version <= served.version) {
+    AbandonDrafts(stale);
+  }
+  if (publish_ != nullptr && publish_->CanAbort() &&
+      publish_->state.spec.kind == epoch::Kind::kPublish &&
+      publish_->state.spec.version <= served.version) {
+    publish_->abort_asked = true;
+    events_.emplace_back(publish_->state.spec.epoch, epoch::AbortAskedEvent{stale});
+    s_.strand.Post(lifeline_.Bind([this] { Pump(); }));
+  }
+  if (served.epoch < committed_.epoch) return changed_();
+  committed_ = {served.epoch, served.version, {}, {}};
+  s_.metrics.Set("epoch_committed", static_cast<double>(committed_.epoch.value));
+  for (const Group* engine : CompleteEngines()) TellBehind(*engine);
+  if (deciding_) {
+    s_.journal.Append(committed_, lifeline_.Bind([this](const Status& status) {
+      if (!status.ok()) StopDeciding(status);
+    }));
+  }
+  changed_();
 }
 
 /// True when an epoch is about to run: nothing else may begin.

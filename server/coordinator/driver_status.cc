@@ -114,12 +114,28 @@ bool Driver::IsReady(const Group& engine) const {
   return installing && HasEngine(publish_.get(), engine.name);
 }
 
+Status Driver::Readiness() const {
+  const auto failed = [](const std::string& what, const Status& why) {
+    return Status(Code::kUnavailable, Reason::kJournalFailed, what + why.message())
+        .Remedy(std::string(why.remedy()));
+  };
+  if (!deciding_) return failed("decides nothing until it is started again: ", stopped_why_);
+  if (!hindered_.ok()) return failed("waits for its journal: ", hindered_);
+  if (committed_.epoch != Epoch{} || !published_) return OkStatus();
+  return Status(Code::kUnavailable, Reason::kNotReady, "nothing is committed");
+}
+
 void Driver::Describe(StatusSnapshot& snapshot) const {
   const Nanos now = s_.clock.Now();
   snapshot.committed = committed_.epoch;
   snapshot.committed_version = committed_.version;
   snapshot.committed_wall = committed_wall_;
   snapshot.deciding = deciding_;
+  snapshot.journal = journal_lost_;
+  if (deciding_ && !hindered_.ok()) {
+    snapshot.journal = "takes no record for now, and goes on by itself: " + hindered_.ToString() +
+                       (journal_lost_.empty() ? "" : "; ") + journal_lost_;
+  }
   for (const auto& draft : Drafts()) snapshot.epochs.push_back(StatusOf(*draft, now));
   for (const EpochRun* run : Runs()) snapshot.epochs.push_back(run->ToStatus(now));
   snapshot.epochs.insert(snapshot.epochs.end(), history_.begin(), history_.end());
@@ -131,6 +147,7 @@ void Driver::Describe(StatusSnapshot& snapshot) const {
 std::string Driver::WaitingLine() const {
   const Nanos now = s_.clock.Now();
   if (!deciding_) return "an operator: the journal failed: " + stopped_why_.message();
+  if (!hindered_.ok()) return "the journal, which goes on by itself: " + hindered_.message();
   if (publish_ != nullptr) return LineOf(publish_->ToStatus(now));
   if (publish_draft_ != nullptr) return LineOf(StatusOf(*publish_draft_, now));
   if (rollback_) return "rollback to version " + std::to_string(rollback_->version.value);

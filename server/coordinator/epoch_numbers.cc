@@ -1,5 +1,7 @@
 #include "server/coordinator/epoch_numbers.h"
 
+#include <algorithm>
+
 #include "server/base/failpoint.h"
 
 namespace weightwire::coordinator {
@@ -19,9 +21,14 @@ void EpochNumbers::Reserve() {
                     WW_FAILPOINT("coordinator.after_reservation_durable");
                     if (!status.ok()) return failed_(status);
                     reserving_ = false;
-                    limit_ = limit;
+                    limit_ = std::max(limit_, limit);
                     more_();
                   }));
+}
+
+void EpochNumbers::Raise(Epoch next) {
+  next_ = std::max(next_, next);
+  limit_ = std::max(limit_, next_);  // none is left below it
 }
 
 std::optional<Epoch> EpochNumbers::Take() {

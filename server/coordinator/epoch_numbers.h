@@ -28,6 +28,8 @@ class EpochNumbers {
         failed_(std::move(failed)) {}
   /// Reserves a block when few are left. Called once at start.
   void Reserve();
+  /// Numbers below `next` were handed out, by somebody whom the journal has forgotten.
+  void Raise(Epoch next);
   /// nullopt: none is reserved now; `more` will run.
   std::optional<Epoch> Take();
 

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -10,11 +13,31 @@
 
 namespace weightwire::coordinator {
 
+/// Which engines a decision is about, in 12 bytes however many there are: what a member needs to go
+/// on it brings itself.
+struct EngineSum {
+  uint32_t count = 0;
+  uint64_t digest = 0;  ///< of their names, in the order in which they were added
+
+  EngineSum() = default;
+  EngineSum(std::initializer_list<std::string_view> names) {
+    for (const std::string_view name : names) Add(name);
+  }
+  void Add(std::string_view name) {
+    if (count++ == 0) digest = 0xcbf29ce484222325;  // FNV-1a; a byte that no name has ends each
+    for (const char c : name) Mix(static_cast<uint8_t>(c));
+    Mix(0xff);
+  }
+  friend bool operator==(const EngineSum&, const EngineSum&) = default;
+
+ private:
+  void Mix(uint8_t byte) { digest = (digest ^ byte) * 0x100000001b3; }
+};
 /// The decision: these engines are required to serve `epoch`.
 struct CommitRecord {
   Epoch epoch{};
   Version version{};
-  std::vector<std::string> engines;
+  EngineSum engines;
   /// The epoch under which the bytes were published: an earlier one for a rollback, else 0.
   Epoch held{};
   friend bool operator==(const CommitRecord&, const CommitRecord&) = default;
@@ -39,14 +62,24 @@ struct DrainRecord {
 };
 using JournalRecord = std::variant<CommitRecord, ReserveRecord, DrainRecord>;
 
+/// The most bytes of one record; a longer one is refused before anything is written.
+inline constexpr size_t kRecordBytesMax = 1 << 20;
+
 /// The durable log of decisions. Implemented by store/.
 class Journal {
  public:
   virtual ~Journal() = default;
   /// `done` runs once, later, on the coordinator's strand: OK when the record survives any crash;
-  /// a failure means that its fate is unknown. Appends are made durable in the order of the calls.
+  /// a failure means that its fate is unknown and that no append will succeed any more, but for
+  /// kInvalidArgument / kMessageTooLarge: over kRecordBytesMax, and nothing was written. Appends
+  /// are made durable in the order of the calls. What may pass (a full disk, a server that does not
+  /// answer) is no failure: the append goes on until it is durable, and `OnHindered` says why.
   virtual void Append(JournalRecord record, std::function<void(Status)> done) = 0;
-  /// Everything that is durable, oldest first. Called once, at start.
+  /// `tell` runs on the coordinator's strand: why the append under way does not become durable; OK
+  /// when it has. At most one, set before the first append.
+  virtual void OnHindered(std::function<void(Status)> tell) = 0;
+  /// The newest record of each kind, in the order in which they were appended as far as that is
+  /// known: a decision stands for all before it. Called once, at start.
   virtual Result<std::vector<JournalRecord>> Read() = 0;
 };
 

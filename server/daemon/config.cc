@@ -148,6 +148,38 @@ Status CheckTls(const Config& config) {
   return Invalid("tls_cert, tls_key and tls_ca belong together: set all three or none");
 }
 
+Status CheckEtcd(const Config& config) {
+  const std::pair<const char*, const std::string&> settings[] = {
+      {"etcd_ca", config.etcd_ca},     {"etcd_cert", config.etcd_cert},
+      {"etcd_key", config.etcd_key},   {"etcd_server_name", config.etcd_server_name},
+      {"etcd_user", config.etcd_user}, {"etcd_password_file", config.etcd_password_file}};
+  for (const auto& [name, value] : settings) {
+    if (config.etcd.empty() && !value.empty()) {
+      return Status(Invalid(std::string(name) + " is set, and etcd is not"))
+          .Remedy("name the members in etcd");
+    }
+  }
+  if (config.etcd_cert.empty() != config.etcd_key.empty()) {
+    return Invalid("etcd_cert and etcd_key belong together: set both or none");
+  }
+  if (config.etcd_user.empty() != config.etcd_password_file.empty()) {
+    return Invalid("etcd_user and etcd_password_file belong together: set both or none");
+  }
+  if (!config.etcd_ca.empty()) return OkStatus();
+  if (!config.etcd_cert.empty() || !config.etcd_server_name.empty()) {
+    return Status(Invalid("etcd_cert and etcd_server_name are for TLS, and etcd_ca is not set"))
+        .Remedy("set etcd_ca to the CA of etcd's certificates");
+  }
+  if (config.etcd_user.empty() || config.insecure) return OkStatus();
+  for (const std::string& endpoint : config.etcd) {
+    WW_ASSIGN_OR_STATUS(const HostPort parsed, ParseHostPort(endpoint));
+    if (IsLoopback(parsed.host)) continue;
+    return Status(Invalid("the password of etcd_user would go to " + endpoint + " in plaintext"))
+        .Remedy("set etcd_ca, or accept the risk with --insecure");
+  }
+  return OkStatus();
+}
+
 /// `kind` is what allow_plaintext calls the listener; empty: it speaks TLS where files are given.
 Status CheckListener(const Config& config, const char* key, const std::string& address,
                      const std::string& kind) {
@@ -202,6 +234,7 @@ Result<Config> MakeConfig(const std::vector<std::pair<std::string, Values>>& lay
   WW_FAIL_IF_ERROR(CheckSizes(config));
   WW_FAIL_IF_ERROR(CheckTransports(config));
   WW_FAIL_IF_ERROR(CheckTls(config));
+  WW_FAIL_IF_ERROR(CheckEtcd(config));
   WW_FAIL_IF_ERROR(CheckIntegrity(config));
   WW_FAIL_IF_ERROR(CheckListeners(config));
   return config;

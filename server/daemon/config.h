@@ -41,6 +41,12 @@ struct Config {
   bool transport_failover = true;
   std::string state_dir;
   std::vector<std::string> etcd;  ///< endpoints; several coordinators, of which one leads
+  std::string etcd_ca;            ///< whose certificates etcd may show; empty: plaintext
+  std::string etcd_cert;          ///< shown to etcd
+  std::string etcd_key;
+  std::string etcd_server_name;
+  std::string etcd_user;
+  std::string etcd_password_file;
 
   uint32_t heartbeat_ms = 1'000;
   uint32_t lease_ms = 5'000;

@@ -124,8 +124,10 @@ Window CoordinatorRole::window() {
   return {
       &strand_,
       [this] {
-        if (coordinator_->Ready()) return OkStatus();
-        return Status(Code::kUnavailable, Reason::kNotReady, "coordinator: nothing is committed");
+        const Status status = coordinator_->Readiness();
+        if (status.ok()) return status;
+        return Status(status.code(), status.reason(), "coordinator: " + status.message())
+            .Remedy(std::string(status.remedy()));
       },
       [this] { return CoordinatorPage(coordinator_->Snapshot()); },
       {{kStatusDocument,

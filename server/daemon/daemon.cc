@@ -39,10 +39,12 @@ class DaemonImpl final : public Daemon {
     WW_ASSIGN(auto identity, OwnIdentity(config_));
     const Host host{io_, workers_, SystemClock(), sink_, std::move(identity)};
     if (!config_.etcd.empty()) {
+      WW_FAIL_IF_ERROR(Leadership::CheckFiles(config_));
       leadership_.emplace(config_, io_, sink_);
       WW_FAIL_IF_ERROR(OpenHttp(host.identity));
       StopOnSignal();
-      if (!leadership_->Await()) return false;
+      WW_ASSIGN(const bool leads, leadership_->Await());
+      if (!leads) return false;
     }
     if (HasCoordinator(config_.role)) {
       WW_ASSIGN(coordinator_,

@@ -1,9 +1,12 @@
 #include "server/daemon/leadership.h"
 
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <boost/asio/post.hpp>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "server/store/etcd/etcd_journal.h"
@@ -17,12 +20,25 @@ Status StandsBy(const std::string& what) {
 
 }  // namespace
 
+Status Leadership::CheckFiles(const Config& config) {
+  for (const std::string& file :
+       {config.etcd_ca, config.etcd_cert, config.etcd_key, config.etcd_password_file}) {
+    if (file.empty() || access(file.c_str(), R_OK) == 0) continue;
+    return Status(Code::kInvalidArgument, Reason::kConfigInvalid,
+                  file + " cannot be read: " + std::strerror(errno));
+  }
+  return OkStatus();
+}
+
 Leadership::Leadership(const Config& config, boost::asio::io_context& io, metrics::Sink& metrics)
     : io_(io),
       metrics_(metrics),
       prefix_("weightwire/" + config.job + "/"),
       standing_(StandsBy("asks etcd who leads")),
-      client_(config.etcd) {
+      client_({config.etcd,
+               {config.etcd_cert, config.etcd_key, config.etcd_ca, config.etcd_server_name, ""},
+               config.etcd_user,
+               config.etcd_password_file}) {
   election_.emplace(client_, Candidate(config), Events());
 }
 
@@ -41,6 +57,12 @@ store::Election::Events Leadership::Events() {
     boost::asio::post(io_, [this, why = std::move(why)] {
       if (standing_ != why) spdlog::warn("no leader can be found: {}", why.ToString());
       Stands(why);
+    });
+  };
+  events.refused = [this](Status why) {
+    boost::asio::post(io_, [this, why = std::move(why)] {
+      refused_ = why;
+      io_.stop();
     });
   };
   events.won = [this](store::Term term) {
@@ -64,9 +86,10 @@ void Leadership::Stands(Status standing) {
   metrics_.Set("leader", standing_.ok() ? 1 : 0);
 }
 
-bool Leadership::Await() {
+Result<bool> Leadership::Await() {
   io_.run();
   io_.restart();
+  if (!refused_.ok()) return Fail(refused_);
   return term_.has_value();
 }
 

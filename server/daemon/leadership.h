@@ -18,11 +18,14 @@ namespace weightwire::daemon {
 /// is over ends its process at once, as a crash would: its supervisor starts it again as a standby.
 class Leadership {
  public:
+  /// That what `config` names for etcd can be read. kInvalidArgument / kConfigInvalid
+  static Status CheckFiles(const Config& config);
   /// Both outlive it. Sets the gauge `leader`.
   Leadership(const Config& config, boost::asio::io_context& io, metrics::Sink& metrics);
 
-  /// Runs `io` until this process leads. False: `io` was stopped before that.
-  bool Await();
+  /// Runs `io` until this process leads. False: `io` was stopped before that. A failure: etcd
+  /// refuses what it is asked for, whom it does not know or may not let in.
+  Result<bool> Await();
   /// OK once it leads; else who does.
   Status Standing() const { return standing_; }
   /// After Await.
@@ -38,6 +41,7 @@ class Leadership {
   const std::string prefix_;  ///< of this job's keys
   Status standing_;           ///< the io thread's
   std::optional<store::Term> term_;
+  Status refused_;
   store::EtcdClient client_;
   std::optional<store::Election> election_;
 };

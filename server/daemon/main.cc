@@ -35,9 +35,10 @@ constexpr char kFooter[] =
     "\n"
     "Exit codes: 0 stopped by SIGTERM or SIGINT; 64 + the number of the Reason (proto\n"
     "weightwire.v1.Reason) otherwise: 96 a listener beyond loopback without --insecure, 97 the\n"
-    "journal cannot be opened, 100 wrong settings or flags, 101 an address cannot be bound or a\n"
-    "directory not made, 90 shutting down took longer than 5 s, 88 another coordinator leads; 128 "
-    "+ the signal for a second one.";
+    "journal cannot be opened or another process has it, or etcd refuses or does not answer, 100\n"
+    "wrong settings or flags, 101 an address cannot be bound or a directory not made, 90\n"
+    "shutting down took longer than 5 s, 88 another coordinator leads; 128 + the signal for a\n"
+    "second one.";
 
 std::string FlagOf(std::string name) {
   std::replace(name.begin(), name.end(), '_', '-');

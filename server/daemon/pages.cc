@@ -24,6 +24,7 @@ std::string CoordinatorPage(const coordinator::StatusSnapshot& snapshot) {
        snapshot.committed.value, snapshot.committed_version.value, snapshot.agents,
        snapshot.participants.size());
   Line(out, "waiting for: {}", snapshot.waiting_for.empty() ? "nothing" : snapshot.waiting_for);
+  if (!snapshot.journal.empty()) Line(out, "JOURNAL: it {}", snapshot.journal);
   if (!snapshot.deciding) Line(out, "NOT DECIDING: the journal failed; restart this process");
   Line(out, "\n{:<24} {:<12} {:>8} {:>8} {:>6} {:>7}  {}", "engine", "state", "epoch", "version",
        "lag", "ranks", "last error");

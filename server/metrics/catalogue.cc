@@ -194,6 +194,12 @@ void DeclareService(Sink& sink) {
   sink.DeclareHistogram("journal_fsync_seconds", "Time to make one journal record durable",
                         Seconds());
   sink.DeclareGauge("leader", "1 while this coordinator leads its job, 0 on a standby");
+  sink.DeclareGauge("journal_failing",
+                    "1 while no decision can be made durable: the journal's disk is full, or its "
+                    "storage failed");
+  sink.DeclareGauge("journal_lost_decisions",
+                    "1 when members serve what was committed and the journal did not have: it was "
+                    "put back, or records were deleted");
   sink.DeclareGauge("journal_bytes", "Size of the records in the journal");
   sink.DeclareGauge("journal_recovery_seconds", "Time to open and read the journal at start");
 }

@@ -83,6 +83,7 @@ v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot) 
   out.set_committed_version(snapshot.committed_version.value);
   out.set_committed_unix_seconds(snapshot.committed_wall);
   out.set_deciding(snapshot.deciding);
+  out.set_journal(Text(snapshot.journal));
   out.set_waiting_for(Text(snapshot.waiting_for));
   for (const auto& participant : snapshot.participants) {
     SetParticipant(participant, out.add_participants());

@@ -10,11 +10,12 @@ namespace weightwire::wire {
 namespace {
 
 constexpr uint8_t kFormat = 1;
-constexpr uint8_t kCommit = 1;
+constexpr uint8_t kNamedCommit = 1;  // with the names of its engines: read, not written any more
 constexpr uint8_t kReserve = 2;
-constexpr uint8_t kRollback = 3;   // a commit, and behind it the epoch that is held
-constexpr uint8_t kReserveOf = 4;  // a reservation, and behind it the history
+constexpr uint8_t kNamedRollback = 3;  // the same, and behind it the epoch that is held
+constexpr uint8_t kReserveOf = 4;      // a reservation, and behind it the history
 constexpr uint8_t kDrain = 5;
+constexpr uint8_t kCommit = 6;
 constexpr size_t kChecksumBytes = 4;
 
 uint32_t ChecksumOf(std::string_view bytes) {
@@ -79,7 +80,22 @@ tl::unexpected<Status> OfNewerVersion(const char* what) {
                                     "where every rank begins anew"));
 }
 
-Result<coordinator::JournalRecord> CommitFrom(Reader reader, bool rollback) {
+Result<coordinator::JournalRecord> CommitFrom(Reader reader) {
+  const auto epoch = reader.Number(8);
+  const auto version = reader.Number(8);
+  const auto held = reader.Number(8);
+  const auto count = reader.Number(4);
+  const auto digest = reader.Number(8);
+  if (!epoch || !version || !held || !count || !digest || !reader.empty()) {
+    return Damaged("wrong size");
+  }
+  coordinator::CommitRecord out{Epoch(*epoch), Version(*version), {}, Epoch(*held)};
+  out.engines.count = static_cast<uint32_t>(*count);
+  out.engines.digest = *digest;
+  return out;
+}
+
+Result<coordinator::JournalRecord> NamedCommitFrom(Reader reader, bool rollback) {
   coordinator::CommitRecord out;
   const auto epoch = reader.Number(8);
   const auto version = reader.Number(8);
@@ -88,7 +104,7 @@ Result<coordinator::JournalRecord> CommitFrom(Reader reader, bool rollback) {
   for (uint64_t i = 0; i < *count; ++i) {
     auto engine = reader.Text();
     if (!engine) return Damaged("cut");
-    out.engines.push_back(std::move(*engine));
+    out.engines.Add(*engine);
   }
   const auto held = rollback ? reader.Number(8) : std::optional<uint64_t>(0);
   if (!held || (*held == 0) == rollback) return Damaged("no epoch is held");
@@ -122,13 +138,12 @@ Result<coordinator::JournalRecord> DrainFrom(Reader reader) {
 }
 
 void Write(Writer& writer, const coordinator::CommitRecord& commit) {
-  const bool rollback = commit.held != Epoch{};
-  writer.Number(rollback ? kRollback : kCommit, 1);
+  writer.Number(kCommit, 1);
   writer.Number(commit.epoch.value, 8);
   writer.Number(commit.version.value, 8);
-  writer.Number(commit.engines.size(), 4);
-  for (const std::string& engine : commit.engines) writer.Text(engine);
-  if (rollback) writer.Number(commit.held.value, 8);
+  writer.Number(commit.held.value, 8);
+  writer.Number(commit.engines.count, 4);
+  writer.Number(commit.engines.digest, 8);
 }
 
 void Write(Writer& writer, const coordinator::ReserveRecord& reserve) {
@@ -165,10 +180,30 @@ Result<coordinator::JournalRecord> DecodeRecord(std::string_view bytes) {
   Reader reader(body);
   if (reader.Number(1) != kFormat) return OfNewerVersion("format");
   const auto kind = reader.Number(1);
-  if (kind == kCommit || kind == kRollback) return CommitFrom(reader, kind == kRollback);
+  if (kind == kCommit) return CommitFrom(reader);
+  if (kind == kNamedCommit || kind == kNamedRollback) {
+    return NamedCommitFrom(reader, kind == kNamedRollback);
+  }
   if (kind == kReserve || kind == kReserveOf) return ReserveFrom(reader, kind == kReserveOf);
   if (kind == kDrain) return DrainFrom(reader);
   return OfNewerVersion("kind");
+}
+
+std::optional<size_t> KindOf(std::string_view head) {
+  if (head.size() < kHeadBytes || head[0] != kFormat) return std::nullopt;
+  switch (head[1]) {
+    case kNamedCommit:
+    case kNamedRollback:
+    case kCommit:
+      return coordinator::JournalRecord(coordinator::CommitRecord{}).index();
+    case kReserve:
+    case kReserveOf:
+      return coordinator::JournalRecord(coordinator::ReserveRecord{}).index();
+    case kDrain:
+      return coordinator::JournalRecord(coordinator::DrainRecord{}).index();
+    default:
+      return std::nullopt;
+  }
 }
 
 }  // namespace weightwire::wire

@@ -7,6 +7,8 @@ import os
 import random
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import grpc
 import numpy as np
@@ -150,6 +152,17 @@ class Job:
     def status(self) -> pb.StatusResponse:
         with grpc.insecure_channel(self.address) as channel:
             return coordinator_pb2_grpc.CoordinatorStub(channel).Status(pb.StatusRequest(), timeout=10, wait_for_ready=True)
+
+    def why_not_ready(self) -> str:
+        """Of the coordinator: what /readyz says; empty when it is ready."""
+        try:
+            urllib.request.urlopen(f"http://{self.coordinator.http}/readyz", timeout=10).close()
+            return ""
+        except urllib.error.HTTPError as error:
+            return error.read().decode()
+
+    def ready(self) -> bool:
+        return not self.why_not_ready()
 
     def until(self, what: str, condition, seconds: float):
         """The first answer of `condition` that is not false."""

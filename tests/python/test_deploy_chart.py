@@ -108,6 +108,9 @@ UNSAFE = [
     ({"coordinator": {"replicas": 0}}, "nothing could be published"),
     ({"coordinator": {"etcd": ["etcd"]}}, "$.coordinator.etcd"),
     ({"coordinator": {"config": {"etcd": "a:2379"}}}, "coordinator.config.etcd is set by the chart"),
+    ({"coordinator": {"config": {"etcd_user": "a"}}}, "coordinator.config.etcd_user is set by the chart"),
+    ({"coordinator": {"etcdAccess": {"secret": "s"}}}, "coordinator.etcd is not"),
+    ({"coordinator": {"etcd": ["a:2379"], "etcdAccess": {"user": "a"}}}, "coordinator.etcdAccess.secret is not set"),
     ({"coordinator": {"persistence": {"enabled": False}}}, "hand out epoch numbers again"),
     ({"coordinator": {"config": {"state_dir": "/tmp/x"}}}, "coordinator.config.state_dir is set by the chart"),
     ({"agent": {"config": {"stage_bytes_max": 1}}}, "agent.stageGiB"),
@@ -285,6 +288,22 @@ def test_several_coordinators_over_etcd(tmp_path):
     assert {port["port"] for rule in egress for port in rule["ports"]} == {53, 2379, 12379}
     settings = settings_of(manifests, pod["containers"][0], "coordinator.yaml", tmp_path)
     assert settings["etcd"] == ",".join(own["coordinator"]["etcd"]) and not settings["state_dir"]
+
+
+def test_an_etcd_with_tls_and_a_user(tmp_path):
+    access = {"secret": "etcd-client", "certificate": True, "user": "weightwire", "serverName": "etcd"}
+    manifests = rendered("ha", {"coordinator": {"etcd": ["etcd:2379"], "etcdAccess": access}}, WORKLOADS["stateless"])
+    for item in manifests:
+        if item["kind"] not in CUSTOM:
+            validate(item, latest_version(), strict=True)
+    pod = chart.one(manifests, "StatefulSet", "rl-weightwire-coordinator")["spec"]["template"]["spec"]
+    mounted = {volume["name"]: volume.get("secret", {}).get("secretName") for volume in pod["volumes"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounted["weightwire-etcd"] == "etcd-client"
+    settings = settings_of(manifests, pod["containers"][0], "coordinator.yaml", tmp_path)
+    files = {"etcd_ca": "ca.crt", "etcd_cert": "tls.crt", "etcd_key": "tls.key", "etcd_password_file": "password"}
+    assert {key: settings[key] for key in files} == {key: f"{mounts['weightwire-etcd']}/{file}" for key, file in files.items()}
+    assert settings["etcd_user"] == "weightwire" and settings["etcd_server_name"] == "etcd"
 
 
 @pytest.mark.parametrize("name", chart.PROFILES)

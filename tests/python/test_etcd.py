@@ -3,11 +3,15 @@ committed is lost. `WEIGHTWIRE_LEADERS` (default 3) leaders are lost."""
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import random
 import shutil
 import signal
 import socket
+import ssl
+import struct
 import subprocess
 import threading
 import time
@@ -16,6 +20,7 @@ import urllib.request
 
 import pytest
 
+from certificates import Authority
 from conftest import BINARIES, until
 from demo.fleet import Daemon
 from test_client import assert_serves, engine, load, trainer
@@ -39,16 +44,24 @@ def free_ports(count: int) -> list[int]:
 
 
 class Etcd:
-    """A cluster of one."""
+    """A cluster of one. `tls`: certificate, key and CA of itself and, with `client_certificates`, of who asks."""
 
-    def __init__(self, directory: str):
+    def __init__(self, directory: str, tls=None, client_certificates: bool = False):
         client, peer = free_ports(2)
         self.endpoint = f"127.0.0.1:{client}"
-        at, among = f"http://{self.endpoint}", f"http://127.0.0.1:{peer}"
+        self._at = at = f"http{'s' if tls else ''}://{self.endpoint}"
+        among = f"http://127.0.0.1:{peer}"
+        self._context, self._token = None, None
         self._log = open(f"{directory}/etcd.log", "w")
         self._command = ["etcd", "--data-dir", f"{directory}/etcd", "--listen-client-urls", at, "--advertise-client-urls", at,
                          "--listen-peer-urls", among, "--initial-advertise-peer-urls", among,
                          "--initial-cluster", f"default={among}"]
+        if tls:
+            self._command += ["--cert-file", tls.cert, "--key-file", tls.key]
+            self._context = ssl.create_default_context(cafile=tls.ca)
+        if client_certificates:
+            self._command += ["--client-cert-auth", "--trusted-ca-file", tls.ca]
+            self._context.load_cert_chain(tls.cert, tls.key)
         self.start()
 
     def start(self) -> None:
@@ -58,15 +71,47 @@ class Etcd:
         self._process.kill()
         self._process.wait(10)
 
+    def ask(self, path: str, **request) -> dict:
+        """Over etcd's gateway of JSON, with keys and values in base64."""
+        fields = {name: base64.b64encode(value).decode() if isinstance(value, bytes) else value for name, value in request.items()}
+        headers = {"Authorization": self._token} if self._token else {}
+        call = urllib.request.Request(f"{self._at}/v3/{path}", json.dumps(fields).encode(), headers)
+        with urllib.request.urlopen(call, timeout=30, context=self._context) as reply:
+            return json.loads(reply.read())
+
+    def await_answers(self) -> None:
+        def answers():
+            try:
+                return self.ask("maintenance/status")
+            except OSError:
+                return None
+        until("etcd answers", answers)
+
+    def ask_for_users(self, **passwords: str) -> None:
+        """From now on nobody without; `root` is this test."""
+        for name, password in passwords.items():
+            self.ask("auth/user/add", name=name, password=password)
+        self.ask("auth/user/grant", user="root", role="root")
+        self.ask("auth/enable")
+        self._token = self.ask("auth/authenticate", name="root", password=passwords["root"])["token"]
+
+    def let_write(self, user: str, prefix: str) -> None:
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        encoded = {name: base64.b64encode(text.encode()).decode() for name, text in (("key", prefix), ("range_end", end))}
+        self.ask("auth/role/add", name="weightwire")
+        self.ask("auth/role/grant", name="weightwire", perm={"permType": "READWRITE", **encoded})
+        self.ask("auth/user/grant", user=user, role="weightwire")
+
 
 class Coordinator:
     """One of several, started again as its supervisor would."""
 
-    def __init__(self, directory: str, name: str, listen: int, http: int, etcd: str):
+    def __init__(self, directory: str, name: str, listen: int, http: int, etcd: str, **settings: str):
         self.name, self.address, self.http = name, f"127.0.0.1:{listen}", f"127.0.0.1:{http}"
         self.log_path = f"{directory}/{name}.log"
         self._command = [str(BINARIES / "weightwired"), "--role", "coordinator", "--name", name, "--listen", self.address,
-                         "--http", self.http, "--etcd", etcd, "--log-format", "text"]
+                         "--http", self.http, "--etcd", etcd, "--log-format", "text",
+                         *(part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", value))]
         self.start()
 
     def start(self) -> None:
@@ -266,3 +311,139 @@ def test_without_etcd_nothing_is_committed_and_afterwards_it_goes_on_above_what_
     assert_never_fenced(groups)
     with Client(until("a leader", control.leader).address) as client:
         assert client.status().committed_version == last > committed
+
+
+def commit_of_an_earlier_version(epoch: int, version: int, engines: list[str]) -> bytes:
+    """A record that names its engines (server/wire/journal.cc, kNamedCommit)."""
+    body = b"\x01\x01" + struct.pack("<QQI", epoch, version, len(engines))
+    body += b"".join(struct.pack("<I", len(name)) + name.encode() for name in engines)
+    return sealed(body)
+
+
+def sealed(body: bytes) -> bytes:
+    value = 0xcbf29ce484222325
+    for byte in body:
+        value = (value ^ byte) * 0x100000001b3 & (1 << 64) - 1
+    return body + struct.pack("<I", (value ^ value >> 32) & 0xffffffff)
+
+
+def test_a_new_leader_reads_an_earlier_versions_journal_of_ten_thousand_engines(tmp_path):
+    """`WEIGHTWIRE_COMMITS` (default 12, over gRPC's 4 MiB an answer) of 680 kB each; an earlier version kept 1,024."""
+    commits = int(os.environ.get("WEIGHTWIRE_COMMITS", "12"))
+    etcd = Etcd(str(tmp_path))
+    coordinator = None
+    try:
+        etcd.await_answers()
+        # Of all but the newest one the text alone counts, and summing it is slow here.
+        record = commit_of_an_earlier_version(commits, commits + 70, [f"{i:064}" for i in range(10_000)])
+        for epoch in range(1, commits + 1):
+            etcd.ask("kv/put", key=f"weightwire/default/commit/{epoch:020}".encode(), value=record)
+        etcd.ask("kv/put", key=b"weightwire/default/reserve", value=sealed(b"\x01\x04" + struct.pack("<QQ", 2048, 7)))
+        listen, http = free_ports(2)
+        began = time.monotonic()
+        coordinator = Coordinator(str(tmp_path), "coordinator", listen, http, etcd.endpoint)
+
+        def committed() -> int:
+            assert coordinator.process.poll() is None, open(coordinator.log_path).read()[-2000:]
+            if not coordinator.leads():
+                return 0
+            with Client(coordinator.address) as client:
+                return client.status().committed_version
+        assert until("it leads", committed) == commits + 70
+        print(f"{commits} commits of {len(record)} bytes: leads after {time.monotonic() - began:.1f} s")
+    finally:
+        if coordinator:
+            coordinator.process.kill()
+        etcd.kill()
+
+
+@pytest.mark.parametrize("by", ["password", "certificate"])
+def test_etcd_with_tls_and_users(tmp_path, by):
+    authority = Authority(tmp_path / "ca")
+    own = authority.issue("etcd", "coordinator")  # its CN, "coordinator", is the user's name in etcd
+    shown = authority.issue("shown", "coordinator")
+    password = tmp_path / "password"
+    password.write_text("right\n")
+    etcd = Etcd(str(tmp_path), tls=own, client_certificates=by == "certificate")
+    started = []
+
+    def start(**settings) -> Coordinator:
+        ports = free_ports(2)
+        started.append(Coordinator(str(tmp_path), f"coordinator-{len(started)}", *ports, etcd.endpoint, **settings))
+        return started[-1]
+
+    def ends(coordinator: Coordinator, *says: str) -> None:
+        assert coordinator.process.wait(PATIENCE) == 64 + 33
+        log = open(coordinator.log_path).read()
+        assert all(word in log for word in says), log
+    try:
+        etcd.await_answers()
+        etcd.ask_for_users(root="root", coordinator="right", other="right")
+        known = {"etcd_ca": own.ca}
+        if by == "password":
+            asked = {**known, "etcd_user": "coordinator", "etcd_password_file": str(password)}
+            wrong = tmp_path / "wrong"
+            wrong.write_text("wrong")
+            ends(start(**{**asked, "etcd_password_file": str(wrong)}), "authentication failed", "etcd_password_file")
+            ends(start(**known), "user name is empty", "set etcd_user and etcd_password_file")
+        else:
+            asked = {**known, "etcd_cert": shown.cert, "etcd_key": shown.key}
+        ends(start(**asked), "permission denied", "grant", "readwrite on the prefix weightwire/JOB/")
+        etcd.let_write("coordinator", "weightwire/default/")
+        coordinator = start(**asked)
+        until("it leads", coordinator.leads)
+        if by == "password":  # etcd forgets its tokens
+            etcd.kill()
+            etcd.start()
+            etcd.await_answers()
+        with Client(coordinator.address) as client:
+            assert client.status().deciding
+        plain = start()
+        assert "etcd_ca is set if it speaks TLS" in until("it says why", lambda: (lambda t: t if "etcd_ca" in t else None)(
+            plain.ready()[1]))
+        if by == "certificate":
+            stranger = start(**known)
+            until("it finds no leader", lambda: "etcd at" in stranger.ready()[1])
+        assert coordinator.leads()
+        assert coordinator.stop() == 0
+    finally:
+        for coordinator in started:
+            coordinator.process.kill()
+        etcd.kill()
+
+
+def test_commits_that_somebody_deletes_from_etcd_are_noticed_and_restored(control, groups):
+    groups += [trainer(control.agent), engine(control.agent)]
+    for version in range(1, 5):
+        hf = load(groups[0], version)
+        groups[0].publish(version)
+        groups[1].wait_version(version)
+    leader = control.leader()
+    with Client(leader.address) as client:
+        before = client.status()
+    control.etcd.ask("kv/deleterange", key=f"weightwire/default/commit/{before.committed_epoch - 1:020}".encode(),
+                     range_end=b"weightwire/default/commit0")
+    leader.process.kill()
+    leader.process.wait(10)
+    control.revive()
+
+    def restored():
+        follower = control.leader()
+        if not follower:
+            return None
+        with Client(follower.address) as client:
+            status = client.status()
+        return follower if status.committed_version == 4 else None
+    follower = until("the decision is restored", restored)
+    with urllib.request.urlopen(f"http://{follower.http}/metrics", timeout=5) as reply:
+        assert "\nweightwire_journal_lost_decisions 1\n" in reply.read().decode()
+    assert "the journal has lost decisions: engine-a/" in open(follower.log_path).read()
+    assert_serves(groups[1], hf)
+    assert all(rank.last_fence is None for rank in groups[1].ranks), "no engine was fenced"
+    hf = load(groups[0], 5)
+    groups[0].publish(5)
+    groups[1].wait_version(5)
+    assert_serves(groups[1], hf)
+    with Client(follower.address) as client:
+        status = client.status()
+    assert status.committed_version == 5 and status.committed_epoch > before.committed_epoch

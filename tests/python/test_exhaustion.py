@@ -122,7 +122,7 @@ def daemon_with_few_descriptors(tmp_path):
     assert started.stop() == 0
 
 
-def test_a_full_disk_stops_decisions_and_nothing_else(coordinator_job, tmp_path):
+def test_a_full_disk_stops_decisions_until_there_is_space_and_nothing_else(coordinator_job, tmp_path):
     state = tmp_path / "state"
     state.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "tmpfs", state], stderr=subprocess.DEVNULL).returncode:
@@ -138,28 +138,29 @@ def test_a_full_disk_stops_decisions_and_nothing_else(coordinator_job, tmp_path)
         with open(filler, "wb", buffering=0) as out, pytest.raises(OSError, match="No space left"):
             while True:
                 out.write(bytes(512))
-        failures = 0
-        while (status := job.status()).deciding:  # records go into what the log has allocated, until that is full
-            assert failures == 0 and job.version < 200
-            try:
-                for release in job.publish():
-                    release.wait_released(60)
-                job.until("the decision", lambda: not job.status().deciding or all(
-                    e.subscriber.serving and e.subscriber.serving.version == job.version for e in job.engines), 30)
-            except WeightwireError:
-                failures += 1
-            if job.status().deciding:
+        # Records go into what the log has allocated, until that is full.
+        with pytest.raises(WeightwireError):
+            while job.version < 200:
+                for release in job.publish(deadline=5):
+                    release.wait_released(5)
+                job.until("the decision", lambda: job.status().committed_version == job.version or not job.ready(), 30)
+                if not job.ready():
+                    raise WeightwireError("not ready")
                 committed = job.version
-        assert status.committed_version == committed  # reads are served
-        with pytest.raises(WeightwireError, match="journal"):
-            job.publish()
+        job.until("it says why", lambda: "full" in job.why_not_ready(), 30)
+        status = job.status()
+        assert status.deciding and status.committed_version == committed and "full" in status.waiting_for
+        assert "\nweightwire_journal_failing 1\n" in job.coordinator.metrics()
         assert all(e.subscriber.serving.version == committed for e in job.engines)
         filler.unlink()
-        job.coordinator.kill()
-        job.coordinator = job.start_coordinator(job.address)
-        assert job.status().committed_version >= committed
-        for release in job.accept_next(time.monotonic() + 10):
+        job.until("it is ready again", job.ready, 30)
+        assert "\nweightwire_journal_failing 0\n" in job.coordinator.metrics()
+        job.until("what waited is decided", lambda: job.status().committed_version == job.version, 30)
+        for release in job.accept_next(time.monotonic() + 30):
             release.wait_released(60)
         job.serve_everywhere()
+        job.coordinator.kill()
+        job.coordinator = job.start_coordinator(job.address)
+        assert job.status().committed_version == job.version
     finally:
         subprocess.run(["umount", "-l", state], check=True)  # the coordinator has it until its end

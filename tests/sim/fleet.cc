@@ -234,14 +234,21 @@ void Fleet::OnAppend(const coordinator::JournalRecord& record) {
   const auto* commit = std::get_if<coordinator::CommitRecord>(&record);
   if (commit == nullptr) return;
   submitted_.insert(commit->epoch);
-  const std::set<std::string> once(commit->engines.begin(), commit->engines.end());
-  EXPECT_EQ(once.size(), commit->engines.size()) << "an engine is counted twice";
+  std::vector<std::string> engines;
+  for (const auto& status : coordinator_->Snapshot().epochs) {
+    if (status.epoch == commit->epoch) engines = status.engines;
+  }
+  coordinator::EngineSum sum;
+  for (const std::string& name : engines) sum.Add(name);
+  EXPECT_EQ(commit->engines, sum) << "COMMIT(" << commit->epoch.value << ") is of others";
+  const std::set<std::string> once(engines.begin(), engines.end());
+  EXPECT_EQ(once.size(), engines.size()) << "an engine is counted twice";
   const uint32_t enough = options_.coordinator.commit_policy.Enough(1);
   EXPECT_GE(once.size(), commit->held == Epoch{} ? std::max(1u, enough) : 1u)
       << "COMMIT(" << commit->epoch.value << ") below the quorum";
   EXPECT_TRUE(commit->held == Epoch{} || Committed(commit->held, commit->version))
       << "COMMIT(" << commit->epoch.value << ") goes back to what was never committed";
-  for (const std::string& name : commit->engines) {
+  for (const std::string& name : engines) {
     EXPECT_TRUE(engine(name).HoldsStaged(commit->version.value))
         << "COMMIT(" << commit->epoch.value << ") without " << name;
   }
@@ -259,11 +266,21 @@ void Fleet::OnRelease(const epoch::ReleaseCommand& release) {
   }
 }
 
+/// Of the engines whose names COMMIT counts; one that was lost before may be told to abort.
+bool Fleet::Required(Epoch epoch, const epoch::Member& member) const {
+  const auto snapshot = coordinator_->Snapshot();
+  const auto rank = std::ranges::find(snapshot.participants, member,
+                                      &coordinator::ParticipantStatus::member);
+  const auto run = std::ranges::find(snapshot.epochs, epoch, &coordinator::EpochStatus::epoch);
+  if (rank == snapshot.participants.end() || run == snapshot.epochs.end()) return false;
+  return std::ranges::find(run->engines, rank->group) != run->engines.end();
+}
+
 void Fleet::OnCommand(const Node& node, const epoch::Command& command) {
   if (on_command) on_command(node, command);
   if (const auto* release = std::get_if<epoch::ReleaseCommand>(&command)) OnRelease(*release);
   if (const auto* abort = std::get_if<epoch::AbortCommand>(&command)) {
-    EXPECT_FALSE(submitted_.contains(abort->epoch))
+    EXPECT_FALSE(submitted_.contains(abort->epoch) && Required(abort->epoch, abort->member))
         << "ABORT(" << abort->epoch.value << ") after its COMMIT was submitted";
   }
   const auto* prepare = std::get_if<epoch::PrepareCommand>(&command);

@@ -138,6 +138,7 @@ class Fleet {
   void Disconnect(const std::string& address);
   void OnAppend(const coordinator::JournalRecord& record);
   bool Committed(Epoch epoch, Version version) const;
+  bool Required(Epoch epoch, const epoch::Member& member) const;
 
   Options options_;
   Node::Surroundings surroundings_;

@@ -46,9 +46,16 @@
 {{- if and (not $values.coordinator.etcd) (not $values.coordinator.persistence.enabled) (ne $values.profile "cpu-dev") -}}
 {{- fail "coordinator.persistence.enabled=false: a coordinator that moves to another node would forget what was committed and hand out epoch numbers again. Only profile cpu-dev may do without" -}}
 {{- end -}}
-{{- range $name := list "role" "job" "listen" "http" "state_dir" "etcd" "insecure" "allow_plaintext" "tls_cert" "tls_key" "tls_ca" "http_tls" "token_key" "name" -}}
+{{- $etcd := $values.coordinator.etcdAccess -}}
+{{- if and (or $etcd.secret $etcd.certificate $etcd.user $etcd.serverName) (not $values.coordinator.etcd) -}}
+{{- fail "coordinator.etcdAccess is set, and coordinator.etcd is not: name its members" -}}
+{{- end -}}
+{{- if and (or $etcd.certificate $etcd.user $etcd.serverName) (not $etcd.secret) -}}
+{{- fail "coordinator.etcdAccess.secret is not set: it holds the CA (ca.crt), the certificate (tls.crt, tls.key) and the password that etcd asks for" -}}
+{{- end -}}
+{{- range $name := list "role" "job" "listen" "http" "state_dir" "etcd" "etcd_ca" "etcd_cert" "etcd_key" "etcd_server_name" "etcd_user" "etcd_password_file" "insecure" "allow_plaintext" "tls_cert" "tls_key" "tls_ca" "http_tls" "token_key" "name" -}}
 {{- if hasKey $values.coordinator.config $name -}}
-{{- fail (printf "coordinator.config.%s is set by the chart: use tls.pages, tls, bindHost or job, or leave it (probes, Service and volumes depend on it)" $name) -}}
+{{- fail (printf "coordinator.config.%s is set by the chart: use tls.pages, tls, coordinator.etcdAccess, bindHost or job, or leave it (probes, Service and volumes depend on it)" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- range $name := list "role" "job" "coordinator" "agent_socket" "http" "data_listen" "ucx_listen" "advertise_host" "transports" "stage_bytes_max" "insecure" "allow_plaintext" "tls_cert" "tls_key" "tls_ca" "http_tls" "token_file" "name" -}}

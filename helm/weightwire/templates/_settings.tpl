@@ -49,6 +49,18 @@ http_tls: "true"
       | merge (include "weightwire.plaintext" (list . (list "http")) | fromYaml) -}}
 {{- if .Values.coordinator.etcd -}}
 {{- $_ := set $own "etcd" .Values.coordinator.etcd -}}
+{{- with .Values.coordinator.etcdAccess -}}
+{{- if .secret -}}{{- $_ := set $own "etcd_ca" "/run/weightwire-etcd/ca.crt" -}}{{- end -}}
+{{- if .certificate -}}
+{{- $_ := set $own "etcd_cert" "/run/weightwire-etcd/tls.crt" -}}
+{{- $_ := set $own "etcd_key" "/run/weightwire-etcd/tls.key" -}}
+{{- end -}}
+{{- if .user -}}
+{{- $_ := set $own "etcd_user" .user -}}
+{{- $_ := set $own "etcd_password_file" "/run/weightwire-etcd/password" -}}
+{{- end -}}
+{{- if .serverName -}}{{- $_ := set $own "etcd_server_name" .serverName -}}{{- end -}}
+{{- end -}}
 {{- else -}}
 {{- $_ := set $own "state_dir" "/var/lib/weightwire/journal" -}}
 {{- end -}}

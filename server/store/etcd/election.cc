@@ -47,6 +47,9 @@ Election::~Election() {
 void Election::Run() {
   while (true) {
     Result<bool> won = Stand();
+    if (!won && won.error().code() != Code::kUnavailable) {
+      return events_.refused(std::move(won.error()));
+    }
     if (!won) events_.hindered(std::move(won.error()));
     if (won && *won) break;
     // Whoever stands by asks a few times in a lease's time: fast enough for a leader that died.

@@ -34,7 +34,9 @@ class Election {
     /// Another one leads (again, when it changes).
     std::function<void(const std::string& leader)> stands_by;
     std::function<void(Status why)> hindered;  ///< etcd does not answer; goes on trying
-    std::function<void(Term term)> won;        ///< once
+    /// Once, instead of `won`: etcd refuses what it is asked for, and so it would be again.
+    std::function<void(Status why)> refused;
+    std::function<void(Term term)> won;  ///< once
     /// Once, after `won`: the lease ended, or may have.
     std::function<void(Status why)> lost;
   };

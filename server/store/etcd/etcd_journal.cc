@@ -13,10 +13,10 @@ namespace {
 namespace pb = etcdserverpb;
 using coordinator::JournalRecord;
 
-constexpr uint64_t kCommitsKept = 1024;
+constexpr uint64_t kCommitsKept = 64;  // the newest one counts; the others are for people
 constexpr Nanos kCallLimit = std::chrono::seconds(2);
 // Longer than a lease: whoever leads by then recovers from what is there.
-constexpr Nanos kAppendLimit = std::chrono::seconds(8);
+constexpr Nanos kReadLimit = std::chrono::seconds(8);
 constexpr Nanos kRetry = std::chrono::milliseconds(50);
 
 }  // namespace
@@ -27,27 +27,36 @@ EtcdJournal::EtcdJournal(std::string prefix, Term term, EtcdClient& client, Exec
       term_(std::move(term)),
       client_(client),
       metrics_(metrics),
-      worker_(strand, metrics, [this](const JournalRecord& record) { return Write(record); }) {}
+      worker_(strand, metrics, [this](const JournalRecord& record, const std::string& bytes) {
+        return Write(record, bytes);
+      }) {}
 
 void EtcdJournal::Append(JournalRecord record, std::function<void(Status)> done) {
   worker_.Append(std::move(record), std::move(done));
 }
 
+void EtcdJournal::OnHindered(std::function<void(Status)> tell) {
+  worker_.OnHindered(std::move(tell));
+}
+
 Result<std::vector<JournalRecord>> EtcdJournal::Read() {
+  WW_ASSIGN(const uint64_t newest, NewestCommit());
   pb::TxnRequest request = Transaction();
   request.add_success()->mutable_request_range()->set_key(prefix_ + "reserve");
   request.add_success()->mutable_request_range()->set_key(prefix_ + "drained");
-  pb::RangeRequest& commits = *request.add_success()->mutable_request_range();
-  commits.set_key(CommitKey(0));
-  commits.set_range_end(CommitKey(UINT64_MAX));
+  request.add_success()->mutable_request_range()->set_key(CommitKey(newest));
   WW_ASSIGN(const pb::TxnResponse response, Carry(request));
   std::vector<JournalRecord> records;
   for (const pb::ResponseOp& answer : response.responses()) {
     for (const pb::KeyValue& pair : answer.response_range().kvs()) {
       auto record = wire::DecodeRecord(pair.value());
       if (!record) {
-        return Fail(Code::kDataLoss, Reason::kJournalFailed,
-                    "etcd key " + pair.key() + ": " + record.error().message());
+        const Status& why = record.error();
+        return Fail(Status(Code::kDataLoss, Reason::kJournalFailed,
+                           "etcd key " + pair.key() + ": " + why.message())
+                        .Remedy(why.remedy().empty() ? "restore etcd from a snapshot, or delete " +
+                                                           prefix_ + ", and every rank begins anew"
+                                                     : why.remedy()));
       }
       Note(pair.key(), pair.value().size());
       records.push_back(std::move(*record));
@@ -56,8 +65,31 @@ Result<std::vector<JournalRecord>> EtcdJournal::Read() {
   return records;
 }
 
-Status EtcdJournal::Write(const JournalRecord& record) {
-  const std::string value = wire::EncodeRecord(record);
+/// 0: there is none. Digit by digit of the epoch's number, from the highest one: which is the
+/// largest that some key is at or above. No value is read, however many there are and however long.
+Result<uint64_t> EtcdJournal::NewestCommit() {
+  constexpr int kBits = 4;
+  constexpr uint64_t kDigits = (1 << kBits) - 1;
+  uint64_t newest = 0;
+  for (int shift = 64 - kBits; shift >= 0; shift -= kBits) {
+    pb::TxnRequest request = Transaction();
+    for (uint64_t digit = 1; digit <= kDigits; ++digit) {
+      pb::RangeRequest& count = *request.add_success()->mutable_request_range();
+      count.set_key(CommitKey(newest + (digit << shift)));
+      count.set_range_end(prefix_ + "commit0");  // '0' is next to '/'
+      count.set_count_only(true);
+    }
+    WW_ASSIGN(const pb::TxnResponse response, Carry(request));
+    uint64_t found = 0;
+    for (const pb::ResponseOp& answer : response.responses()) {
+      found += answer.response_range().count() > 0 ? 1 : 0;
+    }
+    newest += found << shift;
+  }
+  return newest;
+}
+
+Status EtcdJournal::Write(const JournalRecord& record, const std::string& value) {
   const auto* commit = std::get_if<coordinator::CommitRecord>(&record);
   const bool drain = std::holds_alternative<coordinator::DrainRecord>(record);
   const std::string key =
@@ -71,7 +103,7 @@ Status EtcdJournal::Write(const JournalRecord& record) {
     old.set_key(CommitKey(0));
     old.set_range_end(CommitKey(commit->epoch.value - kCommitsKept));
   }
-  auto response = Carry(request);
+  auto response = Once(request);
   if (!response) return std::move(response.error());
   if (commit && commit->epoch.value > kCommitsKept) {
     bytes_.erase(bytes_.lower_bound(CommitKey(0)),
@@ -88,17 +120,22 @@ pb::TxnRequest EtcdJournal::Transaction() const {
   return request;
 }
 
-Result<pb::TxnResponse> EtcdJournal::Carry(const pb::TxnRequest& request) {
-  const Nanos end = SystemClock().Now() + kAppendLimit;
+Result<pb::TxnResponse> EtcdJournal::Once(const pb::TxnRequest& request) {
   auto response = client_.Txn(request, kCallLimit);
-  while (!response && SystemClock().Now() < end) {
-    std::this_thread::sleep_for(kRetry);
-    response = client_.Txn(request, kCallLimit);
-  }
   if (response && !response->succeeded()) {
     return Fail(Code::kAborted, Reason::kLeaseExpired,
                 "another coordinator leads, or has led: " + term_.key +
                     " in etcd is not as of revision " + std::to_string(term_.revision));
+  }
+  return response;
+}
+
+Result<pb::TxnResponse> EtcdJournal::Carry(const pb::TxnRequest& request) {
+  const Nanos end = SystemClock().Now() + kReadLimit;
+  auto response = Once(request);
+  while (!response && response.error().code() == Code::kUnavailable && SystemClock().Now() < end) {
+    std::this_thread::sleep_for(kRetry);
+    response = Once(request);
   }
   return response;
 }

@@ -14,7 +14,7 @@
 namespace weightwire::store {
 
 /// The leader's journal in etcd: below `prefix` a key for the last reservation, one for who is
-/// drained and one for each of the last 1,024 commits. Every append is one transaction that etcd
+/// drained and one for each commit of the last 64 epochs. Every append is one transaction that etcd
 /// carries out only while `term` holds, and that is tried again while etcd does not answer: the
 /// same transaction twice is the same as once.
 ///
@@ -26,14 +26,19 @@ class EtcdJournal final : public coordinator::Journal {
               metrics::Sink& metrics);
 
   void Append(coordinator::JournalRecord record, std::function<void(Status)> done) override;
+  void OnHindered(std::function<void(Status)> tell) override;
+  /// Reads three values, and finds the newest commit by counts alone, however many there are.
   ///   kUnavailable / kJournalFailed  etcd does not answer
   ///   kAborted / kLeaseExpired       the term is over
+  ///   any code of EtcdClient's       refused for good
   ///   kDataLoss / kJournalFailed     a value does not decode: names its key
   Result<std::vector<coordinator::JournalRecord>> Read() override;
 
  private:
-  Status Write(const coordinator::JournalRecord& record);
+  Status Write(const coordinator::JournalRecord& record, const std::string& bytes);
+  Result<uint64_t> NewestCommit();
   etcdserverpb::TxnRequest Transaction() const;
+  Result<etcdserverpb::TxnResponse> Once(const etcdserverpb::TxnRequest& request);
   Result<etcdserverpb::TxnResponse> Carry(const etcdserverpb::TxnRequest& request);
   std::string CommitKey(uint64_t epoch) const;
   void Note(const std::string& key, size_t bytes);

@@ -54,7 +54,7 @@ TEST(CoordinatorEpoch, CommitsOnEveryEngineWhenAllRanksPublished) {
   EXPECT_EQ(fleet.metrics.Value("invariant_violations_total{id=I2}"), 0);
 }
 
-TEST(CoordinatorEpoch, CommitRecordNamesTheRequiredEngines) {
+TEST(CoordinatorEpoch, CommitRecordIsOfTheRequiredEngines) {
   Fleet fleet;
   const auto trainer = fleet.Trainer(1);
   fleet.Engine("engine-b");
@@ -64,7 +64,7 @@ TEST(CoordinatorEpoch, CommitRecordNamesTheRequiredEngines) {
   const auto* commit = std::get_if<CommitRecord>(&fleet.journal.durable().back());
   ASSERT_NE(commit, nullptr);
   EXPECT_EQ(commit->version, Version(7));
-  EXPECT_EQ(commit->engines, (std::vector<std::string>{"engine-a", "engine-b"}));
+  EXPECT_EQ(commit->engines, (EngineSum{"engine-a", "engine-b"}));
 }
 
 TEST(CoordinatorEpoch, PrepareCarriesPeersTicketsAndReaders) {
@@ -222,6 +222,26 @@ TEST(CoordinatorEpoch, ManualCommitPastItsDeadlineAborts) {
   EXPECT_EQ(fleet.Newest().why.reason(), Reason::kDeadlineExceeded);
   EXPECT_EQ(fleet.coordinator->Snapshot().epochs.size(), 1u)
       << "a version that was released is not tried again";
+}
+
+/// Released, but not committed: nobody serves it, and the trainer that made it is gone.
+TEST(CoordinatorEpoch, AStagedVersionWhoseTrainerLeftIsTheNextTrainersToPublish) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(1);
+  fleet.Engine("engine-a");
+  fleet.PublishAll(trainer, 1, /*manual=*/true);
+  fleet.Run();
+  ASSERT_EQ(fleet.Newest().phase, epoch::Phase::kStaged);
+  fleet.Agent("trainer-agent")
+      .Report(epoch::LostReport{trainer[0], Status(Code::kAborted, Reason::kMemberLost, "ended")});
+  fleet.Run();
+  ASSERT_EQ(fleet.Newest().phase, epoch::Phase::kAborted);
+  const auto next = fleet.Trainer(1);
+  EXPECT_EQ(fleet.Publish(next[0], 1, /*manual=*/true), OkStatus());
+  fleet.Run();
+  EXPECT_TRUE(fleet.coordinator->Commit(fleet.Newest().epoch).ok());
+  fleet.Run();
+  EXPECT_EQ(fleet.EngineNamed("engine-a").version, Version(1));
 }
 
 TEST(CoordinatorEpoch, OperatorsAbortIsNotTriedAgain) {

@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/unit/coordinator/fleet.h"
@@ -6,6 +7,8 @@ namespace weightwire::coordinator::testing {
 namespace {
 
 using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 TEST(CoordinatorJournal, FailedCommitStopsDecidingAndGoesOnServingStatus) {
   for (const bool kept : {false, true}) {
@@ -122,6 +125,56 @@ TEST(CoordinatorJournal, EpochsGoOnBeyondOneReservation) {
   }
   EXPECT_EQ(fleet.coordinator->Snapshot().committed_version, Version(1'500));
   EXPECT_EQ(fleet.coordinator->Snapshot().epochs.size(), fleet.options.epochs_remembered);
+}
+
+/// A full disk: nothing is lost, nothing is given up, and it goes on by itself.
+TEST(CoordinatorJournal, WhatWaitsForAHinderedJournalGoesOnWithIt) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(1);
+  fleet.Engine("engine-a");
+  fleet.PublishAll(trainer, 1);
+  fleet.Run();
+  ASSERT_TRUE(fleet.coordinator->Ready());
+  const Status full =
+      Status(Code::kUnavailable, Reason::kJournalFailed, "the disk is full").Remedy("free space");
+  fleet.journal.Hinder(full);
+  fleet.PublishAll(trainer, 2);
+  fleet.Run(seconds(60));
+  const Status why = fleet.coordinator->Readiness();
+  EXPECT_EQ(why.reason(), Reason::kJournalFailed);
+  EXPECT_THAT(why.ToString(), AllOf(HasSubstr("the disk is full"), HasSubstr("free space")));
+  EXPECT_EQ(fleet.metrics.Value("journal_failing"), 1);
+  const StatusSnapshot hindered = fleet.coordinator->Snapshot();
+  EXPECT_TRUE(hindered.deciding);
+  EXPECT_EQ(hindered.committed_version, Version(1));
+  EXPECT_THAT(hindered.waiting_for, HasSubstr("the disk is full"));
+  EXPECT_THAT(hindered.journal, HasSubstr("the disk is full"));
+  EXPECT_EQ(fleet.EngineNamed("engine-a").version, Version(1)) << "it serves on";
+  EXPECT_TRUE(fleet.Agent("engine-a-agent").All<epoch::AbortCommand>().empty());
+  fleet.journal.Relent();
+  fleet.Run();
+  EXPECT_EQ(fleet.coordinator->Snapshot().committed_version, Version(2));
+  EXPECT_EQ(fleet.EngineNamed("engine-a").version, Version(2));
+  EXPECT_TRUE(fleet.coordinator->Ready());
+  EXPECT_EQ(fleet.metrics.Value("journal_failing"), 0);
+  EXPECT_EQ(fleet.coordinator->Snapshot().journal, "");
+  fleet.PublishAll(trainer, 3);
+  fleet.Run();
+  EXPECT_EQ(fleet.EngineNamed("engine-a").version, Version(3));
+}
+
+TEST(CoordinatorJournal, IsNotReadyWhenItDecidesNothingAnyMore) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(1);
+  fleet.Engine("engine-a");
+  fleet.PublishAll(trainer, 1);
+  fleet.Run();
+  fleet.PublishAll(trainer, 2);
+  fleet.journal.FailNext(false);
+  fleet.Run();
+  EXPECT_EQ(fleet.coordinator->Readiness().reason(), Reason::kJournalFailed);
+  EXPECT_THAT(fleet.coordinator->Readiness().message(), HasSubstr("injected failure"));
+  EXPECT_EQ(fleet.metrics.Value("journal_failing"), 1);
 }
 
 }  // namespace

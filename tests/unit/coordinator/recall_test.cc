@@ -147,6 +147,14 @@ class CoordinatorRecall : public ::testing::Test {
     claim.released = released;
     Rejoin(control::GroupRole::kTrainer, "trainer", trainer_, {claim, claim});
   }
+  /// Where the newest reservation is in the journal.
+  size_t ReservedAt() const {
+    size_t at = 0;
+    for (size_t i = 0; i < fleet_.journal.durable().size(); ++i) {
+      if (std::holds_alternative<ReserveRecord>(fleet_.journal.durable()[i])) at = i;
+    }
+    return at;
+  }
   FakeAgent& EngineAgent() { return fleet_.Agent("engine-a-agent"); }
   control::Claim Serving(uint64_t version) {
     return Serves({fleet_.coordinator->Snapshot().committed, Version(version)});
@@ -324,6 +332,59 @@ TEST_F(CoordinatorRecall, WhatNobodyDecidedIsAbortedAndPublishedAgain) {
   RejoinTrainer(Version(1));
   Publish(2);
   EXPECT_EQ(fleet_.EngineNamed("engine-a").version, Version(2));
+}
+
+/// Somebody deletes the newest decisions from the journal (etcdctl del), or puts an old copy back.
+TEST_F(CoordinatorRecall, AJournalThatWentBackIsNoticedByWhatEnginesServe) {
+  for (uint64_t version = 1; version <= 4; ++version) Publish(version);
+  const control::Claim claim = Serving(4);
+  fleet_.journal.ForgetCommitsAbove(Epoch(2));
+  Restart();
+  ASSERT_EQ(fleet_.coordinator->Snapshot().committed_version, Version(2));
+  RejoinEngine({claim, claim});
+  const EngineStatus engine = fleet_.EngineNamed("engine-a");
+  EXPECT_EQ(engine.state, EngineState::kServing);
+  EXPECT_EQ(engine.version, Version(4));
+  EXPECT_TRUE(EngineAgent().All<epoch::EvictCommand>().empty()) << "it is not fenced";
+  const StatusSnapshot status = fleet_.coordinator->Snapshot();
+  EXPECT_EQ(status.committed, claim.serving.epoch);
+  EXPECT_EQ(status.committed_version, Version(4));
+  EXPECT_THAT(status.journal, HasSubstr("engine-a/1 serves version 4 of epoch 4"));
+  EXPECT_EQ(fleet_.metrics.Value("journal_lost_decisions"), 1);
+  EXPECT_TRUE(fleet_.journal.Committed(claim.serving.epoch)) << "the journal has it again";
+  RejoinTrainer();
+  EXPECT_EQ(fleet_.Publish(trainer_[0], 4).reason(), Reason::kStaleVersion);
+  Publish(5);
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").version, Version(5));
+  EXPECT_GT(fleet_.coordinator->Snapshot().committed, claim.serving.epoch);
+}
+
+TEST_F(CoordinatorRecall, NoNumberIsHandedOutThatAMemberHoldsAlready) {
+  Publish(1);
+  control::Claim claim = Serving(1);
+  claim.holds = {{Epoch(70'000), Version(1)}};  // of reservations that the journal has lost, too
+  Restart();
+  RejoinTrainer();
+  RejoinEngine({claim, claim});
+  Publish(2);
+  EXPECT_GT(fleet_.coordinator->Snapshot().committed, Epoch(70'000));
+  EXPECT_GT(std::get<ReserveRecord>(fleet_.journal.durable()[ReservedAt()]).limit, Epoch(70'000));
+}
+
+/// The trainer is faster than the engines: it takes a number again before anybody knows.
+TEST_F(CoordinatorRecall, AVersionThatIsServedAlreadyIsGivenUpWhenItIsNoticed) {
+  for (uint64_t version = 1; version <= 4; ++version) Publish(version);
+  const control::Claim claim = Serving(4);
+  fleet_.journal.ForgetCommitsAbove(Epoch(2));
+  Restart();
+  RejoinTrainer();
+  fleet_.PublishAll(trainer_, 3);
+  fleet_.Run();
+  RejoinEngine({claim, claim});
+  const auto released = fleet_.Released(trainer_[0], 3);
+  ASSERT_TRUE(released.has_value());
+  EXPECT_EQ(released->reason(), Reason::kStaleVersion) << released->ToString();
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").version, Version(4));
 }
 
 TEST_F(CoordinatorRecall, AnEngineThatIsBehindIsToldAndFilled) {

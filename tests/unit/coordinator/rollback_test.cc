@@ -192,7 +192,7 @@ TEST_F(CoordinatorRollback, IsTriedAgainWithoutAnEngineThatDoesNotHoldItAfterAll
   ASSERT_TRUE(answer.has_value() && answer->has_value());
   EXPECT_THAT((**answer).engines, ElementsAre("engine-b"));
   EXPECT_THAT((**answer).filling, ElementsAre("engine-a"));
-  EXPECT_EQ(LastCommit().engines, std::vector<std::string>{"engine-b"});
+  EXPECT_EQ(LastCommit().engines, EngineSum{"engine-b"});
   fleet_.Run();
   EXPECT_EQ(fleet_.EngineNamed("engine-a").version, Version(1));
 }

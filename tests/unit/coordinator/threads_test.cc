@@ -18,6 +18,7 @@ class PromptJournal final : public Journal {
   void Append(JournalRecord, std::function<void(Status)> done) override {
     strand_.Post([done = std::move(done)] { done(OkStatus()); });
   }
+  void OnHindered(std::function<void(Status)>) override {}
   Result<std::vector<JournalRecord>> Read() override { return std::vector<JournalRecord>{}; }
 
  private:

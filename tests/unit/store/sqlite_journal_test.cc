@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -24,11 +25,14 @@ namespace {
 
 using coordinator::CommitRecord;
 using coordinator::DrainRecord;
+using coordinator::EngineSum;
 using coordinator::JournalRecord;
+using coordinator::kRecordBytesMax;
 using coordinator::ReserveRecord;
 
+/// One of each kind.
 std::vector<JournalRecord> SomeRecords() {
-  return {ReserveRecord{Epoch(1'024)}, CommitRecord{Epoch(1), Version(10), {"engine-a"}},
+  return {ReserveRecord{Epoch(1'024)}, DrainRecord{{{"engine-a", Incarnation(7)}}},
           CommitRecord{Epoch(3), Version(12), {"engine-a", "engine-b"}}};
 }
 
@@ -73,6 +77,30 @@ class SqliteJournalTest : public ::testing::Test {
     sqlite3_close(db);
   }
 
+  int Rows() {
+    sqlite3* db = nullptr;
+    int rows = -1;
+    EXPECT_EQ(sqlite3_open(path_.c_str(), &db), SQLITE_OK);
+    sqlite3_exec(
+        db, "SELECT COUNT(*) FROM journal",
+        [](void* out, int, char** values, char**) {
+          *static_cast<int*>(out) = std::atoi(values[0]);
+          return 0;
+        },
+        &rows, nullptr);
+    sqlite3_close(db);
+    return rows;
+  }
+
+  /// A record with its checksum, as every version writes it.
+  static std::string Sealed(std::string body) {
+    uint64_t hash = 0xcbf29ce484222325;
+    for (const char c : body) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
+    const auto sum = static_cast<uint32_t>(hash ^ (hash >> 32));
+    for (int i = 0; i < 4; ++i) body.push_back(static_cast<char>(sum >> (8 * i)));
+    return body;
+  }
+
   /// Another process, killed as soon as all of them are durable.
   void AppendSomeRecordsAndDie() {
     const pid_t child = fork();
@@ -104,7 +132,11 @@ class SqliteJournalTest : public ::testing::Test {
   std::string path_;
 };
 
-TEST_F(SqliteJournalTest, GivesBackWhatWasAppendedInOrder) {
+TEST_F(SqliteJournalTest, GivesBackTheNewestOfEachKindInOrder) {
+  for (const auto& record : {JournalRecord(CommitRecord{Epoch(1), Version(10), {"engine-a"}}),
+                             JournalRecord(ReserveRecord{Epoch(512)})}) {
+    EXPECT_TRUE(Append(*Open(), record).ok());
+  }
   for (const auto& record : SomeRecords()) EXPECT_TRUE(Append(*Open(), record).ok());
   EXPECT_EQ(Open()->Read(), SomeRecords());
 }
@@ -145,42 +177,71 @@ TEST_F(SqliteJournalTest, SurvivesKillOfTheProcess) {
 }
 
 TEST_F(SqliteJournalTest, ForgetsOldRecordsButNeverTheLastOfAKind) {
-  path_.clear();
+  {
+    auto journal = Open();
+    for (const auto& record : SomeRecords()) EXPECT_TRUE(Append(*journal, record).ok());
+  }
   auto journal = Open();
-  for (const uint64_t epoch : {1u, 2u}) {
-    EXPECT_TRUE(Append(*journal, CommitRecord{Epoch(epoch), Version(epoch), {"engine-a"}}).ok());
-  }
-  for (uint64_t i = 1; i <= 4'000; ++i) journal->Append(ReserveRecord{Epoch(i)}, [](Status) {});
-  EXPECT_TRUE(Append(*journal, ReserveRecord{Epoch(4'001)}).ok());
-  auto records = journal->Read();
-  ASSERT_TRUE(records);
-  // The last commit is the oldest that counts, so nothing behind it goes.
-  EXPECT_EQ(records->size(), 4'002u);
-  EXPECT_EQ(std::get<CommitRecord>(records->front()).epoch, Epoch(2));
-  for (uint64_t i = 3; i <= 3'000; ++i) {
-    journal->Append(CommitRecord{Epoch(i), Version(i), {"engine-a"}}, [](Status) {});
-    if (i % 500 == 0) journal->Append(ReserveRecord{Epoch(4'000 + i)}, [](Status) {});
-  }
-  EXPECT_TRUE(Append(*journal, ReserveRecord{Epoch(8'000)}).ok());
-  records = journal->Read();
-  ASSERT_TRUE(records);
-  EXPECT_LE(records->size(), 2 * 1'024u);
-  EXPECT_GE(records->size(), 1'024u);
-  EXPECT_EQ(std::get<CommitRecord>((*records)[records->size() - 3]).epoch, Epoch(3'000));
-  EXPECT_EQ(records->back(), JournalRecord(ReserveRecord{Epoch(8'000)}));
+  for (uint64_t i = 1; i <= 2'000; ++i) journal->Append(ReserveRecord{Epoch(i)}, [](Status) {});
+  EXPECT_TRUE(Append(*journal, ReserveRecord{Epoch(4'000)}).ok());
+  EXPECT_EQ(journal->Read(), (std::vector<JournalRecord>{SomeRecords()[1], SomeRecords()[2],
+                                                         ReserveRecord{Epoch(4'000)}}));
+  journal.reset();
+  EXPECT_LE(Rows(), 256 + 64 + 2) << "neither holds back what is older than it";
+  EXPECT_GE(Rows(), 256);
 }
 
-TEST_F(SqliteJournalTest, WhoWasDrainedInAnEarlierLifeIsNeverForgotten) {
-  const JournalRecord drain = DrainRecord{{{"engine-a", Incarnation(7)}}};
-  EXPECT_TRUE(Append(*Open(), drain).ok());
-  auto journal = Open();
-  ASSERT_TRUE(journal->Read());
-  for (uint64_t i = 1; i <= 1'024; ++i) {
-    journal->Append(CommitRecord{Epoch(i), Version(i), {"engine-a"}}, [](Status) {});
-    journal->Append(ReserveRecord{Epoch(i)}, [](Status) {});
+/// What earlier versions left: up to 2,047 commits that name their engines.
+TEST_F(SqliteJournalTest, ReadsAHugeJournalOfAnEarlierVersionAtOnceAndClearsItAway) {
+  Open();
+  constexpr int kEngines = 10'000, kCommits = 100;
+  std::string body("\x01\x01", 2);
+  const auto number = [](uint64_t value, int bytes) {
+    std::string out;
+    for (int i = 0; i < bytes; ++i) out.push_back(static_cast<char>(value >> (8 * i)));
+    return out;
+  };
+  std::string engines = number(kEngines, 4);
+  EngineSum sum;
+  for (int i = 0; i < kEngines; ++i) {
+    std::string name = std::to_string(i);
+    name.insert(0, 64 - name.size(), 'e');
+    engines += number(name.size(), 4) + name;
+    sum.Add(name);
   }
-  EXPECT_TRUE(Append(*journal, ReserveRecord{Epoch(2'000)}).ok());
-  EXPECT_EQ(journal->Read()->front(), drain);
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open(path_.c_str(), &db), SQLITE_OK);
+  sqlite3_exec(db, "BEGIN", nullptr, nullptr, nullptr);
+  sqlite3_stmt* insert = nullptr;
+  sqlite3_prepare_v2(db, "INSERT INTO journal(record) VALUES (?)", -1, &insert, nullptr);
+  for (uint64_t epoch = 1; epoch <= kCommits; ++epoch) {
+    const std::string bytes = Sealed(body + number(epoch, 8) + number(epoch + 7, 8) + engines);
+    sqlite3_bind_blob(insert, 1, bytes.data(), static_cast<int>(bytes.size()), SQLITE_TRANSIENT);
+    ASSERT_EQ(sqlite3_step(insert), SQLITE_DONE);
+    sqlite3_reset(insert);
+  }
+  sqlite3_finalize(insert);
+  sqlite3_exec(db, "COMMIT", nullptr, nullptr, nullptr);
+  sqlite3_close(db);
+  auto journal = Open();
+  CommitRecord newest{Epoch(kCommits), Version(kCommits + 7), {}};
+  newest.engines = sum;
+  EXPECT_EQ(journal->Read(), std::vector<JournalRecord>{newest});
+  for (uint64_t i = 1; i <= 512; ++i) journal->Append(ReserveRecord{Epoch(i)}, [](Status) {});
+  EXPECT_TRUE(Append(*journal, DrainRecord{}).ok());
+  EXPECT_EQ(journal->Read()->front(), JournalRecord(newest));
+  journal.reset();
+  EXPECT_LE(Rows(), 256 + 64 + 1);
+}
+
+TEST_F(SqliteJournalTest, ARecordOverTheLimitIsRefusedAndHarmsNothing) {
+  auto journal = Open();
+  ASSERT_TRUE(Append(*journal, SomeRecords()[0]).ok());
+  const Status refused =
+      Append(*journal, DrainRecord{{{std::string(kRecordBytesMax, 'e'), Incarnation(7)}}});
+  EXPECT_EQ(refused.reason(), Reason::kMessageTooLarge) << refused.ToString();
+  EXPECT_TRUE(Append(*journal, SomeRecords()[2]).ok());
+  EXPECT_EQ(journal->Read(), (std::vector<JournalRecord>{SomeRecords()[0], SomeRecords()[2]}));
 }
 
 /// A machine that stopped in the middle of a write: the log ends anywhere, or its end is garbage.
@@ -224,6 +285,33 @@ TEST_F(SqliteJournalTest, RefusesASecondOwner) {
   ASSERT_FALSE(second);
   EXPECT_EQ(second.error().reason(), Reason::kJournalFailed);
   EXPECT_NE(second.error().message().find(path_), std::string::npos);
+  const std::string own = "process " + std::to_string(getpid()) + " on host ";
+  EXPECT_NE(second.error().message().find(own), std::string::npos) << second.error().ToString();
+  first.reset();
+  Open();
+}
+
+TEST_F(SqliteJournalTest, ALockOfAProcessThatWasKilledHindersNobody) {
+  AppendSomeRecordsAndDie();
+  ASSERT_TRUE(std::filesystem::exists(path_ + ".lock"));
+  EXPECT_EQ(Open()->Read(), SomeRecords());
+}
+
+TEST_F(SqliteJournalTest, ADamagedFileIsNoFailureThatPasses) {
+  {
+    auto journal = Open();
+    for (uint64_t i = 1; i <= 200; ++i) journal->Append(ReserveRecord{Epoch(i)}, [](Status) {});
+    ASSERT_TRUE(Append(*journal, SomeRecords()[2]).ok());
+  }
+  {
+    std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(4'096);
+    file << std::string(8'192, '\xa5');
+  }
+  auto journal = SqliteJournal::Open(path_, Strand(), metrics::Null());
+  ASSERT_FALSE(journal);
+  EXPECT_EQ(journal.error().code(), Code::kDataLoss) << journal.error().ToString();
+  EXPECT_NE(journal.error().remedy().find("another state_dir"), std::string::npos);
 }
 
 TEST_F(SqliteJournalTest, RefusesAnUnknownSchema) {
@@ -267,22 +355,58 @@ TEST_F(SqliteJournalTest, RefusesAReadOnlyFile) {
 }
 
 /// A full disk, as far as a process can make one for itself: no file may grow beyond the limit.
-TEST_F(SqliteJournalTest, FailsForGoodWhenTheDiskIsFull) {
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    signal(SIGXFSZ, SIG_IGN);
+    rlimit full = before_;
+    full.rlim_cur = bytes;
+    setrlimit(RLIMIT_FSIZE, &full);
+  }
+  ~FullDisk() { setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+const JournalRecord kLarge = DrainRecord{{{std::string(256 << 10, 'e'), Incarnation(7)}}};
+
+TEST_F(SqliteJournalTest, GoesOnByItselfWhenTheDiskHasSpaceAgain) {
   auto journal = Open();
   ASSERT_TRUE(Append(*journal, ReserveRecord{Epoch(1)}).ok());
-  rlimit before{};
-  getrlimit(RLIMIT_FSIZE, &before);
-  signal(SIGXFSZ, SIG_IGN);
-  rlimit full = before;
-  full.rlim_cur = 64 << 10;
-  setrlimit(RLIMIT_FSIZE, &full);
-  const JournalRecord large = CommitRecord{Epoch(2), Version(2), {std::string(256 << 10, 'e')}};
-  const Status status = Append(*journal, large);
-  setrlimit(RLIMIT_FSIZE, &before);
-  EXPECT_EQ(status.reason(), Reason::kJournalFailed);
-  // Space is back, but a record after a lost one would be a lie.
-  EXPECT_EQ(Append(*journal, ReserveRecord{Epoch(3)}).reason(), Reason::kJournalFailed);
+  std::promise<Status> hindered, relieved, large;
+  journal->OnHindered([&](const Status& why) { (why.ok() ? relieved : hindered).set_value(why); });
+  std::optional<FullDisk> full(64 << 10);
+  std::atomic<bool> answered = false;
+  journal->Append(kLarge, [&](const Status& status) {
+    answered = true;
+    large.set_value(status);
+  });
+  const Status why = hindered.get_future().get();
+  EXPECT_EQ(why.code(), Code::kUnavailable);
+  EXPECT_EQ(why.reason(), Reason::kJournalFailed);
+  EXPECT_NE(why.ToString().find("free space"), std::string::npos) << why.ToString();
+  EXPECT_FALSE(answered) << "its fate is open";
+  full.reset();
+  EXPECT_TRUE(relieved.get_future().get().ok());
+  EXPECT_TRUE(large.get_future().get().ok());
+  EXPECT_TRUE(Append(*journal, ReserveRecord{Epoch(3)}).ok());
   journal.reset();
+  EXPECT_EQ(Open()->Read(), (std::vector<JournalRecord>{kLarge, ReserveRecord{Epoch(3)}}));
+  EXPECT_EQ(Rows(), 3) << "the append that was made again is there once";
+}
+
+TEST_F(SqliteJournalTest, DestructionDoesNotWaitForAFullDisk) {
+  auto journal = Open();
+  ASSERT_TRUE(Append(*journal, ReserveRecord{Epoch(1)}).ok());
+  std::promise<Status> hindered, large;
+  journal->OnHindered([&](const Status& why) { hindered.set_value(why); });
+  std::optional<FullDisk> full(64 << 10);
+  journal->Append(kLarge, [&](const Status& status) { large.set_value(status); });
+  hindered.get_future().wait();
+  journal.reset();
+  EXPECT_EQ(large.get_future().get().reason(), Reason::kJournalFailed);
+  full.reset();
   EXPECT_EQ(Open()->Read(), (std::vector<JournalRecord>{ReserveRecord{Epoch(1)}}));
 }
 

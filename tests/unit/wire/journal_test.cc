@@ -19,23 +19,42 @@ TEST(JournalWire, RecordsComeBackEqual) {
 }
 
 TEST(JournalWire, BytesOfACommitAreFixed) {
-  const std::string bytes = EncodeRecord(coordinator::CommitRecord{Epoch(3), Version(2), {"e"}});
-  // Independent of this build: format, kind, epoch, version, count, length, "e"; then a checksum.
-  const std::string body("\x01\x01\x03\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0e", 27);
+  const std::string bytes =
+      EncodeRecord(coordinator::CommitRecord{Epoch(3), Version(2), {"e"}, Epoch(1)});
+  // Independent of this build: format, kind, epoch, version, the epoch that is held, how many
+  // engines, FNV-1a of "e\xff"; then a checksum.
+  const std::string body(
+      "\x01\x06\x03\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0"
+      "\x01\0\0\0\0\0\0\0\x01\0\0\0"
+      "\x0d\x8a\x38\xb5\x07\xc9\x8d\x08",
+      38);
   ASSERT_EQ(bytes.size(), body.size() + 4);
   EXPECT_EQ(bytes.substr(0, body.size()), body);
 }
 
-TEST(JournalWire, BytesOfARollbackAreFixed) {
-  const std::string bytes =
-      EncodeRecord(coordinator::CommitRecord{Epoch(3), Version(2), {"e"}, Epoch(1)});
-  // As a commit of kind 3, with the epoch that is held behind it.
-  const std::string body(
+TEST(JournalWire, ACommitHasOneSizeHoweverManyEnginesItIsOf) {
+  coordinator::CommitRecord commit{Epoch(3), Version(2), {}};
+  const size_t none = EncodeRecord(commit).size();
+  for (int i = 0; i < 10'000; ++i) commit.engines.Add(std::string(64, 'e') + std::to_string(i));
+  EXPECT_EQ(EncodeRecord(commit).size(), none);
+  EXPECT_EQ(DecodeRecord(EncodeRecord(commit)), coordinator::JournalRecord(commit));
+}
+
+/// Earlier versions wrote the engines' names into a commit; the bytes here are theirs.
+TEST(JournalWire, ReadsCommitsThatNameTheirEngines) {
+  const std::string commit(
+      "\x01\x01\x03\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x02\0\0\0\x01\0\0\0e\x01\0\0\0f"
+      "\x58\x2f\xe5\x30",
+      36);
+  EXPECT_EQ(DecodeRecord(commit), coordinator::JournalRecord(
+                                      coordinator::CommitRecord{Epoch(3), Version(2), {"e", "f"}}));
+  const std::string rollback(
       "\x01\x03\x03\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0e"
-      "\x01\0\0\0\0\0\0\0",
-      35);
-  ASSERT_EQ(bytes.size(), body.size() + 4);
-  EXPECT_EQ(bytes.substr(0, body.size()), body);
+      "\x01\0\0\0\0\0\0\0"
+      "\xdd\x17\x43\x4d",
+      39);
+  EXPECT_EQ(DecodeRecord(rollback), coordinator::JournalRecord(coordinator::CommitRecord{
+                                        Epoch(3), Version(2), {"e"}, Epoch(1)}));
 }
 
 TEST(JournalWire, BytesOfADrainAreFixed) {
@@ -47,7 +66,7 @@ TEST(JournalWire, BytesOfADrainAreFixed) {
 
 TEST(JournalWire, SaysOfAWholeRecordThatItDoesNotKnowThatANewerVersionWroteIt) {
   // Format and kind one after the newest ones; the checksums are FNV-1a, folded.
-  for (const auto& [record, what] : {std::pair("\x01\x06\x59\xa9\xc7\xbc", "kind"),
+  for (const auto& [record, what] : {std::pair("\x01\x07\x16\xaa\xc7\xbc", "kind"),
                                      std::pair("\x02\x01\x8b\x67\xc8\xbc", "format")}) {
     const Status why = DecodeRecord(std::string_view(record, 6)).error();
     EXPECT_EQ(why.reason(), Reason::kJournalFailed);

@@ -379,7 +379,7 @@ coordinator::JournalRecord RandomRecord(Dice& dice) {
     return out;
   }
   coordinator::CommitRecord out{Epoch(dice.Next()), Version(dice.Next()), {}};
-  for (size_t i = dice.Below(5); i > 0; --i) out.engines.push_back(dice.Name(40));
+  for (size_t i = dice.Below(5); i > 0; --i) out.engines.Add(dice.Name(40));
   if (dice.Coin()) out.held = RandomEpoch(dice);
   return out;
 }
