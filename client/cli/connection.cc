@@ -21,12 +21,19 @@ Status FromGrpc(const grpc::Status& status, const std::string& address) {
                                  "--tls-ca) or not?");
 }
 
+/// The status of a large job is more than gRPC's 4 MiB.
+grpc::ChannelArguments WithoutLimit() {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  return arguments;
+}
+
 }  // namespace
 
 Connection::Connection(const std::string& address, double seconds, const tls::TlsFiles& files)
     : address_(address),
       seconds_(seconds),
-      stub_(v1::Coordinator::NewStub(tls::Dialer(files).Open(address, {}))) {}
+      stub_(v1::Coordinator::NewStub(tls::Dialer(files).Open(address, WithoutLimit()))) {}
 
 std::unique_ptr<grpc::ClientContext> Connection::Context() const {
   auto context = std::make_unique<grpc::ClientContext>();
