@@ -367,6 +367,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
       status.agent = live->agent;
       const auto session = membership_.sessions().find(live->agent);
       if (session != membership_.sessions().end()) status.agent_name = session->second.hello.name;
+      status.silent_seconds = driver_.SilentSeconds(live->member);
       status.pid = live->pid;
       status.spec = live->spec;
       status.has_layout = live->layout != nullptr;

@@ -77,6 +77,7 @@ struct ParticipantStatus {
   bool has_layout = false;
   uint64_t tensors = 0;
   int64_t bytes = 0;
+  double silent_seconds = 0;  ///< since its agent's last sign of life
 };
 struct EngineStatus {
   std::string name;
@@ -156,8 +157,9 @@ struct StatusSnapshot {
   Epoch committed{};
   Version committed_version{};
   double committed_wall = 0;
-  bool deciding = true;     ///< false after the journal failed
-  std::string waiting_for;  ///< one line: what everyone waits for; empty = nothing
+  bool deciding = true;        ///< false after the journal failed
+  std::string waiting_for;     ///< one line: what everyone waits for; empty = nothing
+  double waiting_seconds = 0;  ///< how long; 0: not known
   std::vector<ParticipantStatus> participants;
   std::vector<EngineStatus> engines;
   std::vector<EpochStatus> epochs;  ///< newest first

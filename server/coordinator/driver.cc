@@ -103,6 +103,9 @@ void Driver::GiveUp(PendingVersion pending, const Status& why) {
     s_.membership.Send(member,
                        epoch::ReleaseCommand{pending.last_epoch, pending.version, member, why});
   }
+  s_.metrics.Add("publishes_given_up_total", 1,
+                 {{"reason", std::string(ReasonName(why.reason()))}});
+  RememberGivenUp(pending, why);
   const Group* trainer = s_.membership.Trainer();
   if (trainer != nullptr && trainer->generation != pending.generation) {
     queue_.SetFloor(committed_.version);

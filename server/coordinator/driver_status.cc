@@ -1,9 +1,13 @@
 #include <algorithm>
+#include <chrono>
+#include <set>
 
 #include "server/coordinator/driver.h"
 
 namespace weightwire::coordinator {
 namespace {
+
+double SecondsOf(Nanos span) { return std::chrono::duration<double>(span).count(); }
 
 std::string Joined(const std::vector<std::string>& lines) {
   constexpr size_t kShown = 4;
@@ -114,47 +118,113 @@ void Driver::Describe(StatusSnapshot& snapshot) const {
     if (draft != nullptr) snapshot.epochs.push_back(StatusOf(*draft, now));
   }
   for (const EpochRun* run : {fill_.get(), publish_.get()}) {
-    if (run != nullptr) snapshot.epochs.push_back(run->ToStatus(now));
+    if (run != nullptr) snapshot.epochs.push_back(StatusOfRun(*run));
   }
   snapshot.epochs.insert(snapshot.epochs.end(), history_.begin(), history_.end());
   std::stable_sort(snapshot.epochs.begin(), snapshot.epochs.end(),
                    [](const EpochStatus& a, const EpochStatus& b) { return a.epoch > b.epoch; });
-  snapshot.waiting_for = WaitingLine();
+  const auto [line, since] = Waiting();
+  snapshot.waiting_for = line;
+  if (since != Nanos{}) snapshot.waiting_seconds = SecondsOf(now - since);
 }
 
-std::string Driver::WaitingLine() const {
+double Driver::SilentSeconds(const epoch::Member& member) const {
+  const Session* session = s_.membership.SessionOf(member);
+  const Nanos silent = session == nullptr ? Nanos{} : s_.clock.Now() - session->heard;
+  return silent > s_.options.heartbeat * 5 / 2 ? SecondsOf(silent) : 0;
+}
+
+/// Members whose agents say nothing come first: the others may be waiting for them.
+EpochStatus Driver::StatusOfRun(const EpochRun& run) const {
+  EpochStatus status = run.ToStatus(s_.clock.Now());
+  std::set<std::string> silent;
+  for (const auto& [member, name] : run.names) {
+    if (SilentSeconds(member) > 0) silent.insert(name);
+  }
+  if (silent.empty()) return status;
+  std::ranges::stable_partition(status.waiting_for, [&](const std::string& line) {
+    return silent.contains(line.substr(0, line.find(':')));
+  });
+  return status;
+}
+
+std::pair<std::string, Nanos> Driver::Waiting() const {
+  if (!deciding_) return {"an operator: the journal failed: " + stopped_why_.message(), {}};
+  if (publish_ != nullptr) return {LineOf(StatusOfRun(*publish_)), publish_->phase_since};
   const Nanos now = s_.clock.Now();
-  if (!deciding_) return "an operator: the journal failed: " + stopped_why_.message();
-  if (publish_ != nullptr) return LineOf(publish_->ToStatus(now));
-  if (publish_draft_ != nullptr) return LineOf(StatusOf(*publish_draft_, now));
-  if (rollback_) return "rollback to version " + std::to_string(rollback_->version.value);
-  if (!queue_.versions().empty()) return WaitingVersionLine(queue_.versions().begin()->second);
-  if (fill_ != nullptr) return LineOf(fill_->ToStatus(now));
-  if (fill_draft_ != nullptr) return LineOf(StatusOf(*fill_draft_, now));
-  return WaitingFillLine();
+  if (publish_draft_ != nullptr) {
+    return {LineOf(StatusOf(*publish_draft_, now)), publish_draft_->started};
+  }
+  if (rollback_) return {"rollback to version " + std::to_string(rollback_->version.value), {}};
+  if (!queue_.versions().empty()) {
+    const PendingVersion& pending = queue_.versions().begin()->second;
+    Nanos since = now;
+    for (const auto& [rank, at] : pending.published) since = std::min(since, at);
+    return {WaitingVersionLine(pending), since};
+  }
+  if (std::string members = WaitingMembersLine(); !members.empty()) return {members, {}};
+  if (fill_ != nullptr) return {LineOf(StatusOfRun(*fill_)), fill_->phase_since};
+  if (fill_draft_ != nullptr) return {LineOf(StatusOf(*fill_draft_, now)), fill_draft_->started};
+  return {WaitingFillLine(), {}};
+}
+
+/// "engine-a/0: silent", of ranks whose agents have said nothing for a while.
+std::vector<std::string> Driver::SilentLines() const {
+  std::vector<std::string> lines;
+  for (const auto& [name, group] : s_.membership.groups()) {
+    for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
+      const auto& live = group.slots[rank].live;
+      if (live && SilentSeconds(live->member) > 0)
+        lines.push_back(group.RankName(rank) + ": silent");
+    }
+  }
+  return lines;
+}
+
+/// What groups lack. One that is gone altogether counts only where somebody waits for it.
+std::vector<std::string> Driver::MissingLines(control::GroupRole role, bool gone_too) const {
+  std::vector<std::string> lines;
+  for (const auto& [name, group] : s_.membership.groups()) {
+    if (group.role != role || group.Complete()) continue;
+    if (!gone_too && (group.present() == 0 || group.drained)) continue;
+    for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
+      const auto& live = group.slots[rank].live;
+      if (!live) lines.push_back(group.RankName(rank) + ": register");
+      if (live && live->layout == nullptr) lines.push_back(group.RankName(rank) + ": layout");
+    }
+  }
+  return lines;
+}
+
+std::string Driver::WaitingMembersLine() const {
+  for (const auto& lines : {SilentLines(), MissingLines(control::GroupRole::kTrainer, false),
+                            MissingLines(control::GroupRole::kEngine, false)}) {
+    if (!lines.empty()) return Joined(lines);
+  }
+  return "";
 }
 
 std::string Driver::WaitingVersionLine(const PendingVersion& pending) const {
   const std::string version = "version " + std::to_string(pending.version.value) + ": ";
   const Group* trainer = s_.membership.Trainer();
-  std::vector<std::string> missing;
+  std::vector<std::string> gone, silent, missing;
   for (uint32_t rank = 0; trainer != nullptr && rank < trainer->world_size(); ++rank) {
-    if (!pending.ranks.contains(rank)) missing.push_back(trainer->RankName(rank) + ": publish");
+    if (pending.ranks.contains(rank)) continue;
+    const auto& live = trainer->slots[rank].live;
+    if (!live) {
+      gone.push_back(trainer->RankName(rank) + ": register");
+    } else {
+      auto& lines = SilentSeconds(live->member) > 0 ? silent : missing;
+      lines.push_back(trainer->RankName(rank) + ": publish");
+    }
   }
-  if (!missing.empty()) return version + Joined(missing);
-  return version + WaitingEnginesLine();
+  gone.insert(gone.end(), silent.begin(), silent.end());
+  gone.insert(gone.end(), missing.begin(), missing.end());
+  return version + (gone.empty() ? WaitingEnginesLine() : Joined(gone));
 }
 
 std::string Driver::WaitingEnginesLine() const {
-  std::vector<std::string> missing;
-  for (const auto& [name, group] : s_.membership.groups()) {
-    if (group.role != control::GroupRole::kEngine || group.Complete()) continue;
-    for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
-      const auto& live = group.slots[rank].live;
-      if (!live) missing.push_back(group.RankName(rank) + ": register");
-      if (live && live->layout == nullptr) missing.push_back(group.RankName(rank) + ": layout");
-    }
-  }
+  const std::vector<std::string> missing = MissingLines(control::GroupRole::kEngine, true);
   std::vector<std::string> drained;
   for (const Group* engine : CompleteEngines()) {
     if (engine->drained) drained.push_back(engine->name);

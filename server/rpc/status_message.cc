@@ -26,6 +26,7 @@ void SetParticipant(const coordinator::ParticipantStatus& from,
   to->set_has_layout(from.has_layout);
   to->set_tensors(from.tensors);
   to->set_bytes(from.bytes);
+  to->set_silent_seconds(from.silent_seconds);
 }
 
 void SetEngine(const coordinator::EngineStatus& from, v1::StatusResponse::Engine* to) {
@@ -82,6 +83,7 @@ v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot) 
   out.set_committed_unix_seconds(snapshot.committed_wall);
   out.set_deciding(snapshot.deciding);
   out.set_waiting_for(Text(snapshot.waiting_for));
+  out.set_waiting_seconds(snapshot.waiting_seconds);
   for (const auto& participant : snapshot.participants) {
     SetParticipant(participant, out.add_participants());
   }

@@ -17,6 +17,7 @@ from conftest import BINARIES, until
 from soak_engine import EngineProcess
 from test_client import engine, trainer
 from weightwire import Publisher, Subscriber
+from weightwire.errors import WeightwireError
 from weightwire.v1 import coordinator_pb2 as pb
 from weightwire.v1 import coordinator_pb2_grpc, types_pb2
 
@@ -224,6 +225,45 @@ def first_words(address) -> str:
 def page(daemon) -> dict:
     """What the status page draws."""
     return json.loads(urllib.request.urlopen(f"http://{daemon.http}/api/status", timeout=20).read())
+
+
+def test_a_missing_trainer_rank(daemon, groups):
+    groups.append(engine(daemon))
+    with Publisher(rank=0, world_size=2, agent=daemon.agent_socket):
+        found = doctor("--address", daemon.grpc)
+        assert next(iter(found)) == "trainer", "it comes first"
+        assert found["trainer"]["where"] == "trainer" and "missing: 1" in found["trainer"]["what"]
+        assert first_words(daemon.grpc).startswith("waiting for: trainer/0: layout, trainer/1: register")
+        assert page(daemon)["waiting_for"].startswith("trainer/0: layout, trainer/1: register")
+
+
+def test_a_publish_that_a_rank_does_not_join_and_that_is_given_up(coordinator_job):
+    job = coordinator_job()
+    job.attach_trainer(time.monotonic() + 60)
+    release = job.publishers[0].publish(1, deadline=30)
+    found = until("the doctor finds it", lambda: doctor("--address", job.address).get("held_up"))
+    assert "version 1: trainer/1: publish" in found["what"]
+    assert first_words(job.address) == "waiting for: version 1: trainer/1: publish"
+    with pytest.raises(WeightwireError, match="trainer/1"):
+        release.wait_released(120)
+    [row] = job.status().epochs
+    assert row.version == 1 and row.phase == types_pb2.EPOCH_PHASE_ABORTED and "every rank" in row.why.message
+    assert job.coordinator.counter('weightwire_publishes_given_up_total{reason="missing_rank"}') == 1
+
+
+def test_an_agent_that_is_stopped(coordinator_job):
+    job = coordinator_job(lease_ms=120_000)
+    stopped = job.agents[1]
+    os.kill(stopped.pid, signal.SIGSTOP)
+    try:
+        found = until("the doctor finds it", lambda: (f := doctor("--address", job.address)) and "silent" in f and f)
+        assert next(iter(found)) == "silent" and found["silent"]["where"] == "rollout"
+        assert "engine-1/0, engine-2/0" in found["silent"]["what"]
+        assert first_words(job.address) == "waiting for: engine-1/0: silent, engine-2/0: silent"
+        assert page(job.coordinator)["waiting_for"] == "engine-1/0: silent, engine-2/0: silent"
+    finally:
+        os.kill(stopped.pid, signal.SIGCONT)
+    until("it is heard again", lambda: job.status().waiting_for == "")
 
 
 def test_an_engine_that_is_stopped_and_does_not_flip(coordinator_job, tmp_path):
