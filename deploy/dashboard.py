@@ -45,9 +45,11 @@ ROWS = {
         ("Time of an epoch", "timeseries", "s", 8, quantiles("epoch_duration_seconds"), ""),
         ("Time by phase (mean)", "timeseries", "s", 8,
          [(f"{rate('epoch_phase_seconds_sum', 'phase')} / {rate('epoch_phase_seconds_count', 'phase')}", "{{phase}}")], ""),
-        ("Aborts by reason", "timeseries", "short", 12,
+        ("Aborts by reason", "timeseries", "short", 8,
          [(f"sum by (reason) (increase({of('epoch_aborts_total')}[$__rate_interval])) > 0 or vector(0)", "{{reason}}")], ""),
-        ("Plans: copies, and versions that reused one", "timeseries", "short", 12,
+        ("Versions given up, by reason", "timeseries", "short", 8,
+         [(f"sum by (reason) (increase({of('publishes_given_up_total')}[$__rate_interval])) > 0 or vector(0)", "{{reason}}")], ""),
+        ("Plans: copies, and versions that reused one", "timeseries", "short", 8,
          [(f"max({of('plan_copies')})", "copies"), (f"sum({of('plan_cache_hits_total')})", "reused")], ""),
     ],
     "Bytes": [

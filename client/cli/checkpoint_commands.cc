@@ -54,7 +54,7 @@ Status BecomePython(std::vector<std::string> arguments) {
 
 }  // namespace
 
-CheckpointCommands::CheckpointCommands(CLI::App& app, Command& chosen) {
+CheckpointCommands::CheckpointCommands(CLI::App& app, Command& chosen) : app_(app) {
   const auto add = [&](const std::string& name, const std::string& about) {
     names_.push_back(name);
     app.add_subcommand(name, about)->callback([this, &chosen, name] {
@@ -71,8 +71,22 @@ CheckpointCommands::CheckpointCommands(CLI::App& app, Command& chosen) {
 }
 
 int CheckpointCommands::TakeArguments(int argc, char** argv) {
-  if (argc < 2 || std::find(names_.begin(), names_.end(), argv[1]) == names_.end()) return argc;
-  arguments_.assign(argv + 2, argv + argc);
+  std::vector<std::string> before;
+  int at = 1;
+  for (; at < argc && argv[at][0] == '-'; ++at) {
+    const std::string word = argv[at];
+    const size_t equals = word.find('=');
+    const CLI::Option* option = app_.get_option_no_throw(word.substr(0, equals));
+    if (option == nullptr) return argc;
+    before.push_back(word.starts_with("--address") ? "--coordinator" + word.substr(9) : word);
+    const bool value_follows =
+        equals == std::string::npos && option->get_items_expected_max() > 0 && at + 1 < argc;
+    if (value_follows) before.emplace_back(argv[++at]);
+  }
+  if (at == argc || std::find(names_.begin(), names_.end(), argv[at]) == names_.end()) return argc;
+  arguments_.assign(argv + at + 1, argv + argc);
+  arguments_.insert(arguments_.end(), before.begin(), before.end());
+  argv[1] = argv[at];  // the options before it are Python's now
   return 2;
 }
 

@@ -21,10 +21,12 @@ class CheckpointCommands {
   CheckpointCommands(CLI::App& app, Command& chosen);
 
   /// How many of the arguments `app` should parse: what follows one of these commands is not
-  /// wwctl's to understand, and is kept, --help included.
+  /// wwctl's to understand, and is kept, --help included. So are wwctl's own options before it:
+  /// Python knows --address as --coordinator.
   int TakeArguments(int argc, char** argv);
 
  private:
+  CLI::App& app_;
   std::vector<std::string> names_;
   std::vector<std::string> arguments_;
 };

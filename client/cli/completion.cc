@@ -20,10 +20,15 @@ void Collect(const CLI::App& app, const std::string& path, Cases& cases) {
     words += (words.empty() ? "" : " ") + command->get_name();
     Collect(*command, below, cases);
   }
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) {
-      words += (words.empty() ? "--" : " --") + name;
-      if (option->get_items_expected_max() > 0) cases.takes.insert("--" + name);
+  // A command takes the options above it, too; one that only groups others is not asked for them.
+  const bool leaf = app.get_subcommands([](const CLI::App*) { return true; }).empty();
+  for (const CLI::App* from = &app; from != nullptr; from = leaf ? from->get_parent() : nullptr) {
+    for (const CLI::Option* option : from->get_options()) {
+      for (const std::string& name : option->get_lnames()) {
+        if (from != &app && (name == "help" || name == "version")) continue;
+        words += (words.empty() ? "--" : " --") + name;
+        if (option->get_items_expected_max() > 0) cases.takes.insert("--" + name);
+      }
     }
   }
   if (path == "completion") words = "bash zsh " + words;

@@ -22,9 +22,10 @@ Status FromGrpc(const grpc::Status& status, const std::string& address) {
                                  "--tls-ca) or not?");
 }
 
-grpc::ChannelArguments Arguments() {
+/// The status of a large job is more than gRPC's 4 MiB.
+grpc::ChannelArguments WithoutLimit() {
   grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(static_cast<int>(wire::kAnswerBytesMax));
+  arguments.SetMaxReceiveMessageSize(-1);
   return arguments;
 }
 
@@ -33,7 +34,7 @@ grpc::ChannelArguments Arguments() {
 Connection::Connection(const std::string& address, double seconds, const tls::TlsFiles& files)
     : address_(address),
       seconds_(seconds),
-      stub_(v1::Coordinator::NewStub(tls::Dialer(files).Open(address, Arguments()))) {}
+      stub_(v1::Coordinator::NewStub(tls::Dialer(files).Open(address, WithoutLimit()))) {}
 
 std::unique_ptr<grpc::ClientContext> Connection::Context() const {
   auto context = std::make_unique<grpc::ClientContext>();

@@ -48,21 +48,25 @@ Findings CheckAgainst(const NamedConfig& config, const v1::StatusResponse& statu
 // ---- looks at this host ----
 /// Directories and ports that the configuration names.
 Findings CheckPlaces(const NamedConfig& config);
+/// The agent's socket by the environment, as the processes of a job find it; "": not set.
+std::string AgentSocketHere();
+/// Whether this user may attach to the agent that listens there. "" is fine.
+Findings CheckAgentSocket(const std::string& path);
 
 struct DoctorRequest {
   std::vector<std::string> config_paths;
   std::string address;  ///< of the coordinator
   bool address_set =
       false;  ///< by flag or environment: then it is asked beside configurations, too
-  double timeout_seconds = 10;
-  tls::TlsFiles files;  ///< for `address`
-  bool json = false;
+  double timeout_seconds = 4;  ///< for all coordinators together: a doctor answers soon
+  tls::TlsFiles files;         ///< for `address`
 };
 /// With configurations: these, this host, and the coordinators that agents are to join; a
 /// coordinator's own configuration is checked as before its start. Without: the coordinator at
 /// `address` and this host's limits.
 Findings Diagnose(const DoctorRequest& request);
-std::string FindingsText(const Findings& findings);
+/// Of many findings of one check it shows the first ones and sums up the others, unless `all`.
+std::string FindingsText(const Findings& findings, bool all);
 /// {"findings": [{check, where, what, remedy}]}
 std::string FindingsJson(const Findings& findings);
 

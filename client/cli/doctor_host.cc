@@ -4,11 +4,13 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/un.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -157,6 +159,47 @@ Findings CheckPlaces(const NamedConfig& named) {
     CheckDirectory(named, "agent_socket", folder.empty() ? "." : folder, out);
   }
   return out;
+}
+
+std::string AgentSocketHere() {
+  const char* named = std::getenv("WEIGHTWIRE_AGENT_SOCKET");
+  return named == nullptr ? "" : named;
+}
+
+Findings CheckAgentSocket(const std::string& path) {
+  if (path.empty()) return {};
+  const std::string me = std::to_string(geteuid());
+  auto wrong_uid = [&](const std::string& what) {
+    return Findings{{"uid", path, what + "; this process has uid " + me + " and cannot attach",
+                     "run engine or trainer and their agent as the same user (runAsUser)"}};
+  };
+  struct stat info {};
+  if (stat(path.c_str(), &info) != 0) {
+    const int why = errno;
+    std::filesystem::path folder = std::filesystem::path(path).parent_path();
+    while (stat(folder.c_str(), &info) != 0 && folder.has_relative_path()) {
+      folder = folder.parent_path();
+    }
+    if (why == EACCES) {
+      return wrong_uid(folder.string() + " belongs to uid " + std::to_string(info.st_uid));
+    }
+    return {{"agent_socket", path, std::string("no agent listens there: ") + std::strerror(why),
+             "start the agent, or set WEIGHTWIRE_AGENT_SOCKET to its agent_socket"}};
+  }
+  if (info.st_uid != geteuid()) {
+    return wrong_uid("its agent has uid " + std::to_string(info.st_uid));
+  }
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return {};
+  sockaddr_un to{};
+  to.sun_family = AF_UNIX;
+  path.copy(to.sun_path, sizeof to.sun_path - 1);
+  const bool listens = connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0;
+  const std::string why = listens ? "" : std::strerror(errno);
+  close(fd);
+  if (listens) return {};
+  return {{"agent_socket", path, "no agent listens there: " + why,
+           "start the agent; its log says why it ended"}};
 }
 
 }  // namespace weightwire::cli

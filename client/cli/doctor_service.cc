@@ -3,6 +3,8 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "client/cli/doctor.h"
 #include "client/cli/table.h"
@@ -10,12 +12,48 @@
 namespace weightwire::cli {
 namespace {
 
-constexpr double kHeldUpSeconds = 30;
+constexpr double kHeldUpSeconds = 30;     ///< where bytes move, or a person decides
+constexpr double kUnansweredSeconds = 2;  ///< where one process is asked and should answer
 constexpr double kClockSeconds = 5;
 constexpr int kAbortsInARow = 3;
 
 bool Ended(const v1::StatusResponse::Epoch& epoch) {
   return epoch.phase() == v1::EPOCH_PHASE_COMMITTED || epoch.phase() == v1::EPOCH_PHASE_ABORTED;
+}
+
+using Participant = v1::StatusResponse::Participant;
+
+std::string NameOf(const Participant& p) { return p.group() + "/" + std::to_string(p.rank()); }
+
+/// "0, 2, 5-9"; `present` are below `world_size`.
+std::string MissingText(const std::set<uint32_t>& present, uint32_t world_size) {
+  std::vector<std::string> runs;
+  for (uint32_t rank = 0; rank < world_size; ++rank) {
+    if (present.contains(rank)) continue;
+    const uint32_t first = rank;
+    while (rank + 1 < world_size && !present.contains(rank + 1)) ++rank;
+    runs.push_back(first == rank ? std::to_string(first)
+                                 : std::to_string(first) + "-" + std::to_string(rank));
+  }
+  return FirstOf(runs, 20);
+}
+
+/// Agents that have not been heard of for a while: each with the ranks that are behind it.
+void CheckSilence(const v1::StatusResponse& status, Findings& out) {
+  std::map<std::string, std::vector<const Participant*>> silent;
+  for (const Participant& p : status.participants()) {
+    if (p.silent_seconds() > 0) silent[p.agent_name()].push_back(&p);
+  }
+  for (const auto& [agent, ranks] : silent) {
+    std::vector<std::string> names;
+    for (const Participant* p : ranks) names.push_back(NameOf(*p));
+    out.push_back({"silent", agent,
+                   "this agent has said nothing for " +
+                       SecondsText(ranks.front()->silent_seconds()) +
+                       "; behind it: " + FirstOf(names),
+                   "see whether its process is stopped or starved, or the network between it and "
+                   "the coordinator is cut"});
+  }
 }
 
 void CheckMembers(const v1::StatusResponse& status, Findings& out) {
@@ -25,24 +63,28 @@ void CheckMembers(const v1::StatusResponse& status, Findings& out) {
                    "join"});
   }
   std::map<std::string, std::set<uint32_t>> present;
-  for (const auto& p : status.participants()) {
+  std::map<std::string, uint32_t> trainers;  // their world sizes
+  for (const Participant& p : status.participants()) {
     present[p.group()].insert(p.rank());
+    if (p.role() == v1::GROUP_ROLE_TRAINER) trainers[p.group()] = p.world_size();
     if (p.has_layout()) continue;
     out.push_back(
-        {"layout", p.group() + "/" + std::to_string(p.rank()),
-         "has registered, but its layout was not accepted or never came",
+        {"layout", NameOf(p), "has registered, but its layout was not accepted or never came",
          "see the log of pid " + std::to_string(p.pid()) + " at agent " + p.agent_name()});
+  }
+  for (const auto& [name, world_size] : trainers) {
+    if (present[name].size() == world_size) continue;
+    out.push_back({"trainer", name,
+                   "publishes nothing: of " + std::to_string(world_size) +
+                       " ranks these are missing: " + MissingText(present[name], world_size),
+                   "start them with this group's name and world size"});
   }
   for (const auto& engine : status.engines()) {
     if (engine.ranks_present() == engine.world_size()) continue;
-    std::string missing;
-    for (uint32_t rank = 0; rank < engine.world_size(); ++rank) {
-      if (present[engine.name()].contains(rank)) continue;
-      missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
-    }
     out.push_back({"ranks", engine.name(),
                    "serves nothing: of " + std::to_string(engine.world_size()) +
-                       " ranks these are missing: " + missing,
+                       " ranks these are missing: " +
+                       MissingText(present[engine.name()], engine.world_size()),
                    "start them with this group's name and world size"});
   }
 }
@@ -67,24 +109,35 @@ void CheckEngines(const v1::StatusResponse& status, Findings& out) {
   }
 }
 
+/// A version that no epoch has begun for yet: its trainer ranks have not all published it.
+void CheckPublish(const v1::StatusResponse& status, Findings& out) {
+  const bool runs = std::ranges::any_of(status.epochs(), [](const auto& e) { return !Ended(e); });
+  if (runs || status.waiting_for().empty() || status.waiting_seconds() < kUnansweredSeconds) return;
+  out.push_back(
+      {"held_up", "job " + status.job(),
+       "has waited for " + SecondsText(status.waiting_seconds()) + " for " + status.waiting_for(),
+       "look at that process: is it stopped, or does it publish another version?"});
+}
+
 void CheckEpochs(const v1::StatusResponse& status, Findings& out) {
   int aborts = 0;
   for (const auto& epoch : status.epochs()) {
     if (!Ended(epoch)) {
+      const bool flips = epoch.phase() == v1::EPOCH_PHASE_COMMITTING;
       const double before = epoch.phase() == v1::EPOCH_PHASE_TRANSFERRING ? epoch.prepare_seconds()
-                            : epoch.phase() == v1::EPOCH_PHASE_COMMITTING
-                                ? epoch.prepare_seconds() + epoch.transfer_seconds()
-                                : 0;
-      if (epoch.waiting_for_size() == 0 || epoch.total_seconds() - before < kHeldUpSeconds)
+                            : flips ? epoch.total_seconds() - epoch.commit_seconds()
+                                    : 0;
+      const double seconds = epoch.total_seconds() - before;
+      if (epoch.waiting_for_size() == 0 || seconds < (flips ? kUnansweredSeconds : kHeldUpSeconds))
         continue;
-      out.push_back({"held_up", "epoch " + std::to_string(epoch.epoch()),
-                     "has waited for " + SecondsText(epoch.total_seconds() - before) + " for " +
-                         epoch.waiting_for(0) +
-                         (epoch.waiting_for_size() == 1
-                              ? ""
-                              : " and " + std::to_string(epoch.waiting_for_size() - 1) + " more"),
-                     "look at that process; `wwctl abort " + std::to_string(epoch.epoch()) +
-                         "` ends the attempt, `wwctl evict GROUP` leaves an engine out"});
+      out.push_back(
+          {flips ? "flip" : "held_up", "epoch " + std::to_string(epoch.epoch()),
+           "has waited for " + SecondsText(seconds) + " for " + FirstOf(epoch.waiting_for()),
+           flips ? "those engines were offered version " + std::to_string(epoch.version()) +
+                       " and have not acknowledged it: look at their processes; `wwctl evict "
+                       "GROUP` leaves an engine out"
+                 : "look at that process; `wwctl abort " + std::to_string(epoch.epoch()) +
+                       "` ends the attempt, `wwctl evict GROUP` leaves an engine out"});
     } else if (aborts >= 0 && aborts < kAbortsInARow) {
       const bool aborted = epoch.phase() == v1::EPOCH_PHASE_ABORTED;
       aborts = aborted ? aborts + 1 : -1;
@@ -124,7 +177,9 @@ Findings CheckService(const v1::StatusResponse& status, double now_unix_seconds)
                    "give it space again; decisions that were lost are restored from what engines "
                    "serve: find out who put it back or deleted records"});
   }
+  CheckSilence(status, out);
   CheckMembers(status, out);
+  CheckPublish(status, out);
   CheckEngines(status, out);
   CheckEpochs(status, out);
   CheckClock(status, now_unix_seconds, out);

@@ -1,14 +1,19 @@
+#include <sys/ioctl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <functional>
 #include <string>
 
 #include "client/cli/checkpoint_commands.h"
-#include "client/cli/connection_options.h"
+#include "client/cli/consent.h"
 #include "client/cli/exit_codes.h"
+#include "client/cli/global_options.h"
 #include "client/cli/offline_commands.h"
 #include "client/cli/operator_commands.h"
 #include "client/cli/render.h"
+#include "client/cli/suggestion.h"
 #include "client/cli/token_command.h"
 #include "server/tls/credentials.h"
 
@@ -17,7 +22,10 @@ namespace weightwire::cli {
 namespace {
 
 constexpr const char* kFooter =
-    "Exit codes: 0 done; 1 `doctor` found something; 2 wrong usage; 64 + N the service refused or "
+    "Every command takes the options above, before or after its name. A flag beats the "
+    "environment.\n"
+    "Exit codes: 0 done; 1 `doctor` found something; 2 wrong usage; 3 not confirmed at the "
+    "terminal; 64 + N the service refused or "
     "failed with Reason N (proto/weightwire/v1/types.proto), e.g. 82 stale_version, 92 "
     "digest_mismatch: what engines "
     "serve differs, 93 transport_failed. convert, load, push and save: 1 refused or failed, "
@@ -35,13 +43,19 @@ int Print(const Answer& answer, int done_code) {
   return ExitCode(answer.error().reason());
 }
 
-using Render = std::string (*)(const v1::StatusResponse&);
+using Render = std::string (*)(const v1::StatusResponse&, const View&);
+using RenderJson = std::string (*)(const v1::StatusResponse&);
+
+/// Columns of the terminal; 0 where standard output is none.
+size_t ScreenColumns() {
+  winsize size{};
+  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
 
 class Program {
  public:
   Program() : app_("Asks a running weightwired, and plans offline.", "wwctl") {
     app_.require_subcommand(1);
-    app_.footer(kFooter);
     app_.set_version_flag("--version", "wwctl 0.1.0 (protocol 1)");
     AddView("status", "What everyone waits for, engines and the newest epochs", StatusText,
             StatusJson);
@@ -54,56 +68,66 @@ class Program {
     AddExplain();
     AddVerify();
     AddControls();
+    app_.footer(kFooter);  // last: commands inherit it
   }
 
   int Run(int argc, char** argv) {
     try {
       app_.parse(checkpoints_.TakeArguments(argc, argv), argv);
     } catch (const CLI::ParseError& error) {
-      return app_.exit(error) == 0 ? 0 : kExitUsage;
+      const std::string unknown = error.get_exit_code() == 0 ? "" : UnknownWord(app_);
+      if (unknown.empty()) return app_.exit(error) == 0 ? 0 : kExitUsage;
+      std::fprintf(stderr, "wwctl: %s\n", unknown.c_str());
+      return kExitUsage;
+    }
+    if (const Status usage = globals_.Settle(); !usage.ok()) {
+      std::fprintf(stderr, "wwctl: %s\n", usage.message().c_str());
+      return kExitUsage;
     }
     const Answer answer = run_();
     return Print(answer, done_code_);
   }
 
  private:
-  CLI::App* Command(const std::string& name, const std::string& about,
-                    std::function<Answer()> run) {
+  CLI::App* Online(const std::string& name, const std::string& about, unsigned traits,
+                   std::function<Answer()> run) {
     CLI::App* command = app_.add_subcommand(name, about);
     command->callback([this, run = std::move(run)] { run_ = run; });
+    globals_.Allow(*command, GlobalOptions::kOnline | traits);
     return command;
   }
 
-  CLI::App* Online(const std::string& name, const std::string& about, std::function<Answer()> run) {
-    CLI::App* command = Command(name, about, std::move(run));
-    connection_.AddTo(*command);
-    return command;
+  View ViewOf() const {
+    const bool wide = globals_.output() == Output::kWide;
+    return {.wide = wide, .columns = wide ? 0 : ScreenColumns()};
   }
 
-  void AddView(const std::string& name, const std::string& about, Render text, Render json) {
-    CLI::App* command = Online(name, about, [this, text, json]() -> Answer {
-      WW_ASSIGN(const v1::StatusResponse status, Connect().GetStatus());
-      return json_ ? json(status) : text(status);
-    });
-    command->add_flag("--json", json_, "For machines");
+  void AddView(const std::string& name, const std::string& about, Render text, RenderJson json) {
+    Online(name, about, GlobalOptions::kJson | GlobalOptions::kWide,
+           [this, text, json]() -> Answer {
+             WW_ASSIGN(const v1::StatusResponse status, Connect().GetStatus());
+             return globals_.json() ? json(status) : text(status, ViewOf());
+           });
   }
 
   void AddWatch() {
     CLI::App* command = Online(
-        "watch", "The status, again after every change; ends with Ctrl-C", [this]() -> Answer {
+        "watch", "The status, again after every change; ends with Ctrl-C. As JSON, one a line",
+        GlobalOptions::kJson | GlobalOptions::kWide, [this]() -> Answer {
           WW_FAIL_IF_ERROR(Connect().Watch(interval_ms_, [this](const v1::StatusResponse& status) {
-            const std::string text = json_ ? StatusJson(status) : StatusText(status) + "---\n";
+            const std::string text =
+                globals_.json() ? StatusJson(status) : StatusText(status, ViewOf()) + "---\n";
             return std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0;
           }));
           return std::string();
         });
-    command->add_flag("--json", json_, "One JSON object a line");
     command->add_option("--interval-ms", interval_ms_, "At most one update in this time")
+        ->transform(Whole(1, 3'600'000))
         ->capture_default_str();
   }
 
   void AddExplain() {
-    CLI::App* command = Online("explain", "Who sends what to whom in the newest epoch",
+    CLI::App* command = Online("explain", "Who sends what to whom in the newest epoch", 0,
                                [this] { return Connect().Explain(name_, tensor_); });
     command->add_option("engine", name_, "Only this engine");
     command->add_option("--tensor", tensor_, "Every copy of this Hugging Face tensor");
@@ -111,40 +135,69 @@ class Program {
 
   void AddVerify() {
     CLI::App* command =
-        Online("verify", "Sum what engines serve, in every rank, and compare", [this]() -> Answer {
-          WW_ASSIGN(const v1::VerifyResponse result, Connect().Verify(name_));
-          const std::string text = json_ ? VerifyJson(result) : VerifyText(result);
-          if (std::fputs(text.c_str(), stdout) < 0) {
-            return Fail(Code::kUnavailable, Reason::kIoError, "standard output is closed");
-          }
-          WW_FAIL_IF_ERROR(VerifyOutcome(result));
-          return std::string();
-        });
+        Online("verify", "Sum what engines serve, in every rank, and compare", GlobalOptions::kJson,
+               [this]() -> Answer {
+                 WW_ASSIGN(const v1::VerifyResponse result, Connect().Verify(name_));
+                 const std::string text = globals_.json() ? VerifyJson(result) : VerifyText(result);
+                 if (std::fputs(text.c_str(), stdout) < 0) {
+                   return Fail(Code::kUnavailable, Reason::kIoError, "standard output is closed");
+                 }
+                 WW_FAIL_IF_ERROR(VerifyOutcome(result));
+                 return std::string();
+               });
     command->add_option("--group", name_,
                         "Only this engine: its replicas, and what was found before");
-    command->add_flag("--json", json_, "For machines");
+  }
+
+  /// A command that changes a running job.
+  CLI::App* Control(const std::string& name, const std::string& about, unsigned traits,
+                    std::function<std::string(const v1::StatusResponse&)> effect,
+                    std::function<Answer(Connection&)> act) {
+    CLI::App* command = Online(
+        name, about, traits, [this, effect = std::move(effect), act = std::move(act)]() -> Answer {
+          Connection connection = Connect();
+          WW_ASSIGN(const Consent::Answer answer,
+                    consent_.Ask(connection, globals_.address(), effect));
+          if (answer == Consent::Answer::kGo) return act(connection);
+          if (answer == Consent::Answer::kDeclined) done_code_ = kExitDeclined;
+          return std::string(kNothingDone);
+        });
+    consent_.AddTo(*command);
+    return command;
   }
 
   void AddControls() {
-    CLI::App* abort = Online("abort", "Abort an epoch that is not decided yet", [this] {
-      return Said(Connect().Abort(epoch_, why_),
-                  "epoch " + std::to_string(epoch_) + " is aborting");
-    });
-    abort->add_option("epoch", epoch_)->required();
-    abort->add_option("--why", why_, "For the record")->capture_default_str();
-    CLI::App* commit = Online("commit", "Commit a staged epoch of a manual publish", [this] {
-      return Said(Connect().Commit(epoch_), "epoch " + std::to_string(epoch_) + " is committing");
-    });
-    commit->add_option("epoch", epoch_)->required();
-    CLI::App* rollback =
-        Online("rollback", "Serve again a version that engines still hold", [this]() -> Answer {
-          WW_ASSIGN(const v1::RollbackResponse result, Connect().Rollback(version_));
-          return RollbackText(result);
+    CLI::App* abort = Control(
+        "abort", "Abort an epoch that is not decided yet", 0,
+        [this](const auto& status) { return AbortEffect(status, epoch_); },
+        [this](Connection& connection) {
+          return Said(connection.Abort(epoch_, why_),
+                      "epoch " + std::to_string(epoch_) + " is aborting");
         });
-    rollback->add_option("version", version_)->required();
-    CLI::App* evict = Online("evict", "Fence a group; its processes must register again", [this] {
-      return Said(Connect().Evict(name_, why_), name_ + " is fenced");
-    });
+    abort->add_option("epoch", epoch_)->required()->transform(Whole(1, UINT64_MAX));
+    abort->add_option("--why", why_, "For the record")->capture_default_str();
+    CLI::App* commit = Control(
+        "commit", "Commit a staged epoch of a manual publish", 0,
+        [this](const auto& status) { return CommitEffect(status, epoch_); },
+        [this](Connection& connection) {
+          return Said(connection.Commit(epoch_),
+                      "epoch " + std::to_string(epoch_) + " is committing");
+        });
+    commit->add_option("epoch", epoch_)->required()->transform(Whole(1, UINT64_MAX));
+    CLI::App* rollback = Control(
+        "rollback", "Serve again a version that engines still hold", GlobalOptions::kJson,
+        [this](const auto& status) { return RollbackEffect(status, version_); },
+        [this](Connection& connection) -> Answer {
+          WW_ASSIGN(const v1::RollbackResponse result, connection.Rollback(version_));
+          return globals_.json() ? RollbackJson(result) : RollbackText(result);
+        });
+    rollback->add_option("version", version_)->required()->transform(Whole(1, UINT64_MAX));
+    CLI::App* evict = Control(
+        "evict", "Fence a group; its processes must register again", 0,
+        [this](const auto& status) { return EvictEffect(status, name_); },
+        [this](Connection& connection) {
+          return Said(connection.Evict(name_, why_), name_ + " is fenced");
+        });
     evict->add_option("group", name_)->required();
     evict->add_option("--why", why_, "For the record")->capture_default_str();
   }
@@ -154,11 +207,11 @@ class Program {
     return done + "\n";
   }
 
-  Connection Connect() const { return connection_.Connect(); }
+  Connection Connect() const { return globals_.Connect(); }
 
   CLI::App app_;
-  ConnectionOptions connection_;
-  bool json_ = false;
+  GlobalOptions globals_{app_};
+  Consent consent_;
   uint32_t interval_ms_ = 500;
   std::string name_;
   std::string tensor_;
@@ -167,8 +220,8 @@ class Program {
   std::string why_ = "asked for by an operator";
   std::function<Answer()> run_;
   int done_code_ = 0;  ///< of a command that did what it was asked
-  OperatorCommands operator_{app_, run_, done_code_};
-  OfflineCommands offline_{app_, run_};
+  OperatorCommands operator_{app_, globals_, run_, done_code_};
+  OfflineCommands offline_{app_, globals_, run_};
   TokenCommand token_{app_, run_};
   CheckpointCommands checkpoints_{app_, run_};
 };

@@ -2,7 +2,8 @@
 
 namespace weightwire::cli {
 
-OfflineCommands::OfflineCommands(CLI::App& app, Command& chosen) : chosen_(chosen) {
+OfflineCommands::OfflineCommands(CLI::App& app, GlobalOptions& globals, Command& chosen)
+    : globals_(globals), chosen_(chosen) {
   AddPlan(app);
   AddSimulate(app);
   AddLayout(app);
@@ -14,6 +15,7 @@ void OfflineCommands::AddPlan(CLI::App& app) {
   command->callback([this] {
     chosen_ = [this] {
       plan_.per_class = per_ == "class";
+      plan_.json = globals_.json();
       return RunOfflinePlan(plan_);
     };
   });
@@ -34,13 +36,18 @@ void OfflineCommands::AddPlan(CLI::App& app) {
       ->add_option("--verify", plan_.verify_path,
                    "Prove the plan in this file, which --out has written, instead of planning")
       ->excludes(out);
-  command->add_flag("--json", plan_.json, "For machines");
+  globals_.Allow(*command, GlobalOptions::kJson);
 }
 
 void OfflineCommands::AddSimulate(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("simulate", "Predict how long one version takes, with given links");
-  command->callback([this] { chosen_ = [this] { return RunSimulate(simulate_); }; });
+  command->callback([this] {
+    chosen_ = [this] {
+      simulate_.json = globals_.json();
+      return RunSimulate(simulate_);
+    };
+  });
   command->add_option("--config", simulate_.config_path, "config.json of the model")->required();
   command->add_option("--from", simulate_.from, "Source layout")->required();
   command->add_option("--to", simulate_.to, "Target layout")->required();
@@ -48,9 +55,9 @@ void OfflineCommands::AddSimulate(CLI::App& app) {
       ->add_option("--gbps", simulate_.gigabits_per_second,
                    "Gigabits per second of every rank's link, each way at once")
       ->required()
-      ->check(CLI::PositiveNumber);
+      ->check(Real(0.001, 1e6));
   command->add_option("--latency-us", simulate_.latency_us, "Microseconds per hop")
-      ->check(CLI::NonNegativeNumber)
+      ->check(Real(0, 1e9))
       ->capture_default_str();
   command
       ->add_option("--topology", simulate_.topology,
@@ -65,7 +72,7 @@ void OfflineCommands::AddSimulate(CLI::App& app) {
           "equally")
       ->check(CLI::IsMember({"bytes", "equal"}))
       ->capture_default_str();
-  command->add_flag("--json", simulate_.json, "For machines");
+  globals_.Allow(*command, GlobalOptions::kJson);
 }
 
 void OfflineCommands::AddLayout(CLI::App& app) {
@@ -73,7 +80,8 @@ void OfflineCommands::AddLayout(CLI::App& app) {
   layout->require_subcommand(1);
   CLI::App* show =
       AddLayoutCommand(*layout, "show", "Ranks, or the tensors of one, or of a name", ShowLayout);
-  show->add_option("--rank", layout_.rank, "Only this rank, with its tensors");
+  show->add_option("--rank", layout_.rank, "Only this rank, with its tensors")
+      ->transform(Whole(0, UINT32_MAX));
   show->add_option("--tensor", layout_.tensor,
                    "Only tensors whose local or Hugging Face name matches this shell pattern");
   CLI::App* diff =
@@ -81,7 +89,8 @@ void OfflineCommands::AddLayout(CLI::App& app) {
   diff->add_option("--observed", layout_.observed_path,
                    "JSON {name: [dtype, shape]}, or a safetensors file")
       ->required();
-  diff->add_option("--rank", layout_.rank, "The rank that was observed, default 0");
+  diff->add_option("--rank", layout_.rank, "The rank that was observed, default 0")
+      ->transform(Whole(0, UINT32_MAX));
   AddLayoutCommand(*layout, "lint", "Whether a layout is legal, its sizes, and what to know of it",
                    LintLayout);
 }
@@ -90,10 +99,15 @@ CLI::App* OfflineCommands::AddLayoutCommand(CLI::App& layout, const std::string&
                                             const std::string& about,
                                             Result<std::string> (*run)(const LayoutRequest&)) {
   CLI::App* command = layout.add_subcommand(name, about);
-  command->callback([this, run] { chosen_ = [this, run] { return run(layout_); }; });
+  command->callback([this, run] {
+    chosen_ = [this, run] {
+      layout_.json = globals_.json();
+      return run(layout_);
+    };
+  });
   command->add_option("--config", layout_.config_path, "config.json of the model")->required();
   command->add_option("--spec", layout_.spec, "Layout, e.g. vllm:tp4")->required();
-  command->add_flag("--json", layout_.json, "For machines");
+  globals_.Allow(*command, GlobalOptions::kJson);
   return command;
 }
 

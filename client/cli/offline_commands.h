@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 
+#include "client/cli/global_options.h"
 #include "client/cli/layout_tool.h"
 #include "client/cli/offline_plan.h"
 #include "client/cli/simulate_tool.h"
@@ -14,8 +15,8 @@ namespace weightwire::cli {
 class OfflineCommands {
  public:
   using Command = std::function<Result<std::string>()>;
-  /// `chosen` is given what to run when `app` parses one of the commands. Both outlive this object.
-  OfflineCommands(CLI::App& app, Command& chosen);
+  /// `chosen` is given what to run when `app` parses one of the commands. All outlive this object.
+  OfflineCommands(CLI::App& app, GlobalOptions& globals, Command& chosen);
 
  private:
   void AddPlan(CLI::App& app);
@@ -24,6 +25,7 @@ class OfflineCommands {
   CLI::App* AddLayoutCommand(CLI::App& layout, const std::string& name, const std::string& about,
                              Result<std::string> (*run)(const LayoutRequest&));
 
+  GlobalOptions& globals_;
   Command& chosen_;
   OfflinePlan plan_;
   std::string per_ = "class";

@@ -4,9 +4,10 @@
 #include <functional>
 #include <string>
 
-#include "client/cli/connection_options.h"
+#include "client/cli/consent.h"
 #include "client/cli/doctor.h"
 #include "client/cli/drain.h"
+#include "client/cli/global_options.h"
 
 namespace weightwire::cli {
 
@@ -16,8 +17,8 @@ class OperatorCommands {
  public:
   using Command = std::function<Result<std::string>()>;
   /// `chosen` is given what to run when `app` parses one of the commands; `done_code` is the exit
-  /// code of one that did what it was asked. All three outlive this object.
-  OperatorCommands(CLI::App& app, Command& chosen, int& done_code);
+  /// code of one that did what it was asked. All four outlive this object.
+  OperatorCommands(CLI::App& app, GlobalOptions& globals, Command& chosen, int& done_code);
 
  private:
   void AddTop(CLI::App& app);
@@ -26,14 +27,14 @@ class OperatorCommands {
   void AddDoctor(CLI::App& app);
   void AddCompletion(CLI::App& app);
 
+  GlobalOptions& globals_;
   Command& chosen_;
   int& done_code_;
-  ConnectionOptions connection_;
+  Consent consent_;
   uint32_t interval_ms_ = 1000;
   bool once_ = false;
   uint64_t epoch_ = 0;
   std::string trace_path_;
-  bool json_ = false;
   DrainCommand drain_;
   DoctorRequest doctor_;
   std::string shell_;

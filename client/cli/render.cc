@@ -38,7 +38,19 @@ std::string EnginesOf(const v1::StatusResponse::Epoch& epoch) {
 
 std::string OutcomeText(const v1::StatusResponse::Epoch& epoch) {
   if (epoch.why().code() != 0) return epoch.why().message();
-  return epoch.waiting_for().empty() ? "" : "waiting for " + Joined(epoch.waiting_for());
+  return epoch.waiting_for().empty() ? "" : "waiting for " + FirstOf(epoch.waiting_for());
+}
+
+std::string KindOf(const v1::StatusResponse::Epoch& epoch) {
+  return Word(v1::EpochKind_Name(epoch.kind()), "EPOCH_KIND_");
+}
+
+std::string PhaseOf(const v1::StatusResponse::Epoch& epoch) {
+  return Word(v1::EpochPhase_Name(epoch.phase()), "EPOCH_PHASE_");
+}
+
+bool NeedsSomebody(const v1::StatusResponse::Engine& engine) {
+  return !engine.ready() || engine.drained() || !engine.last_error().empty();
 }
 
 template <typename Messages>
@@ -51,7 +63,7 @@ std::string JsonArray(const Messages& messages) {
 
 }  // namespace
 
-std::string ParticipantsText(const v1::StatusResponse& status) {
+std::string ParticipantsText(const v1::StatusResponse& status, const View& view) {
   Table table({"RANK", "ROLE", "AGENT", "PID", "LAYOUT", "TENSORS", "BYTES"});
   for (const auto& p : status.participants()) {
     table.Add({p.group() + "/" + std::to_string(p.rank()) + " of " + std::to_string(p.world_size()),
@@ -60,35 +72,68 @@ std::string ParticipantsText(const v1::StatusResponse& status) {
                p.has_layout() ? (p.spec().empty() ? "explicit" : p.spec()) : "none yet",
                std::to_string(p.tensors()), BytesText(p.bytes())});
   }
-  return table.Text();
+  return table.Text(view.wide ? 0 : view.columns);
 }
 
-std::string EnginesText(const v1::StatusResponse& status) {
-  Table table(
-      {"ENGINE", "STATE", "VERSION", "EPOCH", "BEHIND", "READY", "HOLDS", "RANKS", "LAST ERROR"});
-  for (const auto& e : status.engines()) {
-    table.Add({e.name(),
-               Word(v1::EngineState_Name(e.state()), "ENGINE_STATE_") +
-                   (e.drained() ? e.busy_with().empty() ? ", drained" : ", draining" : ""),
-               NumberOrDash(e.version()), NumberOrDash(e.serving_epoch()),
-               std::to_string(e.lag_versions()), e.ready() ? "yes" : "no", HeldText(e),
-               std::to_string(e.ranks_present()) + "/" + std::to_string(e.world_size()),
-               e.last_error().empty() ? "-" : e.last_error()});
+std::string EnginesText(const v1::StatusResponse& status, const View& view) {
+  std::vector<const v1::StatusResponse::Engine*> engines;
+  for (const auto& engine : status.engines()) engines.push_back(&engine);
+  const bool all = view.rows == 0 || engines.size() <= view.rows;
+  if (!all) std::ranges::stable_partition(engines, [](const auto* e) { return NeedsSomebody(*e); });
+  const size_t shown = all ? engines.size() : view.rows;
+  std::vector<std::string> header = {"ENGINE", "STATE", "VERSION"};
+  if (view.wide) header.emplace_back("EPOCH");
+  header.insert(header.end(), {"BEHIND", "READY"});
+  if (view.wide) header.emplace_back("HOLDS");
+  header.insert(header.end(), {"RANKS", "LAST ERROR"});
+  Table table(std::move(header));
+  for (size_t i = 0; i < shown; ++i) {
+    const auto& e = *engines[i];
+    std::vector<std::string> row = {
+        e.name(),
+        Word(v1::EngineState_Name(e.state()), "ENGINE_STATE_") +
+            (e.drained() ? e.busy_with().empty() ? ", drained" : ", draining" : ""),
+        NumberOrDash(e.version())};
+    if (view.wide) row.push_back(NumberOrDash(e.serving_epoch()));
+    row.insert(row.end(), {std::to_string(e.lag_versions()), e.ready() ? "yes" : "no"});
+    if (view.wide) row.push_back(HeldText(e));
+    row.insert(row.end(), {std::to_string(e.ranks_present()) + "/" + std::to_string(e.world_size()),
+                           e.last_error().empty() ? "-" : e.last_error()});
+    table.Add(std::move(row));
   }
-  return table.Text();
+  const std::string text = table.Text(view.wide ? 0 : view.columns);
+  if (all) return text;
+  const auto ready = std::count_if(engines.begin() + static_cast<std::ptrdiff_t>(shown),
+                                   engines.end(), [](const auto* e) { return e->ready(); });
+  return text + "and " + std::to_string(engines.size() - shown) + " more, " +
+         std::to_string(ready) + " of them ready\n";
 }
 
-std::string EpochsText(const v1::StatusResponse& status) {
-  Table table({"EPOCH", "KIND", "VERSION", "PHASE", "TRY", "BYTES", "BY PATH", "TRANSFER", "TOTAL",
-               "ENGINES", "ROOT", "WHY"});
+std::string EpochsText(const v1::StatusResponse& status, const View& view) {
+  const int shown = view.rows == 0 ? status.epochs_size()
+                                   : std::min(status.epochs_size(), static_cast<int>(view.rows));
+  if (view.wide) {
+    Table table({"EPOCH", "KIND", "VERSION", "PHASE", "TRY", "BYTES", "BY PATH", "TRANSFER",
+                 "TOTAL", "ENGINES", "ROOT", "WHY"});
+    for (const auto& e : status.epochs()) {
+      if (table.rows() == static_cast<size_t>(shown)) break;
+      table.Add({NumberOrDash(e.epoch()), KindOf(e), std::to_string(e.version()), PhaseOf(e),
+                 std::to_string(e.attempt()), BytesText(e.bytes()), PathsText(e),
+                 SecondsText(e.transfer_seconds()), SecondsText(e.total_seconds()), EnginesOf(e),
+                 e.content_root().empty() ? "-" : e.content_root().substr(0, 12), OutcomeText(e)});
+    }
+    return table.Text();
+  }
+  Table table({"EPOCH", "KIND", "VERSION", "PHASE", "TRY", "BYTES", "TOTAL", "ENGINES", "WHY"});
   for (const auto& e : status.epochs()) {
-    table.Add({std::to_string(e.epoch()), Word(v1::EpochKind_Name(e.kind()), "EPOCH_KIND_"),
-               std::to_string(e.version()), Word(v1::EpochPhase_Name(e.phase()), "EPOCH_PHASE_"),
-               std::to_string(e.attempt()), BytesText(e.bytes()), PathsText(e),
-               SecondsText(e.transfer_seconds()), SecondsText(e.total_seconds()), EnginesOf(e),
-               e.content_root().empty() ? "-" : e.content_root().substr(0, 12), OutcomeText(e)});
+    if (table.rows() == static_cast<size_t>(shown)) break;
+    table.Add(
+        {NumberOrDash(e.epoch()), KindOf(e), std::to_string(e.version()), PhaseOf(e),
+         std::to_string(e.attempt()), BytesText(e.bytes()), SecondsText(e.total_seconds()),
+         FirstOf(e.engines()) + (e.left_out().empty() ? "" : " without " + FirstOf(e.left_out())),
+         OutcomeText(e)});
   }
-  return table.Text();
+  return table.Text(view.columns);
 }
 
 std::string VerifyText(const v1::VerifyResponse& result) {
@@ -138,7 +183,7 @@ Status VerifyOutcome(const v1::VerifyResponse& result) {
   return OkStatus();
 }
 
-std::string StatusText(const v1::StatusResponse& status) {
+std::string StatusText(const v1::StatusResponse& status, const View& view) {
   std::string text = "waiting for: ";
   text += status.waiting_for().empty() ? "nothing" : status.waiting_for();
   text += "\njob " + status.job() + ": version " + NumberOrDash(status.committed_version()) +
@@ -149,13 +194,12 @@ std::string StatusText(const v1::StatusResponse& status) {
     text += "NOT DECIDING: the journal failed; restart the coordinator once its disk works\n";
   }
   if (!status.journal().empty()) text += "JOURNAL: it " + status.journal() + '\n';
-  text += '\n' + EnginesText(status) + '\n';
-  v1::StatusResponse newest;
-  constexpr int kShown = 5;
-  for (int i = 0; i < std::min(kShown, status.epochs_size()); ++i) {
-    *newest.add_epochs() = status.epochs(i);
-  }
-  return text + EpochsText(newest);
+  constexpr size_t kEpochsShown = 5;
+  constexpr size_t kEnginesShown = 20;
+  View engines = view, epochs = view;
+  engines.rows = view.wide ? 0 : kEnginesShown;
+  epochs.rows = kEpochsShown;
+  return text + '\n' + EnginesText(status, engines) + '\n' + EpochsText(status, epochs);
 }
 
 std::string RollbackText(const v1::RollbackResponse& result) {
@@ -168,6 +212,9 @@ std::string RollbackText(const v1::RollbackResponse& result) {
   return text + "\n";
 }
 
+std::string RollbackJson(const v1::RollbackResponse& result) {
+  return wire::JsonText(result) + "\n";
+}
 std::string StatusJson(const v1::StatusResponse& status) { return wire::JsonText(status) + "\n"; }
 std::string ParticipantsJson(const v1::StatusResponse& status) {
   return JsonArray(status.participants());

@@ -7,14 +7,22 @@
 
 namespace weightwire::cli {
 
+/// How much of a table is shown.
+struct View {
+  bool wide = false;   ///< every column, nothing cut
+  size_t columns = 0;  ///< of the screen; 0: no limit
+  size_t rows = 0;     ///< at most; engines that need somebody come first; 0: all
+};
+
 /// The whole status: what everyone waits for, then engines and the newest epochs.
-std::string StatusText(const v1::StatusResponse& status);
-std::string ParticipantsText(const v1::StatusResponse& status);
-std::string EnginesText(const v1::StatusResponse& status);
-std::string EpochsText(const v1::StatusResponse& status);
+std::string StatusText(const v1::StatusResponse& status, const View& view);
+std::string ParticipantsText(const v1::StatusResponse& status, const View& view);
+std::string EnginesText(const v1::StatusResponse& status, const View& view);
+std::string EpochsText(const v1::StatusResponse& status, const View& view);
 
 std::string RollbackText(const v1::RollbackResponse& result);
 
+std::string RollbackJson(const v1::RollbackResponse& result);
 /// One JSON object or array with the proto's field names; every field is present.
 std::string StatusJson(const v1::StatusResponse& status);
 std::string ParticipantsJson(const v1::StatusResponse& status);

@@ -10,25 +10,50 @@
 namespace weightwire::cli {
 namespace {
 
-/// Columns on a screen: UTF-8 continuation bytes take none.
-size_t Width(const std::string& text) {
-  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
-    return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
-  }));
+constexpr size_t kCellMin = 6;
+constexpr size_t kGap = 2;
+
+bool StartsCharacter(char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }
+
+/// Takes from the widest columns until a line fits, or all are as narrow as they may be.
+void Fit(std::vector<size_t>& widths, size_t columns) {
+  size_t total = kGap * (widths.size() - 1);
+  for (const size_t width : widths) total += width;
+  while (total > columns) {
+    size_t& widest = *std::max_element(widths.begin(), widths.end());
+    if (widest <= kCellMin) return;
+    --widest;
+    --total;
+  }
 }
 
 }  // namespace
 
-std::string Table::Text() const {
+size_t Width(const std::string& text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), StartsCharacter));
+}
+
+std::string Cut(const std::string& text, size_t columns) {
+  if (Width(text) <= columns) return text;
+  size_t used = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (StartsCharacter(text[i]) && ++used == columns) return text.substr(0, i) + "…";
+  }
+  return "";
+}
+
+std::string Table::Text(size_t columns) const {
   std::vector<size_t> widths(rows_.front().size(), 0);
   for (const auto& row : rows_) {
     for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], Width(row[i]));
   }
+  if (columns != 0) Fit(widths, columns);
   std::string text;
   for (const auto& row : rows_) {
     std::string line;
     for (size_t i = 0; i < widths.size(); ++i) {
-      line += row[i] + std::string(widths[i] - Width(row[i]) + 2, ' ');
+      const std::string cell = Cut(row[i], widths[i]);
+      line += cell + std::string(widths[i] - Width(cell) + kGap, ' ');
     }
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + "\n";

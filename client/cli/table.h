@@ -12,8 +12,10 @@ class Table {
   explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
   /// `row` has as many cells as the header.
   void Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  size_t rows() const { return rows_.size() - 1; }
   /// Lines end with '\n', without trailing spaces. "(none)" below the header when there is no row.
-  std::string Text() const;
+  /// With `columns`, lines are no longer than that if it can be done: the longest cells are cut.
+  std::string Text(size_t columns = 0) const;
 
  private:
   std::vector<std::vector<std::string>> rows_;
@@ -29,6 +31,20 @@ std::string Joined(const Words& words) {
   }
   return text;
 }
+/// "a, b, c and 997 more"
+template <typename Words>
+std::string FirstOf(const Words& words, int shown = 3) {
+  std::string text;
+  int count = 0;
+  for (const std::string& word : words) {
+    if (++count <= shown) text += (text.empty() ? "" : ", ") + word;
+  }
+  return count <= shown ? text : text + " and " + std::to_string(count - shown) + " more";
+}
+/// How many columns of a screen the text takes: UTF-8 continuation bytes take none.
+size_t Width(const std::string& text);
+/// At most `columns` of them, the last one "…" if some are left out; UTF-8 sequences stay whole.
+std::string Cut(const std::string& text, size_t columns);
 /// "ENGINE_STATE_SERVING" without its prefix → "serving".
 std::string Word(std::string name, std::string_view prefix);
 /// "2026-11-23 01:02:03" in local time; "-" for 0.

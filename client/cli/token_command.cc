@@ -1,5 +1,6 @@
 #include "client/cli/token_command.h"
 
+#include "client/cli/global_options.h"
 #include "server/tls/token.h"
 
 namespace weightwire::cli {
@@ -17,7 +18,7 @@ TokenCommand::TokenCommand(CLI::App& app, Command& chosen) {
   command->add_option("--ns", ns_, "Namespace of the coordinator's certificate")
       ->capture_default_str();
   command->add_option("--hours", hours_, "How long it is good")
-      ->check(CLI::Range(0.0, 24.0 * 366))
+      ->check(Real(0, 24.0 * 366))
       ->capture_default_str();
   command->callback([this, &chosen] { chosen = [this] { return Run(); }; });
 }

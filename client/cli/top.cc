@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <sstream>
 #include <thread>
+#include <vector>
 
 #include "client/cli/render.h"
 #include "client/cli/table.h"
@@ -17,6 +18,7 @@
 namespace weightwire::cli {
 namespace {
 
+constexpr size_t kPageColumns = 80;  ///< where there is no terminal to ask
 constexpr const char* kBold = "\x1b[1m";
 constexpr const char* kAlarm = "\x1b[1;33m";
 constexpr const char* kPlain = "\x1b[0m";
@@ -25,14 +27,21 @@ constexpr const char* kClearLine = "\x1b[K";
 constexpr const char* kClearBelow = "\x1b[J";
 constexpr const char* kClear = "\x1b[2J";
 
-/// The first `columns` columns of `line`; UTF-8 sequences stay whole.
-std::string Cut(const std::string& line, size_t columns) {
-  size_t used = 0;
-  for (size_t i = 0; i < line.size(); ++i) {
-    if ((static_cast<unsigned char>(line[i]) & 0xC0U) == 0x80U) continue;
-    if (used++ == columns) return line.substr(0, i);
+/// `text` in lines of at most `columns`, broken at spaces; at most `lines` of them.
+std::string Wrapped(const std::string& text, size_t columns, size_t lines) {
+  if (columns == 0) return text;
+  std::istringstream in(text);
+  std::vector<std::string> out(1);
+  for (std::string word; in >> word;) {
+    if (!out.back().empty() && Width(out.back()) + 1 + Width(word) > columns) out.emplace_back();
+    out.back() += (out.back().empty() ? "" : " ") + word;
   }
-  return line;
+  std::string wrapped;
+  for (size_t i = 0; i < std::min(out.size(), lines); ++i) {
+    const bool cut = i + 1 == lines && out.size() > lines;
+    wrapped += (i == 0 ? "" : "\n") + Cut(out[i] + (cut ? " …" : ""), columns);
+  }
+  return wrapped;
 }
 
 /// "" without an epoch in progress; else how long it has been in its phase.
@@ -75,7 +84,8 @@ std::string HeadLine(const v1::StatusResponse& status, double now) {
 
 Screen TerminalSize() {
   winsize size{};
-  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row == 0) return {80, 24, false};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row == 0 || size.ws_col == 0)
+    return {kPageColumns, 24, false};
   return {size.ws_col, size.ws_row, std::getenv("NO_COLOR") == nullptr};
 }
 
@@ -95,27 +105,41 @@ bool Draw(const std::string& text) {
 
 std::string TopText(const v1::StatusResponse& status, double now_unix_seconds,
                     const Screen& screen) {
+  constexpr size_t kWaitingLines = 3;
   const bool waits = !status.waiting_for().empty();
-  std::string text = HeadLine(status, now_unix_seconds) + "\nwaiting for: " +
-                     (waits ? status.waiting_for() + PhaseAge(status) : "nothing") + "\n\n" +
-                     EnginesText(status) + "\n" + EpochsText(status);
-  std::istringstream in(text);
-  std::string out;
-  size_t number = 0;
+  const std::string head = Wrapped(HeadLine(status, now_unix_seconds), screen.columns, 2);
+  const std::string waiting =
+      Wrapped("waiting for: " + (waits ? status.waiting_for() + PhaseAge(status) : "nothing"),
+              screen.columns, kWaitingLines);
+  View engines{.wide = screen.columns == 0, .columns = screen.columns}, epochs = engines;
+  if (screen.lines != 0) {
+    // Of what is left, with two headings, two empty lines and the line that sums up, epochs get a
+    // third.
+    const auto used = static_cast<size_t>(5 + 2 + std::ranges::count(head + waiting, '\n'));
+    const size_t left = screen.lines > used ? screen.lines - used : 2;
+    engines.rows = std::max<size_t>(1, left - left / 3);
+    epochs.rows = std::max<size_t>(
+        1, left - std::min(engines.rows, static_cast<size_t>(status.engines_size())));
+  }
+  std::istringstream in(EnginesText(status, engines) + "\n" + EpochsText(status, epochs));
+  auto colored = [&](const char* color, const std::string& lines) {
+    return screen.colors ? color + lines + kPlain : lines;
+  };
+  std::string out =
+      colored(kBold, head) + "\n" + (waits ? colored(kAlarm, waiting) : waiting) + "\n\n";
+  auto number = static_cast<size_t>(std::ranges::count(out, '\n'));
   for (std::string line; std::getline(in, line); ++number) {
     if (screen.lines != 0 && number + 1 > screen.lines) break;
-    if (screen.columns != 0) line = Cut(line, screen.columns);
-    if (screen.colors && number == 0) line = kBold + line + kPlain;
-    if (screen.colors && number == 1 && waits) line = kAlarm + line + kPlain;
-    out += line + "\n";
+    out += (screen.columns == 0 ? line : Cut(line, screen.columns)) + "\n";
   }
   return out;
 }
 
-Status RunTop(Connection connection, uint32_t interval_ms, bool once) {
+Status RunTop(Connection connection, uint32_t interval_ms, bool once, Output output) {
   if (once || isatty(STDOUT_FILENO) == 0) {
     WW_ASSIGN_OR_STATUS(const v1::StatusResponse status, connection.GetStatus());
-    std::fputs(TopText(status, SystemClock().WallSeconds(), {}).c_str(), stdout);
+    const Screen page = {output == Output::kWide ? size_t{0} : kPageColumns, 0, false};
+    std::fputs(TopText(status, SystemClock().WallSeconds(), page).c_str(), stdout);
     return OkStatus();
   }
   std::fputs(kClear, stdout);

@@ -3,11 +3,11 @@
 #include <cstdint>
 #include <string>
 
-#include "client/cli/connection.h"
+#include "client/cli/global_options.h"
 
 namespace weightwire::cli {
 
-/// Room on a terminal; 0 lines: as many as there are.
+/// Room on a terminal; 0: without a limit.
 struct Screen {
   size_t columns = 0;
   size_t lines = 0;
@@ -21,7 +21,8 @@ std::string TopText(const v1::StatusResponse& status, double now_unix_seconds,
 
 /// Draws the job on standard output again every `interval_ms` until it is stopped (Ctrl-C), also
 /// through a coordinator that does not answer. Where standard output is no terminal, or with
-/// `once`: once, and then a coordinator that does not answer is the error.
-Status RunTop(Connection connection, uint32_t interval_ms, bool once);
+/// `once`: once, 80 columns wide unless `output` is wide, and then a coordinator that does not
+/// answer is the error.
+Status RunTop(Connection connection, uint32_t interval_ms, bool once, Output output);
 
 }  // namespace weightwire::cli

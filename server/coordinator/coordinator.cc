@@ -418,6 +418,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
       if (live->presence != Presence::kConnected) {
         status.cut_seconds = std::chrono::duration<double>(clock_.Now() - live->cut_at).count();
       }
+      status.silent_seconds = driver_.SilentSeconds(live->member);
       status.pid = live->pid;
       status.spec = live->spec;
       status.has_layout = live->layout != nullptr;

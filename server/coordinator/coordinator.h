@@ -80,6 +80,7 @@ struct ParticipantStatus {
   bool has_layout = false;
   uint64_t tensors = 0;
   int64_t bytes = 0;
+  double silent_seconds = 0;  ///< since its agent's last sign of life
 };
 struct EngineStatus {
   std::string name;
@@ -159,9 +160,10 @@ struct StatusSnapshot {
   Epoch committed{};
   Version committed_version{};
   double committed_wall = 0;
-  bool deciding = true;     ///< false after the journal failed
-  std::string journal;      ///< what is wrong with it while it decides; empty = nothing
-  std::string waiting_for;  ///< one line: what everyone waits for; empty = nothing
+  bool deciding = true;        ///< false after the journal failed
+  std::string journal;         ///< what is wrong with it while it decides; empty = nothing
+  std::string waiting_for;     ///< one line: what everyone waits for; empty = nothing
+  double waiting_seconds = 0;  ///< how long; 0: not known
   std::vector<ParticipantStatus> participants;
   std::vector<EngineStatus> engines;
   std::vector<EpochStatus> epochs;  ///< newest first

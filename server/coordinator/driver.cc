@@ -158,6 +158,9 @@ void Driver::GiveUp(PendingVersion pending, const Status& why) {
   for (const auto& [rank, member] : pending.ranks) {
     TellReleased({pending.last_epoch, pending.version, member, why});
   }
+  s_.metrics.Add("publishes_given_up_total", 1,
+                 {{"reason", std::string(ReasonName(why.reason()))}});
+  RememberGivenUp(pending, why);
   AllowAgain(pending);
 }
 

@@ -83,6 +83,8 @@ class Driver {
   /// As Coordinator::Tell.
   Result<EpochStory> Tell(Epoch epoch) const;
   std::vector<EpochLinks> Links() const;
+  /// How long the member's agent has given no sign of life; 0 while that is no reason to worry.
+  double SilentSeconds(const epoch::Member& member) const;
   /// What a drained engine still takes part in.
   std::vector<std::string> BusyWith(const Group& engine) const;
   EngineState StateOf(const Group& engine) const;
@@ -243,11 +245,18 @@ class Driver {
   void NoteEnd(const EpochRun& run) const;
   void Log(const EpochRun& run, std::string text, bool bad) const;
   void KeepStory(EpochRun& run);
+  /// A version that never came to an epoch leaves one, too: people look for it there.
+  void RememberGivenUp(const PendingVersion& pending, const Status& why);
 
   // ---- driver_status.cc ----
   /// Whose plans are made; that of the fleet first.
   std::vector<std::shared_ptr<Draft>> Drafts() const;
-  std::string WaitingLine() const;
+  EpochStatus StatusOfRun(const EpochRun& run) const;
+  /// What everyone waits for, and since when; 0: not known.
+  std::pair<std::string, Nanos> Waiting() const;
+  std::vector<std::string> SilentLines() const;
+  std::vector<std::string> MissingLines(control::GroupRole role, bool gone_too) const;
+  std::string WaitingMembersLine() const;
   std::string WaitingVersionLine(const PendingVersion& pending) const;
   std::string WaitingEnginesLine() const;
   std::string WaitingFillLine() const;

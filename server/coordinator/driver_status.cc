@@ -1,9 +1,13 @@
 #include <algorithm>
+#include <chrono>
+#include <set>
 
 #include "server/coordinator/driver.h"
 
 namespace weightwire::coordinator {
 namespace {
+
+double SecondsOf(Nanos span) { return std::chrono::duration<double>(span).count(); }
 
 std::string Joined(const std::vector<std::string>& lines) {
   constexpr size_t kShown = 4;
@@ -27,6 +31,17 @@ std::string LineOf(const EpochStatus& status) {
   return kind + std::to_string(status.epoch.value) + " (version " +
          std::to_string(status.version.value) + ") " + std::string(epoch::PhaseName(status.phase)) +
          ": " + Joined(status.waiting_for);
+}
+
+/// Why the rank's place is not what it should be.
+std::string LackOf(const Group& group, uint32_t rank) {
+  const Slot& slot = group.slots[rank];
+  std::string lack = group.RankName(rank) + ": ";
+  if (!slot.live) return lack + "register";
+  if (!slot.connected()) {
+    return lack + "its connection is " + std::string(PresenceName(slot.live->presence));
+  }
+  return lack + (slot.live->layout == nullptr ? "layout" : "silent");
 }
 
 bool HasEngine(const EpochRun* run, const std::string& name) {
@@ -137,39 +152,119 @@ void Driver::Describe(StatusSnapshot& snapshot) const {
                        (journal_lost_.empty() ? "" : "; ") + journal_lost_;
   }
   for (const auto& draft : Drafts()) snapshot.epochs.push_back(StatusOf(*draft, now));
-  for (const EpochRun* run : Runs()) snapshot.epochs.push_back(run->ToStatus(now));
+  for (const EpochRun* run : Runs()) snapshot.epochs.push_back(StatusOfRun(*run));
   snapshot.epochs.insert(snapshot.epochs.end(), history_.begin(), history_.end());
   std::stable_sort(snapshot.epochs.begin(), snapshot.epochs.end(),
                    [](const EpochStatus& a, const EpochStatus& b) { return a.epoch > b.epoch; });
-  snapshot.waiting_for = WaitingLine();
+  const auto [line, since] = Waiting();
+  snapshot.waiting_for = line;
+  if (since != Nanos{}) snapshot.waiting_seconds = SecondsOf(now - since);
 }
 
-std::string Driver::WaitingLine() const {
+double Driver::SilentSeconds(const epoch::Member& member) const {
+  const auto place = s_.membership.Find(member);
+  if (!place) return 0;
+  if (place->live->presence != Presence::kConnected) {
+    return std::max(0.001, SecondsOf(s_.clock.Now() - place->live->cut_at));
+  }
+  const Session* session = s_.membership.SessionOf(member);
+  const Nanos silent = session == nullptr ? Nanos{} : s_.clock.Now() - session->heard;
+  return silent > s_.options.heartbeat * 5 / 2 ? SecondsOf(silent) : 0;
+}
+
+/// Members whose agents say nothing come first: the others may be waiting for them.
+EpochStatus Driver::StatusOfRun(const EpochRun& run) const {
+  EpochStatus status = run.ToStatus(s_.clock.Now());
+  std::set<std::string> silent;
+  for (const auto& [member, name] : run.names) {
+    if (SilentSeconds(member) > 0) silent.insert(name);
+  }
+  if (silent.empty()) return status;
+  std::ranges::stable_partition(status.waiting_for, [&](const std::string& line) {
+    return silent.contains(line.substr(0, line.find(':')));
+  });
+  return status;
+}
+
+std::pair<std::string, Nanos> Driver::Waiting() const {
+  if (!deciding_) return {"an operator: the journal failed: " + stopped_why_.message(), {}};
+  if (publish_ != nullptr) return {LineOf(StatusOfRun(*publish_)), publish_->phase_since};
   const Nanos now = s_.clock.Now();
-  if (!deciding_) return "an operator: the journal failed: " + stopped_why_.message();
-  if (!hindered_.ok()) return "the journal, which goes on by itself: " + hindered_.message();
-  if (publish_ != nullptr) return LineOf(publish_->ToStatus(now));
-  if (publish_draft_ != nullptr) return LineOf(StatusOf(*publish_draft_, now));
-  if (rollback_) return "rollback to version " + std::to_string(rollback_->version.value);
-  if (!queue_.versions().empty()) return WaitingVersionLine(queue_.versions().begin()->second);
-  if (!fills_.empty()) return LineOf(fills_.front()->ToStatus(now));
-  if (!fill_drafts_.empty()) return LineOf(StatusOf(*fill_drafts_.front(), now));
-  return WaitingFillLine();
+  if (!hindered_.ok()) {
+    return {"the journal, which goes on by itself: " + hindered_.message(), {}};
+  }
+  if (publish_draft_ != nullptr) {
+    return {LineOf(StatusOf(*publish_draft_, now)), publish_draft_->started};
+  }
+  if (rollback_) return {"rollback to version " + std::to_string(rollback_->version.value), {}};
+  if (!queue_.versions().empty()) {
+    const PendingVersion& pending = queue_.versions().begin()->second;
+    Nanos since = now;
+    for (const auto& [rank, at] : pending.published) since = std::min(since, at);
+    return {WaitingVersionLine(pending), since};
+  }
+  if (std::string members = WaitingMembersLine(); !members.empty()) return {members, {}};
+  if (!fills_.empty()) return {LineOf(StatusOfRun(*fills_.front())), fills_.front()->phase_since};
+  if (!fill_drafts_.empty()) {
+    return {LineOf(StatusOf(*fill_drafts_.front(), now)), fill_drafts_.front()->started};
+  }
+  return {WaitingFillLine(), {}};
+}
+
+/// "engine-a/0: silent", of ranks whose agents have said nothing for a while, or are cut off.
+std::vector<std::string> Driver::SilentLines() const {
+  std::vector<std::string> lines;
+  for (const auto& [name, group] : s_.membership.groups()) {
+    for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
+      const Slot& slot = group.slots[rank];
+      if (slot.live && SilentSeconds(slot.live->member) > 0) lines.push_back(LackOf(group, rank));
+    }
+  }
+  return lines;
+}
+
+/// What groups lack. One that is gone altogether counts only where somebody waits for it.
+std::vector<std::string> Driver::MissingLines(control::GroupRole role, bool gone_too) const {
+  std::vector<std::string> lines;
+  for (const auto& [name, group] : s_.membership.groups()) {
+    if (group.role != role || group.Complete()) continue;
+    if (!gone_too && (group.present() == 0 || group.drained)) continue;
+    for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
+      const Slot& slot = group.slots[rank];
+      if (!slot.connected() || slot.live->layout == nullptr) lines.push_back(LackOf(group, rank));
+    }
+  }
+  return lines;
+}
+
+std::string Driver::WaitingMembersLine() const {
+  for (const auto& lines : {SilentLines(), MissingLines(control::GroupRole::kTrainer, false),
+                            MissingLines(control::GroupRole::kEngine, false)}) {
+    if (!lines.empty()) return Joined(lines);
+  }
+  return "";
 }
 
 std::string Driver::WaitingVersionLine(const PendingVersion& pending) const {
   const std::string version = "version " + std::to_string(pending.version.value) + ": ";
   const Group* trainer = s_.membership.Trainer();
-  std::vector<std::string> missing;
+  std::vector<std::string> gone, silent, missing;
   for (uint32_t rank = 0; trainer != nullptr && rank < trainer->world_size(); ++rank) {
-    if (!pending.ranks.contains(rank)) missing.push_back(trainer->RankName(rank) + ": publish");
+    if (pending.ranks.contains(rank)) continue;
+    const auto& live = trainer->slots[rank].live;
+    if (!live) {
+      gone.push_back(trainer->RankName(rank) + ": register");
+    } else {
+      auto& lines = SilentSeconds(live->member) > 0 ? silent : missing;
+      lines.push_back(trainer->RankName(rank) + ": publish");
+    }
   }
-  if (!missing.empty()) return version + Joined(missing);
-  for (uint32_t rank = 0; trainer != nullptr && rank < trainer->world_size(); ++rank) {
-    if (trainer->slots[rank].connected()) continue;
-    missing.push_back(trainer->RankName(rank) + ": its connection is lost");
+  gone.insert(gone.end(), silent.begin(), silent.end());
+  gone.insert(gone.end(), missing.begin(), missing.end());
+  if (!gone.empty()) return version + Joined(gone);
+  if (trainer != nullptr && !trainer->Complete()) {
+    return version + Joined(MissingLines(control::GroupRole::kTrainer, true));
   }
-  if (!missing.empty()) return version + Joined(missing);
   const Nanos now = s_.clock.Now();
   if (now < pending.not_before) {
     return version + "attempt " + std::to_string(pending.attempts + 1) + " in " +
@@ -179,19 +274,7 @@ std::string Driver::WaitingVersionLine(const PendingVersion& pending) const {
 }
 
 std::string Driver::WaitingEnginesLine() const {
-  std::vector<std::string> missing;
-  for (const auto& [name, group] : s_.membership.groups()) {
-    if (group.role != control::GroupRole::kEngine || group.Complete()) continue;
-    for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
-      const auto& live = group.slots[rank].live;
-      if (!live) missing.push_back(group.RankName(rank) + ": register");
-      if (live && live->presence != Presence::kConnected) {
-        missing.push_back(group.RankName(rank) + ": its connection is " +
-                          std::string(PresenceName(live->presence)));
-      } else if (live && live->layout == nullptr)
-        missing.push_back(group.RankName(rank) + ": layout");
-    }
-  }
+  const std::vector<std::string> missing = MissingLines(control::GroupRole::kEngine, true);
   std::vector<std::string> drained, stragglers;
   for (const Group* engine : CompleteEngines()) {
     if (engine->drained) drained.push_back(engine->name);

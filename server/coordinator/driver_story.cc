@@ -152,6 +152,36 @@ void Driver::KeepStory(EpochRun& run) {
   stories_.Keep(links.epoch, {std::move(run.story), run.ParticipantNames(), std::move(links)});
 }
 
+void Driver::RememberGivenUp(const PendingVersion& pending, const Status& why) {
+  const Group* trainer = s_.membership.Trainer();
+  if (pending.attempts > 0 || pending.published.empty() || stopping_) return;
+  const auto number = numbers_.Take();
+  if (!number) return;  // the log and the metric have it
+  Nanos first = pending.published.begin()->second;
+  for (const auto& [rank, at] : pending.published) first = std::min(first, at);
+  const Nanos now = s_.clock.Now();
+  EpochStatus status;
+  status.epoch = *number;
+  status.version = pending.version;
+  status.phase = epoch::Phase::kAborted;
+  status.attempt = 0;
+  status.why = Status(Status(why).AtEpoch(*number));
+  status.total_seconds = std::chrono::duration<double>(now - first).count();
+  status.started_wall = s_.clock.WallSeconds() - status.total_seconds;
+  status.trace_id = pending.trace_id;
+  Story story(first);
+  for (const auto& [rank, at] : pending.published) {
+    const bool known = trainer != nullptr && rank < trainer->world_size();
+    story.Happened(at, known ? trainer->RankName(rank) : "trainer/" + std::to_string(rank),
+                   "published", {});
+  }
+  story.Happened(now, "coordinator", "gives up", why);
+  stories_.Keep(*number, {std::move(story), {}, {}});
+  Remember(status);
+  s_.options.notes({*number, pending.version, pending.trace_id, "", true,
+                    "given up before any epoch began: " + why.ToString()});
+}
+
 std::vector<EpochLinks> Driver::Links() const {
   constexpr size_t kEpochsMax = 8;
   std::vector<EpochLinks> out;

@@ -4,6 +4,7 @@
 #include <limits>
 #include <sstream>
 
+#include "server/base/edit_distance.h"
 #include "server/daemon/config.h"
 #include "server/daemon/listen_address.h"
 
@@ -315,21 +316,6 @@ std::vector<Key> MakeKeys() {
   };
 }
 
-size_t Distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
-    }
-  }
-  return row[b.size()];
-}
-
 }  // namespace
 
 const std::vector<Key>& Keys() {
@@ -346,7 +332,7 @@ const Key* FindKey(std::string_view name) {
 
 const Key& NearestKey(std::string_view name) {
   return *std::min_element(Keys().begin(), Keys().end(), [&](const Key& a, const Key& b) {
-    return Distance(a.name, name) < Distance(b.name, name);
+    return EditDistance(a.name, name) < EditDistance(b.name, name);
   });
 }
 

@@ -396,10 +396,11 @@ std::vector<Member> WaitingForSwap(const State& state) {
   return leaders;
 }
 
+/// A source is done when its readers are: whoever reads is named first.
 std::vector<Member> WaitingForBytes(const State& state) {
-  std::vector<Member> missing = Missing(state.spec.sources, state.sourced);
-  const std::vector<Member> targets = Missing(Targets(state.spec), state.staged);
-  missing.insert(missing.end(), targets.begin(), targets.end());
+  std::vector<Member> missing = Missing(Targets(state.spec), state.staged);
+  const std::vector<Member> sources = Missing(state.spec.sources, state.sourced);
+  missing.insert(missing.end(), sources.begin(), sources.end());
   return missing;
 }
 

@@ -47,6 +47,9 @@ void DeclareEpochs(Sink& sink) {
                                        "rollback_committed", "rollback_aborted"}));
   sink.DeclareCounter("epoch_aborts_total", "Epochs and fills that were aborted, by reason",
                       Each("reason", Reasons()));
+  sink.DeclareCounter("publishes_given_up_total",
+                      "Versions that trainer ranks published and no engine got, by reason",
+                      Each("reason", Reasons()));
   sink.DeclareHistogram(
       "epoch_phase_seconds", "Time that an epoch spent in a phase", Seconds(),
       Each("phase", {"preparing", "transferring", "staged", "committing", "aborting"}));

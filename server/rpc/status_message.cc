@@ -28,6 +28,7 @@ void SetParticipant(const coordinator::ParticipantStatus& from,
   to->set_bytes(from.bytes);
   to->set_presence(from.presence);
   to->set_cut_seconds(from.cut_seconds);
+  to->set_silent_seconds(from.silent_seconds);
 }
 
 void SetEngine(const coordinator::EngineStatus& from, v1::StatusResponse::Engine* to) {
@@ -85,6 +86,7 @@ v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot) 
   out.set_deciding(snapshot.deciding);
   out.set_journal(Text(snapshot.journal));
   out.set_waiting_for(Text(snapshot.waiting_for));
+  out.set_waiting_seconds(snapshot.waiting_seconds);
   for (const auto& participant : snapshot.participants) {
     SetParticipant(participant, out.add_participants());
   }

@@ -83,7 +83,8 @@ def wwctl_help(words: list[str]) -> str:
     assert path or not words or words[0].startswith("-"), f"wwctl: no command {words}"
     if path[:1] in _BY_PYTHON:
         return help_of(sys.executable, "-m", "weightwire.checkpoint", *path)
-    return help_of(str(BINARIES / "wwctl"), *path)
+    everywhere = help_of(str(BINARIES / "wwctl")) if path else ""  # its options stand before or after the command
+    return help_of(str(BINARIES / "wwctl"), *path) + everywhere
 
 
 def what_it_takes(words: list[str]) -> str:

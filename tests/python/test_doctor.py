@@ -3,17 +3,21 @@
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
-from conftest import BINARIES
+from conftest import BINARIES, until
+from soak_engine import EngineProcess
 from test_client import engine, trainer
 from weightwire import Publisher, Subscriber
+from weightwire.errors import WeightwireError
 from weightwire.v1 import coordinator_pb2 as pb
 from weightwire.v1 import coordinator_pb2_grpc, types_pb2
 
@@ -211,6 +215,108 @@ def test_an_empty_job(daemon):
     assert "no rank has registered" in doctor("--address", daemon.grpc)["members"]["what"]
 
 
+def first_words(address) -> str:
+    """The first line of `wwctl status`."""
+    shown = subprocess.run([BINARIES / "wwctl", "status", "--address", address], timeout=60, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    return shown.stdout.splitlines()[0]
+
+
+def page(daemon) -> dict:
+    """What the status page draws."""
+    return json.loads(urllib.request.urlopen(f"http://{daemon.http}/api/status", timeout=20).read())
+
+
+def test_a_missing_trainer_rank(daemon, groups):
+    groups.append(engine(daemon))
+    with Publisher(rank=0, world_size=2, agent=daemon.agent_socket):
+        found = doctor("--address", daemon.grpc)
+        assert next(iter(found)) == "trainer", "it comes first"
+        assert found["trainer"]["where"] == "trainer" and "missing: 1" in found["trainer"]["what"]
+        assert first_words(daemon.grpc).startswith("waiting for: trainer/0: layout, trainer/1: register")
+        assert page(daemon)["waiting_for"].startswith("trainer/0: layout, trainer/1: register")
+
+
+def test_a_publish_that_a_rank_does_not_join_and_that_is_given_up(coordinator_job):
+    job = coordinator_job()
+    job.attach_trainer(time.monotonic() + 60)
+    release = job.publishers[0].publish(1, deadline=30)
+    found = until("the doctor finds it", lambda: doctor("--address", job.address).get("held_up"))
+    assert "version 1: trainer/1: publish" in found["what"]
+    assert first_words(job.address) == "waiting for: version 1: trainer/1: publish"
+    with pytest.raises(WeightwireError, match="trainer/1"):
+        release.wait_released(120)
+    [row] = job.status().epochs
+    assert row.version == 1 and row.phase == types_pb2.EPOCH_PHASE_ABORTED and "every rank" in row.why.message
+    assert job.coordinator.counter('weightwire_publishes_given_up_total{reason="missing_rank"}') == 1
+
+
+def test_an_agent_that_is_stopped(coordinator_job):
+    job = coordinator_job(lease_ms=120_000)
+    stopped = job.agents[1]
+    os.kill(stopped.pid, signal.SIGSTOP)
+    try:
+        found = until("the doctor finds it", lambda: (f := doctor("--address", job.address)) and "silent" in f and f)
+        assert next(iter(found)) == "silent" and found["silent"]["where"] == "rollout"
+        assert "engine-1/0, engine-2/0" in found["silent"]["what"]
+        assert first_words(job.address) == "waiting for: engine-1/0: silent, engine-2/0: silent"
+        assert page(job.coordinator)["waiting_for"] == "engine-1/0: silent, engine-2/0: silent"
+    finally:
+        os.kill(stopped.pid, signal.SIGCONT)
+    until("it is heard again", lambda: job.status().waiting_for == "")
+
+
+def test_an_engine_that_is_stopped_and_does_not_flip(coordinator_job, tmp_path):
+    job = coordinator_job(commit_deadline_ms=600_000)
+    job.attach_trainer(time.monotonic() + 60)
+    stuck = EngineProcess("engine-9", job.agents[1].agent_socket, str(tmp_path))
+    try:
+        until("engine-9 is complete", lambda: len([p for p in job.status().participants if p.has_layout]) == 6)
+        os.kill(stuck.process.pid, signal.SIGSTOP)
+        releases = job.publish(deadline=600)
+        found = until("the doctor finds it", lambda: doctor("--address", job.address).get("flip"))
+        assert "for engine-9/0: swapped" in found["what"] and "and have not acknowledged it" in found["remedy"]
+        line = "epoch 1 (version 1) committing: engine-9/0: swapped"
+        assert first_words(job.address) == f"waiting for: {line}" and page(job.coordinator)["waiting_for"] == line
+        os.kill(stuck.process.pid, signal.SIGCONT)
+        for release in releases:
+            release.wait_released(120)
+        until("it is served everywhere", lambda: job.status().committed_version == 1 and stuck.version == 1)
+        until("nothing is found", lambda: doctor("--address", job.address) == {})
+    finally:
+        os.kill(stuck.process.pid, signal.SIGCONT)
+        stuck.close()
+
+
+def test_wrong_hosts_of_the_coordinator_are_asked_at_once(config):
+    with contextlib.ExitStack() as stack:
+        # They take the connection and never say a word, as a wrong service behind a right port does.
+        deaf = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(5)]
+        hosts = [f"127.0.0.1:{s.getsockname()[1]}" for s in deaf]
+        path = config(role="agent", coordinator=f"[{', '.join(hosts)}]")
+        began = time.monotonic()
+        run = subprocess.run([BINARIES / "wwctl", "doctor", "--json", "--config", path], timeout=60, capture_output=True, text=True)
+        assert time.monotonic() - began < 15, "4 s for all of them together, not for each"
+    found = {f["check"]: f for f in json.loads(run.stdout)["findings"]}
+    assert next(iter(found)) == "coordinator" and all(host in found["coordinator"]["what"] for host in hosts)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_a_process_of_another_user_than_its_agent(daemon, groups):
+    groups += [trainer(daemon), engine(daemon)]
+    other = ["setpriv", "--reuid=65534", "--clear-groups"]
+    environment = {"WEIGHTWIRE_AGENT_SOCKET": daemon.agent_socket}
+    found = doctor("--address", daemon.grpc, environment=environment, prefix=other)
+    assert set(found) == {"uid"} and "uid 0" in found["uid"]["what"] and "has uid 65534" in found["uid"]["what"]
+    assert doctor("--address", daemon.grpc, environment=environment) == {}
+
+
+def test_an_agent_that_is_not_there(daemon, groups, tmp_path):
+    groups += [trainer(daemon), engine(daemon)]
+    found = doctor("--address", daemon.grpc, environment={"WEIGHTWIRE_AGENT_SOCKET": f"{tmp_path}/nobody.sock"})
+    assert set(found) == {"agent_socket"} and "no agent listens there" in found["agent_socket"]["what"]
+
+
 def epoch(number, phase, **fields):
     return pb.StatusResponse.Epoch(epoch=number, kind=types_pb2.EPOCH_KIND_PUBLISH, version=number, phase=phase, **fields)
 
@@ -223,7 +329,7 @@ def test_what_a_status_shows(config):
                   transfer_seconds=1, commit_seconds=40, total_seconds=41)
     cases = [
         ({"epochs": aborted}, "aborts", "the last 3 epochs aborted: no route to pod-2"),
-        ({"epochs": [stuck]}, "held_up", "has waited for 40.00 s for engine-a/0: swapped"),
+        ({"epochs": [stuck]}, "flip", "has waited for 40.00 s for engine-a/0: swapped"),
         ({"engines": [pb.StatusResponse.Engine(name="engine-b", ranks_present=1, world_size=1, lag_versions=2, last_error="no room")]},
          "engine", "2 versions behind: no room"),
         ({"committed_unix_seconds": now + 600}, "clock", "ahead of this host's"),

@@ -81,7 +81,7 @@ def test_every_version_that_is_retained_can_be_gone_back_to(retaining):
         retaining.publish(version)
     held = {e.name: (e.held_version, *e.held_beyond) for e in retaining.client.status().engines}
     assert held == {"engine-a": (4, 3, 2), "engine-b": (4,)}
-    table = subprocess.run([BINARIES / "wwctl", "engines", "--address", retaining.fleet.hub.grpc], text=True,
+    table = subprocess.run([BINARIES / "wwctl", "engines", "-o", "wide", "--address", retaining.fleet.hub.grpc], text=True,
                            capture_output=True, check=True).stdout
     assert "4, 3, 2" in table
     with pytest.raises(StaleError, match=r"holds version 4 \(epoch \d+\), version 3 \(epoch \d+\), version 2 "):

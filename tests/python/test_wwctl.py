@@ -1,4 +1,4 @@
-"""wwctl at a terminal: top, completion, and its reference in docs/wwctl.md (UPDATE_DOCS=1 writes it)."""
+"""wwctl at a terminal: its options, top, completion, and its reference in docs/wwctl.md (UPDATE_DOCS=1 writes it)."""
 
 import contextlib
 import os
@@ -7,21 +7,28 @@ import re
 import select
 import signal
 import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
+from certificates import Authority
 from conftest import BINARIES, ROOT
 from test_client import engine, trainer
+from weightwire.v1 import coordinator_pb2 as pb
+from weightwire.v1 import types_pb2
 
 WWCTL = str(BINARIES / "wwctl")
 REFERENCE = ROOT / "docs/wwctl.md"
 PYTHONS = {"convert", "load", "push", "save"}  # the help of `python -m weightwire.checkpoint`
 
 
-def run(*arguments, **options):
-    clean = {k: v for k, v in os.environ.items() if k not in ("WEIGHTWIRE_ADDRESS", "COLUMNS")}
-    return subprocess.run([WWCTL, *arguments], timeout=60, capture_output=True, text=True, env=clean, **options)
+def run(*arguments, environment=None, **options):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("WEIGHTWIRE_") and k != "COLUMNS"}
+    return subprocess.run([WWCTL, *arguments], timeout=120, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                          env={**clean, **(environment or {})}, **options)
 
 
 def commands(*path) -> list[str]:
@@ -30,15 +37,270 @@ def commands(*path) -> list[str]:
     return re.findall(r"^  ([a-z]\S*)", listed, re.M)
 
 
+def leaves() -> list[tuple[str, ...]]:
+    """Every command of wwctl's own that does something, as its help lists them."""
+    paths = []
+    for command in set(commands()) - PYTHONS:
+        below = commands(command)
+        paths += [(command, name) for name in below] or [(command,)]
+    return sorted(paths)
+
+
+def positionals(path) -> list[str]:
+    """A word for each positional that the command requires."""
+    usage = re.search(r"^Usage: wwctl .*$", run(*path, "--help").stdout, re.M)[0]
+    return ["1"] * len([w for w in usage.split()[2 + len(path):] if not w.startswith("[")])
+
+
+def settings() -> dict[str, str]:
+    """Options that an environment variable gives, too: option -> variable, by wwctl's help."""
+    return dict(re.findall(r"^  (?:-\w,)?(--[\w-]+)(?:(?!^  -).)*?else \$(WEIGHTWIRE_\w+)", run("--help").stdout, re.M | re.S))
+
+
+class Coordinator:
+    """Answers Status with `status` and fails every other call; remembers all calls and what they showed."""
+
+    def __init__(self, status: pb.StatusResponse | None = None, credentials=None):
+        self.calls: list[str] = []
+        self.metadata: list[dict] = []
+        self.requests: list[bytes] = []
+        self.status = status
+        self.server = grpc.server(ThreadPoolExecutor(8), handlers=[self])
+        port = self.server.add_secure_port("127.0.0.1:0", credentials) if credentials else \
+            self.server.add_insecure_port("127.0.0.1:0")
+        self.address = f"127.0.0.1:{port}"
+        self.server.start()
+
+    def service(self, details):
+        method = details.method.rpartition("/")[2]
+        self.calls.append(method)
+        self.metadata.append(dict(details.invocation_metadata))
+
+        def answer(request, context):
+            self.requests.append(request)
+            if method == "Status" and self.status is not None:
+                return self.status.SerializeToString()
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "only a test")
+        if method == "Watch":
+            return grpc.unary_stream_rpc_method_handler(answer)
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.stop(None).wait(10)
+
+
+def test_a_flag_beats_the_environment_in_every_command():
+    paths = leaves()
+    asked = set()
+    with Coordinator() as flag, Coordinator() as variable:
+        def ask(path, before):
+            flags = ["--address", flag.address]
+            return run(*(flags if before else []), *path, *positionals(path), *([] if before else flags),
+                       environment={"WEIGHTWIRE_ADDRESS": variable.address})
+        for path in paths:
+            for before in (True, False):
+                flag.calls.clear()
+                done = ask(path, before)
+                assert not variable.calls, f"wwctl {' '.join(path)} asked the environment's coordinator: {variable.calls}"
+                if flag.calls:
+                    asked.add(path)
+                else:  # one that needs no coordinator says so, or wants its own options first
+                    assert done.returncode == 2, f"wwctl {' '.join(path)}: {done}"
+        for path in asked:  # and without a flag the variable counts
+            variable.calls.clear()
+            run(*path, *positionals(path), environment={"WEIGHTWIRE_ADDRESS": variable.address})
+            assert variable.calls, path
+    offline = {("plan",), ("simulate",), ("layout", "show"), ("layout", "diff"), ("layout", "lint"), ("token",), ("completion",)}
+    assert asked == set(paths) - offline
+
+
+def test_a_flag_beats_the_environment_in_every_option(tmp_path):
+    authority = Authority(tmp_path / "ca")
+    server, own = authority.issue("coordinator", "coordinator"), authority.issue("operator", "operator")
+    token = tmp_path / "token"
+    token.write_text("a.token\n")
+    read = [open(path, "rb").read() for path in (server.key, server.cert, server.ca)]
+    (tmp_path / "bad").write_text("not a certificate")
+    bad = str(tmp_path / "bad")
+    with Coordinator() as wrong, \
+            Coordinator(credentials=grpc.ssl_server_credentials([tuple(read[:2])], read[2], True)) as by_cert, \
+            Coordinator(credentials=grpc.ssl_server_credentials([tuple(read[:2])])) as by_token:
+        values = {"--address": wrong.address, "--tls-server-name": "wrong.example"}
+        environment = {variable: values.get(option, bad) for option, variable in settings().items()}
+        common = ["--tls-ca", own.ca, "--tls-server-name", "localhost"]
+        with_cert = ["--address", by_cert.address, *common, "--tls-cert", own.cert, "--tls-key", own.key]
+        with_token = ["--address", by_token.address, *common, "--token-file", str(token)]
+        assert {w for w in with_cert + with_token if w.startswith("--")} == set(settings()), "every option is tried"
+        for path in (("status",), ("rollback",), ("epoch",)):
+            for flags, coordinator in ((with_cert, by_cert), (with_token, by_token)):
+                coordinator.calls.clear()
+                done = run(*path, *positionals(path), *flags, environment=environment)
+                assert coordinator.calls and not wrong.calls, done
+        assert by_token.metadata[-1].get("weightwire-token") == "a.token"
+
+
+def test_the_python_commands_take_the_address_by_flag_too(tmp_path):
+    (tmp_path / "weightwire/checkpoint").mkdir(parents=True)
+    (tmp_path / "weightwire/__init__.py").write_text("")
+    (tmp_path / "weightwire/checkpoint/__init__.py").write_text("")
+    (tmp_path / "weightwire/checkpoint/__main__.py").write_text("import sys\ndef main(prog):\n    print(*sys.argv[1:])\n    return 0\n")
+    environment = {"WEIGHTWIRE_PYTHON": sys.executable, "PYTHONPATH": str(tmp_path), "WEIGHTWIRE_ADDRESS": "a:1"}
+    for command in PYTHONS:
+        done = run("--address", "b:2", "--timeout=3", command, "folder", environment=environment)
+        assert done.stdout == f"{command} folder --coordinator b:2 --timeout=3\n", done
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["statsu"], "no command 'statsu'; did you mean status?"), (["layout", "lnit"], "did you mean lint?"),
+    (["status", "--jsno"], "no option --jsno; did you mean --json?"), (["rollback", "1", "--adress=b:1"], "did you mean --address?"),
+    (["frobnicate"], "no command 'frobnicate'; `wwctl --help`"), (["status", "now"], "takes no 'now'"),
+    (["rollback", "-1"], "'-1' is not in 1 to 18446744073709551615"), (["rollback", "0"], "'0' is not in 1 to"),
+    (["abort", "1x"], "'1x' is not in 1 to"), (["status", "--timeout", "0"], "'0' is not in 0.001 to 86400"),
+    (["status", "--timeout", "nan"], "'nan' is not in"), (["status", "--address", "b:99999"], "'99999' is not in 1 to 65535"),
+    (["--address", "b:0", "status"], "'0' is not in 1 to 65535"), (["status", "--address", "b"], "has no port"),
+    (["top", "--interval-ms", "1"], "'1' is not in 100 to 3600000"), (["drain", "a", "--wait", "-1"], "'-1' is not in 0 to"),
+    (["evict", "a", "-o", "json"], "has no -o json"), (["plan", "--address", "b:1", "--config", "c", "--from", "hf", "--to", "hf"], "asks no coordinator"),
+    (["status", "--tls-cert", "c", "--tls-ca", "c"], "belong together"), (["status", "--token-file", "t"], "needs --tls-ca"),
+    (["status", "--tls-cert", "c", "--tls-key", "k", "--tls-ca", "c", "--token-file", "t"], "either --tls-cert")])
+def test_wrong_usage_is_refused_with_what_is_right(arguments, said):
+    done = run(*arguments)
+    assert done.returncode == 2 and said in done.stderr, done
+
+
+def test_numbers_are_decimal():
+    with Coordinator() as coordinator:
+        run("epoch", "010", "--address", coordinator.address)
+        assert pb.DescribeEpochRequest.FromString(coordinator.requests[-1]).epoch == 10
+
+
+def test_an_address_of_the_environment_is_checked_too():
+    done = run("status", environment={"WEIGHTWIRE_ADDRESS": "b:99999"})
+    assert done.returncode == 2 and done.stderr.startswith("wwctl: WEIGHTWIRE_ADDRESS: "), done
+
+
+def fleet(engines: int, errors: int = 0) -> pb.StatusResponse:
+    """A job of so many engines with long names, of which the last `errors` are in trouble."""
+    status = pb.StatusResponse(job="a-job-with-a-long-name", committed_epoch=12345, committed_version=12000, deciding=True, agents=engines,
+                               committed_unix_seconds=time.time() - 60)
+    for i in range(engines):
+        bad = i >= engines - errors
+        name = f"rollout-worker-group-of-the-second-zone-{i:05}"
+        status.engines.add(name=name, state=pb.ENGINE_STATE_SERVING, serving_epoch=12345, version=12000, ranks_present=1, world_size=1,
+                           ready=not bad, lag_versions=2 * bad, last_error="transport_failed: no route to 10.0.0.1: " * 4 if bad else "")
+        status.participants.add(role=types_pb2.GROUP_ROLE_ENGINE, group=name, world_size=1, agent_name=f"pod-{i}", has_layout=True, spec="vllm:tp1")
+    for n in range(60):
+        status.epochs.add(epoch=12345 - n, kind=types_pb2.EPOCH_KIND_PUBLISH, version=12000 - n, phase=types_pb2.EPOCH_PHASE_COMMITTED,
+                          attempt=1, total_seconds=1.5, engines=[e.name for e in status.engines])
+    return status
+
+
+@pytest.mark.parametrize("engines", [3, 2000])
+def test_top_fits_80_columns(engines):
+    with Coordinator(fleet(engines, errors=2)) as coordinator:
+        shown = run("top", "--address", coordinator.address)
+        assert shown.returncode == 0, shown.stderr
+        assert max(map(len, shown.stdout.splitlines())) <= 80
+        wide = run("top", "-o", "wide", "--address", coordinator.address)
+        assert max(map(len, wide.stdout.splitlines())) > 80
+
+
+def test_thousands_of_engines_are_summed_up():
+    """More than gRPC's 4 MiB, too."""
+    status = fleet(2000, errors=2)
+    assert status.ByteSize() > 4 << 20
+    with Coordinator(status) as coordinator:
+        shown = run("status", "--address", coordinator.address)
+        assert shown.returncode == 0, shown.stderr
+        lines = shown.stdout.splitlines()
+        assert len(lines) < 40
+        engines = [line for line in lines if line.startswith("rollout-worker")]
+        assert "no route" in engines[0] and "no route" in engines[1], "those in trouble come first"
+        assert "and 1980 more, 1980 of them ready" in shown.stdout
+        everything = run("status", "-o", "wide", "--address", coordinator.address).stdout.splitlines()
+        assert sum(line.startswith("rollout-worker") for line in everything) == 2000
+        found = run("doctor", "--address", coordinator.address)
+        assert found.returncode == 1 and "2 versions behind" in found.stdout
+    for engine in status.engines:
+        engine.ranks_present = 0
+    del status.participants[:]
+    with Coordinator(status) as coordinator:
+        found = run("doctor", "--address", coordinator.address)
+        assert len(found.stdout.splitlines()) < 30 and "and 1997 more: " in found.stdout
+        everything = run("doctor", "-o", "wide", "--address", coordinator.address)
+        assert everything.stdout.count("serves nothing") == 2000
+
+
+def test_json_by_three_names_before_and_after_the_command(daemon):
+    at = ["--address", daemon.grpc]
+    want = run("engines", "--json", *at)
+    assert want.returncode == 0 and want.stdout == "[]\n", want
+    for arguments in (["-o", "json", "engines"], ["engines", "-o", "json"], ["--output=json", "engines"], ["--json", "engines"]):
+        assert run(*arguments, *at).stdout == want.stdout
+
+
+def changing() -> set[str]:
+    """Commands that change a running job: those that can be tried."""
+    return {path[0] for path in leaves() if "--dry-run" in run(*path, "--help").stdout}
+
+
+def test_what_changes_a_job_says_so_and_runs_without_a_terminal():
+    assert changing() == {"abort", "commit", "drain", "evict", "rollback"}
+    method = {name: name.capitalize() for name in changing()}
+    status = fleet(2)
+    for name in changing():
+        with Coordinator(status) as coordinator:
+            dry = run(name, "1", "--dry-run", "--address", coordinator.address)
+            assert dry.returncode == 0 and dry.stdout == "nothing was done\n" and coordinator.calls == ["Status"], dry
+            done = run(name, "1", "--address", coordinator.address)
+            assert coordinator.calls[-1] == method[name], coordinator.calls
+            for shown in (dry, done):
+                assert shown.stderr.startswith(f"wwctl: job a-job-with-a-long-name at {coordinator.address}: "), shown
+    assert "2 engines go from version 12000 back to version 1" in run_dry(status, "rollback", "1")
+    assert "epoch 12345 (version 12000, committed;" in run_dry(status, "abort", "12345")
+    assert "1 ranks of rollout-worker-group-of-the-second-zone-00001 are fenced, which serves version 12000" in \
+        run_dry(status, "evict", "rollout-worker-group-of-the-second-zone-00001")
+
+
+def run_dry(status, *arguments) -> str:
+    with Coordinator(status) as coordinator:
+        return run(*arguments, "--dry-run", "--address", coordinator.address).stderr
+
+
+@pytest.mark.parametrize("options, answer, code, called", [
+    ([], b"n\n", 3, False), ([], b"\n", 3, False), ([], b"y\n", 64, True), (["--yes"], None, 64, True)])
+def test_a_terminal_is_asked(options, answer, code, called):
+    main, side = pty.openpty()
+    with Coordinator(fleet(1)) as coordinator:
+        asked = subprocess.Popen([WWCTL, "rollback", "1", "--address", coordinator.address, *options], stdin=side, stdout=side, stderr=side)
+        os.close(side)
+        seen = b""
+        try:
+            while answer is not None and b"[y/N]" not in seen:
+                seen += os.read(main, 4096)
+            if answer is not None:
+                assert coordinator.calls == ["Status"], "nothing is done before the answer"
+                os.write(main, answer)
+            ended = asked.wait(60)
+            assert ended == code if code == 3 else ended > code, ended
+            assert ("Rollback" in coordinator.calls) == called
+        finally:
+            asked.kill()
+            asked.wait(10)
+            os.close(main)
+
+
 def test_top_is_one_picture_where_there_is_no_terminal(daemon, groups):
     groups += [trainer(daemon), engine(daemon)]
     groups[0].publish(3)
     groups[1].wait_version(3)
     shown = run("top", "--address", daemon.grpc)
     assert shown.returncode == 0, shown.stderr
-    head, waiting, *rest = shown.stdout.splitlines()
-    assert head.startswith("job default: ") and "1 of 1 engines ready; 6 ranks, 1 agents" in head
-    assert waiting.startswith("waiting for: ") and any(line.startswith("engine-a") for line in rest)
+    head, _, rest = shown.stdout.partition("waiting for: ")
+    assert head.startswith("job default: ") and "1 of 1 engines ready; 6 ranks, 1 agents" in head.replace("\n", " ")
+    assert any(line.startswith("engine-a") for line in rest.splitlines())
     assert "\x1b" not in shown.stdout
     assert run("top", "--address", "127.0.0.1:1", "--timeout", "2").returncode == 64 + 29
 
@@ -88,7 +350,8 @@ def test_top_draws_over_itself_on_a_terminal_and_outlives_the_coordinator(daemon
 @pytest.mark.parametrize("words, offered", [
     (["wwctl", "st"], {"status"}), (["wwctl", "layout", ""], {"show", "diff", "lint", "--help"}),
     (["wwctl", "doctor", "--co"], {"--config"}), (["wwctl", "completion", "b"], {"bash"}),
-    (["wwctl", "epochs", "--js"], {"--json"}), (["wwctl", "plan", "--config", ""], set())])
+    (["wwctl", "epochs", "--js"], {"--json"}), (["wwctl", "rollback", "--d"], {"--dry-run"}),
+    (["wwctl", "--addr"], {"--address"}), (["wwctl", "plan", "--config", ""], set())])
 def test_bash_completes_commands_and_options(words, offered):
     script = run("completion", "bash")
     assert script.returncode == 0

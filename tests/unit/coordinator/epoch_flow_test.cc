@@ -164,6 +164,36 @@ TEST(CoordinatorEpoch, RankThatNeverPublishesIsNamedAtTheDeadline) {
   EXPECT_EQ(fleet.Publish(trainer[1], 1).reason(), Reason::kStaleVersion) << "it was given up";
 }
 
+TEST(CoordinatorEpoch, AnAbandonedPublishLeavesARowAStoryAndACount) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(2);
+  fleet.Engine("engine-a");
+  EXPECT_TRUE(fleet.Publish(trainer[0], 1, false, seconds(7)).ok());
+  fleet.Run(seconds(3));
+  EXPECT_DOUBLE_EQ(fleet.coordinator->Snapshot().waiting_seconds, 3);
+  fleet.Run(seconds(5));
+  EXPECT_EQ(fleet.metrics.Value("publishes_given_up_total{reason=missing_rank}"), 1);
+  const EpochStatus row = fleet.Newest();
+  EXPECT_EQ(row.version, Version(1));
+  EXPECT_EQ(row.phase, epoch::Phase::kAborted);
+  EXPECT_EQ(row.attempt, 0u) << "no epoch began";
+  EXPECT_EQ(row.why.reason(), Reason::kMissingRank);
+  EXPECT_EQ(row.why.rank(), "trainer/1");
+  EXPECT_DOUBLE_EQ(row.total_seconds, 7);
+  const auto story = fleet.coordinator->Tell(row.epoch);
+  ASSERT_TRUE(story.has_value());
+  ASSERT_EQ(story->events.size(), 2u);
+  EXPECT_EQ(story->events[0].who, "trainer/0");
+  // One that the ranks went past is one, too; the epoch of the next version has a higher number.
+  EXPECT_TRUE(fleet.Publish(trainer[1], 2).ok());
+  fleet.PublishAll(trainer, 3);
+  fleet.Run();
+  EXPECT_EQ(fleet.metrics.Value("publishes_given_up_total{reason=stale_version}"), 1);
+  EXPECT_EQ(fleet.coordinator->Snapshot().committed_version, Version(3));
+  EXPECT_EQ(fleet.Newest().version, Version(3));
+  EXPECT_EQ(fleet.coordinator->Snapshot().epochs.at(1).version, Version(2));
+}
+
 TEST(CoordinatorEpoch, WaitsForMinEngines) {
   Options options;
   options.min_engines = 2;

@@ -45,6 +45,59 @@ TEST(CoordinatorStatus, RunningEpochSaysWhatItWaitsFor) {
             "epoch 1 (version 3) preparing: engine-a/0: prepared, engine-a/1: prepared");
 }
 
+TEST(CoordinatorStatus, WhoHoldsUpATransferIsNamedBeforeItsSources) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(5);
+  fleet.Engine("engine-a");
+  fleet.Engine("engine-b");
+  fleet.Agent("trainer-agent").deaf =
+      fleet.Agent("engine-b-agent").deaf = [](const epoch::Command& command) {
+        return std::holds_alternative<epoch::TransferCommand>(command);
+      };
+  fleet.PublishAll(trainer, 3);
+  fleet.Run();
+  EXPECT_THAT(
+      fleet.coordinator->Snapshot().waiting_for,
+      ::testing::StartsWith("epoch 1 (version 3) transferring: engine-b/0: staged, trainer/"));
+}
+
+TEST(CoordinatorStatus, WhoseAgentIsSilentIsNamedFirst) {
+  Options options;
+  options.lease = std::chrono::seconds(60);
+  Fleet fleet(options);
+  const auto trainer = fleet.Trainer(1);
+  fleet.Engine("engine-a", 5);
+  fleet.Engine("engine-b");
+  fleet.Agent("engine-b-agent").StopHeartbeats();
+  fleet.Run(std::chrono::seconds(4));
+  StatusSnapshot status = fleet.coordinator->Snapshot();
+  EXPECT_EQ(status.waiting_for, "engine-b/0: silent") << "also while nothing is published";
+  for (const ParticipantStatus& p : status.participants) {
+    EXPECT_EQ(p.silent_seconds > 2, p.group == "engine-b") << p.group;
+  }
+  for (const char* agent : {"engine-a-agent", "engine-b-agent"}) {
+    fleet.Agent(agent).deaf = [](const epoch::Command&) { return true; };
+  }
+  fleet.PublishAll(trainer, 3);
+  fleet.Run();
+  status = fleet.coordinator->Snapshot();
+  EXPECT_THAT(
+      status.waiting_for,
+      ::testing::StartsWith("epoch 1 (version 3) preparing: engine-b/0: prepared, engine-a"));
+  EXPECT_EQ(status.epochs.at(0).waiting_for.at(0), "engine-b/0: prepared");
+}
+
+TEST(CoordinatorStatus, GroupsThatAreThereInPartAreWaitedFor) {
+  Fleet fleet;
+  ASSERT_TRUE(fleet.Register("e", control::GroupRole::kEngine, "engine-a", 1, 2).has_value());
+  EXPECT_EQ(fleet.coordinator->Snapshot().waiting_for, "engine-a/0: register, engine-a/1: layout");
+  const auto first = fleet.Register("t", control::GroupRole::kTrainer, "trainer", 0, 2);
+  ASSERT_TRUE(first.has_value() && fleet.SubmitRows(*first, 0, 2).ok());
+  EXPECT_EQ(fleet.coordinator->Snapshot().waiting_for, "trainer/1: register");
+  EXPECT_TRUE(fleet.Publish(*first, 1).ok());
+  EXPECT_EQ(fleet.coordinator->Snapshot().waiting_for, "version 1: trainer/1: register");
+}
+
 TEST(CoordinatorStatus, WatchersHearOfEveryKindOfChangeOnce) {
   Fleet fleet;
   int calls = 0;
