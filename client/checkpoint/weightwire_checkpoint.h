@@ -1,8 +1,8 @@
 /* C interface of libweightwire_checkpoint.so: what `wwctl layout` and `wwctl plan` compute, without
  * a process, and the copies of a load, without Python. For the process that loads or converts.
  *
- * Pure but for the memory and the file it is given: no thread, no network. Any thread, any time. Calls
- * that return int32_t answer 0 or the number of a weightwire Code (gRPC's canonical codes);
+ * Pure but for the memory and the file it is given: no thread, no network. Any thread, any time.
+ * Calls that return int32_t answer 0 or the number of a weightwire Code (gRPC's canonical codes);
  * ww_checkpoint_last then says more. No exception leaves it.
  */
 #ifndef WEIGHTWIRE_CLIENT_CHECKPOINT_WEIGHTWIRE_CHECKPOINT_H_

@@ -14,7 +14,8 @@ from weightwire import checkpoint, dtype_bytes
 HF, TORCH_DIST = DATA / "megatron/qwen2/hf", DATA / "checkpoints/torch_dist-qwen3_moe"
 MEGATRON = DATA / "checkpoints/megatron-qwen2_tied"
 
-#: Reads as it is told to, and cuts the file once its headers and sizes were checked: the moment that no check can see.
+#: Reads as it is told to, and cuts the file once its headers and sizes were checked and its first bytes were read (a mapping
+#: would be there then): the moment that no check can see.
 READER = """
 import os, sys
 import numpy as np
@@ -27,6 +28,9 @@ def cutting(module, function):
     real = getattr(module, function)
     def opened(*args, **kwargs):
         found = real(*args, **kwargs)
+        made = getattr(found, "opened", found)
+        for tensor in (t for tensors in made.ranks for t in tensors.values() if t.regions[0].file == name):
+            made.files.flat(tensor, 0, 1)
         os.truncate(os.path.join(folder, name), int(left))
         return found
     setattr(module, function, opened)
