@@ -188,11 +188,11 @@ EpochStatus Driver::StatusOfRun(const EpochRun& run) const {
 
 std::pair<std::string, Nanos> Driver::Waiting() const {
   if (!deciding_) return {"an operator: the journal failed: " + stopped_why_.message(), {}};
-  if (publish_ != nullptr) return {LineOf(StatusOfRun(*publish_)), publish_->phase_since};
-  const Nanos now = s_.clock.Now();
   if (!hindered_.ok()) {
     return {"the journal, which goes on by itself: " + hindered_.message(), {}};
   }
+  if (publish_ != nullptr) return {LineOf(StatusOfRun(*publish_)), publish_->phase_since};
+  const Nanos now = s_.clock.Now();
   if (publish_draft_ != nullptr) {
     return {LineOf(StatusOf(*publish_draft_, now)), publish_draft_->started};
   }

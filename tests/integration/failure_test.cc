@@ -190,7 +190,7 @@ TEST(Failure, KilledAgentIsNoticedAndOthersGoOn) {
       [](const v1::StatusResponse& s) { return s.agents() == 1; }, "one agent left");
   ASSERT_NE(Find(status, "engine-b"), nullptr);
   EXPECT_EQ(Find(status, "engine-b")->ranks_present(), 0u);
-  EXPECT_EQ(Find(status, "engine-b")->state(), v1::ENGINE_STATE_DIRTY);
+  EXPECT_EQ(Find(status, "engine-b")->state(), v1::ENGINE_STATE_CUT_OFF);
   EXPECT_EQ(Find(status, "engine-a")->state(), v1::ENGINE_STATE_SERVING);
   AwaitFence(far.rank(0));
   AwaitFence(far.rank(1));

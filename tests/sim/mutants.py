@@ -83,12 +83,12 @@ MUTANTS = [
              "if (!slot.live) {"),
             (MEMBER, "return member == state_.self && !state_.evicted;", "return member.id == state_.self.id;")]),
     Mutant("staged-without-all-ranks", "an epoch counts as staged when the leaders have",
-           [(MACHINE, "  const std::vector<Member> targets = Missing(Targets(state.spec), state.staged);",
+           [(MACHINE, "  std::vector<Member> missing = Missing(Targets(state.spec), state.staged);",
              "  std::vector<Member> leaders;\n"
              "  for (const EngineMembers& engine : state.spec.engines) leaders.push_back(engine.ranks.front());\n"
-             "  const std::vector<Member> targets = Missing(leaders, state.staged);"),
-            (MACHINE, "  std::vector<Member> missing = Missing(state.spec.sources, state.sourced);",
-             "  std::vector<Member> missing;"),
+             "  std::vector<Member> missing = Missing(leaders, state.staged);"),
+            (MACHINE, "  const std::vector<Member> sources = Missing(state.spec.sources, state.sourced);",
+             "  const std::vector<Member> sources;"),
             (MACHINE, "if (Status why = CompareDigests(state_); !why.ok()) return Abort(std::move(why));", "")]),
     Mutant("no-sums", "bytes are neither summed again where they arrive nor compared by digest",
            [(FETCHES, "if (sums_[segment] == slot.expected[i]) {", "if (true) {"),
