@@ -141,10 +141,10 @@ void Participant::Withdraw(const WithdrawCall& call, control::Reply<Withdrawal> 
   const auto attempt = attempt_ && attempt_->command.version == call.version && !attempt_->drained
                            ? attempt_
                            : nullptr;
-  const bool held = publication_->Holds(call.version);
   const Withdrawal found = publication_->Withdraw(call, EveryByteWasRead(call.version));
   ArmOverdue();
-  const bool stops = held && (found == Withdrawal::kRevoked || found == Withdrawal::kRead);
+  // (A second call may come while the first one waits for readers to stop.)
+  const bool stops = found == Withdrawal::kRevoked || found == Withdrawal::kRead;
   if (!attempt || !stops) return reply(found);
   if (found == Withdrawal::kRevoked) Fails(attempt, Withdrawn(call.version).AtRank(name_));
   Drain(attempt, [reply = std::move(reply), found] { reply(found); });

@@ -134,8 +134,11 @@ void Trainer::Withdraw(uint32_t rank, bool if_accepted, bool again) {
   if (!here.bound || here.version == 0) return;
   here.process->agent().Withdraw(
       here.process->handle(), {Version{here.version}, here.call.number, if_accepted},
-      [this, rank, again, process = here.process](const Result<agent::Withdrawal>& found) {
-        if (ranks_[rank].process == process && found) Withdrawn(rank, *found, again);
+      [this, rank, again, process = here.process,
+       number = here.call.number](const Result<agent::Withdrawal>& found) {
+        const Rank& now = ranks_[rank];  // another withdrawal may have been answered first
+        if (now.process != process || now.call.number != number || now.version == 0) return;
+        if (found) Withdrawn(rank, *found, again);
       });
 }
 
