@@ -44,9 +44,9 @@ def free_ports(count: int) -> list[int]:
 
 
 class Etcd:
-    """A cluster of one. `tls`: certificate, key and CA of itself and, with `client_certificates`, of who asks."""
+    """A cluster of one. `tls`: certificate, key and CA of itself."""
 
-    def __init__(self, directory: str, tls=None, client_certificates: bool = False):
+    def __init__(self, directory: str, tls=None):
         client, peer = free_ports(2)
         self.endpoint = f"127.0.0.1:{client}"
         self._at = at = f"http{'s' if tls else ''}://{self.endpoint}"
@@ -59,9 +59,13 @@ class Etcd:
         if tls:
             self._command += ["--cert-file", tls.cert, "--key-file", tls.key]
             self._context = ssl.create_default_context(cafile=tls.ca)
-        if client_certificates:
-            self._command += ["--client-cert-auth", "--trusted-ca-file", tls.ca]
-            self._context.load_cert_chain(tls.cert, tls.key)
+        self.start()
+
+    def ask_for_certificates(self, tls) -> None:
+        """From now on a client's certificate names its user. (The gateway, which has one, is nobody then.)"""
+        self.kill()
+        self._command += ["--client-cert-auth", "--trusted-ca-file", tls.ca]
+        self._context.load_cert_chain(tls.cert, tls.key)
         self.start()
 
     def start(self) -> None:
@@ -364,7 +368,7 @@ def test_etcd_with_tls_and_users(tmp_path, by):
     shown = authority.issue("shown", "coordinator")
     password = tmp_path / "password"
     password.write_text("right\n")
-    etcd = Etcd(str(tmp_path), tls=own, client_certificates=by == "certificate")
+    etcd = Etcd(str(tmp_path), tls=own)
     started = []
 
     def start(**settings) -> Coordinator:
@@ -386,10 +390,11 @@ def test_etcd_with_tls_and_users(tmp_path, by):
             wrong.write_text("wrong")
             ends(start(**{**asked, "etcd_password_file": str(wrong)}), "authentication failed", "etcd_password_file")
             ends(start(**known), "user name is empty", "set etcd_user and etcd_password_file")
-        else:
-            asked = {**known, "etcd_cert": shown.cert, "etcd_key": shown.key}
-        ends(start(**asked), "permission denied", "grant", "readwrite on the prefix weightwire/JOB/")
+            ends(start(**asked), "permission denied", "grant", "readwrite on the prefix weightwire/JOB/")
         etcd.let_write("coordinator", "weightwire/default/")
+        if by == "certificate":
+            asked = {**known, "etcd_cert": shown.cert, "etcd_key": shown.key}
+            etcd.ask_for_certificates(own)
         coordinator = start(**asked)
         until("it leads", coordinator.leads)
         if by == "password":  # etcd forgets its tokens

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import time
 import numpy as np
 import pytest
 
+from conftest import until
 from coordinator_job import CONFIG, Follower, Job, content, metas
 from demo import oracle
 from weightwire import AbortedError, Publisher, RefusedError
@@ -89,6 +91,17 @@ def write(arrays, step: int) -> None:
         arrays[name][...] = array
 
 
+def stop(daemon) -> None:
+    """Returns when no thread of it runs any more."""
+    os.kill(daemon.pid, signal.SIGSTOP)
+
+    def stopped() -> bool:
+        states = [pathlib.Path(f"/proc/{daemon.pid}/task/{task}/stat").read_text().rpartition(")")[2].split()[0]
+                  for task in os.listdir(f"/proc/{daemon.pid}/task")]
+        return all(state in "Tt" for state in states)
+    until("it stands still", stopped, 20)
+
+
 def accepted(publisher: Publisher, version: int, **options):
     """The Release; None when it was not accepted this time, and withdrawn."""
     try:
@@ -110,7 +123,7 @@ def job(tmp_path, request):
 def test_a_version_that_timed_out_is_never_a_mix_of_two_steps(job, mode):
     publisher = job.open()
     write(publisher.arrays, 2)
-    os.kill(job.coordinator.pid, signal.SIGSTOP)
+    stop(job.coordinator)
     with pytest.raises(DeadlineError, match="it was withdrawn: no engine will serve it"):
         publisher.publish(2, mode=mode)
     write(publisher.arrays, 3)
@@ -128,7 +141,7 @@ def test_a_version_that_is_repeated_at_once_holds_the_later_step(job):
     """As above, but the repeat meets what the stopped coordinator has received of the first call."""
     publisher = job.open()
     write(publisher.arrays, 2)
-    os.kill(job.coordinator.pid, signal.SIGSTOP)
+    stop(job.coordinator)
     assert accepted(publisher, 2) is None
     write(publisher.arrays, 3)
     threading.Timer(0.5, os.kill, (job.coordinator.pid, signal.SIGCONT)).start()
@@ -139,7 +152,7 @@ def test_a_version_that_is_repeated_at_once_holds_the_later_step(job):
 def test_an_interrupted_publish_is_withdrawn(job):
     publisher = job.open()
     write(publisher.arrays, 2)
-    os.kill(job.coordinator.pid, signal.SIGSTOP)
+    stop(job.coordinator)
     publisher._session.timeout = PATIENCE  # it is not the deadline that ends it
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
@@ -160,7 +173,7 @@ def test_a_cancelled_publish_is_withdrawn(job):
         async with job.trainer(AsyncPublisher) as publisher:
             arrays = await asyncio.to_thread(bind, publisher.sync)
             write(arrays, 2)
-            os.kill(job.coordinator.pid, signal.SIGSTOP)
+            stop(job.coordinator)
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(publisher.publish(2), 0.5)
             write(arrays, 3)
@@ -178,7 +191,7 @@ def test_a_trainer_that_is_killed_after_it_wrote_over_its_arrays(job):
     trainer = subprocess.Popen([sys.executable, __file__, job.agents[0].agent_socket], stdin=subprocess.PIPE,
                                stdout=subprocess.PIPE, text=True)
     assert trainer.stdout.readline() == "ready\n"
-    os.kill(job.coordinator.pid, signal.SIGSTOP)
+    stop(job.coordinator)
     print("go", file=trainer.stdin, flush=True)
     assert "it was withdrawn" in trainer.stdout.readline()
     trainer.kill()

@@ -308,9 +308,10 @@ def test_top_is_one_picture_where_there_is_no_terminal(daemon, groups):
 def test_top_draws_over_itself_on_a_terminal_and_outlives_the_coordinator(daemon, groups):
     groups.append(engine(daemon))
     main, side = pty.openpty()
-    top = subprocess.Popen([WWCTL, "top", "--interval-ms", "100", "--timeout", "1", "--address", daemon.grpc], stdin=side, stdout=side,
-                           stderr=side, env={**os.environ, "TERM": "xterm"},
-                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell's background ignores it
+    # A shell's background ignores SIGINT. (Not by preexec_fn, which runs gRPC's fork handlers.)
+    listens = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    top = subprocess.Popen([sys.executable, "-c", listens, WWCTL, "top", "--interval-ms", "100", "--timeout", "1", "--address",
+                            daemon.grpc], stdin=side, stdout=side, stderr=side, env={**os.environ, "TERM": "xterm"})
     os.close(side)
     seen = b""
     waiting = select.poll()  # select() knows no descriptor above 1023

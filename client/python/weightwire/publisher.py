@@ -214,7 +214,7 @@ class Publisher:
         if mode not in _MODES:
             raise errors.RefusedError(f"unknown mode {mode!r}", code="INVALID_ARGUMENT", reason="invalid_request",
                                       rank=self._session.rank_name, remedy=f"one of {', '.join(_MODES)}")
-        if not 0 <= version <= _VERSION_MAX:  # 0 the agent refuses
+        if isinstance(version, int) and not 0 <= version <= _VERSION_MAX:  # 0 the agent refuses
             raise errors.RefusedError(f"version: {version} is outside of 1 to {_VERSION_MAX}", code="INVALID_ARGUMENT",
                                       reason="invalid_request", rank=self._session.rank_name,
                                       remedy="number versions from 1 on")
