@@ -23,7 +23,7 @@ from spread_job import SpreadJob, every_cut
 LEASE = 3.0
 ROLES = {"coordinator": "coordinator", "trainer": "trainer", "engine-0": "engine", "engine-1": "engine", "engine-2": "engine"}
 DEADLINE = 15.0  # of a version while something is broken
-_COMMIT = 1  # kind of a journal's record (wire/journal.cc): its second byte, before epoch and version
+_COMMIT = 6  # kind of a journal's record (wire/journal.cc): its second byte, before epoch and version
 WHOLE_AGAIN = 60.0  # seconds until the next version is served everywhere
 
 
@@ -44,6 +44,7 @@ class SoakJob(SpreadJob):
         self.hosts = dict(zip(ROLES, network.hosts))
         self.renew_certificates()
         self.committed = 0
+        self._commits: dict[int, int] = {}
         super().__init__(directory, network, agents, lease_ms=int(1000 * LEASE), **options)
 
     def renew_certificates(self) -> None:
@@ -79,7 +80,9 @@ class SoakJob(SpreadJob):
                     shutil.copy(file, copy)
             with contextlib.closing(sqlite3.connect(f"{copy}/journal.sqlite")) as journal:
                 records = [record for (record,) in journal.execute("SELECT record FROM journal")]
-        return dict(struct.unpack_from("<QQ", record, 2) for record in records if record[1] == _COMMIT)
+        # The journal keeps the newest records; what was there stays true.
+        self._commits |= dict(struct.unpack_from("<QQ", record, 2) for record in records if record[1] == _COMMIT)
+        return self._commits
 
     def flips_were_committed(self) -> bool:
         """A coordinator that was killed says nothing of the epochs before that: the journal does."""
