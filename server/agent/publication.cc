@@ -168,13 +168,14 @@ void Publication::Submit() {
   if (paused_) return;
   WW_FAILPOINT("agent.before_version_submitted");
   held_->submitted = true;
-  services_->coordinator.Publish(
-      held_->request, [weak = weak_from_this(), number = held_->request.number,
-                       session = session_](const Status& status) {
-        auto self = weak.lock();
-        if (!self || !self->Is(number)) return;
-        if (status.ok() || session == self->session_) self->Submitted(number, status);
-      });
+  services_->coordinator.Publish(held_->request,
+                                 [weak = weak_from_this(), number = held_->request.number,
+                                  session = session_](const Status& status) {
+                                   auto self = weak.lock();
+                                   if (!self || !self->Is(number)) return;
+                                   if (status.ok() || session == self->session_)
+                                     self->Submitted(number, status);
+                                 });
 }
 
 void Publication::Submitted(uint64_t number, const Status& status) {

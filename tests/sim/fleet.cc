@@ -269,8 +269,8 @@ void Fleet::OnRelease(const epoch::ReleaseCommand& release) {
 /// Of the engines whose names COMMIT counts; one that was lost before may be told to abort.
 bool Fleet::Required(Epoch epoch, const epoch::Member& member) const {
   const auto snapshot = coordinator_->Snapshot();
-  const auto rank = std::ranges::find(snapshot.participants, member,
-                                      &coordinator::ParticipantStatus::member);
+  const auto rank =
+      std::ranges::find(snapshot.participants, member, &coordinator::ParticipantStatus::member);
   const auto run = std::ranges::find(snapshot.epochs, epoch, &coordinator::EpochStatus::epoch);
   if (rank == snapshot.participants.end() || run == snapshot.epochs.end()) return false;
   return std::ranges::find(run->engines, rank->group) != run->engines.end();
