@@ -55,7 +55,7 @@ class Daemon:
 
     def kill(self) -> None:
         self._popen.kill()
-        self._popen.wait(10)
+        self._popen.wait(60)  # a busy machine takes its time to clear it away
         self._log.close()
 
     def wait(self, timeout: float) -> int:
