@@ -186,10 +186,6 @@ class Membership {
   Result<Place> Find(const epoch::Member& member);
   /// It has its place still, connected or not.
   bool HasPlace(const epoch::Member& member) { return Find(member).has_value(); }
-  bool IsConnected(const epoch::Member& member) {
-    const auto place = Find(member);
-    return place && place->live->presence == Presence::kConnected;
-  }
   /// Null when it is not connected.
   const Session* SessionOf(const epoch::Member& member);
   /// Drops the command when the member is not connected (any more).
