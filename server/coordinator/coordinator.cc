@@ -328,7 +328,15 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   /// Those whose place is not a suspect's any more.
   void AnswerRegisters() {
     auto waiting = std::exchange(awaiting_lease_, {});
-    for (auto& [request, reply] : waiting) Register(std::move(request), std::move(reply));
+    for (auto& [request, reply] : waiting) {
+      const bool waits = !stopping_ && membership_.sessions().contains(request.agent) &&
+                         membership_.AwaitsLease(request);
+      if (waits) {
+        awaiting_lease_.emplace_back(std::move(request), std::move(reply));
+      } else {
+        Register(std::move(request), std::move(reply));
+      }
+    }
   }
 
   void JournalMarks(std::function<void(Status)> done) {
