@@ -246,13 +246,13 @@ std::vector<const Group*> Driver::CompleteEngines() const {
 
 std::vector<const Group*> Driver::PartakingEngines() const {
   std::vector<const Group*> engines = CompleteEngines();
-  std::erase_if(engines, [this](const Group* e) { return e->drained || IsStraggler(*e); });
+  std::erase_if(engines, [this](const Group* e) { return e->drained || stragglers_.Has(*e); });
   return engines;
 }
 
 void Driver::TryStart() {
   if (!deciding_ || stopping_ || publish_ != nullptr || publish_draft_ != nullptr) return;
-  if (!StartUnfinished() && !StartRollback() && !StartPublish()) StartFills();
+  if (AwaitsSwaps() || (!StartRollback() && !StartPublish())) StartFills();
 }
 
 /// True when an epoch is about to run: no fill may begin.
@@ -413,8 +413,8 @@ void Driver::Launch(const std::shared_ptr<Draft>& draft) {
 
 bool Driver::IsStill(const std::string& name, const std::vector<epoch::Member>& ranks) const {
   const Group* group = s_.membership.FindGroup(name);
-  return group != nullptr && group->Complete() && group->unfinished == Epoch{} &&
-         group->Members() == ranks;
+  return group != nullptr && group->Complete() && group->Members() == ranks &&
+         !stragglers_.Has(*group);
 }
 
 /// Of a draft whose plans were made meanwhile, as long as enough are left.
@@ -624,6 +624,7 @@ void Driver::OnHindered(const Status& why) {
 
 void Driver::OnLost(const Group& group, uint32_t rank, const epoch::Member& member,
                     const Status& why) {
+  stragglers_.Erase(group.name);
   LeaveRuns(group, rank, member, why);
   if (group.role != control::GroupRole::kTrainer) return;
   GiveUpAll(queue_.TakeWaiting(),
@@ -633,10 +634,6 @@ void Driver::OnLost(const Group& group, uint32_t rank, const epoch::Member& memb
 }
 
 void Driver::OnCutOff(Group& group, uint32_t rank, const epoch::Member& member, const Status& why) {
-  if (const auto late = stragglers_.find(group.name); late != stragglers_.end()) {
-    group.unfinished = late->second.epoch;
-    group.unfinished_content = late->second.content;
-  }
   LeaveRuns(group, rank, member, why);
   // A version that is decided and that it has staged, it serves when it is back.
   for (const EpochRun* run : Runs()) {
@@ -645,15 +642,17 @@ void Driver::OnCutOff(Group& group, uint32_t rank, const epoch::Member& member, 
     const auto engine = std::ranges::find(spec.engines, group.name, &epoch::EngineMembers::name);
     if (engine == spec.engines.end() || run->state.applied.contains(group.name)) continue;
     if (std::ranges::find(engine->ranks, member) == engine->ranks.end()) continue;
-    group.unfinished = spec.epoch;
-    group.unfinished_content = {spec.content, spec.version};
+    stragglers_.Put(group.name, {engine->ranks,
+                                 spec.epoch,
+                                 {spec.content, spec.version},
+                                 run->keeps,
+                                 run->phase_since + s_.options.commit_deadline});
   }
 }
 
 void Driver::LeaveRuns(const Group& group, uint32_t rank, const epoch::Member& member,
                        const Status& why) {
   const Status named = Status(Status(why).AtRank(group.RankName(rank)));
-  stragglers_.erase(group.name);
   fill_troubles_.erase(group.name);
   for (EpochRun* run : Runs()) {
     NoteLoss(*run, member, named);

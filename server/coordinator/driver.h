@@ -16,6 +16,7 @@
 #include "server/coordinator/membership.h"
 #include "server/coordinator/outbox.h"
 #include "server/coordinator/plan_cache.h"
+#include "server/coordinator/stragglers.h"
 #include "server/coordinator/version_queue.h"
 #include "server/metrics/metrics.h"
 
@@ -182,7 +183,11 @@ class Driver {
   // ---- driver_recall.cc ----
   /// What a rank holds that has not been cut off itself, while others of its engine were.
   control::Claim KnownOf(const Group& engine, uint32_t rank) const;
-  bool StartUnfinished();
+  /// The engine has staged what is decided: it is asked to swap, now or when that is durable.
+  void AwaitSwap(const std::string& engine, Straggler straggler);
+  /// What is new waits, for a bounded time, for an engine that is about to swap.
+  bool AwaitsSwaps() const;
+  bool IsAwaited(const Group& engine) const;
   void GiveUpWhatWasLetGo();
   bool Forgotten(const epoch::Content& served) const;
   void Restore(const epoch::Content& served);
@@ -216,17 +221,9 @@ class Driver {
   /// Engines without which the newest epoch was committed are not ready from now on.
   void TellWhoIsBehind(const epoch::Spec& committed);
   void TellBehind(const Group& engine);
-  /// An engine that had not swapped when its epoch ended. It serves on, and nothing new is asked of
-  /// it before its leader answers; then it is filled.
-  struct Straggler {
-    std::vector<epoch::Member> ranks;
-    Epoch epoch{};
-    epoch::Content content;
-    std::map<epoch::Member, epoch::Contents> keeps;
-  };
-  bool IsStraggler(const Group& engine) const;
   bool OnStraggler(const epoch::Report& report);
-  void RemindLater(const std::string& engine, Epoch epoch);
+  void AskToSwap(const Straggler& straggler);
+  void RemindLater(const std::string& engine, uint64_t turn);
   void SendCommits(const std::vector<epoch::Member>& ranks, Epoch epoch,
                    const epoch::Content& content);
   void Install(const epoch::EngineMembers& engine, Epoch epoch, const epoch::Content& content,
@@ -278,12 +275,11 @@ class Driver {
   std::vector<std::shared_ptr<Draft>> fill_drafts_;
   std::vector<std::unique_ptr<EpochRun>> fills_;
   std::map<std::string, FillTrouble> fill_troubles_;  ///< by engine
-  std::map<std::string, Straggler> stragglers_;       ///< by engine
+  Stragglers stragglers_;
   std::mt19937_64 random_;
   std::deque<std::pair<Epoch, epoch::Event>> events_;
   bool stepping_ = false;
-  bool any_unfinished_ = false;  ///< maybe: of some group, Group::unfinished
-  bool published_ = false;       ///< in this process
+  bool published_ = false;  ///< in this process
   bool deciding_ = true;
   Status stopped_why_;
   Status hindered_;  ///< why the append under way does not become durable

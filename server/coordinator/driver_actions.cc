@@ -130,8 +130,9 @@ EpochRun& Driver::Add(std::unique_ptr<EpochRun> run) {
 
 bool Driver::OnReport(const epoch::Report& report) {
   if (std::holds_alternative<epoch::AttestedReport>(report)) return false;
+  if (OnStraggler(report)) return true;
   EpochRun* run = RunOf(EpochOf(report));
-  if (run == nullptr) return OnStraggler(report);
+  if (run == nullptr) return false;
   AddFigures(*run, report);
   NoteReport(*run, report);
   if (const auto* failed = std::get_if<epoch::FailedReport>(&report)) {
@@ -253,6 +254,9 @@ void Driver::Appended(const CommitRecord& record, const Status& status) {
     s_.metrics.Set("epoch_committed", static_cast<double>(record.epoch.value));
     if (record.held != Epoch{}) WentBack();
     if (const EpochRun* run = RunOf(record.epoch)) TellWhoIsBehind(run->state.spec);
+    for (const auto& [name, straggler] : stragglers_.all()) {
+      if (straggler.content.epoch == record.epoch) AskToSwap(straggler);
+    }
   }
   Feed(record.epoch, epoch::JournalEvent{status});
 }
@@ -275,7 +279,7 @@ void Driver::TellBehind(const Group& engine) {
 
 void Driver::Do(EpochRun& run, const epoch::SendCommit& action) {
   const epoch::Spec& spec = run.state.spec;
-  if (spec.content != committed_.epoch && !run.recalled) {
+  if (spec.content != committed_.epoch) {
     s_.metrics.Add("invariant_violations_total", 1, {{"id", "I2"}});
     return;
   }
@@ -297,7 +301,7 @@ void Driver::Install(const epoch::EngineMembers& engine, Epoch epoch, const epoc
   }
   Group* group = s_.membership.FindGroup(engine.name);
   if (group == nullptr || group->Members() != engine.ranks) return;
-  stragglers_.erase(engine.name);
+  stragglers_.Erase(engine.name);
   for (const epoch::Member& member : engine.ranks) {
     const auto kept = keeps.find(member);
     s_.membership.Hold(member, kept == keeps.end() ? epoch::Contents{} : kept->second);
@@ -309,26 +313,19 @@ void Driver::Install(const epoch::EngineMembers& engine, Epoch epoch, const epoc
   group->version = content.version;
 }
 
-bool Driver::IsStraggler(const Group& engine) const {
-  const auto found = stragglers_.find(engine.name);
-  return found != stragglers_.end() && found->second.ranks == engine.Members();
-}
-
 /// The engine answers at last: it has what the others had then, and is filled with what is newer.
 bool Driver::OnStraggler(const epoch::Report& report) {
   const auto* applied = std::get_if<epoch::AppliedReport>(&report);
   const auto* failed = std::get_if<epoch::FailedReport>(&report);
   if (applied == nullptr && failed == nullptr) return false;
-  const epoch::Member member = applied != nullptr ? applied->member : failed->member;
-  const auto found = std::ranges::find_if(stragglers_, [&](const auto& entry) {
-    return entry.second.epoch == EpochOf(report) && entry.second.ranks.front() == member;
-  });
-  if (found == stragglers_.end()) return false;
-  const std::string name = found->first;
-  const Straggler straggler = std::move(found->second);
-  stragglers_.erase(found);
+  const auto place = s_.membership.Find(applied != nullptr ? applied->member : failed->member);
+  if (!place || place->rank != 0 || !stragglers_.Has(*place->group)) return false;
+  const std::string name = place->group->name;
+  const Straggler straggler = *stragglers_.Find(name);
+  if (straggler.epoch != EpochOf(report)) return false;
+  stragglers_.Erase(name);
   if (failed != nullptr) {
-    s_.membership.Evict(member, failed->why);
+    s_.membership.Evict(failed->member, failed->why);
   } else {
     Install({name, straggler.ranks}, straggler.epoch, straggler.content, straggler.keeps);
   }
@@ -357,22 +354,44 @@ void Driver::Do(EpochRun& run, const epoch::LeaveBehind& action) {
   Group* group = s_.membership.FindGroup(engine.name);
   if (group == nullptr || group->Members() != engine.ranks) return;
   group->last_error = action.why.ToString();
-  Straggler straggler{engine.ranks, spec.epoch, {spec.content, spec.version}, {}};
-  for (const epoch::Member& member : engine.ranks) straggler.keeps[member] = run.keeps[member];
-  stragglers_[engine.name] = std::move(straggler);
+  const Straggler& late = stragglers_.Put(
+      engine.name, {engine.ranks, spec.epoch, {spec.content, spec.version}, run.keeps, {}});
   s_.metrics.Add("engines_left_behind_total", 1);
   TellBehind(*group);
-  RemindLater(engine.name, spec.epoch);
+  RemindLater(engine.name, late.turn);
+}
+
+void Driver::AwaitSwap(const std::string& engine, Straggler straggler) {
+  const Straggler& awaited = stragglers_.Put(engine, std::move(straggler));
+  AskToSwap(awaited);
+  RemindLater(engine, awaited.turn);
+  s_.strand.PostAfter(std::max(Nanos(0), awaited.patience - s_.clock.Now()),
+                      lifeline_.Bind([this] { TryStart(); }));
+}
+
+bool Driver::IsAwaited(const Group& engine) const {
+  return stragglers_.Has(engine) && s_.clock.Now() < stragglers_.Find(engine.name)->patience;
+}
+
+bool Driver::AwaitsSwaps() const {
+  return std::ranges::any_of(stragglers_.all(), [&](const auto& entry) {
+    const Group* engine = s_.membership.FindGroup(entry.first);
+    return engine != nullptr && IsAwaited(*engine);
+  });
+}
+
+void Driver::AskToSwap(const Straggler& straggler) {
+  if (straggler.content.epoch > committed_.epoch) return;  // it is when that is durable
+  SendCommits(straggler.ranks, straggler.epoch, straggler.content);
 }
 
 /// Asked again, a leader that has swapped or refused says so again.
-void Driver::RemindLater(const std::string& engine, Epoch epoch) {
-  s_.strand.PostAfter(s_.options.commit_deadline, lifeline_.Bind([this, engine, epoch] {
-    const auto still = stragglers_.find(engine);
-    if (still == stragglers_.end() || still->second.epoch != epoch) return;
-    const Straggler& straggler = still->second;
-    SendCommits(straggler.ranks, epoch, straggler.content);
-    RemindLater(engine, epoch);
+void Driver::RemindLater(const std::string& engine, uint64_t turn) {
+  s_.strand.PostAfter(s_.options.commit_deadline, lifeline_.Bind([this, engine, turn] {
+    const Straggler* still = stragglers_.Find(engine);
+    if (still == nullptr || still->turn != turn) return;
+    AskToSwap(*still);
+    RemindLater(engine, turn);
   }));
 }
 

@@ -25,10 +25,10 @@ control::Claim Driver::KnownOf(const Group& engine, uint32_t rank) const {
   control::Claim known;
   known.serving = {engine.serving, engine.version};
   known.holds = engine.slots[rank].live->held;
-  if (engine.unfinished != Epoch{}) {
-    known.staged = engine.unfinished;
-    known.content = engine.unfinished_content.epoch;
-    known.version = engine.unfinished_content.version;
+  if (const Straggler* late = stragglers_.Find(engine.name)) {
+    known.staged = late->epoch;
+    known.content = late->content.epoch;
+    known.version = late->content.version;
     known.told = known.content <= committed_.epoch;
   }
   return known;
@@ -42,7 +42,7 @@ void Driver::OnComplete(Group& group) {
     claims.push_back(claim ? *claim : KnownOf(group, rank));
   }
   const bool nothing = claims == std::vector<control::Claim>(claims.size());
-  if (nothing && group.serving == Epoch{} && group.unfinished == Epoch{}) return;
+  if (nothing && group.serving == Epoch{}) return;
   WW_FAILPOINT("coordinator.before_recall_decided");
   const auto recalled = Recall(claims, committed_);
   s_.metrics.Add("engines_recalled_total", 1, {{"outcome", recalled ? "kept" : "refused"}});
@@ -52,12 +52,10 @@ void Driver::OnComplete(Group& group) {
   }
   group.serving = recalled->serving.epoch;
   group.version = recalled->serving.version;
-  group.unfinished = recalled->unfinished;
-  group.unfinished_content = recalled->decided;
-  any_unfinished_ |= group.unfinished != Epoch{};
   const std::vector<epoch::Member> members = group.Members();
+  Straggler awaited{members, recalled->unfinished, recalled->decided, {}, {}};
   // By a rollback that goes on, the buffer that held its content is served from.
-  const bool swaps = group.unfinished != Epoch{} || !recalled->behind_the_swap.empty();
+  const bool swaps = recalled->unfinished != Epoch{} || !recalled->behind_the_swap.empty();
   for (size_t rank = 0; rank < members.size(); ++rank) {
     epoch::Contents held = claims[rank].holds;
     std::erase_if(held, [&](const epoch::Content& content) {
@@ -78,16 +76,29 @@ void Driver::OnComplete(Group& group) {
     const EpochRun* run = RunOf(claims[rank].staged);
     if (run != nullptr && run->state.phase == epoch::Phase::kCommitting) {
       // Its COMMIT is on its way to the journal: it goes on when that has answered.
-      group.unfinished = run->state.spec.epoch;
-      group.unfinished_content = {run->state.spec.content, run->state.spec.version};
-      any_unfinished_ = true;
+      awaited.epoch = run->state.spec.epoch;
+      awaited.content = {run->state.spec.content, run->state.spec.version};
       continue;
     }
     const Status why(Code::kAborted, Reason::kMemberLost,
                      "the engine was cut off before it was decided");
     s_.membership.Send(members[rank], epoch::AbortCommand{claims[rank].staged, members[rank], why});
   }
-  if (group.serving != committed_.epoch && group.unfinished == Epoch{}) TellBehind(group);
+  const Straggler* before = stragglers_.Find(group.name);
+  awaited.patience = before != nullptr && before->epoch == awaited.epoch
+                         ? before->patience
+                         : s_.clock.Now() + s_.options.commit_deadline;
+  stragglers_.Erase(group.name);
+  if (awaited.epoch != Epoch{}) {
+    for (uint32_t rank = 0; rank < members.size(); ++rank) {
+      awaited.keeps[members[rank]] =
+          Beside({group.serving, group.version}, group.slots[rank].live->held);
+    }
+    WW_FAILPOINT("coordinator.before_an_unfinished_epoch_goes_on");
+    AwaitSwap(group.name, std::move(awaited));
+  } else if (group.serving != committed_.epoch) {
+    TellBehind(group);
+  }
   WW_FAILPOINT("coordinator.after_recall_decided");
 }
 
@@ -145,50 +156,6 @@ void Driver::Restore(const epoch::Content& served) {
     }));
   }
   changed_();
-}
-
-/// True when an epoch is about to run: nothing else may begin.
-bool Driver::StartUnfinished() {
-  if (!std::exchange(any_unfinished_, false)) return false;
-  std::vector<Group*> engines;
-  for (const Group* engine : CompleteEngines()) {
-    if (engine->unfinished == Epoch{}) continue;
-    any_unfinished_ = true;
-    if (!engines.empty() && engines.front()->unfinished != engine->unfinished) continue;
-    engines.push_back(s_.membership.FindGroup(engine->name));
-  }
-  if (engines.empty()) return false;
-  WW_FAILPOINT("coordinator.before_an_unfinished_epoch_goes_on");
-  if (!FillsGaveWay()) return true;
-  auto run = std::make_unique<EpochRun>();
-  epoch::Spec& spec = run->state.spec;
-  spec.epoch = engines.front()->unfinished;
-  // Not what is committed now: a newer version may have been since the engine came back.
-  spec.content = engines.front()->unfinished_content.epoch;
-  spec.version = engines.front()->unfinished_content.version;
-  run->recalled = true;
-  run->trace_id = OwnTraceId(spec.epoch);
-  spec.kind = spec.epoch == spec.content ? epoch::Kind::kPublish : epoch::Kind::kFill;
-  for (Group* engine : engines) {
-    engine->unfinished = {};
-    spec.engines.push_back({engine->name, engine->Members()});
-    for (uint32_t rank = 0; rank < engine->world_size(); ++rank) {
-      const epoch::Member& member = engine->slots[rank].live->member;
-      run->names[member] = engine->RankName(rank);
-      run->keeps[member] =
-          Beside({engine->serving, engine->version}, engine->slots[rank].live->held);
-    }
-  }
-  run->state.phase = epoch::Phase::kCommitting;
-  run->started = run->phase_since = s_.clock.Now();
-  run->started_wall = s_.clock.WallSeconds();
-  run->story = Story(run->started);
-  NoteBeginning(*run);
-  const Epoch epoch = spec.epoch;
-  Add(std::move(run));
-  // What was asked of the journal then, it has answered: the record was read at the start.
-  Feed(epoch, epoch::JournalEvent{OkStatus()});
-  return true;
 }
 
 /// A version of which some rank was released before its coordinator was lost is never complete

@@ -67,6 +67,7 @@ Status Driver::CheckRollback(Version version) const {
         .Remedy("wait until it has ended, or `wwctl abort " + number + "`");
   }
   const PendingRollback asked{version, 0, {}, {}};
+  if (AwaitsSwaps()) return OkStatus();  // who holds it may be among them
   if (!IsCommitted(version) && HeldOf(asked).epoch == Epoch{}) return NoHolder(version);
   return OkStatus();
 }

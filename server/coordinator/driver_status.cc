@@ -82,6 +82,7 @@ EngineState Driver::StateOf(const Group& engine) const {
     if (moving && AllStaged(state, engine.name)) return EngineState::kStaged;
     if (run->IsFill() && run->CanAbort()) return EngineState::kFilling;
   }
+  if (IsAwaited(engine)) return EngineState::kInstalling;
   return engine.serving == Epoch{} ? EngineState::kEmpty : EngineState::kServing;
 }
 
@@ -101,10 +102,10 @@ std::vector<std::string> Driver::BusyWith(const Group& engine) const {
     return "epoch " + std::to_string(spec.epoch.value) + " (version " +
            std::to_string(spec.version.value) + ")";
   };
-  if (engine.unfinished != Epoch{}) {
-    busy.push_back("epoch " + std::to_string(engine.unfinished.value) + " (version " +
-                   std::to_string(engine.unfinished_content.version.value) +
-                   "): was decided, and waits to go on");
+  if (const Straggler* late = stragglers_.Find(engine.name)) {
+    busy.push_back("epoch " + std::to_string(late->epoch.value) + " (version " +
+                   std::to_string(late->content.version.value) +
+                   "): is decided, and it has not swapped yet");
   }
   for (const EpochRun* run : Runs()) {
     const std::string phase(epoch::PhaseName(run->state.phase));
@@ -125,6 +126,9 @@ std::vector<std::string> Driver::BusyWith(const Group& engine) const {
 bool Driver::IsReady(const Group& engine) const {
   if (!engine.Complete() || engine.serving == Epoch{}) return false;
   if (engine.serving == committed_.epoch) return true;
+  if (IsAwaited(engine) && stragglers_.Find(engine.name)->content.epoch == committed_.epoch) {
+    return true;
+  }
   const bool installing = publish_ != nullptr && publish_->state.commit_durable;
   return installing && HasEngine(publish_.get(), engine.name);
 }
@@ -278,7 +282,7 @@ std::string Driver::WaitingEnginesLine() const {
   std::vector<std::string> drained, stragglers;
   for (const Group* engine : CompleteEngines()) {
     if (engine->drained) drained.push_back(engine->name);
-    if (IsStraggler(*engine)) stragglers.push_back(engine->name);
+    if (stragglers_.Has(*engine)) stragglers.push_back(engine->name);
   }
   return std::to_string(PartakingEngines().size()) + " of " + std::to_string(EnginesWanted()) +
          " engines are complete" + (missing.empty() ? "" : "; " + Joined(missing)) +
@@ -295,9 +299,9 @@ std::string Driver::WaitingFillLine() const {
   for (const Group* engine : CompleteEngines()) {
     holder |= engine->serving == committed_.epoch && !engine->drained;
     if (engine->serving == committed_.epoch || engine->drained) continue;
-    if (IsStraggler(*engine)) {
+    if (stragglers_.Has(*engine)) {
       why.push_back(engine->name + ": has not swapped to epoch " +
-                    std::to_string(stragglers_.at(engine->name).epoch.value) +
+                    std::to_string(stragglers_.Find(engine->name)->epoch.value) +
                     "; it is filled when it has");
       continue;
     }

@@ -48,7 +48,6 @@ struct EpochRun {
   std::map<epoch::Phase, double> phase_seconds;
   Executor::TimerId timer = 0;
   bool released = false;                           ///< the sources may change their bytes
-  bool recalled = false;                           ///< its content was found decided
   bool dropped = false;                            ///< a fill that gives way to an epoch
   bool refused = false;                            ///< by an engine, after the decision
   bool abort_asked = false;                        ///< by an operator or the trainer

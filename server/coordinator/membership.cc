@@ -533,7 +533,6 @@ void Membership::AfterLoss(Group& group, const Status& why) {
     group.dirty = true;
     group.serving = {};
     group.version = {};
-    group.unfinished = {};
     const Status evict(Code::kAborted, Reason::kMemberLost,
                        "another rank of " + group.name + " was lost: " + why.message());
     for (uint32_t rank = 0; rank < group.world_size(); ++rank) {

@@ -82,10 +82,6 @@ struct Group {
   AgentId founder{};  ///< whose rank came first; counts for what it declares
   Epoch serving{};    ///< engine: content epoch, 0 = none
   Version version{};
-  /// Engine: the epoch that it has staged and whose content is decided; a coordinator that is gone
-  /// began it. 0: nothing of that kind.
-  Epoch unfinished{};
-  epoch::Content unfinished_content;
   std::shared_ptr<const layout::CanonicalSpace> canonical;
   layout::Fingerprint canonical_fingerprint;
   AgreedLayoutPtr agreed;

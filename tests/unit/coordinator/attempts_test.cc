@@ -122,6 +122,40 @@ TEST_P(CoordinatorAttempts, B7AStragglerThatStaysSilentServesOn) {
   EXPECT_EQ(Engine(0).version, Version(3)) << "100 ms after it was published";
 }
 
+TEST_P(CoordinatorAttempts, B7AStragglerThatIsCutOffAndBackIsNotWaitedForAgain) {
+  Start(2);
+  AgentOf(1).deaf = Is<epoch::CommitCommand>;
+  Publish(2);
+  fleet_->Run(fleet_->options.commit_deadline);
+  control::Claim staged;
+  staged.serving = {Epoch(1), Version(1)};
+  staged.staged = staged.content = Epoch(2);
+  staged.version = Version(2);
+  staged.told = true;
+  for (uint64_t version = 3; version <= 4; ++version) {
+    fleet_->coordinator->Disconnected(AgentOf(1).id());
+    fleet_->Run();
+    AgentOf(1).commands.clear();
+    ASSERT_TRUE(AgentOf(1).Open().has_value());
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      const epoch::Member member = ranks_[1][rank];
+      ASSERT_TRUE(fleet_
+                      ->Register("engine-1-agent", control::GroupRole::kEngine, "engine-1", rank, 2,
+                                 member.incarnation.value, staged)
+                      .has_value());
+      ASSERT_TRUE(fleet_->SubmitRows(member, rank, 2).ok());
+    }
+    fleet_->Run();
+    Publish(version);
+    EXPECT_EQ(Engine(0).version, Version(version)) << "100 ms after it was published";
+    EXPECT_EQ(Engine(1).version, Version(1)) << "it serves on";
+  }
+  AgentOf(1).deaf = nullptr;
+  fleet_->Run(2 * fleet_->options.commit_deadline);
+  EXPECT_EQ(Engine(1).version, Version(4)) << "asked again, it swaps and is filled";
+  EXPECT_TRUE(AgentOf(1).All<epoch::EvictCommand>().empty());
+}
+
 TEST_P(CoordinatorAttempts, B7WithoutAnyOtherEngineAVersionWaitsForTheStraggler) {
   Start(1);
   AgentOf(0).deaf = Is<epoch::CommitCommand>;

@@ -245,7 +245,7 @@ TEST_F(CoordinatorDrain, WhatTheLastCoordinatorDecidedIsSomethingThatItIsIn) {
   Register(control::GroupRole::kEngine, "engine-b", engines_["engine-b"], staged);
   Drain("engine-b");
   ASSERT_EQ(Named("engine-b").busy_with.size(), 1u) << "it would swap under the next coordinator";
-  EXPECT_THAT(Named("engine-b").busy_with[0], HasSubstr("epoch 2 (version 2): was decided"));
+  EXPECT_THAT(Named("engine-b").busy_with[0], HasSubstr("epoch 2 (version 2): is decided"));
 }
 
 TEST_F(CoordinatorDrain, OfAnAgentIsKnownToTheNextCoordinatorToo) {
