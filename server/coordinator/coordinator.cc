@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "server/base/failpoint.h"
-#include "server/coordinator/driver.h"
+#include "server/coordinator/epoch_scheduler.h"
 #include "server/coordinator/leases.h"
 #include "server/coordinator/lifeline.h"
 #include "server/coordinator/membership.h"
@@ -56,7 +56,7 @@ Recovered Recover(const std::vector<JournalRecord>& records, const Options& opti
   return recovered;
 }
 
-/// Joins the parts: membership and leases, negotiation, plans, the driver of epochs.
+/// Joins the parts: membership and leases, negotiation, plans, the scheduler of epochs.
 class CoordinatorImpl final : public Coordinator, private Membership::Observer {
  public:
   CoordinatorImpl(Options options, Clock& clock, Executor& strand, Executor& workers,
@@ -75,10 +75,10 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
         negotiation_(strand, workers, work_, membership_, outbox_, *this, metrics),
         plans_(clock, strand, workers, work_, metrics),
         verifier_(clock, strand, workers, membership_, metrics),
-        driver_({options_, clock, strand, membership_, plans_, outbox_, journal, metrics},
-                std::move(recovered.committed), recovered.first, recovered.history,
-                [this] { Changed(); }) {
-    driver_.Start();
+        scheduler_({options_, clock, strand, membership_, plans_, outbox_, journal, metrics},
+                   std::move(recovered.committed), recovered.first, recovered.history,
+                   [this] { Changed(); }) {
+    scheduler_.Start();
   }
 
   // ---- agents ----
@@ -115,7 +115,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     }
     if (!registered) CountFence(registered.error());
     if (registered) {
-      driver_.OnClaim(request.group + "/" + std::to_string(request.rank), request.claim);
+      scheduler_.OnClaim(request.group + "/" + std::to_string(request.rank), request.claim);
     }
     outbox_.Reply<control::RegisterReply>(std::move(reply), std::move(registered));
   }
@@ -127,13 +127,13 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   }
 
   void Publish(control::PublishRequest request, control::Done done) override {
-    Status status = driver_.Publish(request);
+    Status status = scheduler_.Publish(request);
     CountFence(status);
     outbox_.Reply(std::move(done), std::move(status));
   }
 
   void Withdraw(control::WithdrawRequest request, control::Done done) override {
-    Status status = driver_.Withdraw(request);
+    Status status = scheduler_.Withdraw(request);
     CountFence(status);
     outbox_.Reply(std::move(done), std::move(status));
   }
@@ -171,17 +171,17 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     if (place->live->agent != agent) return Fenced("wrong_agent");
     if (place->live->presence != Presence::kConnected) return Fenced("stale_session");
     const auto* attested = std::get_if<epoch::AttestedReport>(&report);
-    if (attested != nullptr ? !verifier_.OnAttested(*attested) : !driver_.OnReport(report)) {
+    if (attested != nullptr ? !verifier_.OnAttested(*attested) : !scheduler_.OnReport(report)) {
       Fenced("stale_epoch");
     }
   }
 
   // ---- operators ----
-  Status Commit(Epoch epoch) override { return driver_.Commit(epoch); }
-  Status Abort(Epoch epoch, std::string why) override { return driver_.Abort(epoch, why); }
+  Status Commit(Epoch epoch) override { return scheduler_.Commit(epoch); }
+  Status Abort(Epoch epoch, std::string why) override { return scheduler_.Abort(epoch, why); }
 
   void Rollback(Version version, control::Reply<RolledBack> reply) override {
-    driver_.Rollback(version, [this, reply = std::move(reply)](Result<RolledBack> result) {
+    scheduler_.Rollback(version, [this, reply = std::move(reply)](Result<RolledBack> result) {
       outbox_.Reply<RolledBack>(reply, std::move(result));
     });
   }
@@ -216,18 +216,18 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   }
 
   Result<EpochStory> Tell(Epoch epoch) const override {
-    WW_ASSIGN(EpochStory story, driver_.Tell(epoch));
+    WW_ASSIGN(EpochStory story, scheduler_.Tell(epoch));
     story.status.content_root = verifier_.RootOf(story.status.epoch);
     return story;
   }
 
-  std::vector<EpochLinks> Links() const override { return driver_.Links(); }
+  std::vector<EpochLinks> Links() const override { return scheduler_.Links(); }
 
   StatusSnapshot Snapshot() const override {
     StatusSnapshot snapshot;
     snapshot.job = options_.job;
     snapshot.agents = static_cast<uint32_t>(membership_.sessions().size());
-    driver_.Describe(snapshot);
+    scheduler_.Describe(snapshot);
     for (EpochStatus& epoch : snapshot.epochs) epoch.content_root = verifier_.RootOf(epoch.epoch);
     for (const auto& [name, group] : membership_.groups()) {
       AddParticipants(group, snapshot);
@@ -239,7 +239,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   Result<std::string> Explain(const std::string& group, const std::string& tensor) const override {
     std::string text;
     std::map<PlanId, std::string> seen;
-    for (const auto& [engine, pair] : driver_.newest_plans()) {
+    for (const auto& [engine, pair] : scheduler_.newest_plans()) {
       if (!group.empty() && engine != group) continue;
       WW_FAIL_IF_ERROR(CheckTensor(*pair, tensor));
       if (const auto [first, fresh] = seen.emplace(pair->plan->id, engine); !fresh) {
@@ -269,12 +269,12 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   }
   void Unwatch(uint64_t id) override { watchers_.erase(id); }
 
-  Status Readiness() const override { return driver_.Readiness(); }
+  Status Readiness() const override { return scheduler_.Readiness(); }
 
   void Shutdown(control::Done done) override {
     stopping_ = true;
     verifier_.Shutdown(ShuttingDown());
-    driver_.Shutdown([this, done = std::move(done)] {
+    scheduler_.Shutdown([this, done = std::move(done)] {
       std::vector<AgentId> agents;
       for (const auto& [id, session] : membership_.sessions()) agents.push_back(id);
       for (AgentId agent : agents) membership_.EndSession(agent, ShuttingDown(), clock_.Now());
@@ -287,15 +287,15 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   // ---- Membership::Observer ----
   void OnLost(const Group& group, uint32_t rank, const epoch::Member& member,
               const Status& why) override {
-    driver_.OnLost(group, rank, member, why);
+    scheduler_.OnLost(group, rank, member, why);
     verifier_.OnLost(group, rank, member, why);
   }
   void OnCutOff(Group& group, uint32_t rank, const epoch::Member& member,
                 const Status& why) override {
-    driver_.OnCutOff(group, rank, member, why);
+    scheduler_.OnCutOff(group, rank, member, why);
     verifier_.OnLost(group, rank, member, why);
   }
-  void OnComplete(Group& group) override { driver_.OnComplete(group); }
+  void OnComplete(Group& group) override { scheduler_.OnComplete(group); }
   /// Comes in the middle of a change: what can start now starts in a task of its own.
   void OnMembershipChanged() override { Changed(); }
 
@@ -304,7 +304,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     change_posted_ = true;
     strand_.Post(lifeline_.Bind([this] {
       AnswerRegisters();
-      driver_.TryStart();
+      scheduler_.TryStart();
       change_posted_ = false;
       // Who leaves because this coordinator does is drained for the next one.
       if (!stopping_ && membership_.TakeMarksLeft()) JournalMarks([](const Status&) {});
@@ -354,8 +354,8 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
 
   /// Once every `verify_every` versions that were committed and are served.
   void Sweep() {
-    if (options_.verify_every == 0 || driver_.served() == counted_) return;
-    counted_ = driver_.served();
+    if (options_.verify_every == 0 || scheduler_.served() == counted_) return;
+    counted_ = scheduler_.served();
     if (++commits_ % options_.verify_every != 0 || stopping_) return;
     verifier_.Verify("", options_.verify_deadline, [](const Result<Verification>&) {
       // Counted by outcome; one that could not begin because another runs is not missed.
@@ -402,8 +402,8 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
       if (group.role != control::GroupRole::kEngine || !group.Complete()) continue;
       drained += group.drained ? 1 : 0;
       if (group.drained) continue;  // it is meant to stay behind
-      not_ready += driver_.IsReady(group) ? 0 : 1;
-      behind = std::max(behind, driver_.LagOf(group).value);
+      not_ready += scheduler_.IsReady(group) ? 0 : 1;
+      behind = std::max(behind, scheduler_.LagOf(group).value);
     }
     metrics_.Set("engines_not_ready", static_cast<double>(not_ready));
     metrics_.Set("versions_behind_max", static_cast<double>(behind));
@@ -426,7 +426,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
       if (live->presence != Presence::kConnected) {
         status.cut_seconds = std::chrono::duration<double>(clock_.Now() - live->cut_at).count();
       }
-      status.silent_seconds = driver_.SilentSeconds(live->member);
+      status.silent_seconds = scheduler_.SilentSeconds(live->member);
       status.pid = live->pid;
       status.spec = live->spec;
       status.has_layout = live->layout != nullptr;
@@ -439,17 +439,17 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   void AddEngine(const Group& group, StatusSnapshot& snapshot) const {
     EngineStatus status;
     status.name = group.name;
-    status.state = driver_.StateOf(group);
+    status.state = scheduler_.StateOf(group);
     status.serving = group.serving;
     status.version = group.version;
     status.ranks_present = group.present();
     status.world_size = group.world_size();
-    status.lag = driver_.LagOf(group);
-    status.ready = driver_.IsReady(group);
+    status.lag = scheduler_.LagOf(group);
+    status.ready = scheduler_.IsReady(group);
     status.held = group.Held();
     status.last_error = group.last_error;
     status.drained = group.drained;
-    if (group.drained) status.busy_with = driver_.BusyWith(group);
+    if (group.drained) status.busy_with = scheduler_.BusyWith(group);
     snapshot.engines.push_back(std::move(status));
   }
 
@@ -482,7 +482,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   Negotiation negotiation_;
   PlanCache plans_;
   Verifier verifier_;
-  Driver driver_;
+  EpochScheduler scheduler_;
   Epoch counted_{};  ///< newest version that Sweep has seen
   uint64_t commits_ = 0;
   bool stopping_ = false;

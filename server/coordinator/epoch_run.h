@@ -47,11 +47,6 @@ struct EpochRun {
   double started_wall = 0;
   std::map<epoch::Phase, double> phase_seconds;
   Executor::TimerId timer = 0;
-  bool released = false;                           ///< the sources may change their bytes
-  bool dropped = false;                            ///< a fill that gives way to an epoch
-  bool refused = false;                            ///< by an engine, after the decision
-  bool abort_asked = false;                        ///< by an operator or the trainer
-  bool timed_out = false;                          ///< a phase's deadline aborted it
   std::map<epoch::Member, epoch::Contents> holds;  ///< what a target holds while the epoch moves
   std::map<epoch::Member, epoch::Contents> keeps;  ///< and beside the epoch when it is installed
   int64_t bytes = 0;

@@ -669,6 +669,11 @@ void Membership::Send(const epoch::Member& member, epoch::Command command) {
   if (session != nullptr) outbox_.Send(session->port, std::move(command));
 }
 
+void Membership::Release(const epoch::ReleaseCommand& release) {
+  if (auto place = Find(release.member)) place->live->last_release = release;
+  Send(release.member, release);
+}
+
 Group* Membership::FindGroup(const std::string& name) {
   const auto group = groups_.find(name);
   return group == groups_.end() ? nullptr : &group->second;

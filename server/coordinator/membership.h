@@ -52,7 +52,8 @@ struct Rank {
   int64_t bytes = 0;
   Version published{};   ///< highest version that it has published
   epoch::Contents held;  ///< of an engine: what it holds beside what it serves, as its agent says
-  /// What it was registered with; nothing once an engine's has been heard (Driver::OnComplete).
+  /// What it was registered with; nothing once an engine's has been heard
+  /// (EpochScheduler::OnComplete).
   std::optional<control::Claim> claim;
   /// Of a trainer: what it was told last; told again to a rank that publishes that version again,
   /// for it may have been cut off.
@@ -186,6 +187,8 @@ class Membership {
   const Session* SessionOf(const epoch::Member& member);
   /// Drops the command when the member is not connected (any more).
   void Send(const epoch::Member& member, epoch::Command command);
+  /// Who cannot be reached now is told when it publishes the version again.
+  void Release(const epoch::ReleaseCommand& release);
 
   /// Groups that everybody has left are remembered, for status, for an hour and up to 64 of them.
   /// Called after changes, in a task of its own.

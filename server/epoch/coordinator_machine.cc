@@ -164,6 +164,10 @@ class Stepper {
     if (!Driving()) return;
     const EngineMembers* engine = EngineOf(state_.spec, event.member);
     if (engine == nullptr || EngineOver(state_, engine->name)) return;
+    if (event.refused) {
+      if (!state_.commit_durable || engine->ranks.front() != event.member) return;
+      state_.refused = true;
+    }
     Evict(engine->name, event.why);
     FinishWhenCommitted();
   }
@@ -200,14 +204,14 @@ class Stepper {
   }
 
   void On(const AbortAskedEvent& event) {
-    if (CanAbort()) Abort(event.why);
+    if (CanAbort()) Abort(event.why, event.cause);
   }
 
   void On(const DeadlineEvent& event) {
     if (event.phase != state_.phase) return;
     if (CanAbort()) {
       state_.laggards = LateEngines();
-      return Abort(DeadlineStatus(state_));
+      return Abort(DeadlineStatus(state_), AbortCause::kDeadline);
     }
     if (state_.phase == Phase::kAborting) return GiveUpDraining();
     if (state_.phase != Phase::kCommitting || !state_.commit_durable) return;
@@ -307,6 +311,7 @@ class Stepper {
     if (!WaitingFor(state_).empty()) return;
     if (Status why = CompareDigests(state_); !why.ok()) return Abort(std::move(why));
     state_.phase = Phase::kStaged;
+    state_.released = true;
     Do(SendRelease{});
     if (state_.spec.kind == Kind::kFill) {
       state_.phase = Phase::kCommitting;
@@ -352,8 +357,9 @@ class Stepper {
     Do(Finish{Phase::kCommitted, OkStatus()});
   }
 
-  void Abort(Status why) {
+  void Abort(Status why, AbortCause cause = AbortCause::kFault) {
     state_.phase = Phase::kAborting;
+    state_.cause = cause;
     state_.why = std::move(why);
     for (const Member& member : AllMembers(state_.spec)) {
       if (!state_.lost.contains(member)) Do(SendAbort{member, state_.why});

@@ -53,6 +53,15 @@ struct Spec {
   friend bool operator==(const Spec&, const Spec&) = default;
 };
 
+/// Why an epoch was aborted, where that says what may follow.
+enum class AbortCause : int {
+  kNone = 0,
+  kFault = 1,     ///< a member failed or was lost, or bytes differ
+  kDeadline = 2,  ///< of the phase
+  kAsked = 3,     ///< somebody wants that it is not tried again
+  kGaveWay = 4,   ///< for something else: nobody's failure
+};
+
 struct State {
   Spec spec;
   Phase phase = Phase::kPreparing;
@@ -72,6 +81,9 @@ struct State {
   /// Of an abort: the engines that alone stopped the epoch. Without them a quorum is left, with
   /// which the version may be tried again at once.
   std::set<std::string> laggards;
+  AbortCause cause = AbortCause::kNone;
+  bool released = false;  ///< the sources may change their bytes: it cannot be tried again
+  bool refused = false;   ///< by the leader of an engine, after the decision
   Status why;  ///< of the abort; in kCommitting: the journal failed, and nothing moves any more
   friend bool operator==(const State&, const State&) = default;
 };
@@ -97,6 +109,7 @@ struct DrainedEvent {
 struct FailedEvent {
   Member member;
   Status why;
+  bool refused = false;  ///< the process said that it does not want it
 };
 struct LostEvent {
   Member member;
@@ -109,6 +122,7 @@ struct JournalEvent {
 struct CommitAskedEvent {};
 struct AbortAskedEvent {
   Status why;
+  AbortCause cause = AbortCause::kAsked;
 };
 /// The grace after a quorum was staged passed.
 struct GraceEvent {};
@@ -191,7 +205,7 @@ Outcome Begin(Spec spec);
 ///    is an abort with kDigestMismatch).
 ///  - AppendCommit at most once, only from STAGED; from then on no abort. SendCommit only after the
 ///    durable JournalEvent. A failed or unknown append: StopDeciding.
-///  - SendRelease once, on entering STAGED. After an abort the driver decides: a new attempt, or a
+///  - SendRelease once, on entering STAGED. After an abort the scheduler decides: a new attempt, or a
 ///    release that says why.
 ///  - ABORTED only when every member that is alive has drained.
 ///  - An engine that loses a rank before the append is excluded and the epoch goes on without it,
@@ -222,7 +236,9 @@ Outcome Begin(Spec spec);
 ///    never evicts an engine that was not asked yet. Until the append is durable it has no effect.
 ///  - FailedEvent of an engine's rank after the decision evicts the engine unless it has applied;
 ///    of a source it changes nothing.
-///  - Applied counts from the engine's leader only (ranks[0]).
+///  - Applied counts from the engine's leader only (ranks[0]), and so does a refusal after the
+///    decision: whether an engine wants what was committed is for its leader to say, once it was
+///    asked and has not answered.
 ///  - After StopDeciding every event changes nothing.
 ///  - An abort from STAGED follows a release: sources answer DrainedEvent all the same, but the
 ///    version is not held any more and cannot be tried again.

@@ -25,9 +25,9 @@ COPY = ROOT / "build/mutants/tree"
 BUILD = COPY / "build/release"  # as in the tree itself, so that ccache knows the objects
 MACHINE = "server/epoch/coordinator_machine.cc"
 MEMBER = "server/epoch/member_machine.cc"
-ACTIONS = "server/coordinator/driver_actions.cc"
-DRIVER = "server/coordinator/driver.cc"
-FILL = "server/coordinator/driver_fill.cc"
+ACTIONS = "server/coordinator/epoch_runner.cc"
+SCHEDULER = "server/coordinator/epoch_scheduler.cc"
+FILL = "server/coordinator/fill_scheduler.cc"
 PARTICIPANT = "server/agent/participant_actions.cc"
 RECALL = "server/coordinator/recall.cc"
 FETCHES = "server/transfer/target_fetches.cc"
@@ -48,10 +48,11 @@ MUTANTS = [
              "[&](const CommitRecord& r, const std::function<void(Status)>& done) {\n"
              "    s_.journal.Append(r, [](const Status&) {});\n    done(OkStatus());\n  }(record, lifeline_.Bind(")]),
     Mutant("failed-append-commits", "an append that failed counts as durable",
-           [(ACTIONS, "  if (status.ok()) {\n    committed_ =", "  if (status.ok() || !status.ok()) {\n    committed_ ="),
+           [(ACTIONS, "  if (status.ok()) {\n    shared_.decisions.committed =", "  if (status.ok() || !status.ok()) {\n    shared_.decisions.committed ="),
             (ACTIONS, "epoch::JournalEvent{status}", "epoch::JournalEvent{OkStatus()}")]),
     Mutant("deciding-after-failure", "goes on deciding after an append whose fate is unknown",
-           [(DRIVER, "  if (!deciding_) return;\n  deciding_ = false;", "  return;\n  deciding_ = false;")]),
+           [(SCHEDULER, "  if (!shared_.decisions.deciding) return;\n  shared_.decisions.deciding = false;",
+             "  return;\n  shared_.decisions.deciding = false;")]),
     Mutant("recovery-commits-undecided", "a restart takes the highest reserved epoch for committed",
            [("server/coordinator/coordinator.cc", "recovered.first = std::max(recovered.first, reserve->limit);",
              "recovered.first = std::max(recovered.first, reserve->limit);\n"
@@ -114,7 +115,7 @@ MUTANTS = [
            [(MACHINE, "if (engine != nullptr && MayExclude(*engine)) return Exclude(*engine, LossStatus(event));\n"
              "      return Abort(LossStatus(event));", "static_cast<void>(engine);\n      return;")]),
     Mutant("fill-from-what-is-served", "a fill reads from an engine whatever it serves",
-           [(FILL, "if (engine->serving == committed_.epoch) {", "if (engine->serving != Epoch{}) {"),
+           [(FILL, "if (engine->serving == shared_.decisions.committed.epoch) {", "if (engine->serving != Epoch{}) {"),
             (PARTICIPANT, "(!memory_->stage() || memory_->stage()->live_epoch() != command.content)",
              "!memory_->stage()")]),
     Mutant("held-although-overwritten", "a rollback trusts a buffer that another epoch has begun to write",

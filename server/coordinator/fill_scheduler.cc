@@ -1,7 +1,9 @@
+#include "server/coordinator/fill_scheduler.h"
+
 #include <algorithm>
 
 #include "server/base/failpoint.h"
-#include "server/coordinator/driver.h"
+#include "server/coordinator/retry.h"
 
 // An engine that has missed the newest version gets it from another engine. Weights that the holder
 // has in another dtype may have been rounded twice on the way, so one that holds them as the
@@ -12,8 +14,6 @@ namespace {
 
 /// At a time.
 constexpr size_t kFillsMax = 16;
-constexpr Nanos kPauseFirst = std::chrono::milliseconds(200);
-constexpr Nanos kPauseMost = std::chrono::seconds(30);
 
 /// The first holder that has all tensors in the dtypes of the first waiting engine that has such a
 /// one; only the engines that are like it stay in `waiting`. Without any, the first holder for all.
@@ -32,24 +32,24 @@ const Group* ChooseHolder(const std::vector<const Group*>& holders,
 
 }  // namespace
 
-void Driver::StartFills() {
-  if (committed_.epoch == Epoch{}) return;
-  while (fills_.size() + fill_drafts_.size() < kFillsMax && StartFill()) {
+void FillScheduler::Start() {
+  if (shared_.decisions.committed.epoch == Epoch{}) return;
+  while (runner_.fills().size() + planner_.fills().size() < kFillsMax && StartOne()) {
   }
 }
 
 /// True when one begins. Each holder serves one fill at a time; they share those who wait. Who has
 /// failed is filled alone, after a pause and from another holder each time, so that it is in
 /// nobody's way.
-bool Driver::StartFill() {
+bool FillScheduler::StartOne() {
   const Nanos now = s_.clock.Now();
   std::vector<const Group*> holders, waiting, failed;
-  for (const Group* engine : PartakingEngines()) {
+  for (const Group* engine : shared_.PartakingEngines()) {
     if (InFill(engine->name)) continue;
-    const FillTrouble* trouble = TroubleOf(*engine);
+    const Trouble* trouble = TroubleOf(*engine);
     const bool alone = trouble != nullptr;
     if (trouble != nullptr && (trouble->fits_nobody || now < trouble->not_before)) continue;
-    if (engine->serving == committed_.epoch) {
+    if (engine->serving == shared_.decisions.committed.epoch) {
       holders.push_back(engine);
     } else {
       (alone ? failed : waiting).push_back(engine);
@@ -58,7 +58,7 @@ bool Driver::StartFill() {
   if (holders.empty() || (waiting.empty() && failed.empty())) return false;
   if (waiting.empty()) {
     const auto failures = [this](const Group* engine) {
-      const FillTrouble* trouble = TroubleOf(*engine);
+      const Trouble* trouble = TroubleOf(*engine);
       return trouble == nullptr ? 0 : trouble->failures;
     };
     waiting = {*std::ranges::min_element(failed, {}, failures)};
@@ -67,49 +67,51 @@ bool Driver::StartFill() {
   }
   const Group* holder = ChooseHolder(holders, waiting);
   waiting.resize((waiting.size() + holders.size() - 1) / holders.size());
-  const auto number = numbers_.Take();
+  const auto number = shared_.numbers.Take();
   if (!number) return false;
   WW_FAILPOINT("coordinator.before_a_fill");
   epoch::Spec spec;
   spec.epoch = *number;
   spec.kind = epoch::Kind::kFill;
-  spec.version = committed_.version;
-  spec.content = committed_.epoch;
+  spec.version = shared_.decisions.committed.version;
+  spec.content = shared_.decisions.committed.epoch;
   spec.sources = holder->Members();
   spec.source_group = holder->name;
-  const auto draft = fill_drafts_.emplace_back(NewDraft(std::move(spec)));
-  Plan(draft, *holder, waiting);
+  planner_.Plan(planner_.NewDraft(std::move(spec)), *holder, waiting);
   return true;
 }
 
-bool Driver::InFill(const std::string& engine) const {
+bool FillScheduler::InFill(const std::string& engine) const {
   const auto has = [&](const epoch::Spec& spec) {
     return spec.source_group == engine ||
            std::ranges::find(spec.engines, engine, &epoch::EngineMembers::name) !=
                spec.engines.end();
   };
-  return std::ranges::any_of(fills_, [&](const auto& run) { return has(run->state.spec); }) ||
-         std::ranges::any_of(fill_drafts_, [&](const auto& draft) { return has(draft->spec); });
+  return std::ranges::any_of(runner_.fills(),
+                             [&](const auto& run) { return has(run->state.spec); }) ||
+         std::ranges::any_of(planner_.fills(), [&](const auto& draft) { return has(draft->spec); });
 }
 
-const Driver::FillTrouble* Driver::TroubleOf(const Group& engine) const {
-  const auto found = fill_troubles_.find(engine.name);
-  const bool its = found != fill_troubles_.end() && found->second.ranks == engine.Members();
+const FillScheduler::Trouble* FillScheduler::TroubleOf(const Group& engine) const {
+  const auto found = troubles_.find(engine.name);
+  const bool its = found != troubles_.end() && found->second.ranks == engine.Members();
   return its ? &found->second : nullptr;
 }
 
-void Driver::Trouble(Group& engine, const Status& why) {
+void FillScheduler::Failed(Group& engine, const Status& why) {
   engine.last_error = why.ToString();
-  FillTrouble& trouble = fill_troubles_[engine.name];
+  Trouble& trouble = troubles_[engine.name];
   if (trouble.ranks != engine.Members()) trouble = {engine.Members(), 0, {}, false};
-  trouble.not_before = s_.clock.Now() + Pause(trouble.failures++, kPauseFirst, kPauseMost);
+  trouble.not_before = PauseOfFill(trouble.failures++, shared_);
 }
 
 /// Only who failed is in trouble: the others are filled without it at once. Nobody is when somebody
 /// was lost, who will not be there again; everybody when nobody is named.
-void Driver::EndFill(const EpochRun& run) {
+void FillScheduler::End(const EpochRun& run) {
   const epoch::State& state = run.state;
-  if (state.phase == epoch::Phase::kCommitted || run.dropped || !state.lost.empty()) return;
+  if (state.phase == epoch::Phase::kCommitted || state.cause == epoch::AbortCause::kGaveWay ||
+      !state.lost.empty())
+    return;
   std::vector<epoch::EngineMembers> all = state.spec.engines;
   all.push_back({state.spec.source_group, state.spec.sources});
   const std::string& rank = state.why.rank();
@@ -118,46 +120,20 @@ void Driver::EndFill(const EpochRun& run) {
   for (const epoch::EngineMembers& engine : all) {
     Group* group = s_.membership.FindGroup(engine.name);
     if (group == nullptr || group->Members() != engine.ranks) continue;
-    if (!known || engine.name == named) Trouble(*group, state.why);
+    if (!known || engine.name == named) Failed(*group, state.why);
   }
 }
 
-Status Driver::CheckQuantizes(const epoch::Spec& spec, const std::string& engine,
-                              const PlannedPair& pair) const {
-  if (!pair.quantizes) return OkStatus();
-  if (spec.kind == epoch::Kind::kFill) {
-    return Status(Code::kFailedPrecondition, Reason::kDtypeMismatch,
-                  "its fp8 weights would be made of those of " + spec.source_group +
-                      ", which may have been rounded before")
-        .Remedy(
-            "publish the next version, or start another engine with the same "
-            "quantization_config that can fill it");
+bool FillScheduler::GaveWay() {
+  planner_.DropFills();
+  if (runner_.fills().empty()) return true;
+  std::vector<Epoch> giving;
+  for (const auto& fill : runner_.fills()) {
+    if (fill->CanAbort()) giving.push_back(fill->state.spec.epoch);
   }
-  const auto lacks = [this](const epoch::Member& member, uint64_t feature) {
-    const Session* session = s_.membership.SessionOf(member);
-    return session != nullptr && (session->hello.features & feature) == 0;
-  };
-  const auto refused = [](const std::string& group, size_t rank, std::string what) {
-    return Status(Code::kFailedPrecondition, Reason::kProtocolVersion, std::move(what))
-        .AtRank(group + "/" + std::to_string(rank))
-        .Remedy("run the coordinator's version of weightwired beside it");
-  };
-  const auto check = [&](const std::string& group, const std::vector<epoch::Member>& ranks) {
-    for (size_t rank = 0; rank < ranks.size(); ++rank) {
-      if (!lacks(ranks[rank], control::kFeatureQuantize)) continue;
-      return refused(group, rank, "its agent cannot quantize on the way");
-    }
-    return OkStatus();
-  };
-  WW_RETURN_IF_ERROR(check(spec.source_group, spec.sources));
-  const auto asked = std::ranges::find(spec.engines, engine, &epoch::EngineMembers::name);
-  WW_RETURN_IF_ERROR(check(engine, asked->ranks));
-  for (const auto& [rank, gathered] : pair.plan->gathered) {
-    if (!lacks(asked->ranks[rank], control::kFeatureGather)) continue;
-    return refused(engine, rank,
-                   "its agent cannot quantize blocks of which no trainer rank holds all");
-  }
-  return OkStatus();
+  runner_.GiveWay(
+      giving, Status(Code::kAborted, Reason::kAbortRequested, "the fill gives way to a new epoch"));
+  return false;
 }
 
 }  // namespace weightwire::coordinator

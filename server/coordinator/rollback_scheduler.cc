@@ -1,8 +1,9 @@
+#include "server/coordinator/rollback_scheduler.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "server/base/failpoint.h"
-#include "server/coordinator/driver.h"
 
 // A rollback needs no plan: its engines are those whose every rank still holds the version in a
 // buffer, under one committed epoch. Each says so itself when it is prepared; one that does
@@ -36,29 +37,30 @@ std::string LineOf(const Group& engine) {
 
 }  // namespace
 
-void Driver::Rollback(Version version, control::Reply<RolledBack> reply) {
-  if (Status status = CheckRollback(version); !status.ok()) return reply(Fail(status));
-  if (!rollback_ && IsCommitted(version)) {
-    return reply(RolledBack{committed_.epoch, {}, version, {}, {}});
+void RollbackScheduler::Ask(Version version, control::Reply<RolledBack> reply) {
+  if (Status status = Check(version); !status.ok()) return reply(Fail(status));
+  if (!pending_ && IsCommitted(version)) {
+    return reply(RolledBack{shared_.decisions.committed.epoch, {}, version, {}, {}});
   }
-  if (!rollback_) rollback_ = PendingRollback{version, 0, {}, {}};
-  rollback_->replies.push_back(std::move(reply));
+  if (!pending_) pending_ = Pending{version, 0, {}, {}};
+  pending_->replies.push_back(std::move(reply));
   WW_FAILPOINT("coordinator.after_rollback_accepted");
-  TryStart();
-  changed_();
+  shared_.try_start();
+  shared_.changed();
 }
 
-Status Driver::CheckRollback(Version version) const {
-  WW_RETURN_IF_ERROR(CheckDecides());
-  if (rollback_) {
-    if (rollback_->version == version) return OkStatus();
+Status RollbackScheduler::Check(Version version) const {
+  WW_RETURN_IF_ERROR(shared_.decisions.Check());
+  if (pending_) {
+    if (pending_->version == version) return OkStatus();
     return Status(Code::kFailedPrecondition, Reason::kNotReady,
-                  "a rollback to version " + std::to_string(rollback_->version.value) +
+                  "a rollback to version " + std::to_string(pending_->version.value) +
                       " is in progress")
         .Remedy("wait until it has ended");
   }
-  if (publish_ != nullptr || publish_draft_ != nullptr) {
-    const epoch::Spec& spec = publish_ ? publish_->state.spec : publish_draft_->spec;
+  if (runner_.fleet() != nullptr || planner_.publish() != nullptr) {
+    const epoch::Spec& spec =
+        runner_.fleet() ? runner_.fleet()->state.spec : planner_.publish()->spec;
     const std::string number = std::to_string(spec.epoch.value);
     return Status(Code::kFailedPrecondition, Reason::kNotReady,
                   "epoch " + number + " (version " + std::to_string(spec.version.value) +
@@ -66,20 +68,21 @@ Status Driver::CheckRollback(Version version) const {
         .AtEpoch(spec.epoch)
         .Remedy("wait until it has ended, or `wwctl abort " + number + "`");
   }
-  const PendingRollback asked{version, 0, {}, {}};
-  if (AwaitsSwaps()) return OkStatus();  // who holds it may be among them
+  const Pending asked{version, 0, {}, {}};
+  if (shared_.stragglers.AnyAwaited()) return OkStatus();  // who holds it may be among them
   if (!IsCommitted(version) && HeldOf(asked).epoch == Epoch{}) return NoHolder(version);
   return OkStatus();
 }
 
-bool Driver::IsCommitted(Version version) const {
-  return committed_.epoch != Epoch{} && committed_.version == version;
+bool RollbackScheduler::IsCommitted(Version version) const {
+  return shared_.decisions.committed.epoch != Epoch{} &&
+         shared_.decisions.committed.version == version;
 }
 
 /// The newest epoch under which some engine holds the version; nothing when none does.
-epoch::Content Driver::HeldOf(const PendingRollback& rollback) const {
+epoch::Content RollbackScheduler::HeldOf(const Pending& rollback) const {
   epoch::Content newest;
-  for (const Group* engine : PartakingEngines()) {
+  for (const Group* engine : shared_.PartakingEngines()) {
     if (rollback.without.contains(engine->name)) continue;
     for (const epoch::Content& held : engine->Held()) {
       if (held.version == rollback.version && newest.epoch < held.epoch) newest = held;
@@ -88,9 +91,9 @@ epoch::Content Driver::HeldOf(const PendingRollback& rollback) const {
   return newest;
 }
 
-Status Driver::NoHolder(Version version) const {
+Status RollbackScheduler::NoHolder(Version version) const {
   std::string lost = "it was not committed here";
-  for (const EpochStatus& epoch : history_) {
+  for (const EpochStatus& epoch : shared_.history.epochs()) {
     const bool committed = epoch.phase == epoch::Phase::kCommitted && epoch.version == version;
     if (!committed || epoch.kind == epoch::Kind::kFill) continue;
     lost = "it was committed in epoch " + std::to_string(epoch.epoch.value) + " by";
@@ -106,69 +109,62 @@ Status Driver::NoHolder(Version version) const {
       .Remedy("push its checkpoint as a new version: `python -m weightwire.checkpoint push`");
 }
 
-/// True when an epoch is about to run: nothing else may begin.
-bool Driver::StartRollback() {
-  if (!rollback_) return false;
-  const epoch::Content held = HeldOf(*rollback_);
+bool RollbackScheduler::Start() {
+  if (!pending_) return false;
+  const epoch::Content held = HeldOf(*pending_);
   if (held.epoch == Epoch{}) {
-    AnswerRollback(Fail(NoHolder(rollback_->version)));
+    Answer(Fail(NoHolder(pending_->version)));
     return false;
   }
-  if (!FillsGaveWay()) return true;
-  const auto number = numbers_.Take();
+  if (!fills_.GaveWay()) return true;
+  const auto number = shared_.numbers.Take();
   if (!number) return true;
-  ++rollback_->attempts;
+  ++pending_->attempts;
   epoch::Spec spec;
   spec.epoch = spec.content = *number;
   spec.kind = epoch::Kind::kRollback;
   spec.version = held.version;
   spec.held = held.epoch;
-  for (const Group* engine : PartakingEngines()) {
-    if (!Holds(*engine, held) || rollback_->without.contains(engine->name)) continue;
+  for (const Group* engine : shared_.PartakingEngines()) {
+    if (!Holds(*engine, held) || pending_->without.contains(engine->name)) continue;
     spec.engines.push_back({engine->name, engine->Members()});
   }
-  const auto draft = NewDraft(std::move(spec));
-  draft->attempt = rollback_->attempts;
-  Begin(RunFrom(*draft));
+  const auto draft = planner_.NewDraft(std::move(spec));
+  draft->attempt = pending_->attempts;
+  runner_.Begin(planner_.RunFrom(*draft));
   return true;
 }
 
-void Driver::WentBack() {
-  GiveUpAll(queue_.TakeBelow(Version(committed_.version.value + 1)),
-            Status(Code::kAborted, Reason::kStaleVersion,
-                   "a rollback committed version " + std::to_string(committed_.version.value)));
-  queue_.SetFloor(committed_.version);
-}
-
-void Driver::EndRollback(const EpochRun& run) {
-  if (!rollback_) return;
+void RollbackScheduler::End(const EpochRun& run) {
+  if (!pending_) return;
   const epoch::Spec& spec = run.state.spec;
   if (run.state.phase != epoch::Phase::kCommitted) {
     const std::string& rank = run.state.why.rank();
-    rollback_->without.insert(rank.substr(0, rank.rfind('/')));
-    if (run.abort_asked || rollback_->attempts >= s_.options.attempts_max) {
-      AnswerRollback(Fail(run.state.why));
+    pending_->without.insert(rank.substr(0, rank.rfind('/')));
+    if (run.state.cause == epoch::AbortCause::kAsked ||
+        pending_->attempts >= s_.options.attempts_max) {
+      Answer(Fail(run.state.why));
     }
     return;
   }
   RolledBack result{spec.epoch, spec.held, spec.version, {}, {}};
-  for (const Group* engine : PartakingEngines()) {
+  for (const Group* engine : shared_.PartakingEngines()) {
     (engine->serving == spec.content ? result.engines : result.filling).push_back(engine->name);
   }
-  AnswerRollback(std::move(result));
+  Answer(std::move(result));
 }
 
-void Driver::GoBackFrom(const EpochRun& refused) {
+void RollbackScheduler::GoBackFrom(const EpochRun& refused) {
   epoch::Content before;
-  for (const Group* engine : PartakingEngines()) {
+  for (const Group* engine : shared_.PartakingEngines()) {
     if (engine->serving != refused.state.spec.content) continue;
     for (const epoch::Content& held : engine->Held()) {
       if (before.epoch < held.epoch) before = held;
     }
   }
   const bool wanted = s_.options.rollback_refused;
-  if (wanted && before.epoch != Epoch{} && !rollback_) {
-    rollback_ = PendingRollback{before.version, 0, {}, {}};
+  if (wanted && before.epoch != Epoch{} && !pending_) {
+    pending_ = Pending{before.version, 0, {}, {}};
   }
   s_.metrics.Add("versions_refused_total", 1,
                  {{"outcome", !wanted                   ? "kept"
@@ -176,9 +172,9 @@ void Driver::GoBackFrom(const EpochRun& refused) {
                                                         : "rolled_back"}});
 }
 
-void Driver::AnswerRollback(const Result<RolledBack>& result) {
-  if (!rollback_) return;
-  const PendingRollback ended = *std::exchange(rollback_, std::nullopt);
+void RollbackScheduler::Answer(const Result<RolledBack>& result) {
+  if (!pending_) return;
+  const Pending ended = *std::exchange(pending_, std::nullopt);
   for (const auto& reply : ended.replies) reply(result);
 }
 

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "server/base/failpoint.h"
-#include "server/coordinator/driver.h"
+#include "server/coordinator/epoch_scheduler.h"
 #include "server/coordinator/recall.h"
 
 // What a coordinator leaves behind, and what a cut leaves of one that lives: engines that serve on,
@@ -21,20 +21,20 @@ epoch::Contents Beside(const epoch::Content& served, epoch::Contents held) {
 
 }  // namespace
 
-control::Claim Driver::KnownOf(const Group& engine, uint32_t rank) const {
+control::Claim EpochScheduler::KnownOf(const Group& engine, uint32_t rank) const {
   control::Claim known;
   known.serving = {engine.serving, engine.version};
   known.holds = engine.slots[rank].live->held;
-  if (const Straggler* late = stragglers_.Find(engine.name)) {
+  if (const Straggler* late = shared_.stragglers.Find(engine.name)) {
     known.staged = late->epoch;
     known.content = late->content.epoch;
     known.version = late->content.version;
-    known.told = known.content <= committed_.epoch;
+    known.told = known.content <= shared_.decisions.committed.epoch;
   }
   return known;
 }
 
-void Driver::OnComplete(Group& group) {
+void EpochScheduler::OnComplete(Group& group) {
   if (group.role != control::GroupRole::kEngine) return;
   std::vector<control::Claim> claims;
   for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
@@ -44,7 +44,7 @@ void Driver::OnComplete(Group& group) {
   const bool nothing = claims == std::vector<control::Claim>(claims.size());
   if (nothing && group.serving == Epoch{}) return;
   WW_FAILPOINT("coordinator.before_recall_decided");
-  const auto recalled = Recall(claims, committed_);
+  const auto recalled = Recall(claims, shared_.decisions.committed);
   s_.metrics.Add("engines_recalled_total", 1, {{"outcome", recalled ? "kept" : "refused"}});
   if (!recalled) {
     return s_.membership.EvictGroup(std::string(group.name),
@@ -59,8 +59,9 @@ void Driver::OnComplete(Group& group) {
   for (size_t rank = 0; rank < members.size(); ++rank) {
     epoch::Contents held = claims[rank].holds;
     std::erase_if(held, [&](const epoch::Content& content) {
-      return !(content.epoch < committed_.epoch) || content.epoch == recalled->decided.epoch ||
-             (swaps && content.epoch == committed_.held);
+      return !(content.epoch < shared_.decisions.committed.epoch) ||
+             content.epoch == recalled->decided.epoch ||
+             (swaps && content.epoch == shared_.decisions.committed.held);
     });
     s_.membership.Hold(members[rank], std::move(held));
   }
@@ -73,7 +74,7 @@ void Driver::OnComplete(Group& group) {
     s_.membership.Hold(member, Beside(claims[rank].serving, group.slots[rank].live->held));
   }
   for (const uint32_t rank : recalled->undecided) {
-    const EpochRun* run = RunOf(claims[rank].staged);
+    const EpochRun* run = runner_.RunOf(claims[rank].staged);
     if (run != nullptr && run->state.phase == epoch::Phase::kCommitting) {
       // Its COMMIT is on its way to the journal: it goes on when that has answered.
       awaited.epoch = run->state.spec.epoch;
@@ -84,94 +85,82 @@ void Driver::OnComplete(Group& group) {
                      "the engine was cut off before it was decided");
     s_.membership.Send(members[rank], epoch::AbortCommand{claims[rank].staged, members[rank], why});
   }
-  const Straggler* before = stragglers_.Find(group.name);
+  const Straggler* before = shared_.stragglers.Find(group.name);
   awaited.patience = before != nullptr && before->epoch == awaited.epoch
                          ? before->patience
                          : s_.clock.Now() + s_.options.commit_deadline;
-  stragglers_.Erase(group.name);
+  shared_.stragglers.Erase(group.name);
   if (awaited.epoch != Epoch{}) {
     for (uint32_t rank = 0; rank < members.size(); ++rank) {
       awaited.keeps[members[rank]] =
           Beside({group.serving, group.version}, group.slots[rank].live->held);
     }
     WW_FAILPOINT("coordinator.before_an_unfinished_epoch_goes_on");
-    AwaitSwap(group.name, std::move(awaited));
-  } else if (group.serving != committed_.epoch) {
-    TellBehind(group);
+    shared_.stragglers.AwaitSwap(group.name, std::move(awaited));
+  } else if (group.serving != shared_.decisions.committed.epoch) {
+    shared_.TellBehind(group);
   }
   WW_FAILPOINT("coordinator.after_recall_decided");
 }
 
-void Driver::OnClaim(const std::string& rank, const control::Claim& claim) {
+void EpochScheduler::OnClaim(const std::string& rank, const control::Claim& claim) {
   constexpr Epoch kAbsurd(uint64_t{1} << 62);
   Epoch newest = std::max({claim.serving.epoch, claim.staged, claim.content});
   for (const epoch::Content& held : claim.holds) newest = std::max(newest, held.epoch);
-  if (newest < kAbsurd) numbers_.Raise(Epoch(newest.value + 1));
+  if (newest < kAbsurd) shared_.numbers.Raise(Epoch(newest.value + 1));
   if (!Forgotten(claim.serving)) return;
   const auto name = [](const epoch::Content& content) {
     return "version " + std::to_string(content.version.value) + " of epoch " +
            std::to_string(content.epoch.value);
   };
-  journal_lost_ = "has lost decisions: " + rank + " serves " + name(claim.serving) +
-                  ", and the journal ended with epoch " + std::to_string(read_.value) +
-                  "; it was put back or records were deleted";
+  shared_.decisions.journal_lost = "has lost decisions: " + rank + " serves " +
+                                   name(claim.serving) + ", and the journal ended with epoch " +
+                                   std::to_string(shared_.decisions.read.value) +
+                                   "; it was put back or records were deleted";
   s_.metrics.Set("journal_lost_decisions", 1);
-  s_.options.notes(
-      {claim.serving.epoch, claim.serving.version, {}, rank, true, "the journal " + journal_lost_});
-  forgotten_ = claim.serving;
-  Restore(forgotten_);
+  s_.options.notes({claim.serving.epoch,
+                    claim.serving.version,
+                    {},
+                    rank,
+                    true,
+                    "the journal " + shared_.decisions.journal_lost});
+  shared_.decisions.forgotten = claim.serving;
+  Restore(shared_.decisions.forgotten);
 }
 
 /// A member serves only what was committed, and a coordinator commits only what is durable.
-bool Driver::Forgotten(const epoch::Content& served) const {
-  return served.epoch > std::max(read_, forgotten_.epoch) &&
-         (served.epoch < first_ || served.epoch > committed_.epoch);
+bool EpochScheduler::Forgotten(const epoch::Content& served) const {
+  return served.epoch > std::max(shared_.decisions.read, shared_.decisions.forgotten.epoch) &&
+         (served.epoch < shared_.decisions.first ||
+          served.epoch > shared_.decisions.committed.epoch);
 }
 
 /// What was decided is decided. A version that would take its number again is given up; a newer
 /// decision of this coordinator stands.
-void Driver::Restore(const epoch::Content& served) {
+void EpochScheduler::Restore(const epoch::Content& served) {
   const Status stale(Code::kAborted, Reason::kStaleVersion,
                      "version " + std::to_string(served.version.value) +
                          " is served already, and the journal had lost it");
-  GiveUpAll(queue_.TakeBelow(Version(served.version.value + 1)), stale);
-  queue_.SetFloor(std::max(queue_.floor(), served.version));
-  if (publish_draft_ != nullptr && publish_draft_->spec.version <= served.version) {
-    AbandonDrafts(stale);
+  publishes_.GiveUpTo(served.version, stale);
+  publishes_.SetFloor(std::max(publishes_.floor(), served.version));
+  if (planner_.publish() != nullptr && planner_.publish()->spec.version <= served.version) {
+    publishes_.Abandon(stale);
   }
-  if (publish_ != nullptr && publish_->CanAbort() &&
-      publish_->state.spec.kind == epoch::Kind::kPublish &&
-      publish_->state.spec.version <= served.version) {
-    publish_->abort_asked = true;
-    events_.emplace_back(publish_->state.spec.epoch, epoch::AbortAskedEvent{stale});
-    s_.strand.Post(lifeline_.Bind([this] { Pump(); }));
+  if (runner_.fleet() != nullptr && runner_.fleet()->CanAbort() &&
+      runner_.fleet()->state.spec.kind == epoch::Kind::kPublish &&
+      runner_.fleet()->state.spec.version <= served.version) {
+    runner_.FeedLater(runner_.fleet()->state.spec.epoch, epoch::AbortAskedEvent{stale});
   }
-  if (served.epoch < committed_.epoch) return changed_();
-  committed_ = {served.epoch, served.version, {}, {}};
-  s_.metrics.Set("epoch_committed", static_cast<double>(committed_.epoch.value));
-  for (const Group* engine : CompleteEngines()) TellBehind(*engine);
-  if (deciding_) {
-    s_.journal.Append(committed_, lifeline_.Bind([this](const Status& status) {
+  if (served.epoch < shared_.decisions.committed.epoch) return shared_.changed();
+  shared_.decisions.committed = {served.epoch, served.version, {}, {}};
+  s_.metrics.Set("epoch_committed", static_cast<double>(shared_.decisions.committed.epoch.value));
+  for (const Group* engine : shared_.CompleteEngines()) shared_.TellBehind(*engine);
+  if (shared_.decisions.deciding) {
+    s_.journal.Append(shared_.decisions.committed, lifeline_.Bind([this](const Status& status) {
       if (!status.ok()) StopDeciding(status);
     }));
   }
-  changed_();
-}
-
-/// A version of which some rank was released before its coordinator was lost is never complete
-/// again: the others must not wait for it.
-void Driver::GiveUpWhatWasLetGo() {
-  if (queue_.versions().empty()) return;
-  const Group* trainer = s_.membership.Trainer();
-  std::map<uint32_t, Version> released;
-  for (uint32_t rank = 0; trainer != nullptr && rank < trainer->world_size(); ++rank) {
-    const auto& live = trainer->slots[rank].live;
-    if (live && live->claim) released[rank] = live->claim->released;
-  }
-  GiveUpAll(queue_.TakeLetGo(released),
-            Status(Code::kAborted, Reason::kStaleVersion,
-                   "another rank of the trainer was released from it before the coordinator was "
-                   "lost"));
+  shared_.changed();
 }
 
 }  // namespace weightwire::coordinator

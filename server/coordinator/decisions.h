@@ -1,0 +1,44 @@
+#pragma once
+
+#include <string>
+
+#include "server/coordinator/coordinator.h"
+#include "server/coordinator/membership.h"
+#include "server/coordinator/outbox.h"
+#include "server/coordinator/plan_cache.h"
+#include "server/metrics/metrics.h"
+
+namespace weightwire::coordinator {
+
+/// What the schedulers call.
+struct Services {
+  const Options& options;
+  Clock& clock;
+  Executor& strand;
+  Membership& membership;
+  PlanCache& plans;
+  Outbox& outbox;
+  Journal& journal;
+  metrics::Sink& metrics;
+};
+
+/// What is decided, and whether this coordinator may decide more. EpochScheduler writes it.
+struct Decisions {
+  CommitRecord committed;  ///< the last decision; epoch 0 when there is none
+  double committed_wall = 0;
+  const Epoch read;   ///< the newest decision that the journal had at the start
+  const Epoch first;  ///< of the numbers that this coordinator hands out
+  const History history;
+  epoch::Content forgotten;  ///< the newest that is served and that the journal did not have
+  std::string journal_lost;  ///< of it, for people; empty: the journal has lost nothing
+  bool published = false;    ///< something, in this process
+  bool deciding = true;
+  Status stopped_why = {};
+  Status hindered = {};        ///< why the append under way does not become durable
+  bool stopping = false;  ///< the coordinator shuts down
+
+  ///   kUnavailable / kShuttingDown | kJournalFailed
+  Status Check() const;
+};
+
+}  // namespace weightwire::coordinator

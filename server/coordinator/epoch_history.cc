@@ -1,0 +1,42 @@
+#include "server/coordinator/epoch_history.h"
+
+#include <algorithm>
+#include <string>
+
+namespace weightwire::coordinator {
+
+void EpochHistory::Remember(const EpochStatus& status) {
+  epochs_.push_front(status);
+  if (epochs_.size() > remembered_) epochs_.pop_back();
+}
+
+Result<EpochStory> EpochHistory::Tell(Epoch asked) const {
+  const auto ended = std::ranges::find_if(epochs_, [&](const EpochStatus& status) {
+    return asked == Epoch{} || status.epoch == asked;
+  });
+  const Stories::Kept* kept = ended == epochs_.end() ? nullptr : stories_.Find(ended->epoch);
+  if (kept != nullptr) return kept->story.Tell(*ended, kept->names);
+  const std::string range = stories_.Range();
+  return Fail(
+      Status(Code::kNotFound, Reason::kNotRegistered,
+             "no such epoch is remembered here; those that are: " +
+                 (range.empty() ? "none yet" : range))
+          .AtEpoch(asked)
+          .Remedy("`wwctl epochs` lists epochs; a coordinator knows those since its start"));
+}
+
+std::vector<EpochLinks> EpochHistory::Links() const {
+  constexpr size_t kEpochsMax = 8;
+  std::vector<EpochLinks> out;
+  for (const EpochStatus& status : epochs_) {
+    const Stories::Kept* kept = stories_.Find(status.epoch);
+    if (status.phase != epoch::Phase::kCommitted || kept == nullptr || kept->links.links.empty()) {
+      continue;
+    }
+    out.push_back(kept->links);
+    if (out.size() == kEpochsMax) break;
+  }
+  return out;
+}
+
+}  // namespace weightwire::coordinator

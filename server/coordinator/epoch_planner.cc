@@ -1,0 +1,201 @@
+#include "server/coordinator/epoch_planner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/base/failpoint.h"
+#include "server/coordinator/prepare.h"
+
+namespace weightwire::coordinator {
+namespace {
+
+/// The engine that an engine reads from, of those that do not read from the sources.
+std::map<std::string, std::string> EnginesReadFrom(
+    const std::vector<epoch::PrepareCommand>& prepares, const epoch::Spec& spec) {
+  std::map<ParticipantId, std::string> names;
+  for (const epoch::EngineMembers& engine : spec.engines) {
+    for (const epoch::Member& member : engine.ranks) names[member.id] = engine.name;
+  }
+  std::map<std::string, std::string> parents;
+  for (const epoch::PrepareCommand& command : prepares) {
+    if (!command.relayed || command.source_participants.empty()) continue;
+    parents[names.at(command.member.id)] = names.at(command.source_participants.begin()->second);
+  }
+  return parents;
+}
+
+}  // namespace
+
+std::shared_ptr<Draft> EpochPlanner::NewDraft(epoch::Spec spec) const {
+  auto draft = std::make_shared<Draft>();
+  draft->spec = std::move(spec);
+  draft->started = s_.clock.Now();
+  draft->started_wall = s_.clock.WallSeconds();
+  draft->trace_id = OwnTraceId(shared_.decisions.history, draft->spec.epoch);
+  draft->story = Story(draft->started);
+  return draft;
+}
+
+void EpochPlanner::Plan(const std::shared_ptr<Draft>& draft, const Group& source,
+                        const std::vector<const Group*>& engines) {
+  if (draft->spec.kind == epoch::Kind::kPublish) {
+    publish_ = draft;
+  } else {
+    fills_.push_back(draft);
+  }
+  draft->awaited = engines.size();
+  for (const Group* engine : engines) {
+    draft->spec.engines.push_back({engine->name, engine->Members()});
+    s_.plans.Get(
+        source.agreed, engine->agreed,
+        lifeline_.Bind([this, draft, name = engine->name](const Result<PlannedPairPtr>& pair) {
+          Planned(draft, name, pair);
+        }));
+  }
+  shared_.changed();
+}
+
+void EpochPlanner::Planned(const std::shared_ptr<Draft>& draft, const std::string& engine,
+                           const Result<PlannedPairPtr>& pair) {
+  const bool filling = std::ranges::find(fills_, draft) != fills_.end();
+  if (draft != publish_ && !filling) return;
+  WW_FAILPOINT("coordinator.after_plan_made");
+  const Status status = pair ? CheckQuantizes(draft->spec, engine, **pair) : pair.error();
+  if (status.ok()) {
+    draft->plans[engine] = *pair;
+  } else if (draft->failure.ok()) {
+    draft->failed_engine = engine;
+    const std::string rank = status.rank().empty() ? engine : engine + ", " + status.rank();
+    draft->failure = Status(status).AtRank(rank).AtEpoch(draft->spec.epoch);
+  }
+  if (--draft->awaited == 0) Finish(draft);
+}
+
+void EpochPlanner::Finish(const std::shared_ptr<Draft>& draft) {
+  draft->story.Step("plan", "", draft->started, s_.clock.Now());
+  if (draft == publish_) publish_.reset();
+  std::erase(fills_, draft);
+  LeaveOutTheLost(*draft);
+  if (!StillComplete(draft->spec)) return owner_.OnVoid(*draft);
+  if (!draft->failure.ok()) return owner_.OnPlanFailed(*draft);
+  owner_.OnPlanned(*draft);
+}
+
+std::vector<const Draft*> EpochPlanner::Drafts() const {
+  std::vector<const Draft*> drafts;
+  if (publish_ != nullptr) drafts.push_back(publish_.get());
+  for (const auto& draft : fills_) drafts.push_back(draft.get());
+  return drafts;
+}
+
+bool EpochPlanner::IsStill(const std::string& name, const std::vector<epoch::Member>& ranks) const {
+  const Group* group = s_.membership.FindGroup(name);
+  return group != nullptr && group->Complete() && group->Members() == ranks &&
+         !shared_.stragglers.Has(*group);
+}
+
+/// Of a draft whose plans were made meanwhile, as long as enough are left.
+void EpochPlanner::LeaveOutTheLost(Draft& draft) const {
+  auto& engines = draft.spec.engines;
+  const auto lost = [&](const epoch::EngineMembers& e) { return !IsStill(e.name, e.ranks); };
+  const auto gone = static_cast<size_t>(std::ranges::count_if(engines, lost));
+  if (engines.size() < gone + std::max(1U, draft.spec.engines_min)) return;
+  for (const epoch::EngineMembers& engine : engines) {
+    // Another plan that cannot be made may hide behind its one.
+    if (lost(engine) && engine.name == draft.failed_engine) return;
+  }
+  for (const epoch::EngineMembers& engine : engines) {
+    if (!lost(engine)) continue;
+    draft.plans.erase(engine.name);
+    draft.left_out.push_back(engine.name);
+  }
+  std::erase_if(engines, lost);
+}
+
+bool EpochPlanner::StillComplete(const epoch::Spec& spec) const {
+  return IsStill(spec.source_group, spec.sources) &&
+         std::ranges::all_of(spec.engines, [this](const epoch::EngineMembers& engine) {
+           return IsStill(engine.name, engine.ranks);
+         });
+}
+
+std::unique_ptr<EpochRun> EpochPlanner::RunFrom(const Draft& draft) const {
+  auto run = std::make_unique<EpochRun>();
+  const epoch::Spec& spec = draft.spec;
+  const bool spares = spec.quorum > 0 && spec.quorum < spec.engines.size();
+  PrepareInput input{spec,
+                     draft.plans,
+                     {},
+                     draft.trace_id,
+                     s_.options.fanout,
+                     spares ? s_.options.commit_policy.Patience() : Nanos(0),
+                     s_.options.slot_bytes,
+                     draft.direct};
+  auto add = [&](const epoch::Member& member, const std::string& name) {
+    const Session& session = *s_.membership.SessionOf(member);
+    input.addresses[member] = {
+        session.id, session.hello.incarnation, session.hello.host, session.hello.addresses, {}};
+    run->names[member] = name;
+  };
+  for (size_t rank = 0; rank < draft.spec.sources.size(); ++rank) {
+    add(draft.spec.sources[rank], draft.spec.source_group + "/" + std::to_string(rank));
+  }
+  for (const epoch::EngineMembers& engine : draft.spec.engines) {
+    for (size_t rank = 0; rank < engine.ranks.size(); ++rank) {
+      add(engine.ranks[rank], engine.name + "/" + std::to_string(rank));
+    }
+  }
+  run->prepares = MakePrepares(input, s_.options.random_ticket);
+  run->plans = draft.plans;
+  run->trace_id = draft.trace_id;
+  run->story = draft.story;
+  run->left_out = draft.left_out;
+  run->attempt = draft.attempt;
+  run->started = draft.started;
+  run->phase_since = draft.started;
+  run->started_wall = draft.started_wall;
+  run->state.spec = draft.spec;
+  run->state.spec.parents = EnginesReadFrom(run->prepares, draft.spec);
+  run->state.spec.drops_readers = draft.spec.sources.empty();
+  return run;
+}
+
+Status EpochPlanner::CheckQuantizes(const epoch::Spec& spec, const std::string& engine,
+                                    const PlannedPair& pair) const {
+  if (!pair.quantizes) return OkStatus();
+  if (spec.kind == epoch::Kind::kFill) {
+    return Status(Code::kFailedPrecondition, Reason::kDtypeMismatch,
+                  "its fp8 weights would be made of those of " + spec.source_group +
+                      ", which may have been rounded before")
+        .Remedy(
+            "publish the next version, or start another engine with the same "
+            "quantization_config that can fill it");
+  }
+  const auto lacks = [this](const epoch::Member& member, uint64_t feature) {
+    const Session* session = s_.membership.SessionOf(member);
+    return session != nullptr && (session->hello.features & feature) == 0;
+  };
+  const auto refused = [](const std::string& group, size_t rank, std::string what) {
+    return Status(Code::kFailedPrecondition, Reason::kProtocolVersion, std::move(what))
+        .AtRank(group + "/" + std::to_string(rank))
+        .Remedy("run the coordinator's version of weightwired beside it");
+  };
+  const auto check = [&](const std::string& group, const std::vector<epoch::Member>& ranks) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (!lacks(ranks[rank], control::kFeatureQuantize)) continue;
+      return refused(group, rank, "its agent cannot quantize on the way");
+    }
+    return OkStatus();
+  };
+  WW_RETURN_IF_ERROR(check(spec.source_group, spec.sources));
+  const auto asked = std::ranges::find(spec.engines, engine, &epoch::EngineMembers::name);
+  WW_RETURN_IF_ERROR(check(engine, asked->ranks));
+  for (const auto& [rank, gathered] : pair.plan->gathered) {
+    if (!lacks(asked->ranks[rank], control::kFeatureGather)) continue;
+    return refused(engine, rank,
+                   "its agent cannot quantize blocks of which no trainer rank holds all");
+  }
+  return OkStatus();
+}
+
+}  // namespace weightwire::coordinator

@@ -1,0 +1,62 @@
+#include "server/coordinator/scheduling.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace weightwire::coordinator {
+
+Status Decisions::Check() const {
+  if (stopping) {
+    return Status(Code::kUnavailable, Reason::kShuttingDown, "the coordinator is shutting down");
+  }
+  if (deciding) return OkStatus();
+  return Status(Code::kUnavailable, Reason::kJournalFailed,
+                "the coordinator stopped deciding: " + stopped_why.message())
+      .Remedy("repair the journal's storage and restart the coordinator");
+}
+
+Shared::Shared(const Services& services, CommitRecord committed, Epoch first, History epochs_of,
+               std::function<void()> starts, std::function<void()> changes,
+               std::function<void(const Status&)> undecidable)
+    : s(services),
+      decisions{committed, 0, committed.epoch, first, epochs_of, {}, {}},
+      numbers(first, epochs_of, s.journal, starts, std::move(undecidable)),
+      stragglers(s, decisions, starts),
+      history(s.options.epochs_remembered),
+      try_start(std::move(starts)),
+      changed(std::move(changes)) {
+  for (const uint8_t byte : s.options.random_ticket()) random.seed(random() ^ byte);
+}
+
+std::vector<const Group*> Shared::CompleteEngines() const {
+  std::vector<const Group*> engines;
+  for (const auto& [name, group] : s.membership.groups()) {
+    if (group.role == control::GroupRole::kEngine && group.Complete()) engines.push_back(&group);
+  }
+  return engines;
+}
+
+std::vector<const Group*> Shared::PartakingEngines() const {
+  std::vector<const Group*> engines = CompleteEngines();
+  std::erase_if(engines, [this](const Group* e) { return e->drained || stragglers.Has(*e); });
+  return engines;
+}
+
+void Shared::TellBehind(const Group& engine) {
+  for (const epoch::Member& member : engine.Members()) {
+    const Session* session = s.membership.SessionOf(member);
+    if (session == nullptr || (session->hello.features & control::kFeatureBehind) == 0) continue;
+    s.membership.Send(member, epoch::BehindCommand{decisions.committed.epoch, member});
+  }
+}
+
+std::array<uint8_t, 16> OwnTraceId(History history, Epoch epoch) {
+  std::array<uint8_t, 16> id{};
+  for (size_t i = 0; i < 8; ++i) {
+    id[i] = static_cast<uint8_t>(history.value >> (56 - 8 * i));
+    id[8 + i] = static_cast<uint8_t>(epoch.value >> (56 - 8 * i));
+  }
+  return id;
+}
+
+}  // namespace weightwire::coordinator

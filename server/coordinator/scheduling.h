@@ -1,0 +1,45 @@
+#pragma once
+
+#include <array>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "server/coordinator/decisions.h"
+#include "server/coordinator/epoch_history.h"
+#include "server/coordinator/epoch_numbers.h"
+#include "server/coordinator/lifeline.h"
+#include "server/coordinator/stragglers.h"
+
+namespace weightwire::coordinator {
+
+/// What the schedulers share: strand only.
+struct Shared {
+  Shared(const Services& services, CommitRecord committed, Epoch first, History epochs_of,
+         std::function<void()> starts, std::function<void()> changes,
+         std::function<void(const Status&)> undecidable);
+
+  Services s;
+  Decisions decisions;
+  EpochNumbers numbers;
+  Stragglers stragglers;
+  EpochHistory history;
+  /// Starts whatever can start now.
+  std::function<void()> try_start;
+  /// Runs after every change that a status would show.
+  std::function<void()> changed;
+  std::mt19937_64 random;
+  Lifeline lifeline;
+
+  /// Engines whose every rank is connected.
+  std::vector<const Group*> CompleteEngines() const;
+  /// Complete, not drained, and not yet to swap to something older.
+  std::vector<const Group*> PartakingEngines() const;
+  /// The engine's agents learn that it serves less than what is committed.
+  void TellBehind(const Group& engine);
+};
+
+/// Of an epoch that nobody outside has given a trace: unique among all coordinators of the journal.
+std::array<uint8_t, 16> OwnTraceId(History history, Epoch epoch);
+
+}  // namespace weightwire::coordinator

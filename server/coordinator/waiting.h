@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "server/coordinator/scheduling.h"
+
+/// What everyone waits for, in lines for people.
+namespace weightwire::coordinator {
+
+/// The first few, and how many more there are.
+std::string Joined(const std::vector<std::string>& lines);
+/// How long the member's agent has given no sign of life; 0 while that is no reason to worry.
+double SilentSeconds(const Shared& shared, const epoch::Member& member);
+/// "engine-a/0: silent", of ranks whose agents have said nothing for a while, or are cut off.
+std::vector<std::string> SilentLines(const Shared& shared);
+/// What groups lack. One that is gone altogether counts only where somebody waits for it.
+std::vector<std::string> MissingLines(const Shared& shared, control::GroupRole role, bool gone_too);
+/// "1 of 2 engines are complete; engine-b/0: register".
+std::string WaitingEnginesLine(const Shared& shared, size_t wanted);
+
+}  // namespace weightwire::coordinator
