@@ -34,7 +34,7 @@ struct Decisions {
   bool published = false;    ///< something, in this process
   bool deciding = true;
   Status stopped_why = {};
-  Status hindered = {};        ///< why the append under way does not become durable
+  Status hindered = {};   ///< why the append under way does not become durable
   bool stopping = false;  ///< the coordinator shuts down
 
   ///   kUnavailable / kShuttingDown | kJournalFailed

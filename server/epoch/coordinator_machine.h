@@ -205,7 +205,8 @@ Outcome Begin(Spec spec);
 ///    is an abort with kDigestMismatch).
 ///  - AppendCommit at most once, only from STAGED; from then on no abort. SendCommit only after the
 ///    durable JournalEvent. A failed or unknown append: StopDeciding.
-///  - SendRelease once, on entering STAGED. After an abort the scheduler decides: a new attempt, or a
+///  - SendRelease once, on entering STAGED. After an abort the scheduler decides: a new attempt, or
+///  a
 ///    release that says why.
 ///  - ABORTED only when every member that is alive has drained.
 ///  - An engine that loses a rank before the append is excluded and the epoch goes on without it,

@@ -145,7 +145,7 @@ class Run {
       case 4:
         return DrainedEvent{m};
       case 5:
-        return FailedEvent{m, why};
+        return FailedEvent{m, why, dice_.Percent(40)};
       default:
         return LostEvent{m, why};
     }
@@ -160,7 +160,8 @@ class Run {
       case 1:
         return CommitAskedEvent{};
       case 2:
-        return AbortAskedEvent{asked};
+        return AbortAskedEvent{asked,
+                               dice_.Percent(50) ? AbortCause::kAsked : AbortCause::kGaveWay};
       case 3:
         return DeadlineEvent{static_cast<Phase>(1 + dice_.Below(7))};
       case 4:
@@ -249,7 +250,15 @@ class Run {
     if (before_.phase == Phase::kAborting && Known(e.member)) drained_.insert(e.member);
   }
   void RecordOne(const FailedEvent& e) {
-    if (EngineOf(e.member) != nullptr && submitted_) failed_late_.insert(EngineOf(e.member)->name);
+    const EngineMembers* engine = EngineOf(e.member);
+    if (engine == nullptr || !submitted_) return;
+    if (e.refused) {
+      const bool asked = commit_sent_.contains(engine->name) && !applied_.contains(engine->name);
+      if (!asked || Over() || Left(*engine) || e.member != engine->ranks[0]) return;
+      refused_ = true;
+      Reach("refused.leader");
+    }
+    failed_late_.insert(engine->name);
   }
   void RecordOne(const LostEvent& e) {
     if (!Known(e.member) || Over()) return;
@@ -348,6 +357,7 @@ class Run {
     JudgePhase();
     JudgeLaggards(event);
     Absorb(outcome.actions);
+    JudgeWhatMayFollow(event);
     JudgeProgress(event);
     if (std::holds_alternative<GraceEvent>(event) && before_.phase == Phase::kTransferring) {
       grace_ = false;
@@ -418,6 +428,22 @@ class Run {
     Require(state_.laggards == expected,
             "laggards are the engines that alone stopped the epoch, beside a quorum");
     if (!expected.empty()) Reach(failed != nullptr ? "laggards.failed" : "laggards.late");
+  }
+
+  /// What the state says of an epoch that is over decides whether it is tried again.
+  void JudgeWhatMayFollow(const Event& event) {
+    Require(state_.released == released_, "it knows whether the sources were released");
+    Require(state_.refused == refused_, "a refusal counts from a leader that was asked, only");
+    const bool aborted = state_.phase == Phase::kAborting || state_.phase == Phase::kAborted;
+    Require(aborted == (state_.cause != AbortCause::kNone), "an abort has a cause");
+    if (!aborted) return;
+    if (before_.cause != AbortCause::kNone) {
+      return Require(state_.cause == before_.cause, "and keeps it");
+    }
+    AbortCause expected = AbortCause::kFault;
+    if (const auto* asked = std::get_if<AbortAskedEvent>(&event)) expected = asked->cause;
+    if (std::holds_alternative<DeadlineEvent>(event)) expected = AbortCause::kDeadline;
+    Require(state_.cause == expected, "the cause is what ended it");
   }
 
   void Absorb(const std::vector<Action>& actions) {
@@ -625,7 +651,8 @@ class Run {
   std::optional<EngineMembers> exclusion_;  ///< of this event, and not announced yet
   std::set<Member> to_abort_;               ///< the living ranks of an excluded engine
   std::set<std::string> applied_, installed_, evicted_, commit_sent_, failed_late_;
-  bool transfer_sent_ = false, released_ = false, submitted_ = false, append_waits_ = false;
+  bool transfer_sent_ = false, released_ = false, refused_ = false, submitted_ = false,
+       append_waits_ = false;
   bool durable_ = false, commit_asked_ = false, entered_abort_ = false, late_ = false;
   bool finished_ = false, stopped_ = false, stopped_expected_ = false, grace_ = false;
 };

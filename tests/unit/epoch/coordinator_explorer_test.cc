@@ -33,6 +33,7 @@ TEST(CoordinatorExplorer, FindsNoViolationAndReachesEveryBranch) {
                              "abort.transport_failed",
                              "evict.aborting",
                              "left.lost",
+                             "refused.leader",
                              "behind",
                              "excluded.preparing",
                              "excluded.transferring",
@@ -353,6 +354,28 @@ Outcome FencesWhoIsLateToSwap(State state, const Event& event) {
   return outcome;
 }
 
+/// The word of any rank that it is not wanted counts for the engine's.
+Outcome AnyRankMayRefuse(State state, const Event& event) {
+  const auto* failed = std::get_if<FailedEvent>(&event);
+  if (failed == nullptr || !failed->refused) return Step(std::move(state), event);
+  Outcome outcome = Step(std::move(state), FailedEvent{failed->member, failed->why});
+  outcome.state.refused |= !outcome.actions.empty() && outcome.state.commit_durable;
+  return outcome;
+}
+
+Outcome ForgetsThatItReleased(State state, const Event& event) {
+  Outcome outcome = Step(std::move(state), event);
+  if (outcome.state.phase == Phase::kAborting) outcome.state.released = false;
+  return outcome;
+}
+
+/// A version that somebody took back would be tried again.
+Outcome TakesAnAskedAbortForAFault(State state, const Event& event) {
+  Outcome outcome = Step(std::move(state), event);
+  if (outcome.state.cause == AbortCause::kAsked) outcome.state.cause = AbortCause::kFault;
+  return outcome;
+}
+
 struct PlantedBug {
   const char* name;
   Outcome (*step)(State, const Event&);
@@ -396,7 +419,10 @@ INSTANTIATE_TEST_SUITE_P(
         PlantedBug{"LeavesRanksOfTheExcludedRunning", LeavesRanksOfTheExcludedRunning},
         PlantedBug{"ForgetsToGoOnAfterAnExclusion", ForgetsToGoOnAfterAnExclusion},
         PlantedBug{"AbortsAReleasedVersionForALostEngine", AbortsAReleasedVersionForALostEngine},
-        PlantedBug{"FencesWhoIsLateToSwap", FencesWhoIsLateToSwap}),
+        PlantedBug{"FencesWhoIsLateToSwap", FencesWhoIsLateToSwap},
+        PlantedBug{"AnyRankMayRefuse", AnyRankMayRefuse},
+        PlantedBug{"ForgetsThatItReleased", ForgetsThatItReleased},
+        PlantedBug{"TakesAnAskedAbortForAFault", TakesAnAskedAbortForAFault}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
 }  // namespace
