@@ -1,10 +1,10 @@
 # Options, warnings, sanitizers and optional back ends. What is absent is reported, never fatal.
 option(WEIGHTWIRE_TESTS "Build the tests" ON)
-option(WEIGHTWIRE_SERVICE "Build what needs gRPC: daemon, clients, CLI (off under TSan)" ON)
+option(WEIGHTWIRE_SERVICE "Build what needs gRPC: daemon, clients, CLI" ON)
 option(WEIGHTWIRE_WERROR "Treat warnings as errors" ON)
 option(WEIGHTWIRE_FAILPOINTS "Compile failpoints in (tests only)" OFF)
 option(WEIGHTWIRE_FUZZ "Of the tests, only the fuzzers (needs clang)" OFF)
-set(WEIGHTWIRE_SANITIZE "" CACHE STRING "address, undefined or thread")
+set(WEIGHTWIRE_SANITIZE "" CACHE STRING "address, undefined, thread: one, or several with commas")
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
