@@ -176,6 +176,7 @@ Status Attachment::Publish(Version version, const PublishOptions& options) {
   request.set_deadline_ms(static_cast<uint32_t>(
       std::chrono::duration_cast<std::chrono::milliseconds>(options.deadline).count()));
   request.set_number(++publish_calls_);
+  request.set_lineage(options.lineage);
   v1::PublishResponse response;
   return Call(&v1::Agent::Stub::Publish, std::move(request), &response);
 }

@@ -153,7 +153,8 @@ class SubscriberImpl final : public Subscriber {
     const auto& offer = event.swap_offer();
     std::lock_guard lock(mutex_);
     offers_.push_back({Epoch(offer.epoch()), Epoch(offer.content()), Version(offer.version()),
-                       static_cast<int>(offer.buffer()), offer.leader(), generation});
+                       static_cast<int>(offer.buffer()), offer.leader(), generation,
+                       offer.lineage()});
     changed_.notify_all();
   }
 

@@ -43,6 +43,9 @@ struct PublishOptions {
   PublishMode mode = PublishMode::kHold;
   bool manual_commit = false;
   Nanos deadline = std::chrono::seconds(120);  ///< for the version, all attempts included
+  /// Of the version, the same in every call of this rank: a trainer that went back to an earlier
+  /// step begins the one after the newest that is committed. 0: the first.
+  uint64_t lineage = 0;
 };
 
 /// What became of the bytes of a version that is not waited for any more. All of them may change.
@@ -91,6 +94,7 @@ struct Offer {
   int buffer = 0;
   bool leader = false;
   uint64_t generation = 0;  ///< which attachment of this process it belongs to
+  uint64_t lineage = 0;     ///< of `version`; 0: not known
 };
 
 /// One rank of an engine. Thread-safe.

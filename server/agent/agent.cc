@@ -287,7 +287,7 @@ void AgentImpl::Registered(const Attaching& attaching,
   handles_.emplace(handle, participant);
   running_.emplace(handle, std::move(participant));
   members_.emplace(member, handle);
-  AttachReply attached{handle, member};
+  AttachReply attached{handle, member, OkStatus(), registered->lineage, registered->floor};
   if (request.device) {
     const auto pool = services_->options.slabs.Of(*request.device);
     if (!pool) attached.device = pool.error();

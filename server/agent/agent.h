@@ -35,7 +35,8 @@ struct PublishCall {
   bool manual_commit = false;
   Nanos deadline{};
   std::array<uint8_t, 16> trace_id{};
-  uint64_t number = 0;  ///< counts the application's calls, from 1; 0: it does not count
+  uint64_t number = 0;   ///< counts the application's calls, from 1; 0: it does not count
+  uint64_t lineage = 1;  ///< the rank's, the same in every call
 };
 /// The application does not wait for the answer to a call, or for the release, any more.
 struct WithdrawCall {
@@ -59,10 +60,10 @@ class Application {
   virtual void OnReleased(Version version, Epoch epoch, const Status& why) = 0;
   /// COMMIT(epoch) is durable and buffer `buffer` (0, 1) holds it, verified. `epoch` names the
   /// transfer (for AcknowledgeSwap), `content` the committed epoch to serve from now on. On the
-  /// leader: swap all ranks at one step boundary, then acknowledge once. `trace_id`: of the
-  /// version.
+  /// leader: swap all ranks at one step boundary, then acknowledge once. `trace_id`, `lineage`: of
+  /// the version; 0: not known.
   virtual void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader,
-                           const std::array<uint8_t, 16>& trace_id) = 0;
+                           const std::array<uint8_t, 16>& trace_id, uint64_t lineage) = 0;
   /// A rank with one buffer: `version` can be moved only when what is served is given up. Stop
   /// serving, then Agent::MakeRoom(epoch). An epoch that ends before (by an abort) takes the wish
   /// back silently.
@@ -96,6 +97,8 @@ struct AttachReply {
   /// Not OK: the agent has no memory of the wanted device to lend and uses host memory instead, and
   /// why. Always OK when none was wanted.
   Status device = {};
+  uint64_t lineage = 0;  ///< RegisterReply's, and so is `floor`
+  Version floor{};
 };
 
 /// Where tensor `tensor` (index into the agreed layout) lies in imported memory.

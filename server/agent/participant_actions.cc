@@ -294,7 +294,7 @@ void Participant::Do(const epoch::OfferSwap& action) {
   if (application_ == nullptr) return;
   WW_FAILPOINT("agent.after_commit_before_offer");
   application_->OnCommitted(command.epoch, command.content, command.version, attempt_->buffer,
-                            action.leader, command.trace_id);
+                            action.leader, command.trace_id, command.lineage);
   WW_FAILPOINT("agent.after_offer");
 }
 

@@ -49,11 +49,20 @@ Status Publication::CheckStart(const PublishCall& call) const {
                    (held_->told ? " still moves from its snapshot" : " has not been released yet"))
         .Remedy("publish again when it has been released");
   }
+  // What the rank was released from counts by its number alone, here and in its claims.
+  if (accepted_ != Version{} && call.lineage != lineage_) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  "the rank publishes in lineage " + std::to_string(lineage_) +
+                      " and asks for lineage " + std::to_string(call.lineage))
+        .Remedy("attach anew: a rank has one lineage from its first version on");
+  }
   if (!held_ && call.version <= accepted_) {
     return Status(Code::kFailedPrecondition, Reason::kStaleVersion,
                   "version " + std::to_string(call.version.value) + " is not newer than version " +
                       std::to_string(accepted_.value) + ", which this rank has published")
-        .Remedy("publish a higher version; going back is an explicit rollback");
+        .Remedy(
+            "publish a higher version; to go on from an earlier step attach anew and publish in "
+            "the next lineage");
   }
   return OkStatus();
 }
@@ -63,8 +72,8 @@ void Publication::Start(const epoch::Member& member, const PublishCall& call, co
   member_ = member;
   if (held_) return Repeat(call, std::move(done));
   held_.emplace();
-  held_->request = {member,        call.version,  call.manual_commit,
-                    call.deadline, call.trace_id, next_number_++};
+  held_->request = {member,        call.version,   call.manual_commit, call.deadline,
+                    call.trace_id, next_number_++, call.lineage};
   held_->call = call.number;
   held_->mode = call.mode;
   held_->calls.push_back(std::move(done));
@@ -79,12 +88,14 @@ void Publication::Repeat(const PublishCall& call, control::Done done) {
   if (!held_->unreadable.ok()) {
     return done(Status(held_->unreadable).Remedy("wait for its release, then publish a newer one"));
   }
-  if (call.mode != held_->mode || call.manual_commit != held_->request.manual_commit) {
-    return done(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-                       "version " + std::to_string(call.version.value) +
-                           " is held already, published with another mode or manual_commit")
-                    .AtRank(name_)
-                    .Remedy("repeat a call as it was, or withdraw the version first"));
+  if (call.mode != held_->mode || call.manual_commit != held_->request.manual_commit ||
+      call.lineage != held_->request.lineage) {
+    return done(
+        Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+               "version " + std::to_string(call.version.value) +
+                   " is held already, published with another mode, manual_commit or lineage")
+            .AtRank(name_)
+            .Remedy("repeat a call as it was, or withdraw the version first"));
   }
   held_->call = std::max(held_->call, call.number);
   if (held_->accepted) return done(OkStatus());
@@ -190,6 +201,7 @@ void Publication::Submitted(uint64_t number, const Status& status) {
   const bool over = held_->release && status.reason() == Reason::kStaleVersion;
   if (!status.ok() && !over) return Refused(status);
   accepted_ = held_->request.version;
+  lineage_ = held_->request.lineage;
   held_->accepted = true;
   WW_FAILPOINT("agent.after_version_accepted_before_answer");
   Answer(std::exchange(held_->calls, {}), OkStatus());

@@ -118,6 +118,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
   const Tell tell_;
   std::optional<Held> held_;
   Version accepted_{};      ///< highest that was accepted; a repeat could never be released
+  uint64_t lineage_ = 0;    ///< of `accepted_`
   uint64_t withdrawn_ = 0;  ///< a call up to this one is refused when it comes
   /// What was revoked after it was submitted, and is not known to the coordinator as that.
   std::map<Version, uint64_t> untold_;

@@ -92,6 +92,10 @@ struct RegisterRequest {
 };
 struct RegisterReply {
   epoch::Member member;
+  /// The newest lineage that was committed; 0: a coordinator that knows none.
+  uint64_t lineage = 0;
+  /// Of that lineage: versions up to this one are not accepted any more. 0: none yet.
+  Version floor{};
   friend bool operator==(const RegisterReply&, const RegisterReply&) = default;
 };
 
@@ -122,6 +126,8 @@ struct PublishRequest {
   /// Rises with every version that the rank publishes anew; a repeated call keeps it. 0: not
   /// counted.
   uint64_t number = 0;
+  /// Of `version`: the newest that is committed, or the next one, which then begins. 0: the first.
+  uint64_t lineage = 0;
   friend bool operator==(const PublishRequest&, const PublishRequest&) = default;
 };
 
@@ -173,7 +179,9 @@ class CoordinatorPort {
   ///   kFailedPrecondition / kShapeMismatch  canonical spaces of the ranks of a group differ
   virtual void SubmitLayout(LayoutSubmission submission, Reply<LayoutReply> reply) = 0;
   /// OK: the version is accepted for this rank; Prepare follows when all ranks have published.
-  ///   kFailedPrecondition / kStaleVersion      not newer than the last one; rollback is explicit
+  ///   kFailedPrecondition / kStaleVersion      not newer than the last one of its lineage
+  ///   kFailedPrecondition / kStaleIncarnation  of a lineage that has ended: the trainer is fenced
+  ///   kInvalidArgument / kInvalidRequest       of a lineage after the next one
   ///   kFailedPrecondition / kMissingRank | kStaleIncarnation
   ///   kResourceExhausted / kLimitExceeded      too many versions wait already
   virtual void Publish(PublishRequest request, Done done) = 0;

@@ -115,6 +115,8 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     }
     if (!registered) CountFence(registered.error());
     if (registered) {
+      registered->lineage = scheduler_.decisions().Floor().lineage;
+      registered->floor = scheduler_.decisions().Floor().version;
       scheduler_.OnClaim(request.group + "/" + std::to_string(request.rank), request.claim);
     }
     outbox_.Reply<control::RegisterReply>(std::move(reply), std::move(registered));
@@ -442,6 +444,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     status.state = scheduler_.StateOf(group);
     status.serving = group.serving;
     status.version = group.version;
+    status.lineage = scheduler_.decisions().LineageOf(group.serving);
     status.ranks_present = group.present();
     status.world_size = group.world_size();
     status.lag = scheduler_.LagOf(group);

@@ -87,6 +87,7 @@ struct EngineStatus {
   EngineState state = EngineState::kIncomplete;
   Epoch serving{};  ///< content epoch; 0 = none
   Version version{};
+  uint64_t lineage = 0;  ///< of `version`; 0: not known, of one that is not committed any more
   uint32_t ranks_present = 0;
   uint32_t world_size = 0;
   Version lag{};         ///< versions away from the committed one; 0 only when it serves that
@@ -100,6 +101,7 @@ struct EpochStatus {
   Epoch epoch{};
   epoch::Kind kind = epoch::Kind::kPublish;
   Version version{};
+  uint64_t lineage = 0;  ///< of `version`; 0: not known
   epoch::Phase phase = epoch::Phase::kPreparing;
   uint32_t attempt = 1;
   Status why;
@@ -153,12 +155,16 @@ struct RolledBack {
   Version version{};
   std::vector<std::string> engines;  ///< that held it and serve it now
   std::vector<std::string> filling;  ///< complete ones that did not: they are being filled
+  uint64_t lineage = 0;              ///< of `version`; 0: not known
   friend bool operator==(const RolledBack&, const RolledBack&) = default;
 };
 struct StatusSnapshot {
   std::string job;
   Epoch committed{};
   Version committed_version{};
+  uint64_t committed_lineage = kFirstLineage;  ///< of that version; 0: not known
+  /// The newest one: of what is committed or, where a trainer is about to begin it, published.
+  uint64_t lineage = kFirstLineage;
   double committed_wall = 0;
   bool deciding = true;        ///< false after the journal failed
   std::string journal;         ///< what is wrong with it while it decides; empty = nothing
@@ -192,6 +198,11 @@ struct StatusSnapshot {
 /// gets those of its phases together. After a rollback the committed version is the one that was
 /// gone back to: a trainer that registers anew starts above it and may use the numbers of versions
 /// that were taken back, while the numbers of a rank's one life only rise.
+///
+/// Lineages: a trainer that goes back to an earlier step publishes in the next lineage, which
+/// begins with the COMMIT of its first version: nothing else changes before. From then on every
+/// version of an earlier one is refused with kStaleIncarnation, whatever its number. A rollback to
+/// a version of an earlier lineage begins none and ends none.
 ///
 /// Ranks that cannot be reached keep their places and what they serve (membership.h): an epoch that
 /// runs goes on without them or is tried again, and they are told its end when they are back.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "server/coordinator/coordinator.h"
@@ -34,9 +35,19 @@ struct Decisions {
   bool published = false;    ///< something, in this process
   bool deciding = true;
   Status stopped_why = {};
-  Status hindered = {};   ///< why the append under way does not become durable
-  bool stopping = false;  ///< the coordinator shuts down
+  Status hindered = {};                     ///< why the append under way does not become durable
+  bool stopping = false;                    ///< the coordinator shuts down
+  std::map<Epoch, uint64_t> lineages = {};  ///< of the newest epochs that were committed here
 
+  /// `committed` is another one from now on.
+  void Set(const CommitRecord& record);
+  /// Of the bytes that were committed under the epoch; 0: this coordinator does not know it.
+  uint64_t LineageOf(Epoch epoch) const;
+  /// Nothing up to it is accepted from a trainer that starts anew.
+  VersionId Floor() const;
+  /// A trainer that was overtaken by one that went back to an earlier step publishes nothing more,
+  /// whatever its numbers are: that is the fence. Errors: CoordinatorPort::Publish's.
+  Status CheckLineage(const control::PublishRequest& request) const;
   ///   kUnavailable / kShuttingDown | kJournalFailed
   Status Check() const;
 };

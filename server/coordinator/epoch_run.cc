@@ -65,6 +65,7 @@ EpochStatus EpochRun::ToStatus(Nanos now) const {
   status.epoch = state.spec.epoch;
   status.kind = state.spec.kind;
   status.version = state.spec.version;
+  status.lineage = state.spec.lineage;
   status.phase = state.phase;
   status.attempt = attempt;
   status.why = state.why;
@@ -109,6 +110,7 @@ EpochStatus StatusOf(const Draft& draft, Nanos now) {
   status.epoch = draft.spec.epoch;
   status.kind = draft.spec.kind;
   status.version = draft.spec.version;
+  status.lineage = draft.spec.lineage;
   status.phase = epoch::Phase::kPreparing;
   status.attempt = draft.attempt;
   status.why = draft.failure;

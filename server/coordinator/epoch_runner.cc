@@ -248,7 +248,8 @@ void EpochRunner::Do(EpochRun& run, const epoch::SendRelease&) {
 void EpochRunner::Do(EpochRun& run, const epoch::AppendCommit&) {
   const epoch::Spec& spec = run.state.spec;
   run.appended = s_.clock.Now();
-  CommitRecord record{spec.epoch, spec.version, {}, spec.held};
+  const uint64_t newest = std::max(shared_.decisions.committed.newest, spec.lineage);
+  CommitRecord record{spec.epoch, spec.version, {}, spec.held, spec.lineage, newest};
   for (const auto& engine : spec.engines) record.engines.Add(engine.name);
   WW_FAILPOINT("coordinator.before_commit_appended");
   s_.journal.Append(
@@ -262,9 +263,13 @@ void EpochRunner::Appended(const CommitRecord& record, const Status& status) {
     run->story.Step("journal", "", run->appended, s_.clock.Now());
   }
   if (status.ok()) {
-    shared_.decisions.committed = record;
+    if (record.newest > shared_.decisions.committed.newest) {
+      const std::string lineage = std::to_string(record.newest);
+      s_.options.notes(
+          {record.epoch, record.version, {}, "", false, "lineage " + lineage + " begins"});
+    }
+    shared_.decisions.Set(record);
     shared_.decisions.committed_wall = s_.clock.WallSeconds();
-    s_.metrics.Set("epoch_committed", static_cast<double>(record.epoch.value));
     if (const EpochRun* run = RunOf(record.epoch)) owner_.OnDurable(*run);
   }
   Feed(record.epoch, epoch::JournalEvent{status});

@@ -18,7 +18,7 @@ EpochScheduler::EpochScheduler(Services services, CommitRecord committed, Epoch 
       fills_(shared_, planner_, runner_),
       rollbacks_(shared_, planner_, runner_, fills_),
       publishes_(shared_, planner_, runner_, fills_) {
-  s_.metrics.Set("epoch_committed", static_cast<double>(shared_.decisions.committed.epoch.value));
+  TellCommitted();
   s_.metrics.Set("journal_failing", 0);
   s_.journal.OnHindered(lifeline_.Bind([this](const Status& why) { OnHindered(why); }));
 }
@@ -67,16 +67,28 @@ void EpochScheduler::OnPlanFailed(const Draft& draft) {
 
 // ---- decisions and ends ----
 
+void EpochScheduler::TellCommitted() {
+  const CommitRecord& committed = shared_.decisions.committed;
+  s_.metrics.Set("epoch_committed", static_cast<double>(committed.epoch.value));
+  s_.metrics.Set("lineage", static_cast<double>(committed.newest));
+}
+
 /// Engines without which the newest epoch was committed are not ready from now on.
 void EpochScheduler::OnDurable(const EpochRun& run) {
   const CommitRecord& committed = shared_.decisions.committed;
+  TellCommitted();
   fills_.ForgetAll();
   if (committed.held != Epoch{}) {  // a rollback: versions go on from here
-    publishes_.GiveUpTo(committed.version, Status(Code::kAborted, Reason::kStaleVersion,
-                                                  "a rollback committed version " +
-                                                      std::to_string(committed.version.value)));
-    publishes_.SetFloor(committed.version);
+    publishes_.GiveUpTo(
+        {committed.lineage, committed.version},
+        Status(Code::kAborted, Reason::kStaleVersion,
+               "a rollback committed version " + std::to_string(committed.version.value)));
+    publishes_.SetFloor(shared_.decisions.Floor());
   }
+  publishes_.GiveUpTo({committed.newest - 1, Version(UINT64_MAX)},
+                      Status(Code::kAborted, Reason::kStaleIncarnation,
+                             "its lineage has ended: lineage " + std::to_string(committed.newest) +
+                                 " was committed"));
   std::set<std::string_view> required;
   for (const epoch::EngineMembers& engine : run.state.spec.engines) required.insert(engine.name);
   for (const auto& [name, group] : s_.membership.groups()) {

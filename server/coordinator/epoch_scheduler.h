@@ -64,6 +64,7 @@ class EpochScheduler : private EpochRunner::Owner, private EpochPlanner::Owner {
   /// Starts nothing any more; `done` when nothing runs.
   void Shutdown(std::function<void()> done);
 
+  const Decisions& decisions() const { return shared_.decisions; }
   bool deciding() const { return shared_.decisions.deciding; }
   /// As Coordinator::Readiness.
   Status Readiness() const;
@@ -92,6 +93,8 @@ class EpochScheduler : private EpochRunner::Owner, private EpochPlanner::Owner {
   void OnPlanned(const Draft& draft) override;
   void OnVoid(const Draft& draft) override;
   void OnPlanFailed(const Draft& draft) override;
+  /// By metrics.
+  void TellCommitted();
   void AbortRuns(const Status& why);
   void StopDeciding(const Status& why);
   void FinishShutdownWhenIdle();

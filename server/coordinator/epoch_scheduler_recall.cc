@@ -141,19 +141,26 @@ void EpochScheduler::Restore(const epoch::Content& served) {
   const Status stale(Code::kAborted, Reason::kStaleVersion,
                      "version " + std::to_string(served.version.value) +
                          " is served already, and the journal had lost it");
-  publishes_.GiveUpTo(served.version, stale);
-  publishes_.SetFloor(std::max(publishes_.floor(), served.version));
-  if (planner_.publish() != nullptr && planner_.publish()->spec.version <= served.version) {
+  // A lineage that the journal forgot with the decision nobody here knows: a trainer of it names
+  // it.
+  const uint64_t newest = shared_.decisions.committed.newest;
+  const VersionId known{newest, served.version};
+  const auto overtaken = [&](const epoch::Spec& spec) {
+    return VersionId{spec.lineage, spec.version} <= known;
+  };
+  publishes_.GiveUpTo(known, stale);
+  publishes_.SetFloor(std::max(publishes_.floor(), known));
+  if (planner_.publish() != nullptr && overtaken(planner_.publish()->spec)) {
     publishes_.Abandon(stale);
   }
   if (runner_.fleet() != nullptr && runner_.fleet()->CanAbort() &&
       runner_.fleet()->state.spec.kind == epoch::Kind::kPublish &&
-      runner_.fleet()->state.spec.version <= served.version) {
+      overtaken(runner_.fleet()->state.spec)) {
     runner_.FeedLater(runner_.fleet()->state.spec.epoch, epoch::AbortAskedEvent{stale});
   }
   if (served.epoch < shared_.decisions.committed.epoch) return shared_.changed();
-  shared_.decisions.committed = {served.epoch, served.version, {}, {}};
-  s_.metrics.Set("epoch_committed", static_cast<double>(shared_.decisions.committed.epoch.value));
+  shared_.decisions.Set({served.epoch, served.version, {}, {}, newest, newest});
+  TellCommitted();
   for (const Group* engine : shared_.CompleteEngines()) shared_.TellBehind(*engine);
   if (shared_.decisions.deciding) {
     s_.journal.Append(shared_.decisions.committed, lifeline_.Bind([this](const Status& status) {

@@ -127,6 +127,11 @@ void EpochScheduler::Describe(StatusSnapshot& snapshot) const {
   const Nanos now = s_.clock.Now();
   snapshot.committed = shared_.decisions.committed.epoch;
   snapshot.committed_version = shared_.decisions.committed.version;
+  snapshot.committed_lineage = shared_.decisions.committed.lineage;
+  snapshot.lineage = shared_.decisions.committed.newest;
+  for (const auto& [version, pending] : publishes_.versions()) {
+    snapshot.lineage = std::max(snapshot.lineage, pending.lineage);
+  }
   snapshot.committed_wall = shared_.decisions.committed_wall;
   snapshot.deciding = shared_.decisions.deciding;
   snapshot.journal = shared_.decisions.journal_lost;
@@ -203,7 +208,7 @@ std::string EpochScheduler::WaitingMembersLine() const {
 }
 
 std::string EpochScheduler::WaitingVersionLine(const PendingVersion& pending) const {
-  const std::string version = "version " + std::to_string(pending.version.value) + ": ";
+  const std::string version = ToString(pending.id()) + ": ";
   const Group* trainer = s_.membership.Trainer();
   std::vector<std::string> gone, silent, missing;
   for (uint32_t rank = 0; trainer != nullptr && rank < trainer->world_size(); ++rank) {

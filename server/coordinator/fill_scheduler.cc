@@ -74,6 +74,7 @@ bool FillScheduler::StartOne() {
   spec.epoch = *number;
   spec.kind = epoch::Kind::kFill;
   spec.version = shared_.decisions.committed.version;
+  spec.lineage = shared_.decisions.committed.lineage;
   spec.content = shared_.decisions.committed.epoch;
   spec.sources = holder->Members();
   spec.source_group = holder->name;

@@ -33,6 +33,21 @@ struct EngineSum {
  private:
   void Mix(uint8_t byte) { digest = (digest ^ byte) * 0x100000001b3; }
 };
+inline constexpr uint64_t kFirstLineage = 1;
+/// Where a version stands in the order of all versions of a job. A trainer that goes back to an
+/// earlier step begins a new lineage: its versions come after all of the ones before, whatever
+/// their numbers.
+struct VersionId {
+  uint64_t lineage = kFirstLineage;  ///< 0: not known
+  Version version{};
+  friend auto operator<=>(const VersionId&, const VersionId&) = default;
+};
+/// "version 7", and " of lineage 2" where it is not the first.
+inline std::string ToString(const VersionId& id) {
+  std::string text = "version " + std::to_string(id.version.value);
+  if (id.lineage != kFirstLineage) text += " of lineage " + std::to_string(id.lineage);
+  return text;
+}
 /// The decision: these engines are required to serve `epoch`.
 struct CommitRecord {
   Epoch epoch{};
@@ -40,6 +55,10 @@ struct CommitRecord {
   EngineSum engines;
   /// The epoch under which the bytes were published: an earlier one for a rollback, else 0.
   Epoch held{};
+  uint64_t lineage = kFirstLineage;  ///< of the bytes; 0: of a rollback to one that is not known
+  /// The highest lineage that was ever committed: another one than `lineage` after a rollback to an
+  /// earlier one. Whoever publishes versions of a lower one is refused.
+  uint64_t newest = kFirstLineage;
   friend bool operator==(const CommitRecord&, const CommitRecord&) = default;
 };
 /// No epoch ≥ `limit` was handed out by anyone who could not append this.

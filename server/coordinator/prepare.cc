@@ -35,6 +35,7 @@ class Builder {
     command.member = member;
     command.role = role;
     command.trace_id = input_.trace_id;
+    command.lineage = input_.spec.lineage;
     return command;
   }
 

@@ -30,7 +30,7 @@ PublishQueue::PublishQueue(Shared& shared, EpochPlanner& planner, EpochRunner& r
       runner_(runner),
       fills_(fills),
       queue_(shared.s.options.waiting_versions_max) {
-  queue_.SetFloor(shared.decisions.committed.version);
+  queue_.SetFloor(shared.decisions.Floor());
 }
 
 // ---- what publishers ask ----
@@ -72,6 +72,7 @@ Status PublishQueue::Publish(const control::PublishRequest& request) {
   }
   auto accepted = [&]() -> Status {
     WW_RETURN_IF_ERROR(CheckPublish(*place));
+    WW_RETURN_IF_ERROR(shared_.decisions.CheckLineage(request));
     control::PublishRequest bounded = request;
     if (bounded.deadline <= Nanos(0)) {
       bounded.deadline =
@@ -141,9 +142,8 @@ bool PublishQueue::Start() {
   GiveUpWhatWasLetGo();
   PendingVersion* head = queue_.Head(trainer->world_size());
   if (head == nullptr) return false;
-  GiveUpAll(queue_.TakeBelow(head->version),
-            Status(Code::kAborted, Reason::kStaleVersion,
-                   "version " + std::to_string(head->version.value) + " superseded this one"));
+  GiveUpAll(queue_.TakeBelow(head->id()), Status(Code::kAborted, Reason::kStaleVersion,
+                                                 ToString(head->id()) + " superseded this one"));
   std::vector<const Group*> engines = shared_.PartakingEngines();
   if (!trainer->Complete()) return false;
   if (engines.size() < EnginesWanted()) return false;
@@ -158,6 +158,7 @@ bool PublishQueue::Start() {
   spec.epoch = spec.content = *number;
   spec.kind = epoch::Kind::kPublish;
   spec.version = head->version;
+  spec.lineage = head->lineage;
   spec.manual_commit = head->manual_commit;
   spec.quorum = s_.options.commit_policy.Enough(s_.options.min_engines);
   spec.engines_min = static_cast<uint32_t>(EnginesWanted());
@@ -220,7 +221,7 @@ void PublishQueue::ToldToPublish(Draft& draft, const PendingVersion& pending,
     last = std::max(last, at);
     draft.story.Happened(at, trainer.RankName(rank), "published", {});
   }
-  draft.story.Step("publish", "version " + std::to_string(pending.version.value), first, last);
+  draft.story.Step("publish", ToString(pending.id()), first, last);
 }
 
 bool PublishQueue::End(const EpochRun& run) {
@@ -276,7 +277,7 @@ void PublishQueue::OnPlanFailed(const Draft& draft) {
 void PublishQueue::OnLost(const Group& trainer, uint32_t rank, const Status& why) {
   GiveUpWaiting(
       MemberLost("a rank of the trainer was lost: " + why.message(), trainer.RankName(rank)));
-  if (trainer.taken() == 0) queue_.SetFloor(shared_.decisions.committed.version);
+  if (trainer.taken() == 0) queue_.SetFloor(shared_.decisions.Floor());
   ArmTimer();
 }
 
@@ -302,7 +303,7 @@ void PublishQueue::GiveUp(PendingVersion pending, const Status& why) {
 void PublishQueue::AllowAgain(const PendingVersion& pending) {
   const Group* trainer = s_.membership.Trainer();
   if (trainer != nullptr && trainer->generation != pending.generation) {
-    queue_.SetFloor(shared_.decisions.committed.version);
+    queue_.SetFloor(shared_.decisions.Floor());
   }
 }
 
@@ -310,8 +311,8 @@ void PublishQueue::GiveUpAll(std::vector<PendingVersion> versions, const Status&
   for (PendingVersion& pending : versions) GiveUp(std::move(pending), why);
 }
 
-void PublishQueue::GiveUpTo(Version version, const Status& why) {
-  GiveUpAll(queue_.TakeBelow(Version(version.value + 1)), why);
+void PublishQueue::GiveUpTo(const VersionId& id, const Status& why) {
+  GiveUpAll(queue_.TakeUpTo(id), why);
 }
 
 void PublishQueue::GiveUpWaiting(const Status& why) { GiveUpAll(queue_.TakeWaiting(), why); }

@@ -33,19 +33,19 @@ class PublishQueue {
   /// A trainer's rank is lost.
   void OnLost(const Group& trainer, uint32_t rank, const Status& why);
   /// Those that do not run.
-  void GiveUpTo(Version version, const Status& why);
+  void GiveUpTo(const VersionId& id, const Status& why);
   void GiveUpWaiting(const Status& why);
   /// The version whose plans are made, if there is one.
   void Abandon(const Status& why);
-  /// Nothing up to `version` is accepted any more.
-  void SetFloor(Version version) { queue_.SetFloor(version); }
+  /// Nothing up to `id` is accepted any more.
+  void SetFloor(const VersionId& id) { queue_.SetFloor(id); }
   /// To the next deadline of a version.
   void ArmTimer();
 
   /// Engines that a version waits for.
   size_t EnginesWanted() const;
   const std::map<Version, PendingVersion>& versions() const { return queue_.versions(); }
-  Version floor() const { return queue_.floor(); }
+  const VersionId& floor() const { return queue_.floor(); }
 
  private:
   Status CheckPublish(const Membership::Place& place) const;

@@ -40,7 +40,8 @@ std::string LineOf(const Group& engine) {
 void RollbackScheduler::Ask(Version version, control::Reply<RolledBack> reply) {
   if (Status status = Check(version); !status.ok()) return reply(Fail(status));
   if (!pending_ && IsCommitted(version)) {
-    return reply(RolledBack{shared_.decisions.committed.epoch, {}, version, {}, {}});
+    const CommitRecord& committed = shared_.decisions.committed;
+    return reply(RolledBack{committed.epoch, {}, version, {}, {}, committed.lineage});
   }
   if (!pending_) pending_ = Pending{version, 0, {}, {}};
   pending_->replies.push_back(std::move(reply));
@@ -125,6 +126,7 @@ bool RollbackScheduler::Start() {
   spec.kind = epoch::Kind::kRollback;
   spec.version = held.version;
   spec.held = held.epoch;
+  spec.lineage = shared_.decisions.LineageOf(held.epoch);
   for (const Group* engine : shared_.PartakingEngines()) {
     if (!Holds(*engine, held) || pending_->without.contains(engine->name)) continue;
     spec.engines.push_back({engine->name, engine->Members()});
@@ -147,7 +149,7 @@ void RollbackScheduler::End(const EpochRun& run) {
     }
     return;
   }
-  RolledBack result{spec.epoch, spec.held, spec.version, {}, {}};
+  RolledBack result{spec.epoch, spec.held, spec.version, {}, {}, spec.lineage};
   for (const Group* engine : shared_.PartakingEngines()) {
     (engine->serving == spec.content ? result.engines : result.filling).push_back(engine->name);
   }

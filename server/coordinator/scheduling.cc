@@ -15,6 +15,51 @@ Status Decisions::Check() const {
       .Remedy("repair the journal's storage and restart the coordinator");
 }
 
+void Decisions::Set(const CommitRecord& record) {
+  constexpr size_t kRemembered = 1024;
+  committed = record;
+  if (record.epoch == Epoch{}) return;
+  lineages[record.epoch] = record.lineage;
+  if (lineages.size() > kRemembered) lineages.erase(lineages.begin());
+}
+
+uint64_t Decisions::LineageOf(Epoch epoch) const {
+  if (epoch == Epoch{}) return 0;
+  if (committed.newest == kFirstLineage) return kFirstLineage;
+  const auto known = lineages.find(epoch);
+  return known == lineages.end() ? 0 : known->second;
+}
+
+VersionId Decisions::Floor() const {
+  const bool newest = committed.lineage == committed.newest;
+  return {committed.newest, newest ? committed.version : Version{}};
+}
+
+Status Decisions::CheckLineage(const control::PublishRequest& request) const {
+  const uint64_t asked = std::max(request.lineage, kFirstLineage);
+  const uint64_t newest = committed.newest;
+  if (committed.epoch == Epoch{} || asked == newest || asked == newest + 1) return OkStatus();
+  const std::string on = "lineage=" + std::to_string(newest);
+  const std::string next = "lineage=" + std::to_string(newest + 1);
+  if (asked > newest) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  "lineage " + std::to_string(asked) + " does not follow lineage " +
+                      std::to_string(newest) + ", the newest that is committed")
+        .Remedy(on + " goes on, " + next + " begins a new one");
+  }
+  return Status(Code::kFailedPrecondition, Reason::kStaleIncarnation,
+                "version " + std::to_string(request.version.value) + " is of lineage " +
+                    std::to_string(asked) + ", which has ended: " +
+                    (committed.lineage == newest ? ToString(Floor()) + " is committed"
+                                                 : "lineage " + std::to_string(newest) + " began"))
+      .Remedy(
+          "stop this trainer if another one went back to an earlier step; one that goes on in "
+          "lineage " +
+          std::to_string(newest) + " says so, " + on +
+          ", and one that goes back itself begins the next, " + next +
+          "; in a new process lineage=\"resume\" does either");
+}
+
 Shared::Shared(const Services& services, CommitRecord committed, Epoch first, History epochs_of,
                std::function<void()> starts, std::function<void()> changes,
                std::function<void(const Status&)> undecidable)
@@ -25,6 +70,7 @@ Shared::Shared(const Services& services, CommitRecord committed, Epoch first, Hi
       history(s.options.epochs_remembered),
       try_start(std::move(starts)),
       changed(std::move(changes)) {
+  decisions.Set(committed);
   for (const uint8_t byte : s.options.random_ticket()) random.seed(random() ^ byte);
 }
 

@@ -6,10 +6,14 @@
 namespace weightwire::coordinator {
 namespace {
 
-Status Stale(Version version, const std::string& what) {
+Status Stale(const VersionId& id, const VersionId& than, const std::string& more) {
+  const std::string next = std::to_string(id.lineage + 1);
   return Status(Code::kFailedPrecondition, Reason::kStaleVersion,
-                "version " + std::to_string(version.value) + " " + what)
-      .Remedy("publish a higher version; going back is an explicit rollback");
+                ToString(id) + " is not newer than " + ToString(than) + more)
+      .Remedy(
+          "publish a higher version; a trainer that goes on from an earlier step says so: its "
+          "ranks attach anew and publish with lineage=" +
+          next + ", or in a new process lineage=\"resume\"");
 }
 
 }  // namespace
@@ -17,6 +21,7 @@ Status Stale(Version version, const std::string& what) {
 Status VersionQueue::Add(const control::PublishRequest& request, uint32_t rank, Version published,
                          uint64_t generation, Nanos now) {
   const Version version = request.version;
+  const VersionId id{std::max(request.lineage, kFirstLineage), version};
   const auto withdrawn = withdrawn_.find(rank);
   if (request.number != 0 && withdrawn != withdrawn_.end() &&
       withdrawn->second.first == request.member && request.number <= withdrawn->second.second) {
@@ -30,6 +35,13 @@ Status VersionQueue::Add(const control::PublishRequest& request, uint32_t rank, 
       return Status(
           Code::kInvalidArgument, Reason::kInvalidRequest,
           "the ranks do not agree on manual_commit of version " + std::to_string(version.value));
+    }
+    if (known->lineage != id.lineage) {
+      return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                    "the ranks do not agree on the lineage of version " +
+                        std::to_string(version.value) + ": " + std::to_string(known->lineage) +
+                        " and " + std::to_string(id.lineage))
+          .Remedy("give every rank the same one");
     }
     const auto holder = known->ranks.find(rank);
     if (holder != known->ranks.end() && holder->second == request.member) {
@@ -45,12 +57,9 @@ Status VersionQueue::Add(const control::PublishRequest& request, uint32_t rank, 
           .Remedy("publish again in a moment");
     }
   }
-  if (version <= floor_) {
-    return Stale(version, "is not newer than version " + std::to_string(floor_.value));
-  }
+  if (id <= floor_) return Stale(id, floor_, "");
   if (version <= published) {
-    return Stale(version, "is not newer than version " + std::to_string(published.value) +
-                              ", which this rank has published");
+    return Stale(id, {id.lineage, published}, ", which this rank has published");
   }
   if (known == nullptr) {
     const auto waiting = std::count_if(versions_.begin(), versions_.end(),
@@ -62,6 +71,7 @@ Status VersionQueue::Add(const control::PublishRequest& request, uint32_t rank, 
     }
     known = &versions_[version];
     known->version = version;
+    known->lineage = id.lineage;
     known->generation = generation;
     known->manual_commit = request.manual_commit;
     known->deadline = now + request.deadline;
@@ -123,12 +133,16 @@ std::vector<PendingVersion> VersionQueue::TakeIf(const Wanted& wanted) {
     taken.push_back(std::move(it->second));
     it = versions_.erase(it);
   }
-  for (const PendingVersion& pending : taken) floor_ = std::max(floor_, pending.version);
+  for (const PendingVersion& pending : taken) floor_ = std::max(floor_, pending.id());
   return taken;
 }
 
-std::vector<PendingVersion> VersionQueue::TakeBelow(Version version) {
-  return TakeIf([version](const PendingVersion& p) { return p.version < version; });
+std::vector<PendingVersion> VersionQueue::TakeBelow(const VersionId& id) {
+  return TakeIf([&](const PendingVersion& p) { return p.id() < id; });
+}
+
+std::vector<PendingVersion> VersionQueue::TakeUpTo(const VersionId& id) {
+  return TakeIf([&](const PendingVersion& p) { return p.id() <= id; });
 }
 
 std::vector<PendingVersion> VersionQueue::TakeWaiting() {
@@ -151,7 +165,7 @@ std::optional<PendingVersion> VersionQueue::Take(Version version) {
   if (found == versions_.end()) return std::nullopt;
   PendingVersion taken = std::move(found->second);
   versions_.erase(found);
-  floor_ = std::max(floor_, version);
+  floor_ = std::max(floor_, taken.id());
   return taken;
 }
 

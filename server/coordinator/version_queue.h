@@ -11,12 +11,14 @@
 
 #include "server/base/clock.h"
 #include "server/control/control.h"
+#include "server/coordinator/journal.h"
 
 namespace weightwire::coordinator {
 
 /// A version that the trainer's ranks have published, or some of them so far.
 struct PendingVersion {
   Version version{};
+  uint64_t lineage = kFirstLineage;
   std::map<uint32_t, epoch::Member> ranks;  ///< who holds its bytes
   std::map<uint32_t, Nanos> published;      ///< when, by rank
   std::map<uint32_t, uint64_t> numbers;     ///< of the ranks' calls (PublishRequest::number)
@@ -37,6 +39,8 @@ struct PendingVersion {
   std::set<std::string> direct;
   /// Engines that were late for an attempt or failed it, where the policy goes on without them.
   std::set<std::string> without;
+
+  VersionId id() const { return {lineage, version}; }
 };
 
 /// Versions that wait for their ranks, their engines or their turn. A plain value: no calls out.
@@ -47,14 +51,14 @@ class VersionQueue {
  public:
   explicit VersionQueue(uint32_t waiting_max) : waiting_max_(waiting_max) {}
 
-  /// Nothing up to `version` is accepted any more.
-  void SetFloor(Version version) { floor_ = version; }
-  Version floor() const { return floor_; }
+  /// Nothing up to `id` is accepted any more.
+  void SetFloor(const VersionId& id) { floor_ = id; }
+  const VersionId& floor() const { return floor_; }
 
   /// `published`: highest version that this rank has published so far.
   ///   kStaleVersion   not above the floor, or not above `published`
   ///   kNotReady       the version of a trainer that is gone is still being aborted
-  ///   kInvalidRequest manual_commit differs from the other ranks'
+  ///   kInvalidRequest manual_commit or the lineage differs from the other ranks'
   ///   kLimitExceeded  `waiting_max` versions wait already
   ///   kAbortRequested withdrawn (Withdraw)
   /// Repeating an accepted one is OK and changes nothing.
@@ -68,8 +72,10 @@ class VersionQueue {
   /// The lowest version that all of `world_size` ranks have published; null when there is none.
   PendingVersion* Head(uint32_t world_size);
   PendingVersion* Find(Version version);
-  /// Takes out the versions below `version` that are not running.
-  std::vector<PendingVersion> TakeBelow(Version version);
+  /// Takes out the versions below `id` that are not running.
+  std::vector<PendingVersion> TakeBelow(const VersionId& id);
+  /// Takes out the versions up to `id` that are not running.
+  std::vector<PendingVersion> TakeUpTo(const VersionId& id);
   /// Takes out every version that is not running.
   std::vector<PendingVersion> TakeWaiting();
   /// Takes out those that are not running and past their deadline.
@@ -90,7 +96,7 @@ class VersionQueue {
   std::vector<PendingVersion> TakeIf(const Wanted& wanted);
 
   uint32_t waiting_max_;
-  Version floor_{};
+  VersionId floor_;
   /// The last call of a trainer's rank that was withdrawn, by rank.
   std::map<uint32_t, std::pair<epoch::Member, uint64_t>> withdrawn_;
   std::map<Version, PendingVersion> versions_;

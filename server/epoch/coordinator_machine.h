@@ -50,6 +50,7 @@ struct Spec {
   std::map<std::string, std::string> parents;
   /// Every source and relay can drop a reader while bytes move.
   bool drops_readers = false;
+  uint64_t lineage = 1;  ///< of `version`; 0: not known
   friend bool operator==(const Spec&, const Spec&) = default;
 };
 

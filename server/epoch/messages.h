@@ -83,6 +83,7 @@ struct PrepareCommand {
   /// Source or relay: tickets that readers will show, with the caller's incarnation.
   std::vector<std::pair<Ticket, Incarnation>> admitted;
   std::array<uint8_t, 16> trace_id{};
+  uint64_t lineage = 0;  ///< of `version`; 0: not known
   friend bool operator==(const PrepareCommand&, const PrepareCommand&) = default;
 };
 /// Everyone is prepared: move. Answer: SourcedReport or StagedReport, or FailedReport.

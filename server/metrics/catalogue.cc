@@ -56,6 +56,9 @@ void DeclareEpochs(Sink& sink) {
   sink.DeclareHistogram("epoch_duration_seconds", "Time from the start of an epoch to its end",
                         Seconds());
   sink.DeclareGauge("epoch_committed", "The last epoch whose COMMIT is durable");
+  sink.DeclareGauge("lineage",
+                    "The newest lineage of versions that is committed; rises by 1 when a trainer "
+                    "goes back to an earlier step");
   sink.DeclareCounter("engines_recalled_total",
                       "Complete engines that brought along what they held when a coordinator was "
                       "lost, by outcome",

@@ -80,7 +80,7 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
   }
 
   void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader,
-                   const TraceId& trace_id) override {
+                   const TraceId& trace_id, uint64_t lineage) override {
     v1::AttachEvent event;
     v1::AttachEvent::SwapOffer* offer = event.mutable_swap_offer();
     offer->set_epoch(epoch.value);
@@ -89,6 +89,7 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
     offer->set_buffer(static_cast<uint32_t>(buffer));
     offer->set_leader(leader);
     offer->set_trace_id(wire::TraceIdToProto(trace_id));
+    offer->set_lineage(lineage);
     Send(std::move(event));
   }
 
@@ -168,6 +169,8 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
     attached->set_protocol(greeting.protocol);
     attached->set_handle(secret_);
     *attached->mutable_member() = wire::ToProto(reply->member);
+    attached->set_lineage(reply->lineage);
+    attached->set_floor(reply->floor.value);
     *attached->mutable_device_refused() = wire::OutcomeOf(reply->device);
     if (greeting.request.device && reply->device.ok()) {
       attached->set_device(ToString(*greeting.request.device));

@@ -74,6 +74,7 @@ Result<agent::PublishCall> PublishCallOf(const v1::PublishRequest& request,
   out.manual_commit = request.manual_commit();
   out.deadline = std::chrono::milliseconds(request.deadline_ms());
   out.number = request.number();
+  out.lineage = std::max<uint64_t>(request.lineage(), 1);
   return out;
 }
 

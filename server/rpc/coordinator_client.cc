@@ -331,7 +331,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
           if (!response) return reply(Fail(std::move(response.error())));
           auto member = wire::FromProto("member", response->member());
           if (!member) return reply(Fail(std::move(member.error())));
-          reply(control::RegisterReply{*member});
+          reply(control::RegisterReply{*member, response->lineage(), Version(response->floor())});
         });
   }
 

@@ -60,6 +60,8 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
                                 owners_.Registered(agent, reply->member);
                                 v1::RegisterResponse out;
                                 *out.mutable_member() = wire::ToProto(reply->member);
+                                out.set_lineage(reply->lineage);
+                                out.set_floor(reply->floor.value);
                                 answer(std::move(out));
                               });
       });

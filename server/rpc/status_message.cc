@@ -36,6 +36,7 @@ void SetEngine(const coordinator::EngineStatus& from, v1::StatusResponse::Engine
   to->set_state(static_cast<v1::EngineState>(from.state));
   to->set_serving_epoch(from.serving.value);
   to->set_version(from.version.value);
+  to->set_lineage(from.lineage);
   to->set_ranks_present(from.ranks_present);
   to->set_world_size(from.world_size);
   to->set_lag_versions(from.lag.value);
@@ -54,6 +55,7 @@ void SetEpoch(const coordinator::EpochStatus& from, v1::StatusResponse::Epoch* t
   to->set_epoch(from.epoch.value);
   to->set_kind(static_cast<v1::EpochKind>(from.kind));
   to->set_version(from.version.value);
+  to->set_lineage(from.lineage);
   to->set_phase(static_cast<v1::EpochPhase>(from.phase));
   to->set_attempt(from.attempt);
   *to->mutable_why() = wire::OutcomeOf(from.why);
@@ -82,6 +84,8 @@ v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot) 
   out.set_job(snapshot.job);
   out.set_committed_epoch(snapshot.committed.value);
   out.set_committed_version(snapshot.committed_version.value);
+  out.set_committed_lineage(snapshot.committed_lineage);
+  out.set_lineage(snapshot.lineage);
   out.set_committed_unix_seconds(snapshot.committed_wall);
   out.set_deciding(snapshot.deciding);
   out.set_journal(Text(snapshot.journal));
@@ -174,6 +178,7 @@ v1::RollbackResponse RollbackMessageOf(const coordinator::RolledBack& result) {
   out.set_epoch(result.epoch.value);
   out.set_held_epoch(result.held.value);
   out.set_version(result.version.value);
+  out.set_lineage(result.lineage);
   for (const std::string& engine : result.engines) out.add_engines(engine);
   for (const std::string& engine : result.filling) out.add_filling(engine);
   return out;

@@ -85,6 +85,7 @@ void SetPrepare(const epoch::PrepareCommand& command, v1::Prepare* out) {
   out->set_relayed(command.relayed);
   out->set_relay_readers(command.relay_readers);
   out->set_stall_ms(MillisOf(command.stall_limit));
+  out->set_lineage(command.lineage);
   out->set_trace_id(TraceIdToProto(command.trace_id));
 }
 
@@ -128,6 +129,7 @@ Result<epoch::Command> PrepareFromProto(const v1::Prepare& prepare) {
     return Fail(Bad("prepare.relay_readers", "is more than there can be ranks"));
   }
   out.stall_limit = std::chrono::milliseconds(prepare.stall_ms());
+  out.lineage = prepare.lineage();
   WW_FAIL_IF_ERROR(CheckCount("prepare.legs", prepare.legs_size(), kLegsMax));
   for (const v1::Leg& leg : prepare.legs()) {
     out.legs.push_back({FromProto(leg.plan()), leg.rank(), leg.readers()});

@@ -248,6 +248,7 @@ v1::PublishVersionRequest ToProto(const control::PublishRequest& request) {
   out.set_deadline_ms(MillisOf(request.deadline));
   out.set_trace_id(TraceIdToProto(request.trace_id));
   out.set_number(request.number);
+  out.set_lineage(request.lineage);
   return out;
 }
 
@@ -261,6 +262,7 @@ Result<control::PublishRequest> FromProto(const v1::PublishVersionRequest& reque
   out.manual_commit = request.manual_commit();
   out.deadline = std::chrono::milliseconds(request.deadline_ms());
   out.number = request.number();
+  out.lineage = request.lineage();
   return out;
 }
 

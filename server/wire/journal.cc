@@ -16,6 +16,7 @@ constexpr uint8_t kNamedRollback = 3;  // the same, and behind it the epoch that
 constexpr uint8_t kReserveOf = 4;      // a reservation, and behind it the history
 constexpr uint8_t kDrain = 5;
 constexpr uint8_t kCommit = 6;
+constexpr uint8_t kCommitOfLineage = 7;  // the same, and behind it its lineage and the newest one
 constexpr size_t kChecksumBytes = 4;
 
 uint32_t ChecksumOf(std::string_view bytes) {
@@ -80,18 +81,25 @@ tl::unexpected<Status> OfNewerVersion(const char* what) {
                                     "where every rank begins anew"));
 }
 
-Result<coordinator::JournalRecord> CommitFrom(Reader reader) {
+Result<coordinator::JournalRecord> CommitFrom(Reader reader, bool later) {
   const auto epoch = reader.Number(8);
   const auto version = reader.Number(8);
   const auto held = reader.Number(8);
   const auto count = reader.Number(4);
   const auto digest = reader.Number(8);
-  if (!epoch || !version || !held || !count || !digest || !reader.empty()) {
+  const auto lineage = later ? reader.Number(8) : coordinator::kFirstLineage;
+  const auto newest = later ? reader.Number(8) : coordinator::kFirstLineage;
+  if (!epoch || !version || !held || !count || !digest || !lineage || !newest || !reader.empty()) {
     return Damaged("wrong size");
+  }
+  if ((*newest > coordinator::kFirstLineage) != later || *lineage > *newest) {
+    return Damaged("lineages that cannot be");
   }
   coordinator::CommitRecord out{Epoch(*epoch), Version(*version), {}, Epoch(*held)};
   out.engines.count = static_cast<uint32_t>(*count);
   out.engines.digest = *digest;
+  out.lineage = *lineage;
+  out.newest = *newest;
   return out;
 }
 
@@ -138,12 +146,17 @@ Result<coordinator::JournalRecord> DrainFrom(Reader reader) {
 }
 
 void Write(Writer& writer, const coordinator::CommitRecord& commit) {
-  writer.Number(kCommit, 1);
+  // As long as there is one lineage, versions before them read the journal.
+  const bool later = commit.newest > coordinator::kFirstLineage;
+  writer.Number(later ? kCommitOfLineage : kCommit, 1);
   writer.Number(commit.epoch.value, 8);
   writer.Number(commit.version.value, 8);
   writer.Number(commit.held.value, 8);
   writer.Number(commit.engines.count, 4);
   writer.Number(commit.engines.digest, 8);
+  if (!later) return;
+  writer.Number(commit.lineage, 8);
+  writer.Number(commit.newest, 8);
 }
 
 void Write(Writer& writer, const coordinator::ReserveRecord& reserve) {
@@ -180,7 +193,9 @@ Result<coordinator::JournalRecord> DecodeRecord(std::string_view bytes) {
   Reader reader(body);
   if (reader.Number(1) != kFormat) return OfNewerVersion("format");
   const auto kind = reader.Number(1);
-  if (kind == kCommit) return CommitFrom(reader);
+  if (kind == kCommit || kind == kCommitOfLineage) {
+    return CommitFrom(reader, kind == kCommitOfLineage);
+  }
   if (kind == kNamedCommit || kind == kNamedRollback) {
     return NamedCommitFrom(reader, kind == kNamedRollback);
   }
@@ -195,6 +210,7 @@ std::optional<size_t> KindOf(std::string_view head) {
     case kNamedCommit:
     case kNamedRollback:
     case kCommit:
+    case kCommitOfLineage:
       return coordinator::JournalRecord(coordinator::CommitRecord{}).index();
     case kReserve:
     case kReserveOf:

@@ -88,7 +88,7 @@ void Process::OnReleased(Version version, Epoch epoch, const Status& why) {
   hooks_.released(*this, version, epoch, why);
 }
 void Process::OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader,
-                          const std::array<uint8_t, 16>&) {
+                          const std::array<uint8_t, 16>&, uint64_t) {
   ExpectLive("OnCommitted");
   hooks_.committed(*this, epoch, content, version, buffer, leader);
 }

@@ -43,7 +43,7 @@ class Process final : public agent::Application {
 
   void OnReleased(Version version, Epoch epoch, const Status& why) override;
   void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader,
-                   const std::array<uint8_t, 16>& trace_id) override;
+                   const std::array<uint8_t, 16>& trace_id, uint64_t lineage) override;
   void OnRoomWanted(Epoch epoch, Version version) override;
   void OnInstalled(Epoch epoch, Epoch content) override;
   void OnEvicted(const Status& why) override;

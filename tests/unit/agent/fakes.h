@@ -189,7 +189,7 @@ class FakeApplication final : public Application {
     if (when_released) when_released();
   }
   void OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader,
-                   const std::array<uint8_t, 16>&) override {
+                   const std::array<uint8_t, 16>&, uint64_t) override {
     Say("committed e" + std::to_string(epoch.value) + " content " + std::to_string(content.value) +
             " v" + std::to_string(version.value) + " buffer " + std::to_string(buffer) +
             (leader ? " leader" : ""),

@@ -79,6 +79,28 @@ TEST_F(AgentPublish, RefusesAVersionThatItHasHadReleased) {
   EXPECT_TRUE(Publish(*trainer_, 8).ok());
 }
 
+/// What a rank was released from is known by its number alone.
+TEST_F(AgentPublish, ARankHasOneLineageAndTellsItToTheCoordinator) {
+  const auto publish = [&](uint64_t version, uint64_t lineage) {
+    PublishCall call{Version{version}, PublishMode::kHold, false, std::chrono::seconds(60)};
+    call.lineage = lineage;
+    std::optional<Status> answer;
+    agent->Publish(trainer_->handle, call, [&](Status status) { answer = std::move(status); });
+    sim.RunReady();
+    return answer.value_or(Status(Code::kUnknown, Reason::kInternal, "no answer"));
+  };
+  ASSERT_TRUE(publish(7, 2).ok());
+  EXPECT_EQ(coordinator.published.back().lineage, 2u);
+  ExpectStatus(publish(7, 3), Code::kInvalidArgument, Reason::kInvalidRequest);
+  Source(*trainer_, 3, 7);
+  Release(*trainer_, 3, 7);
+  const Status other = publish(1, 3);
+  ExpectStatus(other, Code::kInvalidArgument, Reason::kInvalidRequest);
+  EXPECT_THAT(other.message(), HasSubstr("publishes in lineage 2 and asks for lineage 3"));
+  EXPECT_EQ(coordinator.published.size(), 1u);
+  EXPECT_TRUE(publish(8, 2).ok());
+}
+
 TEST_F(AgentPublish, MayGoOnInsideOnReleased) {
   ASSERT_TRUE(Publish(*trainer_, 1).ok());
   Source(*trainer_, 1, 1);

@@ -28,7 +28,7 @@ TEST(VersionQueue, HeadIsTheLowestCompleteVersion) {
   EXPECT_TRUE(queue.Add(Request(3, 1), 1, {}, 1, seconds(0)).ok());
   ASSERT_NE(queue.Head(2), nullptr);
   EXPECT_EQ(queue.Head(2)->version, Version(3));
-  EXPECT_EQ(queue.TakeBelow(Version(3)).size(), 1u);
+  EXPECT_EQ(queue.TakeBelow({kFirstLineage, Version(3)}).size(), 1u);
   EXPECT_EQ(queue.versions().size(), 1u);
 }
 
@@ -39,7 +39,7 @@ TEST(VersionQueue, DeadlineIsTheEarliestOfTheRanks) {
   EXPECT_EQ(*queue.NextDeadline(), seconds(6));
   EXPECT_TRUE(queue.TakeExpired(seconds(5)).empty());
   EXPECT_EQ(queue.TakeExpired(seconds(6)).size(), 1u);
-  EXPECT_EQ(queue.floor(), Version(1)) << "a version that was given up does not come back";
+  EXPECT_EQ(queue.floor().version, Version(1)) << "a version that was given up does not come back";
 }
 
 TEST(VersionQueue, RunningVersionsStay) {

@@ -32,6 +32,24 @@ TEST(JournalWire, BytesOfACommitAreFixed) {
   EXPECT_EQ(bytes.substr(0, body.size()), body);
 }
 
+/// The first bytes are as they were, so that an older version reads what it can understand; this it
+/// cannot, and says so.
+TEST(JournalWire, BytesOfACommitOfALaterLineageAreFixed) {
+  coordinator::CommitRecord commit{Epoch(3), Version(2), {"e"}, Epoch(1)};
+  commit.lineage = 1;
+  commit.newest = 2;
+  const std::string bytes = EncodeRecord(commit);
+  const std::string body(
+      "\x01\x07\x03\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0"
+      "\x01\0\0\0\0\0\0\0\x01\0\0\0"
+      "\x0d\x8a\x38\xb5\x07\xc9\x8d\x08"
+      "\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0",
+      54);
+  ASSERT_EQ(bytes.size(), body.size() + 4);
+  EXPECT_EQ(bytes.substr(0, body.size()), body);
+  EXPECT_EQ(DecodeRecord(bytes), coordinator::JournalRecord(commit));
+}
+
 TEST(JournalWire, ACommitHasOneSizeHoweverManyEnginesItIsOf) {
   coordinator::CommitRecord commit{Epoch(3), Version(2), {}};
   const size_t none = EncodeRecord(commit).size();
@@ -66,7 +84,7 @@ TEST(JournalWire, BytesOfADrainAreFixed) {
 
 TEST(JournalWire, SaysOfAWholeRecordThatItDoesNotKnowThatANewerVersionWroteIt) {
   // Format and kind one after the newest ones; the checksums are FNV-1a, folded.
-  for (const auto& [record, what] : {std::pair("\x01\x07\x16\xaa\xc7\xbc", "kind"),
+  for (const auto& [record, what] : {std::pair("\x01\x08\x2b\x65\xc7\xbc", "kind"),
                                      std::pair("\x02\x01\x8b\x67\xc8\xbc", "format")}) {
     const Status why = DecodeRecord(std::string_view(record, 6)).error();
     EXPECT_EQ(why.reason(), Reason::kJournalFailed);

@@ -94,6 +94,7 @@ epoch::PrepareCommand RandomPrepare(Dice& dice) {
   out.relay_readers = static_cast<uint32_t>(dice.Below(100));
   out.stall_limit = std::chrono::milliseconds(dice.Below(10'000));
   out.trace_id = RandomBytes16(dice);
+  out.lineage = dice.Next();
   return out;
 }
 
@@ -217,6 +218,7 @@ control::PublishRequest RandomPublish(Dice& dice) {
   out.deadline = std::chrono::milliseconds(1 + dice.Below(1'000'000));
   out.trace_id = RandomBytes16(dice);
   out.number = dice.Next();
+  out.lineage = dice.Next();
   return out;
 }
 
@@ -381,6 +383,8 @@ coordinator::JournalRecord RandomRecord(Dice& dice) {
   coordinator::CommitRecord out{Epoch(dice.Next()), Version(dice.Next()), {}};
   for (size_t i = dice.Below(5); i > 0; --i) out.engines.Add(dice.Name(40));
   if (dice.Coin()) out.held = RandomEpoch(dice);
+  if (dice.Coin()) out.newest = 2 + dice.Below(1'000'000);
+  if (out.newest > 1) out.lineage = dice.Below(out.newest + 1);
   return out;
 }
 
