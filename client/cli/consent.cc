@@ -51,8 +51,12 @@ Result<Consent::Answer> Consent::Ask(
 std::string RollbackEffect(const v1::StatusResponse& status, uint64_t version) {
   int64_t serving = 0;
   for (const auto& engine : status.engines()) serving += engine.serving_epoch() != 0 ? 1 : 0;
-  return std::to_string(serving) + " engines go from " + Version(status.committed_version()) +
-         " back to " + Version(version);
+  const std::string from =
+      std::to_string(serving) + " engines go from " + Version(status.committed_version());
+  if (status.lineage() <= 1) return from + " back to " + Version(version);
+  // Of two versions of one number the one of the later lineage.
+  return from + " of lineage " + std::to_string(status.committed_lineage()) + " back to " +
+         Version(version) + ", the newest of that number that they hold";
 }
 
 std::string AbortEffect(const v1::StatusResponse& status, uint64_t epoch) {

@@ -11,6 +11,13 @@ namespace {
 
 std::string NumberOrDash(uint64_t number) { return number == 0 ? "-" : std::to_string(number); }
 
+/// "101", and which lineage's where there are several.
+std::string VersionText(const v1::StatusResponse& status, uint64_t lineage, uint64_t version) {
+  std::string text = std::to_string(version);
+  if (status.lineage() <= 1) return text;
+  return text + " (lineage " + (lineage == 0 ? "?" : std::to_string(lineage)) + ")";
+}
+
 std::string PathsText(const v1::StatusResponse::Epoch& epoch) {
   std::string text;
   for (const auto& [name, bytes] : std::map<std::string, int64_t>(
@@ -93,7 +100,7 @@ std::string EnginesText(const v1::StatusResponse& status, const View& view) {
         e.name(),
         Word(v1::EngineState_Name(e.state()), "ENGINE_STATE_") +
             (e.drained() ? e.busy_with().empty() ? ", drained" : ", draining" : ""),
-        NumberOrDash(e.version())};
+        e.version() == 0 ? "-" : VersionText(status, e.lineage(), e.version())};
     if (view.wide) row.push_back(NumberOrDash(e.serving_epoch()));
     row.insert(row.end(), {std::to_string(e.lag_versions()), e.ready() ? "yes" : "no"});
     if (view.wide) row.push_back(HeldText(e));
@@ -117,8 +124,8 @@ std::string EpochsText(const v1::StatusResponse& status, const View& view) {
                  "TOTAL", "ENGINES", "ROOT", "WHY"});
     for (const auto& e : status.epochs()) {
       if (table.rows() == static_cast<size_t>(shown)) break;
-      table.Add({NumberOrDash(e.epoch()), KindOf(e), std::to_string(e.version()), PhaseOf(e),
-                 std::to_string(e.attempt()), BytesText(e.bytes()), PathsText(e),
+      table.Add({NumberOrDash(e.epoch()), KindOf(e), VersionText(status, e.lineage(), e.version()),
+                 PhaseOf(e), std::to_string(e.attempt()), BytesText(e.bytes()), PathsText(e),
                  SecondsText(e.transfer_seconds()), SecondsText(e.total_seconds()), EnginesOf(e),
                  e.content_root().empty() ? "-" : e.content_root().substr(0, 12), OutcomeText(e)});
     }
@@ -128,8 +135,9 @@ std::string EpochsText(const v1::StatusResponse& status, const View& view) {
   for (const auto& e : status.epochs()) {
     if (table.rows() == static_cast<size_t>(shown)) break;
     table.Add(
-        {NumberOrDash(e.epoch()), KindOf(e), std::to_string(e.version()), PhaseOf(e),
-         std::to_string(e.attempt()), BytesText(e.bytes()), SecondsText(e.total_seconds()),
+        {NumberOrDash(e.epoch()), KindOf(e), VersionText(status, e.lineage(), e.version()),
+         PhaseOf(e), std::to_string(e.attempt()), BytesText(e.bytes()),
+         SecondsText(e.total_seconds()),
          FirstOf(e.engines()) + (e.left_out().empty() ? "" : " without " + FirstOf(e.left_out())),
          OutcomeText(e)});
   }
@@ -186,7 +194,10 @@ Status VerifyOutcome(const v1::VerifyResponse& result) {
 std::string StatusText(const v1::StatusResponse& status, const View& view) {
   std::string text = "waiting for: ";
   text += status.waiting_for().empty() ? "nothing" : status.waiting_for();
-  text += "\njob " + status.job() + ": version " + NumberOrDash(status.committed_version()) +
+  text += "\njob " + status.job() + ": version " +
+          (status.committed_version() == 0
+               ? "-"
+               : VersionText(status, status.committed_lineage(), status.committed_version())) +
           " committed in epoch " + NumberOrDash(status.committed_epoch()) + " at " +
           ClockText(status.committed_unix_seconds()) + "; " + std::to_string(status.agents()) +
           " agents, " + std::to_string(status.participants_size()) + " ranks\n";
@@ -203,8 +214,10 @@ std::string StatusText(const v1::StatusResponse& status, const View& view) {
 }
 
 std::string RollbackText(const v1::RollbackResponse& result) {
-  std::string text = "version " + std::to_string(result.version()) + " is committed in epoch " +
-                     std::to_string(result.epoch());
+  std::string text =
+      "version " + std::to_string(result.version()) +
+      (result.lineage() > 1 ? " of lineage " + std::to_string(result.lineage()) : "") +
+      " is committed in epoch " + std::to_string(result.epoch());
   if (result.held_epoch() == 0) return text + " already\n";
   text += ", whose bytes are epoch " + std::to_string(result.held_epoch()) + "'s; served by " +
           Joined(result.engines());

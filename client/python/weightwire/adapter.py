@@ -107,12 +107,16 @@ class LivePublisher:
     have been moved to another device or replaced in between; only names, shapes and dtypes must stay. A rank that the
     agent lost (a restart of the sidecar) attaches again at its next version.
 
+    `lineage`, as in Publisher.publish, is for a trainer that starts anew from an earlier step than what is committed: None
+    is refused then, and the error says what to set; "resume" may always be set.
+
     Costs one copy of this rank's tensors in host memory, kept for all versions.
     """
 
     def __init__(self, read: Callable[[], Sequence[Live]],
                  bind: Callable[[publisher.Publisher, Sequence[Live]], Mapping[str, np.ndarray]], *,
-                 rank: int | None, world_size: int | None, group: str, job: str, agent: str | None, timeout: float):
+                 rank: int | None, world_size: int | None, group: str, job: str, agent: str | None, timeout: float,
+                 lineage: publisher.Lineage = None):
         self._read, self._bind = read, bind
         self._last: Release | None = None
         #: Seconds for which the last `publish` blocked the trainer: waiting for the version before, and the copy.
@@ -120,7 +124,7 @@ class LivePublisher:
         lives = read()
         self.rank, self.world_size = place(rank, world_size)
         self._open_publisher = lambda: publisher.Publisher(rank=self.rank, world_size=self.world_size, group=group,
-                                                           job=job, agent=agent, timeout=timeout)
+                                                           job=job, agent=agent, timeout=timeout, lineage=lineage)
         self._bound = {live.held.meta.name: live.held for live in lives}
         self._open(lives)
 
@@ -152,6 +156,11 @@ class LivePublisher:
     def attached(self) -> bool:
         """As Publisher.attached."""
         return self._publisher.attached
+
+    @property
+    def lineage(self) -> int:
+        """As Publisher.lineage."""
+        return self._publisher.lineage
 
     def publish(self, version: int, *, deadline: float = 120.0, manual_commit: bool = False) -> Release:
         """Copies the parameters as they are now and publishes them as `version` (greater than the last one).

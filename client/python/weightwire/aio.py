@@ -91,8 +91,8 @@ class Client:
             before = status
 
     async def wait_version(self, version: int, timeout: float, *, engines: Sequence[str] = (),
-                           on_progress: ProgressCallback | None = None) -> JobStatus:
-        return await self._wait(ServedWait(version, engines, on_progress), timeout, "served")
+                           on_progress: ProgressCallback | None = None, lineage: int | None = None) -> JobStatus:
+        return await self._wait(ServedWait(version, engines, on_progress, lineage), timeout, "served")
 
     async def wait_epoch(self, result: RolledBack, timeout: float) -> JobStatus:
         return await self._wait(EpochWait(result.epoch, result.version), timeout, f"served as epoch {result.epoch}")

@@ -134,10 +134,13 @@ class Client:
             before = status
 
     def wait_version(self, version: int, timeout: float, *, engines: Sequence[str] = (),
-                     on_progress: ProgressCallback | None = None) -> JobStatus:
-        """Blocks until `engines` (or every complete engine, at least one) serve `version` or a newer one.
-        Survives a restart of the coordinator. DeadlineError says what everyone waits for."""
-        return self._wait(ServedWait(version, engines, on_progress), timeout, "served")
+                     on_progress: ProgressCallback | None = None, lineage: int | None = None) -> JobStatus:
+        """Blocks until `engines` (or every complete engine, at least one) serve `version` or a newer one of its lineage.
+        Survives a restart of the coordinator. DeadlineError says what everyone waits for.
+
+        `lineage`: `Publisher.lineage` of who publishes it. None: the newest that the coordinator knows, which is another
+        one as soon as a trainer that went back to an earlier step has published. StaleError: the lineage has ended."""
+        return self._wait(ServedWait(version, engines, on_progress, lineage), timeout, "served")
 
     def wait_epoch(self, result: RolledBack, timeout: float) -> JobStatus:
         """Blocks until every complete engine serves what `rollback` committed, or something newer."""

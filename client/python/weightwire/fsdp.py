@@ -21,6 +21,7 @@ from weightwire import boxes
 from weightwire.adapter import Live, clean_name, meta_of, refuse
 from weightwire.boxes import Held
 from weightwire.memory import TensorMeta
+from weightwire.publisher import Lineage
 from weightwire.torch import BoxPublisher, Names, Reading, Receiver as _Receiver, named_tensors
 
 
@@ -132,9 +133,9 @@ class Publisher(BoxPublisher):
 
     def __init__(self, module: torch.nn.Module, *, rank: int | None = None, world_size: int | None = None,
                  group: str = "trainer", job: str = "", agent: str | None = None, timeout: float = 30.0,
-                 names: Names | None = None):
+                 names: Names | None = None, lineage: Lineage = None):
         super().__init__(lambda: read_sharded(module, names), rank=rank, world_size=world_size, group=group, job=job,
-                         agent=agent, timeout=timeout)
+                         agent=agent, timeout=timeout, lineage=lineage)
 
 
 class Receiver(_Receiver):

@@ -57,9 +57,9 @@ class HfReader:
             self._subscriber.close()
             raise
 
-    def tensors(self, version: int, *, timeout: float, device: Union[torch.device, str] = "cpu"
+    def tensors(self, version: int, *, timeout: float, device: Union[torch.device, str] = "cpu", lineage: int = 1
                 ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Waits for `version` and yields its tensors; each is a new tensor on `device`.
+        """Waits for `version` of `lineage` (Publisher.lineage) and yields its tensors; each is a new tensor on `device`.
 
         The version is acknowledged when the last tensor was taken; until then no other is installed. When the consumer
         stops or fails before that, the next call yields it again, or acknowledges it where it asks for a newer one; without
@@ -67,7 +67,7 @@ class HfReader:
         DeadlineError: it did not come within `timeout` seconds. StaleError: a newer one was committed already, which the
         next call may ask for.
         """
-        end = time.monotonic() + timeout
+        end, wanted = time.monotonic() + timeout, (lineage, version)
         while True:
             offer = self._offer or self._subscriber.wait_offer(max(0.0, end - time.monotonic()))
             if offer is None:
@@ -80,16 +80,16 @@ class HfReader:
                 self._offer = None
                 continue  # fenced meanwhile: it is offered again
             self._offer = offer
-            if offer.version > version:
+            if offer.order > wanted:
                 raise errors.StaleError(f"version {offer.version} is committed, {version} was asked for",
                                         code="ABORTED", reason="stale_version", remedy=f"ask for {offer.version}")
-            if offer.version == version:
+            if offer.order == wanted:
                 for meta in self._tensors:
                     yield meta.name, as_tensor(arrays[meta.name], meta).to(device, copy=True)
             self._offer = None
             self._subscriber.flip(offer)
             self._subscriber.acknowledge(offer)
-            if offer.version == version:
+            if offer.order == wanted:
                 return
 
     def close(self) -> None:
@@ -111,5 +111,5 @@ def iter_hf_tensors(publisher: LivePublisher, version: int, reader: HfReader | N
     """
     release = publisher.publish(version, deadline=deadline)
     if reader is not None:
-        yield from reader.tensors(version, timeout=deadline, device=device)
+        yield from reader.tensors(version, timeout=deadline, device=device, lineage=publisher.lineage)
     release.wait_released(deadline)

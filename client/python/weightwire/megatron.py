@@ -20,6 +20,7 @@ import torch.distributed as dist
 from weightwire.adapter import Live, LivePublisher, is_freed, meta_of
 from weightwire.boxes import Held
 from weightwire.megatron_state import RankState, read_state, spec_of, unwrap
+from weightwire.publisher import Lineage
 
 #: The model's config.json: as a mapping, as the path of the file or its folder, or as a transformers config.
 Config = Union[Mapping[str, Any], str, "os.PathLike[str]", Any]
@@ -118,10 +119,11 @@ class Publisher(LivePublisher):
 
     def __init__(self, models: Union[torch.nn.Module, Sequence[torch.nn.Module]], config: Config, *,
                  spec: str | None = None, group: str = "trainer", job: str = "", agent: str | None = None,
-                 timeout: float = 30.0):
+                 timeout: float = 30.0, lineage: Lineage = None):
         text = json.dumps(config_of(config))
         #: What was found, e.g. "megatron:tp2,pp2,vocab_pad=256".
         self.spec = spec or parallel_spec(models, config)
         super().__init__(lambda: _read(models),
                          lambda base, lives: base.bind(text, self.spec, [live.held.meta for live in lives]),
-                         rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout)
+                         rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout,
+                         lineage=lineage)

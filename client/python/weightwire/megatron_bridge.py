@@ -21,6 +21,7 @@ from weightwire.boxes import Box, Held
 from weightwire.hf_tensors import checkpoint_tensors
 from weightwire.megatron import local_tensors
 from weightwire.memory import TensorMeta
+from weightwire.publisher import Lineage
 from weightwire.torch import BoxPublisher, Reading
 
 _REMEDY = "use weightwire.megatron, or publish bridge.export_hf_weights() through weightwire.torch"
@@ -121,7 +122,7 @@ class Publisher(BoxPublisher):
 
     def __init__(self, bridge: Any, models: Union[torch.nn.Module, Sequence[torch.nn.Module]], *,
                  checkpoint: Union[str, "os.PathLike[str]", None] = None, group: str = "trainer", job: str = "",
-                 agent: str | None = None, timeout: float = 30.0):
+                 agent: str | None = None, timeout: float = 30.0, lineage: Lineage = None):
         chunks = [models] if isinstance(models, torch.nn.Module) else list(models)
         folder = checkpoint or bridge.hf_pretrained.model_name_or_path
         whole = {meta.name: meta for meta in checkpoint_tensors(folder)}
@@ -137,4 +138,5 @@ class Publisher(BoxPublisher):
                                        task_boxes(task, tensor.shape, whole)), tensor))
             return whole, lives
 
-        super().__init__(read, rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout)
+        super().__init__(read, rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout,
+                         lineage=lineage)

@@ -28,16 +28,21 @@ class Synchronizer:
 
     deadline: seconds for one sync, everything included
     version:  that of the last sync, where a job resumes under a coordinator that knows it
+    lineage:  a number, see Publisher.publish: where it resumes from an earlier version than what is committed; without it
+              the first sync is refused then, and the error says which number to set
     checkpoint: folder with config.json and safetensors headers; default: the policy's model_name. For Megatron, and for
               engines that were not started from a folder
     driver:   further arguments of weightwire.vllm.EngineDriver: mode, install, pause, …
     """
 
     def __init__(self, policy: Any, generation: Any, *, deadline: float = 300.0, version: int = 0, job: str = "",
-                 agent: str | None = None, checkpoint: str | None = None, **driver: Any):
+                 agent: str | None = None, checkpoint: str | None = None, lineage: int = 1, **driver: Any):
         if generation.cfg["colocated"]["enabled"]:
             raise errors.RefusedError("policy and generation share their GPUs", code="INVALID_ARGUMENT",
                                       reason="invalid_request", remedy="policy.generation.colocated.enabled=false")
+        if not isinstance(lineage, int):
+            raise errors.RefusedError(f"lineage {lineage!r} is no number", code="INVALID_ARGUMENT", reason="invalid_request",
+                                      remedy="the error of the first sync says which")
         self._deadline, self._where = deadline, dict(job=job, agent=agent)
         self._checkpoint, self._driver = checkpoint, driver
         self._policy = {f"policy worker {i}": worker for i, worker in enumerate(policy.worker_group.workers)}
@@ -47,7 +52,7 @@ class Synchronizer:
             if not any(group.sharding_annotations.get_worker_coords(index).get(axis)
                        for axis in ("tensor_parallel", "pipeline_parallel")))}
         self._async = bool(generation.cfg["vllm_cfg"]["async_engine"])
-        self.version = version
+        self.version, self._lineage = version, lineage
         self._stale = True
         self._end = 0.0
 
@@ -58,7 +63,8 @@ class Synchronizer:
     def init_communicator(self) -> None:
         """Every worker joins. AbortedError names those that did not; called again, the others stay as they are."""
         self._end = time.monotonic() + self._deadline
-        failed = self._all(self._policy, _open, lambda _: (self._checkpoint, {**self._where, "timeout": self._left()}))
+        failed = self._all(self._policy, _open, lambda _: (self._checkpoint, {**self._where, "lineage": self._lineage,
+                                                                                  "timeout": self._left()}))
         failed |= self._all(self._engines, _follow, lambda name: (
             dict(name=name, checkpoint=self._checkpoint, **self._where, **self._driver), self._async))
         if not failed and self._async:
@@ -85,9 +91,9 @@ class Synchronizer:
             if failed:
                 raise _aborted(f"version {version} was not published, engines keep what they serve", failed)
             if self._async:
-                failed = self._until(lambda status: _serves(status, version))
+                failed = self._until(lambda status: _serves(status, version, self._lineage))
             else:
-                failed = self._all(self._engines, _install, lambda _: (version, self._left()))
+                failed = self._all(self._engines, _install, lambda _: (version, self._lineage, self._left()))
         if failed:
             raise _aborted(f"version {version} is not served by every engine", failed)
         self._stale = False
@@ -164,10 +170,10 @@ def _follow(worker: Any, settings: dict[str, Any], follow: bool) -> None:
         worker.weightwire_driver.init()
 
 
-def _install(worker: Any, version: int, deadline: float) -> None:
+def _install(worker: Any, version: int, lineage: int, deadline: float) -> None:
     """For a synchronous LLM, which has no thread to follow on."""
     end = time.monotonic() + deadline
-    while not _serves(worker.weightwire_driver.status(), version):
+    while not _serves(worker.weightwire_driver.status(), version, lineage):
         if time.monotonic() >= end:
             raise errors.DeadlineError(f"version {version} did not come within {deadline:g} s",
                                        code="DEADLINE_EXCEEDED", reason="deadline_exceeded")
@@ -185,8 +191,9 @@ def _close(worker: Any) -> None:
             setattr(worker, name, None)
 
 
-def _serves(status: dict[str, Any], version: int) -> bool:
-    return bool(status["serving"]) and status["serving"]["version"] >= version
+def _serves(status: dict[str, Any], version: int, lineage: int) -> bool:
+    serving = status["serving"]
+    return bool(serving) and (serving.get("lineage", 1), serving["version"]) >= (lineage, version)
 
 
 def _get(ref: Any, seconds: float) -> Any:

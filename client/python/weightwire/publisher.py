@@ -8,7 +8,7 @@ import re
 import secrets
 import threading
 import time
-from typing import Any, Callable, Literal, Mapping, Sequence
+from typing import Any, Callable, Literal, Mapping, Sequence, Union
 
 import numpy as np
 
@@ -24,6 +24,12 @@ _PROGRESS_SECONDS = 0.1
 _VERSION_MAX = 2**63 - 1
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _MODES = {"hold": agent_pb2.PUBLISH_MODE_HOLD, "snapshot": agent_pb2.PUBLISH_MODE_SNAPSHOT}
+#: In which lineage a rank publishes: a number, or "resume": see `Publisher.publish`.
+Lineage = Union[int, Literal["resume"], None]
+_FIRST_LINEAGE = 1
+#: In which lineage the ranks of this process publish, by agent, job and rank: one that attaches again without having gone
+#: back to an earlier step is the trainer that it was, and is fenced as that.
+_lineages: dict[tuple[str, str, str], int] = {}
 #: What `Publisher.withdraw` says of a version: nobody will serve it; all its bytes were read, and its release says
 #: whether it is served; it was released.
 Withdrawal = Literal["revoked", "read", "released"]
@@ -52,6 +58,8 @@ class Release:
         self.epoch = 0
         #: Seconds from the publish call to the release: how long the trainer was blocked.
         self.blocked_seconds: float | None = None
+        #: Of the version: a later lineage comes after all versions of an earlier one.
+        self.lineage = _FIRST_LINEAGE
         self._started = time.perf_counter()
         self._done = threading.Event()
         self._accepted = False
@@ -112,17 +120,22 @@ class Publisher:
     """
 
     def __init__(self, *, rank: int, world_size: int, group: str = "trainer", job: str = "",
-                 agent: str | None = None, timeout: float = 30.0, device: Device | None = None):
-        """`device`: where the parameters are to lie, if the agent has memory of it to lend; see `device_refused`."""
+                 agent: str | None = None, timeout: float = 30.0, device: Device | None = None, lineage: Lineage = None):
+        """`device`: where the parameters are to lie, if the agent has memory of it to lend; see `device_refused`.
+        `lineage`: that of every `publish` that names none."""
         self._device = device
         self._releases: dict[int, Release] = {}
         self._calls = 0  # of Publish, so far
         self._in_doubt: Release | None = None  # the caller of `publish` has an error, and the agent did not answer
         self._lock = threading.Lock()
         self._arena: Arena | None = None
-        self._session = Session(agent=agent or default_agent_socket(), role=types_pb2.GROUP_ROLE_TRAINER,
+        self._wanted_lineage = lineage
+        self._lineage = 0  # of its versions; 0: none was accepted yet
+        agent = agent or default_agent_socket()
+        self._session = Session(agent=agent, role=types_pb2.GROUP_ROLE_TRAINER,
                                 group=group, rank=rank, world_size=world_size, job=job, timeout=timeout,
                                 device=device.uuid if device else "", on_event=self._on_event, on_end=self._on_end).open()
+        self._process_rank = (agent, job, self._session.rank_name)
 
     @property
     def attached(self) -> bool:
@@ -198,13 +211,21 @@ class Publisher:
         return Progress(version, local.phase, local.epoch, 0, local.bytes_done, local.bytes_total)
 
     def publish(self, version: int, *, mode: str = "hold", manual_commit: bool = False,
-                deadline: float = 120.0, traceparent: str | None = None) -> Release:
+                deadline: float = 120.0, traceparent: str | None = None, lineage: Lineage = None) -> Release:
         """Publishes what the shared arrays hold as `version` (greater than the last one, at most 2^63 - 1).
 
         mode "hold": the arrays must stay unchanged until released; "snapshot": the agent copies them
         first and releases right after. `deadline` (seconds) is for the version, all attempts included.
         `traceparent`: the W3C header of the step that publishes; its trace id is then in the logs of every process that
         the version passes, and in `wwctl epoch`. That of the first rank to publish counts; without, it is a random one.
+
+        `lineage`: for a trainer that started anew from an earlier step than what is committed, 100 where 120 is. Versions of
+        a later lineage come after all of an earlier one: the next number after the newest one begins a new lineage with
+        the commit of this version, and from then on whoever publishes in an earlier one is refused (StaleError,
+        `stale_incarnation`). "resume" is the newest lineage if `version` is above what is committed of it, else the next
+        one; it is decided once in a process. Every rank must say the same, and a rank has one lineage as long as it is
+        attached: later calls may leave it out. None: that of the call before, or of the constructor; without, 1, where every
+        job begins.
 
         A repeat of a version that is not released yet returns the same Release. A call that gets no answer within the
         publisher's timeout, or is interrupted, withdraws the version: either it returns a Release, because the version
@@ -220,12 +241,14 @@ class Publisher:
                                       remedy="number versions from 1 on")
         with errors.refusing(rank=self._session.rank_name):
             request = agent_pb2.PublishRequest(version=version, mode=_MODES[mode], manual_commit=manual_commit,
-                                               deadline_ms=int(deadline * 1000), trace_id=_trace_id(traceparent))
+                                               deadline_ms=int(deadline * 1000), trace_id=_trace_id(traceparent),
+                                               lineage=self._lineage_for(version, lineage))
         if self._in_doubt is not None:
             release = self._settle(self._in_doubt, version)
             if release is not None:
                 return release
         release = self._release_of(version)
+        release.lineage = request.lineage
         self._calls += 1
         request.number = self._calls
         try:
@@ -240,7 +263,32 @@ class Publisher:
             self._interrupted(release)
             raise
         release._accepted = True
+        self._lineage = _lineages[self._process_rank] = request.lineage
         return release
+
+    @property
+    def lineage(self) -> int:
+        """Of the versions that this rank publishes; 0 before the first one was accepted."""
+        return self._lineage
+
+    def _lineage_for(self, version: int, wanted: Lineage) -> int:
+        newest = self._session.lineage
+        if wanted is None:
+            wanted = self._lineage or self._wanted_lineage or _FIRST_LINEAGE
+        if isinstance(wanted, int) and wanted < _FIRST_LINEAGE or isinstance(wanted, str) and wanted != "resume":
+            raise errors.RefusedError(f"lineage: {wanted!r} is neither a number from 1 on nor \"resume\"",
+                                      code="INVALID_ARGUMENT", reason="invalid_request", rank=self._session.rank_name,
+                                      remedy="lineages are numbered from 1 on")
+        if newest == 0 and wanted == "resume":
+            return self._lineage or _FIRST_LINEAGE  # the publish is refused, unless it goes on
+        if newest == 0 and wanted != _FIRST_LINEAGE:
+            raise errors.RefusedError(f"lineage={wanted} was asked for, and the agent or the coordinator knows no lineages",
+                                      code="FAILED_PRECONDITION", reason="protocol_version", rank=self._session.rank_name,
+                                      remedy="upgrade both; until then publish numbers above what is committed")
+        if not isinstance(wanted, str):
+            return wanted
+        decided = self._lineage or _lineages.get(self._process_rank, 0)
+        return decided or (newest if version > self._session.floor else newest + 1)
 
     def withdraw(self, version: int, timeout: float | None = None) -> Withdrawal:
         """Takes a version back that was published and is not waited for any more. When it returns, the arrays may change:

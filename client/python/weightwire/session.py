@@ -96,6 +96,9 @@ class Session:
         self._failure: errors.WeightwireError | None = None
         self._closed = False
         self.handle = 0
+        #: The newest lineage that was committed when it attached, and of that the version up to which nothing is accepted
+        #: any more; 0: the agent or the coordinator is of a version that knows no lineages.
+        self.lineage = self.floor = 0
         #: UUID of the GPU where the agent puts this rank's memory; "": in host memory.
         self.device = ""
         #: Why it is not the GPU that was asked for; None when it is, or none was.
@@ -131,6 +134,7 @@ class Session:
             for event in self._stream:
                 if event.WhichOneof("kind") == "attached":
                     self.handle = event.attached.handle
+                    self.lineage, self.floor = event.attached.lineage, event.attached.floor
                     self.device = event.attached.device
                     self.device_refused = errors.from_outcome(event.attached.device_refused)
                     self._attached.set()

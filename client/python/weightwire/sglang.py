@@ -42,6 +42,12 @@ class Ticket:
     agent: str = ""  #: socket of the weightwired; empty: WEIGHTWIRE_AGENT_SOCKET
     job: str = ""
     deadline: float = 120.0  #: seconds, everything included
+    lineage: int = 1  #: of `version`, Publisher.lineage: what is newer in an earlier one is not loaded
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """As Offer.order."""
+        return self.lineage, self.version
 
 
 def ticket(engine: str, checkpoint: str, version: int, **more: Any) -> list[tuple[str, torch.Tensor]]:
@@ -165,7 +171,7 @@ class _Rank:
         end = time.monotonic() + order.deadline
         if self._staged is not None and self._subscriber.serving is not self._staged[0]:
             self._staged = None  # fenced since: numbers mean nothing across that, and it is offered again
-        while self._staged is None or self._staged[0].version < order.version:
+        while self._staged is None or self._staged[0].order < order.order:
             offer = self._subscriber.wait_offer(max(0.0, end - time.monotonic()))
             if offer is None:
                 raise errors.DeadlineError(f"version {order.version} did not come within {order.deadline:g} s",
@@ -175,7 +181,7 @@ class _Rank:
                 self._staged = offer, self._subscriber.flip(offer)
             except errors.StaleError:
                 continue  # fenced meanwhile: it is offered again
-            if offer.version < order.version:
+            if offer.order < order.order:
                 self._acknowledge(offer)  # the fleet brought us up to date before; the engine skips it
         return self._staged
 

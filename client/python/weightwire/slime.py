@@ -8,6 +8,8 @@ be told is read from slime's arguments, where `--custom-config-path` puts every 
     weightwire_deadline: 300    # seconds for one update, everything included
     weightwire_job: ""          # both as in weightwire.megatron.Publisher
     weightwire_agent: ""        # empty: WEIGHTWIRE_AGENT_SOCKET, on trainers' and on engines' hosts
+    weightwire_lineage: resume  # or a number, see Publisher.publish: when slime resumes from an earlier step than what the
+                                # coordinator has committed; without it the first update is refused then
 
 See docs/frameworks.md for an update's order and for what of it was run.
 """
@@ -22,6 +24,7 @@ from typing import Any, Callable, Mapping, Sequence
 import torch.distributed as dist
 
 from weightwire import errors, megatron
+from weightwire.publisher import Lineage
 from weightwire.sglang import LOADER, payloads, ticket
 
 #: Seconds beyond the deadline for engines to generate again, and for ranks to hear of it.
@@ -58,6 +61,7 @@ class WeightUpdater:
         self._args, self._model = args, model
         self._deadline = float(getattr(args, "weightwire_deadline", 300))
         self._job, self._agent = (getattr(args, f"weightwire_{key}", "") or "" for key in ("job", "agent"))
+        self._lineage: Lineage = getattr(args, "weightwire_lineage", None)
         self._engines: dict[str, Any] = {}  # by their names in weightwire; on rank 0
         self._tp_sizes: dict[str, int] = {}
         self._publisher: megatron.Publisher | None = None
@@ -116,7 +120,7 @@ class WeightUpdater:
         """Returns when every engine that has joined holds the version whole in its host's memory."""
         if self._publisher is None:
             self._publisher = megatron.Publisher(self._model, self._args.hf_checkpoint, spec=self._spec, job=self._job,
-                                                 agent=self._agent or None, timeout=self._left())
+                                                 agent=self._agent or None, timeout=self._left(), lineage=self._lineage)
             self._spec = self._publisher.spec
         self._publisher.publish(self.weight_version, deadline=self._left()).wait_released(self._left())
 
@@ -142,7 +146,7 @@ class WeightUpdater:
         arguments: dict[str, dict[str, Any]] = {}
         for name in engines:
             order = ticket(name, self._args.hf_checkpoint, version, agent=self._agent, job=self._job,
-                           deadline=self._left())
+                           deadline=self._left(), lineage=self._publisher.lineage if version and self._publisher else 1)
             arguments[name] = dict(serialized_named_tensors=payloads(order, self._tp_sizes[name]), load_format=LOADER,
                                    flush_cache=version > 0, weight_version=str(version) if version else None)
         return self._each(engines, "update_weights_from_tensor", arguments)

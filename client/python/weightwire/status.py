@@ -60,13 +60,14 @@ class EngineStatus:
     drained: bool = False  #: by an operator: it takes no part in new versions
     busy_with: tuple[str, ...] = ()  #: of a drained one; empty: it may be stopped
     held_beyond: tuple[int, ...] = ()  #: further versions that it holds, newest first
+    lineage: int = 0  #: of `version`; 0: not known, of one that is not committed any more
 
     @staticmethod
     def from_proto(e: Any) -> "EngineStatus":
         return EngineStatus(e.name, _word(coordinator_pb2.EngineState, "ENGINE_STATE_", e.state), e.version,
                             e.serving_epoch, e.ranks_present, e.world_size, e.lag_versions, e.last_error,
                             e.ready, e.held_version, e.held_epoch, e.drained, tuple(e.busy_with),
-                            tuple(held.version for held in e.held_beyond))
+                            tuple(held.version for held in e.held_beyond), e.lineage)
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class EpochStatus:
     content_root: str  #: of what was committed, when it has been verified; else empty
     left_out: tuple[str, ...]  #: engines without which this attempt goes on (commit_policy)
     trace_id: str = ""  #: W3C, 32 hex digits: in the logs of every process that the version passes
+    lineage: int = 0  #: of `version`; 0: not known
 
     @staticmethod
     def from_proto(e: Any) -> "EpochStatus":
@@ -97,7 +99,7 @@ class EpochStatus:
             tuple(e.engines), tuple(e.waiting_for),
             {"prepare": e.prepare_seconds, "transfer": e.transfer_seconds, "commit": e.commit_seconds,
              "total": e.total_seconds}, e.bytes, dict(e.bytes_by_transport), e.bytes_kept,
-            e.content_root, tuple(e.left_out), e.trace_id)
+            e.content_root, tuple(e.left_out), e.trace_id, e.lineage)
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,12 @@ class RolledBack:
     held_epoch: int  #: under which its bytes were published; 0: it was committed already, nothing was done
     engines: tuple[str, ...]  #: that held it and serve it
     filling: tuple[str, ...]  #: that are being filled from them; `wait_epoch` waits for them
+    lineage: int = 0  #: of `version`; 0: not known
 
     @staticmethod
     def from_proto(r: Any) -> "RolledBack":
-        return RolledBack(r.epoch, r.version, r.held_epoch, tuple(r.engines), tuple(r.filling))
+        return RolledBack(r.epoch, r.version, r.held_epoch, tuple(r.engines), tuple(r.filling),
+                          r.lineage)
 
 
 @dataclass(frozen=True)
@@ -177,13 +181,17 @@ class JobStatus:
     engines: tuple[EngineStatus, ...]
     epochs: tuple[EpochStatus, ...]  #: newest first
     agents: int
+    committed_lineage: int = 0  #: of `committed_version`; 0: not known
+    #: The newest one, committed or about to begin: versions of it come after all of the others. 0: of a coordinator that
+    #: knows no lineages.
+    lineage: int = 0
 
     @staticmethod
     def from_proto(s: Any) -> "JobStatus":
         return JobStatus(s.job, s.committed_epoch, s.committed_version, s.deciding, s.waiting_for,
                          tuple(map(ParticipantStatus.from_proto, s.participants)),
                          tuple(map(EngineStatus.from_proto, s.engines)),
-                         tuple(map(EpochStatus.from_proto, s.epochs)), s.agents)
+                         tuple(map(EpochStatus.from_proto, s.epochs)), s.agents, s.committed_lineage, s.lineage)
 
     def epoch_of(self, version: int) -> EpochStatus | None:
         """The newest attempt to publish `version`, if it is still remembered."""

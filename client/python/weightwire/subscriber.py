@@ -39,6 +39,14 @@ class Offer:
     leader: bool
     generation: int  #: which attachment of this process it belongs to
     trace_id: str = ""  #: W3C, 32 hex digits: of the version, the same in every process that it passes
+    #: Of `version`: one of a later lineage is newer whatever its number, see `Publisher.publish`. 0: not known, after a
+    #: rollback to an older commit than the coordinator remembers.
+    lineage: int = 1
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Greater for what is newer; smaller than all that is known where the lineage is not."""
+        return self.lineage, self.version
 
 
 @dataclass(frozen=True)
@@ -264,7 +272,8 @@ class Subscriber:
         kind = event.WhichOneof("kind")
         if kind == "swap_offer":
             o = event.swap_offer
-            told: Offer | RoomWanted = Offer(o.epoch, o.content, o.version, o.buffer, o.leader, generation, o.trace_id.hex())
+            told: Offer | RoomWanted = Offer(o.epoch, o.content, o.version, o.buffer, o.leader, generation, o.trace_id.hex(),
+                                            o.lineage if self._session.lineage else 1)
         elif kind == "room_wanted":
             told = RoomWanted(event.room_wanted.epoch, event.room_wanted.version, generation)
         else:

@@ -19,6 +19,7 @@ from weightwire import boxes, errors, subscriber
 from weightwire.adapter import (Live, LivePublisher, as_tensor, clean_name, is_freed, meta_of, persistent_buffers,
                                 place, refuse)
 from weightwire.memory import TensorMeta
+from weightwire.publisher import Lineage
 
 #: A module, tensors by name, or a function that gives (name, tensor) pairs anew for each version.
 Source = Union[torch.nn.Module, Mapping[str, torch.Tensor], Callable[[], Iterable[tuple[str, torch.Tensor]]]]
@@ -76,9 +77,9 @@ class Publisher(BoxPublisher):
 
     def __init__(self, source: Source, *, rank: int | None = None, world_size: int | None = None,
                  group: str = "trainer", job: str = "", agent: str | None = None, timeout: float = 30.0,
-                 names: Names | None = None):
+                 names: Names | None = None, lineage: Lineage = None):
         super().__init__(lambda: read_whole(source, names), rank=rank, world_size=world_size, group=group, job=job,
-                         agent=agent, timeout=timeout)
+                         agent=agent, timeout=timeout, lineage=lineage)
 
 
 class Receiver:

@@ -22,7 +22,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 
 from weightwire import boxes
 from weightwire.adapter import LivePublisher, as_tensor, meta_of
-from weightwire.publisher import Publisher
+from weightwire.publisher import Lineage, Publisher
 
 
 @dataclass
@@ -32,6 +32,8 @@ class InitInfo(TrainerInitInfo):
     publisher: an open publisher of this rank (weightwire.torch, fsdp, megatron): every rank publishes its own shards.
         Without it a `source` is needed, whose whole tensors rank 0 publishes; the other ranks iterate it alongside.
     first_version: what the first `send_weights` publishes; each later one publishes the next number
+    lineage: without a `publisher`, which has its own: that of Publisher.publish, for a trainer that goes on from an earlier
+        step than what is committed
     """
 
     backend: ClassVar[str] = "weightwire"
@@ -43,6 +45,7 @@ class InitInfo(TrainerInitInfo):
     agent: str | None = None
     timeout: float = 30.0
     deadline: float = 120.0
+    lineage: Lineage = None
 
 
 class TrainerEngine(TrainerWeightTransferEngine[InitInfo]):
@@ -89,7 +92,7 @@ class _Whole:
         self._source = source
         metas = [meta_of(m.name, torch.empty(0, dtype=m.dtype), m.shape) for m in source.metadata()]
         self._publisher = Publisher(rank=0, world_size=1, group=info.group, job=info.job, agent=info.agent,
-                                    timeout=info.timeout)
+                                    timeout=info.timeout, lineage=info.lineage)
         arrays = self._publisher.bind_boxes(boxes.submission({m.name: m for m in metas},
                                                              [boxes.whole(m) for m in metas]))
         self._shared = {m.name: as_tensor(arrays[m.name], m) for m in metas if arrays[m.name].size > 0}

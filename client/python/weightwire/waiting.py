@@ -73,11 +73,12 @@ class VersionWait(Generic[Found]):
 
 
 class ServedWait(VersionWait[JobStatus]):
-    """Until engines serve the version or a newer one: those that are named, or all that are complete."""
+    """Until engines serve the version or a newer one of its lineage: those that are named, or all that are complete."""
 
-    def __init__(self, version: int, engines: Sequence[str], on_progress: ProgressCallback | None):
+    def __init__(self, version: int, engines: Sequence[str], on_progress: ProgressCallback | None, lineage: int | None = None):
         super().__init__(version, on_progress)
         self._engines = frozenset(engines)
+        self._lineage = lineage
 
     def feed(self, status: JobStatus) -> JobStatus | None:
         self._look(status)
@@ -87,7 +88,15 @@ class ServedWait(VersionWait[JobStatus]):
         else:
             asked = [e for e in status.engines if e.ranks_present == e.world_size]
             complete = bool(asked)
-        return status if complete and all(e.epoch and e.version >= self.version for e in asked) else None
+        newest = status.lineage or 1  # of a coordinator that knows none
+        wanted = self._lineage or newest
+        if status.committed_lineage > wanted:
+            raise errors.StaleError(f"version {self.version} of lineage {wanted} was asked for, which has ended: version "
+                                    f"{status.committed_version} of lineage {status.committed_lineage} is committed",
+                                    code="FAILED_PRECONDITION", reason="stale_version",
+                                    remedy=f"wait for a version of lineage {status.committed_lineage}")
+        served = all(e.epoch and (e.lineage if status.lineage else 1) == wanted and e.version >= self.version for e in asked)
+        return status if complete and served else None
 
 
 class EpochWait(VersionWait[JobStatus]):

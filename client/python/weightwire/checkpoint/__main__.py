@@ -17,6 +17,7 @@ from weightwire.checkpoint.live import push, save, start_engines
 from weightwire.checkpoint.loading import try_load
 from weightwire.checkpoint.sources import check, open_checkpoint
 from weightwire.errors import WeightwireError
+from weightwire.publisher import Lineage
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 
@@ -54,6 +55,10 @@ def _describe(opened: Opened) -> str:
     return f"{opened.format}, layout {opened.spec}: {count} tensors, {total} bytes, {len(opened.ranks)} ranks"
 
 
+def _lineage(word: str) -> Lineage:
+    return "resume" if word == "resume" else int(word)
+
+
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -74,7 +79,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     get.add_argument("--verify", action="store_true", help="with --to: check the source's digests first")
     put = commands.add_parser("push", help="publish a checkpoint as a version; ends when every complete engine serves it")
     put.add_argument("folder")
-    put.add_argument("--version", type=int, required=True, help="greater than the job's last")
+    put.add_argument("--version", type=int, required=True, help="greater than the job's last of its lineage")
+    put.add_argument("--lineage", type=_lineage, help="a number, or resume: when the checkpoint is of an earlier step than what is "
+                                                      "committed, see docs/operations.md [1]")
     take = commands.add_parser("save", help="write out the version that engines serve, from their memory")
     take.add_argument("target", help="must not exist")
     take.add_argument("--to", required=True, help="as for convert")
@@ -128,7 +135,7 @@ def main(arguments: Optional[List[str]] = None, prog: str = "python -m weightwir
             print(f"version {args.version} is served, from {'a peer' if peer else args.folder}")
         elif args.command == "push":
             push(args.folder, args.version, source_spec=args.source_spec, config=args.config, agent=args.agent,
-                 coordinator=args.coordinator, job=args.job, timeout=args.timeout)
+                 coordinator=args.coordinator, job=args.job, timeout=args.timeout, lineage=args.lineage)
             print(f"version {args.version} is served")
         elif args.command == "save":
             version = save(args.target, args.to, args.config, version=args.version, agent=args.agent, job=args.job,

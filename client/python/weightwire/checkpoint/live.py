@@ -23,7 +23,7 @@ from weightwire.checkpoint.stored import CheckpointError
 from weightwire.checkpoint.writing import Writing, check_free, target_layout
 from weightwire.client import Client
 from weightwire.memory import TensorMeta
-from weightwire.publisher import Publisher
+from weightwire.publisher import Lineage, Publisher
 from weightwire.subscriber import Offer, Subscriber
 
 _STEP_BYTES = 64 << 20
@@ -31,8 +31,8 @@ _STEP_BYTES = 64 << 20
 
 def push(folder: PathLike, version: int, *, source_spec: Optional[str] = None, config: Optional[PathLike] = None,
          agent: Optional[str] = None, coordinator: Optional[str] = None, group: str = "trainer", job: str = "",
-         timeout: float = 600.0) -> None:
-    """Publishes the checkpoint as `version`; returns when every complete engine serves it.
+         timeout: float = 600.0, lineage: Lineage = None) -> None:
+    """Publishes the checkpoint as `version`; returns when every complete engine serves it. `lineage`: Publisher.publish's.
 
     All its ranks are of this process, their weights in memory shared with the agent: one model's size on this host.
     CheckpointError: the checkpoint; errors.WeightwireError: as Publisher's and Client.wait_version's.
@@ -51,7 +51,7 @@ def push(folder: PathLike, version: int, *, source_spec: Optional[str] = None, c
         pool = stack.enter_context(ThreadPoolExecutor(len(opened.ranks)))
         stack.callback(lambda: list(pool.map(Publisher.close, publishers)))  # together: a rank alone is a lost one
         for rank in range(len(opened.ranks)):
-            publishers.append(Publisher(rank=rank, world_size=len(opened.ranks), group=group, job=job, agent=agent))
+            publishers.append(Publisher(rank=rank, world_size=len(opened.ranks), group=group, job=job, agent=agent, lineage=lineage))
         for rank, (publisher, tensors) in enumerate(zip(publishers, opened.ranks)):
             metas = [TensorMeta(t.name, t.dtype, t.shape) for t in tensors.values()]
             params = publisher.bind(described.read_text(), source_spec or opened.spec, metas)
@@ -64,7 +64,7 @@ def push(folder: PathLike, version: int, *, source_spec: Optional[str] = None, c
         releases = [publisher.publish(version, deadline=max(1.0, end - time.monotonic())) for publisher in publishers]
         for release in releases:
             release.wait_released(max(0.0, end - time.monotonic()))
-        client.wait_version(version, max(0.0, end - time.monotonic()))
+        client.wait_version(version, max(0.0, end - time.monotonic()), lineage=publishers[0].lineage)
 
 
 def start_engines(folder: PathLike, version: int, *, source_spec: Optional[str] = None, config: Optional[PathLike] = None,

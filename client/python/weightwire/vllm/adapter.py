@@ -115,7 +115,7 @@ class AdapterDriver:
         finally:
             self._port.resume(t.resume)
         before, self.request = self.request, request
-        self.serving = Serving(offer.version, offer.epoch, time.monotonic() - paused)
+        self.serving = Serving(offer.version, offer.epoch, time.monotonic() - paused, lineage=offer.lineage)
         self._subscriber.acknowledge(offer, time.monotonic() - begun)
         if before is not None and before.lora_path != request.lora_path:
             shutil.rmtree(before.lora_path, ignore_errors=True)

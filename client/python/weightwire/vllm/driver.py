@@ -39,6 +39,7 @@ class Serving:
     recovered: str = ""  #: the failure after which the stage was replayed, if there was one
     #: that each step took, by its name in Deadlines
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    lineage: int = 1  #: of `version`, as Offer.lineage
 
 
 class InstallError(errors.WeightwireError):
@@ -138,7 +139,7 @@ class EngineDriver:
         self._replacer.seconds = {}
         if event is not None and "rank" in event:
             event = self._give_room(event)
-        return self._install(event["epoch"], event["version"]) if event is not None else None
+        return self._install(event["epoch"], event["version"], event.get("lineage", 1)) if event is not None else None
 
     def _give_room(self, wanted: Message) -> Message | None:
         try:
@@ -159,7 +160,7 @@ class EngineDriver:
 
     # ---- one version
 
-    def _install(self, epoch: int, version: int) -> Serving:
+    def _install(self, epoch: int, version: int, lineage: int) -> Serving:
         # After a coordinator lost its memory an epoch's number may come again: then there is no way back.
         before = self.serving if self.serving and self.serving.epoch != epoch else None
         started = time.monotonic()
@@ -172,7 +173,8 @@ class EngineDriver:
             raise self._failed(error, version, epoch) from error
         failures = self._replacer.replace(epoch, version)
         assert self._paused_at is not None
-        serving = Serving(version, epoch, time.monotonic() - self._paused_at, "; ".join(map(str, failures)))
+        serving = Serving(version, epoch, time.monotonic() - self._paused_at, "; ".join(map(str, failures)),
+                          lineage=lineage)
         if self._replacer.succeeded(failures):
             self._set(serving, broken=False)
         elif not self._replacer.intact(before.epoch if before else None) and not (before and self._replacer.succeeded(self._replacer.replace(before.epoch, before.version))):
@@ -281,14 +283,17 @@ class EngineDriver:
                 pause = min(2 * pause, _PAUSE_SECONDS_MAX if self._ranks else _INIT_PAUSE_SECONDS_MAX)
         self._workers.close()
 
-    def wait_version(self, version: int, timeout: float) -> Serving:
-        """Until the engine serves `version` or a later one, acknowledged. For use beside `start`."""
+    def wait_version(self, version: int, timeout: float, *, lineage: int = 1) -> Serving:
+        """Until the engine serves `version` of `lineage` (Publisher.lineage) or a later one, acknowledged. For use beside
+        `start`."""
+        def served() -> bool:
+            return self.serving is not None and (self.serving.lineage, self.serving.version) >= (lineage, version)
+
         with self._changed:
-            self._changed.wait_for(lambda: self._gave_up or (
-                self.serving is not None and self.serving.version >= version), timeout)
+            self._changed.wait_for(lambda: self._gave_up or served(), timeout)
             if self._gave_up and self.last_error is not None:
                 raise self.last_error
-            if self.serving is None or self.serving.version < version:
+            if self.serving is None or not served():
                 raise errors.DeadlineError(f"version {version} is not served after {timeout} s; serving {self.serving}",
                                            code="DEADLINE_EXCEEDED",
                                            remedy=f"last error: {self.last_error}") from self.last_error

@@ -157,7 +157,8 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             if isinstance(event, Offer):
                 with self._lock:
                     self._pending = event
-                link.send({"offer": {"epoch": event.epoch, "version": event.version, "leader": event.leader}})
+                link.send({"offer": {"epoch": event.epoch, "version": event.version, "lineage": event.lineage,
+                                     "leader": event.leader}})
             elif event is not None:
                 with self._lock:
                     self._room = event
