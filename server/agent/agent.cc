@@ -27,7 +27,7 @@ control::AgentHello HelloOf(const Options& options) {
   hello.host = options.host;
   hello.addresses = options.addresses;
   hello.features = control::kFeatureBehind | control::kFeatureAttest | control::kFeatureQuantize |
-                   control::kFeatureGather;
+                   control::kFeatureGather | control::kFeatureExclude;
   return hello;
 }
 

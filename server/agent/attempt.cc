@@ -34,6 +34,7 @@ transfer::SourceJob SourceJobOf(const Attempt& attempt, std::string name,
     job.legs.push_back({attempt.slices[leg], attempt.command.legs[leg].readers});
   }
   job.stall_limit = attempt.command.stall_limit;
+  job.drops_readers = attempt.command.drops_readers;
   return job;
 }
 

@@ -72,6 +72,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void Feed(epoch::MemberEvent event);
   void Do(const epoch::DoPrepare&);
   void Do(const epoch::DoTransfer&);
+  void Do(const epoch::DoExclude& action);
   void Do(const epoch::DoDrain& action);
   void Do(const epoch::OfferSwap& action);
   void Do(const epoch::DoInstall&);

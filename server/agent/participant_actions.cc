@@ -191,6 +191,13 @@ void Participant::Do(const epoch::DoTransfer&) {
   StartTarget(attempt_);
 }
 
+void Participant::Do(const epoch::DoExclude& action) {
+  WW_FAILPOINT("agent.before_a_reader_is_excluded");
+  const epoch::PrepareCommand& command = attempt_->command;
+  Note("goes on without a reader", true);
+  services_->transfers.Exclude(command.epoch, command.member.id, action.plan, action.readers);
+}
+
 void Participant::StartSource(const std::shared_ptr<Attempt>& attempt) {
   WW_FAILPOINT("agent.before_source_serves");
   transfer::Binding bytes =

@@ -32,6 +32,8 @@ inline constexpr uint64_t kFeatureAttest = 2;
 inline constexpr uint64_t kFeatureQuantize = 4;
 /// As a target it gathers floats and quantizes them itself.
 inline constexpr uint64_t kFeatureGather = 8;
+/// It understands ExcludeCommand: as a source or a relay it can drop a reader while bytes move.
+inline constexpr uint64_t kFeatureExclude = 16;
 
 enum class GroupRole : int { kTrainer = 1, kEngine = 2 };
 

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/membership.h"
@@ -32,7 +34,9 @@ struct Decisions {
   const History history;
   epoch::Content forgotten;  ///< the newest that is served and that the journal did not have
   std::string journal_lost;  ///< of it, for people; empty: the journal has lost nothing
-  bool published = false;    ///< something, in this process
+  /// The last epoch that was committed here, and the engines without which it went on.
+  std::pair<Epoch, std::set<std::string>> excluded = {};
+  bool published = false;  ///< something, in this process
   bool deciding = true;
   Status stopped_why = {};
   Status hindered = {};                     ///< why the append under way does not become durable

@@ -127,7 +127,7 @@ std::unique_ptr<EpochRun> EpochPlanner::RunFrom(const Draft& draft) const {
                      draft.plans,
                      {},
                      draft.trace_id,
-                     s_.options.fanout,
+                     draft.star ? Fanout::kStar : s_.options.fanout,
                      spares ? s_.options.commit_policy.Patience() : Nanos(0),
                      s_.options.slot_bytes,
                      draft.direct};
@@ -156,8 +156,25 @@ std::unique_ptr<EpochRun> EpochPlanner::RunFrom(const Draft& draft) const {
   run->started_wall = draft.started_wall;
   run->state.spec = draft.spec;
   run->state.spec.parents = EnginesReadFrom(run->prepares, draft.spec);
-  run->state.spec.drops_readers = draft.spec.sources.empty();
+  run->state.spec.drops_readers = DropsReaders(run->state.spec);
+  for (epoch::PrepareCommand& command : run->prepares) {
+    command.drops_readers = command.role == epoch::Role::kSource && run->state.spec.drops_readers;
+  }
   return run;
+}
+
+/// Whoever is read from knows ExcludeCommand.
+bool EpochPlanner::DropsReaders(const epoch::Spec& spec) const {
+  const auto knows = [this](const epoch::Member& member) {
+    const Session* session = s_.membership.SessionOf(member);
+    return session != nullptr && (session->hello.features & control::kFeatureExclude) != 0;
+  };
+  return std::ranges::all_of(spec.sources, knows) &&
+         std::ranges::all_of(spec.engines, [&](const epoch::EngineMembers& engine) {
+           const bool relays = std::ranges::any_of(
+               spec.parents, [&](const auto& child) { return child.second == engine.name; });
+           return !relays || std::ranges::all_of(engine.ranks, knows);
+         });
 }
 
 Status EpochPlanner::CheckQuantizes(const epoch::Spec& spec, const std::string& engine,

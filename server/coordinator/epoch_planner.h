@@ -45,6 +45,7 @@ class EpochPlanner {
   /// Whether the epoch's members may move what the plan quantizes.
   Status CheckQuantizes(const epoch::Spec& spec, const std::string& engine,
                         const PlannedPair& pair) const;
+  bool DropsReaders(const epoch::Spec& spec) const;
   bool IsStill(const std::string& name, const std::vector<epoch::Member>& ranks) const;
   void LeaveOutTheLost(Draft& draft) const;
   /// Its groups are what they were when its plans were asked for.

@@ -82,9 +82,13 @@ EpochStatus EpochRun::ToStatus(Nanos now) const {
   status.transfer_seconds = spent(epoch::Phase::kTransferring);
   status.commit_seconds = spent(epoch::Phase::kCommitting);
   status.total_seconds = Seconds(now - started);
-  status.bytes = bytes;
-  status.bytes_by_transport = bytes_by_transport;
-  status.bytes_kept = bytes_kept;
+  for (const auto& [member, figures] : staged) {
+    status.bytes += figures.bytes;
+    status.bytes_kept += figures.bytes_kept;
+    for (const auto& [transport, bytes] : figures.bytes_by_transport) {
+      status.bytes_by_transport[transport] += bytes;
+    }
+  }
   status.flip_seconds_max = flip_seconds_max;
   status.plans = PlanIds(plans);
   status.trace_id = trace_id;

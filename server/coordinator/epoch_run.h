@@ -23,6 +23,7 @@ struct Draft {
   Nanos started{};
   double started_wall = 0;
   std::set<std::string> direct;                 ///< PrepareInput's
+  bool star = false;                            ///< attempts were lost with engines that relay
   std::map<std::string, PlannedPairPtr> plans;  ///< by engine
   size_t awaited = 0;
   Status failure;  ///< of the first plan that cannot be made
@@ -49,9 +50,13 @@ struct EpochRun {
   Executor::TimerId timer = 0;
   std::map<epoch::Member, epoch::Contents> holds;  ///< what a target holds while the epoch moves
   std::map<epoch::Member, epoch::Contents> keeps;  ///< and beside the epoch when it is installed
-  int64_t bytes = 0;
-  std::map<std::string, int64_t> bytes_by_transport;
-  int64_t bytes_kept = 0;
+  /// What a target that is part of the epoch has staged.
+  struct Figures {
+    int64_t bytes = 0;
+    std::map<std::string, int64_t> bytes_by_transport;
+    int64_t bytes_kept = 0;
+  };
+  std::map<epoch::Member, Figures> staged;
   double flip_seconds_max = 0;
   std::optional<epoch::Finish> finished;
 

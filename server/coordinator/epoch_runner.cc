@@ -23,6 +23,12 @@ const epoch::EngineMembers& EngineNamed(const epoch::Spec& spec, const std::stri
                        [&](const epoch::EngineMembers& e) { return e.name == name; });
 }
 
+/// Who passes the bytes on to the engine, or has them.
+const std::vector<epoch::Member>& ReadFrom(const epoch::Spec& spec, const std::string& engine) {
+  const auto parent = spec.parents.find(engine);
+  return parent == spec.parents.end() ? spec.sources : EngineNamed(spec, parent->second).ranks;
+}
+
 Epoch EpochOf(const epoch::Report& report) {
   return std::visit(
       [](const auto& r) {
@@ -86,15 +92,13 @@ void AddFigures(EpochRun& run, const epoch::Report& report) {
     run.holds[prepared->member] = prepared->holds;
   }
   if (const auto* staged = std::get_if<epoch::StagedReport>(&report)) {
+    const std::vector<epoch::Member> members = AllMembers(run.state.spec);
     const bool first = run.state.phase == epoch::Phase::kTransferring &&
-                       !run.state.staged.contains(staged->member);
+                       !run.state.staged.contains(staged->member) &&
+                       std::ranges::find(members, staged->member) != members.end();
     if (!first) return;
     run.keeps[staged->member] = staged->keeps;
-    run.bytes += staged->bytes;
-    run.bytes_kept += staged->bytes_kept;
-    for (const auto& [transport, bytes] : staged->bytes_by_transport) {
-      run.bytes_by_transport[transport] += bytes;
-    }
+    run.staged[staged->member] = {staged->bytes, staged->bytes_by_transport, staged->bytes_kept};
   }
   if (const auto* applied = std::get_if<epoch::AppliedReport>(&report)) {
     run.flip_seconds_max = std::max(run.flip_seconds_max, applied->flip_seconds);
@@ -270,7 +274,10 @@ void EpochRunner::Appended(const CommitRecord& record, const Status& status) {
     }
     shared_.decisions.Set(record);
     shared_.decisions.committed_wall = s_.clock.WallSeconds();
-    if (const EpochRun* run = RunOf(record.epoch)) owner_.OnDurable(*run);
+    if (const EpochRun* run = RunOf(record.epoch)) {
+      shared_.decisions.excluded = {record.epoch, run->state.excluded};
+      owner_.OnDurable(*run);
+    }
   }
   Feed(record.epoch, epoch::JournalEvent{status});
 }
@@ -319,9 +326,24 @@ void EpochRunner::Do(EpochRun& run, const epoch::LeaveBehind& action) {
   shared_.TellBehind(*group);
 }
 
+/// It is not fenced: as soon as it is complete it is filled.
 void EpochRunner::Do(EpochRun& run, const epoch::ExcludeEngine& action) {
-  run.left_out.push_back(action.engine.name);
-  Log(run, "goes on without " + action.engine.name + ": " + action.why.ToString(), true);
+  const epoch::EngineMembers& engine = action.engine;
+  run.left_out.push_back(engine.name);
+  for (const epoch::Member& member : engine.ranks) run.staged.erase(member);
+  if (action.why.reason() != Reason::kMemberLost) s_.metrics.Add("engines_left_behind_total", 1);
+  if (Group* group = s_.membership.FindGroup(engine.name)) {
+    group->last_error = action.why.ToString();
+  }
+  Log(run, "goes on without " + engine.name + ": " + action.why.ToString(), true);
+  const auto pair = run.plans.find(engine.name);
+  if (run.state.released || pair == run.plans.end()) return;
+  std::vector<ParticipantId> readers;
+  for (const epoch::Member& member : engine.ranks) readers.push_back(member.id);
+  for (const epoch::Member& member : ReadFrom(run.state.spec, engine.name)) {
+    s_.membership.Send(member, epoch::ExcludeCommand{run.state.spec.epoch, member,
+                                                     pair->second->plan->id, readers});
+  }
 }
 
 void EpochRunner::Do(EpochRun&, const epoch::EvictSource& action) {

@@ -103,6 +103,8 @@ class EpochScheduler : private EpochRunner::Owner, private EpochPlanner::Owner {
   // ---- epoch_scheduler_recall.cc ----
   /// What a rank holds that has not been cut off itself, while others of its engine were.
   control::Claim KnownOf(const Group& engine, uint32_t rank) const;
+  bool IsExcluded(const std::string& engine, Epoch epoch) const;
+  void DropExcluded(const Group& engine, std::vector<control::Claim>& claims);
   bool Forgotten(const epoch::Content& served) const;
   void Restore(const epoch::Content& served);
 

@@ -41,7 +41,9 @@ void EpochScheduler::OnComplete(Group& group) {
     const auto claim = std::exchange(group.slots[rank].live->claim, std::nullopt);
     claims.push_back(claim ? *claim : KnownOf(group, rank));
   }
-  const bool nothing = claims == std::vector<control::Claim>(claims.size());
+  DropExcluded(group, claims);
+  const bool nothing = std::ranges::all_of(
+      claims, [](const control::Claim& claim) { return claim == control::Claim{}; });
   if (nothing && group.serving == Epoch{}) return;
   WW_FAILPOINT("coordinator.before_recall_decided");
   const auto recalled = Recall(claims, shared_.decisions.committed);
@@ -101,6 +103,28 @@ void EpochScheduler::OnComplete(Group& group) {
     shared_.TellBehind(group);
   }
   WW_FAILPOINT("coordinator.after_recall_decided");
+}
+
+/// The epoch went on without the engine, whatever that has staged since or before.
+bool EpochScheduler::IsExcluded(const std::string& engine, Epoch epoch) const {
+  const EpochRun* run = runner_.RunOf(epoch);
+  return (run != nullptr && run->state.excluded.contains(engine)) ||
+         (epoch == shared_.decisions.excluded.first &&
+          shared_.decisions.excluded.second.contains(engine));
+}
+
+/// Its sums were never compared with the sources': it is filled.
+void EpochScheduler::DropExcluded(const Group& engine, std::vector<control::Claim>& claims) {
+  for (uint32_t rank = 0; rank < engine.world_size(); ++rank) {
+    control::Claim& claim = claims[rank];
+    const Epoch staged = claim.staged;
+    if (staged == Epoch{} || claim.told || !IsExcluded(engine.name, staged)) continue;
+    claim.staged = claim.content = {};
+    claim.version = {};
+    const Status why(Code::kAborted, Reason::kMemberLost, "the epoch went on without the engine");
+    const epoch::Member& member = engine.slots[rank].live->member;
+    s_.membership.Send(member, epoch::AbortCommand{staged, member, why});
+  }
 }
 
 void EpochScheduler::OnClaim(const std::string& rank, const control::Claim& claim) {

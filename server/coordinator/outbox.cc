@@ -34,6 +34,9 @@ struct Delivered {
   void operator()(const epoch::AttestCommand&) const {
     WW_FAILPOINT("coordinator.after_an_attest_sent");
   }
+  void operator()(const epoch::ExcludeCommand&) const {
+    WW_FAILPOINT("coordinator.after_an_exclude_sent");
+  }
 };
 
 }  // namespace

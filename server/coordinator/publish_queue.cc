@@ -11,8 +11,10 @@
 namespace weightwire::coordinator {
 namespace {
 
-/// Attempts of one version that end for a loss before fewer engines are asked.
-constexpr uint32_t kLossesMax = 2;
+/// Attempts of one version that end for a loss before all engines read from the trainer, so that a
+/// further one is only excluded, and before fewer engines are asked.
+constexpr uint32_t kLossesToStar = 2;
+constexpr uint32_t kLossesMax = 3;
 
 Status MemberLost(const std::string& message, const std::string& rank) {
   return Status(Code::kAborted, Reason::kMemberLost, message)
@@ -172,6 +174,7 @@ bool PublishQueue::Start() {
   draft->trace_id = head->trace_id;
   ToldToPublish(*draft, *head, *trainer);
   draft->direct = head->direct;
+  draft->star = head->losses >= kLossesToStar;
   draft->left_out = std::move(left_out);
   ArmTimer();
   planner_.Plan(draft, *trainer, engines);

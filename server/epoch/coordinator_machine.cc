@@ -156,6 +156,11 @@ class Stepper {
     if (CanAbort()) {
       const EngineMembers* failed = EngineOf(state_.spec, event.member);
       const bool released = state_.phase == Phase::kStaged;
+      const bool enough =
+          failed != nullptr && (released || EnoughWithout(state_.spec, {failed->name}));
+      if (enough && MayExclude(*failed)) {
+        return Exclude(*failed, NamedFailure(event.member, event.why));
+      }
       if (!released && failed != nullptr && EnoughWithout(state_.spec, {failed->name})) {
         state_.laggards = {failed->name};
       }
@@ -277,8 +282,10 @@ class Stepper {
 
   bool MayExclude(const EngineMembers& engine) const {
     const Spec& spec = state_.spec;
-    if (spec.engines.size() <= std::max(1U, spec.engines_min)) return false;
-    if (state_.phase == Phase::kStaged) return true;
+    const size_t others = spec.engines.size() - 1;
+    // Its sources may have changed their bytes: it is this attempt or none, and enough were staged.
+    if (state_.phase == Phase::kStaged) return others > 0;
+    if (others < std::max(1U, spec.engines_min)) return false;
     return spec.drops_readers && std::ranges::none_of(spec.engines, [&](const auto& other) {
              const auto parent = spec.parents.find(other.name);
              return parent != spec.parents.end() && parent->second == engine.name;
@@ -291,7 +298,8 @@ class Stepper {
     for (const Member& member : engine.ranks) {
       state_.prepared.erase(member);
       state_.staged.erase(member);
-      if (!state_.lost.contains(member)) Do(SendAbort{member, why});
+      // What ends the attempt later is not this loss.
+      if (state_.lost.erase(member) == 0) Do(SendAbort{member, why});
     }
     Do(ExcludeEngine{std::move(engine), std::move(why)});
     if (state_.phase == Phase::kPreparing) return TransferWhenPrepared();

@@ -70,11 +70,12 @@ struct State {
   std::map<Member, std::vector<Digest>> sourced;  ///< digests by source
   std::map<Member, std::vector<Digest>> staged;   ///< digests by target rank
   std::set<Member> drained;
-  std::set<Member> lost;          ///< members whose process is gone
+  std::set<Member> lost;          ///< members whose process is gone; not of engines excluded
   std::set<std::string> applied;  ///< engines that swapped
   /// Engines that were lost, failed or late after the decision: the epoch does not wait for them.
   std::set<std::string> evicted;
-  /// Engines that were lost before the decision. They are no part of `spec.engines` any more.
+  /// Engines that were lost, or failed, before the decision. They are no part of `spec.engines` any
+  /// more.
   std::set<std::string> excluded;
   bool commit_asked = false;  ///< manual commit has been given
   bool commit_durable = false;
@@ -160,7 +161,8 @@ struct LeaveBehind {
   std::string engine;
   Status why;
 };
-/// A lost engine is no part of the epoch any more: every source drops it as a reader.
+/// A lost engine, or one that failed, is no part of the epoch any more: who it reads from drops it
+/// as a reader.
 struct ExcludeEngine {
   EngineMembers engine;
   Status why;
@@ -211,13 +213,14 @@ Outcome Begin(Spec spec);
 ///    release that says why.
 ///  - ABORTED only when every member that is alive has drained.
 ///  - An engine that loses a rank before the append is excluded and the epoch goes on without it,
-///    as long as `engines_min` others are left and, before STAGED, readers can be dropped
-///    (`drops_readers`) and no engine of the epoch reads from it (`parents`). It is taken out of
-///    `spec.engines`, so that COMMIT names who holds the version; its ranks that live are told to
-///    abort. Any other loss before the append aborts the epoch (kMemberLost). After the append the
-///    engine is not waited for any more and the epoch commits with the others. Nobody is evicted
-///    for a loss: it may be one of the connection only. COMMITTED when every engine applied, or is
-///    not waited for.
+///    as long as `engines_min` others are left, readers can be dropped (`drops_readers`) and no
+///    engine of the epoch reads from it (`parents`); in STAGED, where the version is released, as
+///    long as any other is left. It is taken out of `spec.engines`, so that COMMIT names who holds
+///    the version; its ranks that live are told to abort. So is one that fails in STAGED, or while
+///    the others are a quorum. Any other loss before the append aborts the epoch (kMemberLost).
+///    After the append the engine is not waited for any more and the epoch commits with the others.
+///    Nobody is evicted for a loss: it may be one of the connection only. COMMITTED when every
+///    engine applied, or is not waited for.
 ///  - A fill never appends: its content is committed already; STAGED goes straight to SendCommit.
 ///  - A rollback is a publish without sources: its engines report no stream, and it appends.
 ///  - With a quorum the required engines of *this* epoch are still all of `engines`: COMMIT names
@@ -226,7 +229,7 @@ Outcome Begin(Spec spec);
 ///    after a grace that ended below the quorum because a staged engine was lost. When the
 ///    grace ends, or the deadline of PREPARING or TRANSFERRING, and at least `quorum` engines have
 ///    done their part, the abort names the others as `laggards`; a FailedEvent names its engine
-///    when the others are a quorum. Sources are never laggards.
+///    when the others are a quorum and it cannot be excluded. Sources are never laggards.
 ///  - Deadline in PREPARING/TRANSFERRING aborts (kDeadlineExceeded, naming who is missing); in
 ///    STAGED (manual) aborts; in COMMITTING leaves engines behind that have not applied; in
 ///    ABORTING evicts (as lost) members that have not drained: one EvictEngine for each engine,

@@ -73,7 +73,7 @@ class Stepper {
   void On(const LocalOrphaned&) {
     if (state_.evicted) return;
     state_.tell_drained = false;
-    if (state_.phase == MemberPhase::kDraining) return state_.current.reset();
+    if (state_.phase == MemberPhase::kDraining) return Forget();
     const bool staged = state_.role == Role::kTarget && state_.phase == MemberPhase::kDone;
     const bool whole = staged || state_.phase == MemberPhase::kCommitting;
     if (state_.current && !whole) StartDrain(state_.current->epoch);
@@ -113,6 +113,7 @@ class Stepper {
     const bool busy = state_.current.has_value() && state_.phase != MemberPhase::kDraining;
     if (busy) StartDrain(state_.current->epoch);
     state_.fence = command.epoch;
+    Forget();
     state_.current = command;
     if (state_.phase == MemberPhase::kIdle) StartCurrent();
   }
@@ -134,7 +135,9 @@ class Stepper {
     switch (state_.phase) {
       case MemberPhase::kPrepared:
         state_.phase = MemberPhase::kTransferring;
-        return Do(DoTransfer{});
+        Do(DoTransfer{});
+        for (const ExcludeCommand& who : state_.excluded) Do(DoExclude{who.plan, who.readers});
+        return;
       case MemberPhase::kTransferring:
         return;
       case MemberPhase::kDone:
@@ -206,13 +209,26 @@ class Stepper {
       state_.tell_drained = true;
       return;
     }
-    if (IsCurrent(epoch)) state_.current.reset();
+    if (IsCurrent(epoch)) Forget();
     if (state_.fence < epoch) state_.fence = epoch;
     Do(SendDrained{epoch});
   }
 
   void OnCommand(const BehindCommand& command) {
     if (Names(command.member)) state_.behind = std::max(state_.behind, command.committed);
+  }
+
+  void OnCommand(const ExcludeCommand& command) {
+    if (!Names(command.member) || !IsCurrent(command.epoch)) return;
+    const auto same = [&](const ExcludeCommand& known) {  // perhaps by another name of this member
+      return known.plan == command.plan && known.readers == command.readers;
+    };
+    if (std::ranges::any_of(state_.excluded, same)) return;
+    state_.excluded.push_back(command);
+    const bool moves = state_.phase == MemberPhase::kTransferring ||
+                       state_.phase == MemberPhase::kDone ||
+                       state_.phase == MemberPhase::kCommitting;
+    if (moves) Do(DoExclude{command.plan, command.readers});
   }
 
   void OnCommand(const AttestCommand&) {}  // the agent's to answer, whatever runs
@@ -256,6 +272,7 @@ class Stepper {
 
   void Forget() {
     state_.current.reset();
+    state_.excluded.clear();
     state_.leader = false;
     state_.applied = false;
   }

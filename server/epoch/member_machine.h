@@ -36,6 +36,8 @@ struct MemberState {
   bool leader = false;        ///< kCommitting: CommitCommand's
   bool applied = false;       ///< kCommitting, leader: all ranks swapped; SendApplied was sent
   Version released{};         ///< highest version for which TellReleased was given
+  /// Whom `current` goes on without, for who reads from here.
+  std::vector<ExcludeCommand> excluded;
   friend bool operator==(const MemberState&, const MemberState&) = default;
 };
 
@@ -69,6 +71,11 @@ using MemberEvent =
 // ---- actions ----
 struct DoPrepare {};  ///< fetch slices, bind memory, admit tickets
 struct DoTransfer {};
+/// Source or relay: the job that DoTransfer began waits for these readers no more.
+struct DoExclude {
+  PlanId plan;
+  std::vector<ParticipantId> readers;
+};
 struct DoDrain {
   Epoch epoch;
 };  ///< stop, then LocalDrained
@@ -100,9 +107,9 @@ struct SendFailed {
 struct SendLost {
   Status why;
 };
-using MemberAction =
-    std::variant<DoPrepare, DoTransfer, DoDrain, OfferSwap, DoInstall, TellReleased, TellEvicted,
-                 SendPrepared, SendTransferred, SendApplied, SendDrained, SendFailed, SendLost>;
+using MemberAction = std::variant<DoPrepare, DoTransfer, DoExclude, DoDrain, OfferSwap, DoInstall,
+                                  TellReleased, TellEvicted, SendPrepared, SendTransferred,
+                                  SendApplied, SendDrained, SendFailed, SendLost>;
 
 struct MemberOutcome {
   MemberState state;
@@ -138,6 +145,8 @@ struct MemberOutcome {
 ///  - LocalApplied counts on the leader only; InstalledCommand on the leader only after it.
 ///  - BehindCommand changes `behind` and nothing else; a target is ready while `serving` ≥
 ///  `behind`.
+///  - ExcludeCommand of `current` is remembered until it moves, and carried out once, after
+///    DoTransfer. Of any other epoch it changes nothing.
 ///  - LocalOrphaned keeps what is whole: what is served, an epoch that a target has staged (kDone,
 ///    kCommitting), the version that a publisher holds. All else is drained quietly. Commands name
 ///    the member that LocalAdopted brings; nothing is said between the two.

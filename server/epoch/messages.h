@@ -84,6 +84,9 @@ struct PrepareCommand {
   std::vector<std::pair<Ticket, Incarnation>> admitted;
   std::array<uint8_t, 16> trace_id{};
   uint64_t lineage = 0;  ///< of `version`; 0: not known
+  /// Source: whether the others go on without a reader that is lost, the coordinator says
+  /// (ExcludeCommand). Until it does, the loss is no failure of this member.
+  bool drops_readers = false;
   friend bool operator==(const PrepareCommand&, const PrepareCommand&) = default;
 };
 /// Everyone is prepared: move. Answer: SourcedReport or StagedReport, or FailedReport.
@@ -147,9 +150,18 @@ struct AttestCommand {
   uint32_t rank = 0;
   friend bool operator==(const AttestCommand&, const AttestCommand&) = default;
 };
+/// Source or relay: the epoch goes on without an engine that was to read from here, and nothing is
+/// waited for from its ranks any more. Needs no answer. It may come before TransferCommand.
+struct ExcludeCommand {
+  Epoch epoch{};
+  Member member;
+  PlanId plan;                         ///< by which the engine was to read
+  std::vector<ParticipantId> readers;  ///< all of the engine, by target rank of the plan
+  friend bool operator==(const ExcludeCommand&, const ExcludeCommand&) = default;
+};
 using Command =
     std::variant<PrepareCommand, TransferCommand, ReleaseCommand, CommitCommand, InstalledCommand,
-                 AbortCommand, EvictCommand, BehindCommand, AttestCommand>;
+                 AbortCommand, EvictCommand, BehindCommand, AttestCommand, ExcludeCommand>;
 
 // ---- agent → coordinator --------------------------------------------------------------------
 

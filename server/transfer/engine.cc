@@ -54,6 +54,7 @@ class Core final : public transport::Handler, public std::enable_shared_from_thi
   void WithdrawTicket(const Ticket& ticket);
   void StartSource(SourceJob job, Engine::SourceDone done);
   void StartTarget(TargetJob job, Engine::TargetDone done);
+  void Exclude(JobName name, const PlanId& plan, const std::vector<ParticipantId>& readers);
   void Drain(JobName name, std::function<void()> drained);
   Engine::Progress ProgressOf(JobName name) const;
   void Shutdown(std::function<void()> done);
@@ -237,6 +238,10 @@ void Core::ForgetSource(JobName name) {
   past_order_.pop_front();
 }
 
+void Core::Exclude(JobName name, const PlanId& plan, const std::vector<ParticipantId>& readers) {
+  if (auto run = FindSource(name)) run->Exclude(plan, readers);
+}
+
 void Core::Drain(JobName name, std::function<void()> drained) {
   const auto source = FindSource(name);
   const auto target = FindTarget(name);
@@ -284,6 +289,10 @@ class EngineImpl final : public Engine {
   }
   void StartTarget(TargetJob job, TargetDone done) override {
     core_->StartTarget(std::move(job), std::move(done));
+  }
+  void Exclude(Epoch epoch, ParticipantId participant, const PlanId& plan,
+               const std::vector<ParticipantId>& readers) override {
+    core_->Exclude({epoch, participant}, plan, readers);
   }
   void Drain(Epoch epoch, ParticipantId participant, std::function<void()> drained) override {
     core_->Drain({epoch, participant}, std::move(drained));

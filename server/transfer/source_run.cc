@@ -183,22 +183,41 @@ void SourceRun::Finish(Result<SourceReport> result) {
   finished_ = true;
   context_->strand.Cancel(progress_timer_);
   context_->strand.Cancel(stall_timer_);
+  context_->strand.Cancel(word_timer_);
   context_->strand.Post(
       [done = std::move(done_), result = std::move(result)]() mutable { done(std::move(result)); });
 }
 
+// Whether the version goes on without a reader that was left behind is not for a source to say: it
+// fails by itself, or is not staged when the others are. Nor is it where readers may be excluded.
+bool SourceRun::AwaitsWord() {
+  const auto left_behind = [](const auto& stream) { return IsLeftBehind(stream->status()); };
+  if (job_.stall_limit > Nanos(0) && std::ranges::any_of(streams_, left_behind)) return true;
+  const auto lacks_a_reader = [](const auto& stream) {
+    return !stream->stopped() && !stream->status().ok();
+  };
+  if (!job_.drops_readers || word_overdue_ || std::ranges::none_of(streams_, lacks_a_reader)) {
+    return false;
+  }
+  if (word_timer_ == 0) {
+    word_timer_ = context_->strand.PostAfter(context_->tuning().progress_timeout,
+                                             [self = shared_from_this()] {
+                                               self->word_overdue_ = true;
+                                               self->Changed();
+                                             });
+  }
+  return true;
+}
+
 void SourceRun::FinishFromStreams() {
-  // Whether the version goes on without a reader that was left behind is not for a source to say:
-  // it fails by itself, or is not staged when the others are.
-  const auto waits = [this](const auto& stream) { return IsLeftBehind(stream->status()); };
-  if (job_.stall_limit > Nanos(0) && std::ranges::any_of(streams_, waits)) return;
+  if (AwaitsWord()) return;
   SourceReport report;
   Lasting packing;
   for (const auto& stream : streams_) {
-    if (!stream->status().ok()) {
-      Status status = stream->status();
+    if (Status status = stream->status(); !status.ok()) {
       return Finish(Fail(std::move(status).AtRank(job_.name).AtEpoch(job_.epoch)));
     }
+    if (!stream->has_readers()) continue;
     report.digests.push_back(stream->digest());
     report.bytes_packed += stream->bytes_packed();
     packing.Add(stream->packing());
@@ -208,6 +227,14 @@ void SourceRun::FinishFromStreams() {
         {"pack", packing.begin(), packing.end(), report.bytes_packed, {}, {}});
   }
   Finish(std::move(report));
+}
+
+void SourceRun::Exclude(const PlanId& plan, const std::vector<ParticipantId>& readers) {
+  for (const auto& stream : streams_) {
+    const uint32_t rank = stream->stream().target_rank;
+    if (stream->plan() == plan && rank < readers.size()) stream->Exclude(readers[rank]);
+  }
+  Changed();
 }
 
 bool SourceRun::Quiet() const {

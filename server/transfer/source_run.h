@@ -26,6 +26,8 @@ class SourceRun : public std::enable_shared_from_this<SourceRun> {
   void OnCredit(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& credit);
   void OnClose(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& close);
   void OnSessionLost(uint64_t endpoint, const Status& why);
+  /// As Engine::Exclude.
+  void Exclude(const PlanId& plan, const std::vector<ParticipantId>& readers);
   /// `drained` runs after `forget`.
   void Drain(std::function<void()> drained);
   Engine::Progress progress() const;
@@ -62,8 +64,9 @@ class SourceRun : public std::enable_shared_from_this<SourceRun> {
   void OnPlanned(std::vector<plan::StreamSchedule> schedules);
   SourceStream* FindStream(const StreamKey& key);
   void Finish(Result<SourceReport> result);
-  /// Nothing happens where a reader was left behind: Drain will follow.
   void FinishFromStreams();
+  /// Somebody else says what the loss of a reader means for the job, and has not said it yet.
+  bool AwaitsWord();
   bool Quiet() const;
   void RevokeExports();
   void ArmProgressTimer();
@@ -93,6 +96,8 @@ class SourceRun : public std::enable_shared_from_this<SourceRun> {
   Executor::TimerId progress_timer_ = 0;
   Executor::TimerId stall_timer_ = 0;
   Executor::TimerId grace_timer_ = 0;
+  Executor::TimerId word_timer_ = 0;
+  bool word_overdue_ = false;
 };
 
 }  // namespace weightwire::transfer

@@ -81,10 +81,14 @@ Status SourceStream::CheckOpen(const transport::Endpoint& endpoint, const Notify
     return Status(Code::kFailedPrecondition, Reason::kConfigInvalid,
                   "the reader cuts slots of another size");
   }
+  if (excluded_.contains(open.key.reader)) {
+    return Status(Code::kAborted, Reason::kAbortRequested,
+                  "the version goes on without the reader");
+  }
   if (readers_.contains(open.key.reader)) {
     return Status(Code::kAlreadyExists, Reason::kDuplicateRank, "the reader has opened it before");
   }
-  if (readers_.size() == readers_planned_) {
+  if (AllCame()) {
     return Status(Code::kFailedPrecondition, Reason::kLimitExceeded,
                   "all planned readers are here");
   }
@@ -204,7 +208,7 @@ void SourceStream::Detach(ParticipantId participant, const Status& why) {
   Reader& reader = readers_.at(participant);
   if (!Complete(reader) && !reader.gone) {
     reader.gone = true;
-    if (status_.ok()) status_ = why;
+    reader.why = why;
     for (auto entry = slots_.begin(); entry != slots_.end();) {
       auto next = std::next(entry);
       entry->second.waiting.erase(participant);
@@ -214,6 +218,29 @@ void SourceStream::Detach(ParticipantId participant, const Status& why) {
     Pump();
   }
   run_.Changed();
+}
+
+void SourceStream::Exclude(ParticipantId participant) {
+  if (stopped_ || !has_readers() || !excluded_.insert(participant).second) return;
+  Touch();
+  const auto entry = readers_.find(participant);
+  if (entry == readers_.end()) {
+    ++excluded_unseen_;  // perhaps all the others were waiting for it
+    return Pump();
+  }
+  const Status why(Code::kAborted, Reason::kAbortRequested,
+                   "the version goes on without reader " + std::to_string(participant.value));
+  Reader& reader = entry->second;
+  if (reader.open && !Complete(reader)) Refuse(reader.endpoint, participant, why);
+  Detach(participant, why);
+}
+
+Status SourceStream::status() const {
+  if (!status_.ok()) return status_;
+  for (const auto& [participant, reader] : readers_) {
+    if (reader.gone && !excluded_.contains(participant)) return reader.why;
+  }
+  return OkStatus();
 }
 
 void SourceStream::DetachStalled(Nanos before) {
@@ -236,8 +263,7 @@ void SourceStream::DetachStalled(Nanos before) {
 
 bool SourceStream::finished() const {
   if (stopped_) return true;
-  return readers_.size() == readers_planned_ &&
-         std::ranges::all_of(readers_, [this](const auto& entry) {
+  return AllCame() && std::ranges::all_of(readers_, [this](const auto& entry) {
            return entry.second.gone || Complete(entry.second);
          });
 }
@@ -256,6 +282,7 @@ void SourceStream::Stop(const Status& why) {
   if (stopped_) return;
   stopped_ = true;
   stop_ = true;
+  status_ = status();
   if (status_.ok()) status_ = why;
   StopAsking();
   pace_.Cancel();
@@ -295,9 +322,8 @@ void SourceStream::CloseSessions() {
 bool SourceStream::MayStartSlot() const {
   const bool anyone =
       std::ranges::any_of(readers_, [](const auto& entry) { return !entry.second.gone; });
-  return !stopped_ && asking_ == Asking::kNothing && anyone &&
-         readers_.size() == readers_planned_ && next_slot_ < schedule_.slots.size() &&
-         slots_.size() < window() && IsHere(next_slot_);
+  return !stopped_ && asking_ == Asking::kNothing && anyone && AllCame() &&
+         next_slot_ < schedule_.slots.size() && slots_.size() < window() && IsHere(next_slot_);
 }
 
 bool SourceStream::IsHere(uint32_t slot) const {

@@ -23,8 +23,9 @@ class SourceRun;
 /// One stream of a source job: its readers and the slots on their way to them. Strand-only; lives
 /// inside its SourceRun, which every callback keeps alive.
 ///
-/// Nothing is packed before every planned reader has opened or gone: only then is it known whether
-/// anyone needs bytes, and no slot could be reused earlier anyhow.
+/// Nothing is packed before every planned reader has opened or was excluded: only then is it known
+/// whether anyone needs bytes, and no slot could be reused earlier anyhow. What depends on there
+/// being one reader only depends on how many were planned: it does not change on the way.
 ///
 /// Where the only reader maps the tensors and belongs to the same agent, slots are announced
 /// without sums: each of the reader's tasks has `own_sums_` make the source's sum while it copies
@@ -52,6 +53,8 @@ class SourceStream {
   /// Detaches readers that keep a slot which another one has given back before `before`, while
   /// there is more to read.
   void DetachStalled(Nanos before);
+  /// It is no reader of this stream any more, whether it has opened, is gone or never came.
+  void Exclude(ParticipantId participant);
   /// Nothing is packed or announced any more; open readers are told. The first reason stays.
   void Stop(const Status& why);
   /// Closes the sessions of readers that have not closed the stream.
@@ -61,7 +64,11 @@ class SourceStream {
   bool finished() const;
   /// Nothing touches the source's memory or a slot any more.
   bool quiet() const;
-  const Status& status() const { return status_; }
+  /// Why it stopped, else why a reader that was not excluded is gone without having everything.
+  Status status() const;
+  bool stopped() const { return stopped_; }
+  /// Some planned reader was not excluded.
+  bool has_readers() const { return excluded_.size() < readers_planned_; }
   StreamDigest digest() const;
   Nanos last_progress() const { return last_progress_; }
   int64_t bytes_packed() const { return bytes_packed_; }
@@ -78,6 +85,7 @@ class SourceStream {
     bool maps = false;
     bool open = true;   ///< has neither closed nor lost its session
     bool gone = false;  ///< will not read the rest
+    Status why;         ///< of `gone`
     uint32_t credits = 0;
   };
   enum class Phase { kPacking, kPacked, kAnnounced, kRevoking };
@@ -99,6 +107,8 @@ class SourceStream {
   Kept& heads() const;
   Reader* FindReader(uint64_t endpoint, ParticipantId participant);
   bool Complete(const Reader& reader) const { return reader.credits == schedule_.slots.size(); }
+  /// Every planned reader has opened or was excluded.
+  bool AllCame() const { return readers_.size() + excluded_unseen_ == readers_planned_; }
   bool NeedsBytes() const;
   bool AnyMaps() const;
   bool SumsAtReader() const;
@@ -145,6 +155,8 @@ class SourceStream {
   device::Device* const device_;      ///< where its tensors lie; null: in host memory
   memory::SlotPool* pool_ = nullptr;  ///< of its slots; null before the first one is packed
   std::map<ParticipantId, Reader> readers_;
+  std::set<ParticipantId> excluded_;
+  size_t excluded_unseen_ = 0;  ///< of them: that are not in `readers_` and never will be
   std::map<uint32_t, Slot> slots_;
   uint32_t next_slot_ = 0;
   uint32_t next_announced_ = 0;
@@ -158,7 +170,7 @@ class SourceStream {
   uint32_t tasks_ = 0;  ///< on workers
   std::atomic<bool> stop_ = false;
   bool stopped_ = false;
-  Status status_;
+  Status status_;  ///< why it stopped
   Nanos last_progress_{0};
   int64_t bytes_packed_ = 0;
   Lasting packing_;

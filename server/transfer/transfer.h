@@ -142,9 +142,13 @@ struct SourceJob {
   /// job then ends by Drain only, for it is not the source that decides about the version. 0:
   /// never.
   Nanos stall_limit{0};
+  /// Whether the others go on without a reader that is lost or gives up, Exclude says, or Drain
+  /// ends the job. Where neither comes within `progress_timeout` after all others have everything,
+  /// the job fails as it does without this.
+  bool drops_readers = false;
 };
 struct SourceReport {
-  std::vector<StreamDigest> digests;
+  std::vector<StreamDigest> digests;  ///< not of streams all of whose readers were excluded
   int64_t bytes_packed = 0;
   std::vector<Stretch> stretches = {};
 };
@@ -219,6 +223,14 @@ class Engine {
   /// every stream has been summed and read by all its readers, or with the failure. A reader that
   /// closes early or vanishes fails only the streams it read, and the job at the end.
   virtual void StartSource(SourceJob job, SourceDone done) = 0;
+
+  /// Of a source or relay: nothing is waited for from these readers of a plan's streams any more
+  /// (by target rank of the plan: each reads the streams to its own rank), whether they have
+  /// opened, are gone or never come; they are told, and no OPEN of theirs is accepted. The others
+  /// read on, and a stream that had no others is over. Repeating it changes nothing, nor do unknown
+  /// jobs and plans.
+  virtual void Exclude(Epoch epoch, ParticipantId participant, const PlanId& plan,
+                       const std::vector<ParticipantId>& readers) = 0;
 
   /// Fills `job.binding`. `done` runs once: OK means every planned byte was written and every
   /// segment's destination bytes agree with the source's sum. Failures name stream, source, tensor.

@@ -87,6 +87,7 @@ void SetPrepare(const epoch::PrepareCommand& command, v1::Prepare* out) {
   out->set_stall_ms(MillisOf(command.stall_limit));
   out->set_lineage(command.lineage);
   out->set_trace_id(TraceIdToProto(command.trace_id));
+  out->set_drops_readers(command.drops_readers);
 }
 
 Status PeersFromProto(const v1::Prepare& prepare, epoch::PrepareCommand* out) {
@@ -130,6 +131,7 @@ Result<epoch::Command> PrepareFromProto(const v1::Prepare& prepare) {
   }
   out.stall_limit = std::chrono::milliseconds(prepare.stall_ms());
   out.lineage = prepare.lineage();
+  out.drops_readers = prepare.drops_readers();
   WW_FAIL_IF_ERROR(CheckCount("prepare.legs", prepare.legs_size(), kLegsMax));
   for (const v1::Leg& leg : prepare.legs()) {
     out.legs.push_back({FromProto(leg.plan()), leg.rank(), leg.readers()});
@@ -200,6 +202,19 @@ Result<epoch::Command> AttestFromProto(const v1::Attest& attest) {
   out.verification = attest.verification();
   out.reading = FromProto(attest.reading());
   out.rank = attest.rank();
+  return out;
+}
+
+Result<epoch::Command> ExcludeFromProto(const v1::Exclude& exclude) {
+  epoch::ExcludeCommand out;
+  WW_ASSIGN(out.epoch, EpochFromProto("exclude.epoch", exclude.epoch()));
+  WW_ASSIGN(out.member, FromProto("exclude.member", exclude.member()));
+  WW_FAIL_IF_ERROR(CheckCount("exclude.readers", exclude.readers_size(), kRanksMax));
+  out.plan = FromProto(exclude.plan());
+  for (const uint32_t reader : exclude.readers()) {
+    if (reader == 0) return Fail(Bad("exclude.readers", "must not be 0"));
+    out.readers.emplace_back(reader);
+  }
   return out;
 }
 
@@ -443,6 +458,13 @@ v1::SessionDown ToProto(const epoch::Command& command) {
                    *to->mutable_reading() = ToProto(c.reading);
                    to->set_rank(c.rank);
                  },
+                 [&](const epoch::ExcludeCommand& c) {
+                   v1::Exclude* to = out.mutable_exclude();
+                   to->set_epoch(c.epoch.value);
+                   *to->mutable_member() = ToProto(c.member);
+                   *to->mutable_plan() = ToProto(c.plan);
+                   for (const ParticipantId reader : c.readers) to->add_readers(reader.value);
+                 },
              },
              command);
   return out;
@@ -468,6 +490,8 @@ Result<epoch::Command> FromProto(const v1::SessionDown& down) {
       return BehindFromProto(down.behind());
     case v1::SessionDown::kAttest:
       return AttestFromProto(down.attest());
+    case v1::SessionDown::kExclude:
+      return ExcludeFromProto(down.exclude());
     default:
       return Fail(Bad("session", "a message that is no command"));
   }

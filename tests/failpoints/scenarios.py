@@ -98,6 +98,16 @@ def _lose_the_edge(job: Job, outcome: Outcome, process: str) -> None:
     job.parts["edge"].start()
 
 
+def _lose_a_reader(job: Job, outcome: Outcome, process: str) -> None:
+    """The edge dies when it has begun to read a version, which goes on without it."""
+    edge = job.parts["edge"]
+    edge.arm("transfer.before_a_slot_is_read", "kill", 0, 0)
+    job.publish(outcome)
+    edge.await_crossing(20)
+    edge.await_death()
+    edge.start()
+
+
 def _publish_until(point: str) -> Callable[[Job, Outcome, str], None]:
     """The coordinator dies at `point` of a version."""
     def act(job: Job, outcome: Outcome, process: str) -> None:
@@ -129,6 +139,7 @@ SCENARIOS = {
     "verify": (_nothing, _verify),
     "start": (_kill_it, _start_it),
     "agent lost": (_nothing, _lose_the_edge),
+    "reader lost": (_nothing, _lose_a_reader),
     "coordinator lost": (_nothing, _restart_coordinator),
     "lost undecided": (_publish_until("coordinator.before_commit_appended"), _start_coordinator),
     "lost decided": (_publish_until("coordinator.after_journal_before_send"), _start_coordinator),

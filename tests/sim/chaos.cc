@@ -80,6 +80,7 @@ void Chaos::Run() {
   CountEpochs();
   reached_.Count("trainer evictions", fleet_.trainer().evictions());
   reached_.Count("ranks that read from another engine", fleet_.relayed());
+  reached_.Count("ranks that dropped a reader", fleet_.excluded());
   reached_.Count("versions taken back because an engine refused them", fleet_.taken_back());
   reached_.Count("engines that outlived a coordinator", fleet_.recalled());
   reached_.Count("engines that did not fit the next coordinator's journal", fleet_.refused());

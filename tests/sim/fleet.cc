@@ -283,6 +283,7 @@ void Fleet::OnCommand(const Node& node, const epoch::Command& command) {
     EXPECT_FALSE(submitted_.contains(abort->epoch) && Required(abort->epoch, abort->member))
         << "ABORT(" << abort->epoch.value << ") after its COMMIT was submitted";
   }
+  excluded_ += std::holds_alternative<epoch::ExcludeCommand>(command);
   const auto* prepare = std::get_if<epoch::PrepareCommand>(&command);
   if (prepare == nullptr) return;
   EXPECT_GT(prepare->epoch, floor_) << "an epoch of an earlier coordinator is used again";

@@ -107,6 +107,8 @@ class Fleet {
   std::vector<std::unique_ptr<Rollout>>& engines() { return engines_; }
   /// Ranks that were told to read from another engine.
   uint64_t relayed() const { return relayed_; }
+  /// Times that a rank was told to drop a reader.
+  uint64_t excluded() const { return excluded_; }
   /// Engines that a coordinator took over with what they held, and that it refused to.
   uint64_t recalled() const { return counts_.kept; }
   uint64_t refused() const { return counts_.refused; }
@@ -152,6 +154,7 @@ class Fleet {
   Epoch newest_{};             ///< highest epoch prepared by this coordinator
   Epoch floor_{};              ///< highest epoch prepared by earlier ones
   uint64_t relayed_ = 0;
+  uint64_t excluded_ = 0;
   size_t steps_ = 0;
   bool closing_ = false;
 };

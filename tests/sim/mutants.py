@@ -114,6 +114,16 @@ MUTANTS = [
     Mutant("lost-member-ignored", "an epoch goes on without a member that was lost",
            [(MACHINE, "if (engine != nullptr && MayExclude(*engine)) return Exclude(*engine, LossStatus(event));\n"
              "      return Abort(LossStatus(event));", "static_cast<void>(engine);\n      return;")]),
+    Mutant("excluded-still-read", "sources go on waiting for an engine without which the epoch goes on",
+           [(ACTIONS, "  for (const epoch::Member& member : ReadFrom(run.state.spec, engine.name)) {",
+             "  for (const epoch::Member& member : std::vector<epoch::Member>{}) {")]),
+    Mutant("excluded-until-it-opened", "a reader that is lost before it came is waited for",
+           [("server/transfer/source_stream.cc", "    ++excluded_unseen_;  // perhaps", "    // perhaps")]),
+    Mutant("released-when-an-engine-is-lost", "the loss of an engine counts as if it had staged its bytes",
+           [(MACHINE, "    EnterStagedWhenComplete();\n    if (state_.phase == Phase::kTransferring) ArmGraceOnce();\n  }\n\n"
+             "  void TransferWhenPrepared() {",
+             "    state_.phase = Phase::kStaged;\n    Do(SendRelease{});\n    SubmitCommit();\n  }\n\n"
+             "  void TransferWhenPrepared() {")]),
     Mutant("fill-from-what-is-served", "a fill reads from an engine whatever it serves",
            [(FILL, "if (engine->serving == shared_.decisions.committed.epoch) {", "if (engine->serving != Epoch{}) {"),
             (PARTICIPANT, "(!memory_->stage() || memory_->stage()->live_epoch() != command.content)",

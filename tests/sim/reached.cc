@@ -20,6 +20,8 @@ void Reached::Count(const coordinator::EpochStatus& epoch) {
   } else {
     Count("commits", committed);
     Count("versions committed without a laggard", committed && !epoch.left_out.empty());
+    Count("versions whose first attempt went on without an engine",
+          committed && epoch.attempt == 1 && !epoch.left_out.empty());
     Count("aborts", aborted);
     Count("retries", epoch.attempt > 1);
   }
@@ -50,6 +52,8 @@ void Reached::ExpectAll() const {
                            "trainer evictions",
                            "ends of engines",
                            "ranks that read from another engine",
+                           "ranks that dropped a reader",
+                           "versions whose first attempt went on without an engine",
                            "buffers given up for the next version",
                            "engines that outlived a coordinator",
                            "engines that did not fit the next coordinator's journal",

@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -125,6 +126,10 @@ class FakeEngine final : public transfer::Engine {
     const Name name{job.epoch, job.participant};
     targets.emplace(name, std::pair(std::move(job), std::move(done)));
   }
+  void Exclude(Epoch epoch, ParticipantId participant, const PlanId& plan,
+               const std::vector<ParticipantId>& readers) override {
+    excluded.emplace_back(Name{epoch, participant}, plan, readers);
+  }
   /// The job ends at once; it lets go of its memory (and says so) only in EndDrains when these are
   /// held, as while a peer still reads.
   void Drain(Epoch epoch, ParticipantId participant, std::function<void()> drained) override {
@@ -163,6 +168,7 @@ class FakeEngine final : public transfer::Engine {
   std::vector<Ticket> tickets;
   std::map<Name, std::pair<transfer::SourceJob, SourceDone>> sources;
   std::map<Name, std::pair<transfer::TargetJob, TargetDone>> targets;
+  std::vector<std::tuple<Name, PlanId, std::vector<ParticipantId>>> excluded;
   std::vector<Name> drains_asked;
   std::vector<std::pair<Name, std::function<void()>>> drains;
 };

@@ -59,6 +59,31 @@ TEST_F(AgentPublish, ReportsSumsAndReleasesOnceNothingReadsTheBytes) {
   EXPECT_TRUE(Publish(*trainer_, 8).ok());
 }
 
+TEST_F(AgentPublish, ServesOnWithoutAReaderWheneverItIsExcluded) {
+  ASSERT_TRUE(Publish(*trainer_, 7).ok());
+  const auto exclude = [&](uint64_t epoch, uint32_t reader) {
+    Command(epoch::ExcludeCommand{Epoch{epoch}, trainer_->member, kPlan, {ParticipantId{reader}}});
+  };
+  const auto excluded = [&](uint32_t reader) {
+    return std::tuple(JobOf(*trainer_, 3), kPlan, std::vector{ParticipantId{reader}});
+  };
+  auto prepare = SourcePrepare(*trainer_, 3, 7);
+  prepare.drops_readers = true;
+  Command(prepare);
+  exclude(3, 50);
+  EXPECT_THAT(engine.excluded, IsEmpty()) << "there is no job yet";
+  Command(epoch::TransferCommand{Epoch{3}, trainer_->member});
+  EXPECT_TRUE(engine.sources.at(JobOf(*trainer_, 3)).first.drops_readers);
+  EXPECT_THAT(engine.excluded, ElementsAre(excluded(50)));
+  exclude(3, 51);
+  exclude(3, 51);  // said again
+  exclude(2, 52);  // of an epoch that does not run
+  EXPECT_THAT(engine.excluded, ElementsAre(excluded(50), excluded(51)));
+  engine.FinishSource(JobOf(*trainer_, 3), Sums());
+  EXPECT_EQ(coordinator.All<epoch::SourcedReport>().size(), 1u);
+  EXPECT_THAT(coordinator.All<epoch::FailedReport>(), IsEmpty()) << "it needs no answer";
+}
+
 TEST_F(AgentPublish, KnowsWhatItServedLastFromVersionToVersion) {
   ASSERT_TRUE(Publish(*trainer_, 7).ok());
   Source(*trainer_, 3, 7);

@@ -216,46 +216,103 @@ TEST_P(CoordinatorAttempts, D6EnginesThatLeaveDuringAVersionDoNotUseItUp) {
   EXPECT_EQ(last->attempt, 6u) << "more than attempts_max, one after another";
 }
 
-/// Engines leave faster than an attempt takes: 200 ms, with a loss each 100 ms.
-TEST(CoordinatorChurn, D6AVersionOfAQuorumGoesThroughAlthoughEnginesComeAndGo) {
-  Options options;
-  options.commit_policy = {CommitPolicy::Kind::kQuorum, 10, seconds(1)};
-  Fleet fleet(options);
-  const auto trainer = fleet.Trainer(1);
-  std::vector<std::pair<std::string, epoch::Member>> engines;
-  int next = 0;
-  const auto join = [&] {
-    const std::string name = "engine-" + std::to_string(next++);
-    engines.emplace_back(name, fleet.Engine(name)[0]);
-    FakeAgent& agent = fleet.Agent(name + "-agent");
-    agent.deaf = [&](const epoch::Command& command) {
+/// Engines leave faster than an attempt takes: it is 200 ms, with a loss and a new one each 100 ms.
+class CoordinatorChurn : public ::testing::Test {
+ protected:
+  CoordinatorChurn() { options_.fanout = Fanout::kStar; }
+
+  void Start(size_t engines) {
+    fleet_ = std::make_unique<Fleet>(options_);
+    fleet_->agent_features |= features_;
+    trainer_ = fleet_->Trainer(1);
+    // As a real one, it is done when those have read that were not excluded.
+    SlowDown(fleet_->Agent("trainer-agent"));
+    while (engines_.size() < engines) Join();
+  }
+  void SlowDown(FakeAgent& agent) {
+    agent.deaf = [this, &agent](const epoch::Command& command) {
       const auto* transfer = std::get_if<epoch::TransferCommand>(&command);
       if (transfer == nullptr) return false;
-      fleet.sim.PostAfter(milliseconds(200), [&agent, again = *transfer] {
+      fleet_->sim.PostAfter(milliseconds(200), [&agent, again = *transfer] {
         const auto deaf = std::exchange(agent.deaf, nullptr);
         agent.OnCommand(again);
         agent.deaf = deaf;
       });
       return true;
     };
-  };
-  while (engines.size() < 200) join();
-  std::mt19937 random(7);
-  uint64_t version = 1, given_up = 0;
-  fleet.PublishAll(trainer, version, false, seconds(120));
-  for (int round = 0; round < 200; ++round) {
-    fleet.Run(milliseconds(100));
-    const auto leaver = engines.begin() + static_cast<std::ptrdiff_t>(random() % engines.size());
-    fleet.Agent(leaver->first + "-agent").Report(epoch::LostReport{leaver->second, kEnded});
-    engines.erase(leaver);
-    join();
-    const auto released = fleet.Released(trainer[0], version);
-    if (!released.has_value()) continue;
-    given_up += released->ok() ? 0 : 1;
-    fleet.PublishAll(trainer, ++version, false, seconds(120));
   }
-  EXPECT_EQ(given_up, 0u);
-  EXPECT_GE(version, 4u) << "none takes long: 20 s have passed";
+  void Join() {
+    const std::string name = "engine-" + std::to_string(next_++);
+    engines_.emplace_back(name, fleet_->Engine(name)[0]);
+    SlowDown(fleet_->Agent(name + "-agent"));
+  }
+  /// Ten seconds of it; a version is published when the one before it was released.
+  void Churn() {
+    std::mt19937 random(7);
+    fleet_->PublishAll(trainer_, version_, false, seconds(120));
+    for (int round = 0; round < 100; ++round) {
+      fleet_->Run(milliseconds(100));
+      const auto leaver =
+          engines_.begin() + static_cast<std::ptrdiff_t>(random() % engines_.size());
+      fleet_->Agent(leaver->first + "-agent").Report(epoch::LostReport{leaver->second, kEnded});
+      engines_.erase(leaver);
+      Join();
+      const auto released = fleet_->Released(trainer_[0], version_);
+      if (!released.has_value()) continue;
+      given_up_ += released->ok() ? 0 : 1;
+      for (const EpochStatus& epoch : fleet_->coordinator->Snapshot().epochs) {
+        if (epoch.kind == epoch::Kind::kPublish && epoch.version == Version(version_)) {
+          attempts_most_ = std::max(attempts_most_, epoch.attempt);
+        }
+      }
+      fleet_->PublishAll(trainer_, ++version_, false, seconds(120));
+    }
+  }
+
+  Options options_;
+  uint64_t features_ = control::kFeatureExclude;
+  std::unique_ptr<Fleet> fleet_;
+  std::vector<epoch::Member> trainer_;
+  std::vector<std::pair<std::string, epoch::Member>> engines_;
+  int next_ = 0;
+  uint64_t version_ = 1, given_up_ = 0;
+  uint32_t attempts_most_ = 0;
+};
+
+TEST_F(CoordinatorChurn, D6AVersionOfAQuorumGoesThroughAlthoughEnginesComeAndGo) {
+  options_.commit_policy = {CommitPolicy::Kind::kQuorum, 10, seconds(1)};
+  Start(200);
+  Churn();
+  EXPECT_EQ(given_up_, 0u);
+  EXPECT_EQ(attempts_most_, 1u) << "each leaver costs its own place";
+  EXPECT_GE(version_, 30u) << "none takes longer than an attempt: 10 s have passed";
+}
+
+TEST_F(CoordinatorChurn, D6AVersionOfAllGoesThroughAlthoughEnginesComeAndGo) {
+  Start(200);
+  Churn();
+  EXPECT_EQ(given_up_, 0u);
+  EXPECT_EQ(attempts_most_, 1u) << "each leaver costs its own place";
+  EXPECT_GE(version_, 30u) << "none takes longer than an attempt: 10 s have passed";
+}
+
+TEST_F(CoordinatorChurn, D6AgentsThatCannotDropAReaderCostAttemptsOfAQuorumAndNoVersion) {
+  options_.commit_policy = {CommitPolicy::Kind::kQuorum, 10, seconds(1)};
+  features_ = 0;
+  Start(200);
+  Churn();
+  EXPECT_EQ(given_up_, 0u);
+  EXPECT_GT(attempts_most_, 1u);
+  EXPECT_GE(version_, 3u) << "none takes long: 10 s have passed";
+}
+
+TEST_F(CoordinatorChurn, D6AfterRelaysWereLostAllReadFromTheTrainer) {
+  options_.fanout = Fanout::kChain;
+  Start(200);
+  Churn();
+  EXPECT_EQ(given_up_, 0u);
+  EXPECT_LE(attempts_most_, 3u) << "two that were lost with relays, and a star";
+  EXPECT_GE(version_, 12u);
 }
 
 TEST_P(CoordinatorAttempts, D6APortThatRefusesForTwoSecondsDoesNotUseAVersionUp) {

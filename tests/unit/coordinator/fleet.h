@@ -87,6 +87,7 @@ class FakeAgent final : public control::AgentPort {
   void Answer(const epoch::EvictCommand&) {}
   void Answer(const epoch::BehindCommand&) {}
   void Answer(const epoch::AttestCommand& command);
+  void Answer(const epoch::ExcludeCommand&) {}
 
   Fleet& fleet_;
   std::string name_;

@@ -251,10 +251,14 @@ class Run {
   }
   void RecordOne(const FailedEvent& e) {
     const EngineMembers* engine = EngineOf(e.member);
-    if (engine == nullptr || !submitted_) return;
+    if (engine == nullptr || Over()) return;
+    const bool enough = before_.phase == Phase::kStaged ||
+                        (spec_.quorum > 0 && spec_.engines.size() > spec_.quorum);
+    if (enough && MayGoOnWithout(*engine)) return RecordExclusion(*engine, ".failed");
+    if (!submitted_) return;
     if (e.refused) {
       const bool asked = commit_sent_.contains(engine->name) && !applied_.contains(engine->name);
-      if (!asked || Over() || Left(*engine) || e.member != engine->ranks[0]) return;
+      if (!asked || Left(*engine) || e.member != engine->ranks[0]) return;
       refused_ = true;
       Reach("refused.leader");
     }
@@ -264,7 +268,7 @@ class Run {
     if (!Known(e.member) || Over()) return;
     lost_.insert(e.member);
     const EngineMembers* engine = EngineOf(e.member);
-    if (engine != nullptr && MayGoOnWithout(*engine)) RecordExclusion(*engine);
+    if (engine != nullptr && MayGoOnWithout(*engine)) RecordExclusion(*engine, "");
   }
   bool MayGoOnWithout(const EngineMembers& engine) const {
     const bool staged = before_.phase == Phase::kStaged;
@@ -278,18 +282,18 @@ class Run {
       const auto parent = spec_.parents.find(other.name);
       readers += parent != spec_.parents.end() && parent->second == engine.name ? 1 : 0;
     }
-    if (others == 0 || others < spec_.engines_min) return false;
-    return staged || (spec_.drops_readers && readers == 0);
+    if (staged) return others > 0;
+    return others > 0 && others >= spec_.engines_min && spec_.drops_readers && readers == 0;
   }
   /// From now on its members are strangers.
-  void RecordExclusion(EngineMembers engine) {
+  void RecordExclusion(EngineMembers engine, const std::string& how) {
     for (const Member& m : engine.ranks) {
       if (lost_.erase(m) == 0) to_abort_.insert(m);
       prepared_.erase(m);
       staged_.erase(m);
     }
     std::erase_if(spec_.engines, [&](const auto& e) { return e.name == engine.name; });
-    Reach("excluded." + std::string(PhaseName(before_.phase)));
+    Reach("excluded." + std::string(PhaseName(before_.phase)) + how);
     exclusion_ = std::move(engine);
   }
   void RecordOne(const JournalEvent& e) {
@@ -410,7 +414,7 @@ class Run {
     const bool late = (std::holds_alternative<GraceEvent>(event) && grace_) ||
                       (deadline != nullptr && deadline->phase == before_.phase);
     std::set<std::string> expected;
-    if (failed != nullptr && EngineOf(failed->member) != nullptr) {
+    if (failed != nullptr && EngineOf(failed->member) != nullptr) {  // and was not excluded
       expected = {EngineOf(failed->member)->name};
     }
     if (late) {
@@ -501,7 +505,7 @@ class Run {
     Require(installed_.insert(a.engine).second, "INSTALLED once");
   }
   void AbsorbOne(const ExcludeEngine& a) {
-    Require(exclusion_ == a.engine && !a.why.ok(), "only a lost engine is excluded");
+    Require(exclusion_ == a.engine && !a.why.ok(), "only who is lost or fails is excluded");
     Require(!entered_abort_ && !submitted_, "nobody is excluded after a decision");
     exclusion_.reset();
   }

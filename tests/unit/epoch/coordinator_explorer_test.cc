@@ -38,6 +38,9 @@ TEST(CoordinatorExplorer, FindsNoViolationAndReachesEveryBranch) {
                              "excluded.preparing",
                              "excluded.transferring",
                              "excluded.staged",
+                             "excluded.preparing.failed",
+                             "excluded.transferring.failed",
+                             "excluded.staged.failed",
                              "evict.failed",
                              "left.applied",
                              "evict.source",
@@ -344,6 +347,23 @@ Outcome AbortsAReleasedVersionForALostEngine(State state, const Event& event) {
   return Step(std::move(state), AbortAskedEvent{lost->why});
 }
 
+Outcome AbortsAReleasedVersionBelowThePolicy(State state, const Event& event) {
+  if (state.phase != Phase::kStaged || state.spec.engines.size() > state.spec.engines_min) {
+    return Step(std::move(state), event);
+  }
+  return AbortsAReleasedVersionForALostEngine(std::move(state), event);
+}
+
+/// Whoever fails while the others are a quorum ends the attempt.
+Outcome AbortsForWhoFailsBesideAQuorum(State state, const Event& event) {
+  const auto* failed = std::get_if<FailedEvent>(&event);
+  if (failed == nullptr) return Step(std::move(state), event);
+  const bool drops = std::exchange(state.spec.drops_readers, false);
+  Outcome outcome = Step(std::move(state), event);
+  outcome.state.spec.drops_readers = drops;
+  return outcome;
+}
+
 Outcome FencesWhoIsLateToSwap(State state, const Event& event) {
   Outcome outcome = Step(std::move(state), event);
   for (Action& action : outcome.actions) {
@@ -419,6 +439,8 @@ INSTANTIATE_TEST_SUITE_P(
         PlantedBug{"LeavesRanksOfTheExcludedRunning", LeavesRanksOfTheExcludedRunning},
         PlantedBug{"ForgetsToGoOnAfterAnExclusion", ForgetsToGoOnAfterAnExclusion},
         PlantedBug{"AbortsAReleasedVersionForALostEngine", AbortsAReleasedVersionForALostEngine},
+        PlantedBug{"AbortsAReleasedVersionBelowThePolicy", AbortsAReleasedVersionBelowThePolicy},
+        PlantedBug{"AbortsForWhoFailsBesideAQuorum", AbortsForWhoFailsBesideAQuorum},
         PlantedBug{"FencesWhoIsLateToSwap", FencesWhoIsLateToSwap},
         PlantedBug{"AnyRankMayRefuse", AnyRankMayRefuse},
         PlantedBug{"ForgetsThatItReleased", ForgetsThatItReleased},

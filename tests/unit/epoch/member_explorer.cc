@@ -1,6 +1,7 @@
 #include "tests/unit/epoch/member_explorer.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -78,6 +79,7 @@ class Life {
     const bool source = plan_->role == Role::kSource;
     const Version version = plan_->version;
     if (dice_.Percent(8)) return GiveUp();
+    if (dice_.Percent(8)) return Exclude(epoch_, self_);
     if (said_.insert("transfer").second) return TransferCommand{epoch_, self_};
     if (source) {
       const Status why =
@@ -95,6 +97,11 @@ class Life {
       return CommitCommand{epoch_, version, plan_->content, self_, leader_};
     }
     return TransferCommand{epoch_, self_};
+  }
+
+  ExcludeCommand Exclude(Epoch epoch, Member member) {
+    return {
+        epoch, member, PlanId{1, 1}, {ParticipantId(static_cast<uint32_t>(9 + dice_.Below(3)))}};
   }
 
   /// The epoch is given up, or simply replaced by the next one.
@@ -136,6 +143,7 @@ class Life {
                                       dice_.Percent(50) ? OkStatus() : bad});
       case 7:
         if (dice_.Percent(30)) return Command(BehindCommand{epoch, member});
+        if (dice_.Percent(30)) return Command(Exclude(epoch, member));
         if (member == kOld || dice_.Percent(15)) return Command(EvictCommand{member, bad});
         return LocalApplied{epoch};
       case 8:
@@ -200,6 +208,10 @@ class Life {
   }
   void RecordCommand(const EvictCommand&) {}
   void RecordCommand(const AttestCommand&) {}
+  void RecordCommand(const ExcludeCommand& c) {
+    if (c.member != self_ || ended_ || CurrentEpoch() != c.epoch) return;
+    told_exclude_[c.epoch].insert(c.readers.front());
+  }
   void RecordCommand(const BehindCommand& c) {
     if (c.member == self_ && !ended_) behind_ = std::max(behind_, c.committed);
   }
@@ -296,6 +308,10 @@ class Life {
 
   void JudgeState() {
     Require(state_.fence >= before_.fence, "the fence only rises");
+    if (active_ != Epoch{} && active_ == CurrentEpoch() && transfers_.contains(active_)) {
+      Require(excluded_[active_] == told_exclude_[active_],
+              "whoever is excluded is waited for no more, whenever it was said");
+    }
     Require(state_.self == self_, "a member stays itself");
     const bool emptied = std::holds_alternative<LocalEmptied>(*event_);
     if (emptied) Reach("emptied");
@@ -336,6 +352,14 @@ class Life {
     Require(transfers_.insert(epoch).second, "transfers once");
     local_.push_back(LocalTransferred{epoch, Maybe()});
     Reach("transfer");
+  }
+  void Judge(const DoExclude& a) {
+    const Epoch epoch = CurrentEpoch();
+    Require(epoch == active_ && transfers_.contains(epoch), "nobody is excluded before it moves");
+    Require(told_exclude_[epoch].contains(a.readers.front()), "excludes only who it was told");
+    Require(excluded_[epoch].insert(a.readers.front()).second, "excludes once");
+    const bool before = std::holds_alternative<TransferCommand>(std::get<Command>(*event_));
+    Reach(before ? "exclude.before" : "exclude.moving");
   }
   void Judge(const DoDrain& a) {
     Require(a.epoch == active_, "drains what runs");
@@ -453,6 +477,7 @@ class Life {
       told_drained_, prepared_, transfers_, transferred_, offered_, applied_, sent_transferred_,
       sent_applied_;
   std::set<Version> released_;
+  std::map<Epoch, std::set<ParticipantId>> told_exclude_, excluded_;
 };
 
 }  // namespace

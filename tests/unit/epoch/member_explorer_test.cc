@@ -18,6 +18,8 @@ TEST(MemberExplorer, FindsNoViolationAndReachesEveryBranch) {
   for (const char* branch : {"prepare.source",
                              "prepare.target",
                              "transfer",
+                             "exclude.before",
+                             "exclude.moving",
                              "drain",
                              "drain.superseded",
                              "offer.leader",
@@ -209,6 +211,19 @@ MemberOutcome KeepsItsOldName(MemberState state, const MemberEvent& event) {
   return MemberStep(std::move(state), event);
 }
 
+MemberOutcome ForgetsWhoIsExcludedBeforeItMoves(MemberState state, const MemberEvent& event) {
+  if (CommandOf<TransferCommand>(event) != nullptr) state.excluded.clear();
+  return MemberStep(std::move(state), event);
+}
+
+MemberOutcome ExcludesFromAnyEpoch(MemberState state, const MemberEvent& event) {
+  const auto* exclude = CommandOf<ExcludeCommand>(event);
+  if (exclude == nullptr || !state.current) return MemberStep(std::move(state), event);
+  ExcludeCommand mended = *exclude;
+  mended.epoch = state.current->epoch;
+  return MemberStep(std::move(state), Command(mended));
+}
+
 struct PlantedBug {
   const char* name;
   MemberOutcome (*step)(MemberState, const MemberEvent&);
@@ -242,7 +257,9 @@ INSTANTIATE_TEST_SUITE_P(
         PlantedBug{"NeverAnswersAnAbortWhileDraining", NeverAnswersAnAbortWhileDraining},
         PlantedBug{"OrphanDropsWhatIsStaged", OrphanDropsWhatIsStaged},
         PlantedBug{"OrphanGoesOnMoving", OrphanGoesOnMoving},
-        PlantedBug{"KeepsItsOldName", KeepsItsOldName}),
+        PlantedBug{"KeepsItsOldName", KeepsItsOldName},
+        PlantedBug{"ForgetsWhoIsExcludedBeforeItMoves", ForgetsWhoIsExcludedBeforeItMoves},
+        PlantedBug{"ExcludesFromAnyEpoch", ExcludesFromAnyEpoch}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
 }  // namespace

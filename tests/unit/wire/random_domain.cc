@@ -93,6 +93,7 @@ epoch::PrepareCommand RandomPrepare(Dice& dice) {
   out.relayed = dice.Coin();
   out.relay_readers = static_cast<uint32_t>(dice.Below(100));
   out.stall_limit = std::chrono::milliseconds(dice.Below(10'000));
+  out.drops_readers = dice.Coin();
   out.trace_id = RandomBytes16(dice);
   out.lineage = dice.Next();
   return out;
@@ -278,7 +279,7 @@ control::LayoutSubmission RandomSubmission(Dice& dice) {
 }
 
 epoch::Command RandomCommand(Dice& dice) {
-  switch (dice.Below(9)) {
+  switch (dice.Below(10)) {
     case 0:
       return RandomPrepare(dice);
     case 1:
@@ -298,6 +299,13 @@ epoch::Command RandomCommand(Dice& dice) {
     case 7:
       return epoch::AttestCommand{dice.Next(), RandomEpoch(dice), RandomMember(dice),
                                   RandomPlanId(dice), static_cast<uint32_t>(dice.Below(64))};
+    case 8: {
+      epoch::ExcludeCommand exclude{RandomEpoch(dice), RandomMember(dice), RandomPlanId(dice), {}};
+      for (uint64_t i = dice.Below(4); i > 0; --i) {
+        exclude.readers.emplace_back(static_cast<uint32_t>(1 + dice.Below(1000)));
+      }
+      return exclude;
+    }
     default:
       return epoch::EvictCommand{RandomMember(dice), RandomStatus(dice)};
   }
