@@ -91,7 +91,7 @@ def run_epochs(binary: str, stand_ins: str, agents: int, ranks: int, epochs: int
                              state_dir=f"{directory}/state", min_engines=agents - 1)
         command = [stand_ins, "--coordinator", coordinator.grpc, "--engines", str(agents - 1), "--ranks", str(ranks)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        if process.stdout.readline() != "ready\n":
+        if not process.stdout.readline().startswith("ready"):
             sys.exit(f"load: {stand_ins} ended with {process.wait(60)}")
         rows, took = [], processor_seconds(coordinator.pid)
         with Client(coordinator.grpc, timeout=60) as client:
@@ -121,8 +121,8 @@ def timed_row(row: dict) -> dict:
     """As every benchmark's: seconds of a call, or of COMMIT until every engine has acknowledged."""
     if "epochs" in row:
         name, rounds = f"commit-{row['members']}", row["epochs"]
-        median, most = row["committing_ms_median"], row["committing_ms_max"]
-        least = row["committing_ms_min"]
+        median, most = row["commit_ms_median"], row["commit_ms_max"]
+        least = row["commit_ms_min"]
     else:
         name, rounds = f"call-{row['members']}", row["calls"]
         least, median, most = row["call_min_ms"], row["call_p50_ms"], row["call_max_ms"]

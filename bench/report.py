@@ -29,10 +29,10 @@ def spread(values: list[float]) -> dict:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def write(args: argparse.Namespace, title: str, rows: list[dict], unit: str = "seconds") -> None:
+def write(args: argparse.Namespace, title: str, rows: list[dict], unit: str = "seconds", about: dict | None = None) -> None:
     """What `add_options` asked for. A row is one bar, of its "seconds_median", "seconds_min" and "seconds_max", or those of
-    its "bars": a `spread` for each series, or one number."""
-    about = {"title": title, "unit": unit, "machine": machine(), "rows": rows}
+    its "bars": a `spread` for each series, or one number. `about`: what is not of one row."""
+    about = {"title": title, "unit": unit, "machine": machine(), **(about or {}), "rows": rows}
     if args.json:
         with open(args.json, "w") as out:
             json.dump(about, out, indent=1)

@@ -1,57 +1,35 @@
 // Epochs of a large fleet that moves no byte: what the coordinator and the messages take. Prints
-// "ready" when everyone is registered; then publishes `--epochs` versions, one after another, each
-// when a line comes on stdin, and prints the seconds from the call until the trainer is released.
-// Ends with stdin; exits 1 at the first thing that is not as it should be.
+// "ready" and how many seconds it took when everyone is registered; then publishes a version for
+// each line that comes on stdin, and prints the seconds from the call until the trainer is
+// released. Ends with stdin; exits 1 at the first thing that is not as it should be.
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <future>
 #include <iostream>
 #include <string>
 
-#include "bench/load/stand_in.h"
-#include "server/base/clock.h"
+#include "bench/load/stand_ins.h"
+#include "server/rpc/coordinator_client.h"
 
 namespace weightwire::load {
 namespace {
 
 int Run(const std::string& coordinator, uint32_t engines, uint32_t ranks) {
   ThreadExecutor strand("load", 1);
-  std::vector<std::unique_ptr<StandIn>> fleet;
-  for (uint32_t i = 0; i <= engines; ++i) {
-    const auto role = i == 0 ? control::GroupRole::kTrainer : control::GroupRole::kEngine;
-    fleet.push_back(std::make_unique<StandIn>(coordinator, strand, role,
-                                              i == 0 ? "trainer" : "engine-" + std::to_string(i),
-                                              ranks, i + 1));
-  }
-  std::promise<void> ready;
-  size_t open = fleet.size();
-  strand.Post([&] {
-    for (const auto& each : fleet) {
-      each->Open([&] {
-        if (--open == 0) ready.set_value();
-      });
-    }
-  });
-  ready.get_future().get();
-  std::printf("ready\n");
+  const auto connect = [&] {
+    rpc::CoordinatorClientOptions options;
+    options.addresses = {coordinator};
+    options.call_deadline = std::chrono::seconds(60);
+    return rpc::MakeGrpcCoordinatorClient(std::move(options), strand);
+  };
+  StandIns fleet(connect, strand, engines, ranks);
+  std::printf("ready %.6f\n", fleet.Open());
   std::fflush(stdout);
-  uint64_t version = 0;
   for (std::string line; std::getline(std::cin, line);) {
-    std::promise<Status> released;
-    const Nanos start = SystemClock().Now();
-    strand.Post([&, number = Version{++version}] {
-      fleet[0]->Publish(number, [&](Status why) { released.set_value(std::move(why)); });
-    });
-    if (const Status why = released.get_future().get(); !why.ok()) return 1;
-    std::printf("%.6f\n", std::chrono::duration<double>(SystemClock().Now() - start).count());
+    const auto released = fleet.Publish();
+    if (!released) return 1;
+    std::printf("%.6f\n", *released);
     std::fflush(stdout);
   }
-  std::promise<void> gone;
-  strand.Post([&] {
-    fleet.clear();
-    gone.set_value();
-  });
-  gone.get_future().get();
   return 0;
 }
 

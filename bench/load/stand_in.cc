@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "server/rpc/coordinator_client.h"
+#include "server/wire/control.h"
 
 namespace weightwire::load {
 namespace {
@@ -26,19 +26,20 @@ layout::RankLayout Rows(uint32_t rank, uint32_t ranks) {
 
 /// Whatever cannot be answered ends the benchmark: its figures would be of something else.
 [[noreturn]] void Die(const std::string& who, const Status& why) {
-  std::fprintf(stderr, "epochs_bench: %s: %s\n", who.c_str(), why.ToString().c_str());
+  std::fprintf(stderr, "stand-in %s: %s\n", who.c_str(), why.ToString().c_str());
   std::exit(1);
 }
 
 }  // namespace
 
-StandIn::StandIn(const std::string& coordinator, ThreadExecutor& strand, control::GroupRole role,
-                 std::string group, uint32_t ranks, uint64_t number)
-    : strand_(strand), role_(role), group_(std::move(group)), ranks_(ranks), number_(number) {
-  rpc::CoordinatorClientOptions options;
-  options.addresses = {coordinator};
-  port_ = rpc::MakeGrpcCoordinatorClient(std::move(options), strand);
-}
+StandIn::StandIn(std::unique_ptr<control::CoordinatorPort> port, ThreadExecutor& strand,
+                 control::GroupRole role, std::string group, uint32_t ranks, uint64_t number)
+    : strand_(strand),
+      role_(role),
+      group_(std::move(group)),
+      ranks_(ranks),
+      number_(number),
+      port_(std::move(port)) {}
 
 void StandIn::Open(std::function<void()> ready) {
   ready_ = std::move(ready);
@@ -104,6 +105,7 @@ void StandIn::Publish(Version version, std::function<void(Status)> released) {
 }
 
 void StandIn::OnCommand(epoch::Command command) {
+  if (bytes_) *bytes_ += static_cast<int64_t>(wire::ToProto(command).ByteSizeLong());
   std::visit([this](const auto& c) { Answer(c); }, command);
 }
 

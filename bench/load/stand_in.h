@@ -17,13 +17,16 @@ namespace weightwire::load {
 /// `strand`, which outlives it.
 class StandIn final : public control::AgentPort {
  public:
-  StandIn(const std::string& coordinator, ThreadExecutor& strand, control::GroupRole role,
-          std::string group, uint32_t ranks, uint64_t number);
+  /// `port` is its own, and calls back on `strand`.
+  StandIn(std::unique_ptr<control::CoordinatorPort> port, ThreadExecutor& strand,
+          control::GroupRole role, std::string group, uint32_t ranks, uint64_t number);
 
   /// Opens a session and registers the ranks, each with rows of one tensor; `ready` once.
   void Open(std::function<void()> ready);
   /// By every rank; `released` when the last one is.
   void Publish(Version version, std::function<void(Status)> released);
+  /// Adds the bytes of commands that come from now on.
+  void CountBytes(std::shared_ptr<int64_t> bytes) { bytes_ = std::move(bytes); }
 
   void OnCommand(epoch::Command command) override;
   void OnSessionLost(Status why) override;
@@ -58,6 +61,7 @@ class StandIn final : public control::AgentPort {
   std::function<void()> ready_;
   uint32_t awaited_ = 0;
   std::function<void(Status)> released_;
+  std::shared_ptr<int64_t> bytes_;                         ///< null: not counted
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);  ///< the next beat looks at it
   std::unique_ptr<control::CoordinatorPort> port_;         ///< goes first: it calls back
 };
