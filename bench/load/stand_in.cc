@@ -97,7 +97,7 @@ void StandIn::Publish(Version version, std::function<void(Status)> released) {
     control::PublishRequest request;
     request.member = member;
     request.version = version;
-    request.deadline = std::chrono::seconds(60);
+    request.deadline = std::chrono::seconds(600);
     port_->Publish(request, [this](const Status& status) {
       if (!status.ok()) Die(group_, status);
     });

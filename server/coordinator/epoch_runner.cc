@@ -18,15 +18,11 @@ std::vector<epoch::Member> AllMembers(const epoch::Spec& spec) {
   return all;
 }
 
-const epoch::EngineMembers& EngineNamed(const epoch::Spec& spec, const std::string& name) {
-  return *std::find_if(spec.engines.begin(), spec.engines.end(),
-                       [&](const epoch::EngineMembers& e) { return e.name == name; });
-}
-
 /// Who passes the bytes on to the engine, or has them.
-const std::vector<epoch::Member>& ReadFrom(const epoch::Spec& spec, const std::string& engine) {
-  const auto parent = spec.parents.find(engine);
-  return parent == spec.parents.end() ? spec.sources : EngineNamed(spec, parent->second).ranks;
+const std::vector<epoch::Member>& ReadFrom(const epoch::State& state, const std::string& engine) {
+  const auto parent = state.spec.parents.find(engine);
+  return parent == state.spec.parents.end() ? state.spec.sources
+                                            : epoch::EngineNamed(state, parent->second)->ranks;
 }
 
 Epoch EpochOf(const epoch::Report& report) {
@@ -119,9 +115,10 @@ std::vector<EpochRun*> EpochRunner::Runs() const {
 }
 
 EpochRun* EpochRunner::RunOf(Epoch epoch) const {
-  const std::vector<EpochRun*> runs = Runs();
-  const auto run = std::ranges::find(runs, epoch, [](auto* r) { return r->state.spec.epoch; });
-  return run == runs.end() ? nullptr : *run;
+  const auto is = [epoch](const auto& run) { return run->state.spec.epoch == epoch; };
+  if (fleet_ != nullptr && is(fleet_)) return fleet_.get();
+  const auto fill = std::ranges::find_if(fills_, is);
+  return fill == fills_.end() ? nullptr : fill->get();
 }
 
 EpochRun& EpochRunner::Add(std::unique_ptr<EpochRun> run) {
@@ -288,7 +285,7 @@ void EpochRunner::Do(EpochRun& run, const epoch::SendCommit& action) {
     s_.metrics.Add("invariant_violations_total", 1, {{"id", "I2"}});
     return;
   }
-  const epoch::EngineMembers& engine = EngineNamed(spec, action.engine);
+  const epoch::EngineMembers& engine = *epoch::EngineNamed(run.state, action.engine);
   run.story.Told("swap", s_.clock.Now());
   shared_.stragglers.SendCommits(engine.ranks, spec.epoch, {spec.content, spec.version});
 }
@@ -296,7 +293,7 @@ void EpochRunner::Do(EpochRun& run, const epoch::SendCommit& action) {
 void EpochRunner::Do(EpochRun& run, const epoch::SendInstalled& action) {
   WW_FAILPOINT("coordinator.before_installeds");
   const epoch::Spec& spec = run.state.spec;
-  shared_.stragglers.Install(EngineNamed(spec, action.engine), spec.epoch,
+  shared_.stragglers.Install(*epoch::EngineNamed(run.state, action.engine), spec.epoch,
                              {spec.content, spec.version}, run.keeps);
 }
 
@@ -308,7 +305,7 @@ void EpochRunner::Do(EpochRun& run, const epoch::SendAbort& action) {
 }
 
 void EpochRunner::Do(EpochRun& run, const epoch::EvictEngine& action) {
-  for (const epoch::Member& member : EngineNamed(run.state.spec, action.engine).ranks) {
+  for (const epoch::Member& member : epoch::EngineNamed(run.state, action.engine)->ranks) {
     s_.membership.Evict(member, action.why);
   }
 }
@@ -316,7 +313,7 @@ void EpochRunner::Do(EpochRun& run, const epoch::EvictEngine& action) {
 /// It serves on; the versions after this one do not wait for it before it has answered.
 void EpochRunner::Do(EpochRun& run, const epoch::LeaveBehind& action) {
   const epoch::Spec& spec = run.state.spec;
-  const epoch::EngineMembers& engine = EngineNamed(spec, action.engine);
+  const epoch::EngineMembers& engine = *epoch::EngineNamed(run.state, action.engine);
   Group* group = s_.membership.FindGroup(engine.name);
   if (group == nullptr || group->Members() != engine.ranks) return;
   group->last_error = action.why.ToString();
@@ -340,7 +337,7 @@ void EpochRunner::Do(EpochRun& run, const epoch::ExcludeEngine& action) {
   if (run.state.released || pair == run.plans.end()) return;
   std::vector<ParticipantId> readers;
   for (const epoch::Member& member : engine.ranks) readers.push_back(member.id);
-  for (const epoch::Member& member : ReadFrom(run.state.spec, engine.name)) {
+  for (const epoch::Member& member : ReadFrom(run.state, engine.name)) {
     s_.membership.Send(member, epoch::ExcludeCommand{run.state.spec.epoch, member,
                                                      pair->second->plan->id, readers});
   }

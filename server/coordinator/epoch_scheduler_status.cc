@@ -25,19 +25,14 @@ std::string LineOf(const EpochStatus& status) {
 }
 
 bool HasEngine(const EpochRun* run, const std::string& name) {
-  if (run == nullptr) return false;
-  const auto& engines = run->state.spec.engines;
-  return std::any_of(engines.begin(), engines.end(),
-                     [&](const epoch::EngineMembers& e) { return e.name == name; });
+  return run != nullptr && epoch::EngineNamed(run->state, name) != nullptr;
 }
 
 bool AllStaged(const epoch::State& state, const std::string& name) {
-  for (const epoch::EngineMembers& engine : state.spec.engines) {
-    if (engine.name != name) continue;
-    return std::all_of(engine.ranks.begin(), engine.ranks.end(),
-                       [&](const epoch::Member& m) { return state.staged.contains(m); });
-  }
-  return false;
+  const epoch::EngineMembers* engine = epoch::EngineNamed(state, name);
+  return engine != nullptr && std::ranges::all_of(engine->ranks, [&](const epoch::Member& member) {
+           return state.staged.contains(member);
+         });
 }
 
 }  // namespace

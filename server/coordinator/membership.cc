@@ -175,11 +175,11 @@ void Membership::LoseAgent(AgentId agent, const Status& why) {
   const auto node = registered_.extract(agent);
   const std::set<ParticipantId> ids = node.empty() ? std::set<ParticipantId>{} : node.mapped();
   for (const ParticipantId id : ids) {
-    const auto& [name, rank] = places_.at(id);
-    Group& group = groups_.at(name);
+    const auto [place, rank] = places_.at(id);
+    Group& group = *place;
     if (!group.slots[rank].live || group.slots[rank].live->agent != agent) continue;
     Vacate(group, rank, why, /*told=*/false);
-    lost.insert(name);
+    lost.insert(group.name);
   }
   for (const std::string& name : lost) AfterLoss(groups_.at(name), why);
   observer_.OnMembershipChanged();
@@ -202,8 +202,8 @@ void Membership::SetPresence(AgentId agent, const Status& why, Presence presence
   const auto ids = registered_.find(agent);
   if (ids == registered_.end()) return;
   for (const ParticipantId id : std::set(ids->second)) {
-    const auto& [name, rank] = places_.at(id);
-    Group& group = groups_.at(name);
+    const auto [place, rank] = places_.at(id);
+    Group& group = *place;
     auto& live = group.slots[rank].live;
     if (!live || live->agent != agent) continue;
     if (std::exchange(live->presence, presence) == Presence::kConnected) {
@@ -333,11 +333,12 @@ Result<control::RegisterReply> Membership::TakePlace(const control::RegisterRequ
     if (auto answer = MakeWay(known->second, request)) return *std::move(answer);
     before = std::exchange(known->second.slots[request.rank].live, std::nullopt);
   } else {
-    ForgetDeadGroups();
+    MakeRoom();
   }
   if (before) {
     CountTaken(before->agent, -1);
   } else {
+    if (!fits && !CheckRoom(request, fits).ok()) ForgetDeadGroups();
     WW_FAIL_IF_ERROR(CheckRoom(request, fits));
   }
   Group& group = GroupFor(request);
@@ -420,18 +421,24 @@ Group& Membership::GroupFor(const control::RegisterRequest& request) {
   FreePlaces(group);
   group.name = request.group;
   group.role = request.role;
-  group.founder = request.agent;
+  SetFounder(group, request.agent);
   group.slots.assign(request.world_size, Slot{});
   for (uint32_t rank = 0; rank < request.world_size; ++rank) {
     group.slots[rank].id = ParticipantId(next_participant_++);
-    places_[group.slots[rank].id] = {group.name, rank};
+    places_[group.slots[rank].id] = {&group, rank};
   }
   return group;
 }
 
+/// Looks at all groups, so that it waits until there are a good many more places.
+void Membership::MakeRoom() {
+  if (places_.size() * 2 < options_.members_max || places_.size() < places_room_) return;
+  ForgetDeadGroups();
+  places_room_ = places_.size() + options_.members_max / 16;
+}
+
 /// Called only when a new group needs room: ids of groups without a process are given up then.
 void Membership::ForgetDeadGroups() {
-  if (places_.size() * 2 < options_.members_max) return;
   for (auto it = groups_.begin(); it != groups_.end();) {
     it = Occupied(it->second) ? std::next(it) : Forget(it);
   }
@@ -452,10 +459,20 @@ void Membership::Forget(Nanos now) {
   }
 }
 
+void Membership::SetFounder(Group& group, AgentId founder) {
+  const auto before = founded_.find(group.founder);
+  if (before != founded_.end() && before->second.erase(group.name) > 0 && before->second.empty()) {
+    founded_.erase(before);
+  }
+  group.founder = founder;
+  if (founder != AgentId{}) founded_[founder].insert(group.name);
+}
+
 /// One whose ranks are absent is as new when they come back: they say what they hold.
 std::map<std::string, Group>::iterator Membership::Forget(
     std::map<std::string, Group>::iterator group) {
   FreePlaces(group->second);
+  SetFounder(group->second, AgentId{});
   return groups_.erase(group);
 }
 
@@ -492,8 +509,11 @@ Status Membership::CheckRoom(const control::RegisterRequest& request, bool fits)
   }
   if (fits) return OkStatus();
   size_t declared = request.world_size;
-  for (const auto& [name, group] : groups_) {
-    if (group.founder == request.agent) declared += group.world_size() - group.taken();
+  if (const auto founded = founded_.find(request.agent); founded != founded_.end()) {
+    for (const std::string& name : founded->second) {
+      const Group& group = groups_.at(name);
+      declared += group.world_size() - group.taken();
+    }
   }
   if (declared > limit) {
     return full("groups of the rank's agent would miss " + std::to_string(declared) + " ranks");
@@ -645,7 +665,7 @@ Result<Membership::Place> Membership::Find(const epoch::Member& member) {
     return Fail(Code::kFailedPrecondition, Reason::kNotRegistered,
                 "participant " + std::to_string(member.id.value) + " is not known");
   }
-  Group& group = groups_.at(place->second.first);
+  Group& group = *place->second.first;
   const uint32_t rank = place->second.second;
   Slot& slot = group.slots[rank];
   if (!slot.live || slot.live->member != member) {

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -205,12 +206,15 @@ class Membership {
   Status CheckGroup(const control::RegisterRequest& request);
   /// Whether one more rank may come, of a group that is known (`fits`) or declared by it.
   Status CheckRoom(const control::RegisterRequest& request, bool fits) const;
+  /// Forgets groups in which nobody is, if places have become scarce.
+  void MakeRoom();
   Result<control::RegisterReply> TakePlace(const control::RegisterRequest& request);
   /// Nothing when the place is free now for the request's incarnation.
   std::optional<Result<control::RegisterReply>> MakeWay(Group& group,
                                                         const control::RegisterRequest& request);
   Group& GroupFor(const control::RegisterRequest& request);
   void ForgetDeadGroups();
+  void SetFounder(Group& group, AgentId founder);
   std::map<std::string, Group>::iterator Forget(std::map<std::string, Group>::iterator group);
   void FreePlaces(Group& group);
   /// Somebody has a place of it that no other process may be given now.
@@ -242,10 +246,12 @@ class Membership {
   std::map<Incarnation, AgentId> session_of_;  ///< by the agent's incarnation
   std::string trainer_;                        ///< the group that registered as a trainer last
   std::map<std::string, Group> groups_;
-  std::map<ParticipantId, std::pair<std::string, uint32_t>> places_;
-  std::map<AgentId, uint32_t> taken_of_;  ///< places with a live rank
-  uint32_t taken_ = 0;                    ///< of all agents
-  std::set<DrainMark> awaited_;           ///< of the journal, whose bearers have not come back
+  std::unordered_map<ParticipantId, std::pair<Group*, uint32_t>> places_;
+  std::map<AgentId, uint32_t> taken_of_;              ///< places with a live rank
+  uint32_t taken_ = 0;                                ///< of all agents
+  std::map<AgentId, std::set<std::string>> founded_;  ///< groups, by Group::founder
+  size_t places_room_ = 0;       ///< with so many places MakeRoom looks at the groups again
+  std::set<DrainMark> awaited_;  ///< of the journal, whose bearers have not come back
   bool marks_left_ = false;
 };
 

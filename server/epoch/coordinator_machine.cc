@@ -12,23 +12,6 @@
 namespace weightwire::epoch {
 namespace {
 
-bool IsSource(const Spec& spec, const Member& member) {
-  return std::find(spec.sources.begin(), spec.sources.end(), member) != spec.sources.end();
-}
-
-const EngineMembers* EngineOf(const Spec& spec, const Member& member) {
-  for (const EngineMembers& engine : spec.engines) {
-    if (std::find(engine.ranks.begin(), engine.ranks.end(), member) != engine.ranks.end()) {
-      return &engine;
-    }
-  }
-  return nullptr;
-}
-
-bool IsMember(const Spec& spec, const Member& member) {
-  return IsSource(spec, member) || EngineOf(spec, member) != nullptr;
-}
-
 std::vector<Member> Targets(const Spec& spec) {
   std::vector<Member> all;
   for (const EngineMembers& engine : spec.engines) {
@@ -63,26 +46,27 @@ std::set<std::string> EnginesMissing(const Spec& spec, const Done& done) {
   return missing;
 }
 
-/// The others are a quorum; `who` is not everybody.
-bool EnoughWithout(const Spec& spec, const std::set<std::string>& who) {
-  return spec.quorum > 0 && !who.empty() && who.size() + spec.quorum <= spec.engines.size();
+/// So many engines are some, and the others are a quorum.
+bool EnoughWithout(const Spec& spec, size_t engines) {
+  return spec.quorum > 0 && engines > 0 && engines + spec.quorum <= spec.engines.size();
 }
 
 bool EngineOver(const State& state, const std::string& engine) {
   return state.applied.contains(engine) || state.evicted.contains(engine);
 }
 
+const EngineMembers* EngineOf(const State& state, const Member& member) {
+  const auto index = state.roster.EngineOf(member);
+  return index ? &state.spec.engines[*index] : nullptr;
+}
+
 /// "trainer/0" or "engine-a/1", from the member's place in the spec.
-std::string PlaceOf(const Spec& spec, const Member& member) {
-  for (size_t rank = 0; rank < spec.sources.size(); ++rank) {
-    if (spec.sources[rank] == member) return spec.source_group + "/" + std::to_string(rank);
-  }
-  for (const EngineMembers& engine : spec.engines) {
-    for (size_t rank = 0; rank < engine.ranks.size(); ++rank) {
-      if (engine.ranks[rank] == member) return engine.name + "/" + std::to_string(rank);
-    }
-  }
-  return "nobody";
+std::string PlaceOf(const State& state, const Member& member) {
+  if (!state.roster.Has(member)) return "nobody";
+  const EngineMembers* engine = EngineOf(state, member);
+  const std::vector<Member>& ranks = engine == nullptr ? state.spec.sources : engine->ranks;
+  const auto rank = std::ranges::find(ranks, member) - ranks.begin();
+  return (engine == nullptr ? state.spec.source_group : engine->name) + "/" + std::to_string(rank);
 }
 
 Status DeadlineStatus(const State& state) {
@@ -90,7 +74,7 @@ Status DeadlineStatus(const State& state) {
   const std::vector<Member> missing = WaitingFor(state);
   std::string names;
   for (size_t i = 0; i < std::min(missing.size(), kNamesMax); ++i) {
-    names += (i == 0 ? "" : ", ") + PlaceOf(state.spec, missing[i]);
+    names += (i == 0 ? "" : ", ") + PlaceOf(state, missing[i]);
   }
   if (missing.size() > kNamesMax) {
     names += " and " + std::to_string(missing.size() - kNamesMax) + " more";
@@ -99,30 +83,33 @@ Status DeadlineStatus(const State& state) {
   return Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
                 "the deadline of " + std::string(PhaseName(state.phase)) +
                     " passed; still waiting for " + names)
-      .AtRank(missing.empty() ? "" : PlaceOf(state.spec, missing.front()))
+      .AtRank(missing.empty() ? "" : PlaceOf(state, missing.front()))
       .AtEpoch(state.spec.epoch);
 }
 
 class Stepper {
  public:
-  explicit Stepper(State state) : state_(std::move(state)) {}
+  explicit Stepper(State state) : state_(std::move(state)) {
+    if (!state_.roster.made()) state_.roster = Roster(state_);
+  }
   Outcome Finished() && { return {std::move(state_), std::move(actions_)}; }
 
   void On(const PreparedEvent& event) {
-    if (state_.phase != Phase::kPreparing || !IsMember(state_.spec, event.member)) return;
+    if (state_.phase != Phase::kPreparing || !state_.roster.Has(event.member)) return;
     if (state_.prepared.insert(event.member).second) TransferWhenPrepared();
   }
 
   void On(const SourcedEvent& event) {
-    if (state_.phase != Phase::kTransferring || !IsSource(state_.spec, event.member)) return;
+    if (state_.phase != Phase::kTransferring || !state_.roster.IsSource(event.member)) return;
     if (state_.sourced.emplace(event.member, event.digests).second) EnterStagedWhenComplete();
   }
 
   void On(const StagedEvent& event) {
-    if (state_.phase != Phase::kTransferring || EngineOf(state_.spec, event.member) == nullptr) {
+    if (state_.phase != Phase::kTransferring || EngineOf(state_, event.member) == nullptr) {
       return;
     }
     if (!state_.staged.emplace(event.member, event.digests).second) return;
+    state_.roster.CountStaged(event.member);
     EnterStagedWhenComplete();
     if (state_.phase == Phase::kTransferring) ArmGraceOnce();
   }
@@ -131,14 +118,14 @@ class Stepper {
     if (state_.phase != Phase::kTransferring || !state_.grace_armed) return;
     const auto late = EnginesMissing(state_.spec, state_.staged);
     state_.grace_armed = false;
-    if (!EnoughWithout(state_.spec, late)) return;
+    if (!EnoughWithout(state_.spec, late.size())) return;
     state_.laggards = late;
     Abort(GraceStatus());
   }
 
   void On(const AppliedEvent& event) {
     if (state_.phase != Phase::kCommitting || !state_.commit_durable) return;
-    const EngineMembers* engine = EngineOf(state_.spec, event.member);
+    const EngineMembers* engine = EngineOf(state_, event.member);
     if (engine == nullptr || engine->ranks.front() != event.member) return;
     if (EngineOver(state_, engine->name)) return;
     state_.applied.insert(engine->name);
@@ -147,27 +134,28 @@ class Stepper {
   }
 
   void On(const DrainedEvent& event) {
-    if (state_.phase != Phase::kAborting || !IsMember(state_.spec, event.member)) return;
-    if (state_.drained.insert(event.member).second) FinishWhenDrained();
+    if (state_.phase != Phase::kAborting || !state_.roster.Has(event.member)) return;
+    if (!state_.drained.insert(event.member).second) return;
+    if (!state_.lost.contains(event.member)) state_.roster.CountGone();
+    FinishWhenDrained();
   }
 
   void On(const FailedEvent& event) {
-    if (!IsMember(state_.spec, event.member)) return;
+    if (!state_.roster.Has(event.member)) return;
     if (CanAbort()) {
-      const EngineMembers* failed = EngineOf(state_.spec, event.member);
+      const EngineMembers* failed = EngineOf(state_, event.member);
       const bool released = state_.phase == Phase::kStaged;
-      const bool enough =
-          failed != nullptr && (released || EnoughWithout(state_.spec, {failed->name}));
+      const bool enough = failed != nullptr && (released || EnoughWithout(state_.spec, 1));
       if (enough && MayExclude(*failed)) {
         return Exclude(*failed, NamedFailure(event.member, event.why));
       }
-      if (!released && failed != nullptr && EnoughWithout(state_.spec, {failed->name})) {
+      if (!released && failed != nullptr && EnoughWithout(state_.spec, 1)) {
         state_.laggards = {failed->name};
       }
       return Abort(NamedFailure(event.member, event.why));
     }
     if (!Driving()) return;
-    const EngineMembers* engine = EngineOf(state_.spec, event.member);
+    const EngineMembers* engine = EngineOf(state_, event.member);
     if (engine == nullptr || EngineOver(state_, engine->name)) return;
     if (event.refused) {
       if (!state_.commit_durable || engine->ranks.front() != event.member) return;
@@ -178,16 +166,17 @@ class Stepper {
   }
 
   void On(const LostEvent& event) {
-    if (!IsMember(state_.spec, event.member)) return;
+    if (!state_.roster.Has(event.member)) return;
     if (CanAbort()) {
       state_.lost.insert(event.member);
-      const EngineMembers* engine = EngineOf(state_.spec, event.member);
+      const EngineMembers* engine = EngineOf(state_, event.member);
       if (engine != nullptr && MayExclude(*engine)) return Exclude(*engine, LossStatus(event));
       return Abort(LossStatus(event));
     }
     if (state_.phase == Phase::kAborting) {
-      if (state_.lost.insert(event.member).second) FinishWhenDrained();
-      return;
+      if (!state_.lost.insert(event.member).second) return;
+      if (!state_.drained.contains(event.member)) state_.roster.CountGone();
+      return FinishWhenDrained();
     }
     if (Driving() && state_.lost.insert(event.member).second) LoseAfterDecision(event);
   }
@@ -240,7 +229,7 @@ class Stepper {
   bool Driving() const { return state_.phase == Phase::kCommitting && state_.why.ok(); }
 
   void ArmGraceOnce() {
-    const auto late = EnginesMissing(state_.spec, state_.staged);
+    const size_t late = state_.spec.engines.size() - state_.roster.engines_staged();
     if (state_.grace_armed || !EnoughWithout(state_.spec, late)) return;
     state_.grace_armed = true;
     Do(ArmGrace{});
@@ -254,7 +243,7 @@ class Stepper {
     if (preparing && !Missing(spec.sources, state_.prepared).empty()) return {};
     const auto late =
         preparing ? EnginesMissing(spec, state_.prepared) : EnginesMissing(spec, state_.staged);
-    return EnoughWithout(spec, late) ? late : std::set<std::string>{};
+    return EnoughWithout(spec, late.size()) ? late : std::set<std::string>{};
   }
 
   Status GraceStatus() const {
@@ -270,13 +259,13 @@ class Stepper {
 
   Status NamedFailure(const Member& member, const Status& why) const {
     return Status(why)
-        .AtRank(why.rank().empty() ? PlaceOf(state_.spec, member) : why.rank())
+        .AtRank(why.rank().empty() ? PlaceOf(state_, member) : why.rank())
         .AtEpoch(state_.spec.epoch);
   }
 
   Status LossStatus(const LostEvent& event) const {
     return Status(Code::kAborted, Reason::kMemberLost, "a member was lost: " + event.why.message())
-        .AtRank(event.why.rank().empty() ? PlaceOf(state_.spec, event.member) : event.why.rank())
+        .AtRank(event.why.rank().empty() ? PlaceOf(state_, event.member) : event.why.rank())
         .AtEpoch(state_.spec.epoch);
   }
 
@@ -293,6 +282,7 @@ class Stepper {
   }
 
   void Exclude(EngineMembers engine, Status why) {
+    state_.roster.Exclude(engine);
     std::erase_if(state_.spec.engines, [&](const auto& e) { return e.name == engine.name; });
     state_.excluded.insert(engine.name);
     for (const Member& member : engine.ranks) {
@@ -309,14 +299,15 @@ class Stepper {
   }
 
   void TransferWhenPrepared() {
-    if (!WaitingFor(state_).empty()) return;
+    if (state_.prepared.size() < state_.roster.members()) return;
     state_.phase = Phase::kTransferring;
     Do(SendTransfer{});
     Do(ArmDeadline{Phase::kTransferring});
   }
 
   void EnterStagedWhenComplete() {
-    if (!WaitingFor(state_).empty()) return;
+    if (state_.sourced.size() < state_.roster.sources()) return;
+    if (state_.staged.size() < state_.roster.targets()) return;
     if (Status why = CompareDigests(state_); !why.ok()) return Abort(std::move(why));
     state_.phase = Phase::kStaged;
     state_.released = true;
@@ -345,7 +336,7 @@ class Stepper {
   }
 
   void LoseAfterDecision(const LostEvent& event) {
-    const EngineMembers* engine = EngineOf(state_.spec, event.member);
+    const EngineMembers* engine = EngineOf(state_, event.member);
     if (engine == nullptr || EngineOver(state_, engine->name)) return;
     state_.evicted.insert(engine->name);
     FinishWhenCommitted();
@@ -358,9 +349,8 @@ class Stepper {
 
   void FinishWhenCommitted() {
     if (state_.phase != Phase::kCommitting || !state_.commit_durable) return;
-    for (const EngineMembers& engine : state_.spec.engines) {
-      if (!EngineOver(state_, engine.name)) return;
-    }
+    // No engine is in both, and none of them is excluded: there is no such thing any more.
+    if (state_.applied.size() + state_.evicted.size() < state_.spec.engines.size()) return;
     state_.phase = Phase::kCommitted;
     Do(Finish{Phase::kCommitted, OkStatus()});
   }
@@ -369,6 +359,9 @@ class Stepper {
     state_.phase = Phase::kAborting;
     state_.cause = cause;
     state_.why = std::move(why);
+    for (const Member& member : state_.lost) {
+      if (state_.roster.Has(member)) state_.roster.CountGone();
+    }
     for (const Member& member : AllMembers(state_.spec)) {
       if (!state_.lost.contains(member)) Do(SendAbort{member, state_.why});
     }
@@ -381,7 +374,8 @@ class Stepper {
     std::set<std::string> engines;
     for (const Member& member : WaitingFor(state_)) {
       state_.lost.insert(member);
-      const EngineMembers* engine = EngineOf(state_.spec, member);
+      state_.roster.CountGone();
+      const EngineMembers* engine = EngineOf(state_, member);
       if (engine == nullptr) {
         Do(EvictSource{member, why});
       } else if (engines.insert(engine->name).second) {
@@ -392,7 +386,7 @@ class Stepper {
   }
 
   void FinishWhenDrained() {
-    if (!WaitingFor(state_).empty()) return;
+    if (state_.roster.gone() < state_.roster.members()) return;
     state_.phase = Phase::kAborted;
     Do(Finish{Phase::kAborted, state_.why});
   }
@@ -440,9 +434,62 @@ std::string_view PhaseName(Phase phase) {
   return "unknown";
 }
 
+Roster::Roster(const State& state) : made_(true) {
+  const Spec& spec = state.spec;
+  places_.reserve(spec.sources.size());
+  for (const Member& member : spec.sources) places_.emplace(member, kSource);
+  sources_ = places_.size();
+  for (size_t index = 0; index < spec.engines.size(); ++index) {
+    const auto number = static_cast<uint32_t>(index);
+    Engine& engine = engines_.emplace_back(Engine{index, 0});
+    for (const Member& member : spec.engines[index].ranks) {
+      if (!places_.emplace(member, number).second || state.staged.contains(member)) continue;
+      ++engine.unstaged;
+    }
+    engines_staged_ += engine.unstaged == 0 ? 1 : 0;
+    numbers_.emplace(spec.engines[index].name, number);
+  }
+  for (const auto& [member, number] : places_) {
+    gone_ += state.drained.contains(member) || state.lost.contains(member) ? 1 : 0;
+  }
+  if (state.phase != Phase::kAborting) gone_ = 0;
+}
+
+bool Roster::IsSource(const Member& member) const {
+  const auto place = places_.find(member);
+  return place != places_.end() && place->second == kSource;
+}
+
+std::optional<size_t> Roster::EngineOf(const Member& member) const {
+  const auto place = places_.find(member);
+  if (place == places_.end() || place->second == kSource) return std::nullopt;
+  return engines_[place->second].index;
+}
+
+std::optional<size_t> Roster::EngineNamed(const std::string& name) const {
+  const auto number = numbers_.find(name);
+  if (number == numbers_.end()) return std::nullopt;
+  return engines_[number->second].index;
+}
+
+void Roster::CountStaged(const Member& target) {
+  if (--engines_[places_.at(target)].unstaged == 0) ++engines_staged_;
+}
+
+void Roster::Exclude(const EngineMembers& engine) {
+  const auto number = numbers_.extract(engine.name);
+  const Engine& excluded = engines_[number.mapped()];
+  if (excluded.unstaged == 0) --engines_staged_;
+  for (Engine& other : engines_) {
+    if (other.index > excluded.index) --other.index;
+  }
+  for (const Member& member : engine.ranks) places_.erase(member);
+}
+
 Outcome Begin(Spec spec) {
   State state;
   state.spec = std::move(spec);
+  state.roster = Roster(state);
   return {std::move(state), {SendPrepare{}, ArmDeadline{Phase::kPreparing}}};
 }
 
@@ -468,6 +515,11 @@ std::vector<Member> WaitingFor(const State& state) {
       return {};
   }
   return {};
+}
+
+const EngineMembers* EngineNamed(const State& state, const std::string& name) {
+  const auto index = state.roster.EngineNamed(name);
+  return index ? &state.spec.engines[*index] : nullptr;
 }
 
 }  // namespace weightwire::epoch

@@ -1,9 +1,13 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <variant>
 #include <vector>
 
@@ -63,6 +67,55 @@ enum class AbortCause : int {
   kGaveWay = 4,   ///< for something else: nobody's failure
 };
 
+struct State;
+
+/// What follows from the rest of a State, kept so that a report costs neither a walk over the
+/// members nor a search for its sender: who is where, and how many of whom have done their part.
+class Roster {
+ public:
+  Roster() = default;
+  explicit Roster(const State& state);
+
+  bool made() const { return made_; }
+  bool Has(const Member& member) const { return places_.contains(member); }
+  bool IsSource(const Member& member) const;
+  /// Index in Spec::engines; nothing of sources and strangers.
+  std::optional<size_t> EngineOf(const Member& member) const;
+  std::optional<size_t> EngineNamed(const std::string& name) const;
+  size_t members() const { return places_.size(); }
+  size_t sources() const { return sources_; }
+  size_t targets() const { return places_.size() - sources_; }
+  /// Engines of which every rank is staged.
+  size_t engines_staged() const { return engines_staged_; }
+  /// In ABORTING: members that have drained or are lost.
+  size_t gone() const { return gone_; }
+
+  void CountStaged(const Member& target);
+  void CountGone() { ++gone_; }
+  /// Before the machine forgets what the engine has done. It is in Spec::engines still.
+  void Exclude(const EngineMembers& engine);
+  friend bool operator==(const Roster&, const Roster&) = default;
+
+ private:
+  struct HashOf {
+    size_t operator()(const Member& member) const { return member.id.value; }
+  };
+  struct Engine {
+    size_t index = 0;  ///< in Spec::engines
+    size_t unstaged = 0;
+    friend bool operator==(const Engine&, const Engine&) = default;
+  };
+  static constexpr uint32_t kSource = UINT32_MAX;
+
+  bool made_ = false;
+  std::unordered_map<Member, uint32_t, HashOf> places_;  ///< a number in engines_, or kSource
+  std::unordered_map<std::string, uint32_t> numbers_;    ///< of engines
+  std::vector<Engine> engines_;                          ///< excluded ones keep their number
+  size_t sources_ = 0;
+  size_t engines_staged_ = 0;
+  size_t gone_ = 0;
+};
+
 struct State {
   Spec spec;
   Phase phase = Phase::kPreparing;
@@ -86,7 +139,8 @@ struct State {
   AbortCause cause = AbortCause::kNone;
   bool released = false;  ///< the sources may change their bytes: it cannot be tried again
   bool refused = false;   ///< by the leader of an engine, after the decision
-  Status why;  ///< of the abort; in kCommitting: the journal failed, and nothing moves any more
+  Status why;     ///< of the abort; in kCommitting: the journal failed, and nothing moves any more
+  Roster roster;  ///< made by Begin, or by the first step of a state that comes from elsewhere
   friend bool operator==(const State&, const State&) = default;
 };
 
@@ -248,6 +302,8 @@ Outcome Begin(Spec spec);
 ///  - An abort from STAGED follows a release: sources answer DrainedEvent all the same, but the
 ///    version is not held any more and cannot be tried again.
 ///  - Streams are compared by (plan, stream); see digests.h.
+///  - A report is taken in time that does not grow with the number of members; no event takes more
+///    than a walk over them.
 ///  - Status::rank names a source as "<source_group>/N", N being its place in Spec::sources.
 Outcome Step(State state, const Event& event);
 
@@ -255,5 +311,8 @@ Outcome Step(State state, const Event& event);
 /// STAGED (it waits for Commit), while the journal works, and when the epoch is over. In COMMITTING
 /// these are the leaders of engines that have not swapped.
 std::vector<Member> WaitingFor(const State& state);
+
+/// The required engine; null when there is none (any more). The state is Begin's or a Step's.
+const EngineMembers* EngineNamed(const State& state, const std::string& name);
 
 }  // namespace weightwire::epoch

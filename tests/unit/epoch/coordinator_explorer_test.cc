@@ -68,6 +68,40 @@ TEST(CoordinatorExplorer, IsDeterministic) {
   EXPECT_EQ(first.reached, second.reached);
 }
 
+/// What reports are counted by follows from the rest of the state.
+std::string Miscounted(const State& state) {
+  const Roster &kept = state.roster, counted(state);
+  if (kept.members() != counted.members() || kept.sources() != counted.sources()) return "members";
+  if (kept.engines_staged() != counted.engines_staged()) return "staged engines";
+  if (state.phase == Phase::kAborting && kept.gone() != counted.gone()) return "who is gone";
+  for (size_t index = 0; index < state.spec.engines.size(); ++index) {
+    const EngineMembers& engine = state.spec.engines[index];
+    if (kept.EngineNamed(engine.name) != index) return engine.name;
+    for (const Member& member : engine.ranks) {
+      if (kept.EngineOf(member) != index || kept.IsSource(member))
+        return "a rank of " + engine.name;
+    }
+  }
+  for (const Member& member : state.spec.sources) {
+    if (!kept.IsSource(member) || kept.EngineOf(member)) return "a source";
+  }
+  for (const std::string& name : state.excluded) {
+    if (kept.EngineNamed(name)) return name + ", which is excluded";
+  }
+  return "";
+}
+
+TEST(CoordinatorExplorer, CountsWhatIsThere) {
+  std::string wrong;
+  const auto step = [&wrong](State state, const Event& event) {
+    Outcome outcome = Step(std::move(state), event);
+    if (wrong.empty()) wrong = Miscounted(outcome.state);
+    return outcome;
+  };
+  Explore(step, FirstSeed(), kSeedsToCatchABug);
+  EXPECT_EQ(wrong, "");
+}
+
 template <typename T>
 bool Has(const Outcome& outcome) {
   for (const Action& action : outcome.actions) {
