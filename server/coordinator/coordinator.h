@@ -43,7 +43,10 @@ struct Options {
   uint32_t members_max = 16'384;
   uint32_t waiting_versions_max = 2;
   uint32_t epochs_remembered = 256;  ///< for status
-  uint32_t verify_every = 0;         ///< committed versions between two sweeps; 0: none
+  /// Names of engines that the epochs of one status have together; older epochs are left off. About
+  /// 10 MB: clients read and show that within a second.
+  size_t status_names_max = 400'000;
+  uint32_t verify_every = 0;  ///< committed versions between two sweeps; 0: none
   Nanos verify_deadline = std::chrono::seconds(60);  ///< of such a sweep
   /// Secrets (tickets) come from here; 16 random bytes each.
   std::function<Ticket()> random_ticket;
@@ -172,7 +175,7 @@ struct StatusSnapshot {
   double waiting_seconds = 0;  ///< how long; 0: not known
   std::vector<ParticipantStatus> participants;
   std::vector<EngineStatus> engines;
-  std::vector<EpochStatus> epochs;  ///< newest first
+  std::vector<EpochStatus> epochs;  ///< newest first; as Options::status_names_max allows
   uint32_t agents = 0;
 };
 

@@ -137,8 +137,13 @@ void EpochScheduler::Describe(StatusSnapshot& snapshot) const {
   }
   for (const auto& draft : planner_.Drafts()) snapshot.epochs.push_back(StatusOf(*draft, now));
   for (const EpochRun* run : runner_.Runs()) snapshot.epochs.push_back(StatusOfRun(*run));
-  snapshot.epochs.insert(snapshot.epochs.end(), shared_.history.epochs().begin(),
-                         shared_.history.epochs().end());
+  size_t names = 0;
+  for (const EpochStatus& epoch : snapshot.epochs) names += epoch.engines.size();
+  for (const EpochStatus& epoch : shared_.history.epochs()) {
+    names += epoch.engines.size();
+    if (names > s_.options.status_names_max && !snapshot.epochs.empty()) break;
+    snapshot.epochs.push_back(epoch);
+  }
   std::stable_sort(snapshot.epochs.begin(), snapshot.epochs.end(),
                    [](const EpochStatus& a, const EpochStatus& b) { return a.epoch > b.epoch; });
   const auto [line, since] = Waiting();

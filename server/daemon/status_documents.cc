@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "server/daemon/status_page.h"
@@ -82,9 +84,9 @@ std::vector<ShownPlan> NewestPlans(const coordinator::Coordinator& coordinator) 
   for (const PlanId& id : newest->plans) {
     if (auto plan = coordinator.FindPlan(id)) shown.push_back({std::move(*plan), {}, true});
   }
+  const std::unordered_set<std::string> names(newest->engines.begin(), newest->engines.end());
   for (const auto& engine : snapshot.engines) {
-    const auto& names = newest->engines;
-    if (std::find(names.begin(), names.end(), engine.name) == names.end()) continue;
+    if (!names.contains(engine.name)) continue;
     auto fits = [&](const ShownPlan& it) { return it.plan->target_ranks == engine.world_size; };
     const bool certain = std::count_if(shown.begin(), shown.end(), fits) == 1;
     for (ShownPlan& it : shown) {

@@ -34,6 +34,24 @@ TEST(CoordinatorStatus, ListsParticipants) {
   EXPECT_EQ(fleet.metrics.Value("members{role=engine,state=registered}"), 1);
 }
 
+TEST(CoordinatorStatus, LeavesOffTheOldestEpochsWhereTheyNameTooManyEngines) {
+  Options options;
+  options.status_names_max = 5;
+  Fleet fleet(options);
+  const auto trainer = fleet.Trainer(1);
+  fleet.Engine("engine-a");
+  fleet.Engine("engine-b");
+  for (uint64_t version = 1; version <= 4; ++version) {
+    fleet.PublishAll(trainer, version);
+    fleet.Run();
+  }
+  std::vector<EpochStatus> epochs = fleet.coordinator->Snapshot().epochs;
+  ASSERT_EQ(epochs.size(), 2u) << "of two engines each";
+  EXPECT_EQ(epochs[0].version, Version(4));
+  EXPECT_EQ(epochs[1].version, Version(3));
+  EXPECT_TRUE(fleet.coordinator->Tell(epochs[1].epoch).has_value());
+}
+
 TEST(CoordinatorStatus, RunningEpochSaysWhatItWaitsFor) {
   Fleet fleet;
   const auto trainer = fleet.Trainer(1);
