@@ -2,7 +2,8 @@
 """./dev bench plan: seconds and memory of planning true model sizes on one core, by `wwctl plan`.
 
 `seconds` is layouts, plan and proof by the clock; `wall` the whole process with the bounds and the
-simulation, `cpu` its processor time, which other work on the machine does not lengthen much.
+simulation, `cpu` its processor time, which other work on the machine does not lengthen much. `egress` is what a
+coordinator sends for the plan: slices once, Prepares with every version; `old_` to agents that understand less.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ def cpu_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def plan(wwctl: str, model: str, source: str, target: str) -> dict:
+def plan(wwctl: str, model: str, source: str, target: str, *more: str) -> dict:
     cpu_before = cpu_of_children()
     started = time.perf_counter()
     text = subprocess.check_output(
-        [wwctl, "plan", "--config", CONFIGS / f"{model}.json", "--from", source, "--to", target, "--json"],
+        [wwctl, "plan", "--config", CONFIGS / f"{model}.json", "--from", source, "--to", target, "--json", *more],
         preexec_fn=one_core)
     return {**json.loads(text), "wall": time.perf_counter() - started, "cpu": cpu_of_children() - cpu_before}
 
@@ -57,7 +58,8 @@ def row(wwctl: str, model: str, source: str, target: str) -> dict:
     return {"name": f"{model} {source} -> {target}", **answers[0], "bytes": answers[0]["bytes_total"],
             "rounds": len(answers), "seconds_median": statistics.median(seconds), "seconds_min": seconds[0],
             "seconds_max": seconds[-1], "wall_min": min(a["wall"] for a in answers),
-            "cpu_min": min(a["cpu"] for a in answers), "checked": True}
+            "cpu_min": min(a["cpu"] for a in answers), "egress": plan(wwctl, model, source, target, "--egress")["egress"],
+            "checked": True}
 
 
 def main() -> int:
@@ -72,7 +74,8 @@ def main() -> int:
         print(f"{r['name']}\n    {r['seconds_min']:.3f} s (process {r['wall_min']:.3f} s, {r['cpu_min']:.3f} s of processor)  "
               f"{r['peak_rss_bytes'] / 1e6:,.0f} MB  {r['copies']:,d} copies  {r['bytes_total'] / 1e9:,.1f} GB  "
               f"egress {r['egress_over_bound']:.4f}  ingress {r['ingress_over_bound']:.4f}  "
-              f"simulated {r['simulated_over_bound']:.4f} of the bound", flush=True)
+              f"simulated {r['simulated_over_bound']:.4f} of the bound\n    coordinator sends "
+              + ", ".join(f"{what} {n:,d}" for what, n in r["egress"].items()), flush=True)
     write(args, "Layouts, plan and proof on one core", rows)
     return 0
 

@@ -29,6 +29,8 @@ void OfflineCommands::AddPlan(CLI::App& app) {
       ->check(CLI::IsMember({"class", "rank"}))
       ->capture_default_str();
   command->add_flag("--explain", plan_.explain, "Also bytes of every rank");
+  command->add_flag("--egress", plan_.egress,
+                    "Also bytes that a coordinator sends to agents for it");
   command->add_option("--tensor", plan_.tensor, "Explain every copy of this Hugging Face tensor");
   command->add_option("--svg", plan_.svg_path, "Draw the bytes from each source to each target");
   CLI::Option* out = command->add_option("--out", plan_.out_path, "Write the plan to this file");

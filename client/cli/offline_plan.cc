@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "client/cli/egress_report.h"
 #include "client/cli/matrix_svg.h"
 #include "client/cli/offline.h"
 #include "client/cli/staging_report.h"
@@ -115,6 +116,25 @@ Json StagingJson(const StagingReport& staging, bool by_rank) {
   return json;
 }
 
+std::string EgressText(const EgressReport& egress) {
+  const auto text = [](uint64_t bytes) { return BytesText(static_cast<int64_t>(bytes)); };
+  return "coordinator sends slices of " + text(egress.slices) + " once (" + text(egress.names) +
+         " of names; " + text(egress.slice_max) + " the largest), Prepares of " +
+         text(egress.first_prepares) + " with the first version and " + text(egress.next_prepares) +
+         " with each later one; to agents of before " + text(egress.old_slices) + " and " +
+         text(egress.old_prepares) + "\n";
+}
+
+Json EgressJson(const EgressReport& egress) {
+  return {{"slices", egress.slices},
+          {"slice_max", egress.slice_max},
+          {"names", egress.names},
+          {"old_slices", egress.old_slices},
+          {"first_prepares", egress.first_prepares},
+          {"next_prepares", egress.next_prepares},
+          {"old_prepares", egress.old_prepares}};
+}
+
 std::string Text(const OfflinePlan& request, const Proved& proved, const plan::PlanReport& report,
                  const StagingReport& staging) {
   const auto bytes = [](double count) { return BytesText(static_cast<int64_t>(count)); };
@@ -131,6 +151,7 @@ std::string Text(const OfflinePlan& request, const Proved& proved, const plan::P
   text += "simulated time " + RatioText(report.simulated_over_bound) +
           " x the greater of the two at link rate\n";
   text += StagingText(staging);
+  if (request.egress) text += EgressText(EgressOf(proved.plan));
   if (request.explain) {
     for (size_t r = 0; r < staging.target.size(); ++r) {
       text += "target/" + std::to_string(r) + ": " +
@@ -173,6 +194,7 @@ std::string AsJson(const OfflinePlan& request, const Proved& proved, const plan:
       {"classes", classes},
       {"staging", StagingJson(staging, request.explain)},
   };
+  if (request.egress) json["egress"] = EgressJson(EgressOf(proved.plan));
   if (request.explain) {
     Json members = Json::array();
     for (const plan::LayoutClass& entry : proved.classes) members.push_back(entry.ranks);

@@ -17,6 +17,7 @@ struct OfflinePlan {
   std::string out_path;     ///< write the plan there (plan_bytes.h); empty: nowhere
   std::string verify_path;  ///< prove the plan of this file instead of making one; empty: make one
   std::string svg_path;     ///< draw the source × target bytes there; empty: nowhere
+  bool egress = false;      ///< also what a coordinator sends for it (egress_report.h)
   bool json = false;
 };
 
@@ -25,8 +26,9 @@ struct OfflinePlan {
 /// ("exact"), egress_over_bound, ingress_over_bound, simulated_over_bound; then from, to, per,
 /// streams, egress_max, egress_bound, ingress_max, ingress_bound, classes (size → how many) and
 /// staging (memory of agents: slots_bytes, scratch_bytes, gpu_bytes, and {source, target}_{max,
-/// mean} of an agent with one rank); with `explain` also ranks ({egress, ingress} bytes by rank,
-/// and the classes' ranks) and staging.ranks ({source, target} by rank).
+/// mean} of an agent with one rank); with `egress` also egress (bytes: slices, slice_max, names,
+/// old_slices, first_prepares, next_prepares, old_prepares); with `explain` also ranks ({egress,
+/// ingress} bytes by rank, and the classes' ranks) and staging.ranks ({source, target} by rank).
 ///
 /// With verify_path the plan comes from the file, and layouts from the specs: nothing but the
 /// proof stands between the two. A plan that is not right is kFailedPrecondition / kInvalidRequest.

@@ -27,7 +27,8 @@ control::AgentHello HelloOf(const Options& options) {
   hello.host = options.host;
   hello.addresses = options.addresses;
   hello.features = control::kFeatureBehind | control::kFeatureAttest | control::kFeatureQuantize |
-                   control::kFeatureGather | control::kFeatureExclude;
+                   control::kFeatureGather | control::kFeatureExclude |
+                   control::kFeatureAddressesOnce;
   return hello;
 }
 

@@ -25,15 +25,27 @@ Job JobOf(const Attempt& attempt, std::string name, transfer::Binding binding) {
   return job;
 }
 
+/// Whoever it is that the bytes are for: only readers that the coordinator gave its tickets to.
+transfer::SourceJob ServingJobOf(const Attempt& attempt, std::string name,
+                                 transfer::Binding binding) {
+  auto job = JobOf<transfer::SourceJob>(attempt, std::move(name), std::move(binding));
+  transfer::Readers& readers = job.readers.emplace();
+  for (const auto& [ticket, caller] : attempt.command.admitted) readers.callers.insert(caller);
+  for (const epoch::Reader& reader : attempt.command.readers) {
+    readers.ranks[reader.participant] = {reader.caller, reader.rank};
+  }
+  job.stall_limit = attempt.command.stall_limit;
+  return job;
+}
+
 }  // namespace
 
 transfer::SourceJob SourceJobOf(const Attempt& attempt, std::string name,
                                 transfer::Binding binding) {
-  auto job = JobOf<transfer::SourceJob>(attempt, std::move(name), std::move(binding));
+  auto job = ServingJobOf(attempt, std::move(name), std::move(binding));
   for (size_t leg = 0; leg < attempt.slices.size(); ++leg) {
     job.legs.push_back({attempt.slices[leg], attempt.command.legs[leg].readers});
   }
-  job.stall_limit = attempt.command.stall_limit;
   job.drops_readers = attempt.command.drops_readers;
   return job;
 }
@@ -51,10 +63,9 @@ transfer::TargetJob TargetJobOf(const Attempt& attempt, std::string name,
 
 transfer::SourceJob RelayJobOf(const Attempt& attempt, std::string name, transfer::Binding binding,
                                std::shared_ptr<transfer::Received> received) {
-  auto job = JobOf<transfer::SourceJob>(attempt, std::move(name), std::move(binding));
+  auto job = ServingJobOf(attempt, std::move(name), std::move(binding));
   job.legs.push_back({attempt.passed_on, attempt.command.relay_readers});
   job.received = std::move(received);
-  job.stall_limit = attempt.command.stall_limit;
   return job;
 }
 

@@ -159,12 +159,11 @@ plan::RankSlice SliceOf(const Reading& reading, uint32_t rank) {
   slice.plan = reading.id;
   slice.side = plan::Side::kSource;
   slice.rank = rank;
-  slice.tensor_names.reserve(reading.tensors.size());
-  for (const layout::TensorSpec& tensor : reading.tensors)
-    slice.tensor_names.push_back(tensor.name);
   plan::Stream stream{0, rank, 0, 0, reading.ranks[rank].ops};
   for (const plan::CopyOp& op : stream.ops) stream.bytes += plan::WireBytes(op);
   if (!stream.ops.empty()) slice.streams.push_back(std::move(stream));
+  plan::TakeNames(
+      slice, [&](uint32_t tensor) -> const std::string& { return reading.tensors[tensor].name; });
   return slice;
 }
 

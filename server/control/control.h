@@ -34,6 +34,10 @@ inline constexpr uint64_t kFeatureQuantize = 4;
 inline constexpr uint64_t kFeatureGather = 8;
 /// It understands ExcludeCommand: as a source or a relay it can drop a reader while bytes move.
 inline constexpr uint64_t kFeatureExclude = 16;
+/// Its session remembers addresses that it was told (wire/addresses.h).
+inline constexpr uint64_t kFeatureAddressesOnce = 64;
+/// Asked for with each slice: names of tensors may leave off what they share with the one before.
+inline constexpr uint64_t kFeatureNamesShared = 128;
 
 enum class GroupRole : int { kTrainer = 1, kEngine = 2 };
 

@@ -12,6 +12,7 @@
 #include "server/coordinator/negotiation.h"
 #include "server/coordinator/outbox.h"
 #include "server/coordinator/plan_cache.h"
+#include "server/coordinator/shared_slices.h"
 #include "server/coordinator/verifier.h"
 
 namespace weightwire::coordinator {
@@ -74,6 +75,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
         work_(options_.work == nullptr ? std::make_shared<const Work>() : options_.work),
         negotiation_(strand, workers, work_, membership_, outbox_, *this, metrics),
         plans_(clock, strand, workers, work_, metrics),
+        slices_(strand, workers),
         verifier_(clock, strand, workers, membership_, metrics),
         scheduler_({options_, clock, strand, membership_, plans_, outbox_, journal, metrics},
                    std::move(recovered.committed), recovered.first, recovered.history,
@@ -155,11 +157,10 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
           reply, Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
                       "the plan has " + std::to_string(ranks) + " ranks on that side"));
     }
-    workers_.Post(
-        [pair, side, rank, work = work_, reply = std::move(reply), &strand = strand_]() mutable {
-          const Slice slice = work->Slice(*pair->plan, side, rank);
-          strand.Post([reply = std::move(reply), slice] { reply(slice); });
-        });
+    slices_.Get(
+        {plan, side, rank},
+        [pair, side, rank, work = work_] { return work->Slice(*pair->plan, side, rank); },
+        std::move(reply));
   }
 
   void Report(AgentId agent, epoch::Report report) override {
@@ -373,10 +374,12 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
                                        "the reading has " + std::to_string(reading->ranks.size()) +
                                            " ranks, on the source's side"));
     }
-    workers_.Post([reading, rank, reply = std::move(reply), &strand = strand_]() mutable {
-      auto slice = std::make_shared<const plan::RankSlice>(content::SliceOf(*reading, rank));
-      strand.Post([reply = std::move(reply), slice] { reply(Slice(slice)); });
-    });
+    slices_.Get(
+        {reading->id, side, rank},
+        [reading, rank] {
+          return std::make_shared<const plan::RankSlice>(content::SliceOf(*reading, rank));
+        },
+        std::move(reply));
   }
 
   void UpdateGauges() {
@@ -484,6 +487,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   const std::shared_ptr<const Work> work_;
   Negotiation negotiation_;
   PlanCache plans_;
+  SharedSlices slices_;
   Verifier verifier_;
   EpochScheduler scheduler_;
   Epoch counted_{};  ///< newest version that Sweep has seen

@@ -88,6 +88,7 @@ class Builder {
     const epoch::PeerAddress& reader = input_.addresses.at(child.member);
     parent.admitted.emplace_back(TicketFor(input_.addresses.at(parent.member), reader),
                                  reader.incarnation);
+    parent.readers.push_back({child.member.id, child.legs.front().rank, reader.incarnation});
   }
 
   Ticket TicketFor(const epoch::PeerAddress& sender, const epoch::PeerAddress& reader) {
@@ -100,7 +101,11 @@ class Builder {
     epoch::PeerAddress address = input_.addresses.at(sender);
     const epoch::PeerAddress& reader = input_.addresses.at(target.member);
     address.ticket = TicketFor(address, reader);
-    if (!target.relayed) admitted_[source_rank].emplace(address.ticket, reader.incarnation);
+    if (!target.relayed) {
+      admitted_[source_rank].emplace(address.ticket, reader.incarnation);
+      ranks_[source_rank].push_back(
+          {target.member.id, target.legs.front().rank, reader.incarnation});
+    }
     target.sources.emplace(source_rank, std::move(address));
     target.source_participants.emplace(source_rank, sender.id);
   }
@@ -112,6 +117,7 @@ class Builder {
     const auto admitted = admitted_.find(rank);
     if (admitted != admitted_.end()) {
       command.admitted.assign(admitted->second.begin(), admitted->second.end());
+      command.readers = ranks_.at(rank);
     }
     return command;
   }
@@ -123,6 +129,7 @@ class Builder {
   std::map<PlanId, uint32_t> readers_;                   ///< from the trainer
   std::map<std::pair<AgentId, AgentId>, Ticket> tickets_;
   std::map<uint32_t, std::set<std::pair<Ticket, Incarnation>>> admitted_;
+  std::map<uint32_t, std::vector<epoch::Reader>> ranks_;  ///< that read from a source rank
 };
 
 }  // namespace

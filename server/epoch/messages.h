@@ -56,6 +56,14 @@ struct Leg {
   friend bool operator==(const Leg&, const Leg&) = default;
 };
 
+/// Who may open streams of a source or relay.
+struct Reader {
+  ParticipantId participant{};
+  uint32_t rank = 0;     ///< of its engine; it opens streams to this rank
+  Incarnation caller{};  ///< its agent's; one of those in `admitted`
+  friend bool operator==(const Reader&, const Reader&) = default;
+};
+
 // ---- coordinator → agent --------------------------------------------------------------------
 
 /// Get ready to move: fetch the plan's slice, bind memory, admit tickets. Answer: PreparedReport or
@@ -82,6 +90,8 @@ struct PrepareCommand {
   Nanos stall_limit{0};
   /// Source or relay: tickets that readers will show, with the caller's incarnation.
   std::vector<std::pair<Ticket, Incarnation>> admitted;
+  /// Source or relay: who shows them. Empty: a coordinator that does not say.
+  std::vector<Reader> readers = {};
   std::array<uint8_t, 16> trace_id{};
   uint64_t lineage = 0;  ///< of `version`; 0: not known
   /// Source: whether the others go on without a reader that is lost, the coordinator says

@@ -176,10 +176,10 @@ void DeclareService(Sink& sink) {
                       Each("result", {"passed", "wrong_bytes", "failed", "timeout"}));
   sink.DeclareCounter("connections_shed_total",
                       "Connections dropped because file descriptors ran short");
-  sink.DeclareCounter(
-      "auth_failures_total", "Connections, calls and frames of nobody who is known, by reason",
-      Each("reason",
-           {"uid", "handshake", "identity", "ticket", "proof", "mac", "tls", "token", "page"}));
+  sink.DeclareCounter("auth_failures_total",
+                      "Connections, calls and frames of nobody who is known, by reason",
+                      Each("reason", {"uid", "handshake", "identity", "ticket", "proof", "mac",
+                                      "tls", "token", "page", "stream"}));
   sink.DeclareCounter(
       "authz_denied_total", "Calls refused because the caller's role has no right to them",
       // By method as they come; one of each role, so that the family is scraped.

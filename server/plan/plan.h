@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -26,7 +27,7 @@ enum class Makes : int {
 /// There is one extent and stride per dimension of the canonical tensor, so the block is also a box
 /// of it. Packed order is row-major over `extent`: both sides agree on it without talking.
 struct CopyOp {
-  uint32_t canonical = 0;      ///< canonical tensor, for messages
+  uint32_t canonical = 0;      ///< canonical tensor (of a slice: in its names), for messages
   uint32_t source_tensor = 0;  ///< index into RankLayout::tensors of the source rank
   uint32_t target_tensor = 0;  ///< index into RankLayout::tensors of the target rank
   layout::DType source_dtype = layout::DType::kBF16;
@@ -94,17 +95,22 @@ struct TransferPlan {
 
 enum class Side : int { kSource = 1, kTarget = 2 };
 
-/// What one rank needs of a plan: its own streams and the names that failures mention.
+/// What one rank needs of a plan: its own streams and the names that failures mention. Its copies'
+/// `canonical` counts in the slice's own list of names: a plan of a large model has very many, of
+/// which a rank needs few.
 struct RankSlice {
   PlanId plan;
   Side side = Side::kSource;
   uint32_t rank = 0;
   std::vector<Stream> streams;
-  std::vector<std::string> tensor_names;  ///< as in the plan
+  std::vector<std::string> tensor_names;  ///< that its copies name, each once, in the plan's order
   Gathered gathered = {};                 ///< side kTarget
   friend bool operator==(const RankSlice&, const RankSlice&) = default;
 };
 RankSlice SliceOf(const TransferPlan& plan, Side side, uint32_t rank);
+/// Gives a slice, whose copies name canonical tensors of a whole model, the names of those and
+/// `canonical` as an index into them. `name_of`: the name of a canonical tensor.
+void TakeNames(RankSlice& slice, const std::function<const std::string&(uint32_t)>& name_of);
 
 struct PlanOptions {
   uint64_t copies_max = 50'000'000;

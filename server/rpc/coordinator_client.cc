@@ -17,6 +17,7 @@
 #include "server/rpc/session_call.h"
 #include "server/rpc/trace.h"
 #include "server/tls/credentials.h"
+#include "server/wire/addresses.h"
 #include "server/wire/control.h"
 #include "server/wire/limits.h"
 #include "server/wire/slice.h"
@@ -196,6 +197,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
     *request.mutable_plan() = wire::ToProto(plan);
     request.set_side(static_cast<v1::Side>(side));
     request.set_rank(rank);
+    request.set_features(control::kFeatureNamesShared);
     SliceCall::Start(stub(), calls_, options_.call_deadline, std::move(request), std::move(reply));
   }
 
@@ -214,6 +216,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
     control::AgentPort* port = nullptr;
     control::Reply<control::AgentWelcome> reply;  ///< until the welcome
     Status end;                                   ///< why, when the coordinator said it
+    wire::AddressesHeard addresses;
   };
 
   static void SetTrace(grpc::ClientContext& context, const TraceId& trace_id) {
@@ -268,7 +271,14 @@ class CoordinatorClient final : public control::CoordinatorPort {
     session.port->OnSessionLost(std::move(why));
   }
 
-  void OnDown(uint64_t number, const v1::SessionDown& down) {
+  static Result<epoch::Command> CommandOf(Session& session, v1::SessionDown& down) {
+    if (down.has_prepare()) {
+      WW_FAIL_IF_ERROR(session.addresses.Complete(down.mutable_prepare()));
+    }
+    return wire::FromProto(down);
+  }
+
+  void OnDown(uint64_t number, v1::SessionDown down) {
     if (number != session_number_) return;
     if (session_.reply) return OnWelcome(down);
     if (down.kind_case() == v1::SessionDown::kEnd) {
@@ -276,7 +286,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
       session_.end = why ? std::move(*why) : std::move(why.error());
       return;
     }
-    auto command = wire::FromProto(down);
+    auto command = CommandOf(session_, down);
     if (!command) {
       spdlog::error("a command that is not understood ends the session: {}",
                     command.error().ToString());

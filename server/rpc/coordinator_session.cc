@@ -10,6 +10,7 @@
 
 #include "server/rpc/duplex.h"
 #include "server/rpc/gatekeeper.h"
+#include "server/wire/addresses.h"
 #include "server/wire/control.h"
 #include "server/wire/status.h"
 
@@ -28,7 +29,11 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
         token_(std::move(token)) {}
 
   // ---- on the strand, from the coordinator
-  void OnCommand(epoch::Command command) override { Send(wire::ToProto(command)); }
+  void OnCommand(epoch::Command command) override {
+    v1::SessionDown down = wire::ToProto(command);
+    if (remembers_addresses_ && down.has_prepare()) addresses_.Shorten(down.mutable_prepare());
+    Send(std::move(down));
+  }
 
   void OnSessionLost(Status why) override {
     v1::SessionDown end;
@@ -80,6 +85,7 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
       return End(std::move(may));
     }
     held_ = shared_from_this();
+    remembers_addresses_ = (hello.features & control::kFeatureAddressesOnce) != 0;
     const std::string name = hello.name;
     coordinator_.OpenSession(
         std::move(hello), this,
@@ -149,6 +155,8 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
   bool ended_ = false;
   bool goodbye_ = false;  ///< the agent leaves; else its connection broke
   std::shared_ptr<Duplex> held_;
+  bool remembers_addresses_ = false;  ///< the agent does
+  wire::AddressesTold addresses_;
 };
 
 }  // namespace

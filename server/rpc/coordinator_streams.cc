@@ -24,12 +24,13 @@ class SliceStream final : public ServerStream<v1::SlicePart> {
              const v1::FetchSliceRequest& request) {
     auto side = wire::FromProto("side", request.side());
     if (!side) return End(std::move(side.error()));
+    const bool names_shared = (request.features() & control::kFeatureNamesShared) != 0;
     strand.Post([self = shared_from_this(), this, &coordinator, side = *side,
-                 plan = wire::FromProto(request.plan()), rank = request.rank()] {
-      coordinator.FetchSlice(plan, side, rank, [self, this](auto slice) {
+                 plan = wire::FromProto(request.plan()), rank = request.rank(), names_shared] {
+      coordinator.FetchSlice(plan, side, rank, [self, this, names_shared](auto slice) {
         if (!slice) return End(std::move(slice.error()));
         WW_FAILPOINT("rpc.before_a_slice_is_sent");
-        writer_.emplace(std::move(*slice), kPartBytes);
+        writer_.emplace(std::move(*slice), kPartBytes, names_shared);
         OnWritten();
       });
     });

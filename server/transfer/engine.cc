@@ -120,6 +120,7 @@ void Core::Route(const EndpointPtr& endpoint, const Notify& notify) {
     case NotifyType::kBinding:
     case NotifyType::kReady:
     case NotifyType::kFail:
+    case NotifyType::kWaiting:
       if (auto run = FindTarget({notify.key.epoch, notify.key.reader})) {
         run->OnNotify(endpoint, notify);
       }

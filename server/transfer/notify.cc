@@ -37,6 +37,8 @@ size_t BodyBytes(NotifyType type) {
       return 8;
     case NotifyType::kFail:
       return 8;
+    case NotifyType::kWaiting:
+      return 4;
   }
   return 0;
 }
@@ -129,6 +131,9 @@ Status TakeBody(Reader& reader, Notify* out) {
     case NotifyType::kClose:
     case NotifyType::kFail:
       return TakeVerdict(reader, out);
+    case NotifyType::kWaiting:
+      out->slot = reader.Take<uint32_t>();
+      return OkStatus();
   }
   return Unknown("type", static_cast<uint64_t>(out->type));
 }
@@ -149,6 +154,8 @@ std::string_view NotifyTypeName(NotifyType type) {
       return "close";
     case NotifyType::kFail:
       return "fail";
+    case NotifyType::kWaiting:
+      return "waiting";
   }
   return "unknown";
 }
@@ -188,6 +195,9 @@ NotifyBytes EncodeNotify(const Notify& notify) {
     case NotifyType::kFail:
       writer.Put(static_cast<uint32_t>(notify.code));
       writer.Put(static_cast<uint32_t>(notify.reason));
+      break;
+    case NotifyType::kWaiting:
+      writer.Put(notify.slot);
       break;
   }
   return out;

@@ -27,6 +27,9 @@ enum class NotifyType : uint8_t {
   kClose =
       5,  ///< reader → source: all done, or given up; nothing of the source is touched any more
   kFail = 6,  ///< source → reader: cannot go on
+  /// source → reader: `slot` has not come to the source yet, which is alive. Only to readers whose
+  /// session has transport::kFeatureHearsWaiting.
+  kWaiting = 7,
 };
 /// "open", "ready", …
 std::string_view NotifyTypeName(NotifyType type);
@@ -63,7 +66,7 @@ struct Notify {
   // kBinding
   transport::RegionKey binding{};  ///< one piece for each tensor of the source's binding
   transport::RegionKey sums{};     ///< one piece; kReady says where a slot's sums are
-  // kReady, kCredit
+  // kReady, kCredit, kWaiting
   uint32_t slot = 0;
   // kReady
   transport::RegionKey memory{};  ///< the slot; unused by a mapping reader

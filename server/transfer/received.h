@@ -22,12 +22,16 @@ class Received {
     const auto found = slots_.find(stream);
     return found != slots_.end() && slot < found->second.size() && found->second[slot];
   }
+  /// The target job has failed: nothing more will come.
+  void Abandon() { abandoned_ = true; }
+  bool abandoned() const { return abandoned_; }
   /// Called with the stream after each Add.
   void Listen(std::function<void(uint32_t)> listener) { listener_ = std::move(listener); }
 
  private:
   std::map<uint32_t, std::vector<bool>> slots_;
   std::function<void(uint32_t)> listener_;
+  bool abandoned_ = false;
 };
 
 }  // namespace weightwire::transfer

@@ -81,6 +81,7 @@ void SessionTable::Connect(const Peer& peer, transport::Transport* transport, Wa
 void SessionTable::Call(const Peer& peer, transport::Transport* transport, uint16_t protocol) {
   transport::Hello hello;
   hello.protocol_min = hello.protocol_max = protocol;
+  hello.features = transport::kFeatureHearsWaiting;
   hello.caller = context_->options.self;
   hello.callee = peer.incarnation;
   hello.ticket = peer.ticket;

@@ -12,6 +12,9 @@ namespace weightwire::transfer {
 namespace {
 
 constexpr uint64_t kPageBytes = 4096;
+/// A relay tells its readers at least so often that it waits, and oftener where its own patience is
+/// short: theirs is set alike.
+constexpr Nanos kTellWaiting = std::chrono::seconds(2);
 
 Status Drained(Epoch epoch) {
   return Status(Code::kAborted, Reason::kAbortRequested, "the source was drained").AtEpoch(epoch);
@@ -67,6 +70,7 @@ void SourceRun::Start() {
   bytes_total_ = progress().bytes_total;
   ArmProgressTimer();
   ArmStallTimer();
+  ArmWaitingTimer();
   if (job_.received) {
     job_.received->Listen([weak = weak_from_this()](uint32_t stream) {
       if (auto self = weak.lock()) self->OnReceived(stream);
@@ -107,14 +111,33 @@ SourceStream* SourceRun::FindStream(const StreamKey& key) {
   return entry == by_key_.end() ? nullptr : entry->second;
 }
 
+// A session says whose agent it is (transport/proof.h), and outlives the ticket that opened it.
+Status SourceRun::CheckReader(const transport::Endpoint& endpoint, const Notify& open,
+                              const SourceStream& stream) const {
+  if (!job_.readers) return OkStatus();
+  const Incarnation caller = endpoint.hello().caller;
+  bool may = job_.readers->callers.contains(caller);
+  if (may && !job_.readers->ranks.empty()) {
+    const auto reader = job_.readers->ranks.find(open.key.reader);
+    may = reader != job_.readers->ranks.end() && reader->second.caller == caller &&
+          reader->second.rank == stream.stream().target_rank;
+  }
+  if (may) return OkStatus();
+  context_->metrics.Add("auth_failures_total", 1, {{"reason", "stream"}});
+  return Status(Code::kUnauthenticated, Reason::kTicketRejected, "a reader of another job");
+}
+
 void SourceRun::OnOpen(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& open) {
   SourceStream* stream = FindStream(open.key);
-  if (stream == nullptr) {
+  const Status may = stream == nullptr
+                         ? Status(Code::kNotFound, Reason::kNotRegistered, "no such stream")
+                         : CheckReader(*endpoint, open, *stream);
+  if (!may.ok()) {
     Notify fail;
     fail.type = NotifyType::kFail;
     fail.key = open.key;
-    fail.code = Code::kNotFound;
-    fail.reason = Reason::kNotRegistered;
+    fail.code = may.code();
+    fail.reason = may.reason();
     return context_->Send(endpoint, fail);
   }
   if (!planned_ && !stop_reason_) {
@@ -184,6 +207,7 @@ void SourceRun::Finish(Result<SourceReport> result) {
   context_->strand.Cancel(progress_timer_);
   context_->strand.Cancel(stall_timer_);
   context_->strand.Cancel(word_timer_);
+  context_->strand.Cancel(waiting_timer_);
   context_->strand.Post(
       [done = std::move(done_), result = std::move(result)]() mutable { done(std::move(result)); });
 }
@@ -306,7 +330,7 @@ void SourceRun::CheckProgress() {
     if (stream->finished() || stream->last_progress() > limit) continue;
     stream->Stop(Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
                         "stream " + std::to_string(stream->stream().id) +
-                            " made no progress: its readers neither opened nor credited it"));
+                            " made no progress: " + stream->WaitsFor()));
   }
   Changed();
   if (!finished_) ArmProgressTimer();
@@ -322,6 +346,15 @@ void SourceRun::ArmStallTimer() {
     self->Changed();
     if (!self->finished_) self->ArmStallTimer();
   });
+}
+
+void SourceRun::ArmWaitingTimer() {
+  if (!job_.received) return;
+  waiting_timer_ = context_->strand.PostAfter(
+      std::min(kTellWaiting, context_->tuning().progress_timeout / 4), [self = shared_from_this()] {
+        for (const auto& stream : self->streams_) stream->TellWaiting();
+        if (!self->finished_) self->ArmWaitingTimer();
+      });
 }
 
 }  // namespace weightwire::transfer

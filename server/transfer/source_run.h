@@ -72,6 +72,9 @@ class SourceRun : public std::enable_shared_from_this<SourceRun> {
   void ArmProgressTimer();
   void CheckProgress();
   void ArmStallTimer();
+  void ArmWaitingTimer();
+  Status CheckReader(const transport::Endpoint& endpoint, const Notify& open,
+                     const SourceStream& stream) const;
 
   std::shared_ptr<Context> context_;
   SourceJob job_;
@@ -95,6 +98,7 @@ class SourceRun : public std::enable_shared_from_this<SourceRun> {
   std::vector<std::function<void()>> drained_;
   Executor::TimerId progress_timer_ = 0;
   Executor::TimerId stall_timer_ = 0;
+  Executor::TimerId waiting_timer_ = 0;
   Executor::TimerId grace_timer_ = 0;
   Executor::TimerId word_timer_ = 0;
   bool word_overdue_ = false;

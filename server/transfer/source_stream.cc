@@ -331,6 +331,51 @@ bool SourceStream::IsHere(uint32_t slot) const {
   return received == nullptr || received->Has(stream_.id, slot);
 }
 
+// The slot that is due may still come.
+bool SourceStream::IsDry() const {
+  const Received* received = run_.job().received.get();
+  return received != nullptr && !received->abandoned() && !stopped_ &&
+         next_slot_ < schedule_.slots.size() && !IsHere(next_slot_);
+}
+
+bool SourceStream::ReadersHaveAll() const {
+  return AllCame() && slots_.empty() && asking_ == Asking::kNothing;
+}
+
+void SourceStream::OnReceived() {
+  if (ReadersHaveAll()) Touch();
+  Pump();
+}
+
+void SourceStream::TellWaiting() {
+  if (!IsDry()) return;
+  if (ReadersHaveAll()) Touch();
+  for (const auto& [participant, reader] : readers_) {
+    const bool hears = (reader.endpoint->hello().features & transport::kFeatureHearsWaiting) != 0;
+    const bool holds = std::ranges::any_of(
+        slots_, [&](const auto& entry) { return entry.second.waiting.contains(participant); });
+    if (!reader.open || reader.gone || !hears || holds) continue;
+    Notify waiting;
+    waiting.type = NotifyType::kWaiting;
+    waiting.key = KeyOf(participant);
+    waiting.slot = next_slot_;
+    context().Send(reader.endpoint, waiting);
+  }
+}
+
+std::string SourceStream::WaitsFor() const {
+  if (!AllCame()) {
+    return std::to_string(readers_planned_ - readers_.size() - excluded_unseen_) + " of " +
+           std::to_string(readers_planned_) + " readers have not opened it";
+  }
+  for (const auto& [index, slot] : slots_) {
+    if (slot.phase != Phase::kAnnounced || slot.waiting.empty()) continue;
+    return "reader " + std::to_string(slot.waiting.begin()->value) + " has not credited slot " +
+           std::to_string(index);
+  }
+  return "slot " + std::to_string(next_slot_) + " has not been made";
+}
+
 uint32_t SourceStream::window() const {
   const Tuning& tuning = context().tuning();
   return WindowOf(stream_.bytes, run_.bytes_total(),

@@ -44,7 +44,10 @@ class SourceStream {
   /// `sums_offset`: where this stream's sums begin in the job's sums region.
   void OnPlanned(plan::StreamSchedule schedule, uint64_t sums_offset);
   /// A slot of a relay's stream is there now.
-  void OnReceived() { Pump(); }
+  void OnReceived();
+  /// A relay: says so to readers that have all that came, and lets no time run while its own sender
+  /// has to act.
+  void TellWaiting();
   void OnOpen(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& open);
   void OnCredit(uint64_t endpoint, const Notify& credit);
   void OnClose(uint64_t endpoint, const Notify& close);
@@ -71,6 +74,8 @@ class SourceStream {
   bool has_readers() const { return excluded_.size() < readers_planned_; }
   StreamDigest digest() const;
   Nanos last_progress() const { return last_progress_; }
+  /// Who has to act that it goes on.
+  std::string WaitsFor() const;
   int64_t bytes_packed() const { return bytes_packed_; }
   /// From the first slot that was packed or summed here to the last one.
   const Lasting& packing() const { return packing_; }
@@ -124,6 +129,8 @@ class SourceStream {
   Status ChoosePool();
   memory::RegionSpan SumsOf(uint32_t slot) const;
   bool IsHere(uint32_t slot) const;
+  bool IsDry() const;
+  bool ReadersHaveAll() const;
   uint32_t window() const;
   double NextCost() const;
   void OnSlotAdmitted();

@@ -114,17 +114,21 @@ void TargetRun::OnNotify(const std::shared_ptr<transport::Endpoint>& endpoint,
   if (stream.source() != notify.key.source || stream.endpoint_id() != endpoint->id()) return;
   if (notify.type == NotifyType::kBinding) return stream.OnBinding(notify);
   if (notify.type == NotifyType::kReady) return stream.OnReady(notify);
+  if (notify.type == NotifyType::kWaiting) return stream.OnWaiting(notify);
   OnFail(stream, notify);
 }
 
 void TargetRun::OnFail(const TargetStream& stream, const Notify& fail) {
   if (stream.complete()) return;
   const Code code = fail.code == Code::kOk ? Code::kAborted : fail.code;
-  const bool behind = IsLeftBehind(Status(code, fail.reason, ""));
-  FailJob(Status(
-      code, fail.reason,
-      NameOf(stream) + (behind ? ": its other readers go on without this one, which was too slow"
-                               : ": the source gave up")));
+  std::string what = "the source gave up";
+  if (IsLeftBehind(Status(code, fail.reason, ""))) {
+    what = "its other readers go on without this one, which was too slow";
+  } else if (fail.reason == Reason::kTicketRejected) {
+    what = "the source refused the stream: for epoch " + std::to_string(job_.epoch.value) +
+           " the coordinator named other readers than " + job_.name;
+  }
+  FailJob(Status(code, fail.reason, NameOf(stream) + ": " + what));
 }
 
 void TargetRun::OnSessionLost(uint64_t endpoint, const Status& why) {
@@ -158,6 +162,7 @@ Engine::Progress TargetRun::progress() const {
 
 void TargetRun::FailJob(Status why) {
   if (finished_) return;
+  if (job_.received) job_.received->Abandon();
   Status status = std::move(why).AtEpoch(job_.epoch).AtRank(job_.name);
   for (const auto& stream : streams_) stream->Stop(status);
   Finish(Fail(std::move(status)));

@@ -23,7 +23,7 @@ class TargetRun : public std::enable_shared_from_this<TargetRun> {
             Engine::TargetDone done, std::function<void()> forget);
 
   void Start();
-  /// BINDING, READY or FAIL.
+  /// BINDING, READY, WAITING or FAIL.
   void OnNotify(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& notify);
   void OnSessionLost(uint64_t endpoint, const Status& why);
   /// `drained` runs after `forget`.

@@ -134,6 +134,11 @@ void TargetStream::OnReady(const Notify& ready) {
   if (mapped_) CopySlot(ready.slot);
 }
 
+// Time runs for what we have to do ourselves, whatever the source waits for.
+void TargetStream::OnWaiting(const Notify& waiting) {
+  if (waiting.slot == next_ready_ && slots_.empty()) Touch();
+}
+
 void TargetStream::CountMoved(int64_t bytes) {
   reading_.End(context().clock.Now());
   context().metrics.Add("transfer_bytes_total", static_cast<double>(bytes),

@@ -32,6 +32,7 @@ class TargetStream {
   void OnConnected(std::shared_ptr<transport::Endpoint> endpoint);
   void OnBinding(const Notify& binding);
   void OnReady(const Notify& ready);
+  void OnWaiting(const Notify& waiting);
   void OnSessionLost();
 
   /// Nothing is fetched or copied any more; the source learns `why` once the stream is quiet.

@@ -3,6 +3,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,6 +27,7 @@
 ///   target → CREDIT(k)       source reuses slot k when every planned reader has credited it
 ///   target → CLOSE           all done, or the target gave up
 ///   source → FAIL(reason)    the source cannot go on
+///   source → WAITING(k)      a relay: slot k has not come to it yet
 ///
 /// A slot is a gather list: runs that are long and need no cast are sent straight from the source's
 /// memory, the rest is packed into a slot of the pool; the target scatters likewise. Where the
@@ -42,7 +45,9 @@
 /// before the job is done, the rank makes codes and scales of it (target_run.cc).
 ///
 /// A rank may pass on what it receives (plan/relayed.h): its source job announces a slot when its
-/// target job has verified it, with sums of its own.
+/// target job has verified it, with sums of its own. As long as that one is alive and has nothing
+/// that could be announced, the source says so, and its readers' time does not run: in a chain of
+/// engines only the one fails whose parent has bytes and does not send them, or has gone silent.
 ///
 /// The streams of a rank share its link by bytes and so end together: slots that may be announced
 /// at the source, and Gets under way at the target, are limited for the rank as a whole and go to
@@ -78,7 +83,8 @@ struct Tuning {
   int rereads_max = 2;  ///< of one segment
   Nanos connect_timeout = std::chrono::seconds(5);
   Nanos get_timeout = std::chrono::seconds(30);
-  /// A stream without any progress for this long fails with kDeadlineExceeded.
+  /// A stream without any progress for this long fails with kDeadlineExceeded. Time in which the
+  /// sender waits for its own sender does not count.
   Nanos progress_timeout = std::chrono::seconds(30);
   /// A job that is drained closes the sessions of peers that have not let go after this long.
   Nanos drain_grace = std::chrono::seconds(5);
@@ -122,6 +128,17 @@ struct Stretch {
 /// What is known of a source's bytes (pack.h: HeadsOf), by plan.
 using Heads = std::map<PlanId, Kept>;
 
+/// Whom the coordinator gave the tickets of a job. A stream is opened by nobody else: not over a
+/// session that another job's ticket opened, nor in the place of another rank.
+struct Readers {
+  std::set<Incarnation> callers;  ///< agents
+  struct Rank {
+    Incarnation caller{};
+    uint32_t rank = 0;  ///< of the streams' target ranks
+  };
+  std::map<ParticipantId, Rank> ranks;  ///< empty: not known (an older coordinator)
+};
+
 struct SourceLeg {
   std::shared_ptr<const plan::RankSlice> slice;  ///< side kSource
   uint32_t readers = 1;                          ///< engines that will open each stream
@@ -129,8 +146,9 @@ struct SourceLeg {
 struct SourceJob {
   Epoch epoch{};
   ParticipantId participant{};
-  std::string name;             ///< "trainer/3", for messages
-  std::vector<SourceLeg> legs;  ///< one for each distinct plan
+  std::string name;                               ///< "trainer/3", for messages
+  std::vector<SourceLeg> legs;                    ///< one for each distinct plan
+  std::optional<Readers> readers = std::nullopt;  ///< none: whoever was let in
   Binding binding;
   /// Of what was packed last, brought up to date as slots are packed: tells what has certainly
   /// changed since. Null where that is of no use.

@@ -19,6 +19,8 @@ inline constexpr uint16_t kProtocolProof = 2;
 /// A bit of `features`, which both sides' proofs cover; bits that a build does not know it ignores.
 /// Every frame and payload of the session ends with a MAC (frame_mac.h), both ways.
 inline constexpr uint64_t kFeatureMac = 1;
+/// A caller's, for whoever serves it: it understands that a source waits for its own sender.
+inline constexpr uint64_t kFeatureHearsWaiting = 2;
 
 /// What a caller knows of a session that it opens.
 struct Hello {

@@ -50,6 +50,7 @@ Result<epoch::PeerAddress> PeerFromProto(std::string_view field, const v1::PeerA
   if (peer.agent() == 0 || peer.incarnation() == 0) {
     return Fail(Bad(field, "needs an agent and an incarnation"));
   }
+  if (peer.as_told()) return Fail(Bad(field, "leaves off what nobody filled in"));
   WW_FAIL_IF_ERROR(CheckText(path + ".host", peer.host(), kAddressBytesMax));
   WW_ASSIGN(out.addresses, AddressesFromProto(path + ".addresses", peer.addresses()));
   WW_ASSIGN(out.ticket, TicketFromProto(path + ".ticket", peer.ticket()));
@@ -77,10 +78,18 @@ void SetPrepare(const epoch::PrepareCommand& command, v1::Prepare* out) {
   for (const auto& [rank, participant] : command.source_participants) {
     (*out->mutable_source_participants())[rank] = participant.value;
   }
+  std::map<Incarnation, uint32_t> callers;
   for (const auto& [ticket, caller] : command.admitted) {
+    callers.emplace(caller, out->admitted_size());
     v1::Prepare::Admitted* to = out->add_admitted();
     to->set_ticket(TicketToProto(ticket));
     to->set_caller(caller.value);
+  }
+  for (const epoch::Reader& reader : command.readers) {
+    v1::Prepare::Reader* to = out->add_readers();
+    to->set_participant(reader.participant.value);
+    to->set_rank(reader.rank);
+    to->set_admitted(callers.at(reader.caller));
   }
   out->set_relayed(command.relayed);
   out->set_relay_readers(command.relay_readers);
@@ -107,6 +116,15 @@ Status PeersFromProto(const v1::Prepare& prepare, epoch::PrepareCommand* out) {
                         TicketFromProto("prepare.admitted.ticket", admitted.ticket()));
     if (admitted.caller() == 0) return Bad("prepare.admitted.caller", "must not be 0");
     out->admitted.emplace_back(ticket, Incarnation(admitted.caller()));
+  }
+  WW_RETURN_IF_ERROR(CheckCount("prepare.readers", prepare.readers_size(), kSliceStreamsMax));
+  for (const v1::Prepare::Reader& reader : prepare.readers()) {
+    if (reader.participant() == 0) return Bad("prepare.readers.participant", "must not be 0");
+    if (reader.admitted() >= out->admitted.size()) {
+      return Bad("prepare.readers.admitted", "names no ticket");
+    }
+    out->readers.push_back({ParticipantId(reader.participant()), reader.rank(),
+                            out->admitted[reader.admitted()].second});
   }
   return OkStatus();
 }

@@ -28,6 +28,7 @@ inline constexpr uint64_t kVersionMax = INT64_MAX;  ///< after the last number n
 // Of one slice, all parts together.
 inline constexpr size_t kSliceStreamsMax = 4'000'000;
 inline constexpr size_t kSliceOpsMax = 50'000'000;
+inline constexpr size_t kSliceNameBytesMax = 256 << 20;
 inline constexpr size_t kPartBytesMax = 1 << 20;  ///< of one SlicePart
 
 // What a client takes in one answer (Python: client.py's MESSAGE_BYTES_MAX), and what a status

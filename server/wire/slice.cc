@@ -1,5 +1,6 @@
 #include "server/wire/slice.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -94,6 +95,20 @@ Result<plan::CopyOp> OpFromProto(const v1::CopyOp& op, size_t name_count) {
   return out;
 }
 
+/// Whether a text may be cut before this byte: UTF-8 goes on with 10xxxxxx.
+bool BeginsCharacter(char byte) { return (static_cast<unsigned char>(byte) & 0xC0) != 0x80; }
+
+/// Bytes that `name` may leave off because `before` begins with them, too.
+size_t SharedBytes(std::string_view before, std::string_view name) {
+  const auto differ = std::ranges::mismatch(before, name);
+  auto shared = static_cast<size_t>(differ.in2 - name.begin());
+  const auto cuts = [&](std::string_view text) {
+    return shared == text.size() || BeginsCharacter(text[shared]);
+  };
+  while (shared > 0 && !(cuts(before) && cuts(name))) --shared;
+  return shared;
+}
+
 /// Bytes of a checked op on the wire; nullopt when they do not fit.
 std::optional<int64_t> BytesOf(const plan::CopyOp& op) {
   auto elements = CheckedProduct(op.extent);
@@ -122,8 +137,9 @@ Result<plan::Side> FromProto(std::string_view field, v1::Side side) {
   return Fail(UnknownEnum(field, side));
 }
 
-SliceWriter::SliceWriter(std::shared_ptr<const plan::RankSlice> slice, size_t part_bytes_max)
-    : slice_(std::move(slice)), part_bytes_max_(part_bytes_max) {
+SliceWriter::SliceWriter(std::shared_ptr<const plan::RankSlice> slice, size_t part_bytes_max,
+                         bool names_shared)
+    : slice_(std::move(slice)), part_bytes_max_(part_bytes_max), names_shared_(names_shared) {
   WW_CHECK(part_bytes_max_ >= 4096);
 }
 
@@ -161,9 +177,12 @@ bool SliceWriter::Next(v1::SlicePart* part) {
 void SliceWriter::AddNames(v1::SlicePart* part, size_t* bytes) {
   for (; name_ < slice_->tensor_names.size(); ++name_) {
     const std::string& name = slice_->tensor_names[name_];
-    *bytes += name.size() + kEntryOverhead;
+    const size_t shared =
+        names_shared_ && name_ > 0 ? SharedBytes(slice_->tensor_names[name_ - 1], name) : 0;
+    *bytes += name.size() - shared + kEntryOverhead;
     if (*bytes > part_bytes_max_ && part->tensor_names_size() > 0) return;
-    part->add_tensor_names(name);
+    part->add_tensor_names(name.substr(shared));
+    if (names_shared_) part->add_names_shared(static_cast<uint32_t>(shared));
   }
 }
 
@@ -211,19 +230,41 @@ Status SliceReader::AddChecked(const v1::SlicePart& part) {
   } else if (!header_) {
     return Bad("slice", "the first part has no header");
   }
-  for (const std::string& name : part.tensor_names()) {
-    if (!slice_.streams.empty()) return Bad("slice.tensor_names", "come before the streams");
-    if (slice_.tensor_names.size() == header_->name_count()) {
-      return Bad("slice.tensor_names", "more than announced");
-    }
-    WW_RETURN_IF_ERROR(CheckText("slice.tensor_names", name, kNameBytesMax));
-    slice_.tensor_names.push_back(name);
-  }
+  WW_RETURN_IF_ERROR(AddNames(part));
   for (const v1::SlicePart::Stream& stream : part.streams()) {
     if (!slice_.gathered.made.empty()) return Bad("slice.streams", "come before what is made");
     WW_RETURN_IF_ERROR(AddStream(stream));
   }
   for (const v1::CopyOp& op : part.made()) WW_RETURN_IF_ERROR(AddMade(op));
+  return OkStatus();
+}
+
+Status SliceReader::AddNames(const v1::SlicePart& part) {
+  const bool whole = part.names_shared_size() == 0;
+  if (!whole && part.names_shared_size() != part.tensor_names_size()) {
+    return Bad("slice.names_shared", "must be as many as names");
+  }
+  for (int i = 0; i < part.tensor_names_size(); ++i) {
+    if (!slice_.streams.empty()) return Bad("slice.tensor_names", "come before the streams");
+    if (slice_.tensor_names.size() == header_->name_count()) {
+      return Bad("slice.tensor_names", "more than announced");
+    }
+    std::string name;
+    if (const uint32_t shared = whole ? 0 : part.names_shared(i); shared > 0) {
+      const std::string_view before =
+          slice_.tensor_names.empty() ? std::string_view() : slice_.tensor_names.back();
+      if (shared > before.size() || (shared < before.size() && !BeginsCharacter(before[shared]))) {
+        return Bad("slice.names_shared", "is no beginning of the name before");
+      }
+      name = before.substr(0, shared);
+    }
+    name += part.tensor_names(i);
+    WW_RETURN_IF_ERROR(CheckText("slice.tensor_names", name, kNameBytesMax));
+    // What was left off need not have been sent, and takes memory all the same.
+    WW_RETURN_IF_ERROR(
+        CheckCount("slice.tensor_names", name_bytes_ += name.size(), kSliceNameBytesMax));
+    slice_.tensor_names.push_back(std::move(name));
+  }
   return OkStatus();
 }
 

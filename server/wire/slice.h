@@ -18,7 +18,9 @@ Result<plan::Side> FromProto(std::string_view field, v1::Side side);
 /// that a large slice never exists twice. There is always a first part (it carries the header).
 class SliceWriter {
  public:
-  explicit SliceWriter(std::shared_ptr<const plan::RankSlice> slice, size_t part_bytes_max);
+  /// `names_shared`: the reader understands SlicePart.names_shared.
+  SliceWriter(std::shared_ptr<const plan::RankSlice> slice, size_t part_bytes_max,
+              bool names_shared);
   /// False when everything has been given; `part` is then untouched.
   bool Next(v1::SlicePart* part);
 
@@ -30,6 +32,7 @@ class SliceWriter {
 
   std::shared_ptr<const plan::RankSlice> slice_;
   size_t part_bytes_max_;
+  bool names_shared_;
   bool started_ = false;
   size_t name_ = 0;
   size_t stream_ = 0;
@@ -53,6 +56,7 @@ class SliceReader {
  private:
   Status AddChecked(const v1::SlicePart& part);
   Status AddHeader(const v1::SlicePart::Header& header);
+  Status AddNames(const v1::SlicePart& part);
   Status AddStream(const v1::SlicePart::Stream& stream);
   Status EndStream() const;
   Status AddMade(const v1::CopyOp& op);
@@ -63,6 +67,7 @@ class SliceReader {
   uint64_t ops_announced_ = 0;  ///< of the last stream
   int64_t bytes_seen_ = 0;      ///< of the last stream
   size_t ops_total_ = 0;
+  size_t name_bytes_ = 0;
 };
 
 }  // namespace weightwire::wire

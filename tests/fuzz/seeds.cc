@@ -55,7 +55,7 @@ std::string Text(const fs::path& path) {
 }
 
 std::string SliceParts(const plan::RankSlice& slice) {
-  wire::SliceWriter writer(std::make_shared<const plan::RankSlice>(slice), 4096);
+  wire::SliceWriter writer(std::make_shared<const plan::RankSlice>(slice), 4096, false);
   std::string out;
   v1::SlicePart part;
   while (writer.Next(&part)) {

@@ -86,7 +86,7 @@ void Slice(std::string_view bytes) {
   }
   auto slice = reader.Finish();
   if (!slice) return;
-  SliceWriter writer(std::make_shared<const plan::RankSlice>(*slice), 4096);
+  SliceWriter writer(std::make_shared<const plan::RankSlice>(*slice), 4096, true);
   SliceReader again;
   v1::SlicePart part;
   while (writer.Next(&part)) WW_CHECK(again.Add(part).ok());

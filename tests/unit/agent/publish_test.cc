@@ -46,6 +46,9 @@ TEST_F(AgentPublish, ReportsSumsAndReleasesOnceNothingReadsTheBytes) {
   EXPECT_EQ(job.name, "trainer/0");
   ASSERT_EQ(job.legs.size(), 1u);
   EXPECT_EQ(job.legs[0].readers, 2u);
+  ASSERT_TRUE(job.readers.has_value());
+  EXPECT_THAT(job.readers->callers, ElementsAre(Incarnation{88}))
+      << "whose ticket came with the command";
 
   engine.hold_drains = true;
   Release(*trainer_, 3, 7);

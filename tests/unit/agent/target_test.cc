@@ -325,6 +325,7 @@ TEST_F(AgentTarget, PassesOnWhatItReceives) {
   auto command = TargetPrepare(*rollout_, 1, 7);
   command.relay_readers = 1;
   command.admitted = {{Ticket{8}, Incarnation{55}}};
+  command.readers = {{ParticipantId(31), 4, Incarnation{55}}};
   Command(command);
   EXPECT_THAT(engine.tickets, ElementsAre(Ticket{8}));
   EXPECT_THAT(engine.sources, IsEmpty());
@@ -335,6 +336,11 @@ TEST_F(AgentTarget, PassesOnWhatItReceives) {
   EXPECT_EQ(relay.received, target.received);
   ASSERT_EQ(relay.legs.size(), 1u);
   EXPECT_EQ(relay.legs[0].readers, 1u);
+  ASSERT_TRUE(relay.readers.has_value());
+  EXPECT_THAT(relay.readers->callers, ElementsAre(Incarnation{55}));
+  ASSERT_TRUE(relay.readers->ranks.contains(ParticipantId(31)));
+  EXPECT_EQ(relay.readers->ranks.at(ParticipantId(31)).caller, Incarnation{55});
+  EXPECT_EQ(relay.readers->ranks.at(ParticipantId(31)).rank, 4u);
   EXPECT_EQ(relay.legs[0].slice->side, plan::Side::kSource);
   EXPECT_EQ(relay.binding[1].region, target.binding[1].region);
   EXPECT_EQ(relay.binding[1].offset, target.binding[1].offset);

@@ -84,6 +84,19 @@ TEST(CoordinatorEpoch, PrepareCarriesPeersTicketsAndReaders) {
     EXPECT_THAT((std::vector<uint32_t>{source.legs[0].readers, source.legs[1].readers}),
                 ::testing::UnorderedElementsAre(1, 2));
     for (const auto& [ticket, caller] : source.admitted) admitted.insert(ticket);
+    // Engine c's ranks read half each, of two halves at the sources: each from one source only.
+    std::set<std::tuple<ParticipantId, uint32_t, Incarnation>> readers, expected;
+    for (const epoch::Reader& reader : source.readers) {
+      EXPECT_TRUE(readers.emplace(reader.participant, reader.rank, reader.caller).second);
+    }
+    for (const char* name : {"engine-a-agent", "engine-b-agent", "engine-c-agent"}) {
+      for (const auto& target : fleet.Agent(name).All<epoch::PrepareCommand>()) {
+        if (!target.sources.contains(source.legs[0].rank)) continue;
+        expected.emplace(target.member.id, target.legs[0].rank, fleet.Agent(name).incarnation);
+      }
+    }
+    EXPECT_FALSE(readers.empty());
+    EXPECT_EQ(readers, expected);
   }
   std::set<Ticket> shown;
   for (const char* name : {"engine-a-agent", "engine-b-agent", "engine-c-agent"}) {

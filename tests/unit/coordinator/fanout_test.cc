@@ -180,6 +180,10 @@ TEST(Fanout, AChainTellsEveryRankWhoseBytesItReadsAndWhoReadsItsOwn) {
       if (i < 2) {
         const auto child = commands(names[i + 1])[rank];
         EXPECT_EQ(target.admitted[0].second, fleet.Agent(names[i + 1] + "-agent").incarnation);
+        ASSERT_EQ(target.readers.size(), 1u);
+        EXPECT_EQ(target.readers[0],
+                  (epoch::Reader{child.member.id, rank,
+                                 fleet.Agent(names[i + 1] + "-agent").incarnation}));
         ASSERT_FALSE(child.sources.empty());
         for (const auto& [source, peer] : child.sources) {
           EXPECT_EQ(peer.ticket, target.admitted[0].first);

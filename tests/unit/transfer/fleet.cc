@@ -13,7 +13,9 @@ namespace {
 
 constexpr Nanos kLong = std::chrono::minutes(10);
 
-Ticket TicketOf(size_t target_agent) { return {7, static_cast<uint8_t>(target_agent)}; }
+Ticket TicketOf(size_t target_agent) {
+  return {7, static_cast<uint8_t>(target_agent), static_cast<uint8_t>(target_agent >> 8)};
+}
 
 std::string NameOf(std::string_view name, metrics::Labels labels) {
   if (labels.empty()) return std::string(name);

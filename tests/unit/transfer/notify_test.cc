@@ -47,6 +47,9 @@ std::vector<Notify> OneOfEach() {
     verdict.reason = Reason::kDigestMismatch;
     all.push_back(verdict);
   }
+  Notify waiting = Full(NotifyType::kWaiting);
+  waiting.slot = 18;
+  all.push_back(waiting);
   return all;
 }
 

@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -62,10 +63,11 @@ class RogueReader final : public transport::Handler {
     EXPECT_TRUE(endpoint_->Notify(bytes).ok());
     fleet_.sim.RunFor(milliseconds(10));
   }
-  void Open() {
+  void Open(ParticipantId as = ParticipantId(6'666)) {
     Notify open;
     open.type = NotifyType::kOpen;
     open.key = Key();
+    open.key.reader = as;
     open.plan_high = fleet_.plan.plan.id.high;
     open.segment_bytes_max = static_cast<uint64_t>(testing::SmallTuning().segment_bytes_max);
     open.slot_bytes = static_cast<uint64_t>(testing::SmallTuning().slot_bytes);
@@ -193,6 +195,70 @@ TEST(RogueReader, CannotOpenTwiceNorAnotherPlanNorMore) {
   fleet.sim.RunFor(milliseconds(10));
   ASSERT_TRUE(fleet.targets[0].result.has_value());
   EXPECT_EQ(fleet.targets[0].result->error().reason(), Reason::kLimitExceeded);
+}
+
+Readers ReadersOf(const Fleet& fleet) {
+  Readers readers;
+  for (const Fleet::Target& target : fleet.targets) {
+    const Incarnation caller = fleet.target_agents[target.agent].incarnation;
+    readers.callers.insert(caller);
+    readers.ranks[target.job.participant] = {caller, target.rank};
+  }
+  return readers;
+}
+
+TEST(RogueReader, CannotOpenWhatTheCoordinatorDidNotNameItFor) {
+  enum class Who { kStranger, kStrangerByAnothersName, kReaderByAnothersName };
+  for (const Who who : {Who::kStranger, Who::kStrangerByAnothersName, Who::kReaderByAnothersName}) {
+    Fleet fleet(OneStream());
+    RogueReader reader(fleet);  // a ticket of its own, of another version or job, lets it in
+    fleet.sources[0].job.readers = ReadersOf(fleet);
+    if (who == Who::kReaderByAnothersName) fleet.sources[0].job.readers->callers.insert(kRogue);
+    fleet.StartSource(0);
+    reader.Open(who == Who::kStranger ? ParticipantId(6'666) : fleet.targets[0].job.participant);
+    ASSERT_EQ(reader.heard.size(), 1u);
+    EXPECT_EQ(reader.heard[0].type, NotifyType::kFail);
+    EXPECT_EQ(reader.heard[0].code, Code::kUnauthenticated);
+    EXPECT_EQ(reader.heard[0].reason, Reason::kTicketRejected);
+    EXPECT_EQ(fleet.metrics.Count("auth_failures_total{reason=stream}"), 1);
+    fleet.StartTarget(0);
+    fleet.sim.RunFor(std::chrono::seconds(5));
+    ASSERT_TRUE(fleet.targets[0].result.has_value());
+    EXPECT_TRUE(fleet.targets[0].result->has_value()) << "its place was not taken";
+    EXPECT_EQ(fleet.targets[0].memory.Snapshot(), fleet.targets[0].expected);
+  }
+}
+
+TEST(RogueReader, CannotOpenThePlaceOfAnotherRank) {
+  Fleet fleet(OneStream());
+  fleet.sources[0].job.readers = ReadersOf(fleet);
+  fleet.sources[0].job.readers->ranks.at(fleet.targets[0].job.participant).rank = 1;
+  fleet.StartSource(0);
+  fleet.StartTarget(0);
+  fleet.sim.RunFor(std::chrono::seconds(5));
+  ASSERT_TRUE(fleet.targets[0].result.has_value());
+  ASSERT_FALSE(fleet.targets[0].result->has_value());
+  const Status& why = fleet.targets[0].result->error();
+  EXPECT_EQ(why.reason(), Reason::kTicketRejected);
+  EXPECT_EQ(why.rank(), "engine-0/0");
+  EXPECT_EQ(why.epoch(), Epoch(5));
+  EXPECT_THAT(why.message(), ::testing::HasSubstr("for epoch 5 the coordinator named other readers "
+                                                  "than engine-0/0"));
+}
+
+// An older coordinator names agents only.
+TEST(RogueReader, CannotOpenWhatItsAgentHasNoTicketFor) {
+  Fleet fleet(OneStream());
+  RogueReader reader(fleet);
+  fleet.sources[0].job.readers = ReadersOf(fleet);
+  fleet.sources[0].job.readers->ranks.clear();
+  fleet.StartSource(0);
+  reader.Open();
+  EXPECT_EQ(reader.heard.back().reason, Reason::kTicketRejected);
+  fleet.StartTarget(0);
+  fleet.sim.RunFor(std::chrono::seconds(5));
+  ASSERT_TRUE(fleet.targets[0].result.has_value());
+  EXPECT_TRUE(fleet.targets[0].result->has_value());
 }
 
 TEST(RogueReader, LosesItsSessionWhenItTalksNonsense) {

@@ -147,6 +147,26 @@ TEST(ControlWireRefuses, EachWithItsField) {
        Reason::kInvalidRequest, "prepare.member"},
       {"ticket", [&] { return prepare([](auto* p) { p->add_admitted()->set_ticket("short"); }); },
        Reason::kInvalidRequest, "prepare.admitted.ticket"},
+      {"reader", [&] { return prepare([](auto* p) { p->add_readers()->set_rank(1); }); },
+       Reason::kInvalidRequest, "prepare.readers.participant"},
+      {"reader without a ticket",
+       [&] {
+         return prepare([](auto* p) {
+           p->clear_readers();
+           p->add_readers()->set_participant(1);
+           p->mutable_readers(0)->set_admitted(static_cast<uint32_t>(p->admitted_size()));
+         });
+       },
+       Reason::kInvalidRequest, "prepare.readers.admitted"},
+      {"addresses left off",
+       [&] {
+         return prepare([](auto* p) {
+           (*p->mutable_sources())[0].set_agent(1);
+           (*p->mutable_sources())[0].set_incarnation(1);
+           (*p->mutable_sources())[0].set_as_told(true);
+         });
+       },
+       Reason::kInvalidRequest, "prepare.sources"},
       {"trace", [&] { return prepare([](auto* p) { p->set_trace_id("12345"); }); },
        Reason::kInvalidRequest, "prepare.trace_id"},
       {"group role",

@@ -99,7 +99,8 @@ std::string ValidBytes(Dice& dice) {
     case 5:
       return ToProto(RandomSubmission(dice)).SerializeAsString();
     case 6: {
-      SliceWriter writer(std::make_shared<const plan::RankSlice>(RandomSlice(dice, 3, 6)), 1 << 20);
+      SliceWriter writer(std::make_shared<const plan::RankSlice>(RandomSlice(dice, 3, 6)), 1 << 20,
+                         dice.Coin());
       v1::SlicePart part;
       EXPECT_TRUE(writer.Next(&part));
       return part.SerializeAsString();

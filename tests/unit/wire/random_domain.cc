@@ -89,6 +89,9 @@ epoch::PrepareCommand RandomPrepare(Dice& dice) {
     out.sources[rank] = RandomPeer(dice);
     out.source_participants[rank] = ParticipantId(1 + static_cast<uint32_t>(dice.Below(100)));
     out.admitted.emplace_back(RandomBytes16(dice), Incarnation(1 + dice.Below(100)));
+    out.readers.push_back({ParticipantId(1 + static_cast<uint32_t>(dice.Below(100))),
+                           static_cast<uint32_t>(dice.Next()),
+                           out.admitted[dice.Below(out.admitted.size())].second});
   }
   out.relayed = dice.Coin();
   out.relay_readers = static_cast<uint32_t>(dice.Below(100));

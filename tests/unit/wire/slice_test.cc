@@ -10,8 +10,9 @@
 namespace weightwire::wire {
 namespace {
 
-std::vector<v1::SlicePart> PartsOf(const plan::RankSlice& slice, size_t bytes_max) {
-  SliceWriter writer(std::make_shared<const plan::RankSlice>(slice), bytes_max);
+std::vector<v1::SlicePart> PartsOf(const plan::RankSlice& slice, size_t bytes_max,
+                                   bool names_shared = false) {
+  SliceWriter writer(std::make_shared<const plan::RankSlice>(slice), bytes_max, names_shared);
   std::vector<v1::SlicePart> parts;
   for (v1::SlicePart part; writer.Next(&part);) {
     v1::SlicePart copy;
@@ -34,7 +35,7 @@ TEST(SliceWire, ComesBackEqualFromPartsOfEverySize) {
   for (int i = 0; i < 200; ++i) {
     const plan::RankSlice slice = RandomSlice(dice, 6, 60);
     const size_t bytes_max = 4'096 + dice.Below(8'192);
-    const auto parts = PartsOf(slice, bytes_max);
+    const auto parts = PartsOf(slice, bytes_max, dice.Coin());
     for (const v1::SlicePart& part : parts) ASSERT_LE(part.ByteSizeLong(), bytes_max);
     auto back = SliceOfParts(parts);
     ASSERT_TRUE(back) << back.error().ToString();
@@ -65,6 +66,83 @@ TEST(SliceWire, EmptySliceIsOnePart) {
   const auto parts = PartsOf(slice, 4'096);
   EXPECT_EQ(parts.size(), 1u);
   EXPECT_EQ(SliceOfParts(parts), slice);
+}
+
+/// Names as models have them, some of more bytes than characters.
+plan::RankSlice Named() {
+  plan::RankSlice slice;
+  for (int layer = 0; layer < 7; ++layer) {
+    for (int expert = 0; expert < 13; ++expert) {
+      slice.tensor_names.push_back("model.layers." + std::to_string(layer) + ".mlp.experts." +
+                                   std::to_string(expert) + ".down_proj.weight");
+    }
+  }
+  // é, è and ê differ in their second byte; what is left off ends before the first one.
+  for (const char* name : {"\xC3\xA9", "\xC3\xA8t", "\xC3\xAA", "", "", "x", "xy", "x"}) {
+    slice.tensor_names.emplace_back(name);
+  }
+  return slice;
+}
+
+TEST(SliceWire, NamesLeaveOffWhatTheyShareForThoseWhoUnderstand) {
+  const plan::RankSlice slice = Named();
+  const auto bytes = [&](bool shared) {
+    size_t all = 0;
+    for (const v1::SlicePart& part : PartsOf(slice, 4'096, shared)) {
+      EXPECT_EQ(part.names_shared_size(), shared ? part.tensor_names_size() : 0);
+      all += part.ByteSizeLong();
+    }
+    EXPECT_EQ(SliceOfParts(PartsOf(slice, 4'096, shared)), slice);
+    return all;
+  };
+  EXPECT_GT(bytes(false), 13 * 7 * 40u);
+  EXPECT_LT(bytes(true), 13 * 7 * 25u);
+}
+
+TEST(SliceWire, RefusesNamesThatShareWhatThereIsNot) {
+  using Damage = std::function<void(v1::SlicePart&)>;
+  const std::vector<std::pair<const char*, Damage>> damages = {
+      {"the first one", [](auto& p) { p.set_names_shared(0, 1); }},
+      {"more than there is",
+       [](auto& p) { p.set_names_shared(1, static_cast<uint32_t>(p.tensor_names(0).size()) + 1); }},
+      {"half a character", [](auto& p) { p.set_names_shared(p.names_shared_size() - 7, 1); }},
+      {"fewer", [](auto& p) { p.mutable_names_shared()->RemoveLast(); }},
+      {"too long",
+       [](auto& p) {
+         p.set_tensor_names(1, std::string(kNameBytesMax - p.names_shared(1) + 1, 'x'));
+       }},
+  };
+  for (const auto& [name, damage] : damages) {
+    auto parts = PartsOf(Named(), 1 << 20, true);
+    ASSERT_EQ(parts.size(), 1u);
+    damage(parts[0]);
+    const auto back = SliceOfParts(parts);
+    ASSERT_FALSE(back) << name;
+    EXPECT_EQ(back.error().code(), Code::kInvalidArgument) << name;
+  }
+}
+
+TEST(SliceWire, RefusesNamesThatGrowOutOfFewBytes) {
+  SliceReader reader;
+  v1::SlicePart part;
+  part.mutable_header()->set_side(v1::SIDE_SOURCE);
+  part.mutable_header()->set_name_count(kTensorsMax);
+  part.add_tensor_names(std::string(kNameBytesMax, 'x'));
+  part.add_names_shared(0);
+  ASSERT_TRUE(reader.Add(part).ok());
+  part.clear_header();
+  part.set_tensor_names(0, "");
+  part.set_names_shared(0, kNameBytesMax);
+  for (int i = 1; i < 1'000; ++i) {
+    part.add_tensor_names("");
+    part.add_names_shared(kNameBytesMax);
+  }
+  Status status;
+  int parts = 0;
+  for (; status.ok() && parts < 1'000; ++parts) status = reader.Add(part);
+  EXPECT_EQ(status.reason(), Reason::kMessageTooLarge);
+  EXPECT_LE(static_cast<size_t>(parts) * 1'000 * kNameBytesMax,
+            kSliceNameBytesMax + 1'000 * kNameBytesMax);
 }
 
 plan::RankSlice TwoStreams() {
