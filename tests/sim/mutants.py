@@ -48,7 +48,7 @@ MUTANTS = [
              "[&](const CommitRecord& r, const std::function<void(Status)>& done) {\n"
              "    s_.journal.Append(r, [](const Status&) {});\n    done(OkStatus());\n  }(record, lifeline_.Bind(")]),
     Mutant("failed-append-commits", "an append that failed counts as durable",
-           [(ACTIONS, "  if (status.ok()) {\n    shared_.decisions.committed =", "  if (status.ok() || !status.ok()) {\n    shared_.decisions.committed ="),
+           [(ACTIONS, "  if (status.ok()) {\n    if (record.newest", "  if (status.ok() || !status.ok()) {\n    if (record.newest"),
             (ACTIONS, "epoch::JournalEvent{status}", "epoch::JournalEvent{OkStatus()}")]),
     Mutant("deciding-after-failure", "goes on deciding after an append whose fate is unknown",
            [(SCHEDULER, "  if (!shared_.decisions.deciding) return;\n  shared_.decisions.deciding = false;",
@@ -68,12 +68,12 @@ MUTANTS = [
     Mutant("counts-reports", "counts staged reports instead of keeping a set",
            [("server/epoch/coordinator_machine.h", "  std::set<Member> drained;\n",
              "  size_t count = 0;\n  std::set<Member> drained;\n"),
-            (MACHINE, "    if (!state_.staged.emplace(event.member, event.digests).second) return;\n    EnterStagedWhenComplete();",
-             "    state_.staged.emplace(event.member, event.digests);\n"
-             "    if (++state_.count >= Targets(state_.spec).size()) EnterStagedWhenComplete();"),
-            (MACHINE, "    if (!WaitingFor(state_).empty()) return;\n    if (Status why",
-             "    if (state_.count < Targets(state_.spec).size() ||\n"
-             "        state_.sourced.size() < state_.spec.sources.size()) return;\n    if (Status why"),
+            (MACHINE, "    if (!state_.staged.emplace(event.member, event.digests).second) return;\n"
+             "    state_.roster.CountStaged(event.member);\n    EnterStagedWhenComplete();",
+             "    if (state_.staged.emplace(event.member, event.digests).second) state_.roster.CountStaged(event.member);\n"
+             "    if (++state_.count >= state_.roster.targets()) EnterStagedWhenComplete();"),
+            (MACHINE, "    if (state_.staged.size() < state_.roster.targets()) return;\n",
+             "    if (state_.count < state_.roster.targets()) return;\n"),
             ("server/epoch/digests.cc", "state.staged.at(engine.ranks[rank]);",
              "state.staged.contains(engine.ranks[rank]) ? state.staged.at(engine.ranks[rank])\n"
              "                                               : state.staged.begin()->second;"),
@@ -115,7 +115,7 @@ MUTANTS = [
            [(MACHINE, "if (engine != nullptr && MayExclude(*engine)) return Exclude(*engine, LossStatus(event));\n"
              "      return Abort(LossStatus(event));", "static_cast<void>(engine);\n      return;")]),
     Mutant("excluded-still-read", "sources go on waiting for an engine without which the epoch goes on",
-           [(ACTIONS, "  for (const epoch::Member& member : ReadFrom(run.state.spec, engine.name)) {",
+           [(ACTIONS, "  for (const epoch::Member& member : ReadFrom(run.state, engine.name)) {",
              "  for (const epoch::Member& member : std::vector<epoch::Member>{}) {")]),
     Mutant("excluded-until-it-opened", "a reader that is lost before it came is waited for",
            [("server/transfer/source_stream.cc", "    ++excluded_unseen_;  // perhaps", "    // perhaps")]),

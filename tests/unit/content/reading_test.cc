@@ -232,7 +232,14 @@ TEST(Reading, SlicesNameEveryPlaceOnceInTheOrderOfTheSums) {
     const plan::RankSlice slice = SliceOf(whole.reading, rank);
     ASSERT_EQ(slice.streams.size(), 1u);
     EXPECT_EQ(slice.plan, whole.reading.id);
-    EXPECT_EQ(slice.streams[0].ops, whole.reading.ranks[rank].ops);
+    const auto& ops = whole.reading.ranks[rank].ops;
+    ASSERT_EQ(slice.streams[0].ops.size(), ops.size());
+    for (size_t i = 0; i < ops.size(); ++i) {
+      plan::CopyOp op = slice.streams[0].ops[i];
+      EXPECT_EQ(slice.tensor_names.at(op.tensor), whole.reading.tensors[ops[i].tensor].name);
+      op.tensor = ops[i].tensor;
+      EXPECT_EQ(op, ops[i]);
+    }
   }
 }
 
