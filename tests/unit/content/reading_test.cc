@@ -236,8 +236,8 @@ TEST(Reading, SlicesNameEveryPlaceOnceInTheOrderOfTheSums) {
     ASSERT_EQ(slice.streams[0].ops.size(), ops.size());
     for (size_t i = 0; i < ops.size(); ++i) {
       plan::CopyOp op = slice.streams[0].ops[i];
-      EXPECT_EQ(slice.tensor_names.at(op.tensor), whole.reading.tensors[ops[i].tensor].name);
-      op.tensor = ops[i].tensor;
+      EXPECT_EQ(slice.tensor_names.at(op.canonical), whole.reading.tensors[ops[i].canonical].name);
+      op.canonical = ops[i].canonical;
       EXPECT_EQ(op, ops[i]);
     }
   }
