@@ -56,7 +56,7 @@ def test_a_version_goes_on_without_a_laggard_which_is_filled_from_a_peer(fleet, 
         publish(fleet, folder, version)
         status = fleet.wait_serving(version, fast)
         epoch = next(e for e in status.epochs if e.version == version and e.left_out)
-        assert list(epoch.left_out) == ["engine-c"] and epoch.attempt == 2
+        assert list(epoch.left_out) == ["engine-c"] and epoch.attempt <= 2  # in the first one where a source noticed it
         assert sorted(epoch.engines) == ["engine-a", "engine-b"]
         verify(fleet, folder, version, fast)
         left = next(e for e in status.engines if e.name == "engine-c")
