@@ -45,6 +45,7 @@ class StandIn final : public control::AgentPort {
   void Answer(const epoch::EvictCommand& command);
   void Answer(const epoch::InstalledCommand&) {}
   void Answer(const epoch::BehindCommand&) {}
+  void Answer(const epoch::ExcludeCommand&) {}  // it moves no byte that a reader could wait for
   void Answer(const epoch::AttestCommand&) {}
   void Fetched(const epoch::PrepareCommand& command, size_t leg);
 

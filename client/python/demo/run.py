@@ -162,8 +162,9 @@ class Demo:
             raise AssertionError(f"version {version} was not released after the kill")
         self.release = done[0]
         attempts = [e for e in self.fleet.status().epochs if e.version == version and e.kind == types_pb2.EPOCH_KIND_PUBLISH]
-        aborted = any(e.phase == types_pb2.EPOCH_PHASE_ABORTED for e in attempts)
-        return "transferring" if aborted else "committing"
+        # The attempt goes on without the victim, or is tried again; once it is decided neither happens.
+        undecided = any(e.phase == types_pb2.EPOCH_PHASE_ABORTED or victim.name in e.left_out for e in attempts)
+        return "transferring" if undecided else "committing"
 
     def kill_between_flips(self, victim: Engine) -> None:
         """Rank 1 dies at the moment when rank 0 has flipped and it has not."""
