@@ -25,7 +25,8 @@ struct Services {
   metrics::Sink& metrics;
 };
 
-/// What is decided, and whether this coordinator may decide more. EpochScheduler writes it.
+/// What is decided, and whether this coordinator may decide more. EpochScheduler and EpochRunner
+/// write it; PublishQueue writes `published`.
 struct Decisions {
   CommitRecord committed;  ///< the last decision; epoch 0 when there is none
   double committed_wall = 0;

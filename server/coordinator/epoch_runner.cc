@@ -88,10 +88,9 @@ void AddFigures(EpochRun& run, const epoch::Report& report) {
     run.holds[prepared->member] = prepared->holds;
   }
   if (const auto* staged = std::get_if<epoch::StagedReport>(&report)) {
-    const std::vector<epoch::Member> members = AllMembers(run.state.spec);
     const bool first = run.state.phase == epoch::Phase::kTransferring &&
                        !run.state.staged.contains(staged->member) &&
-                       std::ranges::find(members, staged->member) != members.end();
+                       run.state.roster.Has(staged->member);
     if (!first) return;
     run.keeps[staged->member] = staged->keeps;
     run.staged[staged->member] = {staged->bytes, staged->bytes_by_transport, staged->bytes_kept};
