@@ -39,6 +39,9 @@ inline constexpr uint64_t kFeatureAddressesOnce = 64;
 /// Asked for with each slice: names of tensors may leave off what they share with the one before.
 inline constexpr uint64_t kFeatureNamesShared = 128;
 
+/// AgentWelcome::features: reports come on the session (wire/reports.h).
+inline constexpr uint64_t kFeatureReportsOnSession = 1;
+
 enum class GroupRole : int { kTrainer = 1, kEngine = 2 };
 
 /// An agent opens its session; one per process lifetime.
@@ -61,6 +64,7 @@ struct AgentWelcome {
   /// Whose decisions the coordinator goes on from: equal for all coordinators of one journal, one
   /// after another. 0: of nobody who says so; nothing survives its loss.
   History history{};
+  uint64_t features = 0;  ///< of the way to the coordinator
   friend bool operator==(const AgentWelcome&, const AgentWelcome&) = default;
 };
 

@@ -118,22 +118,26 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
   }
 
  private:
-  void OnMessage(const v1::AttachUp& up) override {
+  bool OnMessage(const v1::AttachUp& up) override {
     if (up.kind_case() == v1::AttachUp::kHello && !greeted_) {
       greeted_ = true;
       auto greeting = GreetingOf(up.hello(), log().trace_id());
-      if (!greeting) return End(std::move(greeting.error()));
-      return OnStrand([this, greeting = std::move(*greeting)] { Attach(greeting); });
-    }
-    if (up.kind_case() == v1::AttachUp::kDetach && greeted_) {
-      return OnStrand([this] {
+      if (greeting) {
+        OnStrand([this, greeting = std::move(*greeting)] { Attach(greeting); });
+      } else {
+        End(std::move(greeting.error()));
+      }
+    } else if (up.kind_case() == v1::AttachUp::kDetach && greeted_) {
+      OnStrand([this] {
         Leave(Status(Code::kCancelled, Reason::kMemberLost, "the process detached"));
         End(OkStatus());
       });
+    } else {
+      End(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                 greeted_ ? "attach: after the hello only detach may follow"
+                          : "attach: the first message must be the hello"));
     }
-    End(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-               greeted_ ? "attach: after the hello only detach may follow"
-                        : "attach: the first message must be the hello"));
+    return true;
   }
 
   void OnEnded() override {

@@ -1,5 +1,7 @@
 #include "server/rpc/call_log.h"
 
+#include <utility>
+
 #include <spdlog/spdlog.h>
 
 #include "server/rpc/log_fields.h"
@@ -14,13 +16,19 @@ TraceId TraceOfCall(const grpc::CallbackServerContext& context) {
 
 CallLog::CallLog(const Runtime& runtime, const grpc::CallbackServerContext& context,
                  const char* method)
+    : CallLog(runtime, context.peer(), TraceOfCall(context), method) {}
+
+CallLog::CallLog(const Runtime& runtime, std::string peer, const TraceId& trace_id,
+                 const char* method)
     : runtime_(runtime),
       method_(method),
-      peer_(context.peer()),
-      trace_id_(TraceOfCall(context)),
+      peer_(std::move(peer)),
+      trace_id_(trace_id),
       start_(runtime.clock.Now()) {
   runtime_.metrics.Add("rpc_started_total", 1, {{"method", method_}});
 }
+
+CallLog CallLog::Next(const char* method) const { return {runtime_, peer_, trace_id_, method}; }
 
 void CallLog::Ended(const Status& status) const {
   const double seconds = std::chrono::duration<double>(runtime_.clock.Now() - start_).count();

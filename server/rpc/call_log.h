@@ -22,10 +22,14 @@ class CallLog {
  public:
   /// `method` is a literal. The trace id is that of the call's `traceparent`, if any.
   CallLog(const Runtime& runtime, const grpc::CallbackServerContext& context, const char* method);
+  /// The same caller's next message on a stream, which counts as a call of `method`.
+  CallLog Next(const char* method) const;
   void Ended(const Status& status) const;
   const TraceId& trace_id() const { return trace_id_; }
 
  private:
+  CallLog(const Runtime& runtime, std::string peer, const TraceId& trace_id, const char* method);
+
   const Runtime& runtime_;
   const char* method_;
   std::string peer_;

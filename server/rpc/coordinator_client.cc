@@ -20,6 +20,7 @@
 #include "server/wire/addresses.h"
 #include "server/wire/control.h"
 #include "server/wire/limits.h"
+#include "server/wire/reports.h"
 #include "server/wire/slice.h"
 #include "server/wire/status.h"
 
@@ -202,9 +203,15 @@ class CoordinatorClient final : public control::CoordinatorPort {
   }
 
   void Report(AgentId agent, epoch::Report report) override {
+    if (session_.call && session_.reports) {
+      const bool lost = std::holds_alternative<epoch::LostReport>(report);
+      if (lost) unanswered_ = ++reported_;
+      return session_.call->Report(wire::ReportWithin(wire::kReportBytesMax, agent, report),
+                                   lost ? reported_ : 0);
+    }
     const epoch::Member member = std::visit([](const auto& r) { return r.member; }, report);
     std::deque<v1::ReportRequest>& queue = reports_[member];
-    queue.push_back(wire::ToProto(agent, report));
+    queue.push_back(wire::ReportWithin(options_.message_bytes_max, agent, report));
     if (queue.size() == 1) SendReport(member, options_.report_retry);
   }
 
@@ -216,6 +223,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
     control::AgentPort* port = nullptr;
     control::Reply<control::AgentWelcome> reply;  ///< until the welcome
     Status end;                                   ///< why, when the coordinator said it
+    bool reports = false;                         ///< the coordinator takes them on the session
     wire::AddressesHeard addresses;
   };
 
@@ -254,6 +262,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
   Session ForgetSession() {
     ++session_number_;
     reports_.clear();
+    unanswered_ = 0;
     SendWaitingRegisters();
     Session session = std::exchange(session_, {});
     if (session.call) session.call->Stop();
@@ -286,6 +295,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
       session_.end = why ? std::move(*why) : std::move(why.error());
       return;
     }
+    if (down.kind_case() == v1::SessionDown::kReported) return OnReported(down.reported());
     auto command = CommandOf(session_, down);
     if (!command) {
       spdlog::error("a command that is not understood ends the session: {}",
@@ -308,7 +318,21 @@ class CoordinatorClient final : public control::CoordinatorPort {
     auto welcome = wire::FromProto(down.welcome());
     if (!welcome) return LoseSession(std::move(welcome.error()));
     rounds_ = 0;
+    session_.reports = (welcome->features & control::kFeatureReportsOnSession) != 0;
     std::exchange(session_.reply, nullptr)(std::move(welcome));
+  }
+
+  void OnReported(const v1::Reported& reported) {
+    for (const v1::Outcome& refused : reported.refused()) {
+      const auto why = wire::FromProto("reported.refused", refused);
+      LogRefused(why ? *why : why.error());
+    }
+    if (reported.number() != 0 && reported.number() >= unanswered_) unanswered_ = 0;
+    if (!MemberLeaves()) SendWaitingRegisters();
+  }
+
+  static void LogRefused(const Status& why) {
+    spdlog::info("a report was refused: {}", why.ToString());
   }
 
   void OnSessionEnded(uint64_t number, Status why) {
@@ -323,11 +347,11 @@ class CoordinatorClient final : public control::CoordinatorPort {
 
   /// A report that a member left has not been answered yet.
   bool MemberLeaves() const {
-    return std::any_of(reports_.begin(), reports_.end(), [](const auto& queue) {
-      return std::any_of(queue.second.begin(), queue.second.end(), [](const auto& report) {
-        return report.kind_case() == v1::ReportRequest::kLost;
-      });
-    });
+    return unanswered_ != 0 || std::any_of(reports_.begin(), reports_.end(), [](const auto& queue) {
+             return std::any_of(queue.second.begin(), queue.second.end(), [](const auto& report) {
+               return report.kind_case() == v1::ReportRequest::kLost;
+             });
+           });
   }
 
   void SendRegister(const control::RegisterRequest& request,
@@ -373,7 +397,7 @@ class CoordinatorClient final : public control::CoordinatorPort {
       });
       return;
     }
-    if (!status.ok()) spdlog::info("a report was refused: {}", status.ToString());
+    if (!status.ok()) LogRefused(status);
     auto queue = reports_.find(member);
     queue->second.pop_front();
     if (queue->second.empty()) {
@@ -394,7 +418,10 @@ class CoordinatorClient final : public control::CoordinatorPort {
   uint64_t session_number_ = 0;  ///< rises when a session begins and when it is over
   Session session_;
   std::shared_ptr<SessionCall> leaving_;  ///< says goodbye
-  /// By member, in order; the first one is on its way.
+  uint64_t reported_ = 0;                 ///< reports on sessions that members left, all counted
+  uint64_t unanswered_ = 0;  ///< the newest of these, until the coordinator has taken it
+  /// To a coordinator that takes none on the session. By member, in order; the first one is on its
+  /// way.
   std::map<epoch::Member, std::deque<v1::ReportRequest>> reports_;
   /// Two calls are not ordered by gRPC: the place of a process that left is free when that has been
   /// answered.

@@ -17,15 +17,17 @@ struct CoordinatorClientOptions {
   size_t message_bytes_max = 16 << 20;
   tls::TlsFiles tls;  ///< none: plaintext
   Nanos call_deadline = std::chrono::seconds(10);
-  /// A report that finds the coordinator unavailable is sent again after a random time between
-  /// half of this and all of it, doubled up to 16 times, as long as its session lives.
+  /// A call of Report (to coordinators that take none on the session) that finds it unavailable is
+  /// sent again after a random time between half of this and all of it, doubled up to 16 times, as
+  /// long as its session lives.
   Nanos report_retry = std::chrono::milliseconds(50);
 };
 
 /// The coordinator as an agent sees it over gRPC. Its methods are called on `strand`, where every
 /// answer and command arrives.
 ///
-/// Reports of one member are sent one after another, in order. A Register waits, for call_deadline
+/// Reports go on the session, in order; they end with it. To a coordinator that does not take them
+/// there each is a call, one after another for each member. A Register waits, for call_deadline
 /// at most, until every report that a member left has been answered: the next process in a place
 /// finds it free. Other calls end within call_deadline, that one within two. The channel reconnects
 /// by itself; a broken session is OnSessionLost, and the agent opens a new one.

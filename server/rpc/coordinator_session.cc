@@ -7,11 +7,15 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "server/base/failpoint.h"
 #include "server/rpc/duplex.h"
 #include "server/rpc/gatekeeper.h"
 #include "server/wire/addresses.h"
 #include "server/wire/control.h"
+#include "server/wire/limits.h"
+#include "server/wire/reports.h"
 #include "server/wire/status.h"
 
 namespace weightwire::rpc {
@@ -45,30 +49,49 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
   }
 
  private:
-  void OnMessage(const v1::SessionUp& up) override {
-    if (up.kind_case() == v1::SessionUp::kHello && !greeted_) {
-      greeted_ = true;
-      auto hello = wire::FromProto(up.hello());
-      if (!hello) return End(std::move(hello.error()));
-      return OnStrand([this, hello = std::move(*hello)]() mutable { Open(std::move(hello)); });
+  bool OnMessage(const v1::SessionUp& up) override {
+    if (greeted_ == (up.kind_case() == v1::SessionUp::kHello)) {
+      End(Status(
+          Code::kInvalidArgument, Reason::kInvalidRequest,
+          greeted_ ? "session: a second hello" : "session: the first message must be the hello"));
+      return true;
     }
-    if (up.kind_case() == v1::SessionUp::kHeartbeat && greeted_) {
-      return OnStrand([this, shown = up.heartbeat().token()] {
-        if (agent_ == AgentId()) return;
-        if (Status known = Reauthorise(shown); !known.ok()) return End(std::move(known));
-        coordinator_.Heartbeat(agent_);
-      });
-    }
-    if (up.kind_case() == v1::SessionUp::kGoodbye && greeted_) {
-      return OnStrand([this] {
-        goodbye_ = true;
-        Close();
-        End(OkStatus());
-      });
+    switch (up.kind_case()) {
+      case v1::SessionUp::kHello:
+        greeted_ = true;
+        if (auto hello = wire::FromProto(up.hello())) {
+          OnStrand([this, hello = std::move(*hello)]() mutable { Open(std::move(hello)); });
+        } else {
+          End(std::move(hello.error()));
+        }
+        return true;
+      case v1::SessionUp::kHeartbeat:
+        OnStrand([this, shown = up.heartbeat().token()] {
+          if (agent_ == AgentId()) return;
+          if (Status known = Reauthorise(shown); !known.ok()) return End(std::move(known));
+          coordinator_.Heartbeat(agent_);
+        });
+        return true;
+      case v1::SessionUp::kGoodbye:
+        OnStrand([this] {
+          goodbye_ = true;
+          Close();
+          End(OkStatus());
+        });
+        return true;
+      case v1::SessionUp::kReports:
+        OnStrand([this, log = this->log().Next("Report"), number = up.reports().number(),
+                  reports = reports_.Add(up.reports())]() mutable {
+          Take(number, std::move(reports), log);
+          ReadOn();
+        });
+        return false;
+      case v1::SessionUp::KIND_NOT_SET:
+        break;
     }
     End(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-               greeted_ ? "session: after the hello only heartbeats and a goodbye may follow"
-                        : "session: the first message must be the hello"));
+               "session: a message of a kind that this coordinator does not know"));
+    return true;
   }
 
   void OnEnded() override {
@@ -93,6 +116,34 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
           if (welcome) owners_.Opened(caller_, name, incarnation, welcome->agent, BoundToken());
           Opened(std::move(welcome));
         });
+  }
+
+  void Take(uint64_t number, std::vector<Result<wire::AgentReport>> reports, const CallLog& log) {
+    if (agent_ == AgentId()) return;
+    v1::SessionDown down;
+    v1::Reported& reported = *down.mutable_reported();
+    Status last;
+    const auto refuse = [&](Status why) {
+      if (reported.refused_size() < wire::kRefusedMax) {
+        *reported.add_refused() = wire::OutcomeOf(why);
+      }
+      last = std::move(why);
+    };
+    for (Result<wire::AgentReport>& report : reports) {
+      if (!report) {
+        refuse(std::move(report.error()));
+      } else if (report->agent != agent_) {
+        refuse(Status(Code::kPermissionDenied, Reason::kPermissionDenied,
+                      "a report of agent " + std::to_string(report->agent.value) +
+                          " on the session of agent " + std::to_string(agent_.value)));
+      } else {
+        coordinator_.Report(agent_, std::move(report->report));
+        WW_FAILPOINT("rpc.before_a_report_is_answered");
+      }
+    }
+    log.Ended(last);
+    reported.set_number(number);
+    if (number != 0 || reported.refused_size() > 0) Send(std::move(down));
   }
 
   /// With every renewal of the lease: a token that has expired ends the session, unless another one
@@ -128,6 +179,7 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
     agent_ = welcome->agent;
     if (ended_) return Close();
     v1::SessionDown down;
+    welcome->features |= control::kFeatureReportsOnSession;
     *down.mutable_welcome() = wire::ToProto(*welcome);
     Send(std::move(down));
   }
@@ -148,8 +200,9 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
   coordinator::Coordinator& coordinator_;
   Owners& owners_;
   const Caller caller_;
-  std::optional<tls::Token> token_;  ///< the strand's, like what follows greeted_
-  bool greeted_ = false;             ///< gRPC's reading side only
+  std::optional<tls::Token> token_;  ///< the strand's, like what follows reports_
+  bool greeted_ = false;             ///< gRPC's reading side only, like the next
+  wire::ReportsReader reports_;
   // The strand's.
   AgentId agent_{};
   bool ended_ = false;

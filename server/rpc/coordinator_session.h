@@ -10,7 +10,7 @@
 
 namespace weightwire::rpc {
 
-/// An agent's session over gRPC: hello and heartbeats up, commands down.
+/// An agent's session over gRPC: hello, heartbeats and reports up, commands down.
 grpc::ServerBidiReactor<v1::SessionUp, v1::SessionDown>* StartSession(
     const Runtime& runtime, StreamSet& streams, coordinator::Coordinator& coordinator,
     Owners& owners, const grpc::CallbackServerContext& context);

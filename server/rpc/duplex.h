@@ -61,9 +61,7 @@ class Duplex : public grpc::ServerBidiReactor<Up, Down>,
     if (!ok) return End(OkStatus());
     if (Status size = CheckMessage(runtime_, up_.ByteSizeLong()); !size.ok()) return End(size);
     heard_ = true;
-    OnMessage(up_);
-    std::lock_guard lock(mutex_);
-    if (!finished_) this->StartRead(&up_);
+    if (OnMessage(up_)) ReadOn();
   }
 
   void OnWriteDone(bool ok) final {
@@ -91,8 +89,14 @@ class Duplex : public grpc::ServerBidiReactor<Up, Down>,
   }
 
  protected:
-  /// On a gRPC thread, one after another.
-  virtual void OnMessage(const Up& up) = 0;
+  /// On a gRPC thread, one after another. False: the next one is not read before ReadOn, so that
+  /// whoever sends more than is taken has to wait.
+  virtual bool OnMessage(const Up& up) = 0;
+  /// Any thread.
+  void ReadOn() {
+    std::lock_guard lock(mutex_);
+    if (!finished_) this->StartRead(&up_);
+  }
   /// Once, on a gRPC thread, when nothing more is read or written.
   virtual void OnEnded() = 0;
   const Runtime& runtime() const { return runtime_; }

@@ -22,27 +22,48 @@ void SessionCall::Start(v1::Coordinator::Stub& stub, const control::AgentHello& 
 
 void SessionCall::Heartbeat() {
   std::lock_guard lock(mutex_);
-  if (writing_ || over_ || leaving_) return;
+  if (leaving_ || (writing_ && up_.has_heartbeat())) return;
+  beat_due_ = true;
+  WriteNext();
+}
+
+void SessionCall::Report(v1::ReportRequest report, uint64_t number) {
+  std::lock_guard lock(mutex_);
+  if (leaving_) return;
+  reports_.Add(std::move(report), number);
+  WriteNext();
+}
+
+void SessionCall::Leave() {
+  std::lock_guard lock(mutex_);
+  leaving_ = true;
+  WriteNext();
+}
+
+void SessionCall::WriteNext() {
+  if (writing_ || over_ || said_goodbye_) return;
+  if (std::exchange(beat_due_, false)) {
+    FillHeartbeat();
+  } else if (!reports_.empty()) {
+    reports_.Next(up_.mutable_reports());
+  } else if (leaving_) {
+    said_goodbye_ = writing_ = true;
+    up_.mutable_goodbye();
+    return StartWriteLast(&up_, grpc::WriteOptions());
+  } else {
+    return;
+  }
   writing_ = true;
+  StartWrite(&up_);
+}
+
+void SessionCall::FillHeartbeat() {
   up_.mutable_heartbeat()->set_sequence(++sequence_);
   up_.mutable_heartbeat()->clear_token();
   if (auto token = token_ ? token_->Text() : shown_; token && *token != shown_) {
     shown_ = *token;
     up_.mutable_heartbeat()->set_token(std::move(*token));
   }
-  StartWrite(&up_);
-}
-
-void SessionCall::Leave() {
-  std::lock_guard lock(mutex_);
-  if (over_ || std::exchange(leaving_, true)) return;
-  if (!writing_) WriteGoodbye();
-}
-
-void SessionCall::WriteGoodbye() {
-  said_goodbye_ = writing_ = true;
-  up_.mutable_goodbye();
-  StartWriteLast(&up_, grpc::WriteOptions());
 }
 
 bool SessionCall::WaitUntilOver(Nanos span) {
@@ -63,10 +84,10 @@ void SessionCall::LetGo() {
   RemoveHold();
 }
 
-void SessionCall::OnWriteDone(bool) {
+void SessionCall::OnWriteDone(bool ok) {
   std::lock_guard lock(mutex_);
-  writing_ = false;
-  if (leaving_ && !said_goodbye_ && !over_) WriteGoodbye();
+  writing_ = !ok;  // nothing more is written to a stream that broke
+  WriteNext();
 }
 
 void SessionCall::OnReadDone(bool ok) {

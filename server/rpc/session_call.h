@@ -11,6 +11,7 @@
 #include "server/control/control.h"
 #include "server/rpc/client_calls.h"
 #include "server/tls/token.h"
+#include "server/wire/reports.h"
 #include "weightwire/v1/coordinator.grpc.pb.h"
 
 namespace weightwire::rpc {
@@ -35,7 +36,9 @@ class SessionCall final : public grpc::ClientBidiReactor<v1::SessionUp, v1::Sess
   void Start(v1::Coordinator::Stub& stub, const control::AgentHello& hello);
   /// One that finds the last one still unwritten is dropped: nothing new would be said.
   void Heartbeat();
-  /// Says goodbye, after which the coordinator ends the stream.
+  /// In order; those that find the stream busy travel together. `number`: wire::ReportsWriter::Add.
+  void Report(v1::ReportRequest report, uint64_t number);
+  /// Says goodbye behind the reports, after which the coordinator ends the stream.
   void Leave();
   /// True when gRPC has let go of the stream within `span`. Any thread but gRPC's.
   bool WaitUntilOver(Nanos span);
@@ -48,7 +51,9 @@ class SessionCall final : public grpc::ClientBidiReactor<v1::SessionUp, v1::Sess
 
  private:
   void LetGo();
-  void WriteGoodbye();
+  /// With mutex_ held: the next thing to say, when there is one and nothing is being written.
+  void WriteNext();
+  void FillHeartbeat();
 
   const std::shared_ptr<ClientCalls> calls_;
   const Events events_;
@@ -59,6 +64,8 @@ class SessionCall final : public grpc::ClientBidiReactor<v1::SessionUp, v1::Sess
   v1::SessionUp up_;
   bool writing_ = false;
   bool over_ = false;  ///< no write may start any more
+  bool beat_due_ = false;
+  wire::ReportsWriter reports_;
   bool leaving_ = false, said_goodbye_ = false;
   bool done_ = false;
   std::condition_variable done_changed_;

@@ -155,6 +155,7 @@ v1::AgentWelcome ToProto(const control::AgentWelcome& welcome) {
   out.set_heartbeat_ms(MillisOf(welcome.heartbeat));
   out.set_lease_ms(MillisOf(welcome.lease));
   out.set_history(welcome.history.value);
+  out.set_features(welcome.features);
   return out;
 }
 
@@ -169,6 +170,7 @@ Result<control::AgentWelcome> FromProto(const v1::AgentWelcome& welcome) {
   out.heartbeat = std::chrono::milliseconds(welcome.heartbeat_ms());
   out.lease = std::chrono::milliseconds(welcome.lease_ms());
   out.history = History(welcome.history());
+  out.features = welcome.features();
   return out;
 }
 

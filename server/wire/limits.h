@@ -29,7 +29,10 @@ inline constexpr uint64_t kVersionMax = INT64_MAX;  ///< after the last number n
 inline constexpr size_t kSliceStreamsMax = 4'000'000;
 inline constexpr size_t kSliceOpsMax = 50'000'000;
 inline constexpr size_t kSliceNameBytesMax = 256 << 20;
-inline constexpr size_t kPartBytesMax = 1 << 20;  ///< of one SlicePart
+inline constexpr size_t kPartBytesMax = 1 << 20;  ///< of one SlicePart, of what one Reports carries
+
+inline constexpr size_t kReportBytesMax = 64 << 20;  ///< all parts together
+inline constexpr int kRefusedMax = 16;               ///< reasons of one Reported
 
 // What a client takes in one answer (Python: client.py's MESSAGE_BYTES_MAX), and what a status
 // fills of it: the epochs that were, oldest ones first, are left off beyond that.

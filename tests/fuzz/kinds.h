@@ -21,6 +21,7 @@ enum class WireKind : uint8_t {
   kDetails,
   kJournal,
   kFd,
+  kReports,
   kEnd
 };
 

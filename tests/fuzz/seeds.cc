@@ -73,6 +73,10 @@ void Wire(Seeds& seeds) {
     seeds.Add(WireKind::kCommand, wire::ToProto(wire::RandomCommand(dice)).SerializeAsString());
     seeds.Add(WireKind::kReport,
               wire::ToProto(AgentId(3), wire::RandomReport(dice)).SerializeAsString());
+    v1::Reports reports;
+    *reports.add_reports() = wire::ToProto(AgentId(1), wire::RandomReport(dice));
+    *reports.add_reports() = wire::ToProto(AgentId(1), wire::RandomReport(dice));
+    seeds.Add(WireKind::kReports, reports.SerializeAsString());
     seeds.Add(WireKind::kRegister, wire::ToProto(wire::RandomRegister(dice)).SerializeAsString());
     seeds.Add(WireKind::kHello, wire::ToProto(wire::RandomHello(dice)).SerializeAsString());
     seeds.Add(WireKind::kPublish, wire::ToProto(wire::RandomPublish(dice)).SerializeAsString());

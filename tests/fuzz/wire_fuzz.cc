@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "server/wire/control.h"
 #include "server/wire/fd_protocol.h"
 #include "server/wire/journal.h"
 #include "server/wire/layout.h"
+#include "server/wire/reports.h"
 #include "server/wire/slice.h"
 #include "server/wire/status.h"
 #include "tests/fuzz/kinds.h"
@@ -127,6 +129,29 @@ void Fd(std::string_view bytes) {
   if (const auto reply = DecodeFdReply(frame)) WW_CHECK(DecodeFdReply(Encode(*reply)) == reply);
 }
 
+/// Each message twice: after it the reader may be inside of a report.
+void ReadReports(std::string_view bytes) {
+  v1::Reports message;
+  if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return;
+  ReportsReader reader;
+  ReportsWriter writer;
+  std::vector<AgentReport> read;
+  for (int i = 0; i < 2; ++i) {
+    for (auto& report : reader.Add(message)) {
+      if (!report) continue;
+      writer.Add(ToProto(report->agent, report->report), 0);
+      read.push_back(std::move(*report));
+    }
+  }
+  ReportsReader again;
+  auto expected = read.begin();
+  while (!writer.empty()) {
+    writer.Next(&message);
+    for (const auto& report : again.Add(message)) WW_CHECK(*report == *expected++);
+  }
+  WW_CHECK(expected == read.end());
+}
+
 void One(fuzz::WireKind kind, std::string_view bytes) {
   using fuzz::WireKind;
   switch (kind) {
@@ -167,6 +192,8 @@ void One(fuzz::WireKind kind, std::string_view bytes) {
       return Journal(bytes);
     case WireKind::kFd:
       return Fd(bytes);
+    case WireKind::kReports:
+      return ReadReports(bytes);
     case WireKind::kEnd:
       return;
   }

@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,10 +24,75 @@ namespace {
 
 constexpr Nanos kPatience = std::chrono::seconds(20);
 
+/// One session of an agent that is read from only when it is told to.
+class SlowSession final : public grpc::ServerBidiReactor<v1::SessionUp, v1::SessionDown> {
+ public:
+  explicit SlowSession(uint64_t features) {
+    down_.mutable_welcome()->set_agent(1);
+    down_.mutable_welcome()->set_protocol(1);
+    down_.mutable_welcome()->set_features(features);
+    down_.mutable_welcome()->set_heartbeat_ms(1'000);
+    down_.mutable_welcome()->set_lease_ms(5'000);
+    StartRead(&up_);
+  }
+
+  /// The next message; nothing when the agent has ended the stream.
+  std::optional<v1::SessionUp> Read() {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, kPatience, [this] { return arrived_ || ended_; })) return {};
+    if (!arrived_) return {};
+    arrived_ = false;
+    v1::SessionUp up = std::move(up_);
+    StartRead(&up_);
+    return up;
+  }
+  void Answer(uint64_t number) {
+    std::lock_guard lock(mutex_);
+    answer_.mutable_reported()->set_number(number);
+    StartWrite(&answer_);
+  }
+  void End() { Finish(grpc::Status::OK); }
+
+  void OnReadDone(bool ok) override {
+    std::lock_guard lock(mutex_);
+    if (ok && up_.has_hello()) {
+      StartWrite(&down_);
+      return StartRead(&up_);
+    }
+    (ok ? arrived_ : ended_) = true;
+    changed_.notify_all();
+  }
+  void OnDone() override {
+    std::lock_guard lock(mutex_);
+    done_ = true;
+    changed_.notify_all();
+  }
+  void AwaitDone() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return done_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  v1::SessionUp up_;
+  v1::SessionDown down_, answer_;
+  bool arrived_ = false, ended_ = false, done_ = false;
+};
+
 /// A coordinator that answers reports only when it is told to, and all else at once.
 class HoldingService final : public v1::Coordinator::CallbackService {
  public:
   ~HoldingService() override { AnswerReports(); }
+
+  grpc::ServerBidiReactor<v1::SessionUp, v1::SessionDown>* Session(
+      grpc::CallbackServerContext*) override {
+    std::lock_guard lock(mutex_);
+    session_ = std::make_unique<SlowSession>(session_features);
+    return session_.get();
+  }
+  SlowSession& session() { return *session_; }
+  uint64_t session_features = control::kFeatureReportsOnSession;
 
   grpc::ServerUnaryReactor* Report(grpc::CallbackServerContext* context, const v1::ReportRequest*,
                                    v1::ReportResponse*) override {
@@ -87,6 +154,7 @@ class HoldingService final : public v1::Coordinator::CallbackService {
   bool registered_while_held_ = false;
   std::vector<v1::WithdrawVersionRequest> withdrawn_;
   std::vector<grpc::ServerUnaryReactor*> held_;
+  std::unique_ptr<SlowSession> session_;
 };
 
 class CoordinatorClientTest : public ::testing::Test {
@@ -192,6 +260,130 @@ TEST_F(CoordinatorClientTest, RegisterGoesOutWhenTheSessionEnds) {
   OnStrand(strand_, [this] { client_->CloseSession(AgentId(1)); });
   ExpectTaken(std::move(registered));
   EXPECT_TRUE(service_.registered_while_held());
+}
+
+/// With a session that is open.
+class SessionReportsTest : public CoordinatorClientTest, public control::AgentPort {
+ protected:
+  void Open() {
+    std::promise<bool> opened;
+    OnStrand(strand_, [&] {
+      control::AgentHello hello;
+      hello.job = "default";
+      hello.name = "agent";
+      hello.incarnation = Incarnation(9);
+      client_->OpenSession(hello, this,
+                           [&](const auto& welcome) { opened.set_value(welcome.has_value()); });
+    });
+    auto answer = opened.get_future();
+    ASSERT_EQ(answer.wait_for(kPatience), std::future_status::ready);
+    ASSERT_TRUE(answer.get());
+  }
+  ~SessionReportsTest() override {
+    if (!finished_) Finish();
+  }
+  void Finish() {
+    finished_ = true;
+    service_.session().End();
+    service_.session().AwaitDone();
+  }
+  void OnCommand(epoch::Command) override {}
+  void OnSessionLost(Status) override {}
+
+  static epoch::DrainedReport Drained(uint64_t epoch) { return {Epoch(epoch), kLeft}; }
+  bool finished_ = false;
+};
+
+TEST_F(SessionReportsTest, ThoseThatFindTheSessionBusyTravelTogetherInOrder) {
+  Open();
+  constexpr uint64_t kReports = 20'000;  // more than fits into what is buffered on the way
+  OnStrand(strand_, [&] {
+    for (uint64_t i = 1; i <= kReports; ++i) {
+      epoch::FailedReport report{Epoch(i), kLeft, Status(Code::kAborted, {}, "x")};
+      client_->Report(AgentId(1), report);
+    }
+  });
+  uint64_t next = 1, messages = 0;
+  while (next <= kReports) {
+    const auto up = service_.session().Read();
+    ASSERT_TRUE(up);
+    ++messages;
+    for (const auto& report : up->reports().reports()) ASSERT_EQ(report.epoch(), next++);
+  }
+  EXPECT_LT(messages, kReports / 100);
+}
+
+TEST_F(SessionReportsTest, AHeartbeatIsNotForgottenBehindReports) {
+  Open();
+  OnStrand(strand_, [&] {
+    client_->Heartbeat(AgentId(1));
+    for (uint64_t i = 1; i <= 1'000; ++i) client_->Report(AgentId(1), Drained(i));
+    client_->Heartbeat(AgentId(1));
+  });
+  uint64_t reports = 0;
+  int beats = 0;
+  while (reports < 1'000 || beats == 0) {
+    const auto up = service_.session().Read();
+    ASSERT_TRUE(up);
+    beats += up->has_heartbeat();
+    reports += static_cast<uint64_t>(up->reports().reports_size());
+  }
+  OnStrand(strand_, [&] {
+    client_->Report(AgentId(1), Drained(1));
+    client_->Heartbeat(AgentId(1));
+  });
+  const auto report = service_.session().Read();
+  const auto beat = service_.session().Read();
+  ASSERT_TRUE(report && beat);
+  EXPECT_TRUE(beat->has_heartbeat() || report->has_heartbeat());
+}
+
+TEST_F(SessionReportsTest, RegisterFollowsTheAnswerToTheReportThatAMemberLeft) {
+  Open();
+  Report(Drained(3));
+  Report(lost_);
+  Report(Drained(4));
+  auto registered = Register();
+  uint64_t number = 0;
+  for (int reports = 0; reports < 3;) {
+    const auto up = service_.session().Read();
+    ASSERT_TRUE(up);
+    reports += up->reports().reports_size();
+    number = std::max(number, up->reports().number());
+  }
+  ASSERT_NE(number, 0u);
+  RoundTrip();
+  EXPECT_EQ(registered.wait_for(Nanos(0)), std::future_status::timeout);
+  service_.session().Answer(number);
+  ExpectTaken(std::move(registered));
+}
+
+TEST_F(SessionReportsTest, AGoodbyeFollowsTheReports) {
+  Open();
+  OnStrand(strand_, [&] {
+    for (uint64_t i = 1; i <= 100; ++i) client_->Report(AgentId(1), Drained(i));
+    client_->CloseSession(AgentId(1));
+  });
+  int reports = 0;
+  for (;;) {
+    const auto up = service_.session().Read();
+    ASSERT_TRUE(up);
+    if (up->has_goodbye()) break;
+    reports += up->reports().reports_size();
+  }
+  EXPECT_EQ(reports, 100);
+  EXPECT_FALSE(service_.session().Read());
+}
+
+TEST_F(SessionReportsTest, ACoordinatorThatTakesNoneOnTheSessionIsCalled) {
+  service_.session_features = 0;
+  Open();
+  Report(lost_);
+  auto registered = Register();
+  RoundTrip();
+  EXPECT_EQ(registered.wait_for(Nanos(0)), std::future_status::timeout);
+  service_.AnswerReports();
+  ExpectTaken(std::move(registered));
 }
 
 struct ImpatientClientTest : CoordinatorClientTest {
