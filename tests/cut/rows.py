@@ -16,6 +16,8 @@ import os
 import pathlib
 import re
 import signal
+import struct
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -43,11 +45,33 @@ REPEATS = int(os.environ.get("WEIGHTWIRE_REPEATS", "1"))
 JOBS = int(os.environ.get("WEIGHTWIRE_CUT_JOBS", "3"))
 
 
-class Job:
-    """The whole of it, with version 1 served by all."""
+class Clock:
+    """The wall clock of the daemons that are started with `environment`: of clock.c, which says what it can."""
 
-    def __init__(self, directory: pathlib.Path, network: netns.Network, closing: contextlib.ExitStack):
+    _SHARED = struct.Struct("qQQ")  # by how much it is off (ns); reads, and waits for an instant of it, since then
+
+    def __init__(self, directory: pathlib.Path):
+        self._file, library = directory / "clock", directory / "clock.so"
+        source = pathlib.Path(__file__).with_name("clock.c")
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+        self.jump(0)
+        self.environment = {**os.environ, "LD_PRELOAD": str(library), "WEIGHTWIRE_TEST_CLOCK": str(self._file)}
+
+    def jump(self, seconds: float) -> None:
+        with open(self._file, "r+b" if self._file.exists() else "wb") as file:
+            file.write(self._SHARED.pack(round(seconds * 1e9), 0, 0))
+
+    def seen(self) -> tuple[int, int]:
+        return self._SHARED.unpack(self._file.read_bytes())[1:]
+
+
+class Job:
+    """The whole of it, with version 1 served by all. `jumping`: whose clock may jump: the coordinator's or the agents'."""
+
+    def __init__(self, directory: pathlib.Path, network: netns.Network, closing: contextlib.ExitStack, jumping: str | None = None):
         self.directory, self.network, self._closing = directory, network, closing
+        self.clock = Clock(directory) if jumping else None
+        self._jumping = jumping
         self.hosts = dict(zip(("coordinator", *AGENTS), network.hosts))
         self.said: list[str] = []  # for the row's test to print
         self._log = closing.enter_context(open(directory / "engines.log", "w"))
@@ -71,13 +95,16 @@ class Job:
         host = self.hosts["coordinator"]
         return host.call(Daemon, str(BINARIES / "weightwired"), str(self.directory / "coordinator"), "coordinator",
                          role="coordinator", listen=f"0.0.0.0:{PORT}", state_dir=str(self.directory / "coordinator"),
-                         insecure="true")
+                         insecure="true", env=self._environment("coordinator"))
+
+    def _environment(self, daemons: str) -> dict[str, str] | None:
+        return self.clock.environment if daemons == self._jumping else None
 
     def _start_agent(self, name: str) -> Daemon:
         host = self.hosts[name]
         agent = host.call(Daemon, str(BINARIES / "weightwired"), str(self.directory / name), name, role="agent",
                           coordinator=f"{self.hosts['coordinator'].address}:{PORT}", data_listen=f"{host.address}:0",
-                          transports="[tcp]", insecure="true")
+                          transports="[tcp]", insecure="true", env=self._environment("agents"))
         self._closing.callback(agent.kill)
         return agent
 
@@ -220,6 +247,20 @@ def killed(job: Job, seconds: float) -> None:
     job.coordinator = job._start_coordinator()
 
 
+def clock_jumps(job: Job, days: int) -> None:
+    """And stays there. It costs nobody his lease or his connection."""
+    connections = job.connections()
+    job.clock.jump(days * 86_400)
+    time.sleep(7)
+    reads, waits = job.clock.seen()
+    assert reads > 0, "nobody looked at the clock that jumped"
+    assert job.connections() == connections, f"connections changed: {connections}, now {job.connections()}"
+    for role in ("trainer", "engine"):
+        expired = job.hosts["coordinator"].call(job.coordinator.counter, f'weightwire_lease_expiries_total{{role="{role}"}}')
+        assert expired == 0, f"{expired:.0f} leases of the role {role} ended"
+    job.said.append(f"the clock jumped by {days} days: read {reads} times, {waits} waits for an instant of it")
+
+
 ROWS = {  # the longest first
     "reset_every_second_60s": lambda job: reset_every_second(job, 60),
     "reset_and_refused_3s": lambda job: reset_and_refused(job, 3),
@@ -233,7 +274,13 @@ ROWS = {  # the longest first
     "coordinator_to_agents_dropped_7s": lambda job: job.drop(7, to_coordinator=False),
     "agents_to_coordinator_dropped_7s": lambda job: job.drop(7, from_coordinator=False),
     "killed_7s": lambda job: killed(job, 7),
+    "clock_forward_400_days": lambda job: clock_jumps(job, 400),
+    "clock_back_400_days": lambda job: clock_jumps(job, -400),
+    "agents_clocks_forward_400_days": lambda job: clock_jumps(job, 400),
+    "agents_clocks_back_400_days": lambda job: clock_jumps(job, -400),
 }
+JUMPING = {"clock_forward_400_days": "coordinator", "clock_back_400_days": "coordinator",
+           "agents_clocks_forward_400_days": "agents", "agents_clocks_back_400_days": "agents"}
 
 
 def shown(reports: dict[str, dict]) -> str:
@@ -247,7 +294,7 @@ def run_row(row: str, published: bool, directory: pathlib.Path) -> str:
     with contextlib.ExitStack() as closing:
         network = netns.Network(1 + len(AGENTS))
         closing.callback(network.close)
-        job = Job(directory, network, closing)
+        job = Job(directory, network, closing, JUMPING.get(row))
         before, pid = job.reports(), job.coordinator.pid
         ROWS[row](job)
         healed = time.monotonic()

@@ -74,9 +74,14 @@ class Daemon:
         return urllib.request.urlopen(f"http://{self.http}/status", timeout=10).read().decode()
 
     def counter(self, line: str) -> float:
-        """The value behind `line` (a family and its labels) on /metrics; 0 where it is not there."""
-        found = re.search(f"^{re.escape(line)} (.*)$", self.metrics(), re.M)
-        return float(found[1]) if found else 0.0
+        """The value behind `line` (a family and its labels) on /metrics; 0 for labels that were not seen yet. LookupError when
+        there is no such family, or none without labels."""
+        metrics, family = self.metrics(), line.split("{")[0]
+        if found := re.search(f"^{re.escape(line)} (.*)$", metrics, re.M):
+            return float(found[1])
+        if line == family or f"\n# TYPE {family} " not in metrics:
+            raise LookupError(f"no {line} on the metrics of {self.name}")
+        return 0.0
 
     def stop(self) -> int:
         self._popen.send_signal(signal.SIGTERM)
