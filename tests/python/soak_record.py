@@ -21,6 +21,7 @@ class Sample(NamedTuple):
     at: float  # seconds since the beginning
     rss: int
     fds: int
+    threads: int = 0
 
 
 class Life(NamedTuple):
@@ -51,8 +52,10 @@ def look(pid: int, since: float) -> Sample | None:
         fds = len(os.listdir(f"/proc/{pid}/fd"))
     except (FileNotFoundError, ProcessLookupError):
         return None
-    kib = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")), None)
-    return None if kib is None else Sample(time.monotonic() - since, kib << 10, fds)
+    fields = {name: rest.split()[0] for name, _, rest in (line.partition(":") for line in status.splitlines()) if rest.split()}
+    if "VmRSS" not in fields:  # a zombie has none
+        return None
+    return Sample(time.monotonic() - since, int(fields["VmRSS"]) << 10, fds, int(fields["Threads"]))
 
 
 class Recorder:

@@ -5,10 +5,14 @@ import concurrent.futures
 import errno
 import gc
 import importlib
+import json
 import multiprocessing
 import os
 import pickle
 import pkgutil
+import signal
+import subprocess
+import sys
 import threading
 import types
 
@@ -226,6 +230,39 @@ def test_a_write_into_the_stage_is_an_exception(daemon, opened, groups):
     with pytest.raises(ValueError):
         array.flags.writeable = True
     one.acknowledge(offer)
+
+
+_WRITES = """
+import ctypes, json, sys
+from weightwire import Subscriber, TensorMeta
+agent, config, tensors = json.loads(sys.argv[1])
+one = Subscriber(group="engine-w", rank=0, world_size=1, agent=agent)
+one.bind(config, "hf", [TensorMeta(name, "BF16", tuple(shape)) for name, shape in tensors])
+print("bound", flush=True)
+offer = one.wait_offer(60)
+array = one.flip(offer)["model.norm.weight"]
+one.acknowledge(offer)
+print("writes", flush=True)
+ctypes.memset(array.ctypes.data, 7, array.nbytes)  # as through torch.from_numpy, which drops numpy's flag
+print("wrote", flush=True)
+"""
+
+
+def test_a_write_that_numpy_does_not_see_ends_its_own_process_and_changes_nothing(daemon, opened, groups):
+    """Never a page that is another one than everybody's: why it is no private copy stands where the stage is mapped."""
+    other, publisher = follower(daemon, opened), trainer(daemon, groups)
+    tensors = [(name, bits.shape) for name, (_, bits) in WHOLE.items()]
+    writer = subprocess.Popen([sys.executable, "-c", _WRITES, json.dumps([daemon.agent_socket, CONFIG, tensors])],
+                              stdout=subprocess.PIPE, text=True)
+    assert writer.stdout.readline() == "bound\n"
+    until("both are there", lambda: present(daemon, "engine-w") == present(daemon, "engine-a") == 1)
+    publisher.publish(1, mode="snapshot")
+    assert take(other) == 1
+    assert writer.stdout.read() == "writes\n" and writer.wait(60) == -signal.SIGSEGV
+    until("it has left", lambda: present(daemon, "engine-w") == 0)
+    assert all((other.params[name] == bits).all() for name, (_, bits) in WHOLE.items())
+    publisher.publish(2, mode="snapshot")
+    assert take(other) == 2 and other.last_fence is None
 
 
 # ---- what is told

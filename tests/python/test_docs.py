@@ -172,3 +172,28 @@ def test_settings_and_reasons_exist(name):
     keys = {key.replace("-", "_") for key in re.findall(r"--([a-z][a-z-]+)", help_of(str(BINARIES / "weightwired")))}
     spans = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", (ROOT / "docs" / name).read_text()))
     assert spans <= reasons | keys, spans - reasons - keys
+
+
+@functools.lru_cache(maxsize=None)
+def known_tests() -> frozenset[str]:
+    """Of the Python tests their functions; of gtest suite and name, a suite that is instantiated also by its own one; of ctest
+    what CMake names."""
+    sources = [path.read_text() for path in [*ROOT.glob("tests/**/*.cc"), *ROOT.glob("tests/**/*.h")]]
+    found = {f"{suite}.{name}" for text in sources for suite, name in re.findall(r"^TEST(?:_[FP])?\(\s*(\w+),\s*(\w+)", text, re.M)}
+    for path in ROOT.glob("tests/**/*.py"):
+        found |= set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.M)) | {path.name}
+    for path in ROOT.glob("tests/**/CMakeLists.txt"):
+        found |= {f"sim.{seeds}" for seeds in re.findall(r"^\s*seeds\((\w+)", path.read_text(), re.M)}
+        found |= set(re.findall(r"(?:add_test\(NAME|weightwire_engine_suite\() ?([\w.]+)", path.read_text()))
+    return frozenset(found)
+
+
+def test_the_tests_that_hold_faults_exist():
+    """By name; with * for all that begin so."""
+    known = known_tests()
+    spans = re.findall(r"`([^`\n]+)`", (ROOT / "docs/faults.md").read_text())
+    named = [span for span in spans if re.fullmatch(r"test_\w+(\.py)?|[A-Z]\w+\.(\w+|\w*\*)|[a-z]+\.[A-Z]\w+", span)]
+    assert len(named) > 10
+    gone = [span for span in named if span not in known and
+            not (span.endswith("*") and any(one.startswith(span[:-1]) for one in known))]
+    assert not gone

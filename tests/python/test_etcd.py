@@ -29,6 +29,7 @@ from weightwire import Client, WeightwireError
 LOST = int(os.environ.get("WEIGHTWIRE_LEADERS", "3"))
 SEED = int(os.environ.get("WEIGHTWIRE_SEED", "1"))
 PATIENCE = 60
+LEADS_WITHIN = 8.0  # seconds; five of them are the lease of a leader that was killed
 
 pytestmark = pytest.mark.skipif(shutil.which("etcd") is None, reason="no etcd (Debian: etcd-server)")
 
@@ -334,8 +335,7 @@ def sealed(body: bytes) -> bytes:
 def test_a_new_leader_reads_an_earlier_versions_journal_of_ten_thousand_engines(tmp_path):
     """`WEIGHTWIRE_COMMITS` (default 12, over gRPC's 4 MiB an answer) of 680 kB each; an earlier version kept 1,024."""
     commits = int(os.environ.get("WEIGHTWIRE_COMMITS", "12"))
-    etcd = Etcd(str(tmp_path))
-    coordinator = None
+    etcd, coordinators = Etcd(str(tmp_path)), []
     try:
         etcd.await_answers()
         # Of all but the newest one the text alone counts, and summing it is slow here.
@@ -343,20 +343,33 @@ def test_a_new_leader_reads_an_earlier_versions_journal_of_ten_thousand_engines(
         for epoch in range(1, commits + 1):
             etcd.ask("kv/put", key=f"weightwire/default/commit/{epoch:020}".encode(), value=record)
         etcd.ask("kv/put", key=b"weightwire/default/reserve", value=sealed(b"\x01\x04" + struct.pack("<QQ", 2048, 7)))
-        listen, http = free_ports(2)
-        began = time.monotonic()
-        coordinator = Coordinator(str(tmp_path), "coordinator", listen, http, etcd.endpoint)
+        ports = free_ports(4)
 
-        def committed() -> int:
+        def start(i: int) -> None:
+            coordinators.append(Coordinator(str(tmp_path), f"coordinator-{i}", ports[2 * i], ports[2 * i + 1], etcd.endpoint))
+
+        def committed(coordinator: Coordinator) -> int:
             assert coordinator.process.poll() is None, open(coordinator.log_path).read()[-2000:]
             if not coordinator.leads():
                 return 0
             with Client(coordinator.address) as client:
                 return client.status().committed_version
-        assert until("it leads", committed) == commits + 70
-        print(f"{commits} commits of {len(record)} bytes: leads after {time.monotonic() - began:.1f} s")
+
+        def seconds_until_it_leads(coordinator: Coordinator, since: float) -> float:
+            assert until("it leads", lambda: committed(coordinator)) == commits + 70
+            return time.monotonic() - since
+        began = time.monotonic()
+        start(0)
+        first = seconds_until_it_leads(coordinators[0], began)
+        start(1)
+        until("a standby", lambda: coordinators[1].ready()[0])
+        coordinators[0].process.kill()
+        second = seconds_until_it_leads(coordinators[1], time.monotonic())
+        print(f"{commits} commits of {len(record)} bytes: the first leads after {first:.2f} s, the next one {second:.2f} s after its "
+              "death")
+        assert first < LEADS_WITHIN and second < LEADS_WITHIN
     finally:
-        if coordinator:
+        for coordinator in coordinators:
             coordinator.process.kill()
         etcd.kill()
 
