@@ -57,7 +57,7 @@ void StandIn::Open(std::function<void()> ready) {
 }
 
 void StandIn::Beat(Nanos interval) {
-  port_->Heartbeat(id_);
+  port_->Heartbeat(id_, {});
   strand_.PostAfter(interval, [this, interval, alive = std::weak_ptr(alive_)] {
     if (alive.lock()) Beat(interval);
   });

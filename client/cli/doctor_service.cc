@@ -56,6 +56,14 @@ void CheckSilence(const v1::StatusResponse& status, Findings& out) {
   }
 }
 
+/// What agents see of processes of their hosts.
+void CheckProcesses(const v1::StatusResponse& status, Findings& out) {
+  for (const auto& trouble : status.troubles()) {
+    out.push_back({"process", trouble.where(),
+                   trouble.what() + " (agent " + trouble.agent_name() + ")", trouble.remedy()});
+  }
+}
+
 void CheckMembers(const v1::StatusResponse& status, Findings& out) {
   if (status.participants_size() == 0) {
     out.push_back({"members", "job " + status.job(), "no rank has registered",
@@ -81,11 +89,13 @@ void CheckMembers(const v1::StatusResponse& status, Findings& out) {
   }
   for (const auto& engine : status.engines()) {
     if (engine.ranks_present() == engine.world_size()) continue;
-    out.push_back({"ranks", engine.name(),
-                   "serves nothing: of " + std::to_string(engine.world_size()) +
-                       " ranks these are missing: " +
-                       MissingText(present[engine.name()], engine.world_size()),
-                   "start them with this group's name and world size"});
+    out.push_back(
+        {"ranks", engine.name(),
+         "serves nothing: of " + std::to_string(engine.world_size()) +
+             " ranks these are missing: " +
+             MissingText(present[engine.name()], engine.world_size()) +
+             (engine.last_error().empty() ? "" : "; the last one: " + engine.last_error()),
+         "start them with this group's name and world size"});
   }
 }
 
@@ -178,6 +188,7 @@ Findings CheckService(const v1::StatusResponse& status, double now_unix_seconds)
                    "serve: find out who put it back or deleted records"});
   }
   CheckSilence(status, out);
+  CheckProcesses(status, out);
   CheckMembers(status, out);
   CheckPublish(status, out);
   CheckEngines(status, out);

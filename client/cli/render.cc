@@ -201,6 +201,9 @@ std::string StatusText(const v1::StatusResponse& status, const View& view) {
           " committed in epoch " + NumberOrDash(status.committed_epoch()) + " at " +
           ClockText(status.committed_unix_seconds()) + "; " + std::to_string(status.agents()) +
           " agents, " + std::to_string(status.participants_size()) + " ranks\n";
+  if (status.engines_forgotten() > 0) {
+    text += std::to_string(status.engines_forgotten()) + " engines have left and are not shown\n";
+  }
   if (!status.deciding()) {
     text += "NOT DECIDING: the journal failed; restart the coordinator once its disk works\n";
   }

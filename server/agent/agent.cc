@@ -47,8 +47,9 @@ class AgentImpl final : public Agent {
             metrics::Sink& metrics)
       : services_(std::make_shared<Services>(std::move(options), clock, strand, workers,
                                              coordinator, transfers, metrics)),
-        session_(HelloOf(services_->options), services_->options.reconnect, strand, coordinator,
-                 this, [this] { Opened(); }) {
+        session_(
+            HelloOf(services_->options), services_->options.reconnect, strand, coordinator, this,
+            [this] { Opened(); }, [this] { return FindTroubles(); }) {
     services_->report = [this](epoch::Report report) { Report(std::move(report)); };
     services_->fenced = [this](Handle handle) { handles_.erase(handle); };
     services_->gone = [this](Handle handle) { Gone(handle); };
@@ -139,6 +140,17 @@ class AgentImpl final : public Agent {
   std::shared_ptr<Participant> Find(Handle handle) const {
     auto found = handles_.find(handle);
     return found == handles_.end() ? nullptr : found->second;
+  }
+  control::Troubles FindTroubles() const {
+    control::Troubles found = services_->options.refused();
+    for (const auto& [handle, participant] : handles_) {
+      const int64_t pid = participant->pid();
+      if (!services_->options.stopped(pid)) continue;
+      const std::string process = std::to_string(pid);
+      found.push_back({participant->member(), "its process " + process + " is stopped",
+                       "kill -CONT " + process + " on its host, or end it"});
+    }
+    return found;
   }
   std::vector<std::shared_ptr<Participant>> Everyone() const {
     std::vector<std::shared_ptr<Participant>> everyone;

@@ -144,6 +144,10 @@ struct Options {
   /// serves is too old to be served. 0: never.
   Nanos stale_after{0};
   Notes notes = [](const Note&) {};  ///< for the log
+  /// Asked with every heartbeat, so they must not block. The process lives and does not run; and
+  /// what else is wrong on this host, with nobody's rank.
+  std::function<bool(int64_t pid)> stopped = [](int64_t) { return false; };
+  std::function<control::Troubles()> refused = [] { return control::Troubles(); };
 };
 
 struct LocalStatus {

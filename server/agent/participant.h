@@ -29,6 +29,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   const epoch::Member& member() const { return machine_.self; }
   bool is_engine() const { return request_.role == control::GroupRole::kEngine; }
   Handle handle() const { return handle_; }
+  int64_t pid() const { return request_.pid; }  ///< as the process told it
 
   void SubmitLayout(control::LayoutSubmission submission,
                     control::Reply<control::LayoutReply> reply);

@@ -83,6 +83,16 @@ struct Claim {
   friend bool operator==(const Claim&, const Claim&) = default;
 };
 
+/// What an agent knows of a process of its host that cannot do its part, as the system says. For
+/// people.
+struct Trouble {
+  epoch::Member member;  ///< of the agent's; none: of nobody who has attached
+  std::string what;      ///< "its process 4711 is stopped"
+  std::string remedy;
+  friend bool operator==(const Trouble&, const Trouble&) = default;
+};
+using Troubles = std::vector<Trouble>;
+
 /// A process takes its place: rank `rank` of `group` ("trainer", "engine-a").
 struct RegisterRequest {
   AgentId agent{};
@@ -175,7 +185,8 @@ class CoordinatorPort {
   virtual void OpenSession(AgentHello hello, AgentPort* port, Reply<AgentWelcome> reply) = 0;
   /// Goodbye: the agent's ranks are gone. (A connection that only breaks takes nothing.)
   virtual void CloseSession(AgentId agent) = 0;
-  virtual void Heartbeat(AgentId agent) = 0;
+  /// `troubles`: all that there are now.
+  virtual void Heartbeat(AgentId agent, Troubles troubles) = 0;
   ///   kAlreadyExists / kDuplicateRank  another incarnation holds the rank; one that is cut off
   ///                                    holds it until its lease ends, for which this call waits
   ///   kUnavailable / kNotRegistered    the session is over

@@ -100,9 +100,9 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     leases_.Watch();
   }
 
-  void Heartbeat(AgentId agent) override {
+  void Heartbeat(AgentId agent, control::Troubles troubles) override {
     if (!membership_.sessions().contains(agent)) return Fenced("stale_session");
-    membership_.Heard(agent, clock_.Now());
+    membership_.Heard(agent, clock_.Now(), std::move(troubles));
   }
 
   void Register(control::RegisterRequest request,
@@ -230,6 +230,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     StatusSnapshot snapshot;
     snapshot.job = options_.job;
     snapshot.agents = static_cast<uint32_t>(membership_.sessions().size());
+    snapshot.engines_forgotten = membership_.forgotten();
     scheduler_.Describe(snapshot);
     for (EpochStatus& epoch : snapshot.epochs) epoch.content_root = verifier_.RootOf(epoch.epoch);
     for (const auto& [name, group] : membership_.groups()) {

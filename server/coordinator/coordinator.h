@@ -161,6 +161,12 @@ struct RolledBack {
   uint64_t lineage = 0;              ///< of `version`; 0: not known
   friend bool operator==(const RolledBack&, const RolledBack&) = default;
 };
+/// What an agent says of a process of its host (control::Trouble).
+struct TroubleStatus {
+  std::string where;  ///< the rank, "engine-a/1"; of nobody who has attached: the agent
+  std::string agent_name;
+  std::string what, remedy;
+};
 struct StatusSnapshot {
   std::string job;
   Epoch committed{};
@@ -177,6 +183,8 @@ struct StatusSnapshot {
   std::vector<EngineStatus> engines;
   std::vector<EpochStatus> epochs;  ///< newest first; as Options::status_names_max allows
   uint32_t agents = 0;
+  std::vector<TroubleStatus> troubles;
+  uint64_t engines_forgotten = 0;  ///< that have left, and are not among `engines` any more
 };
 
 /// Every method runs on `strand` and never blocks; layout and plan work runs on `workers` and comes

@@ -146,18 +146,21 @@ void EpochScheduler::Describe(StatusSnapshot& snapshot) const {
   }
   std::stable_sort(snapshot.epochs.begin(), snapshot.epochs.end(),
                    [](const EpochStatus& a, const EpochStatus& b) { return a.epoch > b.epoch; });
+  snapshot.troubles = TroublesOf(shared_);
   const auto [line, since] = Waiting();
   snapshot.waiting_for = line;
   if (since != Nanos{}) snapshot.waiting_seconds = SecondsOf(now - since);
 }
 
-/// Members whose agents say nothing come first: the others may be waiting for them.
+/// Members whose agents say nothing, or whose processes are in trouble, come first: the others may
+/// be waiting for them.
 EpochStatus EpochScheduler::StatusOfRun(const EpochRun& run) const {
   EpochStatus status = run.ToStatus(s_.clock.Now());
   std::set<std::string> silent;
   for (const auto& [member, name] : run.names) {
     if (SilentSeconds(member) > 0) silent.insert(name);
   }
+  for (const TroubleStatus& trouble : TroublesOf(shared_)) silent.insert(trouble.where);
   if (silent.empty()) return status;
   std::ranges::stable_partition(status.waiting_for, [&](const std::string& line) {
     return silent.contains(line.substr(0, line.find(':')));
@@ -199,8 +202,12 @@ std::pair<std::string, Nanos> EpochScheduler::Waiting() const {
 }
 
 std::string EpochScheduler::WaitingMembersLine() const {
+  std::vector<std::string> troubles;
+  for (const TroubleStatus& trouble : TroublesOf(shared_)) {
+    troubles.push_back(trouble.where + ": " + trouble.what);
+  }
   for (const auto& lines :
-       {SilentLines(shared_), MissingLines(shared_, control::GroupRole::kTrainer, false),
+       {SilentLines(shared_), troubles, MissingLines(shared_, control::GroupRole::kTrainer, false),
         MissingLines(shared_, control::GroupRole::kEngine, false)}) {
     if (!lines.empty()) return Joined(lines);
   }

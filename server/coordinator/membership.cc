@@ -137,7 +137,7 @@ Result<control::AgentWelcome> Membership::Open(control::AgentHello hello, contro
   auto cell = std::make_shared<Port>(Port{id, port});
   session_of_[hello.incarnation] = id;
   const bool drained = TakeAwaited({hello.name, hello.incarnation});
-  sessions_.emplace(id, Session{id, std::move(hello), std::move(cell), now, drained});
+  sessions_.emplace(id, Session{id, std::move(hello), std::move(cell), now, drained, {}});
   observer_.OnMembershipChanged();
   return control::AgentWelcome{id, protocol, options_.heartbeat, options_.lease, history_};
 }
@@ -262,9 +262,13 @@ std::optional<Nanos> Membership::NextLeaseEnd() const {
   return earliest;
 }
 
-void Membership::Heard(AgentId agent, Nanos now) {
+void Membership::Heard(AgentId agent, Nanos now, control::Troubles troubles) {
   const auto session = sessions_.find(agent);
-  if (session != sessions_.end()) session->second.heard = now;
+  if (session == sessions_.end()) return;
+  session->second.heard = now;
+  if (session->second.troubles == troubles) return;
+  session->second.troubles = std::move(troubles);
+  observer_.OnMembershipChanged();
 }
 
 Status Membership::CheckRegister(const control::RegisterRequest& request) {
@@ -454,6 +458,7 @@ void Membership::Forget(Nanos now) {
   }
   while (!left.empty() && (left.size() > kLeftMax || now - left.begin()->first >= kLeftFor)) {
     metrics_.Add("engines_forgotten_total", 1);
+    ++forgotten_;
     Forget(left.begin()->second);
     left.erase(left.begin());
   }

@@ -27,6 +27,7 @@ struct Session {
   PortPtr port;
   Nanos heard{};  ///< last sign of life
   bool drained = false;
+  control::Troubles troubles;  ///< as it said last
 };
 
 /// The way to a registered process. A connection that ends takes nothing from a rank: it keeps its
@@ -151,7 +152,7 @@ class Membership {
   std::optional<Nanos> NextLeaseEnd() const;
   /// The agent said goodbye: its ranks are lost. Nothing of its port is called any more.
   void AgentLeft(AgentId agent);
-  void Heard(AgentId agent, Nanos now);
+  void Heard(AgentId agent, Nanos now, control::Troubles troubles);
   const std::map<AgentId, Session>& sessions() const { return sessions_; }
 
   /// Errors: CoordinatorPort::Register's.
@@ -194,6 +195,7 @@ class Membership {
   /// Groups that everybody has left are remembered, for status, for an hour and up to 64 of them.
   /// Called after changes, in a task of its own.
   void Forget(Nanos now);
+  uint64_t forgotten() const { return forgotten_; }
 
   Group* FindGroup(const std::string& name);
   /// The group that publishes; null before any trainer rank has registered.
@@ -253,6 +255,7 @@ class Membership {
   size_t places_room_ = 0;       ///< with so many places MakeRoom looks at the groups again
   std::set<DrainMark> awaited_;  ///< of the journal, whose bearers have not come back
   bool marks_left_ = false;
+  uint64_t forgotten_ = 0;  ///< engines, by Forget(now)
 };
 
 }  // namespace weightwire::coordinator

@@ -54,6 +54,22 @@ std::vector<std::string> SilentLines(const Shared& shared) {
   return lines;
 }
 
+std::vector<TroubleStatus> TroublesOf(const Shared& shared) {
+  std::vector<TroubleStatus> found;
+  for (const auto& [id, session] : shared.s.membership.sessions()) {
+    for (const control::Trouble& trouble : session.troubles) {
+      std::string where = session.hello.name;
+      if (trouble.member != epoch::Member{}) {
+        const auto place = shared.s.membership.Find(trouble.member);
+        if (!place || place->live->agent != id) continue;
+        where = place->name();
+      }
+      found.push_back({std::move(where), session.hello.name, trouble.what, trouble.remedy});
+    }
+  }
+  return found;
+}
+
 std::vector<std::string> MissingLines(const Shared& shared, control::GroupRole role,
                                       bool gone_too) {
   std::vector<std::string> lines;

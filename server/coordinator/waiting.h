@@ -14,6 +14,8 @@ std::string Joined(const std::vector<std::string>& lines);
 double SilentSeconds(const Shared& shared, const epoch::Member& member);
 /// "engine-a/0: silent", of ranks whose agents have said nothing for a while, or are cut off.
 std::vector<std::string> SilentLines(const Shared& shared);
+/// What agents say of processes of their hosts, ranks that are still theirs only.
+std::vector<TroubleStatus> TroublesOf(const Shared& shared);
 /// What groups lack. One that is gone altogether counts only where somebody waits for it.
 std::vector<std::string> MissingLines(const Shared& shared, control::GroupRole role, bool gone_too);
 /// "1 of 2 engines are complete; engine-b/0: register".

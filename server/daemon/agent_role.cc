@@ -199,6 +199,9 @@ Status AgentRole::MakeAgent(const Config& config, const Host& host, CoordinatorR
   options.notes = rpc::LogNote;
   options.room_deadline = std::chrono::milliseconds(config.room_deadline_ms);
   options.stale_after = std::chrono::milliseconds(config.stale_after_ms);
+  processes_ = std::make_shared<rpc::LocalProcesses>(host.clock);
+  options.stopped = [processes = processes_](int64_t pid) { return processes->Stopped(pid); };
+  options.refused = [processes = processes_] { return processes->Refusals(); };
   agent_ = OnStrand(strand_, [&] {
     return agent::Agent::Make(std::move(options), host.clock, strand_, host.workers, *port_,
                               *transfers_, host.metrics);
@@ -220,11 +223,13 @@ Status AgentRole::Serve(const Config& config, const Host& host) {
                                                 [this](memory::UniqueFd connection) {
                                                   fd_server_->Serve(std::move(connection));
                                                 }));
-  WW_ASSIGN_OR_STATUS(acceptor_,
-                      rpc::Acceptor::ListenUnix(host.io, config.agent_socket, host.metrics,
-                                                [this](memory::UniqueFd connection) {
-                                                  server_->HandOver(std::move(connection));
-                                                }));
+  WW_ASSIGN_OR_STATUS(acceptor_, rpc::Acceptor::ListenUnix(
+                                     host.io, config.agent_socket, host.metrics,
+                                     [this](memory::UniqueFd connection) {
+                                       processes_->Connected(connection.get());
+                                       server_->HandOver(std::move(connection));
+                                     },
+                                     [this](uint32_t uid) { processes_->Refused(uid); }));
   return OkStatus();
 }
 

@@ -14,6 +14,7 @@
 #include "server/rpc/acceptor.h"
 #include "server/rpc/agent_service.h"
 #include "server/rpc/fd_server.h"
+#include "server/rpc/local_processes.h"
 #include "server/rpc/server.h"
 #include "server/transport/transport.h"
 
@@ -54,6 +55,7 @@ class AgentRole {
   std::unique_ptr<transfer::Engine> transfers_;
   std::unique_ptr<control::CoordinatorPort> port_;
   std::unique_ptr<agent::Agent> agent_;
+  std::shared_ptr<rpc::LocalProcesses> processes_;
   std::unique_ptr<rpc::FdTable> fds_;
   std::unique_ptr<rpc::FdServer> fd_server_;
   std::unique_ptr<rpc::AgentService> service_;

@@ -14,6 +14,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 namespace weightwire::rpc {
@@ -32,10 +33,11 @@ int DescriptorsMax() {
 
 memory::UniqueFd OpenSpare() { return memory::UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
-bool SameUid(int socket) {
+std::optional<uid_t> PeerUid(int socket) {
   ucred peer{};
   socklen_t size = sizeof(peer);
-  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return std::nullopt;
+  return peer.uid;
 }
 
 std::string_view ErrnoLabel(int error) {
@@ -64,13 +66,15 @@ template <typename Protocol>
 class AcceptorImpl final : public Acceptor {
  public:
   AcceptorImpl(asio::io_context& io, typename Protocol::acceptor acceptor, std::string address,
-               std::string path, metrics::Sink& metrics, Accepted accepted, int percent)
+               std::string path, metrics::Sink& metrics, Accepted accepted, int percent,
+               Refused refused = nullptr)
       : acceptor_(std::move(acceptor)),
         retry_(io),
         address_(std::move(address)),
         path_(std::move(path)),
         metrics_(metrics),
         accepted_(std::move(accepted)),
+        refused_(std::move(refused)),
         spare_(OpenSpare()),
         descriptors_max_(static_cast<int>(int64_t{DescriptorsMax()} * percent / 100)) {
     Wait();
@@ -105,12 +109,18 @@ class AcceptorImpl final : public Acceptor {
       metrics_.Add("connections_shed_total", 1);
       return;
     }
-    if (!path_.empty() && !SameUid(fd.get())) {
-      metrics_.Add("auth_failures_total", 1, {{"reason", "uid"}});
-      return;
-    }
+    if (!path_.empty() && !Admit(fd.get())) return;
     Prepare(fd.get());
     accepted_(std::move(fd));
+  }
+
+  /// Whoever has the same user.
+  bool Admit(int socket) {
+    const auto uid = PeerUid(socket);
+    if (uid == geteuid()) return true;
+    metrics_.Add("auth_failures_total", 1, {{"reason", "uid"}});
+    if (uid && refused_) refused_(*uid);
+    return false;
   }
 
   static void Prepare(int fd) {
@@ -147,6 +157,7 @@ class AcceptorImpl final : public Acceptor {
   const std::string path_;  ///< of a Unix socket
   metrics::Sink& metrics_;
   const Accepted accepted_;
+  const Refused refused_;  ///< may be null
   memory::UniqueFd spare_;
   const int descriptors_max_;  ///< no connection has one from here on
 };
@@ -194,7 +205,8 @@ Result<std::unique_ptr<Acceptor>> Acceptor::ListenTcp(asio::io_context& io,
 
 Result<std::unique_ptr<Acceptor>> Acceptor::ListenUnix(asio::io_context& io,
                                                        const std::string& path,
-                                                       metrics::Sink& metrics, Accepted accepted) {
+                                                       metrics::Sink& metrics, Accepted accepted,
+                                                       Refused refused) {
   using Local = asio::local::stream_protocol;
   if (path.empty() || path.size() >= sizeof(sockaddr_un::sun_path)) {
     return Fail(ListenFailed("unix:" + path, "the path must have 1 to 107 bytes"));
@@ -220,7 +232,8 @@ Result<std::unique_ptr<Acceptor>> Acceptor::ListenUnix(asio::io_context& io,
   if (!error) acceptor.listen(kBacklog, error);
   if (error) return Fail(ListenFailed("unix:" + path, error.message()));
   return std::make_unique<AcceptorImpl<Local>>(io, std::move(acceptor), "unix:" + path, path,
-                                               metrics, std::move(accepted), kSharedPercent);
+                                               metrics, std::move(accepted), kSharedPercent,
+                                               std::move(refused));
 }
 
 }  // namespace weightwire::rpc

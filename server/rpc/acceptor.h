@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,6 +24,7 @@ namespace weightwire::rpc {
 class Acceptor {
  public:
   using Accepted = std::function<void(memory::UniqueFd connection)>;
+  using Refused = std::function<void(uint32_t uid)>;
   /// Percent of the limit of descriptors that connections may fill: those of probes come in where
   /// others have filled their share.
   static constexpr int kSharedPercent = 90;
@@ -34,10 +36,12 @@ class Acceptor {
                                                      metrics::Sink& metrics, Accepted accepted,
                                                      int percent = kSharedPercent);
   /// A Unix socket of mode 0600 that accepts the own uid only. What a dead process left at `path`
-  /// is replaced; a socket on which somebody answers is not: kAlreadyExists / kIoError.
+  /// is replaced; a socket on which somebody answers is not: kAlreadyExists / kIoError. `refused`
+  /// hears of those of other users that the socket's mode let in.
   static Result<std::unique_ptr<Acceptor>> ListenUnix(boost::asio::io_context& io,
                                                       const std::string& path,
-                                                      metrics::Sink& metrics, Accepted accepted);
+                                                      metrics::Sink& metrics, Accepted accepted,
+                                                      Refused refused = nullptr);
   virtual ~Acceptor() = default;
   /// "127.0.0.1:41234", "[::1]:41234" or "unix:/path".
   virtual std::string address() const = 0;

@@ -11,6 +11,7 @@
 #include "server/rpc/duplex.h"
 #include "server/wire/checks.h"
 #include "server/wire/control.h"
+#include "server/wire/limits.h"
 #include "server/wire/status.h"
 
 namespace weightwire::rpc {
@@ -128,8 +129,10 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
         End(std::move(greeting.error()));
       }
     } else if (up.kind_case() == v1::AttachUp::kDetach && greeted_) {
-      OnStrand([this] {
-        Leave(Status(Code::kCancelled, Reason::kMemberLost, "the process detached"));
+      std::string why = wire::CleanText(up.detach().why(), wire::kErrorMessageBytesMax);
+      if (why.empty()) why = "the process detached";
+      OnStrand([this, why = std::move(why)]() mutable {
+        Leave(Status(Code::kCancelled, Reason::kMemberLost, std::move(why)));
         End(OkStatus());
       });
     } else {

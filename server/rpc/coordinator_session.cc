@@ -66,10 +66,11 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
         }
         return true;
       case v1::SessionUp::kHeartbeat:
-        OnStrand([this, shown = up.heartbeat().token()] {
+        OnStrand([this, shown = up.heartbeat().token(),
+                  troubles = wire::TroublesOf(up.heartbeat())]() mutable {
           if (agent_ == AgentId()) return;
           if (Status known = Reauthorise(shown); !known.ok()) return End(std::move(known));
-          coordinator_.Heartbeat(agent_);
+          coordinator_.Heartbeat(agent_, std::move(troubles));
         });
         return true;
       case v1::SessionUp::kGoodbye:

@@ -62,8 +62,10 @@ class LocalPort final : public control::CoordinatorPort {
     });
   }
 
-  void Heartbeat(AgentId agent) override {
-    there_.Post([&there = coordinator_, agent] { there.Heartbeat(agent); });
+  void Heartbeat(AgentId agent, control::Troubles troubles) override {
+    there_.Post([&there = coordinator_, agent, troubles = std::move(troubles)]() mutable {
+      there.Heartbeat(agent, std::move(troubles));
+    });
   }
 
   void Register(control::RegisterRequest request,

@@ -96,6 +96,14 @@ v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot) 
   }
   for (const auto& engine : snapshot.engines) SetEngine(engine, out.add_engines());
   out.set_agents(snapshot.agents);
+  out.set_engines_forgotten(snapshot.engines_forgotten);
+  for (const auto& from : snapshot.troubles) {
+    v1::StatusResponse::Trouble* to = out.add_troubles();
+    to->set_where(Text(from.where));
+    to->set_agent_name(Text(from.agent_name));
+    to->set_what(Text(from.what));
+    to->set_remedy(Text(from.remedy));
+  }
   size_t bytes = out.ByteSizeLong();
   for (const auto& epoch : snapshot.epochs) {
     v1::StatusResponse::Epoch* added = out.add_epochs();

@@ -148,6 +148,34 @@ Result<control::AgentHello> FromProto(const v1::AgentHello& hello) {
   return out;
 }
 
+void SetTroubles(const control::Troubles& troubles, v1::Heartbeat* out) {
+  out->clear_troubles();
+  for (const control::Trouble& trouble : troubles) {
+    if (static_cast<size_t>(out->troubles_size()) == kTroublesMax) return;
+    v1::Heartbeat::Trouble* to = out->add_troubles();
+    if (trouble.member != epoch::Member{}) *to->mutable_member() = ToProto(trouble.member);
+    to->set_what(CleanText(trouble.what, kTextBytesMax));
+    to->set_remedy(CleanText(trouble.remedy, kTextBytesMax));
+  }
+}
+
+control::Troubles TroublesOf(const v1::Heartbeat& heartbeat) {
+  control::Troubles out;
+  for (const v1::Heartbeat::Trouble& from : heartbeat.troubles()) {
+    if (out.size() == kTroublesMax) break;
+    control::Trouble trouble;
+    if (from.has_member()) {
+      auto member = FromProto("member", from.member());
+      if (!member) continue;
+      trouble.member = *member;
+    }
+    trouble.what = CleanText(from.what(), kTextBytesMax);
+    trouble.remedy = CleanText(from.remedy(), kTextBytesMax);
+    out.push_back(std::move(trouble));
+  }
+  return out;
+}
+
 v1::AgentWelcome ToProto(const control::AgentWelcome& welcome) {
   v1::AgentWelcome out;
   out.set_agent(welcome.agent.value);

@@ -29,6 +29,11 @@ Result<control::GroupRole> FromProto(std::string_view field, v1::GroupRole role)
 v1::AgentHello ToProto(const control::AgentHello& hello);
 Result<control::AgentHello> FromProto(const v1::AgentHello& hello);
 
+/// At most kTroublesMax of them.
+void SetTroubles(const control::Troubles& troubles, v1::Heartbeat* out);
+/// For people only, so that nothing is refused: what is too much or names nobody is left off.
+control::Troubles TroublesOf(const v1::Heartbeat& heartbeat);
+
 v1::AgentWelcome ToProto(const control::AgentWelcome& welcome);
 Result<control::AgentWelcome> FromProto(const v1::AgentWelcome& welcome);
 

@@ -3,9 +3,12 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +17,11 @@ import grpc
 import pytest
 
 from conftest import BINARIES, until
+from demo import oracle
+from demo.fleet import Daemon
 from soak_engine import EngineProcess
-from test_client import engine, trainer
-from weightwire import Publisher, Subscriber
+from test_client import CONFIG, engine, trainer
+from weightwire import Publisher, Subscriber, TensorMeta
 from weightwire.errors import WeightwireError
 from weightwire.v1 import coordinator_pb2 as pb
 from weightwire.v1 import coordinator_pb2_grpc, types_pb2
@@ -286,6 +291,91 @@ def test_an_engine_that_is_stopped_and_does_not_flip(coordinator_job, tmp_path):
     finally:
         os.kill(stuck.process.pid, signal.SIGCONT)
         stuck.close()
+
+
+def test_an_on_offer_that_goes_on_raising(daemon, groups):
+    """It attaches again after ever longer pauses; meanwhile status and doctor have its reason, not its log alone."""
+    def wake():
+        raise ValueError("the consumer's own mistake")
+    groups += [trainer(daemon), engine(daemon)]
+    like = groups[1].ranks[0]
+    failing = Subscriber(group="engine-b", rank=0, world_size=1, agent=daemon.agent_socket, on_offer=wake)
+    groups.append(failing)
+    shapes = oracle.vllm_shapes(CONFIG, 1)
+    failing.bind(CONFIG, "vllm:tp1", [TensorMeta(name, "BF16", shape) for name, shape in shapes.items()])
+    groups[0].publish(1)
+    groups[1].wait_version(1)
+
+    def ranks():
+        found = doctor("--address", daemon.grpc).get("ranks")
+        return found if found and "on_offer" in found["what"] else None
+    found = until("the doctor names the reason", ranks)
+    assert found["where"] == "engine-b" and "version 1 cannot be taken: on_offer: ValueError: the consumer's own mistake" in found["what"]
+    assert like.last_fence is None
+
+
+@pytest.mark.parametrize("whose", ["engine", "trainer"])
+def test_an_idle_process_that_is_stopped(coordinator_job, tmp_path, whose):
+    """Nothing is published: nobody waits for it yet."""
+    job = coordinator_job()
+    if whose == "engine":
+        idle = EngineProcess("engine-9", job.agents[1].agent_socket, str(tmp_path))
+        pid, rank, agent, close = idle.process.pid, "engine-9/0", "rollout", idle.close
+        job.attach_trainer(time.monotonic() + 60)
+    else:
+        idle = subprocess.Popen([sys.executable, "-c", "import sys, weightwire\n"
+                                 "weightwire.Publisher(rank=0, world_size=1, agent=sys.argv[1])\n"
+                                 "print('there', flush=True)\nsys.stdin.read()", job.agents[0].agent_socket],
+                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert idle.stdout.readline() == "there\n"
+        pid, rank, agent = idle.pid, "trainer/0", "trainer"
+
+        def close():
+            idle.stdin.close()
+            assert idle.wait(60) == 0
+    try:
+        until("it is there", lambda: any(f"{p.group}/{p.rank}" == rank for p in job.status().participants))
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        found = until("the doctor finds it", lambda: doctor("--address", job.address).get("process"))
+        seconds = time.monotonic() - began
+        assert found["where"] == rank and f"its process {pid} is stopped (agent {agent})" in found["what"]
+        assert f"kill -CONT {pid}" in found["remedy"]
+        line = f"{rank}: its process {pid} is stopped"
+        assert first_words(job.address) == f"waiting for: {line}" and page(job.coordinator)["waiting_for"] == line
+        assert seconds < 5, seconds
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        until("nothing is said of it", lambda: not job.status().troubles)
+        close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_a_process_that_its_agent_refused_for_its_user(coordinator_job):
+    """Here the agent's user is the other one: root passes the socket's mode, and is refused for its uid."""
+    job = coordinator_job()
+    nobody = 65534
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, nobody, nobody)
+        shutil.copy(BINARIES / "weightwired", f"{folder}/weightwired")
+        program = f"{folder}/as-nobody"
+        with open(program, "w") as out:
+            out.write(f'#!/bin/sh\nexec setpriv --reuid={nobody} --clear-groups "{folder}/weightwired" "$@"\n')
+        os.chmod(program, 0o755)
+        os.mkdir(f"{folder}/agent", 0o700)
+        os.chown(f"{folder}/agent", nobody, nobody)
+        agent = Daemon(program, f"{folder}/agent", "nobodys", role="agent", coordinator=job.address)
+        job.agents.append(agent)
+        with pytest.raises(WeightwireError):
+            Subscriber(group="engine-b", rank=0, world_size=1, agent=agent.agent_socket, timeout=3)
+        began = time.monotonic()
+        found = until("the doctor finds it", lambda: doctor("--address", job.address).get("process"))
+        assert time.monotonic() - began < 5
+        assert found["where"] == "nobodys" and "refused a process of uid 0" in found["what"] and "runAsUser" in found["remedy"]
+        assert first_words(job.address).startswith("waiting for: nobodys: refused a process of uid 0")
+        assert page(job.coordinator)["waiting_for"].startswith("nobodys: refused a process of uid 0")
+        job.agents.remove(agent)
+        assert agent.stop() == 0
 
 
 def test_wrong_hosts_of_the_coordinator_are_asked_at_once(config):

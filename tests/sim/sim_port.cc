@@ -153,8 +153,10 @@ void SimPort::CloseSession(AgentId agent) {
   });
   agent_ = nullptr;
 }
-void SimPort::Heartbeat(AgentId agent) {
-  Up([agent](coordinator::Coordinator& coordinator) { coordinator.Heartbeat(agent); });
+void SimPort::Heartbeat(AgentId agent, control::Troubles troubles) {
+  Up([agent, troubles = std::move(troubles)](coordinator::Coordinator& coordinator) {
+    coordinator.Heartbeat(agent, troubles);
+  });
 }
 void SimPort::Report(AgentId agent, epoch::Report report) {
   const auto deliver = [agent, report = std::move(report)](coordinator::Coordinator& coordinator) {

@@ -215,9 +215,10 @@ class Session:
         return fd
 
     def leave(self, why: errors.WeightwireError) -> None:
-        """Tells the agent to end the session, which then ends with `why`; returns at once."""
+        """Tells the agent, and through it the coordinator, why the session ends, which then ends with `why`; returns at once."""
         self._left = why
-        self._up.put(agent_pb2.AttachUp(detach=agent_pb2.Detach()))
+        said = str(why.args[0]).encode(errors="replace")[:1000].decode(errors="ignore")
+        self._up.put(agent_pb2.AttachUp(detach=agent_pb2.Detach(why=said)))
 
     def close(self) -> None:
         """Leaves in good order. Idempotent."""

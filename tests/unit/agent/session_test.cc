@@ -1,4 +1,5 @@
 #include <array>
+#include <set>
 
 #include "tests/unit/agent/agent_fixture.h"
 
@@ -34,6 +35,30 @@ TEST_F(AgentSession, BeatsAtLeastOnceInEveryInterval) {
   }
   EXPECT_GE(last, seconds(19));
   EXPECT_LE(coordinator.beats.size(), 30u);
+}
+
+TEST_F(AgentSession, AHeartbeatNamesTheProcessesThatAreStoppedAndWhoWasRefused) {
+  std::set<int64_t> stopped;
+  control::Troubles refused;
+  options.stopped = [&stopped](int64_t pid) { return stopped.contains(pid); };
+  options.refused = [&refused] { return refused; };
+  Start();
+  AttachRequest request = RequestFor(control::GroupRole::kEngine, "engine-a");
+  request.pid = 4'711;
+  const auto one = Attach(request);
+  sim.RunFor(seconds(2));
+  EXPECT_THAT(coordinator.troubles, IsEmpty());
+  stopped = {4'711, 4'712};
+  refused = {{{}, "refused a process of uid 7", "the same user"}};
+  sim.RunFor(seconds(1));
+  ASSERT_EQ(coordinator.troubles.size(), 2u) << "nobody who attached has the other pid";
+  EXPECT_EQ(coordinator.troubles[0], refused[0]);
+  EXPECT_EQ(coordinator.troubles[1].member, one->member);
+  EXPECT_EQ(coordinator.troubles[1].what, "its process 4711 is stopped");
+  stopped.clear();
+  refused.clear();
+  sim.RunFor(seconds(1));
+  EXPECT_THAT(coordinator.troubles, IsEmpty()) << "it goes on";
 }
 
 TEST_F(AgentSession, TriesAgainWithPausesWhoseBoundGrowsFourfold) {

@@ -35,6 +35,7 @@ class FakeAgent final : public control::AgentPort {
   /// Opens a session and, unless told otherwise, keeps it by heartbeats.
   Result<control::AgentWelcome> Open(bool heartbeats = true);
   void StopHeartbeats() { beating_ = false; }
+  control::Troubles troubles;  ///< that its heartbeats tell
   void Report(epoch::Report report);
   AgentId id() const { return id_; }
   const std::string& name() const { return name_; }

@@ -178,6 +178,7 @@ TEST(CoordinatorMembership, EnginesThatLeftAreForgotten) {
   fleet.Run(seconds(5));
   EXPECT_EQ(rows(), 65u) << "the one that is here, and the newest that left";
   EXPECT_EQ(fleet.metrics.Value("engines_forgotten_total"), 4'000 - 64);
+  EXPECT_EQ(fleet.coordinator->Snapshot().engines_forgotten, 4'000u - 64);
   EXPECT_TRUE(fleet.Register("a", GroupRole::kEngine, "engine-3999", 0, 1).has_value());
   fleet.Run(std::chrono::hours(1));
   ASSERT_TRUE(fleet.Register("a", GroupRole::kEngine, "engine-b", 0, 1).has_value());
@@ -242,7 +243,7 @@ TEST(CoordinatorSession, NewerSessionOfTheSameAgentReplacesTheOld) {
 
 TEST(CoordinatorSession, HeartbeatOfAnUnknownSessionIsFenced) {
   Fleet fleet;
-  fleet.coordinator->Heartbeat(AgentId(99));
+  fleet.coordinator->Heartbeat(AgentId(99), {});
   EXPECT_EQ(fleet.metrics.Value("fenced_requests_total{cause=stale_session}"), 1);
 }
 

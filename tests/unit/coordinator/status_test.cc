@@ -105,6 +105,40 @@ TEST(CoordinatorStatus, WhoseAgentIsSilentIsNamedFirst) {
   EXPECT_EQ(status.epochs.at(0).waiting_for.at(0), "engine-b/0: prepared");
 }
 
+TEST(CoordinatorStatus, AProcessThatItsAgentSeesStoppedAndOneThatItRefusedAreNamedFirst) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(1);
+  fleet.Engine("engine-a", 5);
+  const auto engine = fleet.Engine("engine-b");
+  ASSERT_TRUE(fleet.Register("c", control::GroupRole::kEngine, "engine-c", 0, 2).has_value());
+  fleet.Run(std::chrono::seconds(2));
+  EXPECT_EQ(fleet.coordinator->Snapshot().waiting_for, "engine-c/0: layout, engine-c/1: register");
+  FakeAgent& agent = fleet.Agent("engine-b-agent");
+  agent.troubles = {{engine[0], "its process 7 is stopped", "kill -CONT 7"},
+                    {trainer[0], "is another agent's", ""},
+                    {{}, "refused a process of uid 9", "the same user"}};
+  size_t told = 0;
+  fleet.coordinator->Watch([&told] { ++told; });
+  fleet.Run(std::chrono::seconds(2));
+  EXPECT_EQ(told, 1u) << "what stays as it is, is told once";
+  StatusSnapshot status = fleet.coordinator->Snapshot();
+  EXPECT_EQ(status.waiting_for,
+            "engine-b/0: its process 7 is stopped, engine-b-agent: refused a process of uid 9");
+  ASSERT_EQ(status.troubles.size(), 2u);
+  EXPECT_EQ(status.troubles[0].where, "engine-b/0");
+  EXPECT_EQ(status.troubles[0].agent_name, "engine-b-agent");
+  EXPECT_EQ(status.troubles[0].remedy, "kill -CONT 7");
+  for (const char* deaf : {"engine-a-agent", "engine-b-agent"}) {
+    fleet.Agent(deaf).deaf = [](const epoch::Command&) { return true; };
+  }
+  fleet.PublishAll(trainer, 3);
+  fleet.Run();
+  EXPECT_EQ(fleet.Newest().waiting_for.at(0), "engine-b/0: prepared");
+  agent.troubles.clear();
+  fleet.Run(std::chrono::seconds(2));
+  EXPECT_TRUE(fleet.coordinator->Snapshot().troubles.empty());
+}
+
 TEST(CoordinatorStatus, GroupsThatAreThereInPartAreWaitedFor) {
   Fleet fleet;
   ASSERT_TRUE(fleet.Register("e", control::GroupRole::kEngine, "engine-a", 1, 2).has_value());

@@ -316,9 +316,9 @@ TEST_F(SessionReportsTest, ThoseThatFindTheSessionBusyTravelTogetherInOrder) {
 TEST_F(SessionReportsTest, AHeartbeatIsNotForgottenBehindReports) {
   Open();
   OnStrand(strand_, [&] {
-    client_->Heartbeat(AgentId(1));
+    client_->Heartbeat(AgentId(1), {});
     for (uint64_t i = 1; i <= 1'000; ++i) client_->Report(AgentId(1), Drained(i));
-    client_->Heartbeat(AgentId(1));
+    client_->Heartbeat(AgentId(1), {});
   });
   uint64_t reports = 0;
   int beats = 0;
@@ -330,7 +330,7 @@ TEST_F(SessionReportsTest, AHeartbeatIsNotForgottenBehindReports) {
   }
   OnStrand(strand_, [&] {
     client_->Report(AgentId(1), Drained(1));
-    client_->Heartbeat(AgentId(1));
+    client_->Heartbeat(AgentId(1), {});
   });
   const auto report = service_.session().Read();
   const auto beat = service_.session().Read();

@@ -49,6 +49,26 @@ TEST(HeldWire, EpochsAreSetAndFall) {
       ContentsFromProto("holds", held(std::vector<uint64_t>(kHeldMax + 1, 1))).has_value());
 }
 
+TEST(TroublesWire, ComeBackEqualAndAreCutWhereTheyAreTooMany) {
+  const control::Trouble one{
+      {ParticipantId(1), Incarnation(2)}, "its process 7 is stopped", "wake it"};
+  const control::Trouble two{{}, "refused a process of uid 9", "the same user"};
+  v1::Heartbeat heartbeat;
+  SetTroubles({one, two}, &heartbeat);
+  EXPECT_EQ(TroublesOf(OverTheWire(heartbeat)), (control::Troubles{one, two}));
+  SetTroubles({}, &heartbeat);
+  EXPECT_TRUE(TroublesOf(heartbeat).empty())
+      << "a message that is used again forgets the last ones";
+  SetTroubles(control::Troubles(100, one), &heartbeat);
+  EXPECT_EQ(static_cast<size_t>(heartbeat.troubles_size()), kTroublesMax);
+  heartbeat.mutable_troubles(0)->mutable_member()->set_participant(0);  // nobody
+  heartbeat.mutable_troubles(1)->set_what(std::string(10'000, 'x'));
+  for (int i = 0; i < 100; ++i) *heartbeat.add_troubles() = heartbeat.troubles(2);
+  const control::Troubles read = TroublesOf(heartbeat);
+  EXPECT_EQ(read.size(), kTroublesMax);
+  EXPECT_EQ(read[0].what.size(), kTextBytesMax);
+}
+
 TEST(VersionWire, ANumberAfterWhichNoneFollowsIsRefused) {
   v1::PublishVersionRequest request =
       ToProto(control::PublishRequest{.member = {ParticipantId(1), Incarnation(2)},
