@@ -116,7 +116,7 @@ MUTANTS = [
              "      return Abort(LossStatus(event));", "static_cast<void>(engine);\n      return;")]),
     Mutant("excluded-still-read", "sources go on waiting for an engine without which the epoch goes on",
            [(ACTIONS, "  for (const epoch::Member& member : ReadFrom(run.state, engine.name)) {",
-             "  for (const epoch::Member& member : std::vector<epoch::Member>{}) {")]),
+             "  for (const epoch::Member& member : ReadFrom(run.state, engine.name)) {\n    if (run.state.released == false) continue;")]),
     Mutant("excluded-until-it-opened", "a reader that is lost before it came is waited for",
            [("server/transfer/source_stream.cc", "    ++excluded_unseen_;  // perhaps", "    // perhaps")]),
     Mutant("released-when-an-engine-is-lost", "the loss of an engine counts as if it had staged its bytes",
