@@ -245,6 +245,7 @@ void EpochRunner::Do(EpochRun& run, const epoch::AppendCommit&) {
   const uint64_t newest = std::max(shared_.decisions.committed.newest, spec.lineage);
   CommitRecord record{spec.epoch, spec.version, {}, spec.held, spec.lineage, newest};
   for (const auto& engine : spec.engines) record.engines.Add(engine.name);
+  record.runs = shared_.decisions.RunsWith(record);
   WW_FAILPOINT("coordinator.before_commit_appended");
   s_.journal.Append(
       record, lifeline_.Bind([this, record](const Status& status) { Appended(record, status); }));
