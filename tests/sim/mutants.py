@@ -112,8 +112,8 @@ MUTANTS = [
            [(MACHINE, "return state.applied.contains(engine) || state.evicted.contains(engine);",
              "return state.applied.contains(engine);")]),
     Mutant("lost-member-ignored", "an epoch goes on without a member that was lost",
-           [(MACHINE, "if (engine != nullptr && MayExclude(*engine)) return Exclude(*engine, LossStatus(event));\n"
-             "      return Abort(LossStatus(event));", "static_cast<void>(engine);\n      return;")]),
+           [(MACHINE, "if (engine != nullptr && MayExclude({engine->name})) return Exclude({engine->name}, why);\n"
+             "      return Abort(why);", "static_cast<void>(engine);\n      return;")]),
     Mutant("excluded-still-read", "sources go on waiting for an engine without which the epoch goes on",
            [(ACTIONS, "  for (const epoch::Member& member : ReadFrom(run.state, engine.name)) {",
              "  for (const epoch::Member& member : ReadFrom(run.state, engine.name)) {\n    if (run.state.released == false) continue;")]),
@@ -121,9 +121,9 @@ MUTANTS = [
            [("server/transfer/source_stream.cc", "    ++excluded_unseen_;  // perhaps", "    // perhaps")]),
     Mutant("released-when-an-engine-is-lost", "the loss of an engine counts as if it had staged its bytes",
            [(MACHINE, "    EnterStagedWhenComplete();\n    if (state_.phase == Phase::kTransferring) ArmGraceOnce();\n  }\n\n"
-             "  void TransferWhenPrepared() {",
+             "  void TakeOut(",
              "    state_.phase = Phase::kStaged;\n    Do(SendRelease{});\n    SubmitCommit();\n  }\n\n"
-             "  void TransferWhenPrepared() {")]),
+             "  void TakeOut(")]),
     Mutant("fill-from-what-is-served", "a fill reads from an engine whatever it serves",
            [(FILL, "if (engine->serving == shared_.decisions.committed.epoch) {", "if (engine->serving != Epoch{}) {"),
             (PARTICIPANT, "(!memory_->stage() || memory_->stage()->live_epoch() != command.content)",
@@ -160,6 +160,20 @@ MUTANTS = [
     Mutant("a-cut-evicts-who-was-to-swap", "an engine that is cut off after the decision is evicted",
            [(MACHINE, "    state_.evicted.insert(engine->name);\n    FinishWhenCommitted();",
              "    Evict(engine->name, LossStatus(event));\n    FinishWhenCommitted();")], seeds=1000),
+    Mutant("overtaken-trainers-publish", "a trainer that another one overtook, which went back to an earlier step, publishes on",
+           [("server/coordinator/scheduling.cc", "asked == newest || asked == newest + 1) return OkStatus();",
+             "asked <= newest + 1) return OkStatus();"),
+            ("server/coordinator/version_queue.cc", "  if (id <= floor_) return", "  if (id.lineage == floor_.lineage && id <= floor_) return"),
+            (SCHEDULER, "  publishes_.GiveUpTo({committed.newest - 1, Version(UINT64_MAX)},",
+             "  publishes_.GiveUpTo({0, Version{}},")]),
+    Mutant("a-rollback-forgets-the-newest-lineage", "after a rollback to an earlier lineage its trainer is not fenced any more",
+           [(ACTIONS, "const uint64_t newest = std::max(shared_.decisions.committed.newest, spec.lineage);",
+             "const uint64_t newest = spec.lineage;")]),
+    Mutant("lineages-by-guess", "what was committed before the last decision is taken to be of the newest lineage",
+           [("server/coordinator/scheduling.cc", "  std::vector<LineageRun> runs = committed.runs;\n  if (runs.empty()) {",
+             "  std::vector<LineageRun> runs;\n  if (runs.empty()) {"),
+            ("server/coordinator/scheduling.cc", "    runs.push_back({Epoch{}, only ? kFirstLineage : 0});",
+             "    runs.push_back({Epoch{}, only ? kFirstLineage : record.newest});")]),
     Mutant("the-dead-are-registered-again", "a process that ends while its agent registers it again keeps its rank",
            [("server/agent/participant_rejoin.cc", "        if (!reply) return;\n", "        return;\n")], seeds=20000),
 ]
