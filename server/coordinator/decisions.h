@@ -1,9 +1,9 @@
 #pragma once
 
-#include <map>
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/membership.h"
@@ -40,13 +40,15 @@ struct Decisions {
   bool published = false;  ///< something, in this process
   bool deciding = true;
   Status stopped_why = {};
-  Status hindered = {};                     ///< why the append under way does not become durable
-  bool stopping = false;                    ///< the coordinator shuts down
-  std::map<Epoch, uint64_t> lineages = {};  ///< of the newest epochs that were committed here
+  Status hindered = {};   ///< why the append under way does not become durable
+  bool stopping = false;  ///< the coordinator shuts down
 
   /// `committed` is another one from now on.
   void Set(const CommitRecord& record);
-  /// Of the bytes that were committed under the epoch; 0: this coordinator does not know it.
+  /// `runs` of a record that comes after `committed`, or is it.
+  std::vector<LineageRun> RunsWith(const CommitRecord& record) const;
+  /// Of the bytes that were committed under the epoch, by whichever coordinator; 0: before
+  /// kLineageRunsMax changes of lineage, or the journal is from before it knew.
   uint64_t LineageOf(Epoch epoch) const;
   /// Nothing up to it is accepted from a trainer that starts anew.
   VersionId Floor() const;

@@ -10,19 +10,13 @@
 namespace weightwire::coordinator {
 namespace {
 
-std::vector<epoch::Member> AllMembers(const epoch::Spec& spec) {
-  std::vector<epoch::Member> all = spec.sources;
-  for (const auto& engine : spec.engines) {
-    all.insert(all.end(), engine.ranks.begin(), engine.ranks.end());
-  }
-  return all;
-}
-
-/// Who passes the bytes on to the engine, or has them.
-const std::vector<epoch::Member>& ReadFrom(const epoch::State& state, const std::string& engine) {
+/// Who passes the bytes on to the engine, or has them. Nobody: it was excluded together with that
+/// one.
+std::vector<epoch::Member> ReadFrom(const epoch::State& state, const std::string& engine) {
   const auto parent = state.spec.parents.find(engine);
-  return parent == state.spec.parents.end() ? state.spec.sources
-                                            : epoch::EngineNamed(state, parent->second)->ranks;
+  if (parent == state.spec.parents.end()) return state.spec.sources;
+  const epoch::EngineMembers* relay = epoch::EngineNamed(state, parent->second);
+  return relay == nullptr ? std::vector<epoch::Member>{} : relay->ranks;
 }
 
 Epoch EpochOf(const epoch::Report& report) {
@@ -232,7 +226,7 @@ void EpochRunner::Do(EpochRun& run, const epoch::SendTransfer&) {
         s_.membership.Hold(member, run.holds[member]);
     }
   }
-  for (const epoch::Member& member : AllMembers(run.state.spec)) {
+  for (const epoch::Member& member : epoch::AllMembers(run.state.spec)) {
     s_.membership.Send(member, epoch::TransferCommand{run.state.spec.epoch, member});
   }
 }
@@ -251,6 +245,7 @@ void EpochRunner::Do(EpochRun& run, const epoch::AppendCommit&) {
   const uint64_t newest = std::max(shared_.decisions.committed.newest, spec.lineage);
   CommitRecord record{spec.epoch, spec.version, {}, spec.held, spec.lineage, newest};
   for (const auto& engine : spec.engines) record.engines.Add(engine.name);
+  record.runs = shared_.decisions.RunsWith(record);
   WW_FAILPOINT("coordinator.before_commit_appended");
   s_.journal.Append(
       record, lifeline_.Bind([this, record](const Status& status) { Appended(record, status); }));

@@ -48,6 +48,14 @@ inline std::string ToString(const VersionId& id) {
   if (id.lineage != kFirstLineage) text += " of lineage " + std::to_string(id.lineage);
   return text;
 }
+/// What was committed from this epoch on, until the next run, is of this lineage; 0: not known.
+struct LineageRun {
+  Epoch from{};
+  uint64_t lineage = 0;
+  friend bool operator==(const LineageRun&, const LineageRun&) = default;
+};
+/// Of epochs before so many changes of lineage it is not known any more of which they are.
+inline constexpr size_t kLineageRunsMax = 16;
 /// The decision: these engines are required to serve `epoch`.
 struct CommitRecord {
   Epoch epoch{};
@@ -59,6 +67,9 @@ struct CommitRecord {
   /// The highest lineage that was ever committed: another one than `lineage` after a rollback to an
   /// earlier one. Whoever publishes versions of a lower one is refused.
   uint64_t newest = kFirstLineage;
+  /// Of this epoch and those before it, rising, at most kLineageRunsMax; empty with one lineage,
+  /// and in records from before there were any.
+  std::vector<LineageRun> runs = {};
   friend bool operator==(const CommitRecord&, const CommitRecord&) = default;
 };
 /// No epoch ≥ `limit` was handed out by anyone who could not append this.

@@ -142,11 +142,16 @@ Result<control::AgentWelcome> Membership::Open(control::AgentHello hello, contro
   return control::AgentWelcome{id, protocol, options_.heartbeat, options_.lease, history_};
 }
 
-void Membership::Disconnected(AgentId agent, Nanos now) {
+bool Membership::ForgetPorts(AgentId agent) {
   if (PortPtr leaving = outbox_.Leaving(agent)) outbox_.Forget(leaving);
   const auto session = sessions_.find(agent);
-  if (session == sessions_.end()) return;
+  if (session == sessions_.end()) return false;
   outbox_.Forget(session->second.port);
+  return true;
+}
+
+void Membership::Disconnected(AgentId agent, Nanos now) {
+  if (!ForgetPorts(agent)) return;
   Cut(agent, Status(Code::kAborted, Reason::kMemberLost, "its agent's connection ended"),
       Presence::kSuspect, now);
 }
@@ -159,10 +164,7 @@ void Membership::EndSession(AgentId agent, const Status& why, Nanos now) {
 }
 
 void Membership::AgentLeft(AgentId agent) {
-  if (PortPtr leaving = outbox_.Leaving(agent)) outbox_.Forget(leaving);
-  const auto session = sessions_.find(agent);
-  if (session == sessions_.end()) return;
-  outbox_.Forget(session->second.port);
+  if (!ForgetPorts(agent)) return;
   LoseAgent(agent, Status(Code::kAborted, Reason::kMemberLost, "the agent closed its session"));
 }
 

@@ -228,6 +228,8 @@ class Membership {
   void Vacate(Group& group, uint32_t rank, const Status& why, bool told);
   void AfterLoss(Group& group, const Status& why);
   void LoseAgent(AgentId agent, const Status& why);
+  /// Nothing more is told to the agent. False: it has no session, or not any more.
+  bool ForgetPorts(AgentId agent);
   /// Forgets the session; its ranks keep their places.
   void Cut(AgentId agent, const Status& why, Presence presence, Nanos now);
   void SetPresence(AgentId agent, const Status& why, Presence presence, Nanos now);

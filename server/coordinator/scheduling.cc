@@ -1,6 +1,7 @@
 #include "server/coordinator/scheduling.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace weightwire::coordinator {
@@ -16,18 +17,35 @@ Status Decisions::Check() const {
 }
 
 void Decisions::Set(const CommitRecord& record) {
-  constexpr size_t kRemembered = 1024;
+  std::vector<LineageRun> runs = RunsWith(record);
   committed = record;
-  if (record.epoch == Epoch{}) return;
-  lineages[record.epoch] = record.lineage;
-  if (lineages.size() > kRemembered) lineages.erase(lineages.begin());
+  committed.runs = std::move(runs);
+}
+
+std::vector<LineageRun> Decisions::RunsWith(const CommitRecord& record) const {
+  if (record.newest == kFirstLineage) return {};
+  std::vector<LineageRun> runs = committed.runs;
+  if (runs.empty()) {
+    const bool only = committed.newest == kFirstLineage;
+    runs.push_back({Epoch{}, only ? kFirstLineage : 0});
+    if (!only && record.held != Epoch{}) {  // of what is held only that is known
+      runs.push_back({record.held, record.lineage});
+      runs.push_back({Epoch(record.held.value + 1), 0});
+    }
+  }
+  if (runs.back().lineage != record.lineage) runs.push_back({record.epoch, record.lineage});
+  if (runs.size() > kLineageRunsMax) {
+    runs.erase(runs.begin(), runs.end() - static_cast<ptrdiff_t>(kLineageRunsMax));
+  }
+  return runs;
 }
 
 uint64_t Decisions::LineageOf(Epoch epoch) const {
   if (epoch == Epoch{}) return 0;
   if (committed.newest == kFirstLineage) return kFirstLineage;
-  const auto known = lineages.find(epoch);
-  return known == lineages.end() ? 0 : known->second;
+  const std::vector<LineageRun>& runs = committed.runs;
+  const auto after = std::ranges::upper_bound(runs, epoch, {}, &LineageRun::from);
+  return after == runs.begin() ? 0 : std::prev(after)->lineage;
 }
 
 VersionId Decisions::Floor() const {

@@ -20,13 +20,6 @@ std::vector<Member> Targets(const Spec& spec) {
   return all;
 }
 
-std::vector<Member> AllMembers(const Spec& spec) {
-  std::vector<Member> all = spec.sources;
-  const std::vector<Member> targets = Targets(spec);
-  all.insert(all.end(), targets.begin(), targets.end());
-  return all;
-}
-
 template <typename Done>
 std::vector<Member> Missing(const std::vector<Member>& members, const Done& done) {
   std::vector<Member> missing;
@@ -119,8 +112,10 @@ class Stepper {
     const auto late = EnginesMissing(state_.spec, state_.staged);
     state_.grace_armed = false;
     if (!EnoughWithout(state_.spec, late.size())) return;
+    const Status why = GraceStatus(late);
+    if (MayExclude(late)) return Exclude(late, why);
     state_.laggards = late;
-    Abort(GraceStatus());
+    Abort(why);
   }
 
   void On(const AppliedEvent& event) {
@@ -146,8 +141,8 @@ class Stepper {
       const EngineMembers* failed = EngineOf(state_, event.member);
       const bool released = state_.phase == Phase::kStaged;
       const bool enough = failed != nullptr && (released || EnoughWithout(state_.spec, 1));
-      if (enough && MayExclude(*failed)) {
-        return Exclude(*failed, NamedFailure(event.member, event.why));
+      if (enough && MayExclude({failed->name})) {
+        return Exclude({failed->name}, NamedFailure(event.member, event.why));
       }
       if (!released && failed != nullptr && EnoughWithout(state_.spec, 1)) {
         state_.laggards = {failed->name};
@@ -170,8 +165,9 @@ class Stepper {
     if (CanAbort()) {
       state_.lost.insert(event.member);
       const EngineMembers* engine = EngineOf(state_, event.member);
-      if (engine != nullptr && MayExclude(*engine)) return Exclude(*engine, LossStatus(event));
-      return Abort(LossStatus(event));
+      const Status why = LossStatus(event);
+      if (engine != nullptr && MayExclude({engine->name})) return Exclude({engine->name}, why);
+      return Abort(why);
     }
     if (state_.phase == Phase::kAborting) {
       if (!state_.lost.insert(event.member).second) return;
@@ -204,8 +200,16 @@ class Stepper {
   void On(const DeadlineEvent& event) {
     if (event.phase != state_.phase) return;
     if (CanAbort()) {
-      state_.laggards = LateEngines();
-      return Abort(DeadlineStatus(state_), AbortCause::kDeadline);
+      const auto late = LateEngines();
+      const Status why = DeadlineStatus(state_);
+      if (!late.empty() && MayExclude(late)) {
+        Exclude(late, why);
+        // The sources have yet to hear that nobody else reads: they have a deadline, too.
+        if (state_.phase == event.phase) Do(ArmDeadline{state_.phase});
+        return;
+      }
+      state_.laggards = late;
+      return Abort(why, AbortCause::kDeadline);
     }
     if (state_.phase == Phase::kAborting) return GiveUpDraining();
     if (state_.phase != Phase::kCommitting || !state_.commit_durable) return;
@@ -246,14 +250,14 @@ class Stepper {
     return EnoughWithout(spec, late.size()) ? late : std::set<std::string>{};
   }
 
-  Status GraceStatus() const {
+  Status GraceStatus(const std::set<std::string>& late) const {
     std::string names;
-    for (const std::string& name : state_.laggards) names += (names.empty() ? "" : ", ") + name;
-    const size_t staged = state_.spec.engines.size() - state_.laggards.size();
+    for (const std::string& name : late) names += (names.empty() ? "" : ", ") + name;
+    const size_t staged = state_.spec.engines.size() - late.size();
     return Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
                   std::to_string(staged) + " of " + std::to_string(state_.spec.engines.size()) +
                       " engines are staged, a quorum; left behind: " + names)
-        .AtRank(*state_.laggards.begin())
+        .AtRank(*late.begin())
         .AtEpoch(state_.spec.epoch);
   }
 
@@ -269,19 +273,29 @@ class Stepper {
         .AtEpoch(state_.spec.epoch);
   }
 
-  bool MayExclude(const EngineMembers& engine) const {
+  /// All of them at once; some may read from others of them.
+  bool MayExclude(const std::set<std::string>& names) const {
     const Spec& spec = state_.spec;
-    const size_t others = spec.engines.size() - 1;
+    const size_t others = spec.engines.size() - names.size();
     // Its sources may have changed their bytes: it is this attempt or none, and enough were staged.
     if (state_.phase == Phase::kStaged) return others > 0;
     if (others < std::max(1U, spec.engines_min)) return false;
     return spec.drops_readers && std::ranges::none_of(spec.engines, [&](const auto& other) {
              const auto parent = spec.parents.find(other.name);
-             return parent != spec.parents.end() && parent->second == engine.name;
+             return !names.contains(other.name) && parent != spec.parents.end() &&
+                    names.contains(parent->second);
            });
   }
 
-  void Exclude(EngineMembers engine, Status why) {
+  void Exclude(const std::set<std::string>& names, const Status& why) {
+    for (const std::string& name : names) TakeOut(*EngineNamed(state_, name), why);
+    if (state_.phase == Phase::kPreparing) return TransferWhenPrepared();
+    if (state_.phase != Phase::kTransferring) return;
+    EnterStagedWhenComplete();
+    if (state_.phase == Phase::kTransferring) ArmGraceOnce();
+  }
+
+  void TakeOut(EngineMembers engine, const Status& why) {
     state_.roster.Exclude(engine);
     std::erase_if(state_.spec.engines, [&](const auto& e) { return e.name == engine.name; });
     state_.excluded.insert(engine.name);
@@ -291,11 +305,7 @@ class Stepper {
       // What ends the attempt later is not this loss.
       if (state_.lost.erase(member) == 0) Do(SendAbort{member, why});
     }
-    Do(ExcludeEngine{std::move(engine), std::move(why)});
-    if (state_.phase == Phase::kPreparing) return TransferWhenPrepared();
-    if (state_.phase != Phase::kTransferring) return;
-    EnterStagedWhenComplete();
-    if (state_.phase == Phase::kTransferring) ArmGraceOnce();
+    Do(ExcludeEngine{std::move(engine), why});
   }
 
   void TransferWhenPrepared() {
@@ -484,6 +494,13 @@ void Roster::Exclude(const EngineMembers& engine) {
     if (other.index > excluded.index) --other.index;
   }
   for (const Member& member : engine.ranks) places_.erase(member);
+}
+
+std::vector<Member> AllMembers(const Spec& spec) {
+  std::vector<Member> all = spec.sources;
+  const std::vector<Member> targets = Targets(spec);
+  all.insert(all.end(), targets.begin(), targets.end());
+  return all;
 }
 
 Outcome Begin(Spec spec) {

@@ -58,6 +58,9 @@ struct Spec {
   friend bool operator==(const Spec&, const Spec&) = default;
 };
 
+/// Sources first, then the engines' ranks, in the order of the spec.
+std::vector<Member> AllMembers(const Spec& spec);
+
 /// Why an epoch was aborted, where that says what may follow.
 enum class AbortCause : int {
   kNone = 0,
@@ -127,8 +130,8 @@ struct State {
   std::set<std::string> applied;  ///< engines that swapped
   /// Engines that were lost, failed or late after the decision: the epoch does not wait for them.
   std::set<std::string> evicted;
-  /// Engines that were lost, or failed, before the decision. They are no part of `spec.engines` any
-  /// more.
+  /// Engines that were lost, failed or late before the decision. They are no part of
+  /// `spec.engines` any more.
   std::set<std::string> excluded;
   bool commit_asked = false;  ///< manual commit has been given
   bool commit_durable = false;
@@ -215,8 +218,8 @@ struct LeaveBehind {
   std::string engine;
   Status why;
 };
-/// A lost engine, or one that failed, is no part of the epoch any more: who it reads from drops it
-/// as a reader.
+/// A lost engine, or one that failed or is late, is no part of the epoch any more: who it reads
+/// from drops it as a reader. Where that is excluded in the same step nobody is to be told.
 struct ExcludeEngine {
   EngineMembers engine;
   Status why;
@@ -271,7 +274,8 @@ Outcome Begin(Spec spec);
 ///    engine of the epoch reads from it (`parents`); in STAGED, where the version is released, as
 ///    long as any other is left. It is taken out of `spec.engines`, so that COMMIT names who holds
 ///    the version; its ranks that live are told to abort. So is one that fails in STAGED, or while
-///    the others are a quorum. Any other loss before the append aborts the epoch (kMemberLost).
+///    the others are a quorum, and so are those that are late beside a quorum (below). Any other
+///    loss before the append aborts the epoch (kMemberLost).
 ///    After the append the engine is not waited for any more and the epoch commits with the others.
 ///    Nobody is evicted for a loss: it may be one of the connection only. COMMITTED when every
 ///    engine applied, or is not waited for.
@@ -282,9 +286,11 @@ Outcome Begin(Spec spec);
 ///    are staged and others are not (an engine counts once, with all its ranks), and again only
 ///    after a grace that ended below the quorum because a staged engine was lost. When the
 ///    grace ends, or the deadline of PREPARING or TRANSFERRING, and at least `quorum` engines have
-///    done their part, the abort names the others as `laggards`; a FailedEvent names its engine
-///    when the others are a quorum and it cannot be excluded. Sources are never laggards.
-///  - Deadline in PREPARING/TRANSFERRING aborts (kDeadlineExceeded, naming who is missing); in
+///    done their part, the others are excluded, all at once. Where that cannot be (somebody else
+///    reads from one of them, readers cannot be dropped) the epoch aborts and names them as
+///    `laggards`; so it does for a FailedEvent beside a quorum. Sources are never laggards.
+///  - Deadline in PREPARING/TRANSFERRING aborts (kDeadlineExceeded, naming who is missing) unless
+///    the late ones are excluded: then what is left of the phase has a deadline again. In
 ///    STAGED (manual) aborts; in COMMITTING leaves engines behind that have not applied; in
 ///    ABORTING evicts (as lost) members that have not drained: one EvictEngine for each engine,
 ///    else EvictSource.

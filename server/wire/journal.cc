@@ -17,6 +17,7 @@ constexpr uint8_t kReserveOf = 4;      // a reservation, and behind it the histo
 constexpr uint8_t kDrain = 5;
 constexpr uint8_t kCommit = 6;
 constexpr uint8_t kCommitOfLineage = 7;  // the same, and behind it its lineage and the newest one
+constexpr uint8_t kCommitOfRuns = 8;  // the same, and behind it which epochs are of which lineage
 constexpr size_t kChecksumBytes = 4;
 
 uint32_t ChecksumOf(std::string_view bytes) {
@@ -81,7 +82,22 @@ tl::unexpected<Status> OfNewerVersion(const char* what) {
                                     "where every rank begins anew"));
 }
 
-Result<coordinator::JournalRecord> CommitFrom(Reader reader, bool later) {
+/// False: they are no runs of at most `newest` lineages, or bytes are left over.
+bool ReadRuns(Reader& reader, uint64_t newest, std::vector<coordinator::LineageRun>& runs) {
+  const auto count = reader.Number(4);
+  if (!count || *count == 0 || *count > coordinator::kLineageRunsMax) return false;
+  for (uint64_t i = 0; i < *count; ++i) {
+    const auto from = reader.Number(8);
+    const auto lineage = reader.Number(8);
+    if (!from || !lineage || *lineage > newest) return false;
+    if (!runs.empty() && *from <= runs.back().from.value) return false;
+    runs.push_back({Epoch(*from), *lineage});
+  }
+  return reader.empty();
+}
+
+Result<coordinator::JournalRecord> CommitFrom(Reader reader, uint8_t kind) {
+  const bool later = kind != kCommit;
   const auto epoch = reader.Number(8);
   const auto version = reader.Number(8);
   const auto held = reader.Number(8);
@@ -89,9 +105,8 @@ Result<coordinator::JournalRecord> CommitFrom(Reader reader, bool later) {
   const auto digest = reader.Number(8);
   const auto lineage = later ? reader.Number(8) : coordinator::kFirstLineage;
   const auto newest = later ? reader.Number(8) : coordinator::kFirstLineage;
-  if (!epoch || !version || !held || !count || !digest || !lineage || !newest || !reader.empty()) {
-    return Damaged("wrong size");
-  }
+  const bool whole = epoch && version && held && count && digest && lineage && newest;
+  if (!whole || (kind != kCommitOfRuns && !reader.empty())) return Damaged("wrong size");
   if ((*newest > coordinator::kFirstLineage) != later || *lineage > *newest) {
     return Damaged("lineages that cannot be");
   }
@@ -100,6 +115,9 @@ Result<coordinator::JournalRecord> CommitFrom(Reader reader, bool later) {
   out.engines.digest = *digest;
   out.lineage = *lineage;
   out.newest = *newest;
+  if (kind == kCommitOfRuns && !ReadRuns(reader, *newest, out.runs)) {
+    return Damaged("lineages that cannot be");
+  }
   return out;
 }
 
@@ -148,7 +166,8 @@ Result<coordinator::JournalRecord> DrainFrom(Reader reader) {
 void Write(Writer& writer, const coordinator::CommitRecord& commit) {
   // As long as there is one lineage, versions before them read the journal.
   const bool later = commit.newest > coordinator::kFirstLineage;
-  writer.Number(later ? kCommitOfLineage : kCommit, 1);
+  const bool runs = later && !commit.runs.empty();
+  writer.Number(runs ? kCommitOfRuns : later ? kCommitOfLineage : kCommit, 1);
   writer.Number(commit.epoch.value, 8);
   writer.Number(commit.version.value, 8);
   writer.Number(commit.held.value, 8);
@@ -157,6 +176,12 @@ void Write(Writer& writer, const coordinator::CommitRecord& commit) {
   if (!later) return;
   writer.Number(commit.lineage, 8);
   writer.Number(commit.newest, 8);
+  if (!runs) return;
+  writer.Number(commit.runs.size(), 4);
+  for (const coordinator::LineageRun& run : commit.runs) {
+    writer.Number(run.from.value, 8);
+    writer.Number(run.lineage, 8);
+  }
 }
 
 void Write(Writer& writer, const coordinator::ReserveRecord& reserve) {
@@ -193,8 +218,8 @@ Result<coordinator::JournalRecord> DecodeRecord(std::string_view bytes) {
   Reader reader(body);
   if (reader.Number(1) != kFormat) return OfNewerVersion("format");
   const auto kind = reader.Number(1);
-  if (kind == kCommit || kind == kCommitOfLineage) {
-    return CommitFrom(reader, kind == kCommitOfLineage);
+  if (kind == kCommit || kind == kCommitOfLineage || kind == kCommitOfRuns) {
+    return CommitFrom(reader, static_cast<uint8_t>(*kind));
   }
   if (kind == kNamedCommit || kind == kNamedRollback) {
     return NamedCommitFrom(reader, kind == kNamedRollback);
@@ -211,6 +236,7 @@ std::optional<size_t> KindOf(std::string_view head) {
     case kNamedRollback:
     case kCommit:
     case kCommitOfLineage:
+    case kCommitOfRuns:
       return coordinator::JournalRecord(coordinator::CommitRecord{}).index();
     case kReserve:
     case kReserveOf:

@@ -13,7 +13,8 @@ Chaos::Chaos(uint64_t seed, Reached& reached)
     : random_(seed * 7919 + 1),
       withdraws_(seed % 4 == 1),
       fleet_(OptionsFor(seed)),
-      reached_(reached) {
+      reached_(reached),
+      goes_back_(seed % 4 == 2) {
   if (seed % 4 == 0) drains_.emplace(fleet_, reached_);
 }
 
@@ -87,6 +88,7 @@ void Chaos::Run() {
   auto withdrawals = fleet_.trainer().withdrawals();
   reached_.Count("versions that a publisher withdrew", withdrawals[agent::Withdrawal::kRevoked]);
   reached_.Count("versions withdrawn when they were read", withdrawals[agent::Withdrawal::kRead]);
+  reached_.Count("versions committed of a later lineage", fleet_.ledger.of_later_lineages());
   for (const auto& engine : fleet_.engines()) {
     reached_.Count("ends of engines", engine->lives() - 1);
     reached_.Count("buffers given up for the next version", engine->rooms());
@@ -98,9 +100,7 @@ void Chaos::Round() {
   // A cut that nothing follows is a case of its own: no publish makes anything right.
   if (In(0, 3) != 0 && fleet_.coordinator() != nullptr && fleet_.trainer().Idle()) {
     reached_.Count("versions not moved", !fleet_.trainer().outcome().ok());
-    fleet_.trainer().Publish(
-        ++version_, In(0, 3) == 0 ? agent::PublishMode::kSnapshot : agent::PublishMode::kHold,
-        seconds(20));
+    Publish();
   }
   fleet_.RunFor(Up(milliseconds(120)));
   if (withdraws_) Withdraw();
@@ -112,6 +112,32 @@ void Chaos::Round() {
   }
   fleet_.RunFor(In(0, 2) == 0 ? Up(seconds(8)) : Up(milliseconds(400)));
   ExpectStatusIsTrue();
+}
+
+void Chaos::Publish() {
+  const auto mode = In(0, 3) == 0 ? agent::PublishMode::kSnapshot : agent::PublishMode::kHold;
+  if (goes_back_ && In(0, 1) == 0) {
+    StartTrainerAnew();
+    if (In(0, 1) == 0) {
+      lineage_ = fleet_.ledger.newest_lineage() + 1;
+      version_ = static_cast<uint64_t>(In(0, static_cast<int64_t>(version_)));
+      reached_.Count("trainers that went back to an earlier step");
+    } else if (lineage_ > coordinator::kFirstLineage && fleet_.trainer().Idle()) {
+      reached_.Count("versions of trainers that were overtaken");
+      fleet_.trainer().Publish(++version_max_, mode, seconds(20), lineage_ - 1);
+      fleet_.RunFor(Up(milliseconds(400)));
+      return StartTrainerAnew();
+    }
+  }
+  if (!fleet_.trainer().Idle()) return;
+  version_max_ = std::max(version_max_, ++version_);
+  fleet_.trainer().Publish(version_, mode, seconds(20), lineage_);
+}
+
+/// While its last version may still be under way.
+void Chaos::StartTrainerAnew() {
+  fleet_.trainer().Restart();
+  fleet_.RunUntil([this] { return fleet_.trainer().Idle(); }, seconds(2));
 }
 
 void Chaos::Withdraw() {
@@ -126,6 +152,10 @@ void Chaos::ExpectStatusIsTrue() {
   if (drains_) drains_->ExpectServing();
   if (fleet_.coordinator() == nullptr) return;
   for (const auto& status : fleet_.coordinator()->Snapshot().engines) {
+    const auto id = fleet_.ledger.CommittedAs(status.serving, status.version);
+    EXPECT_TRUE(!id || id->lineage == status.lineage)
+        << status.name << " serves " << coordinator::ToString(*id)
+        << "; the coordinator takes it for one of lineage " << status.lineage;
     const auto& served = fleet_.engine(status.name).served();
     if (!served || status.serving <= served->content) continue;
     ADD_FAILURE() << status.name << " serves epoch " << served->content.value
@@ -275,14 +305,15 @@ void Chaos::Settle() {
         << (fleet_.coordinator() == nullptr ? "no coordinator"
                                             : fleet_.coordinator()->Snapshot().waiting_for)
         << fleet_.trainer().Describe();
-    status = fleet_.Publish(++version_, agent::PublishMode::kHold, seconds(30));
+    version_max_ = version_ = (goes_back_ ? version_max_ : version_) + 1;
+    status = fleet_.Publish(version_, agent::PublishMode::kHold, seconds(30), lineage_);
     if (status.ok()) break;
     // A snapshot of a version that not every rank published is held until its deadline, 20 s.
     fleet_.RunFor(seconds(8));
   }
   ASSERT_TRUE(status.ok()) << status.ToString() << "\nwaits for "
                            << fleet_.coordinator()->Snapshot().waiting_for;
-  EXPECT_TRUE(fleet_.AllServe(version_, seconds(60)))
+  EXPECT_TRUE(fleet_.AllServe(version_, seconds(60), lineage_))
       << "waits for " << fleet_.coordinator()->Snapshot().waiting_for;
 }
 

@@ -33,6 +33,10 @@ class Chaos {
 
   void Round();
   void Strike();
+  /// The next version, by a trainer that goes on, that starts anew from an earlier step, or that
+  /// was overtaken by one that did and does not know it.
+  void Publish();
+  void StartTrainerAnew();
   /// To a version that some engine holds, or to one that nobody may hold any more. It may run into
   /// whatever comes next: the answer is nobody's business.
   void GoBack();
@@ -58,7 +62,10 @@ class Chaos {
   std::optional<Drains> drains_;  ///< of every fourth seed
   Fleet fleet_;
   Reached& reached_;
+  const bool goes_back_;  ///< the trainer, in every fourth seed, a third one
+  uint64_t lineage_ = coordinator::kFirstLineage;
   uint64_t version_ = 0;
+  uint64_t version_max_ = 0;  ///< of any lineage
 };
 
 }  // namespace weightwire::sim

@@ -59,9 +59,8 @@ Fleet::Fleet(Options options)
   trainer_ = std::make_unique<Trainer>(executor, random, model, options_.trainer,
                                        at(options_.trainer_nodes));
   for (const EngineSpec& spec : options_.engines) {
-    engines_.push_back(std::make_unique<Rollout>(
-        executor, random, model, spec.name, spec.party, at(spec.nodes), spec.buffers,
-        [this](Epoch epoch, Version version) { return Committed(epoch, version); }));
+    engines_.push_back(std::make_unique<Rollout>(executor, random, model, spec.name, spec.party,
+                                                 at(spec.nodes), spec.buffers, ledger));
   }
 }
 
@@ -164,19 +163,19 @@ void Fleet::RunFor(Nanos span) {
   if (executor.Now() < end) executor.RunFor(end - executor.Now());
 }
 
-Status Fleet::Publish(uint64_t version, agent::PublishMode mode, Nanos deadline) {
-  trainer_->Publish(version, mode, deadline);
+Status Fleet::Publish(uint64_t version, agent::PublishMode mode, Nanos deadline, uint64_t lineage) {
+  trainer_->Publish(version, mode, deadline, lineage);
   if (!RunUntil([this] { return trainer_->Idle(); }, deadline + std::chrono::seconds(30))) {
     return Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded, "never released");
   }
   return trainer_->outcome();
 }
 
-bool Fleet::AllServe(uint64_t version, Nanos span) {
+bool Fleet::AllServe(uint64_t version, Nanos span, uint64_t lineage) {
   return RunUntil(
       [&] {
-        return std::ranges::all_of(engines_,
-                                   [&](const auto& engine) { return engine->Serves(version); });
+        return std::ranges::all_of(
+            engines_, [&](const auto& engine) { return engine->Serves(version, lineage); });
       },
       span);
 }
@@ -246,10 +245,9 @@ void Fleet::OnAppend(const coordinator::JournalRecord& record) {
   const uint32_t enough = options_.coordinator.commit_policy.Enough(1);
   EXPECT_GE(once.size(), commit->held == Epoch{} ? std::max(1u, enough) : 1u)
       << "COMMIT(" << commit->epoch.value << ") below the quorum";
-  EXPECT_TRUE(commit->held == Epoch{} || Committed(commit->held, commit->version))
-      << "COMMIT(" << commit->epoch.value << ") goes back to what was never committed";
+  ledger.ExpectMayFollow(*commit);
   for (const std::string& name : engines) {
-    EXPECT_TRUE(engine(name).HoldsStaged(commit->version.value))
+    EXPECT_TRUE(engine(name).HoldsStaged({commit->lineage, commit->version}))
         << "COMMIT(" << commit->epoch.value << ") without " << name;
   }
 }
@@ -260,7 +258,7 @@ void Fleet::OnRelease(const epoch::ReleaseCommand& release) {
   for (const auto& status : coordinator_->Snapshot().epochs) {
     if (status.epoch != release.epoch) continue;
     for (const std::string& name : status.engines) {
-      EXPECT_TRUE(engine(name).HoldsStaged(release.version.value))
+      EXPECT_TRUE(engine(name).HoldsStaged({status.lineage, release.version}))
           << "epoch " << release.epoch.value << " is released without " << name;
     }
   }
@@ -289,13 +287,6 @@ void Fleet::OnCommand(const Node& node, const epoch::Command& command) {
   EXPECT_GT(prepare->epoch, floor_) << "an epoch of an earlier coordinator is used again";
   newest_ = std::max(newest_, prepare->epoch);
   relayed_ += prepare->relayed;
-}
-
-bool Fleet::Committed(Epoch epoch, Version version) const {
-  return std::ranges::any_of(journal.durable(), [&](const auto& record) {
-    const auto* commit = std::get_if<coordinator::CommitRecord>(&record);
-    return commit != nullptr && commit->epoch == epoch && commit->version == version;
-  });
 }
 
 }  // namespace weightwire::sim

@@ -21,7 +21,8 @@ namespace weightwire::sim {
 ///
 /// The invariants are checked all the time: what engines serve after every step of the executor,
 /// one engine in turn, and before and after it changes (rollout.h); I6 when a trainer is released
-/// and when a COMMIT is submitted, I3 when an ABORT is sent, I5 when a coordinator starts; an
+/// and when a COMMIT is submitted, I3 when an ABORT is sent, I5 when a coordinator starts, I8 (of
+/// lineages, ledger.h) when a COMMIT is submitted; an
 /// epoch's number is used once, also across coordinators. (I7, of drains: drains.h.) A violation is
 /// a test failure.
 class Fleet {
@@ -68,11 +69,13 @@ class Fleet {
   void RunFor(Nanos span);
   /// Publishes on all ranks and runs until every rank was released, at most `deadline` and a bit.
   Status Publish(uint64_t version, agent::PublishMode mode = agent::PublishMode::kHold,
-                 Nanos deadline = std::chrono::seconds(60));
+                 Nanos deadline = std::chrono::seconds(60),
+                 uint64_t lineage = coordinator::kFirstLineage);
   /// Goes back to `version` and runs until that has ended; nullopt when it does not.
   std::optional<Status> Rollback(uint64_t version);
   /// Runs until every engine serves `version`.
-  bool AllServe(uint64_t version, Nanos span = std::chrono::seconds(30));
+  bool AllServe(uint64_t version, Nanos span = std::chrono::seconds(30),
+                uint64_t lineage = coordinator::kFirstLineage);
   /// The phase of the newest publish; kAborted when there is none.
   epoch::Phase NewestPhase() const;
   bool RunUntilPhase(epoch::Phase phase, Nanos span = std::chrono::seconds(30));
@@ -98,6 +101,7 @@ class Fleet {
   std::mt19937_64 random;
   transport::FakeNetwork network;
   testing::MemoryJournal journal;
+  const Ledger ledger{journal};
   Model model;
   coordinator::Coordinator* coordinator() { return coordinator_.get(); }
   Node& node(const std::string& name);
@@ -139,7 +143,6 @@ class Fleet {
   void OnRelease(const epoch::ReleaseCommand& release);
   void Disconnect(const std::string& address);
   void OnAppend(const coordinator::JournalRecord& record);
-  bool Committed(Epoch epoch, Version version) const;
   bool Required(Epoch epoch, const epoch::Member& member) const;
 
   Options options_;

@@ -34,9 +34,10 @@ class FleetTest : public ::testing::Test {
     return epochs;
   }
   /// Publishes in the background: returns when the newest epoch is in `phase`.
-  void PublishUpTo(epoch::Phase phase, uint64_t version, Nanos deadline = seconds(60)) {
+  void PublishUpTo(epoch::Phase phase, uint64_t version, Nanos deadline = seconds(60),
+                   uint64_t lineage = coordinator::kFirstLineage) {
     const size_t before = Epochs(epoch::Kind::kPublish).size();
-    fleet->trainer().Publish(version, PublishMode::kHold, deadline);
+    fleet->trainer().Publish(version, PublishMode::kHold, deadline, lineage);
     ASSERT_TRUE(fleet->RunUntil(
         [&] {
           return Epochs(epoch::Kind::kPublish).size() > before && fleet->NewestPhase() == phase;
@@ -178,6 +179,41 @@ TEST_F(FleetTest, FillsALateJoiner) {
   ASSERT_TRUE(fleet->AllServe(1));
   ASSERT_TRUE(fleet->Publish(2).ok());
   ASSERT_TRUE(fleet->AllServe(2));
+}
+
+// The new lineage's first version goes on after a cut of everybody, or with the next coordinator;
+// from its commit on the trainer of the earlier one is refused. (Rollout compares bytes and order.)
+TEST_F(FleetTest, ATrainerThatGoesBackBeginsALineageWhateverHappensAndEndsTheOneBefore) {
+  using epoch::Phase;
+  for (const Phase phase : {Phase::kPreparing, Phase::kTransferring, Phase::kCommitting}) {
+    for (const bool crash : {false, true}) {
+      SCOPED_TRACE(std::string(epoch::PhaseName(phase)) + (crash ? ", a crash" : ", a cut"));
+      Make();
+      for (uint64_t version = 1; version <= 3; ++version) {
+        ASSERT_TRUE(fleet->Publish(version).ok());
+        ASSERT_TRUE(fleet->AllServe(version));
+      }
+      fleet->trainer().Restart();
+      ASSERT_TRUE(TrainerIdle());
+      PublishUpTo(phase, 2, seconds(60), 2);
+      if (crash) {
+        fleet->CrashCoordinator();
+        fleet->RunFor(seconds(1));
+        fleet->StartCoordinator();
+      } else {
+        fleet->CutOff(fleet->Nodes(), true, seconds(3));
+      }
+      ASSERT_TRUE(TrainerIdle());
+      EXPECT_TRUE(fleet->trainer().outcome().ok()) << fleet->trainer().outcome().ToString();
+      ASSERT_TRUE(fleet->AllServe(2, seconds(30), 2));
+      fleet->RunFor(milliseconds(100));  // the last acknowledgement
+      EXPECT_EQ(fleet->StatusOf("two").lineage, 2u);
+      fleet->trainer().Restart();
+      ASSERT_TRUE(TrainerIdle());
+      EXPECT_EQ(fleet->Publish(9).reason(), Reason::kStaleIncarnation) << "it was overtaken";
+      ASSERT_TRUE(fleet->AllServe(2, seconds(30), 2));
+    }
+  }
 }
 
 TEST_F(FleetTest, OutlivesTheLossOfEverySession) {

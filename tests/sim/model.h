@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "server/coordinator/journal.h"
 #include "server/layout/scheme.h"
 #include "tests/support/dense_oracle.h"
 
@@ -20,6 +21,11 @@ Party MegatronTp2();
 Party VllmTp1();
 Party VllmTp2();
 Party HuggingFace();
+
+/// What the model's `version` is of a version: the same number means other bytes in each lineage.
+constexpr uint64_t ContentOf(const coordinator::VersionId& id) {
+  return 1000 * (id.lineage - coordinator::kFirstLineage) + id.version.value;
+}
 
 /// A tiny qwen2 whose every element differs between versions: what each rank's memory must hold, by
 /// the oracle of the loaders. Elements are BF16: the low 16 bits of the oracle's cells.

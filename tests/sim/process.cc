@@ -88,9 +88,9 @@ void Process::OnReleased(Version version, Epoch epoch, const Status& why) {
   hooks_.released(*this, version, epoch, why);
 }
 void Process::OnCommitted(Epoch epoch, Epoch content, Version version, int buffer, bool leader,
-                          const std::array<uint8_t, 16>&, uint64_t) {
+                          const std::array<uint8_t, 16>&, uint64_t lineage) {
   ExpectLive("OnCommitted");
-  hooks_.committed(*this, epoch, content, version, buffer, leader);
+  hooks_.committed(*this, epoch, content, {lineage, version}, buffer, leader);
 }
 void Process::OnRoomWanted(Epoch epoch, Version) {
   ExpectLive("OnRoomWanted");

@@ -18,7 +18,8 @@ class Process final : public agent::Application {
     std::function<void(Process&)> ready;                 ///< attached, with a layout
     std::function<void(Process&, const Status&)> ended;  ///< evicted, refused, or the agent died
     std::function<void(Process&, Version, Epoch, const Status&)> released;
-    std::function<void(Process&, Epoch, Epoch, Version, int, bool)> committed;
+    /// Epoch, content, version, its lineage (0: not known), buffer, leader.
+    std::function<void(Process&, Epoch, Epoch, const coordinator::VersionId&, int, bool)> committed;
     std::function<void(Process&, Epoch, Epoch)> installed;
     std::function<void(Process&, Epoch)> room_wanted;
   };

@@ -64,7 +64,10 @@ void Reached::ExpectAll() const {
                            "versions not moved",
                            "cuts of all nodes",
                            "cuts of some nodes",
-                           "versions that a publisher withdrew"}) {
+                           "versions that a publisher withdrew",
+                           "trainers that went back to an earlier step",
+                           "versions of trainers that were overtaken",
+                           "versions committed of a later lineage"}) {
     expect(what);
   }
   for (const char* what :

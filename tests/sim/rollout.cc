@@ -14,14 +14,14 @@ constexpr Nanos kRestartPause = std::chrono::milliseconds(400);
 
 Rollout::Rollout(testing::SimExecutor& executor, std::mt19937_64& random, const Model& model,
                  std::string name, Party party, std::vector<Node*> nodes, uint32_t buffers,
-                 std::function<bool(Epoch, Version)> committed)
+                 const Ledger& ledger)
     : executor_(executor),
       random_(random),
       model_(model),
       name_(std::move(name)),
       party_(std::move(party)),
       buffers_(buffers),
-      committed_(std::move(committed)) {
+      ledger_(ledger) {
   ranks_.resize(party_.world_size);
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     ranks_[rank].node = nodes[rank % nodes.size()];
@@ -47,9 +47,9 @@ void Rollout::Spawn(uint32_t rank) {
   hooks.released = [](Process&, Version, Epoch, const Status&) {
     ADD_FAILURE() << "an engine was released";
   };
-  hooks.committed = [this, rank](Process& process, Epoch epoch, Epoch content, Version version,
-                                 int buffer, bool leader) {
-    Committed(rank, process, {epoch, content, version, buffer, leader});
+  hooks.committed = [this, rank](Process& process, Epoch epoch, Epoch content,
+                                 const coordinator::VersionId& id, int buffer, bool leader) {
+    Committed(rank, process, {epoch, content, id, buffer, leader});
   };
   hooks.installed = [this, rank](Process&, Epoch, Epoch content) {
     // (The engine may have ended since, by another rank's death.)
@@ -142,20 +142,25 @@ void Rollout::Flip(Epoch epoch) {
   if (!AllOffered(epoch)) return;  // the fault ended it
   CheckServedBytes();
   const Offer offer = *ranks_[0].offer;
-  Served serves{offer.content, offer.version, offer.buffer, {}};
+  const auto id = ledger_.CommittedAs(offer.content, offer.id.version);
+  EXPECT_TRUE(id) << name_ << " serves epoch " << offer.content.value
+                  << ", whose COMMIT is not durable";
+  if (!id) return;
+  EXPECT_TRUE(offer.id.lineage == 0 || offer.id == *id)
+      << name_ << " was offered " << coordinator::ToString(offer.id) << ", which is "
+      << coordinator::ToString(*id);
+  Served serves{offer.content, *id, offer.buffer, {}};
   for (uint32_t i = 0; i < ranks_.size(); ++i) {
     const Offer& other = *ranks_[i].offer;
-    EXPECT_EQ(other.version, offer.version) << name_ << ": ranks were offered different versions";
+    EXPECT_EQ(other.id, offer.id) << name_ << ": ranks were offered different versions";
     EXPECT_EQ(other.content, offer.content);
     EXPECT_EQ(other.buffer, offer.buffer);
     serves.bytes.emplace_back(ranks_[i].stage->buffers[static_cast<size_t>(other.buffer)].get(),
-                              &model_.Buffer(party_, i, other.version.value));
+                              &model_.Buffer(party_, i, ContentOf(*id)));
     EXPECT_TRUE(Holds(*serves.bytes[i].first, *serves.bytes[i].second))
-        << name_ << "/" << i << " was offered bytes that are not version " << other.version.value;
+        << name_ << "/" << i << " was offered bytes that are not " << coordinator::ToString(*id);
   }
-  EXPECT_TRUE(committed_(offer.content, offer.version))
-      << name_ << " serves epoch " << offer.content.value << ", whose COMMIT is not durable";
-  EXPECT_TRUE(!served_ || served_->content < offer.content) << name_ << " goes back";
+  ExpectMayFollow(serves);
   Process& leader = *ranks_[0].process;
   if (refuses && refuses()) {
     const Status status = leader.agent().RefuseSwap(leader.handle(), epoch, "a canary");
@@ -164,11 +169,22 @@ void Rollout::Flip(Epoch epoch) {
     return;
   }
   for (Rank& rank : ranks_) rank.swapped = offer.content;
+  last_content_ = serves.content;
+  last_ = serves.id;
   served_ = std::move(serves);
   deaths_at_flip_ = deaths_;
   ++flips_;
   const Status status = leader.agent().AcknowledgeSwap(leader.handle(), epoch, 0.001);
   EXPECT_TRUE(status.ok()) << status.ToString();
+}
+
+void Rollout::ExpectMayFollow(const Served& next) const {
+  EXPECT_TRUE(!served_ || served_->content < next.content) << name_ << " goes back";
+  EXPECT_LE(last_content_, next.content) << name_ << " goes back from an earlier life";
+  const bool newer = last_ < next.id || (last_content_ == next.content && last_ == next.id);
+  EXPECT_TRUE(newer || ledger_.RolledBack(last_content_, next.content))
+      << name_ << " goes back from " << coordinator::ToString(last_) << " to "
+      << coordinator::ToString(next.id) << ", and nobody asked for it";
 }
 
 bool Rollout::Holds(const memory::MemoryRegion& region, const std::vector<uint8_t>& wanted) {
@@ -181,16 +197,16 @@ void Rollout::CheckServedBytes() const {
   for (size_t i = 0; i < served_->bytes.size(); ++i) {
     const auto& [region, wanted] = served_->bytes[i];
     ASSERT_TRUE(Holds(*region, *wanted))
-        << name_ << "/" << i << " serves bytes that are not version " << served_->version.value;
+        << name_ << "/" << i << " serves bytes that are not " << coordinator::ToString(served_->id);
   }
 }
 
-bool Rollout::HoldsStaged(uint64_t version) const {
+bool Rollout::HoldsStaged(const coordinator::VersionId& id) const {
   for (uint32_t i = 0; i < ranks_.size(); ++i) {
     if (!ranks_[i].stage) continue;
     bool held = false;
     for (const auto& buffer : ranks_[i].stage->buffers) {
-      held |= Holds(*buffer, model_.Buffer(party_, i, version));
+      held |= Holds(*buffer, model_.Buffer(party_, i, ContentOf(id)));
     }
     if (!held) return false;
   }

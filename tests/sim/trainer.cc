@@ -38,7 +38,7 @@ void Trainer::Spawn(uint32_t rank) {
   hooks.released = [this, rank](Process& process, Version version, Epoch, const Status& why) {
     Released(rank, process, version, why);
   };
-  hooks.committed = [](Process&, Epoch, Epoch, Version, int, bool) {
+  hooks.committed = [](Process&, Epoch, Epoch, const coordinator::VersionId&, int, bool) {
     ADD_FAILURE() << "a trainer was offered a swap";
   };
   hooks.installed = [](Process&, Epoch, Epoch) { ADD_FAILURE() << "a trainer was installed"; };
@@ -89,9 +89,10 @@ void Trainer::Ended(uint32_t rank, const Process& process, const Status& why) {
   });
 }
 
-void Trainer::Write(uint32_t rank, uint64_t version) {
+void Trainer::Write(uint32_t rank) {
   Rank& here = ranks_[rank];
-  const auto& image = model_.Bytes(party_, rank, version, kTrainerPadding);
+  const uint64_t content = ContentOf({here.call.lineage, here.call.version});
+  const auto& image = model_.Bytes(party_, rank, content, kTrainerPadding);
   for (size_t i = 0; i < image.size(); ++i) {
     std::memcpy(here.memory->data() + here.offsets[i], image[i].data(), image[i].size());
   }
@@ -102,19 +103,19 @@ void Trainer::Scribble(uint32_t rank) {
               ranks_[rank].memory->size());
 }
 
-void Trainer::Publish(uint64_t version, agent::PublishMode mode, Nanos deadline) {
+void Trainer::Publish(uint64_t version, agent::PublishMode mode, Nanos deadline, uint64_t lineage) {
   outcome_ = OkStatus();
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     Rank& here = ranks_[rank];
     here.version = version;
-    here.call = {Version{version}, mode, false, deadline, {}, here.call.number};
+    here.call = {Version{version}, mode, false, deadline, {}, here.call.number, lineage};
     PublishFrom(rank);
   }
 }
 
 void Trainer::PublishFrom(uint32_t rank) {
   Rank& here = ranks_[rank];
-  Write(rank, here.version);
+  Write(rank);
   here.publishing = true;
   ++here.call.number;
   here.process->agent().Publish(here.process->handle(), here.call,
@@ -180,5 +181,9 @@ std::string Trainer::Describe() const {
 }
 
 void Trainer::KillRank(uint32_t rank) { ranks_[rank].process->Kill(); }
+
+void Trainer::Restart() {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) KillRank(rank);
+}
 
 }  // namespace weightwire::sim

@@ -15,8 +15,10 @@ class Trainer {
           std::vector<Node*> nodes);
 
   void Start();
-  /// Writes the version into every rank's memory and publishes it. All ranks must be idle.
-  void Publish(uint64_t version, agent::PublishMode mode, Nanos deadline);
+  /// Writes the version into every rank's memory and publishes it. All ranks must be idle, and have
+  /// begun anew (Restart) since they published in another lineage.
+  void Publish(uint64_t version, agent::PublishMode mode, Nanos deadline,
+               uint64_t lineage = coordinator::kFirstLineage);
   /// Every rank is attached, bound and holds nothing.
   bool Idle() const;
   std::string Describe() const;
@@ -30,6 +32,8 @@ class Trainer {
   const std::map<agent::Withdrawal, uint64_t>& withdrawals() const { return withdrawals_; }
 
   void KillRank(uint32_t rank);
+  /// Every rank's process is killed; others come in their places, which know nothing.
+  void Restart();
   /// Restarts ranks that end, from now on.
   void SetRestart(bool restart) { restart_ = restart; }
   uint32_t size() const { return static_cast<uint32_t>(ranks_.size()); }
@@ -52,7 +56,7 @@ class Trainer {
   void Ready(uint32_t rank);
   void Ended(uint32_t rank, const Process& process, const Status& why);
   void Released(uint32_t rank, const Process& process, Version version, const Status& why);
-  void Write(uint32_t rank, uint64_t version);
+  void Write(uint32_t rank);
   void Scribble(uint32_t rank);
 
   testing::SimExecutor& executor_;

@@ -27,10 +27,11 @@ const CommitPolicy kQuorum{CommitPolicy::Kind::kQuorum, 1, seconds(1)};
 
 class CoordinatorAttempts : public ::testing::TestWithParam<CommitPolicy> {
  protected:
-  void Start(int engines) {
+  void Start(int engines, uint64_t features = 0) {
     Options options;
     options.commit_policy = GetParam();
     fleet_ = std::make_unique<Fleet>(std::move(options));
+    fleet_->agent_features |= features;
     trainer_ = fleet_->Trainer(1);
     for (int i = 0; i < engines; ++i) {
       ranks_.push_back(fleet_->Engine("engine-" + std::to_string(i), 2));
@@ -199,6 +200,29 @@ TEST_P(CoordinatorAttempts, B7AStragglerThatRefusesOrLeavesIsOneNoMore) {
   }
 }
 
+/// A quorum goes on without it when its grace has ended, all when it is lost: in the attempt that
+/// runs.
+TEST_P(CoordinatorAttempts, D6AnEngineThatIsLateCostsItsOwnPlaceAndNotAnAttempt) {
+  Start(3, control::kFeatureExclude);
+  AgentOf(2).deaf = Is<epoch::TransferCommand>;
+  Publish(2);
+  EXPECT_EQ(Committed(), Version(1)) << "nobody was late yet";
+  fleet_->Run(GetParam().grace);
+  if (GetParam().kind == CommitPolicy::Kind::kAll) {
+    fleet_->Run(seconds(10));
+    EXPECT_EQ(Committed(), Version(1)) << "all are waited for";
+    Lose(2);
+  } else {
+    EXPECT_TRUE(AgentOf(2).All<epoch::EvictCommand>().empty()) << "it serves on";
+  }
+  EXPECT_EQ(Committed(), Version(2));
+  const auto epochs = fleet_->coordinator->Snapshot().epochs;
+  const auto publish = std::ranges::find(epochs, epoch::Kind::kPublish, &EpochStatus::kind);
+  EXPECT_EQ(std::ranges::count(epochs, epoch::Kind::kPublish, &EpochStatus::kind), 2);
+  EXPECT_EQ(publish->attempt, 1u);
+  EXPECT_THAT(publish->left_out, ::testing::ElementsAre("engine-2"));
+}
+
 TEST_P(CoordinatorAttempts, D6EnginesThatLeaveDuringAVersionDoNotUseItUp) {
   Start(8);
   for (int i = 0; i < 8; ++i) AgentOf(i).deaf = Is<epoch::TransferCommand>;
@@ -269,6 +293,13 @@ class CoordinatorChurn : public ::testing::Test {
     }
   }
 
+  void ChurnCostsPlacesOnly() {
+    Churn();
+    EXPECT_EQ(given_up_, 0u);
+    EXPECT_EQ(attempts_most_, 1u) << "each leaver costs its own place";
+    EXPECT_GE(version_, 30u) << "none takes longer than an attempt: 10 s have passed";
+  }
+
   Options options_;
   uint64_t features_ = control::kFeatureExclude;
   std::unique_ptr<Fleet> fleet_;
@@ -282,18 +313,12 @@ class CoordinatorChurn : public ::testing::Test {
 TEST_F(CoordinatorChurn, D6AVersionOfAQuorumGoesThroughAlthoughEnginesComeAndGo) {
   options_.commit_policy = {CommitPolicy::Kind::kQuorum, 10, seconds(1)};
   Start(200);
-  Churn();
-  EXPECT_EQ(given_up_, 0u);
-  EXPECT_EQ(attempts_most_, 1u) << "each leaver costs its own place";
-  EXPECT_GE(version_, 30u) << "none takes longer than an attempt: 10 s have passed";
+  ChurnCostsPlacesOnly();
 }
 
 TEST_F(CoordinatorChurn, D6AVersionOfAllGoesThroughAlthoughEnginesComeAndGo) {
   Start(200);
-  Churn();
-  EXPECT_EQ(given_up_, 0u);
-  EXPECT_EQ(attempts_most_, 1u) << "each leaver costs its own place";
-  EXPECT_GE(version_, 30u) << "none takes longer than an attempt: 10 s have passed";
+  ChurnCostsPlacesOnly();
 }
 
 TEST_F(CoordinatorChurn, D6AgentsThatCannotDropAReaderCostAttemptsOfAQuorumAndNoVersion) {

@@ -1,6 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
+
+#include "server/coordinator/decisions.h"
 #include "tests/unit/coordinator/fleet.h"
 
 namespace weightwire::coordinator::testing {
@@ -184,17 +187,56 @@ TEST_F(CoordinatorLineage, ARollbackToAnEarlierOneEndsNoneAndKeepsTheFence) {
   Committed(102, 2);
 }
 
-/// After a restart only what the journal's last decision says is known of lineages: never a guess.
-TEST_F(CoordinatorLineage, WhatACoordinatorDoesNotKnowItDoesNotGuess) {
+/// Its decision says of which lineage the epochs before it are.
+TEST_F(CoordinatorLineage, AfterARestartThatOfEarlierEpochsIsKnown) {
   TrainerStartsAnew();
   Committed(101, 2);
   CoordinatorStartsAnew();
   const auto back = RollBack(120);
   ASSERT_TRUE(back.has_value()) << back.error().ToString();
-  EXPECT_EQ(back->lineage, 0u);
+  EXPECT_EQ(back->lineage, 1u);
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").lineage, 1u);
+  CoordinatorStartsAnew();
+  EXPECT_EQ(fleet_.EngineNamed("engine-a").lineage, 1u);
+  EXPECT_EQ(fleet_.coordinator->Snapshot().committed_lineage, 1u);
   EXPECT_EQ(LastCommit().newest, 2u);
   EXPECT_EQ(Publish(trainer_[0], 121, 1).reason(), Reason::kStaleIncarnation);
   Committed(102, 2);
+}
+
+Decisions Knowing(const CommitRecord& record) {
+  Decisions decisions{record, 0, record.epoch, {}, {}, {}, {}};
+  decisions.Set(record);
+  return decisions;
+}
+
+/// A journal that an earlier version wrote says it of its newest decision only: never a guess.
+TEST(LineageRuns, WhatTheJournalDoesNotSayIsNotGuessed) {
+  const Decisions publish = Knowing({Epoch(9), Version(101), {}, {}, 2, 2});
+  EXPECT_EQ(publish.LineageOf(Epoch(8)), 0u);
+  EXPECT_EQ(publish.LineageOf(Epoch(9)), 2u);
+  const Decisions rollback = Knowing({Epoch(9), Version(120), {}, Epoch(4), 1, 2});
+  EXPECT_EQ(rollback.LineageOf(Epoch(3)), 0u);
+  EXPECT_EQ(rollback.LineageOf(Epoch(4)), 1u);
+  EXPECT_EQ(rollback.LineageOf(Epoch(5)), 0u);
+  EXPECT_EQ(rollback.LineageOf(Epoch(9)), 1u);
+  EXPECT_EQ(Knowing({Epoch(9), Version(7), {}}).LineageOf(Epoch(1)), 1u) << "there is one";
+}
+
+/// Every change counts, those of rollbacks too; what is before the last kLineageRunsMax is unknown.
+TEST(LineageRuns, AreBounded) {
+  std::optional<Decisions> decisions = Knowing({Epoch(1), Version(120), {}});
+  const uint64_t last = 3 * kLineageRunsMax;
+  for (uint64_t epoch = 2; epoch <= last; ++epoch) {
+    CommitRecord record{Epoch(epoch), Version(epoch), {}, {}, 1 + epoch % 2, 2};
+    record.runs = decisions->RunsWith(record);
+    EXPECT_LE(record.runs.size(), kLineageRunsMax);
+    decisions.emplace(Knowing(record));  // as the next coordinator reads it
+  }
+  for (uint64_t epoch = 1; epoch <= last; ++epoch) {
+    const bool known = epoch + kLineageRunsMax > last;
+    EXPECT_EQ(decisions->LineageOf(Epoch(epoch)), known ? 1 + epoch % 2 : 0u) << epoch;
+  }
 }
 
 TEST_F(CoordinatorLineage, AVersionOfAnEndedOneThatWaitsIsGivenUp) {

@@ -19,7 +19,9 @@ Options With(CommitPolicy policy) {
 
 /// Three engines that serve version 1; engine-c is slow from then on: it answers no transfer.
 struct SlowFleet : Fleet {
-  explicit SlowFleet(CommitPolicy policy) : Fleet(With(policy)) {
+  explicit SlowFleet(CommitPolicy policy, uint64_t features = control::kFeatureExclude)
+      : Fleet(With(policy)) {
+    agent_features |= features;
     trainer = Trainer(1);
     for (const char* name : {"engine-a", "engine-b", "engine-c"}) Engine(name);
     PublishAll(trainer, 1);
@@ -55,9 +57,51 @@ TEST(CoordinatorQuorum, GoesOnWithoutALaggardAfterTheGrace) {
   const auto committed = std::find_if(publish.begin(), publish.end(), [](const EpochStatus& e) {
     return e.kind == epoch::Kind::kPublish;
   });
-  EXPECT_EQ(committed->attempt, 2u);
+  EXPECT_EQ(committed->attempt, 1u) << "its lateness costs its own place, not an attempt";
   EXPECT_THAT(committed->left_out, ElementsAre("engine-c"));
   EXPECT_EQ(fleet.metrics.Value("engines_left_behind_total"), 1);
+}
+
+/// An older agent cannot drop a reader: the others are tried again without it.
+TEST(CoordinatorQuorum, ALaggardThatCannotBeDroppedCostsAnAttempt) {
+  SlowFleet fleet(kTwo, 0);
+  fleet.PublishAll(fleet.trainer, 2);
+  fleet.Run(seconds(1));
+  EXPECT_EQ(fleet.LastCommit().engines, (EngineSum{"engine-a", "engine-b"}));
+  const auto epochs = fleet.coordinator->Snapshot().epochs;
+  const auto last = std::ranges::find(epochs, epoch::Kind::kPublish, &EpochStatus::kind);
+  EXPECT_EQ(last->attempt, 2u);
+  EXPECT_EQ(fleet.metrics.Value("engines_left_behind_total"), 1);
+}
+
+/// Whom it would read from is out, too: only who is left is told.
+TEST(CoordinatorQuorum, ALateRelayIsExcludedTogetherWithWhoReadsFromIt) {
+  Options options = With({CommitPolicy::Kind::kQuorum, 1, milliseconds(500)});
+  options.fanout = Fanout::kChain;
+  Fleet fleet(options);
+  fleet.agent_features |= control::kFeatureExclude;
+  const auto trainer = fleet.Trainer(1);
+  for (const char* name : {"engine-a", "engine-b", "engine-c"}) fleet.Engine(name);
+  for (const char* agent : {"trainer-agent", "engine-b-agent", "engine-c-agent"}) {
+    fleet.Agent(agent).deaf = [](const epoch::Command& command) {
+      return std::holds_alternative<epoch::TransferCommand>(command);
+    };
+  }
+  fleet.PublishAll(trainer, 1);
+  fleet.Run(seconds(1));
+  EXPECT_EQ(fleet.Agent("engine-a-agent").All<epoch::ExcludeCommand>().size(), 1u);
+  EXPECT_TRUE(fleet.Agent("engine-b-agent").All<epoch::ExcludeCommand>().empty());
+  EXPECT_EQ(fleet.Newest().phase, epoch::Phase::kTransferring) << "the trainer is not done";
+  fleet.Agent("trainer-agent").deaf = nullptr;
+  fleet.Agent("trainer-agent")
+      .OnCommand(*fleet.Agent("trainer-agent").Last<epoch::TransferCommand>());
+  fleet.Run();
+  EXPECT_EQ(fleet.coordinator->Snapshot().committed_version, Version(1));
+  const auto epochs = fleet.coordinator->Snapshot().epochs;
+  const auto publish = std::ranges::find(epochs, epoch::Kind::kPublish, &EpochStatus::kind);
+  EXPECT_EQ(publish->attempt, 1u);
+  EXPECT_THAT(publish->left_out, ElementsAre("engine-b", "engine-c"));
+  EXPECT_EQ(fleet.metrics.Value("engines_left_behind_total"), 2);
 }
 
 TEST(CoordinatorQuorum, SourcesAndRelaysLeaveReadersBehindThatNobodyNeeds) {

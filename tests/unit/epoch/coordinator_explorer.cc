@@ -1,7 +1,6 @@
 #include "tests/unit/epoch/coordinator_explorer.h"
 
 #include <algorithm>
-#include <optional>
 #include <set>
 #include <vector>
 
@@ -50,7 +49,7 @@ class Run {
     } else {
       for (size_t i = 1 + dice_.Below(2); i > 0; --i) spec_.sources.push_back(member());
     }
-    for (size_t e = 1 + dice_.Below(3); e > 0; --e) {
+    for (size_t e = 1 + dice_.Below(4); e > 0; --e) {
       EngineMembers engine{"engine-" + std::to_string(e), {}};
       for (size_t i = 1 + dice_.Below(2); i > 0; --i) engine.ranks.push_back(member());
       spec_.engines.push_back(std::move(engine));
@@ -254,7 +253,7 @@ class Run {
     if (engine == nullptr || Over()) return;
     const bool enough = before_.phase == Phase::kStaged ||
                         (spec_.quorum > 0 && spec_.engines.size() > spec_.quorum);
-    if (enough && MayGoOnWithout(*engine)) return RecordExclusion(*engine, ".failed");
+    if (enough && MayGoOnWithout({engine->name})) return RecordExclusion(*engine, ".failed");
     if (!submitted_) return;
     if (e.refused) {
       const bool asked = commit_sent_.contains(engine->name) && !applied_.contains(engine->name);
@@ -268,19 +267,19 @@ class Run {
     if (!Known(e.member) || Over()) return;
     lost_.insert(e.member);
     const EngineMembers* engine = EngineOf(e.member);
-    if (engine != nullptr && MayGoOnWithout(*engine)) RecordExclusion(*engine, "");
+    if (engine != nullptr && MayGoOnWithout({engine->name})) RecordExclusion(*engine, "");
   }
-  bool MayGoOnWithout(const EngineMembers& engine) const {
+  bool MayGoOnWithout(const std::set<std::string>& names) const {
     const bool staged = before_.phase == Phase::kStaged;
     if (!staged && before_.phase != Phase::kPreparing && before_.phase != Phase::kTransferring) {
       return false;
     }
     size_t others = 0, readers = 0;
     for (const auto& other : spec_.engines) {
-      if (other.name == engine.name) continue;
+      if (names.contains(other.name)) continue;
       ++others;
       const auto parent = spec_.parents.find(other.name);
-      readers += parent != spec_.parents.end() && parent->second == engine.name ? 1 : 0;
+      readers += parent != spec_.parents.end() && names.contains(parent->second) ? 1 : 0;
     }
     if (staged) return others > 0;
     return others > 0 && others >= spec_.engines_min && spec_.drops_readers && readers == 0;
@@ -294,7 +293,21 @@ class Run {
     }
     std::erase_if(spec_.engines, [&](const auto& e) { return e.name == engine.name; });
     Reach("excluded." + std::string(PhaseName(before_.phase)) + how);
-    exclusion_ = std::move(engine);
+    exclusions_.push_back(std::move(engine));
+    excluded_now_ = true;
+  }
+  /// Those of which some rank is not in `done`, where the others are a quorum.
+  template <typename Done>
+  void RecordLate(const Done& done) {
+    std::set<std::string> late;
+    for (const auto& engine : spec_.engines) late.insert(engine.name);
+    for (const std::string& name : Engines(done)) late.erase(name);
+    const bool enough = spec_.quorum > 0 && spec_.engines.size() - late.size() >= spec_.quorum;
+    if (late.empty() || !enough || !MayGoOnWithout(late)) return;
+    for (const std::string& name : late) {
+      const auto named = [&](const auto& engine) { return engine.name == name; };
+      RecordExclusion(*std::ranges::find_if(spec_.engines, named), ".late");
+    }
   }
   void RecordOne(const JournalEvent& e) {
     if (!append_waits_) return;
@@ -305,8 +318,14 @@ class Run {
     if (before_.phase == Phase::kStaged) commit_asked_ = true;
   }
   void RecordOne(const AbortAskedEvent&) {}
-  void RecordOne(const GraceEvent&) {}
+  void RecordOne(const GraceEvent&) {
+    if (grace_ && before_.phase == Phase::kTransferring) RecordLate(staged_);
+  }
   void RecordOne(const DeadlineEvent& e) {
+    if (e.phase == before_.phase && e.phase == Phase::kTransferring) RecordLate(staged_);
+    const bool sources =
+        std::ranges::all_of(spec_.sources, [&](const Member& m) { return prepared_.contains(m); });
+    if (e.phase == before_.phase && e.phase == Phase::kPreparing && sources) RecordLate(prepared_);
     if (e.phase == Phase::kAborting && before_.phase == Phase::kAborting) {
       for (const Member& m : All()) {
         if (!drained_.contains(m)) lost_.insert(m);
@@ -354,6 +373,7 @@ class Run {
     before_ = state_;
     const bool over = Over();
     const bool known = NamesAMember(event);
+    excluded_now_ = armed_now_ = false;
     Record(event);
     Outcome outcome = step_(state_, event);
     state_ = outcome.state;
@@ -385,8 +405,8 @@ class Run {
       Require(quiet, "I7/I12: a stranger or stale incarnation changes nothing");
     }
     Require(outcome.state.spec == spec_,
-            "the required members are frozen, but for engines that are lost before the decision "
-            "and that nobody needs");
+            "the required members are frozen, but for engines that are lost or late before the "
+            "decision and that nobody needs");
   }
 
   void JudgePhase() {
@@ -446,7 +466,9 @@ class Run {
     }
     AbortCause expected = AbortCause::kFault;
     if (const auto* asked = std::get_if<AbortAskedEvent>(&event)) expected = asked->cause;
-    if (std::holds_alternative<DeadlineEvent>(event)) expected = AbortCause::kDeadline;
+    // (Without the late ones it may be the digests of the others that end it.)
+    const bool late = std::holds_alternative<DeadlineEvent>(event) && !excluded_now_;
+    if (late) expected = AbortCause::kDeadline;
     Require(state_.cause == expected, "the cause is what ended it");
   }
 
@@ -455,7 +477,7 @@ class Run {
       Require(!Over(), "nothing follows Finish or StopDeciding");
       std::visit([&](const auto& a) { AbsorbOne(a); }, actions[i]);
     }
-    Require(!exclusion_ && to_abort_.empty(),
+    Require(exclusions_.empty() && to_abort_.empty(),
             "sources learn of an engine that is excluded, and its living ranks are told to abort");
     if (entered_abort_) {
       for (const Member& m : All()) {
@@ -505,9 +527,11 @@ class Run {
     Require(installed_.insert(a.engine).second, "INSTALLED once");
   }
   void AbsorbOne(const ExcludeEngine& a) {
-    Require(exclusion_ == a.engine && !a.why.ok(), "only who is lost or fails is excluded");
+    const auto known = std::ranges::find(exclusions_, a.engine);
+    Require(known != exclusions_.end() && !a.why.ok(),
+            "only who is lost, fails or is late is excluded");
     Require(!entered_abort_ && !submitted_, "nobody is excluded after a decision");
-    exclusion_.reset();
+    if (known != exclusions_.end()) exclusions_.erase(known);
   }
   void AbsorbOne(const SendAbort& a) {
     if (to_abort_.erase(a.member) > 0) return inbox_.push_back(DrainedEvent{a.member});
@@ -576,6 +600,7 @@ class Run {
   void AbsorbOne(const ArmDeadline& a) {
     Require(a.phase == state_.phase, "a deadline is armed for the phase just entered");
     armed_ = a.phase;
+    armed_now_ = true;
   }
 
   bool durable_or_fill() const { return Published() ? durable_ : !commit_sent_.empty(); }
@@ -606,7 +631,9 @@ class Run {
       Require(lost_.empty(), "a lost member aborts an undecided epoch");
       Require(!std::holds_alternative<AbortAskedEvent>(event), "an asked abort aborts");
       const auto* deadline = std::get_if<DeadlineEvent>(&event);
-      Require(deadline == nullptr || deadline->phase != before_.phase, "a deadline aborts");
+      const bool passed = deadline != nullptr && deadline->phase == before_.phase;
+      Require(!passed || excluded_now_, "a deadline aborts, or excludes who is late");
+      Require(!passed || armed_now_, "L2: what follows has a deadline");
     }
     if (phase == Phase::kStaged) Require(spec_.manual_commit, "only a manual commit waits");
     if (phase == Phase::kCommitting) JudgeCommitting();
@@ -652,8 +679,9 @@ class Run {
 
   std::set<Member> prepared_, drained_, lost_, aborts_;
   std::map<Member, std::vector<Digest>> sourced_, staged_;
-  std::optional<EngineMembers> exclusion_;  ///< of this event, and not announced yet
-  std::set<Member> to_abort_;               ///< the living ranks of an excluded engine
+  std::vector<EngineMembers> exclusions_;          ///< of this event, and not announced yet
+  std::set<Member> to_abort_;                      ///< the living ranks of excluded engines
+  bool excluded_now_ = false, armed_now_ = false;  ///< by this event
   std::set<std::string> applied_, installed_, evicted_, commit_sent_, failed_late_;
   bool transfer_sent_ = false, released_ = false, refused_ = false, submitted_ = false,
        append_waits_ = false;

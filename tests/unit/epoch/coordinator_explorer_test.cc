@@ -15,7 +15,7 @@ constexpr uint64_t kSeeds = 8'000;  // one thread: there is nothing for TSan to 
 #else
 constexpr uint64_t kSeeds = 25'000;
 #endif
-constexpr uint64_t kSeedsToCatchABug = 3'000;
+constexpr uint64_t kSeedsToCatchABug = 8'000;
 
 TEST(CoordinatorExplorer, FindsNoViolationAndReachesEveryBranch) {
   const Exploration found = Explore(Step, FirstSeed(), kSeeds);
@@ -45,6 +45,8 @@ TEST(CoordinatorExplorer, FindsNoViolationAndReachesEveryBranch) {
                              "excluded.preparing.failed",
                              "excluded.transferring.failed",
                              "excluded.staged.failed",
+                             "excluded.preparing.late",
+                             "excluded.transferring.late",
                              "evict.failed",
                              "left.applied",
                              "evict.source",
@@ -402,6 +404,34 @@ Outcome AbortsForWhoFailsBesideAQuorum(State state, const Event& event) {
   return outcome;
 }
 
+/// An engine that is late beside a quorum ends the attempt.
+Outcome AbortsForWhoIsLateBesideAQuorum(State state, const Event& event) {
+  const bool late =
+      std::holds_alternative<GraceEvent>(event) || std::holds_alternative<DeadlineEvent>(event);
+  if (!late) return Step(std::move(state), event);
+  const bool drops = std::exchange(state.spec.drops_readers, false);
+  Outcome outcome = Step(std::move(state), event);
+  outcome.state.spec.drops_readers = drops;
+  return outcome;
+}
+
+/// Of several that are late the first one only.
+Outcome ExcludesOneOfTheLate(State state, const Event& event) {
+  State before = state;
+  Outcome outcome = Step(std::move(state), event);
+  if (outcome.state.excluded.size() < before.excluded.size() + 2) return outcome;
+  return Step(std::move(before), LostEvent{before.spec.engines.front().ranks.front(), {}});
+}
+
+/// The sources that are left have for ever.
+Outcome ArmsNoDeadlineAfterAnExclusion(State state, const Event& event) {
+  State before = state;
+  Outcome outcome = Step(std::move(state), event);
+  const bool stays = outcome.state.phase == before.phase;
+  if (ExcludedNow(before, outcome.state) && stays) Remove<ArmDeadline>(outcome);
+  return outcome;
+}
+
 Outcome FencesWhoIsLateToSwap(State state, const Event& event) {
   Outcome outcome = Step(std::move(state), event);
   for (Action& action : outcome.actions) {
@@ -479,6 +509,9 @@ INSTANTIATE_TEST_SUITE_P(
         PlantedBug{"AbortsAReleasedVersionForALostEngine", AbortsAReleasedVersionForALostEngine},
         PlantedBug{"AbortsAReleasedVersionBelowThePolicy", AbortsAReleasedVersionBelowThePolicy},
         PlantedBug{"AbortsForWhoFailsBesideAQuorum", AbortsForWhoFailsBesideAQuorum},
+        PlantedBug{"AbortsForWhoIsLateBesideAQuorum", AbortsForWhoIsLateBesideAQuorum},
+        PlantedBug{"ExcludesOneOfTheLate", ExcludesOneOfTheLate},
+        PlantedBug{"ArmsNoDeadlineAfterAnExclusion", ArmsNoDeadlineAfterAnExclusion},
         PlantedBug{"FencesWhoIsLateToSwap", FencesWhoIsLateToSwap},
         PlantedBug{"AnyRankMayRefuse", AnyRankMayRefuse},
         PlantedBug{"ForgetsThatItReleased", ForgetsThatItReleased},

@@ -337,7 +337,7 @@ TEST(EpochMachine, AGraceThatEndsBelowTheQuorumIsArmedAgain) {
   machine.Give(StagedEvent{c, DigestsOf(kB0)});
   EXPECT_EQ(Count<ArmGrace>(machine.last), 1);
   machine.Give(GraceEvent{});
-  EXPECT_EQ(machine.state.laggards, std::set<std::string>{"engine-d"});
+  EXPECT_EQ(machine.state.excluded, (std::set<std::string>{"engine-b", "engine-d"}));
 }
 
 TEST(EpochMachine, LostMemberAfterTheDecisionIsNotWaitedForAndEvictsNobody) {
@@ -439,7 +439,7 @@ Spec OneIsEnough() {
   return spec;
 }
 
-TEST(EpochMachine, AQuorumThatIsStagedGivesTheOthersAGraceAndThenGoesOnWithoutThem) {
+TEST(EpochMachine, AQuorumThatIsStagedGivesTheOthersAGraceAndIsTriedAgainWhereReadersStay) {
   Machine machine(OneIsEnough());
   machine.PrepareAll();
   machine.Give(StagedEvent{kA0, DigestsOf(kA0)});
@@ -453,6 +453,74 @@ TEST(EpochMachine, AQuorumThatIsStagedGivesTheOthersAGraceAndThenGoesOnWithoutTh
   EXPECT_EQ(machine.state.why.rank(), "engine-b");
   EXPECT_EQ(machine.state.why.message(),
             "1 of 2 engines are staged, a quorum; left behind: engine-b");
+}
+
+/// engine-b, and engine-c and engine-d, of which the latter reads from the former; one is enough.
+struct ThreeOfOneRank {
+  ThreeOfOneRank() {
+    spec.drops_readers = true;
+    spec.engines = {{"engine-b", {kB0}}, {"engine-c", {c}}, {"engine-d", {d}}};
+    spec.quorum = 1;
+    spec.parents["engine-d"] = "engine-c";
+  }
+  /// engine-b and the sources have done their part.
+  Machine OneIsStaged() {
+    Machine machine(spec);
+    for (const Member& m : {kSource0, kSource1, kB0, c, d}) machine.Give(PreparedEvent{m});
+    machine.Give(SourcedEvent{kSource0, DigestsOf(kSource0)});
+    machine.Give(SourcedEvent{kSource1, DigestsOf(kSource1)});
+    machine.Give(StagedEvent{kB0, DigestsOf(kB0)});
+    return machine;
+  }
+  const Member c{ParticipantId(6), Incarnation(16)}, d{ParticipantId(7), Incarnation(17)};
+  Spec spec = TwoEngines();
+};
+
+TEST(EpochMachine, TheEndOfAGraceExcludesAllThatAreLateAndEndsNoAttempt) {
+  Machine machine = ThreeOfOneRank().OneIsStaged();
+  ASSERT_EQ(machine.state.phase, Phase::kTransferring);
+  machine.Give(GraceEvent{});
+  EXPECT_EQ(Count<SendAbort>(machine.last), 2) << "both live";
+  EXPECT_EQ(Count<ExcludeEngine>(machine.last), 2);
+  EXPECT_EQ(Count<AppendCommit>(machine.last), 1);
+  EXPECT_EQ(machine.state.excluded, (std::set<std::string>{"engine-c", "engine-d"}));
+  EXPECT_EQ(std::get<ExcludeEngine>(machine.last.at(1)).why.message(),
+            "1 of 3 engines are staged, a quorum; left behind: engine-c, engine-d");
+}
+
+TEST(EpochMachine, TheEndOfAGraceEndsTheAttemptWhereSomebodyReadsFromWhoIsLate) {
+  ThreeOfOneRank three;
+  three.spec.parents = {{"engine-b", "engine-c"}};
+  Machine machine = three.OneIsStaged();
+  machine.Give(GraceEvent{});
+  EXPECT_EQ(machine.state.phase, Phase::kAborting);
+  EXPECT_EQ(machine.state.laggards, (std::set<std::string>{"engine-c", "engine-d"}));
+}
+
+TEST(EpochMachine, AQuorumGoesOnWithoutWhoMissesAPhasesDeadlineAndTheSourcesHaveOneMore) {
+  ThreeOfOneRank three;
+  Machine machine(three.spec);
+  for (const Member& m : {kSource0, kSource1, kB0, three.c}) machine.Give(PreparedEvent{m});
+  machine.Give(DeadlineEvent{Phase::kPreparing});
+  EXPECT_EQ(machine.state.excluded, std::set<std::string>{"engine-d"});
+  EXPECT_EQ(Count<SendTransfer>(machine.last), 1);
+  machine.Give(StagedEvent{kB0, DigestsOf(kB0)});
+  machine.Give(DeadlineEvent{Phase::kTransferring});
+  EXPECT_EQ(machine.state.excluded, (std::set<std::string>{"engine-c", "engine-d"}));
+  EXPECT_EQ(machine.state.phase, Phase::kTransferring) << "no source has said that it is done";
+  EXPECT_EQ(Count<ArmDeadline>(machine.last), 1);
+  machine.Give(DeadlineEvent{Phase::kTransferring});
+  EXPECT_EQ(machine.state.phase, Phase::kAborting);
+  EXPECT_TRUE(machine.state.laggards.empty());
+}
+
+TEST(EpochMachine, WhereAllAreRequiredADeadlineExcludesNobody) {
+  ThreeOfOneRank three;
+  three.spec.quorum = 0;
+  Machine machine = three.OneIsStaged();
+  machine.ExpectNothingChangesOn(GraceEvent{});
+  machine.Give(DeadlineEvent{Phase::kTransferring});
+  EXPECT_EQ(machine.state.phase, Phase::kAborting);
 }
 
 TEST(EpochMachine, WhoIsStagedWithinTheGraceIsCommittedWithTheOthers) {

@@ -50,6 +50,33 @@ TEST(JournalWire, BytesOfACommitOfALaterLineageAreFixed) {
   EXPECT_EQ(DecodeRecord(bytes), coordinator::JournalRecord(commit));
 }
 
+/// What an earlier version reads is before it.
+TEST(JournalWire, BytesOfACommitThatKnowsEarlierLineagesAreFixed) {
+  coordinator::CommitRecord commit{Epoch(3), Version(2), {"e"}, Epoch(1)};
+  commit.lineage = 1;
+  commit.newest = 2;
+  const size_t before = EncodeRecord(commit).size() - 4;
+  commit.runs = {{Epoch(0), 1}, {Epoch(2), 2}, {Epoch(3), 1}};
+  const std::string bytes = EncodeRecord(commit);
+  const std::string runs(
+      "\x03\0\0\0"
+      "\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0"
+      "\x02\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0"
+      "\x03\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0",
+      52);
+  ASSERT_EQ(bytes.size(), before + runs.size() + 4);
+  EXPECT_EQ(bytes[1], 8);
+  EXPECT_EQ(bytes.substr(before, runs.size()), runs);
+  EXPECT_EQ(DecodeRecord(bytes), coordinator::JournalRecord(commit));
+  for (const auto& wrong : std::vector<std::vector<coordinator::LineageRun>>{
+           {{Epoch(2), 1}, {Epoch(2), 2}},  // they do not rise
+           {{Epoch(2), 3}},                 // of none that there is
+           std::vector<coordinator::LineageRun>(coordinator::kLineageRunsMax + 1)}) {
+    commit.runs = wrong;
+    EXPECT_EQ(DecodeRecord(EncodeRecord(commit)).error().code(), Code::kDataLoss);
+  }
+}
+
 TEST(JournalWire, ACommitHasOneSizeHoweverManyEnginesItIsOf) {
   coordinator::CommitRecord commit{Epoch(3), Version(2), {}};
   const size_t none = EncodeRecord(commit).size();
@@ -84,7 +111,7 @@ TEST(JournalWire, BytesOfADrainAreFixed) {
 
 TEST(JournalWire, SaysOfAWholeRecordThatItDoesNotKnowThatANewerVersionWroteIt) {
   // Format and kind one after the newest ones; the checksums are FNV-1a, folded.
-  for (const auto& [record, what] : {std::pair("\x01\x08\x2b\x65\xc7\xbc", "kind"),
+  for (const auto& [record, what] : {std::pair("\x01\x09\xd8\x9b\xc7\xbc", "kind"),
                                      std::pair("\x02\x01\x8b\x67\xc8\xbc", "format")}) {
     const Status why = DecodeRecord(std::string_view(record, 6)).error();
     EXPECT_EQ(why.reason(), Reason::kJournalFailed);

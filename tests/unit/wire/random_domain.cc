@@ -395,7 +395,14 @@ coordinator::JournalRecord RandomRecord(Dice& dice) {
   for (size_t i = dice.Below(5); i > 0; --i) out.engines.Add(dice.Name(40));
   if (dice.Coin()) out.held = RandomEpoch(dice);
   if (dice.Coin()) out.newest = 2 + dice.Below(1'000'000);
-  if (out.newest > 1) out.lineage = dice.Below(out.newest + 1);
+  if (out.newest > 1) {
+    out.lineage = dice.Below(out.newest + 1);
+    Epoch from{};
+    for (size_t i = dice.Below(coordinator::kLineageRunsMax + 1); i > 0; --i) {
+      from = Epoch(from.value + 1 + dice.Below(1000));
+      out.runs.push_back({from, dice.Below(out.newest + 1)});
+    }
+  }
   return out;
 }
 
