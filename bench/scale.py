@@ -4,12 +4,14 @@ one process with it, without sockets.
 
 Of each fleet: the seconds until everybody is registered; what COMMIT takes, from its append until every engine has
 acknowledged; the processor time of the coordinator's strand for a version; its memory for each member (simulated: what it has
-allocated); the seconds of a status; the bytes that it sends for a version; the seconds of a new coordinator on its journal
-(real: from exec until it listens). The last line fits strand time ~ members ^ exponent."""
+allocated); the seconds of a status (simulated: of what `wwctl status` shows); the bytes that it sends for a version; the seconds of a new coordinator on its journal
+(real: from exec until it listens). And of fleets with many epochs behind them: what `wwctl status`, `top`, `doctor` and the page
+take (asked.py). The last line fits strand time ~ members ^ exponent."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import pathlib
@@ -23,6 +25,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "client/python"))
 
+import asked  # noqa: E402
 from control import allow_connections  # noqa: E402
 from demo.fleet import Daemon  # noqa: E402
 from report import add_options, spread, write  # noqa: E402
@@ -60,28 +63,52 @@ def await_end(coordinator: Daemon, count: int, limit: float) -> None:
         time.sleep(0.02)
 
 
+class Crowd:
+    """Stand-ins in a process of their own, registered over real connections."""
+
+    def __init__(self, program: str, coordinator: Daemon, engines: int, ranks: int) -> None:
+        self._program, self._coordinator, self._version = program, coordinator, 0
+        self._process = subprocess.Popen([program, "--coordinator", coordinator.grpc, "--engines", str(engines), "--ranks", str(ranks)],
+                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.registered = float(self._line("registration").split()[1])
+
+    def _line(self, what: str) -> str:
+        if not (line := self._process.stdout.readline()):
+            sys.exit(f"scale: {what}: {self._program} ended with {self._process.wait(60)}")
+        return line
+
+    def publish(self) -> None:
+        """A version, until it is committed."""
+        self._version += 1
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        self._line(f"version {self._version}")
+        await_end(self._coordinator, self._version, 300)
+
+    def end(self) -> bool:
+        """True when nothing went wrong."""
+        self._process.stdin.close()
+        return self._process.wait(120) == 0
+
+
+def coordinator_config(directory: str, engines: int, members: int) -> dict:
+    return {"role": "coordinator", "listen": "127.0.0.1:0", "state_dir": f"{directory}/state", "min_engines": engines,
+            "members_max": max(16_384, 2 * members)}
+
+
 def real(binary: str, stand_ins: str, engines: int, ranks: int, epochs: int) -> dict:
     allow_connections(engines + 512)
     members = (engines + 1) * ranks
     with tempfile.TemporaryDirectory(prefix="weightwire-scale-") as directory:
-        config = {"role": "coordinator", "listen": "127.0.0.1:0", "state_dir": f"{directory}/state", "min_engines": engines,
-                  "members_max": max(16_384, 2 * members)}
+        config = coordinator_config(directory, engines, members)
         coordinator = Daemon(binary, directory, "coordinator", **config)
         idle = memory_bytes(coordinator.pid, "VmRSS")
-        process = subprocess.Popen([stand_ins, "--coordinator", coordinator.grpc, "--engines", str(engines), "--ranks", str(ranks)],
-                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        ready = process.stdout.readline().split()
-        if not ready:
-            sys.exit(f"scale: {stand_ins} ended with {process.wait(60)}")
+        crowd = Crowd(stand_ins, coordinator, engines, ranks)
         rows = []
         with Client(coordinator.grpc, timeout=120) as client:
             for version in range(1, epochs + 2):
                 strand, sent = strand_seconds(coordinator.pid), sent_bytes(coordinator.grpc)
-                process.stdin.write("\n")
-                process.stdin.flush()
-                if not process.stdout.readline():
-                    sys.exit(f"scale: version {version}: {stand_ins} ended with {process.wait(60)}")
-                await_end(coordinator, version, 300)
+                crowd.publish()
                 strand, sent = strand_seconds(coordinator.pid) - strand, sent_bytes(coordinator.grpc) - sent
                 asked = time.monotonic()
                 status = client.status()
@@ -89,8 +116,7 @@ def real(binary: str, stand_ins: str, engines: int, ranks: int, epochs: int) -> 
                 epoch = next(e for e in status.epochs if e.version == version and e.phase == "committed")
                 rows.append({"strand": strand, "sent": sent, "status": asked, **epoch.seconds})
         peak = memory_bytes(coordinator.pid, "VmHWM") - idle
-        process.stdin.close()
-        checked = process.wait(120) == 0 and len(status.participants) == members
+        checked = crowd.end() and len(status.participants) == members
         coordinator.kill()
         began = time.monotonic()
         again = Daemon(binary, directory, "again", **config)
@@ -98,7 +124,7 @@ def real(binary: str, stand_ins: str, engines: int, ranks: int, epochs: int) -> 
         again.kill()
     steady = {key: [row[key] for row in rows[1:]] for key in rows[0]}
     return {"name": f"real-{engines}", "engines": engines, "ranks": ranks, "real": True, "members": members, "checked": checked,
-            "registration_seconds": float(ready[1]), "commit_overhead_seconds": statistics.median(steady["commit"]),
+            "registration_seconds": crowd.registered, "commit_overhead_seconds": statistics.median(steady["commit"]),
             "strand_cpu_seconds": statistics.median(steady["strand"]), "rss_bytes_per_member": round(peak / members),
             "status_seconds": statistics.median(steady["status"]),
             "coordinator_egress_bytes": int(statistics.median(steady["sent"])),
@@ -115,6 +141,45 @@ def simulated(bench: str, engines: int, ranks: int, epochs: int) -> dict:
     least, most = row.pop("commit_min"), row.pop("commit_max")
     return {"name": f"simulated-{engines}", "engines": engines, "ranks": ranks, "real": False, "members": (engines + 1) * ranks,
             "checked": True, **row, "commit_spread": {"median": row["commit_overhead_seconds"], "min": least, "max": most}}
+
+
+@contextlib.contextmanager
+def served(process: subprocess.Popen):
+    """What a status_fleet says once it serves: addresses of its gRPC and HTTP."""
+    try:
+        line = process.stdout.readline().split()
+        if not line:
+            sys.exit(f"scale: status_fleet ended with {process.wait(60)}")
+        yield line[1:]
+        process.stdin.close()
+        if process.wait(120) != 0:
+            sys.exit(f"scale: status_fleet ended with {process.returncode}")
+    finally:
+        process.kill()
+
+
+def asked_real(binary: str, stand_ins: str, wwctl: str, engines: int, epochs: int) -> dict:
+    """A coordinator process and as many connections as engines."""
+    allow_connections(engines + 512)
+    with tempfile.TemporaryDirectory(prefix="weightwire-scale-") as directory:
+        coordinator = Daemon(binary, directory, "coordinator", **coordinator_config(directory, engines, engines + 1))
+        crowd = Crowd(stand_ins, coordinator, engines, 1)
+        for _ in range(epochs):
+            crowd.publish()
+        answers = asked.ask(wwctl, coordinator.grpc, coordinator.http)
+        ended = crowd.end()
+        coordinator.kill()
+    return {"name": f"asked-real-{engines}", "engines": engines, "ranks": 1, "epochs": epochs, "checked": ended, **answers}
+
+
+def asked_simulated(fleet: str, wwctl: str, engines: int, ranks: int, epochs: int) -> dict:
+    """A coordinator's gRPC and HTTP, and the fleet in the same process."""
+    with tempfile.TemporaryDirectory(prefix="weightwire-scale-") as directory:
+        process = subprocess.Popen([fleet, "--state-dir", f"{directory}/state", "--engines", str(engines), "--ranks", str(ranks),
+                                    "--epochs", str(epochs)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        with served(process) as (grpc, http):
+            answers = asked.ask(wwctl, grpc, http)
+    return {"name": f"asked-{engines}x{ranks}", "engines": engines, "ranks": ranks, "epochs": epochs, "checked": True, **answers}
 
 
 def exponent(rows: list[dict]) -> float | None:
@@ -145,9 +210,22 @@ def main() -> int:
     parser.add_argument("--real-ranks", type=int, default=1, help="of the trainer and of each engine")
     parser.add_argument("--ranks", type=int, default=8, help="of the simulated ones")
     parser.add_argument("--epochs", type=int, default=3, help="versions that are timed, after the first one")
+    parser.add_argument("--asked-real", type=counts, default=[1_000], metavar="N,…", help="engines over real connections that are asked")
+    parser.add_argument("--asked", type=counts, default=[10_000], metavar="N,…", help="engines without sockets that are asked")
+    parser.add_argument("--asked-ranks", type=counts, default=[1], metavar="N,…", help="of each of those without sockets")
+    parser.add_argument("--asked-epochs", type=int, default=210, help="that those who are asked have committed")
     add_options(parser)
     args = parser.parse_args()
     beside = pathlib.Path(args.binary).with_name
+    wwctl = str(beside("wwctl"))
+    answered = []
+    for engines in args.asked_real:
+        answered.append(asked_real(args.binary, str(beside("epochs_bench")), wwctl, engines, args.asked_epochs))
+        asked.show(answered[-1]["name"], answered[-1])
+    for engines in args.asked:
+        for ranks in args.asked_ranks:
+            answered.append(asked_simulated(str(beside("status_fleet")), wwctl, engines, ranks, args.asked_epochs))
+            asked.show(answered[-1]["name"], answered[-1])
     rows = []
     for engines in args.real:
         rows.append(real(args.binary, str(beside("epochs_bench")), engines, args.real_ranks, args.epochs))
@@ -161,8 +239,10 @@ def main() -> int:
                                                             if value is not None) or "one size has none"))
     for row in rows:
         row["bars"] = {"commit": row.pop("commit_spread"), "strand": row["strand_cpu_seconds"]}
-    write(args, "One coordinator, many engines", rows, about={"exponent": fit, "exponents": fits})
-    return 0 if all(row["checked"] for row in rows) else 1
+    for row in answered:
+        row["bars"] = {what: spread(times) for what, times in row["seconds"].items()}
+    write(args, "One coordinator, many engines", rows + answered, about={"exponent": fit, "exponents": fits})
+    return 0 if all(row["checked"] for row in rows + answered) else 1
 
 
 if __name__ == "__main__":

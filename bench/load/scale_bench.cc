@@ -4,12 +4,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <condition_variable>
 #include <cstdio>
 #include <ctime>
-#include <mutex>
 #include <string>
 
+#include "bench/load/epoch_ends.h"
 #include "bench/load/stand_ins.h"
 #include "server/base/clock.h"
 #include "server/base/strand_call.h"
@@ -57,33 +56,6 @@ coordinator::Options OptionsFor(uint32_t engines, uint32_t ranks) {
   return options;
 }
 
-/// Says when epochs end, without asking the strand anything.
-class Ends final : public metrics::Sink {
- public:
-  void DeclareCounter(std::string_view, std::string_view, std::vector<metrics::Labels>) override {}
-  void DeclareGauge(std::string_view, std::string_view, std::vector<metrics::Labels>) override {}
-  void DeclareHistogram(std::string_view, std::string_view, std::vector<double>,
-                        std::vector<metrics::Labels>) override {}
-  void Add(std::string_view counter, double, const metrics::Labels&) override {
-    if (counter != "epochs_total") return;
-    const std::lock_guard lock(mutex_);
-    ++count_;
-    changed_.notify_all();
-  }
-  void Set(std::string_view, double, const metrics::Labels&) override {}
-  void Observe(std::string_view, double, const metrics::Labels&) override {}
-
-  void Await(uint32_t count) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return count_ >= count; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  uint32_t count_ = 0;
-};
-
 class Bench {
  public:
   Bench(std::string journal, uint32_t engines, uint32_t ranks)
@@ -112,11 +84,16 @@ class Bench {
     return newest;
   }
 
-  /// Until its bytes lie there; and so many they are.
+  /// As `wwctl status` asks for it, until its bytes lie there; and so many they are.
   std::pair<double, size_t> Status() {
+    v1::StatusRequest request;
+    request.set_epochs_max(5);
+    request.set_engine_runs(true);
+    request.set_no_participants(true);
     const Nanos start = SystemClock().Now();
-    const std::string bytes = OnStrand(strand_, [this] {
-      return rpc::StatusMessageOf(coordinator_->Snapshot()).SerializeAsString();
+    const std::string bytes = OnStrand(strand_, [&] {
+      const coordinator::StatusSnapshot snapshot = coordinator_->Snapshot(rpc::QueryOf(request));
+      return rpc::StatusMessageOf(snapshot, rpc::FormOf(request)).SerializeAsString();
     });
     return {Since(start), bytes.size()};
   }
@@ -155,7 +132,7 @@ class Bench {
 
   const std::string path_;
   const coordinator::Options options_;
-  Ends ends_;
+  EpochEnds ends_;
   Clock& clock_ = SystemClock();
   ThreadExecutor workers_{"workers", 1};
   ThreadExecutor crowd_{"crowd", 1};

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "client/cli/epoch_engines.h"
 #include "server/tls/credentials.h"
 #include "server/wire/limits.h"
 #include "server/wire/status.h"
@@ -29,6 +30,20 @@ grpc::ChannelArguments WithoutLimit() {
   return arguments;
 }
 
+v1::StatusRequest RequestOf(const StatusAsk& ask, uint32_t epochs_max) {
+  v1::StatusRequest request;
+  request.set_epochs_max(epochs_max);
+  request.set_engine_runs(true);
+  request.set_no_participants(!ask.participants);
+  return request;
+}
+
+/// Of the next page; `had` epochs are there.
+uint32_t PageOf(const StatusAsk& ask, int had) {
+  return ask.epochs_max == 0 ? kEpochsAround
+                             : std::min(kEpochsAround, ask.epochs_max - static_cast<uint32_t>(had));
+}
+
 }  // namespace
 
 Connection::Connection(const std::string& address, double seconds, const tls::TlsFiles& files)
@@ -43,10 +58,30 @@ std::unique_ptr<grpc::ClientContext> Connection::Context() const {
   return context;
 }
 
-Result<v1::StatusResponse> Connection::GetStatus() {
+Result<v1::StatusResponse> Connection::GetPage(const v1::StatusRequest& request) {
   v1::StatusResponse response;
-  WW_FAIL_IF_ERROR(FromGrpc(stub_->Status(Context().get(), {}, &response), address_));
+  WW_FAIL_IF_ERROR(FromGrpc(stub_->Status(Context().get(), request, &response), address_));
   return response;
+}
+
+Result<v1::StatusResponse> Connection::GetStatus(const StatusAsk& ask) {
+  v1::StatusRequest request = RequestOf(ask, PageOf(ask, 0));
+  WW_ASSIGN(v1::StatusResponse status, GetPage(request));
+  const auto wants_more = [&] {
+    const auto had = static_cast<uint32_t>(status.epochs_size());
+    return had > 0 && status.epochs_left() > 0 && (ask.epochs_max == 0 || had < ask.epochs_max);
+  };
+  while (wants_more()) {
+    const uint64_t last = status.epochs().rbegin()->epoch();
+    request.set_epochs_before(last);
+    request.set_epochs_max(PageOf(ask, status.epochs_size()));
+    WW_ASSIGN(v1::StatusResponse page, GetPage(request));
+    // Those that were left may have been forgotten meanwhile.
+    if (page.epochs().empty() || page.epochs(0).epoch() >= last) break;
+    AppendPage(std::move(page), &status);
+  }
+  KeepEpochs(ask.epochs_max, &status);  // a coordinator that knows no pages sends all
+  return status;
 }
 
 Result<std::string> Connection::Explain(const std::string& engine, const std::string& tensor) {
@@ -116,14 +151,16 @@ Status Connection::Evict(const std::string& group, const std::string& why) {
   return FromGrpc(stub_->Evict(Context().get(), request, &response), address_);
 }
 
-Status Connection::Watch(uint32_t min_interval_ms,
+Status Connection::Watch(uint32_t min_interval_ms, const StatusAsk& ask,
                          const std::function<bool(const v1::StatusResponse&)>& each) {
   grpc::ClientContext context;  // without a deadline: it lives as long as the person watches
   v1::WatchRequest request;
   request.set_min_interval_ms(min_interval_ms);
+  *request.mutable_status() = RequestOf(ask, ask.epochs_max);
   auto reader = stub_->Watch(&context, request);
   v1::StatusResponse response;
   while (reader->Read(&response)) {
+    KeepEpochs(ask.epochs_max, &response);
     if (!each(response)) {
       context.TryCancel();
       reader->Finish();

@@ -10,13 +10,28 @@
 
 namespace weightwire::cli {
 
+/// What of a status is wanted.
+struct StatusAsk {
+  uint32_t epochs_max = 0;  ///< the newest so many; 0: all that are remembered
+  bool participants = true;
+};
+
+/// There is no asking for no epoch at all.
+inline constexpr StatusAsk kEnginesOnly = {.epochs_max = 1, .participants = false};
+
+/// As many epochs as are in progress at the most (a version, fills, and those that are planned),
+/// and then some.
+inline constexpr uint32_t kEpochsAround = 64;
+
 /// The coordinator at `address` ("127.0.0.1:7411"). Each call waits `seconds` at most.
 class Connection {
  public:
   /// Without `files`: plaintext.
   Connection(const std::string& address, double seconds, const tls::TlsFiles& files);
 
-  Result<v1::StatusResponse> GetStatus();
+  /// Page by page; epochs may have numbers in place of names (epoch_engines.h). Of an epoch in
+  /// progress it has the first lines only of what it waits for.
+  Result<v1::StatusResponse> GetStatus(const StatusAsk& ask = {});
   Result<std::string> Explain(const std::string& engine, const std::string& tensor);
   Status Abort(uint64_t epoch, const std::string& why);
   Status Commit(uint64_t epoch);
@@ -27,11 +42,12 @@ class Connection {
   Status Evict(const std::string& group, const std::string& why);
   /// Calls `each` after every change, at most every `min_interval_ms`, until it returns false or
   /// the server ends the stream.
-  Status Watch(uint32_t min_interval_ms,
+  Status Watch(uint32_t min_interval_ms, const StatusAsk& ask,
                const std::function<bool(const v1::StatusResponse&)>& each);
 
  private:
   std::unique_ptr<grpc::ClientContext> Context() const;
+  Result<v1::StatusResponse> GetPage(const v1::StatusRequest& request);
 
   std::string address_;
   double seconds_;

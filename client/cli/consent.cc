@@ -6,6 +6,7 @@
 #include <iostream>
 #include <vector>
 
+#include "client/cli/epoch_engines.h"
 #include "client/cli/table.h"
 
 namespace weightwire::cli {
@@ -18,9 +19,10 @@ std::string EpochText(const v1::StatusResponse& status, uint64_t number) {
   const std::string text = "epoch " + std::to_string(number);
   for (const auto& epoch : status.epochs()) {
     if (epoch.epoch() != number) continue;
+    const auto engines = EpochEngines(status).Of(epoch);
     return text + " (" + Version(epoch.version()) + ", " +
            Word(v1::EpochPhase_Name(epoch.phase()), "EPOCH_PHASE_") + "; " +
-           (epoch.engines().empty() ? "no engine" : FirstOf(epoch.engines())) + ")";
+           (engines.empty() ? "no engine" : FirstOf(engines)) + ")";
   }
   return text + ", which the coordinator does not list";
 }

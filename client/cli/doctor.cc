@@ -42,7 +42,7 @@ class Coordinators {
     for (const std::string& address : addresses) {
       if (answers_.contains(address)) continue;
       answers_[address].coming = std::async(std::launch::async, [this, address, files] {
-        return Connection(address, seconds_, files).GetStatus();
+        return Connection(address, seconds_, files).GetStatus({.epochs_max = kEpochsAround});
       });
     }
   }

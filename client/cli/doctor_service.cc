@@ -65,7 +65,7 @@ void CheckProcesses(const v1::StatusResponse& status, Findings& out) {
 }
 
 void CheckMembers(const v1::StatusResponse& status, Findings& out) {
-  if (status.participants_size() == 0) {
+  if (status.participants().empty()) {
     out.push_back({"members", "job " + status.job(), "no rank has registered",
                    "start trainer and engines with their agents; an agent's log says why it cannot "
                    "join"});
@@ -142,7 +142,8 @@ void CheckEpochs(const v1::StatusResponse& status, Findings& out) {
         continue;
       out.push_back(
           {flips ? "flip" : "held_up", "epoch " + std::to_string(epoch.epoch()),
-           "has waited for " + SecondsText(seconds) + " for " + FirstOf(epoch.waiting_for()),
+           "has waited for " + SecondsText(seconds) + " for " +
+               FirstOf(epoch.waiting_for(), 3, epoch.waiting_for_left()),
            flips ? "those engines were offered version " + std::to_string(epoch.version()) +
                        " and have not acknowledged it: look at their processes; `wwctl evict "
                        "GROUP` leaves an engine out"

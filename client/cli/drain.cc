@@ -29,7 +29,7 @@ Result<std::string> RunDrain(Connection connection, const DrainCommand& command)
   const auto end =
       std::chrono::steady_clock::now() + std::chrono::duration<double>(command.wait_seconds);
   while (true) {
-    WW_ASSIGN(const v1::StatusResponse status, connection.GetStatus());
+    WW_ASSIGN(const v1::StatusResponse status, connection.GetStatus(kEnginesOnly));
     const std::string busy = BusyOf(status, drained);
     if (busy.empty()) return command.name + " is drained and may be stopped: " + engines + "\n";
     if (std::chrono::steady_clock::now() >= end) {

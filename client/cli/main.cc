@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "client/cli/checkpoint_commands.h"
@@ -44,7 +45,10 @@ int Print(const Answer& answer, int done_code) {
 }
 
 using Render = std::string (*)(const v1::StatusResponse&, const View&);
-using RenderJson = std::string (*)(const v1::StatusResponse&);
+using RenderJson = std::string (*)(v1::StatusResponse);
+
+constexpr uint32_t kEpochsOfStatus = 5;
+constexpr uint32_t kEpochsOfList = 16;  ///< and of JSON
 
 /// Columns of the terminal; 0 where standard output is none.
 size_t ScreenColumns() {
@@ -57,13 +61,15 @@ class Program {
   Program() : app_("Asks a running weightwired, and plans offline.", "wwctl") {
     app_.require_subcommand(1);
     app_.set_version_flag("--version", "wwctl 0.1.0 (protocol 1)");
-    AddView("status", "What everyone waits for, engines and the newest epochs", StatusText,
-            StatusJson);
+    AddEpochs(AddView("status", "What everyone waits for, engines and the newest epochs",
+                      StatusText, StatusJson, [this] { return AskOfStatus(); }));
     AddView("participants", "Every rank, its agent and its layout", ParticipantsText,
-            ParticipantsJson);
+            ParticipantsJson, [] { return StatusAsk{.epochs_max = 1}; });
     AddView("engines", "Every engine, what it serves and how far behind it is", EnginesText,
-            EnginesJson);
-    AddView("epochs", "Epochs, newest first", EpochsText, EpochsJson);
+            EnginesJson, [] { return kEnginesOnly; });
+    AddEpochs(AddView("epochs", "Epochs, newest first", EpochsPageText, EpochsJson, [this] {
+      return StatusAsk{.epochs_max = epochs_max_.value_or(kEpochsOfList), .participants = false};
+    }));
     AddWatch();
     AddExplain();
     AddVerify();
@@ -102,25 +108,43 @@ class Program {
     return {.wide = wide, .columns = wide ? 0 : ScreenColumns()};
   }
 
-  void AddView(const std::string& name, const std::string& about, Render text, RenderJson json) {
-    Online(name, about, GlobalOptions::kJson | GlobalOptions::kWide,
-           [this, text, json]() -> Answer {
-             WW_ASSIGN(const v1::StatusResponse status, Connect().GetStatus());
-             return globals_.json() ? json(status) : text(status, ViewOf());
-           });
+  CLI::App* AddView(const std::string& name, const std::string& about, Render text, RenderJson json,
+                    std::function<StatusAsk()> ask) {
+    return Online(name, about, GlobalOptions::kJson | GlobalOptions::kWide,
+                  [this, text, json, ask = std::move(ask)]() -> Answer {
+                    WW_ASSIGN(v1::StatusResponse status, Connect().GetStatus(ask()));
+                    return globals_.json() ? json(std::move(status)) : text(status, ViewOf());
+                  });
+  }
+
+  void AddEpochs(CLI::App* command) {
+    command
+        ->add_option("--epochs", epochs_max_,
+                     "The newest so many epochs, 0: all that the coordinator remembers; without: " +
+                         std::to_string(kEpochsOfList) + ", as text after a status " +
+                         std::to_string(kEpochsOfStatus))
+        ->transform(Whole(0, UINT32_MAX));
+  }
+
+  StatusAsk AskOfStatus() const {
+    const bool json = globals_.json();
+    return {.epochs_max = epochs_max_.value_or(json ? kEpochsOfList : kEpochsOfStatus),
+            .participants = json};
   }
 
   void AddWatch() {
     CLI::App* command = Online(
         "watch", "The status, again after every change; ends with Ctrl-C. As JSON, one a line",
         GlobalOptions::kJson | GlobalOptions::kWide, [this]() -> Answer {
-          WW_FAIL_IF_ERROR(Connect().Watch(interval_ms_, [this](const v1::StatusResponse& status) {
+          const auto print = [this](const v1::StatusResponse& status) {
             const std::string text =
                 globals_.json() ? StatusJson(status) : StatusText(status, ViewOf()) + "---\n";
             return std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0;
-          }));
+          };
+          WW_FAIL_IF_ERROR(Connect().Watch(interval_ms_, AskOfStatus(), print));
           return std::string();
         });
+    AddEpochs(command);
     command->add_option("--interval-ms", interval_ms_, "At most one update in this time")
         ->transform(Whole(1, 3'600'000))
         ->capture_default_str();
@@ -213,6 +237,7 @@ class Program {
   GlobalOptions globals_{app_};
   Consent consent_;
   uint32_t interval_ms_ = 500;
+  std::optional<uint32_t> epochs_max_;
   std::string name_;
   std::string tensor_;
   uint64_t epoch_ = 0;

@@ -49,7 +49,7 @@ void OperatorCommands::AddEpoch(CLI::App& app) {
                ": open it at https://ui.perfetto.dev or in chrome://tracing\n";
       }
       if (globals_.json()) return wire::JsonText(story) + "\n";
-      WW_ASSIGN(const v1::StatusResponse status, connection.GetStatus());
+      WW_ASSIGN(const v1::StatusResponse status, connection.GetStatus({.participants = false}));
       return EpochStoryText(story, status);
     };
   });

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "client/cli/epoch_engines.h"
 #include "client/cli/table.h"
 #include "server/wire/json.h"
 #include "server/wire/status.h"
@@ -38,14 +39,11 @@ std::string HeldText(const v1::StatusResponse::Engine& engine) {
   return text;
 }
 
-std::string EnginesOf(const v1::StatusResponse::Epoch& epoch) {
-  const std::string left_out = Joined(epoch.left_out());
-  return Joined(epoch.engines()) + (left_out.empty() ? "" : " without " + left_out);
-}
-
 std::string OutcomeText(const v1::StatusResponse::Epoch& epoch) {
   if (epoch.why().code() != 0) return epoch.why().message();
-  return epoch.waiting_for().empty() ? "" : "waiting for " + FirstOf(epoch.waiting_for());
+  return epoch.waiting_for().empty()
+             ? ""
+             : "waiting for " + FirstOf(epoch.waiting_for(), 3, epoch.waiting_for_left());
 }
 
 std::string KindOf(const v1::StatusResponse::Epoch& epoch) {
@@ -117,6 +115,7 @@ std::string EnginesText(const v1::StatusResponse& status, const View& view) {
 }
 
 std::string EpochsText(const v1::StatusResponse& status, const View& view) {
+  const EpochEngines names(status);
   const int shown = view.rows == 0 ? status.epochs_size()
                                    : std::min(status.epochs_size(), static_cast<int>(view.rows));
   if (view.wide) {
@@ -124,9 +123,12 @@ std::string EpochsText(const v1::StatusResponse& status, const View& view) {
                  "TOTAL", "ENGINES", "ROOT", "WHY"});
     for (const auto& e : status.epochs()) {
       if (table.rows() == static_cast<size_t>(shown)) break;
+      const std::string left_out = Joined(names.LeftOut(e));
+      const std::string engines =
+          Joined(names.Of(e)) + (left_out.empty() ? "" : " without " + left_out);
       table.Add({NumberOrDash(e.epoch()), KindOf(e), VersionText(status, e.lineage(), e.version()),
                  PhaseOf(e), std::to_string(e.attempt()), BytesText(e.bytes()), PathsText(e),
-                 SecondsText(e.transfer_seconds()), SecondsText(e.total_seconds()), EnginesOf(e),
+                 SecondsText(e.transfer_seconds()), SecondsText(e.total_seconds()), engines,
                  e.content_root().empty() ? "-" : e.content_root().substr(0, 12), OutcomeText(e)});
     }
     return table.Text();
@@ -134,14 +136,20 @@ std::string EpochsText(const v1::StatusResponse& status, const View& view) {
   Table table({"EPOCH", "KIND", "VERSION", "PHASE", "TRY", "BYTES", "TOTAL", "ENGINES", "WHY"});
   for (const auto& e : status.epochs()) {
     if (table.rows() == static_cast<size_t>(shown)) break;
-    table.Add(
-        {NumberOrDash(e.epoch()), KindOf(e), VersionText(status, e.lineage(), e.version()),
-         PhaseOf(e), std::to_string(e.attempt()), BytesText(e.bytes()),
-         SecondsText(e.total_seconds()),
-         FirstOf(e.engines()) + (e.left_out().empty() ? "" : " without " + FirstOf(e.left_out())),
-         OutcomeText(e)});
+    const auto left_out = names.LeftOut(e);
+    table.Add({NumberOrDash(e.epoch()), KindOf(e), VersionText(status, e.lineage(), e.version()),
+               PhaseOf(e), std::to_string(e.attempt()), BytesText(e.bytes()),
+               SecondsText(e.total_seconds()),
+               FirstOf(names.Of(e)) + (left_out.empty() ? "" : " without " + FirstOf(left_out)),
+               OutcomeText(e)});
   }
   return table.Text(view.columns);
+}
+
+std::string EpochsPageText(const v1::StatusResponse& status, const View& view) {
+  const std::string text = EpochsText(status, view);
+  if (status.epochs_left() == 0) return text;
+  return text + "and " + std::to_string(status.epochs_left()) + " older; --epochs 0 shows all\n";
 }
 
 std::string VerifyText(const v1::VerifyResponse& result) {
@@ -200,7 +208,7 @@ std::string StatusText(const v1::StatusResponse& status, const View& view) {
                : VersionText(status, status.committed_lineage(), status.committed_version())) +
           " committed in epoch " + NumberOrDash(status.committed_epoch()) + " at " +
           ClockText(status.committed_unix_seconds()) + "; " + std::to_string(status.agents()) +
-          " agents, " + std::to_string(status.participants_size()) + " ranks\n";
+          " agents, " + std::to_string(ParticipantsOf(status)) + " ranks\n";
   if (status.engines_forgotten() > 0) {
     text += std::to_string(status.engines_forgotten()) + " engines have left and are not shown\n";
   }
@@ -208,12 +216,10 @@ std::string StatusText(const v1::StatusResponse& status, const View& view) {
     text += "NOT DECIDING: the journal failed; restart the coordinator once its disk works\n";
   }
   if (!status.journal().empty()) text += "JOURNAL: it " + status.journal() + '\n';
-  constexpr size_t kEpochsShown = 5;
   constexpr size_t kEnginesShown = 20;
-  View engines = view, epochs = view;
+  View engines = view;
   engines.rows = view.wide ? 0 : kEnginesShown;
-  epochs.rows = kEpochsShown;
-  return text + '\n' + EnginesText(status, engines) + '\n' + EpochsText(status, epochs);
+  return text + '\n' + EnginesText(status, engines) + '\n' + EpochsText(status, view);
 }
 
 std::string RollbackText(const v1::RollbackResponse& result) {
@@ -231,11 +237,15 @@ std::string RollbackText(const v1::RollbackResponse& result) {
 std::string RollbackJson(const v1::RollbackResponse& result) {
   return wire::JsonText(result) + "\n";
 }
-std::string StatusJson(const v1::StatusResponse& status) { return wire::JsonText(status) + "\n"; }
-std::string ParticipantsJson(const v1::StatusResponse& status) {
-  return JsonArray(status.participants());
+std::string StatusJson(v1::StatusResponse status) {
+  NameEngines(&status);
+  return wire::JsonText(status) + "\n";
 }
-std::string EnginesJson(const v1::StatusResponse& status) { return JsonArray(status.engines()); }
-std::string EpochsJson(const v1::StatusResponse& status) { return JsonArray(status.epochs()); }
+std::string ParticipantsJson(v1::StatusResponse status) { return JsonArray(status.participants()); }
+std::string EnginesJson(v1::StatusResponse status) { return JsonArray(status.engines()); }
+std::string EpochsJson(v1::StatusResponse status) {
+  NameEngines(&status);
+  return JsonArray(status.epochs());
+}
 
 }  // namespace weightwire::cli

@@ -19,15 +19,18 @@ std::string StatusText(const v1::StatusResponse& status, const View& view);
 std::string ParticipantsText(const v1::StatusResponse& status, const View& view);
 std::string EnginesText(const v1::StatusResponse& status, const View& view);
 std::string EpochsText(const v1::StatusResponse& status, const View& view);
+/// And how many older ones there are.
+std::string EpochsPageText(const v1::StatusResponse& status, const View& view);
 
 std::string RollbackText(const v1::RollbackResponse& result);
 
 std::string RollbackJson(const v1::RollbackResponse& result);
-/// One JSON object or array with the proto's field names; every field is present.
-std::string StatusJson(const v1::StatusResponse& status);
-std::string ParticipantsJson(const v1::StatusResponse& status);
-std::string EnginesJson(const v1::StatusResponse& status);
-std::string EpochsJson(const v1::StatusResponse& status);
+/// One JSON object or array with the proto's field names; every field is present, and epochs have
+/// names of engines.
+std::string StatusJson(v1::StatusResponse status);
+std::string ParticipantsJson(v1::StatusResponse status);
+std::string EnginesJson(v1::StatusResponse status);
+std::string EpochsJson(v1::StatusResponse status);
 
 /// Every engine, then every difference.
 std::string VerifyText(const v1::VerifyResponse& result);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,21 +26,26 @@ class Table {
 template <typename Words>
 std::string Joined(const Words& words) {
   std::string text;
-  for (const std::string& word : words) {
+  for (const auto& word : words) {
     if (!text.empty()) text += ", ";
     text += word;
   }
   return text;
 }
-/// "a, b, c and 997 more"
+/// "a, b, c and 997 more", `more` of which are not in `words`.
 template <typename Words>
-std::string FirstOf(const Words& words, int shown = 3) {
+std::string FirstOf(const Words& words, int shown = 3, uint32_t more = 0) {
   std::string text;
   int count = 0;
-  for (const std::string& word : words) {
-    if (++count <= shown) text += (text.empty() ? "" : ", ") + word;
+  for (const auto& word : words) {
+    if (++count > shown) {
+      ++more;
+      continue;
+    }
+    if (!text.empty()) text += ", ";
+    text += word;
   }
-  return count <= shown ? text : text + " and " + std::to_string(count - shown) + " more";
+  return more == 0 ? text : text + " and " + std::to_string(more) + " more";
 }
 /// How many columns of a screen the text takes: UTF-8 continuation bytes take none.
 size_t Width(const std::string& text);

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "client/cli/epoch_engines.h"
 #include "client/cli/render.h"
 #include "client/cli/table.h"
 #include "server/base/clock.h"
@@ -18,6 +19,7 @@
 namespace weightwire::cli {
 namespace {
 
+constexpr StatusAsk kShown = {.epochs_max = kEpochsAround, .participants = false};
 constexpr size_t kPageColumns = 80;  ///< where there is no terminal to ask
 constexpr const char* kBold = "\x1b[1m";
 constexpr const char* kAlarm = "\x1b[1;33m";
@@ -78,7 +80,7 @@ std::string HeadLine(const v1::StatusResponse& status, double now) {
               : "version " + std::to_string(status.committed_version()) + " committed " +
                     SecondsText(std::max(0.0, now - status.committed_unix_seconds())) + " ago";
   return text + "; " + std::to_string(ready) + " of " + std::to_string(status.engines_size()) +
-         " engines ready; " + std::to_string(status.participants_size()) + " ranks, " +
+         " engines ready; " + std::to_string(ParticipantsOf(status)) + " ranks, " +
          std::to_string(status.agents()) + " agents";
 }
 
@@ -137,7 +139,7 @@ std::string TopText(const v1::StatusResponse& status, double now_unix_seconds,
 
 Status RunTop(Connection connection, uint32_t interval_ms, bool once, Output output) {
   if (once || isatty(STDOUT_FILENO) == 0) {
-    WW_ASSIGN_OR_STATUS(const v1::StatusResponse status, connection.GetStatus());
+    WW_ASSIGN_OR_STATUS(const v1::StatusResponse status, connection.GetStatus(kShown));
     const Screen page = {output == Output::kWide ? size_t{0} : kPageColumns, 0, false};
     std::fputs(TopText(status, SystemClock().WallSeconds(), page).c_str(), stdout);
     return OkStatus();
@@ -147,7 +149,7 @@ Status RunTop(Connection connection, uint32_t interval_ms, bool once, Output out
   while (true) {
     Screen screen = TerminalSize();
     screen.lines -= 1;  // for a complaint above
-    const auto status = connection.GetStatus();
+    const auto status = connection.GetStatus(kShown);
     if (status) shown = TopText(*status, SystemClock().WallSeconds(), screen);
     const std::string text =
         status ? shown

@@ -1,7 +1,11 @@
 #include "server/coordinator/coordinator.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
+#include <set>
+#include <sstream>
+#include <string>
 #include <utility>
 
 #include "server/base/failpoint.h"
@@ -226,15 +230,26 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
 
   std::vector<EpochLinks> Links() const override { return scheduler_.Links(); }
 
-  StatusSnapshot Snapshot() const override {
+  using Coordinator::Snapshot;
+  StatusSnapshot Snapshot(const StatusQuery& query) const override {
     StatusSnapshot snapshot;
     snapshot.job = options_.job;
     snapshot.agents = static_cast<uint32_t>(membership_.sessions().size());
     snapshot.engines_forgotten = membership_.forgotten();
-    scheduler_.Describe(snapshot);
+    scheduler_.Describe(query, snapshot);
     for (EpochStatus& epoch : snapshot.epochs) epoch.content_root = verifier_.RootOf(epoch.epoch);
+    const bool all = query.participants_max == std::numeric_limits<size_t>::max();
+    const std::set<std::string, std::less<>> awaited = all || query.participants_max == 0
+                                                           ? std::set<std::string, std::less<>>()
+                                                           : RanksNamedIn(snapshot);
     for (const auto& [name, group] : membership_.groups()) {
-      AddParticipants(group, snapshot);
+      const size_t taken = group.taken();
+      snapshot.participants_total += taken;
+      if (group.role == control::GroupRole::kTrainer) snapshot.trainers_total += taken;
+      if (query.epochs_before != Epoch{}) continue;
+      if (query.participants_max > 0) {
+        AddParticipants(group, query.participants_max, awaited, snapshot);
+      }
       if (group.role == control::GroupRole::kEngine) AddEngine(group, snapshot);
     }
     return snapshot;
@@ -416,10 +431,35 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     metrics_.Set("engines_drained", static_cast<double>(drained));
   }
 
-  void AddParticipants(const Group& group, StatusSnapshot& snapshot) const {
+  /// "engine-a/1" of every "engine-a/1: staged".
+  static std::set<std::string, std::less<>> RanksNamedIn(const StatusSnapshot& snapshot) {
+    std::set<std::string, std::less<>> ranks;
+    const auto add = [&](const std::string& text) {
+      std::istringstream words(text);
+      for (std::string word; words >> word;) {
+        if (!word.ends_with(':') || word.find('/') == std::string::npos) continue;
+        word.pop_back();
+        ranks.insert(std::move(word));
+      }
+    };
+    add(snapshot.waiting_for);
+    for (const EpochStatus& epoch : snapshot.epochs) {
+      for (const std::string& line : epoch.waiting_for) add(line);
+    }
+    return ranks;
+  }
+
+  void AddParticipants(const Group& group, size_t most,
+                       const std::set<std::string, std::less<>>& awaited,
+                       StatusSnapshot& snapshot) const {
     for (uint32_t rank = 0; rank < group.world_size(); ++rank) {
       const auto& live = group.slots[rank].live;
       if (!live) continue;
+      const bool first = group.role == control::GroupRole::kTrainer && rank == 0;
+      if (snapshot.participants.size() >= most && !first &&
+          !awaited.contains(group.RankName(rank))) {
+        continue;
+      }
       ParticipantStatus status;
       status.member = live->member;
       status.role = group.role;

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 #include "server/coordinator/fanout.h"
 #include "server/coordinator/journal.h"
 #include "server/coordinator/links.h"
+#include "server/coordinator/names.h"
 #include "server/coordinator/verification.h"
 #include "server/epoch/coordinator_machine.h"
 #include "server/metrics/metrics.h"
@@ -108,9 +110,10 @@ struct EpochStatus {
   epoch::Phase phase = epoch::Phase::kPreparing;
   uint32_t attempt = 1;
   Status why;
-  std::vector<std::string> engines;
+  Names engines;
   std::vector<std::string> left_out;     ///< engines without which this attempt goes on
   std::vector<std::string> waiting_for;  ///< "engine-a/1: staged"
+  size_t waiting_for_left = 0;           ///< lines over StatusQuery::lines_max
   double started_wall = 0;               ///< seconds since the Unix epoch
   double prepare_seconds = 0, transfer_seconds = 0, commit_seconds = 0, total_seconds = 0;
   int64_t bytes = 0;
@@ -180,11 +183,26 @@ struct StatusSnapshot {
   std::string waiting_for;     ///< one line: what everyone waits for; empty = nothing
   double waiting_seconds = 0;  ///< how long; 0: not known
   std::vector<ParticipantStatus> participants;
+  size_t participants_total = 0;  ///< here or not
+  size_t trainers_total = 0;      ///< of those, ranks of the trainer
   std::vector<EngineStatus> engines;
-  std::vector<EpochStatus> epochs;  ///< newest first; as Options::status_names_max allows
+  std::vector<EpochStatus> epochs;  ///< newest first
+  size_t epochs_left = 0;           ///< older ones that are remembered
   uint32_t agents = 0;
   std::vector<TroubleStatus> troubles;
   uint64_t engines_forgotten = 0;  ///< that have left, and are not among `engines` any more
+};
+
+/// What a snapshot is to have.
+struct StatusQuery {
+  size_t epochs_max = std::numeric_limits<size_t>::max();  ///< the newest ones
+  /// Older ones than this, and neither participants nor engines; 0: from the newest on.
+  Epoch epochs_before{};
+  /// The oldest are left off where all together name more engines (Options::status_names_max).
+  bool names_bounded = true;
+  size_t lines_max = std::numeric_limits<size_t>::max();  ///< of what an epoch waits for
+  /// The first so many, the trainer's first one, and those that `waiting_for` names.
+  size_t participants_max = std::numeric_limits<size_t>::max();
 };
 
 /// Every method runs on `strand` and never blocks; layout and plan work runs on `workers` and comes
@@ -275,7 +293,8 @@ class Coordinator : public control::CoordinatorPort {
   virtual void Verify(const std::string& engine, Nanos deadline,
                       control::Reply<Verification> reply) = 0;
 
-  virtual StatusSnapshot Snapshot() const = 0;
+  virtual StatusSnapshot Snapshot(const StatusQuery& query) const = 0;
+  StatusSnapshot Snapshot() const { return Snapshot(StatusQuery{}); }
   /// 0: the newest. kNotFound / kNotRegistered: none of that number is remembered.
   virtual Result<EpochStory> Tell(Epoch epoch) const = 0;
   /// Of the newest epochs that were committed and moved bytes, at most 8, newest first.

@@ -7,6 +7,11 @@ namespace weightwire::coordinator {
 
 void EpochHistory::Remember(const EpochStatus& status) {
   epochs_.push_front(status);
+  Names& engines = epochs_.front().engines;
+  const auto like = std::find_if(epochs_.begin() + 1, epochs_.end(), [&](const EpochStatus& other) {
+    return other.engines.size() == engines.size();
+  });
+  if (like != epochs_.end() && like->engines == engines) engines = like->engines;
   if (epochs_.size() > remembered_) epochs_.pop_back();
 }
 

@@ -45,27 +45,28 @@ void EpochPlanner::Plan(const std::shared_ptr<Draft>& draft, const Group& source
   }
   draft->awaited = engines.size();
   for (const Group* engine : engines) {
+    const size_t planned = draft->spec.engines.size();
     draft->spec.engines.push_back({engine->name, engine->Members()});
-    s_.plans.Get(
-        source.agreed, engine->agreed,
-        lifeline_.Bind([this, draft, name = engine->name](const Result<PlannedPairPtr>& pair) {
-          Planned(draft, name, pair);
-        }));
+    s_.plans.Get(source.agreed, engine->agreed,
+                 lifeline_.Bind([this, draft, planned](const Result<PlannedPairPtr>& pair) {
+                   Planned(draft, planned, pair);
+                 }));
   }
   shared_.changed();
 }
 
-void EpochPlanner::Planned(const std::shared_ptr<Draft>& draft, const std::string& engine,
+void EpochPlanner::Planned(const std::shared_ptr<Draft>& draft, size_t number,
                            const Result<PlannedPairPtr>& pair) {
   const bool filling = std::ranges::find(fills_, draft) != fills_.end();
   if (draft != publish_ && !filling) return;
   WW_FAILPOINT("coordinator.after_plan_made");
+  const epoch::EngineMembers& engine = draft->spec.engines[number];
   const Status status = pair ? CheckQuantizes(draft->spec, engine, **pair) : pair.error();
   if (status.ok()) {
-    draft->plans[engine] = *pair;
+    draft->plans[engine.name] = *pair;
   } else if (draft->failure.ok()) {
-    draft->failed_engine = engine;
-    const std::string rank = status.rank().empty() ? engine : engine + ", " + status.rank();
+    const std::string& name = draft->failed_engine = engine.name;
+    const std::string rank = status.rank().empty() ? name : name + ", " + status.rank();
     draft->failure = Status(status).AtRank(rank).AtEpoch(draft->spec.epoch);
   }
   if (--draft->awaited == 0) Finish(draft);
@@ -177,7 +178,7 @@ bool EpochPlanner::DropsReaders(const epoch::Spec& spec) const {
          });
 }
 
-Status EpochPlanner::CheckQuantizes(const epoch::Spec& spec, const std::string& engine,
+Status EpochPlanner::CheckQuantizes(const epoch::Spec& spec, const epoch::EngineMembers& engine,
                                     const PlannedPair& pair) const {
   if (!pair.quantizes) return OkStatus();
   if (spec.kind == epoch::Kind::kFill) {
@@ -205,11 +206,10 @@ Status EpochPlanner::CheckQuantizes(const epoch::Spec& spec, const std::string& 
     return OkStatus();
   };
   WW_RETURN_IF_ERROR(check(spec.source_group, spec.sources));
-  const auto asked = std::ranges::find(spec.engines, engine, &epoch::EngineMembers::name);
-  WW_RETURN_IF_ERROR(check(engine, asked->ranks));
+  WW_RETURN_IF_ERROR(check(engine.name, engine.ranks));
   for (const auto& [rank, gathered] : pair.plan->gathered) {
-    if (!lacks(asked->ranks[rank], control::kFeatureGather)) continue;
-    return refused(engine, rank,
+    if (!lacks(engine.ranks[rank], control::kFeatureGather)) continue;
+    return refused(engine.name, rank,
                    "its agent cannot quantize blocks of which no trainer rank holds all");
   }
   return OkStatus();

@@ -39,11 +39,12 @@ class EpochPlanner {
   std::vector<const Draft*> Drafts() const;
 
  private:
-  void Planned(const std::shared_ptr<Draft>& draft, const std::string& engine,
+  /// `number`: of the engine in the draft.
+  void Planned(const std::shared_ptr<Draft>& draft, size_t number,
                const Result<PlannedPairPtr>& pair);
   void Finish(const std::shared_ptr<Draft>& draft);
   /// Whether the epoch's members may move what the plan quantizes.
-  Status CheckQuantizes(const epoch::Spec& spec, const std::string& engine,
+  Status CheckQuantizes(const epoch::Spec& spec, const epoch::EngineMembers& engine,
                         const PlannedPair& pair) const;
   bool DropsReaders(const epoch::Spec& spec) const;
   bool IsStill(const std::string& name, const std::vector<epoch::Member>& ranks) const;

@@ -9,13 +9,11 @@ namespace {
 double Seconds(Nanos span) { return std::chrono::duration<double>(span).count(); }
 
 const char* Awaited(const epoch::State& state, const epoch::Member& member) {
-  const auto& sources = state.spec.sources;
-  const bool source = std::find(sources.begin(), sources.end(), member) != sources.end();
   switch (state.phase) {
     case epoch::Phase::kPreparing:
       return "prepared";
     case epoch::Phase::kTransferring:
-      return source ? "sourced" : "staged";
+      return state.roster.IsSource(member) ? "sourced" : "staged";
     case epoch::Phase::kCommitting:
       return "swapped";
     default:
@@ -49,18 +47,22 @@ double EpochRun::LeavePhase(epoch::Phase left, Nanos now) {
   return seconds;
 }
 
-std::vector<std::string> EpochRun::WaitingLines() const {
-  std::vector<std::string> lines;
-  for (const epoch::Member& member : epoch::WaitingFor(state)) {
-    lines.push_back(names.at(member) + ": " + Awaited(state, member));
+void EpochRun::SetWaiting(EpochStatus& status, size_t lines_max,
+                          const std::function<bool(const epoch::Member&)>& first) const {
+  std::vector<epoch::Member> members = epoch::WaitingFor(state);
+  if (first) std::ranges::stable_partition(members, first);
+  const size_t shown = std::min(members.size(), lines_max);
+  for (size_t i = 0; i < shown; ++i) {
+    status.waiting_for.push_back(names.at(members[i]) + ": " + Awaited(state, members[i]));
   }
-  if (!lines.empty()) return lines;
-  if (state.phase == epoch::Phase::kStaged) lines.push_back("operator: commit");
-  if (state.phase == epoch::Phase::kCommitting) lines.push_back("journal: durable");
-  return lines;
+  status.waiting_for_left = members.size() - shown;
+  if (!members.empty()) return;
+  if (state.phase == epoch::Phase::kStaged) status.waiting_for.emplace_back("operator: commit");
+  if (state.phase == epoch::Phase::kCommitting) status.waiting_for.emplace_back("journal: durable");
 }
 
-EpochStatus EpochRun::ToStatus(Nanos now) const {
+EpochStatus EpochRun::ToStatus(Nanos now, size_t lines_max,
+                               const std::function<bool(const epoch::Member&)>& first) const {
   EpochStatus status;
   status.epoch = state.spec.epoch;
   status.kind = state.spec.kind;
@@ -71,7 +73,7 @@ EpochStatus EpochRun::ToStatus(Nanos now) const {
   status.why = state.why;
   status.engines = EngineNames(state.spec);
   status.left_out = left_out;
-  if (!finished) status.waiting_for = WaitingLines();
+  if (!finished) SetWaiting(status, lines_max, first);
   status.started_wall = started_wall;
   auto spent = [&](epoch::Phase phase) {
     const auto known = phase_seconds.find(phase);

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <array>
+#include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -64,12 +66,18 @@ struct EpochRun {
   bool CanAbort() const;
   /// Adds the time since the last call to the phase that ended.
   double LeavePhase(epoch::Phase left, Nanos now);
-  /// "engine-a/1: staged", one for each member that the phase waits for.
-  std::vector<std::string> WaitingLines() const;
-  EpochStatus ToStatus(Nanos now) const;
+  /// Of the members that are waited for, those come first in `waiting_for` of which `first` is
+  /// true, and it has `lines_max` at most.
+  EpochStatus ToStatus(Nanos now, size_t lines_max = std::numeric_limits<size_t>::max(),
+                       const std::function<bool(const epoch::Member&)>& first = nullptr) const;
   /// With the phase that is not over, if it is not.
   EpochStory Tell(Nanos now) const;
   std::map<ParticipantId, std::string> ParticipantNames() const;
+
+ private:
+  /// "engine-a/1: staged", one for each member that the phase waits for.
+  void SetWaiting(EpochStatus& status, size_t lines_max,
+                  const std::function<bool(const epoch::Member&)>& first) const;
 };
 
 EpochStatus StatusOf(const Draft& draft, Nanos now);

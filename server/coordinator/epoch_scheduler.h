@@ -68,7 +68,7 @@ class EpochScheduler : private EpochRunner::Owner, private EpochPlanner::Owner {
   bool deciding() const { return shared_.decisions.deciding; }
   /// As Coordinator::Readiness.
   Status Readiness() const;
-  void Describe(StatusSnapshot& snapshot) const;
+  void Describe(const StatusQuery& query, StatusSnapshot& snapshot) const;
   /// As Coordinator::Tell.
   Result<EpochStory> Tell(Epoch epoch) const;
   std::vector<EpochLinks> Links() const { return shared_.history.Links(); }
@@ -109,7 +109,8 @@ class EpochScheduler : private EpochRunner::Owner, private EpochPlanner::Owner {
   void Restore(const epoch::Content& served);
 
   // ---- epoch_scheduler_status.cc ----
-  EpochStatus StatusOfRun(const EpochRun& run) const;
+  void DescribeEpochs(const StatusQuery& query, StatusSnapshot& snapshot) const;
+  EpochStatus StatusOfRun(const EpochRun& run, size_t lines_max) const;
   /// What everyone waits for, and since when; 0: not known.
   std::pair<std::string, Nanos> Waiting() const;
   std::string WaitingMembersLine() const;

@@ -1,6 +1,6 @@
 #include <algorithm>
 #include <chrono>
-#include <set>
+#include <functional>
 
 #include "server/coordinator/epoch_scheduler.h"
 #include "server/coordinator/waiting.h"
@@ -21,7 +21,7 @@ std::string LineOf(const EpochStatus& status) {
                                                                    : "epoch ";
   return kind + std::to_string(status.epoch.value) + " (version " +
          std::to_string(status.version.value) + ") " + std::string(epoch::PhaseName(status.phase)) +
-         ": " + Joined(status.waiting_for);
+         ": " + Joined(status.waiting_for, status.waiting_for_left);
 }
 
 bool HasEngine(const EpochRun* run, const std::string& name) {
@@ -118,7 +118,7 @@ Status EpochScheduler::Readiness() const {
   return Status(Code::kUnavailable, Reason::kNotReady, "nothing is committed");
 }
 
-void EpochScheduler::Describe(StatusSnapshot& snapshot) const {
+void EpochScheduler::Describe(const StatusQuery& query, StatusSnapshot& snapshot) const {
   const Nanos now = s_.clock.Now();
   snapshot.committed = shared_.decisions.committed.epoch;
   snapshot.committed_version = shared_.decisions.committed.version;
@@ -135,37 +135,45 @@ void EpochScheduler::Describe(StatusSnapshot& snapshot) const {
         "takes no record for now, and goes on by itself: " + shared_.decisions.hindered.ToString() +
         (shared_.decisions.journal_lost.empty() ? "" : "; ") + shared_.decisions.journal_lost;
   }
-  for (const auto& draft : planner_.Drafts()) snapshot.epochs.push_back(StatusOf(*draft, now));
-  for (const EpochRun* run : runner_.Runs()) snapshot.epochs.push_back(StatusOfRun(*run));
-  size_t names = 0;
-  for (const EpochStatus& epoch : snapshot.epochs) names += epoch.engines.size();
-  for (const EpochStatus& epoch : shared_.history.epochs()) {
-    names += epoch.engines.size();
-    if (names > s_.options.status_names_max && !snapshot.epochs.empty()) break;
-    snapshot.epochs.push_back(epoch);
-  }
-  std::stable_sort(snapshot.epochs.begin(), snapshot.epochs.end(),
-                   [](const EpochStatus& a, const EpochStatus& b) { return a.epoch > b.epoch; });
+  DescribeEpochs(query, snapshot);
   snapshot.troubles = TroublesOf(shared_);
   const auto [line, since] = Waiting();
   snapshot.waiting_for = line;
   if (since != Nanos{}) snapshot.waiting_seconds = SecondsOf(now - since);
 }
 
+void EpochScheduler::DescribeEpochs(const StatusQuery& query, StatusSnapshot& snapshot) const {
+  std::vector<EpochStatus>& epochs = snapshot.epochs;
+  const Nanos now = s_.clock.Now();
+  for (const auto& draft : planner_.Drafts()) epochs.push_back(StatusOf(*draft, now));
+  for (const EpochRun* run : runner_.Runs()) epochs.push_back(StatusOfRun(*run, query.lines_max));
+  const auto& ended = shared_.history.epochs();
+  epochs.insert(epochs.end(), ended.begin(), ended.end());
+  std::ranges::stable_sort(epochs, std::greater<>(), &EpochStatus::epoch);
+  if (query.epochs_before != Epoch{}) {
+    std::erase_if(epochs, [&](const auto& epoch) { return epoch.epoch >= query.epochs_before; });
+  }
+  const size_t asked = std::min(epochs.size(), query.epochs_max);
+  size_t kept = 0, names = 0;
+  for (; kept < asked; ++kept) {
+    names += epochs[kept].engines.size();
+    const bool many = query.names_bounded && names > s_.options.status_names_max;
+    if (many && kept > 0) break;
+  }
+  snapshot.epochs_left = epochs.size() - kept;
+  epochs.resize(kept);
+}
+
 /// Members whose agents say nothing, or whose processes are in trouble, come first: the others may
 /// be waiting for them.
-EpochStatus EpochScheduler::StatusOfRun(const EpochRun& run) const {
-  EpochStatus status = run.ToStatus(s_.clock.Now());
-  std::set<std::string> silent;
-  for (const auto& [member, name] : run.names) {
-    if (SilentSeconds(member) > 0) silent.insert(name);
-  }
-  for (const TroubleStatus& trouble : TroublesOf(shared_)) silent.insert(trouble.where);
-  if (silent.empty()) return status;
-  std::ranges::stable_partition(status.waiting_for, [&](const std::string& line) {
-    return silent.contains(line.substr(0, line.find(':')));
+EpochStatus EpochScheduler::StatusOfRun(const EpochRun& run, size_t lines_max) const {
+  std::set<std::string> troubled;
+  for (const TroubleStatus& trouble : TroublesOf(shared_)) troubled.insert(trouble.where);
+  return run.ToStatus(s_.clock.Now(), lines_max, [&](const epoch::Member& member) {
+    if (SilentSeconds(member) > 0) return true;
+    const auto name = run.names.find(member);
+    return name != run.names.end() && troubled.contains(name->second);
   });
-  return status;
 }
 
 double EpochScheduler::SilentSeconds(const epoch::Member& member) const {
@@ -179,7 +187,7 @@ std::pair<std::string, Nanos> EpochScheduler::Waiting() const {
     return {"the journal, which goes on by itself: " + shared_.decisions.hindered.message(), {}};
   }
   if (runner_.fleet() != nullptr)
-    return {LineOf(StatusOfRun(*runner_.fleet())), runner_.fleet()->phase_since};
+    return {LineOf(StatusOfRun(*runner_.fleet(), kLinesJoined)), runner_.fleet()->phase_since};
   const Nanos now = s_.clock.Now();
   if (planner_.publish() != nullptr) {
     return {LineOf(StatusOf(*planner_.publish(), now)), planner_.publish()->started};
@@ -194,7 +202,8 @@ std::pair<std::string, Nanos> EpochScheduler::Waiting() const {
   }
   if (std::string members = WaitingMembersLine(); !members.empty()) return {members, {}};
   if (!runner_.fills().empty())
-    return {LineOf(StatusOfRun(*runner_.fills().front())), runner_.fills().front()->phase_since};
+    return {LineOf(StatusOfRun(*runner_.fills().front(), kLinesJoined)),
+            runner_.fills().front()->phase_since};
   if (!planner_.fills().empty()) {
     return {LineOf(StatusOf(*planner_.fills().front(), now)), planner_.fills().front()->started};
   }

@@ -43,9 +43,10 @@ void FillScheduler::Start() {
 /// nobody's way.
 bool FillScheduler::StartOne() {
   const Nanos now = s_.clock.Now();
+  const std::unordered_set<std::string_view> busy = InFills();
   std::vector<const Group*> holders, waiting, failed;
   for (const Group* engine : shared_.PartakingEngines()) {
-    if (InFill(engine->name)) continue;
+    if (busy.contains(engine->name)) continue;
     const Trouble* trouble = TroubleOf(*engine);
     const bool alone = trouble != nullptr;
     if (trouble != nullptr && (trouble->fits_nobody || now < trouble->not_before)) continue;
@@ -82,15 +83,15 @@ bool FillScheduler::StartOne() {
   return true;
 }
 
-bool FillScheduler::InFill(const std::string& engine) const {
-  const auto has = [&](const epoch::Spec& spec) {
-    return spec.source_group == engine ||
-           std::ranges::find(spec.engines, engine, &epoch::EngineMembers::name) !=
-               spec.engines.end();
+std::unordered_set<std::string_view> FillScheduler::InFills() const {
+  std::unordered_set<std::string_view> names;
+  const auto add = [&](const epoch::Spec& spec) {
+    names.insert(spec.source_group);
+    for (const epoch::EngineMembers& engine : spec.engines) names.insert(engine.name);
   };
-  return std::ranges::any_of(runner_.fills(),
-                             [&](const auto& run) { return has(run->state.spec); }) ||
-         std::ranges::any_of(planner_.fills(), [&](const auto& draft) { return has(draft->spec); });
+  for (const auto& run : runner_.fills()) add(run->state.spec);
+  for (const auto& draft : planner_.fills()) add(draft->spec);
+  return names;
 }
 
 const FillScheduler::Trouble* FillScheduler::TroubleOf(const Group& engine) const {

@@ -2,6 +2,8 @@
 
 #include <map>
 #include <string>
+#include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "server/coordinator/epoch_planner.h"
@@ -37,7 +39,8 @@ class FillScheduler {
  private:
   bool StartOne();
   void Failed(Group& engine, const Status& why);
-  bool InFill(const std::string& engine) const;
+  /// Engines that are filled, or from which one is. Valid until a fill is planned or ends.
+  std::unordered_set<std::string_view> InFills() const;
 
   Shared& shared_;
   Services& s_;

@@ -21,13 +21,14 @@ std::string LackOf(const Group& group, uint32_t rank) {
 
 }  // namespace
 
-std::string Joined(const std::vector<std::string>& lines) {
-  constexpr size_t kShown = 4;
+std::string Joined(const std::vector<std::string>& lines, size_t more) {
   std::string text;
-  for (size_t i = 0; i < std::min(lines.size(), kShown); ++i) {
+  const size_t shown = std::min(lines.size(), kLinesJoined);
+  for (size_t i = 0; i < shown; ++i) {
     text += (i == 0 ? "" : ", ") + lines[i];
   }
-  if (lines.size() > kShown) text += " and " + std::to_string(lines.size() - kShown) + " more";
+  more += lines.size() - shown;
+  if (more > 0) text += " and " + std::to_string(more) + " more";
   return text;
 }
 

@@ -8,8 +8,9 @@
 /// What everyone waits for, in lines for people.
 namespace weightwire::coordinator {
 
-/// The first few, and how many more there are.
-std::string Joined(const std::vector<std::string>& lines);
+inline constexpr size_t kLinesJoined = 4;
+/// The first kLinesJoined, and how many more there are, with `more` that are not in `lines`.
+std::string Joined(const std::vector<std::string>& lines, size_t more = 0);
 /// How long the member's agent has given no sign of life; 0 while that is no reason to worry.
 double SilentSeconds(const Shared& shared, const epoch::Member& member);
 /// "engine-a/0: silent", of ranks whose agents have said nothing for a while, or are cut off.

@@ -129,11 +129,22 @@ Window CoordinatorRole::window() {
         return Status(status.code(), status.reason(), "coordinator: " + status.message())
             .Remedy(std::string(status.remedy()));
       },
-      [this] { return CoordinatorPage(coordinator_->Snapshot()); },
+      [this] {
+        constexpr size_t kEpochsShown = 20;
+        return CoordinatorPage(coordinator_->Snapshot(
+            {.epochs_max = kEpochsShown, .names_bounded = false, .participants_max = 0}));
+      },
       {{kStatusDocument,
         [this] {
-          return WriteDocument(
-              [snapshot = coordinator_->Snapshot()] { return StatusDocument(snapshot); });
+          return WriteDocument([snapshot = coordinator_->Snapshot(StatusDocumentQuery())] {
+            return StatusDocument(snapshot);
+          });
+        }},
+       {kPageDocument,
+        [this] {
+          return WriteDocument([snapshot = coordinator_->Snapshot(PageDocumentQuery())] {
+            return PageDocument(snapshot);
+          });
         }},
        {kPlansDocument,
         [this] {

@@ -105,7 +105,7 @@ std::map<std::string, HttpPage> Pages(const PageSources& sources) {
     return pages;
   }
   pages["/"] = [](HttpRespond respond) { respond(StatusPage()); };
-  for (const char* path : {kStatusDocument, kPlansDocument, kLinksDocument}) {
+  for (const char* path : {kStatusDocument, kPageDocument, kPlansDocument, kLinksDocument}) {
     pages[path] = DocumentPage(sources, path);
   }
   return pages;

@@ -8,8 +8,6 @@
 namespace weightwire::daemon {
 namespace {
 
-constexpr size_t kEpochsShown = 20;
-
 template <typename... Arguments>
 void Line(std::string& out, fmt::format_string<Arguments...> format, Arguments&&... arguments) {
   fmt::format_to(std::back_inserter(out), format, std::forward<Arguments>(arguments)...);
@@ -22,7 +20,7 @@ std::string CoordinatorPage(const coordinator::StatusSnapshot& snapshot) {
   std::string out;
   Line(out, "job {}: epoch {} committed (version {}), {} agents, {} participants", snapshot.job,
        snapshot.committed.value, snapshot.committed_version.value, snapshot.agents,
-       snapshot.participants.size());
+       snapshot.participants_total);
   Line(out, "waiting for: {}", snapshot.waiting_for.empty() ? "nothing" : snapshot.waiting_for);
   if (!snapshot.journal.empty()) Line(out, "JOURNAL: it {}", snapshot.journal);
   if (!snapshot.deciding) Line(out, "NOT DECIDING: the journal failed; restart this process");
@@ -37,8 +35,7 @@ std::string CoordinatorPage(const coordinator::StatusSnapshot& snapshot) {
   }
   Line(out, "\n{:>8} {:>8} {:<12} {:>10} {:>14}  {}", "epoch", "version", "phase", "seconds",
        "bytes", "why");
-  for (size_t i = 0; i < std::min(kEpochsShown, snapshot.epochs.size()); ++i) {
-    const auto& epoch = snapshot.epochs[i];
+  for (const auto& epoch : snapshot.epochs) {
     Line(out, "{:>8} {:>8} {:<12} {:>10.3f} {:>14}  {}", epoch.epoch.value, epoch.version.value,
          epoch::PhaseName(epoch.phase), epoch.total_seconds, epoch.bytes,
          epoch.why.ok() ? "" : epoch.why.ToString());

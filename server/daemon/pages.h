@@ -10,7 +10,7 @@
 
 namespace weightwire::daemon {
 
-/// The status page as text: what everyone waits for first, then engines, epochs and participants.
+/// The status page as text: what everyone waits for first, then engines and epochs.
 std::string CoordinatorPage(const coordinator::StatusSnapshot& snapshot);
 std::string AgentPage(const Status& session,
                       const std::vector<std::unique_ptr<transport::Transport>>& transports,

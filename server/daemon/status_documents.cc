@@ -21,6 +21,8 @@ using nlohmann::json;
 constexpr char kJsonType[] = "application/json";
 constexpr std::string_view kNoncePlace = "{{nonce}}";
 constexpr uint32_t kMatrixSide = 32;
+constexpr size_t kEpochsOfDocument = 16;  ///< as `wwctl status --json` has without --epochs
+constexpr size_t kRanksOfPage = 1'024;
 
 uint32_t Divided(uint32_t count, uint32_t by) { return (count + by - 1) / by; }
 
@@ -68,14 +70,26 @@ HttpReply StatusPage() {
 }
 
 HttpReply StatusDocument(const coordinator::StatusSnapshot& snapshot) {
-  HttpReply reply;
-  reply.content_type = kJsonType;
-  reply.body = wire::JsonText(rpc::StatusMessageOf(snapshot)) + "\n";
-  return reply;
+  return {.content_type = kJsonType, .body = wire::JsonText(rpc::StatusMessageOf(snapshot)) + "\n"};
+}
+
+HttpReply PageDocument(const coordinator::StatusSnapshot& snapshot) {
+  const v1::StatusResponse message = rpc::StatusMessageOf(snapshot, rpc::EngineForm::kRuns);
+  return {.content_type = kJsonType, .body = wire::JsonText(message) + "\n"};
+}
+
+coordinator::StatusQuery StatusDocumentQuery() {
+  return {.epochs_max = kEpochsOfDocument, .lines_max = rpc::kWaitingLinesMax};
+}
+
+coordinator::StatusQuery PageDocumentQuery() {
+  return {
+      .names_bounded = false, .lines_max = rpc::kWaitingLinesMax, .participants_max = kRanksOfPage};
 }
 
 std::vector<ShownPlan> NewestPlans(const coordinator::Coordinator& coordinator) {
-  const coordinator::StatusSnapshot snapshot = coordinator.Snapshot();
+  const coordinator::StatusSnapshot snapshot =
+      coordinator.Snapshot({.names_bounded = false, .lines_max = 0, .participants_max = 0});
   const auto newest = std::find_if(snapshot.epochs.begin(), snapshot.epochs.end(), [](auto& epoch) {
     return epoch.kind == epoch::Kind::kPublish && !epoch.plans.empty();
   });

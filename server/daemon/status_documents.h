@@ -14,6 +14,7 @@ namespace weightwire::daemon {
 /// page's nonce, and may run on any thread: with thousands of ranks the JSON takes milliseconds.
 
 inline constexpr char kStatusDocument[] = "/api/status";
+inline constexpr char kPageDocument[] = "/api/page";
 inline constexpr char kPlansDocument[] = "/api/plans";
 inline constexpr char kLinksDocument[] = "/api/links";
 
@@ -22,6 +23,11 @@ inline constexpr char kLinksDocument[] = "/api/links";
 HttpReply StatusPage();
 /// v1.StatusResponse as `wwctl status --json` has it: every field, the proto's names.
 HttpReply StatusDocument(const coordinator::StatusSnapshot& snapshot);
+/// The same for the page: every epoch that is remembered, with numbers for engines, and the ranks
+/// that it shows.
+HttpReply PageDocument(const coordinator::StatusSnapshot& snapshot);
+coordinator::StatusQuery StatusDocumentQuery();
+coordinator::StatusQuery PageDocumentQuery();
 /// A plan of the newest published version, with the engines that are filled by it: exactly these,
 /// unless another plan of the version fits as many ranks (`certain` is false then).
 struct ShownPlan {

@@ -186,7 +186,9 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
   Unary* Status(Context* context, const v1::StatusRequest* request,
                 v1::StatusResponse* response) override {
     return StartUnary(runtime_, context, "Status", *request, response, [&](auto answer) {
-      OnStrand([this, answer] { answer(StatusMessageOf(coordinator_.Snapshot())); });
+      OnStrand([this, query = QueryOf(*request), form = FormOf(*request), answer] {
+        answer(StatusMessageOf(coordinator_.Snapshot(query), form));
+      });
     });
   }
 

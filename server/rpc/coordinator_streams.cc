@@ -51,12 +51,14 @@ class SliceStream final : public ServerStream<v1::SlicePart> {
 class WatchStream final : public ServerStream<v1::StatusResponse> {
  public:
   WatchStream(const Runtime& runtime, StreamSet& streams, coordinator::Coordinator& coordinator,
-              CallLog log, StreamToken token, Nanos interval)
+              CallLog log, StreamToken token, Nanos interval, const v1::StatusRequest& asked)
       : ServerStream(streams, std::move(log)),
         runtime_(runtime),
         coordinator_(coordinator),
         token_(std::move(token)),
-        interval_(interval) {}
+        interval_(interval),
+        query_(QueryOf(asked)),
+        form_(FormOf(asked)) {}
 
   void Start() {
     OnStrand([this] {
@@ -80,7 +82,7 @@ class WatchStream final : public ServerStream<v1::StatusResponse> {
     changed_ = false;
     waiting_ = true;
     given_ = runtime_.clock.Now();
-    Write(StatusMessageOf(coordinator_.Snapshot()));
+    Write(StatusMessageOf(coordinator_.Snapshot(query_), form_));
   }
 
   void OnWritten() override {
@@ -109,6 +111,8 @@ class WatchStream final : public ServerStream<v1::StatusResponse> {
   coordinator::Coordinator& coordinator_;
   const StreamToken token_;
   const Nanos interval_;
+  const coordinator::StatusQuery query_;
+  const EngineForm form_;
   uint64_t watch_ = 0;
   bool changed_ = false;
   bool waiting_ = false;  ///< a message is on its way, or was less than the interval ago
@@ -139,7 +143,8 @@ grpc::ServerWriteReactor<v1::StatusResponse>* StartWatch(const Runtime& runtime,
   const uint32_t millis = request.min_interval_ms() == 0 ? 100 : request.min_interval_ms();
   auto stream = std::make_shared<WatchStream>(
       runtime, streams, coordinator, CallLog(runtime, context, "Watch"),
-      StreamToken(runtime, TokenTextOf(context)), std::chrono::milliseconds(std::max(millis, 10u)));
+      StreamToken(runtime, TokenTextOf(context)), std::chrono::milliseconds(std::max(millis, 10u)),
+      request.status());
   stream->Begin();
   if (Status exposed = CheckNotExposed(context); !exposed.ok()) {
     stream->End(std::move(exposed));

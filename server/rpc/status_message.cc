@@ -1,5 +1,9 @@
 #include "server/rpc/status_message.h"
 
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+
 #include "server/rpc/trace.h"
 #include "server/wire/checks.h"
 #include "server/wire/control.h"
@@ -51,6 +55,61 @@ void SetEngine(const coordinator::EngineStatus& from, v1::StatusResponse::Engine
   for (const std::string& busy : from.busy_with) to->add_busy_with(Text(busy));
 }
 
+/// Names in epochs as numbers, each once in the whole message.
+class EngineNumbers {
+ public:
+  explicit EngineNumbers(v1::StatusResponse& message) : message_(message) {
+    for (const auto& engine : message.engines()) Number(engine.name());
+  }
+
+  /// What `epoch`, the last one of the message, is of.
+  void Set(const coordinator::EpochStatus& from, v1::StatusResponse::Epoch* epoch) {
+    const auto [same, fresh] = seen_.emplace(from.engines.id(), message_.epochs_size() - 1);
+    if (fresh) {
+      AddRuns(from.engines, epoch->mutable_engine_runs());
+    } else {
+      *epoch->mutable_engine_runs() = message_.epochs(same->second).engine_runs();
+    }
+    AddRuns(from.left_out, epoch->mutable_left_out_runs());
+  }
+
+ private:
+  uint32_t Number(const std::string& name) {
+    const auto next = static_cast<uint32_t>(numbers_.size());
+    return numbers_.emplace(name, next).first->second;
+  }
+
+  template <typename List>
+  void AddRuns(const List& names, google::protobuf::RepeatedField<uint32_t>* runs) {
+    for (const std::string& name : names) {
+      const auto known = numbers_.find(name);
+      const uint32_t number = known != numbers_.end() ? known->second : Append(name);
+      const int last = runs->size() - 2;
+      if (last >= 0 && runs->Get(last) + runs->Get(last + 1) == number) {
+        runs->Set(last + 1, runs->Get(last + 1) + 1);
+      } else {
+        runs->Add(number);
+        runs->Add(1);
+      }
+    }
+  }
+
+  uint32_t Append(const std::string& name) {
+    message_.add_engine_names(name);
+    return Number(message_.engine_names(message_.engine_names_size() - 1));
+  }
+
+  v1::StatusResponse& message_;
+  std::unordered_map<std::string_view, uint32_t> numbers_;  ///< keys are the message's own
+  std::unordered_map<const void*, int> seen_;               ///< lists, and the epoch that has one
+};
+
+void SetNames(const coordinator::EpochStatus& from, v1::StatusResponse::Epoch* to) {
+  for (const std::string& engine : from.engines) to->add_engines(engine);
+  for (const std::string& engine : from.left_out) to->add_left_out(engine);
+}
+
+/// But for the engines that it is of.
 void SetEpoch(const coordinator::EpochStatus& from, v1::StatusResponse::Epoch* to) {
   to->set_epoch(from.epoch.value);
   to->set_kind(static_cast<v1::EpochKind>(from.kind));
@@ -59,9 +118,8 @@ void SetEpoch(const coordinator::EpochStatus& from, v1::StatusResponse::Epoch* t
   to->set_phase(static_cast<v1::EpochPhase>(from.phase));
   to->set_attempt(from.attempt);
   *to->mutable_why() = wire::OutcomeOf(from.why);
-  for (const std::string& engine : from.engines) to->add_engines(engine);
-  for (const std::string& engine : from.left_out) to->add_left_out(engine);
   for (const std::string& waiting : from.waiting_for) to->add_waiting_for(Text(waiting));
+  to->set_waiting_for_left(static_cast<uint32_t>(from.waiting_for_left));
   to->set_started_unix_seconds(from.started_wall);
   to->set_prepare_seconds(from.prepare_seconds);
   to->set_transfer_seconds(from.transfer_seconds);
@@ -79,7 +137,17 @@ void SetEpoch(const coordinator::EpochStatus& from, v1::StatusResponse::Epoch* t
 
 }  // namespace
 
-v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot) {
+coordinator::StatusQuery QueryOf(const v1::StatusRequest& request) {
+  coordinator::StatusQuery query;
+  if (request.epochs_max() > 0) query.epochs_max = request.epochs_max();
+  query.epochs_before = Epoch(request.epochs_before());
+  query.names_bounded = !request.engine_runs();
+  if (request.engine_runs()) query.lines_max = kWaitingLinesMax;
+  if (request.no_participants()) query.participants_max = 0;
+  return query;
+}
+
+v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot, EngineForm form) {
   v1::StatusResponse out;
   out.set_job(snapshot.job);
   out.set_committed_epoch(snapshot.committed.value);
@@ -104,21 +172,35 @@ v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot) 
     to->set_what(Text(from.what));
     to->set_remedy(Text(from.remedy));
   }
+  out.set_participants_total(static_cast<uint32_t>(snapshot.participants_total));
+  out.set_trainers_total(static_cast<uint32_t>(snapshot.trainers_total));
   size_t bytes = out.ByteSizeLong();
+  std::optional<EngineNumbers> numbers;
+  if (form == EngineForm::kRuns) numbers.emplace(out);
   for (const auto& epoch : snapshot.epochs) {
+    const int named = out.engine_names_size();
     v1::StatusResponse::Epoch* added = out.add_epochs();
     SetEpoch(epoch, added);
+    if (numbers) {
+      numbers->Set(epoch, added);
+    } else {
+      SetNames(epoch, added);
+    }
     bytes += added->ByteSizeLong();
+    for (int i = named; i < out.engine_names_size(); ++i) bytes += out.engine_names(i).size() + 3;
     if (bytes <= wire::kStatusBytesMax || out.epochs_size() == 1) continue;
     out.mutable_epochs()->RemoveLast();
     break;
   }
+  out.set_epochs_left(static_cast<uint32_t>(snapshot.epochs_left + snapshot.epochs.size()) -
+                      static_cast<uint32_t>(out.epochs_size()));
   return out;
 }
 
 v1::DescribeEpochResponse StoryMessageOf(const coordinator::EpochStory& story) {
   v1::DescribeEpochResponse out;
   SetEpoch(story.status, out.mutable_epoch());
+  SetNames(story.status, out.mutable_epoch());
   for (const auto& from : story.steps) {
     v1::DescribeEpochResponse::Step* to = out.add_steps();
     to->set_name(from.name);

@@ -3,6 +3,7 @@
 WEIGHTWIRE_SCREENSHOTS=DIR keeps the pictures."""
 
 import contextlib
+import http.server
 import json
 import os
 import pathlib
@@ -13,13 +14,15 @@ import tempfile
 import threading
 
 import pytest
+from google.protobuf import json_format
 
 from chromium import Browser
 from demo import checkpoint
 from demo.fleet import Daemon, Engine, Fleet
 from demo.processes import Process
-from weightwire.v1 import types_pb2
+from weightwire.v1 import coordinator_pb2, types_pb2
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARIES = pathlib.Path(os.environ["WEIGHTWIRE_BIN_DIR"])
 HOSTILE = "</script><img src=x onerror=window.hacked=1>\"'&amp;"
 DESKTOP, PHONE = dict(width=1280, height=800), dict(width=390, height=844, phone=True)
@@ -239,3 +242,73 @@ def test_hostile_names_are_shown_as_they_are_and_a_lost_coordinator_is_told(brow
         browser.until("/next try in [2-9] s/.test(document.getElementById('countdown').textContent)")
         assert text_of(browser, "waiting") == "trainer/1", "what was known stays to be seen"
         browser.picture(f"{pictures}/gone-phone.png")
+
+
+ENGINES = 10_000
+
+
+@pytest.fixture(scope="module")
+def large():
+    """The page, and a job of ENGINES engines and 256 epochs behind it, by hand. Its address."""
+    status = coordinator_pb2.StatusResponse(job="large", deciding=True, committed_epoch=256, committed_version=256, participants_total=ENGINES + 4,
+                                            trainers_total=4, agents=ENGINES + 1, waiting_for="epoch 257 (version 257) transferring")
+    for i in range(ENGINES):
+        status.engines.add(name=f"rollout-{i:05}", state=coordinator_pb2.ENGINE_STATE_SERVING, version=256, serving_epoch=256, ready=True,
+                           ranks_present=1, world_size=1)
+    late = status.engines[7_000]
+    late.ready, late.last_error = False, "no route to it"
+    for epoch in range(257, 0, -1):
+        ended = epoch < 257
+        status.epochs.add(epoch=epoch, version=epoch, kind=types_pb2.EPOCH_KIND_PUBLISH, engine_runs=[0, ENGINES], total_seconds=2, transfer_seconds=1,
+                          bytes=1 << 40, bytes_by_transport={"tcp": 1 << 40},
+                          phase=types_pb2.EPOCH_PHASE_COMMITTED if ended else types_pb2.EPOCH_PHASE_TRANSFERRING)
+    status.engine_names.append("gone")
+    status.epochs[6].engine_runs[:] = [ENGINES, 1, 7_000, 2]
+    status.epochs[0].waiting_for.extend(f"rollout-{i:05}/0: staged" for i in range(256))
+    status.epochs[0].waiting_for_left = ENGINES - 256
+    status.participants.add(group="trainer", role=types_pb2.GROUP_ROLE_TRAINER, world_size=4)
+    for i in range(256):
+        status.participants.add(group=f"rollout-{i:05}", role=types_pb2.GROUP_ROLE_ENGINE, world_size=1, agent_name=f"pod-{i}", pid=i)
+    page = (ROOT / "server/daemon/status_page.html").read_text().replace("{{nonce}}", "n")
+    document = json_format.MessageToJson(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None)
+    answers = {"/": ("text/html; charset=utf-8", page), "/api/page": ("application/json", document),
+               "/api/plans": ("application/json", '{"plans": []}'), "/api/links": ("application/json", '{"epochs": []}')}
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            kind, body = answers[self.path]
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_large_fleet_shows_who_needs_somebody_first_and_no_more_than_fits(browser, large):
+    browser.view(**DESKTOP)
+    browser.open(large)
+    rows = "[...document.querySelectorAll('#engines tbody tr')].map(row => row.cells[0].innerText)"
+    browser.until("document.querySelectorAll('#engines tbody tr').length > 0")
+    names = browser.ask(rows)
+    assert len(names) == 200 and names[0] == "rollout-07000" and names[1] == "rollout-00000"
+    assert "9999 of 10000 ready" in text_of(browser, "tiles") and "10004 ranks4 trainer, 10000 engine" in text_of(browser, "tiles")
+    assert text_of(browser, "waiting") == "rollout-00000/0, rollout-00001/0 and over 254 more"
+    assert "rollout-00000/0 to receive and verify its bytes agent pod-0, pid 0" in text_of(browser, "who")
+    notes = browser.ask("document.querySelector('#epochs tbody tr').cells[6].innerText")
+    assert notes.endswith("rollout-00007/0 and 248 more"), notes
+    assert browser.ask("document.querySelectorAll('#epochs tbody tr').length") == 12 and text_of(browser, "more") == "Show all 257"
+    assert browser.ask("document.querySelectorAll('*').length") < 10_000, "elements in the whole page"
+    assert browser.ask("enginesOf(status.epochs[5]).size") == ENGINES
+    assert browser.ask("[...enginesOf(status.epochs[6])]") == ["gone", "rollout-07000", "rollout-07001"]
+    assert text_of(browser, "more-engines") == "Show all 10000"
+    browser.ask("document.getElementById('more-engines').click()")
+    browser.until(f"document.querySelectorAll('#engines tbody tr').length === {ENGINES}")
+    assert not browser.errors, browser.errors

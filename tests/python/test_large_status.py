@@ -1,4 +1,5 @@
-"""A status that is longer than gRPC lets a client take by itself: 1,000 engines and 256 epochs."""
+"""A status that is longer than gRPC lets a client take by itself: 1,000 engines and 256 epochs, of a coordinator of before, which
+knows no pages and sends the names of every epoch."""
 
 import json
 import os
@@ -44,18 +45,26 @@ def address():
     server.stop(None)
 
 
-@pytest.mark.parametrize("command", [("status", "--json"), ("top",), ("engines",)])
+@pytest.mark.parametrize("command", [("status", "--json"), ("status", "--json", "--epochs", "0"), ("top",), ("engines",), ("status",),
+                                     ("epochs",)])
 def test_wwctl_reads_a_status_of_many_engines_and_epochs(address, command):
     shown = subprocess.run([BINARIES / "wwctl", *command, "--address", address, "--timeout", "60"], timeout=120,
                            capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"})
     assert shown.returncode == 0, shown.stderr
     if "--json" in command:
         status = json.loads(shown.stdout)
-        assert len(status["epochs"]) == 256 and len(status["engines"]) == 1_000
+        epochs = 256 if "--epochs" in command else 16
+        assert len(status["epochs"]) == epochs and len(status["engines"]) == 1_000 and status["epochs_left"] == 256 - epochs
+        assert status["epochs"][-1]["epoch"] == str(257 - epochs) and status["epochs"][-1]["engines"] == NAMES
     else:
         assert NAMES[0] in shown.stdout
+    if command == ("epochs",):
+        assert f"{NAMES[0]}, {NAMES[1]}, {NAMES[2]} and 997 more" in shown.stdout and "and 240 older" in shown.stdout
 
 
 def test_the_python_client_reads_a_status_of_many_engines_and_epochs(address):
     with Client(address) as client:
-        assert len(client.status().engines) == 1_000
+        whole = client.status()
+        assert len(whole.engines) == 1_000 and len(whole.epochs) == 256 and whole.epochs[255].engines == tuple(NAMES)
+        newest = client.status(epochs=3)
+        assert [epoch.epoch for epoch in newest.epochs] == [256, 255, 254] and newest.epochs_left == 253

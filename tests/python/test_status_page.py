@@ -99,6 +99,9 @@ def test_the_document_is_the_status_that_wwctl_gets(daemon, groups):
     assert ours == theirs
     message = json_format.Parse(body, pb.StatusResponse())
     assert message.committed_version == 4 and {p.group for p in message.participants} == {"trainer", "engine-a"}
+    page = json_format.Parse(get(daemon, "/api/page")[2], pb.StatusResponse())
+    assert page.engines == message.engines and len(page.participants) == 6 and page.trainers_total == 4
+    assert [(list(e.engine_runs), list(e.engines)) for e in page.epochs] == [([0, 1], [])], "engines by number"
     text = get(daemon, "/status")
     assert text[0] == 200 and text[1]["Content-Type"].startswith("text/plain") and "waiting for: " in text[2]
     assert "default-src 'none'" in text[1]["Content-Security-Policy"]
@@ -160,7 +163,8 @@ def test_names_from_outside_stay_text_in_the_document(tmp_path, monkeypatch):
         assert code == 200 and headers["Content-Type"] == "application/json" and headers["X-Content-Type-Options"] == "nosniff"
         assert {p["agent_name"] for p in json.loads(body)["participants"]} == {HOSTILE}
         assert json.loads(body)["waiting_for"].startswith("version 1: ")
-        assert "<img" not in body, "protobuf's JSON escapes what begins an element"
+        assert "<img" not in body, "the JSON escapes what begins an element"
+        assert "<img" not in get(hub, "/api/page")[2]
         group.close()
     finally:
         assert hub.stop() == 0
@@ -179,7 +183,7 @@ def test_an_agent_has_text_only(daemon, tmp_path):
 
 
 def test_it_is_read_only(daemon):
-    for path in ("/", "/api/status", "/api/plans", "/api/links", "/status"):
+    for path in ("/", "/api/status", "/api/page", "/api/plans", "/api/links", "/status"):
         assert get(daemon, path, "POST")[0] == 405, path
         code, headers, body = get(daemon, path, "HEAD")
         assert (code, body) == (200, "") and int(headers["Content-Length"]) > 0, path
@@ -197,8 +201,8 @@ def test_many_readers_get_whole_documents_while_a_version_moves(daemon, groups):
             count += 1
         return count
 
-    with ThreadPoolExecutor(9) as pool:
-        readers = [pool.submit(read, path) for path in ["/api/status", "/api/plans", "/api/links"] * 3]
+    with ThreadPoolExecutor(12) as pool:
+        readers = [pool.submit(read, path) for path in ["/api/status", "/api/page", "/api/plans", "/api/links"] * 3]
         try:
             for version in range(1, 4):
                 groups[0].publish(version)

@@ -235,7 +235,7 @@ void Fleet::OnAppend(const coordinator::JournalRecord& record) {
   submitted_.insert(commit->epoch);
   std::vector<std::string> engines;
   for (const auto& status : coordinator_->Snapshot().epochs) {
-    if (status.epoch == commit->epoch) engines = status.engines;
+    if (status.epoch == commit->epoch) engines.assign(status.engines.begin(), status.engines.end());
   }
   coordinator::EngineSum sum;
   for (const std::string& name : engines) sum.Add(name);

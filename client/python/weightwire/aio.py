@@ -14,9 +14,9 @@ from weightwire import errors
 from weightwire import publisher as _publisher
 from weightwire import subscriber as _subscriber
 from weightwire.client import (RETRY_SECONDS, WATCH_INTERVAL_MS, channel_options, default_coordinator,
-                               explain_unreachable)
+                               explain_unreachable, watch_request)
 from weightwire.memory import TensorMeta
-from weightwire.status import EpochStatus, Event, JobStatus, RolledBack, Verification, changes
+from weightwire.status import EpochStatus, Event, JobStatus, RolledBack, StatusPages, Verification, changes
 from weightwire.tls import Channels, Tls
 from weightwire.v1 import coordinator_pb2, coordinator_pb2_grpc, types_pb2
 from weightwire.waiting import EpochWait, Found, ProgressCallback, ServedWait, StagedWait, VersionWait
@@ -43,8 +43,11 @@ class Client:
         except grpc.RpcError as error:
             raise explain_unreachable(errors.from_rpc_error(error), self.address) from None
 
-    async def status(self) -> JobStatus:
-        return JobStatus.from_proto(await self._call("Status", coordinator_pb2.StatusRequest()))
+    async def status(self, *, epochs: int | None = None, participants: bool = True) -> JobStatus:
+        pages = StatusPages(epochs, participants)
+        while (status := pages.feed(await self._call("Status", pages.request))) is None:
+            pass
+        return status
 
     async def explain(self, engine: str = "", tensor: str = "") -> str:
         reply = await self._call("ExplainPlan", coordinator_pb2.ExplainPlanRequest(engine=engine, tensor=tensor))
@@ -71,9 +74,9 @@ class Client:
     async def evict(self, group: str, why: str = "asked for by a client") -> None:
         await self._call("Evict", coordinator_pb2.EvictRequest(group=group, why=why))
 
-    async def watch(self, timeout: float, *, interval: float = WATCH_INTERVAL_MS / 1000) -> AsyncIterator[JobStatus]:
-        call = self._stub.Watch(coordinator_pb2.WatchRequest(min_interval_ms=max(1, int(interval * 1000))),
-                                timeout=timeout)
+    async def watch(self, timeout: float, *, interval: float = WATCH_INTERVAL_MS / 1000,
+                    participants: bool = True) -> AsyncIterator[JobStatus]:
+        call = self._stub.Watch(watch_request(interval, participants), timeout=timeout)
         try:
             async for reply in call:
                 yield JobStatus.from_proto(reply)

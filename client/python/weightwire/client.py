@@ -9,7 +9,8 @@ from typing import Any, Iterator, Sequence
 import grpc
 
 from weightwire import errors
-from weightwire.status import EpochStatus, Event, JobStatus, RolledBack, Verification, changes
+from weightwire.status import (EpochStatus, Event, JobStatus, RolledBack, StatusPages, Verification, changes,
+                               status_request)
 from weightwire.tls import Channels, Tls
 from weightwire.v1 import coordinator_pb2, coordinator_pb2_grpc
 from weightwire.waiting import EpochWait, Found, ProgressCallback, ServedWait, StagedWait, VersionWait
@@ -28,6 +29,11 @@ def channel_options() -> list[tuple[str, Any]]:
     # Retries are ours, so that every call ends within its deadline and with our own error.
     return [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.enable_retries", 0),
             ("grpc.max_reconnect_backoff_ms", 1000)]
+
+
+def watch_request(interval: float, participants: bool) -> Any:
+    return coordinator_pb2.WatchRequest(min_interval_ms=max(1, int(interval * 1000)),
+                                        status=status_request(participants=participants))
 
 
 def explain_unreachable(error: errors.WeightwireError, address: str) -> errors.WeightwireError:
@@ -68,9 +74,13 @@ class Client:
         except grpc.RpcError as error:
             raise explain_unreachable(errors.from_rpc_error(error), self.address) from None
 
-    def status(self) -> JobStatus:
-        """The job now."""
-        return JobStatus.from_proto(self._call("Status", coordinator_pb2.StatusRequest()))
+    def status(self, *, epochs: int | None = None, participants: bool = True) -> JobStatus:
+        """The job now. `epochs`: only the newest so many; None: all that the coordinator remembers. Without `participants` it
+        is much less where there are thousands of ranks."""
+        pages = StatusPages(epochs, participants)
+        while (status := pages.feed(self._call("Status", pages.request))) is None:
+            pass
+        return status
 
     def explain(self, engine: str = "", tensor: str = "") -> str:
         """Who sends what to whom in the newest epoch, as text; `tensor` by its Hugging Face name.
@@ -113,10 +123,10 @@ class Client:
         """Fences a group; its processes must register again."""
         self._call("Evict", coordinator_pb2.EvictRequest(group=group, why=why))
 
-    def watch(self, timeout: float, *, interval: float = WATCH_INTERVAL_MS / 1000) -> Iterator[JobStatus]:
+    def watch(self, timeout: float, *, interval: float = WATCH_INTERVAL_MS / 1000,
+              participants: bool = True) -> Iterator[JobStatus]:
         """The status now and after each change, at most every `interval` seconds; ends after `timeout`."""
-        call = self._stub.Watch(coordinator_pb2.WatchRequest(min_interval_ms=max(1, int(interval * 1000))),
-                                timeout=timeout)
+        call = self._stub.Watch(watch_request(interval, participants), timeout=timeout)
         try:
             for reply in call:
                 yield JobStatus.from_proto(reply)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Iterable, Mapping, Sequence
 
 from weightwire import errors
 from weightwire.v1 import coordinator_pb2, types_pb2
+
+
+#: Epochs in one answer.
+PAGE = 64
 
 
 def _word(enum: Any, prefix: str, number: int) -> str:
@@ -90,16 +94,39 @@ class EpochStatus:
     left_out: tuple[str, ...]  #: engines without which this attempt goes on (commit_policy)
     trace_id: str = ""  #: W3C, 32 hex digits: in the logs of every process that the version passes
     lineage: int = 0  #: of `version`; 0: not known
+    waiting_for_left: int = 0  #: lines that `waiting_for` does not have: the coordinator sends the first 256
 
     @staticmethod
-    def from_proto(e: Any) -> "EpochStatus":
+    def from_proto(e: Any, engines: "_EngineTable | None" = None) -> "EpochStatus":
+        engines = engines or _EngineTable(())
         return EpochStatus(
             e.epoch, _word(types_pb2.EpochKind, "EPOCH_KIND_", e.kind), e.version,
             _word(types_pb2.EpochPhase, "EPOCH_PHASE_", e.phase), e.attempt, errors.from_outcome(e.why),
-            tuple(e.engines), tuple(e.waiting_for),
+            engines.named(e.engine_runs, e.engines), tuple(e.waiting_for),
             {"prepare": e.prepare_seconds, "transfer": e.transfer_seconds, "commit": e.commit_seconds,
              "total": e.total_seconds}, e.bytes, dict(e.bytes_by_transport), e.bytes_kept,
-            e.content_root, tuple(e.left_out), e.trace_id, e.lineage)
+            e.content_root, engines.named(e.left_out_runs, e.left_out), e.trace_id, e.lineage, e.waiting_for_left)
+
+
+class _EngineTable:
+    """The engines that the epochs of one message name by number. Epochs of the same engines share them."""
+
+    def __init__(self, names: Sequence[str]):
+        self._names = tuple(names)
+        self._known: dict[tuple[int, ...], tuple[str, ...]] = {}
+
+    def named(self, runs: Sequence[int], names: Sequence[str]) -> tuple[str, ...]:
+        """`names` as they are where there are no `runs` (pairs: the first one's number, how many)."""
+        if not runs:
+            return tuple(names)
+        key = tuple(runs)
+        if key not in self._known:
+            found: list[str] = []
+            for first, count in zip(key[::2], key[1::2]):
+                if len(found) <= len(self._names):  # no epoch has an engine twice
+                    found += self._names[first:first + count]
+            self._known[key] = tuple(found)
+        return self._known[key]
 
 
 @dataclass(frozen=True)
@@ -185,17 +212,59 @@ class JobStatus:
     #: The newest one, committed or about to begin: versions of it come after all of the others. 0: of a coordinator that
     #: knows no lineages.
     lineage: int = 0
+    epochs_left: int = 0  #: older ones that the coordinator remembers and that were not asked for
+    participants_total: int = 0  #: whether `participants` were asked for or not
 
     @staticmethod
     def from_proto(s: Any) -> "JobStatus":
+        engines = _EngineTable([*(engine.name for engine in s.engines), *s.engine_names])
         return JobStatus(s.job, s.committed_epoch, s.committed_version, s.deciding, s.waiting_for,
                          tuple(map(ParticipantStatus.from_proto, s.participants)),
                          tuple(map(EngineStatus.from_proto, s.engines)),
-                         tuple(map(EpochStatus.from_proto, s.epochs)), s.agents, s.committed_lineage, s.lineage)
+                         tuple(EpochStatus.from_proto(epoch, engines) for epoch in s.epochs), s.agents,
+                         s.committed_lineage, s.lineage, s.epochs_left, max(s.participants_total, len(s.participants)))
 
     def epoch_of(self, version: int) -> EpochStatus | None:
         """The newest attempt to publish `version`, if it is still remembered."""
         return next((e for e in self.epochs if e.kind == "publish" and e.version == version), None)
+
+
+class StatusPages:
+    """One status, asked for page by page: `request` is what to ask for next."""
+
+    def __init__(self, epochs: int | None, participants: bool):
+        if epochs is not None and epochs < 1:
+            raise ValueError(f"epochs must be 1 or more, or None for all of them, not {epochs}")
+        self._most = epochs
+        self.request = status_request(PAGE, participants)
+        self._status: JobStatus | None = None
+        self._next(0)
+
+    def _next(self, had: int) -> None:
+        self.request.epochs_max = PAGE if self._most is None else min(PAGE, self._most - had)
+
+    def feed(self, reply: Any) -> JobStatus | None:
+        """The whole once it is there; None: there is another page."""
+        page = JobStatus.from_proto(reply)
+        had = self._status
+        if had is not None:
+            fresh = tuple(epoch for epoch in page.epochs if epoch.epoch < self.request.epochs_before)
+            # Those that were left may have been forgotten meanwhile.
+            page = replace(had, epochs=had.epochs + fresh, epochs_left=page.epochs_left if fresh else 0)
+        if self._most is not None and len(page.epochs) > self._most:  # a coordinator that knows no pages sends all
+            over = len(page.epochs) - self._most
+            page = replace(page, epochs=page.epochs[:self._most], epochs_left=page.epochs_left + over)
+        self._status = page
+        if not page.epochs or not page.epochs_left or len(page.epochs) == self._most:
+            return page
+        self.request.epochs_before = page.epochs[-1].epoch
+        self._next(len(page.epochs))
+        return None
+
+
+def status_request(epochs: int = 0, participants: bool = True) -> Any:
+    """Names of engines once; 0 epochs: all that the coordinator remembers."""
+    return coordinator_pb2.StatusRequest(epochs_max=epochs, engine_runs=True, no_participants=not participants)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <set>
+
 #include "server/plan/plan.h"
 #include "tests/unit/coordinator/fleet.h"
 
@@ -50,6 +53,96 @@ TEST(CoordinatorStatus, LeavesOffTheOldestEpochsWhereTheyNameTooManyEngines) {
   EXPECT_EQ(epochs[0].version, Version(4));
   EXPECT_EQ(epochs[1].version, Version(3));
   EXPECT_TRUE(fleet.coordinator->Tell(epochs[1].epoch).has_value());
+}
+
+TEST(CoordinatorStatus, PagesHaveEveryEpochOnceWhileEpochsAreAdded) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(1);
+  fleet.Engine("engine-a");
+  uint64_t version = 0;
+  const auto publish = [&] {
+    fleet.PublishAll(trainer, ++version);
+    fleet.Run();
+  };
+  while (version < 8) publish();
+  const std::vector<EpochStatus> before = fleet.coordinator->Snapshot().epochs;
+  ASSERT_EQ(before.size(), 8u);
+  StatusQuery query{.epochs_max = 3};
+  std::vector<Epoch> paged;
+  std::vector<size_t> left;
+  do {
+    const StatusSnapshot page = fleet.coordinator->Snapshot(query);
+    const bool further = query.epochs_before != Epoch{};
+    EXPECT_EQ(page.engines.size(), further ? 0u : 1u);
+    EXPECT_EQ(page.participants.size(), further ? 0u : 2u);
+    EXPECT_EQ(page.participants_total, 2u);
+    for (const EpochStatus& epoch : page.epochs) paged.push_back(epoch.epoch);
+    left.push_back(page.epochs_left);
+    query.epochs_before = paged.back();
+    publish();
+  } while (left.back() > 0);
+  EXPECT_THAT(left, ::testing::ElementsAre(5, 2, 0));
+  std::vector<Epoch> all;
+  for (const EpochStatus& epoch : before) all.push_back(epoch.epoch);
+  EXPECT_EQ(paged, all);
+}
+
+TEST(CoordinatorStatus, EpochsOfTheSameEnginesShareTheirNames) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(1);
+  fleet.Engine("engine-a");
+  fleet.Engine("engine-b");
+  for (uint64_t version = 1; version <= 4; ++version) {
+    if (version == 4) fleet.Engine("engine-c");
+    fleet.PublishAll(trainer, version);
+    fleet.Run();
+  }
+  std::map<size_t, std::set<const void*>> lists;
+  for (const EpochStatus& epoch : fleet.coordinator->Snapshot().epochs) {
+    if (epoch.kind == epoch::Kind::kPublish) lists[epoch.engines.size()].insert(epoch.engines.id());
+  }
+  ASSERT_EQ(lists.size(), 2u);
+  EXPECT_EQ(lists[2].size(), 1u) << "of three epochs";
+  EXPECT_EQ(lists[3].size(), 1u);
+}
+
+TEST(CoordinatorStatus, HasTheRanksThatAreWaitedForAmongTheFirstOnes) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(2);
+  fleet.Engine("engine-a", 2);
+  fleet.Engine("engine-b", 2);
+  fleet.Agent("engine-b-agent").deaf = [](const epoch::Command&) { return true; };
+  fleet.PublishAll(trainer, 3);
+  fleet.Run();
+  const auto names = [&](const StatusQuery& query) {
+    std::vector<std::string> out;
+    const StatusSnapshot status = fleet.coordinator->Snapshot(query);
+    EXPECT_EQ(status.participants_total, 6u);
+    EXPECT_EQ(status.trainers_total, 2u);
+    for (const ParticipantStatus& p : status.participants) {
+      out.push_back(p.group + "/" + std::to_string(p.rank));
+    }
+    return out;
+  };
+  EXPECT_EQ(names({}).size(), 6u);
+  EXPECT_EQ(names({.participants_max = 0}).size(), 0u);
+  EXPECT_THAT(names({.participants_max = 1}),
+              ::testing::ElementsAre("engine-a/0", "engine-b/0", "engine-b/1", "trainer/0"));
+}
+
+TEST(CoordinatorStatus, OfWhatAnEpochWaitsForTheFirstLinesAreTold) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(1);
+  fleet.Engine("engine-a", 7);
+  fleet.Agent("engine-a-agent").deaf = [](const epoch::Command&) { return true; };
+  fleet.PublishAll(trainer, 3);
+  fleet.Run();
+  const StatusSnapshot status = fleet.coordinator->Snapshot({.lines_max = 2});
+  EXPECT_THAT(status.epochs.at(0).waiting_for,
+              ::testing::ElementsAre("engine-a/0: prepared", "engine-a/1: prepared"));
+  EXPECT_EQ(status.epochs.at(0).waiting_for_left, 5u);
+  EXPECT_THAT(status.waiting_for, ::testing::EndsWith("engine-a/3: prepared and 3 more"));
+  EXPECT_EQ(fleet.coordinator->Snapshot().epochs.at(0).waiting_for.size(), 7u);
 }
 
 TEST(CoordinatorStatus, RunningEpochSaysWhatItWaitsFor) {
