@@ -252,9 +252,12 @@ void Fleet::OnAppend(const coordinator::JournalRecord& record) {
   }
 }
 
-/// I6 again: a trainer may change its parameters when every engine of the epoch has them.
+/// I6 again: a trainer may change its parameters when every engine of the epoch has them. One that
+/// was cut off may hear of it after COMMIT, at which they were looked at: since then they may have
+/// died and come back with nothing.
 void Fleet::OnRelease(const epoch::ReleaseCommand& release) {
   if (!release.why.ok() || !released_.insert(release.epoch).second) return;
+  if (submitted_.contains(release.epoch)) return;
   for (const auto& status : coordinator_->Snapshot().epochs) {
     if (status.epoch != release.epoch) continue;
     for (const std::string& name : status.engines) {
