@@ -20,8 +20,10 @@ void Leases::Check() {
   const Nanos now = clock_.Now();
   if (now - due_ > options_.heartbeat) {
     membership_.RenewLeases(now);
-  } else {
-    membership_.EndLeases(now);
+  } else if (!membership_.EndLeases(now)) {
+    due_ = now;
+    timer_ = strand_.PostAfter(Nanos(0), lifeline_.Bind([this] { Check(); }));
+    return;
   }
   Watch();
 }

@@ -12,7 +12,8 @@ namespace weightwire::coordinator {
 
 /// Ends the sessions of agents that were silent for a lease. One timer for all of them, set for the
 /// earliest end of a lease but never sooner than a heartbeat from now, so an expiry is seen at most
-/// lease + heartbeat after the last sign of life. When the timer itself comes late (the coordinator
+/// lease + heartbeat after the last sign of life. Of many that end together kLeasesAtOnce are seen
+/// to in one task, so that the strand has time for others in between. When the timer itself comes late (the coordinator
 /// was stopped or starved, so heartbeats wait unread) everyone gets a new lease instead. Strand
 /// only.
 class Leases {

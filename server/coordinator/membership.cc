@@ -220,14 +220,18 @@ void Membership::SetPresence(AgentId agent, const Status& why, Presence presence
   if (presence == Presence::kAbsent) registered_.erase(agent);
 }
 
-void Membership::EndLeases(Nanos now) {
+bool Membership::EndLeases(Nanos now) {
   std::vector<AgentId> silent, ended;
-  for (const auto& [id, session] : sessions_) {
-    if (now - session.heard >= options_.lease) silent.push_back(id);
-  }
-  for (const auto& [id, heard] : suspects_) {
-    if (now - heard >= options_.lease) ended.push_back(id);
-  }
+  const auto take = [&](std::vector<AgentId>& from, AgentId id, Nanos heard) {
+    if (now - heard >= options_.lease) from.push_back(id);
+    return silent.size() + ended.size() < kLeasesAtOnce;
+  };
+  const bool all =
+      std::ranges::all_of(
+          sessions_,
+          [&](const auto& entry) { return take(silent, entry.first, entry.second.heard); }) &&
+      std::ranges::all_of(
+          suspects_, [&](const auto& entry) { return take(ended, entry.first, entry.second); });
   for (const AgentId agent : silent) {
     const Session& session = sessions_.at(agent);
     const auto silence = std::chrono::duration_cast<std::chrono::milliseconds>(now - session.heard);
@@ -246,6 +250,7 @@ void Membership::EndLeases(Nanos now) {
                 Presence::kAbsent, now);
   }
   if (!ended.empty()) observer_.OnMembershipChanged();
+  return all;
 }
 
 void Membership::RenewLeases(Nanos now) {

@@ -103,6 +103,9 @@ struct Group {
   std::string RankName(uint32_t rank) const { return name + "/" + std::to_string(rank); }
 };
 
+/// Leases that end in one task of the strand.
+inline constexpr size_t kLeasesAtOnce = 256;
+
 /// Who is here: sessions of agents and, through them, the ranks of groups.
 ///
 /// A rank's place belongs to one incarnation at a time. When its agent's connection ends it is
@@ -144,8 +147,9 @@ class Membership {
   void Disconnected(AgentId agent, Nanos now);
   /// Ends the session from the coordinator's side and tells the agent; its ranks are suspect.
   void EndSession(AgentId agent, const Status& why, Nanos now);
-  /// Ends every session and lease whose agent was not heard of for a whole lease: ranks are absent.
-  void EndLeases(Nanos now);
+  /// Ends sessions and leases whose agents were not heard of for a whole lease, kLeasesAtOnce at
+  /// most: their ranks are absent. False: there may be more of them.
+  bool EndLeases(Nanos now);
   /// Gives every lease a new term.
   void RenewLeases(Nanos now);
   /// When the first lease ends; nothing when nobody has one.

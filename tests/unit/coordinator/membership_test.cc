@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/unit/coordinator/fleet.h"
 
 namespace weightwire::coordinator::testing {
@@ -257,6 +259,28 @@ TEST(CoordinatorSession, AgentMayCloseWhileTheEndIsOnItsWay) {
   agent.reset();
   fleet.Run();
   EXPECT_TRUE(done);
+}
+
+TEST(CoordinatorSession, D15LeasesThatEndTogetherLeaveTimeForOthersInBetween) {
+  constexpr size_t kAgents = 1'000, kInOneTask = 256;
+  Fleet fleet;
+  for (size_t i = 0; i < kAgents; ++i) {
+    fleet.Agent("agent-" + std::to_string(i)).StopHeartbeats();
+  }
+  const Nanos end = fleet.sim.Now() + fleet.options.lease + 2 * fleet.options.heartbeat;
+  size_t here = kAgents, most = 0, parts = 0;
+  while (here > 0 && fleet.sim.Now() <= end) {
+    ASSERT_TRUE(fleet.sim.RunOne());
+    const size_t left = fleet.coordinator->Snapshot().agents;
+    parts += left < here;
+    most = std::max(most, here - left);
+    here = left;
+  }
+  EXPECT_EQ(here, 0u) << "all end in time all the same";
+  EXPECT_LE(most, kInOneTask);
+  EXPECT_GE(parts, kAgents / kInOneTask);
+  fleet.Run();
+  for (const auto& [name, agent] : fleet.agents) EXPECT_TRUE(agent->session_lost) << name;
 }
 
 TEST(CoordinatorSession, NobodyIsWokenMoreOftenThanTheHeartbeat) {
