@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 #include <utility>
+#include <variant>
 
 namespace weightwire::wire {
 namespace {
@@ -229,6 +231,20 @@ Result<coordinator::JournalRecord> DecodeRecord(std::string_view bytes) {
   return OfNewerVersion("kind");
 }
 
+namespace {
+
+template <typename Record, typename... Records>
+constexpr size_t IndexIn(const std::variant<Records...>*) {
+  size_t index = 0;
+  static_cast<void>(((std::is_same_v<Record, Records> || (++index, false)) || ...));
+  return index;
+}
+template <typename Record>
+constexpr size_t kIndexOf =
+    IndexIn<Record>(static_cast<const coordinator::JournalRecord*>(nullptr));
+
+}  // namespace
+
 std::optional<size_t> KindOf(std::string_view head) {
   if (head.size() < kHeadBytes || head[0] != kFormat) return std::nullopt;
   switch (head[1]) {
@@ -237,12 +253,12 @@ std::optional<size_t> KindOf(std::string_view head) {
     case kCommit:
     case kCommitOfLineage:
     case kCommitOfRuns:
-      return coordinator::JournalRecord(coordinator::CommitRecord{}).index();
+      return kIndexOf<coordinator::CommitRecord>;
     case kReserve:
     case kReserveOf:
-      return coordinator::JournalRecord(coordinator::ReserveRecord{}).index();
+      return kIndexOf<coordinator::ReserveRecord>;
     case kDrain:
-      return coordinator::JournalRecord(coordinator::DrainRecord{}).index();
+      return kIndexOf<coordinator::DrainRecord>;
     default:
       return std::nullopt;
   }
