@@ -2,16 +2,15 @@
 nobody behind whom a fleet would wait for."""
 
 import concurrent.futures
+import ctypes
 import errno
 import gc
 import importlib
-import json
+import mmap
 import multiprocessing
 import os
 import pickle
 import pkgutil
-import signal
-import subprocess
 import sys
 import threading
 import types
@@ -22,7 +21,8 @@ import weightwire
 from conftest import BINARIES, Trainer, until
 from demo.fleet import Daemon
 from test_client import CONFIG, checkpoint_of, engine, shards_of
-from weightwire import Client, Publisher, RefusedError, Subscriber, TensorMeta, UnavailableError, session, subscriber
+from weightwire import (Client, Publisher, RefusedError, StaleError, Subscriber, TensorMeta, UnavailableError, session,
+                        stage_memory, subscriber)
 from weightwire.memory import Arena
 from weightwire.vllm import InstallError, Serving
 
@@ -103,7 +103,7 @@ def test_a_close_while_it_attaches_again_leaves_no_session(daemon, opened, monke
 
 
 @pytest.mark.parametrize("module,library,call,failure", [
-    (subscriber, "mmap", "mmap", OSError(errno.ENOMEM, "Cannot allocate memory")),
+    (stage_memory, "mmap", "mmap", OSError(errno.ENOMEM, "Cannot allocate memory")),
     (session, "socket", "socket", OSError(errno.EMFILE, "Too many open files")),
     (session, "threading", "Thread", RuntimeError("can't start new thread"))])
 def test_attaching_again_outlives_what_the_system_has_not(daemon, opened, groups, monkeypatch, module, library, call, failure):
@@ -222,7 +222,7 @@ def test_an_arena_that_was_closed_closes_nothing_again():
 
 def test_a_write_into_the_stage_is_an_exception(daemon, opened, groups):
     one = follower(daemon, opened)
-    trainer(daemon, groups).publish(1, mode="snapshot")
+    trainer(daemon, groups).publish(1)
     offer = one.wait_offer(60)
     array = one.flip(offer)["model.norm.weight"]
     with pytest.raises(ValueError, match="read-only"):
@@ -232,37 +232,71 @@ def test_a_write_into_the_stage_is_an_exception(daemon, opened, groups):
     one.acknowledge(offer)
 
 
-_WRITES = """
-import ctypes, json, sys
-from weightwire import Subscriber, TensorMeta
-agent, config, tensors = json.loads(sys.argv[1])
-one = Subscriber(group="engine-w", rank=0, world_size=1, agent=agent)
-one.bind(config, "hf", [TensorMeta(name, "BF16", tuple(shape)) for name, shape in tensors])
-print("bound", flush=True)
-offer = one.wait_offer(60)
-array = one.flip(offer)["model.norm.weight"]
-one.acknowledge(offer)
-print("writes", flush=True)
-ctypes.memset(array.ctypes.data, 7, array.nbytes)  # as through torch.from_numpy, which drops numpy's flag
-print("wrote", flush=True)
-"""
+def test_a_write_that_numpy_does_not_see_changes_its_own_bytes_and_is_found_out(daemon, opened, groups, caplog):
+    """Nobody else's bytes change, and before the buffer holds another version what was written is given up."""
+    writer, other, publisher = follower(daemon, opened, "engine-w"), follower(daemon, opened), trainer(daemon, groups)
+    name, served = "model.embed_tokens.weight", {1: WHOLE}
+
+    def publish(version: int) -> None:
+        served[version] = {n: (TensorMeta(n, "BF16", bits.shape), bits) for n, bits in checkpoint_of(version).items()}
+        publisher.fill([served[version]])
+        publisher.publish(version)
+
+    def right(one: Subscriber, version: int, but: str = "") -> bool:
+        return all((one.params[n] == bits).all() for n, (_, bits) in served[version].items() if n != but)
+
+    publish(1)
+    assert take(writer) == take(other) == 1
+    array, served_in = writer.params[name], writer.serving.buffer
+    ctypes.memset(array.ctypes.data, 7, array.nbytes)  # as by torch.from_numpy, which drops numpy's flag
+    assert (writer.params[name] == 0x0707).all() and right(writer, 1, but=name)
+    assert right(other, 1)
+    publish(2)  # into the other buffer
+    assert take(writer) == take(other) == 2 and right(writer, 2) and right(other, 2)
+    publish(3)  # into the one that was written
+    assert take(other) == 3 and right(other, 3)
+    assert take(writer) == 3 and right(writer, 3) and writer.serving.buffer == served_in
+    assert f"wrote into its stage ({name}" in caplog.text
+    assert writer.last_fence is None and other.last_fence is None
 
 
-def test_a_write_that_numpy_does_not_see_ends_its_own_process_and_changes_nothing(daemon, opened, groups):
-    """Never a page that is another one than everybody's: why it is no private copy stands where the stage is mapped."""
-    other, publisher = follower(daemon, opened), trainer(daemon, groups)
-    tensors = [(name, bits.shape) for name, (_, bits) in WHOLE.items()]
-    writer = subprocess.Popen([sys.executable, "-c", _WRITES, json.dumps([daemon.agent_socket, CONFIG, tensors])],
-                              stdout=subprocess.PIPE, text=True)
-    assert writer.stdout.readline() == "bound\n"
-    until("both are there", lambda: present(daemon, "engine-w") == present(daemon, "engine-a") == 1)
-    publisher.publish(1, mode="snapshot")
-    assert take(other) == 1
-    assert writer.stdout.read() == "writes\n" and writer.wait(60) == -signal.SIGSEGV
-    until("it has left", lambda: present(daemon, "engine-w") == 0)
-    assert all((other.params[name] == bits).all() for name, (_, bits) in WHOLE.items())
-    publisher.publish(2, mode="snapshot")
-    assert take(other) == 2 and other.last_fence is None
+def test_a_stage_that_was_registered_unannounced_is_never_served_again(daemon, opened, groups):
+    """All its pages are copies then, which a device goes on reading: the engine leaves, says why and attaches anew."""
+    one, other, publisher = follower(daemon, opened, "engine-w"), follower(daemon, opened), trainer(daemon, groups)
+    publisher.publish(1)
+    assert take(one) == take(other) == 1
+    memory = one._buffers[one.serving.buffer].memory
+    for page in range(0, memory._bytes, mmap.PAGESIZE):  # as pinning does, with the same bytes
+        ctypes.memmove(memory._begin + page, memory._begin + page, 1)
+    publisher.publish(2)
+    assert take(one) == take(other) == 2
+    publisher.publish(3)
+    assert take(other) == 3
+    with pytest.raises(StaleError, match="registered with a device.*share_stage"):
+        one.flip(one.wait_offer(60))
+    until("it has left", lambda: one.last_fence is not None)
+    with Client(daemon.grpc) as client:
+        errors = {engine.name: str(engine.last_error) for engine in client.status(epochs=1).engines}
+    assert "share_stage" in errors["engine-w"]
+    assert take(one) == 3 and one._buffers[one.serving.buffer].memory is not memory
+    assert all((one.params[name] == bits).all() for name, (_, bits) in WHOLE.items())
+
+
+def test_a_stage_that_is_shared_before_it_is_registered_follows_the_agent(daemon, opened, groups):
+    one, publisher = follower(daemon, opened), trainer(daemon, groups)
+    publisher.publish(1)
+    one.stage(offer := one.wait_offer(60))
+    one.share_stage()
+    one.flip(offer)
+    one.acknowledge(offer)
+    where = {name: array.ctypes.data for name, array in one.params.items()}
+    for version in (2, 3):
+        publisher.fill([{n: (TensorMeta(n, "BF16", b.shape), b) for n, b in checkpoint_of(version).items()}])
+        publisher.publish(version)
+        assert take(one) == version
+        assert all((one.params[n] == bits).all() for n, bits in checkpoint_of(version).items())
+    assert {name: array.ctypes.data for name, array in one.params.items()} == where  # the same place, every second version
+    assert not any(buffer.memory.private for buffer in one._buffers)
 
 
 # ---- what is told

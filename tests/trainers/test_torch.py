@@ -221,6 +221,23 @@ def test_a_reader_acknowledges_only_what_its_consumer_took(daemon, reader):
     assert len(list(one.tensors(3, timeout=60))) == 2
 
 
+def test_a_write_through_from_numpy_is_found_out_and_then_what_was_published_is_served(daemon, caplog):
+    source = {"a": torch.full((5_000,), 7.0), "b": torch.full((5_000,), 8.0)}
+    with weightwire.torch.Publisher(source, agent=daemon.agent_socket) as publisher, \
+            HfReader([TensorMeta(name, "F32", (5_000,)) for name in source], agent=daemon.agent_socket) as one:
+        def read(version: int) -> bool:
+            publisher.publish(version)
+            return all(torch.equal(tensor, source[name]) for name, tensor in one.tensors(version, timeout=60))
+
+        assert read(1)
+        torch.from_numpy(one._subscriber.params["a"]).fill_(1)
+        assert one._subscriber.params["a"][0] == 1.0
+        assert read(2)
+        assert "wrote into its stage" not in caplog.text
+        assert read(3)  # in the buffer that was written
+        assert "wrote into its stage (a" in caplog.text
+
+
 def test_a_reader_that_was_asked_for_an_older_version_has_the_newer_one_still(daemon, reader):
     publisher, one = reader
     publisher.publish(5)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import collections
 import json
 import logging
-import mmap
-import os
 import threading
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
@@ -17,13 +15,11 @@ from weightwire import errors
 from weightwire.device import Device, DeviceArray
 from weightwire.memory import TensorMeta, array_at
 from weightwire.session import Session, default_agent_socket
+from weightwire.stage_memory import StageMemory
 from weightwire.trace import trace_row
 from weightwire.v1 import agent_pb2, types_pb2
 
 log = logging.getLogger("weightwire")
-# Linux's number; Python has the name from 3.10 on. The agent has made the pages: mapping them now keeps a fault for each
-# of them out of the first reads, when an engine may stand still.
-_MAP_POPULATE = 0x8000
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.1, 1.0  # before attaching again; doubled for each failure
 _FAILING_SECONDS_MAX = 30.0  # the same, where what fails is `on_offer`
 
@@ -47,6 +43,21 @@ class Offer:
     def order(self) -> tuple[int, int]:
         """Greater for what is newer; smaller than all that is known where the lineage is not."""
         return self.lineage, self.version
+
+
+@dataclass
+class _Buffer:
+    """Of the stage."""
+
+    arrays: Mapping[str, np.ndarray] | Mapping[str, DeviceArray]
+    memory: StageMemory | None = None  #: None: on a device
+    places: tuple[tuple[str, int, int], ...] = ()  #: of each tensor: name, begin and end in bytes
+    looked: int = 0  #: the newest offer's epoch for which it was looked at
+
+    def written(self) -> list[str]:
+        """Tensors in whose pages this process has written."""
+        pages = self.memory.written() if self.memory else []
+        return [name for name, begin, end in self.places if any(first < end and begin < last for first, last in pages)]
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,7 @@ class Subscriber:
                            rank=rank, world_size=world_size, job=job, timeout=timeout, buffers=buffers or 0,
                            device=device.uuid if device else "")
         self._layout: types_pb2.LayoutSubmission | None = None
-        self._buffers: list[Mapping[str, np.ndarray] | Mapping[str, DeviceArray]] = []
+        self._buffers: list[_Buffer] = []
         self._events: collections.deque[Offer | RoomWanted] = collections.deque()
         self._lock = threading.Condition()
         self._generation = 0
@@ -163,24 +174,18 @@ class Subscriber:
             raise errors.RefusedError(f"the agent made {len(stage.fd_tokens)} buffers instead of "
                                       f"{self._place['buffers']}", code="UNIMPLEMENTED", reason="protocol_version",
                                       remedy="use an agent of the client library's version")
-        buffers: list[Mapping[str, np.ndarray] | Mapping[str, DeviceArray]] = []
+        buffers: list[_Buffer] = []
+        places = tuple((meta.name, offset, offset + meta.nbytes) for meta, offset in zip(agreed, stage.offsets))
         for index, token in enumerate(stage.fd_tokens):
             fd = session.get_fd(token)
             if self._device is not None and stage.on_device:
                 memory = stage.on_device[index]
                 slab = self._device._map(memory.ipc_handle, memory.offset, fd)
-                buffers.append(slab.arrays(agreed, stage.offsets))
+                buffers.append(_Buffer(slab.arrays(agreed, stage.offsets)))
                 continue
-            # Shared and without the right to write. A private mapping would turn a stray write into a copy of its page, which
-            # follows no later version in this buffer any more: this engine would serve other bytes than all the others, and
-            # nobody would see it (`wwctl verify` sums the agent's pages). To drop such pages before each version costs
-            # 0.1 s/GB and to map them again 0.2 s/GB (EPYC, 2 cores, 2026-11-26), several times what moving them does.
-            try:
-                mapped = mmap.mmap(fd, stage.bytes_total, mmap.MAP_SHARED | _MAP_POPULATE, mmap.PROT_READ)
-            finally:
-                os.close(fd)
-            buffers.append({meta.name: array_at(mapped, offset, meta)
-                            for meta, offset in zip(agreed, stage.offsets)})
+            memory = StageMemory(fd, stage.bytes_total)
+            arrays = {meta.name: array_at(memory.map, offset, meta) for meta, offset in zip(agreed, stage.offsets)}
+            buffers.append(_Buffer(arrays, memory, places))
         with self._lock:
             if session is not self._session:  # fenced meanwhile: its successor maps its own
                 raise _stale(0)
@@ -228,12 +233,22 @@ class Subscriber:
     def stage(self, offer: Offer) -> Mapping[str, np.ndarray] | Mapping[str, DeviceArray]:
         """The staged bytes of `offer`, read-only (on a device: not to be written), by name; what is served does not
         change. A write is numpy's ValueError. torch.from_numpy, and whatever else drops numpy's flag, gives views through
-        which a write ends this process (SIGSEGV), where it is seen, and nobody else: copy what is to be written.
+        which a write changes this process's bytes alone. It is found, logged and given up before the buffer is used for
+        another version. Memory that is to be registered: see `share_stage`.
 
-        Raises StaleError when this incarnation was fenced after the offer.
+        Raises StaleError when this incarnation was fenced after the offer, or leaves because memory was registered.
         """
         with self._lock:
             return self._staged(offer)
+
+    def share_stage(self) -> None:
+        """To be called before staged memory is registered with a device or a network card (cudaHostRegister, ibv_reg_mr),
+        which would take copies of its pages, and go on reading these when the agent writes the next version: from now on this
+        process has no right to write there, and a write is SIGSEGV. Until the next attachment."""
+        with self._lock:
+            for buffer in self._buffers:
+                if buffer.memory is not None:
+                    buffer.memory.share()
 
     def flip(self, offer: Offer) -> Mapping[str, np.ndarray] | Mapping[str, DeviceArray]:
         """Serves `offer` from now on: a change of pointers. Returns and raises as `stage`."""
@@ -248,7 +263,25 @@ class Subscriber:
         self._lock.wait_for(lambda: self._buffers or not current(), self._place["timeout"])
         if not current() or not self._buffers:
             raise _stale(offer.epoch)
-        return self._buffers[offer.buffer]
+        buffer = self._buffers[offer.buffer]
+        if buffer.looked != offer.epoch and buffer.memory is not None and (written := buffer.written()):
+            self._found_written(offer, buffer.memory, written)
+        buffer.looked = offer.epoch
+        return buffer.arrays
+
+    def _found_written(self, offer: Offer, memory: StageMemory, written: list[str]) -> None:
+        """What was written is given up; but not where a device may go on reading it."""
+        named = ", ".join(written[:3]) + (f" and {len(written) - 3} more" if len(written) > 3 else "")
+        if not memory.registered():
+            log.warning("weightwire: %s: this process wrote into its stage (%s), where only the agent writes; that is given up "
+                        "for version %d. Copy what is to be written", self._session.rank_name, named, offer.version)
+            return memory.refresh()
+        why = (f"the stage was registered with a device, which would read other bytes than were published ({named}); call "
+               "share_stage before that")
+        log.error("weightwire: %s: version %d: %s", self._session.rank_name, offer.version, why)
+        self.fail(offer, why)
+        raise errors.StaleError(why, code="ABORTED", reason="stale_incarnation", rank=self._session.rank_name,
+                                epoch=offer.epoch)
 
     def acknowledge(self, offer: Offer, flip_seconds: float = 0.0) -> None:
         """Leader: every rank has flipped to `offer`."""

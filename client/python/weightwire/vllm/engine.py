@@ -210,6 +210,8 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             with self._lock:
                 self._shadow = (epoch, shadow)
         elif self.device.type == "cuda" and epoch not in self._held:
+            if (subscriber := self._subscriber) is not None:
+                subscriber.share_stage()
             stage.pin(tensors)
 
     def _make_room(self, epoch: int) -> None:
