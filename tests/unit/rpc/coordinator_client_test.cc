@@ -263,7 +263,7 @@ TEST_F(CoordinatorClientTest, RegisterGoesOutWhenTheSessionEnds) {
 }
 
 /// With a session that is open.
-class SessionReportsTest : public CoordinatorClientTest, public control::AgentPort {
+class SessionReportsClientTest : public CoordinatorClientTest, public control::AgentPort {
  protected:
   void Open() {
     std::promise<bool> opened;
@@ -279,7 +279,7 @@ class SessionReportsTest : public CoordinatorClientTest, public control::AgentPo
     ASSERT_EQ(answer.wait_for(kPatience), std::future_status::ready);
     ASSERT_TRUE(answer.get());
   }
-  ~SessionReportsTest() override {
+  ~SessionReportsClientTest() override {
     if (!finished_) Finish();
   }
   void Finish() {
@@ -294,7 +294,7 @@ class SessionReportsTest : public CoordinatorClientTest, public control::AgentPo
   bool finished_ = false;
 };
 
-TEST_F(SessionReportsTest, ThoseThatFindTheSessionBusyTravelTogetherInOrder) {
+TEST_F(SessionReportsClientTest, ThoseThatFindTheSessionBusyTravelTogetherInOrder) {
   Open();
   // Nobody reads yet: what goes out one by one is what fits into a stream's window and
   // into what is buffered on the way. All the others find the session busy.
@@ -315,7 +315,7 @@ TEST_F(SessionReportsTest, ThoseThatFindTheSessionBusyTravelTogetherInOrder) {
   EXPECT_LT(messages, kReports / 4);
 }
 
-TEST_F(SessionReportsTest, AHeartbeatIsNotForgottenBehindReports) {
+TEST_F(SessionReportsClientTest, AHeartbeatIsNotForgottenBehindReports) {
   Open();
   OnStrand(strand_, [&] {
     client_->Heartbeat(AgentId(1), {});
@@ -340,7 +340,7 @@ TEST_F(SessionReportsTest, AHeartbeatIsNotForgottenBehindReports) {
   EXPECT_TRUE(beat->has_heartbeat() || report->has_heartbeat());
 }
 
-TEST_F(SessionReportsTest, RegisterFollowsTheAnswerToTheReportThatAMemberLeft) {
+TEST_F(SessionReportsClientTest, RegisterFollowsTheAnswerToTheReportThatAMemberLeft) {
   Open();
   Report(Drained(3));
   Report(lost_);
@@ -360,7 +360,7 @@ TEST_F(SessionReportsTest, RegisterFollowsTheAnswerToTheReportThatAMemberLeft) {
   ExpectTaken(std::move(registered));
 }
 
-TEST_F(SessionReportsTest, AGoodbyeFollowsTheReports) {
+TEST_F(SessionReportsClientTest, AGoodbyeFollowsTheReports) {
   Open();
   OnStrand(strand_, [&] {
     for (uint64_t i = 1; i <= 100; ++i) client_->Report(AgentId(1), Drained(i));
@@ -377,7 +377,7 @@ TEST_F(SessionReportsTest, AGoodbyeFollowsTheReports) {
   EXPECT_FALSE(service_.session().Read());
 }
 
-TEST_F(SessionReportsTest, ACoordinatorThatTakesNoneOnTheSessionIsCalled) {
+TEST_F(SessionReportsClientTest, ACoordinatorThatTakesNoneOnTheSessionIsCalled) {
   service_.session_features = 0;
   Open();
   Report(lost_);
