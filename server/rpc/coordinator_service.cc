@@ -3,7 +3,6 @@
 #include <string>
 #include <utility>
 
-#include "server/base/failpoint.h"
 #include "server/rpc/coordinator_session.h"
 #include "server/rpc/coordinator_streams.h"
 #include "server/rpc/gatekeeper.h"
@@ -116,7 +115,6 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
       OnOwned(CallerOf(*context), agent, answer,
               [this, decoded = std::move(*decoded), answer]() mutable {
                 coordinator_.Report(decoded.agent, std::move(decoded.report));
-                WW_FAILPOINT("rpc.before_a_report_is_answered");
                 answer(OkStatus());
               });
     });
