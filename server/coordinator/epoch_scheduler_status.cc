@@ -167,12 +167,12 @@ void EpochScheduler::DescribeEpochs(const StatusQuery& query, StatusSnapshot& sn
 /// Members whose agents say nothing, or whose processes are in trouble, come first: the others may
 /// be waiting for them.
 EpochStatus EpochScheduler::StatusOfRun(const EpochRun& run, size_t lines_max) const {
-  std::set<std::string> troubled;
-  for (const TroubleStatus& trouble : TroublesOf(shared_)) troubled.insert(trouble.where);
-  return run.ToStatus(s_.clock.Now(), lines_max, [&](const epoch::Member& member) {
-    if (SilentSeconds(member) > 0) return true;
-    const auto name = run.names.find(member);
-    return name != run.names.end() && troubled.contains(name->second);
+  return run.ToStatus(s_.clock.Now(), lines_max, [this](const epoch::Member& member) {
+    const Session* session = s_.membership.SessionOf(member);
+    return SilentSeconds(member) > 0 ||
+           (session != nullptr &&
+            std::ranges::find(session->troubles, member, &control::Trouble::member) !=
+                session->troubles.end());
   });
 }
 
