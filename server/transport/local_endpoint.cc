@@ -388,6 +388,7 @@ void LocalEndpoint::OnCopied(uint64_t request) {
   }
   const std::shared_ptr<Copy> copy = std::move(entry->second);
   copying_.erase(entry);
+  copy->regions.clear();  // what copied may hold `copy` a moment longer than the Get lasts
   if (why_.has_value()) {
     Complete(copy->get, EndOf(copy->get));
     return SettleIfIdle();
