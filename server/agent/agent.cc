@@ -158,6 +158,7 @@ class AgentImpl final : public Agent {
     return everyone;
   }
   Status AdmitAttach(const AttachRequest& request) const;
+  void EndTheDeadAt(const AttachRequest& place);
   struct Attaching {
     AttachRequest request;
     Application* application = nullptr;
@@ -231,9 +232,21 @@ void AgentImpl::Attach(AttachRequest request, Application* application,
       session_.agent(),   request.job,         request.role, request.group,    request.rank,
       request.world_size, request.incarnation, request.pid,  request.trace_id, {},
       request.previous};
+  EndTheDeadAt(request);
   ++attaching_;
   Register({std::move(request), application, std::move(wanted), session_.number(),
             services_->clock.Now(), std::move(reply)});
+}
+
+/// A process that has ended holds its place until its stream has: longer than it takes to start
+/// the next one, and for as long as a child lives that has its sockets.
+void AgentImpl::EndTheDeadAt(const AttachRequest& place) {
+  for (const auto& participant : Everyone()) {
+    if (!participant->Holds(place.job, place.group, place.rank)) continue;
+    if (!services_->options.process_ended(participant->pid())) continue;
+    participant->Dismiss(Status(Code::kUnavailable, Reason::kMemberLost,
+                                "process " + std::to_string(participant->pid()) + " has ended"));
+  }
 }
 
 void AgentImpl::Register(Attaching attaching) {

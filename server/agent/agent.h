@@ -147,6 +147,8 @@ struct Options {
   /// Asked with every heartbeat, so they must not block. The process lives and does not run; and
   /// what else is wrong on this host, with nobody's rank.
   std::function<bool(int64_t pid)> stopped = [](int64_t) { return false; };
+  /// Asked when somebody wants a place that a process here holds: that process is known to be gone.
+  std::function<bool(int64_t pid)> process_ended = [](int64_t) { return false; };
   std::function<control::Troubles()> refused = [] { return control::Troubles(); };
 };
 

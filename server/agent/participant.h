@@ -30,6 +30,9 @@ class Participant : public std::enable_shared_from_this<Participant> {
   bool is_engine() const { return request_.role == control::GroupRole::kEngine; }
   Handle handle() const { return handle_; }
   int64_t pid() const { return request_.pid; }  ///< as the process told it
+  bool Holds(const std::string& job, const std::string& group, uint32_t rank) const {
+    return request_.job == job && request_.group == group && request_.rank == rank;
+  }
 
   void SubmitLayout(control::LayoutSubmission submission,
                     control::Reply<control::LayoutReply> reply);

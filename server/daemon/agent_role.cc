@@ -201,6 +201,7 @@ Status AgentRole::MakeAgent(const Config& config, const Host& host, CoordinatorR
   options.stale_after = std::chrono::milliseconds(config.stale_after_ms);
   processes_ = std::make_shared<rpc::LocalProcesses>(host.clock);
   options.stopped = [processes = processes_](int64_t pid) { return processes->Stopped(pid); };
+  options.process_ended = [processes = processes_](int64_t pid) { return processes->Ended(pid); };
   options.refused = [processes = processes_] { return processes->Refusals(); };
   agent_ = OnStrand(strand_, [&] {
     return agent::Agent::Make(std::move(options), host.clock, strand_, host.workers, *port_,

@@ -74,16 +74,24 @@ void LocalProcesses::Refused(uint32_t uid) {
   refused_ = Refusal{uid, clock_.Now(), WallText()};
 }
 
+std::optional<uint64_t> LocalProcesses::Began(int64_t pid) const {
+  std::lock_guard lock(mutex_);
+  const auto known = known_.find(pid);
+  return known == known_.end() ? std::nullopt : std::optional(known->second);
+}
+
 bool LocalProcesses::Stopped(int64_t pid) const {
-  uint64_t began = 0;
-  {
-    std::lock_guard lock(mutex_);
-    const auto known = known_.find(pid);
-    if (known == known_.end()) return false;
-    began = known->second;
-  }
+  const auto began = Began(pid);
+  if (!began) return false;
   const auto state = StateOf(pid);
-  return state && state->began == began && (state->state == 'T' || state->state == 't');
+  return state && state->began == *began && (state->state == 'T' || state->state == 't');
+}
+
+bool LocalProcesses::Ended(int64_t pid) const {
+  const auto began = Began(pid);
+  if (!began) return false;
+  const auto state = StateOf(pid);
+  return !state || state->began != *began || state->state == 'Z' || state->state == 'X';
 }
 
 control::Troubles LocalProcesses::Refusals() const {

@@ -26,10 +26,15 @@ class LocalProcesses {
   /// number that a process tells of itself means another one here, when it has a PID namespace of
   /// its own.
   bool Stopped(int64_t pid) const;
+  /// It has connected, and is gone; false for whoever has never connected, as above.
+  bool Ended(int64_t pid) const;
   /// Who was turned away in the last ten minutes: the latest one.
   control::Troubles Refusals() const;
 
  private:
+  /// When it began; nothing for whoever has never connected.
+  std::optional<uint64_t> Began(int64_t pid) const;
+
   Clock& clock_;
   mutable std::mutex mutex_;
   std::map<int64_t, uint64_t> known_;  ///< pid → when it began, as /proc says

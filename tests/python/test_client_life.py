@@ -11,6 +11,8 @@ import multiprocessing
 import os
 import pickle
 import pkgutil
+import signal
+import subprocess
 import sys
 import threading
 import types
@@ -168,6 +170,43 @@ def test_an_on_offer_that_raises_is_reported_and_the_commit_does_not_wait_for_it
         groups.clear()
     finally:
         assert daemon.stop() == 0
+
+
+CHILD_THAT_LIVES_ON = """
+import ctypes, os, signal, sys
+sys.path[:0] = {path!r}
+from conftest import Trainer
+from test_client_life import CONFIG, WHOLE
+trainer = Trainer({socket!r}, CONFIG, "hf", [WHOLE])
+trainer.publish(1)
+child = ctypes.CDLL(None).syscall(57)  # fork, past what gRPC does at a fork: a data loader has its parent's sockets so
+if child == 0:
+    while True:
+        signal.pause()
+print(child, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of a system call")
+def test_the_next_process_has_the_place_of_one_that_was_killed_whose_child_has_its_sockets(daemon, opened, groups):
+    engine_rank = follower(daemon, opened)
+    old = subprocess.Popen([sys.executable, "-c", CHILD_THAT_LIVES_ON.format(path=sys.path, socket=daemon.agent_socket)],
+                           stdout=subprocess.PIPE, text=True)
+    child = int(old.stdout.readline())
+    try:
+        assert take(engine_rank) == 1
+        with pytest.raises(RefusedError, match=f"process {old.pid} holds this rank and is alive"):
+            Trainer(daemon.agent_socket, CONFIG, "hf", [WHOLE])
+        old.kill()
+        old.wait()
+        successor = trainer(daemon, groups)
+        successor.publish(2)
+        assert take(engine_rank) == 2
+    finally:
+        os.kill(child, signal.SIGKILL)
+        old.kill()
+        old.wait()
 
 
 # ---- what is held

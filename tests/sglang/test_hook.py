@@ -64,9 +64,16 @@ def process(monkeypatch):
                         lambda *_: SimpleNamespace(current_device=lambda: "cpu"))
 
 
-def update(updater, daemon, checkpoint, version, deadline=30.0):
+def update(updater, daemon, checkpoint, version, deadline=30.0, **more):
     return updater.update_weights_from_tensor(
-        ticket("engine-a", checkpoint, version, agent=daemon.agent_socket, deadline=deadline), load_format=LOADER)
+        ticket("engine-a", checkpoint, version, agent=daemon.agent_socket, deadline=deadline, **more), load_format=LOADER)
+
+
+def wait(condition):
+    """Until it holds of the engine's subscriber."""
+    subscriber = weightwire.sglang._ranks["engine-a"]._subscriber
+    with subscriber._lock:
+        assert subscriber._lock.wait_for(lambda: condition(subscriber), 30)
 
 
 def test_a_ticket_brings_each_version_through_sglangs_own_updater(daemon, checkpoint, engine):
@@ -95,6 +102,47 @@ def test_a_loader_that_fails_is_told_and_the_same_ticket_loads_again(daemon, che
         update(engine, daemon, checkpoint, 1)
         client.wait_version(1, timeout=30)
         assert torch.equal(engine.get_model().qk, torch.cat([weights(5)["q"], weights(5)["k"]]))
+
+
+def test_catching_up_loads_what_lies_where_the_next_version_goes_and_nothing_else(daemon, checkpoint, engine):
+    def holds(version) -> bool:
+        return torch.equal(engine.get_model().qk, torch.cat([weights(version)["q"], weights(version)["k"]]))
+
+    now = {"w": weights(1)}
+    with weightwire.torch.Publisher(lambda: now["w"].items(), rank=0, world_size=1, agent=daemon.agent_socket) as trainer, \
+            Client(daemon.grpc) as client:
+        update(engine, daemon, checkpoint, 0, catch_up=True)
+        assert not engine.get_model().qk.any()  # it has joined, and there was nothing
+        trainer.publish(1)
+        update(engine, daemon, checkpoint, 1)
+        now["w"] = weights(2)
+        trainer.publish(2).wait_released(30)
+        wait(lambda subscriber: subscriber._events)
+        assert holds(1)
+        engine.get_model().fail = True
+        with pytest.raises(AbortedError, match="KeyError: 'k'"):
+            update(engine, daemon, checkpoint, 0, catch_up=True)
+        engine.get_model().fail = False
+        update(engine, daemon, checkpoint, 0, catch_up=True)
+        assert holds(2)
+        client.wait_version(2, timeout=30, engines=["engine-a"])
+        engine.get_model().qk.zero_()
+        update(engine, daemon, checkpoint, 0, catch_up=True)
+        assert not engine.get_model().qk.any()  # that was loaded
+
+
+def test_catching_up_does_not_pass_a_model_that_was_loaded_in_part(daemon, checkpoint, engine):
+    with weightwire.torch.Publisher(weights(5), rank=0, world_size=1, agent=daemon.agent_socket) as trainer:
+        trainer.publish(1)
+        engine.get_model().fail = True
+        with pytest.raises(AbortedError, match="KeyError: 'k'"):
+            update(engine, daemon, checkpoint, 1)
+        engine.get_model().fail = False
+    with Client(daemon.grpc) as client:
+        client.evict("engine-a")
+    wait(lambda subscriber: subscriber.serving is None)
+    with pytest.raises(AbortedError, match="loaded in part"):
+        update(engine, daemon, checkpoint, 0, catch_up=True)
 
 
 def test_a_version_that_does_not_come_leaves_the_model_alone(daemon, checkpoint, engine):

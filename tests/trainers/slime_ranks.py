@@ -21,12 +21,12 @@ def arguments(agent: str, checkpoint: str, **changes) -> Namespace:
 
 
 def train(rank: int, world_size: int, agent: str, checkpoint: str, out: str, sizes: dict, servers: list[str],
-          failing: list[int], freed: int = 0, deadline: float = 60):
-    """Three updates; leaves what the model held in <out>/v<n>, and the error of one in `failing` in <out>/error-<rank>.
+          failing: list[int], freed: int = 0, deadline: float = 60, updates: int = 3, lineage=None, named: str = "v"):
+    """`updates` of them; leaves what the model held in <out>/<named><n>, and the error of one in `failing` in <out>/error-<rank>.
     At update `freed` rank 1 has no parameters to publish."""
     actor = slime_standins.install()
     job = Job(checkpoint, sizes, {})
-    args = arguments(agent, checkpoint, weightwire_deadline=deadline)
+    args = arguments(agent, checkpoint, weightwire_deadline=deadline, weightwire_lineage=lineage)
     weightwire.slime.install(args)
     updater = actor.UpdateWeightFromDistributed(args, job.chunks, weights_getter=None, model_name="qwen2config",
                                                 quantization_config=None)
@@ -38,13 +38,13 @@ def train(rank: int, world_size: int, agent: str, checkpoint: str, out: str, siz
                                         engine_gpu_offsets=list(range(len(engines))), engine_parallel_configs=None)
 
     connect()
-    for version in (1, 2, 3):
+    for version in range(1, updates + 1):
         if version > 1:
             job.step(version)
         if version == 3 and not failing:  # as slime does before it destroys its process groups, and after
             updater.disconnect_rollout_engines()
             connect()
-        job.save(pathlib.Path(out) / f"v{version}.safetensors")
+        job.save(pathlib.Path(out) / f"{named}{version}.safetensors")
         storages = [p.untyped_storage() for p in job.chunks[0].parameters()] if (rank, version) == (1, freed) else []
         kept = [bytes(storage) for storage in storages]
         for storage in storages:

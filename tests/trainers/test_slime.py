@@ -25,7 +25,7 @@ ROUND = ["pause_generation", "flush_cache", "update_weights_from_tensor", "conti
 
 @pytest.fixture
 def daemon(tmp_path):
-    """Fences soon: a version that is committed and not loaded holds the next one up until its engines are fenced."""
+    """An engine that has not loaded what is committed holds the next version up until commit_deadline."""
     started = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "hub"), "hub", role="all", listen="127.0.0.1:0",
                      commit_deadline_ms=5000)
     yield started
@@ -85,9 +85,28 @@ def test_failing_before_anything_was_loaded_all_go_on_with_the_old_version(daemo
     for error in errors(tmp_path, 2):  # the same on every rank
         assert "version 2" in error and "sglang-127-0-0-1-s1 failed in " + method in error
         assert "nothing was loaded, engines serve on with version 1" in error
+    for engine in engines:  # version 2 lies in the memory that version 3 needs: it is loaded first
+        assert engine.versions == [None, "1", "2", "3"] and len(engine.served) == 4
+        assert [holds(served, tmp_path / f"v{v}.safetensors") for served, v in zip(engine.served, (1, 1, 2, 3))] == [True] * 4
+
+
+def test_what_no_engine_could_load_is_loaded_before_the_next_version(daemon, servers, tmp_path):
+    engines = servers(*[{"update_weights_from_tensor": {3: "lm_head"}}] * 2)
+    run(daemon, tmp_path, engines, 2, dict(pp=2), [2])
     for engine in engines:
-        assert engine.versions == [None, "1", "3"]
-        assert [holds(served, tmp_path / f"v{v}.safetensors") for served, v in zip(engine.served, (1, 1, 3))] == [True] * 3
+        assert engine.calls == JOIN + ROUND + ROUND[:3] + ROUND * 2
+        assert [holds(served, tmp_path / f"v{v}.safetensors") for served, v in zip(engine.served, (1, 2, 3))] == [True] * 3
+
+
+def test_a_trainer_that_died_before_its_version_was_loaded_is_followed_by_one_that_goes_on(daemon, servers, tmp_path):
+    engines = servers({"flush_cache": {2: "requests are pending"}}, {})
+    run(daemon, tmp_path, engines, 2, dict(pp=2), [2], 0, 60, 2)
+    assert [engine.versions for engine in engines] == [[None, "1"]] * 2
+    run(daemon, tmp_path, engines, 2, dict(pp=2), [], 0, 60, 2, "resume", "again")
+    for engine in engines:
+        assert engine.versions == [None, "1", None, "2", "1", "2"]
+        assert [holds(served, tmp_path / f"{v}.safetensors")
+                for served, v in zip(engine.served, ("v1", "v1", "v2", "again1", "again2"))] == [True] * 5
 
 
 def test_failing_to_publish_no_engine_is_touched(daemon, servers, tmp_path):

@@ -162,6 +162,11 @@ class LivePublisher:
         """As Publisher.lineage."""
         return self._publisher.lineage
 
+    @property
+    def committed(self) -> int:
+        """As Publisher.committed."""
+        return self._publisher.committed
+
     def publish(self, version: int, *, deadline: float = 120.0, manual_commit: bool = False) -> Release:
         """Copies the parameters as they are now and publishes them as `version` (greater than the last one).
 

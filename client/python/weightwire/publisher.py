@@ -271,6 +271,12 @@ class Publisher:
         """Of the versions that this rank publishes; 0 before the first one was accepted."""
         return self._lineage
 
+    @property
+    def committed(self) -> int:
+        """The newest version that was committed, of the newest lineage, when this rank attached; 0: none, or one that has no
+        number here (an agent that knows no lineages)."""
+        return self._session.floor
+
     def _lineage_for(self, version: int, wanted: Lineage) -> int:
         newest = self._session.lineage
         if wanted is None:

@@ -43,6 +43,9 @@ class Ticket:
     job: str = ""
     deadline: float = 120.0  #: seconds, everything included
     lineage: int = 1  #: of `version`, Publisher.lineage: what is newer in an earlier one is not loaded
+    #: Instead of waiting for `version`: a version is loaded if one has come that was not loaded, and lies where the next one
+    #: is to go.
+    catch_up: bool = False
 
     @property
     def order(self) -> tuple[int, int]:
@@ -119,7 +122,9 @@ def load(model: Any, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
     rank = _ranks.get(order.engine)
     if rank is None:
         rank = _ranks[order.engine] = _Rank(order)
-    if order.version > 0:
+    if order.catch_up:
+        rank.catch_up(model)
+    elif order.version > 0:
         rank.load(model, order)
 
 
@@ -146,6 +151,8 @@ class _Rank:
                                       agent=order.agent or None, timeout=order.deadline)
         self._world_size = world_size
         self._staged: tuple[Offer, Mapping[str, np.ndarray]] | None = None
+        self._acknowledged = False  # what is staged
+        self._broken = False  # a rank failed to load a version, and none was loaded since
         try:
             self._subscriber.bind_submission(
                 boxes.submission({m.name: m for m in self._tensors}, [boxes.whole(m) for m in self._tensors]))
@@ -154,8 +161,24 @@ class _Rank:
             raise
 
     def load(self, model: Any, order: Ticket) -> None:
-        offer, arrays = self._wait(order)
-        why = ""
+        self._install(model, *self._wait(order))
+
+    def catch_up(self, model: Any) -> None:
+        self._forget_fenced()
+        if self._staged is None or self._acknowledged:
+            offer = self._subscriber.wait_offer(0.0)
+            if offer is not None:
+                self._stage(offer)
+        waits = self._staged is not None and not self._acknowledged
+        if self._all(waits):  # a rank that has not heard of it yet has room for the next one until it has
+            assert self._staged is not None
+            self._install(model, *self._staged)
+        elif self._broken:
+            raise errors.AbortedError("a version was loaded in part, and there is none now to load in its place",
+                                      code="ABORTED", remedy="send the next version's ticket, or restart the engine")
+
+    def _install(self, model: Any, offer: Offer, arrays: Mapping[str, np.ndarray]) -> None:
+        why, self._broken = "", True
         try:
             model.load_weights([(m.name, as_tensor(arrays[m.name], m)) for m in self._tensors])
         except Exception as error:  # whatever a model's loader raises, the other ranks must hear of it
@@ -164,30 +187,40 @@ class _Rank:
             raise errors.AbortedError(f"version {offer.version} was not loaded by every rank: "
                                       f"{why or 'another rank failed'}", code="ABORTED", epoch=offer.epoch,
                                       remedy="load the same ticket again, or restart the engine")
-        self._acknowledge(offer)
+        self._broken = False
+        self._acknowledge()
 
     def _wait(self, order: Ticket) -> tuple[Offer, Mapping[str, np.ndarray]]:
         """Every rank sees the same offers in the same order, so that all go on with the same one."""
         end = time.monotonic() + order.deadline
-        if self._staged is not None and self._subscriber.serving is not self._staged[0]:
-            self._staged = None  # fenced since: numbers mean nothing across that, and it is offered again
+        self._forget_fenced()
         while self._staged is None or self._staged[0].order < order.order:
+            if self._staged is not None:
+                self._acknowledge()  # the engine skips it, also where it failed to load it: its buffer is free for the next
             offer = self._subscriber.wait_offer(max(0.0, end - time.monotonic()))
             if offer is None:
                 raise errors.DeadlineError(f"version {order.version} did not come within {order.deadline:g} s",
                                            code="DEADLINE_EXCEEDED", reason="deadline_exceeded",
                                            rank=f"{order.engine}", remedy="`wwctl status` says what everyone waits for")
-            try:
-                self._staged = offer, self._subscriber.flip(offer)
-            except errors.StaleError:
-                continue  # fenced meanwhile: it is offered again
-            if offer.order < order.order:
-                self._acknowledge(offer)  # the fleet brought us up to date before; the engine skips it
+            self._stage(offer)
         return self._staged
 
-    def _acknowledge(self, offer: Offer) -> None:
-        if offer.leader:
-            self._subscriber.acknowledge(offer)
+    def _forget_fenced(self) -> None:
+        """Numbers mean nothing across a fence, and what was staged is offered again."""
+        if self._staged is not None and self._subscriber.serving is not self._staged[0]:
+            self._staged = None
+
+    def _stage(self, offer: Offer) -> None:
+        try:
+            self._staged, self._acknowledged = (offer, self._subscriber.flip(offer)), False
+        except errors.StaleError:
+            pass  # fenced meanwhile: it is offered again
+
+    def _acknowledge(self) -> None:
+        assert self._staged is not None
+        if self._staged[0].leader and not self._acknowledged:
+            self._subscriber.acknowledge(self._staged[0])
+        self._acknowledged = True
 
     def _all(self, ok: bool) -> bool:
         if self._world_size == 1:

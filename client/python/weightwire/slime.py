@@ -64,6 +64,8 @@ class WeightUpdater:
         self._lineage: Lineage = getattr(args, "weightwire_lineage", None)
         self._engines: dict[str, Any] = {}  # by their names in weightwire; on rank 0
         self._tp_sizes: dict[str, int] = {}
+        self._loaded: set[str] = set()  # engines that have loaded the newest version that travelled
+        self._travelled = 0  # that version; 0: none yet
         self._publisher: megatron.Publisher | None = None
         self._spec: str | None = None
         self._metrics: dict[str, float] = {}
@@ -85,6 +87,7 @@ class WeightUpdater:
             if failed:
                 raise RuntimeError(_text(failed))
             self._engines = dict(zip(names, rollout_engines))
+            self._loaded = (self._loaded & set(names)) - set(new)
 
         self._end = time.monotonic() + self._deadline
         self._together(join if dist.get_rank() == 0 else None, "an engine did not join")
@@ -104,13 +107,16 @@ class WeightUpdater:
         deadline.
 
         Engines generate while the weights travel. Failing there, or in pausing, no engine was touched: all go on with
-        the version before. Failing later, those that did not load stay paused; the next update starts them again.
+        the version before. Failing later, those that did not load stay paused; the next update starts them again. Where no
+        engine has loaded a version that had travelled, the next update first has them load that one, which lies where the
+        next one is to go.
         """
         self._end = time.monotonic() + self._deadline
         self.weight_version += 1
         started = time.monotonic()
         self._together(self._publish, f"no engine was touched, all serve on with version {self.serving}")
         travelled = time.monotonic()
+        self._travelled, self._loaded = self.weight_version, set()
         self._together(self._load if dist.get_rank() == 0 else None, "not every engine serves it")
         self.serving = self.weight_version
         self._metrics = {"perf/weightwire_publish_time": travelled - started,
@@ -122,18 +128,36 @@ class WeightUpdater:
             self._publisher = megatron.Publisher(self._model, self._args.hf_checkpoint, spec=self._spec, job=self._job,
                                                  agent=self._agent or None, timeout=self._left(), lineage=self._lineage)
             self._spec = self._publisher.spec
-        self._publisher.publish(self.weight_version, deadline=self._left()).wait_released(self._left())
+        why = self._catch_up(self._travelled or self._publisher.committed) if dist.get_rank() == 0 else ""
+        release = self._publisher.publish(self.weight_version, deadline=self._left())
+        try:
+            release.wait_released(self._left())
+        except errors.DeadlineError as error:
+            if not why:
+                raise
+            raise RuntimeError(f"{error}; {why}") from None
 
-    def _load(self) -> None:
-        """slime's own order: pause, flush, load, continue."""
+    def _catch_up(self, version: int) -> str:
+        """Returns when an engine has room for the next version (the others are not waited for), or with why none has."""
+        if version and not self._loaded:
+            try:
+                self._load(version, catch_up=True)
+            except RuntimeError as error:
+                if not self._loaded:
+                    return f"version {version} had travelled, and no engine has loaded it: {error}"
+        return ""
+
+    def _load(self, version: int | None = None, catch_up: bool = False) -> None:
+        """slime's own order: pause, flush, load, continue. `version`: the one that travelled, if it is not this one."""
         engines = self._engines
         failed = self._each(engines, "pause_generation") or self._each(engines, "flush_cache")
         if failed:
             stuck = self._each(engines, "continue_generation", seconds=_RESUME_SECONDS)
             raise RuntimeError(f"{_text(failed)}; nothing was loaded, engines serve on with version {self.serving}" +
                                (f", but {_text(stuck)}" if stuck else ""))
-        failed = self._send(engines, self.weight_version)
+        failed = self._send(engines, version or self.weight_version, catch_up)
         loaded = {name: engine for name, engine in engines.items() if name not in failed}
+        self._loaded = set(loaded)
         stuck = self._each(loaded, "continue_generation", seconds=_RESUME_SECONDS)
         if failed:
             raise RuntimeError(f"{_text(failed)}; these stay paused, {sorted(loaded) or 'none'} may serve the new version"
@@ -141,12 +165,13 @@ class WeightUpdater:
         if stuck:
             raise RuntimeError(f"every engine loaded it, but {_text(stuck)}")
 
-    def _send(self, engines: Mapping[str, Any], version: int) -> dict[str, str]:
+    def _send(self, engines: Mapping[str, Any], version: int, catch_up: bool = False) -> dict[str, str]:
         """Tickets; for version 0 engines only join, and keep their cache. What went wrong, by engine."""
         arguments: dict[str, dict[str, Any]] = {}
         for name in engines:
             order = ticket(name, self._args.hf_checkpoint, version, agent=self._agent, job=self._job,
-                           deadline=self._left(), lineage=self._publisher.lineage if version and self._publisher else 1)
+                           deadline=self._left(), catch_up=catch_up,
+                           lineage=self._publisher.lineage if version and self._publisher else 1)
             arguments[name] = dict(serialized_named_tensors=payloads(order, self._tp_sizes[name]), load_format=LOADER,
                                    flush_cache=version > 0, weight_version=str(version) if version else None)
         return self._each(engines, "update_weights_from_tensor", arguments)

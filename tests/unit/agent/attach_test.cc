@@ -63,6 +63,35 @@ TEST_F(AgentAttach, RefusesTheSameIncarnationTwice) {
   ExpectStatus(reply.error(), Code::kAlreadyExists, Reason::kDuplicateRank);
 }
 
+TEST_F(AgentAttach, APlaceWhoseProcessHasEndedIsGivenUpBeforeSomebodyElseAsksForIt) {
+  std::vector<int64_t> ended;
+  options.process_ended = [&](int64_t pid) { return std::ranges::count(ended, pid) > 0; };
+  Start();
+  auto holding = [&](const std::string& group, uint32_t rank, int64_t pid) {
+    AttachRequest request = RequestFor(control::GroupRole::kTrainer, group, rank);
+    request.pid = pid;
+    return Attach(request);
+  };
+  const auto first = holding("trainer", 0, 11), beside = holding("trainer", 1, 12),
+             other = holding("engine-a", 0, 13);
+  auto next = RequestFor(control::GroupRole::kTrainer, "trainer", 0, 2);
+  coordinator.register_answer = Status(Code::kAlreadyExists, Reason::kDuplicateRank, "taken");
+  FakeApplication refused;
+  ASSERT_FALSE(TryAttach(next, &refused).has_value());
+  EXPECT_THAT(coordinator.All<epoch::LostReport>(), IsEmpty()) << "it lives";
+  coordinator.register_answer = OkStatus();
+  ended = {11, 12, 13};
+  std::vector<epoch::LostReport> lost;
+  agent->Attach(next, &refused, [&](auto) { lost = coordinator.All<epoch::LostReport>(); });
+  sim.RunReady();
+  ASSERT_EQ(lost.size(), 1u) << "only whose place is asked for, and before it is";
+  EXPECT_EQ(lost[0].member, first->member);
+  EXPECT_THAT(lost[0].why.message(), HasSubstr("process 11 has ended"));
+  EXPECT_THAT(first->application.told, ElementsAre("evicted (member_lost)"));
+  EXPECT_THAT(beside->application.told, IsEmpty());
+  EXPECT_THAT(other->application.told, IsEmpty());
+}
+
 TEST_F(AgentAttach, AsksAgainForAnAnswerThatWasLost) {
   Start();
   coordinator.register_answer = Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded, "lost");

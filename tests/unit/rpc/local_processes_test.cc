@@ -81,6 +81,28 @@ TEST(LocalProcesses, AreSeenStoppedAndGoingOn) {
   EXPECT_FALSE(processes.Stopped(pid)) << "it is dead, which is not stopped";
 }
 
+TEST(LocalProcesses, AreSeenEnded) {
+  testing::SimExecutor sim;
+  LocalProcesses processes(sim);
+  Child child, zombie, stranger;
+  processes.Connected(child.socket());
+  processes.Connected(zombie.socket());
+  EXPECT_FALSE(processes.Ended(child.pid()));
+  child.Send(SIGSTOP);
+  child.Await(WUNTRACED);
+  EXPECT_FALSE(processes.Ended(child.pid())) << "it is stopped, which is not dead";
+  const pid_t pid = child.pid(), strange = stranger.pid();
+  child.End();
+  EXPECT_TRUE(processes.Ended(pid));
+  zombie.Send(SIGKILL);
+  siginfo_t info{};
+  EXPECT_EQ(waitid(P_PID, static_cast<id_t>(zombie.pid()), &info, WEXITED | WNOWAIT), 0);
+  EXPECT_TRUE(processes.Ended(zombie.pid())) << "nobody has waited for it, and it does not run";
+  stranger.End();
+  EXPECT_FALSE(processes.Ended(strange)) << "it has not connected: the number may be another's";
+  EXPECT_FALSE(processes.Ended(0));
+}
+
 TEST(LocalProcesses, WhoWasRefusedIsToldForTenMinutes) {
   testing::SimExecutor sim;
   LocalProcesses processes(sim);
