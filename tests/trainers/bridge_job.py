@@ -6,3 +6,8 @@ from __future__ import annotations
 def train(rank: int, *arguments) -> None:
     import bridge_ranks  # installs the stub before megatron is imported
     bridge_ranks.train(rank, *arguments)
+
+
+def interleaved(rank: int, *arguments) -> None:
+    import bridge_ranks
+    bridge_ranks.interleaved(rank, *arguments)

@@ -87,3 +87,37 @@ def train(rank: int, world_size: int, kind: str, by: str, agent: str, checkpoint
             job.save(pathlib.Path(out) / f"v{version}.safetensors")
             publisher.publish(version).wait_released(timeout=30)
             dist.barrier()
+
+
+def interleaved(rank: int, world_size: int, by: str, agent: str, folder: str, out: str, size: int):
+    """Transformer Engine's grouped experts with blocks of gate and up in turn."""
+    import weightwire.megatron
+    import weightwire.megatron_bridge
+    from weightwire import RefusedError
+    from weightwire.megatron_state import unwrap
+    job = BridgeJob("megatron-bridge", folder, dict(ep=2))
+    fused = [p for chunk in job.chunks for name, p in chunk.named_parameters() if ".experts.linear_fc1.weight" in name]
+    assert fused
+    for chunk in job.chunks:
+        unwrap(chunk).config.moe_mlp_glu_interleave_size = size
+    opened = (weightwire.megatron_bridge.Publisher(job.bridge, job.chunks, agent=agent) if by == "tasks" else
+              weightwire.megatron.Publisher(job.chunks, job.bridge.hf_pretrained.config, agent=agent))
+    with opened as publisher:
+        for version in (1, 2):
+            if version > 1:
+                job.step(version)
+            job.save(pathlib.Path(out) / f"v{version}.safetensors")
+            plain = [p.detach().clone() for p in fused]
+            with torch.no_grad():
+                for p in fused:
+                    p.copy_(p[mcore.interleaved_rows(len(p), size)])
+            publisher.publish(version).wait_released(timeout=30)
+            try:
+                dict(weightwire.megatron.named_tensors(job.chunks))
+                raise AssertionError("a checkpoint would have taken permuted rows")
+            except RefusedError as error:
+                assert "moe_mlp_glu_interleave_size" in str(error), error
+            with torch.no_grad():
+                for p, before in zip(fused, plain):
+                    p.copy_(before)
+            dist.barrier()

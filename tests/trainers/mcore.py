@@ -86,6 +86,15 @@ def build(hf: Mapping, **options) -> list[torch.nn.Module]:
     return chunks
 
 
+def interleaved_rows(rows: int, size: int) -> list[int]:
+    """Which row of [gate; up] lies at each place when blocks of `size` rows alternate."""
+    order: list[int] = []
+    for begin in range(0, rows // 2, size):
+        order += range(begin, begin + size)
+        order += range(rows // 2 + begin, rows // 2 + begin + size)
+    return order
+
+
 def sharded(chunks) -> list:
     """Every ShardedTensor of this rank, as views of the parameters, replicas included."""
     from megatron.core.dist_checkpointing import ShardedTensor

@@ -43,15 +43,16 @@ def patch_for_cpu() -> None:
 class Trainer:
     """One rank: chunks in mcore's DDP, and its optimizer."""
 
-    def __init__(self, folder: str, sizes: dict, distributed: bool = True):
+    def __init__(self, folder: str, sizes: dict, distributed: bool = True, overlap: bool = False):
         self.job = Job(folder, sizes, {})
         patch_for_cpu()
         config = self.job.chunks[0].config
-        ddp = DistributedDataParallelConfig(use_distributed_optimizer=distributed, bucket_size=20_000 if distributed else None)
+        ddp = DistributedDataParallelConfig(use_distributed_optimizer=distributed, bucket_size=20_000 if distributed else None,
+                                            overlap_grad_reduce=overlap, overlap_param_gather=overlap)
         self.chunks = [DistributedDataParallel(config, ddp, Float16Module(config, chunk)) for chunk in self.job.chunks]
         self.optimizer = get_megatron_optimizer(OptimizerConfig(
             optimizer="adam", lr=0.01, bf16=True, params_dtype=torch.bfloat16, use_distributed_optimizer=distributed,
-            clip_grad=0.0), self.chunks)
+            overlap_param_gather=overlap, clip_grad=0.0), self.chunks)
 
     def step(self, number: int) -> None:
         for chunk in self.job.chunks:

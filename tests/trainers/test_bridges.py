@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import ROOT, read_safetensors
-from bridge_job import train
+from bridge_job import interleaved, train
 from world import World, preload
 
 preload("bridge_ranks")  # with the stub of Transformer Engine: not for other files' ranks, see conftest.py
@@ -29,3 +29,13 @@ def test_versions_arrive(daemon, hf_engine, tmp_path, kind, by, model, world_siz
     first, last = (read_safetensors(tmp_path / f"v{version}.safetensors") for version in (1, 3))
     assert not [name for name, (_, bits) in loaded.items() if (first[name][1] != bits).any()], "not as loaded"
     assert not [name for name, (_, bits) in loaded.items() if (last[name][1] == bits).all()], "not trained"
+
+
+@pytest.mark.parametrize("by", ["tasks", "scheme"])
+def test_gate_and_up_in_alternating_blocks_arrive_one_behind_the_other(daemon, hf_engine, tmp_path, by):
+    folder = FIXTURES / "qwen3_moe" / "hf"
+    engine = hf_engine(folder)
+    with World(interleaved, 2, by, daemon.agent_socket, str(folder), str(tmp_path), 8) as world:
+        for version in (1, 2):
+            engine.expect(version, tmp_path / f"v{version}.safetensors", world)
+        world.join()

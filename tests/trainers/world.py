@@ -25,7 +25,7 @@ def preload(*modules: str) -> None:
     _CONTEXT.set_forkserver_preload(["world", *modules])
 
 
-preload("torch_ranks", "mcore_ranks", "checkpoint_ranks", "optimizer_ranks")
+preload("torch_ranks", "mcore_ranks", "checkpoint_ranks", "optimizer_ranks", "option_ranks")
 
 
 def _rank(target, rank: int, world_size: int, folder: str, arguments: tuple) -> None:

@@ -44,6 +44,8 @@ class Live:
 
     held: Held
     tensor: torch.Tensor
+    #: What is published is not what `tensor` holds: write(into, tensor) makes it, `into` of the same shape. None: a copy.
+    write: Callable[[torch.Tensor, torch.Tensor], None] | None = None
 
 
 def refuse(message: str, *, tensor: str = "", remedy: str = "") -> errors.RefusedError:
@@ -116,11 +118,13 @@ class LivePublisher:
     def __init__(self, read: Callable[[], Sequence[Live]],
                  bind: Callable[[publisher.Publisher, Sequence[Live]], Mapping[str, np.ndarray]], *,
                  rank: int | None, world_size: int | None, group: str, job: str, agent: str | None, timeout: float,
-                 lineage: publisher.Lineage = None):
-        self._read, self._bind = read, bind
+                 lineage: publisher.Lineage = None, before: Callable[[], None] = lambda: None):
+        """`before` is called before parameters are read, and before anything that may fail: it may be a collective."""
+        self._read, self._bind, self._before = read, bind, before
         self._last: Release | None = None
         #: Seconds for which the last `publish` blocked the trainer: waiting for the version before, and the copy.
         self.blocked_seconds = 0.0
+        before()
         lives = read()
         self.rank, self.world_size = place(rank, world_size)
         self._open_publisher = lambda: publisher.Publisher(rank=self.rank, world_size=self.world_size, group=group,
@@ -180,6 +184,7 @@ class LivePublisher:
         RefusedError      a parameter's storage is freed, or its name, shape or dtype is not what was bound
         """
         started = time.perf_counter()
+        self._before()
         self._wait_for_last(deadline)
         lives = self._read()
         self._check_same(lives)
@@ -192,7 +197,7 @@ class LivePublisher:
                     raise refuse("the parameter's storage is freed", tensor=meta.name,
                                  remedy="load the parameters back before publish()")
                 if meta.name in self._shared:
-                    self._shared[meta.name].copy_(live.tensor)
+                    (live.write or torch.Tensor.copy_)(self._shared[meta.name], live.tensor)
         self._last = self._publisher.publish(version, deadline=deadline, manual_commit=manual_commit)
         self.blocked_seconds = time.perf_counter() - started
         return self._last

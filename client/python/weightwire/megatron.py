@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import Any, Iterator, Mapping, Sequence, Union
 
 import torch
 import torch.distributed as dist
 
+from weightwire import megatron_options
 from weightwire.adapter import Live, LivePublisher, is_freed, meta_of
 from weightwire.boxes import Held
 from weightwire.megatron_state import RankState, read_state, spec_of, unwrap
@@ -45,19 +47,37 @@ def parallel_spec(models: Union[torch.nn.Module, Sequence[torch.nn.Module]], con
     chunks = _chunks(models)
     if not dist.is_initialized():
         raise RuntimeError("megatron-core runs under torch.distributed, which is not initialised")
+    megatron_options.check(chunks, [unwrap(chunk) for chunk in chunks])
     state = read_state(chunks, dist.get_rank())
     states: list[RankState] = [state] * dist.get_world_size()
     dist.all_gather_object(states, state)
     return spec_of(states, config_of(config))
 
 
-def named_tensors(models: Union[torch.nn.Module, Sequence[torch.nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and the routers' correction, by the scheme's names: "vpp1." before those of chunk 1."""
+def named_tensors(models: Union[torch.nn.Module, Sequence[torch.nn.Module]],
+                  config: Config | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and the routers' correction, by the scheme's names: "vpp1." before those of chunk 1. For
+    `checkpoint.Contents`, to save them and to fill them.
+
+    With `overlap_param_gather` they are gathered first, which every rank of a data-parallel group must call.
+    RefusedError: an option of megatron-core has made them other elements than the scheme says; `config`, the model's
+    config.json, says which norms are zero-centred there
+    """
     chunks = _chunks(models)
+    inner = [unwrap(chunk) for chunk in chunks]
+    megatron_options.check(chunks, inner)
+    megatron_options.refuse_transforms(inner, config_of(config) if config is not None else {})
+    megatron_options.gather_delayed(chunks)
+    for name, _, tensor in _tensors(chunks):
+        yield name, tensor
+
+
+def _tensors(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Of each tensor the scheme's name, the model's own, and itself."""
     for v, chunk in enumerate(chunks):
         prefix = f"vpp{v}." if len(chunks) > 1 else ""
         for name, tensor in local_tensors(chunk):
-            yield prefix + name, tensor
+            yield prefix + name, name, tensor
 
 
 def local_tensors(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -104,8 +124,15 @@ def _ddp_buffers(chunk: Any) -> Iterator[Any]:
         chunk = getattr(chunk, "module", None)
 
 
-def _read(models: Union[torch.nn.Module, Sequence[torch.nn.Module]]) -> list[Live]:
-    return [Live(Held(meta_of(name, tensor)), tensor) for name, tensor in named_tensors(models)]
+def _read(chunks: Sequence[torch.nn.Module], config: Mapping[str, Any]) -> list[Live]:
+    options = getattr(unwrap(chunks[0]), "config", None)
+    lives = []
+    for name, own, tensor in _tensors(chunks):
+        meta = meta_of(name, tensor)
+        if own.endswith(".expert_bias"):  # Float16Module makes it bf16, and mcore's first forward pass fp32 again
+            meta = replace(meta, dtype="F32")
+        lives.append(Live(Held(meta), tensor, megatron_options.transform(options, config, own, tensor.shape)))
+    return lives
 
 
 class Publisher(LivePublisher):
@@ -115,15 +142,22 @@ class Publisher(LivePublisher):
     `bridge.hf_config`, of Megatron-Bridge's `bridge.hf_pretrained.config`.
     spec: the parallel spec, where it is not to be read from the modules; reading it is one collective
     See LivePublisher for what `publish` promises. The model's family must be one that weightwire knows.
+
+    Options of megatron-core that move, permute, shift or delay parameters are followed, or refused by name:
+    docs/trainers.md. With `overlap_param_gather`, opening it and every `publish` gather what the optimizer has left to the
+    next forward pass.
     """
 
     def __init__(self, models: Union[torch.nn.Module, Sequence[torch.nn.Module]], config: Config, *,
                  spec: str | None = None, group: str = "trainer", job: str = "", agent: str | None = None,
                  timeout: float = 30.0, lineage: Lineage = None):
-        text = json.dumps(config_of(config))
+        described, chunks = config_of(config), _chunks(models)
+        text = json.dumps(described)
         #: What was found, e.g. "megatron:tp2,pp2,vocab_pad=256".
-        self.spec = spec or parallel_spec(models, config)
-        super().__init__(lambda: _read(models),
+        self.spec = spec or parallel_spec(chunks, described)
+        if spec:
+            megatron_options.check(chunks, [unwrap(chunk) for chunk in chunks])
+        super().__init__(lambda: _read(chunks, described),
                          lambda base, lives: base.bind(text, self.spec, [live.held.meta for live in lives]),
                          rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout,
-                         lineage=lineage)
+                         lineage=lineage, before=lambda: megatron_options.gather_delayed(chunks))

@@ -15,11 +15,12 @@ from typing import Any, Iterator, Mapping, Sequence, Union
 
 import torch
 
-from weightwire import boxes
+from weightwire import boxes, megatron_options
 from weightwire.adapter import Live, meta_of, refuse
 from weightwire.boxes import Box, Held
 from weightwire.hf_tensors import checkpoint_tensors
-from weightwire.megatron import local_tensors
+from weightwire.megatron import config_of, local_tensors
+from weightwire.megatron_state import unwrap
 from weightwire.memory import TensorMeta
 from weightwire.publisher import Lineage
 from weightwire.torch import BoxPublisher, Reading
@@ -117,13 +118,17 @@ class Publisher(BoxPublisher):
 
     bridge: the AutoBridge; models: this rank's chunks, wrapped or not
     checkpoint: the folder of safetensors whose names and shapes engines use; the bridge's own when not given
-    Opening it is one collective of Megatron-Bridge. See LivePublisher for what `publish` promises.
+    Opening it is one collective of Megatron-Bridge. See LivePublisher for what `publish` promises, and
+    weightwire.megatron.Publisher for options of megatron-core.
     """
 
     def __init__(self, bridge: Any, models: Union[torch.nn.Module, Sequence[torch.nn.Module]], *,
                  checkpoint: Union[str, "os.PathLike[str]", None] = None, group: str = "trainer", job: str = "",
                  agent: str | None = None, timeout: float = 30.0, lineage: Lineage = None):
         chunks = [models] if isinstance(models, torch.nn.Module) else list(models)
+        inner = [unwrap(chunk) for chunk in chunks]
+        megatron_options.check(chunks, inner)
+        config = config_of(bridge.hf_pretrained.config)
         folder = checkpoint or bridge.hf_pretrained.model_name_or_path
         whole = {meta.name: meta for meta in checkpoint_tensors(folder)}
         tasks = [task for task in bridge.get_conversion_tasks(chunks, hf_path=checkpoint)
@@ -134,9 +139,10 @@ class Publisher(BoxPublisher):
             lives = []
             for task in tasks:
                 tensor = local[task.vp_stage][task.param_name]
-                lives.append(Live(Held(meta_of(task.global_param_name, tensor),
-                                       task_boxes(task, tensor.shape, whole)), tensor))
+                lives.append(Live(Held(meta_of(task.global_param_name, tensor), task_boxes(task, tensor.shape, whole)), tensor,
+                                  megatron_options.transform(inner[task.vp_stage].config, config, task.param_name,
+                                                             tensor.shape)))
             return whole, lives
 
         super().__init__(read, rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout,
-                         lineage=lineage)
+                         lineage=lineage, before=lambda: megatron_options.gather_delayed(chunks))

@@ -1,0 +1,187 @@
+"""Options of megatron-core that move, permute, shift or delay parameters: engines have what mcore's own description gives,
+or the option is refused by its name."""
+
+import logging
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import mcore
+import option_ranks
+from conftest import ROOT, read_safetensors
+from weightwire import RefusedError, Subscriber, TensorMeta, megatron_options
+from world import World
+
+FIXTURES = ROOT / "tests/data/megatron"
+
+
+def same(folder, path) -> None:
+    """The checkpoint of one file holds the tensors of `path`, bit for bit."""
+    got, want = read_safetensors(folder / "model.safetensors"), read_safetensors(path)
+    assert got.keys() == want.keys()
+    assert [name for name, (_, bits) in want.items() if not np.array_equal(got[name][1], bits)] == []
+
+
+@pytest.mark.parametrize("model,world_size,sizes,wrapped", [
+    ("qwen2", 2, {}, True), ("qwen2", 2, {}, False), ("qwen3_moe", 2, dict(ep=2), True), ("qwen2_tied", 4, dict(tp=2), True)])
+def test_parameters_that_wait_for_the_next_forward_pass_are_gathered(daemon, hf_engine, tmp_path, model, world_size, sizes,
+                                                                    wrapped):
+    folder = FIXTURES / model / "hf"
+    engine = hf_engine(folder)
+    with World(option_ranks.overlapped, world_size, daemon.agent_socket, str(folder), str(tmp_path), sizes, wrapped) as world:
+        for version in range(1, 6):
+            engine.expect(version, tmp_path / f"v{version}.safetensors", world)
+        world.join()
+    for version in (2, 4):
+        same(tmp_path / f"step_{version}/hf_model", tmp_path / f"v{version}.safetensors")
+
+
+def test_what_was_offloaded_before_it_was_gathered_is_refused(daemon, hf_engine, tmp_path):
+    folder = FIXTURES / "qwen2" / "hf"
+    engine = hf_engine(folder)
+    with World(option_ranks.offloaded, 2, daemon.agent_socket, str(folder), str(tmp_path)) as world:
+        engine.expect(1, tmp_path / "v1.safetensors", world)
+        world.join()
+
+
+@pytest.mark.parametrize("model,world_size,sizes", [("qwen3", 2, dict(tp=2)), ("qwen3_moe", 2, dict(ep=2))])
+def test_norms_that_are_held_less_one_arrive_whole(daemon, hf_engine, tmp_path, model, world_size, sizes):
+    folder = FIXTURES / model / "hf"
+    engine = hf_engine(folder)
+    with World(option_ranks.zero_centred, world_size, daemon.agent_socket, str(folder), str(tmp_path), sizes) as world:
+        for version in (1, 2):
+            engine.expect(version, tmp_path / f"v{version}.safetensors", world)
+        world.join()
+
+
+GLM = dict(model_type="glm4_moe", hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8,
+           num_key_value_heads=4, head_dim=16, n_routed_experts=8, n_shared_experts=0, first_k_dense_replace=0,
+           moe_intermediate_size=16, vocab_size=250, tie_word_embeddings=False, use_qk_norm=True, attention_bias=False,
+           num_nextn_predict_layers=0, dtype="bfloat16", num_experts_per_tok=2, rms_norm_eps=1e-6, max_position_embeddings=128)
+
+
+@pytest.mark.parametrize("when", ["before", "opened", "later"])
+def test_the_routers_correction_is_followed_from_bf16_to_fp32(daemon, tmp_path, when):
+    with World(option_ranks.expert_bias, 1, daemon.agent_socket, GLM, str(tmp_path), when) as world, \
+            Subscriber(group="hf", rank=0, world_size=1, agent=daemon.agent_socket) as engine:
+        engine.bind(GLM, "hf", glm_tensors())
+        for version in (1, 2):
+            offer = None
+            while offer is None:
+                world.check()
+                offer = engine.wait_offer(0.2)
+            got = engine.flip(offer)
+            want = read_safetensors(tmp_path / f"v{version}.safetensors")
+            assert len(want) == 2
+            for name, (_, bits) in want.items():
+                assert np.array_equal(got[name].view(np.uint32), bits), name
+            engine.acknowledge(offer)
+        world.join()
+
+
+def glm_tensors() -> list[TensorMeta]:
+    """A whole-tensor engine's, with fp32 corrections, as GLM-4.5's checkpoints have them."""
+    out = [("model.embed_tokens.weight", (250, 64)), ("model.norm.weight", (64,)), ("lm_head.weight", (250, 64))]
+    for at in (f"model.layers.{i}." for i in range(2)):
+        out += [(at + "input_layernorm.weight", (64,)), (at + "post_attention_layernorm.weight", (64,)),
+                (at + "self_attn.q_proj.weight", (128, 64)), (at + "self_attn.k_proj.weight", (64, 64)),
+                (at + "self_attn.v_proj.weight", (64, 64)), (at + "self_attn.o_proj.weight", (64, 128)),
+                (at + "self_attn.q_norm.weight", (16,)), (at + "self_attn.k_norm.weight", (16,)),
+                (at + "mlp.gate.weight", (8, 64))]
+        for e in range(8):
+            out += [(f"{at}mlp.experts.{e}.{part}_proj.weight", (16, 64)) for part in ("gate", "up")]
+            out.append((f"{at}mlp.experts.{e}.down_proj.weight", (64, 16)))
+    return [TensorMeta(name, "BF16", shape) for name, shape in out] + [
+        TensorMeta(f"model.layers.{i}.mlp.gate.e_score_correction_bias", "F32", (8,)) for i in range(2)]
+
+
+@pytest.mark.parametrize("what,said", [
+    ("fsdp2", "use-torch-fsdp2"), ("megatron-fsdp", "Megatron-FSDP"), ("quantized", "it is a Quantized"),
+    ("moe_single_grouped_weight", "moe_single_grouped_weight"), ("gtp_weight_remat_size", "gtp_weight_remat_size=2"),
+    ("mtp_use_repeated_layer", "mtp_use_repeated_layer"), ("use_mup", "use_mup"), ("rotary_interleaved", "rotary_interleaved"),
+    ("fp8_param", "fp8_param")])
+def test_what_is_not_read_is_refused_by_its_name(daemon, what, said):
+    with World(option_ranks.refused, 2, daemon.agent_socket, str(FIXTURES / "qwen3" / "hf"), what, said) as world:
+        world.join()
+
+
+def options(**changes) -> SimpleNamespace:
+    return SimpleNamespace(**{**dict(gated_linear_unit=True), **changes})
+
+
+@pytest.mark.parametrize("name,option", [
+    ("decoder.layers.0.mlp.experts.linear_fc1.weight3", "moe_mlp_glu_interleave_size"),
+    ("decoder.layers.0.mlp.experts.linear_fc1.bias3", "moe_mlp_glu_interleave_size"),
+    ("decoder.layers.0.mlp.shared_experts.linear_fc1.weight", "moe_shared_expert_glu_interleave_size")])
+def test_which_rows_alternate(name, option):
+    rest = () if "bias" in name else (5,)
+    plain = torch.arange(24 * (5 if rest else 1)).view(24, *rest).float()
+    held = plain[mcore.interleaved_rows(24, 4)]
+    write = megatron_options.transform(options(**{option: 4}), {}, name, held.shape)
+    into = torch.empty_like(plain)
+    write(into, held)
+    assert torch.equal(into, plain) and not torch.equal(held, plain)
+    assert megatron_options.transform(options(**{option: 12}), {}, name, held.shape) is None
+    with pytest.raises(RefusedError, match=f"{option}=5 does not divide the 12 rows"):
+        megatron_options.transform(options(**{option: 5}), {}, name, held.shape)
+    other = {"moe_mlp_glu_interleave_size", "moe_shared_expert_glu_interleave_size"} - {option}
+    assert megatron_options.transform(options(**{other.pop(): 4}), {}, name, held.shape) is None
+    assert megatron_options.transform(options(**{option: 4, "gated_linear_unit": False}), {}, name, held.shape) is None
+
+
+def test_experts_one_by_one_do_not_say_how_their_rows_lie():
+    with pytest.raises(RefusedError, match="moe_mlp_glu_interleave_size=4 is set, and these are not grouped experts"):
+        megatron_options.transform(options(moe_mlp_glu_interleave_size=4), {},
+                                   "decoder.layers.0.mlp.experts.local_experts.3.linear_fc1.weight", (24, 5))
+
+
+@pytest.mark.parametrize("model_type,centred,said", [
+    ("qwen3", True, "shifted"), ("qwen3", False, "as it is"), ("gemma2", True, "as it is"), ("gemma3_text", False, "refused"),
+    ("qwen3_next", True, "as it is"), ("qwen3_moe", True, "shifted")])
+@pytest.mark.parametrize("name", ["decoder.layers.0.input_layernorm.weight", "decoder.final_layernorm.weight",
+                                  "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight",
+                                  "decoder.layers.0.self_attention.q_layernorm.weight", "mtp.layers.0.enorm.weight"])
+def test_which_norms_are_shifted(model_type, centred, said, name):
+    def transform():
+        return megatron_options.transform(options(layernorm_zero_centered_gamma=centred), dict(model_type=model_type), name, (4,))
+    if said == "refused":
+        with pytest.raises(RefusedError, match="layernorm_zero_centered_gamma is not set"):
+            transform()
+        return
+    write = transform()
+    assert (write is None) == (said == "as it is")
+    if write is not None:
+        into = torch.empty(4, dtype=torch.bfloat16)
+        write(into, torch.tensor([-0.5, 0.0, 0.25, 1.0], dtype=torch.bfloat16))
+        assert into.tolist() == [0.5, 1.0, 1.25, 2.0]
+    assert megatron_options.transform(options(layernorm_zero_centered_gamma=True), {},
+                                      "decoder.layers.0.self_attention.linear_qkv.weight", (4, 4)) is None
+
+
+def test_an_option_that_nobody_has_heard_of_is_named_once(caplog, monkeypatch):
+    monkeypatch.setattr(megatron_options, "_warned", set())
+
+    @dataclass
+    class TransformerConfig:
+        hidden_size: int = 8
+        rotate_all_experts: bool = False
+        fold_norms: int = 0
+        shuffle: list = field(default_factory=list)
+
+    TransformerConfig.__module__ = "megatron.core.transformer.transformer_config"
+
+    @dataclass
+    class Provider(TransformerConfig):  # of a bridge: its own fields are not mcore's
+        seq_length: int = 4096
+
+    model = torch.nn.Linear(2, 2)
+    with caplog.at_level(logging.WARNING, "weightwire"):
+        for config in (Provider(hidden_size=16, seq_length=5), Provider(rotate_all_experts=True, shuffle=[1]),
+                       Provider(rotate_all_experts=True)):
+            model.config = config
+            megatron_options.check([model], [model])
+    assert len(caplog.records) == 1
+    assert "rotate_all_experts=True, shuffle=[1]" in caplog.text and "fold_norms" not in caplog.text
