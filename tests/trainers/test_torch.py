@@ -5,13 +5,15 @@ import os
 import signal
 import time
 
+import numpy as np
 import pytest
 import torch
 
 import weightwire.torch
-from conftest import BINARIES, Daemon
-from torch_ranks import make_checkpoint, receive_alone, receive_apart, receive_freed, train_replicated
-from weightwire import Client, RefusedError, StaleError, TensorMeta, UnavailableError
+from conftest import BINARIES, Daemon, read_safetensors
+from torch_ranks import (make_checkpoint, one_cannot_read, parts_under_one_name, receive_alone, receive_apart, receive_freed,
+                         train_replicated, wrapped_parameter)
+from weightwire import Client, RefusedError, StaleError, Subscriber, TensorMeta, UnavailableError, boxes
 from weightwire.hf_tensors import HfReader
 from world import World
 
@@ -245,3 +247,36 @@ def test_a_reader_that_was_asked_for_an_older_version_has_the_newer_one_still(da
         list(one.tensors(3, timeout=60))
     assert served(daemon) == 0
     assert [name for name, _ in one.tensors(5, timeout=60)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("how,adapter", [("stack", "fsdp"), ("names", "fsdp"), ("stack", "torch"), ("alike", "torch")])
+def test_ranks_with_different_bytes_under_one_name_are_refused(daemon, how, adapter):
+    with World(parts_under_one_name, 2, daemon.agent_socket, how, adapter) as world, \
+            Subscriber(group="boxes", rank=0, world_size=1, agent=daemon.agent_socket) as engine:
+        shapes = {"norm": (3,), **({"experts": (2, 2, 3)} if how == "stack" else {f"experts_{i}": (2, 3) for i in range(2)})}
+        metas = {name: TensorMeta(name, "F32", shape) for name, shape in shapes.items()}
+        engine.bind_submission(boxes.submission(metas, [boxes.whole(meta) for meta in metas.values()]))
+        world.join()
+        offer = engine.wait_offer(0.0)
+        assert (offer is None) == (how != "alike")  # version 1, whose parts were alike
+        assert offer is None or (offer.version == 1 and engine.wait_offer(0.5) is None)
+
+
+def test_what_one_rank_cannot_read_is_told_on_all(daemon):
+    with World(one_cannot_read, 2, daemon.agent_socket) as world:
+        world.join()
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_wrapped_parameter_is_read_or_named(daemon, tmp_path, plain):
+    with World(wrapped_parameter, 1, daemon.agent_socket, str(tmp_path), plain) as world, \
+            Subscriber(group="boxes", rank=0, world_size=1, agent=daemon.agent_socket) as engine:
+        meta = TensorMeta("w", "BF16", (3, 4))
+        engine.bind_submission(boxes.submission({"w": meta}, [boxes.whole(meta)]))
+        if plain:
+            offer = engine.wait_offer(60)
+            want = read_safetensors(tmp_path / "v1.safetensors")["w"][1]
+            assert np.array_equal(engine.flip(offer)["w"].view(np.uint16), want)
+            engine.acknowledge(offer)
+        world.join()
+        assert plain or engine.wait_offer(0.0) is None

@@ -187,3 +187,85 @@ def receive_freed(rank: int, world_size: int, agent: str, out: str):
         offer = receiver.receive(timeout=60)
         (pathlib.Path(out) / f"{rank}.json").write_text(json.dumps([said, offer and offer.version, target["a"].tolist()]))
         dist.barrier()
+
+
+def parts_under_one_name(rank: int, world_size: int, agent: str, how: str, adapter: str):
+    """Expert parallelism as plain tensors: every rank has its own half under the same names. Refused on every rank."""
+    import weightwire.fsdp
+    import weightwire.torch
+    from weightwire import RefusedError
+    whole = torch.arange(1, 25, dtype=torch.float32).view(4, 2, 3)
+    mine = whole[rank * 2:rank * 2 + 2].clone()
+    model = torch.nn.Module()
+    model.norm = torch.nn.Parameter(torch.ones(3))
+    if how == "stack":
+        model.experts = torch.nn.Parameter(mine)
+    else:
+        for number in range(2):
+            model.register_parameter(f"experts_{number}", torch.nn.Parameter(mine[number].clone()))
+    parts = [p for name, p in model.named_parameters() if "experts" in name]
+    begin_alike = how == "alike"
+    if begin_alike:
+        with torch.no_grad():
+            for p in parts:
+                p.fill_(1.0)
+    kind = weightwire.fsdp.Publisher if adapter == "fsdp" else weightwire.torch.Publisher
+    try:
+        with kind(model, agent=agent) as publisher:
+            assert begin_alike, "it was opened"
+            publisher.publish(1).wait_released(timeout=30)
+            with torch.no_grad():
+                parts[0].add_(rank)
+            publisher.publish(2)
+        raise AssertionError("a mixture was published")
+    except RefusedError as error:
+        assert "ranks 0 and 1 hold different bytes under this name" in str(error) and "experts" in error.tensor, error
+
+
+def one_cannot_read(rank: int, world_size: int, agent: str):
+    """What is wrong on one rank is told on all, and none waits for it."""
+    import weightwire.torch
+    from weightwire import RefusedError
+    model = torch.nn.Linear(3, 2)
+    if rank == 1:
+        model.weight.data = model.weight.data.to(torch.complex64)
+    try:
+        weightwire.torch.Publisher(model, agent=agent)
+        raise AssertionError("it was opened")
+    except RefusedError as error:
+        assert "complex64" in str(error) and "weight" in str(error) and ("rank 1 cannot publish" in str(error)) == (rank == 0), error
+
+
+class Wrapper(torch.Tensor):
+    """A quantized parameter as libraries wrap them: says bf16, holds something else."""
+
+    @staticmethod
+    def __new__(cls, data, plain):
+        return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=torch.bfloat16, device=data.device)
+
+    def __init__(self, data, plain):
+        self._data, self._plain = data, plain
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return Wrapper(args[0]._data, args[0]._plain)
+        if not next(a for a in args if isinstance(a, Wrapper))._plain:
+            raise NotImplementedError(f"{function} is not there")
+        return function(*[a._data.to(torch.bfloat16) if isinstance(a, Wrapper) else a for a in args], **(kwargs or {}))
+
+
+def wrapped_parameter(rank: int, world_size: int, agent: str, out: str, plain: bool):
+    """One that can be read is published as what it reads as; the other is named."""
+    import weightwire.torch
+    from weightwire import RefusedError
+    data = torch.arange(12, dtype=torch.float32).view(3, 4)
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(Wrapper(data, plain), requires_grad=False)
+    save_file({"w": data.to(torch.bfloat16)}, f"{out}/v1.safetensors")
+    with weightwire.torch.Publisher(model, agent=agent) as publisher:
+        try:
+            publisher.publish(1).wait_released(timeout=30)
+            assert plain
+        except RefusedError as error:
+            assert not plain and error.tensor == "w" and "a Wrapper cannot be copied as BF16" in str(error), error

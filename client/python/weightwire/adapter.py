@@ -197,7 +197,7 @@ class LivePublisher:
                     raise refuse("the parameter's storage is freed", tensor=meta.name,
                                  remedy="load the parameters back before publish()")
                 if meta.name in self._shared:
-                    (live.write or torch.Tensor.copy_)(self._shared[meta.name], live.tensor)
+                    _write(self._shared[meta.name], live)
         self._last = self._publisher.publish(version, deadline=deadline, manual_commit=manual_commit)
         self.blocked_seconds = time.perf_counter() - started
         return self._last
@@ -229,6 +229,17 @@ class LivePublisher:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _write(into: torch.Tensor, live: Live) -> None:
+    try:
+        (live.write or torch.Tensor.copy_)(into, live.tensor)
+    except (NotImplementedError, RuntimeError, TypeError) as error:
+        kind = type(live.tensor).__name__
+        if kind in ("Tensor", "Parameter"):
+            raise
+        raise refuse(f"a {kind} cannot be copied as {live.held.meta.dtype}: {type(error).__name__}: {error}",
+                     tensor=live.held.meta.name, remedy="keep the parameter unquantized, or leave it out by `names`") from error
 
 
 def _text(held: Held | None) -> str:

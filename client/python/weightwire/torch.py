@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import zlib
 from datetime import timedelta
 from typing import Any, Callable, Iterable, Mapping, Sequence, Union
 
@@ -41,6 +42,12 @@ def named_tensors(source: Source, names: Names | None = None) -> list[tuple[str,
     for name, tensor in pairs:
         name = clean_name(name)
         wanted = names(name) if names else name
+        if isinstance(source, torch.nn.Module) and wanted and (".base_layer." in wanted or wanted.startswith("base_model.model.")):
+            raise refuse("it is a PEFT model's: engines that do not know its adapters would have other weights", tensor=wanted,
+                         remedy="use weightwire.peft, which merges them, or give checkpoint names by `names`")
+        if hasattr(tensor, "ds_id"):
+            raise refuse("DeepSpeed ZeRO-3 has cut it, and weightwire does not read that", tensor=wanted or name,
+                         remedy="publish inside deepspeed.zero.GatheredParameters, from rank 0 (rank=0, world_size=1)")
         if wanted is None:
             continue
         if wanted in out:
@@ -59,12 +66,71 @@ def read_whole(source: Source, names: Names | None = None) -> Reading:
     return {live.held.meta.name: live.held.meta for live in lives}, lives
 
 
+_SAMPLE = 4_096  # elements of a tensor that are compared with its replicas
+_COMPARED = 3  # when it is opened, and for two versions: parts that begin alike differ after a step
+
+
+def _sample(tensor: torch.Tensor) -> int:
+    flat = tensor.detach().reshape(-1)
+    some = flat[:: max(1, flat.numel() // _SAMPLE)].contiguous().cpu()
+    return zlib.crc32(some.view(torch.uint8).numpy())
+
+
+def _samples(lives: Sequence[Live]) -> dict[str, tuple[str, int]]:
+    """By what they hold: name and digest."""
+    return {repr((live.held.meta, live.held.boxes)): (live.held.meta.name, _sample(live.tensor)) for live in lives
+            if live.held.boxes and type(live.tensor) is torch.Tensor and not is_freed(live.tensor)}
+
+
+def _compare_replicas(read: Callable[[], Reading]) -> None:
+    """Ranks that hold the same elements share the sending, so they must hold the same bytes; every K-th element is looked at.
+    A collective of torch.distributed.
+
+    RefusedError, on all ranks: two hold different bytes of one name, or one cannot read its module
+    """
+    failed: errors.WeightwireError | None = None
+    mine: dict[str, tuple[str, int]] = {}
+    try:
+        mine = _samples(read()[1])
+    except errors.WeightwireError as error:
+        failed = error
+    everyone: list[tuple[dict[str, tuple[str, int]], str]] = [(mine, "")] * dist.get_world_size()
+    dist.all_gather_object(everyone, (mine, str(failed or "")))
+    if failed is not None:
+        raise failed
+    first: dict[str, tuple[int, int]] = {}
+    for rank, (held, why) in enumerate(everyone):
+        if why:
+            raise refuse(f"rank {rank} cannot publish: {why}")
+        for what, (name, digest) in held.items():
+            other, theirs = first.setdefault(what, (rank, digest))
+            if theirs != digest:
+                raise refuse(f"ranks {other} and {rank} hold different bytes under this name", tensor=name,
+                             remedy="where each rank has its own part (expert parallelism), give the parts different names by "
+                                    "`names`, or hold them as DTensors; where they should be copies, see why they are not")
+
+
 class BoxPublisher(LivePublisher):
     """A publisher whose layout is what `read` finds, as explicit boxes."""
 
-    def __init__(self, read: Callable[[], Reading], **where: Any):
+    def __init__(self, read: Callable[[], Reading], *, world_size: int | None, before: Callable[[], None] = lambda: None,
+                 **where: Any):
+        compared = 0
+
+        def prepare() -> None:
+            nonlocal compared
+            before()
+            if compared < _COMPARED and self._is_the_world(world_size):
+                _compare_replicas(read)
+                compared += 1
+
         super().__init__(lambda: read()[1], lambda base, lives: base.bind_boxes(
-            boxes.submission(read()[0], [live.held for live in lives])), **where)
+            boxes.submission(read()[0], [live.held for live in lives])), world_size=world_size, before=prepare, **where)
+
+    @staticmethod
+    def _is_the_world(world_size: int | None) -> bool:
+        """torch.distributed's ranks, and more than one, are those that publish."""
+        return dist.is_available() and dist.is_initialized() and 1 < dist.get_world_size() == (world_size or dist.get_world_size())
 
 
 class Publisher(BoxPublisher):
