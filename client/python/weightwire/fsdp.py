@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
-from weightwire import boxes
+from weightwire import boxes, hf_export
 from weightwire.adapter import Live, clean_name, meta_of, refuse
 from weightwire.boxes import Held
 from weightwire.memory import TensorMeta
@@ -70,7 +70,8 @@ def _count(ranges: list[tuple[int, int]]) -> int:
 def read_sharded(module: torch.nn.Module, names: Names | None = None) -> Reading:
     """What this rank holds of `module`, whatever mixture of DTensors, flat parameters and whole tensors it is.
 
-    FSDP2 modules that are gathered (after a forward pass without a backward pass) are sharded again first.
+    FSDP2 modules that are gathered (after a forward pass without a backward pass) are sharded again first. Without `names`
+    a model of transformers 5 has the names and shapes that transformers saves it with.
     """
     for part in module.modules():
         if isinstance(part, FSDPModule):
@@ -92,7 +93,7 @@ def read_sharded(module: torch.nn.Module, names: Names | None = None) -> Reading
             live = Live(boxes.whole(meta_of(name, tensor)), tensor.detach())
         canonical[name] = meta_of(name, live.tensor, tensor.shape)
         lives.append(live)
-    return canonical, lives
+    return hf_export.exported(module, canonical, lives) if names is None else (canonical, lives)
 
 
 def _others(module: torch.nn.Module, in_flat: set[int]) -> Iterator[tuple[str, torch.Tensor]]:

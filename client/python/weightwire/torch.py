@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence, Union
 import torch
 import torch.distributed as dist
 
-from weightwire import boxes, errors, subscriber
+from weightwire import boxes, errors, hf_export, subscriber
 from weightwire.adapter import (Live, LivePublisher, as_tensor, clean_name, is_freed, meta_of, persistent_buffers,
                                 place, refuse)
 from weightwire.memory import TensorMeta
@@ -63,7 +63,8 @@ def read_whole(source: Source, names: Names | None = None) -> Reading:
         if hasattr(tensor, "device_mesh") or hasattr(tensor, "_fqns"):
             raise refuse("the parameter is sharded", tensor=name, remedy="use weightwire.fsdp")
         lives.append(Live(boxes.whole(meta_of(name, tensor)), tensor.detach()))
-    return {live.held.meta.name: live.held.meta for live in lives}, lives
+    canonical = {live.held.meta.name: live.held.meta for live in lives}
+    return hf_export.exported(source, canonical, lives) if names is None else (canonical, lives)
 
 
 _SAMPLE = 4_096  # elements of a tensor that are compared with its replicas
