@@ -159,7 +159,10 @@ def test_random_exporters_are_recorded():
 
 
 @pytest.mark.parametrize("export,said", [
-    (lambda t: {"w": t["w"] + 1}, "computes it"), (lambda t: {"w": t["w"] * 2}, "computes it"),
+    (lambda t: {"w": t["w"] * 2}, "computes it"), (lambda t: {"w": t["w"].abs() * t["w"]}, "computes it"),
+    (lambda t: {"w": t["w"] // 2}, "computes it"), (lambda t: {"w": 3 - t["w"]}, "computes it"),
+    (lambda t: {"w": t["w"] + torch.arange(3, device=t["w"].device)}, "computes it"),
+    (lambda t: {"w": torch.cat([t["w"][:2], t["w"][2:] + 1])}, "computes it|different numbers"),
     (lambda t: {"w": t["w"].float() * 0.5}, "computes it"), (lambda t: {"w": -t["w"]}, "computes it"),
     (lambda t: {"w": t["w"].cumsum(0)}, "computes it"), (lambda t: {"w": t["w"].sum(0)}, "computes it"),
     (lambda t: {"w": t["w"].repeat_interleave(2, 0)}, "gives 24 of its 12"),
@@ -170,6 +173,13 @@ def test_an_exporter_that_does_more_is_refused(export, said):
     with pytest.raises(RefusedError, match=said) as error:
         record(export, {"w": (4, 3)})
     assert error.value.tensor == "w"
+
+
+def test_what_is_added_is_said():
+    recording = record(lambda t: {"norm": t["norm"] + 1, "w": t["w"], "other": t["other"].t() - 2},
+                       {"norm": (5,), "w": (2, 3), "other": (3, 4)})
+    assert recording.added == {"norm": 1, "other": -2}
+    assert recording.held(boxes.whole(TensorMeta("norm", "F32", (5,)))).boxes == boxes.whole(TensorMeta("norm", "F32", (5,))).boxes
 
 
 def test_a_tensor_that_is_left_out_as_a_whole_is_nobodys():

@@ -30,6 +30,10 @@ def exported(module: Any, canonical: Mapping[str, TensorMeta], lives: Sequence[L
     recording = _recording(model, canonical)
     if recording is None:
         return canonical, lives
+    if recording.added:
+        name, plus = next(iter(recording.added.items()))
+        raise refuse(f"transformers adds {plus} to it when it saves", tensor=name,
+                     remedy="give checkpoint names by `names`, and leave it out there")
     return recording.whole(canonical), [Live(recording.held(live.held), live.tensor, live.write) for live in lives]
 
 

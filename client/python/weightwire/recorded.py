@@ -3,7 +3,8 @@
 An exporter (transformers' reverse conversion, a bridge's task) takes a model's tensors and gives a checkpoint's. Here it gets
 tensors of the same names and shapes that hold numbers instead: which tensor this is, and the element's place along one
 dimension, a dimension at a time. What comes out is read back as boxes. An exporter that only moves elements gives such numbers
-back as they were; one that computes does not, and is refused by name.
+back as they were. One that adds a whole number (norms that are held less one) is seen to, and what is added is said; one that
+computes anything else is refused by name.
 
 The numbers are views that take no memory until the exporter copies; it is called for a layer at a time.
 """
@@ -26,8 +27,9 @@ Export = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 _BOXES_MAX = 1 << 20
-#: A number that an exporter moves comes back as it was; one that it computes with does not, in both encodings at once.
-_ENCODINGS: tuple[tuple[int, int], ...] = ((1, 0), (7, 3))
+_COMPUTED = "publish what the exporter gives through weightwire.torch, or leave the tensor out by `names`"
+#: A number that an exporter moves comes back as it was in every encoding (factor, shift); one that it computes with does not.
+_ENCODINGS: tuple[tuple[int, int], ...] = ((1, 0), (1, 1), (7, 3))
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Recording:
     shapes: Mapping[str, tuple[int, ...]]  #: of the checkpoint's tensors
     sources: Mapping[str, str]  #: of each, one tensor of the model that it is made of
     pieces: Mapping[str, list[Piece]] = field(default_factory=dict)  #: by the model's tensor
+    #: What is added to the elements of one of the model's tensors, in its dtype, where something is.
+    added: Mapping[str, int] = field(default_factory=dict)
 
     def held(self, held: Held) -> Held:
         """The local tensor `held`, whose boxes are of the model's tensors, with boxes of the checkpoint's."""
@@ -71,14 +75,18 @@ def record(export: Export, shapes: Mapping[str, Sequence[int]]) -> Recording:
     expected = {name: tuple(t.shape) for name, t in export({n: torch.empty(tuple(s), device="meta") for n, s in shapes.items()}).items()}
     out: dict[str, tuple[int, ...]] = {}
     sources: dict[str, str] = {}
+    added: dict[str, set[int]] = {name: set() for name in shapes}
     pieces: dict[str, list[Piece]] = {name: [] for name in shapes}
     for group in _groups(shapes):
         part = {name: tuple(shapes[name]) for name in group}
-        for name, arrays in _numbered(export, part, numbers).items():
+        for name, (arrays, plus) in _numbered(export, part, numbers).items():
             out[name] = np.broadcast_shapes(*(array.shape for array in arrays))
             for source, piece in _pieces(name, arrays, out[name], sorted(shapes)):
+                if any(not 0 <= at < max(1, size) for at, size in zip(piece.at, shapes[source])):
+                    raise _computes(name)
                 sources.setdefault(name, source)
                 pieces[source].append(piece)
+                added[source].add(plus)
     if out != expected:
         wrong = sorted(name for name in out.keys() | expected.keys() if out.get(name) != expected.get(name))
         raise refuse("the exporter gives another tensor when it sees one layer than when it sees all", tensor=wrong[0],
@@ -87,7 +95,9 @@ def record(export: Export, shapes: Mapping[str, Sequence[int]]) -> Recording:
         count, size = sum(_size(piece.extent) for piece in found), _size(shapes[name])
         if count not in (0, size):
             raise refuse(f"the exporter gives {count} of its {size} elements", tensor=name, remedy="give checkpoint names by `names`")
-    return Recording(out, sources, pieces)
+        if len(added[name]) > 1:
+            raise refuse(f"the exporter adds different numbers to parts of it: {sorted(added[name])}", tensor=name, remedy=_COMPUTED)
+    return Recording(out, sources, pieces, {name: plus.pop() for name, plus in added.items() if plus - {0}})
 
 
 def _size(shape: Sequence[int]) -> int:
@@ -103,32 +113,48 @@ def _groups(shapes: Mapping[str, Sequence[int]]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _numbered(export: Export, shapes: Mapping[str, tuple[int, ...]], numbers: Mapping[str, int]) -> dict[str, list[np.ndarray]]:
-    """For each of the checkpoint's tensors: which of the model's its elements are of, and their place in each dimension.
-    Dimensions along which numbers do not change have size 1, where memory shows it."""
+def _numbered(export: Export, shapes: Mapping[str, tuple[int, ...]],
+              numbers: Mapping[str, int]) -> dict[str, tuple[list[np.ndarray], int]]:
+    """For each of the checkpoint's tensors: which of the model's its elements are of, and their place in each dimension; and
+    what is added to them. Dimensions along which numbers do not change have size 1, where memory shows it."""
     dims = max((len(shape) for shape in shapes.values()), default=0)
     found: dict[str, list[np.ndarray]] = {}
+    added: dict[str, int] = {}
     sizes: dict[str, tuple[int, ...]] = {}
     for what in range(-1, dims):
         passes = []
         for factor, shift in _ENCODINGS:
             given = {name: _number(shape, numbers[name] if what < 0 else None, what) * factor + shift for name, shape in shapes.items()}
             passes.append(export({name: number.expand(shape) for (name, shape), number in zip(shapes.items(), given.values())}))
-        plain, coded = passes
-        for name, tensor in plain.items():
+        for name, tensor in passes[0].items():
             sizes[name] = tuple(tensor.shape)
-            one, other = _narrow(tensor), _narrow(coded[name])
-            factor, shift = _ENCODINGS[1]
-            if one.dtype.kind not in "iu" or not np.array_equal(one.astype(np.int64) * factor + shift, other.astype(np.int64)):
-                raise refuse("the exporter computes it from the model's parameters, and does not only move them", tensor=name,
-                             remedy="publish what the exporter gives through weightwire.torch, or leave the tensor out by `names`")
-            found.setdefault(name, []).append(one.astype(np.int64))
+            one, plus = _decoded(name, [_narrow(answer[name]) for answer in passes])
+            if added.setdefault(name, plus) != plus:
+                raise _computes(name)
+            found.setdefault(name, []).append(one - plus)
     for name, arrays in found.items():
         for d, size in enumerate(sizes[name]):  # where no number changes, the size must not be lost
             if size != 1 and all(array.shape[d] == 1 for array in arrays):
                 raise refuse("the exporter repeats an element of the model's parameters", tensor=name,
                              remedy="give checkpoint names by `names`")
-    return found
+    return {name: (arrays, added[name]) for name, arrays in found.items()}
+
+
+def _decoded(name: str, answers: Sequence[np.ndarray]) -> tuple[np.ndarray, int]:
+    """What came out for the same numbers in each encoding, and what was added in all."""
+    if any(answer.dtype.kind not in "iu" or answer.shape != answers[0].shape for answer in answers):
+        raise _computes(name)
+    plain = answers[0].astype(np.int64)
+    factor, shift = _ENCODINGS[-1]
+    plus = int(plain.flat[0] * factor + shift - answers[-1].flat[0]) // (factor - 1) if plain.size else 0
+    for (factor, shift), answer in zip(_ENCODINGS, answers):
+        if ((plain - plus) * factor + shift + plus != answer).any():
+            raise _computes(name)
+    return plain, plus
+
+
+def _computes(name: str) -> Exception:
+    return refuse("the exporter computes it from the model's parameters, and does not only move them", tensor=name, remedy=_COMPUTED)
 
 
 def _number(shape: tuple[int, ...], number: int | None, dim: int) -> torch.Tensor:
@@ -156,6 +182,8 @@ def _pieces(name: str, arrays: Sequence[np.ndarray], shape: tuple[int, ...], nam
             count += 1
             if count > _BOXES_MAX:
                 raise refuse(f"the exporter takes it apart into more than {_BOXES_MAX} blocks", tensor=name)
+            if not 0 <= parts[0].flat[0] < len(names):
+                raise _computes(name)
             yield names[int(parts[0].flat[0])], _piece(name, parts, begin, extent)
             continue
         d, at = cut
