@@ -11,3 +11,13 @@ def train(rank: int, *arguments) -> None:
 def interleaved(rank: int, *arguments) -> None:
     import bridge_ranks
     bridge_ranks.interleaved(rank, *arguments)
+
+
+def mappings(rank: int, *arguments) -> None:
+    import bridge_ranks
+    bridge_ranks.mappings(rank, *arguments)
+
+
+def computing(rank: int, *arguments) -> None:
+    import bridge_ranks
+    bridge_ranks.computing(rank, *arguments)

@@ -121,3 +121,124 @@ def interleaved(rank: int, world_size: int, by: str, agent: str, folder: str, ou
                 for p, before in zip(fused, plain):
                     p.copy_(before)
             dist.barrier()
+
+
+def mappings(rank: int, world_size: int, tp: int):
+    """Every kind of mapping that Megatron-Bridge has, on random shards: what our boxes (and what is added) give is what the mapping
+    itself gathers. Of the other ranks' boxes too: each element comes from one tensor-parallel rank, or from all that have it."""
+    from types import SimpleNamespace
+
+    from megatron.bridge.models.conversion import param_mapping as pm
+    from weightwire.megatron_bridge import convert
+    from weightwire.memory import TensorMeta
+
+    mcore.start(tp=tp)
+
+    class ColumnParallelLinear(torch.nn.Module):
+        config = SimpleNamespace(
+            num_attention_heads=8, num_query_groups=4, kv_channels=6, hidden_size=20, attention_output_gate=False,
+            linear_key_head_dim=4, linear_value_head_dim=6, linear_num_key_heads=4, linear_num_value_heads=8,
+            mamba_num_heads=8, mamba_head_dim=3, mamba_state_dim=2, mamba_num_groups=4)
+
+    class Gated(ColumnParallelLinear):
+        config = SimpleNamespace(**{**vars(ColumnParallelLinear.config), "attention_output_gate": True})
+
+    Gated.__name__ = "ColumnParallelLinear"
+
+    class RowParallelLinear(ColumnParallelLinear):
+        pass
+
+    class RMSNorm(ColumnParallelLinear):
+        pass
+
+    class LooseGatedMLP(pm.GatedMLPMapping):
+        """A newer version's subclass of a kind that is known."""
+
+    column, gated, row, norm = ColumnParallelLinear(), Gated(), RowParallelLinear(), RMSNorm()
+    m = "decoder.layers.0.mixer.weight"
+    gdn = 2 * 4 * 4 + 2 * 8 * 6 + 2 * 8
+    mamba = 2 * 8 * 3 + 2 * 2 * 4 + 8
+    cases = [
+        (pm.QKVMapping(m, q="q", k="k", v="v"), column, ((8 + 2 * 4) * 6 // tp, 20)),
+        (pm.QKVMapping(m, q="q", k="k", v="v"), column, ((8 + 2 * 4) * 6 // tp,)),
+        (pm.QKVMapping(m, q="q", k="k", v="v"), gated, ((2 * 8 + 2 * 4) * 6 // tp, 20)),
+        (pm.ConcatenatedQKVMapping(m, "qkv"), column, ((8 + 2 * 4) * 6 // tp, 20)),
+        (pm.KVMapping(m, k="k", v="v"), column, (2 * 4 * 6 // tp, 20)),
+        (pm.GatedMLPMapping(m, gate="gate", up="up"), column, (2 * 24 // tp, 5)),
+        (pm.GatedMLPMapping(m, gate="gate", up="up"), column, (2 * 24 // tp,)),
+        (LooseGatedMLP(m, gate="gate", up="up"), column, (2 * 24 // tp, 5)),
+        (pm.MambaInProjMapping(m, "in_proj"), column, (mamba // tp, 7)),
+        (pm.MambaConv1dMapping(m, "conv1d"), column, ((8 * 3 + 2 * 2 * 4) // tp, 1, 4)),
+        (pm.GDNConv1dMapping(m, "conv1d"), column, ((2 * 4 * 4 + 8 * 6) // tp, 1, 4)),
+        (pm.GDNLinearMapping(m, qkvz="qkvz", ba="ba"), column, (gdn // tp, 20)),
+        (pm.RMSNorm2ZeroCenteredRMSNormMapping(m, "norm"), norm, (20,)),
+        (pm.AutoMapping(m, "w"), column, (24 // tp, 5)), (pm.AutoMapping(m, "w"), row, (5, 24 // tp)),
+        (pm.AutoMapping(m, "w", permute_dims=(1, 0)), column, (24 // tp, 5)),
+        (pm.ReplicatedMapping(m, "w"), norm, (20,)), (pm.DirectMapping(m, "w"), norm, (3, 4)),
+    ]
+    for number, (mapping, module, shape) in enumerate(cases):
+        shared = isinstance(module, RMSNorm)
+        generator = torch.Generator().manual_seed(number * 10 + (0 if shared else rank))
+        local = torch.randn(shape, generator=generator).to(torch.bfloat16)
+        want = {name: t.clone() for name, t in mapping.megatron_to_hf(local.clone(), module).items()}
+        whole = {name: TensorMeta(name, "BF16", tuple(t.shape)) for name, t in want.items()}
+        task = SimpleNamespace(mapping=mapping, megatron_module=module, global_param_name=m)
+        found = convert(task, shape, whole)
+        flat = (local + found.added if found.added else local).reshape(-1)
+        mine = [(box, flat[place(box)]) for box in found.boxes]
+        everyone = [mine] * world_size
+        dist.all_gather_object(everyone, mine)
+        got = {name: torch.full(tuple(t.shape), float("nan"), dtype=torch.bfloat16) for name, t in want.items()}
+        for one in everyone:
+            for box, block in one:
+                got[box.name][tuple(slice(b, b + e) for b, e in zip(box.begin, box.extent))] = block
+        for name, tensor in want.items():
+            assert torch.equal(got[name], tensor), (number, type(mapping).__name__, name)
+        count = sum(int(torch.tensor(box.extent).prod()) for box in found.boxes)
+        assert count == local.numel(), (number, count)
+
+
+def place(box) -> torch.Tensor:
+    """Of each element of a box, where it lies in the local tensor."""
+    index = torch.tensor(box.offset)
+    for d, (extent, stride) in enumerate(zip(box.extent, box.stride)):
+        index = index + (torch.arange(extent) * stride).view([-1 if k == d else 1 for k in range(len(box.extent))])
+    return index
+
+
+def computing(rank: int, world_size: int):
+    """A mapping that computes is refused by name; so is one that needs other parameters, and it keeps nothing of our numbers."""
+    from types import SimpleNamespace
+
+    from megatron.bridge.models.conversion import param_mapping as pm
+    from weightwire import RefusedError
+    from weightwire.megatron_bridge import convert
+    from weightwire.memory import TensorMeta
+
+    mcore.start()
+
+    class Scaled(pm.ReplicatedMapping):
+        def megatron_to_hf(self, weights, module):
+            return {"w": weights * 2}
+
+    class Collecting:
+        def __init__(self):
+            self.cache: dict = {}
+
+        def maybe_modify_converted_hf_weight(self, task, converted, state):
+            self.cache.update(converted)
+            return {}
+
+    bridge = Collecting()
+    name = "decoder.layers.0.mlp.experts.linear_fc1.weight0"
+    for mapping, owner, said in ((Scaled("x", "w"), None, "a Scaled: .*computes it"),
+                                 (pm.GatedMLPMapping("x", gate="w", up="w2"), bridge, "gives nothing for this parameter alone")):
+        task = SimpleNamespace(mapping=mapping, megatron_module=torch.nn.Linear(1, 1), global_param_name=name)
+        try:
+            convert(task, (4, 3), {"w": TensorMeta("w", "BF16", (4, 3))}, owner)
+        except RefusedError as error:
+            import re
+            assert error.tensor == name and re.search(said, str(error)), error
+            continue
+        raise AssertionError(said)
+    assert bridge.cache == {}

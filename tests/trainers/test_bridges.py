@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import ROOT, read_safetensors
-from bridge_job import interleaved, train
+from bridge_job import computing, interleaved, mappings, train
 from world import World, preload
 
 preload("bridge_ranks")  # with the stub of Transformer Engine: not for other files' ranks, see conftest.py
@@ -38,4 +38,15 @@ def test_gate_and_up_in_alternating_blocks_arrive_one_behind_the_other(daemon, h
     with World(interleaved, 2, by, daemon.agent_socket, str(folder), str(tmp_path), 8) as world:
         for version in (1, 2):
             engine.expect(version, tmp_path / f"v{version}.safetensors", world)
+        world.join()
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_every_kind_of_mapping_is_recorded_as_it_gathers(tp):
+    with World(mappings, tp, tp) as world:
+        world.join()
+
+
+def test_a_mapping_that_computes_or_collects_is_refused():
+    with World(computing, 1) as world:
         world.join()

@@ -3,19 +3,23 @@
 >>> publisher = weightwire.megatron_bridge.Publisher(bridge, models)       # on every rank
 >>> publisher.publish(step).wait_released(timeout=60)
 
-The tasks say which Hugging Face tensors a parameter is made of and how it is cut; they become explicit boxes. So a
-model goes that Megatron-Bridge knows and weightwire's `megatron` scheme does not. For one that both know,
+The tasks say which Hugging Face tensors a parameter is made of and how it is cut; what they do is recorded (recorded.py) and
+becomes explicit boxes. So a model goes that Megatron-Bridge knows and weightwire's `megatron` scheme does not. For one that both know,
 `weightwire.megatron.Publisher(models, bridge.hf_pretrained.config)` does the same and is compared with config.json.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Iterator, Mapping, Sequence, Union
 
 import torch
 
-from weightwire import boxes, megatron_options
+from weightwire import boxes, errors, megatron_options
 from weightwire.adapter import Live, meta_of, refuse
 from weightwire.boxes import Box, Held
 from weightwire.hf_tensors import checkpoint_tensors
@@ -23,6 +27,7 @@ from weightwire.megatron import config_of, local_tensors
 from weightwire.megatron_state import unwrap
 from weightwire.memory import TensorMeta
 from weightwire.publisher import Lineage
+from weightwire.recorded import record
 from weightwire.torch import BoxPublisher, Reading
 
 _REMEDY = "use weightwire.megatron, or publish bridge.export_hf_weights() through weightwire.torch"
@@ -30,35 +35,92 @@ _REMEDY = "use weightwire.megatron, or publish bridge.export_hf_weights() throug
 _PLAIN = ("AutoMapping", "ColumnParallelMapping", "RowParallelMapping", "ReplicatedMapping", "DirectMapping")
 
 
-def task_boxes(task: Any, local: Sequence[int], whole: Mapping[str, TensorMeta]) -> list[Box]:
-    """Where the parameter of a conversion task lies in the Hugging Face tensors.
+@dataclass(frozen=True)
+class Converted:
+    """Where a parameter of this rank lies in the Hugging Face tensors, and what is added to it on the way there."""
 
-    `local`: the parameter's shape on this rank. RefusedError for a mapping that does more than cut and join, and
-    for a shape that does not follow from it.
+    boxes: list[Box]
+    added: int = 0
+
+
+def convert(task: Any, local: Sequence[int], whole: Mapping[str, TensorMeta], bridge: Any = None) -> Converted:
+    """`local`: the shape on this rank of the parameter of a conversion task; `bridge`: whose task it is, for what it does
+    after the mapping. RefusedError for a mapping that does more than move elements (and add a number), and for a shape
+    that is not the checkpoint's.
     """
-    mapping, kind = task.mapping, type(task.mapping).__name__
-    rank, size = mapping.tp_rank, mapping.tp_size
-    if kind == "QKVMapping":
-        config = task.megatron_module.config
-        if getattr(config, "attention_output_gate", False):
-            raise _refuse(task, "an attention with an output gate")
-        q, k, v = (_whole(task, whole, mapping.hf_param[part]) for part in "qkv")
-        groups = config.num_query_groups
-        runs = [(meta, group * (meta.shape[0] // groups), meta.shape[0] // groups)
-                for group in range(groups) for meta in (q, k, v)]
-        found = list(_rows(runs, rank * local[0]))
-    elif kind == "GatedMLPMapping":
-        gate, up = (_whole(task, whole, mapping.hf_param[part]) for part in ("gate", "up"))
-        found = list(_rows([(meta, rank * (meta.shape[0] // size), meta.shape[0] // size) for meta in (gate, up)], 0))
-    elif kind in _PLAIN and getattr(mapping, "permute_dims", None) is None:
-        return _plain(task, local, _whole(task, whole, mapping.hf_param), rank, size)
-    else:
-        raise _refuse(task, f"a {kind}")
-    # Rows that lie beyond this rank's part, or before it, belong to its neighbours.
-    found = [box for box in (_clip(box, local[0]) for box in found) if box is not None]
-    if sum(box.extent[0] for box in found) != local[0] or any(box.extent[1:] != tuple(local[1:]) for box in found):
-        raise _refuse(task, f"the shape {list(local)} for a {kind}")
-    return found
+    mapping = task.mapping
+    if type(mapping).__name__ in _PLAIN and getattr(mapping, "permute_dims", None) is None and not _modifies(bridge):
+        return Converted(_plain(task, local, _whole(task, whole, mapping.hf_param), mapping.tp_rank, mapping.tp_size))
+    own, names = str(mapping.tp_rank), [str(rank) for rank in range(mapping.tp_size)]
+
+    def export(tensors: dict[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        with _alone(type(mapping), tensors, own):
+            out = mapping.megatron_to_hf(tensors[own], task.megatron_module)
+            return dict(_apart(bridge).maybe_modify_converted_hf_weight(task, out, {}) if _modifies(bridge) else out)
+
+    try:
+        recording = record(export, {name: tuple(local) for name in names})
+    except errors.RefusedError as error:
+        raise _refuse(task, f"a {type(mapping).__name__}: {error}") from error
+    except Exception as error:  # of the mapping's own, on numbers that are no weights
+        raise _refuse(task, f"a {type(mapping).__name__} that fails on numbers: {type(error).__name__}: {error}") from error
+    if not recording.shapes:
+        raise _refuse(task, f"a {type(mapping).__name__} that gives nothing for this parameter alone")
+    for name, shape in recording.shapes.items():
+        meta = _whole(task, whole, name)
+        if meta.shape != shape and not (_is_vocabulary(task) and meta.shape[1:] == shape[1:] and meta.shape[0] < shape[0]):
+            raise _refuse(task, f"the shape {list(shape)} of {list(meta.shape)} for {name}")
+    held = recording.held(Held(TensorMeta(own, "BF16", tuple(local)), boxes.block(own, "BF16", [0] * len(local), local).boxes))
+    return Converted([box for box in (_within(box, whole[box.name]) for box in held.boxes) if box is not None],
+                     recording.added.get(own, 0))
+
+
+def _modifies(bridge: Any) -> bool:
+    """Has the model's bridge something to do after the mapping?"""
+    method = getattr(type(bridge), "maybe_modify_converted_hf_weight", None)
+    return method is not None and method.__qualname__.split(".")[0] != "MegatronModelBridge"
+
+
+def _apart(bridge: Any) -> Any:
+    """A bridge that collects several tensors (experts of one) must not keep our numbers for its next export."""
+    made = copy.copy(bridge)
+    for name, value in vars(bridge).items():
+        if isinstance(value, dict):
+            setattr(made, name, dict(value))
+    return made
+
+
+@contextlib.contextmanager
+def _alone(kind: type, tensors: Mapping[str, torch.Tensor], own: str) -> Iterator[None]:
+    """A mapping that runs on numbers asks no other rank: what the others of its tensor-parallel group hold differs in the number
+    that says whose it is."""
+    base = next(k for k in kind.__mro__ if k.__name__ == "MegatronParamMapping")
+
+    def first(name: str) -> torch.Tensor:
+        return tensors[name].reshape(-1)[:1].sum()
+
+    def gather(self: Any, tensor: torch.Tensor) -> list[torch.Tensor]:
+        ranks = range(self.tp_size) if self.tp_size > 1 else (int(own),)
+        return [tensor if str(rank) == own else tensor + (first(str(rank)) - first(own)) for rank in ranks]
+
+    replaced = dict(gather_from_tp_ranks=gather, broadcast_from_pp_rank=lambda self, tensor, *_, **__: tensor,
+                    broadcast_obj_from_pp_rank=lambda self, value, *_, **__: value,
+                    gather_from_ep_ranks=lambda self, weights, module, name, *_, **__: {str(name): weights})
+    before = {name: base.__dict__[name] for name in replaced if name in base.__dict__}
+    try:
+        for name in before:
+            setattr(base, name, replaced[name])
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(base, name, method)
+
+
+def _within(box: Box, meta: TensorMeta) -> Box | None:
+    """Rows beyond the vocabulary are padding."""
+    rows = min(box.extent[0], meta.shape[0] - box.begin[0]) if box.extent else 1
+    return box if not box.extent or rows == box.extent[0] else (
+        Box(box.name, box.begin, (rows, *box.extent[1:]), box.offset, box.stride) if rows > 0 else None)
 
 
 def _whole(task: Any, whole: Mapping[str, TensorMeta], name: str) -> TensorMeta:
@@ -68,25 +130,8 @@ def _whole(task: Any, whole: Mapping[str, TensorMeta], name: str) -> TensorMeta:
     return whole[name]
 
 
-def _rows(runs: Sequence[tuple[TensorMeta, int, int]], skip: int) -> Iterator[Box]:
-    """Runs of rows (tensor, first, count), one behind another; the local tensor begins `skip` rows into them."""
-    at = -skip
-    for meta, first, count in runs:
-        width = boxes.row_major(meta.shape)[0]
-        yield Box(meta.name, (first, *[0] * (len(meta.shape) - 1)), (count, *meta.shape[1:]), at * width,
-                  boxes.row_major(meta.shape))
-        at += count
-
-
-def _clip(box: Box, rows: int) -> Box | None:
-    """The part of a run that lies in the local tensor's `rows` rows."""
-    width = box.stride[0]
-    at = box.offset // width
-    begin, end = max(at, 0), min(at + box.extent[0], rows)
-    if begin >= end:
-        return None
-    return Box(box.name, (box.begin[0] + begin - at, *box.begin[1:]), (end - begin, *box.extent[1:]), begin * width,
-               box.stride)
+def _is_vocabulary(task: Any) -> bool:
+    return "word_embeddings" in task.global_param_name or "output_layer" in task.global_param_name
 
 
 def _plain(task: Any, local: Sequence[int], meta: TensorMeta, rank: int, size: int) -> list[Box]:
@@ -94,11 +139,10 @@ def _plain(task: Any, local: Sequence[int], meta: TensorMeta, rank: int, size: i
     if tuple(local) == meta.shape:
         return [Box(meta.name, (0,) * len(local), tuple(local), 0, boxes.row_major(local))]
     differ = [d for d, (mine, all_) in enumerate(zip(local, meta.shape)) if mine != all_]
-    vocabulary = "word_embeddings" in task.global_param_name or "output_layer" in task.global_param_name
     if len(local) != len(meta.shape) or len(differ) != 1:
         raise _refuse(task, f"the shape {list(local)} of {list(meta.shape)}")
     d = differ[0]
-    if local[d] * size != meta.shape[d] and not (vocabulary and d == 0 and local[0] * size > meta.shape[0]):
+    if local[d] * size != meta.shape[d] and not (_is_vocabulary(task) and d == 0 and local[0] * size > meta.shape[0]):
         raise _refuse(task, f"the shape {list(local)} of {list(meta.shape)} on {size} ranks")
     begin = [rank * local[d] if k == d else 0 for k in range(len(local))]
     extent = list(local)
@@ -108,9 +152,19 @@ def _plain(task: Any, local: Sequence[int], meta: TensorMeta, rank: int, size: i
     return [Box(meta.name, tuple(begin), tuple(extent), 0, boxes.row_major(local))]
 
 
-def _refuse(task: Any, what: str) -> Exception:
+def _refuse(task: Any, what: str) -> errors.RefusedError:
     return refuse(f"Megatron-Bridge's conversion has {what}, which weightwire does not read",
                   tensor=task.global_param_name, remedy=_REMEDY)
+
+
+def _write(added: int, permute: megatron_options.Write | None) -> megatron_options.Write | None:
+    if added and permute:
+        raise refuse("it is permuted and added to", remedy=_REMEDY)
+    return partial(_add, added) if added else permute
+
+
+def _add(number: int, into: torch.Tensor, tensor: torch.Tensor) -> None:
+    into.copy_(tensor + number)  # in the parameter's dtype, as the mapping does
 
 
 class Publisher(BoxPublisher):
@@ -134,14 +188,22 @@ class Publisher(BoxPublisher):
         tasks = [task for task in bridge.get_conversion_tasks(chunks, hf_path=checkpoint)
                  if task is not None and task.param_weight is not None]
 
+        model_bridge = getattr(bridge, "_model_bridge", None)
+        found: dict[tuple[int, str, tuple[int, ...]], Converted] = {}  # for each version the same
+
         def read() -> Reading:
             local = [dict(local_tensors(chunk)) for chunk in chunks]
             lives = []
             for task in tasks:
                 tensor = local[task.vp_stage][task.param_name]
-                lives.append(Live(Held(meta_of(task.global_param_name, tensor), task_boxes(task, tensor.shape, whole)), tensor,
-                                  megatron_options.transform(inner[task.vp_stage].config, config, task.param_name,
-                                                             tensor.shape)))
+                key = task.vp_stage, task.param_name, tuple(tensor.shape)
+                if key not in found:
+                    found[key] = convert(task, tensor.shape, whole, model_bridge)
+                options = inner[task.vp_stage].config
+                # A mapping that adds has seen to norms that are held less one.
+                own = None if found[key].added else megatron_options.transform(options, config, task.param_name, tensor.shape)
+                lives.append(Live(Held(meta_of(task.global_param_name, tensor), found[key].boxes), tensor,
+                                  _write(found[key].added, own)))
             return whole, lives
 
         super().__init__(read, rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout,

@@ -124,8 +124,12 @@ def _numbered(export: Export, shapes: Mapping[str, tuple[int, ...]],
     for what in range(-1, dims):
         passes = []
         for factor, shift in _ENCODINGS:
-            given = {name: _number(shape, numbers[name] if what < 0 else None, what) * factor + shift for name, shape in shapes.items()}
-            passes.append(export({name: number.expand(shape) for (name, shape), number in zip(shapes.items(), given.values())}))
+            given = {name: (_number(shape, numbers[name] if what < 0 else None, what) * factor + shift).expand(shape)
+                     for name, shape in shapes.items()}
+            try:
+                passes.append(export(dict(given)))
+            except RuntimeError:  # a view of what is no memory of its own
+                passes.append(export({name: number.contiguous() for name, number in given.items()}))
         for name, tensor in passes[0].items():
             sizes[name] = tuple(tensor.shape)
             one, plus = _decoded(name, [_narrow(answer[name]) for answer in passes])
