@@ -21,3 +21,8 @@ def mappings(rank: int, *arguments) -> None:
 def computing(rank: int, *arguments) -> None:
     import bridge_ranks
     bridge_ranks.computing(rank, *arguments)
+
+
+def added(rank: int, *arguments) -> None:
+    import bridge_ranks
+    bridge_ranks.added(rank, *arguments)

@@ -242,3 +242,35 @@ def computing(rank: int, world_size: int):
             continue
         raise AssertionError(said)
     assert bridge.cache == {}
+
+
+def added(rank: int, world_size: int, agent: str, folder: str, out: str):
+    """Norms that the bridge itself maps as held less one: published as its mapping gives them."""
+    from megatron.bridge.models.conversion import param_mapping as pm
+    import weightwire.megatron_bridge
+    job = BridgeJob("megatron-bridge", folder, dict(tp=2))
+    make = job.bridge.get_conversion_tasks
+
+    def tasks(*arguments, **options):
+        found = [task for task in make(*arguments, **options) if task is not None]
+        for task in found:
+            if type(task.mapping) is pm.AutoMapping and "norm" in task.param_name:
+                task.mapping = pm.RMSNorm2ZeroCenteredRMSNormMapping(task.mapping.megatron_param, task.mapping.hf_param)
+        return found
+
+    job.bridge.get_conversion_tasks = tasks
+    norms = [p for chunk in job.chunks for name, p in chunk.named_parameters() if "norm" in name]
+    with weightwire.megatron_bridge.Publisher(job.bridge, job.chunks, agent=agent) as publisher:
+        for version in (1, 2):
+            if version > 1:
+                job.step(version)
+            kept = [p.detach().clone() for p in norms]
+            with torch.no_grad():
+                for p in norms:
+                    p.copy_((p.float() + 1.0).to(p.dtype))
+            job.save(pathlib.Path(out) / f"v{version}.safetensors")
+            with torch.no_grad():
+                for p, before in zip(norms, kept):
+                    p.copy_(before)
+            publisher.publish(version).wait_released(timeout=30)
+            dist.barrier()

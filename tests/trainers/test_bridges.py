@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import ROOT, read_safetensors
-from bridge_job import computing, interleaved, mappings, train
+from bridge_job import added, computing, interleaved, mappings, train
 from world import World, preload
 
 preload("bridge_ranks")  # with the stub of Transformer Engine: not for other files' ranks, see conftest.py
@@ -49,4 +49,13 @@ def test_every_kind_of_mapping_is_recorded_as_it_gathers(tp):
 
 def test_a_mapping_that_computes_or_collects_is_refused():
     with World(computing, 1) as world:
+        world.join()
+
+
+def test_what_a_mapping_adds_is_added(daemon, hf_engine, tmp_path):
+    folder = FIXTURES / "qwen3" / "hf"
+    engine = hf_engine(folder)
+    with World(added, 2, daemon.agent_socket, str(folder), str(tmp_path)) as world:
+        for version in (1, 2):
+            engine.expect(version, tmp_path / f"v{version}.safetensors", world)
         world.join()
