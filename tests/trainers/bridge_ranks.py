@@ -255,7 +255,8 @@ def added(rank: int, world_size: int, agent: str, folder: str, out: str):
         found = [task for task in make(*arguments, **options) if task is not None]
         for task in found:
             if type(task.mapping) is pm.AutoMapping and "norm" in task.param_name:
-                task.mapping = pm.RMSNorm2ZeroCenteredRMSNormMapping(task.mapping.megatron_param, task.mapping.hf_param)
+                object.__setattr__(task, "mapping", pm.RMSNorm2ZeroCenteredRMSNormMapping(  # the dataclass is frozen
+                    task.mapping.megatron_param, task.mapping.hf_param))
         return found
 
     job.bridge.get_conversion_tasks = tasks
