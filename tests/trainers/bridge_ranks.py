@@ -75,7 +75,9 @@ def train(rank: int, world_size: int, kind: str, by: str, agent: str, checkpoint
     import weightwire.megatron_bridge
     job = BridgeJob(kind, checkpoint, sizes)
     if by == "tasks":
-        opened = weightwire.megatron_bridge.Publisher(job.bridge, job.chunks, agent=agent)
+        # The bridge's export cannot gather a vocabulary that does not divide by tp.
+        verify = {} if job.hf["vocab_size"] % sizes.get("tp", 1) else dict(verify="export", verify_every=2)
+        opened = weightwire.megatron_bridge.Publisher(job.bridge, job.chunks, agent=agent, **verify)
     else:
         opened = weightwire.megatron.Publisher(
             job.chunks, job.bridge.hf_config if kind == "mbridge" else job.bridge.hf_pretrained.config, agent=agent)

@@ -169,3 +169,57 @@ def refused(rank: int, world_size: int, agent: str, folder: str, what: str, said
             assert said in str(error), error
             continue
         raise AssertionError(f"{what} was read")
+
+
+def exported(job: Job, change=None):
+    """What mcore's own description gives, whole, on every rank; `change` makes it something else."""
+    whole = [mcore.gather(job.chunks, job.hf, {name: t.shape for name, t in job.checkpoint.items()})]
+    dist.broadcast_object_list(whole, 0)
+    for name, tensor in whole[0].items():
+        if change is None or change(name, tensor) is not None:
+            yield name, tensor if change is None else change(name, tensor)
+
+
+#: What an exporter would give if an option did this, and what is said of it.
+CHANGES = {
+    "norms": (lambda n, t: t + 1 if n.endswith("norm.weight") else t, "less by one"),
+    "swapped": (lambda n, t: torch.cat([t[len(t) // 2:], t[:len(t) // 2]]) if n.endswith("embed_tokens.weight") else t,
+                "halves are swapped|another order"),
+    "alternating": (lambda n, t: t if "down_proj" not in n else t[mcore.interleaved_rows(len(t), 4)].reshape(t.shape), ""),
+    "stale": (lambda n, t: torch.cat([t[:1] + 1, t[1:]]) if n.endswith("o_proj.weight") else t, "a stale shard"),
+    "other": (lambda n, t: t * 3 if n.endswith("q_proj.weight") else t, "other values"),
+    "missing": (lambda n, t: None if n.endswith("v_proj.weight") else t, "the export does not give it"),
+    "shape": (lambda n, t: t[None] if n.endswith("k_proj.weight") else t, "the export has the shape"),
+}
+
+
+def verified(rank: int, world_size: int, agent: str, folder: str, out: str, sizes: dict):
+    """Right as it is; and every change of the export is found on every rank, before anything is published."""
+    import re
+    job = Job(folder, sizes, {})
+    calls = []
+
+    def export():
+        calls.append(changed)
+        yield from exported(job, CHANGES[changed][0] if changed else None)
+
+    changed = ""
+    with weightwire.megatron.Publisher(job.chunks, folder, agent=agent, verify=export, verify_every=3) as publisher:
+        for version in range(1, 6):
+            if version > 1:
+                job.step(version)
+            job.save(pathlib.Path(out) / f"v{version}.safetensors")
+            publisher.publish(version, verify=version == 3).wait_released(timeout=30)
+            dist.barrier()
+        assert len(calls) == 3  # the first, the fourth and the one that was asked for
+        for changed, (_, said) in CHANGES.items():
+            try:
+                publisher.publish(6, verify=True)
+                raise AssertionError(f"{changed} was published")
+            except RefusedError as error:
+                assert re.search(said, str(error)) and "version 6 is not what the trainer's own export gives" in str(error), error
+                assert error.tensor in job.checkpoint
+        changed = ""
+        job.save(pathlib.Path(out) / "v6.safetensors")
+        publisher.publish(6, verify=True).wait_released(timeout=30)
+        dist.barrier()

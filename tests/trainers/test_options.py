@@ -12,7 +12,8 @@ import torch
 import mcore
 import option_ranks
 from conftest import ROOT, read_safetensors
-from weightwire import RefusedError, Subscriber, TensorMeta, megatron_options
+from weightwire import RefusedError, Subscriber, TensorMeta, export_check, megatron_options
+from weightwire.boxes import Box, Held
 from world import World
 
 FIXTURES = ROOT / "tests/data/megatron"
@@ -185,3 +186,39 @@ def test_an_option_that_nobody_has_heard_of_is_named_once(caplog, monkeypatch):
             megatron_options.check([model], [model])
     assert len(caplog.records) == 1
     assert "rotate_all_experts=True, shuffle=[1]" in caplog.text and "fold_norms" not in caplog.text
+
+
+@pytest.mark.parametrize("model,world_size,sizes", [("qwen2", 4, dict(tp=2, pp=2)), ("qwen3_moe", 2, dict(ep=2)),
+                                                    ("qwen3", 1, {})])
+def test_a_version_that_differs_from_the_trainers_own_export_is_named_before_it_is_published(daemon, hf_engine, tmp_path, model,
+                                                                                             world_size, sizes):
+    folder = FIXTURES / model / "hf"
+    engine = hf_engine(folder)
+    with World(option_ranks.verified, world_size, daemon.agent_socket, str(folder), str(tmp_path), sizes) as world:
+        for version in range(1, 7):  # the next after 5 is the one that was right
+            engine.expect(version, tmp_path / f"v{version}.safetensors", world)
+        world.join()
+
+
+@pytest.mark.parametrize("change,said", [
+    (lambda t: t + 1, "less by one"), (lambda t: t - 1, "more by one"), (lambda t: torch.cat([t[4:], t[:4]]), "halves are swapped"),
+    (lambda t: torch.stack([t[:4].view(2, 2, 8), t[4:].view(2, 2, 8)], 1).reshape(8, 8), ""), (lambda t: t.t(), "transposed"),
+    (lambda t: t[[3, 1, 0, 2, 7, 6, 5, 4]], "another order"), (lambda t: torch.cat([t[:2], t[2:] * 2]), "a stale shard"),
+    (lambda t: t * 2, "other values")])
+def test_what_a_difference_looks_like(change, said):
+    held = torch.arange(64, dtype=torch.float32).view(8, 8) / 7 + 1
+    boxes = [Held(TensorMeta("local", "F32", (8, 8)), [Box("w", (0, 0), (8, 8), 0, (8, 1))])]
+    found = export_check.differences(lambda: [("w", change(held))], boxes, {"local": held})["w"]
+    assert found.compared == 64 and found.different > 0 and said in found.guess, found
+    interleaved = torch.stack([held[:4].view(2, 2, 8), held[4:].view(2, 2, 8)], 1).reshape(8, 8)
+    found = export_check.differences(lambda: [("w", held)], boxes, {"local": interleaved})["w"]
+    assert "alternate in blocks of 2 rows" in found.guess
+    assert not export_check.differences(lambda: [("w", held.clone())], boxes, {"local": held})["w"].different
+
+
+def test_parts_in_another_dtype_are_compared_as_both_can_say():
+    held = torch.arange(64, dtype=torch.float32).view(8, 8) / 7
+    boxes = [Held(TensorMeta("local", "F32", (4, 8)), [Box("w", (2, 0), (4, 8), 0, (8, 1))])]
+    local = {"local": held[2:6].contiguous()}
+    assert not export_check.differences(lambda: [("w", held.bfloat16())], boxes, local)["w"].different
+    assert export_check.differences(lambda: [("w", held.bfloat16() * 2)], boxes, local)["w"].different == 32

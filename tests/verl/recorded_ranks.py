@@ -30,7 +30,8 @@ def train(rank: int, world_size: int, agent: str, folder: str, out: str, kind: s
         sharded = FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({type(layers[0])}),
                                            device_id=torch.device("cpu"), use_orig_params=True)
     adapter = weightwire.torch if kind == "ddp" else weightwire.fsdp
-    with adapter.Publisher(sharded, agent=agent) as publisher:
+    verify = dict(verify="export", verify_every=1) if kind != "fsdp1" else {}
+    with adapter.Publisher(sharded, agent=agent, **verify) as publisher:
         for version in (1, 2, 3):
             if version > 1:
                 for one in (whole, model):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from weightwire import errors, publisher
+from weightwire import errors, export_check, publisher
 from weightwire.boxes import Held
 from weightwire.memory import TensorMeta
 from weightwire.publisher import Release
@@ -113,14 +113,20 @@ class LivePublisher:
     is refused then, and the error says what to set; "resume" may always be set.
 
     Costs one copy of this rank's tensors in host memory, kept for all versions.
+
+    With `verify` the first version, every `verify_every`-th and those that `publish(verify=True)` asks for are compared with what
+    the trainer's framework exports, before anything is published: see `export_check`.
     """
 
     def __init__(self, read: Callable[[], Sequence[Live]],
                  bind: Callable[[publisher.Publisher, Sequence[Live]], Mapping[str, np.ndarray]], *,
                  rank: int | None, world_size: int | None, group: str, job: str, agent: str | None, timeout: float,
-                 lineage: publisher.Lineage = None, before: Callable[[], None] = lambda: None):
+                 lineage: publisher.Lineage = None, before: Callable[[], None] = lambda: None,
+                 verify: export_check.Export | None = None, verify_every: int = 0):
         """`before` is called before parameters are read, and before anything that may fail: it may be a collective."""
         self._read, self._bind, self._before = read, bind, before
+        self._export, self._verify_every = verify, verify_every
+        self._published = 0  # versions, since it was opened
         self._last: Release | None = None
         #: Seconds for which the last `publish` blocked the trainer: waiting for the version before, and the copy.
         self.blocked_seconds = 0.0
@@ -171,7 +177,7 @@ class LivePublisher:
         """As Publisher.committed."""
         return self._publisher.committed
 
-    def publish(self, version: int, *, deadline: float = 120.0, manual_commit: bool = False) -> Release:
+    def publish(self, version: int, *, deadline: float = 120.0, manual_commit: bool = False, verify: bool = False) -> Release:
         """Copies the parameters as they are now and publishes them as `version` (greater than the last one).
 
         Every rank of the group must call it. When the version before is not released yet it is waited for, since
@@ -181,7 +187,8 @@ class LivePublisher:
 
         DeadlineError     the version before is still not released
         UnavailableError  the agent is away
-        RefusedError      a parameter's storage is freed, or its name, shape or dtype is not what was bound
+        RefusedError      a parameter's storage is freed, or its name, shape or dtype is not what was bound; or, where it is
+                          verified, it is not what the trainer exports: nothing was published
         """
         started = time.perf_counter()
         self._before()
@@ -198,9 +205,26 @@ class LivePublisher:
                                  remedy="load the parameters back before publish()")
                 if meta.name in self._shared:
                     _write(self._shared[meta.name], live)
+        self._verify(version, lives, verify)
+        self._published += 1
         self._last = self._publisher.publish(version, deadline=deadline, manual_commit=manual_commit)
         self.blocked_seconds = time.perf_counter() - started
         return self._last
+
+    def _verify(self, version: int, lives: Sequence[Live], asked: bool) -> None:
+        if self._export is None:
+            if asked:
+                raise refuse("this publisher was opened without `verify`", remedy="open it with verify=, the trainer's own export")
+            return
+        if asked or self._published == 0 or (self._verify_every and self._published % self._verify_every == 0):
+            world = dist.is_available() and dist.is_initialized() and 1 < dist.get_world_size() == self.world_size
+            with torch.no_grad():
+                found = export_check.differences(self._export, self._held(lives), self._shared)
+            export_check.check(version, found, world)
+
+    def _held(self, lives: Sequence[Live]) -> list[Held]:
+        """What lies where, in boxes of the checkpoint's tensors."""
+        return [live.held for live in lives]
 
     def _wait_for_last(self, deadline: float) -> None:
         if self._last is not None and not self._last.released:

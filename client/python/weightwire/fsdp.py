@@ -10,7 +10,7 @@ follows from them is compared with the tensor that is there, and a difference is
 
 from __future__ import annotations
 
-from typing import Iterator
+from typing import Iterator, Literal
 
 import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -20,6 +20,7 @@ from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedS
 from weightwire import boxes, hf_export
 from weightwire.adapter import Live, clean_name, meta_of, refuse
 from weightwire.boxes import Held
+from weightwire.export_check import Export
 from weightwire.memory import TensorMeta
 from weightwire.publisher import Lineage
 from weightwire.torch import BoxPublisher, Names, Reading, Receiver as _Receiver, named_tensors
@@ -127,6 +128,7 @@ class Publisher(BoxPublisher):
     """Publishes a sharded module from every rank, each its own shards; replicas (HSDP) share the sending.
 
     names: from the module's names to Hugging Face's, where they differ; None leaves a tensor out
+    verify, verify_every: the trainer's own export, see weightwire.megatron.Publisher; "export" is transformers' (FSDP2, DDP)
     rank, world_size: torch.distributed's when not given
     See LivePublisher for what `publish` promises. Float32 shards of a mixed-precision trainer are cast by the
     sending side when the engine holds bf16.
@@ -134,9 +136,11 @@ class Publisher(BoxPublisher):
 
     def __init__(self, module: torch.nn.Module, *, rank: int | None = None, world_size: int | None = None,
                  group: str = "trainer", job: str = "", agent: str | None = None, timeout: float = 30.0,
-                 names: Names | None = None, lineage: Lineage = None):
+                 names: Names | None = None, lineage: Lineage = None, verify: Export | Literal["export"] | None = None,
+                 verify_every: int = 0):
         super().__init__(lambda: read_sharded(module, names), rank=rank, world_size=world_size, group=group, job=job,
-                         agent=agent, timeout=timeout, lineage=lineage)
+                         agent=agent, timeout=timeout, lineage=lineage, verify=hf_export.export_of(module, verify),
+                         verify_every=verify_every)
 
 
 class Receiver(_Receiver):

@@ -7,13 +7,14 @@ published, in its checkpoint's names.
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterator, Literal, Mapping, Sequence
 
 import torch
 
-from weightwire.adapter import Live, refuse
+from weightwire.adapter import Live, clean_name, persistent_buffers, refuse
+from weightwire.export_check import Export
 from weightwire.memory import TensorMeta
-from weightwire.recorded import Recording, record
+from weightwire.recorded import Recording, layers, record
 
 _cache: dict[Any, Recording] = {}
 
@@ -35,6 +36,32 @@ def exported(module: Any, canonical: Mapping[str, TensorMeta], lives: Sequence[L
         raise refuse(f"transformers adds {plus} to it when it saves", tensor=name,
                      remedy="give checkpoint names by `names`, and leave it out there")
     return recording.whole(canonical), [Live(recording.held(live.held), live.tensor, live.write) for live in lives]
+
+
+def export_of(module: Any, verify: Export | Literal["export"] | None) -> Export | None:
+    """"export": what transformers saves of a live model, gathered a layer at a time on every rank."""
+    if verify != "export":
+        return verify
+    model = _model_of(module)
+    if model is None:
+        raise refuse(f"verify=\"export\" needs a model of transformers 5 or newer, and this is a {type(module).__name__}",
+                     remedy="pass a function that gives the trainer's own export as (name, whole tensor) pairs")
+
+    def export() -> Iterator[tuple[str, torch.Tensor]]:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        held = {clean_name(name): tensor for name, tensor in [*model.named_parameters(), *persistent_buffers(model)]}
+        for names in layers(held):
+            yield from revert_weight_conversion(model, {name: _gathered(name, held[name]) for name in names}).items()
+
+    return export
+
+
+def _gathered(name: str, tensor: Any) -> torch.Tensor:
+    if hasattr(tensor, "_fqns"):
+        raise refuse("FSDP1 keeps it in a flat parameter, which verify=\"export\" does not gather", tensor=name,
+                     remedy="use FSDP2, or pass a function that gives the trainer's own export")
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
 
 
 def _model_of(module: Any) -> Any:

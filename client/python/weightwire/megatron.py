@@ -21,6 +21,7 @@ import torch.distributed as dist
 from weightwire import megatron_options
 from weightwire.adapter import Live, LivePublisher, is_freed, meta_of
 from weightwire.boxes import Held
+from weightwire.export_check import Export
 from weightwire.megatron_state import RankState, read_state, spec_of, unwrap
 from weightwire.publisher import Lineage
 
@@ -146,11 +147,15 @@ class Publisher(LivePublisher):
     Options of megatron-core that move, permute, shift or delay parameters are followed, or refused by name:
     docs/trainers.md. With `overlap_param_gather`, opening it and every `publish` gather what the optimizer has left to the
     next forward pass.
+
+    verify: the trainer's own export, (name, whole tensor) pairs on every rank: `lambda: bridge.export_hf_weights(models)` of
+    Megatron-Bridge, `lambda: bridge.export_weights(models)` of mbridge. The first version, every `verify_every`-th, and those
+    that are asked for are compared with it before they are published. It needs libweightwire_checkpoint.so beside `wwctl`
     """
 
     def __init__(self, models: Union[torch.nn.Module, Sequence[torch.nn.Module]], config: Config, *,
                  spec: str | None = None, group: str = "trainer", job: str = "", agent: str | None = None,
-                 timeout: float = 30.0, lineage: Lineage = None):
+                 timeout: float = 30.0, lineage: Lineage = None, verify: Export | None = None, verify_every: int = 0):
         described, chunks = config_of(config), _chunks(models)
         text = json.dumps(described)
         #: What was found, e.g. "megatron:tp2,pp2,vocab_pad=256".
@@ -160,4 +165,11 @@ class Publisher(LivePublisher):
         super().__init__(lambda: _read(chunks, described),
                          lambda base, lives: base.bind(text, self.spec, [live.held.meta for live in lives]),
                          rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout,
-                         lineage=lineage, before=lambda: megatron_options.gather_delayed(chunks))
+                         lineage=lineage, before=lambda: megatron_options.gather_delayed(chunks), verify=verify,
+                         verify_every=verify_every)
+        self._config_text = text
+
+    def _held(self, lives: Sequence[Live]) -> list[Held]:
+        from weightwire.checkpoint.planner import planner_of
+
+        return planner_of(self._config_text).rank_boxes(self.spec, self.rank)

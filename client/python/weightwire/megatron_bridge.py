@@ -15,13 +15,14 @@ import copy
 import os
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Iterator, Mapping, Sequence, Union
+from typing import Any, Iterator, Literal, Mapping, Sequence, Union
 
 import torch
 
 from weightwire import boxes, errors, megatron_options
 from weightwire.adapter import Live, meta_of, refuse
 from weightwire.boxes import Box, Held
+from weightwire.export_check import Export
 from weightwire.hf_tensors import checkpoint_tensors
 from weightwire.megatron import config_of, local_tensors
 from weightwire.megatron_state import unwrap
@@ -173,12 +174,13 @@ class Publisher(BoxPublisher):
     bridge: the AutoBridge; models: this rank's chunks, wrapped or not
     checkpoint: the folder of safetensors whose names and shapes engines use; the bridge's own when not given
     Opening it is one collective of Megatron-Bridge. See LivePublisher for what `publish` promises, and
-    weightwire.megatron.Publisher for options of megatron-core.
+    weightwire.megatron.Publisher for options of megatron-core and for `verify`; "export" is the bridge's own.
     """
 
     def __init__(self, bridge: Any, models: Union[torch.nn.Module, Sequence[torch.nn.Module]], *,
                  checkpoint: Union[str, "os.PathLike[str]", None] = None, group: str = "trainer", job: str = "",
-                 agent: str | None = None, timeout: float = 30.0, lineage: Lineage = None):
+                 agent: str | None = None, timeout: float = 30.0, lineage: Lineage = None,
+                 verify: Export | Literal["export"] | None = None, verify_every: int = 0):
         chunks = [models] if isinstance(models, torch.nn.Module) else list(models)
         inner = [unwrap(chunk) for chunk in chunks]
         megatron_options.check(chunks, inner)
@@ -207,4 +209,6 @@ class Publisher(BoxPublisher):
             return whole, lives
 
         super().__init__(read, rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout,
-                         lineage=lineage, before=lambda: megatron_options.gather_delayed(chunks))
+                         lineage=lineage, before=lambda: megatron_options.gather_delayed(chunks),
+                         verify=(lambda: bridge.export_hf_weights(chunks, cpu=True, show_progress=False)) if verify == "export"
+                         else verify, verify_every=verify_every)

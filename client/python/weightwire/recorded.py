@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Callable, Iterator, Mapping, Sequence
+from typing import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -77,7 +77,7 @@ def record(export: Export, shapes: Mapping[str, Sequence[int]]) -> Recording:
     sources: dict[str, str] = {}
     added: dict[str, set[int]] = {name: set() for name in shapes}
     pieces: dict[str, list[Piece]] = {name: [] for name in shapes}
-    for group in _groups(shapes):
+    for group in layers(shapes):
         part = {name: tuple(shapes[name]) for name in group}
         for name, (arrays, plus) in _numbered(export, part, numbers).items():
             out[name] = np.broadcast_shapes(*(array.shape for array in arrays))
@@ -104,7 +104,7 @@ def _size(shape: Sequence[int]) -> int:
     return int(np.prod(shape, dtype=np.int64)) if len(shape) else 1
 
 
-def _groups(shapes: Mapping[str, Sequence[int]]) -> list[list[str]]:
+def layers(shapes: Iterable[str]) -> list[list[str]]:
     """Tensors of one layer together: exporters join and cut within one."""
     groups: dict[str, list[str]] = {}
     for name in shapes:

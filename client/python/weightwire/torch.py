@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from datetime import timedelta
-from typing import Any, Callable, Iterable, Mapping, Sequence, Union
+from typing import Any, Callable, Iterable, Literal, Mapping, Sequence, Union
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from weightwire import boxes, errors, hf_export, subscriber
 from weightwire.adapter import (Live, LivePublisher, as_tensor, clean_name, is_freed, meta_of, persistent_buffers,
                                 place, refuse)
+from weightwire.export_check import Export
 from weightwire.memory import TensorMeta
 from weightwire.publisher import Lineage
 
@@ -139,14 +140,17 @@ class Publisher(BoxPublisher):
 
     source: a module (DDP is looked through), tensors by name, or a function that yields (name, tensor) pairs
     names:  from the module's names to Hugging Face's, where they differ; None leaves a tensor out
+    verify, verify_every: the trainer's own export, see weightwire.megatron.Publisher; "export" is transformers'
     rank, world_size: torch.distributed's when not given; all ranks must then open one, and share the sending
     """
 
     def __init__(self, source: Source, *, rank: int | None = None, world_size: int | None = None,
                  group: str = "trainer", job: str = "", agent: str | None = None, timeout: float = 30.0,
-                 names: Names | None = None, lineage: Lineage = None):
+                 names: Names | None = None, lineage: Lineage = None, verify: Export | Literal["export"] | None = None,
+                 verify_every: int = 0):
         super().__init__(lambda: read_whole(source, names), rank=rank, world_size=world_size, group=group, job=job,
-                         agent=agent, timeout=timeout, lineage=lineage)
+                         agent=agent, timeout=timeout, lineage=lineage, verify=hf_export.export_of(source, verify),
+                         verify_every=verify_every)
 
 
 class Receiver:
