@@ -183,8 +183,8 @@ def exported(job: Job, change=None):
 #: What an exporter would give if an option did this, and what is said of it.
 CHANGES = {
     "norms": (lambda n, t: t + 1 if n.endswith("norm.weight") else t, "less by one"),
-    "swapped": (lambda n, t: torch.cat([t[len(t) // 2:], t[:len(t) // 2]]) if n.endswith("embed_tokens.weight") else t,
-                "halves are swapped|another order"),
+    "swapped": (lambda n, t: torch.cat([t[len(t) // 2:], t[:len(t) // 2]]) if n.endswith("input_layernorm.weight") else t,
+                "its halves are swapped"),
     "alternating": (lambda n, t: t if "down_proj" not in n else t[mcore.interleaved_rows(len(t), 4)].reshape(t.shape), ""),
     "stale": (lambda n, t: torch.cat([t[:1] + 1, t[1:]]) if n.endswith("o_proj.weight") else t, "a stale shard"),
     "other": (lambda n, t: t * 3 if n.endswith("q_proj.weight") else t, "other values"),
