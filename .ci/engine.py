@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """CI's last part: of the suites with real engines and trainers (ctest label `engine`), those that the time left allows.
 
-Suites run one at a time, those that prove most first. Each carries in its COST property the seconds that it takes on a
+Suites run one at a time, those that prove most first, the others in an order that changes with the commit: none is left out
+again and again. Each carries in its COST property the seconds that it takes on a
 quiet machine of two cores; one for which twice that is no longer left is left out, named, and makes nothing fail. A suite
 that fails runs once more at once: passing then, it is named FLAKY. What the end of the time cuts off counts as not run (a
 suite that hangs meets its own TIMEOUT); only a second run may go on beyond it.
@@ -10,6 +11,7 @@ suite that hangs meets its own TIMEOUT); only a second run may go on beyond it.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -19,16 +21,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# What proves most, first: the whole way through real engines, then what fails on the way, then each further trainer
-# and engine. Suites not named here follow, cheap ones first.
-FIRST = ("engine.failures", "trainers.megatron", "trainers.fsdp", "verl.backend", "sglang.hook", "engine.versions",
-         "engine.megatron", "verl.ray", "trainers.bridges", "engine.requests", "engine.adapter", "engine.draft",
-         "examples.grpo_vllm")
+# What proves most, first: a real engine and what fails on its way, then one suite of each kind of trainer.
+FIRST = ("engine.failures", "trainers.megatron", "trainers.fsdp", "verl.backend", "sglang.hook")
 
 
-def order(costs: dict[str, float]) -> list[str]:
-    """The suites of `costs` (name -> seconds) as they are tried."""
-    return sorted(costs, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), costs[name], name))
+def order(costs: dict[str, float], turn: str) -> list[str]:
+    """The suites of `costs` (name -> seconds) as they are tried; turn: another one, another order of those not in FIRST."""
+    def place(name: str) -> tuple[int, str]:
+        if name in FIRST:
+            return FIRST.index(name), ""
+        return len(FIRST), hashlib.sha256(f"{turn} {name}".encode()).hexdigest()
+
+    return sorted(costs, key=place)
+
+
+def commit() -> str:
+    """Of the tree; empty where there is none (an archive)."""
+    shown = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return shown.stdout.strip()
 
 
 def choose(waiting: list[str], costs: dict[str, float], left: float) -> str | None:
@@ -61,7 +71,7 @@ def run(build: Path, name: str, seconds: float) -> bool:
 def run_all(build: Path, costs: dict[str, float], seconds: float) -> tuple[list[str], bool]:
     """Lines that tell what became of each suite, and whether all that ran passed."""
     end = time.monotonic() + seconds
-    waiting, lines, good = order(costs), [], True
+    waiting, lines, good = order(costs, commit()), [], True
     while (name := choose(waiting, costs, end - time.monotonic())) is not None:
         waiting.remove(name)
         start = time.monotonic()
@@ -90,7 +100,7 @@ def main() -> int:
     options = parser.parse_args()
     costs = listed(options.build)
     if options.list:
-        print("\n".join(f"{costs[name]:5.0f} s  {name}" for name in order(costs)), f"{sum(costs.values()):5.0f} s  all", sep="\n")
+        print("\n".join(f"{costs[name]:5.0f} s  {name}" for name in order(costs, commit())), f"{sum(costs.values()):5.0f} s  all", sep="\n")
         return 0
     if options.seconds is None:
         parser.error("--seconds or --list")
