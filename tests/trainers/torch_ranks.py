@@ -214,6 +214,7 @@ def parts_under_one_name(rank: int, world_size: int, agent: str, how: str, adapt
         with kind(model, agent=agent) as publisher:
             assert begin_alike, "it was opened"
             publisher.publish(1).wait_released(timeout=30)
+            assert all(p.untyped_storage().resizable() for p in model.parameters())  # offloading takes it away
             with torch.no_grad():
                 parts[0].add_(rank)
             publisher.publish(2)
