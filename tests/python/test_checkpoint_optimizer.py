@@ -8,6 +8,7 @@ import json
 import pathlib
 import pickle
 import shutil
+import subprocess
 import sys
 import zipfile
 
@@ -119,6 +120,39 @@ def test_a_common_file_that_is_none_is_refused_before_anything_is_restored(tmp_p
     with pytest.raises(checkpoint.CheckpointError, match=said):
         trainer.load(stored_with(tmp_path, lambda _: pickled))
     assert not trainer.adopted
+
+
+def test_what_megatron_core_0_19_keeps_among_the_tensors_comes_along():
+    """Without a common.pt: the bytes, step and iteration are those that 0.19.2 itself was given (tests/trainers/common_state.py
+    wrote it)."""
+    later = DATA / "checkpoints/torch_dist-common_state"
+    assert not (later / "common.pt").exists()
+    trainer = Adopts("megatron:tp1,spec=te")
+    report = trainer.load(later)
+    assert (report.left, report.iteration) == ({}, 1234)
+    ((dense, experts),) = trainer.adopted
+    assert [group["step"] for one in (dense, experts) for group in one["optimizer"]["param_groups"]] == [1.0, 1.0, 1.0]
+    want = numbered()
+    for group, value in VALUES.items():
+        expected = shard(planner_of(CONFIG).boxes("megatron:tp1,spec=te")[0], {n: value(bits) for n, bits in want.items()})
+        assert all(np.array_equal(trainer.groups[group][name], bits) for name, bits in expected.items())
+    assert "iteration 1234" in checkpoint.open_checkpoint(later).left_out
+
+
+def test_what_a_conversion_leaves_behind_is_named(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "weightwire.checkpoint", "convert", DATA / "checkpoints/torch_dist-common_state",
+                           tmp_path / "out", "--to", "hf"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 0 and "36 of an optimizer" in done.stderr and "iteration 1234" in done.stderr, done.stderr
+
+
+def test_an_optimizer_without_its_step_is_refused_before_anything_is_restored(tmp_path):
+    shutil.copytree(STORED, tmp_path / "cut")
+    (tmp_path / "cut/common.pt").unlink()
+    trainer = Adopts("megatron:tp1,spec=te")
+    with pytest.raises(checkpoint.CheckpointError, match="neither common.pt nor common_state.*no step and no iteration"):
+        trainer.load(tmp_path / "cut")
+    assert not trainer.adopted and not any(tensor.any() for tensors in trainer.groups.values() for tensor in tensors.values())
+    assert checkpoint.convert(tmp_path / "cut", tmp_path / "weights", "hf").left_out  # the weights alone are whole
 
 
 def test_a_trainers_save_is_converted_in_parts_but_for_megatrons(tmp_path):

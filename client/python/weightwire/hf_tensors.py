@@ -12,7 +12,7 @@ comes. Ranks without a reader only publish.
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import time
 from pathlib import Path
@@ -22,22 +22,27 @@ import torch
 
 from weightwire import boxes, errors, subscriber
 from weightwire.adapter import LivePublisher, as_tensor
+from weightwire.checkpoint import hf
 from weightwire.memory import TensorMeta
 
+log = logging.getLogger("weightwire")
 Self = TypeVar("Self", bound="HfReader")
 
 
 def checkpoint_tensors(folder: Union[str, "os.PathLike[str]"]) -> list[TensorMeta]:
-    """Names, dtypes and shapes of a folder of safetensors, file by file; reads the files' headers only."""
-    found: list[TensorMeta] = []
-    for path in sorted(Path(folder).glob("*.safetensors")):
-        with open(path, "rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        found += [TensorMeta(name, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()
-                  if name != "__metadata__"]
-    if not found:
-        raise FileNotFoundError(f"no safetensors in {folder}")
-    return found
+    """Names, dtypes and shapes of a folder of safetensors, file by file; reads the files' headers only.
+
+    Which files these are is decided as `wwctl convert` decides it (model.safetensors, or what its index names), and logged where
+    there was a choice. FileNotFoundError: there are none. CheckpointError: one is damaged, or a tensor is in two of them; names it.
+    """
+    path = Path(folder)
+    if not hf.found_at(path):
+        other = hf.other_weights(path)
+        raise FileNotFoundError(f"no safetensors of a model in {folder}" + (f": {other[0]}; {other[1]}" if other else ""))
+    opened = hf.open_at(path)
+    for note in opened.notes:
+        log.warning("%s: %s", folder, note)
+    return [TensorMeta(tensor.name, tensor.dtype, tensor.shape) for tensor in opened.ranks[0].values()]
 
 
 class HfReader:

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import List, Optional
+from typing import Dict, List, Optional, Sequence
 
 from weightwire.checkpoint import composed
 from weightwire.checkpoint.conversion import convert
@@ -52,7 +52,20 @@ class _Progress:
 def _describe(opened: Opened) -> str:
     count = sum(len(tensors) for tensors in opened.ranks)
     total = sum(t.bytes for tensors in opened.ranks for t in tensors.values())
-    return f"{opened.format}, layout {opened.spec}: {count} tensors, {total} bytes, {len(opened.ranks)} ranks"
+    left = [f"\n  beside the weights: {_kinds(opened.left_out)}"] if opened.left_out else []
+    return "".join([f"{opened.format}, layout {opened.spec}: {count} tensors, {total} bytes, {len(opened.ranks)} ranks",
+                    *left, *(f"\n  {note}" for note in opened.notes)])
+
+
+def _kinds(names: Sequence[str]) -> str:
+    """What was left out, in a line: how many of each kind, and the first of it."""
+    kinds: Dict[str, List[str]] = {}
+    for name in names:
+        kind = ("of an optimizer" if "optimizer." in name else "extra states" if "_extra_state" in name else
+                "random states" if name.startswith(("rng_state", "rerun_state")) else name)
+        kinds.setdefault(kind if kind != name or name.startswith("iteration ") else "others", []).append(name)
+    return "; ".join(own[0] if kind.startswith("iteration ") else f"{len(own)} {kind}, such as {own[0]}"
+                     for kind, own in kinds.items())
 
 
 def _lineage(word: str) -> Lineage:
@@ -91,10 +104,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         reading.add_argument("--from", dest="source_spec", metavar="SPEC",
                              help="the source's layout, where its files do not tell it, e.g. megatron:tp2,pp2,first=1")
         reading.add_argument("--config", help="the model's config.json; default: the one in the source")
+        reading.add_argument("--leave-out", action="append", default=[], metavar="GLOB", help="tensors of the source to drop")
+        reading.add_argument("--missing-from", metavar="FOLDER", help="a checkpoint of the whole model, from which all tensors "
+                                                                       "are taken that the source lacks")
     for planning in (one, get):
         planning.add_argument("--memory", type=size, default=size("256MiB"),
                               help="bound of what is held of the source's weights [256MiB]")
-        planning.add_argument("--leave-out", action="append", default=[], metavar="GLOB", help="tensors of the source to drop")
     for writing in (one, take):
         writing.add_argument("--shard-size", type=size, default=size("5GB"), help="of safetensors files [5GB]")
     for planning in (one, get, take):
@@ -117,25 +132,28 @@ def main(arguments: Optional[List[str]] = None, prog: str = "python -m weightwir
         if args.command == "convert":
             report = convert(args.source, args.target, args.to, source_spec=args.source_spec, config=args.config,
                              memory=args.memory, shard_bytes=args.shard_size, verify=args.verify,
-                             leave_out=args.leave_out, wwctl=args.wwctl,
+                             leave_out=args.leave_out, wwctl=args.wwctl, missing_from=args.missing_from,
                              on_progress=(lambda *_: None) if args.quiet else _Progress())
             if report.left_out and not args.quiet:
-                print(f"left out, no weights: {len(report.left_out)}, such as {report.left_out[0]}", file=sys.stderr)
+                print(f"left out: {_kinds(report.left_out)}", file=sys.stderr)
             print(f"{args.target}: {report.format}, layout {report.spec}, {report.bytes} bytes"
                   + (f", {report.resumed} of them from before" if report.resumed else "")
                   + (", verified" if args.verify else ""))
         elif args.command == "load" and args.to:
             for trial in try_load(args.folder, args.to, args.rank, source_spec=args.source_spec, config=args.config,
-                                  memory=args.memory, leave_out=args.leave_out, verify=args.verify, wwctl=args.wwctl):
+                                  memory=args.memory, leave_out=args.leave_out, verify=args.verify, wwctl=args.wwctl,
+                                  missing_from=args.missing_from):
                 print(f"{args.to} rank {trial.rank}: {trial.tensors} tensors, {trial.bytes} bytes, "
                       f"{trial.bytes / max(trial.seconds, 1e-6) / 1e6:.0f} MB/s", flush=True)
         elif args.command == "load":
             peer = start_engines(args.folder, args.version, source_spec=args.source_spec, config=args.config,
-                                 agent=args.agent, coordinator=args.coordinator, job=args.job, timeout=args.timeout)
+                                 agent=args.agent, coordinator=args.coordinator, job=args.job, timeout=args.timeout,
+                                 leave_out=args.leave_out, missing_from=args.missing_from)
             print(f"version {args.version} is served, from {'a peer' if peer else args.folder}")
         elif args.command == "push":
             push(args.folder, args.version, source_spec=args.source_spec, config=args.config, agent=args.agent,
-                 coordinator=args.coordinator, job=args.job, timeout=args.timeout, lineage=args.lineage)
+                 coordinator=args.coordinator, job=args.job, timeout=args.timeout, lineage=args.lineage,
+                 leave_out=args.leave_out, missing_from=args.missing_from)
             print(f"version {args.version} is served")
         elif args.command == "save":
             version = save(args.target, args.to, args.config, version=args.version, agent=args.agent, job=args.job,

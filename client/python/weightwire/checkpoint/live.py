@@ -11,14 +11,16 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Sequence
 
 from weightwire import errors
 from weightwire.checkpoint.execute import memory_bits
 from weightwire.checkpoint.formats import Wanted
+from weightwire.checkpoint.loading import fill_rest
 from weightwire.checkpoint.planner import planner_of
-from weightwire.checkpoint.sources import PathLike, open_checkpoint
+from weightwire.checkpoint.sources import PathLike, find, open_checkpoint
 from weightwire.checkpoint.stored import CheckpointError
 from weightwire.checkpoint.writing import Writing, check_free, target_layout
 from weightwire.client import Client
@@ -31,8 +33,10 @@ _STEP_BYTES = 64 << 20
 
 def push(folder: PathLike, version: int, *, source_spec: Optional[str] = None, config: Optional[PathLike] = None,
          agent: Optional[str] = None, coordinator: Optional[str] = None, group: str = "trainer", job: str = "",
-         timeout: float = 600.0, lineage: Lineage = None) -> None:
-    """Publishes the checkpoint as `version`; returns when every complete engine serves it. `lineage`: Publisher.publish's.
+         timeout: float = 600.0, lineage: Lineage = None, leave_out: Sequence[str] = (),
+         missing_from: Optional[PathLike] = None) -> None:
+    """Publishes the checkpoint as `version`; returns when every complete engine serves it. `lineage`: Publisher.publish's;
+    `leave_out`, `missing_from`: as convert's.
 
     All its ranks are of this process, their weights in memory shared with the agent: one model's size on this host.
     CheckpointError: the checkpoint; errors.WeightwireError: as Publisher's and Client.wait_version's.
@@ -41,9 +45,8 @@ def push(folder: PathLike, version: int, *, source_spec: Optional[str] = None, c
     if opened.boxes:
         raise CheckpointError(f"{folder} has a layout of boxes, not of words", code="FAILED_PRECONDITION",
                               remedy="convert it first, for example with --to hf")
-    described = Path(config) if config else opened.config()
-    if described is None:
-        raise CheckpointError(f"{folder}: no config.json", code="FAILED_PRECONDITION", remedy="pass it with --config")
+    found = find(folder, spec=source_spec, config=config, leave_out=leave_out, missing_from=missing_from, opened=opened)
+    text, spec = found.described().read_text(), opened.spec
     end = time.monotonic() + timeout
     publishers: list[Publisher] = []
     with ExitStack() as stack, Client(coordinator) as client:
@@ -52,15 +55,18 @@ def push(folder: PathLike, version: int, *, source_spec: Optional[str] = None, c
         stack.callback(lambda: list(pool.map(Publisher.close, publishers)))  # together: a rank alone is a lost one
         for rank in range(len(opened.ranks)):
             publishers.append(Publisher(rank=rank, world_size=len(opened.ranks), group=group, job=job, agent=agent, lineage=lineage))
-        for rank, (publisher, tensors) in enumerate(zip(publishers, opened.ranks)):
-            metas = [TensorMeta(t.name, t.dtype, t.shape) for t in tensors.values()]
-            params = publisher.bind(described.read_text(), source_spec or opened.spec, metas)
-            for meta, tensor in zip(metas, tensors.values()):
-                into = memory_bits(params[tensor.name], meta, rank)
+        for rank, (publisher, layout, tensors) in enumerate(zip(publishers, found.planner().layout(spec), found.bound.ranks)):
+            metas = [replace(meta, dtype=tensor.dtype) for meta, tensor in zip(layout, tensors)]
+            params = publisher.bind(text, spec, metas)
+            for meta, tensor in zip(metas, tensors):
+                into = memory_bits(params[meta.name], meta, rank)
                 step = max(1, _STEP_BYTES // into.itemsize)
-                for begin in range(0, tensor.count, step):
+                for begin in range(0, tensor.count if tensor.regions else 0, step):
                     last = min(tensor.count, begin + step)
                     opened.files.flat(tensor, begin, last, into[begin:last])
+            if found.rest:
+                fill_rest(found, rank, metas, params)
+        opened.files.check_unchanged()
         releases = [publisher.publish(version, deadline=max(1.0, end - time.monotonic())) for publisher in publishers]
         for release in releases:
             release.wait_released(max(0.0, end - time.monotonic()))
@@ -69,7 +75,7 @@ def push(folder: PathLike, version: int, *, source_spec: Optional[str] = None, c
 
 def start_engines(folder: PathLike, version: int, *, source_spec: Optional[str] = None, config: Optional[PathLike] = None,
                   agent: Optional[str] = None, coordinator: Optional[str] = None, job: str = "",
-                  timeout: float = 600.0) -> bool:
+                  timeout: float = 600.0, leave_out: Sequence[str] = (), missing_from: Optional[PathLike] = None) -> bool:
     """A cold start: returns when every complete engine serves `version` or a newer one. True: it came from a peer that
     serves it, False: nobody did, and the checkpoint was published as `version`. To be called by as many as like to, at
     the same time: one of them publishes.
@@ -83,7 +89,7 @@ def start_engines(folder: PathLike, version: int, *, source_spec: Optional[str] 
         if not peer:
             try:
                 push(folder, version, source_spec=source_spec, config=config, agent=agent, coordinator=coordinator, job=job,
-                     timeout=timeout)
+                     timeout=timeout, leave_out=leave_out, missing_from=missing_from)
             except errors.WeightwireError as error:
                 if error.reason not in ("duplicate_rank", "stale_version"):  # somebody else is publishing, or has
                     raise
@@ -111,7 +117,9 @@ def save(target: PathLike, to: str, config: PathLike, *, version: int = 0, agent
     final, end = Path(os.path.abspath(target)), time.monotonic() + timeout
     check_free(final)
     kind, spec = target_layout(to)
-    layout = planner_of(Path(config).read_text(), wwctl).layout(spec)
+    planner = planner_of(Path(config).read_text(), wwctl)
+    layout, gone = planner.layout(spec), planner.filtered(spec).gone
+    kept = [[meta for meta in rank if not gone or meta.name not in gone[number]] for number, rank in enumerate(layout)]
     with ExitStack() as stack:
         ranks = [stack.enter_context(Subscriber(group=group, rank=rank, world_size=len(layout), job=job, agent=agent))
                  for rank in range(len(layout))]
@@ -124,8 +132,8 @@ def save(target: PathLike, to: str, config: PathLike, *, version: int = 0, agent
             ranks[0].acknowledge(offers[0])
             if offers[0].version >= version:
                 break
-        with Writing(final, Wanted(kind, to, spec, layout, shard_bytes, Path(config)), None) as writing:
-            for rank, (tensors, params) in enumerate(zip(layout, staged)):
+        with Writing(final, Wanted(kind, to, spec, kept, shard_bytes, Path(config)), None) as writing:
+            for rank, (tensors, params) in enumerate(zip(kept, staged)):
                 for number, local in enumerate(tensors):
                     stored = writing.target.tensor(rank, number)
                     writing.target.files.write(stored, 0, params[local.name].reshape(-1))

@@ -1,29 +1,9 @@
-"""What megatron-core keeps beside tensors in a `torch_dist` checkpoint: `common.pt`, the same on all ranks. Of its pickle only
-plain values are taken: numbers, text, and lists and mappings of them."""
+"""What megatron-core keeps beside tensors in a `torch_dist` checkpoint, the same on all ranks (`torch_dist.read_common`). Of its
+pickle only plain values are taken: numbers, text, and lists and mappings of them."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Dict, List, Optional
-
-from weightwire.checkpoint import pickles
-from weightwire.checkpoint.stored import Files, damaged
-
-FILE = "common.pt"
-
-
-def read(folder: Path) -> Dict[Any, Any]:
-    """Empty where there is none. CheckpointError (DATA_LOSS): it is malformed."""
-    if not (folder / FILE).is_file():
-        return {}
-    files = Files(folder)
-    try:
-        content = pickles.TorchZip(files, FILE).content
-    finally:
-        files.close()
-    if not isinstance(content, dict):
-        raise damaged(FILE, "no mapping")
-    return content
 
 
 def iteration(common: Dict[Any, Any]) -> Optional[int]:

@@ -57,13 +57,14 @@ def boxes_of(canonical: Any, ranks: List[Any], opened: Opened) -> List[List[Held
 def open_files(folder: Path, spec: str, files: List[List[str]]) -> Opened:
     """The tensors in these files of each rank, without a manifest."""
     ranks: List[Dict[str, Stored]] = []
+    opened = Files(folder)
     for names in files:
         ranks.append({})
         for file in names:
-            for tensor in safetensors.read_header(folder, plain(file, MANIFEST)):
+            for tensor in safetensors.read_header(folder, plain(file, MANIFEST), opened.seen):
                 if ranks[-1].setdefault(tensor.name, tensor) is not tensor:
                     raise damaged(file, "held by two files", tensor=tensor.name)
-    return Opened("weightwire", spec, Files(folder), ranks)
+    return Opened("weightwire", spec, opened, ranks)
 
 
 def lay_out(folder: Path, wanted: Wanted) -> None:

@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from weightwire.boxes import Box, Held
 from weightwire.checkpoint.library import ALL_RANKS, Library, library_of
@@ -41,6 +41,16 @@ class Copy:
 class Plan:
     id: str
     copies: List[Copy]
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """Local tensors of each rank; empty lists where nothing is left out."""
+
+    #: All of whose content is left out.
+    gone: List[Set[str]]
+    #: A part of whose content is left out, and the name of such a part.
+    partly: List[Dict[str, str]]
 
 
 class Planner:
@@ -83,6 +93,29 @@ class Planner:
         if spec in self._boxes:
             return self._boxes[spec][rank]
         return [_held(t) for t in json.loads(self.library.layout(self._config, spec, rank, pieces=True))["tensors"]]
+
+    @staticmethod
+    def unfiltered(spec: str) -> str:
+        """The same layout with all that it leaves out."""
+        name, colon, words = spec.partition(":")
+        kept = [word for word in words.split(",") if not word.startswith(("only=", "skip="))]
+        return name + colon + ",".join(kept) if kept and colon else name
+
+    def filtered(self, spec: str) -> Filtered:
+        """What only= and skip= of `spec` leave out, by rank. Without them nothing is, and nothing is computed."""
+        if self.unfiltered(spec) == spec:
+            return Filtered([], [])
+        plain = self.boxes(self.unfiltered(spec))
+        gone: List[Set[str]] = []
+        partly: List[Dict[str, str]] = []
+        for before, after in zip(plain, self.boxes(spec)):
+            gone.append({held.meta.name for held, left in zip(before, after) if held.boxes and not left.boxes})
+            partly.append({held.meta.name: (set(b.name for b in held.boxes) - set(b.name for b in left.boxes)).pop()
+                           for held, left in zip(before, after) if left.boxes and len(left.boxes) < len(held.boxes)})
+        everywhere = set().union(*gone)
+        for rank, held_by in enumerate(plain):  # a rank may hold nothing but padding of what is left out
+            gone[rank] |= {held.meta.name for held in held_by if not held.boxes and held.meta.name in everywhere}
+        return Filtered(gone, partly)
 
     def plan(self, source: str, target: str, rank: int = ALL_RANKS) -> Plan:
         """Planned and proved: every element of the target's ranks, or of one, written once, from a rank that holds it."""

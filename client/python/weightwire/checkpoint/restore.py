@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from weightwire.checkpoint import composed, megatron_common, native, trees
+from weightwire.checkpoint import composed, megatron_common, native, torch_dist, trees
 from weightwire.checkpoint.contents import STATE, Contents, Extra, Model, Optimizer, Tensors, described, group_names
 from weightwire.checkpoint.formats import CONFIG
 from weightwire.checkpoint.layouts import Layout
@@ -43,9 +43,9 @@ def load_contents(folder: Path, options: Options, contents: Contents, rank: int,
     for content in options.load_contents:
         place = Path(options.load_from.get(content, folder / options.folder(content)))
         if content == "optimizer" and contents.optimizer:
+            common = _common(place) if content not in own and torch_dist.found_at(place) else {}
             done.bytes[content] = loading.optimizer(place, contents.optimizer, content in own, after)
             if content not in own:
-                common = megatron_common.read(place)
                 iteration = megatron_common.iteration(common)
                 loading.adopt(place, common, contents.optimizer, after, done.left)
         elif content == "extra" and contents.extra:
@@ -57,6 +57,16 @@ def load_contents(folder: Path, options: Options, contents: Contents, rank: int,
     for give_back in after:  # when every tensor is there
         give_back()
     return replace(done, iteration=iteration)
+
+
+def _common(place: Path) -> Dict[Any, Any]:
+    """CheckpointError: moments without the step that they are of would be scaled wrongly from the first step on."""
+    common = torch_dist.read_common(place)
+    if common is None:
+        raise CheckpointError(f"{place} has neither common.pt nor common_state, and so no step and no iteration of its optimizer",
+                              code="FAILED_PRECONDITION", remedy="load the model alone (load_contents: [model]), or copy the "
+                                                                 "checkpoint again with all its files")
+    return common
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
-from weightwire.checkpoint.stored import Stored, damaged, whole
+from weightwire.checkpoint.stored import Identity, Stored, damaged, identity, whole
 from weightwire.memory import DTYPES, dtype_bytes
 
 HEADER_BYTES_MAX = 100_000_000  # the reference implementation's bound
@@ -17,14 +17,16 @@ NAME_BYTES_MAX = 1024
 DIMS_MAX = 8
 
 
-def read_header(folder: Path, file: str) -> List[Stored]:
-    """The tensors of one file, in the order of their bytes. Reads the header only.
+def read_header(folder: Path, file: str, seen: Optional[Dict[str, Identity]] = None) -> List[Stored]:
+    """The tensors of one file, in the order of their bytes. Reads the header only; `seen` (Files.seen) is told which file it was.
 
     CheckpointError (DATA_LOSS): the header is malformed, or the tensors do not cover the rest of the file exactly.
     """
     try:
         with open(folder / file, "rb") as source:
             size = os.fstat(source.fileno()).st_size
+            if seen is not None:
+                seen[file] = identity(source.fileno())
             length = int.from_bytes(source.read(8), "little")
             if size < 8 or not 2 <= length <= min(size - 8, HEADER_BYTES_MAX):
                 raise damaged(file, f"a header of {length} bytes in a file of {size}")

@@ -48,6 +48,12 @@ def cut_short(where: str, wanted: int, found: int) -> CheckpointError:
                            remedy="the file must not change while it is read: fetch it again")
 
 
+def changed(where: str, what: str) -> CheckpointError:
+    """A file that is another one than it was when its header was read."""
+    return CheckpointError(f"{where}: {what} while it was read", code="DATA_LOSS", reason="io_error",
+                           remedy="a checkpoint must not change while it is read: begin again when nobody writes it")
+
+
 def plain(name: object, where: str) -> str:
     """`name` if it is a plain file name, as every name in a checkpoint must be."""
     if not isinstance(name, str) or not _PLAIN.fullmatch(name):
@@ -117,20 +123,48 @@ def check_cover(tensor: Stored) -> None:
                 raise damaged(a.file, "blocks overlap", tensor=tensor.name)
 
 
+#: What tells one state of a file from another: its inode, size and time of change (ns).
+Identity = Tuple[int, int, int]
+
+
+def identity(fd: int) -> Identity:
+    stat = os.fstat(fd)
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
 @dataclass
 class Files:
-    """The files of one checkpoint. Nothing is mapped: a file that shrinks under its reader is a CheckpointError, a full disk an
-    OSError, neither a signal."""
+    """The files of one checkpoint. Nothing is mapped: a file that shrinks, goes or is replaced under its reader is a
+    CheckpointError that names it, a full disk an OSError, neither a signal."""
 
     folder: Path
     writable: bool = False
+    #: Each file as it was when it was first looked at.
+    seen: Dict[str, Identity] = field(default_factory=dict)
     _open: Dict[str, int] = field(default_factory=dict)
 
     def fd(self, name: str) -> int:
         if name not in self._open:
             flags = os.O_RDWR if self.writable else os.O_RDONLY
-            self._open[name] = os.open(self.folder / name, flags | os.O_CLOEXEC)
+            try:
+                self._open[name] = os.open(self.folder / name, flags | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise changed(name, "is missing, or was removed") from None
+            if not self.writable:
+                self._check_same(name)
         return self._open[name]
+
+    def check_unchanged(self) -> None:
+        """To be called when everything was read. CheckpointError (DATA_LOSS): somebody wrote one of the files meanwhile."""
+        for name in self._open:
+            self._check_same(name)
+
+    def _check_same(self, name: str) -> None:
+        now = identity(self._open[name])
+        before = self.seen.setdefault(name, now)
+        if now != before:
+            what = "was replaced" if now[0] != before[0] else f"changed, from {before[1]} to {now[1]} bytes,"
+            raise changed(name, what if now[1] != before[1] else what.split(",")[0])
 
     def size(self, name: str) -> int:
         return os.fstat(self.fd(name)).st_size
@@ -154,7 +188,7 @@ class Files:
 
     def flat(self, tensor: Stored, begin: int, end: int, out: Optional[Bits] = None) -> Bits:
         """Elements [begin, end) of the row-major tensor, read into `out` where that is given."""
-        if not 0 <= begin <= end <= tensor.count:
+        if not 0 <= begin <= end <= tensor.count or (begin < end and not tensor.regions):
             raise CheckpointError(f"elements {begin} to {end} of {tensor.count}", reason="internal", tensor=tensor.name)
         bits = bits_of(tensor.dtype)
         if begin == end:

@@ -22,6 +22,9 @@ from weightwire.checkpoint.torch_files import Stack
 from weightwire.memory import FROM_TORCH, TensorMeta, dtype_bytes
 
 METADATA = ".metadata"
+COMMON = "common.pt"
+#: The same as an object of the checkpoint.
+_COMMON_STATE = re.compile(r"common_state(/shard_[0-9._]+)?")
 _EXPERTS = "mlp.experts.experts."
 _LOCAL_EXPERTS = "mlp.experts.local_experts."
 #: mcore's local layer spec calls the norm before experts as if it were fused; Transformer Engine's does not.
@@ -44,7 +47,58 @@ def found_at(folder: Path) -> bool:
 
 
 def open_at(folder: Path) -> Opened:
-    return _open(folder, lambda key: None if _OTHER.fullmatch(key) else key)
+    opened = _open(folder, lambda key: None if _OTHER.fullmatch(key) else key)
+    try:
+        common = read_common(folder) or {}
+    except CheckpointError as error:
+        opened.notes.append(f"what lies beside the weights cannot be read: {error}")
+        return opened
+    opened.left_out += [f"{key} {common[key]}" for key in ("iteration",) if type(common.get(key)) is int]
+    return opened
+
+
+def read_common(folder: Path) -> Optional[Dict[Any, Any]]:
+    """What is the same on all ranks (iteration, the optimizer's step and hyperparameters): in common.pt, or, as megatron-core
+    saves it from 0.19 on, in an object among the tensors. None: there is neither. CheckpointError (DATA_LOSS): malformed."""
+    files, where = Files(folder), COMMON
+    try:
+        if (folder / COMMON).is_file():
+            content = pickles.TorchZip(files, COMMON).content
+        else:
+            place = _object(_metadata(folder), _COMMON_STATE)
+            if place is None:
+                return None
+            where = plain(place.field("relative_path"), METADATA)
+            start, size = _numbers((place.field("offset"), place.field("length")))
+            content = pickles.TorchZip(files, where, start, size).content
+    except (AttributeError, TypeError, ValueError) as error:
+        raise damaged(METADATA, f"not a checkpoint's description: {error}") from error
+    finally:
+        files.close()
+    if isinstance(content, (list, tuple)) and len(content) == 1:
+        content = content[0]
+    if not isinstance(content, dict):
+        raise damaged(where, "no mapping")
+    return content
+
+
+def _object(metadata: Any, form: "re.Pattern[str]") -> Any:
+    """Where the object whose key is of this form lies; None: nowhere."""
+    for key, place in metadata.field("storage_data").items():
+        if isinstance(key.field("fqn"), str) and form.fullmatch(key.field("fqn")):
+            if place.field("transform_descriptors"):
+                raise damaged(METADATA, f"{key.field('fqn')} is stored transformed")
+            return place
+    return None
+
+
+def _metadata(folder: Path) -> Any:
+    try:
+        if (folder / METADATA).stat().st_size > pickles.PICKLE_BYTES_MAX:
+            raise damaged(METADATA, "too large a pickle")
+        return pickles.load((folder / METADATA).read_bytes(), METADATA)
+    except OSError as error:
+        raise damaged(METADATA, str(error)) from error
 
 
 def open_group(folder: Path, group: str) -> Opened:
@@ -79,12 +133,7 @@ def open_unsealed(folder: Path, wanted: Wanted) -> Opened:
 
 def _open(folder: Path, named: Callable[[str], Optional[str]]) -> Opened:
     """`named`: what a stored key is called among the model's; None leaves it out."""
-    try:
-        if (folder / METADATA).stat().st_size > pickles.PICKLE_BYTES_MAX:
-            raise damaged(METADATA, "too large a pickle")
-        metadata = pickles.load((folder / METADATA).read_bytes(), METADATA)
-    except OSError as error:
-        raise damaged(METADATA, str(error)) from error
+    metadata = _metadata(folder)
     files = Files(folder)
     tensors: Dict[str, Stored] = {}
     left_out: List[str] = []

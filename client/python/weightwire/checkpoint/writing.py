@@ -21,7 +21,8 @@ from weightwire.checkpoint.stored import CheckpointError
 FORMATS: Dict[str, ModuleType] = {"weightwire": native, "torch_dist": torch_dist, "megatron": megatron_files, "hf": hf}
 #: Small files that make a folder usable; they go along.
 _COMPANIONS = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-               "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja")
+               "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
+               "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 _PROGRESS = "progress.json"
 _SYNC_BYTES = 512 << 20
 
