@@ -26,3 +26,8 @@ def computing(rank: int, *arguments) -> None:
 def added(rank: int, *arguments) -> None:
     import bridge_ranks
     bridge_ranks.added(rank, *arguments)
+
+
+def fused_experts(rank: int, *arguments) -> None:
+    import bridge_ranks
+    bridge_ranks.fused_experts(rank, *arguments)

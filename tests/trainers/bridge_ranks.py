@@ -55,6 +55,7 @@ def megatron_bridge(checkpoint: str):
     bridge = AutoBridge.from_hf_pretrained(checkpoint)
     provider = bridge.to_megatron_provider(load_weights=False)
     provider.use_cpu_initialization = True
+    provider.gradient_accumulation_fusion = False  # an extension for CUDA
     provider.tensor_model_parallel_size = mpu.get_tensor_model_parallel_world_size()
     provider.pipeline_model_parallel_size = mpu.get_pipeline_model_parallel_world_size()
     provider.expert_model_parallel_size = mpu.get_expert_model_parallel_world_size()
@@ -178,6 +179,10 @@ def mappings(rank: int, world_size: int, tp: int):
         (pm.AutoMapping(m, "w", permute_dims=(1, 0)), column, (24 // tp, 5)),
         (pm.ReplicatedMapping(m, "w"), norm, (20,)), (pm.DirectMapping(m, "w"), norm, (3, 4)),
     ]
+    if hasattr(pm, "QKVGMapping"):
+        cases.append((pm.QKVGMapping(m, q="q", k="k", v="v", g="g"), column, ((8 + 2 * 4) * 6 // tp + 8 // tp, 20)))
+    if hasattr(pm, "GDNLinearMappingSeparate"):
+        cases.append((pm.GDNLinearMappingSeparate(m, qkv="qkv", z="z", b="b", a="a"), column, (gdn // tp, 20)))
     for number, (mapping, module, shape) in enumerate(cases):
         shared = isinstance(module, RMSNorm)
         generator = torch.Generator().manual_seed(number * 10 + (0 if shared else rank))
@@ -206,6 +211,49 @@ def place(box) -> torch.Tensor:
     for d, (extent, stride) in enumerate(zip(box.extent, box.stride)):
         index = index + (torch.arange(extent) * stride).view([-1 if k == d else 1 for k in range(len(box.extent))])
     return index
+
+
+def fused_experts(rank: int, world_size: int, tp: int):
+    """All experts of a layer in one tensor of the checkpoint, one after another here: where each lies in it, and whether it is
+    transposed there, as Megatron-Bridge 0.6 stacks what its mapping gives. Older ones have no such mappings."""
+    from types import SimpleNamespace
+
+    from megatron.bridge.models.conversion import param_mapping as pm
+    from weightwire.megatron_bridge import convert
+    from weightwire.memory import TensorMeta
+
+    mcore.start(tp=tp)
+    if not hasattr(pm, "FusedExpertMapping"):
+        return
+
+    class ColumnParallelLinear(torch.nn.Module):
+        config = SimpleNamespace(num_moe_experts=3)
+
+    class RowParallelLinear(ColumnParallelLinear):
+        pass
+
+    for turned in (False, True):
+        for kind, module, rows, columns in ((pm.FusedExpertMapping, RowParallelLinear(), 5, 24 // tp),
+                                            (pm.FusedGatedExpertMapping, ColumnParallelLinear(), 2 * 24 // tp, 5)):
+            full: dict = {}
+            got: dict = {}
+            for expert in range(3):
+                name = f"decoder.layers.0.mlp.experts.linear_fc1.weight{expert}"
+                mapping = kind(name, "model.experts", transpose_on_export=turned)
+                local = torch.randn((rows, columns), generator=torch.Generator().manual_seed(expert * 100 + rank)).to(torch.bfloat16)
+                (key, whole), = mapping.megatron_to_hf(local.clone(), module).items()
+                full[expert] = whole.t() if turned else whole
+                shape = (3, *full[expert].shape)
+                task = SimpleNamespace(mapping=mapping, megatron_module=module, global_param_name=name)
+                found = convert(task, (rows, columns), {key: TensorMeta(key, "BF16", shape)})
+                mine = [(box, local.reshape(-1)[place(box)]) for box in found.boxes]
+                everyone = [mine] * world_size
+                dist.all_gather_object(everyone, mine)
+                tensor = got.setdefault(key, torch.full(shape, float("nan"), dtype=torch.bfloat16))
+                for one in everyone:
+                    for box, block in one:
+                        tensor[tuple(slice(b, b + e) for b, e in zip(box.begin, box.extent))] = block
+            assert torch.equal(got[key], torch.stack([full[e] for e in range(3)])), (kind.__name__, turned)
 
 
 def computing(rank: int, world_size: int):

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 def patch_for_cpu() -> None:
     """What mcore assumes of CUDA, for the CPU. Once a process."""
+    torch.cuda.current_stream = lambda *_: None
     torch.cuda.current_device = lambda: torch.device("cpu")
     torch.cuda.synchronize = lambda *_: None
     torch.Tensor.cuda = lambda self, *_, **__: self

@@ -63,9 +63,9 @@ class GroupedLinear(torch.nn.Module):
 
 
 class RMSNorm(torch.nn.Module):
-    def __init__(self, hidden_size, eps=1e-5, **options):
+    def __init__(self, hidden_size=None, eps=1e-5, *, normalized_shape=None, **options):  # by the name that mcore's version uses
         super().__init__()
-        self.weight = _weight(hidden_size, **options)
+        self.weight = _weight(hidden_size or normalized_shape, **options)
 
 
 class DotProductAttention(torch.nn.Module):

@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import ROOT, read_safetensors
-from bridge_job import added, computing, interleaved, mappings, train
+from bridge_job import added, computing, fused_experts, interleaved, mappings, train
 from world import World, preload
 
 preload("bridge_ranks")  # with the stub of Transformer Engine: not for other files' ranks, see conftest.py
@@ -44,6 +44,12 @@ def test_gate_and_up_in_alternating_blocks_arrive_one_behind_the_other(daemon, h
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_every_kind_of_mapping_is_recorded_as_it_gathers(tp):
     with World(mappings, tp, tp) as world:
+        world.join()
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_experts_that_the_checkpoint_has_in_one_tensor_lie_where_the_bridge_stacks_them(tp):
+    with World(fused_experts, tp, tp) as world:
         world.join()
 
 

@@ -221,7 +221,7 @@ def build(model_type: str, auto):
             if sum(p.numel() for p in auto.from_config(config).parameters()) > 60e6:
                 return None
         model = auto.from_config(config).to(torch.bfloat16)
-    except (ImportError, RuntimeError, TypeError, ValueError, AttributeError, AssertionError):
+    except (ImportError, RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError):
         return None
     except Exception as error:
         if "Validation" in type(error).__name__:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Iterator, Literal, Mapping, Sequence, Union
@@ -32,6 +33,7 @@ from weightwire.recorded import record
 from weightwire.torch import BoxPublisher, Reading
 
 _REMEDY = "use weightwire.megatron, or publish bridge.export_hf_weights() through weightwire.torch"
+_EXPERT = re.compile(r"\.(?:weight|bias)(\d+)$|\.local_experts\.(\d+)\.")
 #: Mappings that take one tensor as it is, whole or in equal parts of one dimension.
 _PLAIN = ("AutoMapping", "ColumnParallelMapping", "RowParallelMapping", "ReplicatedMapping", "DirectMapping")
 
@@ -67,13 +69,36 @@ def convert(task: Any, local: Sequence[int], whole: Mapping[str, TensorMeta], br
         raise _refuse(task, f"a {type(mapping).__name__} that fails on numbers: {type(error).__name__}: {error}") from error
     if not recording.shapes:
         raise _refuse(task, f"a {type(mapping).__name__} that gives nothing for this parameter alone")
+    held = recording.held(Held(TensorMeta(own, "BF16", tuple(local)), boxes.block(own, "BF16", [0] * len(local), local).boxes))
+    found: list[Box] = []
     for name, shape in recording.shapes.items():
         meta = _whole(task, whole, name)
+        its = [box for box in held.boxes if box.name == name]
+        if getattr(mapping, "is_grouped_export", False):
+            found += _of_expert(task, meta, shape, its)
+            continue
         if meta.shape != shape and not (_is_vocabulary(task) and meta.shape[1:] == shape[1:] and meta.shape[0] < shape[0]):
             raise _refuse(task, f"the shape {list(shape)} of {list(meta.shape)} for {name}")
-    held = recording.held(Held(TensorMeta(own, "BF16", tuple(local)), boxes.block(own, "BF16", [0] * len(local), local).boxes))
-    return Converted([box for box in (_within(box, whole[box.name]) for box in held.boxes) if box is not None],
-                     recording.added.get(own, 0))
+        found += [box for box in (_within(box, meta) for box in its) if box is not None]
+    return Converted(found, recording.added.get(own, 0))
+
+
+def _of_expert(task: Any, meta: TensorMeta, shape: tuple[int, ...], its: Sequence[Box]) -> list[Box]:
+    """Boxes of one expert, in the tensor that has all of them: as Megatron-Bridge stacks what mappings with is_grouped_export
+    give, and transposes it where only that has the checkpoint's shape."""
+    number = _EXPERT.search(task.global_param_name)
+    if number is None:
+        raise _refuse(task, f"a {type(task.mapping).__name__} for a parameter that names no expert")
+    expert = int(number.group(1) or number.group(2))
+    turned = meta.shape[1:] != shape and bool(getattr(task.mapping, "transpose_on_export", False))
+    expected = (*shape[:-2], shape[-1], shape[-2]) if turned and len(shape) > 1 else shape
+    if meta.shape[1:] != expected or not 0 <= expert < meta.shape[0]:
+        raise _refuse(task, f"the shape {list(expected)} of expert {expert} of {list(meta.shape)} for {meta.name}")
+
+    def order(values: Sequence[int]) -> tuple[int, ...]:
+        return (*values[:-2], values[-1], values[-2]) if turned and len(values) > 1 else tuple(values)
+
+    return [Box(box.name, (expert, *order(box.begin)), (1, *order(box.extent)), box.offset, (1, *order(box.stride))) for box in its]
 
 
 def _modifies(bridge: Any) -> bool:
