@@ -1,18 +1,19 @@
-"""Sharded torch modules: FSDP2 and other DTensors, FSDP1 (use_orig_params both ways), HSDP. No gather.
+"""Sharded torch modules: FSDP2 and other DTensors, FSDP1 (use_orig_params both ways), HSDP, DeepSpeed ZeRO-3. No gather.
 
 >>> publisher = weightwire.fsdp.Publisher(model)           # on every rank
 >>> publisher.publish(step).wait_released(timeout=60)
 
-Where a shard lies in its whole tensor is read from the live module: from a DTensor's placements and from
-FSDP1's record of what its flat parameters hold. torch keeps the latter in private attributes; every size that
-follows from them is compared with the tensor that is there, and a difference is refused.
+Where a shard lies in its whole tensor is read from the live module: from a DTensor's placements, from FSDP1's record of what
+its flat parameters hold, and from what ZeRO-3 notes at each parameter (`ds_tensor`, `ds_shape`). torch keeps FSDP1's in
+private attributes; every size that follows is compared with the tensor that is there, and a difference is refused.
 """
 
 from __future__ import annotations
 
-from typing import Iterator, Literal
+from typing import Any, Iterator, Literal
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
@@ -23,7 +24,7 @@ from weightwire.boxes import Held
 from weightwire.export_check import Export
 from weightwire.memory import TensorMeta
 from weightwire.publisher import Lineage
-from weightwire.torch import BoxPublisher, Names, Reading, Receiver as _Receiver, named_tensors
+from weightwire.torch import BoxPublisher, Names, Reading, Receiver as _Receiver, named_tensors, unwrapped
 
 
 def chunk(begin: int, size: int, parts: int, index: int) -> tuple[int, int]:
@@ -74,6 +75,7 @@ def read_sharded(module: torch.nn.Module, names: Names | None = None) -> Reading
     FSDP2 modules that are gathered (after a forward pass without a backward pass) are sharded again first. Without `names`
     a model of transformers 5 has the names and shapes that transformers saves it with.
     """
+    module = unwrapped(module)
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
@@ -88,6 +90,11 @@ def read_sharded(module: torch.nn.Module, names: Names | None = None) -> Reading
             canonical |= whole
             lives.append(live)
     for name, tensor in named_tensors(lambda: _others(module, in_flat), names):
+        if hasattr(tensor, "ds_id"):
+            live = Live(zero_part(name, tensor), tensor.ds_tensor.detach())
+            canonical[name] = meta_of(name, live.tensor, tensor.ds_shape)
+            lives.append(live)
+            continue
         if isinstance(tensor, DTensor):
             live = Live(shard_block(name, tensor), tensor.to_local().detach())
         else:
@@ -101,6 +108,26 @@ def _others(module: torch.nn.Module, in_flat: set[int]) -> Iterator[tuple[str, t
     for name, tensor in named_tensors(module):
         if id(tensor) not in in_flat:
             yield name, tensor
+
+
+def zero_part(name: str, parameter: Any) -> Held:
+    """Which elements of a parameter that ZeRO-3 has cut this rank has: an equal range of the flat tensor, the last ones short
+    and padded. RefusedError: its part is elsewhere (NVMe), quantized, or the parameter is gathered now."""
+    part = parameter.ds_tensor
+    if part.numel() == 0 and parameter.ds_numel > 0 or getattr(getattr(part, "status", None), "name", "AVAILABLE") != "AVAILABLE":
+        raise refuse("DeepSpeed has moved its part away (NVMe offload)", tensor=name, remedy="offload parameters to the CPU instead")
+    if hasattr(part, "ds_quant_scale"):
+        raise refuse("DeepSpeed holds it quantized (zero_quantized_weights)", tensor=name, remedy="unset zero_quantized_weights")
+    if parameter.ds_status.name != "NOT_AVAILABLE" and not parameter.ds_persist:
+        raise refuse(f"ZeRO-3 has gathered it (its status is {parameter.ds_status.name}): its part may be older", tensor=name,
+                     remedy="publish outside of GatheredParameters, and not during a forward or backward pass")
+    size = dist.get_world_size(parameter.ds_process_group)
+    if part.numel() != -(-parameter.ds_numel // size):
+        raise refuse(f"a part of {part.numel()} elements, where {parameter.ds_numel} on {size} ranks are "
+                     f"{-(-parameter.ds_numel // size)} each", tensor=name, remedy="report this with DeepSpeed's version")
+    begin = min(dist.get_rank(parameter.ds_process_group) * part.numel(), parameter.ds_numel)
+    end = min(begin + part.numel(), parameter.ds_numel)
+    return Held(meta_of(name, part), list(boxes.flat_boxes(name, tuple(parameter.ds_shape), begin, end, 0)))
 
 
 def read_flat(prefix: str, flat: torch.nn.Parameter, names: Names | None) -> tuple[Live, dict[str, TensorMeta]]:

@@ -61,6 +61,11 @@ def _gathered(name: str, tensor: Any) -> torch.Tensor:
     if hasattr(tensor, "_fqns"):
         raise refuse("FSDP1 keeps it in a flat parameter, which verify=\"export\" does not gather", tensor=name,
                      remedy="use FSDP2, or pass a function that gives the trainer's own export")
+    if hasattr(tensor, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([tensor]):
+            return tensor.detach().clone()
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
 
 

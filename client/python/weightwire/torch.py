@@ -31,10 +31,17 @@ Names = Callable[[str], Union[str, None]]
 Reading = tuple[Mapping[str, TensorMeta], Sequence[Live]]
 
 
+def unwrapped(source: Any) -> Any:
+    """What DDP or a DeepSpeed engine holds."""
+    if isinstance(source, torch.nn.parallel.DistributedDataParallel) or (
+            isinstance(source, torch.nn.Module) and hasattr(source, "zero_optimization_stage")):
+        return source.module
+    return source
+
+
 def named_tensors(source: Source, names: Names | None = None) -> list[tuple[str, torch.Tensor]]:
     """Parameters (a tied one once, under its first name) and persistent buffers, by Hugging Face name."""
-    if isinstance(source, torch.nn.parallel.DistributedDataParallel):
-        source = source.module
+    source = unwrapped(source)
     if isinstance(source, torch.nn.Module):
         pairs = [*source.named_parameters(), *persistent_buffers(source)]
     else:
@@ -46,9 +53,6 @@ def named_tensors(source: Source, names: Names | None = None) -> list[tuple[str,
         if isinstance(source, torch.nn.Module) and wanted and (".base_layer." in wanted or wanted.startswith("base_model.model.")):
             raise refuse("it is a PEFT model's: engines that do not know its adapters would have other weights", tensor=wanted,
                          remedy="use weightwire.peft, which merges them, or give checkpoint names by `names`")
-        if hasattr(tensor, "ds_id"):
-            raise refuse("DeepSpeed ZeRO-3 has cut it, and weightwire does not read that", tensor=wanted or name,
-                         remedy="publish inside deepspeed.zero.GatheredParameters, from rank 0 (rank=0, world_size=1)")
         if wanted is None:
             continue
         if wanted in out:
@@ -61,7 +65,7 @@ def read_whole(source: Source, names: Names | None = None) -> Reading:
     """The layout of a process that holds every tensor whole. RefusedError for a sharded one."""
     lives = []
     for name, tensor in named_tensors(source, names):
-        if hasattr(tensor, "device_mesh") or hasattr(tensor, "_fqns"):
+        if hasattr(tensor, "device_mesh") or hasattr(tensor, "_fqns") or hasattr(tensor, "ds_id"):
             raise refuse("the parameter is sharded", tensor=name, remedy="use weightwire.fsdp")
         lives.append(Live(boxes.whole(meta_of(name, tensor)), tensor.detach()))
     canonical = {live.held.meta.name: live.held.meta for live in lives}
