@@ -1,7 +1,9 @@
 """Options of megatron-core that move, permute, shift or delay parameters: engines have what mcore's own description gives,
 or the option is refused by its name."""
 
+import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -12,7 +14,8 @@ import torch
 import mcore
 import option_ranks
 from conftest import ROOT, read_safetensors
-from weightwire import RefusedError, Subscriber, TensorMeta, export_check, megatron_options
+from weightwire import Publisher, RefusedError, Subscriber, TensorMeta, export_check, megatron, megatron_options
+from weightwire.adapter import as_tensor
 from weightwire.boxes import Box, Held
 from world import World
 
@@ -222,3 +225,68 @@ def test_parts_in_another_dtype_are_compared_as_both_can_say():
     local = {"local": held[2:6].contiguous()}
     assert not export_check.differences(lambda: [("w", held.bfloat16())], boxes, local)["w"].different
     assert export_check.differences(lambda: [("w", held.bfloat16() * 2)], boxes, local)["w"].different == 32
+
+
+def module_of(tensors: dict[str, torch.Tensor], config) -> torch.nn.Module:
+    """A model that has parameters of these names."""
+    root = torch.nn.Module()
+    root.config = config
+    for name, tensor in tensors.items():
+        *path, leaf = name.split(".")
+        at = root
+        for part in path:
+            if not hasattr(at, part):
+                at.add_module(part, torch.nn.Module())
+            at = getattr(at, part)
+        if leaf == "expert_bias":
+            at.register_buffer(leaf, tensor)
+        else:
+            at.register_parameter(leaf, torch.nn.Parameter(tensor, requires_grad=False))
+    return root
+
+
+def newest(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As megatron-core 0.19 names and keeps them with mla_down_proj_fusion: its attention's shared input norm goes with it."""
+    out = {}
+    for name, tensor in tensors.items():
+        name = name.replace(".transformer_layer.", ".mtp_model_layer.")
+        if "linear_kv_down_proj" in name:
+            continue
+        if "linear_q_down_proj" in name:
+            tensor = torch.cat([tensor, tensors[name.replace(".mtp_model_layer.", ".transformer_layer.").replace("q_down", "kv_down")]])
+            name = name.replace("linear_q_down", "linear_qkv_down")
+        if name.endswith(".input_layernorm.weight"):
+            name = name.replace("input_layernorm.weight", "self_attention.linear_qkv_down_proj.layer_norm_weight")
+        out[name] = tensor
+    return out
+
+
+@pytest.mark.parametrize("model,case,sizes", [("deepseek_v3", "tp2pp2ep2", "tp2,pp2,ep2,etp1"),
+                                              ("deepseek_v3_mtp", "pp2ep2", "pp2,ep2,dp2,first=31")])
+def test_latent_attention_and_mtp_arrive_by_the_newest_names(daemon, hf_engine, model, case, sizes):
+    """Real dumps of megatron-core with Transformer Engine's names, kept as 0.19 keeps them."""
+    base = ROOT / "tests/data/megatron-te" / model
+    config = json.loads((base / "hf/config.json").read_text())
+    options = SimpleNamespace(gated_linear_unit=True, multi_latent_attention=True, q_lora_rank=config["q_lora_rank"],
+                              kv_lora_rank=config["kv_lora_rank"], qk_pos_emb_head_dim=config["qk_rope_head_dim"])
+    padded = json.loads((base / case / "rank00.json").read_text())["padded_vocab"] or "none"
+    engine, publishers = hf_engine(base / "hf"), []
+    paths = sorted((base / case).glob("rank*.safetensors"))
+    for rank, path in enumerate(paths):
+        held = {name: torch.from_numpy(bits.copy()).view(torch.bfloat16 if bits.dtype == np.uint16 else torch.float32)
+                for name, (_, bits) in read_safetensors(path).items()}
+        kept = newest(held)
+        assert sum("linear_qkv_down_proj.weight" in name for name in kept) > 0 and len(kept) < len(held)
+        lives = megatron._read([module_of(kept, options)], config)
+        publishers.append(Publisher(rank=rank, world_size=len(paths), agent=daemon.agent_socket))
+        arrays = publishers[-1].bind(config, f"megatron:{sizes},spec=te,vocab_pad={padded}", [live.held.meta for live in lives])
+        for live in lives:
+            if live.tensor.numel():
+                meta = live.held.meta
+                as_tensor(arrays[meta.name], meta).copy_(live.tensor)
+    releases = [publisher.publish(1) for publisher in publishers]
+    engine.expect(1, base / "hf/model.safetensors")
+    for release in releases:
+        release.wait_released(30)
+    with ThreadPoolExecutor(len(publishers)) as pool:
+        list(pool.map(Publisher.close, publishers))

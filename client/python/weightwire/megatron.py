@@ -74,11 +74,31 @@ def named_tensors(models: Union[torch.nn.Module, Sequence[torch.nn.Module]],
 
 
 def _tensors(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Of each tensor the scheme's name, the model's own, and itself."""
+    """Of each tensor its scheme's name, the same without its chunk, and itself."""
     for v, chunk in enumerate(chunks):
         prefix = f"vpp{v}." if len(chunks) > 1 else ""
+        options = getattr(unwrap(chunk), "config", None)
         for name, tensor in local_tensors(chunk):
-            yield prefix + name, name, tensor
+            for own, part in _as_before(options, name, tensor):
+                yield prefix + own, own, part
+
+
+def _as_before(options: Any, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """By the names that megatron-core had before 0.17: its MTP layer's new one, and, with `mla_down_proj_fusion`, the two
+    down-projections of latent attention that it keeps in one matrix, and their norm."""
+    name = name.replace(".mtp_model_layer.", ".transformer_layer.")
+    before, fused, after = name.rpartition("self_attention.linear_qkv_down_proj.")
+    if not fused:
+        yield name, tensor
+    elif after == "layer_norm_weight":
+        yield f"{before}input_layernorm.weight", tensor
+    elif after == "weight":
+        whole = options.q_lora_rank + options.kv_lora_rank + options.qk_pos_emb_head_dim
+        rows = options.q_lora_rank * len(tensor) // whole  # of each tensor-parallel rank, where it is cut
+        yield f"{before}self_attention.linear_q_down_proj.weight", tensor[:rows]
+        yield f"{before}self_attention.linear_kv_down_proj.weight", tensor[rows:]
+    else:
+        yield name, tensor
 
 
 def local_tensors(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
