@@ -217,6 +217,18 @@ def test_what_a_difference_looks_like(change, said):
     found = export_check.differences(lambda: [("w", held)], boxes, {"local": interleaved})["w"]
     assert "alternate in blocks of 2 rows" in found.guess
     assert not export_check.differences(lambda: [("w", held.clone())], boxes, {"local": held})["w"].different
+    wide = torch.arange(8 * 100, dtype=torch.float32).view(8, 100)
+    boxes = [Held(TensorMeta("local", "F32", (8, 100)), [Box("w", (0, 0), (8, 100), 0, (100, 1))])]
+    found = export_check.differences(lambda: [("w", torch.cat([wide[:, :90], wide[:, 90:] + 5], 1))], boxes, {"local": wide})["w"]
+    assert "a stale shard" in found.guess and found.different == 80
+
+
+def test_a_difference_in_fp8_has_a_guess_too():
+    held = (torch.arange(64, dtype=torch.float32).view(8, 8) / 7 + 1).to(torch.float8_e4m3fn)
+    boxes = [Held(TensorMeta("local", "F8_E4M3", (8, 8)), [Box("w", (0, 0), (8, 8), 0, (8, 1))])]
+    swapped = torch.cat([held.float()[4:], held.float()[:4]]).to(torch.float8_e4m3fn)
+    assert "halves are swapped" in export_check.differences(lambda: [("w", swapped)], boxes, {"local": held})["w"].guess
+    assert not export_check.differences(lambda: [("w", held.clone())], boxes, {"local": held})["w"].different
 
 
 def test_parts_in_another_dtype_are_compared_as_both_can_say():

@@ -188,6 +188,13 @@ def _interleaved(option: str, size: int, name: str, shape: Sequence[int]) -> Wri
 _warned: set[str] = set()
 
 
+def _differs(value: Any, default: Any) -> bool:
+    try:
+        return bool(value != default)
+    except Exception:  # of a kind that cannot be compared (an array)
+        return True
+
+
 def _warn_unknown(config: Any) -> None:
     found = []
     for kind in type(config).__mro__:
@@ -198,7 +205,7 @@ def _warn_unknown(config: Any) -> None:
                 continue
             default = field.default if field.default is not MISSING else (
                 field.default_factory() if field.default_factory is not MISSING else None)
-            if getattr(config, name) != default:
+            if _differs(getattr(config, name), default):
                 found.append(name)
     told = [f"{name}={getattr(config, name)!r}" for name in found if name not in _warned]
     _warned.update(found)
