@@ -49,10 +49,7 @@ def test_versions_are_what_deepspeed_gathers(daemon, tmp_path, model, world_size
         engine.bind_submission(boxes.submission(metas, [boxes.whole(meta) for meta in metas.values()]))
         before = None
         for version in (1, 2, 3):
-            offer = None
-            while offer is None:
-                world.check()
-                offer = engine.wait_offer(0.2)
+            offer = world.next_offer(engine)
             got = engine.flip(offer)
             want = load_file(tmp_path / f"v{version}.safetensors")
             assert got.keys() == want.keys()

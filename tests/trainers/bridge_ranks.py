@@ -18,7 +18,7 @@ import torch.distributed as dist  # noqa: E402
 
 import mcore  # noqa: E402
 from megatron.core.extensions.transformer_engine import TEGroupedLinear  # noqa: E402
-from mcore_ranks import Job  # noqa: E402
+from mcore_ranks import Job, publish_less_one  # noqa: E402
 
 # Without fp8 there is none to be split.
 TEGroupedLinear._split_extra_state = lambda self, state: [state] * self.num_gemms
@@ -312,16 +312,4 @@ def added(rank: int, world_size: int, agent: str, folder: str, out: str):
     job.bridge.get_conversion_tasks = tasks
     norms = [p for chunk in job.chunks for name, p in chunk.named_parameters() if "norm" in name]
     with weightwire.megatron_bridge.Publisher(job.bridge, job.chunks, agent=agent) as publisher:
-        for version in (1, 2):
-            if version > 1:
-                job.step(version)
-            kept = [p.detach().clone() for p in norms]
-            with torch.no_grad():
-                for p in norms:
-                    p.copy_((p.float() + 1.0).to(p.dtype))
-            job.save(pathlib.Path(out) / f"v{version}.safetensors")
-            with torch.no_grad():
-                for p, before in zip(norms, kept):
-                    p.copy_(before)
-            publisher.publish(version).wait_released(timeout=30)
-            dist.barrier()
+        publish_less_one(job, publisher, norms, out)

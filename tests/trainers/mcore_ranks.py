@@ -50,6 +50,23 @@ class Job:
         dist.barrier()
 
 
+def publish_less_one(job: Job, publisher, norms: list, out: str) -> None:
+    """Two versions of a trainer that holds `norms` less one; in <out>/v<n> they are what that plus one is in bf16."""
+    for version in (1, 2):
+        if version > 1:
+            job.step(version)
+        kept = [p.detach().clone() for p in norms]
+        with torch.no_grad():
+            for p in norms:
+                p.copy_((p.float() + 1.0).to(p.dtype))
+        job.save(pathlib.Path(out) / f"v{version}.safetensors")
+        with torch.no_grad():
+            for p, before in zip(norms, kept):
+                p.copy_(before)
+        publisher.publish(version).wait_released(timeout=30)
+        dist.barrier()
+
+
 def train(rank: int, world_size: int, agent: str, checkpoint: str, out: str, sizes: dict, options: dict, spec: str,
           versions: int):
     """Publishes the checkpoint as version 1 and trained ones as 2, 3, …; leaves each in <out>/v<n>.safetensors."""

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import mcore
 import weightwire.megatron
-from mcore_ranks import Job
+from mcore_ranks import Job, publish_less_one
 from optimizer_ranks import Trainer
 from weightwire import RefusedError, checkpoint
 
@@ -85,19 +85,7 @@ def zero_centred(rank: int, world_size: int, agent: str, folder: str, out: str, 
         for p in norms:
             p.sub_(1.0)
     with weightwire.megatron.Publisher(job.chunks, folder, agent=agent) as publisher:
-        for version in (1, 2):
-            if version > 1:
-                job.step(version)
-            kept = [p.detach().clone() for p in norms]
-            with torch.no_grad():
-                for p in norms:
-                    p.copy_((p.float() + 1.0).to(p.dtype))
-            job.save(pathlib.Path(out) / f"v{version}.safetensors")
-            with torch.no_grad():
-                for p, before in zip(norms, kept):
-                    p.copy_(before)
-            publisher.publish(version).wait_released(timeout=30)
-            dist.barrier()
+        publish_less_one(job, publisher, norms, out)
 
 
 def expert_bias(rank: int, world_size: int, agent: str, config: dict, out: str, when: str):

@@ -73,10 +73,7 @@ def test_the_routers_correction_is_followed_from_bf16_to_fp32(daemon, tmp_path, 
             Subscriber(group="hf", rank=0, world_size=1, agent=daemon.agent_socket) as engine:
         engine.bind(GLM, "hf", glm_tensors())
         for version in (1, 2):
-            offer = None
-            while offer is None:
-                world.check()
-                offer = engine.wait_offer(0.2)
+            offer = world.next_offer(engine)
             got = engine.flip(offer)
             want = read_safetensors(tmp_path / f"v{version}.safetensors")
             assert len(want) == 2

@@ -72,6 +72,15 @@ class World:
         failed = [rank for rank, process in enumerate(self._ranks) if process.exitcode not in (None, 0)]
         assert not failed, f"ranks {failed} failed\n{self.logs()}"
 
+    def next_offer(self, subscriber, timeout: float = 60):
+        """Of an engine of the test's own; fails as soon as a rank has failed."""
+        end, offer = time.monotonic() + timeout, None
+        while offer is None:
+            self.check()
+            assert time.monotonic() < end, f"no version arrived within {timeout} s\n{self.logs()}"
+            offer = subscriber.wait_offer(0.2)
+        return offer
+
     def join(self, timeout: float = 60) -> None:
         """All ranks ended well; otherwise fails at once with what they wrote."""
         end = time.monotonic() + timeout

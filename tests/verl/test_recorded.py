@@ -294,10 +294,7 @@ def test_sharded_trainers_publish_what_transformers_saves(daemon, tmp_path, mode
         engine.bind_submission(boxes.submission(metas, [boxes.whole(meta) for meta in metas.values()]))
         before = saved
         for version in (1, 2, 3):
-            offer = None
-            while offer is None:
-                world.check()
-                offer = engine.wait_offer(0.2)
+            offer = world.next_offer(engine)
             got = engine.flip(offer)
             want = load_file(tmp_path / f"v{version}/model.safetensors")
             assert got.keys() == want.keys()
