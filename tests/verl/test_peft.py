@@ -7,6 +7,7 @@ import peft
 import pytest
 import torch
 import transformers
+from transformers.core_model_loading import revert_weight_conversion
 
 import weightwire.peft
 import weightwire.torch
@@ -78,6 +79,26 @@ def check_published(daemon, model, versions=2, change=shake, **options) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_versions_are_what_a_merge_would_give(daemon, lora, dtype):
     check_published(daemon, build(dtype, **lora))
+
+
+def test_a_model_that_is_held_otherwise_than_saved_is_published_as_it_is_saved(daemon):
+    """Experts of a layer in one tensor: transformers saves them one by one."""
+    torch.manual_seed(6)
+    model = adapted(transformers.AutoModelForCausalLM.from_config(transformers.Qwen3MoeConfig(
+        **TINY, head_dim=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, tie_word_embeddings=False)).to(torch.bfloat16),
+        target_modules=["q_proj", "o_proj"])
+    whole = copy.deepcopy(model).merge_and_unload()
+    want = {name: t.contiguous() for name, t in revert_weight_conversion(whole, dict(whole.named_parameters())).items()}
+    assert any(".experts.3.gate_proj.weight" in name for name in want)
+    with engine(daemon, want) as receiver, \
+            weightwire.peft.Publisher(model, rank=0, world_size=1, agent=daemon.agent_socket) as publisher:
+        publisher.publish(1).wait_released(30)
+        offer = receiver.wait_offer(30)
+        got = receiver.flip(offer)
+        assert got.keys() == want.keys()
+        for name, tensor in want.items():
+            assert np.array_equal(got[name].view(np.int16), tensor.detach().view(torch.int16).numpy()), name
+        receiver.acknowledge(offer)
 
 
 def test_the_adapters_in_use_are_merged_and_no_others(daemon):

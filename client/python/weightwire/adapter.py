@@ -218,9 +218,14 @@ class LivePublisher:
             return
         if asked or self._published == 0 or (self._verify_every and self._published % self._verify_every == 0):
             world = dist.is_available() and dist.is_initialized() and 1 < dist.get_world_size() == self.world_size
-            with torch.no_grad():
-                found = export_check.differences(self._export, self._held(lives), self._shared)
-            export_check.check(version, found, world)
+            found: dict[str, export_check.Difference] = {}
+            failed = ""
+            try:
+                with torch.no_grad():
+                    found = export_check.differences(self._export, self._held(lives), self._shared)
+            except Exception as error:  # of the trainer's export: the other ranks must hear of it
+                failed = f"{type(error).__name__}: {error}"
+            export_check.check(version, found, world, failed)
 
     def _held(self, lives: Sequence[Live]) -> list[Held]:
         """What lies where, in boxes of the checkpoint's tensors."""

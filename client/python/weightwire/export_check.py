@@ -57,14 +57,20 @@ def differences(export: Export, held: Sequence[Held], local: Mapping[str, torch.
     return found
 
 
-def check(version: int, found: Mapping[str, Difference], world: bool) -> None:
-    """world: torch.distributed's ranks are those that publish. RefusedError, on all of them, when one found a difference."""
-    everyone = [dict(found)]
+def check(version: int, found: Mapping[str, Difference], world: bool, failed: str = "") -> None:
+    """world: torch.distributed's ranks are those that publish. failed: why this rank could not compare. RefusedError, on all
+    ranks, when one found a difference or failed."""
+    everyone = [(dict(found), failed)]
     if world:
-        everyone = [dict(found)] * dist.get_world_size()
-        dist.all_gather_object(everyone, dict(found))
+        everyone = everyone * dist.get_world_size()
+        dist.all_gather_object(everyone, (dict(found), failed))
+    for rank, (_, why) in enumerate(everyone):
+        if why:
+            raise errors.RefusedError(f"version {version} could not be compared with the trainer's own export: {why}",
+                                      code="FAILED_PRECONDITION", reason="invalid_request", rank=str(rank),
+                                      remedy="nothing was published; mend the export, or publish without verify")
     total: dict[str, Difference] = {}
-    for one in everyone:
+    for one, _ in everyone:
         for name, difference in one.items():
             sum_ = total.setdefault(name, Difference(name))
             sum_.different += difference.different

@@ -15,10 +15,10 @@ from typing import Any, Iterator
 
 import torch
 
-from weightwire import boxes
+from weightwire import boxes, hf_export
 from weightwire.adapter import Live, clean_name, meta_of, persistent_buffers, refuse
 from weightwire.publisher import Lineage
-from weightwire.torch import BoxPublisher, Names, Reading
+from weightwire.torch import BoxPublisher, Names, Reading, unwrapped
 
 
 def read_merged(model: torch.nn.Module, names: Names | None = None) -> Reading:
@@ -36,7 +36,8 @@ def read_merged(model: torch.nn.Module, names: Names | None = None) -> Reading:
                          remedy="publish what your trainer exports, merged, through weightwire.torch")
         write = partial(_write_merged, layer, module_name.rpartition(".")[2]) if layer is not None else None
         lives.append(Live(boxes.whole(meta_of(name, tensor)), tensor.detach(), write))
-    return {live.held.meta.name: live.held.meta for live in lives}, lives
+    canonical = {live.held.meta.name: live.held.meta for live in lives}
+    return hf_export.exported(unwrapped(model).get_base_model(), canonical, lives) if names is None else (canonical, lives)
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, Any]]:
@@ -45,8 +46,7 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, Any]]:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        model = model.module
+    model = unwrapped(model)
     if not isinstance(model, PeftModel):
         raise refuse(f"a {type(model).__name__} is no PeftModel", remedy="use weightwire.torch or weightwire.fsdp")
     inner = model.get_base_model()

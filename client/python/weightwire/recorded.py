@@ -51,13 +51,18 @@ class Recording:
     pieces: Mapping[str, list[Piece]] = field(default_factory=dict)  #: by the model's tensor
     #: What is added to the elements of one of the model's tensors, in its dtype, where something is.
     added: Mapping[str, int] = field(default_factory=dict)
+    _made: dict[str, tuple[Held, Held]] = field(default_factory=dict)  # by local tensor: for each version the same
 
     def held(self, held: Held) -> Held:
         """The local tensor `held`, whose boxes are of the model's tensors, with boxes of the checkpoint's."""
+        before = self._made.get(held.meta.name)
+        if before is not None and before[0] == held:
+            return before[1]
         made = Held(held.meta)
         for box in held.boxes:
             for piece in self.pieces.get(box.name, ()):
                 made.boxes.extend(_clip(piece, box))
+        self._made[held.meta.name] = held, made
         return made
 
     def whole(self, metas: Mapping[str, TensorMeta]) -> dict[str, TensorMeta]:
