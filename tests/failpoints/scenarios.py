@@ -99,6 +99,12 @@ def _lose_the_edge(job: Job, outcome: Outcome, process: str) -> None:
     job.parts["edge"].start()
 
 
+def _close_the_edge(job: Job, outcome: Outcome, process: str) -> None:
+    """It says goodbye, where one that is killed keeps its place until its lease has ended."""
+    assert job.parts["edge"].stop() == 0
+    job.parts["edge"].start()
+
+
 def _lose_a_reader(job: Job, outcome: Outcome, process: str) -> None:
     """The edge dies when it has begun to read a version, which goes on without it. The trainer says late that it
     was read: once every other rank is done, nobody is told to drop a reader."""
@@ -142,6 +148,7 @@ SCENARIOS = {
     "verify": (_nothing, _verify),
     "start": (_kill_it, _start_it),
     "agent lost": (_nothing, _lose_the_edge),
+    "agent leaves": (_nothing, _close_the_edge),
     "reader lost": (_nothing, _lose_a_reader),
     "coordinator lost": (_nothing, _restart_coordinator),
     "lost undecided": (_publish_until("coordinator.before_commit_appended"), _start_coordinator),
