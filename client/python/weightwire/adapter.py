@@ -90,6 +90,19 @@ def is_freed(tensor: torch.Tensor) -> bool:
     return bool(tensor.device.type == "meta" or (tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0))
 
 
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Is it a part of a whole one: a DTensor, FSDP1's flat parameter, a parameter that ZeRO-3 has cut?"""
+    return any(hasattr(tensor, mark) for mark in ("device_mesh", "_fqns", "ds_id"))
+
+
+def publish_together(world_size: int | None) -> bool:
+    """Are torch.distributed's ranks, and more than one, those that publish? None: they are all."""
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    ranks = dist.get_world_size()
+    return ranks > 1 and world_size in (None, ranks)
+
+
 def place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """(rank, world size): what is given, else torch.distributed's, else the only rank of one."""
     if rank is not None and world_size is not None:
@@ -217,7 +230,6 @@ class LivePublisher:
                 raise refuse("this publisher was opened without `verify`", remedy="open it with verify=, the trainer's own export")
             return
         if asked or self._published == 0 or (self._verify_every and self._published % self._verify_every == 0):
-            world = dist.is_available() and dist.is_initialized() and 1 < dist.get_world_size() == self.world_size
             found: dict[str, export_check.Difference] = {}
             failed = ""
             try:
@@ -225,7 +237,7 @@ class LivePublisher:
                     found = export_check.differences(self._export, self._held(lives), self._shared)
             except Exception as error:  # of the trainer's export: the other ranks must hear of it
                 failed = f"{type(error).__name__}: {error}"
-            export_check.check(version, found, world, failed)
+            export_check.check(version, found, publish_together(self.world_size), failed)
 
     def _held(self, lives: Sequence[Live]) -> list[Held]:
         """What lies where, in boxes of the checkpoint's tensors."""

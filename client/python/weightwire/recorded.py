@@ -11,6 +11,7 @@ The numbers are views that take no memory until the exporter copies; it is calle
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Callable, Iterable, Iterator, Mapping, Sequence
@@ -97,16 +98,12 @@ def record(export: Export, shapes: Mapping[str, Sequence[int]]) -> Recording:
         raise refuse("the exporter gives another tensor when it sees one layer than when it sees all", tensor=wrong[0],
                      remedy="give checkpoint names by `names`")
     for name, found in pieces.items():
-        count, size = sum(_size(piece.extent) for piece in found), _size(shapes[name])
+        count, size = sum(math.prod(piece.extent) for piece in found), math.prod(shapes[name])
         if count not in (0, size):
             raise refuse(f"the exporter gives {count} of its {size} elements", tensor=name, remedy="give checkpoint names by `names`")
         if len(added[name]) > 1:
             raise refuse(f"the exporter adds different numbers to parts of it: {sorted(added[name])}", tensor=name, remedy=_COMPUTED)
     return Recording(out, sources, pieces, {name: plus.pop() for name, plus in added.items() if plus - {0}})
-
-
-def _size(shape: Sequence[int]) -> int:
-    return int(np.prod(shape, dtype=np.int64)) if len(shape) else 1
 
 
 def layers(shapes: Iterable[str]) -> list[list[str]]:

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from weightwire import boxes, errors, hf_export, subscriber
-from weightwire.adapter import (Live, LivePublisher, as_tensor, clean_name, is_freed, meta_of, persistent_buffers,
-                                place, refuse)
+from weightwire.adapter import (Live, LivePublisher, as_tensor, clean_name, is_freed, is_sharded, meta_of, persistent_buffers,
+                                place, publish_together, refuse)
 from weightwire.export_check import Export
 from weightwire.memory import TensorMeta
 from weightwire.publisher import Lineage
@@ -65,7 +65,7 @@ def read_whole(source: Source, names: Names | None = None) -> Reading:
     """The layout of a process that holds every tensor whole. RefusedError for a sharded one."""
     lives = []
     for name, tensor in named_tensors(source, names):
-        if hasattr(tensor, "device_mesh") or hasattr(tensor, "_fqns") or hasattr(tensor, "ds_id"):
+        if is_sharded(tensor):
             raise refuse("the parameter is sharded", tensor=name, remedy="use weightwire.fsdp")
         lives.append(Live(boxes.whole(meta_of(name, tensor)), tensor.detach()))
     canonical = {live.held.meta.name: live.held.meta for live in lives}
@@ -126,17 +126,12 @@ class BoxPublisher(LivePublisher):
         def prepare() -> None:
             nonlocal compared
             before()
-            if compared < _COMPARED and self._is_the_world(world_size):
+            if compared < _COMPARED and publish_together(world_size):
                 _compare_replicas(read)
                 compared += 1
 
         super().__init__(lambda: read()[1], lambda base, lives: base.bind_boxes(
             boxes.submission(read()[0], [live.held for live in lives])), world_size=world_size, before=prepare, **where)
-
-    @staticmethod
-    def _is_the_world(world_size: int | None) -> bool:
-        """torch.distributed's ranks, and more than one, are those that publish."""
-        return dist.is_available() and dist.is_initialized() and 1 < dist.get_world_size() == (world_size or dist.get_world_size())
 
 
 class Publisher(BoxPublisher):
