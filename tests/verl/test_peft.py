@@ -134,7 +134,27 @@ def test_names_are_those_that_are_given(daemon):
     assert {live.held.meta.name for live in lives} == {"x." + name for name in merged(model) if not name.startswith("lm_head")}
 
 
+class Attention(torch.nn.Module):
+    """Its adapter changes a parameter of a module within the one that it is on."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.MultiheadAttention(8, 2)
+
+
+class Two(torch.nn.Module):
+    """Parameters of one module with an adapter each: one around the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Module()
+        self.inner.one = torch.nn.Parameter(torch.randn(8, 8))
+        self.inner.two = torch.nn.Parameter(torch.randn(8, 8))
+
+
 @pytest.mark.parametrize("make,said", [
+    (lambda: adapted(Attention(), target_modules=["inner"]), "its adapter lies within that of inner"),
+    (lambda: adapted(Two(), target_modules=[], target_parameters=["inner.one", "inner.two"]), "its adapter lies within that of inner"),
     (lambda: build(tie=True, modules_to_save=["lm_head"]), "trained apart from the input embeddings"),
     (lambda: peft.get_peft_model(build().unload(), peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")),
      "no layer that could be merged"),

@@ -16,7 +16,7 @@ from typing import Any, Iterator
 import torch
 
 from weightwire import boxes, hf_export
-from weightwire.adapter import Live, clean_name, meta_of, persistent_buffers, refuse
+from weightwire.adapter import Live, clean_name, is_sharded, meta_of, persistent_buffers, refuse
 from weightwire.publisher import Lineage
 from weightwire.torch import BoxPublisher, Names, Reading, unwrapped
 
@@ -31,7 +31,7 @@ def read_merged(model: torch.nn.Module, names: Names | None = None) -> Reading:
         name = names(module_name) if names else module_name
         if name is None:
             continue
-        if hasattr(tensor, "device_mesh") or hasattr(tensor, "_fqns"):
+        if is_sharded(tensor):
             raise refuse("the parameter is sharded, and merging needs it whole", tensor=name,
                          remedy="publish what your trainer exports, merged, through weightwire.torch")
         write = partial(_write_merged, layer, module_name.rpartition(".")[2]) if layer is not None else None
@@ -55,6 +55,7 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, Any]]:
     if not layers and not saved:
         raise refuse(f"{type(model).__name__} has no layer that could be merged (prompt tuning?)",
                      remedy="engines need the adapter itself: publish peft.get_peft_model_state_dict(model)")
+    _check_apart(layers)
     for name, module in saved.items():
         if not isinstance(module, ModulesToSaveWrapper):
             raise refuse(f"its wrapper {type(module).__name__} is not read", tensor=name, remedy="merge_and_unload() a copy")
@@ -63,10 +64,18 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, Any]]:
         wanted = _name(name, layers, saved)
         if wanted is None:
             continue
-        at, _, parameter = name.rpartition(".")
-        owner = at.removesuffix(".base_layer")
-        layer = layers.get(owner) if at.endswith(".base_layer") else None
+        at, base, _ = name.rpartition(".base_layer.")
+        layer = layers.get(at) if base else None
         yield clean_name(wanted), tensor, layer if layer is not None and _has_adapter(layer) else None
+
+
+def _check_apart(layers: dict[str, Any]) -> None:
+    """One layer's merge must be all that there is to be merged into a parameter."""
+    for at, layer in layers.items():
+        outer, within, _ = at.partition(".base_layer")
+        if within and outer in layers:
+            raise refuse(f"its adapter lies within that of {outer} ({type(layers[outer].get_base_layer()).__name__})", tensor=at,
+                         remedy="publish the tensors of merge_and_unload() of a copy through weightwire.torch")
 
 
 def _name(name: str, layers: dict[str, Any], saved: dict[str, Any]) -> str | None:
