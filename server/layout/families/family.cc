@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "server/layout/blocks.h"
 #include "server/layout/families/deepseek.h"
@@ -254,6 +255,27 @@ Shape Model::StoredShape(uint32_t tensor) const {
   shape.pop_back();
   shape.back() *= last;
   return shape;
+}
+
+Result<std::vector<std::string>> NotesOfConfig(std::string_view config_json) {
+  WW_ASSIGN(ModelConfig config, ParseModelConfig(config_json));
+  std::vector<std::string> notes;
+  if (!config.scales) return notes;
+  const BlockScales scales = *config.scales;
+  WW_ASSIGN(const Model model, Model::Build(std::move(config)));
+  std::set<std::string> idle(scales.skipped.begin(), scales.skipped.end());
+  idle.insert(scales.patterns.begin(), scales.patterns.end());
+  if (model.config().tied) idle.erase("lm_head");  // it is the embedding, which nothing quantizes
+  for (const TensorSpec& tensor : model.canonical().tensors) {
+    if (idle.empty()) break;
+    if (tensor.name.ends_with(kScaleSuffix)) continue;
+    scales.ForEachMatch(tensor.name, [&idle](const std::string& entry) { idle.erase(entry); });
+  }
+  for (const std::string& entry : idle) {
+    notes.push_back("quantization_config leaves out \"" + entry +
+                    "\", which names no module of the model: nothing is left out for it");
+  }
+  return notes;
 }
 
 Result<CanonicalSpace> CanonicalFromConfig(std::string_view config_json) {
