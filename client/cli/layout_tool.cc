@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 
 #include "client/checkpoint/layout_json.h"
 #include "client/cli/observed.h"
@@ -47,11 +48,20 @@ Status CheckRank(const LayoutRequest& request, const ModelLayout& layout) {
                     "' has " + std::to_string(layout.ranks.size()) + " ranks");
 }
 
-Result<ModelLayout> LayoutFor(const LayoutRequest& request) {
+struct Described {
+  ModelLayout layout;
+  std::vector<std::string> notes;
+};
+
+/// With the notes on stderr where it fails: they may be the reason.
+Result<Described> LayoutFor(const LayoutRequest& request) {
   WW_ASSIGN(const std::string config, ReadConfig(request.config_path));
-  WW_ASSIGN(ModelLayout made, LayoutOf(config, request.spec));
-  WW_FAIL_IF_ERROR(CheckRank(request, made));
-  return made;
+  std::vector<std::string> notes = NotesOf(config);
+  Result<ModelLayout> made = LayoutOf(config, request.spec);
+  const Status status = made ? CheckRank(request, *made) : made.error();
+  if (status.ok()) return Described{std::move(*made), std::move(notes)};
+  std::fputs(NotesText(notes).c_str(), stderr);
+  return Fail(status);
 }
 
 bool Wanted(const LayoutRequest& request, const ModelLayout& layout, const LocalTensor& tensor) {
@@ -73,11 +83,13 @@ void ForEachWanted(const LayoutRequest& request, const ModelLayout& layout, Visi
   }
 }
 
-std::string ShowAsJson(const LayoutRequest& request, const ModelLayout& layout) {
+std::string ShowAsJson(const LayoutRequest& request, const Described& described) {
+  const ModelLayout& layout = described.layout;
   Json json = {{"spec", request.spec},
                {"ranks", layout.ranks.size()},
                {"canonical_tensors", layout.canonical.tensors.size()},
                {"classes", Json::array()},
+               {"notes", described.notes},
                {"tensors", Json::array()}};
   for (const plan::LayoutClass& entry : plan::LayoutClasses(layout)) {
     const layout::RankLayout& rank = layout.ranks[entry.ranks[0]];
@@ -190,15 +202,17 @@ Lint LintOf(const ModelLayout& layout) {
 }  // namespace
 
 Result<std::string> ShowLayout(const LayoutRequest& request) {
-  WW_ASSIGN(const ModelLayout layout, LayoutFor(request));
-  if (request.json) return ShowAsJson(request, layout);
+  WW_ASSIGN(const Described described, LayoutFor(request));
+  if (request.json) return ShowAsJson(request, described);
+  const ModelLayout& layout = described.layout;
+  const std::string notes = NotesText(described.notes);
   Table classes({"RANKS", "TENSORS", "BYTES"});
   for (const plan::LayoutClass& entry : plan::LayoutClasses(layout)) {
     const layout::RankLayout& rank = layout.ranks[entry.ranks[0]];
     classes.Add(
         {RanksText(entry.ranks), std::to_string(rank.tensors.size()), BytesText(BytesOf(rank))});
   }
-  if (!request.rank && request.tensor.empty()) return classes.Text();
+  if (!request.rank && request.tensor.empty()) return classes.Text() + notes;
   Table tensors({"RANK", "TENSOR", "DTYPE", "SHAPE", "HOLDS", "AT", "STRIDES"});
   ForEachWanted(request, layout, [&](uint32_t rank, const LocalTensor& tensor) {
     std::vector<std::string> head = {std::to_string(rank), tensor.name,
@@ -212,11 +226,12 @@ Result<std::string> ShowLayout(const LayoutRequest& request) {
       head.assign(4, "");
     }
   });
-  return tensors.Text();
+  return tensors.Text() + notes;
 }
 
 Result<std::string> DiffLayout(const LayoutRequest& request) {
-  WW_ASSIGN(const ModelLayout layout, LayoutFor(request));
+  WW_ASSIGN(const Described described, LayoutFor(request));
+  const ModelLayout& layout = described.layout;
   WW_ASSIGN(std::vector<layout::ObservedTensor> observed, ReadObserved(request.observed_path));
   const uint32_t rank = request.rank.value_or(0);
   const auto same = layout::Reconcile(layout.ranks[rank], std::move(observed));
@@ -238,8 +253,10 @@ Result<std::string> DiffLayout(const LayoutRequest& request) {
 }
 
 Result<std::string> LintLayout(const LayoutRequest& request) {
-  WW_ASSIGN(const ModelLayout layout, LayoutFor(request));
-  const Lint lint = LintOf(layout);
+  WW_ASSIGN(Described described, LayoutFor(request));
+  const ModelLayout& layout = described.layout;
+  Lint lint = LintOf(layout);
+  std::ranges::move(described.notes, std::back_inserter(lint.warnings));
   const size_t classes = plan::LayoutClasses(layout).size();
   const double copies =
       static_cast<double>(lint.bytes_total) / static_cast<double>(lint.canonical_bytes);
@@ -262,8 +279,7 @@ Result<std::string> LintLayout(const LayoutRequest& request) {
                      std::to_string(classes) + " layout classes\n";
   text += "a rank holds " + BytesText(lint.bytes_least) + " to " + BytesText(lint.bytes_most) +
           ", all together " + BytesText(lint.bytes_total) + " = " + times + " x the model\n";
-  for (const std::string& warning : lint.warnings) text += "note: " + warning + "\n";
-  return text;
+  return text + NotesText(lint.warnings);
 }
 
 }  // namespace weightwire::cli

@@ -2,7 +2,6 @@
 
 #include <fnmatch.h>
 
-#include <cstdio>
 #include <fstream>
 
 #include "client/cli/spec_file.h"
@@ -36,12 +35,17 @@ Status WriteFile(const std::string& path, const std::string& bytes) {
 }
 
 Result<std::string> ReadConfig(const std::string& path) {
-  WW_ASSIGN(std::string config, ReadFile(path, "--config takes the path of a model's config.json"));
-  const auto notes = layout::NotesOfConfig(config);  // what is wrong is said by who uses it
-  for (const std::string& note : notes.value_or(std::vector<std::string>())) {
-    std::fprintf(stderr, "note: %s\n", note.c_str());
-  }
-  return config;
+  return ReadFile(path, "--config takes the path of a model's config.json");
+}
+
+std::vector<std::string> NotesOf(const std::string& config) {
+  return layout::NotesOfConfig(config).value_or(std::vector<std::string>());
+}
+
+std::string NotesText(const std::vector<std::string>& notes) {
+  std::string text;
+  for (const std::string& note : notes) text += "note: " + note + "\n";
+  return text;
 }
 
 Result<layout::ModelLayout> LayoutOf(const std::string& config, const std::string& spec) {

@@ -15,8 +15,12 @@ Result<std::string> ReadFile(const std::string& path, const std::string& remedy)
 ///   kInvalidArgument / kIoError  cannot be written
 Status WriteFile(const std::string& path, const std::string& bytes);
 
-/// The text of a model's config.json; layout::NotesOfConfig's sentences about it go to stderr.
+/// The text of a model's config.json.
 Result<std::string> ReadConfig(const std::string& path);
+/// layout::NotesOfConfig's sentences; none where config.json is refused, as who uses it says why.
+std::vector<std::string> NotesOf(const std::string& config);
+/// "note: …", a line each.
+std::string NotesText(const std::vector<std::string>& notes);
 /// What the ranks of `spec` ("vllm:tp4", or a file: spec_file.h) hold of the model. Errors:
 /// SpecFromFile's and layout::LayoutFromScheme's.
 Result<layout::ModelLayout> LayoutOf(const std::string& config, const std::string& spec);

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -34,6 +35,7 @@ struct Proved {
   std::vector<plan::LayoutClass> classes;  ///< of the whole target
   plan::TransferPlan plan;
   double seconds = 0;
+  std::vector<std::string> notes;
 };
 
 Result<plan::TransferPlan> PlanOf(const OfflinePlan& request, const layout::ModelLayout& source,
@@ -66,6 +68,7 @@ Result<Proved> Prove(const OfflinePlan& request, const std::string& config) {
   }
   WW_ASSIGN(proved.plan, PlanOf(request, proved.source, proved.target));
   proved.seconds = std::chrono::duration<double>(SystemClock().Now() - started).count();
+  proved.notes = NotesOf(config);
   return proved;
 }
 
@@ -164,7 +167,7 @@ std::string Text(const OfflinePlan& request, const Proved& proved, const plan::P
   return text + "plan " + proved.plan.id.ToHex() + ": " + BytesText(report.bytes_total) + " in " +
          std::to_string(report.copies) + " copies and " + std::to_string(report.streams) +
          " streams, from " + std::to_string(proved.plan.source_ranks) + " to " +
-         std::to_string(proved.plan.target_ranks) + " ranks\n";
+         std::to_string(proved.plan.target_ranks) + " ranks\n" + NotesText(proved.notes);
 }
 
 std::string AsJson(const OfflinePlan& request, const Proved& proved, const plan::PlanReport& report,
@@ -193,6 +196,7 @@ std::string AsJson(const OfflinePlan& request, const Proved& proved, const plan:
       {"ingress_bound", report.ingress_bound},
       {"classes", classes},
       {"staging", StagingJson(staging, request.explain)},
+      {"notes", proved.notes},
   };
   if (request.egress) json["egress"] = EgressJson(EgressOf(proved.plan));
   if (request.explain) {
@@ -207,7 +211,12 @@ std::string AsJson(const OfflinePlan& request, const Proved& proved, const plan:
 
 Result<std::string> RunOfflinePlan(const OfflinePlan& request) {
   WW_ASSIGN(const std::string config, ReadConfig(request.config_path));
-  WW_ASSIGN(const Proved proved, Prove(request, config));
+  const Result<Proved> made = Prove(request, config);
+  if (!made) {
+    std::fputs(NotesText(NotesOf(config)).c_str(), stderr);  // they may be the reason
+    return Fail(made.error());
+  }
+  const Proved& proved = *made;
   if (!request.out_path.empty()) {
     WW_FAIL_IF_ERROR(WriteFile(request.out_path, plan::ToBytes(proved.plan)));
   }

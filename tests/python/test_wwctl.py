@@ -1,6 +1,7 @@
 """wwctl at a terminal: its options, top, completion, and its reference in docs/wwctl.md (UPDATE_DOCS=1 writes it)."""
 
 import contextlib
+import json
 import os
 import pty
 import re
@@ -386,3 +387,22 @@ def test_the_reference_is_what_help_says():
     assert REFERENCE.read_text() == text, "UPDATE_DOCS=1 writes docs/wwctl.md anew"
     for command in ("status", "top", "doctor", "verify", "layout show", "completion"):
         assert f"## wwctl {command}\n" in text
+
+
+def test_a_module_that_quantization_leaves_out_by_a_name_with_a_mistake_is_named_by_every_offline_command(tmp_path):
+    config = json.loads((ROOT / "tests/data/transformers/qwen3-fp8.json").read_text())["config"]
+    config["quantization_config"]["modules_to_not_convert"] = ["lm_head", "self_atn"]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+
+    def run(*args):
+        return subprocess.run([BINARIES / "wwctl", *args, "--config", path], capture_output=True, text=True, timeout=60)
+
+    for args in (["layout", "show", "--spec", "hf"], ["layout", "lint", "--spec", "hf"], ["plan", "--from", "hf", "--to", "hf"]):
+        text, as_json = run(*args), run(*args, "--json")
+        assert text.returncode == 0 and [line for line in text.stdout.splitlines() if "self_atn" in line and "note:" in line], text
+        said = json.loads(as_json.stdout)
+        assert any("self_atn" in note for note in said.get("notes", []) + said.get("warnings", [])), said
+        assert "lm_head" not in text.stdout and not text.stderr and not as_json.stderr
+    refused = run("layout", "lint", "--spec", "vllm:tp3")
+    assert refused.returncode != 0 and "self_atn" in refused.stderr
