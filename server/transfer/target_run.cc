@@ -127,6 +127,12 @@ void TargetRun::OnFail(const TargetStream& stream, const Notify& fail) {
   } else if (fail.reason == Reason::kTicketRejected) {
     what = "the source refused the stream: for epoch " + std::to_string(job_.epoch.value) +
            " the coordinator named other readers than " + job_.name;
+  } else if (fail.reason == Reason::kConfigInvalid) {
+    const Tuning& tuning = context_->tuning();
+    what = "its agent cuts what is sent otherwise: segment_bytes_max is " +
+           std::to_string(tuning.segment_bytes_max) + " and slot_bytes " +
+           std::to_string(tuning.slot_bytes) + " at the agent of " + job_.name +
+           ", and one of the two differs there. Give both agents the same";
   }
   FailJob(Status(code, fail.reason, NameOf(stream) + ": " + what));
 }

@@ -291,6 +291,10 @@ TEST(TransferFaults, ReaderThatCutsOtherSlotsIsRefused) {
   fleet.sim.RunFor(seconds(1));
   ASSERT_TRUE(result.has_value());
   EXPECT_EQ(result->error().reason(), Reason::kConfigInvalid);
+  for (const char* word : {"segment_bytes_max is", "slot_bytes 4096", "source rank 0"}) {
+    EXPECT_NE(result->error().message().find(word), std::string::npos)
+        << word << ": " << result->error().message();
+  }
   bool shut = false;
   odd->Shutdown([&] { shut = true; });
   fleet.sim.RunFor(seconds(1));
