@@ -18,6 +18,13 @@ KINDS = {
     "qwen3-moe": ("Qwen3MoeConfig", dict(intermediate_size=512, moe_intermediate_size=128, num_experts=8, head_dim=32,
                                          num_experts_per_tok=2, decoder_sparse_step=1, norm_topk_prob=True,
                                          tie_word_embeddings=False)),
+    "gpt-oss": ("GptOssConfig", dict(intermediate_size=128, num_local_experts=8, num_experts_per_tok=2, head_dim=32,
+                                     tie_word_embeddings=False)),
+    "gemma3-text": ("Gemma3TextConfig", dict(intermediate_size=512, head_dim=32, tie_word_embeddings=True)),
+    # Mamba, an MLP, Mamba, attention
+    "nemotron-h": ("NemotronHConfig", dict(intermediate_size=512, hybrid_override_pattern="M-M*", num_hidden_layers=4,
+                                           mamba_num_heads=8, mamba_head_dim=32, ssm_state_size=16, n_groups=2,
+                                           conv_kernel=4, head_dim=32, tie_word_embeddings=False)),
     # One dense layer, one with experts, and an MTP layer, which transformers neither runs nor saves.
     "glm4-moe-mtp": ("Glm4MoeConfig", dict(intermediate_size=512, moe_intermediate_size=128, n_routed_experts=8,
                                            num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1,
