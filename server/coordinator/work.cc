@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/layout/joined.h"
+
 namespace weightwire::coordinator {
 namespace {
 
@@ -63,6 +65,22 @@ Result<RankOffer> Explicit(const control::LayoutSubmission& submission) {
   return Sized(*submission.layout, canonical, layout::FingerprintOf(*canonical));
 }
 
+AgreedLayoutPtr Agreed(layout::ModelLayout model) {
+  auto agreed = std::make_shared<AgreedLayout>();
+  agreed->fingerprint = layout::FingerprintOf(model);
+  agreed->elements = layout::ElementsFingerprintOf(model.canonical);
+  agreed->model = std::move(model);
+  return agreed;
+}
+
+/// `layout` with the shapes that the other side has.
+Result<AgreedLayoutPtr> Split(const AgreedLayoutPtr& layout,
+                              std::span<const layout::SplitTensor> splits) {
+  if (splits.empty()) return layout;
+  WW_ASSIGN(layout::ModelLayout model, layout::Split(layout->model, splits));
+  return Agreed(std::move(model));
+}
+
 bool Quantizes(const plan::TransferPlan& plan) {
   if (!plan.gathered.empty()) return true;
   return std::ranges::any_of(plan.streams, [](const plan::Stream& stream) {
@@ -89,16 +107,16 @@ Result<RankOffer> Work::Offer(const control::LayoutSubmission& submission,
 AgreedLayoutPtr Work::Assemble(
     const layout::CanonicalSpace& canonical,
     const std::vector<std::shared_ptr<const layout::RankLayout>>& ranks) const {
-  auto agreed = std::make_shared<AgreedLayout>();
-  agreed->model.canonical = canonical;
-  for (const auto& rank : ranks) agreed->model.ranks.push_back(*rank);
-  agreed->fingerprint = layout::FingerprintOf(agreed->model);
-  return agreed;
+  layout::ModelLayout model{canonical, {}};
+  for (const auto& rank : ranks) model.ranks.push_back(*rank);
+  return Agreed(std::move(model));
 }
 
-Result<PlannedPairPtr> Work::Plan(const AgreedLayoutPtr& source,
-                                  const AgreedLayoutPtr& target) const {
-  WW_FAIL_IF_ERROR(layout::CheckTie(source->model.canonical, target->model.canonical));
+Result<PlannedPairPtr> Work::Plan(const AgreedLayoutPtr& from, const AgreedLayoutPtr& to) const {
+  WW_FAIL_IF_ERROR(layout::CheckTie(from->model.canonical, to->model.canonical));
+  const auto splits = layout::SplitsBetween(from->model.canonical, to->model.canonical);
+  WW_ASSIGN(const AgreedLayoutPtr source, Split(from, splits.first));
+  WW_ASSIGN(const AgreedLayoutPtr target, Split(to, splits.second));
   WW_ASSIGN(plan::TransferPlan built, plan::BuildPlan(source->model, target->model));
   if (built.streams.empty()) {
     return Fail(Code::kFailedPrecondition, Reason::kTensorMissing,

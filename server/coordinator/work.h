@@ -31,10 +31,12 @@ struct RankOffer {
 struct AgreedLayout {
   layout::ModelLayout model;
   layout::Fingerprint fingerprint;
+  layout::Fingerprint elements = {};  ///< layout::ElementsFingerprintOf(model.canonical)
 };
 using AgreedLayoutPtr = std::shared_ptr<const AgreedLayout>;
 
-/// A proved plan with the layouts that it joins.
+/// A proved plan with the layouts that it joins: those that were agreed, or the same ones with
+/// dimensions split as the other side has them (layout/joined.h).
 struct PlannedPair {
   std::shared_ptr<const plan::TransferPlan> plan;
   AgreedLayoutPtr source;
@@ -59,10 +61,9 @@ class Work {
   virtual AgreedLayoutPtr Assemble(
       const layout::CanonicalSpace& canonical,
       const std::vector<std::shared_ptr<const layout::RankLayout>>& ranks) const;
-  /// Builds and proves. Errors: layout::CheckTie's, plan::BuildPlan's and VerifyPlan's;
+  /// Builds and proves. Errors: layout::CheckTie's and Split's, plan::BuildPlan's and VerifyPlan's;
   /// kFailedPrecondition / kTensorMissing when the target holds nothing of the model.
-  virtual Result<PlannedPairPtr> Plan(const AgreedLayoutPtr& source,
-                                      const AgreedLayoutPtr& target) const;
+  virtual Result<PlannedPairPtr> Plan(const AgreedLayoutPtr& from, const AgreedLayoutPtr& to) const;
   /// `rank` is one of that side.
   virtual std::shared_ptr<const plan::RankSlice> Slice(const plan::TransferPlan& plan,
                                                        plan::Side side, uint32_t rank) const;
