@@ -27,12 +27,26 @@ Result<RankOffer> Sized(layout::RankLayout rank,
                    {}};
 }
 
+/// What a trace tells of a model that no family describes.
+Result<SchemeLayout> FromCheckpoint(const control::LayoutSubmission& submission) {
+  WW_ASSIGN(layout::CanonicalSpace made,
+            layout::CanonicalFromCheckpoint(submission.config_json, submission.checkpoint));
+  auto canonical = std::make_shared<const layout::CanonicalSpace>(std::move(made));
+  return SchemeLayout{nullptr, canonical, layout::FingerprintOf(*canonical), canonical};
+}
+
+/// The loader saw tensors as checkpoints store them; its layout is agreed as the model has them.
 Result<RankOffer> FromTrace(const control::LayoutSubmission& submission, const SchemeLayout& scheme,
                             uint32_t rank) {
-  WW_ASSIGN(layout::RankLayout traced,
-            layout::LayoutFromTrace(*scheme.canonical, submission.trace));
+  WW_ASSIGN(layout::RankLayout traced, layout::LayoutFromTrace(*scheme.stored, submission.trace));
+  const auto splits = layout::SplitsBetween(*scheme.stored, *scheme.canonical).first;
+  if (!splits.empty()) {
+    WW_ASSIGN(traced, layout::Split(traced, splits));
+  }
   std::vector<std::string> notes;
-  if (!submission.spec.empty()) {
+  if (!submission.spec.empty() && scheme.model == nullptr) {
+    notes = {"no family describes the model: the recorded loader was compared with nothing"};
+  } else if (!submission.spec.empty()) {
     notes = layout::CompareTrace(*scheme.canonical, traced, scheme.model->ranks[rank]);
   }
   WW_ASSIGN(layout::RankLayout bound, layout::BindTrace(std::move(traced), submission.observed));
@@ -45,6 +59,10 @@ Result<RankOffer> FromTrace(const control::LayoutSubmission& submission, const S
 
 Result<RankOffer> FromScheme(const control::LayoutSubmission& submission,
                              const SchemeLayout& scheme, uint32_t rank, uint32_t world) {
+  if (scheme.model == nullptr) {
+    WW_ASSIGN(const SchemeLayout own, FromCheckpoint(submission));
+    return FromTrace(submission, own, rank);
+  }
   if (!submission.spec.empty() && scheme.model->ranks.size() != world) {
     return Fail(
         Status(Code::kInvalidArgument, Reason::kInvalidRequest,
@@ -81,6 +99,21 @@ Result<AgreedLayoutPtr> Split(const AgreedLayoutPtr& layout,
   return Agreed(std::move(model));
 }
 
+/// `canonical` with the shapes of checkpoints; null where they are its own. Adapters (lora=) are no
+/// tensors of a checkpoint and have theirs.
+Result<std::shared_ptr<const layout::CanonicalSpace>> StoredAs(
+    const layout::CanonicalSpace& canonical, const std::string& config_json) {
+  WW_ASSIGN(const layout::CanonicalSpace stored, layout::StoredFromConfig(config_json));
+  std::shared_ptr<layout::CanonicalSpace> own;
+  for (size_t t = 0; t < canonical.tensors.size(); ++t) {
+    const auto found = stored.Find(canonical.tensors[t].name);
+    if (!found || stored.tensors[*found].shape == canonical.tensors[t].shape) continue;
+    if (own == nullptr) own = std::make_shared<layout::CanonicalSpace>(canonical);
+    own->tensors[t].shape = stored.tensors[*found].shape;
+  }
+  return own;
+}
+
 bool Quantizes(const plan::TransferPlan& plan) {
   if (!plan.gathered.empty()) return true;
   return std::ranges::any_of(plan.streams, [](const plan::Stream& stream) {
@@ -96,7 +129,9 @@ Result<SchemeLayout> Work::Scheme(const std::string& config_json, const std::str
   WW_ASSIGN(layout::ModelLayout model, layout::LayoutFromScheme(config_json, parsed));
   auto shared = std::make_shared<const layout::ModelLayout>(std::move(model));
   auto canonical = std::shared_ptr<const layout::CanonicalSpace>(shared, &shared->canonical);
-  return SchemeLayout{shared, canonical, layout::FingerprintOf(*canonical)};
+  WW_ASSIGN(auto stored, StoredAs(*canonical, config_json));
+  return SchemeLayout{shared, canonical, layout::FingerprintOf(*canonical),
+                      stored ? stored : canonical};
 }
 
 Result<RankOffer> Work::Offer(const control::LayoutSubmission& submission,

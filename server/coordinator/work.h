@@ -13,9 +13,11 @@ namespace weightwire::coordinator {
 
 /// What a scheme says about a model, with the fingerprint of the canonical space.
 struct SchemeLayout {
-  std::shared_ptr<const layout::ModelLayout> model;
+  std::shared_ptr<const layout::ModelLayout> model;  ///< null: no family describes the model
   std::shared_ptr<const layout::CanonicalSpace> canonical;
   layout::Fingerprint canonical_fingerprint;
+  /// In the shapes of checkpoints, which traces see; `canonical` itself where they are the same.
+  std::shared_ptr<const layout::CanonicalSpace> stored = {};
 };
 
 /// What a rank holds, as its process and its scheme agree on it.
@@ -54,7 +56,8 @@ class Work {
   /// Errors: layout::ParseParallelSpec's and LayoutFromScheme's.
   virtual Result<SchemeLayout> Scheme(const std::string& config_json,
                                       const std::string& spec) const;
-  /// `scheme` is not looked at where the submission has explicit boxes.
+  /// `scheme` is not looked at where the submission has explicit boxes. Without a model, a trace's
+  /// own checkpoint is its canonical space.
   /// Errors: CoordinatorPort::SubmitLayout's.
   virtual Result<RankOffer> Offer(const control::LayoutSubmission& submission,
                                   const SchemeLayout& scheme, uint32_t rank, uint32_t world) const;

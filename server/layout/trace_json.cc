@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "server/layout/json_reader.h"
 #include "server/layout/torch_dtype.h"
 #include "server/layout/trace.h"
@@ -76,7 +78,37 @@ Status ReadRank(const Json& json, EngineTrace& trace) {
   return OkStatus();
 }
 
+/// Whether config.json ties the head to the embedding; what it says twice must be one.
+Result<bool> TiesHead(std::string_view config_json) {
+  WW_ASSIGN(const Json json, ParseObject(config_json, "config.json"));
+  std::optional<bool> tied;
+  const auto text = json.find("text_config");
+  const bool nested = text != json.end() && text->is_object();
+  for (const Json* level : {&json, nested ? &*text : &json}) {
+    WW_ASSIGN(const auto said, OptionalBool(*level, "tie_word_embeddings"));
+    if (said && tied.value_or(*said) != *said) {
+      return Fail(Bad("config.json's tie_word_embeddings is true at one level and false at another")
+                      .AtTensor("lm_head.weight"));
+    }
+    if (said) tied = said;
+  }
+  return tied.value_or(false);
+}
+
 }  // namespace
+
+Result<CanonicalSpace> CanonicalFromCheckpoint(std::string_view config_json,
+                                               const std::vector<ObservedTensor>& checkpoint) {
+  WW_ASSIGN(const bool tied, TiesHead(config_json));
+  CanonicalSpace canonical;
+  for (const ObservedTensor& tensor : checkpoint) {
+    if (tied && tensor.name == "lm_head.weight") continue;
+    canonical.tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
+  }
+  std::ranges::sort(canonical.tensors, {}, &TensorSpec::name);
+  WW_FAIL_IF_ERROR(Validate(ModelLayout{canonical, {}}));
+  return canonical;
+}
 
 Result<EngineTrace> ParseTrace(std::string_view json_text) {
   WW_ASSIGN(const Json json, ParseObject(json_text, "the trace"));
