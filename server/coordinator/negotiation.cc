@@ -56,13 +56,12 @@ void Negotiation::WithScheme(const Submission& submission, const LayoutReplier& 
   // The trace itself says what the model is, where no family does.
   const bool unknown = scheme.error().reason() == Reason::kUnknownModel;
   if (unknown && !submission->checkpoint.empty()) return Compute(submission, {}, reply);
-  Status why = scheme.error();
-  if (unknown && !submission->trace.empty()) {
-    why = std::move(why).Remedy(
-        "say with the trace what tensors the checkpoint has (Subscriber.bind(checkpoint=), with an "
-        "agent of this version), or send explicit layouts");
-  }
-  Refuse(*submission, reply, std::move(why));
+  if (!unknown || submission->trace.empty()) return Refuse(*submission, reply, scheme.error());
+  Refuse(*submission, reply,
+         Status(scheme.error())
+             .Remedy("say with the trace what tensors the checkpoint has "
+                     "(Subscriber.bind(checkpoint=), with an agent of this version), or send "
+                     "explicit layouts"));
 }
 
 void Negotiation::Compute(const Submission& submission, const SchemeLayout& scheme,

@@ -5,11 +5,13 @@ tests/unit/coordinator/joins_test.cc."""
 from __future__ import annotations
 
 import json
+import pathlib
+import subprocess
 
 import numpy as np
 import pytest
 
-from conftest import DATA, EngineRanks
+from conftest import BINARIES, DATA, EngineRanks
 from engine_oracle import engine_ranks
 from weightwire import Client, Publisher, RefusedError, Subscriber, TensorMeta, boxes
 
@@ -99,26 +101,18 @@ def gpt_oss_experts(tensors: dict, rank: int) -> dict:
             "w2_weight": down[:, half].swapaxes(1, 2)}
 
 
-@pytest.fixture
-def shapes_of(daemon, tmp_path):
+def shapes_of(config: pathlib.Path, spec: str, ranks: int) -> list[list[TensorMeta]]:
     """What every rank of a spec holds by the scheme: names and shapes only."""
-    import subprocess
-    from conftest import BINARIES
-
-    def ask(config: dict, spec: str) -> list[list[TensorMeta]]:
-        file = tmp_path / "config.json"
-        file.write_text(json.dumps(config))
-        said = json.loads(subprocess.run([BINARIES / "wwctl", "layout", "show", "--config", file, "--spec", spec, "--json"],
-                                         check=True, capture_output=True, text=True).stdout)
-        ranks: list[list[TensorMeta]] = [[] for _ in range(said["ranks"])]
-        for t in said["tensors"]:
-            ranks[t["rank"]].append(TensorMeta(t["name"], t["dtype"], tuple(t["shape"])))
-        return ranks
-    return ask
+    def ask(rank: int) -> list[TensorMeta]:
+        said = subprocess.run([BINARIES / "wwctl", "layout", "show", "--config", config, "--spec", spec, "--rank", str(rank),
+                               "--json"], check=True, capture_output=True, text=True).stdout
+        return [TensorMeta(t["name"], t["dtype"], tuple(t["shape"])) for t in json.loads(said)["tensors"]]
+    return [ask(rank) for rank in range(ranks)]
 
 
-def test_gpt_oss_by_boxes_reaches_schemes_boxes_and_traces(daemon, groups, shapes_of):
+def test_gpt_oss_by_boxes_reaches_schemes_boxes_and_traces(daemon, groups, tmp_path):
     config, tensors = listing("gpt_oss-plain")
+    (tmp_path / "config.json").write_text(json.dumps(config))
     agent = daemon.agent_socket
     groups.append(Boxes(agent, tensors))
     trainer = groups[0]
@@ -126,7 +120,7 @@ def test_gpt_oss_by_boxes_reaches_schemes_boxes_and_traces(daemon, groups, shape
     groups.append(hf)
     cut = {}
     for spec in ("vllm:tp2", "sglang:tp2"):
-        cut[spec] = EngineRanks(agent, spec.split(":")[0], config, spec, shapes_of(config, spec))
+        cut[spec] = EngineRanks(agent, spec.split(":")[0], config, spec, shapes_of(tmp_path / "config.json", spec, 2))
         groups.append(cut[spec])
     held = add_traced(groups, agent, "traced", config, tensors)
     traced = groups[-1]
