@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "server/layout/joined.h"
+#include "server/layout/trace_head.h"
 
 namespace weightwire::coordinator {
 namespace {
@@ -31,6 +32,7 @@ Result<RankOffer> Sized(layout::RankLayout rank,
 Result<SchemeLayout> FromCheckpoint(const control::LayoutSubmission& submission) {
   WW_ASSIGN(layout::CanonicalSpace made,
             layout::CanonicalFromCheckpoint(submission.config_json, submission.checkpoint));
+  WW_FAIL_IF_ERROR(layout::CheckHeadIsKnown(submission.config_json, made, submission.trace));
   auto canonical = std::make_shared<const layout::CanonicalSpace>(std::move(made));
   return SchemeLayout{nullptr, canonical, layout::FingerprintOf(*canonical), canonical};
 }

@@ -268,6 +268,26 @@ TEST(Joins, AHeadThatConfigTiesIsNoneOfTheModels) {
       tensors(R"({"tie_word_embeddings": false, "text_config": {"tie_word_embeddings": true}})"),
       -1);
   EXPECT_EQ(tensors("no json"), -1);
+
+  // Whether a head that the loader leaves alone is the embedding is not guessed.
+  const auto reason = [&](const char* config, const std::vector<std::string>& read) {
+    control::LayoutSubmission submission;
+    submission.config_json = config;
+    submission.checkpoint = checkpoint;
+    for (const std::string& name : read) {
+      submission.trace.push_back({name, {}, name, 0, {4, 2}, {2, 1}, layout::DType::kBF16});
+      submission.observed.push_back({name, layout::DType::kBF16, {4, 2}});
+    }
+    const auto offer = Work().Offer(submission, {}, 0, 1);
+    return offer ? std::string() : offer.error().tensor() + ": " + offer.error().remedy();
+  };
+  const std::string embed = "model.embed_tokens.weight", head = "lm_head.weight";
+  EXPECT_THAT(reason(R"({})", {embed}), ::testing::HasSubstr("lm_head.weight: set tie_word_embed"));
+  EXPECT_EQ(reason(R"({})", {embed, head}), "");
+  EXPECT_EQ(reason(R"({})", {head}), "") << "of the last stage";
+  EXPECT_EQ(reason(R"({"tie_word_embeddings": true})", {embed}), "");
+  EXPECT_EQ(reason(R"({"tie_word_embeddings": false})", {embed}), "") << "of the first stage";
+  EXPECT_NE(reason(R"({"tie_word_embeddings": true})", {embed, head}), "");
 }
 
 }  // namespace
