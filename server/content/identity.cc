@@ -3,6 +3,8 @@
 // little-endian words, the last one filled up with zeros.
 #include "server/content/identity.h"
 
+#include <functional>
+#include <numeric>
 #include <utility>
 
 namespace weightwire::content {
@@ -31,8 +33,7 @@ class Fold {
   void Tensor(const layout::TensorSpec& tensor) {
     Text(tensor.name);
     Word(static_cast<uint64_t>(tensor.dtype));
-    Word(tensor.shape.size());
-    for (int64_t extent : tensor.shape) Word(static_cast<uint64_t>(extent));
+    Word(static_cast<uint64_t>(Elements(tensor)));
   }
   kernels::SumSeed Seed() const { return {{lanes_[0], lanes_[1]}}; }
   Fingerprint Finish() const { return {lanes_[0], lanes_[1]}; }
@@ -42,7 +43,7 @@ class Fold {
 };
 
 Fingerprint HashOf(const Leaf& leaf) {
-  Fold fold("weightwire.content.leaf.1");
+  Fold fold("weightwire.content.leaf.2");
   fold.Tensor(leaf.tensor);
   for (uint64_t lane : leaf.sum.lane) fold.Word(lane);
   return fold.Finish();
@@ -58,6 +59,10 @@ Fingerprint Join(const Fingerprint& left, const Fingerprint& right) {
 }
 
 }  // namespace
+
+int64_t Elements(const layout::TensorSpec& tensor) {
+  return std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1}, std::multiplies<>());
+}
 
 kernels::SumSeed SeedOf(std::string_view tensor) {
   Fold fold("weightwire.content.seed.1");
@@ -79,7 +84,7 @@ Fingerprint RootOf(std::span<const Leaf> leaves) {
 }
 
 Fingerprint ClassOf(std::span<const Leaf> leaves) {
-  Fold fold("weightwire.content.class.1");
+  Fold fold("weightwire.content.class.2");
   fold.Word(leaves.size());
   for (const Leaf& leaf : leaves) fold.Tensor(leaf.tensor);
   return fold.Finish();

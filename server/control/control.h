@@ -121,13 +121,15 @@ struct RegisterReply {
 
 /// A scheme with config.json (pieces are derived and compared with `observed`); or what the
 /// engine's own loader did (`trace`), which wins over the scheme and is compared with it when there
-/// is a `spec`; or explicit boxes (`canonical` and `layout` set, nothing else).
+/// is a `spec`; or explicit boxes (`canonical` and `layout` set, nothing else). With a trace,
+/// `checkpoint` may say what tensors the loader was fed, for a model that no family describes.
 struct LayoutSubmission {
   epoch::Member member;
   std::string config_json;
   std::string spec;  ///< "megatron:tp2,pp2"
   std::vector<layout::ObservedTensor> observed;
   std::vector<layout::TraceRow> trace;
+  std::vector<layout::ObservedTensor> checkpoint;
   std::optional<layout::CanonicalSpace> canonical;
   std::optional<layout::RankLayout> layout;
 };

@@ -15,16 +15,18 @@ namespace {
 /// At a time.
 constexpr size_t kFillsMax = 16;
 
+/// The canonical tensors of an engine that is complete, whether dimensions are split or joined.
+const layout::Fingerprint& ElementsOf(const Group* engine) { return engine->agreed->elements; }
+
 /// The first holder that has all tensors in the dtypes of the first waiting engine that has such a
 /// one; only the engines that are like it stay in `waiting`. Without any, the first holder for all.
 const Group* ChooseHolder(const std::vector<const Group*>& holders,
                           std::vector<const Group*>& waiting) {
   for (const Group* engine : waiting) {
-    const layout::Fingerprint& canonical = engine->canonical_fingerprint;
-    const auto like = std::ranges::find(holders, canonical, &Group::canonical_fingerprint);
+    const layout::Fingerprint& elements = ElementsOf(engine);
+    const auto like = std::ranges::find(holders, elements, ElementsOf);
     if (like == holders.end()) continue;
-    std::erase_if(waiting,
-                  [&](const Group* other) { return other->canonical_fingerprint != canonical; });
+    std::erase_if(waiting, [&](const Group* other) { return ElementsOf(other) != elements; });
     return *like;
   }
   return holders.front();

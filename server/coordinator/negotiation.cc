@@ -43,7 +43,8 @@ Status Negotiation::CheckSubmission(const control::LayoutSubmission& submission)
   }
   if (submission.config_json.size() > kConfigBytesMax) return TooLong("config.json is too long");
   if (submission.spec.size() > kSpecBytesMax) return TooLong("the parallel spec is too long");
-  if (submission.observed.size() > layout::LayoutLimits{}.local_tensors_per_rank_max) {
+  if (submission.observed.size() > layout::LayoutLimits{}.local_tensors_per_rank_max ||
+      submission.checkpoint.size() > layout::LayoutLimits{}.canonical_tensors_max) {
     return TooLong("too many tensors were reported");
   }
   return OkStatus();
@@ -51,8 +52,16 @@ Status Negotiation::CheckSubmission(const control::LayoutSubmission& submission)
 
 void Negotiation::WithScheme(const Submission& submission, const LayoutReplier& reply,
                              const Result<SchemeLayout>& scheme) {
-  if (!scheme) return Refuse(*submission, reply, scheme.error());
-  Compute(submission, *scheme, reply);
+  if (scheme) return Compute(submission, *scheme, reply);
+  // The trace itself says what the model is, where no family does.
+  const bool unknown = scheme.error().reason() == Reason::kUnknownModel;
+  if (unknown && !submission->checkpoint.empty()) return Compute(submission, {}, reply);
+  if (!unknown || submission->trace.empty()) return Refuse(*submission, reply, scheme.error());
+  Refuse(*submission, reply,
+         Status(scheme.error())
+             .Remedy("say with the trace what tensors the checkpoint has "
+                     "(Subscriber.bind(checkpoint=), with an agent of this version), or send "
+                     "explicit layouts"));
 }
 
 void Negotiation::Compute(const Submission& submission, const SchemeLayout& scheme,

@@ -22,7 +22,8 @@ struct Sight {
   const Read* by = nullptr;
   KeyedSum sum;
 };
-using TensorKey = std::tuple<std::string, layout::DType, layout::Shape>;
+/// Name, dtype, elements: engines may have one tensor in several shapes (layout/joined.h).
+using TensorKey = std::tuple<std::string, layout::DType, int64_t>;
 
 std::string RanksText(const std::string& engine, const std::vector<uint32_t>& ranks) {
   std::string text;
@@ -141,7 +142,7 @@ Verification Judge(const std::vector<EngineAnswer>& answers,
   const std::vector<Read> reads = ReadAll(answers, out);
   std::map<Epoch, std::map<TensorKey, std::vector<Sight>>> sights;
   const auto see = [&](Epoch epoch, const Leaf& leaf, const Read* by) {
-    sights[epoch][{leaf.tensor.name, leaf.tensor.dtype, leaf.tensor.shape}].push_back(
+    sights[epoch][{leaf.tensor.name, leaf.tensor.dtype, content::Elements(leaf.tensor)}].push_back(
         {by, leaf.sum});
   };
   for (const Read& read : reads) {

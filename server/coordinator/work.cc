@@ -4,6 +4,9 @@
 #include <iterator>
 #include <utility>
 
+#include "server/layout/joined.h"
+#include "server/layout/trace_head.h"
+
 namespace weightwire::coordinator {
 namespace {
 
@@ -26,14 +29,37 @@ Result<RankOffer> Sized(layout::RankLayout rank,
                    {}};
 }
 
+/// What a trace tells of a model that no family describes.
+Result<SchemeLayout> FromCheckpoint(const control::LayoutSubmission& submission) {
+  WW_ASSIGN(layout::CanonicalSpace made,
+            layout::CanonicalFromCheckpoint(submission.config_json, submission.checkpoint));
+  WW_FAIL_IF_ERROR(layout::CheckHeadIsKnown(submission.config_json, made, submission.trace));
+  auto canonical = std::make_shared<const layout::CanonicalSpace>(std::move(made));
+  return SchemeLayout{nullptr, canonical, layout::FingerprintOf(*canonical), canonical};
+}
+
+/// The loader saw tensors as checkpoints store them; its layout is agreed as the model has them.
 Result<RankOffer> FromTrace(const control::LayoutSubmission& submission, const SchemeLayout& scheme,
                             uint32_t rank) {
+<<<<<<< HEAD
   WW_ASSIGN(layout::RankLayout traced,
             layout::LayoutFromTrace(*scheme.canonical, submission.trace));
   std::vector<std::string> notes = scheme.notes;
   if (!submission.spec.empty()) {
     std::ranges::move(layout::CompareTrace(*scheme.canonical, traced, scheme.model->ranks[rank]),
                       std::back_inserter(notes));
+=======
+  WW_ASSIGN(layout::RankLayout traced, layout::LayoutFromTrace(*scheme.stored, submission.trace));
+  const auto splits = layout::SplitsBetween(*scheme.stored, *scheme.canonical).first;
+  if (!splits.empty()) {
+    WW_ASSIGN(traced, layout::Split(traced, splits));
+  }
+  std::vector<std::string> notes;
+  if (!submission.spec.empty() && scheme.model == nullptr) {
+    notes = {"no family describes the model: the recorded loader was compared with nothing"};
+  } else if (!submission.spec.empty()) {
+    notes = layout::CompareTrace(*scheme.canonical, traced, scheme.model->ranks[rank]);
+>>>>>>> w-boxes
   }
   WW_ASSIGN(layout::RankLayout bound, layout::BindTrace(std::move(traced), submission.observed));
   WW_FAIL_IF_ERROR(layout::ValidateRank(*scheme.canonical, bound));
@@ -45,6 +71,10 @@ Result<RankOffer> FromTrace(const control::LayoutSubmission& submission, const S
 
 Result<RankOffer> FromScheme(const control::LayoutSubmission& submission,
                              const SchemeLayout& scheme, uint32_t rank, uint32_t world) {
+  if (scheme.model == nullptr) {
+    WW_ASSIGN(const SchemeLayout own, FromCheckpoint(submission));
+    return FromTrace(submission, own, rank);
+  }
   if (!submission.spec.empty() && scheme.model->ranks.size() != world) {
     return Fail(
         Status(Code::kInvalidArgument, Reason::kInvalidRequest,
@@ -68,6 +98,37 @@ Result<RankOffer> Explicit(const control::LayoutSubmission& submission) {
   return Sized(*submission.layout, canonical, layout::FingerprintOf(*canonical));
 }
 
+AgreedLayoutPtr Agreed(layout::ModelLayout model) {
+  auto agreed = std::make_shared<AgreedLayout>();
+  agreed->fingerprint = layout::FingerprintOf(model);
+  agreed->elements = layout::ElementsFingerprintOf(model.canonical);
+  agreed->model = std::move(model);
+  return agreed;
+}
+
+/// `layout` with the shapes that the other side has.
+Result<AgreedLayoutPtr> Split(const AgreedLayoutPtr& layout,
+                              std::span<const layout::SplitTensor> splits) {
+  if (splits.empty()) return layout;
+  WW_ASSIGN(layout::ModelLayout model, layout::Split(layout->model, splits));
+  return Agreed(std::move(model));
+}
+
+/// `canonical` with the shapes of checkpoints; null where they are its own. Adapters (lora=) are no
+/// tensors of a checkpoint and have theirs.
+Result<std::shared_ptr<const layout::CanonicalSpace>> StoredAs(
+    const layout::CanonicalSpace& canonical, const std::string& config_json) {
+  WW_ASSIGN(const layout::CanonicalSpace stored, layout::StoredFromConfig(config_json));
+  std::shared_ptr<layout::CanonicalSpace> own;
+  for (size_t t = 0; t < canonical.tensors.size(); ++t) {
+    const auto found = stored.Find(canonical.tensors[t].name);
+    if (!found || stored.tensors[*found].shape == canonical.tensors[t].shape) continue;
+    if (own == nullptr) own = std::make_shared<layout::CanonicalSpace>(canonical);
+    own->tensors[t].shape = stored.tensors[*found].shape;
+  }
+  return own;
+}
+
 bool Quantizes(const plan::TransferPlan& plan) {
   if (!plan.gathered.empty()) return true;
   return std::ranges::any_of(plan.streams, [](const plan::Stream& stream) {
@@ -83,8 +144,14 @@ Result<SchemeLayout> Work::Scheme(const std::string& config_json, const std::str
   WW_ASSIGN(layout::ModelLayout model, layout::LayoutFromScheme(config_json, parsed));
   auto shared = std::make_shared<const layout::ModelLayout>(std::move(model));
   auto canonical = std::shared_ptr<const layout::CanonicalSpace>(shared, &shared->canonical);
+<<<<<<< HEAD
   WW_ASSIGN(std::vector<std::string> notes, layout::NotesOfConfig(config_json));
   return SchemeLayout{shared, canonical, layout::FingerprintOf(*canonical), std::move(notes)};
+=======
+  WW_ASSIGN(auto stored, StoredAs(*canonical, config_json));
+  return SchemeLayout{shared, canonical, layout::FingerprintOf(*canonical),
+                      stored ? stored : canonical};
+>>>>>>> w-boxes
 }
 
 Result<RankOffer> Work::Offer(const control::LayoutSubmission& submission,
@@ -95,16 +162,16 @@ Result<RankOffer> Work::Offer(const control::LayoutSubmission& submission,
 AgreedLayoutPtr Work::Assemble(
     const layout::CanonicalSpace& canonical,
     const std::vector<std::shared_ptr<const layout::RankLayout>>& ranks) const {
-  auto agreed = std::make_shared<AgreedLayout>();
-  agreed->model.canonical = canonical;
-  for (const auto& rank : ranks) agreed->model.ranks.push_back(*rank);
-  agreed->fingerprint = layout::FingerprintOf(agreed->model);
-  return agreed;
+  layout::ModelLayout model{canonical, {}};
+  for (const auto& rank : ranks) model.ranks.push_back(*rank);
+  return Agreed(std::move(model));
 }
 
-Result<PlannedPairPtr> Work::Plan(const AgreedLayoutPtr& source,
-                                  const AgreedLayoutPtr& target) const {
-  WW_FAIL_IF_ERROR(layout::CheckTie(source->model.canonical, target->model.canonical));
+Result<PlannedPairPtr> Work::Plan(const AgreedLayoutPtr& from, const AgreedLayoutPtr& to) const {
+  WW_FAIL_IF_ERROR(layout::CheckTie(from->model.canonical, to->model.canonical));
+  const auto splits = layout::SplitsBetween(from->model.canonical, to->model.canonical);
+  WW_ASSIGN(const AgreedLayoutPtr source, Split(from, splits.first));
+  WW_ASSIGN(const AgreedLayoutPtr target, Split(to, splits.second));
   WW_ASSIGN(plan::TransferPlan built, plan::BuildPlan(source->model, target->model));
   if (built.streams.empty()) {
     return Fail(Code::kFailedPrecondition, Reason::kTensorMissing,

@@ -13,10 +13,15 @@ namespace weightwire::coordinator {
 
 /// What a scheme says about a model, with the fingerprint of the canonical space.
 struct SchemeLayout {
-  std::shared_ptr<const layout::ModelLayout> model;
+  std::shared_ptr<const layout::ModelLayout> model;  ///< null: no family describes the model
   std::shared_ptr<const layout::CanonicalSpace> canonical;
   layout::Fingerprint canonical_fingerprint;
+<<<<<<< HEAD
   std::vector<std::string> notes;  ///< layout::NotesOfConfig's
+=======
+  /// In the shapes of checkpoints, which traces see; `canonical` itself where they are the same.
+  std::shared_ptr<const layout::CanonicalSpace> stored = {};
+>>>>>>> w-boxes
 };
 
 /// What a rank holds, as its process and its scheme agree on it.
@@ -32,10 +37,12 @@ struct RankOffer {
 struct AgreedLayout {
   layout::ModelLayout model;
   layout::Fingerprint fingerprint;
+  layout::Fingerprint elements = {};  ///< layout::ElementsFingerprintOf(model.canonical)
 };
 using AgreedLayoutPtr = std::shared_ptr<const AgreedLayout>;
 
-/// A proved plan with the layouts that it joins.
+/// A proved plan with the layouts that it joins: those that were agreed, or the same ones with
+/// dimensions split as the other side has them (layout/joined.h).
 struct PlannedPair {
   std::shared_ptr<const plan::TransferPlan> plan;
   AgreedLayoutPtr source;
@@ -53,17 +60,17 @@ class Work {
   /// Errors: layout::ParseParallelSpec's and LayoutFromScheme's.
   virtual Result<SchemeLayout> Scheme(const std::string& config_json,
                                       const std::string& spec) const;
-  /// `scheme` is not looked at where the submission has explicit boxes.
+  /// `scheme` is not looked at where the submission has explicit boxes. Without a model, a trace's
+  /// own checkpoint is its canonical space.
   /// Errors: CoordinatorPort::SubmitLayout's.
   virtual Result<RankOffer> Offer(const control::LayoutSubmission& submission,
                                   const SchemeLayout& scheme, uint32_t rank, uint32_t world) const;
   virtual AgreedLayoutPtr Assemble(
       const layout::CanonicalSpace& canonical,
       const std::vector<std::shared_ptr<const layout::RankLayout>>& ranks) const;
-  /// Builds and proves. Errors: layout::CheckTie's, plan::BuildPlan's and VerifyPlan's;
+  /// Builds and proves. Errors: layout::CheckTie's and Split's, plan::BuildPlan's and VerifyPlan's;
   /// kFailedPrecondition / kTensorMissing when the target holds nothing of the model.
-  virtual Result<PlannedPairPtr> Plan(const AgreedLayoutPtr& source,
-                                      const AgreedLayoutPtr& target) const;
+  virtual Result<PlannedPairPtr> Plan(const AgreedLayoutPtr& from, const AgreedLayoutPtr& to) const;
   /// `rank` is one of that side.
   virtual std::shared_ptr<const plan::RankSlice> Slice(const plan::TransferPlan& plan,
                                                        plan::Side side, uint32_t rank) const;

@@ -4,7 +4,8 @@
 
 #include <memory>
 
-#include "server/layout/types.h"
+#include "server/base/checked.h"
+#include "server/layout/joined.h"
 
 namespace weightwire::layout {
 namespace {
@@ -55,12 +56,18 @@ class Digest {
 /// Stands where a text's length would, and is none.
 constexpr uint64_t kBlockFollows = ~uint64_t{0};
 
-void AddCanonical(const CanonicalSpace& canonical, Digest& digest) {
+enum class Of { kShapes, kElements };
+
+void AddCanonical(const CanonicalSpace& canonical, Digest& digest, Of of = Of::kShapes) {
   digest.Word(canonical.tensors.size());
   for (const TensorSpec& tensor : canonical.tensors) {
     digest.Text(tensor.name);
     digest.Word(static_cast<uint64_t>(tensor.dtype));
-    digest.Words(tensor.shape);
+    if (of == Of::kShapes) {
+      digest.Words(tensor.shape);
+    } else {  // a shape whose count does not fit is refused by Validate
+      digest.Word(static_cast<uint64_t>(CheckedProduct(tensor.shape).value_or(0)));
+    }
     if (tensor.block.empty()) continue;
     digest.Word(kBlockFollows);
     digest.Words(tensor.block);
@@ -93,6 +100,12 @@ std::string Fingerprint::ToHex() const { return PlanId{high, low}.ToHex(); }
 Fingerprint FingerprintOf(const CanonicalSpace& canonical) {
   Digest digest("weightwire.canonical.v1");
   AddCanonical(canonical, digest);
+  return digest.Finish();
+}
+
+Fingerprint ElementsFingerprintOf(const CanonicalSpace& canonical) {
+  Digest digest("weightwire.elements.v1");
+  AddCanonical(canonical, digest, Of::kElements);
   return digest.Finish();
 }
 

@@ -163,7 +163,7 @@ Status CheckSameModel(const CanonicalSpace& expected, const CanonicalSpace& foun
                 "this rank's model differs from that of the group's other ranks: " + tensor +
                     ": expected " + wanted + ", found " + got)
       .AtTensor(tensor)
-      .Remedy("give every rank the same config.json");
+      .Remedy("give every rank the same config.json, or describe the same tensors on every rank");
 }
 
 Status CheckTie(const CanonicalSpace& source, const CanonicalSpace& target) {

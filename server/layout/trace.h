@@ -64,6 +64,19 @@ Result<EngineTrace> ParseTrace(std::string_view json);
 Result<RankLayout> LayoutFromTrace(const CanonicalSpace& canonical,
                                    const std::vector<TraceRow>& rows);
 
+/// The canonical space in the shapes under which a Hugging Face checkpoint stores its tensors,
+/// which is what loaders see. Errors: CanonicalFromConfig's.
+Result<CanonicalSpace> StoredFromConfig(std::string_view config_json);
+
+/// The canonical space of a model that no family describes: the tensors of the checkpoint that its
+/// loader was fed, whichever of them this rank's loader takes. A head that config.json ties to the
+/// embedding is none of the model's, whatever the file has (CheckTie).
+///   kInvalidArgument / kInvalidRequest  config.json is not JSON, or says two things of the tie;
+///   and
+///                                       what Validate says of the result
+Result<CanonicalSpace> CanonicalFromCheckpoint(std::string_view config_json,
+                                               const std::vector<ObservedTensor>& checkpoint);
+
 /// Gives traced parameters the shapes and the order in which their process binds them. What the
 /// loader never filled (buffers) stays, without pieces.
 ///   kFailedPrecondition / kTensorMissing  a traced parameter was not observed

@@ -1,6 +1,9 @@
+#include <algorithm>
+
 #include "server/layout/json_reader.h"
 #include "server/layout/torch_dtype.h"
 #include "server/layout/trace.h"
+#include "server/layout/trace_head.h"
 
 namespace weightwire::layout {
 namespace {
@@ -76,7 +79,54 @@ Status ReadRank(const Json& json, EngineTrace& trace) {
   return OkStatus();
 }
 
+constexpr std::string_view kHead = "lm_head.weight", kEmbedding = "model.embed_tokens.weight";
+
+/// Whether config.json ties the head to the embedding; nullopt where it does not say. What it says
+/// twice must be one.
+Result<std::optional<bool>> TiesHead(std::string_view config_json) {
+  WW_ASSIGN(const Json json, ParseObject(config_json, "config.json"));
+  std::optional<bool> tied;
+  const auto text = json.find("text_config");
+  const bool nested = text != json.end() && text->is_object();
+  for (const Json* level : {&json, nested ? &*text : &json}) {
+    WW_ASSIGN(const auto said, OptionalBool(*level, "tie_word_embeddings"));
+    if (said && tied.value_or(*said) != *said) {
+      return Fail(Bad("config.json's tie_word_embeddings is true at one level and false at another")
+                      .AtTensor(std::string(kHead)));
+    }
+    if (said) tied = said;
+  }
+  return tied;
+}
+
 }  // namespace
+
+Result<CanonicalSpace> CanonicalFromCheckpoint(std::string_view config_json,
+                                               const std::vector<ObservedTensor>& checkpoint) {
+  WW_ASSIGN(const std::optional<bool> tied, TiesHead(config_json));
+  CanonicalSpace canonical;
+  for (const ObservedTensor& tensor : checkpoint) {
+    if (tied.value_or(false) && tensor.name == kHead) continue;
+    canonical.tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
+  }
+  std::ranges::sort(canonical.tensors, {}, &TensorSpec::name);
+  WW_FAIL_IF_ERROR(Validate(ModelLayout{canonical, {}}));
+  return canonical;
+}
+
+Status CheckHeadIsKnown(std::string_view config_json, const CanonicalSpace& canonical,
+                        const std::vector<TraceRow>& rows) {
+  WW_ASSIGN_OR_STATUS(const std::optional<bool> tied, TiesHead(config_json));
+  const auto reads = [&](std::string_view name) {
+    return std::ranges::find(rows, name, &TraceRow::source) != rows.end();
+  };
+  if (tied || !canonical.Find(kHead) || !reads(kEmbedding) || reads(kHead)) return OkStatus();
+  return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                "the loader takes the embedding and leaves the checkpoint's head alone, and "
+                "config.json does not say whether one is the other")
+      .AtTensor(std::string(kHead))
+      .Remedy("set tie_word_embeddings in config.json as the running model has it");
+}
 
 Result<EngineTrace> ParseTrace(std::string_view json_text) {
   WW_ASSIGN(const Json json, ParseObject(json_text, "the trace"));

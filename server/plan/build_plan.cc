@@ -131,7 +131,7 @@ class Planner {
     }
     if (wanted.empty()) return OkStatus();
     const std::optional<Origin> origin = OriginOf(canonical, found);
-    if (!origin) return NoSuchTensor(spec, wanted[0].rank);
+    if (!origin) return NoSuchTensor(spec, wanted[0].rank, source_.canonical, target_.canonical);
     const OwnerIndex index(book_.Cut(source_pieces_.Of(origin->tensor)));
     std::vector<Draft>& drafts = list_.drafts;
     const auto first = static_cast<ptrdiff_t>(drafts.size());

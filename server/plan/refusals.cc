@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/plan/likely_cause.h"
 #include "server/plan/plan.h"
 #include "server/plan/text.h"
 
@@ -14,9 +15,6 @@ namespace {
 using layout::Box;
 using layout::DType;
 using layout::TensorSpec;
-
-constexpr const char* kSameModel =
-    "both sides must describe the same model: compare their config.json";
 
 Status Refuse(Reason reason, std::string message) {
   return Status(Code::kFailedPrecondition, reason, std::move(message));
@@ -62,14 +60,15 @@ Status OtherShape(const TensorSpec& tensor, const layout::Shape& at_source) {
   return Refuse(Reason::kShapeMismatch,
                 "source has shape " + ShapeText(at_source) + ", target " + ShapeText(tensor.shape))
       .AtTensor(tensor.name)
-      .Remedy(kSameModel);
+      .Remedy(ShapeRemedy(tensor, at_source));
 }
 
-Status NoSuchTensor(const TensorSpec& tensor, uint32_t target_rank) {
+Status NoSuchTensor(const TensorSpec& tensor, uint32_t target_rank,
+                    const layout::CanonicalSpace& source, const layout::CanonicalSpace& target) {
   return Refuse(Reason::kTensorMissing, "the source has no such tensor")
       .AtRank(RankText(Side::kTarget, target_rank))
       .AtTensor(tensor.name)
-      .Remedy(kSameModel);
+      .Remedy(MissingRemedy(source, target, tensor));
 }
 
 Status NoCast(const TensorSpec& tensor, uint32_t source_rank, DType from, uint32_t target_rank,

@@ -11,7 +11,9 @@
 namespace weightwire::plan {
 
 Status OtherShape(const layout::TensorSpec& tensor, const layout::Shape& at_source);
-Status NoSuchTensor(const layout::TensorSpec& tensor, uint32_t target_rank);
+/// `source` and `target`: all tensors of the two sides.
+Status NoSuchTensor(const layout::TensorSpec& tensor, uint32_t target_rank,
+                    const layout::CanonicalSpace& source, const layout::CanonicalSpace& target);
 Status NoCast(const layout::TensorSpec& tensor, uint32_t source_rank, layout::DType from,
               uint32_t target_rank, layout::DType to);
 /// The owners of `index` do not cover `box`.

@@ -113,21 +113,29 @@ v1::TraceRow RowToProto(const layout::TraceRow& row) {
   return out;
 }
 
+Result<std::vector<layout::ObservedTensor>> SpecsFromProto(
+    const std::string& field, const std::string& list,
+    const google::protobuf::RepeatedPtrField<v1::TensorSpec>& specs) {
+  WW_FAIL_IF_ERROR(CheckCount(field + "." + list, specs.size(), kTensorsMax));
+  std::vector<layout::ObservedTensor> out;
+  out.reserve(static_cast<size_t>(specs.size()));
+  for (int i = 0; i < specs.size(); ++i) {
+    WW_ASSIGN(layout::TensorSpec spec, FromProto(At(field, list, i), specs.Get(i)));
+    out.push_back({std::move(spec.name), spec.dtype, std::move(spec.shape)});
+  }
+  return out;
+}
+
 /// What a scheme and a trace have in common.
 template <typename Message>
 Result<control::LayoutSubmission> ConfigFromProto(const std::string& field,
                                                   const Message& message) {
   WW_FAIL_IF_ERROR(CheckText(field + ".config_json", message.config_json(), kConfigBytesMax));
   WW_FAIL_IF_ERROR(CheckText(field + ".topology.spec", message.topology().spec(), kSpecBytesMax));
-  WW_FAIL_IF_ERROR(CheckCount(field + ".observed", message.observed_size(), kTensorsMax));
   control::LayoutSubmission out;
   out.config_json = message.config_json();
   out.spec = message.topology().spec();
-  out.observed.reserve(message.observed_size());
-  for (int i = 0; i < message.observed_size(); ++i) {
-    WW_ASSIGN(layout::TensorSpec spec, FromProto(At(field, "observed", i), message.observed(i)));
-    out.observed.push_back({std::move(spec.name), spec.dtype, std::move(spec.shape)});
-  }
+  WW_ASSIGN(out.observed, SpecsFromProto(field, "observed", message.observed()));
   return out;
 }
 
@@ -153,6 +161,7 @@ Result<control::LayoutSubmission> TracedFromProto(const std::string& field,
   if (traced.rows().empty()) return Fail(Bad(field + ".rows", "must not be empty"));
   WW_FAIL_IF_ERROR(CheckCount(field + ".rows", traced.rows_size(), kPiecesMax));
   WW_ASSIGN(control::LayoutSubmission out, ConfigFromProto(field, traced));
+  WW_ASSIGN(out.checkpoint, SpecsFromProto(field, "checkpoint", traced.checkpoint()));
   out.trace.reserve(traced.rows_size());
   for (int i = 0; i < traced.rows_size(); ++i) {
     WW_ASSIGN(auto row, RowFromProto(At(field, "rows", i), traced.rows(i)));
@@ -245,6 +254,9 @@ v1::LayoutSubmission ToProto(const control::LayoutSubmission& submission) {
     SetConfig(submission, out.mutable_traced());
     for (const layout::TraceRow& row : submission.trace) {
       *out.mutable_traced()->add_rows() = RowToProto(row);
+    }
+    for (const layout::ObservedTensor& tensor : submission.checkpoint) {
+      SetSpec(tensor.name, tensor.dtype, tensor.shape, out.mutable_traced()->add_checkpoint());
     }
     return out;
   }

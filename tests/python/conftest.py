@@ -8,6 +8,7 @@ import pathlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Sequence
 
 import numpy as np
 import pytest
@@ -85,17 +86,20 @@ class EngineRanks:
     """All ranks of an engine in this process; `follow` flips and acknowledges as a leader would."""
 
     def __init__(self, agent: str, name: str, config: dict, spec: str, shapes: list[list[TensorMeta]],
-                 traces: list | None = None, device: Device | None = None):
+                 traces: list | None = None, device: Device | None = None, checkpoint: Sequence[TensorMeta] = ()):
         self.ranks = []
         self.notes = []
         for rank, tensors in enumerate(shapes):
             subscriber = Subscriber(group=name, rank=rank, world_size=len(shapes), agent=agent, device=device)
             self.ranks.append(subscriber)
-            self.notes.append(subscriber.bind(config, spec, tensors, traces[rank] if traces else None))
+            self.notes.append(self.bind(subscriber, config, spec, tensors, traces[rank] if traces else None, checkpoint))
         self._stop = threading.Event()
         self.flipped = threading.Condition()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
+
+    def bind(self, subscriber: Subscriber, *layout) -> list[str]:
+        return subscriber.bind(*layout)
 
     def _follow(self):
         while not self._stop.is_set():

@@ -5,6 +5,7 @@ dumps are in tests/data/content_roots.json, where tests in C++ read them; `conte
 from __future__ import annotations
 
 import json
+import math
 import sys
 
 import numpy as np
@@ -57,9 +58,9 @@ def tensor_sum(name: str, data: bytes) -> list[int]:
 
 
 def leaf(name: str, dtype: str, shape: tuple[int, ...], data: bytes) -> tuple[int, int]:
-    fold = Fold("weightwire.content.leaf.1")
+    fold = Fold("weightwire.content.leaf.2")
     fold.text(name)
-    for word in (DTYPES[dtype], len(shape), *shape, *tensor_sum(name, data)):
+    for word in (DTYPES[dtype], math.prod(shape), *tensor_sum(name, data)):
         fold.word(word)
     return fold.finish()
 

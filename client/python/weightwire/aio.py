@@ -207,8 +207,9 @@ class Subscriber:
         return self.sync
 
     async def bind(self, config: Mapping[str, Any] | str, spec: str, tensors: Sequence[TensorMeta],
-                   trace: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
-        return await asyncio.to_thread(self._opened().bind, config, spec, tensors, trace)
+                   trace: Sequence[Mapping[str, Any]] | None = None,
+                   checkpoint: Sequence[TensorMeta] = ()) -> list[str]:
+        return await asyncio.to_thread(self._opened().bind, config, spec, tensors, trace, checkpoint)
 
     async def bind_submission(self, layout: types_pb2.LayoutSubmission) -> list[str]:
         return await asyncio.to_thread(self._opened().bind_submission, layout)

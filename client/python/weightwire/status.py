@@ -155,7 +155,7 @@ class EngineContent:
     version: int
     why: errors.WeightwireError | None  #: it could not be read; what follows is empty then
     superseded: bool  #: because another epoch took over meanwhile: ask again
-    content_class: str  #: of names, dtypes and shapes; only equal ones have comparable roots
+    content_class: str  #: of names, dtypes and counts of elements; only equal ones have comparable roots
     root: str
     tensors: int  #: below the root
     tensors_partial: int  #: that it does not hold whole: compared among its ranks only

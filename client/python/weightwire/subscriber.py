@@ -145,12 +145,15 @@ class Subscriber:
         self._lock.notify_all()
 
     def bind(self, config: Mapping[str, Any] | str, spec: str, tensors: Sequence[TensorMeta],
-             trace: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
+             trace: Sequence[Mapping[str, Any]] | None = None,
+             checkpoint: Sequence[TensorMeta] = ()) -> list[str]:
         """Negotiates the layout of this rank and maps its stage.
 
         config, spec, tensors: as Publisher.bind, e.g. spec "vllm:tp2".
         trace: what the engine's own loader did, which then wins over the scheme: one mapping a copy, with
         "src", "ops" ([name, *arguments] each), "param", "offset", "shape", "stride" and "dtype" (torch's name).
+        checkpoint: with a trace, all tensors of the checkpoint that the loader was recorded with, the same on every
+        rank: they are the model where no family describes it. They are sent only then.
         Returns where trace and scheme disagree, as lines for people; spec "" compares with nothing.
         """
         text = config if isinstance(config, str) else json.dumps(config)
@@ -159,8 +162,14 @@ class Subscriber:
         if trace is None:
             return self.bind_submission(types_pb2.LayoutSubmission(
                 scheme=types_pb2.LayoutSubmission.Scheme(**common)))
-        return self.bind_submission(types_pb2.LayoutSubmission(traced=types_pb2.LayoutSubmission.Traced(
-            rows=[trace_row(copy) for copy in trace], **common)))
+        traced = types_pb2.LayoutSubmission.Traced(rows=[trace_row(copy) for copy in trace], **common)
+        try:
+            return self.bind_submission(types_pb2.LayoutSubmission(traced=traced))
+        except errors.RefusedError as why:
+            if why.reason != "unknown_model" or not checkpoint:
+                raise
+        traced.checkpoint.extend(meta.to_proto() for meta in checkpoint)
+        return self.bind_submission(types_pb2.LayoutSubmission(traced=traced))
 
     def bind_submission(self, layout: types_pb2.LayoutSubmission) -> list[str]:
         """As `bind`, for any layout (explicit boxes included)."""

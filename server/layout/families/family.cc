@@ -17,6 +17,7 @@
 #include "server/layout/families/qwen2_5_vl.h"
 #include "server/layout/families/qwen3.h"
 #include "server/layout/scheme.h"
+#include "server/layout/trace.h"
 
 namespace weightwire::layout {
 namespace {
@@ -282,6 +283,16 @@ Result<CanonicalSpace> CanonicalFromConfig(std::string_view config_json) {
   WW_ASSIGN(ModelConfig config, ParseModelConfig(config_json));
   WW_ASSIGN(const Model model, Model::Build(std::move(config)));
   return model.canonical();
+}
+
+Result<CanonicalSpace> StoredFromConfig(std::string_view config_json) {
+  WW_ASSIGN(ModelConfig config, ParseModelConfig(config_json));
+  WW_ASSIGN(const Model model, Model::Build(std::move(config)));
+  CanonicalSpace stored = model.canonical();
+  for (uint32_t t = 0; t < stored.tensors.size(); ++t) {
+    stored.tensors[t].shape = model.StoredShape(t);
+  }
+  return stored;
 }
 
 }  // namespace weightwire::layout

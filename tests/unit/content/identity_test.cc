@@ -17,7 +17,7 @@ std::vector<Leaf> Leaves() {
   return leaves;
 }
 
-TEST(Root, IsOfEachLeafsNameDtypeShapeAndBothLanes) {
+TEST(Root, IsOfEachLeafsNameDtypeElementsAndBothLanes) {
   const std::vector<Leaf> leaves = Leaves();
   const layout::Fingerprint root = RootOf(leaves);
   EXPECT_EQ(RootOf(leaves), root);
@@ -30,9 +30,18 @@ TEST(Root, IsOfEachLeafsNameDtypeShapeAndBothLanes) {
   };
   differs([](Leaf& leaf) { leaf.tensor.name += "x"; });
   differs([](Leaf& leaf) { leaf.tensor.dtype = DType::kF16; });
-  differs([](Leaf& leaf) { leaf.tensor.shape = {6, 4}; });
+  differs([](Leaf& leaf) { leaf.tensor.shape = {4, 7}; });
   differs([](Leaf& leaf) { leaf.sum.lane[0] ^= 1; });
   differs([](Leaf& leaf) { leaf.sum.lane[1] ^= uint64_t{1} << 63; });
+}
+
+TEST(Root, AndClassAreTheSameWhetherDimensionsAreSplitOrJoined) {
+  const std::vector<Leaf> leaves = Leaves();
+  std::vector<Leaf> split = leaves;
+  split[1].tensor.shape = {4, 3, 2};
+  split[3].tensor.shape = {24};
+  EXPECT_EQ(RootOf(split), RootOf(leaves));
+  EXPECT_EQ(ClassOf(split), ClassOf(leaves));
 }
 
 TEST(Root, OfOneLeafMoreOrLessIsAnotherOne) {

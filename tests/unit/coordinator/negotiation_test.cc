@@ -233,6 +233,31 @@ TEST_F(Negotiation, TraceNeedsNoScheme) {
   EXPECT_THAT(reply->notes, ::testing::IsEmpty());
 }
 
+TEST_F(Negotiation, TraceNeedsNoFamilyWhereItSaysWhatTheCheckpointHas) {
+  control::LayoutSubmission submission;
+  submission.member = members[0];
+  submission.config_json = R"({"model_type": "tomorrow"})";
+  submission.spec = "vllm:tp2";
+  submission.trace = {
+      {"b", {{"narrow", {0, 0, 2}}}, "param", 0, {2, 3}, {3, 1}, layout::DType::kBF16}};
+  submission.observed = {{"param", layout::DType::kBF16, {2, 3}}};
+  const auto refused = fleet.Submit(submission);
+  EXPECT_EQ(refused.error().reason(), Reason::kUnknownModel);
+  EXPECT_THAT(refused.error().message(), ::testing::HasSubstr("tomorrow"));
+  EXPECT_THAT(refused.error().remedy(), ::testing::HasSubstr("checkpoint="));
+  submission.checkpoint = {{"b", layout::DType::kBF16, {4, 3}}, {"a", layout::DType::kF32, {1}}};
+  const auto reply = fleet.Submit(submission);
+  ASSERT_TRUE(reply.has_value()) << reply.error().ToString();
+  EXPECT_THAT(reply->notes, ::testing::ElementsAre(::testing::HasSubstr("no family")));
+  EXPECT_EQ(reply->agreed->tensors[0].pieces[0].tensor, 1u) << "sorted by name";
+  // Another rank must describe the same model.
+  submission.member = members[1];
+  submission.checkpoint.pop_back();
+  EXPECT_EQ(fleet.Submit(submission).error().tensor(), "a");
+  submission.checkpoint.push_back({"a", layout::DType::kF32, {1}});
+  EXPECT_TRUE(fleet.Submit(submission).has_value());
+}
+
 TEST_F(Negotiation, LimitsAreStated) {
   auto long_config = Scheme(members[0], config, "megatron:tp2", 0);
   long_config.config_json = std::string(5 << 20, ' ');

@@ -8,6 +8,16 @@
 namespace weightwire::wire {
 namespace {
 
+void ExpectEqual(const std::vector<layout::ObservedTensor>& a,
+                 const std::vector<layout::ObservedTensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t t = 0; t < a.size(); ++t) {
+    ASSERT_EQ(a[t].name, b[t].name);
+    ASSERT_EQ(a[t].dtype, b[t].dtype);
+    ASSERT_EQ(a[t].shape, b[t].shape);
+  }
+}
+
 TEST(LayoutWire, SubmissionsComeBackEqual) {
   const uint64_t seed = SeedFromEnvironment();
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
@@ -23,12 +33,8 @@ TEST(LayoutWire, SubmissionsComeBackEqual) {
     ASSERT_EQ(back->trace, submission.trace);
     ASSERT_EQ(back->canonical, submission.canonical);
     ASSERT_EQ(back->layout, submission.layout);
-    ASSERT_EQ(back->observed.size(), submission.observed.size());
-    for (size_t t = 0; t < submission.observed.size(); ++t) {
-      ASSERT_EQ(back->observed[t].name, submission.observed[t].name);
-      ASSERT_EQ(back->observed[t].dtype, submission.observed[t].dtype);
-      ASSERT_EQ(back->observed[t].shape, submission.observed[t].shape);
-    }
+    ExpectEqual(back->observed, submission.observed);
+    ExpectEqual(back->checkpoint, submission.checkpoint);
   }
 }
 

@@ -260,6 +260,14 @@ layout::TraceRow RandomTraceRow(Dice& dice) {
   return row;
 }
 
+std::vector<layout::ObservedTensor> RandomObserved(Dice& dice) {
+  std::vector<layout::ObservedTensor> out;
+  for (size_t i = dice.Below(5); i > 0; --i) {
+    out.push_back({dice.Name(60), RandomDType(dice), RandomShape(dice)});
+  }
+  return out;
+}
+
 control::LayoutSubmission RandomSubmission(Dice& dice) {
   control::LayoutSubmission out;
   if (dice.Coin()) {
@@ -267,10 +275,9 @@ control::LayoutSubmission RandomSubmission(Dice& dice) {
     out.spec = dice.Name(40);
     if (dice.Coin()) {
       for (size_t i = 1 + dice.Below(5); i > 0; --i) out.trace.push_back(RandomTraceRow(dice));
+      out.checkpoint = RandomObserved(dice);
     }
-    for (size_t i = dice.Below(5); i > 0; --i) {
-      out.observed.push_back({dice.Name(60), RandomDType(dice), RandomShape(dice)});
-    }
+    out.observed = RandomObserved(dice);
     return out;
   }
   out.canonical.emplace();

@@ -142,7 +142,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         rows = [row for target in self._targets.values() for row in target.rows]
         compare = s.mode == "fused" and len(self._targets) == 1
         notes = self._subscriber.bind(self._config, stage.spec_of(self.parallel_config) if compare else "",
-                                      self._observed, rows)
+                                      self._observed, rows, stage.originals(self._checkpoint))
         for note in notes:
             stage.log.warning("weightwire: recorded loader and scheme disagree: %s", note)
         self._hello({"mode": self._targets[False].mode, "notes": notes, "rows": len(rows),

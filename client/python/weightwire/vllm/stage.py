@@ -85,6 +85,12 @@ def _original(name: str) -> str:
     return _ORIGINAL[copy[1]] if copy else name
 
 
+def originals(checkpoint: Sequence[TensorMeta]) -> list[TensorMeta]:
+    """The checkpoint's tensors as rows name them: each once, without the copies that MTP layers have of them."""
+    return list({name: TensorMeta(name, meta.dtype, meta.shape)
+                 for meta in checkpoint for name in [_original(meta.name)]}.values())
+
+
 def as_torch(arrays: Mapping[str, np.ndarray], observed: Sequence[TensorMeta]) -> dict[str, torch.Tensor]:
     """Views of staged arrays; no copy. They are read-only memory: never write to them."""
     out = {}
