@@ -24,7 +24,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from weightwire import errors
 from weightwire.subscriber import Offer, RoomWanted, Subscriber
-from weightwire.vllm import checkpoint, stage
+from weightwire.vllm import checkpoint, features, stage
 from weightwire.vllm.link import Link, Message
 
 MODES = ("fused", "hf_sharded", "hf_full")
@@ -65,14 +65,21 @@ class _Update:
 
 
 class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
-    """Calls of vLLM run on the worker's thread; offers and questions of the driver on others."""
+    """Calls of vLLM run on the worker's thread; offers and questions of the driver on others.
+
+    A vLLM without sessions (`features.has_sessions`) calls `receive_weights` alone: that is then the whole of an update."""
 
     init_info_cls = Settings
     update_info_cls = Ticket
 
-    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module):
-        super().__init__(config, vllm_config, device, model)
-        p = vllm_config.parallel_config
+    def __init__(self, *made_with: Any):
+        super().__init__(*made_with)
+        self._sessions = features.has_sessions()
+        if not hasattr(self, "model_config"):  # vLLM 0.24 gives the engine its parallel_config and its model alone
+            self.model_config = features.config_of(self.model).model_config
+            self.device = next(self.model.parameters()).device
+        self._main = self.model
+        p = self.parallel_config
         self._rank = p.data_parallel_index * p.world_size + p.rank
         self._world_size = p.world_size_across_dp
         self._lock = threading.Condition()
@@ -146,7 +153,8 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         for note in notes:
             stage.log.warning("weightwire: recorded loader and scheme disagree: %s", note)
         self._hello({"mode": self._targets[False].mode, "notes": notes, "rows": len(rows),
-                     "bytes": sum(meta.nbytes for meta in self._observed), "interrupted": self._interrupted})
+                     "bytes": sum(meta.nbytes for meta in self._observed), "interrupted": self._interrupted,
+                     "sessions": self._sessions})
         threading.Thread(target=self._follow, args=(self._subscriber, self._link, self._closed),
                          name="weightwire-offers", daemon=True).start()
 
@@ -242,8 +250,22 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             self._failure = None
         self._guarded("start", self._start)
 
-    def receive_weights(self, update_info: Ticket) -> None:
-        self._guarded("update", lambda: self._receive(update_info))
+    def receive_weights(self, update_info: Ticket, load_weights: Any = None) -> None:
+        if self._sessions:
+            self._guarded("update", lambda: self._receive(update_info))
+            return
+        with self._lock:
+            self._failure = None
+        self._guarded("update", lambda: self._update_whole(update_info))
+        with self._lock:
+            self._update = None
+
+    def _update_whole(self, ticket: Ticket) -> None:
+        self._start()
+        try:
+            self._receive(ticket)
+        finally:
+            self._finish()
 
     def finish_weight_update(self) -> None:
         """Closes the session. An incomplete update is given up: its modules are put in order, and the rank goes on
@@ -265,7 +287,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             self._lock.notify_all()
 
     def _start(self) -> None:
-        draft = self.model is not self._default_model
+        draft = self.model is not self._main
         self._update = _Update(draft, self._targets.get(draft))
         if self._subscriber is None and draft and self._settings.draft:
             return self._register(self._add_draft)
@@ -308,6 +330,11 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             if len(self._targets) == 2 and not update.draft:
                 return  # the draft follows in a session of its own
             self._serving, self._broken, self._shadow = update.epoch, None, None
+
+    @staticmethod
+    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+        """vLLM before 0.28 asks its engines for a trainer's side, too. Ours is weightwire.vllm_trainer, or any publisher."""
+        raise NotImplementedError("weightwire's trainers publish: see weightwire.torch, fsdp, megatron")
 
     def shutdown(self) -> None:
         self._closed.set()

@@ -126,6 +126,11 @@ class Workers:
         """Ranks of the engine; known from the first that said hello."""
         return int(next(iter(self._hello.values()))["world_size"])
 
+    @property
+    def sessions(self) -> bool:
+        """Whether vLLM tells the ranks when an update starts and ends; else they make all of it when they receive."""
+        return all(hello.get("sessions", True) for hello in self._hello.values())
+
     def wait_hello(self, timeout: float) -> list[Message]:
         """What every rank said when it was bound, by rank. Ends at once with `stop_waiting`."""
         with self._changed:
