@@ -28,5 +28,6 @@ def test_answers_equal_those_of_the_engine_before_it_was_updated(kind, checkpoin
         serving = driver.step(60)
         assert (serving.version, serving.recovered) == (version, "")
         assert trainer.released()["version"] == version
-        assert engine.answers() == want.setdefault(seed, engine.answers()), f"{mode}, version {version}"
+        answers = engine.answers()
+        assert answers == want.setdefault(seed, answers), f"{mode}, version {version}"
     assert want[1] != want[2]
