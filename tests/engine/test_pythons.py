@@ -22,7 +22,7 @@ def test_answers_equal_those_of_the_engine_before_it_was_updated(kind, checkpoin
     for version, mode in enumerate(["fused", "fused", "hf_sharded", "hf_sharded"], 1):
         if version % 2:
             driver = stack.add(engine.driver(name="engine", agent=stack.agent, mode=mode))
-            assert [rank["mode"] for rank in driver.init()] == [mode]
+            assert [(rank["mode"], rank["notes"]) for rank in driver.init()] == [(mode, [])], "the scheme knows other names"
         seed = 1 + version % 2
         trainer.send(version, checkpoint(kind, seed))
         serving = driver.step(60)
