@@ -120,6 +120,10 @@ class AgentImpl final : public Agent {
     auto participant = Find(handle);
     return participant ? participant->MakeRoom(epoch) : StaleHandle();
   }
+  Status CopyChecked(Handle handle, uint64_t verification, Status why) override {
+    auto participant = Find(handle);
+    return participant ? participant->CopyChecked(verification, std::move(why)) : StaleHandle();
+  }
   void Detach(Handle handle, Status why) override {
     if (auto participant = Find(handle)) participant->Leave(std::move(why));
   }

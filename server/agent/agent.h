@@ -68,6 +68,10 @@ class Application {
   /// serving, then Agent::MakeRoom(epoch). An epoch that ends before (by an abort) takes the wish
   /// back silently.
   virtual void OnRoomWanted(Epoch epoch, Version version) = 0;
+  /// Only to one that attached with `checks_copies`: somebody verifies what is served, `content`.
+  /// It is to look whether what it made of it is still so, and to answer
+  /// Agent::CopyChecked(verification).
+  virtual void OnCopyCheck(uint64_t /*verification*/, Epoch /*content*/) {}
   /// All ranks of the engine have swapped; the next epoch writes another buffer.
   virtual void OnInstalled(Epoch epoch, Epoch content) = 0;
   /// Fenced: stop serving, forget the stage, attach again with a new incarnation. The handle is
@@ -90,6 +94,8 @@ struct AttachRequest {
   Incarnation previous = {};
   /// Where the rank's stage, or the slabs that it asks for, are to lie; none: in host memory.
   std::optional<device::Uuid> device = {};
+  /// Of an engine rank: it serves from copies of its stage, and answers OnCopyCheck.
+  bool checks_copies = false;
 };
 struct AttachReply {
   Handle handle{};
@@ -230,6 +236,9 @@ class Agent : public control::AgentPort {
   /// fulfilled. A repeat is OK and has no effect.
   ///   kFailedPrecondition / kStaleEpoch  no room is wanted for this epoch (any more)
   virtual Status MakeRoom(Handle handle, Epoch epoch) = 0;
+  /// Engine rank: its answer to OnCopyCheck. An answer that nobody waits for any more has no
+  /// effect.
+  virtual Status CopyChecked(Handle handle, uint64_t verification, Status why) = 0;
   /// The process left or its socket closed. Idempotent.
   virtual void Detach(Handle handle, Status why) = 0;
 

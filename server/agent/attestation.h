@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "kernels/keyed_sum.h"
+#include "server/base/clock.h"
 #include "server/base/executor.h"
+#include "server/epoch/messages.h"
 #include "server/transfer/transfer.h"
 
 namespace weightwire::agent {
@@ -19,6 +21,8 @@ namespace weightwire::agent {
 /// before the sums are believed. Then none was written between the first and the last that was
 /// read.
 struct Attestation {
+  epoch::AttestCommand command;  ///< that it answers
+  Nanos started{};
   transfer::Binding bytes;
   std::shared_ptr<const plan::RankSlice> slice;
   std::function<Status()> check;  ///< that the slice suits the bytes; runs on a worker, first
@@ -26,6 +30,10 @@ struct Attestation {
   std::atomic<bool> stop{false};
   std::vector<kernels::KeyedSum> sums;  ///< of each op, when done and not stopped
   Status why;                           ///< when done: what `check` said, or that a GPU failed
+  bool summed = false;
+  bool told = false;
+  bool copies_awaited = false;  ///< the application has not said yet what became of its copies
+  Status copies;                ///< what it said
 };
 
 /// `done` runs on the strand, once, also when it was stopped; the sums are worthless then.

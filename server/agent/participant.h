@@ -45,6 +45,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   Status AcknowledgeSwap(Epoch epoch, double flip_seconds);
   Status RefuseSwap(Epoch epoch, const std::string& why);
   Status MakeRoom(Epoch epoch);
+  Status CopyChecked(uint64_t verification, Status why);
   LocalStatus Describe() const;
 
   void OnCommand(epoch::Command command);
@@ -135,9 +136,11 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void Attest(const epoch::AttestCommand& command);
   /// `buffer` is about to be written.
   void SupersedeAttestation(int buffer);
+  /// Answers when the bytes are summed and the application has spoken, or neither matters any more.
+  void AttestedWhenWhole(const std::shared_ptr<Attestation>& job);
   /// `job`: its sums, if it was not superseded; null when there are none, for `why`.
   void Attested(const epoch::AttestCommand& command, Status why,
-                const std::shared_ptr<Attestation>& job, Nanos started);
+                const std::shared_ptr<Attestation>& job);
 
   /// For the log, of the attempt that runs or ran last.
   void Note(std::string text, bool bad) const;

@@ -10,6 +10,10 @@
 // given up (MakeRoom). Both come back here: sums are reported only if the mark is not there yet
 // once the last byte has been read. So an answer is of bytes that did not change, or it says
 // superseded.
+//
+// An engine that serves from copies (vLLM's parameters) is asked to look at those at the same time;
+// it is not waited for here: whoever verifies has a deadline, and a newer question replaces this
+// one.
 namespace weightwire::agent {
 namespace {
 
@@ -36,7 +40,7 @@ void Participant::OnCommand(epoch::Command command) {
 }
 
 void Participant::Attest(const epoch::AttestCommand& command) {
-  const auto refuse = [&](Status why) { Attested(command, std::move(why), {}, {}); };
+  const auto refuse = [&](Status why) { Attested(command, std::move(why), {}); };
   if (ended_ || command.member != member()) return refuse(StaleHandle());
   if (!is_engine() || !memory_->layout() || !memory_->stage()) {
     return refuse(Status(Code::kFailedPrecondition, Reason::kNotReady, "there is no stage here"));
@@ -45,42 +49,67 @@ void Participant::Attest(const epoch::AttestCommand& command) {
   if (served != command.content) return refuse(NotServed(command.content, served));
   SupersedeAttestation(memory_->stage()->live());  // one at a time: a newer question replaces it
   auto job = std::make_shared<Attestation>();
+  job->command = command;
+  job->started = services_->clock.Now();
   job->buffer = memory_->stage()->live();
   job->bytes = memory_->StageBinding(job->buffer);
   attestation_ = job;
-  const Nanos started = services_->clock.Now();
+  if (request_.checks_copies && application_ != nullptr) {
+    job->copies_awaited = true;
+    application_->OnCopyCheck(command.verification, command.content);
+  }
   services_->slices.Get(
       command.reading, plan::Side::kSource, command.rank,
-      [weak = weak_from_this(), command, job, started](const Result<SliceCache::Slice>& slice) {
+      [weak = weak_from_this(), command, job](const Result<SliceCache::Slice>& slice) {
         auto self = weak.lock();
         if (!self) return;
-        if (!slice) return self->Attested(command, slice.error(), {}, {});
+        if (!slice) return self->Attested(command, slice.error(), {});
         job->slice = *slice;
         job->check = [slice = *slice, command, layout = self->memory_->layout()] {
           return CheckSlice(*slice, command.reading, plan::Side::kSource, command.rank, *layout);
         };
-        SumOnWorkers(job, self->services_->workers, self->services_->strand,
-                     [weak, command, job, started] {
-                       if (auto there = weak.lock()) there->Attested(command, {}, job, started);
-                     });
+        SumOnWorkers(job, self->services_->workers, self->services_->strand, [weak, job] {
+          job->summed = true;
+          if (auto there = weak.lock()) there->AttestedWhenWhole(job);
+        });
       });
 }
 
 void Participant::SupersedeAttestation(int buffer) {
-  if (attestation_ && attestation_->buffer == buffer) attestation_->stop = true;
+  if (!attestation_ || attestation_->buffer != buffer) return;
+  attestation_->stop = true;
+  AttestedWhenWhole(std::shared_ptr(attestation_));
+}
+
+Status Participant::CopyChecked(uint64_t verification, Status why) {
+  const auto job = attestation_;
+  if (job && job->command.verification == verification && job->copies_awaited) {
+    job->copies_awaited = false;
+    job->copies = std::move(why);
+    AttestedWhenWhole(job);
+  }
+  return OkStatus();
+}
+
+void Participant::AttestedWhenWhole(const std::shared_ptr<Attestation>& job) {
+  if (!job->summed || job->told) return;
+  if (job->copies_awaited && !job->stop && job->why.ok()) return;
+  job->told = true;
+  Attested(job->command, {}, job);
 }
 
 void Participant::Attested(const epoch::AttestCommand& command, Status why,
-                           const std::shared_ptr<Attestation>& job, Nanos started) {
+                           const std::shared_ptr<Attestation>& job) {
   epoch::AttestedReport report{
       command.content, command.member, command.verification, std::move(why), {}, 0};
   if (job && report.why.ok()) report.why = job->why;
+  if (job && report.why.ok()) report.why = job->copies;
   if (job && job->stop) {
     report.why =
         Status(Code::kAborted, Reason::kStaleEpoch,
                "superseded: what was served began to be overwritten, or was asked for again");
   } else if (job && report.why.ok()) {
-    report.seconds = std::chrono::duration<double>(services_->clock.Now() - started).count();
+    report.seconds = std::chrono::duration<double>(services_->clock.Now() - job->started).count();
     report.sums.reserve(job->sums.size());
     for (const kernels::KeyedSum& sum : job->sums) {
       report.sums.push_back({sum.lane[0], sum.lane[1]});

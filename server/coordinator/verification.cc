@@ -111,6 +111,9 @@ std::vector<Read> ReadAll(const std::vector<EngineAnswer>& answers, Verification
   std::vector<Read> reads;
   for (const EngineAnswer& answer : answers) {
     out.engines.push_back(answer.engine);
+    if (answer.engine.why.reason() == Reason::kDigestMismatch) {  // it has found that itself
+      out.Add({answer.engine.name, {}, answer.engine.why.tensor(), answer.engine.why.message()});
+    }
     if (!answer.engine.why.ok()) continue;
     reads.push_back({&answer, content::Combine(*answer.reading, answer.sums)});
     const Content& content = reads.back().content;

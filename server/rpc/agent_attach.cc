@@ -62,6 +62,7 @@ Result<Greeting> GreetingOf(const v1::AttachHello& hello, const TraceId& trace_o
   }
   out.request.pid = hello.pid();
   out.request.previous = Incarnation(hello.previous());
+  out.request.checks_copies = hello.checks_copies();
   return out;
 }
 
@@ -98,6 +99,13 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
     v1::AttachEvent event;
     event.mutable_room_wanted()->set_epoch(epoch.value);
     event.mutable_room_wanted()->set_version(version.value);
+    Send(std::move(event));
+  }
+
+  void OnCopyCheck(uint64_t verification, Epoch content) override {
+    v1::AttachEvent event;
+    event.mutable_copy_check()->set_verification(verification);
+    event.mutable_copy_check()->set_content(content.value);
     Send(std::move(event));
   }
 

@@ -191,6 +191,17 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
     });
   }
 
+  Unary* CopyChecked(Context* context, const v1::CopyCheckedRequest* request,
+                     v1::CopyCheckedResponse* response) override {
+    return StartUnary(runtime_, context, "CopyChecked", *request, response, [&](auto answer) {
+      auto why = wire::FromProto("why", request->why());
+      if (!why) return answer(why.error());
+      OnStrand([this, secret = request->handle(), verification = request->verification(),
+                why = std::move(*why),
+                answer] { answer(agent_.CopyChecked(handles_.Find(secret), verification, why)); });
+    });
+  }
+
   Unary* LocalStatus(Context* context, const v1::LocalStatusRequest* request,
                      v1::LocalStatusResponse* response) override {
     return StartUnary(runtime_, context, "LocalStatus", *request, response,

@@ -28,5 +28,17 @@ class Inspect:
         return found
 
 
+    def parameter_digests(self):
+        """Of every parameter of the model."""
+        return {name: _digest(tensor) for name, tensor in self.get_model().named_parameters() if tensor.numel()}
+
+    def lose_parameters(self, only=None):
+        """As sleep level 2 does: the weights' memory holds something else."""
+        with torch.no_grad():
+            for name, tensor in self.get_model().named_parameters():
+                if tensor.numel() and (only is None or name in only):
+                    tensor.zero_()
+
+
 def _digest(tensor):
     return hashlib.sha256(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()

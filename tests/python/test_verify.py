@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from content_oracle import root
 from engine_oracle import engine_ranks
 from test_fixtures import megatron_case
 from test_fp8 import Case
-from weightwire import Client, NotReadyError, RefusedError, TensorMeta
+from weightwire import AbortedError, Client, NotReadyError, RefusedError, StaleError, TensorMeta
 
 DIGEST_MISMATCH = 64 + 28
 MODELS = [
@@ -212,3 +214,87 @@ def test_every_second_version_is_swept(sweeping, groups):
         until("a sweep after every second version", lambda: outcome("equal") == version // 2)
     assert (outcome("different"), outcome("incomplete")) == (0, 0)
     assert {e.version for e in job.client.status().epochs if e.content_root} == {2, 4}
+
+
+class Copies:
+    """Two ranks that serve from copies, and what they say of them."""
+
+    def __init__(self, daemon, groups):
+        self.says, self.asked, self.hold = [None, None], [0, 0], threading.Event()
+        self.hold.set()
+        config, hf, spec, shards = megatron_case("megatron", "qwen2_tied", "mcore-tp2pp2", "tp2,pp2")
+        observed = [[TensorMeta(n, p.dtype, p.bits.shape) for n, p in rank.items()] for rank in engine_ranks(config, hf, "vllm:tp2")]
+        self.trainer = Trainer(daemon.agent_socket, config, spec, shards)
+        self.engine = EngineRanks(daemon.agent_socket, "vllm", config, "vllm:tp2", observed, on_copy_check=self.check)
+        groups += [self.trainer, self.engine]
+        self.client = Client(daemon.grpc)
+        self.publish(1)
+
+    def publish(self, version):
+        self.trainer.publish(version)
+        self.engine.wait_version(version)
+        self.client.wait_version(version, timeout=30)
+
+    def check(self, rank):
+        self.asked[rank] += 1
+        self.hold.wait(20)
+        if isinstance(self.says[rank], RuntimeError):
+            raise self.says[rank]
+        return self.says[rank]
+
+
+class TestCopies:
+    @pytest.fixture
+    def copies(self, daemon, groups):
+        return Copies(daemon, groups)
+
+    def test_every_rank_is_asked_and_what_is_well_is_equal(self, copies):
+        for times in (1, 2):
+            assert copies.client.verify().equal and copies.asked == [times, times]
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_what_a_rank_lost_is_a_difference_by_name(self, daemon, copies, rank):
+        copies.says[rank] = AbortedError("2 parameters are not what was installed", code="ABORTED", reason="digest_mismatch",
+                                         rank=f"vllm/{rank}", tensor="model.norm.weight")
+        result = copies.client.verify()
+        assert not result.equal and [(d.engine, d.tensor) for d in result.differences] == [("vllm", "model.norm.weight")]
+        assert "2 parameters are not what was installed" in result.differences[0].text
+        assert f"vllm/{rank}" in str(result.engines[0].why)
+        told = subprocess.run([BINARIES / "wwctl", "verify", "--address", daemon.grpc], capture_output=True, text=True, timeout=60)
+        assert told.returncode == DIGEST_MISMATCH and "vllm: model.norm.weight: 2 parameters are not" in told.stdout
+        assert int(daemon.counter('weightwire_content_verifications_total{outcome="different"}')) == 2
+        copies.says[rank] = None
+        assert copies.client.verify().equal
+
+    def test_a_version_that_is_being_installed_is_superseded(self, copies):
+        copies.says[0] = StaleError("superseded: a version is being installed", code="ABORTED", reason="stale_epoch")
+        result = copies.client.verify()
+        assert not result.equal and not result.differences and result.engines[0].superseded
+
+    def test_who_cannot_look_says_so(self, copies):
+        copies.says[1] = RuntimeError("planted")
+        result = copies.client.verify()
+        assert not result.equal and not result.differences
+        assert "RuntimeError: planted" in str(result.engines[0].why)
+
+    def test_who_does_not_answer_is_not_waited_for_and_serves_on(self, copies):
+        copies.hold.clear()
+        before = time.monotonic()
+        result = copies.client.verify(timeout=3)
+        assert time.monotonic() - before < 10 and "no sums before the verification's deadline" in str(result.engines[0].why)
+        copies.publish(2)  # neither are versions held up
+        copies.publish(3)
+        copies.hold.set()
+        until("an answer", lambda: copies.client.verify().equal)
+
+    def test_a_version_that_begins_to_overwrite_it_ends_the_question(self, copies):
+        copies.hold.clear()
+        found = []
+        asking = threading.Thread(target=lambda: found.append(copies.client.verify(timeout=30)))
+        asking.start()
+        until("both ranks were asked", lambda: copies.asked == [1, 1])
+        copies.publish(2)
+        copies.publish(3)  # is written to where version 1 lay
+        asking.join(15)
+        assert found and found[0].engines[0].superseded
+        copies.hold.set()

@@ -53,22 +53,32 @@ class Rank:
         return {"serving": None if self.broken else self.holds, "broken": self.broken, "failure": self.failure,
                 "calls": self.calls, "open": self.open}
 
-    def call(self, step, epoch=None):
+    def call(self, steps, epoch=None):
+        """One call of vLLM; without sessions it is the whole of an update."""
         with self.changed:
-            if step == "start":
-                self.failure, self.open = None, True
-            if self.failure is None and self.engine.fault(step, self.number):
-                self.failure = f"{step}: injected"
-            if step == "update" and self.failure is None:
-                self.pending = epoch
-            if step == "update":
-                self.broken = "half"
-            if step == "finish":
-                self.open = False
-                if self.failure is None and not self.engine.fault("silent", self.number):
-                    self.holds, self.broken = self.pending, None
+            for step in steps:
+                self.do(step, epoch)
             self.calls += 1
             self.changed.notify_all()
+
+    def do(self, step, epoch):
+        if step == "start":
+            self.failure, self.open = None, True
+        if self.failure is None and self.engine.fault(step, self.number):
+            self.failure = f"{step}: injected"
+        if step == "update" and self.failure is None:
+            self.pending = epoch
+        if step == "update":
+            self.broken = "half"
+        if step == "finish":
+            self.open = False
+            if self.failure is None and not self.engine.fault("silent", self.number):
+                self.holds, self.broken = self.pending, None
+
+    def lose(self):
+        """Its parameters: somebody who verifies has found that."""
+        self.holds = None
+        self.link.send({"lost": {"epoch": self.engine.installed, "why": f"rank {self.number}: 1 parameter"}})
 
 
 class Engine:
@@ -76,7 +86,8 @@ class Engine:
 
     needs_thread = False
 
-    def __init__(self, size=2):
+    def __init__(self, size=2, sessions=True):
+        self.sessions, self.active, self.installed = sessions, False, None
         self.size, self.log, self.faults, self.paused, self.version = size, [], {}, False, None
         self.ranks, self.emptied = [], []
 
@@ -89,31 +100,42 @@ class Engine:
         return {None if rank.broken else rank.holds for rank in self.ranks}
 
     def init(self, settings, timeout):
-        self.ranks = [Rank(number, self.size, settings["link"], self) for number in range(self.size)]
+        more = {} if self.sessions else {"sessions": False}
+        self.ranks = [Rank(number, self.size, settings["link"], self, **more) for number in range(self.size)]
 
     def pause(self, mode, timeout):
         self.log.append(f"pause {mode}")
         self.paused = True
 
-    def start(self, draft, timeout):
-        assert not any(rank.open for rank in self.ranks), "already active"
+    def start(self, draft, timeout, direct=False):
+        assert not any(rank.open for rank in self.ranks) and not self.active, "already active"
+        assert direct != self.sessions
         self.log.append("start")
-        self.on_ranks("start")
+        self.active = True
+        if self.sessions:
+            self.on_ranks("start")
 
-    def update(self, tickets, timeout):
+    def update(self, ticket, timeout):
+        assert self.active
         self.log.append("update")
-        self.on_ranks("update", tickets[0]["epoch"])
+        if not self.sessions:
+            for rank in self.ranks:
+                rank.failure = None
+        self.on_ranks("update", ticket["epoch"], ("update",) if self.sessions else ("start", "update", "finish"))
 
     def finish(self, timeout):
+        assert self.active, "without a matching start"
         self.log.append("finish")
-        self.on_ranks("finish")
+        self.active = False
+        if self.sessions:
+            self.on_ranks("finish")
 
-    def on_ranks(self, step, epoch=None):
+    def on_ranks(self, step, epoch=None, calls=None):
         """As vLLM after a failure: it returns although the last rank has not done it yet."""
         assert self.paused, f"{step} while requests run"
         for rank in self.ranks[:-1]:
-            rank.call(step, epoch)
-        threading.Timer(0.05, self.ranks[-1].call, (step, epoch)).start()
+            rank.call(calls or (step,), epoch)
+        threading.Timer(0.05, self.ranks[-1].call, (calls or (step,), epoch)).start()
 
     def set_version(self, version, timeout):
         self.log.append(f"version {version}")
@@ -161,8 +183,66 @@ def test_the_order(engine, driver):
     assert install(engine, driver, 7).version == 7
     steps = [entry for entry in engine.log if entry not in ("state", "await")]
     assert steps == ["prepare", "prepare", "pause abort", "start", "update", "finish", "version 7", "reset", "resume",
-                     "resumed", "resumed", "acknowledge", "forget", "forget"]
+                     "resumed", "resumed", "sealed", "sealed", "acknowledge", "forget", "forget"]
     assert engine.serves() == {7} and driver.step(0.05) is None
+
+
+class TestWithoutSessions:
+    """vLLM 0.24 calls its ranks once, and a session that it left open is its own."""
+
+    @pytest.fixture
+    def engine(self, monkeypatch):
+        made = Engine(sessions=False)
+        monkeypatch.setattr(driver_module, "port_of", lambda _: made)
+        yield made
+        for rank in made.ranks:
+            rank.link.close()
+
+    def test_the_order(self, engine, driver):
+        assert install(engine, driver, 7).recovered == ""
+        assert install(engine, driver, 8).recovered == ""
+        assert engine.serves() == {8} and not engine.active
+
+    @pytest.mark.parametrize("step", ["start", "update", "finish"])
+    def test_a_failure_leaves_no_session_open(self, engine, driver, step):
+        install(engine, driver, 1)
+        engine.faults = {(step, 1): 1}
+        assert f"rank 1: {step}: injected" in install(engine, driver, 2).recovered
+        assert engine.serves() == {2} and not engine.active
+
+
+class TestLostParameters:
+    @pytest.mark.parametrize("ranks", [(0,), (0, 1)])
+    def test_what_is_served_is_installed_again(self, engine, driver, ranks):
+        install(engine, driver, 1)
+        engine.installed = install(engine, driver, 2).epoch
+        engine.log.clear()
+        for rank in ranks:
+            engine.ranks[rank].lose()
+        served = driver.step(5)
+        assert (served.version, served.recovered[:5]) == (2, "rank ") and engine.serves() == {2} and not engine.paused
+        steps = [entry for entry in engine.log if entry not in ("state", "await")]
+        assert steps == ["pause abort", "start", "update", "finish", "version 2", "reset", "resume", "resumed", "resumed",
+                         "sealed", "sealed"], "nothing is acknowledged twice"
+        while (again := driver.step(0.1)) is not None:  # the other rank's word came later
+            assert again.version == 2
+        assert install(engine, driver, 3).version == 3
+
+    def test_it_stays_paused_when_that_fails(self, engine, driver):
+        engine.installed = install(engine, driver, 1).epoch
+        engine.faults = {("update", 0): 2}
+        engine.ranks[0].lose()
+        with pytest.raises(InstallError, match="no version: it is paused"):
+            driver.step(5)
+        assert engine.paused and driver.broken and not driver.ready
+        assert install(engine, driver, 2).version == 2 and not engine.paused
+
+    def test_a_word_about_a_version_that_was_replaced_changes_nothing(self, engine, driver):
+        engine.installed = install(engine, driver, 1).epoch
+        install(engine, driver, 2)
+        engine.log.clear()
+        engine.ranks[1].link.send({"lost": {"epoch": 1, "why": "1 parameter"}})
+        assert driver.step(1) is None and "start" not in engine.log and engine.serves() == {2}
 
 
 def test_the_seconds_of_each_step_are_those_of_its_version(engine, driver):

@@ -280,3 +280,93 @@ def test_a_wrapped_parameter_is_read_or_named(daemon, tmp_path, plain):
             engine.acknowledge(offer)
         world.join()
         assert plain or engine.wait_offer(0.0) is None
+
+
+class TestFrozenParts:
+    @pytest.fixture
+    def pair(self, pair):
+        """Its embedding (tied) and its scale are frozen after the publisher was opened, as a callback does it."""
+        source, publisher, target, receiver = pair
+        source.embed.weight.requires_grad_(False)
+        source.scale.requires_grad_(False)
+        return pair
+
+    @staticmethod
+    def reads(monkeypatch):
+        """Names of what is copied out of the trainer's memory, or compared with it, in the order in which that happens."""
+        from weightwire import adapter
+        names, write = [], adapter._write
+        monkeypatch.setattr(adapter, "_write", lambda into, live: (names.append(live.held.meta.name), write(into, live))[1])
+        return names
+
+    @staticmethod
+    def train(module):
+        with torch.no_grad():
+            for tensor in [*(p for p in module.parameters() if p.requires_grad), *module.buffers()]:
+                tensor.copy_(torch.randn(tensor.shape) if tensor.is_floating_point() else torch.randint(9, tensor.shape))
+        return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+    def test_they_are_read_once_and_one_in_turn_is_looked_at(self, pair, monkeypatch):
+        source, publisher, target, receiver = pair
+        names = self.reads(monkeypatch)
+        for version in (1, 2, 3):
+            names.clear()
+            want = self.train(source)
+            publisher.publish(version).wait_released(30)
+            assert receiver.receive(30).version == version and same(target, want)
+            frozen = sorted(name for name in names if name in ("embed.weight", "scale"))
+            assert frozen == {1: ["embed.weight", "scale"], 2: ["embed.weight"], 3: ["scale"]}[version]
+            assert {"head.weight", "norm.running_mean"} <= set(names), "buffers have no gradient, and change"
+
+    def test_a_write_that_torch_sees_is_published(self, pair):
+        source, publisher, target, receiver = pair
+        for version in (1, 2, 3):
+            with torch.no_grad():
+                source.embed.weight.add_(1)
+            if version == 3:
+                source.scale.data = torch.randn(())  # other memory
+            want = self.train(source)
+            publisher.publish(version).wait_released(30)
+            assert receiver.receive(30).version == version and same(target, want)
+
+    @pytest.mark.parametrize("asked", [True, False])
+    def test_one_that_changed_unseen_is_named_and_published_from_then_on(self, pair, asked):
+        source, publisher, target, receiver = pair
+        publisher.publish(1).wait_released(30)
+        assert receiver.receive(30).version == 1
+        source.scale.data.add_(1)
+        version = 2
+        with pytest.raises(RefusedError, match="changed although they require no gradient.*scale"):
+            if asked:
+                publisher.publish(version, verify=True)
+            while True:  # the other frozen parameter comes first
+                publisher.publish(version).wait_released(30)
+                assert receiver.receive(30).version == version
+                version += 1
+        assert version == (2 if asked else 3)
+        for more in (1, 2):
+            source.scale.data.add_(more)
+            want = self.train(source)
+            publisher.publish(version + more, verify=True).wait_released(30)
+            assert receiver.receive(30).version == version + more and same(target, want)
+
+    def test_nothing_is_frozen_where_nothing_is_trained(self, pair):
+        source, publisher, target, receiver = pair
+        source.requires_grad_(False)  # a moving average of a model, say
+        for version in (1, 2):
+            for parameter in source.parameters():
+                parameter.data.add_(1)
+            want = {name: tensor.clone() for name, tensor in source.state_dict().items()}
+            publisher.publish(version).wait_released(30)
+            assert receiver.receive(30).version == version and same(target, want)
+
+    def test_after_the_agent_was_lost_all_is_read_again(self, pair, monkeypatch):
+        source, publisher, target, receiver = pair
+        publisher.publish(1).wait_released(30)
+        assert receiver.receive(30).version == 1
+        publisher._publisher.close()
+        names = self.reads(monkeypatch)
+        want = self.train(source)
+        publisher.publish(2).wait_released(30)
+        assert {"embed.weight", "scale"} <= set(names)
+        assert receiver.receive(30).version == 2 and same(target, want)

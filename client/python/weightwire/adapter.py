@@ -46,6 +46,9 @@ class Live:
     tensor: torch.Tensor
     #: What is published is not what `tensor` holds: write(into, tensor) makes it, `into` of the same shape. None: a copy.
     write: Callable[[torch.Tensor, torch.Tensor], None] | None = None
+    #: A parameter that the trainer does not train, so that what was published is still so (LivePublisher looks after it); None:
+    #: no parameter.
+    frozen: bool | None = None
 
 
 def refuse(message: str, *, tensor: str = "", remedy: str = "") -> errors.RefusedError:
@@ -90,6 +93,16 @@ def is_freed(tensor: torch.Tensor) -> bool:
     return bool(tensor.device.type == "meta" or (tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0))
 
 
+def is_frozen(tensor: torch.Tensor) -> bool | None:
+    """Is it a parameter without a gradient? None for a buffer: they have none either, and change all the same."""
+    return not tensor.requires_grad if isinstance(tensor, torch.nn.Parameter) else None
+
+
+def frozen_places(modules: Iterable[torch.nn.Module]) -> set[int]:
+    """Where the frozen parameters lie, for adapters that hand on parts and views of them."""
+    return {parameter.data_ptr() for module in modules for parameter in module.parameters() if is_frozen(parameter)} - {0}
+
+
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Is it a part of a whole one: a DTensor, FSDP1's flat parameter, a parameter that ZeRO-3 has cut?"""
     return any(hasattr(tensor, mark) for mark in ("device_mesh", "_fqns", "ds_id"))
@@ -127,6 +140,12 @@ class LivePublisher:
 
     Costs one copy of this rank's tensors in host memory, kept for all versions.
 
+    A part that is frozen (parameters with `requires_grad=False`, whenever that was set, beside others that are trained) is copied
+    for the first version and not read again, until something writes to it. torch sees most writes, and then it is copied anew;
+    those through `.data` it does not: for each version one frozen parameter in turn is compared byte for byte with what was published,
+    and with `publish(verify=True)`, and where `verify` comes, all of them. One that has changed unseen is named by a RefusedError, for
+    versions before may have been published without the change, and from then on it is copied for every version.
+
     With `verify` the first version, every `verify_every`-th and those that `publish(verify=True)` asks for are compared with what
     the trainer's framework exports, before anything is published: see `export_check`.
     """
@@ -141,6 +160,9 @@ class LivePublisher:
         self._export, self._verify_every = verify, verify_every
         self._published = 0  # versions, since it was opened
         self._last: Release | None = None
+        self._frozen: dict[str, tuple[int, int]] = {}  # which bytes were copied, of what is frozen, by name
+        self._melted: set[str] = set()  # what changed although it was frozen
+        self._looked_at = ""  # of the frozen ones, last
         #: Seconds for which the last `publish` blocked the trainer: waiting for the version before, and the copy.
         self.blocked_seconds = 0.0
         before()
@@ -159,6 +181,7 @@ class LivePublisher:
             opened.close()
             raise
         self._publisher = opened
+        self._frozen = {}
         self._shared = {name: as_tensor(array, self._bound[name].meta) for name, array in arrays.items()
                         if array.size > 0}
 
@@ -201,7 +224,8 @@ class LivePublisher:
         DeadlineError     the version before is still not released
         UnavailableError  the agent is away
         RefusedError      a parameter's storage is freed, or its name, shape or dtype is not what was bound; or, where it is
-                          verified, it is not what the trainer exports: nothing was published
+                          verified, it is not what the trainer exports; or one changed although it was frozen: nothing was
+                          published
         """
         started = time.perf_counter()
         self._before()
@@ -210,26 +234,56 @@ class LivePublisher:
         self._check_same(lives)
         if not self._publisher.attached:
             self._open_again(lives, started + deadline)
+        still = self._still_frozen(lives)
         with torch.no_grad():
             for live in lives:
                 meta = live.held.meta
                 if is_freed(live.tensor):
                     raise refuse("the parameter's storage is freed", tensor=meta.name,
                                  remedy="load the parameters back before publish()")
-                if meta.name in self._shared:
+                if meta.name in self._shared and meta.name not in still:
+                    self._frozen.pop(meta.name, None)  # half of it is new, if copying fails
                     _write(self._shared[meta.name], live)
+                    if live.frozen and (mark := _mark(live.tensor)) is not None:
+                        self._frozen[meta.name] = mark
+            self._compare_frozen(still, self._verifies(verify))
         self._verify(version, lives, verify)
         self._published += 1
         self._last = self._publisher.publish(version, deadline=deadline, manual_commit=manual_commit)
         self.blocked_seconds = time.perf_counter() - started
         return self._last
 
+    def _still_frozen(self, lives: Sequence[Live]) -> dict[str, Live]:
+        """What was copied and, as far as torch knows, not written to since. Where nothing is trained nothing is frozen either: that
+        is a copy of a model (an average of it, say), which changes by other means."""
+        if not any(live.frozen is False for live in lives):
+            return {}
+        return {live.held.meta.name: live for live in lives
+                if live.frozen and live.held.meta.name not in self._melted
+                and self._frozen.get(live.held.meta.name, ()) == _mark(live.tensor) and not is_freed(live.tensor)}
+
+    def _compare_frozen(self, still: Mapping[str, Live], everything: bool) -> None:
+        names = sorted(still)
+        if not everything and names:
+            names = [next((name for name in names if name > self._looked_at), names[0])]
+            self._looked_at = names[0]
+        changed = [name for name in names if not _is_copied(self._shared[name], still[name])]
+        if changed:
+            self._melted |= set(changed)
+            raise refuse(f"{len(changed)} parameters changed although they require no gradient, and torch was not told "
+                         "(writes through .data)", tensor=changed[0],
+                         remedy="publish again: they are copied for every version from now on; versions before may lack the change")
+
+    def _verifies(self, asked: bool) -> bool:
+        return asked or (self._export is not None and bool(
+            self._published == 0 or (self._verify_every and self._published % self._verify_every == 0)))
+
     def _verify(self, version: int, lives: Sequence[Live], asked: bool) -> None:
         if self._export is None:
-            if asked:
+            if asked and not self._frozen:
                 raise refuse("this publisher was opened without `verify`", remedy="open it with verify=, the trainer's own export")
             return
-        if asked or self._published == 0 or (self._verify_every and self._published % self._verify_every == 0):
+        if self._verifies(asked):
             found: dict[str, export_check.Difference] = {}
             failed = ""
             try:
@@ -281,6 +335,19 @@ def _write(into: torch.Tensor, live: Live) -> None:
             raise
         raise refuse(f"a {kind} cannot be copied as {live.held.meta.dtype}: {type(error).__name__}: {error}",
                      tensor=live.held.meta.name, remedy="keep the parameter unquantized, or leave it out by `names`") from error
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Another one when torch has written to it, or when it lies elsewhere; None: torch does not count."""
+    plain = type(tensor) is torch.Tensor and not tensor.is_inference()
+    return (tensor.data_ptr(), tensor._version) if plain else None
+
+
+def _is_copied(shared: torch.Tensor, live: Live) -> bool:
+    """Bit for bit; a NaN equals itself."""
+    copy = torch.empty_like(shared)
+    _write(copy, live)
+    return torch.equal(copy.reshape(-1).view(torch.uint8), shared.reshape(-1).view(torch.uint8))
 
 
 def _text(held: Held | None) -> str:

@@ -136,3 +136,16 @@ def from_outcome(outcome: types_pb2.Outcome) -> WeightwireError | None:
         return None
     code = next((c.name for c in grpc.StatusCode if c.value[0] == outcome.code), "UNKNOWN")
     return make_error(code, outcome.message, outcome.detail)
+
+
+def to_outcome(error: WeightwireError | None) -> types_pb2.Outcome:
+    """The other way; None is OK. Long messages are cut."""
+    if error is None:
+        return types_pb2.Outcome()
+    code = next((c.value[0] for c in grpc.StatusCode if c.name == error.code), grpc.StatusCode.UNKNOWN.value[0])
+    known = types_pb2.Reason.keys()
+    reason = f"REASON_{error.reason.upper()}"
+    said = str(error.args[0] if error.args else "").encode(errors="replace")[:2000].decode(errors="ignore")
+    return types_pb2.Outcome(code=code, message=said, detail=types_pb2.ErrorDetail(
+        reason=reason if reason in known else "REASON_INTERNAL", rank=error.rank, tensor=error.tensor, epoch=error.epoch,
+        remedy=error.remedy))

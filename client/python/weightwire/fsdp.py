@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
 from weightwire import boxes, hf_export
-from weightwire.adapter import Live, clean_name, meta_of, refuse
+from weightwire.adapter import Live, clean_name, is_frozen, meta_of, refuse
 from weightwire.boxes import Held
 from weightwire.export_check import Export
 from weightwire.memory import TensorMeta
@@ -96,9 +96,9 @@ def read_sharded(module: torch.nn.Module, names: Names | None = None) -> Reading
             lives.append(live)
             continue
         if isinstance(tensor, DTensor):
-            live = Live(shard_block(name, tensor), tensor.to_local().detach())
+            live = Live(shard_block(name, tensor), tensor.to_local().detach(), frozen=is_frozen(tensor))
         else:
-            live = Live(boxes.whole(meta_of(name, tensor)), tensor.detach())
+            live = Live(boxes.whole(meta_of(name, tensor)), tensor.detach(), frozen=is_frozen(tensor))
         canonical[name] = meta_of(name, live.tensor, tensor.shape)
         lives.append(live)
     return hf_export.exported(module, canonical, lives) if names is None else (canonical, lives)

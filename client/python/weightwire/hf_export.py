@@ -7,6 +7,7 @@ published, in its checkpoint's names.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Iterator, Literal, Mapping, Sequence
 
 import torch
@@ -35,7 +36,7 @@ def exported(module: Any, canonical: Mapping[str, TensorMeta], lives: Sequence[L
         name, plus = next(iter(recording.added.items()))
         raise refuse(f"transformers adds {plus} to it when it saves", tensor=name,
                      remedy="give checkpoint names by `names`, and leave it out there")
-    return recording.whole(canonical), [Live(recording.held(live.held), live.tensor, live.write) for live in lives]
+    return recording.whole(canonical), [replace(live, held=recording.held(live.held)) for live in lives]
 
 
 def export_of(module: Any, verify: Export | Literal["export"] | None) -> Export | None:

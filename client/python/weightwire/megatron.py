@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from weightwire import megatron_options
-from weightwire.adapter import Live, LivePublisher, is_freed, meta_of
+from weightwire.adapter import Live, LivePublisher, frozen_places, is_freed, meta_of
 from weightwire.boxes import Held
 from weightwire.export_check import Export
 from weightwire.megatron_state import RankState, read_state, spec_of, unwrap
@@ -147,12 +147,14 @@ def _ddp_buffers(chunk: Any) -> Iterator[Any]:
 
 def _read(chunks: Sequence[torch.nn.Module], config: Mapping[str, Any]) -> list[Live]:
     options = getattr(unwrap(chunks[0]), "config", None)
+    frozen = frozen_places(map(unwrap, chunks))
     lives = []
     for name, own, tensor in _tensors(chunks):
         meta = meta_of(name, tensor)
         if own.endswith(".expert_bias"):  # Float16Module makes it bf16, and mcore's first forward pass fp32 again
             meta = replace(meta, dtype="F32")
-        lives.append(Live(Held(meta), tensor, megatron_options.transform(options, config, own, tensor.shape)))
+        lives.append(Live(Held(meta), tensor, megatron_options.transform(options, config, own, tensor.shape),
+                          None if own.endswith(".expert_bias") else tensor.data_ptr() in frozen))
     return lives
 
 

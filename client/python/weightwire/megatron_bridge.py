@@ -21,7 +21,7 @@ from typing import Any, Iterator, Literal, Mapping, Sequence, Union
 import torch
 
 from weightwire import boxes, errors, megatron_options
-from weightwire.adapter import Live, meta_of, refuse
+from weightwire.adapter import Live, frozen_places, meta_of, refuse
 from weightwire.boxes import Box, Held
 from weightwire.export_check import Export
 from weightwire.hf_tensors import checkpoint_tensors
@@ -220,6 +220,7 @@ class Publisher(BoxPublisher):
 
         def read() -> Reading:
             local = [dict(local_tensors(chunk)) for chunk in chunks]
+            frozen = frozen_places(inner)
             lives = []
             for task in tasks:
                 tensor = local[task.vp_stage][task.param_name]
@@ -230,7 +231,7 @@ class Publisher(BoxPublisher):
                 # A mapping that adds has seen to norms that are held less one.
                 own = None if found[key].added else megatron_options.transform(options, config, task.param_name, tensor.shape)
                 lives.append(Live(Held(meta_of(task.global_param_name, tensor), found[key].boxes), tensor,
-                                  _write(found[key].added, own)))
+                                  _write(found[key].added, own), tensor.data_ptr() in frozen))
             return whole, lives
 
         super().__init__(read, rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout,

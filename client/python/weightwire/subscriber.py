@@ -92,10 +92,13 @@ class Subscriber:
 
     def __init__(self, *, group: str, rank: int, world_size: int, job: str = "", agent: str | None = None,
                  timeout: float = 30.0, buffers: int | None = None, on_offer: Callable[[], None] | None = None,
-                 device: Device | None = None):
+                 device: Device | None = None,
+                 on_copy_check: Callable[[], errors.WeightwireError | None] | None = None):
         """`buffers`: of the stage, 1 to 8; None: as many as the agent's `retain_versions` asks for. `on_offer` is called, on a thread of this subscriber, whenever
         wait_offer or wait_event has something new; when it raises, that is logged and the engine leaves as by `fail`. `device`: where the stage is to lie, if the agent has memory of it to
-        lend; see `device_refused`."""
+        lend; see `device_refused`. `on_copy_check`, of an engine that serves from copies of its stage: somebody verifies what is served;
+        returns None when what it made of the stage is still so, else why not (reason "digest_mismatch": `tensor` is not; "stale_epoch":
+        another version is being installed). It is called on a thread of its own."""
         self._device = device
         self._place = dict(agent=agent or default_agent_socket(), role=types_pb2.GROUP_ROLE_ENGINE, group=group,
                            rank=rank, world_size=world_size, job=job, timeout=timeout, buffers=buffers or 0,
@@ -107,7 +110,7 @@ class Subscriber:
         self._generation = 0
         self._closed = threading.Event()
         self._reattacher: threading.Thread | None = None
-        self._on_offer = on_offer
+        self._on_offer, self._on_copy_check = on_offer, on_copy_check
         self._failing = 0  # offers in a row for which on_offer raised
         self.serving: Offer | None = None
         self.params: Mapping[str, np.ndarray] | Mapping[str, DeviceArray] | None = None
@@ -126,7 +129,7 @@ class Subscriber:
         with self._lock:
             self._drop()
             generation = self._generation
-        session = Session(**self._place, previous=self._incarnation,
+        session = Session(**self._place, previous=self._incarnation, checks_copies=self._on_copy_check is not None,
                           on_event=lambda event: self._on_event(event, generation),
                           on_end=lambda error: self._on_end(error, generation))
         with self._lock:
@@ -323,6 +326,10 @@ class Subscriber:
                                             o.lineage if self._session.lineage else 1)
         elif kind == "room_wanted":
             told = RoomWanted(event.room_wanted.epoch, event.room_wanted.version, generation)
+        elif kind == "copy_check" and self._on_copy_check is not None:
+            threading.Thread(target=self._check_copies, args=(self._session, event.copy_check.verification, self._on_copy_check),
+                             name="weightwire-copies", daemon=True).start()
+            return
         else:
             return
         with self._lock:
@@ -340,6 +347,18 @@ class Subscriber:
             if isinstance(told, Offer):
                 self._failing += 1
                 self.fail(told, f"on_offer: {type(error).__name__}: {error}")
+
+    def _check_copies(self, session: Session, verification: int, check: Callable[[], errors.WeightwireError | None]) -> None:
+        try:
+            why = check()
+        except Exception as error:  # the caller's
+            log.exception("weightwire: %s: on_copy_check", session.rank_name)
+            why = errors.WeightwireError(f"its copies could not be looked at: {type(error).__name__}: {error}", code="INTERNAL",
+                                         reason="internal", rank=session.rank_name)
+        try:
+            session.call("CopyChecked", agent_pb2.CopyCheckedRequest(verification=verification, why=errors.to_outcome(why)))
+        except errors.WeightwireError as error:  # whoever verifies hears nothing, until its deadline
+            log.warning("weightwire: %s: %s", session.rank_name, error)
 
     def _on_end(self, error: errors.WeightwireError, generation: int) -> None:
         with self._lock:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from weightwire import boxes, errors, hf_export, subscriber
-from weightwire.adapter import (Live, LivePublisher, as_tensor, clean_name, is_freed, is_sharded, meta_of, persistent_buffers,
+from weightwire.adapter import (Live, LivePublisher, as_tensor, clean_name, is_freed, is_frozen, is_sharded, meta_of, persistent_buffers,
                                 place, publish_together, refuse)
 from weightwire.export_check import Export
 from weightwire.memory import TensorMeta
@@ -67,7 +67,7 @@ def read_whole(source: Source, names: Names | None = None) -> Reading:
     for name, tensor in named_tensors(source, names):
         if is_sharded(tensor):
             raise refuse("the parameter is sharded", tensor=name, remedy="use weightwire.fsdp")
-        lives.append(Live(boxes.whole(meta_of(name, tensor)), tensor.detach()))
+        lives.append(Live(boxes.whole(meta_of(name, tensor)), tensor.detach(), frozen=is_frozen(tensor)))
     canonical = {live.held.meta.name: live.held.meta for live in lives}
     return hf_export.exported(source, canonical, lives) if names is None else (canonical, lives)
 

@@ -8,7 +8,7 @@
 namespace weightwire::layout {
 namespace {
 
-/// vLLM 0.32; earlier versions have no "routed_experts.".
+/// vLLM 0.24 to 0.33; earlier versions have no "routed_experts.".
 constexpr engine::Dialect kDialect = {.experts = "routed_experts.",
                                       .latent_a = "fused_qkv_a_proj",
                                       .vision_qkv = "qkv",

@@ -2,8 +2,10 @@
 
 The file named by WEIGHTWIRE_ENGINE_FAULTS holds {"id", "step", "rank", "times"}: on that rank, the first `times` calls of
 the step raise. Steps: prepare, start, update (half of the modules are written by then), finish. An empty file: none.
+WEIGHTWIRE_ENGINE_MISSING=MODULE:NAME takes NAME out of vLLM, as another version may.
 """
 
+import importlib
 import json
 import os
 
@@ -20,6 +22,9 @@ def _fail(step, rank):
 
 
 def register():
+    if missing := os.environ.get("WEIGHTWIRE_ENGINE_MISSING"):
+        module, _, name = missing.partition(":")
+        vars(importlib.import_module(module)).pop(name, None)  # once in each process
     if "WEIGHTWIRE_ENGINE_FAULTS" not in os.environ:
         return
     from weightwire.vllm import install

@@ -115,9 +115,10 @@ class AgentTest : public ::testing::Test {
     return trainer;
   }
   std::unique_ptr<Rank> StagedEngine(uint32_t rank = 0, uint64_t incarnation = 1,
-                                     uint32_t buffers = 0) {
+                                     uint32_t buffers = 0, bool checks_copies = false) {
     auto request = RequestFor(control::GroupRole::kEngine, "engine-a", rank, incarnation);
     request.buffers = buffers;
+    request.checks_copies = checks_copies;
     auto rollout = Attach(request);
     EXPECT_TRUE(Submit(rollout->handle).ok());
     return rollout;

@@ -8,9 +8,9 @@ namespace {
 /// An engine rank that serves epoch 1 from its first buffer.
 class AgentAttest : public AgentTest {
  protected:
-  AgentAttest() {
+  explicit AgentAttest(bool checks_copies = false) {
     Start();
-    rollout_ = StagedEngine();
+    rollout_ = StagedEngine(0, 1, 0, checks_copies);
     buffers_ = agent->OpenStage(rollout_->handle)->buffers;
     Serve(*rollout_, 1, 7);
     for (size_t buffer = 0; buffer < 2; ++buffer) {
@@ -130,6 +130,58 @@ TEST_F(AgentAttest, AFencedProcessIsAnsweredFor) {
   sim.RunReady();
   Ask(1);
   EXPECT_EQ(Answer().why.reason(), Reason::kStaleIncarnation);
+}
+
+/// One that serves from copies of its stage.
+class AgentAttestCopies : public AgentAttest {
+ protected:
+  AgentAttestCopies() : AgentAttest(true) { rollout_->application.told.clear(); }
+  void Say(Status why = {}, uint64_t number = 5) {
+    EXPECT_TRUE(agent->CopyChecked(rollout_->handle, number, std::move(why)).ok());
+    sim.RunReady();
+  }
+};
+
+TEST_F(AgentAttestCopies, AnswersWhenBothAreLookedAt) {
+  Ask(1);
+  EXPECT_THAT(rollout_->application.told, ElementsAre("check 5 of e1"));
+  EXPECT_THAT(coordinator.All<epoch::AttestedReport>(), IsEmpty());
+  Say({}, 4);  // to a question before
+  EXPECT_THAT(coordinator.All<epoch::AttestedReport>(), IsEmpty());
+  Say();
+  EXPECT_EQ(Answer().sums, Expected(0));
+  Say();
+  EXPECT_EQ(coordinator.All<epoch::AttestedReport>().size(), 1u);
+}
+
+TEST_F(AgentAttestCopies, SaysWhatTheApplicationFound) {
+  coordinator.hold_replies = true;
+  Ask(1);
+  Say(Status(Code::kAborted, Reason::kDigestMismatch, "zeros").AtTensor("w"));  // before the sums
+  coordinator.Answer();
+  sim.RunReady();
+  EXPECT_EQ(Answer().why.reason(), Reason::kDigestMismatch);
+  EXPECT_EQ(Answer().why.rank(), "engine-a/0");
+  EXPECT_TRUE(Answer().sums.empty());
+}
+
+TEST_F(AgentAttestCopies, IsSupersededWhileTheApplicationLooks) {
+  Ask(1);
+  Serve(*rollout_, 2, 8);
+  BeginToWrite(3, 9);
+  EXPECT_EQ(Answer().why.reason(), Reason::kStaleEpoch);
+  Say();
+  EXPECT_EQ(coordinator.All<epoch::AttestedReport>().size(), 1u);
+}
+
+TEST_F(AgentAttestCopies, ANewerQuestionReplacesOneThatWasNotAnswered) {
+  Ask(1);
+  Ask(1, 6);
+  EXPECT_EQ(Answer().verification, 5u);
+  EXPECT_EQ(Answer().why.reason(), Reason::kStaleEpoch);
+  Say({}, 6);
+  EXPECT_EQ(Answer().verification, 6u);
+  EXPECT_EQ(Answer().sums, Expected(0));
 }
 
 }  // namespace

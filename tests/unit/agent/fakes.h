@@ -210,6 +210,10 @@ class FakeApplication final : public Application {
     told.push_back("room e" + std::to_string(epoch.value) + " v" + std::to_string(version.value));
     if (when_room_wanted) when_room_wanted();
   }
+  void OnCopyCheck(uint64_t verification, Epoch content) override {
+    told.push_back("check " + std::to_string(verification) + " of e" +
+                   std::to_string(content.value));
+  }
   void OnInstalled(Epoch epoch, Epoch content) override {
     Say("installed e" + std::to_string(epoch.value) + " content " + std::to_string(content.value),
         OkStatus());

@@ -99,6 +99,21 @@ TEST_F(CoordinatorVerify, AnotherVersionIsNotComparedWithIt) {
   EXPECT_NE(result.engines[0].root, first);
 }
 
+TEST_F(CoordinatorVerify, WhatARankFoundInItsCopiesIsADifference) {
+  fleet_.Agent("c-agent").attested = [](epoch::AttestedReport& report, uint32_t rank) {
+    if (rank == 1) {
+      report.why = Status(Code::kAborted, Reason::kDigestMismatch, "zeros").AtTensor("norm");
+    }
+  };
+  const Verification found = Verified();
+  EXPECT_FALSE(found.equal);
+  ASSERT_EQ(found.differences_total, 1u);
+  EXPECT_EQ(found.differences[0].engine, "c");
+  EXPECT_EQ(found.differences[0].tensor, "norm");
+  EXPECT_EQ(found.differences[0].text, "zeros");
+  EXPECT_TRUE(Verified("a").equal);
+}
+
 TEST_F(CoordinatorVerify, SaysWhoWasSupersededAndComparesTheOthers) {
   fleet_.Agent("b-agent").attested = [](epoch::AttestedReport& report, uint32_t) {
     report.why = Status(Code::kAborted, Reason::kStaleEpoch, "superseded");

@@ -127,7 +127,8 @@ class EngineDriver:
         return bool(self._ranks) and not self.broken and not self._workers.fences
 
     def step(self, timeout: float) -> Serving | None:
-        """Waits for the next committed version and installs it; None after `timeout` seconds without one.
+        """Waits for the next committed version and installs it; None after `timeout` seconds without one. Where the engine was
+        found to have lost parameters of the version that it serves (`wwctl verify`), that is installed again, and returned.
 
         Raises InstallError, which says on which version the engine is. A version that failed for another reason
         than its canary is tried again by the next call, until the coordinator evicts the engine. With "paused-live" the
@@ -135,8 +136,10 @@ class EngineDriver:
         """
         if not self._ranks:
             self.init()
-        event = self._workers.wait_event(timeout)
+        event = self._workers.wait_event(timeout, losses=True)
         self._replacer.seconds = {}
+        if event is not None and "lost" in event:
+            return self._restore(event["lost"]["epoch"], event["lost"]["why"])
         if event is not None and "rank" in event:
             event = self._give_room(event)
         return self._install(event["epoch"], event["version"], event.get("lineage", 1)) if event is not None else None
@@ -190,6 +193,7 @@ class EngineDriver:
         except StepError as error:
             self._back_to(before, version, epoch, error)
         try:
+            self._seal()
             step("acknowledge", lambda t: self._workers.ask("acknowledge", t, ranks=[0], epoch=epoch,
                                                             seconds=time.monotonic() - started), "resume")
             step("acknowledge", lambda t: self._workers.ask("forget", t, epoch=epoch), "resume")
@@ -200,6 +204,36 @@ class EngineDriver:
         with self._changed:
             self.serving = serving
             self._changed.notify_all()
+        return serving
+
+    def _seal(self) -> None:
+        """What a parameter is from now on is known before the version counts as served."""
+        seconds = self.deadlines.resume
+        self._replacer.call("acknowledge", lambda t: self._workers.ask("sealed", t, seconds=0.8 * seconds), "resume")
+
+    def _restore(self, epoch: int, why: str) -> Serving | None:
+        """Installs what is served again, from the stage: what the engine answers now is not of this version."""
+        self._workers.restored()
+        serving = self.serving
+        if serving is None or serving.epoch != epoch or self.broken:
+            return None  # said of a version that was replaced meanwhile
+        log.error("weightwire: version %d is installed again: %s", serving.version, why)
+        try:
+            self._pause_engine()
+        except StepError as error:
+            self._resume_quietly()
+            raise self._failed(error, serving.version, epoch) from error
+        failures = self._replacer.replace(epoch, serving.version)
+        if not self._replacer.succeeded(failures):
+            self._set(None, broken=True)
+            raise self._failed(failures[0], serving.version, epoch) from failures[0]
+        self._resume(serving.version, epoch)
+        try:
+            self._seal()
+        except StepError as error:
+            raise self._failed(error, serving.version, epoch) from error
+        serving = replace(serving, recovered=why, seconds=dict(self._replacer.seconds))
+        self._set(serving, broken=False)
         return serving
 
     def _resume(self, version: int, epoch: int) -> None:

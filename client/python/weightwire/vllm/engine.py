@@ -24,7 +24,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from weightwire import errors
 from weightwire.subscriber import Offer, RoomWanted, Subscriber
-from weightwire.vllm import checkpoint, stage
+from weightwire.vllm import checkpoint, copies, features, loading, stage
 from weightwire.vllm.link import Link, Message
 
 MODES = ("fused", "hf_sharded", "hf_full")
@@ -62,17 +62,34 @@ class _Update:
     target: stage.Target | None  # None: the draft registers itself
     install: Any = None
     epoch: int | None = None  # set when a whole version was received
+    model: Any = None
+
+
+@dataclass(frozen=True)
+class _Seal:
+    """What a model's parameters were when `epoch` had been installed."""
+
+    epoch: int
+    model: torch.nn.Module
+    sums: dict[str, bytes]
 
 
 class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
-    """Calls of vLLM run on the worker's thread; offers and questions of the driver on others."""
+    """Calls of vLLM run on the worker's thread; offers and questions of the driver on others.
+
+    A vLLM without sessions (`features.has_sessions`) calls `receive_weights` alone: that is then the whole of an update."""
 
     init_info_cls = Settings
     update_info_cls = Ticket
 
-    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module):
-        super().__init__(config, vllm_config, device, model)
-        p = vllm_config.parallel_config
+    def __init__(self, *made_with: Any):
+        super().__init__(*made_with)
+        self._sessions = features.has_sessions()
+        if not hasattr(self, "model_config"):  # vLLM 0.24 gives the engine its parallel_config and its model alone
+            self.model_config = features.config_of(self.model).model_config
+            self.device = next(self.model.parameters()).device
+        self._main = self.model
+        p = self.parallel_config
         self._rank = p.data_parallel_index * p.world_size + p.rank
         self._world_size = p.world_size_across_dp
         self._lock = threading.Condition()
@@ -88,6 +105,10 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         self._held: dict[int, dict[str, torch.Tensor]] = {}  # stages that may be replayed, by epoch
         self._serving: int | None = None  # epoch whose weights the model holds; None: from disk, or broken
         self._update: _Update | None = None
+        self._updates = 0  # of vLLM's calls that began
+        self._seals: dict[bool, _Seal] = {}  # by "is it the draft"
+        self._sealing = 0  # seals that are being taken
+        self._hopeless: set[str] = set()  # parameters that an install of the same version did not bring back
         self._broken: str | None = None
         self._interrupted = False  # a driver began an update and has not said how it ended
         self._closed = threading.Event()
@@ -137,7 +158,8 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         s = self._settings
         self._subscriber = Subscriber(group=s.engine, rank=self._rank, world_size=self._world_size, job=s.job,
                                       agent=s.agent, timeout=s.timeout,
-                                      buffers=1 if s.install == "paused-live" else None)
+                                      buffers=1 if s.install == "paused-live" else None,
+                                      on_copy_check=None if self._balances_experts() else self._check_copies)
         self._observed = [meta for target in self._targets.values() for meta in target.observed]
         rows = [row for target in self._targets.values() for row in target.rows]
         compare = s.mode == "fused" and len(self._targets) == 1
@@ -146,7 +168,8 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         for note in notes:
             stage.log.warning("weightwire: recorded loader and scheme disagree: %s", note)
         self._hello({"mode": self._targets[False].mode, "notes": notes, "rows": len(rows),
-                     "bytes": sum(meta.nbytes for meta in self._observed), "interrupted": self._interrupted})
+                     "bytes": sum(meta.nbytes for meta in self._observed), "interrupted": self._interrupted,
+                     "sessions": self._sessions})
         threading.Thread(target=self._follow, args=(self._subscriber, self._link, self._closed),
                          name="weightwire-offers", daemon=True).start()
 
@@ -179,6 +202,9 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             with self._lock:
                 if not self._lock.wait_for(lambda: self._calls > message["calls"][self._rank], message["seconds"]):
                     raise TimeoutError("vLLM's call has not reached this rank, or is not done")
+        elif do == "sealed":  # bounded, and no failure when it takes longer: the version is served already
+            with self._lock:
+                self._lock.wait_for(lambda: not self._sealing, message["seconds"])
         elif do == "make_room":
             self._make_room(message["epoch"])
         elif do in ("acknowledge", "refuse"):
@@ -242,8 +268,22 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             self._failure = None
         self._guarded("start", self._start)
 
-    def receive_weights(self, update_info: Ticket) -> None:
-        self._guarded("update", lambda: self._receive(update_info))
+    def receive_weights(self, update_info: Ticket, load_weights: Any = None) -> None:
+        if self._sessions:
+            self._guarded("update", lambda: self._receive(update_info))
+            return
+        with self._lock:
+            self._failure = None
+        self._guarded("update", lambda: self._update_whole(update_info))
+        with self._lock:
+            self._update = None
+
+    def _update_whole(self, ticket: Ticket) -> None:
+        self._start()
+        try:
+            self._receive(ticket)
+        finally:
+            self._finish()
 
     def finish_weight_update(self) -> None:
         """Closes the session. An incomplete update is given up: its modules are put in order, and the rank goes on
@@ -254,6 +294,8 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
 
     def _guarded(self, step: str, do: Callable[[], None]) -> None:
         failure = None
+        with self._lock:
+            self._updates += 1
         try:
             do()
         except Exception as error:
@@ -265,12 +307,13 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             self._lock.notify_all()
 
     def _start(self) -> None:
-        draft = self.model is not self._default_model
+        draft = self.model is not self._main
         self._update = _Update(draft, self._targets.get(draft))
         if self._subscriber is None and draft and self._settings.draft:
             return self._register(self._add_draft)
         if self._subscriber is None or self._update.target is None:
             raise RuntimeError("no driver has initialised this model; see weightwire.vllm.EngineDriver")
+        self._update.model = self.model
         self._update.install = self._update.target.installer(self.model, self.model_config)
         self._update.install.start()
 
@@ -308,6 +351,84 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             if len(self._targets) == 2 and not update.draft:
                 return  # the draft follows in a session of its own
             self._serving, self._broken, self._shadow = update.epoch, None, None
+        if not self._balances_experts():
+            for draft in self._targets:
+                self._seal(draft, update)
+
+    # ---- what becomes of the parameters between updates
+
+    def _balances_experts(self) -> bool:
+        """Then vLLM itself moves parameters while it serves."""
+        return bool(getattr(self.parallel_config, "enable_eplb", False))
+
+    def _seal(self, draft: bool, update: _Update) -> None:
+        """Sums the parameters as they are now, on a thread of its own: the engine serves meanwhile, and the driver
+        acknowledges when that is done."""
+        model = update.model if draft else self._main
+        if model is None or update.epoch is None:
+            return
+        with self._lock:
+            self._sealing += 1
+        threading.Thread(target=self._take_seal, args=(draft, model, update.epoch, self._updates), name="weightwire-seal",
+                         daemon=True).start()
+
+    def _take_seal(self, draft: bool, model: torch.nn.Module, epoch: int, updates: int) -> None:
+        try:
+            sums = copies.sums_of(_parameters(model))
+            with self._lock:
+                if self._updates != updates:
+                    return  # what was summed is being replaced
+                before, filled = self._seals.get(draft), self._targets[draft].filled
+                if before is not None and before.epoch == epoch:  # installed again
+                    kept = {name: value for name, value in before.sums.items() if name not in filled and sums.get(name) != value}
+                    if kept:
+                        stage.log.error("weightwire: rank %d: no checkpoint holds %s, so what was lost of them stays lost: restart "
+                                        "the engine", self._rank, _few(list(kept)))
+                    sums, self._hopeless = {**sums, **kept}, self._hopeless | set(kept)
+                else:
+                    self._hopeless = set()
+                self._seals[draft] = _Seal(epoch, model, sums)
+        except Exception:
+            stage.log.exception("weightwire: the parameters could not be summed")
+        finally:
+            with self._lock:
+                self._sealing -= 1
+                self._lock.notify_all()
+
+    def _check_copies(self) -> errors.WeightwireError | None:
+        """For `wwctl verify`, on a thread of its own: only reads. The driver installs again what is not as it was."""
+        name = f"{self._settings.engine}/{self._rank}"
+        with self._lock:
+            self._lock.wait_for(lambda: not self._sealing, self._settings.timeout)
+            serving, updates, seals = self._serving, self._updates, list(self._seals.items())
+            busy = self._update is not None or serving is None or self._sealing > 0
+        lost: list[str] = []
+        try:
+            for draft, seal in ([] if busy else seals):
+                now = copies.sums_of(_parameters(seal.model))
+                lost += [(stage.DRAFT if draft else "") + name for name, value in seal.sums.items() if now.get(name) != value]
+        except Exception:
+            with self._lock:
+                if self._updates == updates:
+                    raise
+        with self._lock:
+            if busy or self._updates != updates:
+                return errors.StaleError("superseded: a version is being installed, or none is served", code="ABORTED",
+                                         reason="stale_epoch", rank=name)
+            hopeless = self._hopeless
+        if not lost:
+            return None
+        why = f"{len(lost)} parameters of the engine are not what was installed: {_few(lost)}"
+        stage.log.error("weightwire: %s: %s", name, why)
+        if self._link is not None and not set(lost) <= hopeless:
+            self._link.send({"lost": {"epoch": serving, "why": why}})
+        return errors.AbortedError(why, code="ABORTED", reason="digest_mismatch", rank=name, tensor=lost[0],
+                                   remedy="its driver installs the version again; restart the engine where it has none")
+
+    @staticmethod
+    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+        """vLLM before 0.28 asks its engines for a trainer's side, too. Ours is weightwire.vllm_trainer, or any publisher."""
+        raise NotImplementedError("weightwire's trainers publish: see weightwire.torch, fsdp, megatron")
 
     def shutdown(self) -> None:
         self._closed.set()
@@ -316,4 +437,12 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         if self._subscriber:
             self._subscriber.close()
         self._link = self._subscriber = self._pending = self._room = self._shadow = self._serving = None
-        self._held = {}
+        self._held, self._seals = {}, {}
+
+
+def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, (_, _, tensor) in loading.owners(model).items()}
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -6,7 +6,7 @@ on them, and the result is copied into the tensors that were there before (captu
 `load_weights` inside vLLM's reload; the tensors may be windows that hold only what this rank reads.
 
 Both leave a model whose every module is whole even when they fail, but then of mixed versions: nothing but another
-complete run may follow. Both repair what vLLM 0.32's reload forgets on CPUs: a packed copy of tied weights, and the
+complete run may follow. Both repair what vLLM's reload forgets on CPUs: a packed copy of tied weights, and the
 packing of experts.
 """
 
@@ -16,7 +16,9 @@ from typing import Any, Callable, Mapping, Sequence
 
 import torch
 
+from weightwire.vllm.features import is_deferred_attention_layer
 from weightwire.vllm.geometry import Block
+from weightwire.vllm.loading import place_kernel_tensors
 
 
 class Fused:
@@ -40,7 +42,6 @@ class Fused:
 
     @torch.no_grad()
     def finish(self) -> None:
-        from vllm.model_executor.layers.attention import is_deferred_attention_layer
         for module in self._model.modules():
             if is_deferred_attention_layer(module):
                 module.process_weights_after_loading(self._config.dtype)
@@ -72,9 +73,11 @@ def _install_module(path: str, module: torch.nn.Module, tensors: Mapping[str, to
                                        "mode hf_sharded")
                 tensor.data.copy_(before[name])
         _process(module)
+        non_persistent = set(info.kernel_non_persistent_buffers)
         layerwise._copy_and_restore_kernel_tensors(module, info)
+        module._non_persistent_buffers_set |= non_persistent & set(module._buffers)  # vLLM before 0.26 forgets it
     except BaseException:
-        layerwise._place_kernel_tensors(module, info)
+        place_kernel_tensors(module, info)
         raise
     finally:
         info.reset()
@@ -107,7 +110,7 @@ def _pack_experts(module: torch.nn.Module) -> bool:
     """On CPUs vLLM packs experts when it builds their kernel, and not again when weights change."""
     from vllm.platforms import current_platform
     kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
-    if kernel is None or not current_platform.is_cpu():
+    if not hasattr(kernel, "fused_experts") or not current_platform.is_cpu():
         return False
     kernel.fused_experts.process_weights_after_loading(module)
     return True
@@ -132,9 +135,11 @@ class Loader:
 
     def __init__(self, model: torch.nn.Module, model_config: Any):
         self._model, self._config = model, model_config
+        self._non_persistent: list[tuple[torch.nn.Module, set[str]]] = []
 
     def start(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+        self._non_persistent = [(module, set(module._non_persistent_buffers_set)) for module in self._model.modules()]
         initialize_layerwise_reload(self._model)
 
     @torch.no_grad()
@@ -153,6 +158,12 @@ class Loader:
                         parameter.data.copy_(module._parameters[name])
                         module._parameters[name] = parameter
         _process_tied(self._model)
+        self._mend_buffers()
+
+    def _mend_buffers(self) -> None:
+        """vLLM before 0.26 makes every buffer persistent when it reloads."""
+        for module, names in self._non_persistent:
+            module._non_persistent_buffers_set |= names & set(module._buffers)
 
     def abandon(self) -> None:
         """Gives every module its tensors back after a failure between start and finish."""
@@ -162,6 +173,7 @@ class Loader:
             if info.can_load():
                 layerwise._place_kernel_tensors(module, info)
                 info.reset()
+        self._mend_buffers()
 
 
 def windows(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, Sequence[int]]) -> dict[str, list[tuple[int, int]]]:

@@ -77,6 +77,7 @@ class Workers:
         self._rooms: dict[int, Message] = {}
         self._answers: dict[tuple[int, int], Message] = {}
         self._fences: dict[int, str] = {}
+        self._lost: dict[int, Message] = {}
         self._next_id = 0
         self._stopped = False
         threading.Thread(target=self._accept, name="weightwire-driver", daemon=True).start()
@@ -104,6 +105,8 @@ class Workers:
                         self._fences.pop(rank, None)
                     elif "room" in message:
                         self._rooms[rank] = {**message["room"], "rank": rank}
+                    elif "lost" in message:
+                        self._lost[rank] = message
                     elif "fenced" in message:
                         self._fences[rank] = message["fenced"]
                         self._offers.pop(rank, None)  # of an incarnation that is gone
@@ -126,6 +129,11 @@ class Workers:
         """Ranks of the engine; known from the first that said hello."""
         return int(next(iter(self._hello.values()))["world_size"])
 
+    @property
+    def sessions(self) -> bool:
+        """Whether vLLM tells the ranks when an update starts and ends; else they make all of it when they receive."""
+        return all(hello.get("sessions", True) for hello in self._hello.values())
+
     def wait_hello(self, timeout: float) -> list[Message]:
         """What every rank said when it was bound, by rank. Ends at once with `stop_waiting`."""
         with self._changed:
@@ -135,9 +143,9 @@ class Workers:
                                            code="DEADLINE_EXCEEDED", remedy="the engine's own log says why")
             return [self._hello[rank] for rank in sorted(self._hello)]
 
-    def wait_event(self, timeout: float) -> Message | None:
+    def wait_event(self, timeout: float, losses: bool = False) -> Message | None:
         """The offer that every rank holds and that nobody has answered, or one rank's wish for room, which names the
-        `rank`; None after `timeout` seconds. Epochs are only compared for equality: a coordinator that lost its memory
+        `rank`, or with `losses` what a rank has lost (`lost`); None after `timeout` seconds. Epochs are only compared for equality: a coordinator that lost its memory
         counts from 1 again."""
         def event() -> Message | None:
             if not self._complete():
@@ -145,7 +153,8 @@ class Workers:
             epochs = {offer["epoch"] for offer in self._offers.values()}
             if len(self._offers) == self.world_size and len(epochs) == 1:
                 return self._offers[0]
-            return next(iter(self._rooms.values()), None)
+            lost = self._lost.values() if losses else ()
+            return next(iter([*self._rooms.values(), *lost]), None)
         with self._changed:
             self._changed.wait_for(lambda: event() or self._stopped, timeout)
             return event()
@@ -160,6 +169,11 @@ class Workers:
         """The offer of `epoch` is dealt with."""
         with self._changed:
             self._offers = {rank: offer for rank, offer in self._offers.items() if offer["epoch"] != epoch}
+
+    def restored(self) -> None:
+        """What ranks said that they lost is dealt with."""
+        with self._changed:
+            self._lost = {}
 
     def roomed(self, rank: int) -> None:
         """Its wish is dealt with. An offer that it held before is of bytes that are gone."""

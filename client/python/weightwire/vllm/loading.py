@@ -2,7 +2,7 @@
 
 After start vLLM's parameters may be repacked, padded or empty: kernels prepack them. vLLM keeps, for every module, what
 they looked like before ("load format") so that it can reload. This file is the only one that touches those parts of
-vLLM, which are not its public interface; `supported()` guards it by version.
+vLLM, which are not its public interface; `features` says whether they are there.
 """
 
 from __future__ import annotations
@@ -14,20 +14,14 @@ import torch
 
 from weightwire.errors import RefusedError
 from weightwire.memory import TensorMeta
+from weightwire.vllm import features
 from weightwire.vllm.geometry import row_major
 from weightwire.vllm.tracer import Probe, Recorder, UnrecordableTensor, storage_of
 
-SUPPORTED = ("0.32",)
 TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64, "I8": torch.int8,
          "I16": torch.int16, "I32": torch.int32, "I64": torch.int64, "U8": torch.uint8, "BOOL": torch.bool,
          "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 SAFETENSORS = {dtype: name for name, dtype in TORCH.items()}
-
-
-def supported() -> bool:
-    """Whether this vLLM's reload machinery is the one that this file was written for."""
-    import vllm
-    return bool(vllm.__version__.startswith(SUPPORTED))
 
 
 @contextmanager
@@ -50,8 +44,16 @@ def load_format(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         for layer, info in layers:
-            layerwise._place_kernel_tensors(layer, info)
+            place_kernel_tensors(layer, info)
             info.reset()
+
+
+def place_kernel_tensors(layer: torch.nn.Module, info: Any) -> None:
+    """Gives a module the tensors back that it had before its load format. vLLM before 0.26 makes every buffer persistent."""
+    from vllm.model_executor.model_loader.reload import layerwise
+    non_persistent = set(getattr(info, "kernel_non_persistent_buffers", ()))
+    layerwise._place_kernel_tensors(layer, info)
+    layer._non_persistent_buffers_set |= non_persistent & set(layer._buffers)
 
 
 def owners(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, str, torch.Tensor]]:
@@ -94,9 +96,7 @@ class Trace:
 @torch.no_grad()
 def trace(model: torch.nn.Module, checkpoint: Sequence[TensorMeta]) -> Trace:
     """Drives the model's own `load_weights` with probes. Changes nothing in the model."""
-    if not supported():
-        raise RefusedError("the loader of this vLLM cannot be recorded", code="UNIMPLEMENTED",
-                           remedy=f"known are the versions {', '.join(SUPPORTED)}")
+    features.check()
     whole: dict[str, str] = {}
     live = owners(model)
     with load_format(model):

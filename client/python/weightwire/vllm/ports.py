@@ -15,6 +15,10 @@ from typing import Any, Coroutine, Iterator, Protocol, Sequence
 
 from weightwire import errors
 
+_START = {False: "start_weight_update", True: "start_draft_weight_update"}
+#: What tells a vLLM that would load the weights by itself that there is nothing to load (0.24; `features.has_sessions`).
+_DIRECT: dict[bool, dict[str, Any]] = {False: {}, True: {"is_checkpoint_format": False}}
+
 
 class Port(Protocol):
     """What the driver asks of an engine."""
@@ -23,8 +27,8 @@ class Port(Protocol):
 
     def init(self, settings: dict[str, Any], timeout: float) -> None: ...
     def pause(self, mode: str, timeout: float) -> None: ...
-    def start(self, draft: bool, timeout: float) -> None: ...
-    def update(self, tickets: list[dict[str, Any]], timeout: float) -> None: ...
+    def start(self, draft: bool, timeout: float, direct: bool = False) -> None: ...
+    def update(self, ticket: dict[str, Any], timeout: float) -> None: ...
     def finish(self, timeout: float) -> None: ...
     def set_version(self, version: str, timeout: float) -> None: ...
     def reset_prefix_cache(self, running: bool, timeout: float) -> bool: ...
@@ -53,17 +57,19 @@ class LlmPort:
             raise errors.NotReadyError("the LLM has unfinished requests", code="FAILED_PRECONDITION",
                                        remedy="call step() between generate() calls, or use AsyncLLM")
 
-    def start(self, draft: bool, timeout: float) -> None:
-        self._rpc("start_draft_weight_update" if draft else "start_weight_update")
+    def start(self, draft: bool, timeout: float, direct: bool = False) -> None:
+        with _calling(_START[draft]):
+            self._rpc(_START[draft], **_DIRECT[direct])
 
-    def update(self, tickets: list[dict[str, Any]], timeout: float) -> None:
-        self._rpc("update_weights", update_info=tickets)
+    def update(self, ticket: dict[str, Any], timeout: float) -> None:
+        self._rpc("update_weights", update_info=ticket)
 
     def finish(self, timeout: float) -> None:
         self._rpc("finish_weight_update")
 
     def set_version(self, version: str, timeout: float) -> None:
-        self._llm.update_weight_version(version)
+        if hasattr(self._llm, "update_weight_version"):  # since vLLM 0.27
+            self._llm.update_weight_version(version)
 
     def load_adapter(self, request: Any, timeout: float) -> None:
         self._llm.llm_engine.add_lora(request)
@@ -103,17 +109,19 @@ class AsyncPort:
     def pause(self, mode: str, timeout: float) -> None:
         self._run(self._llm.pause_generation(mode=mode, clear_cache=False), timeout)
 
-    def start(self, draft: bool, timeout: float) -> None:
-        self._rpc("start_draft_weight_update" if draft else "start_weight_update", timeout)
+    def start(self, draft: bool, timeout: float, direct: bool = False) -> None:
+        with _calling(_START[draft]):
+            self._rpc(_START[draft], timeout, **_DIRECT[direct])
 
-    def update(self, tickets: list[dict[str, Any]], timeout: float) -> None:
-        self._rpc("update_weights", timeout, update_info=tickets)
+    def update(self, ticket: dict[str, Any], timeout: float) -> None:
+        self._rpc("update_weights", timeout, update_info=ticket)
 
     def finish(self, timeout: float) -> None:
         self._rpc("finish_weight_update", timeout)
 
     def set_version(self, version: str, timeout: float) -> None:
-        self._run(self._llm.update_weight_version(version), timeout)
+        if hasattr(self._llm, "update_weight_version"):
+            self._run(self._llm.update_weight_version(version), timeout)
 
     def load_adapter(self, request: Any, timeout: float) -> None:
         self._run(self._llm.add_lora(request), timeout)
@@ -148,7 +156,8 @@ class HttpPort:
         self._model: str | None = None
 
     def _call(self, path: str, timeout: float, body: dict[str, Any] | None = None,
-              query: dict[str, str] | None = None, method: str = "POST") -> dict[str, Any]:
+              query: dict[str, str] | None = None, method: str = "POST", optional: bool = False) -> dict[str, Any]:
+        """optional: a server that has no such route is as well."""
         url = f"{self._base}/{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
         data = None if method == "GET" else json.dumps(body or {}).encode()
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
@@ -156,6 +165,8 @@ class HttpPort:
             with urllib.request.urlopen(request, timeout=timeout) as response:
                 return dict(json.loads(response.read() or b"{}"))
         except urllib.error.HTTPError as error:
+            if optional and error.code == 404:
+                return {}
             remedy = "start the server with VLLM_SERVER_DEV_MODE=1" if error.code == 404 else ""
             raise errors.NotReadyError(f"/{path}: HTTP {error.code}: {error.read()[:2000].decode(errors='replace')}",
                                        code="FAILED_PRECONDITION", remedy=remedy) from None
@@ -168,17 +179,17 @@ class HttpPort:
     def pause(self, mode: str, timeout: float) -> None:
         self._call("pause", timeout, query={"mode": mode, "clear_cache": "false"})
 
-    def start(self, draft: bool, timeout: float) -> None:
-        self._call("start_draft_weight_update" if draft else "start_weight_update", timeout)
+    def start(self, draft: bool, timeout: float, direct: bool = False) -> None:
+        self._call(_START[draft], timeout, _DIRECT[direct])
 
-    def update(self, tickets: list[dict[str, Any]], timeout: float) -> None:
-        self._call("update_weights", timeout, {"update_info": tickets})
+    def update(self, ticket: dict[str, Any], timeout: float) -> None:
+        self._call("update_weights", timeout, {"update_info": ticket})
 
     def finish(self, timeout: float) -> None:
         self._call("finish_weight_update", timeout)
 
     def set_version(self, version: str, timeout: float) -> None:
-        self._call("update_weight_version", timeout, {"new_version": version})
+        self._call("update_weight_version", timeout, {"new_version": version}, optional=True)  # since vLLM 0.27
 
     def reset_prefix_cache(self, running: bool, timeout: float) -> bool:
         answer = self._call("reset_prefix_cache", timeout, query={"reset_running_requests": str(running).lower()})
@@ -201,7 +212,7 @@ def port_of(engine: Any) -> Port:
     weightwire needs more than it has."""
     if isinstance(engine, str):
         return HttpPort(engine)
-    missing = [name for name in ("collective_rpc", "update_weight_version", "reset_prefix_cache") if not hasattr(engine, name)]
+    missing = [name for name in ("collective_rpc", "reset_prefix_cache") if not hasattr(engine, name)]
     if missing:
         raise _unsupported(f"{type(engine).__name__} has no {', '.join(missing)}")
     if hasattr(engine, "pause_generation"):

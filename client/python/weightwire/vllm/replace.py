@@ -57,6 +57,7 @@ class Replacer:
     def __init__(self, port: Port, workers: Workers, deadlines: Deadlines, *, pause: str, draft: bool, attempts: int):
         self._port, self._workers, self._deadlines = port, workers, deadlines
         self._pause, self._draft, self._attempts = pause, draft, attempts
+        self._opened = False  # vLLM's session, where its ranks know nothing of one
         #: That each step took since this was last emptied; all tries of a step together.
         self.seconds: dict[str, float] = {}
 
@@ -93,14 +94,27 @@ class Replacer:
         return len(failures) < self._attempts
 
     def _replace_once(self, epoch: int, version: int) -> None:
-        tickets = [{"epoch": epoch, "version": version} for _ in range(self._workers.world_size)]
+        ticket = {"epoch": epoch, "version": version}  # one for all ranks: vLLM before 0.29 takes no list
         for draft in (False, True) if self._draft else (False,):
-            self._on_ranks("start", lambda t: self._port.start(draft, t))
-            self._on_ranks("update", lambda t: self._port.update(tickets, t))
-            self._on_ranks("finish", self._port.finish)
+            if self._workers.sessions:
+                self._on_ranks("start", lambda t: self._port.start(draft, t))
+                self._on_ranks("update", lambda t: self._port.update(ticket, t))
+                self._on_ranks("finish", self._port.finish)
+            else:
+                self._update_without_sessions(ticket)
         self.call("finish", lambda t: self._check_ranks(epoch, t))
         self.call("finish", lambda t: self._port.set_version(str(version), t))
         self.call("reset", self._reset)
+
+    def _update_without_sessions(self, ticket: dict[str, Any]) -> None:
+        self.call("start", lambda t: self._port.start(False, t, direct=True))
+        self._opened = True
+        self._on_ranks("update", lambda t: self._port.update(ticket, t))
+        self._close_opened()
+
+    def _close_opened(self) -> None:
+        self._opened = False  # whatever comes of it: without a session vLLM would refuse on every rank
+        self.call("finish", self._port.finish)
 
     def _on_ranks(self, step: str, call: Callable[[float], None]) -> None:
         """A call of vLLM that every rank has to execute. What counts is what the ranks themselves say: vLLM may return
@@ -134,7 +148,9 @@ class Replacer:
     def close_sessions(self) -> None:
         """vLLM has no abort: a session that is open is finished, and its ranks say that they are broken."""
         try:
-            if any(answer["open"] for answer in self._workers.ask("state", self._deadlines.start)):
+            if self._opened:
+                self._close_opened()
+            elif any(answer["open"] for answer in self._workers.ask("state", self._deadlines.start)):
                 self._on_ranks("finish", self._port.finish)
         except (errors.WeightwireError, StepError) as error:
             log.debug("weightwire: closing sessions: %s", error)

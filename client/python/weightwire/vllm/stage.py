@@ -34,6 +34,7 @@ class Target:
     observed: list[TensorMeta] = field(default_factory=list)
     windows: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     checkpoint: Mapping[str, TensorMeta] = field(default_factory=dict)
+    filled: frozenset[str] = frozenset()  #: the model's parameters that a checkpoint fills, by their own names
 
     def tensors(self, staged: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What this model's install takes, from all staged tensors of the rank."""
@@ -58,7 +59,7 @@ def target_of(model: torch.nn.Module, checkpoint: Sequence[TensorMeta], mode: st
         log.warning("weightwire: mode fused is not possible for this model, hf_sharded is used: %s",
                     "; ".join(trace.whole.values()))
         mode = "hf_sharded"
-    target = Target(prefix, mode, checkpoint=by_name)
+    target = Target(prefix, mode, checkpoint=by_name, filled=frozenset(row["param"] for row in trace.rows))
     if mode == "fused":
         rows = [{**row, "src": _original(row["src"]), "param": prefix + row["param"]} for row in trace.rows]
         target.rows = list({repr(row): row for row in rows}.values())  # a copy and its original are one
