@@ -11,6 +11,8 @@ It needs an environment of its own, 5 GB large; no GPU:
   python3 -m venv /tmp/tv && /tmp/tv/bin/pip install torch transformers==4.57.6 accelerate
   /tmp/tv/bin/python tests/golden/families.py            # exit 1 and names when a file would change
   /tmp/tv/bin/python tests/golden/families.py --update   # writes
+Models that 4.57.6 lacks are made with 5.19.0 (`transformers=LATER`), in an environment with that; each version
+looks at its own variants only.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from transformers.integrations import finegrained_fp8
 
 DATA = pathlib.Path(__file__).resolve().parents[1] / "data/transformers"
 TRANSFORMERS = "4.57.6"
+LATER = "5.19.0"
 
 # Odd sizes that differ from one another, so that no two dimensions are taken for each other.
 DENSE = dict(vocab_size=83, hidden_size=36, intermediate_size=52, num_hidden_layers=3, num_attention_heads=6,
@@ -38,15 +41,26 @@ DEEPSEEK = DENSE | EXPERTS | LATENT | dict(n_routed_experts=4, n_group=1, topk_g
 VISION = dict(depth=2, hidden_size=24, intermediate_size=20, num_heads=4, in_channels=3, patch_size=7,
               temporal_patch_size=2, spatial_merge_size=2, out_hidden_size=36)
 QWEN_VL = DENSE | dict(rope_scaling=dict(type="mrope", mrope_section=[1, 1, 1]))
+DELTA = dict(vocab_size=83, hidden_size=36, num_hidden_layers=5, num_attention_heads=6, num_key_value_heads=2,
+             head_dim=10, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=8,
+             linear_value_head_dim=12, linear_conv_kernel_dim=3)
+DELTA_SILENT = ("head_dim", "num_key_value_heads", "layer_types", "linear_num_key_heads", "linear_num_value_heads",
+                "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim", "tie_word_embeddings")
+NEMOTRON = dict(vocab_size=83, hidden_size=36, intermediate_size=52, num_attention_heads=6, num_key_value_heads=2,
+                head_dim=10, mamba_num_heads=6, mamba_head_dim=5, n_groups=2, ssm_state_size=7, conv_kernel=3,
+                n_routed_experts=4, moe_intermediate_size=14, moe_shared_expert_intermediate_size=26,
+                num_experts_per_tok=2)
 
 
 class Variant:
     """A config to make: `drop` names keys that config.json shall be silent about, `keep` stores the fields
     given instead of what transformers writes, `model_type` is what it is renamed to afterwards, `fp8` is a
-    quantization_config."""
+    quantization_config, `transformers` the version that makes it."""
 
-    def __init__(self, family, name, sizes, *, drop=(), keep=False, model_type=None, fp8=None, **more):
+    def __init__(self, family, name, sizes, *, drop=(), keep=False, model_type=None, fp8=None,
+                 transformers=TRANSFORMERS, **more):
         self.family, self.name, self.drop, self.keep, self.model_type = family, name, drop, keep, model_type
+        self.transformers = transformers
         self.fp8 = fp8 and dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic") | fp8
         self.fields = sizes | more
 
@@ -124,6 +138,32 @@ VARIANTS = [
     Variant("phi3", "tied", DENSE, pad_token_id=0, head_dim=10, tie_word_embeddings=True, attention_bias=True,
             mlp_bias=True),
     Variant("phi3", "silent", DENSE, pad_token_id=0, drop=("num_key_value_heads", "tie_word_embeddings")),
+    # Layers with linear attention: every fourth one has attention unless layer_types says which.
+    Variant("qwen3_next", "plain", DELTA | EXPERTS, num_experts=4, shared_expert_intermediate_size=26,
+            intermediate_size=52, mlp_only_layers=[1]),
+    Variant("qwen3_next", "listed", DELTA | EXPERTS, num_experts=4, shared_expert_intermediate_size=26,
+            intermediate_size=52, decoder_sparse_step=2, tie_word_embeddings=True, num_hidden_layers=3,
+            layer_types=["full_attention", "linear_attention", "full_attention"]),
+    Variant("qwen3_next", "silent", DELTA | EXPERTS, num_experts=3, shared_expert_intermediate_size=26,
+            intermediate_size=52, num_attention_heads=4, drop=DELTA_SILENT + ("decoder_sparse_step", "mlp_only_layers")),
+    Variant("qwen3_5_text", "plain", DELTA, intermediate_size=52, transformers=LATER),
+    Variant("qwen3_5_text", "silent", DELTA, intermediate_size=52, num_attention_heads=8, transformers=LATER,
+            drop=DELTA_SILENT),
+    Variant("qwen3_5_text", "tied", DELTA, intermediate_size=52, tie_word_embeddings=True, num_hidden_layers=2,
+            layer_types=["full_attention", "linear_attention"], transformers=LATER),
+    Variant("qwen3_5_moe_text", "plain", DELTA | EXPERTS, num_experts=4, shared_expert_intermediate_size=26,
+            transformers=LATER),
+    Variant("qwen3_5_moe_text", "silent", DELTA | EXPERTS, num_experts=3, num_attention_heads=4, transformers=LATER,
+            drop=DELTA_SILENT + ("shared_expert_intermediate_size", "moe_intermediate_size")),
+    Variant("nemotron_h", "plain", NEMOTRON, hybrid_override_pattern="M-*EM", transformers=LATER),
+    Variant("nemotron_h", "latent", NEMOTRON, hybrid_override_pattern="EM*", moe_latent_size=16, use_conv_bias=False,
+            num_nextn_predict_layers=1, transformers=LATER),
+    Variant("nemotron_h", "pattern", NEMOTRON | dict(hybrid_override_pattern="M*-E", num_hidden_layers=4), keep=True,
+            transformers=LATER),
+    Variant("nemotron_h", "silent", NEMOTRON | dict(num_attention_heads=8), transformers=LATER,
+            drop=("head_dim", "num_key_value_heads", "layers_block_type", "moe_latent_size", "use_conv_bias", "time_step_limit",
+                  "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "n_routed_experts",
+                  "tie_word_embeddings")),
     # fp8 with one scale for each block: sizes that blocks divide and others.
     Variant("llama", "fp8", DENSE, attention_bias=True, mlp_bias=True, head_dim=10,
             fp8=dict(weight_block_size=[13, 8])),
@@ -143,6 +183,9 @@ VARIANTS = [
             fp8=dict(weight_block_size=[8, 6]), model_type="kimi_k2"),
     Variant("glm4_moe", "fp8", DENSE | EXPERTS, head_dim=10, n_routed_experts=4, n_shared_experts=2,
             attention_bias=True, fp8=dict(weight_block_size=[8, 6])),
+    Variant("qwen3_next", "fp8", DELTA | EXPERTS, num_experts=4, shared_expert_intermediate_size=26,
+            intermediate_size=52, mlp_only_layers=[1],
+            fp8=dict(weight_block_size=[8, 6], modules_to_not_convert=["lm_head", "model.layers.1.linear_attn.in_proj_ba"])),
 ]
 
 
@@ -203,11 +246,11 @@ def main(arguments):
     parser.add_argument("--update", action="store_true", help="write the files")
     parser.add_argument("--only", default="", help="families whose name begins so")
     options = parser.parse_args(arguments)
-    if transformers.__version__ != TRANSFORMERS:
-        parser.error(f"transformers is {transformers.__version__}, the listings are of {TRANSFORMERS}")
+    if transformers.__version__ not in (TRANSFORMERS, LATER):
+        parser.error(f"transformers is {transformers.__version__}, the listings are of {TRANSFORMERS} and {LATER}")
     changed = []
     for variant in VARIANTS:
-        if not variant.file().startswith(options.only):
+        if variant.transformers != transformers.__version__ or not variant.file().startswith(options.only):
             continue
         path, text = DATA / variant.file(), text_of(listing(variant))
         if not path.exists() or path.read_text() != text:

@@ -126,8 +126,28 @@ def parts_of(tensors, first, byte):
         yield name, torch.from_numpy(part.astype(kind).reshape(shape)).view(dtype)
 
 
+def row_of(name_of_param, param, name, shape, index, at):
+    """The row of the elements `index` of a checkpoint tensor, which lie at `at`."""
+    import numpy as np
+    begin, end = index.min(axis=1), index.max(axis=1) + 1
+    extent = end - begin
+    place = {tuple(i): int(p) for i, p in zip(index.T, at)}
+    offset = place[tuple(begin)]
+    stride = []
+    for d in range(len(shape)):
+        step = begin.copy()
+        step[d] += 1
+        stride.append(place[tuple(step)] - offset if extent[d] > 1 else param.stride()[d - len(shape)])
+    assert len(place) == len(at) == int(np.prod(extent)), (name_of_param, name)
+    assert all(p == offset + sum((i[d] - begin[d]) * stride[d] for d in range(len(shape))) for i, p in place.items())
+    ops = [["narrow", d, int(begin[d]), int(extent[d])] for d in range(len(shape)) if extent[d] < shape[d]]
+    return {"src": name, "ops": ops, "param": name_of_param, "offset": offset,
+            "shape": [int(e) for e in extent], "stride": [int(s) for s in stride],
+            "dtype": str(param.dtype).removeprefix("torch.")}
+
+
 def rows_of(name_of_param, param, flat, tensors, first):
-    """One row for each checkpoint tensor that is found in the parameter: a box, row-major or not."""
+    """One row for each run of rows of a checkpoint tensor that is found in the parameter: a box, row-major or not."""
     import numpy as np
     rows = []
     for name, (_, shape) in tensors.items():
@@ -135,22 +155,11 @@ def rows_of(name_of_param, param, flat, tensors, first):
         at = np.nonzero((flat >= first[name]) & (flat < first[name] + size))[0]
         if len(at) == 0:
             continue
-        index = np.stack(np.unravel_index(flat[at] - first[name], shape))
-        begin, end = index.min(axis=1), index.max(axis=1) + 1
-        extent = end - begin
-        place = {tuple(i): int(p) for i, p in zip(index.T, at)}
-        offset = place[tuple(begin)]
-        stride = []
-        for d in range(len(shape)):
-            step = begin.copy()
-            step[d] += 1
-            stride.append(place[tuple(step)] - offset if extent[d] > 1 else param.stride()[d - len(shape)])
-        assert len(place) == len(at) == int(np.prod(extent)), (name_of_param, name)
-        assert all(p == offset + sum((i[d] - begin[d]) * stride[d] for d in range(len(shape))) for i, p in place.items())
-        ops = [["narrow", d, int(begin[d]), int(extent[d])] for d in range(len(shape)) if extent[d] < shape[d]]
-        rows.append({"src": name, "ops": ops, "param": name_of_param, "offset": offset,
-                     "shape": [int(e) for e in extent], "stride": [int(s) for s in stride],
-                     "dtype": str(param.dtype).removeprefix("torch.")})
+        whole = np.stack(np.unravel_index(flat[at] - first[name], shape))
+        held = np.unique(whole[0])
+        for run in np.split(held, np.nonzero(np.diff(held) > 1)[0] + 1):
+            mine = (whole[0] >= run[0]) & (whole[0] <= run[-1])
+            rows.append(row_of(name_of_param, param, name, shape, whole[:, mine], at[mine]))
     return rows
 
 
@@ -163,8 +172,8 @@ def without_kernels():
     fp8.select_fp8_moe_backend = lambda **_: (fp8.UnquantizedFusedMoEMethod, None)
 
 
-def load(config, rank, folder):
-    """Numbers by parameter of one rank."""
+def load(config, checkpoint, rank, folder):
+    """The rows of one rank."""
     import numpy as np
     import torch
     from vllm.config import set_current_vllm_config
@@ -192,20 +201,22 @@ def load(config, rank, folder):
                 bits = 8 * param.element_size()
                 kind = {1: np.uint8, 2: np.uint16, 4: np.uint32}[param.element_size()]
                 raw = param.detach().reshape(-1).view(torch.uint8).numpy().view(kind).astype(np.int64)
+                if param.dtype == torch.float32 and all(dtype == torch.bfloat16 for dtype, _ in tensors.values()):
+                    raw, bits = raw >> 16, 16  # a bf16 element became the upper half
                 if bits * byte < 32:
                     found[name] = found.get(name, 0) + (raw << (bits * byte))
         return [row for name, param in model.named_parameters()
                 for row in rows_of(name, param, found[name], tensors, first)]
 
 
-def trace(name):
-    """Both ranks are processes: a group of two."""
+def trace(name, config, script):
+    """Both ranks are processes that run `script`: a group of two."""
     with tempfile.TemporaryDirectory() as top:
         ranks = []
         for rank in range(TP):
             folder = pathlib.Path(top) / f"rank{rank}"
             folder.mkdir()
-            command = [sys.executable, __file__, "--rank", str(rank), "--model", name, "--folder", str(folder)]
+            command = [sys.executable, "-B", script, "--rank", str(rank), "--model", name, "--folder", str(folder)]
             # Which group's shared memory is whose; vLLM's worker sets it.
             group = {"VLLM_DIST_IDENT": f"weightwire-{os.getpid()}", "VLLM_LOGGING_LEVEL": "ERROR"}
             ranks.append(subprocess.Popen(command, env=os.environ | group))
@@ -214,12 +225,13 @@ def trace(name):
         copies = [json.loads((pathlib.Path(top) / f"rank{rank}" / "rows.json").read_text()) for rank in range(TP)]
     lines = ",\n".join(f'{{"rank":{rank},"copies":[\n' + ",\n".join(json.dumps(row) for row in rows) + "]}"
                        for rank, rows in enumerate(copies))
-    return (f'{{"engine":"vllm {VLLM} cpu","tensor_parallel_size":{TP},\n"config":{json.dumps(MODELS[name])},\n'
+    return (f'{{"engine":"vllm {VLLM} cpu","tensor_parallel_size":{TP},\n"config":{json.dumps(config)},\n'
             f'"ranks":[\n{lines}]}}\n')
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(models, checkpoint, script, description):
+    """models: configs by the file's name; checkpoint: its tensors as {name: (dtype, shape)}, by the config."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--update", action="store_true", help="write the files")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
@@ -229,12 +241,12 @@ def main():
     if vllm.__version__ != VLLM:
         parser.error(f"vLLM is {vllm.__version__}, the traces are of {VLLM}")
     if options.rank is not None:
-        rows = load(MODELS[options.model], options.rank, options.folder)
+        rows = load(models[options.model], checkpoint, options.rank, options.folder)
         (options.folder / "rows.json").write_text(json.dumps(rows))
         return 0
     changed = []
-    for name in MODELS:
-        path, text = DATA / f"{name}-fp8-tp2.json", trace(name)
+    for name, config in models.items():
+        path, text = DATA / f"{name}-tp2.json", trace(name, config, script)
         if not path.exists() or path.read_text() != text:
             changed.append(path.name)
         if options.update:
@@ -245,4 +257,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main({f"{name}-fp8": config for name, config in MODELS.items()}, checkpoint, __file__, __doc__))

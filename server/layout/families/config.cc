@@ -144,6 +144,10 @@ Result<std::vector<size_t>> LayerList(const Json& json, const char* key, int64_t
 
 }  // namespace
 
+bool ModelConfig::IsHybrid() const {
+  return std::ranges::any_of(kinds, [](const LayerKind& kind) { return !kind.mlp; });
+}
+
 Result<int64_t> ReadSize(const Json& json, const char* key) {
   WW_ASSIGN(const int64_t value, RequiredInteger(json, key));
   return CheckSize(key, value, 1);
@@ -171,6 +175,25 @@ Result<bool> ReadFlagOr(const Json& json, const char* key, bool fallback) {
   return value.value_or(fallback);
 }
 
+Status ReadLinear(const Json& json, std::array<const char*, 5> keys, LinearConfig defaults,
+                  ModelConfig& config) {
+  LinearConfig& linear = config.linear = defaults;
+  int64_t* sizes[] = {&linear.groups, &linear.heads, &linear.state, &linear.head_dim,
+                      &linear.kernel};
+  for (size_t i = 0; i < keys.size(); ++i) {
+    WW_ASSIGN_OR_STATUS(*sizes[i], ReadSizeOr(json, keys[i], *sizes[i]));
+  }
+  if (linear.heads > kHeadsMax) {
+    return {Code::kResourceExhausted, Reason::kLimitExceeded,
+            std::string(keys[1]) + " is over " + std::to_string(kHeadsMax)};
+  }
+  if (linear.heads % linear.groups != 0) {
+    return {Code::kInvalidArgument, Reason::kInvalidRequest,
+            std::string(keys[1]) + " is no multiple of " + keys[0]};
+  }
+  return OkStatus();
+}
+
 Status SetMoeLayers(const Json& json, int64_t first, int64_t step, const char* dense_key,
                     ModelConfig& config) {
   for (int64_t layer = first; layer < config.layers; ++layer) {
@@ -193,7 +216,8 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json) {
   WW_ASSIGN(config.family, RequiredString(json, "model_type"));
   WW_ASSIGN(const Family* family, FindFamily(config.family));
   WW_FAIL_IF_ERROR(CheckNestedTie(json));
-  const Json flat = WithTextConfig(json);
+  Json flat = WithTextConfig(json);
+  if (family->prepare != nullptr) WW_FAIL_IF_ERROR(family->prepare(flat));
   WW_ASSIGN(config.scales, ReadBlockScales(flat));
   WW_FAIL_IF_ERROR(ReadCommon(flat, family->defaults, config));
   if (family->read != nullptr) WW_FAIL_IF_ERROR(family->read(flat, config));

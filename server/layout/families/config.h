@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -11,10 +12,27 @@
 
 namespace weightwire::layout {
 
+/// What mixes tokens in a layer.
+enum class Mixer { kAttention, kGatedDelta, kMamba, kNone };
+
 /// How one layer differs from its neighbours.
 struct LayerKind {
   bool moe = false;  ///< experts instead of a dense MLP
   bool mtp = false;  ///< predicts a further token; comes after the decoder's layers
+  Mixer mixer = Mixer::kAttention;
+  bool mlp = true;  ///< a dense MLP or experts
+};
+
+/// Gated delta rule (Qwen3-Next) and Mamba 2: heads of values in groups that share the rest.
+struct LinearConfig {
+  int64_t groups = 0;    ///< of q and k, or of B and C; 0: no layer has linear attention
+  int64_t heads = 0;     ///< of values: a multiple of groups
+  int64_t state = 0;     ///< rows of one group in each of q and k, or B and C
+  int64_t head_dim = 0;  ///< rows of one head
+  int64_t kernel = 0;    ///< of the convolution over time
+  bool conv_bias = false;
+  int64_t GroupRows() const { return groups * state; }
+  int64_t HeadRows() const { return heads * head_dim; }
 };
 
 /// The vision tower in front of a text model.
@@ -50,6 +68,8 @@ struct ModelConfig {
   /// The rotary embedding turns rows 2i and 2i + 1 of a head of q or k together, and engines load
   /// all first rows of the pairs, then all second ones.
   bool rotary_pairs = false;
+  /// Each head of q has a gate of its output behind it: q has twice as many rows.
+  bool output_gate = false;
   DType dtype = DType::kBF16;
   std::optional<BlockScales> scales;  ///< nullopt: no weight is quantized
 
@@ -57,6 +77,7 @@ struct ModelConfig {
   int64_t moe_intermediate = 0;
   int64_t shared_intermediate = 0;  ///< of all shared experts together; 0: none
   bool router_correction = false;
+  int64_t latent = 0;  ///< what experts read and write instead of hidden; 0: hidden
 
   int64_t q_lora_rank = 0;   ///< 0: q is one matrix
   int64_t kv_lora_rank = 0;  ///< 0: no latent attention
@@ -64,6 +85,7 @@ struct ModelConfig {
   int64_t qk_rope_dim = 0;
   int64_t v_head_dim = 0;
 
+  LinearConfig linear;
   VisionConfig vision;
 
   int64_t mtp_layers = 0;
@@ -71,6 +93,8 @@ struct ModelConfig {
 
   bool HasExperts() const { return experts > 0; }
   bool IsLatent() const { return kv_lora_rank > 0; }
+  /// Layers that have only one of attention, Mamba, an MLP and experts (Nemotron-H).
+  bool IsHybrid() const;
   bool HasVision() const { return vision.depth > 0; }
 };
 
@@ -88,6 +112,10 @@ Result<int64_t> ReadExpertsOr(const Json& json, int64_t fallback);
 /// From 0 on.
 Result<int64_t> ReadCountOr(const Json& json, const char* key, int64_t fallback);
 Result<bool> ReadFlagOr(const Json& json, const char* key, bool fallback);
+/// heads, groups, … of `keys`, by the fields' names in the order of LinearConfig, which `defaults`
+/// are for. kInvalidArgument / kInvalidRequest when heads is no multiple of groups.
+Status ReadLinear(const Json& json, std::array<const char*, 5> keys, LinearConfig defaults,
+                  ModelConfig& config);
 /// Sets `moe` of every decoder layer from `first` on whose number + 1 is a multiple of `step`, but
 /// of none that the list `dense_key` (layer numbers; may be absent) names, and of none at all when
 /// there are no experts.

@@ -11,10 +11,12 @@
 #include "server/layout/families/llama.h"
 #include "server/layout/families/llama4.h"
 #include "server/layout/families/mixtral.h"
+#include "server/layout/families/nemotron_h.h"
 #include "server/layout/families/phi3.h"
 #include "server/layout/families/qwen2.h"
 #include "server/layout/families/qwen2_5_vl.h"
 #include "server/layout/families/qwen3.h"
+#include "server/layout/families/qwen3_next.h"
 #include "server/layout/scheme.h"
 
 namespace weightwire::layout {
@@ -24,6 +26,7 @@ constexpr Family kFamilies[] = {
     kDeepseekV2, kDeepseekV3, kGemma,      kGemma2, kGemma3Text, kGlm4Moe,
     kGptOss,     kKimiK2,     kLlama4Text, kLlama,  kMistral,    kMixtral,
     kPhi3,       kQwen2,      kQwen2Moe,   kQwen3,  kQwen3Moe,   kQwen25Vl,
+    kQwen3Next,  kQwen35Text, kQwen35MoeText, kNemotronH,
 };
 constexpr std::string_view kLayerMark = "{layer}";
 constexpr std::string_view kBlockMark = "{block}";
@@ -40,7 +43,9 @@ constexpr Role kLinearRoles[] = {
     Role::kSharedGate,       Role::kSharedUp,       Role::kSharedDown,
     Role::kSharedExpertGate, Role::kVisionQWeight,  Role::kVisionOWeight,
     Role::kVisionGateWeight, Role::kVisionUpWeight, Role::kVisionDownWeight,
-    Role::kMergerInWeight,   Role::kMergerOutWeight};
+    Role::kMergerInWeight,   Role::kMergerOutWeight, Role::kLinearQkvz, Role::kLinearBa,
+    Role::kLinearQkv, Role::kLinearZ, Role::kLinearB, Role::kLinearA, Role::kMambaIn,
+    Role::kLinearOut, Role::kExpertLatentIn, Role::kExpertLatentOut};
 
 bool IsLinear(const TensorTemplate& tensor) {
   return !tensor.full_precision && std::find(std::begin(kLinearRoles), std::end(kLinearRoles),

@@ -42,6 +42,22 @@ enum class Role : int {
   kKvDown,
   kKvDownNorm,
   kKvUp,
+  // Linear attention: of layers that mix tokens by the gated delta rule, or by Mamba 2.
+  kLinearQkvz,      ///< of each group: q, k, then v and z of its heads
+  kLinearBa,        ///< of each group: b, then a of its heads
+  kLinearQkv,       ///< all of q, then k, then v
+  kLinearZ,
+  kLinearB,
+  kLinearA,
+  kMambaIn,         ///< all of z, then x, B, C, dt
+  kLinearConv,      ///< [channels, 1, kernel]: channels are q, k, v; or x, B, C
+  kLinearConvBias,
+  kLinearALog,      ///< these three: one number a head
+  kLinearDtBias,
+  kLinearD,
+  kLinearNorm,      ///< of one head
+  kMambaNorm,       ///< of all heads
+  kLinearOut,
   // Dense MLP.
   kGateWeight,
   kUpWeight,
@@ -62,6 +78,8 @@ enum class Role : int {
   kSharedGate,
   kSharedUp,
   kSharedDown,
+  kExpertLatentIn,   ///< [latent, hidden]: before all routed experts
+  kExpertLatentOut,  ///< [hidden, latent]: behind them
   kSharedExpertGate,  ///< [1, hidden]: how much the shared expert counts
   // Multi-token prediction: of layers that come after the decoder's.
   kMtpEmbedNorm,
@@ -152,6 +170,8 @@ struct Family {
   Status (*read)(const Json& json, ModelConfig& config) = nullptr;
   std::span<const MtpCopy> mtp_copies = {};
   Defaults defaults = {};
+  /// Before that: fills in common sizes that config.json says by other names or not at all.
+  Status (*prepare)(Json& json) = nullptr;
 };
 std::span<const Family> Families();
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "server/layout/schemes/linear_attention.h"
 #include "server/layout/schemes/option.h"
 #include "server/layout/schemes/pipeline.h"
 #include "server/layout/schemes/scale_tensors.h"
@@ -13,6 +14,7 @@ namespace {
 constexpr int64_t kVocabPadToDefault = 64;
 /// At least as many as a layer has with every bias and norm, without experts.
 constexpr int64_t kPiecesPerLayer = 32;
+constexpr std::string_view kBackbone = "backbone.";
 
 Result<int64_t> PaddedVocab(const Model& model, const ParallelSpec& spec, int64_t tp) {
   WW_ASSIGN(const std::optional<int64_t> given, IntegerOption(spec, "vocab_pad_to", 1));
@@ -73,13 +75,20 @@ Status CheckExperts(const Model& model, const Grid& grid) {
                 "expected at least one expert for each of " + std::to_string(grid.ep) +
                     " expert-parallel ranks, found " +
                     std::to_string(config.experts + grid.redundant))
-      .AtTensor(FirstTensor(model, {Role::kExpertGate}))
+      .AtTensor(FirstTensor(model, {Role::kExpertGate, Role::kExpertUp}))
       .Remedy("choose a smaller group, or redundant experts");
 }
 
 void PrefixText(RankLayout& rank, std::string_view prefix) {
   for (LocalTensor& tensor : rank.tensors) {
     if (!tensor.name.starts_with(kVisionPrefix)) tensor.name.insert(0, prefix);
+  }
+}
+
+/// "backbone." of Nemotron-H's checkpoints is "model." in engines.
+void RenameBackbone(RankLayout& rank) {
+  for (LocalTensor& tensor : rank.tensors) {
+    if (tensor.name.starts_with(kBackbone)) tensor.name.replace(0, kBackbone.size(), "model.");
   }
 }
 
@@ -117,6 +126,7 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
   const ModelConfig& config = model.config();
   WW_ASSIGN(const int64_t world, WorldSize({grid.tp, grid.pp, grid.dp}));
   WW_FAIL_IF_ERROR(CheckTensorParallel(model, grid.tp));
+  WW_FAIL_IF_ERROR(CheckLinearParallel(model, grid.tp, true));
   WW_FAIL_IF_ERROR(CheckExperts(model, grid));
   const int64_t experts = (config.experts + grid.redundant) / std::max<int64_t>(1, grid.ep) + 1;
   const int64_t heads_here =
@@ -149,11 +159,13 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
     const ChunkLayers layers = stages[static_cast<size_t>(stage)];
     for (int64_t i = 0; i < layers.count; ++i) AddLayer(cutter, dialect, slice, layers.first + i);
     if (last) {
-      cutter.Whole("model.norm.weight", Role::kFinalNorm);
+      const std::string norm = FirstTensor(model, {Role::kFinalNorm});
+      cutter.Whole(norm.starts_with(kBackbone) ? norm : "model.norm.weight", Role::kFinalNorm);
       cutter.VocabRows("lm_head.weight", Role::kLmHead, vocab_rows);
     }
     AddVisionShards(cutter, dialect.vision_qkv);
     WW_ASSIGN(RankLayout derived, std::move(cutter.builder()).Finish());
+    RenameBackbone(derived);
     if (Status added = AddScaleTensors(model, derived); !added.ok()) {
       return Fail(std::move(added).AtRank(std::to_string(rank)));
     }

@@ -7,8 +7,10 @@
 //   gate_up_proj   chunk t of gate, then chunk t of up; shared experts alike
 //   o_proj, down_proj   columns, chunk t; their biases whole
 //   latent attention    the two first projections stacked and whole; q_b, kv_b rows, chunk t
-//   w13, w2        [experts, 2F/P, H] and [experts, H, F/P] of the rank's experts, cut in P parts
-//   sinks          chunk t; norms, routers   whole
+//   w13, w2        [experts, 2F/P, H] and [experts, H, F/P] of the rank's experts, cut in P parts;
+//                  without gates F/P rows. Likewise gate_up_proj is up_proj
+//   sinks          chunk t; norms, routers, what latent experts share   whole
+//   linear attention    see linear_attention.cc
 //
 // Names are the checkpoint's with the fused module in place of the first one that it fuses.
 #include "server/layout/schemes/engine_layer.h"
@@ -17,6 +19,8 @@
 #include <array>
 #include <span>
 #include <utility>
+
+#include "server/layout/schemes/linear_attention.h"
 
 namespace weightwire::layout::engine {
 namespace {
@@ -43,7 +47,8 @@ class LayerBuilder {
   void Rows(Role role) { cutter_.Rows(NameOf(role), role, layer_); }
   void Columns(Role role) { cutter_.Columns(NameOf(role), role, layer_); }
   void GateUp(Role gate, Role up) {
-    cutter_.ChunkOfEach(Fused(gate, "gate_up_proj"), {gate, up}, layer_);
+    const std::string fused = Fused(gate, "gate_up_proj");
+    cutter_.ChunkOfEach(fused.empty() ? NameOf(up) : fused, {gate, up}, layer_);
   }
   /// A kv head belongs to one rank, or to several neighbours when there are fewer than ranks.
   /// `pairs`: rows 2i of each head of q and k come before rows 2i + 1.
@@ -55,7 +60,7 @@ class LayerBuilder {
     if (!q || !k || !v) return;
     const ModelConfig& config = model.config();
     const int64_t tp = cutter_.tp();
-    const int64_t q_rows = config.heads / tp * config.head_dim;
+    const int64_t q_rows = q->rows() / config.heads * (config.heads / tp);
     const int64_t kv_rows = std::max<int64_t>(1, config.kv_heads / tp) * config.head_dim;
     const int64_t ranks_per_kv_head = std::max<int64_t>(1, tp / config.kv_heads);
     const int64_t kv_begin = cutter_.t() / ranks_per_kv_head * kv_rows;
@@ -119,11 +124,12 @@ class ExpertStacks {
   void Add() {
     std::array weights = {Role::kExpertGate, Role::kExpertUp};
     std::array biases = {Role::kExpertGateBias, Role::kExpertUpBias};
-    if (slice_.up_first) {
+    const bool gated = Find(weights[0]).has_value();
+    if (gated && slice_.up_first) {
       std::swap(weights[0], weights[1]);
       std::swap(biases[0], biases[1]);
     }
-    Stack("w13_weight", weights, Cut::kRows);
+    Stack("w13_weight", std::span(weights).subspan(gated ? 0 : 1), Cut::kRows);
     Stack("w13_bias", biases, Cut::kRows);
     Stack("w2_weight", std::array{Role::kExpertDown}, Cut::kColumns);
     Stack("w2_bias", std::array{Role::kExpertDownBias}, Cut::kNone);
@@ -179,6 +185,7 @@ void AddLayer(RoleCutter& cutter, const Dialect& dialect, const ExpertSlice& sli
   LayerBuilder layer(cutter, number);
   layer.Whole(Role::kInputNorm);
   Attention(layer, cutter, dialect, number);
+  AddEngineLinear(cutter, number);
   layer.Whole(Role::kAttentionOutputNorm);
   layer.Whole(Role::kPostAttentionNorm);
   layer.GateUp(Role::kGateWeight, Role::kUpWeight);
@@ -189,7 +196,9 @@ void AddLayer(RoleCutter& cutter, const Dialect& dialect, const ExpertSlice& sli
   layer.Whole(Role::kRouter);
   layer.Whole(Role::kRouterBias);
   layer.Whole(Role::kRouterCorrection);
-  if (const std::string name = layer.NameOf(Role::kExpertGate); !name.empty()) {
+  layer.Whole(Role::kExpertLatentIn);
+  layer.Whole(Role::kExpertLatentOut);
+  if (const std::string name = layer.NameOf(Role::kExpertDown); !name.empty()) {
     ExpertStacks(cutter, slice, ExpertModule(name).append(dialect.experts), number).Add();
   }
   layer.GateUp(Role::kSharedGate, Role::kSharedUp);

@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "server/layout/schemes/linear_attention.h"
 #include "server/layout/schemes/megatron_layer.h"
 #include "server/layout/schemes/option.h"
 #include "server/layout/schemes/pipeline.h"
@@ -72,15 +73,17 @@ Result<int64_t> PaddedVocab(const ModelConfig& config, const ParallelSpec& spec,
 Status CheckSizes(const Model& model, int64_t tp) {
   const ModelConfig& config = model.config();
   WW_RETURN_IF_ERROR(CheckTensorParallel(model, tp));
+  WW_RETURN_IF_ERROR(CheckLinearParallel(model, tp, false));
   if (config.IsLatent()) return OkStatus();
+  const int64_t q_heads = (config.output_gate ? 2 : 1) * config.heads;
   return CheckDivides("the row count of linear_qkv",
-                      (config.heads + 2 * config.kv_heads) * config.head_dim, "tp", tp,
+                      (q_heads + 2 * config.kv_heads) * config.head_dim, "tp", tp,
                       FirstTensor(model, {Role::kQWeight}));
 }
 
 Result<ExpertGrid> GridOf(const Model& model, const ParallelSpec& spec, const Cut& cut) {
   const ModelConfig& config = model.config();
-  const std::string expert = FirstTensor(model, {Role::kExpertGate});
+  const std::string expert = FirstTensor(model, {Role::kExpertGate, Role::kExpertUp});
   constexpr std::string_view kKinds[] = {"sequential", "grouped", "te"};
   ExpertGrid grid;
   WW_ASSIGN(const std::optional<size_t> kind, ChoiceOption(spec, "experts", kKinds));
@@ -130,6 +133,11 @@ Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
     return Fail(Status(Code::kInvalidArgument, Reason::kShapeMismatch, "vpp needs pp over 1")
                     .Remedy("leave vpp out, or give pp"));
   }
+  if (cut.vpp > 1 && config.IsHybrid()) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kShapeMismatch,
+                       "Megatron's hybrid models know no virtual pipeline stages")
+                    .Remedy("leave vpp out"));
+  }
   WW_ASSIGN(cut.chunks, PipelineChunks(spec, config.layers, cut.pp, cut.vpp));
   return cut;
 }
@@ -168,7 +176,9 @@ Result<RankLayout> DeriveRank(const Model& model, const Cut& cut, int64_t r, int
                          layers.first + i);
     }
     if (!last) continue;
-    cutter.Whole(at + "decoder.final_layernorm.weight", Role::kFinalNorm);
+    const bool hybrid = model.config().IsHybrid();
+    cutter.Whole(at + (hybrid ? "decoder.final_norm.weight" : "decoder.final_layernorm.weight"),
+                 Role::kFinalNorm);
     AddMtp(cutter, cut, grid, at);
     const Role head = model.config().tied ? Role::kEmbed : Role::kLmHead;
     const bool shares_embedding = model.config().tied && (cut.pp == 1 || mtp);
@@ -179,9 +189,11 @@ Result<RankLayout> DeriveRank(const Model& model, const Cut& cut, int64_t r, int
 
 /// At least as many as any rank has: a chunk of linear_qkv touches up to two groups in part.
 int64_t PiecesOfLargestStage(const ModelConfig& config, const Cut& cut) {
-  const int64_t qkv = 3 * (config.kv_heads / cut.tp + 2);
+  const int64_t group_runs = config.output_gate ? 2 * config.heads / config.kv_heads + 2 : 3;
+  const int64_t qkv = group_runs * (config.kv_heads / cut.tp + 2);
+  const int64_t linear = 6 * (config.linear.groups / cut.tp + 1);
   const int64_t experts = 6 * (config.experts / cut.grid.ep);
-  const int64_t per_layer = 2 * qkv + experts + 24;
+  const int64_t per_layer = 2 * qkv + linear + experts + 24;
   int64_t layers = 0;
   for (const auto& stage : cut.chunks) {
     int64_t of_stage = 0;

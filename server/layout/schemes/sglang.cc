@@ -34,7 +34,7 @@ Result<ModelLayout> DeriveSglang(const Model& model, const ParallelSpec& spec) {
   grid.slice = SliceOf;
   if (grid.ep > 0) {
     WW_FAIL_IF_ERROR(
-        CheckDivides("tp", grid.tp, "ep", grid.ep, FirstTensor(model, {Role::kExpertGate})));
+        CheckDivides("tp", grid.tp, "ep", grid.ep, FirstTensor(model, {Role::kExpertGate, Role::kExpertUp})));
   }
   return engine::Derive(model, spec, grid, kDialect);
 }

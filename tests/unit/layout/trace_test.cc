@@ -48,6 +48,74 @@ INSTANTIATE_TEST_SUITE_P(Traces, VllmScheme,
                                            "deepseek-v3-fp8-tp2.json", "qwen3-moe-fp8-tp2.json"),
                          [](const auto& test) { return std::to_string(test.index); });
 
+/// By tensor of the rank: its dtype, and the canonical element behind each local one. Tensors that
+/// hold none are left out.
+std::map<std::string, std::map<int64_t, std::string>> Elements(const CanonicalSpace& space,
+                                                               const RankLayout& rank) {
+  std::map<std::string, std::map<int64_t, std::string>> tensors;
+  for (const LocalTensor& tensor : rank.tensors) {
+    if (tensor.pieces.empty()) continue;
+    auto& elements = tensors[tensor.name + " " + std::string(DTypeName(tensor.dtype))];
+    for (const Piece& piece : tensor.pieces) {
+      const TensorSpec& source = space.tensors[piece.tensor];
+      testing::ForEachElement(piece, source.shape, [&](int64_t from, int64_t to) {
+        elements[to] = source.name + "[" + std::to_string(from) + "]";
+      });
+    }
+  }
+  return tensors;
+}
+
+struct LinearTrace {
+  const char* file;
+  const char* spec;
+};
+class VllmLinear : public ::testing::TestWithParam<LinearTrace> {};
+
+/// Several rows of a trace may be one piece of the scheme, and the other way round.
+TEST_P(VllmLinear, HoldsTheElementsThatTheEnginesLoaderPutThere) {
+  const auto trace = ParseTrace(TraceText(GetParam().file));
+  ASSERT_TRUE(trace.has_value()) << trace.error().ToString();
+  const auto scheme = LayoutFromScheme(trace->config_json, *ParseParallelSpec(GetParam().spec));
+  ASSERT_TRUE(scheme.has_value()) << scheme.error().ToString();
+  ASSERT_EQ(Validate(*scheme), OkStatus());
+  ASSERT_EQ(trace->ranks.size(), 2u);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    const auto traced = LayoutFromTrace(scheme->canonical, trace->ranks[rank]);
+    ASSERT_TRUE(traced.has_value()) << traced.error().ToString();
+    const auto theirs = Elements(scheme->canonical, *traced);
+    const auto ours = Elements(scheme->canonical, scheme->ranks[rank]);
+    for (const auto& [name, elements] : theirs) {
+      const auto it = ours.find(name);
+      ASSERT_NE(it, ours.end()) << "rank " << rank << ": the scheme has no " << name;
+      EXPECT_EQ(it->second, elements) << "rank " << rank << ", " << name;
+    }
+    for (const auto& [name, elements] : ours) {
+      EXPECT_TRUE(theirs.contains(name)) << "rank " << rank << ": the engine has no " << name;
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(
+    Traces, VllmLinear,
+    ::testing::Values(LinearTrace{"qwen3-next-tp2.json", "vllm:tp2"},
+                      LinearTrace{"qwen3-5-tp2.json", "vllm:tp2"},
+                      LinearTrace{"qwen3-5-moe-tp2.json", "vllm:tp2"},
+                      LinearTrace{"nemotron-h-tp2.json", "vllm:tp2,skip=*.A_log"},
+                      LinearTrace{"nemotron-h-latent-tp2.json", "vllm:tp2,skip=*.A_log"}),
+    [](const auto& test) { return std::to_string(test.index); });
+
+/// The engine holds −exp(A_log), which is in no trace: without `skip` the scheme refuses it.
+TEST(VllmNemotron, RefusesWhatTheEngineComputes) {
+  const auto trace = ParseTrace(TraceText("nemotron-h-tp2.json"));
+  ASSERT_TRUE(trace.has_value()) << trace.error().ToString();
+  for (const char* spec : {"vllm:tp2", "sglang:tp2"}) {
+    const auto layout = LayoutFromScheme(trace->config_json, *ParseParallelSpec(spec));
+    ASSERT_FALSE(layout.has_value()) << spec;
+    EXPECT_EQ(layout.error().reason(), Reason::kUnknownModel);
+    EXPECT_EQ(layout.error().tensor(), "backbone.layers.0.mixer.A_log");
+  }
+}
+
 TEST(LayoutFromTrace, StacksExperts) {
   const auto trace = ParseTrace(TraceText("qwen3-moe-tp2.json"));
   ASSERT_TRUE(trace.has_value()) << trace.error().ToString();

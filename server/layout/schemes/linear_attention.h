@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "server/layout/schemes/role_cutter.h"
+#include "server/layout/types.h"
+
+namespace weightwire::layout {
+
+/// Linear attention is cut by heads: each part of its fused matrices, and of the channels of its
+/// convolution, gives a rank one chunk; with q, k or B, C go whole groups of heads. All functions
+/// add nothing for a layer that has attention of another kind.
+///
+/// `engine`: as vLLM and SGLang name and fuse it.
+void AddEngineLinear(RoleCutter& cutter, int64_t layer);
+/// As Megatron-core names and fuses it; `at` is the prefix of the layer, with the dot at its end.
+void AddMegatronLinear(RoleCutter& cutter, const std::string& at, int64_t layer);
+
+/// Heads and groups divide by tp. `shares_group`: a single group of Mamba may belong to every rank
+/// instead. kInvalidArgument / kShapeMismatch, naming a tensor that cannot be cut.
+Status CheckLinearParallel(const Model& model, int64_t tp, bool shares_group);
+
+/// What a process holds of a model may be computed from the checkpoint, so that no copy makes it:
+/// the layout must leave such tensors out. kInvalidArgument / kUnknownModel, naming the first.
+Status RefuseComputed(const Model& model, std::string_view scheme, const ModelLayout& layout);
+
+}  // namespace weightwire::layout
