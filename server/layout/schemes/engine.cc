@@ -92,6 +92,14 @@ void RenameBackbone(RankLayout& rank) {
   }
 }
 
+void FlattenAttention(RankLayout& rank) {
+  constexpr std::string_view kModule = "self_attn.";
+  for (LocalTensor& tensor : rank.tensors) {
+    const size_t at = tensor.name.find(kModule);
+    if (at != std::string::npos) tensor.name.erase(at, kModule.size());
+  }
+}
+
 }  // namespace
 
 std::vector<int64_t> ExpertsAt(const Grid& grid, int64_t experts, int64_t e) {
@@ -166,6 +174,7 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
     AddVisionShards(cutter, dialect.vision_qkv);
     WW_ASSIGN(RankLayout derived, std::move(cutter.builder()).Finish());
     RenameBackbone(derived);
+    if (dialect.flat_gated_attention && config.output_gate) FlattenAttention(derived);
     if (Status added = AddScaleTensors(model, derived); !added.ok()) {
       return Fail(std::move(added).AtRank(std::to_string(rank)));
     }

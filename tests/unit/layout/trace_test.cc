@@ -11,8 +11,8 @@
 namespace weightwire::layout {
 namespace {
 
-std::string TraceText(const char* name) {
-  return testing::ReadText(testing::SourceDir() + "/tests/data/vllm-traces/" + name);
+std::string TraceText(const std::string& name, const char* folder = "vllm-traces/") {
+  return testing::ReadText(testing::SourceDir() + "/tests/data/" + folder + name);
 }
 
 /// Tensors by name with sorted pieces and flat shapes (rows do not tell a stack's), so that only
@@ -67,14 +67,15 @@ std::map<std::string, std::map<int64_t, std::string>> Elements(const CanonicalSp
 }
 
 struct LinearTrace {
+  const char* folder;
   const char* file;
   const char* spec;
 };
-class VllmLinear : public ::testing::TestWithParam<LinearTrace> {};
+class LinearLoaders : public ::testing::TestWithParam<LinearTrace> {};
 
 /// Several rows of a trace may be one piece of the scheme, and the other way round.
-TEST_P(VllmLinear, HoldsTheElementsThatTheEnginesLoaderPutThere) {
-  const auto trace = ParseTrace(TraceText(GetParam().file));
+TEST_P(LinearLoaders, PutTheElementsWhereTheSchemeHasThem) {
+  const auto trace = ParseTrace(TraceText(GetParam().file, GetParam().folder));
   ASSERT_TRUE(trace.has_value()) << trace.error().ToString();
   const auto scheme = LayoutFromScheme(trace->config_json, *ParseParallelSpec(GetParam().spec));
   ASSERT_TRUE(scheme.has_value()) << scheme.error().ToString();
@@ -91,28 +92,52 @@ TEST_P(VllmLinear, HoldsTheElementsThatTheEnginesLoaderPutThere) {
       EXPECT_EQ(it->second, elements) << "rank " << rank << ", " << name;
     }
     for (const auto& [name, elements] : ours) {
-      EXPECT_TRUE(theirs.contains(name)) << "rank " << rank << ": the engine has no " << name;
+      EXPECT_TRUE(theirs.contains(name)) << "rank " << rank << ": the loader fills no " << name;
     }
   }
 }
+constexpr const char* kVllm = "vllm-traces/";
+constexpr const char* kBridge = "megatron-bridge/";
 INSTANTIATE_TEST_SUITE_P(
-    Traces, VllmLinear,
-    ::testing::Values(LinearTrace{"qwen3-next-tp2.json", "vllm:tp2"},
-                      LinearTrace{"qwen3-5-tp2.json", "vllm:tp2"},
-                      LinearTrace{"qwen3-5-moe-tp2.json", "vllm:tp2"},
-                      LinearTrace{"nemotron-h-tp2.json", "vllm:tp2,skip=*.A_log"},
-                      LinearTrace{"nemotron-h-latent-tp2.json", "vllm:tp2,skip=*.A_log"}),
+    Traces, LinearLoaders,
+    ::testing::Values(
+        LinearTrace{kVllm, "qwen3-next-tp2.json", "vllm:tp2"},
+        LinearTrace{kVllm, "qwen3-5-tp2.json", "vllm:tp2"},
+        LinearTrace{kVllm, "qwen3-5-moe-tp2.json", "vllm:tp2"},
+        LinearTrace{kVllm, "nemotron-h-tp2.json", "vllm:tp2,skip=*.A_log"},
+        LinearTrace{kVllm, "nemotron-h-latent-tp2.json", "vllm:tp2,skip=*.A_log"},
+        LinearTrace{kBridge, "qwen3-next-tp2.json",
+                    "megatron:tp2,spec=te,skip=*.linear_attn.norm.weight"},
+        LinearTrace{kBridge, "qwen3-5-tp2.json",
+                    "megatron:tp2,spec=te,skip=*.linear_attn.norm.weight"},
+        LinearTrace{kBridge, "qwen3-5-moe-tp2.json",
+                    "megatron:tp2,spec=te,skip=*.linear_attn.norm.weight"},
+        LinearTrace{kBridge, "nemotron-h-tp2.json", "megatron:tp2,spec=te"}),
     [](const auto& test) { return std::to_string(test.index); });
 
-/// The engine holds −exp(A_log), which is in no trace: without `skip` the scheme refuses it.
-TEST(VllmNemotron, RefusesWhatTheEngineComputes) {
-  const auto trace = ParseTrace(TraceText("nemotron-h-tp2.json"));
-  ASSERT_TRUE(trace.has_value()) << trace.error().ToString();
-  for (const char* spec : {"vllm:tp2", "sglang:tp2"}) {
-    const auto layout = LayoutFromScheme(trace->config_json, *ParseParallelSpec(spec));
-    ASSERT_FALSE(layout.has_value()) << spec;
-    EXPECT_EQ(layout.error().reason(), Reason::kUnknownModel);
-    EXPECT_EQ(layout.error().tensor(), "backbone.layers.0.mixer.A_log");
+struct ComputedTensor {
+  const char* file;
+  const char* spec;
+  const char* tensor;
+};
+
+/// Engines hold −exp(A_log), Megatron w − 1 of the gated norm: no copy makes that.
+TEST(Computed, IsRefusedUnlessItIsLeftOut) {
+  const ComputedTensor table[] = {
+      {"nemotron-h-tp2.json", "vllm:tp2", "backbone.layers.0.mixer.A_log"},
+      {"nemotron-h-tp2.json", "sglang:tp2", "backbone.layers.0.mixer.A_log"},
+      {"qwen3-next-tp2.json", "megatron:tp2", "model.layers.0.linear_attn.norm.weight"},
+      {"qwen3-5-moe-tp2.json", "megatron:tp2", "model.layers.0.linear_attn.norm.weight"}};
+  for (const ComputedTensor& row : table) {
+    SCOPED_TRACE(std::string(row.file) + " " + row.spec);
+    const auto trace = ParseTrace(TraceText(row.file));
+    ASSERT_TRUE(trace.has_value()) << trace.error().ToString();
+    const auto layout = LayoutFromScheme(trace->config_json, *ParseParallelSpec(row.spec));
+    ASSERT_FALSE(layout.has_value());
+    EXPECT_EQ(layout.error().reason(), Reason::kUnknownModel) << layout.error().ToString();
+    EXPECT_EQ(layout.error().tensor(), row.tensor);
+    const std::string without = std::string(row.spec) + ",skip=" + row.tensor;
+    EXPECT_TRUE(LayoutFromScheme(trace->config_json, *ParseParallelSpec(without)).has_value());
   }
 }
 
