@@ -21,9 +21,9 @@ MODELS = {
     "qwen3-5-moe": DELTA | EXPERTS | dict(
         architectures=["Qwen3_5MoeForCausalLM"], model_type="qwen3_5_moe_text", num_experts=3,
         shared_expert_intermediate_size=40),
-    "nemotron-h": NEMOTRON | dict(layers_block_type=["linear_attention", "mlp", "full_attention", "moe"], n_groups=2),
+    "nemotron-h": NEMOTRON | dict(hybrid_override_pattern="M-*E", n_groups=2),
     # One group of B and C for both ranks; experts that read and write a latent.
-    "nemotron-h-latent": NEMOTRON | dict(layers_block_type=["linear_attention", "moe"], n_groups=1, moe_latent_size=32,
+    "nemotron-h-latent": NEMOTRON | dict(hybrid_override_pattern="ME", n_groups=1, moe_latent_size=32,
                                          num_hidden_layers=2),
 }
 

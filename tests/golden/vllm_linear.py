@@ -8,48 +8,24 @@ and torchvision, which vLLM's module of Qwen3.5 imports.
   VENV/bin/python tests/golden/vllm_linear.py --update   # writes
 """
 
-import pathlib
 import sys
-import tempfile
+from types import SimpleNamespace
 
+import numbered
 import vllm_fp8
-
-COMMON = dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32, vocab_size=128,
-              max_position_embeddings=64, tie_word_embeddings=False, dtype="bfloat16")
-EXPERTS = dict(moe_intermediate_size=24, num_experts_per_tok=2)
-DELTA = COMMON | dict(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], rms_norm_eps=1e-6,
-                      hidden_act="silu", linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=16,
-                      linear_value_head_dim=24, linear_conv_kernel_dim=4)
-NEMOTRON = COMMON | EXPERTS | dict(
-    architectures=["NemotronHForCausalLM"], model_type="nemotron_h", intermediate_size=80, mamba_num_heads=8,
-    mamba_head_dim=16, ssm_state_size=24, conv_kernel=4, n_routed_experts=3,
-    moe_shared_expert_intermediate_size=40, num_hidden_layers=4)
-MODELS = {
-    "qwen3-next": DELTA | EXPERTS | dict(
-        architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next", intermediate_size=80, num_experts=3,
-        shared_expert_intermediate_size=40, mlp_only_layers=[1], decoder_sparse_step=1),
-    "qwen3-5": DELTA | dict(architectures=["Qwen3_5ForCausalLM"], model_type="qwen3_5_text", intermediate_size=80),
-    "qwen3-5-moe": DELTA | EXPERTS | dict(
-        architectures=["Qwen3_5MoeForCausalLM"], model_type="qwen3_5_moe_text", num_experts=3,
-        shared_expert_intermediate_size=40),
-    "nemotron-h": NEMOTRON | dict(layers_block_type=["linear_attention", "mlp", "full_attention", "moe"], n_groups=2),
-    # One group of B and C for both ranks; experts that read and write a latent.
-    "nemotron-h-latent": NEMOTRON | dict(layers_block_type=["linear_attention", "moe"], n_groups=1, moe_latent_size=32,
-                                         num_hidden_layers=2),
-}
+from linear_models import MODELS, checkpoint
 
 
-def checkpoint(config):
-    """{name: (dtype, shape)} as transformers saves a model of that config, all in bf16."""
-    import families
-    import torch
-    import transformers
-    made = transformers.AutoConfig.for_model(**{key: value for key, value in config.items() if key != "num_hidden_layers"
-                                                or config["model_type"] != "nemotron_h"})
-    with tempfile.TemporaryDirectory() as folder:
-        tensors = families.saved(made, pathlib.Path(folder))
-    return {name: (torch.bfloat16, tuple(shape)) for name, (_, shape) in tensors.items()}
+def load(config, rank, folder):
+    """The rows of one rank. For experts without a gate the CPU has no kernel, which loading does not need: a GPU's it is."""
+    import vllm.model_executor.layers.fused_moe.config as experts
+    import vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method as method
+    experts.current_platform = SimpleNamespace(is_cuda_alike=lambda: True, is_xpu=lambda: False)
+    choose = method.select_unquantized_moe_backend
+    method.select_unquantized_moe_backend = lambda moe_config: (
+        choose(moe_config) if moe_config.is_act_and_mul else (method.UnquantizedMoeBackend.TRITON, None))
+    return vllm_fp8.load(config, checkpoint, rank, folder)
 
 
 if __name__ == "__main__":
-    sys.exit(vllm_fp8.main(MODELS, checkpoint, __file__, __doc__))
+    sys.exit(numbered.main(MODELS, load, __file__, __doc__, "vllm-traces", vllm_fp8.engine()))

@@ -248,7 +248,7 @@ void AddEngineLinear(RoleCutter& cutter, int64_t number) {
   layer.Columns(layer.NameOf(Role::kLinearOut), Role::kLinearOut);
 }
 
-void AddMegatronLinear(RoleCutter& cutter, const std::string& at, int64_t number) {
+void AddMegatronLinear(RoleCutter& cutter, const std::string& at, bool flat_conv, int64_t number) {
   LayerCutter layer(cutter, number);
   const bool mamba = layer.IsMamba();
   const std::string here = at + (mamba ? "mixer." : "self_attention.");
@@ -256,8 +256,9 @@ void AddMegatronLinear(RoleCutter& cutter, const std::string& at, int64_t number
   const std::vector<LinearPart> ba = layer.Ba();
   in.insert(in.end(), ba.begin(), ba.end());
   layer.Chunks(here + "in_proj.weight", in);
-  layer.Chunks(here + "conv1d.weight", layer.Channels(Role::kLinearConv, false));
-  layer.Chunks(here + "conv1d.bias", layer.Channels(Role::kLinearConvBias, false));
+  const std::string conv = here + (mamba && flat_conv ? "conv1d_" : "conv1d.");
+  layer.Chunks(conv + "weight", layer.Channels(Role::kLinearConv, false));
+  layer.Chunks(conv + "bias", layer.Channels(Role::kLinearConvBias, false));
   const std::optional<DType> full = mamba ? std::optional(DType::kF32) : std::nullopt;
   layer.Numbers(here + "A_log", Role::kLinearALog, full);
   layer.Numbers(here + "D", Role::kLinearD, full);

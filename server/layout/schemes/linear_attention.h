@@ -12,10 +12,11 @@ namespace weightwire::layout {
 /// convolution, gives a rank one chunk; with q, k or B, C go whole groups of heads. All functions
 /// add nothing for a layer that has attention of another kind.
 ///
-/// `engine`: as vLLM and SGLang name and fuse it.
+/// As vLLM and SGLang name and fuse it.
 void AddEngineLinear(RoleCutter& cutter, int64_t layer);
 /// As Megatron-core names and fuses it; `at` is the prefix of the layer, with the dot at its end.
-void AddMegatronLinear(RoleCutter& cutter, const std::string& at, int64_t layer);
+/// `flat_conv`: Mamba's convolution is no module of its own.
+void AddMegatronLinear(RoleCutter& cutter, const std::string& at, bool flat_conv, int64_t layer);
 
 /// Heads and groups divide by tp. `shares_group`: a single group of Mamba may belong to every rank
 /// instead. kInvalidArgument / kShapeMismatch, naming a tensor that cannot be cut.

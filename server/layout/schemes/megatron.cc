@@ -39,7 +39,7 @@ struct Cut {
   int64_t vpp = 1;
   int64_t replicas = 1;    ///< cp · dp
   int64_t vocab_rows = 0;  ///< padded, of all ranks
-  bool te = false;
+  megatron::Names names;
   bool pp_before_dp = false;
   int64_t layers = 0;  ///< with MTP
   ExpertGrid grid;     ///< sizes; places are each rank's
@@ -87,7 +87,7 @@ Result<ExpertGrid> GridOf(const Model& model, const ParallelSpec& spec, const Cu
   constexpr std::string_view kKinds[] = {"sequential", "grouped", "te"};
   ExpertGrid grid;
   WW_ASSIGN(const std::optional<size_t> kind, ChoiceOption(spec, "experts", kKinds));
-  grid.kind = static_cast<Experts>(kind.value_or(cut.te ? 2 : 0));
+  grid.kind = static_cast<Experts>(kind.value_or(cut.names.te ? 2 : 0));
   grid.ep = spec.SizeOr("ep", 1);
   grid.etp = spec.SizeOr("etp", config.HasExperts() ? cut.tp : 1);
   if (!config.HasExperts()) {
@@ -115,6 +115,7 @@ Result<ExpertGrid> GridOf(const Model& model, const ParallelSpec& spec, const Cu
 Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
   const ModelConfig& config = model.config();
   constexpr std::string_view kSpecs[] = {"local", "te"};
+  constexpr std::string_view kConvs[] = {"module", "flat"};
   constexpr std::string_view kOrders[] = {"tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"};
   Cut cut;
   cut.tp = spec.SizeOr("tp", 1);
@@ -125,7 +126,8 @@ Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
   WW_ASSIGN(cut.vocab_rows, PaddedVocab(config, spec, cut.tp));
   WW_ASSIGN(const std::optional<size_t> names, ChoiceOption(spec, "spec", kSpecs));
   WW_ASSIGN(const std::optional<size_t> order, ChoiceOption(spec, "order", kOrders));
-  cut.te = names == 1u;
+  WW_ASSIGN(const std::optional<size_t> conv, ChoiceOption(spec, "conv", kConvs));
+  cut.names = {.te = names == 1u, .flat_conv = conv == 1u};
   cut.pp_before_dp = order == 1u;
   WW_ASSIGN(cut.layers, LayersWithMtp(config, spec));
   WW_ASSIGN(cut.grid, GridOf(model, spec, cut));
@@ -149,7 +151,7 @@ void AddMtp(RoleCutter& cutter, const Cut& cut, const ExpertGrid& grid, const st
     cutter.Whole(here + "enorm.weight", Role::kMtpEmbedNorm, layer);
     cutter.Whole(here + "hnorm.weight", Role::kMtpHiddenNorm, layer);
     cutter.Rows(here + "eh_proj.weight", Role::kMtpProjection, layer);
-    megatron::AddLayer(cutter, grid, cut.te, here + "transformer_layer.", layer);
+    megatron::AddLayer(cutter, grid, cut.names, here + "transformer_layer.", layer);
     cutter.Whole(here + "final_layernorm.weight", Role::kMtpFinalNorm, layer);
   }
 }
@@ -172,7 +174,7 @@ Result<RankLayout> DeriveRank(const Model& model, const Cut& cut, int64_t r, int
     if (first) AddWholeVision(cutter, chunk);
     const ChunkLayers layers = cut.chunks[static_cast<size_t>(stage)][static_cast<size_t>(v)];
     for (int64_t i = 0; i < layers.count; ++i) {
-      megatron::AddLayer(cutter, grid, cut.te, at + "decoder.layers." + std::to_string(i) + ".",
+      megatron::AddLayer(cutter, grid, cut.names, at + "decoder.layers." + std::to_string(i) + ".",
                          layers.first + i);
     }
     if (!last) continue;

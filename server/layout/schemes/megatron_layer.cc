@@ -203,8 +203,9 @@ std::string_view InputNorm(const ModelConfig& config, const LayerKind& kind, boo
 
 }  // namespace
 
-void AddLayer(RoleCutter& cutter, const ExpertGrid& grid, bool te, const std::string& at,
-              int64_t layer) {
+void AddLayer(RoleCutter& cutter, const ExpertGrid& grid, const Names& names,
+              const std::string& at, int64_t layer) {
+  const bool te = names.te;
   const ModelConfig& config = cutter.model().config();
   const LayerKind& kind = config.kinds[static_cast<size_t>(layer)];
   const bool moe = kind.moe;
@@ -214,7 +215,7 @@ void AddLayer(RoleCutter& cutter, const ExpertGrid& grid, bool te, const std::st
   } else {
     GroupedAttention(cutter, at + "self_attention.", layer);
   }
-  AddMegatronLinear(cutter, at, layer);
+  AddMegatronLinear(cutter, at, names.flat_conv, layer);
   cutter.Columns(at + "self_attention.linear_proj.weight", Role::kOWeight, layer);
   cutter.Whole(at + "self_attention.linear_proj.bias", Role::kOBias, layer);
   cutter.Whole(at + "self_attention.linear_proj.post_layernorm.weight", Role::kAttentionOutputNorm,

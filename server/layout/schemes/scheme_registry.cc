@@ -20,6 +20,7 @@ constexpr std::string_view kHfOptions[] = {"mtp"};
 constexpr std::string_view kMegatronSizes[] = {"cp", "dp", "ep", "etp", "pp", "tp", "vpp"};
 constexpr std::string_view kMegatronOptions[] = {"account_embedding",
                                                  "account_loss",
+                                                 "conv",
                                                  "experts",
                                                  "first",
                                                  "last",
