@@ -29,7 +29,10 @@ MODELS = {
 
 
 def checkpoint(config):
-    """{name: (dtype, shape)} as transformers saves a model of that config, all in bf16."""
+    """{name: (dtype, shape)} as transformers saves a model of that config, all in bf16.
+
+    5.10 calls Nemotron-H's embedding backbone.embedding, which no release and no loader does.
+    """
     import families
     import torch
     import transformers
@@ -37,4 +40,5 @@ def checkpoint(config):
                                                 or config["model_type"] != "nemotron_h"})
     with tempfile.TemporaryDirectory() as folder:
         tensors = families.saved(made, pathlib.Path(folder))
-    return {name: (torch.bfloat16, tuple(shape)) for name, (_, shape) in tensors.items()}
+    return {name.replace("backbone.embedding.", "backbone.embeddings."): (torch.bfloat16, tuple(shape))
+            for name, (_, shape) in tensors.items()}

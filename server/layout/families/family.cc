@@ -23,9 +23,9 @@ namespace weightwire::layout {
 namespace {
 
 constexpr Family kFamilies[] = {
-    kDeepseekV2, kDeepseekV3, kGemma,      kGemma2, kGemma3Text, kGlm4Moe,
-    kGptOss,     kKimiK2,     kLlama4Text, kLlama,  kMistral,    kMixtral,
-    kPhi3,       kQwen2,      kQwen2Moe,   kQwen3,  kQwen3Moe,   kQwen25Vl,
+    kDeepseekV2, kDeepseekV3, kGemma,         kGemma2,    kGemma3Text, kGlm4Moe,
+    kGptOss,     kKimiK2,     kLlama4Text,    kLlama,     kMistral,    kMixtral,
+    kPhi3,       kQwen2,      kQwen2Moe,      kQwen3,     kQwen3Moe,   kQwen25Vl,
     kQwen3Next,  kQwen35Text, kQwen35MoeText, kNemotronH,
 };
 constexpr std::string_view kLayerMark = "{layer}";
@@ -34,18 +34,42 @@ constexpr std::string_view kExpertMark = "{expert}";
 
 /// Roles of linear layers, which quantization takes: not embeddings, norms, biases and what MTP
 /// layers add to a decoder's.
-constexpr Role kLinearRoles[] = {
-    Role::kQWeight,          Role::kKWeight,        Role::kVWeight,
-    Role::kOWeight,          Role::kQDown,          Role::kQUp,
-    Role::kKvDown,           Role::kKvUp,           Role::kGateWeight,
-    Role::kUpWeight,         Role::kDownWeight,     Role::kRouter,
-    Role::kExpertGate,       Role::kExpertUp,       Role::kExpertDown,
-    Role::kSharedGate,       Role::kSharedUp,       Role::kSharedDown,
-    Role::kSharedExpertGate, Role::kVisionQWeight,  Role::kVisionOWeight,
-    Role::kVisionGateWeight, Role::kVisionUpWeight, Role::kVisionDownWeight,
-    Role::kMergerInWeight,   Role::kMergerOutWeight, Role::kLinearQkvz, Role::kLinearBa,
-    Role::kLinearQkv, Role::kLinearZ, Role::kLinearB, Role::kLinearA, Role::kMambaIn,
-    Role::kLinearOut, Role::kExpertLatentIn, Role::kExpertLatentOut};
+constexpr Role kLinearRoles[] = {Role::kQWeight,
+                                 Role::kKWeight,
+                                 Role::kVWeight,
+                                 Role::kOWeight,
+                                 Role::kQDown,
+                                 Role::kQUp,
+                                 Role::kKvDown,
+                                 Role::kKvUp,
+                                 Role::kGateWeight,
+                                 Role::kUpWeight,
+                                 Role::kDownWeight,
+                                 Role::kRouter,
+                                 Role::kExpertGate,
+                                 Role::kExpertUp,
+                                 Role::kExpertDown,
+                                 Role::kSharedGate,
+                                 Role::kSharedUp,
+                                 Role::kSharedDown,
+                                 Role::kSharedExpertGate,
+                                 Role::kVisionQWeight,
+                                 Role::kVisionOWeight,
+                                 Role::kVisionGateWeight,
+                                 Role::kVisionUpWeight,
+                                 Role::kVisionDownWeight,
+                                 Role::kMergerInWeight,
+                                 Role::kMergerOutWeight,
+                                 Role::kLinearQkvz,
+                                 Role::kLinearBa,
+                                 Role::kLinearQkv,
+                                 Role::kLinearZ,
+                                 Role::kLinearB,
+                                 Role::kLinearA,
+                                 Role::kMambaIn,
+                                 Role::kLinearOut,
+                                 Role::kExpertLatentIn,
+                                 Role::kExpertLatentOut};
 
 bool IsLinear(const TensorTemplate& tensor) {
   return !tensor.full_precision && std::find(std::begin(kLinearRoles), std::end(kLinearRoles),

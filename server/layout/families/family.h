@@ -43,20 +43,20 @@ enum class Role : int {
   kKvDownNorm,
   kKvUp,
   // Linear attention: of layers that mix tokens by the gated delta rule, or by Mamba 2.
-  kLinearQkvz,      ///< of each group: q, k, then v and z of its heads
-  kLinearBa,        ///< of each group: b, then a of its heads
-  kLinearQkv,       ///< all of q, then k, then v
+  kLinearQkvz,  ///< of each group: q, k, then v and z of its heads
+  kLinearBa,    ///< of each group: b, then a of its heads
+  kLinearQkv,   ///< all of q, then k, then v
   kLinearZ,
   kLinearB,
   kLinearA,
-  kMambaIn,         ///< all of z, then x, B, C, dt
-  kLinearConv,      ///< [channels, 1, kernel]: channels are q, k, v; or x, B, C
+  kMambaIn,     ///< all of z, then x, B, C, dt
+  kLinearConv,  ///< [channels, 1, kernel]: channels are q, k, v; or x, B, C
   kLinearConvBias,
-  kLinearALog,      ///< these three: one number a head
+  kLinearALog,  ///< these three: one number a head
   kLinearDtBias,
   kLinearD,
-  kLinearNorm,      ///< of one head
-  kMambaNorm,       ///< of all heads
+  kLinearNorm,  ///< of one head
+  kMambaNorm,   ///< of all heads
   kLinearOut,
   // Dense MLP.
   kGateWeight,
@@ -78,8 +78,8 @@ enum class Role : int {
   kSharedGate,
   kSharedUp,
   kSharedDown,
-  kExpertLatentIn,   ///< [latent, hidden]: before all routed experts
-  kExpertLatentOut,  ///< [hidden, latent]: behind them
+  kExpertLatentIn,    ///< [latent, hidden]: before all routed experts
+  kExpertLatentOut,   ///< [hidden, latent]: behind them
   kSharedExpertGate,  ///< [1, hidden]: how much the shared expert counts
   // Multi-token prediction: of layers that come after the decoder's.
   kMtpEmbedNorm,

@@ -26,9 +26,8 @@ inline constexpr SizeOf kExpertWidth = [](const ModelConfig& c) {
 
 /// Not quantized: no linear module in transformers.
 constexpr TensorTemplate Router() {
-  TensorTemplate router =
-      parts::Matrix(Role::kRouter, "backbone.layers.{layer}.mixer.gate.weight", parts::kExperts,
-                    parts::kHidden, parts::kMoe);
+  TensorTemplate router = parts::Matrix(Role::kRouter, "backbone.layers.{layer}.mixer.gate.weight",
+                                        parts::kExperts, parts::kHidden, parts::kMoe);
   router.full_precision = true;
   return router;
 }
@@ -61,18 +60,18 @@ inline constexpr TensorTemplate kNemotronHTensors[] = {
                         parts::kKvRows, parts::kHidden),
     nemotron::Attention(Role::kOWeight, "backbone.layers.{layer}.mixer.o_proj.weight",
                         parts::kHidden, parts::kQRows),
-    parts::Matrix(Role::kMambaIn, "backbone.layers.{layer}.mixer.in_proj.weight",
-                  nemotron::kInRows, parts::kHidden, linear::kMamba),
+    parts::Matrix(Role::kMambaIn, "backbone.layers.{layer}.mixer.in_proj.weight", nemotron::kInRows,
+                  parts::kHidden, linear::kMamba),
     linear::Conv("backbone.layers.{layer}.mixer.conv1d.weight", linear::kMamba),
     parts::Vector(Role::kLinearConvBias, "backbone.layers.{layer}.mixer.conv1d.bias",
                   linear::kChannels, linear::kMambaWithConvBias),
     nemotron::Numbers(Role::kLinearALog, "backbone.layers.{layer}.mixer.A_log"),
     nemotron::Numbers(Role::kLinearD, "backbone.layers.{layer}.mixer.D"),
     nemotron::Numbers(Role::kLinearDtBias, "backbone.layers.{layer}.mixer.dt_bias"),
-    parts::Vector(Role::kMambaNorm, "backbone.layers.{layer}.mixer.norm.weight",
+    parts::Vector(Role::kMambaNorm, "backbone.layers.{layer}.mixer.norm.weight", linear::kHeadRows,
+                  linear::kMamba),
+    parts::Matrix(Role::kLinearOut, "backbone.layers.{layer}.mixer.out_proj.weight", parts::kHidden,
                   linear::kHeadRows, linear::kMamba),
-    parts::Matrix(Role::kLinearOut, "backbone.layers.{layer}.mixer.out_proj.weight",
-                  parts::kHidden, linear::kHeadRows, linear::kMamba),
     parts::Matrix(Role::kUpWeight, "backbone.layers.{layer}.mixer.up_proj.weight",
                   parts::kIntermediate, parts::kHidden, nemotron::kMlp),
     parts::Matrix(Role::kDownWeight, "backbone.layers.{layer}.mixer.down_proj.weight",
@@ -136,11 +135,10 @@ inline Result<std::string> NemotronPattern(const Json& json) {
 inline Status PrepareNemotronH(Json& json) {
   WW_ASSIGN_OR_STATUS(const std::string pattern, NemotronPattern(json));
   json["num_hidden_layers"] = pattern.size();
-  constexpr std::pair<const char*, const char*> kOlder[] = {
-      {"attention_head_dim", "head_dim"},
-      {"mamba_n_groups", "n_groups"},
-      {"mamba_d_conv", "conv_kernel"},
-      {"mamba_conv_bias", "use_conv_bias"}};
+  constexpr std::pair<const char*, const char*> kOlder[] = {{"attention_head_dim", "head_dim"},
+                                                            {"mamba_n_groups", "n_groups"},
+                                                            {"mamba_d_conv", "conv_kernel"},
+                                                            {"mamba_conv_bias", "use_conv_bias"}};
   for (const auto& [older, key] : kOlder) {
     if (json.contains(older) && !json.contains(key)) json[key] = json.at(older);
   }
@@ -164,8 +162,8 @@ inline Status ReadNemotronExperts(const Json& json, ModelConfig& config) {
 }
 
 inline Status ReadNemotronH(const Json& json, ModelConfig& config) {
-  for (const char* key : {"mlp_bias", "use_bias", "mamba_proj_bias", "attention_bias",
-                          "tie_word_embeddings"}) {
+  for (const char* key :
+       {"mlp_bias", "use_bias", "mamba_proj_bias", "attention_bias", "tie_word_embeddings"}) {
     WW_RETURN_IF_ERROR(linear::CheckUnset(json, key));
   }
   constexpr std::array<const char*, 5> kKeys = {"n_groups", "mamba_num_heads", "ssm_state_size",
@@ -180,9 +178,7 @@ inline Status ReadNemotronH(const Json& json, ModelConfig& config) {
     LayerKind& kind = config.kinds[layer];
     kind.moe = letter == 'E';
     kind.mlp = letter == 'E' || letter == '-';
-    kind.mixer = letter == 'M'   ? Mixer::kMamba
-                 : letter == '*' ? Mixer::kAttention
-                                 : Mixer::kNone;
+    kind.mixer = letter == 'M' ? Mixer::kMamba : letter == '*' ? Mixer::kAttention : Mixer::kNone;
   }
   return pattern.find('E') == std::string::npos ? OkStatus() : ReadNemotronExperts(json, config);
 }

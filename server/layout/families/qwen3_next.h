@@ -10,9 +10,7 @@ namespace weightwire::layout {
 /// transformers does not build them.
 namespace qwen_next {
 
-inline constexpr SizeOf kGatedQRows = [](const ModelConfig& c) {
-  return 2 * c.heads * c.head_dim;
-};
+inline constexpr SizeOf kGatedQRows = [](const ModelConfig& c) { return 2 * c.heads * c.head_dim; };
 /// q and k of every group, v and z of every head.
 inline constexpr SizeOf kQkvzRows = [](const ModelConfig& c) {
   return 2 * c.linear.GroupRows() + 2 * c.linear.HeadRows();
@@ -30,9 +28,8 @@ inline constexpr TensorTemplate kKNorm = parts::KNorm(linear::kAttention);
 
 inline constexpr TensorTemplate kConv =
     linear::Conv("model.layers.{layer}.linear_attn.conv1d.weight", linear::kDelta);
-inline constexpr TensorTemplate kALog =
-    parts::Vector(Role::kLinearALog, "model.layers.{layer}.linear_attn.A_log", linear::kHeads,
-                  linear::kDelta);
+inline constexpr TensorTemplate kALog = parts::Vector(
+    Role::kLinearALog, "model.layers.{layer}.linear_attn.A_log", linear::kHeads, linear::kDelta);
 inline constexpr TensorTemplate kDtBias =
     parts::Vector(Role::kLinearDtBias, "model.layers.{layer}.linear_attn.dt_bias", linear::kHeads,
                   linear::kDelta);

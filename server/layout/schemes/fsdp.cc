@@ -128,8 +128,7 @@ Result<ModelLayout> DeriveFsdp(const Model& model, const ParallelSpec& spec) {
   WW_ASSIGN(const int64_t layers, LayersWithMtp(model.config(), spec));
   if (const std::string linear = FirstTensor(model, {Role::kLinearOut});
       sharding.tp > 1 && !linear.empty()) {
-    return Fail(BadOption("tp", std::to_string(sharding.tp),
-                          "known for linear attention in fsdp")
+    return Fail(BadOption("tp", std::to_string(sharding.tp), "known for linear attention in fsdp")
                     .AtTensor(linear)
                     .Remedy("shard without tp, or send explicit layouts"));
   }

@@ -1,13 +1,15 @@
 // Rank t of T of linear attention (see docs/layouts.md). The checkpoint's parts, one behind another
 // unless they are said to alternate by groups:
 //
-//   gated delta    q, k, v, z, b, a: in_proj_qkvz and in_proj_ba alternate by groups (Qwen3-Next), or
+//   gated delta    q, k, v, z, b, a: in_proj_qkvz and in_proj_ba alternate by groups (Qwen3-Next),
+//   or
 //                  in_proj_qkv, in_proj_z, in_proj_b, in_proj_a (Qwen3.5); conv1d over q, k, v
 //   Mamba 2        z, x, B, C, dt in in_proj; conv1d over x, B, C
 //
-//   vLLM, SGLang   chunk t of each part: of q, k, v, z in in_proj_qkvz, of b, a in in_proj_ba; where
-//                  the checkpoint alternates by groups they do so too. Mamba's single group of B and
-//                  C is whole on every rank
+//   vLLM, SGLang   chunk t of each part: of q, k, v, z in in_proj_qkvz, of b, a in in_proj_ba;
+//   where
+//                  the checkpoint alternates by groups they do so too. Mamba's single group of B
+//                  and C is whole on every rank
 //   Megatron       chunk t of each part, all in in_proj
 //   conv1d         chunk t of each part of its channels
 //   A_log, D, dt_bias, Mamba's norm   chunk t; the gated delta rule's norm, of one head, whole
@@ -284,9 +286,8 @@ Status RefuseComputed(const Model& model, std::string_view scheme, const ModelLa
       Role::kLinearNorm, Mixer::kGatedDelta, "w - 1 of it, in out_norm",
       "use weightwire.megatron_bridge, whose recorded layout adds the 1; or leave it out with "
       "skip=*.linear_attn.norm.weight if it is frozen"};
-  constexpr Computed kInEngines = {
-      Role::kLinearALog, Mixer::kMamba, "-exp(A_log) of it, in A",
-      "leave it out with skip=*.mixer.A_log if it is frozen"};
+  constexpr Computed kInEngines = {Role::kLinearALog, Mixer::kMamba, "-exp(A_log) of it, in A",
+                                   "leave it out with skip=*.mixer.A_log if it is frozen"};
   if (scheme == "hf" || scheme == "fsdp") return OkStatus();
   const Computed& computed = scheme == "megatron" ? kInMegatron : kInEngines;
   const auto& kinds = model.config().kinds;

@@ -203,8 +203,8 @@ std::string_view InputNorm(const ModelConfig& config, const LayerKind& kind, boo
 
 }  // namespace
 
-void AddLayer(RoleCutter& cutter, const ExpertGrid& grid, const Names& names,
-              const std::string& at, int64_t layer) {
+void AddLayer(RoleCutter& cutter, const ExpertGrid& grid, const Names& names, const std::string& at,
+              int64_t layer) {
   const bool te = names.te;
   const ModelConfig& config = cutter.model().config();
   const LayerKind& kind = config.kinds[static_cast<size_t>(layer)];

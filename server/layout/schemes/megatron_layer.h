@@ -25,7 +25,7 @@ struct Names {
 };
 
 /// One transformer layer; `at` is the prefix of its names, with the dot at its end.
-void AddLayer(RoleCutter& cutter, const ExpertGrid& grid, const Names& names,
-              const std::string& at, int64_t layer);
+void AddLayer(RoleCutter& cutter, const ExpertGrid& grid, const Names& names, const std::string& at,
+              int64_t layer);
 
 }  // namespace weightwire::layout::megatron

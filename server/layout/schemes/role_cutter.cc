@@ -82,7 +82,8 @@ Status CheckTensorParallel(const Model& model, int64_t tp) {
   }
   if (config.shared_intermediate > 0) {
     WW_RETURN_IF_ERROR(CheckDivides("the shared experts' inner size", config.shared_intermediate,
-                                    "tp", tp, FirstTensor(model, {Role::kSharedGate, Role::kSharedUp})));
+                                    "tp", tp,
+                                    FirstTensor(model, {Role::kSharedGate, Role::kSharedUp})));
   }
   if (config.IsLatent() || config.kv_heads % tp == 0 || tp % config.kv_heads == 0) {
     return OkStatus();

@@ -41,8 +41,8 @@ Result<ModelLayout> DeriveSglang(const Model& model, const ParallelSpec& spec) {
   grid.ep = model.config().HasExperts() ? spec.SizeOr("ep", 1) : spec.SizeOr("ep", 0);
   grid.slice = SliceOf;
   if (grid.ep > 0) {
-    WW_FAIL_IF_ERROR(
-        CheckDivides("tp", grid.tp, "ep", grid.ep, FirstTensor(model, {Role::kExpertGate, Role::kExpertUp})));
+    WW_FAIL_IF_ERROR(CheckDivides("tp", grid.tp, "ep", grid.ep,
+                                  FirstTensor(model, {Role::kExpertGate, Role::kExpertUp})));
   }
   return engine::Derive(model, spec, grid, kDialect);
 }

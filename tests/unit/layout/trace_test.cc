@@ -101,19 +101,19 @@ constexpr const char* kVllm = "vllm-traces/";
 constexpr const char* kBridge = "megatron-bridge/";
 INSTANTIATE_TEST_SUITE_P(
     Traces, LinearLoaders,
-    ::testing::Values(
-        LinearTrace{kVllm, "qwen3-next-tp2.json", "vllm:tp2"},
-        LinearTrace{kVllm, "qwen3-5-tp2.json", "vllm:tp2"},
-        LinearTrace{kVllm, "qwen3-5-moe-tp2.json", "vllm:tp2"},
-        LinearTrace{kVllm, "nemotron-h-tp2.json", "vllm:tp2,skip=*.A_log"},
-        LinearTrace{kVllm, "nemotron-h-latent-tp2.json", "vllm:tp2,skip=*.A_log"},
-        LinearTrace{kBridge, "qwen3-next-tp2.json",
-                    "megatron:tp2,spec=te,skip=*.linear_attn.norm.weight"},
-        LinearTrace{kBridge, "qwen3-5-tp2.json",
-                    "megatron:tp2,spec=te,skip=*.linear_attn.norm.weight"},
-        LinearTrace{kBridge, "qwen3-5-moe-tp2.json",
-                    "megatron:tp2,spec=te,skip=*.linear_attn.norm.weight"},
-        LinearTrace{kBridge, "nemotron-h-tp2.json", "megatron:tp2,spec=te,conv=flat"}),
+    ::testing::Values(LinearTrace{kVllm, "qwen3-next-tp2.json", "vllm:tp2"},
+                      LinearTrace{kVllm, "qwen3-5-tp2.json", "vllm:tp2"},
+                      LinearTrace{kVllm, "qwen3-5-moe-tp2.json", "vllm:tp2"},
+                      LinearTrace{kVllm, "nemotron-h-tp2.json", "vllm:tp2,skip=*.A_log"},
+                      LinearTrace{kVllm, "nemotron-h-latent-tp2.json", "vllm:tp2,skip=*.A_log"},
+                      LinearTrace{kBridge, "qwen3-next-tp2.json",
+                                  "megatron:tp2,spec=te,skip=*.linear_attn.norm.weight"},
+                      LinearTrace{kBridge, "qwen3-5-tp2.json",
+                                  "megatron:tp2,spec=te,skip=*.linear_attn.norm.weight"},
+                      LinearTrace{kBridge, "qwen3-5-moe-tp2.json",
+                                  "megatron:tp2,spec=te,skip=*.linear_attn.norm.weight"},
+                      LinearTrace{kBridge, "nemotron-h-tp2.json",
+                                  "megatron:tp2,spec=te,conv=flat"}),
     [](const auto& test) { return std::to_string(test.index); });
 
 struct ComputedTensor {
