@@ -11,6 +11,8 @@ It needs an environment of its own, 5 GB large; no GPU:
   python3 -m venv /tmp/tv && /tmp/tv/bin/pip install torch transformers==4.57.6 accelerate
   /tmp/tv/bin/python tests/golden/families.py            # exit 1 and names when a file would change
   /tmp/tv/bin/python tests/golden/families.py --update   # writes
+Models that 4.57.6 lacks are made with 5.19.0 (`transformers=LATER`), in an environment with that; each version
+looks at its own variants only.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from transformers.integrations import finegrained_fp8
 
 DATA = pathlib.Path(__file__).resolve().parents[1] / "data/transformers"
 TRANSFORMERS = "4.57.6"
+LATER = "5.19.0"
 
 # Odd sizes that differ from one another, so that no two dimensions are taken for each other.
 DENSE = dict(vocab_size=83, hidden_size=36, intermediate_size=52, num_hidden_layers=3, num_attention_heads=6,
@@ -37,16 +40,20 @@ LATENT = dict(kv_lora_rank=10, q_lora_rank=22, qk_nope_head_dim=8, qk_rope_head_
 DEEPSEEK = DENSE | EXPERTS | LATENT | dict(n_routed_experts=4, n_group=1, topk_group=1)
 VISION = dict(depth=2, hidden_size=24, intermediate_size=20, num_heads=4, in_channels=3, patch_size=7,
               temporal_patch_size=2, spatial_merge_size=2, out_hidden_size=36)
+SIGLIP = dict(hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4, num_channels=2,
+              image_size=30, patch_size=7)
 QWEN_VL = DENSE | dict(rope_scaling=dict(type="mrope", mrope_section=[1, 1, 1]))
 
 
 class Variant:
     """A config to make: `drop` names keys that config.json shall be silent about, `keep` stores the fields
     given instead of what transformers writes, `model_type` is what it is renamed to afterwards, `fp8` is a
-    quantization_config."""
+    quantization_config, `transformers` the version that makes it."""
 
-    def __init__(self, family, name, sizes, *, drop=(), keep=False, model_type=None, fp8=None, **more):
+    def __init__(self, family, name, sizes, *, drop=(), keep=False, model_type=None, fp8=None,
+                 transformers=TRANSFORMERS, **more):
         self.family, self.name, self.drop, self.keep, self.model_type = family, name, drop, keep, model_type
+        self.transformers = transformers
         self.fp8 = fp8 and dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic") | fp8
         self.fields = sizes | more
 
@@ -119,6 +126,9 @@ VARIANTS = [
     Variant("gemma2", "silent", DENSE | dict(num_attention_heads=8), drop=("head_dim", "num_key_value_heads")),
     Variant("gemma3_text", "plain", DENSE, head_dim=10),
     Variant("gemma3_text", "untied", DENSE, head_dim=10, tie_word_embeddings=False, attention_bias=True),
+    Variant("gemma3", "plain", dict(text_config=DENSE | dict(head_dim=10), vision_config=SIGLIP, mm_tokens_per_image=4)),
+    Variant("gemma3", "untied", dict(text_config=DENSE | dict(head_dim=10, tie_word_embeddings=False, attention_bias=True),
+                                     vision_config=SIGLIP | dict(vision_use_head=False), mm_tokens_per_image=4)),
     # The class pads with token 32,000 unless told otherwise.
     Variant("phi3", "plain", DENSE, pad_token_id=0),
     Variant("phi3", "tied", DENSE, pad_token_id=0, head_dim=10, tie_word_embeddings=True, attention_bias=True,
@@ -203,11 +213,11 @@ def main(arguments):
     parser.add_argument("--update", action="store_true", help="write the files")
     parser.add_argument("--only", default="", help="families whose name begins so")
     options = parser.parse_args(arguments)
-    if transformers.__version__ != TRANSFORMERS:
-        parser.error(f"transformers is {transformers.__version__}, the listings are of {TRANSFORMERS}")
+    if transformers.__version__ not in (TRANSFORMERS, LATER):
+        parser.error(f"transformers is {transformers.__version__}, the listings are of {TRANSFORMERS} and {LATER}")
     changed = []
     for variant in VARIANTS:
-        if not variant.file().startswith(options.only):
+        if variant.transformers != transformers.__version__ or not variant.file().startswith(options.only):
             continue
         path, text = DATA / variant.file(), text_of(listing(variant))
         if not path.exists() or path.read_text() != text:

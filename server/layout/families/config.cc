@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "server/layout/families/family.h"
+#include "server/layout/families/wrapper.h"
 #include "server/layout/torch_dtype.h"
 
 namespace weightwire::layout {
@@ -193,10 +194,14 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json) {
   WW_ASSIGN(config.family, RequiredString(json, "model_type"));
   WW_ASSIGN(const Family* family, FindFamily(config.family));
   WW_FAIL_IF_ERROR(CheckNestedTie(json));
-  const Json flat = WithTextConfig(json);
+  WW_ASSIGN(const Family* text, TextFamily(*family, json));
+  config.text_family = text->model_type;
+  WW_ASSIGN(const Json flat, config.IsWrapper() ? WrappedTextConfig(*family->wrapper, *text, json)
+                                                : Result<Json>(WithTextConfig(json)));
   WW_ASSIGN(config.scales, ReadBlockScales(flat));
-  WW_FAIL_IF_ERROR(ReadCommon(flat, family->defaults, config));
-  if (family->read != nullptr) WW_FAIL_IF_ERROR(family->read(flat, config));
+  WW_FAIL_IF_ERROR(ReadCommon(flat, text->defaults, config));
+  if (text->read != nullptr) WW_FAIL_IF_ERROR(text->read(flat, config));
+  if (config.IsWrapper()) WW_FAIL_IF_ERROR(family->wrapper->read(json, config));
   if (config.experts > kHeadsMax) {
     return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,
                 "config.json has more than " + std::to_string(kHeadsMax) + " experts");

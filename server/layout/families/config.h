@@ -28,6 +28,10 @@ struct VisionConfig {
   int64_t temporal_patch = 0;  ///< frames
   int64_t merged = 0;          ///< patches that the merger joins: at most 2²⁰
   int64_t out_hidden = 0;
+  int64_t positions = 0;  ///< that have an embedding
+  int64_t mergers = 0;    ///< further ones, of inner blocks (deepstack)
+  bool pooling = false;   ///< has a head that pools all patches
+  bool projector_bias = false;
 };
 /// Names of a tower's tensors begin so, in every family that has one; other names do not.
 inline constexpr std::string_view kVisionPrefix = "visual.";
@@ -35,7 +39,8 @@ inline constexpr std::string_view kVisionPrefix = "visual.";
 /// A model's config.json, as far as layouts need it. Sizes that every model has are ≥ 1 and heads
 /// is a multiple of kv_heads; all are below 2³¹, so that a product of two fits int64.
 struct ModelConfig {
-  std::string family;
+  std::string family;       ///< config.json's model_type
+  std::string text_family;  ///< of the text model: `family`, unless that is a wrapper
   int64_t hidden = 0;
   int64_t layers = 0;  ///< of the decoder
   int64_t heads = 0;
@@ -72,6 +77,7 @@ struct ModelConfig {
   bool HasExperts() const { return experts > 0; }
   bool IsLatent() const { return kv_lora_rank > 0; }
   bool HasVision() const { return vision.depth > 0; }
+  bool IsWrapper() const { return text_family != family; }
 };
 
 /// Reads a config.json of a known family. Errors as in LayoutFromScheme.

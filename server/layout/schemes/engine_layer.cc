@@ -23,12 +23,13 @@ namespace {
 
 class LayerBuilder {
  public:
-  LayerBuilder(RoleCutter& cutter, int64_t layer) : cutter_(cutter), layer_(layer) {}
+  LayerBuilder(RoleCutter& cutter, std::string_view text, int64_t layer)
+      : cutter_(cutter), text_(text), layer_(layer) {}
 
-  /// The checkpoint's name of the role's tensor; empty when there is none.
+  /// The engine's name of the role's tensor, before it is fused; empty when there is none.
   std::string NameOf(Role role) const {
     const auto view = cutter_.model().Find(role, layer_);
-    return view ? cutter_.model().canonical().tensors[view->tensor].name : "";
+    return view ? text_ + cutter_.model().TextName(view->tensor) : "";
   }
   /// The same with `module` in place of the last module: "a.b.q_proj.bias" → "a.b.<module>.bias".
   std::string Fused(Role role, std::string_view module) const {
@@ -84,6 +85,7 @@ class LayerBuilder {
   }
 
   RoleCutter& cutter_;
+  const std::string text_;
   const int64_t layer_;
 };
 
@@ -176,7 +178,7 @@ std::string ExpertModule(const std::string& name) {
 
 void AddLayer(RoleCutter& cutter, const Dialect& dialect, const ExpertSlice& slice,
               int64_t number) {
-  LayerBuilder layer(cutter, number);
+  LayerBuilder layer(cutter, dialect.text, number);
   layer.Whole(Role::kInputNorm);
   Attention(layer, cutter, dialect, number);
   layer.Whole(Role::kAttentionOutputNorm);

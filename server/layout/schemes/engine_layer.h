@@ -14,6 +14,7 @@ struct Dialect {
   std::string_view vision_qkv;  ///< q, k and v of the vision tower
   std::string_view text;       ///< in front of the text model's names where there is a vision tower
   std::string_view tied_head;  ///< what the last of several stages has of a tied embedding
+  bool wrappers = false;       ///< towers of wrappers are described
   /// Stages that get none of the layers that remain when they are spread evenly: the last ones. The
   /// stages before them get one more each, from behind.
   int64_t last_stages_spared = 0;

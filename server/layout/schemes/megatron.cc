@@ -195,6 +195,9 @@ int64_t PiecesOfLargestStage(const ModelConfig& config, const Cut& cut) {
 }  // namespace
 
 Result<ModelLayout> DeriveMegatron(const Model& model, const ParallelSpec& spec) {
+  if (model.wrapper() != nullptr && model.wrapper()->megatron.empty()) {
+    return Fail(UndescribedWrapper(model.config().family, "megatron"));
+  }
   WW_ASSIGN(const int64_t world, WorldSize({spec.SizeOr("tp", 1), spec.SizeOr("pp", 1),
                                             spec.SizeOr("cp", 1), spec.SizeOr("dp", 1)}));
   WW_ASSIGN(const Cut cut, CutOf(model, spec));

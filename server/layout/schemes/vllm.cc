@@ -14,6 +14,7 @@ constexpr engine::Dialect kDialect = {.experts = "routed_experts.",
                                       .vision_qkv = "qkv",
                                       .text = "language_model.",
                                       .tied_head = "model.embed_tokens.weight",
+                                      .wrappers = true,
                                       .last_stages_spared = 1};
 
 engine::ExpertSlice SliceOf(const engine::Grid& grid, int64_t experts, int64_t dp, int64_t t) {
