@@ -182,6 +182,23 @@ Status SetMoeLayers(const Json& json, int64_t first, int64_t step, const char* d
   return OkStatus();
 }
 
+Result<std::vector<std::string>> ReadLayerWords(const Json& json, const char* key,
+                                                int64_t layers) {
+  std::vector<std::string> words;
+  const auto it = json.find(key);
+  if (it == json.end() || it->is_null()) return words;
+  if (it->is_string()) {
+    for (const char letter : it->get_ref<const std::string&>()) words.emplace_back(1, letter);
+  }
+  for (const Json& entry : it->is_array() ? *it : Json::array()) {
+    if (entry.is_string()) words.push_back(entry.get<std::string>());
+  }
+  if (std::ssize(words) == layers) return words;
+  return Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
+              std::string("the field ") + key + " is no list of one word for each of " +
+                  std::to_string(layers) + " layers");
+}
+
 Status SetListedMoeLayers(const Json& json, const char* key, ModelConfig& config) {
   WW_ASSIGN_OR_STATUS(const std::vector<size_t> listed, LayerList(json, key, config.layers));
   for (size_t layer : listed) config.kinds[layer].moe = config.HasExperts();

@@ -9,23 +9,33 @@
 #include "server/layout/families/gemma3.h"
 #include "server/layout/families/glm4_moe.h"
 #include "server/layout/families/gpt_oss.h"
+#include "server/layout/families/kimi_k25.h"
 #include "server/layout/families/llama.h"
 #include "server/layout/families/llama4.h"
+#include "server/layout/families/llama4_vision.h"
+#include "server/layout/families/minimax_m2.h"
+#include "server/layout/families/mistral3.h"
 #include "server/layout/families/mixtral.h"
 #include "server/layout/families/phi3.h"
 #include "server/layout/families/qwen2.h"
 #include "server/layout/families/qwen2_5_vl.h"
 #include "server/layout/families/qwen3.h"
+#include "server/layout/families/qwen3_vl.h"
+#include "server/layout/families/seed_oss.h"
 #include "server/layout/scheme.h"
 
 namespace weightwire::layout {
 namespace {
 
 constexpr Family kFamilies[] = {
-    kDeepseekV2, kDeepseekV3, kGemma,      kGemma2,   kGemma3,   kGemma3Text, kGlm4Moe,
-    kGptOss,     kKimiK2,     kLlama4Text, kLlama,    kMistral,  kMixtral,    kPhi3,
-    kQwen2,      kQwen2Moe,   kQwen3,      kQwen3Moe, kQwen25Vl,
+    kDeepseekV2, kDeepseekV3, kDeepseekV32, kGemma,     kGemma2,      kGemma3,   kGemma3Text,
+    kGlm4Moe,    kGlm4MoeLite, kGlmMoeDsa,  kGptOss,    kKimiK2,      kKimiK25,  kLlama4,
+    kLlama4Text, kLlama,      kMinimaxM2,   kMinistral3, kMistral,    kMistral3, kMixtral,
+    kPhi3,       kQwen2,      kQwen2Moe,    kQwen3,     kQwen3Moe,    kQwen3Vl,
+    kQwen3VlMoe, kQwen25Vl, kSeedOss,
 };
+/// Text models that are described only within a wrapper.
+constexpr Family kInnerFamilies[] = {kQwen3VlMoeText};
 constexpr std::string_view kLayerMark = "{layer}";
 constexpr std::string_view kBlockMark = "{block}";
 constexpr std::string_view kExpertMark = "{expert}";
@@ -61,7 +71,7 @@ constexpr Role kLinearRoles[] = {Role::kQWeight,
                                  Role::kVisionDownWeight,
                                  Role::kMergerInWeight,
                                  Role::kMergerOutWeight,
-                                 Role::kTowerLinear};
+                                 Role::kTowerLinear,      Role::kIndexQuery,     Role::kIndexKey};
 
 bool IsLinear(const TensorTemplate& tensor) {
   return !tensor.full_precision && std::find(std::begin(kLinearRoles), std::end(kLinearRoles),
@@ -82,14 +92,6 @@ bool IsPlainMatrix(const TensorTemplate& tensor) {
 
 bool Has(std::string_view name, std::string_view mark) {
   return name.find(mark) != std::string_view::npos;
-}
-
-const Family& FamilyOf(std::string_view model_type) {
-  const auto it =
-      std::find_if(std::begin(kFamilies), std::end(kFamilies),
-                   [model_type](const Family& family) { return family.model_type == model_type; });
-  WW_CHECK(it != std::end(kFamilies));
-  return *it;
 }
 
 Result<Shape> ShapeOf(const TensorTemplate& tensor, const ModelConfig& config, DType dtype) {
@@ -121,6 +123,15 @@ std::string NameOf(std::string_view pattern, int64_t number, int64_t expert) {
 }
 
 std::span<const Family> Families() { return kFamilies; }
+
+const Family& FamilyOf(std::string_view model_type) {
+  const auto is_it = [model_type](const Family& family) { return family.model_type == model_type; };
+  const auto it = std::ranges::find_if(kFamilies, is_it);
+  if (it != std::end(kFamilies)) return *it;
+  const auto inner = std::ranges::find_if(kInnerFamilies, is_it);
+  WW_CHECK(inner != std::end(kInnerFamilies));
+  return *inner;
+}
 
 Result<Model> Model::Build(ModelConfig config) {
   const Family& text = FamilyOf(config.text_family);

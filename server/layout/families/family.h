@@ -42,6 +42,12 @@ enum class Role : int {
   kKvDown,
   kKvDownNorm,
   kKvUp,
+  // The indexer of sparse latent attention; the same on every tensor-parallel rank.
+  kIndexQuery,
+  kIndexKey,
+  kIndexKeyNorm,
+  kIndexKeyNormBias,
+  kIndexWeights,  ///< how much each of its heads counts
   // Dense MLP.
   kGateWeight,
   kUpWeight,
@@ -209,6 +215,8 @@ struct Family {
   const Wrapper* wrapper = nullptr;
 };
 std::span<const Family> Families();
+/// One of Families(), or a text model that is only described within a wrapper. It must exist.
+const Family& FamilyOf(std::string_view model_type);
 
 /// A matrix (or a vector: column_dim −1) inside a canonical tensor. `box` has extent 1 in every
 /// dimension but these two.

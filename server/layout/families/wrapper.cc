@@ -1,7 +1,5 @@
 #include "server/layout/families/wrapper.h"
 
-#include <algorithm>
-
 namespace weightwire::layout {
 namespace {
 
@@ -25,14 +23,7 @@ Result<const Family*> TextFamily(const Family& family, const Json& json) {
   WW_ASSIGN(const std::optional<std::string> given, OptionalString(*text, "model_type"));
   std::string known;
   for (const TextType& type : family.wrapper->texts) {
-    if (!given || *given == type.model_type) {
-      const auto families = Families();
-      const auto it = std::find_if(families.begin(), families.end(), [&type](const Family& one) {
-        return one.model_type == type.family;
-      });
-      WW_CHECK(it != families.end());
-      return &*it;
-    }
+    if (!given || *given == type.model_type) return &FamilyOf(type.family);
     known.append(known.empty() ? "" : ", ").append(type.model_type);
   }
   return Fail(Status(Code::kInvalidArgument, Reason::kUnknownModel,
@@ -72,6 +63,24 @@ Status SetPositions(int64_t image, int64_t more, VisionConfig& vision) {
   }
   vision.positions = side * side + more;
   return CheckVision(vision);
+}
+
+Status SetMerged(const Json& json, const char* key, int64_t fallback, VisionConfig& vision) {
+  const auto given = json.find(key);
+  const bool list = given != json.end() && given->is_array() && given->size() == 2;
+  int64_t first = 0, second = 0;
+  if (list) {
+    first = AsInteger(given->at(0)).value_or(0);
+    second = AsInteger(given->at(1)).value_or(0);
+  } else {
+    WW_ASSIGN_OR_STATUS(first, ReadSizeOr(json, key, fallback));
+    second = first;
+  }
+  if (first < 1 || second < 1 || first > 1'024 || second > 1'024) {
+    return BadConfig(std::string("the field ") + key + " is no size of patches to join, up to 1,024");
+  }
+  vision.merged = first * second;
+  return OkStatus();
 }
 
 Status CheckVision(const VisionConfig& vision) {

@@ -20,6 +20,9 @@ Result<Json> VisionJson(const Json& json);
 /// One position for each patch of an image of `image` pixels along a side, and `more`; then as
 /// CheckVision. kInvalidArgument / kInvalidRequest when the patch does not fit the image.
 Status SetPositions(int64_t image, int64_t more, VisionConfig& vision);
+/// `merged` from the side of the square of patches that is joined, or from two sides in a list.
+/// kInvalidArgument / kInvalidRequest
+Status SetMerged(const Json& json, const char* key, int64_t fallback, VisionConfig& vision);
 /// Refuses a tower whose sizes cannot be cut into heads, or that has too many blocks or patches in
 /// one to count with.
 Status CheckVision(const VisionConfig& vision);

@@ -112,6 +112,12 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
   if (model.wrapper() != nullptr && !engine.wrappers) {
     return Fail(UndescribedWrapper(config.family, "sglang"));
   }
+  if (config.index_heads > 0 && engine.index_key.empty()) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kUnknownScheme,
+                       "the sglang scheme does not describe the indexer of " + config.family)
+                    .AtTensor(FirstTensor(model, {Role::kIndexKey}))
+                    .Remedy("let the engine's own loader be recorded, or send explicit boxes"));
+  }
   Dialect dialect = engine;
   if (!config.HasVision()) dialect.text = "";
   WW_ASSIGN(const int64_t world, WorldSize({grid.tp, grid.pp, grid.dp}));

@@ -124,6 +124,14 @@ Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
   WW_ASSIGN(const std::optional<size_t> order, ChoiceOption(spec, "order", kOrders));
   cut.te = names == 1u;
   cut.pp_before_dp = order == 1u;
+  if (!cut.te && (config.index_heads > 0 || config.whole_qk_norm)) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kUnknownScheme,
+                       "the megatron scheme does not describe the " +
+                           std::string(config.whole_qk_norm ? "norms over all heads" : "indexer") +
+                           " of " + config.family + " in Megatron's local layer spec")
+                    .Remedy("pass spec=te, or use weightwire.megatron_bridge (recorded layouts) or "
+                            "explicit boxes"));
+  }
   WW_ASSIGN(cut.layers, LayersWithMtp(config, spec));
   WW_ASSIGN(cut.grid, GridOf(model, spec, cut));
   if (cut.vpp > 1 && cut.pp == 1) {

@@ -12,6 +12,7 @@ namespace {
 constexpr engine::Dialect kDialect = {.experts = "routed_experts.",
                                       .latent_a = "fused_qkv_a_proj",
                                       .vision_qkv = "qkv",
+                                      .index_key = "wk_weights_proj",
                                       .text = "language_model.",
                                       .tied_head = "model.embed_tokens.weight",
                                       .wrappers = true,
