@@ -182,8 +182,7 @@ Status SetMoeLayers(const Json& json, int64_t first, int64_t step, const char* d
   return OkStatus();
 }
 
-Result<std::vector<std::string>> ReadLayerWords(const Json& json, const char* key,
-                                                int64_t layers) {
+Result<std::vector<std::string>> ReadLayerWords(const Json& json, const char* key, int64_t layers) {
   std::vector<std::string> words;
   const auto it = json.find(key);
   if (it == json.end() || it->is_null()) return words;

@@ -13,8 +13,8 @@ namespace weightwire::layout {
 
 /// How one layer differs from its neighbours.
 struct LayerKind {
-  bool moe = false;  ///< experts instead of a dense MLP
-  bool mtp = false;  ///< predicts a further token; comes after the decoder's layers
+  bool moe = false;           ///< experts instead of a dense MLP
+  bool mtp = false;           ///< predicts a further token; comes after the decoder's layers
   bool shares_index = false;  ///< attends to what the indexer of a layer before it chose
 };
 
@@ -29,10 +29,10 @@ struct VisionConfig {
   int64_t temporal_patch = 0;  ///< frames
   int64_t merged = 0;          ///< patches that the merger joins: at most 2²⁰
   int64_t out_hidden = 0;
-  int64_t positions = 0;  ///< that have an embedding
+  int64_t positions = 0;         ///< that have an embedding
   int64_t positions_across = 0;  ///< where they are a table: `positions` is its height
-  int64_t mergers = 0;    ///< further ones, of inner blocks (deepstack)
-  bool pooling = false;   ///< has a head that pools all patches
+  int64_t mergers = 0;           ///< further ones, of inner blocks (deepstack)
+  bool pooling = false;          ///< has a head that pools all patches
   bool projector_bias = false;
   int64_t projector = 0;  ///< inner size of what stands between blocks and text model
 };

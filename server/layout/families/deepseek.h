@@ -188,8 +188,8 @@ inline Status ReadMlpTypes(const Json& json, int64_t dense, ModelConfig& config)
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     const auto at = static_cast<size_t>(layer);
     const bool moe = types.empty() ? layer >= dense : types[at] == "sparse";
-    if (!types.empty() && ((types[at] != "sparse" && types[at] != "dense") ||
-                           (both && moe != (layer >= dense)))) {
+    if (!types.empty() &&
+        ((types[at] != "sparse" && types[at] != "dense") || (both && moe != (layer >= dense)))) {
       return {Code::kInvalidArgument, Reason::kInvalidRequest,
               "config.json's mlp_layer_types has words other than dense and sparse, or "
               "first_k_dense_replace says otherwise, and engines follow that"};

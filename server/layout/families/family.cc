@@ -28,11 +28,11 @@ namespace weightwire::layout {
 namespace {
 
 constexpr Family kFamilies[] = {
-    kDeepseekV2, kDeepseekV3, kDeepseekV32, kGemma,     kGemma2,      kGemma3,   kGemma3Text,
-    kGlm4Moe,    kGlm4MoeLite, kGlmMoeDsa,  kGptOss,    kKimiK2,      kKimiK25,  kLlama4,
-    kLlama4Text, kLlama,      kMinimaxM2,   kMinistral3, kMistral,    kMistral3, kMixtral,
-    kPhi3,       kQwen2,      kQwen2Moe,    kQwen3,     kQwen3Moe,    kQwen3Vl,
-    kQwen3VlMoe, kQwen25Vl, kSeedOss,
+    kDeepseekV2, kDeepseekV3, kDeepseekV32, kGemma,      kGemma2,    kGemma3,
+    kGemma3Text, kGlm4Moe,    kGlm4MoeLite, kGlmMoeDsa,  kGptOss,    kKimiK2,
+    kKimiK25,    kLlama4,     kLlama4Text,  kLlama,      kMinimaxM2, kMinistral3,
+    kMistral,    kMistral3,   kMixtral,     kPhi3,       kQwen2,     kQwen2Moe,
+    kQwen3,      kQwen3Moe,   kQwen3Vl,     kQwen3VlMoe, kQwen25Vl,  kSeedOss,
 };
 /// Text models that are described only within a wrapper.
 constexpr Family kInnerFamilies[] = {kQwen3VlMoeText};
@@ -71,7 +71,9 @@ constexpr Role kLinearRoles[] = {Role::kQWeight,
                                  Role::kVisionDownWeight,
                                  Role::kMergerInWeight,
                                  Role::kMergerOutWeight,
-                                 Role::kTowerLinear,      Role::kIndexQuery,     Role::kIndexKey};
+                                 Role::kTowerLinear,
+                                 Role::kIndexQuery,
+                                 Role::kIndexKey};
 
 bool IsLinear(const TensorTemplate& tensor) {
   return !tensor.full_precision && std::find(std::begin(kLinearRoles), std::end(kLinearRoles),

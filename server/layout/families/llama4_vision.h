@@ -10,7 +10,8 @@ inline constexpr TowerTensor kLlama4Tower[] = {
     tower::Rows("multi_modal_projector.linear_1.weight", parts::kHidden, tower::kOut),
     tower::Whole("vision_model.class_embedding", tower::kHidden),
     tower::Whole("vision_model.positional_embedding_vlm", tower::kPositions, tower::kHidden),
-    tower::Rows("vision_model.patch_embedding.linear.weight", tower::kHidden, tower::kPatchElements),
+    tower::Rows("vision_model.patch_embedding.linear.weight", tower::kHidden,
+                tower::kPatchElements),
     tower::Whole("vision_model.layernorm_pre.weight", tower::kHidden),
     tower::Whole("vision_model.layernorm_pre.bias", tower::kHidden),
     tower::Whole("vision_model.layernorm_post.weight", tower::kHidden),
@@ -21,19 +22,29 @@ inline constexpr TowerTensor kLlama4Tower[] = {
                    tower::kProjector),
     tower::Whole("vision_model.model.layers.{block}.input_layernorm.weight", tower::kHidden),
     tower::Whole("vision_model.model.layers.{block}.input_layernorm.bias", tower::kHidden),
-    tower::Whole("vision_model.model.layers.{block}.post_attention_layernorm.weight", tower::kHidden),
+    tower::Whole("vision_model.model.layers.{block}.post_attention_layernorm.weight",
+                 tower::kHidden),
     tower::Whole("vision_model.model.layers.{block}.post_attention_layernorm.bias", tower::kHidden),
-    tower::HeadRows("vision_model.model.layers.{block}.self_attn.q_proj.weight", "vision_model.model.layers.{block}.self_attn.qkv_proj.weight"),
-    tower::HeadRows("vision_model.model.layers.{block}.self_attn.k_proj.weight", "vision_model.model.layers.{block}.self_attn.qkv_proj.weight"),
-    tower::HeadRows("vision_model.model.layers.{block}.self_attn.v_proj.weight", "vision_model.model.layers.{block}.self_attn.qkv_proj.weight"),
-    tower::HeadBias("vision_model.model.layers.{block}.self_attn.q_proj.bias", "vision_model.model.layers.{block}.self_attn.qkv_proj.bias"),
-    tower::HeadBias("vision_model.model.layers.{block}.self_attn.k_proj.bias", "vision_model.model.layers.{block}.self_attn.qkv_proj.bias"),
-    tower::HeadBias("vision_model.model.layers.{block}.self_attn.v_proj.bias", "vision_model.model.layers.{block}.self_attn.qkv_proj.bias"),
-    tower::Columns("vision_model.model.layers.{block}.self_attn.o_proj.weight", tower::kHidden, tower::kHidden),
+    tower::HeadRows("vision_model.model.layers.{block}.self_attn.q_proj.weight",
+                    "vision_model.model.layers.{block}.self_attn.qkv_proj.weight"),
+    tower::HeadRows("vision_model.model.layers.{block}.self_attn.k_proj.weight",
+                    "vision_model.model.layers.{block}.self_attn.qkv_proj.weight"),
+    tower::HeadRows("vision_model.model.layers.{block}.self_attn.v_proj.weight",
+                    "vision_model.model.layers.{block}.self_attn.qkv_proj.weight"),
+    tower::HeadBias("vision_model.model.layers.{block}.self_attn.q_proj.bias",
+                    "vision_model.model.layers.{block}.self_attn.qkv_proj.bias"),
+    tower::HeadBias("vision_model.model.layers.{block}.self_attn.k_proj.bias",
+                    "vision_model.model.layers.{block}.self_attn.qkv_proj.bias"),
+    tower::HeadBias("vision_model.model.layers.{block}.self_attn.v_proj.bias",
+                    "vision_model.model.layers.{block}.self_attn.qkv_proj.bias"),
+    tower::Columns("vision_model.model.layers.{block}.self_attn.o_proj.weight", tower::kHidden,
+                   tower::kHidden),
     tower::Whole("vision_model.model.layers.{block}.self_attn.o_proj.bias", tower::kHidden),
-    tower::Rows("vision_model.model.layers.{block}.mlp.fc1.weight", tower::kIntermediate, tower::kHidden),
+    tower::Rows("vision_model.model.layers.{block}.mlp.fc1.weight", tower::kIntermediate,
+                tower::kHidden),
     tower::Rows("vision_model.model.layers.{block}.mlp.fc1.bias", tower::kIntermediate),
-    tower::Columns("vision_model.model.layers.{block}.mlp.fc2.weight", tower::kHidden, tower::kIntermediate),
+    tower::Columns("vision_model.model.layers.{block}.mlp.fc2.weight", tower::kHidden,
+                   tower::kIntermediate),
     tower::Whole("vision_model.model.layers.{block}.mlp.fc2.bias", tower::kHidden),
 };
 
@@ -51,9 +62,10 @@ inline Status ReadLlama4Vision(const Json& json, ModelConfig& config) {
   WW_ASSIGN_OR_STATUS(const int64_t output, ReadSizeOr(given, "projector_output_dim", 4'096));
   WW_ASSIGN_OR_STATUS(const bool bias, ReadFlagOr(given, "multi_modal_projector_bias", false));
   if (output != vision.projector || bias) {
-    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-                  "vision_config has a multi_modal_projector_bias, or a projector_input_dim that is "
-                  "not projector_output_dim: transformers and engines take that for different sizes")
+    return Status(
+               Code::kInvalidArgument, Reason::kInvalidRequest,
+               "vision_config has a multi_modal_projector_bias, or a projector_input_dim that is "
+               "not projector_output_dim: transformers and engines take that for different sizes")
         .Remedy("send explicit layouts");
   }
   WW_ASSIGN_OR_STATUS(const int64_t image, ReadSizeOr(given, "image_size", 448));

@@ -9,7 +9,8 @@ namespace weightwire::layout {
 /// are those of the releases, which both versions of transformers save.
 inline constexpr TowerTensor kMistral3Tower[] = {
     tower::Whole("multi_modal_projector.norm.weight", tower::kHidden),
-    tower::Whole("multi_modal_projector.patch_merger.merging_layer.weight", tower::kHidden, tower::kMerged),
+    tower::Whole("multi_modal_projector.patch_merger.merging_layer.weight", tower::kHidden,
+                 tower::kMerged),
     tower::Rows("multi_modal_projector.linear_1.weight", parts::kHidden, tower::kHidden),
     tower::If(tower::kWithProjectorBias,
               tower::Rows("multi_modal_projector.linear_1.bias", parts::kHidden)),
@@ -17,16 +18,24 @@ inline constexpr TowerTensor kMistral3Tower[] = {
     tower::If(tower::kWithProjectorBias,
               tower::Whole("multi_modal_projector.linear_2.bias", parts::kHidden)),
     tower::Whole("vision_tower.ln_pre.weight", tower::kHidden),
-    tower::Whole("vision_tower.patch_conv.weight", tower::kHidden, tower::kChannels, tower::kPatch, tower::kPatch),
+    tower::Whole("vision_tower.patch_conv.weight", tower::kHidden, tower::kChannels, tower::kPatch,
+                 tower::kPatch),
     tower::Whole("vision_tower.transformer.layers.{block}.attention_norm.weight", tower::kHidden),
     tower::Whole("vision_tower.transformer.layers.{block}.ffn_norm.weight", tower::kHidden),
-    tower::HeadRows("vision_tower.transformer.layers.{block}.attention.q_proj.weight", "vision_tower.transformer.layers.{block}.attention.qkv_proj.weight"),
-    tower::HeadRows("vision_tower.transformer.layers.{block}.attention.k_proj.weight", "vision_tower.transformer.layers.{block}.attention.qkv_proj.weight"),
-    tower::HeadRows("vision_tower.transformer.layers.{block}.attention.v_proj.weight", "vision_tower.transformer.layers.{block}.attention.qkv_proj.weight"),
-    tower::Columns("vision_tower.transformer.layers.{block}.attention.o_proj.weight", tower::kHidden, tower::kHidden),
-    tower::FusedRows("vision_tower.transformer.layers.{block}.feed_forward.gate_proj.weight", "vision_tower.transformer.layers.{block}.feed_forward.gate_up_proj.weight"),
-    tower::FusedRows("vision_tower.transformer.layers.{block}.feed_forward.up_proj.weight", "vision_tower.transformer.layers.{block}.feed_forward.gate_up_proj.weight"),
-    tower::Columns("vision_tower.transformer.layers.{block}.feed_forward.down_proj.weight", tower::kHidden, tower::kIntermediate),
+    tower::HeadRows("vision_tower.transformer.layers.{block}.attention.q_proj.weight",
+                    "vision_tower.transformer.layers.{block}.attention.qkv_proj.weight"),
+    tower::HeadRows("vision_tower.transformer.layers.{block}.attention.k_proj.weight",
+                    "vision_tower.transformer.layers.{block}.attention.qkv_proj.weight"),
+    tower::HeadRows("vision_tower.transformer.layers.{block}.attention.v_proj.weight",
+                    "vision_tower.transformer.layers.{block}.attention.qkv_proj.weight"),
+    tower::Columns("vision_tower.transformer.layers.{block}.attention.o_proj.weight",
+                   tower::kHidden, tower::kHidden),
+    tower::FusedRows("vision_tower.transformer.layers.{block}.feed_forward.gate_proj.weight",
+                     "vision_tower.transformer.layers.{block}.feed_forward.gate_up_proj.weight"),
+    tower::FusedRows("vision_tower.transformer.layers.{block}.feed_forward.up_proj.weight",
+                     "vision_tower.transformer.layers.{block}.feed_forward.gate_up_proj.weight"),
+    tower::Columns("vision_tower.transformer.layers.{block}.feed_forward.down_proj.weight",
+                   tower::kHidden, tower::kIntermediate),
 };
 
 inline Status ReadMistral3Vision(const Json& json, ModelConfig& config) {
@@ -38,8 +47,7 @@ inline Status ReadMistral3Vision(const Json& json, ModelConfig& config) {
   WW_ASSIGN_OR_STATUS(vision.heads, ReadSizeOr(given, "num_attention_heads", 16));
   WW_ASSIGN_OR_STATUS(vision.channels, ReadSizeOr(given, "num_channels", 3));
   WW_ASSIGN_OR_STATUS(vision.patch, ReadSizeOr(given, "patch_size", 16));
-  WW_ASSIGN_OR_STATUS(vision.projector_bias,
-                      ReadFlagOr(json, "multimodal_projector_bias", false));
+  WW_ASSIGN_OR_STATUS(vision.projector_bias, ReadFlagOr(json, "multimodal_projector_bias", false));
   WW_RETURN_IF_ERROR(SetMerged(json, "spatial_merge_size", 2, vision));
   const auto layer = json.find("vision_feature_layer");
   if (layer != json.end() && AsInteger(*layer) != -1) {

@@ -132,11 +132,11 @@ constexpr TensorTemplate GateUpExperts(std::string_view name) {
           .present = kMoe};
 }
 constexpr TensorTemplate DownExperts(std::string_view name) {
-  return {.name = name,
-          .shape = {kExperts, kMoeIntermediate, kHidden},
-          .parts = {Part{
-              .role = Role::kExpertDown, .row_dim = 2, .column_dim = 1, .expert_dim = 0}},
-          .present = kMoe};
+  return {
+      .name = name,
+      .shape = {kExperts, kMoeIntermediate, kHidden},
+      .parts = {Part{.role = Role::kExpertDown, .row_dim = 2, .column_dim = 1, .expert_dim = 0}},
+      .present = kMoe};
 }
 
 }  // namespace weightwire::layout::parts

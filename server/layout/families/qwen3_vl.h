@@ -33,7 +33,8 @@ inline constexpr TensorTemplate kQwen3VlMoeTensors[] = {
 };
 
 inline constexpr TowerTensor kQwen3VlTower[] = {
-    tower::Whole("model.visual.patch_embed.proj.weight", tower::kHidden, tower::kChannels, tower::kFrames, tower::kPatch, tower::kPatch),
+    tower::Whole("model.visual.patch_embed.proj.weight", tower::kHidden, tower::kChannels,
+                 tower::kFrames, tower::kPatch, tower::kPatch),
     tower::Whole("model.visual.patch_embed.proj.bias", tower::kHidden),
     tower::Whole("model.visual.pos_embed.weight", tower::kPositions, tower::kHidden),
     tower::Whole("model.visual.blocks.{block}.norm1.weight", tower::kHidden),
@@ -44,9 +45,11 @@ inline constexpr TowerTensor kQwen3VlTower[] = {
     tower::QkvBias("model.visual.blocks.{block}.attn.qkv.bias"),
     tower::Columns("model.visual.blocks.{block}.attn.proj.weight", tower::kHidden, tower::kHidden),
     tower::Whole("model.visual.blocks.{block}.attn.proj.bias", tower::kHidden),
-    tower::Rows("model.visual.blocks.{block}.mlp.linear_fc1.weight", tower::kIntermediate, tower::kHidden),
+    tower::Rows("model.visual.blocks.{block}.mlp.linear_fc1.weight", tower::kIntermediate,
+                tower::kHidden),
     tower::Rows("model.visual.blocks.{block}.mlp.linear_fc1.bias", tower::kIntermediate),
-    tower::Columns("model.visual.blocks.{block}.mlp.linear_fc2.weight", tower::kHidden, tower::kIntermediate),
+    tower::Columns("model.visual.blocks.{block}.mlp.linear_fc2.weight", tower::kHidden,
+                   tower::kIntermediate),
     tower::Whole("model.visual.blocks.{block}.mlp.linear_fc2.bias", tower::kHidden),
     tower::Whole("model.visual.merger.norm.weight", tower::kHidden),
     tower::Whole("model.visual.merger.norm.bias", tower::kHidden),
@@ -54,12 +57,18 @@ inline constexpr TowerTensor kQwen3VlTower[] = {
     tower::Rows("model.visual.merger.linear_fc1.bias", tower::kMerged),
     tower::Columns("model.visual.merger.linear_fc2.weight", tower::kOut, tower::kMerged),
     tower::Whole("model.visual.merger.linear_fc2.bias", tower::kOut),
-    tower::EachMerger(tower::Whole("model.visual.deepstack_merger_list.{block}.norm.weight", tower::kMerged)),
-    tower::EachMerger(tower::Whole("model.visual.deepstack_merger_list.{block}.norm.bias", tower::kMerged)),
-    tower::EachMerger(tower::Rows("model.visual.deepstack_merger_list.{block}.linear_fc1.weight", tower::kMerged, tower::kMerged)),
-    tower::EachMerger(tower::Rows("model.visual.deepstack_merger_list.{block}.linear_fc1.bias", tower::kMerged)),
-    tower::EachMerger(tower::Columns("model.visual.deepstack_merger_list.{block}.linear_fc2.weight", tower::kOut, tower::kMerged)),
-    tower::EachMerger(tower::Whole("model.visual.deepstack_merger_list.{block}.linear_fc2.bias", tower::kOut)),
+    tower::EachMerger(
+        tower::Whole("model.visual.deepstack_merger_list.{block}.norm.weight", tower::kMerged)),
+    tower::EachMerger(
+        tower::Whole("model.visual.deepstack_merger_list.{block}.norm.bias", tower::kMerged)),
+    tower::EachMerger(tower::Rows("model.visual.deepstack_merger_list.{block}.linear_fc1.weight",
+                                  tower::kMerged, tower::kMerged)),
+    tower::EachMerger(
+        tower::Rows("model.visual.deepstack_merger_list.{block}.linear_fc1.bias", tower::kMerged)),
+    tower::EachMerger(tower::Columns("model.visual.deepstack_merger_list.{block}.linear_fc2.weight",
+                                     tower::kOut, tower::kMerged)),
+    tower::EachMerger(
+        tower::Whole("model.visual.deepstack_merger_list.{block}.linear_fc2.bias", tower::kOut)),
 };
 
 inline Status ReadQwen3VlVision(const Json& json, ModelConfig& config) {

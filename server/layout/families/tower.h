@@ -60,10 +60,8 @@ constexpr TowerTensor Rows(std::string_view name, SizeOf rows, SizeOf columns = 
 }
 /// gate or up of an MLP that engines fuse to `engine`.
 constexpr TowerTensor FusedRows(std::string_view name, std::string_view engine) {
-  return {.name = name,
-          .shape = {kIntermediate, kHidden},
-          .cut = TowerCut::kRows,
-          .engine = engine};
+  return {
+      .name = name, .shape = {kIntermediate, kHidden}, .cut = TowerCut::kRows, .engine = engine};
 }
 /// Whole, under another name for engines.
 constexpr TowerTensor Named(std::string_view name, std::string_view engine, SizeOf first,

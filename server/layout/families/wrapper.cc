@@ -77,7 +77,8 @@ Status SetMerged(const Json& json, const char* key, int64_t fallback, VisionConf
     second = first;
   }
   if (first < 1 || second < 1 || first > 1'024 || second > 1'024) {
-    return BadConfig(std::string("the field ") + key + " is no size of patches to join, up to 1,024");
+    return BadConfig(std::string("the field ") + key +
+                     " is no size of patches to join, up to 1,024");
   }
   vision.merged = first * second;
   return OkStatus();

@@ -129,8 +129,8 @@ void Attention(LayerBuilder& layer, RoleCutter& cutter, const Dialect& dialect, 
   layer.Whole(Role::kKvDownNorm);
   layer.Rows(Role::kKvUp);
   layer.Whole(Role::kIndexQuery);
-  cutter.Stack(layer.Fused(Role::kIndexKey, dialect.index_key), {Role::kIndexKey, Role::kIndexWeights},
-               number);
+  cutter.Stack(layer.Fused(Role::kIndexKey, dialect.index_key),
+               {Role::kIndexKey, Role::kIndexWeights}, number);
   layer.Whole(Role::kIndexKeyNorm);
   layer.Whole(Role::kIndexKeyNormBias);
   layer.Columns(Role::kOWeight);
