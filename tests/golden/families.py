@@ -56,6 +56,17 @@ MOONVIT = dict(hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_at
                pos_emb_height=5, pos_emb_width=6, merge_kernel_size=[2, 3])
 KIMI_NAMES = {"language_model.model.blocks.": "language_model.model.layers.", "model.mm_projector.": "mm_projector.",
               "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed."}
+ENGINE = dict(vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+              num_key_value_heads=2, head_dim=32, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+ENGINE_MOE = ENGINE | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48)
+ENGINE_MLA = ENGINE | dict(num_key_value_heads=4, kv_lora_rank=72, q_lora_rank=40, qk_nope_head_dim=64, qk_rope_head_dim=64,
+                           v_head_dim=64, n_routed_experts=4, n_shared_experts=1, n_group=1, topk_group=1,
+                           moe_intermediate_size=48, num_experts_per_tok=2, first_k_dense_replace=1)
+ENGINE_TOWER = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=2, num_channels=3)
+ENGINE_VISION3 = dict(depth=2, hidden_size=64, intermediate_size=96, num_heads=2, in_channels=3, patch_size=7,
+                      temporal_patch_size=2, spatial_merge_size=2, out_hidden_size=64, num_position_embeddings=16,
+                      deepstack_visual_indexes=[0])
+ENGINE_INDEXER = dict(index_n_heads=2, index_head_dim=128, index_topk=4)
 INDEXER = dict(index_n_heads=2, index_head_dim=16, index_topk=4)
 
 
@@ -188,6 +199,31 @@ VARIANTS = [
     Variant("minimax_m2", "plain", DENSE, head_dim=10, num_local_experts=5, transformers=LATER),
     Variant("minimax_m2", "silent", DENSE | dict(num_attention_heads=16), num_local_experts=5, transformers=LATER,
             drop=("head_dim", "num_key_value_heads", "tie_word_embeddings")),
+    # Sizes that vLLM accepts: tests/golden/vllm_families.py records its loader with these.
+    Variant("gemma3", "engine", dict(text_config=ENGINE, mm_tokens_per_image=4,
+                                     vision_config=SIGLIP | ENGINE_TOWER | dict(vision_use_head=False, image_size=28))),
+    Variant("llama4", "engine", dict(text_config=ENGINE | dict(num_local_experts=4, intermediate_size_mlp=160,
+                                                               interleave_moe_layer_step=2, attention_bias=False),
+                                     vision_config=LLAMA4_VISION | ENGINE_TOWER | dict(intermediate_size=256, num_hidden_layers=1))),
+    Variant("mistral3", "engine", dict(text_config=ENGINE | dict(model_type="mistral", tie_word_embeddings=False),
+                                       vision_config=PIXTRAL | ENGINE_TOWER | dict(head_dim=32), tie_word_embeddings=False),
+            transformers=LATER),
+    Variant("qwen3_vl", "engine", dict(text_config=ENGINE | dict(rope_scaling=dict(rope_type="default", mrope_section=[6, 5, 5])),
+                                       vision_config=ENGINE_VISION3)),
+    Variant("qwen3_vl_moe", "engine", dict(text_config=ENGINE_MOE | dict(rope_scaling=dict(rope_type="default",
+                                                                                          mrope_section=[6, 5, 5])),
+                                           vision_config=ENGINE_VISION3)),
+    Variant("kimi_k25", "engine", dict(text_config=ENGINE_MLA | dict(tie_word_embeddings=False), projection_hidden_size=64,
+                                       vision_config=MOONVIT | ENGINE_TOWER, tie_word_embeddings=False),
+            transformers=LATER, rename=KIMI_NAMES),
+    Variant("deepseek_v32", "engine", ENGINE_MLA | ENGINE_INDEXER, transformers=LATER),
+    Variant("glm_moe_dsa", "engine", ENGINE_MLA | ENGINE_INDEXER, num_hidden_layers=4, index_topk_freq=2,
+            transformers=LATER, drop=("indexer_types", "mlp_layer_types")),
+    Variant("glm4_moe_lite", "engine", ENGINE_MLA, transformers=LATER),
+    Variant("seed_oss", "engine", ENGINE, attention_out_bias=True, transformers=LATER),
+    Variant("ministral3", "engine", ENGINE, transformers=LATER),
+    Variant("minimax_m2", "engine", ENGINE, num_local_experts=4, num_experts_per_tok=2, use_routing_bias=True,
+            scoring_func="sigmoid", rotary_dim=16, transformers=LATER),
     # The class pads with token 32,000 unless told otherwise.
     Variant("phi3", "plain", DENSE, pad_token_id=0),
     Variant("phi3", "tied", DENSE, pad_token_id=0, head_dim=10, tie_word_embeddings=True, attention_bias=True,
