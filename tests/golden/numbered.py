@@ -10,32 +10,10 @@ import subprocess
 import sys
 import tempfile
 
+from vllm_fp8 import numbered, parts_of  # noqa: F401
+
 DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
 TP = 2
-
-
-def numbered(tensors):
-    """The number of each tensor's first element; 0 stands for nothing."""
-    first, after = {}, 1
-    for name, (_, shape) in tensors.items():
-        first[name] = after
-        size = 1
-        for extent in shape:
-            size *= extent
-        after += size
-    return first
-
-
-def parts_of(tensors, first, byte):
-    """The checkpoint whose fp8 elements are byte `byte` of their numbers, bf16 ones half `byte` of them."""
-    import numpy as np
-    import torch
-    for name, (dtype, shape) in tensors.items():
-        numbers = first[name] + np.arange(int(np.prod(shape)), dtype=np.int64)
-        kind = {1: np.uint8, 2: np.uint16, 4: np.uint32}[dtype.itemsize]
-        bits = 8 * dtype.itemsize
-        part = numbers >> bits * byte & (1 << bits) - 1
-        yield name, torch.from_numpy(part.astype(kind).reshape(shape)).view(dtype)
 
 
 def add_part(found, params, tensors, byte):

@@ -24,8 +24,14 @@ def load(config, rank, folder):
     choose = method.select_unquantized_moe_backend
     method.select_unquantized_moe_backend = lambda moe_config: (
         choose(moe_config) if moe_config.is_act_and_mul else (method.UnquantizedMoeBackend.TRITON, None))
-    return vllm_fp8.load(config, checkpoint, rank, folder)
+    return vllm_fp8.load(config, checkpoint(config), rank, folder)
+
+
+def engine():
+    """What loads, where it is the version that the traces are of."""
+    import vllm
+    return f"vllm {vllm_fp8.VLLM} cpu" if vllm.__version__ == vllm_fp8.VLLM else None
 
 
 if __name__ == "__main__":
-    sys.exit(numbered.main(MODELS, load, __file__, __doc__, "vllm-traces", vllm_fp8.engine()))
+    sys.exit(numbered.main(MODELS, load, __file__, __doc__, "vllm-traces", engine()))

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "server/layout/families/family.h"
+#include "server/layout/families/wrapper.h"
 #include "server/layout/torch_dtype.h"
 
 namespace weightwire::layout {
@@ -204,6 +205,22 @@ Status SetMoeLayers(const Json& json, int64_t first, int64_t step, const char* d
   return OkStatus();
 }
 
+Result<std::vector<std::string>> ReadLayerWords(const Json& json, const char* key, int64_t layers) {
+  std::vector<std::string> words;
+  const auto it = json.find(key);
+  if (it == json.end() || it->is_null()) return words;
+  if (it->is_string()) {
+    for (const char letter : it->get_ref<const std::string&>()) words.emplace_back(1, letter);
+  }
+  for (const Json& entry : it->is_array() ? *it : Json::array()) {
+    if (entry.is_string()) words.push_back(entry.get<std::string>());
+  }
+  if (std::ssize(words) == layers) return words;
+  return Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
+              std::string("the field ") + key + " is no list of one word for each of " +
+                  std::to_string(layers) + " layers");
+}
+
 Status SetListedMoeLayers(const Json& json, const char* key, ModelConfig& config) {
   WW_ASSIGN_OR_STATUS(const std::vector<size_t> listed, LayerList(json, key, config.layers));
   for (size_t layer : listed) config.kinds[layer].moe = config.HasExperts();
@@ -216,11 +233,15 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json) {
   WW_ASSIGN(config.family, RequiredString(json, "model_type"));
   WW_ASSIGN(const Family* family, FindFamily(config.family));
   WW_FAIL_IF_ERROR(CheckNestedTie(json));
-  Json flat = WithTextConfig(json);
-  if (family->prepare != nullptr) WW_FAIL_IF_ERROR(family->prepare(flat));
+  WW_ASSIGN(const Family* text, TextFamily(*family, json));
+  config.text_family = text->model_type;
+  WW_ASSIGN(Json flat, config.IsWrapper() ? WrappedTextConfig(*family->wrapper, *text, json)
+                                                : Result<Json>(WithTextConfig(json)));
+  if (text->prepare != nullptr) WW_FAIL_IF_ERROR(text->prepare(flat));
   WW_ASSIGN(config.scales, ReadBlockScales(flat));
-  WW_FAIL_IF_ERROR(ReadCommon(flat, family->defaults, config));
-  if (family->read != nullptr) WW_FAIL_IF_ERROR(family->read(flat, config));
+  WW_FAIL_IF_ERROR(ReadCommon(flat, text->defaults, config));
+  if (text->read != nullptr) WW_FAIL_IF_ERROR(text->read(flat, config));
+  if (config.IsWrapper()) WW_FAIL_IF_ERROR(family->wrapper->read(json, config));
   if (config.experts > kHeadsMax) {
     return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,
                 "config.json has more than " + std::to_string(kHeadsMax) + " experts");

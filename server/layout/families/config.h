@@ -17,8 +17,9 @@ enum class Mixer { kAttention, kGatedDelta, kMamba, kNone };
 
 /// How one layer differs from its neighbours.
 struct LayerKind {
-  bool moe = false;  ///< experts instead of a dense MLP
-  bool mtp = false;  ///< predicts a further token; comes after the decoder's layers
+  bool moe = false;           ///< experts instead of a dense MLP
+  bool mtp = false;           ///< predicts a further token; comes after the decoder's layers
+  bool shares_index = false;  ///< attends to what the indexer of a layer before it chose
   Mixer mixer = Mixer::kAttention;
   bool mlp = true;  ///< a dense MLP or experts
 };
@@ -46,6 +47,12 @@ struct VisionConfig {
   int64_t temporal_patch = 0;  ///< frames
   int64_t merged = 0;          ///< patches that the merger joins: at most 2²⁰
   int64_t out_hidden = 0;
+  int64_t positions = 0;         ///< that have an embedding
+  int64_t positions_across = 0;  ///< where they are a table: `positions` is its height
+  int64_t mergers = 0;           ///< further ones, of inner blocks (deepstack)
+  bool pooling = false;          ///< has a head that pools all patches
+  bool projector_bias = false;
+  int64_t projector = 0;  ///< inner size of what stands between blocks and text model
 };
 /// Names of a tower's tensors begin so, in every family that has one; other names do not.
 inline constexpr std::string_view kVisionPrefix = "visual.";
@@ -53,7 +60,8 @@ inline constexpr std::string_view kVisionPrefix = "visual.";
 /// A model's config.json, as far as layouts need it. Sizes that every model has are ≥ 1 and heads
 /// is a multiple of kv_heads; all are below 2³¹, so that a product of two fits int64.
 struct ModelConfig {
-  std::string family;
+  std::string family;       ///< config.json's model_type
+  std::string text_family;  ///< of the text model: `family`, unless that is a wrapper
   int64_t hidden = 0;
   int64_t layers = 0;  ///< of the decoder
   int64_t heads = 0;
@@ -63,8 +71,11 @@ struct ModelConfig {
   int64_t vocab = 0;
   bool tied = false;
   bool attention_bias = false;
+  bool output_bias = false;  ///< of attention, where it is chosen apart from q's, k's and v's
   bool mlp_bias = false;
   bool qk_norm = false;
+  /// The norms of q and k are over all heads, and cut with them.
+  bool whole_qk_norm = false;
   /// The rotary embedding turns rows 2i and 2i + 1 of a head of q or k together, and engines load
   /// all first rows of the pairs, then all second ones.
   bool rotary_pairs = false;
@@ -84,6 +95,8 @@ struct ModelConfig {
   int64_t qk_nope_dim = 0;
   int64_t qk_rope_dim = 0;
   int64_t v_head_dim = 0;
+  int64_t index_heads = 0;  ///< of the indexer of sparse latent attention; 0: there is none
+  int64_t index_dim = 0;
 
   LinearConfig linear;
   VisionConfig vision;
@@ -96,6 +109,7 @@ struct ModelConfig {
   /// Layers that have only one of attention, Mamba, an MLP and experts (Nemotron-H).
   bool IsHybrid() const;
   bool HasVision() const { return vision.depth > 0; }
+  bool IsWrapper() const { return text_family != family; }
 };
 
 /// Reads a config.json of a known family. Errors as in LayoutFromScheme.
@@ -121,6 +135,9 @@ Status ReadLinear(const Json& json, std::array<const char*, 5> keys, LinearConfi
 /// there are no experts.
 Status SetMoeLayers(const Json& json, int64_t first, int64_t step, const char* dense_key,
                     ModelConfig& config);
+/// One word for each decoder layer: a list of them, or a text of one letter each; empty when the
+/// key is absent or null. kInvalidArgument / kInvalidRequest for anything else.
+Result<std::vector<std::string>> ReadLayerWords(const Json& json, const char* key, int64_t layers);
 /// Sets `moe` of the decoder layers that the list `key` names, and of no other.
 Status SetListedMoeLayers(const Json& json, const char* key, ModelConfig& config);
 

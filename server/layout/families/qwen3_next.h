@@ -1,5 +1,8 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
+
 #include "server/layout/families/linear_attention.h"
 #include "server/layout/families/qwen2.h"
 
@@ -45,7 +48,8 @@ constexpr TensorTemplate In(Role role, std::string_view name, SizeOf rows) {
 
 }  // namespace qwen_next
 
-inline constexpr TensorTemplate kQwen3NextTensors[] = {
+/// What all of them have.
+inline constexpr TensorTemplate kDeltaTensors[] = {
     parts::kEmbed,
     parts::kLmHead,
     parts::kFinalNorm,
@@ -57,10 +61,6 @@ inline constexpr TensorTemplate kQwen3NextTensors[] = {
     qwen_next::kOWeight,
     qwen_next::kQNorm,
     qwen_next::kKNorm,
-    qwen_next::In(Role::kLinearQkvz, "model.layers.{layer}.linear_attn.in_proj_qkvz.weight",
-                  qwen_next::kQkvzRows),
-    qwen_next::In(Role::kLinearBa, "model.layers.{layer}.linear_attn.in_proj_ba.weight",
-                  qwen_next::kBaRows),
     qwen_next::kConv,
     qwen_next::kALog,
     qwen_next::kDtBias,
@@ -70,27 +70,18 @@ inline constexpr TensorTemplate kQwen3NextTensors[] = {
     parts::kUpWeight,
     parts::kDownWeight,
     parts::kRouter,
-    parts::kExpertGate,
-    parts::kExpertUp,
-    parts::kExpertDown,
     qwen2::kSharedGate,
     qwen2::kSharedUp,
     qwen2::kSharedDown,
     qwen2::kSharedExpertGate,
 };
-
-inline constexpr TensorTemplate kQwen35Tensors[] = {
-    parts::kEmbed,
-    parts::kLmHead,
-    parts::kFinalNorm,
-    parts::kInputNorm,
-    parts::kPostAttentionNorm,
-    qwen_next::kQWeight,
-    qwen_next::kKWeight,
-    qwen_next::kVWeight,
-    qwen_next::kOWeight,
-    qwen_next::kQNorm,
-    qwen_next::kKNorm,
+inline constexpr TensorTemplate kQwen3NextIn[] = {
+    qwen_next::In(Role::kLinearQkvz, "model.layers.{layer}.linear_attn.in_proj_qkvz.weight",
+                  qwen_next::kQkvzRows),
+    qwen_next::In(Role::kLinearBa, "model.layers.{layer}.linear_attn.in_proj_ba.weight",
+                  qwen_next::kBaRows),
+};
+inline constexpr TensorTemplate kQwen35In[] = {
     qwen_next::In(Role::kLinearQkv, "model.layers.{layer}.linear_attn.in_proj_qkv.weight",
                   linear::kChannels),
     qwen_next::In(Role::kLinearZ, "model.layers.{layer}.linear_attn.in_proj_z.weight",
@@ -99,23 +90,44 @@ inline constexpr TensorTemplate kQwen35Tensors[] = {
                   linear::kHeads),
     qwen_next::In(Role::kLinearA, "model.layers.{layer}.linear_attn.in_proj_a.weight",
                   linear::kHeads),
-    qwen_next::kConv,
-    qwen_next::kALog,
-    qwen_next::kDtBias,
-    qwen_next::kNorm,
-    qwen_next::kOut,
-    parts::kGateWeight,
-    parts::kUpWeight,
-    parts::kDownWeight,
-    parts::kRouter,
-    parts::kExpertGate,
-    parts::kExpertUp,
-    parts::kExpertDown,
-    qwen2::kSharedGate,
-    qwen2::kSharedUp,
-    qwen2::kSharedDown,
-    qwen2::kSharedExpertGate,
 };
+inline constexpr TensorTemplate kSingleExperts[] = {parts::kExpertGate, parts::kExpertUp,
+                                                    parts::kExpertDown};
+/// Outputs first: gate, then up.
+inline constexpr TensorTemplate kFusedExperts[] = {
+    {.name = "model.layers.{layer}.mlp.experts.gate_up_proj",
+     .shape = {parts::kExperts, parts::kTwiceMoeIntermediate, parts::kHidden},
+     .parts = {Part{.role = Role::kExpertGate,
+                    .row_dim = 1,
+                    .column_dim = 2,
+                    .expert_dim = 0,
+                    .slice = 0,
+                    .slices = 2},
+               Part{.role = Role::kExpertUp,
+                    .row_dim = 1,
+                    .column_dim = 2,
+                    .expert_dim = 0,
+                    .slice = 1,
+                    .slices = 2}},
+     .present = parts::kMoe},
+    {.name = "model.layers.{layer}.mlp.experts.down_proj",
+     .shape = {parts::kExperts, parts::kHidden, parts::kMoeIntermediate},
+     .parts = {Part{.role = Role::kExpertDown, .row_dim = 1, .column_dim = 2, .expert_dim = 0}},
+     .present = parts::kMoe},
+};
+
+template <size_t In, size_t Experts>
+constexpr auto DeltaTensors(const TensorTemplate (&in)[In],
+                            const TensorTemplate (&experts)[Experts]) {
+  std::array<TensorTemplate, std::size(kDeltaTensors) + In + Experts> all{};
+  auto end = std::copy(std::begin(kDeltaTensors), std::end(kDeltaTensors), all.begin());
+  end = std::copy(std::begin(in), std::end(in), end);
+  std::copy(std::begin(experts), std::end(experts), end);
+  return all;
+}
+inline constexpr auto kQwen3NextTensors = DeltaTensors(kQwen3NextIn, kSingleExperts);
+inline constexpr auto kQwen35Tensors = DeltaTensors(kQwen35In, kSingleExperts);
+inline constexpr auto kQwen35FusedTensors = DeltaTensors(kQwen35In, kFusedExperts);
 
 /// `layer_types`, or every `full_attention_interval`-th layer has attention.
 inline Status SetDeltaLayers(const Json& json, ModelConfig& config) {
@@ -194,5 +206,12 @@ inline constexpr Family kQwen35MoeText = {.model_type = "qwen3_5_moe_text",
                                           .read = ReadQwen35Moe,
                                           .defaults = {.kv_heads = 2, .head_dim = 256},
                                           .prepare = PrepareQwen35Moe};
+/// Within the wrapper, as its releases and transformers' own model have it. Never a model of its
+/// own.
+inline constexpr Family kQwen35MoeFused = {.model_type = "qwen3_5_moe_fused",
+                                           .tensors = kQwen35FusedTensors,
+                                           .read = ReadQwen35Moe,
+                                           .defaults = {.kv_heads = 2, .head_dim = 256},
+                                           .prepare = PrepareQwen35Moe};
 
 }  // namespace weightwire::layout

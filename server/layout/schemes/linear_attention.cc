@@ -65,12 +65,13 @@ class PartList {
 
 class LayerCutter {
  public:
-  LayerCutter(RoleCutter& cutter, int64_t layer)
-      : cutter_(cutter), model_(cutter.model()), layer_(layer) {}
+  LayerCutter(RoleCutter& cutter, std::string_view text, int64_t layer)
+      : cutter_(cutter), model_(cutter.model()), text_(text), layer_(layer) {}
 
+  /// The checkpoint's name within the text model, behind `text`; empty when there is none.
   std::string NameOf(Role role) const {
     const auto view = model_.Find(role, layer_);
-    return view ? model_.canonical().tensors[view->tensor].name : "";
+    return view ? std::string(text_) + model_.TextName(view->tensor) : "";
   }
 
   /// Chunk t of every part under one name.
@@ -197,6 +198,7 @@ class LayerCutter {
 
   RoleCutter& cutter_;
   const Model& model_;
+  const std::string_view text_;
   const int64_t layer_;
 };
 
@@ -227,8 +229,8 @@ struct Computed {
 
 }  // namespace
 
-void AddEngineLinear(RoleCutter& cutter, int64_t number) {
-  LayerCutter layer(cutter, number);
+void AddEngineLinear(RoleCutter& cutter, std::string_view text, int64_t number) {
+  LayerCutter layer(cutter, text, number);
   if (const std::string name = layer.NameOf(Role::kLinearQkvz); !name.empty()) {
     cutter.Rows(name, Role::kLinearQkvz, number);
     cutter.Rows(layer.NameOf(Role::kLinearBa), Role::kLinearBa, number);
@@ -251,7 +253,7 @@ void AddEngineLinear(RoleCutter& cutter, int64_t number) {
 }
 
 void AddMegatronLinear(RoleCutter& cutter, const std::string& at, bool flat_conv, int64_t number) {
-  LayerCutter layer(cutter, number);
+  LayerCutter layer(cutter, "", number);
   const bool mamba = layer.IsMamba();
   const std::string here = at + (mamba ? "mixer." : "self_attention.");
   std::vector<LinearPart> in = mamba ? layer.MambaIn(false) : layer.Qkvz();

@@ -12,8 +12,8 @@ namespace weightwire::layout {
 /// convolution, gives a rank one chunk; with q, k or B, C go whole groups of heads. All functions
 /// add nothing for a layer that has attention of another kind.
 ///
-/// As vLLM and SGLang name and fuse it.
-void AddEngineLinear(RoleCutter& cutter, int64_t layer);
+/// As vLLM and SGLang name and fuse it; `text` is in front of the text model's names.
+void AddEngineLinear(RoleCutter& cutter, std::string_view text, int64_t layer);
 /// As Megatron-core names and fuses it; `at` is the prefix of the layer, with the dot at its end.
 /// `flat_conv`: Mamba's convolution is no module of its own.
 void AddMegatronLinear(RoleCutter& cutter, const std::string& at, bool flat_conv, int64_t layer);

@@ -129,6 +129,14 @@ Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
   WW_ASSIGN(const std::optional<size_t> conv, ChoiceOption(spec, "conv", kConvs));
   cut.names = {.te = names == 1u, .flat_conv = conv == 1u};
   cut.pp_before_dp = order == 1u;
+  if (!cut.te && (config.index_heads > 0 || config.whole_qk_norm)) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kUnknownScheme,
+                       "the megatron scheme does not describe the " +
+                           std::string(config.whole_qk_norm ? "norms over all heads" : "indexer") +
+                           " of " + config.family + " in Megatron's local layer spec")
+                    .Remedy("pass spec=te, or use weightwire.megatron_bridge (recorded layouts) or "
+                            "explicit boxes"));
+  }
   WW_ASSIGN(cut.layers, LayersWithMtp(config, spec));
   WW_ASSIGN(cut.grid, GridOf(model, spec, cut));
   if (cut.vpp > 1 && cut.pp == 1) {
@@ -209,6 +217,9 @@ int64_t PiecesOfLargestStage(const ModelConfig& config, const Cut& cut) {
 }  // namespace
 
 Result<ModelLayout> DeriveMegatron(const Model& model, const ParallelSpec& spec) {
+  if (model.wrapper() != nullptr && model.wrapper()->megatron.empty()) {
+    return Fail(UndescribedWrapper(model.config().family, "megatron"));
+  }
   WW_ASSIGN(const int64_t world, WorldSize({spec.SizeOr("tp", 1), spec.SizeOr("pp", 1),
                                             spec.SizeOr("cp", 1), spec.SizeOr("dp", 1)}));
   WW_ASSIGN(const Cut cut, CutOf(model, spec));

@@ -10,6 +10,8 @@
 //   linear_proj, linear_fc2   columns, chunk t; their biases whole
 //   latent attention          up projections: rows, chunk t; down projections: rows, chunk t in the
 //                  local spec, whole under Transformer Engine
+//   indexer        whole
+//   norms over all heads of q and k (MiniMax-M2)   rows, chunk t; k's as the kv heads
 //   experts        expert i of the rank is e · N/E + i; fc1 and fc2 as above, by (x, X)
 //     sequential   one pair of tensors each; Transformer Engine: weight0, weight1, …
 //     grouped      all in one buffer, each transposed: weight1 is [N/E, hidden, 2F/X] although its
@@ -17,8 +19,11 @@
 //   router, shared-expert gate, norms   whole; shared experts by (t, T) like a dense MLP
 //
 // Not checked against a real dump: softmax_offset and expert biases (gpt-oss) and the
-// post_layernorms (Gemma 2 and 3), which follow Megatron-Bridge's mappings.
+// post_layernorms (Gemma 2 and 3), the indexer and norms over all heads, which follow
+// Megatron-Bridge's mappings.
 #include "server/layout/schemes/megatron_layer.h"
+
+#include <algorithm>
 
 #include "server/layout/schemes/linear_attention.h"
 
@@ -58,11 +63,26 @@ void Qkv(RoleCutter& cutter, std::string name, std::array<Role, 3> roles, int64_
   cutter.builder().Rows(std::move(name), runs, begin - first_group * group_rows, rows);
 }
 
+/// A norm over all kv heads: with fewer of them than T, neighbouring ranks have the same head's.
+void KeyNorm(RoleCutter& cutter, std::string name, int64_t layer) {
+  const auto view = cutter.model().Find(Role::kKNorm, layer);
+  if (!view) return;
+  const int64_t parts = std::min(cutter.tp(), cutter.model().config().kv_heads);
+  const int64_t rows = cutter.Divide(*view, view->rows(), parts);
+  const RowRun runs[] = {{*view, cutter.t() / (cutter.tp() / parts) * rows, rows}};
+  cutter.builder().Rows(std::move(name), runs, 0, rows);
+}
+
 void GroupedAttention(RoleCutter& cutter, const std::string& at, int64_t layer) {
   Qkv(cutter, at + "linear_qkv.weight", {Role::kQWeight, Role::kKWeight, Role::kVWeight}, layer);
   Qkv(cutter, at + "linear_qkv.bias", {Role::kQBias, Role::kKBias, Role::kVBias}, layer);
-  cutter.Whole(at + "q_layernorm.weight", Role::kQNorm, layer);
-  cutter.Whole(at + "k_layernorm.weight", Role::kKNorm, layer);
+  if (cutter.model().config().whole_qk_norm) {
+    cutter.Rows(at + "q_layernorm.weight", Role::kQNorm, layer);
+    KeyNorm(cutter, at + "k_layernorm.weight", layer);
+  } else {
+    cutter.Whole(at + "q_layernorm.weight", Role::kQNorm, layer);
+    cutter.Whole(at + "k_layernorm.weight", Role::kKNorm, layer);
+  }
   cutter.Rows(at + "core_attention.softmax_offset", Role::kSinks, layer);
 }
 
@@ -72,13 +92,21 @@ void LatentAttention(RoleCutter& cutter, bool te, const std::string& at, int64_t
   };
   cutter.Rows(at + "linear_q_proj.weight", Role::kQWeight, layer);
   down("linear_q_down_proj.weight", Role::kQDown);
-  cutter.Whole(at + (te ? "linear_q_up_proj.layer_norm_weight" : "q_layernorm.weight"),
+  // The indexer reads q behind its norm, which is then a module of its own.
+  const bool fused = te && cutter.model().config().index_heads == 0;
+  cutter.Whole(at + (fused ? "linear_q_up_proj.layer_norm_weight" : "q_layernorm.weight"),
                Role::kQDownNorm, layer);
   cutter.Rows(at + "linear_q_up_proj.weight", Role::kQUp, layer);
   down("linear_kv_down_proj.weight", Role::kKvDown);
-  cutter.Whole(at + (te ? "linear_kv_up_proj.layer_norm_weight" : "kv_layernorm.weight"),
+  cutter.Whole(at + (fused ? "linear_kv_up_proj.layer_norm_weight" : "kv_layernorm.weight"),
                Role::kKvDownNorm, layer);
   cutter.Rows(at + "linear_kv_up_proj.weight", Role::kKvUp, layer);
+  const std::string indexer = at + "core_attention.indexer.";
+  cutter.Whole(indexer + "linear_wq_b.weight", Role::kIndexQuery, layer);
+  cutter.Whole(indexer + "linear_wk.weight", Role::kIndexKey, layer);
+  cutter.Whole(indexer + "k_norm.weight", Role::kIndexKeyNorm, layer);
+  cutter.Whole(indexer + "k_norm.bias", Role::kIndexKeyNormBias, layer);
+  cutter.Whole(indexer + "linear_weights_proj.weight", Role::kIndexWeights, layer);
 }
 
 void DenseMlp(RoleCutter& cutter, const std::string& at, int64_t layer) {

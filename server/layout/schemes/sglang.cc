@@ -13,6 +13,7 @@ namespace {
 constexpr engine::Dialect kDialect = {.experts = "",
                                       .latent_a = "fused_qkv_a_proj_with_mqa",
                                       .vision_qkv = "qkv_proj",
+                                      .index_key = "",
                                       .text = "",
                                       .tied_head = "lm_head.weight",
                                       .flat_gated_attention = true,

@@ -29,6 +29,58 @@ std::map<std::string, LocalTensor> Normalised(const RankLayout& rank) {
   return result;
 }
 
+/// What every place of a parameter holds: by name and offset, the canonical tensor and the element
+/// of it. A recorded box is another than the scheme's where both say the same.
+std::map<std::string, std::map<int64_t, std::pair<uint32_t, int64_t>>> Elements(
+    const RankLayout& rank, const CanonicalSpace& canonical) {
+  std::map<std::string, std::map<int64_t, std::pair<uint32_t, int64_t>>> all;
+  for (const LocalTensor& tensor : rank.tensors) {
+    auto& places = all[tensor.name];
+    for (const Piece& piece : tensor.pieces) {
+      const Shape& shape = canonical.tensors[piece.tensor].shape;
+      Shape index(shape.size(), 0);
+      const int64_t count = testing::CountElements(piece.box.extent);
+      for (int64_t i = 0; i < count; ++i) {
+        int64_t rest = i, at = piece.local_offset, element = 0, width = 1;
+        for (size_t d = shape.size(); d-- > 0;) {
+          const int64_t step = rest % piece.box.extent[d];
+          rest /= piece.box.extent[d];
+          at += step * piece.local_stride[d];
+          element += (piece.box.begin[d] + step) * width;
+          width *= shape[d];
+        }
+        places[at] = {piece.tensor, element};
+      }
+    }
+  }
+  return all;
+}
+
+class VllmFamilies : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(VllmFamilies, SchemePutsEveryElementWhereTheLoaderDid) {
+  const auto trace = ParseTrace(TraceText((std::string(GetParam()) + "-tp2.json").c_str()));
+  ASSERT_TRUE(trace.has_value()) << trace.error().ToString();
+  const auto scheme = LayoutFromScheme(trace->config_json, *ParseParallelSpec("vllm:tp2"));
+  ASSERT_TRUE(scheme.has_value()) << scheme.error().ToString();
+  ASSERT_EQ(trace->ranks.size(), 2u);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    const auto traced = LayoutFromTrace(scheme->canonical, trace->ranks[rank]);
+    ASSERT_TRUE(traced.has_value()) << traced.error().ToString();
+    const auto loaded = Elements(*traced, scheme->canonical);
+    const auto described = Elements(scheme->ranks[rank], scheme->canonical);
+    for (const auto& [name, places] : loaded) {
+      ASSERT_TRUE(described.contains(name)) << "rank " << rank << ": the scheme lacks " << name;
+      EXPECT_TRUE(described.at(name) == places) << "rank " << rank << " " << name;
+    }
+    for (const auto& [name, places] : described) {
+      EXPECT_TRUE(loaded.contains(name)) << "rank " << rank << ": the loader lacks " << name;
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Traces, VllmFamilies, ::testing::Values("minimax_m2"),
+                         [](const auto& test) { return std::string(test.param); });
+
 class VllmScheme : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(VllmScheme, EqualsWhatTheEnginesLoaderDid) {
