@@ -129,7 +129,7 @@ Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
   WW_ASSIGN(const std::optional<size_t> conv, ChoiceOption(spec, "conv", kConvs));
   cut.names = {.te = names == 1u, .flat_conv = conv == 1u};
   cut.pp_before_dp = order == 1u;
-  if (!cut.te && (config.index_heads > 0 || config.whole_qk_norm)) {
+  if (!cut.names.te && (config.index_heads > 0 || config.whole_qk_norm)) {
     return Fail(Status(Code::kInvalidArgument, Reason::kUnknownScheme,
                        "the megatron scheme does not describe the " +
                            std::string(config.whole_qk_norm ? "norms over all heads" : "indexer") +
