@@ -2,6 +2,7 @@
 
 #include <fnmatch.h>
 
+#include <cstdio>
 #include <fstream>
 
 #include "client/cli/spec_file.h"
@@ -35,7 +36,12 @@ Status WriteFile(const std::string& path, const std::string& bytes) {
 }
 
 Result<std::string> ReadConfig(const std::string& path) {
-  return ReadFile(path, "--config takes the path of a model's config.json");
+  WW_ASSIGN(std::string config, ReadFile(path, "--config takes the path of a model's config.json"));
+  const auto notes = layout::NotesOfConfig(config);  // what is wrong is said by who uses it
+  for (const std::string& note : notes.value_or(std::vector<std::string>())) {
+    std::fprintf(stderr, "note: %s\n", note.c_str());
+  }
+  return config;
 }
 
 Result<layout::ModelLayout> LayoutOf(const std::string& config, const std::string& spec) {

@@ -15,7 +15,7 @@ Result<std::string> ReadFile(const std::string& path, const std::string& remedy)
 ///   kInvalidArgument / kIoError  cannot be written
 Status WriteFile(const std::string& path, const std::string& bytes);
 
-/// The text of a model's config.json.
+/// The text of a model's config.json; layout::NotesOfConfig's sentences about it go to stderr.
 Result<std::string> ReadConfig(const std::string& path);
 /// What the ranks of `spec` ("vllm:tp4", or a file: spec_file.h) hold of the model. Errors:
 /// SpecFromFile's and layout::LayoutFromScheme's.

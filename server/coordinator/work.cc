@@ -1,6 +1,7 @@
 #include "server/coordinator/work.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace weightwire::coordinator {
@@ -29,9 +30,10 @@ Result<RankOffer> FromTrace(const control::LayoutSubmission& submission, const S
                             uint32_t rank) {
   WW_ASSIGN(layout::RankLayout traced,
             layout::LayoutFromTrace(*scheme.canonical, submission.trace));
-  std::vector<std::string> notes;
+  std::vector<std::string> notes = scheme.notes;
   if (!submission.spec.empty()) {
-    notes = layout::CompareTrace(*scheme.canonical, traced, scheme.model->ranks[rank]);
+    std::ranges::move(layout::CompareTrace(*scheme.canonical, traced, scheme.model->ranks[rank]),
+                      std::back_inserter(notes));
   }
   WW_ASSIGN(layout::RankLayout bound, layout::BindTrace(std::move(traced), submission.observed));
   WW_FAIL_IF_ERROR(layout::ValidateRank(*scheme.canonical, bound));
@@ -53,7 +55,10 @@ Result<RankOffer> FromScheme(const control::LayoutSubmission& submission,
   if (!submission.trace.empty()) return FromTrace(submission, scheme, rank);
   WW_ASSIGN(layout::RankLayout agreed,
             layout::Reconcile(scheme.model->ranks[rank], submission.observed));
-  return Sized(std::move(agreed), scheme.canonical, scheme.canonical_fingerprint);
+  WW_ASSIGN(RankOffer offer,
+            Sized(std::move(agreed), scheme.canonical, scheme.canonical_fingerprint));
+  offer.notes = scheme.notes;
+  return offer;
 }
 
 Result<RankOffer> Explicit(const control::LayoutSubmission& submission) {
@@ -78,7 +83,8 @@ Result<SchemeLayout> Work::Scheme(const std::string& config_json, const std::str
   WW_ASSIGN(layout::ModelLayout model, layout::LayoutFromScheme(config_json, parsed));
   auto shared = std::make_shared<const layout::ModelLayout>(std::move(model));
   auto canonical = std::shared_ptr<const layout::CanonicalSpace>(shared, &shared->canonical);
-  return SchemeLayout{shared, canonical, layout::FingerprintOf(*canonical)};
+  WW_ASSIGN(std::vector<std::string> notes, layout::NotesOfConfig(config_json));
+  return SchemeLayout{shared, canonical, layout::FingerprintOf(*canonical), std::move(notes)};
 }
 
 Result<RankOffer> Work::Offer(const control::LayoutSubmission& submission,

@@ -16,6 +16,7 @@ struct SchemeLayout {
   std::shared_ptr<const layout::ModelLayout> model;
   std::shared_ptr<const layout::CanonicalSpace> canonical;
   layout::Fingerprint canonical_fingerprint;
+  std::vector<std::string> notes;  ///< layout::NotesOfConfig's
 };
 
 /// What a rank holds, as its process and its scheme agree on it.

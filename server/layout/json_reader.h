@@ -13,7 +13,8 @@ namespace weightwire::layout {
 
 using Json = nlohmann::json;
 
-/// An object; fails for anything else and for text over 64 MiB.
+/// An object; fails for anything else, naming line and column, and for text over 64 MiB. NaN,
+/// Infinity and -Infinity are read as Python does, as numbers that are no integers.
 Result<Json> ParseObject(std::string_view text, std::string_view what);
 
 /// The member `key` as an integer that fits int64; fails when it is absent or something else.

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "server/layout/scheme.h"
+#include "server/layout/schemes/megatron_names.h"
 
 namespace weightwire::layout {
 namespace {
@@ -184,8 +185,9 @@ Status CheckTie(const CanonicalSpace& source, const CanonicalSpace& target) {
       .Remedy("give both sides the same tie_word_embeddings in config.json");
 }
 
-Result<RankLayout> Reconcile(const RankLayout& expected, std::vector<ObservedTensor> observed) {
+Result<RankLayout> Reconcile(const RankLayout& scheme, std::vector<ObservedTensor> observed) {
   std::erase_if(observed, [](const ObservedTensor& tensor) { return !IsWeight(tensor); });
+  const RankLayout expected = NamedAsReported(scheme, observed);
   std::unordered_map<std::string_view, const LocalTensor*> by_name;
   for (const LocalTensor& tensor : expected.tensors) by_name.emplace(tensor.name, &tensor);
 

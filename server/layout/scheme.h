@@ -62,6 +62,11 @@ Result<ModelLayout> LayoutFromScheme(std::string_view config_json, const Paralle
 /// Only the canonical space of a model: Hugging Face names and shapes. Fails as above.
 Result<CanonicalSpace> CanonicalFromConfig(std::string_view config_json);
 
+/// Sentences about what config.json says without an effect, as a module that quantization leaves
+/// out and that the model has not: a name with a mistake would quantize what it was to spare. Empty
+/// for most. Fails as above.
+Result<std::vector<std::string>> NotesOfConfig(std::string_view config_json);
+
 /// What a live process reports about one tensor; no pieces, so that it costs little to send.
 struct ObservedTensor {
   std::string name;
@@ -77,7 +82,9 @@ struct ObservedTensor {
 /// each line naming tensor, expected and found; the Status carries the first tensor and a remedy.
 /// Differences come in the order of `observed`, then what is missing in the order of `expected`.
 ///
-/// Observed names that end in `_extra_state` are no weights and are ignored. bf16, f16 and f32
+/// Newer megatron-core's names are understood (schemes/megatron_names.h). Observed names that end
+/// in
+/// `_extra_state` are no weights and are ignored. bf16, f16 and f32
 /// stand for each other, any other dtype only for itself (else kDtypeMismatch). A name that is
 /// reported twice is kTensorUnexpected. Vocabulary rows that differ are a kShapeMismatch whose
 /// remedy names the option to pass: padding is the loader's convention and never guessed.

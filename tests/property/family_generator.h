@@ -84,7 +84,8 @@ class FamilyGenerator {
   Party DrawMegatron(const Config& c, int64_t tp);
   void DrawExpertGrid(const Config& c, Party& party);
   void DrawPipeline(const Config& c, Party& party);
-  std::string Notation(const std::vector<int64_t>& counts, int64_t mtp);
+  size_t MtpChunk(const std::vector<int64_t>& counts, int64_t pp);
+  std::string Notation(const std::vector<int64_t>& counts, int64_t mtp, size_t mtp_chunk);
   Party DrawEngine(const Config& c, int64_t tp, bool sglang);
   void DrawPlacement(const Config& c, Party& party);
   void DrawVocab(const Config& c, Party& party);

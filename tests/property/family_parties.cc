@@ -177,6 +177,7 @@ void FamilyGenerator::DrawPipeline(const Config& c, Party& party) {
   std::vector<std::string> items;
   do {
     items.clear();
+    m.mtp_stage.reset();
     const int64_t kind = In(0, 5);
     if (kind == 0) {
       m.pipeline = family_oracle::EvenPipeline(c.layers, m.pp, m.vpp);
@@ -197,16 +198,27 @@ void FamilyGenerator::DrawPipeline(const Config& c, Party& party) {
       for (int64_t i = 0; i < listed; ++i) {
         ++counts[static_cast<size_t>(In(0, std::ssize(counts) - 1))];
       }
+      const auto mtp_chunk = kind == 5 && m.mtp && c.mtp > 0 ? MtpChunk(counts, m.pp) : 0;
+      if (mtp_chunk > 0) m.mtp_stage = mtp_chunk % m.pp;
       items.push_back(kind == 4 ? "layers=" + Dashed(counts)
-                                : "pipeline=" + Notation(counts, m.mtp ? c.mtp : 0));
+                                : "pipeline=" + Notation(counts, m.mtp ? c.mtp : 0, mtp_chunk));
       m.pipeline = family_oracle::ListedPipeline(c.layers, m.pp, m.vpp, counts);
     }
   } while (!m.pipeline && !OneIn(20));
   party.items.insert(party.items.end(), items.begin(), items.end());
 }
 
+/// Any stage's last chunk that no layer comes behind; 0: the last one of all.
+size_t FamilyGenerator::MtpChunk(const std::vector<int64_t>& counts, int64_t pp) {
+  size_t least = counts.size() - std::min<size_t>(counts.size(), static_cast<size_t>(pp));
+  for (size_t i = least; i < counts.size(); ++i) least = counts[i] > 0 ? i : least;
+  return OneIn(2) ? 0
+                  : static_cast<size_t>(In(static_cast<int64_t>(least), std::ssize(counts) - 1));
+}
+
 /// Megatron's layout text, with its repetitions: "Ett|(t|)*2t*3mL".
-std::string FamilyGenerator::Notation(const std::vector<int64_t>& counts, int64_t mtp) {
+std::string FamilyGenerator::Notation(const std::vector<int64_t>& counts, int64_t mtp,
+                                      size_t mtp_chunk) {
   std::vector<std::string> chunks;
   for (int64_t count : counts) {
     std::string text(static_cast<size_t>(count), 't');
@@ -215,7 +227,9 @@ std::string FamilyGenerator::Notation(const std::vector<int64_t>& counts, int64_
     chunks.push_back(text);
   }
   chunks.front() = "E" + chunks.front();
-  chunks.back() += std::string(static_cast<size_t>(mtp), 'm') + "L";
+  (mtp_chunk == 0 ? chunks.back() : chunks[mtp_chunk]) +=
+      std::string(static_cast<size_t>(mtp), 'm');
+  chunks.back() += "L";
   std::string text;
   for (size_t i = 0; i < chunks.size();) {
     size_t same = 1;

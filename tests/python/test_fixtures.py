@@ -74,6 +74,39 @@ def test_real_megatron_shards_arrive_as_the_hugging_face_checkpoint(daemon, grou
         assert np.array_equal(got[name].view(want.dtype), want), name
 
 
+def by_newer_names(shard: dict) -> dict:
+    """As megatron-core 0.17 and later name and keep them: MTP's inner layer, and with `mla_down_proj_fusion` both down
+    projections in one matrix, which has the norm before them too."""
+    out = {}
+    for name, (meta, bits) in shard.items():
+        if "linear_kv_down_proj" in name:
+            continue
+        if "linear_q_down_proj" in name:
+            bits = np.concatenate([bits, shard[name.replace("linear_q_down", "linear_kv_down")][1]])
+        new = name.replace("linear_q_down_proj", "linear_qkv_down_proj").replace("transformer_layer", "mtp_model_layer")
+        if "input_layernorm" in new:
+            new = new.replace("input_layernorm.weight", "self_attention.linear_qkv_down_proj.layer_norm_weight")
+        out[new] = (TensorMeta(new, meta.dtype, bits.shape), bits)
+    return out
+
+
+@pytest.mark.parametrize("kind,model,case,sizes", [
+    ("megatron-te", "deepseek_v3", "tp2pp2ep2", "tp2,pp2,ep2,etp1"),
+    ("megatron-te", "deepseek_v3_mtp", "pp2ep2", "pp2,ep2,dp2,first=31"),
+    ("megatron", "deepseek_v3", "mcore-tp2ep2etp1pp2-seq", "tp2,ep2,etp1,pp2")])
+def test_shards_by_newer_megatrons_names_arrive_as_the_hugging_face_checkpoint(daemon, groups, kind, model, case, sizes):
+    """From a Publisher that reports what a newer megatron-core has, with the scheme alone: no adapter renames anything."""
+    config, hf, spec, shards = megatron_case(kind, model, case, sizes)
+    shards = [by_newer_names(shard) for shard in shards]
+    assert any("linear_qkv_down_proj.weight" in name for name in shards[0])
+    groups.append(Trainer(daemon.agent_socket, config, spec, shards))
+    groups.append(EngineRanks(daemon.agent_socket, "hf", config, "hf", [[meta for meta, _ in hf.values()]]))
+    groups[0].publish(1)
+    groups[1].wait_version(1)
+    for name, (_, want) in hf.items():
+        assert np.array_equal(groups[1].ranks[0].params[name].view(want.dtype), want), name
+
+
 def engine_specs(config: dict) -> list[str]:
     """Engines of every kind that the model's sizes allow; vLLM's `ep` spreads over tp * dp ranks."""
     experts = next((config[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in config), 0)

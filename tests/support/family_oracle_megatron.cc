@@ -51,13 +51,19 @@ class Rank {
       if (first) {
         for (const auto& [name, array] : w_.vision) out_[chunk + name] = array;
       }
-      if (first || (last && with_mtp)) Vocab(at + "embedding.word_embeddings.weight", w_.embedding);
+      const bool mtp_here =
+          with_mtp && v == m_.vpp - 1 && place_.stage == m_.mtp_stage.value_or(m_.pp - 1);
+      if (first || mtp_here) Vocab(at + "embedding.word_embeddings.weight", w_.embedding);
+      if (mtp_here) LoadMtp(at);
+      // TransformerBlock.has_final_layernorm_in_this_stage: with MTP it follows the last layer.
+      const bool has_last_layer = std::ranges::find(numbers, c_.layers - 1) != numbers.end();
+      if (with_mtp ? has_last_layer : last) {
+        out_[at + "decoder.final_layernorm.weight"] = w_.final_norm;
+      }
       if (!last) continue;
-      out_[at + "decoder.final_layernorm.weight"] = w_.final_norm;
-      if (with_mtp) LoadMtp(at);
       if (!c_.tied) {
         Vocab(at + "output_layer.weight", w_.head);
-      } else if (m_.pp > 1 && !with_mtp) {
+      } else if (m_.pp > 1 && !mtp_here) {
         Vocab(at + "output_layer.weight", w_.embedding);
       }
     }

@@ -32,6 +32,7 @@ struct MegatronShape {
   bool mtp = true;            ///< false: the model was built without its MTP layers
   int64_t vocab_rows = 1;     ///< padded, of all ranks together
   std::optional<Pipeline> pipeline;
+  std::optional<int64_t> mtp_stage;  ///< whose last chunk has them; not said: the last stage
 };
 
 /// Whether Megatron builds such a model; asked before MegatronRanks.

@@ -25,6 +25,15 @@ Result<const Family*> FindFamily(const std::string& model_type) {
                   .Remedy("use one of " + known + ", or send explicit layouts"));
 }
 
+/// Two fields that say the same thing say different things.
+Status TwoValues(const char* key, const std::string& value, const char* other,
+                 const std::string& other_value) {
+  return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                std::string("config.json says ") + key + " " + value.substr(0, 64) + " and " +
+                    other + " " + other_value.substr(0, 64) + ", which both mean the same")
+      .Remedy("correct one of the two, or take it out: loaders differ in which they read");
+}
+
 Result<int64_t> CheckSize(const char* key, int64_t value, int64_t least) {
   if (value < least) {
     return Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
@@ -39,15 +48,12 @@ Result<int64_t> CheckSize(const char* key, int64_t value, int64_t least) {
   return value;
 }
 
+/// 0 when it is neither given nor to be had from the other sizes: latent attention has none.
 Result<int64_t> HeadDim(const Json& json, const ModelConfig& config, const Defaults& defaults) {
   WW_ASSIGN(const std::optional<int64_t> given, OptionalInteger(json, "head_dim"));
   if (given) return ReadSize(json, "head_dim");
   if (defaults.head_dim > 0 && !json.contains("head_dim")) return defaults.head_dim;
-  if (config.hidden % config.heads != 0) {
-    return Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
-                "hidden_size is no multiple of num_attention_heads and head_dim is not given");
-  }
-  return config.hidden / config.heads;
+  return config.hidden % config.heads == 0 ? config.hidden / config.heads : 0;
 }
 
 Status ReadHeads(const Json& json, const Defaults& defaults, ModelConfig& config) {
@@ -87,7 +93,7 @@ Status ReadDType(const Json& json, DType& dtype) {
 Status ReadCommon(const Json& json, const Defaults& defaults, ModelConfig& config) {
   WW_ASSIGN_OR_STATUS(config.hidden, ReadSize(json, "hidden_size"));
   WW_ASSIGN_OR_STATUS(config.layers, ReadSize(json, "num_hidden_layers"));
-  WW_ASSIGN_OR_STATUS(config.intermediate, ReadSize(json, "intermediate_size"));
+  WW_ASSIGN_OR_STATUS(config.intermediate, ReadSizeOr(json, "intermediate_size", 0));
   WW_ASSIGN_OR_STATUS(config.vocab, ReadSize(json, "vocab_size"));
   WW_RETURN_IF_ERROR(ReadHeads(json, defaults, config));
   WW_ASSIGN_OR_STATUS(config.tied, ReadFlagOr(json, "tie_word_embeddings", defaults.tied));
@@ -112,19 +118,51 @@ Json WithTextConfig(const Json& json) {
   return flat;
 }
 
-/// Loaders differ in which of the two they follow, so both must say the same.
-Status CheckNestedTie(const Json& json) {
+Status CheckNestedQuantization(const Json& json) {
+  const auto text = json.find("text_config");
+  if (text == json.end() || !text->is_object()) return OkStatus();
+  const auto outer = json.find("quantization_config");
+  const auto inner = text->find("quantization_config");
+  if (outer == json.end() || inner == text->end() || *outer == *inner) return OkStatus();
+  return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                "config.json has one quantization_config in text_config and another beside it")
+      .Remedy("keep one of them, or make both the same");
+}
+
+Status TieDiffers(bool outer, bool inner, const char* said) {
+  const auto word = [](bool value) { return std::string(value ? "true" : "false"); };
+  return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                "config.json's tie_word_embeddings: expected " + word(outer) +
+                    " in text_config as beside it, found " + word(inner) + said)
+      .AtTensor("lm_head.weight")
+      .Remedy("make both say whether lm_head is the embedding");
+}
+
+/// Loaders differ in which of the two they follow, so both must say the same. Where only the outer
+/// one speaks, those that read text_config take the text model's default.
+/// `silent`: that default; nullopt where the outer one holds.
+Status CheckNestedTie(const Json& json, std::optional<bool> silent) {
   const auto text = json.find("text_config");
   if (text == json.end() || !text->is_object()) return OkStatus();
   WW_ASSIGN_OR_STATUS(const auto outer, OptionalBool(json, "tie_word_embeddings"));
   WW_ASSIGN_OR_STATUS(const auto inner, OptionalBool(*text, "tie_word_embeddings"));
-  if (!outer || !inner || *outer == *inner) return OkStatus();
-  const auto word = [](bool value) { return std::string(value ? "true" : "false"); };
+  if (!outer || inner.value_or(silent.value_or(*outer)) == *outer) return OkStatus();
+  return TieDiffers(*outer, inner.value_or(silent.value_or(*outer)), inner ? "" : " (its default)");
+}
+
+/// Sizes that some models do without: those that this one needs are there.
+Status CheckComplete(const ModelConfig& config) {
+  if (config.head_dim == 0 && !config.IsLatent()) {
+    return {Code::kInvalidArgument, Reason::kInvalidRequest,
+            "hidden_size is no multiple of num_attention_heads and head_dim is not given"};
+  }
+  const auto dense = std::ranges::find_if(
+      config.kinds, [](const LayerKind& kind) { return kind.mlp && !kind.moe; });
+  if (config.intermediate > 0 || dense == config.kinds.end()) return OkStatus();
   return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-                "config.json's tie_word_embeddings: expected " + word(*outer) +
-                    " in text_config as beside it, found " + word(*inner))
-      .AtTensor("lm_head.weight")
-      .Remedy("make both say whether lm_head is the embedding");
+                "the field intermediate_size is missing, and layer " +
+                    std::to_string(dense - config.kinds.begin()) + " has no experts")
+      .Remedy("give intermediate_size; only a model of which every layer has experts needs none");
 }
 
 /// Numbers of decoder layers; none when `key` is absent or null.
@@ -165,10 +203,26 @@ Result<int64_t> ReadCountOr(const Json& json, const char* key, int64_t fallback)
 }
 
 Result<int64_t> ReadExpertsOr(const Json& json, int64_t fallback) {
-  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
-    if (json.contains(key)) return ReadCountOr(json, key, 0);
+  return ReadSynonymsOr(json, {"num_experts", "num_local_experts", "n_routed_experts"}, fallback);
+}
+
+Result<int64_t> ReadSynonymsOr(const Json& json, std::initializer_list<const char*> keys,
+                               int64_t fallback) {
+  const char* by = nullptr;
+  int64_t found = 0;
+  bool silent = true;
+  for (const char* key : keys) {
+    silent = silent && !json.contains(key);
+    WW_ASSIGN(const std::optional<int64_t> value, OptionalInteger(json, key));
+    if (!value) continue;
+    WW_ASSIGN(const int64_t count, CheckSize(key, *value, 0));
+    if (by != nullptr && count != found) {
+      return Fail(TwoValues(by, std::to_string(found), key, std::to_string(count)));
+    }
+    by = key;
+    found = count;
   }
-  return fallback;
+  return silent ? fallback : found;
 }
 
 Result<bool> ReadFlagOr(const Json& json, const char* key, bool fallback) {
@@ -232,16 +286,20 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json) {
   ModelConfig config;
   WW_ASSIGN(config.family, RequiredString(json, "model_type"));
   WW_ASSIGN(const Family* family, FindFamily(config.family));
-  WW_FAIL_IF_ERROR(CheckNestedTie(json));
   WW_ASSIGN(const Family* text, TextFamily(*family, json));
   config.text_family = text->model_type;
+  const bool follows_outer = family->wrapper != nullptr && family->wrapper->outer_tie;
+  WW_FAIL_IF_ERROR(CheckNestedTie(
+      json, follows_outer ? std::nullopt : std::optional<bool>(text->defaults.tied)));
+  WW_FAIL_IF_ERROR(CheckNestedQuantization(json));
   WW_ASSIGN(Json flat, config.IsWrapper() ? WrappedTextConfig(*family->wrapper, *text, json)
-                                                : Result<Json>(WithTextConfig(json)));
+                                          : Result<Json>(WithTextConfig(json)));
   if (text->prepare != nullptr) WW_FAIL_IF_ERROR(text->prepare(flat));
   WW_ASSIGN(config.scales, ReadBlockScales(flat));
   WW_FAIL_IF_ERROR(ReadCommon(flat, text->defaults, config));
   if (text->read != nullptr) WW_FAIL_IF_ERROR(text->read(flat, config));
   if (config.IsWrapper()) WW_FAIL_IF_ERROR(family->wrapper->read(json, config));
+  WW_FAIL_IF_ERROR(CheckComplete(config));
   if (config.experts > kHeadsMax) {
     return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,
                 "config.json has more than " + std::to_string(kHeadsMax) + " experts");

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,8 +58,9 @@ struct VisionConfig {
 /// Names of a tower's tensors begin so, in every family that has one; other names do not.
 inline constexpr std::string_view kVisionPrefix = "visual.";
 
-/// A model's config.json, as far as layouts need it. Sizes that every model has are ≥ 1 and heads
-/// is a multiple of kv_heads; all are below 2³¹, so that a product of two fits int64.
+/// A model's config.json, as far as layouts need it. Sizes that every model has are ≥ 1 (head_dim
+/// may be 0 with latent attention, intermediate where every layer has experts) and heads is a
+/// multiple of kv_heads; all are below 2³¹, so that a product of two fits int64.
 struct ModelConfig {
   std::string family;       ///< config.json's model_type
   std::string text_family;  ///< of the text model: `family`, unless that is a wrapper
@@ -123,6 +125,11 @@ Result<int64_t> ReadSize(const Json& json, const char* key);
 Result<int64_t> ReadSizeOr(const Json& json, const char* key, int64_t fallback);
 /// The number of experts, by whichever of the names that transformers has used for it.
 Result<int64_t> ReadExpertsOr(const Json& json, int64_t fallback);
+/// A count, from 0 on, that may stand under any of `keys`; null is absent, 0 when all that is there
+/// is null, and `fallback` when none is there.
+///   kInvalidArgument / kInvalidRequest  two of them say different numbers
+Result<int64_t> ReadSynonymsOr(const Json& json, std::initializer_list<const char*> keys,
+                               int64_t fallback);
 /// From 0 on.
 Result<int64_t> ReadCountOr(const Json& json, const char* key, int64_t fallback);
 Result<bool> ReadFlagOr(const Json& json, const char* key, bool fallback);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "server/layout/blocks.h"
 #include "server/layout/families/deepseek.h"
@@ -36,7 +37,7 @@ constexpr Family kFamilies[] = {
     kKimiK25,    kLlama4,     kLlama4Text,  kLlama,      kMinimaxM2, kMinistral3,
     kMistral,    kMistral3,   kMixtral,     kPhi3,       kQwen2,     kQwen2Moe,
     kQwen3,      kQwen3Moe,   kQwen3Vl,     kQwen3VlMoe, kQwen25Vl,  kSeedOss,
-    kNemotronH, kQwen3Next, kQwen35, kQwen35Text, kQwen35Moe, kQwen35MoeText,
+    kNemotronH,  kQwen3Next,  kQwen35,      kQwen35Text, kQwen35Moe, kQwen35MoeText,
 };
 /// Text models that are described only within a wrapper.
 constexpr Family kInnerFamilies[] = {kQwen3VlMoeText, kQwen35MoeFused};
@@ -353,6 +354,27 @@ Shape Model::StoredShape(uint32_t tensor) const {
   shape.pop_back();
   shape.back() *= last;
   return shape;
+}
+
+Result<std::vector<std::string>> NotesOfConfig(std::string_view config_json) {
+  WW_ASSIGN(ModelConfig config, ParseModelConfig(config_json));
+  std::vector<std::string> notes;
+  if (!config.scales) return notes;
+  const BlockScales scales = *config.scales;
+  WW_ASSIGN(const Model model, Model::Build(std::move(config)));
+  std::set<std::string> idle(scales.skipped.begin(), scales.skipped.end());
+  idle.insert(scales.patterns.begin(), scales.patterns.end());
+  if (model.config().tied) idle.erase("lm_head");  // it is the embedding, which nothing quantizes
+  for (const TensorSpec& tensor : model.canonical().tensors) {
+    if (idle.empty()) break;
+    if (tensor.name.ends_with(kScaleSuffix)) continue;
+    scales.ForEachMatch(tensor.name, [&idle](const std::string& entry) { idle.erase(entry); });
+  }
+  for (const std::string& entry : idle) {
+    notes.push_back("quantization_config leaves out \"" + entry +
+                    "\", which names no module of the model: nothing is left out for it");
+  }
+  return notes;
 }
 
 Result<CanonicalSpace> CanonicalFromConfig(std::string_view config_json) {

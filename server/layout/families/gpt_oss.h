@@ -66,7 +66,7 @@ inline constexpr TensorTemplate kGptOssTensors[] = {
 inline Status ReadGptOss(const Json& json, ModelConfig& config) {
   WW_ASSIGN_OR_STATUS(config.attention_bias, ReadFlagOr(json, "attention_bias", true));
   WW_ASSIGN_OR_STATUS(config.experts, ReadExpertsOr(json, 128));
-  config.moe_intermediate = config.intermediate;
+  WW_ASSIGN_OR_STATUS(config.moe_intermediate, ReadSize(json, "intermediate_size"));
   return SetMoeLayers(json, 0, 1, "mlp_only_layers", config);
 }
 

@@ -43,8 +43,8 @@ inline constexpr TensorTemplate kLlama4Tensors[] = {
 
 inline Status ReadLlama4(const Json& json, ModelConfig& config) {
   config.rotary_pairs = true;
-  config.moe_intermediate = config.intermediate;
-  config.shared_intermediate = config.intermediate;
+  WW_ASSIGN_OR_STATUS(config.moe_intermediate, ReadSize(json, "intermediate_size"));
+  config.shared_intermediate = config.moe_intermediate;
   WW_ASSIGN_OR_STATUS(config.intermediate, ReadSizeOr(json, "intermediate_size_mlp", 16'384));
   WW_ASSIGN_OR_STATUS(config.experts, ReadExpertsOr(json, 16));
   if (json.contains("moe_layers") && !json.at("moe_layers").is_null()) {

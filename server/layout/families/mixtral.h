@@ -39,7 +39,7 @@ inline constexpr TensorTemplate kMixtralTensors[] = {
 
 inline Status ReadMixtral(const Json& json, ModelConfig& config) {
   WW_ASSIGN_OR_STATUS(config.experts, ReadExpertsOr(json, 8));
-  config.moe_intermediate = config.intermediate;
+  WW_ASSIGN_OR_STATUS(config.moe_intermediate, ReadSize(json, "intermediate_size"));
   return SetMoeLayers(json, 0, 1, "mlp_only_layers", config);
 }
 

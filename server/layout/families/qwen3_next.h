@@ -187,12 +187,6 @@ inline Status ReadQwen35Moe(const Json& json, ModelConfig& config) {
   return SetMoeLayers(json, 0, 1, "", config);
 }
 
-/// Every layer has experts: config.json says no size of a dense MLP.
-inline Status PrepareQwen35Moe(Json& json) {
-  if (!json.contains("intermediate_size")) json["intermediate_size"] = 1;
-  return OkStatus();
-}
-
 inline constexpr Family kQwen3Next = {.model_type = "qwen3_next",
                                       .tensors = kQwen3NextTensors,
                                       .read = ReadQwen3Next,
@@ -204,14 +198,12 @@ inline constexpr Family kQwen35Text = {.model_type = "qwen3_5_text",
 inline constexpr Family kQwen35MoeText = {.model_type = "qwen3_5_moe_text",
                                           .tensors = kQwen35Tensors,
                                           .read = ReadQwen35Moe,
-                                          .defaults = {.kv_heads = 2, .head_dim = 256},
-                                          .prepare = PrepareQwen35Moe};
+                                          .defaults = {.kv_heads = 2, .head_dim = 256}};
 /// Within the wrapper, as its releases and transformers' own model have it. Never a model of its
 /// own.
 inline constexpr Family kQwen35MoeFused = {.model_type = "qwen3_5_moe_fused",
                                            .tensors = kQwen35FusedTensors,
                                            .read = ReadQwen35Moe,
-                                           .defaults = {.kv_heads = 2, .head_dim = 256},
-                                           .prepare = PrepareQwen35Moe};
+                                           .defaults = {.kv_heads = 2, .head_dim = 256}};
 
 }  // namespace weightwire::layout

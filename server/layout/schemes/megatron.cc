@@ -2,9 +2,10 @@
 //
 // The first pipeline stage has the embedding, the last one the final norm and the output layer,
 // which is a copy of the embedding when the two are tied and there are several stages, and is
-// absent when they are tied in one stage. MTP layers stand behind the decoder's in the last stage,
-// which then has a copy of the embedding as well. A vision tower is whole in the first stage, under
-// the checkpoint's names, and the text model's names then begin with "language_model.", as in
+// absent when they are tied in one stage. MTP layers stand behind the decoder's, in the last stage
+// or where layout= says so; that stage then has a copy of the embedding as well, and the final norm
+// is behind the decoder's last layer, wherever that is. A vision tower is whole in the first stage,
+// under the checkpoint's names, and the text model's names then begin with "language_model.", as in
 // Megatron-Bridge (by its source; no dump has been compared). Layers are numbered from 0 in each
 // chunk; with several chunks a stage, the names of chunk v begin with "vpp<v>.".
 //
@@ -43,7 +44,7 @@ struct Cut {
   bool pp_before_dp = false;
   int64_t layers = 0;  ///< with MTP
   ExpertGrid grid;     ///< sizes; places are each rank's
-  std::vector<std::vector<ChunkLayers>> chunks;
+  Pipeline pipeline;
 };
 
 Result<int64_t> PaddedVocab(const ModelConfig& config, const ParallelSpec& spec, int64_t tp) {
@@ -148,7 +149,8 @@ Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
                        "Megatron's hybrid models know no virtual pipeline stages")
                     .Remedy("leave vpp out"));
   }
-  WW_ASSIGN(cut.chunks, PipelineChunks(spec, config.layers, cut.pp, cut.vpp));
+  WW_ASSIGN(cut.pipeline,
+            PipelineOf(spec, config.layers, cut.layers - config.layers, cut.pp, cut.vpp));
   return cut;
 }
 
@@ -170,29 +172,38 @@ Result<RankLayout> DeriveRank(const Model& model, const Cut& cut, int64_t r, int
   ExpertGrid grid = cut.grid;
   grid.x = r % grid.etp;
   grid.e = r / grid.etp % grid.ep;
-  const bool mtp = cut.layers > model.config().layers;
+  const ModelConfig& config = model.config();
+  const bool any_mtp = cut.layers > config.layers;
   for (int64_t v = 0; v < cut.vpp; ++v) {
     const std::string chunk = cut.vpp > 1 ? "vpp" + std::to_string(v) + "." : "";
-    const std::string at = chunk + (model.config().HasVision() ? "language_model." : "");
+    const std::string at = chunk + (config.HasVision() ? "language_model." : "");
+    const bool last_chunk = v == cut.vpp - 1;
     const bool first = stage == 0 && v == 0;
-    const bool last = stage == cut.pp - 1 && v == cut.vpp - 1;
-    if (first || (last && mtp)) {
+    const bool last = stage == cut.pp - 1 && last_chunk;
+    const bool mtp = any_mtp && stage == cut.pipeline.mtp_stage && last_chunk;
+    if (first || mtp) {
       cutter.VocabRows(at + "embedding.word_embeddings.weight", Role::kEmbed, cut.vocab_rows);
     }
     if (first) AddWholeVision(cutter, chunk);
-    const ChunkLayers layers = cut.chunks[static_cast<size_t>(stage)][static_cast<size_t>(v)];
+    const ChunkLayers layers =
+        cut.pipeline.chunks[static_cast<size_t>(stage)][static_cast<size_t>(v)];
     for (int64_t i = 0; i < layers.count; ++i) {
       megatron::AddLayer(cutter, grid, cut.names, at + "decoder.layers." + std::to_string(i) + ".",
                          layers.first + i);
     }
+    const bool ends_decoder = layers.count > 0 && layers.first + layers.count == config.layers;
+    if (any_mtp ? ends_decoder : last) {
+      cutter.Whole(
+          at + (config.IsHybrid() ? "decoder.final_norm.weight" : "decoder.final_layernorm.weight"),
+          Role::kFinalNorm);
+    }
+    if (mtp) AddMtp(cutter, cut, grid, at);
     if (!last) continue;
-    const bool hybrid = model.config().IsHybrid();
-    cutter.Whole(at + (hybrid ? "decoder.final_norm.weight" : "decoder.final_layernorm.weight"),
-                 Role::kFinalNorm);
-    AddMtp(cutter, cut, grid, at);
-    const Role head = model.config().tied ? Role::kEmbed : Role::kLmHead;
-    const bool shares_embedding = model.config().tied && (cut.pp == 1 || mtp);
-    if (!shares_embedding) cutter.VocabRows(at + "output_layer.weight", head, cut.vocab_rows);
+    const bool shares_embedding = config.tied && (cut.pp == 1 || mtp);
+    if (!shares_embedding) {
+      cutter.VocabRows(at + "output_layer.weight", config.tied ? Role::kEmbed : Role::kLmHead,
+                       cut.vocab_rows);
+    }
   }
   return std::move(cutter.builder()).Finish();
 }
@@ -205,7 +216,7 @@ int64_t PiecesOfLargestStage(const ModelConfig& config, const Cut& cut) {
   const int64_t experts = 6 * (config.experts / cut.grid.ep);
   const int64_t per_layer = 2 * qkv + linear + experts + 24;
   int64_t layers = 0;
-  for (const auto& stage : cut.chunks) {
+  for (const auto& stage : cut.pipeline.chunks) {
     int64_t of_stage = 0;
     for (const ChunkLayers& chunk : stage) of_stage += chunk.count;
     layers = std::max(layers, of_stage);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "server/layout/schemes/option.h"
 
@@ -55,19 +56,62 @@ Result<std::string> Expand(std::string_view text) {
   return out;
 }
 
-Result<Counts> CountsOfNotation(std::string_view text) {
+/// Layers of every chunk, and the chunk with the MTP layers.
+struct Placed {
+  Counts counts;
+  std::optional<size_t> mtp_chunk;
+};
+
+Status Misplaced(std::string_view text, const std::string& what) {
+  return Status(Code::kInvalidArgument, Reason::kShapeMismatch,
+                "layout=" + std::string(text.substr(0, 128)) + " " + what)
+      .Remedy("pass what Megatron's --pipeline-model-parallel-layout has, as in Et*2|t*3|tmL");
+}
+
+/// Megatron's own checks. A notation that leaves E, m or L out speaks of decoder layers alone.
+Status CheckSymbols(std::string_view text, const std::string& symbols, int64_t mtp_layers) {
+  const auto count = [&symbols](char c) { return std::ranges::count(symbols, c); };
+  if (count('E') > 1 || (count('E') == 1 && symbols.front() != 'E')) {
+    return Misplaced(text, "has E in another place than the first, or twice");
+  }
+  if (count('L') > 1 || (count('L') == 1 && symbols.back() != 'L')) {
+    return Misplaced(text, "has L in another place than the last, or twice");
+  }
+  const size_t first_mtp = symbols.find('m');
+  if (first_mtp != std::string::npos && symbols.find('t', first_mtp) != std::string::npos) {
+    return Misplaced(text, "has an MTP layer (m) before a decoder layer (t)");
+  }
+  if (count('m') != 0 && count('m') != mtp_layers) {
+    return Misplaced(text, "has " + std::to_string(count('m')) +
+                               " MTP layers (m), and the model has " + std::to_string(mtp_layers));
+  }
+  return OkStatus();
+}
+
+Result<Placed> ReadNotation(std::string_view text, int64_t mtp_layers, int64_t stages) {
   WW_ASSIGN(const std::string symbols, Expand(text));
-  Counts counts = {0};
+  WW_FAIL_IF_ERROR(CheckSymbols(text, symbols, mtp_layers));
+  Placed placed{{0}, std::nullopt};
   for (const char symbol : symbols) {
+    const size_t chunk = placed.counts.size() - 1;
     if (symbol == '|') {
-      counts.push_back(0);
+      placed.counts.push_back(0);
     } else if (symbol == 't') {
-      ++counts.back();
-    } else if (symbol != 'E' && symbol != 'm' && symbol != 'L') {
+      ++placed.counts.back();
+    } else if (symbol == 'm') {
+      if (placed.mtp_chunk.value_or(chunk) != chunk) {
+        return Fail(Misplaced(text, "has MTP layers (m) in two chunks"));
+      }
+      placed.mtp_chunk = chunk;
+    } else if (symbol != 'E' && symbol != 'L') {
       return Fail(BadNotation(text));
     }
   }
-  return counts;
+  const size_t last_chunks = placed.counts.size() - std::min<size_t>(placed.counts.size(), stages);
+  if (placed.mtp_chunk && *placed.mtp_chunk < last_chunks) {
+    return Fail(Misplaced(text, "has MTP layers (m) in another than a stage's last chunk"));
+  }
+  return placed;
 }
 
 Status CheckListed(const Counts& counts, int64_t layers, int64_t stages, int64_t chunks,
@@ -122,7 +166,8 @@ Result<Counts> EvenCounts(const ParallelSpec& spec, int64_t layers, int64_t stag
   return counts;
 }
 
-Result<Counts> CountsOf(const ParallelSpec& spec, int64_t layers, int64_t stages, int64_t chunks) {
+Result<Placed> PlacedBy(const ParallelSpec& spec, int64_t layers, int64_t mtp_layers,
+                        int64_t stages, int64_t chunks) {
   const auto listed = spec.options.find("layers");
   const bool both = spec.options.contains("pipeline") && spec.options.contains("layout");
   const auto notation = spec.options.find(spec.options.contains("layout") ? "layout" : "pipeline");
@@ -141,31 +186,34 @@ Result<Counts> CountsOf(const ParallelSpec& spec, int64_t layers, int64_t stages
   if (listed != spec.options.end()) {
     WW_ASSIGN(Counts counts, ParseDashedList("layers", listed->second));
     WW_FAIL_IF_ERROR(CheckListed(counts, layers, stages, chunks, "as layers=" + listed->second));
-    return counts;
+    return Placed{std::move(counts), std::nullopt};
   }
   if (notation != spec.options.end()) {
-    WW_ASSIGN(Counts counts, CountsOfNotation(notation->second));
-    WW_FAIL_IF_ERROR(CheckListed(counts, layers, stages, chunks,
+    WW_ASSIGN(Placed placed, ReadNotation(notation->second, mtp_layers, stages));
+    WW_FAIL_IF_ERROR(CheckListed(placed.counts, layers, stages, chunks,
                                  "as " + notation->first + "=" + notation->second));
-    return counts;
+    return placed;
   }
-  return uneven ? UnevenCounts(spec, layers, stages, chunks)
-                : EvenCounts(spec, layers, stages, chunks);
+  WW_ASSIGN(Counts counts, uneven ? UnevenCounts(spec, layers, stages, chunks)
+                                  : EvenCounts(spec, layers, stages, chunks));
+  return Placed{std::move(counts), std::nullopt};
 }
 
 }  // namespace
 
-Result<std::vector<std::vector<ChunkLayers>>> PipelineChunks(const ParallelSpec& spec,
-                                                             int64_t layers, int64_t stages,
-                                                             int64_t chunks) {
-  WW_ASSIGN(const Counts counts, CountsOf(spec, layers, stages, chunks));
-  std::vector<std::vector<ChunkLayers>> result(static_cast<size_t>(stages));
+Result<Pipeline> PipelineOf(const ParallelSpec& spec, int64_t layers, int64_t mtp_layers,
+                            int64_t stages, int64_t chunks) {
+  WW_ASSIGN(const Placed placed, PlacedBy(spec, layers, mtp_layers, stages, chunks));
+  Pipeline pipeline;
+  pipeline.chunks.resize(static_cast<size_t>(stages));
+  pipeline.mtp_stage =
+      placed.mtp_chunk ? static_cast<int64_t>(*placed.mtp_chunk) % stages : stages - 1;
   int64_t next = 0;
-  for (size_t i = 0; i < counts.size(); ++i) {
-    result[i % result.size()].push_back({next, counts[i]});
-    next += counts[i];
+  for (size_t i = 0; i < placed.counts.size(); ++i) {
+    pipeline.chunks[i % pipeline.chunks.size()].push_back({next, placed.counts[i]});
+    next += placed.counts[i];
   }
-  return result;
+  return pipeline;
 }
 
 }  // namespace weightwire::layout

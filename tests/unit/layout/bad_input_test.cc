@@ -129,6 +129,11 @@ TEST(LayoutFromScheme, RefusesBadSpecs) {
       {"megatron:pp2,vpp2", Reason::kShapeMismatch},
       {"megatron:pp2,vpp3,first=4", Reason::kShapeMismatch},
       {"megatron:pp2,pipeline=Et*3|t*4L", Reason::kShapeMismatch},
+      {"megatron:pp2,pipeline=Et*3|t*3mL", Reason::kShapeMismatch},  // the model has no MTP layer
+      {"megatron:pp2,pipeline=tEtt|t*3L", Reason::kShapeMismatch},
+      {"megatron:pp2,pipeline=Ettt|EtttL", Reason::kShapeMismatch},
+      {"megatron:pp2,pipeline=EtttL|ttt", Reason::kShapeMismatch},
+      {"megatron:pp2,pipeline=EtttL|tttL", Reason::kShapeMismatch},
       {"megatron:pp2,account_loss", Reason::kShapeMismatch},
       {"sglang:ep2", Reason::kShapeMismatch},
       {"vllm:up_first=2", Reason::kUnknownScheme},

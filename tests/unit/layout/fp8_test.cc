@@ -66,6 +66,11 @@ TEST(BlockScales, RefusesOtherQuantizations) {
       {"modules that are no list", {{"modules_to_not_convert", "lm_head"}}},
       {"modules that are no names", {{"ignored_layers", {1}}}},
       {"a module without a name", {{"ignored_layers", {""}}}},
+      {"a module of dots", {{"ignored_layers", {"."}}}},
+      {"scales that are powers of two", {{"scale_fmt", "ue8m0"}}},
+      {"weights that are dequantized while loading", {{"dequantize", true}}},
+      {"a field that is not understood", {{"store_dtype", "mxfp4"}}},
+      {"modules of another method's key", {{"ignore", {"lm_head"}}}},
   };
   for (const auto& [what, patch] : table) {
     const auto layout = Layout(Qwen3Quantized(patch), "hf");
@@ -75,6 +80,68 @@ TEST(BlockScales, RefusesOtherQuantizations) {
     EXPECT_NE(layout.error().remedy().find("weight_block_size"), std::string::npos) << what;
   }
   EXPECT_TRUE(Layout(Qwen3(), "hf").has_value());
+  const auto old_key =
+      Layout(Qwen3({{"compression_config", {{"quant_method", "compressed-tensors"}}}}), "hf");
+  ASSERT_FALSE(old_key.has_value());
+  EXPECT_NE(old_key.error().message().find("compression_config"), std::string::npos);
+}
+
+TEST(BlockScales, FieldsThatChangeNothingAreRead) {
+  for (const nlohmann::json& patch :
+       {nlohmann::json{{"scale_fmt", "float"}}, nlohmann::json{{"dequantize", false}},
+        nlohmann::json{{"fmt", "float8_e4m3fn"}}}) {
+    const auto layout = Layout(Qwen3Quantized(patch), "hf");
+    ASSERT_TRUE(layout.has_value()) << layout.error().ToString();
+    EXPECT_EQ(layout->canonical, Layout(Qwen3(), "hf")->canonical) << patch;
+  }
+  nlohmann::json null = Qwen3();
+  null["quantization_config"]["modules_to_convert"] = nullptr;
+  EXPECT_TRUE(Layout(null, "hf").has_value());
+}
+
+TEST(BlockScales, PatternsThatLoadersReadDifferentlyAreRefusedByName) {
+  for (const char* pattern :
+       {"re:.*mlp.gate$", "re:.*mlp\\.gate$", "*.mlp.gate", "*mlp.gate", "mlp.gate*", "mlp.gat?",
+        "mlp.(gate|up)_proj", "^lm_head", "model.layers.[0-9].mlp", "model.layers.1*.mlp"}) {
+    const auto layout = Layout(Qwen3Quantized({{"modules_to_not_convert", {pattern}}}), "hf");
+    ASSERT_FALSE(layout.has_value()) << pattern;
+    EXPECT_NE(layout.error().message().find(pattern), std::string::npos)
+        << layout.error().ToString();
+  }
+}
+
+TEST(BlockScales, AStarBetweenDotsStandsForAnyPart) {
+  const auto layout = Layout(
+      Qwen3Quantized({{"modules_to_not_convert", {"model.layers.*.self_attn", "lm_head"}}}), "hf");
+  ASSERT_TRUE(layout.has_value()) << layout.error().ToString();
+  int quantized = 0;
+  for (const TensorSpec& tensor : layout->canonical.tensors) {
+    if (tensor.dtype != DType::kF8E4M3) continue;
+    ++quantized;
+    EXPECT_NE(tensor.name.find(".mlp."), std::string::npos) << tensor.name;
+  }
+  EXPECT_EQ(quantized, 6);  // gate, up and down of two layers
+  EXPECT_EQ(layout->canonical,
+            Layout(Qwen3Quantized({{"modules_to_not_convert", {"self_attn"}}}), "hf")->canonical);
+}
+
+TEST(BlockScales, AnEntryWithoutAnEffectIsNamed) {
+  const auto notes = [](std::vector<std::string> entries, bool tied = false) {
+    nlohmann::json config = Qwen3Quantized({{"modules_to_not_convert", std::move(entries)}});
+    config["tie_word_embeddings"] = tied;
+    return NotesOfConfig(config.dump()).value();
+  };
+  EXPECT_TRUE(notes({"lm_head", "self_attn", "mlp.up_proj", "model.layers.*.mlp"}).empty());
+  EXPECT_TRUE(notes({"lm_head"}, /*tied=*/true).empty());
+  for (const char* entry : {"mlp.gat", ".self_attn", "self_attn.", "visual", "model.layers.7.mlp",
+                            "model.layer.*.mlp", "typo.nothing"}) {
+    const auto found = notes({entry, "lm_head"});
+    ASSERT_EQ(found.size(), 1u) << entry;
+    EXPECT_NE(found[0].find(std::string("\"") + entry + "\""), std::string::npos) << found[0];
+  }
+  nlohmann::json plain = Qwen3();
+  plain.erase("quantization_config");
+  EXPECT_TRUE(NotesOfConfig(plain.dump()).value().empty());
 }
 
 TEST(BlockScales, SkipsByWholePartsOfNames) {

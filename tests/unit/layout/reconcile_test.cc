@@ -142,5 +142,75 @@ TEST(Reconcile, WritesAtMostTwentyLinesAndCountsTheRest) {
   EXPECT_EQ(result.error().tensor(), "x0");
 }
 
+constexpr const char* kLatentWithMtp =
+    R"({"model_type":"deepseek_v3","hidden_size":16,"num_hidden_layers":2,"num_attention_heads":4,
+        "intermediate_size":8,"vocab_size":100,"kv_lora_rank":6,"q_lora_rank":8,
+        "qk_nope_head_dim":4,"qk_rope_head_dim":2,"v_head_dim":4,"num_nextn_predict_layers":1})";
+
+RankLayout Latent(const char* spec) {
+  auto layout = LayoutFromScheme(kLatentWithMtp, *ParseParallelSpec(spec));
+  EXPECT_TRUE(layout.has_value()) << layout.error().ToString();
+  return layout->ranks.back();
+}
+
+const LocalTensor* NamedIn(const RankLayout& rank, const std::string& name) {
+  const auto it = std::ranges::find(rank.tensors, name, &LocalTensor::name);
+  return it == rank.tensors.end() ? nullptr : &*it;
+}
+
+TEST(Reconcile, UnderstandsTheMtpNameOfNewerMegatron) {
+  const RankLayout expected = Latent("megatron:tp2");
+  auto observed = Observe(expected);
+  size_t renamed = 0;
+  for (ObservedTensor& tensor : observed) {
+    const size_t at = tensor.name.find("transformer_layer");
+    if (at == std::string::npos) continue;
+    tensor.name.replace(at, 17, "mtp_model_layer");
+    ++renamed;
+  }
+  ASSERT_GT(renamed, 5u);
+  const auto result = Reconcile(expected, observed);
+  ASSERT_TRUE(result.has_value()) << result.error().ToString();
+  ASSERT_EQ(result->tensors.size(), expected.tensors.size());
+  for (size_t i = 0; i < observed.size(); ++i) {
+    EXPECT_EQ(result->tensors[i].name, observed[i].name);
+    EXPECT_EQ(result->tensors[i].pieces, expected.tensors[i].pieces);
+  }
+  // Both names at once are one too many.
+  observed.push_back(Observe(expected).back());
+  observed.push_back({"mtp.layers.0.transformer_layer.input_layernorm.weight", DType::kBF16, {16}});
+  EXPECT_FALSE(Reconcile(expected, observed).has_value());
+}
+
+TEST(Reconcile, UnderstandsTheFusedDownProjectionOfNewerMegatron) {
+  for (const char* spec : {"megatron:spec=te", "megatron:tp2,spec=local"}) {
+    const RankLayout expected = Latent(spec);
+    const std::string at = "decoder.layers.1.";
+    const std::string q = at + "self_attention.linear_q_down_proj.weight";
+    const std::string kv = at + "self_attention.linear_kv_down_proj.weight";
+    const std::string fused = at + "self_attention.linear_qkv_down_proj.weight";
+    auto observed = Observe(expected);
+    const int64_t q_rows = Named(observed, q).shape[0], kv_rows = Named(observed, kv).shape[0];
+    Named(observed, q) = {fused, DType::kBF16, {q_rows + kv_rows, 16}};
+    std::erase_if(observed, [&kv](const ObservedTensor& tensor) { return tensor.name == kv; });
+    Named(observed, at + "input_layernorm.weight").name =
+        at + "self_attention.linear_qkv_down_proj.layer_norm_weight";
+    const auto result = Reconcile(expected, observed);
+    ASSERT_TRUE(result.has_value()) << result.error().ToString();
+    const LocalTensor* held = NamedIn(*result, fused);
+    ASSERT_NE(held, nullptr);
+    ASSERT_EQ(held->pieces.size(), 2u);
+    EXPECT_EQ(held->pieces[0], NamedIn(expected, q)->pieces[0]);
+    Piece second = NamedIn(expected, kv)->pieces[0];
+    second.local_offset = q_rows * 16;
+    EXPECT_EQ(held->pieces[1], second);
+    // A row too many is no fused tensor of this model.
+    Named(observed, fused).shape[0] += 1;
+    const auto wrong = Reconcile(expected, observed);
+    ASSERT_FALSE(wrong.has_value());
+    EXPECT_EQ(wrong.error().tensor(), fused);
+  }
+}
+
 }  // namespace
 }  // namespace weightwire::layout
