@@ -26,6 +26,10 @@ CASES = [
     ("deepseek-v3", "megatron:tp8,pp16,ep16,etp1,dp2,first=3,last=2", "vllm:tp32,dp8,ep"),
     # 1,024 ranks to 512, all of different layouts
     ("kimi-k2", "megatron:tp8,pp8,ep32,etp1,dp16,first=7,last=6", "vllm:tp16,dp8,pp4,ep"),
+    ("kimi-k2.5", "megatron:tp8,pp8,ep32,etp1,dp4,first=7,last=6,spec=te", "vllm:tp16,dp8,ep"),
+    ("glm-5", "megatron:tp8,pp8,ep32,etp1,dp4,first=9,last=9,spec=te", "vllm:tp16,dp8,ep"),
+    ("deepseek-v3.2", "megatron:tp8,pp8,ep32,etp1,dp4,first=7,last=6,spec=te", "vllm:tp16,dp8,ep"),
+    ("minimax-m2", "megatron:tp8,pp8,ep32,etp1,dp4,first=7,last=7,spec=te", "vllm:tp16,dp8,ep"),
     ("qwen2-7b", "megatron:tp4,pp2,dp2", "vllm:tp4"),
     ("qwen2.5-0.5b", "megatron:tp2,pp2", "vllm:tp1"),
     ("qwen2.5-0.5b", "megatron:tp2,pp2", "vllm:tp2"),

@@ -126,8 +126,34 @@ def parts_of(tensors, first, byte):
         yield name, torch.from_numpy(part.astype(kind).reshape(shape)).view(dtype)
 
 
+def boxes_of(place):
+    """`place` (index in the checkpoint tensor -> position) cut into boxes that lie with one stride per dimension:
+    (begin, extent, offset, stride), a stride of None where the extent is 1."""
+    import numpy as np
+    index = np.array(sorted(place))
+    begin, extent = index.min(axis=0), index.max(axis=0) + 1 - index.min(axis=0)
+    offset, stride = place.get(tuple(begin)), []
+    for d in range(len(begin)):
+        step = begin.copy()
+        step[d] += 1
+        stride.append(place[tuple(step)] - offset if extent[d] > 1 and tuple(step) in place else None)
+    if len(index) == int(np.prod(extent)) and all(
+            place[tuple(i)] == offset + sum((x - b) * (s or 0) for x, b, s in zip(i, begin, stride)) for i in index):
+        return [(begin, extent, offset, stride)]
+    for d in range(len(begin)):  # where a run of this dimension ends, or its positions jump
+        present = sorted({int(i[d]) for i in index})
+        line = {i[d]: place[tuple(i)] for i in index if all(i[e] == index[0][e] for e in range(len(begin)) if e != d)}
+        for a, b in zip(present, present[1:]):
+            step = line[b] - line[a] if a in line and b in line else None
+            first = line[present[1]] - line[present[0]] if step is not None else None
+            if b > a + 1 or step != first:
+                parts = [{i: p for i, p in place.items() if (i[d] < b) == low} for low in (True, False)]
+                return boxes_of(parts[0]) + boxes_of(parts[1])
+    raise AssertionError("a tensor that lies in no boxes")
+
+
 def rows_of(name_of_param, param, flat, tensors, first):
-    """One row for each checkpoint tensor that is found in the parameter: a box, row-major or not."""
+    """One row for each box of each checkpoint tensor that is found in the parameter."""
     import numpy as np
     rows = []
     for name, (_, shape) in tensors.items():
@@ -136,21 +162,15 @@ def rows_of(name_of_param, param, flat, tensors, first):
         if len(at) == 0:
             continue
         index = np.stack(np.unravel_index(flat[at] - first[name], shape))
-        begin, end = index.min(axis=1), index.max(axis=1) + 1
-        extent = end - begin
-        place = {tuple(i): int(p) for i, p in zip(index.T, at)}
-        offset = place[tuple(begin)]
-        stride = []
-        for d in range(len(shape)):
-            step = begin.copy()
-            step[d] += 1
-            stride.append(place[tuple(step)] - offset if extent[d] > 1 else param.stride()[d - len(shape)])
-        assert len(place) == len(at) == int(np.prod(extent)), (name_of_param, name)
-        assert all(p == offset + sum((i[d] - begin[d]) * stride[d] for d in range(len(shape))) for i, p in place.items())
-        ops = [["narrow", d, int(begin[d]), int(extent[d])] for d in range(len(shape)) if extent[d] < shape[d]]
-        rows.append({"src": name, "ops": ops, "param": name_of_param, "offset": offset,
-                     "shape": [int(e) for e in extent], "stride": [int(s) for s in stride],
-                     "dtype": str(param.dtype).removeprefix("torch.")})
+        place = {tuple(int(x) for x in i): int(p) for i, p in zip(index.T, at)}
+        assert len(place) == len(at), (name_of_param, name)
+        for begin, extent, offset, stride in boxes_of(place):
+            stride = [s if s is not None else param.stride()[max(0, d - len(shape) + param.dim())]
+                      for d, s in enumerate(stride)]
+            ops = [["narrow", d, int(begin[d]), int(extent[d])] for d in range(len(shape)) if extent[d] < shape[d]]
+            rows.append({"src": name, "ops": ops, "param": name_of_param, "offset": offset,
+                         "shape": [int(e) for e in extent], "stride": [int(s) for s in stride],
+                         "dtype": str(param.dtype).removeprefix("torch.")})
     return rows
 
 
@@ -163,24 +183,23 @@ def without_kernels():
     fp8.select_fp8_moe_backend = lambda **_: (fp8.UnquantizedFusedMoEMethod, None)
 
 
-def load(config, rank, folder):
-    """Numbers by parameter of one rank."""
+def load(config, tensors, rank, folder):
+    """Rows of one rank: `tensors` is the checkpoint."""
     import numpy as np
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
-    without_kernels()
     (folder / "config.json").write_text(json.dumps(config))
     vllm_config = EngineArgs(model=str(folder), skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True,
                              tensor_parallel_size=TP, max_model_len=32).create_engine_config()
-    tensors = checkpoint(config)
     first = numbered(tensors)
     with set_current_vllm_config(vllm_config):
-        init_distributed_environment(world_size=TP, rank=rank, backend="gloo", local_rank=rank,
-                                     distributed_init_method=f"file://{folder}/../store")
-        initialize_model_parallel(TP)
+        if not torch.distributed.is_initialized():
+            init_distributed_environment(world_size=TP, rank=rank, backend="gloo", local_rank=rank,
+                                         distributed_init_method=f"file://{folder}/../store")
+            initialize_model_parallel(TP)
         torch.set_default_dtype(torch.bfloat16)
         model = initialize_model(vllm_config)
         found = {}
@@ -192,56 +211,71 @@ def load(config, rank, folder):
                 bits = 8 * param.element_size()
                 kind = {1: np.uint8, 2: np.uint16, 4: np.uint32}[param.element_size()]
                 raw = param.detach().reshape(-1).view(torch.uint8).numpy().view(kind).astype(np.int64)
+                if bits == 32 and raw.any() and not (raw & 0xFFFF).any():
+                    raw, bits = raw >> 16, 16  # cast on the way: the numbers are those of 16 bits
                 if bits * byte < 32:
                     found[name] = found.get(name, 0) + (raw << (bits * byte))
         return [row for name, param in model.named_parameters()
                 for row in rows_of(name, param, found[name], tensors, first)]
 
 
-def trace(name):
-    """Both ranks are processes: a group of two."""
+def traces(configs, script=__file__):
+    """The text of each model's file. Both ranks are processes of `script`: a group of two, for all models."""
     with tempfile.TemporaryDirectory() as top:
         ranks = []
         for rank in range(TP):
             folder = pathlib.Path(top) / f"rank{rank}"
             folder.mkdir()
-            command = [sys.executable, __file__, "--rank", str(rank), "--model", name, "--folder", str(folder)]
+            command = [sys.executable, script, "--rank", str(rank), "--models", *configs, "--folder", str(folder)]
             # Which group's shared memory is whose; vLLM's worker sets it.
             group = {"VLLM_DIST_IDENT": f"weightwire-{os.getpid()}", "VLLM_LOGGING_LEVEL": "ERROR"}
             ranks.append(subprocess.Popen(command, env=os.environ | group))
         if any([process.wait() for process in ranks]):
-            raise SystemExit(f"{name}: a rank failed")
-        copies = [json.loads((pathlib.Path(top) / f"rank{rank}" / "rows.json").read_text()) for rank in range(TP)]
-    lines = ",\n".join(f'{{"rank":{rank},"copies":[\n' + ",\n".join(json.dumps(row) for row in rows) + "]}"
-                       for rank, rows in enumerate(copies))
-    return (f'{{"engine":"vllm {VLLM} cpu","tensor_parallel_size":{TP},\n"config":{json.dumps(MODELS[name])},\n'
-            f'"ranks":[\n{lines}]}}\n')
+            print("a rank failed; what it had loaded before is kept")
+        texts = {}
+        for name, config in configs.items():
+            files = [pathlib.Path(top) / f"rank{rank}" / f"{name}.json" for rank in range(TP)]
+            if not all(file.exists() for file in files):
+                continue
+            lines = ",\n".join(f'{{"rank":{rank},"copies":[\n'
+                               + ",\n".join(json.dumps(row) for row in json.loads(file.read_text())) + "]}"
+                               for rank, file in enumerate(files))
+            texts[name] = (f'{{"engine":"vllm {VLLM} cpu","tensor_parallel_size":{TP},\n"config":{json.dumps(config)},\n'
+                           f'"ranks":[\n{lines}]}}\n')
+    return texts
+
+
+def update(texts, names, suffix, write):
+    """Compares or writes the files; the exit status."""
+    changed = [name for name in names if name not in texts]
+    for name, text in texts.items():
+        path = DATA / f"{name}{suffix}.json"
+        if not path.exists() or path.read_text() != text:
+            changed.append(name)
+        if write:
+            path.write_text(text)
+    for name in changed:
+        print(f"{name}: {'not recorded' if name not in texts else 'written' if write else 'would change'}")
+    return 1 if changed and not (write and set(changed) <= set(texts)) else 0
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--update", action="store_true", help="write the files")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--model", help=argparse.SUPPRESS)
+    parser.add_argument("--models", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=pathlib.Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     import vllm
     if vllm.__version__ != VLLM:
         parser.error(f"vLLM is {vllm.__version__}, the traces are of {VLLM}")
     if options.rank is not None:
-        rows = load(MODELS[options.model], options.rank, options.folder)
-        (options.folder / "rows.json").write_text(json.dumps(rows))
+        without_kernels()
+        for name in options.models:
+            rows = load(MODELS[name], checkpoint(MODELS[name]), options.rank, options.folder)
+            (options.folder / f"{name}.json").write_text(json.dumps(rows))
         return 0
-    changed = []
-    for name in MODELS:
-        path, text = DATA / f"{name}-fp8-tp2.json", trace(name)
-        if not path.exists() or path.read_text() != text:
-            changed.append(path.name)
-        if options.update:
-            path.write_text(text)
-    for name in changed:
-        print(f"{name}: {'written' if options.update else 'would change'}")
-    return 1 if changed and not options.update else 0
+    return update(traces(MODELS), MODELS, "-fp8-tp2", options.update)
 
 
 if __name__ == "__main__":

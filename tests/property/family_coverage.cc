@@ -126,6 +126,9 @@ std::vector<std::string> FamilyCoverage::Missing() const {
   for (const std::string& family : family_oracle::KnownFamilies()) {
     const auto it = families_.find(family);
     for (const char* side : kSides) {
+      family_oracle::Config config;
+      config.family = family;
+      if (!config.Describes(std::string(side).substr(std::string(side).find(' ') + 1))) continue;
       if (it == families_.end() || !it->second.contains(side)) {
         missing.push_back(family + " " + side);
       }

@@ -133,8 +133,25 @@ void FamilyGenerator::DrawOutline(Config& c) {
   const bool gemma = c.Is({"gemma", "gemma2", "gemma3_text"});
   c.says_tied = !OneIn(4);
   c.tied = c.says_tied ? OneIn(2) : gemma;
+  c.output_bias = OneIn(2);
+  if (c.Typed() && OneIn(2)) {
+    c.lists_moe_layers = true;
+    for (int64_t layer = 0; layer < c.layers; ++layer) {
+      if (OneIn(2)) c.moe_layers.insert(layer);
+    }
+  }
+  if (c.Indexed()) {
+    c.index_heads = In(1, 3);
+    c.index_dim = In(1, 3);
+    for (int64_t layer = 0; layer < c.layers; ++layer) {
+      if (OneIn(3)) c.shares_index.insert(layer);
+    }
+  }
   if (c.Latent() || c.Is({"glm4_moe"})) c.first_dense = In(0, c.layers - (OneIn(8) ? 0 : 1));
-  if (c.Latent() || c.Is({"qwen2_moe", "qwen3_moe", "llama4_text"})) c.step = OneIn(3) ? 2 : 1;
+  if ((c.Latent() && !c.Typed()) ||
+      c.Is({"qwen2_moe", "qwen3_moe", "llama4_text", "qwen3_vl_moe_text"})) {
+    c.step = OneIn(3) ? 2 : 1;
+  }
   if (c.Is({"llama4_text"}) && OneIn(2)) {
     c.lists_moe_layers = true;
     for (int64_t layer = 0; layer < c.layers; ++layer) {
@@ -145,7 +162,14 @@ void FamilyGenerator::DrawOutline(Config& c) {
     c.vision.depth = In(1, 2);
     c.nests_text = OneIn(2);
   }
-  if (!c.Is({"qwen2_moe", "qwen3_moe"})) return;
+  if (c.Wraps()) {
+    c.vision.depth = In(1, 2);
+    c.vision.mergers = In(0, 2);
+    c.vision.pooling = OneIn(2);
+    c.vision.projector_bias = OneIn(2);
+    c.nests_text = true;
+  }
+  if (!c.Is({"qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text"})) return;
   for (int64_t layer = 0; layer < c.layers; ++layer) {
     if (OneIn(6)) c.dense_layers.insert(layer);
   }
@@ -167,6 +191,7 @@ void FamilyGenerator::DrawSizes(Config& c, const Party& from, const Party& to) {
     }
     c.hidden = rows * In(1, std::max<int64_t>(1, 9 / rows));
   }
+  if (c.Wraps() && !loose) c.hidden = tp * In(1, std::max<int64_t>(1, 9 / tp));
   DrawAttention(c, tp, loose);
   if (c.vision.depth > 0) DrawVision(c.vision, tp, loose);
   if (c.Mixture()) DrawMixture(c, from, to, loose);
@@ -185,7 +210,8 @@ void FamilyGenerator::DrawAttention(Config& c, int64_t tp, bool loose) {
     if (c.Is({"llama4_text"}) && !OneIn(30)) c.head_dim = 2 * In(1, 3);
     if ((c.heads + 2 * c.kv_heads) * c.head_dim % tp == 0) break;
   }
-  if (c.Is({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3_moe", "phi3",
+  if (!c.Wraps() &&
+      c.Is({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3_moe", "phi3",
             "qwen2_5_vl"}) &&
       OneIn(5)) {
     c.says_head_dim = false;
@@ -195,7 +221,7 @@ void FamilyGenerator::DrawAttention(Config& c, int64_t tp, bool loose) {
   if (!c.Latent()) return;
   c.kv_heads = c.heads;
   c.says_head_dim = c.hidden % c.heads != 0 || OneIn(2);
-  c.q_lora = OneIn(3) ? 0 : loose ? In(1, 12) : tp * In(1, tp > 4 ? 1 : 3);
+  c.q_lora = OneIn(3) && !c.Indexed() ? 0 : loose ? In(1, 12) : tp * In(1, tp > 4 ? 1 : 3);
   c.rope = In(1, 4);
   c.kv_lora = loose ? In(1, 12) : tp * In(1, tp > 4 ? 1 : 2) + (tp - c.rope % tp) % tp;
   c.nope = In(1, 4);
@@ -211,6 +237,8 @@ void FamilyGenerator::DrawVision(family_oracle::Vision& v, int64_t tp, bool loos
   v.patch = In(1, 2);
   v.merge = In(1, v.hidden > 6 ? 1 : 2);
   v.out = In(1, 4);
+  v.side = In(1, 2);
+  v.projector = loose ? In(1, 4) : tp;
 }
 
 void FamilyGenerator::DrawMixture(Config& c, const Party& from, const Party& to, bool loose) {

@@ -139,7 +139,8 @@ class Trial {
   bool Moves(const Party& party, const std::string& name) const {
     bool mtp = false;
     for (int64_t i = 0; i < case_.config.mtp; ++i) {
-      mtp = mtp || name.starts_with(family_oracle::LayerPrefix(case_.config.layers + i));
+      mtp = mtp || name.starts_with(family_oracle::Wrapped(
+                       case_.config, family_oracle::LayerPrefix(case_.config.layers + i)));
     }
     return party.Keeps(name) && (party.mtp || !mtp);
   }

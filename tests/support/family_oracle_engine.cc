@@ -1,5 +1,6 @@
 #include "tests/support/family_oracle_engine.h"
 
+#include <algorithm>
 #include <array>
 #include <numeric>
 
@@ -81,7 +82,7 @@ class Rank {
     for (auto& [name, array] : text) {
       out_[(s_.sglang ? "" : "language_model.") + name] = std::move(array);
     }
-    LoadTower();
+    c_.Wraps() ? LoadWrapperTower() : LoadTower();
     return std::move(out_);
   }
 
@@ -138,6 +139,54 @@ class Rank {
     whole("merger.mlp.2.bias");
   }
 
+  /// vLLM's towers, by what a name ends in.
+  void LoadWrapperTower() {
+    const bool kimi = c_.family == "kimi_k25";
+    const auto has = [](const std::string& name, std::initializer_list<const char*> parts) {
+      return std::any_of(parts.begin(), parts.end(),
+                         [&](const char* part) { return name.find(part) != name.npos; });
+    };
+    const auto replaced = [](std::string name, const std::string& what, const std::string& by) {
+      const size_t at = name.find(what);
+      return at == name.npos ? name : name.replace(at, what.size(), by);
+    };
+    for (const auto& [stored, array] : w_.vision) {
+      std::string name = replaced(stored, "model.visual.", "visual.");
+      const bool matrix = name.ends_with(".weight");
+      if (has(name, {".head."})) continue;  // pools, which language models do not
+      if (kimi) {
+        name = replaced(replaced(name, "_projector.proj.0.", "_projector.linear_1."),
+                        "_projector.proj.2.", "_projector.linear_2.");
+        if (name.starts_with("mm_projector.")) {
+          out_[name] = array;
+          continue;
+        }
+      }
+      if (has(name, {".k_proj.", ".v_proj.", ".up_proj."})) continue;  // with q, with gate
+      if (has(name, {".q_proj."})) {
+        out_[replaced(name, "q_proj", "qkv_proj")] =
+            Concat({MyRows(array), MyRows(w_.vision.at(replaced(stored, "q_proj", "k_proj"))),
+                    MyRows(w_.vision.at(replaced(stored, "q_proj", "v_proj")))});
+      } else if (has(name, {".gate_proj."})) {
+        out_[replaced(name, "gate_proj", "gate_up_proj")] =
+            GateUp(array, w_.vision.at(replaced(stored, "gate_proj", "up_proj")));
+      } else if (has(name, {"attn.qkv.", ".wqkv."})) {
+        std::vector<Array> thirds;
+        for (int64_t i = 0; i < 3; ++i) thirds.push_back(MyRows(RowChunk(array, 3, i)));
+        out_[name] = Concat(thirds);
+      } else if (has(name, {"linear_fc1.", "linear_1.", "patch_embedding.linear.",
+                            kimi ? "mlp.fc0." : "mlp.fc1."})) {
+        out_[name] = MyRows(array);
+      } else if (matrix &&
+                 has(name, {"out_proj.", "attn.proj.", ".o_proj.", "linear_fc2.", "linear_2.",
+                            ".wo.", ".down_proj.", kimi ? "mlp.fc1." : "mlp.fc2."})) {
+        out_[name] = MyColumns(array);
+      } else {
+        out_[name] = array;
+      }
+    }
+  }
+
   void LoadLayer(int64_t number, const Layer& l) {
     const std::string at = LayerPrefix(number), attention = at + "self_attn.";
     Put(out_, at + "input_layernorm.weight", l.input_norm);
@@ -155,7 +204,7 @@ class Rank {
     if (!l.moe) return;
     Put(out_, RouterModule(c_, number) + ".weight", l.router);
     Put(out_, RouterModule(c_, number) + ".bias", l.router_bias);
-    Put(out_, RouterModule(c_, number) + ".e_score_correction_bias", l.router_correction);
+    Put(out_, CorrectionName(c_, number), l.router_correction);
     const std::string shared = SharedPrefix(c_, number);
     Put(out_, shared + "gate_up_proj.weight", GateUp(l.shared_gate, l.shared_up));
     Put(out_, shared + "down_proj.weight", MyColumns(l.shared_down));
@@ -170,8 +219,8 @@ class Rank {
         pairs ? Qkv(Unpaired(l.q, c_.head_dim), Unpaired(l.k, c_.head_dim), l.v)
               : Qkv(l.q, l.k, l.v));
     Put(out_, at + "qkv_proj.bias", Qkv(l.q_bias, l.k_bias, l.v_bias));
-    Put(out_, at + "q_norm.weight", l.q_norm);
-    Put(out_, at + "k_norm.weight", l.k_norm);
+    Put(out_, at + "q_norm.weight", c_.WholeNorms() ? MyRows(l.q_norm) : l.q_norm);
+    Put(out_, at + "k_norm.weight", c_.WholeNorms() ? MyKvRows(l.k_norm) : l.k_norm);
     Put(out_, at + "sinks", MyRows(l.sinks));
   }
 
@@ -187,6 +236,11 @@ class Rank {
     }
     out_[at + "kv_a_layernorm.weight"] = l.kv_a_norm;
     out_[at + "kv_b_proj.weight"] = MyRows(l.kv_b);
+    if (!l.index_k) return;
+    out_[at + "indexer.wq_b.weight"] = l.index_q;
+    out_[at + "indexer.wk_weights_proj.weight"] = Concat({l.index_k, l.index_weights});
+    out_[at + "indexer.k_norm.weight"] = l.index_norm;
+    out_[at + "indexer.k_norm.bias"] = l.index_norm_bias;
   }
 
   void LoadExperts(const std::string& at, const Layer& l) {
@@ -234,6 +288,7 @@ bool ExpertsFit(const Config& c, const EngineShape& s) {
 }  // namespace
 
 bool EngineFits(const Config& c, const EngineShape& s) {
+  if (!c.Describes(s.sglang ? "sglang" : "vllm")) return false;
   const std::vector<int64_t> stages = StageLayers(c, s);
   if (std::ssize(stages) != s.pp) return false;
   for (int64_t layers : stages) {
@@ -246,7 +301,11 @@ bool EngineFits(const Config& c, const EngineShape& s) {
   if (c.Is({"llama4_text"}) && c.head_dim % 2 != 0) return false;
   const Vision& v = c.vision;
   if (v.depth > 0 && (v.heads % s.tp != 0 || v.intermediate % s.tp != 0)) return false;
-  if (v.depth > 0 && v.Merged() % s.tp != 0) return false;
+  const bool qwen = !c.Wraps() || c.family.starts_with("qwen3_vl");
+  if (v.depth > 0 && qwen && v.Merged() % s.tp != 0) return false;
+  const bool cuts_text = c.family == "mistral3" || c.family == "llama4";  // the projector's rows
+  if (cuts_text && c.hidden % s.tp != 0) return false;
+  if (c.family == "llama4" && v.projector % s.tp != 0) return false;
   return c.SharedSize() % s.tp == 0 && ExpertsFit(c, s);
 }
 

@@ -27,7 +27,9 @@ Array Chunk(const Array& whole, int64_t parts, size_t dim, int64_t index) {
 /// The dimension that the usual tensor-parallel plans cut; −1: none. Experts that are one tensor
 /// have inputs first.
 int TensorParallelDim(const std::string& name) {
-  if (name.starts_with("visual.")) return -1;
+  for (const char* tower : {"visual.", "model.visual.", "vision_tower.", "vision_model."}) {
+    if (name.starts_with(tower)) return -1;
+  }
   if (name.ends_with("experts.gate_up_proj")) return 2;
   if (name.ends_with("experts.gate_up_proj_bias") || name.ends_with("experts.down_proj")) return 1;
   for (const char* part : {".q_proj.", ".k_proj.", ".v_proj.", ".qkv_proj.", ".q_b_proj.",

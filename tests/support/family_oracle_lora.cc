@@ -17,7 +17,8 @@ std::string NameOf(const std::string& module, char matrix) {
 std::vector<std::string> ModulesOf(const Config& c, const Tensors& hf, const std::string& module) {
   std::vector<std::string> modules;
   for (int64_t layer = 0; layer < c.layers; ++layer) {
-    for (const std::string& at : {LayerPrefix(layer) + "self_attn.", DensePrefix(c, layer)}) {
+    for (const std::string& plain : {LayerPrefix(layer) + "self_attn.", DensePrefix(c, layer)}) {
+      const std::string at = Wrapped(c, plain);
       if (hf.contains(at + module + ".weight")) modules.push_back(at + module);
     }
   }

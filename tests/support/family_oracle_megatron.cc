@@ -1,7 +1,6 @@
 #include "tests/support/family_oracle_megatron.h"
 
 #include <algorithm>
-
 #include <array>
 
 namespace weightwire::family_oracle {
@@ -115,8 +114,10 @@ class Rank {
   void LoadGrouped(const std::string& at, const Layer& l) {
     Put(out_, at + "linear_qkv.weight", MyRows(GroupedQkv(c_, l.q, l.k, l.v)));
     Put(out_, at + "linear_qkv.bias", MyRows(GroupedQkv(c_, l.q_bias, l.k_bias, l.v_bias)));
-    Put(out_, at + "q_layernorm.weight", l.q_norm);
-    Put(out_, at + "k_layernorm.weight", l.k_norm);
+    const int64_t k_parts = std::min(m_.tp, c_.kv_heads);
+    Put(out_, at + "q_layernorm.weight", c_.WholeNorms() ? MyRows(l.q_norm) : l.q_norm);
+    Put(out_, at + "k_layernorm.weight",
+        c_.WholeNorms() ? RowChunk(l.k_norm, k_parts, place_.t / (m_.tp / k_parts)) : l.k_norm);
     Put(out_, at + "core_attention.softmax_offset", MyRows(l.sinks));
   }
 
@@ -127,9 +128,17 @@ class Rank {
     Put(out_, at + "linear_kv_down_proj.weight", te ? l.kv_a : MyRows(l.kv_a));
     Put(out_, at + "linear_q_up_proj.weight", MyRows(l.q_b));
     Put(out_, at + "linear_kv_up_proj.weight", MyRows(l.kv_b));
-    Put(out_, at + (te ? "linear_q_up_proj.layer_norm_weight" : "q_layernorm.weight"), l.q_a_norm);
-    Put(out_, at + (te ? "linear_kv_up_proj.layer_norm_weight" : "kv_layernorm.weight"),
+    const bool fused = te && !c_.Indexed();
+    Put(out_, at + (fused ? "linear_q_up_proj.layer_norm_weight" : "q_layernorm.weight"),
+        l.q_a_norm);
+    Put(out_, at + (fused ? "linear_kv_up_proj.layer_norm_weight" : "kv_layernorm.weight"),
         l.kv_a_norm);
+    const std::string indexer = at + "core_attention.indexer.";
+    Put(out_, indexer + "linear_wq_b.weight", l.index_q);
+    Put(out_, indexer + "linear_wk.weight", l.index_k);
+    Put(out_, indexer + "k_norm.weight", l.index_norm);
+    Put(out_, indexer + "k_norm.bias", l.index_norm_bias);
+    Put(out_, indexer + "linear_weights_proj.weight", l.index_weights);
   }
 
   void LoadMixture(const std::string& at, const Layer& l) {
@@ -204,6 +213,8 @@ bool AttentionFits(const Config& c, const MegatronShape& m) {
 }  // namespace
 
 bool MegatronFits(const Config& c, const MegatronShape& m) {
+  if (!c.Describes("megatron")) return false;
+  if (!m.transformer_engine && (c.Indexed() || c.WholeNorms())) return false;
   if (!m.pipeline || (m.vpp > 1 && m.pp == 1)) return false;
   if (m.vocab_rows < c.vocab || m.vocab_rows % m.tp != 0) return false;
   if (!AttentionFits(c, m) || !ExpertsFit(c, m)) return false;

@@ -12,6 +12,9 @@ namespace weightwire::family_oracle {
 struct Vision {
   int64_t depth = 0, hidden = 1, heads = 1, intermediate = 1;
   int64_t channels = 1, frames = 1, patch = 1, merge = 1, out = 1;
+  int64_t side = 1;  ///< of the image, in patches
+  int64_t mergers = 0, projector = 1;
+  bool pooling = false, projector_bias = false;
   int64_t Merged() const { return hidden * merge * merge; }
 };
 
@@ -27,7 +30,8 @@ struct Config {
   int64_t vocab = 1;
   bool tied = false;
   bool attention_bias = false;
-  bool mlp_bias = false;     ///< llama
+  bool output_bias = false;  ///< seed_oss
+  bool mlp_bias = false;     ///< llama, seed_oss
   bool use_qk_norm = false;  ///< glm4_moe
 
   int64_t experts = 0;
@@ -46,20 +50,32 @@ struct Config {
   int64_t rope = 0;
   int64_t v_dim = 0;
   int64_t mtp = 0;
-  Vision vision;  ///< qwen2_5_vl
+  int64_t index_heads = 0, index_dim = 1;  ///< deepseek_v32, glm_moe_dsa
+  std::set<int64_t> shares_index;          ///< layers without an indexer
+  Vision vision;                           ///< qwen2_5_vl and wrappers
 
   // What config.json leaves to its defaults.
   bool says_head_dim = true;
   bool says_tied = true;
   bool nests_text = false;  ///< qwen2_5_vl: the text model's sizes stand in text_config
 
+  /// The family of the text model within a wrapper; of others their own.
+  std::string Text() const;
+  bool Wraps() const { return Text() != family; }
+  /// Whether the text model is of one of the families.
   bool Is(std::initializer_list<const char*> families) const;
-  bool Latent() const { return Is({"deepseek_v2", "deepseek_v3", "kimi_k2"}); }
-  bool HasMtp() const { return Is({"deepseek_v3", "kimi_k2"}); }
+  /// Their layers with experts may be listed word by word.
+  bool Typed() const { return Is({"deepseek_v32", "glm_moe_dsa", "glm4_moe_lite"}); }
+  bool Indexed() const { return Is({"deepseek_v32", "glm_moe_dsa"}); }
+  bool Latent() const { return Typed() || Is({"deepseek_v2", "deepseek_v3", "kimi_k2"}); }
+  bool HasMtp() const { return Typed() || Is({"deepseek_v3", "kimi_k2"}); }
+  bool FusedExperts() const { return Is({"llama4_text", "qwen3_vl_moe_text"}); }
   bool Mixture() const {
-    return Latent() ||
-           Is({"mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "llama4_text"});
+    return Latent() || FusedExperts() ||
+           Is({"mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "minimax_m2"});
   }
+  /// Whether the scheme ("megatron", "sglang", …) is described for the model at all.
+  bool Describes(const std::string& scheme) const;
   /// Whether layer (MTP layers come after the decoder's) has experts.
   bool MoeLayer(int64_t layer) const;
   bool AnyDenseLayer() const;
@@ -69,7 +85,8 @@ struct Config {
   bool QkvBias() const;
   bool OBias() const;
   bool HeadNorms() const;
-  bool RouterCorrection() const { return HasMtp() || Is({"glm4_moe"}); }
+  bool RouterCorrection() const { return HasMtp() || Is({"glm4_moe", "minimax_m2"}); }
+  bool WholeNorms() const { return Is({"minimax_m2"}); }  ///< of q and k, over all heads
 };
 const std::vector<std::string>& KnownFamilies();
 
@@ -92,6 +109,7 @@ struct Layer {
   Array input_norm, attention_output_norm, mlp_norm, mlp_output_norm;
   Array q, k, v, o, q_bias, k_bias, v_bias, o_bias, q_norm, k_norm, sinks;
   Array q_a, q_a_norm, q_b, kv_a, kv_a_norm, kv_b;
+  Array index_q, index_k, index_norm, index_norm_bias, index_weights;
   Array gate, up, down, gate_bias, up_bias, down_bias;
   Array router, router_bias, router_correction;
   std::vector<Expert> experts;
@@ -106,11 +124,15 @@ struct Weights {
 };
 Weights Load(const Config& config, const Tensors& hf);
 
-/// How the checkpoint calls a layer's modules; each begins with "model.layers.<layer>.".
+/// A name of the text model within the wrapper's checkpoint.
+std::string Wrapped(const Config& config, const std::string& plain);
+
+/// How the text model alone calls a layer's modules; each begins with "model.layers.<layer>.".
 std::string LayerPrefix(int64_t layer);
 std::string DensePrefix(const Config& config, int64_t layer);   ///< "….mlp."
 std::string MoePrefix(const Config& config, int64_t layer);     ///< "….mlp."
 std::string RouterModule(const Config& config, int64_t layer);  ///< "….mlp.gate"
+std::string CorrectionName(const Config& config, int64_t layer);
 std::string SharedPrefix(const Config& config, int64_t layer);  ///< "….mlp.shared_experts."
 /// Names of the norms behind attention, before the MLP and behind it (Gemma 2 and 3 have three).
 std::string MlpNormName(const Config& config, int64_t layer);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "server/layout/families/family.h"
+#include "server/layout/families/wrapper.h"
 #include "server/layout/torch_dtype.h"
 
 namespace weightwire::layout {
@@ -139,13 +140,14 @@ Status TieDiffers(bool outer, bool inner, const char* said) {
 
 /// Loaders differ in which of the two they follow, so both must say the same. Where only the outer
 /// one speaks, those that read text_config take the text model's default.
-Status CheckNestedTie(const Json& json, const Defaults& defaults) {
+/// `silent`: that default; nullopt where the outer one holds.
+Status CheckNestedTie(const Json& json, std::optional<bool> silent) {
   const auto text = json.find("text_config");
   if (text == json.end() || !text->is_object()) return OkStatus();
   WW_ASSIGN_OR_STATUS(const auto outer, OptionalBool(json, "tie_word_embeddings"));
   WW_ASSIGN_OR_STATUS(const auto inner, OptionalBool(*text, "tie_word_embeddings"));
-  if (!outer || inner.value_or(defaults.tied) == *outer) return OkStatus();
-  return TieDiffers(*outer, inner.value_or(defaults.tied), inner ? "" : " (its default)");
+  if (!outer || inner.value_or(silent.value_or(*outer)) == *outer) return OkStatus();
+  return TieDiffers(*outer, inner.value_or(silent.value_or(*outer)), inner ? "" : " (its default)");
 }
 
 /// Sizes that some models do without: those that this one needs are there.
@@ -154,7 +156,8 @@ Status CheckComplete(const ModelConfig& config) {
     return {Code::kInvalidArgument, Reason::kInvalidRequest,
             "hidden_size is no multiple of num_attention_heads and head_dim is not given"};
   }
-  const auto dense = std::ranges::find(config.kinds, false, &LayerKind::moe);
+  const auto dense = std::ranges::find_if(
+      config.kinds, [](const LayerKind& kind) { return kind.mlp && !kind.moe; });
   if (config.intermediate > 0 || dense == config.kinds.end()) return OkStatus();
   return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
                 "the field intermediate_size is missing, and layer " +
@@ -179,6 +182,10 @@ Result<std::vector<size_t>> LayerList(const Json& json, const char* key, int64_t
 }
 
 }  // namespace
+
+bool ModelConfig::IsHybrid() const {
+  return std::ranges::any_of(kinds, [](const LayerKind& kind) { return !kind.mlp; });
+}
 
 Result<int64_t> ReadSize(const Json& json, const char* key) {
   WW_ASSIGN(const int64_t value, RequiredInteger(json, key));
@@ -223,6 +230,25 @@ Result<bool> ReadFlagOr(const Json& json, const char* key, bool fallback) {
   return value.value_or(fallback);
 }
 
+Status ReadLinear(const Json& json, std::array<const char*, 5> keys, LinearConfig defaults,
+                  ModelConfig& config) {
+  LinearConfig& linear = config.linear = defaults;
+  int64_t* sizes[] = {&linear.groups, &linear.heads, &linear.state, &linear.head_dim,
+                      &linear.kernel};
+  for (size_t i = 0; i < keys.size(); ++i) {
+    WW_ASSIGN_OR_STATUS(*sizes[i], ReadSizeOr(json, keys[i], *sizes[i]));
+  }
+  if (linear.heads > kHeadsMax) {
+    return {Code::kResourceExhausted, Reason::kLimitExceeded,
+            std::string(keys[1]) + " is over " + std::to_string(kHeadsMax)};
+  }
+  if (linear.heads % linear.groups != 0) {
+    return {Code::kInvalidArgument, Reason::kInvalidRequest,
+            std::string(keys[1]) + " is no multiple of " + keys[0]};
+  }
+  return OkStatus();
+}
+
 Status SetMoeLayers(const Json& json, int64_t first, int64_t step, const char* dense_key,
                     ModelConfig& config) {
   for (int64_t layer = first; layer < config.layers; ++layer) {
@@ -231,6 +257,22 @@ Status SetMoeLayers(const Json& json, int64_t first, int64_t step, const char* d
   WW_ASSIGN_OR_STATUS(const std::vector<size_t> dense, LayerList(json, dense_key, config.layers));
   for (size_t layer : dense) config.kinds[layer].moe = false;
   return OkStatus();
+}
+
+Result<std::vector<std::string>> ReadLayerWords(const Json& json, const char* key, int64_t layers) {
+  std::vector<std::string> words;
+  const auto it = json.find(key);
+  if (it == json.end() || it->is_null()) return words;
+  if (it->is_string()) {
+    for (const char letter : it->get_ref<const std::string&>()) words.emplace_back(1, letter);
+  }
+  for (const Json& entry : it->is_array() ? *it : Json::array()) {
+    if (entry.is_string()) words.push_back(entry.get<std::string>());
+  }
+  if (std::ssize(words) == layers) return words;
+  return Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
+              std::string("the field ") + key + " is no list of one word for each of " +
+                  std::to_string(layers) + " layers");
 }
 
 Status SetListedMoeLayers(const Json& json, const char* key, ModelConfig& config) {
@@ -244,12 +286,19 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json) {
   ModelConfig config;
   WW_ASSIGN(config.family, RequiredString(json, "model_type"));
   WW_ASSIGN(const Family* family, FindFamily(config.family));
-  WW_FAIL_IF_ERROR(CheckNestedTie(json, family->defaults));
+  WW_ASSIGN(const Family* text, TextFamily(*family, json));
+  config.text_family = text->model_type;
+  const bool follows_outer = family->wrapper != nullptr && family->wrapper->outer_tie;
+  WW_FAIL_IF_ERROR(CheckNestedTie(
+      json, follows_outer ? std::nullopt : std::optional<bool>(text->defaults.tied)));
   WW_FAIL_IF_ERROR(CheckNestedQuantization(json));
-  const Json flat = WithTextConfig(json);
+  WW_ASSIGN(Json flat, config.IsWrapper() ? WrappedTextConfig(*family->wrapper, *text, json)
+                                          : Result<Json>(WithTextConfig(json)));
+  if (text->prepare != nullptr) WW_FAIL_IF_ERROR(text->prepare(flat));
   WW_ASSIGN(config.scales, ReadBlockScales(flat));
-  WW_FAIL_IF_ERROR(ReadCommon(flat, family->defaults, config));
-  if (family->read != nullptr) WW_FAIL_IF_ERROR(family->read(flat, config));
+  WW_FAIL_IF_ERROR(ReadCommon(flat, text->defaults, config));
+  if (text->read != nullptr) WW_FAIL_IF_ERROR(text->read(flat, config));
+  if (config.IsWrapper()) WW_FAIL_IF_ERROR(family->wrapper->read(json, config));
   WW_FAIL_IF_ERROR(CheckComplete(config));
   if (config.experts > kHeadsMax) {
     return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -12,10 +13,28 @@
 
 namespace weightwire::layout {
 
+/// What mixes tokens in a layer.
+enum class Mixer { kAttention, kGatedDelta, kMamba, kNone };
+
 /// How one layer differs from its neighbours.
 struct LayerKind {
-  bool moe = false;  ///< experts instead of a dense MLP
-  bool mtp = false;  ///< predicts a further token; comes after the decoder's layers
+  bool moe = false;           ///< experts instead of a dense MLP
+  bool mtp = false;           ///< predicts a further token; comes after the decoder's layers
+  bool shares_index = false;  ///< attends to what the indexer of a layer before it chose
+  Mixer mixer = Mixer::kAttention;
+  bool mlp = true;  ///< a dense MLP or experts
+};
+
+/// Gated delta rule (Qwen3-Next) and Mamba 2: heads of values in groups that share the rest.
+struct LinearConfig {
+  int64_t groups = 0;    ///< of q and k, or of B and C; 0: no layer has linear attention
+  int64_t heads = 0;     ///< of values: a multiple of groups
+  int64_t state = 0;     ///< rows of one group in each of q and k, or B and C
+  int64_t head_dim = 0;  ///< rows of one head
+  int64_t kernel = 0;    ///< of the convolution over time
+  bool conv_bias = false;
+  int64_t GroupRows() const { return groups * state; }
+  int64_t HeadRows() const { return heads * head_dim; }
 };
 
 /// The vision tower in front of a text model.
@@ -29,6 +48,12 @@ struct VisionConfig {
   int64_t temporal_patch = 0;  ///< frames
   int64_t merged = 0;          ///< patches that the merger joins: at most 2²⁰
   int64_t out_hidden = 0;
+  int64_t positions = 0;         ///< that have an embedding
+  int64_t positions_across = 0;  ///< where they are a table: `positions` is its height
+  int64_t mergers = 0;           ///< further ones, of inner blocks (deepstack)
+  bool pooling = false;          ///< has a head that pools all patches
+  bool projector_bias = false;
+  int64_t projector = 0;  ///< inner size of what stands between blocks and text model
 };
 /// Names of a tower's tensors begin so, in every family that has one; other names do not.
 inline constexpr std::string_view kVisionPrefix = "visual.";
@@ -37,7 +62,8 @@ inline constexpr std::string_view kVisionPrefix = "visual.";
 /// may be 0 with latent attention, intermediate where every layer has experts) and heads is a
 /// multiple of kv_heads; all are below 2³¹, so that a product of two fits int64.
 struct ModelConfig {
-  std::string family;
+  std::string family;       ///< config.json's model_type
+  std::string text_family;  ///< of the text model: `family`, unless that is a wrapper
   int64_t hidden = 0;
   int64_t layers = 0;  ///< of the decoder
   int64_t heads = 0;
@@ -47,11 +73,16 @@ struct ModelConfig {
   int64_t vocab = 0;
   bool tied = false;
   bool attention_bias = false;
+  bool output_bias = false;  ///< of attention, where it is chosen apart from q's, k's and v's
   bool mlp_bias = false;
   bool qk_norm = false;
+  /// The norms of q and k are over all heads, and cut with them.
+  bool whole_qk_norm = false;
   /// The rotary embedding turns rows 2i and 2i + 1 of a head of q or k together, and engines load
   /// all first rows of the pairs, then all second ones.
   bool rotary_pairs = false;
+  /// Each head of q has a gate of its output behind it: q has twice as many rows.
+  bool output_gate = false;
   DType dtype = DType::kBF16;
   std::optional<BlockScales> scales;  ///< nullopt: no weight is quantized
 
@@ -59,13 +90,17 @@ struct ModelConfig {
   int64_t moe_intermediate = 0;
   int64_t shared_intermediate = 0;  ///< of all shared experts together; 0: none
   bool router_correction = false;
+  int64_t latent = 0;  ///< what experts read and write instead of hidden; 0: hidden
 
   int64_t q_lora_rank = 0;   ///< 0: q is one matrix
   int64_t kv_lora_rank = 0;  ///< 0: no latent attention
   int64_t qk_nope_dim = 0;
   int64_t qk_rope_dim = 0;
   int64_t v_head_dim = 0;
+  int64_t index_heads = 0;  ///< of the indexer of sparse latent attention; 0: there is none
+  int64_t index_dim = 0;
 
+  LinearConfig linear;
   VisionConfig vision;
 
   int64_t mtp_layers = 0;
@@ -73,7 +108,10 @@ struct ModelConfig {
 
   bool HasExperts() const { return experts > 0; }
   bool IsLatent() const { return kv_lora_rank > 0; }
+  /// Layers that have only one of attention, Mamba, an MLP and experts (Nemotron-H).
+  bool IsHybrid() const;
   bool HasVision() const { return vision.depth > 0; }
+  bool IsWrapper() const { return text_family != family; }
 };
 
 /// Reads a config.json of a known family. Errors as in LayoutFromScheme.
@@ -95,11 +133,18 @@ Result<int64_t> ReadSynonymsOr(const Json& json, std::initializer_list<const cha
 /// From 0 on.
 Result<int64_t> ReadCountOr(const Json& json, const char* key, int64_t fallback);
 Result<bool> ReadFlagOr(const Json& json, const char* key, bool fallback);
+/// heads, groups, … of `keys`, by the fields' names in the order of LinearConfig, which `defaults`
+/// are for. kInvalidArgument / kInvalidRequest when heads is no multiple of groups.
+Status ReadLinear(const Json& json, std::array<const char*, 5> keys, LinearConfig defaults,
+                  ModelConfig& config);
 /// Sets `moe` of every decoder layer from `first` on whose number + 1 is a multiple of `step`, but
 /// of none that the list `dense_key` (layer numbers; may be absent) names, and of none at all when
 /// there are no experts.
 Status SetMoeLayers(const Json& json, int64_t first, int64_t step, const char* dense_key,
                     ModelConfig& config);
+/// One word for each decoder layer: a list of them, or a text of one letter each; empty when the
+/// key is absent or null. kInvalidArgument / kInvalidRequest for anything else.
+Result<std::vector<std::string>> ReadLayerWords(const Json& json, const char* key, int64_t layers);
 /// Sets `moe` of the decoder layers that the list `key` names, and of no other.
 Status SetListedMoeLayers(const Json& json, const char* key, ModelConfig& config);
 

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <algorithm>
+
 #include "server/layout/families/parts.h"
 
 namespace weightwire::layout {
 
-/// DeepSeek-V2, V3 and Kimi-K2: latent attention, a dense beginning, shared experts that are stored
+/// DeepSeek-V2, V3, V3.2, Kimi-K2, GLM-5 and GLM-4.7-Flash: latent attention, in V3.2 and GLM-5 to
+/// what an indexer chooses, a dense beginning, shared experts that are stored
 /// as one, and MTP layers behind the decoder's in V3.
 namespace deepseek {
 
@@ -20,6 +23,11 @@ inline constexpr SizeOf kKvUpRows = [](const ModelConfig& c) {
   return c.heads * (c.qk_nope_dim + c.v_head_dim);
 };
 inline constexpr SizeOf kVRows = [](const ModelConfig& c) { return c.heads * c.v_head_dim; };
+inline constexpr SizeOf kIndexRows = [](const ModelConfig& c) {
+  return c.index_heads * c.index_dim;
+};
+inline constexpr SizeOf kIndexHeads = [](const ModelConfig& c) { return c.index_heads; };
+inline constexpr SizeOf kIndexDim = [](const ModelConfig& c) { return c.index_dim; };
 inline constexpr SizeOf kTwiceHidden = [](const ModelConfig& c) { return 2 * c.hidden; };
 
 inline constexpr IsPresent kPlainQ = [](const ModelConfig& c, const LayerKind&) {
@@ -27,6 +35,10 @@ inline constexpr IsPresent kPlainQ = [](const ModelConfig& c, const LayerKind&) 
 };
 inline constexpr IsPresent kLowRankQ = [](const ModelConfig& c, const LayerKind&) {
   return c.q_lora_rank > 0;
+};
+
+inline constexpr IsPresent kIndexed = [](const ModelConfig& c, const LayerKind& l) {
+  return c.index_heads > 0 && !l.shares_index;
 };
 
 /// No linear module in transformers, and never quantized in the releases and by engines.
@@ -89,6 +101,16 @@ inline constexpr TensorTemplate kDeepseekTensors[] = {
                   deepseek::kKvUpRows, deepseek::kKvRank),
     parts::Matrix(Role::kOWeight, "model.layers.{layer}.self_attn.o_proj.weight", parts::kHidden,
                   deepseek::kVRows),
+    parts::Matrix(Role::kIndexQuery, "model.layers.{layer}.self_attn.indexer.wq_b.weight",
+                  deepseek::kIndexRows, deepseek::kQRank, deepseek::kIndexed),
+    parts::Matrix(Role::kIndexKey, "model.layers.{layer}.self_attn.indexer.wk.weight",
+                  deepseek::kIndexDim, parts::kHidden, deepseek::kIndexed),
+    parts::Vector(Role::kIndexKeyNorm, "model.layers.{layer}.self_attn.indexer.k_norm.weight",
+                  deepseek::kIndexDim, deepseek::kIndexed),
+    parts::Vector(Role::kIndexKeyNormBias, "model.layers.{layer}.self_attn.indexer.k_norm.bias",
+                  deepseek::kIndexDim, deepseek::kIndexed),
+    parts::Matrix(Role::kIndexWeights, "model.layers.{layer}.self_attn.indexer.weights_proj.weight",
+                  deepseek::kIndexHeads, parts::kHidden, deepseek::kIndexed),
     parts::kGateWeight,
     parts::kUpWeight,
     parts::kDownWeight,
@@ -156,9 +178,92 @@ inline Status ReadDeepseekV3(const Json& json, ModelConfig& config) {
   return ReadDeepseek(json, {.dense_layers = 3, .shared_experts = 1}, config);
 }
 
+/// Which layers have experts: `mlp_layer_types` (transformers 5), or all but the first
+/// `first_k_dense_replace`, which engines read; they must not disagree.
+inline Status ReadMlpTypes(const Json& json, int64_t dense, ModelConfig& config) {
+  WW_ASSIGN_OR_STATUS(dense, ReadCountOr(json, "first_k_dense_replace", dense));
+  const bool both = json.contains("first_k_dense_replace");
+  WW_ASSIGN_OR_STATUS(const std::vector<std::string> types,
+                      ReadLayerWords(json, "mlp_layer_types", config.layers));
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const auto at = static_cast<size_t>(layer);
+    const bool moe = types.empty() ? layer >= dense : types[at] == "sparse";
+    if (!types.empty() &&
+        ((types[at] != "sparse" && types[at] != "dense") || (both && moe != (layer >= dense)))) {
+      return {Code::kInvalidArgument, Reason::kInvalidRequest,
+              "config.json's mlp_layer_types has words other than dense and sparse, or "
+              "first_k_dense_replace says otherwise, and engines follow that"};
+    }
+    config.kinds[at].moe = moe && config.HasExperts();
+  }
+  return OkStatus();
+}
+
+/// As transformers 5 and vLLM have it: `indexer_types`, `index_topk_pattern` (a letter for each
+/// layer), or every `index_topk_freq`-th layer from `index_skip_topk_offset` on.
+inline Status ReadIndexer(const Json& json, int64_t heads, ModelConfig& config) {
+  WW_ASSIGN_OR_STATUS(config.index_heads, ReadSizeOr(json, "index_n_heads", heads));
+  WW_ASSIGN_OR_STATUS(config.index_dim, ReadSizeOr(json, "index_head_dim", 128));
+  if (config.q_lora_rank == 0) {
+    return {Code::kInvalidArgument, Reason::kInvalidRequest,
+            "config.json has an indexer and no q_lora_rank: the indexer reads what that gives"};
+  }
+  WW_ASSIGN_OR_STATUS(std::vector<std::string> types,
+                      ReadLayerWords(json, "indexer_types", config.layers));
+  if (types.empty()) {
+    WW_ASSIGN_OR_STATUS(types, ReadLayerWords(json, "index_topk_pattern", config.layers));
+  }
+  WW_ASSIGN_OR_STATUS(const int64_t step, ReadSizeOr(json, "index_topk_freq", 1));
+  WW_ASSIGN_OR_STATUS(const int64_t offset, ReadCountOr(json, "index_skip_topk_offset", 2));
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const auto at = static_cast<size_t>(layer);
+    const std::string word = types.empty() ? "" : types[at];
+    if (!types.empty() && word != "full" && word != "shared" && word != "F" && word != "S") {
+      return {Code::kInvalidArgument, Reason::kInvalidRequest,
+              "config.json's indexer_types or index_topk_pattern has words other than full and "
+              "shared (F and S)"};
+    }
+    config.kinds[at].shares_index = types.empty()
+                                        ? std::max<int64_t>(layer - offset + 1, 0) % step != 0
+                                        : word == "shared" || word == "S";
+  }
+  return OkStatus();
+}
+
+/// transformers' defaults of DeepSeek-V3.2, GLM-5 and GLM-4.7-Flash.
+struct SparseDefaults {
+  int64_t dense_layers = 0;
+  int64_t index_heads = 0;  ///< 0: no indexer
+};
+
+inline Status ReadTypedDeepseek(const Json& json, const SparseDefaults& defaults,
+                                ModelConfig& config) {
+  config.router_correction = true;
+  WW_ASSIGN_OR_STATUS(config.mtp_layers, ReadCountOr(json, "num_nextn_predict_layers", 0));
+  WW_RETURN_IF_ERROR(ReadDeepseek(json, {.dense_layers = 0, .shared_experts = 1}, config));
+  WW_RETURN_IF_ERROR(ReadMlpTypes(json, defaults.dense_layers, config));
+  return defaults.index_heads > 0 ? ReadIndexer(json, defaults.index_heads, config) : OkStatus();
+}
+
+inline Status ReadDeepseekV32(const Json& json, ModelConfig& config) {
+  return ReadTypedDeepseek(json, {.dense_layers = 3, .index_heads = 64}, config);
+}
+inline Status ReadGlmMoeDsa(const Json& json, ModelConfig& config) {
+  return ReadTypedDeepseek(json, {.dense_layers = 3, .index_heads = 32}, config);
+}
+inline Status ReadGlm4MoeLite(const Json& json, ModelConfig& config) {
+  return ReadTypedDeepseek(json, {.dense_layers = 1}, config);
+}
+
 inline constexpr Family kDeepseekV2 = {"deepseek_v2", kDeepseekTensors, ReadDeepseekV2};
 inline constexpr Family kDeepseekV3 = {"deepseek_v3", kDeepseekTensors, ReadDeepseekV3,
                                        kDeepseekMtpCopies};
 inline constexpr Family kKimiK2 = {"kimi_k2", kDeepseekTensors, ReadDeepseekV3, kDeepseekMtpCopies};
+inline constexpr Family kDeepseekV32 = {"deepseek_v32", kDeepseekTensors, ReadDeepseekV32,
+                                        kDeepseekMtpCopies};
+inline constexpr Family kGlmMoeDsa = {"glm_moe_dsa", kDeepseekTensors, ReadGlmMoeDsa,
+                                      kDeepseekMtpCopies};
+inline constexpr Family kGlm4MoeLite = {"glm4_moe_lite", kDeepseekTensors, ReadGlm4MoeLite,
+                                        kDeepseekMtpCopies};
 
 }  // namespace weightwire::layout

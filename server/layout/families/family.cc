@@ -7,15 +7,25 @@
 #include "server/layout/blocks.h"
 #include "server/layout/families/deepseek.h"
 #include "server/layout/families/gemma.h"
+#include "server/layout/families/gemma3.h"
 #include "server/layout/families/glm4_moe.h"
 #include "server/layout/families/gpt_oss.h"
+#include "server/layout/families/kimi_k25.h"
 #include "server/layout/families/llama.h"
 #include "server/layout/families/llama4.h"
+#include "server/layout/families/llama4_vision.h"
+#include "server/layout/families/minimax_m2.h"
+#include "server/layout/families/mistral3.h"
 #include "server/layout/families/mixtral.h"
+#include "server/layout/families/nemotron_h.h"
 #include "server/layout/families/phi3.h"
 #include "server/layout/families/qwen2.h"
 #include "server/layout/families/qwen2_5_vl.h"
 #include "server/layout/families/qwen3.h"
+#include "server/layout/families/qwen3_5.h"
+#include "server/layout/families/qwen3_next.h"
+#include "server/layout/families/qwen3_vl.h"
+#include "server/layout/families/seed_oss.h"
 #include "server/layout/scheme.h"
 #include "server/layout/trace.h"
 
@@ -23,30 +33,72 @@ namespace weightwire::layout {
 namespace {
 
 constexpr Family kFamilies[] = {
-    kDeepseekV2, kDeepseekV3, kGemma,      kGemma2, kGemma3Text, kGlm4Moe,
-    kGptOss,     kKimiK2,     kLlama4Text, kLlama,  kMistral,    kMixtral,
-    kPhi3,       kQwen2,      kQwen2Moe,   kQwen3,  kQwen3Moe,   kQwen25Vl,
+    kDeepseekV2, kDeepseekV3, kDeepseekV32, kGemma,      kGemma2,    kGemma3,
+    kGemma3Text, kGlm4Moe,    kGlm4MoeLite, kGlmMoeDsa,  kGptOss,    kKimiK2,
+    kKimiK25,    kLlama4,     kLlama4Text,  kLlama,      kMinimaxM2, kMinistral3,
+    kMistral,    kMistral3,   kMixtral,     kPhi3,       kQwen2,     kQwen2Moe,
+    kQwen3,      kQwen3Moe,   kQwen3Vl,     kQwen3VlMoe, kQwen25Vl,  kSeedOss,
+    kNemotronH,  kQwen3Next,  kQwen35,      kQwen35Text, kQwen35Moe, kQwen35MoeText,
 };
+/// Text models that are described only within a wrapper.
+constexpr Family kInnerFamilies[] = {kQwen3VlMoeText, kQwen35MoeFused};
 constexpr std::string_view kLayerMark = "{layer}";
 constexpr std::string_view kBlockMark = "{block}";
 constexpr std::string_view kExpertMark = "{expert}";
+/// All names of text families begin with one of these.
+constexpr std::string_view kModelPrefix = "model.";
+constexpr std::string_view kHeadPrefix = "lm_head.";
 
 /// Roles of linear layers, which quantization takes: not embeddings, norms, biases and what MTP
 /// layers add to a decoder's.
-constexpr Role kLinearRoles[] = {
-    Role::kQWeight,          Role::kKWeight,        Role::kVWeight,
-    Role::kOWeight,          Role::kQDown,          Role::kQUp,
-    Role::kKvDown,           Role::kKvUp,           Role::kGateWeight,
-    Role::kUpWeight,         Role::kDownWeight,     Role::kRouter,
-    Role::kExpertGate,       Role::kExpertUp,       Role::kExpertDown,
-    Role::kSharedGate,       Role::kSharedUp,       Role::kSharedDown,
-    Role::kSharedExpertGate, Role::kVisionQWeight,  Role::kVisionOWeight,
-    Role::kVisionGateWeight, Role::kVisionUpWeight, Role::kVisionDownWeight,
-    Role::kMergerInWeight,   Role::kMergerOutWeight};
+constexpr Role kLinearRoles[] = {Role::kQWeight,
+                                 Role::kKWeight,
+                                 Role::kVWeight,
+                                 Role::kOWeight,
+                                 Role::kQDown,
+                                 Role::kQUp,
+                                 Role::kKvDown,
+                                 Role::kKvUp,
+                                 Role::kGateWeight,
+                                 Role::kUpWeight,
+                                 Role::kDownWeight,
+                                 Role::kRouter,
+                                 Role::kExpertGate,
+                                 Role::kExpertUp,
+                                 Role::kExpertDown,
+                                 Role::kSharedGate,
+                                 Role::kSharedUp,
+                                 Role::kSharedDown,
+                                 Role::kSharedExpertGate,
+                                 Role::kVisionQWeight,
+                                 Role::kVisionOWeight,
+                                 Role::kVisionGateWeight,
+                                 Role::kVisionUpWeight,
+                                 Role::kVisionDownWeight,
+                                 Role::kMergerInWeight,
+                                 Role::kMergerOutWeight,
+                                 Role::kLinearQkvz,
+                                 Role::kLinearBa,
+                                 Role::kLinearQkv,
+                                 Role::kLinearZ,
+                                 Role::kLinearB,
+                                 Role::kLinearA,
+                                 Role::kMambaIn,
+                                 Role::kLinearOut,
+                                 Role::kExpertLatentIn,
+                                 Role::kExpertLatentOut,
+                                 Role::kTowerLinear,
+                                 Role::kIndexQuery,
+                                 Role::kIndexKey};
 
 bool IsLinear(const TensorTemplate& tensor) {
   return !tensor.full_precision && std::find(std::begin(kLinearRoles), std::end(kLinearRoles),
                                              tensor.parts[0].role) != std::end(kLinearRoles);
+}
+
+/// Of a wrapper's tower: found by TowerPlace, not by role.
+bool IsTower(const TensorTemplate& tensor) {
+  return tensor.parts[0].role == Role::kTower || tensor.parts[0].role == Role::kTowerLinear;
 }
 
 /// A matrix of its own, outputs first: the blocks of its scales are blocks of its role.
@@ -58,14 +110,6 @@ bool IsPlainMatrix(const TensorTemplate& tensor) {
 
 bool Has(std::string_view name, std::string_view mark) {
   return name.find(mark) != std::string_view::npos;
-}
-
-const Family& FamilyOf(std::string_view model_type) {
-  const auto it =
-      std::find_if(std::begin(kFamilies), std::end(kFamilies),
-                   [model_type](const Family& family) { return family.model_type == model_type; });
-  WW_CHECK(it != std::end(kFamilies));
-  return *it;
 }
 
 Result<Shape> ShapeOf(const TensorTemplate& tensor, const ModelConfig& config, DType dtype) {
@@ -98,12 +142,27 @@ std::string NameOf(std::string_view pattern, int64_t number, int64_t expert) {
 
 std::span<const Family> Families() { return kFamilies; }
 
+const Family& FamilyOf(std::string_view model_type) {
+  const auto is_it = [model_type](const Family& family) { return family.model_type == model_type; };
+  const auto it = std::ranges::find_if(kFamilies, is_it);
+  if (it != std::end(kFamilies)) return *it;
+  const auto inner = std::ranges::find_if(kInnerFamilies, is_it);
+  WW_CHECK(inner != std::end(kInnerFamilies));
+  return *inner;
+}
+
 Result<Model> Model::Build(ModelConfig config) {
-  const Family& family = FamilyOf(config.family);
+  const Family& text = FamilyOf(config.text_family);
   Model model;
+  model.wrapper_ = FamilyOf(config.family).wrapper;
   model.config_ = std::move(config);
-  model.mtp_copies_ = family.mtp_copies;
-  for (const TensorTemplate& tensor : family.tensors) {
+  model.mtp_copies_ = text.mtp_copies;
+  if (model.wrapper_ != nullptr) {
+    for (const TowerTensor& tensor : model.wrapper_->tower) {
+      WW_FAIL_IF_ERROR(model.AddTower(tensor));
+    }
+  }
+  for (const TensorTemplate& tensor : text.tensors) {
     if (!Has(tensor.name, kLayerMark)) {
       if (!tensor.present(model.config_, {})) continue;
       const int64_t blocks = Has(tensor.name, kBlockMark) ? model.config_.vision.depth : 1;
@@ -120,6 +179,42 @@ Result<Model> Model::Build(ModelConfig config) {
   }
   model.SortByName();
   return model;
+}
+
+std::string Model::Named(std::string_view pattern, int64_t number, int64_t expert) const {
+  std::string name = NameOf(pattern, number, expert);
+  if (wrapper_ == nullptr) return name;
+  const auto [plain, wrapped] = name.starts_with(kModelPrefix)
+                                    ? std::pair(kModelPrefix, wrapper_->model)
+                                    : std::pair(kHeadPrefix, wrapper_->head);
+  WW_CHECK(name.starts_with(plain));
+  return name.replace(0, plain.size(), wrapped);
+}
+
+std::string Model::TextName(uint32_t tensor) const {
+  std::string name = canonical_.tensors[tensor].name;
+  if (wrapper_ == nullptr) return name;
+  const auto [plain, wrapped] = name.starts_with(wrapper_->model)
+                                    ? std::pair(kModelPrefix, wrapper_->model)
+                                    : std::pair(kHeadPrefix, wrapper_->head);
+  WW_CHECK(name.starts_with(wrapped));
+  return name.replace(0, wrapped.size(), plain);
+}
+
+Status Model::AddTower(const TowerTensor& tensor) {
+  if (!tensor.present(config_, {})) return OkStatus();
+  const bool linear = tensor.cut > TowerCut::kWhole && tensor.shape[1] != nullptr;
+  const TensorTemplate whole{.name = tensor.name,
+                             .shape = tensor.shape,
+                             .parts = {Part{.role = linear ? Role::kTowerLinear : Role::kTower}}};
+  const SizeOf count =
+      tensor.count != nullptr ? tensor.count : [](const ModelConfig& c) { return c.vision.depth; };
+  const int64_t blocks = Has(tensor.name, kBlockMark) ? count(config_) : 1;
+  for (int64_t block = 0; block < blocks; ++block) {
+    tower_.push_back({&tensor, block, static_cast<uint32_t>(canonical_.tensors.size())});
+    WW_RETURN_IF_ERROR(Add(whole, block, -1));
+  }
+  return OkStatus();
 }
 
 /// The tensor in one layer or block, of every expert.
@@ -140,8 +235,9 @@ Status Model::Add(const TensorTemplate& tensor, int64_t number, int64_t layer) {
     return {Code::kResourceExhausted, Reason::kLimitExceeded,
             "config.json gives more than " + std::to_string(limit) + " tensors"};
   }
+  const bool tower = IsTower(tensor);
   for (const Part& part : tensor.parts) {
-    if (part.role == Role::kCount) continue;
+    if (part.role == Role::kCount || tower) continue;
     auto& places = places_[static_cast<size_t>(part.role)];
     const auto at = static_cast<size_t>(number);
     places.resize(std::max(places.size(), at + 1));
@@ -149,7 +245,9 @@ Status Model::Add(const TensorTemplate& tensor, int64_t number, int64_t layer) {
   }
   const size_t first = canonical_.tensors.size();
   for (int64_t expert = 0; expert < count; ++expert) {
-    canonical_.tensors.push_back({NameOf(tensor.name, number, expert), dtype, shape});
+    canonical_.tensors.push_back(
+        {tower ? NameOf(tensor.name, number, expert) : Named(tensor.name, number, expert), dtype,
+         shape});
     joined_.push_back(tensor.joined);
     layer_of_.push_back(layer);
     scales_of_.push_back(-1);
@@ -209,6 +307,7 @@ void Model::SortByName() {
     if (scales_of_[created] < 0) continue;
     scales_of[position_[created]] = position_[static_cast<size_t>(scales_of_[created])];
   }
+  for (TowerPlace& place : tower_) place.tensor = position_[place.tensor];
   tensors = std::move(sorted);
   scales_of_ = std::move(scales_of);
   joined_ = std::move(joined);

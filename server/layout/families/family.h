@@ -42,6 +42,28 @@ enum class Role : int {
   kKvDown,
   kKvDownNorm,
   kKvUp,
+  // The indexer of sparse latent attention; the same on every tensor-parallel rank.
+  kIndexQuery,
+  kIndexKey,
+  kIndexKeyNorm,
+  kIndexKeyNormBias,
+  kIndexWeights,  ///< how much each of its heads counts
+  // Linear attention: of layers that mix tokens by the gated delta rule, or by Mamba 2.
+  kLinearQkvz,  ///< of each group: q, k, then v and z of its heads
+  kLinearBa,    ///< of each group: b, then a of its heads
+  kLinearQkv,   ///< all of q, then k, then v
+  kLinearZ,
+  kLinearB,
+  kLinearA,
+  kMambaIn,     ///< all of z, then x, B, C, dt
+  kLinearConv,  ///< [channels, 1, kernel]: channels are q, k, v; or x, B, C
+  kLinearConvBias,
+  kLinearALog,  ///< these three: one number a head
+  kLinearDtBias,
+  kLinearD,
+  kLinearNorm,  ///< of one head
+  kMambaNorm,   ///< of all heads
+  kLinearOut,
   // Dense MLP.
   kGateWeight,
   kUpWeight,
@@ -62,6 +84,8 @@ enum class Role : int {
   kSharedGate,
   kSharedUp,
   kSharedDown,
+  kExpertLatentIn,    ///< [latent, hidden]: before all routed experts
+  kExpertLatentOut,   ///< [hidden, latent]: behind them
   kSharedExpertGate,  ///< [1, hidden]: how much the shared expert counts
   // Multi-token prediction: of layers that come after the decoder's.
   kMtpEmbedNorm,
@@ -92,6 +116,9 @@ enum class Role : int {
   kMergerInBias,
   kMergerOutWeight,
   kMergerOutBias,
+  // A tensor of a wrapper's tower, which TowerTensor says more of: a linear layer's matrix, others.
+  kTowerLinear,
+  kTower,
   kCount,
 };
 
@@ -144,16 +171,72 @@ struct Defaults {
   bool tied = false;
 };
 
-/// One kind of model: a file in layout/families, listed in family.cc.
+/// What a tensor-parallel rank of an engine has of a tower's tensor.
+enum class TowerCut : int {
+  kAbsent,  ///< engines leave it out
+  kWhole,
+  kRows,     ///< its chunk of the rows
+  kHeads,    ///< the same, cut between heads of the tower
+  kColumns,  ///< its chunk of the columns
+};
+
+/// One tensor of the tower or projector of a wrapper; one per block when the name contains
+/// "{block}". Checkpoints, and Megatron ranks that have it, hold it whole.
+struct TowerTensor {
+  std::string_view name;  ///< the checkpoint's
+  std::array<SizeOf, 5> shape{};
+  TowerCut cut = TowerCut::kWhole;
+  /// vLLM's name where it is not the checkpoint's without a "model." in front. Tensors that share
+  /// one lie there one behind another, in the order in which the family lists them.
+  std::string_view engine = {};
+  int64_t slices = 1;      ///< equal runs of rows, each cut by itself: q, k and v as one tensor
+  SizeOf count = nullptr;  ///< of "{block}"; nullptr: the tower's depth
+  IsPresent present = [](const ModelConfig&, const LayerKind&) { return true; };
+};
+
+/// Which family describes the text model that text_config calls `model_type`.
+struct TextType {
+  std::string_view model_type;
+  std::string_view family;
+};
+
+struct NamePrefix {
+  std::string_view checkpoint;
+  std::string_view megatron;
+};
+
+/// A model of other modules around a text model: the text family's tensors under longer names,
+/// sizes from `text_config`, and a tower that is listed tensor by tensor.
+struct Wrapper {
+  std::span<const TextType> texts;  ///< the first one where text_config says none
+  std::string_view model;           ///< instead of the text family's "model."
+  std::string_view head;            ///< instead of its "lm_head."
+  std::span<const TowerTensor> tower;
+  /// Reads the sizes of the tower from the whole config.json.
+  Status (*read)(const Json& json, ModelConfig& config) = nullptr;
+  /// The class ties by what stands beside text_config, if text_config is silent.
+  bool outer_tie = false;
+  /// How Megatron-Bridge calls the tower's modules, which it holds whole on the first stage; the
+  /// text model is "language_model." there. Empty: not described for Megatron.
+  std::span<const NamePrefix> megatron = {};
+};
+
+/// One kind of model: a file in layout/families, listed in family.cc. A wrapper has no tensors,
+/// reader and defaults of its own but those of its text model's family.
 struct Family {
   std::string_view model_type;
-  std::span<const TensorTemplate> tensors;
+  std::span<const TensorTemplate> tensors = {};
   /// Reads what config.json says beyond the sizes that all models have.
   Status (*read)(const Json& json, ModelConfig& config) = nullptr;
   std::span<const MtpCopy> mtp_copies = {};
   Defaults defaults = {};
+  const Wrapper* wrapper = nullptr;
+  /// Fills in common sizes that config.json says by other names or not at all, before any is read.
+  Status (*prepare)(Json& json) = nullptr;
 };
 std::span<const Family> Families();
+/// One of Families(), or a text model that is only described within a wrapper. It must exist.
+const Family& FamilyOf(std::string_view model_type);
 
 /// A matrix (or a vector: column_dim −1) inside a canonical tensor. `box` has extent 1 in every
 /// dimension but these two.
@@ -188,6 +271,20 @@ class Model {
   std::optional<uint32_t> ScalesOf(uint32_t tensor) const;
   std::span<const MtpCopy> mtp_copies() const { return mtp_copies_; }
 
+  /// nullptr: the model is a text model alone, or one whose family lists the tower itself.
+  const Wrapper* wrapper() const { return wrapper_; }
+  /// The checkpoint's name for a name of the text family: NameOf, and the wrapper's prefix.
+  std::string Named(std::string_view pattern, int64_t number, int64_t expert) const;
+  /// The text family's name of a tensor that is none of the wrapper's tower.
+  std::string TextName(uint32_t tensor) const;
+  struct TowerPlace {
+    const TowerTensor* of = nullptr;
+    int64_t block = 0;
+    uint32_t tensor = 0;
+  };
+  /// The wrapper's tower, each of its TowerTensors for all blocks, in their order.
+  std::span<const TowerPlace> tower() const { return tower_; }
+
  private:
   struct Place {
     const Part* part = nullptr;  ///< nullptr: not in this layer
@@ -197,6 +294,7 @@ class Model {
   Model() = default;
   /// `number`: of the layer or block, 0 outside them. `layer`: −1 outside decoder and MTP layers.
   Status Add(const TensorTemplate& tensor, int64_t number, int64_t layer);
+  Status AddTower(const TowerTensor& tensor);
   /// Makes those of the tensors from `first` on fp8 that are quantized, and adds their scales.
   Status Quantize(const TensorTemplate& tensor, size_t first, int64_t layer);
   void SortByName();
@@ -210,6 +308,8 @@ class Model {
   /// By role, then by layer (one entry outside layers).
   std::array<std::vector<Place>, static_cast<size_t>(Role::kCount)> places_;
   std::span<const MtpCopy> mtp_copies_;
+  const Wrapper* wrapper_ = nullptr;
+  std::vector<TowerPlace> tower_;  ///< until SortByName with tensors by the order of creation
 };
 
 /// "{layer}" or "{block}", and "{expert}", replaced.

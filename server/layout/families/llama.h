@@ -5,6 +5,20 @@
 namespace weightwire::layout {
 
 /// Llama 2 and 3; biases only with `attention_bias` and `mlp_bias`.
+namespace llama {
+
+inline constexpr TensorTemplate kGateBias =
+    parts::Vector(Role::kGateBias, "model.layers.{layer}.mlp.gate_proj.bias", parts::kIntermediate,
+                  parts::kDenseWithBias);
+inline constexpr TensorTemplate kUpBias =
+    parts::Vector(Role::kUpBias, "model.layers.{layer}.mlp.up_proj.bias", parts::kIntermediate,
+                  parts::kDenseWithBias);
+inline constexpr TensorTemplate kDownBias =
+    parts::Vector(Role::kDownBias, "model.layers.{layer}.mlp.down_proj.bias", parts::kHidden,
+                  parts::kDenseWithBias);
+
+}  // namespace llama
+
 inline constexpr TensorTemplate kLlamaTensors[] = {
     parts::kEmbed,
     parts::kLmHead,
@@ -22,15 +36,12 @@ inline constexpr TensorTemplate kLlamaTensors[] = {
     parts::kGateWeight,
     parts::kUpWeight,
     parts::kDownWeight,
-    parts::Vector(Role::kGateBias, "model.layers.{layer}.mlp.gate_proj.bias", parts::kIntermediate,
-                  parts::kDenseWithBias),
-    parts::Vector(Role::kUpBias, "model.layers.{layer}.mlp.up_proj.bias", parts::kIntermediate,
-                  parts::kDenseWithBias),
-    parts::Vector(Role::kDownBias, "model.layers.{layer}.mlp.down_proj.bias", parts::kHidden,
-                  parts::kDenseWithBias),
+    llama::kGateBias,
+    llama::kUpBias,
+    llama::kDownBias,
 };
 
-/// Mistral has no biases, whatever config.json says.
+/// Mistral and Ministral 3 have no biases, whatever config.json says.
 inline Status ReadMistral(const Json&, ModelConfig& config) {
   config.attention_bias = false;
   config.mlp_bias = false;
@@ -42,5 +53,9 @@ inline constexpr Family kMistral = {.model_type = "mistral",
                                     .tensors = kLlamaTensors,
                                     .read = ReadMistral,
                                     .defaults = {.kv_heads = 8}};
+inline constexpr Family kMinistral3 = {.model_type = "ministral3",
+                                       .tensors = kLlamaTensors,
+                                       .read = ReadMistral,
+                                       .defaults = {.kv_heads = 8, .head_dim = 128}};
 
 }  // namespace weightwire::layout

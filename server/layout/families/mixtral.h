@@ -6,6 +6,20 @@ namespace weightwire::layout {
 
 /// Mixtral: every layer has experts; w1 is gate, w3 up, w2 down. `intermediate_size` is an
 /// expert's.
+namespace mixtral {
+
+inline constexpr TensorTemplate kExpertGate = parts::Matrix(
+    Role::kExpertGate, "model.layers.{layer}.block_sparse_moe.experts.{expert}.w1.weight",
+    parts::kMoeIntermediate, parts::kHidden);
+inline constexpr TensorTemplate kExpertUp = parts::Matrix(
+    Role::kExpertUp, "model.layers.{layer}.block_sparse_moe.experts.{expert}.w3.weight",
+    parts::kMoeIntermediate, parts::kHidden);
+inline constexpr TensorTemplate kExpertDown = parts::Matrix(
+    Role::kExpertDown, "model.layers.{layer}.block_sparse_moe.experts.{expert}.w2.weight",
+    parts::kHidden, parts::kMoeIntermediate);
+
+}  // namespace mixtral
+
 inline constexpr TensorTemplate kMixtralTensors[] = {
     parts::kEmbed,
     parts::kLmHead,
@@ -18,15 +32,9 @@ inline constexpr TensorTemplate kMixtralTensors[] = {
     parts::kOWeight,
     parts::Matrix(Role::kRouter, "model.layers.{layer}.block_sparse_moe.gate.weight",
                   parts::kExperts, parts::kHidden),
-    parts::Matrix(Role::kExpertGate,
-                  "model.layers.{layer}.block_sparse_moe.experts.{expert}.w1.weight",
-                  parts::kMoeIntermediate, parts::kHidden),
-    parts::Matrix(Role::kExpertUp,
-                  "model.layers.{layer}.block_sparse_moe.experts.{expert}.w3.weight",
-                  parts::kMoeIntermediate, parts::kHidden),
-    parts::Matrix(Role::kExpertDown,
-                  "model.layers.{layer}.block_sparse_moe.experts.{expert}.w2.weight",
-                  parts::kHidden, parts::kMoeIntermediate),
+    mixtral::kExpertGate,
+    mixtral::kExpertUp,
+    mixtral::kExpertDown,
 };
 
 inline Status ReadMixtral(const Json& json, ModelConfig& config) {

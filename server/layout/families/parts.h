@@ -119,4 +119,24 @@ inline constexpr TensorTemplate kExpertDown =
     Matrix(Role::kExpertDown, "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight", kHidden,
            kMoeIntermediate, kMoe);
 
+/// All experts as one tensor with inputs first, gate before up in the last dimension.
+constexpr TensorTemplate GateUpExperts(std::string_view name) {
+  const Part gate = {
+      .role = Role::kExpertGate, .row_dim = 2, .column_dim = 1, .expert_dim = 0, .slices = 2};
+  Part up = gate;
+  up.role = Role::kExpertUp;
+  up.slice = 1;
+  return {.name = name,
+          .shape = {kExperts, kHidden, kTwiceMoeIntermediate},
+          .parts = {gate, up},
+          .present = kMoe};
+}
+constexpr TensorTemplate DownExperts(std::string_view name) {
+  return {
+      .name = name,
+      .shape = {kExperts, kMoeIntermediate, kHidden},
+      .parts = {Part{.role = Role::kExpertDown, .row_dim = 2, .column_dim = 1, .expert_dim = 0}},
+      .present = kMoe};
+}
+
 }  // namespace weightwire::layout::parts

@@ -4,6 +4,24 @@
 
 namespace weightwire::layout {
 
+/// A shared expert that counts as much as its own gate says.
+namespace qwen2 {
+
+inline constexpr TensorTemplate kSharedGate =
+    parts::Matrix(Role::kSharedGate, "model.layers.{layer}.mlp.shared_expert.gate_proj.weight",
+                  parts::kSharedIntermediate, parts::kHidden, parts::kMoeWithShared);
+inline constexpr TensorTemplate kSharedUp =
+    parts::Matrix(Role::kSharedUp, "model.layers.{layer}.mlp.shared_expert.up_proj.weight",
+                  parts::kSharedIntermediate, parts::kHidden, parts::kMoeWithShared);
+inline constexpr TensorTemplate kSharedDown =
+    parts::Matrix(Role::kSharedDown, "model.layers.{layer}.mlp.shared_expert.down_proj.weight",
+                  parts::kHidden, parts::kSharedIntermediate, parts::kMoeWithShared);
+inline constexpr TensorTemplate kSharedExpertGate =
+    parts::Matrix(Role::kSharedExpertGate, "model.layers.{layer}.mlp.shared_expert_gate.weight",
+                  parts::kOne, parts::kHidden, parts::kMoeWithShared);
+
+}  // namespace qwen2
+
 /// Qwen2, Qwen2.5 and Qwen2-MoE: biases on q, k and v, which only `qkv_bias` of the latter can
 /// deny.
 inline constexpr TensorTemplate kQwen2Tensors[] = {
@@ -26,14 +44,10 @@ inline constexpr TensorTemplate kQwen2Tensors[] = {
     parts::kExpertGate,
     parts::kExpertUp,
     parts::kExpertDown,
-    parts::Matrix(Role::kSharedGate, "model.layers.{layer}.mlp.shared_expert.gate_proj.weight",
-                  parts::kSharedIntermediate, parts::kHidden, parts::kMoeWithShared),
-    parts::Matrix(Role::kSharedUp, "model.layers.{layer}.mlp.shared_expert.up_proj.weight",
-                  parts::kSharedIntermediate, parts::kHidden, parts::kMoeWithShared),
-    parts::Matrix(Role::kSharedDown, "model.layers.{layer}.mlp.shared_expert.down_proj.weight",
-                  parts::kHidden, parts::kSharedIntermediate, parts::kMoeWithShared),
-    parts::Matrix(Role::kSharedExpertGate, "model.layers.{layer}.mlp.shared_expert_gate.weight",
-                  parts::kOne, parts::kHidden, parts::kMoeWithShared),
+    qwen2::kSharedGate,
+    qwen2::kSharedUp,
+    qwen2::kSharedDown,
+    qwen2::kSharedExpertGate,
 };
 
 inline Status ReadQwen2(const Json&, ModelConfig& config) {

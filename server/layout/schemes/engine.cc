@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "server/layout/schemes/linear_attention.h"
 #include "server/layout/schemes/option.h"
 #include "server/layout/schemes/pipeline.h"
 #include "server/layout/schemes/scale_tensors.h"
@@ -13,6 +14,7 @@ namespace {
 constexpr int64_t kVocabPadToDefault = 64;
 /// At least as many as a layer has with every bias and norm, without experts.
 constexpr int64_t kPiecesPerLayer = 32;
+constexpr std::string_view kBackbone = "backbone.";
 
 Result<int64_t> PaddedVocab(const Model& model, const ParallelSpec& spec, int64_t tp) {
   WW_ASSIGN(const std::optional<int64_t> given, IntegerOption(spec, "vocab_pad_to", 1));
@@ -73,13 +75,22 @@ Status CheckExperts(const Model& model, const Grid& grid) {
                 "expected at least one expert for each of " + std::to_string(grid.ep) +
                     " expert-parallel ranks, found " +
                     std::to_string(config.experts + grid.redundant))
-      .AtTensor(FirstTensor(model, {Role::kExpertGate}))
+      .AtTensor(FirstTensor(model, {Role::kExpertGate, Role::kExpertUp}))
       .Remedy("choose a smaller group, or redundant experts");
 }
 
-void PrefixText(RankLayout& rank, std::string_view prefix) {
+/// "backbone." of Nemotron-H's checkpoints is "model." in engines.
+void RenameBackbone(RankLayout& rank) {
   for (LocalTensor& tensor : rank.tensors) {
-    if (!tensor.name.starts_with(kVisionPrefix)) tensor.name.insert(0, prefix);
+    if (tensor.name.starts_with(kBackbone)) tensor.name.replace(0, kBackbone.size(), "model.");
+  }
+}
+
+void FlattenAttention(RankLayout& rank) {
+  constexpr std::string_view kModule = "self_attn.";
+  for (LocalTensor& tensor : rank.tensors) {
+    const size_t at = tensor.name.find(kModule);
+    if (at != std::string::npos) tensor.name.erase(at, kModule.size());
   }
 }
 
@@ -113,10 +124,22 @@ Result<Grid> GridOf(const ParallelSpec& spec) {
 }
 
 Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const Grid& grid,
-                           const Dialect& dialect) {
+                           const Dialect& engine) {
   const ModelConfig& config = model.config();
+  if (model.wrapper() != nullptr && !engine.wrappers) {
+    return Fail(UndescribedWrapper(config.family, "sglang"));
+  }
+  if (config.index_heads > 0 && engine.index_key.empty()) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kUnknownScheme,
+                       "the sglang scheme does not describe the indexer of " + config.family)
+                    .AtTensor(FirstTensor(model, {Role::kIndexKey}))
+                    .Remedy("let the engine's own loader be recorded, or send explicit boxes"));
+  }
+  Dialect dialect = engine;
+  if (!config.HasVision()) dialect.text = "";
   WW_ASSIGN(const int64_t world, WorldSize({grid.tp, grid.pp, grid.dp}));
   WW_FAIL_IF_ERROR(CheckTensorParallel(model, grid.tp));
+  WW_FAIL_IF_ERROR(CheckLinearParallel(model, grid.tp, true));
   WW_FAIL_IF_ERROR(CheckExperts(model, grid));
   const int64_t experts = (config.experts + grid.redundant) / std::max<int64_t>(1, grid.ep) + 1;
   const int64_t heads_here =
@@ -124,7 +147,8 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
   const int64_t single_rows = config.rotary_pairs ? heads_here * config.head_dim : 0;
   const int64_t per_layer = (kPiecesPerLayer + 6 * experts + single_rows) * (config.scales ? 2 : 1);
   WW_FAIL_IF_ERROR(CheckPieces(per_layer, world));
-  const int64_t tower = (config.vision.depth + 1) * kPiecesPerLayer * (config.scales ? 2 : 1);
+  const int64_t tower =
+      (config.vision.depth + config.vision.mergers + 1) * kPiecesPerLayer * (config.scales ? 2 : 1);
   WW_FAIL_IF_ERROR(CheckPieces(config.layers * per_layer + tower, world));
   WW_ASSIGN(const int64_t vocab_rows, PaddedVocab(model, spec, grid.tp));
   WW_ASSIGN(const std::vector<ChunkLayers> stages,
@@ -142,22 +166,27 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
         config.HasExperts() ? grid.slice(grid, config.experts, dp, t) : ExpertSlice{};
     RoleCutter cutter(model, grid.tp, t);
     const bool last = stage == grid.pp - 1;
-    if (stage == 0) cutter.VocabRows("model.embed_tokens.weight", Role::kEmbed, vocab_rows);
+    const std::string text(dialect.text);
+    if (stage == 0) cutter.VocabRows(text + "model.embed_tokens.weight", Role::kEmbed, vocab_rows);
     if (last && stage > 0 && config.tied) {
-      cutter.VocabRows(std::string(dialect.tied_head), Role::kEmbed, vocab_rows);
+      cutter.VocabRows(text + std::string(dialect.tied_head), Role::kEmbed, vocab_rows);
     }
     const ChunkLayers layers = stages[static_cast<size_t>(stage)];
     for (int64_t i = 0; i < layers.count; ++i) AddLayer(cutter, dialect, slice, layers.first + i);
     if (last) {
-      cutter.Whole("model.norm.weight", Role::kFinalNorm);
-      cutter.VocabRows("lm_head.weight", Role::kLmHead, vocab_rows);
+      const std::string norm = FirstTensor(model, {Role::kFinalNorm});
+      cutter.Whole(norm.starts_with(kBackbone) ? norm : text + "model.norm.weight",
+                   Role::kFinalNorm);
+      cutter.VocabRows(text + "lm_head.weight", Role::kLmHead, vocab_rows);
     }
     AddVisionShards(cutter, dialect.vision_qkv);
+    AddTowerShards(cutter);
     WW_ASSIGN(RankLayout derived, std::move(cutter.builder()).Finish());
+    RenameBackbone(derived);
+    if (dialect.flat_gated_attention && config.output_gate) FlattenAttention(derived);
     if (Status added = AddScaleTensors(model, derived); !added.ok()) {
       return Fail(std::move(added).AtRank(std::to_string(rank)));
     }
-    if (config.HasVision()) PrefixText(derived, dialect.text);
     layout.ranks.push_back(std::move(derived));
   }
   return layout;

@@ -7,8 +7,12 @@
 //   gate_up_proj   chunk t of gate, then chunk t of up; shared experts alike
 //   o_proj, down_proj   columns, chunk t; their biases whole
 //   latent attention    the two first projections stacked and whole; q_b, kv_b rows, chunk t
-//   w13, w2        [experts, 2F/P, H] and [experts, H, F/P] of the rank's experts, cut in P parts
-//   sinks          chunk t; norms, routers   whole
+//   indexer        whole; its key and weights projections stacked
+//   norms over all heads of q and k   as the heads are
+//   w13, w2        [experts, 2F/P, H] and [experts, H, F/P] of the rank's experts, cut in P parts;
+//                  without gates F/P rows. Likewise gate_up_proj is up_proj
+//   sinks          chunk t; norms, routers, what latent experts share   whole
+//   linear attention    see linear_attention.cc
 //
 // Names are the checkpoint's with the fused module in place of the first one that it fuses.
 #include "server/layout/schemes/engine_layer.h"
@@ -18,17 +22,20 @@
 #include <span>
 #include <utility>
 
+#include "server/layout/schemes/linear_attention.h"
+
 namespace weightwire::layout::engine {
 namespace {
 
 class LayerBuilder {
  public:
-  LayerBuilder(RoleCutter& cutter, int64_t layer) : cutter_(cutter), layer_(layer) {}
+  LayerBuilder(RoleCutter& cutter, std::string_view text, int64_t layer)
+      : cutter_(cutter), text_(text), layer_(layer) {}
 
-  /// The checkpoint's name of the role's tensor; empty when there is none.
+  /// The engine's name of the role's tensor, before it is fused; empty when there is none.
   std::string NameOf(Role role) const {
     const auto view = cutter_.model().Find(role, layer_);
-    return view ? cutter_.model().canonical().tensors[view->tensor].name : "";
+    return view ? text_ + cutter_.model().TextName(view->tensor) : "";
   }
   /// The same with `module` in place of the last module: "a.b.q_proj.bias" → "a.b.<module>.bias".
   std::string Fused(Role role, std::string_view module) const {
@@ -42,8 +49,23 @@ class LayerBuilder {
   void Whole(Role role) { cutter_.Whole(NameOf(role), role, layer_); }
   void Rows(Role role) { cutter_.Rows(NameOf(role), role, layer_); }
   void Columns(Role role) { cutter_.Columns(NameOf(role), role, layer_); }
+  /// Each kv head's part of a norm over all heads is where the head is.
+  void HeadNorms() {
+    if (!cutter_.model().config().whole_qk_norm) {
+      Whole(Role::kQNorm);
+      Whole(Role::kKNorm);
+      return;
+    }
+    Rows(Role::kQNorm);
+    const auto k = cutter_.model().Find(Role::kKNorm, layer_);
+    const Range range = KvRows();
+    if (!k) return;
+    const RowRun runs[] = {{*k, range.begin, range.count}};
+    cutter_.builder().Rows(NameOf(Role::kKNorm), runs, 0, range.count);
+  }
   void GateUp(Role gate, Role up) {
-    cutter_.ChunkOfEach(Fused(gate, "gate_up_proj"), {gate, up}, layer_);
+    const std::string fused = Fused(gate, "gate_up_proj");
+    cutter_.ChunkOfEach(fused.empty() ? NameOf(up) : fused, {gate, up}, layer_);
   }
   /// A kv head belongs to one rank, or to several neighbours when there are fewer than ranks.
   /// `pairs`: rows 2i of each head of q and k come before rows 2i + 1.
@@ -55,10 +77,8 @@ class LayerBuilder {
     if (!q || !k || !v) return;
     const ModelConfig& config = model.config();
     const int64_t tp = cutter_.tp();
-    const int64_t q_rows = config.heads / tp * config.head_dim;
-    const int64_t kv_rows = std::max<int64_t>(1, config.kv_heads / tp) * config.head_dim;
-    const int64_t ranks_per_kv_head = std::max<int64_t>(1, tp / config.kv_heads);
-    const int64_t kv_begin = cutter_.t() / ranks_per_kv_head * kv_rows;
+    const int64_t q_rows = q->rows() / config.heads * (config.heads / tp);
+    const auto [kv_begin, kv_rows] = KvRows();
     std::vector<RowRun> runs;
     const auto add = [&](const View& view, int64_t begin, int64_t rows) {
       if (pairs) {
@@ -74,6 +94,13 @@ class LayerBuilder {
   }
 
  private:
+  /// The rank's rows of k and v.
+  Range KvRows() const {
+    const ModelConfig& config = cutter_.model().config();
+    const int64_t rows = std::max<int64_t>(1, config.kv_heads / cutter_.tp()) * config.head_dim;
+    const int64_t ranks_per_kv_head = std::max<int64_t>(1, cutter_.tp() / config.kv_heads);
+    return {cutter_.t() / ranks_per_kv_head * rows, rows};
+  }
   void AddUnpaired(std::vector<RowRun>& runs, const View& view, int64_t begin, int64_t rows) {
     const int64_t head = cutter_.model().config().head_dim;
     if (cutter_.Divide(view, head, 2) == 0) return;  // the rank is refused
@@ -84,6 +111,7 @@ class LayerBuilder {
   }
 
   RoleCutter& cutter_;
+  const std::string text_;
   const int64_t layer_;
 };
 
@@ -92,8 +120,7 @@ void Attention(LayerBuilder& layer, RoleCutter& cutter, const Dialect& dialect, 
     layer.Qkv({Role::kQWeight, Role::kKWeight, Role::kVWeight},
               cutter.model().config().rotary_pairs);
     layer.Qkv({Role::kQBias, Role::kKBias, Role::kVBias}, false);
-    layer.Whole(Role::kQNorm);
-    layer.Whole(Role::kKNorm);
+    layer.HeadNorms();
     layer.Rows(Role::kSinks);
   } else if (cutter.model().config().q_lora_rank > 0) {
     cutter.Stack(layer.Fused(Role::kQDown, dialect.latent_a), {Role::kQDown, Role::kKvDown},
@@ -106,6 +133,11 @@ void Attention(LayerBuilder& layer, RoleCutter& cutter, const Dialect& dialect, 
   layer.Rows(Role::kQUp);
   layer.Whole(Role::kKvDownNorm);
   layer.Rows(Role::kKvUp);
+  layer.Whole(Role::kIndexQuery);
+  cutter.Stack(layer.Fused(Role::kIndexKey, dialect.index_key),
+               {Role::kIndexKey, Role::kIndexWeights}, number);
+  layer.Whole(Role::kIndexKeyNorm);
+  layer.Whole(Role::kIndexKeyNormBias);
   layer.Columns(Role::kOWeight);
   layer.Whole(Role::kOBias);
 }
@@ -119,11 +151,12 @@ class ExpertStacks {
   void Add() {
     std::array weights = {Role::kExpertGate, Role::kExpertUp};
     std::array biases = {Role::kExpertGateBias, Role::kExpertUpBias};
-    if (slice_.up_first) {
+    const bool gated = Find(weights[0]).has_value();
+    if (gated && slice_.up_first) {
       std::swap(weights[0], weights[1]);
       std::swap(biases[0], biases[1]);
     }
-    Stack("w13_weight", weights, Cut::kRows);
+    Stack("w13_weight", std::span(weights).subspan(gated ? 0 : 1), Cut::kRows);
     Stack("w13_bias", biases, Cut::kRows);
     Stack("w2_weight", std::array{Role::kExpertDown}, Cut::kColumns);
     Stack("w2_bias", std::array{Role::kExpertDownBias}, Cut::kNone);
@@ -176,9 +209,10 @@ std::string ExpertModule(const std::string& name) {
 
 void AddLayer(RoleCutter& cutter, const Dialect& dialect, const ExpertSlice& slice,
               int64_t number) {
-  LayerBuilder layer(cutter, number);
+  LayerBuilder layer(cutter, dialect.text, number);
   layer.Whole(Role::kInputNorm);
   Attention(layer, cutter, dialect, number);
+  AddEngineLinear(cutter, dialect.text, number);
   layer.Whole(Role::kAttentionOutputNorm);
   layer.Whole(Role::kPostAttentionNorm);
   layer.GateUp(Role::kGateWeight, Role::kUpWeight);
@@ -189,7 +223,9 @@ void AddLayer(RoleCutter& cutter, const Dialect& dialect, const ExpertSlice& sli
   layer.Whole(Role::kRouter);
   layer.Whole(Role::kRouterBias);
   layer.Whole(Role::kRouterCorrection);
-  if (const std::string name = layer.NameOf(Role::kExpertGate); !name.empty()) {
+  layer.Whole(Role::kExpertLatentIn);
+  layer.Whole(Role::kExpertLatentOut);
+  if (const std::string name = layer.NameOf(Role::kExpertDown); !name.empty()) {
     ExpertStacks(cutter, slice, ExpertModule(name).append(dialect.experts), number).Add();
   }
   layer.GateUp(Role::kSharedGate, Role::kSharedUp);

@@ -45,6 +45,7 @@
 #include "server/layout/schemes/fsdp_cut.h"
 #include "server/layout/schemes/option.h"
 #include "server/layout/schemes/rank_builder.h"
+#include "server/layout/schemes/role_cutter.h"
 #include "server/layout/schemes/scale_tensors.h"
 #include "server/layout/schemes/scheme_registry.h"
 
@@ -125,6 +126,12 @@ Result<ModelLayout> Shard(const CanonicalSpace& canonical, std::span<const Torch
 Result<ModelLayout> DeriveFsdp(const Model& model, const ParallelSpec& spec) {
   WW_ASSIGN(const fsdp::Sharding sharding, fsdp::ShardingOf(spec));
   WW_ASSIGN(const int64_t layers, LayersWithMtp(model.config(), spec));
+  if (const std::string linear = FirstTensor(model, {Role::kLinearOut});
+      sharding.tp > 1 && !linear.empty()) {
+    return Fail(BadOption("tp", std::to_string(sharding.tp), "known for linear attention in fsdp")
+                    .AtTensor(linear)
+                    .Remedy("shard without tp, or send explicit layouts"));
+  }
   const std::vector<TorchTensor> tensors = TorchTensors(model, layers);
   WW_FAIL_IF_ERROR(fsdp::CheckScales(model, tensors, sharding));
   return fsdp::Shard(model.canonical(), tensors, model.config().family, sharding);

@@ -21,7 +21,8 @@ Result<ModelLayout> DeriveHf(const Model& model, const ParallelSpec& spec) {
     for (const MtpCopy& copy : model.mtp_copies()) {
       const auto of = model.Find(copy.of);
       const auto view = of ? of : model.Find(Role::kEmbed);  // a tied head is the embedding
-      builder.Stored(NameOf(copy.name, layer, 0), view->tensor, model.StoredShape(view->tensor));
+      builder.Stored(model.Named(copy.name, layer, 0), view->tensor,
+                     model.StoredShape(view->tensor));
     }
   }
   WW_ASSIGN(RankLayout rank, std::move(builder).Finish());

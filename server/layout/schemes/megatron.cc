@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "server/layout/schemes/linear_attention.h"
 #include "server/layout/schemes/megatron_layer.h"
 #include "server/layout/schemes/option.h"
 #include "server/layout/schemes/pipeline.h"
@@ -39,7 +40,7 @@ struct Cut {
   int64_t vpp = 1;
   int64_t replicas = 1;    ///< cp · dp
   int64_t vocab_rows = 0;  ///< padded, of all ranks
-  bool te = false;
+  megatron::Names names;
   bool pp_before_dp = false;
   int64_t layers = 0;  ///< with MTP
   ExpertGrid grid;     ///< sizes; places are each rank's
@@ -73,19 +74,21 @@ Result<int64_t> PaddedVocab(const ModelConfig& config, const ParallelSpec& spec,
 Status CheckSizes(const Model& model, int64_t tp) {
   const ModelConfig& config = model.config();
   WW_RETURN_IF_ERROR(CheckTensorParallel(model, tp));
+  WW_RETURN_IF_ERROR(CheckLinearParallel(model, tp, false));
   if (config.IsLatent()) return OkStatus();
+  const int64_t q_heads = (config.output_gate ? 2 : 1) * config.heads;
   return CheckDivides("the row count of linear_qkv",
-                      (config.heads + 2 * config.kv_heads) * config.head_dim, "tp", tp,
+                      (q_heads + 2 * config.kv_heads) * config.head_dim, "tp", tp,
                       FirstTensor(model, {Role::kQWeight}));
 }
 
 Result<ExpertGrid> GridOf(const Model& model, const ParallelSpec& spec, const Cut& cut) {
   const ModelConfig& config = model.config();
-  const std::string expert = FirstTensor(model, {Role::kExpertGate});
+  const std::string expert = FirstTensor(model, {Role::kExpertGate, Role::kExpertUp});
   constexpr std::string_view kKinds[] = {"sequential", "grouped", "te"};
   ExpertGrid grid;
   WW_ASSIGN(const std::optional<size_t> kind, ChoiceOption(spec, "experts", kKinds));
-  grid.kind = static_cast<Experts>(kind.value_or(cut.te ? 2 : 0));
+  grid.kind = static_cast<Experts>(kind.value_or(cut.names.te ? 2 : 0));
   grid.ep = spec.SizeOr("ep", 1);
   grid.etp = spec.SizeOr("etp", config.HasExperts() ? cut.tp : 1);
   if (!config.HasExperts()) {
@@ -113,6 +116,7 @@ Result<ExpertGrid> GridOf(const Model& model, const ParallelSpec& spec, const Cu
 Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
   const ModelConfig& config = model.config();
   constexpr std::string_view kSpecs[] = {"local", "te"};
+  constexpr std::string_view kConvs[] = {"module", "flat"};
   constexpr std::string_view kOrders[] = {"tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"};
   Cut cut;
   cut.tp = spec.SizeOr("tp", 1);
@@ -123,13 +127,27 @@ Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
   WW_ASSIGN(cut.vocab_rows, PaddedVocab(config, spec, cut.tp));
   WW_ASSIGN(const std::optional<size_t> names, ChoiceOption(spec, "spec", kSpecs));
   WW_ASSIGN(const std::optional<size_t> order, ChoiceOption(spec, "order", kOrders));
-  cut.te = names == 1u;
+  WW_ASSIGN(const std::optional<size_t> conv, ChoiceOption(spec, "conv", kConvs));
+  cut.names = {.te = names == 1u, .flat_conv = conv == 1u};
   cut.pp_before_dp = order == 1u;
+  if (!cut.names.te && (config.index_heads > 0 || config.whole_qk_norm)) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kUnknownScheme,
+                       "the megatron scheme does not describe the " +
+                           std::string(config.whole_qk_norm ? "norms over all heads" : "indexer") +
+                           " of " + config.family + " in Megatron's local layer spec")
+                    .Remedy("pass spec=te, or use weightwire.megatron_bridge (recorded layouts) or "
+                            "explicit boxes"));
+  }
   WW_ASSIGN(cut.layers, LayersWithMtp(config, spec));
   WW_ASSIGN(cut.grid, GridOf(model, spec, cut));
   if (cut.vpp > 1 && cut.pp == 1) {
     return Fail(Status(Code::kInvalidArgument, Reason::kShapeMismatch, "vpp needs pp over 1")
                     .Remedy("leave vpp out, or give pp"));
+  }
+  if (cut.vpp > 1 && config.IsHybrid()) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kShapeMismatch,
+                       "Megatron's hybrid models know no virtual pipeline stages")
+                    .Remedy("leave vpp out"));
   }
   WW_ASSIGN(cut.pipeline,
             PipelineOf(spec, config.layers, cut.layers - config.layers, cut.pp, cut.vpp));
@@ -143,7 +161,7 @@ void AddMtp(RoleCutter& cutter, const Cut& cut, const ExpertGrid& grid, const st
     cutter.Whole(here + "enorm.weight", Role::kMtpEmbedNorm, layer);
     cutter.Whole(here + "hnorm.weight", Role::kMtpHiddenNorm, layer);
     cutter.Rows(here + "eh_proj.weight", Role::kMtpProjection, layer);
-    megatron::AddLayer(cutter, grid, cut.te, here + "transformer_layer.", layer);
+    megatron::AddLayer(cutter, grid, cut.names, here + "transformer_layer.", layer);
     cutter.Whole(here + "final_layernorm.weight", Role::kMtpFinalNorm, layer);
   }
 }
@@ -170,12 +188,14 @@ Result<RankLayout> DeriveRank(const Model& model, const Cut& cut, int64_t r, int
     const ChunkLayers layers =
         cut.pipeline.chunks[static_cast<size_t>(stage)][static_cast<size_t>(v)];
     for (int64_t i = 0; i < layers.count; ++i) {
-      megatron::AddLayer(cutter, grid, cut.te, at + "decoder.layers." + std::to_string(i) + ".",
+      megatron::AddLayer(cutter, grid, cut.names, at + "decoder.layers." + std::to_string(i) + ".",
                          layers.first + i);
     }
     const bool ends_decoder = layers.count > 0 && layers.first + layers.count == config.layers;
     if (any_mtp ? ends_decoder : last) {
-      cutter.Whole(at + "decoder.final_layernorm.weight", Role::kFinalNorm);
+      cutter.Whole(
+          at + (config.IsHybrid() ? "decoder.final_norm.weight" : "decoder.final_layernorm.weight"),
+          Role::kFinalNorm);
     }
     if (mtp) AddMtp(cutter, cut, grid, at);
     if (!last) continue;
@@ -190,9 +210,11 @@ Result<RankLayout> DeriveRank(const Model& model, const Cut& cut, int64_t r, int
 
 /// At least as many as any rank has: a chunk of linear_qkv touches up to two groups in part.
 int64_t PiecesOfLargestStage(const ModelConfig& config, const Cut& cut) {
-  const int64_t qkv = 3 * (config.kv_heads / cut.tp + 2);
+  const int64_t group_runs = config.output_gate ? 2 * config.heads / config.kv_heads + 2 : 3;
+  const int64_t qkv = group_runs * (config.kv_heads / cut.tp + 2);
+  const int64_t linear = 6 * (config.linear.groups / cut.tp + 1);
   const int64_t experts = 6 * (config.experts / cut.grid.ep);
-  const int64_t per_layer = 2 * qkv + experts + 24;
+  const int64_t per_layer = 2 * qkv + linear + experts + 24;
   int64_t layers = 0;
   for (const auto& stage : cut.pipeline.chunks) {
     int64_t of_stage = 0;
@@ -206,6 +228,9 @@ int64_t PiecesOfLargestStage(const ModelConfig& config, const Cut& cut) {
 }  // namespace
 
 Result<ModelLayout> DeriveMegatron(const Model& model, const ParallelSpec& spec) {
+  if (model.wrapper() != nullptr && model.wrapper()->megatron.empty()) {
+    return Fail(UndescribedWrapper(model.config().family, "megatron"));
+  }
   WW_ASSIGN(const int64_t world, WorldSize({spec.SizeOr("tp", 1), spec.SizeOr("pp", 1),
                                             spec.SizeOr("cp", 1), spec.SizeOr("dp", 1)}));
   WW_ASSIGN(const Cut cut, CutOf(model, spec));

@@ -18,8 +18,14 @@ struct ExpertGrid {
   int64_t x = 0;  ///< of etp
 };
 
+/// How a Megatron build names a layer's parameters.
+struct Names {
+  bool te = false;         ///< Transformer Engine's layer spec
+  bool flat_conv = false;  ///< Mamba's convolution is conv1d_weight and conv1d_bias
+};
+
 /// One transformer layer; `at` is the prefix of its names, with the dot at its end.
-void AddLayer(RoleCutter& cutter, const ExpertGrid& grid, bool te, const std::string& at,
+void AddLayer(RoleCutter& cutter, const ExpertGrid& grid, const Names& names, const std::string& at,
               int64_t layer);
 
 }  // namespace weightwire::layout::megatron

@@ -37,7 +37,8 @@ void RoleCutter::VocabRows(std::string name, Role role, int64_t padded_rows) {
 void RoleCutter::ChunkOfEach(std::string name, std::array<Role, 2> roles, int64_t layer) {
   const auto first = model_.Find(roles[0], layer);
   const auto second = model_.Find(roles[1], layer);
-  if (!first || !second) return;
+  if (!second) return;
+  if (!first) return Rows(std::move(name), roles[1], layer);
   const int64_t rows = Divide(*first, first->rows(), tp_);
   const RowRun runs[] = {{*first, t_ * rows, rows}, {*second, t_ * rows, rows}};
   builder_.Rows(std::move(name), runs, 0, 2 * rows);
@@ -74,14 +75,15 @@ Status CheckTensorParallel(const Model& model, int64_t tp) {
   const std::string q = FirstTensor(model, {Role::kQWeight, Role::kQUp});
   WW_RETURN_IF_ERROR(CheckDivides("num_attention_heads", config.heads, "tp", tp, q));
   const bool any_dense = std::any_of(config.kinds.begin(), config.kinds.end(),
-                                     [](const LayerKind& kind) { return !kind.moe; });
+                                     [](const LayerKind& kind) { return kind.mlp && !kind.moe; });
   if (any_dense) {
     WW_RETURN_IF_ERROR(CheckDivides("intermediate_size", config.intermediate, "tp", tp,
-                                    FirstTensor(model, {Role::kGateWeight})));
+                                    FirstTensor(model, {Role::kGateWeight, Role::kUpWeight})));
   }
   if (config.shared_intermediate > 0) {
     WW_RETURN_IF_ERROR(CheckDivides("the shared experts' inner size", config.shared_intermediate,
-                                    "tp", tp, FirstTensor(model, {Role::kSharedGate})));
+                                    "tp", tp,
+                                    FirstTensor(model, {Role::kSharedGate, Role::kSharedUp})));
   }
   if (config.IsLatent() || config.kv_heads % tp == 0 || tp % config.kv_heads == 0) {
     return OkStatus();

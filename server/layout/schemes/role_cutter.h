@@ -23,7 +23,8 @@ class RoleCutter {
   void Columns(std::string name, Role role, int64_t layer);
   /// Chunk t of the rows of the vocabulary padded to `padded_rows`.
   void VocabRows(std::string name, Role role, int64_t padded_rows);
-  /// Chunk t of the rows of each role, one after another: gate, then up.
+  /// Chunk t of the rows of each role, one after another: gate, then up; up alone where the model
+  /// has no gate.
   void ChunkOfEach(std::string name, std::array<Role, 2> roles, int64_t layer);
   /// Both roles whole, one after another.
   void Stack(std::string name, std::array<Role, 2> roles, int64_t layer);

@@ -4,6 +4,7 @@
 
 #include "server/layout/scheme_words.h"
 #include "server/layout/schemes/filter.h"
+#include "server/layout/schemes/linear_attention.h"
 #include "server/layout/schemes/lora.h"
 #include "server/layout/schemes/option.h"
 
@@ -19,6 +20,7 @@ constexpr std::string_view kHfOptions[] = {"mtp"};
 constexpr std::string_view kMegatronSizes[] = {"cp", "dp", "ep", "etp", "pp", "tp", "vpp"};
 constexpr std::string_view kMegatronOptions[] = {"account_embedding",
                                                  "account_loss",
+                                                 "conv",
                                                  "experts",
                                                  "first",
                                                  "last",
@@ -121,6 +123,7 @@ Result<ModelLayout> LayoutFromScheme(std::string_view config_json, const Paralle
   WW_ASSIGN(ModelLayout layout,
             lora ? DeriveLora(model, *scheme, spec) : scheme->derive(model, spec));
   WW_FAIL_IF_ERROR(ApplyFilters(spec, layout));
+  if (!lora) WW_FAIL_IF_ERROR(RefuseComputed(model, spec.scheme, layout));
   WW_FAIL_IF_ERROR(Replicate(spec, layout));
   return layout;
 }

@@ -13,8 +13,10 @@ namespace {
 constexpr engine::Dialect kDialect = {.experts = "",
                                       .latent_a = "fused_qkv_a_proj_with_mqa",
                                       .vision_qkv = "qkv_proj",
+                                      .index_key = "",
                                       .text = "",
                                       .tied_head = "lm_head.weight",
+                                      .flat_gated_attention = true,
                                       .last_stages_spared = 0};
 
 engine::ExpertSlice SliceOf(const engine::Grid& grid, int64_t experts, int64_t, int64_t t) {
@@ -29,12 +31,19 @@ engine::ExpertSlice SliceOf(const engine::Grid& grid, int64_t experts, int64_t, 
 }  // namespace
 
 Result<ModelLayout> DeriveSglang(const Model& model, const ParallelSpec& spec) {
+  if (const std::string qkv = FirstTensor(model, {Role::kLinearQkv}); !qkv.empty()) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kUnknownModel,
+                       "scheme sglang does not describe " + model.config().family +
+                           ": SGLang has Qwen3.5's text models as parts of the whole model only")
+                    .AtTensor(qkv)
+                    .Remedy("send explicit layouts"));
+  }
   WW_ASSIGN(engine::Grid grid, engine::GridOf(spec));
   grid.ep = model.config().HasExperts() ? spec.SizeOr("ep", 1) : spec.SizeOr("ep", 0);
   grid.slice = SliceOf;
   if (grid.ep > 0) {
-    WW_FAIL_IF_ERROR(
-        CheckDivides("tp", grid.tp, "ep", grid.ep, FirstTensor(model, {Role::kExpertGate})));
+    WW_FAIL_IF_ERROR(CheckDivides("tp", grid.tp, "ep", grid.ep,
+                                  FirstTensor(model, {Role::kExpertGate, Role::kExpertUp})));
   }
   return engine::Derive(model, spec, grid, kDialect);
 }

@@ -1,5 +1,8 @@
 #include "server/layout/schemes/vision.h"
 
+#include <map>
+#include <numeric>
+
 namespace weightwire::layout {
 namespace {
 
@@ -50,9 +53,87 @@ class TowerCutter {
   RoleCutter& cutter_;
 };
 
+/// vLLM's name: its own, or the checkpoint's without what transformers puts around all modules.
+std::string EngineName(const Model::TowerPlace& place) {
+  std::string_view name = place.of->engine.empty() ? place.of->name : place.of->engine;
+  if (name.starts_with("model.")) name.remove_prefix(6);
+  return NameOf(name, place.block, 0);
+}
+
+View WholeView(const Model& model, uint32_t tensor) {
+  const Shape& shape = model.canonical().tensors[tensor].shape;
+  return {tensor, {Shape(shape.size(), 0), shape}, 0, shape.size() > 1 ? 1 : -1};
+}
+
+/// The rank's rows of each of the tensor's runs.
+void AddRuns(RoleCutter& cutter, const Model::TowerPlace& place, std::vector<RowRun>& runs) {
+  View view = WholeView(cutter.model(), place.tensor);
+  const int64_t rows = view.rows() / place.of->slices;
+  const int64_t heads = cutter.model().config().vision.heads;
+  int64_t mine = rows;
+  if (place.of->cut == TowerCut::kHeads) {
+    mine = cutter.Divide(view, heads, cutter.tp()) * (rows / heads);
+  } else if (place.of->cut == TowerCut::kRows) {
+    mine = cutter.Divide(view, rows, cutter.tp());
+  }
+  const int64_t first = place.of->cut == TowerCut::kWhole ? 0 : cutter.t() * mine;
+  for (int64_t slice = 0; slice < place.of->slices; ++slice) {
+    runs.push_back({view, slice * rows + first, mine});
+  }
+}
+
 }  // namespace
 
+void AddTowerShards(RoleCutter& cutter) {
+  std::vector<std::string> names;
+  std::map<std::string, std::vector<RowRun>, std::less<>> fused;
+  for (const Model::TowerPlace& place : cutter.model().tower()) {
+    if (place.of->cut == TowerCut::kAbsent) continue;
+    const std::string name = EngineName(place);
+    const View view = WholeView(cutter.model(), place.tensor);
+    if (place.of->cut == TowerCut::kWhole) {
+      cutter.builder().Stored(name, place.tensor, cutter.model().StoredShape(place.tensor));
+    } else if (place.of->cut == TowerCut::kColumns) {
+      const int64_t width = cutter.Divide(view, view.columns(), cutter.tp());
+      cutter.builder().Columns(name, view, cutter.t() * width, width);
+    } else {
+      const auto [at, added] = fused.try_emplace(name);
+      if (added) names.push_back(name);
+      AddRuns(cutter, place, at->second);
+    }
+  }
+  for (const std::string& name : names) {
+    const std::vector<RowRun>& runs = fused.find(name)->second;
+    const int64_t rows =
+        std::accumulate(runs.begin(), runs.end(), int64_t{0},
+                        [](int64_t sum, const RowRun& run) { return sum + run.rows; });
+    cutter.builder().Rows(name, runs, 0, rows);
+  }
+}
+
+Status UndescribedWrapper(std::string_view family, std::string_view scheme) {
+  return Status(Code::kInvalidArgument, Reason::kUnknownScheme,
+                "the " + std::string(scheme) + " scheme does not describe the tower of " +
+                    std::string(family))
+      .Remedy(scheme == "megatron"
+                  ? "use weightwire.megatron_bridge (recorded layouts) or explicit boxes, or give "
+                    "text_config alone where only the text model is trained"
+                  : "let the engine's own loader be recorded, or send explicit boxes");
+}
+
 void AddWholeVision(RoleCutter& cutter, const std::string& at) {
+  const Model& model = cutter.model();
+  for (const Model::TowerPlace& place : model.tower()) {
+    const std::string& name = model.canonical().tensors[place.tensor].name;
+    for (const NamePrefix& prefix : model.wrapper()->megatron) {
+      if (!name.starts_with(prefix.checkpoint)) continue;
+      cutter.builder().Stored(
+          std::string(at).append(prefix.megatron).append(name, prefix.checkpoint.size()),
+          place.tensor, model.StoredShape(place.tensor));
+      break;
+    }
+  }
+  if (model.wrapper() != nullptr) return;
   if (!cutter.model().config().HasVision()) return;
   const auto& tensors = cutter.model().canonical().tensors;
   for (uint32_t i = 0; i < tensors.size(); ++i) {

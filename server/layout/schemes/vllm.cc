@@ -12,8 +12,10 @@ namespace {
 constexpr engine::Dialect kDialect = {.experts = "routed_experts.",
                                       .latent_a = "fused_qkv_a_proj",
                                       .vision_qkv = "qkv",
+                                      .index_key = "wk_weights_proj",
                                       .text = "language_model.",
                                       .tied_head = "model.embed_tokens.weight",
+                                      .wrappers = true,
                                       .last_stages_spared = 1};
 
 engine::ExpertSlice SliceOf(const engine::Grid& grid, int64_t experts, int64_t dp, int64_t t) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "server/layout/scheme.h"
 #include "tests/support/safetensors.h"
 
@@ -140,6 +142,79 @@ TEST(HfScheme, HoldsEachTensorWhole) {
     testing::ForEachElement(tensors[i].pieces[0], spec.shape,
                             [](int64_t from, int64_t to) { ASSERT_EQ(from, to); });
   }
+}
+
+struct LinearConfigCase {
+  const char* listing;
+  const char* patch;
+  const char* says;
+};
+
+/// What no release has, or loaders read differently, is refused by the field's name.
+TEST(LinearAttention, RefusesConfigsThatItDoesNotDescribe) {
+  const LinearConfigCase table[] = {
+      {"qwen3_next-plain", R"({"attention_bias": true})", "attention_bias"},
+      {"qwen3_next-plain", R"({"layer_types": ["full_attention"]})", "layer_types"},
+      {"qwen3_next-plain", R"({"layer_types": ["a", "a", "a", "a", "a"]})", "layer_types"},
+      {"qwen3_next-plain", R"({"linear_num_value_heads": 7})", "linear_num_value_heads"},
+      {"qwen3_5_moe_text-plain", R"({"full_attention_interval": 0, "layer_types": null})",
+       "full_attention_interval"},
+      {"nemotron_h-plain", R"({"n_shared_experts": 2})", "n_shared_experts"},
+      {"nemotron_h-plain", R"({"mlp_bias": true})", "mlp_bias"},
+      {"nemotron_h-plain", R"({"tie_word_embeddings": true})", "tie_word_embeddings"},
+      {"nemotron_h-plain", R"({"layers_block_type": ["mlp", "other"]})", "layers_block_type"},
+      {"nemotron_h-pattern", R"({"hybrid_override_pattern": "MX"})", "hybrid_override_pattern"},
+      {"nemotron_h-plain", R"({"n_groups": 4})", "mamba_num_heads"}};
+  for (const LinearConfigCase& row : table) {
+    SCOPED_TRACE(std::string(row.listing) + " " + row.patch);
+    const std::string path = "/tests/data/transformers/" + std::string(row.listing) + ".json";
+    nlohmann::json config =
+        nlohmann::json::parse(testing::ReadText(testing::SourceDir() + path)).at("config");
+    config.update(nlohmann::json::parse(row.patch));
+    const auto space = CanonicalFromConfig(config.dump());
+    ASSERT_FALSE(space.has_value());
+    EXPECT_EQ(space.error().code(), Code::kInvalidArgument);
+    EXPECT_NE(space.error().ToString().find(row.says), std::string::npos)
+        << space.error().ToString();
+  }
+}
+
+/// Tensor parallelism that groups of heads do not allow; a single group of Mamba is shared by
+/// engines, as vLLM has it, and refused by Megatron.
+TEST(LinearAttention, CutsBetweenGroups) {
+  const auto derive = [](const char* listing, const char* patch, const char* spec) {
+    const std::string path = "/tests/data/transformers/" + std::string(listing) + ".json";
+    nlohmann::json config =
+        nlohmann::json::parse(testing::ReadText(testing::SourceDir() + path)).at("config");
+    config.update(nlohmann::json::parse(patch));
+    return LayoutFromScheme(config.dump(), *ParseParallelSpec(spec));
+  };
+  const auto refused = derive("qwen3_next-plain", "{}", "vllm:tp3");
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().reason(), Reason::kShapeMismatch);
+  const char* one_group = R"({"n_groups": 1})";
+  EXPECT_TRUE(derive("nemotron_h-plain", one_group, "vllm:tp2,skip=*.A_log").has_value());
+  const auto megatron = derive("nemotron_h-plain", one_group, "megatron:tp2,spec=te");
+  ASSERT_FALSE(megatron.has_value());
+  EXPECT_NE(megatron.error().ToString().find("n_groups"), std::string::npos);
+  const auto fsdp = derive("qwen3_next-plain", "{}", "fsdp:dp2,tp2");
+  ASSERT_FALSE(fsdp.has_value());
+  EXPECT_TRUE(derive("qwen3_next-plain", "{}", "fsdp:dp2").has_value());
+  EXPECT_FALSE(derive("qwen3_5_text-plain", "{}", "sglang:tp2").has_value());
+}
+
+/// SGLang has attention with output gates in the layer itself, by its source.
+TEST(LinearAttention, SglangHasGatedAttentionInTheLayer) {
+  const std::string path = "/tests/data/transformers/qwen3_next-plain.json";
+  const auto config =
+      nlohmann::json::parse(testing::ReadText(testing::SourceDir() + path)).at("config");
+  const auto layout = LayoutFromScheme(config.dump(), *ParseParallelSpec("sglang:tp2"));
+  ASSERT_TRUE(layout.has_value()) << layout.error().ToString();
+  std::set<std::string> names;
+  for (const LocalTensor& tensor : layout->ranks[0].tensors) names.insert(tensor.name);
+  EXPECT_TRUE(names.contains("model.layers.3.qkv_proj.weight"));
+  EXPECT_TRUE(names.contains("model.layers.3.q_norm.weight"));
+  EXPECT_TRUE(names.contains("model.layers.0.linear_attn.in_proj_qkvz.weight"));
 }
 
 }  // namespace
