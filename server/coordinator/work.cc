@@ -35,31 +35,23 @@ Result<SchemeLayout> FromCheckpoint(const control::LayoutSubmission& submission)
             layout::CanonicalFromCheckpoint(submission.config_json, submission.checkpoint));
   WW_FAIL_IF_ERROR(layout::CheckHeadIsKnown(submission.config_json, made, submission.trace));
   auto canonical = std::make_shared<const layout::CanonicalSpace>(std::move(made));
-  return SchemeLayout{nullptr, canonical, layout::FingerprintOf(*canonical), canonical};
+  return SchemeLayout{nullptr, canonical, layout::FingerprintOf(*canonical), canonical, {}};
 }
 
 /// The loader saw tensors as checkpoints store them; its layout is agreed as the model has them.
 Result<RankOffer> FromTrace(const control::LayoutSubmission& submission, const SchemeLayout& scheme,
                             uint32_t rank) {
-<<<<<<< HEAD
-  WW_ASSIGN(layout::RankLayout traced,
-            layout::LayoutFromTrace(*scheme.canonical, submission.trace));
-  std::vector<std::string> notes = scheme.notes;
-  if (!submission.spec.empty()) {
-    std::ranges::move(layout::CompareTrace(*scheme.canonical, traced, scheme.model->ranks[rank]),
-                      std::back_inserter(notes));
-=======
   WW_ASSIGN(layout::RankLayout traced, layout::LayoutFromTrace(*scheme.stored, submission.trace));
   const auto splits = layout::SplitsBetween(*scheme.stored, *scheme.canonical).first;
   if (!splits.empty()) {
     WW_ASSIGN(traced, layout::Split(traced, splits));
   }
-  std::vector<std::string> notes;
+  std::vector<std::string> notes = scheme.notes;
   if (!submission.spec.empty() && scheme.model == nullptr) {
-    notes = {"no family describes the model: the recorded loader was compared with nothing"};
+    notes.push_back("no family describes the model: the recorded loader was compared with nothing");
   } else if (!submission.spec.empty()) {
-    notes = layout::CompareTrace(*scheme.canonical, traced, scheme.model->ranks[rank]);
->>>>>>> w-boxes
+    std::ranges::move(layout::CompareTrace(*scheme.canonical, traced, scheme.model->ranks[rank]),
+                      std::back_inserter(notes));
   }
   WW_ASSIGN(layout::RankLayout bound, layout::BindTrace(std::move(traced), submission.observed));
   WW_FAIL_IF_ERROR(layout::ValidateRank(*scheme.canonical, bound));
@@ -144,14 +136,10 @@ Result<SchemeLayout> Work::Scheme(const std::string& config_json, const std::str
   WW_ASSIGN(layout::ModelLayout model, layout::LayoutFromScheme(config_json, parsed));
   auto shared = std::make_shared<const layout::ModelLayout>(std::move(model));
   auto canonical = std::shared_ptr<const layout::CanonicalSpace>(shared, &shared->canonical);
-<<<<<<< HEAD
-  WW_ASSIGN(std::vector<std::string> notes, layout::NotesOfConfig(config_json));
-  return SchemeLayout{shared, canonical, layout::FingerprintOf(*canonical), std::move(notes)};
-=======
   WW_ASSIGN(auto stored, StoredAs(*canonical, config_json));
+  WW_ASSIGN(std::vector<std::string> notes, layout::NotesOfConfig(config_json));
   return SchemeLayout{shared, canonical, layout::FingerprintOf(*canonical),
-                      stored ? stored : canonical};
->>>>>>> w-boxes
+                      stored ? stored : canonical, std::move(notes)};
 }
 
 Result<RankOffer> Work::Offer(const control::LayoutSubmission& submission,

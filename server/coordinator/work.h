@@ -16,12 +16,9 @@ struct SchemeLayout {
   std::shared_ptr<const layout::ModelLayout> model;  ///< null: no family describes the model
   std::shared_ptr<const layout::CanonicalSpace> canonical;
   layout::Fingerprint canonical_fingerprint;
-<<<<<<< HEAD
-  std::vector<std::string> notes;  ///< layout::NotesOfConfig's
-=======
   /// In the shapes of checkpoints, which traces see; `canonical` itself where they are the same.
   std::shared_ptr<const layout::CanonicalSpace> stored = {};
->>>>>>> w-boxes
+  std::vector<std::string> notes;  ///< layout::NotesOfConfig's
 };
 
 /// What a rank holds, as its process and its scheme agree on it.
