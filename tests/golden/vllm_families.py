@@ -30,6 +30,16 @@ def listing(family):
     return stored["config"], tensors
 
 
+def without_processors():
+    """Models are loaded and never run: no image processor has to be there, and no sparse attention for a CPU."""
+    from vllm.config import ModelConfig
+    from vllm.platforms.cpu import CpuPlatform
+    ModelConfig._supports_multimodal_inputs = lambda self: self.multimodal_config is not None
+    choose = CpuPlatform.get_attn_backend_cls.__func__
+    CpuPlatform.get_attn_backend_cls = classmethod(
+        lambda cls, backend, config, *more, **named: choose(cls, backend, config._replace(use_sparse=False), *more, **named))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--update", action="store_true", help="write the files")
@@ -42,6 +52,7 @@ def main():
     if vllm.__version__ != vllm_fp8.VLLM:
         parser.error(f"vLLM is {vllm.__version__}, the traces are of {vllm_fp8.VLLM}")
     if options.rank is not None:
+        without_processors()
         for family in options.models:
             try:
                 rows = vllm_fp8.load(*listing(family), options.rank, options.folder)

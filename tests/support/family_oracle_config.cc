@@ -170,7 +170,7 @@ const std::vector<std::string>& KnownFamilies() {
       "qwen3_moe", "gemma",      "gemma2",     "gemma3_text",  "deepseek_v2", "deepseek_v3",
       "kimi_k2",   "glm4_moe",   "gpt_oss",    "llama4_text",  "phi3",        "qwen2_5_vl",
       "seed_oss",  "ministral3", "minimax_m2", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite",
-      "gemma3",    "llama4",     "mistral3",   "kimi_k25",     "qwen3_vl",    "qwen3_vl_moe"};
+      "gemma3",    "llama4",     "mistral3",   "kimi_k25",     "qwen3_vl",    "qwen3_vl_moe", "granite", "glm4", "exaone4"};
   return families;
 }
 
@@ -191,6 +191,7 @@ bool Config::Is(std::initializer_list<const char*> families) const {
 bool Config::Describes(const std::string& scheme) const {
   if (scheme == "sglang") return !Wraps() && !Indexed();
   if (scheme != "megatron") return true;
+  if (Is({"glm4", "exaone4"})) return false;
   return !Wraps() || family == "mistral3" || family == "kimi_k25";
 }
 
@@ -229,15 +230,15 @@ int64_t Config::SharedSize() const {
 
 bool Config::QkvBias() const {
   if (Is({"qwen2", "qwen2_moe", "qwen2_5_vl"})) return true;
-  if (Is({"mistral", "ministral3", "mixtral", "phi3", "minimax_m2"}) || Latent()) return false;
+  if (Is({"exaone4", "mistral", "ministral3", "mixtral", "phi3", "minimax_m2"}) || Latent()) return false;
   return attention_bias;
 }
 bool Config::OBias() const {
   if (Is({"seed_oss"})) return output_bias;
-  return QkvBias() && !Is({"qwen2", "qwen2_moe", "qwen2_5_vl", "glm4_moe"});
+  return QkvBias() && !Is({"qwen2", "qwen2_moe", "qwen2_5_vl", "glm4_moe", "glm4"});
 }
 bool Config::HeadNorms() const {
-  return Is({"qwen3", "qwen3_moe", "qwen3_vl_moe_text", "gemma3_text"}) ||
+  return Is({"qwen3", "qwen3_moe", "qwen3_vl_moe_text", "gemma3_text", "exaone4"}) ||
          (Is({"glm4_moe"}) && use_qk_norm);
 }
 
@@ -262,7 +263,7 @@ std::string ConfigJson(const Config& c) {
   if (c.says_tied) json.Flag("tie_word_embeddings", c.tied);
   // Families without such biases have no such field, or ignore it.
   if (!c.Latent()) json.Flag("attention_bias", c.attention_bias);
-  if (c.Is({"llama", "mistral", "qwen2", "qwen3", "seed_oss"})) json.Flag("mlp_bias", c.mlp_bias);
+  if (c.Is({"llama", "granite", "mistral", "qwen2", "qwen3", "seed_oss"})) json.Flag("mlp_bias", c.mlp_bias);
   if (c.Is({"seed_oss"})) json.Flag("attention_out_bias", c.output_bias);
   if (c.Is({"glm4_moe"})) json.Flag("use_qk_norm", c.use_qk_norm);
   if (c.Mixture()) WriteMixture(c, json);

@@ -190,9 +190,10 @@ class Rank {
   void LoadLayer(int64_t number, const Layer& l) {
     const std::string at = LayerPrefix(number), attention = at + "self_attn.";
     Put(out_, at + "input_layernorm.weight", l.input_norm);
-    Put(out_, at + "post_attention_layernorm.weight", l.attention_output_norm);
+    Put(out_, AttentionOutputNormName(c_, number), l.attention_output_norm);
     Put(out_, MlpNormName(c_, number), l.mlp_norm);
-    Put(out_, at + "post_feedforward_layernorm.weight", l.mlp_output_norm);
+    Put(out_, at + (c_.Is({"glm4"}) ? "post_mlp_layernorm.weight" : "post_feedforward_layernorm.weight"),
+        l.mlp_output_norm);
     c_.Latent() ? LoadLatent(attention, l) : LoadGrouped(attention, l);
     Put(out_, attention + "o_proj.weight", MyColumns(l.o));
     Put(out_, attention + "o_proj.bias", l.o_bias);

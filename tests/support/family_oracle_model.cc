@@ -85,9 +85,9 @@ void AddGlu(Maker& make, const std::string& at, int64_t inner, int64_t hidden, b
 
 /// A layer's dense MLP.
 void AddDense(Maker& make, const Config& c) {
-  if (!c.Is({"phi3"})) {
+  if (!c.Is({"phi3", "glm4"})) {
     const std::string at = c.Is({"llama4_text"}) ? "feed_forward." : "mlp.";
-    return AddGlu(make, at, c.intermediate, c.hidden, c.Is({"llama", "seed_oss"}) && c.mlp_bias);
+    return AddGlu(make, at, c.intermediate, c.hidden, c.Is({"llama", "granite", "seed_oss"}) && c.mlp_bias);
   }
   make.Add("mlp.gate_up_proj.weight", {2 * c.intermediate, c.hidden});
   make.Add("mlp.down_proj.weight", {c.hidden, c.intermediate});
@@ -373,8 +373,11 @@ Layer LoadLayer(const Config& c, const Tensors& hf, int64_t number) {
   l.input_norm = of("input_layernorm.weight");
   l.mlp_norm =
       of(FourNorms(c) ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight");
-  if (FourNorms(c)) l.attention_output_norm = of("post_attention_layernorm.weight");
-  l.mlp_output_norm = of("post_feedforward_layernorm.weight");
+  if (c.Is({"exaone4"})) l.mlp_norm = {};
+  const std::string output = AttentionOutputNormName(c, number);
+  if (!output.empty()) l.attention_output_norm = of(output.substr(LayerPrefix(number).size()));
+  l.mlp_output_norm =
+      of(c.Is({"glm4"}) ? "post_mlp_layernorm.weight" : "post_feedforward_layernorm.weight");
   l.q = of("self_attn.q_proj.weight");
   l.k = of("self_attn.k_proj.weight");
   l.v = of("self_attn.v_proj.weight");
@@ -443,10 +446,12 @@ Tensors HuggingFace(const Config& c) {
   if (c.vision.depth > 0 && !c.Wraps()) AddTower(make, c.vision);
   for (int64_t layer = 0; layer < c.layers + c.mtp; ++layer) {
     make.MoveTo(LayerPrefix(layer));
-    make.Add("input_layernorm.weight", {c.hidden});
+    make.AddIf(!c.Is({"exaone4"}), "input_layernorm.weight", {c.hidden});
     make.Add("post_attention_layernorm.weight", {c.hidden});
     make.AddIf(FourNorms(c), "pre_feedforward_layernorm.weight", {c.hidden});
-    make.AddIf(FourNorms(c), "post_feedforward_layernorm.weight", {c.hidden});
+    make.AddIf(FourNorms(c) || c.Is({"exaone4"}), "post_feedforward_layernorm.weight", {c.hidden});
+    make.AddIf(c.Is({"glm4"}), "post_self_attn_layernorm.weight", {c.hidden});
+    make.AddIf(c.Is({"glm4"}), "post_mlp_layernorm.weight", {c.hidden});
     c.Latent() ? AddLatent(make, c) : AddGrouped(make, c);
     if (c.Indexed() && !c.shares_index.contains(layer)) AddIndexer(make, c);
     if (c.MoeLayer(layer)) {
@@ -532,6 +537,11 @@ std::string CorrectionName(const Config& c, int64_t layer) {
 std::string SharedPrefix(const Config& c, int64_t layer) {
   const bool one = c.Is({"qwen2_moe", "llama4_text"});
   return MoePrefix(c, layer) + (one ? "shared_expert." : "shared_experts.");
+}
+std::string AttentionOutputNormName(const Config& c, int64_t layer) {
+  if (c.Is({"glm4"})) return LayerPrefix(layer) + "post_self_attn_layernorm.weight";
+  const bool has = FourNorms(c) || c.Is({"exaone4"});
+  return has ? LayerPrefix(layer) + "post_attention_layernorm.weight" : "";
 }
 std::string MlpNormName(const Config& c, int64_t layer) {
   return LayerPrefix(layer) +

@@ -135,6 +135,7 @@ std::string RouterModule(const Config& config, int64_t layer);  ///< "….mlp.ga
 std::string CorrectionName(const Config& config, int64_t layer);
 std::string SharedPrefix(const Config& config, int64_t layer);  ///< "….mlp.shared_experts."
 /// Names of the norms behind attention, before the MLP and behind it (Gemma 2 and 3 have three).
+std::string AttentionOutputNormName(const Config& config, int64_t layer);  ///< empty: there is none
 std::string MlpNormName(const Config& config, int64_t layer);
 
 }  // namespace weightwire::family_oracle

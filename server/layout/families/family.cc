@@ -6,8 +6,10 @@
 
 #include "server/layout/blocks.h"
 #include "server/layout/families/deepseek.h"
+#include "server/layout/families/exaone4.h"
 #include "server/layout/families/gemma.h"
 #include "server/layout/families/gemma3.h"
+#include "server/layout/families/glm4.h"
 #include "server/layout/families/glm4_moe.h"
 #include "server/layout/families/gpt_oss.h"
 #include "server/layout/families/kimi_k25.h"
@@ -33,12 +35,12 @@ namespace weightwire::layout {
 namespace {
 
 constexpr Family kFamilies[] = {
-    kDeepseekV2, kDeepseekV3, kDeepseekV32, kGemma,      kGemma2,    kGemma3,
-    kGemma3Text, kGlm4Moe,    kGlm4MoeLite, kGlmMoeDsa,  kGptOss,    kKimiK2,
-    kKimiK25,    kLlama4,     kLlama4Text,  kLlama,      kMinimaxM2, kMinistral3,
-    kMistral,    kMistral3,   kMixtral,     kPhi3,       kQwen2,     kQwen2Moe,
-    kQwen3,      kQwen3Moe,   kQwen3Vl,     kQwen3VlMoe, kQwen25Vl,  kSeedOss,
-    kNemotronH,  kQwen3Next,  kQwen35,      kQwen35Text, kQwen35Moe, kQwen35MoeText,
+    kDeepseekV2, kDeepseekV3, kDeepseekV32, kExaone4,     kGemma,         kGemma2,     kGemma3,
+    kGemma3Text, kGlm4,       kGlm4Moe,     kGlm4MoeLite, kGlmMoeDsa,     kGptOss,     kGranite,
+    kKimiK2,     kKimiK25,    kLlama,       kLlama4,      kLlama4Text,    kMinimaxM2,  kMinistral3,
+    kMistral,    kMistral3,   kMixtral,     kNemotronH,   kPhi3,          kQwen2,      kQwen25Vl,
+    kQwen2Moe,   kQwen3,      kQwen35,      kQwen35Moe,   kQwen35MoeText, kQwen35Text, kQwen3Moe,
+    kQwen3Next,  kQwen3Vl,    kQwen3VlMoe,  kSeedOss,
 };
 /// Text models that are described only within a wrapper.
 constexpr Family kInnerFamilies[] = {kQwen3VlMoeText, kQwen35MoeFused};

@@ -233,6 +233,8 @@ struct Family {
   const Wrapper* wrapper = nullptr;
   /// Fills in common sizes that config.json says by other names or not at all, before any is read.
   Status (*prepare)(Json& json) = nullptr;
+  /// What of it the megatron scheme does not describe; empty: nothing.
+  std::string_view not_in_megatron = {};
 };
 std::span<const Family> Families();
 /// One of Families(), or a text model that is only described within a wrapper. It must exist.

@@ -4,7 +4,7 @@
 
 namespace weightwire::layout {
 
-/// Llama 2 and 3; biases only with `attention_bias` and `mlp_bias`.
+/// Llama 2 and 3, Granite 3; biases only with `attention_bias` and `mlp_bias`.
 namespace llama {
 
 inline constexpr TensorTemplate kGateBias =
@@ -49,6 +49,7 @@ inline Status ReadMistral(const Json&, ModelConfig& config) {
 }
 
 inline constexpr Family kLlama = {"llama", kLlamaTensors};
+inline constexpr Family kGranite = {"granite", kLlamaTensors};
 inline constexpr Family kMistral = {.model_type = "mistral",
                                     .tensors = kLlamaTensors,
                                     .read = ReadMistral,

@@ -18,6 +18,12 @@ inline constexpr SizeOf kTwiceIntermediate = [](const ModelConfig& c) {
   return 2 * c.intermediate;
 };
 
+inline constexpr TensorTemplate kGateUpWeight = {
+    .name = "model.layers.{layer}.mlp.gate_up_proj.weight",
+    .shape = {kTwiceIntermediate, parts::kHidden},
+    .parts = {Part{.role = Role::kGateWeight, .slice = 0, .slices = 2},
+              Part{.role = Role::kUpWeight, .slice = 1, .slices = 2}}};
+
 }  // namespace phi3
 
 inline constexpr TensorTemplate kPhi3Tensors[] = {
@@ -33,10 +39,7 @@ inline constexpr TensorTemplate kPhi3Tensors[] = {
           Part{.role = Role::kKWeight, .row_count = parts::kKvRows, .first_row = parts::kQRows},
           Part{.role = Role::kVWeight, .row_count = parts::kKvRows, .first_row = phi3::kQkRows}}},
     parts::kOWeight,
-    {.name = "model.layers.{layer}.mlp.gate_up_proj.weight",
-     .shape = {phi3::kTwiceIntermediate, parts::kHidden},
-     .parts = {Part{.role = Role::kGateWeight, .slice = 0, .slices = 2},
-               Part{.role = Role::kUpWeight, .slice = 1, .slices = 2}}},
+    phi3::kGateUpWeight,
     parts::kDownWeight,
 };
 

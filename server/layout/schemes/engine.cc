@@ -127,13 +127,11 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
                            const Dialect& engine) {
   const ModelConfig& config = model.config();
   if (model.wrapper() != nullptr && !engine.wrappers) {
-    return Fail(UndescribedWrapper(config.family, "sglang"));
+    return Fail(Undescribed("sglang", "tower", config.family));
   }
   if (config.index_heads > 0 && engine.index_key.empty()) {
-    return Fail(Status(Code::kInvalidArgument, Reason::kUnknownScheme,
-                       "the sglang scheme does not describe the indexer of " + config.family)
-                    .AtTensor(FirstTensor(model, {Role::kIndexKey}))
-                    .Remedy("let the engine's own loader be recorded, or send explicit boxes"));
+    return Fail(Undescribed("sglang", "indexer", config.family)
+                    .AtTensor(FirstTensor(model, {Role::kIndexKey})));
   }
   Dialect dialect = engine;
   if (!config.HasVision()) dialect.text = "";

@@ -131,10 +131,9 @@ Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
   cut.names = {.te = names == 1u, .flat_conv = conv == 1u};
   cut.pp_before_dp = order == 1u;
   if (!cut.names.te && (config.index_heads > 0 || config.whole_qk_norm)) {
-    return Fail(Status(Code::kInvalidArgument, Reason::kUnknownScheme,
-                       "the megatron scheme does not describe the " +
-                           std::string(config.whole_qk_norm ? "norms over all heads" : "indexer") +
-                           " of " + config.family + " in Megatron's local layer spec")
+    const char* part = config.whole_qk_norm ? "norms over all heads" : "indexer";
+    return Fail(Undescribed("megatron", std::string(part) + " in Megatron's local layer spec",
+                            config.family)
                     .Remedy("pass spec=te, or use weightwire.megatron_bridge (recorded layouts) or "
                             "explicit boxes"));
   }
@@ -229,8 +228,10 @@ int64_t PiecesOfLargestStage(const ModelConfig& config, const Cut& cut) {
 
 Result<ModelLayout> DeriveMegatron(const Model& model, const ParallelSpec& spec) {
   if (model.wrapper() != nullptr && model.wrapper()->megatron.empty()) {
-    return Fail(UndescribedWrapper(model.config().family, "megatron"));
+    return Fail(Undescribed("megatron", "tower", model.config().family));
   }
+  const std::string_view missing = FamilyOf(model.config().text_family).not_in_megatron;
+  if (!missing.empty()) return Fail(Undescribed("megatron", missing, model.config().family));
   WW_ASSIGN(const int64_t world, WorldSize({spec.SizeOr("tp", 1), spec.SizeOr("pp", 1),
                                             spec.SizeOr("cp", 1), spec.SizeOr("dp", 1)}));
   WW_ASSIGN(const Cut cut, CutOf(model, spec));

@@ -111,14 +111,17 @@ void AddTowerShards(RoleCutter& cutter) {
   }
 }
 
-Status UndescribedWrapper(std::string_view family, std::string_view scheme) {
+Status Undescribed(std::string_view scheme, std::string_view part, std::string_view family) {
+  const bool trainer = scheme == "megatron";
   return Status(Code::kInvalidArgument, Reason::kUnknownScheme,
-                "the " + std::string(scheme) + " scheme does not describe the tower of " +
-                    std::string(family))
-      .Remedy(scheme == "megatron"
-                  ? "use weightwire.megatron_bridge (recorded layouts) or explicit boxes, or give "
-                    "text_config alone where only the text model is trained"
-                  : "let the engine's own loader be recorded, or send explicit boxes");
+                std::string("the ").append(scheme).append(" scheme does not describe the ")
+                    .append(part).append(" of ").append(family))
+      .Remedy(std::string(trainer ? "use weightwire.megatron_bridge (recorded layouts)"
+                                  : "let the engine's own loader be recorded") +
+              ", or send explicit boxes" +
+              (part == "tower" ? "; where only the text model is trained, text_config alone may be "
+                                 "config.json"
+                               : ""));
 }
 
 void AddWholeVision(RoleCutter& cutter, const std::string& at) {

@@ -20,7 +20,7 @@ void AddVisionShards(RoleCutter& cutter, std::string_view qkv);
 /// A wrapper's tower as vLLM cuts it. Refuses the rank when heads or sizes do not divide.
 void AddTowerShards(RoleCutter& cutter);
 
-/// What a scheme says that does not describe the tower of a wrapper `family`.
-Status UndescribedWrapper(std::string_view family, std::string_view scheme);
+/// What a scheme says that does not describe `part` ("tower") of `family`.
+Status Undescribed(std::string_view scheme, std::string_view part, std::string_view family);
 
 }  // namespace weightwire::layout
