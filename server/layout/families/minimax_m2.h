@@ -51,7 +51,7 @@ inline Status ReadMinimaxM2(const Json& json, ModelConfig& config) {
   config.router_correction = true;
   config.whole_qk_norm = true;
   WW_ASSIGN_OR_STATUS(config.experts, ReadExpertsOr(json, 256));
-  config.moe_intermediate = config.intermediate;
+  WW_ASSIGN_OR_STATUS(config.moe_intermediate, ReadSize(json, "intermediate_size"));
   return SetMoeLayers(json, 0, 1, "", config);
 }
 
