@@ -36,8 +36,11 @@ def without_processors():
     from vllm.platforms.cpu import CpuPlatform
     ModelConfig._supports_multimodal_inputs = lambda self: self.multimodal_config is not None
     choose = CpuPlatform.get_attn_backend_cls.__func__
-    CpuPlatform.get_attn_backend_cls = classmethod(
-        lambda cls, backend, config, *more, **named: choose(cls, backend, config._replace(use_sparse=False), *more, **named))
+
+    def without_sparse(cls, selected_backend, attn_selector_config, num_heads=None):
+        return choose(cls, selected_backend, attn_selector_config._replace(use_sparse=False), num_heads)
+
+    CpuPlatform.get_attn_backend_cls = classmethod(without_sparse)
 
 
 def main():

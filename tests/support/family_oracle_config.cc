@@ -189,7 +189,7 @@ bool Config::Is(std::initializer_list<const char*> families) const {
 }
 
 bool Config::Describes(const std::string& scheme) const {
-  if (scheme == "sglang") return !Wraps() && !Indexed();
+  if (scheme == "sglang") return !Wraps() && !Indexed() && !WholeNorms();
   if (scheme != "megatron") return true;
   if (Is({"glm4", "exaone4"})) return false;
   return !Wraps() || family == "mistral3" || family == "kimi_k25";

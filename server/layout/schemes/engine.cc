@@ -129,6 +129,10 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
   if (model.wrapper() != nullptr && !engine.wrappers) {
     return Fail(Undescribed("sglang", "tower", config.family));
   }
+  if (config.whole_qk_norm && engine.index_key.empty()) {
+    return Fail(Undescribed("sglang", "norms over all heads", config.family)
+                    .AtTensor(FirstTensor(model, {Role::kQNorm})));
+  }
   if (config.index_heads > 0 && engine.index_key.empty()) {
     return Fail(Undescribed("sglang", "indexer", config.family)
                     .AtTensor(FirstTensor(model, {Role::kIndexKey})));
