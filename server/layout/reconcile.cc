@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "server/layout/head_names.h"
 #include "server/layout/scheme.h"
 #include "server/layout/schemes/megatron_names.h"
 
@@ -38,7 +39,7 @@ constexpr std::string_view kCompare =
     "compare the parallel spec and config.json with the running model";
 
 bool IsHead(std::string_view name) {
-  return name.ends_with("lm_head.weight") || name.ends_with("output_layer.weight");
+  return IsHeadName(name) || EndsWithParts(name, "output_layer.weight");
 }
 
 /// What to do about a tensor that only one side has, or that has another shape.
@@ -167,21 +168,27 @@ Status CheckSameModel(const CanonicalSpace& expected, const CanonicalSpace& foun
 }
 
 Status CheckTie(const CanonicalSpace& source, const CanonicalSpace& target) {
-  constexpr std::string_view kEmbedding = "model.embed_tokens.weight", kHead = "lm_head.weight";
-  const auto in_source = source.Find(kHead), in_target = target.Find(kHead);
-  const bool both_embed = source.Find(kEmbedding) && target.Find(kEmbedding);
-  if (!both_embed || in_source.has_value() == in_target.has_value()) return OkStatus();
-  const TensorSpec& head = in_source ? source.tensors[*in_source] : target.tensors[*in_target];
+  const auto find = [](const CanonicalSpace& space, bool (*is)(std::string_view)) {
+    const auto it = std::ranges::find_if(
+        space.tensors, [is](const TensorSpec& tensor) { return is(tensor.name); });
+    return it == space.tensors.end() ? nullptr : &*it;
+  };
+  const TensorSpec* in_source = find(source, IsHeadName);
+  const TensorSpec* in_target = find(target, IsHeadName);
+  const bool both_embed = find(source, IsEmbeddingName) && find(target, IsEmbeddingName);
+  if (!both_embed || (in_source == nullptr) == (in_target == nullptr)) return OkStatus();
+  const TensorSpec& head = in_source != nullptr ? *in_source : *in_target;
   const std::string text = TensorText(head.dtype, head.shape);
   return Status(Code::kFailedPrecondition,
-                in_source ? Reason::kTensorUnexpected : Reason::kTensorMissing,
-                in_source ? "the target ties lm_head to the embedding: expected none in the "
-                            "source, found " +
-                                text
-                          : "the source ties lm_head to the embedding, the target does not: "
-                            "expected " +
-                                text + " in the source, found none")
-      .AtTensor(std::string(kHead))
+                in_source != nullptr ? Reason::kTensorUnexpected : Reason::kTensorMissing,
+                in_source != nullptr
+                    ? "the target ties lm_head to the embedding: expected none in the "
+                      "source, found " +
+                          text
+                    : "the source ties lm_head to the embedding, the target does not: "
+                      "expected " +
+                          text + " in the source, found none")
+      .AtTensor(head.name)
       .Remedy("give both sides the same tie_word_embeddings in config.json");
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "server/layout/head_names.h"
 #include "server/layout/json_reader.h"
 #include "server/layout/torch_dtype.h"
 #include "server/layout/trace.h"
@@ -79,8 +80,6 @@ Status ReadRank(const Json& json, EngineTrace& trace) {
   return OkStatus();
 }
 
-constexpr std::string_view kHead = "lm_head.weight", kEmbedding = "model.embed_tokens.weight";
-
 /// Whether config.json ties the head to the embedding; nullopt where it does not say. What it says
 /// twice must be one.
 Result<std::optional<bool>> TiesHead(std::string_view config_json) {
@@ -92,7 +91,7 @@ Result<std::optional<bool>> TiesHead(std::string_view config_json) {
     WW_ASSIGN(const auto said, OptionalBool(*level, "tie_word_embeddings"));
     if (said && tied.value_or(*said) != *said) {
       return Fail(Bad("config.json's tie_word_embeddings is true at one level and false at another")
-                      .AtTensor(std::string(kHead)));
+                      .AtTensor("lm_head.weight"));
     }
     if (said) tied = said;
   }
@@ -106,7 +105,7 @@ Result<CanonicalSpace> CanonicalFromCheckpoint(std::string_view config_json,
   WW_ASSIGN(const std::optional<bool> tied, TiesHead(config_json));
   CanonicalSpace canonical;
   for (const ObservedTensor& tensor : checkpoint) {
-    if (tied.value_or(false) && tensor.name == kHead) continue;
+    if (tied.value_or(false) && IsHeadName(tensor.name)) continue;
     canonical.tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
   }
   std::ranges::sort(canonical.tensors, {}, &TensorSpec::name);
@@ -117,14 +116,17 @@ Result<CanonicalSpace> CanonicalFromCheckpoint(std::string_view config_json,
 Status CheckHeadIsKnown(std::string_view config_json, const CanonicalSpace& canonical,
                         const std::vector<TraceRow>& rows) {
   WW_ASSIGN_OR_STATUS(const std::optional<bool> tied, TiesHead(config_json));
-  const auto reads = [&](std::string_view name) {
-    return std::ranges::find(rows, name, &TraceRow::source) != rows.end();
+  const auto reads = [&rows](bool (*is)(std::string_view)) {
+    return std::ranges::any_of(rows, is, &TraceRow::source);
   };
-  if (tied || !canonical.Find(kHead) || !reads(kEmbedding) || reads(kHead)) return OkStatus();
+  const auto head = std::ranges::find_if(canonical.tensors, IsHeadName, &TensorSpec::name);
+  if (tied || head == canonical.tensors.end() || !reads(IsEmbeddingName) || reads(IsHeadName)) {
+    return OkStatus();
+  }
   return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
                 "the loader takes the embedding and leaves the checkpoint's head alone, and "
                 "config.json does not say whether one is the other")
-      .AtTensor(std::string(kHead))
+      .AtTensor(head->name)
       .Remedy("set tie_word_embeddings in config.json as the running model has it");
 }
 

@@ -218,5 +218,34 @@ TEST(Refusal, LeavesWhatAgreesAlone) {
   EXPECT_TRUE(Derive(nested, "hf").has_value());
 }
 
+TEST(Refusal, ATieOfOneSideIsSeenUnderEveryNameOfTheHead) {
+  using Names = std::pair<std::string, std::string>;
+  for (const auto& [embedding, head] :
+       {Names{"language_model.model.embed_tokens.weight", "language_model.lm_head.weight"},
+        Names{"model.language_model.embed_tokens.weight", "lm_head.weight"},
+        Names{"backbone.embeddings.weight", "lm_head.weight"},
+        Names{"model.word_embeddings.weight", "lm_head.weight"}}) {
+    const CanonicalSpace tied{{{embedding, DType::kBF16, {50, 24}}}};
+    CanonicalSpace untied = tied;
+    untied.tensors.push_back({head, DType::kBF16, {50, 24}});
+    std::ranges::sort(untied.tensors, {}, &TensorSpec::name);
+    EXPECT_EQ(CheckTie(untied, untied), OkStatus());
+    EXPECT_EQ(CheckTie(tied, tied), OkStatus());
+    EXPECT_EQ(CheckTie(untied, tied).reason(), Reason::kTensorUnexpected) << head;
+    EXPECT_EQ(CheckTie(tied, untied).reason(), Reason::kTensorMissing) << head;
+    EXPECT_EQ(CheckTie(untied, tied).tensor(), head);
+  }
+  // What only looks like a head, or like an embedding.
+  const CanonicalSpace plain{{{"model.embed_tokens.weight", DType::kBF16, {50, 24}}}};
+  for (const char* other :
+       {"my_lm_head.weight", "lm_head.bias", "model.layers.3.embed_tokens.weight",
+        "visual.position_embeddings.weights"}) {
+    CanonicalSpace more = plain;
+    more.tensors.push_back({other, DType::kBF16, {50, 24}});
+    std::ranges::sort(more.tensors, {}, &TensorSpec::name);
+    EXPECT_EQ(CheckTie(more, plain), OkStatus()) << other;
+  }
+}
+
 }  // namespace
 }  // namespace weightwire::layout
