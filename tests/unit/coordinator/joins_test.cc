@@ -41,9 +41,10 @@ std::vector<Listing> Listings() {
     const auto json = nlohmann::json::parse(std::ifstream(file.path()));
     Listing listing{file.path().stem(), json.at("config"), {}};
     // transformers saves no MTP layers.
-    if (listing.config.contains("num_nextn_predict_layers")) {
-      listing.config["num_nextn_predict_layers"] = 0;
+    for (nlohmann::json* level : {&listing.config, &listing.config["text_config"]}) {
+      if (level->contains("num_nextn_predict_layers")) (*level)["num_nextn_predict_layers"] = 0;
     }
+    if (listing.config["text_config"].is_null()) listing.config.erase("text_config");
     for (const auto& [name, spec] : json.at("tensors").items()) {
       listing.tensors.tensors.push_back(
           {name, *layout::DTypeFromName(spec[0].get<std::string>()), spec[1].get<Shape>()});
