@@ -162,7 +162,7 @@ std::vector<Refusal> Refusals() {
        "expected none", "found BF16 [24, 24]", "number of experts in config.json"},
       {"unknown family", Refused(Derive(With(Dense(), "model_type", "gpt2"), "hf")),
        Reason::kUnknownModel, "", "model_type: expected one that a family describes",
-       "found \"gpt2\"", "llama, minimax_m2"},
+       "found \"gpt2\"", "llama, llama4, llama4_text, minimax_m2"},
       {"tied by config, a head is there", Compared(tied, Dense(), "hf"), Reason::kTensorUnexpected,
        kHead, "expected none", "found BF16 [50, 24]", "set tie_word_embeddings to false"},
       {"untied by config, no head", Compared(Dense(), tied, "hf"), Reason::kTensorMissing, kHead,
