@@ -6,8 +6,8 @@ on them, and the result is copied into the tensors that were there before (captu
 `load_weights` inside vLLM's reload; the tensors may be windows that hold only what this rank reads.
 
 Both leave a model whose every module is whole even when they fail, but then of mixed versions: nothing but another
-complete run may follow. Both repair what vLLM's reload forgets on CPUs: a packed copy of tied weights, and the
-packing of experts.
+complete run may follow. Both repair what vLLM's reload forgets on CPUs: a packed copy of tied weights, the
+packing of experts, and the convolution of Mamba that its mixer keeps beside the packed one.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Fused:
             if is_deferred_attention_layer(module):
                 module.process_weights_after_loading(self._config.dtype)
         _process_tied(self._model)
+        _copy_convolutions(self._model)
 
     def abandon(self) -> None:
         pass
@@ -130,6 +131,22 @@ def _process_tied(model: torch.nn.Module) -> None:
                 method.process_weights_after_loading(module)
 
 
+def _copy_convolutions(model: torch.nn.Module) -> None:
+    """Mamba 2's mixer reads `conv_weights`, a view of its convolution's weights as they were loaded. Where a CPU has packed
+    these since, the view is a copy that nobody writes any more."""
+    for path, module in model.named_modules():
+        copy, conv = module._buffers.get("conv_weights"), getattr(module, "conv1d", None)
+        if copy is None or conv is None:
+            continue
+        unpacked = getattr(conv, "_cpu_unpacked_conv_weight", None)
+        loaded = conv.weight if unpacked is None else unpacked
+        if loaded.data_ptr() == copy.data_ptr():
+            continue
+        if loaded.numel() != copy.numel():
+            raise RuntimeError(f"{path}.conv_weights cannot be brought up to date: its convolution is packed in an unknown way")
+        copy.copy_(loaded.reshape(copy.shape))
+
+
 class Loader:
     """Tensors by the names of the checkpoint, or probes of them that hold a window."""
 
@@ -158,6 +175,7 @@ class Loader:
                         parameter.data.copy_(module._parameters[name])
                         module._parameters[name] = parameter
         _process_tied(self._model)
+        _copy_convolutions(self._model)
         self._mend_buffers()
 
     def _mend_buffers(self) -> None:
