@@ -51,6 +51,13 @@ inline constexpr TensorTemplate kGemma2Tensors[] = {
     parts::kDownWeight,
 };
 
+/// Releases are silent about them inside their wrapper; transformers' defaults.
+inline Status PrepareGemma3Text(Json& json) {
+  if (!json.contains("num_attention_heads")) json["num_attention_heads"] = 8;
+  if (!json.contains("vocab_size")) json["vocab_size"] = 262'208;
+  return OkStatus();
+}
+
 inline Status ReadGemma3Text(const Json&, ModelConfig& config) {
   config.qk_norm = true;
   return OkStatus();
@@ -65,6 +72,7 @@ inline constexpr Family kGemma2 = {.model_type = "gemma2",
 inline constexpr Family kGemma3Text = {.model_type = "gemma3_text",
                                        .tensors = kGemma2Tensors,
                                        .read = ReadGemma3Text,
-                                       .defaults = {.kv_heads = 4, .head_dim = 256, .tied = true}};
+                                       .defaults = {.kv_heads = 4, .head_dim = 256, .tied = true},
+                                       .prepare = PrepareGemma3Text};
 
 }  // namespace weightwire::layout

@@ -168,6 +168,21 @@ TEST(ModelConfig, ATieThatOnlyOneOfTwoReadersSeesIsRefused) {
   }
 }
 
+/// The text_config of Gemma-3-4B's release: transformers' Gemma3TextConfig has the rest.
+TEST(ModelConfig, Gemma3sReleaseIsSilentAboutHeadsAndVocabulary) {
+  const std::string text = R"({"hidden_size":2560,"intermediate_size":10240,
+      "model_type":"gemma3_text","num_hidden_layers":34,"sliding_window":1024})";
+  const std::string wrapper = R"({"model_type":"gemma3","text_config":)" + text +
+                              R"(,"vision_config":{"hidden_size":1152,"intermediate_size":4304,
+      "image_size":896,"num_attention_heads":16,"num_hidden_layers":27,"patch_size":14}})";
+  const std::string layer = "model.layers.33.self_attn.";
+  EXPECT_EQ(ShapeOf(text, "model.embed_tokens.weight"), (Shape{262'208, 2'560}));
+  EXPECT_EQ(ShapeOf(text, layer + "q_proj.weight"), (Shape{2'048, 2'560}));
+  EXPECT_EQ(ShapeOf(text, layer + "k_proj.weight"), (Shape{1'024, 2'560}));
+  EXPECT_EQ(ShapeOf(wrapper, "language_model." + layer + "q_proj.weight"), (Shape{2'048, 2'560}));
+  EXPECT_EQ(ShapeOf(wrapper, "language_model.model.embed_tokens.weight"), (Shape{262'208, 2'560}));
+}
+
 TEST(ModelConfig, TwoQuantizationsAreRefused) {
   const Json fp8 = {{"quant_method", "fp8"},
                     {"weight_block_size", {4, 4}},
