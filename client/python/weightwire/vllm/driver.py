@@ -232,6 +232,7 @@ class EngineDriver:
             self._seal()
         except StepError as error:
             raise self._failed(error, serving.version, epoch) from error
+        self._workers.restored()  # what other ranks said meanwhile was of the weights before
         serving = replace(serving, recovered=why, seconds=dict(self._replacer.seconds))
         self._set(serving, broken=False)
         return serving
