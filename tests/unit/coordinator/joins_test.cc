@@ -174,6 +174,13 @@ void ExpectArrives(const AgreedLayoutPtr& source, const AgreedLayoutPtr& target,
   EXPECT_TRUE(arrived == Filled(target->model)) << what << ": elements are not where they belong";
 }
 
+// Sanitizers make it slower by an order of magnitude, and see nothing more in trainers by scheme.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kEveryTrainer = false;
+#else
+constexpr bool kEveryTrainer = true;
+#endif
+
 TEST(Joins, EveryFamilyBySchemeByTraceAndByBoxes) {
   std::set<std::string> missing;
   for (const layout::Family& family : layout::Families()) missing.emplace(family.model_type);
@@ -184,8 +191,10 @@ TEST(Joins, EveryFamilyBySchemeByTraceAndByBoxes) {
     missing.erase(listing.config.at("model_type").get<std::string>());
     std::map<std::string, Result<AgreedLayoutPtr>> trainers, engines;
     trainers.emplace("boxes", ByBoxes(listing));
-    trainers.emplace("hf", ByScheme(listing, "hf"));
-    trainers.emplace("fsdp:dp2", ByScheme(listing, "fsdp:dp2"));
+    if (kEveryTrainer) {
+      trainers.emplace("hf", ByScheme(listing, "hf"));
+      trainers.emplace("fsdp:dp2", ByScheme(listing, "fsdp:dp2"));
+    }
     engines.emplace("trace", ByTrace(listing));
     engines.emplace("trace alone", ByTraceAlone(listing));
     for (const char* spec : {"hf", "vllm:tp2", "sglang:tp2"}) {
@@ -222,7 +231,7 @@ TEST(Joins, EveryFamilyBySchemeByTraceAndByBoxes) {
                   "qwen3_5 sglang:tp2", "qwen3_5_moe sglang:tp2", "qwen3_5_moe_text sglang:tp2",
                   "qwen3_5_text sglang:tp2", "qwen3_vl sglang:tp2", "qwen3_vl_moe sglang:tp2"));
   std::printf("%zu plans; %zu engines would cut through blocks of fp8\n", plans, cuts_blocks);
-  EXPECT_GT(plans, 40 * cuts_blocks);
+  EXPECT_GT(plans, (kEveryTrainer ? 40 : 13) * cuts_blocks);
 }
 
 TEST(Joins, ATraceOfAFamilyIsAgreedInItsShapesAndOfNoFamilyInTheCheckpoints) {
