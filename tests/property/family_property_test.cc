@@ -29,9 +29,11 @@ using family_oracle::Tensors;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kShards = 2;
 constexpr int kTransfers = 400;
+constexpr bool kCovers = false;
 #else
 constexpr int kShards = 8;
 constexpr int kTransfers = 1250;
+constexpr bool kCovers = true;
 #endif
 /// Shards draw different cases from the same seed.
 constexpr uint64_t kSeedStride = 1'000'003;
@@ -202,10 +204,13 @@ TEST_P(FamilyTransfer, EqualsTheLoadersForRandomModelsAndLayouts) {
               static_cast<unsigned long long>(seed), GetParam(), kShards, kTransfers);
   FamilyCoverage coverage;
   int transfers = 0, refusals = 0, incomplete = 0, rounds = 0;
-  // A little longer when something rare has not been drawn yet.
-  const auto done = [&] { return transfers >= kTransfers && coverage.Missing().empty(); };
+  // Longer when something rare has not been drawn yet; with sanitizers that is left to other
+  // builds.
+  const auto done = [&] {
+    return transfers >= kTransfers && (!kCovers || coverage.Missing().empty());
+  };
   const auto begin = std::chrono::steady_clock::now();
-  for (; rounds < 20 * kTransfers && !done(); ++rounds) {
+  for (; rounds < 100 * kTransfers && !done(); ++rounds) {
     const uint64_t shard = static_cast<uint64_t>(GetParam()) * kSeedStride;
     const Case drawn = FamilyGenerator(seed + shard + static_cast<uint64_t>(rounds)).Draw();
     const Trial trial(drawn);
@@ -225,7 +230,9 @@ TEST_P(FamilyTransfer, EqualsTheLoadersForRandomModelsAndLayouts) {
   std::printf("%s%d transfers, %d refusals, %d without an owner, in %.1f s\n",
               coverage.Table().c_str(), transfers, refusals, incomplete, seconds.count());
   std::printf("families without an oracle: %s\n", FamiliesWithoutOracle().c_str());
-  for (const std::string& missing : coverage.Missing()) ADD_FAILURE() << "never drawn: " << missing;
+  for (const std::string& missing : coverage.Missing()) {
+    EXPECT_FALSE(kCovers) << "never drawn: " << missing;
+  }
   EXPECT_GE(transfers, kTransfers);
   EXPECT_GT(refusals, kTransfers / 20);
   EXPECT_GT(incomplete, 0);

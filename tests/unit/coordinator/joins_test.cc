@@ -174,11 +174,11 @@ void ExpectArrives(const AgreedLayoutPtr& source, const AgreedLayoutPtr& target,
   EXPECT_TRUE(arrived == Filled(target->model)) << what << ": elements are not where they belong";
 }
 
-// Sanitizers make it slower by an order of magnitude, and see nothing more in trainers by scheme.
+// Sanitizers make it slower by an order of magnitude: one listing of a family there, from boxes.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kEveryTrainer = false;
+constexpr bool kAll = false;
 #else
-constexpr bool kEveryTrainer = true;
+constexpr bool kAll = true;
 #endif
 
 TEST(Joins, EveryFamilyBySchemeByTraceAndByBoxes) {
@@ -188,10 +188,11 @@ TEST(Joins, EveryFamilyBySchemeByTraceAndByBoxes) {
   size_t cuts_blocks = 0;
   std::set<std::string> undescribed;
   for (const Listing& listing : Listings()) {
+    if (!kAll && !listing.name.ends_with("-plain")) continue;
     missing.erase(listing.config.at("model_type").get<std::string>());
     std::map<std::string, Result<AgreedLayoutPtr>> trainers, engines;
     trainers.emplace("boxes", ByBoxes(listing));
-    if (kEveryTrainer) {
+    if (kAll) {
       trainers.emplace("hf", ByScheme(listing, "hf"));
       trainers.emplace("fsdp:dp2", ByScheme(listing, "fsdp:dp2"));
     }
@@ -222,6 +223,10 @@ TEST(Joins, EveryFamilyBySchemeByTraceAndByBoxes) {
     ExpectArrives(*engines.at("trace"), *engines.at("hf"), listing.name + ": a fill");
     ExpectArrives(*engines.at("trace alone"), *engines.at("trace"), listing.name + ": a fill");
   }
+  if (!kAll) {
+    EXPECT_GT(plans, 100u);
+    return;
+  }
   EXPECT_THAT(missing, ::testing::IsEmpty()) << "families without a listing";
   EXPECT_THAT(undescribed,
               ::testing::ElementsAre(
@@ -231,7 +236,7 @@ TEST(Joins, EveryFamilyBySchemeByTraceAndByBoxes) {
                   "qwen3_5 sglang:tp2", "qwen3_5_moe sglang:tp2", "qwen3_5_moe_text sglang:tp2",
                   "qwen3_5_text sglang:tp2", "qwen3_vl sglang:tp2", "qwen3_vl_moe sglang:tp2"));
   std::printf("%zu plans; %zu engines would cut through blocks of fp8\n", plans, cuts_blocks);
-  EXPECT_GT(plans, (kEveryTrainer ? 40 : 13) * cuts_blocks);
+  EXPECT_GT(plans, 40 * cuts_blocks);
 }
 
 TEST(Joins, ATraceOfAFamilyIsAgreedInItsShapesAndOfNoFamilyInTheCheckpoints) {
