@@ -292,8 +292,8 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json) {
   WW_FAIL_IF_ERROR(CheckNestedTie(
       json, follows_outer ? std::nullopt : std::optional<bool>(text->defaults.tied)));
   WW_FAIL_IF_ERROR(CheckNestedQuantization(json));
-  WW_ASSIGN(Json flat, config.IsWrapper() ? WrappedTextConfig(*family->wrapper, *text, json)
-                                          : Result<Json>(WithTextConfig(json)));
+  WW_ASSIGN(Json flat,
+            config.IsWrapper() ? WrappedTextConfig(json) : Result<Json>(WithTextConfig(json)));
   if (text->prepare != nullptr) WW_FAIL_IF_ERROR(text->prepare(flat));
   WW_ASSIGN(config.scales, ReadBlockScales(flat));
   WW_FAIL_IF_ERROR(ReadCommon(flat, text->defaults, config));

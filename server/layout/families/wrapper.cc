@@ -33,7 +33,7 @@ Result<const Family*> TextFamily(const Family& family, const Json& json) {
                   .Remedy("use one of " + known + ", or send explicit layouts"));
 }
 
-Result<Json> WrappedTextConfig(const Wrapper& wrapper, const Family& text, const Json& json) {
+Result<Json> WrappedTextConfig(const Json& json) {
   WW_ASSIGN(const Json* inner, Member(json, "text_config"));
   Json flat = *inner;
   for (const char* key : {"dtype", "torch_dtype", "quantization_config", "tie_word_embeddings"}) {
@@ -41,14 +41,7 @@ Result<Json> WrappedTextConfig(const Wrapper& wrapper, const Family& text, const
       flat[key] = *outer;
     }
   }
-  WW_ASSIGN(const auto inside, OptionalBool(*inner, "tie_word_embeddings"));
-  WW_ASSIGN(const auto beside, OptionalBool(json, "tie_word_embeddings"));
-  if (inside || !beside || wrapper.outer_tie || *beside == text.defaults.tied) return flat;
-  return Fail(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-                     "config.json's tie_word_embeddings stands only beside text_config, where some "
-                     "loaders follow it and others take the text model's default, which differs")
-                  .AtTensor(std::string(wrapper.head) + "weight")
-                  .Remedy("say in text_config as well whether lm_head is the embedding"));
+  return flat;
 }
 
 Result<Json> VisionJson(const Json& json) {

@@ -10,10 +10,9 @@ namespace weightwire::layout {
 Result<const Family*> TextFamily(const Family& family, const Json& json);
 
 /// What the text model's family reads of a wrapper's config.json: text_config, and what counts for
-/// all modules and stands beside it (dtype, quantization_config, tie_word_embeddings).
-///   kInvalidArgument / kInvalidRequest  only one of the two places says whether lm_head is tied,
-///                                       and loaders follow the other
-Result<Json> WrappedTextConfig(const Wrapper& wrapper, const Family& text, const Json& json);
+/// all modules and stands beside it (dtype, quantization_config, tie_word_embeddings; whether the
+/// two places agree is config.cc's to check). kInvalidArgument / kInvalidRequest without the former
+Result<Json> WrappedTextConfig(const Json& json);
 
 /// `vision_config`, an object. kInvalidArgument / kInvalidRequest
 Result<Json> VisionJson(const Json& json);
