@@ -181,6 +181,10 @@ TEST(ModelConfig, Gemma3sReleaseIsSilentAboutHeadsAndVocabulary) {
   EXPECT_EQ(ShapeOf(text, layer + "k_proj.weight"), (Shape{1'024, 2'560}));
   EXPECT_EQ(ShapeOf(wrapper, "language_model." + layer + "q_proj.weight"), (Shape{2'048, 2'560}));
   EXPECT_EQ(ShapeOf(wrapper, "language_model.model.embed_tokens.weight"), (Shape{262'208, 2'560}));
+  // Its text model is tied by default, and only some loaders would see this.
+  Json untied = Json::parse(wrapper);
+  untied["tie_word_embeddings"] = false;
+  EXPECT_NE(Refusal(untied.dump()).find("tie_word_embeddings"), std::string::npos);
 }
 
 TEST(ModelConfig, TwoQuantizationsAreRefused) {
