@@ -102,7 +102,8 @@ Result<RankLayout> Split(const RankLayout& rank, std::span<const SplitTensor> sp
   out.tensors.reserve(rank.tensors.size());
   size_t pieces = 0;
   for (const LocalTensor& tensor : rank.tensors) {
-    LocalTensor& made = out.tensors.emplace_back(tensor.name, tensor.dtype, tensor.shape);
+    LocalTensor& made =
+        out.tensors.emplace_back(LocalTensor{tensor.name, tensor.dtype, tensor.shape, {}});
     for (const Piece& piece : tensor.pieces) {
       const auto split = std::ranges::lower_bound(splits, piece.tensor, {}, &SplitTensor::tensor);
       if (split == splits.end() || split->tensor != piece.tensor) {
