@@ -9,12 +9,10 @@ and of the kernels' packages. What it computes (the gated delta rule's out_norm,
 with Megatron-Bridge 0.3.1 (megatron-core 0.16.1) for Qwen3-Next, and 0.6.2 (0.19.2) for the others.
 """
 
-import importlib.machinery
 import importlib.metadata
 import json
 import pathlib
 import sys
-import types
 
 import numbered
 from linear_models import MODELS, checkpoint
@@ -28,42 +26,10 @@ DELTA_FIELDS = dict(full_attention_interval=2, mlp_only_layers=[])
 OF_VERSION = {"0.3.1": ["qwen3-next"], "0.6.2": ["qwen3-5", "qwen3-5-moe", "nemotron-h"]}
 
 
-class _Kernels(types.ModuleType):
-    """A package of kernels that are never called; its RMSNorm has a weight."""
-    __path__: list = []
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        import torch
-
-        class RMSNorm(torch.nn.Module):
-            def __init__(self, hidden_size, *_, device=None, dtype=None, **__):
-                super().__init__()
-                self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=dtype))
-
-        def kernel(*_, state_dtype=None, **__):
-            raise AssertionError("kernels are not here")
-
-        return RMSNorm if name == "RMSNorm" else kernel
-
-
-class _Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("fla", "mamba_ssm"):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec):
-        return _Kernels(spec.name)
-
-    def exec_module(self, module):
-        pass
-
-
 def load(config, rank, folder):
     """The rows of one rank."""
-    sys.meta_path.insert(0, _Finder())
+    import stub_kernels
+    stub_kernels.install()
     import bridge_ranks  # installs the stub of Transformer Engine before megatron is imported
     import mcore
     import torch

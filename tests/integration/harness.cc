@@ -298,7 +298,12 @@ RawAttachment::RawAttachment(const Daemon& daemon, const v1::AttachUp& first)
 }
 
 RawAttachment::~RawAttachment() {
-  context_.TryCancel();
+  // Not by a cancel, which is over before the agent has heard of it: whoever comes next would still
+  // meet this member.
+  v1::AttachUp up;
+  up.mutable_detach();
+  if (!finished_) stream_->Write(up);
+  if (!finished_) stream_->WritesDone();
   (void)End();
 }
 

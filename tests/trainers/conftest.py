@@ -38,8 +38,9 @@ def read_safetensors(path) -> dict[str, tuple[TensorMeta, np.ndarray]]:
 
 def pytest_collection_modifyitems(items):
     files = {item.path.name for item in items}
-    if "test_bridges.py" in files and len(files) > 1:
-        raise pytest.UsageError("test_bridges.py needs a process of its own; run.sh gives each file one")
+    alone = files & {"test_bridges.py", "test_every_bridge.py"}
+    if alone and len(files) > 1:
+        raise pytest.UsageError(f"{alone.pop()} needs a process of its own; run.sh gives each file one")
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ class Linear(torch.nn.Module):
         super().__init__()
         rows, columns = _cut(in_features, out_features, parallel_mode, tp_size)
         self.weight = _weight(rows, columns, **options)
-        self.use_bias = bias
+        self.use_bias, self.parallel_mode = bias, parallel_mode
         if bias:
             self.bias = _weight(rows, **options)
         else:
@@ -42,18 +42,20 @@ class Linear(torch.nn.Module):
 class LayerNormLinear(Linear):
     def __init__(self, in_features, out_features, *, normalization="LayerNorm", **options):
         super().__init__(in_features, out_features, **options)
-        self.layer_norm_weight = _weight(in_features, **{"params_dtype": options["params_dtype"]})
-        assert normalization == "RMSNorm"
+        self.layer_norm_weight = _weight(in_features, params_dtype=options["params_dtype"])
+        if normalization == "LayerNorm":
+            self.layer_norm_bias = _weight(in_features, params_dtype=options["params_dtype"])
 
 
 class GroupedLinear(torch.nn.Module):
     def __init__(self, num_gemms, in_features, out_features, *, bias=True, parallel_mode=None, tp_size=1, **options):
         super().__init__()
-        assert not bias
-        self.num_gemms, self.use_bias = num_gemms, False
+        self.num_gemms, self.use_bias = num_gemms, bias
         rows, columns = _cut(in_features, out_features, parallel_mode, tp_size)
         for i in range(num_gemms):
             self.register_parameter(f"weight{i}", _weight(rows, columns, **options))
+            if bias:
+                self.register_parameter(f"bias{i}", _weight(rows, **options))
 
     def get_extra_state(self):
         return torch.empty(0, dtype=torch.uint8)
@@ -68,16 +70,24 @@ class RMSNorm(torch.nn.Module):
         self.weight = _weight(hidden_size or normalized_shape, **options)
 
 
+class LayerNorm(RMSNorm):
+    def __init__(self, hidden_size=None, eps=1e-5, *, normalized_shape=None, **options):
+        super().__init__(hidden_size, eps, normalized_shape=normalized_shape, **options)
+        self.bias = _weight(hidden_size or normalized_shape, **options)
+
+
 class DotProductAttention(torch.nn.Module):
-    def __init__(self, *_, **__):
+    def __init__(self, num_attention_heads=0, *_, softmax_type="vanilla", tp_size=1, **__):
         super().__init__()
+        if softmax_type == "learnable":
+            self.softmax_offset = _weight(num_attention_heads // tp_size)
 
 
 def get_cpu_offload_context(*_, **__):
     return None, None
 
 
-_REAL = {c.__name__: c for c in (Linear, LayerNormLinear, GroupedLinear, RMSNorm, DotProductAttention,
+_REAL = {c.__name__: c for c in (Linear, LayerNormLinear, GroupedLinear, RMSNorm, LayerNorm, DotProductAttention,
                                  get_cpu_offload_context)}
 
 

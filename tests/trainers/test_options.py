@@ -141,16 +141,20 @@ def test_experts_one_by_one_do_not_say_how_their_rows_lie():
 
 @pytest.mark.parametrize("model_type,centred,said", [
     ("qwen3", True, "shifted"), ("qwen3", False, "as it is"), ("gemma2", True, "as it is"), ("gemma3_text", False, "refused"),
-    ("qwen3_next", True, "as it is"), ("qwen3_moe", True, "shifted")])
+    ("qwen3_next", True, "as it is"), ("qwen3_moe", True, "shifted"), ("nemotron", True, "as it is"), ("nemotron", False, "refused"),
+    ("nemotron_h", True, "shifted"), ("nemotron_h", False, "as it is"), ("gemma4", True, "shifted"), ("gemma4", False, "as it is"),
+    ("step3p5", True, "as it is"), ("step3p5", False, "refused"), ("of_tomorrow", False, "as it is"),
+    ("of_tomorrow", True, "unknown"), ("", True, "unknown")])
 @pytest.mark.parametrize("name", ["decoder.layers.0.input_layernorm.weight", "decoder.final_layernorm.weight",
                                   "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight",
                                   "decoder.layers.0.self_attention.q_layernorm.weight", "mtp.layers.0.enorm.weight"])
 def test_which_norms_are_shifted(model_type, centred, said, name):
     def transform():
         return megatron_options.transform(options(layernorm_zero_centered_gamma=centred), dict(model_type=model_type), name, (4,))
-    if said == "refused":
-        with pytest.raises(RefusedError, match="layernorm_zero_centered_gamma is not set"):
+    if said in ("refused", "unknown"):
+        with pytest.raises(RefusedError, match="gamma is not set" if said == "refused" else "it is not known whether") as error:
             transform()
+        assert error.value.tensor == name
         return
     write = transform()
     assert (write is None) == (said == "as it is")
@@ -160,6 +164,37 @@ def test_which_norms_are_shifted(model_type, centred, said, name):
         assert into.tolist() == [0.5, 1.0, 1.25, 2.0]
     assert megatron_options.transform(options(layernorm_zero_centered_gamma=True), {},
                                       "decoder.layers.0.self_attention.linear_qkv.weight", (4, 4)) is None
+
+
+def test_the_text_part_and_its_fields_say_whether_norms_are_held_less_one():
+    def shifts(config, **more):
+        return megatron_options.transform(options(layernorm_zero_centered_gamma=True), config, "decoder.final_layernorm.weight", (4,),
+                                          **more) is not None
+    assert shifts(dict(model_type="minimax_m3", text_config=dict(model_type="minimax_m3", use_gemma_norm=False)))
+    assert not shifts(dict(model_type="minimax_m3", text_config=dict(model_type="minimax_m3")))
+    assert not shifts(dict(model_type="paligemma", text_config=dict(model_type="gemma")))
+    assert shifts(dict(model_type="llava", text_config=dict(model_type="llama")))
+    assert not shifts(dict(model_type="of_tomorrow"), exported=True), "as the bridge that made the model maps it"
+
+
+def test_a_towers_norms_follow_its_own_options():
+    def part(centred):
+        module = torch.nn.Module()
+        module.config = options(layernorm_zero_centered_gamma=centred)
+        module.final_layernorm = torch.nn.LayerNorm(4)
+        return module
+
+    def shifts(text, tower, name, model_type="qwen3_vl"):
+        model = part(text)
+        model.language_model, model.vision_model = part(text), part(tower)
+        config = dict(model_type=model_type, text_config=dict(model_type=f"{model_type}_text"))
+        return megatron_options.transform_exported(model, config, f"{name}.final_layernorm.weight", (4,)) is not None
+
+    assert shifts(True, False, "language_model") and not shifts(True, False, "vision_model")
+    assert shifts(True, True, "vision_model") and not shifts(False, False, "vision_model")
+    assert not shifts(True, False, "language_model", "qwen3_5") and not shifts(True, False, "vision_model", "qwen3_5")
+    with pytest.raises(RefusedError, match="for this part of the model and not for its text part"):
+        shifts(False, True, "vision_model")
 
 
 def test_an_option_that_nobody_has_heard_of_is_named_once(caplog, monkeypatch):

@@ -14,14 +14,14 @@ import contextlib
 import copy
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Iterator, Literal, Mapping, Sequence, Union
 
 import torch
 
 from weightwire import boxes, errors, megatron_options
-from weightwire.adapter import Live, frozen_places, meta_of, refuse
+from weightwire.adapter import Live, frozen_places, meta_of, persistent_buffers, refuse
 from weightwire.boxes import Box, Held
 from weightwire.export_check import Export
 from weightwire.hf_tensors import checkpoint_tensors
@@ -156,6 +156,25 @@ def _whole(task: Any, whole: Mapping[str, TensorMeta], name: str) -> TensorMeta:
     return whole[name]
 
 
+_EMBEDDING = "embedding.word_embeddings.weight"
+
+
+def _head_of(task: Any) -> str:
+    return str(task.global_param_name[:-len(_EMBEDDING)]) + "output_layer.weight"
+
+
+def _tied_head(task: Any, model: Any, bridge: Any, whole: Mapping[str, TensorMeta]) -> str | None:
+    """The checkpoint's tensor for the head, where the model has none of its own and the checkpoint holds one all the same, as some
+    tied ones do: the bridge's export gives it the embedding's rows."""
+    parts = (model, getattr(model, "config", None), getattr(model, "language_model", None))
+    if bridge is None or not task.global_param_name.endswith(_EMBEDDING) or not any(
+            getattr(part, "share_embeddings_and_output_weights", False) for part in parts):
+        return None
+    mapping = bridge.mapping_registry().megatron_to_hf_lookup(_head_of(task))
+    name = getattr(mapping, "hf_param", None)
+    return name if isinstance(name, str) and name in whole and name != task.mapping.hf_param else None
+
+
 def _is_vocabulary(task: Any) -> bool:
     return "word_embeddings" in task.global_param_name or "output_layer" in task.global_param_name
 
@@ -216,22 +235,32 @@ class Publisher(BoxPublisher):
                  if task is not None and task.param_weight is not None]
 
         model_bridge = getattr(bridge, "_model_bridge", None)
+        if model_bridge is not None and not hasattr(model_bridge, "hf_config"):  # the bridge's own loader and export set it first
+            model_bridge.hf_config = bridge.hf_pretrained.config
         found: dict[tuple[int, str, tuple[int, ...]], Converted] = {}  # for each version the same
 
         def read() -> Reading:
-            local = [dict(local_tensors(chunk)) for chunk in chunks]
+            # Bridges map buffers, too: gemma4's scalar of a layer.
+            local = [{**dict(persistent_buffers(model)), **dict(local_tensors(chunk))} for chunk, model in zip(chunks, inner)]
             frozen = frozen_places(inner)
             lives = []
             for task in tasks:
-                tensor = local[task.vp_stage][task.param_name]
+                tensor = local[task.vp_stage].get(task.param_name)
+                if tensor is None:
+                    raise _refuse(task, f"a task for {task.param_name}, no parameter and no buffer of the model,")
                 key = task.vp_stage, task.param_name, tuple(tensor.shape)
                 if key not in found:
                     found[key] = convert(task, tensor.shape, whole, model_bridge)
-                options = inner[task.vp_stage].config
                 # A mapping that adds has seen to norms that are held less one.
-                own = None if found[key].added else megatron_options.transform(options, config, task.param_name, tensor.shape)
-                lives.append(Live(Held(meta_of(task.global_param_name, tensor), found[key].boxes), tensor,
-                                  _write(found[key].added, own), tensor.data_ptr() in frozen))
+                own = None if found[key].added else megatron_options.transform_exported(
+                    inner[task.vp_stage], config, task.param_name, tensor.shape)
+                live = Live(Held(meta_of(task.global_param_name, tensor), found[key].boxes), tensor,
+                            _write(found[key].added, own), tensor.data_ptr() in frozen)
+                lives.append(live)
+                head = _tied_head(task, inner[task.vp_stage], model_bridge, whole)
+                if head is not None:
+                    held = Held(replace(live.held.meta, name=_head_of(task)), [replace(box, name=head) for box in found[key].boxes])
+                    lives.append(replace(live, held=held))
             return whole, lives
 
         super().__init__(read, rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout,

@@ -22,8 +22,20 @@ Write = Callable[[torch.Tensor, torch.Tensor], None]
 _INTERLEAVED = ((".experts.", "moe_mlp_glu_interleave_size"),
                 (".shared_experts.", "moe_shared_expert_glu_interleave_size"))
 _NORMS = ("layernorm.weight", "layer_norm_weight", ".enorm.weight", ".hnorm.weight")
-#: Model types whose checkpoints hold w - 1 in these norms themselves.
-_ZERO_CENTRED = ("gemma", "qwen3_next", "qwen3_5", "nemotron", "recurrent_gemma", "step3p5")
+#: Model types (of the text part) whose checkpoints hold w - 1 in these norms themselves, as transformers' classes add 1, and
+#: those where a field of the config says so: its name, and what it is when it is absent.
+_ZERO_CENTRED = frozenset((
+    "gemma", "gemma2", "gemma3", "gemma3_text", "nemotron", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
+    "qwen3_next", "recurrent_gemma", "t5gemma", "t5gemma2", "vaultgemma"))
+_ZERO_CENTRED_FIELD = {"step3p5": "zero_centered", "step3p7": "zero_centered", "minimax_m3": "use_gemma_norm"}
+#: Model types whose checkpoints hold w. Of any other type it is not known.
+_PLAIN = frozenset((
+    "bailing_moe_v2", "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "ernie4_5", "ernie4_5_moe", "exaone4",
+    "exaone_moe", "falcon_h1", "gemma4", "gemma4_text", "glm4", "glm4_moe", "glm4_moe_lite", "glm4v_moe_text", "glm_moe_dsa",
+    "gpt_oss", "granite", "granitemoe", "hy_v3", "kimi_k2", "kimi_k25", "llama", "llama4", "llama4_text", "mimo", "mimo_v2_flash",
+    "minimax_m2", "ministral", "ministral3", "mistral", "mistral3", "mixtral", "nemotron_h", "olmo2", "olmo3", "olmoe", "phi3",
+    "phimoe", "qwen2", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe",
+    "qwen3_vl_moe_text", "qwen3_vl_text", "seed_oss", "smollm3"))
 #: Refused where they are set: (option, what it is when nothing is asked of it, what becomes of the parameters, remedy).
 _REFUSED: tuple[tuple[str, tuple[Any, ...], str, str], ...] = (
     ("moe_single_grouped_weight", (False,), "all experts of a rank are one parameter", "unset it"),
@@ -129,13 +141,14 @@ def _option_of(options: Any, name: str) -> str:
     return next(option for part, option in _INTERLEAVED if part in name)
 
 
-def transform(options: Any, config: Mapping[str, Any], name: str, shape: Sequence[int]) -> Write | None:
+def transform(options: Any, config: Mapping[str, Any], name: str, shape: Sequence[int], *, exported: bool = False) -> Write | None:
     """What makes Hugging Face's elements of the parameter `name`; None: it holds them. options: mcore's; config: the model's.
+    exported: a bridge made the model and maps the parameter as it is, which is believed where nothing is known of its type.
 
     RefusedError: an option permutes or shifts it in a way that is not known.
     """
     if name.endswith(_NORMS):
-        return _centred(options, config, name)
+        return _centred(options, config, name, exported)
     if "linear_fc1" in name and getattr(options, "gated_linear_unit", False):
         for part, option in _INTERLEAVED:
             size = getattr(options, option, None) if part in name else None
@@ -152,15 +165,49 @@ def transform(options: Any, config: Mapping[str, Any], name: str, shape: Sequenc
     return None
 
 
-def _centred(options: Any, config: Mapping[str, Any], name: str) -> Write | None:
-    theirs = str(config.get("model_type")).startswith(_ZERO_CENTRED)
+def _centred(options: Any, config: Mapping[str, Any], name: str, exported: bool) -> Write | None:
+    text = config.get("text_config") or config
+    model_type = str(text.get("model_type") or config.get("model_type") or "")
     ours = bool(getattr(options, "layernorm_zero_centered_gamma", False))
-    if ours == theirs:
-        return None
-    if theirs:
-        raise refuse(f"layernorm_zero_centered_gamma is not set, and {config.get('model_type')}'s checkpoints hold w - 1",
+    if model_type in _ZERO_CENTRED_FIELD:
+        theirs = bool(text.get(_ZERO_CENTRED_FIELD[model_type], True))
+    elif model_type in _ZERO_CENTRED:
+        theirs = True
+    elif model_type in _PLAIN or not ours or exported:
+        return _add_one if ours and model_type in _PLAIN else None
+    else:
+        raise refuse(f"layernorm_zero_centered_gamma is set, and it is not known whether {model_type or 'a model of unknown type'} "
+                     "has w or w - 1 in its checkpoints", tensor=name,
+                     remedy="unset it, or publish what your exporter gives through weightwire.torch")
+    if theirs and not ours:
+        raise refuse(f"layernorm_zero_centered_gamma is not set, and {model_type}'s checkpoints hold w - 1",
                      tensor=name, remedy="set it (--apply-layernorm-1p)")
-    return _add_one
+    return _add_one if ours and not theirs else None
+
+
+def transform_exported(model: Any, config: Mapping[str, Any], name: str, shape: Sequence[int]) -> Write | None:
+    """As transform, for a model that a bridge made. A tower has options of its own: its norms may be held whole where the text's
+    are not."""
+    options = _owner(model, name)
+    text = getattr(getattr(model, "language_model", model), "config", None)
+    ours, its = (bool(getattr(one, "layernorm_zero_centered_gamma", False)) for one in (options, text))
+    if ours and not its:
+        raise refuse("layernorm_zero_centered_gamma is set for this part of the model and not for its text part", tensor=name,
+                     remedy="unset it")
+    if its and not ours and name.endswith(_NORMS):
+        return None
+    return transform(options, config, name, shape, exported=True)
+
+
+def _owner(model: Any, name: str) -> Any:
+    """The options of the innermost module that has its own among those around the parameter `name`."""
+    found, module = getattr(model, "config", None), model
+    for part in name.split(".")[:-1]:
+        module = getattr(module, part, None)
+        own = getattr(module, "config", None)
+        if hasattr(own, "layernorm_zero_centered_gamma"):
+            found = own
+    return found
 
 
 def _add_one(into: torch.Tensor, tensor: torch.Tensor) -> None:
