@@ -45,7 +45,7 @@ def test_d4_a_staged_version_whose_trainer_left_is_the_next_trainers_to_publish(
         weights = load(groups[-1], 7)
         groups[-1].publish(1)  # not stale_version: nobody ever committed it
         served.wait_version(1)
-        assert client.status().committed_version == 1
+        until("it is committed", lambda: client.status().committed_version == 1)
     assert_serves(served, weights)
 
 
