@@ -8,6 +8,7 @@ from pathlib import Path
 
 _COMMON = dict(vocab_size=1024, hidden_size=256, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4,
                max_position_embeddings=512, initializer_range=0.06, bos_token_id=0, eos_token_id=1)
+_VISION = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, image_size=56, patch_size=14)
 KINDS = {
     "qwen2": ("Qwen2Config", dict(intermediate_size=704, tie_word_embeddings=False)),
     "qwen2-4-layers": ("Qwen2Config", dict(intermediate_size=704, tie_word_embeddings=False, num_hidden_layers=4)),
@@ -21,6 +22,8 @@ KINDS = {
     "gpt-oss": ("GptOssConfig", dict(intermediate_size=128, num_local_experts=8, num_experts_per_tok=2, head_dim=32,
                                      tie_word_embeddings=False)),
     "gemma3-text": ("Gemma3TextConfig", dict(intermediate_size=512, head_dim=32, tie_word_embeddings=True)),
+    # The wrapper: a SigLIP tower before the text model.
+    "gemma3": ("Gemma3Config", dict(intermediate_size=512, head_dim=32, tie_word_embeddings=True)),
     # Mamba, an MLP, Mamba, attention
     "nemotron-h": ("NemotronHConfig", dict(intermediate_size=512, hybrid_override_pattern="M-M*", num_hidden_layers=4,
                                            mamba_num_heads=8, mamba_head_dim=32, ssm_state_size=16, n_groups=2,
@@ -41,8 +44,13 @@ def make(out: Path, kind: str, seed: int) -> Path:
     import transformers
     name, options = KINDS[kind]
     torch.manual_seed(seed)
-    config = getattr(transformers, name)(**{**_COMMON, **options}, dtype="bfloat16")
-    model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    options = {**_COMMON, **options}
+    if kind == "gemma3":
+        options = dict(text_config=options, vision_config=_VISION, mm_tokens_per_image=4, tie_word_embeddings=True, boi_token_index=1021,
+                       eoi_token_index=1022, image_token_index=1023)
+    config = getattr(transformers, name)(**options, dtype="bfloat16")
+    auto = transformers.AutoModelForImageTextToText if kind == "gemma3" else transformers.AutoModelForCausalLM
+    model = auto.from_config(config).to(torch.bfloat16)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -50,10 +58,30 @@ def make(out: Path, kind: str, seed: int) -> Path:
     model.save_pretrained(out)
     if getattr(config, "num_nextn_predict_layers", 0):
         _add_mtp(out, config)
-    vocabulary = {f"t{number}": number for number in range(config.vocab_size)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="t0"))
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="t1").save_pretrained(out)
+    if kind == "gemma3":
+        _rename_tower(out)
+    vocabulary = {f"t{number}": number for number in range(getattr(config, "text_config", config).vocab_size)}
+    if kind == "gemma3":  # vLLM looks for runs of lines in it
+        vocabulary = {{1017: "\n", 1018: "\n\n", 1019: "\n\n\n", 1020: "\n\n\n\n"}.get(n, name): n for name, n in vocabulary.items()}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="t0"))
+    images = dict(boi_token="t1021", eoi_token="t1022", image_token="t1023")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1",
+                                                     **dict(extra_special_tokens=images) if kind == "gemma3" else {})
+    if kind == "gemma3":
+        transformers.Gemma3Processor(transformers.Gemma3ImageProcessor(size=dict(height=56, width=56)), tokenizer,
+                                     image_seq_length=4).save_pretrained(out)
+    else:
+        tokenizer.save_pretrained(out)
     return out
+
+
+def _rename_tower(out: Path) -> None:
+    """As released checkpoints have it, and vLLM reads it; transformers 5 saves it one level higher."""
+    import safetensors.torch
+    path = out / "model.safetensors"
+    tensors = {name if ".vision_model." in name else name.replace("vision_tower.", "vision_tower.vision_model."): tensor
+               for name, tensor in safetensors.torch.load_file(path).items()}
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
 
 
 def _add_mtp(out: Path, config) -> None:

@@ -51,9 +51,10 @@ class Engine:
     async def _make(self, model, tp, options):
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
+        images = (Path(model) / "processor_config.json").exists()  # which needs a tokenizer
         return AsyncLLM.from_engine_args(AsyncEngineArgs(
             model=str(model), tensor_parallel_size=tp, weight_transfer_config={"backend": "weightwire"},
-            **{**SERVE, **options}))
+            **{**SERVE, "skip_tokenizer_init": not images, **options}))
 
     def run(self, coroutine, timeout: float = 120):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)

@@ -1,12 +1,14 @@
 """Models of 2026 in a real vLLM: what a trainer publishes is what it then answers with, bit for bit as an engine that was
 started on the same checkpoint. By the scheme `hf`, and from a live transformers 5 model, whose experts are fused."""
 
+import importlib.util
 import sys
 
 import pytest
 
 from tests.engine import rig
 
+IMAGES = pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="vLLM's gemma3 needs torchvision")
 LIVE = [sys.executable, "-m", "tests.engine.trainer_live"]
 SHARDED = [*LIVE, "--shard"]
 SCHEME = [sys.executable, "-m", "tests.engine.trainer_hf"]
@@ -16,6 +18,7 @@ SCHEME = [sys.executable, "-m", "tests.engine.trainer_hf"]
     ("qwen3-moe", 1, SHARDED), ("qwen3-moe", 2, SHARDED),
     ("gpt-oss", 1, LIVE), ("gpt-oss", 1, SCHEME),
     ("gemma3-text", 1, LIVE), ("gemma3-text", 1, SCHEME),
+    pytest.param("gemma3", 1, SCHEME, marks=IMAGES), pytest.param("gemma3", 2, SCHEME, marks=IMAGES),
     ("nemotron-h", 1, LIVE), ("nemotron-h", 1, SCHEME), ("nemotron-h", 2, SCHEME),
 ], ids=lambda value: value if isinstance(value, str) else str(value) if isinstance(value, int) else
     "sharded" if value is SHARDED else "live" if value is LIVE else "scheme")
