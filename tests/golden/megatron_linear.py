@@ -40,9 +40,7 @@ def load(config, rank, folder):
     first = numbered.numbered(tensors)
     dist.init_process_group("gloo", init_method=f"file://{folder}/../store", rank=rank, world_size=numbered.TP)
     mcore.start(tp=numbered.TP)
-    scatter = dist.scatter  # gloo sends the storage of columns as it lies, NCCL packs them
-    dist.scatter = lambda tensor, scatter_list=None, **options: scatter(
-        tensor, scatter_list and [part.contiguous() for part in scatter_list], **options)
+    mcore.pack_what_is_scattered()
     found, chunks = {}, None
     for byte in range(2):
         hf = folder / f"part{byte}"

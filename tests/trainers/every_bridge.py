@@ -81,9 +81,7 @@ def check(rank: int, world_size: int, agent: str, out: str) -> None:
         from megatron.bridge.models.minimax_m2 import minimax_m2_bridge
         minimax_m2_bridge.torch = _OnCpu()
 
-    scatter = dist.scatter  # gloo sends the storage of columns as it lies, NCCL packs them
-    dist.scatter = lambda tensor, scatter_list=None, **options: scatter(
-        tensor, scatter_list and [part.contiguous() for part in scatter_list], **options)
+    mcore.pack_what_is_scattered()
     mcore.start(tp=world_size, ep=world_size, etp=1)
     rows: dict[str, list] = {}
     only = os.environ.get("WEIGHTWIRE_BRIDGES", "").split()

@@ -26,6 +26,13 @@ def patch_for_cpu() -> None:
     CudaRNGStatesTracker.fork = lambda self, *_, **__: contextlib.nullcontext()
 
 
+def pack_what_is_scattered() -> None:
+    """gloo sends the storage of columns as it lies, NCCL packs them; Megatron-Bridge's loader scatters columns."""
+    scatter = dist.scatter
+    dist.scatter = lambda tensor, scatter_list=None, **options: scatter(
+        tensor, scatter_list and [part.contiguous() for part in scatter_list], **options)
+
+
 def start(*, tp=1, pp=1, vpp=None, cp=1, ep=1, etp=None, order="tp-cp-ep-dp-pp") -> None:
     """Initialises mcore's process groups over the world that torch.distributed has."""
     from megatron.core import parallel_state

@@ -44,6 +44,7 @@ class Converted:
 
     boxes: list[Box]
     added: int = 0
+    head: str | None = None  #: the checkpoint's tensor for a head that the model shares with this embedding
 
 
 def convert(task: Any, local: Sequence[int], whole: Mapping[str, TensorMeta], bridge: Any = None) -> Converted:
@@ -250,14 +251,15 @@ class Publisher(BoxPublisher):
                     raise _refuse(task, f"a task for {task.param_name}, no parameter and no buffer of the model,")
                 key = task.vp_stage, task.param_name, tuple(tensor.shape)
                 if key not in found:
-                    found[key] = convert(task, tensor.shape, whole, model_bridge)
+                    found[key] = replace(convert(task, tensor.shape, whole, model_bridge),
+                                         head=_tied_head(task, inner[task.vp_stage], model_bridge, whole))
                 # A mapping that adds has seen to norms that are held less one.
                 own = None if found[key].added else megatron_options.transform_exported(
                     inner[task.vp_stage], config, task.param_name, tensor.shape)
                 live = Live(Held(meta_of(task.global_param_name, tensor), found[key].boxes), tensor,
                             _write(found[key].added, own), tensor.data_ptr() in frozen)
                 lives.append(live)
-                head = _tied_head(task, inner[task.vp_stage], model_bridge, whole)
+                head = found[key].head
                 if head is not None:
                     held = Held(replace(live.held.meta, name=_head_of(task)), [replace(box, name=head) for box in found[key].boxes])
                     lives.append(replace(live, held=held))

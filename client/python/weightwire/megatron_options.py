@@ -22,8 +22,8 @@ Write = Callable[[torch.Tensor, torch.Tensor], None]
 _INTERLEAVED = ((".experts.", "moe_mlp_glu_interleave_size"),
                 (".shared_experts.", "moe_shared_expert_glu_interleave_size"))
 _NORMS = ("layernorm.weight", "layer_norm_weight", ".enorm.weight", ".hnorm.weight")
-#: Model types (of the text part) whose checkpoints hold w - 1 in these norms themselves, as transformers' classes add 1, and
-#: those where a field of the config says so: its name, and what it is when it is absent.
+#: Model types (of the text part) whose checkpoints hold w - 1 in these norms themselves, as transformers' classes add 1; and
+#: those where a field of the config says whether they do, which they do without it.
 _ZERO_CENTRED = frozenset((
     "gemma", "gemma2", "gemma3", "gemma3_text", "nemotron", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
     "qwen3_next", "recurrent_gemma", "t5gemma", "t5gemma2", "vaultgemma"))
@@ -168,21 +168,26 @@ def transform(options: Any, config: Mapping[str, Any], name: str, shape: Sequenc
 def _centred(options: Any, config: Mapping[str, Any], name: str, exported: bool) -> Write | None:
     text = config.get("text_config") or config
     model_type = str(text.get("model_type") or config.get("model_type") or "")
-    ours = bool(getattr(options, "layernorm_zero_centered_gamma", False))
-    if model_type in _ZERO_CENTRED_FIELD:
-        theirs = bool(text.get(_ZERO_CENTRED_FIELD[model_type], True))
-    elif model_type in _ZERO_CENTRED:
-        theirs = True
-    elif model_type in _PLAIN or not ours or exported:
-        return _add_one if ours and model_type in _PLAIN else None
-    else:
+    ours, theirs = bool(getattr(options, "layernorm_zero_centered_gamma", False)), _checkpoints_hold_less_one(model_type, text)
+    if theirs is None:
+        if not ours or exported:
+            return None
         raise refuse(f"layernorm_zero_centered_gamma is set, and it is not known whether {model_type or 'a model of unknown type'} "
                      "has w or w - 1 in its checkpoints", tensor=name,
                      remedy="unset it, or publish what your exporter gives through weightwire.torch")
-    if theirs and not ours:
+    if ours == theirs:
+        return None
+    if theirs:
         raise refuse(f"layernorm_zero_centered_gamma is not set, and {model_type}'s checkpoints hold w - 1",
                      tensor=name, remedy="set it (--apply-layernorm-1p)")
-    return _add_one if ours and not theirs else None
+    return _add_one
+
+
+def _checkpoints_hold_less_one(model_type: str, config: Mapping[str, Any]) -> bool | None:
+    """None: it is not known."""
+    if model_type in _ZERO_CENTRED_FIELD:
+        return bool(config.get(_ZERO_CENTRED_FIELD[model_type], True))
+    return True if model_type in _ZERO_CENTRED else False if model_type in _PLAIN else None
 
 
 def transform_exported(model: Any, config: Mapping[str, Any], name: str, shape: Sequence[int]) -> Write | None:
