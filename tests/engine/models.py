@@ -24,6 +24,15 @@ KINDS = {
     "gemma3-text": ("Gemma3TextConfig", dict(intermediate_size=512, head_dim=32, tie_word_embeddings=True)),
     # The wrapper: a SigLIP tower before the text model.
     "gemma3": ("Gemma3Config", dict(intermediate_size=512, head_dim=32, tie_word_embeddings=True)),
+    # Heads of two sizes, keys for values, layers that share them, inputs of each layer; and experts beside the MLP.
+    "gemma4-text": ("Gemma4TextConfig", dict(intermediate_size=512, head_dim=32, global_head_dim=64, num_hidden_layers=4,
+                                             layer_types=["sliding_attention", "full_attention"] * 2, attention_k_eq_v=True,
+                                             num_global_key_value_heads=2, num_kv_shared_layers=1, use_double_wide_mlp=True,
+                                             hidden_size_per_layer_input=16, vocab_size_per_layer_input=1024)),
+    "gemma4-experts": ("Gemma4TextConfig", dict(intermediate_size=512, head_dim=32, global_head_dim=32, num_experts=8,
+                                                enable_moe_block=True, moe_intermediate_size=128, top_k_experts=2,
+                                                layer_types=["sliding_attention", "full_attention"],
+                                                hidden_size_per_layer_input=0)),
     # Mamba, an MLP, Mamba, attention
     "nemotron-h": ("NemotronHConfig", dict(intermediate_size=512, hybrid_override_pattern="M-M*", num_hidden_layers=4,
                                            mamba_num_heads=8, mamba_head_dim=32, ssm_state_size=16, n_groups=2,
@@ -52,7 +61,8 @@ def make(out: Path, kind: str, seed: int) -> Path:
     auto = transformers.AutoModelForImageTextToText if kind == "gemma3" else transformers.AutoModelForCausalLM
     model = auto.from_config(config).to(torch.bfloat16)
     with torch.no_grad():
-        for parameter in model.parameters():
+        scalars = [buffer for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]
+        for parameter in [*model.parameters(), *scalars]:
             if parameter.ndim == 1:
                 parameter += torch.randn_like(parameter) * 0.1
     model.save_pretrained(out)

@@ -64,6 +64,12 @@ VISION3_5 = VISION | dict(num_position_embeddings=16)
 QWEN3_VL = DENSE | dict(head_dim=10, rope_scaling=dict(rope_type="default", mrope_section=[1, 1, 1]))
 MOONVIT = dict(hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4, patch_size=7,
                pos_emb_height=5, pos_emb_width=6, merge_kernel_size=[2, 3])
+GEMMA4 = DENSE | dict(head_dim=10, global_head_dim=14, vocab_size_per_layer_input=71)
+GEMMA4_EXPERTS = dict(num_experts=5, enable_moe_block=True, moe_intermediate_size=14, top_k_experts=2)
+GEMMA4_VISION = dict(hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                     head_dim=8, patch_size=5, position_embedding_size=17)
+GEMMA4_AUDIO = dict(hidden_size=18, num_hidden_layers=2, num_attention_heads=3, subsampling_conv_channels=[9, 5],
+                    output_proj_dims=11, conv_kernel_size=4)
 KIMI_NAMES = {"language_model.model.blocks.": "language_model.model.layers.", "model.mm_projector.": "mm_projector.",
               "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed."}
 ENGINE = dict(vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -163,6 +169,29 @@ VARIANTS = [
     Variant("gemma2", "silent", DENSE | dict(num_attention_heads=8), drop=("head_dim", "num_key_value_heads")),
     Variant("gemma3_text", "plain", DENSE, head_dim=10),
     Variant("gemma3_text", "untied", DENSE, head_dim=10, tie_word_embeddings=False, attention_bias=True),
+    Variant("gemma4_text", "plain", GEMMA4, num_hidden_layers=7, hidden_size_per_layer_input=6, transformers=LATER),
+    Variant("gemma4_text", "untied", GEMMA4, hidden_size_per_layer_input=0, num_hidden_layers=2, attention_bias=True,
+            tie_word_embeddings=False, layer_types=["full_attention", "sliding_attention"], attention_k_eq_v=True,
+            num_global_key_value_heads=6, transformers=LATER),
+    Variant("gemma4_text", "experts", GEMMA4 | GEMMA4_EXPERTS, hidden_size_per_layer_input=0, attention_k_eq_v=True,
+            num_global_key_value_heads=1, layer_types=["sliding_attention", "full_attention", "full_attention"],
+            transformers=LATER),
+    # As the releases say it, and the last layers attend to what those before them stored.
+    Variant("gemma4_text", "released", GEMMA4 | dict(hidden_size_per_layer_input=6, num_hidden_layers=13, attention_k_eq_v=True,
+                                                     num_kv_shared_layers=8, use_double_wide_mlp=True,
+                                                     num_global_key_value_heads=1), keep=True, transformers=LATER),
+    Variant("gemma4_text", "silent", DENSE | dict(num_attention_heads=8), hidden_size_per_layer_input=6,
+            vocab_size_per_layer_input=71, attention_k_eq_v=True, transformers=LATER,
+            drop=("head_dim", "num_key_value_heads", "hidden_size_per_layer_input", "layer_types", "per_layer_config",
+                  "tie_word_embeddings", "num_kv_shared_layers", "use_double_wide_mlp", "enable_moe_block", "num_experts")),
+    Variant("gemma4", "plain", dict(text_config=GEMMA4 | dict(hidden_size_per_layer_input=6, num_kv_shared_layers=1,
+                                                              use_double_wide_mlp=True),
+                                    vision_config=GEMMA4_VISION | dict(use_clipped_linears=True, standardize=True),
+                                    audio_config=GEMMA4_AUDIO), transformers=LATER),
+    Variant("gemma4", "experts", dict(text_config=GEMMA4 | GEMMA4_EXPERTS | dict(hidden_size_per_layer_input=0),
+                                      vision_config=GEMMA4_VISION), transformers=LATER),
+    Variant("gemma4", "unclipped", dict(text_config=GEMMA4 | dict(hidden_size_per_layer_input=6), vision_config=GEMMA4_VISION,
+                                        audio_config=GEMMA4_AUDIO | dict(use_clipped_linears=False)), transformers=LATER),
     Variant("gemma3", "plain", dict(text_config=DENSE | dict(head_dim=10), vision_config=SIGLIP, mm_tokens_per_image=4)),
     Variant("gemma3", "untied", dict(text_config=DENSE | dict(head_dim=10, tie_word_embeddings=False, attention_bias=True),
                                      vision_config=SIGLIP | dict(vision_use_head=False), mm_tokens_per_image=4)),
@@ -222,6 +251,16 @@ VARIANTS = [
     # Sizes that vLLM accepts: tests/golden/vllm_families.py records its loader with these.
     Variant("gemma3", "engine", dict(text_config=ENGINE, mm_tokens_per_image=4,
                                      vision_config=SIGLIP | ENGINE_TOWER | dict(vision_use_head=False, image_size=28))),
+    Variant("gemma4", "engine", dict(text_config=ENGINE | dict(global_head_dim=64, hidden_size_per_layer_input=16,
+                                                               vocab_size_per_layer_input=100, num_hidden_layers=4,
+                                                               num_kv_shared_layers=1, use_double_wide_mlp=True,
+                                                               attention_k_eq_v=True, num_global_key_value_heads=1,
+                                                               layer_types=["sliding_attention", "full_attention",
+                                                                            "sliding_attention", "full_attention"]),
+                                     vision_config=GEMMA4_VISION | dict(use_clipped_linears=True, standardize=True),
+                                     audio_config=GEMMA4_AUDIO), transformers=LATER),
+    Variant("gemma4_text", "engine", ENGINE | GEMMA4_EXPERTS, moe_intermediate_size=48, num_experts=4, global_head_dim=64,
+            hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1, transformers=LATER),
     Variant("llama4", "engine", dict(text_config=ENGINE | dict(num_local_experts=4, intermediate_size_mlp=160,
                                                                interleave_moe_layer_step=2, attention_bias=False),
                                      vision_config=LLAMA4_VISION | ENGINE_TOWER | dict(intermediate_size=256, num_hidden_layers=1))),

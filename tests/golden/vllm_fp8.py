@@ -161,10 +161,15 @@ def rows_of(name_of_param, param, flat, tensors, first):
         at = np.nonzero((flat >= first[name]) & (flat < first[name] + size))[0]
         if len(at) == 0:
             continue
-        index = np.stack(np.unravel_index(flat[at] - first[name], shape))
-        place = {tuple(int(x) for x in i): int(p) for i, p in zip(index.T, at)}
-        assert len(place) == len(at), (name_of_param, name)
-        for begin, extent, offset, stride in boxes_of(place):
+        index = np.stack(np.unravel_index(flat[at] - first[name], shape)) if shape else np.empty((0, len(at)), int)
+        places = []  # one for each time that an element is there
+        for i, p in zip(index.T, at):
+            key = tuple(int(x) for x in i)
+            place = next((place for place in places if key not in place), None)
+            if place is None:
+                places.append(place := {})
+            place[key] = int(p)
+        for begin, extent, offset, stride in [box for place in places for box in boxes_of(place)]:
             stride = [s if s is not None else param.stride()[max(0, d - len(shape) + param.dim())]
                       for d, s in enumerate(stride)]
             ops = [["narrow", d, int(begin[d]), int(extent[d])] for d in range(len(shape)) if extent[d] < shape[d]]
@@ -181,6 +186,12 @@ def without_kernels():
     type(current_platform).verify_quantization = classmethod(lambda cls, quant: None)
     fp8.init_fp8_linear_kernel = lambda **_: None
     fp8.select_fp8_moe_backend = lambda **_: (fp8.UnquantizedFusedMoEMethod, None)
+
+
+def held(model):
+    """{name: tensor} of what the model has of a checkpoint: parameters, and buffers that it would save."""
+    saved = model.state_dict().keys()
+    return dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
 def load(config, tensors, rank, folder):
@@ -202,12 +213,13 @@ def load(config, tensors, rank, folder):
             initialize_model_parallel(TP)
         torch.set_default_dtype(torch.bfloat16)
         model = initialize_model(vllm_config)
+        params = held(model)
         found = {}
         for byte in range(3):
-            for param in model.parameters():
+            for param in params.values():
                 param.data.reshape(-1).view(torch.uint8).zero_()
             model.load_weights(parts_of(tensors, first, byte))
-            for name, param in model.named_parameters():
+            for name, param in params.items():
                 bits = 8 * param.element_size()
                 kind = {1: np.uint8, 2: np.uint16, 4: np.uint32}[param.element_size()]
                 raw = param.detach().reshape(-1).view(torch.uint8).numpy().view(kind).astype(np.int64)
@@ -215,7 +227,7 @@ def load(config, tensors, rank, folder):
                     raw, bits = raw >> 16, 16  # cast on the way: the numbers are those of 16 bits
                 if bits * byte < 32:
                     found[name] = found.get(name, 0) + (raw << (bits * byte))
-        return [row for name, param in model.named_parameters()
+        return [row for name, param in params.items()
                 for row in rows_of(name, param, found[name], tensors, first)]
 
 

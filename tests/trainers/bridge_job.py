@@ -1,4 +1,4 @@
-"""The target of the bridges' worlds. Imports nothing by itself: a parent may import it without the stub."""
+"""The targets of worlds with a stub of Transformer Engine. Imports nothing by itself: a parent has no stub."""
 
 from __future__ import annotations
 
@@ -31,3 +31,8 @@ def added(rank: int, *arguments) -> None:
 def fused_experts(rank: int, *arguments) -> None:
     import bridge_ranks
     bridge_ranks.fused_experts(rank, *arguments)
+
+
+def hybrid(rank: int, *arguments) -> None:
+    import hybrid_ranks
+    hybrid_ranks.train(rank, *arguments)

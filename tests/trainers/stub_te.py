@@ -130,3 +130,9 @@ def install() -> None:
     import transformer_engine.common.recipe  # noqa: F401
     import transformer_engine.pytorch.distributed  # noqa: F401
     import transformer_engine.pytorch.ops  # noqa: F401
+
+
+def keep_extra_state_whole() -> None:
+    """After megatron was imported. Without fp8 there is none to be split over the experts of a grouped layer."""
+    from megatron.core.extensions.transformer_engine import TEGroupedLinear
+    TEGroupedLinear._split_extra_state = lambda self, state: [state] * self.num_gemms

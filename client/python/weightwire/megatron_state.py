@@ -85,7 +85,10 @@ def spec_of(states: Sequence[RankState], config: Mapping[str, Any]) -> str:
     order = _order(states)
     if order != "tp-cp-ep-dp-pp":
         words.append(f"order={order}")
-    words += _layer_words(states) + _expert_words(states, order)
+    hybrid = any(name.endswith("decoder.final_norm.weight") for state in states for name in state.names)
+    words += _layer_words(states, hybrid) + _expert_words(states, order)
+    if hybrid and sum(map(len, _chunks(states))) == 2 * config.get("text_config", config).get("num_hidden_layers", 0):
+        words.append("model=hybrid")
     if any(name.endswith(_TE_NAMES) for state in states for name in state.names):
         words.append("spec=te")
     rows = {state.vocab_rows for state in states} - {0}
@@ -126,8 +129,25 @@ def _index(place: Mapping[str, int], sizes: Mapping[str, int], dims: Sequence[st
     return index
 
 
-def _layer_words(states: Sequence[RankState]) -> list[str]:
-    """vpp and, where stages are uneven, the layers of every chunk in the order in which the model passes them."""
+def _layer_words(states: Sequence[RankState], hybrid: bool) -> list[str]:
+    """vpp and, where stages are uneven, the layers of every chunk in the order in which the model passes them.
+    `hybrid`: a HybridModel, whose virtual stages are even by chance only.
+    """
+    vpp = len(states[0].layers)
+    chunks = _chunks(states)
+    counts = [len(layers) for layers in chunks]
+    passed = [layer for layers in chunks for layer in layers]
+    if passed != list(range(1, len(passed) + 1)):
+        raise _refuse(states[0], f"the stages pass layers {passed}, which is not 1, 2, 3, …",
+                      "weightwire reads layer_number of each decoder layer; report this")
+    words = [f"vpp{vpp}"] if vpp > 1 else []
+    if len(set(counts)) > 1 or (vpp > 1 and hybrid):
+        words.append("layers=" + "-".join(map(str, counts)))
+    return words
+
+
+def _chunks(states: Sequence[RankState]) -> list[tuple[int, ...]]:
+    """The layer numbers of each model chunk, in the order in which the model passes them."""
     pp, vpp = states[0].sizes["pp"], len(states[0].layers)
     chunks: dict[int, tuple[int, ...]] = {}
     for state in states:
@@ -139,15 +159,7 @@ def _layer_words(states: Sequence[RankState]) -> list[str]:
             if chunks.setdefault(at, layers) != layers:
                 raise _refuse(state, f"chunk {v} has layers {list(layers)}, another rank of its stage has "
                               f"{list(chunks[at])}", "build all ranks of a stage from the same configuration")
-    counts = [len(chunks[at]) for at in sorted(chunks)]
-    passed = [layer for at in sorted(chunks) for layer in chunks[at]]
-    if passed != list(range(1, len(passed) + 1)):
-        raise _refuse(states[0], f"the stages pass layers {passed}, which is not 1, 2, 3, …",
-                      "weightwire reads layer_number of each decoder layer; report this")
-    words = [f"vpp{vpp}"] if vpp > 1 else []
-    if len(set(counts)) > 1:
-        words.append("layers=" + "-".join(map(str, counts)))
-    return words
+    return [chunks[at] for at in sorted(chunks)]
 
 
 def _expert_words(states: Sequence[RankState], order: str) -> list[str]:

@@ -1,6 +1,7 @@
 #include "server/layout/families/config.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "server/layout/families/family.h"
 #include "server/layout/families/wrapper.h"
@@ -12,6 +13,7 @@ namespace {
 /// More heads than any model; bounds the pieces of one fused tensor.
 constexpr int64_t kHeadsMax = 65'536;
 constexpr int64_t kSizeMax = (int64_t{1} << 31) - 1;
+constexpr const char* kLayerSizes = "per_layer_config";
 
 Result<const Family*> FindFamily(const std::string& model_type) {
   std::string known;
@@ -165,6 +167,38 @@ Status CheckComplete(const ModelConfig& config) {
       .Remedy("give intermediate_size; only a model of which every layer has experts needs none");
 }
 
+/// kv heads of layers that have a number of their own.
+Status CheckLayerHeads(const ModelConfig& config) {
+  for (const LayerKind& kind : config.kinds) {
+    if (kind.kv_heads == 0 || config.heads % kind.kv_heads == 0) continue;
+    return {Code::kInvalidArgument, Reason::kInvalidRequest,
+            "num_attention_heads is no multiple of the key and value heads of layer " +
+                std::to_string(&kind - config.kinds.data())};
+  }
+  return OkStatus();
+}
+
+/// transformers 5 writes this for any model whose layers differ; where a family does not read it,
+/// sizes would be those of other layers.
+Status CheckLayerSizes(const Json& json, const Family& text) {
+  const auto sizes = json.find(kLayerSizes);
+  if (text.layer_sizes || sizes == json.end() || sizes->is_null() || sizes->empty()) {
+    return OkStatus();
+  }
+  return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                std::string("config.json has ") + kLayerSizes + ", which family " +
+                    std::string(text.model_type) + " does not read")
+      .Remedy("send explicit layouts");
+}
+
+/// 0 and up, in decimal digits.
+std::optional<int64_t> IntegerText(const std::string& text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0) return std::nullopt;
+  return value;
+}
+
 /// Numbers of decoder layers; none when `key` is absent or null.
 Result<std::vector<size_t>> LayerList(const Json& json, const char* key, int64_t layers) {
   std::vector<size_t> listed;
@@ -182,6 +216,25 @@ Result<std::vector<size_t>> LayerList(const Json& json, const char* key, int64_t
 }
 
 }  // namespace
+
+int64_t ModelConfig::HeadDim(int64_t layer) const {
+  const int64_t own = kinds[static_cast<size_t>(layer)].head_dim;
+  return own > 0 ? own : head_dim;
+}
+
+int64_t ModelConfig::KvHeads(int64_t layer) const {
+  const int64_t own = kinds[static_cast<size_t>(layer)].kv_heads;
+  return own > 0 ? own : kv_heads;
+}
+
+ModelConfig ModelConfig::Of(const LayerKind& kind) const {
+  ModelConfig of = *this;
+  of.kinds.clear();
+  if (kind.head_dim > 0) of.head_dim = kind.head_dim;
+  if (kind.kv_heads > 0) of.kv_heads = kind.kv_heads;
+  if (kind.intermediate > 0) of.intermediate = kind.intermediate;
+  return of;
+}
 
 bool ModelConfig::IsHybrid() const {
   return std::ranges::any_of(kinds, [](const LayerKind& kind) { return !kind.mlp; });
@@ -275,6 +328,34 @@ Result<std::vector<std::string>> ReadLayerWords(const Json& json, const char* ke
                   std::to_string(layers) + " layers");
 }
 
+Result<bool> ReadLayerSizes(const Json& json, ModelConfig& config) {
+  const auto sizes = json.find(kLayerSizes);
+  if (sizes == json.end() || sizes->is_null()) return false;
+  const auto bad = [](const std::string& what) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                       std::string("the field ") + kLayerSizes + " " + what)
+                    .Remedy("send explicit layouts"));
+  };
+  if (!sizes->is_object()) return bad("is no object with an entry for each layer that differs");
+  for (const auto& [number, fields] : sizes->items()) {
+    const std::optional<int64_t> layer = IntegerText(number);
+    if (!layer || *layer >= config.layers || !fields.is_object()) {
+      return bad("speaks of \"" + number.substr(0, 64) + "\", which is no layer");
+    }
+    LayerKind& kind = config.kinds[static_cast<size_t>(*layer)];
+    for (const auto& [field, value] : fields.items()) {
+      if (field == "head_dim") {
+        WW_ASSIGN(kind.head_dim, ReadSize(fields, "head_dim"));
+      } else if (field == "num_key_value_heads") {
+        WW_ASSIGN(kind.kv_heads, ReadSize(fields, "num_key_value_heads"));
+      } else {
+        return bad("has the field " + field.substr(0, 64) + ", which is not understood");
+      }
+    }
+  }
+  return true;
+}
+
 Status SetListedMoeLayers(const Json& json, const char* key, ModelConfig& config) {
   WW_ASSIGN_OR_STATUS(const std::vector<size_t> listed, LayerList(json, key, config.layers));
   for (size_t layer : listed) config.kinds[layer].moe = config.HasExperts();
@@ -295,11 +376,13 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json) {
   WW_ASSIGN(Json flat,
             config.IsWrapper() ? WrappedTextConfig(json) : Result<Json>(WithTextConfig(json)));
   if (text->prepare != nullptr) WW_FAIL_IF_ERROR(text->prepare(flat));
+  WW_FAIL_IF_ERROR(CheckLayerSizes(flat, *text));
   WW_ASSIGN(config.scales, ReadBlockScales(flat));
   WW_FAIL_IF_ERROR(ReadCommon(flat, text->defaults, config));
   if (text->read != nullptr) WW_FAIL_IF_ERROR(text->read(flat, config));
   if (config.IsWrapper()) WW_FAIL_IF_ERROR(family->wrapper->read(json, config));
   WW_FAIL_IF_ERROR(CheckComplete(config));
+  WW_FAIL_IF_ERROR(CheckLayerHeads(config));
   if (config.experts > kHeadsMax) {
     return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,
                 "config.json has more than " + std::to_string(kHeadsMax) + " experts");

@@ -23,6 +23,13 @@ struct LayerKind {
   bool shares_index = false;  ///< attends to what the indexer of a layer before it chose
   Mixer mixer = Mixer::kAttention;
   bool mlp = true;  ///< a dense MLP or experts
+  // Sizes of its own; 0: the model's.
+  int64_t head_dim = 0;
+  int64_t kv_heads = 0;
+  int64_t intermediate = 0;
+  bool shares_kv = false;        ///< attends to the keys and values of a layer before it, has none
+  bool keys_for_values = false;  ///< its keys are its values, before norm and rotation
+  bool HasSizes() const { return head_dim > 0 || kv_heads > 0 || intermediate > 0; }
 };
 
 /// Gated delta rule (Qwen3-Next) and Mamba 2: heads of values in groups that share the rest.
@@ -54,6 +61,22 @@ struct VisionConfig {
   bool pooling = false;          ///< has a head that pools all patches
   bool projector_bias = false;
   int64_t projector = 0;  ///< inner size of what stands between blocks and text model
+  int64_t kv_heads = 0;   ///< these two, where hidden and heads do not say them
+  int64_t head_dim = 0;
+  bool clipped = false;       ///< linear layers have bounds of what they read and write
+  bool standardized = false;  ///< shifts and scales what it gives
+};
+
+/// The audio tower beside it (Gemma 4).
+struct AudioConfig {
+  int64_t depth = 0;  ///< blocks; 0: there is no tower
+  int64_t hidden = 0;
+  int64_t heads = 0;           ///< divides hidden
+  int64_t first_channels = 0;  ///< of the first convolution: a multiple of 4
+  int64_t second_channels = 0;
+  int64_t kernel = 0;  ///< of the convolution over time
+  int64_t out = 0;
+  bool clipped = false;
 };
 /// Names of a tower's tensors begin so, in every family that has one; other names do not.
 inline constexpr std::string_view kVisionPrefix = "visual.";
@@ -90,7 +113,9 @@ struct ModelConfig {
   int64_t moe_intermediate = 0;
   int64_t shared_intermediate = 0;  ///< of all shared experts together; 0: none
   bool router_correction = false;
-  int64_t latent = 0;  ///< what experts read and write instead of hidden; 0: hidden
+  int64_t latent = 0;        ///< what experts read and write instead of hidden; 0: hidden
+  int64_t layer_inputs = 0;  ///< what each layer is given of each token, beside hidden; 0: nothing
+  int64_t layer_vocab = 0;   ///< tokens that have it
 
   int64_t q_lora_rank = 0;   ///< 0: q is one matrix
   int64_t kv_lora_rank = 0;  ///< 0: no latent attention
@@ -102,6 +127,7 @@ struct ModelConfig {
 
   LinearConfig linear;
   VisionConfig vision;
+  AudioConfig audio;
 
   int64_t mtp_layers = 0;
   std::vector<LayerKind> kinds;  ///< layers + mtp_layers
@@ -112,6 +138,11 @@ struct ModelConfig {
   bool IsHybrid() const;
   bool HasVision() const { return vision.depth > 0; }
   bool IsWrapper() const { return text_family != family; }
+  /// Of a decoder or MTP layer.
+  int64_t HeadDim(int64_t layer) const;
+  int64_t KvHeads(int64_t layer) const;
+  /// The model with the layer's sizes, without `kinds`.
+  ModelConfig Of(const LayerKind& kind) const;
 };
 
 /// Reads a config.json of a known family. Errors as in LayoutFromScheme.
@@ -145,6 +176,10 @@ Status SetMoeLayers(const Json& json, int64_t first, int64_t step, const char* d
 /// One word for each decoder layer: a list of them, or a text of one letter each; empty when the
 /// key is absent or null. kInvalidArgument / kInvalidRequest for anything else.
 Result<std::vector<std::string>> ReadLayerWords(const Json& json, const char* key, int64_t layers);
+/// Sets head_dim and kv_heads of the decoder layers that `per_layer_config` speaks of, as
+/// transformers 5 writes it; false when it is absent or null.
+///   kInvalidArgument / kInvalidRequest  a layer that is not there, another field than these two
+Result<bool> ReadLayerSizes(const Json& json, ModelConfig& config);
 /// Sets `moe` of the decoder layers that the list `key` names, and of no other.
 Status SetListedMoeLayers(const Json& json, const char* key, ModelConfig& config);
 

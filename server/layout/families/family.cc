@@ -9,6 +9,7 @@
 #include "server/layout/families/exaone4.h"
 #include "server/layout/families/gemma.h"
 #include "server/layout/families/gemma3.h"
+#include "server/layout/families/gemma4.h"
 #include "server/layout/families/glm4.h"
 #include "server/layout/families/glm4_moe.h"
 #include "server/layout/families/gpt_oss.h"
@@ -35,12 +36,12 @@ namespace weightwire::layout {
 namespace {
 
 constexpr Family kFamilies[] = {
-    kDeepseekV2, kDeepseekV3, kDeepseekV32, kExaone4,     kGemma,         kGemma2,     kGemma3,
-    kGemma3Text, kGlm4,       kGlm4Moe,     kGlm4MoeLite, kGlmMoeDsa,     kGptOss,     kGranite,
-    kKimiK2,     kKimiK25,    kLlama,       kLlama4,      kLlama4Text,    kMinimaxM2,  kMinistral3,
-    kMistral,    kMistral3,   kMixtral,     kNemotronH,   kPhi3,          kQwen2,      kQwen25Vl,
-    kQwen2Moe,   kQwen3,      kQwen35,      kQwen35Moe,   kQwen35MoeText, kQwen35Text, kQwen3Moe,
-    kQwen3Next,  kQwen3Vl,    kQwen3VlMoe,  kSeedOss,
+    kDeepseekV2, kDeepseekV3, kDeepseekV32, kExaone4,  kGemma,      kGemma2,      kGemma3,
+    kGemma3Text, kGemma4,     kGemma4Text,  kGlm4,     kGlm4Moe,    kGlm4MoeLite, kGlmMoeDsa,
+    kGptOss,     kGranite,    kKimiK2,      kKimiK25,  kLlama,      kLlama4,      kLlama4Text,
+    kMinimaxM2,  kMinistral3, kMistral,     kMistral3, kMixtral,    kNemotronH,   kPhi3,
+    kQwen2,      kQwen25Vl,   kQwen2Moe,    kQwen3,    kQwen35,     kQwen35Moe,   kQwen35MoeText,
+    kQwen35Text, kQwen3Moe,   kQwen3Next,   kQwen3Vl,  kQwen3VlMoe, kSeedOss,
 };
 /// Text models that are described only within a wrapper.
 constexpr Family kInnerFamilies[] = {kQwen3VlMoeText, kQwen35MoeFused};
@@ -90,6 +91,9 @@ constexpr Role kLinearRoles[] = {Role::kQWeight,
                                  Role::kExpertLatentIn,
                                  Role::kExpertLatentOut,
                                  Role::kTowerLinear,
+                                 Role::kLayerInputs,
+                                 Role::kLayerInputGate,
+                                 Role::kLayerInputOut,
                                  Role::kIndexQuery,
                                  Role::kIndexKey};
 
@@ -222,7 +226,10 @@ Status Model::AddTower(const TowerTensor& tensor) {
 /// The tensor in one layer or block, of every expert.
 Status Model::Add(const TensorTemplate& tensor, int64_t number, int64_t layer) {
   const DType dtype = tensor.dtype.value_or(config_.dtype);
-  WW_ASSIGN_OR_STATUS(const Shape shape, ShapeOf(tensor, config_, dtype));
+  const LayerKind* kind = layer < 0 ? nullptr : &config_.kinds[static_cast<size_t>(layer)];
+  const std::optional<ModelConfig> own =
+      kind != nullptr && kind->HasSizes() ? std::optional(config_.Of(*kind)) : std::nullopt;
+  WW_ASSIGN_OR_STATUS(const Shape shape, ShapeOf(tensor, own ? *own : config_, dtype));
   const bool per_expert = Has(tensor.name, kExpertMark);
   const int64_t count = per_expert ? config_.experts : 1;
   if (count == 0 || std::ranges::find(shape, 0) != shape.end()) {

@@ -18,11 +18,23 @@ enum class Role : int {
   kEmbed,
   kLmHead,
   kFinalNorm,
+  // What each layer is given of each token, all layers' behind one another (Gemma 4).
+  kLayerEmbed,       ///< [tokens, layers · inputs]
+  kLayerInputs,      ///< [layers · inputs, hidden]
+  kLayerInputsNorm,  ///< of one layer's
+  // In a layer: how much of them it takes, what it makes of them, and the norm of that.
+  kLayerInputGate,
+  kLayerInputOut,
+  kLayerInputNorm,
+  kLayerScalar,  ///< what the layer gives is multiplied by; a buffer
   // Norms of a layer.
   kInputNorm,
   kPostAttentionNorm,    ///< before the MLP
   kAttentionOutputNorm,  ///< of what attention adds (Gemma 2 and 3)
   kMlpOutputNorm,        ///< of what the MLP adds (Gemma 2 and 3)
+  kDenseOutputNorm,      ///< of a dense MLP beside experts (Gemma 4), and of the experts
+  kExpertInputNorm,
+  kExpertOutputNorm,
   // Attention.
   kQWeight,
   kKWeight,
@@ -74,7 +86,9 @@ enum class Role : int {
   // Mixture of experts; roles that begin with kExpert are there once for each expert.
   kRouter,
   kRouterBias,
-  kRouterCorrection,  ///< added to the scores that choose experts; a buffer, often fp32
+  kRouterScale,        ///< of what the router reads
+  kRouterExpertScale,  ///< of what each expert gives
+  kRouterCorrection,   ///< added to the scores that choose experts; a buffer, often fp32
   kExpertGate,
   kExpertUp,
   kExpertDown,
@@ -192,6 +206,7 @@ struct TowerTensor {
   int64_t slices = 1;      ///< equal runs of rows, each cut by itself: q, k and v as one tensor
   SizeOf count = nullptr;  ///< of "{block}"; nullptr: the tower's depth
   IsPresent present = [](const ModelConfig&, const LayerKind&) { return true; };
+  bool buffer = false;  ///< no parameter: FSDP holds it whole
 };
 
 /// Which family describes the text model that text_config calls `model_type`.
@@ -235,6 +250,11 @@ struct Family {
   Status (*prepare)(Json& json) = nullptr;
   /// What of it the megatron scheme does not describe; empty: nothing.
   std::string_view not_in_megatron = {};
+  std::string_view not_in_sglang = {};
+  /// Reads `per_layer_config`.
+  bool layer_sizes = false;
+  /// Engines have what stands outside layers on every pipeline stage.
+  bool every_stage = false;
 };
 std::span<const Family> Families();
 /// One of Families(), or a text model that is only described within a wrapper. It must exist.

@@ -57,6 +57,11 @@ constexpr TensorTemplate Matrix(Role role, std::string_view name, SizeOf rows, S
   return {name, {rows, columns}, {Part{.role = role}}, present};
 }
 
+constexpr TensorTemplate When(IsPresent present, TensorTemplate tensor) {
+  tensor.present = present;
+  return tensor;
+}
+
 // ---- outside layers ----
 inline constexpr TensorTemplate kEmbed =
     Matrix(Role::kEmbed, "model.embed_tokens.weight", kVocab, kHidden);
@@ -136,6 +141,26 @@ constexpr TensorTemplate DownExperts(std::string_view name) {
       .name = name,
       .shape = {kExperts, kMoeIntermediate, kHidden},
       .parts = {Part{.role = Role::kExpertDown, .row_dim = 2, .column_dim = 1, .expert_dim = 0}},
+      .present = kMoe};
+}
+
+/// The same with outputs first, gate before up.
+constexpr TensorTemplate GateUpExpertRows(std::string_view name) {
+  const Part gate = {
+      .role = Role::kExpertGate, .row_dim = 1, .column_dim = 2, .expert_dim = 0, .slices = 2};
+  Part up = gate;
+  up.role = Role::kExpertUp;
+  up.slice = 1;
+  return {.name = name,
+          .shape = {kExperts, kTwiceMoeIntermediate, kHidden},
+          .parts = {gate, up},
+          .present = kMoe};
+}
+constexpr TensorTemplate DownExpertRows(std::string_view name) {
+  return {
+      .name = name,
+      .shape = {kExperts, kHidden, kMoeIntermediate},
+      .parts = {Part{.role = Role::kExpertDown, .row_dim = 1, .column_dim = 2, .expert_dim = 0}},
       .present = kMoe};
 }
 

@@ -93,27 +93,9 @@ inline constexpr TensorTemplate kQwen35In[] = {
 };
 inline constexpr TensorTemplate kSingleExperts[] = {parts::kExpertGate, parts::kExpertUp,
                                                     parts::kExpertDown};
-/// Outputs first: gate, then up.
 inline constexpr TensorTemplate kFusedExperts[] = {
-    {.name = "model.layers.{layer}.mlp.experts.gate_up_proj",
-     .shape = {parts::kExperts, parts::kTwiceMoeIntermediate, parts::kHidden},
-     .parts = {Part{.role = Role::kExpertGate,
-                    .row_dim = 1,
-                    .column_dim = 2,
-                    .expert_dim = 0,
-                    .slice = 0,
-                    .slices = 2},
-               Part{.role = Role::kExpertUp,
-                    .row_dim = 1,
-                    .column_dim = 2,
-                    .expert_dim = 0,
-                    .slice = 1,
-                    .slices = 2}},
-     .present = parts::kMoe},
-    {.name = "model.layers.{layer}.mlp.experts.down_proj",
-     .shape = {parts::kExperts, parts::kHidden, parts::kMoeIntermediate},
-     .parts = {Part{.role = Role::kExpertDown, .row_dim = 1, .column_dim = 2, .expert_dim = 0}},
-     .present = parts::kMoe},
+    parts::GateUpExpertRows("model.layers.{layer}.mlp.experts.gate_up_proj"),
+    parts::DownExpertRows("model.layers.{layer}.mlp.experts.down_proj"),
 };
 
 template <size_t In, size_t Experts>

@@ -16,10 +16,9 @@ constexpr int64_t kVocabPadToDefault = 64;
 constexpr int64_t kPiecesPerLayer = 32;
 constexpr std::string_view kBackbone = "backbone.";
 
-Result<int64_t> PaddedVocab(const Model& model, const ParallelSpec& spec, int64_t tp) {
+Result<int64_t> PaddedVocab(int64_t vocab, const ParallelSpec& spec, int64_t tp) {
   WW_ASSIGN(const std::optional<int64_t> given, IntegerOption(spec, "vocab_pad_to", 1));
-  const std::optional<int64_t> rows =
-      RoundUpChecked(model.config().vocab, given.value_or(kVocabPadToDefault));
+  const std::optional<int64_t> rows = RoundUpChecked(vocab, given.value_or(kVocabPadToDefault));
   if (!rows) {
     return Fail(Code::kInvalidArgument, Reason::kShapeOverflow,
                 "the padded vocabulary does not fit 64 bits");
@@ -126,6 +125,10 @@ Result<Grid> GridOf(const ParallelSpec& spec) {
 Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const Grid& grid,
                            const Dialect& engine) {
   const ModelConfig& config = model.config();
+  const Family& family = FamilyOf(config.text_family);
+  if (!family.not_in_sglang.empty() && engine.index_key.empty()) {
+    return Fail(Undescribed("sglang", family.not_in_sglang, config.family));
+  }
   if (model.wrapper() != nullptr && !engine.wrappers) {
     return Fail(Undescribed("sglang", "tower", config.family));
   }
@@ -149,10 +152,12 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
   const int64_t single_rows = config.rotary_pairs ? heads_here * config.head_dim : 0;
   const int64_t per_layer = (kPiecesPerLayer + 6 * experts + single_rows) * (config.scales ? 2 : 1);
   WW_FAIL_IF_ERROR(CheckPieces(per_layer, world));
-  const int64_t tower =
-      (config.vision.depth + config.vision.mergers + 1) * kPiecesPerLayer * (config.scales ? 2 : 1);
+  const int64_t tower = ((config.vision.depth + config.vision.mergers + 1) * kPiecesPerLayer +
+                         std::ssize(model.tower())) *
+                        (config.scales ? 2 : 1);
   WW_FAIL_IF_ERROR(CheckPieces(config.layers * per_layer + tower, world));
-  WW_ASSIGN(const int64_t vocab_rows, PaddedVocab(model, spec, grid.tp));
+  WW_ASSIGN(const int64_t vocab_rows, PaddedVocab(config.vocab, spec, grid.tp));
+  WW_ASSIGN(const int64_t layer_rows, PaddedVocab(config.layer_vocab, spec, grid.tp));
   WW_ASSIGN(const std::vector<ChunkLayers> stages,
             StagesOf(spec, config.layers, grid.pp, dialect.last_stages_spared));
   ModelLayout layout{model.canonical(), {}};
@@ -169,13 +174,19 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
     RoleCutter cutter(model, grid.tp, t);
     const bool last = stage == grid.pp - 1;
     const std::string text(dialect.text);
-    if (stage == 0) cutter.VocabRows(text + "model.embed_tokens.weight", Role::kEmbed, vocab_rows);
-    if (last && stage > 0 && config.tied) {
+    const bool outside = family.every_stage;
+    if (outside || stage == 0) {
+      cutter.VocabRows(text + "model.embed_tokens.weight", Role::kEmbed, vocab_rows);
+      cutter.VocabRows(text + "model.embed_tokens_per_layer.weight", Role::kLayerEmbed, layer_rows);
+      cutter.Rows(text + "model.per_layer_model_projection.weight", Role::kLayerInputs, 0);
+      cutter.Whole(text + "model.per_layer_projection_norm.weight", Role::kLayerInputsNorm);
+    }
+    if (last && !outside && stage > 0 && config.tied) {
       cutter.VocabRows(text + std::string(dialect.tied_head), Role::kEmbed, vocab_rows);
     }
     const ChunkLayers layers = stages[static_cast<size_t>(stage)];
     for (int64_t i = 0; i < layers.count; ++i) AddLayer(cutter, dialect, slice, layers.first + i);
-    if (last) {
+    if (outside || last) {
       const std::string norm = FirstTensor(model, {Role::kFinalNorm});
       cutter.Whole(norm.starts_with(kBackbone) ? norm : text + "model.norm.weight",
                    Role::kFinalNorm);

@@ -68,14 +68,17 @@ class LayerBuilder {
     cutter_.ChunkOfEach(fused.empty() ? NameOf(up) : fused, {gate, up}, layer_);
   }
   /// A kv head belongs to one rank, or to several neighbours when there are fewer than ranks.
-  /// `pairs`: rows 2i of each head of q and k come before rows 2i + 1.
+  /// `pairs`: rows 2i of each head of q and k come before rows 2i + 1. A layer without keys of its
+  /// own has q alone.
   void Qkv(std::array<Role, 3> roles, bool pairs) {
     const Model& model = cutter_.model();
     const auto q = model.Find(roles[0], layer_);
     const auto k = model.Find(roles[1], layer_);
-    const auto v = model.Find(roles[2], layer_);
-    if (!q || !k || !v) return;
     const ModelConfig& config = model.config();
+    const LayerKind& kind = config.kinds[static_cast<size_t>(layer_)];
+    const auto v = kind.keys_for_values ? k : model.Find(roles[2], layer_);
+    if (q && kind.shares_kv) return Rows(roles[0]);
+    if (!q || !k || !v) return;
     const int64_t tp = cutter_.tp();
     const int64_t q_rows = q->rows() / config.heads * (config.heads / tp);
     const auto [kv_begin, kv_rows] = KvRows();
@@ -97,12 +100,13 @@ class LayerBuilder {
   /// The rank's rows of k and v.
   Range KvRows() const {
     const ModelConfig& config = cutter_.model().config();
-    const int64_t rows = std::max<int64_t>(1, config.kv_heads / cutter_.tp()) * config.head_dim;
-    const int64_t ranks_per_kv_head = std::max<int64_t>(1, cutter_.tp() / config.kv_heads);
+    const int64_t kv_heads = config.KvHeads(layer_);
+    const int64_t rows = std::max<int64_t>(1, kv_heads / cutter_.tp()) * config.HeadDim(layer_);
+    const int64_t ranks_per_kv_head = std::max<int64_t>(1, cutter_.tp() / kv_heads);
     return {cutter_.t() / ranks_per_kv_head * rows, rows};
   }
   void AddUnpaired(std::vector<RowRun>& runs, const View& view, int64_t begin, int64_t rows) {
-    const int64_t head = cutter_.model().config().head_dim;
+    const int64_t head = cutter_.model().config().HeadDim(layer_);
     if (cutter_.Divide(view, head, 2) == 0) return;  // the rank is refused
     for (int64_t at = begin; at < begin + rows; at += head) {
       for (int64_t row = 0; row < head; row += 2) runs.push_back({view, at + row, 1});
@@ -219,8 +223,17 @@ void AddLayer(RoleCutter& cutter, const Dialect& dialect, const ExpertSlice& sli
   layer.GateUp(Role::kGateBias, Role::kUpBias);
   layer.Columns(Role::kDownWeight);
   layer.Whole(Role::kDownBias);
-  layer.Whole(Role::kMlpOutputNorm);
+  for (Role norm : {Role::kMlpOutputNorm, Role::kDenseOutputNorm, Role::kExpertInputNorm,
+                    Role::kExpertOutputNorm}) {
+    layer.Whole(norm);
+  }
+  for (Role given :
+       {Role::kLayerInputGate, Role::kLayerInputOut, Role::kLayerInputNorm, Role::kLayerScalar}) {
+    layer.Whole(given);
+  }
   layer.Whole(Role::kRouter);
+  layer.Whole(Role::kRouterScale);
+  layer.Whole(Role::kRouterExpertScale);
   layer.Whole(Role::kRouterBias);
   layer.Whole(Role::kRouterCorrection);
   layer.Whole(Role::kExpertLatentIn);

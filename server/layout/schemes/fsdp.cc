@@ -132,6 +132,12 @@ Result<ModelLayout> DeriveFsdp(const Model& model, const ParallelSpec& spec) {
                     .AtTensor(linear)
                     .Remedy("shard without tp, or send explicit layouts"));
   }
+  if (const std::string scale = FirstTensor(model, {Role::kRouterExpertScale});
+      sharding.tp > 1 && !scale.empty()) {
+    return Fail(BadOption("tp", std::to_string(sharding.tp), "known for these experts in fsdp")
+                    .AtTensor(scale)
+                    .Remedy("shard without tp, or send explicit layouts"));
+  }
   const std::vector<TorchTensor> tensors = TorchTensors(model, layers);
   WW_FAIL_IF_ERROR(fsdp::CheckScales(model, tensors, sharding));
   return fsdp::Shard(model.canonical(), tensors, model.config().family, sharding);

@@ -61,8 +61,12 @@ std::vector<TorchTensor> TorchTensors(const Model& model, int64_t layers) {
   Marker marker(model, tensors);
   for (Role role : kColumnParallel) marker.Cut(role, false);
   for (Role role : kRowParallel) marker.Cut(role, true);
-  marker.Each(Role::kRouterCorrection,
-              [](const View&, TorchTensor& torch) { torch.buffer = true; });
+  for (Role role : {Role::kRouterCorrection, Role::kLayerScalar}) {
+    marker.Each(role, [](const View&, TorchTensor& torch) { torch.buffer = true; });
+  }
+  for (const Model::TowerPlace& place : model.tower()) {
+    tensors[place.tensor].buffer = place.of->buffer;
+  }
   for (const TorchTensor& torch : tensors) {
     if (const auto scales = model.ScalesOf(torch.tensor)) tensors[*scales].tp_dim = torch.tp_dim;
   }

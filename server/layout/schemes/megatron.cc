@@ -14,6 +14,9 @@
 // with r the rank within the stage, x = r mod X, e = r / X mod E, and what remains are replicas.
 // When pp is not last, both grids agree about the stages only with X · E = T · CP; Megatron refuses
 // anything else.
+// With model=hybrid a transformer is megatron-core 0.19's HybridModel: attention and MLP of a layer
+// are decoder layers of their own, one behind the other, which stages, chunks and their options
+// count, all of them by Transformer Engine's layer spec.
 // Context- and data-parallel ranks are replicas of the rest; sequence parallelism changes no
 // weight.
 #include <algorithm>
@@ -42,8 +45,9 @@ struct Cut {
   int64_t vocab_rows = 0;  ///< padded, of all ranks
   megatron::Names names;
   bool pp_before_dp = false;
-  int64_t layers = 0;  ///< with MTP
-  ExpertGrid grid;     ///< sizes; places are each rank's
+  bool halves = false;  ///< layers are those of a HybridModel, each half of a transformer's
+  int64_t layers = 0;   ///< with MTP
+  ExpertGrid grid;      ///< sizes; places are each rank's
   Pipeline pipeline;
 };
 
@@ -113,6 +117,24 @@ Result<ExpertGrid> GridOf(const Model& model, const ParallelSpec& spec, const Cu
   return grid;
 }
 
+/// Reads model=. A model of which each layer is one mixer already is the same with and without.
+Status ReadHalves(const Model& model, const ParallelSpec& spec, Cut& cut) {
+  constexpr std::string_view kModels[] = {"gpt", "hybrid"};
+  const ModelConfig& config = model.config();
+  WW_ASSIGN_OR_STATUS(const std::optional<size_t> chosen, ChoiceOption(spec, "model", kModels));
+  cut.halves = chosen == 1u && !config.IsHybrid();
+  if (!cut.halves) return OkStatus();
+  if (const auto names = spec.options.find("spec"); names != spec.options.end() && !cut.names.te) {
+    return BadOption("spec", "local", "te with model=hybrid, which knows no other");
+  }
+  cut.names.te = true;
+  const char* part = config.IsLatent()            ? "latent attention"
+                     : cut.layers > config.layers ? "MTP layers"
+                                                  : nullptr;
+  if (part == nullptr) return OkStatus();
+  return Undescribed("megatron", std::string(part) + " in a HybridModel", config.family);
+}
+
 Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
   const ModelConfig& config = model.config();
   constexpr std::string_view kSpecs[] = {"local", "te"};
@@ -130,6 +152,8 @@ Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
   WW_ASSIGN(const std::optional<size_t> conv, ChoiceOption(spec, "conv", kConvs));
   cut.names = {.te = names == 1u, .flat_conv = conv == 1u};
   cut.pp_before_dp = order == 1u;
+  WW_ASSIGN(cut.layers, LayersWithMtp(config, spec));
+  WW_FAIL_IF_ERROR(ReadHalves(model, spec, cut));
   if (!cut.names.te && (config.index_heads > 0 || config.whole_qk_norm)) {
     const char* part = config.whole_qk_norm ? "norms over all heads" : "indexer";
     return Fail(Undescribed("megatron", std::string(part) + " in Megatron's local layer spec",
@@ -137,19 +161,20 @@ Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
                     .Remedy("pass spec=te, or use weightwire.megatron_bridge (recorded layouts) or "
                             "explicit boxes"));
   }
-  WW_ASSIGN(cut.layers, LayersWithMtp(config, spec));
   WW_ASSIGN(cut.grid, GridOf(model, spec, cut));
   if (cut.vpp > 1 && cut.pp == 1) {
     return Fail(Status(Code::kInvalidArgument, Reason::kShapeMismatch, "vpp needs pp over 1")
                     .Remedy("leave vpp out, or give pp"));
   }
-  if (cut.vpp > 1 && config.IsHybrid()) {
+  if (cut.vpp > 1 && (cut.halves || config.IsHybrid()) && !spec.options.contains("layers")) {
     return Fail(Status(Code::kInvalidArgument, Reason::kShapeMismatch,
-                       "Megatron's hybrid models know no virtual pipeline stages")
-                    .Remedy("leave vpp out"));
+                       "Megatron's hybrid models have virtual pipeline stages only where their "
+                       "pattern says each")
+                    .Remedy("pass layers= with the number of layers between two \"|\" of the "
+                            "pattern, or leave vpp out"));
   }
-  WW_ASSIGN(cut.pipeline,
-            PipelineOf(spec, config.layers, cut.layers - config.layers, cut.pp, cut.vpp));
+  WW_ASSIGN(cut.pipeline, PipelineOf(spec, (cut.halves ? 2 : 1) * config.layers,
+                                     cut.layers - config.layers, cut.pp, cut.vpp));
   return cut;
 }
 
@@ -187,14 +212,20 @@ Result<RankLayout> DeriveRank(const Model& model, const Cut& cut, int64_t r, int
     const ChunkLayers layers =
         cut.pipeline.chunks[static_cast<size_t>(stage)][static_cast<size_t>(v)];
     for (int64_t i = 0; i < layers.count; ++i) {
-      megatron::AddLayer(cutter, grid, cut.names, at + "decoder.layers." + std::to_string(i) + ".",
-                         layers.first + i);
+      const int64_t layer = layers.first + i;
+      const std::string here = at + "decoder.layers." + std::to_string(i) + ".";
+      if (cut.halves) {
+        megatron::AddLayer(cutter, grid, cut.names, here, layer / 2,
+                           layer % 2 == 0 ? megatron::Half::kMixer : megatron::Half::kMlp);
+      } else {
+        megatron::AddLayer(cutter, grid, cut.names, here, layer);
+      }
     }
     const bool ends_decoder = layers.count > 0 && layers.first + layers.count == config.layers;
     if (any_mtp ? ends_decoder : last) {
-      cutter.Whole(
-          at + (config.IsHybrid() ? "decoder.final_norm.weight" : "decoder.final_layernorm.weight"),
-          Role::kFinalNorm);
+      cutter.Whole(at + (cut.halves || config.IsHybrid() ? "decoder.final_norm.weight"
+                                                         : "decoder.final_layernorm.weight"),
+                   Role::kFinalNorm);
     }
     if (mtp) AddMtp(cutter, cut, grid, at);
     if (!last) continue;

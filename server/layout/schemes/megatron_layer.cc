@@ -229,14 +229,10 @@ std::string_view InputNorm(const ModelConfig& config, const LayerKind& kind, boo
                                   : "input_layernorm.weight";
 }
 
-}  // namespace
-
-void AddLayer(RoleCutter& cutter, const ExpertGrid& grid, const Names& names, const std::string& at,
-              int64_t layer) {
+void AddMixer(RoleCutter& cutter, const Names& names, const std::string& at, int64_t layer) {
   const bool te = names.te;
   const ModelConfig& config = cutter.model().config();
   const LayerKind& kind = config.kinds[static_cast<size_t>(layer)];
-  const bool moe = kind.moe;
   cutter.Whole(at + std::string(InputNorm(config, kind, te)), Role::kInputNorm, layer);
   if (config.IsLatent()) {
     LatentAttention(cutter, te, at + "self_attention.", layer);
@@ -248,14 +244,27 @@ void AddLayer(RoleCutter& cutter, const ExpertGrid& grid, const Names& names, co
   cutter.Whole(at + "self_attention.linear_proj.bias", Role::kOBias, layer);
   cutter.Whole(at + "self_attention.linear_proj.post_layernorm.weight", Role::kAttentionOutputNorm,
                layer);
-  cutter.Whole(at + std::string(MlpNorm(te, moe)), Role::kPostAttentionNorm, layer);
+}
+
+void AddMlp(RoleCutter& cutter, const ExpertGrid& grid, bool te, const std::string& at,
+            int64_t layer) {
+  const LayerKind& kind = cutter.model().config().kinds[static_cast<size_t>(layer)];
+  cutter.Whole(at + std::string(MlpNorm(te, kind.moe)), Role::kPostAttentionNorm, layer);
   if (!kind.mlp) return;
-  if (moe) {
+  if (kind.moe) {
     MixtureOfExperts(cutter, grid, at + "mlp.", layer);
   } else {
     DenseMlp(cutter, at + "mlp.", layer);
   }
   cutter.Whole(at + "mlp.linear_fc2.post_layernorm.weight", Role::kMlpOutputNorm, layer);
+}
+
+}  // namespace
+
+void AddLayer(RoleCutter& cutter, const ExpertGrid& grid, const Names& names, const std::string& at,
+              int64_t layer, Half half) {
+  if (half != Half::kMlp) AddMixer(cutter, names, at, layer);
+  if (half != Half::kMixer) AddMlp(cutter, grid, names.te, at, layer);
 }
 
 }  // namespace weightwire::layout::megatron

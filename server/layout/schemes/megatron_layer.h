@@ -24,8 +24,12 @@ struct Names {
   bool flat_conv = false;  ///< Mamba's convolution is conv1d_weight and conv1d_bias
 };
 
-/// One transformer layer; `at` is the prefix of its names, with the dot at its end.
+/// Which half of a transformer layer: what mixes tokens, or the MLP or experts behind it.
+enum class Half { kBoth, kMixer, kMlp };
+
+/// One transformer layer, or the half of one that megatron-core's HybridModel has as a layer of its
+/// own; `at` is the prefix of its names, with the dot at its end.
 void AddLayer(RoleCutter& cutter, const ExpertGrid& grid, const Names& names, const std::string& at,
-              int64_t layer);
+              int64_t layer, Half half = Half::kBoth);
 
 }  // namespace weightwire::layout::megatron

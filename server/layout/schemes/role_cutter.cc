@@ -74,25 +74,27 @@ Status CheckTensorParallel(const Model& model, int64_t tp) {
   const ModelConfig& config = model.config();
   const std::string q = FirstTensor(model, {Role::kQWeight, Role::kQUp});
   WW_RETURN_IF_ERROR(CheckDivides("num_attention_heads", config.heads, "tp", tp, q));
-  const bool any_dense = std::any_of(config.kinds.begin(), config.kinds.end(),
-                                     [](const LayerKind& kind) { return kind.mlp && !kind.moe; });
-  if (any_dense) {
-    WW_RETURN_IF_ERROR(CheckDivides("intermediate_size", config.intermediate, "tp", tp,
-                                    FirstTensor(model, {Role::kGateWeight, Role::kUpWeight})));
+  if (const std::string dense = FirstTensor(model, {Role::kGateWeight, Role::kUpWeight});
+      !dense.empty()) {
+    WW_RETURN_IF_ERROR(CheckDivides("intermediate_size", config.intermediate, "tp", tp, dense));
   }
   if (config.shared_intermediate > 0) {
     WW_RETURN_IF_ERROR(CheckDivides("the shared experts' inner size", config.shared_intermediate,
                                     "tp", tp,
                                     FirstTensor(model, {Role::kSharedGate, Role::kSharedUp})));
   }
-  if (config.IsLatent() || config.kv_heads % tp == 0 || tp % config.kv_heads == 0) {
-    return OkStatus();
+  if (config.IsLatent()) return OkStatus();
+  for (int64_t layer = 0; layer < std::ssize(config.kinds); ++layer) {
+    const auto k = model.Find(Role::kKWeight, layer);
+    const int64_t kv_heads = config.KvHeads(layer);
+    if (!k || kv_heads % tp == 0 || tp % kv_heads == 0) continue;
+    return Status(Code::kInvalidArgument, Reason::kShapeMismatch,
+                  "num_key_value_heads: expected a divisor or a multiple of tp " +
+                      std::to_string(tp) + ", found " + std::to_string(kv_heads))
+        .AtTensor(model.canonical().tensors[k->tensor].name)
+        .Remedy("choose a tp that divides num_key_value_heads or is a multiple of it");
   }
-  return Status(Code::kInvalidArgument, Reason::kShapeMismatch,
-                "num_key_value_heads: expected a divisor or a multiple of tp " +
-                    std::to_string(tp) + ", found " + std::to_string(config.kv_heads))
-      .AtTensor(FirstTensor(model, {Role::kKWeight}))
-      .Remedy("choose a tp that divides num_key_value_heads or is a multiple of it");
+  return OkStatus();
 }
 
 }  // namespace weightwire::layout

@@ -230,10 +230,11 @@ TEST(Joins, EveryFamilyBySchemeByTraceAndByBoxes) {
   EXPECT_THAT(missing, ::testing::IsEmpty()) << "families without a listing";
   EXPECT_THAT(undescribed,
               ::testing::ElementsAre(
-                  "deepseek_v32 sglang:tp2", "gemma3 sglang:tp2", "glm_moe_dsa sglang:tp2",
-                  "kimi_k25 sglang:tp2", "llama4 sglang:tp2", "minimax_m2 sglang:tp2",
-                  "mistral3 sglang:tp2", "nemotron_h sglang:tp2", "nemotron_h vllm:tp2",
-                  "qwen3_5 sglang:tp2", "qwen3_5_moe sglang:tp2", "qwen3_5_moe_text sglang:tp2",
+                  "deepseek_v32 sglang:tp2", "gemma3 sglang:tp2", "gemma4 sglang:tp2",
+                  "gemma4_text sglang:tp2", "glm_moe_dsa sglang:tp2", "kimi_k25 sglang:tp2",
+                  "llama4 sglang:tp2", "minimax_m2 sglang:tp2", "mistral3 sglang:tp2",
+                  "nemotron_h sglang:tp2", "nemotron_h vllm:tp2", "qwen3_5 sglang:tp2",
+                  "qwen3_5_moe sglang:tp2", "qwen3_5_moe_text sglang:tp2",
                   "qwen3_5_text sglang:tp2", "qwen3_vl sglang:tp2", "qwen3_vl_moe sglang:tp2"));
   std::printf("%zu plans; %zu engines would cut through blocks of fp8\n", plans, cuts_blocks);
   EXPECT_GT(plans, 40 * cuts_blocks);

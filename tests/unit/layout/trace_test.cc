@@ -78,9 +78,10 @@ TEST_P(VllmFamilies, SchemePutsEveryElementWhereTheLoaderDid) {
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(Traces, VllmFamilies, ::testing::Values("gemma3", "glm4_moe_lite", "llama4", "minimax_m2",
-                                           "ministral3", "mistral3", "qwen3_vl", "qwen3_vl_moe",
-                                           "seed_oss"),
+INSTANTIATE_TEST_SUITE_P(Traces, VllmFamilies,
+                         ::testing::Values("gemma3", "gemma4", "gemma4_text", "glm4_moe_lite",
+                                           "llama4", "minimax_m2", "ministral3", "mistral3",
+                                           "qwen3_vl", "qwen3_vl_moe", "seed_oss"),
                          [](const auto& test) { return std::string(test.param); });
 
 class VllmScheme : public ::testing::TestWithParam<const char*> {};
