@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <span>
 
 #include "server/layout/scheme.h"
 #include "tests/support/safetensors.h"
@@ -144,15 +145,35 @@ TEST(HfScheme, HoldsEachTensorWhole) {
   }
 }
 
-struct LinearConfigCase {
+/// config.json of a listing, with `patch` over it.
+std::string Patched(const std::string& listing, const char* patch) {
+  const std::string path = "/tests/data/transformers/" + listing + ".json";
+  nlohmann::json config =
+      nlohmann::json::parse(testing::ReadText(testing::SourceDir() + path)).at("config");
+  config.update(nlohmann::json::parse(patch));
+  return config.dump();
+}
+
+struct ConfigCase {
   const char* listing;
   const char* patch;
   const char* says;
 };
 
+void ExpectRefused(std::span<const ConfigCase> table) {
+  for (const ConfigCase& row : table) {
+    SCOPED_TRACE(std::string(row.listing) + " " + row.patch);
+    const auto space = CanonicalFromConfig(Patched(row.listing, row.patch));
+    ASSERT_FALSE(space.has_value());
+    EXPECT_EQ(space.error().code(), Code::kInvalidArgument);
+    EXPECT_NE(space.error().ToString().find(row.says), std::string::npos)
+        << space.error().ToString();
+  }
+}
+
 /// What no release has, or loaders read differently, is refused by the field's name.
 TEST(LinearAttention, RefusesConfigsThatItDoesNotDescribe) {
-  const LinearConfigCase table[] = {
+  const ConfigCase table[] = {
       {"qwen3_next-plain", R"({"attention_bias": true})", "attention_bias"},
       {"qwen3_next-plain", R"({"layer_types": ["full_attention"]})", "layer_types"},
       {"qwen3_next-plain", R"({"layer_types": ["a", "a", "a", "a", "a"]})", "layer_types"},
@@ -165,29 +186,103 @@ TEST(LinearAttention, RefusesConfigsThatItDoesNotDescribe) {
       {"nemotron_h-plain", R"({"layers_block_type": ["mlp", "other"]})", "layers_block_type"},
       {"nemotron_h-pattern", R"({"hybrid_override_pattern": "MX"})", "hybrid_override_pattern"},
       {"nemotron_h-plain", R"({"n_groups": 4})", "mamba_num_heads"}};
-  for (const LinearConfigCase& row : table) {
-    SCOPED_TRACE(std::string(row.listing) + " " + row.patch);
-    const std::string path = "/tests/data/transformers/" + std::string(row.listing) + ".json";
-    nlohmann::json config =
-        nlohmann::json::parse(testing::ReadText(testing::SourceDir() + path)).at("config");
-    config.update(nlohmann::json::parse(row.patch));
-    const auto space = CanonicalFromConfig(config.dump());
-    ASSERT_FALSE(space.has_value());
-    EXPECT_EQ(space.error().code(), Code::kInvalidArgument);
-    EXPECT_NE(space.error().ToString().find(row.says), std::string::npos)
-        << space.error().ToString();
+  ExpectRefused(table);
+}
+
+/// Layers of several sizes: what loaders read differently, or nobody reads.
+TEST(LayerSizes, RefusesConfigsThatItDoesNotDescribe) {
+  const ConfigCase table[] = {
+      {"gemma4_text-released", R"({"layer_types": ["full_attention"]})", "layer_types"},
+      {"gemma4_text-experts", R"({"layer_types": ["full_attention", "other", "full_attention"]})",
+       "layer_types"},
+      {"gemma4_text-plain", R"({"num_kv_shared_layers": 7})", "num_kv_shared_layers"},
+      {"gemma4_text-experts", R"({"enable_moe_block": false})", "enable_moe_block"},
+      {"gemma4_text-plain", R"({"num_experts": 4})", "enable_moe_block"},
+      {"gemma4_text-plain", R"({"per_layer_config": {"7": {}}})", "\"7\", which is no layer"},
+      {"gemma4_text-plain", R"({"per_layer_config": {"-1": {}}})", "\"-1\", which is no layer"},
+      {"gemma4_text-plain", R"({"per_layer_config": [7]})", "per_layer_config"},
+      {"gemma4_text-plain", R"({"per_layer_config": {"5": {"sliding_window": 7}}})",
+       "sliding_window"},
+      {"gemma4_text-plain", R"({"per_layer_config": {"5": {"num_key_value_heads": 4}}})",
+       "layer 5"},
+      {"gemma4_text-plain", R"({"per_layer_config": {"5": {"head_dim": 0}}})", "head_dim"},
+      {"llama-plain", R"({"per_layer_config": {"0": {"head_dim": 4}}})", "per_layer_config"},
+      {"gemma4-plain", R"({"audio_config": {"subsampling_conv_channels": [9]}})",
+       "subsampling_conv_channels"},
+      {"gemma4-plain", R"({"audio_config": 7})", "audio_config"},
+      {"gemma4-plain", R"({"vision_config": null})", "vision_config"}};
+  ExpectRefused(table);
+  EXPECT_TRUE(
+      CanonicalFromConfig(Patched("llama-plain", R"({"per_layer_config": {}})")).has_value());
+}
+
+/// A kv head of a layer with fewer of them than ranks is on several; where it is neither, the layer
+/// refuses the cut. What has no description is refused by its name.
+TEST(LayerSizes, CutsEachLayerByItsOwnHeads) {
+  const auto refusal = [](const char* listing, const char* patch, const char* spec) {
+    const auto layout = LayoutFromScheme(Patched(listing, patch), *ParseParallelSpec(spec));
+    return layout ? OkStatus() : layout.error();
+  };
+  EXPECT_EQ(refusal("gemma4_text-experts", "{}", "vllm:tp2"), OkStatus());
+  const char* three = R"({"per_layer_config": {"2": {"num_key_value_heads": 3}}})";
+  const Status heads = refusal("gemma4_text-experts", three, "vllm:tp2");
+  EXPECT_EQ(heads.tensor(), "model.layers.2.self_attn.k_proj.weight") << heads.ToString();
+  for (const char* spec : {"megatron:tp2", "sglang:tp2"}) {
+    EXPECT_EQ(refusal("gemma4_text-plain", "{}", spec).reason(), Reason::kUnknownScheme) << spec;
   }
+  EXPECT_EQ(refusal("gemma4_text-experts", "{}", "fsdp:dp2"), OkStatus());
+  EXPECT_EQ(refusal("gemma4_text-experts", "{}", "fsdp:dp2,tp2").tensor(),
+            "model.layers.0.router.per_expert_scale");
+}
+
+/// vLLM 0.32 makes all of it on every pipeline stage of Gemma 4, by its source.
+TEST(LayerSizes, EveryStageHasWhatStandsOutsideLayers) {
+  const auto layout =
+      LayoutFromScheme(Patched("gemma4_text-plain", "{}"), *ParseParallelSpec("vllm:pp2"));
+  ASSERT_TRUE(layout.has_value()) << layout.error().ToString();
+  for (const RankLayout& rank : layout->ranks) {
+    std::multiset<std::string> outside;
+    for (const LocalTensor& tensor : rank.tensors) {
+      if (tensor.name.find(".layers.") == std::string::npos) outside.insert(tensor.name);
+    }
+    EXPECT_EQ(outside, (std::multiset<std::string>{
+                           "model.embed_tokens.weight", "model.embed_tokens_per_layer.weight",
+                           "model.norm.weight", "model.per_layer_model_projection.weight",
+                           "model.per_layer_projection_norm.weight"}));
+  }
+}
+
+/// megatron-core's HybridModel has attention and MLP as layers of their own.
+TEST(HybridModel, IsRefusedWhereItIsNotDescribed) {
+  const ConfigCase table[] = {{"qwen2-plain", "megatron:pp2,vpp2,model=hybrid", "layers="},
+                              {"qwen2-plain", "megatron:spec=local,model=hybrid", "spec"},
+                              {"qwen2-plain", "megatron:pp7,model=hybrid", "6 layers"},
+                              {"qwen2-plain", "megatron:model=mamba", "model"},
+                              {"deepseek_v3-plain", "megatron:model=hybrid", "latent attention"},
+                              {"glm4_moe-plain", "megatron:model=hybrid", "MTP layers"}};
+  for (const ConfigCase& row : table) {
+    SCOPED_TRACE(std::string(row.listing) + " " + row.patch);
+    const auto layout = LayoutFromScheme(Patched(row.listing, "{}"), *ParseParallelSpec(row.patch));
+    ASSERT_FALSE(layout.has_value());
+    EXPECT_NE(layout.error().ToString().find(row.says), std::string::npos)
+        << layout.error().ToString();
+  }
+}
+
+TEST(HybridModel, IsWhatNemotronIsAnyhow) {
+  const std::string config = Patched("nemotron_h-plain", "{}");
+  const auto plain = LayoutFromScheme(config, *ParseParallelSpec("megatron:tp2,spec=te"));
+  const auto said =
+      LayoutFromScheme(config, *ParseParallelSpec("megatron:tp2,spec=te,model=hybrid"));
+  ASSERT_TRUE(plain.has_value() && said.has_value()) << said.error().ToString();
+  EXPECT_EQ(plain->ranks, said->ranks);
 }
 
 /// Tensor parallelism that groups of heads do not allow; a single group of Mamba is shared by
 /// engines, as vLLM has it, and refused by Megatron.
 TEST(LinearAttention, CutsBetweenGroups) {
   const auto derive = [](const char* listing, const char* patch, const char* spec) {
-    const std::string path = "/tests/data/transformers/" + std::string(listing) + ".json";
-    nlohmann::json config =
-        nlohmann::json::parse(testing::ReadText(testing::SourceDir() + path)).at("config");
-    config.update(nlohmann::json::parse(patch));
-    return LayoutFromScheme(config.dump(), *ParseParallelSpec(spec));
+    return LayoutFromScheme(Patched(listing, patch), *ParseParallelSpec(spec));
   };
   const auto refused = derive("qwen3_next-plain", "{}", "vllm:tp3");
   ASSERT_FALSE(refused.has_value());
