@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 import torch
 
 from weightwire.adapter import is_freed, refuse
+from weightwire.megatron_state import OUT_NORM
 
 log = logging.getLogger("weightwire")
 
@@ -136,7 +137,7 @@ def refuse_transforms(models: Sequence[Any], config: Mapping[str, Any]) -> None:
 
 
 def _option_of(options: Any, name: str) -> str:
-    if name.endswith(_NORMS):
+    if name.endswith((*_NORMS, OUT_NORM)):
         return "layernorm_zero_centered_gamma"
     return next(option for part, option in _INTERLEAVED if part in name)
 
@@ -149,6 +150,8 @@ def transform(options: Any, config: Mapping[str, Any], name: str, shape: Sequenc
     """
     if name.endswith(_NORMS):
         return _centred(options, config, name, exported)
+    if name.endswith(OUT_NORM) and not exported:
+        return _add_one if getattr(options, "layernorm_zero_centered_gamma", False) else None
     if "linear_fc1" in name and getattr(options, "gated_linear_unit", False):
         for part, option in _INTERLEAVED:
             size = getattr(options, option, None) if part in name else None

@@ -15,6 +15,8 @@ _EXPERT_KINDS = ((".experts.local_experts.", "sequential"), (".experts.weight1",
                  (".experts.linear_fc1.weight0", "te"))
 _TE_NAMES = (".linear_qkv.layer_norm_weight", ".linear_q_up_proj.layer_norm_weight",
              ".linear_kv_up_proj.layer_norm_weight")
+#: Of the gated delta rule: checkpoints hold w of it, also where they hold w - 1 of the other norms.
+OUT_NORM = ".self_attention.out_norm.weight"
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ def spec_of(states: Sequence[RankState], config: Mapping[str, Any]) -> str:
         words.append("model=hybrid")
     if any(name.endswith(_TE_NAMES) for state in states for name in state.names):
         words.append("spec=te")
+    if any(name.endswith(OUT_NORM) for state in states for name in state.names):
+        words.append("out_norm=plain")
     rows = {state.vocab_rows for state in states} - {0}
     if len(rows) > 1:
         raise _refuse(first, f"ranks disagree about the padded vocabulary: {sorted(rows)} rows",

@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "server/layout/schemes/option.h"
+
 namespace weightwire::layout {
 namespace {
 
@@ -283,14 +285,19 @@ Status CheckLinearParallel(const Model& model, int64_t tp, bool shares_group) {
   return CheckDivides(mamba ? "n_groups" : "linear_num_key_heads", linear.groups, "tp", tp, tensor);
 }
 
-Status RefuseComputed(const Model& model, std::string_view scheme, const ModelLayout& layout) {
+Status RefuseComputed(const Model& model, const ParallelSpec& spec, const ModelLayout& layout) {
+  const std::string_view scheme = spec.scheme;
   constexpr Computed kInMegatron = {
       Role::kLinearNorm, Mixer::kGatedDelta, "w - 1 of it, in out_norm",
-      "use weightwire.megatron_bridge, whose recorded layout adds the 1; or leave it out with "
+      "use weightwire.megatron, which adds the 1 and says so by out_norm=plain, or "
+      "weightwire.megatron_bridge; or leave it out with "
       "skip=*.linear_attn.norm.weight if it is frozen"};
   constexpr Computed kInEngines = {Role::kLinearALog, Mixer::kMamba, "-exp(A_log) of it, in A",
                                    "leave it out with skip=*.mixer.A_log if it is frozen"};
-  if (scheme == "hf" || scheme == "fsdp") return OkStatus();
+  constexpr std::string_view kOutNorms[] = {"less_one", "plain"};
+  WW_ASSIGN_OR_STATUS(const std::optional<size_t> out_norm,
+                      ChoiceOption(spec, "out_norm", kOutNorms));
+  if (scheme == "hf" || scheme == "fsdp" || out_norm == 1u) return OkStatus();
   const Computed& computed = scheme == "megatron" ? kInMegatron : kInEngines;
   const auto& kinds = model.config().kinds;
   if (std::ranges::find(kinds, computed.mixer, &LayerKind::mixer) == kinds.end()) {

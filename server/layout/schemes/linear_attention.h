@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 
+#include "server/layout/scheme.h"
 #include "server/layout/schemes/role_cutter.h"
 #include "server/layout/types.h"
 
@@ -24,6 +25,6 @@ Status CheckLinearParallel(const Model& model, int64_t tp, bool shares_group);
 
 /// What a process holds of a model may be computed from the checkpoint, so that no copy makes it:
 /// the layout must leave such tensors out. kInvalidArgument / kUnknownModel, naming the first.
-Status RefuseComputed(const Model& model, std::string_view scheme, const ModelLayout& layout);
+Status RefuseComputed(const Model& model, const ParallelSpec& spec, const ModelLayout& layout);
 
 }  // namespace weightwire::layout

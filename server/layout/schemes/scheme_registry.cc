@@ -29,6 +29,7 @@ constexpr std::string_view kMegatronOptions[] = {"account_embedding",
                                                  "model",
                                                  "mtp",
                                                  "order",
+                                                 "out_norm",
                                                  "pipeline",
                                                  "spec",
                                                  "vocab_pad"};
@@ -124,7 +125,7 @@ Result<ModelLayout> LayoutFromScheme(std::string_view config_json, const Paralle
   WW_ASSIGN(ModelLayout layout,
             lora ? DeriveLora(model, *scheme, spec) : scheme->derive(model, spec));
   WW_FAIL_IF_ERROR(ApplyFilters(spec, layout));
-  if (!lora) WW_FAIL_IF_ERROR(RefuseComputed(model, spec.scheme, layout));
+  if (!lora) WW_FAIL_IF_ERROR(RefuseComputed(model, spec, layout));
   WW_FAIL_IF_ERROR(Replicate(spec, layout));
   return layout;
 }

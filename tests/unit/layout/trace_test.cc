@@ -194,6 +194,10 @@ TEST(Computed, IsRefusedUnlessItIsLeftOut) {
     EXPECT_EQ(layout.error().tensor(), row.tensor);
     const std::string without = std::string(row.spec) + ",skip=" + row.tensor;
     EXPECT_TRUE(LayoutFromScheme(trace->config_json, *ParseParallelSpec(without)).has_value());
+    if (std::string_view(row.spec).starts_with("megatron")) {
+      const std::string plain = std::string(row.spec) + ",out_norm=plain";
+      EXPECT_TRUE(LayoutFromScheme(trace->config_json, *ParseParallelSpec(plain)).has_value());
+    }
   }
 }
 
