@@ -8,6 +8,11 @@ def train(rank: int, *arguments) -> None:
     bridge_ranks.train(rank, *arguments)
 
 
+def delayed(rank: int, *arguments) -> None:
+    import bridge_ranks
+    bridge_ranks.delayed(rank, *arguments)
+
+
 def interleaved(rank: int, *arguments) -> None:
     import bridge_ranks
     bridge_ranks.interleaved(rank, *arguments)

@@ -71,7 +71,8 @@ def megatron_bridge(checkpoint: str):
 
 
 def train(rank: int, world_size: int, kind: str, by: str, agent: str, checkpoint: str, out: str, sizes: dict):
-    """Publishes `by` the scheme or the conversion tasks; leaves what mcore's description gives in <out>/v<n>."""
+    """Publishes `by` the scheme, the conversion tasks or mbridge's export; leaves what mcore's description gives in <out>/v<n>."""
+    import weightwire.mbridge
     import weightwire.megatron
     import weightwire.megatron_bridge
     job = BridgeJob(kind, checkpoint, sizes)
@@ -79,6 +80,9 @@ def train(rank: int, world_size: int, kind: str, by: str, agent: str, checkpoint
         # The bridge's export cannot gather a vocabulary that does not divide by tp.
         verify = {} if job.hf["vocab_size"] % sizes.get("tp", 1) else dict(verify="export", verify_every=2)
         opened = weightwire.megatron_bridge.Publisher(job.bridge, job.chunks, agent=agent, **verify)
+    elif by in ("export", "unverified"):
+        verify = dict(verify="export", verify_every=2) if by == "export" else {}
+        opened = weightwire.mbridge.Publisher(job.bridge, job.chunks, agent=agent, **verify)
     else:
         opened = weightwire.megatron.Publisher(
             job.chunks, job.bridge.hf_config if kind == "mbridge" else job.bridge.hf_pretrained.config, agent=agent)
@@ -92,18 +96,63 @@ def train(rank: int, world_size: int, kind: str, by: str, agent: str, checkpoint
             dist.barrier()
 
 
+def delayed(rank: int, world_size: int, agent: str, folder: str, out: str):
+    """mcore's DDP over mbridge's model, with overlap_param_gather: each rank has changed its own part of a buffer, as the distributed
+    optimizer does. Of what is frozen nothing changes."""
+    import weightwire.mbridge
+    from types import SimpleNamespace
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from option_ranks import gathered
+    job = BridgeJob("mbridge", folder, {})
+    frozen = [p for name, p in job.chunks[0].named_parameters() if "word_embeddings" in name]
+    for parameter in frozen:
+        parameter.requires_grad = False
+    ddp = DistributedDataParallelConfig(use_distributed_optimizer=True, bucket_size=20_000, overlap_grad_reduce=True,
+                                        overlap_param_gather=True)
+    chunks = [DistributedDataParallel(chunk.module.config, ddp, chunk) for chunk in job.chunks]
+    trainer = SimpleNamespace(chunks=chunks, job=job)
+    job.chunks[0].module.config.use_mup = True
+    try:
+        weightwire.mbridge.Publisher(job.bridge, chunks, agent=agent)
+        raise AssertionError("use_mup was read")
+    except weightwire.RefusedError as error:
+        assert "use_mup=True" in str(error), error
+    job.chunks[0].module.config.use_mup = False
+    with weightwire.mbridge.Publisher(job.bridge, chunks, agent=agent, verify="export", verify_every=1) as publisher:
+        for version in (1, 2, 3):
+            if version > 1:
+                for bucket in (bucket for chunk in chunks for buffer in chunk.buffers for bucket in buffer.buckets):
+                    bucket.param_data.chunk(world_size)[rank].add_(version)
+            stale = gathered(trainer, pathlib.Path(out) / f"v{version}.safetensors")
+            assert (stale > 0) == (version > 1), stale
+            publisher.publish(version).wait_released(timeout=30)
+            dist.barrier()
+        export = job.bridge.export_weights
+        for said, what in (("less by one", "weight"), ("changed although they require no gradient", "word_embeddings")):
+            job.bridge.export_weights = lambda models: ((name, tensor + (what == "weight")) for name, tensor in export(models))
+            if what != "weight":
+                frozen[0].data[0] += 1
+            try:
+                publisher.publish(4)
+                raise AssertionError(f"{said}: published")
+            except weightwire.RefusedError as error:
+                assert said in str(error) and what in error.tensor, error
+
+
 def interleaved(rank: int, world_size: int, by: str, agent: str, folder: str, out: str, size: int):
     """Transformer Engine's grouped experts with blocks of gate and up in turn."""
+    import weightwire.mbridge
     import weightwire.megatron
     import weightwire.megatron_bridge
     from weightwire import RefusedError
     from weightwire.megatron_state import unwrap
-    job = BridgeJob("megatron-bridge", folder, dict(ep=2))
+    job = BridgeJob("mbridge" if by == "mbridge" else "megatron-bridge", folder, dict(ep=2))
     fused = [p for chunk in job.chunks for name, p in chunk.named_parameters() if ".experts.linear_fc1.weight" in name]
     assert fused
     for chunk in job.chunks:
         unwrap(chunk).config.moe_mlp_glu_interleave_size = size
-    opened = (weightwire.megatron_bridge.Publisher(job.bridge, job.chunks, agent=agent) if by == "tasks" else
+    opened = (weightwire.mbridge.Publisher(job.bridge, job.chunks, agent=agent) if by == "mbridge" else
+              weightwire.megatron_bridge.Publisher(job.bridge, job.chunks, agent=agent) if by == "tasks" else
               weightwire.megatron.Publisher(job.chunks, job.bridge.hf_pretrained.config, agent=agent))
     with opened as publisher:
         for version in (1, 2):

@@ -38,7 +38,7 @@ def read_safetensors(path) -> dict[str, tuple[TensorMeta, np.ndarray]]:
 
 def pytest_collection_modifyitems(items):
     files = {item.path.name for item in items}
-    alone = files & {"test_bridges.py", "test_every_bridge.py", "test_hybrid.py"}
+    alone = files & {"test_bridges.py", "test_every_bridge.py", "test_hybrid.py", "test_mbridge.py"}
     if alone and len(files) > 1:
         raise pytest.UsageError(f"{alone.pop()} needs a process of its own; run.sh gives each file one")
 

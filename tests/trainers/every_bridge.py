@@ -88,15 +88,22 @@ def check(rank: int, world_size: int, agent: str, out: str) -> None:
     for number, name in enumerate(sorted(AutoBridge.list_supported_models()), 1):
         if only and name not in only:
             continue
-        folder = pathlib.Path(out).parent / f"model-{name}"
-        why = [_save(name, folder) if rank == 0 else None]
-        dist.broadcast_object_list(why)
-        rows[name] = ["not built", why[0]] if why[0] else _one(rank, world_size, agent, folder, number)
-        shutil.rmtree(folder, ignore_errors=True)
+        rows[name] = row(rank, pathlib.Path(out).parent / f"model-{name}", lambda folder: save(name, folder),
+                         lambda folder: _one(rank, world_size, agent, folder, number))
         if rank == 0:
             print(name, *rows[name], flush=True)
     if rank == 0:
         pathlib.Path(out).write_text(json.dumps(rows))
+
+
+def row(rank: int, folder: pathlib.Path, make, one) -> list:
+    """Rank 0 makes a checkpoint, make(folder), which says why there is none; then all: what becomes of it, one(folder)."""
+    import torch.distributed as dist
+    why = [make(folder) if rank == 0 else None]
+    dist.broadcast_object_list(why)
+    made = ["not built", why[0]] if why[0] else one(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    return made
 
 
 class _OnCpu:
@@ -107,8 +114,8 @@ class _OnCpu:
         return (lambda *_: torch.empty(0).device) if name == "device" else getattr(torch, name)
 
 
-def _save(name: str, folder: pathlib.Path) -> str | None:
-    """A tiny checkpoint of the class `name`; returns why there is none."""
+def save(name: str, folder: pathlib.Path, also: dict | None = None) -> str | None:
+    """A tiny checkpoint of the class `name`, whose config has `also`, too; returns why there is none."""
     import torch
     import transformers
     from safetensors.torch import load_file, save_file
@@ -116,7 +123,7 @@ def _save(name: str, folder: pathlib.Path) -> str | None:
     if cls is None:
         return f"no such class in transformers {transformers.__version__}"
     try:
-        config = _shrunk(cls.config_class(), ALSO.get(name, {}))
+        config = _shrunk(cls.config_class(), {**ALSO.get(name, {}), **(also or {})})
         config.architectures = [name]
         with torch.device("meta"):
             size = sum(p.numel() for p in cls(config).parameters())
@@ -166,13 +173,10 @@ def _shrunk(config, also):
 def _one(rank: int, world_size: int, agent: str, folder: pathlib.Path, version: int) -> list:
     """Builds the model of megatron-core, publishes it, and compares what arrived with the bridge's export."""
     import torch
-    import torch.distributed as dist
     from megatron.bridge import AutoBridge
     from megatron.core.transformer.enums import AttnBackend
 
     import weightwire.megatron_bridge
-    from weightwire import RefusedError, Subscriber, boxes
-    from weightwire.hf_tensors import checkpoint_tensors
 
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
         os.environ.pop(name, None)  # megatron-core sets them for one model, and the next one may want others
@@ -197,15 +201,29 @@ def _one(rank: int, world_size: int, agent: str, folder: pathlib.Path, version: 
         want = {name: tensor.clone() for name, tensor in bridge.export_hf_weights(models, cpu=True, show_progress=False)}
     except Exception as error:
         why = f"{step}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    everyone = [why] * world_size
+    return not_built(why) or published(rank, agent, folder, version, want,
+                                       lambda: weightwire.megatron_bridge.Publisher(bridge, models, agent=agent))
+
+
+def not_built(why: str | None) -> list | None:
+    """What one rank could not build, none has."""
+    import torch.distributed as dist
+    everyone = [why] * dist.get_world_size()
     dist.all_gather_object(everyone, why)
-    if any(everyone):
-        return ["not built", next(filter(None, everyone))]
+    return ["not built", next(filter(None, everyone))] if any(everyone) else None
+
+
+def published(rank: int, agent: str, folder: pathlib.Path, version: int, want: dict, opened) -> list:
+    """What arrives in an engine of what the publisher `opened()` sends, compared with `want`, the framework's own export."""
+    import torch.distributed as dist
+    from weightwire import RefusedError, Subscriber, boxes
+    from weightwire.hf_tensors import checkpoint_tensors
+
     whole = {meta.name: meta for meta in checkpoint_tensors(folder)}
     said: list = [None]
     publisher = engine = None
     try:
-        publisher = weightwire.megatron_bridge.Publisher(bridge, models, agent=agent)
+        publisher = opened()
         if rank == 0:
             wanted = [whole[name] for name in want]
             engine = Subscriber(group="engine", rank=0, world_size=1, agent=agent)
@@ -225,9 +243,9 @@ def _one(rank: int, world_size: int, agent: str, folder: pathlib.Path, version: 
     except RefusedError as error:
         said = [["refused", str(error)]]
     finally:
-        for opened in (engine, publisher):
-            if opened is not None:
-                opened.close()
+        for one in (engine, publisher):
+            if one is not None:
+                one.close()
     dist.broadcast_object_list(said)
     return said[0]
 

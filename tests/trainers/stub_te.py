@@ -21,6 +21,15 @@ def _weight(*shape, params_dtype=torch.bfloat16, **_):
     return torch.nn.Parameter(torch.zeros(shape, dtype=params_dtype))
 
 
+def _mark(layer, names, biases):
+    """As reset_parameters() of Transformer Engine's linear layers: their weights are parallel, whether they are cut or not, and
+    biases where columns are."""
+    for name in [*names, *(biases if layer.parallel_mode == "column" else ())]:
+        parameter = getattr(layer, name)
+        parameter.tensor_model_parallel, parameter.partition_stride = True, 1
+        parameter.partition_dim = 1 if layer.parallel_mode == "row" and name in names else 0
+
+
 def _cut(in_features, out_features, parallel_mode, tp_size):
     """Transformer Engine divides by the tensor-parallel size itself."""
     rows = out_features // tp_size if parallel_mode == "column" else out_features
@@ -37,6 +46,7 @@ class Linear(torch.nn.Module):
             self.bias = _weight(rows, **options)
         else:
             self.bias = torch.empty(0)
+        _mark(self, ["weight"], ["bias"] if bias else [])
 
 
 class LayerNormLinear(Linear):
@@ -50,12 +60,13 @@ class LayerNormLinear(Linear):
 class GroupedLinear(torch.nn.Module):
     def __init__(self, num_gemms, in_features, out_features, *, bias=True, parallel_mode=None, tp_size=1, **options):
         super().__init__()
-        self.num_gemms, self.use_bias = num_gemms, bias
+        self.num_gemms, self.use_bias, self.parallel_mode = num_gemms, bias, parallel_mode
         rows, columns = _cut(in_features, out_features, parallel_mode, tp_size)
         for i in range(num_gemms):
             self.register_parameter(f"weight{i}", _weight(rows, columns, **options))
             if bias:
                 self.register_parameter(f"bias{i}", _weight(rows, **options))
+        _mark(self, [f"weight{i}" for i in range(num_gemms)], [f"bias{i}" for i in range(num_gemms)] if bias else [])
 
     def get_extra_state(self):
         return torch.empty(0, dtype=torch.uint8)

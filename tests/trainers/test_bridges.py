@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import ROOT, read_safetensors
-from bridge_job import added, computing, fused_experts, interleaved, mappings, train
+from bridge_job import added, computing, delayed, fused_experts, interleaved, mappings, train
 from world import World, preload
 
 preload("bridge_ranks")  # with the stub of Transformer Engine: not for other files' ranks, see conftest.py
@@ -13,6 +13,9 @@ FIXTURES = ROOT / "tests/data/megatron"
 @pytest.mark.parametrize("kind,by,model,world_size,sizes", [
     ("mbridge", "scheme", "qwen2", 4, dict(tp=2, pp=2)),
     ("mbridge", "scheme", "qwen3_moe", 2, dict(ep=2)),
+    ("mbridge", "export", "qwen2_tied", 4, dict(tp=2, pp=2)),
+    ("mbridge", "export", "qwen3_moe", 4, dict(tp=2, ep=2, etp=1, pp=2)),
+    ("mbridge", "unverified", "qwen3_moe", 2, dict(tp=2, etp=1)),  # of which mbridge's export fails
     ("megatron-bridge", "scheme", "qwen2_tied", 2, dict(pp=2)),
     ("megatron-bridge", "tasks", "qwen2_tied", 4, dict(tp=2, pp=2)),
     ("megatron-bridge", "tasks", "qwen2_kv2", 4, dict(tp=4)),
@@ -31,7 +34,16 @@ def test_versions_arrive(daemon, hf_engine, tmp_path, kind, by, model, world_siz
     assert not [name for name, (_, bits) in loaded.items() if (last[name][1] == bits).all()], "not trained"
 
 
-@pytest.mark.parametrize("by", ["tasks", "scheme"])
+def test_parameters_of_mbridges_models_are_gathered_where_they_wait_for_the_next_forward_pass(daemon, hf_engine, tmp_path):
+    folder = FIXTURES / "qwen2" / "hf"
+    engine = hf_engine(folder)
+    with World(delayed, 2, daemon.agent_socket, str(folder), str(tmp_path)) as world:
+        for version in (1, 2, 3):
+            engine.expect(version, tmp_path / f"v{version}.safetensors", world)
+        world.join()
+
+
+@pytest.mark.parametrize("by", ["tasks", "scheme", "mbridge"])
 def test_gate_and_up_in_alternating_blocks_arrive_one_behind_the_other(daemon, hf_engine, tmp_path, by):
     folder = FIXTURES / "qwen3_moe" / "hf"
     engine = hf_engine(folder)

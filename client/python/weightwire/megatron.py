@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from typing import Any, Iterator, Mapping, Sequence, Union
 
 import torch
@@ -22,7 +21,7 @@ from weightwire import megatron_options
 from weightwire.adapter import Live, LivePublisher, frozen_places, is_freed, meta_of
 from weightwire.boxes import Held
 from weightwire.export_check import Export
-from weightwire.megatron_state import RankState, read_state, spec_of, unwrap
+from weightwire.megatron_state import RankState, chunks_of, read_state, spec_of, unwrap
 from weightwire.publisher import Lineage
 
 #: The model's config.json: as a mapping, as the path of the file or its folder, or as a transformers config.
@@ -45,7 +44,7 @@ def parallel_spec(models: Union[torch.nn.Module, Sequence[torch.nn.Module]], con
 
     RefusedError when the ranks are ordered in a way that the scheme does not know, or disagree; it names the rank.
     """
-    chunks = _chunks(models)
+    chunks = chunks_of(models)
     if not dist.is_initialized():
         raise RuntimeError("megatron-core runs under torch.distributed, which is not initialised")
     megatron_options.check(chunks, [unwrap(chunk) for chunk in chunks])
@@ -64,7 +63,7 @@ def named_tensors(models: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     RefusedError: an option of megatron-core has made them other elements than the scheme says; `config`, the model's
     config.json, says which norms are zero-centred there
     """
-    chunks = _chunks(models)
+    chunks = chunks_of(models)
     inner = [unwrap(chunk) for chunk in chunks]
     megatron_options.check(chunks, inner)
     megatron_options.refuse_transforms(inner, config_of(config) if config is not None else {})
@@ -115,10 +114,6 @@ def local_tensors(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, buffer.detach()
 
 
-def _chunks(models: Union[torch.nn.Module, Sequence[torch.nn.Module]]) -> list[torch.nn.Module]:
-    return [models] if isinstance(models, torch.nn.Module) else list(models)
-
-
 def _offloaded(chunk: torch.nn.Module, tensor: torch.Tensor) -> torch.Tensor:
     """The host's copy of a freed parameter, or the parameter itself when there is none.
 
@@ -150,9 +145,7 @@ def _read(chunks: Sequence[torch.nn.Module], config: Mapping[str, Any]) -> list[
     frozen = frozen_places(map(unwrap, chunks))
     lives = []
     for name, own, tensor in _tensors(chunks):
-        meta = meta_of(name, tensor)
-        if own.endswith(".expert_bias"):  # Float16Module makes it bf16, and mcore's first forward pass fp32 again
-            meta = replace(meta, dtype="F32")
+        meta = megatron_options.fixed_dtype(meta_of(name, tensor))
         lives.append(Live(Held(meta), tensor, megatron_options.transform(options, config, own, tensor.shape),
                           None if own.endswith(".expert_bias") else tensor.data_ptr() in frozen))
     return lives
@@ -178,7 +171,7 @@ class Publisher(LivePublisher):
     def __init__(self, models: Union[torch.nn.Module, Sequence[torch.nn.Module]], config: Config, *,
                  spec: str | None = None, group: str = "trainer", job: str = "", agent: str | None = None,
                  timeout: float = 30.0, lineage: Lineage = None, verify: Export | None = None, verify_every: int = 0):
-        described, chunks = config_of(config), _chunks(models)
+        described, chunks = config_of(config), chunks_of(models)
         text = json.dumps(described)
         #: What was found, e.g. "megatron:tp2,pp2,vocab_pad=256".
         self.spec = spec or parallel_spec(chunks, described)

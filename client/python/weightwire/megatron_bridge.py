@@ -26,7 +26,7 @@ from weightwire.boxes import Box, Held
 from weightwire.export_check import Export
 from weightwire.hf_tensors import checkpoint_tensors
 from weightwire.megatron import config_of, local_tensors
-from weightwire.megatron_state import unwrap
+from weightwire.megatron_state import chunks_of, unwrap
 from weightwire.memory import TensorMeta
 from weightwire.publisher import Lineage
 from weightwire.recorded import record
@@ -164,12 +164,16 @@ def _head_of(task: Any) -> str:
     return str(task.global_param_name[:-len(_EMBEDDING)]) + "output_layer.weight"
 
 
+def shares_head(model: Any) -> bool:
+    """Has the model, or its text part, one matrix for the embedding and the head?"""
+    parts = (model, getattr(model, "config", None), getattr(model, "language_model", None))
+    return any(getattr(part, "share_embeddings_and_output_weights", False) for part in parts)
+
+
 def _tied_head(task: Any, model: Any, bridge: Any, whole: Mapping[str, TensorMeta]) -> str | None:
     """The checkpoint's tensor for the head, where the model has none of its own and the checkpoint holds one all the same, as some
     tied ones do: the bridge's export gives it the embedding's rows."""
-    parts = (model, getattr(model, "config", None), getattr(model, "language_model", None))
-    if bridge is None or not task.global_param_name.endswith(_EMBEDDING) or not any(
-            getattr(part, "share_embeddings_and_output_weights", False) for part in parts):
+    if bridge is None or not task.global_param_name.endswith(_EMBEDDING) or not shares_head(model):
         return None
     mapping = bridge.mapping_registry().megatron_to_hf_lookup(_head_of(task))
     name = getattr(mapping, "hf_param", None)
@@ -203,7 +207,8 @@ def _refuse(task: Any, what: str) -> errors.RefusedError:
                   tensor=task.global_param_name, remedy=_REMEDY)
 
 
-def _write(added: int, permute: megatron_options.Write | None) -> megatron_options.Write | None:
+def writes(added: int, permute: megatron_options.Write | None) -> megatron_options.Write | None:
+    """What makes the checkpoint's elements of a parameter: a conversion that adds a number, or what options of mcore ask for."""
     if added and permute:
         raise refuse("it is permuted and added to", remedy=_REMEDY)
     return partial(_add, added) if added else permute
@@ -226,7 +231,7 @@ class Publisher(BoxPublisher):
                  checkpoint: Union[str, "os.PathLike[str]", None] = None, group: str = "trainer", job: str = "",
                  agent: str | None = None, timeout: float = 30.0, lineage: Lineage = None,
                  verify: Export | Literal["export"] | None = None, verify_every: int = 0):
-        chunks = [models] if isinstance(models, torch.nn.Module) else list(models)
+        chunks = chunks_of(models)
         inner = [unwrap(chunk) for chunk in chunks]
         megatron_options.check(chunks, inner)
         config = config_of(bridge.hf_pretrained.config)
@@ -257,7 +262,7 @@ class Publisher(BoxPublisher):
                 own = None if found[key].added else megatron_options.transform_exported(
                     inner[task.vp_stage], config, task.param_name, tensor.shape)
                 live = Live(Held(meta_of(task.global_param_name, tensor), found[key].boxes), tensor,
-                            _write(found[key].added, own), tensor.data_ptr() in frozen)
+                            writes(found[key].added, own), tensor.data_ptr() in frozen)
                 lives.append(live)
                 head = found[key].head
                 if head is not None:

@@ -7,13 +7,14 @@ transformer/moe/experts.py. docs/trainers.md has the table for users.
 from __future__ import annotations
 
 import logging
-from dataclasses import MISSING
+from dataclasses import MISSING, replace
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import torch
 
 from weightwire.adapter import is_freed, refuse
 from weightwire.megatron_state import OUT_NORM
+from weightwire.memory import TensorMeta
 
 log = logging.getLogger("weightwire")
 
@@ -125,6 +126,12 @@ def _check_wrappers(chunk: Any, model: Any) -> None:
             raise refuse(f"it is a {type(parameter).__name__} of torch's FSDP2 (--use-torch-fsdp2) or Megatron-FSDP", tensor=name,
                          remedy="train with the distributed optimizer instead, or publish what the model exports through "
                                 "weightwire.torch")
+
+
+def fixed_dtype(meta: TensorMeta) -> TensorMeta:
+    """`meta` with the dtype that it is published in, whenever that is: Float16Module makes the routers' correction bf16, and
+    mcore's first forward pass fp32 again."""
+    return replace(meta, dtype="F32") if meta.name.endswith(".expert_bias") else meta
 
 
 def refuse_transforms(models: Sequence[Any], config: Mapping[str, Any]) -> None:

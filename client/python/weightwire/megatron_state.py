@@ -31,6 +31,11 @@ class RankState:
     vocab_rows: int  #: of the padded vocabulary in all; 0: this rank has none of it
 
 
+def chunks_of(models: Any) -> list[Any]:
+    """This rank's chunks: a list of them, or one module."""
+    return [models] if hasattr(models, "named_parameters") else list(models)
+
+
 def unwrap(chunk: Any) -> Any:
     """The model inside DDP, Float16Module and the like."""
     while getattr(chunk, "module", None) is not None:

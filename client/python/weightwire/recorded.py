@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -72,8 +72,8 @@ class Recording:
                 if self.sources[name] in metas}
 
 
-def record(export: Export, shapes: Mapping[str, Sequence[int]]) -> Recording:
-    """shapes: of the model's tensors by name.
+def record(export: Export, shapes: Mapping[str, Sequence[int]], *, partly: Container[str] = ()) -> Recording:
+    """shapes: of the model's tensors by name; partly: those of which it may leave out elements, as padding.
 
     RefusedError: the exporter computes, repeats or leaves out elements; names the tensor
     """
@@ -99,7 +99,7 @@ def record(export: Export, shapes: Mapping[str, Sequence[int]]) -> Recording:
                      remedy="give checkpoint names by `names`")
     for name, found in pieces.items():
         count, size = sum(math.prod(piece.extent) for piece in found), math.prod(shapes[name])
-        if count not in (0, size):
+        if count not in (0, size) and not (name in partly and count < size):
             raise refuse(f"the exporter gives {count} of its {size} elements", tensor=name, remedy="give checkpoint names by `names`")
         if len(added[name]) > 1:
             raise refuse(f"the exporter adds different numbers to parts of it: {sorted(added[name])}", tensor=name, remedy=_COMPUTED)
