@@ -63,9 +63,7 @@ def named_tensors(models: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     RefusedError: an option of megatron-core has made them other elements than the scheme says; `config`, the model's
     config.json, says which norms are zero-centred there
     """
-    chunks = chunks_of(models)
-    inner = [unwrap(chunk) for chunk in chunks]
-    megatron_options.check(chunks, inner)
+    chunks, inner = megatron_options.checked(models)
     megatron_options.refuse_transforms(inner, config_of(config) if config is not None else {})
     megatron_options.gather_delayed(chunks)
     for name, _, tensor in _tensors(chunks):

@@ -26,7 +26,6 @@ from weightwire.boxes import Box, Held
 from weightwire.export_check import Export
 from weightwire.hf_tensors import checkpoint_tensors
 from weightwire.megatron import config_of, local_tensors
-from weightwire.megatron_state import chunks_of, unwrap
 from weightwire.memory import TensorMeta
 from weightwire.publisher import Lineage
 from weightwire.recorded import record
@@ -231,9 +230,7 @@ class Publisher(BoxPublisher):
                  checkpoint: Union[str, "os.PathLike[str]", None] = None, group: str = "trainer", job: str = "",
                  agent: str | None = None, timeout: float = 30.0, lineage: Lineage = None,
                  verify: Export | Literal["export"] | None = None, verify_every: int = 0):
-        chunks = chunks_of(models)
-        inner = [unwrap(chunk) for chunk in chunks]
-        megatron_options.check(chunks, inner)
+        chunks, inner = megatron_options.checked(models)
         config = config_of(bridge.hf_pretrained.config)
         folder = checkpoint or bridge.hf_pretrained.model_name_or_path
         whole = {meta.name: meta for meta in checkpoint_tensors(folder)}

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 import torch
 
 from weightwire.adapter import is_freed, refuse
-from weightwire.megatron_state import OUT_NORM
+from weightwire.megatron_state import OUT_NORM, chunks_of, unwrap
 from weightwire.memory import TensorMeta
 
 log = logging.getLogger("weightwire")
@@ -94,6 +94,14 @@ def gather_delayed(chunks: Sequence[Any]) -> None:
 def _gathered(wrapper: Any) -> Iterator[bool]:
     for group in [*getattr(wrapper, "bucket_groups", ()), *getattr(wrapper, "expert_parallel_bucket_groups", ())]:
         yield bool(getattr(group, "param_gather_dispatched", False)) and getattr(group, "param_gather_handle", 1) is None
+
+
+def checked(models: Any) -> tuple[list[Any], list[Any]]:
+    """This rank's chunks as they were passed, and the models inside their wrappers, which `check` took."""
+    chunks = chunks_of(models)
+    inner = [unwrap(chunk) for chunk in chunks]
+    check(chunks, inner)
+    return chunks, inner
 
 
 def check(chunks: Sequence[Any], models: Sequence[Any]) -> None:
