@@ -17,11 +17,9 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import mcore  # noqa: E402
-from megatron.core.extensions.transformer_engine import TEGroupedLinear  # noqa: E402
 from mcore_ranks import Job, publish_less_one  # noqa: E402
 
-# Without fp8 there is none to be split.
-TEGroupedLinear._split_extra_state = lambda self, state: [state] * self.num_gemms
+stub_te.keep_extra_state_whole()
 
 
 class BridgeJob(Job):

@@ -62,9 +62,12 @@ SAME = {"KimiK2ForCausalLM": "DeepseekV3ForCausalLM"}
 LARGEST = 200e6  # parameters
 
 
-def check(rank: int, world_size: int, agent: str, out: str) -> None:
+def check(rank: int, world_size: int, agent: str, out: str, by: str) -> None:
     """Rank 0 leaves in `out` of each architecture what became of it: ["equal", number of tensors, those of the checkpoint that the
-    bridge does not export], ["different", tensors], ["not built", why] or ["refused", why]."""
+    bridge does not export], ["different", tensors], ["not built", why] or ["refused", why].
+
+    by: "bridge" for layouts recorded from the bridge, "scheme" for weightwire's own description of the model's family
+    """
     import stub_kernels
     import stub_te
     stub_te.install()
@@ -74,8 +77,7 @@ def check(rank: int, world_size: int, agent: str, out: str) -> None:
     import transformers
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    from megatron.core.extensions.transformer_engine import TEGroupedLinear
-    TEGroupedLinear._split_extra_state = lambda self, state: [state] * self.num_gemms
+    stub_te.keep_extra_state_whole()
     from megatron.bridge import AutoBridge
     with contextlib.suppress(ImportError):  # older ones have none
         from megatron.bridge.models.minimax_m2 import minimax_m2_bridge
@@ -89,7 +91,7 @@ def check(rank: int, world_size: int, agent: str, out: str) -> None:
         if only and name not in only:
             continue
         rows[name] = row(rank, pathlib.Path(out).parent / f"model-{name}", lambda folder: save(name, folder),
-                         lambda folder: _one(rank, world_size, agent, folder, number))
+                         lambda folder: _one(rank, world_size, agent, folder, number, by))
         if rank == 0:
             print(name, *rows[name], flush=True)
     if rank == 0:
@@ -157,7 +159,7 @@ def _shrunk(config, also):
         old = getattr(config, key, None)
         if key not in fixed and old is not None and not isinstance(old, (list, tuple, dict)):
             setattr(config, key, value)
-    for key in ("layer_types", "mlp_layer_types"):
+    for key in ("layer_types", "mlp_layer_types", "indexer_types"):
         kinds = getattr(config, key, None)
         if isinstance(kinds, list) and kinds and getattr(config, "attribute_map", {}).get(key, key) not in fixed:
             setattr(config, key, [kinds[0], kinds[-1]])
@@ -170,12 +172,13 @@ def _shrunk(config, also):
     return config
 
 
-def _one(rank: int, world_size: int, agent: str, folder: pathlib.Path, version: int) -> list:
+def _one(rank: int, world_size: int, agent: str, folder: pathlib.Path, version: int, by: str) -> list:
     """Builds the model of megatron-core, publishes it, and compares what arrived with the bridge's export."""
     import torch
     from megatron.bridge import AutoBridge
     from megatron.core.transformer.enums import AttnBackend
 
+    import weightwire.megatron
     import weightwire.megatron_bridge
 
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
@@ -201,8 +204,13 @@ def _one(rank: int, world_size: int, agent: str, folder: pathlib.Path, version: 
         want = {name: tensor.clone() for name, tensor in bridge.export_hf_weights(models, cpu=True, show_progress=False)}
     except Exception as error:
         why = f"{step}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return not_built(why) or published(rank, agent, folder, version, want,
-                                       lambda: weightwire.megatron_bridge.Publisher(bridge, models, agent=agent))
+
+    def opened():
+        if by == "scheme":
+            return weightwire.megatron.Publisher(models, bridge.hf_pretrained.config, agent=agent)
+        return weightwire.megatron_bridge.Publisher(bridge, models, agent=agent)
+
+    return not_built(why) or published(rank, agent, folder, version, want, opened)
 
 
 def not_built(why: str | None) -> list | None:
@@ -216,7 +224,7 @@ def not_built(why: str | None) -> list | None:
 def published(rank: int, agent: str, folder: pathlib.Path, version: int, want: dict, opened) -> list:
     """What arrives in an engine of what the publisher `opened()` sends, compared with `want`, the framework's own export."""
     import torch.distributed as dist
-    from weightwire import RefusedError, Subscriber, boxes
+    from weightwire import NotReadyError, RefusedError, Subscriber, boxes
     from weightwire.hf_tensors import checkpoint_tensors
 
     whole = {meta.name: meta for meta in checkpoint_tensors(folder)}
@@ -240,7 +248,7 @@ def published(rank: int, agent: str, folder: pathlib.Path, version: int, want: d
             said = [["different", different] if different or got.keys() != want.keys() else
                     ["equal", len(want), sorted(whole.keys() - want.keys())]]
         release.wait_released(timeout=30)
-    except RefusedError as error:
+    except (NotReadyError, RefusedError) as error:
         said = [["refused", str(error)]]
     finally:
         for one in (engine, publisher):

@@ -50,8 +50,7 @@ def check(rank: int, world_size: int, agent: str, out: str, sizes: dict, only: t
     import transformers
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    from megatron.core.extensions.transformer_engine import TEGroupedLinear
-    TEGroupedLinear._split_extra_state = lambda self, state: [state] * self.num_gemms
+    stub_te.keep_extra_state_whole()
     from mbridge import AutoBridge
 
     mcore.pack_what_is_scattered()

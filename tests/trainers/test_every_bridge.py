@@ -20,23 +20,46 @@ TRAINED = {"DeepseekV3ForCausalLM", "Gemma3ForCausalLM", "Glm4MoeForCausalLM", "
            "Qwen3VLMoeForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_what_a_bridge_exports_arrives(daemon, tmp_path, tp, capsys):
-    """With tp 2, experts are on two expert-parallel ranks."""
-    with World(check, tp, daemon.agent_socket, str(tmp_path / "rows.json")) as world:
+#: What weightwire's own families describe for Megatron must be among what they publish.
+DESCRIBED = {"DeepseekV3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "Glm4MoeForCausalLM",
+             "Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM", "GptOssForCausalLM", "KimiK2ForCausalLM", "LlamaForCausalLM",
+             "MiniMaxM2ForCausalLM", "MistralForCausalLM", "NemotronHForCausalLM", "Qwen2ForCausalLM",
+             "Qwen2_5_VLForConditionalGeneration", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM",
+             "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
+
+
+def checked(daemon, folder, tp, by, capsys):
+    """every_bridge.check's rows, and names by what became of them; none is different."""
+    with World(check, tp, daemon.agent_socket, str(folder / "rows.json"), by) as world:
         world.join(timeout=500)
-    rows = json.loads((tmp_path / "rows.json").read_text())
+    rows = json.loads((folder / "rows.json").read_text())
     kinds = collections.defaultdict(list)
     for name, (kind, *_) in rows.items():
         kinds[kind].append(name)
     tensors = sum(rows[name][1] for name in kinds["equal"])
     with capsys.disabled():
-        print(f"\nMegatron-Bridge {VERSION}, tp {tp}: {len(rows)} bridges, "
+        print(f"\nMegatron-Bridge {VERSION}, tp {tp}, by {by}: {len(rows)} bridges, "
               + ", ".join(f"{len(names)} {kind}" for kind, names in kinds.items()) + f"; {tensors} tensors equal")
         for name, (kind, what, *_) in rows.items():
             if kind != "equal":
                 print(f"  {name}: {kind}: {what}")
     assert not kinds["different"]
+    return rows, kinds
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_what_a_bridge_exports_arrives_by_the_family_too(daemon, tmp_path, tp, capsys):
+    """A family and the bridge describe the same model in the same way; what no family describes for Megatron is refused."""
+    rows, kinds = checked(daemon, tmp_path, tp, "scheme", capsys)
+    assert DESCRIBED & rows.keys() - set(kinds["not built"]) <= set(kinds["equal"])
+    assert len(kinds["equal"]) >= (10 if VERSION.startswith("0.3.") else 20)
+    assert not {name for name in kinds["equal"] if rows[name][2]}
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_what_a_bridge_exports_arrives(daemon, tmp_path, tp, capsys):
+    """With tp 2, experts are on two expert-parallel ranks."""
+    rows, kinds = checked(daemon, tmp_path, tp, "bridge", capsys)
     assert set(kinds["refused"]) <= REFUSED
     assert len(kinds["equal"]) >= 0.9 * (len(rows) - len(kinds["not built"]))
     assert TRAINED & rows.keys() - set(kinds["not built"]) - REFUSED <= set(kinds["equal"])

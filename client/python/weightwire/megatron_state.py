@@ -13,8 +13,9 @@ _DIMENSIONS = ("tp", "cp", "dp", "pp")
 _DECODER_LAYER = re.compile(r"(?:language_model\.)?decoder\.layers\.\d+")
 _EXPERT_KINDS = ((".experts.local_experts.", "sequential"), (".experts.weight1", "grouped"),
                  (".experts.linear_fc1.weight0", "te"))
-_TE_NAMES = (".linear_qkv.layer_norm_weight", ".linear_q_up_proj.layer_norm_weight",
-             ".linear_kv_up_proj.layer_norm_weight")
+#: Of which the local spec has modules of their own, or none at all.
+_TE_NAMES = (".linear_qkv.layer_norm_weight", ".linear_q_up_proj.layer_norm_weight", ".linear_kv_up_proj.layer_norm_weight",
+             ".linear_fc1.layer_norm_weight", ".in_proj.layer_norm_weight", ".core_attention.indexer.linear_wq_b.weight")
 #: Of the gated delta rule: checkpoints hold w of it, also where they hold w - 1 of the other norms.
 OUT_NORM = ".self_attention.out_norm.weight"
 
@@ -98,6 +99,8 @@ def spec_of(states: Sequence[RankState], config: Mapping[str, Any]) -> str:
         words.append("model=hybrid")
     if any(name.endswith(_TE_NAMES) for state in states for name in state.names):
         words.append("spec=te")
+    if any(name.endswith(".mixer.conv1d_weight") for state in states for name in state.names):
+        words.append("conv=flat")
     if any(name.endswith(OUT_NORM) for state in states for name in state.names):
         words.append("out_norm=plain")
     rows = {state.vocab_rows for state in states} - {0}
