@@ -19,8 +19,7 @@ SCHEME = [sys.executable, "-m", "tests.engine.trainer_hf"]
     ("gpt-oss", 1, LIVE), ("gpt-oss", 1, SCHEME),
     ("gemma3-text", 1, LIVE), ("gemma3-text", 1, SCHEME),
     pytest.param("gemma3", 1, SCHEME, marks=IMAGES), pytest.param("gemma3", 2, SCHEME, marks=IMAGES),
-    ("gemma4-text", 1, LIVE), ("gemma4-text", 1, SCHEME), ("gemma4-text", 2, SCHEME),
-    ("gemma4-experts", 1, LIVE), ("gemma4-experts", 2, SCHEME),
+    ("gemma4-text", 1, LIVE), ("gemma4-text", 2, SCHEME), ("gemma4-experts", 2, SCHEME),
     ("nemotron-h", 1, LIVE), ("nemotron-h", 1, SCHEME), ("nemotron-h", 2, SCHEME),
 ], ids=lambda value: value if isinstance(value, str) else str(value) if isinstance(value, int) else
     "sharded" if value is SHARDED else "live" if value is LIVE else "scheme")

@@ -38,6 +38,27 @@ def test_the_spec_says_how_the_world_is_parallel(sizes, spec):
     assert spec_of(world(**sizes), {}) == spec
 
 
+@pytest.mark.parametrize("name,words", [
+    ("decoder.layers.0.mlp.linear_fc1.layer_norm_weight", "spec=te"),  # latent attention with an indexer has no norm of q there
+    ("decoder.layers.0.self_attention.core_attention.indexer.linear_wq_b.weight", "spec=te"),
+    ("decoder.layers.0.self_attention.in_proj.layer_norm_weight", "spec=te"),
+    ("decoder.layers.0.mixer.in_proj.layer_norm_weight", "spec=te"),
+    ("decoder.layers.0.mixer.conv1d_weight", "conv=flat"),
+    ("decoder.layers.0.mixer.conv1d.weight", ""),
+    ("decoder.layers.0.self_attention.out_norm.weight", "out_norm=plain"),
+    ("decoder.final_norm.weight", "model=hybrid"),
+])
+def test_names_say_how_a_model_was_built(name, words):
+    spec = spec_of(world(names=DENSE | {name}), {"num_hidden_layers": 2})
+    assert spec == ",".join(filter(None, ["megatron:tp1,pp1", words, "vocab_pad=256"]))
+
+
+def test_a_hybrid_model_by_its_own_configuration_has_no_halves():
+    assert "model=hybrid" not in spec_of(world(names=DENSE | {"decoder.final_norm.weight"}), {"num_hidden_layers": 4})
+    assert "model=hybrid" in spec_of(world(names=DENSE | {"decoder.final_norm.weight"}),
+                                     {"text_config": {"num_hidden_layers": 2}})
+
+
 def test_an_unknown_rank_order_is_refused_with_the_rank_and_where_it_should_be():
     with pytest.raises(RefusedError) as refused:
         spec_of(world(tp=2, pp=2, order="pp-tp-cp-dp"), {})
