@@ -146,7 +146,10 @@ inline Status ReadGemma4Text(const Json& json, ModelConfig& config) {
   const bool none = inputs != json.end() && inputs->is_null();
   WW_ASSIGN_OR_STATUS(config.layer_inputs,
                       ReadCountOr(json, "hidden_size_per_layer_input", none ? 0 : 256));
-  WW_ASSIGN_OR_STATUS(config.layer_vocab, ReadSizeOr(json, "vocab_size_per_layer_input", 262'144));
+  if (config.layer_inputs > 0) {
+    WW_ASSIGN_OR_STATUS(config.layer_vocab,
+                        ReadSizeOr(json, "vocab_size_per_layer_input", 262'144));
+  }
   WW_ASSIGN_OR_STATUS(const bool experts, ReadFlagOr(json, "enable_moe_block", false));
   WW_ASSIGN_OR_STATUS(config.experts, ReadExpertsOr(json, 0));
   if (experts != config.HasExperts()) {

@@ -224,6 +224,12 @@ TEST(LayerSizes, CutsEachLayerByItsOwnHeads) {
     return layout ? OkStatus() : layout.error();
   };
   EXPECT_EQ(refusal("gemma4_text-experts", "{}", "vllm:tp2"), OkStatus());
+  // Nothing is cut that is not there: the default of 262,144 tokens with inputs of their own.
+  EXPECT_EQ(refusal("gemma4_text-untied",
+                    R"({"vocab_size_per_layer_input": 262144, "vocab_size": 192,
+                        "intermediate_size": 51, "num_key_value_heads": 3})",
+                    "vllm:tp3"),
+            OkStatus());
   const char* three = R"({"per_layer_config": {"2": {"num_key_value_heads": 3}}})";
   const Status heads = refusal("gemma4_text-experts", three, "vllm:tp2");
   EXPECT_EQ(heads.tensor(), "model.layers.2.self_attn.k_proj.weight") << heads.ToString();
