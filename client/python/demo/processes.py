@@ -207,17 +207,18 @@ class EngineRank:
 
     def expect(self, version: int, directory: str) -> None:
         """Remembers a few values of `version`, to recognise it while serving."""
-        self._samples[version] = oracle.vllm_samples(self._config, checkpoint.read(directory), self._tp, self._rank)
+        samples = oracle.vllm_samples(self._config, checkpoint.read(directory), self._tp, self._rank)
+        self._samples = {**self._samples, version: samples}  # another thread may be looking through the one of before
 
     def stamp(self):
         """(version this rank claims, versions its sampled tensors really hold); None = not serving, or just started again
         and not told yet what any version holds."""
-        serving, params = self.subscriber.serving, self.subscriber.params
-        if serving is None or params is None or not self._samples:
+        serving, params, samples = self.subscriber.serving, self.subscriber.params, self._samples
+        if serving is None or params is None or not samples:
             return None
         held = oracle.vllm_sampled_from(self._config, params)
-        found = {v for i, h in enumerate(held) for v, s in self._samples.items() if np.array_equal(s[i], h)}
-        known = all(any(np.array_equal(s[i], h) for s in self._samples.values()) for i, h in enumerate(held))
+        found = {v for i, h in enumerate(held) for v, s in samples.items() if np.array_equal(s[i], h)}
+        known = all(any(np.array_equal(s[i], h) for s in samples.values()) for i, h in enumerate(held))
         return serving.version, sorted(found) if known else sorted(found) + ["unknown bytes"]
 
     def serve(self):

@@ -54,6 +54,7 @@ class Monitor:
         self.refused = {e.name: 0 for e in engines}
         self.stopped = {e.name: 0 for e in engines}  # of these, after its first answer
         self.mixes: list[str] = []
+        self.last = {e.name: "" for e in engines}  # what an engine said, or did, instead of an answer
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._watch, args=(e,), daemon=True) for e in engines]
 
@@ -71,11 +72,13 @@ class Monitor:
         while not self._stop.wait(0.02):
             try:
                 stamps = engine.ranks[0].ask("serve", timeout=20)
-            except (OSError, EOFError, TimeoutError, RuntimeError):
-                stamps = None
+                why = "it does not serve"
+            except (OSError, EOFError, TimeoutError, RuntimeError) as error:
+                stamps, why = None, f"{type(error).__name__}: {error}"
             if stamps is None:
                 self.refused[engine.name] += 1
                 self.stopped[engine.name] += self.answers[engine.name] > 0
+                self.last[engine.name] = why
                 continue
             self.answers[engine.name] += 1
             if any(held != [claimed] for claimed, held in stamps) or len({claimed for claimed, _ in stamps}) != 1:
@@ -235,7 +238,8 @@ def main() -> int:
             if monitor.mixes:
                 raise AssertionError("mixed answers: " + "; ".join(monitor.mixes[:3]))
             if stopped := {n: c for n, c in monitor.stopped.items() if c and n != engines[1].name}:
-                raise AssertionError(f"engines that were not hit stopped answering: {stopped}")
+                raise AssertionError("engines that were not hit stopped answering: "
+                                     + "; ".join(f"{n} {c} times, {monitor.last[n]}" for n, c in stopped.items()))
             print(f"\n{demo.table()}\n\nx memcpy: seconds over those of a one-thread memcpy of the same bytes, in this run."
                   f"\nanswers while all this went on: "
                   + ", ".join(f"{n} {c} ({monitor.refused[n]} refused while down)" for n, c in monitor.answers.items())
