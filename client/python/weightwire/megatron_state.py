@@ -95,7 +95,7 @@ def spec_of(states: Sequence[RankState], config: Mapping[str, Any]) -> str:
         words.append(f"order={order}")
     hybrid = any(name.endswith("decoder.final_norm.weight") for state in states for name in state.names)
     words += _layer_words(states, hybrid) + _expert_words(states, order)
-    if hybrid and sum(map(len, _chunks(states))) == 2 * config.get("text_config", config).get("num_hidden_layers", 0):
+    if hybrid and sum(map(len, _chunks(states))) == 2 * (config.get("text_config") or config).get("num_hidden_layers", 0):
         words.append("model=hybrid")
     if any(name.endswith(_TE_NAMES) for state in states for name in state.names):
         words.append("spec=te")

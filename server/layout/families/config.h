@@ -72,7 +72,7 @@ struct AudioConfig {
   int64_t depth = 0;  ///< blocks; 0: there is no tower
   int64_t hidden = 0;
   int64_t heads = 0;           ///< divides hidden
-  int64_t first_channels = 0;  ///< of the first convolution: a multiple of 4
+  int64_t first_channels = 0;  ///< of the first convolution: at least 4
   int64_t second_channels = 0;
   int64_t kernel = 0;  ///< of the convolution over time
   int64_t out = 0;
