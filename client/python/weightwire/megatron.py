@@ -44,10 +44,9 @@ def parallel_spec(models: Union[torch.nn.Module, Sequence[torch.nn.Module]], con
 
     RefusedError when the ranks are ordered in a way that the scheme does not know, or disagree; it names the rank.
     """
-    chunks = chunks_of(models)
     if not dist.is_initialized():
         raise RuntimeError("megatron-core runs under torch.distributed, which is not initialised")
-    megatron_options.check(chunks, [unwrap(chunk) for chunk in chunks])
+    chunks, _ = megatron_options.checked(models)
     state = read_state(chunks, dist.get_rank())
     states: list[RankState] = [state] * dist.get_world_size()
     dist.all_gather_object(states, state)
@@ -174,7 +173,7 @@ class Publisher(LivePublisher):
         #: What was found, e.g. "megatron:tp2,pp2,vocab_pad=256".
         self.spec = spec or parallel_spec(chunks, described)
         if spec:
-            megatron_options.check(chunks, [unwrap(chunk) for chunk in chunks])
+            megatron_options.checked(chunks)
         super().__init__(lambda: _read(chunks, described),
                          lambda base, lives: base.bind(text, self.spec, [live.held.meta for live in lives]),
                          rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout,

@@ -126,9 +126,6 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
                            const Dialect& engine) {
   const ModelConfig& config = model.config();
   const Family& family = FamilyOf(config.text_family);
-  if (!family.not_in_sglang.empty() && engine.index_key.empty()) {
-    return Fail(Undescribed("sglang", family.not_in_sglang, config.family));
-  }
   if (model.wrapper() != nullptr && !engine.wrappers) {
     return Fail(Undescribed("sglang", "tower", config.family));
   }

@@ -6,6 +6,7 @@
 //   parts
 #include "server/layout/schemes/engine.h"
 #include "server/layout/schemes/option.h"
+#include "server/layout/schemes/vision.h"
 
 namespace weightwire::layout {
 namespace {
@@ -31,6 +32,8 @@ engine::ExpertSlice SliceOf(const engine::Grid& grid, int64_t experts, int64_t, 
 }  // namespace
 
 Result<ModelLayout> DeriveSglang(const Model& model, const ParallelSpec& spec) {
+  const std::string_view missing = FamilyOf(model.config().text_family).not_in_sglang;
+  if (!missing.empty()) return Fail(Undescribed("sglang", missing, model.config().family));
   if (const std::string qkv = FirstTensor(model, {Role::kLinearQkv}); !qkv.empty()) {
     return Fail(Status(Code::kInvalidArgument, Reason::kUnknownModel,
                        "scheme sglang does not describe " + model.config().family +
