@@ -177,6 +177,7 @@ Status Attachment::Publish(Version version, const PublishOptions& options) {
       std::chrono::duration_cast<std::chrono::milliseconds>(options.deadline).count()));
   request.set_number(++publish_calls_);
   request.set_lineage(options.lineage);
+  request.mutable_unchanged()->Assign(options.unchanged.begin(), options.unchanged.end());
   v1::PublishResponse response;
   return Call(&v1::Agent::Stub::Publish, std::move(request), &response);
 }

@@ -46,6 +46,10 @@ struct PublishOptions {
   /// Of the version, the same in every call of this rank: a trainer that went back to an earlier
   /// step begins the one after the newest that is committed. 0: the first.
   uint64_t lineage = 0;
+  /// Tensors, by index in the agreed layout, to which nothing was written since the last Publish
+  /// that returned OK: the agent does not read them again to sum or copy them. One that was written
+  /// all the same may be served as it was before.
+  std::vector<uint32_t> unchanged = {};
 };
 
 /// What became of the bytes of a version that is not waited for any more. All of them may change.

@@ -37,6 +37,9 @@ struct PublishCall {
   std::array<uint8_t, 16> trace_id{};
   uint64_t number = 0;   ///< counts the application's calls, from 1; 0: it does not count
   uint64_t lineage = 1;  ///< the rank's, the same in every call
+  /// Indices of tensors to which nothing was written since the last call that was answered with OK:
+  /// what was summed of them is not read again to be summed.
+  std::vector<uint32_t> unchanged = {};
 };
 /// The application does not wait for the answer to a call, or for the release, any more.
 struct WithdrawCall {

@@ -203,7 +203,11 @@ void Participant::StartSource(const std::shared_ptr<Attempt>& attempt) {
   transfer::Binding bytes =
       is_engine() ? memory_->StageBinding(memory_->stage()->live()) : publication_->Bytes();
   transfer::SourceJob job = SourceJobOf(*attempt, name_, std::move(bytes));
-  if (!is_engine()) job.heads = memory_->heads();
+  if (!is_engine()) {
+    job.heads = memory_->heads();
+    job.generations = memory_->generations();
+    job.served = memory_->served();
+  }
   services_->transfers.StartSource(
       std::move(job), [self = shared_from_this(), attempt](Result<transfer::SourceReport> result) {
         if (!self->Runs(attempt)) return;

@@ -69,6 +69,11 @@ Status Publication::CheckStart(const PublishCall& call) const {
 
 void Publication::Start(const epoch::Member& member, const PublishCall& call, control::Done done) {
   if (Status status = CheckStart(call); !status.ok()) return done(std::move(status).AtRank(name_));
+  // Also of a call that is refused later, or of a repeat: what was written may not be written
+  // again.
+  if (Status status = memory_->MarkChanged(call.unchanged); !status.ok()) {
+    return done(std::move(status).AtRank(name_));
+  }
   member_ = member;
   if (held_) return Repeat(call, std::move(done));
   held_.emplace();
@@ -260,18 +265,29 @@ void Publication::Refused(const Status& why) {
 
 void Publication::Copy() {
   held_->step = Step::kCopying;
-  CopyOnWorkers(memory_->binding(), *snapshot_, services_->workers, services_->strand,
-                [weak = weak_from_this(), number = held_->request.number](const Status& copied) {
-                  auto self = weak.lock();
-                  if (!self || !self->Is(number)) return;
-                  WW_FAILPOINT("agent.after_snapshot_copied");
-                  self->held_->unreadable = Status(copied).AtRank(self->name_);
-                  if (!self->held_->release && copied.ok()) {
-                    self->held_->told = true;
-                    self->tell_(self->held_->request.version, Epoch{}, OkStatus());
-                  }
-                  if (self->Is(number)) self->SetHeld();
-                });
+  const std::vector<uint64_t> now = memory_->generations();
+  copied_.resize(now.size());
+  transfer::Binding from, to;
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (copied_[i] == now[i]) continue;
+    from.push_back(memory_->binding()[i]);
+    to.push_back((*snapshot_)[i]);
+    copied_[i] = 0;  // half of it is new, if copying fails
+  }
+  CopyOnWorkers(
+      std::move(from), std::move(to), services_->workers, services_->strand,
+      [weak = weak_from_this(), number = held_->request.number, now](const Status& copied) {
+        auto self = weak.lock();
+        if (!self || !self->Is(number)) return;
+        WW_FAILPOINT("agent.after_snapshot_copied");
+        if (copied.ok()) self->copied_ = now;
+        self->held_->unreadable = Status(copied).AtRank(self->name_);
+        if (!self->held_->release && copied.ok()) {
+          self->held_->told = true;
+          self->tell_(self->held_->request.version, Epoch{}, OkStatus());
+        }
+        if (self->Is(number)) self->SetHeld();
+      });
 }
 
 void Publication::SetHeld() {

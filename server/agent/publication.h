@@ -129,6 +129,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
   std::optional<transfer::Binding>
       snapshot_;  ///< made at the first snapshot, reused for every later one
   Budget::Share snapshot_share_;
+  std::vector<uint64_t> copied_;  ///< by tensor: the generation that is in `snapshot_`; 0: none
 };
 
 /// Why nobody reads it.

@@ -128,10 +128,25 @@ Status RankMemory::Bind(const std::vector<TensorBinding>& bindings) {
   }
   WW_FAILPOINT("agent.before_memory_bound");
   binding_ = std::move(bound);
+  generations_.resize(binding_->size());
+  for (uint64_t& generation : generations_) ++generation;
   std::set<uint64_t> used;
   for (const TensorBinding& binding : bindings) used.insert(binding.region);
   services_->imported_regions -=
       std::erase_if(imports_, [&](const auto& import) { return !used.contains(import.first); });
+  return OkStatus();
+}
+
+Status RankMemory::MarkChanged(const std::vector<uint32_t>& unchanged) {
+  std::vector<bool> same(generations_.size());
+  for (const uint32_t tensor : unchanged) {
+    if (tensor >= same.size()) {
+      return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                    "unchanged: tensor " + std::to_string(tensor) + " is not part of the layout");
+    }
+    same[tensor] = true;
+  }
+  for (size_t i = 0; i < same.size(); ++i) generations_[i] += same[i] ? 0 : 1;
   return OkStatus();
 }
 

@@ -64,6 +64,12 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   }
   /// Of what a trainer's rank served last (transfer::SourceJob::heads).
   const std::shared_ptr<transfer::Heads>& heads() const { return heads_; }
+  /// Every bound tensor but the `unchanged` ones may hold other bytes now.
+  ///   kInvalidArgument / kInvalidRequest  an index that is not of the layout
+  Status MarkChanged(const std::vector<uint32_t>& unchanged);
+  /// By tensor (transfer::SourceJob::generations).
+  const std::vector<uint64_t>& generations() const { return generations_; }
+  const std::shared_ptr<std::map<PlanId, transfer::ServedSums>>& served() const { return served_; }
   /// With what is gathered in.
   uint64_t stage_bytes() const;
 
@@ -93,6 +99,9 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   std::unique_ptr<memory::StageBuffers> stage_;
   std::array<std::shared_ptr<transfer::Kept>, memory::kBuffersMax> kept_;
   const std::shared_ptr<transfer::Heads> heads_ = std::make_shared<transfer::Heads>();
+  std::vector<uint64_t> generations_;
+  const std::shared_ptr<std::map<PlanId, transfer::ServedSums>> served_ =
+      std::make_shared<std::map<PlanId, transfer::ServedSums>>();
   Budget::Share stage_share_;
   bool making_stage_ = false;
   std::vector<control::Done> stage_waiters_;

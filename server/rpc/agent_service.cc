@@ -75,6 +75,7 @@ Result<agent::PublishCall> PublishCallOf(const v1::PublishRequest& request,
   out.deadline = std::chrono::milliseconds(request.deadline_ms());
   out.number = request.number();
   out.lineage = std::max<uint64_t>(request.lineage(), 1);
+  out.unchanged.assign(request.unchanged().begin(), request.unchanged().end());
   return out;
 }
 

@@ -137,7 +137,7 @@ Result<Copied> CopySome(std::span<const BothSides> some, SourceSums& source_sums
   copied.here.resize(some.size());
   copied.wanted.resize(some.size());
   copied.written.resize(some.size());
-  if (some.size() == 1 && !MayBeHere(some[0], kept)) {
+  if (some.size() == 1 && !source_sums.Has(first) && !MayBeHere(some[0], kept)) {
     const BothSides& one = some[0];
     if (const auto both = source_sums.CopyAndSum(first, one.target, one.source, one.copy)) {
       copied.wanted[0] = both->source;

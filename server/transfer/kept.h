@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -50,6 +51,31 @@ class Kept {
   PlanId plan_;
   bool settled_ = false;
   std::map<uint32_t, std::vector<uint64_t>> sums_;
+};
+
+/// The sums that a source has served, by stream and segment of one plan. A sum counts as long as
+/// its tensor has the generation that it had then (SourceJob::generations). Strand-only.
+class ServedSums {
+ public:
+  void Note(uint32_t stream, uint32_t segment, uint64_t generation, uint64_t sum) {
+    std::vector<Served>& sums = sums_[stream];
+    if (sums.size() <= segment) sums.resize(segment + 1);
+    sums[segment] = {generation, sum};
+  }
+  std::optional<uint64_t> Of(uint32_t stream, uint32_t segment, uint64_t generation) const {
+    const auto found = sums_.find(stream);
+    if (found == sums_.end() || found->second.size() <= segment) return std::nullopt;
+    const Served& served = found->second[segment];
+    if (served.generation == 0 || served.generation != generation) return std::nullopt;
+    return served.sum;
+  }
+
+ private:
+  struct Served {
+    uint64_t generation = 0;  ///< 0: nothing was served
+    uint64_t sum = 0;
+  };
+  std::map<uint32_t, std::vector<Served>> sums_;
 };
 
 }  // namespace weightwire::transfer

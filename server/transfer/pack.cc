@@ -55,10 +55,12 @@ class GatherBuilder {
 }  // namespace
 
 Status SumSegments(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t first,
-                   const Binding& binding, std::span<uint64_t> into) {
+                   const Binding& binding, const std::vector<bool>& known,
+                   std::span<uint64_t> into) {
   std::vector<device::CopyJob> on_gpus;  // summed together
   std::vector<size_t> index;
   for (size_t i = 0; i < into.size(); ++i) {
+    if (!known.empty() && known[first + i]) continue;
     const plan::Segment& segment = schedule.segments[first + i];
     const plan::CopyOp& op = stream.ops[segment.op_index];
     const SegmentCopy copy = CopyOf(op, segment);
@@ -105,14 +107,15 @@ bool AllDiffer(std::span<const uint64_t> heads, std::span<const uint64_t> before
 
 PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t slot,
                     const Binding& binding, int64_t direct_run_bytes_min, const SlotMemory& memory,
-                    std::span<uint64_t> sums, LeavingSums* leaving, const std::atomic<bool>& stop) {
+                    const std::vector<bool>& known, std::span<uint64_t> sums, LeavingSums* leaving,
+                    const std::atomic<bool>& stop) {
   const plan::SlotSpan& span = schedule.slots[slot];
   const bool packs = memory.packed.region != nullptr;
   const bool on_device = packs && memory.packed.region->on_device();
   PackedSlot packed;
   if (!packs) {
     if (stop.load(std::memory_order_relaxed)) return packed;
-    packed.status = SumSegments(stream, schedule, span.first_segment, binding, sums);
+    packed.status = SumSegments(stream, schedule, span.first_segment, binding, known, sums);
     return packed;
   }
   GatherBuilder builder(memory.packed, &packed.pieces);
@@ -131,7 +134,7 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
         (on_device || !tensor.region->on_device()) && SourceIsDirect(copy, direct_run_bytes_min);
     if (direct) {
       for (const Run& run : SourceRuns(copy)) builder.FromTensor(tensor, run);
-      if (leaving != nullptr) continue;
+      if (leaving != nullptr || (!known.empty() && known[index])) continue;
     } else {
       builder.FromSlot(offset + static_cast<uint64_t>(segment.bytes));
       packed.bytes_packed += segment.bytes;

@@ -24,9 +24,11 @@ struct PackedSlot {
 };
 
 /// Sums segments from `first` on, an index in `schedule.segments`, from the source's tensors, one
-/// for each of `into`. Errors: device/bytes.h.
+/// for each of `into`, but for those whose sum is there: `known`, by index, or empty where none is.
+/// Errors: device/bytes.h.
 Status SumSegments(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t first,
-                   const Binding& binding, std::span<uint64_t> into);
+                   const Binding& binding, const std::vector<bool>& known,
+                   std::span<uint64_t> into);
 
 /// For each segment of the slot a number that changes only if the segment's bytes do, made of its
 /// first few KiB; Kept::kUnknown where that would take too long.
@@ -50,12 +52,17 @@ struct SlotMemory {
 /// `memory.packed` is a GPU's too: else the transport does not reach them, and they are packed.
 ///
 /// With `leaving`, which must be of this slot, sums of long runs are left to it, and all others are
-/// told to it: nothing is written to `sums` then, nor to the slot's.
+/// told to it: nothing is written to `sums` then, nor to the slot's. None of the slot's may be
+/// `known` then.
+///
+/// Sums that are `known` (as in SumSegments) are not made: the bytes of such a segment are read
+/// only where they have to be packed.
 ///
 /// Pure but for the memory it is given; runs on any thread. Gives up between segments when `stop`
 /// is set; the result is then worthless. The slice must have passed ValidateSlice.
 PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t slot,
                     const Binding& binding, int64_t direct_run_bytes_min, const SlotMemory& memory,
-                    std::span<uint64_t> sums, LeavingSums* leaving, const std::atomic<bool>& stop);
+                    const std::vector<bool>& known, std::span<uint64_t> sums, LeavingSums* leaving,
+                    const std::atomic<bool>& stop);
 
 }  // namespace weightwire::transfer

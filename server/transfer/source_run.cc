@@ -46,11 +46,13 @@ Status SourceRun::CheckLeg(const SourceLeg& leg) const {
 }
 
 void SourceRun::FollowPlans() {
-  if (!job_.heads) return;
-  std::erase_if(*job_.heads, [this](const auto& entry) {
+  const auto of_no_leg = [this](const auto& entry) {
     return std::ranges::none_of(
         job_.legs, [&](const SourceLeg& leg) { return leg.slice->plan == entry.first; });
-  });
+  };
+  if (job_.served) std::erase_if(*job_.served, of_no_leg);
+  if (!job_.heads) return;
+  std::erase_if(*job_.heads, of_no_leg);
   for (const SourceLeg& leg : job_.legs) (*job_.heads)[leg.slice->plan].Follow(leg.slice->plan);
 }
 

@@ -58,7 +58,7 @@ class SourceRun : public std::enable_shared_from_this<SourceRun> {
 
  private:
   Status CheckLeg(const SourceLeg& leg) const;
-  /// Forgets heads of other plans.
+  /// Forgets heads and sums of other plans.
   void FollowPlans();
   void OnReceived(uint32_t stream);
   void OnPlanned(std::vector<plan::StreamSchedule> schedules);

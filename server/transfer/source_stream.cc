@@ -19,7 +19,7 @@ SourceStream::SourceStream(SourceRun& run, const plan::Stream& stream, PlanId pl
       stream_(stream),
       plan_(plan),
       readers_planned_(readers_planned),
-      own_sums_(stream_, schedule_, run.job().binding, sums_),
+      own_sums_(stream_, schedule_, run.job().binding, sums_, known_),
       device_(DeviceOf(stream, plan::Side::kSource, run.job().binding)),
       pace_(run.context().strand, run.context().clock) {
   Touch();
@@ -37,6 +37,32 @@ void SourceStream::OnPlanned(plan::StreamSchedule schedule, uint64_t sums_offset
   schedule_ = std::move(schedule);
   sums_offset_ = sums_offset;
   sums_.resize(schedule_.segments.size());
+  known_.resize(sums_.size());
+  if (!run_.job().served) return;
+  const ServedSums& served = (*run_.job().served)[plan_];
+  for (uint32_t segment = 0; segment < known_.size(); ++segment) {
+    const auto sum = served.Of(stream_.id, segment, GenerationOf(segment));
+    known_[segment] = sum.has_value();
+    if (sum) sums_[segment] = *sum;
+  }
+}
+
+uint64_t SourceStream::GenerationOf(uint32_t segment) const {
+  const plan::CopyOp& op = stream_.ops[schedule_.segments[segment].op_index];
+  return run_.job().generations[op.source_tensor];
+}
+
+bool SourceStream::KnowsSomeOf(const plan::SlotSpan& span) const {
+  const auto begin = known_.begin() + span.first_segment;
+  return std::find(begin, begin + span.segment_count, true) != begin + span.segment_count;
+}
+
+void SourceStream::NoteServed(const plan::SlotSpan& span) {
+  if (!run_.job().served) return;
+  ServedSums& served = (*run_.job().served)[plan_];
+  for (uint32_t i = span.first_segment; i < span.first_segment + span.segment_count; ++i) {
+    served.Note(stream_.id, i, GenerationOf(i), sums_[i]);
+  }
 }
 
 // ---- readers ---------------------------------------------------------------------------------
@@ -167,7 +193,10 @@ void SourceStream::OnCredit(uint64_t endpoint, const Notify& credit) {
     return Detach(credit.key.reader, why);
   }
   ++reader->credits;
-  if (!slot->second.first_credit) slot->second.first_credit = context().clock.Now();
+  if (!slot->second.first_credit) {
+    slot->second.first_credit = context().clock.Now();
+    NoteServed(schedule_.slots[credit.slot]);  // all of the slot's sums are there by now
+  }
   context().metrics.Add("transfer_bytes_total", static_cast<double>(bytes - credit.bytes_kept),
                         {{"transport", reader->endpoint->transport_name()}, {"direction", "out"}});
   if (device_ != nullptr && !reader->maps) {
@@ -457,7 +486,8 @@ void SourceStream::StartSlot(memory::RegionSpan memory, FairGate* gate) {
     return Pump();
   }
   packing_.Begin(context().clock.Now());
-  const bool with_heads = slot.memory.region && run_.job().heads;
+  // What is known not to have changed has no head that differs.
+  const bool with_heads = slot.memory.region && run_.job().heads && !KnowsSomeOf(span);
   const bool may_sum_later = with_heads && MaySumLater();
   std::vector<uint64_t> heads_before;
   if (may_sum_later) {
@@ -476,7 +506,7 @@ void SourceStream::StartSlot(memory::RegionSpan memory, FairGate* gate) {
     }
     PackedSlot packed =
         PackSlot(stream_, schedule_, index, binding, run_.context().tuning().direct_run_bytes_min,
-                 memory, sums, leaving.get(), stop_);
+                 memory, known_, sums, leaving.get(), stop_);
     packed.heads = std::move(heads);
     packed.leaving = std::move(leaving);
     if (mapped_sums != nullptr) std::memcpy(mapped_sums, sums.data(), sums.size_bytes());

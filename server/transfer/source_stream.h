@@ -35,6 +35,9 @@ class SourceRun;
 /// version before is announced as such and without sums: they are made of what is sent just before
 /// it is (leaving_sums.h), so that the kernel's copy finds it in the cache.
 ///
+/// Sums that an earlier job made of bytes that are still the same (SourceJob::served) are there
+/// from the start and not made again.
+///
 /// Where the slots lie, in host memory or on the tensors' GPU, is decided when the first one is
 /// packed: one reader whose transport does not reach GPU memory has all of them in host memory.
 class SourceStream {
@@ -110,6 +113,10 @@ class SourceStream {
 
   Context& context() const;
   Kept& heads() const;
+  /// Of the segment's tensor; 0: not known.
+  uint64_t GenerationOf(uint32_t segment) const;
+  bool KnowsSomeOf(const plan::SlotSpan& span) const;
+  void NoteServed(const plan::SlotSpan& span);
   Reader* FindReader(uint64_t endpoint, ParticipantId participant);
   bool Complete(const Reader& reader) const { return reader.credits == schedule_.slots.size(); }
   /// Every planned reader has opened or was excluded.
@@ -158,6 +165,7 @@ class SourceStream {
   uint64_t sums_offset_ = 0;
   /// By segment; each written by the one task that has its slot, or when its slot is credited.
   std::vector<uint64_t> sums_;
+  std::vector<bool> known_;           ///< by segment: its sum was there from the start
   OwnSums own_sums_;                  ///< into `sums_`
   device::Device* const device_;      ///< where its tensors lie; null: in host memory
   memory::SlotPool* pool_ = nullptr;  ///< of its slots; null before the first one is packed

@@ -18,6 +18,8 @@ namespace weightwire::transfer {
 class SourceSums {
  public:
   virtual ~SourceSums() = default;
+  /// Is the sum there without anything being read?
+  virtual bool Has(uint32_t segment) const = 0;
   /// Of segments from `first` on, one for each of `into`.
   virtual Status Sum(uint32_t first, std::span<uint64_t> into) = 0;
   /// Where the source's sum is still to be made: makes it while the segment is copied from `source`
@@ -32,12 +34,14 @@ class SourceSums {
 std::unique_ptr<SourceSums> SumsIn(std::span<const std::byte> memory, const plan::SlotSpan& slot);
 
 /// Those that a source makes of its own tensors, as its own slice has them, and keeps in `sums`,
-/// which must not be resized while somebody asks. What is referred to must outlive it.
+/// which must not be resized while somebody asks. `known`: by segment, whether its sum is in `sums`
+/// from the start; empty: none is. What is referred to must outlive it.
 class OwnSums final : public SourceSums {
  public:
   OwnSums(const plan::Stream& stream, const plan::StreamSchedule& schedule, const Binding& binding,
-          std::vector<uint64_t>& sums)
-      : stream_(stream), schedule_(schedule), binding_(binding), sums_(sums) {}
+          std::vector<uint64_t>& sums, const std::vector<bool>& known)
+      : stream_(stream), schedule_(schedule), binding_(binding), sums_(sums), known_(known) {}
+  bool Has(uint32_t segment) const override { return !known_.empty() && known_[segment]; }
   Status Sum(uint32_t first, std::span<uint64_t> into) override;
   std::optional<kernels::BothSums> CopyAndSum(uint32_t segment, device::Bytes target,
                                               device::ConstBytes source,
@@ -48,6 +52,7 @@ class OwnSums final : public SourceSums {
   const plan::StreamSchedule& schedule_;
   const Binding& binding_;
   std::vector<uint64_t>& sums_;
+  const std::vector<bool>& known_;
 };
 
 }  // namespace weightwire::transfer

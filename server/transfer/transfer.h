@@ -153,6 +153,12 @@ struct SourceJob {
   /// Of what was packed last, brought up to date as slots are packed: tells what has certainly
   /// changed since. Null where that is of no use.
   std::shared_ptr<Heads> heads;
+  /// By tensor of `binding`, from 1 on: another number where its bytes may be other ones than in
+  /// the job before. Empty: not known.
+  std::vector<uint64_t> generations = {};
+  /// By plan; brought up to date as slots are credited. What it has of a tensor's generation is not
+  /// read again to be summed. Null exactly where there are no generations.
+  std::shared_ptr<std::map<PlanId, ServedSums>> served = nullptr;
   /// A relay: a slot is read only once it is there. Null: all bytes are there.
   std::shared_ptr<Received> received;
   /// A reader that keeps a slot so long after another one has given it back, while there is more to

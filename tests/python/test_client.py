@@ -74,6 +74,46 @@ def test_a_snapshot_is_what_was_published_even_if_the_parameters_change_at_once(
     assert_serves(groups[1], hf)
 
 
+@pytest.mark.parametrize("mode", ["hold", "snapshot"])
+def test_what_is_said_to_be_unchanged_is_not_read(daemon, groups, mode):
+    """It is a lie here: what engines serve of it tells that nobody looked."""
+    one = Trainer(daemon.agent_socket, CONFIG, "megatron:tp1", shards_of(checkpoint_of(1), 1, 1))
+    groups += [one, engine(daemon, tp=1)]
+    old = "decoder.final_layernorm.weight"
+    for version in (1, 2):  # both buffers of the engine
+        one.publish(version, mode=mode)
+        groups[1].wait_version(version)
+    new = checkpoint_of(2)
+    for name, (_, bits) in shards_of(new, 1, 1)[0].items():
+        one.params[0][name][...] = bits
+    one.publish(3, mode=mode, unchanged=[old])
+    groups[1].wait_version(3)
+    assert_serves(groups[1], {**new, "model.norm.weight": checkpoint_of(1)["model.norm.weight"]})
+    with pytest.raises(RefusedError, match="1 names are not of this rank's layout.*nothing"):
+        one.publish(4, mode=mode, unchanged=[old, "nothing"])
+    one.publish(4, mode=mode)
+    groups[1].wait_version(4)
+    assert_serves(groups[1], new)
+
+
+def test_what_was_written_before_a_publish_that_failed_is_read_by_the_next_one(daemon, groups):
+    one = Trainer(daemon.agent_socket, CONFIG, "megatron:tp1", shards_of(checkpoint_of(1), 1, 1))
+    groups += [one, engine(daemon, tp=1)]
+    names = list(one.params[0])
+    for version in (1, 2):
+        one.publish(version)
+        groups[1].wait_version(version)
+    for version, wrong, why in ((3, 2, StaleError), (4, -1, RefusedError)):
+        new = checkpoint_of(version)
+        for name, (_, bits) in shards_of(new, 1, 1)[0].items():
+            one.params[0][name][...] = bits
+        with pytest.raises(why):
+            one.publish(wrong)
+        one.publish(version, unchanged=names)
+        groups[1].wait_version(version)
+        assert_serves(groups[1], new)
+
+
 def test_an_engine_that_joins_later_is_filled_without_the_trainer(daemon, groups):
     groups += [trainer(daemon), engine(daemon, "engine-a", 2)]
     hf = load(groups[0], 5)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import weightwire.publisher
 import weightwire.torch
 from conftest import BINARIES, Daemon, read_safetensors
 from torch_ranks import (make_checkpoint, one_cannot_read, parts_under_one_name, receive_alone, receive_apart, receive_freed,
@@ -317,6 +318,24 @@ class TestFrozenParts:
             frozen = sorted(name for name in names if name in ("embed.weight", "scale"))
             assert frozen == {1: ["embed.weight", "scale"], 2: ["embed.weight"], 3: ["scale"]}[version]
             assert {"head.weight", "norm.running_mean"} <= set(names), "buffers have no gradient, and change"
+
+    def test_the_agent_is_told(self, pair, monkeypatch):
+        source, publisher, target, receiver = pair
+        told, publish = [], weightwire.publisher.Publisher.publish
+        monkeypatch.setattr(weightwire.publisher.Publisher, "publish", lambda self, version, **options: (
+            told.append(sorted(options["unchanged"])), publish(self, version, **options))[1])
+        for version in (1, 2, 3, 4):
+            want = self.train(source)
+            if version == 3:
+                with torch.no_grad():
+                    source.scale.add_(1)
+                want["scale"] = source.scale.clone()
+                with pytest.raises(StaleError):
+                    publisher.publish(1)
+            publisher.publish(version).wait_released(30)
+            assert receiver.receive(30).version == version and same(target, want)
+        frozen = ["embed.weight", "scale"]
+        assert told == [[], frozen, ["embed.weight"], ["embed.weight"], frozen]
 
     def test_a_write_that_torch_sees_is_published(self, pair):
         source, publisher, target, receiver = pair

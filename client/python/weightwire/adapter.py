@@ -141,7 +141,7 @@ class LivePublisher:
     Costs one copy of this rank's tensors in host memory, kept for all versions.
 
     A part that is frozen (parameters with `requires_grad=False`, whenever that was set, beside others that are trained) is copied
-    for the first version and not read again, until something writes to it. torch sees most writes, and then it is copied anew;
+    for the first version and not read again, by the agent neither, until something writes to it. torch sees most writes, and then it is copied anew;
     those through `.data` it does not: for each version one frozen parameter in turn is compared byte for byte with what was published,
     and with `publish(verify=True)`, and where `verify` comes, all of them. One that has changed unseen is named by a RefusedError, for
     versions before may have been published without the change, and from then on it is copied for every version.
@@ -161,6 +161,7 @@ class LivePublisher:
         self._published = 0  # versions, since it was opened
         self._last: Release | None = None
         self._frozen: dict[str, tuple[int, int]] = {}  # which bytes were copied, of what is frozen, by name
+        self._written: set[str] = set()  # since the last version
         self._melted: set[str] = set()  # what changed although it was frozen
         self._looked_at = ""  # of the frozen ones, last
         #: Seconds for which the last `publish` blocked the trainer: waiting for the version before, and the copy.
@@ -242,6 +243,7 @@ class LivePublisher:
                     raise refuse("the parameter's storage is freed", tensor=meta.name,
                                  remedy="load the parameters back before publish()")
                 if meta.name in self._shared and meta.name not in still:
+                    self._written.add(meta.name)
                     self._frozen.pop(meta.name, None)  # half of it is new, if copying fails
                     _write(self._shared[meta.name], live)
                     if live.frozen and (mark := _mark(live.tensor)) is not None:
@@ -249,7 +251,9 @@ class LivePublisher:
             self._compare_frozen(still, self._verifies(verify))
         self._verify(version, lives, verify)
         self._published += 1
-        self._last = self._publisher.publish(version, deadline=deadline, manual_commit=manual_commit)
+        self._last = self._publisher.publish(version, deadline=deadline, manual_commit=manual_commit,
+                                             unchanged=self._shared.keys() - self._written)
+        self._written.clear()
         self.blocked_seconds = time.perf_counter() - started
         return self._last
 

@@ -8,7 +8,7 @@ import re
 import secrets
 import threading
 import time
-from typing import Any, Callable, Literal, Mapping, Sequence, Union
+from typing import Any, Callable, Collection, Literal, Mapping, Sequence, Union
 
 import numpy as np
 
@@ -126,6 +126,8 @@ class Publisher:
         self._device = device
         self._releases: dict[int, Release] = {}
         self._calls = 0  # of Publish, so far
+        self._indices: dict[str, int] = {}  # of the agreed tensors
+        self._written: set[str] = set()  # since the last call that the agent answered
         self._in_doubt: Release | None = None  # the caller of `publish` has an error, and the agent did not answer
         self._lock = threading.Lock()
         self._arena: Arena | None = None
@@ -159,19 +161,19 @@ class Publisher:
         DeviceArrays.
         """
         text = config if isinstance(config, str) else json.dumps(config)
-        return self._bind_arena(self._session.submit_layout(text, spec, tensors))
+        return self._bind_arena(self._agreed(self._session.submit_layout(text, spec, tensors)))
 
     def bind_boxes(self, layout: types_pb2.LayoutSubmission) -> Mapping[str, np.ndarray] | Mapping[str, DeviceArray]:
         """As `bind`, with explicit boxes instead of a scheme."""
         agreed, _ = self._session.submit(layout)
-        return self._bind_arena(agreed)
+        return self._bind_arena(self._agreed(agreed))
 
     def bind_places(self, layout: types_pb2.LayoutSubmission, arenas: Sequence[Arena],
                     places: Mapping[str, tuple[int, int]]) -> None:
         """As `bind_boxes`, for memory of the caller, who keeps the arenas open.
         places: (index into `arenas`, offset in bytes) by tensor name."""
         agreed, _ = self._session.submit(layout)
-        self._import(arenas, [places[meta.name] for meta in agreed])
+        self._import(arenas, [places[meta.name] for meta in self._agreed(agreed)])
 
     def _bind_arena(self, agreed: Sequence[TensorMeta]) -> Mapping[str, np.ndarray] | Mapping[str, DeviceArray]:
         if self._device is not None and self._session.device:
@@ -198,6 +200,11 @@ class Publisher:
                       for i, offset in enumerate(offsets)]))
         return arrays
 
+    def _agreed(self, tensors: Sequence[TensorMeta]) -> Sequence[TensorMeta]:
+        self._indices = {meta.name: index for index, meta in enumerate(tensors)}
+        self._written = set(self._indices)
+        return tensors
+
     def _import(self, arenas: Sequence[Arena], places: Sequence[tuple[int, int]]) -> None:
         self._session.call("ImportMemory", agent_pb2.ImportMemoryRequest(
             regions=[agent_pb2.ImportMemoryRequest.Region(fd_token=self._session.put_fd(arena.fd),
@@ -211,7 +218,8 @@ class Publisher:
         return Progress(version, local.phase, local.epoch, 0, local.bytes_done, local.bytes_total)
 
     def publish(self, version: int, *, mode: str = "hold", manual_commit: bool = False,
-                deadline: float = 120.0, traceparent: str | None = None, lineage: Lineage = None) -> Release:
+                deadline: float = 120.0, traceparent: str | None = None, lineage: Lineage = None,
+                unchanged: Collection[str] = ()) -> Release:
         """Publishes what the shared arrays hold as `version` (greater than the last one, at most 2^63 - 1).
 
         mode "hold": the arrays must stay unchanged until released; "snapshot": the agent copies them
@@ -227,11 +235,16 @@ class Publisher:
         attached: later calls may leave it out. None: that of the call before, or of the constructor; without, 1, where every
         job begins.
 
+        `unchanged`: names of tensors to which nothing was written since the call of `publish` before, whatever became of
+        it. The agent does not read them again to sum or copy them, where it did before, and engines that hold them read
+        nothing either. One that was written all the same may be served as it was before, and nobody notices.
+
         A repeat of a version that is not released yet returns the same Release. A call that gets no answer within the
         publisher's timeout, or is interrupted, withdraws the version: either it returns a Release, because the version
         was accepted all the same; or it raises, and the version is not served and may be published again. Only when the
         agent confirms neither may the arrays not change yet: the error says so.
         """
+        self._written |= set(self._indices) - set(unchanged)  # first: the next call counts from this one
         if mode not in _MODES:
             raise errors.RefusedError(f"unknown mode {mode!r}", code="INVALID_ARGUMENT", reason="invalid_request",
                                       rank=self._session.rank_name, remedy=f"one of {', '.join(_MODES)}")
@@ -239,10 +252,17 @@ class Publisher:
             raise errors.RefusedError(f"version: {version} is outside of 1 to {_VERSION_MAX}", code="INVALID_ARGUMENT",
                                       reason="invalid_request", rank=self._session.rank_name,
                                       remedy="number versions from 1 on")
+        unknown = sorted(set(unchanged) - set(self._indices))
+        if unknown:
+            raise errors.RefusedError(f"unchanged: {len(unknown)} names are not of this rank's layout", code="INVALID_ARGUMENT",
+                                      reason="invalid_request", rank=self._session.rank_name, tensor=unknown[0],
+                                      remedy="name tensors as they were bound")
         with errors.refusing(rank=self._session.rank_name):
             request = agent_pb2.PublishRequest(version=version, mode=_MODES[mode], manual_commit=manual_commit,
                                                deadline_ms=int(deadline * 1000), trace_id=_trace_id(traceparent),
-                                               lineage=self._lineage_for(version, lineage))
+                                               lineage=self._lineage_for(version, lineage),
+                                               unchanged=[index for name, index in self._indices.items()
+                                                          if name not in self._written])
         if self._in_doubt is not None:
             release = self._settle(self._in_doubt, version)
             if release is not None:
@@ -263,6 +283,7 @@ class Publisher:
             self._interrupted(release)
             raise
         release._accepted = True
+        self._written = set()
         self._lineage = _lineages[self._process_rank] = request.lineage
         return release
 

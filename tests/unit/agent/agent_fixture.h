@@ -124,10 +124,12 @@ class AgentTest : public ::testing::Test {
     return rollout;
   }
 
-  Status Publish(const Rank& rank, uint64_t version, PublishMode mode = PublishMode::kHold) {
+  Status Publish(const Rank& rank, uint64_t version, PublishMode mode = PublishMode::kHold,
+                 std::vector<uint32_t> unchanged = {}) {
     std::optional<Status> answer;
-    agent->Publish(rank.handle, {Version{version}, mode, false, std::chrono::seconds(60)},
-                   [&](Status status) { answer = status; });
+    PublishCall call{Version{version}, mode, false, std::chrono::seconds(60)};
+    call.unchanged = std::move(unchanged);
+    agent->Publish(rank.handle, call, [&](Status status) { answer = status; });
     sim.RunReady();
     return answer.value_or(Status(Code::kUnknown, Reason::kInternal, "not answered"));
   }

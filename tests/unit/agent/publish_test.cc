@@ -272,6 +272,71 @@ TEST_F(AgentPublish, NeverRunsAPlanThatReachesOutsideATensor) {
   EXPECT_THAT(engine.tickets, IsEmpty());
 }
 
+// Of the two tensors the first one changes with every version, and the second one does not.
+TEST_F(AgentPublish, TellsWhatChangedSinceAndKeepsTheSums) {
+  std::vector<std::vector<uint64_t>> generations;
+  std::set<const void*> served;
+  const auto publish = [&](uint64_t version, std::vector<uint32_t> unchanged) {
+    ASSERT_TRUE(Publish(*trainer_, version, PublishMode::kHold, std::move(unchanged)).ok());
+    Command(SourcePrepare(*trainer_, version, version));
+    Command(epoch::TransferCommand{Epoch{version}, trainer_->member});
+    const auto& job = engine.sources.at(JobOf(*trainer_, version)).first;
+    generations.push_back(job.generations);
+    served.insert(job.served.get());
+    engine.FinishSource(JobOf(*trainer_, version), Sums());
+    Release(*trainer_, version, version);
+  };
+  publish(1, {});
+  publish(2, {1});
+  ExpectStatus(Publish(*trainer_, 3, PublishMode::kHold, {0, 2}), Code::kInvalidArgument,
+               Reason::kInvalidRequest);
+  publish(3, {0, 1});
+  coordinator.publish_answer = Status(Code::kFailedPrecondition, Reason::kMissingRank, "no rank 1");
+  ASSERT_FALSE(Publish(*trainer_, 4, PublishMode::kHold, {1}).ok());
+  coordinator.publish_answer = OkStatus();
+  publish(4, {0, 1});
+  publish(5, {});
+  ASSERT_EQ(generations.size(), 5u);
+  ASSERT_EQ(generations[0].size(), 2u);
+  EXPECT_GT(generations[0][0], 0u);
+  EXPECT_GT(generations[0][1], 0u);
+  EXPECT_LT(generations[0][0], generations[1][0]);
+  EXPECT_EQ(generations[0][1], generations[1][1]);
+  EXPECT_EQ(generations[1], generations[2]);
+  EXPECT_LT(generations[2][0], generations[3][0]) << "the call that was refused told so";
+  EXPECT_EQ(generations[2][1], generations[3][1]);
+  EXPECT_LT(generations[3][1], generations[4][1]);
+  EXPECT_EQ(served.size(), 1u);
+  EXPECT_FALSE(served.contains(nullptr));
+}
+
+TEST_F(AgentPublish, ARepeatTellsToo) {
+  ASSERT_TRUE(Publish(*trainer_, 1).ok());
+  Source(*trainer_, 1, 1);
+  const auto before = engine.sources.at(JobOf(*trainer_, 1)).first.generations;
+  ASSERT_TRUE(Publish(*trainer_, 1, PublishMode::kHold, {1}).ok());
+  Release(*trainer_, 1, 1);
+  ASSERT_TRUE(Publish(*trainer_, 2, PublishMode::kHold, {0, 1}).ok());
+  Source(*trainer_, 2, 2);
+  const auto after = engine.sources.at(JobOf(*trainer_, 2)).first.generations;
+  EXPECT_LT(before[0], after[0]);
+  EXPECT_EQ(before[1], after[1]);
+}
+
+TEST_F(AgentPublish, OtherMemoryIsOtherBytes) {
+  ASSERT_TRUE(Publish(*trainer_, 1).ok());
+  Source(*trainer_, 1, 1);
+  const auto before = engine.sources.at(JobOf(*trainer_, 1)).first.generations;
+  Release(*trainer_, 1, 1);
+  const uint64_t region = Import(trainer_->handle, *MakeRegion()).value();
+  ASSERT_TRUE(agent->Bind(trainer_->handle, {{0, region, 0}, {1, region, 64}}).ok());
+  ASSERT_TRUE(Publish(*trainer_, 2, PublishMode::kHold, {0, 1}).ok());
+  Source(*trainer_, 2, 2);
+  const auto after = engine.sources.at(JobOf(*trainer_, 2)).first.generations;
+  EXPECT_LT(before[0], after[0]);
+  EXPECT_LT(before[1], after[1]);
+}
+
 // ---- snapshots ----
 
 class AgentSnapshot : public AgentPublish {};
@@ -294,6 +359,28 @@ TEST_F(AgentSnapshot, ReleasesAfterTheCopyAndServesTheCopiedBytes) {
   engine.FinishSource(JobOf(*trainer_, 3), Sums());
   Release(*trainer_, 3, 7);
   EXPECT_EQ(told_->size(), 1u) << "told twice";
+}
+
+// What is told to be unchanged is in the copy already; a call that made none counts for nothing.
+TEST_F(AgentSnapshot, CopiesWhatChangedSinceItsOwnLastCopy) {
+  const auto copied = [&](uint64_t version, std::vector<uint32_t> unchanged) {
+    EXPECT_TRUE(Publish(*trainer_, version, PublishMode::kSnapshot, std::move(unchanged)).ok());
+    Source(*trainer_, version, version);
+    const auto& binding = engine.sources.at(JobOf(*trainer_, version)).first.binding;
+    const std::pair bytes(std::to_integer<int>(binding[0].data()[47]),
+                          std::to_integer<int>(binding[1].data()[9]));
+    Release(*trainer_, version, version);
+    return bytes;
+  };
+  std::memset(parameters->data(), 1, 128);
+  EXPECT_EQ(copied(1, {}), std::pair(1, 1));
+  std::memset(parameters->data(), 2, 128);
+  EXPECT_EQ(copied(2, {1}), std::pair(2, 1));
+  std::memset(parameters->data(), 3, 128);
+  ASSERT_TRUE(Publish(*trainer_, 3, PublishMode::kHold, {0}).ok());
+  Source(*trainer_, 3, 3);
+  Release(*trainer_, 3, 3);
+  EXPECT_EQ(copied(4, {0, 1}), std::pair(2, 3)) << "the version before wrote the second one";
 }
 
 TEST_F(AgentSnapshot, RefusesTheNextVersionWhileTheLastOneMoves) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "tests/unit/transfer/fleet.h"
 
@@ -218,6 +219,128 @@ TEST(Kept, AHintThatIsNotTrueCostsNoByte) {
     ExpectBytes(fleet);
     EXPECT_EQ(BytesKept(fleet), 0);
   }
+}
+
+/// Two buffers for each target, of which each version is written to the one that the version before
+/// does not live in; sources that know which of their tensors changed.
+struct Versions {
+  explicit Versions(const FleetOptions& options) : fleet(options) {
+    for (auto& target : fleet.targets) {
+      spare.push_back(testing::MakeMemory(fleet.rng, fleet.plan.target_tensor_bytes[target.rank]));
+      kept.push_back(std::make_shared<Kept>());
+    }
+    for (auto& source : fleet.sources) {
+      source.job.generations.assign(source.job.binding.size(), 1);
+      source.job.served = std::make_shared<std::map<PlanId, ServedSums>>();
+    }
+  }
+  /// Runs one more version; before it begins, targets expect the sources' bytes of `then`.
+  void Next(const std::vector<testing::RankMemory>& then) {
+    for (size_t i = 0; i < fleet.targets.size(); ++i) {
+      Fleet::Target& target = fleet.targets[i];
+      if (version > 0) {
+        std::swap(target.memory, spare[i]);
+        std::swap(target.job.kept, kept[i]);
+        target.job.binding = target.memory.binding;
+        target.job.served = spare[i].binding;
+        target.job.served_kept = kept[i];
+      }
+      target.expected = testing::Expected(fleet.plan.plan, target.rank, target.memory, then);
+    }
+    if (version++ > 0) NextAttempt(fleet, Epoch(5 + version));
+    fleet.StartAll();
+    testing::ExpectArrived(fleet, 1);
+  }
+  /// Of the first byte of a copy, what may change in any dtype.
+  void Touch(const plan::Stream& stream, const plan::CopyOp& op) {
+    const auto& tensor = fleet.source_memory[stream.source_rank].binding[op.source_tensor];
+    tensor.data()[op.source_offset * layout::ElementBytes(op.source_dtype)] ^= std::byte{1};
+  }
+
+  Fleet fleet;
+  std::vector<testing::RankMemory> spare;
+  std::vector<std::shared_ptr<Kept>> kept;
+  uint64_t version = 0;
+};
+
+// By chance, over five versions: what changed is told, all else is not, and every byte arrives.
+TEST(Served, WhatIsToldToHaveChangedArrives) {
+  const uint64_t first = testing::SeedOr(1);
+  for (const bool map : {false, true}) {
+    for (uint64_t seed = first; seed < first + 40; ++seed) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + (map ? ", mapped" : ""));
+      FleetOptions options;
+      options.seed = seed;
+      options.map = map;
+      options.shape.elements_per_op_max = 5'000;
+      Versions versions(options);
+      Fleet& fleet = versions.fleet;
+      std::mt19937_64 rng(seed);
+      for (int version = 0; version < 5; ++version) {
+        for (const plan::Stream& stream : fleet.plan.plan.streams) {
+          for (const plan::CopyOp& op : stream.ops) {
+            if (Below(rng, 3) != 0) continue;
+            versions.Touch(stream, op);
+            ++fleet.sources[stream.source_rank].job.generations[op.source_tensor];
+          }
+        }
+        versions.Next(fleet.source_memory);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// Nobody reads what is not told to have changed: not even where it has, all the same.
+TEST(Served, WhatIsNotToldIsNotRead) {
+  for (const bool map : {false, true}) {
+    SCOPED_TRACE(map ? "mapped" : "");
+    FleetOptions options;
+    options.map = map;
+    options.tuning.direct_run_bytes_min = 1;  // else it is packed, whether it is wanted or not
+    options.stream_bytes = {{10'007, 3}, {9'001, 4'096}};
+    options.shape = {.source_ranks = 2, .target_ranks = 2};
+    Versions versions(options);
+    Fleet& fleet = versions.fleet;
+    versions.Next(fleet.source_memory);
+    versions.Next(fleet.source_memory);
+    ASSERT_FALSE(HasFailure());
+    std::vector<testing::RankMemory> then;
+    for (size_t rank = 0; rank < fleet.source_memory.size(); ++rank) {
+      then.push_back(testing::MakeMemory(fleet.rng, fleet.plan.source_tensor_bytes[rank]));
+      for (size_t i = 0; i < then[rank].binding.size(); ++i) {
+        const memory::RegionSpan& now = fleet.source_memory[rank].binding[i];
+        std::memcpy(then[rank].binding[i].data(), now.data(), now.bytes);
+      }
+    }
+    for (const plan::Stream& stream : fleet.plan.plan.streams)
+      versions.Touch(stream, stream.ops[0]);
+    const plan::Stream& told = fleet.plan.plan.streams[1];
+    ++fleet.sources[told.source_rank].job.generations[told.ops[0].source_tensor];
+    then[told.source_rank].binding[told.ops[0].source_tensor].data()[told.ops[0].source_offset] ^=
+        std::byte{1};
+    versions.Next(then);
+    ASSERT_FALSE(HasFailure());
+    // Who does not hold it finds out, and takes nothing that has another sum.
+    fleet.targets[0].job.kept = std::make_shared<Kept>();
+    fleet.targets[0].job.served_kept = nullptr;
+    NextAttempt(fleet, Epoch(20));
+    fleet.StartAll();
+    fleet.RunToResults();
+    ASSERT_FALSE(fleet.targets[0].result->has_value());
+    EXPECT_EQ(fleet.targets[0].result->error().reason(), Reason::kDigestMismatch);
+  }
+}
+
+TEST(Served, ASumIsOfOneGeneration) {
+  ServedSums served;
+  served.Note(7, 3, 2, 99);
+  EXPECT_EQ(served.Of(7, 3, 2), 99u);
+  EXPECT_EQ(served.Of(7, 3, 1), std::nullopt);
+  EXPECT_EQ(served.Of(7, 3, 3), std::nullopt);
+  EXPECT_EQ(served.Of(7, 2, 0), std::nullopt) << "nothing was served";
+  EXPECT_EQ(served.Of(7, 4, 2), std::nullopt);
+  EXPECT_EQ(served.Of(8, 3, 2), std::nullopt);
 }
 
 TEST(Kept, SumsOfAnotherPlanAreForgotten) {

@@ -32,11 +32,11 @@ struct TwoWays {
     // What nobody writes is alike.
     std::memset(plain.binding[0].data(), 0, plain.binding[0].bytes);
     std::memset(late.binding[0].data(), 0, late.binding[0].bytes);
-    at_once = PackSlot(stream, schedule, slot, binding, kRunBytes, {plain.binding[0], {}}, sums,
+    at_once = PackSlot(stream, schedule, slot, binding, kRunBytes, {plain.binding[0], {}}, {}, sums,
                        nullptr, kGoOn);
     std::vector<uint64_t> untouched(sums.size(), 7);
-    left = PackSlot(stream, schedule, slot, binding, kRunBytes, {late.binding[0], {}}, untouched,
-                    &leaving, kGoOn);
+    left = PackSlot(stream, schedule, slot, binding, kRunBytes, {late.binding[0], {}}, {},
+                    untouched, &leaving, kGoOn);
     EXPECT_EQ(untouched, std::vector<uint64_t>(sums.size(), 7));
   }
   static std::vector<std::byte> Bytes(const PackedSlot& packed) {

@@ -34,16 +34,15 @@ struct OneAgent {
 
   /// All slots, with `view` as what the reader has mapped of the source.
   MappedCopy CopyAll(const RankMemory& view) {
-    OwnSums own(plan.streams[0], schedule, source.binding, sums);
+    OwnSums own(plan.streams[0], schedule, source.binding, sums, known);
     std::vector<transport::MappedPiece> pieces;
     for (const auto& tensor : view.binding) pieces.push_back({tensor.data(), tensor.bytes});
     MappedCopy all;
     for (uint32_t slot = 0; slot < schedule.slots.size(); ++slot) {
       const plan::SlotSpan& span = schedule.slots[slot];
-      MappedCopy one =
-          CopyMapped(plan.streams[0], schedule, slot, pieces, own,
-                     std::span(kept).subspan(span.first_segment, span.segment_count),
-                     target.binding, 2, stop);
+      MappedCopy one = CopyMapped(plan.streams[0], schedule, slot, pieces, own,
+                                  std::span(kept).subspan(span.first_segment, span.segment_count),
+                                  target.binding, 2, stop);
       all.sums.insert(all.sums.end(), one.sums.begin(), one.sums.end());
       all.mismatches += one.mismatches;
       all.rereads += one.rereads;
@@ -62,6 +61,7 @@ struct OneAgent {
   plan::StreamSchedule schedule;
   std::vector<uint64_t> sums;
   std::vector<uint64_t> kept;
+  std::vector<bool> known;
   std::atomic<bool> stop = false;
 };
 
@@ -78,7 +78,7 @@ TEST(OwnSums, AreThoseOfASecondLookAndTheBytesArrive) {
     EXPECT_EQ(agent.target.Snapshot(), expected);
     EXPECT_EQ(copied.sums, agent.sums);
     std::vector<uint64_t> again(agent.sums.size());
-    OwnSums own(agent.plan.streams[0], agent.schedule, agent.source.binding, again);
+    OwnSums own(agent.plan.streams[0], agent.schedule, agent.source.binding, again, agent.known);
     std::vector<uint64_t> into(again.size());
     ASSERT_TRUE(own.Sum(0, into).ok());
     EXPECT_EQ(into, agent.sums);
@@ -103,7 +103,7 @@ TEST(OwnSums, FindWhatTheReaderSeesDifferently) {
 TEST(OwnSums, AreNotMadeInOnePassOfAnotherGeometry) {
   testing::Rng rng(4);
   OneAgent agent(rng, MakeSizedPlan({{100'000}}), 100'000, 200'000);
-  OwnSums own(agent.plan.streams[0], agent.schedule, agent.source.binding, agent.sums);
+  OwnSums own(agent.plan.streams[0], agent.schedule, agent.source.binding, agent.sums, agent.known);
   SegmentCopy copy = CopyOf(agent.plan.streams[0].ops[0], agent.schedule.segments[0]);
   const device::Bytes target = agent.target.binding[0].at();
   const device::ConstBytes source = agent.source.binding[0].at();
@@ -115,6 +115,26 @@ TEST(OwnSums, AreNotMadeInOnePassOfAnotherGeometry) {
   copy.makes = plan::Makes::kScales;
   EXPECT_FALSE(own.CopyAndSum(0, target, source, copy));
   EXPECT_EQ(agent.target.Snapshot(), before);
+}
+
+// The source has changed, and still says of all but the last segment that its sum is known: nothing
+// but the last one is looked at.
+TEST(OwnSums, WhatIsKnownIsNotRead) {
+  testing::Rng rng(6);
+  constexpr size_t kSegment = 50'000;
+  OneAgent agent(rng, MakeSizedPlan({{4 * kSegment}}), kSegment, 4 * kSegment);
+  agent.kept = agent.CopyAll(agent.source).sums;
+  auto expected = agent.target.Snapshot();
+  agent.known = {true, true, true, false};
+  std::byte* bytes = agent.source.binding[0].data();
+  for (size_t i = 0; i < 4 * kSegment; ++i) bytes[i] ^= std::byte{1};
+  std::memcpy(expected.data() + agent.target.binding[0].offset + 3 * kSegment, bytes + 3 * kSegment,
+              kSegment);
+  const MappedCopy copied = agent.CopyAll(agent.source);
+  EXPECT_EQ(copied.mismatches, 0u);
+  EXPECT_EQ(copied.kept_bytes, 3 * kSegment);
+  EXPECT_EQ(agent.target.Snapshot(), expected);
+  EXPECT_TRUE(std::equal(agent.kept.begin(), agent.kept.begin() + 3, agent.sums.begin()));
 }
 
 // Of four segments one is as it was, one differs from its first byte on, one in its last byte only,
