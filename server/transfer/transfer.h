@@ -68,7 +68,7 @@ struct Tuning {
   uint32_t gets_in_flight = 16;   ///< of the streams of one rank together
   /// At most these of peers on this host whose memory is not mapped. What is under way there waits
   /// in this machine's caches between the kernel's copies and the sums, or no longer does where it
-  /// is more (docs/performance.md); there is no network to fill.
+  /// is more (docs/history/performance.md); there is no network to fill.
   int64_t near_chunk_bytes = 2 << 20;
   uint32_t near_gets_in_flight = 4;
   int64_t direct_run_bytes_min = 4096;  ///< shorter runs are packed

@@ -16,7 +16,7 @@ import pytest
 
 from conftest import BINARIES, ROOT
 
-PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "client/python/README.md", ROOT / "SECURITY.md",
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "client/python/README.md", ROOT / "SECURITY.md",
                 *ROOT.glob("client/python/examples/*.md")])
 GENERATED = {"wwctl.md", "metrics.md", "python.md"}
 _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)

@@ -2,7 +2,7 @@
 have daemons of their own; engine-b's reads over tcp. Nobody is killed or cut off: what grows here grows by versions alone.
 
 `./dev test` publishes 500 versions, `./dev test long` 5,000 (`WEIGHTWIRE_VERSIONS`). The table that it prints is the one of
-docs/performance.md."""
+docs/history/performance.md; docs/performance.md has its ends."""
 
 from __future__ import annotations
 

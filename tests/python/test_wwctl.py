@@ -374,13 +374,22 @@ def in_order(text: str) -> str:
     return re.sub(r"(?<=Needs: |ludes: )--[\w-]+(?: --[\w-]+)+", lambda names: " ".join(sorted(names[0].split())), text)
 
 
+def of_its_own(text: str) -> str:
+    """A command's help without what every command's says; an empty list of options goes with it."""
+    for same in ("  -h,--help                   Print this help message and exit\n",
+                 "`wwctl --help` lists the options that every command takes: --address, -o, TLS."):
+        assert text.count(same) == 1, text
+        text = text.replace(same, "")
+    return re.sub(r"\nOptions:\n(?! )", "", text).strip()
+
+
 def test_the_reference_is_what_help_says():
     top = run("--help").stdout
     parts = ["# wwctl\n\nWhat `--help` says, written by `UPDATE_DOCS=1` pytest `tests/python/test_wwctl.py`. How to use it: "
-             "[operations](operations.md).\n", f"```\n{top.strip()}\n```\n"]
+             "[operations](operations.md).\nOptions that every command takes are listed here only.\n", f"```\n{top.strip()}\n```\n"]
     for command in sorted(set(commands()) - PYTHONS, key=commands().index):
         for path in [(command,), *((command, below) for below in commands(command))]:
-            parts.append(f"## wwctl {' '.join(path)}\n```\n{run(*path, '--help').stdout.strip()}\n```\n")
+            parts.append(f"## wwctl {' '.join(path)}\n```\n{of_its_own(run(*path, '--help').stdout)}\n```\n")
     text = in_order("\n".join(re.sub(r"[ \t]+$", "", part, flags=re.M) for part in parts))
     if os.environ.get("UPDATE_DOCS"):
         REFERENCE.write_text(text)

@@ -15,7 +15,7 @@ inline constexpr size_t kBytesPerCall = 4 << 20;
 /// Bytes of a payload that are read at once, into a buffer from which they are brought to where
 /// they belong: two of them fit a second-level cache of 512 KiB. The kernel writes there faster
 /// than to memory that nobody has touched for long, and what is brought on from there is stored
-/// past the caches (docs/performance.md).
+/// past the caches (docs/history/performance.md).
 inline constexpr size_t kPieceBytes = 256 << 10;
 /// Read before others on the loop have their turn.
 inline constexpr int kPiecesAtOnce = 16;

@@ -35,8 +35,8 @@ void Tune(tcp::socket& socket, const TcpOptions& options) {
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &idle_s, sizeof(idle_s));
   // Between processes of one host there is no path to be found out or shared. What paces for that
-  // (BBR) lets a timer send: a sixth of a raw socket's time over loopback (docs/performance.md).
-  // "reno" is in every kernel and allowed to everybody.
+  // (BBR) lets a timer send: a sixth of a raw socket's time over loopback
+  // (docs/history/performance.md). "reno" is in every kernel and allowed to everybody.
   if (StaysOnThisHost(socket)) setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
   if (options.traffic_class == 0) return;
   const int tos = options.traffic_class;

@@ -15,7 +15,7 @@ using boost::system::error_code;
 
 /// Of one call of the kernel: several records.
 constexpr size_t kReadBufferBytes = 256 << 10;
-/// The fastest first, on processors with AES: docs/performance.md.
+/// The fastest first, on processors with AES: docs/history/performance.md.
 constexpr char kSuites[] =
     "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
 
