@@ -102,6 +102,10 @@ def test_mtp_layers_that_the_trainer_does_not_build_are_left_out():
     assert spec_of(world(), {"num_nextn_predict_layers": 1}).endswith("mtp=none")
     with_mtp = world(names=DENSE | {"mtp.layers.0.enorm.weight"})
     assert "mtp" not in spec_of(with_mtp, {"num_nextn_predict_layers": 1})
+    for said in ("qwen3_next", "qwen3_5_text", "nemotron_h"):
+        assert spec_of(with_mtp, {"model_type": said, "num_nextn_predict_layers": 1}).endswith("mtp=single")
+        assert "mtp=single" not in spec_of(world(), {"model_type": said})
+    assert "mtp" not in spec_of(with_mtp, {"model_type": "qwen3_5_moe_text"})  # which of two forms: said by the user
 
 
 def test_transformer_engine_names_are_recognised():

@@ -16,6 +16,9 @@ _EXPERT_KINDS = ((".experts.local_experts.", "sequential"), (".experts.weight1",
 #: Of which the local spec has modules of their own, or none at all.
 _TE_NAMES = (".linear_qkv.layer_norm_weight", ".linear_q_up_proj.layer_norm_weight", ".linear_kv_up_proj.layer_norm_weight",
              ".linear_fc1.layer_norm_weight", ".in_proj.layer_norm_weight", ".core_attention.indexer.linear_wq_b.weight")
+#: Model types whose MTP layers are there where the spec says so, all in one form. Those of qwen3_5_moe_text have two, which
+#: nothing here tells apart: the coordinator's refusal names the words.
+_MTP_SAID = frozenset(("nemotron_h", "qwen3_5_text", "qwen3_next"))
 #: Of the gated delta rule: checkpoints hold w of it, also where they hold w - 1 of the other norms.
 OUT_NORM = ".self_attention.out_norm.weight"
 
@@ -111,6 +114,8 @@ def spec_of(states: Sequence[RankState], config: Mapping[str, Any]) -> str:
     has_mtp = any(name.removeprefix("language_model.").startswith("mtp.") for s in states for name in s.names)
     if config.get("num_nextn_predict_layers") and not has_mtp:
         words.append("mtp=none")
+    if has_mtp and config.get("model_type") in _MTP_SAID:
+        words.append("mtp=single")
     return "megatron:" + ",".join(words)
 
 

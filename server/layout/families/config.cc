@@ -191,6 +191,19 @@ Status CheckLayerSizes(const Json& json, const Family& text) {
       .Remedy("send explicit layouts");
 }
 
+Status AddMtpLayers(const Json& json, const Family& text, MtpWord mtp, ModelConfig& config) {
+  const bool wanted = mtp == MtpWord::kSingle || mtp == MtpWord::kFused;
+  if (text.mtp != nullptr) {
+    return wanted ? text.mtp(json, mtp == MtpWord::kFused, config) : OkStatus();
+  }
+  if (wanted && config.mtp_layers == 0) return BadMtp(config, "it has no MTP layers");
+  if (mtp == MtpWord::kFused) return BadMtp(config, "its experts are a tensor each: mtp=single");
+  for (int64_t i = 0; i < config.mtp_layers; ++i) {
+    config.kinds.push_back({.moe = config.HasExperts(), .mtp = true});
+  }
+  return OkStatus();
+}
+
 /// 0 and up, in decimal digits.
 std::optional<int64_t> IntegerText(const std::string& text) {
   int64_t value = 0;
@@ -216,6 +229,13 @@ Result<std::vector<size_t>> LayerList(const Json& json, const char* key, int64_t
 }
 
 }  // namespace
+
+Status BadMtp(const ModelConfig& config, std::string_view why) {
+  return Status(Code::kInvalidArgument, Reason::kUnknownScheme,
+                "the parallel spec's mtp= does not fit config.json's " + config.family + ": " +
+                    std::string(why))
+      .Remedy("leave the MTP layers out by mtp=none, or send explicit layouts");
+}
 
 int64_t ModelConfig::HeadDim(int64_t layer) const {
   const int64_t own = kinds[static_cast<size_t>(layer)].head_dim;
@@ -362,7 +382,7 @@ Status SetListedMoeLayers(const Json& json, const char* key, ModelConfig& config
   return OkStatus();
 }
 
-Result<ModelConfig> ParseModelConfig(std::string_view config_json) {
+Result<ModelConfig> ParseModelConfig(std::string_view config_json, MtpWord mtp) {
   WW_ASSIGN(const Json json, ParseObject(config_json, "config.json"));
   ModelConfig config;
   WW_ASSIGN(config.family, RequiredString(json, "model_type"));
@@ -383,12 +403,10 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json) {
   if (config.IsWrapper()) WW_FAIL_IF_ERROR(family->wrapper->read(json, config));
   WW_FAIL_IF_ERROR(CheckComplete(config));
   WW_FAIL_IF_ERROR(CheckLayerHeads(config));
+  WW_FAIL_IF_ERROR(AddMtpLayers(flat, *text, mtp, config));
   if (config.experts > kHeadsMax) {
     return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,
                 "config.json has more than " + std::to_string(kHeadsMax) + " experts");
-  }
-  for (int64_t i = 0; i < config.mtp_layers; ++i) {
-    config.kinds.push_back({.moe = config.HasExperts(), .mtp = true});
   }
   return config;
 }

@@ -18,9 +18,12 @@ enum class Mixer { kAttention, kGatedDelta, kMamba, kNone };
 
 /// How one layer differs from its neighbours.
 struct LayerKind {
-  bool moe = false;           ///< experts instead of a dense MLP
-  bool mtp = false;           ///< predicts a further token; comes after the decoder's layers
-  bool shares_index = false;  ///< attends to what the indexer of a layer before it chose
+  bool moe = false;        ///< experts instead of a dense MLP
+  bool mtp = false;        ///< predicts a further token; comes after the decoder's layers
+  bool mtp_first = false;  ///< these two, where several layers predict one token together
+  bool mtp_last = false;
+  bool fused_experts = false;  ///< all its experts are one tensor, where the family has both forms
+  bool shares_index = false;   ///< attends to what the indexer of a layer before it chose
   Mixer mixer = Mixer::kAttention;
   bool mlp = true;  ///< a dense MLP or experts
   // Sizes of its own; 0: the model's.
@@ -145,8 +148,12 @@ struct ModelConfig {
   ModelConfig Of(const LayerKind& kind) const;
 };
 
-/// Reads a config.json of a known family. Errors as in LayoutFromScheme.
-Result<ModelConfig> ParseModelConfig(std::string_view config_json);
+/// What a parallel spec says of MTP layers, and of how a checkpoint has the experts in them.
+enum class MtpWord { kUnsaid, kNone, kSingle, kFused };
+
+/// Reads a config.json of a known family. Errors as in LayoutFromScheme, and
+///   kInvalidArgument / kUnknownScheme  MTP layers that the model does not have, or not so
+Result<ModelConfig> ParseModelConfig(std::string_view config_json, MtpWord mtp = MtpWord::kUnsaid);
 
 // ---- for the families' own readers ----
 
@@ -180,6 +187,8 @@ Result<std::vector<std::string>> ReadLayerWords(const Json& json, const char* ke
 /// transformers 5 writes it; false when it is absent or null.
 ///   kInvalidArgument / kInvalidRequest  a layer that is not there, another field than these two
 Result<bool> ReadLayerSizes(const Json& json, ModelConfig& config);
+/// "the parallel spec's mtp= does not fit …: why" as kInvalidArgument / kUnknownScheme.
+Status BadMtp(const ModelConfig& config, std::string_view why);
 /// Sets `moe` of the decoder layers that the list `key` names, and of no other.
 Status SetListedMoeLayers(const Json& json, const char* key, ModelConfig& config);
 

@@ -28,7 +28,6 @@ inline constexpr SizeOf kIndexRows = [](const ModelConfig& c) {
 };
 inline constexpr SizeOf kIndexHeads = [](const ModelConfig& c) { return c.index_heads; };
 inline constexpr SizeOf kIndexDim = [](const ModelConfig& c) { return c.index_dim; };
-inline constexpr SizeOf kTwiceHidden = [](const ModelConfig& c) { return 2 * c.hidden; };
 
 inline constexpr IsPresent kPlainQ = [](const ModelConfig& c, const LayerKind&) {
   return c.q_lora_rank == 0;
@@ -70,9 +69,14 @@ inline constexpr TensorTemplate kMtpEmbedNorm = parts::Vector(
     Role::kMtpEmbedNorm, "model.layers.{layer}.enorm.weight", parts::kHidden, parts::kMtp);
 inline constexpr TensorTemplate kMtpHiddenNorm = parts::Vector(
     Role::kMtpHiddenNorm, "model.layers.{layer}.hnorm.weight", parts::kHidden, parts::kMtp);
-inline constexpr TensorTemplate kMtpProjection =
-    parts::Matrix(Role::kMtpProjection, "model.layers.{layer}.eh_proj.weight", parts::kHidden,
-                  kTwiceHidden, parts::kMtp);
+/// Not quantized in the releases and by engines.
+constexpr TensorTemplate MtpProjection() {
+  TensorTemplate projection =
+      parts::Matrix(Role::kMtpProjection, "model.layers.{layer}.eh_proj.weight", parts::kHidden,
+                    parts::kTwiceHidden, parts::kMtp);
+  projection.full_precision = true;
+  return projection;
+}
 inline constexpr TensorTemplate kMtpFinalNorm =
     parts::Vector(Role::kMtpFinalNorm, "model.layers.{layer}.shared_head.norm.weight",
                   parts::kHidden, parts::kMtp);
@@ -124,7 +128,7 @@ inline constexpr TensorTemplate kDeepseekTensors[] = {
     deepseek::kSharedDown,
     deepseek::kMtpEmbedNorm,
     deepseek::kMtpHiddenNorm,
-    deepseek::kMtpProjection,
+    deepseek::MtpProjection(),
     deepseek::kMtpFinalNorm,
 };
 inline constexpr MtpCopy kDeepseekMtpCopies[] = {

@@ -51,9 +51,10 @@ constexpr std::string_view kExpertMark = "{expert}";
 /// All names of text families begin with one of these.
 constexpr std::string_view kModelPrefix = "model.";
 constexpr std::string_view kHeadPrefix = "lm_head.";
+/// Or with this one, which no wrapper changes.
+constexpr std::string_view kMtpPrefix = "mtp.";
 
-/// Roles of linear layers, which quantization takes: not embeddings, norms, biases and what MTP
-/// layers add to a decoder's.
+/// Roles of linear layers, which quantization takes: not embeddings, norms and biases.
 constexpr Role kLinearRoles[] = {Role::kQWeight,
                                  Role::kKWeight,
                                  Role::kVWeight,
@@ -95,7 +96,8 @@ constexpr Role kLinearRoles[] = {Role::kQWeight,
                                  Role::kLayerInputGate,
                                  Role::kLayerInputOut,
                                  Role::kIndexQuery,
-                                 Role::kIndexKey};
+                                 Role::kIndexKey,
+                                 Role::kMtpProjection};
 
 bool IsLinear(const TensorTemplate& tensor) {
   return !tensor.full_precision && std::find(std::begin(kLinearRoles), std::end(kLinearRoles),
@@ -136,6 +138,13 @@ void Replace(std::string& name, std::string_view mark, int64_t number) {
   if (at != std::string::npos) name.replace(at, mark.size(), std::to_string(number));
 }
 
+/// "model.layers.{layer}.mlp" → "<layers>{layer}.mlp"
+std::string InMtpLayers(std::string_view pattern, std::string_view layers) {
+  const size_t at = pattern.find(kLayerMark);
+  return at == std::string_view::npos ? std::string(pattern)
+                                      : std::string(layers).append(pattern.substr(at));
+}
+
 }  // namespace
 
 std::string NameOf(std::string_view pattern, int64_t number, int64_t expert) {
@@ -163,13 +172,14 @@ Result<Model> Model::Build(ModelConfig config) {
   model.wrapper_ = FamilyOf(config.family).wrapper;
   model.config_ = std::move(config);
   model.mtp_copies_ = text.mtp_copies;
+  model.mtp_layers_ = text.mtp_layers;
   if (model.wrapper_ != nullptr) {
     for (const TowerTensor& tensor : model.wrapper_->tower) {
       WW_FAIL_IF_ERROR(model.AddTower(tensor));
     }
   }
   for (const TensorTemplate& tensor : text.tensors) {
-    if (!Has(tensor.name, kLayerMark)) {
+    if (!Has(tensor.name, kLayerMark) && !tensor.mtp) {
       if (!tensor.present(model.config_, {})) continue;
       const int64_t blocks = Has(tensor.name, kBlockMark) ? model.config_.vision.depth : 1;
       for (int64_t block = 0; block < blocks; ++block) {
@@ -189,7 +199,7 @@ Result<Model> Model::Build(ModelConfig config) {
 
 std::string Model::Named(std::string_view pattern, int64_t number, int64_t expert) const {
   std::string name = NameOf(pattern, number, expert);
-  if (wrapper_ == nullptr) return name;
+  if (wrapper_ == nullptr || name.starts_with(kMtpPrefix)) return name;
   const auto [plain, wrapped] = name.starts_with(kModelPrefix)
                                     ? std::pair(kModelPrefix, wrapper_->model)
                                     : std::pair(kHeadPrefix, wrapper_->head);
@@ -199,7 +209,7 @@ std::string Model::Named(std::string_view pattern, int64_t number, int64_t exper
 
 std::string Model::TextName(uint32_t tensor) const {
   std::string name = canonical_.tensors[tensor].name;
-  if (wrapper_ == nullptr) return name;
+  if (wrapper_ == nullptr || name.starts_with(kMtpPrefix)) return name;
   const auto [plain, wrapped] = name.starts_with(wrapper_->model)
                                     ? std::pair(kModelPrefix, wrapper_->model)
                                     : std::pair(kHeadPrefix, wrapper_->head);
@@ -230,12 +240,16 @@ Status Model::Add(const TensorTemplate& tensor, int64_t number, int64_t layer) {
   const std::optional<ModelConfig> own =
       kind != nullptr && kind->HasSizes() ? std::optional(config_.Of(*kind)) : std::nullopt;
   WW_ASSIGN_OR_STATUS(const Shape shape, ShapeOf(tensor, own ? *own : config_, dtype));
+  const bool own_numbers = kind != nullptr && kind->mtp && !mtp_layers_.empty();
+  const std::string pattern =
+      own_numbers ? InMtpLayers(tensor.name, mtp_layers_) : std::string(tensor.name);
+  const int64_t shown = own_numbers ? number - config_.layers : number;
   const bool per_expert = Has(tensor.name, kExpertMark);
   const int64_t count = per_expert ? config_.experts : 1;
   if (count == 0 || std::ranges::find(shape, 0) != shape.end()) {
     return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
                   "config.json gives the tensor no elements")
-        .AtTensor(NameOf(tensor.name, number, 0))
+        .AtTensor(NameOf(pattern, shown, 0))
         .Remedy("a layer that has experts needs at least one");
   }
   const bool quantized = config_.scales.has_value() && IsLinear(tensor);
@@ -255,8 +269,7 @@ Status Model::Add(const TensorTemplate& tensor, int64_t number, int64_t layer) {
   const size_t first = canonical_.tensors.size();
   for (int64_t expert = 0; expert < count; ++expert) {
     canonical_.tensors.push_back(
-        {tower ? NameOf(tensor.name, number, expert) : Named(tensor.name, number, expert), dtype,
-         shape});
+        {tower ? NameOf(pattern, shown, expert) : Named(pattern, shown, expert), dtype, shape});
     joined_.push_back(tensor.joined);
     layer_of_.push_back(layer);
     scales_of_.push_back(-1);

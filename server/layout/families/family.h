@@ -169,6 +169,8 @@ struct TensorTemplate {
   std::optional<DType> dtype = std::nullopt;  ///< unlike the model's
   /// Is not quantized although its role is a linear layer's.
   bool full_precision = false;
+  /// One per MTP layer, although its name has no number.
+  bool mtp = false;
 };
 
 /// A name under which a Hugging Face checkpoint stores another tensor once more, for each MTP
@@ -246,6 +248,13 @@ struct Family {
   std::span<const MtpCopy> mtp_copies = {};
   Defaults defaults = {};
   const Wrapper* wrapper = nullptr;
+  /// Appends MTP layers to `kinds`, with `fused` experts or a tensor for each. Only of families
+  /// that have them where the parallel spec says so, and not by config.json alone: it counts them
+  /// also where neither files nor trainers have any. Errors as ParseModelConfig's.
+  Status (*mtp)(const Json& json, bool fused, ModelConfig& config) = nullptr;
+  /// What the names of MTP layers have instead of all that stands before "{layer}", which then
+  /// counts them from 0; empty: they are numbered behind the decoder's.
+  std::string_view mtp_layers = {};
   /// Fills in common sizes that config.json says by other names or not at all, before any is read.
   Status (*prepare)(Json& json) = nullptr;
   /// What of it the megatron scheme does not describe; empty: nothing.
@@ -330,6 +339,7 @@ class Model {
   /// By role, then by layer (one entry outside layers).
   std::array<std::vector<Place>, static_cast<size_t>(Role::kCount)> places_;
   std::span<const MtpCopy> mtp_copies_;
+  std::string_view mtp_layers_;
   const Wrapper* wrapper_ = nullptr;
   std::vector<TowerPlace> tower_;  ///< until SortByName with tensors by the order of creation
 };

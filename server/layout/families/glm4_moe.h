@@ -35,7 +35,7 @@ inline constexpr TensorTemplate kGlm4MoeTensors[] = {
     deepseek::kSharedDown,
     deepseek::kMtpEmbedNorm,
     deepseek::kMtpHiddenNorm,
-    deepseek::kMtpProjection,
+    deepseek::MtpProjection(),
     deepseek::kMtpFinalNorm,
 };
 

@@ -5,8 +5,8 @@
 namespace weightwire::layout {
 
 /// Nemotron-H, Nemotron 2 and 3: each layer is one of Mamba 2, attention, an MLP or experts, with
-/// one norm; MLPs and experts have no gate. MTP layers ("mtp.…") are not described, as transformers
-/// does not build them.
+/// one norm; MLPs and experts have no gate. MTP layers ("mtp.…"), several of which predict one
+/// token together, are there where the parallel spec says so; transformers builds none.
 namespace nemotron {
 
 inline constexpr IsPresent kMlp = [](const ModelConfig&, const LayerKind& l) {
@@ -14,6 +14,12 @@ inline constexpr IsPresent kMlp = [](const ModelConfig&, const LayerKind& l) {
 };
 inline constexpr IsPresent kMoeWithLatent = [](const ModelConfig& c, const LayerKind& l) {
   return l.moe && c.latent > 0;
+};
+inline constexpr IsPresent kMtpFirst = [](const ModelConfig&, const LayerKind& l) {
+  return l.mtp_first;
+};
+inline constexpr IsPresent kMtpLast = [](const ModelConfig&, const LayerKind& l) {
+  return l.mtp_last;
 };
 /// z, x, B, C and dt.
 inline constexpr SizeOf kInRows = [](const ModelConfig& c) {
@@ -92,18 +98,28 @@ inline constexpr TensorTemplate kNemotronHTensors[] = {
     parts::Matrix(Role::kSharedDown,
                   "backbone.layers.{layer}.mixer.shared_experts.down_proj.weight", parts::kHidden,
                   parts::kSharedIntermediate, parts::kMoeWithShared),
+    parts::Vector(Role::kMtpEmbedNorm, "backbone.layers.{layer}.enorm.weight", parts::kHidden,
+                  nemotron::kMtpFirst),
+    parts::Vector(Role::kMtpHiddenNorm, "backbone.layers.{layer}.hnorm.weight", parts::kHidden,
+                  nemotron::kMtpFirst),
+    parts::Matrix(Role::kMtpProjection, "backbone.layers.{layer}.eh_proj.weight", parts::kHidden,
+                  parts::kTwiceHidden, nemotron::kMtpFirst),
+    parts::Vector(Role::kMtpFinalNorm, "backbone.layers.{layer}.final_layernorm.weight",
+                  parts::kHidden, nemotron::kMtpLast),
 };
 
-/// A letter for each layer: M (Mamba), * (attention), - (MLP), E (experts). transformers 5 writes
-/// the list `layers_block_type`, which goes before the older `hybrid_override_pattern`.
-inline Result<std::string> NemotronPattern(const Json& json) {
+/// A letter for each layer: M (Mamba), * (attention), - (MLP), E (experts), from the first of
+/// `lists` that is there, or the text `letters`; `fallback` where there is neither.
+inline Result<std::string> NemotronLetters(const Json& json,
+                                           std::initializer_list<const char*> lists,
+                                           const char* letters, const char* fallback) {
   const auto bad = [](const std::string& key) {
     return Fail(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
                        "the field " + key + " says no kinds of layers")
                     .Remedy("expected are the letters M*-E, or a list of linear_attention, "
                             "full_attention, mlp and moe"));
   };
-  for (const char* key : {"layers_block_type", "layer_types"}) {
+  for (const char* key : lists) {
     const auto list = json.find(key);
     if (list == json.end() || list->is_null()) continue;
     if (!list->is_array() || list->empty()) return bad(key);
@@ -123,13 +139,18 @@ inline Result<std::string> NemotronPattern(const Json& json) {
     }
     return pattern;
   }
-  WW_ASSIGN(const std::optional<std::string> given,
-            OptionalString(json, "hybrid_override_pattern"));
-  if (!given) return std::string("ME*-");
+  WW_ASSIGN(const std::optional<std::string> given, OptionalString(json, letters));
+  if (!given) return std::string(fallback);
   if (given->empty() || given->find_first_not_of("M*-E") != std::string::npos) {
-    return bad("hybrid_override_pattern");
+    return bad(letters);
   }
   return *given;
+}
+
+/// transformers 5 writes a list, which goes before the older pattern.
+inline Result<std::string> NemotronPattern(const Json& json) {
+  return NemotronLetters(json, {"layers_block_type", "layer_types"}, "hybrid_override_pattern",
+                         "ME*-");
 }
 
 inline Status PrepareNemotronH(Json& json) {
@@ -161,6 +182,12 @@ inline Status ReadNemotronExperts(const Json& json, ModelConfig& config) {
       .Remedy("send explicit layouts");
 }
 
+inline void SetNemotronKind(char letter, LayerKind& kind) {
+  kind.moe = letter == 'E';
+  kind.mlp = letter == 'E' || letter == '-';
+  kind.mixer = letter == 'M' ? Mixer::kMamba : letter == '*' ? Mixer::kAttention : Mixer::kNone;
+}
+
 inline Status ReadNemotronH(const Json& json, ModelConfig& config) {
   for (const char* key :
        {"mlp_bias", "use_bias", "mamba_proj_bias", "attention_bias", "tie_word_embeddings"}) {
@@ -174,19 +201,44 @@ inline Status ReadNemotronH(const Json& json, ModelConfig& config) {
   WW_ASSIGN_OR_STATUS(config.linear.conv_bias, ReadFlagOr(json, "use_conv_bias", true));
   WW_ASSIGN_OR_STATUS(const std::string pattern, NemotronPattern(json));
   for (size_t layer = 0; layer < pattern.size(); ++layer) {
-    const char letter = pattern[layer];
-    LayerKind& kind = config.kinds[layer];
-    kind.moe = letter == 'E';
-    kind.mlp = letter == 'E' || letter == '-';
-    kind.mixer = letter == 'M' ? Mixer::kMamba : letter == '*' ? Mixer::kAttention : Mixer::kNone;
+    SetNemotronKind(pattern[layer], config.kinds[layer]);
   }
   return pattern.find('E') == std::string::npos ? OkStatus() : ReadNemotronExperts(json, config);
+}
+
+/// Attention and experts, the layers that engines build there.
+inline Status AddNemotronMtp(const Json& json, bool fused, ModelConfig& config) {
+  if (fused) return BadMtp(config, "its experts are a tensor each: mtp=single");
+  WW_ASSIGN_OR_STATUS(const int64_t count, ReadCountOr(json, "num_nextn_predict_layers", 0));
+  if (count != 1) {
+    return BadMtp(config,
+                  "one num_nextn_predict_layers is described, and it has " + std::to_string(count));
+  }
+  WW_ASSIGN_OR_STATUS(
+      const std::string pattern,
+      NemotronLetters(json, {"mtp_layers_block_type"}, "mtp_hybrid_override_pattern", ""));
+  if (pattern.empty() || pattern.find_first_not_of("*E") != std::string::npos) {
+    return BadMtp(config, "mtp_hybrid_override_pattern is \"" + pattern.substr(0, 64) +
+                              "\", and layers of attention (*) and experts (E) are described");
+  }
+  if (pattern.find('E') != std::string::npos && !config.HasExperts()) {
+    WW_RETURN_IF_ERROR(ReadNemotronExperts(json, config));
+  }
+  for (size_t at = 0; at < pattern.size(); ++at) {
+    LayerKind kind{.mtp = true, .mtp_first = at == 0, .mtp_last = at + 1 == pattern.size()};
+    SetNemotronKind(pattern[at], kind);
+    config.kinds.push_back(kind);
+  }
+  config.mtp_layers = std::ssize(pattern);
+  return OkStatus();
 }
 
 inline constexpr Family kNemotronH = {.model_type = "nemotron_h",
                                       .tensors = kNemotronHTensors,
                                       .read = ReadNemotronH,
                                       .defaults = {.kv_heads = 8, .head_dim = 128},
+                                      .mtp = AddNemotronMtp,
+                                      .mtp_layers = "mtp.layers.",
                                       .prepare = PrepareNemotronH};
 
 }  // namespace weightwire::layout

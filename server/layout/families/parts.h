@@ -9,6 +9,7 @@ namespace weightwire::layout::parts {
 // ---- sizes ----
 inline constexpr SizeOf kVocab = [](const ModelConfig& c) { return c.vocab; };
 inline constexpr SizeOf kHidden = [](const ModelConfig& c) { return c.hidden; };
+inline constexpr SizeOf kTwiceHidden = [](const ModelConfig& c) { return 2 * c.hidden; };
 inline constexpr SizeOf kHeads = [](const ModelConfig& c) { return c.heads; };
 inline constexpr SizeOf kHeadDim = [](const ModelConfig& c) { return c.head_dim; };
 inline constexpr SizeOf kQRows = [](const ModelConfig& c) { return c.heads * c.head_dim; };
@@ -55,6 +56,13 @@ constexpr TensorTemplate Vector(Role role, std::string_view name, SizeOf rows,
 constexpr TensorTemplate Matrix(Role role, std::string_view name, SizeOf rows, SizeOf columns,
                                 IsPresent present = kAlways) {
   return {name, {rows, columns}, {Part{.role = role}}, present};
+}
+
+/// Of an MTP layer, under a name without a number.
+constexpr TensorTemplate OfMtp(TensorTemplate tensor) {
+  tensor.present = kMtp;
+  tensor.mtp = true;
+  return tensor;
 }
 
 constexpr TensorTemplate When(IsPresent present, TensorTemplate tensor) {

@@ -9,8 +9,9 @@
 namespace weightwire::layout {
 
 /// Qwen3-Next and the text models of Qwen3.5: layers with the gated delta rule among layers of
-/// attention whose q has gates of the output. Their MTP layers ("mtp.…") are not described, as
-/// transformers does not build them.
+/// attention whose q has gates of the output. An MTP layer ("mtp.…") is one of attention, there
+/// where the parallel spec says so; transformers builds none, and Qwen3-Next's config.json is
+/// silent.
 namespace qwen_next {
 
 inline constexpr SizeOf kGatedQRows = [](const ModelConfig& c) { return 2 * c.heads * c.head_dim; };
@@ -42,6 +43,13 @@ inline constexpr TensorTemplate kNorm =
 inline constexpr TensorTemplate kOut =
     parts::Matrix(Role::kLinearOut, "model.layers.{layer}.linear_attn.out_proj.weight",
                   parts::kHidden, linear::kHeadRows, linear::kDelta);
+inline constexpr IsPresent kSingle = [](const ModelConfig&, const LayerKind& l) {
+  return l.moe && !l.fused_experts;
+};
+inline constexpr IsPresent kFused = [](const ModelConfig&, const LayerKind& l) {
+  return l.moe && l.fused_experts;
+};
+
 constexpr TensorTemplate In(Role role, std::string_view name, SizeOf rows) {
   return parts::Matrix(role, name, rows, parts::kHidden, linear::kDelta);
 }
@@ -74,14 +82,24 @@ inline constexpr TensorTemplate kDeltaTensors[] = {
     qwen2::kSharedUp,
     qwen2::kSharedDown,
     qwen2::kSharedExpertGate,
+    parts::When(qwen_next::kSingle, parts::kExpertGate),
+    parts::When(qwen_next::kSingle, parts::kExpertUp),
+    parts::When(qwen_next::kSingle, parts::kExpertDown),
+    parts::OfMtp(
+        parts::Vector(Role::kMtpEmbedNorm, "mtp.pre_fc_norm_embedding.weight", parts::kHidden)),
+    parts::OfMtp(
+        parts::Vector(Role::kMtpHiddenNorm, "mtp.pre_fc_norm_hidden.weight", parts::kHidden)),
+    parts::OfMtp(
+        parts::Matrix(Role::kMtpProjection, "mtp.fc.weight", parts::kHidden, parts::kTwiceHidden)),
+    parts::OfMtp(parts::Vector(Role::kMtpFinalNorm, "mtp.norm.weight", parts::kHidden)),
 };
-inline constexpr TensorTemplate kQwen3NextIn[] = {
+inline constexpr TensorTemplate kQwen3NextOwn[] = {
     qwen_next::In(Role::kLinearQkvz, "model.layers.{layer}.linear_attn.in_proj_qkvz.weight",
                   qwen_next::kQkvzRows),
     qwen_next::In(Role::kLinearBa, "model.layers.{layer}.linear_attn.in_proj_ba.weight",
                   qwen_next::kBaRows),
 };
-inline constexpr TensorTemplate kQwen35In[] = {
+inline constexpr TensorTemplate kQwen35Own[] = {
     qwen_next::In(Role::kLinearQkv, "model.layers.{layer}.linear_attn.in_proj_qkv.weight",
                   linear::kChannels),
     qwen_next::In(Role::kLinearZ, "model.layers.{layer}.linear_attn.in_proj_z.weight",
@@ -90,26 +108,21 @@ inline constexpr TensorTemplate kQwen35In[] = {
                   linear::kHeads),
     qwen_next::In(Role::kLinearA, "model.layers.{layer}.linear_attn.in_proj_a.weight",
                   linear::kHeads),
-};
-inline constexpr TensorTemplate kSingleExperts[] = {parts::kExpertGate, parts::kExpertUp,
-                                                    parts::kExpertDown};
-inline constexpr TensorTemplate kFusedExperts[] = {
-    parts::GateUpExpertRows("model.layers.{layer}.mlp.experts.gate_up_proj"),
-    parts::DownExpertRows("model.layers.{layer}.mlp.experts.down_proj"),
+    parts::When(qwen_next::kFused,
+                parts::GateUpExpertRows("model.layers.{layer}.mlp.experts.gate_up_proj")),
+    parts::When(qwen_next::kFused,
+                parts::DownExpertRows("model.layers.{layer}.mlp.experts.down_proj")),
 };
 
-template <size_t In, size_t Experts>
-constexpr auto DeltaTensors(const TensorTemplate (&in)[In],
-                            const TensorTemplate (&experts)[Experts]) {
-  std::array<TensorTemplate, std::size(kDeltaTensors) + In + Experts> all{};
-  auto end = std::copy(std::begin(kDeltaTensors), std::end(kDeltaTensors), all.begin());
-  end = std::copy(std::begin(in), std::end(in), end);
-  std::copy(std::begin(experts), std::end(experts), end);
+template <size_t Own>
+constexpr auto DeltaTensors(const TensorTemplate (&own)[Own]) {
+  std::array<TensorTemplate, std::size(kDeltaTensors) + Own> all{};
+  const auto end = std::copy(std::begin(kDeltaTensors), std::end(kDeltaTensors), all.begin());
+  std::copy(std::begin(own), std::end(own), end);
   return all;
 }
-inline constexpr auto kQwen3NextTensors = DeltaTensors(kQwen3NextIn, kSingleExperts);
-inline constexpr auto kQwen35Tensors = DeltaTensors(kQwen35In, kSingleExperts);
-inline constexpr auto kQwen35FusedTensors = DeltaTensors(kQwen35In, kFusedExperts);
+inline constexpr auto kQwen3NextTensors = DeltaTensors(kQwen3NextOwn);
+inline constexpr auto kQwen35Tensors = DeltaTensors(kQwen35Own);
 
 /// `layer_types`, or every `full_attention_interval`-th layer has attention.
 inline Status SetDeltaLayers(const Json& json, ModelConfig& config) {
@@ -169,23 +182,61 @@ inline Status ReadQwen35Moe(const Json& json, ModelConfig& config) {
   return SetMoeLayers(json, 0, 1, "", config);
 }
 
+inline Status ReadQwen35MoeFused(const Json& json, ModelConfig& config) {
+  WW_RETURN_IF_ERROR(ReadQwen35Moe(json, config));
+  for (LayerKind& kind : config.kinds) kind.fused_experts = true;
+  return OkStatus();
+}
+
+/// One layer, whose fc and norms have no number.
+inline Status AddDeltaMtp(const Json& json, bool fused, ModelConfig& config) {
+  WW_ASSIGN_OR_STATUS(
+      const int64_t count,
+      ReadSynonymsOr(json, {"mtp_num_hidden_layers", "num_nextn_predict_layers"}, 1));
+  if (count != 1) {
+    return BadMtp(config, "one MTP layer is described, and it has " + std::to_string(count));
+  }
+  WW_RETURN_IF_ERROR(linear::CheckUnset(json, "mtp_use_dedicated_embeddings"));
+  const auto moe = std::ranges::count(config.kinds, true, &LayerKind::moe);
+  if (moe != 0 && moe != config.layers) {
+    return BadMtp(config, "some of its layers have experts, and nothing says whether MTP's has");
+  }
+  if (fused && moe == 0) return BadMtp(config, "it has no experts that could be fused");
+  config.kinds.push_back({.moe = moe != 0, .mtp = true, .fused_experts = fused});
+  config.mtp_layers = 1;
+  return OkStatus();
+}
+
+inline Status AddQwen3NextMtp(const Json& json, bool fused, ModelConfig& config) {
+  if (fused) return BadMtp(config, "its experts are a tensor each: mtp=single");
+  return AddDeltaMtp(json, fused, config);
+}
+
 inline constexpr Family kQwen3Next = {.model_type = "qwen3_next",
                                       .tensors = kQwen3NextTensors,
                                       .read = ReadQwen3Next,
-                                      .defaults = {.kv_heads = 2, .head_dim = 256}};
+                                      .defaults = {.kv_heads = 2, .head_dim = 256},
+                                      .mtp = AddQwen3NextMtp,
+                                      .mtp_layers = "mtp.layers."};
 inline constexpr Family kQwen35Text = {.model_type = "qwen3_5_text",
                                        .tensors = kQwen35Tensors,
                                        .read = ReadGatedDelta,
-                                       .defaults = {.kv_heads = 4, .head_dim = 256}};
+                                       .defaults = {.kv_heads = 4, .head_dim = 256},
+                                       .mtp = AddDeltaMtp,
+                                       .mtp_layers = "mtp.layers."};
 inline constexpr Family kQwen35MoeText = {.model_type = "qwen3_5_moe_text",
                                           .tensors = kQwen35Tensors,
                                           .read = ReadQwen35Moe,
-                                          .defaults = {.kv_heads = 2, .head_dim = 256}};
+                                          .defaults = {.kv_heads = 2, .head_dim = 256},
+                                          .mtp = AddDeltaMtp,
+                                          .mtp_layers = "mtp.layers."};
 /// Within the wrapper, as its releases and transformers' own model have it. Never a model of its
 /// own.
 inline constexpr Family kQwen35MoeFused = {.model_type = "qwen3_5_moe_fused",
-                                           .tensors = kQwen35FusedTensors,
-                                           .read = ReadQwen35Moe,
-                                           .defaults = {.kv_heads = 2, .head_dim = 256}};
+                                           .tensors = kQwen35Tensors,
+                                           .read = ReadQwen35MoeFused,
+                                           .defaults = {.kv_heads = 2, .head_dim = 256},
+                                           .mtp = AddDeltaMtp,
+                                           .mtp_layers = "mtp.layers."};
 
 }  // namespace weightwire::layout

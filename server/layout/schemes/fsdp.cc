@@ -9,7 +9,8 @@
 //   kind=zero3     DeepSpeed ZeRO-3's partitions
 //   dim=N          kind=fsdp2: cut tensors of more than N dimensions along N, others along 0
 //   align=N        kind=fsdp1-orig: see below
-//   mtp=none       without the MTP layers, which transformers itself does not build
+//   mtp=none       without the MTP layers, which transformers itself does not build; mtp=single and
+//                  mtp=fused as in hf.cc
 //
 // Rank = t + T · (shard + DP · replica): a device mesh (replicate, shard, tp) in its own order.
 //

@@ -2,7 +2,8 @@
 // its own name, dimensions that the canonical shape splits joined again, and for each MTP layer the
 // copies of embedding and head that such checkpoints carry.
 //
-// `mtp=none` leaves the MTP layers out, as transformers itself does.
+// `mtp=none` leaves the MTP layers out, as transformers itself does; `mtp=single|fused` says that
+// those of Qwen3-Next, Qwen3.5 and Nemotron-H are there, and how their experts are stored.
 #include "server/layout/schemes/option.h"
 #include "server/layout/schemes/rank_builder.h"
 #include "server/layout/schemes/scheme_registry.h"

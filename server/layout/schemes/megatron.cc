@@ -46,7 +46,7 @@ struct Cut {
   megatron::Names names;
   bool pp_before_dp = false;
   bool halves = false;  ///< layers are those of a HybridModel, each half of a transformer's
-  int64_t layers = 0;   ///< with MTP
+  int64_t layers = 0;   ///< with MTP's, of which a hybrid model has several in one
   ExpertGrid grid;      ///< sizes; places are each rank's
   Pipeline pipeline;
 };
@@ -161,6 +161,11 @@ Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
                     .Remedy("pass spec=te, or use weightwire.megatron_bridge (recorded layouts) or "
                             "explicit boxes"));
   }
+  if (config.IsHybrid() && cut.layers > config.layers &&
+      (spec.options.contains("layout") || spec.options.contains("pipeline"))) {
+    return Fail(BadOption("layout", "…", "known for MTP layers of a hybrid model")
+                    .Remedy("pass layers=, with the MTP layers on the last stage"));
+  }
   WW_ASSIGN(cut.grid, GridOf(model, spec, cut));
   if (cut.vpp > 1 && cut.pp == 1) {
     return Fail(Status(Code::kInvalidArgument, Reason::kShapeMismatch, "vpp needs pp over 1")
@@ -179,7 +184,20 @@ Result<Cut> CutOf(const Model& model, const ParallelSpec& spec) {
 }
 
 void AddMtp(RoleCutter& cutter, const Cut& cut, const ExpertGrid& grid, const std::string& at) {
-  const int64_t first = cutter.model().config().layers;
+  const ModelConfig& config = cutter.model().config();
+  const int64_t first = config.layers;
+  if (config.IsHybrid()) {
+    const std::string here = at + "mtp.layers.0.";
+    cutter.Whole(here + "enorm.weight", Role::kMtpEmbedNorm, first);
+    cutter.Whole(here + "hnorm.weight", Role::kMtpHiddenNorm, first);
+    cutter.Rows(here + "eh_proj.weight", Role::kMtpProjection, first);
+    for (int64_t layer = first; layer < cut.layers; ++layer) {
+      const std::string inner = "mtp_model_layer.layers." + std::to_string(layer - first) + ".";
+      megatron::AddLayer(cutter, grid, cut.names, here + inner, layer);
+    }
+    cutter.Whole(here + "final_layernorm.weight", Role::kMtpFinalNorm, cut.layers - 1);
+    return;
+  }
   for (int64_t layer = first; layer < cut.layers; ++layer) {
     const std::string here = at + "mtp.layers." + std::to_string(layer - first) + ".";
     cutter.Whole(here + "enorm.weight", Role::kMtpEmbedNorm, layer);
@@ -222,7 +240,7 @@ Result<RankLayout> DeriveRank(const Model& model, const Cut& cut, int64_t r, int
       }
     }
     const bool ends_decoder = layers.count > 0 && layers.first + layers.count == config.layers;
-    if (any_mtp ? ends_decoder : last) {
+    if (any_mtp && !config.IsHybrid() ? ends_decoder : last) {
       cutter.Whole(at + (cut.halves || config.IsHybrid() ? "decoder.final_norm.weight"
                                                          : "decoder.final_layernorm.weight"),
                    Role::kFinalNorm);

@@ -42,10 +42,14 @@ Result<bool> FlagOption(const ParallelSpec& spec, const std::string& key) {
 }
 
 Result<int64_t> LayersWithMtp(const ModelConfig& config, const ParallelSpec& spec) {
-  const auto it = spec.options.find("mtp");
-  if (it == spec.options.end()) return config.layers + config.mtp_layers;
-  if (it->second == "none") return config.layers;
-  return Fail(BadOption("mtp", it->second, "none"));
+  WW_ASSIGN(const MtpWord word, MtpOption(spec));
+  return config.layers + (word == MtpWord::kNone ? 0 : config.mtp_layers);
+}
+
+Result<MtpWord> MtpOption(const ParallelSpec& spec) {
+  constexpr std::string_view kWords[] = {"none", "single", "fused"};
+  WW_ASSIGN(const std::optional<size_t> word, ChoiceOption(spec, "mtp", kWords));
+  return word ? static_cast<MtpWord>(*word + 1) : MtpWord::kUnsaid;
 }
 
 Result<std::optional<size_t>> ChoiceOption(const ParallelSpec& spec, const std::string& key,

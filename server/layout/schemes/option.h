@@ -23,6 +23,8 @@ Result<std::vector<int64_t>> ParseDashedList(std::string_view key, std::string_v
 /// "option key=value is not …" as kInvalidArgument / kUnknownScheme.
 Status BadOption(std::string_view key, std::string_view value, std::string_view wanted);
 
+/// `mtp=none|single|fused`. Errors as above.
+Result<MtpWord> MtpOption(const ParallelSpec& spec);
 /// Decoder and MTP layers; `mtp=none` leaves the latter out. Errors as above.
 Result<int64_t> LayersWithMtp(const ModelConfig& config, const ParallelSpec& spec);
 /// Whether the word `key` stands in the spec. Errors as above.

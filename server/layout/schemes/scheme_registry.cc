@@ -34,10 +34,10 @@ constexpr std::string_view kMegatronOptions[] = {"account_embedding",
                                                  "spec",
                                                  "vocab_pad"};
 constexpr std::string_view kSglangSizes[] = {"dp", "ep", "pp", "tp"};
-constexpr std::string_view kSglangOptions[] = {"layers", "redundant", "round_robin", "up_first",
-                                               "vocab_pad_to"};
+constexpr std::string_view kSglangOptions[] = {"layers",      "mtp",      "redundant",
+                                               "round_robin", "up_first", "vocab_pad_to"};
 constexpr std::string_view kVllmSizes[] = {"dp", "pp", "tp"};
-constexpr std::string_view kVllmOptions[] = {"ep",          "layers",   "redundant",
+constexpr std::string_view kVllmOptions[] = {"ep",          "layers",   "mtp",         "redundant",
                                              "round_robin", "up_first", "vocab_pad_to"};
 
 constexpr Scheme kSchemes[] = {
@@ -115,7 +115,8 @@ Result<const Scheme*> FindScheme(std::string_view name) {
 Result<ModelLayout> LayoutFromScheme(std::string_view config_json, const ParallelSpec& spec) {
   WW_ASSIGN(const Scheme* scheme, FindScheme(spec.scheme));
   WW_FAIL_IF_ERROR(CheckKeys(*scheme, spec));
-  WW_ASSIGN(ModelConfig config, ParseModelConfig(config_json));
+  WW_ASSIGN(const MtpWord mtp, MtpOption(spec));
+  WW_ASSIGN(ModelConfig config, ParseModelConfig(config_json, mtp));
   const bool lora = spec.options.contains("lora");
   if (lora || !scheme->quantized) config.scales.reset();
   WW_ASSIGN(const Model model, Model::Build(std::move(config)));

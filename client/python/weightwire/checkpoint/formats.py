@@ -146,7 +146,15 @@ def _unknown(opened: Opened, role: str, rank: int, extra: Sequence[str]) -> Chec
         f"{role}: {len(extra)} tensors that '{opened.spec}' does not know, first this one",
         code="FAILED_PRECONDITION", reason="tensor_unexpected", rank=str(rank), tensor=first,
         remedy=("it is the head of a reward, value or classification model, which the model's layout does not have" if heads
-                else "compare config.json") + "; --leave-out GLOB drops them")
+                else _mtp_words(opened.spec, extra) or "compare config.json") + "; --leave-out GLOB drops them")
+
+
+def _mtp_words(spec: str, extra: Sequence[str]) -> str:
+    """What says of a layout that it has these MTP layers, as their names show."""
+    if not all(name.startswith("mtp.") for name in extra) or "mtp=" in spec:
+        return ""
+    word = "fused" if any(name.endswith(".experts.gate_up_proj") for name in extra) else "single"
+    return f"'{spec}{',' if ':' in spec else ':'}mtp={word}' in --from takes the MTP layers, in --to has them made"
 
 
 def padding(name: str, tensors: Dict[str, Stored], shards: int) -> str:
