@@ -59,6 +59,8 @@ RENAMED = {
 }
 #: Architectures of remote code that are a class of transformers under another name.
 SAME = {"KimiK2ForCausalLM": "DeepseekV3ForCausalLM"}
+#: Whose releases have MTP layers under names of their own ("mtp."), which transformers builds none of: what config.json says of it.
+MTP = {"Qwen3NextForCausalLM": {}, "Qwen3_5ForCausalLM": dict(mtp_num_hidden_layers=1)}
 LARGEST = 200e6  # parameters
 
 
@@ -66,7 +68,8 @@ def check(rank: int, world_size: int, agent: str, out: str, by: str) -> None:
     """Rank 0 leaves in `out` of each architecture what became of it: ["equal", number of tensors, those of the checkpoint that the
     bridge does not export], ["different", tensors], ["not built", why] or ["refused", why].
 
-    by: "bridge" for layouts recorded from the bridge, "scheme" for weightwire's own description of the model's family
+    by: "bridge" for layouts recorded from the bridge, "scheme" for weightwire's own description of the model's family, "MTP" for
+    that of models with an MTP layer
     """
     import stub_kernels
     import stub_te
@@ -88,9 +91,10 @@ def check(rank: int, world_size: int, agent: str, out: str, by: str) -> None:
     rows: dict[str, list] = {}
     only = os.environ.get("WEIGHTWIRE_BRIDGES", "").split()
     for number, name in enumerate(sorted(AutoBridge.list_supported_models()), 1):
-        if only and name not in only:
+        if (only and name not in only) or (by == "MTP" and name not in MTP):
             continue
-        rows[name] = row(rank, pathlib.Path(out).parent / f"model-{name}", lambda folder: save(name, folder),
+        also = MTP[name] if by == "MTP" else None
+        rows[name] = row(rank, pathlib.Path(out).parent / f"model-{name}", lambda folder: save(name, folder, also, by == "MTP"),
                          lambda folder: _one(rank, world_size, agent, folder, number, by))
         if rank == 0:
             print(name, *rows[name], flush=True)
@@ -116,8 +120,8 @@ class _OnCpu:
         return (lambda *_: torch.empty(0).device) if name == "device" else getattr(torch, name)
 
 
-def save(name: str, folder: pathlib.Path, also: dict | None = None) -> str | None:
-    """A tiny checkpoint of the class `name`, whose config has `also`, too; returns why there is none."""
+def save(name: str, folder: pathlib.Path, also: dict | None = None, mtp: bool = False) -> str | None:
+    """A tiny checkpoint of the class `name`, whose config has `also`, too, and with `mtp` an MTP layer; returns why there is none."""
     import torch
     import transformers
     from safetensors.torch import load_file, save_file
@@ -143,10 +147,24 @@ def save(name: str, folder: pathlib.Path, also: dict | None = None) -> str | Non
     tensors = load_file(file)
     for old, new in RENAMED.get(name, {}).items():
         tensors = {key.replace(old, new): tensor for key, tensor in tensors.items()}
+    if mtp:
+        tensors.update(_mtp_of(tensors))
     # As released checkpoints, and megatron-core, have it.
     tensors = {key: tensor.float() if key.endswith(("e_score_correction_bias", "expert_bias")) else tensor for key, tensor in tensors.items()}
     save_file(tensors, file, metadata={"format": "pt"})
     return None
+
+
+def _mtp_of(tensors):
+    """As releases of Qwen3-Next and Qwen3.5 have it: a layer like the last one, which has attention, and what goes before and after."""
+    import torch
+    last = [name for name in tensors if name.startswith("model.layers.1.")]
+    assert "model.layers.1.self_attn.q_proj.weight" in last
+    like = {name.replace("model.layers.1.", "mtp.layers.0."): tensors[name] for name in last}
+    norm = tensors["model.norm.weight"]
+    like |= {"mtp.fc.weight": torch.empty(len(norm), 2 * len(norm), dtype=norm.dtype), "mtp.norm.weight": norm,
+             "mtp.pre_fc_norm_embedding.weight": norm, "mtp.pre_fc_norm_hidden.weight": norm}
+    return {name: torch.randn(tensor.shape).to(tensor.dtype) for name, tensor in like.items()}
 
 
 def _shrunk(config, also):
@@ -196,6 +214,8 @@ def _one(rank: int, world_size: int, agent: str, folder: pathlib.Path, version: 
             expert_model_parallel_size=world_size if provider.num_moe_experts else 1)
         for key, value in options.items():
             setattr(provider, key, value)
+        if by == "MTP":
+            provider.mtp_num_layers = 1
         provider.finalize()
         models = provider.provide_distributed_model(wrap_with_ddp=False, bf16=True)
         step = "the bridge's own loader"
@@ -206,7 +226,7 @@ def _one(rank: int, world_size: int, agent: str, folder: pathlib.Path, version: 
         why = f"{step}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
     def opened():
-        if by == "scheme":
+        if by in ("scheme", "MTP"):
             return weightwire.megatron.Publisher(models, bridge.hf_pretrained.config, agent=agent)
         return weightwire.megatron_bridge.Publisher(bridge, models, agent=agent)
 

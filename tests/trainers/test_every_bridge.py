@@ -5,7 +5,7 @@ import importlib.metadata
 import json
 
 import pytest
-from every_bridge import check
+from every_bridge import MTP, check
 from world import World, preload
 
 preload("every_bridge")
@@ -26,8 +26,6 @@ DESCRIBED = {"DeepseekV3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", 
              "MiniMaxM2ForCausalLM", "MistralForCausalLM", "NemotronHForCausalLM", "Qwen2ForCausalLM",
              "Qwen2_5_VLForConditionalGeneration", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM",
              "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
-
-
 def checked(daemon, folder, tp, by, capsys):
     """every_bridge.check's rows, and names by what became of them; none is different."""
     with World(check, tp, daemon.agent_socket, str(folder / "rows.json"), by) as world:
@@ -53,6 +51,14 @@ def test_what_a_bridge_exports_arrives_by_the_family_too(daemon, tmp_path, tp, c
     rows, kinds = checked(daemon, tmp_path, tp, "scheme", capsys)
     assert DESCRIBED & rows.keys() - set(kinds["not built"]) <= set(kinds["equal"])
     assert len(kinds["equal"]) >= (10 if VERSION.startswith("0.3.") else 20)
+    assert not {name for name in kinds["equal"] if rows[name][2]}
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_mtp_layers_arrive_by_the_family(daemon, tmp_path, tp, capsys):
+    """Of those whose config.json does not say whether there is one."""
+    rows, kinds = checked(daemon, tmp_path, tp, "MTP", capsys)
+    assert set(kinds["equal"]) == rows.keys() == set(MTP) & rows.keys() and rows
     assert not {name for name in kinds["equal"] if rows[name][2]}
 
 
