@@ -46,8 +46,7 @@ bool IsHead(std::string_view name) {
 std::string RemedyFor(Reason reason, std::string_view name) {
   if (reason == Reason::kTensorUnexpected && name.starts_with("mtp.")) {
     return "if the model has MTP layers, pass mtp=single, or mtp=fused where its checkpoint has "
-           "all "
-           "experts of an MTP layer in one tensor; otherwise do not report it";
+           "all experts of an MTP layer in one tensor; otherwise do not report it";
   }
   if (name.find("experts.") != std::string_view::npos) {
     return "compare the number of experts in config.json, and ep in the parallel spec, with the "

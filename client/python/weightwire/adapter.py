@@ -141,8 +141,8 @@ class LivePublisher:
     Costs one copy of this rank's tensors in host memory, kept for all versions.
 
     A part that is frozen (parameters with `requires_grad=False`, whenever that was set, beside others that are trained) is copied
-    for the first version and not read again, by the agent neither, until something writes to it. torch sees most writes, and then it is copied anew;
-    those through `.data` it does not: for each version one frozen parameter in turn is compared byte for byte with what was published,
+    for the first version. Neither this nor the agent reads it again until something writes to it. torch sees most writes, and then
+    it is copied anew; those through `.data` it does not: for each version one frozen parameter in turn is compared byte for byte with what was published,
     and with `publish(verify=True)`, and where `verify` comes, all of them. One that has changed unseen is named by a RefusedError, for
     versions before may have been published without the change, and from then on it is copied for every version.
 

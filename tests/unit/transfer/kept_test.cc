@@ -88,6 +88,51 @@ TEST(Kept, AReaderOfALostRelayGoesOnFromTheTrainer) {
   EXPECT_GT(kept, 0u);
 }
 
+/// Two buffers for each target, of which each version is written to the one that the version before
+/// does not live in.
+struct Versions {
+  explicit Versions(const FleetOptions& options) : fleet(options) {
+    for (auto& target : fleet.targets) {
+      spare.push_back(testing::MakeMemory(fleet.rng, fleet.plan.target_tensor_bytes[target.rank]));
+      kept.push_back(std::make_shared<Kept>());
+    }
+  }
+  /// Sources know from now on which of their tensors changed.
+  void TellGenerations() {
+    for (auto& source : fleet.sources) {
+      source.job.generations.assign(source.job.binding.size(), 1);
+      source.job.served = std::make_shared<std::map<PlanId, ServedSums>>();
+    }
+  }
+  /// Runs one more version; before it begins, targets expect the sources' bytes of `then`.
+  void Next(const std::vector<testing::RankMemory>& then) {
+    for (size_t i = 0; i < fleet.targets.size(); ++i) {
+      Fleet::Target& target = fleet.targets[i];
+      if (version > 0) {
+        std::swap(target.memory, spare[i]);
+        std::swap(target.job.kept, kept[i]);
+        target.job.binding = target.memory.binding;
+        target.job.served = spare[i].binding;
+        target.job.served_kept = kept[i];
+      }
+      target.expected = testing::Expected(fleet.plan.plan, target.rank, target.memory, then);
+    }
+    if (version++ > 0) NextAttempt(fleet, Epoch(5 + version));
+    fleet.StartAll();
+    testing::ExpectArrived(fleet, 1);
+  }
+  /// Of the first byte of a copy, what may change in any dtype.
+  void Touch(const plan::Stream& stream, const plan::CopyOp& op) {
+    const auto& tensor = fleet.source_memory[stream.source_rank].binding[op.source_tensor];
+    tensor.data()[op.source_offset * layout::ElementBytes(op.source_dtype)] ^= std::byte{1};
+  }
+
+  Fleet fleet;
+  std::vector<testing::RankMemory> spare;
+  std::vector<std::shared_ptr<Kept>> kept;
+  uint64_t version = 0;
+};
+
 // A new version of which one tensor differs, between two buffers: only that tensor moves.
 TEST(Kept, WhatAVersionDidNotChangeIsNotRead) {
   for (const bool map : {false, true}) {
@@ -97,37 +142,12 @@ TEST(Kept, WhatAVersionDidNotChangeIsNotRead) {
       options.seed = seed;
       options.map = map;
       options.shape.elements_per_op_max = 20'000;
-      Fleet fleet(options);
-      std::vector<testing::RankMemory> spare;
-      std::vector<std::shared_ptr<Kept>> kept;
-      for (auto& target : fleet.targets) {
-        spare.push_back(
-            testing::MakeMemory(fleet.rng, fleet.plan.target_tensor_bytes[target.rank]));
-        kept.push_back(std::make_shared<Kept>());
-      }
-      // Versions 1, 2, 3; each is written to the buffer that the one before does not live in.
+      Versions versions(options);
+      Fleet& fleet = versions.fleet;
       for (uint64_t version = 1; version <= 3; ++version) {
-        const auto& op = fleet.plan.plan.streams[0].ops[0];
-        if (version == 2) {
-          const auto& tensor =
-              fleet.source_memory[fleet.plan.plan.streams[0].source_rank].binding[op.source_tensor];
-          tensor.data()[op.source_offset * layout::ElementBytes(op.source_dtype)] ^= std::byte{1};
-        }
-        for (size_t i = 0; i < fleet.targets.size(); ++i) {
-          Fleet::Target& target = fleet.targets[i];
-          if (version > 1) {
-            std::swap(target.memory, spare[i]);
-            std::swap(target.job.kept, kept[i]);
-            target.job.binding = target.memory.binding;
-            target.job.served = spare[i].binding;
-            target.job.served_kept = kept[i];
-          }
-          target.expected =
-              testing::Expected(fleet.plan.plan, target.rank, target.memory, fleet.source_memory);
-        }
-        if (version > 1) NextAttempt(fleet, Epoch(5 + version));
-        fleet.StartAll();
-        ExpectBytes(fleet);
+        const plan::Stream& stream = fleet.plan.plan.streams[0];
+        if (version == 2) versions.Touch(stream, stream.ops[0]);
+        versions.Next(fleet.source_memory);
         if (HasFailure()) return;
         const int64_t all = fleet.plan.plan.bytes_total;
         EXPECT_EQ(BytesMoved(fleet) + BytesKept(fleet), all);
@@ -221,48 +241,6 @@ TEST(Kept, AHintThatIsNotTrueCostsNoByte) {
   }
 }
 
-/// Two buffers for each target, of which each version is written to the one that the version before
-/// does not live in; sources that know which of their tensors changed.
-struct Versions {
-  explicit Versions(const FleetOptions& options) : fleet(options) {
-    for (auto& target : fleet.targets) {
-      spare.push_back(testing::MakeMemory(fleet.rng, fleet.plan.target_tensor_bytes[target.rank]));
-      kept.push_back(std::make_shared<Kept>());
-    }
-    for (auto& source : fleet.sources) {
-      source.job.generations.assign(source.job.binding.size(), 1);
-      source.job.served = std::make_shared<std::map<PlanId, ServedSums>>();
-    }
-  }
-  /// Runs one more version; before it begins, targets expect the sources' bytes of `then`.
-  void Next(const std::vector<testing::RankMemory>& then) {
-    for (size_t i = 0; i < fleet.targets.size(); ++i) {
-      Fleet::Target& target = fleet.targets[i];
-      if (version > 0) {
-        std::swap(target.memory, spare[i]);
-        std::swap(target.job.kept, kept[i]);
-        target.job.binding = target.memory.binding;
-        target.job.served = spare[i].binding;
-        target.job.served_kept = kept[i];
-      }
-      target.expected = testing::Expected(fleet.plan.plan, target.rank, target.memory, then);
-    }
-    if (version++ > 0) NextAttempt(fleet, Epoch(5 + version));
-    fleet.StartAll();
-    testing::ExpectArrived(fleet, 1);
-  }
-  /// Of the first byte of a copy, what may change in any dtype.
-  void Touch(const plan::Stream& stream, const plan::CopyOp& op) {
-    const auto& tensor = fleet.source_memory[stream.source_rank].binding[op.source_tensor];
-    tensor.data()[op.source_offset * layout::ElementBytes(op.source_dtype)] ^= std::byte{1};
-  }
-
-  Fleet fleet;
-  std::vector<testing::RankMemory> spare;
-  std::vector<std::shared_ptr<Kept>> kept;
-  uint64_t version = 0;
-};
-
 // By chance, over five versions: what changed is told, all else is not, and every byte arrives.
 TEST(Served, WhatIsToldToHaveChangedArrives) {
   const uint64_t first = testing::SeedOr(1);
@@ -274,6 +252,7 @@ TEST(Served, WhatIsToldToHaveChangedArrives) {
       options.map = map;
       options.shape.elements_per_op_max = 5'000;
       Versions versions(options);
+      versions.TellGenerations();
       Fleet& fleet = versions.fleet;
       std::mt19937_64 rng(seed);
       for (int version = 0; version < 5; ++version) {
@@ -301,6 +280,7 @@ TEST(Served, WhatIsNotToldIsNotRead) {
     options.stream_bytes = {{10'007, 3}, {9'001, 4'096}};
     options.shape = {.source_ranks = 2, .target_ranks = 2};
     Versions versions(options);
+    versions.TellGenerations();
     Fleet& fleet = versions.fleet;
     versions.Next(fleet.source_memory);
     versions.Next(fleet.source_memory);
