@@ -1,5 +1,5 @@
 """Thousands of members on one coordinator: `./dev bench control`. Says what the coordinator took for it, and whether anybody
-was lost. The crowd (bench/load) registers and sends heartbeats over real connections; nothing is published. With `--epochs N`
+was lost. Its load (bench/load) registers and sends heartbeats over real connections; nothing is published. With `--epochs N`
 instead: versions of a fleet whose agents say everything and move no byte, which is what an epoch costs beside its bytes."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def peak_mib(pid: int) -> float:
 
 
 def allow_connections(count: int) -> None:
-    """Coordinator and crowd inherit this limit."""
+    """Coordinator and clients inherit this limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count:
         sys.exit(f"load: {count} descriptors are needed, {hard} are allowed; raise `ulimit -Hn`, or use fewer agents "
@@ -52,15 +52,15 @@ def certificates(directory: str) -> tuple[Tls, Tls]:
     return files[0], files[1]
 
 
-def run(binary: str, crowd: str, agents: int, ranks: int, hold: int, calls: int, in_flight: int, tls: bool = False) -> dict:
-    """One crowd on a coordinator of its own."""
+def run(binary: str, clients: str, agents: int, ranks: int, hold: int, calls: int, in_flight: int, tls: bool = False) -> dict:
+    """One load on a coordinator of its own."""
     allow_connections(agents + 512)
     with tempfile.TemporaryDirectory(prefix="weightwire-load-") as directory:
         own, engine = certificates(directory) if tls else (None, None)
         files = {"tls_cert": own.cert, "tls_key": own.key, "tls_ca": own.ca} if own else {}
         coordinator = Daemon(binary, directory, "coordinator", role="coordinator", listen="127.0.0.1:0",
                              state_dir=f"{directory}/state", **files)
-        command = [crowd, "--coordinator", coordinator.grpc, "--agents", str(agents), "--ranks", str(ranks), "--hold", str(hold),
+        command = [clients, "--coordinator", coordinator.grpc, "--agents", str(agents), "--ranks", str(ranks), "--hold", str(hold),
                    "--calls", str(calls), "--in-flight", str(in_flight)]
         if engine:
             command += ["--tls-cert", engine.cert, "--tls-key", engine.key, "--tls-ca", engine.ca]
@@ -69,7 +69,7 @@ def run(binary: str, crowd: str, agents: int, ranks: int, hold: int, calls: int,
         line = process.stdout.readline()
         if not line:
             process.stdin.close()
-            sys.exit(f"load: {crowd} ended with {process.wait(60)}")
+            sys.exit(f"load: {clients} ended with {process.wait(60)}")
         took, began = processor_seconds(coordinator.pid) - took, time.monotonic() - began
         with Client(coordinator.grpc, timeout=60, tls=engine) as client:
             present = len(client.status().participants)
@@ -83,16 +83,16 @@ def run(binary: str, crowd: str, agents: int, ranks: int, hold: int, calls: int,
     return row
 
 
-def run_epochs(binary: str, stand_ins: str, agents: int, ranks: int, epochs: int) -> dict:
+def run_epochs(binary: str, fake_members: str, agents: int, ranks: int, epochs: int) -> dict:
     """Seconds in the median of `epochs` versions, the first one apart: it makes the plan and fetches slices."""
     allow_connections(agents + 512)
     with tempfile.TemporaryDirectory(prefix="weightwire-load-") as directory:
         coordinator = Daemon(binary, directory, "coordinator", role="coordinator", listen="127.0.0.1:0",
                              state_dir=f"{directory}/state", min_engines=agents - 1)
-        command = [stand_ins, "--coordinator", coordinator.grpc, "--engines", str(agents - 1), "--ranks", str(ranks)]
+        command = [fake_members, "--coordinator", coordinator.grpc, "--engines", str(agents - 1), "--ranks", str(ranks)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         if not process.stdout.readline().startswith("ready"):
-            sys.exit(f"load: {stand_ins} ended with {process.wait(60)}")
+            sys.exit(f"load: {fake_members} ended with {process.wait(60)}")
         rows, took = [], processor_seconds(coordinator.pid)
         with Client(coordinator.grpc, timeout=60) as client:
             for version in range(1, epochs + 2):

@@ -63,7 +63,7 @@ def await_end(coordinator: Daemon, count: int, limit: float) -> None:
         time.sleep(0.02)
 
 
-class Crowd:
+class LoadClients:
     """Stand-ins in a process of their own, registered over real connections."""
 
     def __init__(self, program: str, coordinator: Daemon, engines: int, ranks: int) -> None:
@@ -96,19 +96,19 @@ def coordinator_config(directory: str, engines: int, members: int) -> dict:
             "members_max": max(16_384, 2 * members)}
 
 
-def real(binary: str, stand_ins: str, engines: int, ranks: int, epochs: int) -> dict:
+def real(binary: str, fake_members: str, engines: int, ranks: int, epochs: int) -> dict:
     allow_connections(engines + 512)
     members = (engines + 1) * ranks
     with tempfile.TemporaryDirectory(prefix="weightwire-scale-") as directory:
         config = coordinator_config(directory, engines, members)
         coordinator = Daemon(binary, directory, "coordinator", **config)
         idle = memory_bytes(coordinator.pid, "VmRSS")
-        crowd = Crowd(stand_ins, coordinator, engines, ranks)
+        clients = LoadClients(fake_members, coordinator, engines, ranks)
         rows = []
         with Client(coordinator.grpc, timeout=120) as client:
             for version in range(1, epochs + 2):
                 strand, sent = strand_seconds(coordinator.pid), sent_bytes(coordinator.grpc)
-                crowd.publish()
+                clients.publish()
                 strand, sent = strand_seconds(coordinator.pid) - strand, sent_bytes(coordinator.grpc) - sent
                 asked = time.monotonic()
                 status = client.status()
@@ -116,7 +116,7 @@ def real(binary: str, stand_ins: str, engines: int, ranks: int, epochs: int) -> 
                 epoch = next(e for e in status.epochs if e.version == version and e.phase == "committed")
                 rows.append({"strand": strand, "sent": sent, "status": asked, **epoch.seconds})
         peak = memory_bytes(coordinator.pid, "VmHWM") - idle
-        checked = crowd.end() and len(status.participants) == members
+        checked = clients.end() and len(status.participants) == members
         coordinator.kill()
         began = time.monotonic()
         again = Daemon(binary, directory, "again", **config)
@@ -124,7 +124,7 @@ def real(binary: str, stand_ins: str, engines: int, ranks: int, epochs: int) -> 
         again.kill()
     steady = {key: [row[key] for row in rows[1:]] for key in rows[0]}
     return {"name": f"real-{engines}", "engines": engines, "ranks": ranks, "real": True, "members": members, "checked": checked,
-            "registration_seconds": crowd.registered, "commit_overhead_seconds": statistics.median(steady["commit"]),
+            "registration_seconds": clients.registered, "commit_overhead_seconds": statistics.median(steady["commit"]),
             "strand_cpu_seconds": statistics.median(steady["strand"]), "rss_bytes_per_member": round(peak / members),
             "status_seconds": statistics.median(steady["status"]),
             "coordinator_egress_bytes": int(statistics.median(steady["sent"])),
@@ -158,16 +158,16 @@ def served(process: subprocess.Popen):
         process.kill()
 
 
-def asked_real(binary: str, stand_ins: str, wwctl: str, engines: int, epochs: int) -> dict:
+def asked_real(binary: str, fake_members: str, wwctl: str, engines: int, epochs: int) -> dict:
     """A coordinator process and as many connections as engines."""
     allow_connections(engines + 512)
     with tempfile.TemporaryDirectory(prefix="weightwire-scale-") as directory:
         coordinator = Daemon(binary, directory, "coordinator", **coordinator_config(directory, engines, engines + 1))
-        crowd = Crowd(stand_ins, coordinator, engines, 1)
+        clients = LoadClients(fake_members, coordinator, engines, 1)
         for _ in range(epochs):
-            crowd.publish()
+            clients.publish()
         answers = asked.ask(wwctl, coordinator.grpc, coordinator.http)
-        ended = crowd.end()
+        ended = clients.end()
         coordinator.kill()
     return {"name": f"asked-real-{engines}", "engines": engines, "ranks": 1, "epochs": epochs, "checked": ended, **answers}
 

@@ -1,4 +1,4 @@
-# One CMake library per room: ww_room(layout SOURCES a.cc … DEPS base PRIVATE_DEPS …) makes
+# One CMake library per room: ww_component(layout SOURCES a.cc … DEPS base PRIVATE_DEPS …) makes
 # `weightwire_layout`. Room names in DEPS are other rooms; anything with "::" is a package.
 function(_ww_link target visibility)
   foreach(dep ${ARGN})
@@ -10,7 +10,7 @@ function(_ww_link target visibility)
   endforeach()
 endfunction()
 
-function(ww_room name)
+function(ww_component name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
   add_library(weightwire_${name} STATIC ${ARG_SOURCES})
   target_link_libraries(weightwire_${name} PUBLIC weightwire_flags)

@@ -7,7 +7,7 @@
 #include <iostream>
 #include <string>
 
-#include "bench/load/stand_ins.h"
+#include "bench/load/fake_members.h"
 #include "server/rpc/coordinator_client.h"
 
 namespace weightwire::load {
@@ -21,7 +21,7 @@ int Run(const std::string& coordinator, uint32_t engines, uint32_t ranks) {
     options.call_deadline = std::chrono::seconds(60);
     return rpc::MakeGrpcCoordinatorClient(std::move(options), strand);
   };
-  StandIns fleet(connect, strand, engines, ranks);
+  FakeMembers fleet(connect, strand, engines, ranks);
   std::printf("ready %.6f\n", fleet.Open());
   std::fflush(stdout);
   for (std::string line; std::getline(std::cin, line);) {

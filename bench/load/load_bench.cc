@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <future>
 
-#include "bench/load/crowd.h"
+#include "bench/load/load_clients.h"
 #include "server/base/clock.h"
 
 namespace weightwire::load {
@@ -40,13 +40,13 @@ float Quantile(std::vector<float>& sorted, double part) {
 int Run(const Shape& shape, uint32_t hold, uint32_t calls_for, uint32_t in_flight) {
   RaiseDescriptors();
   ThreadExecutor strand("load", 1);
-  Crowd crowd(shape, strand);
+  LoadClients clients(shape, strand);
   const Nanos start = SystemClock().Now();
   std::promise<void> opened;
-  strand.Post([&] { crowd.Open([&] { opened.set_value(); }); });
+  strand.Post([&] { clients.Open([&] { opened.set_value(); }); });
   if (opened.get_future().wait_for(std::chrono::seconds(300)) != std::future_status::ready) {
     const auto [registered, trouble] =
-        OnStrand(strand, [&] { return std::pair(crowd.registered(), crowd.trouble()); });
+        OnStrand(strand, [&] { return std::pair(clients.registered(), clients.trouble()); });
     std::fprintf(stderr, "load_bench: after 300 s %u of %u members are registered; %s\n",
                  registered, shape.agents * shape.ranks, trouble.first.c_str());
     return 1;
@@ -57,15 +57,15 @@ int Run(const Shape& shape, uint32_t hold, uint32_t calls_for, uint32_t in_fligh
   over.get_future().get();
   std::promise<void> called;
   const Nanos before = SystemClock().Now();
-  strand.Post([&] { crowd.Call(in_flight); });
+  strand.Post([&] { clients.Call(in_flight); });
   strand.PostAfter(std::chrono::seconds(calls_for), [&] {
-    crowd.Stop();
+    clients.Stop();
     called.set_value();
   });
   called.get_future().get();
   const double calling = Seconds(SystemClock().Now() - before);
   auto [trouble, seconds] =
-      OnStrand(strand, [&] { return std::pair(crowd.trouble(), crowd.call_seconds()); });
+      OnStrand(strand, [&] { return std::pair(clients.trouble(), clients.call_seconds()); });
   std::sort(seconds.begin(), seconds.end());
   std::printf(
       "{\"agents\": %u, \"members\": %u, \"register_seconds\": %.3f, \"held_seconds\": %u, "

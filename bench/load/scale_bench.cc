@@ -9,7 +9,7 @@
 #include <string>
 
 #include "bench/load/epoch_ends.h"
-#include "bench/load/stand_ins.h"
+#include "bench/load/fake_members.h"
 #include "server/base/clock.h"
 #include "server/base/strand_call.h"
 #include "server/coordinator/coordinator.h"
@@ -68,9 +68,9 @@ class Bench {
   }
 
   std::unique_ptr<control::CoordinatorPort> Connect() {
-    return rpc::MakeLocalCoordinatorPort(*coordinator_, strand_, crowd_);
+    return rpc::MakeLocalCoordinatorPort(*coordinator_, strand_, clients_);
   }
-  ThreadExecutor& crowd() { return crowd_; }
+  ThreadExecutor& clients() { return clients_; }
 
   double StrandSeconds() { return OnStrand(strand_, ProcessorSeconds); }
 
@@ -79,7 +79,7 @@ class Bench {
   /// It must have been committed.
   coordinator::EpochStatus Newest() {
     coordinator::EpochStatus newest =
-        OnStrand(strand_, [this] { return coordinator_->Tell(Epoch{})->status; });
+        OnStrand(strand_, [this] { return coordinator_->Describe(Epoch{})->status; });
     if (newest.phase != epoch::Phase::kCommitted) Die(newest.why);
     return newest;
   }
@@ -135,7 +135,7 @@ class Bench {
   EpochEnds ends_;
   Clock& clock_ = SystemClock();
   ThreadExecutor workers_{"workers", 1};
-  ThreadExecutor crowd_{"crowd", 1};
+  ThreadExecutor clients_{"clients", 1};
   ThreadExecutor strand_{"coordinator", 1};
   std::unique_ptr<coordinator::Journal> journal_;
   std::unique_ptr<coordinator::Coordinator> coordinator_;
@@ -154,8 +154,8 @@ struct Figures {
 int Run(const std::string& journal, uint32_t engines, uint32_t ranks, uint32_t epochs) {
   Bench bench(journal, engines, ranks);
   const double before = bench.StrandSeconds();
-  auto fleet =
-      std::make_unique<StandIns>([&] { return bench.Connect(); }, bench.crowd(), engines, ranks);
+  auto fleet = std::make_unique<FakeMembers>([&] { return bench.Connect(); }, bench.clients(),
+                                             engines, ranks);
   const double registration = fleet->Open();
   const double registration_cpu = bench.StrandSeconds() - before;
   std::vector<double> processor, commits, totals;

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "bench/load/epoch_ends.h"
-#include "bench/load/stand_ins.h"
+#include "bench/load/fake_members.h"
 #include "server/base/strand_call.h"
 #include "server/daemon/coordinator_role.h"
 #include "server/daemon/http_pages.h"
@@ -65,7 +65,7 @@ int Run(const daemon::Config& config, uint32_t engines, uint32_t ranks, uint32_t
   daemon::StartLogging(config);
   EpochEnds ends;
   metrics::PrometheusSink metrics;
-  ThreadExecutor workers("workers", 1), crowd("crowd", 1);
+  ThreadExecutor workers("workers", 1), clients("clients", 1);
   Loop loop;
   const daemon::Host host{loop.io(), workers, SystemClock(), ends, std::nullopt};
   auto role = daemon::CoordinatorRole::Start(config, host, nullptr);
@@ -82,15 +82,15 @@ int Run(const daemon::Config& config, uint32_t engines, uint32_t ranks, uint32_t
 
   coordinator::Coordinator& coordinator = (*role)->coordinator();
   const auto connect = [&] {
-    return rpc::MakeLocalCoordinatorPort(coordinator, (*role)->strand(), crowd);
+    return rpc::MakeLocalCoordinatorPort(coordinator, (*role)->strand(), clients);
   };
-  auto fleet = std::make_unique<StandIns>(connect, crowd, engines, ranks);
+  auto fleet = std::make_unique<FakeMembers>(connect, clients, engines, ranks);
   fleet->Open();
   for (uint32_t version = 1; version <= epochs; ++version) {
     if (auto released = fleet->Publish(); !released) Die(released.error());
     ends.Await(version);
     const auto newest =
-        OnStrand((*role)->strand(), [&] { return coordinator.Tell(Epoch{})->status; });
+        OnStrand((*role)->strand(), [&] { return coordinator.Describe(Epoch{})->status; });
     if (newest.phase != epoch::Phase::kCommitted) Die(newest.why);
   }
   std::printf("ready %s %s\n", (*role)->address().c_str(), (*listener)->address().c_str());

@@ -216,7 +216,7 @@ class Source {
       transfer::SourceJob job;
       job.epoch = Epoch(epoch_);
       job.participant = ParticipantId(1 + rank);
-      job.legs = {{slices_[rank], 1}};
+      job.assignments = {{slices_[rank], 1}};
       job.binding = bindings_[rank];
       agent_.engine().StartSource(job, [left, all, done](Result<transfer::SourceReport> report) {
         *all = *all && report.has_value();

@@ -16,7 +16,7 @@ inline constexpr size_t kCallBytes = 4 << 20;
 /// Takes any peer.
 class AcceptAll final : public transport::Handler {
  public:
-  Result<Ticket> OnHello(const transport::Introduction&) override { return Ticket{}; }
+  Result<Ticket> OnHello(const transport::CallerHello&) override { return Ticket{}; }
   void OnAccepted(std::shared_ptr<transport::Endpoint>) override {}
   void OnNotify(const std::shared_ptr<transport::Endpoint>&, std::span<const std::byte>) override {}
   void OnClosed(const std::shared_ptr<transport::Endpoint>&, const Status&) override {}

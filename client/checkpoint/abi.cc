@@ -70,7 +70,7 @@ Result<std::string> Layout(const char* config, const char* spec, uint32_t rank, 
 Status CheckCopiesOnly(const plan::TransferPlan& made) {
   for (const plan::Stream& stream : made.streams) {
     for (const plan::CopyOp& op : stream.ops) {
-      if (op.makes == plan::Makes::kElements) continue;
+      if (op.transform == plan::Transform::kElements) continue;
       return Status(Code::kFailedPrecondition, Reason::kDtypeMismatch,
                     "a checkpoint is loaded as it is stored: " +
                         std::string(layout::DTypeName(op.source_dtype)) +

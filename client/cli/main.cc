@@ -51,7 +51,7 @@ constexpr uint32_t kEpochsOfStatus = 5;
 constexpr uint32_t kEpochsOfList = 16;  ///< and of JSON
 
 /// Columns of the terminal; 0 where standard output is none.
-size_t ScreenColumns() {
+size_t TerminalColumns() {
   winsize size{};
   return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
@@ -105,7 +105,7 @@ class Program {
 
   View ViewOf() const {
     const bool wide = globals_.output() == Output::kWide;
-    return {.wide = wide, .columns = wide ? 0 : ScreenColumns()};
+    return {.wide = wide, .columns = wide ? 0 : TerminalColumns()};
   }
 
   CLI::App* AddView(const std::string& name, const std::string& about, Render text, RenderJson json,

@@ -1,7 +1,7 @@
 #include "client/cli/operator_commands.h"
 
 #include "client/cli/completion.h"
-#include "client/cli/epoch_story.h"
+#include "client/cli/epoch_trace.h"
 #include "client/cli/exit_codes.h"
 #include "client/cli/top.h"
 #include "client/cli/trace_file.h"
@@ -37,20 +37,20 @@ void OperatorCommands::AddTop(CLI::App& app) {
 
 void OperatorCommands::AddEpoch(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
-      "epoch", "One epoch's story: its phases, who was waited for, who was left out, what failed");
+      "epoch", "One epoch's trace: its phases, who was waited for, who was left out, what failed");
   globals_.Allow(*command, GlobalOptions::kOnline | GlobalOptions::kJson);
   command->callback([this] {
     chosen_ = [this]() -> Result<std::string> {
       Connection connection = globals_.Connect();
-      WW_ASSIGN(const v1::DescribeEpochResponse story, connection.DescribeEpoch(epoch_));
+      WW_ASSIGN(const v1::DescribeEpochResponse trace, connection.DescribeEpoch(epoch_));
       if (!trace_path_.empty()) {
-        WW_FAIL_IF_ERROR(WriteTrace(story, trace_path_));
-        return "epoch " + std::to_string(story.epoch().epoch()) + " is in " + trace_path_ +
+        WW_FAIL_IF_ERROR(WriteTrace(trace, trace_path_));
+        return "epoch " + std::to_string(trace.epoch().epoch()) + " is in " + trace_path_ +
                ": open it at https://ui.perfetto.dev or in chrome://tracing\n";
       }
-      if (globals_.json()) return wire::JsonText(story) + "\n";
+      if (globals_.json()) return wire::JsonText(trace) + "\n";
       WW_ASSIGN(const v1::StatusResponse status, connection.GetStatus({.participants = false}));
-      return EpochStoryText(story, status);
+      return EpochTraceText(trace, status);
     };
   });
   command->add_option("epoch", epoch_, "Its number; without: the newest")

@@ -11,7 +11,7 @@
 
 namespace weightwire::cli {
 
-/// What a person at a terminal wants besides views: top, an epoch's story, drain, doctor,
+/// What a person at a terminal wants besides views: top, an epoch's trace, drain, doctor,
 /// completion.
 class OperatorCommands {
  public:

@@ -84,7 +84,7 @@ std::string HeadLine(const v1::StatusResponse& status, double now) {
          std::to_string(status.agents()) + " agents";
 }
 
-Screen TerminalSize() {
+TopOptions TerminalSize() {
   winsize size{};
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row == 0 || size.ws_col == 0)
     return {kPageColumns, 24, false};
@@ -106,7 +106,7 @@ bool Draw(const std::string& text) {
 }  // namespace
 
 std::string TopText(const v1::StatusResponse& status, double now_unix_seconds,
-                    const Screen& screen) {
+                    const TopOptions& screen) {
   constexpr size_t kWaitingLines = 3;
   const bool waits = !status.waiting_for().empty();
   const std::string head = Wrapped(HeadLine(status, now_unix_seconds), screen.columns, 2);
@@ -140,14 +140,14 @@ std::string TopText(const v1::StatusResponse& status, double now_unix_seconds,
 Status RunTop(Connection connection, uint32_t interval_ms, bool once, Output output) {
   if (once || isatty(STDOUT_FILENO) == 0) {
     WW_ASSIGN_OR_STATUS(const v1::StatusResponse status, connection.GetStatus(kShown));
-    const Screen page = {output == Output::kWide ? size_t{0} : kPageColumns, 0, false};
+    const TopOptions page = {output == Output::kWide ? size_t{0} : kPageColumns, 0, false};
     std::fputs(TopText(status, SystemClock().WallSeconds(), page).c_str(), stdout);
     return OkStatus();
   }
   std::fputs(kClear, stdout);
   std::string shown;
   while (true) {
-    Screen screen = TerminalSize();
+    TopOptions screen = TerminalSize();
     screen.lines -= 1;  // for a complaint above
     const auto status = connection.GetStatus(kShown);
     if (status) shown = TopText(*status, SystemClock().WallSeconds(), screen);

@@ -8,7 +8,7 @@
 namespace weightwire::cli {
 
 /// Room on a terminal; 0: without a limit.
-struct Screen {
+struct TopOptions {
   size_t columns = 0;
   size_t lines = 0;
   bool colors = false;
@@ -17,7 +17,7 @@ struct Screen {
 /// One screen of a job: what everyone waits for and for how long, engines, epochs. Pure.
 /// `now_unix_seconds` by this host's clock.
 std::string TopText(const v1::StatusResponse& status, double now_unix_seconds,
-                    const Screen& screen);
+                    const TopOptions& screen);
 
 /// Draws the job on standard output again every `interval_ms` until it is stopped (Ctrl-C), also
 /// through a coordinator that does not answer. Where standard output is no terminal, or with

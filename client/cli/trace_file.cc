@@ -11,7 +11,7 @@ namespace weightwire::cli {
 namespace {
 
 using nlohmann::json;
-using Story = v1::DescribeEpochResponse;
+using Trace = v1::DescribeEpochResponse;
 
 constexpr int kCoordinator = 1;
 
@@ -33,7 +33,7 @@ class Process {
   }
 
   void Add(const std::string& name, double begin, double seconds, json arguments) {
-    stretches_.push_back({Micros(begin), Micros(begin + seconds), name, std::move(arguments)});
+    spans_.push_back({Micros(begin), Micros(begin + seconds), name, std::move(arguments)});
   }
 
   void Instant(const std::string& name, double at, json arguments) {
@@ -48,24 +48,24 @@ class Process {
 
   /// The events of all of it.
   std::vector<json> Events() && {
-    std::ranges::stable_sort(stretches_, [](const Stretch& a, const Stretch& b) {
+    std::ranges::stable_sort(spans_, [](const Span& a, const Span& b) {
       return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
     });
     std::vector<std::vector<int64_t>> open;  // by thread, the ends of those that are not over
-    for (Stretch& stretch : stretches_) {
+    for (Span& span : spans_) {
       out_.push_back({{"ph", "X"},
                       {"pid", pid_},
-                      {"tid", ThreadFor(stretch, open)},
-                      {"ts", stretch.begin},
-                      {"dur", stretch.end - stretch.begin},
-                      {"name", stretch.name},
-                      {"args", std::move(stretch.arguments)}});
+                      {"tid", ThreadFor(span, open)},
+                      {"ts", span.begin},
+                      {"dur", span.end - span.begin},
+                      {"name", span.name},
+                      {"args", std::move(span.arguments)}});
     }
     return std::move(out_);
   }
 
  private:
-  struct Stretch {
+  struct Span {
     int64_t begin = 0, end = 0;
     std::string name;
     json arguments;
@@ -74,21 +74,21 @@ class Process {
   int64_t Micros(double seconds) const { return start_us_ + std::llround(1e6 * seconds); }
 
   /// The first thread in which it lies within what is open there, or after it.
-  static size_t ThreadFor(const Stretch& stretch, std::vector<std::vector<int64_t>>& open) {
+  static size_t ThreadFor(const Span& span, std::vector<std::vector<int64_t>>& open) {
     for (size_t thread = 0; thread < open.size(); ++thread) {
       std::vector<int64_t>& ends = open[thread];
-      while (!ends.empty() && ends.back() <= stretch.begin) ends.pop_back();
-      if (!ends.empty() && ends.back() < stretch.end) continue;
-      ends.push_back(stretch.end);
+      while (!ends.empty() && ends.back() <= span.begin) ends.pop_back();
+      if (!ends.empty() && ends.back() < span.end) continue;
+      ends.push_back(span.end);
       return thread;
     }
-    open.push_back({stretch.end});
+    open.push_back({span.end});
     return open.size() - 1;
   }
 
   const int pid_;
   const int64_t start_us_;
-  std::vector<Stretch> stretches_;
+  std::vector<Span> spans_;
   std::vector<json> out_;
 };
 
@@ -96,14 +96,14 @@ json WhyOf(const v1::Outcome& why) {
   return why.code() == 0 ? json::object() : json{{"why", why.message()}};
 }
 
-Process CoordinatorOf(const Story& story) {
-  const auto& epoch = story.epoch();
+Process CoordinatorOf(const Trace& trace) {
+  const auto& epoch = trace.epoch();
   Process process(kCoordinator, "coordinator", epoch.started_unix_seconds());
   double end = epoch.total_seconds();  // it may be rounded otherwise than its phases
-  for (const auto& step : story.steps()) end = std::max(end, step.begin() + step.seconds());
+  for (const auto& step : trace.steps()) end = std::max(end, step.begin() + step.seconds());
   process.Add("epoch " + std::to_string(epoch.epoch()), 0, end,
               {{"version", epoch.version()}, {"trace_id", epoch.trace_id()}});
-  for (const auto& step : story.steps()) {
+  for (const auto& step : trace.steps()) {
     process.Add(step.name() == "phase" ? step.about() : step.name(), step.begin(), step.seconds(),
                 step.name() == "phase" ? json::object() : json{{"about", step.about()}});
   }
@@ -112,22 +112,22 @@ Process CoordinatorOf(const Story& story) {
 
 }  // namespace
 
-std::string TraceEvents(const Story& story) {
-  const auto& epoch = story.epoch();
-  std::vector<Process> processes{CoordinatorOf(story)};
+std::string TraceEvents(const Trace& trace) {
+  const auto& epoch = trace.epoch();
+  std::vector<Process> processes{CoordinatorOf(trace)};
   std::map<std::string, size_t> by_rank;
-  for (const auto& track : story.tracks()) {
+  for (const auto& track : trace.tracks()) {
     by_rank[track.rank()] = processes.size();
     Process& process = processes.emplace_back(kCoordinator + static_cast<int>(processes.size()),
                                               track.rank() + " (agent " + track.agent() + ")",
                                               epoch.started_unix_seconds());
-    for (const auto& stretch : track.stretches()) {
-      process.Add(stretch.name() + (stretch.about().empty() ? "" : " " + stretch.about()),
-                  stretch.begin(), stretch.seconds(),
-                  {{"bytes", stretch.bytes()}, {"clock_error_us", 1e6 * track.error_seconds()}});
+    for (const auto& span : track.stretches()) {
+      process.Add(span.name() + (span.about().empty() ? "" : " " + span.about()), span.begin(),
+                  span.seconds(),
+                  {{"bytes", span.bytes()}, {"clock_error_us", 1e6 * track.error_seconds()}});
     }
   }
-  for (const auto& event : story.events()) {
+  for (const auto& event : trace.events()) {
     const auto rank = by_rank.find(event.who());
     const bool own = rank != by_rank.end();
     processes[own ? rank->second : 0].Instant(own ? event.what() : event.who() + " " + event.what(),
@@ -143,14 +143,14 @@ std::string TraceEvents(const Story& story) {
                {{"epoch", epoch.epoch()},
                 {"version", epoch.version()},
                 {"trace_id", epoch.trace_id()},
-                {"left_off", story.left_off()}}}}
+                {"left_off", trace.left_off()}}}}
              .dump() +
          "\n";
 }
 
-Status WriteTrace(const Story& story, const std::string& path) {
+Status WriteTrace(const Trace& trace, const std::string& path) {
   std::ofstream file(path, std::ios::trunc);
-  file << TraceEvents(story) << std::flush;
+  file << TraceEvents(trace) << std::flush;
   if (file.good()) return OkStatus();
   return Status(Code::kUnavailable, Reason::kIoError, "the trace cannot be written to " + path)
       .Remedy("is its folder there and writable, with room left?");

@@ -11,9 +11,9 @@ namespace weightwire::cli {
 /// for the coordinator and one for each rank, times in microseconds since the Unix epoch. Stretches
 /// that overlap without one holding the other lie on threads of their own, so that those of a
 /// thread always nest.
-std::string TraceEvents(const v1::DescribeEpochResponse& story);
+std::string TraceEvents(const v1::DescribeEpochResponse& trace);
 
 /// Writes them to `path`. kIoError.
-Status WriteTrace(const v1::DescribeEpochResponse& story, const std::string& path);
+Status WriteTrace(const v1::DescribeEpochResponse& trace, const std::string& path);
 
 }  // namespace weightwire::cli

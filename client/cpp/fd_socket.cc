@@ -48,7 +48,7 @@ Result<Answer> Exchange(const std::string& path, const wire::FdRequest& request,
   wire::FdFrame frame{};
   Answer answer;
   for (size_t filled = 0; filled < frame.size();) {
-    WW_ASSIGN(memory::Received received,
+    WW_ASSIGN(memory::FdMessage received,
               memory::ReceiveWithFds(socket.get(), std::span(frame).subspan(filled)));
     if (received.bytes == 0) return Fail(IoFailure(path, "the agent closed it"));
     filled += received.bytes;

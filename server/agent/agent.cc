@@ -26,8 +26,8 @@ control::AgentHello HelloOf(const Options& options) {
   hello.incarnation = options.incarnation;
   hello.host = options.host;
   hello.addresses = options.addresses;
-  hello.features = control::kFeatureBehind | control::kFeatureAttest | control::kFeatureQuantize |
-                   control::kFeatureGather | control::kFeatureExclude |
+  hello.features = control::kFeatureStale | control::kFeatureContentHash |
+                   control::kFeatureQuantize | control::kFeatureGather | control::kFeatureExclude |
                    control::kFeatureAddressesOnce;
   return hello;
 }
@@ -84,10 +84,10 @@ class AgentImpl final : public Agent {
     if (!participant) return Fail(StaleHandle());
     return participant->ImportMemory(std::move(fd), bytes);
   }
-  Result<SlabInfo> OpenSlab(Handle handle, uint64_t bytes) override {
+  Result<GpuAllocation> AllocateGpuMemory(Handle handle, uint64_t bytes) override {
     auto participant = Find(handle);
     if (!participant) return Fail(StaleHandle());
-    return participant->OpenSlab(bytes);
+    return participant->AllocateGpuMemory(bytes);
   }
   Status Bind(Handle handle, const std::vector<TensorBinding>& bindings) override {
     auto participant = Find(handle);
@@ -195,7 +195,7 @@ class AgentImpl final : public Agent {
 
   const std::shared_ptr<Services> services_;
   Session session_;
-  History history_{};  ///< of the session before this one
+  JournalId history_{};  ///< of the session before this one
   std::map<Handle, std::shared_ptr<Participant>> handles_;
   std::map<Handle, std::shared_ptr<Participant>> running_;
   std::map<epoch::Member, Handle> members_;  ///< as this session knows them
@@ -222,9 +222,9 @@ Status AgentImpl::AdmitAttach(const AttachRequest& request) const {
                   "the agent serves " + std::to_string(handles_.size() + attaching_) +
                       " participants already, its limit");
   }
-  const memory::SlabPools& slabs = services_->options.slabs;
-  if (!slabs.required || !request.device) return OkStatus();
-  const auto pool = slabs.Of(*request.device);
+  const memory::GpuMemoryPools& gpu_pools = services_->options.gpu_pools;
+  if (!gpu_pools.required || !request.device) return OkStatus();
+  const auto pool = gpu_pools.Of(*request.device);
   return pool ? OkStatus() : pool.error();
 }
 
@@ -319,7 +319,7 @@ void AgentImpl::Registered(const Attaching& attaching,
   members_.emplace(member, handle);
   AttachReply attached{handle, member, OkStatus(), registered->lineage, registered->floor};
   if (request.device) {
-    const auto pool = services_->options.slabs.Of(*request.device);
+    const auto pool = services_->options.gpu_pools.Of(*request.device);
     if (!pool) attached.device = pool.error();
   }
   reply(std::move(attached));
@@ -341,8 +341,8 @@ void AgentImpl::OnCommand(epoch::Command command) {
                       std::is_same_v<T, epoch::AbortCommand>) {
           Report(epoch::FailedReport{c.epoch, member, StaleHandle()});
         }
-        if constexpr (std::is_same_v<T, epoch::AttestCommand>) {
-          Report(epoch::AttestedReport{c.content, member, c.verification, StaleHandle(), {}, 0});
+        if constexpr (std::is_same_v<T, epoch::HashCommand>) {
+          Report(epoch::HashedReport{c.content, member, c.verification, StaleHandle(), {}, 0});
         }
       },
       command);
@@ -380,8 +380,8 @@ void AgentImpl::TellWhoLeft() {
 }
 
 void AgentImpl::Opened() {
-  const History before = std::exchange(history_, session_.history());
-  const bool same = history_ != History{} && history_ == before;
+  const JournalId before = std::exchange(history_, session_.history());
+  const bool same = history_ != JournalId{} && history_ == before;
   services_->strand.Cancel(std::exchange(stale_timer_, 0));
   if (same) TellWhoLeft();
   for (const auto& participant : Everyone()) {

@@ -12,7 +12,7 @@
 #include "server/base/executor.h"
 #include "server/base/note.h"
 #include "server/control/control.h"
-#include "server/memory/slab_pool.h"
+#include "server/memory/gpu_memory_pool.h"
 #include "server/memory/stage_store.h"
 #include "server/metrics/metrics.h"
 #include "server/transfer/transfer.h"
@@ -95,7 +95,7 @@ struct AttachRequest {
   std::array<uint8_t, 16> trace_id{};
   /// The incarnation that the same process had before; 0: none. See control::RegisterRequest.
   Incarnation previous = {};
-  /// Where the rank's stage, or the slabs that it asks for, are to lie; none: in host memory.
+  /// Where the rank's stage, or the GPU pools that it asks for, are to lie; none: in host memory.
   std::optional<device::Uuid> device = {};
   /// Of an engine rank: it serves from copies of its stage, and answers OnCopyCheck.
   bool checks_copies = false;
@@ -113,13 +113,13 @@ struct AttachReply {
 /// Where tensor `tensor` (index into the agreed layout) lies in imported memory.
 struct TensorBinding {
   uint32_t tensor = 0;
-  uint64_t region = 0;  ///< from ImportMemory or OpenSlab
+  uint64_t region = 0;  ///< from ImportMemory or AllocateGpuMemory
   uint64_t offset = 0;  ///< bytes
 };
 
 /// Memory of the rank's device that was lent to it; the caller passes the lease (the region's fd)
 /// on to the process.
-struct SlabInfo {
+struct GpuAllocation {
   uint64_t region = 0;  ///< for TensorBinding
   std::shared_ptr<memory::MemoryRegion> memory;
 };
@@ -140,7 +140,7 @@ struct Options {
   /// Versions that an engine rank holds beside the one that it serves, for rollbacks: 1 to
   /// memory::kBuffersMax − 1. The oldest gives way to the version that is being moved.
   uint32_t retain_versions = memory::kBuffersUsual - 1;
-  memory::SlabPools slabs = {};
+  memory::GpuMemoryPools gpu_pools = {};
   uint32_t participants_max = 256;
   uint64_t imported_regions_max = 4'096;
   /// While the coordinator cannot be reached: try again after this, doubled up to 16 times.
@@ -191,7 +191,7 @@ class Agent : public control::AgentPort {
 
   /// Registers a process. `application` must stay valid until Detach returns or OnEvicted has run.
   /// Errors: CoordinatorPort::Register's; kUnavailable / kNotReady without a session;
-  /// SlabPools::Of's where GPU memory is required.
+  /// GpuMemoryPools::Of's where GPU memory is required.
   virtual void Attach(AttachRequest request, Application* application,
                       control::Reply<AttachReply> reply) = 0;
   /// `submission.member` is filled in here. For an engine the reply waits until its stage is made
@@ -204,8 +204,8 @@ class Agent : public control::AgentPort {
   /// Trainer on a device: memory there that its tensors may be bound to, its own until a Bind that
   /// does not use it, or until it leaves.
   ///   kFailedPrecondition / kNotReady  attached without a device, or got none (AttachReply)
-  ///   kResourceExhausted / kLimitExceeded  SlabPool::Lend's
-  virtual Result<SlabInfo> OpenSlab(Handle handle, uint64_t bytes) = 0;
+  ///   kResourceExhausted / kLimitExceeded  GpuMemoryPool::Allocate's
+  virtual Result<GpuAllocation> AllocateGpuMemory(Handle handle, uint64_t bytes) = 0;
   /// Trainer: binds every tensor of the agreed layout, once per memory generation; a new call
   /// replaces the binding, lets go of regions that it does not use, and is refused while a version
   /// is held.

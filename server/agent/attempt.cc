@@ -43,8 +43,9 @@ transfer::SourceJob ServingJobOf(const Attempt& attempt, std::string name,
 transfer::SourceJob SourceJobOf(const Attempt& attempt, std::string name,
                                 transfer::Binding binding) {
   auto job = ServingJobOf(attempt, std::move(name), std::move(binding));
-  for (size_t leg = 0; leg < attempt.slices.size(); ++leg) {
-    job.legs.push_back({attempt.slices[leg], attempt.command.legs[leg].readers});
+  for (size_t assignment = 0; assignment < attempt.slices.size(); ++assignment) {
+    job.assignments.push_back(
+        {attempt.slices[assignment], attempt.command.assignments[assignment].readers});
   }
   job.drops_readers = attempt.command.drops_readers;
   return job;
@@ -62,9 +63,9 @@ transfer::TargetJob TargetJobOf(const Attempt& attempt, std::string name,
 }
 
 transfer::SourceJob RelayJobOf(const Attempt& attempt, std::string name, transfer::Binding binding,
-                               std::shared_ptr<transfer::Received> received) {
+                               std::shared_ptr<transfer::SlotBitmap> received) {
   auto job = ServingJobOf(attempt, std::move(name), std::move(binding));
-  job.legs.push_back({attempt.passed_on, attempt.command.relay_readers});
+  job.assignments.push_back({attempt.passed_on, attempt.command.relay_readers});
   job.received = std::move(received);
   return job;
 }
@@ -72,9 +73,9 @@ transfer::SourceJob RelayJobOf(const Attempt& attempt, std::string name, transfe
 epoch::Report TransferReportOf(const Attempt& attempt) {
   const epoch::PrepareCommand& command = attempt.command;
   if (command.role == epoch::Role::kSource) {
-    return epoch::SourcedReport{
+    return epoch::SourceDoneReport{
         command.epoch, command.member, DigestsOf(attempt.sourced->digests),
-        WithParts(SpanOf("serve", attempt.started, attempt.ended), attempt.sourced->stretches)};
+        WithParts(SpanOf("serve", attempt.started, attempt.ended), attempt.sourced->spans)};
   }
   const transfer::TargetReport& staged = *attempt.staged;
   epoch::StagedReport report;
@@ -86,7 +87,7 @@ epoch::Report TransferReportOf(const Attempt& attempt) {
   report.bytes_kept = staged.bytes_kept;
   report.rereads = staged.rereads;
   report.seconds = std::chrono::duration<double>(attempt.ended - attempt.started).count();
-  report.spans = WithParts(SpanOf("stage", attempt.started, attempt.ended), staged.stretches);
+  report.spans = WithParts(SpanOf("stage", attempt.started, attempt.ended), staged.spans);
   report.spans.front().bytes = staged.bytes;
   return report;
 }

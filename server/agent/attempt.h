@@ -15,7 +15,7 @@ namespace weightwire::agent {
 struct Attempt {
   epoch::PrepareCommand command;
   std::vector<std::shared_ptr<const plan::RankSlice>>
-      slices;                                        ///< by leg; as a relay's reader sees it
+      slices;                                        ///< by assignment; as a relay's reader sees it
   std::shared_ptr<const plan::RankSlice> passed_on;  ///< target that others read from
   size_t gates = 0;                                  ///< what prepare still waits for
   bool refused = false;                              ///< a gate failed; later ones count no more
@@ -42,7 +42,7 @@ transfer::TargetJob TargetJobOf(const Attempt& attempt, std::string name,
                                 transfer::Binding binding);
 /// What a target passes on while it receives: `received` is its target job's.
 transfer::SourceJob RelayJobOf(const Attempt& attempt, std::string name, transfer::Binding binding,
-                               std::shared_ptr<transfer::Received> received);
+                               std::shared_ptr<transfer::SlotBitmap> received);
 /// The report that the coordinator waits for; the attempt must be sourced or staged.
 epoch::Report TransferReportOf(const Attempt& attempt);
 

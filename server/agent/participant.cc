@@ -15,14 +15,14 @@ Participant::Participant(std::shared_ptr<Services> services, Handle handle, Atta
       name_(request_.group + "/" + std::to_string(request_.rank)),
       application_(application) {
   machine_.self = member;
-  std::shared_ptr<memory::SlabPool> slabs;
+  std::shared_ptr<memory::GpuMemoryPool> gpu_pools;
   if (request_.device) {
-    slabs = services_->options.slabs.Of(*request_.device).value_or(nullptr);
+    gpu_pools = services_->options.gpu_pools.Of(*request_.device).value_or(nullptr);
   }
   memory_ = std::make_shared<RankMemory>(
       services_, name_,
       request_.buffers != 0 ? request_.buffers : services_->options.retain_versions + 1,
-      std::move(slabs));
+      std::move(gpu_pools));
   publication_ = std::make_shared<Publication>(
       services_, name_, memory_, [this](Version version, Epoch epoch, const Status& why) {
         if (application_ != nullptr) application_->OnReleased(version, epoch, why);
@@ -99,9 +99,9 @@ Result<uint64_t> Participant::ImportMemory(memory::UniqueFd fd, uint64_t bytes) 
   return memory_->Import(std::move(fd), bytes);
 }
 
-Result<SlabInfo> Participant::OpenSlab(uint64_t bytes) {
+Result<GpuAllocation> Participant::AllocateGpuMemory(uint64_t bytes) {
   WW_FAIL_IF_ERROR(RequireRole(control::GroupRole::kTrainer));
-  return memory_->OpenSlab(bytes);
+  return memory_->AllocateGpuMemory(bytes);
 }
 
 Status Participant::Bind(const std::vector<TensorBinding>& bindings) {
@@ -164,7 +164,7 @@ Status Participant::AcknowledgeSwap(Epoch epoch, double flip_seconds) {
   acknowledged_ = epoch;
   flip_seconds_ = flip_seconds;
   WW_FAILPOINT("agent.after_flip_before_acknowledged");
-  Feed(epoch::LocalApplied{epoch});
+  Dispatch(epoch::LocalSwapped{epoch});
   return OkStatus();
 }
 
@@ -225,13 +225,13 @@ void Participant::Leave(Status why) {
   WW_FAILPOINT("agent.before_a_rank_leaves");
   auto self = shared_from_this();
   End(why);
-  Feed(epoch::LocalLost{std::move(why)});
+  Dispatch(epoch::LocalLost{std::move(why)});
 }
 
 void Participant::Dismiss(Status why) {
   auto self = shared_from_this();
   End(why);
-  Feed(epoch::LocalLost{std::move(why)});
+  Dispatch(epoch::LocalLost{std::move(why)});
 }
 
 void Participant::Abandon() {
@@ -252,7 +252,7 @@ void Participant::End(const Status& why) {
   if (ended_) return;
   ended_ = true;
   services_->strand.Cancel(overdue_timer_);
-  if (attestation_) attestation_->stop = true;
+  if (hasher_) hasher_->stop = true;
   services_->fenced(handle_);
   const std::optional<Version> owed = publication_->End(why);
   if (!attempt_) return TellEnd(owed, why);

@@ -8,7 +8,7 @@
 
 #include "server/agent/agent.h"
 #include "server/agent/attempt.h"
-#include "server/agent/attestation.h"
+#include "server/agent/content_hasher.h"
 #include "server/agent/publication.h"
 #include "server/agent/rank_memory.h"
 #include "server/agent/services.h"
@@ -37,7 +37,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void SubmitLayout(control::LayoutSubmission submission,
                     control::Reply<control::LayoutReply> reply);
   Result<uint64_t> ImportMemory(memory::UniqueFd fd, uint64_t bytes);
-  Result<SlabInfo> OpenSlab(uint64_t bytes);
+  Result<GpuAllocation> AllocateGpuMemory(uint64_t bytes);
   Status Bind(const std::vector<TensorBinding>& bindings);
   Result<StageInfo> OpenStage();
   void Publish(const PublishCall& call, control::Done done);
@@ -74,7 +74,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void Agreed(std::shared_ptr<const control::LayoutSubmission> submission,
               Result<control::LayoutReply> result, control::Reply<control::LayoutReply> reply);
 
-  void Feed(epoch::MemberEvent event);
+  void Dispatch(epoch::MemberEvent event);
   void Do(const epoch::DoPrepare&);
   void Do(const epoch::DoTransfer&);
   void Do(const epoch::DoExclude& action);
@@ -85,7 +85,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void Do(const epoch::TellEvicted& action);
   void Do(const epoch::SendPrepared&);
   void Do(const epoch::SendTransferred&);
-  void Do(const epoch::SendApplied&);
+  void Do(const epoch::SendSwapped&);
   void Do(const epoch::SendDrained& action);
   void Do(const epoch::SendFailed& action);
   void Do(const epoch::SendLost& action);
@@ -112,7 +112,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void Drain(const std::shared_ptr<Attempt>& attempt, std::function<void()> then);
 
   // ---- participant_rejoin.cc ----
-  control::Claim ClaimNow() const;
+  control::RejoinState RejoinStateNow() const;
   void RegisterWhenQuiet();
   void Register();
   void Registered(const Result<control::RegisterReply>& reply);
@@ -133,14 +133,14 @@ class Participant : public std::enable_shared_from_this<Participant> {
   void ArmOverdue();
   void ReleaseOverdue();
 
-  void Attest(const epoch::AttestCommand& command);
+  void HashContent(const epoch::HashCommand& command);
   /// `buffer` is about to be written.
   void SupersedeAttestation(int buffer);
   /// Answers when the bytes are summed and the application has spoken, or neither matters any more.
-  void AttestedWhenWhole(const std::shared_ptr<Attestation>& job);
+  void AttestedWhenWhole(const std::shared_ptr<ContentHasher>& job);
   /// `job`: its sums, if it was not superseded; null when there are none, for `why`.
-  void Attested(const epoch::AttestCommand& command, Status why,
-                const std::shared_ptr<Attestation>& job);
+  void Attested(const epoch::HashCommand& command, Status why,
+                const std::shared_ptr<ContentHasher>& job);
 
   /// For the log, of the attempt that runs or ran last.
   void Note(std::string text, bool bad) const;
@@ -166,7 +166,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   std::shared_ptr<RankMemory> memory_;
   std::shared_ptr<Publication> publication_;
   std::shared_ptr<Attempt> attempt_;
-  std::shared_ptr<Attestation> attestation_;  ///< what is being summed; null: nothing
+  std::shared_ptr<ContentHasher> hasher_;  ///< what is being summed; null: nothing
   uint32_t drains_ = 0;
   std::pair<Epoch, Nanos> drain_began_{};  ///< of the last drain
   double flip_seconds_ = 0;

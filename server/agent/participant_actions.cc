@@ -11,9 +11,9 @@
 // actions of one step are carried out before the next step is taken.
 //
 // Prepare waits for an answer to the rank's layout that it has overtaken. Then it passes gates: the
-// slice of every leg is here, the version is held (trainer), the stage exists (engine) and has
-// room. Then the slices are checked against the layout on the workers, tickets are admitted, and
-// the machine is told. The first gate that fails is the answer. Room for what a plan gathers is
+// slice of every assignment is here, the version is held (trainer), the stage exists (engine) and
+// has room. Then the slices are checked against the layout on the workers, tickets are admitted,
+// and the machine is told. The first gate that fails is the answer. Room for what a plan gathers is
 // made last, when the slice has been checked.
 //
 // Every attempt is drained once, whoever asks; its memory and tickets are let go only then.
@@ -22,7 +22,7 @@
 // nothing has written its buffer since it was served.
 namespace weightwire::agent {
 
-void Participant::Feed(epoch::MemberEvent event) {
+void Participant::Dispatch(epoch::MemberEvent event) {
   events_.push_back(std::move(event));
   if (stepping_) return;
   auto self = shared_from_this();
@@ -54,7 +54,7 @@ void Participant::BeginPrepare(const std::shared_ptr<Attempt>& attempt) {
   if (Status status = CheckPrepare(attempt->command); !status.ok()) {
     return Prepared(attempt, std::move(status));
   }
-  attempt->gates = attempt->command.legs.size() + 1;
+  attempt->gates = attempt->command.assignments.size() + 1;
   auto pass = [weak = weak_from_this(), attempt](const Status& status) {
     if (auto self = weak.lock()) self->PassGate(attempt, status);
   };
@@ -74,8 +74,8 @@ void Participant::BeginPrepare(const std::shared_ptr<Attempt>& attempt) {
 Status Participant::CheckPrepare(const epoch::PrepareCommand& command) const {
   const bool target = command.role == epoch::Role::kTarget;
   if (ended_) return StaleHandle();
-  const size_t legs = command.kind == epoch::Kind::kRollback ? 0 : 1;
-  if (target && (!is_engine() || command.legs.size() != legs)) {
+  const size_t assignments = command.kind == epoch::Kind::kRollback ? 0 : 1;
+  if (target && (!is_engine() || command.assignments.size() != assignments)) {
     return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
                   "the command does not suit this rank's role");
   }
@@ -104,15 +104,15 @@ Status Participant::CheckHeld(Epoch held) const {
 
 void Participant::FetchSlices(const std::shared_ptr<Attempt>& attempt) {
   const bool source = attempt->command.role == epoch::Role::kSource;
-  attempt->slices.resize(attempt->command.legs.size());
-  for (size_t leg = 0; leg < attempt->slices.size(); ++leg) {
-    const epoch::Leg& wanted = attempt->command.legs[leg];
+  attempt->slices.resize(attempt->command.assignments.size());
+  for (size_t assignment = 0; assignment < attempt->slices.size(); ++assignment) {
+    const epoch::PlanAssignment& wanted = attempt->command.assignments[assignment];
     services_->slices.Get(
         wanted.plan, source ? plan::Side::kSource : plan::Side::kTarget, wanted.rank,
-        [weak = weak_from_this(), attempt, leg](const Result<SliceCache::Slice>& got) {
+        [weak = weak_from_this(), attempt, assignment](const Result<SliceCache::Slice>& got) {
           auto self = weak.lock();
           if (!self) return;
-          if (got) attempt->slices[leg] = *got;
+          if (got) attempt->slices[assignment] = *got;
           self->PassGate(attempt, got ? OkStatus() : got.error());
         });
   }
@@ -132,13 +132,14 @@ void Participant::CheckSlices(const std::shared_ptr<Attempt>& attempt) {
   const plan::Side side =
       attempt->command.role == epoch::Role::kSource ? plan::Side::kSource : plan::Side::kTarget;
   services_->workers.Post([weak = weak_from_this(), attempt = std::weak_ptr(attempt),
-                           slices = attempt->slices, legs = attempt->command.legs, side,
-                           relayed = attempt->command.relayed,
+                           slices = attempt->slices, assignments = attempt->command.assignments,
+                           side, relayed = attempt->command.relayed,
                            relays = attempt->command.relay_readers > 0, layout = memory_->layout(),
                            &strand = services_->strand]() mutable {
     Status status;
-    for (size_t leg = 0; leg < legs.size() && status.ok(); ++leg) {
-      status = CheckSlice(*slices[leg], legs[leg].plan, side, legs[leg].rank, *layout);
+    for (size_t assignment = 0; assignment < assignments.size() && status.ok(); ++assignment) {
+      status = CheckSlice(*slices[assignment], assignments[assignment].plan, side,
+                          assignments[assignment].rank, *layout);
     }
     const auto as_relayed = [&](plan::Side as) {
       return std::make_shared<const plan::RankSlice>(plan::RelayedSlice(*slices.front(), as));
@@ -171,19 +172,20 @@ void Participant::Prepared(const std::shared_ptr<Attempt>& attempt, Status statu
   const epoch::PrepareCommand& command = attempt->command;
   if (!status.ok()) {
     attempt->refused = true;
-    if (!status.rank().empty()) return Feed(epoch::LocalPrepared{command.epoch, std::move(status)});
-    return Feed(epoch::LocalPrepared{command.epoch, std::move(status).AtRank(name_)});
+    if (!status.rank().empty())
+      return Dispatch(epoch::LocalPrepared{command.epoch, std::move(status)});
+    return Dispatch(epoch::LocalPrepared{command.epoch, std::move(status).AtRank(name_)});
   }
   for (const auto& [ticket, caller] : command.admitted) services_->tickets.Admit(ticket, caller);
   attempt->admitted = true;
-  Feed(epoch::LocalPrepared{command.epoch, OkStatus()});
+  Dispatch(epoch::LocalPrepared{command.epoch, OkStatus()});
 }
 
 void Participant::Do(const epoch::DoTransfer&) {
-  if (ended_) return Feed(epoch::LocalTransferred{attempt_->command.epoch, StaleHandle()});
+  if (ended_) return Dispatch(epoch::LocalTransferred{attempt_->command.epoch, StaleHandle()});
   if (attempt_->draining) {  // its version was withdrawn after it was prepared
-    return Feed(epoch::LocalTransferred{attempt_->command.epoch,
-                                        Withdrawn(attempt_->command.version).AtRank(name_)});
+    return Dispatch(epoch::LocalTransferred{attempt_->command.epoch,
+                                            Withdrawn(attempt_->command.version).AtRank(name_)});
   }
   attempt_->started = services_->clock.Now();
   if (attempt_->command.role == epoch::Role::kSource) return StartSource(attempt_);
@@ -214,8 +216,8 @@ void Participant::StartSource(const std::shared_ptr<Attempt>& attempt) {
         attempt->ended = self->services_->clock.Now();
         WW_FAILPOINT("agent.after_all_read_before_sourced");
         if (result) attempt->sourced = std::move(*result);
-        self->Feed(epoch::LocalTransferred{attempt->command.epoch,
-                                           attempt->sourced ? OkStatus() : result.error()});
+        self->Dispatch(epoch::LocalTransferred{attempt->command.epoch,
+                                               attempt->sourced ? OkStatus() : result.error()});
       });
 }
 
@@ -224,7 +226,7 @@ void Participant::StageHeld(const std::shared_ptr<Attempt>& attempt) {
   attempt->buffer = memory_->stage()->HolderOf(attempt->command.held);
   attempt->staged = transfer::TargetReport{};
   attempt->ended = services_->clock.Now();
-  Feed(epoch::LocalTransferred{attempt->command.epoch, CheckHeld(attempt->command.held)});
+  Dispatch(epoch::LocalTransferred{attempt->command.epoch, CheckHeld(attempt->command.held)});
 }
 
 void Participant::StartTarget(const std::shared_ptr<Attempt>& attempt) {
@@ -233,7 +235,7 @@ void Participant::StartTarget(const std::shared_ptr<Attempt>& attempt) {
   stage.Overwrite(attempt->buffer);
   SupersedeAttestation(attempt->buffer);
   WW_FAILPOINT("agent.before_spare_buffer_written");
-  const plan::Gathered& gathered = attempt->slices.front()->gathered;
+  const plan::GatherBuffer& gathered = attempt->slices.front()->gathered;
   transfer::TargetJob job =
       TargetJobOf(*attempt, name_, memory_->TargetBinding(attempt->buffer, gathered));
   job.kept = memory_->kept(attempt->buffer);
@@ -243,7 +245,7 @@ void Participant::StartTarget(const std::shared_ptr<Attempt>& attempt) {
   }
   if (attempt->passed_on) {
     // Its readers say themselves when they have everything, or when they do not get it.
-    job.received = std::make_shared<transfer::Received>();
+    job.received = std::make_shared<transfer::SlotBitmap>();
     services_->transfers.StartSource(
         RelayJobOf(*attempt, name_, job.binding, job.received),
         [self = shared_from_this()](const Result<transfer::SourceReport>&) {});
@@ -254,8 +256,8 @@ void Participant::StartTarget(const std::shared_ptr<Attempt>& attempt) {
         attempt->ended = self->services_->clock.Now();
         WW_FAILPOINT("agent.after_unpack_before_staged");
         if (result) attempt->staged = std::move(*result);
-        self->Feed(epoch::LocalTransferred{attempt->command.epoch,
-                                           attempt->staged ? OkStatus() : result.error()});
+        self->Dispatch(epoch::LocalTransferred{attempt->command.epoch,
+                                               attempt->staged ? OkStatus() : result.error()});
       });
 }
 
@@ -264,13 +266,13 @@ void Participant::Fails(const std::shared_ptr<Attempt>& attempt, const Status& w
   if (machine_.phase == epoch::MemberPhase::kPreparing && !attempt->refused) {
     return Prepared(attempt, why);
   }
-  Feed(epoch::LocalTransferred{attempt->command.epoch, why});  // counts while it moves
+  Dispatch(epoch::LocalTransferred{attempt->command.epoch, why});  // counts while it moves
 }
 
 void Participant::Do(const epoch::DoDrain& action) {
   drain_began_ = {action.epoch, services_->clock.Now()};
   auto drained = [self = shared_from_this(), epoch = action.epoch] {
-    self->Feed(epoch::LocalDrained{epoch});
+    self->Dispatch(epoch::LocalDrained{epoch});
   };
   Drain(attempt_, std::move(drained));
 }
@@ -357,10 +359,10 @@ void Participant::Do(const epoch::SendTransferred&) {
   services_->report(std::move(report));
   WW_FAILPOINT("agent.after_staged_before_commit");
 }
-void Participant::Do(const epoch::SendApplied&) {
+void Participant::Do(const epoch::SendSwapped&) {
   Note("swapped", false);
   services_->report(
-      epoch::AppliedReport{acknowledged_,
+      epoch::SwappedReport{acknowledged_,
                            member(),
                            flip_seconds_,
                            {SpanOf("swap", attempt_->offered, services_->clock.Now())}});

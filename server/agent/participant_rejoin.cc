@@ -18,7 +18,7 @@ void Participant::Orphan() {
   rejoin_.reset();
   publication_->Pause();
   ArmOverdue();
-  Feed(epoch::LocalOrphaned{});
+  Dispatch(epoch::LocalCutOff{});
   WW_FAILPOINT("agent.after_coordinator_lost");
 }
 
@@ -58,8 +58,8 @@ void Participant::RegisterWhenQuiet() {
   Register();
 }
 
-control::Claim Participant::ClaimNow() const {
-  control::Claim claim;
+control::RejoinState Participant::RejoinStateNow() const {
+  control::RejoinState claim;
   claim.released = machine_.released;
   if (!memory_->stage()) return claim;
   const auto serving = memory_->stage()->served();
@@ -85,7 +85,7 @@ void Participant::Register() {
                                    request_.incarnation,
                                    request_.pid,
                                    request_.trace_id,
-                                   ClaimNow(),
+                                   RejoinStateNow(),
                                    {}};
   services_->coordinator.Register(
       std::move(request),
@@ -105,7 +105,7 @@ void Participant::Registered(const Result<control::RegisterReply>& reply) {
   if (!reply) return RepeatOrDismiss(reply.error(), &Participant::Register);
   WW_FAILPOINT("agent.after_claim_taken");
   services_->registered(handle_, reply->member);
-  Feed(epoch::LocalAdopted{reply->member});
+  Dispatch(epoch::LocalRejoined{reply->member});
   submission_ ? ResubmitLayout() : Rejoined();
 }
 

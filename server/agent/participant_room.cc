@@ -49,7 +49,7 @@ Status Participant::MakeRoom(Epoch epoch) {
   SupersedeAttestation(memory_->stage()->live());
   WW_FAILPOINT("agent.before_served_buffer_given_up");
   memory_->stage()->Forget();
-  Feed(epoch::LocalEmptied{});
+  Dispatch(epoch::LocalEmptied{});
   PassGate(attempt, OkStatus());
   return OkStatus();
 }

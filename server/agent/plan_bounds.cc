@@ -46,7 +46,7 @@ Status CheckForm(const plan::CopyOp& op, size_t tensor_names) {
       !StridesWellFormed(op.extent, op.target_stride)) {
     return Refuse(Reason::kInvalidRequest, "op has a malformed offset or stride");
   }
-  if (op.makes == plan::Makes::kElements && op.source_dtype != op.target_dtype &&
+  if (op.transform == plan::Transform::kElements && op.source_dtype != op.target_dtype &&
       !(IsCastFloat(op.source_dtype) && IsCastFloat(op.target_dtype))) {
     return Refuse(Reason::kDtypeMismatch,
                   "no cast from " + std::string(layout::DTypeName(op.source_dtype)) + " to " +
@@ -69,7 +69,7 @@ std::optional<uint64_t> LastElement(const std::vector<int64_t>& extent, int64_t 
 /// The rank's tensors, and behind them what it gathers, which none of its pieces is in.
 class Tensors {
  public:
-  Tensors(const layout::RankLayout& layout, const plan::Gathered& gathered)
+  Tensors(const layout::RankLayout& layout, const plan::GatherBuffer& gathered)
       : layout_(layout),
         gathers_(gathered.elements > 0),
         gathered_{"what is gathered", gathered.dtype, {gathered.elements}, {}} {}
@@ -144,7 +144,7 @@ Status CheckStream(const plan::Stream& stream, const plan::RankSlice& slice,
 
 Status CheckMade(const plan::CopyOp& op, size_t tensor_names, const Tensors& tensors) {
   WW_RETURN_IF_ERROR(CheckForm(op, tensor_names));
-  if (op.makes == plan::Makes::kElements || !tensors.IsGathered(op.source_tensor) ||
+  if (op.transform == plan::Transform::kElements || !tensors.IsGathered(op.source_tensor) ||
       tensors.IsGathered(op.target_tensor)) {
     return Refuse(Reason::kInvalidRequest, "op makes nothing of what is gathered");
   }
@@ -153,8 +153,8 @@ Status CheckMade(const plan::CopyOp& op, size_t tensor_names, const Tensors& ten
 }
 
 Status CheckGathered(const plan::RankSlice& slice, const Tensors& tensors) {
-  const plan::Gathered& gathered = slice.gathered;
-  if (gathered == plan::Gathered{}) return OkStatus();
+  const plan::GatherBuffer& gathered = slice.gathered;
+  if (gathered == plan::GatherBuffer{}) return OkStatus();
   if (slice.side != plan::Side::kTarget || gathered.elements < 1 || gathered.made.empty() ||
       !IsCastFloat(gathered.dtype)) {
     return Refuse(Reason::kInvalidRequest, "what is gathered is malformed");

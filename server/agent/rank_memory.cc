@@ -63,21 +63,21 @@ Result<uint64_t> RankMemory::Import(memory::UniqueFd fd, uint64_t bytes) {
   return Keep(std::move(region), std::move(share));
 }
 
-Result<SlabInfo> RankMemory::OpenSlab(uint64_t bytes) {
-  if (!slabs_) {
+Result<GpuAllocation> RankMemory::AllocateGpuMemory(uint64_t bytes) {
+  if (!gpu_pools_) {
     return Fail(Status(Code::kFailedPrecondition, Reason::kNotReady,
                        "the rank has no device here to lend memory of")
                     .AtRank(name_)
                     .Remedy("attach with a device, and read in the answer why there is none"));
   }
   WW_FAIL_IF_ERROR(AdmitRegion());
-  auto region = slabs_->Lend("a slab of " + name_, bytes);
+  auto region = gpu_pools_->Allocate("GPU memory of " + name_, bytes);
   if (!region) return Fail(std::move(region.error()).AtRank(name_));
-  return SlabInfo{Keep(*region, {}), *region};
+  return GpuAllocation{Keep(*region, {}), *region};
 }
 
 uint64_t RankMemory::stage_bytes() const {
-  const bool on_device = stage_ && slabs_;
+  const bool on_device = stage_ && gpu_pools_;
   const uint64_t stage = on_device ? transfer::StageBytes(arena_, buffers_) : stage_share_.bytes();
   return stage + (gather_ ? gather_->size() : 0);
 }
@@ -159,8 +159,8 @@ void RankMemory::MakeStage(control::Done done) {
 Status RankMemory::StartStage() {
   if (!layout_) return NoLayout();
   if (stage_ || making_stage_) return OkStatus();
-  if (slabs_) {  // lent at once, or refused: nothing is allocated
-    auto made = memory::StageBuffers::Make("the stage of " + name_, arena_, buffers_, slabs_);
+  if (gpu_pools_) {  // allocated at once, or refused: no host memory is made
+    auto made = memory::StageBuffers::Make("the stage of " + name_, arena_, buffers_, gpu_pools_);
     if (!made) return std::move(made.error()).AtRank(name_);
     stage_ = std::move(*made);
     return OkStatus();
@@ -197,14 +197,14 @@ void RankMemory::StageMade(Result<std::unique_ptr<memory::StageBuffers>> made,
   for (auto& waiter : std::exchange(stage_waiters_, {})) waiter(status);
 }
 
-void RankMemory::MakeGather(const plan::Gathered& gathered, control::Done done) {
+void RankMemory::MakeGather(const plan::GatherBuffer& gathered, control::Done done) {
   const uint64_t bytes = transfer::GatherBytes(gathered);
   if (bytes == 0 || (gather_ && gather_->size() >= bytes)) return done(OkStatus());
   // A job that still reads the old one keeps it until it ends.
   gather_.reset();
   gather_share_ = {};
   const std::string what = "what " + name_ + " gathers";
-  if (slabs_) return GatherMade(slabs_->Lend(what, bytes), {}, done);
+  if (gpu_pools_) return GatherMade(gpu_pools_->Allocate(what, bytes), {}, done);
   auto admitted = services_->budget->AdmitStaging(what, bytes);
   if (!admitted) return done(std::move(admitted.error()).AtRank(name_));
   auto share = std::make_shared<Budget::Share>(std::move(*admitted));
@@ -247,9 +247,9 @@ transfer::Binding RankMemory::StageBinding(int buffer) const {
   return ArenaBinding(stage_->arena(), stage_->regions()[static_cast<size_t>(buffer)]);
 }
 
-transfer::Binding RankMemory::TargetBinding(int buffer, const plan::Gathered& gathered) const {
+transfer::Binding RankMemory::TargetBinding(int buffer, const plan::GatherBuffer& gathered) const {
   transfer::Binding binding = StageBinding(buffer);
-  const auto bytes = static_cast<uint64_t>(plan::GatheredBytes(gathered));
+  const auto bytes = static_cast<uint64_t>(plan::GatherBufferBytes(gathered));
   if (bytes > 0) binding.push_back({gather_, 0, bytes});
   return binding;
 }

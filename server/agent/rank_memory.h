@@ -17,13 +17,14 @@ namespace weightwire::agent {
 /// (engine). Belongs to the agent's strand. Destroyed only when nothing of the rank runs any more.
 class RankMemory : public std::enable_shared_from_this<RankMemory> {
  public:
-  /// `buffers`: of the stage, should it be made. `slabs`: of the rank's device; null: host memory.
+  /// `buffers`: of the stage, should it be made. `gpu_pools`: of the rank's device; null: host
+  /// memory.
   RankMemory(std::shared_ptr<Services> services, std::string name, uint32_t buffers,
-             std::shared_ptr<memory::SlabPool> slabs)
+             std::shared_ptr<memory::GpuMemoryPool> gpu_pools)
       : services_(std::move(services)),
         name_(std::move(name)),
         buffers_(buffers),
-        slabs_(std::move(slabs)) {
+        gpu_pools_(std::move(gpu_pools)) {
     for (auto& kept : kept_) kept = std::make_shared<transfer::Kept>();
   }
   ~RankMemory();
@@ -36,7 +37,7 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   const memory::ArenaMap& arena() const { return arena_; }
 
   Result<uint64_t> Import(memory::UniqueFd fd, uint64_t bytes);
-  Result<SlabInfo> OpenSlab(uint64_t bytes);
+  Result<GpuAllocation> AllocateGpuMemory(uint64_t bytes);
   /// Replaces the binding as a whole or not at all; regions that it does not use are let go.
   Status Bind(const std::vector<TensorBinding>& bindings);
   bool bound() const { return binding_.has_value(); }
@@ -48,12 +49,12 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   /// Makes room for what a plan gathers, where there is not as much already, on the workers or at
   /// once; `done` runs when it is there or refused. One call at a time.
   ///   kResourceExhausted / kLimitExceeded  names need, use and budget
-  void MakeGather(const plan::Gathered& gathered, control::Done done);
+  void MakeGather(const plan::GatherBuffer& gathered, control::Done done);
   /// Null until made.
   memory::StageBuffers* stage() const { return stage_.get(); }
   transfer::Binding StageBinding(int buffer) const;
   /// The same, and behind it what `gathered` wants, which has been made.
-  transfer::Binding TargetBinding(int buffer, const plan::Gathered& gathered) const;
+  transfer::Binding TargetBinding(int buffer, const plan::GatherBuffer& gathered) const;
   /// What the stage holds whole beside what is served; nothing before it is made.
   epoch::Contents held() const;
   /// `held` without what the next epoch overwrites.
@@ -91,7 +92,7 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   const std::shared_ptr<Services> services_;
   const std::string name_;
   const uint32_t buffers_;
-  const std::shared_ptr<memory::SlabPool> slabs_;
+  const std::shared_ptr<memory::GpuMemoryPool> gpu_pools_;
   std::shared_ptr<const layout::RankLayout> layout_;
   memory::ArenaMap arena_;
   std::map<uint64_t, Imported> imports_;

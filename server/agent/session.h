@@ -32,7 +32,7 @@ class Session {
   const Status& status() const { return status_; }
   AgentId agent() const { return welcome_.agent; }
   /// Of the coordinator that this session, or the last one, was opened with.
-  History history() const { return welcome_.history; }
+  JournalId history() const { return welcome_.history; }
   /// Rises with every session; tells replies of an old one apart.
   uint64_t number() const { return number_; }
 

@@ -21,15 +21,15 @@ epoch::Span SpanOf(const std::string& name, Nanos begin, Nanos end) {
   return span;
 }
 
-std::vector<epoch::Span> WithParts(epoch::Span whole, std::vector<transfer::Stretch> parts) {
+std::vector<epoch::Span> WithParts(epoch::Span whole, std::vector<transfer::WorkSpan> parts) {
   constexpr size_t kPartsMax = epoch::kSpansMax - 1;
   if (parts.size() > kPartsMax) {
     std::ranges::stable_sort(parts, std::greater<>(),
-                             [](const transfer::Stretch& part) { return part.end - part.begin; });
+                             [](const transfer::WorkSpan& part) { return part.end - part.begin; });
     parts.resize(kPartsMax);
   }
   std::vector<epoch::Span> spans{std::move(whole)};
-  for (const transfer::Stretch& part : parts) {
+  for (const transfer::WorkSpan& part : parts) {
     epoch::Span span = SpanOf(part.what, part.begin, part.end);
     span.bytes = part.bytes;
     span.source = part.source;

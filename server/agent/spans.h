@@ -14,6 +14,6 @@ namespace weightwire::agent {
 epoch::Span SpanOf(const std::string& name, Nanos begin, Nanos end);
 
 /// `whole` with the parts that the transfer engine told of it; of too many the longest ones.
-std::vector<epoch::Span> WithParts(epoch::Span whole, std::vector<transfer::Stretch> parts);
+std::vector<epoch::Span> WithParts(epoch::Span whole, std::vector<transfer::WorkSpan> parts);
 
 }  // namespace weightwire::agent

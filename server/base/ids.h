@@ -30,7 +30,7 @@ using Epoch = StrongId<struct EpochTag, uint64_t>;
 using Version = StrongId<struct VersionTag, uint64_t>;
 
 /// The decisions of one journal, from when it was empty. Random, written into it. 0: not known.
-using History = StrongId<struct HistoryTag, uint64_t>;
+using JournalId = StrongId<struct HistoryTag, uint64_t>;
 
 /// 128 bits over layouts and planner options; equal inputs give equal ids in every process.
 struct PlanId {

@@ -25,9 +25,9 @@ namespace weightwire::control {
 inline constexpr uint16_t kProtocolMin = 1;
 inline constexpr uint16_t kProtocolMax = 1;
 
-/// AgentHello::features: the agent understands BehindCommand, AttestCommand.
-inline constexpr uint64_t kFeatureBehind = 1;
-inline constexpr uint64_t kFeatureAttest = 2;
+/// AgentHello::features: the agent understands StaleCommand, HashCommand.
+inline constexpr uint64_t kFeatureStale = 1;
+inline constexpr uint64_t kFeatureContentHash = 2;
 /// It makes fp8 codes and scales on the way.
 inline constexpr uint64_t kFeatureQuantize = 4;
 /// As a target it gathers floats and quantizes them itself.
@@ -63,7 +63,7 @@ struct AgentWelcome {
   Nanos lease{};      ///< without one for this long the places of its participants are free
   /// Whose decisions the coordinator goes on from: equal for all coordinators of one journal, one
   /// after another. 0: of nobody who says so; nothing survives its loss.
-  History history{};
+  JournalId history{};
   uint64_t features = 0;  ///< of the way to the coordinator
   friend bool operator==(const AgentWelcome&, const AgentWelcome&) = default;
 };
@@ -71,7 +71,7 @@ struct AgentWelcome {
 /// What a rank brings along that was registered with a coordinator before, on the same history, and
 /// lost it. All of it is the agent's own knowledge: bytes that it verified in this life of the
 /// rank.
-struct Claim {
+struct RejoinState {
   epoch::Content serving;  ///< engine: what it serves
   epoch::Contents holds;   ///< engine: what its other buffers hold whole
   /// Engine: the epoch that is verified in another buffer, its end not known here; 0: none.
@@ -80,7 +80,7 @@ struct Claim {
   bool told = false;   ///< COMMIT came: the engine may be swapping to it
   Version released{};  ///< trainer: highest version that will not be published again
   Version version{};   ///< of `content`; 0: an agent that does not say
-  friend bool operator==(const Claim&, const Claim&) = default;
+  friend bool operator==(const RejoinState&, const RejoinState&) = default;
 };
 
 /// What an agent knows of a process of its host that cannot do its part, as the system says. For
@@ -104,7 +104,7 @@ struct RegisterRequest {
   Incarnation incarnation{};
   int64_t pid = 0;  ///< for people
   std::array<uint8_t, 16> trace_id{};
-  Claim claim;  ///< nothing for a new process
+  RejoinState claim;  ///< nothing for a new process
   /// The incarnation that the same process had before, where it had one: it gives that one's place
   /// up. 0: none.
   Incarnation previous{};

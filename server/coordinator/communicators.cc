@@ -155,7 +155,7 @@ void Communicators::Join(JoinCommunicator request, Reply<FormedCommunicator> rep
     group.askers.erase(before);
   }
   const Executor::TimerId timer = strand_.PostAfter(
-      request.deadline, lifeline_.Bind([this, name, rank] { JoinExpired(name, rank); }));
+      request.deadline, cancel_.Bind([this, name, rank] { JoinExpired(name, rank); }));
   const uint32_t size = request.size;
   group.askers.emplace(rank, Asker{std::move(request), {std::move(reply), timer}});
   if (group.askers.size() == size) Complete(group);
@@ -255,7 +255,7 @@ void Communicators::Await(const CommunicatorMember& member, CommunicatorEpoch ep
         Fail(Invalid(member, "the deadline must lie between 1 ms and 10 minutes")));
   }
   const Executor::TimerId timer = strand_.PostAfter(
-      deadline, lifeline_.Bind([this, name = member.group, epoch, rank = member.rank] {
+      deadline, cancel_.Bind([this, name = member.group, epoch, rank = member.rank] {
         AwaitExpired(name, epoch, rank);
       }));
   Waiter<std::string>& waiter = (*open)->waiters[member.rank];

@@ -11,7 +11,7 @@
 #include "server/base/executor.h"
 #include "server/base/ids.h"
 #include "server/base/status.h"
-#include "server/coordinator/lifeline.h"
+#include "server/coordinator/cancel_token.h"
 
 namespace weightwire::coordinator {
 
@@ -133,7 +133,7 @@ class Communicators {
   const CommunicatorLimits limits_;
   bool stopping_ = false;
   std::map<std::string, Group> groups_;
-  Lifeline lifeline_;
+  CancelToken cancel_;
 };
 
 }  // namespace weightwire::coordinator

@@ -9,15 +9,15 @@
 #include <utility>
 
 #include "server/base/failpoint.h"
+#include "server/coordinator/cancel_token.h"
+#include "server/coordinator/command_queue.h"
 #include "server/coordinator/epoch_scheduler.h"
+#include "server/coordinator/integrity_check.h"
 #include "server/coordinator/leases.h"
-#include "server/coordinator/lifeline.h"
 #include "server/coordinator/membership.h"
 #include "server/coordinator/negotiation.h"
-#include "server/coordinator/outbox.h"
 #include "server/coordinator/plan_cache.h"
 #include "server/coordinator/shared_slices.h"
-#include "server/coordinator/verifier.h"
 
 namespace weightwire::coordinator {
 namespace {
@@ -32,14 +32,14 @@ struct Recovered {
   CommitRecord committed;
   std::vector<DrainMark> drained;
   Epoch first{1};
-  History history{};
+  JournalId history{};
 };
 
-History RandomHistory(const Options& options) {
+JournalId RandomHistory(const Options& options) {
   const Ticket random = options.random_ticket();
-  History history{1};
+  JournalId history{1};
   for (size_t i = 0; i < 8; ++i) history.value = history.value << 8 ^ random[i];
-  return history.value == 0 ? History(1) : history;
+  return history.value == 0 ? JournalId(1) : history;
 }
 
 /// The last decision, the first number above everything that was decided or reserved, and who is
@@ -49,7 +49,7 @@ Recovered Recover(const std::vector<JournalRecord>& records, const Options& opti
   for (const JournalRecord& record : records) {
     if (const auto* reserve = std::get_if<ReserveRecord>(&record)) {
       recovered.first = std::max(recovered.first, reserve->limit);
-      if (reserve->history != History{}) recovered.history = reserve->history;
+      if (reserve->history != JournalId{}) recovered.history = reserve->history;
     }
     if (const auto* commit = std::get_if<CommitRecord>(&record)) {
       recovered.first = std::max(recovered.first, Epoch(commit->epoch.value + 1));
@@ -57,7 +57,7 @@ Recovered Recover(const std::vector<JournalRecord>& records, const Options& opti
     }
     if (const auto* drain = std::get_if<DrainRecord>(&record)) recovered.drained = drain->marks;
   }
-  if (recovered.history == History{}) recovered.history = RandomHistory(options);
+  if (recovered.history == JournalId{}) recovered.history = RandomHistory(options);
   return recovered;
 }
 
@@ -72,16 +72,16 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
         workers_(workers),
         journal_(journal),
         metrics_(metrics),
-        outbox_(strand),
-        membership_(options_, recovered.history, std::move(recovered.drained), outbox_, *this,
+        commands_(strand),
+        membership_(options_, recovered.history, std::move(recovered.drained), commands_, *this,
                     metrics),
         leases_(options_, clock, strand, membership_),
         work_(options_.work == nullptr ? std::make_shared<const Work>() : options_.work),
-        negotiation_(strand, workers, work_, membership_, outbox_, *this, metrics),
+        negotiation_(strand, workers, work_, membership_, commands_, *this, metrics),
         plans_(clock, strand, workers, work_, metrics),
         slices_(strand, workers),
-        verifier_(clock, strand, workers, membership_, metrics),
-        scheduler_({options_, clock, strand, membership_, plans_, outbox_, journal, metrics},
+        integrity_(clock, strand, workers, membership_, metrics),
+        scheduler_({options_, clock, strand, membership_, plans_, commands_, journal, metrics},
                    std::move(recovered.committed), recovered.first, recovered.history,
                    [this] { Changed(); }) {
     scheduler_.Start();
@@ -90,10 +90,10 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   // ---- agents ----
   void OpenSession(control::AgentHello hello, control::AgentPort* port,
                    control::Reply<control::AgentWelcome> reply) override {
-    if (stopping_) return outbox_.Reply<control::AgentWelcome>(reply, Fail(ShuttingDown()));
+    if (stopping_) return commands_.Reply<control::AgentWelcome>(reply, Fail(ShuttingDown()));
     auto welcome = membership_.Open(std::move(hello), port, clock_.Now());
     WW_FAILPOINT("coordinator.after_session_opened_before_welcome");
-    outbox_.Reply<control::AgentWelcome>(std::move(reply), std::move(welcome));
+    commands_.Reply<control::AgentWelcome>(std::move(reply), std::move(welcome));
     leases_.Watch();
   }
 
@@ -111,7 +111,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
 
   void Register(control::RegisterRequest request,
                 control::Reply<control::RegisterReply> reply) override {
-    if (stopping_) return outbox_.Reply<control::RegisterReply>(reply, Fail(ShuttingDown()));
+    if (stopping_) return commands_.Reply<control::RegisterReply>(reply, Fail(ShuttingDown()));
     auto registered = membership_.Register(request);
     WW_FAILPOINT("coordinator.after_register_before_answer");
     if (!registered && registered.error().reason() == Reason::kDuplicateRank &&
@@ -123,41 +123,41 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     if (registered) {
       registered->lineage = scheduler_.decisions().Floor().lineage;
       registered->floor = scheduler_.decisions().Floor().version;
-      scheduler_.OnClaim(request.group + "/" + std::to_string(request.rank), request.claim);
+      scheduler_.OnRejoinState(request.group + "/" + std::to_string(request.rank), request.claim);
     }
-    outbox_.Reply<control::RegisterReply>(std::move(reply), std::move(registered));
+    commands_.Reply<control::RegisterReply>(std::move(reply), std::move(registered));
   }
 
   void SubmitLayout(control::LayoutSubmission submission,
                     control::Reply<control::LayoutReply> reply) override {
-    if (stopping_) return outbox_.Reply<control::LayoutReply>(reply, Fail(ShuttingDown()));
+    if (stopping_) return commands_.Reply<control::LayoutReply>(reply, Fail(ShuttingDown()));
     negotiation_.Submit(std::move(submission), std::move(reply));
   }
 
   void Publish(control::PublishRequest request, control::Done done) override {
     Status status = scheduler_.Publish(request);
     CountFence(status);
-    outbox_.Reply(std::move(done), std::move(status));
+    commands_.Reply(std::move(done), std::move(status));
   }
 
   void Withdraw(control::WithdrawRequest request, control::Done done) override {
     Status status = scheduler_.Withdraw(request);
     CountFence(status);
-    outbox_.Reply(std::move(done), std::move(status));
+    commands_.Reply(std::move(done), std::move(status));
   }
 
   void FetchSlice(PlanId plan, plan::Side side, uint32_t rank,
                   control::Reply<std::shared_ptr<const plan::RankSlice>> reply) override {
     using Slice = std::shared_ptr<const plan::RankSlice>;
     const PlannedPairPtr pair = plans_.Find(plan);
-    if (const auto reading = pair ? nullptr : verifier_.Find(plan)) {
-      return ReadingSlice(reading, side, rank, std::move(reply));
+    if (const auto hash_plan = pair ? nullptr : integrity_.Find(plan)) {
+      return ReadingSlice(hash_plan, side, rank, std::move(reply));
     }
-    if (pair == nullptr) return outbox_.Reply<Slice>(reply, Fail(UnknownPlan(plan)));
+    if (pair == nullptr) return commands_.Reply<Slice>(reply, Fail(UnknownPlan(plan)));
     const uint32_t ranks =
         side == plan::Side::kSource ? pair->plan->source_ranks : pair->plan->target_ranks;
     if (rank >= ranks || (side != plan::Side::kSource && side != plan::Side::kTarget)) {
-      return outbox_.Reply<Slice>(
+      return commands_.Reply<Slice>(
           reply, Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
                       "the plan has " + std::to_string(ranks) + " ranks on that side"));
     }
@@ -177,8 +177,8 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     }
     if (place->live->agent != agent) return Fenced("wrong_agent");
     if (place->live->presence != Presence::kConnected) return Fenced("stale_session");
-    const auto* attested = std::get_if<epoch::AttestedReport>(&report);
-    if (attested != nullptr ? !verifier_.OnAttested(*attested) : !scheduler_.OnReport(report)) {
+    const auto* attested = std::get_if<epoch::HashedReport>(&report);
+    if (attested != nullptr ? !integrity_.OnAttested(*attested) : !scheduler_.OnReport(report)) {
       Fenced("stale_epoch");
     }
   }
@@ -189,14 +189,14 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
 
   void Rollback(Version version, control::Reply<RolledBack> reply) override {
     scheduler_.Rollback(version, [this, reply = std::move(reply)](Result<RolledBack> result) {
-      outbox_.Reply<RolledBack>(reply, std::move(result));
+      commands_.Reply<RolledBack>(reply, std::move(result));
     });
   }
 
   void Verify(const std::string& engine, Nanos deadline,
-              control::Reply<Verification> reply) override {
-    verifier_.Verify(engine, deadline, [this, reply = std::move(reply)](auto result) {
-      outbox_.Reply<Verification>(reply, std::move(result));
+              control::Reply<IntegrityReport> reply) override {
+    integrity_.Verify(engine, deadline, [this, reply = std::move(reply)](auto result) {
+      commands_.Reply<IntegrityReport>(reply, std::move(result));
     });
   }
 
@@ -214,21 +214,21 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
              control::Reply<std::vector<std::string>> reply) override {
     using Engines = std::vector<std::string>;
     auto engines = membership_.Drain(name, what, which);
-    if (!engines) return outbox_.Reply<Engines>(reply, std::move(engines));
+    if (!engines) return commands_.Reply<Engines>(reply, std::move(engines));
     JournalMarks([this, engines = std::move(*engines), reply](const Status& status) {
-      if (!status.ok()) return outbox_.Reply<Engines>(reply, Fail(status));
+      if (!status.ok()) return commands_.Reply<Engines>(reply, Fail(status));
       WW_FAILPOINT("coordinator.after_a_drain_is_durable_before_its_answer");
-      outbox_.Reply<Engines>(reply, engines);
+      commands_.Reply<Engines>(reply, engines);
     });
   }
 
-  Result<EpochStory> Tell(Epoch epoch) const override {
-    WW_ASSIGN(EpochStory story, scheduler_.Tell(epoch));
-    story.status.content_root = verifier_.RootOf(story.status.epoch);
-    return story;
+  Result<EpochTrace> Describe(Epoch epoch) const override {
+    WW_ASSIGN(EpochTrace trace, scheduler_.Describe(epoch));
+    trace.status.content_root = integrity_.RootOf(trace.status.epoch);
+    return trace;
   }
 
-  std::vector<EpochLinks> Links() const override { return scheduler_.Links(); }
+  std::vector<EpochEdges> Edges() const override { return scheduler_.Edges(); }
 
   using Coordinator::Snapshot;
   StatusSnapshot Snapshot(const StatusQuery& query) const override {
@@ -237,7 +237,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     snapshot.agents = static_cast<uint32_t>(membership_.sessions().size());
     snapshot.engines_forgotten = membership_.forgotten();
     scheduler_.Describe(query, snapshot);
-    for (EpochStatus& epoch : snapshot.epochs) epoch.content_root = verifier_.RootOf(epoch.epoch);
+    for (EpochStatus& epoch : snapshot.epochs) epoch.content_root = integrity_.RootOf(epoch.epoch);
     const bool all = query.participants_max == std::numeric_limits<size_t>::max();
     const std::set<std::string, std::less<>> awaited = all || query.participants_max == 0
                                                            ? std::set<std::string, std::less<>>()
@@ -292,13 +292,13 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
 
   void Shutdown(control::Done done) override {
     stopping_ = true;
-    verifier_.Shutdown(ShuttingDown());
+    integrity_.Shutdown(ShuttingDown());
     scheduler_.Shutdown([this, done = std::move(done)] {
       std::vector<AgentId> agents;
       for (const auto& [id, session] : membership_.sessions()) agents.push_back(id);
       for (AgentId agent : agents) membership_.EndSession(agent, ShuttingDown(), clock_.Now());
       AnswerRegisters();
-      outbox_.Reply(done, OkStatus());
+      commands_.Reply(done, OkStatus());
     });
   }
 
@@ -307,12 +307,12 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   void OnLost(const Group& group, uint32_t rank, const epoch::Member& member,
               const Status& why) override {
     scheduler_.OnLost(group, rank, member, why);
-    verifier_.OnLost(group, rank, member, why);
+    integrity_.OnLost(group, rank, member, why);
   }
   void OnCutOff(Group& group, uint32_t rank, const epoch::Member& member,
                 const Status& why) override {
     scheduler_.OnCutOff(group, rank, member, why);
-    verifier_.OnLost(group, rank, member, why);
+    integrity_.OnLost(group, rank, member, why);
   }
   void OnComplete(Group& group) override { scheduler_.OnComplete(group); }
   /// Comes in the middle of a change: what can start now starts in a task of its own.
@@ -321,7 +321,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   void Changed() {
     if (change_posted_) return;
     change_posted_ = true;
-    strand_.Post(lifeline_.Bind([this] {
+    strand_.Post(cancel_.Bind([this] {
       AnswerRegisters();
       scheduler_.TryStart();
       change_posted_ = false;
@@ -359,13 +359,13 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   }
 
   void JournalMarks(std::function<void(Status)> done) {
-    journal_.Append(DrainRecord{membership_.Marks()}, lifeline_.Bind(std::move(done)));
+    journal_.Append(DrainRecord{membership_.Marks()}, cancel_.Bind(std::move(done)));
   }
 
   /// They walk over all groups, which thousands of registrations must not do each.
   void UpdateGaugesSoon() {
     if (std::exchange(gauges_due_, true)) return;
-    strand_.PostAfter(kGauges, lifeline_.Bind([this] {
+    strand_.PostAfter(kGauges, cancel_.Bind([this] {
       gauges_due_ = false;
       UpdateGauges();
     }));
@@ -376,24 +376,24 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     if (options_.verify_every == 0 || scheduler_.served() == counted_) return;
     counted_ = scheduler_.served();
     if (++commits_ % options_.verify_every != 0 || stopping_) return;
-    verifier_.Verify("", options_.verify_deadline, [](const Result<Verification>&) {
+    integrity_.Verify("", options_.verify_deadline, [](const Result<IntegrityReport>&) {
       // Counted by outcome; one that could not begin because another runs is not missed.
     });
   }
 
-  void ReadingSlice(const std::shared_ptr<const content::Reading>& reading, plan::Side side,
+  void ReadingSlice(const std::shared_ptr<const content::HashPlan>& hash_plan, plan::Side side,
                     uint32_t rank, control::Reply<std::shared_ptr<const plan::RankSlice>> reply) {
     using Slice = std::shared_ptr<const plan::RankSlice>;
-    if (side != plan::Side::kSource || rank >= reading->ranks.size()) {
-      return outbox_.Reply<Slice>(reply,
-                                  Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
-                                       "the reading has " + std::to_string(reading->ranks.size()) +
-                                           " ranks, on the source's side"));
+    if (side != plan::Side::kSource || rank >= hash_plan->ranks.size()) {
+      return commands_.Reply<Slice>(
+          reply, Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
+                      "the content has " + std::to_string(hash_plan->ranks.size()) +
+                          " ranks, on the source's side"));
     }
     slices_.Get(
-        {reading->id, side, rank},
-        [reading, rank] {
-          return std::make_shared<const plan::RankSlice>(content::SliceOf(*reading, rank));
+        {hash_plan->id, side, rank},
+        [hash_plan, rank] {
+          return std::make_shared<const plan::RankSlice>(content::SliceOf(*hash_plan, rank));
         },
         std::move(reply));
   }
@@ -522,14 +522,14 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   Executor& workers_;
   Journal& journal_;
   metrics::Sink& metrics_;
-  Outbox outbox_;
+  CommandQueue commands_;
   Membership membership_;
   Leases leases_;
   const std::shared_ptr<const Work> work_;
   Negotiation negotiation_;
   PlanCache plans_;
   SharedSlices slices_;
-  Verifier verifier_;
+  IntegrityCheck integrity_;
   EpochScheduler scheduler_;
   Epoch counted_{};  ///< newest version that Sweep has seen
   uint64_t commits_ = 0;
@@ -541,7 +541,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
   bool gauges_due_ = false;
   uint64_t last_watcher_ = 0;
   std::map<uint64_t, std::function<void()>> watchers_;
-  Lifeline lifeline_;
+  CancelToken cancel_;
 };
 
 }  // namespace

@@ -14,10 +14,10 @@
 #include "server/control/control.h"
 #include "server/coordinator/commit_policy.h"
 #include "server/coordinator/fanout.h"
+#include "server/coordinator/integrity_report.h"
 #include "server/coordinator/journal.h"
-#include "server/coordinator/links.h"
 #include "server/coordinator/names.h"
-#include "server/coordinator/verification.h"
+#include "server/coordinator/transfer_edges.h"
 #include "server/epoch/coordinator_machine.h"
 #include "server/metrics/metrics.h"
 
@@ -125,7 +125,7 @@ struct EpochStatus {
   std::array<uint8_t, 16> trace_id{};
 };
 /// What happened in an epoch. Seconds count from its start, by the coordinator's clock.
-struct EpochStory {
+struct EpochTrace {
   /// Of the coordinator: its phases, one after another, and within them "plan" and "journal";
   /// before the start "publish", from the first trainer rank to the last one.
   struct Step {
@@ -138,20 +138,20 @@ struct EpochStory {
     std::string who, what;
     Status why;
   };
-  struct Stretch {
+  struct Span {
     std::string name, about;
     double begin = 0, seconds = 0;
     int64_t bytes = 0;
   };
-  struct Track {
+  struct RankSpans {
     std::string rank, agent;
     double error_seconds = 0;  ///< by so much its times may be off, either way
-    std::vector<Stretch> stretches;
+    std::vector<Span> stretches;
   };
   EpochStatus status;
   std::vector<Step> steps;
   std::vector<Event> events;
-  std::vector<Track> tracks;
+  std::vector<RankSpans> tracks;
   uint64_t left_off = 0;  ///< events and stretches over the limit
 };
 /// A rollback that was committed, or one that need not be: `version` is what is committed.
@@ -291,14 +291,14 @@ class Coordinator : public control::CoordinatorPort {
   ///   kNotFound / kNotRegistered        no such engine
   ///   kFailedPrecondition / kNotReady   nothing is served yet; another verification is in progress
   virtual void Verify(const std::string& engine, Nanos deadline,
-                      control::Reply<Verification> reply) = 0;
+                      control::Reply<IntegrityReport> reply) = 0;
 
   virtual StatusSnapshot Snapshot(const StatusQuery& query) const = 0;
   StatusSnapshot Snapshot() const { return Snapshot(StatusQuery{}); }
   /// 0: the newest. kNotFound / kNotRegistered: none of that number is remembered.
-  virtual Result<EpochStory> Tell(Epoch epoch) const = 0;
+  virtual Result<EpochTrace> Describe(Epoch epoch) const = 0;
   /// Of the newest epochs that were committed and moved bytes, at most 8, newest first.
-  virtual std::vector<EpochLinks> Links() const = 0;
+  virtual std::vector<EpochEdges> Edges() const = 0;
   /// `group` is an engine; empty: every plan of the newest epoch. Text for people.
   virtual Result<std::string> Explain(const std::string& group,
                                       const std::string& tensor) const = 0;

@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include "server/coordinator/command_queue.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/membership.h"
-#include "server/coordinator/outbox.h"
 #include "server/coordinator/plan_cache.h"
 #include "server/metrics/metrics.h"
 
@@ -20,7 +20,7 @@ struct Services {
   Executor& strand;
   Membership& membership;
   PlanCache& plans;
-  Outbox& outbox;
+  CommandQueue& commands;
   Journal& journal;
   metrics::Sink& metrics;
 };
@@ -32,7 +32,7 @@ struct Decisions {
   double committed_wall = 0;
   const Epoch read;   ///< the newest decision that the journal had at the start
   const Epoch first;  ///< of the numbers that this coordinator hands out
-  const History history;
+  const JournalId history;
   epoch::Content forgotten;  ///< the newest that is served and that the journal did not have
   std::string journal_lost;  ///< of it, for people; empty: the journal has lost nothing
   /// The last epoch that was committed here, and the engines without which it went on.

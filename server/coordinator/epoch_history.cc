@@ -15,13 +15,13 @@ void EpochHistory::Remember(const EpochStatus& status) {
   if (epochs_.size() > remembered_) epochs_.pop_back();
 }
 
-Result<EpochStory> EpochHistory::Tell(Epoch asked) const {
+Result<EpochTrace> EpochHistory::Describe(Epoch asked) const {
   const auto ended = std::ranges::find_if(epochs_, [&](const EpochStatus& status) {
     return asked == Epoch{} || status.epoch == asked;
   });
-  const Stories::Kept* kept = ended == epochs_.end() ? nullptr : stories_.Find(ended->epoch);
-  if (kept != nullptr) return kept->story.Tell(*ended, kept->names);
-  const std::string range = stories_.Range();
+  const Traces::Kept* kept = ended == epochs_.end() ? nullptr : traces_.Find(ended->epoch);
+  if (kept != nullptr) return kept->trace.Describe(*ended, kept->names);
+  const std::string range = traces_.Range();
   return Fail(
       Status(Code::kNotFound, Reason::kNotRegistered,
              "no such epoch is remembered here; those that are: " +
@@ -30,15 +30,15 @@ Result<EpochStory> EpochHistory::Tell(Epoch asked) const {
           .Remedy("`wwctl epochs` lists epochs; a coordinator knows those since its start"));
 }
 
-std::vector<EpochLinks> EpochHistory::Links() const {
+std::vector<EpochEdges> EpochHistory::Edges() const {
   constexpr size_t kEpochsMax = 8;
-  std::vector<EpochLinks> out;
+  std::vector<EpochEdges> out;
   for (const EpochStatus& status : epochs_) {
-    const Stories::Kept* kept = stories_.Find(status.epoch);
-    if (status.phase != epoch::Phase::kCommitted || kept == nullptr || kept->links.links.empty()) {
+    const Traces::Kept* kept = traces_.Find(status.epoch);
+    if (status.phase != epoch::Phase::kCommitted || kept == nullptr || kept->edges.edges.empty()) {
       continue;
     }
-    out.push_back(kept->links);
+    out.push_back(kept->edges);
     if (out.size() == kEpochsMax) break;
   }
   return out;

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "server/coordinator/coordinator.h"
-#include "server/coordinator/story.h"
+#include "server/coordinator/trace.h"
 
 namespace weightwire::coordinator {
 
@@ -13,18 +13,18 @@ class EpochHistory {
  public:
   explicit EpochHistory(size_t remembered) : remembered_(remembered) {}
   void Remember(const EpochStatus& status);
-  void Keep(Epoch epoch, Stories::Kept kept) { stories_.Keep(epoch, std::move(kept)); }
+  void Keep(Epoch epoch, Traces::Kept kept) { traces_.Keep(epoch, std::move(kept)); }
   /// Newest first.
   const std::deque<EpochStatus>& epochs() const { return epochs_; }
   /// The newest when `asked` is 0. kNotFound / kNotRegistered
-  Result<EpochStory> Tell(Epoch asked) const;
+  Result<EpochTrace> Describe(Epoch asked) const;
   /// Of the newest versions that were committed.
-  std::vector<EpochLinks> Links() const;
+  std::vector<EpochEdges> Edges() const;
 
  private:
   size_t remembered_;
   std::deque<EpochStatus> epochs_;
-  Stories stories_;
+  Traces traces_;
 };
 
 }  // namespace weightwire::coordinator

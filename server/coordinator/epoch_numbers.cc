@@ -16,14 +16,13 @@ void EpochNumbers::Reserve() {
   reserving_ = true;
   const Epoch limit(limit_.value + kBlock);
   WW_FAILPOINT("coordinator.before_reservation_appended");
-  journal_.Append(ReserveRecord{limit, history_},
-                  lifeline_.Bind([this, limit](const Status& status) {
-                    WW_FAILPOINT("coordinator.after_reservation_durable");
-                    if (!status.ok()) return failed_(status);
-                    reserving_ = false;
-                    limit_ = std::max(limit_, limit);
-                    more_();
-                  }));
+  journal_.Append(ReserveRecord{limit, history_}, cancel_.Bind([this, limit](const Status& status) {
+    WW_FAILPOINT("coordinator.after_reservation_durable");
+    if (!status.ok()) return failed_(status);
+    reserving_ = false;
+    limit_ = std::max(limit_, limit);
+    more_();
+  }));
 }
 
 void EpochNumbers::Raise(Epoch next) {

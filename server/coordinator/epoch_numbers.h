@@ -6,8 +6,8 @@
 
 #include "server/base/ids.h"
 #include "server/base/status.h"
+#include "server/coordinator/cancel_token.h"
 #include "server/coordinator/journal.h"
-#include "server/coordinator/lifeline.h"
 
 namespace weightwire::coordinator {
 
@@ -18,7 +18,7 @@ class EpochNumbers {
   /// `first`: above everything that was ever handed out or reserved; `history`: the journal's,
   /// which every reservation carries. `more` runs when numbers have become available; `failed` when
   /// a reservation's fate is unknown: there will be no more.
-  EpochNumbers(Epoch first, History history, Journal& journal, std::function<void()> more,
+  EpochNumbers(Epoch first, JournalId history, Journal& journal, std::function<void()> more,
                std::function<void(const Status&)> failed)
       : next_(first),
         limit_(first),
@@ -36,12 +36,12 @@ class EpochNumbers {
  private:
   Epoch next_;
   Epoch limit_;
-  const History history_;
+  const JournalId history_;
   bool reserving_ = false;
   Journal& journal_;
   std::function<void()> more_;
   std::function<void(const Status&)> failed_;
-  Lifeline lifeline_;
+  CancelToken cancel_;
 };
 
 }  // namespace weightwire::coordinator

@@ -26,67 +26,67 @@ std::map<std::string, std::string> EnginesReadFrom(
 
 }  // namespace
 
-std::shared_ptr<Draft> EpochPlanner::NewDraft(epoch::Spec spec) const {
-  auto draft = std::make_shared<Draft>();
-  draft->spec = std::move(spec);
-  draft->started = s_.clock.Now();
-  draft->started_wall = s_.clock.WallSeconds();
-  draft->trace_id = OwnTraceId(shared_.decisions.history, draft->spec.epoch);
-  draft->story = Story(draft->started);
-  return draft;
+std::shared_ptr<PendingEpoch> EpochPlanner::NewPending(epoch::Spec spec) const {
+  auto pending = std::make_shared<PendingEpoch>();
+  pending->spec = std::move(spec);
+  pending->started = s_.clock.Now();
+  pending->started_wall = s_.clock.WallSeconds();
+  pending->trace_id = OwnTraceId(shared_.decisions.history, pending->spec.epoch);
+  pending->trace = Trace(pending->started);
+  return pending;
 }
 
-void EpochPlanner::Plan(const std::shared_ptr<Draft>& draft, const Group& source,
+void EpochPlanner::Plan(const std::shared_ptr<PendingEpoch>& pending, const Group& source,
                         const std::vector<const Group*>& engines) {
-  if (draft->spec.kind == epoch::Kind::kPublish) {
-    publish_ = draft;
+  if (pending->spec.kind == epoch::Kind::kPublish) {
+    publish_ = pending;
   } else {
-    fills_.push_back(draft);
+    fills_.push_back(pending);
   }
-  draft->awaited = engines.size();
+  pending->awaited = engines.size();
   for (const Group* engine : engines) {
-    const size_t planned = draft->spec.engines.size();
-    draft->spec.engines.push_back({engine->name, engine->Members()});
+    const size_t planned = pending->spec.engines.size();
+    pending->spec.engines.push_back({engine->name, engine->Members()});
     s_.plans.Get(source.agreed, engine->agreed,
-                 lifeline_.Bind([this, draft, planned](const Result<PlannedPairPtr>& pair) {
-                   Planned(draft, planned, pair);
+                 cancel_.Bind([this, pending, planned](const Result<PlannedPairPtr>& pair) {
+                   Planned(pending, planned, pair);
                  }));
   }
   shared_.changed();
 }
 
-void EpochPlanner::Planned(const std::shared_ptr<Draft>& draft, size_t number,
+void EpochPlanner::Planned(const std::shared_ptr<PendingEpoch>& pending, size_t number,
                            const Result<PlannedPairPtr>& pair) {
-  const bool filling = std::ranges::find(fills_, draft) != fills_.end();
-  if (draft != publish_ && !filling) return;
+  const bool filling = std::ranges::find(fills_, pending) != fills_.end();
+  if (pending != publish_ && !filling) return;
   WW_FAILPOINT("coordinator.after_plan_made");
-  const epoch::EngineMembers& engine = draft->spec.engines[number];
-  const Status status = pair ? CheckQuantizes(draft->spec, engine, **pair) : pair.error();
+  const epoch::EngineMembers& engine = pending->spec.engines[number];
+  const Status status = pair ? CheckQuantizes(pending->spec, engine, **pair) : pair.error();
   if (status.ok()) {
-    draft->plans[engine.name] = *pair;
-  } else if (draft->failure.ok()) {
-    const std::string& name = draft->failed_engine = engine.name;
+    pending->plans[engine.name] = *pair;
+  } else if (pending->failure.ok()) {
+    const std::string& name = pending->failed_engine = engine.name;
     const std::string rank = status.rank().empty() ? name : name + ", " + status.rank();
-    draft->failure = Status(status).AtRank(rank).AtEpoch(draft->spec.epoch);
+    pending->failure = Status(status).AtRank(rank).AtEpoch(pending->spec.epoch);
   }
-  if (--draft->awaited == 0) Finish(draft);
+  if (--pending->awaited == 0) Finish(pending);
 }
 
-void EpochPlanner::Finish(const std::shared_ptr<Draft>& draft) {
-  draft->story.Step("plan", "", draft->started, s_.clock.Now());
-  if (draft == publish_) publish_.reset();
-  std::erase(fills_, draft);
-  LeaveOutTheLost(*draft);
-  if (!StillComplete(draft->spec)) return owner_.OnVoid(*draft);
-  if (!draft->failure.ok()) return owner_.OnPlanFailed(*draft);
-  owner_.OnPlanned(*draft);
+void EpochPlanner::Finish(const std::shared_ptr<PendingEpoch>& pending) {
+  pending->trace.Step("plan", "", pending->started, s_.clock.Now());
+  if (pending == publish_) publish_.reset();
+  std::erase(fills_, pending);
+  LeaveOutTheLost(*pending);
+  if (!StillComplete(pending->spec)) return owner_.OnVoid(*pending);
+  if (!pending->failure.ok()) return owner_.OnPlanFailed(*pending);
+  owner_.OnPlanned(*pending);
 }
 
-std::vector<const Draft*> EpochPlanner::Drafts() const {
-  std::vector<const Draft*> drafts;
-  if (publish_ != nullptr) drafts.push_back(publish_.get());
-  for (const auto& draft : fills_) drafts.push_back(draft.get());
-  return drafts;
+std::vector<const PendingEpoch*> EpochPlanner::PendingEpochs() const {
+  std::vector<const PendingEpoch*> all_pending;
+  if (publish_ != nullptr) all_pending.push_back(publish_.get());
+  for (const auto& pending : fills_) all_pending.push_back(pending.get());
+  return all_pending;
 }
 
 bool EpochPlanner::IsStill(const std::string& name, const std::vector<epoch::Member>& ranks) const {
@@ -95,20 +95,20 @@ bool EpochPlanner::IsStill(const std::string& name, const std::vector<epoch::Mem
          !shared_.stragglers.Has(*group);
 }
 
-/// Of a draft whose plans were made meanwhile, as long as enough are left.
-void EpochPlanner::LeaveOutTheLost(Draft& draft) const {
-  auto& engines = draft.spec.engines;
+/// Of a pending epoch whose plans were made meanwhile, as long as enough are left.
+void EpochPlanner::LeaveOutTheLost(PendingEpoch& pending) const {
+  auto& engines = pending.spec.engines;
   const auto lost = [&](const epoch::EngineMembers& e) { return !IsStill(e.name, e.ranks); };
   const auto gone = static_cast<size_t>(std::ranges::count_if(engines, lost));
-  if (engines.size() < gone + std::max(1U, draft.spec.engines_min)) return;
+  if (engines.size() < gone + std::max(1U, pending.spec.engines_min)) return;
   for (const epoch::EngineMembers& engine : engines) {
     // Another plan that cannot be made may hide behind its one.
-    if (lost(engine) && engine.name == draft.failed_engine) return;
+    if (lost(engine) && engine.name == pending.failed_engine) return;
   }
   for (const epoch::EngineMembers& engine : engines) {
     if (!lost(engine)) continue;
-    draft.plans.erase(engine.name);
-    draft.left_out.push_back(engine.name);
+    pending.plans.erase(engine.name);
+    pending.left_out.push_back(engine.name);
   }
   std::erase_if(engines, lost);
 }
@@ -120,43 +120,43 @@ bool EpochPlanner::StillComplete(const epoch::Spec& spec) const {
          });
 }
 
-std::unique_ptr<EpochRun> EpochPlanner::RunFrom(const Draft& draft) const {
+std::unique_ptr<EpochRun> EpochPlanner::RunFrom(const PendingEpoch& pending) const {
   auto run = std::make_unique<EpochRun>();
-  const epoch::Spec& spec = draft.spec;
+  const epoch::Spec& spec = pending.spec;
   const bool spares = spec.quorum > 0 && spec.quorum < spec.engines.size();
   PrepareInput input{spec,
-                     draft.plans,
+                     pending.plans,
                      {},
-                     draft.trace_id,
-                     draft.star ? Fanout::kStar : s_.options.fanout,
+                     pending.trace_id,
+                     pending.star ? Fanout::kStar : s_.options.fanout,
                      spares ? s_.options.commit_policy.Patience() : Nanos(0),
                      s_.options.slot_bytes,
-                     draft.direct};
+                     pending.direct};
   auto add = [&](const epoch::Member& member, const std::string& name) {
     const Session& session = *s_.membership.SessionOf(member);
     input.addresses[member] = {
         session.id, session.hello.incarnation, session.hello.host, session.hello.addresses, {}};
     run->names[member] = name;
   };
-  for (size_t rank = 0; rank < draft.spec.sources.size(); ++rank) {
-    add(draft.spec.sources[rank], draft.spec.source_group + "/" + std::to_string(rank));
+  for (size_t rank = 0; rank < pending.spec.sources.size(); ++rank) {
+    add(pending.spec.sources[rank], pending.spec.source_group + "/" + std::to_string(rank));
   }
-  for (const epoch::EngineMembers& engine : draft.spec.engines) {
+  for (const epoch::EngineMembers& engine : pending.spec.engines) {
     for (size_t rank = 0; rank < engine.ranks.size(); ++rank) {
       add(engine.ranks[rank], engine.name + "/" + std::to_string(rank));
     }
   }
   run->prepares = MakePrepares(input, s_.options.random_ticket);
-  run->plans = draft.plans;
-  run->trace_id = draft.trace_id;
-  run->story = draft.story;
-  run->left_out = draft.left_out;
-  run->attempt = draft.attempt;
-  run->started = draft.started;
-  run->phase_since = draft.started;
-  run->started_wall = draft.started_wall;
-  run->state.spec = draft.spec;
-  run->state.spec.parents = EnginesReadFrom(run->prepares, draft.spec);
+  run->plans = pending.plans;
+  run->trace_id = pending.trace_id;
+  run->trace = pending.trace;
+  run->left_out = pending.left_out;
+  run->attempt = pending.attempt;
+  run->started = pending.started;
+  run->phase_since = pending.started;
+  run->started_wall = pending.started_wall;
+  run->state.spec = pending.spec;
+  run->state.spec.parents = EnginesReadFrom(run->prepares, pending.spec);
   run->state.spec.drops_readers = DropsReaders(run->state.spec);
   for (epoch::PrepareCommand& command : run->prepares) {
     command.drops_readers = command.role == epoch::Role::kSource && run->state.spec.drops_readers;

@@ -103,30 +103,30 @@ std::map<ParticipantId, std::string> EpochRun::ParticipantNames() const {
   return by_id;
 }
 
-EpochStory EpochRun::Tell(Nanos now) const {
-  Story told = story;
+EpochTrace EpochRun::Describe(Nanos now) const {
+  Trace told = trace;
   if (!finished) {
     told.Step("phase", std::string(epoch::PhaseName(state.phase)), phase_since, now);
   }
-  return told.Tell(ToStatus(now), ParticipantNames());
+  return told.Describe(ToStatus(now), ParticipantNames());
 }
 
-EpochStatus StatusOf(const Draft& draft, Nanos now) {
+EpochStatus StatusOf(const PendingEpoch& pending, Nanos now) {
   EpochStatus status;
-  status.epoch = draft.spec.epoch;
-  status.kind = draft.spec.kind;
-  status.version = draft.spec.version;
-  status.lineage = draft.spec.lineage;
+  status.epoch = pending.spec.epoch;
+  status.kind = pending.spec.kind;
+  status.version = pending.spec.version;
+  status.lineage = pending.spec.lineage;
   status.phase = epoch::Phase::kPreparing;
-  status.attempt = draft.attempt;
-  status.why = draft.failure;
-  status.engines = EngineNames(draft.spec);
-  status.left_out = draft.left_out;
+  status.attempt = pending.attempt;
+  status.why = pending.failure;
+  status.engines = EngineNames(pending.spec);
+  status.left_out = pending.left_out;
   status.waiting_for = {"coordinator: plans"};
-  status.started_wall = draft.started_wall;
-  status.prepare_seconds = status.total_seconds = Seconds(now - draft.started);
-  status.plans = PlanIds(draft.plans);
-  status.trace_id = draft.trace_id;
+  status.started_wall = pending.started_wall;
+  status.prepare_seconds = status.total_seconds = Seconds(now - pending.started);
+  status.plans = PlanIds(pending.plans);
+  status.trace_id = pending.trace_id;
   return status;
 }
 

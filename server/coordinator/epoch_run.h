@@ -12,13 +12,13 @@
 #include "server/base/executor.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/plan_cache.h"
-#include "server/coordinator/story.h"
+#include "server/coordinator/trace.h"
 #include "server/epoch/coordinator_machine.h"
 
 namespace weightwire::coordinator {
 
 /// An epoch whose plans are being made: nobody has been told of it yet.
-struct Draft {
+struct PendingEpoch {
   epoch::Spec spec;
   std::array<uint8_t, 16> trace_id{};
   uint32_t attempt = 1;
@@ -31,7 +31,7 @@ struct Draft {
   Status failure;  ///< of the first plan that cannot be made
   std::string failed_engine;
   std::vector<std::string> left_out;
-  Story story;
+  Trace trace;
 };
 
 /// An epoch that runs: the machine's state and what people and metrics want to know of it.
@@ -42,7 +42,7 @@ struct EpochRun {
   std::map<std::string, PlannedPairPtr> plans;  ///< by engine
   std::vector<std::string> left_out;
   std::array<uint8_t, 16> trace_id{};
-  Story story;
+  Trace trace;
   uint32_t attempt = 1;
   Nanos started{};
   Nanos appended{};  ///< COMMIT was submitted
@@ -71,7 +71,7 @@ struct EpochRun {
   EpochStatus ToStatus(Nanos now, size_t lines_max = std::numeric_limits<size_t>::max(),
                        const std::function<bool(const epoch::Member&)>& first = nullptr) const;
   /// With the phase that is not over, if it is not.
-  EpochStory Tell(Nanos now) const;
+  EpochTrace Describe(Nanos now) const;
   std::map<ParticipantId, std::string> ParticipantNames() const;
 
  private:
@@ -80,6 +80,6 @@ struct EpochRun {
                   const std::function<bool(const epoch::Member&)>& first) const;
 };
 
-EpochStatus StatusOf(const Draft& draft, Nanos now);
+EpochStatus StatusOf(const PendingEpoch& pending, Nanos now);
 
 }  // namespace weightwire::coordinator

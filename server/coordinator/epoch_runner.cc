@@ -33,13 +33,13 @@ struct Taken {
   void operator()(const epoch::PreparedReport&) const {
     WW_FAILPOINT("coordinator.after_prepared_taken");
   }
-  void operator()(const epoch::SourcedReport&) const {
+  void operator()(const epoch::SourceDoneReport&) const {
     WW_FAILPOINT("coordinator.after_sourced_taken");
   }
   void operator()(const epoch::StagedReport&) const {
     WW_FAILPOINT("coordinator.after_staged_taken");
   }
-  void operator()(const epoch::AppliedReport&) const {
+  void operator()(const epoch::SwappedReport&) const {
     WW_FAILPOINT("coordinator.after_applied_taken");
   }
   void operator()(const epoch::DrainedReport&) const {
@@ -53,14 +53,14 @@ struct EventOf {
   epoch::Event operator()(const epoch::PreparedReport& r) const {
     return epoch::PreparedEvent{r.member};
   }
-  epoch::Event operator()(const epoch::SourcedReport& r) const {
-    return epoch::SourcedEvent{r.member, r.digests};
+  epoch::Event operator()(const epoch::SourceDoneReport& r) const {
+    return epoch::SourceDoneEvent{r.member, r.digests};
   }
   epoch::Event operator()(const epoch::StagedReport& r) const {
     return epoch::StagedEvent{r.member, r.digests};
   }
-  epoch::Event operator()(const epoch::AppliedReport& r) const {
-    return epoch::AppliedEvent{r.member};
+  epoch::Event operator()(const epoch::SwappedReport& r) const {
+    return epoch::SwappedEvent{r.member};
   }
   epoch::Event operator()(const epoch::DrainedReport& r) const {
     return epoch::DrainedEvent{r.member};
@@ -71,7 +71,7 @@ struct EventOf {
   epoch::Event operator()(const epoch::LostReport& r) const {
     return epoch::LostEvent{r.member, r.why};
   }
-  epoch::Event operator()(const epoch::AttestedReport&) const {
+  epoch::Event operator()(const epoch::HashedReport&) const {
     WW_CHECK(false);  // the verifier's: OnReport
     return {};
   }
@@ -89,7 +89,7 @@ void AddFigures(EpochRun& run, const epoch::Report& report) {
     run.keeps[staged->member] = staged->keeps;
     run.staged[staged->member] = {staged->bytes, staged->bytes_by_transport, staged->bytes_kept};
   }
-  if (const auto* applied = std::get_if<epoch::AppliedReport>(&report)) {
+  if (const auto* applied = std::get_if<epoch::SwappedReport>(&report)) {
     run.flip_seconds_max = std::max(run.flip_seconds_max, applied->flip_seconds);
   }
 }
@@ -120,7 +120,7 @@ EpochRun& EpochRunner::Add(std::unique_ptr<EpochRun> run) {
 }
 
 bool EpochRunner::OnReport(const epoch::Report& report) {
-  if (std::holds_alternative<epoch::AttestedReport>(report)) return false;
+  if (std::holds_alternative<epoch::HashedReport>(report)) return false;
   if (shared_.stragglers.OnReport(report)) {
     shared_.try_start();
     shared_.changed();
@@ -130,7 +130,7 @@ bool EpochRunner::OnReport(const epoch::Report& report) {
   if (run == nullptr) return false;
   AddFigures(*run, report);
   NoteReport(*run, report);
-  Feed(run->state.spec.epoch, std::visit(EventOf{}, report));
+  Dispatch(run->state.spec.epoch, std::visit(EventOf{}, report));
   std::visit(Taken{}, report);
   return true;
 }
@@ -144,33 +144,33 @@ void EpochRunner::Begin(std::unique_ptr<EpochRun> run) {
   shared_.changed();
 }
 
-void EpochRunner::Feed(Epoch epoch, epoch::Event event) {
+void EpochRunner::Dispatch(Epoch epoch, epoch::Event event) {
   events_.emplace_back(epoch, std::move(event));
-  Pump();
+  Advance();
 }
 
 void EpochRunner::FeedLater(Epoch epoch, epoch::Event event) {
   events_.emplace_back(epoch, std::move(event));
-  s_.strand.Post(lifeline_.Bind([this] { Pump(); }));
+  s_.strand.Post(cancel_.Bind([this] { Advance(); }));
 }
 
 void EpochRunner::GiveWay(const std::vector<Epoch>& epochs, const Status& why) {
   for (const Epoch epoch : epochs) {
     events_.emplace_back(epoch, epoch::AbortAskedEvent{why, epoch::AbortCause::kGaveWay});
   }
-  if (!epochs.empty()) Pump();
+  if (!epochs.empty()) Advance();
 }
 
 void EpochRunner::OnLost(const epoch::Member& member, const Status& why) {
   for (EpochRun* run : Runs()) {
     const auto name = run->names.find(member);
-    if (name != run->names.end()) run->story.Happened(s_.clock.Now(), name->second, "lost", why);
+    if (name != run->names.end()) run->trace.Happened(s_.clock.Now(), name->second, "lost", why);
     events_.emplace_back(run->state.spec.epoch, epoch::LostEvent{member, why});
   }
-  s_.strand.Post(lifeline_.Bind([this] { Pump(); }));
+  s_.strand.Post(cancel_.Bind([this] { Advance(); }));
 }
 
-void EpochRunner::Pump() {
+void EpochRunner::Advance() {
   if (stepping_) return;
   stepping_ = true;
   while (!events_.empty()) {
@@ -195,7 +195,7 @@ void EpochRunner::StepRun(EpochRun& run, const epoch::Event& event) {
     const double seconds = run.LeavePhase(before, s_.clock.Now());
     s_.metrics.Observe("epoch_phase_seconds", seconds,
                        {{"phase", std::string(epoch::PhaseName(before))}});
-    run.story.Step("phase", std::string(epoch::PhaseName(before)), since, run.phase_since);
+    run.trace.Step("phase", std::string(epoch::PhaseName(before)), since, run.phase_since);
     NotePhase(run, before, seconds);
   }
   Perform(run, outcome.actions);
@@ -209,7 +209,7 @@ void EpochRunner::Perform(EpochRun& run, const std::vector<epoch::Action>& actio
 
 void EpochRunner::Do(EpochRun& run, const epoch::SendPrepare&) {
   WW_FAILPOINT("coordinator.before_prepares");
-  run.story.Told("prepare", s_.clock.Now());
+  run.trace.CommandSent("prepare", s_.clock.Now());
   for (const epoch::PrepareCommand& command : run.prepares) {
     s_.membership.Send(command.member, command);
   }
@@ -217,8 +217,8 @@ void EpochRunner::Do(EpochRun& run, const epoch::SendPrepare&) {
 
 void EpochRunner::Do(EpochRun& run, const epoch::SendTransfer&) {
   WW_FAILPOINT("coordinator.before_transfers");
-  run.story.Told("serve", s_.clock.Now());
-  run.story.Told("stage", s_.clock.Now());
+  run.trace.CommandSent("serve", s_.clock.Now());
+  run.trace.CommandSent("stage", s_.clock.Now());
   if (run.state.spec.kind != epoch::Kind::kRollback) {
     // What is written from now on is nothing that could be served again.
     for (const auto& engine : run.state.spec.engines) {
@@ -248,14 +248,14 @@ void EpochRunner::Do(EpochRun& run, const epoch::AppendCommit&) {
   record.runs = shared_.decisions.RunsWith(record);
   WW_FAILPOINT("coordinator.before_commit_appended");
   s_.journal.Append(
-      record, lifeline_.Bind([this, record](const Status& status) { Appended(record, status); }));
+      record, cancel_.Bind([this, record](const Status& status) { Appended(record, status); }));
   WW_FAILPOINT("coordinator.after_commit_submitted");
 }
 
 void EpochRunner::Appended(const CommitRecord& record, const Status& status) {
   WW_FAILPOINT("coordinator.after_journal_before_send");
   if (EpochRun* run = RunOf(record.epoch)) {
-    run->story.Step("journal", "", run->appended, s_.clock.Now());
+    run->trace.Step("journal", "", run->appended, s_.clock.Now());
   }
   if (status.ok()) {
     if (record.newest > shared_.decisions.committed.newest) {
@@ -270,7 +270,7 @@ void EpochRunner::Appended(const CommitRecord& record, const Status& status) {
       owner_.OnDurable(*run);
     }
   }
-  Feed(record.epoch, epoch::JournalEvent{status});
+  Dispatch(record.epoch, epoch::JournalEvent{status});
 }
 
 void EpochRunner::Do(EpochRun& run, const epoch::SendCommit& action) {
@@ -280,11 +280,11 @@ void EpochRunner::Do(EpochRun& run, const epoch::SendCommit& action) {
     return;
   }
   const epoch::EngineMembers& engine = *epoch::EngineNamed(run.state, action.engine);
-  run.story.Told("swap", s_.clock.Now());
+  run.trace.CommandSent("swap", s_.clock.Now());
   shared_.stragglers.SendCommits(engine.ranks, spec.epoch, {spec.content, spec.version});
 }
 
-void EpochRunner::Do(EpochRun& run, const epoch::SendInstalled& action) {
+void EpochRunner::Do(EpochRun& run, const epoch::SendCommittedEverywhere& action) {
   WW_FAILPOINT("coordinator.before_installeds");
   const epoch::Spec& spec = run.state.spec;
   shared_.stragglers.Install(*epoch::EngineNamed(run.state, action.engine), spec.epoch,
@@ -293,7 +293,7 @@ void EpochRunner::Do(EpochRun& run, const epoch::SendInstalled& action) {
 
 void EpochRunner::Do(EpochRun& run, const epoch::SendAbort& action) {
   WW_FAILPOINT("coordinator.before_an_abort_sent");
-  run.story.Told("drain", s_.clock.Now());
+  run.trace.CommandSent("drain", s_.clock.Now());
   s_.membership.Send(action.member,
                      epoch::AbortCommand{run.state.spec.epoch, action.member, action.why});
 }
@@ -305,7 +305,7 @@ void EpochRunner::Do(EpochRun& run, const epoch::EvictEngine& action) {
 }
 
 /// It serves on; the versions after this one do not wait for it before it has answered.
-void EpochRunner::Do(EpochRun& run, const epoch::LeaveBehind& action) {
+void EpochRunner::Do(EpochRun& run, const epoch::MarkStale& action) {
   const epoch::Spec& spec = run.state.spec;
   const epoch::EngineMembers& engine = *epoch::EngineNamed(run.state, action.engine);
   Group* group = s_.membership.FindGroup(engine.name);
@@ -314,7 +314,7 @@ void EpochRunner::Do(EpochRun& run, const epoch::LeaveBehind& action) {
   shared_.stragglers.Put(engine.name,
                          {engine.ranks, spec.epoch, {spec.content, spec.version}, run.keeps, {}});
   s_.metrics.Add("engines_left_behind_total", 1);
-  shared_.TellBehind(*group);
+  shared_.SendStale(*group);
 }
 
 /// It is not fenced: as soon as it is complete it is filled.
@@ -343,25 +343,23 @@ void EpochRunner::Do(EpochRun&, const epoch::EvictSource& action) {
 
 void EpochRunner::Do(EpochRun& run, const epoch::Finish& action) { run.finished = action; }
 
-void EpochRunner::Do(EpochRun&, const epoch::StopDeciding& action) {
-  owner_.OnUndecidable(action.why);
-}
+void EpochRunner::Do(EpochRun&, const epoch::Halt& action) { owner_.OnUndecidable(action.why); }
 
 /// Under `deadline` the phase's deadline is the grace.
 void EpochRunner::Do(EpochRun& run, const epoch::ArmGrace&) {
   if (s_.options.commit_policy.kind != CommitPolicy::Kind::kQuorum) return;
   s_.strand.PostAfter(
       s_.options.commit_policy.grace,
-      lifeline_.Bind([this, epoch = run.state.spec.epoch] { Feed(epoch, epoch::GraceEvent{}); }));
+      cancel_.Bind([this, epoch = run.state.spec.epoch] { Dispatch(epoch, epoch::GraceEvent{}); }));
 }
 
 void EpochRunner::Do(EpochRun& run, const epoch::ArmDeadline& action) {
   s_.strand.Cancel(run.timer);
-  run.timer = s_.strand.PostAfter(
-      DeadlineOf(action.phase),
-      lifeline_.Bind([this, epoch = run.state.spec.epoch, phase = action.phase] {
-        Feed(epoch, epoch::DeadlineEvent{phase});
-      }));
+  run.timer =
+      s_.strand.PostAfter(DeadlineOf(action.phase),
+                          cancel_.Bind([this, epoch = run.state.spec.epoch, phase = action.phase] {
+                            Dispatch(epoch, epoch::DeadlineEvent{phase});
+                          }));
 }
 
 Nanos EpochRunner::DeadlineOf(epoch::Phase phase) const {
@@ -386,7 +384,7 @@ void EpochRunner::EndRun(Epoch epoch) {
   s_.strand.Cancel(run->timer);
   CountEnd(*run);
   NoteEnd(*run);
-  KeepStory(*run);
+  KeepTrace(*run);
   shared_.history.Remember(run->ToStatus(run->phase_since));  // when its last phase ended
   owner_.OnEnded(*run);
 }

@@ -29,7 +29,7 @@ class EpochRunner {
 
   void Begin(std::unique_ptr<EpochRun> run);
   /// At once, or after the event that is being stepped.
-  void Feed(Epoch epoch, epoch::Event event);
+  void Dispatch(Epoch epoch, epoch::Event event);
   /// In a task of its own.
   void FeedLater(Epoch epoch, epoch::Event event);
   /// Those of them that can be aborted are, for something else.
@@ -49,7 +49,7 @@ class EpochRunner {
 
  private:
   EpochRun& Add(std::unique_ptr<EpochRun> run);
-  void Pump();
+  void Advance();
   void StepRun(EpochRun& run, const epoch::Event& event);
   void Perform(EpochRun& run, const std::vector<epoch::Action>& actions);
   void Do(EpochRun& run, const epoch::SendPrepare&);
@@ -57,14 +57,14 @@ class EpochRunner {
   void Do(EpochRun& run, const epoch::SendRelease&);
   void Do(EpochRun& run, const epoch::AppendCommit&);
   void Do(EpochRun& run, const epoch::SendCommit&);
-  void Do(EpochRun& run, const epoch::SendInstalled&);
+  void Do(EpochRun& run, const epoch::SendCommittedEverywhere&);
   void Do(EpochRun& run, const epoch::SendAbort&);
   void Do(EpochRun& run, const epoch::EvictEngine&);
-  void Do(EpochRun& run, const epoch::LeaveBehind&);
+  void Do(EpochRun& run, const epoch::MarkStale&);
   void Do(EpochRun& run, const epoch::ExcludeEngine&);
   void Do(EpochRun& run, const epoch::EvictSource&);
   void Do(EpochRun& run, const epoch::Finish&);
-  void Do(EpochRun& run, const epoch::StopDeciding&);
+  void Do(EpochRun& run, const epoch::Halt&);
   void Do(EpochRun& run, const epoch::ArmGrace&);
   void Do(EpochRun& run, const epoch::ArmDeadline&);
   void Appended(const CommitRecord& record, const Status& status);
@@ -72,13 +72,13 @@ class EpochRunner {
   void EndRun(Epoch epoch);
   void CountEnd(const EpochRun& run);
 
-  // ---- epoch_runner_story.cc: for people; decides nothing ----
+  // ---- epoch_runner_trace.cc: for people; decides nothing ----
   void NoteBeginning(const EpochRun& run) const;
   void NotePhase(EpochRun& run, epoch::Phase left, double seconds) const;
   void NoteReport(EpochRun& run, const epoch::Report& report);
   void NoteEnd(const EpochRun& run) const;
   void Log(const EpochRun& run, std::string text, bool bad) const;
-  void KeepStory(EpochRun& run);
+  void KeepTrace(EpochRun& run);
 
   Shared& shared_;
   Services& s_;
@@ -87,7 +87,7 @@ class EpochRunner {
   std::vector<std::unique_ptr<EpochRun>> fills_;
   std::deque<std::pair<Epoch, epoch::Event>> events_;
   bool stepping_ = false;
-  Lifeline lifeline_;
+  CancelToken cancel_;
 };
 
 }  // namespace weightwire::coordinator

@@ -8,10 +8,10 @@
 namespace weightwire::coordinator {
 
 EpochScheduler::EpochScheduler(Services services, CommitRecord committed, Epoch first,
-                               History history, std::function<void()> changed)
+                               JournalId history, std::function<void()> changed)
     : shared_(
           services, std::move(committed), first, history, [this] { TryStart(); },
-          std::move(changed), [this](const Status& why) { StopDeciding(why); }),
+          std::move(changed), [this](const Status& why) { Halt(why); }),
       s_(shared_.s),
       planner_(shared_, *this),
       runner_(shared_, *this),
@@ -20,7 +20,7 @@ EpochScheduler::EpochScheduler(Services services, CommitRecord committed, Epoch 
       publishes_(shared_, planner_, runner_, fills_) {
   TellCommitted();
   s_.metrics.Set("journal_failing", 0);
-  s_.journal.OnHindered(lifeline_.Bind([this](const Status& why) { OnHindered(why); }));
+  s_.journal.OnHindered(cancel_.Bind([this](const Status& why) { OnHindered(why); }));
 }
 
 // ---- beginnings ----
@@ -33,34 +33,34 @@ void EpochScheduler::TryStart() {
   if (waits || (!rollbacks_.Start() && !publishes_.Start())) fills_.Start();
 }
 
-void EpochScheduler::OnPlanned(const Draft& draft) {
-  if (draft.spec.kind == epoch::Kind::kPublish) newest_plans_ = draft.plans;
-  runner_.Begin(planner_.RunFrom(draft));
+void EpochScheduler::OnPlanned(const PendingEpoch& pending) {
+  if (pending.spec.kind == epoch::Kind::kPublish) newest_plans_ = pending.plans;
+  runner_.Begin(planner_.RunFrom(pending));
 }
 
-void EpochScheduler::OnVoid(const Draft& draft) {
-  if (draft.spec.kind == epoch::Kind::kPublish) publishes_.OnVoid(draft);
+void EpochScheduler::OnVoid(const PendingEpoch& pending) {
+  if (pending.spec.kind == epoch::Kind::kPublish) publishes_.OnVoid(pending);
   TryStart();
 }
 
 /// Layouts that do not fit together fit no better at the next attempt.
-void EpochScheduler::OnPlanFailed(const Draft& draft) {
-  EpochStatus status = StatusOf(draft, s_.clock.Now());
+void EpochScheduler::OnPlanFailed(const PendingEpoch& pending) {
+  EpochStatus status = StatusOf(pending, s_.clock.Now());
   status.phase = epoch::Phase::kAborted;
   status.waiting_for.clear();
   shared_.history.Remember(status);
-  Story story = draft.story;
-  story.Happened(s_.clock.Now(), draft.failed_engine, "no plan", draft.failure);
-  shared_.history.Keep(draft.spec.epoch, {std::move(story), {}, {}});
-  if (Group* engine = s_.membership.FindGroup(draft.failed_engine)) {
-    engine->last_error = draft.failure.ToString();
+  Trace trace = pending.trace;
+  trace.Happened(s_.clock.Now(), pending.failed_engine, "no plan", pending.failure);
+  shared_.history.Keep(pending.spec.epoch, {std::move(trace), {}, {}});
+  if (Group* engine = s_.membership.FindGroup(pending.failed_engine)) {
+    engine->last_error = pending.failure.ToString();
     fills_.FitsNobody(*engine);
   }
-  const bool publish = draft.spec.kind == epoch::Kind::kPublish;
+  const bool publish = pending.spec.kind == epoch::Kind::kPublish;
   s_.metrics.Add("epochs_total", 1, {{"outcome", publish ? "aborted" : "fill_aborted"}});
   s_.metrics.Add("epoch_aborts_total", 1,
-                 {{"reason", std::string(ReasonName(draft.failure.reason()))}});
-  if (publish) publishes_.OnPlanFailed(draft);
+                 {{"reason", std::string(ReasonName(pending.failure.reason()))}});
+  if (publish) publishes_.OnPlanFailed(pending);
   TryStart();
   shared_.changed();
 }
@@ -93,7 +93,7 @@ void EpochScheduler::OnDurable(const EpochRun& run) {
   for (const epoch::EngineMembers& engine : run.state.spec.engines) required.insert(engine.name);
   for (const auto& [name, group] : s_.membership.groups()) {
     if (group.role != control::GroupRole::kEngine || required.contains(name)) continue;
-    shared_.TellBehind(group);
+    shared_.SendStale(group);
   }
   shared_.stragglers.OnDurable(committed.epoch);
 }
@@ -162,7 +162,7 @@ Status EpochScheduler::Commit(Epoch epoch) {
                       "; only a staged one can be committed")
         .AtEpoch(epoch);
   }
-  runner_.Feed(epoch, epoch::CommitAskedEvent{});
+  runner_.Dispatch(epoch, epoch::CommitAskedEvent{});
   return OkStatus();
 }
 
@@ -184,7 +184,7 @@ Status EpochScheduler::Abort(Epoch epoch, const std::string& why) {
                   "too late: the epoch is " + std::string(epoch::PhaseName(run->state.phase)))
         .AtEpoch(epoch);
   }
-  runner_.Feed(epoch, epoch::AbortAskedEvent{asked});
+  runner_.Dispatch(epoch, epoch::AbortAskedEvent{asked});
   return OkStatus();
 }
 
@@ -197,7 +197,7 @@ void EpochScheduler::AbortRuns(const Status& why) {
   runner_.GiveWay(all, why);
 }
 
-void EpochScheduler::StopDeciding(const Status& why) {
+void EpochScheduler::Halt(const Status& why) {
   if (!shared_.decisions.deciding) return;
   shared_.decisions.deciding = false;
   shared_.decisions.stopped_why = why;

@@ -19,7 +19,7 @@ namespace weightwire::coordinator {
 /// Decides what runs: at most one epoch of the fleet; while there is none, fills.
 ///
 ///   PublishQueue ─┐                    ┌─ epoch::Step, one machine for each epoch
-///   Rollback ─────┼─ draft ─ plans ─ EpochRunner
+///   Rollback ─────┼─ pending epoch ─ plans ─ EpochRunner
 ///   FillScheduler ┘   (EpochPlanner)   └─ …committed or aborted, and what follows
 ///
 /// epoch_scheduler_recall.cc takes up what another coordinator or a cut left unfinished;
@@ -28,7 +28,7 @@ class EpochScheduler : private EpochRunner::Owner, private EpochPlanner::Owner {
  public:
   /// `committed`: the last decision of the journal, epoch 0 when there is none. `first`, `history`:
   /// see EpochNumbers. `changed` runs after every change that a status would show.
-  EpochScheduler(Services services, CommitRecord committed, Epoch first, History history,
+  EpochScheduler(Services services, CommitRecord committed, Epoch first, JournalId history,
                  std::function<void()> changed);
   /// Makes the first reservation of epoch numbers.
   void Start() { shared_.numbers.Reserve(); }
@@ -51,7 +51,7 @@ class EpochScheduler : private EpochRunner::Owner, private EpochPlanner::Owner {
   /// A member that registers holds this, whatever the journal says: no number at or below is handed
   /// out again. What it serves was decided; a journal that does not have that decision (it was put
   /// back, or records were deleted) gets it again, and everybody is told.
-  void OnClaim(const std::string& rank, const control::Claim& claim);
+  void OnRejoinState(const std::string& rank, const control::RejoinState& claim);
   /// As Journal::OnHindered.
   void OnHindered(const Status& why);
   /// What its ranks claim to hold counts from now on; a group whose claims do not fit together or
@@ -69,9 +69,9 @@ class EpochScheduler : private EpochRunner::Owner, private EpochPlanner::Owner {
   /// As Coordinator::Readiness.
   Status Readiness() const;
   void Describe(const StatusQuery& query, StatusSnapshot& snapshot) const;
-  /// As Coordinator::Tell.
-  Result<EpochStory> Tell(Epoch epoch) const;
-  std::vector<EpochLinks> Links() const { return shared_.history.Links(); }
+  /// As Coordinator::Describe.
+  Result<EpochTrace> Describe(Epoch epoch) const;
+  std::vector<EpochEdges> Edges() const { return shared_.history.Edges(); }
   /// How long the member's agent has given no sign of life; 0 while that is no reason to worry.
   double SilentSeconds(const epoch::Member& member) const;
   /// What a drained engine still takes part in.
@@ -89,22 +89,22 @@ class EpochScheduler : private EpochRunner::Owner, private EpochPlanner::Owner {
  private:
   void OnDurable(const EpochRun& run) override;
   void OnEnded(const EpochRun& run) override;
-  void OnUndecidable(const Status& why) override { StopDeciding(why); }
-  void OnPlanned(const Draft& draft) override;
-  void OnVoid(const Draft& draft) override;
-  void OnPlanFailed(const Draft& draft) override;
+  void OnUndecidable(const Status& why) override { Halt(why); }
+  void OnPlanned(const PendingEpoch& pending) override;
+  void OnVoid(const PendingEpoch& pending) override;
+  void OnPlanFailed(const PendingEpoch& pending) override;
   /// By metrics.
   void TellCommitted();
   void AbortRuns(const Status& why);
-  void StopDeciding(const Status& why);
+  void Halt(const Status& why);
   void FinishShutdownWhenIdle();
   void LeaveRuns(const Group& group, uint32_t rank, const epoch::Member& member, const Status& why);
 
   // ---- epoch_scheduler_recall.cc ----
   /// What a rank holds that has not been cut off itself, while others of its engine were.
-  control::Claim KnownOf(const Group& engine, uint32_t rank) const;
+  control::RejoinState KnownOf(const Group& engine, uint32_t rank) const;
   bool IsExcluded(const std::string& engine, Epoch epoch) const;
-  void DropExcluded(const Group& engine, std::vector<control::Claim>& claims);
+  void DropExcluded(const Group& engine, std::vector<control::RejoinState>& claims);
   bool Forgotten(const epoch::Content& served) const;
   void Restore(const epoch::Content& served);
 
@@ -127,7 +127,7 @@ class EpochScheduler : private EpochRunner::Owner, private EpochPlanner::Owner {
   std::function<void()> stopped_;
   Epoch served_{};
   std::map<std::string, PlannedPairPtr> newest_plans_;
-  Lifeline lifeline_;
+  CancelToken cancel_;
 };
 
 }  // namespace weightwire::coordinator

@@ -84,11 +84,11 @@ std::vector<std::string> EpochScheduler::BusyWith(const Group& engine) const {
     }
     if (sources(run->state.spec)) busy.push_back(name(run->state.spec) + ": others read from it");
   }
-  for (const auto& draft : planner_.Drafts()) {
-    const auto& engines = draft->spec.engines;
+  for (const auto& pending : planner_.PendingEpochs()) {
+    const auto& engines = pending->spec.engines;
     const bool in = std::any_of(engines.begin(), engines.end(),
                                 [&](const auto& planned) { return planned.name == engine.name; });
-    if (in || sources(draft->spec)) busy.push_back(name(draft->spec) + ": is planned");
+    if (in || sources(pending->spec)) busy.push_back(name(pending->spec) + ": is planned");
   }
   return busy;
 }
@@ -145,7 +145,7 @@ void EpochScheduler::Describe(const StatusQuery& query, StatusSnapshot& snapshot
 void EpochScheduler::DescribeEpochs(const StatusQuery& query, StatusSnapshot& snapshot) const {
   std::vector<EpochStatus>& epochs = snapshot.epochs;
   const Nanos now = s_.clock.Now();
-  for (const auto& draft : planner_.Drafts()) epochs.push_back(StatusOf(*draft, now));
+  for (const auto& pending : planner_.PendingEpochs()) epochs.push_back(StatusOf(*pending, now));
   for (const EpochRun* run : runner_.Runs()) epochs.push_back(StatusOfRun(*run, query.lines_max));
   const auto& ended = shared_.history.epochs();
   epochs.insert(epochs.end(), ended.begin(), ended.end());
@@ -283,16 +283,16 @@ std::string EpochScheduler::WaitingFillLine() const {
   return Joined(why);
 }
 
-Result<EpochStory> EpochScheduler::Tell(Epoch asked) const {
+Result<EpochTrace> EpochScheduler::Describe(Epoch asked) const {
   const Nanos now = s_.clock.Now();
   for (const EpochRun* run : runner_.Runs()) {
-    if (asked == Epoch{} || run->state.spec.epoch == asked) return run->Tell(now);
+    if (asked == Epoch{} || run->state.spec.epoch == asked) return run->Describe(now);
   }
-  for (const auto& draft : planner_.Drafts()) {
-    if (asked != Epoch{} && draft->spec.epoch != asked) continue;
-    return draft->story.Tell(StatusOf(*draft, now), {});
+  for (const auto& pending : planner_.PendingEpochs()) {
+    if (asked != Epoch{} && pending->spec.epoch != asked) continue;
+    return pending->trace.Describe(StatusOf(*pending, now), {});
   }
-  return shared_.history.Tell(asked);
+  return shared_.history.Describe(asked);
 }
 
 }  // namespace weightwire::coordinator

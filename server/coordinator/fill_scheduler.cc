@@ -81,7 +81,7 @@ bool FillScheduler::StartOne() {
   spec.content = shared_.decisions.committed.epoch;
   spec.sources = holder->Members();
   spec.source_group = holder->name;
-  planner_.Plan(planner_.NewDraft(std::move(spec)), *holder, waiting);
+  planner_.Plan(planner_.NewPending(std::move(spec)), *holder, waiting);
   return true;
 }
 
@@ -92,7 +92,7 @@ std::unordered_set<std::string_view> FillScheduler::InFills() const {
     for (const epoch::EngineMembers& engine : spec.engines) names.insert(engine.name);
   };
   for (const auto& run : runner_.fills()) add(run->state.spec);
-  for (const auto& draft : planner_.fills()) add(draft->spec);
+  for (const auto& pending : planner_.fills()) add(pending->spec);
   return names;
 }
 

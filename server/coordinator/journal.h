@@ -75,7 +75,7 @@ struct CommitRecord {
 /// No epoch ≥ `limit` was handed out by anyone who could not append this.
 struct ReserveRecord {
   Epoch limit{};
-  History history{};  ///< of this journal; 0 in records from before there was one
+  JournalId history{};  ///< of this journal; 0 in records from before there was one
   friend bool operator==(const ReserveRecord&, const ReserveRecord&) = default;
 };
 /// Whom an operator has drained: an engine by its name and one of its ranks' incarnations, or an

@@ -12,7 +12,7 @@ void Leases::Watch() {
   if (!end) return;
   const Nanos delay = std::max(*end - clock_.Now(), options_.heartbeat);
   due_ = clock_.Now() + delay;
-  timer_ = strand_.PostAfter(delay, lifeline_.Bind([this] { Check(); }));
+  timer_ = strand_.PostAfter(delay, cancel_.Bind([this] { Check(); }));
 }
 
 void Leases::Check() {
@@ -22,7 +22,7 @@ void Leases::Check() {
     membership_.RenewLeases(now);
   } else if (!membership_.EndLeases(now)) {
     due_ = now;
-    timer_ = strand_.PostAfter(Nanos(0), lifeline_.Bind([this] { Check(); }));
+    timer_ = strand_.PostAfter(Nanos(0), cancel_.Bind([this] { Check(); }));
     return;
   }
   Watch();

@@ -52,11 +52,11 @@ uint32_t RandomAgentNumber(const Options& options) {
 
 }  // namespace
 
-Membership::Membership(const Options& options, History history, std::vector<DrainMark> drained,
-                       Outbox& outbox, Observer& observer, metrics::Sink& metrics)
+Membership::Membership(const Options& options, JournalId history, std::vector<DrainMark> drained,
+                       CommandQueue& commands, Observer& observer, metrics::Sink& metrics)
     : options_(options),
       history_(history),
-      outbox_(outbox),
+      commands_(commands),
       observer_(observer),
       metrics_(metrics),
       next_agent_(RandomAgentNumber(options)),
@@ -143,10 +143,10 @@ Result<control::AgentWelcome> Membership::Open(control::AgentHello hello, contro
 }
 
 bool Membership::ForgetPorts(AgentId agent) {
-  if (PortPtr leaving = outbox_.Leaving(agent)) outbox_.Forget(leaving);
+  if (PortPtr leaving = commands_.Leaving(agent)) commands_.Forget(leaving);
   const auto session = sessions_.find(agent);
   if (session == sessions_.end()) return false;
-  outbox_.Forget(session->second.port);
+  commands_.Forget(session->second.port);
   return true;
 }
 
@@ -159,7 +159,7 @@ void Membership::Disconnected(AgentId agent, Nanos now) {
 void Membership::EndSession(AgentId agent, const Status& why, Nanos now) {
   const auto session = sessions_.find(agent);
   if (session == sessions_.end()) return;
-  outbox_.EndSession(session->second.port, why);
+  commands_.EndSession(session->second.port, why);
   Cut(agent, why, Presence::kSuspect, now);
 }
 
@@ -240,7 +240,7 @@ bool Membership::EndLeases(Nanos now) {
                "agent '" + session.hello.name + "' sent nothing for " +
                    std::to_string(silence.count()) + " ms")
             .Remedy("it resumes its places when it is back, unless others were given them");
-    outbox_.EndSession(session.port, why);
+    commands_.EndSession(session.port, why);
     Cut(agent, why, Presence::kAbsent, now);
   }
   for (const AgentId agent : ended) {
@@ -698,7 +698,7 @@ const Session* Membership::SessionOf(const epoch::Member& member) {
 
 void Membership::Send(const epoch::Member& member, epoch::Command command) {
   const Session* session = SessionOf(member);
-  if (session != nullptr) outbox_.Send(session->port, std::move(command));
+  if (session != nullptr) commands_.Send(session->port, std::move(command));
 }
 
 void Membership::Release(const epoch::ReleaseCommand& release) {

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "server/control/control.h"
+#include "server/coordinator/command_queue.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/journal.h"
-#include "server/coordinator/outbox.h"
 #include "server/coordinator/work.h"
 #include "server/metrics/metrics.h"
 
@@ -56,7 +56,7 @@ struct Rank {
   epoch::Contents held;  ///< of an engine: what it holds beside what it serves, as its agent says
   /// What it was registered with; nothing once an engine's has been heard
   /// (EpochScheduler::OnComplete).
-  std::optional<control::Claim> claim;
+  std::optional<control::RejoinState> claim;
   /// Of a trainer: what it was told last; told again to a rank that publishes that version again,
   /// for it may have been cut off.
   std::optional<epoch::ReleaseCommand> last_release;
@@ -136,8 +136,8 @@ class Membership {
   };
   /// `drained`: whom a coordinator before this one has drained; who comes back with the same
   /// incarnation is drained still.
-  Membership(const Options& options, History history, std::vector<DrainMark> drained,
-             Outbox& outbox, Observer& observer, metrics::Sink& metrics);
+  Membership(const Options& options, JournalId history, std::vector<DrainMark> drained,
+             CommandQueue& commands, Observer& observer, metrics::Sink& metrics);
 
   ///   kProtocolVersion | kInvalidRequest | kLimitExceeded
   Result<control::AgentWelcome> Open(control::AgentHello hello, control::AgentPort* port,
@@ -239,8 +239,8 @@ class Membership {
   void SetPresence(AgentId agent, const Status& why, Presence presence, Nanos now);
 
   const Options& options_;
-  const History history_;
-  Outbox& outbox_;
+  const JournalId history_;
+  CommandQueue& commands_;
   Observer& observer_;
   metrics::Sink& metrics_;
   /// Starts at random, so that a call that was sent to a coordinator before a restart does not name

@@ -24,7 +24,7 @@ void Negotiation::Submit(control::LayoutSubmission submission, LayoutReplier rep
   }
   // A trace without a scheme needs the canonical space alone; hf has it as checkpoints do.
   schemes_.Get(shared->config_json, shared->spec.empty() ? "hf" : shared->spec,
-               lifeline_.Bind([this, shared, reply](const Result<SchemeLayout>& scheme) {
+               cancel_.Bind([this, shared, reply](const Result<SchemeLayout>& scheme) {
                  WithScheme(shared, reply, scheme);
                }));
 }
@@ -68,7 +68,7 @@ void Negotiation::Compute(const Submission& submission, const SchemeLayout& sche
                           const LayoutReplier& reply) {
   const auto place = membership_.Find(submission->member);
   if (!place) return Refuse(*submission, reply, place.error());
-  auto offered = lifeline_.Bind([this, submission, reply](Result<RankOffer> offer) {
+  auto offered = cancel_.Bind([this, submission, reply](Result<RankOffer> offer) {
     Offered(submission, reply, std::move(offer));
   });
   workers_.Post([submission, scheme, work = work_, rank = place->rank,
@@ -88,7 +88,7 @@ void Negotiation::Offered(const Submission& submission, const LayoutReplier& rep
     return Refuse(*submission, reply, std::move(why));
   }
   WW_FAILPOINT("coordinator.after_layout_agreed_before_answer");
-  outbox_.Reply<control::LayoutReply>(
+  commands_.Reply<control::LayoutReply>(
       reply,
       control::LayoutReply{offer->layout, offer->canonical_fingerprint, std::move(offer->notes)});
 }
@@ -122,8 +122,8 @@ void Negotiation::AssembleWhenComplete(Group& group) {
     if (!slot.connected() || slot.live->layout == nullptr) return;
     ranks.push_back(slot.live->layout);
   }
-  auto assembled = lifeline_.Bind([this, name = group.name, generation = group.generation,
-                                   members = group.Members()](const AgreedLayoutPtr& agreed) {
+  auto assembled = cancel_.Bind([this, name = group.name, generation = group.generation,
+                                 members = group.Members()](const AgreedLayoutPtr& agreed) {
     Assembled(name, generation, members, agreed);
   });
   workers_.Post([canonical = group.canonical, ranks = std::move(ranks),
@@ -153,9 +153,9 @@ void Negotiation::Refuse(const control::LayoutSubmission& submission, const Layo
   if (place) {
     Status named = Status(std::move(why).AtRank(place->name()));
     place->group->last_error = named.ToString();
-    return outbox_.Reply<control::LayoutReply>(reply, Fail(std::move(named)));
+    return commands_.Reply<control::LayoutReply>(reply, Fail(std::move(named)));
   }
-  outbox_.Reply<control::LayoutReply>(reply, Fail(std::move(why)));
+  commands_.Reply<control::LayoutReply>(reply, Fail(std::move(why)));
 }
 
 }  // namespace weightwire::coordinator

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "server/base/executor.h"
-#include "server/coordinator/lifeline.h"
+#include "server/coordinator/cancel_token.h"
+#include "server/coordinator/command_queue.h"
 #include "server/coordinator/membership.h"
-#include "server/coordinator/outbox.h"
 #include "server/coordinator/scheme_cache.h"
 #include "server/metrics/metrics.h"
 
@@ -22,13 +22,13 @@ namespace weightwire::coordinator {
 class Negotiation {
  public:
   Negotiation(Executor& strand, Executor& workers, std::shared_ptr<const Work> work,
-              Membership& membership, Outbox& outbox, Membership::Observer& observer,
+              Membership& membership, CommandQueue& commands, Membership::Observer& observer,
               metrics::Sink& metrics)
       : strand_(strand),
         workers_(workers),
         work_(std::move(work)),
         membership_(membership),
-        outbox_(outbox),
+        commands_(commands),
         observer_(observer),
         metrics_(metrics),
         schemes_(strand, workers, work_) {}
@@ -56,11 +56,11 @@ class Negotiation {
   Executor& workers_;
   const std::shared_ptr<const Work> work_;
   Membership& membership_;
-  Outbox& outbox_;
+  CommandQueue& commands_;
   Membership::Observer& observer_;
   metrics::Sink& metrics_;
   SchemeCache schemes_;
-  Lifeline lifeline_;
+  CancelToken cancel_;
 };
 
 }  // namespace weightwire::coordinator

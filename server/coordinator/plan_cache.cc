@@ -22,7 +22,7 @@ void PlanCache::Get(const AgreedLayoutPtr& source, const AgreedLayoutPtr& target
 
 void PlanCache::Build(const Key& key, const AgreedLayoutPtr& source,
                       const AgreedLayoutPtr& target) {
-  auto finish = lifeline_.Bind([this, key](const Built& built) { Finish(key, built); });
+  auto finish = cancel_.Bind([this, key](const Built& built) { Finish(key, built); });
   workers_.Post([source, target, work = work_, finish = std::move(finish), &strand = strand_,
                  &clock = clock_]() mutable {
     const Nanos start = clock.Now();

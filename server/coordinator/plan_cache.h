@@ -8,7 +8,7 @@
 
 #include "server/base/clock.h"
 #include "server/base/executor.h"
-#include "server/coordinator/lifeline.h"
+#include "server/coordinator/cancel_token.h"
 #include "server/coordinator/work.h"
 #include "server/metrics/metrics.h"
 
@@ -65,7 +65,7 @@ class PlanCache {
   std::map<Key, Entry> entries_;
   std::map<PlanId, std::weak_ptr<const PlannedPair>> by_id_;
   uint64_t uses_ = 0;
-  Lifeline lifeline_;
+  CancelToken cancel_;
 };
 
 }  // namespace weightwire::coordinator

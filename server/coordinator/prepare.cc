@@ -56,7 +56,7 @@ class Builder {
     first_[&engine] = targets.size();
     for (uint32_t rank = 0; rank < engine.ranks.size(); ++rank) {
       targets.push_back(Common(engine.ranks[rank], epoch::Role::kTarget));
-      targets.back().legs.push_back({plan.id, rank, 1});
+      targets.back().assignments.push_back({plan.id, rank, 1});
     }
   }
 
@@ -88,7 +88,7 @@ class Builder {
     const epoch::PeerAddress& reader = input_.addresses.at(child.member);
     parent.admitted.emplace_back(TicketFor(input_.addresses.at(parent.member), reader),
                                  reader.incarnation);
-    parent.readers.push_back({child.member.id, child.legs.front().rank, reader.incarnation});
+    parent.readers.push_back({child.member.id, child.assignments.front().rank, reader.incarnation});
   }
 
   Ticket TicketFor(const epoch::PeerAddress& sender, const epoch::PeerAddress& reader) {
@@ -104,7 +104,7 @@ class Builder {
     if (!target.relayed) {
       admitted_[source_rank].emplace(address.ticket, reader.incarnation);
       ranks_[source_rank].push_back(
-          {target.member.id, target.legs.front().rank, reader.incarnation});
+          {target.member.id, target.assignments.front().rank, reader.incarnation});
     }
     target.sources.emplace(source_rank, std::move(address));
     target.source_participants.emplace(source_rank, sender.id);
@@ -113,7 +113,8 @@ class Builder {
   epoch::PrepareCommand SourceCommand(uint32_t rank) const {
     epoch::PrepareCommand command = Common(input_.spec.sources[rank], epoch::Role::kSource);
     command.stall_limit = input_.stall_limit;
-    for (const auto& [plan, readers] : readers_) command.legs.push_back({plan, rank, readers});
+    for (const auto& [plan, readers] : readers_)
+      command.assignments.push_back({plan, rank, readers});
     const auto admitted = admitted_.find(rank);
     if (admitted != admitted_.end()) {
       command.admitted.assign(admitted->second.begin(), admitted->second.end());

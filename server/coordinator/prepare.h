@@ -29,10 +29,10 @@ struct PrepareInput {
 
 /// One PrepareCommand for each member.
 ///
-/// A source gets one leg for each distinct plan, with the number of engines that read it from
-/// there, and admits the ticket of each agent that will read from it, and names the ranks that do.
-/// A target gets its engine's plan and the addresses of exactly those sources from which it has a
-/// stream; where another engine passes the bytes on, that engine's rank stands for all of them.
+/// A source gets one assignment for each distinct plan, with the number of engines that read it
+/// from there, and admits the ticket of each agent that will read from it, and names the ranks that
+/// do. A target gets its engine's plan and the addresses of exactly those sources from which it has
+/// a stream; where another engine passes the bytes on, that engine's rank stands for all of them.
 /// Tickets are minted by `random_ticket`, one for each (source agent, target agent) that share a
 /// stream. A rollback has neither plans nor addresses: its targets are told what they hold.
 std::vector<epoch::PrepareCommand> MakePrepares(const PrepareInput& input,

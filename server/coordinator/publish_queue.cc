@@ -115,20 +115,21 @@ Status PublishQueue::Withdraw(const control::WithdrawRequest& request) {
   if (!queue_.Withdraw(request, place->rank)) return OkStatus();
   Version& published = place->live->published;
   published = std::min(published, Version(request.version.value - 1));
-  const Draft* draft = planner_.publish();
-  if (draft != nullptr && draft->spec.version == request.version) {
+  const PendingEpoch* pending = planner_.publish();
+  if (pending != nullptr && pending->spec.version == request.version) {
     planner_.DropPublish();
     PendingVersion& planned = *queue_.Find(request.version);
     planned.running = false;
     --planned.attempts;
   } else if (run != nullptr && run->CanAbort()) {
     --queue_.Find(request.version)->attempts;
-    runner_.Feed(run->state.spec.epoch,
-                 epoch::AbortAskedEvent{Status(Code::kAborted, Reason::kAbortRequested,
-                                               "version " + std::to_string(request.version.value) +
-                                                   " was withdrawn by its publisher")
-                                            .AtRank(place->name()),
-                                        epoch::AbortCause::kGaveWay});
+    runner_.Dispatch(
+        run->state.spec.epoch,
+        epoch::AbortAskedEvent{Status(Code::kAborted, Reason::kAbortRequested,
+                                      "version " + std::to_string(request.version.value) +
+                                          " was withdrawn by its publisher")
+                                   .AtRank(place->name()),
+                               epoch::AbortCause::kGaveWay});
   }
   ArmTimer();
   shared_.try_start();
@@ -167,17 +168,17 @@ bool PublishQueue::Start() {
   std::vector<std::string> left_out = LeaveOut(*head, engines);
   spec.sources = trainer->Members();
   spec.source_group = trainer->name;
-  const auto draft = planner_.NewDraft(std::move(spec));
-  draft->attempt = head->attempts;
+  const auto pending = planner_.NewPending(std::move(spec));
+  pending->attempt = head->attempts;
   // Of all its attempts, also where nobody gave one.
-  if (head->trace_id == std::array<uint8_t, 16>{}) head->trace_id = draft->trace_id;
-  draft->trace_id = head->trace_id;
-  ToldToPublish(*draft, *head, *trainer);
-  draft->direct = head->direct;
-  draft->star = head->losses >= kLossesToStar;
-  draft->left_out = std::move(left_out);
+  if (head->trace_id == std::array<uint8_t, 16>{}) head->trace_id = pending->trace_id;
+  pending->trace_id = head->trace_id;
+  ToldToPublish(*pending, *head, *trainer);
+  pending->direct = head->direct;
+  pending->star = head->losses >= kLossesToStar;
+  pending->left_out = std::move(left_out);
   ArmTimer();
-  planner_.Plan(draft, *trainer, engines);
+  planner_.Plan(pending, *trainer, engines);
   return true;
 }
 
@@ -215,16 +216,16 @@ size_t PublishQueue::EnginesWanted() const {
       {1u, s_.options.min_engines, s_.options.commit_policy.Enough(s_.options.min_engines)});
 }
 
-void PublishQueue::ToldToPublish(Draft& draft, const PendingVersion& pending,
+void PublishQueue::ToldToPublish(PendingEpoch& planned, const PendingVersion& pending,
                                  const Group& trainer) const {
   if (pending.attempts > 1 || pending.published.empty()) return;
   Nanos first = pending.published.begin()->second, last = first;
   for (const auto& [rank, at] : pending.published) {
     first = std::min(first, at);
     last = std::max(last, at);
-    draft.story.Happened(at, trainer.RankName(rank), "published", {});
+    planned.trace.Happened(at, trainer.RankName(rank), "published", {});
   }
-  draft.story.Step("publish", ToString(pending.id()), first, last);
+  planned.trace.Step("publish", ToString(pending.id()), first, last);
 }
 
 bool PublishQueue::End(const EpochRun& run) {
@@ -235,7 +236,7 @@ bool PublishQueue::End(const EpochRun& run) {
     return true;
   }
   pending->last_error = run.state.why;
-  for (const std::string& engine : run.state.laggards) {
+  for (const std::string& engine : run.state.stragglers) {
     pending->without.insert(engine);
     s_.metrics.Add("engines_left_behind_total", 1);
     if (Group* group = s_.membership.FindGroup(engine)) {
@@ -261,20 +262,21 @@ bool PublishQueue::End(const EpochRun& run) {
   return false;
 }
 
-void PublishQueue::OnVoid(const Draft& draft) {
-  if (PendingVersion* pending = queue_.Find(draft.spec.version)) {
+void PublishQueue::OnVoid(const PendingEpoch& planned) {
+  if (PendingVersion* pending = queue_.Find(planned.spec.version)) {
     pending->running = false;
     --pending->attempts;
     if (!TrainerHolds(*pending)) {
-      GiveUp(*queue_.Take(draft.spec.version),
-             MemberLost("a rank of the trainer was lost", draft.spec.source_group));
+      GiveUp(*queue_.Take(planned.spec.version),
+             MemberLost("a rank of the trainer was lost", planned.spec.source_group));
     }
   }
   ArmTimer();
 }
 
-void PublishQueue::OnPlanFailed(const Draft& draft) {
-  if (auto pending = queue_.Take(draft.spec.version)) GiveUp(std::move(*pending), draft.failure);
+void PublishQueue::OnPlanFailed(const PendingEpoch& planned) {
+  if (auto pending = queue_.Take(planned.spec.version))
+    GiveUp(std::move(*pending), planned.failure);
 }
 
 void PublishQueue::OnLost(const Group& trainer, uint32_t rank, const Status& why) {
@@ -349,7 +351,7 @@ void PublishQueue::ArmTimer() {
   const auto next = queue_.NextDeadline();
   if (!next) return;
   timer_ = s_.strand.PostAfter(std::max(Nanos(0), *next - s_.clock.Now()),
-                               lifeline_.Bind([this] { OnTimer(); }));
+                               cancel_.Bind([this] { OnTimer(); }));
 }
 
 void PublishQueue::OnTimer() {
@@ -363,7 +365,8 @@ void PublishQueue::OnTimer() {
     running->expired = true;
     const Status why = ExpiryOf(*running);
     if (const EpochRun* run = runner_.fleet()) {
-      runner_.Feed(run->state.spec.epoch, epoch::AbortAskedEvent{why, epoch::AbortCause::kGaveWay});
+      runner_.Dispatch(run->state.spec.epoch,
+                       epoch::AbortAskedEvent{why, epoch::AbortCause::kGaveWay});
     } else {
       Abandon(why);
     }
@@ -412,14 +415,14 @@ void PublishQueue::RememberGivenUp(const PendingVersion& pending, const Status& 
   status.total_seconds = std::chrono::duration<double>(now - first).count();
   status.started_wall = s_.clock.WallSeconds() - status.total_seconds;
   status.trace_id = pending.trace_id;
-  Story story(first);
+  Trace trace(first);
   for (const auto& [rank, at] : pending.published) {
     const bool known = trainer != nullptr && rank < trainer->world_size();
-    story.Happened(at, known ? trainer->RankName(rank) : "trainer/" + std::to_string(rank),
+    trace.Happened(at, known ? trainer->RankName(rank) : "trainer/" + std::to_string(rank),
                    "published", {});
   }
-  story.Happened(now, "coordinator", "gives up", why);
-  shared_.history.Keep(*number, {std::move(story), {}, {}});
+  trace.Happened(now, "coordinator", "gives up", why);
+  shared_.history.Keep(*number, {std::move(trace), {}, {}});
   shared_.history.Remember(status);
   s_.options.notes({*number, pending.version, pending.trace_id, "", true,
                     "given up before any epoch began: " + why.ToString()});

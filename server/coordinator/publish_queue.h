@@ -28,8 +28,8 @@ class PublishQueue {
   bool Start();
   /// An attempt is over. True: its version is committed.
   bool End(const EpochRun& run);
-  void OnVoid(const Draft& draft);
-  void OnPlanFailed(const Draft& draft);
+  void OnVoid(const PendingEpoch& pending);
+  void OnPlanFailed(const PendingEpoch& pending);
   /// A trainer's rank is lost.
   void OnLost(const Group& trainer, uint32_t rank, const Status& why);
   /// Those that do not run.
@@ -50,7 +50,8 @@ class PublishQueue {
  private:
   Status CheckPublish(const Membership::Place& place) const;
   std::vector<std::string> LeaveOut(PendingVersion& head, std::vector<const Group*>& engines) const;
-  void ToldToPublish(Draft& draft, const PendingVersion& pending, const Group& trainer) const;
+  void ToldToPublish(PendingEpoch& planned, const PendingVersion& pending,
+                     const Group& trainer) const;
   /// Every rank that published the version is still the one that did.
   bool TrainerHolds(const PendingVersion& pending) const;
   void GiveUpWhatWasLetGo();
@@ -69,7 +70,7 @@ class PublishQueue {
   FillScheduler& fills_;
   VersionQueue queue_;
   Executor::TimerId timer_ = 0;
-  Lifeline lifeline_;
+  CancelToken cancel_;
 };
 
 }  // namespace weightwire::coordinator

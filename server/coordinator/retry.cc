@@ -16,14 +16,14 @@ Nanos Pause(uint32_t pauses, Nanos first, Nanos most, Shared& shared) {
   const Nanos limit = std::min(most, first * (int64_t{1} << std::min(pauses, 20U)));
   const auto span = static_cast<uint64_t>(limit.count()) + 1;
   const Nanos pause(static_cast<int64_t>(shared.random() % span));
-  shared.s.strand.PostAfter(pause, shared.lifeline.Bind([&shared] { shared.try_start(); }));
+  shared.s.strand.PostAfter(pause, shared.cancel.Bind([&shared] { shared.try_start(); }));
   return shared.s.clock.Now() + pause;
 }
 
 }  // namespace
 
 bool IsPassing(const epoch::State& aborted) {
-  if (!aborted.laggards.empty() || !aborted.lost.empty()) return true;
+  if (!aborted.stragglers.empty() || !aborted.lost.empty()) return true;
   if (aborted.cause == epoch::AbortCause::kDeadline) return false;
   switch (aborted.why.reason()) {
     case Reason::kMemberLost:
@@ -52,7 +52,7 @@ void PauseAfter(const epoch::State& aborted, PendingVersion& pending, Shared& sh
     ++pending.losses;
     return;
   }
-  if (!aborted.laggards.empty() && pending.pauses == 0) return;
+  if (!aborted.stragglers.empty() && pending.pauses == 0) return;
   pending.not_before = Pause(pending.pauses++, kFirst, kMost, shared);
 }
 

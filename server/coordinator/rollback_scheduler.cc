@@ -131,9 +131,9 @@ bool RollbackScheduler::Start() {
     if (!Holds(*engine, held) || pending_->without.contains(engine->name)) continue;
     spec.engines.push_back({engine->name, engine->Members()});
   }
-  const auto draft = planner_.NewDraft(std::move(spec));
-  draft->attempt = pending_->attempts;
-  runner_.Begin(planner_.RunFrom(*draft));
+  const auto pending = planner_.NewPending(std::move(spec));
+  pending->attempt = pending_->attempts;
+  runner_.Begin(planner_.RunFrom(*pending));
   return true;
 }
 

@@ -78,7 +78,7 @@ Status Decisions::CheckLineage(const control::PublishRequest& request) const {
           "; in a new process lineage=\"resume\" does either");
 }
 
-Shared::Shared(const Services& services, CommitRecord committed, Epoch first, History epochs_of,
+Shared::Shared(const Services& services, CommitRecord committed, Epoch first, JournalId epochs_of,
                std::function<void()> starts, std::function<void()> changes,
                std::function<void(const Status&)> undecidable)
     : s(services),
@@ -106,15 +106,15 @@ std::vector<const Group*> Shared::PartakingEngines() const {
   return engines;
 }
 
-void Shared::TellBehind(const Group& engine) {
+void Shared::SendStale(const Group& engine) {
   for (const epoch::Member& member : engine.Members()) {
     const Session* session = s.membership.SessionOf(member);
-    if (session == nullptr || (session->hello.features & control::kFeatureBehind) == 0) continue;
-    s.membership.Send(member, epoch::BehindCommand{decisions.committed.epoch, member});
+    if (session == nullptr || (session->hello.features & control::kFeatureStale) == 0) continue;
+    s.membership.Send(member, epoch::StaleCommand{decisions.committed.epoch, member});
   }
 }
 
-std::array<uint8_t, 16> OwnTraceId(History history, Epoch epoch) {
+std::array<uint8_t, 16> OwnTraceId(JournalId history, Epoch epoch) {
   std::array<uint8_t, 16> id{};
   for (size_t i = 0; i < 8; ++i) {
     id[i] = static_cast<uint8_t>(history.value >> (56 - 8 * i));

@@ -5,17 +5,17 @@
 #include <random>
 #include <vector>
 
+#include "server/coordinator/cancel_token.h"
 #include "server/coordinator/decisions.h"
 #include "server/coordinator/epoch_history.h"
 #include "server/coordinator/epoch_numbers.h"
-#include "server/coordinator/lifeline.h"
 #include "server/coordinator/stragglers.h"
 
 namespace weightwire::coordinator {
 
 /// What the schedulers share: strand only.
 struct Shared {
-  Shared(const Services& services, CommitRecord committed, Epoch first, History epochs_of,
+  Shared(const Services& services, CommitRecord committed, Epoch first, JournalId epochs_of,
          std::function<void()> starts, std::function<void()> changes,
          std::function<void(const Status&)> undecidable);
 
@@ -29,17 +29,17 @@ struct Shared {
   /// Runs after every change that a status would show.
   std::function<void()> changed;
   std::mt19937_64 random;
-  Lifeline lifeline;
+  CancelToken cancel;
 
   /// Engines whose every rank is connected.
   std::vector<const Group*> CompleteEngines() const;
   /// Complete, not drained, and not yet to swap to something older.
   std::vector<const Group*> PartakingEngines() const;
   /// The engine's agents learn that it serves less than what is committed.
-  void TellBehind(const Group& engine);
+  void SendStale(const Group& engine);
 };
 
 /// Of an epoch that nobody outside has given a trace: unique among all coordinators of the journal.
-std::array<uint8_t, 16> OwnTraceId(History history, Epoch epoch);
+std::array<uint8_t, 16> OwnTraceId(JournalId history, Epoch epoch);
 
 }  // namespace weightwire::coordinator

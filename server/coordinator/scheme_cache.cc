@@ -16,7 +16,7 @@ void SchemeCache::Get(const std::string& config_json, const std::string& spec, R
   }
   entry.waiting.push_back(std::move(ready));
   if (entry.waiting.size() > 1) return;
-  auto finish = lifeline_.Bind(
+  auto finish = cancel_.Bind(
       [this, key](const std::shared_ptr<const Result<SchemeLayout>>& r) { Finish(key, r); });
   workers_.Post([key, work = work_, finish = std::move(finish), &strand = strand_]() mutable {
     auto result = std::make_shared<const Result<SchemeLayout>>(work->Scheme(key.first, key.second));

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "server/base/executor.h"
-#include "server/coordinator/lifeline.h"
+#include "server/coordinator/cancel_token.h"
 #include "server/coordinator/work.h"
 
 namespace weightwire::coordinator {
@@ -37,7 +37,7 @@ class SchemeCache {
   const std::shared_ptr<const Work> work_;
   std::map<Key, Entry> entries_;
   std::deque<Key> order_;  ///< of finished entries, oldest first
-  Lifeline lifeline_;
+  CancelToken cancel_;
 };
 
 }  // namespace weightwire::coordinator

@@ -25,7 +25,7 @@ void Stragglers::AwaitSwap(const std::string& engine, Straggler straggler) {
   const Nanos patience = straggler.patience - s_.clock.Now();
   Put(engine, std::move(straggler));
   Ask(*Find(engine));
-  s_.strand.PostAfter(std::max(Nanos(0), patience), lifeline_.Bind([this] { patience_over_(); }));
+  s_.strand.PostAfter(std::max(Nanos(0), patience), cancel_.Bind([this] { patience_over_(); }));
 }
 
 void Stragglers::OnDurable(Epoch content) {
@@ -36,7 +36,7 @@ void Stragglers::OnDurable(Epoch content) {
 
 /// The engine answers at last: it has what the others had then, and is filled with what is newer.
 bool Stragglers::OnReport(const epoch::Report& report) {
-  const auto* applied = std::get_if<epoch::AppliedReport>(&report);
+  const auto* applied = std::get_if<epoch::SwappedReport>(&report);
   const auto* failed = std::get_if<epoch::FailedReport>(&report);
   if (applied == nullptr && failed == nullptr) return false;
   const auto place = s_.membership.Find(applied != nullptr ? applied->member : failed->member);
@@ -71,7 +71,7 @@ void Stragglers::Ask(const Straggler& straggler) const {
 
 /// Asked again, a leader that has swapped or refused says so again.
 void Stragglers::RemindLater(const std::string& engine, uint64_t turn) {
-  s_.strand.PostAfter(s_.options.commit_deadline, lifeline_.Bind([this, engine, turn] {
+  s_.strand.PostAfter(s_.options.commit_deadline, cancel_.Bind([this, engine, turn] {
     const Straggler* still = Find(engine);
     if (still == nullptr || still->turn != turn) return;
     Ask(*still);
@@ -91,7 +91,7 @@ void Stragglers::Install(const epoch::EngineMembers& engine, Epoch epoch,
                          const epoch::Content& content,
                          const std::map<epoch::Member, epoch::Contents>& keeps) {
   for (const epoch::Member& member : engine.ranks) {
-    s_.membership.Send(member, epoch::InstalledCommand{epoch, member});
+    s_.membership.Send(member, epoch::CommittedEverywhereCommand{epoch, member});
   }
   Group* group = s_.membership.FindGroup(engine.name);
   if (group == nullptr || group->Members() != engine.ranks) return;

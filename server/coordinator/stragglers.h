@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "server/coordinator/cancel_token.h"
 #include "server/coordinator/decisions.h"
-#include "server/coordinator/lifeline.h"
 #include "server/epoch/coordinator_machine.h"
 
 namespace weightwire::coordinator {
@@ -66,7 +66,7 @@ class Stragglers {
   std::function<void()> patience_over_;
   std::map<std::string, Straggler> by_engine_;
   uint64_t turns_ = 0;
-  Lifeline lifeline_;
+  CancelToken cancel_;
 };
 
 }  // namespace weightwire::coordinator

@@ -124,8 +124,9 @@ Result<std::shared_ptr<const layout::CanonicalSpace>> StoredAs(
 bool Quantizes(const plan::TransferPlan& plan) {
   if (!plan.gathered.empty()) return true;
   return std::ranges::any_of(plan.streams, [](const plan::Stream& stream) {
-    return std::ranges::any_of(
-        stream.ops, [](const plan::CopyOp& op) { return op.makes != plan::Makes::kElements; });
+    return std::ranges::any_of(stream.ops, [](const plan::CopyOp& op) {
+      return op.transform != plan::Transform::kElements;
+    });
   });
 }
 

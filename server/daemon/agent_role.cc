@@ -34,7 +34,7 @@ constexpr std::chrono::seconds kSessionCheck(1);
 
 std::unique_ptr<transport::Transport> MakeTransport(const std::string& name, const Config& config,
                                                     std::shared_ptr<DataTls> tls,
-                                                    const memory::SlabPools& slabs,
+                                                    const memory::GpuMemoryPools& gpu_pools,
                                                     metrics::Sink& metrics) {
   if (name == "shm") {
     transport::ShmOptions options;
@@ -44,10 +44,10 @@ std::unique_ptr<transport::Transport> MakeTransport(const std::string& name, con
   if (name == "cuda_ipc") {
     transport::CudaIpcOptions options;
     options.local.metrics = &metrics;
-    for (const auto& [uuid, pool] : slabs.by_device) {
+    for (const auto& [uuid, pool] : gpu_pools.by_device) {
       options.devices.emplace(uuid, pool->device().shared_from_this());
     }
-    options.none = slabs.none;
+    options.none = gpu_pools.none;
     return transport::MakeCudaIpcTransport(std::move(options));
   }
   if (name == "ucx") {
@@ -57,7 +57,7 @@ std::unique_ptr<transport::Transport> MakeTransport(const std::string& name, con
     options.tls = config.ucx_tls;
     options.devices = config.ucx_devices;
     options.gpu_direct = config.gpu_direct;
-    for (const auto& [uuid, slab] : slabs.by_device) {
+    for (const auto& [uuid, slab] : gpu_pools.by_device) {
       options.slab_gpus.push_back(device::ToString(uuid));
     }
     options.metrics = &metrics;
@@ -123,7 +123,7 @@ Result<std::unique_ptr<AgentRole>> AgentRole::Start(const Config& config, const 
                                                     CoordinatorRole* embedded) {
   std::unique_ptr<AgentRole> role(new AgentRole());
   role->incarnation_ = Incarnation(rpc::RandomNonZero());
-  WW_ASSIGN(role->slabs_, LendGpuMemory(config));
+  WW_ASSIGN(role->gpu_pools_, LendGpuMemory(config));
   WW_FAIL_IF_ERROR(role->MakeTransports(config, host));
   WW_FAIL_IF_ERROR(role->MakeAgent(config, host, embedded));
   WW_FAIL_IF_ERROR(role->Serve(config, host));
@@ -143,7 +143,7 @@ Status AgentRole::MakeTransports(const Config& config, const Host& host) {
   }
   std::vector<transport::Transport*> viable;
   for (const std::string& name : config.transports) {
-    auto transport = MakeTransport(name, config, tls, slabs_, host.metrics);
+    auto transport = MakeTransport(name, config, tls, gpu_pools_, host.metrics);
     if (Status can = transport->Viable(); !can.ok()) {
       // Going on with another transport would be the fallback that the setting forbids.
       if (name == "ucx" && config.gpu_direct == transport::GpuDirect::kRequired) return can;
@@ -165,7 +165,7 @@ Status AgentRole::MakeTransports(const Config& config, const Host& host) {
   // Without TLS tickets come in the open, and to prove them instead of showing them would keep
   // nobody out who can read along.
   options.proof_required = TlsFilesOf(config).given();
-  options.slabs = slabs_;
+  options.gpu_pools = gpu_pools_;
   options.gpu_direct_required = config.gpu_direct == transport::GpuDirect::kRequired;
   auto engine = OnStrand(strand_, [&] {
     return transfer::Engine::Make(std::move(options), host.clock, strand_, host.workers, viable,
@@ -195,7 +195,7 @@ Status AgentRole::MakeAgent(const Config& config, const Host& host, CoordinatorR
   options.addresses = addresses_;
   options.stage_bytes_max = config.stage_bytes_max;
   options.retain_versions = config.retain_versions;
-  options.slabs = slabs_;
+  options.gpu_pools = gpu_pools_;
   options.notes = rpc::LogNote;
   options.room_deadline = std::chrono::milliseconds(config.room_deadline_ms);
   options.stale_after = std::chrono::milliseconds(config.stale_after_ms);

@@ -10,7 +10,7 @@
 #include "server/daemon/config.h"
 #include "server/daemon/coordinator_role.h"
 #include "server/daemon/host.h"
-#include "server/memory/slab_pool.h"
+#include "server/memory/gpu_memory_pool.h"
 #include "server/rpc/acceptor.h"
 #include "server/rpc/agent_service.h"
 #include "server/rpc/fd_server.h"
@@ -50,7 +50,7 @@ class AgentRole {
   ThreadExecutor strand_{"agent", 1};
   Incarnation incarnation_;
   std::map<std::string, std::string> addresses_;
-  memory::SlabPools slabs_;
+  memory::GpuMemoryPools gpu_pools_;
   std::vector<std::unique_ptr<transport::Transport>> transports_;
   std::unique_ptr<transfer::Engine> transfers_;
   std::unique_ptr<control::CoordinatorPort> port_;

@@ -9,7 +9,7 @@
 #include "server/daemon/pages.h"
 #include "server/daemon/status_documents.h"
 #include "server/daemon/tls_setup.h"
-#include "server/rpc/gatekeeper.h"
+#include "server/rpc/authorizer.h"
 #include "server/rpc/log_fields.h"
 #include "server/rpc/random.h"
 #include "server/store/sqlite_journal.h"
@@ -152,7 +152,7 @@ Window CoordinatorRole::window() {
               [plans = NewestPlans(*coordinator_)] { return PlansDocument(plans); });
         }},
        {kLinksDocument, [this] {
-          return WriteDocument([links = coordinator_->Links()] { return LinksDocument(links); });
+          return WriteDocument([links = coordinator_->Edges()] { return LinksDocument(links); });
         }}}};
 }
 

@@ -17,7 +17,7 @@ device::LaneSizes LanesOf(const Config& config) {
 }
 
 /// Copies between GPUs go directly where the machine can; told where it cannot, once.
-void ConnectAll(const memory::SlabPools& pools) {
+void ConnectAll(const memory::GpuMemoryPools& pools) {
   for (auto one = pools.by_device.begin(); one != pools.by_device.end(); ++one) {
     for (auto other = std::next(one); other != pools.by_device.end(); ++other) {
       const Status can = one->second->device().Connect(other->second->device());
@@ -28,12 +28,12 @@ void ConnectAll(const memory::SlabPools& pools) {
   }
 }
 
-Result<memory::SlabPools> TakeAll(const Config& config) {
+Result<memory::GpuMemoryPools> TakeAll(const Config& config) {
   WW_ASSIGN(auto library, device::Library::Load(config.gpu_library));
-  memory::SlabPools pools;
+  memory::GpuMemoryPools pools;
   for (const device::Uuid& uuid : library->devices()) {
     WW_ASSIGN(auto device, device::Device::Open(library, uuid, LanesOf(config)));
-    WW_ASSIGN(auto pool, memory::SlabPool::Make(std::move(device), config.gpu_slab_bytes));
+    WW_ASSIGN(auto pool, memory::GpuMemoryPool::Make(std::move(device), config.gpu_slab_bytes));
     spdlog::info("gpu: lends {} bytes of {} (untested on hardware)", config.gpu_slab_bytes,
                  ToString(uuid));
     pools.by_device.emplace(uuid, std::move(pool));
@@ -44,8 +44,8 @@ Result<memory::SlabPools> TakeAll(const Config& config) {
 
 }  // namespace
 
-Result<memory::SlabPools> LendGpuMemory(const Config& config) {
-  memory::SlabPools pools;
+Result<memory::GpuMemoryPools> LendGpuMemory(const Config& config) {
+  memory::GpuMemoryPools pools;
   if (config.gpu == Gpu::kOff) {
     pools.none = Status(Code::kFailedPrecondition, Reason::kConfigInvalid, "gpu is off")
                      .Remedy("start the agent with gpu auto or required, and gpu_slab_bytes");

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "server/daemon/config.h"
-#include "server/memory/slab_pool.h"
+#include "server/memory/gpu_memory_pool.h"
 
 namespace weightwire::daemon {
 
@@ -9,6 +9,6 @@ namespace weightwire::daemon {
 /// missing is in `none`, and an error only with gpu: required.
 ///   kUnavailable / kIoError              no library, no driver, no GPU
 ///   kResourceExhausted / kLimitExceeded  a GPU has less: names the bytes and the GPU
-Result<memory::SlabPools> LendGpuMemory(const Config& config);
+Result<memory::GpuMemoryPools> LendGpuMemory(const Config& config);
 
 }  // namespace weightwire::daemon

@@ -122,11 +122,11 @@ HttpReply PlansDocument(const std::vector<ShownPlan>& plans) {
   return JsonReply({{"plans", std::move(list)}});
 }
 
-HttpReply LinksDocument(const std::vector<coordinator::EpochLinks>& epochs) {
+HttpReply LinksDocument(const std::vector<coordinator::EpochEdges>& epochs) {
   json list = json::array();
-  for (const coordinator::EpochLinks& epoch : epochs) {
+  for (const coordinator::EpochEdges& epoch : epochs) {
     json links = json::array();
-    for (const coordinator::Link& link : epoch.links) {
+    for (const coordinator::TransferEdge& link : epoch.edges) {
       links.push_back({{"source", link.source},
                        {"target", link.target},
                        {"transport", link.transport},

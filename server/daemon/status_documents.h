@@ -43,7 +43,7 @@ std::vector<ShownPlan> NewestPlans(const coordinator::Coordinator& coordinator);
 /// numbers.
 HttpReply PlansDocument(const std::vector<ShownPlan>& plans);
 /// Who read how much from whom, and for how long: {"epochs": [{epoch, version, left_off, links:
-/// [{source, target, transport, bytes, seconds}]}]}, as Coordinator::Links has it.
-HttpReply LinksDocument(const std::vector<coordinator::EpochLinks>& epochs);
+/// [{source, target, transport, bytes, seconds}]}]}, as Coordinator::Edges has it.
+HttpReply LinksDocument(const std::vector<coordinator::EpochEdges>& epochs);
 
 }  // namespace weightwire::daemon

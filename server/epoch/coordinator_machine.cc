@@ -92,7 +92,7 @@ class Stepper {
     if (state_.prepared.insert(event.member).second) TransferWhenPrepared();
   }
 
-  void On(const SourcedEvent& event) {
+  void On(const SourceDoneEvent& event) {
     if (state_.phase != Phase::kTransferring || !state_.roster.IsSource(event.member)) return;
     if (state_.sourced.emplace(event.member, event.digests).second) EnterStagedWhenComplete();
   }
@@ -114,17 +114,17 @@ class Stepper {
     if (!EnoughWithout(state_.spec, late.size())) return;
     const Status why = GraceStatus(late);
     if (MayExclude(late)) return Exclude(late, why);
-    state_.laggards = late;
+    state_.stragglers = late;
     Abort(why);
   }
 
-  void On(const AppliedEvent& event) {
+  void On(const SwappedEvent& event) {
     if (state_.phase != Phase::kCommitting || !state_.commit_durable) return;
     const EngineMembers* engine = EngineOf(state_, event.member);
     if (engine == nullptr || engine->ranks.front() != event.member) return;
     if (EngineOver(state_, engine->name)) return;
     state_.applied.insert(engine->name);
-    Do(SendInstalled{engine->name});
+    Do(SendCommittedEverywhere{engine->name});
     FinishWhenCommitted();
   }
 
@@ -145,7 +145,7 @@ class Stepper {
         return Exclude({failed->name}, NamedFailure(event.member, event.why));
       }
       if (!released && failed != nullptr && EnoughWithout(state_.spec, 1)) {
-        state_.laggards = {failed->name};
+        state_.stragglers = {failed->name};
       }
       return Abort(NamedFailure(event.member, event.why));
     }
@@ -181,7 +181,7 @@ class Stepper {
     if (state_.phase != Phase::kCommitting || state_.commit_durable || !state_.why.ok()) return;
     if (!event.why.ok()) {
       state_.why = event.why;
-      Do(StopDeciding{event.why});
+      Do(Halt{event.why});
       return;
     }
     CommitEverywhere();
@@ -208,7 +208,7 @@ class Stepper {
         if (state_.phase == event.phase) Do(ArmDeadline{state_.phase});
         return;
       }
-      state_.laggards = late;
+      state_.stragglers = late;
       return Abort(why, AbortCause::kDeadline);
     }
     if (state_.phase == Phase::kAborting) return GiveUpDraining();
@@ -217,7 +217,7 @@ class Stepper {
     for (const EngineMembers& engine : state_.spec.engines) {
       if (EngineOver(state_, engine.name)) continue;
       state_.evicted.insert(engine.name);
-      Do(LeaveBehind{engine.name, why});
+      Do(MarkStale{engine.name, why});
     }
     FinishWhenCommitted();
   }

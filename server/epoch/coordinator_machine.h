@@ -138,7 +138,7 @@ struct State {
   bool grace_armed = false;  ///< a quorum is staged, the others have a grace
   /// Of an abort: the engines that alone stopped the epoch. Without them a quorum is left, with
   /// which the version may be tried again at once.
-  std::set<std::string> laggards;
+  std::set<std::string> stragglers;
   AbortCause cause = AbortCause::kNone;
   bool released = false;  ///< the sources may change their bytes: it cannot be tried again
   bool refused = false;   ///< by the leader of an engine, after the decision
@@ -151,7 +151,7 @@ struct State {
 struct PreparedEvent {
   Member member;
 };
-struct SourcedEvent {
+struct SourceDoneEvent {
   Member member;
   std::vector<Digest> digests;
 };
@@ -159,7 +159,7 @@ struct StagedEvent {
   Member member;
   std::vector<Digest> digests;
 };
-struct AppliedEvent {
+struct SwappedEvent {
   Member member;
 };
 struct DrainedEvent {
@@ -189,7 +189,7 @@ struct GraceEvent {};
 struct DeadlineEvent {
   Phase phase;
 };
-using Event = std::variant<PreparedEvent, SourcedEvent, StagedEvent, AppliedEvent, DrainedEvent,
+using Event = std::variant<PreparedEvent, SourceDoneEvent, StagedEvent, SwappedEvent, DrainedEvent,
                            FailedEvent, LostEvent, JournalEvent, CommitAskedEvent, AbortAskedEvent,
                            GraceEvent, DeadlineEvent>;
 
@@ -201,7 +201,7 @@ struct AppendCommit {};  ///< journal: COMMIT(epoch, version, engines)
 struct SendCommit {
   std::string engine;
 };  ///< to every rank of the engine
-struct SendInstalled {
+struct SendCommittedEverywhere {
   std::string engine;
 };
 struct SendAbort {
@@ -214,7 +214,7 @@ struct EvictEngine {
 };
 /// An engine that has not swapped in time: the epoch ends without it. It serves on what it serves,
 /// and may still swap later.
-struct LeaveBehind {
+struct MarkStale {
   std::string engine;
   Status why;
 };
@@ -235,7 +235,7 @@ struct Finish {
   Status why;
 };
 /// The decision's fate is unknown: stop deciding; only recovery from the journal may go on.
-struct StopDeciding {
+struct Halt {
   Status why;
 };
 /// A quorum is staged: the others have a grace now.
@@ -245,8 +245,8 @@ struct ArmDeadline {
   Phase phase;
 };
 using Action = std::variant<SendPrepare, SendTransfer, SendRelease, AppendCommit, SendCommit,
-                            SendInstalled, SendAbort, EvictEngine, LeaveBehind, ExcludeEngine,
-                            EvictSource, Finish, StopDeciding, ArmGrace, ArmDeadline>;
+                            SendCommittedEverywhere, SendAbort, EvictEngine, MarkStale,
+                            ExcludeEngine, EvictSource, Finish, Halt, ArmGrace, ArmDeadline>;
 
 struct Outcome {
   State state;
@@ -264,7 +264,7 @@ Outcome Begin(Spec spec);
 ///    rank of every engine staged *and* each stream's digest is equal on both sides (a difference
 ///    is an abort with kDigestMismatch).
 ///  - AppendCommit at most once, only from STAGED; from then on no abort. SendCommit only after the
-///    durable JournalEvent. A failed or unknown append: StopDeciding.
+///    durable JournalEvent. A failed or unknown append: Halt.
 ///  - SendRelease once, on entering STAGED. After an abort the scheduler decides: a new attempt, or
 ///  a
 ///    release that says why.
@@ -288,7 +288,7 @@ Outcome Begin(Spec spec);
 ///    grace ends, or the deadline of PREPARING or TRANSFERRING, and at least `quorum` engines have
 ///    done their part, the others are excluded, all at once. Where that cannot be (somebody else
 ///    reads from one of them, readers cannot be dropped) the epoch aborts and names them as
-///    `laggards`; so it does for a FailedEvent beside a quorum. Sources are never laggards.
+///    `stragglers`; so it does for a FailedEvent beside a quorum. Sources are never stragglers.
 ///  - Deadline in PREPARING/TRANSFERRING aborts (kDeadlineExceeded, naming who is missing) unless
 ///    the late ones are excluded: then what is left of the phase has a deadline again. In
 ///    STAGED (manual) aborts; in COMMITTING leaves engines behind that have not applied; in
@@ -304,7 +304,7 @@ Outcome Begin(Spec spec);
 ///  - Applied counts from the engine's leader only (ranks[0]), and so does a refusal after the
 ///    decision: whether an engine wants what was committed is for its leader to say, once it was
 ///    asked and has not answered.
-///  - After StopDeciding every event changes nothing.
+///  - After Halt every event changes nothing.
 ///  - An abort from STAGED follows a release: sources answer DrainedEvent all the same, but the
 ///    version is not held any more and cannot be tried again.
 ///  - Streams are compared by (plan, stream); see digests.h.

@@ -44,10 +44,10 @@ class Stepper {
     Do(SendTransferred{});
   }
 
-  void On(const LocalApplied& event) {
+  void On(const LocalSwapped& event) {
     if (!Runs(event.epoch) || state_.phase != MemberPhase::kCommitting || !state_.leader) return;
     state_.applied = true;
-    Do(SendApplied{});
+    Do(SendSwapped{});
   }
 
   void On(const LocalDrained& event) {
@@ -70,7 +70,7 @@ class Stepper {
     EndEverything();
   }
 
-  void On(const LocalOrphaned&) {
+  void On(const LocalCutOff&) {
     if (state_.evicted) return;
     state_.tell_drained = false;
     if (state_.phase == MemberPhase::kDraining) return Forget();
@@ -79,7 +79,7 @@ class Stepper {
     if (state_.current && !whole) StartDrain(state_.current->epoch);
   }
 
-  void On(const LocalAdopted& event) {
+  void On(const LocalRejoined& event) {
     if (!state_.evicted) state_.self = event.self;
   }
 
@@ -173,7 +173,7 @@ class Stepper {
       return Fail(epoch, StaleEpoch(epoch, "the epoch is not staged here"));
     }
     if (state_.phase == MemberPhase::kCommitting) {
-      if (state_.applied) Do(SendApplied{});
+      if (state_.applied) Do(SendSwapped{});
       return;
     }
     if (state_.phase != MemberPhase::kDone) {
@@ -185,7 +185,7 @@ class Stepper {
     Do(OfferSwap{command.leader});
   }
 
-  void OnCommand(const InstalledCommand& command) {
+  void OnCommand(const CommittedEverywhereCommand& command) {
     if (!Names(command.member) || !IsCurrent(command.epoch)) return;
     if (state_.phase != MemberPhase::kCommitting || (state_.leader && !state_.applied)) return;
     state_.serving = state_.current->content;
@@ -214,7 +214,7 @@ class Stepper {
     Do(SendDrained{epoch});
   }
 
-  void OnCommand(const BehindCommand& command) {
+  void OnCommand(const StaleCommand& command) {
     if (Names(command.member)) state_.behind = std::max(state_.behind, command.committed);
   }
 
@@ -231,7 +231,7 @@ class Stepper {
     if (moves) Do(DoExclude{command.plan, command.readers});
   }
 
-  void OnCommand(const AttestCommand&) {}  // the agent's to answer, whatever runs
+  void OnCommand(const HashCommand&) {}  // the agent's to answer, whatever runs
 
   void OnCommand(const EvictCommand& command) {
     if (!Names(command.member)) return;

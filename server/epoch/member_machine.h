@@ -34,7 +34,7 @@ struct MemberState {
   Epoch draining{};           ///< kDraining: the epoch that DoDrain named
   bool tell_drained = false;  ///< kDraining: the coordinator waits for SendDrained
   bool leader = false;        ///< kCommitting: CommitCommand's
-  bool applied = false;       ///< kCommitting, leader: all ranks swapped; SendApplied was sent
+  bool applied = false;       ///< kCommitting, leader: all ranks swapped; SendSwapped was sent
   Version released{};         ///< highest version for which TellReleased was given
   /// Whom `current` goes on without, for who reads from here.
   std::vector<ExcludeCommand> excluded;
@@ -50,7 +50,7 @@ struct LocalTransferred {
   Epoch epoch;
   Status why;
 };
-struct LocalApplied {
+struct LocalSwapped {
   Epoch epoch;
 };  ///< the leader says that all ranks swapped
 struct LocalDrained {
@@ -59,14 +59,13 @@ struct LocalDrained {
 struct LocalEmptied {};  ///< target with one buffer: what was served was given up for `current`
 struct LocalLost {
   Status why;
-};                        ///< the application's process ended
-struct LocalOrphaned {};  ///< the coordinator was lost
-struct LocalAdopted {
+};                      ///< the application's process ended
+struct LocalCutOff {};  ///< the coordinator was lost
+struct LocalRejoined {
   Member self;
 };  ///< another coordinator (or the same one, restarted) knows this incarnation as `self`
-using MemberEvent =
-    std::variant<Command, LocalPrepared, LocalTransferred, LocalApplied, LocalDrained, LocalEmptied,
-                 LocalLost, LocalOrphaned, LocalAdopted>;
+using MemberEvent = std::variant<Command, LocalPrepared, LocalTransferred, LocalSwapped,
+                                 LocalDrained, LocalEmptied, LocalLost, LocalCutOff, LocalRejoined>;
 
 // ---- actions ----
 struct DoPrepare {};  ///< fetch slices, bind memory, admit tickets
@@ -96,7 +95,7 @@ struct TellEvicted {
 struct SendPrepared {};
 /// The driver adds digests and figures of the transfer.
 struct SendTransferred {};
-struct SendApplied {};
+struct SendSwapped {};
 struct SendDrained {
   Epoch epoch;
 };
@@ -109,7 +108,7 @@ struct SendLost {
 };
 using MemberAction = std::variant<DoPrepare, DoTransfer, DoExclude, DoDrain, OfferSwap, DoInstall,
                                   TellReleased, TellEvicted, SendPrepared, SendTransferred,
-                                  SendApplied, SendDrained, SendFailed, SendLost>;
+                                  SendSwapped, SendDrained, SendFailed, SendLost>;
 
 struct MemberOutcome {
   MemberState state;
@@ -142,14 +141,15 @@ struct MemberOutcome {
 ///    nothing of the epoch runs or drains here, so that the publisher never changes bytes that are
 ///    still read: of a version that never saw an epoch, and where the member was cut off when it
 ///    was released. TellReleased is given once for each version.
-///  - LocalApplied counts on the leader only; InstalledCommand on the leader only after it.
-///  - BehindCommand changes `behind` and nothing else; a target is ready while `serving` ≥
+///  - LocalSwapped counts on the leader only; CommittedEverywhereCommand on the leader only after
+///  it.
+///  - StaleCommand changes `behind` and nothing else; a target is ready while `serving` ≥
 ///  `behind`.
 ///  - ExcludeCommand of `current` is remembered until it moves, and carried out once, after
 ///    DoTransfer. Of any other epoch it changes nothing.
-///  - LocalOrphaned keeps what is whole: what is served, an epoch that a target has staged (kDone,
+///  - LocalCutOff keeps what is whole: what is served, an epoch that a target has staged (kDone,
 ///    kCommitting), the version that a publisher holds. All else is drained quietly. Commands name
-///    the member that LocalAdopted brings; nothing is said between the two.
+///    the member that LocalRejoined brings; nothing is said between the two.
 ///  - Eviction and LocalLost drain what runs, forget `current` and `serving`, and end everything:
 ///    later commands get kStaleIncarnation where the sender waits.
 MemberOutcome MemberStep(MemberState state, const MemberEvent& event);

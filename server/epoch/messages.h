@@ -49,11 +49,11 @@ struct PeerAddress {
 };
 
 /// A plan that a member takes part in.
-struct Leg {
+struct PlanAssignment {
   PlanId plan;
   uint32_t rank = 0;     ///< the member's rank on its side of the plan
   uint32_t readers = 1;  ///< source side: engines that read each stream of this plan
-  friend bool operator==(const Leg&, const Leg&) = default;
+  friend bool operator==(const PlanAssignment&, const PlanAssignment&) = default;
 };
 
 /// Who may open streams of a source or relay.
@@ -67,7 +67,7 @@ struct Reader {
 // ---- coordinator → agent --------------------------------------------------------------------
 
 /// Get ready to move: fetch the plan's slice, bind memory, admit tickets. Answer: PreparedReport or
-/// FailedReport. A rollback has no legs and no sources: prepared is who still holds `held`.
+/// FailedReport. A rollback has no assignments and no sources: prepared is who still holds `held`.
 struct PrepareCommand {
   Epoch epoch{};
   Kind kind = Kind::kPublish;
@@ -75,8 +75,8 @@ struct PrepareCommand {
   Epoch content{};  ///< the epoch whose bytes move: `epoch` itself, or the committed one of a fill
   Member member;
   Role role = Role::kSource;
-  Epoch held{};           ///< rollback: what another buffer must hold; becomes `content`
-  std::vector<Leg> legs;  ///< one for a target
+  Epoch held{};  ///< rollback: what another buffer must hold; becomes `content`
+  std::vector<PlanAssignment> assignments;  ///< one for a target
   /// Target side: who sends, by source rank of the plan.
   std::map<uint32_t, PeerAddress> sources;
   std::map<uint32_t, ParticipantId> source_participants;
@@ -99,7 +99,7 @@ struct PrepareCommand {
   bool drops_readers = false;
   friend bool operator==(const PrepareCommand&, const PrepareCommand&) = default;
 };
-/// Everyone is prepared: move. Answer: SourcedReport or StagedReport, or FailedReport.
+/// Everyone is prepared: move. Answer: SourceDoneReport or StagedReport, or FailedReport.
 struct TransferCommand {
   Epoch epoch{};
   Member member;
@@ -124,10 +124,11 @@ struct CommitCommand {
   friend bool operator==(const CommitCommand&, const CommitCommand&) = default;
 };
 /// Target: the whole engine has swapped; the old buffer is free.
-struct InstalledCommand {
+struct CommittedEverywhereCommand {
   Epoch epoch{};
   Member member;
-  friend bool operator==(const InstalledCommand&, const InstalledCommand&) = default;
+  friend bool operator==(const CommittedEverywhereCommand&,
+                         const CommittedEverywhereCommand&) = default;
 };
 /// Stop, drain, answer DrainedReport. For targets and sources in any phase before commit. A source
 /// still holds its bytes afterwards: the version may be tried again under a new epoch.
@@ -145,20 +146,20 @@ struct EvictCommand {
 };
 /// Target: `committed` was decided without this engine. It serves on what it serves, but is not
 /// ready until it is filled: until it serves `committed` or a later one. Needs no answer.
-struct BehindCommand {
+struct StaleCommand {
   Epoch committed{};
   Member member;
-  friend bool operator==(const BehindCommand&, const BehindCommand&) = default;
+  friend bool operator==(const StaleCommand&, const StaleCommand&) = default;
 };
 /// Engine: sum what is served, as the slice `reading` says (content/reading.h). Belongs to no epoch
-/// and changes nothing; answered by AttestedReport.
-struct AttestCommand {
+/// and changes nothing; answered by HashedReport.
+struct HashCommand {
   uint64_t verification = 0;  ///< numbers the question
   Epoch content{};            ///< what should be served
   Member member;
   PlanId reading;
   uint32_t rank = 0;
-  friend bool operator==(const AttestCommand&, const AttestCommand&) = default;
+  friend bool operator==(const HashCommand&, const HashCommand&) = default;
 };
 /// Source or relay: the epoch goes on without an engine that was to read from here, and nothing is
 /// waited for from its ranks any more. Needs no answer. It may come before TransferCommand.
@@ -169,9 +170,9 @@ struct ExcludeCommand {
   std::vector<ParticipantId> readers;  ///< all of the engine, by target rank of the plan
   friend bool operator==(const ExcludeCommand&, const ExcludeCommand&) = default;
 };
-using Command =
-    std::variant<PrepareCommand, TransferCommand, ReleaseCommand, CommitCommand, InstalledCommand,
-                 AbortCommand, EvictCommand, BehindCommand, AttestCommand, ExcludeCommand>;
+using Command = std::variant<PrepareCommand, TransferCommand, ReleaseCommand, CommitCommand,
+                             CommittedEverywhereCommand, AbortCommand, EvictCommand, StaleCommand,
+                             HashCommand, ExcludeCommand>;
 
 // ---- agent → coordinator --------------------------------------------------------------------
 
@@ -204,12 +205,12 @@ struct Digest {
   uint64_t digest = 0;
   friend auto operator<=>(const Digest&, const Digest&) = default;
 };
-struct SourcedReport {
+struct SourceDoneReport {
   Epoch epoch{};
   Member member;
   std::vector<Digest> digests;
   std::vector<Span> spans = {};
-  friend bool operator==(const SourcedReport&, const SourcedReport&) = default;
+  friend bool operator==(const SourceDoneReport&, const SourceDoneReport&) = default;
 };
 struct StagedReport {
   Epoch epoch{};
@@ -227,12 +228,12 @@ struct StagedReport {
   friend bool operator==(const StagedReport&, const StagedReport&) = default;
 };
 /// Sent by the leader's agent once: all ranks of the engine serve `epoch`.
-struct AppliedReport {
+struct SwappedReport {
   Epoch epoch{};
   Member member;
   double flip_seconds = 0;
   std::vector<Span> spans = {};
-  friend bool operator==(const AppliedReport&, const AppliedReport&) = default;
+  friend bool operator==(const SwappedReport&, const SwappedReport&) = default;
 };
 struct DrainedReport {
   Epoch epoch{};
@@ -257,16 +258,16 @@ struct LostReport {
 };
 /// Of bytes that nothing has begun to write between the first and the last one that was read; else
 /// `why` says so, and there are no sums.
-struct AttestedReport {
-  Epoch epoch{};  ///< AttestCommand::content
+struct HashedReport {
+  Epoch epoch{};  ///< HashCommand::content
   Member member;
   uint64_t verification = 0;
   Status why;
   std::vector<std::array<uint64_t, 2>> sums;  ///< of each op of the slice, in its order
   double seconds = 0;
-  friend bool operator==(const AttestedReport&, const AttestedReport&) = default;
+  friend bool operator==(const HashedReport&, const HashedReport&) = default;
 };
-using Report = std::variant<PreparedReport, SourcedReport, StagedReport, AppliedReport,
-                            DrainedReport, FailedReport, LostReport, AttestedReport>;
+using Report = std::variant<PreparedReport, SourceDoneReport, StagedReport, SwappedReport,
+                            DrainedReport, FailedReport, LostReport, HashedReport>;
 
 }  // namespace weightwire::epoch

@@ -82,7 +82,7 @@ Result<size_t> SendSomeWithFds(int socket, std::span<const std::byte> bytes,
   return sent.value_or(0);
 }
 
-Result<Received> ReceiveWithFds(int socket, std::span<std::byte> into) {
+Result<FdMessage> ReceiveWithFds(int socket, std::span<std::byte> into) {
   alignas(cmsghdr) char control[kControlBytes];
   iovec data{into.data(), into.size()};
   msghdr message{};
@@ -95,10 +95,10 @@ Result<Received> ReceiveWithFds(int socket, std::span<std::byte> into) {
     got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   } while (got < 0 && errno == EINTR);
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-    return Received{.bytes = 0, .fds = {}, .would_block = true};
+    return FdMessage{.bytes = 0, .fds = {}, .would_block = true};
   }
   if (got < 0) return IoFailure("recvmsg");
-  Received received{
+  FdMessage received{
       .bytes = static_cast<size_t>(got), .fds = TakeFds(message), .would_block = false};
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     return Fail(Code::kInvalidArgument, Reason::kLimitExceeded,

@@ -20,7 +20,7 @@ Status SendWithFds(int socket, std::span<const std::byte> bytes, std::span<const
 Result<size_t> SendSomeWithFds(int socket, std::span<const std::byte> bytes,
                                std::span<const int> fds);
 
-struct Received {
+struct FdMessage {
   size_t bytes = 0;           ///< 0: the peer closed in good order, unless `would_block`
   std::vector<UniqueFd> fds;  ///< close-on-exec
   bool would_block = false;   ///< a non-blocking socket with nothing to read
@@ -29,6 +29,6 @@ struct Received {
 /// socket in blocking mode.
 ///   kInvalidArgument / kLimitExceeded  more fds than kFdsPerMessageMax (none is leaked)
 ///   kUnavailable / kIoError
-Result<Received> ReceiveWithFds(int socket, std::span<std::byte> into);
+Result<FdMessage> ReceiveWithFds(int socket, std::span<std::byte> into);
 
 }  // namespace weightwire::memory

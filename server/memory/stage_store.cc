@@ -31,16 +31,16 @@ Result<ArenaMap> ArenaMapOf(const std::vector<uint64_t>& tensor_bytes) {
   return arena;
 }
 
-Result<std::unique_ptr<StageBuffers>> StageBuffers::Make(const std::string& name, ArenaMap arena,
-                                                         uint32_t count,
-                                                         const std::shared_ptr<SlabPool>& slabs) {
+Result<std::unique_ptr<StageBuffers>> StageBuffers::Make(
+    const std::string& name, ArenaMap arena, uint32_t count,
+    const std::shared_ptr<GpuMemoryPool>& gpu_pools) {
   WW_CHECK(count >= 1 && count <= kBuffersMax);
   std::unique_ptr<StageBuffers> stage(new StageBuffers());
   for (uint32_t buffer = 0; buffer < count; ++buffer) {
     const std::string what = name + "/" + std::to_string(buffer);
     WW_ASSIGN(std::shared_ptr<MemoryRegion> region,
-              slabs ? slabs->Lend(what, arena.bytes_total)
-                    : MemoryRegion::Allocate(what, arena.bytes_total));
+              gpu_pools ? gpu_pools->Allocate(what, arena.bytes_total)
+                        : MemoryRegion::Allocate(what, arena.bytes_total));
     stage->regions_.push_back(std::move(region));
   }
   stage->arena_ = std::move(arena);

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "server/base/ids.h"
+#include "server/memory/gpu_memory_pool.h"
 #include "server/memory/region.h"
-#include "server/memory/slab_pool.h"
 
 namespace weightwire::memory {
 
@@ -29,15 +29,16 @@ constexpr uint32_t kBuffersUsual = 2;
 /// One rank's buffers: `live` holds what the engine serves, `next` is written by the epoch in
 /// progress, the others hold what was served before, the newest versions. With one buffer `live`
 /// and `next` are the same: what is served must be forgotten before the next epoch is written. Each
-/// buffer is one memfd, or one slab of a GPU, that the engine's process maps too.
+/// buffer is one memfd, or one GPU pool of a GPU, that the engine's process maps too.
 ///
 /// Not thread-safe: belongs to the agent's strand. Budget: count × arena bytes, allocated at once.
 class StageBuffers {
  public:
-  /// `count`: 1 to kBuffersMax. `slabs`: of the GPU where they are to lie; null: in host memory.
-  static Result<std::unique_ptr<StageBuffers>> Make(const std::string& name, ArenaMap arena,
-                                                    uint32_t count,
-                                                    const std::shared_ptr<SlabPool>& slabs = {});
+  /// `count`: 1 to kBuffersMax. `gpu_pools`: of the GPU where they are to lie; null: in host
+  /// memory.
+  static Result<std::unique_ptr<StageBuffers>> Make(
+      const std::string& name, ArenaMap arena, uint32_t count,
+      const std::shared_ptr<GpuMemoryPool>& gpu_pools = {});
 
   const ArenaMap& arena() const { return arena_; }
   const std::vector<std::shared_ptr<MemoryRegion>>& regions() const { return regions_; }

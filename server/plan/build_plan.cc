@@ -24,13 +24,13 @@
 #include <utility>
 #include <vector>
 
+#include "server/plan/block_split.h"
 #include "server/plan/casts.h"
-#include "server/plan/drafts.h"
 #include "server/plan/owners.h"
+#include "server/plan/pending_copies.h"
 #include "server/plan/plan.h"
 #include "server/plan/quantization.h"
 #include "server/plan/refusals.h"
-#include "server/plan/straddling.h"
 
 namespace weightwire::plan {
 namespace {
@@ -79,7 +79,7 @@ bool Merge(CopyOp& last, Box& last_box, const CopyOp& next, const Box& next_box)
     return false;
   }
   last.extent[*d] += next.extent[*d];
-  if (last.makes == Makes::kScales) last.source_extent[*d] += next.source_extent[*d];
+  if (last.transform == Transform::kScales) last.source_extent[*d] += next.source_extent[*d];
   last_box.extent = last.extent;
   return true;
 }
@@ -99,7 +99,7 @@ class Planner {
       WW_FAIL_IF_ERROR(DraftTensor(t));
     }
     ChooseHolders(target_, book_, static_cast<uint32_t>(source_.ranks.size()), list_);
-    WW_FAIL_IF_ERROR(CheckCopies(list_.drafts.size()));
+    WW_FAIL_IF_ERROR(CheckCopies(list_.copies.size()));
     return Emit();
   }
 
@@ -107,19 +107,19 @@ class Planner {
   /// What a target tensor is made of.
   struct Origin {
     uint32_t tensor = 0;                            ///< canonical, of the source
-    Makes makes = Makes::kElements;                 ///< kScales, or what the dtypes say
+    Transform transform = Transform::kElements;     ///< kScales, or what the dtypes say
     const layout::TensorSpec* quantized = nullptr;  ///< the weight, where it may be
   };
   /// `same`: the tensor of its name at the source.
   std::optional<Origin> OriginOf(uint32_t canonical, std::optional<uint32_t> same) const {
     const layout::TensorSpec& spec = target_.canonical.tensors[canonical];
-    if (same) return Origin{*same, Makes::kElements, spec.block.empty() ? nullptr : &spec};
+    if (same) return Origin{*same, Transform::kElements, spec.block.empty() ? nullptr : &spec};
     const auto weight = target_.canonical.WeightOf(canonical);
     if (!weight) return std::nullopt;
     const layout::TensorSpec& quantized = target_.canonical.tensors[*weight];
     const auto unquantized = source_.canonical.Find(quantized.name);
     if (!unquantized) return std::nullopt;
-    return Origin{*unquantized, Makes::kScales, &quantized};
+    return Origin{*unquantized, Transform::kScales, &quantized};
   }
 
   Status DraftTensor(uint32_t canonical) {
@@ -133,19 +133,19 @@ class Planner {
     const std::optional<Origin> origin = OriginOf(canonical, found);
     if (!origin) return NoSuchTensor(spec, wanted[0].rank, source_.canonical, target_.canonical);
     const OwnerIndex index(book_.Cut(source_pieces_.Of(origin->tensor)));
-    std::vector<Draft>& drafts = list_.drafts;
-    const auto first = static_cast<ptrdiff_t>(drafts.size());
+    std::vector<PendingCopy>& copies = list_.copies;
+    const auto first = static_cast<ptrdiff_t>(copies.size());
     for (const PieceRef& ref : wanted) {
       WW_RETURN_IF_ERROR(DraftPiece(canonical, ref, *origin, index));
     }
-    std::sort(drafts.begin() + first, drafts.end(), InGlobalOrder);
+    std::sort(copies.begin() + first, copies.end(), InGlobalOrder);
     return OkStatus();
   }
 
   Status DraftPiece(uint32_t canonical, const PieceRef& ref, Origin origin,
                     const OwnerIndex& index) {
     const layout::TensorSpec& spec = target_.canonical.tensors[canonical];
-    const bool scales = origin.makes == Makes::kScales;
+    const bool scales = origin.transform == Transform::kScales;
     const Box& piece = PieceOf(target_, ref).box;
     const Box box = scales ? ElementsOf(*origin.quantized, piece) : piece;
     int64_t missing = layout::ElementCount(box);
@@ -154,17 +154,18 @@ class Planner {
       const std::optional<Box> part = layout::Intersect(box, owner.box);
       if (!part) continue;
       missing -= layout::ElementCount(*part);
-      origin.makes = scales ? Makes::kScales : MakesOf(ref, origin, owner);
+      origin.transform = scales ? Transform::kScales : TransformOf(ref, origin, owner);
       std::optional<Box> drafted = part;
-      if (origin.makes != Makes::kElements) {
+      if (origin.transform != Transform::kElements) {
         WW_RETURN_IF_ERROR(CheckQuantized(canonical, ref, *origin.quantized));
         drafted = WholeBlocksIn(*origin.quantized, *part);
         straddles = straddles || drafted != part;
       }
-      WW_RETURN_IF_ERROR(CheckDtypes(spec, ref, origin.makes, TensorOf(target_, ref).dtype, owner));
+      WW_RETURN_IF_ERROR(
+          CheckDtypes(spec, ref, origin.transform, TensorOf(target_, ref).dtype, owner));
       if (drafted) {
-        WW_RETURN_IF_ERROR(AddDraft(canonical, ref, origin.makes, owner,
-                                    scales ? ScalesOf(*origin.quantized, *drafted) : *drafted));
+        WW_RETURN_IF_ERROR(AddCopy(canonical, ref, origin.transform, owner,
+                                   scales ? ScalesOf(*origin.quantized, *drafted) : *drafted));
       }
       if (missing == 0) break;
     }
@@ -176,7 +177,7 @@ class Planner {
   /// The blocks of a piece of codes that straddle owners.
   Status GatherAndMake(uint32_t canonical, const PieceRef& ref, const OwnerIndex& index) {
     const layout::TensorSpec& weight = target_.canonical.tensors[canonical];
-    for (const Box& blocks : StraddlingBlocks(weight, PieceOf(target_, ref).box, index)) {
+    for (const Box& blocks : SplitBlocks(weight, PieceOf(target_, ref).box, index)) {
       std::vector<uint32_t>& known = gathers_of_[{ref.rank, canonical}];
       // Another piece of the rank may hold the same: then what it gathers serves both.
       const auto holds = std::ranges::find_if(known, [&](uint32_t gather) {
@@ -188,7 +189,7 @@ class Planner {
         known.push_back(gather);
         WW_RETURN_IF_ERROR(AddGather(canonical, ref.rank, blocks, index));
       }
-      WW_RETURN_IF_ERROR(AddMade(canonical, ref, Makes::kCodes, list_.gathers[gather], blocks));
+      WW_RETURN_IF_ERROR(AddMade(canonical, ref, Transform::kCodes, list_.gathers[gather], blocks));
     }
     return OkStatus();
   }
@@ -199,17 +200,17 @@ class Planner {
     for (uint32_t index : gathers_of_[{ref.rank, weight}]) {
       const Gather& gather = list_.gathers[index];
       if (const auto blocks = layout::Intersect(gather.box, box)) {
-        WW_RETURN_IF_ERROR(AddMade(canonical, ref, Makes::kScales, gather, *blocks));
+        WW_RETURN_IF_ERROR(AddMade(canonical, ref, Transform::kScales, gather, *blocks));
       }
     }
     return OkStatus();
   }
 
-  Makes MakesOf(const PieceRef& ref, const Origin& origin, const Owner& owner) const {
+  Transform TransformOf(const PieceRef& ref, const Origin& origin, const Owner& owner) const {
     const layout::DType to = TensorOf(target_, ref).dtype;
     const bool quantizes = origin.quantized != nullptr && to == layout::DType::kF8E4M3 &&
                            (owner.dtypes & 1u << static_cast<int>(to)) == 0;
-    return quantizes ? Makes::kCodes : Makes::kElements;
+    return quantizes ? Transform::kCodes : Transform::kElements;
   }
 
   /// What is made of one source must agree: the target holds whole blocks, and for each of them the
@@ -250,7 +251,7 @@ class Planner {
   /// `blocks` of the weight `canonical` for target rank `rank`, and the copies that fill them.
   Status AddGather(uint32_t canonical, uint32_t rank, const Box& blocks, const OwnerIndex& index) {
     const layout::TensorSpec& weight = target_.canonical.tensors[canonical];
-    Gathered& gathered = gathered_[rank];
+    GatherBuffer& gathered = gathered_[rank];
     gathered.dtype = GatherDType();
     Gather gather{rank, canonical, blocks, 0, {blocks.extent[1], 1}};
     int64_t end = 0;
@@ -269,12 +270,12 @@ class Planner {
       const std::optional<Box> part = layout::Intersect(blocks, owner.box);
       if (!part) continue;
       const PieceRef there{rank, tensor, 0};
-      WW_RETURN_IF_ERROR(CheckDtypes(weight, there, Makes::kElements, gathered.dtype, owner));
-      Draft draft;
-      draft.gather = number;
-      draft.target_offset = OffsetIn(list_.gathers[number], part->begin);
+      WW_RETURN_IF_ERROR(CheckDtypes(weight, there, Transform::kElements, gathered.dtype, owner));
+      PendingCopy pending;
+      pending.gather = number;
+      pending.target_offset = OffsetIn(list_.gathers[number], part->begin);
       WW_RETURN_IF_ERROR(
-          AddDraft(draft, canonical, there, Makes::kElements, gathered.dtype, owner, *part));
+          AddCopy(pending, canonical, there, Transform::kElements, gathered.dtype, owner, *part));
     }
     return OkStatus();
   }
@@ -288,13 +289,13 @@ class Planner {
   }
 
   /// What the rank makes of `blocks` for the piece `ref` of a tensor of codes or scales.
-  Status AddMade(uint32_t canonical, const PieceRef& ref, Makes makes, const Gather& gather,
+  Status AddMade(uint32_t canonical, const PieceRef& ref, Transform transform, const Gather& gather,
                  const Box& blocks) {
     const layout::TensorSpec& weight = target_.canonical.tensors[gather.canonical];
     const Piece& to = PieceOf(target_, ref);
-    const bool scales = makes == Makes::kScales;
+    const bool scales = transform == Transform::kScales;
     const Box box = scales ? ScalesOf(weight, blocks) : blocks;
-    WW_RETURN_IF_ERROR(CheckCopies(list_.drafts.size() + ++made_count_));
+    WW_RETURN_IF_ERROR(CheckCopies(list_.copies.size() + ++made_count_));
     CopyOp op;
     op.canonical = canonical;
     op.source_tensor = static_cast<uint32_t>(target_.ranks[ref.rank].tensors.size());
@@ -306,7 +307,7 @@ class Planner {
     op.source_stride = gather.stride;
     op.target_offset = OffsetOf(to, box.begin);
     op.target_stride = to.local_stride;
-    op.makes = makes;
+    op.transform = transform;
     op.block = weight.block;
     if (scales) op.source_extent = blocks.extent;
     gathered_[ref.rank].made.push_back(std::move(op));
@@ -324,57 +325,59 @@ class Planner {
                   "the plan needs more than " + std::to_string(options_.copies_max) + " copies");
   }
 
-  Status AddDraft(uint32_t canonical, const PieceRef& ref, Makes makes, const Owner& owner,
-                  const Box& box) {
-    Draft draft;
-    draft.target_offset = OffsetOf(PieceOf(target_, ref), box.begin);
-    return AddDraft(draft, canonical, ref, makes, TensorOf(target_, ref).dtype, owner, box);
+  Status AddCopy(uint32_t canonical, const PieceRef& ref, Transform transform, const Owner& owner,
+                 const Box& box) {
+    PendingCopy pending;
+    pending.target_offset = OffsetOf(PieceOf(target_, ref), box.begin);
+    return AddCopy(pending, canonical, ref, transform, TensorOf(target_, ref).dtype, owner, box);
   }
 
-  /// `draft` knows where it goes.
-  Status AddDraft(Draft draft, uint32_t canonical, const PieceRef& ref, Makes makes, DType dtype,
-                  const Owner& owner, const Box& box) {
-    WW_RETURN_IF_ERROR(CheckCopies(list_.drafts.size() + made_count_ + 1));
-    draft.canonical = canonical;
-    draft.makes = makes;
-    draft.target = ref;
-    draft.set = owner.set;
-    draft.holders_at = owner.holders_at;
-    draft.box_at = list_.boxes.size();
-    draft.bytes = layout::ElementCount(box) * layout::ElementBytes(dtype);
-    if (__builtin_add_overflow(bytes_total_, draft.bytes, &bytes_total_)) {
+  /// `pending` knows where it goes.
+  Status AddCopy(PendingCopy pending, uint32_t canonical, const PieceRef& ref, Transform transform,
+                 DType dtype, const Owner& owner, const Box& box) {
+    WW_RETURN_IF_ERROR(CheckCopies(list_.copies.size() + made_count_ + 1));
+    pending.canonical = canonical;
+    pending.transform = transform;
+    pending.target = ref;
+    pending.set = owner.set;
+    pending.holders_at = owner.holders_at;
+    pending.box_at = list_.boxes.size();
+    pending.bytes = layout::ElementCount(box) * layout::ElementBytes(dtype);
+    if (__builtin_add_overflow(bytes_total_, pending.bytes, &bytes_total_)) {
       return TooManyBytes();
     }
     list_.boxes.insert(list_.boxes.end(), box.begin.begin(), box.begin.end());
     list_.boxes.insert(list_.boxes.end(), box.extent.begin(), box.extent.end());
-    list_.drafts.push_back(draft);
+    list_.copies.push_back(pending);
     return OkStatus();
   }
 
-  Status CheckDtypes(const layout::TensorSpec& spec, const PieceRef& ref, Makes makes, DType to,
-                     const Owner& owner) const {
-    if (makes == Makes::kElements && owner.dtypes == 1u << static_cast<int>(to)) return OkStatus();
+  Status CheckDtypes(const layout::TensorSpec& spec, const PieceRef& ref, Transform transform,
+                     DType to, const Owner& owner) const {
+    if (transform == Transform::kElements && owner.dtypes == 1u << static_cast<int>(to))
+      return OkStatus();
     for (const PieceRef& holder : book_.HoldersOf(owner.holders_at, owner.set)) {
       const layout::DType from = TensorOf(source_, holder).dtype;
-      const bool known = makes == Makes::kElements ? CastKnown(from, to)
-                                                   : IsQuantizable(from) && to == MadeDType(makes);
+      const bool known = transform == Transform::kElements
+                             ? CastKnown(from, to)
+                             : IsQuantizable(from) && to == MadeDType(transform);
       if (!known) return NoCast(spec, holder.rank, from, ref.rank, to);
     }
     return OkStatus();
   }
 
-  const PieceRef& HolderOf(const Draft& draft) const {
-    return book_.HoldersOf(draft.holders_at, draft.set)[draft.holder];
+  const PieceRef& HolderOf(const PendingCopy& pending) const {
+    return book_.HoldersOf(pending.holders_at, pending.set)[pending.holder];
   }
 
-  uint64_t StreamKey(const Draft& draft) const {
-    return uint64_t{draft.target.rank} << 32 | HolderOf(draft).rank;
+  uint64_t StreamKey(const PendingCopy& pending) const {
+    return uint64_t{pending.target.rank} << 32 | HolderOf(pending).rank;
   }
 
   Result<TransferPlan> Emit() {
     std::vector<uint64_t> keys;
-    keys.reserve(list_.drafts.size());
-    for (const Draft& draft : list_.drafts) keys.push_back(StreamKey(draft));
+    keys.reserve(list_.copies.size());
+    for (const PendingCopy& pending : list_.copies) keys.push_back(StreamKey(pending));
     std::sort(keys.begin(), keys.end());
     keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
     if (keys.size() > options_.streams_max) {
@@ -395,11 +398,11 @@ class Planner {
       plan.streams.push_back(std::move(stream));
     }
     std::vector<Box> last_boxes(plan.streams.size());
-    for (const Draft& draft : list_.drafts) {
-      Stream& stream = plan.streams[stream_of.at(StreamKey(draft))];
-      stream.bytes += draft.bytes;
-      Box box = BoxOf(draft);
-      CopyOp op = MakeOp(draft, box);
+    for (const PendingCopy& pending : list_.copies) {
+      Stream& stream = plan.streams[stream_of.at(StreamKey(pending))];
+      stream.bytes += pending.bytes;
+      Box box = BoxOf(pending);
+      CopyOp op = MakeOp(pending, box);
       Box& last_box = last_boxes[stream.id];
       if (!stream.ops.empty() && Merge(stream.ops.back(), last_box, op, box)) continue;
       stream.ops.push_back(std::move(op));
@@ -409,37 +412,37 @@ class Planner {
     return plan;
   }
 
-  Box BoxOf(const Draft& draft) const {
-    const size_t ndim = list_.TargetStride(target_, draft).size();
-    const auto begin = list_.boxes.begin() + static_cast<ptrdiff_t>(draft.box_at);
+  Box BoxOf(const PendingCopy& pending) const {
+    const size_t ndim = list_.TargetStride(target_, pending).size();
+    const auto begin = list_.boxes.begin() + static_cast<ptrdiff_t>(pending.box_at);
     const auto extent = begin + static_cast<ptrdiff_t>(ndim);
     return {{begin, extent}, {extent, extent + static_cast<ptrdiff_t>(ndim)}};
   }
 
-  CopyOp MakeOp(const Draft& draft, const Box& box) const {
-    const PieceRef& holder = HolderOf(draft);
+  CopyOp MakeOp(const PendingCopy& pending, const Box& box) const {
+    const PieceRef& holder = HolderOf(pending);
     const Piece& from = PieceOf(source_, holder);
     CopyOp op;
-    op.canonical = draft.canonical;
+    op.canonical = pending.canonical;
     op.source_tensor = holder.tensor;
-    op.target_tensor = draft.target.tensor;
+    op.target_tensor = pending.target.tensor;
     op.source_dtype = TensorOf(source_, holder).dtype;
-    op.target_dtype = draft.gather ? gathered_.at(draft.target.rank).dtype
-                                   : TensorOf(target_, draft.target).dtype;
+    op.target_dtype = pending.gather ? gathered_.at(pending.target.rank).dtype
+                                     : TensorOf(target_, pending.target).dtype;
     op.extent = box.extent;
-    op.makes = draft.makes;
+    op.transform = pending.transform;
     op.source_offset = OffsetOf(from, SourceBox(op, box).begin);
     op.source_stride = from.local_stride;
-    op.target_offset = draft.target_offset;
-    op.target_stride = list_.TargetStride(target_, draft);
+    op.target_offset = pending.target_offset;
+    op.target_stride = list_.TargetStride(target_, pending);
     return op;
   }
 
   /// Of what is made of `box`, what the copy reads; says so in the copy.
   Box SourceBox(CopyOp& op, const Box& box) const {
-    if (op.makes == Makes::kElements) return box;
+    if (op.transform == Transform::kElements) return box;
     const auto& tensors = target_.canonical.tensors;
-    const bool scales = op.makes == Makes::kScales;
+    const bool scales = op.transform == Transform::kScales;
     const layout::TensorSpec& weight =
         tensors[scales ? *target_.canonical.WeightOf(op.canonical) : op.canonical];
     op.block = weight.block;
@@ -480,11 +483,11 @@ class Planner {
   const PlanOptions options_;
   PiecesByCanonical source_pieces_;
   PiecesByCanonical target_pieces_;
-  OwnerBook book_;
-  DraftList list_;
-  /// By target rank and weight: into DraftList::gathers.
+  OwnerTable book_;
+  PendingCopies list_;
+  /// By target rank and weight: into PendingCopies::gathers.
   std::map<std::pair<uint32_t, uint32_t>, std::vector<uint32_t>> gathers_of_;
-  std::map<uint32_t, Gathered> gathered_;  ///< by target rank
+  std::map<uint32_t, GatherBuffer> gathered_;  ///< by target rank
   std::optional<DType> gather_dtype_;
   size_t made_count_ = 0;  ///< copies of all `gathered_`
   int64_t bytes_total_ = 0;
@@ -508,7 +511,7 @@ int64_t WireBytes(const CopyOp& op) {
   return ElementCount(op) * layout::ElementBytes(op.target_dtype);
 }
 
-int64_t GatheredBytes(const Gathered& gathered) {
+int64_t GatherBufferBytes(const GatherBuffer& gathered) {
   return gathered.elements * layout::ElementBytes(gathered.dtype);
 }
 

@@ -61,7 +61,7 @@ std::string GatheredBySide(const TransferPlan& plan) {
   std::string text;
   for (const auto& [rank, gathered] : plan.gathered) {
     text += "  " + RankText(Side::kTarget, rank) + " gathers " +
-            std::to_string(GatheredBytes(gathered)) + " bytes of " +
+            std::to_string(GatherBufferBytes(gathered)) + " bytes of " +
             std::string(layout::DTypeName(gathered.dtype)) +
             ", blocks of which no source rank holds all, and quantizes them\n";
   }
@@ -69,9 +69,9 @@ std::string GatheredBySide(const TransferPlan& plan) {
 }
 
 std::string QuantizedText(const CopyOp& op) {
-  if (op.makes == Makes::kElements) return "";
+  if (op.transform == Transform::kElements) return "";
   const std::string blocks = " of blocks " + ShapeText(op.block);
-  if (op.makes == Makes::kCodes) return "  quantized: codes" + blocks;
+  if (op.transform == Transform::kCodes) return "  quantized: codes" + blocks;
   return "  quantized: scales" + blocks + " in elements " + ShapeText(op.source_extent);
 }
 

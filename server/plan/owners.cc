@@ -117,7 +117,7 @@ void AppendRest(const Box& whole, const Box& part, std::vector<Box>& out) {
   }
 }
 
-std::vector<OwnerBook::Group> OwnerBook::GroupByBox(std::span<PieceRef> refs) const {
+std::vector<OwnerTable::Group> OwnerTable::GroupByBox(std::span<PieceRef> refs) const {
   std::stable_sort(refs.begin(), refs.end(), [&](const PieceRef& a, const PieceRef& b) {
     return BoxLess(PieceOf(source_, a).box, PieceOf(source_, b).box);
   });
@@ -132,7 +132,7 @@ std::vector<OwnerBook::Group> OwnerBook::GroupByBox(std::span<PieceRef> refs) co
   return groups;
 }
 
-Owner OwnerBook::Enter(Box box, std::span<const PieceRef> refs) {
+Owner OwnerTable::Enter(Box box, std::span<const PieceRef> refs) {
   Owner owner{std::move(box), holders_.size(), 0, 0};
   ranks_.clear();
   for (const PieceRef& ref : refs) {
@@ -147,7 +147,7 @@ Owner OwnerBook::Enter(Box box, std::span<const PieceRef> refs) {
   return owner;
 }
 
-std::vector<Owner> OwnerBook::Cut(std::span<PieceRef> refs) {
+std::vector<Owner> OwnerTable::Cut(std::span<PieceRef> refs) {
   const std::vector<Group> groups = GroupByBox(refs);
   std::vector<const Box*> boxes;
   for (const Group& group : groups) boxes.push_back(group.box);
@@ -158,7 +158,7 @@ std::vector<Owner> OwnerBook::Cut(std::span<PieceRef> refs) {
   return owners;
 }
 
-std::vector<Owner> OwnerBook::CutOverlapping(std::span<const Group> groups) {
+std::vector<Owner> OwnerTable::CutOverlapping(std::span<const Group> groups) {
   struct Part {
     Box box;
     std::vector<uint32_t> groups;

@@ -35,8 +35,8 @@ class PiecesByCanonical {
 /// A block of a canonical tensor whose every element the same source ranks hold.
 struct Owner {
   layout::Box box;
-  size_t holders_at = 0;  ///< into OwnerBook::holders: one piece per rank, ascending rank
-  uint32_t set = 0;       ///< the ranks, as OwnerBook::RanksOf knows them
+  size_t holders_at = 0;  ///< into OwnerTable::holders: one piece per rank, ascending rank
+  uint32_t set = 0;       ///< the ranks, as OwnerTable::RanksOf knows them
   uint32_t dtypes = 0;    ///< bit per layout::DType among the holders
 };
 
@@ -44,9 +44,9 @@ struct Owner {
 ///
 /// Equal holder sets get one number, in the order in which they are first met, so that all copies
 /// which the same ranks could send are one group.
-class OwnerBook {
+class OwnerTable {
  public:
-  explicit OwnerBook(const layout::ModelLayout& source) : source_(source) {}
+  explicit OwnerTable(const layout::ModelLayout& source) : source_(source) {}
 
   /// Disjoint owners that together are what `refs`, all pieces of one canonical tensor, cover.
   /// Reorders `refs`. Boxes that overlap are cut along each other's faces; should that need more

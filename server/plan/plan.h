@@ -14,7 +14,7 @@
 namespace weightwire::plan {
 
 /// What the source makes of the elements that it sends.
-enum class Makes : int {
+enum class Transform : int {
   kElements = 0,  ///< the same ones, cast where the dtypes differ
   kCodes = 1,     ///< fp8 codes: one for each element
   kScales = 2,    ///< fp32 scales: one for each block of elements
@@ -40,7 +40,7 @@ struct CopyOp {
   /// A weight that becomes fp8 on the way (kernels/quantize.h) has two kinds of copies: kCodes and,
   /// for the tensor of its scales, kScales. Both read floats of the same matrix, whole blocks of it
   /// only, so that the source alone knows the largest magnitude of each.
-  Makes makes = Makes::kElements;
+  Transform transform = Transform::kElements;
   /// Rows and columns of a block that shares one scale; the copy begins at one. With kCodes, and
   /// with kElements where codes are passed on, a segment is made of whole blocks. Else empty.
   std::vector<int64_t> block = {};
@@ -70,13 +70,13 @@ struct Stream {
 /// `elements` in `dtype`, which copies name as the local tensor behind the rank's last one. When
 /// all streams of the rank are there, the copies `made` are done within the rank: kCodes and
 /// kScales that read that memory (`source_tensor` names it, too) and write the rank's tensors.
-struct Gathered {
+struct GatherBuffer {
   layout::DType dtype = layout::DType::kBF16;  ///< that of the source, or F32 where it has several
   int64_t elements = 0;                        ///< 0: nothing is gathered
   std::vector<CopyOp> made = {};
-  friend bool operator==(const Gathered&, const Gathered&) = default;
+  friend bool operator==(const GatherBuffer&, const GatherBuffer&) = default;
 };
-int64_t GatheredBytes(const Gathered& gathered);
+int64_t GatherBufferBytes(const GatherBuffer& gathered);
 
 /// How to fill every rank of a target layout from the ranks of a source layout.
 struct TransferPlan {
@@ -87,9 +87,9 @@ struct TransferPlan {
   uint32_t target_ranks = 0;
   int64_t bytes_total = 0;
   uint64_t copies_total = 0;
-  std::vector<std::string> tensor_names;       ///< canonical names, by CopyOp::canonical
-  std::vector<Stream> streams;                 ///< by (target_rank, source_rank); none is empty
-  std::map<uint32_t, Gathered> gathered = {};  ///< by target rank, of those that gather
+  std::vector<std::string> tensor_names;           ///< canonical names, by CopyOp::canonical
+  std::vector<Stream> streams;                     ///< by (target_rank, source_rank); none is empty
+  std::map<uint32_t, GatherBuffer> gathered = {};  ///< by target rank, of those that gather
   friend bool operator==(const TransferPlan&, const TransferPlan&) = default;
 };
 
@@ -104,7 +104,7 @@ struct RankSlice {
   uint32_t rank = 0;
   std::vector<Stream> streams;
   std::vector<std::string> tensor_names;  ///< that its copies name, each once, in the plan's order
-  Gathered gathered = {};                 ///< side kTarget
+  GatherBuffer gathered = {};             ///< side kTarget
   friend bool operator==(const RankSlice&, const RankSlice&) = default;
 };
 RankSlice SliceOf(const TransferPlan& plan, Side side, uint32_t rank);
@@ -128,7 +128,7 @@ struct PlanOptions {
 /// A weight that is BF16, F16 or F32 at the source and F8_E4M3 with a `block` at the target, and
 /// whose scales the source lacks, becomes codes and scales on the way. A block of which all lies in
 /// one piece of a source rank is quantized there; what lies in several is gathered, as floats, by
-/// every target rank that holds it, and quantized there (Gathered).
+/// every target rank that holds it, and quantized there (GatherBuffer).
 ///
 /// Guarantee: every element that a target piece covers is written exactly once, from a rank that
 /// holds it (VerifyPlan proves it with code of its own).

@@ -48,7 +48,7 @@ void PutOp(Writer& writer, const CopyOp& op) {
     writer.Put(static_cast<uint64_t>(op.source_stride[d]));
     writer.Put(static_cast<uint64_t>(op.target_stride[d]));
   }
-  writer.Put(static_cast<uint64_t>(op.makes));
+  writer.Put(static_cast<uint64_t>(op.transform));
   PutList(writer, op.block);
   PutList(writer, op.source_extent);
 }
@@ -149,11 +149,11 @@ CopyOp GetOp(Reader& reader) {
     op.target_stride.push_back(reader.GetAs<int64_t>());
     if (op.extent.back() < 1) reader.Refuse("holds an empty copy");
   }
-  const uint64_t makes = reader.Get();
-  if (makes > static_cast<uint64_t>(Makes::kScales)) {
+  const uint64_t transform = reader.Get();
+  if (transform > static_cast<uint64_t>(Transform::kScales)) {
     reader.Refuse("holds a copy that makes what is unknown", Reason::kUnknownEnum);
   }
-  op.makes = static_cast<Makes>(makes);
+  op.transform = static_cast<Transform>(transform);
   op.block = GetList(reader);
   op.source_extent = GetList(reader);
   if (const auto defect = QuantizationDefect(op)) reader.Refuse("holds a copy that " + *defect);
@@ -227,7 +227,7 @@ Result<TransferPlan> FromBytes(std::string_view bytes) {
     if (!plan.gathered.empty() && rank <= plan.gathered.rbegin()->first) {
       reader.Refuse("holds what ranks gather out of order");
     }
-    Gathered& gathered = plan.gathered[rank];
+    GatherBuffer& gathered = plan.gathered[rank];
     gathered.dtype = reader.GetDType();
     gathered.elements = reader.GetAs<int64_t>();
     for (uint64_t ops = reader.Get(); ops > 0 && reader.failed().ok(); --ops) {

@@ -12,14 +12,16 @@ using layout::DType;
 using layout::TensorSpec;
 
 const std::vector<int64_t>& SourceExtent(const CopyOp& op) {
-  return op.makes == Makes::kScales ? op.source_extent : op.extent;
+  return op.transform == Transform::kScales ? op.source_extent : op.extent;
 }
 
 bool IsQuantizable(DType from) {
   return from == DType::kBF16 || from == DType::kF16 || from == DType::kF32;
 }
 
-DType MadeDType(Makes makes) { return makes == Makes::kCodes ? DType::kF8E4M3 : DType::kF32; }
+DType MadeDType(Transform transform) {
+  return transform == Transform::kCodes ? DType::kF8E4M3 : DType::kF32;
+}
 
 bool IsWholeBlocks(const TensorSpec& weight, const Box& box) {
   for (size_t d = 0; d < weight.block.size(); ++d) {
@@ -62,26 +64,28 @@ Box ElementsOf(const TensorSpec& weight, const Box& scales) {
 }
 
 std::optional<std::string> QuantizationDefect(const CopyOp& op) {
-  const bool makes_scales = op.makes == Makes::kScales;
-  if (op.makes < Makes::kElements || op.makes > Makes::kScales) return "makes what is unknown";
-  if (op.block.empty() && op.source_extent.empty() && op.makes == Makes::kElements) {
+  const bool to_scales = op.transform == Transform::kScales;
+  if (op.transform < Transform::kElements || op.transform > Transform::kScales)
+    return "makes what is unknown";
+  if (op.block.empty() && op.source_extent.empty() && op.transform == Transform::kElements) {
     return std::nullopt;
   }
   if (op.block.size() != 2 || op.extent.size() != 2 ||
-      op.source_extent.size() != (makes_scales ? 2 : 0)) {
+      op.source_extent.size() != (to_scales ? 2 : 0)) {
     return "has blocks, but not the extents of a matrix";
   }
   for (size_t d = 0; d < 2; ++d) {
     if (op.block[d] < 1 || op.block[d] > layout::kBlockMax)
       return "has a block of no or too many rows";
-    if (makes_scales &&
+    if (to_scales &&
         (op.source_extent[d] < 1 || BlockCount(op.source_extent[d], op.block[d]) != op.extent[d])) {
       return "has not one scale for each block";
     }
   }
-  if (op.makes == Makes::kElements) return std::nullopt;
-  if (IsQuantizable(op.source_dtype) && op.target_dtype == MadeDType(op.makes)) return std::nullopt;
-  return std::string("makes ") + (makes_scales ? "scales" : "codes") + " of " +
+  if (op.transform == Transform::kElements) return std::nullopt;
+  if (IsQuantizable(op.source_dtype) && op.target_dtype == MadeDType(op.transform))
+    return std::nullopt;
+  return std::string("makes ") + (to_scales ? "scales" : "codes") + " of " +
          std::string(layout::DTypeName(op.source_dtype)) + " into " +
          std::string(layout::DTypeName(op.target_dtype));
 }

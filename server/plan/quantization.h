@@ -14,7 +14,7 @@ namespace weightwire::plan {
 bool IsQuantizable(layout::DType from);
 
 /// The dtype of what is made, which is not kElements.
-layout::DType MadeDType(Makes makes);
+layout::DType MadeDType(Transform transform);
 
 /// Whether `box` of the weight is made of whole blocks: it begins at one, and it ends at one or, in
 /// a partial one, with the weight.

@@ -12,8 +12,9 @@ RankSlice RelayedSlice(const RankSlice& target, Side side) {
       op.source_dtype = op.target_dtype;
       op.source_offset = op.target_offset;
       op.source_stride = op.target_stride;
-      if (op.makes == Makes::kScales) op.block.clear();  // that of codes says how they are cut
-      op.makes = Makes::kElements;
+      if (op.transform == Transform::kScales)
+        op.block.clear();  // that of codes says how they are cut
+      op.transform = Transform::kElements;
       op.source_extent.clear();
     }
   }

@@ -92,7 +92,7 @@ class OpCutter {
 }  // namespace
 
 int64_t LargestBlockBytes(const CopyOp& op) {
-  if (op.block.empty() || op.makes == Makes::kScales) return 0;
+  if (op.block.empty() || op.transform == Transform::kScales) return 0;
   return layout::ElementBytes(op.target_dtype) * std::min(op.extent[0], op.block[0]) *
          std::min(op.extent[1], op.block[1]);
 }

@@ -150,16 +150,16 @@ class Proof {
   }
 
   /// The memory that the rank gathers in, as a tensor; then the copies that read it.
-  Status BeginGathered(uint32_t rank, const Gathered& gathered) {
+  Status BeginGathered(uint32_t rank, const GatherBuffer& gathered) {
     const size_t tensors = targets_.size();
     gather_tensor_ = {"what is gathered", gathered.dtype, {gathered.elements}, {}};
     for (size_t i = 0; i < gathered.made.size(); ++i) {
       const CopyOp& op = gathered.made[i];
       auto defect = FormDefect(op, gather_tensor_, tensors);
       if (!defect && op.source_tensor != tensors) defect = "reads what is not gathered";
-      if (!defect && op.makes == Makes::kElements) defect = "makes nothing";
+      if (!defect && op.transform == Transform::kElements) defect = "makes nothing";
       if (defect) return WrongMade(rank, i, *defect);
-      if (op.makes != Makes::kCodes) continue;
+      if (op.transform != Transform::kCodes) continue;
       const auto box = TargetBox(target_locators_[op.target_tensor], op);
       if (!box) return WrongMade(rank, i, "starts where the target stores nothing of the tensor");
       gather_tensor_.pieces.push_back({op.canonical, *box, op.source_offset, op.source_stride});
@@ -225,7 +225,8 @@ class Proof {
     const auto& sources = source_.ranks[stream.source_rank].tensors;
     if (op.source_tensor >= sources.size()) return "names a local tensor that does not exist";
     if (auto defect = FormDefect(op, sources[op.source_tensor], targets_.size())) return defect;
-    const auto read = source_canonical_[op.makes == Makes::kScales ? *WeightOf(op) : op.canonical];
+    const auto read =
+        source_canonical_[op.transform == Transform::kScales ? *WeightOf(op) : op.canonical];
     if (!read) return "names a tensor the source does not have";
     return BlockDefect(op, SourceLocator(stream.source_rank, op.source_tensor), *read);
   }
@@ -245,7 +246,7 @@ class Proof {
       return "has not one extent and stride per dimension";
     }
     if (auto defect = ConversionDefect(op, WeightOf(op), &to == &gather_tensor_)) return defect;
-    const auto& source_extent = op.makes == Makes::kScales ? op.source_extent : op.extent;
+    const auto& source_extent = op.transform == Transform::kScales ? op.source_extent : op.extent;
     if (!InsideStorage(from, source_extent, op.source_offset, op.source_stride)) {
       return "reads outside its source tensor";
     }
@@ -263,7 +264,7 @@ class Proof {
 
   std::optional<std::string> ConversionDefect(const CopyOp& op, std::optional<uint32_t> weight,
                                               bool gathers) {
-    const bool quantizes = op.makes != Makes::kElements;
+    const bool quantizes = op.transform != Transform::kElements;
     if (gathers && (quantizes || weight != op.canonical)) return "gathers what is no weight";
     if (gathers && op.source_dtype != op.target_dtype && op.target_dtype != DType::kF32) {
       return "rounds what it gathers";
@@ -278,7 +279,7 @@ class Proof {
       if (CastKnown(op.source_dtype, op.target_dtype)) return std::nullopt;
       return "needs a cast that is not known";
     }
-    const bool scales = op.makes == Makes::kScales;
+    const bool scales = op.transform == Transform::kScales;
     if (!weight || scales == (*weight == op.canonical)) return "quantizes what is no such tensor";
     if (op.block != target_.canonical.tensors[*weight].block) return "has blocks of another size";
     if (op.source_extent.size() != (scales ? 2 : 0)) return "reads no matrix";
@@ -293,12 +294,12 @@ class Proof {
   /// The canonical elements that a copy into `box` must read; nullopt when they are no whole
   /// blocks.
   std::optional<Box> ReadBox(const CopyOp& op, const Box& box) const {
-    if (op.makes == Makes::kElements) return box;
+    if (op.transform == Transform::kElements) return box;
     const layout::TensorSpec& weight = target_.canonical.tensors[*WeightOf(op)];
     Box read = box;
     for (size_t d = 0; d < 2; ++d) {
       const int64_t size = weight.block[d];
-      if (op.makes == Makes::kScales) {
+      if (op.transform == Transform::kScales) {
         read.begin[d] *= size;
         read.extent[d] = std::min(read.extent[d] * size, weight.shape[d] - read.begin[d]);
         if (read.extent[d] != op.source_extent[d]) return std::nullopt;

@@ -68,8 +68,8 @@ Result<Greeting> GreetingOf(const v1::AttachHello& hello, const TraceId& trace_o
 
 class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public agent::Application {
  public:
-  AttachStream(const Runtime& runtime, StreamSet& streams, agent::Agent& agent, HandleBook& handles,
-               CallLog log)
+  AttachStream(const Runtime& runtime, StreamSet& streams, agent::Agent& agent,
+               HandleTable& handles, CallLog log)
       : Duplex(runtime, streams, std::move(log)), agent_(agent), handles_(handles) {}
 
   // ---- on the strand, from the agent
@@ -206,7 +206,7 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
   }
 
   agent::Agent& agent_;
-  HandleBook& handles_;
+  HandleTable& handles_;
   bool greeted_ = false;  ///< gRPC's reading side only
   // The strand's.
   agent::Handle handle_{};
@@ -218,7 +218,7 @@ class AttachStream final : public Duplex<v1::AttachUp, v1::AttachEvent>, public 
 }  // namespace
 
 grpc::ServerBidiReactor<v1::AttachUp, v1::AttachEvent>* StartAttach(
-    const Runtime& runtime, StreamSet& streams, agent::Agent& agent, HandleBook& handles,
+    const Runtime& runtime, StreamSet& streams, agent::Agent& agent, HandleTable& handles,
     const grpc::CallbackServerContext& context) {
   auto stream = std::make_shared<AttachStream>(runtime, streams, agent, handles,
                                                CallLog(runtime, context, "Attach"));

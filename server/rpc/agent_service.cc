@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "server/rpc/agent_attach.h"
-#include "server/rpc/handle_book.h"
+#include "server/rpc/handle_table.h"
 #include "server/rpc/stream_set.h"
 #include "server/rpc/unary.h"
 #include "server/wire/checks.h"
@@ -239,11 +239,11 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
   }
 
   Result<v1::OpenSlabResponse> OpenSlab(agent::Handle handle, uint64_t bytes) {
-    WW_ASSIGN(const agent::SlabInfo slab, agent_.OpenSlab(handle, bytes));
-    WW_ASSIGN(const uint64_t token, Pass(*slab.memory));
+    WW_ASSIGN(const agent::GpuAllocation allocated, agent_.AllocateGpuMemory(handle, bytes));
+    WW_ASSIGN(const uint64_t token, Pass(*allocated.memory));
     v1::OpenSlabResponse out;
-    out.set_slab(slab.region);
-    *out.mutable_memory() = DeviceMemoryOf(*slab.memory);
+    out.set_slab(allocated.region);
+    *out.mutable_memory() = DeviceMemoryOf(*allocated.memory);
     out.set_lease_token(token);
     return out;
   }
@@ -288,7 +288,7 @@ class ServiceImpl final : public AgentService, public v1::Agent::CallbackService
   FdTable& fds_;
   const std::map<std::string, std::string> addresses_;
   StreamSet streams_;
-  HandleBook handles_;  ///< the strand's
+  HandleTable handles_;  ///< the strand's
 };
 
 }  // namespace

@@ -3,10 +3,10 @@
 #include <string>
 #include <utility>
 
+#include "server/rpc/acl.h"
+#include "server/rpc/authorizer.h"
 #include "server/rpc/coordinator_session.h"
 #include "server/rpc/coordinator_streams.h"
-#include "server/rpc/gatekeeper.h"
-#include "server/rpc/owners.h"
 #include "server/rpc/status_message.h"
 #include "server/rpc/stream_set.h"
 #include "server/rpc/unary.h"
@@ -31,7 +31,7 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
   void EndStreams(const weightwire::Status& why) override { streams_.EndAll(why); }
 
   grpc::ServerBidiReactor<v1::SessionUp, v1::SessionDown>* Session(Context* context) override {
-    return StartSession(runtime_, streams_, coordinator_, owners_, *context);
+    return StartSession(runtime_, streams_, coordinator_, acl_, *context);
   }
 
   grpc::ServerWriteReactor<v1::SlicePart>* FetchSlice(
@@ -56,7 +56,7 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
         coordinator_.Register(std::move(decoded),
                               [this, agent, answer](Result<control::RegisterReply> reply) {
                                 if (!reply) return answer(reply.error());
-                                owners_.Registered(agent, reply->member);
+                                acl_.Registered(agent, reply->member);
                                 v1::RegisterResponse out;
                                 *out.mutable_member() = wire::ToProto(reply->member);
                                 out.set_lineage(reply->lineage);
@@ -161,10 +161,11 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
       const auto deadline =
           std::chrono::milliseconds(request->deadline_ms() == 0 ? 60'000 : request->deadline_ms());
       OnStrand([this, engine = request->engine(), deadline, answer] {
-        coordinator_.Verify(engine, deadline, [answer](Result<coordinator::Verification> result) {
-          if (!result) return answer(result.error());
-          answer(VerifyMessageOf(*result));
-        });
+        coordinator_.Verify(engine, deadline,
+                            [answer](Result<coordinator::IntegrityReport> result) {
+                              if (!result) return answer(result.error());
+                              answer(VerifyMessageOf(*result));
+                            });
       });
     });
   }
@@ -194,9 +195,9 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
                        v1::DescribeEpochResponse* response) override {
     return StartUnary(runtime_, context, "DescribeEpoch", *request, response, [&](auto answer) {
       OnStrand([this, epoch = Epoch(request->epoch()), answer] {
-        auto story = coordinator_.Tell(epoch);
-        if (!story) return answer(story.error());
-        answer(StoryMessageOf(*story));
+        auto trace = coordinator_.Describe(epoch);
+        if (!trace) return answer(trace.error());
+        answer(StoryMessageOf(*trace));
       });
     });
   }
@@ -214,7 +215,7 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
       OnStrand([this, name = request->name(), caller = std::move(caller), person,
                 what = request->undo() ? Draining::kUndo : Draining::kDrain, answer] {
         if (!person) {
-          if (auto owned = owners_.CheckAgents(caller, name); !owned.ok()) return answer(owned);
+          if (auto owned = acl_.CheckAgents(caller, name); !owned.ok()) return answer(owned);
         }
         const DrainOf which = person ? DrainOf::kEngineOrAgent : DrainOf::kAgent;
         coordinator_.Drain(name, what, which, [answer](Result<std::vector<std::string>> engines) {
@@ -250,14 +251,14 @@ class ServiceImpl final : public CoordinatorService, public v1::Coordinator::Cal
   template <typename What, typename Reply>
   void OnOwned(Caller caller, What what, Reply answer, Task task) {
     OnStrand([this, caller = std::move(caller), what, answer, task = std::move(task)] {
-      if (auto owned = owners_.Check(caller, what); !owned.ok()) return answer(owned);
+      if (auto owned = acl_.Check(caller, what); !owned.ok()) return answer(owned);
       task();
     });
   }
 
   const Runtime runtime_;
   coordinator::Coordinator& coordinator_;
-  Owners owners_;  ///< the strand's
+  Acl acl_;  ///< the strand's
   StreamSet streams_;
 };
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "server/base/failpoint.h"
+#include "server/rpc/authorizer.h"
 #include "server/rpc/duplex.h"
-#include "server/rpc/gatekeeper.h"
 #include "server/wire/addresses.h"
 #include "server/wire/control.h"
 #include "server/wire/limits.h"
@@ -25,10 +25,10 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
                             public control::AgentPort {
  public:
   SessionStream(const Runtime& runtime, StreamSet& streams, coordinator::Coordinator& coordinator,
-                Owners& owners, Caller caller, std::optional<tls::Token> token, CallLog log)
+                Acl& acl, Caller caller, std::optional<tls::Token> token, CallLog log)
       : Duplex(runtime, streams, std::move(log)),
         coordinator_(coordinator),
-        owners_(owners),
+        acl_(acl),
         caller_(std::move(caller)),
         token_(std::move(token)) {}
 
@@ -44,7 +44,7 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
     *end.mutable_end()->mutable_why() = wire::OutcomeOf(why);
     Send(std::move(end));
     End(std::move(why));
-    owners_.Ended(std::exchange(agent_, {}));
+    acl_.Ended(std::exchange(agent_, {}));
     const auto last = std::move(held_);
   }
 
@@ -105,7 +105,7 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
   // ---- on the strand
   void Open(control::AgentHello hello) {
     const Incarnation incarnation = hello.incarnation;
-    if (Status may = owners_.CheckOpen(caller_, incarnation, BoundToken()); !may.ok()) {
+    if (Status may = acl_.CheckOpen(caller_, incarnation, BoundToken()); !may.ok()) {
       return End(std::move(may));
     }
     held_ = shared_from_this();
@@ -114,7 +114,7 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
     coordinator_.OpenSession(
         std::move(hello), this,
         [this, self = held_, name, incarnation](Result<control::AgentWelcome> welcome) {
-          if (welcome) owners_.Opened(caller_, name, incarnation, welcome->agent, BoundToken());
+          if (welcome) acl_.Opened(caller_, name, incarnation, welcome->agent, BoundToken());
           Opened(std::move(welcome));
         });
   }
@@ -160,7 +160,7 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
                           next.identity.Uri());
       }
       token_ = std::move(next);
-      WW_RETURN_IF_ERROR(owners_.Renew(caller_, agent_, BoundToken()));
+      WW_RETURN_IF_ERROR(acl_.Renew(caller_, agent_, BoundToken()));
     }
     return now_s < token_->expires_s ? OkStatus() : tls::TokenExpired(*token_);
   }
@@ -187,7 +187,7 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
 
   void Close() {
     if (agent_ == AgentId()) return held_.reset();  // (an answer under way holds it as well)
-    owners_.Ended(agent_);
+    acl_.Ended(agent_);
     const AgentId agent = std::exchange(agent_, {});
     goodbye_ ? coordinator_.CloseSession(agent) : coordinator_.Disconnected(agent);
     held_.reset();
@@ -199,7 +199,7 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
   }
 
   coordinator::Coordinator& coordinator_;
-  Owners& owners_;
+  Acl& acl_;
   const Caller caller_;
   std::optional<tls::Token> token_;  ///< the strand's, like what follows reports_
   bool greeted_ = false;             ///< gRPC's reading side only, like the next
@@ -216,10 +216,10 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
 }  // namespace
 
 grpc::ServerBidiReactor<v1::SessionUp, v1::SessionDown>* StartSession(
-    const Runtime& runtime, StreamSet& streams, coordinator::Coordinator& coordinator,
-    Owners& owners, const grpc::CallbackServerContext& context) {
+    const Runtime& runtime, StreamSet& streams, coordinator::Coordinator& coordinator, Acl& acl,
+    const grpc::CallbackServerContext& context) {
   auto stream =
-      std::make_shared<SessionStream>(runtime, streams, coordinator, owners, CallerOf(context),
+      std::make_shared<SessionStream>(runtime, streams, coordinator, acl, CallerOf(context),
                                       TokenOf(context), CallLog(runtime, context, "Session"));
   stream->Begin();
   if (Status exposed = CheckNotExposed(context); !exposed.ok()) stream->End(std::move(exposed));

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "server/base/failpoint.h"
-#include "server/rpc/gatekeeper.h"
+#include "server/rpc/authorizer.h"
 #include "server/rpc/server_stream.h"
 #include "server/rpc/status_message.h"
 #include "server/rpc/token_end.h"

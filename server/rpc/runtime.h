@@ -18,7 +18,7 @@ struct Runtime {
   size_t message_bytes_max = 16 << 20;
   /// Messages that may wait for one stream's reader; one more ends the stream.
   size_t stream_queue_max = 4'096;
-  std::shared_ptr<tls::TokenKeys> tokens = {};  ///< of the gatekeeper; null: it takes none
+  std::shared_ptr<tls::TokenKeys> tokens = {};  ///< of the authorizer; null: it takes none
 };
 
 }  // namespace weightwire::rpc

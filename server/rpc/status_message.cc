@@ -197,25 +197,25 @@ v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot, 
   return out;
 }
 
-v1::DescribeEpochResponse StoryMessageOf(const coordinator::EpochStory& story) {
+v1::DescribeEpochResponse StoryMessageOf(const coordinator::EpochTrace& trace) {
   v1::DescribeEpochResponse out;
-  SetEpoch(story.status, out.mutable_epoch());
-  SetNames(story.status, out.mutable_epoch());
-  for (const auto& from : story.steps) {
+  SetEpoch(trace.status, out.mutable_epoch());
+  SetNames(trace.status, out.mutable_epoch());
+  for (const auto& from : trace.steps) {
     v1::DescribeEpochResponse::Step* to = out.add_steps();
     to->set_name(from.name);
     to->set_about(from.about);
     to->set_begin(from.begin);
     to->set_seconds(from.seconds);
   }
-  for (const auto& from : story.events) {
+  for (const auto& from : trace.events) {
     v1::DescribeEpochResponse::Event* to = out.add_events();
     to->set_at(from.at);
     to->set_who(from.who);
     to->set_what(from.what);
     *to->mutable_why() = wire::OutcomeOf(from.why);
   }
-  for (const auto& from : story.tracks) {
+  for (const auto& from : trace.tracks) {
     v1::DescribeEpochResponse::Track* to = out.add_tracks();
     to->set_rank(from.rank);
     to->set_agent(Text(from.agent));
@@ -229,11 +229,11 @@ v1::DescribeEpochResponse StoryMessageOf(const coordinator::EpochStory& story) {
       part->set_bytes(stretch.bytes);
     }
   }
-  out.set_left_off(story.left_off);
+  out.set_left_off(trace.left_off);
   return out;
 }
 
-v1::VerifyResponse VerifyMessageOf(const coordinator::Verification& result) {
+v1::VerifyResponse VerifyMessageOf(const coordinator::IntegrityReport& result) {
   v1::VerifyResponse out;
   out.set_equal(result.equal);
   out.set_differences_total(result.differences_total);

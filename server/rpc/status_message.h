@@ -22,8 +22,8 @@ inline EngineForm FormOf(const v1::StatusRequest& request) {
 /// take (wire::kStatusBytesMax). Pure.
 v1::StatusResponse StatusMessageOf(const coordinator::StatusSnapshot& snapshot,
                                    EngineForm form = EngineForm::kNames);
-v1::DescribeEpochResponse StoryMessageOf(const coordinator::EpochStory& story);
+v1::DescribeEpochResponse StoryMessageOf(const coordinator::EpochTrace& trace);
 v1::RollbackResponse RollbackMessageOf(const coordinator::RolledBack& result);
-v1::VerifyResponse VerifyMessageOf(const coordinator::Verification& result);
+v1::VerifyResponse VerifyMessageOf(const coordinator::IntegrityReport& result);
 
 }  // namespace weightwire::rpc

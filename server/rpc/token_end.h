@@ -10,7 +10,7 @@
 
 namespace weightwire::rpc {
 
-/// The job token that a stream was opened with: good for as long as the gatekeeper would take it,
+/// The job token that a stream was opened with: good for as long as the authorizer would take it,
 /// that is until it expires or the key that signed it is in `token_key` no more. Without one (a
 /// certificate, or no TLS) a stream is always good. Belongs to its stream; strand only.
 class StreamToken {

@@ -8,8 +8,8 @@
 #include <grpcpp/support/server_callback.h>
 
 #include "server/base/status.h"
+#include "server/rpc/authorizer.h"
 #include "server/rpc/call_log.h"
-#include "server/rpc/gatekeeper.h"
 #include "server/rpc/grpc_status.h"
 
 namespace weightwire::rpc {

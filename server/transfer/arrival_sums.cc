@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-// Bytes between two stretches (the slot's sums, gaps, what goes to scratch) are not summed.
+// Bytes between two ranges (the slot's sums, gaps, what goes to scratch) are not summed.
 namespace weightwire::transfer {
 
 ArrivalSums::ArrivalSums(const plan::StreamSchedule& schedule, const Chunk& chunk,
@@ -14,7 +14,7 @@ ArrivalSums::ArrivalSums(const plan::StreamSchedule& schedule, const Chunk& chun
     const uint32_t segment = chunk.first_segment + i;
     const uint64_t begin = static_cast<uint64_t>(schedule.offset_in_slot[segment]) - scatter.offset;
     const auto bytes = static_cast<uint64_t>(schedule.segments[segment].bytes);
-    stretches_.push_back({begin, begin + bytes, i});
+    ranges_.push_back({begin, begin + bytes, i});
   }
 }
 
@@ -22,9 +22,9 @@ void ArrivalSums::Take(std::span<const std::byte> piece) {
   place_.Write(piece, [this](std::byte* to, std::span<const std::byte> from) {
     while (!from.empty()) {
       size_t some = from.size();
-      if (next_ < stretches_.size()) {
-        const Stretch& stretch = stretches_[next_];
-        const uint64_t edge = position_ < stretch.begin ? stretch.begin : stretch.end;
+      if (next_ < ranges_.size()) {
+        const SegmentRange& range = ranges_[next_];
+        const uint64_t edge = position_ < range.begin ? range.begin : range.end;
         some = std::min<uint64_t>(some, edge - position_);
       }
       Put(to, from.first(some));
@@ -35,18 +35,18 @@ void ArrivalSums::Take(std::span<const std::byte> piece) {
   kernels::RunningSum::CopiesEnd();
 }
 
-// All of it in one stretch, or all of it outside.
+// All of it in one range, or all of it outside.
 void ArrivalSums::Put(std::byte* to, std::span<const std::byte> some) {
-  const bool summed = next_ < stretches_.size() && position_ >= stretches_[next_].begin;
+  const bool summed = next_ < ranges_.size() && position_ >= ranges_[next_].begin;
   position_ += some.size();
   if (!summed) {
     std::memcpy(to, some.data(), some.size());
     return;
   }
   sum_.CopyAndAdd(to, some.data(), some.size());
-  const Stretch& stretch = stretches_[next_];
-  if (position_ < stretch.end) return;
-  sums_[stretch.segment] = sum_.End();
+  const SegmentRange& range = ranges_[next_];
+  if (position_ < range.end) return;
+  sums_[range.segment] = sum_.End();
   sum_ = {};
   ++next_;
 }

@@ -29,16 +29,16 @@ class ArrivalSums {
   std::vector<uint64_t> TakeAll() const;
 
  private:
-  struct Stretch {
+  struct SegmentRange {
     uint64_t begin = 0, end = 0;  ///< in the bytes of the Get
     uint32_t segment = 0;         ///< in the chunk
   };
   void Put(std::byte* to, std::span<const std::byte> some);
 
-  std::vector<Stretch> stretches_;  ///< of the segments that are summed here, in order
+  std::vector<SegmentRange> ranges_;  ///< of the segments that are summed here, in order
   transport::SpanWriter place_;
   uint64_t position_ = 0;  ///< of the next byte of the Get
-  size_t next_ = 0;        ///< in stretches_; so many sums are made
+  size_t next_ = 0;        ///< in ranges_; so many sums are made
   kernels::RunningSum sum_;
   std::vector<std::optional<uint64_t>> sums_;
 };

@@ -11,8 +11,8 @@
 #include "server/transfer/fetch.h"
 #include "server/transfer/gpu_direct.h"
 #include "server/transfer/notify.h"
-#include "server/transfer/outbox.h"
-#include "server/transfer/pacer.h"
+#include "server/transfer/notify_queue.h"
+#include "server/transfer/rate_limiter.h"
 #include "server/transfer/ticket_table.h"
 #include "server/transfer/transfer.h"
 #include "server/transport/transport.h"
@@ -35,7 +35,7 @@ struct Context {
   std::unique_ptr<memory::SlotPool> scratch;
   GpuPoolMap gpu_pools;  ///< empty where no transport reaches GPU memory
   TicketTable tickets;
-  std::shared_ptr<Outbox> outbox;
+  std::shared_ptr<NotifyQueue> notifies;
   RateLimits egress;   ///< slots on their way out, by the agents that read them
   RateLimits ingress;  ///< Gets, by the agents that they read from
   /// Streams whose source leaves its sums to the reader's tasks (SourceStream::SumsAtReader).
@@ -49,7 +49,7 @@ struct Context {
         workers(workers_in),
         metrics(metrics_in),
         tickets(options.self, options.proof_required),
-        outbox(std::make_shared<Outbox>(strand_in)),
+        notifies(std::make_shared<NotifyQueue>(strand_in)),
         egress(options.tuning.rate_limit, options.tuning.peer_rate_limit),
         ingress(options.tuning.rate_limit, options.tuning.peer_rate_limit) {}
 
@@ -74,7 +74,7 @@ struct Context {
                  {"path", direct ? "direct" : "staged"}});
   }
   void Send(const std::shared_ptr<transport::Endpoint>& endpoint, const Notify& notify) {
-    outbox->Send(endpoint, notify);
+    notifies->Send(endpoint, notify);
   }
 };
 

@@ -43,7 +43,7 @@ class Core final : public transport::Handler, public std::enable_shared_from_thi
       : context_(std::move(context)), sessions_(std::make_shared<SessionTable>(context_)) {}
 
   // Transports' threads.
-  Result<Ticket> OnHello(const transport::Introduction& said) override {
+  Result<Ticket> OnHello(const transport::CallerHello& said) override {
     return context_->tickets.Check(said);
   }
   void OnAccepted(EndpointPtr endpoint) override;
@@ -158,7 +158,7 @@ void Core::EndSessionOf(const EndpointPtr& endpoint, const Status& why) {
   // Runs that end take themselves out of the maps.
   for (const auto& entry : std::map(sources_)) entry.second->OnSessionLost(endpoint->id(), why);
   for (const auto& entry : std::map(targets_)) entry.second->OnSessionLost(endpoint->id(), why);
-  context_->outbox->Forget(endpoint->id());
+  context_->notifies->Forget(endpoint->id());
   sessions_->OnClosed(endpoint);
   context_->egress.Forget(endpoint->hello().caller);
   context_->ingress.Forget(endpoint->hello().callee);
@@ -370,7 +370,7 @@ Result<std::unique_ptr<Engine>> Engine::Make(Options options, Clock& clock, Exec
     context->transports.emplace(transport->name(), transport);
     reaches_gpus |= transport->capabilities().gets_device_memory;
   }
-  if (reaches_gpus) context->gpu_pools = MakeGpuPools(context->options.slabs, tuning);
+  if (reaches_gpus) context->gpu_pools = MakeGpuPools(context->options.gpu_pools, tuning);
   if (context->options.gpu_direct_required) WW_FAIL_IF_ERROR(CheckGpuPools(context->gpu_pools));
   if (context->transports.empty()) {
     return Fail(Code::kFailedPrecondition, Reason::kTransportFailed,

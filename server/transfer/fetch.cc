@@ -62,7 +62,7 @@ struct BothSides {
 
 bool OnOneGpu(const BothSides& one) {
   return one.target.device != nullptr && one.target.device == one.source.device &&
-         one.copy.makes == plan::Makes::kElements;
+         one.copy.transform == plan::Transform::kElements;
 }
 
 // Which of them are here (IsHere), of several on one GPU at once.
@@ -118,7 +118,7 @@ struct Copied {
 bool MayBeHere(const BothSides& one, std::span<const uint64_t> kept) {
   if (kept.empty() || kept[0] == Kept::kUnknown) return false;
   const SegmentCopy& copy = one.copy;
-  if (one.target.device || one.source.device || copy.makes != plan::Makes::kElements ||
+  if (one.target.device || one.source.device || copy.transform != plan::Transform::kElements ||
       copy.from != copy.to) {
     return true;
   }

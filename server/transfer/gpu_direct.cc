@@ -12,10 +12,11 @@ Status Because(std::string why) {
   return Status(Code::kFailedPrecondition, Reason::kTransportFailed, std::move(why));
 }
 
-Status Fill(GpuPools& pools, memory::SlabPool& slab, const Tuning& tuning) {
+Status Fill(GpuPools& pools, memory::GpuMemoryPool& gpu_pool, const Tuning& tuning) {
   const PoolSize slots = SlotPoolSize(tuning), scratch = ScratchPoolSize(tuning);
-  WW_ASSIGN_OR_STATUS(auto slots_region, slab.Lend("slots for GPU-direct", slots.bytes()));
-  WW_ASSIGN_OR_STATUS(auto scratch_region, slab.Lend("scratch for GPU-direct", scratch.bytes()));
+  WW_ASSIGN_OR_STATUS(auto slots_region, gpu_pool.Allocate("slots for GPU-direct", slots.bytes()));
+  WW_ASSIGN_OR_STATUS(auto scratch_region,
+                      gpu_pool.Allocate("scratch for GPU-direct", scratch.bytes()));
   pools.slots = memory::SlotPool::Of(std::move(slots_region), slots.slot_bytes);
   pools.scratch = memory::SlotPool::Of(std::move(scratch_region), scratch.slot_bytes);
   return OkStatus();
@@ -23,11 +24,11 @@ Status Fill(GpuPools& pools, memory::SlabPool& slab, const Tuning& tuning) {
 
 }  // namespace
 
-GpuPoolMap MakeGpuPools(const memory::SlabPools& slabs, const Tuning& tuning) {
+GpuPoolMap MakeGpuPools(const memory::GpuMemoryPools& gpu_pools, const Tuning& tuning) {
   GpuPoolMap all;
-  for (const auto& [uuid, slab] : slabs.by_device) {
-    GpuPools& pools = all[&slab->device()];
-    pools.missing = Fill(pools, *slab, tuning);
+  for (const auto& [uuid, gpu_pool] : gpu_pools.by_device) {
+    GpuPools& pools = all[&gpu_pool->device()];
+    pools.missing = Fill(pools, *gpu_pool, tuning);
   }
   return all;
 }

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "server/memory/slab_pool.h"
+#include "server/memory/gpu_memory_pool.h"
 #include "server/memory/slot_pool.h"
 #include "server/transfer/transfer.h"
 #include "server/transport/transport.h"
@@ -23,8 +23,8 @@ struct GpuPools {
 };
 using GpuPoolMap = std::map<const device::Device*, GpuPools>;
 
-/// Takes GpuPoolBytes of every slab. A GPU that lacks them gets the reason instead.
-GpuPoolMap MakeGpuPools(const memory::SlabPools& slabs, const Tuning& tuning);
+/// Takes GpuPoolBytes of every GPU pool. A GPU that lacks them gets the reason instead.
+GpuPoolMap MakeGpuPools(const memory::GpuMemoryPools& gpu_pools, const Tuning& tuning);
 
 /// Of the first of the stream's tensors on `side` that lies on a GPU; null: they lie in host
 /// memory.

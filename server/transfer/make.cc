@@ -10,7 +10,7 @@ namespace {
 Status Quantize(device::Bytes made, const int64_t* stride, device::ConstBytes source,
                 const SegmentCopy& copy) {
   kernels::QuantizeBox matrix = copy.matrix;
-  const bool codes = copy.makes == plan::Makes::kCodes;
+  const bool codes = copy.transform == plan::Transform::kCodes;
   std::copy_n(stride, 2, codes ? matrix.target_stride : matrix.scale_stride);
   return codes ? device::QuantizeCodes(made, source, matrix, copy.from)
                : device::QuantizeScales(made, source, matrix, copy.from);
@@ -24,7 +24,7 @@ size_t MadeBytes(const SegmentCopy& copy) {
 }  // namespace
 
 Result<uint64_t> SumMade(device::ConstBytes source, const SegmentCopy& copy) {
-  if (copy.makes == plan::Makes::kElements) {
+  if (copy.transform == plan::Transform::kElements) {
     return device::SumSource(source, copy.box, copy.from, copy.to);
   }
   const std::unique_ptr<std::byte[]> packed(new std::byte[MadeBytes(copy)]);
@@ -34,7 +34,7 @@ Result<uint64_t> SumMade(device::ConstBytes source, const SegmentCopy& copy) {
 Result<uint64_t> MakePacked(device::Bytes packed, device::ConstBytes source,
                             const SegmentCopy& copy) {
   const kernels::StridedBox box = WithPackedTarget(copy.box);
-  if (copy.makes == plan::Makes::kElements) {
+  if (copy.transform == plan::Transform::kElements) {
     const auto sum = device::SumSource(source, copy.box, copy.from, copy.to);
     if (sum) WW_FAIL_IF_ERROR(device::Copy(packed, source, box, copy.from, copy.to));
     return sum;
@@ -45,7 +45,7 @@ Result<uint64_t> MakePacked(device::Bytes packed, device::ConstBytes source,
 
 Result<uint64_t> MakeInPlace(device::Bytes target, device::ConstBytes source,
                              const SegmentCopy& copy) {
-  if (copy.makes == plan::Makes::kElements) {
+  if (copy.transform == plan::Transform::kElements) {
     return device::CopyAndSumTarget(target, source, copy.box, copy.from, copy.to);
   }
   WW_FAIL_IF_ERROR(Quantize(target, copy.box.target_stride, source, copy));

@@ -65,7 +65,7 @@ Status SumSegments(const plan::Stream& stream, const plan::StreamSchedule& sched
     const plan::CopyOp& op = stream.ops[segment.op_index];
     const SegmentCopy copy = CopyOf(op, segment);
     const device::Bytes source = binding[op.source_tensor].at() + copy.source_offset;
-    if (source.device != nullptr && copy.makes == plan::Makes::kElements) {
+    if (source.device != nullptr && copy.transform == plan::Transform::kElements) {
       on_gpus.push_back({{}, source, copy.box, copy.from, copy.to});
       index.push_back(i);
       continue;
@@ -87,7 +87,7 @@ std::vector<uint64_t> HeadsOf(const plan::Stream& stream, const plan::StreamSche
     const plan::CopyOp& op = stream.ops[segment.op_index];
     const SegmentCopy copy = CopyOf(op, segment);
     const device::Bytes source = binding[op.source_tensor].at() + copy.source_offset;
-    if (source.device != nullptr || copy.makes != plan::Makes::kElements) continue;
+    if (source.device != nullptr || copy.transform != plan::Transform::kElements) continue;
     const kernels::StridedBox box = kernels::Normalize(copy.box);
     const int64_t run = kernels::SourceRunBytes(box, kernels::ElementBytes(copy.from));
     heads[i] = kernels::SumContiguous(source.at, static_cast<size_t>(std::min(run, kHeadBytes)));

@@ -115,7 +115,7 @@ Status CheckKind(const plan::CopyOp& op) {
   if (const auto defect = plan::QuantizationDefect(op)) {
     return Status(Code::kInvalidArgument, Reason::kInvalidRequest, "a copy of the plan " + *defect);
   }
-  if (op.makes != plan::Makes::kElements) return OkStatus();
+  if (op.transform != plan::Transform::kElements) return OkStatus();
   if (!kernels::CastKnown(ElementOf(op.source_dtype, op.target_dtype),
                           ElementOf(op.target_dtype, op.source_dtype))) {
     return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
@@ -130,7 +130,7 @@ kernels::QuantizeBox MatrixOf(const plan::CopyOp& op, const plan::Segment& segme
   *first = op.source_offset;
   int64_t size[2];
   for (size_t d = 0; d < 2; ++d) {
-    const int64_t step = op.makes == plan::Makes::kScales ? op.block[d] : 1;
+    const int64_t step = op.transform == plan::Transform::kScales ? op.block[d] : 1;
     const int64_t begin = segment.begin[d] * step;
     size[d] = std::min(segment.extent[d] * step, plan::SourceExtent(op)[d] - begin);
     *first += begin * op.source_stride[d];
@@ -200,8 +200,8 @@ SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment) {
     target += segment.begin[d] * op.target_stride[d];
   }
   copy.target_offset = static_cast<uint64_t>(target * layout::ElementBytes(op.target_dtype));
-  if (op.makes != plan::Makes::kElements) {
-    copy.makes = op.makes;
+  if (op.transform != plan::Transform::kElements) {
+    copy.transform = op.transform;
     copy.from = *FloatOf(op.source_dtype);
     copy.matrix = MatrixOf(op, segment, &source);
   }
@@ -210,7 +210,7 @@ SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment) {
 }
 
 bool SourceIsDirect(const SegmentCopy& copy, int64_t run_bytes_min) {
-  if (copy.makes != plan::Makes::kElements || copy.from != copy.to) return false;
+  if (copy.transform != plan::Transform::kElements || copy.from != copy.to) return false;
   const StridedBox box = kernels::Normalize(WithPackedTarget(copy.box));
   return kernels::SourceRunBytes(box, kernels::ElementBytes(copy.from)) >= run_bytes_min;
 }
@@ -220,7 +220,8 @@ bool TargetIsDirect(const SegmentCopy& copy, int64_t run_bytes_min) {
 }
 
 bool ReadAlike(const SegmentCopy& a, const SegmentCopy& b) {
-  if (a.makes != plan::Makes::kElements || b.makes != plan::Makes::kElements) return false;
+  if (a.transform != plan::Transform::kElements || b.transform != plan::Transform::kElements)
+    return false;
   const StridedBox x = kernels::Normalize(WithPackedTarget(a.box));
   const StridedBox y = kernels::Normalize(WithPackedTarget(b.box));
   return a.from == b.from && a.to == b.to && x.ndim == y.ndim &&

@@ -21,7 +21,7 @@ struct SegmentCopy {
   kernels::Element to{};  ///< also the kind on the wire
   uint64_t source_offset = 0;
   uint64_t target_offset = 0;
-  plan::Makes makes = plan::Makes::kElements;
+  plan::Transform transform = plan::Transform::kElements;
   /// What is quantized, without the strides of what is made: then `box` is of codes or of scales,
   /// and its source strides mean nothing.
   kernels::QuantizeBox matrix;

@@ -31,11 +31,11 @@ SourceRun::SourceRun(std::shared_ptr<Context> context, SourceJob job, Engine::So
       slots_(context_->tuning().window),
       mapped_slots_(context_->tuning().mapped_window) {}
 
-Status SourceRun::CheckLeg(const SourceLeg& leg) const {
-  WW_RETURN_IF_ERROR(ValidateSlice(*leg.slice, job_.binding));
-  WW_RETURN_IF_ERROR(CheckBlocksFit(*leg.slice, context_->tuning().segment_bytes_max));
+Status SourceRun::CheckLeg(const SourceAssignment& assignment) const {
+  WW_RETURN_IF_ERROR(ValidateSlice(*assignment.slice, job_.binding));
+  WW_RETURN_IF_ERROR(CheckBlocksFit(*assignment.slice, context_->tuning().segment_bytes_max));
   if (!context_->options.gpu_direct_required) return OkStatus();
-  for (const plan::Stream& stream : leg.slice->streams) {
+  for (const plan::Stream& stream : assignment.slice->streams) {
     const auto no_peers = GpuDirectPools(context_->gpu_pools,
                                          DeviceOf(stream, plan::Side::kSource, job_.binding), {});
     if (!no_peers) {
@@ -47,26 +47,28 @@ Status SourceRun::CheckLeg(const SourceLeg& leg) const {
 
 void SourceRun::FollowPlans() {
   const auto of_no_leg = [this](const auto& entry) {
-    return std::ranges::none_of(
-        job_.legs, [&](const SourceLeg& leg) { return leg.slice->plan == entry.first; });
+    return std::ranges::none_of(job_.assignments, [&](const SourceAssignment& assignment) {
+      return assignment.slice->plan == entry.first;
+    });
   };
   if (job_.served) std::erase_if(*job_.served, of_no_leg);
   if (!job_.heads) return;
   std::erase_if(*job_.heads, of_no_leg);
-  for (const SourceLeg& leg : job_.legs) (*job_.heads)[leg.slice->plan].Follow(leg.slice->plan);
+  for (const SourceAssignment& assignment : job_.assignments)
+    (*job_.heads)[assignment.slice->plan].Follow(assignment.slice->plan);
 }
 
 void SourceRun::Start() {
   FollowPlans();
-  for (const SourceLeg& leg : job_.legs) {
-    if (Status status = CheckLeg(leg); !status.ok()) {
+  for (const SourceAssignment& assignment : job_.assignments) {
+    if (Status status = CheckLeg(assignment); !status.ok()) {
       Finish(Fail(std::move(status).AtRank(job_.name).AtEpoch(job_.epoch)));
       return Changed();
     }
-    for (const plan::Stream& stream : leg.slice->streams) {
-      streams_.push_back(
-          std::make_unique<SourceStream>(*this, stream, leg.slice->plan, leg.readers));
-      by_key_.emplace(std::pair(leg.slice->plan.low, stream.id), streams_.back().get());
+    for (const plan::Stream& stream : assignment.slice->streams) {
+      streams_.push_back(std::make_unique<SourceStream>(*this, stream, assignment.slice->plan,
+                                                        assignment.readers));
+      by_key_.emplace(std::pair(assignment.slice->plan.low, stream.id), streams_.back().get());
     }
   }
   bytes_total_ = progress().bytes_total;
@@ -238,7 +240,7 @@ bool SourceRun::AwaitsWord() {
 void SourceRun::FinishFromStreams() {
   if (AwaitsWord()) return;
   SourceReport report;
-  Lasting packing;
+  TimeRange packing;
   for (const auto& stream : streams_) {
     if (Status status = stream->status(); !status.ok()) {
       return Finish(Fail(std::move(status).AtRank(job_.name).AtEpoch(job_.epoch)));
@@ -249,8 +251,7 @@ void SourceRun::FinishFromStreams() {
     packing.Add(stream->packing());
   }
   if (packing.begun()) {
-    report.stretches.push_back(
-        {"pack", packing.begin(), packing.end(), report.bytes_packed, {}, {}});
+    report.spans.push_back({"pack", packing.begin(), packing.end(), report.bytes_packed, {}, {}});
   }
   Finish(std::move(report));
 }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "server/transfer/context.h"
-#include "server/transfer/fair_gate.h"
+#include "server/transfer/fair_semaphore.h"
 #include "server/transfer/source_stream.h"
 
 namespace weightwire::transfer {
@@ -49,15 +49,15 @@ class SourceRun : public std::enable_shared_from_this<SourceRun> {
   /// Null until it was made.
   const std::shared_ptr<memory::MemoryRegion>& sums_region() const { return sums_region_; }
   /// Slots that may be announced together, of streams whose slots hold bytes and of others.
-  FairGate& slots() { return slots_; }
-  FairGate& mapped_slots() { return mapped_slots_; }
+  FairSemaphore& slots() { return slots_; }
+  FairSemaphore& mapped_slots() { return mapped_slots_; }
   /// Of all the job's streams.
   int64_t bytes_total() const { return bytes_total_; }
   /// Something may have finished or become quiet.
   void Changed();
 
  private:
-  Status CheckLeg(const SourceLeg& leg) const;
+  Status CheckLeg(const SourceAssignment& assignment) const;
   /// Forgets heads and sums of other plans.
   void FollowPlans();
   void OnReceived(uint32_t stream);
@@ -82,8 +82,8 @@ class SourceRun : public std::enable_shared_from_this<SourceRun> {
   std::function<void()> forget_;
   std::vector<std::unique_ptr<SourceStream>> streams_;
   std::map<std::pair<uint64_t, uint32_t>, SourceStream*> by_key_;  ///< (plan_low, stream)
-  FairGate slots_;
-  FairGate mapped_slots_;
+  FairSemaphore slots_;
+  FairSemaphore mapped_slots_;
   int64_t bytes_total_ = 0;
   bool planned_ = false;
   std::vector<std::pair<std::shared_ptr<transport::Endpoint>, Notify>> early_opens_;

@@ -5,8 +5,8 @@
 
 #include "kernels/kernels.h"
 #include "server/base/failpoint.h"
+#include "server/transfer/flow_control.h"
 #include "server/transfer/source_run.h"
-#include "server/transfer/windows.h"
 
 // A slot goes kPacking → kPacked → kAnnounced → kRevoking → gone. It is announced in order, waits
 // for the credits of all readers that are still there, and is revoked before its memory is used for
@@ -166,7 +166,7 @@ void SourceStream::OnOpen(const std::shared_ptr<transport::Endpoint>& endpoint,
         std::shared_ptr<SourceSums>(run_.shared_from_this(), &own_sums_);
   }
   Touch();
-  Pump();
+  Advance();
 }
 
 bool SourceStream::TakeSums(const Slot& slot, uint32_t index) {
@@ -207,7 +207,7 @@ void SourceStream::OnCredit(uint64_t endpoint, const Notify& credit) {
   Touch();
   WW_FAILPOINT("transfer.after_a_slot_is_credited");
   ReleaseIfUnread(slot);
-  Pump();
+  Advance();
   run_.Changed();
 }
 
@@ -244,7 +244,7 @@ void SourceStream::Detach(ParticipantId participant, const Status& why) {
       ReleaseIfUnread(entry);
       entry = next;
     }
-    Pump();
+    Advance();
   }
   run_.Changed();
 }
@@ -255,7 +255,7 @@ void SourceStream::Exclude(ParticipantId participant) {
   const auto entry = readers_.find(participant);
   if (entry == readers_.end()) {
     ++excluded_unseen_;  // perhaps all the others were waiting for it
-    return Pump();
+    return Advance();
   }
   const Status why(Code::kAborted, Reason::kAbortRequested,
                    "the version goes on without reader " + std::to_string(participant.value));
@@ -356,13 +356,13 @@ bool SourceStream::MayStartSlot() const {
 }
 
 bool SourceStream::IsHere(uint32_t slot) const {
-  const Received* received = run_.job().received.get();
+  const SlotBitmap* received = run_.job().received.get();
   return received == nullptr || received->Has(stream_.id, slot);
 }
 
 // The slot that is due may still come.
 bool SourceStream::IsDry() const {
-  const Received* received = run_.job().received.get();
+  const SlotBitmap* received = run_.job().received.get();
   return received != nullptr && !received->abandoned() && !stopped_ &&
          next_slot_ < schedule_.slots.size() && !IsHere(next_slot_);
 }
@@ -373,7 +373,7 @@ bool SourceStream::ReadersHaveAll() const {
 
 void SourceStream::OnReceived() {
   if (ReadersHaveAll()) Touch();
-  Pump();
+  Advance();
 }
 
 void SourceStream::TellWaiting() {
@@ -441,7 +441,7 @@ memory::RegionSpan SourceStream::SumsOf(uint32_t slot) const {
 }
 
 // Each slot that is started asks for the next one.
-void SourceStream::Pump() {
+void SourceStream::Advance() {
   if (!MayStartSlot()) return;
   const bool packs = NeedsBytes();
   if (packs && pool_ == nullptr) {
@@ -450,8 +450,8 @@ void SourceStream::Pump() {
       return run_.Changed();
     }
   }
-  FairGate& gate = packs ? run_.slots() : run_.mapped_slots();
-  FairGate::Turn& turn = packs ? gate_turn_ : mapped_gate_turn_;
+  FairSemaphore& gate = packs ? run_.slots() : run_.mapped_slots();
+  FairSemaphore::Turn& turn = packs ? gate_turn_ : mapped_gate_turn_;
   asking_ = packs ? Asking::kGate : Asking::kMappedGate;
   const uint64_t ticket =
       gate.Enter(turn, NextCost(), [this, keep = run_.shared_from_this()] { OnSlotAdmitted(); });
@@ -468,7 +468,7 @@ void SourceStream::OnSlotAdmitted() {
   if (ticket != 0) ticket_ = ticket;
 }
 
-void SourceStream::StartSlot(memory::RegionSpan memory, FairGate* gate) {
+void SourceStream::StartSlot(memory::RegionSpan memory, FairSemaphore* gate) {
   asking_ = Asking::kNothing;
   const uint32_t index = next_slot_++;
   Slot& slot = slots_[index];
@@ -483,7 +483,7 @@ void SourceStream::StartSlot(memory::RegionSpan memory, FairGate* gate) {
   ++tasks_;
   if (SumsAtReader()) {
     context().strand.Post([this, keep = run_.shared_from_this(), index] { OnPacked(index, {}); });
-    return Pump();
+    return Advance();
   }
   packing_.Begin(context().clock.Now());
   // What is known not to have changed has no head that differs.
@@ -514,7 +514,7 @@ void SourceStream::StartSlot(memory::RegionSpan memory, FairGate* gate) {
       OnPacked(index, std::move(packed));
     });
   });
-  Pump();
+  Advance();
 }
 
 void SourceStream::OnPacked(uint32_t index, PackedSlot packed) {
@@ -539,7 +539,7 @@ void SourceStream::OnPacked(uint32_t index, PackedSlot packed) {
   entry->second.leaving = std::move(packed.leaving);
   Touch();
   AnnounceInOrder();
-  Pump();
+  Advance();
   run_.Changed();
 }
 
@@ -553,7 +553,7 @@ void SourceStream::AnnounceInOrder() {
                                    Touch();
                                    AnnounceNext();
                                    AnnounceInOrder();
-                                   Pump();
+                                   Advance();
                                    run_.Changed();
                                  });
     if (!now) return;
@@ -562,7 +562,7 @@ void SourceStream::AnnounceInOrder() {
 }
 
 // Who maps takes the bytes from memory, not from the link.
-PacedBytes SourceStream::PacedBytesOf(uint32_t index, const Slot& slot) {
+RateLimitedBytes SourceStream::PacedBytesOf(uint32_t index, const Slot& slot) {
   std::vector<Incarnation> peers;
   for (ParticipantId participant : slot.waiting) {
     const Reader& reader = readers_.at(participant);
@@ -629,13 +629,13 @@ void SourceStream::OnRevoked(uint32_t index) {
   auto entry = slots_.find(index);
   if (--entry->second.revokes_left > 0) return;
   Forget(entry);
-  Pump();
+  Advance();
   run_.Changed();
 }
 
 void SourceStream::Forget(SlotEntry entry) {
   const memory::RegionSpan memory = std::move(entry->second.memory);
-  FairGate* gate = entry->second.gate;
+  FairSemaphore* gate = entry->second.gate;
   slots_.erase(entry);
   if (memory.region) pool_->Release(memory);
   gate->Leave();

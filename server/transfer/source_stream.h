@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "server/transfer/context.h"
-#include "server/transfer/fair_gate.h"
-#include "server/transfer/lasting.h"
+#include "server/transfer/fair_semaphore.h"
 #include "server/transfer/leaving_sums.h"
 #include "server/transfer/pack.h"
 #include "server/transfer/source_sums.h"
+#include "server/transfer/time_range.h"
 
 namespace weightwire::transfer {
 
@@ -81,7 +81,7 @@ class SourceStream {
   std::string WaitsFor() const;
   int64_t bytes_packed() const { return bytes_packed_; }
   /// From the first slot that was packed or summed here to the last one.
-  const Lasting& packing() const { return packing_; }
+  const TimeRange& packing() const { return packing_; }
   int64_t bytes_done() const { return bytes_done_; }
   const plan::Stream& stream() const { return stream_; }
   const plan::StreamSchedule& schedule() const { return schedule_; }
@@ -105,7 +105,7 @@ class SourceStream {
     std::optional<Nanos> first_credit;
     std::map<transport::Transport*, transport::RegionKey> keys;
     size_t revokes_left = 0;
-    FairGate* gate = nullptr;  ///< that it came through
+    FairSemaphore* gate = nullptr;  ///< that it came through
     /// Has its sums, where its bytes are sent before all are made.
     std::shared_ptr<LeavingSums> leaving;
   };
@@ -131,7 +131,7 @@ class SourceStream {
               const Status& why);
   void Detach(ParticipantId participant, const Status& why);
 
-  void Pump();
+  void Advance();
   bool MayStartSlot() const;
   Status ChoosePool();
   memory::RegionSpan SumsOf(uint32_t slot) const;
@@ -141,13 +141,13 @@ class SourceStream {
   uint32_t window() const;
   double NextCost() const;
   void OnSlotAdmitted();
-  void StartSlot(memory::RegionSpan memory, FairGate* gate);
+  void StartSlot(memory::RegionSpan memory, FairSemaphore* gate);
   void StopAsking();
   void OnPacked(uint32_t slot, PackedSlot packed);
   /// False: its reader has not asked for all of them.
   bool TakeSums(const Slot& slot, uint32_t index);
   void AnnounceInOrder();
-  PacedBytes PacedBytesOf(uint32_t index, const Slot& slot);
+  RateLimitedBytes PacedBytesOf(uint32_t index, const Slot& slot);
   void AnnounceNext();
   transport::RegionKey ExportOver(transport::Transport& transport, const Slot& slot);
   void Announce(uint32_t index, Slot& slot);
@@ -178,17 +178,17 @@ class SourceStream {
   enum class Asking { kNothing, kGate, kMappedGate, kPool };
   Asking asking_ = Asking::kNothing;  ///< for slot `next_slot_`
   uint64_t ticket_ = 0;
-  FairGate::Turn gate_turn_;
-  FairGate::Turn mapped_gate_turn_;
+  FairSemaphore::Turn gate_turn_;
+  FairSemaphore::Turn mapped_gate_turn_;
   memory::SlotPool::Turn pool_turn_;
-  PacedTurn pace_;      ///< of slot `next_announced_`
-  uint32_t tasks_ = 0;  ///< on workers
+  RateLimitedTurn pace_;  ///< of slot `next_announced_`
+  uint32_t tasks_ = 0;    ///< on workers
   std::atomic<bool> stop_ = false;
   bool stopped_ = false;
   Status status_;  ///< why it stopped
   Nanos last_progress_{0};
   int64_t bytes_packed_ = 0;
-  Lasting packing_;
+  TimeRange packing_;
   int64_t bytes_done_ = 0;
 };
 

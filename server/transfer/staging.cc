@@ -46,9 +46,9 @@ uint64_t StageBytes(const memory::ArenaMap& arena, uint32_t buffers) {
   return CheckedMul(buffers, arena.bytes_total).value_or(UINT64_MAX);
 }
 
-uint64_t GatherBytes(const plan::Gathered& gathered) {
+uint64_t GatherBytes(const plan::GatherBuffer& gathered) {
   if (gathered.elements == 0) return 0;
-  return RoundUp(static_cast<uint64_t>(plan::GatheredBytes(gathered)), kPageBytes);
+  return RoundUp(static_cast<uint64_t>(plan::GatherBufferBytes(gathered)), kPageBytes);
 }
 
 }  // namespace weightwire::transfer

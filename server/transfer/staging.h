@@ -20,7 +20,7 @@ struct PoolSize {
 PoolSize SlotPoolSize(const Tuning& tuning);
 /// What is received to be unpacked, shared by all target ranks of an agent.
 PoolSize ScratchPoolSize(const Tuning& tuning);
-/// What is taken of each GPU's slab for both, where a transport reaches GPU memory.
+/// What is taken of each GPU's GPU pool for both, where a transport reaches GPU memory.
 uint64_t GpuPoolBytes(const Tuning& tuning);
 
 /// One buffer of the stage of an engine's rank.
@@ -31,6 +31,6 @@ uint64_t StageBytes(const memory::ArenaMap& arena, uint32_t buffers);
 
 /// What a rank of the plan gathers in, beside its stage: taken with the first plan that needs it,
 /// and kept for the next versions.
-uint64_t GatherBytes(const plan::Gathered& gathered);
+uint64_t GatherBytes(const plan::GatherBuffer& gathered);
 
 }  // namespace weightwire::transfer

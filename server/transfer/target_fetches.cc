@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include "server/transfer/fetch.h"
+#include "server/transfer/flow_control.h"
 #include "server/transfer/target_run.h"
 #include "server/transfer/target_stream.h"
-#include "server/transfer/windows.h"
 
 // The part of a TargetStream that reads over a transport that cannot map memory. A slot becomes
 // orders (chunks), each of them one Get and then one task that unpacks and sums; a segment is
@@ -32,7 +32,7 @@ void TargetStream::OrderSlot(uint32_t index) {
 
 void TargetStream::OrderChunks(const std::vector<Chunk>& chunks) {
   for (const Chunk& chunk : chunks) orders_.push_back({chunk, Wanted::kBytes});
-  PumpGets();
+  AdvanceGets();
 }
 
 // The sums are here: what is here too need not be read.
@@ -89,7 +89,7 @@ uint64_t TargetStream::BytesOf(const Order& order) const {
 }
 
 // Each Get that is posted asks for the next one.
-void TargetStream::PumpGets() {
+void TargetStream::AdvanceGets() {
   const uint32_t window = WindowOf(stream_.bytes, run_.bytes_total(), read_ahead_.gets);
   if (stopped_ || asking_ != Asking::kNothing || orders_.empty() || gets_ - sums_gets_ >= window)
     return;
@@ -128,7 +128,7 @@ void TargetStream::Pace(const Order& order, memory::RegionSpan scratch) {
   const auto post = [this, order, keep = run_.shared_from_this()] {
     asking_ = Asking::kNothing;
     PostGet(order, std::exchange(paced_scratch_, {}));
-    PumpGets();
+    AdvanceGets();
   };
   const bool now = pace_.Enter(context().ingress.For({peer_.incarnation}, BytesOf(order)),
                                [this, post](Nanos waited) {
@@ -207,12 +207,12 @@ void TargetStream::OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& 
   Touch();
   if (fetch->order.wanted == Wanted::kSum) {
     orders_.push_front({chunk, Wanted::kBytes});
-    return PumpGets();
+    return AdvanceGets();
   }
   if (fetch->order.wanted == Wanted::kSums) {
     slots_.at(chunk.slot).sums_here = true;
     OnSums(chunk.slot);
-    return PumpGets();
+    return AdvanceGets();
   }
   if (chunk.with_sums) {
     const plan::SlotSpan& span = schedule_.slots[chunk.slot];
@@ -221,7 +221,7 @@ void TargetStream::OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& 
   } else if (has_bytes && fetch->summed()) {
     Compare(chunk.slot, chunk.first_segment, chunk.segment_count);
   }
-  PumpGets();
+  AdvanceGets();
 }
 
 void TargetStream::SumChunk(const std::shared_ptr<Fetch>& fetch) {
@@ -251,7 +251,7 @@ void TargetStream::OnSummed(const std::shared_ptr<Fetch>& fetch,
   }
   Touch();
   Compare(chunk.slot, chunk.first_segment, chunk.segment_count);
-  PumpGets();
+  AdvanceGets();
 }
 
 void TargetStream::NoteSummed(const Chunk& chunk, const std::vector<uint64_t>& sums) {

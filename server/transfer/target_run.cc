@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "server/transfer/flow_control.h"
 #include "server/transfer/make.h"
 #include "server/transfer/segment_copy.h"
-#include "server/transfer/windows.h"
 
 // What is gathered is made into codes and scales at the end, slot by slot of a schedule, like what
 // is copied from mapped memory: a few tasks at a time, so that other jobs have workers, too.
@@ -228,30 +228,30 @@ void TargetRun::FinishFromStreams() {
                               std::chrono::duration<double>(last - started_).count(),
                               {{"transport", name}});
   }
-  report.stretches = Stretches();
+  report.spans = Spans();
   Finish(std::move(report));
 }
 
-std::vector<Stretch> TargetRun::Stretches() const {
+std::vector<WorkSpan> TargetRun::Spans() const {
   struct Read {
-    Lasting lasting;
+    TimeRange range;
     int64_t bytes = 0;
   };
   std::map<std::pair<ParticipantId, std::string>, Read> reads;
-  Lasting verifying;
+  TimeRange verifying;
   int64_t verified = 0;
   for (const auto& stream : streams_) {
     Read& read = reads[{stream->source(), stream->path()}];
-    read.lasting.Add(stream->reading());
+    read.range.Add(stream->reading());
     read.bytes += stream->bytes_done() - stream->bytes_kept();
     verifying.Add(stream->verifying());
     verified += stream->bytes_done();
   }
-  std::vector<Stretch> out;
+  std::vector<WorkSpan> out;
   for (const auto& [from, read] : reads) {
-    if (!read.lasting.begun()) continue;
+    if (!read.range.begun()) continue;
     out.push_back(
-        {"read", read.lasting.begin(), read.lasting.end(), read.bytes, from.first, from.second});
+        {"read", read.range.begin(), read.range.end(), read.bytes, from.first, from.second});
   }
   if (verifying.begun()) {
     out.push_back({"verify", verifying.begin(), verifying.end(), verified, {}, {}});
@@ -260,7 +260,7 @@ std::vector<Stretch> TargetRun::Stretches() const {
     out.push_back({"quantize",
                    quantizing_.begin(),
                    quantizing_.end(),
-                   plan::GatheredBytes(job_.slice->gathered),
+                   plan::GatherBufferBytes(job_.slice->gathered),
                    {},
                    {}});
   }

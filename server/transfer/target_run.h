@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "server/transfer/context.h"
-#include "server/transfer/fair_gate.h"
+#include "server/transfer/fair_semaphore.h"
 #include "server/transfer/sessions.h"
 #include "server/transfer/target_stream.h"
 
@@ -34,7 +34,7 @@ class TargetRun : public std::enable_shared_from_this<TargetRun> {
   Context& context() const { return *context_; }
   const TargetJob& job() const { return job_; }
   /// Gets that may be under way together, from peers on our host and from others (windows.h).
-  FairGate& gets(bool same_host) { return same_host ? near_gets_ : gets_; }
+  FairSemaphore& gets(bool same_host) { return same_host ? near_gets_ : gets_; }
   /// The stream's transport is of no use with its peer: see Options::avoid_after_failure.
   void Avoid(const TargetStream& stream);
   /// Ends the job and stops every stream. The first failure is the one that is reported.
@@ -59,7 +59,7 @@ class TargetRun : public std::enable_shared_from_this<TargetRun> {
   void MakeGathered();
   void MakeSlot(uint32_t slot);
   void OnMade(const Status& status);
-  std::vector<Stretch> Stretches() const;
+  std::vector<WorkSpan> Spans() const;
   void ArmProgressTimer();
   void CheckProgress();
 
@@ -72,13 +72,13 @@ class TargetRun : public std::enable_shared_from_this<TargetRun> {
   std::map<uint32_t, TargetStream*> by_id_;
   int64_t bytes_total_ = 0;
   bool resumes_ = false;
-  FairGate gets_;
-  FairGate near_gets_;
+  FairSemaphore gets_;
+  FairSemaphore near_gets_;
   plan::Stream made_;  ///< the copies within the rank
   plan::StreamSchedule made_schedule_;
   uint32_t made_slots_ = 0;  ///< done, and under way:
   uint32_t making_ = 0;
-  Lasting quantizing_;
+  TimeRange quantizing_;
   std::atomic<bool> stop_ = false;
   Nanos started_{0};
   bool finished_ = false;

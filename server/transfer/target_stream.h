@@ -12,10 +12,10 @@
 
 #include "server/transfer/arrival_sums.h"
 #include "server/transfer/context.h"
-#include "server/transfer/fair_gate.h"
+#include "server/transfer/fair_semaphore.h"
 #include "server/transfer/fetch.h"
-#include "server/transfer/lasting.h"
-#include "server/transfer/windows.h"
+#include "server/transfer/flow_control.h"
+#include "server/transfer/time_range.h"
 
 namespace weightwire::transfer {
 
@@ -47,8 +47,8 @@ class TargetStream {
   int64_t bytes_done() const { return bytes_done_; }
   int64_t bytes_kept() const { return bytes_kept_; }  ///< of bytes_done
   uint32_t rereads() const { return rereads_; }
-  const Lasting& reading() const { return reading_; }
-  const Lasting& verifying() const { return verifying_; }
+  const TimeRange& reading() const { return reading_; }
+  const TimeRange& verifying() const { return verifying_; }
   const plan::Stream& stream() const { return stream_; }
   const Peer& peer() const { return peer_; }
   ParticipantId source() const { return source_; }
@@ -133,7 +133,7 @@ class TargetStream {
   void OnKept(uint32_t index, const std::vector<bool>& kept);
   double CostOf(const Order& order) const;
   uint64_t BytesOf(const Order& order) const;
-  void PumpGets();
+  void AdvanceGets();
   void OnGetAdmitted();
   void Pace(const Order& order, memory::RegionSpan scratch);
   void PostGet(const Order& order, memory::RegionSpan scratch);
@@ -180,9 +180,9 @@ class TargetStream {
   enum class Asking { kNothing, kGet, kScratch, kPace };
   Asking asking_ = Asking::kNothing;  ///< for the first of `orders_`
   uint64_t ticket_ = 0;
-  FairGate::Turn get_turn_;
+  FairSemaphore::Turn get_turn_;
   memory::SlotPool::Turn scratch_turn_;
-  PacedTurn pace_;
+  RateLimitedTurn pace_;
   memory::RegionSpan paced_scratch_;  ///< of the Get that waits for its turn
   uint32_t gets_ = 0;                 ///< posted
   uint32_t sums_gets_ = 0;            ///< of these, for the sums of a whole slot
@@ -193,8 +193,8 @@ class TargetStream {
   Status why_;
   bool complete_ = false;
   Nanos last_progress_{0};
-  Lasting reading_;    ///< from OPEN to the last bytes
-  Lasting verifying_;  ///< from the first task that sums to the last slot
+  TimeRange reading_;    ///< from OPEN to the last bytes
+  TimeRange verifying_;  ///< from the first task that sums to the last slot
   int64_t bytes_done_ = 0;
   int64_t bytes_kept_ = 0;
   uint32_t rereads_ = 0;

@@ -32,7 +32,7 @@ void TicketTable::ShutDown() {
   shutting_down_ = true;
 }
 
-Result<Ticket> TicketTable::Check(const transport::Introduction& said) const {
+Result<Ticket> TicketTable::Check(const transport::CallerHello& said) const {
   const transport::TicketName name = transport::NameIn(said);
   std::lock_guard lock(mutex_);
   if (shutting_down_) {

@@ -29,7 +29,7 @@ class TicketTable {
   ///   kUnauthenticated / kTicketRejected       not admitted, withdrawn, or another caller's
   ///   kFailedPrecondition / kProtocolVersion   the ticket itself was shown, and that will not do
   /// The ticket that the caller must have.
-  Result<Ticket> Check(const transport::Introduction& said) const;
+  Result<Ticket> Check(const transport::CallerHello& said) const;
   /// Whether any ticket of the caller is admitted: a session outlives the ticket that opened it.
   bool Knows(Incarnation caller) const;
 

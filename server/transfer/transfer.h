@@ -10,11 +10,11 @@
 
 #include "server/base/clock.h"
 #include "server/base/executor.h"
-#include "server/memory/slab_pool.h"
+#include "server/memory/gpu_memory_pool.h"
 #include "server/metrics/metrics.h"
 #include "server/plan/plan.h"
 #include "server/transfer/kept.h"
-#include "server/transfer/received.h"
+#include "server/transfer/slot_bitmap.h"
 #include "server/transport/transport.h"
 
 /// Runs the bound plan of local ranks: packs, sums, announces, fetches, unpacks, verifies.
@@ -101,7 +101,7 @@ struct Peer {
 };
 
 /// Memory of a rank's tensors, by index into RankLayout::tensors; behind them what the rank gathers
-/// in (plan::Gathered), where its plan has that.
+/// in (plan::GatherBuffer), where its plan has that.
 using Binding = std::vector<memory::RegionSpan>;
 
 /// The sum over one stream's segment sums (XXH3 64 of them, in order): what source and target
@@ -116,13 +116,13 @@ struct StreamDigest {
 /// What a part of a job took, for people: "pack" of a source, "read" (one for each sender and
 /// transport), "verify" and "quantize" (what was gathered) of a target. Where memory is mapped,
 /// reading and verifying are one pass.
-struct Stretch {
+struct WorkSpan {
   const char* what = "";  ///< a literal
   Nanos begin{}, end{};
   int64_t bytes = 0;
   ParticipantId source{};  ///< read: from whom
   std::string transport;   ///< read; as in TargetReport::bytes_by_transport
-  friend bool operator==(const Stretch&, const Stretch&) = default;
+  friend bool operator==(const WorkSpan&, const WorkSpan&) = default;
 };
 
 /// What is known of a source's bytes (pack.h: HeadsOf), by plan.
@@ -139,7 +139,7 @@ struct Readers {
   std::map<ParticipantId, Rank> ranks;  ///< empty: not known (an older coordinator)
 };
 
-struct SourceLeg {
+struct SourceAssignment {
   std::shared_ptr<const plan::RankSlice> slice;  ///< side kSource
   uint32_t readers = 1;                          ///< engines that will open each stream
 };
@@ -147,7 +147,7 @@ struct SourceJob {
   Epoch epoch{};
   ParticipantId participant{};
   std::string name;                               ///< "trainer/3", for messages
-  std::vector<SourceLeg> legs;                    ///< one for each distinct plan
+  std::vector<SourceAssignment> assignments;      ///< one for each distinct plan
   std::optional<Readers> readers = std::nullopt;  ///< none: whoever was let in
   Binding binding;
   /// Of what was packed last, brought up to date as slots are packed: tells what has certainly
@@ -160,7 +160,7 @@ struct SourceJob {
   /// read again to be summed. Null exactly where there are no generations.
   std::shared_ptr<std::map<PlanId, ServedSums>> served = nullptr;
   /// A relay: a slot is read only once it is there. Null: all bytes are there.
-  std::shared_ptr<Received> received;
+  std::shared_ptr<SlotBitmap> received;
   /// A reader that keeps a slot so long after another one has given it back, while there is more to
   /// read, is told to fail (kDeadlineExceeded / kLimitExceeded), and the others read on. The
   /// job then ends by Drain only, for it is not the source that decides about the version. 0:
@@ -174,7 +174,7 @@ struct SourceJob {
 struct SourceReport {
   std::vector<StreamDigest> digests;  ///< not of streams all of whose readers were excluded
   int64_t bytes_packed = 0;
-  std::vector<Stretch> stretches = {};
+  std::vector<WorkSpan> spans = {};
 };
 
 struct TargetJob {
@@ -191,7 +191,7 @@ struct TargetJob {
   std::shared_ptr<const Kept> served_kept;
   Binding served;
   /// Told of every slot that was verified; null where nobody relays it.
-  std::shared_ptr<Received> received;
+  std::shared_ptr<SlotBitmap> received;
 };
 struct TargetReport {
   std::vector<StreamDigest> digests;
@@ -200,7 +200,7 @@ struct TargetReport {
   std::map<std::string, int64_t> bytes_by_transport;
   uint32_t rereads = 0;
   int64_t bytes_kept = 0;  ///< of `bytes`: not read, because they were here already
-  std::vector<Stretch> stretches = {};
+  std::vector<WorkSpan> spans = {};
 };
 
 struct Options {
@@ -217,7 +217,7 @@ struct Options {
   /// version before that, whose caller shows the ticket, is spoken to as it does.
   bool proof_required = false;
   /// GPU memory for slots and scratch (gpu_direct.h), taken where a transport reaches any.
-  memory::SlabPools slabs = {};
+  memory::GpuMemoryPools gpu_pools = {};
   /// Payload may not pass host memory: a job whose tensors lie there, or that has a peer whose
   /// transport does not reach GPU memory, fails with kFailedPrecondition / kTransportFailed.
   bool gpu_direct_required = false;

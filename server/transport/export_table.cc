@@ -46,10 +46,10 @@ Result<std::vector<PieceRange>> Exported::Slice(uint64_t offset, uint64_t bytes)
   std::vector<PieceRange> ranges;
   auto next = std::upper_bound(starts_.begin(), starts_.end(), offset);
   for (size_t i = static_cast<size_t>(next - starts_.begin()) - 1; offset < *end; ++i) {
-    const uint64_t stretch = std::min(*end, starts_[i + 1]) - offset;
-    if (stretch == 0) continue;
-    ranges.push_back({&pieces_[i].region, pieces_[i].offset + (offset - starts_[i]), stretch});
-    offset += stretch;
+    const uint64_t range = std::min(*end, starts_[i + 1]) - offset;
+    if (range == 0) continue;
+    ranges.push_back({&pieces_[i].region, pieces_[i].offset + (offset - starts_[i]), range});
+    offset += range;
   }
   return ranges;
 }

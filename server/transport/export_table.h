@@ -12,7 +12,7 @@
 
 namespace weightwire::transport {
 
-/// A stretch of one exported piece. Valid while the Exported it came from is held.
+/// A range of one exported piece. Valid while the Exported it came from is held.
 struct PieceRange {
   const std::shared_ptr<memory::MemoryRegion>* region = nullptr;
   uint64_t offset = 0;
@@ -33,7 +33,7 @@ class Exported {
   Exported& operator=(const Exported&) = delete;
 
   uint64_t bytes() const { return starts_.back(); }
-  /// The non-empty stretches that make up [offset, offset + bytes), in order.
+  /// The non-empty ranges that make up [offset, offset + bytes), in order.
   ///   kOutOfRange / kInvalidRequest  the range is empty or leaves the export
   Result<std::vector<PieceRange>> Slice(uint64_t offset, uint64_t bytes) const;
   /// Every piece, empty ones too.

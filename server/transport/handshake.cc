@@ -6,7 +6,7 @@
 namespace weightwire::transport {
 namespace {
 
-HelloReply Refusal(const Status& why) { return HelloReply{0, 0, why.code(), why.reason()}; }
+CalleeReply Refusal(const Status& why) { return CalleeReply{0, 0, why.code(), why.reason()}; }
 
 Status NoProof(const char* who) {
   return Status(Code::kUnauthenticated, Reason::kTicketRejected,
@@ -22,7 +22,7 @@ bool Seals(uint64_t features) { return (features & kFeatureMac) != 0; }
 
 }  // namespace
 
-Status StatusOf(const HelloReply& reply) {
+Status StatusOf(const CalleeReply& reply) {
   if (reply.code == Code::kOk) return OkStatus();
   if (reply.reason == Reason::kConfigInvalid) {
     return UnlikeIntegrity("the peer refused the session: its integrity is mac, and ours is not");
@@ -31,7 +31,7 @@ Status StatusOf(const HelloReply& reply) {
                 "the peer refused the session: " + std::string(ReasonName(reply.reason)));
 }
 
-void CountRefused(metrics::Sink& metrics, const std::string& transport, const HelloReply& refusal,
+void CountRefused(metrics::Sink& metrics, const std::string& transport, const CalleeReply& refusal,
                   const char* check) {
   const bool full = refusal.reason == Reason::kLimitExceeded;
   metrics.Add("transport_closes_total", 1,
@@ -41,16 +41,16 @@ void CountRefused(metrics::Sink& metrics, const std::string& transport, const He
   }
 }
 
-CalleeHandshake::CalleeHandshake(const Introduction& said, std::span<const std::byte> first,
+CalleeHandshake::CalleeHandshake(const CallerHello& said, std::span<const std::byte> first,
                                  Incarnation self, Handler& handler, uint64_t features)
     : reply_(Decide(said, self, handler, features)) {
   if (!awaits_proof()) return;
   nonce_ = RandomNonce();
-  secrets_ = SecretsOf(hello_.ticket, first, EncodeHelloReply(reply_), nonce_);
+  secrets_ = SecretsOf(hello_.ticket, first, EncodeCalleeReply(reply_), nonce_);
 }
 
-HelloReply CalleeHandshake::Decide(const Introduction& said, Incarnation self, Handler& handler,
-                                   uint64_t features) {
+CalleeReply CalleeHandshake::Decide(const CallerHello& said, Incarnation self, Handler& handler,
+                                    uint64_t features) {
   auto protocol = ChooseProtocol(said.protocol_min, said.protocol_max);
   if (!protocol.has_value()) return Refusal(protocol.error());
   if (said.callee != self) {
@@ -63,47 +63,46 @@ HelloReply CalleeHandshake::Decide(const Introduction& said, Incarnation self, H
   auto ticket = handler.OnHello(said);
   if (!ticket.has_value()) return Refusal(ticket.error());
   hello_ = {said.protocol_min, said.protocol_max, said.features, said.caller, said.callee, *ticket};
-  return HelloReply{*protocol, features, Code::kOk, Reason::kNone};
+  return CalleeReply{*protocol, features, Code::kOk, Reason::kNone};
 }
 
 bool CalleeHandshake::awaits_proof() const {
   return reply_.code == Code::kOk && hello_.protocol_min >= kProtocolProof;
 }
 
-std::array<std::byte, kChallengedReplyBytes> CalleeHandshake::challenge() const {
-  std::array<std::byte, kChallengedReplyBytes> message;
-  const auto end = std::ranges::copy(EncodeHelloReply(reply_), message.begin()).out;
-  std::ranges::copy(EncodeChallenge({nonce_, secrets_.of_callee}), end);
+std::array<std::byte, kProvedReplyBytes> CalleeHandshake::callee_proof() const {
+  std::array<std::byte, kProvedReplyBytes> message;
+  const auto end = std::ranges::copy(EncodeCalleeReply(reply_), message.begin()).out;
+  std::ranges::copy(EncodeCalleeProof({nonce_, secrets_.of_callee}), end);
   return message;
 }
 
-Result<HelloReply> CalleeHandshake::OnProof(std::span<const std::byte> bytes) const {
-  WW_ASSIGN(const Proof proof, DecodeProof(bytes));
+Result<CalleeReply> CalleeHandshake::OnProof(std::span<const std::byte> bytes) const {
+  WW_ASSIGN(const Proof proof, DecodeCallerProof(bytes));
   return SameProof(proof, secrets_.of_caller) ? reply_ : Refusal(NoProof("caller"));
 }
 
 CallerHandshake::CallerHandshake(const Hello& hello)
-    : hello_(hello), introduction_{hello.protocol_min, hello.protocol_max, hello.features,
-                                   hello.caller,       hello.callee,       hello.ticket,
-                                   RandomNonce()} {
-  if (introduction_.proves()) introduction_.shown = NameOf(hello.ticket);
+    : hello_(hello), said_{hello.protocol_min, hello.protocol_max, hello.features, hello.caller,
+                           hello.callee,       hello.ticket,       RandomNonce()} {
+  if (said_.proves()) said_.shown = NameOf(hello.ticket);
 }
 
-Result<std::array<std::byte, kProofBytes>> CallerHandshake::OnChallenge(
+Result<std::array<std::byte, kCallerProofBytes>> CallerHandshake::OnCalleeProof(
     std::span<const std::byte> first, std::span<const std::byte> bytes) {
-  const auto reply_bytes = bytes.first(std::min(bytes.size(), kHelloReplyBytes));
-  WW_ASSIGN(const HelloReply reply, DecodeHelloReply(reply_bytes));
+  const auto reply_bytes = bytes.first(std::min(bytes.size(), kCalleeReplyBytes));
+  WW_ASSIGN(const CalleeReply reply, DecodeCalleeReply(reply_bytes));
   WW_FAIL_IF_ERROR(StatusOf(reply));
-  WW_ASSIGN(const Challenge challenge, DecodeChallenge(bytes.subspan(kHelloReplyBytes)));
-  const SessionSecrets secrets = SecretsOf(hello_.ticket, first, reply_bytes, challenge.nonce);
-  if (!SameProof(challenge.proof, secrets.of_callee)) {
+  WW_ASSIGN(const CalleeProof callee_proof, DecodeCalleeProof(bytes.subspan(kCalleeReplyBytes)));
+  const SessionSecrets secrets = SecretsOf(hello_.ticket, first, reply_bytes, callee_proof.nonce);
+  if (!SameProof(callee_proof.proof, secrets.of_callee)) {
     return Fail(Status(NoProof("peer")).Remedy("somebody else listens at its address"));
   }
   if (Seals(hello_.features) && !Seals(reply.features)) {
     return Fail(UnlikeIntegrity("our integrity is mac, and the peer does not seal its frames"));
   }
   key_ = secrets.key;
-  return EncodeProof(secrets.of_caller);
+  return EncodeCallerProof(secrets.of_caller);
 }
 
 }  // namespace weightwire::transport

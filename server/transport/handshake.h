@@ -11,23 +11,23 @@
 
 /// How a session is opened, whatever carries the bytes:
 ///
-///   caller → callee   Introduction, which names the ticket
-///   callee → caller   HelloReply and Challenge: the callee has the ticket (or a refusal)
+///   caller → callee   CallerHello, which names the ticket
+///   callee → caller   CalleeReply and CalleeProof: the callee has the ticket (or a refusal)
 ///   caller → callee   Proof: so has the caller
-///   callee → caller   HelloReply: the session is open
+///   callee → caller   CalleeReply: the session is open
 ///
 /// A caller of protocol 1 shows its ticket and is answered at once; the Handler decides whether
 /// that will do.
 namespace weightwire::transport {
 
 /// What the caller makes of an answer: OK, or the peer's code and reason.
-Status StatusOf(const HelloReply& reply);
+Status StatusOf(const CalleeReply& reply);
 /// Counts a session that was not opened. `check`: what a caller without the ticket failed, as the
 /// label of auth_failures_total: "ticket" or "proof".
-void CountRefused(metrics::Sink& metrics, const std::string& transport, const HelloReply& refusal,
+void CountRefused(metrics::Sink& metrics, const std::string& transport, const CalleeReply& refusal,
                   const char* check);
 
-inline constexpr size_t kChallengedReplyBytes = kHelloReplyBytes + kChallengeBytes;
+inline constexpr size_t kProvedReplyBytes = kCalleeReplyBytes + kCalleeProofBytes;
 
 /// The callee's part. Values only: it can be moved and asked on any thread.
 class CalleeHandshake {
@@ -35,28 +35,28 @@ class CalleeHandshake {
   /// Decides by protocol, then whom the caller meant, then `features`, then the handler. `first`:
   /// the caller's whole first message; `features`: what this side insists on, kFeatureMac or 0. A
   /// caller that does not ask for them is refused with kFailedPrecondition / kConfigInvalid.
-  CalleeHandshake(const Introduction& said, std::span<const std::byte> first, Incarnation self,
+  CalleeHandshake(const CallerHello& said, std::span<const std::byte> first, Incarnation self,
                   Handler& handler, uint64_t features = 0);
 
   /// What is answered first: a refusal, or the chosen protocol.
-  const HelloReply& reply() const { return reply_; }
-  /// The answer is reply() and the challenge, and the caller's proof comes next.
+  const CalleeReply& reply() const { return reply_; }
+  /// The answer is reply() and the callee's proof, and the caller's proof comes next.
   bool awaits_proof() const;
-  std::array<std::byte, kChallengedReplyBytes> challenge() const;
+  std::array<std::byte, kProvedReplyBytes> callee_proof() const;
   /// The last word: reply(), or the refusal of a caller that has not the ticket.
   ///   kInvalidArgument / kInvalidRequest  the bytes are no proof
-  Result<HelloReply> OnProof(std::span<const std::byte> bytes) const;
+  Result<CalleeReply> OnProof(std::span<const std::byte> bytes) const;
 
   /// Of a session that opened.
   const Hello& hello() const { return hello_; }
   const Proof& key() const { return secrets_.key; }
 
  private:
-  HelloReply Decide(const Introduction& said, Incarnation self, Handler& handler,
-                    uint64_t features);
+  CalleeReply Decide(const CallerHello& said, Incarnation self, Handler& handler,
+                     uint64_t features);
 
   Hello hello_;
-  HelloReply reply_;
+  CalleeReply reply_;
   Nonce nonce_{};
   SessionSecrets secrets_;
 };
@@ -66,22 +66,22 @@ class CallerHandshake {
  public:
   explicit CallerHandshake(const Hello& hello);
 
-  const Introduction& introduction() const { return introduction_; }
-  /// What follows the introduction is a challenge, if it is no refusal.
-  bool awaits_challenge() const { return introduction_.proves(); }
-  /// The message that answers a challenged reply; `first`: the caller's whole first message.
+  const CallerHello& caller_hello() const { return said_; }
+  /// What follows the caller's hello is a callee's proof, if it is no refusal.
+  bool awaits_proof() const { return said_.proves(); }
+  /// The message that answers a proved reply; `first`: the caller's whole first message.
   ///   the reply's own code and reason     it was a refusal
   ///   kUnauthenticated / kTicketRejected  the callee has not the ticket: it is somebody else
   ///   kFailedPrecondition / kConfigInvalid  it has, and does not seal frames as hello asks
   ///   kInvalidArgument / kInvalidRequest  no such message
-  Result<std::array<std::byte, kProofBytes>> OnChallenge(std::span<const std::byte> first,
-                                                         std::span<const std::byte> bytes);
+  Result<std::array<std::byte, kCallerProofBytes>> OnCalleeProof(std::span<const std::byte> first,
+                                                                 std::span<const std::byte> bytes);
   const Hello& hello() const { return hello_; }
   const Proof& key() const { return key_; }
 
  private:
   const Hello hello_;
-  Introduction introduction_;
+  CallerHello said_;
   Proof key_{};
 };
 

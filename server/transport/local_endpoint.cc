@@ -113,10 +113,10 @@ void LocalEndpoint::Begin(Operation operation) {
   deadlines_.insert(operation.get.deadline);
   waiting_.push_back(std::move(operation));
   Arm();
-  Pump();
+  Advance();
 }
 
-void LocalEndpoint::Pump() {
+void LocalEndpoint::Advance() {
   const size_t limit = std::min(core_->options.gets_in_flight_max, kLocalRequestsMax);
   while (!why_.has_value() && !waiting_.empty() && asked_.size() + copying_.size() < limit) {
     const uint64_t request = next_request_++;
@@ -323,7 +323,7 @@ Status LocalEndpoint::OnReply(const Frame& frame, std::span<const std::byte> pay
                     std::make_shared<decltype(mapped.regions)>(std::move(mapped.regions))};
     std::exchange(operation.map_done, nullptr)(std::move(list));
   }
-  Pump();
+  Advance();
   return OkStatus();
 }
 
@@ -396,7 +396,7 @@ void LocalEndpoint::OnCopied(uint64_t request) {
   deadlines_.erase(deadlines_.find(copy->get.deadline));
   SendFrame({.type = FrameType::kGetEnd, .request = request});
   Complete(copy->get, OkStatus());
-  Pump();
+  Advance();
 }
 
 void LocalEndpoint::SendFrame(const Frame& frame, std::span<const std::byte> payload,

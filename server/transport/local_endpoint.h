@@ -20,7 +20,7 @@ namespace weightwire::transport {
 
 /// One session. What is public may be called on any thread and posts; the rest runs on the loop.
 ///
-/// A Get: kGet → (kRegion …) kGetReply with the stretches to copy → copied by a copier → kGetEnd.
+/// A Get: kGet → (kRegion …) kGetReply with the ranges to copy → copied by a copier → kGetEnd.
 /// The exporter holds the export from kGet to kGetEnd, or to the end of the session, which the
 /// reader sees at the socket before it trusts what it copied.
 class LocalEndpoint final : public Endpoint, public std::enable_shared_from_this<LocalEndpoint> {
@@ -56,9 +56,9 @@ class LocalEndpoint final : public Endpoint, public std::enable_shared_from_this
     std::atomic<bool> stop{false};
     bool whole = false;
   };
-  /// Mapped here, or why not. Null: the peer is this very process, and its region is ours; not held,
-  /// so that it goes when nobody else needs it. Its bytes have one address then: a core finds what
-  /// one reader has brought into its first cache for the next only under the same one.
+  /// Mapped here, or why not. Null: the peer is this very process, and its region is ours; not
+  /// held, so that it goes when nobody else needs it. Its bytes have one address then: a core finds
+  /// what one reader has brought into its first cache for the next only under the same one.
   using PeerRegion = Result<std::shared_ptr<memory::MemoryRegion>>;
   /// What a reply names, mapped here.
   struct Mapped {
@@ -69,7 +69,7 @@ class LocalEndpoint final : public Endpoint, public std::enable_shared_from_this
   };
 
   void Begin(Operation operation);
-  void Pump();
+  void Advance();
   void Arm();
   void OnTimer();
   static void End(Operation& operation, const Status& status);

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "server/transport/local_core.h"
-#include "server/transport/local_gate.h"
+#include "server/transport/local_listener.h"
 #include "server/transport/operation.h"
 
 namespace weightwire::transport {
@@ -12,12 +12,12 @@ namespace weightwire::transport {
 LocalTransport::LocalTransport(std::string name, LocalOptions options,
                                std::unique_ptr<LocalDevices> devices)
     : core_(std::make_shared<LocalCore>(std::move(name), std::move(options), std::move(devices))),
-      gate_(std::make_shared<LocalGate>(core_)) {}
+      listener_(std::make_shared<LocalListener>(core_)) {}
 
 LocalTransport::~LocalTransport() {
   std::promise<void> closing;
   core_->loop.Post([this, &closing] {
-    gate_->Stop();
+    listener_->Stop();
     core_->CloseAll();
     closing.set_value();
   });
@@ -48,10 +48,10 @@ Status LocalTransport::Start(Handler* handler, Incarnation self) {
   WW_CHECK(handler != nullptr && core_->handler == nullptr);
   core_->handler = handler;
   core_->self = self;
-  return gate_->Open();
+  return listener_->Open();
 }
 
-std::string LocalTransport::address() const { return gate_->address(); }
+std::string LocalTransport::address() const { return listener_->address(); }
 
 RegionKey LocalTransport::Export(GatherList pieces) {
   core_->loop.Post([core = core_] { core->ForgetDeadRegions(); });
@@ -67,9 +67,9 @@ void LocalTransport::Post(Task task) { core_->loop.Post(std::move(task)); }
 
 void LocalTransport::Connect(const std::string& address, const Hello& hello, Nanos timeout,
                              ConnectDone done) {
-  core_->loop.Post([gate = gate_, address, hello, deadline = DeadlineAfter(timeout),
+  core_->loop.Post([listener = listener_, address, hello, deadline = DeadlineAfter(timeout),
                     done = std::move(done)]() mutable {
-    gate->Call(address, hello, deadline, std::move(done));
+    listener->Call(address, hello, deadline, std::move(done));
   });
 }
 

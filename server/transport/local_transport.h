@@ -26,7 +26,7 @@ struct LocalOptions {
 };
 
 class LocalCore;
-class LocalGate;
+class LocalListener;
 
 /// What the back ends for processes of one user on one host are but for their memory: sessions over
 /// a Unix socket, on which regions are passed as file descriptors and mapped read-only, once for
@@ -59,7 +59,7 @@ class LocalTransport : public Transport {
 
  private:
   const std::shared_ptr<LocalCore> core_;
-  const std::shared_ptr<LocalGate> gate_;
+  const std::shared_ptr<LocalListener> listener_;
 };
 
 }  // namespace weightwire::transport

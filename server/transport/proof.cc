@@ -45,8 +45,8 @@ TicketName NameOf(const Ticket& ticket) {
   return name;
 }
 
-TicketName NameIn(const Introduction& introduction) {
-  return introduction.proves() ? introduction.shown : NameOf(introduction.shown);
+TicketName NameIn(const CallerHello& hello) {
+  return hello.proves() ? hello.shown : NameOf(hello.shown);
 }
 
 SessionSecrets SecretsOf(const Ticket& ticket, std::span<const std::byte> first,

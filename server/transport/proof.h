@@ -16,7 +16,7 @@ Nonce RandomNonce();
 /// The same on both sides; the ticket cannot be found from it.
 TicketName NameOf(const Ticket& ticket);
 /// Of the ticket that a caller speaks of, by its name or, before kProtocolProof, in the open.
-TicketName NameIn(const Introduction& introduction);
+TicketName NameIn(const CallerHello& hello);
 
 /// What two sides that share a ticket, and have heard each other so far, alone can make.
 struct SessionSecrets {
@@ -24,8 +24,8 @@ struct SessionSecrets {
   Proof of_caller{};
   Proof key{};  ///< of what follows on the session
 };
-/// `first` is the caller's whole first message, `reply` the encoded HelloReply that followed it and
-/// `nonce` the callee's. Nobody chooses all of them, so that no session's secrets come again.
+/// `first` is the caller's whole first message, `reply` the encoded CalleeReply that followed it
+/// and `nonce` the callee's. Nobody chooses all of them, so that no session's secrets come again.
 SessionSecrets SecretsOf(const Ticket& ticket, std::span<const std::byte> first,
                          std::span<const std::byte> reply, const Nonce& nonce);
 

@@ -1,11 +1,12 @@
 // Every message begins with magic and size and ends with a checksum over all that precedes it:
 //
-//   introduction  magic 4 | size 4 | protocol_min 2 | protocol_max 2 | 0 ×4 | features 8 | caller 8
+//   caller's hello  magic 4 | size 4 | protocol_min 2 | protocol_max 2 | 0 ×4 | features 8 | caller
+//   8
 //   |
 //                 callee 8 | shown 16 | nonce 16 | 0 ×4 | checksum 4
 //   reply         magic 4 | size 4 | protocol 2 | 0 ×2 | code 4 | reason 4 | 0 ×4 | features 8 |
 //                 0 ×12 | checksum 4
-//   challenge     magic 4 | size 4 | nonce 16 | proof 32 | 0 ×4 | checksum 4
+//   callee's proof     magic 4 | size 4 | nonce 16 | proof 32 | 0 ×4 | checksum 4
 //   proof         magic 4 | size 4 | proof 32 | 0 ×4 | checksum 4
 //
 // The form of the first two never changes with the protocol version, so that any two builds can
@@ -56,43 +57,43 @@ uint32_t Checksum(std::span<const std::byte> bytes) {
   return static_cast<uint32_t>(XXH3_64bits(bytes.data(), bytes.size()));
 }
 
-std::array<std::byte, kIntroductionBytes> EncodeIntroduction(const Introduction& introduction) {
-  std::array<std::byte, kIntroductionBytes> message{};
+std::array<std::byte, kCallerHelloBytes> EncodeCallerHello(const CallerHello& hello) {
+  std::array<std::byte, kCallerHelloBytes> message{};
   LittleEndianWriter writer(message);
   writer.Put(kIntroductionMagic);
-  writer.Put(static_cast<uint32_t>(kIntroductionBytes));
-  writer.Put(introduction.protocol_min);
-  writer.Put(introduction.protocol_max);
+  writer.Put(static_cast<uint32_t>(kCallerHelloBytes));
+  writer.Put(hello.protocol_min);
+  writer.Put(hello.protocol_max);
   writer.Skip(4);
-  writer.Put(introduction.features);
-  writer.Put(introduction.caller.value);
-  writer.Put(introduction.callee.value);
-  writer.PutBytes(introduction.shown);
-  writer.PutBytes(introduction.nonce);
+  writer.Put(hello.features);
+  writer.Put(hello.caller.value);
+  writer.Put(hello.callee.value);
+  writer.PutBytes(hello.shown);
+  writer.PutBytes(hello.nonce);
   Seal(message);
   return message;
 }
 
-Result<Introduction> DecodeIntroduction(std::span<const std::byte> bytes) {
-  WW_FAIL_IF_ERROR(CheckSealed(bytes, kIntroductionBytes, kIntroductionMagic, "hello"));
-  Introduction introduction;
+Result<CallerHello> DecodeCallerHello(std::span<const std::byte> bytes) {
+  WW_FAIL_IF_ERROR(CheckSealed(bytes, kCallerHelloBytes, kIntroductionMagic, "hello"));
+  CallerHello hello;
   LittleEndianReader reader(bytes.subspan(8));
-  introduction.protocol_min = reader.Take<uint16_t>();
-  introduction.protocol_max = reader.Take<uint16_t>();
+  hello.protocol_min = reader.Take<uint16_t>();
+  hello.protocol_max = reader.Take<uint16_t>();
   reader.Skip(4);
-  introduction.features = reader.Take<uint64_t>();
-  introduction.caller = Incarnation(reader.Take<uint64_t>());
-  introduction.callee = Incarnation(reader.Take<uint64_t>());
-  reader.TakeBytes(introduction.shown);
-  reader.TakeBytes(introduction.nonce);
-  return introduction;
+  hello.features = reader.Take<uint64_t>();
+  hello.caller = Incarnation(reader.Take<uint64_t>());
+  hello.callee = Incarnation(reader.Take<uint64_t>());
+  reader.TakeBytes(hello.shown);
+  reader.TakeBytes(hello.nonce);
+  return hello;
 }
 
-std::array<std::byte, kHelloReplyBytes> EncodeHelloReply(const HelloReply& reply) {
-  std::array<std::byte, kHelloReplyBytes> message{};
+std::array<std::byte, kCalleeReplyBytes> EncodeCalleeReply(const CalleeReply& reply) {
+  std::array<std::byte, kCalleeReplyBytes> message{};
   LittleEndianWriter writer(message);
   writer.Put(kReplyMagic);
-  writer.Put(static_cast<uint32_t>(kHelloReplyBytes));
+  writer.Put(static_cast<uint32_t>(kCalleeReplyBytes));
   writer.Put(reply.protocol);
   writer.Skip(2);
   writer.Put(static_cast<uint32_t>(reply.code));
@@ -103,9 +104,9 @@ std::array<std::byte, kHelloReplyBytes> EncodeHelloReply(const HelloReply& reply
   return message;
 }
 
-Result<HelloReply> DecodeHelloReply(std::span<const std::byte> bytes) {
-  WW_FAIL_IF_ERROR(CheckSealed(bytes, kHelloReplyBytes, kReplyMagic, "hello reply"));
-  HelloReply reply;
+Result<CalleeReply> DecodeCalleeReply(std::span<const std::byte> bytes) {
+  WW_FAIL_IF_ERROR(CheckSealed(bytes, kCalleeReplyBytes, kReplyMagic, "hello reply"));
+  CalleeReply reply;
   LittleEndianReader reader(bytes.subspan(8));
   reply.protocol = reader.Take<uint16_t>();
   reader.Skip(2);
@@ -124,38 +125,38 @@ Result<HelloReply> DecodeHelloReply(std::span<const std::byte> bytes) {
   return reply;
 }
 
-std::array<std::byte, kChallengeBytes> EncodeChallenge(const Challenge& challenge) {
-  std::array<std::byte, kChallengeBytes> message{};
+std::array<std::byte, kCalleeProofBytes> EncodeCalleeProof(const CalleeProof& callee_proof) {
+  std::array<std::byte, kCalleeProofBytes> message{};
   LittleEndianWriter writer(message);
   writer.Put(kChallengeMagic);
-  writer.Put(static_cast<uint32_t>(kChallengeBytes));
-  writer.PutBytes(challenge.nonce);
-  writer.PutBytes(challenge.proof);
+  writer.Put(static_cast<uint32_t>(kCalleeProofBytes));
+  writer.PutBytes(callee_proof.nonce);
+  writer.PutBytes(callee_proof.proof);
   Seal(message);
   return message;
 }
 
-Result<Challenge> DecodeChallenge(std::span<const std::byte> bytes) {
-  WW_FAIL_IF_ERROR(CheckSealed(bytes, kChallengeBytes, kChallengeMagic, "challenge"));
-  Challenge challenge;
+Result<CalleeProof> DecodeCalleeProof(std::span<const std::byte> bytes) {
+  WW_FAIL_IF_ERROR(CheckSealed(bytes, kCalleeProofBytes, kChallengeMagic, "callee's proof"));
+  CalleeProof callee_proof;
   LittleEndianReader reader(bytes.subspan(8));
-  reader.TakeBytes(challenge.nonce);
-  reader.TakeBytes(challenge.proof);
-  return challenge;
+  reader.TakeBytes(callee_proof.nonce);
+  reader.TakeBytes(callee_proof.proof);
+  return callee_proof;
 }
 
-std::array<std::byte, kProofBytes> EncodeProof(const Proof& proof) {
-  std::array<std::byte, kProofBytes> message{};
+std::array<std::byte, kCallerProofBytes> EncodeCallerProof(const Proof& proof) {
+  std::array<std::byte, kCallerProofBytes> message{};
   LittleEndianWriter writer(message);
   writer.Put(kProofMagic);
-  writer.Put(static_cast<uint32_t>(kProofBytes));
+  writer.Put(static_cast<uint32_t>(kCallerProofBytes));
   writer.PutBytes(proof);
   Seal(message);
   return message;
 }
 
-Result<Proof> DecodeProof(std::span<const std::byte> bytes) {
-  WW_FAIL_IF_ERROR(CheckSealed(bytes, kProofBytes, kProofMagic, "proof"));
+Result<Proof> DecodeCallerProof(std::span<const std::byte> bytes) {
+  WW_FAIL_IF_ERROR(CheckSealed(bytes, kCallerProofBytes, kProofMagic, "proof"));
   Proof proof;
   LittleEndianReader(bytes.subspan(8)).TakeBytes(proof);
   return proof;

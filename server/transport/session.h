@@ -41,7 +41,7 @@ using Proof = std::array<uint8_t, 32>;
 using Nonce = std::array<uint8_t, 16>;
 
 /// What a caller says first on every data-plane session.
-struct Introduction {
+struct CallerHello {
   uint16_t protocol_min = kProtocolMax;
   uint16_t protocol_max = kProtocolMax;
   uint64_t features = 0;
@@ -50,42 +50,42 @@ struct Introduction {
   std::array<uint8_t, 16> shown{};  ///< the ticket's name; before kProtocolProof the ticket
   Nonce nonce{};
   bool proves() const { return protocol_min >= kProtocolProof; }
-  friend bool operator==(const Introduction&, const Introduction&) = default;
+  friend bool operator==(const CallerHello&, const CallerHello&) = default;
 };
-inline constexpr size_t kIntroductionBytes = 80;
+inline constexpr size_t kCallerHelloBytes = 80;
 
 /// Fixed little-endian form: magic "WWDP", sizes and a checksum included.
-std::array<std::byte, kIntroductionBytes> EncodeIntroduction(const Introduction& introduction);
+std::array<std::byte, kCallerHelloBytes> EncodeCallerHello(const CallerHello& hello);
 ///   kInvalidArgument / kInvalidRequest  wrong size, magic or checksum
 ///   kInvalidArgument / kUnknownEnum     (reply) a code or reason that this build does not know
-Result<Introduction> DecodeIntroduction(std::span<const std::byte> bytes);
+Result<CallerHello> DecodeCallerHello(std::span<const std::byte> bytes);
 
 /// What the callee answers first: the chosen protocol, or why not.
-struct HelloReply {
+struct CalleeReply {
   uint16_t protocol = 0;
   uint64_t features = 0;
   Code code = Code::kOk;
   Reason reason = Reason::kNone;
-  friend bool operator==(const HelloReply&, const HelloReply&) = default;
+  friend bool operator==(const CalleeReply&, const CalleeReply&) = default;
 };
-inline constexpr size_t kHelloReplyBytes = 48;
-std::array<std::byte, kHelloReplyBytes> EncodeHelloReply(const HelloReply& reply);
-Result<HelloReply> DecodeHelloReply(std::span<const std::byte> bytes);
+inline constexpr size_t kCalleeReplyBytes = 48;
+std::array<std::byte, kCalleeReplyBytes> EncodeCalleeReply(const CalleeReply& reply);
+Result<CalleeReply> DecodeCalleeReply(std::span<const std::byte> bytes);
 
 /// What follows a reply that agrees to kProtocolProof or later: the callee's proof.
-struct Challenge {
+struct CalleeProof {
   Nonce nonce{};
   Proof proof{};
-  friend bool operator==(const Challenge&, const Challenge&) = default;
+  friend bool operator==(const CalleeProof&, const CalleeProof&) = default;
 };
-inline constexpr size_t kChallengeBytes = 64;
-std::array<std::byte, kChallengeBytes> EncodeChallenge(const Challenge& challenge);
-Result<Challenge> DecodeChallenge(std::span<const std::byte> bytes);
+inline constexpr size_t kCalleeProofBytes = 64;
+std::array<std::byte, kCalleeProofBytes> EncodeCalleeProof(const CalleeProof& callee_proof);
+Result<CalleeProof> DecodeCalleeProof(std::span<const std::byte> bytes);
 
 /// What the caller answers then: its own.
-inline constexpr size_t kProofBytes = 48;
-std::array<std::byte, kProofBytes> EncodeProof(const Proof& proof);
-Result<Proof> DecodeProof(std::span<const std::byte> bytes);
+inline constexpr size_t kCallerProofBytes = 48;
+std::array<std::byte, kCallerProofBytes> EncodeCallerProof(const Proof& proof);
+Result<Proof> DecodeCallerProof(std::span<const std::byte> bytes);
 
 /// Highest version both sides speak. kFailedPrecondition / kProtocolVersion naming both ranges.
 Result<uint16_t> ChooseProtocol(uint16_t peer_min, uint16_t peer_max);

@@ -19,7 +19,7 @@ class SpanWriter {
  public:
   SpanWriter() = default;
   explicit SpanWriter(std::span<const MutableSpan> into) : into_(into) {}
-  /// Calls `put(to, some)` for each stretch of `piece`, whose bytes come next. Together the pieces
+  /// Calls `put(to, some)` for each range of `piece`, whose bytes come next. Together the pieces
   /// have no more bytes than the spans.
   template <typename Put>
   void Write(ConstSpan piece, Put&& put) {
@@ -44,7 +44,7 @@ class SpanWriter {
 };
 
 /// Walks two lists of spans of equal total size side by side: calls `copy(to, from, bytes)` for
-/// each stretch that is contiguous in both and at most `stretch_bytes_max` long. Stops early when
+/// each range that is contiguous in both and at most `stretch_bytes_max` long. Stops early when
 /// `copy` returns false, and then returns false.
 template <typename Copy>
 bool ForEachStretch(std::span<const ConstSpan> from, std::span<const MutableSpan> into,

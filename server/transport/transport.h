@@ -191,7 +191,7 @@ class Handler {
   /// names, which its caller must then prove to have (proof.h: NameIn). Must not block.
   ///   kUnauthenticated / kTicketRejected       no such ticket, or another caller's
   ///   kFailedPrecondition / kProtocolVersion   a ticket that is shown will not do
-  virtual Result<Ticket> OnHello(const Introduction& said) = 0;
+  virtual Result<Ticket> OnHello(const CallerHello& said) = 0;
   virtual void OnAccepted(std::shared_ptr<Endpoint> endpoint) = 0;
   /// `message` is valid during the call.
   virtual void OnNotify(const std::shared_ptr<Endpoint>& endpoint,

@@ -68,11 +68,11 @@ void SetPrepare(const epoch::PrepareCommand& command, v1::Prepare* out) {
   out->set_held(command.held.value);
   *out->mutable_member() = ToProto(command.member);
   out->set_role(static_cast<v1::MemberRole>(command.role));
-  for (const epoch::Leg& leg : command.legs) {
+  for (const epoch::PlanAssignment& assignment : command.assignments) {
     v1::Leg* to = out->add_legs();
-    *to->mutable_plan() = ToProto(leg.plan);
-    to->set_rank(leg.rank);
-    to->set_readers(leg.readers);
+    *to->mutable_plan() = ToProto(assignment.plan);
+    to->set_rank(assignment.rank);
+    to->set_readers(assignment.readers);
   }
   for (const auto& [rank, peer] : command.sources) SetPeer(peer, &(*out->mutable_sources())[rank]);
   for (const auto& [rank, participant] : command.source_participants) {
@@ -151,8 +151,9 @@ Result<epoch::Command> PrepareFromProto(const v1::Prepare& prepare) {
   out.lineage = prepare.lineage();
   out.drops_readers = prepare.drops_readers();
   WW_FAIL_IF_ERROR(CheckCount("prepare.legs", prepare.legs_size(), kLegsMax));
-  for (const v1::Leg& leg : prepare.legs()) {
-    out.legs.push_back({FromProto(leg.plan()), leg.rank(), leg.readers()});
+  for (const v1::Leg& assignment : prepare.legs()) {
+    out.assignments.push_back(
+        {FromProto(assignment.plan()), assignment.rank(), assignment.readers()});
   }
   WW_FAIL_IF_ERROR(PeersFromProto(prepare, &out));
   return out;
@@ -185,7 +186,7 @@ Result<epoch::Command> CommitFromProto(const v1::Commit& commit) {
 }
 
 Result<epoch::Command> InstalledFromProto(const v1::Installed& installed) {
-  epoch::InstalledCommand out;
+  epoch::CommittedEverywhereCommand out;
   WW_ASSIGN(out.epoch, EpochFromProto("installed.epoch", installed.epoch()));
   WW_ASSIGN(out.member, FromProto("installed.member", installed.member()));
   return out;
@@ -207,14 +208,14 @@ Result<epoch::Command> EvictFromProto(const v1::Evicted& evicted) {
 }
 
 Result<epoch::Command> BehindFromProto(const v1::Behind& behind) {
-  epoch::BehindCommand out;
+  epoch::StaleCommand out;
   WW_ASSIGN(out.committed, EpochFromProto("behind.committed", behind.committed()));
   WW_ASSIGN(out.member, FromProto("behind.member", behind.member()));
   return out;
 }
 
 Result<epoch::Command> AttestFromProto(const v1::Attest& attest) {
-  epoch::AttestCommand out;
+  epoch::HashCommand out;
   WW_ASSIGN(out.content, EpochFromProto("attest.content", attest.content()));
   WW_ASSIGN(out.member, FromProto("attest.member", attest.member()));
   out.verification = attest.verification();
@@ -236,7 +237,7 @@ Result<epoch::Command> ExcludeFromProto(const v1::Exclude& exclude) {
   return out;
 }
 
-void SetAttested(const epoch::AttestedReport& report, v1::ReportRequest::Attested* out) {
+void SetAttested(const epoch::HashedReport& report, v1::ReportRequest::Attested* out) {
   out->set_verification(report.verification);
   *out->mutable_why() = OutcomeOf(report.why);
   out->set_seconds(report.seconds);
@@ -248,7 +249,7 @@ void SetAttested(const epoch::AttestedReport& report, v1::ReportRequest::Atteste
 
 Result<epoch::Report> AttestedFromProto(Epoch epoch, epoch::Member member,
                                         const v1::ReportRequest::Attested& attested) {
-  epoch::AttestedReport out{epoch, member, attested.verification(), {}, {}, attested.seconds()};
+  epoch::HashedReport out{epoch, member, attested.verification(), {}, {}, attested.seconds()};
   WW_FAIL_IF_ERROR(CheckSeconds("attested.seconds", attested.seconds()));
   WW_ASSIGN(out.why, FromProto("attested.why", attested.why()));
   WW_FAIL_IF_ERROR(CheckCount("attested.sums", attested.sums_size(), kDigestsMax));
@@ -349,7 +350,7 @@ Result<epoch::Report> BodyFromProto(Epoch epoch, epoch::Member member,
       return out;
     }
     case v1::ReportRequest::kSourced: {
-      epoch::SourcedReport out{epoch, member, {}};
+      epoch::SourceDoneReport out{epoch, member, {}};
       WW_ASSIGN(out.digests, DigestsFromProto("sourced.digests", request.sourced().digests()));
       return out;
     }
@@ -357,7 +358,7 @@ Result<epoch::Report> BodyFromProto(Epoch epoch, epoch::Member member,
       return StagedFromProto(epoch, member, request.staged());
     case v1::ReportRequest::kApplied:
       WW_FAIL_IF_ERROR(CheckSeconds("applied.flip_seconds", request.applied().flip_seconds()));
-      return epoch::AppliedReport{epoch, member, request.applied().flip_seconds()};
+      return epoch::SwappedReport{epoch, member, request.applied().flip_seconds()};
     case v1::ReportRequest::kDrained:
       return epoch::DrainedReport{epoch, member};
     case v1::ReportRequest::kFailed: {
@@ -386,7 +387,7 @@ void SetBody(const epoch::Report& report, v1::ReportRequest* out) {
                  [&](const epoch::PreparedReport& r) {
                    SetContents(r.holds, 0, out->mutable_prepared()->mutable_holds());
                  },
-                 [&](const epoch::SourcedReport& r) {
+                 [&](const epoch::SourceDoneReport& r) {
                    SetDigests(r.digests, out->mutable_sourced()->mutable_digests());
                  },
                  [&](const epoch::StagedReport& r) {
@@ -404,7 +405,7 @@ void SetBody(const epoch::Report& report, v1::ReportRequest* out) {
                    }
                    SetContents(r.keeps, 1, to->mutable_keeps_beyond());
                  },
-                 [&](const epoch::AppliedReport& r) {
+                 [&](const epoch::SwappedReport& r) {
                    out->mutable_applied()->set_flip_seconds(r.flip_seconds);
                  },
                  [&](const epoch::DrainedReport&) { out->mutable_drained(); },
@@ -415,7 +416,7 @@ void SetBody(const epoch::Report& report, v1::ReportRequest* out) {
                  [&](const epoch::LostReport& r) {
                    *out->mutable_lost()->mutable_why() = OutcomeOf(r.why);
                  },
-                 [&](const epoch::AttestedReport& r) { SetAttested(r, out->mutable_attested()); },
+                 [&](const epoch::HashedReport& r) { SetAttested(r, out->mutable_attested()); },
              },
              report);
 }
@@ -451,7 +452,7 @@ v1::SessionDown ToProto(const epoch::Command& command) {
                    *to->mutable_member() = ToProto(c.member);
                    to->set_leader(c.leader);
                  },
-                 [&](const epoch::InstalledCommand& c) {
+                 [&](const epoch::CommittedEverywhereCommand& c) {
                    out.mutable_installed()->set_epoch(c.epoch.value);
                    *out.mutable_installed()->mutable_member() = ToProto(c.member);
                  },
@@ -464,11 +465,11 @@ v1::SessionDown ToProto(const epoch::Command& command) {
                    *out.mutable_evicted()->mutable_member() = ToProto(c.member);
                    *out.mutable_evicted()->mutable_why() = OutcomeOf(c.why);
                  },
-                 [&](const epoch::BehindCommand& c) {
+                 [&](const epoch::StaleCommand& c) {
                    out.mutable_behind()->set_committed(c.committed.value);
                    *out.mutable_behind()->mutable_member() = ToProto(c.member);
                  },
-                 [&](const epoch::AttestCommand& c) {
+                 [&](const epoch::HashCommand& c) {
                    v1::Attest* to = out.mutable_attest();
                    to->set_verification(c.verification);
                    to->set_content(c.content.value);

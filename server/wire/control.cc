@@ -18,7 +18,7 @@ Result<uint16_t> ProtocolFromProto(std::string_view field, uint32_t number) {
   return static_cast<uint16_t>(number);
 }
 
-v1::Claim ToProto(const control::Claim& claim) {
+v1::Claim ToProto(const control::RejoinState& claim) {
   v1::Claim out;
   out.set_serving_epoch(claim.serving.epoch.value);
   out.set_serving_version(claim.serving.version.value);
@@ -35,8 +35,8 @@ v1::Claim ToProto(const control::Claim& claim) {
   return out;
 }
 
-Result<control::Claim> FromProto(const v1::Claim& claim) {
-  control::Claim out;
+Result<control::RejoinState> FromProto(const v1::Claim& claim) {
+  control::RejoinState out;
   out.serving = {Epoch(claim.serving_epoch()), Version(claim.serving_version())};
   WW_ASSIGN(
       out.holds,
@@ -197,7 +197,7 @@ Result<control::AgentWelcome> FromProto(const v1::AgentWelcome& welcome) {
   out.agent = AgentId(welcome.agent());
   out.heartbeat = std::chrono::milliseconds(welcome.heartbeat_ms());
   out.lease = std::chrono::milliseconds(welcome.lease_ms());
-  out.history = History(welcome.history());
+  out.history = JournalId(welcome.history());
   out.features = welcome.features();
   return out;
 }
@@ -213,7 +213,7 @@ v1::RegisterRequest ToProto(const control::RegisterRequest& request) {
   out.set_incarnation(request.incarnation.value);
   out.set_pid(request.pid);
   out.set_trace_id(TraceIdToProto(request.trace_id));
-  if (request.claim != control::Claim{}) *out.mutable_claim() = ToProto(request.claim);
+  if (request.claim != control::RejoinState{}) *out.mutable_claim() = ToProto(request.claim);
   out.set_previous(request.previous.value);
   return out;
 }

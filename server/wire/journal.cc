@@ -148,7 +148,7 @@ Result<coordinator::JournalRecord> ReserveFrom(Reader reader, bool named) {
   const auto history = named ? reader.Number(8) : std::optional<uint64_t>(0);
   if (!limit || !history || !reader.empty()) return Damaged("wrong size");
   if ((*history == 0) == named) return Damaged("no history is named");
-  return coordinator::ReserveRecord{Epoch(*limit), History(*history)};
+  return coordinator::ReserveRecord{Epoch(*limit), JournalId(*history)};
 }
 
 Result<coordinator::JournalRecord> DrainFrom(Reader reader) {
@@ -187,7 +187,7 @@ void Write(Writer& writer, const coordinator::CommitRecord& commit) {
 }
 
 void Write(Writer& writer, const coordinator::ReserveRecord& reserve) {
-  const bool named = reserve.history != History{};
+  const bool named = reserve.history != JournalId{};
   writer.Number(named ? kReserveOf : kReserve, 1);
   writer.Number(reserve.limit.value, 8);
   if (named) writer.Number(reserve.history.value, 8);

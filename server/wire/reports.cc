@@ -75,8 +75,8 @@ v1::ReportRequest ReportWithin(size_t bytes_max, AgentId agent, const epoch::Rep
   const Status why = TooLarge("report", bytes, bytes_max);
   const auto instead = [&](const auto& r) -> epoch::Report {
     using Kind = std::decay_t<decltype(r)>;
-    if constexpr (std::is_same_v<Kind, epoch::AttestedReport>) {
-      return epoch::AttestedReport{r.epoch, r.member, r.verification, why, {}, 0};
+    if constexpr (std::is_same_v<Kind, epoch::HashedReport>) {
+      return epoch::HashedReport{r.epoch, r.member, r.verification, why, {}, 0};
     } else if constexpr (std::is_same_v<Kind, epoch::LostReport>) {
       return epoch::LostReport{r.member, r.why};
     } else {

@@ -35,16 +35,16 @@ void SetOp(const plan::CopyOp& op, v1::CopyOp* out) {
   SetList(op.source_stride, out->mutable_source_stride());
   out->set_target_offset(op.target_offset);
   SetList(op.target_stride, out->mutable_target_stride());
-  out->set_makes(static_cast<v1::Makes>(op.makes));
+  out->set_makes(static_cast<v1::Makes>(op.transform));
   SetList(op.block, out->mutable_block());
   SetList(op.source_extent, out->mutable_source_extent());
 }
 
-Result<plan::Makes> MakesFromProto(std::string_view field, v1::Makes makes) {
+Result<plan::Transform> TransformFromProto(std::string_view field, v1::Makes makes) {
   if (makes < v1::MAKES_ELEMENTS || makes > v1::MAKES_SCALES) {
     return Fail(UnknownEnum(field, makes));
   }
-  return static_cast<plan::Makes>(makes);
+  return static_cast<plan::Transform>(makes);
 }
 
 /// The farthest element of a strided block must have an index.
@@ -83,7 +83,7 @@ Result<plan::CopyOp> OpFromProto(const v1::CopyOp& op, size_t name_count) {
   for (int64_t extent : out.extent) {
     if (extent < 1) return Fail(Bad("op.extent", "below 1"));
   }
-  WW_ASSIGN(out.makes, MakesFromProto("op.makes", op.makes()));
+  WW_ASSIGN(out.transform, TransformFromProto("op.makes", op.makes()));
   WW_FAIL_IF_ERROR(CheckCount("op.block", op.block_size(), layout::kMaxDims));
   WW_FAIL_IF_ERROR(CheckCount("op.source_extent", op.source_extent_size(), layout::kMaxDims));
   out.block.assign(op.block().begin(), op.block().end());
@@ -159,7 +159,7 @@ bool SliceWriter::Next(v1::SlicePart* part) {
     header->set_rank(slice_->rank);
     header->set_stream_count(static_cast<uint32_t>(slice_->streams.size()));
     header->set_name_count(static_cast<uint32_t>(slice_->tensor_names.size()));
-    if (const plan::Gathered& gathered = slice_->gathered; gathered.elements > 0) {
+    if (const plan::GatherBuffer& gathered = slice_->gathered; gathered.elements > 0) {
       header->set_gathered_dtype(ToProto(gathered.dtype));
       header->set_gathered_elements(gathered.elements);
       header->set_made_count(gathered.made.size());
@@ -299,7 +299,7 @@ Status SliceReader::AddMade(const v1::CopyOp& op) {
   }
   WW_RETURN_IF_ERROR(CheckCount("slice.made", ++ops_total_, kSliceOpsMax));
   WW_ASSIGN_OR_STATUS(plan::CopyOp made, OpFromProto(op, slice_.tensor_names.size()));
-  if (made.makes == plan::Makes::kElements) return Bad("slice.made", "makes nothing");
+  if (made.transform == plan::Transform::kElements) return Bad("slice.made", "makes nothing");
   if (!BytesOf(made)) return Bad("slice.made", "bytes do not fit");
   slice_.gathered.made.push_back(std::move(made));
   return OkStatus();

@@ -42,7 +42,7 @@ Ticket TheTicket() {
 
 class AcceptAll final : public transport::Handler {
  public:
-  Result<Ticket> OnHello(const transport::Introduction&) override { return TheTicket(); }
+  Result<Ticket> OnHello(const transport::CallerHello&) override { return TheTicket(); }
   void OnAccepted(std::shared_ptr<Endpoint>) override {}
   void OnNotify(const std::shared_ptr<Endpoint>&, std::span<const std::byte>) override {}
   void OnClosed(const std::shared_ptr<Endpoint>&, const Status&) override {}
@@ -76,7 +76,7 @@ void ReadOn(const std::shared_ptr<Endpoint>& endpoint, transport::RegionKey key,
 }
 
 std::shared_ptr<memory::MemoryRegion> Slab(size_t gpu, const std::vector<std::byte>& content) {
-  auto region = testing::FakeSlabs(gpu)->Lend("peer", content.size()).value();
+  auto region = testing::FakeSlabs(gpu)->Allocate("peer", content.size()).value();
   WW_CHECK(device::CopyRun(region->bytes(), content.data(), content.size()).ok());
   return region;
 }

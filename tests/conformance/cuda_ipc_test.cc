@@ -209,8 +209,8 @@ TEST_F(CudaIpcProcesses, AStoppedOwnerMeetsTheDeadlineOfMap) {
 }
 
 TEST_F(CudaIpcProcesses, ASlabIsLentAgainWhenItsReaderIsKilledAndNotBefore) {
-  const auto pool = memory::SlabPool::Make(FakeDevice(0), 1 << 20).value();
-  auto slab = pool->Lend("a rank", 1 << 20).value();
+  const auto pool = memory::GpuMemoryPool::Make(FakeDevice(0), 1 << 20).value();
+  auto slab = pool->Allocate("a rank", 1 << 20).value();
   std::vector<std::byte> content(slab->size());
   FillPattern(content, 0);
   ASSERT_EQ(device::CopyRun(slab->bytes(), content.data(), content.size()), OkStatus());
@@ -218,20 +218,20 @@ TEST_F(CudaIpcProcesses, ASlabIsLentAgainWhenItsReaderIsKilledAndNotBefore) {
   ASSERT_TRUE(rig.WaitFor(rig.Revoke(*here, own)));
   slab.reset();
   EXPECT_EQ(pool->bytes_used(), 1u << 20) << "its reader has it";
-  EXPECT_FALSE(pool->Lend("another rank", 1).has_value());
+  EXPECT_FALSE(pool->Allocate("another rank", 1).has_value());
   reader->Freeze();
   here->recorder.accepted.front()->Close();
   ASSERT_TRUE(rig.Wait([&] { return here->recorder.closed.size() == 1; }));
   EXPECT_EQ(pool->bytes_used(), 1u << 20) << "it may go on reading when it wakes up";
   reader->Kill();
   EXPECT_TRUE(Becomes([&] { return pool->bytes_used() == 0; }, 1s));
-  EXPECT_TRUE(pool->Lend("another rank", 1 << 20).has_value());
+  EXPECT_TRUE(pool->Allocate("another rank", 1 << 20).has_value());
 }
 
 TEST_F(CudaIpcProcesses, AReaderGivesTheLeaseBackWhenTheOwnerHasLetTheSlabGo) {
-  const auto pool = memory::SlabPool::Make(FakeDevice(1), 1 << 20).value();
+  const auto pool = memory::GpuMemoryPool::Make(FakeDevice(1), 1 << 20).value();
   auto source = rig.MakeSide();
-  auto slab = pool->Lend("a rank", 5'000).value();
+  auto slab = pool->Allocate("a rank", 5'000).value();
   const RegionKey one = source->transport->Export({{slab, 0, 5'000}});
   auto endpoint = rig.Open(*here, *source);
   auto call = rig.Map(endpoint, one);

@@ -173,10 +173,10 @@ class RawUcx : public Conformance {
   /// All that a caller says before its self-test.
   void Prove(Plain& plain) {
     transport::CallerHandshake handshake(rig.HelloFor(*side, side->self));
-    const auto first = transport::EncodeIntroduction(handshake.introduction());
+    const auto first = transport::EncodeCallerHello(handshake.caller_hello());
     plain.Send(first);
     ASSERT_TRUE(plain.Receives(1));
-    const auto proof = handshake.OnChallenge(first, plain.received_[0]);
+    const auto proof = handshake.OnCalleeProof(first, plain.received_[0]);
     ASSERT_TRUE(proof.has_value());
     plain.Send(*proof);
     ASSERT_TRUE(plain.Receives(2));
@@ -189,14 +189,14 @@ class RawUcx : public Conformance {
   std::shared_ptr<Call> Dial(Plain& plain, Nanos timeout = kLong) {
     auto call = rig.Connect(*side, plain.Listen(), rig.HelloFor(*side, kCallee), timeout);
     EXPECT_TRUE(plain.Receives(1));
-    const auto said = transport::DecodeIntroduction(plain.received_[0]);
+    const auto said = transport::DecodeCallerHello(plain.received_[0]);
     EXPECT_TRUE(said.has_value());
     const transport::CalleeHandshake handshake(*said, plain.received_[0], kCallee, side->recorder);
-    plain.Send(handshake.challenge());
+    plain.Send(handshake.callee_proof());
     EXPECT_TRUE(plain.Receives(2));
     const auto verdict = handshake.OnProof(plain.received_[1]);
     EXPECT_TRUE(verdict.has_value() && verdict->code == Code::kOk);
-    plain.Send(transport::EncodeHelloReply(*verdict));
+    plain.Send(transport::EncodeCalleeReply(*verdict));
     plain.received_.erase(plain.received_.begin());
     return call;
   }
@@ -307,20 +307,20 @@ TEST_P(RawUcx, GarbageOnASessionEndsIt) {
 
 TEST_P(RawUcx, WhoReplaysAnotherOnesOpeningIsRefused) {
   transport::CallerHandshake handshake(rig.HelloFor(*side, side->self));
-  const auto first = transport::EncodeIntroduction(handshake.introduction());
+  const auto first = transport::EncodeCallerHello(handshake.caller_hello());
   std::vector<std::byte> proof;
   for (const bool replay : {false, true}) {
     auto plain = Visit();
     plain->Send(first);
     ASSERT_TRUE(plain->Receives(1));
     if (!replay) {
-      const auto made = handshake.OnChallenge(first, plain->received_[0]);
+      const auto made = handshake.OnCalleeProof(first, plain->received_[0]);
       ASSERT_TRUE(made.has_value());
       proof.assign(made->begin(), made->end());
     }
     plain->Send(proof);
     ASSERT_TRUE(plain->Receives(2));
-    const auto verdict = transport::DecodeHelloReply(plain->received_[1]);
+    const auto verdict = transport::DecodeCalleeReply(plain->received_[1]);
     ASSERT_TRUE(verdict.has_value());
     EXPECT_EQ(verdict->reason, replay ? Reason::kTicketRejected : Reason::kNone);
   }

@@ -76,7 +76,7 @@ Ticket TheTicket() {
   return ticket;
 }
 
-Result<Ticket> Recorder::OnHello(const transport::Introduction& said) {
+Result<Ticket> Recorder::OnHello(const transport::CallerHello& said) {
   rig_.Update([&] {
     hellos.push_back(said);
     threads.insert(std::this_thread::get_id());
@@ -308,7 +308,7 @@ std::shared_ptr<memory::MemoryRegion> PatternRegion(uint64_t bytes, uint64_t fir
 
 std::shared_ptr<memory::MemoryRegion> PatternSlab(size_t gpu, uint64_t bytes,
                                                   uint64_t first_index) {
-  auto region = testing::FakeSlabs(gpu)->Lend("conformance", bytes).value();
+  auto region = testing::FakeSlabs(gpu)->Allocate("conformance", bytes).value();
   std::vector<std::byte> content(bytes);
   FillPattern(content, first_index);
   EXPECT_EQ(device::CopyRun(region->bytes(), content.data(), bytes), OkStatus());

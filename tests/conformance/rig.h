@@ -84,7 +84,7 @@ Ticket TheTicket();
 class Recorder final : public transport::Handler {
  public:
   explicit Recorder(Rig& rig) : rig_(rig) {}
-  Result<Ticket> OnHello(const transport::Introduction& said) override;
+  Result<Ticket> OnHello(const transport::CallerHello& said) override;
   void OnAccepted(std::shared_ptr<Endpoint> endpoint) override;
   void OnNotify(const std::shared_ptr<Endpoint>& endpoint,
                 std::span<const std::byte> message) override;
@@ -92,7 +92,7 @@ class Recorder final : public transport::Handler {
 
   // All guarded by the rig's mutex.
   std::vector<std::shared_ptr<Endpoint>> accepted;
-  std::vector<transport::Introduction> hellos;
+  std::vector<transport::CallerHello> hellos;
   std::vector<std::string> notifies;
   std::map<uint64_t, Status> closed;  ///< by endpoint id
   std::map<uint64_t, int> closed_calls;

@@ -54,7 +54,7 @@ TEST_P(RogueSessions, WhoKnowsOnlyTheTicketsNameIsRefused) {
   caller.first() = right.first();
   Plain plain = Visit();
   EXPECT_FALSE(caller.Challenged(plain).has_value()) << "the callee's proof is not to be made";
-  ASSERT_TRUE(caller.Conclude(plain, transport::EncodeProof({1, 2, 3})));
+  ASSERT_TRUE(caller.Conclude(plain, transport::EncodeCallerProof({1, 2, 3})));
   ExpectRefused(caller, plain, "proof");
 }
 
@@ -81,20 +81,20 @@ TEST_P(RogueSessions, WhatWasSaidCannotBeChangedOnTheWay) {
   RawCaller right = RightCaller();
   RawCaller changed = RightCaller();
   changed.first() = right.first();
-  transport::Introduction said =
-      *transport::DecodeIntroduction(std::span(right.first()).first(transport::kIntroductionBytes));
+  transport::CallerHello said =
+      *transport::DecodeCallerHello(std::span(right.first()).first(transport::kCallerHelloBytes));
   said.features ^= 1;
-  std::ranges::copy(transport::EncodeIntroduction(said), changed.first().begin());
+  std::ranges::copy(transport::EncodeCallerHello(said), changed.first().begin());
   if (is_tcp()) {
     const auto open = transport::EncodeOpen({said, 1});
     changed.first().assign(open.begin(), open.end());
   }
   Plain plain = Visit();
   plain.Send(changed.first());
-  std::array<std::byte, transport::kChallengedReplyBytes> challenge;
-  ASSERT_TRUE(plain.Receive(challenge));
+  std::array<std::byte, transport::kProvedReplyBytes> callee_proof;
+  ASSERT_TRUE(plain.Receive(callee_proof));
   transport::CallerHandshake honest(rig.HelloFor(*side, side->self));
-  const auto proof = honest.OnChallenge(right.first(), challenge);
+  const auto proof = honest.OnCalleeProof(right.first(), callee_proof);
   ASSERT_FALSE(proof.has_value()) << "the caller sees that the callee heard something else";
   EXPECT_EQ(proof.error().reason(), Reason::kTicketRejected);
 }
@@ -103,12 +103,11 @@ TEST_P(RogueSessions, WhoAnswersInTheCalleesPlaceIsLeftAndLearnsNothing) {
   RawListener listener(is_tcp());
   auto call = rig.Connect(*side, listener.address(), rig.HelloFor(*side, Incarnation(1)));
   Plain plain = listener.Accept();
-  std::vector<std::byte> first(is_tcp() ? transport::kPreambleBytes
-                                        : transport::kIntroductionBytes);
+  std::vector<std::byte> first(is_tcp() ? transport::kPreambleBytes : transport::kCallerHelloBytes);
   ASSERT_TRUE(plain.Receive(first));
   EXPECT_FALSE(Holds(first, TheTicket()));
-  plain.Send(transport::EncodeHelloReply({transport::kProtocolMax, 0, Code::kOk, Reason::kNone}));
-  plain.Send(transport::EncodeChallenge({{4, 5}, {6, 7}}));
+  plain.Send(transport::EncodeCalleeReply({transport::kProtocolMax, 0, Code::kOk, Reason::kNone}));
+  plain.Send(transport::EncodeCalleeProof({{4, 5}, {6, 7}}));
   EXPECT_TRUE(plain.SeesEnd());
   ASSERT_TRUE(rig.WaitFor(call));
   EXPECT_EQ(call->status.code(), Code::kUnauthenticated);
@@ -121,12 +120,11 @@ TEST_P(RogueSessions, ACalleeThatPretendsToBeOlderLearnsNothing) {
   RawListener listener(is_tcp());
   auto call = rig.Connect(*side, listener.address(), rig.HelloFor(*side, Incarnation(1)));
   Plain plain = listener.Accept();
-  std::vector<std::byte> first(is_tcp() ? transport::kPreambleBytes
-                                        : transport::kIntroductionBytes);
+  std::vector<std::byte> first(is_tcp() ? transport::kPreambleBytes : transport::kCallerHelloBytes);
   ASSERT_TRUE(plain.Receive(first));
   plain.Send(
-      transport::EncodeHelloReply({transport::kProtocolProof - 1, 0, Code::kOk, Reason::kNone}));
-  plain.Send(transport::EncodeChallenge({{4, 5}, {6, 7}}));
+      transport::EncodeCalleeReply({transport::kProtocolProof - 1, 0, Code::kOk, Reason::kNone}));
+  plain.Send(transport::EncodeCalleeProof({{4, 5}, {6, 7}}));
   EXPECT_TRUE(plain.SeesEnd());
   ASSERT_TRUE(rig.WaitFor(call));
   EXPECT_EQ(call->status.reason(), Reason::kTicketRejected);

@@ -53,11 +53,11 @@ class TamperRelay {
       if (ending_) return;
       auto callee = std::make_shared<Plain>(Plain::ConnectTo(callee_));
       threads_.emplace_back([=, this] {
-        Pass(*caller, *callee, transport::kPreambleBytes + transport::kProofBytes,
+        Pass(*caller, *callee, transport::kPreambleBytes + transport::kCallerProofBytes,
              way_ == Way::kToCallee);
       });
       threads_.emplace_back([=, this] {
-        Pass(*callee, *caller, transport::kChallengedReplyBytes + transport::kWelcomeBytes,
+        Pass(*callee, *caller, transport::kProvedReplyBytes + transport::kWelcomeBytes,
              way_ == Way::kToCaller);
       });
     }

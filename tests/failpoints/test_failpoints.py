@@ -24,7 +24,7 @@ SCENARIO_SECONDS_MAX = 45.0
 SAMPLE = {
     "coordinator.before_commit_appended-coordinator-publish-0-kill",
     "coordinator.after_journal_before_send-coordinator-publish-0-stop",
-    "coordinator.before_recall_decided-coordinator-lost_decided-0-kill",
+    "coordinator.before_rejoin_decided-coordinator-lost_decided-0-kill",
     "store.after_a_record_is_durable_before_its_answer-coordinator-publish-0-delay",
     "agent.after_unpack_before_staged-engine-publish-0-kill",
     "agent.after_flip_before_acknowledged-edge-publish-0-stop",

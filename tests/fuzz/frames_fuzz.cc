@@ -38,7 +38,7 @@ void OnPreamble(std::span<const std::byte> bytes) {
   if (!preamble) return;
   if (const auto* open = std::get_if<TcpOpen>(&*preamble)) {
     const auto again = DecodePreamble(EncodeOpen(*open));
-    WW_CHECK(again && std::get<TcpOpen>(*again).introduction == open->introduction);
+    WW_CHECK(again && std::get<TcpOpen>(*again).caller_hello == open->caller_hello);
     return;
   }
   const auto& join = std::get<TcpJoin>(*preamble);
@@ -81,14 +81,14 @@ void One(fuzz::FrameKind kind, std::span<const std::byte> bytes) {
     case FrameKind::kFrame:
       return Framed(bytes);
     case FrameKind::kHello:
-      if (const auto said = DecodeIntroduction(bytes)) {
-        WW_CHECK(DecodeIntroduction(EncodeIntroduction(*said)) == said);
+      if (const auto said = DecodeCallerHello(bytes)) {
+        WW_CHECK(DecodeCallerHello(EncodeCallerHello(*said)) == said);
         static_cast<void>(ChooseProtocol(said->protocol_min, said->protocol_max));
       }
       return;
     case FrameKind::kHelloReply:
-      if (const auto reply = DecodeHelloReply(bytes)) {
-        WW_CHECK(DecodeHelloReply(EncodeHelloReply(*reply)) == reply);
+      if (const auto reply = DecodeCalleeReply(bytes)) {
+        WW_CHECK(DecodeCalleeReply(EncodeCalleeReply(*reply)) == reply);
       }
       return;
     case FrameKind::kPreamble:
@@ -102,13 +102,13 @@ void One(fuzz::FrameKind kind, std::span<const std::byte> bytes) {
     case FrameKind::kNotify:
       return OnNotify(bytes);
     case FrameKind::kChallenge:
-      if (const auto challenge = DecodeChallenge(bytes)) {
-        WW_CHECK(DecodeChallenge(EncodeChallenge(*challenge)) == challenge);
+      if (const auto callee_proof = DecodeCalleeProof(bytes)) {
+        WW_CHECK(DecodeCalleeProof(EncodeCalleeProof(*callee_proof)) == callee_proof);
       }
       return;
     case FrameKind::kProof:
-      if (const auto proof = DecodeProof(bytes))
-        WW_CHECK(DecodeProof(EncodeProof(*proof)) == proof);
+      if (const auto proof = DecodeCallerProof(bytes))
+        WW_CHECK(DecodeCallerProof(EncodeCallerProof(*proof)) == proof);
       return;
     case FrameKind::kEnd:
       return;
@@ -120,11 +120,11 @@ void One(fuzz::FrameKind kind, std::span<const std::byte> bytes) {
 std::vector<std::byte> Mended(fuzz::FrameKind kind, std::span<const std::byte> bytes) {
   std::vector<std::byte> mended(bytes.begin(), bytes.end());
   const std::span<std::byte> all(mended);
-  if (kind == fuzz::FrameKind::kPreamble && mended.size() >= kIntroductionBytes) {
-    Mend(all.first(kIntroductionBytes));
+  if (kind == fuzz::FrameKind::kPreamble && mended.size() >= kCallerHelloBytes) {
+    Mend(all.first(kCallerHelloBytes));
   }
-  if (kind == fuzz::FrameKind::kWelcome && mended.size() >= kHelloReplyBytes) {
-    Mend(all.first(kHelloReplyBytes));
+  if (kind == fuzz::FrameKind::kWelcome && mended.size() >= kCalleeReplyBytes) {
+    Mend(all.first(kCalleeReplyBytes));
   }
   if (kind != fuzz::FrameKind::kUcxMessage) {
     Mend(all);

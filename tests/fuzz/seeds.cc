@@ -98,7 +98,7 @@ void Wire(Seeds& seeds) {
     seeds.AddBytes(WireKind::kFd, wire::Encode(wire::FdReply{Reason::kNone, dice.Next()}));
   }
   const control::AgentWelcome welcome{AgentId(3), 1, std::chrono::seconds(1),
-                                      std::chrono::seconds(5), History(11)};
+                                      std::chrono::seconds(5), JournalId(11)};
   seeds.Add(WireKind::kWelcome, wire::ToProto(welcome).SerializeAsString());
 }
 
@@ -113,15 +113,15 @@ void Frames(Seeds& seeds) {
     const std::vector<std::byte> payload(frame.type == FrameType::kGet ? 0 : 48);
     seeds.AddBytes(FrameKind::kUcxMessage, EncodeUcxMessage(frame, payload));
   }
-  Introduction introduction;
-  introduction.caller = Incarnation{5};
-  introduction.callee = Incarnation{6};
-  introduction.shown.fill(7);
-  seeds.AddBytes(FrameKind::kHello, EncodeIntroduction(introduction));
-  seeds.AddBytes(FrameKind::kChallenge, EncodeChallenge({{1, 2}, {3, 4}}));
-  seeds.AddBytes(FrameKind::kProof, EncodeProof({5, 6}));
-  seeds.AddBytes(FrameKind::kHelloReply, EncodeHelloReply({1, 0, Code::kOk, Reason::kNone}));
-  seeds.AddBytes(FrameKind::kPreamble, EncodeOpen({introduction, 4}));
+  CallerHello caller_hello;
+  caller_hello.caller = Incarnation{5};
+  caller_hello.callee = Incarnation{6};
+  caller_hello.shown.fill(7);
+  seeds.AddBytes(FrameKind::kHello, EncodeCallerHello(caller_hello));
+  seeds.AddBytes(FrameKind::kChallenge, EncodeCalleeProof({{1, 2}, {3, 4}}));
+  seeds.AddBytes(FrameKind::kProof, EncodeCallerProof({5, 6}));
+  seeds.AddBytes(FrameKind::kHelloReply, EncodeCalleeReply({1, 0, Code::kOk, Reason::kNone}));
+  seeds.AddBytes(FrameKind::kPreamble, EncodeOpen({caller_hello, 4}));
   seeds.AddBytes(FrameKind::kPreamble, EncodeJoin({{1, 2, 3}, 2, {4}}));
   seeds.AddBytes(FrameKind::kWelcome,
                  EncodeWelcome({{1, 0, Code::kOk, Reason::kNone}, {1, 2, 3}, 4}));

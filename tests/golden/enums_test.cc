@@ -45,9 +45,9 @@ TEST(WireEnums, DTypesAgreeByNameAndNumber) {
 }
 
 TEST(WireEnums, WhatCopiesMakeHasTheSameNumbers) {
-  EXPECT_EQ(static_cast<int>(plan::Makes::kElements), v1::MAKES_ELEMENTS);
-  EXPECT_EQ(static_cast<int>(plan::Makes::kCodes), v1::MAKES_CODES);
-  EXPECT_EQ(static_cast<int>(plan::Makes::kScales), v1::MAKES_SCALES);
+  EXPECT_EQ(static_cast<int>(plan::Transform::kElements), v1::MAKES_ELEMENTS);
+  EXPECT_EQ(static_cast<int>(plan::Transform::kCodes), v1::MAKES_CODES);
+  EXPECT_EQ(static_cast<int>(plan::Transform::kScales), v1::MAKES_SCALES);
   EXPECT_EQ(v1::Makes_ARRAYSIZE, 3);
 }
 

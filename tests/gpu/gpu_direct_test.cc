@@ -8,7 +8,7 @@
 #include <random>
 
 #include "server/device/bytes.h"
-#include "server/memory/slab_pool.h"
+#include "server/memory/gpu_memory_pool.h"
 #include "server/transport/ucx/ucx_library.h"
 #include "server/transport/ucx/ucx_registry.h"
 #include "server/transport/ucx/ucx_transport.h"
@@ -23,19 +23,19 @@ constexpr uint64_t kSlabBytes = 256 << 20;
 constexpr Nanos kLong = 30s;
 
 /// One slab of the first GPU, for all tests.
-std::shared_ptr<memory::SlabPool> Slab() {
-  static const auto slab = []() -> std::shared_ptr<memory::SlabPool> {
+std::shared_ptr<memory::GpuMemoryPool> Slab() {
+  static const auto slab = []() -> std::shared_ptr<memory::GpuMemoryPool> {
     const auto library = device::Library::Load(WEIGHTWIRE_CUDA_LIBRARY);
     if (!library) return nullptr;
     const auto gpu = device::Device::Open(*library, (*library)->devices().front(), {2, 1 << 20});
-    return memory::SlabPool::Make(gpu.value(), kSlabBytes).value();
+    return memory::GpuMemoryPool::Make(gpu.value(), kSlabBytes).value();
   }();
   return slab;
 }
 
 std::shared_ptr<memory::MemoryRegion> Filled(uint64_t bytes, uint64_t seed,
                                              std::vector<std::byte>* content) {
-  auto region = Slab()->Lend("test", bytes).value();
+  auto region = Slab()->Allocate("test", bytes).value();
   std::mt19937_64 random(seed);
   content->resize(bytes);
   for (std::byte& byte : *content) byte = static_cast<std::byte>(random());

@@ -10,7 +10,7 @@
 #include <future>
 #include <vector>
 
-#include "server/memory/slab_pool.h"
+#include "server/memory/gpu_memory_pool.h"
 #include "server/transport/cuda_ipc/cuda_ipc_transport.h"
 
 namespace weightwire::transport {
@@ -38,7 +38,7 @@ std::vector<std::byte> Content() {
 
 class AcceptAll final : public Handler {
  public:
-  Result<Ticket> OnHello(const Introduction&) override { return kTicket; }
+  Result<Ticket> OnHello(const CallerHello&) override { return kTicket; }
   void OnAccepted(std::shared_ptr<Endpoint>) override {}
   void OnNotify(const std::shared_ptr<Endpoint>&, std::span<const std::byte>) override {}
   void OnClosed(const std::shared_ptr<Endpoint>&, const Status&) override {
@@ -72,7 +72,8 @@ struct Told {
 [[noreturn]] void Serve(int tell, int stay) {
   auto gpu = OpenGpu();
   if (!gpu) _exit(3);
-  auto slab = memory::SlabPool::Make(gpu->device, kSlab).value()->Lend("the test", kSlab).value();
+  auto slab =
+      memory::GpuMemoryPool::Make(gpu->device, kSlab).value()->Allocate("the test", kSlab).value();
   const auto content = Content();
   if (!device::CopyRun(slab->bytes() + kOffset, content.data(), kBytes).ok()) _exit(4);
   AcceptAll handler;

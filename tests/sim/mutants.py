@@ -29,7 +29,7 @@ ACTIONS = "server/coordinator/epoch_runner.cc"
 SCHEDULER = "server/coordinator/epoch_scheduler.cc"
 FILL = "server/coordinator/fill_scheduler.cc"
 PARTICIPANT = "server/agent/participant_actions.cc"
-RECALL = "server/coordinator/recall.cc"
+RECALL = "server/coordinator/rejoin.cc"
 FETCHES = "server/transfer/target_fetches.cc"
 RUN_SECONDS = 900  # a mutant that makes the simulation crawl
 
@@ -44,9 +44,9 @@ class Mutant:
 
 MUTANTS = [
     Mutant("commit-before-durable", "acts on COMMIT when it is submitted, before it is durable",
-           [(ACTIONS, "s_.journal.Append(\n      record, lifeline_.Bind(",
+           [(ACTIONS, "s_.journal.Append(\n      record, cancel_.Bind(",
              "[&](const CommitRecord& r, const std::function<void(Status)>& done) {\n"
-             "    s_.journal.Append(r, [](const Status&) {});\n    done(OkStatus());\n  }(record, lifeline_.Bind(")]),
+             "    s_.journal.Append(r, [](const Status&) {});\n    done(OkStatus());\n  }(record, cancel_.Bind(")]),
     Mutant("failed-append-commits", "an append that failed counts as durable",
            [(ACTIONS, "  if (status.ok()) {\n    if (record.newest", "  if (status.ok() || !status.ok()) {\n    if (record.newest"),
             (ACTIONS, "epoch::JournalEvent{status}", "epoch::JournalEvent{OkStatus()}")]),
@@ -63,7 +63,7 @@ MUTANTS = [
     Mutant("recovery-forgets-drains", "a restart gives work to engines that an operator was told are drained",
            [("server/coordinator/coordinator.cc", "recovered.drained = drain->marks;", "static_cast<void>(drain);")]),
     Mutant("drained-before-durable", "a drain is answered before it is durable",
-           [("server/coordinator/coordinator.cc", "journal_.Append(DrainRecord{membership_.Marks()}, lifeline_.Bind(std::move(done)));",
+           [("server/coordinator/coordinator.cc", "journal_.Append(DrainRecord{membership_.Marks()}, cancel_.Bind(std::move(done)));",
              "journal_.Append(DrainRecord{membership_.Marks()}, [](const Status&) {});\n    done(OkStatus());")]),
     Mutant("counts-reports", "counts staged reports instead of keeping a set",
            [("server/epoch/coordinator_machine.h", "  std::set<Member> drained;\n",
@@ -155,8 +155,8 @@ MUTANTS = [
              '  static_cast<void>(now);\n  LoseAgent(agent, Status(Code::kAborted, Reason::kMemberLost, "its agent\'s connection ended"));')],
            seeds=1000),
     Mutant("fence-at-the-end-of-a-lease", "a lease that ends takes what its ranks serve",
-           [("server/coordinator/membership.cc", "    outbox_.EndSession(session.port, why);\n    Cut(agent, why, Presence::kAbsent, now);",
-             "    outbox_.EndSession(session.port, why);\n    LoseAgent(agent, why);")], seeds=1000),
+           [("server/coordinator/membership.cc", "    commands_.EndSession(session.port, why);\n    Cut(agent, why, Presence::kAbsent, now);",
+             "    commands_.EndSession(session.port, why);\n    LoseAgent(agent, why);")], seeds=1000),
     Mutant("a-cut-evicts-who-was-to-swap", "an engine that is cut off after the decision is evicted",
            [(MACHINE, "    state_.evicted.insert(engine->name);\n    FinishWhenCommitted();",
              "    Evict(engine->name, LossStatus(event));\n    FinishWhenCommitted();")], seeds=1000),

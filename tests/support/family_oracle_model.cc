@@ -5,7 +5,7 @@
 namespace weightwire::family_oracle {
 namespace {
 
-/// Makes arrays whose elements count on from one tensor to the next.
+/// Transform arrays whose elements count on from one tensor to the next.
 class Maker {
  public:
   Maker(Tensors& tensors, std::string at) : tensors_(&tensors), at_(std::move(at)) {}
@@ -87,7 +87,8 @@ void AddGlu(Maker& make, const std::string& at, int64_t inner, int64_t hidden, b
 void AddDense(Maker& make, const Config& c) {
   if (!c.Is({"phi3", "glm4"})) {
     const std::string at = c.Is({"llama4_text"}) ? "feed_forward." : "mlp.";
-    return AddGlu(make, at, c.intermediate, c.hidden, c.Is({"llama", "granite", "seed_oss"}) && c.mlp_bias);
+    return AddGlu(make, at, c.intermediate, c.hidden,
+                  c.Is({"llama", "granite", "seed_oss"}) && c.mlp_bias);
   }
   make.Add("mlp.gate_up_proj.weight", {2 * c.intermediate, c.hidden});
   make.Add("mlp.down_proj.weight", {c.hidden, c.intermediate});

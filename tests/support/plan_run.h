@@ -63,10 +63,10 @@ inline uint64_t CodeOf(uint64_t element, uint64_t scale) { return ScaleOf({eleme
 /// What `op` writes at `index`: blocks are counted from its own first element.
 inline uint64_t ValueOf(const plan::CopyOp& op, const std::vector<uint64_t>& from,
                         const std::vector<int64_t>& index) {
-  if (op.makes == plan::Makes::kElements) {
+  if (op.transform == plan::Transform::kElements) {
     return from.at(StridedAt(op.source_offset, op.source_stride, index));
   }
-  const bool codes = op.makes == plan::Makes::kCodes;
+  const bool codes = op.transform == plan::Transform::kCodes;
   std::vector<int64_t> begin, extent;
   for (size_t d = 0; d < 2; ++d) {
     const int64_t block = op.block.at(d);

@@ -123,7 +123,7 @@ Result<Grid> GridOf(const ParallelSpec& spec) {
 }
 
 Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const Grid& grid,
-                           const Dialect& engine) {
+                           const EngineNames& engine) {
   const ModelConfig& config = model.config();
   const Family& family = FamilyOf(config.text_family);
   if (model.wrapper() != nullptr && !engine.wrappers) {
@@ -137,8 +137,8 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
     return Fail(Undescribed("sglang", "indexer", config.family)
                     .AtTensor(FirstTensor(model, {Role::kIndexKey})));
   }
-  Dialect dialect = engine;
-  if (!config.HasVision()) dialect.text = "";
+  EngineNames engine_names = engine;
+  if (!config.HasVision()) engine_names.text = "";
   WW_ASSIGN(const int64_t world, WorldSize({grid.tp, grid.pp, grid.dp}));
   WW_FAIL_IF_ERROR(CheckTensorParallel(model, grid.tp));
   WW_FAIL_IF_ERROR(CheckLinearParallel(model, grid.tp, true));
@@ -156,7 +156,7 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
   WW_ASSIGN(const int64_t vocab_rows, PaddedVocab(config.vocab, spec, grid.tp));
   WW_ASSIGN(const int64_t layer_rows, PaddedVocab(config.layer_vocab, spec, grid.tp));
   WW_ASSIGN(const std::vector<ChunkLayers> stages,
-            StagesOf(spec, config.layers, grid.pp, dialect.last_stages_spared));
+            StagesOf(spec, config.layers, grid.pp, engine_names.last_stages_spared));
   ModelLayout layout{model.canonical(), {}};
   for (int64_t rank = 0; rank < world; ++rank) {
     const int64_t t = rank % grid.tp;
@@ -170,7 +170,7 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
         config.HasExperts() ? grid.slice(grid, config.experts, dp, t) : ExpertSlice{};
     RoleCutter cutter(model, grid.tp, t);
     const bool last = stage == grid.pp - 1;
-    const std::string text(dialect.text);
+    const std::string text(engine_names.text);
     const bool outside = family.every_stage;
     if (outside || stage == 0) {
       cutter.VocabRows(text + "model.embed_tokens.weight", Role::kEmbed, vocab_rows);
@@ -179,21 +179,22 @@ Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const G
       cutter.Whole(text + "model.per_layer_projection_norm.weight", Role::kLayerInputsNorm);
     }
     if (last && !outside && stage > 0 && config.tied) {
-      cutter.VocabRows(text + std::string(dialect.tied_head), Role::kEmbed, vocab_rows);
+      cutter.VocabRows(text + std::string(engine_names.tied_head), Role::kEmbed, vocab_rows);
     }
     const ChunkLayers layers = stages[static_cast<size_t>(stage)];
-    for (int64_t i = 0; i < layers.count; ++i) AddLayer(cutter, dialect, slice, layers.first + i);
+    for (int64_t i = 0; i < layers.count; ++i)
+      AddLayer(cutter, engine_names, slice, layers.first + i);
     if (outside || last) {
       const std::string norm = FirstTensor(model, {Role::kFinalNorm});
       cutter.Whole(norm.starts_with(kBackbone) ? norm : text + "model.norm.weight",
                    Role::kFinalNorm);
       cutter.VocabRows(text + "lm_head.weight", Role::kLmHead, vocab_rows);
     }
-    AddVisionShards(cutter, dialect.vision_qkv);
+    AddVisionShards(cutter, engine_names.vision_qkv);
     AddTowerShards(cutter);
     WW_ASSIGN(RankLayout derived, std::move(cutter.builder()).Finish());
     RenameBackbone(derived);
-    if (dialect.flat_gated_attention && config.output_gate) FlattenAttention(derived);
+    if (engine_names.flat_gated_attention && config.output_gate) FlattenAttention(derived);
     if (Status added = AddScaleTensors(model, derived); !added.ok()) {
       return Fail(std::move(added).AtRank(std::to_string(rank)));
     }

@@ -23,10 +23,10 @@ struct Grid {
 /// Rank = t + T · (pp + PP · dp). The first stage has the embedding, the last one the final norm
 /// and lm_head, or, tied, a second embedding (`tied_head`). MTP layers are left out: draft models
 /// are groups of their own, or traced; `mtp=` adds to the canonical space alone. A vision tower is
-/// in every stage. Layers are spread as the dialect does, or as `layers=7-7-6` says. Errors as in
-/// LayoutFromScheme.
+/// in every stage. Layers are spread as the engine does, or as `layers=7-7-6` says. Errors as
+/// in LayoutFromScheme.
 Result<ModelLayout> Derive(const Model& model, const ParallelSpec& spec, const Grid& grid,
-                           const Dialect& dialect);
+                           const EngineNames& engine_names);
 
 /// Options that both engines have: `redundant=N` experts, `round_robin` placement instead of runs,
 /// `up_first` in w13. Errors as in LayoutFromScheme.

@@ -119,7 +119,8 @@ class LayerBuilder {
   const int64_t layer_;
 };
 
-void Attention(LayerBuilder& layer, RoleCutter& cutter, const Dialect& dialect, int64_t number) {
+void Attention(LayerBuilder& layer, RoleCutter& cutter, const EngineNames& engine_names,
+               int64_t number) {
   if (!cutter.model().config().IsLatent()) {
     layer.Qkv({Role::kQWeight, Role::kKWeight, Role::kVWeight},
               cutter.model().config().rotary_pairs);
@@ -127,7 +128,7 @@ void Attention(LayerBuilder& layer, RoleCutter& cutter, const Dialect& dialect, 
     layer.HeadNorms();
     layer.Rows(Role::kSinks);
   } else if (cutter.model().config().q_lora_rank > 0) {
-    cutter.Stack(layer.Fused(Role::kQDown, dialect.latent_a), {Role::kQDown, Role::kKvDown},
+    cutter.Stack(layer.Fused(Role::kQDown, engine_names.latent_a), {Role::kQDown, Role::kKvDown},
                  number);
   } else {
     layer.Rows(Role::kQWeight);
@@ -138,7 +139,7 @@ void Attention(LayerBuilder& layer, RoleCutter& cutter, const Dialect& dialect, 
   layer.Whole(Role::kKvDownNorm);
   layer.Rows(Role::kKvUp);
   layer.Whole(Role::kIndexQuery);
-  cutter.Stack(layer.Fused(Role::kIndexKey, dialect.index_key),
+  cutter.Stack(layer.Fused(Role::kIndexKey, engine_names.index_key),
                {Role::kIndexKey, Role::kIndexWeights}, number);
   layer.Whole(Role::kIndexKeyNorm);
   layer.Whole(Role::kIndexKeyNormBias);
@@ -211,12 +212,12 @@ std::string ExpertModule(const std::string& name) {
 
 }  // namespace
 
-void AddLayer(RoleCutter& cutter, const Dialect& dialect, const ExpertSlice& slice,
+void AddLayer(RoleCutter& cutter, const EngineNames& engine_names, const ExpertSlice& slice,
               int64_t number) {
-  LayerBuilder layer(cutter, dialect.text, number);
+  LayerBuilder layer(cutter, engine_names.text, number);
   layer.Whole(Role::kInputNorm);
-  Attention(layer, cutter, dialect, number);
-  AddEngineLinear(cutter, dialect.text, number);
+  Attention(layer, cutter, engine_names, number);
+  AddEngineLinear(cutter, engine_names.text, number);
   layer.Whole(Role::kAttentionOutputNorm);
   layer.Whole(Role::kPostAttentionNorm);
   layer.GateUp(Role::kGateWeight, Role::kUpWeight);
@@ -239,7 +240,7 @@ void AddLayer(RoleCutter& cutter, const Dialect& dialect, const ExpertSlice& sli
   layer.Whole(Role::kExpertLatentIn);
   layer.Whole(Role::kExpertLatentOut);
   if (const std::string name = layer.NameOf(Role::kExpertDown); !name.empty()) {
-    ExpertStacks(cutter, slice, ExpertModule(name).append(dialect.experts), number).Add();
+    ExpertStacks(cutter, slice, ExpertModule(name).append(engine_names.experts), number).Add();
   }
   layer.GateUp(Role::kSharedGate, Role::kSharedUp);
   layer.Columns(Role::kSharedDown);

@@ -8,7 +8,7 @@
 namespace weightwire::layout::engine {
 
 /// Where vLLM's and SGLang's names differ.
-struct Dialect {
+struct EngineNames {
   std::string_view experts;     ///< between the experts' module and "w13_weight", with its dot
   std::string_view latent_a;    ///< the fused first projections of latent attention
   std::string_view vision_qkv;  ///< q, k and v of the vision tower
@@ -32,6 +32,7 @@ struct ExpertSlice {
 };
 
 /// One decoder layer.
-void AddLayer(RoleCutter& cutter, const Dialect& dialect, const ExpertSlice& slice, int64_t layer);
+void AddLayer(RoleCutter& cutter, const EngineNames& engine_names, const ExpertSlice& slice,
+              int64_t layer);
 
 }  // namespace weightwire::layout::engine

@@ -11,14 +11,14 @@
 namespace weightwire::layout {
 namespace {
 
-constexpr engine::Dialect kDialect = {.experts = "",
-                                      .latent_a = "fused_qkv_a_proj_with_mqa",
-                                      .vision_qkv = "qkv_proj",
-                                      .index_key = "",
-                                      .text = "",
-                                      .tied_head = "lm_head.weight",
-                                      .flat_gated_attention = true,
-                                      .last_stages_spared = 0};
+constexpr engine::EngineNames kEngineNames = {.experts = "",
+                                              .latent_a = "fused_qkv_a_proj_with_mqa",
+                                              .vision_qkv = "qkv_proj",
+                                              .index_key = "",
+                                              .text = "",
+                                              .tied_head = "lm_head.weight",
+                                              .flat_gated_attention = true,
+                                              .last_stages_spared = 0};
 
 engine::ExpertSlice SliceOf(const engine::Grid& grid, int64_t experts, int64_t, int64_t t) {
   engine::ExpertSlice slice;
@@ -48,7 +48,7 @@ Result<ModelLayout> DeriveSglang(const Model& model, const ParallelSpec& spec) {
     WW_FAIL_IF_ERROR(CheckDivides("tp", grid.tp, "ep", grid.ep,
                                   FirstTensor(model, {Role::kExpertGate, Role::kExpertUp})));
   }
-  return engine::Derive(model, spec, grid, kDialect);
+  return engine::Derive(model, spec, grid, kEngineNames);
 }
 
 }  // namespace weightwire::layout

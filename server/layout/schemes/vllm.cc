@@ -9,14 +9,14 @@ namespace weightwire::layout {
 namespace {
 
 /// vLLM 0.24 to 0.33; earlier versions have no "routed_experts.".
-constexpr engine::Dialect kDialect = {.experts = "routed_experts.",
-                                      .latent_a = "fused_qkv_a_proj",
-                                      .vision_qkv = "qkv",
-                                      .index_key = "wk_weights_proj",
-                                      .text = "language_model.",
-                                      .tied_head = "model.embed_tokens.weight",
-                                      .wrappers = true,
-                                      .last_stages_spared = 1};
+constexpr engine::EngineNames kEngineNames = {.experts = "routed_experts.",
+                                              .latent_a = "fused_qkv_a_proj",
+                                              .vision_qkv = "qkv",
+                                              .index_key = "wk_weights_proj",
+                                              .text = "language_model.",
+                                              .tied_head = "model.embed_tokens.weight",
+                                              .wrappers = true,
+                                              .last_stages_spared = 1};
 
 engine::ExpertSlice SliceOf(const engine::Grid& grid, int64_t experts, int64_t dp, int64_t t) {
   const int64_t place = dp * grid.tp + t;
@@ -37,7 +37,7 @@ Result<ModelLayout> DeriveVllm(const Model& model, const ParallelSpec& spec) {
   WW_ASSIGN(const bool ep, FlagOption(spec, "ep"));
   grid.ep = ep ? grid.tp * grid.dp : 0;
   grid.slice = SliceOf;
-  return engine::Derive(model, spec, grid, kDialect);
+  return engine::Derive(model, spec, grid, kEngineNames);
 }
 
 }  // namespace weightwire::layout

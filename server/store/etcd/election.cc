@@ -71,7 +71,7 @@ Result<bool> Election::Stand() {
     if (std::exchange(told_, leader->value()) != leader->value()) events_.stands_by(told_);
     return false;
   }
-  return Claim();
+  return Campaign();
 }
 
 Result<std::optional<pb::KeyValue>> Election::Leader() {
@@ -82,7 +82,7 @@ Result<std::optional<pb::KeyValue>> Election::Leader() {
   return std::optional(response.kvs(0));
 }
 
-Result<bool> Election::Claim() {
+Result<bool> Election::Campaign() {
   // A lease of an earlier claim may have ended meanwhile; etcd then refuses the claim.
   const Nanos asked = SystemClock().Now();
   WW_ASSIGN(lease_, client_.GrantLease(options_.ttl, kCallLimit));

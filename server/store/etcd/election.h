@@ -52,7 +52,7 @@ class Election {
   void Run();
   Result<bool> Stand();
   Result<std::optional<etcdserverpb::KeyValue>> Leader();
-  Result<bool> Claim();
+  Result<bool> Campaign();
   void Hold();
   Status Renew();
   /// False: the election is over.

@@ -86,10 +86,10 @@ void FakeEndpoint::Begin(Operation operation, Nanos timeout) {
   });
   operations_.emplace(number, std::move(operation));
   waiting_.push_back(number);
-  Pump();
+  Advance();
 }
 
-void FakeEndpoint::Pump() {
+void FakeEndpoint::Advance() {
   while (!closed_.has_value() && !waiting_.empty() &&
          in_flight_ < node_->options.gets_in_flight_max) {
     const uint64_t number = waiting_.front();
@@ -253,7 +253,7 @@ void FakeEndpoint::Finish(uint64_t number, Result<MappedList> result) {
   node_->world->strand.Cancel(operation.timer);
   --in_flight_;
   Complete(operation, std::move(result));
-  Pump();
+  Advance();
 }
 
 void FakeEndpoint::Complete(Operation& operation, Result<MappedList> result) {

@@ -52,7 +52,7 @@ class FakeEndpoint final : public Endpoint, public std::enable_shared_from_this<
   template <typename Action>
   void After(Nanos delay, Action action);
   void Begin(Operation operation, Nanos timeout);
-  void Pump();
+  void Advance();
   void Launch(uint64_t number);
   /// Runs on the side that holds the memory, for operation `number` of the peer.
   void Serve(uint64_t number);

@@ -82,13 +82,13 @@ void Answer(Connecting& connecting, Result<std::shared_ptr<Endpoint>> result) {
 /// All of it at once, with the messages that sockets would carry. What the callee made of it.
 Result<Hello> Handshake(const Hello& said, FakeNode& callee_node) {
   CallerHandshake caller(said);
-  const auto first = EncodeIntroduction(caller.introduction());
-  const CalleeHandshake callee(caller.introduction(), first, callee_node.self,
+  const auto first = EncodeCallerHello(caller.caller_hello());
+  const CalleeHandshake callee(caller.caller_hello(), first, callee_node.self,
                                *callee_node.handler);
   WW_FAIL_IF_ERROR(StatusOf(callee.reply()));
   if (!callee.awaits_proof()) return callee.hello();
-  WW_ASSIGN(const auto proof, caller.OnChallenge(first, callee.challenge()));
-  WW_ASSIGN(const HelloReply verdict, callee.OnProof(proof));
+  WW_ASSIGN(const auto proof, caller.OnCalleeProof(first, callee.callee_proof()));
+  WW_ASSIGN(const CalleeReply verdict, callee.OnProof(proof));
   WW_FAIL_IF_ERROR(StatusOf(verdict));
   return callee.hello();
 }

@@ -37,10 +37,10 @@ TcpDial::TcpDial(std::shared_ptr<TcpCore> core, const std::string& address, cons
       ended_(std::move(ended)),
       timer_(core_->loop(0).context()),
       resolver_(core_->loop(0).context()) {
-  // All at once: a leg must not move while its socket is in use.
+  // All at once: a attempt must not move while its socket is in use.
   const int count = std::clamp(core_->options.connections, 1, static_cast<int>(kTcpConnectionsMax));
-  legs_.reserve(static_cast<size_t>(count));
-  for (int i = 0; i < count; ++i) legs_.emplace_back(core_->loop(0).context());
+  attempts_.reserve(static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) attempts_.emplace_back(core_->loop(0).context());
 }
 
 void TcpDial::Start(Nanos timeout) {
@@ -50,7 +50,7 @@ void TcpDial::Start(Nanos timeout) {
     self->Fail(Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
                       "no session with " + self->address_ + " in time"));
   });
-  if (FeaturesOf(core_->options) != 0 && !handshake_.awaits_challenge()) {
+  if (FeaturesOf(core_->options) != 0 && !handshake_.awaits_proof()) {
     return Fail(Status(Code::kFailedPrecondition, Reason::kProtocolVersion,
                        "integrity is mac, and " + address_ + " is to be shown a ticket")
                     .Remedy("upgrade that agent"));
@@ -83,7 +83,7 @@ void TcpDial::Resolve(const std::string& host, uint16_t port) {
 
 void TcpDial::ConnectFirst(tcp::resolver::results_type candidates) {
   boost::asio::async_connect(
-      legs_[0].stream.socket(), candidates,
+      attempts_[0].stream.socket(), candidates,
       [self = shared_from_this()](const error_code& error, const tcp::endpoint&) {
         if (!self->done_) return;
         if (error) return self->FailIo(error);
@@ -91,31 +91,32 @@ void TcpDial::ConnectFirst(tcp::resolver::results_type candidates) {
       });
 }
 
-void TcpDial::Secure(size_t leg, void (TcpDial::*then)(size_t leg)) {
-  Tune(legs_[leg].stream.socket(), core_->options);
-  if (!peer_has_tls_) return (this->*then)(leg);
+void TcpDial::Secure(size_t attempt, void (TcpDial::*then)(size_t attempt)) {
+  Tune(attempts_[attempt].stream.socket(), core_->options);
+  if (!peer_has_tls_) return (this->*then)(attempt);
   const auto context = core_->options.tls_peers->Context();
-  legs_[leg].stream.AsyncSecure(
+  attempts_[attempt].stream.AsyncSecure(
       context.get(), TlsSocket::Side::kCaller,
-      [self = shared_from_this(), leg, then](const error_code& error) {
+      [self = shared_from_this(), attempt, then](const error_code& error) {
         if (!self->done_) return;
         if (error) return self->FailIo(error);
-        Status may = self->legs_[leg].stream.CheckPeer(*self->core_->options.tls_peers);
+        Status may = self->attempts_[attempt].stream.CheckPeer(*self->core_->options.tls_peers);
         if (!may.ok()) return self->Fail(std::move(may));
-        (self.get()->*then)(leg);
+        (self.get()->*then)(attempt);
       });
 }
 
-void TcpDial::Open(size_t leg) {
-  int wanted = static_cast<int>(legs_.size());
-  if (StaysOnThisHost(legs_[leg].stream.socket())) {
+void TcpDial::Open(size_t attempt) {
+  int wanted = static_cast<int>(attempts_.size());
+  if (StaysOnThisHost(attempts_[attempt].stream.socket())) {
     wanted = std::clamp(core_->options.near_connections, 1, wanted);
   }
-  open_ = EncodeOpen({handshake_.introduction(), static_cast<uint32_t>(wanted)});
-  if (!Say(leg, open_)) return;
-  if (!handshake_.awaits_challenge()) return AwaitWelcome(leg);
-  // A refusal has no challenge behind it.
-  boost::asio::async_read(legs_[leg].stream, boost::asio::buffer(challenge_, kHelloReplyBytes),
+  open_ = EncodeOpen({handshake_.caller_hello(), static_cast<uint32_t>(wanted)});
+  if (!Say(attempt, open_)) return;
+  if (!handshake_.awaits_proof()) return AwaitWelcome(attempt);
+  // A refusal has no callee's proof behind it.
+  boost::asio::async_read(attempts_[attempt].stream,
+                          boost::asio::buffer(callee_proof_, kCalleeReplyBytes),
                           [self = shared_from_this()](const error_code& error, size_t) {
                             if (!self->done_) return;
                             if (error) return self->FailIo(error);
@@ -124,20 +125,21 @@ void TcpDial::Open(size_t leg) {
 }
 
 void TcpDial::AwaitChallenge() {
-  const auto reply = DecodeHelloReply(std::span(challenge_).first(kHelloReplyBytes));
+  const auto reply = DecodeCalleeReply(std::span(callee_proof_).first(kCalleeReplyBytes));
   if (!reply.has_value()) return FailGarbage(reply.error());
   if (Status verdict = StatusOf(*reply); !verdict.ok()) return Fail(verdict);
   boost::asio::async_read(
-      legs_[0].stream, boost::asio::buffer(challenge_.data() + kHelloReplyBytes, kChallengeBytes),
+      attempts_[0].stream,
+      boost::asio::buffer(callee_proof_.data() + kCalleeReplyBytes, kCalleeProofBytes),
       [self = shared_from_this()](const error_code& error, size_t) {
         if (!self->done_) return;
         if (error) return self->FailIo(error);
-        self->OnChallenge();
+        self->OnCalleeProof();
       });
 }
 
-void TcpDial::OnChallenge() {
-  const auto proof = handshake_.OnChallenge(open_, challenge_);
+void TcpDial::OnCalleeProof() {
+  const auto proof = handshake_.OnCalleeProof(open_, callee_proof_);
   if (!proof.has_value()) {
     const bool garbage = proof.error().code() == Code::kInvalidArgument;
     return garbage ? FailGarbage(proof.error()) : Fail(proof.error());
@@ -145,27 +147,28 @@ void TcpDial::OnChallenge() {
   if (Say(0, *proof)) AwaitWelcome(0);
 }
 
-bool TcpDial::Say(size_t leg, std::span<const std::byte> message) {
-  if (legs_[leg].stream.SendNow(message)) return true;
+bool TcpDial::Say(size_t attempt, std::span<const std::byte> message) {
+  if (attempts_[attempt].stream.SendNow(message)) return true;
   Fail(TransportFailed("the connection to " + address_ + " broke"));
   return false;
 }
 
-void TcpDial::AwaitWelcome(size_t leg) {
-  boost::asio::async_read(legs_[leg].stream, boost::asio::buffer(legs_[leg].welcome),
-                          [self = shared_from_this(), leg](const error_code& error, size_t) {
+void TcpDial::AwaitWelcome(size_t attempt) {
+  boost::asio::async_read(attempts_[attempt].stream,
+                          boost::asio::buffer(attempts_[attempt].welcome),
+                          [self = shared_from_this(), attempt](const error_code& error, size_t) {
                             if (!self->done_) return;
                             if (error) return self->FailIo(error);
-                            self->OnWelcome(leg);
+                            self->OnWelcome(attempt);
                           });
 }
 
-void TcpDial::OnWelcome(size_t leg) {
-  auto welcome = DecodeWelcome(legs_[leg].welcome);
+void TcpDial::OnWelcome(size_t attempt) {
+  auto welcome = DecodeWelcome(attempts_[attempt].welcome);
   if (!welcome.has_value()) return FailGarbage(welcome.error());
   if (Status verdict = StatusOf(welcome->reply); !verdict.ok()) return Fail(verdict);
   --missing_;
-  if (leg == 0) {
+  if (attempt == 0) {
     token_ = welcome->token;
     ConnectOthers(welcome->connections);
   }
@@ -174,31 +177,31 @@ void TcpDial::OnWelcome(size_t leg) {
 
 void TcpDial::ConnectOthers(uint32_t connections) {
   error_code error;
-  const tcp::endpoint peer = legs_[0].stream.socket().remote_endpoint(error);
+  const tcp::endpoint peer = attempts_[0].stream.socket().remote_endpoint(error);
   if (error) return FailIo(error);
-  while (legs_.size() > connections) legs_.pop_back();
-  missing_ = legs_.size() - 1;
-  for (size_t leg = 1; leg < legs_.size(); ++leg) {
-    legs_[leg].stream.socket().async_connect(
-        peer, [self = shared_from_this(), leg](const error_code& failure) {
+  while (attempts_.size() > connections) attempts_.pop_back();
+  missing_ = attempts_.size() - 1;
+  for (size_t attempt = 1; attempt < attempts_.size(); ++attempt) {
+    attempts_[attempt].stream.socket().async_connect(
+        peer, [self = shared_from_this(), attempt](const error_code& failure) {
           if (!self->done_) return;
           if (failure) return self->FailIo(failure);
-          self->Secure(leg, &TcpDial::Join);
+          self->Secure(attempt, &TcpDial::Join);
         });
   }
 }
 
-void TcpDial::Join(size_t leg) {
-  const auto index = static_cast<uint32_t>(leg);
+void TcpDial::Join(size_t attempt) {
+  const auto index = static_cast<uint32_t>(attempt);
   TcpJoin join{token_, index, {}};
-  if (handshake_.awaits_challenge()) join.proof = JoinProof(handshake_.key(), token_, index);
-  if (Say(leg, EncodeJoin(join))) AwaitWelcome(leg);
+  if (handshake_.awaits_proof()) join.proof = JoinProof(handshake_.key(), token_, index);
+  if (Say(attempt, EncodeJoin(join))) AwaitWelcome(attempt);
 }
 
 void TcpDial::Succeed() {
   timer_.cancel();
   std::vector<TcpStream> streams;
-  for (Leg& leg : legs_) streams.push_back(std::move(leg.stream));
+  for (Attempt& attempt : attempts_) streams.push_back(std::move(attempt.stream));
   ended_(shared_from_this());
   auto endpoint = MakeTcpEndpoint(core_, handshake_.hello(), handshake_.key(), Sender::kCaller,
                                   std::move(streams));
@@ -217,7 +220,7 @@ void TcpDial::Fail(Status why) {
   if (!done_) return;
   timer_.cancel();
   resolver_.cancel();
-  for (Leg& leg : legs_) leg.stream.Close();
+  for (Attempt& attempt : attempts_) attempt.stream.Close();
   ended_(shared_from_this());
   std::exchange(done_, nullptr)(weightwire::Fail(std::move(why)));
 }

@@ -27,8 +27,8 @@ class TcpDial final : public std::enable_shared_from_this<TcpDial> {
   void Fail(Status why);
 
  private:
-  struct Leg {
-    explicit Leg(boost::asio::io_context& context) : stream(context) {}
+  struct Attempt {
+    explicit Attempt(boost::asio::io_context& context) : stream(context) {}
     TcpStream stream;
     std::array<std::byte, kWelcomeBytes> welcome{};
   };
@@ -36,16 +36,16 @@ class TcpDial final : public std::enable_shared_from_this<TcpDial> {
   void Resolve(const std::string& host, uint16_t port);
   void ConnectFirst(boost::asio::ip::tcp::resolver::results_type candidates);
   /// Goes on with `then` under TLS, where the options ask for it.
-  void Secure(size_t leg, void (TcpDial::*then)(size_t leg));
-  void Open(size_t leg);
+  void Secure(size_t attempt, void (TcpDial::*then)(size_t attempt));
+  void Open(size_t attempt);
   void AwaitChallenge();
-  void OnChallenge();
+  void OnCalleeProof();
   /// False when the socket did not take it; the call has failed then.
-  bool Say(size_t leg, std::span<const std::byte> message);
-  void AwaitWelcome(size_t leg);
-  void OnWelcome(size_t leg);
+  bool Say(size_t attempt, std::span<const std::byte> message);
+  void AwaitWelcome(size_t attempt);
+  void OnWelcome(size_t attempt);
   void FailGarbage(const Status& what);
-  void Join(size_t leg);
+  void Join(size_t attempt);
   void ConnectOthers(uint32_t connections);
   void Succeed();
   void FailIo(const boost::system::error_code& error);
@@ -55,12 +55,12 @@ class TcpDial final : public std::enable_shared_from_this<TcpDial> {
   const bool peer_has_tls_;
   CallerHandshake handshake_;
   Preamble open_{};  ///< as it was sent
-  std::array<std::byte, kChallengedReplyBytes> challenge_{};
+  std::array<std::byte, kProvedReplyBytes> callee_proof_{};
   Transport::ConnectDone done_;  ///< null once answered
   Ended ended_;
   boost::asio::steady_timer timer_;
   boost::asio::ip::tcp::resolver resolver_;
-  std::vector<Leg> legs_;
+  std::vector<Attempt> attempts_;
   SessionToken token_{};  ///< of the first welcome
   size_t missing_ = 1;    ///< welcomes
 };

@@ -62,10 +62,10 @@ void TcpEndpoint::GetThrough(RegionKey key, uint64_t offset, std::vector<Mutable
     connections_.front()->loop().Post([self = shared_from_this()] { self->ArmTimer(); });
   }
   waiting_.push_back(std::move(operation));
-  PumpLocked();
+  AdvanceLocked();
 }
 
-void TcpEndpoint::PumpLocked() {
+void TcpEndpoint::AdvanceLocked() {
   const uint32_t limit = std::min(core_->options.gets_in_flight_max, kTcpRequestsMax);
   while (state_ == State::kOpen && !waiting_.empty() && in_flight_ < limit) {
     const auto least = std::min_element(outstanding_bytes_.begin(), outstanding_bytes_.end());
@@ -88,7 +88,7 @@ void TcpEndpoint::Finish(size_t connection, GetOperation operation, Status statu
     outstanding_bytes_[connection] -= operation.bytes;
     --in_flight_;
     deadlines_.erase(deadlines_.find(operation.deadline));
-    PumpLocked();
+    AdvanceLocked();
   }
   Complete(operation, std::move(status));
 }

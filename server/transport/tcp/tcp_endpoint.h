@@ -53,7 +53,7 @@ class TcpEndpoint final : public Endpoint, public std::enable_shared_from_this<T
  private:
   enum class State { kOpen, kClosing, kSettled };
 
-  void PumpLocked();
+  void AdvanceLocked();
   void ArmTimer();
   void OnTimer();
   void Settle();

@@ -26,7 +26,7 @@ Status CannotListen(const std::string& address, const std::string& why) {
 
 }  // namespace
 
-TcpListener::Visitor::Visitor(tcp::socket socket)
+TcpListener::PendingConnection::PendingConnection(tcp::socket socket)
     : stream(std::move(socket)), timer(stream.get_executor()) {
   error_code gone;
   remote = stream.socket().remote_endpoint(gone).address();
@@ -65,8 +65,8 @@ Status TcpListener::Open() {
 
 void TcpListener::Accept() {
   if (stopped_ || accepting_) return;
-  if (visitors_.size() >= core_->options.inbound_handshakes_max) {
-    // Further callers wait in the kernel's backlog until a visitor has left.
+  if (pending_.size() >= core_->options.inbound_handshakes_max) {
+    // Further callers wait in the kernel's backlog until a pending connection has left.
     core_->CountFull();
     const auto leaves = NextToLeave();
     const auto end = leaves->since + core_->options.handshake_grace;
@@ -79,7 +79,7 @@ void TcpListener::Accept() {
     self->accepting_ = false;
     if (self->stopped_) return;
     if (error) return self->OnAcceptError(error);
-    self->Welcome(std::move(socket));
+    self->Accept(std::move(socket));
   });
 }
 
@@ -98,118 +98,119 @@ void TcpListener::AcceptAfter(std::chrono::steady_clock::duration pause) {
   });
 }
 
-std::shared_ptr<TcpListener::Visitor> TcpListener::NextToLeave() const {
-  std::map<boost::asio::ip::address, size_t> pending;
-  for (const auto& visitor : visitors_) ++pending[visitor->remote];
-  return *std::ranges::min_element(visitors_, [&](const auto& a, const auto& b) {
-    const size_t of_a = pending[a->remote];
-    const size_t of_b = pending[b->remote];
+std::shared_ptr<TcpListener::PendingConnection> TcpListener::NextToLeave() const {
+  std::map<boost::asio::ip::address, size_t> by_address;
+  for (const auto& pending : pending_) ++by_address[pending->remote];
+  return *std::ranges::min_element(pending_, [&](const auto& a, const auto& b) {
+    const size_t of_a = by_address[a->remote];
+    const size_t of_b = by_address[b->remote];
     return of_a != of_b ? of_a > of_b : a->since < b->since;
   });
 }
 
-void TcpListener::Welcome(tcp::socket socket) {
+void TcpListener::Accept(tcp::socket socket) {
   Tune(socket, core_->options);
-  auto visitor = std::make_shared<Visitor>(std::move(socket));
-  visitors_.insert(visitor);
+  auto pending = std::make_shared<PendingConnection>(std::move(socket));
+  pending_.insert(pending);
   VisitorsChanged();
-  visitor->timer.expires_after(core_->options.handshake_timeout);
-  visitor->timer.async_wait([self = shared_from_this(), visitor](const error_code& cancelled) {
-    if (!cancelled) self->Drop(visitor, "handshake_timeout");
+  pending->timer.expires_after(core_->options.handshake_timeout);
+  pending->timer.async_wait([self = shared_from_this(), pending](const error_code& cancelled) {
+    if (!cancelled) self->Drop(pending, "handshake_timeout");
   });
-  if (core_->options.tls_peers == nullptr) return ReadPreamble(visitor);
-  Secure(visitor);
+  if (core_->options.tls_peers == nullptr) return ReadPreamble(pending);
+  Secure(pending);
 }
 
-void TcpListener::Secure(const std::shared_ptr<Visitor>& visitor) {
+void TcpListener::Secure(const std::shared_ptr<PendingConnection>& pending) {
   const auto context = core_->options.tls_peers->Context();
   IoLoop& loop = core_->loop(core_->NextHome());
-  visitor->securing = &loop;
-  visitor->stream = visitor->stream.MovedTo(loop.context());
-  loop.Post([self = shared_from_this(), visitor, context] {
-    visitor->stream.AsyncSecure(context.get(), TlsSocket::Side::kCallee,
-                                [self, visitor](const error_code& error) {
+  pending->securing = &loop;
+  pending->stream = pending->stream.MovedTo(loop.context());
+  loop.Post([self = shared_from_this(), pending, context] {
+    pending->stream.AsyncSecure(context.get(), TlsSocket::Side::kCallee,
+                                [self, pending](const error_code& error) {
                                   IoLoop& own = self->core_->loop(0);
-                                  visitor->stream = visitor->stream.MovedTo(own.context());
-                                  own.Post([self, visitor, error] {
-                                    visitor->securing = nullptr;
-                                    if (self->visitors_.contains(visitor))
-                                      self->OnSecured(visitor, error);
+                                  pending->stream = pending->stream.MovedTo(own.context());
+                                  own.Post([self, pending, error] {
+                                    pending->securing = nullptr;
+                                    if (self->pending_.contains(pending))
+                                      self->OnSecured(pending, error);
                                   });
                                 });
   });
 }
 
-void TcpListener::OnSecured(const std::shared_ptr<Visitor>& visitor, const error_code& error) {
+void TcpListener::OnSecured(const std::shared_ptr<PendingConnection>& pending,
+                            const error_code& error) {
   const bool failed = error.category() == boost::asio::error::get_ssl_category();
-  if (!error && visitor->stream.CheckPeer(*core_->options.tls_peers).ok()) {
-    return ReadPreamble(visitor);
+  if (!error && pending->stream.CheckPeer(*core_->options.tls_peers).ok()) {
+    return ReadPreamble(pending);
   }
   if (!error || failed) core_->options.metrics->Add("auth_failures_total", 1, {{"reason", "tls"}});
-  Drop(visitor, error && !failed ? "broken" : "refused");
+  Drop(pending, error && !failed ? "broken" : "refused");
 }
 
-void TcpListener::ReadPreamble(const std::shared_ptr<Visitor>& visitor) {
-  boost::asio::async_read(visitor->stream, boost::asio::buffer(visitor->preamble),
-                          [self = shared_from_this(), visitor](const error_code& error, size_t) {
-                            if (error) return self->Drop(visitor, "broken");
-                            self->OnPreamble(visitor);
+void TcpListener::ReadPreamble(const std::shared_ptr<PendingConnection>& pending) {
+  boost::asio::async_read(pending->stream, boost::asio::buffer(pending->preamble),
+                          [self = shared_from_this(), pending](const error_code& error, size_t) {
+                            if (error) return self->Drop(pending, "broken");
+                            self->OnPreamble(pending);
                           });
 }
 
-void TcpListener::Drop(const std::shared_ptr<Visitor>& visitor, const char* cause) {
-  if (visitors_.erase(visitor) == 0) return;
-  Close(visitor);
-  visitor->timer.cancel();
+void TcpListener::Drop(const std::shared_ptr<PendingConnection>& pending, const char* cause) {
+  if (pending_.erase(pending) == 0) return;
+  Close(pending);
+  pending->timer.cancel();
   core_->CountClose(cause);
   VisitorsChanged();
 }
 
-void TcpListener::Close(const std::shared_ptr<Visitor>& visitor) {
-  if (visitor->securing == nullptr) return visitor->stream.Close();
-  visitor->securing->Post([visitor] { visitor->stream.Close(); });
+void TcpListener::Close(const std::shared_ptr<PendingConnection>& pending) {
+  if (pending->securing == nullptr) return pending->stream.Close();
+  pending->securing->Post([pending] { pending->stream.Close(); });
 }
 
-void TcpListener::OnPreamble(const std::shared_ptr<Visitor>& visitor) {
-  if (!visitors_.contains(visitor)) return;
-  auto preamble = DecodePreamble(visitor->preamble);
-  if (!preamble.has_value()) return Drop(visitor, "garbage");
-  if (const auto* open = std::get_if<TcpOpen>(&*preamble)) return OnOpen(visitor, *open);
-  OnJoin(std::get<TcpJoin>(*preamble), Leave(visitor));
+void TcpListener::OnPreamble(const std::shared_ptr<PendingConnection>& pending) {
+  if (!pending_.contains(pending)) return;
+  auto preamble = DecodePreamble(pending->preamble);
+  if (!preamble.has_value()) return Drop(pending, "garbage");
+  if (const auto* open = std::get_if<TcpOpen>(&*preamble)) return OnOpen(pending, *open);
+  OnJoin(std::get<TcpJoin>(*preamble), Leave(pending));
 }
 
-TcpStream TcpListener::Leave(const std::shared_ptr<Visitor>& visitor) {
-  visitors_.erase(visitor);
-  visitor->timer.cancel();
+TcpStream TcpListener::Leave(const std::shared_ptr<PendingConnection>& pending) {
+  pending_.erase(pending);
+  pending->timer.cancel();
   VisitorsChanged();
-  return std::move(visitor->stream);
+  return std::move(pending->stream);
 }
 
-void TcpListener::OnOpen(const std::shared_ptr<Visitor>& visitor, const TcpOpen& open) {
-  visitor->connections = open.connections;
-  visitor->handshake.emplace(open.introduction, visitor->preamble, core_->self, *core_->handler,
+void TcpListener::OnOpen(const std::shared_ptr<PendingConnection>& pending, const TcpOpen& open) {
+  pending->connections = open.connections;
+  pending->handshake.emplace(open.caller_hello, pending->preamble, core_->self, *core_->handler,
                              FeaturesOf(core_->options));
   WW_FAILPOINT("transport.before_a_session_is_accepted");
-  const CalleeHandshake& handshake = *visitor->handshake;
-  if (!handshake.awaits_proof()) return Conclude(visitor, handshake.reply(), "ticket");
-  if (!visitor->stream.SendNow(handshake.challenge())) return Drop(visitor, "broken");
-  boost::asio::async_read(visitor->stream, boost::asio::buffer(visitor->proof),
-                          [self = shared_from_this(), visitor](const error_code& error, size_t) {
-                            if (error) return self->Drop(visitor, "broken");
-                            self->OnProof(visitor);
+  const CalleeHandshake& handshake = *pending->handshake;
+  if (!handshake.awaits_proof()) return Conclude(pending, handshake.reply(), "ticket");
+  if (!pending->stream.SendNow(handshake.callee_proof())) return Drop(pending, "broken");
+  boost::asio::async_read(pending->stream, boost::asio::buffer(pending->proof),
+                          [self = shared_from_this(), pending](const error_code& error, size_t) {
+                            if (error) return self->Drop(pending, "broken");
+                            self->OnProof(pending);
                           });
 }
 
-void TcpListener::OnProof(const std::shared_ptr<Visitor>& visitor) {
-  if (!visitors_.contains(visitor)) return;
-  const auto verdict = visitor->handshake->OnProof(visitor->proof);
-  if (!verdict.has_value()) return Drop(visitor, "garbage");
-  Conclude(visitor, *verdict, "proof");
+void TcpListener::OnProof(const std::shared_ptr<PendingConnection>& pending) {
+  if (!pending_.contains(pending)) return;
+  const auto verdict = pending->handshake->OnProof(pending->proof);
+  if (!verdict.has_value()) return Drop(pending, "garbage");
+  Conclude(pending, *verdict, "proof");
 }
 
-void TcpListener::Conclude(const std::shared_ptr<Visitor>& visitor, HelloReply reply,
+void TcpListener::Conclude(const std::shared_ptr<PendingConnection>& pending, CalleeReply reply,
                            const char* check) {
-  TcpStream stream = Leave(visitor);
+  TcpStream stream = Leave(pending);
   if (reply.code == Code::kOk &&
       core_->open_count() + openings_.size() >= core_->options.inbound_sessions_max) {
     reply = {0, 0, Code::kResourceExhausted, Reason::kLimitExceeded};
@@ -220,10 +221,10 @@ void TcpListener::Conclude(const std::shared_ptr<Visitor>& visitor, HelloReply r
     return;
   }
   const SessionToken token = RandomNonce();
-  const uint32_t count = std::min(visitor->connections, kTcpConnectionsMax);
+  const uint32_t count = std::min(pending->connections, kTcpConnectionsMax);
   if (!stream.SendNow(EncodeWelcome({reply, token, count}))) return core_->CountClose("broken");
   auto opening =
-      std::make_unique<Opening>(core_->loop(0).context(), std::move(*visitor->handshake), count);
+      std::make_unique<Opening>(core_->loop(0).context(), std::move(*pending->handshake), count);
   opening->streams[0] = std::move(stream);
   --opening->missing;
   opening->timer.expires_after(core_->options.handshake_timeout);
@@ -275,7 +276,7 @@ void TcpListener::Complete(const SessionToken& token) {
 void TcpListener::VisitorsChanged() {
   Accept();
   core_->options.metrics->Set("connections",
-                              static_cast<double>(visitors_.size() + openings_.size()),
+                              static_cast<double>(pending_.size() + openings_.size()),
                               {{"transport", core_->name}, {"state", "handshaking"}});
 }
 
@@ -284,11 +285,11 @@ void TcpListener::Stop() {
   error_code ignored;
   acceptor_.close(ignored);
   retry_.cancel();
-  for (const auto& visitor : visitors_) {
-    visitor->timer.cancel();
-    Close(visitor);
+  for (const auto& pending : pending_) {
+    pending->timer.cancel();
+    Close(pending);
   }
-  visitors_.clear();
+  pending_.clear();
   openings_.clear();
 }
 

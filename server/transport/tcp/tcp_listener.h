@@ -31,8 +31,8 @@ class TcpListener final : public std::enable_shared_from_this<TcpListener> {
 
  private:
   /// An accepted socket that has not introduced itself, or not proved what it said.
-  struct Visitor {
-    explicit Visitor(boost::asio::ip::tcp::socket socket);
+  struct PendingConnection {
+    explicit PendingConnection(boost::asio::ip::tcp::socket socket);
     TcpStream stream;
     boost::asio::steady_timer timer;
     const std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
@@ -41,7 +41,7 @@ class TcpListener final : public std::enable_shared_from_this<TcpListener> {
     Preamble preamble{};
     uint32_t connections = 0;  ///< wanted
     std::optional<CalleeHandshake> handshake;
-    std::array<std::byte, kProofBytes> proof{};
+    std::array<std::byte, kCallerProofBytes> proof{};
   };
   /// A session that misses sockets.
   struct Opening {
@@ -55,23 +55,26 @@ class TcpListener final : public std::enable_shared_from_this<TcpListener> {
   void Accept();
   void OnAcceptError(const boost::system::error_code& error);
   void AcceptAfter(std::chrono::steady_clock::duration pause);
-  /// Who makes room for one more; there are visitors.
-  std::shared_ptr<Visitor> NextToLeave() const;
-  void Welcome(boost::asio::ip::tcp::socket socket);
-  void Secure(const std::shared_ptr<Visitor>& visitor);
-  void OnSecured(const std::shared_ptr<Visitor>& visitor, const boost::system::error_code& error);
-  void ReadPreamble(const std::shared_ptr<Visitor>& visitor);
-  void Drop(const std::shared_ptr<Visitor>& visitor, const char* cause);
-  void OnPreamble(const std::shared_ptr<Visitor>& visitor);
-  void OnOpen(const std::shared_ptr<Visitor>& visitor, const TcpOpen& open);
-  void OnProof(const std::shared_ptr<Visitor>& visitor);
-  /// A session for the visitor, or the refusal that `reply` is; `check` as in CountRefused.
-  void Conclude(const std::shared_ptr<Visitor>& visitor, HelloReply reply, const char* check);
+  /// Who makes room for one more; there are pending connections.
+  std::shared_ptr<PendingConnection> NextToLeave() const;
+  void Accept(boost::asio::ip::tcp::socket socket);
+  void Secure(const std::shared_ptr<PendingConnection>& pending);
+  void OnSecured(const std::shared_ptr<PendingConnection>& pending,
+                 const boost::system::error_code& error);
+  void ReadPreamble(const std::shared_ptr<PendingConnection>& pending);
+  void Drop(const std::shared_ptr<PendingConnection>& pending, const char* cause);
+  void OnPreamble(const std::shared_ptr<PendingConnection>& pending);
+  void OnOpen(const std::shared_ptr<PendingConnection>& pending, const TcpOpen& open);
+  void OnProof(const std::shared_ptr<PendingConnection>& pending);
+  /// A session for the pending connection, or the refusal that `reply` is; `check` as in
+  /// CountRefused.
+  void Conclude(const std::shared_ptr<PendingConnection>& pending, CalleeReply reply,
+                const char* check);
   static bool MayJoin(const Opening& opening, const TcpJoin& join);
   void OnJoin(const TcpJoin& join, TcpStream stream);
-  static void Close(const std::shared_ptr<Visitor>& visitor);
-  /// It is a visitor no more.
-  TcpStream Leave(const std::shared_ptr<Visitor>& visitor);
+  static void Close(const std::shared_ptr<PendingConnection>& pending);
+  /// It is a pending connection no more.
+  TcpStream Leave(const std::shared_ptr<PendingConnection>& pending);
   void Complete(const SessionToken& token);
   /// Shows the counts and accepts again where the bound had stopped it.
   void VisitorsChanged();
@@ -82,7 +85,7 @@ class TcpListener final : public std::enable_shared_from_this<TcpListener> {
   std::string address_;
   bool accepting_ = false;
   bool stopped_ = false;
-  std::set<std::shared_ptr<Visitor>> visitors_;
+  std::set<std::shared_ptr<PendingConnection>> pending_;
   std::map<SessionToken, std::unique_ptr<Opening>> openings_;
 };
 

@@ -1,4 +1,4 @@
-// open     introduction 80 | connections 4 | 0 ×8 | checksum 4
+// open     caller's hello 80 | connections 4 | 0 ×8 | checksum 4
 // join     magic 4 | token 16 | index 4 | proof 32 | 0 ×36 | checksum 4
 // welcome  hello reply 48 | token 16 | connections 4 | 0 ×8 | checksum 4
 // Each checksum covers all that precedes it.
@@ -27,9 +27,9 @@ tl::unexpected<Status> Garbage(const char* what) {
 
 Preamble EncodeOpen(const TcpOpen& open) {
   Preamble preamble{};
-  const auto introduction = EncodeIntroduction(open.introduction);
-  std::ranges::copy(introduction, preamble.begin());
-  LittleEndianWriter writer{std::span(preamble).subspan(kIntroductionBytes)};
+  const auto hello = EncodeCallerHello(open.caller_hello);
+  std::ranges::copy(hello, preamble.begin());
+  LittleEndianWriter writer{std::span(preamble).subspan(kCallerHelloBytes)};
   writer.Put(open.connections);
   writer.Skip(8);
   writer.Put(Checksum(std::span(preamble).first(kPreambleBytes - 4)));
@@ -67,17 +67,17 @@ Result<std::variant<TcpOpen, TcpJoin>> DecodePreamble(std::span<const std::byte>
     return join;
   }
   TcpOpen open;
-  WW_ASSIGN(open.introduction, DecodeIntroduction(bytes.first(kIntroductionBytes)));
-  open.connections = LittleEndianReader(bytes.subspan(kIntroductionBytes)).Take<uint32_t>();
+  WW_ASSIGN(open.caller_hello, DecodeCallerHello(bytes.first(kCallerHelloBytes)));
+  open.connections = LittleEndianReader(bytes.subspan(kCallerHelloBytes)).Take<uint32_t>();
   if (open.connections == 0) return Garbage("number of connections");
   return open;
 }
 
 std::array<std::byte, kWelcomeBytes> EncodeWelcome(const TcpWelcome& welcome) {
   std::array<std::byte, kWelcomeBytes> message{};
-  const auto reply = EncodeHelloReply(welcome.reply);
+  const auto reply = EncodeCalleeReply(welcome.reply);
   std::copy(reply.begin(), reply.end(), message.begin());
-  LittleEndianWriter writer{std::span(message).subspan(kHelloReplyBytes)};
+  LittleEndianWriter writer{std::span(message).subspan(kCalleeReplyBytes)};
   writer.PutBytes(welcome.token);
   writer.Put(welcome.connections);
   writer.Skip(8);
@@ -88,8 +88,8 @@ std::array<std::byte, kWelcomeBytes> EncodeWelcome(const TcpWelcome& welcome) {
 Result<TcpWelcome> DecodeWelcome(std::span<const std::byte> bytes) {
   if (bytes.size() != kWelcomeBytes || !ChecksumHolds(bytes)) return Garbage("welcome");
   TcpWelcome welcome;
-  WW_ASSIGN(welcome.reply, DecodeHelloReply(bytes.first(kHelloReplyBytes)));
-  LittleEndianReader reader(bytes.subspan(kHelloReplyBytes));
+  WW_ASSIGN(welcome.reply, DecodeCalleeReply(bytes.first(kCalleeReplyBytes)));
+  LittleEndianReader reader(bytes.subspan(kCalleeReplyBytes));
   reader.TakeBytes(welcome.token);
   welcome.connections = reader.Take<uint32_t>();
   if (welcome.connections == 0 || welcome.connections > kTcpConnectionsMax) {

@@ -20,7 +20,7 @@ inline constexpr uint32_t kTcpConnectionsMax = 16;
 using SessionToken = Nonce;
 
 struct TcpOpen {
-  Introduction introduction;
+  CallerHello caller_hello;
   uint32_t connections = 1;  ///< wanted
 };
 struct TcpJoin {
@@ -38,11 +38,11 @@ Proof JoinProof(const Proof& session_key, const SessionToken& token, uint32_t in
 Result<std::variant<TcpOpen, TcpJoin>> DecodePreamble(std::span<const std::byte> bytes);
 
 struct TcpWelcome {
-  HelloReply reply;
+  CalleeReply reply;
   SessionToken token{};
   uint32_t connections = 1;  ///< granted: at most what was wanted
 };
-inline constexpr size_t kWelcomeBytes = kHelloReplyBytes + 32;
+inline constexpr size_t kWelcomeBytes = kCalleeReplyBytes + 32;
 std::array<std::byte, kWelcomeBytes> EncodeWelcome(const TcpWelcome& welcome);
 Result<TcpWelcome> DecodeWelcome(std::span<const std::byte> bytes);
 

@@ -21,7 +21,8 @@ namespace weightwire::transport {
 /// Most requests of one session that a side may have under way; more is an offence.
 inline constexpr uint32_t kUcxRequestsMax = 256;
 
-/// What a connection of the plug-in is to us: a visitor, a dial or a session. On the loop.
+/// What a connection of the plug-in is to us: a pending connection, a dial or a session. On the
+/// loop.
 class UcxConnection {
  public:
   virtual ~UcxConnection() = default;
@@ -81,7 +82,7 @@ class UcxCore final : private UcxEvents {
   const std::string name = "ucx";
   Handler* handler = nullptr;  ///< set by Start, before anything reads it
   Incarnation self{};
-  RegionKey self_test_key;  ///< set by the gate, before there is a connection
+  RegionKey self_test_key;  ///< set by the listener, before there is a connection
   IoLoop loop;
   ExportTable exports;
 

@@ -7,20 +7,20 @@
 #include "server/transport/address.h"
 #include "server/transport/operation.h"
 #include "server/transport/ucx/ucx_endpoint.h"
-#include "server/transport/ucx/ucx_gate.h"
+#include "server/transport/ucx/ucx_listener.h"
 
 namespace weightwire::transport {
 
 using boost::asio::ip::tcp;
 using boost::system::error_code;
 
-UcxDial::UcxDial(std::shared_ptr<UcxCore> core, std::weak_ptr<UcxGate> gate, std::string address,
-                 const Hello& hello, Transport::ConnectDone done)
+UcxDial::UcxDial(std::shared_ptr<UcxCore> core, std::weak_ptr<UcxListener> listener,
+                 std::string address, const Hello& hello, Transport::ConnectDone done)
     : core_(std::move(core)),
-      gate_(std::move(gate)),
+      listener_(std::move(listener)),
       address_(std::move(address)),
       handshake_(hello),
-      challenged_(!handshake_.awaits_challenge()),
+      challenged_(!handshake_.awaits_proof()),
       done_(std::move(done)),
       timer_(core_->loop.context()),
       resolver_(core_->loop.context()) {}
@@ -59,13 +59,13 @@ void UcxDial::Connect(const tcp::endpoint& peer) {
   id_ = core_->worker().Connect(peer.data(), peer.size(), failure);
   if (id_ == 0) return Fail(TransportFailed("no session with " + address_ + ": " + failure));
   core_->Bind(id_, shared_from_this());
-  core_->worker().Send(id_, EncodeIntroduction(handshake_.introduction()), false);
+  core_->worker().Send(id_, EncodeCallerHello(handshake_.caller_hello()), false);
 }
 
 void UcxDial::OnMessage(std::span<const std::byte> message) {
   if (!done_) return;
-  if (!challenged_) return OnChallenge(message);
-  auto reply = DecodeHelloReply(message);
+  if (!challenged_) return OnCalleeProof(message);
+  auto reply = DecodeCalleeReply(message);
   if (!reply.has_value()) return FailGarbage(reply.error());
   if (Status verdict = StatusOf(*reply); !verdict.ok()) return Fail(std::move(verdict));
   End();
@@ -75,8 +75,9 @@ void UcxDial::OnMessage(std::span<const std::byte> message) {
                   std::exchange(done_, nullptr));
 }
 
-void UcxDial::OnChallenge(std::span<const std::byte> message) {
-  const auto proof = handshake_.OnChallenge(EncodeIntroduction(handshake_.introduction()), message);
+void UcxDial::OnCalleeProof(std::span<const std::byte> message) {
+  const auto proof =
+      handshake_.OnCalleeProof(EncodeCallerHello(handshake_.caller_hello()), message);
   if (!proof.has_value()) {
     const bool garbage = proof.error().reason() == Reason::kInvalidRequest;
     return garbage ? FailGarbage(proof.error()) : Fail(proof.error());
@@ -105,7 +106,7 @@ void UcxDial::Fail(Status why) {
 void UcxDial::End() {
   timer_.cancel();
   resolver_.cancel();
-  if (auto gate = gate_.lock()) gate->Ended(shared_from_this());
+  if (auto listener = listener_.lock()) listener->Ended(shared_from_this());
 }
 
 }  // namespace weightwire::transport

@@ -11,12 +11,12 @@
 
 namespace weightwire::transport {
 
-class UcxGate;
+class UcxListener;
 
 /// One Connect under way. On the loop.
 class UcxDial final : public UcxConnection, public std::enable_shared_from_this<UcxDial> {
  public:
-  UcxDial(std::shared_ptr<UcxCore> core, std::weak_ptr<UcxGate> gate, std::string address,
+  UcxDial(std::shared_ptr<UcxCore> core, std::weak_ptr<UcxListener> listener, std::string address,
           const Hello& hello, Transport::ConnectDone done);
   void Start(Nanos deadline);
   /// Gives up for `why`, unless the answer has been given.
@@ -27,13 +27,13 @@ class UcxDial final : public UcxConnection, public std::enable_shared_from_this<
   void Shut() override;
 
  private:
-  void OnChallenge(std::span<const std::byte> message);
+  void OnCalleeProof(std::span<const std::byte> message);
   void FailGarbage(const Status& what);
   void Connect(const boost::asio::ip::tcp::endpoint& peer);
   void End();
 
   const std::shared_ptr<UcxCore> core_;
-  const std::weak_ptr<UcxGate> gate_;
+  const std::weak_ptr<UcxListener> listener_;
   const std::string address_;
   CallerHandshake handshake_;
   bool challenged_ = false;      ///< and answered

@@ -33,10 +33,10 @@ void UcxEndpoint::Begin(GetOperation operation) {
     ArmTimer();
   }
   waiting_.push_back(std::move(operation));
-  Pump();
+  Advance();
 }
 
-void UcxEndpoint::Pump() {
+void UcxEndpoint::Advance() {
   const uint32_t limit = std::min(core_->options.gets_in_flight_max, kUcxRequestsMax);
   while (state_ == State::kOpen && !waiting_.empty() && active_.size() < limit) {
     const uint64_t request = next_request_++;
@@ -258,7 +258,7 @@ void UcxEndpoint::Finish(uint64_t request, Status status) {
   GetOperation operation = std::move(get->second.operation);
   active_.erase(get);
   deadlines_.erase(deadlines_.find(operation.deadline));
-  Pump();
+  Advance();
   Complete(operation, std::move(status));
 }
 

@@ -69,7 +69,7 @@ class UcxEndpoint final : public Endpoint,
   void OnSelfTestEnd(bool passed);
   Status SelfTestFailure() const;
   void Begin(GetOperation operation);
-  void Pump();
+  void Advance();
   void Send(Frame frame, std::span<const std::byte> payload = {}, bool report = false);
   void OnGet(const Frame& frame);
   Result<std::vector<std::byte>> Grant(const Frame& frame);

@@ -11,7 +11,7 @@
 
 namespace weightwire::transport {
 
-/// A stretch of a peer's memory that one Get may read.
+/// A range of a peer's memory that one Get may read.
 struct UcxRange {
   uint64_t region = 0;   ///< names the remote key
   uint64_t address = 0;  ///< in the peer's process

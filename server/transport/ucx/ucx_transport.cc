@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "server/transport/ucx/ucx_core.h"
-#include "server/transport/ucx/ucx_gate.h"
+#include "server/transport/ucx/ucx_listener.h"
 
 namespace weightwire::transport {
 namespace {
@@ -13,12 +13,12 @@ class UcxTransport final : public Transport {
  public:
   explicit UcxTransport(UcxOptions options)
       : core_(std::make_shared<UcxCore>(std::move(options))),
-        gate_(std::make_shared<UcxGate>(core_)) {}
+        listener_(std::make_shared<UcxListener>(core_)) {}
 
   ~UcxTransport() override {
     std::promise<void> closing;
     core_->Post([this, &closing] {
-      gate_->Stop();
+      listener_->Stop();
       core_->ShutAll();
       closing.set_value();
     });
@@ -42,9 +42,9 @@ class UcxTransport final : public Transport {
     WW_CHECK(handler != nullptr && core_->handler == nullptr);
     core_->handler = handler;
     core_->self = self;
-    return gate_->Open();
+    return listener_->Open();
   }
-  std::string address() const override { return gate_->address(); }
+  std::string address() const override { return listener_->address(); }
   RegionKey Export(GatherList pieces) override {
     for (const memory::RegionSpan& piece : pieces) {
       WW_CHECK(core_->gpu_direct() || !piece.region->on_device());
@@ -65,12 +65,12 @@ class UcxTransport final : public Transport {
   }
   void Connect(const std::string& address, const Hello& hello, Nanos timeout,
                ConnectDone done) override {
-    gate_->Call(address, hello, timeout, std::move(done));
+    listener_->Call(address, hello, timeout, std::move(done));
   }
 
  private:
   const std::shared_ptr<UcxCore> core_;
-  const std::shared_ptr<UcxGate> gate_;
+  const std::shared_ptr<UcxListener> listener_;
 };
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <mutex>
 
 #include "server/device/device.h"
-#include "server/memory/slab_pool.h"
+#include "server/memory/gpu_memory_pool.h"
 #include "tests/support/fake_cuda/fake_cuda.h"
 
 /// The fake GPUs of a test program (FAKE_CUDA_LIBRARY), two of them, loaded as a GPU's library is.
@@ -53,10 +53,10 @@ inline std::map<device::Uuid, std::shared_ptr<device::Device>> FakeDevices() {
   return {{FakeDevice(0)->uuid(), FakeDevice(0)}, {FakeDevice(1)->uuid(), FakeDevice(1)}};
 }
 
-inline std::shared_ptr<memory::SlabPool> FakeSlabs(size_t index) {
-  static std::map<size_t, std::shared_ptr<memory::SlabPool>> pools;
+inline std::shared_ptr<memory::GpuMemoryPool> FakeSlabs(size_t index) {
+  static std::map<size_t, std::shared_ptr<memory::GpuMemoryPool>> pools;
   auto& pool = pools[index];
-  if (!pool) pool = memory::SlabPool::Make(FakeDevice(index), 64 << 20).value();
+  if (!pool) pool = memory::GpuMemoryPool::Make(FakeDevice(index), 64 << 20).value();
   return pool;
 }
 

@@ -140,7 +140,7 @@ class AgentTest : public ::testing::Test {
     command.version = Version{version};
     command.member = rank.member;
     command.role = epoch::Role::kSource;
-    command.legs = {{kPlan, 0, 2}};
+    command.assignments = {{kPlan, 0, 2}};
     command.admitted = {{Ticket{5}, Incarnation{88}}};
     return command;
   }
@@ -150,7 +150,7 @@ class AgentTest : public ::testing::Test {
     command.version = Version{version};
     command.member = rank.member;
     command.role = epoch::Role::kTarget;
-    command.legs = {{kPlan, 0, 1}};
+    command.assignments = {{kPlan, 0, 1}};
     command.sources[0] = {AgentId{9}, Incarnation{99}, "host-9", {{"tcp", "h:1"}}, Ticket{6}};
     command.source_participants[0] = ParticipantId{900};
     return command;
@@ -178,7 +178,7 @@ class AgentTest : public ::testing::Test {
     return {{{kPlan, 9, 0xabc}}, 58, {{"shm", 50}, {"tcp", 8}}, 1};
   }
 
-  /// Prepare and transfer of a version that is published already, up to SourcedReport.
+  /// Prepare and transfer of a version that is published already, up to SourceDoneReport.
   void Source(const Rank& rank, uint64_t epoch, uint64_t version) {
     Command(SourcePrepare(rank, epoch, version));
     Command(epoch::TransferCommand{Epoch{epoch}, rank.member});
@@ -202,7 +202,7 @@ class AgentTest : public ::testing::Test {
     Stage(rank, epoch, version);
     Commit(rank, epoch, version);
     EXPECT_TRUE(agent->AcknowledgeSwap(rank.handle, Epoch{epoch}, 0.25).ok());
-    Command(epoch::InstalledCommand{Epoch{epoch}, rank.member});
+    Command(epoch::CommittedEverywhereCommand{Epoch{epoch}, rank.member});
   }
 
   static void ExpectStatus(const Status& status, Code code, Reason reason) {

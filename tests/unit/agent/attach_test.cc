@@ -211,7 +211,7 @@ TEST_F(AgentAttach, AnswersCommandsForNobodySoThatTheSenderNeedNotWait) {
   Command(epoch::TransferCommand{Epoch{4}, nobody.member});
   Commit(nobody, 4, 1);
   Command(epoch::AbortCommand{Epoch{4}, nobody.member, {}});
-  Command(epoch::InstalledCommand{Epoch{4}, nobody.member});
+  Command(epoch::CommittedEverywhereCommand{Epoch{4}, nobody.member});
   Command(epoch::EvictCommand{nobody.member, {}});
   auto failed = coordinator.All<epoch::FailedReport>();
   ASSERT_EQ(failed.size(), 4u);

@@ -10,8 +10,8 @@ using weightwire::testing::FakeDevice;
 class AgentDevice : public AgentTest {
  protected:
   AgentDevice() {
-    slabs_ = memory::SlabPool::Make(FakeDevice(0), 4'096).value();
-    options.slabs.by_device.emplace(FakeDevice(0)->uuid(), slabs_);
+    gpu_pools_ = memory::GpuMemoryPool::Make(FakeDevice(0), 4'096).value();
+    options.gpu_pools.by_device.emplace(FakeDevice(0)->uuid(), gpu_pools_);
   }
   AttachRequest OnGpu(control::GroupRole role, const std::string& group,
                       const device::Uuid& uuid = FakeDevice(0)->uuid()) {
@@ -19,23 +19,24 @@ class AgentDevice : public AgentTest {
     request.device = uuid;
     return request;
   }
-  /// A trainer whose tensors lie in a slab that is filled with `value`.
+  /// A trainer whose tensors lie in a GPU pool that is filled with `value`.
   std::unique_ptr<Rank> BoundOnGpu(std::byte value) {
     auto trainer = Attach(OnGpu(control::GroupRole::kTrainer, "trainer"));
     EXPECT_TRUE(Submit(trainer->handle).ok());
-    const SlabInfo slab = agent->OpenSlab(trainer->handle, 128).value();
+    const GpuAllocation gpu_pool = agent->AllocateGpuMemory(trainer->handle, 128).value();
     const std::vector<std::byte> content(128, value);
-    EXPECT_TRUE(device::CopyRun(slab.memory->bytes(), content.data(), 128).ok());
-    EXPECT_TRUE(agent->Bind(trainer->handle, {{0, slab.region, 0}, {1, slab.region, 64}}).ok());
+    EXPECT_TRUE(device::CopyRun(gpu_pool.memory->bytes(), content.data(), 128).ok());
+    EXPECT_TRUE(
+        agent->Bind(trainer->handle, {{0, gpu_pool.region, 0}, {1, gpu_pool.region, 64}}).ok());
     return trainer;
   }
-  std::shared_ptr<memory::SlabPool> slabs_;
+  std::shared_ptr<memory::GpuMemoryPool> gpu_pools_;
 };
 
 TEST_F(AgentDevice, LendsATrainerASlabAndBindsItsTensorsThere) {
   Start();
   auto trainer = BoundOnGpu(std::byte{5});
-  EXPECT_EQ(slabs_->bytes_used(), 512u);
+  EXPECT_EQ(gpu_pools_->bytes_used(), 512u);
   ASSERT_TRUE(Publish(*trainer, 1).ok());
   Command(SourcePrepare(*trainer, 1, 1));
   Command(epoch::TransferCommand{Epoch{1}, trainer->member});
@@ -48,25 +49,25 @@ TEST_F(AgentDevice, LendsATrainerASlabAndBindsItsTensorsThere) {
 TEST_F(AgentDevice, TakesASlabBackWhenItsRankHasLeft) {
   Start();
   auto trainer = BoundOnGpu(std::byte{5});
-  ASSERT_TRUE(agent->OpenSlab(trainer->handle, 512).has_value());
-  EXPECT_EQ(slabs_->bytes_used(), 1'024u);
+  ASSERT_TRUE(agent->AllocateGpuMemory(trainer->handle, 512).has_value());
+  EXPECT_EQ(gpu_pools_->bytes_used(), 1'024u);
   agent->Detach(trainer->handle, OkStatus());
-  EXPECT_EQ(slabs_->bytes_used(), 0u);
+  EXPECT_EQ(gpu_pools_->bytes_used(), 0u);
 }
 
 TEST_F(AgentDevice, LetsASlabGoThatABindingDoesNotUse) {
   Start();
   auto trainer = BoundOnGpu(std::byte{5});
-  const uint64_t other = agent->OpenSlab(trainer->handle, 128).value().region;
-  EXPECT_EQ(slabs_->bytes_used(), 1'024u);
+  const uint64_t other = agent->AllocateGpuMemory(trainer->handle, 128).value().region;
+  EXPECT_EQ(gpu_pools_->bytes_used(), 1'024u);
   ASSERT_TRUE(agent->Bind(trainer->handle, {{0, other, 0}, {1, other, 64}}).ok());
-  EXPECT_EQ(slabs_->bytes_used(), 512u);
+  EXPECT_EQ(gpu_pools_->bytes_used(), 512u);
 }
 
 TEST_F(AgentDevice, RefusesABindingThatLeavesItsSlabOrAnothersSlab) {
   Start();
   auto trainer = BoundOnGpu(std::byte{5});
-  const uint64_t own = agent->OpenSlab(trainer->handle, 73).value().region;
+  const uint64_t own = agent->AllocateGpuMemory(trainer->handle, 73).value().region;
   ExpectStatus(agent->Bind(trainer->handle, {{0, own, 0}, {1, own, 64}}), Code::kInvalidArgument,
                Reason::kMemoryTooSmall);
   AttachRequest request = OnGpu(control::GroupRole::kTrainer, "trainer");
@@ -81,16 +82,16 @@ TEST_F(AgentDevice, RefusesABindingThatLeavesItsSlabOrAnothersSlab) {
 TEST_F(AgentDevice, RefusesASlabThatDoesNotFitAndOneForARankWithoutADevice) {
   Start();
   auto trainer = BoundOnGpu(std::byte{5});
-  const auto large = agent->OpenSlab(trainer->handle, 4'000);
+  const auto large = agent->AllocateGpuMemory(trainer->handle, 4'000);
   ASSERT_FALSE(large.has_value());
   ExpectStatus(large.error(), Code::kResourceExhausted, Reason::kLimitExceeded);
   EXPECT_EQ(large.error().rank(), "trainer/0");
   EXPECT_THAT(large.error().message(), HasSubstr(FakeDevice(0)->name()));
   auto plain = Attach(RequestFor(control::GroupRole::kTrainer, "other", 0, 2));
-  ExpectStatus(agent->OpenSlab(plain->handle, 1).error(), Code::kFailedPrecondition,
+  ExpectStatus(agent->AllocateGpuMemory(plain->handle, 1).error(), Code::kFailedPrecondition,
                Reason::kNotReady);
   auto engine_rank = Attach(OnGpu(control::GroupRole::kEngine, "engine-a"));
-  ExpectStatus(agent->OpenSlab(engine_rank->handle, 1).error(), Code::kInvalidArgument,
+  ExpectStatus(agent->AllocateGpuMemory(engine_rank->handle, 1).error(), Code::kInvalidArgument,
                Reason::kInvalidRequest);
 }
 
@@ -102,7 +103,7 @@ TEST_F(AgentDevice, MakesAStageThereOutsideOfTheHostsBudget) {
   const StageInfo stage = agent->OpenStage(rollout->handle).value();
   ASSERT_EQ(stage.buffers.size(), 2u);
   for (const auto& buffer : stage.buffers) EXPECT_TRUE(buffer->on_device());
-  EXPECT_EQ(slabs_->bytes_used(), 1'024u);
+  EXPECT_EQ(gpu_pools_->bytes_used(), 1'024u);
   EXPECT_EQ(agent->Local()[0].stage_bytes, 148u);
 }
 
@@ -119,7 +120,7 @@ TEST_F(AgentDevice, SaysWhyARankGetsHostMemoryInstead) {
 }
 
 TEST_F(AgentDevice, RefusesARankWhoseRequiredDeviceIsNotThere) {
-  options.slabs.required = true;
+  options.gpu_pools.required = true;
   Start();
   FakeApplication application;
   const auto reply = TryAttach(

@@ -93,7 +93,7 @@ class FakeCoordinator final : public control::CoordinatorPort {
   explicit FakeCoordinator(Clock& sim_clock) : clock(sim_clock) {}
   Clock& clock;
   Nanos heartbeat = std::chrono::seconds(1);
-  History history{5};
+  JournalId history{5};
   Status open_answer, register_answer, layout_answer, publish_answer;
   bool hold_replies = false, hold_layouts = false;
   std::vector<std::function<void()>> held;

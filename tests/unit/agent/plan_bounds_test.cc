@@ -135,7 +135,7 @@ TEST_F(PlanBounds, BoundsScalesByWhatTheyAreMadeOf) {
   layout.tensors = {{"w", layout::DType::kBF16, {5, 7}, {}}};
   plan::RankSlice slice = SliceFor(plan::Side::kSource);
   plan::CopyOp op{0, 0, 0, layout::DType::kBF16, layout::DType::kF32, {3, 3}, 0, {7, 1}, 0, {3, 1}};
-  op.makes = plan::Makes::kScales;
+  op.transform = plan::Transform::kScales;
   op.block = {2, 3};
   op.source_extent = {5, 7};
   slice.streams[0].ops = {op};
@@ -161,10 +161,10 @@ class GatheredBounds : public PlanBounds {
     slice_.streams[0].ops = {{0, 0, 2, floats, floats, {5, 7}, 0, {7, 1}, 0, {7, 1}}};
     slice_.streams[0].bytes = 70;
     plan::CopyOp codes{0, 2, 0, floats, layout::DType::kF8E4M3, {5, 7}, 0, {7, 1}, 0, {7, 1}};
-    codes.makes = plan::Makes::kCodes;
+    codes.transform = plan::Transform::kCodes;
     codes.block = {2, 3};
     plan::CopyOp scales{1, 2, 1, floats, layout::DType::kF32, {3, 3}, 0, {7, 1}, 0, {3, 1}};
-    scales.makes = plan::Makes::kScales;
+    scales.transform = plan::Transform::kScales;
     scales.block = {2, 3};
     scales.source_extent = {5, 7};
     slice_.gathered = {floats, 35, {codes, scales}};

@@ -39,13 +39,13 @@ TEST_F(AgentPublish, IsRefusedWhileAVersionIsHeld) {
 TEST_F(AgentPublish, ReportsSumsAndReleasesOnceNothingReadsTheBytes) {
   ASSERT_TRUE(Publish(*trainer_, 7).ok());
   Source(*trainer_, 3, 7);
-  auto sourced = coordinator.All<epoch::SourcedReport>();
+  auto sourced = coordinator.All<epoch::SourceDoneReport>();
   ASSERT_EQ(sourced.size(), 1u);
   EXPECT_THAT(sourced[0].digests, ElementsAre(epoch::Digest{kPlan, 9, 0xabc}));
   const auto& job = engine.sources.at(JobOf(*trainer_, 3)).first;
   EXPECT_EQ(job.name, "trainer/0");
-  ASSERT_EQ(job.legs.size(), 1u);
-  EXPECT_EQ(job.legs[0].readers, 2u);
+  ASSERT_EQ(job.assignments.size(), 1u);
+  EXPECT_EQ(job.assignments[0].readers, 2u);
   ASSERT_TRUE(job.readers.has_value());
   EXPECT_THAT(job.readers->callers, ElementsAre(Incarnation{88}))
       << "whose ticket came with the command";
@@ -83,7 +83,7 @@ TEST_F(AgentPublish, ServesOnWithoutAReaderWheneverItIsExcluded) {
   exclude(2, 52);  // of an epoch that does not run
   EXPECT_THAT(engine.excluded, ElementsAre(excluded(50), excluded(51)));
   engine.FinishSource(JobOf(*trainer_, 3), Sums());
-  EXPECT_EQ(coordinator.All<epoch::SourcedReport>().size(), 1u);
+  EXPECT_EQ(coordinator.All<epoch::SourceDoneReport>().size(), 1u);
   EXPECT_THAT(coordinator.All<epoch::FailedReport>(), IsEmpty()) << "it needs no answer";
 }
 
@@ -239,7 +239,7 @@ TEST_F(AgentPublish, SharesOneTicketBetweenRanksAndWithdrawsItAfterTheLast) {
   ASSERT_TRUE(Publish(*second, 1).ok());
   Command(SourcePrepare(*trainer_, 1, 1));
   auto command = SourcePrepare(*second, 1, 1);
-  command.legs[0].rank = 1;
+  command.assignments[0].rank = 1;
   Command(command);
   ASSERT_EQ(coordinator.All<epoch::PreparedReport>().size(), 2u);
   EXPECT_THAT(engine.tickets, ElementsAre(Ticket{5}));
@@ -252,7 +252,7 @@ TEST_F(AgentPublish, SharesOneTicketBetweenRanksAndWithdrawsItAfterTheLast) {
 TEST_F(AgentPublish, AdmitsNoTicketOfAnEpochThatCouldNotBePrepared) {
   ASSERT_TRUE(Publish(*trainer_, 1).ok());
   auto command = SourcePrepare(*trainer_, 1, 1);
-  command.legs[0].plan = PlanId{7, 7};
+  command.assignments[0].plan = PlanId{7, 7};
   Command(command);
   ASSERT_EQ(coordinator.All<epoch::FailedReport>().size(), 1u);
   EXPECT_EQ(coordinator.All<epoch::FailedReport>()[0].why.reason(), Reason::kNotRegistered);

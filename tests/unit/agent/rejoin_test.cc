@@ -24,7 +24,7 @@ class AgentRejoin : public AgentTest {
   void ComeBack() { sim.RunFor(milliseconds(250)); }
   /// The participant goes by another member now.
   void Follow(Rank& rank) { rank.member = agent->Local().at(0).member; }
-  const control::Claim& LastClaim() { return coordinator.registered.back().claim; }
+  const control::RejoinState& LastClaim() { return coordinator.registered.back().claim; }
   static epoch::Content At(uint64_t epoch, uint64_t version) {
     return {Epoch{epoch}, Version{version}};
   }
@@ -40,7 +40,7 @@ TEST_F(AgentRejoin, AnEngineServesOnAndRegistersWithWhatItHolds) {
   ComeBack();
   EXPECT_EQ(rollout->application.told.size(), told) << "the engine's process learns nothing of it";
   EXPECT_EQ(coordinator.registered.back().incarnation, Incarnation{1});
-  EXPECT_EQ(LastClaim(), (control::Claim{At(4, 40), {At(3, 30)}, {}, {}, false, {}}));
+  EXPECT_EQ(LastClaim(), (control::RejoinState{At(4, 40), {At(3, 30)}, {}, {}, false, {}}));
   const epoch::Member before = rollout->member;
   Follow(*rollout);
   EXPECT_NE(rollout->member, before);
@@ -63,7 +63,7 @@ TEST_F(AgentRejoin, WhatMovesIsStoppedBeforeItRegistersAgain) {
   engine.EndDrains();
   sim.RunReady();
   ASSERT_EQ(coordinator.registered.size(), registered + 1);
-  EXPECT_EQ(LastClaim(), (control::Claim{At(3, 30), {}, {}, {}, false, {}}));
+  EXPECT_EQ(LastClaim(), (control::RejoinState{At(3, 30), {}, {}, {}, false, {}}));
   EXPECT_THAT(coordinator.reports, IsEmpty()) << "nobody asked for an abort";
 }
 
@@ -74,12 +74,12 @@ TEST_F(AgentRejoin, AStagedEpochIsKeptUntilTheNextCoordinatorDecides) {
   LoseCoordinator();
   ComeBack();
   EXPECT_EQ(LastClaim(),
-            (control::Claim{At(3, 30), {}, Epoch{4}, Epoch{4}, false, {}, Version{40}}));
+            (control::RejoinState{At(3, 30), {}, Epoch{4}, Epoch{4}, false, {}, Version{40}}));
   Follow(*rollout);
   Commit(*rollout, 4, 40);
   EXPECT_EQ(rollout->application.told.back(), "committed e4 content 4 v40 buffer 1 leader");
   EXPECT_TRUE(agent->AcknowledgeSwap(rollout->handle, Epoch{4}, 0).ok());
-  Command(epoch::InstalledCommand{Epoch{4}, rollout->member});
+  Command(epoch::CommittedEverywhereCommand{Epoch{4}, rollout->member});
   EXPECT_EQ(agent->Local().at(0).serving, Epoch{4});
 }
 
@@ -106,14 +106,14 @@ TEST_F(AgentRejoin, ASwapUnderWayIsAcknowledgedToTheNextCoordinator) {
       << "while nobody is there";
   ComeBack();
   EXPECT_EQ(LastClaim(),
-            (control::Claim{At(3, 30), {}, Epoch{4}, Epoch{4}, true, {}, Version{40}}));
+            (control::RejoinState{At(3, 30), {}, Epoch{4}, Epoch{4}, true, {}, Version{40}}));
   Follow(*rollout);
   const size_t told = rollout->application.told.size();
   Commit(*rollout, 4, 40);
   EXPECT_EQ(rollout->application.told.size(), told) << "offered once";
-  ASSERT_EQ(coordinator.All<epoch::AppliedReport>().size(), 1u);
-  EXPECT_EQ(coordinator.All<epoch::AppliedReport>()[0].member, rollout->member);
-  Command(epoch::InstalledCommand{Epoch{4}, rollout->member});
+  ASSERT_EQ(coordinator.All<epoch::SwappedReport>().size(), 1u);
+  EXPECT_EQ(coordinator.All<epoch::SwappedReport>()[0].member, rollout->member);
+  Command(epoch::CommittedEverywhereCommand{Epoch{4}, rollout->member});
   EXPECT_EQ(rollout->application.told.back(), "installed e4 content 4");
 }
 
@@ -229,7 +229,7 @@ TEST_F(AgentRejoin, AnotherHistoryEvictsEveryone) {
   auto trainer = BoundTrainer();
   auto rollout = StagedEngine(0, 2);
   LoseCoordinator();
-  coordinator.history = History{6};
+  coordinator.history = JournalId{6};
   ComeBack();
   EXPECT_THAT(trainer->application.told, ElementsAre("evicted (stale_incarnation)"));
   EXPECT_THAT(rollout->application.told, ElementsAre("evicted (stale_incarnation)"));

@@ -63,7 +63,7 @@ TEST_F(AgentRoom, IsAskedForBeforeTheNextVersionMoves) {
   engine.FinishTarget(JobOf(*rollout_, 2), Verified());
   Commit(*rollout_, 2, 8);
   EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{2}, 0).ok());
-  Command(epoch::InstalledCommand{Epoch{2}, rollout_->member});
+  Command(epoch::CommittedEverywhereCommand{Epoch{2}, rollout_->member});
   EXPECT_THAT(*told_, ElementsAre("room e2 v8", "committed e2 content 2 v8 buffer 0 leader",
                                   "installed e2 content 2"));
   EXPECT_EQ(agent->Local()[0].serving, Epoch{2});

@@ -25,7 +25,7 @@ TEST_F(AgentSpans, EachReportSaysHowLongItsPartTook) {
   const Nanos began = sim.Now();
   sim.RunFor(milliseconds(1500));
   transfer::TargetReport report = Verified();
-  report.stretches = {
+  report.spans = {
       {"read", began + milliseconds(10), began + milliseconds(400), 50, ParticipantId{900}, "tcp"},
       {"verify", began + milliseconds(20), began + milliseconds(500), 58, {}, {}}};
   engine.FinishTarget(JobOf(*rollout, 1), report);
@@ -45,7 +45,7 @@ TEST_F(AgentSpans, EachReportSaysHowLongItsPartTook) {
   Commit(*rollout, 1, 7);
   sim.RunFor(milliseconds(30));
   EXPECT_TRUE(agent->AcknowledgeSwap(rollout->handle, Epoch{1}, 0.01).ok());
-  const auto applied = coordinator.All<epoch::AppliedReport>().at(0);
+  const auto applied = coordinator.All<epoch::SwappedReport>().at(0);
   ASSERT_EQ(applied.spans.size(), 1u);
   EXPECT_EQ(applied.spans[0].name, "swap");
   EXPECT_EQ(applied.spans[0].duration_us, 30'000);
@@ -76,7 +76,7 @@ TEST_F(AgentSpans, AnAbortTellsOfItsOwnDrainOnly) {
 }
 
 TEST(Spans, OfTooManyPartsTheLongestAreTold) {
-  std::vector<transfer::Stretch> parts;
+  std::vector<transfer::WorkSpan> parts;
   for (int i = 0; i < 200; ++i) {
     parts.push_back({"read", Nanos(0), milliseconds(i), 1, {}, {}});
   }

@@ -58,7 +58,7 @@ TEST_F(AgentTarget, SwapsBuffersEpochByEpoch) {
   Serve(*rollout_, 1, 7);
   EXPECT_THAT(*told_,
               ElementsAre("committed e1 content 1 v7 buffer 0 leader", "installed e1 content 1"));
-  auto applied = coordinator.All<epoch::AppliedReport>();
+  auto applied = coordinator.All<epoch::SwappedReport>();
   ASSERT_EQ(applied.size(), 1u);
   EXPECT_EQ(applied[0].epoch, Epoch{1});
   EXPECT_DOUBLE_EQ(applied[0].flip_seconds, 0.25);
@@ -117,7 +117,7 @@ TEST_F(AgentTarget, SettlesWhatIsKnownOfABufferWhenItIsServed) {
   Commit(*rollout_, 2, 8);
   EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{2}, 0).ok());
   EXPECT_FALSE(kept->Unsettle()) << "not everyone has swapped";
-  Command(epoch::InstalledCommand{Epoch{2}, rollout_->member});
+  Command(epoch::CommittedEverywhereCommand{Epoch{2}, rollout_->member});
   EXPECT_TRUE(kept->Unsettle());
 }
 
@@ -137,7 +137,7 @@ TEST_F(AgentTarget, ServesAgainWhatItsSpareBufferHolds) {
   EXPECT_EQ(staged.keeps, (epoch::Contents{{Epoch{2}, Version{8}}}));
   Commit(*rollout_, 3, 7);
   EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{3}, 0).ok());
-  Command(epoch::InstalledCommand{Epoch{3}, rollout_->member});
+  Command(epoch::CommittedEverywhereCommand{Epoch{3}, rollout_->member});
   EXPECT_THAT(*told_,
               ElementsAre("committed e3 content 3 v7 buffer 0 leader", "installed e3 content 3"));
   EXPECT_EQ(agent->Local()[0].serving, Epoch{3});
@@ -180,7 +180,7 @@ TEST_F(AgentTarget, HoldsAsManyVersionsAsThePolicySays) {
   EXPECT_EQ(staged.keeps, held({5, 4, 3}));
   Commit(*many, 6, 20);
   EXPECT_TRUE(agent->AcknowledgeSwap(many->handle, Epoch{6}, 0).ok());
-  Command(epoch::InstalledCommand{Epoch{6}, many->member});
+  Command(epoch::CommittedEverywhereCommand{Epoch{6}, many->member});
   EXPECT_EQ(agent->Local().back().serving, Epoch{6});
   EXPECT_THAT(many->application.told,
               ::testing::Contains("committed e6 content 6 v20 buffer 1 leader"))
@@ -194,9 +194,9 @@ TEST_F(AgentTarget, RefusesARollbackToAnythingElse) {
   Serve(*rollout_, 1, 7);
   Command(RollbackPrepare(*rollout_, 2, 6, 0));
   Command(RollbackPrepare(*rollout_, 3, 7, 1));
-  auto legs = RollbackPrepare(*rollout_, 4, 7, 1);
-  legs.legs = {{kPlan, 0, 1}};
-  Command(legs);
+  auto assignments = RollbackPrepare(*rollout_, 4, 7, 1);
+  assignments.assignments = {{kPlan, 0, 1}};
+  Command(assignments);
   EXPECT_EQ(coordinator.All<epoch::FailedReport>().size(), 3u) << "1 is served";
   EXPECT_EQ(agent->Local()[0].serving, Epoch{1});
 }
@@ -226,10 +226,10 @@ TEST_F(AgentTarget, TakesAnAcknowledgementOnlyForTheOfferedEpoch) {
   Commit(*rollout_, 4, 7);
   stale(3);
   stale(5);
-  EXPECT_THAT(coordinator.All<epoch::AppliedReport>(), IsEmpty());
+  EXPECT_THAT(coordinator.All<epoch::SwappedReport>(), IsEmpty());
   EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{4}, 0).ok());
   EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{4}, 0).ok()) << "a repeat";
-  EXPECT_EQ(coordinator.All<epoch::AppliedReport>().size(), 1u);
+  EXPECT_EQ(coordinator.All<epoch::SwappedReport>().size(), 1u);
 }
 
 TEST_F(AgentTarget, TakesAnAcknowledgementOnlyFromTheLeader) {
@@ -238,7 +238,7 @@ TEST_F(AgentTarget, TakesAnAcknowledgementOnlyFromTheLeader) {
   EXPECT_THAT(*told_, ElementsAre("committed e4 content 4 v7 buffer 0"));
   ExpectStatus(agent->AcknowledgeSwap(rollout_->handle, Epoch{4}, 0), Code::kPermissionDenied,
                Reason::kPermissionDenied);
-  Command(epoch::InstalledCommand{Epoch{4}, rollout_->member});
+  Command(epoch::CommittedEverywhereCommand{Epoch{4}, rollout_->member});
   EXPECT_EQ(told_->back(), "installed e4 content 4");
 }
 
@@ -248,7 +248,7 @@ TEST_F(AgentTarget, MayAcknowledgeInsideOnCommitted) {
     EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{4}, 0.5).ok());
   };
   Commit(*rollout_, 4, 7);
-  EXPECT_EQ(coordinator.All<epoch::AppliedReport>().size(), 1u);
+  EXPECT_EQ(coordinator.All<epoch::SwappedReport>().size(), 1u);
 }
 
 TEST_F(AgentTarget, MayLeaveInsideOnCommitted) {
@@ -285,7 +285,7 @@ TEST_F(AgentTarget, FailsToPrepareWhenASenderIsNotNamed) {
 
 TEST_F(AgentTarget, FailsToPrepareWithoutExactlyOnePlan) {
   auto command = TargetPrepare(*rollout_, 1, 7);
-  command.legs.clear();
+  command.assignments.clear();
   Command(command);
   ASSERT_EQ(coordinator.All<epoch::FailedReport>().size(), 1u);
 }
@@ -334,20 +334,20 @@ TEST_F(AgentTarget, PassesOnWhatItReceives) {
   const auto& relay = engine.sources.at(JobOf(*rollout_, 1)).first;
   ASSERT_NE(relay.received, nullptr);
   EXPECT_EQ(relay.received, target.received);
-  ASSERT_EQ(relay.legs.size(), 1u);
-  EXPECT_EQ(relay.legs[0].readers, 1u);
+  ASSERT_EQ(relay.assignments.size(), 1u);
+  EXPECT_EQ(relay.assignments[0].readers, 1u);
   ASSERT_TRUE(relay.readers.has_value());
   EXPECT_THAT(relay.readers->callers, ElementsAre(Incarnation{55}));
   ASSERT_TRUE(relay.readers->ranks.contains(ParticipantId(31)));
   EXPECT_EQ(relay.readers->ranks.at(ParticipantId(31)).caller, Incarnation{55});
   EXPECT_EQ(relay.readers->ranks.at(ParticipantId(31)).rank, 4u);
-  EXPECT_EQ(relay.legs[0].slice->side, plan::Side::kSource);
+  EXPECT_EQ(relay.assignments[0].slice->side, plan::Side::kSource);
   EXPECT_EQ(relay.binding[1].region, target.binding[1].region);
   EXPECT_EQ(relay.binding[1].offset, target.binding[1].offset);
   engine.FinishTarget(JobOf(*rollout_, 1), Verified());
   Commit(*rollout_, 1, 7);
   EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{1}, 0).ok());
-  Command(epoch::InstalledCommand{Epoch{1}, rollout_->member});
+  Command(epoch::CommittedEverywhereCommand{Epoch{1}, rollout_->member});
   EXPECT_THAT(engine.tickets, IsEmpty());
   Serve(*rollout_, 2, 8);
   EXPECT_FALSE(engine.sources.contains(JobOf(*rollout_, 2)));
@@ -408,7 +408,7 @@ TEST_F(AgentTarget, ServesTheContentOfAFillUnderItsOwnEpoch) {
   engine.FinishTarget(JobOf(*rollout_, 9), Verified());
   Command(epoch::CommitCommand{Epoch{9}, Version{7}, Epoch{5}, rollout_->member, true});
   EXPECT_TRUE(agent->AcknowledgeSwap(rollout_->handle, Epoch{9}, 0).ok());
-  Command(epoch::InstalledCommand{Epoch{9}, rollout_->member});
+  Command(epoch::CommittedEverywhereCommand{Epoch{9}, rollout_->member});
   EXPECT_THAT(*told_,
               ElementsAre("committed e9 content 5 v7 buffer 0 leader", "installed e9 content 5"));
   EXPECT_EQ(agent->Local()[0].serving, Epoch{5});

@@ -180,7 +180,7 @@ TEST_F(AgentWithdraw, IsAnsweredWhenNothingReadsAnyMore) {
   engine.EndDrains();
   ASSERT_EQ(found_.size(), 1u);
   EXPECT_EQ(*found_[0], Withdrawal::kRevoked);
-  EXPECT_THAT(coordinator.All<epoch::SourcedReport>(), IsEmpty());
+  EXPECT_THAT(coordinator.All<epoch::SourceDoneReport>(), IsEmpty());
 }
 
 TEST_F(AgentWithdraw, WhatWasReadMayBeCommittedAndIsNotReadAgain) {

@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "server/content/reading.h"
+#include "server/content/hash_plan.h"
 #include "server/layout/scheme.h"
 #include "server/transfer/segment_copy.h"
 #include "tests/support/safetensors.h"
@@ -62,16 +62,16 @@ layout::ModelLayout LayoutOf(const std::string& config, const std::string& spec,
   return std::move(*made);
 }
 
-std::vector<std::vector<kernels::KeyedSum>> SumsOf(const Reading& reading,
+std::vector<std::vector<kernels::KeyedSum>> SumsOf(const HashPlan& hash_plan,
                                                    const layout::ModelLayout& layout,
                                                    const std::vector<testing::TensorFile>& files) {
-  std::vector<std::vector<kernels::KeyedSum>> sums(reading.ranks.size());
+  std::vector<std::vector<kernels::KeyedSum>> sums(hash_plan.ranks.size());
   for (size_t rank = 0; rank < sums.size(); ++rank) {
-    for (const plan::CopyOp& op : reading.ranks[rank].ops) {
+    for (const plan::CopyOp& op : hash_plan.ranks[rank].ops) {
       const std::string& name = layout.ranks[rank].tensors[op.source_tensor].name;
       const transfer::SegmentCopy copy =
           transfer::CopyOf(op, {0, std::vector<int64_t>(op.extent.size(), 0), op.extent, 0});
-      kernels::AddKeyed(sums[rank].emplace_back(), SeedOf(reading.tensors[op.canonical].name),
+      kernels::AddKeyed(sums[rank].emplace_back(), SeedOf(hash_plan.tensors[op.canonical].name),
                         files[rank].at(name).bytes.data() + copy.source_offset, copy.box, copy.from,
                         copy.to, op.target_offset);
     }
@@ -86,9 +86,9 @@ TEST(Dumps, HaveTheRootsOfTheCheckpointsThatTheyWereMadeFrom) {
     std::vector<testing::TensorFile> files;
     const layout::ModelLayout layout = LayoutOf(testing::ReadText(base + "/hf/config.json"),
                                                 dump.spec, base + "/" + dump.folder, files);
-    const auto reading = ReadingOf(layout, layout::FingerprintOf(layout));
-    ASSERT_TRUE(reading) << reading.error().ToString();
-    const Content content = Combine(*reading, SumsOf(*reading, layout, files));
+    const auto hash_plan = HashPlanOf(layout, layout::FingerprintOf(layout));
+    ASSERT_TRUE(hash_plan) << hash_plan.error().ToString();
+    const Content content = Combine(*hash_plan, SumsOf(*hash_plan, layout, files));
     EXPECT_TRUE(content.disagreements.empty()) << dump.model << " " << dump.folder;
     EXPECT_EQ(RootOf(content.leaves).ToHex(), roots.at(dump.model).get<std::string>())
         << dump.folder;

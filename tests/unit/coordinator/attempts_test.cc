@@ -60,7 +60,7 @@ class CoordinatorAttempts : public ::testing::TestWithParam<CommitPolicy> {
     for (const epoch::CommitCommand& commit : asked) {
       const bool last = commit.epoch == asked.back().epoch;
       if (last && commit.leader) {
-        AgentOf(engine).Report(epoch::AppliedReport{commit.epoch, commit.member, 0.1});
+        AgentOf(engine).Report(epoch::SwappedReport{commit.epoch, commit.member, 0.1});
       }
     }
     fleet_->Run();
@@ -128,7 +128,7 @@ TEST_P(CoordinatorAttempts, B7AStragglerThatIsCutOffAndBackIsNotWaitedForAgain) 
   AgentOf(1).deaf = Is<epoch::CommitCommand>;
   Publish(2);
   fleet_->Run(fleet_->options.commit_deadline);
-  control::Claim staged;
+  control::RejoinState staged;
   staged.serving = {Epoch(1), Version(1)};
   staged.staged = staged.content = Epoch(2);
   staged.version = Version(2);

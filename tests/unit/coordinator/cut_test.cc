@@ -26,8 +26,8 @@ class CoordinatorCut : public ::testing::Test {
   FakeAgent& EngineAgent() { return fleet_.Agent("engine-a-agent"); }
   FakeAgent& TrainerAgent() { return fleet_.Agent("trainer-agent"); }
   EngineStatus Engine() { return fleet_.EngineNamed("engine-a"); }
-  control::Claim Serving(uint64_t version) {
-    control::Claim claim;
+  control::RejoinState Serving(uint64_t version) {
+    control::RejoinState claim;
     claim.serving = {fleet_.coordinator->Snapshot().committed, Version(version)};
     return claim;
   }
@@ -42,11 +42,12 @@ class CoordinatorCut : public ::testing::Test {
     ASSERT_TRUE(agent.Open().has_value());
   }
   Result<epoch::Member> RegisterAgain(GroupRole role, const std::string& group, uint32_t rank,
-                                      const epoch::Member& before, const control::Claim& claim) {
+                                      const epoch::Member& before,
+                                      const control::RejoinState& claim) {
     return fleet_.Register(group + "-agent", role, group, rank, 2, before.incarnation.value, claim);
   }
   void Resume(GroupRole role, const std::string& group, const std::vector<epoch::Member>& members,
-              const control::Claim& claim) {
+              const control::RejoinState& claim) {
     for (uint32_t rank = 0; rank < 2; ++rank) {
       const auto again = RegisterAgain(role, group, rank, members[rank], claim);
       ASSERT_TRUE(again.has_value()) << again.error().ToString();
@@ -55,11 +56,11 @@ class CoordinatorCut : public ::testing::Test {
     }
     fleet_.Run();
   }
-  void ResumeEngine(const control::Claim& claim) {
+  void ResumeEngine(const control::RejoinState& claim) {
     Open(EngineAgent());
     Resume(GroupRole::kEngine, "engine-a", engine_, claim);
   }
-  void ResumeTrainer(const control::Claim& claim = {}) {
+  void ResumeTrainer(const control::RejoinState& claim = {}) {
     Open(TrainerAgent());
     Resume(GroupRole::kTrainer, "trainer", trainer_, claim);
   }
@@ -208,7 +209,7 @@ TEST_F(CoordinatorCut, ATrainerThatIsCutOffMidTransferKeepsItsVersion) {
   Cut(TrainerAgent());
   fleet_.Run();
   EXPECT_EQ(fleet_.Released(trainer_[0], 2), std::nullopt);
-  control::Claim claim;
+  control::RejoinState claim;
   claim.released = Version(1);
   ResumeTrainer(claim);
   for (const auto& member : trainer_) {
@@ -223,7 +224,7 @@ TEST_F(CoordinatorCut, AReleaseThatATrainerMissedIsToldAgain) {
   Publish(2);
   ASSERT_TRUE(fleet_.Released(trainer_[0], 2).has_value());
   Cut(TrainerAgent());  // the release was on its way: ResumeTrainer forgets what came
-  control::Claim claim;
+  control::RejoinState claim;
   claim.released = Version(1);
   ResumeTrainer(claim);
   ASSERT_EQ(fleet_.Released(trainer_[0], 2), std::nullopt);
@@ -241,7 +242,7 @@ TEST_F(CoordinatorCut, AVersionThatWasGivenUpMeanwhileIsNotToldToBeCommitted) {
   ASSERT_TRUE(fleet_.Publish(trainer_[0], 2, false, seconds(1)).ok());
   Cut(TrainerAgent());
   fleet_.Run(seconds(3));  // its deadline passes: rank 1 never published it
-  control::Claim claim;
+  control::RejoinState claim;
   claim.released = Version(1);
   ResumeTrainer(claim);
   ASSERT_TRUE(fleet_.Publish(trainer_[0], 2).ok());
@@ -266,7 +267,7 @@ TEST_F(CoordinatorCut, ASwapThatWasDecidedIsMadeWhenTheEngineIsBack) {
   EXPECT_EQ(fleet_.EngineNamed("engine-b").version, Version(2));
   Publish(3);  // while it is away
   EXPECT_EQ(fleet_.EngineNamed("engine-b").version, Version(3));
-  control::Claim claim;
+  control::RejoinState claim;
   claim.serving = {first, Version(1)};
   claim.staged = claim.content = second;
   claim.version = Version(2);

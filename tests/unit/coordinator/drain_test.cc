@@ -47,10 +47,10 @@ class CoordinatorDrain : public ::testing::Test {
   }
   /// The trainer and both engines come back as they were, serving version 1.
   void ComeBack() {
-    control::Claim released;
+    control::RejoinState released;
     released.released = Version(1);
     Register(control::GroupRole::kTrainer, "trainer", trainer_.front(), released);
-    control::Claim serving;
+    control::RejoinState serving;
     serving.serving = {Epoch(1), Version(1)};
     for (auto& [name, member] : engines_) {
       Register(control::GroupRole::kEngine, name, member, serving);
@@ -58,7 +58,7 @@ class CoordinatorDrain : public ::testing::Test {
     fleet_.Run();
   }
   void Register(control::GroupRole role, const std::string& group, epoch::Member& member,
-                const control::Claim& claim) {
+                const control::RejoinState& claim) {
     const auto again =
         fleet_.Register(group + "-agent", role, group, 0, 1, member.incarnation.value, claim);
     ASSERT_TRUE(again.has_value()) << again.error().ToString();
@@ -144,7 +144,7 @@ TEST_F(CoordinatorDrain, FinishesWhatItIsInAndSaysWhatThatIs) {
   Drain("engine-a");
   EXPECT_THAT(Named("engine-a").busy_with, IsEmpty()) << "it has swapped";
   const auto commit = fleet_.Agent("engine-b-agent").Last<epoch::CommitCommand>();
-  fleet_.Agent("engine-b-agent").Report(epoch::AppliedReport{Epoch(2), commit->member});
+  fleet_.Agent("engine-b-agent").Report(epoch::SwappedReport{Epoch(2), commit->member});
   fleet_.Run();
   EXPECT_THAT(Named("engine-b").busy_with, IsEmpty());
   EXPECT_EQ(Named("engine-b").version, Version(2));
@@ -238,7 +238,7 @@ TEST_F(CoordinatorDrain, WhatTheLastCoordinatorDecidedIsSomethingThatItIsIn) {
   Publish(2);
   fleet_.journal.FailNext(/*kept=*/false);  // so that the next one decides nothing
   Restart();
-  control::Claim staged;
+  control::RejoinState staged;
   staged.serving = {Epoch(1), Version(1)};
   staged.staged = Epoch(2);
   staged.content = Epoch(2);

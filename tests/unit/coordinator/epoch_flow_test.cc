@@ -38,7 +38,7 @@ TEST(CoordinatorEpoch, CommitsOnEveryEngineWhenAllRanksPublished) {
   ASSERT_EQ(commits.size(), 2u);
   EXPECT_TRUE(commits[0].leader);
   EXPECT_FALSE(commits[1].leader) << "one rank swaps for its engine";
-  const auto installed = fleet.Agent("engine-a-agent").All<epoch::InstalledCommand>();
+  const auto installed = fleet.Agent("engine-a-agent").All<epoch::CommittedEverywhereCommand>();
   EXPECT_EQ(installed.size(), 2u);
 
   const EpochStatus epoch = fleet.Newest();
@@ -80,9 +80,10 @@ TEST(CoordinatorEpoch, PrepareCarriesPeersTicketsAndReaders) {
   std::set<Ticket> admitted;
   for (const auto& source : sources) {
     EXPECT_EQ(source.role, epoch::Role::kSource);
-    ASSERT_EQ(source.legs.size(), 2u) << "engines a and b have equal layouts: one plan";
-    EXPECT_THAT((std::vector<uint32_t>{source.legs[0].readers, source.legs[1].readers}),
-                ::testing::UnorderedElementsAre(1, 2));
+    ASSERT_EQ(source.assignments.size(), 2u) << "engines a and b have equal layouts: one plan";
+    EXPECT_THAT(
+        (std::vector<uint32_t>{source.assignments[0].readers, source.assignments[1].readers}),
+        ::testing::UnorderedElementsAre(1, 2));
     for (const auto& [ticket, caller] : source.admitted) admitted.insert(ticket);
     // Engine c's ranks read half each, of two halves at the sources: each from one source only.
     std::set<std::tuple<ParticipantId, uint32_t, Incarnation>> readers, expected;
@@ -91,8 +92,9 @@ TEST(CoordinatorEpoch, PrepareCarriesPeersTicketsAndReaders) {
     }
     for (const char* name : {"engine-a-agent", "engine-b-agent", "engine-c-agent"}) {
       for (const auto& target : fleet.Agent(name).All<epoch::PrepareCommand>()) {
-        if (!target.sources.contains(source.legs[0].rank)) continue;
-        expected.emplace(target.member.id, target.legs[0].rank, fleet.Agent(name).incarnation);
+        if (!target.sources.contains(source.assignments[0].rank)) continue;
+        expected.emplace(target.member.id, target.assignments[0].rank,
+                         fleet.Agent(name).incarnation);
       }
     }
     EXPECT_FALSE(readers.empty());
@@ -103,7 +105,7 @@ TEST(CoordinatorEpoch, PrepareCarriesPeersTicketsAndReaders) {
     std::set<Ticket> of_agent;
     for (const auto& target : fleet.Agent(name).All<epoch::PrepareCommand>()) {
       EXPECT_EQ(target.role, epoch::Role::kTarget);
-      EXPECT_EQ(target.legs.size(), 1u);
+      EXPECT_EQ(target.assignments.size(), 1u);
       EXPECT_EQ(target.content, target.epoch);
       for (const auto& [rank, peer] : target.sources) {
         EXPECT_EQ(peer.agent, fleet.Agent("trainer-agent").id());
@@ -177,7 +179,7 @@ TEST(CoordinatorEpoch, RankThatNeverPublishesIsNamedAtTheDeadline) {
   EXPECT_EQ(fleet.Publish(trainer[1], 1).reason(), Reason::kStaleVersion) << "it was given up";
 }
 
-TEST(CoordinatorEpoch, AnAbandonedPublishLeavesARowAStoryAndACount) {
+TEST(CoordinatorEpoch, AnAbandonedPublishLeavesARowATraceAndACount) {
   Fleet fleet;
   const auto trainer = fleet.Trainer(2);
   fleet.Engine("engine-a");
@@ -193,10 +195,10 @@ TEST(CoordinatorEpoch, AnAbandonedPublishLeavesARowAStoryAndACount) {
   EXPECT_EQ(row.why.reason(), Reason::kMissingRank);
   EXPECT_EQ(row.why.rank(), "trainer/1");
   EXPECT_DOUBLE_EQ(row.total_seconds, 7);
-  const auto story = fleet.coordinator->Tell(row.epoch);
-  ASSERT_TRUE(story.has_value());
-  ASSERT_EQ(story->events.size(), 2u);
-  EXPECT_EQ(story->events[0].who, "trainer/0");
+  const auto trace = fleet.coordinator->Describe(row.epoch);
+  ASSERT_TRUE(trace.has_value());
+  ASSERT_EQ(trace->events.size(), 2u);
+  EXPECT_EQ(trace->events[0].who, "trainer/0");
   // One that the ranks went past is one, too; the epoch of the next version has a higher number.
   EXPECT_TRUE(fleet.Publish(trainer[1], 2).ok());
   fleet.PublishAll(trainer, 3);

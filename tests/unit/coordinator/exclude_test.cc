@@ -70,7 +70,7 @@ class CoordinatorExclude : public ::testing::Test {
       EXPECT_EQ(told[rank].epoch, fleet_->Newest().epoch);
       EXPECT_THAT(told[rank].readers, ElementsAre(engines_[engine][0].id, engines_[engine][1].id));
       const auto prepare = AgentOf("trainer").Last<epoch::PrepareCommand>();
-      EXPECT_EQ(told[rank].plan, prepare->legs[0].plan);
+      EXPECT_EQ(told[rank].plan, prepare->assignments[0].plan);
     }
     for (const char* other : {"trainer", "a", "b", "c"}) {
       EXPECT_TRUE(other == group || ToldToDrop(other).empty()) << other;
@@ -196,7 +196,7 @@ TEST_F(CoordinatorExclude, WhoComesBackWithAnEpochThatWentOnWithoutItIsFilled) {
     }
     AgentOf("c").commands.clear();
     ASSERT_TRUE(AgentOf("c").Open().has_value());
-    control::Claim claim;
+    control::RejoinState claim;
     claim.serving = {before, Version(1)};
     claim.staged = claim.content = epoch;
     claim.version = Version(2);

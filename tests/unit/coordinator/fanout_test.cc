@@ -161,7 +161,7 @@ TEST(Fanout, AChainTellsEveryRankWhoseBytesItReadsAndWhoReadsItsOwn) {
   fleet.Run();
   EXPECT_EQ(fleet.Newest().phase, epoch::Phase::kCommitted);
   for (const auto& source : fleet.Agent("trainer-agent").All<epoch::PrepareCommand>()) {
-    for (const auto& leg : source.legs) EXPECT_EQ(leg.readers, 1u);
+    for (const auto& assignment : source.assignments) EXPECT_EQ(assignment.readers, 1u);
     EXPECT_FALSE(source.relayed);
     EXPECT_EQ(source.relay_readers, 0u);
   }

@@ -102,7 +102,7 @@ TEST(CoordinatorFill, FillThatSwapsIsWaitedFor) {
   fleet.Run();
   EXPECT_EQ(fleet.Newest().epoch, fill) << "a decision is never dropped";
   fleet.Agent("engine-b-agent").deaf = nullptr;
-  fleet.Agent("engine-b-agent").Report(epoch::AppliedReport{fill, joiner[0], 0});
+  fleet.Agent("engine-b-agent").Report(epoch::SwappedReport{fill, joiner[0], 0});
   fleet.Run();
   EXPECT_EQ(fleet.coordinator->Snapshot().committed_version, Version(2));
   EXPECT_EQ(fleet.EngineNamed("engine-b").version, Version(2));

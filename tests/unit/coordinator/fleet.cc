@@ -127,13 +127,13 @@ epoch::Contents FakeAgent::HeldBeyond(const epoch::Member& member) {
 }
 
 /// Sums of numbers that stand for elements: of the version, the tensor and the place in it.
-void FakeAgent::Answer(const epoch::AttestCommand& command) {
+void FakeAgent::Answer(const epoch::HashCommand& command) {
   const Version version = serves[command.member].version;
   fleet_.coordinator->FetchSlice(
       command.reading, plan::Side::kSource, command.rank,
       [this, command, version](const Result<std::shared_ptr<const plan::RankSlice>>& slice) {
         EXPECT_TRUE(slice.has_value());
-        epoch::AttestedReport report{
+        epoch::HashedReport report{
             command.content, command.member, command.verification, {}, {}, 0.5};
         for (const plan::Stream& stream : (*slice)->streams) {
           for (const plan::CopyOp& op : stream.ops) {
@@ -157,17 +157,18 @@ void FakeAgent::Answer(const epoch::TransferCommand& command) {
   const bool source = prepare.role == epoch::Role::kSource;
   std::vector<epoch::Digest> digests;
   int64_t bytes = 0;
-  for (const epoch::Leg& leg : prepare.legs) {
-    const auto plan = fleet_.coordinator->FindPlan(leg.plan);
+  for (const epoch::PlanAssignment& assignment : prepare.assignments) {
+    const auto plan = fleet_.coordinator->FindPlan(assignment.plan);
     EXPECT_TRUE(plan.has_value());
     for (const plan::Stream& stream : (*plan)->streams) {
-      if ((source ? stream.source_rank : stream.target_rank) != leg.rank) continue;
-      digests.push_back({leg.plan, stream.id, DigestOf(leg.plan, stream.id, prepare.version)});
+      if ((source ? stream.source_rank : stream.target_rank) != assignment.rank) continue;
+      digests.push_back(
+          {assignment.plan, stream.id, DigestOf(assignment.plan, stream.id, prepare.version)});
       bytes += stream.bytes;
       EXPECT_TRUE(source || prepare.sources.contains(stream.source_rank));
     }
   }
-  if (source) return Report(epoch::SourcedReport{command.epoch, command.member, digests});
+  if (source) return Report(epoch::SourceDoneReport{command.epoch, command.member, digests});
   if (corrupt && !digests.empty()) digests[0].digest ^= 1;
   epoch::StagedReport staged;
   staged.epoch = command.epoch;
@@ -193,7 +194,7 @@ void FakeAgent::Answer(const epoch::TransferCommand& command) {
 
 void FakeAgent::Answer(const epoch::CommitCommand& command) {
   EXPECT_TRUE(fleet_.journal.Committed(command.content)) << "I2";
-  if (command.leader) Report(epoch::AppliedReport{command.epoch, command.member, 0.25});
+  if (command.leader) Report(epoch::SwappedReport{command.epoch, command.member, 0.25});
 }
 
 void FakeAgent::Answer(const epoch::AbortCommand& command) {
@@ -226,7 +227,7 @@ FakeAgent& Fleet::Agent(const std::string& name) {
 
 Result<epoch::Member> Fleet::Register(const std::string& agent, control::GroupRole role,
                                       const std::string& group, uint32_t rank, uint32_t world,
-                                      uint64_t incarnation, const control::Claim& claim) {
+                                      uint64_t incarnation, const control::RejoinState& claim) {
   control::RegisterRequest request;
   request.agent = Agent(agent).id();
   request.job = "default";

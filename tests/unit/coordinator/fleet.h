@@ -48,7 +48,7 @@ class FakeAgent final : public control::AgentPort {
   /// Versions that its ranks hold beside what they serve; 0: they have one buffer.
   size_t retain = 1;
   /// May change what a rank (the second argument) says that it serves.
-  std::function<void(epoch::AttestedReport&, uint32_t)> attested;
+  std::function<void(epoch::HashedReport&, uint32_t)> attested;
   /// Whom its targets say that they read from over tcp, for half a second, as many bytes as the
   /// epoch's number.
   ParticipantId reads_from{};
@@ -80,14 +80,14 @@ class FakeAgent final : public control::AgentPort {
   void Answer(const epoch::TransferCommand& command);
   void Answer(const epoch::ReleaseCommand&) {}
   void Answer(const epoch::CommitCommand& command);
-  void Answer(const epoch::InstalledCommand& command) {
+  void Answer(const epoch::CommittedEverywhereCommand& command) {
     serves[command.member] = committed_.at(command.member);
     held_[command.member] = keeps_[command.member];
   }
   void Answer(const epoch::AbortCommand& command);
   void Answer(const epoch::EvictCommand&) {}
-  void Answer(const epoch::BehindCommand&) {}
-  void Answer(const epoch::AttestCommand& command);
+  void Answer(const epoch::StaleCommand&) {}
+  void Answer(const epoch::HashCommand& command);
   void Answer(const epoch::ExcludeCommand&) {}
 
   Fleet& fleet_;
@@ -110,7 +110,7 @@ class Fleet {
   FakeAgent& Agent(const std::string& name);  ///< made and opened at the first call
   Result<epoch::Member> Register(const std::string& agent, control::GroupRole role,
                                  const std::string& group, uint32_t rank, uint32_t world,
-                                 uint64_t incarnation = 0, const control::Claim& claim = {});
+                                 uint64_t incarnation = 0, const control::RejoinState& claim = {});
   Result<control::LayoutReply> Submit(control::LayoutSubmission submission);
   Status SubmitRows(const epoch::Member& member, uint32_t rank, uint32_t world);
   /// Registers all ranks of a group on agent "<group>-agent" (or `agent`) and agrees on row shards.
@@ -142,7 +142,7 @@ class Fleet {
   std::unique_ptr<Coordinator> coordinator;
   std::map<std::string, std::unique_ptr<FakeAgent>> agents;
   uint64_t next_incarnation = 1000;
-  uint64_t agent_features = control::kFeatureAttest;  ///< of agents that open from now on
+  uint64_t agent_features = control::kFeatureContentHash;  ///< of agents that open from now on
   /// Every command that any agent received, as one line each.
   std::vector<std::string> trace;
 };

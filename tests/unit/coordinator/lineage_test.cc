@@ -53,7 +53,7 @@ class CoordinatorLineage : public ::testing::Test {
   /// The coordinator is another process; the engine brings along what it serves.
   void CoordinatorStartsAnew() {
     const EngineStatus engine = fleet_.EngineNamed("engine-a");
-    control::Claim claim;
+    control::RejoinState claim;
     claim.serving = {engine.serving, engine.version};
     claim.holds = engine.held;
     fleet_.Restart();

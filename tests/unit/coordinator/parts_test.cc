@@ -69,7 +69,7 @@ TEST(EpochNumbers, RiseWithoutGapsAboveTheFirst) {
   MemoryJournal journal(sim);
   int more = 0;
   EpochNumbers numbers(
-      Epoch(40), History(7), journal, [&] { ++more; }, [](const Status&) { FAIL(); });
+      Epoch(40), JournalId(7), journal, [&] { ++more; }, [](const Status&) { FAIL(); });
   EXPECT_FALSE(numbers.Take().has_value());
   sim.RunUntilIdle();
   EXPECT_EQ(more, 1);
@@ -89,7 +89,7 @@ TEST(EpochNumbers, FailedReservationIsTold) {
   journal.FailNext(true);
   Status failed;
   EpochNumbers numbers(
-      Epoch(1), History(7), journal, [] { FAIL(); }, [&](const Status& why) { failed = why; });
+      Epoch(1), JournalId(7), journal, [] { FAIL(); }, [&](const Status& why) { failed = why; });
   numbers.Reserve();
   sim.RunUntilIdle();
   EXPECT_EQ(failed.reason(), Reason::kJournalFailed);

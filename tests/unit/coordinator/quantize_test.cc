@@ -14,7 +14,7 @@ layout::CanonicalSpace Codes() {
   return {{{"w", DType::kF8E4M3, {8, 6}, {4, 4}}, {"w_scale_inv", DType::kF32, {2, 2}}}};
 }
 
-constexpr uint64_t kOld = control::kFeatureAttest;
+constexpr uint64_t kOld = control::kFeatureContentHash;
 constexpr uint64_t kQuantizing = kOld | control::kFeatureQuantize;
 constexpr uint64_t kNew = kQuantizing | control::kFeatureGather;
 
@@ -71,8 +71,8 @@ TEST(CoordinatorQuantize, AnAgentThatCannotIsNamed) {
 }
 
 /// Two trainer ranks of which each holds a part of the block in the middle.
-struct Straddling : Fleet {
-  explicit Straddling(uint64_t trainer_features) {
+struct SplitBlocks : Fleet {
+  explicit SplitBlocks(uint64_t trainer_features) {
     agent_features = trainer_features;
     for (uint32_t rank = 0; rank < 2; ++rank) {
       const auto member =
@@ -110,14 +110,14 @@ struct Straddling : Fleet {
 };
 
 TEST(CoordinatorQuantize, BlocksOfTwoRanksAreGatheredByWhoCan) {
-  Straddling fleet(kQuantizing);  // who sends floats need not know what becomes of them
+  SplitBlocks fleet(kQuantizing);  // who sends floats need not know what becomes of them
   fleet.AddEngine(kNew);
   EXPECT_EQ(fleet.Publish(1), OkStatus());
   EXPECT_EQ(fleet.EngineNamed("fp8").version, Version(1));
 }
 
 TEST(CoordinatorQuantize, AnAgentThatCannotGatherIsNamed) {
-  Straddling fleet(kNew);
+  SplitBlocks fleet(kNew);
   fleet.AddEngine(kQuantizing);
   const Status why = fleet.Publish(1);
   EXPECT_EQ(why.reason(), Reason::kProtocolVersion) << why.ToString();

@@ -52,7 +52,7 @@ TEST(CoordinatorStatus, LeavesOffTheOldestEpochsWhereTheyNameTooManyEngines) {
   ASSERT_EQ(epochs.size(), 2u) << "of two engines each";
   EXPECT_EQ(epochs[0].version, Version(4));
   EXPECT_EQ(epochs[1].version, Version(3));
-  EXPECT_TRUE(fleet.coordinator->Tell(epochs[1].epoch).has_value());
+  EXPECT_TRUE(fleet.coordinator->Describe(epochs[1].epoch).has_value());
 }
 
 TEST(CoordinatorStatus, PagesHaveEveryEpochOnceWhileEpochsAreAdded) {

@@ -125,7 +125,7 @@ TEST_F(Threads, RanksThatSubmitAtOnceArePlannedOnTheWorkers) {
   const epoch::PrepareCommand prepare = engine.prepared.get_future().get();
   EXPECT_EQ(prepare.sources.size(), kRanks);
   const auto slice = Ask<std::shared_ptr<const plan::RankSlice>>([&](auto reply) {
-    coordinator->FetchSlice(prepare.legs.at(0).plan, plan::Side::kTarget, 0, reply);
+    coordinator->FetchSlice(prepare.assignments.at(0).plan, plan::Side::kTarget, 0, reply);
   });
   ASSERT_TRUE(slice.has_value());
   EXPECT_EQ((*slice)->streams.size(), kRanks);

@@ -27,22 +27,22 @@ class CoordinatorVerify : public ::testing::Test {
     fleet_.Run();
     ASSERT_EQ(fleet_.coordinator->Snapshot().committed_version, Version(version));
   }
-  using Answer = std::shared_ptr<std::optional<Result<Verification>>>;
+  using Answer = std::shared_ptr<std::optional<Result<IntegrityReport>>>;
   Answer Ask(const std::string& engine = {}, Nanos span = milliseconds(100)) {
-    auto answer = std::make_shared<std::optional<Result<Verification>>>();
+    auto answer = std::make_shared<std::optional<Result<IntegrityReport>>>();
     fleet_.coordinator->Verify(engine, seconds(30),
                                [answer](auto result) { *answer = std::move(result); });
     fleet_.Run(span);
     return answer;
   }
-  Verification Verified(const std::string& engine = {}) {
+  IntegrityReport Verified(const std::string& engine = {}) {
     const Answer answer = Ask(engine);
     EXPECT_TRUE(answer->has_value() && (*answer)->has_value());
     return ***answer;
   }
   /// What the ranks of `engine` hold of tensor "a" (7 × 3) differs from now on.
   void Spoil(const std::string& engine, uint32_t rank) {
-    fleet_.Agent(engine + "-agent").attested = [rank](epoch::AttestedReport& report, uint32_t of) {
+    fleet_.Agent(engine + "-agent").attested = [rank](epoch::HashedReport& report, uint32_t of) {
       if (of == rank) report.sums.at(0)[1] ^= 1;
     };
   }
@@ -52,7 +52,7 @@ class CoordinatorVerify : public ::testing::Test {
 };
 
 TEST_F(CoordinatorVerify, EnginesOfEveryLayoutHaveOneRoot) {
-  const Verification result = Verified();
+  const IntegrityReport result = Verified();
   EXPECT_TRUE(result.equal);
   ASSERT_EQ(result.engines.size(), 3u);
   for (const EngineContent& engine : result.engines) {
@@ -68,7 +68,7 @@ TEST_F(CoordinatorVerify, EnginesOfEveryLayoutHaveOneRoot) {
 
 TEST_F(CoordinatorVerify, NamesEngineRankAndTensorOfWhatDiffersFromMost) {
   Spoil("c", 1);
-  const Verification result = Verified();
+  const IntegrityReport result = Verified();
   EXPECT_FALSE(result.equal);
   ASSERT_EQ(result.differences.size(), 1u);
   EXPECT_EQ(result.differences[0].engine, "c");
@@ -83,7 +83,7 @@ TEST_F(CoordinatorVerify, WhatWasFoundBeforeIsRight) {
   EXPECT_TRUE(Verified("b").equal);
   Spoil("a", 0);
   Spoil("c", 0);
-  const Verification result = Verified();
+  const IntegrityReport result = Verified();
   ASSERT_EQ(result.differences.size(), 2u) << "a and c agree, and are wrong";
   EXPECT_EQ(result.differences[0].engine, "a");
   EXPECT_EQ(result.differences[1].engine, "c");
@@ -94,18 +94,18 @@ TEST_F(CoordinatorVerify, WhatWasFoundBeforeIsRight) {
 TEST_F(CoordinatorVerify, AnotherVersionIsNotComparedWithIt) {
   const auto first = Verified().engines[0].root;
   Publish(2);
-  const Verification result = Verified();
+  const IntegrityReport result = Verified();
   EXPECT_TRUE(result.equal);
   EXPECT_NE(result.engines[0].root, first);
 }
 
 TEST_F(CoordinatorVerify, WhatARankFoundInItsCopiesIsADifference) {
-  fleet_.Agent("c-agent").attested = [](epoch::AttestedReport& report, uint32_t rank) {
+  fleet_.Agent("c-agent").attested = [](epoch::HashedReport& report, uint32_t rank) {
     if (rank == 1) {
       report.why = Status(Code::kAborted, Reason::kDigestMismatch, "zeros").AtTensor("norm");
     }
   };
-  const Verification found = Verified();
+  const IntegrityReport found = Verified();
   EXPECT_FALSE(found.equal);
   ASSERT_EQ(found.differences_total, 1u);
   EXPECT_EQ(found.differences[0].engine, "c");
@@ -115,11 +115,11 @@ TEST_F(CoordinatorVerify, WhatARankFoundInItsCopiesIsADifference) {
 }
 
 TEST_F(CoordinatorVerify, SaysWhoWasSupersededAndComparesTheOthers) {
-  fleet_.Agent("b-agent").attested = [](epoch::AttestedReport& report, uint32_t) {
+  fleet_.Agent("b-agent").attested = [](epoch::HashedReport& report, uint32_t) {
     report.why = Status(Code::kAborted, Reason::kStaleEpoch, "superseded");
     report.sums.clear();
   };
-  const Verification result = Verified();
+  const IntegrityReport result = Verified();
   EXPECT_FALSE(result.equal);
   EXPECT_THAT(result.differences, IsEmpty());
   EXPECT_FALSE(result.engines[0].superseded);
@@ -129,7 +129,7 @@ TEST_F(CoordinatorVerify, SaysWhoWasSupersededAndComparesTheOthers) {
 
 TEST_F(CoordinatorVerify, EndsAtItsDeadlineAndNamesWhoIsMissing) {
   fleet_.Agent("c-agent").deaf = [](const epoch::Command& command) {
-    const auto* attest = std::get_if<epoch::AttestCommand>(&command);
+    const auto* attest = std::get_if<epoch::HashCommand>(&command);
     return attest != nullptr && attest->rank == 1;
   };
   const Answer answer = Ask({}, seconds(29));
@@ -145,7 +145,7 @@ TEST_F(CoordinatorVerify, EndsAtItsDeadlineAndNamesWhoIsMissing) {
 
 TEST_F(CoordinatorVerify, ALostRankEndsItsEnginesPart) {
   fleet_.Agent("c-agent").deaf = [](const epoch::Command& command) {
-    return std::holds_alternative<epoch::AttestCommand>(command);
+    return std::holds_alternative<epoch::HashCommand>(command);
   };
   const Answer answer = Ask();
   EXPECT_FALSE(answer->has_value());
@@ -164,7 +164,7 @@ TEST_F(CoordinatorVerify, ARepeatSharesItsEndAndAnotherOneIsRefused) {
   EXPECT_TRUE((*repeat)->has_value());
   ASSERT_FALSE((*other)->has_value());
   EXPECT_EQ((*other)->error().reason(), Reason::kNotReady);
-  EXPECT_EQ(fleet_.Agent("b-agent").All<epoch::AttestCommand>().size(), 1u);
+  EXPECT_EQ(fleet_.Agent("b-agent").All<epoch::HashCommand>().size(), 1u);
 }
 
 TEST_F(CoordinatorVerify, AnAgentThatCannotIsNotAsked) {
@@ -172,9 +172,9 @@ TEST_F(CoordinatorVerify, AnAgentThatCannotIsNotAsked) {
   fleet_.Engine("old");
   fleet_.Run(seconds(1));
   ASSERT_EQ(fleet_.EngineNamed("old").serving, fleet_.coordinator->Snapshot().committed);
-  const Verification result = Verified("old");
+  const IntegrityReport result = Verified("old");
   EXPECT_EQ(result.engines.at(0).why.reason(), Reason::kProtocolVersion);
-  EXPECT_THAT(fleet_.Agent("old-agent").All<epoch::AttestCommand>(), IsEmpty());
+  EXPECT_THAT(fleet_.Agent("old-agent").All<epoch::HashCommand>(), IsEmpty());
 }
 
 TEST_F(CoordinatorVerify, RefusesNamesThatAreNotThereAndEnginesThatServeNothing) {
@@ -183,13 +183,13 @@ TEST_F(CoordinatorVerify, RefusesNamesThatAreNotThereAndEnginesThatServeNothing)
 }
 
 TEST_F(CoordinatorVerify, ASumTooFewIsAFailureAndAnOldAnswerIsFenced) {
-  fleet_.Agent("b-agent").attested = [](epoch::AttestedReport& report, uint32_t) {
+  fleet_.Agent("b-agent").attested = [](epoch::HashedReport& report, uint32_t) {
     report.sums.pop_back();
   };
   EXPECT_EQ(Verified().engines.at(1).why.reason(), Reason::kInternal);
-  const auto command = *fleet_.Agent("a-agent").Last<epoch::AttestCommand>();
+  const auto command = *fleet_.Agent("a-agent").Last<epoch::HashCommand>();
   fleet_.Agent("a-agent").Report(
-      epoch::AttestedReport{command.content, command.member, command.verification, {}, {}, 0});
+      epoch::HashedReport{command.content, command.member, command.verification, {}, {}, 0});
   fleet_.Run();
   EXPECT_EQ(fleet_.metrics.Value("fenced_requests_total{cause=stale_epoch}"), 1);
 }
@@ -211,7 +211,7 @@ Options Sweeping() {
 class CoordinatorSweep : public CoordinatorVerify {
  protected:
   CoordinatorSweep() : CoordinatorVerify(Sweeping()) {}
-  size_t Asked() { return fleet_.Agent("b-agent").All<epoch::AttestCommand>().size(); }
+  size_t Asked() { return fleet_.Agent("b-agent").All<epoch::HashCommand>().size(); }
 };
 
 TEST_F(CoordinatorSweep, ComesAfterEverySecondVersion) {

@@ -136,11 +136,11 @@ class Run {
       case 0:
         return PreparedEvent{m};
       case 1:
-        return SourcedEvent{m, IsSource(m) ? SourceDigests(m) : std::vector<Digest>{}};
+        return SourceDoneEvent{m, IsSource(m) ? SourceDigests(m) : std::vector<Digest>{}};
       case 2:
         return StagedEvent{m, EngineOf(m) != nullptr ? TargetDigests(m) : std::vector<Digest>{}};
       case 3:
-        return AppliedEvent{m};
+        return SwappedEvent{m};
       case 4:
         return DrainedEvent{m};
       case 5:
@@ -229,7 +229,7 @@ class Run {
   void RecordOne(const PreparedEvent& e) {
     if (before_.phase == Phase::kPreparing && Known(e.member)) prepared_.insert(e.member);
   }
-  void RecordOne(const SourcedEvent& e) {
+  void RecordOne(const SourceDoneEvent& e) {
     if (before_.phase == Phase::kTransferring && IsSource(e.member)) {
       sourced_.emplace(e.member, e.digests);
     }
@@ -239,7 +239,7 @@ class Run {
       staged_.emplace(e.member, e.digests);
     }
   }
-  void RecordOne(const AppliedEvent& e) {
+  void RecordOne(const SwappedEvent& e) {
     const EngineMembers* engine = EngineOf(e.member);
     if (engine != nullptr && engine->ranks[0] == e.member && commit_sent_.contains(engine->name)) {
       applied_.insert(engine->name);
@@ -379,7 +379,7 @@ class Run {
     state_ = outcome.state;
     JudgeRefusal(known, outcome, over);
     JudgePhase();
-    JudgeLaggards(event);
+    FindStragglers(event);
     Absorb(outcome.actions);
     JudgeWhatMayFollow(event);
     JudgeProgress(event);
@@ -424,10 +424,11 @@ class Run {
   }
 
   /// Who is named is late or failed; who is not has done its part, and is a quorum.
-  void JudgeLaggards(const Event& event) {
+  void FindStragglers(const Event& event) {
     const bool preparing = before_.phase == Phase::kPreparing;
     if (!preparing && before_.phase != Phase::kTransferring) {
-      return Require(state_.laggards == before_.laggards, "laggards are named by the abort only");
+      return Require(state_.stragglers == before_.stragglers,
+                     "stragglers are named by the abort only");
     }
     const auto* failed = std::get_if<FailedEvent>(&event);
     const auto* deadline = std::get_if<DeadlineEvent>(&event);
@@ -444,14 +445,14 @@ class Run {
       }
       for (const Member& m : spec_.sources) {
         if (preparing && !prepared_.contains(m))
-          return Require(state_.laggards.empty(), "a source");
+          return Require(state_.stragglers.empty(), "a source");
       }
     }
     const bool enough = spec_.quorum > 0 && spec_.engines.size() - expected.size() >= spec_.quorum;
     if (!enough || state_.phase == before_.phase) expected.clear();
-    Require(state_.laggards == expected,
-            "laggards are the engines that alone stopped the epoch, beside a quorum");
-    if (!expected.empty()) Reach(failed != nullptr ? "laggards.failed" : "laggards.late");
+    Require(state_.stragglers == expected,
+            "stragglers are the engines that alone stopped the epoch, beside a quorum");
+    if (!expected.empty()) Reach(failed != nullptr ? "stragglers.failed" : "stragglers.late");
   }
 
   /// What the state says of an epoch that is over decides whether it is tried again.
@@ -474,7 +475,7 @@ class Run {
 
   void Absorb(const std::vector<Action>& actions) {
     for (size_t i = 0; i < actions.size(); ++i) {
-      Require(!Over(), "nothing follows Finish or StopDeciding");
+      Require(!Over(), "nothing follows Finish or Halt");
       std::visit([&](const auto& a) { AbsorbOne(a); }, actions[i]);
     }
     Require(exclusions_.empty() && to_abort_.empty(),
@@ -518,11 +519,11 @@ class Run {
     if (Published()) Reach("commit.sent");
     for (const auto& engine : spec_.engines) {
       if (engine.name != a.engine) continue;
-      if (dice_.Percent(10)) inbox_.push_back(AppliedEvent{engine.ranks.back()});
-      inbox_.push_back(AppliedEvent{engine.ranks[0]});
+      if (dice_.Percent(10)) inbox_.push_back(SwappedEvent{engine.ranks.back()});
+      inbox_.push_back(SwappedEvent{engine.ranks[0]});
     }
   }
-  void AbsorbOne(const SendInstalled& a) {
+  void AbsorbOne(const SendCommittedEverywhere& a) {
     Require(applied_.contains(a.engine), "INSTALLED only after the leader applied");
     Require(installed_.insert(a.engine).second, "INSTALLED once");
   }
@@ -556,7 +557,7 @@ class Run {
     Require(evicted_.insert(a.engine).second, "evicted once");
     Reach(aborting ? "evict.aborting" : "evict.failed");
   }
-  void AbsorbOne(const LeaveBehind& a) {
+  void AbsorbOne(const MarkStale& a) {
     Require(late_ && durable_or_fill() && !installed_.contains(a.engine),
             "an engine is left behind only when it has not swapped in time");
     Require(evicted_.insert(a.engine).second, "left behind once, and not evicted");
@@ -584,8 +585,8 @@ class Run {
     const char* kinds[] = {"", ".fill", ".rollback"};
     Reach("finish." + std::string(PhaseName(a.phase)) + kinds[static_cast<int>(spec_.kind) - 1]);
   }
-  void AbsorbOne(const StopDeciding&) {
-    Require(stopped_expected_, "StopDeciding only when the journal failed");
+  void AbsorbOne(const Halt&) {
+    Require(stopped_expected_, "Halt only when the journal failed");
     stopped_ = true;
     Reach("stop");
   }

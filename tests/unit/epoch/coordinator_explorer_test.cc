@@ -59,8 +59,8 @@ TEST(CoordinatorExplorer, FindsNoViolationAndReachesEveryBranch) {
                              "stop",
                              "forged",
                              "grace",
-                             "laggards.failed",
-                             "laggards.late",
+                             "stragglers.failed",
+                             "stragglers.late",
                              "commit.sent",
                              "deadline.aborting"}) {
     EXPECT_GT(found.reached.contains(branch) ? found.reached.at(branch) : 0, 0u) << branch;
@@ -149,8 +149,8 @@ Outcome AbortAfterSubmit(State state, const Event& event) {
 }
 
 Outcome StagedWithoutDigestEquality(State state, const Event& event) {
-  if (const auto* e = std::get_if<SourcedEvent>(&event)) {
-    return Step(std::move(state), SourcedEvent{e->member, {}});
+  if (const auto* e = std::get_if<SourceDoneEvent>(&event)) {
+    return Step(std::move(state), SourceDoneEvent{e->member, {}});
   }
   if (const auto* e = std::get_if<StagedEvent>(&event)) {
     return Step(std::move(state), StagedEvent{e->member, {}});
@@ -245,10 +245,10 @@ Outcome AppendsTwice(State state, const Event& event) {
 }
 
 Outcome AnyRankMayApply(State state, const Event& event) {
-  if (const auto* e = std::get_if<AppliedEvent>(&event)) {
+  if (const auto* e = std::get_if<SwappedEvent>(&event)) {
     for (const auto& engine : state.spec.engines) {
       for (const Member& m : engine.ranks) {
-        if (m == e->member) return Step(std::move(state), AppliedEvent{engine.ranks[0]});
+        if (m == e->member) return Step(std::move(state), SwappedEvent{engine.ranks[0]});
       }
     }
   }
@@ -313,15 +313,15 @@ Outcome GoesOnBelowTheQuorum(State state, const Event& event) {
   for (const auto& engine : outcome.state.spec.engines) {
     const auto& ranks = engine.ranks;
     const bool its = std::find(ranks.begin(), ranks.end(), failed->member) != ranks.end();
-    if (its) outcome.state.laggards = {engine.name};
+    if (its) outcome.state.stragglers = {engine.name};
   }
   return outcome;
 }
 
 Outcome LeavesOutWhoIsStaged(State state, const Event& event) {
   Outcome outcome = Step(std::move(state), event);
-  if (!outcome.state.laggards.empty()) {
-    outcome.state.laggards = {outcome.state.spec.engines.front().name};
+  if (!outcome.state.stragglers.empty()) {
+    outcome.state.stragglers = {outcome.state.spec.engines.front().name};
   }
   return outcome;
 }
@@ -435,7 +435,7 @@ Outcome ArmsNoDeadlineAfterAnExclusion(State state, const Event& event) {
 Outcome FencesWhoIsLateToSwap(State state, const Event& event) {
   Outcome outcome = Step(std::move(state), event);
   for (Action& action : outcome.actions) {
-    if (const auto* late = std::get_if<LeaveBehind>(&action)) {
+    if (const auto* late = std::get_if<MarkStale>(&action)) {
       action = EvictEngine{late->engine, late->why};
     }
   }

@@ -59,8 +59,8 @@ struct Machine {
     for (const Member& m : {kSource0, kSource1, kA0, kA1, kB0}) Give(PreparedEvent{m});
   }
   void TransferAll() {
-    Give(SourcedEvent{kSource0, DigestsOf(kSource0)});
-    Give(SourcedEvent{kSource1, DigestsOf(kSource1)});
+    Give(SourceDoneEvent{kSource0, DigestsOf(kSource0)});
+    Give(SourceDoneEvent{kSource1, DigestsOf(kSource1)});
     Give(StagedEvent{kA0, DigestsOf(kA0)});
     Give(StagedEvent{kA1, DigestsOf(kA1)});
     Give(StagedEvent{kB0, DigestsOf(kB0)});
@@ -122,9 +122,9 @@ TEST(EpochMachine, StaleIncarnationAndStrangersChangeNothing) {
 
 TEST(EpochMachine, ReportsOfAnotherPhaseChangeNothing) {
   Machine machine(TwoEngines());
-  machine.ExpectNothingChangesOn(SourcedEvent{kSource0, DigestsOf(kSource0)});
+  machine.ExpectNothingChangesOn(SourceDoneEvent{kSource0, DigestsOf(kSource0)});
   machine.ExpectNothingChangesOn(StagedEvent{kA0, DigestsOf(kA0)});
-  machine.ExpectNothingChangesOn(AppliedEvent{kA0});
+  machine.ExpectNothingChangesOn(SwappedEvent{kA0});
   machine.ExpectNothingChangesOn(DrainedEvent{kA0});
   machine.ExpectNothingChangesOn(JournalEvent{});
   machine.ExpectNothingChangesOn(CommitAskedEvent{});
@@ -175,7 +175,7 @@ TEST_P(EpochMachineDigests, DifferenceAborts) {
   for (const Member& m : {kSource0, kSource1, kA0, kA1, kB0}) {
     const auto& digests = m == GetParam().member ? GetParam().digests : DigestsOf(m);
     if (m == kSource0 || m == kSource1) {
-      machine.Give(SourcedEvent{m, digests});
+      machine.Give(SourceDoneEvent{m, digests});
     } else {
       machine.Give(StagedEvent{m, digests});
     }
@@ -202,7 +202,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(EpochMachine, CommitIsSentOnlyOnceDurable) {
   Machine machine = Staged(TwoEngines());
-  machine.ExpectNothingChangesOn(AppliedEvent{kA0});
+  machine.ExpectNothingChangesOn(SwappedEvent{kA0});
   machine.Give(JournalEvent{});
   EXPECT_EQ(Count<SendCommit>(machine.last), 2);
   EXPECT_EQ(std::get<ArmDeadline>(machine.last.back()).phase, Phase::kCommitting);
@@ -212,12 +212,12 @@ TEST(EpochMachine, CommitIsSentOnlyOnceDurable) {
 TEST(EpochMachine, CommitsWhenEveryLeaderApplied) {
   Machine machine = Staged(TwoEngines());
   machine.Give(JournalEvent{});
-  machine.ExpectNothingChangesOn(AppliedEvent{kA1});
-  machine.Give(AppliedEvent{kA0});
-  EXPECT_EQ(std::get<SendInstalled>(machine.last.at(0)).engine, "engine-a");
-  machine.ExpectNothingChangesOn(AppliedEvent{kA0});
+  machine.ExpectNothingChangesOn(SwappedEvent{kA1});
+  machine.Give(SwappedEvent{kA0});
+  EXPECT_EQ(std::get<SendCommittedEverywhere>(machine.last.at(0)).engine, "engine-a");
+  machine.ExpectNothingChangesOn(SwappedEvent{kA0});
   EXPECT_EQ(WaitingFor(machine.state), std::vector<Member>{kB0});
-  machine.Give(AppliedEvent{kB0});
+  machine.Give(SwappedEvent{kB0});
   EXPECT_EQ(std::get<Finish>(machine.last.at(1)).phase, Phase::kCommitted);
   machine.ExpectNothingChangesOn(LostEvent{kA0, kGone});
 }
@@ -237,7 +237,7 @@ TEST(EpochMachine, FailedAppendStopsDeciding) {
   Machine machine = Staged(TwoEngines());
   machine.Give(JournalEvent{Status(Code::kUnknown, Reason::kJournalFailed, "disk")});
   ASSERT_EQ(machine.last.size(), 1u);
-  EXPECT_TRUE(std::holds_alternative<StopDeciding>(machine.last[0]));
+  EXPECT_TRUE(std::holds_alternative<Halt>(machine.last[0]));
   machine.ExpectNothingChangesOn(JournalEvent{});
   machine.ExpectNothingChangesOn(LostEvent{kA0, kGone});
   machine.ExpectNothingChangesOn(FailedEvent{kA0, kBroken});
@@ -265,8 +265,8 @@ TEST(EpochMachine, AnEngineThatIsLostWhileBytesMoveIsExcluded) {
   Machine machine(WithReadersThatCanBeDropped());
   machine.PrepareAll();
   machine.Give(StagedEvent{kB0, DigestsOf(kB0)});
-  machine.Give(SourcedEvent{kSource0, DigestsOf(kSource0)});
-  machine.Give(SourcedEvent{kSource1, DigestsOf(kSource1)});
+  machine.Give(SourceDoneEvent{kSource0, DigestsOf(kSource0)});
+  machine.Give(SourceDoneEvent{kSource1, DigestsOf(kSource1)});
   machine.Give(LostEvent{kA1, kGone});
   EXPECT_EQ(Count<SendAbort>(machine.last), 1) << "its other rank stops";
   EXPECT_EQ(std::get<SendAbort>(machine.last.at(0)).member, kA0);
@@ -347,14 +347,14 @@ TEST(EpochMachine, LostMemberAfterTheDecisionIsNotWaitedForAndEvictsNobody) {
   machine.Give(JournalEvent{});
   ASSERT_EQ(Count<SendCommit>(machine.last), 1);
   EXPECT_EQ(std::get<SendCommit>(machine.last[0]).engine, "engine-b");
-  machine.Give(AppliedEvent{kB0});
+  machine.Give(SwappedEvent{kB0});
   EXPECT_EQ(machine.state.phase, Phase::kCommitted);
 }
 
 TEST(EpochMachine, FailureAfterTheDecisionEvictsUnlessApplied) {
   Machine machine = Staged(TwoEngines());
   machine.Give(JournalEvent{});
-  machine.Give(AppliedEvent{kA0});
+  machine.Give(SwappedEvent{kA0});
   machine.ExpectNothingChangesOn(FailedEvent{kA1, kBroken});
   machine.Give(FailedEvent{kB0, kBroken});
   EXPECT_EQ(std::get<EvictEngine>(machine.last.at(0)).engine, "engine-b");
@@ -364,9 +364,9 @@ TEST(EpochMachine, FailureAfterTheDecisionEvictsUnlessApplied) {
 TEST(EpochMachine, EnginesThatDoNotSwapInTimeAreLeftBehindAndNotFenced) {
   Machine machine = Staged(TwoEngines());
   machine.Give(JournalEvent{});
-  machine.Give(AppliedEvent{kB0});
+  machine.Give(SwappedEvent{kB0});
   machine.Give(DeadlineEvent{Phase::kCommitting});
-  const auto& behind = std::get<LeaveBehind>(machine.last.at(0));
+  const auto& behind = std::get<MarkStale>(machine.last.at(0));
   EXPECT_EQ(behind.engine, "engine-a");
   EXPECT_EQ(behind.why.rank(), "engine-a/0");
   EXPECT_EQ(Count<EvictEngine>(machine.last), 0);
@@ -428,8 +428,8 @@ TEST(EpochMachine, FillCommitsWithoutAppending) {
   EXPECT_EQ(Count<SendRelease>(machine.last), 1);
   EXPECT_EQ(Count<SendCommit>(machine.last), 2);
   machine.ExpectNothingChangesOn(AbortAskedEvent{kGone});
-  machine.Give(AppliedEvent{kA0});
-  machine.Give(AppliedEvent{kB0});
+  machine.Give(SwappedEvent{kA0});
+  machine.Give(SwappedEvent{kB0});
   EXPECT_EQ(machine.state.phase, Phase::kCommitted);
 }
 
@@ -449,7 +449,7 @@ TEST(EpochMachine, AQuorumThatIsStagedGivesTheOthersAGraceAndIsTriedAgainWhereRe
   EXPECT_EQ(Count<ArmGrace>(machine.last), 1);
   machine.Give(GraceEvent{});
   EXPECT_EQ(machine.state.phase, Phase::kAborting);
-  EXPECT_EQ(machine.state.laggards, std::set<std::string>{"engine-b"});
+  EXPECT_EQ(machine.state.stragglers, std::set<std::string>{"engine-b"});
   EXPECT_EQ(machine.state.why.rank(), "engine-b");
   EXPECT_EQ(machine.state.why.message(),
             "1 of 2 engines are staged, a quorum; left behind: engine-b");
@@ -467,8 +467,8 @@ struct ThreeOfOneRank {
   Machine OneIsStaged() {
     Machine machine(spec);
     for (const Member& m : {kSource0, kSource1, kB0, c, d}) machine.Give(PreparedEvent{m});
-    machine.Give(SourcedEvent{kSource0, DigestsOf(kSource0)});
-    machine.Give(SourcedEvent{kSource1, DigestsOf(kSource1)});
+    machine.Give(SourceDoneEvent{kSource0, DigestsOf(kSource0)});
+    machine.Give(SourceDoneEvent{kSource1, DigestsOf(kSource1)});
     machine.Give(StagedEvent{kB0, DigestsOf(kB0)});
     return machine;
   }
@@ -494,7 +494,7 @@ TEST(EpochMachine, TheEndOfAGraceEndsTheAttemptWhereSomebodyReadsFromWhoIsLate) 
   Machine machine = three.OneIsStaged();
   machine.Give(GraceEvent{});
   EXPECT_EQ(machine.state.phase, Phase::kAborting);
-  EXPECT_EQ(machine.state.laggards, (std::set<std::string>{"engine-c", "engine-d"}));
+  EXPECT_EQ(machine.state.stragglers, (std::set<std::string>{"engine-c", "engine-d"}));
 }
 
 TEST(EpochMachine, AQuorumGoesOnWithoutWhoMissesAPhasesDeadlineAndTheSourcesHaveOneMore) {
@@ -511,7 +511,7 @@ TEST(EpochMachine, AQuorumGoesOnWithoutWhoMissesAPhasesDeadlineAndTheSourcesHave
   EXPECT_EQ(Count<ArmDeadline>(machine.last), 1);
   machine.Give(DeadlineEvent{Phase::kTransferring});
   EXPECT_EQ(machine.state.phase, Phase::kAborting);
-  EXPECT_TRUE(machine.state.laggards.empty());
+  EXPECT_TRUE(machine.state.stragglers.empty());
 }
 
 TEST(EpochMachine, WhereAllAreRequiredADeadlineExcludesNobody) {
@@ -535,24 +535,24 @@ TEST(EpochMachine, AnEngineThatFailsBesideAQuorumIsNamed) {
   Machine machine(OneIsEnough());
   machine.PrepareAll();
   machine.Give(FailedEvent{kA1, kBroken});
-  EXPECT_EQ(machine.state.laggards, std::set<std::string>{"engine-a"});
+  EXPECT_EQ(machine.state.stragglers, std::set<std::string>{"engine-a"});
   Spec both = TwoEngines();
   both.quorum = 2;
   Machine strict(both);
   strict.PrepareAll();
   strict.Give(FailedEvent{kA1, kBroken});
-  EXPECT_TRUE(strict.state.laggards.empty()) << "the rest is below the quorum";
+  EXPECT_TRUE(strict.state.stragglers.empty()) << "the rest is below the quorum";
 }
 
 TEST(EpochMachine, ASourceIsNeverLeftBehind) {
   Machine machine(OneIsEnough());
   machine.PrepareAll();
   machine.Give(FailedEvent{kSource1, kBroken});
-  EXPECT_TRUE(machine.state.laggards.empty());
+  EXPECT_TRUE(machine.state.stragglers.empty());
   Machine late(OneIsEnough());
   for (const Member& m : {kSource0, kA0, kA1}) late.Give(PreparedEvent{m});
   late.Give(DeadlineEvent{Phase::kPreparing});
-  EXPECT_TRUE(late.state.laggards.empty());
+  EXPECT_TRUE(late.state.stragglers.empty());
 }
 
 Spec BackToEpoch2() {

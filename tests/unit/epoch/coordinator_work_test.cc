@@ -39,7 +39,7 @@ std::vector<Event> Reports(const Spec& spec, Phase phase) {
   for (size_t rank = 0; rank < 2; ++rank) {
     const Member& source = spec.sources[rank];
     if (phase == Phase::kPreparing) events.emplace_back(PreparedEvent{source});
-    if (phase == Phase::kTransferring) events.emplace_back(SourcedEvent{source, {both[rank]}});
+    if (phase == Phase::kTransferring) events.emplace_back(SourceDoneEvent{source, {both[rank]}});
     if (phase == Phase::kAborting) events.emplace_back(DrainedEvent{source});
   }
   for (const EngineMembers& engine : spec.engines) {
@@ -49,7 +49,7 @@ std::vector<Event> Reports(const Spec& spec, Phase phase) {
       if (phase == Phase::kTransferring) events.emplace_back(StagedEvent{target, {both[rank]}});
       if (phase == Phase::kAborting) events.emplace_back(DrainedEvent{target});
     }
-    if (phase == Phase::kCommitting) events.emplace_back(AppliedEvent{engine.ranks.front()});
+    if (phase == Phase::kCommitting) events.emplace_back(SwappedEvent{engine.ranks.front()});
   }
   return events;
 }

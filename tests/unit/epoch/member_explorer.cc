@@ -53,7 +53,7 @@ class Life {
 
   MemberEvent Adoption() {
     orphaned_ = false;
-    return LocalAdopted{Member{ParticipantId(self_.id.value + 1), self_.incarnation}};
+    return LocalRejoined{Member{ParticipantId(self_.id.value + 1), self_.incarnation}};
   }
 
   PrepareCommand Prepare(Epoch epoch) {
@@ -89,8 +89,8 @@ class Life {
       }
       return TransferCommand{epoch_, self_};
     }
-    if (sent_applied_.contains(epoch_) || (said_.contains("commit") && !leader_)) {
-      return InstalledCommand{epoch_, self_};
+    if (sent_swapped_.contains(epoch_) || (said_.contains("commit") && !leader_)) {
+      return CommittedEverywhereCommand{epoch_, self_};
     }
     if (sent_transferred_.contains(epoch_)) {
       if (said_.insert("commit").second) leader_ = dice_.Percent(50);
@@ -135,31 +135,31 @@ class Life {
       case 3:
         return Command(CommitCommand{epoch, Version(1), epoch, member, dice_.Percent(50)});
       case 4:
-        return Command(InstalledCommand{epoch, member});
+        return Command(CommittedEverywhereCommand{epoch, member});
       case 5:
         return Command(AbortCommand{epoch, member, bad});
       case 6:
         return Command(ReleaseCommand{epoch, Version(epoch.value / 2 + 1), member,
                                       dice_.Percent(50) ? OkStatus() : bad});
       case 7:
-        if (dice_.Percent(30)) return Command(BehindCommand{epoch, member});
+        if (dice_.Percent(30)) return Command(StaleCommand{epoch, member});
         if (dice_.Percent(30)) return Command(Exclude(epoch, member));
         if (member == kOld || dice_.Percent(15)) return Command(EvictCommand{member, bad});
-        return LocalApplied{epoch};
+        return LocalSwapped{epoch};
       case 8:
         return LocalPrepared{epoch, dice_.Percent(50) ? OkStatus() : bad};
       case 9:
         return LocalTransferred{epoch, dice_.Percent(50) ? OkStatus() : bad};
       case 10:
-        return LocalApplied{epoch};
+        return LocalSwapped{epoch};
       case 11:
         if (dice_.Percent(10)) return LocalLost{bad};
         if (dice_.Percent(10)) return LocalEmptied{};
         if (dice_.Percent(30)) {
           orphaned_ = true;
-          return LocalOrphaned{};
+          return LocalCutOff{};
         }
-        return LocalApplied{epoch_};
+        return LocalSwapped{epoch_};
       default:
         return Command(AbortCommand{std::max(epoch_, Epoch(1)), member, bad});
     }
@@ -181,14 +181,14 @@ class Life {
         transferred_.insert(e->epoch);
       }
     }
-    if (const auto* e = std::get_if<LocalApplied>(&event)) {
+    if (const auto* e = std::get_if<LocalSwapped>(&event)) {
       if (e->epoch == active_ && leads_) applied_.insert(e->epoch);
     }
     if (const auto* e = std::get_if<LocalDrained>(&event)) {
       if (e->epoch == draining_) draining_ = Epoch{};
     }
-    if (const auto* e = std::get_if<LocalAdopted>(&event); e && !ended_) self_ = e->self;
-    if (std::holds_alternative<LocalOrphaned>(event)) owes_drained_ = Epoch{};
+    if (const auto* e = std::get_if<LocalRejoined>(&event); e && !ended_) self_ = e->self;
+    if (std::holds_alternative<LocalCutOff>(event)) owes_drained_ = Epoch{};
   }
   void RecordCommand(const PrepareCommand& c) {
     if (c.member == self_ && !ended_) told_prepare_.insert(c.epoch);
@@ -200,19 +200,19 @@ class Life {
   void RecordCommand(const CommitCommand& c) {
     if (c.member == self_) told_commit_.insert(c.epoch);
   }
-  void RecordCommand(const InstalledCommand& c) {
+  void RecordCommand(const CommittedEverywhereCommand& c) {
     if (c.member == self_) told_installed_.insert(c.epoch);
   }
   void RecordCommand(const AbortCommand& c) {
     if (c.member == self_) told_abort_.insert(c.epoch);
   }
   void RecordCommand(const EvictCommand&) {}
-  void RecordCommand(const AttestCommand&) {}
+  void RecordCommand(const HashCommand&) {}
   void RecordCommand(const ExcludeCommand& c) {
     if (c.member != self_ || ended_ || CurrentEpoch() != c.epoch) return;
     told_exclude_[c.epoch].insert(c.readers.front());
   }
-  void RecordCommand(const BehindCommand& c) {
+  void RecordCommand(const StaleCommand& c) {
     if (c.member == self_ && !ended_) behind_ = std::max(behind_, c.committed);
   }
 
@@ -237,7 +237,7 @@ class Life {
       Require(!was_ended_ || IsRefusal(action), "after the end there are only refusals");
     }
     JudgeStrangers(event, outcome);
-    if (std::holds_alternative<LocalOrphaned>(event) && !was_ended_) JudgeOrphan();
+    if (std::holds_alternative<LocalCutOff>(event) && !was_ended_) JudgeOrphan();
     JudgeAnswers(event, outcome);
     JudgeState();
     was_ended_ = ended_;
@@ -245,7 +245,7 @@ class Life {
 
   static bool IsAnswer(const MemberAction& a) {
     return std::holds_alternative<SendPrepared>(a) || std::holds_alternative<SendTransferred>(a) ||
-           std::holds_alternative<SendApplied>(a) || std::holds_alternative<SendDrained>(a) ||
+           std::holds_alternative<SendSwapped>(a) || std::holds_alternative<SendDrained>(a) ||
            std::holds_alternative<SendFailed>(a);
   }
   static bool IsRefusal(const MemberAction& a) {
@@ -382,7 +382,7 @@ class Life {
     Require(told_commit_.contains(epoch), "I2: swaps only on COMMIT");
     Require(offered_.insert(epoch).second, "offers once");
     leads_ = a.leader;
-    if (a.leader) local_.push_back(LocalApplied{epoch});
+    if (a.leader) local_.push_back(LocalSwapped{epoch});
     Reach(a.leader ? "offer.leader" : "offer.rank");
   }
   void Judge(const DoInstall&) {
@@ -424,9 +424,9 @@ class Life {
     Require(transferred_.contains(active_) && CurrentEpoch() == active_, "I6: STAGED is true");
     sent_transferred_.insert(active_);
   }
-  void Judge(const SendApplied&) {
+  void Judge(const SendSwapped&) {
     Require(applied_.contains(active_) && leads_, "APPLIED is true and the leader's");
-    sent_applied_.insert(active_);
+    sent_swapped_.insert(active_);
   }
   void Judge(const SendDrained& a) {
     Require(a.epoch != active_ && a.epoch != draining_, "DRAINED is true");
@@ -475,7 +475,7 @@ class Life {
   bool leads_ = false, ended_ = false, was_ended_ = false, installed_now_ = false;
   std::set<Epoch> told_prepare_, told_transfer_, told_commit_, told_installed_, told_abort_,
       told_drained_, prepared_, transfers_, transferred_, offered_, applied_, sent_transferred_,
-      sent_applied_;
+      sent_swapped_;
   std::set<Version> released_;
   std::map<Epoch, std::set<ParticipantId>> told_exclude_, excluded_;
 };

@@ -161,7 +161,7 @@ MemberOutcome ReleasesTwice(MemberState state, const MemberEvent& event) {
 }
 
 MemberOutcome InstallsBeforeTheLeaderApplied(MemberState state, const MemberEvent& event) {
-  const auto* installed = CommandOf<InstalledCommand>(event);
+  const auto* installed = CommandOf<CommittedEverywhereCommand>(event);
   if (installed != nullptr && installed->member == state.self && state.current &&
       installed->epoch == state.current->epoch && state.phase == MemberPhase::kCommitting) {
     state.applied = true;
@@ -199,19 +199,19 @@ MemberOutcome NeverAnswersAnAbortWhileDraining(MemberState state, const MemberEv
 }
 
 MemberOutcome OrphanDropsWhatIsStaged(MemberState state, const MemberEvent& event) {
-  if (std::holds_alternative<LocalOrphaned>(event) && state.phase == MemberPhase::kDone) {
+  if (std::holds_alternative<LocalCutOff>(event) && state.phase == MemberPhase::kDone) {
     state.role = Role::kSource;
   }
   return MemberStep(std::move(state), event);
 }
 
 MemberOutcome OrphanGoesOnMoving(MemberState state, const MemberEvent& event) {
-  if (std::holds_alternative<LocalOrphaned>(event)) return {std::move(state), {}};
+  if (std::holds_alternative<LocalCutOff>(event)) return {std::move(state), {}};
   return MemberStep(std::move(state), event);
 }
 
 MemberOutcome KeepsItsOldName(MemberState state, const MemberEvent& event) {
-  if (std::holds_alternative<LocalAdopted>(event)) return {std::move(state), {}};
+  if (std::holds_alternative<LocalRejoined>(event)) return {std::move(state), {}};
   return MemberStep(std::move(state), event);
 }
 

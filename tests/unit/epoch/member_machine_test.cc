@@ -63,12 +63,12 @@ TEST(MemberMachine, TargetGoesFromPrepareToInstalled) {
   EXPECT_TRUE(m.Only<SendTransferred>());
   m.Tell(CommitCommand{Epoch(4), Version(4), Epoch(4), kSelf, true});
   EXPECT_TRUE(m.Only<OfferSwap>());
-  m.Tell(InstalledCommand{Epoch(4), kSelf});
+  m.Tell(CommittedEverywhereCommand{Epoch(4), kSelf});
   EXPECT_TRUE(m.last.empty()) << "not before the leader applied";
-  m.Give(LocalApplied{Epoch(4)});
-  EXPECT_TRUE(m.Only<SendApplied>());
+  m.Give(LocalSwapped{Epoch(4)});
+  EXPECT_TRUE(m.Only<SendSwapped>());
   EXPECT_EQ(m.state.serving, Epoch{});
-  m.Tell(InstalledCommand{Epoch(4), kSelf});
+  m.Tell(CommittedEverywhereCommand{Epoch(4), kSelf});
   EXPECT_TRUE(m.Only<DoInstall>());
   EXPECT_EQ(m.state.serving, Epoch(4));
   EXPECT_EQ(m.state.phase, MemberPhase::kIdle);
@@ -79,9 +79,9 @@ TEST(MemberMachine, RankThatIsNotLeaderInstallsWithoutApplying) {
   m.ToDone(4, Role::kTarget);
   m.Tell(CommitCommand{Epoch(4), Version(4), Epoch(4), kSelf, false});
   EXPECT_FALSE(std::get<OfferSwap>(m.last.at(0)).leader);
-  m.Give(LocalApplied{Epoch(4)});
+  m.Give(LocalSwapped{Epoch(4)});
   EXPECT_TRUE(m.last.empty());
-  m.Tell(InstalledCommand{Epoch(4), kSelf});
+  m.Tell(CommittedEverywhereCommand{Epoch(4), kSelf});
   EXPECT_TRUE(m.Only<DoInstall>());
 }
 
@@ -182,7 +182,7 @@ TEST(MemberMachine, SameEpochWithAnotherPlanIsRefused) {
   Machine m;
   m.Tell(Prepare(4));
   PrepareCommand other = Prepare(4);
-  other.legs.push_back({PlanId{1, 2}, 0, 1});
+  other.assignments.push_back({PlanId{1, 2}, 0, 1});
   m.ExpectRefused(other, Reason::kStaleEpoch);
 }
 
@@ -243,11 +243,11 @@ TEST(MemberMachine, RepeatedCommandsRepeatTheirAnswers) {
   const CommitCommand commit{Epoch(4), Version(4), Epoch(4), kSelf, true};
   m.Tell(commit);
   EXPECT_TRUE(m.Tell(commit).empty());
-  m.Give(LocalApplied{Epoch(4)});
+  m.Give(LocalSwapped{Epoch(4)});
   m.Tell(commit);
-  EXPECT_TRUE(m.Only<SendApplied>());
-  m.Tell(InstalledCommand{Epoch(4), kSelf});
-  EXPECT_TRUE(m.Tell(InstalledCommand{Epoch(4), kSelf}).empty());
+  EXPECT_TRUE(m.Only<SendSwapped>());
+  m.Tell(CommittedEverywhereCommand{Epoch(4), kSelf});
+  EXPECT_TRUE(m.Tell(CommittedEverywhereCommand{Epoch(4), kSelf}).empty());
 }
 
 TEST(MemberMachine, LocalFailureIsReportedAndDrained) {
@@ -267,7 +267,7 @@ TEST(MemberMachine, OlderContentThanServedIsRefused) {
   Machine m;
   m.ToDone(4, Role::kTarget);
   m.Tell(CommitCommand{Epoch(4), Version(4), Epoch(4), kSelf, false});
-  m.Tell(InstalledCommand{Epoch(4), kSelf});
+  m.Tell(CommittedEverywhereCommand{Epoch(4), kSelf});
   PrepareCommand fill = Prepare(5);
   fill.kind = Kind::kFill;
   fill.content = Epoch(3);
@@ -278,7 +278,7 @@ TEST(MemberMachine, WhoGaveUpWhatItServedTakesOlderContent) {
   Machine m;
   m.ToDone(4, Role::kTarget);
   m.Tell(CommitCommand{Epoch(4), Version(4), Epoch(4), kSelf, false});
-  m.Tell(InstalledCommand{Epoch(4), kSelf});
+  m.Tell(CommittedEverywhereCommand{Epoch(4), kSelf});
   m.Tell(Prepare(5));
   EXPECT_TRUE(m.Give(LocalEmptied{}).empty());
   EXPECT_EQ(m.state.serving, Epoch{});
@@ -326,7 +326,7 @@ TEST(MemberMachine, LateLocalNewsOfAnOldEpochChangesNothing) {
   m.Give(LocalPrepared{Epoch(4), {}});
   m.Give(LocalDrained{Epoch(4)});
   m.Give(LocalTransferred{Epoch(4), {}});
-  m.Give(LocalApplied{Epoch(4)});
+  m.Give(LocalSwapped{Epoch(4)});
   EXPECT_EQ(m.state, before);
 }
 

@@ -149,7 +149,7 @@ TEST(QuantizedPlan, SharesAReplicatedTensorAtBlocksOnly) {
   std::vector<int64_t> rows;
   for (const Stream& stream : plan->streams) {
     for (const CopyOp& op : stream.ops) {
-      if (op.makes == Makes::kCodes) rows.push_back(op.extent[0]);
+      if (op.transform == Transform::kCodes) rows.push_back(op.extent[0]);
     }
   }
   std::ranges::sort(rows);
@@ -192,12 +192,12 @@ TEST(QuantizedPlan, GathersNothingElse) {
   const auto plan = BuildPlan(Trainer(shape, {{{0, 0}, {19, 12}}, {{19, 0}, {21, 12}}}),
                               Engine(shape, block, {Whole(shape)}));
   ASSERT_TRUE(plan.has_value());
-  const Gathered& gathered = plan->gathered.at(0);
+  const GatherBuffer& gathered = plan->gathered.at(0);
   EXPECT_EQ(gathered.elements, 8 * 12);  // rows 16 to 24
   EXPECT_EQ(gathered.made.size(), 2u);
   EXPECT_EQ(plan->bytes_total, 8 * 12 * 2 + 32 * 12 + 4 * 2 * 4);
   EXPECT_EQ(SliceOf(*plan, Side::kTarget, 0).gathered, gathered);
-  EXPECT_EQ(SliceOf(*plan, Side::kSource, 0).gathered, Gathered{});
+  EXPECT_EQ(SliceOf(*plan, Side::kSource, 0).gathered, GatherBuffer{});
 }
 
 TEST(QuantizedPlan, GathersFromReplicasAndInTurnedMatrices) {
@@ -341,8 +341,8 @@ TEST_P(QuantizedMutant, IsProvedWrong) {
   ASSERT_EQ(VerifyPlan(*plan, trainer, engine), OkStatus());
   auto& ops = plan->streams.at(0).ops;
   ASSERT_EQ(ops.size(), 2u);
-  ASSERT_EQ(ops[0].makes, Makes::kCodes);
-  ASSERT_EQ(ops[1].makes, Makes::kScales);
+  ASSERT_EQ(ops[0].transform, Transform::kCodes);
+  ASSERT_EQ(ops[1].transform, Transform::kScales);
   GetParam().apply(ops[0], ops[1]);
   plan->bytes_total = plan->streams[0].bytes = WireBytes(ops[0]) + WireBytes(ops[1]);
   const Status proof = VerifyPlan(*plan, trainer, engine);
@@ -352,16 +352,18 @@ TEST_P(QuantizedMutant, IsProvedWrong) {
 INSTANTIATE_TEST_SUITE_P(
     All, QuantizedMutant,
     ::testing::Values(
-        Mutant{"CodesAreCast", [](CopyOp& codes, CopyOp&) { codes.makes = Makes::kElements; }},
-        Mutant{"ScalesAreCast", [](CopyOp&, CopyOp& scales) { scales.makes = Makes::kElements; }},
+        Mutant{"CodesAreCast",
+               [](CopyOp& codes, CopyOp&) { codes.transform = Transform::kElements; }},
+        Mutant{"ScalesAreCast",
+               [](CopyOp&, CopyOp& scales) { scales.transform = Transform::kElements; }},
         Mutant{"ScalesAreElements",
                [](CopyOp&, CopyOp& scales) {
-                 scales.makes = Makes::kElements;
+                 scales.transform = Transform::kElements;
                  scales.block.clear();
                  scales.source_extent.clear();
                }},
         Mutant{"KindsExchanged",
-               [](CopyOp& codes, CopyOp& scales) { std::swap(codes.makes, scales.makes); }},
+               [](CopyOp& codes, CopyOp& scales) { std::swap(codes.transform, scales.transform); }},
         Mutant{"CodesOfOtherBlocks",
                [](CopyOp& codes, CopyOp&) {
                  codes.block = {2, 4};
@@ -400,8 +402,8 @@ TEST_P(GatheredMutant, IsProvedWrong) {
   ASSERT_EQ(VerifyPlan(*plan, trainer, engine), OkStatus());
   auto& made = plan->gathered.at(0).made;
   ASSERT_EQ(made.size(), 4u);
-  ASSERT_EQ(made[0].makes, Makes::kCodes);
-  ASSERT_EQ(made[2].makes, Makes::kScales);
+  ASSERT_EQ(made[0].transform, Transform::kCodes);
+  ASSERT_EQ(made[2].transform, Transform::kScales);
   Stream& stream = plan->streams.at(0);
   const auto floats =
       std::ranges::find_if(stream.ops, [](const CopyOp& op) { return op.target_tensor == 2; });
@@ -472,7 +474,7 @@ INSTANTIATE_TEST_SUITE_P(All, GatheredMutant,
                                                   }},
                                      GatherMutant{"FloatsAreQuantized",
                                                   [](Plan&, CopyOp& floats, auto&, auto&) {
-                                                    floats.makes = Makes::kCodes;
+                                                    floats.transform = Transform::kCodes;
                                                     floats.block = {4, 4};
                                                   }},
                                      GatherMutant{"CodesOfTheOtherBand",
@@ -507,7 +509,7 @@ INSTANTIATE_TEST_SUITE_P(All, GatheredMutant,
                                                   }},
                                      GatherMutant{"CodesAreCast",
                                                   [](Plan&, auto&, CopyOp& codes, auto&) {
-                                                    codes.makes = Makes::kElements;
+                                                    codes.transform = Transform::kElements;
                                                   }},
                                      GatherMutant{"ScalesOfTheOtherBand",
                                                   [](Plan& plan, auto&, auto&, CopyOp& scales) {
@@ -597,7 +599,7 @@ TEST(QuantizedPlan, SegmentsOfCodesAreWholeBlocks) {
   int tiles = 0;
   for (int round = 0; round < 300; ++round) {
     CopyOp op;
-    op.makes = Makes::kCodes;
+    op.transform = Transform::kCodes;
     op.target_dtype = DType::kF8E4M3;
     op.block = {in(1, 9), in(1, 9)};
     op.extent = {in(1, 40), in(1, 40)};
@@ -642,7 +644,7 @@ TEST(QuantizedPlan, RelaysPassOnWhatWasQuantizedInTheSameSegments) {
     EXPECT_EQ(own.segments[i].extent, passed_on.segments[i].extent);
   }
   for (const CopyOp& op : relayed.streams[0].ops) {
-    EXPECT_EQ(op.makes, Makes::kElements);
+    EXPECT_EQ(op.transform, Transform::kElements);
     EXPECT_EQ(op.source_dtype, op.target_dtype);
     EXPECT_TRUE(op.source_extent.empty());
   }
@@ -657,7 +659,7 @@ TEST(QuantizedPlan, RelaysPassOnWhatTheyGathered) {
   const RankSlice target = SliceOf(*plan, Side::kTarget, 0);
   EXPECT_EQ(RelayedSlice(target, Side::kTarget).gathered, target.gathered);
   const RankSlice relayed = RelayedSlice(target, Side::kSource);
-  EXPECT_EQ(relayed.gathered, Gathered{});
+  EXPECT_EQ(relayed.gathered, GatherBuffer{});
   int gathered = 0;
   for (const Stream& stream : relayed.streams) {
     for (const CopyOp& op : stream.ops) {

@@ -35,7 +35,7 @@ class FdServerTest : public ::testing::Test {
   }
 
   /// The reply, and the fd that came with it; the connection's end is a zero-sized answer.
-  memory::Received Receive() {
+  memory::FdMessage Receive() {
     io_.restart();
     io_.poll();
     fcntl(client_.get(), F_SETFL, O_NONBLOCK);
@@ -70,7 +70,7 @@ TEST_F(FdServerTest, GivesBackTheFdThatWasPut) {
   EXPECT_EQ(Reply().reason, Reason::kNone);
   const uint64_t token = Reply().token;
   Send(wire::Encode(wire::FdRequest{wire::FdOp::kGet, token}));
-  memory::Received got = Receive();
+  memory::FdMessage got = Receive();
   EXPECT_EQ(Reply().reason, Reason::kNone);
   ASSERT_EQ(got.fds.size(), 1u);
   EXPECT_EQ(InodeOf(got.fds[0].get()), InodeOf(fd.get()));
@@ -110,7 +110,7 @@ TEST_F(FdServerTest, ClosesAfterAMalformedRequest) {
   Send(frame);
   EXPECT_EQ(Receive().bytes, wire::kFdFrameBytes);
   EXPECT_EQ(Reply().reason, Reason::kInvalidRequest);
-  memory::Received end = Receive();
+  memory::FdMessage end = Receive();
   EXPECT_EQ(end.bytes, 0u);
   EXPECT_FALSE(end.would_block);
 }

@@ -84,7 +84,7 @@ TEST(Chain, NamesTheParentThatStalls) {
     if (how == How::kNeverServes) parent.relay.reset();
     if (how == How::kKeepsItsBytes) {
       // What it received, nobody tells to the job that passes it on.
-      parent.relay->received = std::make_shared<Received>();
+      parent.relay->received = std::make_shared<SlotBitmap>();
       parent.relay->received->Abandon();
     }
     if (how == How::kSilent) Cut(fleet, "t2", "t3");
@@ -161,7 +161,7 @@ class HandReader final : public transport::Handler {
     fleet_.sim.RunFor(seconds(1));
   }
 
-  Result<Ticket> OnHello(const transport::Introduction&) override { return Ticket{}; }
+  Result<Ticket> OnHello(const transport::CallerHello&) override { return Ticket{}; }
   void OnAccepted(std::shared_ptr<transport::Endpoint>) override {}
   void OnNotify(const std::shared_ptr<transport::Endpoint>&,
                 std::span<const std::byte> message) override {
@@ -192,7 +192,7 @@ class HandReader final : public transport::Handler {
 // To whom a type of message that it does not know is nonsense, which ends its session.
 TEST(Chain, TellsReadersThatDoNotKnowOfWaitingNothing) {
   Fleet fleet(Chain(2, milliseconds(40)));
-  fleet.targets[0].relay->legs[0].readers = 2;
+  fleet.targets[0].relay->assignments[0].readers = 2;
   HandReader older(fleet, Incarnation(771), 0);
   HandReader newer(fleet, Incarnation(772), transport::kFeatureHearsWaiting);
   fleet.StartTarget(0);  // whose own source never starts

@@ -39,7 +39,7 @@ Status WriteLate(device::Bytes target, device::ConstBytes source, uint64_t bytes
 /// Room on one GPU for all ranks of a side (MakeMemory), and for slots and scratch.
 uint64_t SlabFor(const std::vector<std::vector<uint64_t>>& tensor_bytes, uint32_t engines,
                  const Tuning& tuning) {
-  constexpr uint64_t kBetween = 512;  // tensors, and ranges of the slab
+  constexpr uint64_t kBetween = 512;  // tensors, and ranges of the GPU pool
   uint64_t bytes = 0;
   for (const auto& rank : tensor_bytes) {
     for (uint64_t tensor : rank) bytes += tensor + kBetween;
@@ -114,7 +114,8 @@ Fleet::Agent Fleet::MakeAgent(const FleetOptions& options, const std::string& ad
   if (placement) {
     const auto gpu = weightwire::testing::FakeDevice(placement->gpu.value_or(0));
     if (placement->slab_bytes > 0) slab_bytes = placement->slab_bytes;
-    agent.slabs.by_device.emplace(gpu->uuid(), memory::SlabPool::Make(gpu, slab_bytes).value());
+    agent.gpu_pools.by_device.emplace(gpu->uuid(),
+                                      memory::GpuMemoryPool::Make(gpu, slab_bytes).value());
   }
   Options engine;
   engine.tuning = options.tuning;
@@ -122,7 +123,7 @@ Fleet::Agent Fleet::MakeAgent(const FleetOptions& options, const std::string& ad
   engine.self = agent.incarnation;
   engine.preference = {"fake", kPlain};
   engine.proof_required = options.proof_required;
-  engine.slabs = agent.slabs;
+  engine.gpu_pools = agent.gpu_pools;
   engine.gpu_direct_required =
       options.gpu_direct_required && (address[0] == 's' || options.targets_require_gpu_direct);
   agent.engine = Engine::Make(engine, sim, sim, sim, transports, metrics).value();
@@ -132,7 +133,7 @@ Fleet::Agent Fleet::MakeAgent(const FleetOptions& options, const std::string& ad
 void Fleet::Place(RankMemory& memory, const Agent& agent,
                   const std::optional<Placement>& placement) {
   if (!placement || !placement->gpu) return;
-  memory = OnDevice(memory, *agent.slabs.by_device.begin()->second);
+  memory = OnDevice(memory, *agent.gpu_pools.by_device.begin()->second);
 }
 
 Fleet::Fleet(const FleetOptions& options)
@@ -164,7 +165,7 @@ Fleet::Fleet(const FleetOptions& options)
     source.job.epoch = Epoch(5);
     source.job.participant = ParticipantId(10 + rank);
     source.job.name = "trainer/" + std::to_string(rank);
-    source.job.legs = {
+    source.job.assignments = {
         {std::make_shared<plan::RankSlice>(plan::SliceOf(plan.plan, plan::Side::kSource, rank)),
          options.chain ? 1 : options.engines}};
     source.job.heads = std::make_shared<Heads>();
@@ -224,13 +225,13 @@ Peer Fleet::PeerOf(const Agent& agent, size_t reader) const {
 
 void Fleet::Relay(Target& parent, Target& child) {
   const plan::RankSlice slice = plan::SliceOf(plan.plan, plan::Side::kTarget, parent.rank);
-  parent.job.received = std::make_shared<Received>();
+  parent.job.received = std::make_shared<SlotBitmap>();
   SourceJob relay;
   relay.epoch = parent.job.epoch;
   relay.participant = parent.job.participant;
   relay.name = parent.job.name;
   relay.binding = parent.job.binding;
-  relay.legs = {
+  relay.assignments = {
       {std::make_shared<plan::RankSlice>(plan::RelayedSlice(slice, plan::Side::kSource)), 1}};
   relay.received = parent.job.received;
   parent.relay = std::move(relay);
@@ -348,7 +349,7 @@ void NextAttempt(Fleet& fleet, Epoch epoch) {
     target.drained = false;
     target.done_calls = target.relay_done_calls = 0;
     if (!target.relay) continue;
-    target.job.received = std::make_shared<Received>();
+    target.job.received = std::make_shared<SlotBitmap>();
     target.relay->received = target.job.received;
     target.relay->epoch = epoch;
   }

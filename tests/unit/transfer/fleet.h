@@ -104,7 +104,7 @@ class Fleet {
     std::unique_ptr<Engine> engine;
     std::unique_ptr<transport::Transport> transport;
     std::unique_ptr<transport::Transport> plain;
-    memory::SlabPools slabs;
+    memory::GpuMemoryPools gpu_pools;
   };
 
   /// The trainer's ranks as a target of `target_agent` reads from them.

@@ -78,8 +78,8 @@ TEST(GpuDirect, EveryByteArrivesWhereverTheSidesLie) {
   EXPECT_GT(staged, 0);
 }
 
-// Gathered, packed, cast, scattered and unpacked, and nothing but sums and padding was ever in host
-// memory: neither did the transport carry it there, nor any copy over the bus.
+// GatherBuffer, packed, cast, scattered and unpacked, and nothing but sums and padding was ever in
+// host memory: neither did the transport carry it there, nor any copy over the bus.
 TEST(GpuDirect, NoPayloadByteLiesInHostMemory) {
   const auto over_bus = FAKE_CALL(fake_cuda_host_bytes);
   for (uint64_t seed = 1; seed <= 40; ++seed) {
@@ -104,9 +104,9 @@ TEST(GpuDirect, NoPayloadByteLiesInHostMemory) {
       ASSERT_TRUE(target.result->has_value()) << target.result->error().ToString();
       const std::map<std::string, int64_t> path = {{"fake-gpu", (*target.result)->bytes}};
       EXPECT_EQ((*target.result)->bytes_by_transport, path);
-      for (const Stretch& stretch : (*target.result)->stretches) {
-        if (std::string_view(stretch.what) != "read") continue;
-        EXPECT_EQ(stretch.transport, "fake-gpu");
+      for (const WorkSpan& span : (*target.result)->spans) {
+        if (std::string_view(span.what) != "read") continue;
+        EXPECT_EQ(span.transport, "fake-gpu");
       }
     }
     ExpectArrived(fleet, options.engines);
@@ -228,14 +228,14 @@ TEST(GpuDirect, PoolsAreTakenOfTheSlabAsForetold) {
   EXPECT_EQ(GpuPoolBytes(options.tuning), slots.bytes() + scratch.bytes());
   uint64_t ranks = 0;
   for (const auto& memory : fleet.source_memory) ranks += (memory.region->size() + 511) / 512 * 512;
-  EXPECT_EQ(fleet.source_agents[0].slabs.by_device.begin()->second->bytes_used(),
+  EXPECT_EQ(fleet.source_agents[0].gpu_pools.by_device.begin()->second->bytes_used(),
             GpuPoolBytes(options.tuning) + ranks);
 }
 
 TEST(GpuDirect, NothingIsTakenWhereNoTransportReachesGpuMemory) {
   FleetOptions options = Direct(6, {.gpu = std::nullopt, .gets_device_memory = false});
   const Fleet fleet(options);
-  EXPECT_EQ(fleet.source_agents[0].slabs.by_device.begin()->second->bytes_used(), 0u);
+  EXPECT_EQ(fleet.source_agents[0].gpu_pools.by_device.begin()->second->bytes_used(), 0u);
 }
 
 // One slot and one scratch slot on the GPU, for all streams of all ranks of an agent.
@@ -362,7 +362,8 @@ TEST(GpuDirectRequired, RefusesToStartWithoutRoomForSlotsOrATransport) {
     Options options;
     options.tuning = testing::SmallTuning();
     options.gpu_direct_required = true;
-    options.slabs.by_device.emplace(gpu->uuid(), memory::SlabPool::Make(gpu, 4'096).value());
+    options.gpu_pools.by_device.emplace(gpu->uuid(),
+                                        memory::GpuMemoryPool::Make(gpu, 4'096).value());
     const auto transport = network.MakeTransport("a", {.gets_device_memory = reaches});
     const auto engine = Engine::Make(options, sim, sim, sim, {transport.get()}, metrics::Null());
     ASSERT_FALSE(engine.has_value());

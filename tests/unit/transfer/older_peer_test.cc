@@ -31,7 +31,7 @@ class OlderAgent final : public transport::Handler {
     fleet_.sim.RunFor(seconds(1));
   }
 
-  Result<Ticket> OnHello(const transport::Introduction& said) override {
+  Result<Ticket> OnHello(const transport::CallerHello& said) override {
     heard.push_back(said);
     if (!said.proves()) return said.shown;
     return Fail(Code::kFailedPrecondition, Reason::kProtocolVersion, "");
@@ -40,7 +40,7 @@ class OlderAgent final : public transport::Handler {
   void OnNotify(const std::shared_ptr<transport::Endpoint>&, std::span<const std::byte>) override {}
   void OnClosed(const std::shared_ptr<transport::Endpoint>&, const Status&) override {}
 
-  std::vector<transport::Introduction> heard;
+  std::vector<transport::CallerHello> heard;
   int accepted = 0;
 
  private:

@@ -98,11 +98,11 @@ plan::CopyOp RandomQuantizedOp(Rng& rng, RandomPlan* out, uint32_t source, uint3
   plan::CopyOp op = NamedOp(out);
   const DType floats[] = {DType::kBF16, DType::kF16, DType::kF32};
   op.source_dtype = floats[Below(rng, 3)];
-  op.makes = Below(rng, 2) == 0 ? plan::Makes::kCodes : plan::Makes::kScales;
-  op.target_dtype = op.makes == plan::Makes::kCodes ? DType::kF8E4M3 : DType::kF32;
+  op.transform = Below(rng, 2) == 0 ? plan::Transform::kCodes : plan::Transform::kScales;
+  op.target_dtype = op.transform == plan::Transform::kCodes ? DType::kF8E4M3 : DType::kF32;
   op.block = {Pick(rng, 1, 8), Pick(rng, 1, 8)};
   op.extent = {Pick(rng, 1, 60), Pick(rng, 1, 60)};
-  if (op.makes == plan::Makes::kScales) {
+  if (op.transform == plan::Transform::kScales) {
     op.source_extent = op.extent;
     for (size_t d = 0; d < 2; ++d) op.extent[d] = (op.extent[d] + op.block[d] - 1) / op.block[d];
   }
@@ -120,18 +120,18 @@ void SetTensor(RandomPlan* out, uint32_t target, plan::CopyOp* op, Rng& rng) {
 
 // Codes and scales of one matrix that lies at `offset` of what is gathered.
 void MakeOfGathered(Rng& rng, RandomPlan* out, uint32_t target, int64_t offset,
-                    const std::vector<int64_t>& matrix, plan::Gathered* gathered) {
+                    const std::vector<int64_t>& matrix, plan::GatherBuffer* gathered) {
   const std::vector<int64_t> block = {Pick(rng, 1, 8), Pick(rng, 1, 8)};
-  for (const plan::Makes makes : {plan::Makes::kCodes, plan::Makes::kScales}) {
+  for (const plan::Transform transform : {plan::Transform::kCodes, plan::Transform::kScales}) {
     plan::CopyOp op = NamedOp(out);
-    op.makes = makes;
+    op.transform = transform;
     op.block = block;
     op.extent = matrix;
     op.source_dtype = gathered->dtype;
-    op.target_dtype = makes == plan::Makes::kCodes ? DType::kF8E4M3 : DType::kF32;
+    op.target_dtype = transform == plan::Transform::kCodes ? DType::kF8E4M3 : DType::kF32;
     op.source_offset = offset;
     op.source_stride = {matrix[1], 1};
-    if (makes == plan::Makes::kScales) {
+    if (transform == plan::Transform::kScales) {
       op.source_extent = matrix;
       for (size_t d = 0; d < 2; ++d) op.extent[d] = (matrix[d] + block[d] - 1) / block[d];
     }
@@ -172,7 +172,7 @@ void GatherRows(Rng& rng, RandomPlan* out, uint32_t target, int64_t offset,
 
 void Gather(Rng& rng, const PlanShape& shape, RandomPlan* out, uint32_t target) {
   const DType floats[] = {DType::kBF16, DType::kF16, DType::kF32};
-  plan::Gathered gathered;
+  plan::GatherBuffer gathered;
   gathered.dtype = floats[Below(rng, 3)];
   std::vector<std::pair<int64_t, std::vector<int64_t>>> matrices;
   for (int i = 0; i < shape.gathered_per_target; ++i) {
@@ -187,7 +187,8 @@ void Gather(Rng& rng, const PlanShape& shape, RandomPlan* out, uint32_t target) 
   for (const auto& [offset, matrix] : matrices) {
     GatherRows(rng, out, target, offset, matrix, gathered.dtype);
   }
-  out->target_tensor_bytes[target].push_back(static_cast<uint64_t>(plan::GatheredBytes(gathered)));
+  out->target_tensor_bytes[target].push_back(
+      static_cast<uint64_t>(plan::GatherBufferBytes(gathered)));
   out->plan.gathered.emplace(target, std::move(gathered));
 }
 
@@ -250,7 +251,7 @@ void ForEachElement(const plan::CopyOp& op, size_t dim, int64_t source, int64_t 
 // The matrix quantized as a whole, by the kernels' oracle.
 void QuantizeElements(const plan::CopyOp& op, const std::byte* from, std::byte* to) {
   namespace oracle = kernels::oracle;
-  const bool codes = op.makes == plan::Makes::kCodes;
+  const bool codes = op.transform == plan::Transform::kCodes;
   const std::vector<int64_t>& matrix = codes ? op.extent : op.source_extent;
   oracle::QuantizeCase c;
   c.box = oracle::PackedQuantizeBox(matrix[0], matrix[1], op.block[0], op.block[1]);
@@ -366,9 +367,9 @@ void RankMemory::Write(std::span<const std::byte> bytes) const {
   }
 }
 
-RankMemory OnDevice(const RankMemory& memory, memory::SlabPool& slabs) {
+RankMemory OnDevice(const RankMemory& memory, memory::GpuMemoryPool& gpu_pools) {
   RankMemory moved;
-  moved.region = slabs.Lend("a rank", memory.region->size()).value();
+  moved.region = gpu_pools.Allocate("a rank", memory.region->size()).value();
   moved.Write({memory.region->data(), memory.region->size()});
   for (const memory::RegionSpan& tensor : memory.binding) {
     moved.binding.push_back({moved.region, tensor.offset, tensor.bytes});
@@ -376,7 +377,7 @@ RankMemory OnDevice(const RankMemory& memory, memory::SlabPool& slabs) {
   return moved;
 }
 
-RankMemory Mixed(const RankMemory& memory, const std::vector<memory::SlabPool*>& pools) {
+RankMemory Mixed(const RankMemory& memory, const std::vector<memory::GpuMemoryPool*>& pools) {
   RankMemory mixed = memory;
   for (size_t p = 0; p < pools.size(); ++p) {
     const RankMemory there = OnDevice(memory, *pools[p]);
@@ -447,7 +448,7 @@ std::vector<std::byte> Expected(const plan::TransferPlan& plan, uint32_t target_
     for (const plan::CopyOp& op : stream.ops) {
       const std::byte* from = sources[stream.source_rank].binding[op.source_tensor].data();
       std::byte* to = bytes.data() + target.binding[op.target_tensor].offset;
-      if (op.makes != plan::Makes::kElements) {
+      if (op.transform != plan::Transform::kElements) {
         QuantizeElements(op, from, to);
         continue;
       }

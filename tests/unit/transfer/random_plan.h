@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "server/memory/slab_pool.h"
+#include "server/memory/gpu_memory_pool.h"
 #include "server/plan/plan.h"
 #include "server/transfer/transfer.h"
 
@@ -52,13 +52,13 @@ struct RankMemory {
   /// All of it.
   void Write(std::span<const std::byte> bytes) const;
 };
-/// The same bytes at the same offsets of a slab.
-RankMemory OnDevice(const RankMemory& memory, memory::SlabPool& slabs);
-/// The same, but tensors lie in turn where they are and in slabs of each pool.
-RankMemory Mixed(const RankMemory& memory, const std::vector<memory::SlabPool*>& pools);
+/// The same bytes at the same offsets of a GPU pool.
+RankMemory OnDevice(const RankMemory& memory, memory::GpuMemoryPool& gpu_pools);
+/// The same, but tensors lie in turn where they are and in GPU pools of each pool.
+RankMemory Mixed(const RankMemory& memory, const std::vector<memory::GpuMemoryPool*>& pools);
 /// Filled with random bytes; floats that casts read are finite.
 RankMemory MakeMemory(Rng& rng, const std::vector<uint64_t>& tensor_bytes);
-/// Makes the elements that casts read ordinary floats.
+/// Transform the elements that casts read ordinary floats.
 void TameFloats(Rng& rng, const plan::TransferPlan& plan, uint32_t source_rank,
                 const RankMemory& memory);
 

@@ -135,7 +135,7 @@ class RealPair {
     SourceJob job;
     job.epoch = epoch;
     job.participant = ParticipantId(10 + rank);
-    job.legs = {
+    job.assignments = {
         {std::make_shared<plan::RankSlice>(plan::SliceOf(plan_.plan, plan::Side::kSource, rank)),
          1}};
     job.binding = sources_[rank].binding;

@@ -41,7 +41,7 @@ class RogueReader final : public transport::Handler {
     transport_.reset();
   }
 
-  Result<Ticket> OnHello(const transport::Introduction&) override { return Ticket{}; }
+  Result<Ticket> OnHello(const transport::CallerHello&) override { return Ticket{}; }
   void OnAccepted(std::shared_ptr<transport::Endpoint>) override {}
   void OnNotify(const std::shared_ptr<transport::Endpoint>&,
                 std::span<const std::byte> message) override {

@@ -78,7 +78,7 @@ TEST(ValidateSlice, RefusesAnOpThatLeavesItsTensorByOneByte) {
 plan::CopyOp ScalesOp() {
   plan::CopyOp op;
   op.source_dtype = op.target_dtype = layout::DType::kF32;
-  op.makes = plan::Makes::kScales;
+  op.transform = plan::Transform::kScales;
   op.block = {2, 3};
   op.source_extent = {5, 7};
   op.extent = {3, 3};
@@ -138,8 +138,8 @@ TEST(ValidateSlice, RefusesBlocksThatNoKernelCanQuantize) {
       [](plan::CopyOp& op) { op.source_extent[0] = 7; },
       [](plan::CopyOp& op) { op.source_dtype = layout::DType::kI32; },
       [](plan::CopyOp& op) { op.target_dtype = layout::DType::kBF16; },
-      [](plan::CopyOp& op) { op.makes = plan::Makes::kCodes; },
-      [](plan::CopyOp& op) { op.makes = static_cast<plan::Makes>(3); },
+      [](plan::CopyOp& op) { op.transform = plan::Transform::kCodes; },
+      [](plan::CopyOp& op) { op.transform = static_cast<plan::Transform>(3); },
   };
   for (size_t i = 0; i < changes.size(); ++i) {
     plan::CopyOp op = ScalesOp();
@@ -152,7 +152,7 @@ TEST(ValidateSlice, RefusesBlocksThatNoKernelCanQuantize) {
 
 TEST(CheckBlocksFit, NamesTheTensorAndTheSizeThatSegmentsNeed) {
   plan::CopyOp op = ScalesOp();
-  op.makes = plan::Makes::kCodes;
+  op.transform = plan::Transform::kCodes;
   op.target_dtype = layout::DType::kF8E4M3;
   op.source_extent.clear();
   op.extent = {5, 7};

@@ -112,7 +112,7 @@ TEST(OwnSums, AreNotMadeInOnePassOfAnotherGeometry) {
   copy.box.extent[0] /= 2;
   EXPECT_FALSE(own.CopyAndSum(0, target, source, copy));
   copy.box.extent[0] *= 2;
-  copy.makes = plan::Makes::kScales;
+  copy.transform = plan::Transform::kScales;
   EXPECT_FALSE(own.CopyAndSum(0, target, source, copy));
   EXPECT_EQ(agent.target.Snapshot(), before);
 }

@@ -9,9 +9,9 @@ const Ticket kOne = {1};
 const Ticket kTwo = {2};
 constexpr Incarnation kSelf(10), kCaller(20), kOther(30);
 
-transport::Introduction Naming(const Ticket& ticket, Incarnation caller,
-                               Incarnation callee = kSelf) {
-  transport::Introduction said;
+transport::CallerHello Naming(const Ticket& ticket, Incarnation caller,
+                              Incarnation callee = kSelf) {
+  transport::CallerHello said;
   said.caller = caller;
   said.callee = callee;
   said.shown = transport::NameOf(ticket);
@@ -19,7 +19,7 @@ transport::Introduction Naming(const Ticket& ticket, Incarnation caller,
 }
 
 /// Why the table refuses it; kNone when it does not.
-Reason Refusal(const TicketTable& table, const transport::Introduction& said) {
+Reason Refusal(const TicketTable& table, const transport::CallerHello& said) {
   const auto ticket = table.Check(said);
   return ticket.has_value() ? Reason::kNone : ticket.error().reason();
 }
@@ -67,7 +67,7 @@ TEST(TicketTable, RefusesEveryoneOnceShutDown) {
 }
 
 TEST(TicketTable, LetsInWhoShowsItsTicketOnlyWhereNoProofIsRequired) {
-  transport::Introduction shown = Naming(kOne, kCaller);
+  transport::CallerHello shown = Naming(kOne, kCaller);
   shown.protocol_min = shown.protocol_max = transport::kProtocolProof - 1;
   shown.shown = kOne;
   TicketTable lenient(kSelf, false);

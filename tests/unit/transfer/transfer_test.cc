@@ -78,7 +78,7 @@ TEST(Transfer, TwoFleetsThatFeedEachOtherShareNoSlots) {
   SourceJob source;
   source.epoch = Epoch(6);
   source.participant = ParticipantId(1'000);
-  source.legs = {
+  source.assignments = {
       {std::make_shared<plan::RankSlice>(plan::SliceOf(plan.plan, plan::Side::kSource, 0)), 1}};
   source.binding = source_memory.binding;
   TargetJob target;

@@ -11,7 +11,7 @@ namespace {
 
 class Accepts final : public Handler {
  public:
-  Result<Ticket> OnHello(const Introduction&) override { return Ticket{}; }
+  Result<Ticket> OnHello(const CallerHello&) override { return Ticket{}; }
   void OnAccepted(std::shared_ptr<Endpoint> endpoint) override {
     accepted_.set_value(endpoint->id());
   }

@@ -31,7 +31,7 @@ class FakeOnGpus : public ::testing::Test {
     ASSERT_NE(endpoint, nullptr);
   }
   static std::shared_ptr<memory::MemoryRegion> OnGpu(size_t index) {
-    return testing::FakeSlabs(index)->Lend("test", kBytes).value();
+    return testing::FakeSlabs(index)->Allocate("test", kBytes).value();
   }
   static std::shared_ptr<memory::MemoryRegion> OnHost() {
     return memory::MemoryRegion::Allocate("test", kBytes).value();

@@ -14,7 +14,7 @@ using namespace std::chrono_literals;  // NOLINT: a test
 
 class Peer final : public Handler {
  public:
-  Result<Ticket> OnHello(const Introduction&) override { return Ticket{}; }
+  Result<Ticket> OnHello(const CallerHello&) override { return Ticket{}; }
   void OnAccepted(std::shared_ptr<Endpoint> endpoint) override { accepted = endpoint; }
   void OnNotify(const std::shared_ptr<Endpoint>&, std::span<const std::byte> message) override {
     notifies.emplace_back(reinterpret_cast<const char*>(message.data()), message.size());

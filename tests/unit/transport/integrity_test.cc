@@ -12,7 +12,7 @@ const Ticket kTicket = {1, 2, 3};
 
 class Admits final : public Handler {
  public:
-  Result<Ticket> OnHello(const Introduction&) override {
+  Result<Ticket> OnHello(const CallerHello&) override {
     ++asked;
     return kTicket;
   }
@@ -35,10 +35,10 @@ Hello HelloWith(uint64_t features) {
 Status Outcome(uint64_t caller_features, uint64_t callee_features) {
   Admits handler;
   CallerHandshake caller(HelloWith(caller_features));
-  const auto first = EncodeIntroduction(caller.introduction());
-  const CalleeHandshake callee(caller.introduction(), first, kCallee, handler, callee_features);
+  const auto first = EncodeCallerHello(caller.caller_hello());
+  const CalleeHandshake callee(caller.caller_hello(), first, kCallee, handler, callee_features);
   if (!callee.awaits_proof()) return StatusOf(callee.reply());
-  const auto proof = caller.OnChallenge(first, callee.challenge());
+  const auto proof = caller.OnCalleeProof(first, callee.callee_proof());
   return proof.has_value() ? StatusOf(*callee.OnProof(*proof)) : proof.error();
 }
 
@@ -63,8 +63,8 @@ TEST(Integrity, FeaturesThatThisBuildDoesNotKnowAreIgnored) {
 TEST(Integrity, WhoDoesNotSealIsRefusedBeforeTheTicketIsLookedAt) {
   Admits handler;
   CallerHandshake caller(HelloWith(0));
-  const auto first = EncodeIntroduction(caller.introduction());
-  const CalleeHandshake callee(caller.introduction(), first, kCallee, handler, kFeatureMac);
+  const auto first = EncodeCallerHello(caller.caller_hello());
+  const CalleeHandshake callee(caller.caller_hello(), first, kCallee, handler, kFeatureMac);
   EXPECT_EQ(callee.reply().reason, Reason::kConfigInvalid);
   EXPECT_EQ(handler.asked, 0);
 }
@@ -74,8 +74,8 @@ TEST(Integrity, ATicketThatIsShownMakesNoKeys) {
   Hello hello = HelloWith(kFeatureMac);
   hello.protocol_min = hello.protocol_max = kProtocolProof - 1;
   CallerHandshake caller(hello);
-  const auto first = EncodeIntroduction(caller.introduction());
-  const CalleeHandshake callee(caller.introduction(), first, kCallee, handler, kFeatureMac);
+  const auto first = EncodeCallerHello(caller.caller_hello());
+  const CalleeHandshake callee(caller.caller_hello(), first, kCallee, handler, kFeatureMac);
   EXPECT_EQ(callee.reply().reason, Reason::kConfigInvalid);
 }
 
@@ -83,12 +83,12 @@ TEST(Integrity, ATicketThatIsShownMakesNoKeys) {
 TEST(Integrity, WhatWasAskedForCannotBeTakenAwayOnTheWay) {
   Admits handler;
   CallerHandshake caller(HelloWith(kFeatureMac));
-  const auto first = EncodeIntroduction(caller.introduction());
-  Introduction stripped = caller.introduction();
+  const auto first = EncodeCallerHello(caller.caller_hello());
+  CallerHello stripped = caller.caller_hello();
   stripped.features = 0;
-  const CalleeHandshake callee(stripped, EncodeIntroduction(stripped), kCallee, handler);
+  const CalleeHandshake callee(stripped, EncodeCallerHello(stripped), kCallee, handler);
   ASSERT_TRUE(callee.awaits_proof());
-  const auto proof = caller.OnChallenge(first, callee.challenge());
+  const auto proof = caller.OnCalleeProof(first, callee.callee_proof());
   ASSERT_FALSE(proof.has_value());
   EXPECT_EQ(proof.error().reason(), Reason::kTicketRejected);
 }
@@ -96,14 +96,14 @@ TEST(Integrity, WhatWasAskedForCannotBeTakenAwayOnTheWay) {
 TEST(Integrity, WhatWasGrantedCannotBeTakenAwayOnTheWay) {
   Admits handler;
   CallerHandshake caller(HelloWith(kFeatureMac));
-  const auto first = EncodeIntroduction(caller.introduction());
-  const CalleeHandshake callee(caller.introduction(), first, kCallee, handler, kFeatureMac);
-  auto challenge = callee.challenge();
-  HelloReply reply = callee.reply();
+  const auto first = EncodeCallerHello(caller.caller_hello());
+  const CalleeHandshake callee(caller.caller_hello(), first, kCallee, handler, kFeatureMac);
+  auto callee_proof = callee.callee_proof();
+  CalleeReply reply = callee.reply();
   ASSERT_EQ(reply.features, kFeatureMac);
   reply.features = 0;
-  std::ranges::copy(EncodeHelloReply(reply), challenge.begin());
-  const auto proof = caller.OnChallenge(first, challenge);
+  std::ranges::copy(EncodeCalleeReply(reply), callee_proof.begin());
+  const auto proof = caller.OnCalleeProof(first, callee_proof);
   ASSERT_FALSE(proof.has_value());
   EXPECT_EQ(proof.error().reason(), Reason::kTicketRejected);
 }

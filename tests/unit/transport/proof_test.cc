@@ -14,7 +14,7 @@ const Ticket kTicket = {1, 2, 3};
 class Admits final : public Handler {
  public:
   explicit Admits(const Ticket& ticket) : ticket_(ticket) {}
-  Result<Ticket> OnHello(const Introduction&) override { return ticket_; }
+  Result<Ticket> OnHello(const CallerHello&) override { return ticket_; }
   void OnAccepted(std::shared_ptr<Endpoint>) override {}
   void OnNotify(const std::shared_ptr<Endpoint>&, std::span<const std::byte>) override {}
   void OnClosed(const std::shared_ptr<Endpoint>&, const Status&) override {}
@@ -73,10 +73,10 @@ TEST(Proof, SecretsDependOnAllThatWasSaid) {
 TEST(Handshake, BothSidesWithTheTicketEndWithOneKey) {
   Admits handler(kTicket);
   CallerHandshake caller(HelloWith(kTicket));
-  const auto first = EncodeIntroduction(caller.introduction());
-  const CalleeHandshake callee(caller.introduction(), first, kCallee, handler);
+  const auto first = EncodeCallerHello(caller.caller_hello());
+  const CalleeHandshake callee(caller.caller_hello(), first, kCallee, handler);
   ASSERT_TRUE(callee.awaits_proof());
-  const auto proof = caller.OnChallenge(first, callee.challenge());
+  const auto proof = caller.OnCalleeProof(first, callee.callee_proof());
   ASSERT_TRUE(proof.has_value());
   EXPECT_EQ(callee.OnProof(*proof).value().code, Code::kOk);
   EXPECT_EQ(callee.hello(), caller.hello());
@@ -89,8 +89,8 @@ TEST(Handshake, NoTwoSessionsHaveOneKey) {
   std::set<Proof> keys;
   for (int i = 0; i < 20; ++i) {
     CallerHandshake caller(HelloWith(kTicket));
-    const auto first = EncodeIntroduction(caller.introduction());
-    const CalleeHandshake callee(caller.introduction(), first, kCallee, handler);
+    const auto first = EncodeCallerHello(caller.caller_hello());
+    const CalleeHandshake callee(caller.caller_hello(), first, kCallee, handler);
     keys.insert(callee.key());
   }
   EXPECT_EQ(keys.size(), 20u);
@@ -99,20 +99,21 @@ TEST(Handshake, NoTwoSessionsHaveOneKey) {
 TEST(Handshake, ACalleeRefusesEveryOtherProof) {
   Admits handler(kTicket);
   CallerHandshake caller(HelloWith(kTicket));
-  const auto first = EncodeIntroduction(caller.introduction());
-  const CalleeHandshake callee(caller.introduction(), first, kCallee, handler);
-  const auto right = caller.OnChallenge(first, callee.challenge());
+  const auto first = EncodeCallerHello(caller.caller_hello());
+  const CalleeHandshake callee(caller.caller_hello(), first, kCallee, handler);
+  const auto right = caller.OnCalleeProof(first, callee.callee_proof());
   ASSERT_TRUE(right.has_value());
-  Proof proof = DecodeProof(*right).value();
+  Proof proof = DecodeCallerProof(*right).value();
   for (size_t bit = 0; bit < proof.size() * 8; ++bit) {
     proof[bit / 8] ^= static_cast<uint8_t>(1 << (bit % 8));
-    const auto verdict = callee.OnProof(EncodeProof(proof));
+    const auto verdict = callee.OnProof(EncodeCallerProof(proof));
     EXPECT_EQ(verdict.value().reason, Reason::kTicketRejected) << "bit " << bit;
     proof[bit / 8] ^= static_cast<uint8_t>(1 << (bit % 8));
   }
-  const auto challenge = callee.challenge();
-  const Challenge theirs = DecodeChallenge(std::span(challenge).subspan(kHelloReplyBytes)).value();
-  EXPECT_EQ(callee.OnProof(EncodeProof(theirs.proof)).value().code, Code::kUnauthenticated)
+  const auto callee_proof = callee.callee_proof();
+  const CalleeProof theirs =
+      DecodeCalleeProof(std::span(callee_proof).subspan(kCalleeReplyBytes)).value();
+  EXPECT_EQ(callee.OnProof(EncodeCallerProof(theirs.proof)).value().code, Code::kUnauthenticated)
       << "the callee's own proof, sent back";
   EXPECT_EQ(callee.OnProof(first).error().reason(), Reason::kInvalidRequest);
 }
@@ -120,9 +121,9 @@ TEST(Handshake, ACalleeRefusesEveryOtherProof) {
 TEST(Handshake, ACallerRefusesACalleeWithAnotherTicket) {
   Admits handler({6, 6, 6});
   CallerHandshake caller(HelloWith(kTicket));
-  const auto first = EncodeIntroduction(caller.introduction());
-  const CalleeHandshake callee(caller.introduction(), first, kCallee, handler);
-  const auto proof = caller.OnChallenge(first, callee.challenge());
+  const auto first = EncodeCallerHello(caller.caller_hello());
+  const CalleeHandshake callee(caller.caller_hello(), first, kCallee, handler);
+  const auto proof = caller.OnCalleeProof(first, callee.callee_proof());
   ASSERT_FALSE(proof.has_value());
   EXPECT_EQ(proof.error().code(), Code::kUnauthenticated);
   EXPECT_EQ(proof.error().reason(), Reason::kTicketRejected);

@@ -11,8 +11,8 @@
 namespace weightwire::transport {
 namespace {
 
-Introduction SomeIntroduction() {
-  Introduction hello;
+CallerHello SomeCallerHello() {
+  CallerHello hello;
   hello.protocol_min = 0x0102;
   hello.protocol_max = 0x0304;
   hello.features = 0x1112131415161718;
@@ -32,8 +32,8 @@ std::mt19937_64 Random() {
   return std::mt19937_64(seed);
 }
 
-TEST(IntroductionCodec, FieldsLieWhereThePeerExpectsThem) {
-  const auto bytes = EncodeIntroduction(SomeIntroduction());
+TEST(CallerHelloCodec, FieldsLieWhereThePeerExpectsThem) {
+  const auto bytes = EncodeCallerHello(SomeCallerHello());
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), 4), "WWDP");
   EXPECT_EQ(ReadAt(bytes, 4, 4), 80u);
   EXPECT_EQ(ReadAt(bytes, 8, 2), 0x0102u);
@@ -47,62 +47,62 @@ TEST(IntroductionCodec, FieldsLieWhereThePeerExpectsThem) {
   EXPECT_EQ(ReadAt(bytes, 71, 1), 0x8fu);
 }
 
-TEST(IntroductionCodec, RoundTrips) {
-  auto decoded = DecodeIntroduction(EncodeIntroduction(SomeIntroduction()));
+TEST(CallerHelloCodec, RoundTrips) {
+  auto decoded = DecodeCallerHello(EncodeCallerHello(SomeCallerHello()));
   ASSERT_TRUE(decoded.has_value());
-  EXPECT_EQ(*decoded, SomeIntroduction());
+  EXPECT_EQ(*decoded, SomeCallerHello());
 }
 
-TEST(IntroductionCodec, RefusesEverySingleBitFlip) {
-  for (size_t bit = 0; bit < kIntroductionBytes * 8; ++bit) {
-    auto bytes = EncodeIntroduction(SomeIntroduction());
+TEST(CallerHelloCodec, RefusesEverySingleBitFlip) {
+  for (size_t bit = 0; bit < kCallerHelloBytes * 8; ++bit) {
+    auto bytes = EncodeCallerHello(SomeCallerHello());
     bytes[bit / 8] ^= static_cast<std::byte>(1 << (bit % 8));
-    auto decoded = DecodeIntroduction(bytes);
+    auto decoded = DecodeCallerHello(bytes);
     ASSERT_FALSE(decoded.has_value()) << "bit " << bit;
     EXPECT_EQ(decoded.error().code(), Code::kInvalidArgument);
     EXPECT_EQ(decoded.error().reason(), Reason::kInvalidRequest);
   }
 }
 
-TEST(IntroductionCodec, RefusesEveryOtherSizeAndRandomBytes) {
+TEST(CallerHelloCodec, RefusesEveryOtherSizeAndRandomBytes) {
   std::mt19937_64 random = Random();
-  const auto good = EncodeIntroduction(SomeIntroduction());
+  const auto good = EncodeCallerHello(SomeCallerHello());
   for (size_t size = 0; size < 200; ++size) {
     std::vector<std::byte> bytes(good.begin(), good.end());
     bytes.resize(size);
-    if (size != kIntroductionBytes) {
-      EXPECT_FALSE(DecodeIntroduction(bytes).has_value());
+    if (size != kCallerHelloBytes) {
+      EXPECT_FALSE(DecodeCallerHello(bytes).has_value());
     }
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
-    EXPECT_FALSE(DecodeIntroduction(bytes).has_value());
-    EXPECT_FALSE(DecodeHelloReply(bytes).has_value());
-    EXPECT_FALSE(DecodeChallenge(bytes).has_value());
-    EXPECT_FALSE(DecodeProof(bytes).has_value());
+    EXPECT_FALSE(DecodeCallerHello(bytes).has_value());
+    EXPECT_FALSE(DecodeCalleeReply(bytes).has_value());
+    EXPECT_FALSE(DecodeCalleeProof(bytes).has_value());
+    EXPECT_FALSE(DecodeCallerProof(bytes).has_value());
   }
 }
 
 TEST(ProofCodecs, RoundTripAndRefuseEverySingleBitFlip) {
-  const Challenge challenge{{1, 2, 3}, {4, 5, 6}};
-  EXPECT_EQ(DecodeChallenge(EncodeChallenge(challenge)).value(), challenge);
-  for (size_t bit = 0; bit < kChallengeBytes * 8; ++bit) {
-    auto bytes = EncodeChallenge(challenge);
+  const CalleeProof callee_proof{{1, 2, 3}, {4, 5, 6}};
+  EXPECT_EQ(DecodeCalleeProof(EncodeCalleeProof(callee_proof)).value(), callee_proof);
+  for (size_t bit = 0; bit < kCalleeProofBytes * 8; ++bit) {
+    auto bytes = EncodeCalleeProof(callee_proof);
     bytes[bit / 8] ^= static_cast<std::byte>(1 << (bit % 8));
-    EXPECT_FALSE(DecodeChallenge(bytes).has_value()) << "bit " << bit;
+    EXPECT_FALSE(DecodeCalleeProof(bytes).has_value()) << "bit " << bit;
   }
   const Proof proof{7, 8, 9};
-  EXPECT_EQ(DecodeProof(EncodeProof(proof)).value(), proof);
-  for (size_t bit = 0; bit < kProofBytes * 8; ++bit) {
-    auto bytes = EncodeProof(proof);
+  EXPECT_EQ(DecodeCallerProof(EncodeCallerProof(proof)).value(), proof);
+  for (size_t bit = 0; bit < kCallerProofBytes * 8; ++bit) {
+    auto bytes = EncodeCallerProof(proof);
     bytes[bit / 8] ^= static_cast<std::byte>(1 << (bit % 8));
-    EXPECT_FALSE(DecodeProof(bytes).has_value()) << "bit " << bit;
+    EXPECT_FALSE(DecodeCallerProof(bytes).has_value()) << "bit " << bit;
   }
 }
 
 TEST(HelloReplyCodec, RoundTripsEveryCodeAndReason) {
   for (int code = 0; code <= 16; ++code) {
     for (int reason = 0; ReasonFromNumber(reason).has_value(); ++reason) {
-      const HelloReply reply{7, 0xabcdef, static_cast<Code>(code), static_cast<Reason>(reason)};
-      auto decoded = DecodeHelloReply(EncodeHelloReply(reply));
+      const CalleeReply reply{7, 0xabcdef, static_cast<Code>(code), static_cast<Reason>(reason)};
+      auto decoded = DecodeCalleeReply(EncodeCalleeReply(reply));
       ASSERT_TRUE(decoded.has_value());
       EXPECT_EQ(*decoded, reply);
     }
@@ -110,19 +110,19 @@ TEST(HelloReplyCodec, RoundTripsEveryCodeAndReason) {
 }
 
 TEST(HelloReplyCodec, RefusesEverySingleBitFlip) {
-  const HelloReply reply{1, 2, Code::kUnauthenticated, Reason::kTicketRejected};
-  for (size_t bit = 0; bit < kHelloReplyBytes * 8; ++bit) {
-    auto bytes = EncodeHelloReply(reply);
+  const CalleeReply reply{1, 2, Code::kUnauthenticated, Reason::kTicketRejected};
+  for (size_t bit = 0; bit < kCalleeReplyBytes * 8; ++bit) {
+    auto bytes = EncodeCalleeReply(reply);
     bytes[bit / 8] ^= static_cast<std::byte>(1 << (bit % 8));
-    EXPECT_FALSE(DecodeHelloReply(bytes).has_value()) << "bit " << bit;
+    EXPECT_FALSE(DecodeCalleeReply(bytes).has_value()) << "bit " << bit;
   }
 }
 
 TEST(HelloReplyCodec, RefusesCodesAndReasonsOfALaterBuild) {
-  for (const HelloReply& reply : {HelloReply{1, 0, static_cast<Code>(17), Reason::kNone},
-                                  HelloReply{1, 0, Code::kOk, static_cast<Reason>(9999)},
-                                  HelloReply{1, 0, Code::kOk, static_cast<Reason>(-1)}}) {
-    auto decoded = DecodeHelloReply(EncodeHelloReply(reply));
+  for (const CalleeReply& reply : {CalleeReply{1, 0, static_cast<Code>(17), Reason::kNone},
+                                   CalleeReply{1, 0, Code::kOk, static_cast<Reason>(9999)},
+                                   CalleeReply{1, 0, Code::kOk, static_cast<Reason>(-1)}}) {
+    auto decoded = DecodeCalleeReply(EncodeCalleeReply(reply));
     ASSERT_FALSE(decoded.has_value());
     EXPECT_EQ(decoded.error().reason(), Reason::kUnknownEnum);
   }

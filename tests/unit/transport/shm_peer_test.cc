@@ -16,7 +16,7 @@ namespace {
 
 class NoSessions final : public Handler {
  public:
-  Result<Ticket> OnHello(const Introduction&) override {
+  Result<Ticket> OnHello(const CallerHello&) override {
     ADD_FAILURE() << "the handler must not be asked";
     return Ticket{};
   }
@@ -31,22 +31,22 @@ TEST(ShmPeer, AnotherUserIsRefused) {
   auto transport = MakeShmTransport({});
   ASSERT_EQ(transport->Start(&handler, Incarnation(5)), OkStatus());
   const std::string address = transport->address();
-  Introduction introduction;
-  introduction.callee = Incarnation(5);
-  const auto hello_bytes = EncodeIntroduction(introduction);
+  CallerHello caller_hello;
+  caller_hello.callee = Incarnation(5);
+  const auto hello_bytes = EncodeCallerHello(caller_hello);
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {  // only system calls from here: the parent has threads
     sockaddr_un to{};
     to.sun_family = AF_UNIX;
     std::memcpy(to.sun_path + 1, address.data() + 1, address.size() - 1);
-    std::array<std::byte, kHelloReplyBytes> reply{};
+    std::array<std::byte, kCalleeReplyBytes> reply{};
     const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + address.size());
     if (setuid(65534) != 0 || connect(fd, reinterpret_cast<sockaddr*>(&to), size) != 0) _exit(2);
     send(fd, hello_bytes.data(), hello_bytes.size(), MSG_NOSIGNAL);
-    if (recv(fd, reply.data(), reply.size(), MSG_WAITALL) != kHelloReplyBytes) _exit(3);
-    auto decoded = DecodeHelloReply(reply);
+    if (recv(fd, reply.data(), reply.size(), MSG_WAITALL) != kCalleeReplyBytes) _exit(3);
+    auto decoded = DecodeCalleeReply(reply);
     _exit(decoded.has_value() && decoded->reason == Reason::kPermissionDenied ? 0 : 4);
   }
   int state = 0;

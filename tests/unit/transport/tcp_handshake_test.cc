@@ -12,9 +12,9 @@ namespace {
 
 TcpOpen SomeOpen() {
   TcpOpen open;
-  open.introduction.caller = Incarnation(77);
-  open.introduction.callee = Incarnation(88);
-  open.introduction.shown.fill(3);
+  open.caller_hello.caller = Incarnation(77);
+  open.caller_hello.callee = Incarnation(88);
+  open.caller_hello.shown.fill(3);
   open.connections = 5;
   return open;
 }
@@ -22,7 +22,7 @@ TcpOpen SomeOpen() {
 TEST(TcpPreamble, RoundTrips) {
   auto open = DecodePreamble(EncodeOpen(SomeOpen()));
   ASSERT_TRUE(open.has_value() && std::holds_alternative<TcpOpen>(*open));
-  EXPECT_EQ(std::get<TcpOpen>(*open).introduction, SomeOpen().introduction);
+  EXPECT_EQ(std::get<TcpOpen>(*open).caller_hello, SomeOpen().caller_hello);
   EXPECT_EQ(std::get<TcpOpen>(*open).connections, 5u);
   auto join = DecodePreamble(EncodeJoin({{1, 2, 3}, 9, {4, 5}}));
   ASSERT_TRUE(join.has_value() && std::holds_alternative<TcpJoin>(*join));
@@ -31,7 +31,7 @@ TEST(TcpPreamble, RoundTrips) {
   EXPECT_EQ(std::get<TcpJoin>(*join).proof, (Proof{4, 5}));
   auto welcome = DecodeWelcome(EncodeWelcome({{1, 2, Code::kOk, Reason::kNone}, {4, 5}, 3}));
   ASSERT_TRUE(welcome.has_value());
-  EXPECT_EQ(welcome->reply, (HelloReply{1, 2, Code::kOk, Reason::kNone}));
+  EXPECT_EQ(welcome->reply, (CalleeReply{1, 2, Code::kOk, Reason::kNone}));
   EXPECT_EQ(welcome->token, (SessionToken{4, 5}));
   EXPECT_EQ(welcome->connections, 3u);
 }
@@ -56,7 +56,7 @@ TEST(TcpPreamble, RefusesCountsOutsideTheProtocol) {
   none.connections = 0;
   EXPECT_FALSE(DecodePreamble(EncodeOpen(none)).has_value());
   for (uint32_t connections : {0u, kTcpConnectionsMax + 1, UINT32_MAX}) {
-    const HelloReply reply{1, 0, Code::kOk, Reason::kNone};
+    const CalleeReply reply{1, 0, Code::kOk, Reason::kNone};
     EXPECT_FALSE(DecodeWelcome(EncodeWelcome({reply, {}, connections})).has_value());
   }
 }

@@ -53,9 +53,9 @@ TEST(UcxRegistry, AnAllocationIsRegisteredOnceAndAsAWhole) {
   Books ucx;
   UcxRegistry registry;
   std::string failure;
-  auto slabs = memory::SlabPool::Make(testing::FakeDevice(0), 1 << 20).value();
-  auto first = slabs->Lend("a", 1'000).value();
-  auto second = slabs->Lend("b", 2'000).value();
+  auto slabs = memory::GpuMemoryPool::Make(testing::FakeDevice(0), 1 << 20).value();
+  auto first = slabs->Allocate("a", 1'000).value();
+  auto second = slabs->Allocate("b", 2'000).value();
   const UcxRegistered* known = registry.Of(ucx, first, failure);
   ASSERT_NE(known, nullptr) << failure;
   EXPECT_EQ(registry.Of(ucx, second, failure), known);
@@ -74,9 +74,9 @@ TEST(UcxRegistry, AnAllocationStaysRegisteredAndAliveUntilTheEnd) {
   Books ucx;
   UcxRegistry registry;
   std::string failure;
-  auto slabs = memory::SlabPool::Make(testing::FakeDevice(0), 1 << 20).value();
+  auto slabs = memory::GpuMemoryPool::Make(testing::FakeDevice(0), 1 << 20).value();
   const uint64_t with_slab = allocated();
-  auto region = slabs->Lend("a", 1'000).value();
+  auto region = slabs->Allocate("a", 1'000).value();
   ASSERT_NE(registry.Of(ucx, region, failure), nullptr);
   region.reset();
   EXPECT_TRUE(registry.ReleaseDead(ucx).empty());
@@ -93,13 +93,13 @@ TEST(UcxRegistry, HostMemoryAndAllocationsHaveNumbersOfTheirOwn) {
   Books ucx;
   UcxRegistry registry;
   std::string failure;
-  auto slabs = memory::SlabPool::Make(testing::FakeDevice(0), 1 << 20).value();
-  auto other_slabs = memory::SlabPool::Make(testing::FakeDevice(1), 1 << 20).value();
+  auto slabs = memory::GpuMemoryPool::Make(testing::FakeDevice(0), 1 << 20).value();
+  auto other_slabs = memory::GpuMemoryPool::Make(testing::FakeDevice(1), 1 << 20).value();
   auto host = memory::MemoryRegion::Allocate("host", 4'096).value();
   auto other_host = memory::MemoryRegion::Allocate("host", 4'096).value();
   std::set<uint64_t> ids;
-  for (const auto& region :
-       {host, slabs->Lend("a", 10).value(), other_host, other_slabs->Lend("b", 10).value()}) {
+  for (const auto& region : {host, slabs->Allocate("a", 10).value(), other_host,
+                             other_slabs->Allocate("b", 10).value()}) {
     const UcxRegistered* known = registry.Of(ucx, region, failure);
     ASSERT_NE(known, nullptr);
     EXPECT_NE(known->id, 0u);
@@ -118,8 +118,8 @@ TEST(UcxRegistry, ARefusalIsToldAndTriedAgain) {
   Books ucx;
   UcxRegistry registry;
   std::string failure;
-  auto slabs = memory::SlabPool::Make(testing::FakeDevice(0), 1 << 20).value();
-  auto region = slabs->Lend("a", 10).value();
+  auto slabs = memory::GpuMemoryPool::Make(testing::FakeDevice(0), 1 << 20).value();
+  auto region = slabs->Allocate("a", 10).value();
   ucx.refusal = "no peer memory";
   EXPECT_EQ(registry.Of(ucx, region, failure), nullptr);
   EXPECT_EQ(failure, "no peer memory");

@@ -117,7 +117,7 @@ TEST_F(ControlWire, RequestsComeBackEqual) {
 
 TEST_F(ControlWire, WelcomeComesBackEqual) {
   const control::AgentWelcome welcome{AgentId(7), 1, std::chrono::milliseconds(250),
-                                      std::chrono::seconds(5), History(11)};
+                                      std::chrono::seconds(5), JournalId(11)};
   EXPECT_EQ(FromProto(OverTheWire(ToProto(welcome))), welcome);
 }
 

@@ -81,8 +81,8 @@ epoch::PrepareCommand RandomPrepare(Dice& dice) {
   out.member = RandomMember(dice);
   out.role = dice.Coin() ? epoch::Role::kSource : epoch::Role::kTarget;
   for (size_t i = dice.Below(3); i > 0; --i) {
-    out.legs.push_back({RandomPlanId(dice), static_cast<uint32_t>(dice.Next()),
-                        static_cast<uint32_t>(dice.Next())});
+    out.assignments.push_back({RandomPlanId(dice), static_cast<uint32_t>(dice.Next()),
+                               static_cast<uint32_t>(dice.Next())});
   }
   for (size_t i = dice.Below(4); i > 0; --i) {
     const auto rank = static_cast<uint32_t>(dice.Below(100));
@@ -102,14 +102,14 @@ epoch::PrepareCommand RandomPrepare(Dice& dice) {
   return out;
 }
 
-/// Makes of a matrix's copy one of codes, or of scales, or one that passes codes on.
+/// Transform of a matrix's copy one of codes, or of scales, or one that passes codes on.
 void QuantizeOp(Dice& dice, plan::CopyOp& op) {
-  op.makes = static_cast<plan::Makes>(dice.Below(3));
+  op.transform = static_cast<plan::Transform>(dice.Below(3));
   op.block = {1 + static_cast<int64_t>(dice.Below(9)), 1 + static_cast<int64_t>(dice.Below(9))};
-  if (op.makes == plan::Makes::kElements) return;
+  if (op.transform == plan::Transform::kElements) return;
   op.source_dtype = static_cast<layout::DType>(1 + dice.Below(3));
   op.target_dtype = layout::DType::kF8E4M3;
-  if (op.makes == plan::Makes::kCodes) return;
+  if (op.transform == plan::Transform::kCodes) return;
   op.target_dtype = layout::DType::kF32;
   for (size_t d = 0; d < 2; ++d) {
     op.source_extent.push_back(
@@ -301,14 +301,14 @@ epoch::Command RandomCommand(Dice& dice) {
       return epoch::CommitCommand{RandomEpoch(dice), Version(dice.Next()), RandomEpoch(dice),
                                   RandomMember(dice), dice.Coin()};
     case 4:
-      return epoch::InstalledCommand{RandomEpoch(dice), RandomMember(dice)};
+      return epoch::CommittedEverywhereCommand{RandomEpoch(dice), RandomMember(dice)};
     case 5:
       return epoch::AbortCommand{RandomEpoch(dice), RandomMember(dice), RandomStatus(dice)};
     case 6:
-      return epoch::BehindCommand{RandomEpoch(dice), RandomMember(dice)};
+      return epoch::StaleCommand{RandomEpoch(dice), RandomMember(dice)};
     case 7:
-      return epoch::AttestCommand{dice.Next(), RandomEpoch(dice), RandomMember(dice),
-                                  RandomPlanId(dice), static_cast<uint32_t>(dice.Below(64))};
+      return epoch::HashCommand{dice.Next(), RandomEpoch(dice), RandomMember(dice),
+                                RandomPlanId(dice), static_cast<uint32_t>(dice.Below(64))};
     case 8: {
       epoch::ExcludeCommand exclude{RandomEpoch(dice), RandomMember(dice), RandomPlanId(dice), {}};
       for (uint64_t i = dice.Below(4); i > 0; --i) {
@@ -328,7 +328,7 @@ epoch::Report RandomReport(Dice& dice) {
     case 0:
       return epoch::PreparedReport{epoch, member, RandomContents(dice), RandomSpans(dice)};
     case 1:
-      return epoch::SourcedReport{epoch, member, RandomDigests(dice), RandomSpans(dice)};
+      return epoch::SourceDoneReport{epoch, member, RandomDigests(dice), RandomSpans(dice)};
     case 2:
       return epoch::StagedReport{epoch,
                                  member,
@@ -341,13 +341,13 @@ epoch::Report RandomReport(Dice& dice) {
                                  RandomContents(dice),
                                  RandomSpans(dice)};
     case 3:
-      return epoch::AppliedReport{epoch, member, 1.5, RandomSpans(dice)};
+      return epoch::SwappedReport{epoch, member, 1.5, RandomSpans(dice)};
     case 4:
       return epoch::DrainedReport{epoch, member, RandomSpans(dice)};
     case 5:
       return epoch::FailedReport{epoch, member, RandomStatus(dice), dice.Coin()};
     case 6: {
-      epoch::AttestedReport out{epoch, member, dice.Next(), RandomStatus(dice), {}, 0.5};
+      epoch::HashedReport out{epoch, member, dice.Next(), RandomStatus(dice), {}, 0.5};
       for (size_t i = dice.Below(9); i > 0; --i) out.sums.push_back({dice.Next(), dice.Next()});
       return out;
     }
@@ -380,7 +380,7 @@ plan::RankSlice RandomSlice(Dice& dice, size_t streams_max, size_t ops_max) {
   out.gathered.elements = 1 + static_cast<int64_t>(dice.Below(1u << 30));
   for (size_t o = 1 + dice.Below(ops_max); o > 0;) {
     plan::CopyOp op = RandomOp(dice, out.tensor_names.size());
-    if (op.makes == plan::Makes::kElements) continue;
+    if (op.transform == plan::Transform::kElements) continue;
     out.gathered.made.push_back(std::move(op));
     --o;
   }
@@ -389,7 +389,7 @@ plan::RankSlice RandomSlice(Dice& dice, size_t streams_max, size_t ops_max) {
 
 coordinator::JournalRecord RandomRecord(Dice& dice) {
   if (dice.Coin()) {
-    return coordinator::ReserveRecord{Epoch(dice.Next()), History(dice.Coin() ? dice.Next() : 0)};
+    return coordinator::ReserveRecord{Epoch(dice.Next()), JournalId(dice.Coin() ? dice.Next() : 0)};
   }
   if (dice.Coin()) {
     coordinator::DrainRecord out;

@@ -13,7 +13,7 @@ constexpr epoch::Member kMember{ParticipantId(4), Incarnation(5)};
 
 /// With `digests` of some 30 bytes each.
 epoch::Report Sourced(uint64_t epoch, size_t digests) {
-  epoch::SourcedReport report{Epoch(epoch), kMember, {}};
+  epoch::SourceDoneReport report{Epoch(epoch), kMember, {}};
   for (size_t i = 0; i < digests; ++i) {
     report.digests.push_back({PlanId{1 + epoch, 2}, static_cast<uint32_t>(i), ~i});
   }
@@ -173,9 +173,9 @@ TEST(ReportsWire, OneThatCannotBeSentSaysThatItFailedInstead) {
   EXPECT_EQ(failed.member, kMember);
   EXPECT_EQ(failed.why.reason(), Reason::kMessageTooLarge);
   EXPECT_FALSE(failed.refused);
-  epoch::AttestedReport attested{Epoch(2), kMember, 9, OkStatus(), {}, 1};
+  epoch::HashedReport attested{Epoch(2), kMember, 9, OkStatus(), {}, 1};
   attested.sums.resize(1'000);
-  const auto unread = std::get<epoch::AttestedReport>(within(attested));
+  const auto unread = std::get<epoch::HashedReport>(within(attested));
   EXPECT_EQ(unread.verification, 9u);
   EXPECT_EQ(unread.why.reason(), Reason::kMessageTooLarge);
   EXPECT_TRUE(unread.sums.empty());

@@ -225,10 +225,10 @@ plan::RankSlice Gathering() {
   for (plan::Stream& stream : slice.streams) std::swap(stream.source_rank, stream.target_rank);
   plan::CopyOp codes{0,      2, 0,     layout::DType::kF32, layout::DType::kF8E4M3, {7, 5}, 0,
                      {5, 1}, 0, {5, 1}};
-  codes.makes = plan::Makes::kCodes;
+  codes.transform = plan::Transform::kCodes;
   codes.block = {4, 4};
   plan::CopyOp scales = codes;
-  scales.makes = plan::Makes::kScales;
+  scales.transform = plan::Transform::kScales;
   scales.target_dtype = layout::DType::kF32;
   scales.source_extent = {7, 5};
   scales.extent = {2, 2};

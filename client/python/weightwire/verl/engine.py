@@ -17,7 +17,7 @@ from verl.checkpoint_engine.base import CheckpointEngineRegistry, CheckpointEngi
 from weightwire import errors
 from weightwire.client import default_coordinator
 from weightwire.verl import sender
-from weightwire.verl.desk import Announcement, Desk, Round
+from weightwire.verl.rendezvous import Announcement, Rendezvous, Round
 from weightwire.verl.receiver import Receiver, Version
 from weightwire.verl.shards import ShardSource, checkpoint_names, hand_over_engine
 
@@ -61,7 +61,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
         self._failures = 0
         self._host = host
         self._name = f"verl-{uuid.uuid4().hex[:12]}"
-        self._desk: Desk | None = None
+        self._rendezvous: Rendezvous | None = None
         self._source: sender.Source | None = None
         self._receiver: Receiver | None = None
         self._published = False
@@ -76,27 +76,27 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
         """What the other workers must know of this one."""
         if not self.is_master:
             return {"name": self._name}
-        if self._desk is None:
-            self._desk = Desk(self._host or _node_address())
-        return {"name": self._name, "desk": {"host": self._desk.host, "port": self._desk.port,
-                                             "token": self._desk.token, "round": self._desk.begin()}}
+        if self._rendezvous is None:
+            self._rendezvous = Rendezvous(self._host or _node_address())
+        return {"name": self._name, "rendezvous": {"host": self._rendezvous.host, "port": self._rendezvous.port,
+                                                   "token": self._rendezvous.token, "round": self._rendezvous.begin()}}
 
     @classmethod
     def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int,
                        metadata: list[dict[str, Any]]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        if "desk" not in metadata[0]:
+        if "rendezvous" not in metadata[0]:
             raise RuntimeError("the first actor rank is not is_master")
         engines = [m["name"] for m in metadata[actor_wg_world_size:]]
 
         def arguments(count: int) -> dict[str, list[Any]]:
-            return {"rank": list(range(count)), "world_size": [count] * count, "desk": [metadata[0]["desk"]] * count,
+            return {"rank": list(range(count)), "world_size": [count] * count, "rendezvous": [metadata[0]["rendezvous"]] * count,
                     "engines": [engines] * count}
 
         return arguments(actor_wg_world_size), arguments(rollout_world_size)
 
-    def init_process_group(self, rank: int, world_size: int, desk: dict[str, Any], engines: list[str]) -> None:
+    def init_process_group(self, rank: int, world_size: int, rendezvous: dict[str, Any], engines: list[str]) -> None:
         """Notes who takes part in this round."""
-        self._round = {"rank": rank, "world_size": world_size, "desk": desk, "engines": engines}
+        self._round = {"rank": rank, "world_size": world_size, "rendezvous": rendezvous, "engines": engines}
 
     def finalize(self) -> None:
         """The round is over. Sessions and memory stay for the next one."""
@@ -134,13 +134,13 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
         def left() -> float:
             return max(0.0, self._deadline - (time.monotonic() - began))
 
-        if self._desk is not None:
+        if self._rendezvous is not None:
             version = await sender.next_version(self._coordinator, global_steps)
-            self._desk.announce(Announcement(version, tensors, self._source.model_type))
+            self._rendezvous.announce(Announcement(version, tensors, self._source.model_type))
             await sender.wait_for_engines(self._coordinator, self._round["engines"], left())
-            self._desk.go()
+            self._rendezvous.go()
         else:
-            told = await Round.ask(self._round["desk"])
+            told = await Round.ask(self._round["rendezvous"])
             try:
                 version = (await told.announced()).version
                 await told.go()
@@ -156,8 +156,8 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
         return sender.TensorSource(self._bucket_bytes, **self._where)
 
     def _finish(self, error: str = "") -> None:
-        if self._desk is not None:
-            self._desk.finish(error)
+        if self._rendezvous is not None:
+            self._rendezvous.finish(error)
 
     # ---- rollout workers
 
@@ -176,7 +176,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
 
     async def _receive(self, receiver: Receiver) -> Version:
         try:
-            announced, version = await receiver.receive(self._round["desk"],
+            announced, version = await receiver.receive(self._round["rendezvous"],
                                                          self._deadline + 2 * GRACE_SECONDS)
         except errors.WeightwireError as error:
             self._tolerate(error, receiver.served is not None)
@@ -216,8 +216,8 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
             await self._receiver.close()
         if self._source is not None:
             self._source.close()
-        if self._desk is not None:
-            self._desk.close()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
 
 
 def _as_error(error: BaseException, deadline: float) -> errors.WeightwireError:

@@ -13,7 +13,7 @@ from weightwire import aio, boxes, errors
 from weightwire.adapter import as_tensor
 from weightwire.memory import TensorMeta
 from weightwire.subscriber import Offer
-from weightwire.verl.desk import Announcement, Round
+from weightwire.verl.rendezvous import Announcement, Round
 
 logger = logging.getLogger(__name__)
 _IDLE_SECONDS = 3600.0
@@ -55,20 +55,20 @@ class Receiver:
         #: The newest version that this worker has acknowledged.
         self.served: Version | None = None
 
-    async def receive(self, desk: Mapping[str, Any], deadline: float) -> tuple[Announcement, Version]:
-        """What the round that `desk` tells of brings, complete and verified; `acknowledge` it when installed.
+    async def receive(self, rendezvous: Mapping[str, Any], deadline: float) -> tuple[Announcement, Version]:
+        """What the round that `rendezvous` tells of brings, complete and verified; `acknowledge` it when installed.
 
         AbortedError: the trainer gave it up. UnavailableError: the trainer is gone. DeadlineError.
         """
         try:
-            return await asyncio.wait_for(self._receive(desk), deadline)
+            return await asyncio.wait_for(self._receive(rendezvous), deadline)
         except asyncio.TimeoutError:
             raise errors.DeadlineError(f"no new weights within {deadline:g} s", code="DEADLINE_EXCEEDED",
                                        reason="deadline_exceeded", rank=f"{self.name}/0",
                                        remedy="`wwctl status` says what everyone waits for") from None
 
-    async def _receive(self, desk: Mapping[str, Any]) -> tuple[Announcement, Version]:
-        told = await Round.ask(desk)
+    async def _receive(self, rendezvous: Mapping[str, Any]) -> tuple[Announcement, Version]:
+        told = await Round.ask(rendezvous)
         try:
             announced = await told.announced()
             subscriber = await self._subscribe(announced.tensors)

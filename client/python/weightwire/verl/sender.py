@@ -15,7 +15,7 @@ from weightwire.verl.buckets import Buckets
 class Source(Protocol):
     """Holds one version at a time, ready to be published."""
 
-    model_type: str  #: see desk.Announcement
+    model_type: str  #: see rendezvous.Announcement
 
     def load(self, weights: Any, timeout: float) -> list[TensorMeta]:
         """Takes the next version; returns the whole tensors that it consists of, sorted by name.
