@@ -18,8 +18,11 @@ Written from the docstrings by `UPDATE_DOCS=1` pytest `tests/python/test_python_
 started](getting-started.md), [trainers](trainers.md), [checkpoints](checkpoints.md), [NCCL](nccl.md).
 """
 PAGES = (("weightwire", "__init__.py"), ("weightwire.aio", "aio.py"), ("weightwire.checkpoint", "checkpoint/__init__.py"),
-         ("weightwire.nccl", "nccl.py"), ("weightwire.torch", "torch.py"), ("weightwire.fsdp", "fsdp.py"),
-         ("weightwire.megatron", "megatron.py"))
+         ("weightwire.nccl", "nccl.py"), ("weightwire.adapter", "adapter.py"), ("weightwire.torch", "torch.py"),
+         ("weightwire.fsdp", "fsdp.py"), ("weightwire.megatron", "megatron.py"))
+# What other modules of the package call, and nobody else.
+_NOT_SHOWN = {"from_proto", "to_proto"}
+_SHOWN = {"weightwire.adapter": {"LivePublisher"}}  # of modules that are mostly for others
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -84,13 +87,17 @@ def entry(name: str, node) -> list[str]:
         head = "class " + signature(construct).replace("__init__", name, 1).removesuffix(" -> None")
     out = [f"### {name}", "```python\n" + "\n".join([head, *(f"    {field}" for field in fields(node))]) + "\n```",
            *prose(text_of(node)), *(prose(text_of(construct)) if construct else [])]
+    same = []  # coroutines of aio that say nothing of their own: as the plain method of that name
     for method in methods:
-        if method.name.startswith("_"):
+        if method.name.startswith("_") or method.name in _NOT_SHOWN:
+            continue
+        if isinstance(method, ast.AsyncFunctionDef) and not text_of(method):
+            same.append(f"`{method.name}`")
             continue
         shown = f"{method.name}: {ast.unparse(method.returns)}" if decorated(method, "property") and method.returns else signature(method)
         said = text_of(method)
         out += [f"**`{shown}`**", *prose(said)]
-    return out
+    return out + ([f"Coroutines that take and return what the methods of weightwire.{name} do: {', '.join(same)}."] if same else [])
 
 
 def prose(text: str) -> list[str]:
@@ -109,7 +116,8 @@ def test_the_page_is_what_the_docstrings_say():
         path = PACKAGE / file
         parts += [f"## {name}", *prose(text_of(tree(path)))]
         for item, node in exported(path).items():
-            parts += entry(item, node)
+            if item in _SHOWN.get(name, {item}):
+                parts += entry(item, node)
     page = "\n\n".join(parts) + "\n"
     if os.environ.get("UPDATE_DOCS"):
         PAGE.write_text(page)

@@ -146,8 +146,9 @@ class LivePublisher:
     and with `publish(verify=True)`, and where `verify` comes, all of them. One that has changed unseen is named by a RefusedError, for
     versions before may have been published without the change, and from then on it is copied for every version.
 
-    With `verify` the first version, every `verify_every`-th and those that `publish(verify=True)` asks for are compared with what
-    the trainer's framework exports, before anything is published: see `export_check`.
+    With `verify`, a function that gives (name, whole tensor) pairs on every rank, the first version, every `verify_every`-th
+    and those that `publish(verify=True)` asks for are compared with what the trainer's framework exports, before anything is
+    published. It needs libweightwire_checkpoint.so beside `wwctl`.
     """
 
     def __init__(self, read: Callable[[], Sequence[Live]],

@@ -154,9 +154,7 @@ def read_flat(prefix: str, flat: torch.nn.Parameter, names: Names | None) -> tup
 class Publisher(BoxPublisher):
     """Publishes a sharded module from every rank, each its own shards; replicas (HSDP) share the sending.
 
-    names: from the module's names to Hugging Face's, where they differ; None leaves a tensor out
-    verify, verify_every: the trainer's own export, see weightwire.megatron.Publisher; "export" is transformers' (FSDP2, DDP)
-    rank, world_size: torch.distributed's when not given
+    verify: "export" is transformers' (FSDP2, DDP)
     See LivePublisher for what `publish` promises. Float32 shards of a mixed-precision trainer are cast by the
     sending side when the engine holds bf16.
     """

@@ -160,9 +160,7 @@ class Publisher(LivePublisher):
     docs/trainers.md. With `overlap_param_gather`, opening it and every `publish` gather what the optimizer has left to the
     next forward pass.
 
-    verify: the trainer's own export, (name, whole tensor) pairs on every rank: `lambda: bridge.export_hf_weights(models)` of
-    Megatron-Bridge, `lambda: bridge.export_weights(models)` of mbridge. The first version, every `verify_every`-th, and those
-    that are asked for are compared with it before they are published. It needs libweightwire_checkpoint.so beside `wwctl`
+    verify: `lambda: bridge.export_hf_weights(models)` of Megatron-Bridge, `lambda: bridge.export_weights(models)` of mbridge
     """
 
     def __init__(self, models: Union[torch.nn.Module, Sequence[torch.nn.Module]], config: Config, *,

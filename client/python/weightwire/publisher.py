@@ -121,8 +121,7 @@ class Publisher:
 
     def __init__(self, *, rank: int, world_size: int, group: str = "trainer", job: str = "",
                  agent: str | None = None, timeout: float = 30.0, device: Device | None = None, lineage: Lineage = None):
-        """`device`: where the parameters are to lie, if the agent has memory of it to lend; see `device_refused`.
-        `lineage`: that of every `publish` that names none."""
+        """`lineage`: that of every `publish` that names none."""
         self._device = device
         self._releases: dict[int, Release] = {}
         self._calls = 0  # of Publish, so far

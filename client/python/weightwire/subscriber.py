@@ -94,11 +94,12 @@ class Subscriber:
                  timeout: float = 30.0, buffers: int | None = None, on_offer: Callable[[], None] | None = None,
                  device: Device | None = None,
                  on_copy_check: Callable[[], errors.WeightwireError | None] | None = None):
-        """`buffers`: of the stage, 1 to 8; None: as many as the agent's `retain_versions` asks for. `on_offer` is called, on a thread of this subscriber, whenever
-        wait_offer or wait_event has something new; when it raises, that is logged and the engine leaves as by `fail`. `device`: where the stage is to lie, if the agent has memory of it to
-        lend; see `device_refused`. `on_copy_check`, of an engine that serves from copies of its stage: somebody verifies what is served;
-        returns None when what it made of the stage is still so, else why not (reason "digest_mismatch": `tensor` is not; "stale_epoch":
-        another version is being installed). It is called on a thread of its own."""
+        """`buffers`: of the stage, 1 to 8; None: as many as the agent's `retain_versions` asks for.
+        `on_offer`: called, on a thread of this subscriber, whenever wait_offer or wait_event has something new. When it
+        raises, that is logged and the engine leaves as by `fail`.
+        `on_copy_check`, of an engine that serves from copies of its stage: called, on a thread of its own, when somebody
+        verifies what is served. It returns None when what it made of the stage is still so, else why not (reason
+        "digest_mismatch": `tensor` is not; "stale_epoch": another version is being installed)."""
         self._device = device
         self._place = dict(agent=agent or default_agent_socket(), role=types_pb2.GROUP_ROLE_ENGINE, group=group,
                            rank=rank, world_size=world_size, job=job, timeout=timeout, buffers=buffers or 0,

@@ -138,9 +138,8 @@ class Publisher(BoxPublisher):
     """Publishes a module's parameters and persistent buffers. See LivePublisher for what `publish` promises.
 
     source: a module (DDP is looked through), tensors by name, or a function that yields (name, tensor) pairs
-    names:  from the module's names to Hugging Face's, where they differ; None leaves a tensor out
-    verify, verify_every: the trainer's own export, see weightwire.megatron.Publisher; "export" is transformers'
-    rank, world_size: torch.distributed's when not given; all ranks must then open one, and share the sending
+    verify: "export" is transformers'
+    Ranks of torch.distributed must all open one; they share the sending.
     """
 
     def __init__(self, source: Source, *, rank: int | None = None, world_size: int | None = None,
