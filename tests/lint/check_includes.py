@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks every #include against the table in docs/architecture.md ("Who may include whom").
+"""Checks every #include against the table in docs/architecture.md ("Who may include whom"), and the table against CMake.
 
-A row reads `room : rooms it may include : packages`, where a room is a folder below server/ (or
+A row reads `room : rooms it includes : packages`, where a room is a folder below server/ (or
 kernels, client/cpp, client/cli). A nested room (transport/tcp) inherits its parent's row. `pure` among
-the packages forbids threads, files, clocks and every network, GPU or RPC header. Prints each violation
-and exits 1 if there is one.
+the packages forbids threads, files, clocks and every network, GPU or RPC header. A row names exactly the rooms that
+its files include, and CMake links exactly those. Prints each violation and exits 1 if there is one.
 """
 
 import pathlib
@@ -77,9 +77,35 @@ def complaint(path, room, include, angled, rows):
     return None if same_tree or target in rooms or target.rsplit("/", 1)[0] in rooms and "transport/" not in room else f"room {target}"
 
 
+def linked(text, folder):
+    """The rooms that a CMakeLists.txt of the room `folder` links: in ww_component's DEPS, or by target_link_libraries."""
+    parts = {"config": "daemon", "store_etcd": "store", "metrics_prometheus": "metrics", "checkpoint": "client/checkpoint",
+             "collective": "client/collective", "client": "client/cpp"}
+    named = set()
+    for arguments in re.findall(r"\bww_component\(([^)]*)\)", text):
+        taken = False
+        for word in arguments.split():
+            taken = word in ("DEPS", "PRIVATE_DEPS") or taken and word != "SOURCES"
+            named |= {word} if taken and word not in ("DEPS", "PRIVATE_DEPS") else set()
+    for arguments in re.findall(r"\b(?:target_link_libraries|_ww_link)\(([^)]*)\)", text):
+        named |= {word.removeprefix("weightwire_") for word in arguments.split()[1:] if word.startswith("weightwire_")}
+    rooms = {parts.get(name, name) for name in named if re.fullmatch(r"[a-z_]+", name)}
+    return rooms - {folder, "flags", "proto", "etcd_proto"}
+
+
+def differences(room, row, included, links):
+    """What a row of the table, the room's includes and its links (None: it is a part of its parent's library) disagree in."""
+    found = [f"the table names '{other}' for '{room}', which does not include it" for other in sorted(row - included)]
+    if links is not None:
+        found += [f"CMake links '{other}' to '{room}', and the table does not name it" for other in sorted(links - row)]
+        found += [f"the table names '{other}' for '{room}', and CMake does not link it" for other in sorted(row - links)]
+    return found
+
+
 def main():
     rows = table()
     bad = []
+    included = {room: set() for room in rows}
     files = [p for top in ("server", "kernels", "client") for p in (ROOT / top).rglob("*") if p.suffix in (".h", ".cc", ".cu")]
     for file in sorted(files):
         path = file.relative_to(ROOT)
@@ -90,9 +116,16 @@ def main():
         for number, line in enumerate(file.read_text().splitlines(), 1):
             match = re.match(r'#include\s+([<"])([^>"]+)[>"]', line)
             if match:
+                target = room_of(pathlib.Path(match.group(2)), rows)
+                if match.group(1) == '"' and target is not None:
+                    # A part of another room (transport/tcp) counts as that room.
+                    included[room] |= {target, target.rsplit("/", 1)[0]} - {"client"}
                 why = complaint(path, room, match.group(2), match.group(1) == "<", rows)
                 if why:
                     bad.append(f"{path}:{number}: room '{room}' may not include {why} ({match.group(2)})")
+    for room, (others, _) in rows.items():
+        lists = ROOT / (room if room.startswith(("kernels", "client")) else f"server/{room}") / "CMakeLists.txt"
+        bad += differences(room, others, included[room], linked(lists.read_text(), room) if lists.exists() else None)
     print("\n".join(bad) if bad else f"include table holds: {len(files)} files, {len(rows)} rooms")
     return 1 if bad else 0
 

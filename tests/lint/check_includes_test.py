@@ -31,5 +31,19 @@ for file, include, angled, refused in CASES:
     why = check.complaint(path, check.room_of(path, ROWS), include, angled, ROWS)
     if bool(why) != refused:
         wrong.append(f"{file} including {include}: {'refused: ' + why if why else 'allowed'}")
-print("\n".join(wrong) or f"{len(CASES)} cases as expected")
+LINKS = [  # CMakeLists.txt of the room `store`, rooms that it links
+    ("ww_component(store SOURCES a.cc DEPS base wire PRIVATE_DEPS SQLite::SQLite3 -lm)", {"base", "wire"}),
+    ("ww_component(store SOURCES metrics DEPS base)\ntarget_link_libraries(weightwire_store PUBLIC weightwire_tls ${X})", {"base", "tls"}),
+    ("ww_component(store SOURCES a.cc PRIVATE_DEPS plan DEPS config)", {"plan", "daemon"}),
+]
+wrong += [f"{text}: {found}" for text, wanted in LINKS if (found := check.linked(text, "store")) != wanted]
+DIFFERENCES = [  # row of the table, includes, links, how many disagreements
+    ({"base", "wire"}, {"base", "wire"}, {"base", "wire"}, 0),
+    ({"base", "wire"}, {"base"}, {"base", "wire"}, 1),  # named and not included
+    ({"base"}, {"base"}, {"base", "wire"}, 1),  # linked and not named
+    ({"base", "wire"}, {"base", "wire"}, {"base"}, 1),  # named and not linked
+    ({"base"}, {"base", "wire"}, None, 0),  # a part of its parent's library; complaint() finds the include
+]
+wrong += [f"{case}: {found}" for *case, count in DIFFERENCES if len(found := check.differences("store", *case)) != count]
+print("\n".join(wrong) or f"{len(CASES) + len(LINKS) + len(DIFFERENCES)} cases as expected")
 sys.exit(bool(wrong))
