@@ -121,10 +121,10 @@ def raw_tcp(report: Report, nbytes: int, sockets: int, rounds: int) -> None:
     receiver.join()
 
 
-def weightwire(report: Report, binary: str, config: dict, via: str, rounds: int, name: str = "", hub: dict = {},
-               agent: dict = {}) -> dict:
+def weightwire(report: Report, binary: str, config: dict, via: str, rounds: int, name: str = "", hub: dict | None = None,
+               agent: dict | None = None) -> dict:
     """`hub`, `agent`: options of the trainer's and of the engine's daemon."""
-    with Fleet(config, binary, engines=[Engine("engine", 1, via)], options=hub, agent_options=agent) as fleet:
+    with Fleet(config, binary, engines=[Engine("engine", 1, via)], options=hub or {}, agent_options=agent or {}) as fleet:
         times, cpu, nbytes, moved_by = timed_rounds(fleet, config, rounds)
     if set(moved_by) != {via}:
         raise AssertionError(f"moved by {moved_by}, not by {via}")

@@ -4,7 +4,7 @@
 #include <cstddef>
 
 /// What of NCCL's C interface is used, declared here so that no CUDA toolkit is needed to build.
-/// tests/unit/collective/nccl_header_test.cc compares it with nccl.h where there is one.
+/// tests/unit/collective/real_nccl_test.cc compares it with nccl.h where there is one.
 namespace weightwire::collective::nccl {
 
 inline constexpr int kSuccess = 0;

@@ -22,7 +22,7 @@ namespace weightwire::coordinator {
 ///   Rollback ─────┼─ pending epoch ─ plans ─ EpochRunner
 ///   FillScheduler ┘   (EpochPlanner)   └─ …committed or aborted, and what follows
 ///
-/// epoch_scheduler_recall.cc takes up what another coordinator or a cut left unfinished;
+/// epoch_scheduler_rejoin.cc takes up what another coordinator or a cut left unfinished;
 /// epoch_scheduler_status.cc tells people. Strand only.
 class EpochScheduler : private EpochRunner::Owner, private EpochPlanner::Owner {
  public:
@@ -100,7 +100,7 @@ class EpochScheduler : private EpochRunner::Owner, private EpochPlanner::Owner {
   void FinishShutdownWhenIdle();
   void LeaveRuns(const Group& group, uint32_t rank, const epoch::Member& member, const Status& why);
 
-  // ---- epoch_scheduler_recall.cc ----
+  // ---- epoch_scheduler_rejoin.cc ----
   /// What a rank holds that has not been cut off itself, while others of its engine were.
   control::RejoinState KnownOf(const Group& engine, uint32_t rank) const;
   bool IsExcluded(const std::string& engine, Epoch epoch) const;

@@ -151,8 +151,8 @@ struct StaleCommand {
   Member member;
   friend bool operator==(const StaleCommand&, const StaleCommand&) = default;
 };
-/// Engine: sum what is served, as the slice `reading` says (content/reading.h). Belongs to no epoch
-/// and changes nothing; answered by HashedReport.
+/// Engine: sum what is served, as the slice `reading` says (content/hash_plan.h). Belongs to no
+/// epoch and changes nothing; answered by HashedReport.
 struct HashCommand {
   uint64_t verification = 0;  ///< numbers the question
   Epoch content{};            ///< what should be served

@@ -66,7 +66,7 @@ class MemoryRegion {
   uint64_t id() const { return id_; }
   uint64_t size() const { return size_; }
   /// Host: the memfd. Device: the lease: as long as anybody has it open, the memory is lent to
-  /// nobody else (slab_pool.h).
+  /// nobody else (gpu_memory_pool.h).
   int fd() const { return fd_.get(); }
   /// Of the host only; aborts for device memory. Writing through data() of a read-only region is a
   /// SIGSEGV.

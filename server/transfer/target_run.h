@@ -33,7 +33,7 @@ class TargetRun : public std::enable_shared_from_this<TargetRun> {
   // For its streams.
   Context& context() const { return *context_; }
   const TargetJob& job() const { return job_; }
-  /// Gets that may be under way together, from peers on our host and from others (windows.h).
+  /// Gets that may be under way together, from peers on our host and from others (flow_control.h).
   FairSemaphore& gets(bool same_host) { return same_host ? near_gets_ : gets_; }
   /// The stream's transport is of no use with its peer: see Options::avoid_after_failure.
   void Avoid(const TargetStream& stream);

@@ -51,9 +51,9 @@
 ///
 /// The streams of a rank share its link by bytes and so end together: slots that may be announced
 /// at the source, and Gets under way at the target, are limited for the rank as a whole and go to
-/// its streams in proportion to their bytes (fair_gate.h); no stream may hold more than its part of
-/// them (windows.h). Memory is bounded by the two pools of the process, however many streams there
-/// are.
+/// its streams in proportion to their bytes (fair_semaphore.h); no stream may hold more than its
+/// part of them (flow_control.h). Memory is bounded by the two pools of the process, however many
+/// streams there are.
 namespace weightwire::transfer {
 
 struct Tuning {

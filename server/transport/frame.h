@@ -21,8 +21,8 @@ enum class FrameType : uint16_t {
   kSelfTest = 9,      ///< key: what the peer is to read before the session is used (ucx)
   kSelfTestEnd = 10,  ///< code, reason: whether that worked
   /// As kRegion, of GPU memory: offset in its allocation; what names that follows
-  /// (local_devices.h). The fd is the lease (memory/slab_pool.h). Only where the transport has GPU
-  /// memory.
+  /// (local_devices.h). The fd is the lease (memory/gpu_memory_pool.h). Only where the transport
+  /// has GPU memory.
   kDeviceRegion = 11,
 };
 

@@ -68,8 +68,8 @@ class Engine:
 
     async def _generate(self, prompt: Sequence[int], params, **options):
         async for output in self.llm.generate({"prompt_token_ids": list(prompt)}, params, uuid.uuid4().hex, **options):
-            pass
-        return output
+            last = output
+        return last
 
     def submit(self, prompt: Sequence[int], params, **options):
         """A request in flight; `.result()` is its last output."""

@@ -1,7 +1,6 @@
 """A vLLM that is not as weightwire knows it starts and serves, and says what is missing where somebody asks for weights."""
 
 import logging
-import os
 import sys
 
 import pytest

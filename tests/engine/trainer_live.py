@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist

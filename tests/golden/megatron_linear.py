@@ -32,7 +32,6 @@ def load(config, rank, folder):
     stub_kernels.install()
     import bridge_ranks  # installs the stub of Transformer Engine before megatron is imported
     import mcore
-    import torch
     import torch.distributed as dist
     from megatron.bridge import AutoBridge
     from safetensors.torch import save_file

@@ -187,7 +187,7 @@ def test_a_rank_that_comes_back_with_other_values_cannot_resume(tmp_path, comple
     changed = {name: bits.copy() for name, bits in RANKS[3].items()}
     last = sorted(changed)[-1]
     changed[last].reshape(-1)[-1] ^= 1
-    for values, wrong in ((changed, last), ({n: b for n, b in changed.items() if n != last}, last)):
+    for values in (changed, {n: b for n, b in changed.items() if n != last}):
         with pytest.raises(checkpoint.CheckpointError, match=f"other values.*rank 3.*tensor {last}"):
             checkpoint.save_rank(tmp_path / "step_1", SPEC, 3, 4, values, config=CONFIG, attempt="one", resume=True)
     if complete:  # as when rank 0 gives the attempt its name while this rank looks

@@ -22,7 +22,7 @@ import pytest
 import weightwire
 from conftest import BINARIES, Trainer, until
 from demo.fleet import Daemon
-from test_client import CONFIG, checkpoint_of, engine, shards_of
+from test_client import CONFIG, checkpoint_of, engine
 from weightwire import (Client, Publisher, RefusedError, StaleError, Subscriber, TensorMeta, UnavailableError, session,
                         stage_memory, subscriber)
 from weightwire.memory import Arena
@@ -399,7 +399,7 @@ def test_arguments_that_nobody_knows_are_refused_with_what_there_is(daemon, open
         with pytest.raises(RefusedError):
             one.bind(CONFIG, "hf", [meta])
     with pytest.raises(RefusedError, match="dtype 'BF17' is not known.*one of BF16"):
-        TensorMeta("a", "BF17", (4,)).nbytes
+        _ = TensorMeta("a", "BF17", (4,)).nbytes
     for place in (dict(group="g" * 200), dict(group="\udc80"), dict(rank=-1), dict(world_size=1 << 40), dict(job="j" * 5000),
                   dict(group=7)):
         with pytest.raises(RefusedError):

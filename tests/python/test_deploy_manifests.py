@@ -34,7 +34,7 @@ def manifests_of(name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_plain_manifests_are_what_the_chart_renders(name):
-    head = f"# Rendered from helm/weightwire, release rl in namespace train; UPDATE_DOCS=1 ./dev test python writes it again.\n" \
+    head = "# Rendered from helm/weightwire, release rl in namespace train; UPDATE_DOCS=1 ./dev test python writes it again.\n" \
            "# Plaintext: certificates are of your own making (docs/security.md). No image is published yet: replace weightwire:0.1.0 by one of yours.\n"
     text = head + yaml.dump_all(manifests_of(name), Dumper=Dumper, sort_keys=False, width=120)
     path = MANIFESTS / f"{name}.yaml"
@@ -53,7 +53,7 @@ def test_the_verl_job_has_an_agent_in_every_pod_and_is_valid():
         for version in ("1.29", latest_version()):
             validate(item, version, strict=True)
     trainer, rollout = chart.one(manifests, "StatefulSet", "trainer"), chart.one(manifests, "Deployment", "rollout")
-    address = f"rl-weightwire-coordinator.train.svc:7411"
+    address = "rl-weightwire-coordinator.train.svc:7411"
     for item in (trainer, rollout):
         spec = item["spec"]["template"]["spec"]
         assert chart.sidecar(spec)["restartPolicy"] == "Always"

@@ -117,3 +117,17 @@ def test_ci_counts_over_all_its_parts_and_the_cut_rows_never_run_twice():
     script = (ROOT / ".ci/run").read_text()
     assert "export WEIGHTWIRE_RETRIED" in script and "||" not in script
     assert "WEIGHTWIRE_RETRIED= ./dev test cut" in script
+
+
+def test_long_suites_are_listed_in_one_file_with_their_results(tree):
+    """Also when one fails, and where a preset's part did not run."""
+    tree.suite("release", long_a=PASSES, long_b=FAILS)
+    build = tree.directory / "build/release/CTestTestfile.cmake"
+    build.write_text(build.read_text() + "set_tests_properties(long_a long_b PROPERTIES LABELS long)\n")
+    (tree.directory / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/results.py", tree.directory / ".ci")
+    code, said = tree.run("need() { :; }; build() { :; }; test_all long")
+    assert code != 0, said
+    rows = [line for line in (tree.directory / "build/test-long.md").read_text().splitlines() if line.startswith("| long")]
+    assert [row.split(" | ")[:2] for row in rows] == [["| long_a", "passed"], ["| long_b", "FAILED"]], rows
+    assert all(len(row.rstrip(" |").rsplit("| ", 1)[1]) == len("2026-11-27") for row in rows), rows

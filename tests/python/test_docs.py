@@ -4,6 +4,7 @@ The same goes for commands in running text. No shell block is neither."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import os
 import re
@@ -197,3 +198,69 @@ def test_the_tests_that_hold_faults_exist():
     gone = [span for span in named if span not in known and
             not (span.endswith("*") and any(one.startswith(span[:-1]) for one in known))]
     assert not gone
+
+
+#: Of the walk of one publish; where one goes, this goes down.
+HOPS_MAX = 137
+
+
+def code_of(text: str) -> str:
+    """C++ without comments, and with nothing in its literals."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'",
+                  lambda found: "" if found[0].startswith("/") else '""', text, flags=re.S)
+    return re.sub(r"^#.*$", "", text, flags=re.M)
+
+
+def end_of(code: str, begin: int) -> int:
+    """Behind the bracket that closes the one at `begin`."""
+    depth = 0
+    for at in range(begin, len(code)):
+        depth += (code[at] in "({") - (code[at] in ")}")
+        if depth == 0:
+            return at + 1
+    return len(code)
+
+
+def has_body(code: str, opened: int) -> bool:
+    """Behind the parameters that begin there is a body, or a constructor's members: behind a call's arguments is neither."""
+    behind = code[end_of(code, opened):][:200]
+    return re.match(r"(?:\s|const\b|override\b|final\b|noexcept\b)*(?:\{|:[^:])", behind) is not None
+
+
+def defined_in_cpp(text: str, function: str) -> bool:
+    """Outside of its class, within it, or, of a namespace, from the first column on."""
+    code = code_of(text)
+    owner, _, name = function.rpartition("::")
+    begins = rf"^(?:[A-Za-z][^\n;={{}}()]*[\s*&])?{function}\("
+    if any(has_body(code, found.end() - 1) for found in re.finditer(begins, code, re.M)):
+        return True
+    bodies = [code[found.end():end_of(code, found.end() - 1)]
+              for found in re.finditer(rf"\b(?:class|struct) {owner}\b[^;{{}}()]*\{{", code) if owner]
+    return any(has_body(body, found.end() - 1) for body in bodies for found in re.finditer(rf"(?<![\w.>:~]){name}\(", body))
+
+
+def defined_in_python(text: str, function: str) -> bool:
+    owner, _, name = function.partition(".")
+    return any(isinstance(node, ast.ClassDef) and node.name == owner and
+               any(isinstance(method, ast.FunctionDef) and method.name == name for method in node.body)
+               for node in ast.walk(ast.parse(text)))
+
+
+def test_every_hop_of_the_walk_exists():
+    """Each function is defined in the file of its row, the rows are numbered, and what only forwards is listed."""
+    walk = (ROOT / "docs/life-of-an-epoch.md").read_text().partition("\n## One publish, hop by hop\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \| `([^`|]+)` \| `([^`|]+)` \| (.+) \|$", walk, re.M)
+    assert 20 < len(rows) <= HOPS_MAX and f"The walk has {len(rows)} hops." in walk
+    assert len(rows) == len(re.findall(r"^\| \d", walk, re.M)), "a row is not as the others"
+    assert [int(number) for number, *_ in rows] == list(range(1, len(rows) + 1))
+    assert len({(function, file) for _, _, function, file, _ in rows}) == len(rows), "a function has two rows"
+    gone = []
+    for number, _, function, file, _ in rows:
+        text = (ROOT / file).read_text()
+        defined = defined_in_python if file.endswith(".py") else defined_in_cpp
+        if not defined(text, function):
+            gone.append(f"{number}: {file} defines no {function}")
+    assert not gone
+    listed = re.search(r"^Candidates for removal.*?\.\n", walk, re.M | re.S)
+    assert listed and re.findall(r"`([^`]+)`\s+\((\d+)\)", listed[0]) == [
+        (function, number) for number, _, function, _, what in rows if "`forwards`" in what]

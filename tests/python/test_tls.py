@@ -13,7 +13,6 @@ import time
 
 import pytest
 
-import certificates
 from certificates import Authority, Place, settings
 from conftest import BINARIES, until
 from demo.fleet import Daemon

@@ -16,7 +16,7 @@ import pytest
 
 import certificates
 from certificates import Authority
-from conftest import BINARIES, until
+from conftest import BINARIES
 from demo.fleet import Daemon
 from test_client import assert_serves, engine, load, trainer
 from weightwire import Client, DeadlineError, RefusedError, Tls, UnavailableError, aio

@@ -224,8 +224,8 @@ def test_thousands_of_engines_are_summed_up():
         assert sum(line.startswith("rollout-worker") for line in everything) == 2000
         found = run("doctor", "--address", coordinator.address)
         assert found.returncode == 1 and "2 versions behind" in found.stdout
-    for engine in status.engines:
-        engine.ranks_present = 0
+    for one in status.engines:
+        one.ranks_present = 0
     del status.participants[:]
     with Coordinator(status) as coordinator:
         found = run("doctor", "--address", coordinator.address)

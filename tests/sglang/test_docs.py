@@ -8,7 +8,6 @@ import re
 from types import SimpleNamespace
 
 import pytest
-import sglang
 import torch
 import torch.distributed as dist
 from sglang.srt.entrypoints import engine as entry

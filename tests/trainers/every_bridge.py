@@ -76,7 +76,6 @@ def check(rank: int, world_size: int, agent: str, out: str, by: str) -> None:
     stub_te.install()
     stub_kernels.install()
     import mcore
-    import torch.distributed as dist
     import transformers
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

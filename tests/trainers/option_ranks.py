@@ -32,7 +32,7 @@ def gathered(trainer: Trainer, path: pathlib.Path) -> int:
 def overlapped(rank: int, world_size: int, agent: str, folder: str, out: str, sizes: dict, wrapped: bool):
     """Five versions right after the optimizer's steps; every second one is saved first, by checkpoint.State."""
     trainer = Trainer(folder, sizes, overlap=True)
-    chunks, spec = trainer.chunks if wrapped else trainer.job.chunks, ""
+    chunks = trainer.chunks if wrapped else trainer.job.chunks
     with weightwire.megatron.Publisher(chunks, folder, agent=agent) as publisher:
         model = checkpoint.Model(publisher.spec, lambda: dict(weightwire.megatron.named_tensors(chunks)), json.dumps(trainer.job.hf))
         state = checkpoint.State(checkpoint.Options(("hf_model",), ("hf_model",)), checkpoint.Contents(model), rank=rank,

@@ -13,7 +13,8 @@ struct UcxGpuDirectFacts {
   size_t rdma_devices = 0;      ///< that UCX may use
   bool ucx_knows_cuda = false;  ///< libucp reaches CUDA memory
   std::string peer_memory;      ///< as UcxTopology has it
-  bool weights_on_gpu = false;  ///< this process lends GPU memory to ranks (memory/slab_pool.h)
+  bool weights_on_gpu =
+      false;  ///< this process lends GPU memory to ranks (memory/gpu_memory_pool.h)
 };
 
 /// OK, or everything that is missing: kFailedPrecondition / kTransportFailed, with a remedy. Pure.
