@@ -170,8 +170,8 @@ class LivePublisher:
         before()
         lives = read()
         self.rank, self.world_size = place(rank, world_size)
-        self._open_publisher = lambda: publisher.Publisher(rank=self.rank, world_size=self.world_size, group=group,
-                                                           job=job, agent=agent, timeout=timeout, lineage=lineage)
+        self._open_publisher: Callable[[], publisher.Publisher] = lambda: publisher.Publisher(
+            rank=self.rank, world_size=self.world_size, group=group, job=job, agent=agent, timeout=timeout, lineage=lineage)
         self._bound = {live.held.meta.name: live.held for live in lives}
         self._open(lives)
 
@@ -352,7 +352,7 @@ def _is_copied(shared: torch.Tensor, live: Live) -> bool:
     """Bit for bit; a NaN equals itself."""
     copy = torch.empty_like(shared)
     _write(copy, live)
-    return torch.equal(copy.reshape(-1).view(torch.uint8), shared.reshape(-1).view(torch.uint8))
+    return bool(torch.equal(copy.reshape(-1).view(torch.uint8), shared.reshape(-1).view(torch.uint8)))
 
 
 def _text(held: Held | None) -> str:

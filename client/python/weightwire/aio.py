@@ -15,6 +15,7 @@ from weightwire import publisher as _publisher
 from weightwire import subscriber as _subscriber
 from weightwire.client import (RETRY_SECONDS, WATCH_INTERVAL_MS, channel_options, default_coordinator,
                                explain_unreachable, watch_request)
+from weightwire.device import DeviceArray
 from weightwire.memory import TensorMeta
 from weightwire.status import EpochStatus, Event, JobStatus, RolledBack, StatusPages, Verification, changes
 from weightwire.tls import Channels, Tls
@@ -127,7 +128,7 @@ class Client:
 
     async def close(self) -> None:
         for channel in self._channels.opened:
-            await channel.close()
+            await channel.close(None)
 
     async def __aenter__(self) -> "Client":
         return self
@@ -154,7 +155,7 @@ class Publisher:
         return self.sync
 
     async def bind(self, config: Mapping[str, Any] | str, spec: str,
-                   tensors: Sequence[TensorMeta]) -> Mapping[str, np.ndarray]:
+                   tensors: Sequence[TensorMeta]) -> Mapping[str, np.ndarray] | Mapping[str, DeviceArray]:
         return await asyncio.to_thread(self._opened().bind, config, spec, tensors)
 
     async def publish(self, version: int, **options: Any) -> _publisher.Release:
@@ -239,7 +240,7 @@ class Subscriber:
         """The offer that was flipped to last; None before, and from a fence on."""
         return self._opened().serving
 
-    def flip(self, offer: _subscriber.Offer) -> Mapping[str, np.ndarray]:
+    def flip(self, offer: _subscriber.Offer) -> Mapping[str, np.ndarray] | Mapping[str, DeviceArray]:
         return self._opened().flip(offer)
 
     async def make_room(self, wanted: _subscriber.RoomWanted) -> None:

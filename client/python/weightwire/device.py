@@ -100,7 +100,7 @@ class DeviceArray:
 
     def read(self) -> np.ndarray:
         """A copy in host memory."""
-        out = np.empty(self.meta.shape, DTYPES[self.meta.dtype][1])
+        out: np.ndarray = np.empty(self.meta.shape, DTYPES[self.meta.dtype][1])
         self._slab.library.copy(self._slab.device, out.ctypes.data, self.pointer, self.nbytes)
         return out
 

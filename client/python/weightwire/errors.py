@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator
+from typing import Any, Iterable, Iterator, cast
 
 import grpc
 
@@ -120,7 +120,8 @@ def make_error(code: str, message: str, detail: types_pb2.ErrorDetail | None = N
 def from_rpc_error(error: grpc.RpcError) -> WeightwireError:
     """The exception for a failed call; reads the ErrorDetail in its status details."""
     detail = None
-    for key, value in (error.trailing_metadata() or ()):
+    # Pairs: grpc's are named tuples, grpc.aio's plain ones, and the stubs' are neither.
+    for key, value in cast("Iterable[tuple[str, Any]]", error.trailing_metadata() or ()):
         if key == "grpc-status-details-bin":
             status = types_pb2.RpcStatus.FromString(value)
             for packed in status.details:

@@ -16,14 +16,14 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Iterator, Sequence, TypeVar, Union
+from typing import Iterator, Sequence, TypeVar, Union, cast
 
 import torch
 
 from weightwire import boxes, errors, subscriber
 from weightwire.adapter import LivePublisher, as_tensor
 from weightwire.checkpoint import hf
-from weightwire.memory import TensorMeta
+from weightwire.memory import Arrays, TensorMeta
 
 log = logging.getLogger("weightwire")
 Self = TypeVar("Self", bound="HfReader")
@@ -80,7 +80,7 @@ class HfReader:
                                            code="DEADLINE_EXCEEDED", reason="deadline_exceeded",
                                            remedy="`wwctl status` says what everyone waits for")
             try:
-                arrays = self._subscriber.stage(offer)
+                arrays = cast(Arrays, self._subscriber.stage(offer))
             except errors.StaleError:
                 self._offer = None
                 continue  # fenced meanwhile: it is offered again

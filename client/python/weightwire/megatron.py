@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Iterator, Mapping, Sequence, Union
+from typing import Any, Iterator, Mapping, Sequence, Union, cast
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from weightwire.adapter import Live, LivePublisher, frozen_places, is_freed, met
 from weightwire.boxes import Held
 from weightwire.export_check import Export
 from weightwire.megatron_state import RankState, chunks_of, read_state, spec_of, unwrap
+from weightwire.memory import Arrays
 from weightwire.publisher import Lineage
 
 #: The model's config.json: as a mapping, as the path of the file or its folder, or as a transformers config.
@@ -173,7 +174,7 @@ class Publisher(LivePublisher):
         if spec:
             megatron_options.checked(chunks)
         super().__init__(lambda: _read(chunks, described),
-                         lambda base, lives: base.bind(text, self.spec, [live.held.meta for live in lives]),
+                         lambda base, lives: cast(Arrays, base.bind(text, self.spec, [live.held.meta for live in lives])),
                          rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout,
                          lineage=lineage, before=lambda: megatron_options.gather_delayed(chunks), verify=verify,
                          verify_every=verify_every)

@@ -44,6 +44,8 @@ FROM_TORCH = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }
+#: What a Publisher or Subscriber that was opened without a device holds, by tensor name.
+Arrays = Mapping[str, np.ndarray]
 _ALIGNMENT = 64
 _MEMFD_NAME_BYTES = 200  # Linux takes 249; the name is for people
 

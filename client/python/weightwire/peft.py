@@ -71,7 +71,7 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, Any]]:
 
 def _check_apart(layers: dict[str, Any]) -> None:
     """One layer's merge must be all that there is to be merged into a parameter."""
-    for at, layer in layers.items():
+    for at in layers:
         outer, within, _ = at.partition(".base_layer")
         if within and outer in layers:
             raise refuse(f"its adapter lies within that of {outer} ({type(layers[outer].get_base_layer()).__name__})", tensor=at,
@@ -93,7 +93,7 @@ def _name(name: str, layers: dict[str, Any], saved: dict[str, Any]) -> str | Non
 
 
 def _check_tied(inner: Any, name: str, wrapper: Any) -> None:
-    head = getattr(inner, "get_output_embeddings", lambda: None)()
+    head: Any = getattr(inner, "get_output_embeddings", lambda: None)()
     if head is wrapper and getattr(getattr(inner, "config", None), "tie_word_embeddings", False) and not wrapper.disable_adapters:
         raise refuse("it was trained apart from the input embeddings (modules_to_save), and config.json says that they are tied: "
                      "engines have one of them", tensor=name, remedy="train both, or untie them (tie_word_embeddings: false)")

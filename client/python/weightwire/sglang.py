@@ -17,15 +17,15 @@ import json
 import pickle
 import time
 from dataclasses import asdict, dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from weightwire import boxes, errors
 from weightwire.adapter import as_tensor
 from weightwire.hf_tensors import checkpoint_tensors
+from weightwire.memory import Arrays
 from weightwire.subscriber import Offer, Subscriber
 
 LOADER = "weightwire.sglang.load"
@@ -150,7 +150,7 @@ class _Rank:
         self._subscriber = Subscriber(group=order.engine, rank=rank, world_size=world_size, job=order.job,
                                       agent=order.agent or None, timeout=order.deadline)
         self._world_size = world_size
-        self._staged: tuple[Offer, Mapping[str, np.ndarray]] | None = None
+        self._staged: tuple[Offer, Arrays] | None = None
         self._acknowledged = False  # what is staged
         self._broken = False  # a rank failed to load a version, and none was loaded since
         try:
@@ -177,7 +177,7 @@ class _Rank:
             raise errors.AbortedError("a version was loaded in part, and there is none now to load in its place",
                                       code="ABORTED", remedy="send the next version's ticket, or restart the engine")
 
-    def _install(self, model: Any, offer: Offer, arrays: Mapping[str, np.ndarray]) -> None:
+    def _install(self, model: Any, offer: Offer, arrays: Arrays) -> None:
         why, self._broken = "", True
         try:
             model.load_weights([(m.name, as_tensor(arrays[m.name], m)) for m in self._tensors])
@@ -190,7 +190,7 @@ class _Rank:
         self._broken = False
         self._acknowledge()
 
-    def _wait(self, order: Ticket) -> tuple[Offer, Mapping[str, np.ndarray]]:
+    def _wait(self, order: Ticket) -> tuple[Offer, Arrays]:
         """Every rank sees the same offers in the same order, so that all go on with the same one."""
         end = time.monotonic() + order.deadline
         self._forget_fenced()
@@ -212,7 +212,7 @@ class _Rank:
 
     def _stage(self, offer: Offer) -> None:
         try:
-            self._staged, self._acknowledged = (offer, self._subscriber.flip(offer)), False
+            self._staged, self._acknowledged = (offer, cast(Arrays, self._subscriber.flip(offer))), False
         except errors.StaleError:
             pass  # fenced meanwhile: it is offered again
 

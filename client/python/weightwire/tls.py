@@ -71,7 +71,7 @@ class Tls:
             return ()
 
 
-class _ShowsToken(grpc.AuthMetadataPlugin):  # type: ignore[misc]
+class _ShowsToken(grpc.AuthMetadataPlugin):
     """Puts what the file holds into a call's metadata; gRPC asks only on connections with TLS."""
 
     def __init__(self, path: str):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from datetime import timedelta
-from typing import Any, Callable, Iterable, Literal, Mapping, Sequence, Union
+from typing import Any, Callable, Iterable, Literal, Mapping, Sequence, Union, cast
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from weightwire import boxes, errors, hf_export, subscriber
 from weightwire.adapter import (Live, LivePublisher, as_tensor, clean_name, is_freed, is_frozen, is_sharded, meta_of, persistent_buffers,
                                 place, publish_together, refuse)
 from weightwire.export_check import Export
-from weightwire.memory import TensorMeta
+from weightwire.memory import Arrays, TensorMeta
 from weightwire.publisher import Lineage
 
 #: A module, tensors by name, or a function that gives (name, tensor) pairs anew for each version.
@@ -130,8 +130,8 @@ class BoxPublisher(LivePublisher):
                 _compare_replicas(read)
                 compared += 1
 
-        super().__init__(lambda: read()[1], lambda base, lives: base.bind_boxes(
-            boxes.submission(read()[0], [live.held for live in lives])), world_size=world_size, before=prepare, **where)
+        super().__init__(lambda: read()[1], lambda base, lives: cast(Arrays, base.bind_boxes(
+            boxes.submission(read()[0], [live.held for live in lives]))), world_size=world_size, before=prepare, **where)
 
 
 class Publisher(BoxPublisher):
@@ -198,10 +198,11 @@ class Receiver:
         """
         offer = self._next_offer(timeout)
         failure: Exception | None = None
-        arrays, lives = {}, []
+        arrays: Arrays = {}
+        lives: Sequence[Live] = []
         try:
             if offer is not None:
-                arrays, lives = self._subscriber.stage(offer), self._read()[1]
+                arrays, lives = cast(Arrays, self._subscriber.stage(offer)), self._read()[1]
                 for live in lives:
                     if is_freed(live.tensor):
                         raise refuse("the parameter's storage is freed", tensor=live.held.meta.name,
@@ -252,7 +253,7 @@ class Receiver:
             if failure is None:
                 failure = errors.AbortedError(f"the ranks of this receiver did not all come: {error}", code="ABORTED",
                                               rank=str(self.rank), remedy="every rank must call receive(); once one has not, make the receivers anew")
-            raise failure
+            raise failure from error
         if failure is not None:
             raise failure
         failed = [f"rank {rank}: {why}" for rank, (_, why) in enumerate(answers) if why]

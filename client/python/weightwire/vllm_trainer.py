@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any, ClassVar, Iterable
+from typing import Any, ClassVar, Iterable, cast
 
 import torch
 
@@ -28,7 +28,7 @@ except ImportError as error:
 
 from weightwire import boxes
 from weightwire.adapter import Live, LivePublisher, as_tensor, meta_of, place, refuse
-from weightwire.memory import TensorMeta
+from weightwire.memory import Arrays, TensorMeta
 from weightwire.publisher import Lineage, Publisher
 from weightwire.torch import BoxPublisher, Reading
 
@@ -112,7 +112,8 @@ def metadata_of(source: Any) -> list[Any]:
 
 def whole_tensors(source: Any) -> Iterable[tuple[str, torch.Tensor]]:
     """One pass over the whole tensors: by iteration until vLLM 0.32, by `iter_full` since."""
-    return source.iter_full() if hasattr(source, "iter_full") else source
+    pairs: Iterable[tuple[str, torch.Tensor]] = source.iter_full() if hasattr(source, "iter_full") else source
+    return pairs
 
 
 def has_pieces(source: Any) -> bool:
@@ -146,7 +147,7 @@ def piece_of(meta: Any, whole: TensorMeta, rank: int) -> boxes.Held:
     """Of a vLLM ParamMeta: the outer axes of the mesh cut first, each as torch.chunk does."""
     begin, extent = [0] * len(whole.shape), list(whole.shape)
     at = meta.owners.index(rank) if meta.placements else 0
-    coordinates = []
+    coordinates: list[int] = []
     for size in reversed(meta.mesh_shape or ()):
         at, coordinate = divmod(at, size)
         coordinates.insert(0, coordinate)
@@ -167,8 +168,8 @@ class _Whole:
         metas = [meta_of(m.name, torch.empty(0, dtype=m.dtype), m.shape) for m in metadata_of(source)]
         self._publisher = Publisher(rank=0, world_size=1, group=info.group, job=info.job, agent=info.agent,
                                     timeout=info.timeout, lineage=info.lineage)
-        arrays = self._publisher.bind_boxes(boxes.submission({m.name: m for m in metas},
-                                                             [boxes.whole(m) for m in metas]))
+        layout = boxes.submission({m.name: m for m in metas}, [boxes.whole(m) for m in metas])
+        arrays = cast(Arrays, self._publisher.bind_boxes(layout))
         self._shared = {m.name: as_tensor(arrays[m.name], m) for m in metas if arrays[m.name].size > 0}
 
     def send(self, version: int, deadline: float) -> None:

@@ -26,7 +26,7 @@ def adam(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor
 
     def states() -> Dict[str, Dict[str, Any]]:
         amsgrad = any(group.get("amsgrad") for group in optimizer.param_groups)
-        for name, parameter in parameters.items():
+        for parameter in parameters.values():
             state = optimizer.state[parameter]
             state.setdefault("step", torch.zeros((), dtype=torch.float32))
             for group in _GROUPS[:3 if amsgrad else 2]:

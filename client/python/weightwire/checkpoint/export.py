@@ -14,7 +14,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-import numpy as np
 
 from weightwire.boxes import Held, whole
 from weightwire.checkpoint import disk, hf, layouts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple, cast
 
 from weightwire.checkpoint import safetensors
 from weightwire.checkpoint.formats import Opened, Wanted
@@ -68,7 +68,7 @@ def _chosen(folder: Path) -> Tuple[List[str], Optional[Dict[str, str]], List[str
             raise damaged(INDEX, "no weight_map")
         named = sorted({plain(file, INDEX) for file in weight_map.values()}) if isinstance(weight_map, dict) else []
         if not single or SINGLE in named:
-            return named, weight_map, []
+            return named, cast(Dict[str, str], weight_map), []  # plain() saw every file that it names
         gone = [file for file in named if not (folder / file).is_file()]
         why = (f"{gone[0]}, which the index names, is not there" if gone else "as transformers does; vLLM and SGLang read the "
                "shards that the index names: remove what is not meant")

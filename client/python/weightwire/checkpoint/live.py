@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Optional, Sequence, cast
 
 from weightwire import errors
 from weightwire.checkpoint.execute import memory_bits
@@ -24,7 +24,7 @@ from weightwire.checkpoint.sources import PathLike, find, open_checkpoint
 from weightwire.checkpoint.stored import CheckpointError
 from weightwire.checkpoint.writing import Writing, check_free, target_layout
 from weightwire.client import Client
-from weightwire.memory import TensorMeta
+from weightwire.memory import Arrays
 from weightwire.publisher import Lineage, Publisher
 from weightwire.subscriber import Offer, Subscriber
 
@@ -128,7 +128,7 @@ def save(target: PathLike, to: str, config: PathLike, *, version: int = 0, agent
             subscriber.bind(text, spec, tensors)
         while True:
             offers = [_offer(subscriber, end) for subscriber in ranks]
-            staged = [subscriber.flip(offer) for subscriber, offer in zip(ranks, offers)]
+            staged = [cast(Arrays, subscriber.flip(offer)) for subscriber, offer in zip(ranks, offers)]
             ranks[0].acknowledge(offers[0])
             if offers[0].version >= version:
                 break

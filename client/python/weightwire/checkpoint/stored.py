@@ -171,7 +171,7 @@ class Files:
 
     def read(self, name: str, offset: int, out: Bits) -> Bits:
         """Fills `out`, contiguous, with the bytes of a file from `offset` on."""
-        left, fd = memoryview(out.reshape(-1).view(np.uint8)), self.fd(name)
+        left, fd = out.reshape(-1).view(np.uint8).data, self.fd(name)
         while left:
             done = os.preadv(fd, [left], offset)
             if not done:
@@ -215,7 +215,8 @@ class Files:
         for first in range(low, high, step):
             last = min(high, first + step)
             piece = np.empty((last - first, *region.shape[1:]), rows.dtype)
-            rows[(slice(first - top, last - top), *inner)] = self.read(
+            where = (slice(first - top, last - top), *inner)
+            rows[where] = self.read(
                 region.file, region.offset + (first - region.begin[0]) * row_bytes, piece)
 
     def write(self, tensor: Stored, begin: int, values: Bits) -> None:
@@ -239,7 +240,7 @@ class Files:
             size, crc = math.prod(region.shape) * dtype_bytes(tensor.dtype), 0
             piece = np.empty(min(size, _PIECE_BYTES), np.uint8)
             for begin in range(0, size, _PIECE_BYTES):
-                crc = zlib.crc32(self.read(region.file, region.offset + begin, piece[:size - begin]), crc)
+                crc = zlib.crc32(self.read(region.file, region.offset + begin, piece[:size - begin]).data, crc)
             if crc != region.crc:
                 raise damaged(region.file, "the bytes do not match their checksum", tensor=tensor.name)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Any, Iterator, Mapping, Sequence
-
-import numpy as np
+from typing import Any, Iterator, Mapping, Sequence, cast
 
 from weightwire import aio, boxes, errors
 from weightwire.adapter import as_tensor
-from weightwire.memory import TensorMeta
+from weightwire.memory import Arrays, TensorMeta
 from weightwire.subscriber import Offer
 from weightwire.verl.rendezvous import Announcement, Round
 
@@ -23,7 +21,7 @@ class Version:
     """A complete version in this worker's stage. Its tensors are views: read-only, unchanged until the version
     after the next one is written."""
 
-    def __init__(self, offer: Offer, arrays: Mapping[str, np.ndarray], tensors: Sequence[TensorMeta]):
+    def __init__(self, offer: Offer, arrays: Arrays, tensors: Sequence[TensorMeta]):
         self.number = offer.version
         self.offer = offer
         self.acknowledged = False
@@ -118,7 +116,8 @@ class Receiver:
             if offer is None:
                 continue
             try:
-                version = Version(offer, await asyncio.to_thread(subscriber.flip, offer), self._tensors)
+                arrays = cast(Arrays, await asyncio.to_thread(subscriber.flip, offer))
+                version = Version(offer, arrays, self._tensors)
             except errors.StaleError:
                 continue  # fenced meanwhile: it is offered again to the new incarnation
             if self._awaited is not None and not self._awaited.done() and version.number >= self._wanted:

@@ -12,12 +12,12 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence, cast
 
 import numpy as np
 
 from weightwire import errors
-from weightwire.memory import TensorMeta
+from weightwire.memory import Arrays, TensorMeta
 from weightwire.subscriber import Subscriber
 from weightwire.vllm import checkpoint
 from weightwire.vllm.driver import Serving
@@ -102,7 +102,7 @@ class AdapterDriver:
         t, begun = self._deadlines, time.monotonic()
         folder = self._files / str(offer.epoch)
         folder.mkdir(exist_ok=True)
-        self._adapter.save(folder, self._tensors, self._subscriber.stage(offer))
+        self._adapter.save(folder, self._tensors, cast(Arrays, self._subscriber.stage(offer)))
         request = LoRARequest(self._adapter.name, self._adapter.number, str(folder))
         paused = time.monotonic()
         self._port.pause(self._pause, t.pause)

@@ -49,7 +49,10 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _columns(part: torch.Tensor) -> bytes:
+    sums: np.ndarray
     if part.device.type == "cpu":  # numpy: torch would start threads, on the cores that the engine computes on
         words = part.numpy().view(np.uint64) if part.data_ptr() % 8 == 0 else part.clone().numpy().view(np.uint64)
-        return words.reshape(-1, _ROWS, _COLUMNS).sum(axis=1, dtype=np.uint64).tobytes()
-    return part.view(torch.int64).view(-1, _ROWS, _COLUMNS).sum(1).cpu().numpy().tobytes()
+        sums = words.reshape(-1, _ROWS, _COLUMNS).sum(axis=1, dtype=np.uint64)
+    else:
+        sums = part.view(torch.int64).view(-1, _ROWS, _COLUMNS).sum(1).cpu().numpy()
+    return sums.tobytes()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, cast
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -23,6 +23,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from weightwire import errors
+from weightwire.memory import Arrays
 from weightwire.subscriber import Offer, RoomWanted, Subscriber
 from weightwire.vllm import checkpoint, copies, features, loading, stage
 from weightwire.vllm.link import Link, Message
@@ -255,7 +256,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         with self._lock:
             offer, held, subscriber = self._pending, self._held.get(epoch), self._subscriber
         if subscriber is not None and offer is not None and offer.epoch == epoch:
-            return stage.as_torch(subscriber.stage(offer), self._observed)
+            return stage.as_torch(cast(Arrays, subscriber.stage(offer)), self._observed)
         if held is None:
             raise errors.StaleError(f"rank {self._rank} holds no stage of epoch {epoch}", code="ABORTED",
                                     reason="stale_epoch", rank=str(self._rank), epoch=epoch)

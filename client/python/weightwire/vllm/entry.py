@@ -11,7 +11,7 @@ from typing import Any, Mapping
 log = logging.getLogger("weightwire.vllm")
 
 
-def WeightwireEngine(*made_with: Any, **named: Any) -> Any:  # noqa: N802: it stands in the place of a class
+def WeightwireEngine(*made_with: Any, **named: Any) -> Any:  # It stands in the place of a class
     """The engine's side, or, where that cannot be made, one that only says why."""
     try:
         from weightwire.vllm import engine

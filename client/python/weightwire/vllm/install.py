@@ -110,7 +110,7 @@ def _process(module: torch.nn.Module) -> None:
 def _pack_experts(module: torch.nn.Module) -> bool:
     """On CPUs vLLM packs experts when it builds their kernel, and not again when weights change."""
     from vllm.platforms import current_platform
-    kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+    kernel: Any = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
     if not hasattr(kernel, "fused_experts") or not current_platform.is_cpu():
         return False
     kernel.fused_experts.process_weights_after_loading(module)
