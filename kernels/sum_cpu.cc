@@ -91,9 +91,8 @@ int64_t LongRun(const StridedBox& normal, Element from, Element to) {
 template <class Visit>
 void ForEachRun(const StridedBox& normal, Element element, Visit visit) {
   const int64_t bytes = ElementBytes(element);
-  ForEachIndex(normal, std::max(0, normal.ndim - 1), [&](int64_t source, int64_t target) {
-    visit(source * bytes, target * bytes);
-  });
+  ForEachIndex(normal, std::max(0, normal.ndim - 1),
+               [&](int64_t source, int64_t target) { visit(source * bytes, target * bytes); });
 }
 
 /// Fewer rows would read a line of a transposed source several times.

@@ -26,8 +26,8 @@ struct MappedCopy {
 /// Copies every segment of the slot from the mapped tensors, compares the written bytes with the
 /// source's sum, asked for just before or made with the copy, and copies again at most
 /// `rereads_max` times. A segment whose `kept` sum (empty, or one for each segment) is the source's
-/// is summed first and not copied when its bytes are there. Gives up between segments when `stop` is set.
-/// `source_tensors` must have passed ValidateSourceSide.
+/// is summed first and not copied when its bytes are there. Gives up between segments when `stop`
+/// is set. `source_tensors` must have passed ValidateSourceSide.
 MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                       uint32_t slot, std::span<const transport::MappedPiece> source_tensors,
                       SourceSums& source_sums, std::span<const uint64_t> kept,

@@ -211,8 +211,8 @@ void FamilyGenerator::DrawAttention(Config& c, int64_t tp, bool loose) {
     if ((c.heads + 2 * c.kv_heads) * c.head_dim % tp == 0) break;
   }
   if (!c.Wraps() &&
-      c.Is({"llama", "granite", "exaone4", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3_moe", "phi3",
-            "qwen2_5_vl"}) &&
+      c.Is({"llama", "granite", "exaone4", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3_moe",
+            "phi3", "qwen2_5_vl"}) &&
       OneIn(5)) {
     c.says_head_dim = false;
     c.head_dim = In(1, 2);

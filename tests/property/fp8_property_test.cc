@@ -41,9 +41,10 @@ class Trial {
     for (bool again = true; again;) {
       case_ = FamilyGenerator(random_()).Draw();
       // Not described: fused arrangements and towers. Not asked: what fp8 changes nothing of.
-      again = case_.config.Is({"gpt_oss", "llama4_text", "phi3", "glm4", "qwen2_5_vl", "minimax_m2"}) ||
-              case_.config.Wraps() || case_.config.Indexed() || Skipped(case_.from) ||
-              Skipped(case_.to);
+      again =
+          case_.config.Is({"gpt_oss", "llama4_text", "phi3", "glm4", "qwen2_5_vl", "minimax_m2"}) ||
+          case_.config.Wraps() || case_.config.Indexed() || Skipped(case_.from) ||
+          Skipped(case_.to);
     }
     if (case_.from.kind == Party::Kind::kEngine || !case_.from.mtp) case_.config.mtp = 0;
     DrawBlocks();

@@ -45,9 +45,10 @@ class Trial {
   explicit Trial(uint64_t seed) : random_(seed) {
     for (bool again = true; again;) {
       case_ = FamilyGenerator(random_()).Draw();
-      again = case_.config.Is({"gpt_oss", "llama4_text", "phi3", "glm4", "qwen2_5_vl", "minimax_m2"}) ||
-              case_.config.Wraps() || case_.config.Indexed() || HasFilters(case_.from) ||
-              HasFilters(case_.to) || case_.to.kind == Party::Kind::kMegatron;
+      again =
+          case_.config.Is({"gpt_oss", "llama4_text", "phi3", "glm4", "qwen2_5_vl", "minimax_m2"}) ||
+          case_.config.Wraps() || case_.config.Indexed() || HasFilters(case_.from) ||
+          HasFilters(case_.to) || case_.to.kind == Party::Kind::kMegatron;
     }
     if (case_.from.kind == Party::Kind::kEngine || !case_.from.mtp) case_.config.mtp = 0;
     DrawBlocks();

@@ -170,7 +170,8 @@ const std::vector<std::string>& KnownFamilies() {
       "qwen3_moe", "gemma",      "gemma2",     "gemma3_text",  "deepseek_v2", "deepseek_v3",
       "kimi_k2",   "glm4_moe",   "gpt_oss",    "llama4_text",  "phi3",        "qwen2_5_vl",
       "seed_oss",  "ministral3", "minimax_m2", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite",
-      "gemma3",    "llama4",     "mistral3",   "kimi_k25",     "qwen3_vl",    "qwen3_vl_moe", "granite", "glm4", "exaone4"};
+      "gemma3",    "llama4",     "mistral3",   "kimi_k25",     "qwen3_vl",    "qwen3_vl_moe",
+      "granite",   "glm4",       "exaone4"};
   return families;
 }
 
@@ -230,7 +231,8 @@ int64_t Config::SharedSize() const {
 
 bool Config::QkvBias() const {
   if (Is({"qwen2", "qwen2_moe", "qwen2_5_vl"})) return true;
-  if (Is({"exaone4", "mistral", "ministral3", "mixtral", "phi3", "minimax_m2"}) || Latent()) return false;
+  if (Is({"exaone4", "mistral", "ministral3", "mixtral", "phi3", "minimax_m2"}) || Latent())
+    return false;
   return attention_bias;
 }
 bool Config::OBias() const {
@@ -263,7 +265,8 @@ std::string ConfigJson(const Config& c) {
   if (c.says_tied) json.Flag("tie_word_embeddings", c.tied);
   // Families without such biases have no such field, or ignore it.
   if (!c.Latent()) json.Flag("attention_bias", c.attention_bias);
-  if (c.Is({"llama", "granite", "mistral", "qwen2", "qwen3", "seed_oss"})) json.Flag("mlp_bias", c.mlp_bias);
+  if (c.Is({"llama", "granite", "mistral", "qwen2", "qwen3", "seed_oss"}))
+    json.Flag("mlp_bias", c.mlp_bias);
   if (c.Is({"seed_oss"})) json.Flag("attention_out_bias", c.output_bias);
   if (c.Is({"glm4_moe"})) json.Flag("use_qk_norm", c.use_qk_norm);
   if (c.Mixture()) WriteMixture(c, json);

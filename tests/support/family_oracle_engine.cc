@@ -192,7 +192,8 @@ class Rank {
     Put(out_, at + "input_layernorm.weight", l.input_norm);
     Put(out_, AttentionOutputNormName(c_, number), l.attention_output_norm);
     Put(out_, MlpNormName(c_, number), l.mlp_norm);
-    Put(out_, at + (c_.Is({"glm4"}) ? "post_mlp_layernorm.weight" : "post_feedforward_layernorm.weight"),
+    Put(out_,
+        at + (c_.Is({"glm4"}) ? "post_mlp_layernorm.weight" : "post_feedforward_layernorm.weight"),
         l.mlp_output_norm);
     c_.Latent() ? LoadLatent(attention, l) : LoadGrouped(attention, l);
     Put(out_, attention + "o_proj.weight", MyColumns(l.o));

@@ -114,8 +114,12 @@ void AddTowerShards(RoleCutter& cutter) {
 Status Undescribed(std::string_view scheme, std::string_view part, std::string_view family) {
   const bool trainer = scheme == "megatron";
   return Status(Code::kInvalidArgument, Reason::kUnknownScheme,
-                std::string("the ").append(scheme).append(" scheme does not describe the ")
-                    .append(part).append(" of ").append(family))
+                std::string("the ")
+                    .append(scheme)
+                    .append(" scheme does not describe the ")
+                    .append(part)
+                    .append(" of ")
+                    .append(family))
       .Remedy(std::string(trainer ? "use weightwire.megatron_bridge (recorded layouts)"
                                   : "let the engine's own loader be recorded") +
               ", or send explicit boxes" +
