@@ -16,9 +16,9 @@ namespace weightwire::memory {
 /// anyhow. A GPU pool is a range of it.
 ///
 /// Whoever has mapped the allocation can write all of it and cannot be kept from it. So a GPU pool
-/// is lent again only when its region has gone here *and* nobody has its lease open any more: a
-/// pipe's end that is handed out with it and that the kernel closes with its last holder. Who maps
-/// a GPU pool keeps the lease until it has stopped to use it.
+/// is given out again only when its region has gone here *and* nobody has its lease open any more:
+/// a pipe's end that is handed out with it and that the kernel closes with its last holder. Who
+/// maps a GPU pool keeps the lease until it has stopped to use it.
 ///
 /// Thread-safe. Regions keep it alive.
 class GpuMemoryPool : public std::enable_shared_from_this<GpuMemoryPool> {

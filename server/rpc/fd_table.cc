@@ -58,19 +58,19 @@ Result<uint64_t> FdTable::Put(memory::UniqueFd fd, std::shared_ptr<const PeerPro
   uint64_t token = RandomNonZero();
   while (entries_.contains(token)) token = RandomNonZero();
   entries_.emplace(token, Entry{std::move(fd), clock_.Now() + limits_.lifetime, owner});
-  Owner& known = acl_[owner];
+  Owner& known = owners_[owner];
   if (known.count++ == 0) known.process = std::move(from);
   return token;
 }
 
 Status FdTable::CheckRoom(uint64_t owner) const {
-  const auto known = acl_.find(owner);
-  const size_t count = known == acl_.end() ? 0 : known->second.count;
+  const auto known = owners_.find(owner);
+  const size_t count = known == owners_.end() ? 0 : known->second.count;
   if (owner == 0)
     return count < limits_.entries_max ? OkStatus() : TooMany(count, " of this agent");
   if (count >= limits_.per_process_max) return TooMany(count, " of this process");
-  const auto own = acl_.find(0);
-  const size_t others = entries_.size() - (own == acl_.end() ? 0 : own->second.count);
+  const auto own = owners_.find(0);
+  const size_t others = entries_.size() - (own == owners_.end() ? 0 : own->second.count);
   return others < limits_.entries_max ? OkStatus() : TooMany(others, "");
 }
 
@@ -96,15 +96,15 @@ size_t FdTable::size() {
 }
 
 void FdTable::Forget(uint64_t owner) {
-  const auto known = acl_.find(owner);
-  if (--known->second.count == 0) acl_.erase(known);
+  const auto known = owners_.find(owner);
+  if (--known->second.count == 0) owners_.erase(known);
 }
 
 /// And those whose process has ended, before its pid can be another one's.
 void FdTable::DropExpired() {
   const Nanos now = clock_.Now();
   std::map<uint64_t, bool> ended;
-  for (const auto& [key, owner] : acl_) ended[key] = owner.process && owner.process->Ended();
+  for (const auto& [key, owner] : owners_) ended[key] = owner.process && owner.process->Ended();
   std::erase_if(entries_, [&](const auto& entry) {
     const bool over = entry.second.expires <= now || ended[entry.second.owner];
     if (over) Forget(entry.second.owner);

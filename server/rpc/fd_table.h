@@ -68,7 +68,7 @@ class FdTable {
   const Limits limits_;
   std::mutex mutex_;
   std::map<uint64_t, Entry> entries_;
-  std::map<uint64_t, Owner> acl_;  ///< of entries_, by PeerProcess::key; 0: this process
+  std::map<uint64_t, Owner> owners_;  ///< of entries_, by PeerProcess::key; 0: this process
 };
 
 }  // namespace weightwire::rpc

@@ -13,13 +13,13 @@
 
 namespace weightwire::transfer {
 
-/// One limit of a rate: says when the next bytes may resume. What was not used is lost, except for
+/// One limit of a rate: says when the next bytes may go. What was not used is lost, except for
 /// a few milliseconds, so that late timers do not slow it down. Strand-only.
 class RateLimiter {
  public:
   explicit RateLimiter(uint64_t bytes_per_second) : rate_(bytes_per_second) {}
 
-  /// The moment at which `bytes` may resume (at once where it has passed); who asks next goes after
+  /// The moment at which `bytes` may go (at once where it has passed); who asks next goes after
   /// them.
   Nanos Reserve(Nanos now, uint64_t bytes);
 

@@ -1,13 +1,11 @@
 // Every message begins with magic and size and ends with a checksum over all that precedes it:
 //
-//   caller's hello  magic 4 | size 4 | protocol_min 2 | protocol_max 2 | 0 ×4 | features 8 | caller
-//   8
-//   |
-//                 callee 8 | shown 16 | nonce 16 | 0 ×4 | checksum 4
-//   reply         magic 4 | size 4 | protocol 2 | 0 ×2 | code 4 | reason 4 | 0 ×4 | features 8 |
+//   CallerHello   magic 4 | size 4 | protocol_min 2 | protocol_max 2 | 0 ×4 | features 8 |
+//                 caller 8 | callee 8 | shown 16 | nonce 16 | 0 ×4 | checksum 4
+//   CalleeReply   magic 4 | size 4 | protocol 2 | 0 ×2 | code 4 | reason 4 | 0 ×4 | features 8 |
 //                 0 ×12 | checksum 4
-//   callee's proof     magic 4 | size 4 | nonce 16 | proof 32 | 0 ×4 | checksum 4
-//   proof         magic 4 | size 4 | proof 32 | 0 ×4 | checksum 4
+//   CalleeProof   magic 4 | size 4 | nonce 16 | proof 32 | 0 ×4 | checksum 4
+//   CallerProof   magic 4 | size 4 | proof 32 | 0 ×4 | checksum 4
 //
 // The form of the first two never changes with the protocol version, so that any two builds can
 // refuse each other in words. The zeros are ignored when read.

@@ -23,8 +23,7 @@ OTHERS = {"nccl.h", "xxhash.h"}  # of libraries
 def table() -> dict[str, str]:
     """Old name -> what to say."""
     lines = (ROOT / "tests/lint/retired_words.txt").read_text().splitlines()
-    rows = (line.split(None, 1) for line in lines if line and not line.startswith("#"))
-    return {old: new for old, new in rows}
+    return dict(line.split(None, 1) for line in lines if line and not line.startswith("#"))
 
 
 def is_looked_at(path: str) -> bool:
@@ -34,7 +33,7 @@ def is_looked_at(path: str) -> bool:
 def complaints(text: str, words: dict[str, str]) -> list[tuple[int, str]]:
     """(line, old name) of each use in `text`."""
     # Nested messages of v1 (v1::DescribeEpochResponse::Track) are contract, too.
-    pattern = re.compile(r"\bv1::[\w:]+|\b_?pb2\.[\w.]+|\b(" + "|".join(map(re.escape, words)) + r")\b")
+    pattern = re.compile(r"\bv1::[\w:]+|\b(" + "|".join(map(re.escape, words)) + r")\b")
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         found += [(number, match[1]) for match in pattern.finditer(line) if match[1]]

@@ -151,8 +151,8 @@ void AddDistinct(std::vector<Range>& ranges, const Box& box, size_t dim) {
 }
 
 /// The ranges of dimension `dim` of `tensor`, one behind the other in local storage.
-LocalTensor GatherBuffer(const CanonicalSpace& canonical, uint32_t tensor, size_t dim,
-                         std::span<const Range> ranges) {
+LocalTensor Gathered(const CanonicalSpace& canonical, uint32_t tensor, size_t dim,
+                     std::span<const Range> ranges) {
   const TensorSpec& spec = canonical.tensors[tensor];
   LocalTensor local{spec.name, spec.dtype, spec.shape, {}};
   local.shape[dim] = 0;
@@ -184,8 +184,8 @@ RankLayout Follow(const AdapterSet& set, const RankLayout& base,
   RankLayout rank;
   for (size_t i = 0; i < set.adapters.size(); ++i) {
     if (held[i].rows.empty()) continue;
-    rank.tensors.push_back(GatherBuffer(set.canonical, set.adapters[i].a, 1, held[i].columns));
-    rank.tensors.push_back(GatherBuffer(set.canonical, set.adapters[i].b, 0, held[i].rows));
+    rank.tensors.push_back(Gathered(set.canonical, set.adapters[i].a, 1, held[i].columns));
+    rank.tensors.push_back(Gathered(set.canonical, set.adapters[i].b, 0, held[i].rows));
   }
   return rank;
 }

@@ -37,7 +37,7 @@ TcpDial::TcpDial(std::shared_ptr<TcpCore> core, const std::string& address, cons
       ended_(std::move(ended)),
       timer_(core_->loop(0).context()),
       resolver_(core_->loop(0).context()) {
-  // All at once: a attempt must not move while its socket is in use.
+  // All at once: an attempt must not move while its socket is in use.
   const int count = std::clamp(core_->options.connections, 1, static_cast<int>(kTcpConnectionsMax));
   attempts_.reserve(static_cast<size_t>(count));
   for (int i = 0; i < count; ++i) attempts_.emplace_back(core_->loop(0).context());

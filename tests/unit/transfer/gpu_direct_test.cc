@@ -78,7 +78,7 @@ TEST(GpuDirect, EveryByteArrivesWhereverTheSidesLie) {
   EXPECT_GT(staged, 0);
 }
 
-// GatherBuffer, packed, cast, scattered and unpacked, and nothing but sums and padding was ever in
+// Gathered, packed, cast, scattered and unpacked, and nothing but sums and padding was ever in
 // host memory: neither did the transport carry it there, nor any copy over the bus.
 TEST(GpuDirect, NoPayloadByteLiesInHostMemory) {
   const auto over_bus = FAKE_CALL(fake_cuda_host_bytes);

@@ -14,7 +14,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-
 from weightwire.boxes import Held, whole
 from weightwire.checkpoint import disk, hf, layouts
 from weightwire.checkpoint.attempts import Attempt
