@@ -78,25 +78,26 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
             return {"name": self._name}
         if self._rendezvous is None:
             self._rendezvous = Rendezvous(self._host or _node_address())
-        return {"name": self._name, "rendezvous": {"host": self._rendezvous.host, "port": self._rendezvous.port,
-                                                   "token": self._rendezvous.token, "round": self._rendezvous.begin()}}
+        # "desk", here and below: the key's name goes over verl's wire, also to workers of a version before this one.
+        return {"name": self._name, "desk": {"host": self._rendezvous.host, "port": self._rendezvous.port,
+                                             "token": self._rendezvous.token, "round": self._rendezvous.begin()}}
 
     @classmethod
     def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int,
                        metadata: list[dict[str, Any]]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        if "rendezvous" not in metadata[0]:
+        if "desk" not in metadata[0]:
             raise RuntimeError("the first actor rank is not is_master")
         engines = [m["name"] for m in metadata[actor_wg_world_size:]]
 
         def arguments(count: int) -> dict[str, list[Any]]:
-            return {"rank": list(range(count)), "world_size": [count] * count, "rendezvous": [metadata[0]["rendezvous"]] * count,
+            return {"rank": list(range(count)), "world_size": [count] * count, "desk": [metadata[0]["desk"]] * count,
                     "engines": [engines] * count}
 
         return arguments(actor_wg_world_size), arguments(rollout_world_size)
 
-    def init_process_group(self, rank: int, world_size: int, rendezvous: dict[str, Any], engines: list[str]) -> None:
+    def init_process_group(self, rank: int, world_size: int, desk: dict[str, Any], engines: list[str]) -> None:
         """Notes who takes part in this round."""
-        self._round = {"rank": rank, "world_size": world_size, "rendezvous": rendezvous, "engines": engines}
+        self._round = {"rank": rank, "world_size": world_size, "rendezvous": desk, "engines": engines}
 
     def finalize(self) -> None:
         """The round is over. Sessions and memory stay for the next one."""
