@@ -159,6 +159,8 @@ TEST(Failure, KilledPublisherMidHoldAbortsAndEnginesKeepServing) {
     EXPECT_EQ(second.ReadLine(), "published");
     daemon.AwaitStatus(NewestEpochIs(v1::EPOCH_PHASE_PREPARING, 2), "version 2 preparing");
   }  // SIGKILL
+  // Before the agent can prepare: what it has read in full is rightly committed.
+  daemon.AwaitStatus(NewestEpochIs(v1::EPOCH_PHASE_ABORTING, 2), "the loss noticed");
   agent.Signal(SIGCONT);
   const v1::StatusResponse status =
       daemon.AwaitStatus(NewestEpochIs(v1::EPOCH_PHASE_ABORTED, 2), "version 2 aborted");

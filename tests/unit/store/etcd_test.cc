@@ -4,11 +4,14 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <spawn.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <condition_variable>
+#include <cstring>
 #include <filesystem>
 #include <future>
 #include <mutex>
@@ -60,20 +63,32 @@ class Etcd {
   }
 
   void Start() {
-    pid_ = fork();
-    if (pid_ == 0) {
-      const int null = open("/dev/null", O_WRONLY);
-      dup2(null, 1);
-      dup2(null, 2);
-      const std::string peer = "http://127.0.0.1:" + std::to_string(peer_port_);
-      const std::string cluster = "default=" + peer;
-      const std::string client = "http://" + endpoint();
-      execl("/usr/bin/etcd", "etcd", "--data-dir", directory_.c_str(), "--listen-client-urls",
-            client.c_str(), "--advertise-client-urls", client.c_str(), "--listen-peer-urls",
-            peer.c_str(), "--initial-advertise-peer-urls", peer.c_str(), "--initial-cluster",
-            cluster.c_str(), static_cast<char*>(nullptr));
-      _exit(127);
-    }
+    const std::string peer = "http://127.0.0.1:" + std::to_string(peer_port_);
+    const std::string cluster = "default=" + peer;
+    const std::string client = "http://" + endpoint();
+    // Not fork(): its child would allocate, and another thread can hold the allocator's lock.
+    const std::array<const char*, 14> arguments{"etcd",
+                                                "--data-dir",
+                                                directory_.c_str(),
+                                                "--listen-client-urls",
+                                                client.c_str(),
+                                                "--advertise-client-urls",
+                                                client.c_str(),
+                                                "--listen-peer-urls",
+                                                peer.c_str(),
+                                                "--initial-advertise-peer-urls",
+                                                peer.c_str(),
+                                                "--initial-cluster",
+                                                cluster.c_str(),
+                                                nullptr};
+    posix_spawn_file_actions_t quiet;
+    posix_spawn_file_actions_init(&quiet);
+    posix_spawn_file_actions_addopen(&quiet, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+    posix_spawn_file_actions_adddup2(&quiet, STDOUT_FILENO, STDERR_FILENO);
+    const int error = posix_spawn(&pid_, "/usr/bin/etcd", &quiet, nullptr,
+                                  const_cast<char* const*>(arguments.data()), environ);
+    posix_spawn_file_actions_destroy(&quiet);
+    ASSERT_EQ(error, 0) << std::strerror(error);
   }
   void Kill() {
     if (pid_ <= 0) return;

@@ -1,4 +1,5 @@
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -34,25 +35,34 @@ TEST(ShmPeer, AnotherUserIsRefused) {
   CallerHello caller_hello;
   caller_hello.callee = Incarnation(5);
   const auto hello_bytes = EncodeCallerHello(caller_hello);
+  int answer[2];
+  ASSERT_EQ(pipe(answer), 0);
   const pid_t child = fork();
   ASSERT_GE(child, 0);
-  if (child == 0) {  // only system calls from here: the parent has threads
+  if (child == 0) {  // only system calls: a thread of the parent can hold the allocator's lock
     sockaddr_un to{};
     to.sun_family = AF_UNIX;
     std::memcpy(to.sun_path + 1, address.data() + 1, address.size() - 1);
     std::array<std::byte, kCalleeReplyBytes> reply{};
     const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + address.size());
-    if (setuid(65534) != 0 || connect(fd, reinterpret_cast<sockaddr*>(&to), size) != 0) _exit(2);
+    if (syscall(SYS_setuid, 65534) != 0) _exit(2);
+    if (connect(fd, reinterpret_cast<sockaddr*>(&to), size) != 0) _exit(3);
     send(fd, hello_bytes.data(), hello_bytes.size(), MSG_NOSIGNAL);
-    if (recv(fd, reply.data(), reply.size(), MSG_WAITALL) != kCalleeReplyBytes) _exit(3);
-    auto decoded = DecodeCalleeReply(reply);
-    _exit(decoded.has_value() && decoded->reason == Reason::kPermissionDenied ? 0 : 4);
+    if (recv(fd, reply.data(), reply.size(), MSG_WAITALL) != kCalleeReplyBytes) _exit(4);
+    _exit(write(answer[1], reply.data(), reply.size()) == kCalleeReplyBytes ? 0 : 5);
   }
+  close(answer[1]);
   int state = 0;
   ASSERT_EQ(waitpid(child, &state, 0), child);
   EXPECT_TRUE(WIFEXITED(state));
-  EXPECT_EQ(WEXITSTATUS(state), 0);
+  ASSERT_EQ(WEXITSTATUS(state), 0);
+  std::array<std::byte, kCalleeReplyBytes> reply{};
+  ASSERT_EQ(read(answer[0], reply.data(), reply.size()), kCalleeReplyBytes);
+  close(answer[0]);
+  const auto decoded = DecodeCalleeReply(reply);
+  ASSERT_TRUE(decoded.has_value()) << decoded.error().ToString();
+  EXPECT_EQ(decoded->reason, Reason::kPermissionDenied);
 }
 
 TEST(ShmAddress, APathIsMadeAndRemovedAndAStaleOneReplaced) {
