@@ -176,7 +176,9 @@ void Participant::Prepared(const std::shared_ptr<Attempt>& attempt, Status statu
       return Dispatch(epoch::LocalPrepared{command.epoch, std::move(status)});
     return Dispatch(epoch::LocalPrepared{command.epoch, std::move(status).AtRank(name_)});
   }
-  for (const auto& [ticket, caller] : command.admitted) services_->tickets.Admit(ticket, caller);
+  for (const auto& [ticket, caller] : command.admitted) {
+    services_->transfers.AdmitTicket(ticket, caller);
+  }
   attempt->admitted = true;
   Dispatch(epoch::LocalPrepared{command.epoch, OkStatus()});
 }
@@ -289,7 +291,7 @@ void Participant::Drain(const std::shared_ptr<Attempt>& attempt, std::function<v
                                --self->drains_;
                                if (attempt->admitted) {
                                  for (const auto& [ticket, caller] : attempt->command.admitted) {
-                                   self->services_->tickets.Withdraw(ticket, caller);
+                                   self->services_->transfers.WithdrawTicket(ticket, caller);
                                  }
                                }
                                for (auto& told : std::exchange(attempt->when_drained, {})) told();

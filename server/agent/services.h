@@ -6,7 +6,6 @@
 #include "server/agent/agent.h"
 #include "server/agent/budget.h"
 #include "server/agent/slice_cache.h"
-#include "server/agent/tickets.h"
 
 namespace weightwire::agent {
 
@@ -23,8 +22,7 @@ struct Services {
         coordinator(port),
         transfers(engine),
         budget(Budget::Make(options.stage_bytes_max, metrics)),
-        slices(port),
-        tickets(engine) {}
+        slices(port) {}
 
   const Options options;
   Clock& clock;
@@ -34,7 +32,6 @@ struct Services {
   transfer::Engine& transfers;
   std::shared_ptr<Budget> budget;
   SliceCache slices;
-  Tickets tickets;
   uint64_t imported_regions = 0;  ///< of all participants
 
   std::function<void(epoch::Report)> report = [](const epoch::Report&) {};

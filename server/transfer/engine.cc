@@ -51,7 +51,7 @@ class Core final : public transport::Handler, public std::enable_shared_from_thi
   void OnClosed(const EndpointPtr& endpoint, const Status& why) override;
 
   // The strand.
-  void WithdrawTicket(const Ticket& ticket);
+  void WithdrawTicket(const Ticket& ticket, Incarnation caller);
   void StartSource(SourceJob job, Engine::SourceDone done);
   void StartTarget(TargetJob job, Engine::TargetDone done);
   void Exclude(JobName name, const PlanId& plan, const std::vector<ParticipantId>& readers);
@@ -164,8 +164,8 @@ void Core::EndSessionOf(const EndpointPtr& endpoint, const Status& why) {
   context_->ingress.Forget(endpoint->hello().callee);
 }
 
-void Core::WithdrawTicket(const Ticket& ticket) {
-  const Incarnation caller = context_->tickets.Withdraw(ticket);
+void Core::WithdrawTicket(const Ticket& ticket, Incarnation caller) {
+  context_->tickets.Withdraw(ticket, caller);
   if (context_->tickets.Knows(caller)) return;
   std::erase_if(early_opens_, [&](const auto& early) {
     if (early.first->hello().caller != caller) return false;
@@ -284,7 +284,9 @@ class EngineImpl final : public Engine {
   void AdmitTicket(const Ticket& ticket, Incarnation caller) override {
     core_->context().tickets.Admit(ticket, caller);
   }
-  void WithdrawTicket(const Ticket& ticket) override { core_->WithdrawTicket(ticket); }
+  void WithdrawTicket(const Ticket& ticket, Incarnation caller) override {
+    core_->WithdrawTicket(ticket, caller);
+  }
   void StartSource(SourceJob job, SourceDone done) override {
     core_->StartSource(std::move(job), std::move(done));
   }

@@ -6,18 +6,22 @@ void TicketTable::Admit(const Ticket& ticket, Incarnation caller) {
   const transport::TicketName name = transport::NameOf(ticket);
   std::lock_guard lock(mutex_);
   auto entry = admitted_.find(name);
-  if (entry != admitted_.end()) Forget(entry);
+  if (entry != admitted_.end()) {
+    if (entry->second.caller == caller) {
+      ++entry->second.uses;
+      return;
+    }
+    Forget(entry);
+  }
   admitted_.emplace(name, Admitted{ticket, caller});
   tickets_of_[caller].insert(name);
 }
 
-Incarnation TicketTable::Withdraw(const Ticket& ticket) {
+void TicketTable::Withdraw(const Ticket& ticket, Incarnation caller) {
   std::lock_guard lock(mutex_);
   auto entry = admitted_.find(transport::NameOf(ticket));
-  if (entry == admitted_.end()) return {};
-  const Incarnation caller = entry->second.caller;
-  Forget(entry);
-  return caller;
+  if (entry == admitted_.end() || entry->second.caller != caller) return;
+  if (--entry->second.uses == 0) Forget(entry);
 }
 
 void TicketTable::Forget(Entry entry) {

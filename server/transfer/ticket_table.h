@@ -17,10 +17,11 @@ class TicketTable {
   TicketTable(Incarnation self, bool proof_required)
       : self_(self), proof_required_(proof_required) {}
 
-  /// Idempotent.
+  /// Ranks that serve the same peer share a ticket: it holds until each use was withdrawn. Admitted
+  /// for another caller it is no longer the former caller's.
   void Admit(const Ticket& ticket, Incarnation caller);
-  /// The caller that the ticket belonged to; 0 when it was not admitted.
-  Incarnation Withdraw(const Ticket& ticket);
+  /// Ends one use. Changes nothing where the ticket is not this caller's.
+  void Withdraw(const Ticket& ticket, Incarnation caller);
   /// From now on every hello is refused.
   void ShutDown();
 
@@ -37,6 +38,7 @@ class TicketTable {
   struct Admitted {
     Ticket ticket;
     Incarnation caller;
+    int uses = 1;
   };
   using Entry = std::map<transport::TicketName, Admitted>::iterator;
   void Forget(Entry entry);

@@ -239,9 +239,10 @@ class Engine {
                                               metrics::Sink& metrics);
   virtual ~Engine() = default;
 
-  /// Sessions are accepted only with a ticket that was admitted and not withdrawn.
+  /// Sessions are accepted only with a ticket that was admitted; each AdmitTicket is one use, and
+  /// the ticket holds until each was withdrawn.
   virtual void AdmitTicket(const Ticket& ticket, Incarnation caller) = 0;
-  virtual void WithdrawTicket(const Ticket& ticket) = 0;
+  virtual void WithdrawTicket(const Ticket& ticket, Incarnation caller) = 0;
 
   /// Serves the streams of `job` until drained. `done` runs once: with the sums when every slot of
   /// every stream has been summed and read by all its readers, or with the failure. A reader that

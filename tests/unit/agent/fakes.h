@@ -121,7 +121,11 @@ class FakeEngine final : public transfer::Engine {
   using Name = std::pair<Epoch, ParticipantId>;
 
   void AdmitTicket(const Ticket& ticket, Incarnation) override { tickets.push_back(ticket); }
-  void WithdrawTicket(const Ticket& ticket) override { std::erase(tickets, ticket); }
+  void WithdrawTicket(const Ticket& ticket, Incarnation) override {
+    auto use = std::ranges::find(tickets, ticket);
+    ASSERT_NE(use, tickets.end());
+    tickets.erase(use);
+  }
   void StartSource(transfer::SourceJob job, SourceDone done) override {
     const Name name{job.epoch, job.participant};
     sources.emplace(name, std::pair(std::move(job), std::move(done)));

@@ -230,7 +230,7 @@ TEST_F(AgentPublish, ReportsATransferThatFailed) {
   EXPECT_EQ(coordinator.All<epoch::FailedReport>()[0].why.reason(), Reason::kTransportFailed);
 }
 
-TEST_F(AgentPublish, SharesOneTicketBetweenRanksAndWithdrawsItAfterTheLast) {
+TEST_F(AgentPublish, AdmitsASharedTicketForEachRankAndWithdrawsItForEach) {
   auto second = BoundTrainer(1);
   coordinator.slices[{kPlan, plan::Side::kSource, 1}] = SliceFor(plan::Side::kSource);
   coordinator.slices[{kPlan, plan::Side::kSource, 1}].rank = 1;
@@ -242,7 +242,7 @@ TEST_F(AgentPublish, SharesOneTicketBetweenRanksAndWithdrawsItAfterTheLast) {
   command.assignments[0].rank = 1;
   Command(command);
   ASSERT_EQ(coordinator.All<epoch::PreparedReport>().size(), 2u);
-  EXPECT_THAT(engine.tickets, ElementsAre(Ticket{5}));
+  EXPECT_THAT(engine.tickets, ElementsAre(Ticket{5}, Ticket{5}));
   Command(epoch::AbortCommand{Epoch{1}, trainer_->member, kGivenUp});
   EXPECT_THAT(engine.tickets, ElementsAre(Ticket{5}));
   Command(epoch::AbortCommand{Epoch{1}, second->member, kGivenUp});

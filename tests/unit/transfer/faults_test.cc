@@ -189,7 +189,9 @@ TEST(TransferFaults, WithdrawnTicketEndsEarlyOpens) {
   fleet.sim.RunFor(seconds(1));
   EXPECT_FALSE(fleet.targets[0].result.has_value());
   const Ticket ticket = fleet.targets[0].job.sources.at(0).ticket;
-  for (auto& agent : fleet.source_agents) agent.engine->WithdrawTicket(ticket);
+  for (auto& agent : fleet.source_agents) {
+    agent.engine->WithdrawTicket(ticket, fleet.target_agents[0].incarnation);
+  }
   fleet.sim.RunFor(seconds(1));
   ASSERT_TRUE(fleet.targets[0].result.has_value());
   EXPECT_EQ(fleet.targets[0].result->error().reason(), Reason::kTicketRejected);

@@ -43,12 +43,13 @@ TEST(TicketTable, ForgetsWithdrawnTicketsAndKnowsCallersWhileAnyIsLeft) {
   TicketTable table(kSelf, true);
   table.Admit(kOne, kCaller);
   table.Admit(kTwo, kCaller);
-  EXPECT_EQ(table.Withdraw(kOne), kCaller);
+  table.Withdraw(kOne, kCaller);
   EXPECT_EQ(Refusal(table, Naming(kOne, kCaller)), Reason::kTicketRejected);
   EXPECT_TRUE(table.Knows(kCaller));
-  EXPECT_EQ(table.Withdraw(kTwo), kCaller);
+  table.Withdraw(kTwo, kCaller);
   EXPECT_FALSE(table.Knows(kCaller));
-  EXPECT_EQ(table.Withdraw(kTwo), Incarnation());
+  table.Withdraw(kTwo, kCaller);
+  EXPECT_FALSE(table.Knows(kCaller));
 }
 
 TEST(TicketTable, MovesATicketThatIsAdmittedForAnotherCaller) {
@@ -57,6 +58,18 @@ TEST(TicketTable, MovesATicketThatIsAdmittedForAnotherCaller) {
   table.Admit(kOne, kOther);
   EXPECT_FALSE(table.Knows(kCaller));
   EXPECT_EQ(table.Check(Naming(kOne, kOther)).value(), kOne);
+  table.Withdraw(kOne, kCaller);
+  EXPECT_EQ(table.Check(Naming(kOne, kOther)).value(), kOne) << "it is not the former caller's";
+}
+
+TEST(TicketTable, KeepsATicketUntilEachUseIsWithdrawn) {
+  TicketTable table(kSelf, true);
+  table.Admit(kOne, kCaller);
+  table.Admit(kOne, kCaller);
+  table.Withdraw(kOne, kCaller);
+  EXPECT_EQ(table.Check(Naming(kOne, kCaller)).value(), kOne);
+  table.Withdraw(kOne, kCaller);
+  EXPECT_EQ(Refusal(table, Naming(kOne, kCaller)), Reason::kTicketRejected);
 }
 
 TEST(TicketTable, RefusesEveryoneOnceShutDown) {
