@@ -10,7 +10,7 @@ FROM ${BASE} AS build
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
       g++ cmake ninja-build pkg-config mold ccache \
       libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libboost1.81-dev prometheus-cpp-dev \
-      libexpected-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libyaml-cpp-dev \
+      libexpected-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libzstd-dev libyaml-cpp-dev \
       libsqlite3-dev libssl-dev libucx-dev \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/delta.h"
 #include "kernels/kernels.h"
 
 /// Internal to kernels/: the inner loops that depend on the instruction set. One body
@@ -45,6 +46,9 @@ struct SimdKernels {
   uint32_t (*amax[3])(const void* source, size_t count);
   /// [from]: element / scale_inv to e4m3, see kernels/quantize.h. `scale_inv` is finite.
   void (*quantize[3])(void* codes, const void* source, size_t count, float scale_inv);
+  /// [DeltaOrder]: see kernels/delta.h.
+  bool (*delta_scan[kDeltaOrders])(const void* base, const void* now, size_t elements,
+                                   size_t changes_max, DeltaStreams* out);
 };
 
 const SimdKernels& Simd();

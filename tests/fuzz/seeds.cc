@@ -1,5 +1,5 @@
-// fuzz_seeds SOURCE_DIR OUT: writes OUT/{wire,frames,layout}/…, the fuzzers' first inputs: messages
-// as weightwire itself makes them, the configs and recorded loaders of tests/data.
+// fuzz_seeds SOURCE_DIR OUT: writes OUT/{wire,frames,layout,delta}/…, the fuzzers' first inputs:
+// messages as weightwire itself makes them, the configs and recorded loaders of tests/data.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "server/delta/coder.h"
 #include "server/plan/plan_bytes.h"
 #include "server/transfer/notify.h"
 #include "server/transport/tcp/tcp_preamble.h"
@@ -186,6 +187,23 @@ void Layouts(Seeds& seeds, const fs::path& data) {
   }
 }
 
+/// Of every order; the block's size follows the order.
+void Deltas(Seeds& seeds) {
+  constexpr size_t kBytes = 1024;
+  delta::Coder coder(kBytes);
+  for (int i = 0; i < kernels::kDeltaOrders; ++i) {
+    for (const size_t apart : {1, 9, 70, 400}) {
+      std::vector<std::byte> base(kBytes, std::byte{0x3f}), now = base;
+      for (size_t at = 0; at < kBytes; at += apart) now[at] = static_cast<std::byte>(at * 37);
+      const auto code = coder.Encode(static_cast<kernels::DeltaOrder>(i), base, now, kBytes);
+      if (!code) continue;
+      std::string bytes = {static_cast<char>(kBytes & 0xff), static_cast<char>(kBytes >> 8)};
+      bytes.append(reinterpret_cast<const char*>(code->bytes.data()), code->bytes.size());
+      seeds.Add(static_cast<kernels::DeltaOrder>(i), bytes);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace weightwire::fuzz
 
@@ -196,9 +214,10 @@ int main(int argc, char** argv) {
     return 64;
   }
   const fs::path source = argv[1], out = argv[2];
-  Seeds wire(out / "wire"), frames(out / "frames"), layout(out / "layout");
+  Seeds wire(out / "wire"), frames(out / "frames"), layout(out / "layout"), delta(out / "delta");
   Wire(wire);
   Frames(frames);
   Layouts(layout, source / "tests/data");
+  Deltas(delta);
   return 0;
 }

@@ -26,6 +26,7 @@ PACKAGES = {  # package -> prefixes of its headers
     "yaml": ("yaml-cpp/",),
     "sqlite": ("sqlite3.h",),
     "openssl": ("openssl/",),
+    "zstd": ("zstd.h",),
     "cuda": ("cuda_runtime_api.h",),
     "ucx": ("ucp/", "ucs/"),
 }

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "kernels/delta.h"
+#include "server/base/status.h"
+#include "server/layout/types.h"
+
+/// The code of what changed between two versions of a block of one tensor: the streams of
+/// kernels/delta.h, each through zstd. Applied to the same older version it gives the newer one bit
+/// for bit; whoever applies it compares the sum of the result, never of the code.
+///
+/// A code is, little-endian:
+///   0   u8   version, 1
+///   1   u8   kernels::DeltaOrder
+///   2   u8   streams that are stored as they are, because zstd makes them no shorter: 1 gaps,
+///            2 steps, 4 escapes
+///   3   u8   0
+///   4   u32  elements of the block
+///   8   u32  of them changed
+///   12  u32  bytes of the gaps
+///   16  u32  escapes
+///   20  u32  stored bytes of the gaps, 24 of the steps, 28 of the escapes
+///   32       gaps; steps, two in a byte, the first in its low half; escapes, the lowest bytes of
+///   all
+///            of them, then the next …
+namespace weightwire::delta {
+
+inline constexpr size_t kHeaderBytes = 32;
+
+kernels::DeltaOrder OrderOf(layout::DType dtype);
+
+/// Makes and applies codes of blocks up to a size, in memory of its own of about three times that
+/// size. One thread at a time.
+class Coder {
+ public:
+  /// `block_bytes_max` < 4 GiB.
+  explicit Coder(size_t block_bytes_max);
+  ~Coder();
+
+  struct Code {
+    std::span<const std::byte> bytes;  ///< of this coder, until its next call
+    size_t changes = 0;
+  };
+  /// Both blocks have the same whole number of elements. Nothing when the code would take more than
+  /// `code_bytes_max`, such as the block's own size: then the block is sent as it is.
+  std::optional<Code> Encode(kernels::DeltaOrder order, std::span<const std::byte> base,
+                             std::span<const std::byte> now, size_t code_bytes_max);
+
+  /// `target` holds the older version and gets the newer one. Total: whatever `code` holds, nothing
+  /// outside of `target` is written, and no memory is taken.
+  ///   kDataLoss / kInvalidRequest  not the code of such a block; some of `target` may have changed
+  Status Apply(kernels::DeltaOrder order, std::span<const std::byte> code,
+               std::span<std::byte> target);
+
+ private:
+  struct Scratch;
+  const size_t block_bytes_max_;
+  std::unique_ptr<Scratch> scratch_;
+};
+
+}  // namespace weightwire::delta

@@ -1,0 +1,239 @@
+#include "kernels/delta.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kernels/simd.h"
+#include "tests/unit/kernels/oracle.h"
+
+namespace weightwire::kernels {
+namespace {
+
+using internal::SimdKernels;
+using internal::SimdVariants;
+using Bytes = std::vector<uint8_t>;
+
+constexpr DeltaOrder kOrders[] = {DeltaOrder::kBits8,  DeltaOrder::kBits16, DeltaOrder::kBits32,
+                                  DeltaOrder::kBits64, DeltaOrder::kFloat8, DeltaOrder::kFloat16,
+                                  DeltaOrder::kFloat32};
+
+/// Streams with exactly the room that the header promises, so that AddressSanitizer sees one more.
+struct Streams {
+  Streams(size_t elements, size_t width, size_t changes_max)
+      : gaps(DeltaGapBytesMax(elements, changes_max)),
+        steps(changes_max + kDeltaSlack),
+        escapes((changes_max + kDeltaSlack) * width),
+        delta{gaps.data(), steps.data(), escapes.data(), 0, 0, 0} {}
+  Bytes gaps, steps, escapes;
+  DeltaStreams delta;
+};
+
+uint64_t Load(const uint8_t* at, size_t width) {
+  uint64_t value = 0;
+  std::memcpy(&value, at, width);
+  return value;
+}
+
+/// The place of every pattern of 16 bits among the floats of `element`, by their values: what
+/// kernels/delta.h says of zeros and NaNs, in words.
+std::vector<uint32_t> PlacesByValue(Element element) {
+  std::vector<uint32_t> patterns(1u << 16);
+  std::iota(patterns.begin(), patterns.end(), 0u);
+  std::sort(patterns.begin(), patterns.end(), [element](uint32_t a, uint32_t b) {
+    const bool a_negative = (a >> 15) != 0, b_negative = (b >> 15) != 0;
+    if (a_negative != b_negative) return a_negative;
+    if (oracle::IsSpecial(element, a) || oracle::IsSpecial(element, b)) {
+      // Infinity is the special one with the smallest payload; payloads grow away from zero.
+      const uint32_t x = a & 0x7fff, y = b & 0x7fff;
+      return a_negative ? x > y : x < y;
+    }
+    return oracle::Decode(element, a) < oracle::Decode(element, b);
+  });
+  std::vector<uint32_t> places(patterns.size());
+  for (uint32_t place = 0; place < patterns.size(); ++place) places[patterns[place]] = place;
+  return places;
+}
+
+TEST(DeltaScan, StepsCountFloatsBetweenTheOldAndTheNewValue) {
+  for (const Element element : {Element::kBF16, Element::kF16}) {
+    const std::vector<uint32_t> places = PlacesByValue(element);
+    auto random = SeededGenerator();
+    for (int i = 0; i < 50'000; ++i) {
+      const auto was = static_cast<uint16_t>(random());
+      const auto is = static_cast<uint16_t>(i % 2 == 0 ? random() : was + random() % 31 - 15);
+      if (was == is) continue;
+      Streams streams(1, 2, 1);
+      ASSERT_TRUE(DeltaScan(DeltaOrder::kFloat16, &was, &is, 1, 1, streams.delta));
+      const int64_t apart = int64_t{places[is]} - int64_t{places[was]};
+      const int64_t step = apart > 32767 ? apart - 65536 : apart < -32768 ? apart + 65536 : apart;
+      const int64_t zigzag = step < 0 ? -2 * step - 1 : 2 * step;
+      if (zigzag <= 15) {
+        ASSERT_EQ(streams.steps[0], zigzag - 1) << was << " " << is;
+        ASSERT_EQ(streams.delta.escape_count, 0u);
+      } else {
+        ASSERT_EQ(streams.steps[0], 15) << was << " " << is;
+        ASSERT_EQ(streams.delta.escape_count, 1u);
+        ASSERT_EQ(Load(streams.escapes.data(), 2), static_cast<uint64_t>(zigzag));
+      }
+    }
+  }
+}
+
+TEST(DeltaScan, AStepOfF32IsOneNextafter) {
+  auto random = SeededGenerator();
+  for (int i = 0; i < 20'000; ++i) {
+    float was = std::ldexp(static_cast<float>(random() % 1000) - 500.f,
+                           static_cast<int>(random() % 60) - 30);
+    if (i % 10 == 0) was = 0.f;
+    const int steps = static_cast<int>(random() % 7) + 1;
+    const bool up = random() % 2 == 0;
+    float is = was;
+    int seen = 0;  // -0 and +0 are equal to nextafter and a step apart here
+    while (seen < steps) {
+      const float next = std::nextafter(is, up ? INFINITY : -INFINITY);
+      const bool over_zero = up ? is < 0 && next == 0 : is == 0 && !std::signbit(is);
+      if (over_zero && !up) {
+        is = -0.f;
+      } else {
+        is = next;
+        if (is == 0) is = up ? -0.f : 0.f;
+      }
+      ++seen;
+      if (up && is == 0 && std::signbit(is) && seen < steps) {
+        is = 0.f;
+        ++seen;
+      }
+    }
+    Streams streams(1, 4, 1);
+    ASSERT_TRUE(DeltaScan(DeltaOrder::kFloat32, &was, &is, 1, 1, streams.delta));
+    ASSERT_EQ(streams.delta.changes, 1u);
+    ASSERT_EQ(streams.steps[0], up ? 2 * steps - 1 : 2 * steps - 2) << was << " " << is;
+  }
+}
+
+/// Both versions, of which a share differs.
+struct Versions {
+  Bytes old_version, new_version;
+  std::vector<size_t> changed;
+};
+Versions RandomVersions(std::mt19937_64& random, size_t elements, size_t width,
+                        unsigned per_mille) {
+  Versions made{Bytes(elements * width), {}, {}};
+  for (auto& byte : made.old_version) byte = static_cast<uint8_t>(random());
+  made.new_version = made.old_version;
+  for (size_t i = 0; i < elements; ++i) {
+    if (random() % 1000 >= per_mille) continue;
+    uint8_t* at = made.new_version.data() + i * width;
+    if (random() % 4 == 0) {
+      for (size_t b = 0; b < width; ++b) at[b] = static_cast<uint8_t>(random());
+    } else {
+      at[0] = static_cast<uint8_t>(at[0] + (random() % 2 == 0 ? 1 : 255));
+    }
+    if (std::memcmp(at, made.old_version.data() + i * width, width) != 0) made.changed.push_back(i);
+  }
+  return made;
+}
+
+TEST(DeltaScan, EverySetOfLoopsFindsEveryChangeAndTheWayBackRestoresIt) {
+  auto random = SeededGenerator();
+  for (const DeltaOrder order : kOrders) {
+    const auto width = static_cast<size_t>(DeltaElementBytes(order));
+    for (size_t elements = 0; elements < 2500; elements += elements < 200 ? 1 : 173) {
+      for (const unsigned per_mille : {0u, 2u, 30u, 500u, 1000u}) {
+        const Versions versions = RandomVersions(random, elements, width, per_mille);
+        Bytes gaps;  // by the definition
+        size_t next = 0;
+        for (const size_t index : versions.changed) {
+          size_t gap = index - next;
+          for (; gap >= 255; gap -= 255) gaps.push_back(255);
+          gaps.push_back(static_cast<uint8_t>(gap));
+          next = index + 1;
+        }
+        for (const SimdKernels* simd : SimdVariants()) {
+          SCOPED_TRACE(std::string(simd->name) + " " + std::to_string(static_cast<int>(order)) +
+                       " " + std::to_string(elements) + " " + std::to_string(per_mille));
+          Streams streams(elements, width, elements);
+          ASSERT_TRUE(simd->delta_scan[static_cast<int>(order)](
+              versions.old_version.data(), versions.new_version.data(), elements, elements,
+              &streams.delta));
+          ASSERT_EQ(streams.delta.changes, versions.changed.size());
+          ASSERT_EQ(Bytes(streams.gaps.begin(),
+                          streams.gaps.begin() + static_cast<ptrdiff_t>(streams.delta.gap_bytes)),
+                    gaps);
+          Bytes target = versions.old_version;
+          ASSERT_TRUE(DeltaApply(order, target.data(), elements, streams.delta));
+          ASSERT_EQ(target, versions.new_version);
+        }
+      }
+    }
+  }
+}
+
+TEST(DeltaScan, GivesUpWhereMoreDiffers) {
+  auto random = SeededGenerator();
+  for (const DeltaOrder order : kOrders) {
+    const auto width = static_cast<size_t>(DeltaElementBytes(order));
+    const Versions versions = RandomVersions(random, 3001, width, 300);
+    const size_t changes = versions.changed.size();
+    for (const SimdKernels* simd : SimdVariants()) {
+      for (const size_t changes_max : {size_t{0}, changes / 2, changes - 1, changes}) {
+        Streams streams(3001, width, changes_max);
+        EXPECT_EQ(simd->delta_scan[static_cast<int>(order)](versions.old_version.data(),
+                                                            versions.new_version.data(), 3001,
+                                                            changes_max, &streams.delta),
+                  changes_max == changes)
+            << simd->name << " " << width << " " << changes_max;
+      }
+    }
+  }
+}
+
+TEST(DeltaApply, StaysWithinTheArrayWhateverTheStreamsHold) {
+  auto random = SeededGenerator();
+  int restored = 0, refused = 0;
+  for (int i = 0; i < 30'000; ++i) {
+    const DeltaOrder order = kOrders[random() % std::size(kOrders)];
+    const auto width = static_cast<size_t>(DeltaElementBytes(order));
+    const size_t elements = random() % 40;
+    // Each in memory of its own size: AddressSanitizer sees a byte too many.
+    Bytes gaps(random() % 12), steps(random() % 12), escapes(random() % 4 * width);
+    for (auto& byte : gaps) byte = static_cast<uint8_t>(random() % 8 == 0 ? 255 : random() % 8);
+    for (auto& byte : steps) byte = static_cast<uint8_t>(random() % 17);
+    for (auto& byte : escapes) byte = static_cast<uint8_t>(random());
+    const DeltaStreams delta{gaps.data(), steps.data(), escapes.data(),
+                             gaps.size(), steps.size(), escapes.size() / width};
+    Bytes target(elements * width, 0x5a);
+    (DeltaApply(order, target.data(), elements, delta) ? restored : refused) += 1;
+  }
+  EXPECT_GT(restored, 100);
+  EXPECT_GT(refused, 10'000);
+}
+
+TEST(DeltaApply, RefusesStreamsThatDoNotEndTogether) {
+  uint16_t old_version[6] = {}, new_version[6] = {0, 1, 0, 0x4000, 0, 2};
+  Streams streams(6, 2, 6);
+  ASSERT_TRUE(DeltaScan(DeltaOrder::kFloat16, old_version, new_version, 6, 6, streams.delta));
+  ASSERT_EQ(streams.delta.changes, 3u);
+  ASSERT_EQ(streams.delta.escape_count, 1u);
+  const auto applied = [&](auto change) {
+    DeltaStreams delta = streams.delta;
+    change(delta);
+    uint16_t target[6] = {};
+    return DeltaApply(DeltaOrder::kFloat16, target, 6, delta);
+  };
+  EXPECT_TRUE(applied([](DeltaStreams&) {}));
+  EXPECT_FALSE(applied([](DeltaStreams& delta) { --delta.gap_bytes; }));
+  EXPECT_FALSE(applied([](DeltaStreams& delta) { ++delta.gap_bytes; }));
+  EXPECT_FALSE(applied([](DeltaStreams& delta) { --delta.changes; }));
+  EXPECT_FALSE(applied([](DeltaStreams& delta) { --delta.escape_count; }));
+  EXPECT_FALSE(applied([](DeltaStreams& delta) { ++delta.escape_count; }));
+}
+
+}  // namespace
+}  // namespace weightwire::kernels
