@@ -1,11 +1,15 @@
 #include <algorithm>
 #include <exception>
+#include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "client/checkpoint/file_read.h"
 #include "client/checkpoint/layout_json.h"
 #include "client/checkpoint/weightwire_checkpoint.h"
 #include "kernels/kernels.h"
+#include "server/delta/coder.h"
 #include "server/layout/scheme.h"
 #include "server/plan/plan.h"
 #include "server/plan/plan_bytes.h"
@@ -106,6 +110,40 @@ Result<kernels::StridedBox> BoxOf(const ww_checkpoint_block& block) {
   return box;
 }
 
+struct DeltaScratch {
+  delta::Coder coder{WW_CHECKPOINT_DELTA_BLOCK};
+  std::vector<std::byte> made = std::vector<std::byte>(WW_CHECKPOINT_DELTA_BLOCK);
+};
+
+Status AddDelta(const char* name, std::span<const std::byte> base, std::span<const std::byte> now,
+                ww_checkpoint_delta* sum) {
+  const auto dtype = layout::DTypeFromName(name);
+  if (!dtype || now.size() % static_cast<size_t>(layout::ElementBytes(*dtype)) != 0) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  std::to_string(now.size()) + " bytes are no elements of dtype '" + name + "'");
+  }
+  thread_local std::unique_ptr<DeltaScratch> scratch;
+  if (scratch == nullptr) scratch = std::make_unique<DeltaScratch>();
+  const kernels::DeltaOrder order = delta::OrderOf(*dtype);
+  for (size_t at = 0; at < now.size(); at += WW_CHECKPOINT_DELTA_BLOCK) {
+    const size_t bytes = std::min<size_t>(WW_CHECKPOINT_DELTA_BLOCK, now.size() - at);
+    const auto older = base.subspan(at, bytes), newer = now.subspan(at, bytes);
+    const delta::Coder::Code code = scratch->coder.Encode(order, older, newer, bytes);
+    sum->changed += code.changes;
+    sum->coded_bytes += code.bytes.empty() ? bytes : code.bytes.size();
+    sum->whole_blocks += code.bytes.empty() ? 1 : 0;
+    if (code.bytes.empty()) continue;
+    const auto made = std::span(scratch->made).first(bytes);
+    std::ranges::copy(older, made.begin());
+    WW_RETURN_IF_ERROR(scratch->coder.Apply(order, code.bytes, made));
+    if (!std::ranges::equal(made, newer)) {
+      return Status(Code::kInternal, Reason::kInternal, "a code does not give what it was made of")
+          .Remedy("this is a bug of weightwire: report it with the two files");
+    }
+  }
+  return OkStatus();
+}
+
 }  // namespace
 }  // namespace weightwire::checkpoint
 
@@ -145,6 +183,17 @@ int32_t ww_checkpoint_read(void* target, int32_t fd, int64_t offset, const char*
     const auto box = BoxOf(*block);
     if (!box) return Keep(box.error());
     return Keep(ReadBlock(fd, name, offset, target, *box, block->element_bytes));
+  } catch (const std::exception& failure) {  // no memory
+    return Keep(weightwire::Status(weightwire::Code::kResourceExhausted,
+                                   weightwire::Reason::kLimitExceeded, failure.what()));
+  }
+}
+
+int32_t ww_checkpoint_delta_size(const char* dtype, const void* base, const void* now,
+                                 uint64_t bytes, ww_checkpoint_delta* sum) {
+  try {
+    return Keep(AddDelta(dtype, {static_cast<const std::byte*>(base), bytes},
+                         {static_cast<const std::byte*>(now), bytes}, sum));
   } catch (const std::exception& failure) {  // no memory
     return Keep(weightwire::Status(weightwire::Code::kResourceExhausted,
                                    weightwire::Reason::kLimitExceeded, failure.what()));

@@ -1,5 +1,6 @@
 /* C interface of libweightwire_checkpoint.so: what `wwctl layout` and `wwctl plan` compute, without
- * a process, and the copies of a load, without Python. For the process that loads or converts.
+ * a process, the copies of a load, without Python, and what the steps between two versions take.
+ * For the process that loads, converts or compares.
  *
  * Pure but for the memory and the file it is given: no thread, no network. Any thread, any time.
  * Calls that return int32_t answer 0 or the number of a weightwire Code (gRPC's canonical codes);
@@ -16,7 +17,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of what is below. Compare it first. */
-#define WW_CHECKPOINT_ABI_VERSION 2
+#define WW_CHECKPOINT_ABI_VERSION 3
 #define WW_CHECKPOINT_DIMS_MAX 8
 /* Instead of a rank. */
 #define WW_CHECKPOINT_ALL_RANKS UINT32_MAX
@@ -69,6 +70,20 @@ int32_t ww_checkpoint_copy(void* target, const void* source, const ww_checkpoint
  * it was when it was opened; UNAVAILABLE when the disk fails. */
 int32_t ww_checkpoint_read(void* target, int32_t fd, int64_t offset, const char* name,
                            const ww_checkpoint_block* block);
+
+/* Of blocks of WW_CHECKPOINT_DELTA_BLOCK bytes, the last one shorter. */
+#define WW_CHECKPOINT_DELTA_BLOCK (1 << 20)
+typedef struct {
+  uint64_t changed; /* elements that differ */
+  uint64_t
+      coded_bytes; /* of each block the shorter of its code (server/delta/coder.h) and itself */
+  uint64_t whole_blocks; /* blocks that are shorter than their code */
+} ww_checkpoint_delta;
+
+/* Adds to `sum` what makes `now` of `base`, both `bytes` of elements of `dtype` (safetensors' name
+ * of it, "BF16"). Each code is applied and its result compared: INTERNAL when it is not `now`. */
+int32_t ww_checkpoint_delta_size(const char* dtype, const void* base, const void* now,
+                                 uint64_t bytes, ww_checkpoint_delta* sum);
 
 #ifdef __cplusplus
 }

@@ -159,8 +159,8 @@ Coder::Coder(size_t block_bytes_max)
 }
 Coder::~Coder() = default;
 
-std::optional<Coder::Code> Coder::Encode(DeltaOrder order, std::span<const std::byte> base,
-                                         std::span<const std::byte> now, size_t code_bytes_max) {
+Coder::Code Coder::Encode(DeltaOrder order, std::span<const std::byte> base,
+                          std::span<const std::byte> now, size_t code_bytes_max) {
   const auto width = static_cast<size_t>(kernels::DeltaElementBytes(order));
   WW_CHECK(base.size() == now.size() && base.size() <= block_bytes_max_ &&
            base.size() % width == 0);
@@ -181,14 +181,14 @@ std::optional<Coder::Code> Coder::Encode(DeltaOrder order, std::span<const std::
   header.gap_bytes = static_cast<uint32_t>(streams.gap_bytes);
   header.escapes = static_cast<uint32_t>(streams.escape_count);
   const size_t room = std::min(code_bytes_max, scratch.code.size());
-  if (room < kHeaderBytes) return std::nullopt;
+  if (room < kHeaderBytes) return {{}, streams.changes};
   size_t end = kHeaderBytes;
   for (size_t i = 0; i < kStreams; ++i) {
     if (all[i].empty()) continue;
     size_t stored = ZSTD_compress2(scratch.compressor.get(), scratch.code.data() + end, room - end,
                                    all[i].data(), all[i].size());
     if (ZSTD_isError(stored) != 0 || stored >= all[i].size()) {  // longer, or no room for it
-      if (all[i].size() > room - end) return std::nullopt;
+      if (all[i].size() > room - end) return {{}, streams.changes};
       stored = all[i].size();
       std::memcpy(scratch.code.data() + end, all[i].data(), stored);
       header.plain = static_cast<uint8_t>(header.plain | 1u << i);
@@ -197,7 +197,7 @@ std::optional<Coder::Code> Coder::Encode(DeltaOrder order, std::span<const std::
     end += stored;
   }
   Write(header, scratch.code.data());
-  return Code{std::span(scratch.code).first(end), streams.changes};
+  return {std::span(scratch.code).first(end), streams.changes};
 }
 
 Status Coder::Apply(DeltaOrder order, std::span<const std::byte> code,

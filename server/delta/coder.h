@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <optional>
 #include <span>
 
 #include "kernels/delta.h"
@@ -42,13 +41,15 @@ class Coder {
   ~Coder();
 
   struct Code {
-    std::span<const std::byte> bytes;  ///< of this coder, until its next call
-    size_t changes = 0;
+    /// Of this coder, until its next call. Empty when the code would take more than was allowed:
+    /// then the block is sent as it is.
+    std::span<const std::byte> bytes;
+    size_t changes = 0;  ///< elements that differ
   };
-  /// Both blocks have the same whole number of elements. Nothing when the code would take more than
-  /// `code_bytes_max`, such as the block's own size: then the block is sent as it is.
-  std::optional<Code> Encode(kernels::DeltaOrder order, std::span<const std::byte> base,
-                             std::span<const std::byte> now, size_t code_bytes_max);
+  /// Both blocks have the same whole number of elements. `code_bytes_max`: such as the block's
+  /// size.
+  Code Encode(kernels::DeltaOrder order, std::span<const std::byte> base,
+              std::span<const std::byte> now, size_t code_bytes_max);
 
   /// `target` holds the older version and gets the newer one. Total: whatever `code` holds, nothing
   /// outside of `target` is written, and no memory is taken.

@@ -196,9 +196,9 @@ void Deltas(Seeds& seeds) {
       std::vector<std::byte> base(kBytes, std::byte{0x3f}), now = base;
       for (size_t at = 0; at < kBytes; at += apart) now[at] = static_cast<std::byte>(at * 37);
       const auto code = coder.Encode(static_cast<kernels::DeltaOrder>(i), base, now, kBytes);
-      if (!code) continue;
+      if (code.bytes.empty()) continue;
       std::string bytes = {static_cast<char>(kBytes & 0xff), static_cast<char>(kBytes >> 8)};
-      bytes.append(reinterpret_cast<const char*>(code->bytes.data()), code->bytes.size());
+      bytes.append(reinterpret_cast<const char*>(code.bytes.data()), code.bytes.size());
       seeds.Add(static_cast<kernels::DeltaOrder>(i), bytes);
     }
   }

@@ -23,7 +23,7 @@ GENERATED = {"wwctl.md", "metrics.md", "python.md"}
 _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
 #: Programs of others: what they are told is theirs to refuse.
 FOREIGN = {"helm", "kubectl", "vllm", "python", "cd", "export", "source", "curl", "docker", "systemctl", "pip", "pytest", "wget"}
-_BY_PYTHON = (["convert"], ["load"], ["push"], ["save"])  # wwctl's commands that are `python -m weightwire.checkpoint`
+_BY_PYTHON = (["convert"], ["load"], ["push"], ["save"], ["delta"])  # wwctl's commands that are `python -m weightwire.checkpoint`
 _OURS = ("wwctl", "weightwired", "./dev", "python -m weightwire.checkpoint", "deploy/certs.sh")
 
 
@@ -83,9 +83,14 @@ def wwctl_help(words: list[str]) -> str:
         path.append(alternatives[0])
     assert path or not words or words[0].startswith("-"), f"wwctl: no command {words}"
     if path[:1] in _BY_PYTHON:
-        return help_of(sys.executable, "-m", "weightwire.checkpoint", *path)
+        return checkpoint_help([*path, *words])
     everywhere = help_of(str(BINARIES / "wwctl")) if path else ""  # its options stand before or after the command
     return help_of(str(BINARIES / "wwctl"), *path) + everywhere
+
+
+def checkpoint_help(words: list[str]) -> str:
+    depth = 2 if words[:1] == ["delta"] else 1
+    return help_of(sys.executable, "-m", "weightwire.checkpoint", *[word for word in words[:depth] if re.fullmatch("[a-z]+", word)])
 
 
 def what_it_takes(words: list[str]) -> str:
@@ -109,7 +114,7 @@ def what_it_takes(words: list[str]) -> str:
         whose = {"demo": (sys.executable, "-m", "demo.run"), "up": (str(BINARIES / "weightwired"),)}.get(words[0])
         return help_of(*whose) if whose else said
     assert words[:2] == ["-m", "weightwire.checkpoint"], words
-    return help_of(sys.executable, "-m", "weightwire.checkpoint", *re.findall(r"^[a-z]+$", " ".join(words[2:3])))
+    return checkpoint_help(words[2:])
 
 
 def check_command(line: str) -> None:

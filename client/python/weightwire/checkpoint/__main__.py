@@ -1,16 +1,17 @@
 """python -m weightwire.checkpoint convert SRC DST --to FORMAT | load FOLDER | push FOLDER | save DST --to FORMAT |
-check FOLDER | show FOLDER; the first four are commands of `wwctl`, too."""
+delta inspect A B | check FOLDER | show FOLDER; all but the last two are commands of `wwctl`, too."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import time
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
-from weightwire.checkpoint import composed
+from weightwire.checkpoint import composed, delta
 from weightwire.checkpoint.conversion import convert
 from weightwire.checkpoint.formats import Opened
 from weightwire.checkpoint.live import push, save, start_engines
@@ -100,6 +101,13 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     take.add_argument("--to", required=True, help="as for convert")
     take.add_argument("--config", required=True, help="the model's config.json")
     take.add_argument("--version", type=int, default=0, help="this or a newer one; default: what there is")
+    compare = commands.add_parser("delta", help="what changed between two checkpoints").add_subparsers(dest="what", required=True)
+    tell = compare.add_parser("inspect", help="of each tensor: the share of elements that differ, and the bytes that its changes take")
+    tell.add_argument("base", help="the older checkpoint")
+    tell.add_argument("now", help="the newer one, in the same format and layout")
+    tell.add_argument("--json", action="store_true")
+    tell.add_argument("--all", action="store_true", help="all tensors [the 20 that take most]")
+    tell.add_argument("--quiet", action="store_true", help="no progress")
     for reading in (one, get, put):
         reading.add_argument("--from", dest="source_spec", metavar="SPEC",
                              help="the source's layout, where its files do not tell it, e.g. megatron:tp2,pp2,first=1")
@@ -112,7 +120,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
                               help="bound of what is held of the source's weights [256MiB]")
     for writing in (one, take):
         writing.add_argument("--shard-size", type=size, default=size("5GB"), help="of safetensors files [5GB]")
-    for planning in (one, get, take):
+    for planning in (one, get, take, tell):
         planning.add_argument("--wwctl", help="the wwctl beside which the planner lies; default: in $WEIGHTWIRE_BIN_DIR, then on PATH")
     for publishing in (get, put):
         publishing.add_argument("--coordinator", help="its address; default: $WEIGHTWIRE_ADDRESS")
@@ -159,6 +167,10 @@ def main(arguments: Optional[List[str]] = None, prog: str = "python -m weightwir
             version = save(args.target, args.to, args.config, version=args.version, agent=args.agent, job=args.job,
                            shard_bytes=args.shard_size, wwctl=args.wwctl, timeout=args.timeout)
             print(f"{args.target}: version {version}")
+        elif args.command == "delta":
+            found = delta.inspect(args.base, args.now, wwctl=args.wwctl, on_progress=(lambda *_: None) if args.quiet else _Progress())
+            print(json.dumps(delta.as_json(found), indent=1) if args.json else
+                  "\n".join(delta.as_text(found, None if args.all else 20)))
         else:
             read = check if args.command == "check" else open_checkpoint
             folder = Path(args.folder)

@@ -1,5 +1,5 @@
-"""The C interface of libweightwire_checkpoint.so (client/checkpoint/weightwire_checkpoint.h) through ctypes: layouts, plans
-and the copies of a load, in this process and without its interpreter lock."""
+"""The C interface of libweightwire_checkpoint.so (client/checkpoint/weightwire_checkpoint.h) through ctypes: layouts, plans,
+the copies of a load and the size of what changed, in this process and without its interpreter lock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weightwire.checkpoint.stored import Bits, CheckpointError
 from weightwire.errors import reason_name
 
 FILE = "libweightwire_checkpoint.so"
-ABI_VERSION = 2
+ABI_VERSION = 3
 ALL_RANKS = 2**32 - 1
 _DIMS_MAX = 8
 _REMEDY = "build it with ./dev build, or install it with the wwctl of this release"
@@ -39,6 +39,10 @@ class _Block(ctypes.Structure):
                 ("source_stride", _Numbers), ("target_stride", _Numbers)]
 
 
+class _Delta(ctypes.Structure):
+    _fields_ = [("changed", ctypes.c_uint64), ("coded_bytes", ctypes.c_uint64), ("whole_blocks", ctypes.c_uint64)]
+
+
 _TEXT, _ANSWER = ctypes.c_char_p, ctypes.POINTER(_Answer)
 _SIGNATURES: Dict[str, Tuple[Any, List[Any]]] = {
     "abi_version": (ctypes.c_uint32, []),
@@ -46,6 +50,7 @@ _SIGNATURES: Dict[str, Tuple[Any, List[Any]]] = {
     "layout": (ctypes.c_int32, [_TEXT, _TEXT, ctypes.c_uint32, ctypes.c_uint32, _ANSWER]),
     "plan": (ctypes.c_int32, [_TEXT, _TEXT, _TEXT, ctypes.c_uint32, _ANSWER]),
     "copy": (ctypes.c_int32, [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(_Block)]),
+    "delta_size": (ctypes.c_int32, [_TEXT, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.POINTER(_Delta)]),
     "read": (ctypes.c_int32, [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, _TEXT, ctypes.POINTER(_Block)]),
 }
 
@@ -85,6 +90,15 @@ class Library:
         """The same from the bytes of a file that begin at `offset`. CheckpointError (DATA_LOSS): it ends before the block does."""
         block = _Block(target.itemsize, len(extent), _Numbers(*extent), _Numbers(*source_stride), _Numbers(*target_stride))
         self._call("read", _address(target, target_offset), fd, offset, _text(name), ctypes.byref(block))
+
+    def delta_size(self, dtype: str, base: Bits, now: Bits) -> Tuple[int, int]:
+        """How many elements of two flat arrays differ, and the bytes of the code of what differs, which is tried. CheckpointError
+        (INTERNAL): the code does not give `now`."""
+        if base.nbytes != now.nbytes:
+            raise CheckpointError(f"{base.nbytes} and {now.nbytes} bytes cannot be compared")
+        sums = _Delta()
+        self._call("delta_size", _text(dtype), _address(base, 0), _address(now, 0), now.nbytes, ctypes.byref(sums))
+        return sums.changed, sums.coded_bytes
 
     def _ask(self, name: str, *arguments: Any) -> bytes:
         answer = _Answer()
