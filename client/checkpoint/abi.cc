@@ -115,33 +115,83 @@ struct DeltaScratch {
   std::vector<std::byte> made = std::vector<std::byte>(WW_CHECKPOINT_DELTA_BLOCK);
 };
 
-Status AddDelta(const char* name, std::span<const std::byte> base, std::span<const std::byte> now,
-                ww_checkpoint_delta* sum) {
-  const auto dtype = layout::DTypeFromName(name);
-  if (!dtype || now.size() % static_cast<size_t>(layout::ElementBytes(*dtype)) != 0) {
-    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-                  std::to_string(now.size()) + " bytes are no elements of dtype '" + name + "'");
-  }
+DeltaScratch& Scratch() {
   thread_local std::unique_ptr<DeltaScratch> scratch;
   if (scratch == nullptr) scratch = std::make_unique<DeltaScratch>();
-  const kernels::DeltaOrder order = delta::OrderOf(*dtype);
+  return *scratch;
+}
+
+Result<kernels::DeltaOrder> OrderOf(const char* name, uint64_t bytes) {
+  const auto dtype = layout::DTypeFromName(name);
+  if (!dtype || bytes % static_cast<uint64_t>(layout::ElementBytes(*dtype)) != 0) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                       std::to_string(bytes) + " bytes are no elements of dtype '" + name + "'"));
+  }
+  return delta::OrderOf(*dtype);
+}
+
+/// The same of at most a block.
+Result<kernels::DeltaOrder> OrderOfBlock(const char* name, uint64_t bytes) {
+  if (bytes > WW_CHECKPOINT_DELTA_BLOCK) {
+    return Fail(Status(Code::kInvalidArgument, Reason::kLimitExceeded,
+                       std::to_string(bytes) + " bytes are more than a block"));
+  }
+  return OrderOf(name, bytes);
+}
+
+/// The code of a block, which was tried; empty where it is not shorter.
+Result<delta::Coder::Code> CodeOf(kernels::DeltaOrder order, std::span<const std::byte> base,
+                                  std::span<const std::byte> now) {
+  DeltaScratch& scratch = Scratch();
+  const delta::Coder::Code code = scratch.coder.Encode(order, base, now, now.size());
+  if (code.bytes.empty()) return code;
+  const auto made = std::span(scratch.made).first(now.size());
+  std::ranges::copy(base, made.begin());
+  WW_FAIL_IF_ERROR(scratch.coder.Apply(order, code.bytes, made));
+  if (!std::ranges::equal(made, now)) {
+    return Fail(
+        Status(Code::kInternal, Reason::kInternal, "a code does not give what it was made of")
+            .Remedy("this is a bug of weightwire: report it with the two files"));
+  }
+  return code;
+}
+
+Status AddDelta(const char* name, std::span<const std::byte> base, std::span<const std::byte> now,
+                ww_checkpoint_delta* sum) {
+  WW_ASSIGN_OR_STATUS(const kernels::DeltaOrder order, OrderOf(name, now.size()));
   for (size_t at = 0; at < now.size(); at += WW_CHECKPOINT_DELTA_BLOCK) {
     const size_t bytes = std::min<size_t>(WW_CHECKPOINT_DELTA_BLOCK, now.size() - at);
-    const auto older = base.subspan(at, bytes), newer = now.subspan(at, bytes);
-    const delta::Coder::Code code = scratch->coder.Encode(order, older, newer, bytes);
+    WW_ASSIGN_OR_STATUS(const delta::Coder::Code code,
+                        CodeOf(order, base.subspan(at, bytes), now.subspan(at, bytes)));
     sum->changed += code.changes;
     sum->coded_bytes += code.bytes.empty() ? bytes : code.bytes.size();
     sum->whole_blocks += code.bytes.empty() ? 1 : 0;
-    if (code.bytes.empty()) continue;
-    const auto made = std::span(scratch->made).first(bytes);
-    std::ranges::copy(older, made.begin());
-    WW_RETURN_IF_ERROR(scratch->coder.Apply(order, code.bytes, made));
-    if (!std::ranges::equal(made, newer)) {
-      return Status(Code::kInternal, Reason::kInternal, "a code does not give what it was made of")
-          .Remedy("this is a bug of weightwire: report it with the two files");
-    }
   }
   return OkStatus();
+}
+
+Status EncodeBlock(const char* name, std::span<const std::byte> base,
+                   std::span<const std::byte> now, std::byte* code, uint64_t* code_bytes) {
+  WW_ASSIGN_OR_STATUS(const kernels::DeltaOrder order, OrderOfBlock(name, now.size()));
+  WW_ASSIGN_OR_STATUS(const delta::Coder::Code made, CodeOf(order, base, now));
+  std::ranges::copy(made.bytes, code);
+  *code_bytes = made.bytes.size();
+  return OkStatus();
+}
+
+Status ApplyBlock(const char* name, std::span<const std::byte> code, std::span<std::byte> target) {
+  WW_ASSIGN_OR_STATUS(const kernels::DeltaOrder order, OrderOfBlock(name, target.size()));
+  return Scratch().coder.Apply(order, code, target);
+}
+
+/// Runs work() → Status; no exception leaves it.
+template <typename Work>
+int32_t Guarded(Work work) {
+  try {
+    return Keep(work());
+  } catch (const std::exception& failure) {  // no memory
+    return Keep(Status(Code::kResourceExhausted, Reason::kLimitExceeded, failure.what()));
+  }
 }
 
 }  // namespace
@@ -179,23 +229,34 @@ int32_t ww_checkpoint_copy(void* target, const void* source, const ww_checkpoint
 
 int32_t ww_checkpoint_read(void* target, int32_t fd, int64_t offset, const char* name,
                            const ww_checkpoint_block* block) {
-  try {
+  return Guarded([&]() -> weightwire::Status {
     const auto box = BoxOf(*block);
-    if (!box) return Keep(box.error());
-    return Keep(ReadBlock(fd, name, offset, target, *box, block->element_bytes));
-  } catch (const std::exception& failure) {  // no memory
-    return Keep(weightwire::Status(weightwire::Code::kResourceExhausted,
-                                   weightwire::Reason::kLimitExceeded, failure.what()));
-  }
+    if (!box) return box.error();
+    return ReadBlock(fd, name, offset, target, *box, block->element_bytes);
+  });
 }
 
 int32_t ww_checkpoint_delta_size(const char* dtype, const void* base, const void* now,
                                  uint64_t bytes, ww_checkpoint_delta* sum) {
-  try {
-    return Keep(AddDelta(dtype, {static_cast<const std::byte*>(base), bytes},
-                         {static_cast<const std::byte*>(now), bytes}, sum));
-  } catch (const std::exception& failure) {  // no memory
-    return Keep(weightwire::Status(weightwire::Code::kResourceExhausted,
-                                   weightwire::Reason::kLimitExceeded, failure.what()));
-  }
+  return Guarded([&] {
+    return AddDelta(dtype, {static_cast<const std::byte*>(base), bytes},
+                    {static_cast<const std::byte*>(now), bytes}, sum);
+  });
+}
+
+int32_t ww_checkpoint_delta_encode(const char* dtype, const void* base, const void* now,
+                                   uint64_t bytes, void* code, uint64_t* code_bytes) {
+  return Guarded([&] {
+    return EncodeBlock(dtype, {static_cast<const std::byte*>(base), bytes},
+                       {static_cast<const std::byte*>(now), bytes}, static_cast<std::byte*>(code),
+                       code_bytes);
+  });
+}
+
+int32_t ww_checkpoint_delta_apply(const char* dtype, const void* code, uint64_t code_bytes,
+                                  void* target, uint64_t bytes) {
+  return Guarded([&] {
+    return ApplyBlock(dtype, {static_cast<const std::byte*>(code), code_bytes},
+                      {static_cast<std::byte*>(target), bytes});
+  });
 }

@@ -85,6 +85,16 @@ typedef struct {
 int32_t ww_checkpoint_delta_size(const char* dtype, const void* base, const void* now,
                                  uint64_t bytes, ww_checkpoint_delta* sum);
 
+/* The code that makes `now` of `base` (at most a block), into `code`, which has room for `bytes`.
+ * `code_bytes` becomes 0 where the code would not be shorter than `now`. */
+int32_t ww_checkpoint_delta_encode(const char* dtype, const void* base, const void* now,
+                                   uint64_t bytes, void* code, uint64_t* code_bytes);
+
+/* `target` holds the older version and gets the newer one. DATA_LOSS: not the code of such a block;
+ * nothing outside of `target` was written. */
+int32_t ww_checkpoint_delta_apply(const char* dtype, const void* code, uint64_t code_bytes,
+                                  void* target, uint64_t bytes);
+
 #ifdef __cplusplus
 }
 #endif

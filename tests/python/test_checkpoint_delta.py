@@ -132,12 +132,12 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(CONFIG))
         write_file(tmp_path / name / "model.safetensors", old)
-    check = delta._check_alike
+    check = delta.check_alike
 
     def cut(*arguments):
         check(*arguments)
         os.truncate(tmp_path / "new/model.safetensors", 1000)
-    monkeypatch.setattr(delta, "_check_alike", cut)
+    monkeypatch.setattr(delta, "check_alike", cut)
     with pytest.raises(checkpoint.CheckpointError) as refused:
         delta.inspect(tmp_path / "old", tmp_path / "new")
     assert refused.value.code == "DATA_LOSS" and "model.safetensors" in str(refused.value)

@@ -122,6 +122,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         writing.add_argument("--shard-size", type=size, default=size("5GB"), help="of safetensors files [5GB]")
     for planning in (one, get, take, tell):
         planning.add_argument("--wwctl", help="the wwctl beside which the planner lies; default: in $WEIGHTWIRE_BIN_DIR, then on PATH")
+    for writing in (one, take):
+        writing.add_argument("--base", metavar="FOLDER", help="with --to weightwire[:SPEC]: keep what changed since this checkpoint")
     for publishing in (get, put):
         publishing.add_argument("--coordinator", help="its address; default: $WEIGHTWIRE_ADDRESS")
     for live in (get, put, take):
@@ -140,7 +142,7 @@ def main(arguments: Optional[List[str]] = None, prog: str = "python -m weightwir
         if args.command == "convert":
             report = convert(args.source, args.target, args.to, source_spec=args.source_spec, config=args.config,
                              memory=args.memory, shard_bytes=args.shard_size, verify=args.verify,
-                             leave_out=args.leave_out, wwctl=args.wwctl, missing_from=args.missing_from,
+                             leave_out=args.leave_out, wwctl=args.wwctl, missing_from=args.missing_from, base=args.base,
                              on_progress=(lambda *_: None) if args.quiet else _Progress())
             if report.left_out and not args.quiet:
                 print(f"left out: {_kinds(report.left_out)}", file=sys.stderr)
@@ -165,7 +167,7 @@ def main(arguments: Optional[List[str]] = None, prog: str = "python -m weightwir
             print(f"version {args.version} is served")
         elif args.command == "save":
             version = save(args.target, args.to, args.config, version=args.version, agent=args.agent, job=args.job,
-                           shard_bytes=args.shard_size, wwctl=args.wwctl, timeout=args.timeout)
+                           shard_bytes=args.shard_size, wwctl=args.wwctl, timeout=args.timeout, base=args.base)
             print(f"{args.target}: version {version}")
         elif args.command == "delta":
             found = delta.inspect(args.base, args.now, wwctl=args.wwctl, on_progress=(lambda *_: None) if args.quiet else _Progress())

@@ -11,6 +11,7 @@ import numpy as np
 from weightwire.checkpoint import composed
 from weightwire.checkpoint.formats import Opened
 from weightwire.checkpoint.library import Library, library_of
+from weightwire.checkpoint.native import check_alike
 from weightwire.checkpoint.sources import open_checkpoint
 from weightwire.checkpoint.stored import CheckpointError, Stored, bits_of
 from weightwire.memory import dtype_bytes
@@ -46,7 +47,7 @@ def inspect(base: Union[str, Path], now: Union[str, Path], *, wwctl: Optional[st
     that differs and the remedy).
     """
     library, older, newer = library_of(wwctl), _open(base), _open(now)
-    _check_alike(older, newer, str(base), str(now))
+    check_alike(older, newer, str(base), str(now))
     found: List[TensorDelta] = []
     done, total = 0, sum(tensor.bytes for tensors in newer.ranks for tensor in tensors.values())
     for rank, tensors in enumerate(newer.ranks):
@@ -65,22 +66,6 @@ def _open(folder: Union[str, Path]) -> Opened:
         raise CheckpointError(f"{path}: holds several checkpoints: {', '.join(composed.read(path)[0])}",
                               remedy="name one of them, such as the folder of the weights")
     return open_checkpoint(path)
-
-
-def _check_alike(older: Opened, newer: Opened, base: str, now: str) -> None:
-    remedy = "compare two checkpoints of one model in one layout; wwctl convert writes the one in the layout of the other"
-    if len(older.ranks) != len(newer.ranks):
-        raise CheckpointError(f"{base} has {len(older.ranks)} ranks ({older.spec}), {now} has {len(newer.ranks)} ({newer.spec})",
-                              code="FAILED_PRECONDITION", remedy=remedy)
-    for rank, (mine, theirs) in enumerate(zip(older.ranks, newer.ranks)):
-        for name in sorted(mine.keys() ^ theirs.keys()):
-            raise CheckpointError(f"only in {base if name in mine else now}", code="FAILED_PRECONDITION", reason="tensor_missing",
-                                  rank=str(rank), tensor=name, remedy=remedy)
-        for name, tensor in theirs.items():
-            if (mine[name].dtype, mine[name].shape) != (tensor.dtype, tensor.shape):
-                raise CheckpointError(f"{mine[name].dtype} {list(mine[name].shape)} in {base}, {tensor.dtype} {list(tensor.shape)} in "
-                                      f"{now}", code="FAILED_PRECONDITION", reason="shape_mismatch", rank=str(rank), tensor=name,
-                                      remedy=remedy)
 
 
 def _compare(library: Library, rank: int, older: Opened, was: Stored, newer: Opened, tensor: Stored) -> TensorDelta:

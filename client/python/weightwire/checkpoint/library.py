@@ -19,6 +19,8 @@ FILE = "libweightwire_checkpoint.so"
 ABI_VERSION = 3
 ALL_RANKS = 2**32 - 1
 _DIMS_MAX = 8
+#: The most that one code stands for (WW_CHECKPOINT_DELTA_BLOCK).
+DELTA_BLOCK_BYTES = 1 << 20
 _REMEDY = "build it with ./dev build, or install it with the wwctl of this release"
 
 
@@ -51,6 +53,9 @@ _SIGNATURES: Dict[str, Tuple[Any, List[Any]]] = {
     "plan": (ctypes.c_int32, [_TEXT, _TEXT, _TEXT, ctypes.c_uint32, _ANSWER]),
     "copy": (ctypes.c_int32, [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(_Block)]),
     "delta_size": (ctypes.c_int32, [_TEXT, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.POINTER(_Delta)]),
+    "delta_encode": (ctypes.c_int32, [_TEXT, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p,
+                                      ctypes.POINTER(ctypes.c_uint64)]),
+    "delta_apply": (ctypes.c_int32, [_TEXT, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64]),
     "read": (ctypes.c_int32, [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, _TEXT, ctypes.POINTER(_Block)]),
 }
 
@@ -99,6 +104,21 @@ class Library:
         sums = _Delta()
         self._call("delta_size", _text(dtype), _address(base, 0), _address(now, 0), now.nbytes, ctypes.byref(sums))
         return sums.changed, sums.coded_bytes
+
+    def delta_encode(self, dtype: str, base: Bits, now: Bits, code: Bits) -> int:
+        """Writes into `code` (bytes, as many as `now` has at least) what makes `now` of `base`, flat arrays of at most
+        DELTA_BLOCK_BYTES; returns its length, 0 where `now` itself is shorter."""
+        if not base.nbytes == now.nbytes <= min(code.nbytes, DELTA_BLOCK_BYTES):
+            raise CheckpointError(f"no block: {base.nbytes} and {now.nbytes} bytes, a code of {code.nbytes}", reason="internal")
+        size = ctypes.c_uint64()
+        self._call("delta_encode", _text(dtype), _address(base, 0), _address(now, 0), now.nbytes, _address(code, 0), ctypes.byref(size))
+        return size.value
+
+    def delta_apply(self, dtype: str, code: Bits, target: Bits) -> None:
+        """Makes the newer version of the older one in place. CheckpointError (DATA_LOSS): it is not the code of such a block."""
+        if target.nbytes > DELTA_BLOCK_BYTES:
+            raise CheckpointError(f"no block: {target.nbytes} bytes", reason="internal")
+        self._call("delta_apply", _text(dtype), _address(code, 0), code.nbytes, _address(target, 0), target.nbytes)
 
     def _ask(self, name: str, *arguments: Any) -> bytes:
         answer = _Answer()

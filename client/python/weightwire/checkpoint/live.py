@@ -22,7 +22,7 @@ from weightwire.checkpoint.loading import fill_rest
 from weightwire.checkpoint.planner import planner_of
 from weightwire.checkpoint.sources import PathLike, find, open_checkpoint
 from weightwire.checkpoint.stored import CheckpointError
-from weightwire.checkpoint.writing import Writing, check_free, target_layout
+from weightwire.checkpoint.writing import Writing, base_folder, check_free, target_layout
 from weightwire.client import Client
 from weightwire.memory import Arrays
 from weightwire.publisher import Lineage, Publisher
@@ -106,17 +106,18 @@ def start_engines(folder: PathLike, version: int, *, source_spec: Optional[str] 
 
 def save(target: PathLike, to: str, config: PathLike, *, version: int = 0, agent: Optional[str] = None,
          group: str = "checkpoint", job: str = "", shard_bytes: int = 5_000_000_000, wwctl: Optional[str] = None,
-         timeout: float = 600.0) -> int:
+         timeout: float = 600.0, base: Optional[PathLike] = None) -> int:
     """Writes the version that engines serve as a checkpoint, as `convert` would; returns its number.
 
     `version`: wait for this one or a newer one; 0 takes the first that comes. Its bytes were verified on arrival and stay
     in this engine's stage (two buffers of the target's size, on this host) while they are written; the fleet waits for
-    this engine in at most the commit after the next.
+    this engine in at most the commit after the next. `base`: as for `convert`.
     CheckpointError: refused; errors.DeadlineError: no version came within `timeout` seconds.
     """
     final, end = Path(os.path.abspath(target)), time.monotonic() + timeout
     check_free(final)
     kind, spec = target_layout(to)
+    older = base_folder(base, kind, final)
     planner = planner_of(Path(config).read_text(), wwctl)
     layout, gone = planner.layout(spec), planner.filtered(spec).gone
     kept = [[meta for meta in rank if not gone or meta.name not in gone[number]] for number, rank in enumerate(layout)]
@@ -132,7 +133,7 @@ def save(target: PathLike, to: str, config: PathLike, *, version: int = 0, agent
             ranks[0].acknowledge(offers[0])
             if offers[0].version >= version:
                 break
-        with Writing(final, Wanted(kind, to, spec, kept, shard_bytes, Path(config)), None) as writing:
+        with Writing(final, Wanted(kind, to, spec, kept, shard_bytes, Path(config)), None, older) as writing:
             for rank, (tensors, params) in enumerate(zip(kept, staged)):
                 for number, local in enumerate(tensors):
                     stored = writing.target.tensor(rank, number)

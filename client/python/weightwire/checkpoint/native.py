@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from weightwire.boxes import Held
-from weightwire.checkpoint import layouts, safetensors
+from weightwire.checkpoint import layouts, native_delta, safetensors
 from weightwire.checkpoint.formats import Opened, Wanted
 from weightwire.checkpoint.hf import read_json, shards
-from weightwire.checkpoint.stored import Files, Stored, bits_of, damaged, plain, raw
+from weightwire.checkpoint.stored import CheckpointError, Files, Stored, bits_of, damaged, plain, raw
 from weightwire.memory import TensorMeta, dtype_bytes
 
 MANIFEST = "weightwire.json"
@@ -29,15 +31,17 @@ def found_at(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def open_at(folder: Path) -> Opened:
+def open_at(folder: Path, above: Tuple[Path, ...] = ()) -> Opened:
+    """`above`: the checkpoints that are based on this one."""
     manifest = read_json(folder / MANIFEST)
     spec, ranks = manifest.get("spec"), manifest.get("ranks")
-    if manifest.get("format") != "weightwire" or manifest.get("version") != 1 or not isinstance(spec, str):
-        raise damaged(MANIFEST, "not a manifest of version 1")
+    if manifest.get("format") != "weightwire" or manifest.get("version") not in (1, 2) or not isinstance(spec, str):
+        raise damaged(MANIFEST, "not a manifest of version 1 or 2")
     canonical = manifest.get("canonical")
     if not isinstance(ranks, list) or not 0 < len(ranks) <= _RANKS_MAX or manifest.get("digest") != root(spec, ranks, canonical):
         raise damaged(MANIFEST, "its digest is not that of its tensors")
-    opened = open_files(folder, spec, [entry["files"] for entry in ranks])
+    opened = (open_files(folder, spec, [entry["files"] for entry in ranks]) if manifest["version"] == 1 else
+              _open_changes(folder, manifest, above))
     for rank, (entry, tensors) in enumerate(zip(ranks, opened.ranks)):
         if entry["tensors"].keys() != tensors.keys():
             name = min(entry["tensors"].keys() ^ tensors.keys())
@@ -72,6 +76,72 @@ def lay_out(folder: Path, wanted: Wanted) -> None:
         for number, part in enumerate(shards(tensors, wanted.shard_bytes)):
             safetensors.write_skeleton(folder / f"rank{rank:05d}-{number:05d}.safetensors",
                                        [(t.name, t.dtype, t.shape) for t in part])
+
+
+def _open_changes(folder: Path, manifest: Any, above: Tuple[Path, ...]) -> Opened:
+    """A checkpoint that is stored as what changed since another one. Each of its files is made, and compared with the digests, when
+    it is first read."""
+    where, digest = native_delta.base_of(manifest, folder)
+    if where in above or len(above) >= native_delta.CHAIN_MAX:
+        raise damaged(MANIFEST, f"a chain of more than {native_delta.CHAIN_MAX} checkpoints, or a ring of them")
+    try:
+        base = open_at(where, (*above, folder))
+    except CheckpointError as why:
+        raise native_delta.missing_base(folder, where, why) from why
+    its: Any = read_json(where / MANIFEST)
+    if its["digest"] != digest:
+        raise CheckpointError(f"{folder} holds what changed since {where}, which is another checkpoint now", code="FAILED_PRECONDITION",
+                              reason="digest_mismatch", remedy="put the one that it was based on back there")
+    opened = Files(folder)
+    ranks: List[Dict[str, Stored]] = []
+    for entry, bases in zip(manifest["ranks"], base.ranks):
+        ranks.append({})
+        for name in entry["files"]:
+            file = native_delta.DeltaFile(folder, name, opened)
+            for tensor in file.tensors:
+                if ranks[-1].setdefault(tensor.name, tensor) is not tensor:
+                    raise damaged(file.name, "held by two files", tensor=tensor.name)
+                if (older := bases.get(tensor.name)) is None or (older.dtype, older.shape) != (tensor.dtype, tensor.shape):
+                    raise damaged(file.name, "its base has no such tensor", tensor=tensor.name)
+            leaves = {tensor.name: entry["tensors"].get(tensor.name, {}).get("leaves", []) for tensor in file.tensors}
+            opened.made[file.name] = partial(file.expand, bases, base.files, leaves, LEAF_BYTES)
+    made = Opened("weightwire", manifest["spec"], opened, ranks)
+    made.notes += [f"stored as what changed since {where}", *base.notes]
+    return made
+
+
+def keep_changes(folder: Path, base: Path, final: Path) -> None:
+    """Turns a sealed checkpoint into what changed since `base`; it is going to be called `final`."""
+    older, newer = open_at(base), open_at(folder)
+    manifest: Any = read_json(folder / MANIFEST)
+    its: Any = read_json(base / MANIFEST)
+    check_alike(older, newer, str(base), str(final))
+    for rank, entry in enumerate(manifest["ranks"]):
+        for name in entry["files"]:
+            tensors = safetensors.read_header(folder, name)
+            native_delta.write(folder / (name + native_delta.SUFFIX), name, tensors, newer.files, older.files, older.ranks[rank],
+                               LEAF_BYTES)
+            (folder / name).unlink()
+    newer.files.close()
+    manifest.update(version=2, base={"path": os.path.relpath(base, final.parent), "digest": its["digest"]})
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+def check_alike(older: Opened, newer: Opened, base: str, now: str) -> None:
+    """CheckpointError: they do not hold the same tensors by rank, name, dtype and shape; names the first that differs."""
+    remedy = "two checkpoints of one model in one layout are needed; wwctl convert writes one in the layout of the other"
+    if len(older.ranks) != len(newer.ranks):
+        raise CheckpointError(f"{base} has {len(older.ranks)} ranks ({older.spec}), {now} has {len(newer.ranks)} ({newer.spec})",
+                              code="FAILED_PRECONDITION", remedy=remedy)
+    for rank, (mine, theirs) in enumerate(zip(older.ranks, newer.ranks)):
+        for name in sorted(mine.keys() ^ theirs.keys()):
+            raise CheckpointError(f"only in {base if name in mine else now}", code="FAILED_PRECONDITION", reason="tensor_missing",
+                                  rank=str(rank), tensor=name, remedy=remedy)
+        for name, tensor in theirs.items():
+            if (mine[name].dtype, mine[name].shape) != (tensor.dtype, tensor.shape):
+                raise CheckpointError(f"{mine[name].dtype} {list(mine[name].shape)} in {base}, {tensor.dtype} {list(tensor.shape)} in "
+                                      f"{now}", code="FAILED_PRECONDITION", reason="shape_mismatch", rank=str(rank), tensor=name,
+                                      remedy=remedy)
 
 
 def open_unsealed(folder: Path, wanted: Wanted) -> Opened:

@@ -33,6 +33,12 @@ def read_header(folder: Path, file: str, seen: Optional[Dict[str, Identity]] = N
             text = source.read(length)
     except OSError as error:
         raise damaged(file, str(error)) from error
+    return parse_header(file, text, size)
+
+
+def parse_header(file: str, text: bytes, size: Optional[int]) -> List[Stored]:
+    """The tensors that a header describes; `size`: of the whole file, where there is one."""
+    length = len(text)
     try:
         header = json.loads(text.decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -46,7 +52,7 @@ def read_header(folder: Path, file: str, seen: Optional[Dict[str, Identity]] = N
         if begin != at:
             raise damaged(file, f"bytes {at} to {begin} belong to no tensor, or to two", tensor=name)
         at = end
-    if at != size - 8 - length:
+    if size is not None and at != size - 8 - length:
         raise damaged(file, f"tensors take {at} bytes, the file has {size - 8 - length}")
     return [whole(name, dtype, shape, file, 8 + length + begin) for begin, _, name, dtype, shape in found]
 

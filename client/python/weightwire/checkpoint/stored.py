@@ -12,7 +12,7 @@ import re
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,9 +141,14 @@ class Files:
     writable: bool = False
     #: Each file as it was when it was first looked at.
     seen: Dict[str, Identity] = field(default_factory=dict)
+    #: Files that do not lie in the folder: each is made when it is first wanted, and its descriptor given.
+    made: Dict[str, Callable[[], int]] = field(default_factory=dict)
     _open: Dict[str, int] = field(default_factory=dict)
 
     def fd(self, name: str) -> int:
+        if name not in self._open and name in self.made:
+            self._open[name] = self.made[name]()
+            self.seen[name] = identity(self._open[name])
         if name not in self._open:
             flags = os.O_RDWR if self.writable else os.O_RDONLY
             try:

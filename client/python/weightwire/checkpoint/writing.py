@@ -39,18 +39,32 @@ def target_layout(to: str) -> Tuple[str, str]:
     return kind, megatron_files.rank_spec(spec)[0] if kind == "megatron" else spec
 
 
+def base_folder(base: Optional[os.PathLike[str] | str], kind: str, final: Path) -> Optional[Path]:
+    """CheckpointError: changes since a base are kept in the native format alone, and the base is in it."""
+    if base is None:
+        return None
+    folder = Path(os.path.abspath(base))
+    if kind != "weightwire":
+        raise CheckpointError(f"a checkpoint in {kind} is kept whole", remedy="--base goes with --to weightwire[:SPEC]")
+    if folder == final:
+        raise CheckpointError(f"{final} cannot be its own base")
+    native.open_at(folder)
+    return folder
+
+
 class Writing:
     """A checkpoint in the making, for `with`. `target` is filled in steps that the caller numbers.
 
     `key` says what is being written: an earlier attempt with an equal one goes on, after its `done` steps; without a
-    key nothing goes on.
+    key nothing goes on. `base`: what is kept is what changed since that native checkpoint.
     """
 
-    def __init__(self, final: Path, wanted: Wanted, key: Optional[Dict[str, Any]]):
+    def __init__(self, final: Path, wanted: Wanted, key: Optional[Dict[str, Any]], base: Optional[Path] = None):
         self._final, self._wanted, self._key = final, wanted, key
         self._module = FORMATS[wanted.format]
         self._partial = final.with_name(f".{final.name}.partial")
         self._unsynced = 0
+        self._base = base
         self.done = 0
 
     def __enter__(self) -> "Writing":
@@ -134,8 +148,11 @@ class Writing:
 
     def finish(self) -> None:
         """From here on the checkpoint exists."""
+        if self._base:
+            (self._partial / _PROGRESS).unlink()  # from here on an attempt begins anew
+            native.keep_changes(self._partial, self._base, self._final)
         disk.sync_tree(self._partial)
-        (self._partial / _PROGRESS).unlink()
+        (self._partial / _PROGRESS).unlink(missing_ok=True)
         disk.sync_folder(self._partial)
         os.rename(self._partial, self._final)
         disk.sync_folder(self._final.parent)
