@@ -1,18 +1,16 @@
-"""The chart in helm/weightwire as objects: merged values, checked by its schema, rendered by helm or tests/helm/render.go."""
+"""The chart in helm/weightwire as objects: merged values, checked by its schema, rendered by Helm (tests/helm/render.py)."""
 
 from __future__ import annotations
 
+import atexit
 import copy
 import functools
 import json
-import os
 import pathlib
-import shutil
 import subprocess
-import tempfile
+import sys
 
 import jsonschema
-import pytest
 import yaml
 
 from conftest import ROOT
@@ -50,37 +48,20 @@ def profile(name: str) -> dict:
 
 
 @functools.lru_cache(maxsize=None)
-def _go_renderer() -> str:
-    if not shutil.which("go"):
-        pytest.skip("neither helm nor go is here: `./dev test python` installs go")
-    out = os.path.join(tempfile.mkdtemp(prefix="weightwire-render-"), "render")
-    environment = {**os.environ, "GO111MODULE": "off", "GOPATH": "/usr/share/gocode"}
-    subprocess.run(["go", "build", "-o", out, str(ROOT / "tests/helm/render.go")], env=environment, check=True, timeout=300)
-    return out
+def _helm() -> subprocess.Popen:
+    running = subprocess.Popen([sys.executable, str(ROOT / "tests/helm/render.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(running.kill)
+    return running
 
 
-def _by_go(values: dict, release: str, namespace: str) -> dict[str, str]:
-    chart = load(CHART / "Chart.yaml")
-    context = {"Values": values, "Chart": {key[0].upper() + key[1:]: value for key, value in chart.items()},
-               "Release": {"Name": release, "Namespace": namespace, "Service": "Helm", "IsInstall": True}}
-    inside = lambda folder: {str(path.relative_to(CHART)): path.read_text() for path in (CHART / folder).iterdir()}
-    asked = {"context": context, "templates": inside("templates"), "files": inside("files")}
-    done = subprocess.run([_go_renderer()], input=json.dumps(asked), capture_output=True, text=True, timeout=60)
-    if done.returncode != 0:
-        raise Refused(done.stderr)
-    return json.loads(done.stdout)
-
-
-def _by_helm(values: dict, release: str, namespace: str) -> dict[str, str]:
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(values, file)
-        file.flush()
-        done = subprocess.run(["helm", "template", release, str(CHART), "--namespace", namespace, "--kube-version", "1.29.0",
-                               "-f", file.name],
-                              capture_output=True, text=True, timeout=60)
-    if done.returncode != 0:
-        raise Refused(done.stderr)
-    return {"helm.yaml": done.stdout}
+def ask_helm(**asked: object) -> dict:
+    """One request to Helm (tests/helm/render.py). Raises Refused."""
+    running = _helm()
+    print(json.dumps({"chart": str(CHART), **asked}), file=running.stdin, flush=True)
+    said = json.loads(running.stdout.readline() or '{"error": "helm ended"}')
+    if "error" in said:
+        raise Refused(said["error"])
+    return said
 
 
 def texts(*layers: dict, release: str = "rl", namespace: str = "train") -> dict[str, str]:
@@ -90,7 +71,7 @@ def texts(*layers: dict, release: str = "rl", namespace: str = "train") -> dict[
         jsonschema.Draft7Validator(load(CHART / "values.schema.json")).validate(values)
     except jsonschema.ValidationError as error:
         raise Refused(f"{error.json_path}: {error.message}") from error
-    return (_by_helm if shutil.which("helm") else _by_go)(values, release, namespace)
+    return ask_helm(values=values, release=release, namespace=namespace)
 
 
 def objects(*layers: dict, **where) -> list[dict]:

@@ -48,6 +48,29 @@ WORKLOADS = {"stateful": chart.workload("StatefulSet", replicas=4, volumeClaimTe
                                          annotations={"note": "x"}, strategy={"type": "Recreate"})}
 
 
+POD = {"containers": [{"name": "app", "image": "app:1"}]}
+#: Manifests of others, as their operators' examples have them, and where their pod templates are: how many of each.
+YOURS = {
+    "StatefulSet": ("apps/v1", {"selector": {"matchLabels": {"a": "b"}}, "serviceName": "x",
+                                "template": {"metadata": {"labels": {"a": "b"}}, "spec": POD}}, 1),
+    "Deployment": ("apps/v1", {"selector": {"matchLabels": {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}}, "spec": POD}}, 1),
+    "Job": ("batch/v1", {"template": {"spec": {**POD, "restartPolicy": "Never"}}}, 1),
+    "JobSet": ("jobset.x-k8s.io/v1alpha2", {"replicatedJobs": [{"name": "w", "template": {"spec": {"template": {"spec": POD}}}}]}, 1),
+    "RayCluster": ("ray.io/v1", {"headGroupSpec": {"rayStartParams": {}, "template": {"spec": POD}},
+                                 "workerGroupSpecs": [{"groupName": "a", "template": {"spec": POD}},
+                                                      {"groupName": "b", "template": {"spec": POD}}]}, 3),
+    "RayJob": ("ray.io/v1", {"entrypoint": "x", "rayClusterSpec": {"headGroupSpec": {"template": {"spec": POD}}}}, 1),
+    "LeaderWorkerSet": ("leaderworkerset.x-k8s.io/v1", {"replicas": 2, "leaderWorkerTemplate": {"size": 4, "workerTemplate": {"spec": POD}}}, 1),
+    "PyTorchJob": ("kubeflow.org/v1", {"pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": {"spec": POD}},
+                                                               "Worker": {"replicas": 3, "template": {"spec": POD}}}}, 2),
+}
+
+
+def yours(kind, **more):
+    api, spec, _ = YOURS[kind]
+    return {"sidecars": {"mine": {"manifest": {"apiVersion": api, "kind": kind, "metadata": {"name": "x"}, "spec": spec}, **more}}}
+
+
 def rendered(name, *layers):
     return chart.objects(chart.profile(name), chart.ACCEPT, *layers)
 
@@ -78,6 +101,15 @@ def test_manifests_are_strictly_valid_for_the_oldest_and_the_newest_kubernetes(n
             continue
         for version in ("1.29", latest_version()):
             validate(item, version, strict=True)
+
+
+@pytest.mark.parametrize("name", chart.PROFILES)
+@pytest.mark.parametrize("version", ("v1.29.0", f"v{latest_version()}.0"))
+def test_helm_lints_every_profile_and_mode(name, version):
+    for values in (WORKLOADS["stateful"], yours("RayCluster"), yours("Job")):
+        report = chart.ask_helm(values=chart.merged(chart.profile(name), chart.ACCEPT, WATCHED, values), lint=version)
+        assert report["total_charts_linted"] == 1 and not report["errors"], report
+        assert not [message for message in report["messages"] if message["severity"] > 1], report
 
 
 UNSAFE = [
@@ -450,10 +482,121 @@ def test_an_applications_own_settings_stay():
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "16Gi"}
 
 
+def templates_in(at):
+    """Every pod template below, wherever it is: what has a spec with containers."""
+    if isinstance(at, list):
+        return [found for item in at for found in templates_in(item)]
+    if not isinstance(at, dict):
+        return []
+    if isinstance(at.get("spec"), dict) and "containers" in at["spec"]:
+        return [at]
+    return [found for item in at.values() for found in templates_in(item)]
+
+
+def without_agents(at):
+    """What the user said: an object as it is below the pod templates, and of these the application's container."""
+    if isinstance(at, list):
+        return [without_agents(item) for item in at]
+    if not isinstance(at, dict):
+        return at
+    if isinstance(at.get("spec"), dict) and "containers" in at["spec"]:
+        return [item["name"] for item in at["spec"]["containers"]]
+    return {key: without_agents(value) for key, value in at.items()}
+
+
+@pytest.mark.parametrize("kind", YOURS)
+def test_pods_of_any_workload_get_what_the_charts_own_get(kind):
+    secrets = {"acceptPlaintext": False, "tls": {"coordinatorSecret": "c", "agentSecret": "a"}}
+    manifests = rendered("tcp", secrets, yours(kind, stageGiB=16), chart.workload(stageGiB=16))
+    (mine,) = [item for item in manifests if item["metadata"]["name"] == "x"]
+    own = pods(manifests)["app"]
+    _, spec, count = YOURS[kind]
+    assert mine["metadata"]["namespace"] == "train" and without_agents(mine["spec"]) == without_agents(spec)
+    found = templates_in(mine["spec"])
+    assert len(found) == count
+    for template in found:
+        assert template["metadata"]["labels"].items() >= {"weightwire.dev/job": "rl", "weightwire.dev/role": "agent",
+                                                          "app.kubernetes.io/component": "mine"}.items()
+        assert template["metadata"]["annotations"].items() >= own["metadata"]["annotations"].items()
+        assert {**template["spec"], "restartPolicy": None} == {**own["spec"], "restartPolicy": None}
+    policy = chart.one(manifests, "NetworkPolicy", "rl-weightwire-agents")
+    assert all(selects(policy["spec"]["podSelector"]["matchLabels"], template) for template in found)
+    if kind in ("StatefulSet", "Deployment", "Job"):
+        for version in ("1.29", latest_version()):
+            validate(mine, version, strict=True)
+
+
+@pytest.mark.parametrize("values,reason", [
+    ({"sidecars": {"mine": {"manifest": {"apiVersion": "a/v1", "kind": "Own", "metadata": {"name": "x"}, "spec": {}}}}}, "where a Own keeps its pod templates is not known"),
+    ({**yours("Job", templates=["spec.pods.*.template"])}, "no pod template at spec.pods.*.template"),
+    ({**yours("Job"), "workloads": {"mine": chart.workload()["workloads"]["app"]}}, "a workload has this name too"),
+    ({"sidecars": {"mine": {"manifest": {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x", "namespace": "other"},
+                                         "spec": {"template": {"spec": POD}}}}}}, "it is in namespace other"),
+    ({"sidecars": {"mine": {"manifest": {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"},
+                                         "spec": {"template": {"spec": {**POD, "hostPID": True}}}}}}}, "hostPID is refused"),
+    ({"tls": {"coordinatorSecret": "c"}, **yours("Job")}, "mine: its agents have no certificate"),
+    ({"sidecars": {"mine": {"kind": "Job"}}}, "$.sidecars.mine"),
+], ids=range(7))
+def test_a_manifest_that_gets_no_agent_is_refused_with_its_reason(values, reason):
+    with pytest.raises(chart.Refused) as refused:
+        rendered("tcp", values)
+    assert reason in str(refused.value)
+
+
+def test_another_kind_says_where_its_pods_are():
+    own = {"apiVersion": "a/v1", "kind": "Own", "metadata": {"name": "x"}, "spec": {"groups": {"a": {"template": {"spec": POD}}}}}
+    manifests = rendered("tcp", {"sidecars": {"mine": {"manifest": own, "templates": ["spec.groups.*.template"]}}})
+    (mine,) = [item for item in manifests if item["kind"] == "Own"]
+    assert chart.sidecar(mine["spec"]["groups"]["a"]["template"]["spec"])
+
+
+def test_replicas_are_an_autoscalers_unless_somebody_says_them():
+    own = chart.workload()["workloads"]["app"]
+    manifests = rendered("tcp", {"workloads": {"free": own, "none": {**own, "replicas": 0}, "two": {**own, "replicas": 2}}})
+    assert {name: chart.one(manifests, "Deployment", name)["spec"].get("replicas", "-") for name in ("free", "none", "two")} == \
+        {"free": "-", "none": 0, "two": 2}
+
+
+def test_cert_manager_makes_the_certificates_that_weightwired_takes():
+    issuer = {"name": "rl-ca", "kind": "Issuer", "group": "cert-manager.io"}
+    values = {"acceptPlaintext": False, "tls": {"coordinatorSecret": "c", "agentSecret": "a", "pages": True,
+                                                "certManager": {"issuerRef": {"name": "rl-ca"}, "domain": "example.org"}},
+              "monitoring": {"podMonitor": {"enabled": True, "tls": {"secret": "m"}}}}
+    manifests = rendered("tcp", values, {"job": "step"}, chart.workload())
+    made = {item["metadata"]["name"]: item for item in manifests if item["kind"] == "Certificate"}
+    assert made.keys() == {"c", "a", "m"} and {item["apiVersion"] for item in made.values()} == {"cert-manager.io/v1"}
+    for name, role in (("c", "coordinator"), ("a", "agent"), ("m", "metrics")):
+        spec = made[name]["spec"]
+        assert spec["secretName"] == name and spec["issuerRef"] == issuer
+        assert spec["uris"] == [f"spiffe://example.org/ns/train/job/step/role/{role}"]
+        assert set(spec["usages"]) == {"digital signature", "client auth", "server auth"}  # as deploy/certs.sh has them
+    settings = yaml.safe_load(chart.one(manifests, "ConfigMap", "rl-weightwire")["data"]["agent.yaml"])
+    assert settings["coordinator"].partition(":")[0] in made["c"]["spec"]["dnsNames"]
+    assert not [item for item in rendered("tcp", chart.workload()) if item["kind"] == "Certificate"]
+
+
+@pytest.mark.parametrize("values,reason", [
+    ({"tls": {"certManager": {"issuerRef": {"name": "ca"}}}}, "the Secrets that it is to fill have no names"),
+    ({"tls": {"coordinatorSecret": "c", "agentSecret": "a", "tokenKeySecret": "k", "agentTokens": True,
+              "certManager": {"issuerRef": {"name": "ca"}}}}, "agents that have tokens get no certificate"),
+    ({"tls": {"certManager": {"domain": "A B"}}}, "$.tls.certManager.domain")], ids=range(3))
+def test_certificates_that_nobody_could_use_are_refused(values, reason):
+    with pytest.raises(chart.Refused) as refused:
+        rendered("tcp", values)
+    assert reason in str(refused.value)
+
+
+def test_the_notes_commands_reach_a_container_that_has_wwctl():
+    secure = chart.texts(chart.profile("tcp"), {"tls": {"coordinatorSecret": "c", "agentSecret": "a", "pages": True}}, chart.workload())
+    said = secure["templates/NOTES.txt"]
+    assert "exec POD -c weightwire-agent -- wwctl status --address rl-weightwire-coordinator.train.svc:7411" in said
+    assert "port-forward service/rl-weightwire-coordinator 7412" in said and "https://127.0.0.1:7412/" in said
+    agent = chart.sidecar(pods(chart.objects(chart.profile("tcp"), {"tls": {"coordinatorSecret": "c", "agentSecret": "a"}}, chart.workload()))["app"]["spec"])
+    assert agent["name"] == "weightwire-agent" and {"WEIGHTWIRE_TLS_CERT", "WEIGHTWIRE_TLS_CA"} <= {one["name"] for one in agent["env"]}
+
+
 def test_the_notes_say_what_is_not_protected():
     notes = lambda name: chart.texts(chart.profile(name), chart.ACCEPT).get("templates/NOTES.txt", "")
-    if not notes("tcp"):
-        pytest.skip("helm template prints no notes")
     secure = chart.texts(chart.profile("tcp"), {"tls": {"coordinatorSecret": "c"}})["templates/NOTES.txt"]
     assert "PLAINTEXT" not in secure and "hears nobody without a certificate" in secure and "pages on port 7412 are plaintext" in secure
     hidden = chart.texts(chart.profile("tcp"), {"tls": {"coordinatorSecret": "c", "pages": True}})["templates/NOTES.txt"]

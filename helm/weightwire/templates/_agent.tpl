@@ -71,7 +71,7 @@ volumeMounts:
     name: {{ include "weightwire.name" $root }}
     items: [{key: agent.yaml, path: agent.yaml}]
 - name: weightwire-run
-  emptyDir: {}
+  emptyDir: {sizeLimit: 64Mi}
 - name: weightwire-shm
   emptyDir: {medium: Memory, sizeLimit: {{ int64 (last .) }}Gi}
 {{- end -}}
@@ -196,4 +196,62 @@ exec:
 {{- $_ := set $pod "imagePullSecrets" $root.Values.image.pullSecrets -}}
 {{- end -}}
 {{- toYaml $pod -}}
+{{- end -}}
+
+{{/* Where kinds that the chart knows keep their pod templates: a path of keys, of which * is every item of a list or map. */}}
+{{- define "weightwire.templatePaths" -}}
+Deployment: [spec.template]
+StatefulSet: [spec.template]
+Job: [spec.template]
+JobSet: [spec.replicatedJobs.*.template.spec.template]
+RayCluster: [spec.headGroupSpec.template, spec.workerGroupSpecs.*.template]
+RayJob: [spec.rayClusterSpec.headGroupSpec.template, spec.rayClusterSpec.workerGroupSpecs.*.template]
+LeaderWorkerSet: [spec.leaderWorkerTemplate.leaderTemplate, spec.leaderWorkerTemplate.workerTemplate]
+PyTorchJob: [spec.pytorchReplicaSpecs.*.template]
+{{- end -}}
+
+{{/* Adds the agent to the pod templates at `path` below `at`; leaves out what is not there. Argument: (list $ name values at keys). */}}
+{{- define "weightwire.addAgents" -}}
+{{- $root := index . 0 -}}{{- $name := index . 1 -}}{{- $values := index . 2 -}}{{- $at := index . 3 -}}{{- $keys := index . 4 -}}
+{{- if not $keys -}}
+{{- $pod := dict "podSpec" $at.spec -}}
+{{- range $key := list "stageGiB" "devShmGiB" "drainSeconds" "tlsSecret" -}}
+{{- if hasKey $values $key -}}{{- $_ := set $pod $key (get $values $key) -}}{{- end -}}
+{{- end -}}
+{{- include "weightwire.checkWorkload" (list $root $name $pod) -}}
+{{- $meta := $at.metadata | default dict -}}
+{{- $_ := set $meta "labels" (merge (include "weightwire.podLabels" (list $root $name) | fromYaml) ($meta.labels | default dict)) -}}
+{{- $_ := set $meta "annotations" (merge (include "weightwire.agentAnnotations" $root | fromYaml) ($meta.annotations | default dict)) -}}
+{{- $_ := set $at "metadata" $meta -}}
+{{- $_ := set $at "spec" (include "weightwire.podSpec" (list $root $pod) | fromYaml) -}}
+{{- else if eq (first $keys) "*" -}}
+{{- range $item := $at -}}
+{{- include "weightwire.addAgents" (list $root $name $values $item (rest $keys)) -}}
+{{- end -}}
+{{- else if hasKey $at (first $keys) -}}
+{{- include "weightwire.addAgents" (list $root $name $values (get $at (first $keys)) (rest $keys)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A manifest of the user's with an agent in each of its pods. Argument: (list $ name values). */}}
+{{- define "weightwire.withAgents" -}}
+{{- $root := index . 0 -}}{{- $name := index . 1 -}}{{- $values := index . 2 -}}
+{{- $manifest := deepCopy $values.manifest -}}
+{{- $known := include "weightwire.templatePaths" $root | fromYaml -}}
+{{- $paths := $values.templates | default (get $known $manifest.kind) -}}
+{{- if not $paths -}}
+{{- fail (printf "sidecars.%s: where a %s keeps its pod templates is not known. Name them in `templates`, such as spec.template; known are %s" $name $manifest.kind (keys $known | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- range $path := $paths -}}
+{{- include "weightwire.addAgents" (list $root $name $values $manifest (splitList "." $path)) -}}
+{{- end -}}
+{{- if not (contains "weightwire-agent" (toJson $manifest)) -}}
+{{- fail (printf "sidecars.%s: no pod template at %s" $name (join ", " $paths)) -}}
+{{- end -}}
+{{- $meta := $manifest.metadata -}}
+{{- if not $meta.namespace -}}{{- $_ := set $meta "namespace" $root.Release.Namespace -}}{{- end -}}
+{{- if ne $meta.namespace $root.Release.Namespace -}}
+{{- fail (printf "sidecars.%s: it is in namespace %s, its agents' settings and certificates are in %s" $name $meta.namespace $root.Release.Namespace) -}}
+{{- end -}}
+{{- toYaml $manifest -}}
 {{- end -}}

@@ -26,7 +26,19 @@
 {{- if and $scrape.tls.secret (not $values.tls.pages) -}}
 {{- fail "monitoring.podMonitor.tls.secret: Prometheus would speak TLS to pages in plaintext. Set tls.pages" -}}
 {{- end -}}
-{{- range $name, $workload := $values.workloads -}}
+{{- $manager := $values.tls.certManager -}}
+{{- if and $manager.issuerRef.name (not $values.tls.coordinatorSecret) -}}
+{{- fail "tls.certManager.issuerRef: the Secrets that it is to fill have no names. Set tls.coordinatorSecret and tls.agentSecret" -}}
+{{- end -}}
+{{- if and $manager.issuerRef.name $values.tls.agentTokens -}}
+{{- fail "tls.certManager.issuerRef: agents that have tokens get no certificate. Leave tls.agentTokens or tls.certManager out" -}}
+{{- end -}}
+{{- range $name, $_ := $values.sidecars -}}
+{{- if hasKey $values.workloads $name -}}
+{{- fail (printf "sidecars.%s: a workload has this name too" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $workload := merge (deepCopy $values.sidecars) $values.workloads -}}
 {{- if and $values.tls.coordinatorSecret (not ($workload.tlsSecret | default $values.tls.agentSecret)) -}}
 {{- fail (printf "workloads.%s: its agents have no certificate, and the coordinator hears nobody without one. Set tlsSecret, or tls.agentSecret for all" $name) -}}
 {{- end -}}

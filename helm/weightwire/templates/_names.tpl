@@ -38,6 +38,13 @@ weightwire.dev/job: {{ include "weightwire.job" (first .) }}
 weightwire.dev/role: {{ last . }}
 {{- end -}}
 
+{{/* Labels of a pod with an agent. Argument: (list $ component). */}}
+{{- define "weightwire.podLabels" -}}
+{{ include "weightwire.labels" (first .) }}
+{{ include "weightwire.selector" (list (first .) "agent") }}
+app.kubernetes.io/component: {{ last . }}
+{{- end -}}
+
 {{/* Security context of a container of ours; `add` are capabilities. */}}
 {{- define "weightwire.containerSecurity" -}}
 allowPrivilegeEscalation: false
