@@ -19,7 +19,7 @@ from conftest import BINARIES, ROOT
 
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "client/python/README.md", ROOT / "SECURITY.md",
                 *ROOT.glob("client/python/examples/*.md")])
-GENERATED = {"wwctl.md", "metrics.md", "python.md"}
+GENERATED = {"wwctl.md", "metrics.md", "python.md", "python-frameworks.md"}
 _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
 #: Programs of others: what they are told is theirs to refuse.
 FOREIGN = {"helm", "kubectl", "vllm", "python", "cd", "export", "source", "curl", "docker", "systemctl", "pip", "pytest", "wget"}

@@ -1,5 +1,5 @@
-"""docs/python.md is what the docstrings of the Python client say; UPDATE_DOCS=1 writes it anew. Read from the sources, so that
-no framework need be installed."""
+"""docs/python.md and docs/python-frameworks.md are what the docstrings of the Python client say; UPDATE_DOCS=1 writes them anew.
+Read from the sources, so that no framework need be installed."""
 
 from __future__ import annotations
 
@@ -7,22 +7,41 @@ import ast
 import inspect
 import os
 import pathlib
+import re
+
+import pytest
 
 from conftest import ROOT
 
-PAGE = ROOT / "docs/python.md"
 PACKAGE = ROOT / "client/python/weightwire"
-HEAD = """# The Python client
+WRITTEN = "Written from the docstrings by `UPDATE_DOCS=1` pytest `tests/python/test_python_doc.py`."
+#: Page: what stands above it, and the modules that need nothing but the package; all other public modules are on the second one.
+CORE = ("weightwire", "weightwire.aio", "weightwire.checkpoint", "weightwire.checkpoint.adam", "weightwire.nccl", "weightwire.boxes")
+HEADS = {
+    "python.md": f"""# The Python client
 
-Written from the docstrings by `UPDATE_DOCS=1` pytest `tests/python/test_python_doc.py`. How they are used: [getting
-started](getting-started.md), [trainers](trainers.md), [checkpoints](checkpoints.md), [NCCL](nccl.md).
-"""
-PAGES = (("weightwire", "__init__.py"), ("weightwire.aio", "aio.py"), ("weightwire.checkpoint", "checkpoint/__init__.py"),
-         ("weightwire.nccl", "nccl.py"), ("weightwire.adapter", "adapter.py"), ("weightwire.torch", "torch.py"),
-         ("weightwire.fsdp", "fsdp.py"), ("weightwire.megatron", "megatron.py"))
+{WRITTEN} How they are used: [getting started](getting-started.md), [checkpoints](checkpoints.md), [NCCL](nccl.md). Modules for
+trainers and engines are on a [page of their own](python-frameworks.md).
+""",
+    "python-frameworks.md": f"""# Python modules for trainers and engines
+
+{WRITTEN} How they are used: [trainers](trainers.md), [vLLM](vllm.md), [verl](verl.md), [slime and NeMo-RL](frameworks.md),
+[SGLang](sglang.md). A module imports its framework; `import weightwire` needs none of them. What needs no framework:
+[the Python client](python.md).
+"""}
+#: Modules that others of the package import and users do not. Every other one is public, a new one too.
+INTERNAL = {f"weightwire.{name}" for name in (
+    "client", "device", "device_library", "errors", "export_check", "hf_export", "megatron_options", "megatron_state", "memory",
+    "nccl_library", "publisher", "recorded", "session", "stage_memory", "status", "subscriber", "tls", "trace", "waiting")}
+#: Of the packages these are public beside what the package itself offers.
+OF_PACKAGES = ("weightwire.checkpoint.adam", "weightwire.vllm.features")
 # What other modules of the package call, and nobody else.
 _NOT_SHOWN = {"from_proto", "to_proto"}
-_SHOWN = {"weightwire.adapter": {"LivePublisher"}}  # of modules that are mostly for others
+# Of modules that are mostly for others.
+_SHOWN = {"weightwire.adapter": {"LivePublisher"}, "weightwire.mbridge": {"Publisher"}, "weightwire.megatron_bridge": {"Publisher"},
+          "weightwire.torch": {"Publisher", "Receiver", "named_tensors"}, "weightwire.megatron": {"Publisher", "named_tensors"},
+          "weightwire.fsdp": {"Publisher", "Receiver", "read_sharded"}, "weightwire.peft": {"Publisher"},
+          "weightwire.vllm.features": {"changed"}, "weightwire.vllm_trainer": {"InitInfo", "TrainerEngine", "register"}}
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -37,22 +56,42 @@ def definitions(module: ast.Module) -> dict[str, ast.AST]:
 def exported(path: pathlib.Path) -> dict[str, ast.AST]:
     """What the module offers: the names of its __all__, wherever they are defined, else what is defined in it and not private."""
     module = tree(path)
-    names = next((ast.literal_eval(node.value) for node in module.body if isinstance(node, ast.Assign)
-                  and getattr(node.targets[0], "id", "") == "__all__"), None)
+    assigned = {getattr(node.targets[0], "id", ""): node.value for node in module.body if isinstance(node, ast.Assign)}
     here = definitions(module)
-    if names is None:
+    if "__all__" not in assigned:
         return {name: node for name, node in here.items() if not name.startswith("_")}
     origins = {alias.asname or alias.name: (node.module, alias.name) for node in module.body
                if isinstance(node, ast.ImportFrom) for alias in node.names}
+    names: list[str] = []
+    for item in assigned["__all__"].elts:
+        if isinstance(item, ast.Starred):  # a table of names and their submodules, which are imported when they are asked for
+            lazy = ast.literal_eval(assigned[item.value.id])
+            origins |= {name: (f"{module_name(path)}.{submodule}", name) for name, submodule in lazy.items()}
+            names += lazy
+        else:
+            names.append(ast.literal_eval(item))
     found = {}
     for name in names:
         if name in here:
             found[name] = here[name]
-        elif name in origins and (module_name := origins[name][0]).startswith("weightwire"):
-            source = PACKAGE.parent / (module_name.replace(".", "/") + ".py")
-            source = source if source.exists() else source.with_suffix("") / "__init__.py"
-            found[name] = definitions(tree(source))[origins[name][1]]
+        elif name in origins and origins[name][0].startswith("weightwire"):
+            found[name] = definitions(tree(source_of(origins[name][0])))[origins[name][1]]
     return found
+
+
+def source_of(module: str) -> pathlib.Path:
+    source = PACKAGE.parent / (module.replace(".", "/") + ".py")
+    return source if source.exists() else source.with_suffix("") / "__init__.py"
+
+
+def module_name(path: pathlib.Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def public() -> list[str]:
+    """Modules of the package and packages in it, without those whose name begins with _ and the generated stubs."""
+    paths = [path for path in [*PACKAGE.glob("[!_]*.py"), *PACKAGE.glob("[!_]*/__init__.py")] if path.parent.name != "v1"]
+    return sorted({"weightwire", *map(module_name, paths), *OF_PACKAGES} - INTERNAL)
 
 
 def signature(node) -> str:
@@ -110,25 +149,48 @@ def prose(text: str) -> list[str]:
     return out
 
 
-def test_the_page_is_what_the_docstrings_say():
-    parts = [HEAD.strip()]
-    for name, file in PAGES:
-        path = PACKAGE / file
-        parts += [f"## {name}", *prose(text_of(tree(path)))]
+def page_of(name: str, modules) -> str:
+    parts = [HEADS[name].strip()]
+    for module in modules:
+        path = source_of(module)
+        parts += [f"## {module}", *prose(text_of(tree(path)))]
         for item, node in exported(path).items():
-            if item in _SHOWN.get(name, {item}):
+            if item in _SHOWN.get(module, {item}):
                 parts += entry(item, node)
-    page = "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts) + "\n"
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_page_is_what_the_docstrings_say(name):
+    modules = CORE if name == "python.md" else [module for module in public() if module not in CORE]
+    page = page_of(name, modules)
+    file = ROOT / "docs" / name
     if os.environ.get("UPDATE_DOCS"):
-        PAGE.write_text(page)
-    assert PAGE.read_text() == page, "UPDATE_DOCS=1 writes docs/python.md anew"
+        file.write_text(page)
+    assert file.read_text() == page, f"UPDATE_DOCS=1 writes docs/{name} anew"
+
+
+def test_what_pages_and_examples_import_is_public():
+    """And what is called internal exists: a module that was renamed would be public under its new name."""
+    texts = [path.read_text() for path in [*ROOT.glob("docs/*.md"), ROOT / "README.md", *ROOT.glob("client/python/examples/*")]
+             if path.suffix in (".md", ".py")]
+    named = {module for text in texts for module in re.findall(r"^\s*(?:from|import) (weightwire[.\w]*)", text, re.M)}
+    assert len(named) > 8 and named <= set(public()), named - set(public())
+    assert all(source_of(module).exists() for module in {*INTERNAL, *CORE, *OF_PACKAGES})
+
+
+def test_what_is_shown_of_a_module_is_there():
+    gone = {module: names - exported(source_of(module)).keys() for module, names in _SHOWN.items()}
+    assert not any(gone.values()), gone
+    assert {"EngineDriver", "register"} <= exported(source_of("weightwire.vllm")).keys()
+    assert {"WeightwireCheckpointEngine"} <= exported(source_of("weightwire.verl")).keys()
 
 
 def test_what_the_package_exports_says_what_it_is():
     """Classes and functions, and the public methods of the clients."""
     silent = []
-    for name, file in PAGES[:3]:
-        for item, node in exported(PACKAGE / file).items():
-            silent += [f"{name}.{item}"] if not text_of(node) and not (isinstance(node, ast.ClassDef) and fields(node)) else []
+    for module in ("weightwire", "weightwire.aio", "weightwire.checkpoint"):
+        for item, node in exported(source_of(module)).items():
+            silent += [f"{module}.{item}"] if not text_of(node) and not (isinstance(node, ast.ClassDef) and fields(node)) else []
     assert not silent, f"without a docstring: {silent}"
     assert {"Publisher", "Subscriber", "Client", "Offer"} <= exported(PACKAGE / "__init__.py").keys()
