@@ -166,6 +166,17 @@ def test_every_shell_block_says_which_it_is_and_every_link_leads_somewhere(page)
             assert (page.parent / target).exists(), f"{page.name}: there is no {target}"
 
 
+def test_the_readme_stays_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 900
+
+
+def test_what_runs_with_what_says_one_of_three_things():
+    rows = re.findall(r"^\| ([^|]+) \|([^\n]+)\|$", (ROOT / "README.md").read_text().partition("## What runs with what\n")[2]
+                      .partition("\n## ")[0], re.M)[1:]
+    cells = {cell.strip().removeprefix("FSDP2 ") for _, row in rows for cell in row.split("|")}
+    assert len(rows) >= 8 and cells == {"real", "simulated", "not run", "–"}
+
+
 def test_figures_are_drawings_that_a_page_shows():
     shown = "".join(page.read_text() for page in PAGES)
     for figure in ROOT.glob("docs/figures/*.svg"):
