@@ -177,6 +177,23 @@ def test_what_runs_with_what_says_one_of_three_things():
     assert len(rows) >= 8 and cells == {"real", "simulated", "not run", "–"}
 
 
+def test_what_a_plan_costs_is_what_wwctl_says():
+    """The lines of docs/cost.md up to "…", with the page's own command on the model that it names."""
+    page = ROOT / "docs/cost.md"
+    command = blocks(page, "sh check")[0].split()
+    at = command.index("--config") + 1
+    command[at] = str(ROOT / "tests/data/configs/qwen2.5-0.5b.json")
+    said = subprocess.run([BINARIES / "wwctl", *command[1:]], check=True, capture_output=True, text=True, timeout=60).stdout
+    quoted = [line.removesuffix(" …") for line in blocks(page, "")[0].splitlines()]
+    assert len(quoted) == 4 and [line for line in quoted if line not in said] == []
+
+
+@pytest.mark.parametrize("page", named(page for page in PAGES if blocks(page, "python") and page.name not in GENERATED))
+def test_python_of_pages_can_be_read(page):
+    for block in blocks(page, "python"):
+        ast.parse(block)
+
+
 def test_figures_are_drawings_that_a_page_shows():
     shown = "".join(page.read_text() for page in PAGES)
     for figure in ROOT.glob("docs/figures/*.svg"):

@@ -177,6 +177,12 @@ def test_what_pages_and_examples_import_is_public():
     named = {module for text in texts for module in re.findall(r"^\s*(?:from|import) (weightwire[.\w]*)", text, re.M)}
     assert len(named) > 8 and named <= set(public()), named - set(public())
     assert all(source_of(module).exists() for module in {*INTERNAL, *CORE, *OF_PACKAGES})
+    gone = []
+    for module, names in re.findall(r"^\s*from (weightwire[.\w]*) import ([\w, ]+)", "\n".join(texts), re.M):
+        offered = {*definitions(tree(source_of(module))), *exported(source_of(module))}
+        gone += [f"{module}.{name}" for name in re.findall(r"(\w+)(?: as \w+)?(?:,|$)", names)
+                 if name not in offered and f"{module}.{name}" not in public()]
+    assert not gone
 
 
 def test_what_is_shown_of_a_module_is_there():
