@@ -27,27 +27,31 @@ def on_page_markdown(markdown, page, config, files):
     return "\n".join(blocks(lines_with_links(markdown, lambda target: leads(target, folder, here, page, config))))
 
 
-def leads(target: str, folder: str, here: str, page, config) -> str | None:
-    """Where a link of a page that lies in `folder` goes on the site; None: nowhere, for the file is only in the repository."""
+def leads(target: str, folder: str, here: str, page, config) -> tuple[str, bool]:
+    """Where a link of a page that lies in `folder` goes; False: it is a path of the repository, and nobody says where that is."""
     path, hash_, anchor = target.partition("#")
     if not path or "://" in target or target.startswith("mailto:"):
-        return target
+        return target, True
     inside = posixpath.normpath(posixpath.join(folder, path))
     if inside == "README.md":
-        return posixpath.relpath("index.md", here or ".") + hash_ + anchor
+        return posixpath.relpath("index.md", here or ".") + hash_ + anchor, True
     if inside.startswith("docs/"):
-        return posixpath.relpath(inside.removeprefix("docs/"), here or ".") + hash_ + anchor  # MkDocs looks whether it exists
+        return posixpath.relpath(inside.removeprefix("docs/"), here or ".") + hash_ + anchor, True  # MkDocs looks whether it exists
     if not (ROOT / inside).exists():
         raise PluginError(f"{page.file.src_uri}: there is no {target}")
-    return f"{config.repo_url.rstrip('/')}/blob/main/{inside}{hash_}{anchor}" if config.repo_url else None
+    if not config.repo_url:
+        return inside, False
+    return f"{config.repo_url.rstrip('/')}/blob/main/{inside}{hash_}{anchor}", True
 
 
 def lines_with_links(markdown: str, to) -> list[str]:
     def link(found: re.Match) -> str:
         text = _LINK.sub(link, found["text"][1:-1]) if not found["text"].startswith("!") else None  # an image in a link
-        target = to(found["target"])
+        target, linked = to(found["target"])
         shown = found["text"] if text is None else f"[{text}]"
-        return f"{shown}({target})" if target is not None else shown[1:-1]
+        if linked:
+            return f"{shown}({target})"
+        return f"`{target}`" if target in shown else f"{shown[1:-1]} (`{target}`)"
 
     parts, fenced = [], False
     prose: list[str] = []
