@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -10,7 +11,7 @@ import zipfile
 
 import pytest
 
-from conftest import ROOT
+from conftest import BINARIES, ROOT
 
 # The oldest protobuf that promises to read our stubs, with a grpcio of its time; and what pip takes today.
 PINS = {"oldest": ["protobuf==3.20.3", "grpcio==1.51.3", "numpy<2"], "newest": []}
@@ -18,9 +19,11 @@ USE = pathlib.Path(__file__).with_name("wheel_use.py")
 
 
 @pytest.fixture(scope="module")
-def dist():
-    subprocess.run([ROOT / "dev", "wheel"], check=True, stdout=subprocess.DEVNULL)
-    return ROOT / "client/python/dist"
+def dist(tmp_path_factory):
+    """The wheel without programs; tests/python/wheel_build.py has the one with them."""
+    made = tmp_path_factory.mktemp("wheel") / "dist"
+    subprocess.run([ROOT / "dev", "wheel", "--pure"], check=True, stdout=subprocess.DEVNULL, env={**os.environ, "WEIGHTWIRE_DIST": str(made)})
+    return made
 
 
 def test_wheel_and_sdist_hold_the_package_typed_and_nothing_else(dist):
@@ -31,7 +34,8 @@ def test_wheel_and_sdist_hold_the_package_typed_and_nothing_else(dist):
     assert {n for n in inside if ".dist-info/" not in n} == ours
     assert {"weightwire/py.typed", "weightwire/v1/agent_pb2.py", "weightwire/v1/coordinator_pb2_grpc.py"} <= inside
     plugs = next(n for n in inside if n.endswith("entry_points.txt"))
-    assert "weightwire = weightwire.sglang:register" in zipfile.ZipFile(wheel).read(plugs).decode()
+    said = zipfile.ZipFile(wheel).read(plugs).decode()
+    assert "weightwire = weightwire.sglang:register" in said and "wwctl = weightwire.binaries:wwctl" in said
     packed = {n.split("/", 1)[1] for n in tarfile.open(sdist).getnames() if "/" in n}
     assert ours <= packed and not any(n.startswith("demo") for n in packed)
 
@@ -49,3 +53,23 @@ def test_an_installed_wheel_without_torch_talks_to_a_daemon(dist, daemon, tmp_pa
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-1] == "version 1 served from an installed wheel"
     print(pins, sys.version.split()[0], done.stdout)
+    version = wheel.name.split("-")[1]
+    # Without programs the console scripts say how to get them; with them they become them.
+    for script, binaries, code, said in (("wwctl", tmp_path, 1, "docs/install.md"), ("wwctl", BINARIES, 0, version),
+                                         ("weightwired", BINARIES, 0, version), ("weightwire", tmp_path, 0, f"weightwire {version}")):
+        ran = subprocess.run([tmp_path / "venv/bin" / script, "--version"], env={**environment, "WEIGHTWIRE_BIN_DIR": str(binaries)},
+                             timeout=60, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert ran.returncode == code and said in ran.stdout, (script, ran.stdout)
+
+
+def test_there_is_one_version():
+    """Of CMake, the package, the chart, the image and what the package says of itself."""
+    def in_file(path, pattern):
+        return set(re.findall(pattern, (ROOT / path).read_text(), re.M))
+    (version,) = in_file("CMakeLists.txt", r"^project\(weightwire VERSION (\S+)")
+    found = {"pyproject": in_file("client/python/pyproject.toml", r'^version = "(.+)"'),
+             "package": in_file("client/python/weightwire/__init__.py", r'^__version__ = "(.+)"'),
+             "chart": in_file("helm/weightwire/Chart.yaml", r"^version: (\S+)"),
+             "app": in_file("helm/weightwire/Chart.yaml", r'^appVersion: "?([^"\s]+)'),
+             "image": in_file("Dockerfile", r'image\.version="([^"]+)"') | in_file("Dockerfile", r"sbom\.sh (\d\S+)")}
+    assert found == {place: {version} for place in found}

@@ -1,4 +1,4 @@
-"""./dev demo: the main job, end to end, on one machine, with every byte checked."""
+"""./dev demo, weightwire demo: the main job, end to end, on one machine, with every byte checked."""
 
 from __future__ import annotations
 
@@ -209,12 +209,12 @@ class Demo:
         return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="./dev demo", description=__doc__)
+def main(arguments: list[str] | None = None, prog: str = "./dev demo") -> int:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("--small", action="store_true", help="a small model of the same family")
     parser.add_argument("--binary", required=True, help="path of weightwired")
     parser.add_argument("--work", help="directory for checkpoints (default: a temporary one)")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     config = checkpoint.SMALL if args.small else checkpoint.QWEN25_05B
     model_bytes = sum(2 * int(np.prod(s)) for s in checkpoint.hf_shapes(config).values())
     progress = Progress()
@@ -228,6 +228,7 @@ def main() -> int:
         with Fleet(config, args.binary, engines=engines) as fleet:
             progress.say("started: weightwired, an agent for engine-c (tcp), 4 trainer ranks (Megatron TP2 x PP2), "
                          "engine-a (vLLM TP1), engine-b (vLLM TP2), engine-c (vLLM TP1)")
+            progress.say(f"status page, while this runs: http://{fleet.hub.http}/")
             fleet.wait("all members registered", lambda s: len(s.participants) == 4 + 4)
             demo = Demo(fleet, work, memcpy / model_bytes, progress)
             with Monitor(engines) as monitor:

@@ -30,6 +30,7 @@ from weightwire.errors import (
     UnavailableError,
     WeightwireError,
 )
+from weightwire.local_daemon import Local, local
 from weightwire.memory import Arena, TensorMeta, dtype_bytes
 from weightwire.publisher import Publisher, Release
 from weightwire.subscriber import Offer, RoomWanted, Subscriber
@@ -53,6 +54,7 @@ __all__ = [
     "EpochStatus",
     "Event",
     "JobStatus",
+    "Local",
     "NotReadyError",
     "Offer",
     "ParticipantStatus",
@@ -71,4 +73,5 @@ __all__ = [
     "WeightwireError",
     "default_agent_socket",
     "dtype_bytes",
+    "local",
 ]

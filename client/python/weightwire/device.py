@@ -9,7 +9,7 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from weightwire import errors
+from weightwire import binaries, errors
 from weightwire.device_library import Library
 from weightwire.memory import DTYPES, TensorMeta
 
@@ -18,7 +18,7 @@ _libraries_lock = threading.Lock()
 
 
 def _library(path: str | None) -> Library:
-    path = path or os.environ.get("WEIGHTWIRE_CUDA", "libweightwire_cuda.so")
+    path = path or os.environ.get("WEIGHTWIRE_CUDA") or binaries.library("libweightwire_cuda.so")
     with _libraries_lock:
         if path not in _libraries:
             _libraries[path] = Library(path)

@@ -22,7 +22,7 @@ from typing import Any, Sequence, Tuple, Union
 
 import grpc
 
-from weightwire import errors
+from weightwire import binaries, errors
 from weightwire.client import Client, explain_unreachable
 from weightwire.nccl_library import HANDLE, STATES, UNIQUE_ID_BYTES, Library, Options, Piece
 from weightwire.v1 import communicator_pb2 as pb
@@ -73,7 +73,7 @@ class Collective:
         self._member = pb.CommunicatorMember(group=group, rank=rank, incarnation=secrets.randbits(63) + 1)
         self._epoch = 0
         self._handle = HANDLE()
-        self._library = Library(library or os.environ.get("WEIGHTWIRE_NCCL", "libweightwire_nccl.so"))
+        self._library = Library(library or os.environ.get("WEIGHTWIRE_NCCL") or binaries.library("libweightwire_nccl.so"))
         names = [os.fsencode(name) if name else None for name in (
             nccl_library or os.environ.get("WEIGHTWIRE_NCCL_LIBRARY"),
             cuda_library or os.environ.get("WEIGHTWIRE_CUDA_LIBRARY"))]

@@ -4,14 +4,13 @@ the copies of a load and the size of what changed, in this process and without i
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import grpc
 
+from weightwire import binaries
 from weightwire.checkpoint.stored import Bits, CheckpointError
 from weightwire.errors import reason_name
 
@@ -149,8 +148,7 @@ def _text(value: str) -> bytes:
 
 def library_of(wwctl: Optional[str]) -> Library:
     """The one beside `wwctl`: by default $WEIGHTWIRE_BIN_DIR/wwctl, else the one on PATH. CheckpointError: there is none."""
-    folder = os.environ.get("WEIGHTWIRE_BIN_DIR")
-    found = wwctl or (shutil.which("wwctl", path=folder) if folder else shutil.which("wwctl"))
+    found = wwctl or binaries.find("wwctl")
     if not found:
         raise CheckpointError("wwctl, beside which the planner lies, was not found", code="FAILED_PRECONDITION",
                               remedy="put it on PATH, name its folder in WEIGHTWIRE_BIN_DIR, or pass --wwctl")
