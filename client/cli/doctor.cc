@@ -87,8 +87,8 @@ int Urgency(const Finding& finding) {
 }
 
 std::string TextOf(const Finding& finding) {
-  return finding.check + ": " + finding.where + ": " + finding.what +
-         "\n  mend: " + finding.remedy + "\n";
+  return finding.check + ": " + finding.where + ": " + finding.what + "\n  fix: " + finding.remedy +
+         "\n";
 }
 
 }  // namespace

@@ -199,18 +199,53 @@ Status VerifyOutcome(const v1::VerifyResponse& result) {
   return OkStatus();
 }
 
+std::string CountText(uint64_t count, const std::string& noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
+std::string WaitingText(const v1::StatusResponse& status) {
+  if (!status.waiting_for().empty()) return "waiting for: " + status.waiting_for();
+  if (status.engines().empty()) return "idle: no engine is registered";
+  if (status.committed_version() == 0) return "idle: nothing was published yet";
+  const std::string version =
+      VersionText(status, status.committed_lineage(), status.committed_version());
+  std::vector<std::string> others;  // why they differ stands in their rows
+  for (const auto& engine : status.engines()) {
+    const bool serves = engine.ready() && engine.version() == status.committed_version() &&
+                        (engine.lineage() == 0 || status.committed_lineage() == 0 ||
+                         engine.lineage() == status.committed_lineage());
+    if (!serves && !engine.drained()) others.push_back(engine.name());
+  }
+  const auto engines = static_cast<uint64_t>(status.engines_size());
+  if (others.empty()) {
+    return engines == 1 ? "idle: the engine serves version " + version
+                        : "idle: all engines serve version " + version;
+  }
+  constexpr size_t kNamed = 3;
+  std::string text = "idle, but " + CountText(others.size(), "engine") + " of " +
+                     std::to_string(engines) + " " + (others.size() == 1 ? "does" : "do") +
+                     " not serve version " + version + ": ";
+  for (size_t i = 0; i < std::min(kNamed, others.size()); ++i) {
+    text += (i == 0 ? "" : ", ") + others[i];
+  }
+  if (others.size() > kNamed) text += " and " + std::to_string(others.size() - kNamed) + " more";
+  return text;
+}
+
 std::string StatusText(const v1::StatusResponse& status, const View& view) {
-  std::string text = "waiting for: ";
-  text += status.waiting_for().empty() ? "nothing" : status.waiting_for();
-  text += "\njob " + status.job() + ": version " +
-          (status.committed_version() == 0
-               ? "-"
-               : VersionText(status, status.committed_lineage(), status.committed_version())) +
-          " committed in epoch " + NumberOrDash(status.committed_epoch()) + " at " +
-          ClockText(status.committed_unix_seconds()) + "; " + std::to_string(status.agents()) +
-          " agents, " + std::to_string(ParticipantsOf(status)) + " ranks\n";
+  std::string text = WaitingText(status) + "\njob " + status.job() + ": ";
+  text += status.committed_version() == 0
+              ? "nothing committed yet"
+              : "version " +
+                    VersionText(status, status.committed_lineage(), status.committed_version()) +
+                    " committed in epoch " + std::to_string(status.committed_epoch()) + " at " +
+                    ClockText(status.committed_unix_seconds());
+  text += "; " + CountText(status.agents(), "agent") + ", " +
+          CountText(static_cast<uint64_t>(ParticipantsOf(status)), "rank") + "\n";
   if (status.engines_forgotten() > 0) {
-    text += std::to_string(status.engines_forgotten()) + " engines have left and are not shown\n";
+    text += CountText(status.engines_forgotten(), "engine") +
+            (status.engines_forgotten() == 1 ? " has left and is" : " have left and are") +
+            " not shown\n";
   }
   if (!status.deciding()) {
     text += "NOT DECIDING: the journal failed; restart the coordinator once its disk works\n";

@@ -14,6 +14,10 @@ struct View {
   size_t rows = 0;     ///< at most; engines that need somebody come first; 0: all
 };
 
+/// "1 agent", "2 agents".
+std::string CountText(uint64_t count, const std::string& noun);
+/// What everyone waits for; where that is nothing, what the engines serve.
+std::string WaitingText(const v1::StatusResponse& status);
 /// The whole status: what everyone waits for, then engines and the newest epochs.
 std::string StatusText(const v1::StatusResponse& status, const View& view);
 std::string ParticipantsText(const v1::StatusResponse& status, const View& view);

@@ -76,12 +76,12 @@ std::string HeadLine(const v1::StatusResponse& status, double now) {
   for (const auto& engine : status.engines()) ready += engine.ready() ? 1 : 0;
   std::string text = "job " + status.job() + ": ";
   text += status.committed_epoch() == 0
-              ? "nothing committed"
+              ? "nothing committed yet"
               : "version " + std::to_string(status.committed_version()) + " committed " +
                     SecondsText(std::max(0.0, now - status.committed_unix_seconds())) + " ago";
   return text + "; " + std::to_string(ready) + " of " + std::to_string(status.engines_size()) +
-         " engines ready; " + std::to_string(ParticipantsOf(status)) + " ranks, " +
-         std::to_string(status.agents()) + " agents";
+         " engines ready; " + CountText(static_cast<uint64_t>(ParticipantsOf(status)), "rank") +
+         ", " + CountText(status.agents(), "agent");
 }
 
 TopOptions TerminalSize() {
@@ -111,8 +111,7 @@ std::string TopText(const v1::StatusResponse& status, double now_unix_seconds,
   const bool waits = !status.waiting_for().empty();
   const std::string head = Wrapped(HeadLine(status, now_unix_seconds), screen.columns, 2);
   const std::string waiting =
-      Wrapped("waiting for: " + (waits ? status.waiting_for() + PhaseAge(status) : "nothing"),
-              screen.columns, kWaitingLines);
+      Wrapped(WaitingText(status) + (waits ? PhaseAge(status) : ""), screen.columns, kWaitingLines);
   View engines{.wide = screen.columns == 0, .columns = screen.columns}, epochs = engines;
   if (screen.lines != 0) {
     // Of what is left, with two headings, two empty lines and the line that sums up, epochs get a

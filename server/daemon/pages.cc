@@ -21,7 +21,11 @@ std::string CoordinatorPage(const coordinator::StatusSnapshot& snapshot) {
   Line(out, "job {}: epoch {} committed (version {}), {} agents, {} participants", snapshot.job,
        snapshot.committed.value, snapshot.committed_version.value, snapshot.agents,
        snapshot.participants_total);
-  Line(out, "waiting for: {}", snapshot.waiting_for.empty() ? "nothing" : snapshot.waiting_for);
+  if (snapshot.waiting_for.empty()) {
+    Line(out, "idle: nothing is waited for");
+  } else {
+    Line(out, "waiting for: {}", snapshot.waiting_for);
+  }
   if (!snapshot.journal.empty()) Line(out, "JOURNAL: it {}", snapshot.journal);
   if (!snapshot.deciding) Line(out, "NOT DECIDING: the journal failed; restart this process");
   Line(out, "\n{:<24} {:<12} {:>8} {:>8} {:>6} {:>7}  {}", "engine", "state", "epoch", "version",

@@ -97,9 +97,9 @@ def show(browser, daemon, dark=False, **view):
 @pytest.mark.parametrize("name, view", [("idle-desktop", DESKTOP), ("idle-phone", PHONE), ("idle-dark", {**DESKTOP, "dark": True})])
 def test_an_idle_fleet(browser, fleet, pictures, name, view):
     show(browser, fleet.hub, **view)
-    browser.until("document.getElementById('waiting').textContent === 'nothing'")
+    browser.until("/^all \\d+ engines serve version 1$/.test(document.getElementById('waiting').textContent)")
     browser.until("document.querySelectorAll('#matrix table tbody tr').length > 0")
-    assert text_of(browser, "sentence") == "Every engine serves version 1."
+    assert browser.ask("document.title").startswith("✓ ") and text_of(browser, "label").lower() == "idle"
     assert browser.ask("document.getElementById('hero').className") == "good"
     cells = browser.ask("[...document.querySelectorAll('#engines tbody tr')].map(r => r.innerText)")
     assert len(cells) == 2 and "rollout-a" in cells[0] and "rollout-b" in cells[1]
@@ -155,8 +155,7 @@ def test_a_version_that_moves_names_the_engine_that_still_reads(browser, fleet, 
     assert browser.ask("document.querySelectorAll('#epochs tr.running').length") == 1
     looks_right(browser, "transfer-desktop", pictures, fleet.hub)
     join()
-    browser.until("document.getElementById('waiting').textContent === 'nothing'")
-    assert text_of(browser, "sentence") == "Every engine serves version 2."
+    browser.until("/^all \\d+ engines serve version 2$/.test(document.getElementById('waiting').textContent)")
     browser.until("document.querySelectorAll('#links .spark i').length === 4")
     assert "last 2 epochs" in text_of(browser, "links-note")
 
@@ -184,7 +183,7 @@ def test_the_first_screen_of_a_stuck_epoch_names_who_is_waited_for(browser, flee
     finally:
         os.kill(pid, signal.SIGCONT)
     join()
-    browser.until("document.getElementById('waiting').textContent === 'nothing'")
+    browser.until("/^all \\d+ engines serve version \\d+$/.test(document.getElementById('waiting').textContent)")
 
 
 def test_an_aborted_version_is_told_and_its_reason_runs_nothing(browser, fleet, pictures):

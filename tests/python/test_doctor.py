@@ -436,4 +436,4 @@ def test_what_a_status_shows(config):
 
 def test_text_for_people_names_the_remedy(config):
     run = subprocess.run([BINARIES / "wwctl", "doctor", "--config", config(state_dir=None)], timeout=60, capture_output=True, text=True)
-    assert run.returncode == 1 and "\n  mend: set state_dir" in run.stdout and run.stdout.endswith("1 found\n")
+    assert run.returncode == 1 and "\n  fix: set state_dir" in run.stdout and run.stdout.endswith("1 found\n")

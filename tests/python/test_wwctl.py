@@ -293,14 +293,38 @@ def test_a_terminal_is_asked(options, answer, code, called):
             os.close(main)
 
 
+SERVES = dict(version=4, lineage=1, ready=True)
+
+
+@pytest.mark.parametrize("engines,committed,line", [
+    ([], 4, "idle: no engine is registered"),
+    ([SERVES], 0, "idle: nothing was published yet"),
+    ([SERVES], 4, "idle: the engine serves version 4"),
+    ([SERVES] * 3, 4, "idle: all engines serve version 4"),
+    ([SERVES, {**SERVES, "ready": False}, SERVES], 4, "idle, but 1 engine of 3 does not serve version 4: engine-1"),
+    ([{**SERVES, "version": 3}] * 5 + [SERVES], 4, "idle, but 5 engines of 6 do not serve version 4: engine-0, engine-1, engine-2 and 2 more"),
+    ([SERVES, {**SERVES, "lineage": 2}], 4, "idle, but 1 engine of 2 does not serve version 4: engine-1"),
+    ([SERVES, {"drained": True}], 4, "idle: all engines serve version 4"),
+])
+def test_where_nothing_is_waited_for_it_says_what_engines_serve(engines, committed, line):
+    status = pb.StatusResponse(job="a", committed_epoch=9 if committed else 0, committed_version=committed, committed_lineage=1, deciding=True,
+                               agents=1, engines=[pb.StatusResponse.Engine(name=f"engine-{i}", **one) for i, one in enumerate(engines)])
+    with Coordinator(status) as service:
+        said = run("status", "--address", service.address)
+    assert said.stdout.splitlines()[0] == line
+    head = said.stdout.splitlines()[1]
+    assert head.startswith("job a: version 4 committed in epoch 9 at " if committed else "job a: nothing committed yet; ")
+    assert head.endswith("; 1 agent, 0 ranks")
+
+
 def test_top_is_one_picture_where_there_is_no_terminal(daemon, groups):
     groups += [trainer(daemon), engine(daemon)]
     groups[0].publish(3)
     groups[1].wait_version(3)
     shown = run("top", "--address", daemon.grpc)
     assert shown.returncode == 0, shown.stderr
-    head, _, rest = shown.stdout.partition("waiting for: ")
-    assert head.startswith("job default: ") and "1 of 1 engines ready; 6 ranks, 1 agents" in head.replace("\n", " ")
+    head, _, rest = shown.stdout.partition("idle: the engine serves version 3")
+    assert head.startswith("job default: ") and "1 of 1 engines ready; 6 ranks, 1 agent" in head.replace("\n", " ")
     assert any(line.startswith("engine-a") for line in rest.splitlines())
     assert "\x1b" not in shown.stdout
     assert run("top", "--address", "127.0.0.1:1", "--timeout", "2").returncode == 64 + 29

@@ -58,10 +58,10 @@ def test_a_wheel_that_needs_more_than_every_machine_has_is_refused(tmp_path):
 
 @pytest.fixture(params=sorted(SYSTEMS))
 def system(request, tmp_path):
-    """A fresh one with python3-venv, and a user without rights."""
+    """A fresh one with python3-venv, with grpcio's libstdc++, and a user without rights."""
     suite, source = SYSTEMS[request.param]
     root = tmp_path / "root"
-    subprocess.run(["mmdebstrap", "--variant=minbase", "--include=python3-venv,ca-certificates", suite, str(root), source], check=True,
+    subprocess.run(["mmdebstrap", "--variant=minbase", "--include=python3-venv,ca-certificates,libstdc++6", suite, str(root), source], check=True,
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
     shutil.copy(CERTIFICATES, root / "etc/ssl/certs/ca-certificates.crt")  # of this machine: its way to PyPI may have a CA of its own
