@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """./dev bench checkpoint: the ranks of one host load one checkpoint at the same time, from Hugging Face's files of 988 MB
 into memory that is already there, warm (in the page cache, read once from end to end: how the cache got a file decides how fast
-it is mapped) and cold (dropped from it). All rows in turns; with 8 ranks they need 20 GB of memory, or --kind.
+it is mapped) and cold (dropped from it). All rows in turns. A rank is one process that loads in every way, into the same memory;
+with 8 ranks and whole-memory they need 13 GB. What does not fit into the memory that is free is said and not run; rows are
+written as they come; a rank that ends is named with what it did.
 
 memcpy-1         one thread copies as many bytes from memory to memory
 whole-N          every one of N ranks safetensors.torch.load_file's everything, then copies its slices (which slices is not
@@ -38,49 +40,46 @@ _SECONDS = 300
 
 
 class Worker:
-    """One rank: makes the memory, then loads whenever it is told to."""
+    """One rank: makes the memory, then loads in the way that it is told."""
 
-    def __init__(self, kind: str, folder: pathlib.Path, rank: int, world_size: int, port: int):
+    def __init__(self, kinds: list, folder: pathlib.Path, rank: int, world_size: int, port: int):
+        import torch
+
         from weightwire.checkpoint.planner import planner_of
         self.folder, self.rank, self.world_size, self.spec = folder, rank, world_size, _SPECS[world_size]
         self.held = planner_of((folder / "hf/config.json").read_text()).boxes(self.spec)[rank]
-        {"whole": lambda: self._load_file(False), "whole-memory": lambda: self._load_file(True),
-         "torch-dcp": lambda: self._dcp(port), "weightwire": self._weightwire}[kind]()
-
-    def _targets(self) -> None:
-        import torch
         self.into = {held.meta.name: torch.zeros(held.meta.shape, dtype=torch.bfloat16) for held in self.held}
+        self._moves = [(box.name, tuple(slice(b, b + n) for b, n in zip(box.begin, box.extent)),
+                        self.into[held.meta.name].as_strided(box.extent, box.stride, box.offset))
+                       for held in self.held for box in held.boxes]
+        self._state: dict = {}
+        if "torch-dcp" in kinds:  # it holds other blocks
+            self._state = dtensors(folder, rank, world_size, port, {box.name for h in self.held for box in h.boxes})
 
-    def _load_file(self, everything: bool) -> None:
+    def load(self, kind: str) -> None:
+        {"whole": self._whole, "whole-memory": self._whole, "torch-dcp": self._dcp, "weightwire": self._weightwire}[kind](kind)
+
+    def _whole(self, kind: str) -> None:
         import safetensors.torch
-        self._targets()
-        moves = [(box.name, tuple(slice(b, b + n) for b, n in zip(box.begin, box.extent)),
-                  self.into[held.meta.name].as_strided(box.extent, box.stride, box.offset))
-                 for held in self.held for box in held.boxes]
+        whole = safetensors.torch.load_file(self.folder / "hf/model.safetensors")
+        if kind == "whole-memory":
+            whole = {name: tensor.clone() for name, tensor in whole.items()}
+        for name, where, place in self._moves:
+            place.copy_(whole[name][where])
 
-        def load() -> None:
-            whole = safetensors.torch.load_file(self.folder / "hf/model.safetensors")
-            if everything:
-                whole = {name: tensor.clone() for name, tensor in whole.items()}
-            for name, where, place in moves:
-                place.copy_(whole[name][where])
-        self.load = load
-
-    def _weightwire(self) -> None:
+    def _weightwire(self, _: str) -> None:
         from weightwire import checkpoint
         from weightwire.checkpoint import planner
-        self._targets()
+        planner.forget()
+        checkpoint.load(self.folder / "hf", self.spec, self.rank, self.into)
 
-        def load() -> None:
-            planner.forget()
-            checkpoint.load(self.folder / "hf", self.spec, self.rank, self.into)
-        self.load = load
-
-    def _dcp(self, port: int) -> None:
+    def _dcp(self, _: str) -> None:
         import torch.distributed.checkpoint as dcp
-        state = dtensors(self.folder, self.rank, self.world_size, port, {box.name for h in self.held for box in h.boxes})
-        self.into = {name: tensor.to_local() for name, tensor in state.items()}
-        self.load = lambda: dcp.load(state, checkpoint_id=str(self.folder / "dcp"))
+        dcp.load(self._state, checkpoint_id=str(self.folder / "dcp"))
+
+    def clear(self) -> None:
+        for tensor in self.into.values():
+            tensor.zero_()
 
     def digest(self) -> dict:
         import torch
@@ -114,21 +113,21 @@ def save_dcp(folder: pathlib.Path, rank: int, port: int) -> None:
              checkpoint_id=str(folder / "dcp"))
 
 
-def work(kind: str, folder: str, rank: int, world_size: int, port: int) -> None:
-    if kind == "save":
+def work(kinds: list, folder: str, rank: int, world_size: int, port: int) -> None:
+    if kinds == ["save"]:
         return save_dcp(pathlib.Path(folder), rank, port)
     import torch
     torch.set_num_threads(1)
-    worker = Worker(kind, pathlib.Path(folder), rank, world_size, port)
+    worker = Worker(kinds, pathlib.Path(folder), rank, world_size, port)
     print("ready", flush=True)
     for line in sys.stdin:
-        if line == "digest\n":
-            print(json.dumps(worker.digest()), flush=True)
-            continue
-        before = read_bytes()
-        started = time.perf_counter()
-        worker.load()
-        print(json.dumps([time.perf_counter() - started, read_bytes() - before]), flush=True)
+        what, _, kind = line.strip().partition(" ")
+        if what == "load":
+            before, started = read_bytes(), time.perf_counter()
+            worker.load(kind)
+            print(json.dumps([time.perf_counter() - started, read_bytes() - before]), flush=True)
+        else:
+            print(json.dumps(worker.digest() if what == "digest" else worker.clear()), flush=True)
 
 
 def read_bytes() -> int:
@@ -136,37 +135,80 @@ def read_bytes() -> int:
     return int(next(line.split()[1] for line in open("/proc/self/io") if line.startswith("read_bytes")))
 
 
-class Ranks:
-    """The processes of one row, for `with`."""
+class RankEnded(Exception):
+    """A rank is no more: who, of what, and what it did."""
 
-    def __init__(self, kind: str, folder: pathlib.Path, world_size: int):
+
+def killed_for_memory() -> int:
+    """Processes that this machine's kernel has killed because memory ran out."""
+    return int(next((line.split()[1] for line in open("/proc/vmstat") if line.startswith("oom_kill ")), 0))
+
+
+class Ranks:
+    """One process a rank, for `with`. `program`: what else than this file, for tests."""
+
+    def __init__(self, kinds: list, folder: pathlib.Path, world_size: int, program: tuple = ()):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT / "client/python")}
-        self._all = [subprocess.Popen([str(_PYTHON), __file__, "--work", kind, str(folder), str(rank), str(world_size), str(port)],
-                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-                     for rank in range(world_size)]
+        self._killed = killed_for_memory()
+        self.processes = [subprocess.Popen([*(program or (str(_PYTHON), __file__)), "--work", ",".join(kinds), str(folder), str(rank),
+                                            str(world_size), str(port)],
+                                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+                          for rank in range(world_size)]
 
     def __enter__(self) -> "Ranks":
-        assert [self._line(one) for one in self._all] == ["ready"] * len(self._all)
+        try:
+            for rank in range(len(self.processes)):
+                self._line(rank, "start")
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in self._all:
-            one.stdin.close()
-            one.wait(60)
+        for one in self.processes:
+            with contextlib.suppress(BrokenPipeError):
+                one.stdin.close()
+        for one in self.processes:
+            try:
+                one.wait(60)
+            except subprocess.TimeoutExpired:  # another one is gone, and it waits for that one
+                one.kill()
+                one.wait()
 
-    def _line(self, one: subprocess.Popen) -> str:
-        line = one.stdout.readline().strip()
-        if not line:
-            raise RuntimeError(f"a rank ended with {one.wait(60)}")
-        return line
+    def _line(self, rank: int, what: str) -> str:
+        line = self.processes[rank].stdout.readline().strip()
+        if line:
+            return line
+        code = self.processes[rank].wait(60)
+        how = f"ended with {code}" if code >= 0 else f"was killed by signal {-code}"
+        if code == -9 and killed_for_memory() > self._killed:
+            how = "was killed: out of memory"
+        raise RankEnded(f"rank {rank} of {len(self.processes)} {how} in {what}")
 
     def ask(self, what: str) -> list:
-        for one in self._all:
-            one.stdin.write(what + "\n")
-            one.stdin.flush()
-        return [json.loads(self._line(one)) for one in self._all]
+        for rank, one in enumerate(self.processes):
+            try:
+                one.stdin.write(what + "\n")
+                one.stdin.flush()
+            except BrokenPipeError:
+                self._line(rank, what)  # says how it ended
+        return [json.loads(self._line(rank, what)) for rank in range(len(self.processes))]
+
+
+def memory_free() -> int:
+    return 1024 * int(next(line.split()[1] for line in open("/proc/meminfo") if line.startswith("MemAvailable:")))
+
+
+#: Of a process that has imported torch: not shared with others.
+_PROCESS_BYTES = 330_000_000
+
+
+def memory_needed(kinds: list, world_size: int, size: int) -> int:
+    """Of all ranks: the processes, what they hold, a second time in DCP's blocks, and the whole model in each for whole-memory."""
+    held = size * (1.2 + (1.2 if "torch-dcp" in kinds else 0))  # tied embeddings lie in two stages
+    return int(world_size * _PROCESS_BYTES + held + (world_size * size if "whole-memory" in kinds else 0))
 
 
 def drop(folder: pathlib.Path) -> None:
@@ -189,12 +231,11 @@ def cache(folder: pathlib.Path) -> None:
                     pass
 
 
-def rows(report, folder: pathlib.Path, world_size: int, rounds: int, kinds: list) -> None:
+def rows(report, folder: pathlib.Path, world_size: int, rounds: int, kinds: list, written) -> None:
     size = (folder / "hf/model.safetensors").stat().st_size
-    with contextlib.ExitStack() as stack:
-        ranks = {kind: stack.enter_context(Ranks(kind, folder, world_size)) for kind in kinds}
-        for one in ranks.values():
-            one.ask("load")  # imports, and pages of the target
+    with Ranks(kinds, folder, world_size) as ranks:
+        for kind in kinds:
+            ranks.ask(f"load {kind}")  # imports, and pages of the target
         cache(folder)
         for cold in (False, True):
             seconds, read = {kind: [] for kind in kinds}, {kind: [] for kind in kinds}
@@ -202,15 +243,36 @@ def rows(report, folder: pathlib.Path, world_size: int, rounds: int, kinds: list
                 if cold:
                     drop(folder)
                 started = time.perf_counter()
-                answers = ranks[kind].ask("load")
+                answers = ranks.ask(f"load {kind}")
                 seconds[kind].append(time.perf_counter() - started)
                 read[kind].append(sum(answer[1] for answer in answers) / size)
-            digests = {kind: one.ask("digest") for kind, one in ranks.items() if kind != "torch-dcp"}  # it holds other blocks
+            digests = {}
+            for kind in kinds:
+                if kind != "torch-dcp":  # it holds other blocks
+                    ranks.ask("clear")
+                    ranks.ask(f"load {kind}")
+                    digests[kind] = ranks.ask("digest")
             for kind in kinds:
                 same = kind == "torch-dcp" or digests[kind] == next(iter(digests.values()))
                 name = f"{kind}-{world_size}{'-cold' if cold else ''}"
                 report.add(name, size, seconds[kind], same)["read_over_checkpoint_max"] = max(read[kind])
                 print(f"  read {max(read[kind]):.3f} x the checkpoint", flush=True)
+                written()
+
+
+def that_fit(kinds: list, world_size: int, size: int) -> list:
+    """Without those that need more memory than there is, the greatest first; says which."""
+    kinds = list(kinds)
+    for greatest in ("whole-memory", "torch-dcp"):
+        need, free = memory_needed(kinds, world_size, size), memory_free()
+        if need > free and greatest in kinds:
+            kinds.remove(greatest)
+            print(f"{greatest}-{world_size}: not run, {need / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB free", flush=True)
+    need, free = memory_needed(kinds, world_size, size), memory_free()
+    if need > free:
+        print(f"{world_size} ranks: not run, {need / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB free", flush=True)
+        return []
+    return kinds
 
 
 def main() -> int:
@@ -224,27 +286,37 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, choices=sorted(_SPECS), action="append")
     parser.add_argument("--kind", choices=_KINDS, action="append", help="only these rows; default: all")
+    parser.add_argument("--small", action="store_true", help="a small model of the same family, to try the benchmark")
     add_options(parser)
     args = parser.parse_args()
     subprocess.run([_ROOT / "tests/envs/make.sh", "megatron"], check=True, stdout=subprocess.DEVNULL)
     os.environ["WEIGHTWIRE_BIN_DIR"] = str(pathlib.Path(args.wwctl).resolve().parent)
     with tempfile.TemporaryDirectory(prefix="weightwire-bench-", dir=args.folder) as work_folder:
         folder = pathlib.Path(work_folder)
-        checkpoint.write(str(folder / "hf"), checkpoint.QWEN25_05B, seed=1)
+        checkpoint.write(str(folder / "hf"), checkpoint.SMALL if args.small else checkpoint.QWEN25_05B, seed=1)
         kinds = args.kind or list(_KINDS)
-        for one in Ranks("save", folder, 2)._all if "torch-dcp" in kinds else ():
+        for one in Ranks(["save"], folder, 2).processes if "torch-dcp" in kinds else ():
             if one.wait(_SECONDS):
                 raise RuntimeError("DCP did not save")
         report = Report()
-        memcpy(report, (folder / "hf/model.safetensors").stat().st_size, 1, args.rounds)
-        for world_size in args.ranks or sorted(_SPECS):
-            rows(report, folder, world_size, args.rounds, kinds)
-        write(args, "Ranks of one host load a checkpoint of 988 MB", report.rows)
+        size = (folder / "hf/model.safetensors").stat().st_size
+
+        def written() -> None:
+            write(args, f"Ranks of one host load a checkpoint of {size / 1e6:.0f} MB", report.rows)
+        memcpy(report, size, 1, args.rounds)
+        try:
+            for world_size in args.ranks or sorted(_SPECS):
+                if fit := that_fit(kinds, world_size, size):
+                    rows(report, folder, world_size, args.rounds, fit, written)
+        except RankEnded as ended:
+            print(f"bench checkpoint: {ended}; the rows before it are {'in ' + args.json if args.json else 'above'}", file=sys.stderr)
+            return 1
+        written()
     return 0
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--work"]:
-        work(sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))
+        work(sys.argv[2].split(","), sys.argv[3], *map(int, sys.argv[4:]))
     else:
         sys.exit(main())
