@@ -76,7 +76,7 @@ TEST_F(Wwctl, ViewsAsJsonAreArrays) {
 TEST_F(Wwctl, TextAnswersWhatEveryoneWaitsForFirst) {
   const Finished status = Ask({"status"});
   EXPECT_EQ(status.code, 0);
-  EXPECT_EQ(status.out.rfind("idle: all engines serve version ", 0), 0u) << status.out;
+  EXPECT_EQ(status.out.rfind("idle: the engine serves version 3\n", 0), 0u) << status.out;
   EXPECT_NE(status.out.find("engine-a"), std::string::npos);
   const Finished participants = Ask({"participants"});
   EXPECT_NE(participants.out.find("trainer/3 of 4"), std::string::npos) << participants.out;
