@@ -104,7 +104,7 @@ def what_it_takes(words: list[str]) -> str:
         return (ROOT / "deploy/certs.sh").read_text().split("set -euo")[0]
     if program == "./dev":
         text = subprocess.run([ROOT / "dev", "help"], capture_output=True, text=True, timeout=60).stdout
-        known = dict(re.findall(r"^  (\w+) +(.*)$", text, re.M))
+        known = dict(re.findall(r"^  ([\w-]+) +(.*)$", text, re.M))
         assert words and words[0] in known, f"./dev: no {words}"
         said = known[words[0]]
         if words[0] in ("test", "bench") and len(words) > 1 and not words[1].startswith("-"):

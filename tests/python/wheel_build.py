@@ -3,12 +3,14 @@ without a compiler. Needs root and mmdebstrap to make the systems, and PyPI."""
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 import zipfile
 
@@ -54,6 +56,21 @@ def test_a_wheel_that_needs_more_than_every_machine_has_is_refused(tmp_path):
               f"wheel.check(pathlib.Path('{ROOT}/build/release/bin/wwctl'), ())")
     done = subprocess.run(["python3", "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert done.returncode != 0 and "libgrpc++.so" in done.stderr and "not every machine has" in done.stderr
+
+
+def test_a_gpu_kit_is_small_and_runs_offline_over_the_fake_library(tmp_path):
+    subprocess.run([ROOT / "dev", "gpu-kit", tmp_path / "kit"], check=True, stdout=subprocess.DEVNULL)
+    size = sum(path.stat().st_size for path in (tmp_path / "kit").rglob("*"))
+    began = time.monotonic()
+    done = subprocess.run(["unshare", "--net", tmp_path / "kit/run.sh", "--small", "--library", ROOT / "build/release/lib/libfake_cuda.so",
+                           "--out", tmp_path / "out"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=540,
+                          env={"PATH": os.environ["PATH"], "PYTHON": sys.executable, "HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stdout
+    results = json.loads((tmp_path / "out/results.json").read_text())["results"]
+    assert {name for name, said in results.items() if said.get("passed")} == {"cuda-ipc", "kernels", "publish-1g", "publish-8g", "snapshot",
+                                                                               "killed-holder"}
+    assert size <= 60 << 20
+    print(f"gpu-kit: {size / 2**20:.1f} MiB, {time.monotonic() - began:.0f} s over the fake library")
 
 
 @pytest.fixture(params=sorted(SYSTEMS))
