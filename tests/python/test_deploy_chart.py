@@ -550,6 +550,23 @@ def test_another_kind_says_where_its_pods_are():
     assert chart.sidecar(mine["spec"]["groups"]["a"]["template"]["spec"])
 
 
+def test_two_releases_live_in_one_namespace():
+    both = {"workloads": {kind: values["workloads"]["app"] for kind, values in WORKLOADS.items()}, "namesByRelease": True}
+    found = [{(item["kind"], item["metadata"]["name"]): item
+              for item in chart.objects(chart.profile("tcp"), chart.ACCEPT, WATCHED, both, release=release)} for release in ("one", "two")]
+    assert len(found[0]) == len(found[1]) and not found[0].keys() & found[1].keys()
+    stateful = found[0]["StatefulSet", "one-stateful"]["spec"]
+    assert ("Service", stateful["serviceName"]) in found[0]
+    # A selector of one release takes no pod of the other.
+    for mine, others in (found, found[::-1]):
+        pods_of = [item["spec"]["template"] for item in others.values() if item["kind"] in ("StatefulSet", "Deployment")]
+        for (kind, _), item in mine.items():
+            selector = {"Service": item.get("spec", {}).get("selector"), "NetworkPolicy": item.get("spec", {}).get("podSelector", {}).get("matchLabels")}.get(kind)
+            assert not selector or not any(selects(selector, template) for template in pods_of), (kind, selector)
+    assert {name for kind, name in {(item["kind"], item["metadata"]["name"]) for item in rendered("tcp", WORKLOADS["stateless"])}
+            if kind == "Deployment"} == {"app"}
+
+
 def test_replicas_are_an_autoscalers_unless_somebody_says_them():
     own = chart.workload()["workloads"]["app"]
     manifests = rendered("tcp", {"workloads": {"free": own, "none": {**own, "replicas": 0}, "two": {**own, "replicas": 2}}})

@@ -10,6 +10,11 @@
 {{ include "weightwire.name" . }}-coordinator
 {{- end -}}
 
+{{/* Name of a workload's objects. Argument: (list $ name). */}}
+{{- define "weightwire.workload" -}}
+{{- if (first .).Values.namesByRelease }}{{ (first .).Release.Name }}-{{ end }}{{ last . -}}
+{{- end -}}
+
 {{/* Where agents and clients reach the coordinator. */}}
 {{- define "weightwire.address" -}}
 {{ include "weightwire.coordinator" . }}.{{ .Release.Namespace }}.svc:7411
