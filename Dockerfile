@@ -1,4 +1,6 @@
-# weightwired and wwctl on Debian 12, for two kinds of hosts. Kept to what buildah and docker both know.
+# weightwired, wwctl and the Python package with its checkpoint commands on Debian 12, for two kinds of hosts. Kept to what buildah
+# and docker both know.
+#   docker run --rm weightwire:0.1.0 demo                 # 4 trainer ranks, 3 engines, on this machine
 #   docker build --target cpu -t weightwire:0.1.0-cpu .   # Debian's UCX 1.13: verbs, without CUDA
 #   docker build -t weightwire:0.1.0 .                    # UCX 1.22 from its source, with verbs and CUDA
 ARG BASE=debian:bookworm-slim
@@ -25,6 +27,11 @@ RUN --mount=type=cache,target=/root/.cache/ccache \
     && mkdir /out \
     && cp build/release/bin/weightwired build/release/bin/wwctl build/release/bin/libweightwire_checkpoint.so "$(find build/release -name libweightwire_ucx.so)" /out \
     && strip /out/*
+# The Python package, with Debian's own gRPC and NumPy, and its stubs; the demo beside them.
+RUN mkdir /package && cp -r client/python/weightwire /package/ && mkdir /package/weightwire/_demo && cp -r client/python/demo /package/weightwire/_demo/ \
+    && protoc -I proto --python_out=/package --grpc_out=/package --plugin=protoc-gen-grpc="$(command -v grpc_python_plugin)" \
+         proto/weightwire/v1/*.proto \
+    && touch /package/weightwire/v1/__init__.py
 # What is compiled into the binaries: libraries of headers only. The others are packages of the image.
 RUN mkdir /sbom && cp deploy/sbom.sh /sbom && dpkg-query -W -f 'compiled-in ${Package} ${Version} ${Architecture}\n' \
       libboost1.81-dev libexpected-dev libcli11-dev nlohmann-json3-dev > /sbom/compiled-in
@@ -32,20 +39,23 @@ RUN mkdir /sbom && cp deploy/sbom.sh /sbom && dpkg-query -W -f 'compiled-in ${Pa
 FROM ${BASE} AS common
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
       libgrpc++1.51 libprometheus-cpp-core1.0 libspdlog1.10 libsqlite3-0 libssl3 libxxhash0 libyaml-cpp0.7 \
-      libibverbs1 librdmacm1 ibverbs-providers \
+      libibverbs1 librdmacm1 ibverbs-providers libzstd1 \
+      python3 python3-grpcio python3-protobuf python3-numpy \
     && rm -rf /var/lib/apt/lists/* \
     && mkdir -p /run/weightwire /var/lib/weightwire /usr/share/weightwire \
     && chown 10001:10001 /run/weightwire /var/lib/weightwire
 COPY --from=build /out /usr/local/bin
+COPY --from=build /package /usr/lib/python3/dist-packages
+COPY deploy/entrypoint.sh /usr/local/bin/weightwire-entrypoint
 COPY LICENSE /usr/share/doc/weightwire/
 LABEL org.opencontainers.image.title="weightwire" \
       org.opencontainers.image.description="Moves weights from an RL trainer fleet to a rollout fleet" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0"
-# Alive where the process is told to listen with http on port 7412, its default. Kubernetes has probes of its own.
-HEALTHCHECK --interval=10s --timeout=6s --start-period=60s \
-  CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/7412 && printf 'GET /healthz HTTP/1.0\\r\\n\\r\\n' >&3 && grep -q '^alive' <&3"]
-ENTRYPOINT ["weightwired"]
+ENV WEIGHTWIRE_BIN_DIR=/usr/local/bin PYTHONDONTWRITEBYTECODE=1
+# On whatever port and with TLS or not. Kubernetes has probes of its own.
+HEALTHCHECK --interval=10s --timeout=12s --start-period=60s CMD ["python3", "-m", "weightwire.health"]
+ENTRYPOINT ["weightwire-entrypoint"]
 
 FROM common AS cpu
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends libucx0 \

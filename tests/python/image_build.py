@@ -143,13 +143,18 @@ def inside(root, *command):
 
 def test_the_image_says_how_it_runs(image):
     config, root, target = image
-    assert config["User"] == "10001:10001" and config["Entrypoint"] == ["weightwired"]
+    assert config["User"] == "10001:10001" and config["Entrypoint"] == ["weightwire-entrypoint"]
     labels = config["Labels"]
     assert labels["org.opencontainers.image.title"] == "weightwire" and config["Healthcheck"]["Test"][0] == "CMD"
     assert labels["dev.weightwire.ucx"] == ("Debian" if target == "cpu" else "1.22.0")
     version = pods.run(*inside(root, "weightwired", "--version")).strip()
     assert version and labels["org.opencontainers.image.version"] in version
     assert "simulate" in pods.run(*inside(root, "wwctl", "--help"))
+    # The entry, and the checkpoint commands, which are Python's.
+    assert pods.run(*inside(root, "weightwire-entrypoint", "--version")).strip() == version
+    assert pods.run(*inside(root, "weightwire-entrypoint", "wwctl", "--version")).startswith("wwctl ")
+    assert "usage: wwctl convert" in pods.run(*inside(root, "wwctl", "convert", "--help"))
+    assert "usage: weightwire demo" in pods.run(*inside(root, "weightwire-entrypoint", "demo", "--help"))
     assert not [path for path in ("usr/bin/g++", "src", "sbom", "ucx") if (pathlib.Path(root) / path).exists()]
     size = int(pods.run("du", "-s", "--block-size=1M", root).split()[0])
     print(f"\n{target}: {size} MiB unpacked, {packed(root)} MiB as a compressed layer")

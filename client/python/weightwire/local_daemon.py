@@ -16,6 +16,8 @@ from typing import Dict, Iterator, List, Optional, Union
 from weightwire.binaries import program
 from weightwire.errors import DeadlineError, UnavailableError
 
+#: Of `weightwired`, by the names of its file.
+Settings = Dict[str, Union[str, int, bool]]
 #: Of this process, while it has a daemon of its own.
 _VARIABLES = ("WEIGHTWIRE_ADDRESS", "WEIGHTWIRE_AGENT_SOCKET")
 #: They would lead clients elsewhere, or make them speak TLS.
@@ -63,26 +65,34 @@ def local(*, timeout: float = 30.0, **settings: Union[str, int, bool]) -> Iterat
     UnavailableError: there is no weightwired, or it did not start; the message has the end of its log. DeadlineError: it was
     not ready in time.
     """
-    binary = program("weightwired")
     directory = tempfile.mkdtemp(prefix="weightwire-")  # of mode 0700, as its sockets want it
-    log = f"{directory}/weightwired.log"
-    paths: Dict[str, Union[str, int, bool]] = {
+    paths: Settings = {
         "role": "all", "name": "local", "listen": "127.0.0.1:0", "http": "127.0.0.1:0", "data_listen": "127.0.0.1:0",
         "ucx_listen": "127.0.0.1:0", "agent_socket": f"{directory}/agent.sock", **settings}
+    try:
+        with running(paths, directory, timeout) as said:
+            mine = Local(said["grpc"], str(paths["agent_socket"]), said.get("http", ""), directory, f"{directory}/weightwired.log")
+            with _environment(mine):
+                yield mine
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def running(settings: Settings, directory: str, timeout: float) -> Iterator[Dict[str, str]]:
+    """A `weightwired` with these settings, whose file and log (weightwired.log) lie in `directory`: what its line of readiness says
+    (grpc, http …). None of this process's WEIGHTWIRE_ variables reaches it."""
+    binary, log = program("weightwired"), f"{directory}/weightwired.log"
     with open(f"{directory}/weightwired.yaml", "w") as out:
-        out.writelines(f"{key}: {str(value).lower() if isinstance(value, bool) else value}\n" for key, value in paths.items())
+        out.writelines(f"{key}: {str(value).lower() if isinstance(value, bool) else value}\n" for key, value in settings.items())
     clean = {key: value for key, value in os.environ.items() if not key.startswith("WEIGHTWIRE_")}
-    with open(log, "w") as errors:
+    with open(log, "a") as errors:
         process = subprocess.Popen([sys.executable, "-I", "-S", "-c", _WATCH, str(_STOP_SECONDS), str(binary), "--config", out.name],
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=clean)
     try:
-        said = _ready(process, log, timeout)
-        mine = Local(said["grpc"], said.get("agent", str(paths["agent_socket"])), said.get("http", ""), directory, log)
-        with _environment(mine):
-            yield mine
+        yield _ready(process, log, timeout)
     finally:
         _stop(process)
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _ready(process: "subprocess.Popen[str]", log: str, timeout: float) -> Dict[str, str]:
