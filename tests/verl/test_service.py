@@ -72,9 +72,14 @@ def test_actors_find_it_and_it_ends_with_stop(cluster):
         ray.get(released, timeout=90)
         assert got == version and np.array_equal(params, np.full((7, 3), value, np.float32))
     # The coordinator's actor dies with its process; the one that Ray starts again listens where it did, and knows what is committed.
+    before = coordinators()
+    assert len(before) == 1
     ray.kill(service._actors[0], no_restart=False)
+    end = time.monotonic() + 60
+    while coordinators() & before:
+        assert time.monotonic() < end, "the daemon outlives its actor"
+        time.sleep(0.1)
     with Client(service.address) as client:
-        end = time.monotonic() + 60
         while True:
             try:
                 status = client.status()
@@ -91,7 +96,13 @@ def test_actors_find_it_and_it_ends_with_stop(cluster):
     ray.kill(trainer)
     ray.kill(engine)
     service.stop()
-    assert not [entry for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline") if b"/weightwired" in _read(entry) and b"weightwire-ray-" in _read(entry)]
+    assert not list(pathlib.Path("/tmp").glob("weightwire-ray-*-step"))
+    assert not [line for line in map(_read, pathlib.Path("/proc").glob("[0-9]*/cmdline")) if b"weightwire-ray-" in line and b"weightwired.yaml" in line]
+
+
+def coordinators() -> set:
+    return {path.parent.name for path in pathlib.Path("/proc").glob("[0-9]*/cmdline")
+            if _read(path).split(b"\0")[0].endswith(b"/weightwired") and b"/coordinator-" in _read(path)}
 
 
 def _read(path: pathlib.Path) -> bytes:
@@ -104,6 +115,7 @@ def _read(path: pathlib.Path) -> bytes:
 def test_what_weightwired_refuses_is_raised_and_nothing_is_left(cluster):
     with pytest.raises(ray.exceptions.RayError, match="slot_byte"):
         weightwire.ray.start(job="bad", settings={"slot_byte": 1})
+    assert not list(pathlib.Path("/tmp").glob("weightwire-ray-*-bad"))
 
 
 def test_plaintext_between_nodes_is_refused_unless_it_is_asked_for(cluster, monkeypatch):

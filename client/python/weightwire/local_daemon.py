@@ -26,10 +26,10 @@ _STOP_SECONDS = 15
 #: Ends the daemon when its standard input does, that is when the process that wants it has ended, however it did. (A signal on
 #: the parent's death would come when the thread ends that started it.)
 _WATCH = """
-import subprocess, sys, threading
+import os, subprocess, sys, threading
 daemon = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
 def end():
-    sys.stdin.buffer.read()
+    os.read(0, 1)  # not sys.stdin: the interpreter could not end while a thread reads it
     daemon.terminate()
     try:
         daemon.wait(float(sys.argv[1]))
@@ -86,7 +86,7 @@ def running(settings: Settings, directory: str, timeout: float) -> Iterator[Dict
     with open(f"{directory}/weightwired.yaml", "w") as out:
         out.writelines(f"{key}: {str(value).lower() if isinstance(value, bool) else value}\n" for key, value in settings.items())
     clean = {key: value for key, value in os.environ.items() if not key.startswith("WEIGHTWIRE_")}
-    with open(log, "a") as errors:
+    with open(log, "w") as errors:
         process = subprocess.Popen([sys.executable, "-I", "-S", "-c", _WATCH, str(_STOP_SECONDS), str(binary), "--config", out.name],
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=clean)
     try:

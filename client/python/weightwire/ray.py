@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import os
 import secrets
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
@@ -31,14 +31,19 @@ class _Daemon:
     """One `weightwired` on this actor's node; it ends with the actor, however that ends."""
 
     def __init__(self, settings: Settings, directory: str):
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        self._stack = contextlib.ExitStack()
+        for folder in (Path(directory).parent, Path(directory)):  # of one's own, as its sockets want it; /tmp is there
+            folder.mkdir(mode=0o700, exist_ok=True)
+        self._stack, self._directory = contextlib.ExitStack(), directory
         host = ray.util.get_node_ip_address()
         own = {key: value.replace("{host}", host) if isinstance(value, str) else value for key, value in settings.items()}
         before = Path(directory, "listens")  # where it listened before the actor was restarted: there agents look for it
         if "listen" in own and before.exists():
             own["listen"] = before.read_text()
-        self._said = self._stack.enter_context(running(own, directory, _READY_SECONDS))
+        try:
+            self._said = self._stack.enter_context(running(own, directory, _READY_SECONDS))
+        except BaseException:
+            self._clear()
+            raise
         before.write_text(self._said.get("grpc", ""))
 
     def said(self) -> Dict[str, str]:
@@ -46,6 +51,12 @@ class _Daemon:
 
     def stop(self) -> None:
         self._stack.close()
+        self._clear()
+
+    def _clear(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another one's is in it
+            Path(self._directory).parent.rmdir()
 
 
 @dataclass
@@ -106,7 +117,7 @@ def start(*, job: str = "default", nodes: Optional[Sequence[str]] = None, insecu
     directory = f"/tmp/weightwire-ray-{getpass.getuser()}-{job}"
     common: Settings = {"job": job, "http": f"{host}:0", **({"insecure": True} if insecure and not alone else {})}
     actors: List[Any] = []
-    service = Service("", f"{directory}/agent.sock", wanted, actors)
+    service = Service("", f"{directory}/agent/agent.sock", wanted, actors)
     try:
         place = f"{directory}/coordinator-{secrets.token_hex(4)}"
         actors.append(_actor(wanted[0], {**common, "role": "coordinator", "name": "coordinator", "listen": f"{host}:0",
@@ -114,7 +125,7 @@ def start(*, job: str = "default", nodes: Optional[Sequence[str]] = None, insecu
         service.address = ray.get(actors[0].said.remote())["grpc"]
         for node in wanted:
             actors.append(_actor(node, {**common, "role": "agent", "name": f"agent-{node[:8]}", "coordinator": service.address,
-                                        "agent_socket": service.agent_socket, "data_listen": f"{host}:0", **agent}, directory))
+                                        "agent_socket": service.agent_socket, "data_listen": f"{host}:0", **agent}, f"{directory}/agent"))
         ray.get([actor.said.remote() for actor in actors[1:]])
     except BaseException:
         service.stop()
@@ -124,5 +135,6 @@ def start(*, job: str = "default", nodes: Optional[Sequence[str]] = None, insecu
 
 def _actor(node: str, settings: Settings, directory: str) -> Any:
     where = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-    kind = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=where)(_Daemon)
+    # A call that meets an actor between two lives is made again.
+    kind = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=where)(_Daemon)
     return kind.remote(settings, directory)
