@@ -17,6 +17,11 @@ import pytest
 from demo.fleet import Daemon
 from weightwire import Device, DeviceArray, Publisher, StaleError, Subscriber, TensorMeta
 
+# Whoever starts this in the background may have SIGINT ignored, and so has every process of a test: then nobody is interrupted.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data"
 BINARIES = pathlib.Path(os.environ.get("WEIGHTWIRE_BIN_DIR", ROOT / "build/release/bin"))
