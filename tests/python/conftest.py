@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import pathlib
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
