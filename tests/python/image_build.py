@@ -194,12 +194,23 @@ def test_its_job_is_done_by_its_own_binaries_and_its_health_check_tells_the_livi
     config, root, _ = image
     check = config["Healthcheck"]["Test"][1:]
     with running_cluster(root) as cluster:
-        healthy = lambda: subprocess.run(cluster.pods[COORDINATOR].namespace.enter(*inside(root, *check)), timeout=30).returncode == 0
+        own = dict(entry.split("=", 1) for entry in config["Env"])
+        healthy = lambda: subprocess.run(cluster.pods[COORDINATOR].namespace.enter(*inside(root, *check)), timeout=30, env=own).returncode == 0
         assert not healthy()
         cluster.pods[COORDINATOR].start()
         assert healthy()
         cluster.pods[COORDINATOR].containers["coordinator"].kill()
         move_versions_across_a_coordinators_death(cluster)
+
+
+def test_the_demo_runs_in_it(image):
+    config, root, _ = image
+    # What every container has.
+    mounts = 'mount --rbind /proc "$0/proc"; mount --rbind /dev "$0/dev"; mount -t tmpfs -o mode=1777 none "$0/tmp"; exec "$@"'
+    contained = ["unshare", "--mount", "--propagation", "private", "sh", "-euc", mounts, root]
+    done = subprocess.run([*contained, *inside(root, *config["Entrypoint"], "demo")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=300, env={**dict(entry.split("=", 1) for entry in config["Env"]), "HOME": "/tmp"})
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].endswith(" versions on 3 engines"), done.stdout
 
 
 def test_it_has_ucx(image):

@@ -25,7 +25,7 @@ def free_port() -> int:
 
 @pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize("by", ["file", "environment"])
-def test_a_living_one_is_told_from_a_dead_one(tmp_path, tls, by):
+def test_a_living_one_is_told_from_a_dead_one(tmp_path, monkeypatch, tls, by):
     port, options, environment = free_port(), {}, {**os.environ}
     if tls:
         files = Authority(tmp_path / "authority")
@@ -38,9 +38,12 @@ def test_a_living_one_is_told_from_a_dead_one(tmp_path, tls, by):
                     http=f"127.0.0.1:{port if by == 'file' else 1}", **options)
     try:
         assert healthy(daemon.pid) == 0
+        # Where that process is not to be seen, as from outside of a container, either way is tried.
+        monkeypatch.setenv("WEIGHTWIRE_HTTP", f"127.0.0.1:{port}")
+        assert healthy(os.getpid()) == 0
     finally:
         daemon.kill()
-    assert healthy(daemon.pid) == 1
+    assert healthy(daemon.pid) == healthy(os.getpid()) == 1
 
 
 def test_without_a_listener_it_says_that_there_is_nobody_to_ask(tmp_path, monkeypatch, capsys):

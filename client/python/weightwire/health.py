@@ -6,6 +6,7 @@ Where it listens, and whether over TLS, it is asked itself: with the arguments a
 from __future__ import annotations
 
 import argparse
+import http.client
 import os
 import re
 import ssl
@@ -22,28 +23,37 @@ _SECONDS = 5
 
 
 def settings_of(pid: int) -> Dict[str, str]:
-    """`weightwired --print-config` for another one's arguments and environment; those of a fresh one where it is not to be seen."""
+    """`weightwired --print-config` with the arguments and the environment of that process; with those of this one, and without a
+    word on TLS, where no weightwired is to be seen there."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:-1]
+        called, *words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        environment = dict(os.fsdecode(one).split("=", 1) for one in variables if b"=" in one)
-    except OSError:
-        words, environment = [], dict(os.environ)
+        seen = os.path.basename(called) == b"weightwired"
+    except (OSError, ValueError):
+        seen = False
+    environment = dict(os.fsdecode(one).split("=", 1) for one in variables if b"=" in one) if seen else dict(os.environ)
+    words = words if seen else []
     done = subprocess.run([str(program("weightwired")), *map(os.fsdecode, words), "--print-config"], env=environment, stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL, text=True, timeout=_SECONDS)
-    return {name: value.strip('"') for name, value in re.findall(r"^(\w+): *(\S*)", done.stdout, re.M)}
+    settings = {name: value.strip('"') for name, value in re.findall(r"^(\w+): *(\S*)", done.stdout, re.M)}
+    return settings if seen else {"http": settings.get("http", "127.0.0.1:7412")}
 
 
 def alive(settings: Dict[str, str]) -> bool:
-    """Whether /healthz answers. Over TLS nobody is authenticated: the question is whether somebody is there."""
-    host, _, port = settings.get("http", "127.0.0.1:7412").rpartition(":")
+    """Whether /healthz answers, in either way where it is not known in which. Over TLS nobody is authenticated: the question is
+    whether somebody is there."""
+    known = settings.get("http_tls")
+    return any(_answers(settings["http"], scheme) for scheme in (["https"] if known == "true" else ["http"] if known else ["http", "https"]))
+
+
+def _answers(address: str, scheme: str) -> bool:
+    host, _, port = address.rpartition(":")
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
-    scheme = "https" if settings.get("http_tls") == "true" else "http"
     anyone = ssl._create_unverified_context() if scheme == "https" else None
     try:
         with urllib.request.urlopen(f"{scheme}://{host}:{port}/healthz", timeout=_SECONDS, context=anyone) as answer:
             return bool(answer.read().startswith(b"alive"))
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return False
 
 
