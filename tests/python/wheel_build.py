@@ -62,7 +62,7 @@ def test_a_gpu_kit_is_small_and_runs_offline_over_the_fake_library(tmp_path):
     subprocess.run([ROOT / "dev", "gpu-kit", tmp_path / "kit"], check=True, stdout=subprocess.DEVNULL)
     size = sum(path.stat().st_size for path in (tmp_path / "kit").rglob("*"))
     began = time.monotonic()
-    done = subprocess.run(["unshare", "--net", tmp_path / "kit/run.sh", "--small", "--library", ROOT / "build/release/lib/libfake_cuda.so",
+    done = subprocess.run(["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", tmp_path / "kit/run.sh", "--small", "--library", ROOT / "build/release/lib/libfake_cuda.so",
                            "--out", tmp_path / "out"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=540,
                           env={"PATH": os.environ["PATH"], "PYTHON": sys.executable, "HOME": str(tmp_path)})
     assert done.returncode == 0, done.stdout
