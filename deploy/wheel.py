@@ -187,19 +187,24 @@ def licences(folder: Path, packages: Iterable[str], sources: Iterable[Tuple[str,
         shutil.copy(source / "debian/copyright", folder / f"{name}.copyright")
 
 
+def prepare(work: Path) -> Tuple[Dict[str, Path], Path]:
+    """What links need beside Debian's static libraries: the archives made here, by their names, and the object of wheel_compat.c."""
+    work.mkdir(parents=True, exist_ok=True)
+    compat = work / "compat.o"
+    run(["cc", "-O2", "-fPIC", "-fvisibility=hidden", "-c", str(ROOT / "deploy/wheel_compat.c"), "-o", str(compat)])
+    return {source.library: compile_source(work, source) for source in SOURCES}, compat
+
+
 def main(build: Path, pure: Path, dist: Path) -> None:
     work = build.parent / "wheel"
     shutil.rmtree(work / "tree", ignore_errors=True)
-    (work / "bin").mkdir(parents=True, exist_ok=True)
     known = run(["ninja", "-C", str(build), "-t", "targets", "all"])
     programs = {target: entry for target, entry in PROGRAMS.items() if f"\n{target}: phony" in known}
     if absent := sorted(PROGRAMS.keys() - programs.keys()):
         print(f"wheel.py: without {', '.join(PROGRAMS[target][0] for target in absent)}, which this build has not")
     run(["ninja", "-C", str(build), *programs])
-    archives = {source.library: compile_source(work, source) for source in SOURCES}
+    archives, compat = prepare(work)
     folders = [(source.package, fetch(work, source)) for source in SOURCES]
-    compat = work / "compat.o"
-    run(["cc", "-O2", "-fPIC", "-fvisibility=hidden", "-c", str(ROOT / "deploy/wheel_compat.c"), "-o", str(compat)])
     run([sys.executable, "-m", "wheel", "unpack", "-d", str(work / "tree"), str(pure)])
     (tree,) = (work / "tree").iterdir()
     binaries, used = tree / "weightwire/bin", set()

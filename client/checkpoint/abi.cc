@@ -165,7 +165,6 @@ Status AddDelta(const char* name, std::span<const std::byte> base, std::span<con
                         CodeOf(order, base.subspan(at, bytes), now.subspan(at, bytes)));
     sum->changed += code.changes;
     sum->coded_bytes += code.bytes.empty() ? bytes : code.bytes.size();
-    sum->whole_blocks += code.bytes.empty() ? 1 : 0;
   }
   return OkStatus();
 }

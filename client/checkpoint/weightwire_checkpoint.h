@@ -74,10 +74,8 @@ int32_t ww_checkpoint_read(void* target, int32_t fd, int64_t offset, const char*
 /* Of blocks of WW_CHECKPOINT_DELTA_BLOCK bytes, the last one shorter. */
 #define WW_CHECKPOINT_DELTA_BLOCK (1 << 20)
 typedef struct {
-  uint64_t changed; /* elements that differ */
-  uint64_t
-      coded_bytes; /* of each block the shorter of its code (server/delta/coder.h) and itself */
-  uint64_t whole_blocks; /* blocks that are shorter than their code */
+  uint64_t changed;     /* elements that differ */
+  uint64_t coded_bytes; /* of each block the shorter of its code (delta/coder.h) and itself */
 } ww_checkpoint_delta;
 
 /* Adds to `sum` what makes `now` of `base`, both `bytes` of elements of `dtype` (safetensors' name

@@ -29,11 +29,7 @@ def main(build: Path, package: Path, kit: Path) -> None:
         print(f"make.py: without {', '.join(absent)}, which this build has not (no CUDA toolkit): their checks are named as not run")
     if programs:
         wheel.run(["ninja", "-C", str(build), *programs])
-    work = build.parent / "wheel"
-    work.mkdir(exist_ok=True)
-    own = {source.library: wheel.compile_source(work, source) for source in wheel.SOURCES}
-    compat = work / "compat.o"
-    wheel.run(["cc", "-O2", "-fPIC", "-fvisibility=hidden", "-c", str(HERE.parent / "wheel_compat.c"), "-o", str(compat)])
+    own, compat = wheel.prepare(build.parent / "wheel")
     for name in programs:
         wheel.link(build, name, kit / "bin" / name, own, compat, ())
         wheel.check(kit / "bin" / name, ("libweightwire_cuda.so",))  # the one in the package

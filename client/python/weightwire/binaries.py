@@ -28,9 +28,8 @@ def folders() -> Iterator[Path]:
 def find(name: str) -> Optional[Path]:
     """The file in the first of `folders` that has it, else, without WEIGHTWIRE_BIN_DIR, the program of that name on PATH; None: it
     is nowhere."""
-    for folder in folders():
-        if (folder / name).is_file():
-            return folder / name
+    if inside := _in_folders(name):
+        return inside
     found = None if os.environ.get("WEIGHTWIRE_BIN_DIR") else shutil.which(name)
     return Path(found) if found and _is_binary(Path(found)) else None
 
@@ -48,10 +47,11 @@ def program(name: str) -> Path:
 
 def library(name: str) -> str:
     """The path of a shared library, or its name for the loader to find."""
-    for folder in folders():
-        if (folder / name).is_file():
-            return str(folder / name)
-    return name
+    return str(_in_folders(name) or name)
+
+
+def _in_folders(name: str) -> Optional[Path]:
+    return next((folder / name for folder in folders() if (folder / name).is_file()), None)
 
 
 def _is_binary(path: Path) -> bool:

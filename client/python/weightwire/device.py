@@ -29,7 +29,7 @@ class Device:
     """A GPU for `Publisher` and `Subscriber`: parameters or stage lie in its memory, lent by the agent.
 
     gpu:     its UUID as `nvidia-smi -L` has it ("GPU-8932f937-…"), or its index in this process
-    library: libweightwire_cuda.so; default: $WEIGHTWIRE_CUDA, else the loader's
+    library: libweightwire_cuda.so; default: $WEIGHTWIRE_CUDA, else the package's or the build's, else the loader's
 
     Raises UnavailableError when the library cannot be loaded or sees no GPU, RefusedError when it does not see this one.
     Untested on hardware.

@@ -57,7 +57,7 @@ class Collective:
     group:        any name that exactly these members use, e.g. of a layout class
     timeout:      seconds that forming and each operation may take when they say nothing else
     library, nccl_library, cuda_library: files; WEIGHTWIRE_NCCL, WEIGHTWIRE_NCCL_LIBRARY, WEIGHTWIRE_CUDA_LIBRARY or
-                  the loader's search when not given
+                  the loader's search when not given; `library` is looked for in the package and the build before
 
     An operation returns when its bytes are there, or raises when it has failed and the communicator was aborted: no
     memory is touched any more, the coordinator was told, and `form` goes on in the next epoch. After an error whose

@@ -41,7 +41,7 @@ class _Block(ctypes.Structure):
 
 
 class _Delta(ctypes.Structure):
-    _fields_ = [("changed", ctypes.c_uint64), ("coded_bytes", ctypes.c_uint64), ("whole_blocks", ctypes.c_uint64)]
+    _fields_ = [("changed", ctypes.c_uint64), ("coded_bytes", ctypes.c_uint64)]
 
 
 _TEXT, _ANSWER = ctypes.c_char_p, ctypes.POINTER(_Answer)
