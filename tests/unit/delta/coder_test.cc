@@ -191,7 +191,7 @@ double Entropy(const Counts& counts, double count) {
 // What an optimizer does: fp32 masters N(0, 0.02), steps of about the learning rate. The code's
 // size is compared with the content of positions and steps, and with zstd (level 1) of the XOR of
 // both versions.
-TEST(Coder, IsNearTheEntropyAndAtMostElevenTwentiethsOfXorAndZstd) {
+TEST(Coder, IsNearTheEntropyAndFromThreePercentOnAtMostElevenTwentiethsOfXor) {
   constexpr size_t kElements = 512 << 10, kBytes = kElements * 2;
   Coder coder(kBytes);
   for (const float rate : {1e-7f, 1e-6f, 3e-6f}) {
