@@ -136,7 +136,8 @@ struct Options {
   Incarnation incarnation{};
   std::string host;
   std::map<std::string, std::string> addresses;  ///< of the data-plane transports
-  uint64_t stage_bytes_max = 0;  ///< budget for stages and snapshots; 0 = half of the memory
+  uint64_t stage_bytes_max = 0;      ///< budget for stages and snapshots; 0 = half of the memory
+  transfer::DeltaPolicy delta = {};  ///< of trainer ranks
   /// Versions that an engine rank holds beside the one that it serves, for rollbacks: 1 to
   /// memory::kBuffersMax − 1. The oldest gives way to the version that is being moved.
   uint32_t retain_versions = memory::kBuffersUsual - 1;

@@ -85,6 +85,7 @@ epoch::Report TransferReportOf(const Attempt& attempt) {
   report.bytes = staged.bytes;
   report.bytes_by_transport = staged.bytes_by_transport;
   report.bytes_kept = staged.bytes_kept;
+  report.delta = staged.delta;
   report.rereads = staged.rereads;
   report.seconds = std::chrono::duration<double>(attempt.ended - attempt.started).count();
   report.spans = WithParts(SpanOf("stage", attempt.started, attempt.ended), staged.spans);

@@ -211,6 +211,7 @@ void Participant::StartSource(const std::shared_ptr<Attempt>& attempt) {
     job.heads = memory_->heads();
     job.generations = memory_->generations();
     job.served = memory_->served();
+    job.delta = memory_->delta();
   }
   services_->transfers.StartSource(
       std::move(job), [self = shared_from_this(), attempt](Result<transfer::SourceReport> result) {

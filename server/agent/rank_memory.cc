@@ -137,6 +137,22 @@ Status RankMemory::Bind(const std::vector<TensorBinding>& bindings) {
   return OkStatus();
 }
 
+// Files take no memory of the budget: the kernel takes theirs back when it needs it.
+const std::shared_ptr<transfer::DeltaBases>& RankMemory::delta() {
+  using Share = transfer::DeltaBases::Share;
+  const transfer::DeltaPolicy& policy = services_->options.delta;
+  if (!delta_ && policy.mode != transfer::DeltaPolicy::Mode::kOff) {
+    const auto admit = [services = services_, name = name_,
+                        counts = policy.folder.empty()](uint64_t bytes) -> Result<Share> {
+      if (!counts) return Share();
+      WW_ASSIGN(Budget::Share share, services->budget->AdmitStaging(name + ": delta base", bytes));
+      return Share(std::make_shared<Budget::Share>(std::move(share)));
+    };
+    delta_ = std::make_shared<transfer::DeltaBases>(policy, admit);
+  }
+  return delta_;
+}
+
 Status RankMemory::MarkChanged(const std::vector<uint32_t>& unchanged) {
   std::vector<bool> same(generations_.size());
   for (const uint32_t tensor : unchanged) {

@@ -65,6 +65,8 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   }
   /// Of what a trainer's rank served last (transfer::SourceJob::heads).
   const std::shared_ptr<transfer::Heads>& heads() const { return heads_; }
+  /// What a trainer's rank sent last (transfer::SourceJob::delta); null where nothing is coded.
+  const std::shared_ptr<transfer::DeltaBases>& delta();
   /// Every bound tensor but the `unchanged` ones may hold other bytes now.
   ///   kInvalidArgument / kInvalidRequest  an index that is not of the layout
   Status MarkChanged(const std::vector<uint32_t>& unchanged);
@@ -100,6 +102,7 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   std::unique_ptr<memory::StageBuffers> stage_;
   std::array<std::shared_ptr<transfer::Kept>, memory::kBuffersMax> kept_;
   const std::shared_ptr<transfer::Heads> heads_ = std::make_shared<transfer::Heads>();
+  std::shared_ptr<transfer::DeltaBases> delta_;
   std::vector<uint64_t> generations_;
   const std::shared_ptr<std::map<PlanId, transfer::ServedSums>> served_ =
       std::make_shared<std::map<PlanId, transfer::ServedSums>>();

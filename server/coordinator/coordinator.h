@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/base/clock.h"
+#include "server/base/delta_figures.h"
 #include "server/base/executor.h"
 #include "server/base/note.h"
 #include "server/control/control.h"
@@ -119,6 +120,7 @@ struct EpochStatus {
   int64_t bytes = 0;
   std::map<std::string, int64_t> bytes_by_transport;  ///< those that moved
   int64_t bytes_kept = 0;                             ///< those that the engines had already
+  DeltaFigures delta;                                 ///< made of what changed
   double flip_seconds_max = 0;
   std::vector<PlanId> plans;
   std::string content_root;  ///< of what was committed, when it has been verified

@@ -87,6 +87,7 @@ EpochStatus EpochRun::ToStatus(Nanos now, size_t lines_max,
   for (const auto& [member, figures] : staged) {
     status.bytes += figures.bytes;
     status.bytes_kept += figures.bytes_kept;
+    status.delta += figures.delta;
     for (const auto& [transport, bytes] : figures.bytes_by_transport) {
       status.bytes_by_transport[transport] += bytes;
     }

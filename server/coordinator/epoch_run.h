@@ -57,6 +57,7 @@ struct EpochRun {
     int64_t bytes = 0;
     std::map<std::string, int64_t> bytes_by_transport;
     int64_t bytes_kept = 0;
+    DeltaFigures delta;
   };
   std::map<epoch::Member, Figures> staged;
   double flip_seconds_max = 0;

@@ -87,7 +87,8 @@ void AddFigures(EpochRun& run, const epoch::Report& report) {
                        run.state.roster.Has(staged->member);
     if (!first) return;
     run.keeps[staged->member] = staged->keeps;
-    run.staged[staged->member] = {staged->bytes, staged->bytes_by_transport, staged->bytes_kept};
+    run.staged[staged->member] = {staged->bytes, staged->bytes_by_transport, staged->bytes_kept,
+                                  staged->delta};
   }
   if (const auto* applied = std::get_if<epoch::SwappedReport>(&report)) {
     run.flip_seconds_max = std::max(run.flip_seconds_max, applied->flip_seconds);

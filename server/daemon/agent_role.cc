@@ -194,6 +194,7 @@ Status AgentRole::MakeAgent(const Config& config, const Host& host, CoordinatorR
   options.host = HostIdentity();
   options.addresses = addresses_;
   options.stage_bytes_max = config.stage_bytes_max;
+  options.delta = {config.delta, config.delta_chain_max, config.delta_folder};
   options.retain_versions = config.retain_versions;
   options.gpu_pools = gpu_pools_;
   options.notes = rpc::LogNote;

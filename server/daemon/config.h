@@ -13,6 +13,7 @@
 #include "server/coordinator/fanout.h"
 #include "server/memory/stage_store.h"
 #include "server/tls/tls_files.h"
+#include "server/transfer/delta_policy.h"
 #include "server/transport/tcp/tcp_transport.h"
 #include "server/transport/ucx/ucx_transport.h"
 
@@ -82,6 +83,9 @@ struct Config {
   uint32_t gets_in_flight = 16;
   uint32_t progress_timeout_ms = 30'000;
   uint64_t stage_bytes_max = 0;
+  transfer::DeltaPolicy::Mode delta = transfer::DeltaPolicy::Mode::kAuto;
+  std::string delta_folder;
+  uint32_t delta_chain_max = 4;
   Gpu gpu = Gpu::kOff;
   uint64_t gpu_slab_bytes = 0;
   std::string gpu_library;

@@ -277,6 +277,20 @@ std::vector<Key> MakeKeys() {
       Numeric<uint64_t>("stage_bytes_max", "BYTES",
                         "budget of stages and snapshots; 0: half of RAM, or of the cgroup's limit",
                         &Config::stage_bytes_max, 0, 1'024 * kTiB),
+      Choice<transfer::DeltaPolicy::Mode>(
+          "delta",
+          "send only what changed since earlier versions: auto, over a network or a rate limit and "
+          "while it pays; always, wherever memory is not mapped; keeps a copy of what was sent",
+          &Config::delta,
+          {{"auto", transfer::DeltaPolicy::Mode::kAuto},
+           {"always", transfer::DeltaPolicy::Mode::kAlways},
+           {"off", transfer::DeltaPolicy::Mode::kOff}}),
+      Text("delta_folder", "FOLDER",
+           "where that copy lies, as files without a name; empty: in memory, of stage_bytes_max",
+           &Config::delta_folder),
+      Numeric<uint32_t>("delta_chain_max", "N",
+                        "versions that an engine may have missed and still needs only changes",
+                        &Config::delta_chain_max, 1, 64),
       Choice<Gpu>(
           "gpu",
           "lend GPU memory to ranks that ask for it: auto, host memory where there is none; "

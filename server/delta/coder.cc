@@ -153,6 +153,10 @@ DeltaOrder OrderOf(layout::DType dtype) {
   WW_CHECK(false);
 }
 
+uint32_t ChangesOf(std::span<const std::byte> code) {
+  return code.size() < kHeaderBytes ? 0 : Read(code.data()).changes;
+}
+
 Coder::Coder(size_t block_bytes_max)
     : block_bytes_max_(block_bytes_max), scratch_(std::make_unique<Scratch>(block_bytes_max)) {
   WW_CHECK(block_bytes_max < uint64_t{1} << 32);

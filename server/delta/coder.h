@@ -32,6 +32,9 @@ inline constexpr size_t kHeaderBytes = 32;
 
 kernels::DeltaOrder OrderOf(layout::DType dtype);
 
+/// How many elements the code says it changes; 0 where it is too short to say.
+uint32_t ChangesOf(std::span<const std::byte> code);
+
 /// Makes and applies codes of blocks up to a size, in memory of its own of about three times that
 /// size. One thread at a time.
 class Coder {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "server/base/clock.h"
+#include "server/base/delta_figures.h"
 #include "server/base/ids.h"
 #include "server/base/status.h"
 
@@ -225,6 +226,7 @@ struct StagedReport {
   /// with one buffer.
   Contents keeps = {};
   std::vector<Span> spans = {};
+  DeltaFigures delta = {};  ///< `code_bytes` are part of bytes_by_transport
   friend bool operator==(const StagedReport&, const StagedReport&) = default;
 };
 /// Sent by the leader's agent once: all ranks of the engine serve `epoch`.

@@ -138,6 +138,16 @@ void DeclareTransfers(Sink& sink) {
                       std::move(of_gpus));
   sink.DeclareCounter("transfer_bytes_kept_total",
                       "Payload bytes that were not read because the target had them already");
+  sink.DeclareCounter("transfer_bytes_delta_total",
+                      "Payload bytes that were made of what changed since earlier versions: made, "
+                      "and the bytes of code that were read for them",
+                      Each("kind", {"made", "code"}));
+  sink.DeclareCounter("delta_elements_total",
+                      "Elements that were made of what changed, and those of them that changed",
+                      Each("kind", {"all", "changed"}));
+  sink.DeclareCounter("delta_mismatches_total",
+                      "Segments that came out with another sum, and were read as they are",
+                      Each("transport", transports));
   sink.DeclareHistogram("transfer_seconds", "Time of one rank's transfer", Seconds(),
                         Each("transport", transports));
   sink.DeclareCounter("transfers_started_total", "Transfers of a rank that were started");

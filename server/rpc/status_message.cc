@@ -129,6 +129,10 @@ void SetEpoch(const coordinator::EpochStatus& from, v1::StatusResponse::Epoch* t
   to->mutable_bytes_by_transport()->insert(from.bytes_by_transport.begin(),
                                            from.bytes_by_transport.end());
   to->set_bytes_kept(from.bytes_kept);
+  to->set_delta_bytes(from.delta.bytes);
+  to->set_delta_code_bytes(from.delta.code_bytes);
+  to->set_delta_elements(from.delta.elements);
+  to->set_delta_changed(from.delta.changed);
   to->set_flip_seconds_max(from.flip_seconds_max);
   for (const PlanId& plan : from.plans) *to->add_plans() = wire::ToProto(plan);
   to->set_content_root(from.content_root);

@@ -8,6 +8,7 @@
 #include "server/base/executor.h"
 #include "server/memory/slot_pool.h"
 #include "server/metrics/metrics.h"
+#include "server/transfer/delta_base.h"
 #include "server/transfer/fetch.h"
 #include "server/transfer/gpu_direct.h"
 #include "server/transfer/notify.h"
@@ -35,6 +36,7 @@ struct Context {
   std::unique_ptr<memory::SlotPool> scratch;
   GpuPoolMap gpu_pools;  ///< empty where no transport reaches GPU memory
   TicketTable tickets;
+  DeltaCoders delta_coders;
   std::shared_ptr<NotifyQueue> notifies;
   RateLimits egress;   ///< slots on their way out, by the agents that read them
   RateLimits ingress;  ///< Gets, by the agents that they read from
@@ -49,6 +51,7 @@ struct Context {
         workers(workers_in),
         metrics(metrics_in),
         tickets(options.self, options.proof_required),
+        delta_coders(static_cast<size_t>(options.tuning.segment_bytes_max)),
         notifies(std::make_shared<NotifyQueue>(strand_in)),
         egress(options.tuning.rate_limit, options.tuning.peer_rate_limit),
         ingress(options.tuning.rate_limit, options.tuning.peer_rate_limit) {}

@@ -121,6 +121,7 @@ void Core::Route(const EndpointPtr& endpoint, const Notify& notify) {
     case NotifyType::kReady:
     case NotifyType::kFail:
     case NotifyType::kWaiting:
+    case NotifyType::kDelta:
       if (auto run = FindTarget({notify.key.epoch, notify.key.reader})) {
         run->OnNotify(endpoint, notify);
       }

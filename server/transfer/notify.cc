@@ -14,6 +14,8 @@
 //            56 u32 slot
 //   CREDIT   32 u32 slot   36 u64 bytes_kept
 //   CLOSE, FAIL   32 u32 code   36 u32 reason
+//   DELTA    32 u64 memory.id   40 u64 memory.generation   48 u32 newest bytes   52 u32 bytes
+//            56 u32 slot
 namespace weightwire::transfer {
 namespace {
 
@@ -39,6 +41,8 @@ size_t BodyBytes(NotifyType type) {
       return 8;
     case NotifyType::kWaiting:
       return 4;
+    case NotifyType::kDelta:
+      return 28;
   }
   return 0;
 }
@@ -134,6 +138,13 @@ Status TakeBody(Reader& reader, Notify* out) {
     case NotifyType::kWaiting:
       out->slot = reader.Take<uint32_t>();
       return OkStatus();
+    case NotifyType::kDelta:
+      out->memory = reader.TakeKey();
+      out->delta_newest_bytes = reader.Take<uint32_t>();
+      out->delta_bytes = reader.Take<uint32_t>();
+      out->slot = reader.Take<uint32_t>();
+      if (out->delta_newest_bytes > out->delta_bytes) return Malformed("more new than all bytes");
+      return OkStatus();
   }
   return Unknown("type", static_cast<uint64_t>(out->type));
 }
@@ -156,6 +167,8 @@ std::string_view NotifyTypeName(NotifyType type) {
       return "fail";
     case NotifyType::kWaiting:
       return "waiting";
+    case NotifyType::kDelta:
+      return "delta";
   }
   return "unknown";
 }
@@ -197,6 +210,12 @@ NotifyBytes EncodeNotify(const Notify& notify) {
       writer.Put(static_cast<uint32_t>(notify.reason));
       break;
     case NotifyType::kWaiting:
+      writer.Put(notify.slot);
+      break;
+    case NotifyType::kDelta:
+      writer.Put(notify.memory);
+      writer.Put(notify.delta_newest_bytes);
+      writer.Put(notify.delta_bytes);
       writer.Put(notify.slot);
       break;
   }

@@ -30,6 +30,10 @@ enum class NotifyType : uint8_t {
   /// source → reader: `slot` has not come to the source yet, which is alive. Only to readers whose
   /// session has transport::kFeatureHearsWaiting.
   kWaiting = 7,
+  /// source → reader: what changed in `slot` since earlier versions may be read (delta_slot.h),
+  /// instead of the slot that is announced next. Only to readers whose session has
+  /// transport::kFeatureTakesDelta.
+  kDelta = 8,
 };
 /// "open", "ready", …
 std::string_view NotifyTypeName(NotifyType type);
@@ -66,11 +70,15 @@ struct Notify {
   // kBinding
   transport::RegionKey binding{};  ///< one piece for each tensor of the source's binding
   transport::RegionKey sums{};     ///< one piece; kReady says where a slot's sums are
-  // kReady, kCredit, kWaiting
+  // kReady, kCredit, kWaiting, kDelta
   uint32_t slot = 0;
+  // kReady, kDelta
+  transport::RegionKey memory{};  ///< the slot, or its SlotDelta; unused by a mapping reader
+  // kDelta
+  uint32_t delta_newest_bytes = 0;  ///< of the SlotDelta: to the end of the newest codes
+  uint32_t delta_bytes = 0;         ///< all of it
   // kReady
-  transport::RegionKey memory{};  ///< the slot; unused by a mapping reader
-  uint64_t offset = 0;            ///< of the slot's sums in the `sums` export; 0 for other readers
+  uint64_t offset = 0;  ///< of the slot's sums in the `sums` export; 0 for other readers
   /// No segment of the slot is as in the version before, as far as the source knows: its reader may
   /// as well read the bytes first, and the sums last. Never told to a mapping reader.
   bool changed = false;

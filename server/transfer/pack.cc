@@ -108,7 +108,7 @@ bool AllDiffer(std::span<const uint64_t> heads, std::span<const uint64_t> before
 PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t slot,
                     const Binding& binding, int64_t direct_run_bytes_min, const SlotMemory& memory,
                     const std::vector<bool>& known, std::span<uint64_t> sums, LeavingSums* leaving,
-                    const std::atomic<bool>& stop) {
+                    const std::atomic<bool>& stop, SlotDeltaMaker* delta) {
   const plan::SlotSpan& span = schedule.slots[slot];
   const bool packs = memory.packed.region != nullptr;
   const bool on_device = packs && memory.packed.region->on_device();
@@ -134,7 +134,8 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
         (on_device || !tensor.region->on_device()) && SourceIsDirect(copy, direct_run_bytes_min);
     if (direct) {
       for (const Run& run : SourceRuns(copy)) builder.FromTensor(tensor, run);
-      if (leaving != nullptr || (!known.empty() && known[index])) continue;
+      const bool has_sum = !known.empty() && known[index];
+      if (leaving != nullptr || (has_sum && (delta == nullptr || delta->Has(i, sums[i])))) continue;
     } else {
       builder.FromSlot(offset + static_cast<uint64_t>(segment.bytes));
       packed.bytes_packed += segment.bytes;
@@ -150,6 +151,22 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
     } else {
       sums[i] = *sum;
     }
+    if (delta == nullptr || delta->Has(i, *sum)) continue;
+    const auto bytes = static_cast<uint64_t>(segment.bytes);
+    const std::byte* together = direct ? source.at : memory.packed.data() + offset;
+    if (direct && SourceRuns(copy).size() > 1) {
+      const std::span<std::byte> scratch = delta->Scratch(bytes);
+      packed.status = device::Copy({scratch.data()}, source, kernels::WithPackedTarget(copy.box),
+                                   copy.from, copy.to);
+      if (!packed.status.ok()) return packed;
+      together = scratch.data();
+    }
+    delta->Add(i, {together, bytes}, *sum);
+  }
+  if (delta != nullptr) {
+    packed.delta = delta->Finish(sums);
+    packed.delta_changed_bytes = delta->changed_bytes();
+    packed.delta_code_bytes = delta->code_bytes();
   }
   builder.FromSlot(static_cast<uint64_t>(span.bytes));
   if (leaving != nullptr) return packed;

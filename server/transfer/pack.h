@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "server/plan/segments.h"
+#include "server/transfer/delta_slot.h"
 #include "server/transfer/leaving_sums.h"
 #include "server/transfer/transfer.h"
 #include "server/transport/transport.h"
@@ -20,6 +21,8 @@ struct PackedSlot {
   std::vector<uint64_t> heads;   ///< HeadsOf the slot; empty where nobody asked for them
   /// Has the sums, of which some are not made yet; null: all are.
   std::shared_ptr<LeavingSums> leaving;
+  std::optional<SlotDelta> delta;
+  uint64_t delta_changed_bytes = 0, delta_code_bytes = 0;  ///< StreamBase::Count
   Status status;  ///< not OK: a GPU failed, and the rest is worthless
 };
 
@@ -58,11 +61,14 @@ struct SlotMemory {
 /// Sums that are `known` (as in SumSegments) are not made: the bytes of such a segment are read
 /// only where they have to be packed.
 ///
+/// With `delta`, each segment is coded just after it was summed, and the result is in the packed
+/// slot. Never together with `leaving`, nor where tensors lie in a GPU's memory.
+///
 /// Pure but for the memory it is given; runs on any thread. Gives up between segments when `stop`
 /// is set; the result is then worthless. The slice must have passed ValidateSlice.
 PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t slot,
                     const Binding& binding, int64_t direct_run_bytes_min, const SlotMemory& memory,
                     const std::vector<bool>& known, std::span<uint64_t> sums, LeavingSums* leaving,
-                    const std::atomic<bool>& stop);
+                    const std::atomic<bool>& stop, SlotDeltaMaker* delta = nullptr);
 
 }  // namespace weightwire::transfer

@@ -3,8 +3,11 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
+
+#include "server/transfer/delta_base.h"
 
 namespace weightwire::transfer {
 
@@ -12,7 +15,9 @@ namespace weightwire::transfer {
 /// them on waits for it. Strand-only; shared by the two.
 class SlotBitmap {
  public:
-  void Add(uint32_t stream, uint32_t slot) {
+  /// `delta`: what it was made of, where it was made so; region null: it was read.
+  void Add(uint32_t stream, uint32_t slot, SlotDelta delta = {}) {
+    if (delta.region) deltas_[{stream, slot}] = std::move(delta);
     std::vector<bool>& slots = slots_[stream];
     if (slots.size() <= slot) slots.resize(slot + 1);
     slots[slot] = true;
@@ -22,6 +27,12 @@ class SlotBitmap {
     const auto found = slots_.find(stream);
     return found != slots_.end() && slot < found->second.size() && found->second[slot];
   }
+  /// Once.
+  std::optional<SlotDelta> TakeDelta(uint32_t stream, uint32_t slot) {
+    const auto found = deltas_.find({stream, slot});
+    if (found == deltas_.end()) return std::nullopt;
+    return std::move(deltas_.extract(found).mapped());
+  }
   /// The target job has failed: nothing more will come.
   void Abandon() { abandoned_ = true; }
   bool abandoned() const { return abandoned_; }
@@ -30,6 +41,7 @@ class SlotBitmap {
 
  private:
   std::map<uint32_t, std::vector<bool>> slots_;
+  std::map<std::pair<uint32_t, uint32_t>, SlotDelta> deltas_;
   std::function<void(uint32_t)> listener_;
   bool abandoned_ = false;
 };

@@ -52,6 +52,9 @@ void SourceRun::FollowPlans() {
     });
   };
   if (job_.served) std::erase_if(*job_.served, of_no_leg);
+  if (job_.delta) {
+    job_.delta->Follow([&](const PlanId& plan) { return !of_no_leg(std::pair(plan, 0)); });
+  }
   if (!job_.heads) return;
   std::erase_if(*job_.heads, of_no_leg);
   for (const SourceAssignment& assignment : job_.assignments)
@@ -278,6 +281,7 @@ void SourceRun::Changed() {
   if (revokes_left_ > 0) return;
   forgotten_ = true;
   context_->strand.Cancel(grace_timer_);
+  for (const auto& stream : streams_) stream->End();
   forget_();
   for (auto& drained : drained_) context_->strand.Post(std::move(drained));
 }

@@ -96,6 +96,35 @@ bool SourceStream::MaySumLater() const {
   return !reader.maps && context().TransportOf(name)->capabilities().tells_leaving;
 }
 
+bool SourceStream::TakesDelta(const Reader& reader) const {
+  return !reader.maps && (reader.endpoint->hello().features & transport::kFeatureTakesDelta) != 0;
+}
+
+void SourceStream::ChooseDelta() {
+  if (std::exchange(delta_chosen_, true)) return;
+  DeltaBases* bases = run_.job().delta.get();
+  if (bases == nullptr || bases->policy().mode == DeltaPolicy::Mode::kOff || device_ != nullptr) {
+    return;
+  }
+  const Tuning& tuning = context().tuning();
+  const bool adaptive = bases->policy().mode == DeltaPolicy::Mode::kAuto;
+  const bool limited = tuning.rate_limit > 0 || tuning.peer_rate_limit > 0;
+  const bool wanted = std::ranges::any_of(readers_, [&](const auto& entry) {
+    const Reader& reader = entry.second;
+    const bool narrow =
+        limited || (reader.endpoint->hello().features & transport::kFeatureNarrowRoad) != 0;
+    return !reader.gone && TakesDelta(reader) && (narrow || !adaptive);
+  });
+  if (!wanted) return;
+  std::shared_ptr<StreamBase> base = bases->Of(plan_, stream_.id, schedule_);
+  if (base && base->Begin(adaptive)) base_ = std::move(base);
+}
+
+void SourceStream::End() {
+  if (base_) base_->End();
+  base_.reset();
+}
+
 Status SourceStream::CheckOpen(const transport::Endpoint& endpoint, const Notify& open) const {
   const Tuning& tuning = context().tuning();
   if (stopped_) return status_;
@@ -197,6 +226,7 @@ void SourceStream::OnCredit(uint64_t endpoint, const Notify& credit) {
     slot->second.first_credit = context().clock.Now();
     NoteServed(schedule_.slots[credit.slot]);  // all of the slot's sums are there by now
   }
+  if (!reader->maps) PayLater(*reader, bytes - credit.bytes_kept, slot->second.paced_bytes);
   context().metrics.Add("transfer_bytes_total", static_cast<double>(bytes - credit.bytes_kept),
                         {{"transport", reader->endpoint->transport_name()}, {"direction", "out"}});
   if (device_ != nullptr && !reader->maps) {
@@ -444,6 +474,7 @@ memory::RegionSpan SourceStream::SumsOf(uint32_t slot) const {
 void SourceStream::Advance() {
   if (!MayStartSlot()) return;
   const bool packs = NeedsBytes();
+  if (packs) ChooseDelta();
   if (packs && pool_ == nullptr) {
     if (Status status = ChoosePool(); !status.ok()) {
       Stop(status);
@@ -487,13 +518,15 @@ void SourceStream::StartSlot(memory::RegionSpan memory, FairSemaphore* gate) {
   }
   packing_.Begin(context().clock.Now());
   // What is known not to have changed has no head that differs.
-  const bool with_heads = slot.memory.region && run_.job().heads && !KnowsSomeOf(span);
+  StreamBase* const base = slot.memory.region ? base_.get() : nullptr;
+  const bool with_heads =
+      slot.memory.region && run_.job().heads && base == nullptr && !KnowsSomeOf(span);
   const bool may_sum_later = with_heads && MaySumLater();
   std::vector<uint64_t> heads_before;
   if (may_sum_later) {
     heads_before = heads().Of(plan_, stream_.id, span.first_segment, span.segment_count);
   }
-  context().workers.Post([this, keep = run_.shared_from_this(), index, sums, mapped_sums,
+  context().workers.Post([this, keep = run_.shared_from_this(), index, sums, mapped_sums, base,
                           with_heads, heads_before = std::move(heads_before),
                           memory = SlotMemory{std::move(memory), SumsOf(index)}] {
     const Binding& binding = run_.job().binding;
@@ -504,9 +537,13 @@ void SourceStream::StartSlot(memory::RegionSpan memory, FairSemaphore* gate) {
       leaving =
           std::make_shared<LeavingSums>(stream_, schedule_, index, binding, memory.packed.data());
     }
+    std::optional<SlotDeltaMaker> delta;
+    if (base != nullptr) {
+      delta.emplace(stream_, schedule_, index, *base, run_.context().delta_coders);
+    }
     PackedSlot packed =
         PackSlot(stream_, schedule_, index, binding, run_.context().tuning().direct_run_bytes_min,
-                 memory, known_, sums, leaving.get(), stop_);
+                 memory, known_, sums, leaving.get(), stop_, delta ? &*delta : nullptr);
     packed.heads = std::move(heads);
     packed.leaving = std::move(leaving);
     if (mapped_sums != nullptr) std::memcpy(mapped_sums, sums.data(), sums.size_bytes());
@@ -533,6 +570,12 @@ void SourceStream::OnPacked(uint32_t index, PackedSlot packed) {
     heads().Note(stream_.id, schedule_.slots[index].first_segment + i, packed.heads[i]);
   }
   bytes_packed_ += packed.bytes_packed;
+  if (base_) {
+    base_->Count(packed.delta_changed_bytes, packed.delta_code_bytes);
+    entry->second.delta = std::move(packed.delta);
+  } else if (run_.job().received) {
+    entry->second.delta = run_.job().received->TakeDelta(stream_.id, index);
+  }
   if (packing_.begun()) packing_.End(context().clock.Now());
   entry->second.phase = Phase::kPacked;
   entry->second.pieces = std::move(packed.pieces);
@@ -562,13 +605,28 @@ void SourceStream::AnnounceInOrder() {
 }
 
 // Who maps takes the bytes from memory, not from the link.
-RateLimitedBytes SourceStream::PacedBytesOf(uint32_t index, const Slot& slot) {
+RateLimitedBytes SourceStream::PacedBytesOf(uint32_t index, Slot& slot) {
   std::vector<Incarnation> peers;
+  bool all_take_delta = slot.delta.has_value();
   for (ParticipantId participant : slot.waiting) {
     const Reader& reader = readers_.at(participant);
-    if (!reader.maps) peers.push_back(reader.endpoint->hello().caller);
+    if (reader.maps) continue;
+    peers.push_back(reader.endpoint->hello().caller);
+    all_take_delta = all_take_delta && TakesDelta(reader);
   }
-  return context().egress.For(peers, static_cast<uint64_t>(schedule_.slots[index].payload_bytes));
+  slot.paced_bytes = all_take_delta ? slot.delta->newest_bytes
+                                    : static_cast<uint64_t>(schedule_.slots[index].payload_bytes);
+  return context().egress.For(peers, slot.paced_bytes);
+}
+
+// It has read more than was foreseen: what goes next waits for it.
+void SourceStream::PayLater(const Reader& reader, uint64_t bytes_read, uint64_t paced_bytes) {
+  if (bytes_read <= paced_bytes) return;
+  const Nanos now = context().clock.Now();
+  for (const auto& [limiter, bytes] :
+       context().egress.For({reader.endpoint->hello().caller}, bytes_read - paced_bytes)) {
+    limiter->Reserve(now, bytes);
+  }
 }
 
 void SourceStream::AnnounceNext() {
@@ -597,6 +655,7 @@ void SourceStream::Announce(uint32_t index, Slot& slot) {
       ready.offset = sums_offset_ + sizeof(uint64_t) * schedule_.slots[index].first_segment;
     } else {
       transport::Transport* transport = context().TransportOf(reader.endpoint->transport_name());
+      if (slot.delta && TakesDelta(reader)) AnnounceDelta(index, slot, participant, reader);
       auto [key, first] = slot.keys.try_emplace(transport);
       if (first) key->second = ExportOver(*transport, slot);
       ready.memory = key->second;
@@ -605,6 +664,21 @@ void SourceStream::Announce(uint32_t index, Slot& slot) {
     context().Send(reader.endpoint, ready);
   }
   slot.pieces.clear();
+}
+
+void SourceStream::AnnounceDelta(uint32_t index, Slot& slot, ParticipantId participant,
+                                 const Reader& reader) {
+  transport::Transport* transport = context().TransportOf(reader.endpoint->transport_name());
+  auto [key, first] = slot.delta_keys.try_emplace(transport);
+  if (first) key->second = transport->Export({{slot.delta->region, 0, slot.delta->bytes}});
+  Notify delta;
+  delta.type = NotifyType::kDelta;
+  delta.key = KeyOf(participant);
+  delta.slot = index;
+  delta.memory = key->second;
+  delta.delta_newest_bytes = slot.delta->newest_bytes;
+  delta.delta_bytes = slot.delta->bytes;
+  context().Send(reader.endpoint, delta);
 }
 
 void SourceStream::ReleaseIfUnread(SlotEntry entry) {
@@ -616,12 +690,14 @@ void SourceStream::ReleaseIfUnread(SlotEntry entry) {
 void SourceStream::Release(SlotEntry entry) {
   Slot& slot = entry->second;
   slot.phase = Phase::kRevoking;
-  slot.revokes_left = slot.keys.size();
-  if (slot.keys.empty()) return Forget(entry);
-  for (const auto& [transport, key] : slot.keys) {
-    transport->Revoke(key, [this, keep = run_.shared_from_this(), index = entry->first] {
-      run_.context().strand.Post([this, keep, index] { OnRevoked(index); });
-    });
+  slot.revokes_left = slot.keys.size() + slot.delta_keys.size();
+  if (slot.revokes_left == 0) return Forget(entry);
+  for (const auto* keys : {&slot.keys, &slot.delta_keys}) {
+    for (const auto& [transport, key] : *keys) {
+      transport->Revoke(key, [this, keep = run_.shared_from_this(), index = entry->first] {
+        run_.context().strand.Post([this, keep, index] { OnRevoked(index); });
+      });
+    }
   }
 }
 

@@ -70,6 +70,8 @@ class SourceStream {
   bool finished() const;
   /// Nothing touches the source's memory or a slot any more.
   bool quiet() const;
+  /// The last call, when it is quiet.
+  void End();
   /// Why it stopped, else why a reader that was not excluded is gone without having everything.
   Status status() const;
   bool stopped() const { return stopped_; }
@@ -108,6 +110,9 @@ class SourceStream {
     FairSemaphore* gate = nullptr;  ///< that it came through
     /// Has its sums, where its bytes are sent before all are made.
     std::shared_ptr<LeavingSums> leaving;
+    std::optional<SlotDelta> delta;
+    std::map<transport::Transport*, transport::RegionKey> delta_keys;
+    uint64_t paced_bytes = 0;  ///< for each reader that does not map
   };
   using SlotEntry = std::map<uint32_t, Slot>::iterator;
 
@@ -125,6 +130,9 @@ class SourceStream {
   bool AnyMaps() const;
   bool SumsAtReader() const;
   bool MaySumLater() const;
+  bool TakesDelta(const Reader& reader) const;
+  /// Once, and for all slots, when all readers are known.
+  void ChooseDelta();
   StreamKey KeyOf(ParticipantId reader) const;
   Status CheckOpen(const transport::Endpoint& endpoint, const Notify& open) const;
   void Refuse(const std::shared_ptr<transport::Endpoint>& endpoint, ParticipantId reader,
@@ -147,9 +155,11 @@ class SourceStream {
   /// False: its reader has not asked for all of them.
   bool TakeSums(const Slot& slot, uint32_t index);
   void AnnounceInOrder();
-  RateLimitedBytes PacedBytesOf(uint32_t index, const Slot& slot);
+  RateLimitedBytes PacedBytesOf(uint32_t index, Slot& slot);
+  void PayLater(const Reader& reader, uint64_t bytes_read, uint64_t paced_bytes);
   void AnnounceNext();
   transport::RegionKey ExportOver(transport::Transport& transport, const Slot& slot);
+  void AnnounceDelta(uint32_t index, Slot& slot, ParticipantId participant, const Reader& reader);
   void Announce(uint32_t index, Slot& slot);
   void ReleaseIfUnread(SlotEntry entry);
   void Release(SlotEntry entry);
@@ -169,6 +179,8 @@ class SourceStream {
   OwnSums own_sums_;                  ///< into `sums_`
   device::Device* const device_;      ///< where its tensors lie; null: in host memory
   memory::SlotPool* pool_ = nullptr;  ///< of its slots; null before the first one is packed
+  bool delta_chosen_ = false;
+  std::shared_ptr<StreamBase> base_;  ///< null: nothing is coded
   std::map<ParticipantId, Reader> readers_;
   std::set<ParticipantId> excluded_;
   size_t excluded_unseen_ = 0;  ///< of them: that are not in `readers_` and never will be

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 
 #include "server/transfer/fetch.h"
 #include "server/transfer/flow_control.h"
@@ -19,6 +20,11 @@ void TargetStream::OrderSlot(uint32_t index) {
   const TargetJob& job = run_.job();
   slot.kept.here = KnownSums(*job.kept, index);
   if (job.served_kept) slot.kept.served = KnownSums(*job.served_kept, index);
+  if (!slot.kept.empty() && slot.delta.bytes > 0 &&
+      MakeRoomForDelta(slot, slot.delta.newest_bytes)) {
+    orders_.push_back({Chunk{index, span.first_segment, 0, false}, Wanted::kDelta});
+    return AdvanceGets();
+  }
   if (slot.kept.empty() || (slot.changed && !run_.resumes())) {
     auto chunks = ChunksOf(schedule_, index, read_ahead_.chunk_bytes);
     // The sums last: the source makes those of what it sends on the way, and of what is left now.
@@ -74,12 +80,95 @@ void TargetStream::OnKept(uint32_t index, const std::vector<bool>& kept) {
   OrderChunks(ChunksOf(schedule_, index, read_ahead_.chunk_bytes, kept));
 }
 
+// False: there is no memory for it. What was read stays at its beginning.
+bool TargetStream::MakeRoomForDelta(Slot& slot, uint64_t bytes) {
+  auto region = memory::MemoryRegion::Allocate("delta", bytes);
+  if (!region) return false;
+  if (slot.delta.region) {
+    std::memcpy((*region)->data(), slot.delta.region->data(), slot.delta.region->size());
+  }
+  slot.delta.region = std::move(*region);
+  return true;
+}
+
+// Makes what can be made of it; reads older codes where they are needed, and as they are the
+// segments for which there is none.
+void TargetStream::OnDeltaRead(uint32_t index) {
+  Slot& slot = slots_.at(index);
+  ++tasks_;
+  verifying_.Begin(context().clock.Now());
+  context().workers.Post([this, keep = run_.shared_from_this(), index, region = slot.delta.region,
+                          kept = std::move(slot.kept), taken = std::move(slot.taken)]() mutable {
+    taken = TakeDelta(stream_, schedule_, index, {region->data(), region->size()}, kept,
+                      run_.job().served, run_.job().binding, keep->context().delta_coders, stop_,
+                      std::move(taken));
+    keep->context().strand.Post(
+        [this, keep, index, kept = std::move(kept), taken = std::move(taken)]() mutable {
+          OnDeltaTaken(index, std::move(kept), std::move(taken));
+        });
+  });
+}
+
+void TargetStream::OnDeltaTaken(uint32_t index, KeptSums kept, DeltaTaken taken) {
+  --tasks_;
+  Slot& slot = slots_.at(index);
+  const uint32_t first = schedule_.slots[index].first_segment;
+  slot.kept_bytes = 0;
+  slot.made.bytes = 0;
+  slot.made.elements = taken.elements;
+  slot.made.changed = taken.changes;
+  slot.verified = 0;
+  std::vector<bool> done(taken.segments.size());
+  for (uint32_t i = 0; i < taken.segments.size(); ++i) {
+    const bool is_kept = taken.segments[i] == DeltaTaken::Segment::kKept;
+    done[i] = is_kept || taken.segments[i] == DeltaTaken::Segment::kMade;
+    slot.expected[i] = taken.expected[i];
+    if (!done[i]) continue;
+    sums_[first + i] = taken.expected[i];
+    slot.state[i] = SegmentState::kVerified;
+    ++slot.verified;
+    (is_kept ? slot.kept_bytes : slot.made.bytes) += schedule_.segments[first + i].bytes;
+    NoteSums(first + i, 1);
+  }
+  if (stopped_) {
+    MaybeClose();
+    return run_.Changed();
+  }
+  Touch();
+  if (taken.mismatches > 0) {
+    context().metrics.Add("delta_mismatches_total", taken.mismatches,
+                          {{"transport", TransportName()}});
+  }
+  if (!taken.status.ok()) {  // as if none had been offered
+    context().metrics.Add("delta_mismatches_total", 1, {{"transport", TransportName()}});
+    slot.delta.region.reset();
+    return OrderChunks(ChunksOf(schedule_, index, read_ahead_.chunk_bytes));
+  }
+  slot.sums_here = true;
+  if (slot.verified == done.size()) return OnSlotVerified(index);
+  if (taken.wants_older() && slot.delta.region->size() < slot.delta.bytes &&
+      MakeRoomForDelta(slot, slot.delta.bytes)) {
+    slot.kept = std::move(kept);
+    slot.taken = std::move(taken);
+    orders_.push_front({Chunk{index, first, 0, false}, Wanted::kOlderDelta});
+    return AdvanceGets();
+  }
+  OrderChunks(ChunksOf(schedule_, index, read_ahead_.chunk_bytes, done));
+}
+
 // Every Get costs a stream its part of the stream, so that all advance alike.
 double TargetStream::CostOf(const Order& order) const {
-  return static_cast<double>(order.chunk.segment_count) / static_cast<double>(sums_.size());
+  const uint32_t segments = order.wanted == Wanted::kDelta
+                                ? schedule_.slots[order.chunk.slot].segment_count
+                                : order.chunk.segment_count;
+  return static_cast<double>(segments) / static_cast<double>(sums_.size());
 }
 
 uint64_t TargetStream::BytesOf(const Order& order) const {
+  if (order.wanted == Wanted::kDelta || order.wanted == Wanted::kOlderDelta) {
+    const SlotDelta& delta = slots_.at(order.chunk.slot).delta;
+    return order.wanted == Wanted::kDelta ? delta.newest_bytes : delta.bytes - delta.newest_bytes;
+  }
   if (order.wanted != Wanted::kBytes) return 0;
   int64_t bytes = 0;  // sums do not count
   for (uint32_t i = 0; i < order.chunk.segment_count; ++i) {
@@ -149,10 +238,15 @@ void TargetStream::PostGet(const Order& order, memory::RegionSpan scratch) {
     const uint32_t i = order.chunk.first_segment - schedule_.slots[order.chunk.slot].first_segment;
     fetch->scatter.offset = sizeof(uint64_t) * i;
     fetch->scatter.into = {std::as_writable_bytes(std::span(&slot.expected[i], 1))};
+  } else if (order.wanted == Wanted::kDelta || order.wanted == Wanted::kOlderDelta) {
+    const std::span<std::byte> all(slot.delta.region->data(), slot.delta.region->size());
+    fetch->scatter.offset = order.wanted == Wanted::kDelta ? 0 : slot.delta.newest_bytes;
+    fetch->scatter.into = {all.subspan(fetch->scatter.offset)};
   } else {
     fetch->scatter = ScatterOf(stream_, schedule_, order.chunk, run_.job().binding, straight(),
                                fetch->scratch, slot.expected);
   }
+  const bool is_delta = order.wanted == Wanted::kDelta || order.wanted == Wanted::kOlderDelta;
   ++gets_;
   transport::Endpoint::Take take;
   if (order.wanted == Wanted::kBytes && gets_through()) {
@@ -160,8 +254,8 @@ void TargetStream::PostGet(const Order& order, memory::RegionSpan scratch) {
     take = [fetch](std::span<const std::byte> piece) { fetch->sums->Take(piece); };
   }
   endpoint_->GetThrough(
-      slot.memory, fetch->scatter.offset, fetch->scatter.into, context().tuning().get_timeout,
-      fetch, std::move(take), [this, fetch](Status status) {
+      is_delta ? slot.delta_memory : slot.memory, fetch->scatter.offset, fetch->scatter.into,
+      context().tuning().get_timeout, fetch, std::move(take), [this, fetch](Status status) {
         fetch->keep->context().strand.Post(
             [this, fetch, status = std::move(status)] { OnGetDone(fetch, status); });
       });
@@ -205,6 +299,13 @@ void TargetStream::OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& 
                    : FailStream(status.code(), status.reason(), status.message());
   }
   Touch();
+  if (fetch->order.wanted == Wanted::kDelta || fetch->order.wanted == Wanted::kOlderDelta) {
+    const auto bytes = static_cast<int64_t>(fetch->scatter.into.front().size());
+    CountMoved(bytes);
+    slots_.at(chunk.slot).made.code_bytes += bytes;
+    OnDeltaRead(chunk.slot);
+    return AdvanceGets();
+  }
   if (fetch->order.wanted == Wanted::kSum) {
     orders_.push_front({chunk, Wanted::kBytes});
     return AdvanceGets();

@@ -115,6 +115,7 @@ void TargetRun::OnNotify(const std::shared_ptr<transport::Endpoint>& endpoint,
   if (notify.type == NotifyType::kBinding) return stream.OnBinding(notify);
   if (notify.type == NotifyType::kReady) return stream.OnReady(notify);
   if (notify.type == NotifyType::kWaiting) return stream.OnWaiting(notify);
+  if (notify.type == NotifyType::kDelta) return stream.OnDelta(notify);
   OnFail(stream, notify);
 }
 
@@ -217,8 +218,9 @@ void TargetRun::FinishFromStreams() {
     const std::string& name = stream->transport()->name();
     report.digests.push_back(stream->digest());
     report.bytes += stream->bytes_done();
-    report.bytes_by_transport[stream->path()] += stream->bytes_done() - stream->bytes_kept();
+    report.bytes_by_transport[stream->path()] += stream->bytes_moved();
     report.bytes_kept += stream->bytes_kept();
+    report.delta += stream->delta();
     report.rereads += stream->rereads();
     Nanos& last = last_by_transport[name];
     last = std::max(last, stream->last_progress());
@@ -243,7 +245,7 @@ std::vector<WorkSpan> TargetRun::Spans() const {
   for (const auto& stream : streams_) {
     Read& read = reads[{stream->source(), stream->path()}];
     read.range.Add(stream->reading());
-    read.bytes += stream->bytes_done() - stream->bytes_kept();
+    read.bytes += stream->bytes_moved();
     verifying.Add(stream->verifying());
     verified += stream->bytes_done();
   }

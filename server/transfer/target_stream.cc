@@ -123,6 +123,12 @@ void TargetStream::OnReady(const Notify& ready) {
   slot.memory = ready.memory;
   slot.sums_offset = ready.offset;
   slot.changed = ready.changed;
+  if (next_delta_) {
+    slot.delta_memory = next_delta_->memory;
+    slot.delta.newest_bytes = next_delta_->delta_newest_bytes;
+    slot.delta.bytes = next_delta_->delta_bytes;
+    next_delta_.reset();
+  }
   Touch();
   // A source that lies on a GPU which this transport cannot map has answered without a binding, and
   // announces packed slots as to a reader that does not map.
@@ -139,6 +145,18 @@ void TargetStream::OnWaiting(const Notify& waiting) {
   if (waiting.slot == next_ready_ && slots_.empty()) Touch();
 }
 
+// Its source makes none that is as long as the slot.
+void TargetStream::OnDelta(const Notify& delta) {
+  if (stopped_ || complete_ || maps_) return;
+  const bool fits = delta.slot == next_ready_ && delta.slot < schedule_.slots.size() &&
+                    delta.delta_newest_bytes <= schedule_.slots[delta.slot].bytes;
+  if (!fits) {
+    return FailStream(Code::kInternal, Reason::kInvalidRequest,
+                      "what changed in a slot was announced out of order or is longer than it");
+  }
+  next_delta_ = delta;
+}
+
 void TargetStream::CountMoved(int64_t bytes) {
   reading_.End(context().clock.Now());
   context().metrics.Add("transfer_bytes_total", static_cast<double>(bytes),
@@ -148,24 +166,44 @@ void TargetStream::CountMoved(int64_t bytes) {
   }
 }
 
+void TargetStream::CountDelta(const DeltaFigures& made) {
+  const auto add = [this](const char* name, const char* kind, int64_t count) {
+    context().metrics.Add(name, static_cast<double>(count), {{"kind", kind}});
+  };
+  add("transfer_bytes_delta_total", "made", made.bytes);
+  add("transfer_bytes_delta_total", "code", made.code_bytes);
+  add("delta_elements_total", "all", made.elements);
+  add("delta_elements_total", "changed", made.changed);
+}
+
 void TargetStream::OnSlotVerified(uint32_t index) {
   WW_FAILPOINT("transfer.after_a_slot_is_verified_before_its_credit");
-  const int64_t kept = slots_.at(index).kept_bytes;
+  Slot& slot = slots_.at(index);
+  const int64_t kept = slot.kept_bytes;
+  const DeltaFigures made = slot.made;
+  SlotDelta passed_on;
+  if (run_.job().received && slot.delta.region && made.bytes > 0) {
+    passed_on = std::move(slot.delta);
+    passed_on.bytes = static_cast<uint32_t>(passed_on.region->size());
+  }
   slots_.erase(index);
   ++slots_done_;
   const int64_t bytes = schedule_.slots[index].payload_bytes;
   bytes_done_ += bytes;
   bytes_kept_ += kept;
+  delta_ += made;
   if (kept > 0) context().metrics.Add("transfer_bytes_kept_total", static_cast<double>(kept), {});
+  if (made.code_bytes > 0) CountDelta(made);
   Touch();
   verifying_.End(last_progress_);
   Notify credit;
   credit.type = NotifyType::kCredit;
   credit.key = Key();
   credit.slot = index;
-  credit.bytes_kept = static_cast<uint64_t>(kept);
+  credit.bytes_kept =
+      static_cast<uint64_t>(kept + std::max<int64_t>(made.bytes - made.code_bytes, 0));
   context().Send(endpoint_, credit);
-  if (run_.job().received) run_.job().received->Add(stream_.id, index);
+  if (run_.job().received) run_.job().received->Add(stream_.id, index, std::move(passed_on));
   if (slots_done_ < schedule_.slots.size()) return;
   complete_ = true;
   MaybeClose();

@@ -12,6 +12,7 @@
 
 #include "server/transfer/arrival_sums.h"
 #include "server/transfer/context.h"
+#include "server/transfer/delta_slot.h"
 #include "server/transfer/fair_semaphore.h"
 #include "server/transfer/fetch.h"
 #include "server/transfer/flow_control.h"
@@ -33,6 +34,7 @@ class TargetStream {
   void OnBinding(const Notify& binding);
   void OnReady(const Notify& ready);
   void OnWaiting(const Notify& waiting);
+  void OnDelta(const Notify& delta);
   void OnSessionLost();
 
   /// Nothing is fetched or copied any more; the source learns `why` once the stream is quiet.
@@ -46,6 +48,11 @@ class TargetStream {
   Nanos last_progress() const { return last_progress_; }
   int64_t bytes_done() const { return bytes_done_; }
   int64_t bytes_kept() const { return bytes_kept_; }  ///< of bytes_done
+  const DeltaFigures& delta() const { return delta_; }
+  /// That were read of `bytes_done`, or instead of some of them.
+  int64_t bytes_moved() const {
+    return bytes_done_ - bytes_kept_ - delta_.bytes + delta_.code_bytes;
+  }
   uint32_t rereads() const { return rereads_; }
   const TimeRange& reading() const { return reading_; }
   const TimeRange& verifying() const { return verifying_; }
@@ -72,11 +79,17 @@ class TargetStream {
     uint32_t verified = 0;
     KeptSums kept;  ///< until its sums are here
     int64_t kept_bytes = 0;
+    SlotDelta delta;  ///< that its source offers, or without bytes; in `region` what was read of it
+    transport::RegionKey delta_memory;
+    DeltaTaken taken;
+    DeltaFigures made;
   };
   enum class Wanted : uint8_t {
     kBytes,
-    kSums,  ///< all sums of the chunk's slot
-    kSum,   ///< only the sum of the chunk's one segment
+    kSums,        ///< all sums of the chunk's slot
+    kSum,         ///< only the sum of the chunk's one segment
+    kDelta,       ///< what changed in the chunk's slot, as far as the newest codes go
+    kOlderDelta,  ///< the rest of it
   };
   struct Order {
     Chunk chunk;
@@ -131,6 +144,9 @@ class TargetStream {
   void OrderChunks(const std::vector<Chunk>& chunks);
   void OnSums(uint32_t index);
   void OnKept(uint32_t index, const std::vector<bool>& kept);
+  bool MakeRoomForDelta(Slot& slot, uint64_t bytes);
+  void OnDeltaRead(uint32_t index);
+  void OnDeltaTaken(uint32_t index, KeptSums kept, DeltaTaken taken);
   double CostOf(const Order& order) const;
   uint64_t BytesOf(const Order& order) const;
   void AdvanceGets();
@@ -146,6 +162,7 @@ class TargetStream {
   void ReleaseScratch(Fetch& fetch);
 
   void CountMoved(int64_t bytes);
+  void CountDelta(const DeltaFigures& made);
   void OnSlotVerified(uint32_t index);
   void MaybeClose();
 
@@ -167,8 +184,9 @@ class TargetStream {
   bool opened_ = false;
   bool closed_ = false;  ///< CLOSE was sent, or the session is gone
   uint32_t next_ready_ = 0;
-  std::map<uint32_t, Slot> slots_;  ///< announced and not verified
-  std::vector<uint64_t> sums_;      ///< of the destination, by segment
+  std::optional<Notify> next_delta_;  ///< of slot `next_ready_`
+  std::map<uint32_t, Slot> slots_;    ///< announced and not verified
+  std::vector<uint64_t> sums_;        ///< of the destination, by segment
   uint32_t slots_done_ = 0;
 
   transport::MappedList binding_;
@@ -197,6 +215,7 @@ class TargetStream {
   TimeRange verifying_;  ///< from the first task that sums to the last slot
   int64_t bytes_done_ = 0;
   int64_t bytes_kept_ = 0;
+  DeltaFigures delta_;
   uint32_t rereads_ = 0;
 };
 

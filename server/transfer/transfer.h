@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "server/base/clock.h"
+#include "server/base/delta_figures.h"
 #include "server/base/executor.h"
 #include "server/memory/gpu_memory_pool.h"
 #include "server/metrics/metrics.h"
 #include "server/plan/plan.h"
+#include "server/transfer/delta_base.h"
 #include "server/transfer/kept.h"
 #include "server/transfer/slot_bitmap.h"
 #include "server/transport/transport.h"
@@ -43,6 +45,11 @@
 ///
 /// What a rank gathers is a tensor of its binding to all of this. When its streams are there, and
 /// before the job is done, the rank makes codes and scales of it (target_run.cc).
+///
+/// Where a source keeps what it sent last (delta_base.h), it announces with a slot what changed
+/// there since earlier versions: DELTA, then READY. A reader that knows sums of what it holds reads
+/// that instead, makes the segments of what it serves and of the codes, and sums what it made; a
+/// segment for which no code fits, or which comes out with another sum, is read as it is.
 ///
 /// A rank may pass on what it receives (plan/relayed.h): its source job announces a slot when its
 /// target job has verified it, with sums of its own. As long as that one is alive and has nothing
@@ -161,6 +168,8 @@ struct SourceJob {
   std::shared_ptr<std::map<PlanId, ServedSums>> served = nullptr;
   /// A relay: a slot is read only once it is there. Null: all bytes are there.
   std::shared_ptr<SlotBitmap> received;
+  /// What was sent last, to send only what changed since. Null: everything is sent.
+  std::shared_ptr<DeltaBases> delta = nullptr;
   /// A reader that keeps a slot so long after another one has given it back, while there is more to
   /// read, is told to fail (kDeadlineExceeded / kLimitExceeded), and the others read on. The
   /// job then ends by Drain only, for it is not the source that decides about the version. 0:
@@ -200,6 +209,7 @@ struct TargetReport {
   std::map<std::string, int64_t> bytes_by_transport;
   uint32_t rereads = 0;
   int64_t bytes_kept = 0;  ///< of `bytes`: not read, because they were here already
+  DeltaFigures delta = {};
   std::vector<WorkSpan> spans = {};
 };
 

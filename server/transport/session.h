@@ -21,6 +21,10 @@ inline constexpr uint16_t kProtocolProof = 2;
 inline constexpr uint64_t kFeatureMac = 1;
 /// A caller's, for whoever serves it: it understands that a source waits for its own sender.
 inline constexpr uint64_t kFeatureHearsWaiting = 2;
+/// A caller's: it can make a slot of what changed since earlier versions.
+inline constexpr uint64_t kFeatureTakesDelta = 4;
+/// A caller's: what it reads comes over a network, or under a rate limit of its own.
+inline constexpr uint64_t kFeatureNarrowRoad = 8;
 
 /// What a caller knows of a session that it opens.
 struct Hello {

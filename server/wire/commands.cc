@@ -330,6 +330,8 @@ Result<epoch::Report> StagedFromProto(Epoch epoch, epoch::Member member,
             ContentsFromProto("staged.keeps",
                               {Epoch(staged.keeps_epoch()), Version(staged.keeps_version())},
                               staged.keeps_beyond()));
+  out.delta = {staged.delta_bytes(), staged.delta_code_bytes(), staged.delta_elements(),
+               staged.delta_changed()};
   WW_FAIL_IF_ERROR(CheckSeconds("staged.seconds", staged.seconds()));
   WW_ASSIGN(out.digests, DigestsFromProto("staged.digests", staged.digests()));
   WW_FAIL_IF_ERROR(
@@ -399,6 +401,10 @@ void SetBody(const epoch::Report& report, v1::ReportRequest* out) {
                    to->set_rereads(r.rereads);
                    to->set_seconds(r.seconds);
                    to->set_bytes_kept(r.bytes_kept);
+                   to->set_delta_bytes(r.delta.bytes);
+                   to->set_delta_code_bytes(r.delta.code_bytes);
+                   to->set_delta_elements(r.delta.elements);
+                   to->set_delta_changed(r.delta.changed);
                    if (!r.keeps.empty()) {
                      to->set_keeps_epoch(r.keeps.front().epoch.value);
                      to->set_keeps_version(r.keeps.front().version.value);

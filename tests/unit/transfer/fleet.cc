@@ -355,6 +355,53 @@ void NextAttempt(Fleet& fleet, Epoch epoch) {
   }
 }
 
+Versions::Versions(const FleetOptions& options) : fleet(options), engines(options.engines) {
+  for (auto& target : fleet.targets) {
+    spare.push_back(MakeMemory(fleet.rng, fleet.plan.target_tensor_bytes[target.rank]));
+    kept.push_back(std::make_shared<Kept>());
+  }
+}
+
+void Versions::TellGenerations() {
+  for (auto& source : fleet.sources) {
+    source.job.generations.assign(source.job.binding.size(), 1);
+    source.job.served = std::make_shared<std::map<PlanId, ServedSums>>();
+  }
+}
+
+void Versions::Code(DeltaPolicy policy, DeltaBases::Admit admit) {
+  for (auto& source : fleet.sources) {
+    source.job.delta = std::make_shared<DeltaBases>(policy, admit);
+  }
+}
+
+void Versions::Prepare(const std::vector<RankMemory>& then) {
+  for (size_t i = 0; i < fleet.targets.size(); ++i) {
+    Fleet::Target& target = fleet.targets[i];
+    if (version > 0) {
+      std::swap(target.memory, spare[i]);
+      std::swap(target.job.kept, kept[i]);
+      target.job.binding = target.memory.binding;
+      target.job.served = spare[i].binding;
+      target.job.served_kept = kept[i];
+      if (target.relay) target.relay->binding = target.job.binding;
+    }
+    target.expected = Expected(fleet.plan.plan, target.rank, target.memory, then);
+  }
+  if (version++ > 0) NextAttempt(fleet, Epoch(5 + 10 * version));
+}
+
+void Versions::Next(const std::vector<RankMemory>& then) {
+  Prepare(then);
+  fleet.StartAll();
+  ExpectArrived(fleet, engines);
+}
+
+void Versions::Touch(const plan::Stream& stream, const plan::CopyOp& op) {
+  const auto& tensor = fleet.source_memory[stream.source_rank].binding[op.source_tensor];
+  tensor.data()[op.source_offset * layout::ElementBytes(op.source_dtype)] ^= std::byte{1};
+}
+
 uint64_t StartAfterLosses(Fleet& fleet, const FleetOptions& options, std::mt19937_64& rng) {
   constexpr uint64_t kLosses = 3;
   uint64_t losses = 0;

@@ -147,6 +147,28 @@ class Fleet {
   bool ended_ = false;
 };
 
+/// Two buffers for each target, of which each version is written to the one that the version before
+/// does not live in.
+struct Versions {
+  explicit Versions(const FleetOptions& options);
+  /// Sources know from now on which of their tensors changed.
+  void TellGenerations();
+  /// Sources keep from now on what they sent.
+  void Code(DeltaPolicy policy, DeltaBases::Admit admit);
+  /// Makes one more version ready; targets expect the sources' bytes of `then`.
+  void Prepare(const std::vector<RankMemory>& then);
+  /// Runs it.
+  void Next(const std::vector<RankMemory>& then);
+  /// Of the first byte of a copy, what may change in any dtype.
+  void Touch(const plan::Stream& stream, const plan::CopyOp& op);
+
+  Fleet fleet;
+  std::vector<RankMemory> spare;
+  std::vector<std::shared_ptr<Kept>> kept;
+  uint32_t engines;
+  uint64_t version = 0;
+};
+
 /// By chance: ranks, agents, sizes, limits, topology, delays.
 FleetOptions RandomFleet(uint64_t seed);
 /// Likewise, for attempts that are cut short.

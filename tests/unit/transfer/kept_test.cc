@@ -20,6 +20,7 @@ using testing::FleetOptions;
 using testing::LosingFleet;
 using testing::NextAttempt;
 using testing::StartAfterLosses;
+using testing::Versions;
 
 // Sessions break at three moments by chance: every byte arrives, and none that has come comes
 // again.
@@ -87,51 +88,6 @@ TEST(Kept, AReaderOfALostRelayGoesOnFromTheTrainer) {
   }
   EXPECT_GT(kept, 0u);
 }
-
-/// Two buffers for each target, of which each version is written to the one that the version before
-/// does not live in.
-struct Versions {
-  explicit Versions(const FleetOptions& options) : fleet(options) {
-    for (auto& target : fleet.targets) {
-      spare.push_back(testing::MakeMemory(fleet.rng, fleet.plan.target_tensor_bytes[target.rank]));
-      kept.push_back(std::make_shared<Kept>());
-    }
-  }
-  /// Sources know from now on which of their tensors changed.
-  void TellGenerations() {
-    for (auto& source : fleet.sources) {
-      source.job.generations.assign(source.job.binding.size(), 1);
-      source.job.served = std::make_shared<std::map<PlanId, ServedSums>>();
-    }
-  }
-  /// Runs one more version; before it begins, targets expect the sources' bytes of `then`.
-  void Next(const std::vector<testing::RankMemory>& then) {
-    for (size_t i = 0; i < fleet.targets.size(); ++i) {
-      Fleet::Target& target = fleet.targets[i];
-      if (version > 0) {
-        std::swap(target.memory, spare[i]);
-        std::swap(target.job.kept, kept[i]);
-        target.job.binding = target.memory.binding;
-        target.job.served = spare[i].binding;
-        target.job.served_kept = kept[i];
-      }
-      target.expected = testing::Expected(fleet.plan.plan, target.rank, target.memory, then);
-    }
-    if (version++ > 0) NextAttempt(fleet, Epoch(5 + version));
-    fleet.StartAll();
-    testing::ExpectArrived(fleet, 1);
-  }
-  /// Of the first byte of a copy, what may change in any dtype.
-  void Touch(const plan::Stream& stream, const plan::CopyOp& op) {
-    const auto& tensor = fleet.source_memory[stream.source_rank].binding[op.source_tensor];
-    tensor.data()[op.source_offset * layout::ElementBytes(op.source_dtype)] ^= std::byte{1};
-  }
-
-  Fleet fleet;
-  std::vector<testing::RankMemory> spare;
-  std::vector<std::shared_ptr<Kept>> kept;
-  uint64_t version = 0;
-};
 
 // A new version of which one tensor differs, between two buffers: only that tensor moves.
 TEST(Kept, WhatAVersionDidNotChangeIsNotRead) {

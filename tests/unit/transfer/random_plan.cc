@@ -440,6 +440,17 @@ void ChangeAll(Rng& rng, const plan::TransferPlan& plan, const std::vector<RankM
   }
 }
 
+void ChangeSome(Rng& rng, const std::vector<RankMemory>& sources, double share) {
+  for (const RankMemory& source : sources) {
+    std::vector<std::byte> bytes = source.Snapshot();
+    const auto changes = static_cast<uint64_t>(share * static_cast<double>(bytes.size()));
+    for (uint64_t i = 0; i < changes; ++i) {
+      bytes[Below(rng, static_cast<uint32_t>(bytes.size()))] ^= std::byte{1};
+    }
+    source.Write(bytes);
+  }
+}
+
 std::vector<std::byte> Expected(const plan::TransferPlan& plan, uint32_t target_rank,
                                 const RankMemory& target, const std::vector<RankMemory>& sources) {
   std::vector<std::byte> bytes = target.Snapshot();

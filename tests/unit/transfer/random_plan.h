@@ -65,6 +65,9 @@ void TameFloats(Rng& rng, const plan::TransferPlan& plan, uint32_t source_rank,
 /// A new version: every byte of the host's is another one, but for floats that casts read.
 void ChangeAll(Rng& rng, const plan::TransferPlan& plan, const std::vector<RankMemory>& sources);
 
+/// A new version: about `share` of the bytes are other ones, each by its lowest bit.
+void ChangeSome(Rng& rng, const std::vector<RankMemory>& sources, double share);
+
 /// What `target` must hold afterwards, gaps included.
 std::vector<std::byte> Expected(const plan::TransferPlan& plan, uint32_t target_rank,
                                 const RankMemory& target, const std::vector<RankMemory>& sources);
