@@ -23,7 +23,7 @@ int DeltaElementBytes(DeltaOrder order);
 inline constexpr size_t kDeltaGapMax = 255;
 /// In `steps`: the step is in `escapes`.
 inline constexpr uint8_t kDeltaEscape = 15;
-/// `changes_max` and this many entries are written at most: a scan counts by lines.
+/// Entries beyond `changes_max` that there must be room for.
 inline constexpr size_t kDeltaSlack = 64;
 inline constexpr size_t DeltaGapBytesMax(size_t elements, size_t changes_max) {
   return changes_max + kDeltaSlack + elements / kDeltaGapMax;
@@ -46,8 +46,12 @@ struct DeltaStreams {
 
 /// Fills `out` with what makes `now` of `base`. False, with unfinished streams, when more than
 /// `changes_max` elements differ.
+///
+/// `copy`: null, or room for the elements, which hold `now` in the end, whatever is returned. It is
+/// filled in the same pass. It may be `base` itself, where only what differs is written; else it
+/// touches neither array and is left out of the caches.
 bool DeltaScan(DeltaOrder order, const void* base, const void* now, size_t elements,
-               size_t changes_max, DeltaStreams& out);
+               size_t changes_max, DeltaStreams& out, void* copy = nullptr);
 
 /// Makes the newer version of the older one in place. Total: reads nothing but the streams, writes
 /// nothing but the array. False when the streams do not end together within the array; some

@@ -4,9 +4,41 @@
 #include <cstdint>
 #include <cstring>
 
-/// Internal to kernels/: the order of kernels/delta.h, for the scan, which is compiled once per
-/// instruction set, and for its way back.
+#include "kernels/delta.h"
+
+/// Internal to kernels/: the orders of kernels/delta.h, for the scan, which is compiled once per
+/// instruction set, and for its way back. All of it is static for the scan's sake.
 namespace weightwire::kernels::internal {
+
+/// The element of an order.
+template <typename W, bool kIsFloat>
+struct DeltaKind {
+  using Word = W;
+  static constexpr bool kFloat = kIsFloat;
+};
+
+/// `visit` of the order's DeltaKind; what is not an order gives 0 or false.
+template <typename Visit>
+static inline auto VisitDeltaOrder(DeltaOrder order, Visit visit)
+    -> decltype(visit(DeltaKind<uint8_t, false>{})) {
+  switch (order) {
+    case DeltaOrder::kBits8:
+      return visit(DeltaKind<uint8_t, false>{});
+    case DeltaOrder::kBits16:
+      return visit(DeltaKind<uint16_t, false>{});
+    case DeltaOrder::kBits32:
+      return visit(DeltaKind<uint32_t, false>{});
+    case DeltaOrder::kBits64:
+      return visit(DeltaKind<uint64_t, false>{});
+    case DeltaOrder::kFloat8:
+      return visit(DeltaKind<uint8_t, true>{});
+    case DeltaOrder::kFloat16:
+      return visit(DeltaKind<uint16_t, true>{});
+    case DeltaOrder::kFloat32:
+      return visit(DeltaKind<uint32_t, true>{});
+  }
+  return {};
+}
 
 template <typename Word>
 static inline Word LoadWord(const unsigned char* at) {

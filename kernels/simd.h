@@ -46,9 +46,9 @@ struct SimdKernels {
   uint32_t (*amax[3])(const void* source, size_t count);
   /// [from]: element / scale_inv to e4m3, see kernels/quantize.h. `scale_inv` is finite.
   void (*quantize[3])(void* codes, const void* source, size_t count, float scale_inv);
-  /// [DeltaOrder]: see kernels/delta.h.
-  bool (*delta_scan[kDeltaOrders])(const void* base, const void* now, size_t elements,
-                                   size_t changes_max, DeltaStreams* out);
+  /// See kernels/delta.h.
+  bool (*delta_scan)(DeltaOrder order, const void* base, const void* now, size_t elements,
+                     size_t changes_max, DeltaStreams* out, void* copy);
 };
 
 const SimdKernels& Simd();

@@ -1,21 +1,25 @@
-// kernels_bench [--mib N] [--rounds N] [--json FILE]: what the copies, casts, sums and
-// quantizations cost on one thread beside memcpy.
+// kernels_bench [--mib N] [--rounds N] [--only TEXT] [--json FILE]: what the copies, casts, sums,
+// quantizations and deltas cost on one thread beside memcpy. --only: the cases with TEXT in their
+// names.
 //
 // Buffers are allocated and touched once. Every round runs every case, so that other load on the
 // machine meets them alike; a ratio compares with the memcpy of the same round, and the median over
 // the rounds is shown. `bytes` are the bytes that the case reads once from its source box; ratios
 // are per such byte. Before the rounds each case is checked once against the reference.
+#include <time.h>
+
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <functional>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "bench/kernels/delta_case.h"
 #include "bench/kernels/quantize_case.h"
 #include "kernels/kernels.h"
 #include "kernels/keyed_sum.h"
@@ -26,6 +30,7 @@ namespace {
 struct Options {
   int64_t mib = 256;
   int rounds = 15;
+  std::string only;
   std::string json;
 };
 
@@ -43,7 +48,10 @@ enum class Work {
   kCopyAndSumBoth,
   kKeyedSum,
   kQuantizeBlocks,
-  kQuantizeRows
+  kQuantizeRows,
+  kDeltaEncode,
+  kDeltaEncodeAndCopy,
+  kDeltaApply
 };
 
 struct Case {
@@ -52,6 +60,7 @@ struct Case {
   StridedBox box;
   Element from = Element::kBF16;
   Element to = Element::kBF16;
+  std::shared_ptr<DeltaCase> delta = nullptr;
 };
 
 struct Row {
@@ -115,6 +124,24 @@ std::vector<Case> Cases(int64_t bytes) {
   };
 }
 
+void AddDeltas(std::vector<Case>& cases, const std::vector<unsigned char>& source,
+               const std::string& only) {
+  for (const double share : {0.001, 0.01, 0.03, 0.1}) {
+    char percent[32];
+    std::snprintf(percent, sizeof percent, ", %g %%", 100 * share);
+    std::shared_ptr<DeltaCase> delta;
+    for (const auto& [name, work] : {std::pair("delta encode", Work::kDeltaEncode),
+                                     {"delta encode+copy", Work::kDeltaEncodeAndCopy},
+                                     {"delta apply", Work::kDeltaApply}}) {
+      const std::string full = name + std::string(percent);
+      if (full.find(only) == std::string::npos) continue;
+      if (delta == nullptr) delta = std::make_shared<DeltaCase>(source, share);
+      cases.push_back({full, work, Flat(static_cast<int64_t>(source.size() / 2)), Element::kBF16,
+                       Element::kBF16, delta});
+    }
+  }
+}
+
 bool Quantizes(const Case& c) {
   return c.work == Work::kQuantizeBlocks || c.work == Work::kQuantizeRows;
 }
@@ -150,12 +177,22 @@ uint64_t Run(const Case& c, Buffers& buffers) {
     case Work::kQuantizeRows:
       QuantizeInto(target, source, Matrix(c), c.from);
       return 0;
+    case Work::kDeltaEncode:
+      return c.delta->Encode();
+    case Work::kDeltaEncodeAndCopy:
+      return c.delta->EncodeAndCopy();
+    case Work::kDeltaApply:
+      return c.delta->Apply() ? 0 : 1;
   }
   std::abort();
 }
 
 bool Check(const Case& c, Buffers& buffers) {
   if (c.work == Work::kKeyedSum) return true;  // tests/unit/kernels/keyed_sum_test.cc
+  if (c.delta != nullptr) {
+    Run(c, buffers);
+    return c.delta->Right();
+  }
   std::fill(buffers.target.begin(), buffers.target.end(), static_cast<unsigned char>(0xa5));
   uint64_t sum = Run(c, buffers);
   if (c.work == Work::kSum || c.work == Work::kCopyAndSum || c.work == Work::kCopyAndSumBoth) {
@@ -170,11 +207,18 @@ bool Check(const Case& c, Buffers& buffers) {
   return buffers.target == buffers.expected;
 }
 
+/// Of the thread itself: while another one has its core, nothing is spent.
+double ThreadSeconds() {
+  timespec spent{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
+  return static_cast<double>(spent.tv_sec) + 1e-9 * static_cast<double>(spent.tv_nsec);
+}
+
 double Seconds(const Case& c, Buffers& buffers) {
-  auto start = std::chrono::steady_clock::now();
+  const double start = ThreadSeconds();
   volatile uint64_t sum = Run(c, buffers);
   (void)sum;
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return ThreadSeconds() - start;
 }
 
 double Median(std::vector<double> values) {
@@ -246,6 +290,8 @@ bool Parse(int argc, char** argv, Options* options) {
     std::string flag = argv[i];
     if (flag == "--json") {
       options->json = argv[i + 1];
+    } else if (flag == "--only") {
+      options->only = argv[i + 1];
     } else if (flag == "--mib") {
       options->mib = std::atoll(argv[i + 1]);
     } else if (flag == "--rounds") {
@@ -260,7 +306,8 @@ bool Parse(int argc, char** argv, Options* options) {
 int Main(int argc, char** argv) {
   Options options;
   if (!Parse(argc, argv, &options)) {
-    std::fprintf(stderr, "usage: kernels_bench [--mib N] [--rounds N] [--json FILE]\n");
+    std::fprintf(stderr,
+                 "usage: kernels_bench [--mib N] [--rounds N] [--only TEXT] [--json FILE]\n");
     return 2;
   }
   auto bytes = static_cast<size_t>(options.mib << 20);
@@ -277,6 +324,11 @@ int Main(int argc, char** argv) {
     buffers.source[i] = static_cast<unsigned char>((buffers.source[i] & 0x83) | 0x3c);
   }
   std::vector<Case> cases = Cases(options.mib << 20);
+  AddDeltas(cases, buffers.source, options.only);
+  cases.erase(
+      std::remove_if(cases.begin() + 1, cases.end(),  // the memcpy stays
+                     [&](const Case& c) { return c.name.find(options.only) == std::string::npos; }),
+      cases.end());
   for (const Case& c : cases) {
     if (Check(c, buffers)) continue;
     std::fprintf(stderr, "%s: differs from the reference\n", c.name.c_str());

@@ -98,9 +98,11 @@ void ToPairs(const uint8_t* steps, size_t count, uint8_t* pairs) {
   if (count % 2 != 0) pairs[count / 2] = steps[count - 1];
 }
 void FromPairs(const uint8_t* pairs, size_t count, uint8_t* steps) {
-  for (size_t i = 0; i < count; ++i) {
-    steps[i] = static_cast<uint8_t>(i % 2 == 0 ? pairs[i / 2] & 15 : pairs[i / 2] >> 4);
+  for (size_t i = 0; i < count / 2; ++i) {
+    steps[2 * i] = pairs[i] & 15;
+    steps[2 * i + 1] = static_cast<uint8_t>(pairs[i] >> 4);
   }
+  if (count % 2 != 0) steps[count - 1] = pairs[count / 2] & 15;
 }
 
 }  // namespace
@@ -165,13 +167,24 @@ Coder::~Coder() = default;
 
 Coder::Code Coder::Encode(DeltaOrder order, std::span<const std::byte> base,
                           std::span<const std::byte> now, size_t code_bytes_max) {
+  return EncodeWith(order, base, now, code_bytes_max, nullptr);
+}
+
+Coder::Code Coder::EncodeAndCopy(DeltaOrder order, std::span<std::byte> base,
+                                 std::span<const std::byte> now, size_t code_bytes_max) {
+  return EncodeWith(order, base, now, code_bytes_max, base.data());
+}
+
+Coder::Code Coder::EncodeWith(DeltaOrder order, std::span<const std::byte> base,
+                              std::span<const std::byte> now, size_t code_bytes_max,
+                              std::byte* copy) {
   const auto width = static_cast<size_t>(kernels::DeltaElementBytes(order));
   WW_CHECK(base.size() == now.size() && base.size() <= block_bytes_max_ &&
            base.size() % width == 0);
   const size_t elements = base.size() / width;
   Scratch& scratch = *scratch_;
   DeltaStreams streams = scratch.Empty();
-  WW_CHECK(kernels::DeltaScan(order, base.data(), now.data(), elements, elements, streams));
+  WW_CHECK(kernels::DeltaScan(order, base.data(), now.data(), elements, elements, streams, copy));
   ToPairs(streams.steps, streams.changes, scratch.pairs.data());
   ToPlanes(streams.escapes, streams.escape_count, width, scratch.planes.data());
   const std::array<std::span<const uint8_t>, kStreams> all = {

@@ -24,8 +24,7 @@
 ///   16  u32  escapes
 ///   20  u32  stored bytes of the gaps, 24 of the steps, 28 of the escapes
 ///   32       gaps; steps, two in a byte, the first in its low half; escapes, the lowest bytes of
-///   all
-///            of them, then the next …
+///            all of them, then the next …
 namespace weightwire::delta {
 
 inline constexpr size_t kHeaderBytes = 32;
@@ -53,6 +52,9 @@ class Coder {
   /// size.
   Code Encode(kernels::DeltaOrder order, std::span<const std::byte> base,
               std::span<const std::byte> now, size_t code_bytes_max);
+  /// The same, and then `base` holds `now`, also when no code came of it. One pass does both.
+  Code EncodeAndCopy(kernels::DeltaOrder order, std::span<std::byte> base,
+                     std::span<const std::byte> now, size_t code_bytes_max);
 
   /// `target` holds the older version and gets the newer one. Total: whatever `code` holds, nothing
   /// outside of `target` is written, and no memory is taken.
@@ -62,6 +64,8 @@ class Coder {
 
  private:
   struct Scratch;
+  Code EncodeWith(kernels::DeltaOrder order, std::span<const std::byte> base,
+                  std::span<const std::byte> now, size_t code_bytes_max, std::byte* copy);
   const size_t block_bytes_max_;
   std::unique_ptr<Scratch> scratch_;
 };

@@ -66,6 +66,27 @@ TEST(Coder, RestoresEveryBitOfEveryKindAtEveryDensity) {
   }
 }
 
+TEST(Coder, EncodeAndCopyMakesTheSameCodeAndBringsTheBaseUpToDate) {
+  std::mt19937_64 random(11);
+  Coder plain(64 << 10), copying(64 << 10);
+  for (const DeltaOrder order : kOrders) {
+    const size_t width = WidthOf(order), bytes = (60u << 10) / width * width;
+    for (const unsigned per_mille : {0u, 10u, 190u, 1000u}) {
+      const Bytes base = RandomBytes(random, bytes), now = Changed(random, base, width, per_mille);
+      for (const size_t code_bytes_max : {size_t{0}, kHeaderBytes + 100, 2 * bytes}) {
+        Bytes kept = base;
+        const auto wanted = plain.Encode(order, base, now, code_bytes_max);
+        const auto code = copying.EncodeAndCopy(order, kept, now, code_bytes_max);
+        EXPECT_EQ(Bytes(code.bytes.begin(), code.bytes.end()),
+                  Bytes(wanted.bytes.begin(), wanted.bytes.end()));
+        EXPECT_EQ(code.changes, wanted.changes);
+        EXPECT_EQ(kept, now) << static_cast<int>(order) << " " << per_mille << " "
+                             << code_bytes_max;
+      }
+    }
+  }
+}
+
 TEST(Coder, SaysHowManyElementsDiffer) {
   Coder coder(1024);
   Bytes base(1024), now(1024);

@@ -140,55 +140,124 @@ Versions RandomVersions(std::mt19937_64& random, size_t elements, size_t width,
   return made;
 }
 
-TEST(DeltaScan, EverySetOfLoopsFindsEveryChangeAndTheWayBackRestoresIt) {
+/// The streams by their definition in kernels/delta.h: one element after the other.
+struct Defined {
+  Bytes gaps, steps, escapes;
+};
+Defined ByDefinition(DeltaOrder order, const Versions& versions, size_t width) {
+  const unsigned bits = static_cast<unsigned>(8 * width);
+  const uint64_t all = bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1;
+  const uint64_t sign = uint64_t{1} << (bits - 1);
+  const auto place = [&](const Bytes& from, size_t index) {
+    const uint64_t value = Load(from.data() + index * width, width);
+    if (order < DeltaOrder::kFloat8) return value;
+    return (value & sign) != 0 ? all - value : value + sign;
+  };
+  Defined made;
+  size_t unchanged = 0;
+  for (size_t i = 0; i < versions.old_version.size() / width; ++i) {
+    const uint64_t was = place(versions.old_version, i), is = place(versions.new_version, i);
+    if (was == is) {
+      ++unchanged;
+      continue;
+    }
+    for (; unchanged >= 255; unchanged -= 255) made.gaps.push_back(255);
+    made.gaps.push_back(static_cast<uint8_t>(unchanged));
+    unchanged = 0;
+    const uint64_t up = (is - was) & all, down = (was - is) & all;
+    const uint64_t zigzag = (up < sign ? 2 * up : 2 * down - 1) & all;
+    made.steps.push_back(static_cast<uint8_t>(zigzag <= 15 ? zigzag - 1 : 15));
+    if (zigzag <= 15) continue;
+    for (size_t b = 0; b < width; ++b)
+      made.escapes.push_back(static_cast<uint8_t>(zigzag >> 8 * b));
+  }
+  return made;
+}
+
+Bytes First(const Bytes& bytes, size_t count) {
+  return Bytes(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(count));
+}
+
+enum class CopyTo { kNowhere, kElsewhere, kBase };
+
+/// `bytes` at `offset` of memory of just that size, so that AddressSanitizer sees one more.
+struct At {
+  At(const Bytes& bytes, size_t at) : memory(at), offset(at) {
+    memory.insert(memory.end(), bytes.begin(), bytes.end());
+  }
+  uint8_t* data() { return memory.data() + offset; }
+  Bytes bytes() const {
+    return Bytes(memory.begin() + static_cast<ptrdiff_t>(offset), memory.end());
+  }
+  Bytes memory;
+  size_t offset;
+};
+
+TEST(DeltaScan, EverySetOfLoopsMakesTheStreamsAndTheCopyAndTheWayBackRestoresThem) {
   auto random = SeededGenerator();
+  std::vector<size_t> sizes;
+  for (size_t elements = 0; elements < 150; ++elements) sizes.push_back(elements);
+  // About the turns of the loops: 4,096 bytes of each width, with whole lines and without.
+  for (size_t elements : {511u, 512u, 513u, 1024u, 1087u, 2048u, 2111u, 4095u, 4096u, 4097u, 9001u})
+    sizes.push_back(elements);
   for (const DeltaOrder order : kOrders) {
     const auto width = static_cast<size_t>(DeltaElementBytes(order));
-    for (size_t elements = 0; elements < 2500; elements += elements < 200 ? 1 : 173) {
+    for (const size_t elements : sizes) {
       for (const unsigned per_mille : {0u, 2u, 30u, 500u, 1000u}) {
         const Versions versions = RandomVersions(random, elements, width, per_mille);
-        Bytes gaps;  // by the definition
-        size_t next = 0;
-        for (const size_t index : versions.changed) {
-          size_t gap = index - next;
-          for (; gap >= 255; gap -= 255) gaps.push_back(255);
-          gaps.push_back(static_cast<uint8_t>(gap));
-          next = index + 1;
-        }
+        const Defined wanted = ByDefinition(order, versions, width);
+        const Bytes untouched(versions.new_version.size(), 0x77);
+        ASSERT_EQ(wanted.steps.size(), versions.changed.size());
         for (const SimdKernels* simd : SimdVariants()) {
-          SCOPED_TRACE(std::string(simd->name) + " " + std::to_string(static_cast<int>(order)) +
-                       " " + std::to_string(elements) + " " + std::to_string(per_mille));
-          Streams streams(elements, width, elements);
-          ASSERT_TRUE(simd->delta_scan[static_cast<int>(order)](
-              versions.old_version.data(), versions.new_version.data(), elements, elements,
-              &streams.delta));
-          ASSERT_EQ(streams.delta.changes, versions.changed.size());
-          ASSERT_EQ(Bytes(streams.gaps.begin(),
-                          streams.gaps.begin() + static_cast<ptrdiff_t>(streams.delta.gap_bytes)),
-                    gaps);
-          Bytes target = versions.old_version;
-          ASSERT_TRUE(DeltaApply(order, target.data(), elements, streams.delta));
-          ASSERT_EQ(target, versions.new_version);
+          for (const CopyTo to : {CopyTo::kNowhere, CopyTo::kElsewhere, CopyTo::kBase}) {
+            SCOPED_TRACE(std::string(simd->name) + " order " +
+                         std::to_string(static_cast<int>(order)) + " of " +
+                         std::to_string(elements) + ", " + std::to_string(per_mille) +
+                         " per mille, copy " + std::to_string(static_cast<int>(to)));
+            At base(versions.old_version, random() % 64), now(versions.new_version, random() % 64);
+            At elsewhere(untouched, random() % 64);
+            Streams streams(elements, width, elements);
+            uint8_t* const copy = to == CopyTo::kBase        ? base.data()
+                                  : to == CopyTo::kElsewhere ? elsewhere.data()
+                                                             : nullptr;
+            ASSERT_TRUE(simd->delta_scan(order, base.data(), now.data(), elements, elements,
+                                         &streams.delta, copy));
+            ASSERT_EQ(First(streams.gaps, streams.delta.gap_bytes), wanted.gaps);
+            ASSERT_EQ(First(streams.steps, streams.delta.changes), wanted.steps);
+            ASSERT_EQ(First(streams.escapes, streams.delta.escape_count * width), wanted.escapes);
+            ASSERT_EQ(now.bytes(), versions.new_version);
+            ASSERT_EQ(base.bytes(),
+                      to == CopyTo::kBase ? versions.new_version : versions.old_version);
+            ASSERT_EQ(elsewhere.bytes(),
+                      to == CopyTo::kElsewhere ? versions.new_version : untouched);
+            At target(versions.old_version, random() % 64);
+            ASSERT_TRUE(DeltaApply(order, target.data(), elements, streams.delta));
+            ASSERT_EQ(target.bytes(), versions.new_version);
+          }
         }
       }
     }
   }
 }
 
-TEST(DeltaScan, GivesUpWhereMoreDiffers) {
+TEST(DeltaScan, GivesUpWhereMoreDiffersWithAWholeCopyAllTheSame) {
   auto random = SeededGenerator();
   for (const DeltaOrder order : kOrders) {
     const auto width = static_cast<size_t>(DeltaElementBytes(order));
-    const Versions versions = RandomVersions(random, 3001, width, 300);
+    const Versions versions = RandomVersions(random, 9001, width, 300);
     const size_t changes = versions.changed.size();
     for (const SimdKernels* simd : SimdVariants()) {
       for (const size_t changes_max : {size_t{0}, changes / 2, changes - 1, changes}) {
-        Streams streams(3001, width, changes_max);
-        EXPECT_EQ(simd->delta_scan[static_cast<int>(order)](versions.old_version.data(),
-                                                            versions.new_version.data(), 3001,
-                                                            changes_max, &streams.delta),
-                  changes_max == changes)
-            << simd->name << " " << width << " " << changes_max;
+        for (const bool in_place : {false, true}) {
+          Streams streams(9001, width, changes_max);
+          Bytes base = versions.old_version, copy(base.size(), 0x77);
+          EXPECT_EQ(
+              simd->delta_scan(order, base.data(), versions.new_version.data(), 9001, changes_max,
+                               &streams.delta, in_place ? base.data() : copy.data()),
+              changes_max == changes)
+              << simd->name << " " << width << " " << changes_max;
+          EXPECT_EQ(in_place ? base : copy, versions.new_version) << simd->name << " " << width;
+        }
       }
     }
   }
