@@ -55,8 +55,13 @@ std::string HeadText(const v1::StatusResponse::Epoch& epoch) {
                      SecondsText(epoch.total_seconds()) + "\ntrace " + epoch.trace_id() +
                      "\nengines: " + (epoch.engines().empty() ? "none" : Joined(epoch.engines()));
   if (!epoch.left_out().empty()) text += "; left out: " + Joined(epoch.left_out());
-  text += "\nbytes: " + BytesText(epoch.bytes()) + ", of which kept " +
-          BytesText(epoch.bytes_kept()) + "\n";
+  text +=
+      "\nbytes: " + BytesText(epoch.bytes()) + ", of which kept " + BytesText(epoch.bytes_kept());
+  if (epoch.delta_bytes() > 0) {
+    text += ", made of changes " + BytesText(epoch.delta_bytes()) + " (" +
+            BytesText(epoch.delta_code_bytes()) + " moved)";
+  }
+  text += "\n";
   if (epoch.why().code() != 0) text += "why: " + epoch.why().message() + "\n";
   if (!epoch.waiting_for().empty()) text += "waiting for: " + Joined(epoch.waiting_for()) + "\n";
   return text;

@@ -93,6 +93,12 @@ std::string BytesText(int64_t bytes) {
   return text.data();
 }
 
+std::string PercentText(double share) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.2g %%", 100 * share);
+  return text.data();
+}
+
 std::string SecondsText(double seconds) {
   std::array<char, 32> text{};
   if (seconds < 1) {

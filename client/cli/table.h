@@ -57,6 +57,8 @@ std::string Word(std::string name, std::string_view prefix);
 std::string ClockText(double unix_seconds);
 /// "988.1 MB", "14.0 GB": decimal units, as network rates are given.
 std::string BytesText(int64_t bytes);
+/// "3.1 %" of 0.031.
+std::string PercentText(double share);
 /// "12.3 ms", "4.56 s".
 std::string SecondsText(double seconds);
 

@@ -91,6 +91,8 @@ struct AttachRequest {
   Incarnation incarnation{};
   uint32_t buffers =
       0;  ///< of an engine rank's stage, at most memory::kBuffersMax; 0: the policy's
+  /// Of a trainer rank; none: the agent's. An agent whose own is kOff codes nothing.
+  std::optional<transfer::DeltaPolicy::Mode> delta = {};
   int64_t pid = 0;
   std::array<uint8_t, 16> trace_id{};
   /// The incarnation that the same process had before; 0: none. See control::RegisterRequest.

@@ -22,7 +22,7 @@ Participant::Participant(std::shared_ptr<Services> services, Handle handle, Atta
   memory_ = std::make_shared<RankMemory>(
       services_, name_,
       request_.buffers != 0 ? request_.buffers : services_->options.retain_versions + 1,
-      std::move(gpu_pools));
+      std::move(gpu_pools), request_.delta);
   publication_ = std::make_shared<Publication>(
       services_, name_, memory_, [this](Version version, Epoch epoch, const Status& why) {
         if (application_ != nullptr) application_->OnReleased(version, epoch, why);

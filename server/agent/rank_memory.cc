@@ -140,7 +140,10 @@ Status RankMemory::Bind(const std::vector<TensorBinding>& bindings) {
 // Files take no memory of the budget: the kernel takes theirs back when it needs it.
 const std::shared_ptr<transfer::DeltaBases>& RankMemory::delta() {
   using Share = transfer::DeltaBases::Share;
-  const transfer::DeltaPolicy& policy = services_->options.delta;
+  transfer::DeltaPolicy policy = services_->options.delta;
+  if (policy.mode != transfer::DeltaPolicy::Mode::kOff) {
+    policy.mode = delta_mode_.value_or(policy.mode);
+  }
   if (!delta_ && policy.mode != transfer::DeltaPolicy::Mode::kOff) {
     const auto admit = [services = services_, name = name_,
                         counts = policy.folder.empty()](uint64_t bytes) -> Result<Share> {

@@ -18,13 +18,15 @@ namespace weightwire::agent {
 class RankMemory : public std::enable_shared_from_this<RankMemory> {
  public:
   /// `buffers`: of the stage, should it be made. `gpu_pools`: of the rank's device; null: host
-  /// memory.
+  /// memory. `delta`: what its process asks for (AttachRequest).
   RankMemory(std::shared_ptr<Services> services, std::string name, uint32_t buffers,
-             std::shared_ptr<memory::GpuMemoryPool> gpu_pools)
+             std::shared_ptr<memory::GpuMemoryPool> gpu_pools,
+             std::optional<transfer::DeltaPolicy::Mode> delta)
       : services_(std::move(services)),
         name_(std::move(name)),
         buffers_(buffers),
-        gpu_pools_(std::move(gpu_pools)) {
+        gpu_pools_(std::move(gpu_pools)),
+        delta_mode_(delta) {
     for (auto& kept : kept_) kept = std::make_shared<transfer::Kept>();
   }
   ~RankMemory();
@@ -95,6 +97,7 @@ class RankMemory : public std::enable_shared_from_this<RankMemory> {
   const std::string name_;
   const uint32_t buffers_;
   const std::shared_ptr<memory::GpuMemoryPool> gpu_pools_;
+  const std::optional<transfer::DeltaPolicy::Mode> delta_mode_;
   std::shared_ptr<const layout::RankLayout> layout_;
   memory::ArenaMap arena_;
   std::map<uint64_t, Imported> imports_;

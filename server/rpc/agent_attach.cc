@@ -57,6 +57,21 @@ Result<Greeting> GreetingOf(const v1::AttachHello& hello, const TraceId& trace_o
     return Fail(wire::Bad("hello.buffers", "is more than " + std::to_string(memory::kBuffersMax)));
   }
   out.request.buffers = hello.buffers();
+  switch (hello.delta()) {
+    case v1::DELTA_MODE_UNSPECIFIED:
+      break;
+    case v1::DELTA_MODE_OFF:
+      out.request.delta = transfer::DeltaPolicy::Mode::kOff;
+      break;
+    case v1::DELTA_MODE_AUTO:
+      out.request.delta = transfer::DeltaPolicy::Mode::kAuto;
+      break;
+    case v1::DELTA_MODE_ALWAYS:
+      out.request.delta = transfer::DeltaPolicy::Mode::kAlways;
+      break;
+    default:
+      return Fail(wire::Bad("hello.delta", "is a mode that this agent does not know"));
+  }
   if (!hello.device().empty()) {
     WW_ASSIGN(out.request.device, device::ParseUuid(hello.device()));
   }

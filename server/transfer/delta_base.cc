@@ -17,7 +17,7 @@ namespace {
 constexpr uint64_t kAlignment = 64;
 /// A code that is not this much shorter than the segment is not worth making it of.
 constexpr size_t kWorthwhile = 8;
-constexpr uint32_t kRestMax = 16;
+constexpr uint8_t kRestMax = 16;
 
 Status NoRoom(uint64_t bytes, const std::string& where, int error) {
   return Status(Code::kResourceExhausted, Reason::kLimitExceeded,
@@ -77,55 +77,51 @@ Result<std::shared_ptr<StreamBase>> StreamBase::Make(const plan::StreamSchedule&
 
 StreamBase::~StreamBase() { ::munmap(memory_, bytes_); }
 
-std::optional<size_t> StreamBase::Update(uint32_t index, kernels::DeltaOrder order, std::span<const std::byte> now,
+void StreamBase::Update(uint32_t index, kernels::DeltaOrder order, std::span<const std::byte> now,
                         uint64_t sum, delta::Coder& coder) {
   Segment& segment = segments_[index];
   const std::span<std::byte> base(memory_ + segment.offset, now.size());
+  if (adaptive_ && segment.rest > 0) {
+    --segment.rest;
+    segment.filled = false;
+    segment.links.clear();
+    segment.link_bytes = 0;
+    return;
+  }
   if (!segment.filled) {
     std::memcpy(base.data(), now.data(), now.size());
     segment.filled = true;
     segment.sum = sum;
-    return std::nullopt;
+    return;
   }
-  if (segment.sum == sum) return std::nullopt;
+  if (segment.sum == sum) return;
   const size_t most = now.size() - now.size() / kWorthwhile;
-  const auto code = coder.Encode(order, base, now, most).bytes;
-  std::memcpy(base.data(), now.data(), now.size());
+  const auto code = coder.EncodeAndCopy(order, base, now, most).bytes;
   const uint64_t from = std::exchange(segment.sum, sum);
+  if (code.empty() || 2 * code.size() > now.size()) {
+    segment.rest = segment.next_rest;
+    segment.next_rest = std::min<uint8_t>(2 * segment.next_rest, kRestMax);
+  } else {
+    segment.next_rest = 1;
+  }
   if (code.empty()) {  // no way leads on from what there was
     segment.links.clear();
     segment.link_bytes = 0;
-    return now.size();
+    return;
   }
   segment.links.push_front(
       {from, std::make_shared<const std::vector<std::byte>>(code.begin(), code.end())});
   segment.link_bytes += code.size();
-  while (segment.links.size() > std::max(chain_max_, 1u) ||
+  while (segment.links.size() > chain_max_ ||
          (segment.links.size() > 1 && segment.link_bytes > most)) {
     segment.link_bytes -= segment.links.back().code->size();
     segment.links.pop_back();
   }
-  return code.size();
 }
 
 bool StreamBase::Begin(bool adaptive) {
-  if (in_use_) return false;
-  const bool too_little = 2 * code_ > changed_;
-  if (changed_ > 0) {
-    if (too_little) {
-      rest_ = next_rest_;
-      next_rest_ = std::min(2 * next_rest_, kRestMax);
-    } else {
-      next_rest_ = 1;
-    }
-  }
-  changed_ = code_ = 0;
-  if (adaptive && rest_ > 0) {
-    --rest_;
-    return false;
-  }
-  in_use_ = true;
-  return true;
+  adaptive_ = adaptive;
+  return !std::exchange(in_use_, true);
 }
 
 // ---- a rank's ----------------------------------------------------------------------------------

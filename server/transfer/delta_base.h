@@ -45,9 +45,8 @@ class StreamBase {
   ~StreamBase();
   static uint64_t BytesFor(const plan::StreamSchedule& schedule);
 
-  /// The segment has become `now`, whose sum is `sum`. Bytes of the code that leads there, or of
-  /// the segment where none does; nullopt where there was nothing to compare it with.
-  std::optional<size_t> Update(uint32_t segment, kernels::DeltaOrder order, std::span<const std::byte> now,
+  /// The segment has become `now`, whose sum is `sum`.
+  void Update(uint32_t segment, kernels::DeltaOrder order, std::span<const std::byte> now,
               uint64_t sum, delta::Coder& coder);
   /// Its last bytes have this sum: Update would change nothing.
   bool Has(uint32_t segment, uint64_t sum) const {
@@ -56,16 +55,11 @@ class StreamBase {
   /// Newest first; the newest leads to the segment's last bytes, each other to the one before it.
   const std::deque<Link>& links(uint32_t segment) const { return segments_[segment].links; }
 
-  /// A job begins: whether it should code. Not where another one still has it, nor, `adaptive`,
-  /// where the last ones made it too little shorter, for some jobs.
+  /// A job begins. False: another one still has it. `adaptive`: a segment of which too little gets
+  /// shorter is left alone for some versions.
   bool Begin(bool adaptive);
   /// The job that began is over, and no thread of it works on the base.
   void End() { in_use_ = false; }
-  /// Of a slot: what was compared and differed, and what Update said of it.
-  void Count(uint64_t changed, uint64_t code) {
-    changed_ += changed;
-    code_ += code;
-  }
 
  private:
   struct Segment {
@@ -74,6 +68,8 @@ class StreamBase {
     bool filled = false;
     std::deque<Link> links;
     size_t link_bytes = 0;
+    uint8_t rest = 0;  ///< versions in which it is left alone yet
+    uint8_t next_rest = 1;
   };
   StreamBase(std::byte* memory, uint64_t bytes, uint32_t chain_max)
       : memory_(memory), bytes_(bytes), chain_max_(chain_max) {}
@@ -83,9 +79,7 @@ class StreamBase {
   const uint32_t chain_max_;
   std::vector<Segment> segments_;
   bool in_use_ = false;
-  uint64_t changed_ = 0, code_ = 0;  ///< since Begin
-  uint32_t rest_ = 0;               ///< jobs that do not code yet
-  uint32_t next_rest_ = 1;
+  bool adaptive_ = false;
 };
 
 /// What changed in a slot since earlier versions (delta_slot.h), for readers that hold one of them.

@@ -33,7 +33,9 @@ struct Layout {
   uint64_t segments = 0, links = 0;
   uint64_t link_bytes() const { return 8 * segments + RoundUp(4 * segments, 8); }
   uint64_t sum(uint64_t i) const { return kHeadBytes + 8 * i; }
-  uint64_t from(uint64_t link, uint64_t i) const { return sum(segments) + link * link_bytes() + 8 * i; }
+  uint64_t from(uint64_t link, uint64_t i) const {
+    return sum(segments) + link * link_bytes() + 8 * i;
+  }
   uint64_t size(uint64_t link, uint64_t i) const { return from(link, segments) + 4 * i; }
   uint64_t codes() const { return from(links, 0); }
 };
@@ -121,11 +123,7 @@ std::optional<std::span<std::byte>> WholeOf(const SegmentCopy& copy, device::Byt
 void SlotDeltaMaker::Add(uint32_t i, std::span<const std::byte> packed, uint64_t sum) {
   const uint32_t segment = span_.first_segment + i;
   const plan::CopyOp& op = stream_.ops[schedule_.segments[segment].op_index];
-  const auto code =
-      base_.Update(segment, delta::OrderOf(op.target_dtype), packed, sum, *coder_);
-  if (!code) return;
-  changed_bytes_ += packed.size();
-  code_bytes_ += *code;
+  base_.Update(segment, delta::OrderOf(op.target_dtype), packed, sum, *coder_);
 }
 
 std::span<std::byte> SlotDeltaMaker::Scratch(uint64_t bytes) {
@@ -239,10 +237,10 @@ DeltaTaken TakeDelta(const plan::Stream& stream, const plan::StreamSchedule& sch
       ++taken.mismatches;
       continue;
     }
-    const auto sum = whole ? device::SumTarget(target, copy.box, copy.to)
-                           : device::CopyAndSumTarget(target, {made.data()},
-                                                      kernels::WithPackedSource(copy.box), copy.to,
-                                                      copy.to);
+    const auto sum =
+        whole ? device::SumTarget(target, copy.box, copy.to)
+              : device::CopyAndSumTarget(target, {made.data()}, kernels::WithPackedSource(copy.box),
+                                         copy.to, copy.to);
     if (!sum || *sum != taken.expected[i]) {
       ++taken.mismatches;
       continue;

@@ -13,7 +13,8 @@
 #include "server/transfer/fetch.h"
 #include "server/transfer/transfer.h"
 
-/// What changed in one slot since earlier versions, as it goes over the wire beside the slot itself.
+/// What changed in one slot since earlier versions, as it goes over the wire beside the slot
+/// itself.
 ///
 /// Little-endian:
 ///   0   u32  version, 1
@@ -37,7 +38,10 @@ class SlotDeltaMaker {
  public:
   SlotDeltaMaker(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t slot,
                  StreamBase& base, DeltaCoders& coders)
-      : stream_(stream), schedule_(schedule), span_(schedule.slots[slot]), base_(base),
+      : stream_(stream),
+        schedule_(schedule),
+        span_(schedule.slots[slot]),
+        base_(base),
         coder_(coders.Take()) {}
 
   /// Segment `i` of the slot has this sum and is as before: Add need not see its bytes.
@@ -46,9 +50,6 @@ class SlotDeltaMaker {
   void Add(uint32_t i, std::span<const std::byte> packed, uint64_t sum);
   /// Memory for a segment's packed bytes, where they do not lie together at the source.
   std::span<std::byte> Scratch(uint64_t bytes);
-  /// What was added that had changed, and its codes (StreamBase::Count).
-  uint64_t changed_bytes() const { return changed_bytes_; }
-  uint64_t code_bytes() const { return code_bytes_; }
   /// nullopt where no segment has a code, or all are longer than the slot.
   std::optional<SlotDelta> Finish(std::span<const uint64_t> sums) const;
 
@@ -59,7 +60,6 @@ class SlotDeltaMaker {
   StreamBase& base_;
   const DeltaCoders::Lease coder_;
   std::vector<std::byte> scratch_;
-  uint64_t changed_bytes_ = 0, code_bytes_ = 0;
 };
 
 /// What became of the segments of a slot of which a SlotDelta was read.
@@ -70,11 +70,11 @@ struct DeltaTaken {
     kKept,    ///< its bytes were here
     kMade,    ///< of what was here and codes
   };
-  Status status;                     ///< not OK: what was read is no SlotDelta of the slot
-  std::vector<uint64_t> expected;    ///< sums, one for each segment
+  Status status;                   ///< not OK: what was read is no SlotDelta of the slot
+  std::vector<uint64_t> expected;  ///< sums, one for each segment
   std::vector<Segment> segments;
-  uint32_t mismatches = 0;           ///< that came out with another sum
-  int64_t elements = 0, changes = 0; ///< of those that were made
+  uint32_t mismatches = 0;            ///< that came out with another sum
+  int64_t elements = 0, changes = 0;  ///< of those that were made
   bool wants_older() const;
 };
 

@@ -163,11 +163,7 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
     }
     delta->Add(i, {together, bytes}, *sum);
   }
-  if (delta != nullptr) {
-    packed.delta = delta->Finish(sums);
-    packed.delta_changed_bytes = delta->changed_bytes();
-    packed.delta_code_bytes = delta->code_bytes();
-  }
+  if (delta != nullptr) packed.delta = delta->Finish(sums);
   builder.FromSlot(static_cast<uint64_t>(span.bytes));
   if (leaving != nullptr) return packed;
   std::byte* sums_at = on_device ? memory.sums.data() : memory.packed.data();

@@ -22,7 +22,6 @@ struct PackedSlot {
   /// Has the sums, of which some are not made yet; null: all are.
   std::shared_ptr<LeavingSums> leaving;
   std::optional<SlotDelta> delta;
-  uint64_t delta_changed_bytes = 0, delta_code_bytes = 0;  ///< StreamBase::Count
   Status status;  ///< not OK: a GPU failed, and the rest is worthless
 };
 

@@ -571,7 +571,6 @@ void SourceStream::OnPacked(uint32_t index, PackedSlot packed) {
   }
   bytes_packed_ += packed.bytes_packed;
   if (base_) {
-    base_->Count(packed.delta_changed_bytes, packed.delta_code_bytes);
     entry->second.delta = std::move(packed.delta);
   } else if (run_.job().received) {
     entry->second.delta = run_.job().received->TakeDelta(stream_.id, index);

@@ -27,6 +27,10 @@ Fleet::Options Chaos::OptionsFor(uint64_t seed) {
   options.repeat_reports = true;
   options.link.latency = std::chrono::microseconds(random() % 2000);
   options.link.get_jitter_max = std::chrono::microseconds(random() % 3000);
+  using DeltaMode = transfer::DeltaPolicy::Mode;
+  options.delta.mode = seed % 3 == 0   ? DeltaMode::kOff
+                       : seed % 3 == 1 ? DeltaMode::kAuto
+                                       : DeltaMode::kAlways;
   options.tuning.get_timeout = seconds(2);
   options.tuning.progress_timeout = seconds(3);
   options.tuning.connect_timeout = seconds(1);

@@ -32,7 +32,8 @@ Fleet::Fleet(Options options)
                     network,
                     [this] { return coordinator_.get(); },
                     [this](const std::string& address) { Disconnect(address); },
-                    options_.tuning} {
+                    options_.tuning,
+                    options_.delta} {
   network.SetDefaultLink(options_.link);
   journal.before_append = [this](const coordinator::JournalRecord& record) { OnAppend(record); };
   static const auto work = std::make_shared<const RememberingWork>();  // of all fleets

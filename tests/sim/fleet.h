@@ -52,6 +52,7 @@ class Fleet {
     transport::FakeLink link = {.latency = std::chrono::microseconds(50),
                                 .bytes_per_second = 20'000'000};
     transfer::Tuning tuning = SmallTuning();
+    transfer::DeltaPolicy delta = {};
     coordinator::Options coordinator;
   };
   /// Slots and segments so small that even the tiny model takes many of each.

@@ -31,6 +31,7 @@ void Node::Start() {
   for (const auto& transport : transports_) {
     agent_options.addresses[transport->name()] = transport->address();
   }
+  agent_options.delta = s_.delta;
   port_.Revive();
   agent_options.room_deadline = std::chrono::seconds(3);
   agent_ = agent::Agent::Make(agent_options, s_.executor, s_.executor, s_.executor, port_, *engine_,

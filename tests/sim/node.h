@@ -23,6 +23,7 @@ class Node {
     /// Resets every connection of an address.
     std::function<void(const std::string& address)> disconnect;
     transfer::Tuning tuning;
+    transfer::DeltaPolicy delta;
   };
   /// Nodes on one `host` map each other's memory; others read over the network.
   Node(Surroundings& surroundings, std::string name, std::string host);

@@ -19,6 +19,7 @@ void Reached::Count(const coordinator::EpochStatus& epoch) {
     Count("fills dropped", aborted);
   } else {
     Count("commits", committed);
+    Count("versions committed that were made of what changed", committed && epoch.delta.bytes > 0);
     Count("versions committed without a laggard", committed && !epoch.left_out.empty());
     Count("versions whose first attempt went on without an engine",
           committed && epoch.attempt == 1 && !epoch.left_out.empty());
@@ -62,6 +63,7 @@ void Reached::ExpectAll() const {
                            "versions committed without a laggard",
                            "versions taken back because an engine refused them",
                            "versions not moved",
+                           "versions committed that were made of what changed",
                            "cuts of all nodes",
                            "cuts of some nodes",
                            "versions that a publisher withdrew",

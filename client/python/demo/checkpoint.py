@@ -6,6 +6,7 @@ import glob
 import json
 import math
 import os
+from typing import Iterable
 
 import numpy as np
 
@@ -42,6 +43,12 @@ def hf_shapes(config: dict) -> dict[str, tuple[int, ...]]:
 
 def write(directory: str, config: dict, seed: int) -> None:
     """Writes config.json and model.safetensors: bf16 bits drawn from `seed`, every tensor its own."""
+    rng = np.random.Generator(np.random.SFC64(seed))
+    write_tensors(directory, config, (rng.bytes(2 * math.prod(shape)) for shape in hf_shapes(config).values()))
+
+
+def write_tensors(directory: str, config: dict, tensors: Iterable[bytes | memoryview]) -> None:
+    """The same of given bf16 bits: of every tensor of `hf_shapes`, in its order."""
     os.makedirs(directory, exist_ok=True)
     with open(f"{directory}/config.json", "w") as out:
         json.dump(config, out)
@@ -52,12 +59,10 @@ def write(directory: str, config: dict, seed: int) -> None:
         end += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    rng = np.random.Generator(np.random.SFC64(seed))
     with open(f"{directory}/model.safetensors", "wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
-        for shape in shapes.values():
-            count = math.prod(shape)
-            out.write(rng.bytes(2 * count))
+        for tensor in tensors:
+            out.write(tensor)
 
 
 def read(directory: str) -> dict[str, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import secrets
 import threading
@@ -109,6 +110,16 @@ class Release:
         self._done.set()
 
 
+def _delta_mode(delta: str | None) -> int:
+    wanted = delta if delta is not None else os.environ.get("WEIGHTWIRE_DELTA", "")
+    modes = {"": agent_pb2.DELTA_MODE_UNSPECIFIED, "off": agent_pb2.DELTA_MODE_OFF, "auto": agent_pb2.DELTA_MODE_AUTO,
+             "always": agent_pb2.DELTA_MODE_ALWAYS}
+    if wanted not in modes:
+        raise errors.RefusedError(f'delta is "{wanted}"', code="INVALID_ARGUMENT", reason="invalid_request",
+                                  remedy='give "auto", "always" or "off"')
+    return modes[wanted]
+
+
 class Publisher:
     """One trainer rank.
 
@@ -120,8 +131,14 @@ class Publisher:
     """
 
     def __init__(self, *, rank: int, world_size: int, group: str = "trainer", job: str = "",
-                 agent: str | None = None, timeout: float = 30.0, device: Device | None = None, lineage: Lineage = None):
-        """`lineage`: that of every `publish` that names none."""
+                 agent: str | None = None, timeout: float = 30.0, device: Device | None = None, lineage: Lineage = None,
+                 delta: str | None = None):
+        """`lineage`: that of every `publish` that names none.
+
+        `delta`: whether only what changed since earlier versions is sent: "auto" (over a network or a rate limit, as long
+        as that is shorter), "always" (wherever memory is not mapped) or "off". None: WEIGHTWIRE_DELTA, or as the agent is
+        configured. An agent with `delta: off` sends everything. The agent keeps a copy of what was sent last.
+        """
         self._device = device
         self._releases: dict[int, Release] = {}
         self._calls = 0  # of Publish, so far
@@ -135,7 +152,7 @@ class Publisher:
         agent = agent or default_agent_socket()
         self._session = Session(agent=agent, role=types_pb2.GROUP_ROLE_TRAINER,
                                 group=group, rank=rank, world_size=world_size, job=job, timeout=timeout,
-                                device=device.uuid if device else "", on_event=self._on_event, on_end=self._on_end).open()
+                                device=device.uuid if device else "", delta=_delta_mode(delta), on_event=self._on_event, on_end=self._on_end).open()
         self._process_rank = (agent, job, self._session.rank_name)
 
     @property

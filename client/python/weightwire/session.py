@@ -73,7 +73,7 @@ class Session:
     """
 
     def __init__(self, *, agent: str, role: int, group: str, rank: int, world_size: int, job: str,
-                 timeout: float, buffers: int = 0, device: str = "", previous: int = 0, checks_copies: bool = False, on_event: Callable[[agent_pb2.AttachEvent], None],
+                 timeout: float, buffers: int = 0, device: str = "", delta: int = 0, previous: int = 0, checks_copies: bool = False, on_event: Callable[[agent_pb2.AttachEvent], None],
                  on_end: Callable[[errors.WeightwireError], None]):
         self.timeout = timeout
         self.rank_name = f"{group}/{rank}"
@@ -84,7 +84,7 @@ class Session:
             hello = agent_pb2.AttachHello(
                 protocol=types_pb2.Protocol(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
                 job=job, role=role, group=group, rank=rank, world_size=world_size, buffers=buffers, device=device,
-                incarnation=self.incarnation, previous=previous, pid=os.getpid(), trace_id=self.trace_id,
+                delta=delta, incarnation=self.incarnation, previous=previous, pid=os.getpid(), trace_id=self.trace_id,
                 checks_copies=checks_copies)
         self._channel = grpc.insecure_channel(f"unix:{self._socket}", options=[
             ("grpc.max_receive_message_length", 64 << 20),

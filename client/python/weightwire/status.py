@@ -95,6 +95,10 @@ class EpochStatus:
     trace_id: str = ""  #: W3C, 32 hex digits: in the logs of every process that the version passes
     lineage: int = 0  #: of `version`; 0: not known
     waiting_for_left: int = 0  #: lines that `waiting_for` does not have: the coordinator sends the first 256
+    delta_bytes: int = 0  #: of `bytes`: not moved, but made of what changed since earlier versions
+    delta_code_bytes: int = 0  #: that were moved for them; part of `bytes_by_transport`
+    delta_elements: int = 0  #: in `delta_bytes`
+    delta_changed: int = 0  #: of `delta_elements`
 
     @staticmethod
     def from_proto(e: Any, engines: "_EngineTable | None" = None) -> "EpochStatus":
@@ -105,7 +109,8 @@ class EpochStatus:
             engines.named(e.engine_runs, e.engines), tuple(e.waiting_for),
             {"prepare": e.prepare_seconds, "transfer": e.transfer_seconds, "commit": e.commit_seconds,
              "total": e.total_seconds}, e.bytes, dict(e.bytes_by_transport), e.bytes_kept,
-            e.content_root, engines.named(e.left_out_runs, e.left_out), e.trace_id, e.lineage, e.waiting_for_left)
+            e.content_root, engines.named(e.left_out_runs, e.left_out), e.trace_id, e.lineage, e.waiting_for_left,
+            e.delta_bytes, e.delta_code_bytes, e.delta_elements, e.delta_changed)
 
 
 class _EngineTable:

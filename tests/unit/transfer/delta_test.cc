@@ -281,10 +281,11 @@ TEST(Delta, OffMeansThatEverythingIsSent) {
 TEST(Delta, WithoutMemoryEverythingIsSentAndItIsSaid) {
   Versions versions(Large());
   Fleet& fleet = versions.fleet;
-  versions.Code({DeltaPolicy::Mode::kAlways, 4, ""}, [](uint64_t bytes) -> Result<DeltaBases::Share> {
-    return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,
-                std::to_string(bytes) + " bytes are too many");
-  });
+  versions.Code({DeltaPolicy::Mode::kAlways, 4, ""},
+                [](uint64_t bytes) -> Result<DeltaBases::Share> {
+                  return Fail(Code::kResourceExhausted, Reason::kLimitExceeded,
+                              std::to_string(bytes) + " bytes are too many");
+                });
   for (int version = 0; version < 2; ++version) {
     ChangeSome(fleet.rng, fleet.source_memory, 0.01);
     versions.Next(fleet.source_memory);
@@ -373,11 +374,11 @@ TEST(SlotDelta, AnyBytesAreReadWithoutHarm) {
   uint64_t refused = 0, mismatched = 0;
   for (uint32_t round = 0; round < 4'000; ++round) {
     one.target.Write(held);
-    std::vector<std::byte> bad(good.begin(),
-                               good.begin() + Below(one.rng, static_cast<uint32_t>(good.size() + 1)));
+    std::vector<std::byte> bad(
+        good.begin(), good.begin() + Below(one.rng, static_cast<uint32_t>(good.size() + 1)));
     for (uint32_t i = Below(one.rng, 4); i > 0 && !bad.empty(); --i) {
-      bad[Below(one.rng, static_cast<uint32_t>(std::min<size_t>(
-              bad.size(), round % 2 == 0 ? 200 : bad.size())))] =
+      bad[Below(one.rng, static_cast<uint32_t>(
+                             std::min<size_t>(bad.size(), round % 2 == 0 ? 200 : bad.size())))] =
           static_cast<std::byte>(Below(one.rng, 256));
     }
     const DeltaTaken taken = one.Take(bad);
