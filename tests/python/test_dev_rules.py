@@ -107,6 +107,45 @@ def test_a_suite_that_cannot_even_be_collected_is_red_at_once(tree):
     assert code != 0 and "again, alone" not in said, said
 
 
+def plant(tree, body: str) -> None:
+    """`./dev` of the tree is the command `body`."""
+    (tree.directory / "dev.real").write_text((tree.directory / "dev").read_text())
+    (tree.directory / "dev").write_text(f"#!/bin/bash\n{body}\n")
+    (tree.directory / "dev").chmod(0o755)
+
+
+def in_time(tree, seconds: int) -> tuple[int, str]:
+    done = subprocess.run(["bash", "-c", f"source {tree.directory}/dev.real; cd {tree.directory}; "
+                           f"export WEIGHTWIRE_UNTIL=$(($(date +%s) + {seconds})); in_time sanitized planted"],
+                          text=True, timeout=60, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.returncode, done.stdout
+
+
+def test_what_the_time_cuts_off_is_named_and_ends_with_all_its_children(tree):
+    plant(tree, f'sh -c "sleep 50; echo survived >{tree.directory}/survived" & wait')
+    code, said = in_time(tree, 2)
+    assert code == 0 and "NOT RUN, or not to its end, for time: sanitized planted" in said, said
+    assert subprocess.run(["pgrep", "-f", f"{tree.directory}/survived"], stdout=subprocess.DEVNULL).returncode == 1
+
+
+def test_what_has_no_time_left_does_not_begin(tree):
+    plant(tree, f"touch {tree.directory}/began")
+    code, said = in_time(tree, -5)
+    assert code == 0 and "NOT RUN" in said and not (tree.directory / "began").exists(), said
+
+
+def test_what_fails_before_the_time_is_over_is_red(tree):
+    plant(tree, "exit 8")
+    code, said = in_time(tree, 30)
+    assert code == 8 and "NOT RUN" not in said, said
+
+
+def test_sanitizers_stop_at_their_first_failure(tree):
+    tree.suite("tsan", a=FAILS, b=f"sleep 0; touch {tree.directory}/b-ran; exit 0")
+    code, said = tree.run("JOBS=1; ctest_run tsan")
+    assert code != 0 and not (tree.directory / "b-ran").exists(), said
+
+
 def test_people_get_no_second_run(tree):
     tree.suite("release", loaded=SECOND_TIME)
     code, said = tree.run("ctest_run release", may_retry=False)
