@@ -122,7 +122,7 @@ def in_time(tree, seconds: int) -> tuple[int, str]:
 
 
 def test_what_the_time_cuts_off_is_named_and_ends_with_all_its_children(tree):
-    plant(tree, f'sh -c "sleep 50; echo survived >{tree.directory}/survived" & wait')
+    plant(tree, f'sh -c "sleep 50; echo survived >{tree.directory}/survived" >/dev/null 2>&1 & wait')
     code, said = in_time(tree, 2)
     assert code == 0 and "NOT RUN, or not to its end, for time: sanitized planted" in said, said
     assert subprocess.run(["pgrep", "-f", f"{tree.directory}/survived"], stdout=subprocess.DEVNULL).returncode == 1
