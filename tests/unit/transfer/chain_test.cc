@@ -18,6 +18,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::Fleet;
 using testing::FleetOptions;
+using testing::HandReader;
 using ::testing::HasSubstr;
 
 constexpr Nanos kPatience = seconds(10);
@@ -135,66 +136,14 @@ TEST(Chain, NamesTheParentThatStallsHalfway) {
   fleet.End();
 }
 
-/// Reads by hand, as an agent that knows of waiting or an older one.
-class HandReader final : public transport::Handler {
- public:
-  HandReader(Fleet& fleet, Incarnation self, uint64_t features) : fleet_(fleet) {
-    const std::string name = "reader " + std::to_string(self.value);
-    const Ticket ticket = {9, static_cast<uint8_t>(self.value)};
-    transport_ = fleet.network.MakeTransport(name);
-    EXPECT_TRUE(transport_->Start(this, self).ok());
-    fleet.target_agents[0].engine->AdmitTicket(ticket, self);
-    transport::Hello hello;
-    hello.features = features;
-    hello.caller = self;
-    hello.callee = fleet.target_agents[0].incarnation;
-    hello.ticket = ticket;
-    transport_->Connect("t0", hello, seconds(1),
-                        [this](auto result) { endpoint_ = std::move(result).value(); });
-    fleet.sim.RunFor(seconds(1));
-  }
-  ~HandReader() override {
-    endpoint_->Close();
-    fleet_.sim.RunFor(seconds(1));
-    endpoint_.reset();
-    transport_.reset();
-    fleet_.sim.RunFor(seconds(1));
-  }
-
-  Result<Ticket> OnHello(const transport::CallerHello&) override { return Ticket{}; }
-  void OnAccepted(std::shared_ptr<transport::Endpoint>) override {}
-  void OnNotify(const std::shared_ptr<transport::Endpoint>&,
-                std::span<const std::byte> message) override {
-    heard.push_back(DecodeNotify(message).value());
-  }
-  void OnClosed(const std::shared_ptr<transport::Endpoint>&, const Status&) override {}
-
-  void Open(ParticipantId as) {
-    const SourceJob& relay = *fleet_.targets[0].relay;
-    Notify open;
-    open.type = NotifyType::kOpen;
-    open.key = {relay.epoch, fleet_.plan.plan.id.low, 0, relay.participant, as};
-    open.plan_high = fleet_.plan.plan.id.high;
-    open.segment_bytes_max = static_cast<uint64_t>(testing::SmallTuning().segment_bytes_max);
-    open.slot_bytes = static_cast<uint64_t>(testing::SmallTuning().slot_bytes);
-    const NotifyBytes bytes = EncodeNotify(open);
-    EXPECT_TRUE(endpoint_->Notify(bytes.span()).ok());
-  }
-
-  std::vector<Notify> heard;
-
- private:
-  Fleet& fleet_;
-  std::unique_ptr<transport::Transport> transport_;
-  std::shared_ptr<transport::Endpoint> endpoint_;
-};
-
 // To whom a type of message that it does not know is nonsense, which ends its session.
 TEST(Chain, TellsReadersThatDoNotKnowOfWaitingNothing) {
   Fleet fleet(Chain(2, milliseconds(40)));
   fleet.targets[0].relay->assignments[0].readers = 2;
-  HandReader older(fleet, Incarnation(771), 0);
-  HandReader newer(fleet, Incarnation(772), transport::kFeatureHearsWaiting);
+  const SourceJob& relay = *fleet.targets[0].relay;
+  HandReader older(fleet, fleet.target_agents[0], relay, Incarnation(771), 0);
+  HandReader newer(fleet, fleet.target_agents[0], relay, Incarnation(772),
+                   transport::kFeatureHearsWaiting);
   fleet.StartTarget(0);  // whose own source never starts
   older.Open(ParticipantId(5));
   newer.Open(ParticipantId(6));

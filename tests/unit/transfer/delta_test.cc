@@ -21,6 +21,7 @@ using testing::ChangeSome;
 using testing::ExpectBytes;
 using testing::Fleet;
 using testing::FleetOptions;
+using testing::HandReader;
 using testing::LosingFleet;
 using testing::NextAttempt;
 using testing::RandomFleet;
@@ -316,6 +317,39 @@ TEST(Delta, AFolderThatIsNotThereIsNamed) {
   ASSERT_FALSE(made.has_value());
   EXPECT_EQ(made.error().code(), Code::kResourceExhausted);
   EXPECT_NE(made.error().message().find("/no/such/folder"), std::string::npos);
+}
+
+// To whom a type of message that it does not know is nonsense, which ends its session.
+TEST(Delta, ReadersThatDoNotKnowOfCodesAreOfferedNone) {
+  FleetOptions options;
+  options.shape = {.source_ranks = 1, .target_ranks = 1};
+  options.stream_bytes = {{6'000}};
+  options.source_agents = 1;
+  Versions versions(options);
+  Fleet& fleet = versions.fleet;
+  versions.Code({DeltaPolicy::Mode::kAlways, 4, ""}, Always);
+  versions.Next(fleet.source_memory);
+  ChangeSome(fleet.rng, fleet.source_memory, 0.01);
+  versions.Prepare(fleet.source_memory);
+  SourceJob& job = fleet.sources[0].job;
+  job.assignments[0].readers = 2;
+  const ParticipantId older_id(5), newer_id(6);
+  HandReader older(fleet, fleet.source_agents[0], job, Incarnation(771), 0);
+  HandReader newer(fleet, fleet.source_agents[0], job, Incarnation(772),
+                   transport::kFeatureTakesDelta);
+  fleet.StartSource(0);
+  older.Open(older_id);
+  newer.Open(newer_id);
+  fleet.sim.RunFor(std::chrono::milliseconds(100));
+  ASSERT_EQ(older.heard.size(), 1u);
+  EXPECT_EQ(older.heard[0].type, NotifyType::kReady);
+  ASSERT_EQ(newer.heard.size(), 2u);
+  EXPECT_EQ(newer.heard[0].type, NotifyType::kDelta);
+  EXPECT_EQ(newer.heard[1].type, NotifyType::kReady);
+  older.Credit(older_id, 0);
+  newer.Credit(newer_id, 0);
+  fleet.sim.RunFor(std::chrono::seconds(1));
+  fleet.targets[0].drained = true;  // it had nothing to do
 }
 
 /// One stream with a base that is one change behind, and what a source offers of its first slot.

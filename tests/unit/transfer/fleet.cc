@@ -355,6 +355,63 @@ void NextAttempt(Fleet& fleet, Epoch epoch) {
   }
 }
 
+HandReader::HandReader(Fleet& fleet, const Fleet::Agent& agent, const SourceJob& job,
+                       Incarnation self, uint64_t features)
+    : fleet_(fleet), job_(job) {
+  const std::string name = "reader " + std::to_string(self.value);
+  const Ticket ticket = {9, static_cast<uint8_t>(self.value)};
+  transport_ = fleet.network.MakeTransport(name);
+  EXPECT_TRUE(transport_->Start(this, self).ok());
+  agent.engine->AdmitTicket(ticket, self);
+  transport::Hello hello;
+  hello.features = features;
+  hello.caller = self;
+  hello.callee = agent.incarnation;
+  hello.ticket = ticket;
+  transport_->Connect(agent.address, hello, std::chrono::seconds(1),
+                      [this](auto result) { endpoint_ = std::move(result).value(); });
+  fleet.sim.RunFor(std::chrono::seconds(1));
+}
+
+HandReader::~HandReader() {
+  endpoint_->Close();
+  fleet_.sim.RunFor(std::chrono::seconds(1));
+  endpoint_.reset();
+  transport_.reset();
+  fleet_.sim.RunFor(std::chrono::seconds(1));
+}
+
+void HandReader::OnNotify(const std::shared_ptr<transport::Endpoint>&,
+                          std::span<const std::byte> message) {
+  heard.push_back(DecodeNotify(message).value());
+}
+
+StreamKey HandReader::KeyOf(ParticipantId as) const {
+  return {job_.epoch, fleet_.plan.plan.id.low, 0, job_.participant, as};
+}
+
+void HandReader::Send(const Notify& notify) {
+  EXPECT_TRUE(endpoint_->Notify(EncodeNotify(notify).span()).ok());
+}
+
+void HandReader::Open(ParticipantId as) {
+  Notify open;
+  open.type = NotifyType::kOpen;
+  open.key = KeyOf(as);
+  open.plan_high = fleet_.plan.plan.id.high;
+  open.segment_bytes_max = static_cast<uint64_t>(SmallTuning().segment_bytes_max);
+  open.slot_bytes = static_cast<uint64_t>(SmallTuning().slot_bytes);
+  Send(open);
+}
+
+void HandReader::Credit(ParticipantId as, uint32_t slot) {
+  Notify credit;
+  credit.type = NotifyType::kCredit;
+  credit.key = KeyOf(as);
+  credit.slot = slot;
+  Send(credit);
+}
+
 Versions::Versions(const FleetOptions& options) : fleet(options), engines(options.engines) {
   for (auto& target : fleet.targets) {
     spare.push_back(MakeMemory(fleet.rng, fleet.plan.target_tensor_bytes[target.rank]));

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "server/transfer/notify.h"
 #include "server/transfer/transfer.h"
 #include "server/transport/fake/fake_transport.h"
 #include "tests/support/sim_executor.h"
@@ -167,6 +168,34 @@ struct Versions {
   std::vector<std::shared_ptr<Kept>> kept;
   uint32_t engines;
   uint64_t version = 0;
+};
+
+/// Reads by hand what `agent` serves of `job`, as a build with these features of a session or an
+/// older one. Stream 0 of slots of SmallTuning().
+class HandReader final : public transport::Handler {
+ public:
+  HandReader(Fleet& fleet, const Fleet::Agent& agent, const SourceJob& job, Incarnation self,
+             uint64_t features);
+  ~HandReader() override;
+  Result<Ticket> OnHello(const transport::CallerHello&) override { return Ticket{}; }
+  void OnAccepted(std::shared_ptr<transport::Endpoint>) override {}
+  void OnNotify(const std::shared_ptr<transport::Endpoint>&,
+                std::span<const std::byte> message) override;
+  void OnClosed(const std::shared_ptr<transport::Endpoint>&, const Status&) override {}
+  void Open(ParticipantId as);
+  /// It has read the slot.
+  void Credit(ParticipantId as, uint32_t slot);
+
+  std::vector<Notify> heard;
+
+ private:
+  StreamKey KeyOf(ParticipantId as) const;
+  void Send(const Notify& notify);
+
+  Fleet& fleet_;
+  const SourceJob& job_;
+  std::unique_ptr<transport::Transport> transport_;
+  std::shared_ptr<transport::Endpoint> endpoint_;
 };
 
 /// By chance: ranks, agents, sizes, limits, topology, delays.

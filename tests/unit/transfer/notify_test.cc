@@ -50,6 +50,12 @@ std::vector<Notify> OneOfEach() {
   Notify waiting = Full(NotifyType::kWaiting);
   waiting.slot = 18;
   all.push_back(waiting);
+  Notify delta = Full(NotifyType::kDelta);
+  delta.memory = {19, 20};
+  delta.delta_newest_bytes = 21;
+  delta.delta_bytes = 22;
+  delta.slot = 23;
+  all.push_back(delta);
   return all;
 }
 
@@ -101,6 +107,13 @@ TEST(Notify, RefusesUnknownTypeCodeAndReason) {
   bytes = EncodeNotify(Full(NotifyType::kFail));
   bytes.data[38] = std::byte{1};
   EXPECT_EQ(DecodeNotify(bytes.span()).error().reason(), Reason::kUnknownEnum);
+}
+
+TEST(Notify, RefusesADeltaOfWhichMoreIsNewThanThereIs) {
+  Notify delta = Full(NotifyType::kDelta);
+  delta.delta_newest_bytes = 5;
+  delta.delta_bytes = 4;
+  EXPECT_EQ(DecodeNotify(EncodeNotify(delta).span()).error().reason(), Reason::kInvalidRequest);
 }
 
 TEST(Notify, RefusesAnotherVersion) {

@@ -330,16 +330,19 @@ epoch::Report RandomReport(Dice& dice) {
     case 1:
       return epoch::SourceDoneReport{epoch, member, RandomDigests(dice), RandomSpans(dice)};
     case 2:
-      return epoch::StagedReport{epoch,
-                                 member,
-                                 RandomDigests(dice),
-                                 static_cast<int64_t>(dice.Next()),
-                                 {{"shm", 7}, {"tcp", static_cast<int64_t>(dice.Next())}},
-                                 static_cast<uint32_t>(dice.Next()),
-                                 0.25,
-                                 static_cast<int64_t>(dice.Next()),
-                                 RandomContents(dice),
-                                 RandomSpans(dice)};
+      return epoch::StagedReport{
+          epoch,
+          member,
+          RandomDigests(dice),
+          static_cast<int64_t>(dice.Next()),
+          {{"shm", 7}, {"tcp", static_cast<int64_t>(dice.Next())}},
+          static_cast<uint32_t>(dice.Next()),
+          0.25,
+          static_cast<int64_t>(dice.Next()),
+          RandomContents(dice),
+          RandomSpans(dice),
+          {static_cast<int64_t>(dice.Next()), static_cast<int64_t>(dice.Next()),
+           static_cast<int64_t>(dice.Next()), static_cast<int64_t>(dice.Next())}};
     case 3:
       return epoch::SwappedReport{epoch, member, 1.5, RandomSpans(dice)};
     case 4:
