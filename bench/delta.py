@@ -35,7 +35,7 @@ from report import add_options, write
 _GBIT = 125_000_000
 _SEGMENT = 1 << 20
 #: A step of this size changes about so many per cent of the elements.
-_STEPS = {"0.43": 2.4e-7, "3.1": 1.75e-6}
+_STEPS = {"0.43": 1.5e-7, "3.1": 1.48e-6}
 
 
 def bits(values: np.ndarray) -> np.ndarray:
@@ -92,7 +92,7 @@ def versions(binary: str, model: Model, size: float, rounds: int, options: dict,
             _, wrong, serving = fleet.engines[0].ranks[0].ask("verify", last, work)
             if wrong or serving != last:
                 raise AssertionError(f"the engine serves version {serving} with {wrong} wrong elements")
-            memory = fleet.hub.counter("staging_bytes") if "staging_bytes" in fleet.hub.metrics() else None
+            memory = fleet.hub.counter("weightwire_staging_bytes")
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return {"bytes_dense": model.nbytes, "bytes_sent": int(statistics.median(sent)), "rounds": rounds,
