@@ -397,6 +397,46 @@ struct OneSlot {
   std::atomic<bool> stop = false;
 };
 
+// A segment of which too little gets shorter is left alone for one version, then for two, then for
+// four; one that does get shorter is coded at once again.
+TEST(StreamBase, RestsLongerEachTimeThatItWasInVain) {
+  constexpr size_t kBytes = 1'000;
+  const testing::RandomPlan plan = testing::MakeSizedPlan({{kBytes}});
+  const auto schedule = plan::ScheduleOf(plan.plan.streams[0], 1'000, 8'192);
+  const auto base = StreamBase::Make(schedule, {DeltaPolicy::Mode::kAuto, 4, ""}).value();
+  ASSERT_TRUE(base->Begin(/*adaptive=*/true));
+  EXPECT_FALSE(base->Begin(true));  // a job has it
+  delta::Coder coder(kBytes);
+  testing::Rng rng(3);
+  std::vector<std::byte> bytes(kBytes);
+  uint64_t version = 0;
+  // Whether the version could be coded.
+  const auto next = [&](bool all_changes) {
+    const uint64_t before = version++;
+    for (size_t i = 0; i < kBytes; i += all_changes ? 1 : 100) {
+      bytes[i] = static_cast<std::byte>(Below(rng, 256));
+    }
+    base->Update(0, kernels::DeltaOrder::kBits8, bytes, version, coder);
+    return base->Has(0, version) && !base->links(0).empty() &&
+           base->links(0).front().from == before;
+  };
+  EXPECT_FALSE(next(true));  // there is nothing to compare it with
+  for (const int rest : {1, 2, 4}) {
+    next(true);  // in vain
+    for (int i = 0; i < rest; ++i) {
+      EXPECT_FALSE(next(false));
+      EXPECT_FALSE(base->Has(0, version));
+    }
+    EXPECT_FALSE(next(false));
+    EXPECT_TRUE(base->Has(0, version));  // taken again
+  }
+  EXPECT_TRUE(next(false));
+  next(true);
+  EXPECT_FALSE(next(false));
+  EXPECT_FALSE(next(false));
+  EXPECT_TRUE(next(false));  // one version of rest again
+}
+
 // Whatever is read, nothing but the slot's segments is written, and what is said to be made has the
 // sum that was read.
 TEST(SlotDelta, AnyBytesAreReadWithoutHarm) {
