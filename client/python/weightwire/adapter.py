@@ -433,19 +433,13 @@ class _InHost:
             else:
                 _write(into, live)
         for gpu, its in by_gpu.items():
-            self._lock_pages(gpu)
+            if self._locks is None:
+                self._locks = torch_cuda.PageLocks(gpu)
+            self._locks.lock(self._tensors)
             with torch_cuda.side_stream(gpu):
                 for live in its:
                     _write(self._tensors[live.held.meta.name], live, non_blocking=True)
         self._copies.run(pairs)
-
-    def _lock_pages(self, gpu: int) -> None:
-        if self._locks is None and self._tensors:
-            self._locks = torch_cuda.PageLocks(gpu)
-            first = min(tensor.data_ptr() for tensor in self._tensors.values())
-            end = max(tensor.data_ptr() + tensor.nbytes for tensor in self._tensors.values())
-            if error := self._locks.lock(first, end - first, self._tensors):
-                log.warning("weightwire: shared memory could not be page-locked (cuda error %d); copies from the GPU will be slower", error)
 
     def holds(self, live: Live) -> bool:
         """Bit for bit; a NaN equals itself."""

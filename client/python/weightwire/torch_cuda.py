@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import weakref
-from typing import Any, Iterator
+from typing import Iterator, Mapping
 
 import torch
 
+log = logging.getLogger("weightwire")
 _PORTABLE, _READ_ONLY = 0x01, 0x08  # of cudaHostRegister
 
 
@@ -53,7 +55,7 @@ def host_unregister(gpu: int, address: int) -> int:
 
 class PageLocks:
     """Host memory that is page-locked, so that copies between it and `gpu` run at full rate and by themselves: each range once,
-    from its first `lock` to `close`. Any thread.
+    from its first `lock` to `close`; it stays mapped until then. Any thread. Untested on hardware.
 
     read_only: this process has no right to write there
     """
@@ -62,17 +64,23 @@ class PageLocks:
         self._gpu, self._read_only = gpu, read_only
         self._mutex = threading.Lock()
         # With what keeps the memory mapped: it must not go before it is unregistered.
-        self._locked: dict[int, tuple[Any, int]] = {}
+        self._locked: dict[int, tuple[list[torch.Tensor], int]] = {}
         weakref.finalize(self, _unlock, gpu, self._locked).atexit = False
 
-    def lock(self, address: int, nbytes: int, owner: Any) -> int:
-        """`owner` keeps it mapped. Returns cudaHostRegister's error: of the call that tried, 0 from then on."""
+    def lock(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """The range in which all of them lie. What CUDA refuses is logged, once: copies are slower then."""
+        if not tensors:
+            return
+        first = min(tensor.data_ptr() for tensor in tensors.values())
+        nbytes = max(tensor.data_ptr() + tensor.nbytes for tensor in tensors.values()) - first
         with self._mutex:
-            if address in self._locked:
-                return 0
-            error = host_register(self._gpu, address, nbytes, self._read_only)
-            self._locked[address] = owner, error
-            return error
+            if first in self._locked:
+                return
+            error = host_register(self._gpu, first, nbytes, self._read_only)
+            self._locked[first] = list(tensors.values()), error
+        if error != 0:
+            log.warning("weightwire: %d bytes of shared memory could not be page-locked (cuda error %d); copies between them and the GPU "
+                        "will be slower", nbytes, error)
 
     def close(self) -> None:
         """Gives all of it up. It can be used again."""
@@ -80,9 +88,9 @@ class PageLocks:
             _unlock(self._gpu, self._locked)
 
 
-def _unlock(gpu: int, locked: dict[int, tuple[Any, int]]) -> None:
+def _unlock(gpu: int, locked: dict[int, tuple[list[torch.Tensor], int]]) -> None:
     while locked:
-        address, (owner, error) = locked.popitem()
+        address, (tensors, error) = locked.popitem()
         if error == 0:
             host_unregister(gpu, address)
-        del owner
+        del tensors
