@@ -210,10 +210,10 @@ class LivePublisher:
         for live in lives:
             gpu = torch_cuda.gpu_of(live.tensor)
             held[-1 if gpu is None else gpu] = held.get(-1 if gpu is None else gpu, 0) + live.tensor.nbytes
-        most = max(held, key=lambda gpu: held[gpu], default=-1)
-        if kind == "auto" and most < 0:
+        if kind == "auto" and max(held, key=lambda gpu: held[gpu], default=-1) < 0:
             return None
-        return Device(int(index) if index else max(most, 0))
+        held[-1] = -1
+        return Device(int(index) if index else max(0, max(held, key=lambda gpu: held[gpu])))
 
     def _open_in(self, device: Device | None, lives: Sequence[Live]) -> None:
         if self._place is not None:

@@ -12,7 +12,7 @@ import torch
 from weightwire import torch_cuda
 from weightwire.boxes import row_major
 from weightwire.device import Device, DeviceArray
-from weightwire.device_library import DIMS_MAX, JOB, Lane, kinds
+from weightwire.device_library import JOB, Lane, kinds
 from weightwire.torch_dtypes import NAMES, TORCH
 
 _MADE_BYTES = 256 << 20  # of temporaries that one launch may wait for
@@ -102,7 +102,7 @@ class GpuCopies:
 def _readable(piece: Piece) -> torch.Tensor:
     """Itself, where kernels can read it and cast it, else one that torch makes of it on the same GPU."""
     tensor, wanted = piece.tensor, piece.into.meta.dtype
-    if piece.plain and tensor.dim() <= DIMS_MAX and kinds(NAMES[tensor.dtype], wanted, tensor.element_size()) is not None:
+    if piece.plain and kinds(NAMES[tensor.dtype], wanted, tensor.element_size()) is not None:
         return tensor
     made = torch_cuda.beside(tensor, TORCH[wanted])
     piece.write(made, tensor)

@@ -8,7 +8,6 @@ from typing import Iterator, Sequence
 
 import torch
 
-_DIMS_MAX = 8  # of the library's blocks
 _THREADS_MAX = 8
 _TASK_BYTES = 8 << 20
 
@@ -18,7 +17,7 @@ _Block = tuple[int, int, int, Sequence[int], Sequence[int], Sequence[int]]
 
 def _plain(tensor: torch.Tensor) -> bool:
     return (type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and tensor.device.type == "cpu"
-            and tensor.element_size() <= 8 and tensor.dim() <= _DIMS_MAX and not tensor.is_conj() and not tensor.is_neg())
+            and tensor.element_size() <= 8 and not tensor.is_conj() and not tensor.is_neg())
 
 
 class HostCopies:
