@@ -263,7 +263,7 @@ def torch_adapter(gpu: Gpu, small: bool, library: str) -> Dict[str, object]:
             engine.bind_submission(boxes(tensors, 0, 1))
             for version in range(1, 6):
                 with torch.no_grad():
-                    for name, parameter in module.named_parameters():
+                    for parameter in module.parameters():
                         if version == 1 or parameter.requires_grad:
                             parameter.normal_()
                 if version > 2:  # of the first two, publish itself waits for what is enqueued

@@ -148,9 +148,10 @@ class LivePublisher:
 
     A part that is frozen (parameters with `requires_grad=False`, whenever that was set, beside others that are trained) is copied
     for the first version. Neither this nor the agent reads it again until something writes to it. torch sees most writes, and then
-    it is copied anew; those through `.data` it does not: for each version one frozen parameter in turn is compared byte for byte with what was published,
-    and with `publish(verify=True)`, and where `verify` comes, all of them. One that has changed unseen is named by a RefusedError, for
-    versions before may have been published without the change, and from then on it is copied for every version.
+    it is copied anew; those through `.data` it does not: for each version one frozen parameter in turn is compared byte for byte
+    (on a GPU by sums) with what was published, and with `publish(verify=True)`, and where `verify` comes, all of them. One that has
+    changed unseen is named by a RefusedError, for versions before may have been published without the change, and from then on it
+    is copied for every version.
 
     With `verify`, a function that gives (name, whole tensor) pairs on every rank, the first version, every `verify_every`-th
     and those that `publish(verify=True)` asks for are compared with what the trainer's framework exports, before anything is
@@ -402,7 +403,7 @@ def _wanted_device(device: DeviceChoice) -> Device | str:
         return wanted
     kind, _, index = str(wanted).partition(":")
     if kind != "cuda" or not (index.isascii() and index.isdigit()):
-        raise refuse(f"device={wanted!r} is no place for parameters", remedy="\"auto\", \"cpu\", \"cuda\", \"cuda:1\", or a weightwire.Device")
+        raise refuse(f"device={wanted!r} is no place for parameters", remedy='one of "auto", "cpu", "cuda", "cuda:1", or a weightwire.Device')
     return str(wanted)
 
 

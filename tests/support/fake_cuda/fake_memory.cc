@@ -124,7 +124,8 @@ std::optional<int> Memory::DeviceOf(const void* at) const {
 
 uint64_t Memory::total(bool opened) const {
   uint64_t bytes = 0;
-  for (const auto& [start, one] : allocations_) bytes += one.fd >= 0 && one.opened == opened ? one.size : 0;
+  for (const auto& [start, one] : allocations_)
+    bytes += one.fd >= 0 && one.opened == opened ? one.size : 0;
   return bytes;
 }
 

@@ -14,7 +14,7 @@ struct Allocation {
   std::byte* at = nullptr;
   std::byte* bytes = nullptr;
   size_t size = 0;
-  int fd = -1;  ///< -1: memory that the library has not made
+  int fd = -1;     ///< -1: memory that the library has not made
   int device = 0;  ///< the device's own number, not its index
   bool opened = false;
 };
