@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""./dev bench pause: how long an engine stands still for a version, by every way to install one, and what happened before.
+"""./dev bench pause: how long an engine, and a trainer, stand still for a version, by every way to install one, and what happened before.
 
 subscriber flip   our own subscriber: two buffers, a change of pointers; "touch" reads one byte of each page afterwards
+torch publish     `publish` of weightwire.torch on CPUs, beside a memcpy of as many bytes (in vLLM's environment, for its torch)
 vLLM MODE         a real vLLM (where tests/envs has made its environment) in install mode host-shadow, device-shadow or
                   paused-live. Stopped is from the call that pauses its scheduler to the end of the call that resumes it
 
@@ -100,6 +101,19 @@ def subscriber(binary: str, config: dict, rounds: int) -> dict:
     return made
 
 
+def trainer(small: bool, rounds: int) -> dict:
+    """`over_memcpy`: median of how long `publish` blocks, by that of a memcpy."""
+    place = os.pathsep.join([str(_HERE.parent / "client/python"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run([_VLLM / "bin/python", _HERE / "pause_torch.py", "--rounds", str(rounds), *(["--small"] if small else [])],
+                          check=True, stdout=subprocess.PIPE, text=True, timeout=_SECONDS, env={**os.environ, "PYTHONPATH": place})
+    measured = json.loads(done.stdout)
+    made = row("torch publish", measured["bytes"], {}, {"publish": measured["blocked"]}, measured["blocked"])
+    made["memcpy"] = report.spread(measured["memcpy"])
+    made["over_memcpy"] = made["inside"]["publish"]["median"] / made["memcpy"]["median"]
+    print(f"{'':20s} memcpy {made['memcpy']['median']:.3g} s, publish {made['over_memcpy']:.2f} x that", flush=True)
+    return made
+
+
 def vllm(kind: str, rounds: int, modes: list[str]) -> list[dict]:
     done = subprocess.run([_HERE.parent / "tests/engine/in_env.sh", "bench/pause_vllm.py", "--kind", kind, "--rounds",
                            str(rounds), "--modes", *modes], check=True, stdout=subprocess.PIPE, text=True, timeout=_SECONDS)
@@ -131,7 +145,9 @@ def main() -> int:
     rows = [subscriber(args.binary, checkpoint.SMALL if args.small else checkpoint.QWEN25_05B, args.rounds)]
     if not (_VLLM / ".weightwire").exists():
         print(f"without rows of vLLM: {_VLLM} is not there; tests/envs/make.sh vllm makes it (6 GB)")
-    elif args.modes:
+    else:
+        rows.append(trainer(args.small, args.rounds))
+    if args.modes and (_VLLM / ".weightwire").exists():
         rows += vllm("qwen2" if args.small else "qwen2.5-0.5b", args.rounds, args.modes)
     report.write(args, "What an engine is stopped for, and what happened before", rows)
     return 0

@@ -237,6 +237,61 @@ def torch_ipc(gpu: Gpu, small: bool, library: str) -> Dict[str, object]:
     return {"bytes_checked": sum(meta.nbytes for meta in tensors)}
 
 
+def torch_adapter(gpu: Gpu, small: bool, library: str) -> Dict[str, object]:
+    """A torch module on the GPU through weightwire.torch: packed and cast by one launch into the agent's memory, strides and frozen
+    parameters included; how long `publish` blocks, beside a copy of as many bytes within the device."""
+    if gpu.fake:
+        raise Skipped("the fake library has no memory that torch can reach")
+    import torch
+    if not torch.cuda.is_available():
+        raise Skipped("torch sees no GPU")
+    import weightwire.torch
+    os.environ["WEIGHTWIRE_CUDA"] = library
+    rows, layers = (256, 3) if small else (8192, 8)
+    module = torch.nn.ModuleList(torch.nn.Linear(rows, rows, bias=False, dtype=torch.bfloat16, device="cuda") for _ in range(layers))
+    module[1].weight.data = torch.empty(rows, rows, dtype=torch.bfloat16, device="cuda").t()
+    module[2].weight.requires_grad_(False)
+    size = sum(tensor.nbytes for tensor in module.state_dict().values())
+    tensors = [TensorMeta(name, "BF16", tuple(tensor.shape)) for name, tensor in module.state_dict().items()]
+    scratch = [gpu.allocate(size), gpu.allocate(size)]
+    base = gpu.seconds(lambda: gpu.move(scratch[0], scratch[1], size))
+    gpu.free(*scratch)
+    blocked, total = [], 0
+    with local(timeout=120, **settings(library, int(size * 3.2) + (256 << 20))):
+        with weightwire.torch.Publisher(module, device="cuda") as trainer, \
+                Subscriber(group="engine", rank=0, world_size=1, device=Device(0, library)) as engine:
+            engine.bind_submission(boxes(tensors, 0, 1))
+            for version in range(1, 6):
+                with torch.no_grad():
+                    for parameter in module.parameters():
+                        if version == 1 or parameter.requires_grad:
+                            parameter.normal_()
+                if version > 2:  # of the first two, publish itself waits for what is enqueued
+                    torch.cuda.synchronize()
+                release = trainer.publish(version)
+                blocked.append(trainer.blocked_seconds)
+                want = {name: tensor.cpu().view(torch.uint16).numpy() for name, tensor in module.state_dict().items()}
+                with torch.no_grad():
+                    module[0].weight.zero_()
+                offer = engine.wait_offer(120)
+                got = engine.flip(offer)
+                engine.acknowledge(offer)
+                release.wait_released(120)
+                for name, value in want.items():
+                    if not np.array_equal(got[name].read(), value):
+                        raise RuntimeError(f"version {version}: {name} is wrong")
+                    total += value.nbytes
+            module[2].weight.data[-1, -1] += 1
+            try:
+                trainer.publish(9, verify=True)
+                raise RuntimeError("a frozen parameter that changed unseen was not found")
+            except WeightwireError as found:
+                if found.tensor != "2.weight":
+                    raise
+    return {"bytes": size, "bytes_checked": total, "blocked_seconds": statistics.median(blocked[2:]),
+            "blocked_over_device_copy": statistics.median(blocked[2:]) / base}
+
+
 _HOLDER = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -278,7 +333,7 @@ def killed_holder(gpu: Gpu, small: bool, library: str) -> Dict[str, object]:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("check", choices=["kernels", "publish-1g", "publish-8g", "snapshot", "torch-ipc", "killed-holder"])
+    parser.add_argument("check", choices=["kernels", "publish-1g", "publish-8g", "snapshot", "torch-ipc", "torch-adapter", "killed-holder"])
     parser.add_argument("--library", required=True)
     parser.add_argument("--small", action="store_true")
     asked = parser.parse_args()
@@ -290,6 +345,7 @@ def main() -> int:
             "publish-8g": lambda: publish(gpu, asked.small, asked.library, 8 << 30),
             "snapshot": lambda: publish(gpu, asked.small, asked.library, 1 << 30, mode="snapshot"),
             "torch-ipc": lambda: torch_ipc(gpu, asked.small, asked.library),
+            "torch-adapter": lambda: torch_adapter(gpu, asked.small, asked.library),
             "killed-holder": lambda: killed_holder(gpu, asked.small, asked.library)}
         print(json.dumps({"passed": True, **work[asked.check]()}))
     except Skipped as why:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from demo import checkpoint, oracle
 from demo.fleet import Daemon
 from quantize_oracle import Quantized
 from test_quantize import fsdp_shards
-from weightwire import Device, DeviceArray, NotReadyError, Publisher, Subscriber, TensorMeta, WeightwireError
+from weightwire import Device, DeviceArray, NotReadyError, Publisher, Subscriber, TensorMeta, WeightwireError, boxes
 
 FAKE = str(BINARIES.parent / "lib/libfake_cuda.so")
 os.environ["FAKE_CUDA_DEVICES"] = "1,0"
@@ -382,6 +383,49 @@ def test_memory_is_lent_again_when_its_process_is_killed_and_not_before(hub):
     process.wait()
     until("the slabs of the process that was killed are lent again", lambda: bind() == "", 30)
     gc.collect()
+
+
+class _CollectedInside(dict):
+    """Of a device library: the garbage collector runs at its worst moment, between its two looks at what is open."""
+
+    def get(self, *arguments):
+        found = super().get(*arguments)
+        gc.collect()
+        return found
+
+
+def test_a_slab_that_the_collector_gives_up_inside_of_the_library_hangs_nobody_and_closes_what_nobody_uses(hub):
+    agent, device = hub(**lending()), Device(GPUS[0], FAKE)
+    library, metas = device._library, [TensorMeta("a", "U8", (1000,))]
+    layout = boxes.submission({"a": metas[0]}, [boxes.whole(metas[0])])
+    gc.collect()
+    assert library._opened == {}
+
+    def bind(name: str) -> DeviceArray:
+        with Publisher(rank=0, world_size=1, agent=agent.agent_socket, group=name, device=device) as publisher:
+            return publisher.bind_boxes(layout)["a"]
+    gc.disable()
+    try:
+        ring = [bind("first")]
+        ring.append(ring)
+        del ring  # only the collector finds it
+        (handle, (_, users)), = library._opened.items()
+        assert users == 1
+        library._opened = _CollectedInside(library._opened)
+        bound: list[DeviceArray] = []
+        binder = threading.Thread(target=lambda: bound.append(bind("second")), daemon=True)
+        binder.start()
+        binder.join(20)
+        assert not binder.is_alive(), "the finalizer waits for the lock that its own thread holds"
+    finally:
+        gc.enable()
+    assert [*library._opened] == [handle] and library._opened[handle][1] == 1
+    values = np.arange(1000, dtype=np.int64).astype(np.uint8)
+    bound[0].write(values)  # its mapping was not closed with the first one's
+    assert np.array_equal(bound[0].read(), values)
+    bound.clear()
+    assert library._opened == {}
+    library._opened = {}
 
 
 def test_what_is_served_survives_an_agent_that_is_killed_in_the_middle(hub, groups):

@@ -31,8 +31,9 @@ trainers and engines are on a [page of their own](python-frameworks.md).
 """}
 #: Modules that others of the package import and users do not. Every other one is public, a new one too.
 INTERNAL = {f"weightwire.{name}" for name in (
-    "binaries", "client", "device", "device_library", "errors", "export_check", "hf_export", "local_daemon", "megatron_options", "megatron_state", "memory",
-    "nccl_library", "publisher", "recorded", "session", "stage_memory", "status", "subscriber", "tls", "trace", "waiting")}
+    "binaries", "client", "device", "device_library", "errors", "export_check", "gpu_copy", "hf_export", "host_copy", "local_daemon", "megatron_options", "megatron_state", "memory",
+    "nccl_library", "publisher", "recorded", "session", "stage_memory", "status", "subscriber", "tls", "torch_cuda",
+    "torch_dtypes", "trace", "waiting")}
 #: Of the packages these are public beside what the package itself offers.
 OF_PACKAGES = ("weightwire.checkpoint.adam", "weightwire.vllm.features")
 # What other modules of the package call, and nobody else.

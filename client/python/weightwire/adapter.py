@@ -5,36 +5,32 @@ Needs torch. Users take `weightwire.torch`, `weightwire.fsdp` or `weightwire.meg
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 import warnings
 from dataclasses import dataclass
-from typing import Callable, Iterable, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TypeVar, Union, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from weightwire import errors, export_check, publisher
+from weightwire import errors, export_check, publisher, torch_cuda
 from weightwire.boxes import Held
+from weightwire.device import Device, DeviceArray
+from weightwire.device_library import LibraryError
+from weightwire.gpu_copy import GpuCopies, Piece
+from weightwire.host_copy import HostCopies
 from weightwire.memory import TensorMeta
 from weightwire.publisher import Release
+from weightwire.torch_dtypes import NAMES, TORCH
 
-_DTYPES = {
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
+log = logging.getLogger("weightwire")
+
 Self = TypeVar("Self", bound="LivePublisher")
-_TORCH = {name: dtype for dtype, name in _DTYPES.items()}
+#: Where an adapter puts what it publishes: see LivePublisher. None: WEIGHTWIRE_DEVICE, else "auto".
+DeviceChoice = Union[Device, str, None]
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
@@ -60,9 +56,9 @@ def refuse(message: str, *, tensor: str = "", remedy: str = "") -> errors.Refuse
 
 def meta_of(name: str, tensor: torch.Tensor, shape: Sequence[int] | None = None) -> TensorMeta:
     """`tensor` under `name`, in safetensors' words; `shape` where it is not the tensor's own."""
-    if tensor.dtype not in _DTYPES:
+    if tensor.dtype not in NAMES:
         raise refuse(f"dtype {tensor.dtype} cannot be published", tensor=name, remedy="leave the tensor out by `names`")
-    return TensorMeta(name, _DTYPES[tensor.dtype], tuple(tensor.shape if shape is None else shape))
+    return TensorMeta(name, NAMES[tensor.dtype], tuple(tensor.shape if shape is None else shape))
 
 
 def clean_name(name: str) -> str:
@@ -85,7 +81,7 @@ def as_tensor(array: np.ndarray, meta: TensorMeta) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
-    return flat.view(_TORCH[meta.dtype]).view(meta.shape)
+    return flat.view(TORCH[meta.dtype]).view(meta.shape)
 
 
 def is_freed(tensor: torch.Tensor) -> bool:
@@ -138,13 +134,24 @@ class LivePublisher:
     `lineage`, as in Publisher.publish, is for a trainer that starts anew from an earlier step than what is committed: None
     is refused then, and the error says what to set; "resume" may always be set.
 
-    Costs one copy of this rank's tensors in host memory, kept for all versions.
+    Costs one copy of this rank's tensors, kept for all versions. `device` says where:
+
+    "auto"          where most of the parameters lie when it is opened. On a GPU: in memory of that GPU that the agent lends (`gpu`,
+                    `gpu_slab_bytes`), which kernels pack and cast them into in one launch; nothing goes by the host. Where it lends
+                    none there, a warning says why, once, and it is host memory, page-locked
+    "cpu"           host memory; page-locked where parameters come from a GPU
+    "cuda", "cuda:1", a weightwire.Device  that GPU ("cuda": where most parameters lie, else the first). What cannot be had is an error
+    None            WEIGHTWIRE_DEVICE, else "auto"
+
+    Of parameters on a GPU, a version is what the stream that is current when `publish` is called will have made of them: it waits
+    for that, and for the copy. Paths to a GPU are untested on hardware.
 
     A part that is frozen (parameters with `requires_grad=False`, whenever that was set, beside others that are trained) is copied
     for the first version. Neither this nor the agent reads it again until something writes to it. torch sees most writes, and then
-    it is copied anew; those through `.data` it does not: for each version one frozen parameter in turn is compared byte for byte with what was published,
-    and with `publish(verify=True)`, and where `verify` comes, all of them. One that has changed unseen is named by a RefusedError, for
-    versions before may have been published without the change, and from then on it is copied for every version.
+    it is copied anew; those through `.data` it does not: for each version one frozen parameter in turn is compared byte for byte
+    (on a GPU by sums) with what was published, and with `publish(verify=True)`, and where `verify` comes, all of them. One that has
+    changed unseen is named by a RefusedError, for versions before may have been published without the change, and from then on it
+    is copied for every version.
 
     With `verify`, a function that gives (name, whole tensor) pairs on every rank, the first version, every `verify_every`-th
     and those that `publish(verify=True)` asks for are compared with what the trainer's framework exports, before anything is
@@ -155,7 +162,7 @@ class LivePublisher:
                  bind: Callable[[publisher.Publisher, Sequence[Live]], Mapping[str, np.ndarray]], *,
                  rank: int | None, world_size: int | None, group: str, job: str, agent: str | None, timeout: float,
                  lineage: publisher.Lineage = None, before: Callable[[], None] = lambda: None,
-                 verify: export_check.Export | None = None, verify_every: int = 0):
+                 verify: export_check.Export | None = None, verify_every: int = 0, device: DeviceChoice = None):
         """`before` is called before parameters are read, and before anything that may fail: it may be a collective."""
         self._read, self._bind, self._before = read, bind, before
         self._export, self._verify_every = verify, verify_every
@@ -165,27 +172,82 @@ class LivePublisher:
         self._written: set[str] = set()  # since the last version
         self._melted: set[str] = set()  # what changed although it was frozen
         self._looked_at = ""  # of the frozen ones, last
+        self._wanted = _wanted_device(device)
+        self._said = ""  # why it is not the GPU, as last warned
+        self._place: _OnGpu | _InHost | None = None
         #: Seconds for which the last `publish` blocked the trainer: waiting for the version before, and the copy.
         self.blocked_seconds = 0.0
         before()
         lives = read()
         self.rank, self.world_size = place(rank, world_size)
-        self._open_publisher: Callable[[], publisher.Publisher] = lambda: publisher.Publisher(
-            rank=self.rank, world_size=self.world_size, group=group, job=job, agent=agent, timeout=timeout, lineage=lineage)
+        self._open_publisher: Callable[[Device | None], publisher.Publisher] = lambda on: publisher.Publisher(
+            rank=self.rank, world_size=self.world_size, group=group, job=job, agent=agent, timeout=timeout, lineage=lineage, device=on)
         self._bound = {live.held.meta.name: live.held for live in lives}
         self._open(lives)
 
     def _open(self, lives: Sequence[Live]) -> None:
-        opened = self._open_publisher()
         try:
-            arrays = self._bind(opened, lives)
+            device = self._device_for(lives)
+        except errors.WeightwireError as why:
+            if self._wanted != "auto":
+                raise
+            self._warn(why)
+            device = None
+        if device is not None and self._wanted == "auto":
+            try:
+                return self._open_in(device, lives)
+            except (errors.RefusedError, errors.NotReadyError, LibraryError) as why:
+                # It may have nothing to do with the GPU: then this says so.
+                self._open_in(None, lives)
+                return self._warn(why)
+        self._open_in(device, lives)
+
+    def _device_for(self, lives: Sequence[Live]) -> Device | None:
+        """None: host memory. Raises where the GPU is not seen."""
+        if isinstance(self._wanted, Device) or self._wanted == "cpu":
+            return self._wanted if isinstance(self._wanted, Device) else None
+        kind, _, index = self._wanted.partition(":")
+        held: dict[int, int] = {}  # bytes, by GPU; -1: the host
+        for live in lives:
+            gpu = torch_cuda.gpu_of(live.tensor)
+            held[-1 if gpu is None else gpu] = held.get(-1 if gpu is None else gpu, 0) + live.tensor.nbytes
+        if kind == "auto" and max(held, key=lambda gpu: held[gpu], default=-1) < 0:
+            return None
+        held[-1] = -1
+        return Device(int(index) if index else max(0, max(held, key=lambda gpu: held[gpu])))
+
+    def _open_in(self, device: Device | None, lives: Sequence[Live]) -> None:
+        if self._place is not None:
+            self._place.close()  # before the agent is asked for the same memory again
+            self._place = None
+        opened = self._open_publisher(device)
+        try:
+            if device is not None and opened.device_refused is not None:
+                if self._wanted != "auto":
+                    raise opened.device_refused
+                self._warn(opened.device_refused)
+            arrays: Mapping[str, Any] = self._bind(opened, lives)
+            held = {name: array for name, array in arrays.items() if array.nbytes > 0}
+            if device is not None and opened.device_refused is None:
+                self._place = _OnGpu(device, held)
+            else:
+                self._place = _InHost({name: as_tensor(array, self._bound[name].meta) for name, array in held.items()})
         except BaseException:
             opened.close()
             raise
         self._publisher = opened
         self._frozen = {}
-        self._shared = {name: as_tensor(array, self._bound[name].meta) for name, array in arrays.items()
-                        if array.size > 0}
+
+    def _warn(self, why: errors.WeightwireError) -> None:
+        if str(why) != self._said:
+            log.warning("weightwire: rank %d: parameters go by host memory, not by the GPU's: %s (device=\"cpu\" says that this is meant)",
+                        self.rank, why)
+        self._said = str(why)
+
+    @property
+    def device(self) -> str:
+        """Where versions lie: the GPU's UUID, or "cpu"."""
+        return self._place.uuid if isinstance(self._place, _OnGpu) else "cpu"
 
     def _open_again(self, lives: Sequence[Live], end: float) -> None:
         """The agent may be starting, and then look for its coordinator. Waits longer after each failure, up to 2 s."""
@@ -236,24 +298,26 @@ class LivePublisher:
         self._check_same(lives)
         if not self._publisher.attached:
             self._open_again(lives, started + deadline)
+        assert self._place is not None
+        for live in lives:
+            if is_freed(live.tensor):
+                raise refuse("the parameter's storage is freed", tensor=live.held.meta.name,
+                             remedy="load the parameters back before publish()")
         still = self._still_frozen(lives)
+        moved = [live for live in lives if live.held.meta.name in self._place.names and live.held.meta.name not in still]
         with torch.no_grad():
-            for live in lives:
-                meta = live.held.meta
-                if is_freed(live.tensor):
-                    raise refuse("the parameter's storage is freed", tensor=meta.name,
-                                 remedy="load the parameters back before publish()")
-                if meta.name in self._shared and meta.name not in still:
-                    self._written.add(meta.name)
-                    self._frozen.pop(meta.name, None)  # half of it is new, if copying fails
-                    _write(self._shared[meta.name], live)
-                    if live.frozen and (mark := _mark(live.tensor)) is not None:
-                        self._frozen[meta.name] = mark
-            self._compare_frozen(still, self._verifies(verify))
+            for live in moved:
+                self._written.add(live.held.meta.name)
+                self._frozen.pop(live.held.meta.name, None)  # half of it is new, if copying fails
+            self._place.write(moved)
+            for live in moved:
+                if live.frozen and (mark := _mark(live.tensor)) is not None:
+                    self._frozen[live.held.meta.name] = mark
+            self._compare_frozen(self._place, still, self._verifies(verify))
         self._verify(version, lives, verify)
         self._published += 1
         self._last = self._publisher.publish(version, deadline=deadline, manual_commit=manual_commit,
-                                             unchanged=self._shared.keys() - self._written)
+                                             unchanged=self._place.names - self._written)
         self._written.clear()
         self.blocked_seconds = time.perf_counter() - started
         return self._last
@@ -267,12 +331,12 @@ class LivePublisher:
                 if live.frozen and live.held.meta.name not in self._melted
                 and self._frozen.get(live.held.meta.name, ()) == _mark(live.tensor) and not is_freed(live.tensor)}
 
-    def _compare_frozen(self, still: Mapping[str, Live], everything: bool) -> None:
+    def _compare_frozen(self, place: "_OnGpu | _InHost", still: Mapping[str, Live], everything: bool) -> None:
         names = sorted(still)
         if not everything and names:
             names = [next((name for name in names if name > self._looked_at), names[0])]
             self._looked_at = names[0]
-        changed = [name for name in names if not _is_copied(self._shared[name], still[name])]
+        changed = [name for name in names if not place.holds(still[name])]
         if changed:
             self._melted |= set(changed)
             raise refuse(f"{len(changed)} parameters changed although they require no gradient, and torch was not told "
@@ -288,12 +352,12 @@ class LivePublisher:
             if asked and not self._frozen:
                 raise refuse("this publisher was opened without `verify`", remedy="open it with verify=, the trainer's own export")
             return
-        if self._verifies(asked):
+        if self._verifies(asked) and self._place is not None:
             found: dict[str, export_check.Difference] = {}
             failed = ""
             try:
                 with torch.no_grad():
-                    found = export_check.differences(self._export, self._held(lives), self._shared)
+                    found = export_check.differences(self._export, self._held(lives), self._place.tensors())
             except Exception as error:  # of the trainer's export: the other ranks must hear of it
                 failed = f"{type(error).__name__}: {error}"
             export_check.check(version, found, publish_together(self.world_size), failed)
@@ -323,6 +387,8 @@ class LivePublisher:
     def close(self) -> None:
         """Leaves the group. A version that is not released yet is given up."""
         self._publisher.close()
+        if self._place is not None:
+            self._place.close()
 
     def __enter__(self: Self) -> Self:
         return self
@@ -331,9 +397,116 @@ class LivePublisher:
         self.close()
 
 
-def _write(into: torch.Tensor, live: Live) -> None:
+def _wanted_device(device: DeviceChoice) -> Device | str:
+    wanted = device if device is not None else os.environ.get("WEIGHTWIRE_DEVICE") or "auto"
+    if isinstance(wanted, Device) or wanted in ("auto", "cpu", "cuda"):
+        return wanted
+    kind, _, index = str(wanted).partition(":")
+    if kind != "cuda" or not (index.isascii() and index.isdigit()):
+        raise refuse(f"device={wanted!r} is no place for parameters", remedy='one of "auto", "cpu", "cuda", "cuda:1", or a weightwire.Device')
+    return str(wanted)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Are its elements what lies in its memory, by its strides?"""
+    return (type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_conj()
+            and not tensor.is_neg())
+
+
+class _InHost:
+    """Memory of the host that is shared with the agent. Page-locked from the first version on that comes from a GPU."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]):
+        self._tensors = dict(tensors)
+        self.names = self._tensors.keys()
+        self._copies = HostCopies()
+        self._locks: torch_cuda.PageLocks | None = None
+
+    def write(self, lives: Sequence[Live]) -> None:
+        """All of them in one pass; returns when they are there."""
+        pairs, by_gpu = [], cast("dict[int, list[Live]]", {})
+        for live in lives:
+            into, gpu = self._tensors[live.held.meta.name], torch_cuda.gpu_of(live.tensor)
+            if gpu is not None:
+                by_gpu.setdefault(gpu, []).append(live)
+            elif live.write is None and self._copies.takes(into, live.tensor):
+                pairs.append((into, live.tensor))
+            else:
+                _write(into, live)
+        for gpu, its in by_gpu.items():
+            if self._locks is None:
+                self._locks = torch_cuda.PageLocks(gpu)
+            self._locks.lock(self._tensors)
+            with torch_cuda.side_stream(gpu):
+                for live in its:
+                    _write(self._tensors[live.held.meta.name], live, non_blocking=True)
+        self._copies.run(pairs)
+
+    def holds(self, live: Live) -> bool:
+        """Bit for bit; a NaN equals itself."""
+        shared = self._tensors[live.held.meta.name]
+        copy = torch.empty_like(shared)
+        _write(copy, live)
+        return bool(torch.equal(copy.reshape(-1).view(torch.uint8), shared.reshape(-1).view(torch.uint8)))
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return self._tensors
+
+    def close(self) -> None:
+        self._copies.close()
+        if self._locks is not None:
+            self._locks.close()
+
+
+class _OnGpu:
+    """Memory of a GPU that the agent lends."""
+
+    def __init__(self, device: Device, arrays: Mapping[str, DeviceArray]):
+        self.uuid = device.uuid
+        self._arrays = dict(arrays)
+        self.names = self._arrays.keys()
+        self._copies = GpuCopies(device)
+
+    def _piece(self, live: Live) -> Piece:
+        return Piece(self._arrays[live.held.meta.name], live.tensor, lambda into, _: _write(into, live),
+                     live.write is None and _is_plain(live.tensor))
+
+    def write(self, lives: Sequence[Live]) -> None:
+        """All of them in one launch; returns when they are there."""
+        self._copies.pack(map(self._piece, lives))
+
+    def holds(self, live: Live) -> bool:
+        """By XXH3 sums of what lies in the GPU's memory."""
+        return self._copies.equal(self._piece(live))
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Copies in host memory, each made when it is asked for."""
+        return _Read(self._arrays)
+
+    def close(self) -> None:
+        self._arrays.clear()  # gives the memory back
+
+
+class _Read(Mapping[str, torch.Tensor]):
+    def __init__(self, arrays: Mapping[str, DeviceArray]):
+        self._arrays = arrays
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return as_tensor(self._arrays[name].read(), self._arrays[name].meta)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+def _write(into: torch.Tensor, live: Live, non_blocking: bool = False) -> None:
     try:
-        (live.write or torch.Tensor.copy_)(into, live.tensor)
+        if live.write is None:
+            into.copy_(live.tensor, non_blocking=non_blocking)
+        else:
+            live.write(into, live.tensor)
     except (NotImplementedError, RuntimeError, TypeError) as error:
         kind = type(live.tensor).__name__
         if kind in ("Tensor", "Parameter"):
@@ -346,13 +519,6 @@ def _mark(tensor: torch.Tensor) -> tuple[int, int] | None:
     """Another one when torch has written to it, or when it lies elsewhere; None: torch does not count."""
     plain = type(tensor) is torch.Tensor and not tensor.is_inference()
     return (tensor.data_ptr(), tensor._version) if plain else None
-
-
-def _is_copied(shared: torch.Tensor, live: Live) -> bool:
-    """Bit for bit; a NaN equals itself."""
-    copy = torch.empty_like(shared)
-    _write(copy, live)
-    return bool(torch.equal(copy.reshape(-1).view(torch.uint8), shared.reshape(-1).view(torch.uint8)))
 
 
 def _text(held: Held | None) -> str:

@@ -53,10 +53,7 @@ class Device:
 
 def _release(library: Library, device: int, handle: bytes, lease: int) -> None:
     # The mapping first: the agent lends the memory again once the lease is closed.
-    try:
-        library.close(device, handle)
-    finally:
-        os.close(lease)
+    library.close(device, handle, lambda: os.close(lease))
 
 
 class _Slab:

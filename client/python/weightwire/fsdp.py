@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
 from weightwire import boxes, hf_export
-from weightwire.adapter import Live, clean_name, is_frozen, meta_of, refuse
+from weightwire.adapter import DeviceChoice, Live, clean_name, is_frozen, meta_of, refuse
 from weightwire.boxes import Held
 from weightwire.export_check import Export
 from weightwire.memory import TensorMeta
@@ -162,10 +162,10 @@ class Publisher(BoxPublisher):
     def __init__(self, module: torch.nn.Module, *, rank: int | None = None, world_size: int | None = None,
                  group: str = "trainer", job: str = "", agent: str | None = None, timeout: float = 30.0,
                  names: Names | None = None, lineage: Lineage = None, verify: Export | Literal["export"] | None = None,
-                 verify_every: int = 0):
+                 verify_every: int = 0, device: DeviceChoice = None):
         super().__init__(lambda: read_sharded(module, names), rank=rank, world_size=world_size, group=group, job=job,
                          agent=agent, timeout=timeout, lineage=lineage, verify=hf_export.export_of(module, verify),
-                         verify_every=verify_every)
+                         verify_every=verify_every, device=device)
 
 
 class Receiver(_Receiver):

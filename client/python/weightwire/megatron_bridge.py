@@ -21,7 +21,7 @@ from typing import Any, Iterator, Literal, Mapping, Sequence, Union
 import torch
 
 from weightwire import boxes, errors, megatron_options
-from weightwire.adapter import Live, frozen_places, meta_of, persistent_buffers, refuse
+from weightwire.adapter import DeviceChoice, Live, frozen_places, meta_of, persistent_buffers, refuse
 from weightwire.boxes import Box, Held
 from weightwire.export_check import Export
 from weightwire.hf_tensors import checkpoint_tensors
@@ -229,7 +229,7 @@ class Publisher(BoxPublisher):
     def __init__(self, bridge: Any, models: Union[torch.nn.Module, Sequence[torch.nn.Module]], *,
                  checkpoint: Union[str, "os.PathLike[str]", None] = None, group: str = "trainer", job: str = "",
                  agent: str | None = None, timeout: float = 30.0, lineage: Lineage = None,
-                 verify: Export | Literal["export"] | None = None, verify_every: int = 0):
+                 verify: Export | Literal["export"] | None = None, verify_every: int = 0, device: DeviceChoice = None):
         chunks, inner = megatron_options.checked(models)
         config = config_of(bridge.hf_pretrained.config)
         folder = checkpoint or bridge.hf_pretrained.model_name_or_path
@@ -270,4 +270,4 @@ class Publisher(BoxPublisher):
         super().__init__(read, rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout,
                          lineage=lineage, before=lambda: megatron_options.gather_delayed(chunks),
                          verify=(lambda: bridge.export_hf_weights(chunks, cpu=True, show_progress=False)) if verify == "export"
-                         else verify, verify_every=verify_every)
+                         else verify, verify_every=verify_every, device=device)

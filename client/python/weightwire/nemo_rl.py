@@ -32,11 +32,13 @@ class Synchronizer:
               the first sync is refused then, and the error says which number to set
     checkpoint: folder with config.json and safetensors headers; default: the policy's model_name. For Megatron, and for
               engines that were not started from a folder
+    device:   of the policy's workers, as in weightwire.torch.Publisher: "auto", "cpu", "cuda"; default WEIGHTWIRE_DEVICE there
     driver:   further arguments of weightwire.vllm.EngineDriver: mode, install, pause, …
     """
 
     def __init__(self, policy: Any, generation: Any, *, deadline: float = 300.0, version: int = 0, job: str = "",
-                 agent: str | None = None, checkpoint: str | None = None, lineage: int = 1, **driver: Any):
+                 agent: str | None = None, checkpoint: str | None = None, lineage: int = 1,
+                 device: str | None = None, **driver: Any):
         if generation.cfg["colocated"]["enabled"]:
             raise errors.RefusedError("policy and generation share their GPUs", code="INVALID_ARGUMENT",
                                       reason="invalid_request", remedy="policy.generation.colocated.enabled=false")
@@ -44,7 +46,7 @@ class Synchronizer:
             raise errors.RefusedError(f"lineage {lineage!r} is no number", code="INVALID_ARGUMENT", reason="invalid_request",
                                       remedy="the error of the first sync says which")
         self._deadline, self._where = deadline, dict(job=job, agent=agent)
-        self._checkpoint, self._driver = checkpoint, driver
+        self._checkpoint, self._device, self._driver = checkpoint, device, driver
         self._policy = {f"policy worker {i}": worker for i, worker in enumerate(policy.worker_group.workers)}
         group = generation.worker_group  # the first worker of each engine has it
         self._engines = {f"vllm-{i}": worker for i, worker in enumerate(
@@ -63,7 +65,7 @@ class Synchronizer:
     def init_communicator(self) -> None:
         """Every worker joins. AbortedError names those that did not; called again, the others stay as they are."""
         self._end = time.monotonic() + self._deadline
-        failed = self._all(self._policy, _open, lambda _: (self._checkpoint, {**self._where, "lineage": self._lineage,
+        failed = self._all(self._policy, _open, lambda _: (self._checkpoint, {**self._where, "lineage": self._lineage, "device": self._device,
                                                                                   "timeout": self._left()}))
         failed |= self._all(self._engines, _follow, lambda name: (
             dict(name=name, checkpoint=self._checkpoint, **self._where, **self._driver), self._async))

@@ -8,6 +8,7 @@ be told is read from slime's arguments, where `--custom-config-path` puts every 
     weightwire_deadline: 300    # seconds for one update, everything included
     weightwire_job: ""          # both as in weightwire.megatron.Publisher
     weightwire_agent: ""        # empty: WEIGHTWIRE_AGENT_SOCKET, on trainers' and on engines' hosts
+    weightwire_device: auto     # or cpu, cuda; as in weightwire.torch.Publisher. Not set: WEIGHTWIRE_DEVICE
     weightwire_lineage: resume  # or a number, see Publisher.publish: when slime resumes from an earlier step than what the
                                 # coordinator has committed; without it the first update is refused then
 
@@ -62,6 +63,7 @@ class WeightUpdater:
         self._deadline = float(getattr(args, "weightwire_deadline", 300))
         self._job, self._agent = (getattr(args, f"weightwire_{key}", "") or "" for key in ("job", "agent"))
         self._lineage: Lineage = getattr(args, "weightwire_lineage", None)
+        self._device: str | None = getattr(args, "weightwire_device", None)
         self._engines: dict[str, Any] = {}  # by their names in weightwire; on rank 0
         self._tp_sizes: dict[str, int] = {}
         self._loaded: set[str] = set()  # engines that have loaded the newest version that travelled
@@ -126,7 +128,8 @@ class WeightUpdater:
         """Returns when every engine that has joined holds the version whole in its host's memory."""
         if self._publisher is None:
             self._publisher = megatron.Publisher(self._model, self._args.hf_checkpoint, spec=self._spec, job=self._job,
-                                                 agent=self._agent or None, timeout=self._left(), lineage=self._lineage)
+                                                 agent=self._agent or None, timeout=self._left(), lineage=self._lineage,
+                                                 device=self._device)
             self._spec = self._publisher.spec
         why = self._catch_up(self._travelled or self._publisher.committed) if dist.get_rank() == 0 else ""
         release = self._publisher.publish(self.weight_version, deadline=self._left())

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from weightwire import boxes, errors, hf_export, subscriber
-from weightwire.adapter import (Live, LivePublisher, as_tensor, clean_name, is_freed, is_frozen, is_sharded, meta_of, persistent_buffers,
-                                place, publish_together, refuse)
+from weightwire.adapter import (DeviceChoice, Live, LivePublisher, as_tensor, clean_name, is_freed, is_frozen, is_sharded, meta_of,
+                                persistent_buffers, place, publish_together, refuse)
 from weightwire.export_check import Export
 from weightwire.memory import Arrays, TensorMeta
 from weightwire.publisher import Lineage
@@ -139,16 +139,17 @@ class Publisher(BoxPublisher):
 
     source: a module (DDP is looked through), tensors by name, or a function that yields (name, tensor) pairs
     verify: "export" is transformers'
+    device: where versions lie, "auto", "cpu", "cuda", "cuda:1"; see LivePublisher
     Ranks of torch.distributed must all open one; they share the sending.
     """
 
     def __init__(self, source: Source, *, rank: int | None = None, world_size: int | None = None,
                  group: str = "trainer", job: str = "", agent: str | None = None, timeout: float = 30.0,
                  names: Names | None = None, lineage: Lineage = None, verify: Export | Literal["export"] | None = None,
-                 verify_every: int = 0):
+                 verify_every: int = 0, device: DeviceChoice = None):
         super().__init__(lambda: read_whole(source, names), rank=rank, world_size=world_size, group=group, job=job,
                          agent=agent, timeout=timeout, lineage=lineage, verify=hf_export.export_of(source, verify),
-                         verify_every=verify_every)
+                         verify_every=verify_every, device=device)
 
 
 class Receiver:

@@ -27,7 +27,7 @@ except ImportError as error:
                       "weightwire.torch, fsdp and megatron publish without it") from error
 
 from weightwire import boxes
-from weightwire.adapter import Live, LivePublisher, as_tensor, meta_of, place, refuse
+from weightwire.adapter import DeviceChoice, Live, LivePublisher, as_tensor, meta_of, place, refuse
 from weightwire.memory import Arrays, TensorMeta
 from weightwire.publisher import Lineage, Publisher
 from weightwire.torch import BoxPublisher, Reading
@@ -42,6 +42,7 @@ class InitInfo(TrainerInitInfo):
         else rank 0 publishes whole tensors, and the other ranks iterate them alongside.
     world_size: of the ranks that publish pieces; torch.distributed's when not given
     first_version: what the first `send_weights` publishes; each later one publishes the next number
+    device: of a source that has `iter_local`, without a `publisher`: as in weightwire.torch.Publisher
     lineage: without a `publisher`, which has its own: that of Publisher.publish, for a trainer that goes on from an earlier
         step than what is committed
     """
@@ -57,6 +58,7 @@ class InitInfo(TrainerInitInfo):
     deadline: float = 120.0
     lineage: Lineage = None
     world_size: int | None = None
+    device: DeviceChoice = None
 
 
 class TrainerEngine(TrainerWeightTransferEngine):
@@ -126,7 +128,7 @@ def _pieces_publisher(info: InitInfo, source: Any) -> LivePublisher:
     if rank != info.rank:
         raise refuse(f"InitInfo says rank {info.rank}, torch.distributed rank {rank}", remedy="give InitInfo(world_size=…), too")
     return BoxPublisher(lambda: read_pieces(source, rank), rank=rank, world_size=world_size, group=info.group, job=info.job,
-                        agent=info.agent, timeout=info.timeout, lineage=info.lineage)
+                        agent=info.agent, timeout=info.timeout, lineage=info.lineage, device=info.device)
 
 
 def read_pieces(source: Any, rank: int) -> Reading:

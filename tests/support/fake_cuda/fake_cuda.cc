@@ -44,6 +44,7 @@ struct State {
   std::recursive_mutex mutex;
   std::vector<LateWrite> late;
   uint64_t flushes = 0;
+  uint64_t launches = 0;
   Memory memory;
   std::vector<int> devices;
   uint64_t bytes_each = uint64_t{1} << 30;
@@ -281,6 +282,27 @@ uint64_t fake_cuda_host_bytes(void) {
   return Global().host_bytes;
 }
 
+int32_t fake_cuda_adopt(int32_t device, void* memory, size_t bytes) {
+  std::lock_guard lock(Global().mutex);
+  if (Enter(device, "fake_cuda_adopt") != WW_CUDA_OK) return 0;
+  return Global().memory.Adopt(Number(device), memory, bytes) ? 1 : 0;
+}
+
+int32_t fake_cuda_forget(void* memory) {
+  std::lock_guard lock(Global().mutex);
+  return Global().memory.Forget(memory) ? 1 : 0;
+}
+
+uint64_t fake_cuda_launches(void) {
+  std::lock_guard lock(Global().mutex);
+  return Global().launches;
+}
+
+uint64_t fake_cuda_registered(void) {
+  std::lock_guard lock(Global().mutex);
+  return Global().memory.registered();
+}
+
 void fake_cuda_fail(const char* name, uint32_t calls) {
   std::lock_guard lock(Global().mutex);
   Global().faults[name] = calls;
@@ -465,11 +487,13 @@ int32_t ww_cuda_copy_bytes(int32_t device, ww_cuda_stream stream, void* target, 
 
 int32_t ww_cuda_copy(int32_t device, ww_cuda_stream stream, const ww_cuda_copy_job* jobs,
                      size_t count) {
+  std::lock_guard lock(Global().mutex);
   for (size_t i = 0; i < count; ++i) {
     if (!Aligned(jobs[i].target, static_cast<Element>(jobs[i].to))) {
       return Fail(WW_CUDA_INVALID, "ww_cuda_copy", "a target is null or not aligned");
     }
   }
+  ++Global().launches;
   return Enqueue(device, "ww_cuda_copy", stream, jobs, count, &Copy);
 }
 

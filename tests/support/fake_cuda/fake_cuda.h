@@ -37,6 +37,16 @@ uint64_t fake_cuda_bytes_opened(void);
 /// Bytes that this process has copied between a device and the host, sums apart.
 uint64_t fake_cuda_host_bytes(void);
 
+/// Host memory of this process that stands for memory of `device` from now on, as torch's does on a
+/// GPU: kernels reach it there, the host does too. Not twice; to be forgotten before it is freed.
+/// Nonzero: it has been adopted.
+int32_t fake_cuda_adopt(int32_t device, void* memory, size_t bytes);
+int32_t fake_cuda_forget(void* memory);
+
+/// Calls of ww_cuda_copy so far, and of ww_cuda_host_register less ww_cuda_host_unregister.
+uint64_t fake_cuda_launches(void);
+uint64_t fake_cuda_registered(void);
+
 /// The `calls`-th next call named `name` ("ww_cuda_copy") fails with WW_CUDA_FAILED, once.
 void fake_cuda_fail(const char* name, uint32_t calls);
 }

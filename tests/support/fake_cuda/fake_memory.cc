@@ -49,7 +49,9 @@ std::byte* Memory::Allocate(int device, size_t size) {
 
 bool Memory::Release(void* at, bool opened) {
   const auto found = allocations_.find(reinterpret_cast<uintptr_t>(at));
-  if (found == allocations_.end() || found->second.opened != opened) return false;
+  if (found == allocations_.end() || found->second.opened != opened || found->second.fd < 0) {
+    return false;
+  }
   munmap(found->second.at, found->second.size);
   munmap(found->second.bytes, found->second.size);
   close(found->second.fd);
@@ -57,9 +59,23 @@ bool Memory::Release(void* at, bool opened) {
   return true;
 }
 
+bool Memory::Adopt(int device, void* at, size_t size) {
+  auto* bytes = static_cast<std::byte*>(at);
+  const Allocation made{bytes, bytes, size, -1, device, false};
+  return Find(at) == nullptr && allocations_.emplace(reinterpret_cast<uintptr_t>(at), made).second;
+}
+
+bool Memory::Forget(void* at) {
+  const auto found = allocations_.find(reinterpret_cast<uintptr_t>(at));
+  if (found == allocations_.end() || found->second.fd >= 0) return false;
+  allocations_.erase(found);
+  return true;
+}
+
 bool Memory::Export(int device, void* at, uint8_t* handle) const {
   const auto found = allocations_.find(reinterpret_cast<uintptr_t>(at));
-  if (found == allocations_.end() || found->second.opened || found->second.device != device) {
+  if (found == allocations_.end() || found->second.opened || found->second.device != device ||
+      found->second.fd < 0) {
     return false;
   }
   const Handle made{kMagic, found->second.size, getpid(), found->second.fd, device};
@@ -91,7 +107,7 @@ std::byte* Memory::Open(int device, const uint8_t* handle) {
 uint64_t Memory::allocated(int device) const {
   uint64_t bytes = 0;
   for (const auto& [start, one] : allocations_) {
-    if (!one.opened && one.device == device) bytes += one.size;
+    if (!one.opened && one.fd >= 0 && one.device == device) bytes += one.size;
   }
   return bytes;
 }
@@ -108,7 +124,8 @@ std::optional<int> Memory::DeviceOf(const void* at) const {
 
 uint64_t Memory::total(bool opened) const {
   uint64_t bytes = 0;
-  for (const auto& [start, one] : allocations_) bytes += one.opened == opened ? one.size : 0;
+  for (const auto& [start, one] : allocations_)
+    bytes += one.fd >= 0 && one.opened == opened ? one.size : 0;
   return bytes;
 }
 

@@ -14,7 +14,7 @@ struct Allocation {
   std::byte* at = nullptr;
   std::byte* bytes = nullptr;
   size_t size = 0;
-  int fd = -1;
+  int fd = -1;     ///< -1: memory that the library has not made
   int device = 0;  ///< the device's own number, not its index
   bool opened = false;
 };
@@ -25,6 +25,10 @@ class Memory {
   std::byte* Allocate(int device, size_t size);
   /// False: no allocation (`opened` false) or mapping begins there.
   bool Release(void* at, bool opened);
+  /// Memory of the host that stands for the device's; false: it is known already.
+  bool Adopt(int device, void* at, size_t size);
+  bool Forget(void* at);
+  size_t registered() const { return registered_.size(); }
   /// The mapping of what another process has exported; null when that cannot be.
   std::byte* Open(int device, const uint8_t* handle);
   bool Export(int device, void* at, uint8_t* handle) const;

@@ -86,8 +86,13 @@ class Library:
              source_stride: Sequence[int], extent: Sequence[int]) -> None:
         """Copies a block of elements between flat arrays; the source's begins at its first element. It is not checked here
         that the block stays inside of them."""
-        block = _Block(target.itemsize, len(extent), _Numbers(*extent), _Numbers(*source_stride), _Numbers(*target_stride))
-        self._call("copy", _address(target, target_offset), _address(source, 0), ctypes.byref(block))
+        self.copy_at(_address(target, target_offset), _address(source, 0), target.itemsize, extent, source_stride, target_stride)
+
+    def copy_at(self, target: int, source: int, itemsize: int, extent: Sequence[int], source_stride: Sequence[int],
+                target_stride: Sequence[int]) -> None:
+        """The same between addresses of elements of `itemsize` bytes."""
+        block = _Block(itemsize, len(extent), _Numbers(*extent), _Numbers(*source_stride), _Numbers(*target_stride))
+        self._call("copy", target, source, ctypes.byref(block))
 
     def read(self, target: Bits, target_offset: int, target_stride: Sequence[int], fd: int, offset: int, name: str,
              source_stride: Sequence[int], extent: Sequence[int]) -> None:

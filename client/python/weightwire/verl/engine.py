@@ -43,12 +43,13 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
     deadline:    seconds for one round, everything included
     failures_max: rounds that may fail one after another. A failed round is logged, counted in the metrics, and
                  rollouts go on with the weights that they have. The first round must succeed.
+    device:      of route "shards", as in weightwire.torch.Publisher: "auto", "cpu", "cuda", "cuda:1"; default WEIGHTWIRE_DEVICE
     host:        where this actor rank is reached by rollout workers; default: Ray's address of the node
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False, *, route: str = "tensors",
                  coordinator: str | None = None, agent: str | None = None, job: str = "", deadline: float = 300.0,
-                 failures_max: int = 3, host: str | None = None):
+                 failures_max: int = 3, host: str | None = None, device: str | None = None):
         if route not in ROUTES:
             raise ValueError(f"route {route!r} is none of {ROUTES}")
         self.is_master = is_master
@@ -56,6 +57,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
         self._bucket_bytes = bucket_size
         self._coordinator = coordinator or default_coordinator()
         self._where: dict[str, Any] = dict(agent=agent, job=job, timeout=min(deadline, 60.0))
+        self._device = device
         self._deadline = deadline
         self._failures_max = failures_max
         self._failures = 0
@@ -153,7 +155,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
 
     def _open(self) -> sender.Source:
         if self.route == "shards":
-            return ShardSource(**self._where)
+            return ShardSource(**self._where, device=self._device)
         return sender.TensorSource(self._bucket_bytes, **self._where)
 
     def _finish(self, error: str = "") -> None:

@@ -25,6 +25,7 @@ from vllm.distributed.weight_transfer.base import (
 from weightwire import errors
 from weightwire.memory import Arrays
 from weightwire.subscriber import Offer, RoomWanted, Subscriber
+from weightwire.torch_cuda import PageLocks
 from weightwire.vllm import checkpoint, copies, features, loading, stage
 from weightwire.vllm.link import Link, Message
 
@@ -93,6 +94,9 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         p = self.parallel_config
         self._rank = p.data_parallel_index * p.world_size + p.rank
         self._world_size = p.world_size_across_dp
+        index = torch.cuda.current_device() if self.device.type == "cuda" and self.device.index is None else self.device.index
+        #: Of the stage's buffers, for copies to this engine's GPU.
+        self._pages = PageLocks(index, read_only=True) if self.device.type == "cuda" else None
         self._lock = threading.Condition()
         self._calls = 0  # of vLLM that are done, well or not
         self._failure: str | None = None  # of the update under way, or of the last one
@@ -175,9 +179,12 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
                          name="weightwire-offers", daemon=True).start()
 
     def _follow(self, subscriber: Subscriber, link: Link, closed: threading.Event) -> None:
-        told = None
+        told = fenced = None
         while not closed.is_set():
             event = subscriber.wait_event(0.5)
+            if subscriber.last_fence is not fenced:  # before an offer of the buffers that come in their place
+                fenced = subscriber.last_fence
+                self._unlock_pages()
             if isinstance(event, Offer):
                 with self._lock:
                     self._pending = event
@@ -230,16 +237,19 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
     def _prepare(self, epoch: int) -> None:
         """Everything that can fail without touching the model, and for device-shadow the copy to the device."""
         tensors = self._staged(epoch)
+        if self._pages is not None and self._subscriber is not None and epoch not in self._held:
+            self._subscriber.share_stage()
+            self._pages.lock(tensors)
         if self._settings.install == "device-shadow":
-            shadow = {name: tensor.to(self.device, copy=True) for name, tensor in tensors.items()}
+            shadow = {name: tensor.to(self.device, copy=True, non_blocking=True) for name, tensor in tensors.items()}
             if self.device.type != "cpu":
                 torch.cuda.synchronize(self.device)
             with self._lock:
                 self._shadow = (epoch, shadow)
-        elif self.device.type == "cuda" and epoch not in self._held:
-            if (subscriber := self._subscriber) is not None:
-                subscriber.share_stage()
-            stage.pin(tensors)
+
+    def _unlock_pages(self) -> None:
+        if self._pages is not None:
+            self._pages.close()
 
     def _make_room(self, epoch: int) -> None:
         """The stage is about to be overwritten: nothing that lies there can be replayed any more."""
@@ -437,6 +447,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             self._link.close()
         if self._subscriber:
             self._subscriber.close()
+        self._unlock_pages()
         self._link = self._subscriber = self._pending = self._room = self._shadow = self._serving = None
         self._held, self._seals = {}, {}
 

@@ -103,16 +103,6 @@ def as_torch(arrays: Mapping[str, np.ndarray], observed: Sequence[TensorMeta]) -
     return out
 
 
-def pin(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Page-locks staged memory, so that copies to the device run at full rate. Untested on hardware."""
-    read_only = 0x08  # cudaHostRegisterReadOnly: the agent owns these pages
-    first = min(tensor.data_ptr() for tensor in tensors.values())
-    end = max(tensor.data_ptr() + tensor.nbytes for tensor in tensors.values())
-    code = torch.cuda.cudart().cudaHostRegister(first, end - first, read_only)
-    if int(code) != 0:
-        log.warning("weightwire: the stage could not be page-locked (cuda error %d); copies will be slower", int(code))
-
-
 def spec_of(parallel_config: Any) -> str:
     """The engine's parallel layout in weightwire's words."""
     words = [f"tp{parallel_config.tensor_parallel_size}"]

@@ -1,0 +1,94 @@
+"""Page-locking of the stage, for copies to an engine's GPU. There is none here: CUDA's calls are recorded, all else is real."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import weightwire.torch_cuda
+from weightwire import Publisher, Subscriber, TensorMeta, boxes
+from weightwire.torch_cuda import PageLocks
+from weightwire.vllm.engine import Settings, WeightwireEngine
+
+GPU = 3
+META = TensorMeta("w", "BF16", (3, 5000))
+LAYOUT = boxes.submission({"w": META}, [boxes.whole(META)])
+
+
+def until(what, done):
+    end = time.monotonic() + 30
+    while not done():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Ranges that CUDA has now: address -> bytes. It refuses what it has already, and to unregister what it has not."""
+    ranges = {}
+
+    def register(gpu, address, nbytes, read_only):
+        assert (gpu, read_only) == (GPU, True) and address not in ranges
+        with open("/proc/self/maps") as maps:  # pinned pages of a private mapping would be copies
+            (line,) = [line for line in maps if int(line.split("-")[0], 16) <= address < int(line.split("-")[1].split()[0], 16)]
+        assert line.split()[1] == "r--s"
+        ranges[address] = nbytes
+        return 0
+
+    def unregister(gpu, address):
+        assert gpu == GPU
+        del ranges[address]
+        return 0
+    monkeypatch.setattr(weightwire.torch_cuda, "host_register", register)
+    monkeypatch.setattr(weightwire.torch_cuda, "host_unregister", unregister)
+    return ranges
+
+
+@pytest.fixture
+def engine(stack):
+    """What vLLM has nothing to do with: the subscriber, its offers, and the preparation of each."""
+    made = object.__new__(WeightwireEngine)
+    made._settings, made.device, made._observed = Settings(engine="engine", link=""), torch.device("cpu"), [META]
+    made._pages, made._lock = PageLocks(GPU, read_only=True), threading.Condition()
+    made._held, made._seals, made._pending, made._room, made._closed = {}, {}, None, None, threading.Event()
+    made._subscriber = Subscriber(group="engine", rank=0, world_size=1, agent=stack.agent)
+    made._subscriber.bind_submission(LAYOUT)
+    made._link = SimpleNamespace(send=lambda message: None, close=lambda: None)
+    follower = threading.Thread(target=made._follow, args=(made._subscriber, made._link, made._closed))
+    follower.start()
+    yield made
+    made.shutdown()
+    follower.join(10)
+
+
+def test_each_buffer_is_registered_once_and_given_up_with_a_fence_or_the_engine(stack, engine, registered):
+    publisher = stack.add(Publisher(rank=0, world_size=1, agent=stack.agent))
+    array, versions = publisher.bind_boxes(LAYOUT)["w"], iter(range(1, 100))
+
+    def take():
+        version = next(versions)
+        array[...] = version
+        release = publisher.publish(version)
+        until("it is offered", lambda: engine._pending is not None and engine._pending.version == version)
+        offer = engine._pending
+        engine._prepare(offer.epoch)
+        engine._subscriber.flip(offer)
+        engine._subscriber.acknowledge(offer)
+        release.wait_released(30)
+        return offer
+    sizes = []
+    for _ in range(5):
+        take()
+        sizes.append(len(registered))
+    assert sizes == [1, 2, 2, 2, 2] and set(registered.values()) == {META.nbytes}
+    subscriber = engine._subscriber
+    subscriber.fail(take(), "for a test")
+    until("what the fence took is given up", lambda: not registered)
+    until("it is attached again", lambda: subscriber._session.attached and subscriber._buffers)
+    until("it is offered again", lambda: engine._pending is not None and subscriber.is_current(engine._pending))
+    engine._prepare(engine._pending.epoch)
+    assert len(registered) == 1
+    engine.shutdown()
+    assert not registered
