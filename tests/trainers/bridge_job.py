@@ -41,3 +41,8 @@ def fused_experts(rank: int, *arguments) -> None:
 def hybrid(rank: int, *arguments) -> None:
     import hybrid_ranks
     hybrid_ranks.train(rank, *arguments)
+
+
+def hybrid_less_one(rank: int, *arguments) -> None:
+    import hybrid_ranks
+    hybrid_ranks.train_less_one(rank, *arguments)

@@ -12,6 +12,8 @@ stub_te.install()
 
 import mcore  # noqa: E402
 import mcore_ranks  # noqa: E402
+import torch  # noqa: E402
+import weightwire.megatron  # noqa: E402
 from megatron.core.models.hybrid.hybrid_layer_specs import hybrid_stack_spec  # noqa: E402
 from megatron.core.models.hybrid.hybrid_model import HybridModel  # noqa: E402
 
@@ -60,3 +62,19 @@ def train(rank: int, world_size: int, agent: str, checkpoint: str, out: str, siz
     mcore.build = lambda hf, **options: build(hf, pattern, **options)
     mcore.from_hf = lambda hf, tensors: halves(stacked(hf, tensors))
     mcore_ranks.train(rank, world_size, agent, checkpoint, out, sizes, options, spec, versions)
+
+
+def train_less_one(rank: int, world_size: int, agent: str, checkpoint: str, out: str, sizes: dict, pattern: str):
+    """Every norm that mcore made with zero_centered_gamma is held less one."""
+    stacked = mcore.from_hf
+    mcore.build = lambda hf, **options: build(hf, pattern, **options)
+    mcore.from_hf = lambda hf, tensors: halves(stacked(hf, tensors))
+    job = mcore_ranks.Job(checkpoint, sizes, dict(layernorm_zero_centered_gamma=True))
+    norms = [module.layer_norm_weight if hasattr(module, "layer_norm_weight") else module.weight
+             for chunk in job.chunks for module in chunk.modules() if getattr(module, "zero_centered_gamma", False)]
+    assert len(norms) == 4 * job.hf["num_hidden_layers"] + 1, len(norms)  # input, queries, keys, before the MLP; the last one
+    with torch.no_grad():
+        for norm in norms:
+            norm.sub_(1.0)
+    with weightwire.megatron.Publisher(job.chunks, checkpoint, agent=agent) as publisher:
+        mcore_ranks.publish_less_one(job, publisher, norms, out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import zlib
 
 import torch
 import torch.distributed as dist
@@ -11,26 +12,30 @@ import torch.distributed as dist
 import mcore
 import weightwire.megatron
 from mcore_ranks import Job, publish_less_one
-from optimizer_ranks import Trainer
+from optimizer_ranks import Trainer, patch_for_cpu
 from weightwire import RefusedError, checkpoint
 
 
-def gathered(trainer: Trainer, path: pathlib.Path) -> int:
+def gathered(chunks: list, job: Job, path: pathlib.Path) -> int:
     """Leaves what mcore gathers in `path`, and the parameters as stale as they were; how many elements are."""
-    buffers = [buffer for chunk in trainer.chunks for buffer in chunk.buffers + chunk.expert_parallel_buffers]
-    stale = [buffer.param_data.clone() for buffer in buffers]
-    for chunk in trainer.chunks:
+    parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
+    stale = [parameter.detach().clone() for parameter in parameters]
+    for chunk in chunks:
         chunk.start_param_sync(force_sync=True)
-    trainer.job.save(path)
-    count = 0
-    for buffer, before in zip(buffers, stale):
-        count += int((buffer.param_data != before).sum())
-        buffer.param_data.copy_(before)
+    job.save(path)
+    count = sum(int((parameter != before).sum()) for parameter, before in zip(parameters, stale))
+    put_back(parameters, stale)
     return count
 
 
+def put_back(parameters: list, held: list) -> None:
+    with torch.no_grad():
+        for parameter, before in zip(parameters, held):
+            parameter.copy_(before)
+
+
 def overlapped(rank: int, world_size: int, agent: str, folder: str, out: str, sizes: dict, wrapped: bool):
-    """Five versions right after the optimizer's steps; every second one is saved first, by checkpoint.State."""
+    """Five versions right after the optimizer's steps, published, and saved by checkpoint.State, each time from what is stale."""
     trainer = Trainer(folder, sizes, overlap=True)
     chunks = trainer.chunks if wrapped else trainer.job.chunks
     with weightwire.megatron.Publisher(chunks, folder, agent=agent) as publisher:
@@ -40,11 +45,64 @@ def overlapped(rank: int, world_size: int, agent: str, folder: str, out: str, si
         for version in range(1, 6):
             if version > 1:
                 trainer.step(version)
-            stale = gathered(trainer, pathlib.Path(out) / f"v{version}.safetensors")
+            for use in (lambda: state.save(f"{out}/step_{version}", attempt="a").result(),
+                        lambda: publisher.publish(version).wait_released(timeout=30)):
+                stale = gathered(trainer.chunks, trainer.job, pathlib.Path(out) / f"v{version}.safetensors")
+                assert (stale > 0) == (version > 1), stale
+                parameters = [parameter for chunk in trainer.chunks for parameter in chunk.parameters()]
+                before = [parameter.detach().clone() for parameter in parameters]
+                use()
+                put_back(parameters, before)
+            dist.barrier()
+
+
+def gather_uneven(into: list, _, group=None, async_op: bool = False) -> None:
+    """torch's all_gather of parts of different sizes, which NCCL does and gloo refuses. This rank's part is in its place already."""
+    assert not async_op
+    for rank, part in enumerate(into):
+        if part.numel():
+            dist.broadcast(part, dist.get_global_rank(group, rank), group=group)
+
+
+def layer_wise(rank: int, world_size: int, agent: str, folder: str, out: str, sizes: dict):
+    """As `overlapped`, by mcore's LayerWiseDistributedOptimizer, which gives each rank whole parameters. What was accumulated in
+    gradients stays."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.module import Float16Module
+    job = Job(folder, sizes, {})
+    patch_for_cpu()
+    dist.all_gather = gather_uneven
+    config = job.chunks[0].config
+    ddp = DistributedDataParallelConfig(use_distributed_optimizer=False, bucket_size=20_000, overlap_grad_reduce=True,
+                                        overlap_param_gather=True)
+    chunks = [DistributedDataParallel(config, ddp, Float16Module(config, chunk)) for chunk in job.chunks]
+    parameters: dict[bool, list] = {False: [], True: []}
+    for chunk in chunks:
+        for parameter in chunk.parameters():
+            parameters[not getattr(parameter, "allreduce", True)].append(parameter)
+    adam = torch.optim.Adam([dict(params=found, is_expert_parallel=expert) for expert, found in parameters.items() if found], lr=0.01)
+    optimizer = LayerWiseDistributedOptimizer(
+        [adam], OptimizerConfig(optimizer="adam", lr=0.01, bf16=True, params_dtype=torch.bfloat16, overlap_param_gather=True,
+                                clip_grad=0.0), ProcessGroupCollection.use_mpu_process_groups(), [lambda *_: None], model_chunks=chunks)
+    with weightwire.megatron.Publisher(chunks, folder, agent=agent) as publisher:
+        for version in range(1, 6):
+            if version > 1:
+                for chunk in job.chunks:
+                    for name, parameter in chunk.named_parameters():
+                        generator = torch.Generator().manual_seed(zlib.crc32(f"{version} {name}".encode()))
+                        parameter.main_grad.copy_(torch.randn(parameter.shape, generator=generator))
+                optimizer.prepare_grads()
+                optimizer.step_with_ready_grads()
+            stale = gathered(chunks, job, pathlib.Path(out) / f"v{version}.safetensors")
             assert (stale > 0) == (version > 1), stale
-            if version % 2 == 0:
-                state.save(f"{out}/step_{version}", attempt="a").result()
+            for chunk in chunks:
+                for parameter in chunk.parameters():
+                    parameter.main_grad.fill_(version + 0.5)
             publisher.publish(version).wait_released(timeout=30)
+            assert all(bool((p.main_grad == version + 0.5).all()) for chunk in chunks for p in chunk.parameters())
             dist.barrier()
 
 
@@ -194,6 +252,11 @@ def verified(rank: int, world_size: int, agent: str, folder: str, out: str, size
         yield from exported(job, CHANGES[changed][0] if changed else None)
 
     changed = ""
+    try:
+        weightwire.megatron.Publisher(job.chunks, folder, agent=agent, verify="export")
+        raise AssertionError("mcore has no export of its own")
+    except RefusedError as error:
+        assert "verify='export'" in str(error), error
     with weightwire.megatron.Publisher(job.chunks, folder, agent=agent, verify=export, verify_every=3) as publisher:
         for version in range(1, 6):
             if version > 1:

@@ -50,8 +50,9 @@ class Linear(torch.nn.Module):
 
 
 class LayerNormLinear(Linear):
-    def __init__(self, in_features, out_features, *, normalization="LayerNorm", **options):
+    def __init__(self, in_features, out_features, *, normalization="LayerNorm", zero_centered_gamma=False, **options):
         super().__init__(in_features, out_features, **options)
+        self.zero_centered_gamma = zero_centered_gamma
         self.layer_norm_weight = _weight(in_features, params_dtype=options["params_dtype"])
         if normalization == "LayerNorm":
             self.layer_norm_bias = _weight(in_features, params_dtype=options["params_dtype"])
@@ -78,6 +79,7 @@ class GroupedLinear(torch.nn.Module):
 class RMSNorm(torch.nn.Module):
     def __init__(self, hidden_size=None, eps=1e-5, *, normalized_shape=None, **options):  # by the name that mcore's version uses
         super().__init__()
+        self.zero_centered_gamma = options.get("zero_centered_gamma", False)
         self.weight = _weight(hidden_size or normalized_shape, **options)
 
 

@@ -14,6 +14,7 @@ import torch
 import mcore
 import option_ranks
 from conftest import ROOT, read_safetensors
+from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
 from weightwire import Publisher, RefusedError, Subscriber, TensorMeta, export_check, megatron, megatron_options
 from weightwire.adapter import as_tensor
 from weightwire.boxes import Box, Held
@@ -39,8 +40,20 @@ def test_parameters_that_wait_for_the_next_forward_pass_are_gathered(daemon, hf_
         for version in range(1, 6):
             engine.expect(version, tmp_path / f"v{version}.safetensors", world)
         world.join()
-    for version in (2, 4):
+    for version in range(1, 6):
         same(tmp_path / f"step_{version}/hf_model", tmp_path / f"v{version}.safetensors")
+
+
+@pytest.mark.skipif(not hasattr(LayerWiseDistributedOptimizer, "set_bucket_layerwise_params_list"),
+                    reason="this megatron-core's gathers within the step")
+@pytest.mark.parametrize("model,world_size,sizes", [("qwen2", 2, {}), ("qwen3_moe", 4, dict(ep=2))])
+def test_whole_parameters_of_other_ranks_are_gathered_too(daemon, hf_engine, tmp_path, model, world_size, sizes):
+    folder = FIXTURES / model / "hf"
+    engine = hf_engine(folder)
+    with World(option_ranks.layer_wise, world_size, daemon.agent_socket, str(folder), str(tmp_path), sizes) as world:
+        for version in range(1, 6):
+            engine.expect(version, tmp_path / f"v{version}.safetensors", world)
+        world.join()
 
 
 def test_what_was_offloaded_before_it_was_gathered_is_refused(daemon, hf_engine, tmp_path):
@@ -102,6 +115,7 @@ def glm_tensors() -> list[TensorMeta]:
 @pytest.mark.parametrize("what,said", [
     ("fsdp2", "use-torch-fsdp2"), ("megatron-fsdp", "Megatron-FSDP"), ("quantized", "it is a Quantized"),
     ("moe_single_grouped_weight", "moe_single_grouped_weight"), ("gtp_weight_remat_size", "gtp_weight_remat_size=2"),
+    ("use_grouped_gemm_for_dense_mlp", "use_grouped_gemm_for_dense_mlp"),
     ("mtp_use_repeated_layer", "mtp_use_repeated_layer"), ("use_mup", "use_mup"), ("rotary_interleaved", "rotary_interleaved"),
     ("fp8_param", "fp8_param")])
 def test_what_is_not_read_is_refused_by_its_name(daemon, what, said):
@@ -126,6 +140,8 @@ def test_which_rows_alternate(name, option):
     write(into, held)
     assert torch.equal(into, plain) and not torch.equal(held, plain)
     assert megatron_options.transform(options(**{option: 12}), {}, name, held.shape) is None
+    ungrouped = megatron_options.transform(options(**{option: 4}, use_grouped_gemm_for_shared_expert=False), {}, name, held.shape)
+    assert (ungrouped is None) == ("shared" in option), "mcore 0.19 reads the shared experts' option for its grouped kernel alone"
     with pytest.raises(RefusedError, match=f"{option}=5 does not divide the 12 rows"):
         megatron_options.transform(options(**{option: 5}), {}, name, held.shape)
     other = {"moe_mlp_glu_interleave_size", "moe_shared_expert_glu_interleave_size"} - {option}
@@ -147,7 +163,9 @@ def test_experts_one_by_one_do_not_say_how_their_rows_lie():
     ("of_tomorrow", True, "unknown"), ("", True, "unknown")])
 @pytest.mark.parametrize("name", ["decoder.layers.0.input_layernorm.weight", "decoder.final_layernorm.weight",
                                   "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight",
-                                  "decoder.layers.0.self_attention.q_layernorm.weight", "mtp.layers.0.enorm.weight"])
+                                  "decoder.layers.0.self_attention.q_layernorm.weight", "mtp.layers.0.enorm.weight",
+                                  "decoder.final_norm.weight",
+                                  "decoder.layers.0.self_attention.core_attention.indexer.k_norm.weight"])
 def test_which_norms_are_shifted(model_type, centred, said, name):
     def transform():
         return megatron_options.transform(options(layernorm_zero_centered_gamma=centred), dict(model_type=model_type), name, (4,))
@@ -164,6 +182,18 @@ def test_which_norms_are_shifted(model_type, centred, said, name):
         assert into.tolist() == [0.5, 1.0, 1.25, 2.0]
     assert megatron_options.transform(options(layernorm_zero_centered_gamma=True), {},
                                       "decoder.layers.0.self_attention.linear_qkv.weight", (4, 4)) is None
+
+
+def test_a_norm_that_is_not_known_is_refused_where_norms_are_held_less_one():
+    def transform(name, centred=True, exported=False):
+        return megatron_options.transform(options(layernorm_zero_centered_gamma=centred), dict(model_type="qwen3"), name, (4,),
+                                          exported=exported)
+    name = "decoder.layers.0.self_attention.of_tomorrow.norm.weight"
+    with pytest.raises(RefusedError, match="not known whether mcore holds this norm less one") as error:
+        transform(name)
+    assert error.value.tensor == name
+    assert transform(name, centred=False) is None and transform(name, exported=True) is None
+    assert transform("decoder.layers.0.mixer.norm.weight") is None, "Mamba's knows no such option"
 
 
 def test_the_text_part_and_its_fields_say_whether_norms_are_held_less_one():

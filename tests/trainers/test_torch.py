@@ -117,6 +117,11 @@ def test_names_translate_and_leave_out(daemon):
     assert torch.equal(target["x.w"], source["a.w"])
 
 
+def test_an_export_by_a_name_that_is_not_known_is_refused_when_it_is_opened(daemon):
+    with pytest.raises(RefusedError, match="verify='exprot'"):
+        weightwire.torch.Publisher({"w": torch.ones(4)}, agent=daemon.agent_socket, verify="exprot")
+
+
 def test_two_tensors_of_one_name_are_refused(daemon):
     with pytest.raises(RefusedError, match="two tensors"):
         weightwire.torch.Publisher({"a": torch.ones(1), "b": torch.ones(1)}, agent=daemon.agent_socket,

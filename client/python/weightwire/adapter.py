@@ -164,6 +164,9 @@ class LivePublisher:
                  lineage: publisher.Lineage = None, before: Callable[[], None] = lambda: None,
                  verify: export_check.Export | None = None, verify_every: int = 0, device: DeviceChoice = None):
         """`before` is called before parameters are read, and before anything that may fail: it may be a collective."""
+        if not (verify is None or callable(verify)):
+            raise refuse(f"verify={verify!r}: this publisher knows no export of that name",
+                         remedy="pass a function that gives the trainer's own export as (name, whole tensor) pairs")
         self._read, self._bind, self._before = read, bind, before
         self._export, self._verify_every = verify, verify_every
         self._published = 0  # versions, since it was opened

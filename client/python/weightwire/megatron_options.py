@@ -23,7 +23,9 @@ Write = Callable[[torch.Tensor, torch.Tensor], None]
 
 _INTERLEAVED = ((".experts.", "moe_mlp_glu_interleave_size"),
                 (".shared_experts.", "moe_shared_expert_glu_interleave_size"))
-_NORMS = ("layernorm.weight", "layer_norm_weight", ".enorm.weight", ".hnorm.weight")
+#: What mcore makes with its config, so that layernorm_zero_centered_gamma is theirs, too; final_norm is HybridModel's.
+_NORMS = ("layernorm.weight", "layer_norm_weight", ".enorm.weight", ".hnorm.weight", ".final_norm.weight", ".indexer.k_norm.weight")
+_MAMBAS = ".mixer.norm.weight"  # of a class of its own, which knows no such option
 #: Model types (of the text part) whose checkpoints hold w - 1 in these norms themselves, as transformers' classes add 1; and
 #: those where a field of the config says whether they do, which they do without it.
 _ZERO_CENTRED = frozenset((
@@ -44,6 +46,7 @@ _REFUSED: tuple[tuple[str, tuple[Any, ...], str, str], ...] = (
     ("moe_single_grouped_bias", (False,), "all biases of a rank's experts are one parameter", "unset it"),
     ("gtp_weight_remat_size", (1,), "weights are cut once more, over data-parallel ranks", "set it to 1"),
     ("expert_gtp_weight_remat_size", (1,), "experts are cut once more, over data-parallel ranks", "set it to 1"),
+    ("use_grouped_gemm_for_dense_mlp", (False,), "gate and up of dense layers alternate, depending on the kernels in use", "unset it"),
     ("mtp_use_repeated_layer", (False,), "one MTP layer stands for several", "unset it"),
     ("use_mup", (False,), "the forward pass scales embeddings and logits, which no checkpoint of the model's type says",
      "unset it"),
@@ -88,11 +91,28 @@ def gather_delayed(chunks: Sequence[Any]) -> None:
                          "the optimizer's last step",
                          remedy="call start_param_sync(force_sync=True) of each chunk before offloading, or unset "
                                 "overlap_param_gather")
-        wrapper.start_param_sync(force_sync=True)
+        if wrapper.ddp_config.use_distributed_optimizer:
+            wrapper.start_param_sync(force_sync=True)
+        else:
+            _gather_layer_wise(wrapper)
+
+
+def _gather_layer_wise(wrapper: Any) -> None:
+    """mcore's LayerWiseDistributedOptimizer without a layout of its own gathers through the memory of the gradients, and
+    leaves zeros there: whoever publishes between two backward passes keeps what was accumulated."""
+    for group in _bucket_groups(wrapper):
+        kept = [(bucket.grad_data, bucket.grad_data.clone()) for bucket in group.buckets]
+        group.start_param_sync(force_sync=True)
+        for gradients, before in kept:
+            gradients.copy_(before)
+
+
+def _bucket_groups(wrapper: Any) -> list[Any]:
+    return [*getattr(wrapper, "bucket_groups", ()), *getattr(wrapper, "expert_parallel_bucket_groups", ())]
 
 
 def _gathered(wrapper: Any) -> Iterator[bool]:
-    for group in [*getattr(wrapper, "bucket_groups", ()), *getattr(wrapper, "expert_parallel_bucket_groups", ())]:
+    for group in _bucket_groups(wrapper):
         yield bool(getattr(group, "param_gather_dispatched", False)) and getattr(group, "param_gather_handle", 1) is None
 
 
@@ -165,11 +185,17 @@ def transform(options: Any, config: Mapping[str, Any], name: str, shape: Sequenc
     """
     if name.endswith(_NORMS):
         return _centred(options, config, name, exported)
-    if name.endswith(OUT_NORM) and not exported:
-        return _add_one if getattr(options, "layernorm_zero_centered_gamma", False) else None
+    if name.endswith("norm.weight") and not exported and getattr(options, "layernorm_zero_centered_gamma", False):
+        if name.endswith(OUT_NORM):
+            return _add_one
+        if not name.endswith(_MAMBAS):
+            raise refuse("layernorm_zero_centered_gamma is set, and it is not known whether mcore holds this norm less one",
+                         tensor=name, remedy="unset it, or publish what your exporter gives through weightwire.torch")
     if "linear_fc1" in name and getattr(options, "gated_linear_unit", False):
         for part, option in _INTERLEAVED:
             size = getattr(options, option, None) if part in name else None
+            if "shared" in option and not getattr(options, "use_grouped_gemm_for_shared_expert", True):
+                continue  # mcore 0.19 looks at it only with that
             if size is not None:
                 return _interleaved(option, int(size), name, shape)
     elif name.endswith(".experts.weight1") and getattr(options, "moe_mlp_glu_interleave_size", None) is not None:
