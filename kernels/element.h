@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/quantize.h"
+
 #if defined(__CUDACC__)
 #define WW_HOST_DEVICE_MEMBER __host__ __device__
 #define WW_NOINLINE_ON_DEVICE __noinline__
@@ -82,10 +84,24 @@ constexpr uint32_t kInfinityBits = 0x7f800000u;
 
 /// What the codes of a block are multiplied by to get its elements back, as kernels/quantize.h
 /// defines it; `amax` is the largest magnitude in the block, as f32 bits.
-WW_HOST_DEVICE uint32_t ScaleInv(uint32_t amax) {
+///
+/// The quotient of a power of two is exact, and no other one rounds to it: of 24 bits, the nearest
+/// amax to 448 · 2^k is more than half of the last place away from it. So the next power of two is
+/// that of the exact quotient.
+WW_HOST_DEVICE uint32_t ScaleInv(uint32_t amax, ScaleKind kind) {
   uint32_t scale = AsBits(AsFloat(amax) / 448.0f);
   scale = scale < 0x00800000u ? 0x00800000u : scale;
+  scale = kind == ScaleKind::kF32 ? scale : (scale + 0x007fffffu) & 0x7f800000u;
   return amax >= kInfinityBits ? 0x7fc00000u : scale;
+}
+
+/// Writes scale number `index` of those that begin at `scales`; `bits` is ScaleInv's.
+WW_HOST_DEVICE void StoreScale(void* scales, int64_t index, uint32_t bits, ScaleKind kind) {
+  if (kind == ScaleKind::kE8M0) {
+    static_cast<unsigned char*>(scales)[index] = static_cast<unsigned char>(bits >> 23);
+    return;
+  }
+  memcpy(static_cast<unsigned char*>(scales) + index * 4, &bits, sizeof bits);
 }
 
 /// The code of one element of a block with a finite scale.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <sstream>
 #include <string>
@@ -69,15 +70,15 @@ struct QuantizeCase {
     size_t scales = span(BlocksAlong(box.rows, box.block_rows),
                          BlocksAlong(box.columns, box.block_columns), box.scale_stride);
     return {std::vector<unsigned char>(span(box.rows, box.columns, box.target_stride), 0xa5),
-            std::vector<unsigned char>(scales * 4, 0xa5)};
+            std::vector<unsigned char>(scales * static_cast<size_t>(ScaleBytes(box.scale)), 0xa5)};
   }
 
   std::string Text() const {
     std::ostringstream out;
     out << box.rows << "x" << box.columns << " in " << box.block_rows << "x" << box.block_columns
         << ", source " << box.source_stride[0] << "," << box.source_stride[1] << " target "
-        << box.target_stride[0] << "," << box.target_stride[1] << " kind "
-        << static_cast<int>(from);
+        << box.target_stride[0] << "," << box.target_stride[1] << " kind " << static_cast<int>(from)
+        << " scales " << static_cast<int>(box.scale);
     return out.str();
   }
 };
@@ -90,17 +91,27 @@ inline uint32_t LoadBits(const QuantizeCase& c, int64_t row, int64_t column) {
   return bits;
 }
 
+/// The least power of two, from 2^-126 on, of which 448 times is no less than amax.
+inline double NextPowerOfTwo(double amax) {
+  double power = std::ldexp(1.0, -126);
+  while (448.0 * power < amax) power *= 2;
+  return power;
+}
+
 inline Quantized Quantize(const QuantizeCase& c) {
   const QuantizeBox& box = c.box;
   Quantized result = c.Blank();
+  std::vector<float> values(static_cast<size_t>(Blocks(box)));
   for (int64_t row = 0; row < box.rows; ++row) {
     for (int64_t column = 0; column < box.columns; ++column) {
       int64_t first_row = row / box.block_rows * box.block_rows;
       int64_t first_column = column / box.block_columns * box.block_columns;
-      auto* scale =
-          &result
-               .scales[static_cast<size_t>(4 * (row / box.block_rows * box.scale_stride[0] +
-                                                column / box.block_columns * box.scale_stride[1]))];
+      float& value = values[static_cast<size_t>(row / box.block_rows *
+                                                    BlocksAlong(box.columns, box.block_columns) +
+                                                column / box.block_columns)];
+      auto* scale = &result.scales[static_cast<size_t>(
+          ScaleBytes(box.scale) * (row / box.block_rows * box.scale_stride[0] +
+                                   column / box.block_columns * box.scale_stride[1]))];
       if (row == first_row && column == first_column) {
         double amax = 0;
         bool special = false;
@@ -111,12 +122,17 @@ inline Quantized Quantize(const QuantizeCase& c) {
             amax = std::max(amax, std::fabs(Decode(c.from, bits)));
           }
         }
-        auto value = static_cast<float>(std::max(amax / 448.0, std::ldexp(1.0, -126)));
-        uint32_t nan = 0x7fc00000u;
-        std::memcpy(scale, special ? static_cast<void*>(&nan) : &value, 4);
+        value = static_cast<float>(box.scale == ScaleKind::kF32
+                                       ? std::max(amax / 448.0, std::ldexp(1.0, -126))
+                                       : NextPowerOfTwo(amax));
+        if (special) value = std::numeric_limits<float>::quiet_NaN();
+        if (box.scale == ScaleKind::kE8M0) {
+          *scale = special ? 0xff : static_cast<unsigned char>(std::ilogb(value) + 127);
+        } else {
+          uint32_t nan = 0x7fc00000u;
+          std::memcpy(scale, special ? static_cast<void*>(&nan) : &value, 4);
+        }
       }
-      float value;
-      std::memcpy(&value, scale, 4);
       // Of two floats, the double quotient rounded to float is the float quotient.
       auto quotient = static_cast<float>(Decode(c.from, LoadBits(c, row, column)) / value);
       result
@@ -162,9 +178,12 @@ inline QuantizeCase RandomQuantizeCase(std::mt19937_64& random) {
   int64_t columns = wide ? 4000 + below(5000) : below(rows > 150 ? 40 : 300);
   bool channels = wide || random() % 4 == 0;
   QuantizeCase c;
-  c.box = random() % 2 == 0 && !channels ? PackedQuantizeBox(rows, columns, 128, 128)
-          : channels                     ? PackedQuantizeBox(rows, columns, 1, columns)
-                                         : PackedQuantizeBox(rows, columns, below(70), below(70));
+  bool groups = random() % 4 == 0;  // short ones along rows
+  c.box = groups                           ? PackedQuantizeBox(rows, columns, 1, 1 + below(40))
+          : random() % 2 == 0 && !channels ? PackedQuantizeBox(rows, columns, 128, 128)
+          : channels                       ? PackedQuantizeBox(rows, columns, 1, columns)
+                                           : PackedQuantizeBox(rows, columns, below(70), below(70));
+  c.box.scale = static_cast<ScaleKind>(random() % (static_cast<int>(kLastScaleKind) + 1));
   c.from = static_cast<Element>(static_cast<int>(Element::kBF16) + static_cast<int>(random() % 3));
   auto stride = [&](int64_t* strides, int64_t inner_rows, int64_t inner_columns) {
     bool transposed = random() % 4 == 0;

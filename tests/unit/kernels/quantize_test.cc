@@ -221,6 +221,49 @@ TEST(QuantizeE4M3, MarksABlockThatHoldsNoNumberAndLeavesItsNeighbours) {
   }
 }
 
+/// Each set of loops by itself, where a row has several blocks.
+TEST(QuantizeE4M3, GroupsOfARowAreTheOraclesInEverySetOfLoops) {
+  auto random = SeededGenerator();
+  for (int i = 0; i < 60 && !testing::Test::HasFailure(); ++i) {
+    const auto columns = 1 + static_cast<int64_t>(random() % 300);
+    const int64_t group = i % 2 == 0 ? 32 : 1 + static_cast<int64_t>(random() % 40);
+    oracle::QuantizeCase c{oracle::PackedQuantizeBox(1, columns, 1, group), kFloats[i % 3], {}};
+    c.box.scale = static_cast<ScaleKind>(i / 3 % 3);
+    oracle::FillSource(random, c);
+    SCOPED_TRACE(c.Text());
+    const oracle::Quantized want = oracle::Quantize(c);
+    const auto index = static_cast<size_t>(i % 3);
+    for (const SimdKernels* simd : SimdVariants()) {
+      oracle::Quantized got = c.Blank();
+      simd->quantize_groups[index](got.codes.data(), got.scales.data(), c.source.data(),
+                                   static_cast<size_t>(columns), static_cast<size_t>(group),
+                                   c.box.scale);
+      EXPECT_EQ(got.codes, want.codes) << simd->name;
+      EXPECT_EQ(got.scales, want.scales) << simd->name;
+    }
+  }
+}
+
+TEST(QuantizeE4M3, PowersOfTwoAreTheNextFromTheQuotientUp) {
+  // 7 × 2^k is 448 × 2^(k - 6) exactly; its neighbours on either side are not.
+  for (float exact : {7.0f, 448.0f, 7 * 0x1p-100f, 7 * 0x1p120f}) {
+    const float power = exact / 448.0f;
+    for (float amax : {std::nextafter(exact, 0.0f), exact, std::nextafter(exact, 2 * exact)}) {
+      QuantizeBox box = oracle::PackedQuantizeBox(1, 1, 1, 1);
+      uint8_t code;
+      float scale;
+      box.scale = ScaleKind::kPowerOfTwo;
+      QuantizeE4M3(&code, &scale, &amax, box, Element::kF32);
+      EXPECT_EQ(scale, amax > exact ? 2 * power : power) << amax;
+      EXPECT_EQ(code, amax > exact ? 0x76 : 0x7e) << amax;  // 224, 448
+      uint8_t exponent;
+      box.scale = ScaleKind::kE8M0;
+      QuantizeE4M3(&code, &exponent, &amax, box, Element::kF32);
+      EXPECT_EQ(exponent, std::ilogb(scale) + 127) << amax;
+    }
+  }
+}
+
 TEST(QuantizeE4M3DeathTest, AbortsOnWhatIsNoFloat) {
   char bytes[8] = {};
   EXPECT_DEATH(
