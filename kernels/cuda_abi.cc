@@ -71,7 +71,8 @@ const char* Wrong(const ww_cuda_quantize_job& job) {
   }
   if (job.codes == nullptr && job.scale_inv == nullptr) return "codes and scales are null";
   if (job.scale < 0 || job.scale > static_cast<int32_t>(kLastScaleKind)) return "no such scales";
-  const int scale_bytes = ScaleBytes(static_cast<ScaleKind>(job.scale));
+  const int scale_bytes =
+      ScaleBytes(static_cast<ScaleKind>(job.scale), static_cast<Element>(job.from));
   bool aligned = (job.scale_inv == nullptr || Aligned(job.scale_inv, scale_bytes)) &&
                  Aligned(job.source, ElementBytes(static_cast<Element>(job.from)));
   return aligned ? nullptr : "a pointer is null or not aligned to its elements";

@@ -313,9 +313,9 @@ WW_HOST_DEVICE uint32_t AmaxOfThread(const DeviceQuantize& job, const DeviceBloc
 /// whole block's.
 WW_HOST_DEVICE void QuantizeOfThread(const DeviceQuantize& job, const DeviceBlock& block,
                                      uint32_t amax, int thread, int threads) {
-  const uint32_t scale = ScaleInv(amax, job.box.scale);
+  const uint32_t scale = ScaleInv(amax, job.box.scale, job.from);
   if (thread == 0 && job.scale_inv != nullptr) {
-    StoreScale(job.scale_inv, block.scale, scale, job.box.scale);
+    StoreScale(job.scale_inv, block.scale, scale, job.box.scale, job.from);
   }
   if (block.codes == nullptr) return;
   ForUnitsOf(block, thread, threads, [&](int64_t row, int64_t column) {
@@ -325,7 +325,8 @@ WW_HOST_DEVICE void QuantizeOfThread(const DeviceQuantize& job, const DeviceBloc
         block.codes + row * job.box.target_stride[0] + column * job.box.target_stride[1];
     uint64_t codes = 0;
     const auto add = [&](int i, uint32_t bits) {
-      const uint32_t code = amax >= kInfinityBits ? 0x7fu : Quantized(bits, AsFloat(scale));
+      const uint32_t code =
+          amax >= kInfinityBits ? 0x7fu : Quantized(bits, AsFloat(scale), job.box.scale, job.from);
       codes |= static_cast<uint64_t>(code) << (8 * i);
     };
     if (block.unit == 1) {

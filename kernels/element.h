@@ -82,31 +82,58 @@ WW_HOST_DEVICE uint32_t E4M3FromF32(uint32_t bits) {
 
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 
+/// The nearest value of the kind, as f32 bits.
+WW_HOST_DEVICE uint32_t InKind(uint32_t bits, Element kind) {
+  if (kind == Element::kBF16) return F32FromBF16(BF16FromF32(bits));
+  return kind == Element::kF16 ? F32FromF16(F16FromF32(bits)) : bits;
+}
+/// From 1 to the next value of the kind.
+WW_HOST_DEVICE uint32_t Epsilon(Element kind) {
+  return kind == Element::kBF16 ? 0x3c000000u : kind == Element::kF16 ? 0x3a800000u : 0x34000000u;
+}
+
 /// What the codes of a block are multiplied by to get its elements back, as kernels/quantize.h
 /// defines it; `amax` is the largest magnitude in the block, as f32 bits.
 ///
 /// The quotient of a power of two is exact, and no other one rounds to it: of 24 bits, the nearest
 /// amax to 448 · 2^k is more than half of the last place away from it. So the next power of two is
 /// that of the exact quotient.
-WW_HOST_DEVICE uint32_t ScaleInv(uint32_t amax, ScaleKind kind) {
+WW_HOST_DEVICE uint32_t ScaleInv(uint32_t amax, ScaleKind kind, Element from) {
+  if (amax >= kInfinityBits) return 0x7fc00000u;
   uint32_t scale = AsBits(AsFloat(amax) / 448.0f);
+  if (kind == ScaleKind::kOwnKind) {
+    scale = InKind(scale, from);
+    return scale == 0 ? Epsilon(from) : scale;
+  }
+  if (kind == ScaleKind::kE8M0Rounded) {
+    const uint32_t power = (amax + 0x00200000u) & 0x7f800000u;       // 1.75 and above: the next one
+    return power > 0x04000000u ? power - 0x04000000u : 0x00800000u;  // 8 less
+  }
   scale = scale < 0x00800000u ? 0x00800000u : scale;
-  scale = kind == ScaleKind::kF32 ? scale : (scale + 0x007fffffu) & 0x7f800000u;
-  return amax >= kInfinityBits ? 0x7fc00000u : scale;
+  return kind == ScaleKind::kF32 ? scale : (scale + 0x007fffffu) & 0x7f800000u;
 }
 
 /// Writes scale number `index` of those that begin at `scales`; `bits` is ScaleInv's.
-WW_HOST_DEVICE void StoreScale(void* scales, int64_t index, uint32_t bits, ScaleKind kind) {
-  if (kind == ScaleKind::kE8M0) {
-    static_cast<unsigned char*>(scales)[index] = static_cast<unsigned char>(bits >> 23);
-    return;
+WW_HOST_DEVICE void StoreScale(void* scales, int64_t index, uint32_t bits, ScaleKind kind,
+                               Element from) {
+  auto* at = static_cast<unsigned char*>(scales) + index * ScaleBytes(kind, from);
+  if (IsE8M0(kind)) {
+    *at = static_cast<unsigned char>(bits >> 23);
+  } else if (kind == ScaleKind::kOwnKind && from != Element::kF32) {
+    const auto half = static_cast<uint16_t>(from == Element::kBF16 ? bits >> 16 : F16FromF32(bits));
+    memcpy(at, &half, sizeof half);
+  } else {
+    memcpy(at, &bits, sizeof bits);
   }
-  memcpy(static_cast<unsigned char*>(scales) + index * 4, &bits, sizeof bits);
 }
 
 /// The code of one element of a block with a finite scale.
 WW_HOST_DEVICE uint32_t Quantized(uint32_t bits, float scale_inv) {
   return E4M3FromF32(AsBits(AsFloat(bits) / scale_inv));
+}
+WW_HOST_DEVICE uint32_t Quantized(uint32_t bits, float scale_inv, ScaleKind kind, Element from) {
+  const uint32_t quotient = AsBits(AsFloat(bits) / scale_inv);
+  return E4M3FromF32(kind == ScaleKind::kOwnKind ? InKind(quotient, from) : quotient);
 }
 
 }  // namespace weightwire::kernels::internal

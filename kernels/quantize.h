@@ -12,7 +12,7 @@
 ///   amax       largest magnitude in the block
 ///   scale_inv  amax / 448, rounded to nearest; at least 2^-126, the smallest normal fp32, so that
 ///              it and its reciprocal are finite, and readers that flush denormals see the same.
-///              Of scales that are powers of two: the next one from there up (ScaleKind)
+///              Other rules: ScaleKind
 ///   code       element / scale_inv rounded to nearest fp32, then to nearest e4m3, ties to even
 ///   each
 /// so that
@@ -30,10 +30,25 @@ namespace weightwire::kernels {
 enum class ScaleKind : uint8_t {
   kF32 = 0,         ///< amax / 448
   kPowerOfTwo = 1,  ///< 2^ceil(log2(amax / 448)) as fp32: `scale_fmt` "ue8m0"
-  kE8M0 = 2,        ///< the same as one byte, its exponent + 127: from 1 to 246, or 0xff for NaN
+  kE8M0 = 2,        ///< the same as one byte, its exponent + 127: from 1 to 247, or 0xff for NaN
+  /// As compressed-tensors computes: amax / 448 and each quotient are rounded to the element's own
+  /// kind, in which the scale is stored. What would be 0 is the kind's epsilon (2^-7, 2^-10,
+  /// 2^-23).
+  kOwnKind = 3,
+  /// One byte as compressed-tensors' MX formats have it: 2^(e - 8), where amax is below 1.75 · 2^e
+  /// and from 1.75 · 2^(e - 1) on. It is kE8M0's but where amax is 448 times a power of two, which
+  /// becomes 224 times the next one.
+  kE8M0Rounded = 4,
 };
-inline constexpr ScaleKind kLastScaleKind = ScaleKind::kE8M0;
-constexpr int ScaleBytes(ScaleKind kind) { return kind == ScaleKind::kE8M0 ? 1 : 4; }
+inline constexpr ScaleKind kLastScaleKind = ScaleKind::kE8M0Rounded;
+constexpr bool IsE8M0(ScaleKind kind) {
+  return kind == ScaleKind::kE8M0 || kind == ScaleKind::kE8M0Rounded;
+}
+/// Of scales of elements `from`.
+constexpr int ScaleBytes(ScaleKind kind, Element from) {
+  if (IsE8M0(kind)) return 1;
+  return kind == ScaleKind::kOwnKind && from != Element::kF32 ? 2 : 4;
+}
 
 /// A rows × columns matrix whose first element begins a block; blocks at its end may be smaller.
 /// Blocks of 128 × 128 are DeepSeek's; 1 × columns gives one scale per output channel, 1 × 32 with

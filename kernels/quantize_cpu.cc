@@ -27,7 +27,7 @@ struct Loops {
   int64_t from_bytes;
 };
 
-Loops ChooseLoops(Element from) {
+Loops ChooseLoops(Element from, ScaleKind scale) {
   if (from < Element::kBF16) {
     std::fprintf(stderr, "kernels: element kind %d is no float and cannot be quantized\n",
                  static_cast<int>(from));
@@ -35,7 +35,8 @@ Loops ChooseLoops(Element from) {
   }
   int index = static_cast<int>(from) - static_cast<int>(Element::kBF16);
   const internal::SimdKernels& simd = internal::Simd();
-  return {simd.amax[index], simd.quantize[index], simd.quantize_groups[index], ElementBytes(from)};
+  const auto& quantize = scale == ScaleKind::kOwnKind ? simd.quantize_own : simd.quantize;
+  return {simd.amax[index], quantize[index], simd.quantize_groups[index], ElementBytes(from)};
 }
 
 /// One block, or a tile of one.
@@ -80,14 +81,15 @@ class Quantizer {
  public:
   Quantizer(const QuantizeBox& box, Element from)
       : box_(box),
-        loops_(ChooseLoops(from)),
+        from_(from),
+        loops_(ChooseLoops(from, box.scale)),
         in_place_((box.source_stride[1] == 1 && box.target_stride[1] == 1) || box.columns == 1) {}
 
   /// `at`: where the block's scale is among them.
   void Block(const Part& block, Bytes* scales, int64_t at) {
     uint32_t amax = in_place_ ? AmaxOfRows(block) : AmaxOfTiles(block);
-    uint32_t scale = internal::ScaleInv(amax, box_.scale);
-    if (scales != nullptr) internal::StoreScale(scales, at, scale, box_.scale);
+    uint32_t scale = internal::ScaleInv(amax, box_.scale, from_);
+    if (scales != nullptr) internal::StoreScale(scales, at, scale, box_.scale, from_);
     if (block.codes == nullptr) return;
     if (amax >= internal::kInfinityBits) return FillNan(block);
     in_place_ ? QuantizeRows(block, internal::AsFloat(scale))
@@ -158,6 +160,7 @@ class Quantizer {
   }
 
   const QuantizeBox& box_;
+  const Element from_;
   const Loops loops_;
   const bool in_place_;
   alignas(64) Bytes gathered_[kTileElements * 4];
@@ -171,7 +174,7 @@ void QuantizeE4M3(void* codes, void* scale_inv, const void* source, const Quanti
   Quantizer quantizer(box, from);
   Part whole{static_cast<Bytes*>(codes), static_cast<const Bytes*>(source), box.rows, box.columns};
   auto* scales = static_cast<Bytes*>(scale_inv);
-  const auto scale_bytes = ScaleBytes(box.scale);
+  const auto scale_bytes = ScaleBytes(box.scale, from);
   const bool groups = quantizer.HasGroups(scales);
   for (int64_t row = 0; row < box.rows; row += box.block_rows) {
     if (groups) {

@@ -47,6 +47,8 @@ struct SimdKernels {
   uint32_t (*amax[3])(const void* source, size_t count);
   /// [from]: element / scale_inv to e4m3, see kernels/quantize.h. `scale_inv` is finite.
   void (*quantize[3])(void* codes, const void* source, size_t count, float scale_inv);
+  /// The same with quotients rounded to `from` first.
+  void (*quantize_own[3])(void* codes, const void* source, size_t count, float scale_inv);
   /// [from]: both of each group of a row (the last may be shorter), one scale behind the other; one
   /// of codes and scales may be null.
   void (*quantize_groups[3])(void* codes, void* scales, const void* source, size_t count,

@@ -35,7 +35,7 @@ inline bool QuantizedRight(const unsigned char* codes, const unsigned char* sour
   const unsigned char* scale = codes + box.rows * box.columns;
   for (int64_t top = 0; top < box.rows; top += box.block_rows) {
     for (int64_t left = 0; left < box.columns;
-         left += box.block_columns, scale += ScaleBytes(box.scale)) {
+         left += box.block_columns, scale += ScaleBytes(box.scale, from)) {
       const int64_t bottom = std::min(box.rows, top + box.block_rows);
       const int64_t right = std::min(box.columns, left + box.block_columns);
       uint32_t amax = 0;
@@ -44,14 +44,17 @@ inline bool QuantizedRight(const unsigned char* codes, const unsigned char* sour
           amax = std::max(amax, bits_at(row * box.columns + column) & 0x7fffffffu);
         }
       }
-      const uint32_t want = internal::ScaleInv(amax, box.scale);
+      const uint32_t want = internal::ScaleInv(amax, box.scale, from);
       unsigned char stored[4];
-      internal::StoreScale(stored, 0, want, box.scale);
-      if (std::memcmp(scale, stored, static_cast<size_t>(ScaleBytes(box.scale))) != 0) return false;
+      internal::StoreScale(stored, 0, want, box.scale, from);
+      if (std::memcmp(scale, stored, static_cast<size_t>(ScaleBytes(box.scale, from))) != 0)
+        return false;
       for (int64_t row = top; row < bottom; ++row) {
         for (int64_t column = left; column < right; ++column) {
           int64_t at = row * box.columns + column;
-          if (codes[at] != internal::Quantized(bits_at(at), internal::AsFloat(want))) return false;
+          const uint32_t code =
+              internal::Quantized(bits_at(at), internal::AsFloat(want), box.scale, from);
+          if (codes[at] != code) return false;
         }
       }
     }

@@ -175,8 +175,8 @@ struct Quantizing {
   bool codes;
 
   Element made() const {
-    const bool bytes = codes || kernels::ScaleBytes(box.scale) == 1;
-    return bytes ? Element::kOpaque1 : Element::kOpaque4;
+    const int bytes = codes ? 1 : kernels::ScaleBytes(box.scale, from);
+    return bytes == 1 ? Element::kOpaque1 : bytes == 2 ? Element::kOpaque2 : Element::kOpaque4;
   }
   int64_t Down() const { return (box.rows - 1) / box.block_rows + 1; }
   int64_t Across() const { return (box.columns - 1) / box.block_columns + 1; }

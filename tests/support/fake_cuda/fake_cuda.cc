@@ -204,7 +204,10 @@ bool Quantize(const ww_cuda_quantize_job& job) {
   }
   std::byte* scales = nullptr;
   if (job.scale_inv != nullptr) {
-    const auto stored = kernels::ScaleBytes(box.scale) == 1 ? Element::kOpaque1 : Element::kF32;
+    const int bytes = kernels::ScaleBytes(box.scale, from);
+    const auto stored = bytes == 1   ? Element::kOpaque1
+                        : bytes == 2 ? Element::kOpaque2
+                                     : Element::kF32;
     scales = memory.Translate(job.scale_inv, reach(down, across, job.scale_stride, stored),
                               Reach::kRegistered);
   }

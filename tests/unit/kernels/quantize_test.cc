@@ -228,7 +228,7 @@ TEST(QuantizeE4M3, GroupsOfARowAreTheOraclesInEverySetOfLoops) {
     const auto columns = 1 + static_cast<int64_t>(random() % 300);
     const int64_t group = i % 2 == 0 ? 32 : 1 + static_cast<int64_t>(random() % 40);
     oracle::QuantizeCase c{oracle::PackedQuantizeBox(1, columns, 1, group), kFloats[i % 3], {}};
-    c.box.scale = static_cast<ScaleKind>(i / 3 % 3);
+    c.box.scale = static_cast<ScaleKind>(i / 3 % (static_cast<int>(kLastScaleKind) + 1));
     oracle::FillSource(random, c);
     SCOPED_TRACE(c.Text());
     const oracle::Quantized want = oracle::Quantize(c);
