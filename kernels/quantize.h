@@ -26,21 +26,26 @@
 ///     0xff) and every code 0x7f (NaN), so that it can never be taken for numbers.
 namespace weightwire::kernels {
 
-/// What a scale is, and how it is stored.
+/// What a scale is, and how it is stored. Numbers up to 3 are those of layout::ScaleRule.
 enum class ScaleKind : uint8_t {
   kF32 = 0,         ///< amax / 448
   kPowerOfTwo = 1,  ///< 2^ceil(log2(amax / 448)) as fp32: `scale_fmt` "ue8m0"
-  kE8M0 = 2,        ///< the same as one byte, its exponent + 127: from 1 to 247, or 0xff for NaN
   /// As compressed-tensors computes: amax / 448 and each quotient are rounded to the element's own
   /// kind, in which the scale is stored. What would be 0 is the kind's epsilon (2^-7, 2^-10,
   /// 2^-23).
-  kOwnKind = 3,
+  kOwnKind = 2,
   /// One byte as compressed-tensors' MX formats have it: 2^(e - 8), where amax is below 1.75 · 2^e
   /// and from 1.75 · 2^(e - 1) on. It is kE8M0's but where amax is 448 times a power of two, which
   /// becomes 224 times the next one.
-  kE8M0Rounded = 4,
+  kE8M0Rounded = 3,
+  kE8M0 = 4,  ///< kPowerOfTwo as one byte, its exponent + 127: from 1 to 247, or 0xff for NaN
 };
-inline constexpr ScaleKind kLastScaleKind = ScaleKind::kE8M0Rounded;
+inline constexpr ScaleKind kLastScaleKind = ScaleKind::kE8M0;
+/// Of scales by the layout::ScaleRule `rule` that have so many bytes each.
+constexpr ScaleKind ScaleKindOf(int rule, int bytes) {
+  const auto kind = static_cast<ScaleKind>(rule);
+  return kind == ScaleKind::kPowerOfTwo && bytes == 1 ? ScaleKind::kE8M0 : kind;
+}
 constexpr bool IsE8M0(ScaleKind kind) {
   return kind == ScaleKind::kE8M0 || kind == ScaleKind::kE8M0Rounded;
 }

@@ -23,10 +23,11 @@ using internal::SimdVariants;
 
 constexpr Element kFloats[] = {Element::kBF16, Element::kF16, Element::kF32};
 
-/// The lines of the golden file that begin with `kind`, as their words after it.
-std::vector<std::vector<std::string>> Golden(const std::string& kind) {
+/// The lines of a golden file that begin with `kind`, as their words after it.
+std::vector<std::vector<std::string>> Golden(const std::string& kind,
+                                             const char* name = "e4m3.txt") {
   const char* root = std::getenv("WEIGHTWIRE_SOURCE_DIR");
-  std::ifstream file(std::string(root != nullptr ? root : ".") + "/tests/data/e4m3.txt");
+  std::ifstream file(std::string(root != nullptr ? root : ".") + "/tests/data/" + name);
   std::vector<std::vector<std::string>> lines;
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);
@@ -149,6 +150,41 @@ TEST(QuantizeE4M3, GivesTorchsCodesAndScalesForWholeMatrices) {
     QuantizeE4M3(codes.data(), scales.data(), source.data(), box, from);
     EXPECT_EQ(Crc32(codes.data(), codes.size()), Hex(line[5]));
     EXPECT_EQ(Crc32(scales.data(), scales.size()), Hex(line[6]));
+  }
+}
+
+/// Numbers of so many bytes from hexadecimal digits.
+std::vector<unsigned char> Bytes(const std::string& digits, int bytes) {
+  std::vector<unsigned char> made;
+  for (size_t at = 0; at < digits.size(); at += 2 * static_cast<size_t>(bytes)) {
+    const uint32_t bits = Hex(digits.substr(at, 2 * static_cast<size_t>(bytes)));
+    for (int i = 0; i < bytes; ++i) made.push_back(static_cast<unsigned char>(bits >> (8 * i)));
+  }
+  return made;
+}
+
+ScaleKind KindNamed(const std::string& word) {
+  return word == "kE8M0"      ? ScaleKind::kE8M0
+         : word == "kOwnKind" ? ScaleKind::kOwnKind
+                              : ScaleKind::kE8M0Rounded;
+}
+
+TEST(QuantizeE4M3, GivesTheBytesOfTheLibrariesThatDefineTheFormats) {
+  auto lines = Golden("row", "low_precision.txt");
+  ASSERT_GT(lines.size(), 40u) << "tests/data/low_precision.txt below WEIGHTWIRE_SOURCE_DIR";
+  for (const auto& line : lines) {
+    SCOPED_TRACE(line[0] + " " + line[1] + " " + line[2] + " " + line[3] + " " + line[4]);
+    const Element from = ElementNamed(line[2]);
+    const auto source = Bytes(line[4], ElementBytes(from));
+    const auto columns = std::ssize(source) / ElementBytes(from);
+    QuantizeBox box = oracle::PackedQuantizeBox(1, columns, 1, std::stoll(line[3]));
+    box.scale = KindNamed(line[1]);
+    const int bytes = ScaleBytes(box.scale, from);
+    std::vector<unsigned char> codes(static_cast<size_t>(columns));
+    std::vector<unsigned char> scales(static_cast<size_t>(oracle::Blocks(box) * bytes));
+    QuantizeE4M3(codes.data(), scales.data(), source.data(), box, from);
+    EXPECT_EQ(codes, Bytes(line[5], 1));
+    EXPECT_EQ(scales, Bytes(line[6], bytes));
   }
 }
 
