@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/four_bit.h"
 #include "kernels/quantize.h"
 
 #if defined(__CUDACC__)
@@ -134,6 +135,71 @@ WW_HOST_DEVICE uint32_t Quantized(uint32_t bits, float scale_inv) {
 WW_HOST_DEVICE uint32_t Quantized(uint32_t bits, float scale_inv, ScaleKind kind, Element from) {
   const uint32_t quotient = AsBits(AsFloat(bits) / scale_inv);
   return E4M3FromF32(kind == ScaleKind::kOwnKind ? InKind(quotient, from) : quotient);
+}
+
+/// To the nearest e2m1 (1 sign, 2 exponent with bias 1, 1 fraction), ties to even, at most ±6.
+WW_HOST_DEVICE uint32_t E2M1FromF32(uint32_t bits) {
+  uint32_t magnitude = bits & 0x7fffffffu;
+  uint32_t normal = (magnitude - 0x3f000000u + 0x1fffffu + (magnitude >> 22 & 1u)) >> 22;
+  // 2^22 has e2m1's smallest denormal, 0.5, as its last place, so the addition rounds to it.
+  uint32_t denormal = AsBits(AsFloat(magnitude) + 4194304.0f) - 0x4a800000u;
+  uint32_t code = magnitude < 0x3f800000u ? denormal : normal;
+  code = magnitude > 0x40c00000u ? 7u : code;
+  return code | (bits >> 28 & 8u);
+}
+
+WW_HOST_DEVICE uint32_t F32FromE4M3(uint32_t code) {
+  const uint32_t magnitude = code & 0x7fu;
+  const uint32_t normal = (magnitude << 20) + 0x3c000000u;
+  const uint32_t denormal = AsBits(static_cast<float>(magnitude) * 0.001953125f);  // 2^-9
+  const uint32_t bits = magnitude < 8 ? denormal : normal;
+  return (magnitude == 0x7fu ? 0x7fc00000u : bits) | (code & 0x80u) << 24;
+}
+
+/// The scale of a group of four-bit elements: as it is stored, and what elements are divided by.
+struct FourBitScale {
+  uint32_t stored;
+  float divisor;
+};
+WW_HOST_DEVICE FourBitScale FourBitScaleOf(uint32_t amax, FourBitKind kind, Element from,
+                                           float global) {
+  const bool number = amax < kInfinityBits && global == global;
+  if (kind == FourBitKind::kMxFp4 || kind == FourBitKind::kMxFp4Rounded) {
+    uint32_t power = 0;
+    if (kind == FourBitKind::kMxFp4) {
+      // As with 448, no quotient but that of 6 · 2^k rounds to a power of two.
+      power = (AsBits(AsFloat(amax) / 6.0f) + 0x007fffffu) & 0x7f800000u;
+    } else {
+      power = (amax + 0x00200000u) & 0x7f800000u;
+      power = power > 0x01000000u ? power - 0x01000000u : 0;
+    }
+    power = power < 0x00800000u ? 0x00800000u : power;
+    return {number ? power >> 23 : 0xffu, AsFloat(power)};
+  }
+  if (kind == FourBitKind::kNvFp4) {
+    const uint32_t own = InKind(AsBits(AsFloat(amax) / 6.0f), from);
+    uint32_t code = E4M3FromF32(AsBits(AsFloat(own) * global));
+    code = code == 0 ? 0x20u : code;  // 0.125
+    return {number ? code : 0x7fu, AsFloat(F32FromE4M3(code)) / global};
+  }
+  uint32_t scale = InKind(AsBits(AsFloat(amax) / 7.5f), from);
+  scale = scale == 0 ? Epsilon(from) : scale;
+  const uint32_t stored = number ? scale : 0x7fc00000u;
+  return {from == Element::kF32    ? stored
+          : from == Element::kBF16 ? stored >> 16
+                                   : F16FromF32(stored),
+          AsFloat(scale)};
+}
+
+/// The four bits of an element of a group whose scale is a number.
+WW_HOST_DEVICE uint32_t FourBits(uint32_t bits, float divisor, FourBitKind kind, Element from) {
+  const float quotient = AsFloat(bits) / divisor;
+  if (kind == FourBitKind::kMxFp4) return E2M1FromF32(AsBits(quotient));
+  if (kind != FourBitKind::kInt4) return E2M1FromF32((bits << 1) == 0 ? 0u : AsBits(quotient));
+  float own = AsFloat(InKind(AsBits(quotient), from));
+  own = own > 7.0f ? 7.0f : own < -8.0f ? -8.0f : own;
+  // 1.5 · 2^23 has 1 as its last place, so the addition rounds to whole numbers.
+  return AsBits(own + 12582912.0f) + 8u - 0x4b400000u;
 }
 
 }  // namespace weightwire::kernels::internal

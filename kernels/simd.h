@@ -5,6 +5,7 @@
 #include <span>
 
 #include "kernels/delta.h"
+#include "kernels/four_bit.h"
 #include "kernels/kernels.h"
 #include "kernels/quantize.h"
 
@@ -53,6 +54,9 @@ struct SimdKernels {
   /// of codes and scales may be null.
   void (*quantize_groups[3])(void* codes, void* scales, const void* source, size_t count,
                              size_t group, ScaleKind kind);
+  /// [from]: both of so many groups, one behind the other; see kernels/four_bit.h.
+  void (*four_bit[3])(void* codes, void* scales, const void* source, size_t groups, size_t group,
+                      FourBitKind kind, float global);
   /// [DeltaOrder]: see kernels/delta.h.
   bool (*delta_scan[kDeltaOrders])(const void* base, const void* now, size_t elements,
                                    size_t changes_max, DeltaStreams* out);

@@ -8,15 +8,21 @@ wrote the file):
 """
 
 import argparse
+import os
 import pathlib
 import random
 import sys
 
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compressed-tensors compiles what it casts with
+
 import torch
+from compressed_tensors.compressors.mxfp4.base import MXFP4PackedCompressor
 from compressed_tensors.compressors.mxfp8.base import MXFP8QuantizationCompressor
 from compressed_tensors.compressors.naive_quantized.base import NaiveQuantizationCompressor
+from compressed_tensors.compressors.nvfp4.base import NVFP4PackedCompressor
+from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-from compressed_tensors.quantization.utils.helpers import calculate_qparams
+from compressed_tensors.quantization.utils.helpers import calculate_qparams, generate_gparam
 from torchao.prototype.mx_formats.config import ScaleCalculationMode
 from torchao.prototype.mx_formats.mx_tensor import to_mx
 
@@ -25,7 +31,8 @@ KINDS = {"bf16": (torch.bfloat16, torch.int16, 4), "f16": (torch.float16, torch.
 GROUP = 32
 HEADER = """# By tests/golden/low_precision.py; hexadecimal unless it counts. A row of elements, its codes and its scales:
 # row LIBRARY SCALES KIND GROUP ELEMENTS CODES SCALES
-# SCALES is a name of kernels::ScaleKind. Elements and scales are numbers, most significant digit first.
+# four LIBRARY KIND4 KIND GROUP ELEMENTS CODES SCALES GLOBAL: in four bits, with the bits of kNvFp4's global scale
+# SCALES is a name of kernels::ScaleKind, KIND4 of kernels::FourBitKind. Elements and scales are numbers, most significant digit first.
 """
 
 
@@ -78,6 +85,34 @@ def compressed(kind, row, group):
     return line("compressed-tensors", "kE8M0Rounded" if mx else "kOwnKind", kind, group, row, state["weight"], state["weight_scale"])
 
 
+def four(library, kind4, kind, group, row, codes, scales, global_scale=None):
+    stored = bits(scales, kind) if scales.dtype == row.dtype else bits(scales.view(torch.uint8))
+    one = torch.ones(1) if global_scale is None else global_scale
+    return f"four {library} {kind4} {kind} {group} {bits(row, kind)} {bits(codes.contiguous().view(torch.uint8))} {stored} {bits(one, 'f32')}"
+
+
+def torchao_mxfp4(kind, row):
+    scales, codes = to_mx(row.reshape(1, -1), torch.float4_e2m1fn_x2, GROUP, ScaleCalculationMode.RCEIL)
+    return four("torchao", "kMxFp4", kind, GROUP, row, codes, scales)
+
+
+def compressed_four(kind4, kind, group, row):
+    """compressed-tensors' packed formats."""
+    compressor, dtype, strategy, type_ = {
+        "kMxFp4Rounded": (MXFP4PackedCompressor, torch.uint8, "group", "float"),
+        "kNvFp4": (NVFP4PackedCompressor, torch.float8_e4m3fn, "tensor_group", "float"),
+        "kInt4": (PackedQuantizationCompressor, None, "group", "int")}[kind4]
+    args = QuantizationArgs(num_bits=4, type=type_, symmetric=True, dynamic=False, strategy=strategy, group_size=group, scale_dtype=dtype)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    groups = row.reshape(1, -1, group)
+    state = {"weight": row.reshape(1, -1)}
+    if kind4 == "kNvFp4":
+        state["weight_global_scale"] = generate_gparam(row.min(), row.max())
+    scale, _ = calculate_qparams(groups.amin(-1), groups.amax(-1), args, state.get("weight_global_scale"))
+    made = compressor.compress({**state, "weight_scale": scale}, scheme)
+    return four("compressed-tensors", kind4, kind, group, row, made["weight_packed"], made["weight_scale"], made.get("weight_global_scale"))
+
+
 def lines():
     for kind, (dtype, _, _) in KINDS.items():
         for values in rows(kind):
@@ -86,6 +121,11 @@ def lines():
             if kind != "f16":  # torchao has no MX of fp16, and compressed-tensors keeps MX scales in fp16 while it divides
                 yield torchao_rceil(kind, row)
                 yield compressed(kind, row, GROUP)
+                yield torchao_mxfp4(kind, row)
+                yield compressed_four("kMxFp4Rounded", kind, GROUP, row)
+            yield compressed_four("kNvFp4", kind, 16, row)
+            yield compressed_four("kInt4", kind, 32, row)
+            yield compressed_four("kInt4", kind, 96, row)
         yield compressed(kind, torch.zeros(5, dtype=dtype), 5)
         yield compressed(kind, torch.tensor([-1.0, 0.5, -0.0], dtype=dtype), 3)
 
