@@ -32,7 +32,11 @@ _DTYPES = {
     torch.bool: "BOOL",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
 }
+if hasattr(torch, "float8_e8m0fnu"):  # since torch 2.7
+    _DTYPES[torch.float8_e8m0fnu] = "F8_E8M0"
 Self = TypeVar("Self", bound="LivePublisher")
 _TORCH = {name: dtype for dtype, name in _DTYPES.items()}
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
