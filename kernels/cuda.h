@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of what is below. Compare it first. */
-#define WW_CUDA_ABI_VERSION 3
+#define WW_CUDA_ABI_VERSION 4
 
 enum {
   WW_CUDA_OK = 0,
@@ -77,7 +77,7 @@ typedef struct {
  * not made then. */
 typedef struct {
   void* codes;
-  float* scale_inv;
+  void* scale_inv;
   const void* source;
   int64_t rows;
   int64_t columns;
@@ -87,6 +87,7 @@ typedef struct {
   int64_t target_stride[2];
   int64_t scale_stride[2];
   int32_t from;
+  int32_t scale; /* a kernels::ScaleKind */
 } ww_cuda_quantize_job;
 
 typedef void* ww_cuda_stream; /* a cudaStream_t; torch's will do */

@@ -70,7 +70,10 @@ const char* Wrong(const ww_cuda_quantize_job& job) {
     if (std::min(stride[0], stride[1]) < 0) return "strides must be from 0";
   }
   if (job.codes == nullptr && job.scale_inv == nullptr) return "codes and scales are null";
-  bool aligned = (job.scale_inv == nullptr || Aligned(job.scale_inv, 4)) &&
+  if (job.scale < 0 || job.scale > static_cast<int32_t>(kLastScaleKind)) return "no such scales";
+  const int scale_bytes =
+      ScaleBytes(static_cast<ScaleKind>(job.scale), static_cast<Element>(job.from));
+  bool aligned = (job.scale_inv == nullptr || Aligned(job.scale_inv, scale_bytes)) &&
                  Aligned(job.source, ElementBytes(static_cast<Element>(job.from)));
   return aligned ? nullptr : "a pointer is null or not aligned to its elements";
 }
@@ -99,7 +102,7 @@ DeviceSum ToDevice(const ww_cuda_sum_job& job) {
 
 DeviceQuantize ToDevice(const ww_cuda_quantize_job& job) {
   return {static_cast<unsigned char*>(job.codes),
-          reinterpret_cast<uint32_t*>(job.scale_inv),
+          job.scale_inv,
           static_cast<const unsigned char*>(job.source),
           {job.rows,
            job.columns,
@@ -107,7 +110,8 @@ DeviceQuantize ToDevice(const ww_cuda_quantize_job& job) {
            std::min(job.block_columns, job.columns),
            {job.source_stride[0], job.source_stride[1]},
            {job.target_stride[0], job.target_stride[1]},
-           {job.scale_stride[0], job.scale_stride[1]}},
+           {job.scale_stride[0], job.scale_stride[1]},
+           static_cast<ScaleKind>(job.scale)},
           static_cast<Element>(job.from)};
 }
 

@@ -40,7 +40,7 @@ struct DeviceSum {
 
 struct DeviceQuantize {
   unsigned char* codes;  ///< null: not made
-  uint32_t* scale_inv;   ///< null: not made
+  void* scale_inv;       ///< null: not made
   const unsigned char* source;
   QuantizeBox box;
   Element from;
@@ -206,7 +206,7 @@ struct PackedBytes {
 struct DeviceBlock {
   const unsigned char* source;
   unsigned char* codes;  ///< null: not made
-  uint32_t* scale_inv;   ///< null: not made
+  int64_t scale;         ///< where its scale is among them
   int64_t unit;          ///< elements that lie together and are read at once: 16 bytes, or 1
   int64_t units_across;
   int64_t units;
@@ -250,10 +250,7 @@ WW_HOST_DEVICE DeviceBlock BlockAt(const DeviceQuantize& job, int64_t index) {
   if (job.codes != nullptr) {
     block.codes = job.codes + row * box.target_stride[0] + column * box.target_stride[1];
   }
-  if (job.scale_inv != nullptr) {
-    block.scale_inv =
-        job.scale_inv + block_row * box.scale_stride[0] + block_column * box.scale_stride[1];
-  }
+  block.scale = block_row * box.scale_stride[0] + block_column * box.scale_stride[1];
   block.unit = UnitOf(job, block.source, block.codes, columns);
   block.units_across = columns / block.unit;
   block.units = rows * block.units_across;
@@ -316,8 +313,10 @@ WW_HOST_DEVICE uint32_t AmaxOfThread(const DeviceQuantize& job, const DeviceBloc
 /// whole block's.
 WW_HOST_DEVICE void QuantizeOfThread(const DeviceQuantize& job, const DeviceBlock& block,
                                      uint32_t amax, int thread, int threads) {
-  const uint32_t scale = ScaleInv(amax);
-  if (thread == 0 && block.scale_inv != nullptr) *block.scale_inv = scale;
+  const uint32_t scale = ScaleInv(amax, job.box.scale, job.from);
+  if (thread == 0 && job.scale_inv != nullptr) {
+    StoreScale(job.scale_inv, block.scale, scale, job.box.scale, job.from);
+  }
   if (block.codes == nullptr) return;
   ForUnitsOf(block, thread, threads, [&](int64_t row, int64_t column) {
     const int64_t from = row * job.box.source_stride[0] + column * job.box.source_stride[1];
@@ -326,7 +325,8 @@ WW_HOST_DEVICE void QuantizeOfThread(const DeviceQuantize& job, const DeviceBloc
         block.codes + row * job.box.target_stride[0] + column * job.box.target_stride[1];
     uint64_t codes = 0;
     const auto add = [&](int i, uint32_t bits) {
-      const uint32_t code = amax >= kInfinityBits ? 0x7fu : Quantized(bits, AsFloat(scale));
+      const uint32_t code =
+          amax >= kInfinityBits ? 0x7fu : Quantized(bits, AsFloat(scale), job.box.scale, job.from);
       codes |= static_cast<uint64_t>(code) << (8 * i);
     };
     if (block.unit == 1) {

@@ -22,10 +22,12 @@ constexpr int64_t kTileElements = 4096;
 struct Loops {
   uint32_t (*amax)(const void* source, size_t count);
   void (*quantize)(void* codes, const void* source, size_t count, float scale_inv);
+  void (*quantize_groups)(void* codes, void* scales, const void* source, size_t count, size_t group,
+                          ScaleKind kind);
   int64_t from_bytes;
 };
 
-Loops ChooseLoops(Element from) {
+Loops ChooseLoops(Element from, ScaleKind scale) {
   if (from < Element::kBF16) {
     std::fprintf(stderr, "kernels: element kind %d is no float and cannot be quantized\n",
                  static_cast<int>(from));
@@ -33,7 +35,8 @@ Loops ChooseLoops(Element from) {
   }
   int index = static_cast<int>(from) - static_cast<int>(Element::kBF16);
   const internal::SimdKernels& simd = internal::Simd();
-  return {simd.amax[index], simd.quantize[index], ElementBytes(from)};
+  const auto& quantize = scale == ScaleKind::kOwnKind ? simd.quantize_own : simd.quantize;
+  return {simd.amax[index], quantize[index], simd.quantize_groups[index], ElementBytes(from)};
 }
 
 /// One block, or a tile of one.
@@ -78,17 +81,30 @@ class Quantizer {
  public:
   Quantizer(const QuantizeBox& box, Element from)
       : box_(box),
-        loops_(ChooseLoops(from)),
+        from_(from),
+        loops_(ChooseLoops(from, box.scale)),
         in_place_((box.source_stride[1] == 1 && box.target_stride[1] == 1) || box.columns == 1) {}
 
-  void Block(const Part& block, Bytes* scale_inv) {
+  /// `at`: where the block's scale is among them.
+  void Block(const Part& block, Bytes* scales, int64_t at) {
     uint32_t amax = in_place_ ? AmaxOfRows(block) : AmaxOfTiles(block);
-    uint32_t scale = internal::ScaleInv(amax);
-    if (scale_inv != nullptr) std::memcpy(scale_inv, &scale, sizeof scale);
+    uint32_t scale = internal::ScaleInv(amax, box_.scale, from_);
+    if (scales != nullptr) internal::StoreScale(scales, at, scale, box_.scale, from_);
     if (block.codes == nullptr) return;
     if (amax >= internal::kInfinityBits) return FillNan(block);
     in_place_ ? QuantizeRows(block, internal::AsFloat(scale))
               : QuantizeTiles(block, internal::AsFloat(scale));
+  }
+
+  /// Blocks lie in single rows, one behind the other, and so do their scales.
+  bool HasGroups(const Bytes* scales) const {
+    return in_place_ && box_.block_rows == 1 && box_.columns > box_.block_columns &&
+           (scales == nullptr || box_.scale_stride[1] == 1);
+  }
+  /// A row of blocks.
+  void Groups(const Part& row, Bytes* scales) const {
+    loops_.quantize_groups(row.codes, scales, row.source, static_cast<size_t>(row.columns),
+                           static_cast<size_t>(box_.block_columns), box_.scale);
   }
 
   int64_t from_bytes() const { return loops_.from_bytes; }
@@ -144,6 +160,7 @@ class Quantizer {
   }
 
   const QuantizeBox& box_;
+  const Element from_;
   const Loops loops_;
   const bool in_place_;
   alignas(64) Bytes gathered_[kTileElements * 4];
@@ -157,14 +174,21 @@ void QuantizeE4M3(void* codes, void* scale_inv, const void* source, const Quanti
   Quantizer quantizer(box, from);
   Part whole{static_cast<Bytes*>(codes), static_cast<const Bytes*>(source), box.rows, box.columns};
   auto* scales = static_cast<Bytes*>(scale_inv);
+  const auto scale_bytes = ScaleBytes(box.scale, from);
+  const bool groups = quantizer.HasGroups(scales);
   for (int64_t row = 0; row < box.rows; row += box.block_rows) {
+    if (groups) {
+      Bytes* here = scales == nullptr ? nullptr : scales + row * box.scale_stride[0] * scale_bytes;
+      quantizer.Groups(PartAt(whole, box, quantizer.from_bytes(), row, 0), here);
+      continue;
+    }
     for (int64_t column = 0; column < box.columns; column += box.block_columns) {
       Part block = PartAt(whole, box, quantizer.from_bytes(), row, column);
       block.rows = std::min(block.rows, box.block_rows);
       block.columns = std::min(block.columns, box.block_columns);
       int64_t scale = row / box.block_rows * box.scale_stride[0] +
                       column / box.block_columns * box.scale_stride[1];
-      quantizer.Block(block, scales == nullptr ? nullptr : scales + scale * 4);
+      quantizer.Block(block, scales, scale);
     }
   }
 }

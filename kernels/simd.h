@@ -5,7 +5,9 @@
 #include <span>
 
 #include "kernels/delta.h"
+#include "kernels/four_bit.h"
 #include "kernels/kernels.h"
+#include "kernels/quantize.h"
 
 /// Internal to kernels/: the inner loops that depend on the instruction set. One body
 /// (simd_body.inc) is compiled once per set; `Simd()` answers the best one for this machine, so
@@ -46,6 +48,15 @@ struct SimdKernels {
   uint32_t (*amax[3])(const void* source, size_t count);
   /// [from]: element / scale_inv to e4m3, see kernels/quantize.h. `scale_inv` is finite.
   void (*quantize[3])(void* codes, const void* source, size_t count, float scale_inv);
+  /// The same with quotients rounded to `from` first.
+  void (*quantize_own[3])(void* codes, const void* source, size_t count, float scale_inv);
+  /// [from]: both of each group of a row (the last may be shorter), one scale behind the other; one
+  /// of codes and scales may be null.
+  void (*quantize_groups[3])(void* codes, void* scales, const void* source, size_t count,
+                             size_t group, ScaleKind kind);
+  /// [from]: both of so many groups, one behind the other; see kernels/four_bit.h.
+  void (*four_bit[3])(void* codes, void* scales, const void* source, size_t groups, size_t group,
+                      FourBitKind kind, float global);
   /// See kernels/delta.h.
   bool (*delta_scan)(DeltaOrder order, const void* base, const void* now, size_t elements,
                      size_t changes_max, DeltaStreams* out, void* copy);

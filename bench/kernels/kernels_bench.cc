@@ -47,8 +47,7 @@ enum class Work {
   kCopyAndSum,
   kCopyAndSumBoth,
   kKeyedSum,
-  kQuantizeBlocks,
-  kQuantizeRows,
+  kQuantize,
   kDeltaEncode,
   kDeltaEncodeAndCopy,
   kDeltaApply
@@ -60,6 +59,10 @@ struct Case {
   StridedBox box;
   Element from = Element::kBF16;
   Element to = Element::kBF16;
+  /// Of a matrix to quantize; no columns: all of a row.
+  int64_t block_rows = 0;
+  int64_t block_columns = 0;
+  ScaleKind scale = ScaleKind::kF32;
   std::shared_ptr<DeltaCase> delta = nullptr;
 };
 
@@ -117,10 +120,13 @@ std::vector<Case> Cases(int64_t bytes) {
       {"content sum column halves", Work::kKeyedSum, columns, kBF16, kBF16},
       {"content sum transposed bf16", Work::kKeyedSum, transposed, kBF16, kBF16},
       {"content sum cast f32 to bf16", Work::kKeyedSum, Flat(bytes / 4), Element::kF32, kBF16},
-      {"quantize bf16, 128 x 128", Work::kQuantizeBlocks, weights, kBF16, kBF16},
-      {"quantize bf16, per channel", Work::kQuantizeRows, weights, kBF16, kBF16},
-      {"quantize f16, 128 x 128", Work::kQuantizeBlocks, weights, Element::kF16, Element::kF16},
-      {"quantize f32, 128 x 128", Work::kQuantizeBlocks, floats, Element::kF32, Element::kF32},
+      {"quantize bf16, 128 x 128", Work::kQuantize, weights, kBF16, kBF16, 128, 128},
+      {"quantize bf16, 128 x 128 ue8m0", Work::kQuantize, weights, kBF16, kBF16, 128, 128,
+       ScaleKind::kPowerOfTwo},
+      {"quantize bf16, per channel", Work::kQuantize, weights, kBF16, kBF16, 1},
+      {"quantize bf16, mxfp8", Work::kQuantize, weights, kBF16, kBF16, 1, 32, ScaleKind::kE8M0},
+      {"quantize f16, 128 x 128", Work::kQuantize, weights, Element::kF16, Element::kF16, 128, 128},
+      {"quantize f32, 128 x 128", Work::kQuantize, floats, Element::kF32, Element::kF32, 128, 128},
   };
 }
 
@@ -142,12 +148,10 @@ void AddDeltas(std::vector<Case>& cases, const std::vector<unsigned char>& sourc
   }
 }
 
-bool Quantizes(const Case& c) {
-  return c.work == Work::kQuantizeBlocks || c.work == Work::kQuantizeRows;
-}
+bool Quantizes(const Case& c) { return c.work == Work::kQuantize; }
 
 QuantizeBox Matrix(const Case& c) {
-  return PackedMatrix(c.box.extent[0], c.box.extent[1], c.work == Work::kQuantizeRows);
+  return PackedMatrix(c.box.extent[0], c.box.extent[1], c.block_rows, c.block_columns, c.scale);
 }
 
 uint64_t Run(const Case& c, Buffers& buffers) {
@@ -173,8 +177,7 @@ uint64_t Run(const Case& c, Buffers& buffers) {
       AddKeyed(sum, {}, source, c.box, c.from, c.to, 0);
       return sum.lane[0];
     }
-    case Work::kQuantizeBlocks:
-    case Work::kQuantizeRows:
+    case Work::kQuantize:
       QuantizeInto(target, source, Matrix(c), c.from);
       return 0;
     case Work::kDeltaEncode:

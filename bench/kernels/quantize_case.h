@@ -9,13 +9,12 @@
 /// The quantization that kernels_bench measures: a packed matrix, its scales behind its codes.
 namespace weightwire::kernels {
 
-inline QuantizeBox PackedMatrix(int64_t rows, int64_t columns, bool per_channel) {
-  QuantizeBox box{rows, columns, 128, 128, {columns, 1}, {columns, 1}, {(columns + 127) / 128, 1}};
-  if (!per_channel) return box;
-  box.block_rows = 1;
-  box.block_columns = columns;
-  box.scale_stride[0] = 1;
-  return box;
+/// `block_columns` 0: all of a row.
+inline QuantizeBox PackedMatrix(int64_t rows, int64_t columns, int64_t block_rows,
+                                int64_t block_columns, ScaleKind scale) {
+  if (block_columns == 0) block_columns = columns;
+  const int64_t across = (columns - 1) / block_columns + 1;
+  return {rows, columns, block_rows, block_columns, {columns, 1}, {columns, 1}, {across, 1}, scale};
 }
 
 inline void QuantizeInto(unsigned char* codes, const unsigned char* source, const QuantizeBox& box,
@@ -35,7 +34,8 @@ inline bool QuantizedRight(const unsigned char* codes, const unsigned char* sour
   };
   const unsigned char* scale = codes + box.rows * box.columns;
   for (int64_t top = 0; top < box.rows; top += box.block_rows) {
-    for (int64_t left = 0; left < box.columns; left += box.block_columns, scale += 4) {
+    for (int64_t left = 0; left < box.columns;
+         left += box.block_columns, scale += ScaleBytes(box.scale, from)) {
       const int64_t bottom = std::min(box.rows, top + box.block_rows);
       const int64_t right = std::min(box.columns, left + box.block_columns);
       uint32_t amax = 0;
@@ -44,12 +44,17 @@ inline bool QuantizedRight(const unsigned char* codes, const unsigned char* sour
           amax = std::max(amax, bits_at(row * box.columns + column) & 0x7fffffffu);
         }
       }
-      const uint32_t want = internal::ScaleInv(amax);
-      if (std::memcmp(scale, &want, 4) != 0) return false;
+      const uint32_t want = internal::ScaleInv(amax, box.scale, from);
+      unsigned char stored[4];
+      internal::StoreScale(stored, 0, want, box.scale, from);
+      if (std::memcmp(scale, stored, static_cast<size_t>(ScaleBytes(box.scale, from))) != 0)
+        return false;
       for (int64_t row = top; row < bottom; ++row) {
         for (int64_t column = left; column < right; ++column) {
           int64_t at = row * box.columns + column;
-          if (codes[at] != internal::Quantized(bits_at(at), internal::AsFloat(want))) return false;
+          const uint32_t code =
+              internal::Quantized(bits_at(at), internal::AsFloat(want), box.scale, from);
+          if (codes[at] != code) return false;
         }
       }
     }

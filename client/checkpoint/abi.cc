@@ -9,6 +9,7 @@
 #include "client/checkpoint/layout_json.h"
 #include "client/checkpoint/weightwire_checkpoint.h"
 #include "kernels/kernels.h"
+#include "kernels/quantize.h"
 #include "server/delta/coder.h"
 #include "server/layout/scheme.h"
 #include "server/plan/plan.h"
@@ -93,6 +94,52 @@ Result<std::string> Plan(const char* config, const char* from, const char* to, u
   WW_FAIL_IF_ERROR(plan::VerifyPlan(made, source, target));
   WW_FAIL_IF_ERROR(CheckCopiesOnly(made));
   return plan::ToBytes(made);
+}
+
+Result<std::string> Quantized(const char* config, const char* format) {
+  WW_ASSIGN(std::string text, layout::ConfigInFormat(config, format));
+  WW_ASSIGN(const layout::CanonicalSpace canonical, layout::CanonicalFromConfig(text));
+  Json weights = Json::array();
+  for (const layout::TensorSpec& tensor : canonical.tensors) {
+    if (tensor.block.empty()) continue;
+    weights.push_back({{"name", tensor.name},
+                       {"scales", canonical.tensors[*canonical.ScalesOf(tensor.name)].name},
+                       {"block", tensor.block},
+                       {"rule", static_cast<int>(tensor.scale_rule)}});
+  }
+  return Json{{"config", std::move(text)}, {"weights", std::move(weights)}}.dump();
+}
+
+Status QuantizeMatrix(const char* name, const ww_checkpoint_matrix& matrix, const void* source,
+                      void* codes, void* scales) {
+  using kernels::Element;
+  const auto dtype = layout::DTypeFromName(name);
+  const Element from = dtype == layout::DType::kBF16  ? Element::kBF16
+                       : dtype == layout::DType::kF16 ? Element::kF16
+                       : dtype == layout::DType::kF32 ? Element::kF32
+                                                      : Element::kOpaque1;
+  const bool known = from != Element::kOpaque1 && matrix.rule >= 0 &&
+                     matrix.rule <= static_cast<int>(layout::kLastScaleRule);
+  const auto kind = kernels::ScaleKindOf(known ? matrix.rule : 0, matrix.scale_bytes);
+  if (!known || kernels::ScaleBytes(kind, from) != matrix.scale_bytes ||
+      std::min({matrix.rows, matrix.columns, matrix.block_rows, matrix.block_columns}) < 1) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  std::string("a matrix of ") + name + " with scales of " +
+                      std::to_string(matrix.scale_bytes) + " bytes by rule " +
+                      std::to_string(matrix.rule) + " cannot be quantized");
+  }
+  const int64_t across = (matrix.columns - 1) / matrix.block_columns + 1;
+  kernels::QuantizeE4M3(codes, scales, source,
+                        {matrix.rows,
+                         matrix.columns,
+                         matrix.block_rows,
+                         matrix.block_columns,
+                         {matrix.columns, 1},
+                         {matrix.columns, 1},
+                         {across, 1},
+                         kind},
+                        from);
+  return OkStatus();
 }
 
 Result<kernels::StridedBox> BoxOf(const ww_checkpoint_block& block) {
@@ -217,6 +264,16 @@ int32_t ww_checkpoint_layout(const char* config, const char* spec, uint32_t rank
 int32_t ww_checkpoint_plan(const char* config, const char* from, const char* to, uint32_t rank,
                            ww_checkpoint_answer* answer) {
   return Answer(answer, [&] { return Plan(config, from, to, rank); });
+}
+
+int32_t ww_checkpoint_quantized(const char* config, const char* format,
+                                ww_checkpoint_answer* answer) {
+  return Answer(answer, [&] { return Quantized(config, format); });
+}
+
+int32_t ww_checkpoint_quantize(const char* dtype, const ww_checkpoint_matrix* matrix,
+                               const void* source, void* codes, void* scales) {
+  return Guarded([&] { return QuantizeMatrix(dtype, *matrix, source, codes, scales); });
 }
 
 int32_t ww_checkpoint_copy(void* target, const void* source, const ww_checkpoint_block* block) {

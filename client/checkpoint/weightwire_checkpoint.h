@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of what is below. Compare it first. */
-#define WW_CHECKPOINT_ABI_VERSION 3
+#define WW_CHECKPOINT_ABI_VERSION 4
 #define WW_CHECKPOINT_DIMS_MAX 8
 /* Instead of a rank. */
 #define WW_CHECKPOINT_ALL_RANKS UINT32_MAX
@@ -70,6 +70,27 @@ int32_t ww_checkpoint_copy(void* target, const void* source, const ww_checkpoint
  * it was when it was opened; UNAVAILABLE when the disk fails. */
 int32_t ww_checkpoint_read(void* target, int32_t fd, int64_t offset, const char* name,
                            const ww_checkpoint_block* block);
+
+/* What a checkpoint in `format` (wwctl convert --quantize) holds of the model with this
+ * config.json: JSON, {"config": the other config.json, "weights": [{"name": of a weight, "scales":
+ * of its scales, "block": [rows, columns], "rule": a layout::ScaleRule}]}. */
+int32_t ww_checkpoint_quantized(const char* config, const char* format,
+                                ww_checkpoint_answer* answer);
+
+/* A row-major matrix of whole blocks that share one scale; those at its end may be smaller. */
+typedef struct {
+  int64_t rows;
+  int64_t columns;
+  int64_t block_rows;
+  int64_t block_columns;
+  int32_t rule;        /* a layout::ScaleRule */
+  int32_t scale_bytes; /* of one scale */
+} ww_checkpoint_matrix;
+
+/* Codes (a byte for each element) and scales (one for each block) of the matrix at `source`, whose
+ * elements are of `dtype`: BF16, F16 or F32. INVALID_ARGUMENT: of others, or no such scales. */
+int32_t ww_checkpoint_quantize(const char* dtype, const ww_checkpoint_matrix* matrix,
+                               const void* source, void* codes, void* scales);
 
 /* Of blocks of WW_CHECKPOINT_DELTA_BLOCK bytes, the last one shorter. */
 #define WW_CHECKPOINT_DELTA_BLOCK (1 << 20)

@@ -68,6 +68,7 @@ CheckpointCommands::CheckpointCommands(CLI::App& app, Command& chosen) : app_(ap
   add("delta", "What changed between two checkpoints, and what it takes to send it (Python)");
   add("load", "Start engines from a checkpoint or a peer, or try what a rank would load (Python)");
   add("push", "Publish a checkpoint as a version (Python)");
+  add("quantize", "How far two checkpoints are apart, one of them or both quantized (Python)");
   add("save", "Write out the version that engines serve (Python)");
 }
 

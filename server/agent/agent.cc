@@ -27,7 +27,8 @@ control::AgentHello HelloOf(const Options& options) {
   hello.host = options.host;
   hello.addresses = options.addresses;
   hello.features = control::kFeatureStale | control::kFeatureContentHash |
-                   control::kFeatureQuantize | control::kFeatureGather | control::kFeatureExclude |
+                   control::kFeatureQuantize | control::kFeatureScaleRules |
+                   control::kFeatureGather | control::kFeatureExclude |
                    control::kFeatureAddressesOnce;
   return hello;
 }

@@ -200,8 +200,12 @@ Status EpochPlanner::CheckQuantizes(const epoch::Spec& spec, const epoch::Engine
   };
   const auto check = [&](const std::string& group, const std::vector<epoch::Member>& ranks) {
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
-      if (!lacks(ranks[rank], control::kFeatureQuantize)) continue;
-      return refused(group, rank, "its agent cannot quantize on the way");
+      if (lacks(ranks[rank], control::kFeatureQuantize)) {
+        return refused(group, rank, "its agent cannot quantize on the way");
+      }
+      if (pair.other_scales && lacks(ranks[rank], control::kFeatureScaleRules)) {
+        return refused(group, rank, "its agent cannot make scales by the engine's rule");
+      }
     }
     return OkStatus();
   };

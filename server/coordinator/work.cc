@@ -130,6 +130,12 @@ bool Quantizes(const plan::TransferPlan& plan) {
   });
 }
 
+bool HasOtherScales(const layout::CanonicalSpace& canonical) {
+  return std::ranges::any_of(canonical.tensors, [](const layout::TensorSpec& tensor) {
+    return tensor.scale_rule != layout::ScaleRule::kQuotient;
+  });
+}
+
 }  // namespace
 
 Result<SchemeLayout> Work::Scheme(const std::string& config_json, const std::string& spec) const {
@@ -168,8 +174,10 @@ Result<PlannedPairPtr> Work::Plan(const AgreedLayoutPtr& from, const AgreedLayou
   }
   WW_FAIL_IF_ERROR(plan::VerifyPlan(built, source->model, target->model));
   const bool quantizes = Quantizes(built);
-  return std::make_shared<const PlannedPair>(PlannedPair{
-      std::make_shared<const plan::TransferPlan>(std::move(built)), source, target, quantizes});
+  const bool other_scales = quantizes && HasOtherScales(target->model.canonical);
+  return std::make_shared<const PlannedPair>(
+      PlannedPair{std::make_shared<const plan::TransferPlan>(std::move(built)), source, target,
+                  quantizes, other_scales});
 }
 
 std::shared_ptr<const plan::RankSlice> Work::Slice(const plan::TransferPlan& plan, plan::Side side,

@@ -44,7 +44,8 @@ struct PlannedPair {
   std::shared_ptr<const plan::TransferPlan> plan;
   AgreedLayoutPtr source;
   AgreedLayoutPtr target;
-  bool quantizes = false;  ///< weights become fp8 on the way, at their source or gathered
+  bool quantizes = false;     ///< weights become fp8 on the way, at their source or gathered
+  bool other_scales = false;  ///< with scales by a rule that not every agent knows
 };
 using PlannedPairPtr = std::shared_ptr<const PlannedPair>;
 

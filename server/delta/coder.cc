@@ -142,11 +142,14 @@ DeltaOrder OrderOf(layout::DType dtype) {
       return DeltaOrder::kFloat8;
     case layout::DType::kI8:
     case layout::DType::kU8:
+    case layout::DType::kF8E8M0:
     case layout::DType::kBool:
       return DeltaOrder::kBits8;
     case layout::DType::kI16:
+    case layout::DType::kU16:
       return DeltaOrder::kBits16;
     case layout::DType::kI32:
+    case layout::DType::kU32:
       return DeltaOrder::kBits32;
     case layout::DType::kF64:
     case layout::DType::kI64:

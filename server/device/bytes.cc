@@ -174,7 +174,10 @@ struct Quantizing {
   Element from;
   bool codes;
 
-  Element made() const { return codes ? Element::kOpaque1 : Element::kOpaque4; }
+  Element made() const {
+    const int bytes = codes ? 1 : kernels::ScaleBytes(box.scale, from);
+    return bytes == 1 ? Element::kOpaque1 : bytes == 2 ? Element::kOpaque2 : Element::kOpaque4;
+  }
   int64_t Down() const { return (box.rows - 1) / box.block_rows + 1; }
   int64_t Across() const { return (box.columns - 1) / box.block_columns + 1; }
   /// What is made, packed at its source.
@@ -197,7 +200,7 @@ void QuantizeOnHost(std::byte* target, const Quantizing& q, const QuantizeBox& b
 
 Status QuantizeOn(Lane& lane, std::byte* target, const Quantizing& q, const QuantizeBox& box) {
   return lane.Quantize({q.codes ? target : nullptr,
-                        q.codes ? nullptr : reinterpret_cast<float*>(target),
+                        q.codes ? nullptr : target,
                         q.source.at,
                         box.rows,
                         box.columns,
@@ -206,7 +209,8 @@ Status QuantizeOn(Lane& lane, std::byte* target, const Quantizing& q, const Quan
                         {box.source_stride[0], box.source_stride[1]},
                         {box.target_stride[0], box.target_stride[1]},
                         {box.scale_stride[0], box.scale_stride[1]},
-                        Number(q.from)});
+                        Number(q.from),
+                        static_cast<int32_t>(box.scale)});
 }
 
 /// What is made fits the lanes: made packed at the source, carried, unpacked.

@@ -43,11 +43,23 @@ std::optional<uint32_t> CanonicalSpace::Find(std::string_view name) const {
 }
 
 std::optional<uint32_t> CanonicalSpace::WeightOf(uint32_t scales) const {
-  std::string_view name = tensors[scales].name;
-  if (!name.ends_with(kScaleSuffix)) return std::nullopt;
-  name.remove_suffix(kScaleSuffix.size());
-  const std::optional<uint32_t> weight = Find(name);
+  const auto name = WeightNameOf(tensors[scales].name);
+  const std::optional<uint32_t> weight = name ? Find(*name) : std::nullopt;
   return weight && !tensors[*weight].block.empty() ? weight : std::nullopt;
+}
+
+std::optional<uint32_t> CanonicalSpace::ScalesOf(std::string_view weight) const {
+  for (std::string_view suffix : kScaleSuffixes) {
+    if (const auto scales = Find(std::string(weight).append(suffix))) return scales;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string_view> WeightNameOf(std::string_view scales) {
+  for (std::string_view suffix : kScaleSuffixes) {
+    if (scales.ends_with(suffix)) return scales.substr(0, scales.size() - suffix.size());
+  }
+  return std::nullopt;
 }
 
 }  // namespace weightwire::layout

@@ -13,7 +13,7 @@ struct DTypeRow {
   std::string_view torch_name;
 };
 
-constexpr std::array<DTypeRow, 12> kRows = {{
+constexpr std::array<DTypeRow, 15> kRows = {{
     {DType::kBF16, 2, "BF16", "bfloat16"},
     {DType::kF16, 2, "F16", "float16"},
     {DType::kF32, 4, "F32", "float32"},
@@ -26,6 +26,9 @@ constexpr std::array<DTypeRow, 12> kRows = {{
     {DType::kBool, 1, "BOOL", "bool"},
     {DType::kF8E4M3, 1, "F8_E4M3", "float8_e4m3fn"},
     {DType::kF8E5M2, 1, "F8_E5M2", "float8_e5m2"},
+    {DType::kF8E8M0, 1, "F8_E8M0", "float8_e8m0fnu"},
+    {DType::kU16, 2, "U16", "uint16"},
+    {DType::kU32, 4, "U32", "uint32"},
 }};
 
 const DTypeRow& RowOf(DType dtype) {
@@ -50,6 +53,21 @@ std::optional<DType> DTypeFromName(std::string_view name) {
 std::optional<DType> DTypeFromNumber(int number) {
   if (number < 1 || number > static_cast<int>(kRows.size())) return std::nullopt;
   return static_cast<DType>(number);
+}
+
+bool CanStoreScales(ScaleRule rule, DType from, DType scales) {
+  const bool byte = scales == DType::kF8E8M0 || scales == DType::kU8;
+  switch (rule) {
+    case ScaleRule::kQuotient:
+      return scales == DType::kF32;
+    case ScaleRule::kPowerOfTwo:
+      return byte || scales == DType::kF32;
+    case ScaleRule::kOwnKind:
+      return scales == from;
+    case ScaleRule::kPowerOfTwoRounded:
+      return byte;
+  }
+  return false;
 }
 
 std::optional<DType> DTypeFromTorchName(std::string_view name) {

@@ -55,6 +55,7 @@ class Digest {
 
 /// Stands where a text's length would, and is none.
 constexpr uint64_t kBlockFollows = ~uint64_t{0};
+constexpr uint64_t kRuleFollows = kBlockFollows - 16;
 
 enum class Of { kShapes, kElements };
 
@@ -71,6 +72,9 @@ void AddCanonical(const CanonicalSpace& canonical, Digest& digest, Of of = Of::k
     if (tensor.block.empty()) continue;
     digest.Word(kBlockFollows);
     digest.Words(tensor.block);
+    if (tensor.scale_rule != ScaleRule::kQuotient) {
+      digest.Word(kRuleFollows + static_cast<uint64_t>(tensor.scale_rule));
+    }
   }
 }
 

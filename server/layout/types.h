@@ -27,6 +27,9 @@ enum class DType : int {
   kBool = 10,
   kF8E4M3 = 11,
   kF8E5M2 = 12,
+  kF8E8M0 = 13,  ///< a power of two: 2^(byte - 127); 0xff is NaN
+  kU16 = 14,
+  kU32 = 15,
 };
 /// Bytes of one element: 1, 2, 4 or 8.
 int ElementBytes(DType dtype);
@@ -35,8 +38,23 @@ std::string_view DTypeName(DType dtype);
 std::optional<DType> DTypeFromName(std::string_view name);
 std::optional<DType> DTypeFromNumber(int number);
 
-/// The name of a weight's scales is the weight's and this, in checkpoints and in engines.
-inline constexpr std::string_view kScaleSuffix = "_scale_inv";
+/// The name of a weight's scales is the weight's and one of these, in checkpoints and in engines:
+/// DeepSeek's and transformers' fp8, then compressed-tensors and modelopt.
+inline constexpr std::string_view kScaleSuffixes[] = {"_scale_inv", "_scale"};
+inline constexpr std::string_view kScaleSuffix = kScaleSuffixes[0];
+/// The weight whose scales are called so; nullopt where it is no such name.
+std::optional<std::string_view> WeightNameOf(std::string_view scales);
+
+/// How the scale of a block follows from its largest magnitude. See kernels::ScaleKind.
+enum class ScaleRule : int {
+  kQuotient = 0,           ///< amax / 448, F32
+  kPowerOfTwo = 1,         ///< the next power of two, F32 or a byte
+  kOwnKind = 2,            ///< amax / 448 in the weight's own dtype
+  kPowerOfTwoRounded = 3,  ///< compressed-tensors' power of two, a byte
+};
+inline constexpr ScaleRule kLastScaleRule = ScaleRule::kPowerOfTwoRounded;
+/// Whether scales by the rule, of a weight that was `from`, can be stored as `scales`.
+bool CanStoreScales(ScaleRule rule, DType from, DType scales);
 
 /// Extents, outermost first. A scalar has ndim 0 and one element.
 using Shape = std::vector<int64_t>;
@@ -48,9 +66,10 @@ struct TensorSpec {
   DType dtype = DType::kBF16;
   Shape shape;
   /// Of an fp8 weight, [rows, columns]: the elements that share one scale. The scale of element
-  /// (r, c) is element (r / block[0], c / block[1]) of the F32 tensor `name` + kScaleSuffix. Empty
-  /// for every other tensor, and where it is not known.
+  /// (r, c) is element (r / block[0], c / block[1]) of the tensor `name` + one of kScaleSuffixes.
+  /// Empty for every other tensor, and where it is not known.
   Shape block = {};
+  ScaleRule scale_rule = ScaleRule::kQuotient;  ///< of a weight with a block
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 
@@ -100,6 +119,8 @@ struct CanonicalSpace {
   /// The weight with a `block` whose scales tensor `scales` holds; nullopt when it is no such
   /// tensor.
   std::optional<uint32_t> WeightOf(uint32_t scales) const;
+  /// The tensor with the scales of weight `name`; nullopt when there is none.
+  std::optional<uint32_t> ScalesOf(std::string_view weight) const;
 };
 
 /// What one rank holds. Tensor order is the order of the rank's memory binding.

@@ -148,15 +148,19 @@ Status CheckBlock(const CanonicalSpace& canonical, const TensorSpec& weight) {
   for (size_t d = 0; d < 2; ++d) {
     blocks.push_back(BlockCount(weight.shape[d], weight.block[d]));
   }
-  const std::string name = weight.name + std::string(kScaleSuffix);
-  const std::optional<uint32_t> scales = canonical.Find(name);
-  if (scales && canonical.tensors[*scales].dtype == DType::kF32 &&
-      canonical.tensors[*scales].shape == blocks) {
-    return OkStatus();
+  const std::optional<uint32_t> scales = canonical.ScalesOf(weight.name);
+  if (scales && canonical.tensors[*scales].shape == blocks) {
+    const DType dtype = canonical.tensors[*scales].dtype;
+    const DType kinds[] = {DType::kBF16, DType::kF16, DType::kF32};
+    if (std::ranges::any_of(
+            kinds, [&](DType from) { return CanStoreScales(weight.scale_rule, from, dtype); })) {
+      return OkStatus();
+    }
   }
-  return Invalid(Reason::kShapeMismatch, "its scales must be tensor " + name + ", F32 [" +
-                                             std::to_string(blocks[0]) + ", " +
-                                             std::to_string(blocks[1]) + "]");
+  return Invalid(Reason::kShapeMismatch,
+                 "its scales must be tensor " + weight.name + std::string(kScaleSuffixes[0]) +
+                     " or " + std::string(kScaleSuffixes[1]) + ", [" + std::to_string(blocks[0]) +
+                     ", " + std::to_string(blocks[1]) + "], of a dtype that its rule has");
 }
 
 Status CheckCanonical(const CanonicalSpace& canonical, const LayoutLimits& limits) {

@@ -130,6 +130,7 @@ class Planner {
       return OtherShape(spec, source_.canonical.tensors[*found].shape);
     }
     if (wanted.empty()) return OkStatus();
+    if (found) WW_RETURN_IF_ERROR(CheckRules(source_.canonical.tensors[*found], spec));
     const std::optional<Origin> origin = OriginOf(canonical, found);
     if (!origin) return NoSuchTensor(spec, wanted[0].rank, source_.canonical, target_.canonical);
     const OwnerIndex index(book_.Cut(source_pieces_.Of(origin->tensor)));
@@ -140,6 +141,12 @@ class Planner {
     }
     std::sort(copies.begin() + first, copies.end(), InGlobalOrder);
     return OkStatus();
+  }
+
+  /// Weights whose scales follow other rules are other numbers than the engine would have made.
+  static Status CheckRules(const layout::TensorSpec& source, const layout::TensorSpec& target) {
+    const bool known = !source.block.empty() && !target.block.empty();
+    return known && source.scale_rule != target.scale_rule ? OtherRule(target) : OkStatus();
   }
 
   Status DraftPiece(uint32_t canonical, const PieceRef& ref, Origin origin,
@@ -161,8 +168,10 @@ class Planner {
         drafted = WholeBlocksIn(*origin.quantized, *part);
         straddles = straddles || drafted != part;
       }
-      WW_RETURN_IF_ERROR(
-          CheckDtypes(spec, ref, origin.transform, TensorOf(target_, ref).dtype, owner));
+      WW_RETURN_IF_ERROR(CheckDtypes(spec, ref, origin.transform, TensorOf(target_, ref).dtype,
+                                     owner,
+                                     origin.quantized == nullptr ? layout::ScaleRule::kQuotient
+                                                                 : origin.quantized->scale_rule));
       if (drafted) {
         WW_RETURN_IF_ERROR(AddCopy(canonical, ref, origin.transform, owner,
                                    scales ? ScalesOf(*origin.quantized, *drafted) : *drafted));
@@ -220,8 +229,10 @@ class Planner {
     const auto& tensors = target_.canonical.tensors;
     const bool is_codes = tensors[canonical].name == weight.name;
     if (is_codes && !IsWholeBlocks(weight, held)) return CutsBlocks(weight, ref.rank, held);
-    const std::string scales = weight.name + std::string(layout::kScaleSuffix);
-    if (source_.canonical.Find(scales)) return HasScales(weight, scales);
+    if (const auto other = source_.canonical.ScalesOf(weight.name)) {
+      return HasScales(weight, source_.canonical.tensors[*other].name);
+    }
+    const std::string& scales = tensors[*target_.canonical.ScalesOf(weight.name)].name;
     const std::string& partner = is_codes ? scales : weight.name;
     const Box wanted = is_codes ? ScalesOf(weight, held) : ElementsOf(weight, held);
     const auto pieces = target_pieces_.Of(*target_.canonical.Find(partner));
@@ -309,6 +320,10 @@ class Planner {
     op.target_stride = to.local_stride;
     op.transform = transform;
     op.block = weight.block;
+    op.rule = weight.scale_rule;
+    if (!CanMake(transform, op.rule, op.source_dtype, op.target_dtype)) {  // gathered in F32
+      return NoCast(weight, ref.rank, op.source_dtype, ref.rank, op.target_dtype);
+    }
     if (scales) op.source_extent = blocks.extent;
     gathered_[ref.rank].made.push_back(std::move(op));
     return OkStatus();
@@ -353,14 +368,14 @@ class Planner {
   }
 
   Status CheckDtypes(const layout::TensorSpec& spec, const PieceRef& ref, Transform transform,
-                     DType to, const Owner& owner) const {
+                     DType to, const Owner& owner,
+                     layout::ScaleRule rule = layout::ScaleRule::kQuotient) const {
     if (transform == Transform::kElements && owner.dtypes == 1u << static_cast<int>(to))
       return OkStatus();
     for (const PieceRef& holder : book_.HoldersOf(owner.holders_at, owner.set)) {
       const layout::DType from = TensorOf(source_, holder).dtype;
-      const bool known = transform == Transform::kElements
-                             ? CastKnown(from, to)
-                             : IsQuantizable(from) && to == MadeDType(transform);
+      const bool known = transform == Transform::kElements ? CastKnown(from, to)
+                                                           : CanMake(transform, rule, from, to);
       if (!known) return NoCast(spec, holder.rank, from, ref.rank, to);
     }
     return OkStatus();
@@ -446,6 +461,7 @@ class Planner {
     const layout::TensorSpec& weight =
         tensors[scales ? *target_.canonical.WeightOf(op.canonical) : op.canonical];
     op.block = weight.block;
+    op.rule = weight.scale_rule;
     if (!scales) return box;
     Box elements = ElementsOf(weight, box);
     op.source_extent = elements.extent;

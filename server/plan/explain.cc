@@ -70,7 +70,10 @@ std::string GatheredBySide(const TransferPlan& plan) {
 
 std::string QuantizedText(const CopyOp& op) {
   if (op.transform == Transform::kElements) return "";
-  const std::string blocks = " of blocks " + ShapeText(op.block);
+  constexpr const char* kRules[] = {"", ", scales powers of two", ", scales in the source's dtype",
+                                    ", scales powers of two as compressed-tensors rounds them"};
+  const std::string blocks =
+      " of blocks " + ShapeText(op.block) + kRules[static_cast<size_t>(op.rule)];
   if (op.transform == Transform::kCodes) return "  quantized: codes" + blocks;
   return "  quantized: scales" + blocks + " in elements " + ShapeText(op.source_extent);
 }

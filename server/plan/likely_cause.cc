@@ -140,8 +140,8 @@ const TensorSpec* Nearest(const CanonicalSpace& source, const CanonicalSpace& ta
 std::string MissingRemedy(const CanonicalSpace& source, const CanonicalSpace& target,
                           const TensorSpec& missing) {
   const std::string& name = missing.name;
-  if (name.ends_with(layout::kScaleSuffix)) {
-    const std::string weight = name.substr(0, name.size() - layout::kScaleSuffix.size());
+  if (const auto weight_name = layout::WeightNameOf(name)) {
+    const std::string weight(*weight_name);
     if (const auto found = source.Find(weight)) {
       return "the source has " + weight + " as " +
              std::string(layout::DTypeName(source.tensors[*found].dtype)) +

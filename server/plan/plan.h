@@ -17,7 +17,7 @@ namespace weightwire::plan {
 enum class Transform : int {
   kElements = 0,  ///< the same ones, cast where the dtypes differ
   kCodes = 1,     ///< fp8 codes: one for each element
-  kScales = 2,    ///< fp32 scales: one for each block of elements
+  kScales = 2,    ///< scales: one for each block of elements
 };
 
 /// One strided block that moves from a tensor of the source rank to a tensor of the target rank.
@@ -41,6 +41,8 @@ struct CopyOp {
   /// for the tensor of its scales, kScales. Both read floats of the same matrix, whole blocks of it
   /// only, so that the source alone knows the largest magnitude of each.
   Transform transform = Transform::kElements;
+  /// How the scales of what is made follow from their blocks.
+  layout::ScaleRule rule = layout::ScaleRule::kQuotient;
   /// Rows and columns of a block that shares one scale; the copy begins at one. With kCodes, and
   /// with kElements where codes are passed on, a segment is made of whole blocks. Else empty.
   std::vector<int64_t> block = {};
@@ -48,6 +50,10 @@ struct CopyOp {
   std::vector<int64_t> source_extent = {};
   friend bool operator==(const CopyOp&, const CopyOp&) = default;
 };
+/// `transform` and `rule` as one number, as it travels (proto weightwire.v1.Makes).
+int MakesNumber(const CopyOp& op);
+/// Sets both; false when there is no such number.
+bool SetMakes(int number, CopyOp& op);
 /// What the copy reads, along `source_stride`.
 const std::vector<int64_t>& SourceExtent(const CopyOp& op);
 int64_t ElementCount(const CopyOp& op);
@@ -126,9 +132,9 @@ struct PlanOptions {
 /// them; codes are cut at blocks).
 ///
 /// A weight that is BF16, F16 or F32 at the source and F8_E4M3 with a `block` at the target, and
-/// whose scales the source lacks, becomes codes and scales on the way. A block of which all lies in
-/// one piece of a source rank is quantized there; what lies in several is gathered, as floats, by
-/// every target rank that holds it, and quantized there (GatherBuffer).
+/// whose scales the source lacks, becomes codes and scales on the way, by the target's rule. A
+/// block of which all lies in one piece of a source rank is quantized there; what lies in several
+/// is gathered, as floats, by every target rank that holds it, and quantized there (GatherBuffer).
 ///
 /// Guarantee: every element that a target piece covers is written exactly once, from a rank that
 /// holds it (VerifyPlan proves it with code of its own).

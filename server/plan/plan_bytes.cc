@@ -48,7 +48,7 @@ void PutOp(Writer& writer, const CopyOp& op) {
     writer.Put(static_cast<uint64_t>(op.source_stride[d]));
     writer.Put(static_cast<uint64_t>(op.target_stride[d]));
   }
-  writer.Put(static_cast<uint64_t>(op.transform));
+  writer.Put(static_cast<uint64_t>(MakesNumber(op)));
   PutList(writer, op.block);
   PutList(writer, op.source_extent);
 }
@@ -149,11 +149,9 @@ CopyOp GetOp(Reader& reader) {
     op.target_stride.push_back(reader.GetAs<int64_t>());
     if (op.extent.back() < 1) reader.Refuse("holds an empty copy");
   }
-  const uint64_t transform = reader.Get();
-  if (transform > static_cast<uint64_t>(Transform::kScales)) {
+  if (!SetMakes(reader.GetAs<int>(), op)) {
     reader.Refuse("holds a copy that makes what is unknown", Reason::kUnknownEnum);
   }
-  op.transform = static_cast<Transform>(transform);
   op.block = GetList(reader);
   op.source_extent = GetList(reader);
   if (const auto defect = QuantizationDefect(op)) reader.Refuse("holds a copy that " + *defect);

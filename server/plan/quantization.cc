@@ -19,8 +19,25 @@ bool IsQuantizable(DType from) {
   return from == DType::kBF16 || from == DType::kF16 || from == DType::kF32;
 }
 
-DType MadeDType(Transform transform) {
-  return transform == Transform::kCodes ? DType::kF8E4M3 : DType::kF32;
+bool CanMake(Transform transform, layout::ScaleRule rule, DType from, DType to) {
+  if (!IsQuantizable(from)) return false;
+  return transform == Transform::kCodes ? to == DType::kF8E4M3
+                                        : layout::CanStoreScales(rule, from, to);
+}
+
+int MakesNumber(const CopyOp& op) {
+  if (op.transform == Transform::kElements) return 0;
+  return static_cast<int>(op.transform) + 2 * static_cast<int>(op.rule);
+}
+
+bool SetMakes(int number, CopyOp& op) {
+  op.transform = Transform::kElements;
+  op.rule = layout::ScaleRule::kQuotient;
+  if (number == 0) return true;
+  if (number < 0 || number > 2 + 2 * static_cast<int>(layout::kLastScaleRule)) return false;
+  op.transform = number % 2 == 1 ? Transform::kCodes : Transform::kScales;
+  op.rule = static_cast<layout::ScaleRule>((number - 1) / 2);
+  return true;
 }
 
 bool IsWholeBlocks(const TensorSpec& weight, const Box& box) {
@@ -83,8 +100,7 @@ std::optional<std::string> QuantizationDefect(const CopyOp& op) {
     }
   }
   if (op.transform == Transform::kElements) return std::nullopt;
-  if (IsQuantizable(op.source_dtype) && op.target_dtype == MadeDType(op.transform))
-    return std::nullopt;
+  if (CanMake(op.transform, op.rule, op.source_dtype, op.target_dtype)) return std::nullopt;
   return std::string("makes ") + (to_scales ? "scales" : "codes") + " of " +
          std::string(layout::DTypeName(op.source_dtype)) + " into " +
          std::string(layout::DTypeName(op.target_dtype));

@@ -13,8 +13,8 @@ namespace weightwire::plan {
 /// Whether a copy of `from` elements can make fp8 codes and scales.
 bool IsQuantizable(layout::DType from);
 
-/// The dtype of what is made, which is not kElements.
-layout::DType MadeDType(Transform transform);
+/// Whether `transform`, which is not kElements, makes `to` of `from`.
+bool CanMake(Transform transform, layout::ScaleRule rule, layout::DType from, layout::DType to);
 
 /// Whether `box` of the weight is made of whole blocks: it begins at one, and it ends at one or, in
 /// a partial one, with the weight.

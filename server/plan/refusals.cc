@@ -23,7 +23,8 @@ Status Refuse(Reason reason, std::string message) {
 std::string DtypeRemedy(DType from, DType to) {
   if (to == DType::kF8E4M3) {
     return "BF16, F16 and F32 weights are quantized on the way where the engine's "
-           "quantization_config says how (fp8 e4m3 with a weight_block_size); else run the engine "
+           "quantization_config says how, and scales can be stored (in the weight's own dtype for "
+           "compressed-tensors); else run the engine "
            "without it, or publish the quantized weights";
   }
   if (from == DType::kF8E4M3) {
@@ -101,6 +102,13 @@ Status CutsBlocks(const TensorSpec& weight, uint32_t target_rank, const Box& box
       .Remedy(
           "what is quantized on the way must be cut at blocks: choose other parallel sizes of "
           "the engine, or publish the quantized weights");
+}
+
+Status OtherRule(const TensorSpec& weight) {
+  return Refuse(Reason::kDtypeMismatch,
+                "source and target have scales of it by different rules (one a power of two, say)")
+      .AtTensor(weight.name)
+      .Remedy("give both sides the same quantization_config, with its scale_fmt");
 }
 
 Status HasScales(const TensorSpec& weight, const std::string& scales) {

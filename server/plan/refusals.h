@@ -22,6 +22,8 @@ Status Unowned(const layout::TensorSpec& tensor, uint32_t target_rank, const lay
 
 /// The target's `box` is not whole blocks.
 Status CutsBlocks(const layout::TensorSpec& weight, uint32_t target_rank, const layout::Box& box);
+/// Both sides hold it quantized, with scales by different rules.
+Status OtherRule(const layout::TensorSpec& weight);
 /// The source holds scales beside a weight that is not quantized.
 Status HasScales(const layout::TensorSpec& weight, const std::string& scales);
 /// The target rank holds `box` of codes without their scales in `partner`, or the other way round.

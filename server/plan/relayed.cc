@@ -15,6 +15,7 @@ RankSlice RelayedSlice(const RankSlice& target, Side side) {
       if (op.transform == Transform::kScales)
         op.block.clear();  // that of codes says how they are cut
       op.transform = Transform::kElements;
+      op.rule = layout::ScaleRule::kQuotient;
       op.source_extent.clear();
     }
   }

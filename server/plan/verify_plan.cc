@@ -282,13 +282,25 @@ class Proof {
     const bool scales = op.transform == Transform::kScales;
     if (!weight || scales == (*weight == op.canonical)) return "quantizes what is no such tensor";
     if (op.block != target_.canonical.tensors[*weight].block) return "has blocks of another size";
+    if (op.rule != target_.canonical.tensors[*weight].scale_rule)
+      return "has scales by another rule";
     if (op.source_extent.size() != (scales ? 2 : 0)) return "reads no matrix";
     const DType from = op.source_dtype;
+    const DType to = op.target_dtype;
     if ((from != DType::kBF16 && from != DType::kF16 && from != DType::kF32) ||
-        op.target_dtype != (scales ? DType::kF32 : DType::kF8E4M3)) {
+        !(scales ? HoldsScales(op.rule, from, to) : to == DType::kF8E4M3)) {
       return "quantizes dtypes that it cannot";
     }
     return std::nullopt;
+  }
+
+  static bool HoldsScales(layout::ScaleRule rule, DType from, DType to) {
+    if (to == DType::kU8 || to == DType::kF8E8M0) {
+      return rule == layout::ScaleRule::kPowerOfTwo ||
+             rule == layout::ScaleRule::kPowerOfTwoRounded;
+    }
+    if (rule == layout::ScaleRule::kOwnKind) return to == from;
+    return to == DType::kF32 && rule != layout::ScaleRule::kPowerOfTwoRounded;
   }
 
   /// The canonical elements that a copy into `box` must read; nullopt when they are no whole

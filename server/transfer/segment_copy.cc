@@ -128,6 +128,9 @@ Status CheckKind(const plan::CopyOp& op) {
 kernels::QuantizeBox MatrixOf(const plan::CopyOp& op, const plan::Segment& segment,
                               int64_t* first) {
   *first = op.source_offset;
+  // How codes come from their scales is the same however those are stored.
+  const int scale_bytes =
+      op.transform == plan::Transform::kScales ? layout::ElementBytes(op.target_dtype) : 4;
   int64_t size[2];
   for (size_t d = 0; d < 2; ++d) {
     const int64_t step = op.transform == plan::Transform::kScales ? op.block[d] : 1;
@@ -135,8 +138,14 @@ kernels::QuantizeBox MatrixOf(const plan::CopyOp& op, const plan::Segment& segme
     size[d] = std::min(segment.extent[d] * step, plan::SourceExtent(op)[d] - begin);
     *first += begin * op.source_stride[d];
   }
-  return {size[0], size[1], op.block[0], op.block[1], {op.source_stride[0], op.source_stride[1]},
-          {},      {}};
+  return {size[0],
+          size[1],
+          op.block[0],
+          op.block[1],
+          {op.source_stride[0], op.source_stride[1]},
+          {},
+          {},
+          kernels::ScaleKindOf(static_cast<int>(op.rule), scale_bytes)};
 }
 
 Status Outside(const char* side, uint32_t tensor) {

@@ -35,16 +35,9 @@ void SetOp(const plan::CopyOp& op, v1::CopyOp* out) {
   SetList(op.source_stride, out->mutable_source_stride());
   out->set_target_offset(op.target_offset);
   SetList(op.target_stride, out->mutable_target_stride());
-  out->set_makes(static_cast<v1::Makes>(op.transform));
+  out->set_makes(static_cast<v1::Makes>(plan::MakesNumber(op)));
   SetList(op.block, out->mutable_block());
   SetList(op.source_extent, out->mutable_source_extent());
-}
-
-Result<plan::Transform> TransformFromProto(std::string_view field, v1::Makes makes) {
-  if (makes < v1::MAKES_ELEMENTS || makes > v1::MAKES_SCALES) {
-    return Fail(UnknownEnum(field, makes));
-  }
-  return static_cast<plan::Transform>(makes);
 }
 
 /// The farthest element of a strided block must have an index.
@@ -83,7 +76,7 @@ Result<plan::CopyOp> OpFromProto(const v1::CopyOp& op, size_t name_count) {
   for (int64_t extent : out.extent) {
     if (extent < 1) return Fail(Bad("op.extent", "below 1"));
   }
-  WW_ASSIGN(out.transform, TransformFromProto("op.makes", op.makes()));
+  if (!plan::SetMakes(op.makes(), out)) return Fail(UnknownEnum("op.makes", op.makes()));
   WW_FAIL_IF_ERROR(CheckCount("op.block", op.block_size(), layout::kMaxDims));
   WW_FAIL_IF_ERROR(CheckCount("op.source_extent", op.source_extent_size(), layout::kMaxDims));
   out.block.assign(op.block().begin(), op.block().end());

@@ -135,7 +135,7 @@ TEST_F(OnDevice, QuantizesRandomBoxesLikeTheCpu) {
     QuantizeE4M3(want.codes.data(), want.scales.data(), c.source.data(), c.box, c.from);
     const QuantizeBox& box = c.box;
     ww_cuda_quantize_job job{codes.data(),
-                             static_cast<float*>(scales.data()),
+                             scales.data(),
                              source.data(),
                              box.rows,
                              box.columns,
@@ -144,7 +144,8 @@ TEST_F(OnDevice, QuantizesRandomBoxesLikeTheCpu) {
                              {box.source_stride[0], box.source_stride[1]},
                              {box.target_stride[0], box.target_stride[1]},
                              {box.scale_stride[0], box.scale_stride[1]},
-                             static_cast<int32_t>(c.from)};
+                             static_cast<int32_t>(c.from),
+                             static_cast<int32_t>(box.scale)};
     ASSERT_EQ(ww_cuda_quantize(0, stream_, &job, 1), WW_CUDA_OK) << ww_cuda_error();
     Wait();
     EXPECT_TRUE(codes.Content() == want.codes);

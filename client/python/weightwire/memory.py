@@ -28,6 +28,9 @@ DTYPES = {
     "BOOL": (1, np.bool_),
     "F8_E4M3": (1, np.uint8),
     "F8_E5M2": (1, np.uint8),
+    "F8_E8M0": (1, np.uint8),
+    "U16": (2, np.uint16),
+    "U32": (4, np.uint32),
 }
 # torch's name -> safetensors'
 FROM_TORCH = {
@@ -43,6 +46,9 @@ FROM_TORCH = {
     "bool": "BOOL",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "uint16": "U16",
+    "uint32": "U32",
 }
 #: What a Publisher or Subscriber that was opened without a device holds, by tensor name.
 Arrays = Mapping[str, np.ndarray]

@@ -18,4 +18,7 @@ NAMES = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
+for attribute, name in (("uint16", "U16"), ("uint32", "U32"), ("float8_e8m0fnu", "F8_E8M0")):  # not in every torch
+    if hasattr(torch, attribute):
+        NAMES[getattr(torch, attribute)] = name
 TORCH = {name: dtype for dtype, name in NAMES.items()}

@@ -397,7 +397,7 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json, MtpWord mtp) 
             config.IsWrapper() ? WrappedTextConfig(json) : Result<Json>(WithTextConfig(json)));
   if (text->prepare != nullptr) WW_FAIL_IF_ERROR(text->prepare(flat));
   WW_FAIL_IF_ERROR(CheckLayerSizes(flat, *text));
-  WW_ASSIGN(config.scales, ReadBlockScales(flat));
+  WW_ASSIGN(config.scales, ReadWeightFormat(flat));
   WW_FAIL_IF_ERROR(ReadCommon(flat, text->defaults, config));
   if (text->read != nullptr) WW_FAIL_IF_ERROR(text->read(flat, config));
   if (config.IsWrapper()) WW_FAIL_IF_ERROR(family->wrapper->read(json, config));

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "server/layout/families/block_scales.h"
+#include "server/layout/families/weight_format.h"
 #include "server/layout/json_reader.h"
 #include "server/layout/types.h"
 
@@ -110,7 +110,7 @@ struct ModelConfig {
   /// Each head of q has a gate of its output behind it: q has twice as many rows.
   bool output_gate = false;
   DType dtype = DType::kBF16;
-  std::optional<BlockScales> scales;  ///< nullopt: no weight is quantized
+  std::optional<WeightFormat> scales;  ///< nullopt: no weight is quantized
 
   int64_t experts = 0;
   int64_t moe_intermediate = 0;

@@ -278,11 +278,11 @@ Status Model::Add(const TensorTemplate& tensor, int64_t number, int64_t layer) {
 }
 
 Status Model::Quantize(const TensorTemplate& tensor, size_t first, int64_t layer) {
-  const BlockScales& blocks = *config_.scales;
+  const WeightFormat& format = *config_.scales;
   const size_t end = canonical_.tensors.size();
   for (size_t at = first; at < end; ++at) {
     TensorSpec& weight = canonical_.tensors[at];
-    if (blocks.Skips(weight.name)) continue;
+    if (format.Skips(weight.name)) continue;
     if (!IsPlainMatrix(tensor)) {
       return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
                     "family " + config_.family +
@@ -293,14 +293,16 @@ Status Model::Quantize(const TensorTemplate& tensor, size_t first, int64_t layer
               "explicit layouts");
     }
     weight.dtype = DType::kF8E4M3;
-    weight.block = {blocks.rows, blocks.columns};
-    TensorSpec scales{weight.name, DType::kF32, weight.shape};
-    scales.name.append(kScaleSuffix);
-    scales.shape[0] = BlockCount(weight.shape[0], blocks.rows);
-    scales.shape[1] = BlockCount(weight.shape[1], blocks.columns);
+    weight.block = {format.rows > 0 ? format.rows : weight.shape[0],
+                    format.columns > 0 ? format.columns : weight.shape[1]};
+    weight.scale_rule = format.rule;
+    TensorSpec scales{weight.name, format.scale.value_or(config_.dtype), weight.shape};
+    scales.name.append(format.suffix);
+    scales.shape[0] = BlockCount(weight.shape[0], weight.block[0]);
+    scales.shape[1] = BlockCount(weight.shape[1], weight.block[1]);
     scales_of_[at] = std::ssize(canonical_.tensors);
     canonical_.tensors.push_back(std::move(scales));
-    joined_.push_back(false);
+    joined_.push_back(format.rows == 0);  // one scale is a vector of one
     layer_of_.push_back(layer);
     scales_of_.push_back(-1);
   }
@@ -383,14 +385,14 @@ Result<std::vector<std::string>> NotesOfConfig(std::string_view config_json) {
   WW_ASSIGN(ModelConfig config, ParseModelConfig(config_json));
   std::vector<std::string> notes;
   if (!config.scales) return notes;
-  const BlockScales scales = *config.scales;
+  const WeightFormat scales = *config.scales;
   WW_ASSIGN(const Model model, Model::Build(std::move(config)));
   std::set<std::string> idle(scales.skipped.begin(), scales.skipped.end());
   idle.insert(scales.patterns.begin(), scales.patterns.end());
   if (model.config().tied) idle.erase("lm_head");  // it is the embedding, which nothing quantizes
   for (const TensorSpec& tensor : model.canonical().tensors) {
     if (idle.empty()) break;
-    if (tensor.name.ends_with(kScaleSuffix)) continue;
+    if (model.canonical().WeightOf(model.canonical().Find(tensor.name).value())) continue;
     scales.ForEachMatch(tensor.name, [&idle](const std::string& entry) { idle.erase(entry); });
   }
   for (const std::string& entry : idle) {
@@ -398,6 +400,36 @@ Result<std::vector<std::string>> NotesOfConfig(std::string_view config_json) {
                     "\", which names no module of the model: nothing is left out for it");
   }
   return notes;
+}
+
+Result<std::string> ConfigInFormat(std::string_view config_json, std::string_view format) {
+  WW_ASSIGN(ModelConfig config, ParseModelConfig(config_json));
+  if (config.scales) {
+    return Fail(Status(Code::kFailedPrecondition, Reason::kDtypeMismatch,
+                       "config.json has a quantization_config: the model is quantized already")
+                    .Remedy("quantize the checkpoint that it was made of"));
+  }
+  WW_ASSIGN(const Model model, Model::Build(std::move(config)));
+  std::vector<std::string> kept;
+  for (const TensorSpec& tensor : model.canonical().tensors) {
+    const std::string_view name = tensor.name;
+    for (std::string_view module : {"lm_head", "gate", "router", "shared_expert_gate"}) {
+      const std::string weight = std::string(module) + ".weight";
+      if (name == weight || name.ends_with("." + weight)) {
+        kept.emplace_back(name.substr(0, name.size() - std::string_view(".weight").size()));
+      }
+    }
+  }
+  WW_ASSIGN(Json quantization, QuantizationConfigOf(format, kept));
+  WW_ASSIGN(Json json, ParseObject(config_json, "config.json"));
+  json["quantization_config"] = std::move(quantization);
+  std::string text = json.dump(2);
+  WW_ASSIGN(ModelConfig quantized, ParseModelConfig(text));
+  WW_FAIL_IF_ERROR([&] {  // a shape that the format does not fit is refused now
+    const auto built = Model::Build(std::move(quantized));
+    return built ? OkStatus() : built.error();
+  }());
+  return text;
 }
 
 Result<CanonicalSpace> CanonicalFromConfig(std::string_view config_json) {

@@ -82,7 +82,7 @@ class ScaleCutter {
   }
 
   const Model& model_;
-  const BlockScales& blocks_;
+  const WeightFormat& blocks_;
   const LocalTensor& weights_;
 };
 

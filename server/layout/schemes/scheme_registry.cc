@@ -119,6 +119,13 @@ Result<ModelLayout> LayoutFromScheme(std::string_view config_json, const Paralle
   WW_ASSIGN(ModelConfig config, ParseModelConfig(config_json, mtp));
   const bool lora = spec.options.contains("lora");
   if (lora || !scheme->quantized) config.scales.reset();
+  if (config.scales && !config.scales->InEngines() && spec.scheme != "hf") {
+    return Fail(Status(Code::kInvalidArgument, Reason::kUnknownScheme,
+                       "weights in " + std::string(config.scales->name) +
+                           " are described for scheme hf alone, found " + spec.scheme)
+                    .Remedy("engines repack them after loading: give the engine's own loader the "
+                            "tensors of a checkpoint (hf)"));
+  }
   WW_ASSIGN(const Model model, Model::Build(std::move(config)));
   if (!lora && spec.options.contains("targets")) {
     return Fail(BadOption("targets", spec.options.at("targets"), "known without lora="));

@@ -187,7 +187,8 @@ bool Quantize(const ww_cuda_quantize_job& job) {
                                  job.block_columns,
                                  {job.source_stride[0], job.source_stride[1]},
                                  {job.target_stride[0], job.target_stride[1]},
-                                 {job.scale_stride[0], job.scale_stride[1]}};
+                                 {job.scale_stride[0], job.scale_stride[1]},
+                                 static_cast<kernels::ScaleKind>(job.scale)};
   const auto reach = [](int64_t rows, int64_t columns, const int64_t* stride, Element element) {
     return ReachOf({2, {rows, columns}, {stride[0], stride[1]}, {}}, stride, element);
   };
@@ -204,7 +205,11 @@ bool Quantize(const ww_cuda_quantize_job& job) {
   }
   std::byte* scales = nullptr;
   if (job.scale_inv != nullptr) {
-    scales = memory.Translate(job.scale_inv, reach(down, across, job.scale_stride, Element::kF32),
+    const int bytes = kernels::ScaleBytes(box.scale, from);
+    const auto stored = bytes == 1   ? Element::kOpaque1
+                        : bytes == 2 ? Element::kOpaque2
+                                     : Element::kF32;
+    scales = memory.Translate(job.scale_inv, reach(down, across, job.scale_stride, stored),
                               Reach::kRegistered);
   }
   if (source == nullptr || (codes == nullptr) != (job.codes == nullptr) ||

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <sstream>
 #include <string>
@@ -69,15 +70,16 @@ struct QuantizeCase {
     size_t scales = span(BlocksAlong(box.rows, box.block_rows),
                          BlocksAlong(box.columns, box.block_columns), box.scale_stride);
     return {std::vector<unsigned char>(span(box.rows, box.columns, box.target_stride), 0xa5),
-            std::vector<unsigned char>(scales * 4, 0xa5)};
+            std::vector<unsigned char>(scales * static_cast<size_t>(ScaleBytes(box.scale, from)),
+                                       0xa5)};
   }
 
   std::string Text() const {
     std::ostringstream out;
     out << box.rows << "x" << box.columns << " in " << box.block_rows << "x" << box.block_columns
         << ", source " << box.source_stride[0] << "," << box.source_stride[1] << " target "
-        << box.target_stride[0] << "," << box.target_stride[1] << " kind "
-        << static_cast<int>(from);
+        << box.target_stride[0] << "," << box.target_stride[1] << " kind " << static_cast<int>(from)
+        << " scales " << static_cast<int>(box.scale);
     return out.str();
   }
 };
@@ -90,17 +92,85 @@ inline uint32_t LoadBits(const QuantizeCase& c, int64_t row, int64_t column) {
   return bits;
 }
 
+/// The value of the kind nearest to a double, ties to even; overflow is infinity.
+inline double RoundTo(Element kind, double value) {
+  if (kind == Element::kF32) return static_cast<double>(static_cast<float>(value));
+  if (value == 0) return value;
+  const Format format = FormatOf(kind);
+  const int bias = (1 << (format.exponent_bits - 1)) - 1;
+  const int exponent = std::max(std::ilogb(value), 1 - bias);
+  const double place = std::ldexp(1.0, exponent - format.fraction_bits);
+  const double rounded = std::nearbyint(value / place) * place;
+  const bool overflows = std::fabs(rounded) >= std::ldexp(1.0, bias + 1);
+  return overflows ? std::copysign(HUGE_VAL, value) : rounded;
+}
+
+/// The bits of a positive value that a kind of 16 bits has: neighbouring values have neighbouring
+/// bits.
+inline uint16_t Bits16(Element kind, double value) {
+  uint32_t low = 0, high = kind == Element::kBF16 ? 0x7f80 : 0x7c00;
+  while (high - low > 1) {
+    const uint32_t middle = (low + high) / 2;
+    (Decode(kind, middle) <= value ? low : high) = middle;
+  }
+  return static_cast<uint16_t>(low);
+}
+
+/// The least power of two, from 2^-126 on, of which 448 times is no less than amax.
+inline double NextPowerOfTwo(double amax) {
+  double power = std::ldexp(1.0, -126);
+  while (448.0 * power < amax) power *= 2;
+  return power;
+}
+
+/// The scale of a block of finite elements.
+inline double ScaleOf(const QuantizeCase& c, double amax) {
+  switch (c.box.scale) {
+    case ScaleKind::kF32:
+      return static_cast<double>(static_cast<float>(std::max(amax / 448.0, std::ldexp(1.0, -126))));
+    case ScaleKind::kOwnKind: {
+      const double scale = RoundTo(c.from, amax / 448.0);
+      return scale > 0 ? scale : std::ldexp(1.0, -FormatOf(c.from).fraction_bits);
+    }
+    case ScaleKind::kE8M0Rounded: {
+      double power = std::ldexp(1.0, -126);
+      while (448.0 * power <= amax) power *= 2;
+      return power;
+    }
+    default:
+      return NextPowerOfTwo(amax);
+  }
+}
+
+inline void StoreScale(unsigned char* at, const QuantizeCase& c, double scale) {
+  const int bytes = ScaleBytes(c.box.scale, c.from);
+  if (bytes == 1) {
+    *at = std::isnan(scale) ? 0xff : static_cast<unsigned char>(std::ilogb(scale) + 127);
+  } else if (bytes == 2) {
+    const auto nan = static_cast<uint16_t>(c.from == Element::kBF16 ? 0x7fc0 : 0x7e00);
+    const uint16_t bits = std::isnan(scale) ? nan : Bits16(c.from, scale);
+    std::memcpy(at, &bits, 2);
+  } else {
+    const auto value = static_cast<float>(scale);
+    const uint32_t nan = 0x7fc00000u;
+    std::memcpy(at, std::isnan(scale) ? static_cast<const void*>(&nan) : &value, 4);
+  }
+}
+
 inline Quantized Quantize(const QuantizeCase& c) {
   const QuantizeBox& box = c.box;
   Quantized result = c.Blank();
+  std::vector<double> values(static_cast<size_t>(Blocks(box)));
   for (int64_t row = 0; row < box.rows; ++row) {
     for (int64_t column = 0; column < box.columns; ++column) {
       int64_t first_row = row / box.block_rows * box.block_rows;
       int64_t first_column = column / box.block_columns * box.block_columns;
-      auto* scale =
-          &result
-               .scales[static_cast<size_t>(4 * (row / box.block_rows * box.scale_stride[0] +
-                                                column / box.block_columns * box.scale_stride[1]))];
+      double& value = values[static_cast<size_t>(row / box.block_rows *
+                                                     BlocksAlong(box.columns, box.block_columns) +
+                                                 column / box.block_columns)];
+      auto* scale = &result.scales[static_cast<size_t>(
+          ScaleBytes(box.scale, c.from) * (row / box.block_rows * box.scale_stride[0] +
+                                           column / box.block_columns * box.scale_stride[1]))];
       if (row == first_row && column == first_column) {
         double amax = 0;
         bool special = false;
@@ -111,17 +181,16 @@ inline Quantized Quantize(const QuantizeCase& c) {
             amax = std::max(amax, std::fabs(Decode(c.from, bits)));
           }
         }
-        auto value = static_cast<float>(std::max(amax / 448.0, std::ldexp(1.0, -126)));
-        uint32_t nan = 0x7fc00000u;
-        std::memcpy(scale, special ? static_cast<void*>(&nan) : &value, 4);
+        value = special ? std::nan("") : ScaleOf(c, amax);
+        StoreScale(scale, c, value);
       }
-      float value;
-      std::memcpy(&value, scale, 4);
       // Of two floats, the double quotient rounded to float is the float quotient.
-      auto quotient = static_cast<float>(Decode(c.from, LoadBits(c, row, column)) / value);
+      double quotient =
+          static_cast<double>(static_cast<float>(Decode(c.from, LoadBits(c, row, column)) / value));
+      if (box.scale == ScaleKind::kOwnKind) quotient = RoundTo(c.from, quotient);
       result
           .codes[static_cast<size_t>(row * box.target_stride[0] + column * box.target_stride[1])] =
-          std::isnan(value) ? 0x7f : EncodeE4M3(quotient);
+          std::isnan(value) ? 0x7f : EncodeE4M3(std::clamp(quotient, -448.0, 448.0));
     }
   }
   return result;
@@ -162,9 +231,12 @@ inline QuantizeCase RandomQuantizeCase(std::mt19937_64& random) {
   int64_t columns = wide ? 4000 + below(5000) : below(rows > 150 ? 40 : 300);
   bool channels = wide || random() % 4 == 0;
   QuantizeCase c;
-  c.box = random() % 2 == 0 && !channels ? PackedQuantizeBox(rows, columns, 128, 128)
-          : channels                     ? PackedQuantizeBox(rows, columns, 1, columns)
-                                         : PackedQuantizeBox(rows, columns, below(70), below(70));
+  bool groups = random() % 4 == 0;  // short ones along rows
+  c.box = groups                           ? PackedQuantizeBox(rows, columns, 1, 1 + below(40))
+          : random() % 2 == 0 && !channels ? PackedQuantizeBox(rows, columns, 128, 128)
+          : channels                       ? PackedQuantizeBox(rows, columns, 1, columns)
+                                           : PackedQuantizeBox(rows, columns, below(70), below(70));
+  c.box.scale = static_cast<ScaleKind>(random() % (static_cast<int>(kLastScaleKind) + 1));
   c.from = static_cast<Element>(static_cast<int>(Element::kBF16) + static_cast<int>(random() % 3));
   auto stride = [&](int64_t* strides, int64_t inner_rows, int64_t inner_columns) {
     bool transposed = random() % 4 == 0;

@@ -23,10 +23,11 @@ using internal::SimdVariants;
 
 constexpr Element kFloats[] = {Element::kBF16, Element::kF16, Element::kF32};
 
-/// The lines of the golden file that begin with `kind`, as their words after it.
-std::vector<std::vector<std::string>> Golden(const std::string& kind) {
+/// The lines of a golden file that begin with `kind`, as their words after it.
+std::vector<std::vector<std::string>> Golden(const std::string& kind,
+                                             const char* name = "e4m3.txt") {
   const char* root = std::getenv("WEIGHTWIRE_SOURCE_DIR");
-  std::ifstream file(std::string(root != nullptr ? root : ".") + "/tests/data/e4m3.txt");
+  std::ifstream file(std::string(root != nullptr ? root : ".") + "/tests/data/" + name);
   std::vector<std::vector<std::string>> lines;
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);
@@ -152,6 +153,41 @@ TEST(QuantizeE4M3, GivesTorchsCodesAndScalesForWholeMatrices) {
   }
 }
 
+/// Numbers of so many bytes from hexadecimal digits.
+std::vector<unsigned char> Bytes(const std::string& digits, int bytes) {
+  std::vector<unsigned char> made;
+  for (size_t at = 0; at < digits.size(); at += 2 * static_cast<size_t>(bytes)) {
+    const uint32_t bits = Hex(digits.substr(at, 2 * static_cast<size_t>(bytes)));
+    for (int i = 0; i < bytes; ++i) made.push_back(static_cast<unsigned char>(bits >> (8 * i)));
+  }
+  return made;
+}
+
+ScaleKind KindNamed(const std::string& word) {
+  return word == "kE8M0"      ? ScaleKind::kE8M0
+         : word == "kOwnKind" ? ScaleKind::kOwnKind
+                              : ScaleKind::kE8M0Rounded;
+}
+
+TEST(QuantizeE4M3, GivesTheBytesOfTheLibrariesThatDefineTheFormats) {
+  auto lines = Golden("row", "low_precision.txt");
+  ASSERT_GT(lines.size(), 40u) << "tests/data/low_precision.txt below WEIGHTWIRE_SOURCE_DIR";
+  for (const auto& line : lines) {
+    SCOPED_TRACE(line[0] + " " + line[1] + " " + line[2] + " " + line[3] + " " + line[4]);
+    const Element from = ElementNamed(line[2]);
+    const auto source = Bytes(line[4], ElementBytes(from));
+    const auto columns = std::ssize(source) / ElementBytes(from);
+    QuantizeBox box = oracle::PackedQuantizeBox(1, columns, 1, std::stoll(line[3]));
+    box.scale = KindNamed(line[1]);
+    const int bytes = ScaleBytes(box.scale, from);
+    std::vector<unsigned char> codes(static_cast<size_t>(columns));
+    std::vector<unsigned char> scales(static_cast<size_t>(oracle::Blocks(box) * bytes));
+    QuantizeE4M3(codes.data(), scales.data(), source.data(), box, from);
+    EXPECT_EQ(codes, Bytes(line[5], 1));
+    EXPECT_EQ(scales, Bytes(line[6], bytes));
+  }
+}
+
 TEST(QuantizeE4M3, QuantizesRandomBoxesLikeTheOracle) {
   auto random = SeededGenerator();
   for (int i = 0; i < 200 && !testing::Test::HasFailure(); ++i) {
@@ -218,6 +254,49 @@ TEST(QuantizeE4M3, MarksABlockThatHoldsNoNumberAndLeavesItsNeighbours) {
     for (int row : {0, 1}) EXPECT_TRUE(codes[row][0] == 0x7f && codes[row][1] == 0x7f);
     EXPECT_EQ(internal::AsFloat(scales[1]), 8.0f / 448.0f);
     EXPECT_EQ(codes[1][3], 0x7e);
+  }
+}
+
+/// Each set of loops by itself, where a row has several blocks.
+TEST(QuantizeE4M3, GroupsOfARowAreTheOraclesInEverySetOfLoops) {
+  auto random = SeededGenerator();
+  for (int i = 0; i < 60 && !testing::Test::HasFailure(); ++i) {
+    const auto columns = 1 + static_cast<int64_t>(random() % 300);
+    const int64_t group = i % 2 == 0 ? 32 : 1 + static_cast<int64_t>(random() % 40);
+    oracle::QuantizeCase c{oracle::PackedQuantizeBox(1, columns, 1, group), kFloats[i % 3], {}};
+    c.box.scale = static_cast<ScaleKind>(i / 3 % (static_cast<int>(kLastScaleKind) + 1));
+    oracle::FillSource(random, c);
+    SCOPED_TRACE(c.Text());
+    const oracle::Quantized want = oracle::Quantize(c);
+    const auto index = static_cast<size_t>(i % 3);
+    for (const SimdKernels* simd : SimdVariants()) {
+      oracle::Quantized got = c.Blank();
+      simd->quantize_groups[index](got.codes.data(), got.scales.data(), c.source.data(),
+                                   static_cast<size_t>(columns), static_cast<size_t>(group),
+                                   c.box.scale);
+      EXPECT_EQ(got.codes, want.codes) << simd->name;
+      EXPECT_EQ(got.scales, want.scales) << simd->name;
+    }
+  }
+}
+
+TEST(QuantizeE4M3, PowersOfTwoAreTheNextFromTheQuotientUp) {
+  // 7 × 2^k is 448 × 2^(k - 6) exactly; its neighbours on either side are not.
+  for (float exact : {7.0f, 448.0f, 7 * 0x1p-100f, 7 * 0x1p120f}) {
+    const float power = exact / 448.0f;
+    for (float amax : {std::nextafter(exact, 0.0f), exact, std::nextafter(exact, 2 * exact)}) {
+      QuantizeBox box = oracle::PackedQuantizeBox(1, 1, 1, 1);
+      uint8_t code;
+      float scale;
+      box.scale = ScaleKind::kPowerOfTwo;
+      QuantizeE4M3(&code, &scale, &amax, box, Element::kF32);
+      EXPECT_EQ(scale, amax > exact ? 2 * power : power) << amax;
+      EXPECT_EQ(code, amax > exact ? 0x76 : 0x7e) << amax;  // 224, 448
+      uint8_t exponent;
+      box.scale = ScaleKind::kE8M0;
+      QuantizeE4M3(&code, &exponent, &amax, box, Element::kF32);
+      EXPECT_EQ(exponent, std::ilogb(scale) + 127) << amax;
+    }
   }
 }
 

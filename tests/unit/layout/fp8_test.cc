@@ -4,8 +4,9 @@
 
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 
-#include "server/layout/families/block_scales.h"
+#include "server/layout/families/weight_format.h"
 #include "server/layout/scheme.h"
 #include "server/layout/trace.h"
 #include "server/plan/plan.h"
@@ -67,7 +68,7 @@ TEST(BlockScales, RefusesOtherQuantizations) {
       {"modules that are no names", {{"ignored_layers", {1}}}},
       {"a module without a name", {{"ignored_layers", {""}}}},
       {"a module of dots", {{"ignored_layers", {"."}}}},
-      {"scales that are powers of two", {{"scale_fmt", "ue8m0"}}},
+      {"scales of another form", {{"scale_fmt", "ue5m3"}}},
       {"weights that are dequantized while loading", {{"dequantize", true}}},
       {"a field that is not understood", {{"store_dtype", "mxfp4"}}},
       {"modules of another method's key", {{"ignore", {"lm_head"}}}},
@@ -145,7 +146,7 @@ TEST(BlockScales, AnEntryWithoutAnEffectIsNamed) {
 }
 
 TEST(BlockScales, SkipsByWholePartsOfNames) {
-  BlockScales scales;
+  WeightFormat scales;
   scales.skipped = {"lm_head", "mlp.gate", "model.layers.1.self_attn", "experts.7"};
   EXPECT_TRUE(scales.Skips("lm_head.weight"));
   EXPECT_TRUE(scales.Skips("model.layers.3.mlp.gate.weight"));
@@ -442,6 +443,293 @@ TEST(BlockScales, TracesBindWeightsAndScales) {
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().reason(), Reason::kDtypeMismatch);
   EXPECT_EQ(refused.error().tensor(), at);
+}
+
+nlohmann::json Patched(nlohmann::json config, const nlohmann::json& patch) {
+  config.merge_patch(patch);
+  return config;
+}
+
+/// compressed-tensors' config of weights in 8 bits; `weights` is laid over.
+nlohmann::json CompressedTensors(const nlohmann::json& weights,
+                                 const nlohmann::json& patch = nlohmann::json::object()) {
+  nlohmann::json args = {{"num_bits", 8},
+                         {"type", "float"},
+                         {"symmetric", true},
+                         {"dynamic", false},
+                         {"group_size", nullptr},
+                         {"observer", "minmax"},
+                         {"observer_kwargs", nlohmann::json::object()}};
+  args.merge_patch(weights);
+  return Patched({{"quant_method", "compressed-tensors"},
+                  {"format", "float-quantized"},
+                  {"quantization_status", "compressed"},
+                  {"ignore", {"lm_head"}},
+                  {"kv_cache_scheme", nullptr},
+                  {"sparsity_config", nlohmann::json::object()},
+                  {"config_groups",
+                   {{"group_0",
+                     {{"targets", {"Linear"}},
+                      {"weights", args},
+                      {"input_activations", {{"num_bits", 8}, {"dynamic", true}}},
+                      {"output_activations", nullptr}}}}}},
+                 patch);
+}
+
+nlohmann::json With(nlohmann::json quantization) {
+  nlohmann::json config = Qwen3();
+  config["quantization_config"] = std::move(quantization);
+  config["dtype"] = "bfloat16";
+  config["hidden_size"] = 64;
+  return config;
+}
+
+/// What each dialect says, as its engines read it; q_proj is 16 x 64.
+TEST(WeightFormats, EachDialectGivesItsGroupsNamesAndScales) {
+  struct Row {
+    const char* what;
+    nlohmann::json config;
+    Shape block;
+    ScaleRule rule;
+    const char* suffix;
+    DType scale;
+    Shape stored;
+  };
+  const nlohmann::json fp8 = Qwen3()["quantization_config"];
+  const nlohmann::json groups = {
+      {"strategy", "group"}, {"group_size", 32}, {"scale_dtype", "torch.uint8"}};
+  const std::vector<Row> table = {
+      {"fp8", fp8, {4, 4}, ScaleRule::kQuotient, "_scale_inv", DType::kF32, {4, 16}},
+      {"ue8m0",
+       Patched(fp8, {{"scale_fmt", "ue8m0"}}),
+       {4, 4},
+       ScaleRule::kPowerOfTwo,
+       "_scale_inv",
+       DType::kF32,
+       {4, 16}},
+      {"mxfp8",
+       Patched(fp8, {{"quant_method", "mxfp8"}, {"weight_block_size", {1, 32}}}),
+       {1, 32},
+       ScaleRule::kPowerOfTwo,
+       "_scale_inv",
+       DType::kU8,
+       {16, 2}},
+      {"channels",
+       CompressedTensors({{"strategy", "channel"}}),
+       {1, 64},
+       ScaleRule::kOwnKind,
+       "_scale",
+       DType::kBF16,
+       {16, 1}},
+      {"a tensor",
+       CompressedTensors({{"strategy", "tensor"}}),
+       {16, 64},
+       ScaleRule::kOwnKind,
+       "_scale",
+       DType::kBF16,
+       {1}},
+      {"blocks",
+       CompressedTensors({{"strategy", "block"}, {"block_structure", {8, 16}}}),
+       {8, 16},
+       ScaleRule::kOwnKind,
+       "_scale",
+       DType::kBF16,
+       {2, 4}},
+      {"compressed-tensors' MXFP8",
+       CompressedTensors(groups),
+       {1, 32},
+       ScaleRule::kPowerOfTwoRounded,
+       "_scale",
+       DType::kU8,
+       {16, 2}},
+      {"modelopt's MXFP8",
+       {{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}},
+       {1, 32},
+       ScaleRule::kPowerOfTwo,
+       "_scale",
+       DType::kU8,
+       {16, 2}},
+  };
+  for (const Row& row : table) {
+    const auto layout = Layout(With(row.config), "hf");
+    ASSERT_TRUE(layout.has_value()) << row.what << ": " << layout.error().ToString();
+    EXPECT_EQ(Validate(*layout), OkStatus()) << row.what;
+    const std::string name = "model.layers.1.self_attn.q_proj.weight";
+    const TensorSpec& weight = layout->canonical.tensors[*layout->canonical.Find(name)];
+    EXPECT_EQ(weight.dtype, DType::kF8E4M3) << row.what;
+    EXPECT_EQ(weight.block, row.block) << row.what;
+    EXPECT_EQ(weight.scale_rule, row.rule) << row.what;
+    const LocalTensor* scales = Named(layout->ranks[0], name + row.suffix);
+    ASSERT_NE(scales, nullptr) << row.what;
+    EXPECT_EQ(scales->dtype, row.scale) << row.what;
+    EXPECT_EQ(scales->shape, row.stored) << row.what;
+    EXPECT_EQ(Named(layout->ranks[0], "model.embed_tokens.weight_scale"), nullptr) << row.what;
+  }
+}
+
+TEST(WeightFormats, WhatIsUnderstoodAndNotMadeIsRefusedByName) {
+  const nlohmann::json channel = {{"strategy", "channel"}};
+  const nlohmann::json group = {{"config_groups", {{"group_1", nlohmann::json::object()}}}};
+  const auto of_group = [](const nlohmann::json& patch) {
+    return nlohmann::json{{"config_groups", {{"group_0", patch}}}};
+  };
+  const std::vector<std::pair<nlohmann::json, const char*>> table = {
+      {CompressedTensors({{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}}), "4 bits"},
+      {CompressedTensors({{"num_bits", 4}, {"strategy", "tensor_group"}}), "4 bits, type float"},
+      {CompressedTensors({{"strategy", "channel"}, {"symmetric", false}}), "symmetric"},
+      {CompressedTensors({{"strategy", "channel"}, {"dynamic", true}}), "dynamic"},
+      {CompressedTensors({{"strategy", "channel"}, {"actorder", "group"}}), "actorder"},
+      {CompressedTensors({{"strategy", "group"}, {"group_size", 32}}), "groups of 32"},
+      {CompressedTensors({{"strategy", "token"}}), "strategy"},
+      {CompressedTensors(channel, of_group({{"input_activations", {{"dynamic", false}}}})),
+       "input_activations"},
+      {CompressedTensors(channel, of_group({{"targets", {"re:.*experts.*"}}})), "targets"},
+      {CompressedTensors(channel, group), "more than one group"},
+      {CompressedTensors(channel, {{"kv_cache_scheme", {{"num_bits", 8}}}}), "kv_cache_scheme"},
+      {CompressedTensors(channel, {{"sparsity_config", {{"format", "sparse"}}}}), "sparsity"},
+      {CompressedTensors(channel, {{"a_new_field", 1}}), "a_new_field"},
+      {{{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}}, "NVFP4"},
+      {{{"quant_method", "modelopt"}, {"quant_algo", "FP8"}}, "calibrated"},
+      {{{"quant_method", "mxfp4"}}, "mxfp4"},
+      {{{"quant_method", "torchao"}, {"quant_type", "float8"}}, "torchao"},
+      {{{"quant_method", "mxfp8"}, {"weight_block_size", {1, 16}}}, "weight_block_size"},
+  };
+  for (const auto& [config, word] : table) {
+    const auto layout = Layout(With(config), "hf");
+    ASSERT_FALSE(layout.has_value()) << word;
+    EXPECT_EQ(layout.error().reason(), Reason::kInvalidRequest) << word;
+    EXPECT_NE(layout.error().ToString().find(word), std::string::npos)
+        << word << ": " << layout.error().ToString();
+  }
+  for (const char* spec : {"vllm:tp2", "sglang", "fsdp:dp2"}) {
+    const auto layout = Layout(With(CompressedTensors(channel)), spec);
+    ASSERT_FALSE(layout.has_value()) << spec;
+    EXPECT_NE(layout.error().message().find("fp8-channel"), std::string::npos);
+  }
+  EXPECT_TRUE(
+      Layout(With(Patched(Qwen3()["quantization_config"], {{"scale_fmt", "ue8m0"}})), "vllm:tp2")
+          .has_value());
+}
+
+/// Names of modules of the two layers whose weights keep the model's dtype.
+std::set<std::string> Kept(const nlohmann::json& config) {
+  const auto layout = Layout(config, "hf");
+  EXPECT_TRUE(layout.has_value()) << layout.error().ToString();
+  std::set<std::string> kept;
+  for (const TensorSpec& tensor : layout->canonical.tensors) {
+    if (tensor.name.ends_with("_proj.weight") && tensor.dtype == DType::kBF16) {
+      kept.insert(tensor.name.substr(0, tensor.name.size() - 7));
+    }
+  }
+  return kept;
+}
+
+TEST(WeightFormats, IgnoreListsAreReadAsTheirLoadersDo) {
+  const std::string at = "model.layers.1.self_attn.";
+  const std::set<std::string> attention = {at + "q_proj", at + "k_proj", at + "v_proj",
+                                           at + "o_proj"};
+  const auto tensors = [](std::vector<std::string> ignore) {
+    return With(CompressedTensors({{"strategy", "channel"}}, {{"ignore", std::move(ignore)}}));
+  };
+  // Names of modules, whole, and re.match, which begins where the name does and ends anywhere.
+  EXPECT_EQ(Kept(tensors({at + "q_proj"})), (std::set<std::string>{at + "q_proj"}));
+  EXPECT_TRUE(Kept(tensors({"model.layers.1.self_attn", "q_proj", "model.layers.1"})).empty());
+  EXPECT_EQ(Kept(tensors({"re:.*layers\\.1\\.self_attn"})), attention);
+  EXPECT_EQ(Kept(tensors({"re:model\\.layers\\.1\\.(self_attn|nothing)\\..*_proj$"})), attention);
+  EXPECT_TRUE(Kept(tensors({"re:self_attn", "re:.*self_attn$"})).empty());
+  // modelopt: globs, and what lies in a module that is named.
+  const auto modelopt = [](std::vector<std::string> ignore) {
+    return With({{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}, {"ignore", ignore}});
+  };
+  EXPECT_EQ(Kept(modelopt({"model.layers.1.self_attn*"})), attention);
+  EXPECT_EQ(Kept(modelopt({"model.layers.1.self_attn"})), attention);
+  EXPECT_EQ(Kept(modelopt({"*layers.1*_attn.?_proj"})), attention);
+  EXPECT_TRUE(Kept(modelopt({"self_attn", "layers.1.*"})).empty());
+
+  for (const auto& [config, entry] : std::vector<std::pair<nlohmann::json, std::string>>{
+           {tensors({"lm_head", "model.layers.1.self_attn"}), "model.layers.1.self_attn"},
+           {tensors({"lm_head", "re:.*gate$"}), "re:.*gate$"},
+           {modelopt({"lm_head", "*router*"}), "*router*"}}) {
+    const auto notes = NotesOfConfig(config.dump());
+    ASSERT_TRUE(notes.has_value()) << notes.error().ToString();
+    ASSERT_EQ(notes->size(), 1u) << entry;
+    EXPECT_NE(notes->front().find("\"" + entry + "\""), std::string::npos) << notes->front();
+  }
+  for (const char* bad : {"re:(?!lm_head).*", "re:(", "a b", "mlp.(gate)"}) {
+    const auto layout = Layout(tensors({bad}), "hf");
+    ASSERT_FALSE(layout.has_value()) << bad;
+    EXPECT_NE(layout.error().message().find(bad), std::string::npos) << layout.error().ToString();
+  }
+}
+
+/// A trainer cut by tp holds parts of rows, which the engine gathers; one that is not quantizes.
+TEST(WeightFormats, TrainersReachEnginesLoadersWithProof) {
+  nlohmann::json plain = Qwen3({{"hidden_size", 64}, {"dtype", "bfloat16"}});
+  plain.erase("quantization_config");
+  const nlohmann::json fp8 = Qwen3()["quantization_config"];
+  const nlohmann::json mxfp8 =
+      Patched(fp8, {{"quant_method", "mxfp8"}, {"weight_block_size", {1, 32}}});
+  for (const nlohmann::json& config :
+       {CompressedTensors({{"strategy", "channel"}}), CompressedTensors({{"strategy", "tensor"}}),
+        mxfp8, Patched(fp8, {{"scale_fmt", "ue8m0"}})}) {
+    const auto target = Layout(With(config), "hf");
+    ASSERT_TRUE(target.has_value()) << target.error().ToString();
+    for (const char* spec : {"megatron:tp2,vocab_pad=none", "fsdp:dp3", "hf"}) {
+      const auto source = Layout(plain, spec);
+      ASSERT_TRUE(source.has_value()) << source.error().ToString();
+      const auto plan = plan::BuildPlan(*source, *target);
+      ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+      EXPECT_EQ(plan::VerifyPlan(*plan, *source, *target), OkStatus()) << spec << config;
+      plan::TransferPlan wrong = *plan;
+      bool changed = false;
+      for (plan::Stream& stream : wrong.streams) {
+        for (plan::CopyOp& op : stream.ops) {
+          if (changed || op.transform == plan::Transform::kElements) continue;
+          op.rule = ScaleRule::kQuotient;
+          changed = true;
+        }
+      }
+      if (changed) {
+        EXPECT_NE(plan::VerifyPlan(wrong, *source, *target), OkStatus()) << spec << config;
+      }
+    }
+  }
+  // fp32 has other quotients than the bf16 that compressed-tensors would have divided.
+  plain["dtype"] = "float32";
+  const auto source = Layout(plain, "hf");
+  const auto target = Layout(With(CompressedTensors({{"strategy", "channel"}})), "hf");
+  ASSERT_TRUE(source.has_value() && target.has_value());
+  const auto plan = plan::BuildPlan(*source, *target);
+  ASSERT_FALSE(plan.has_value());
+  EXPECT_EQ(plan.error().reason(), Reason::kDtypeMismatch);
+}
+
+TEST(WeightFormats, OtherRulesForScalesAreNeverMixed) {
+  const nlohmann::json fp8 = Qwen3()["quantization_config"];
+  const auto quotients = Layout(With(fp8), "hf");
+  const auto powers = Layout(With(Patched(fp8, {{"scale_fmt", "ue8m0"}})), "vllm:tp2");
+  ASSERT_TRUE(quotients.has_value() && powers.has_value());
+  EXPECT_NE(FingerprintOf(quotients->canonical), FingerprintOf(powers->canonical));
+  const auto plan = plan::BuildPlan(*quotients, *powers);
+  ASSERT_FALSE(plan.has_value());
+  EXPECT_EQ(plan.error().reason(), Reason::kDtypeMismatch);
+  EXPECT_NE(plan.error().remedy().find("scale_fmt"), std::string::npos);
+}
+
+TEST(WeightFormats, WhatConvertWritesIsReadAsTheSameFormat) {
+  for (const char* name :
+       {"fp8-block", "fp8-block-ue8m0", "mxfp8", "mxfp8-modelopt", "fp8-tensor", "fp8-channel",
+        "fp8-block-compressed-tensors", "mxfp8-compressed-tensors"}) {
+    const auto config = QuantizationConfigOf(name, {"lm_head"});
+    ASSERT_TRUE(config.has_value()) << name;
+    const auto read = ReadWeightFormat({{"quantization_config", *config}});
+    ASSERT_TRUE(read.has_value() && read->has_value()) << name << ": " << read.error().ToString();
+    EXPECT_EQ((*read)->name, name);
+    EXPECT_TRUE((*read)->Skips("lm_head.weight")) << name;
+  }
+  const auto unknown = QuantizationConfigOf("int3", {});
+  ASSERT_FALSE(unknown.has_value());
+  EXPECT_NE(unknown.error().remedy().find("mxfp8-modelopt"), std::string::npos);
 }
 
 }  // namespace

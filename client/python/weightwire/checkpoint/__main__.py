@@ -1,5 +1,5 @@
 """python -m weightwire.checkpoint convert SRC DST --to FORMAT | load FOLDER | push FOLDER | save DST --to FORMAT |
-delta inspect A B | check FOLDER | show FOLDER; all but the last two are commands of `wwctl`, too."""
+delta inspect A B | quantize check A B | check FOLDER | show FOLDER; all but the last two are commands of `wwctl`, too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
-from weightwire.checkpoint import composed, delta
+from weightwire.checkpoint import composed, delta, quantizing
 from weightwire.checkpoint.conversion import convert
 from weightwire.checkpoint.formats import Opened
 from weightwire.checkpoint.live import push, save, start_engines
@@ -80,6 +80,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     one.add_argument("source")
     one.add_argument("target", help="must not exist; run again after an interruption to go on")
     one.add_argument("--to", required=True, help="hf, torch_dist, megatron:tp4,pp1, weightwire, weightwire:SPEC")
+    one.add_argument("--quantize", metavar="FORMAT", help="of a Hugging Face checkpoint, with --to hf: fp8-block, fp8-block-ue8m0, "
+                                                           "fp8-channel, fp8-tensor, mxfp8, …; a wrong one names them all")
     one.add_argument("--verify", action="store_true", help="check the source's digests, read back and compare all")
     one.add_argument("--quiet", action="store_true")
     get = commands.add_parser("load", help="start a job's engines from a checkpoint or a peer, or try what ranks would load")
@@ -108,6 +110,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     tell.add_argument("--json", action="store_true")
     tell.add_argument("--all", action="store_true", help="all tensors [the 20 that take most]")
     tell.add_argument("--quiet", action="store_true", help="no progress")
+    judge = commands.add_parser("quantize", help="how far two checkpoints are apart").add_subparsers(dest="what", required=True)
+    far = judge.add_parser("check", help="of each tensor: the greatest and the mean difference of values, and the share of equal codes")
+    far.add_argument("a", help="a Hugging Face checkpoint, quantized to fp8 or not")
+    far.add_argument("b", help="another one of the model")
+    far.add_argument("--json", action="store_true")
     for reading in (one, get, put):
         reading.add_argument("--from", dest="source_spec", metavar="SPEC",
                              help="the source's layout, where its files do not tell it, e.g. megatron:tp2,pp2,first=1")
@@ -139,7 +146,16 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 def main(arguments: Optional[List[str]] = None, prog: str = "python -m weightwire.checkpoint") -> int:
     args = _parser(prog).parse_args(arguments)
     try:
-        if args.command == "convert":
+        if args.command == "convert" and args.quantize:
+            report = quantizing.quantize(args.source, args.target, args.to, args.quantize, config=args.config, memory=args.memory,
+                                         shard_bytes=args.shard_size, verify=args.verify, leave_out=args.leave_out, wwctl=args.wwctl,
+                                         on_progress=(lambda *_: None) if args.quiet else _Progress())
+            print(f"{args.target}: {report.format}, {args.quantize}, {report.bytes} bytes"
+                  + (f", {report.resumed} of them from before" if report.resumed else "") + (", verified" if args.verify else ""))
+        elif args.command == "quantize":
+            apart = quantizing.check(args.a, args.b)
+            print(json.dumps(quantizing.as_json(apart), indent=1) if args.json else "\n".join(quantizing.as_text(apart)))
+        elif args.command == "convert":
             report = convert(args.source, args.target, args.to, source_spec=args.source_spec, config=args.config,
                              memory=args.memory, shard_bytes=args.shard_size, verify=args.verify,
                              leave_out=args.leave_out, wwctl=args.wwctl, missing_from=args.missing_from, base=args.base,

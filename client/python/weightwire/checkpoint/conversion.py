@@ -58,7 +58,7 @@ def _write(final: Path, pieces: Sequence[Tuple[Source, Plan]], wanted: Wanted, m
     steps = [by_target(plan) for _, plan in pieces]
     plan_id = "+".join(plan.id for _, plan in pieces)
     key = {"plan": plan_id, "to": wanted.to, "shard_bytes": wanted.shard_bytes,
-           "source": [entry for found, _ in pieces for entry in _identity(found)]}
+           "source": [entry for found, _ in pieces for entry in identity_of(found)]}
     with Writing(final, wanted, key, base) as writing:
         target = writing.target
         sizes = [target.tensor(*where).bytes for own in steps for where, _ in own]
@@ -93,7 +93,8 @@ def _write(final: Path, pieces: Sequence[Tuple[Source, Plan]], wanted: Wanted, m
                   [note for found, _ in pieces for note in found.opened.notes])
 
 
-def _identity(found: Source) -> List[Any]:
+def identity_of(found: Source) -> List[Any]:
+    """What tells the source's files from others, or from what they were before."""
     files = sorted({region.file for tensors in found.bound.ranks for t in tensors for region in t.regions})
     stats = [(file, os.fstat(found.opened.files.fd(file))) for file in files]
     return [[file, stat.st_size, stat.st_mtime_ns] for file, stat in stats]

@@ -56,6 +56,8 @@ class Wanted:
     config: Path
     #: What `torch_dist` keeps beside tensors, the same on all ranks.
     common: Mapping[str, Any] = field(default_factory=dict)
+    #: Of the target, where it is not the source's.
+    config_text: Optional[str] = None
 
 
 @dataclass

@@ -15,7 +15,7 @@ from weightwire.checkpoint.stored import Bits, CheckpointError
 from weightwire.errors import reason_name
 
 FILE = "libweightwire_checkpoint.so"
-ABI_VERSION = 3
+ABI_VERSION = 4
 ALL_RANKS = 2**32 - 1
 _DIMS_MAX = 8
 #: The most that one code stands for (WW_CHECKPOINT_DELTA_BLOCK).
@@ -40,6 +40,11 @@ class _Block(ctypes.Structure):
                 ("source_stride", _Numbers), ("target_stride", _Numbers)]
 
 
+class _Matrix(ctypes.Structure):
+    _fields_ = [("rows", ctypes.c_int64), ("columns", ctypes.c_int64), ("block_rows", ctypes.c_int64),
+                ("block_columns", ctypes.c_int64), ("rule", ctypes.c_int32), ("scale_bytes", ctypes.c_int32)]
+
+
 class _Delta(ctypes.Structure):
     _fields_ = [("changed", ctypes.c_uint64), ("coded_bytes", ctypes.c_uint64)]
 
@@ -50,6 +55,8 @@ _SIGNATURES: Dict[str, Tuple[Any, List[Any]]] = {
     "last": (_Status, []),
     "layout": (ctypes.c_int32, [_TEXT, _TEXT, ctypes.c_uint32, ctypes.c_uint32, _ANSWER]),
     "plan": (ctypes.c_int32, [_TEXT, _TEXT, _TEXT, ctypes.c_uint32, _ANSWER]),
+    "quantized": (ctypes.c_int32, [_TEXT, _TEXT, _ANSWER]),
+    "quantize": (ctypes.c_int32, [_TEXT, ctypes.POINTER(_Matrix), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]),
     "copy": (ctypes.c_int32, [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(_Block)]),
     "delta_size": (ctypes.c_int32, [_TEXT, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.POINTER(_Delta)]),
     "delta_encode": (ctypes.c_int32, [_TEXT, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p,
@@ -81,6 +88,19 @@ class Library:
     def plan(self, config: str, source: str, target: str, rank: int = ALL_RANKS) -> bytes:
         """A plan, proved, in the form of server/plan/plan_bytes.h. CheckpointError: no such plan; names rank and tensor."""
         return self._ask("plan", config, source, target, rank)
+
+    def quantized(self, config: str, format: str) -> bytes:
+        """JSON of what a checkpoint in this format holds. CheckpointError: no such format, or the model is quantized already."""
+        return self._ask("quantized", config, format)
+
+    def quantize(self, dtype: str, source: Bits, columns: int, block: Sequence[int], rule: int, codes: Bits, scales: Bits) -> None:
+        """Writes codes and scales of a matrix of whole blocks, all of them flat arrays. CheckpointError: not of such a dtype."""
+        rows = len(source) // columns
+        blocks = -(-rows // block[0]) * -(-columns // block[1])
+        if rows * columns != len(source) or codes.nbytes != len(source) or len(scales) != blocks:
+            raise CheckpointError(f"{len(source)} elements, {codes.nbytes} codes, {len(scales)} scales", reason="internal")
+        matrix = _Matrix(rows, columns, block[0], block[1], rule, scales.itemsize)
+        self._call("quantize", _text(dtype), ctypes.byref(matrix), _address(source, 0), _address(codes, 0), _address(scales, 0))
 
     def copy(self, target: Bits, target_offset: int, target_stride: Sequence[int], source: Bits,
              source_stride: Sequence[int], extent: Sequence[int]) -> None:

@@ -136,7 +136,10 @@ class Writing:
         """Everything is written: checksums and the manifest, and what goes along."""
         self._module.seal(self._laid_out, self._wanted)
         config = self._wanted.config
-        shutil.copyfile(config, self._partial / CONFIG)
+        if self._wanted.config_text is None:
+            shutil.copyfile(config, self._partial / CONFIG)
+        else:
+            (self._partial / CONFIG).write_text(self._wanted.config_text)
         for name in _COMPANIONS:
             if (config.parent / name).is_file():
                 shutil.copyfile(config.parent / name, self._partial / name)

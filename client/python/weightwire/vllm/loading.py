@@ -20,7 +20,8 @@ from weightwire.vllm.tracer import Probe, Recorder, UnrecordableTensor, storage_
 
 TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64, "I8": torch.int8,
          "I16": torch.int16, "I32": torch.int32, "I64": torch.int64, "U8": torch.uint8, "BOOL": torch.bool,
-         "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+         "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+         "U16": torch.uint16, "U32": torch.uint32}
 SAFETENSORS = {dtype: name for name, dtype in TORCH.items()}
 
 

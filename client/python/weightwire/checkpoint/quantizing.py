@@ -1,0 +1,310 @@
+"""Quantized checkpoints: made of one in bf16, fp16 or fp32, and compared.
+
+The arithmetic is kernels/quantize.h's, the same that weights take on their way to an engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weightwire.checkpoint.conversion import OnProgress, identity_of
+from weightwire.checkpoint.execute import Bound
+from weightwire.checkpoint.formats import Opened, Wanted
+from weightwire.checkpoint.library import Library, library_of
+from weightwire.checkpoint.loading import Report
+from weightwire.checkpoint.planner import planner_of
+from weightwire.checkpoint.sources import PathLike, find, open_checkpoint
+from weightwire.checkpoint.stored import Bits, CheckpointError, Stored, bits_of
+from weightwire.checkpoint.writing import Writing, check_free, target_layout
+from weightwire.memory import TensorMeta, dtype_bytes
+
+_FLOATS = ("BF16", "F16", "F32")
+_OWN_KIND = 2  # layout::ScaleRule
+_SUFFIXES = ("_scale_inv", "_scale")
+_CHECK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class _Weight:
+    source: Stored
+    scales: str
+    block: Tuple[int, int]
+    rule: int
+
+
+def quantize(source: PathLike, target: PathLike, to: str, format: str, *, config: Optional[PathLike] = None, memory: int = 1 << 28,
+             shard_bytes: int = 5_000_000_000, verify: bool = False, leave_out: Sequence[str] = (), wwctl: Optional[str] = None,
+             on_progress: OnProgress = lambda what, done, total: None) -> Report:
+    """Writes `target`, which must not exist: the Hugging Face checkpoint `source` with its linear weights in `format`, but the head
+    and the routers of experts. All else is copied. `memory` bounds what is held of the weights; `verify` computes all once more
+    and compares. CheckpointError: refused, with tensor and remedy; OSError: a disk failed. Run again to go on.
+    """
+    final = Path(os.path.abspath(target))
+    check_free(final)
+    kind, spec = target_layout(to)
+    found = find(source, config=config, leave_out=leave_out, wwctl=wwctl, verify=verify)
+    try:
+        if kind != "hf" or spec != "hf" or found.opened.format != "hf":
+            raise CheckpointError(f"{found.opened.format} to {to}: only a Hugging Face checkpoint is quantized, to another one",
+                                  remedy="convert it with --to hf first")
+        library = library_of(wwctl)
+        answer = json.loads(library.quantized(found.described().read_text(), format))
+        planner = planner_of(answer["config"], wwctl)
+        weights = {w["name"]: _weight(found.opened, w) for w in answer["weights"]}
+        metas = _metas(planner.layout("hf")[0], found.opened, weights)
+        wanted = Wanted("hf", to, "hf", [metas], shard_bytes, found.described(), config_text=answer["config"])
+        key = {"quantize": format, "config": answer["config"], "shard_bytes": shard_bytes, "source": identity_of(found)}
+        total = sum(meta.nbytes for meta in metas)
+        of_scales = {weight.scales for weight in weights.values()}
+        steps = [meta.name for meta in metas if meta.name not in of_scales]
+        sizes = {meta.name: meta.nbytes for meta in metas}
+        with Writing(final, wanted, key) as writing:
+            tensors = {stored.name: stored for stored in writing.target.ranks[0]}
+
+            def size_of(name: str) -> int:
+                return sizes[name] + (sizes[weights[name].scales] if name in weights else 0)
+
+            def each(names: Sequence[str], done: int, what: str, act: Callable[[Stored, int, Bits], None]) -> None:
+                for name in names:
+                    for made, begin, values in _made(library, found.opened, name, weights, tensors, memory):
+                        act(made, begin, values)
+                    done += size_of(name)
+                    if what == "write":
+                        writing.wrote(size_of(name))
+                    on_progress(what, done, total)
+            resumed = sum(size_of(name) for name in steps[:writing.done])
+            each(steps[writing.done:], resumed, "write", writing.target.files.write)
+            writing.seal()
+            if verify:
+                each(steps, 0, "verify", _comparer(writing.reopened()))
+            found.opened.files.check_unchanged()
+            writing.finish()
+        return Report("hf", "hf", format, total, resumed, found.opened.left_out, found.opened.notes)
+    finally:
+        found.opened.files.close()
+
+
+def _weight(opened: Opened, said: Mapping[str, Any]) -> _Weight:
+    stored = _stored(opened, said["name"])
+    if stored.dtype not in _FLOATS:
+        raise CheckpointError(f"{stored.dtype} is not quantized", reason="dtype_mismatch", tensor=stored.name,
+                              remedy=f"of a checkpoint in {', '.join(_FLOATS)}")
+    return _Weight(stored, said["scales"], (said["block"][0], said["block"][1]), said["rule"])
+
+
+def _stored(opened: Opened, name: str) -> Stored:
+    if name not in opened.ranks[0]:
+        raise CheckpointError("it is not there", reason="tensor_missing", tensor=name, remedy="compare config.json with the files")
+    return opened.ranks[0][name]
+
+
+def _metas(described: Sequence[TensorMeta], opened: Opened, weights: Mapping[str, _Weight]) -> List[TensorMeta]:
+    """With the source's dtypes where they are kept."""
+    of_scales = {weight.scales: weight for weight in weights.values()}
+    made = []
+    for meta in described:
+        if meta.name in of_scales:
+            weight = of_scales[meta.name]
+            made.append(TensorMeta(meta.name, weight.source.dtype if weight.rule == _OWN_KIND else meta.dtype, meta.shape))
+        else:
+            made.append(TensorMeta(meta.name, meta.dtype if meta.name in weights else _stored(opened, meta.name).dtype, meta.shape))
+    return made
+
+
+def _made(library: Library, opened: Opened, name: str, weights: Mapping[str, _Weight], tensors: Mapping[str, Stored],
+          memory: int) -> Iterator[Tuple[Stored, int, Bits]]:
+    """What belongs into the target of one tensor of the source: (tensor, first element, elements)."""
+    half = max(memory // 2, 1 << 16)
+    if name not in weights:
+        stored = _stored(opened, name)
+        step = half // dtype_bytes(stored.dtype)
+        for begin in range(0, stored.count, step):
+            yield tensors[name], begin, opened.files.flat(stored, begin, min(stored.count, begin + step))
+        return
+    weight = weights[name]
+    rows, columns = weight.source.shape
+    scales = tensors[weight.scales]
+    across = -(-columns // weight.block[1])
+    row_bytes = columns * (dtype_bytes(weight.source.dtype) + 1)
+    bands = half // (row_bytes * min(weight.block[0], rows))
+    if bands == 0:
+        raise CheckpointError(f"rows of blocks take {row_bytes * min(weight.block[0], rows)} bytes, more than half of --memory {memory}",
+                              reason="limit_exceeded", tensor=name, remedy=f"--memory {2 * row_bytes * min(weight.block[0], rows)}")
+    for top in range(0, rows, bands * weight.block[0]):
+        bottom = min(rows, top + bands * weight.block[0])
+        source = opened.files.flat(weight.source, top * columns, bottom * columns)
+        codes = np.empty(len(source), np.uint8)
+        own = np.empty(-(-(bottom - top) // weight.block[0]) * across, bits_of(scales.dtype))
+        library.quantize(weight.source.dtype, source, columns, weight.block, weight.rule, codes, own)
+        yield tensors[name], top * columns, codes
+        yield scales, top // weight.block[0] * across, own
+
+
+def _comparer(target: Bound) -> Callable[[Stored, int, Bits], None]:
+    def compare(made: Stored, begin: int, values: Bits) -> None:
+        if not np.array_equal(target.files.flat(made, begin, begin + len(values)), values):
+            raise CheckpointError("what was written differs from what the source gives", code="DATA_LOSS", reason="digest_mismatch",
+                                  tensor=made.name)
+    return compare
+
+
+@dataclass(frozen=True)
+class Apart:
+    """How far the values of one tensor are apart in two checkpoints."""
+
+    name: str
+    elements: int
+    greatest: float
+    mean: float
+    #: Of the elements, where both hold codes.
+    equal_codes: Optional[float]
+    #: Elements that only one of the two holds as numbers.
+    not_numbers: int
+
+
+def check(a: PathLike, b: PathLike) -> List[Apart]:
+    """Compares each tensor of two Hugging Face checkpoints of a model as numbers: codes times their scales where it is quantized.
+
+    CheckpointError: they are of different models, or quantized in a way that is not read.
+    """
+    opened = [open_checkpoint(folder) for folder in (a, b)]
+    try:
+        sides = [_Side(one) for one in opened]
+        different = sorted(sides[0].weights.keys() ^ sides[1].weights.keys())
+        if different:
+            raise CheckpointError("only one of the two checkpoints holds it", reason="tensor_missing", tensor=different[0])
+        return [_apart(sides[0], sides[1], name) for name in sides[0].weights]
+    finally:
+        for one in opened:
+            one.files.close()
+
+
+class _Side:
+    """A checkpoint with its scales told from its weights."""
+
+    def __init__(self, opened: Opened):
+        if opened.format != "hf":
+            raise CheckpointError(f"{opened.format} is not compared as numbers", remedy="convert it with --to hf")
+        self.opened, tensors = opened, opened.ranks[0]
+        self.scales: Dict[str, Stored] = {}
+        for name, stored in tensors.items():
+            for suffix in _SUFFIXES if stored.dtype == "F8_E4M3" else ():
+                if name + suffix in tensors:
+                    self.scales[name] = tensors[name + suffix]
+        of_scales = {stored.name for stored in self.scales.values()}
+        self.weights = {name: stored for name, stored in tensors.items() if name not in of_scales}
+        self._block = self._block_size()
+
+    def _block_size(self) -> Optional[Tuple[int, int]]:
+        path = self.opened.config()
+        said: Any = json.loads(path.read_text()) if path else {}
+        said = said.get("quantization_config") or (said.get("text_config") or {}).get("quantization_config") or {}
+        block = said.get("weight_block_size")
+        for group in (said.get("config_groups") or {}).values():
+            args = group.get("weights") or {}
+            block = args.get("block_structure") or ([1, args["group_size"]] if args.get("group_size") else block)
+        if said.get("quant_algo") == "MXFP8":
+            block = [1, 32]
+        return (int(block[0]), int(block[1])) if block else None
+
+    def values(self, name: str, top: int, bottom: int) -> NDArray[np.float64]:
+        """Rows of a tensor as numbers."""
+        stored = self.weights[name]
+        columns = stored.count // stored.shape[0] if stored.shape and stored.shape[0] else 1
+        flat = self.opened.files.flat(stored, top * columns, bottom * columns)
+        values = _numbers(flat, stored).reshape(bottom - top, columns)
+        return values * self._factors(name, stored, top, bottom, columns) if name in self.scales else values
+
+    def codes(self, name: str, top: int, bottom: int) -> Optional[Bits]:
+        stored = self.weights[name]
+        if name not in self.scales:
+            return None
+        columns = stored.count // stored.shape[0]
+        return self.opened.files.flat(stored, top * columns, bottom * columns)
+
+    def _factors(self, name: str, stored: Stored, top: int, bottom: int, columns: int) -> NDArray[np.float64]:
+        """The scale of each element of some rows."""
+        scales = self.scales[name]
+        values = _numbers(self.opened.files.flat(scales, 0, scales.count), scales)
+        rows = stored.shape[0]
+        if scales.count == 1:
+            return np.broadcast_to(values.reshape(1, 1), (bottom - top, columns))
+        if scales.shape in ((rows, 1), (rows,)):
+            return values.reshape(rows, 1)[top:bottom]
+        block = self._block
+        if block is None or scales.shape != (-(-rows // block[0]), -(-columns // block[1])):
+            raise CheckpointError(f"scales {list(scales.shape)} of a weight {list(stored.shape)}, whose blocks config.json does not tell",
+                                  reason="shape_mismatch", tensor=scales.name)
+        return values.reshape(scales.shape)[np.ix_(np.arange(top, bottom) // block[0], np.arange(columns) // block[1])]
+
+
+def _numbers(flat: Bits, stored: Stored) -> NDArray[np.float64]:
+    if stored.dtype == "BF16":
+        return (flat.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if stored.dtype == "F8_E4M3":
+        return _E4M3[flat]
+    if stored.dtype in ("F8_E8M0", "U8"):
+        return np.where(flat == 0xff, np.nan, np.exp2(flat.astype(np.float64) - 127))
+    if stored.dtype in ("F16", "F32", "F64"):
+        kind: Any = {"F16": np.float16, "F32": np.float32, "F64": np.float64}[stored.dtype]
+        return flat.view(kind).astype(np.float64)
+    raise CheckpointError(f"{stored.dtype} is not compared as numbers", reason="dtype_mismatch", tensor=stored.name)
+
+
+def _e4m3_table() -> NDArray[np.float64]:
+    codes = np.arange(256)
+    exponent, fraction = codes >> 3 & 15, codes & 7
+    values = np.where(exponent == 0, np.ldexp(fraction.astype(np.float64), -9), np.ldexp(8.0 + fraction, exponent - 10))
+    values[codes & 127 == 127] = np.nan
+    return np.where(codes & 128, -values, values)
+
+
+_E4M3 = _e4m3_table()
+
+
+def _apart(a: _Side, b: _Side, name: str) -> Apart:
+    stored = a.weights[name]
+    if stored.shape != b.weights[name].shape:
+        raise CheckpointError(f"{list(stored.shape)} and {list(b.weights[name].shape)}", reason="shape_mismatch", tensor=name)
+    rows = stored.shape[0] if stored.shape else 1
+    step = max(1, _CHECK_BYTES // (8 * max(1, stored.count // max(rows, 1))))
+    greatest, total, numbers, equal, others = 0.0, 0.0, 0, 0, 0
+    both = name in a.scales and name in b.scales
+    for top in range(0, rows, step):
+        bottom = min(rows, top + step)
+        left, right = a.values(name, top, bottom), b.values(name, top, bottom)
+        with np.errstate(invalid="ignore"):
+            difference = np.abs(left - right)
+        finite = np.isfinite(difference)
+        same = (left == right) | (np.isnan(left) & np.isnan(right))
+        others += int((~finite & ~same).sum())
+        greatest = max(greatest, float(difference[finite].max(initial=0.0)))
+        total += float(difference[finite].sum())
+        numbers += int(finite.sum())
+        if both:
+            equal += int((a.codes(name, top, bottom) == b.codes(name, top, bottom)).sum())
+    return Apart(name, stored.count, greatest, total / numbers if numbers else 0.0,
+                 equal / stored.count if both and stored.count else None, others)
+
+
+def as_json(found: Sequence[Apart]) -> Dict[str, object]:
+    """What `wwctl quantize check --json` prints."""
+    return {"tensors": [{"name": one.name, "elements": one.elements, "max_error": one.greatest, "mean_error": one.mean,
+                         "equal_codes": one.equal_codes, "not_numbers": one.not_numbers} for one in found]}
+
+
+def as_text(found: Sequence[Apart]) -> Iterator[str]:
+    """A line for each tensor, those that are farthest apart first."""
+    width = max([len(one.name) for one in found] + [6])
+    yield f"{'TENSOR':{width}}  {'MAX ERROR':>12}  {'MEAN ERROR':>12}  EQUAL CODES"
+    for one in sorted(found, key=lambda one: -one.greatest):
+        share = f"{100 * one.equal_codes:10.4f}%" if one.equal_codes is not None else "          -"
+        yield (f"{one.name:{width}}  {one.greatest:12.6g}  {one.mean:12.6g}  {share}"
+               + (f"  {one.not_numbers} that are numbers on one side only" if one.not_numbers else ""))

@@ -1,0 +1,468 @@
+#include "server/layout/families/weight_format.h"
+
+#include <re2/re2.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+
+#include "server/layout/blocks.h"
+#include "server/layout/schemes/filter.h"
+
+namespace weightwire::layout {
+
+struct WeightFormat::Expression {
+  explicit Expression(const std::string& text) : regex(text, RE2::Quiet) {}
+  RE2 regex;
+};
+
+namespace {
+
+constexpr std::string_view kShortSuffix = kScaleSuffixes[1];
+constexpr IgnoreRule kNamesAndExpressions = IgnoreRule::kNamesAndExpressions;
+
+/// All that is described. Those with a size of 0 have theirs from the weight; fp8-block is also
+/// read with other blocks.
+constexpr int64_t kAll = 0;
+const std::array<WeightFormat, 8>& Formats() {
+  static const std::array<WeightFormat, 8> formats = {{
+      {"fp8-block", 128, 128},
+      {"fp8-block-ue8m0", 128, 128, ScaleRule::kPowerOfTwo},
+      {"mxfp8", 1, 32, ScaleRule::kPowerOfTwo, DType::kU8},
+      {"mxfp8-modelopt", 1, 32, ScaleRule::kPowerOfTwo, DType::kU8, kShortSuffix,
+       IgnoreRule::kGlobs},
+      {"fp8-tensor", kAll, kAll, ScaleRule::kOwnKind, std::nullopt, kShortSuffix,
+       kNamesAndExpressions},
+      {"fp8-channel", 1, kAll, ScaleRule::kOwnKind, std::nullopt, kShortSuffix,
+       kNamesAndExpressions},
+      {"fp8-block-compressed-tensors", 128, 128, ScaleRule::kOwnKind, std::nullopt, kShortSuffix,
+       kNamesAndExpressions},
+      {"mxfp8-compressed-tensors", 1, 32, ScaleRule::kPowerOfTwoRounded, DType::kU8, kShortSuffix,
+       kNamesAndExpressions},
+  }};
+  return formats;
+}
+
+WeightFormat Format(std::string_view name) {
+  const auto found = std::ranges::find(Formats(), name, &WeightFormat::name);
+  WW_CHECK(found != Formats().end());
+  return *found;
+}
+
+Status Undescribed(std::string_view what) {
+  return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                "quantization_config " + std::string(what))
+      .Remedy(
+          "described are quant_method \"fp8\" (fmt \"e4m3\", activation_scheme \"dynamic\", a "
+          "weight_block_size of two sizes, scale_fmt \"ue8m0\" or none), \"mxfp8\", "
+          "compressed-tensors' fp8 and MXFP8 weights and modelopt's MXFP8. Run the engine in bf16, "
+          "without quantization_config; or push a checkpoint that is quantized already (wwctl "
+          "push) "
+          "to an engine with explicit layouts");
+}
+
+std::string Shown(const Json& value) { return value.dump().substr(0, 64); }
+
+/// Fields that are described. A list of `wanted` values: any other is refused; an empty one: the
+/// field is read elsewhere, or says nothing of the weights' bytes.
+struct Field {
+  std::string_view key;
+  std::vector<Json> wanted = {};
+};
+
+/// Every field that is there, and not null, is one that is understood: what is not read here may
+/// change what the bytes mean. `where`: in front of names of fields.
+Status CheckFields(const Json& json, const std::string& where, const std::vector<Field>& fields) {
+  for (const auto& [key, value] : json.items()) {
+    if (value.is_null()) continue;
+    const auto field = std::ranges::find(fields, key, &Field::key);
+    const std::string name = where + key.substr(0, 64);
+    if (field == fields.end()) {
+      return Undescribed("has the field " + name + ", which is not understood");
+    }
+    if (field->wanted.empty() || std::ranges::find(field->wanted, value) != field->wanted.end()) {
+      continue;
+    }
+    return Undescribed("has " + name + " " + Shown(value));
+  }
+  return OkStatus();
+}
+
+bool IsNameCharacter(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.';
+}
+
+Status BadPattern(const std::string& key, const std::string& entry, const std::string& why,
+                  const std::string& remedy) {
+  return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                "quantization_config's " + key + " has \"" + entry.substr(0, 64) + "\": " + why)
+      .Remedy(remedy);
+}
+
+/// '*' stands for whole parts of a name, after a part that is written out: there transformers,
+/// which reads a regular expression, and readers of globs agree. Other patterns are read
+/// differently.
+Status CheckParts(const std::string& key, const std::string& entry) {
+  for (size_t at = 0; at < entry.size(); ++at) {
+    const bool whole = entry[at] == '*' && at > 1 && entry[at - 1] == '.' &&
+                       (at + 1 == entry.size() || entry[at + 1] == '.');
+    if (whole || IsNameCharacter(entry[at])) continue;
+    return BadPattern(
+        key, entry, "loaders of fp8 read such a pattern differently, or not at all",
+        "write whole parts of names, as in lm_head, mlp.gate or model.layers.0.self_attn; '*' "
+        "between dots stands for any");
+  }
+  return OkStatus();
+}
+
+Status CheckPlain(const std::string& key, const std::string& entry, std::string_view also,
+                  const std::string& remedy) {
+  const bool plain = std::ranges::all_of(entry, [also](char c) {
+    return IsNameCharacter(c) || also.find(c) != std::string_view::npos;
+  });
+  return plain ? OkStatus() : BadPattern(key, entry, "it can be the name of no module", remedy);
+}
+
+Status AddEntry(const std::string& key, const std::string& entry, WeightFormat& format) {
+  constexpr std::string_view kMark = "re:";
+  switch (format.ignore) {
+    case IgnoreRule::kParts:
+      WW_RETURN_IF_ERROR(CheckParts(key, entry));
+      break;
+    case IgnoreRule::kGlobs:
+      WW_RETURN_IF_ERROR(CheckPlain(
+          key, entry, "*?", "write whole names of modules, with * and ? for any characters"));
+      break;
+    case IgnoreRule::kNamesAndExpressions:
+      if (!entry.starts_with(kMark)) {
+        WW_RETURN_IF_ERROR(CheckPlain(
+            key, entry, "", "write whole names of modules, or re: and a regular expression"));
+        break;
+      }
+      auto expression = std::make_shared<WeightFormat::Expression>(entry.substr(kMark.size()));
+      if (!expression->regex.ok()) {
+        return BadPattern(key, entry, "no expression that is read: " + expression->regex.error(),
+                          "write it without lookaround and references to groups");
+      }
+      format.expressions.push_back(std::move(expression));
+      format.patterns.push_back(entry);
+      return OkStatus();
+  }
+  if (entry.find_first_of("*?") == std::string::npos) {
+    format.skipped.insert(entry);
+  } else {
+    format.patterns.push_back(entry);
+  }
+  return OkStatus();
+}
+
+Status AddSkipped(const Json& json, const char* key, WeightFormat& format) {
+  const auto list = json.find(key);
+  if (list == json.end() || list->is_null()) return OkStatus();
+  const auto lists_no_modules = [key] {
+    return Undescribed(std::string("has a ") + key + " that lists no modules");
+  };
+  if (!list->is_array()) return lists_no_modules();
+  for (const Json& entry : *list) {
+    if (!entry.is_string()) return lists_no_modules();
+    const auto& name = entry.get_ref<const std::string&>();
+    if (name.find_first_not_of('.') == std::string::npos) return lists_no_modules();
+    WW_RETURN_IF_ERROR(AddEntry(key, name, format));
+  }
+  return OkStatus();
+}
+
+Status ReadBlock(const Json& json, const char* key, WeightFormat& format) {
+  const auto block = json.find(key);
+  if (block == json.end() || block->is_null()) {
+    return Undescribed(std::string("has no ") + key +
+                       ": scales of whole tensors are not described");
+  }
+  const bool two = block->is_array() && block->size() == 2;
+  const int64_t rows = two ? AsInteger(block->at(0)).value_or(0) : 0;
+  const int64_t columns = two ? AsInteger(block->at(1)).value_or(0) : 0;
+  if (rows < 1 || columns < 1 || rows > kBlockMax || columns > kBlockMax) {
+    return Undescribed(std::string("has a ") + key + " that is no pair of sizes");
+  }
+  format.rows = rows;
+  format.columns = columns;
+  return OkStatus();
+}
+
+/// DeepSeek's, Qwen's and transformers' own.
+Result<WeightFormat> ReadFp8(const Json& json) {
+  WW_FAIL_IF_ERROR(CheckFields(json, "",
+                               {{"quant_method"},
+                                {"fmt", {"e4m3", "float8_e4m3fn"}},
+                                {"activation_scheme", {"dynamic"}},
+                                {"scale_fmt", {"float", "ue8m0"}},
+                                {"dequantize", {false}},
+                                {"weight_block_size"},
+                                {"modules_to_not_convert"},
+                                {"ignored_layers"}}));
+  WeightFormat format =
+      Format(json.value("scale_fmt", Json()) == "ue8m0" ? "fp8-block-ue8m0" : "fp8-block");
+  WW_FAIL_IF_ERROR(ReadBlock(json, "weight_block_size", format));
+  return format;
+}
+
+/// SGLang's.
+Result<WeightFormat> ReadMxFp8(const Json& json) {
+  WW_FAIL_IF_ERROR(CheckFields(json, "",
+                               {{"quant_method"},
+                                {"fmt", {"e4m3", "float8_e4m3fn"}},
+                                {"activation_scheme", {"dynamic"}},
+                                {"scale_fmt", {"ue8m0"}},
+                                {"weight_block_size", {Json{1, 32}}},
+                                {"modules_to_not_convert"},
+                                {"ignored_layers"}}));
+  return Format("mxfp8");
+}
+
+/// What compressed-tensors says of weights: how many bits in which groups.
+Result<WeightFormat> ReadScheme(const Json& weights) {
+  const std::string where = "config_groups.weights.";
+  WW_ASSIGN(const std::optional<int64_t> bits, OptionalInteger(weights, "num_bits"));
+  WW_ASSIGN(const std::optional<std::string> type, OptionalString(weights, "type"));
+  WW_ASSIGN(const std::optional<std::string> strategy, OptionalString(weights, "strategy"));
+  if (bits != 8 || type != "float") {
+    return Fail(Undescribed("has weights of " + std::to_string(bits.value_or(0)) + " bits, type " +
+                            type.value_or("int").substr(0, 64) +
+                            ", which are not made on the way"));
+  }
+  WW_FAIL_IF_ERROR(CheckFields(weights, where,
+                               {{"num_bits"},
+                                {"type"},
+                                {"strategy", {"tensor", "channel", "block", "group"}},
+                                {"symmetric", {true}},
+                                {"dynamic", {false}},
+                                {"group_size"},
+                                {"block_structure"},
+                                {"scale_dtype", {"torch.uint8"}},
+                                {"zp_dtype"},  // there are no zero points
+                                {"observer"},
+                                {"observer_kwargs"}}));
+  const bool bytes = !weights.value("scale_dtype", Json()).is_null();
+  if (strategy == "group") {
+    WW_ASSIGN(const std::optional<int64_t> size, OptionalInteger(weights, "group_size"));
+    if (!bytes || size != 32) {
+      return Fail(Undescribed("has groups of " + std::to_string(size.value_or(0)) +
+                              (bytes ? "" : " with scales that are no E8M0 bytes")));
+    }
+    return Format("mxfp8-compressed-tensors");
+  }
+  if (bytes) return Fail(Undescribed("has " + where + "scale_dtype \"torch.uint8\""));
+  if (strategy == "tensor") return Format("fp8-tensor");
+  if (strategy == "channel") return Format("fp8-channel");
+  if (strategy != "block") return Fail(Undescribed("has no " + where + "strategy"));
+  WeightFormat format = Format("fp8-block-compressed-tensors");
+  WW_FAIL_IF_ERROR(ReadBlock(weights, "block_structure", format));
+  return format;
+}
+
+Status CheckActivations(const Json& group, const char* key) {
+  const auto found = group.find(key);
+  if (found == group.end() || found->is_null()) return OkStatus();
+  const Json dynamic = found->is_object() ? found->value("dynamic", Json()) : Json();
+  if (dynamic == true) return OkStatus();
+  return Undescribed(
+      std::string("has ") + key +
+      " that are not dynamic: their scales are calibrated, which weights do not tell");
+}
+
+/// Whether nothing is said: null, or no entry.
+bool IsSilent(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found == json.end() || found->is_null() || (found->is_structured() && found->empty());
+}
+
+Result<WeightFormat> ReadCompressedTensors(const Json& json) {
+  WW_FAIL_IF_ERROR(CheckFields(json, "",
+                               {{"quant_method"},
+                                {"config_groups"},
+                                {"format"},
+                                {"global_compression_ratio"},
+                                {"ignore"},
+                                {"quantization_status", {"compressed", "frozen"}},
+                                {"kv_cache_scheme"},
+                                {"sparsity_config"},
+                                {"transform_config"},
+                                {"version"}}));
+  for (const char* key : {"kv_cache_scheme", "sparsity_config", "transform_config"}) {
+    if (!IsSilent(json, key)) {
+      return Fail(Undescribed(std::string("has a ") + key + ", which is not described"));
+    }
+  }
+  const auto groups = json.find("config_groups");
+  if (groups == json.end() || !groups->is_object() || groups->size() != 1) {
+    return Fail(Undescribed("has no config_groups, or more than one group"));
+  }
+  const Json& group = groups->front();
+  if (!group.is_object() || group.value("targets", Json()) != Json{"Linear"}) {
+    return Fail(Undescribed("has a config group whose targets are not [\"Linear\"]"));
+  }
+  WW_FAIL_IF_ERROR(CheckFields(
+      group, "config_groups.",
+      {{"targets"}, {"weights"}, {"input_activations"}, {"output_activations"}, {"format"}}));
+  for (const char* key : {"input_activations", "output_activations"}) {
+    WW_FAIL_IF_ERROR(CheckActivations(group, key));
+  }
+  const auto weights = group.find("weights");
+  if (weights == group.end() || !weights->is_object()) {
+    return Fail(Undescribed("has a config group without weights"));
+  }
+  return ReadScheme(*weights);
+}
+
+Result<WeightFormat> ReadModelopt(const Json& json) {
+  WW_ASSIGN(const std::optional<std::string> algorithm, OptionalString(json, "quant_algo"));
+  if (algorithm != "MXFP8") {
+    return Fail(Undescribed("has quant_algo \"" + algorithm.value_or("").substr(0, 64) +
+                            "\", which is not made on the way (FP8 and NVFP4 have scales of "
+                            "activations, which are calibrated)"));
+  }
+  WW_FAIL_IF_ERROR(CheckFields(json, "",
+                               {{"quant_method"},
+                                {"quant_algo"},
+                                {"producer"},
+                                {"ignore"},
+                                {"exclude_modules"},
+                                {"group_size", {32}},
+                                {"config_groups"}}));
+  return Format("mxfp8-modelopt");
+}
+
+struct Dialect {
+  std::string_view method;
+  Result<WeightFormat> (*read)(const Json& json);
+};
+constexpr Dialect kDialects[] = {{"fp8", ReadFp8},
+                                 {"mxfp8", ReadMxFp8},
+                                 {"compressed-tensors", ReadCompressedTensors},
+                                 {"modelopt", ReadModelopt}};
+
+/// The name of the tensor's module.
+std::string_view ModuleOf(std::string_view tensor) {
+  const size_t dot = tensor.rfind('.');
+  return dot == std::string_view::npos ? tensor : tensor.substr(0, dot);
+}
+
+}  // namespace
+
+bool WeightFormat::Skips(std::string_view tensor) const {
+  bool found = false;
+  ForEachMatch(tensor, [&found](const std::string&) { found = true; });
+  return found;
+}
+
+void WeightFormat::ForEachMatch(std::string_view tensor,
+                                const std::function<void(const std::string&)>& visit) const {
+  const std::string_view module = ModuleOf(tensor);
+  const auto visit_named = [&](std::string_view part) {
+    if (const auto entry = skipped.find(part); entry != skipped.end()) visit(*entry);
+  };
+  if (ignore == IgnoreRule::kNamesAndExpressions) {
+    visit_named(module);
+    for (size_t i = 0; i < expressions.size(); ++i) {
+      const re2::StringPiece text(module.data(), module.size());
+      if (expressions[i]->regex.Match(text, 0, module.size(), RE2::ANCHOR_START, nullptr, 0)) {
+        visit(patterns[i]);
+      }
+    }
+    return;
+  }
+  if (ignore == IgnoreRule::kGlobs) {
+    for (size_t end = module.find('.'); end != std::string_view::npos;
+         end = module.find('.', end + 1)) {
+      visit_named(module.substr(0, end));
+    }
+    visit_named(module);
+  } else {
+    for (size_t begin = 0; begin != std::string_view::npos && !skipped.empty();) {
+      for (size_t end = begin; end != std::string_view::npos;) {
+        end = tensor.find('.', end + 1);
+        visit_named(tensor.substr(begin, end == std::string_view::npos ? end : end - begin));
+      }
+      begin = tensor.find('.', begin);
+      if (begin != std::string_view::npos) ++begin;
+    }
+  }
+  for (const std::string& pattern : patterns) {
+    const std::string_view whole = ignore == IgnoreRule::kGlobs ? module : tensor;
+    if (GlobMatches(pattern, whole) || GlobMatches(pattern + ".*", whole)) visit(pattern);
+  }
+}
+
+Result<std::optional<WeightFormat>> ReadWeightFormat(const Json& json) {
+  if (const auto old = json.find("compression_config"); old != json.end() && !old->is_null()) {
+    return Fail(Undescribed("stands under compression_config, its old name"));
+  }
+  const auto it = json.find("quantization_config");
+  if (it == json.end() || it->is_null()) return std::optional<WeightFormat>();
+  if (!it->is_object()) return Fail(Undescribed("is no object"));
+  WW_ASSIGN(const std::optional<std::string> method, OptionalString(*it, "quant_method"));
+  if (!method) return Fail(Undescribed("has no quant_method"));
+  const auto dialect = std::ranges::find(kDialects, *method, &Dialect::method);
+  if (dialect == std::end(kDialects)) {
+    return Fail(Undescribed("has quant_method \"" + method->substr(0, 64) + "\""));
+  }
+  WW_ASSIGN(WeightFormat format, dialect->read(*it));
+  for (const char* key :
+       {"modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"}) {
+    WW_FAIL_IF_ERROR(AddSkipped(*it, key, format));
+  }
+  return format;
+}
+
+Result<Json> QuantizationConfigOf(std::string_view name, const std::vector<std::string>& skipped) {
+  const auto found = std::ranges::find(Formats(), name, &WeightFormat::name);
+  if (found == Formats().end()) {
+    std::string known;
+    for (const WeightFormat& format : Formats()) {
+      known.append(known.empty() ? "" : ", ").append(format.name);
+    }
+    return Fail(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                       "no format is called \"" + std::string(name.substr(0, 64)) + "\"")
+                    .Remedy("use one of " + known));
+  }
+  if (found->ignore == IgnoreRule::kGlobs) {
+    return Json{{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}, {"ignore", skipped}};
+  }
+  if (found->ignore == IgnoreRule::kParts) {
+    Json json = {{"quant_method", found->OneByte() ? "mxfp8" : "fp8"},
+                 {"fmt", "e4m3"},
+                 {"activation_scheme", "dynamic"},
+                 {"weight_block_size", {found->rows, found->columns}},
+                 {"modules_to_not_convert", skipped}};
+    if (found->rule == ScaleRule::kPowerOfTwo) json["scale_fmt"] = "ue8m0";
+    return json;
+  }
+  Json weights = {{"num_bits", 8}, {"type", "float"}, {"symmetric", true}, {"dynamic", false}};
+  Json activations = {{"num_bits", 8}, {"type", "float"}, {"symmetric", true}, {"dynamic", true}};
+  std::string format = "float-quantized";
+  if (found->OneByte()) {
+    format = "mxfp8-quantized";
+    for (Json* args : {&weights, &activations}) {
+      args->update({{"strategy", "group"}, {"group_size", 32}, {"scale_dtype", "torch.uint8"}});
+    }
+  } else if (found->rows > 1) {
+    weights.update({{"strategy", "block"}, {"block_structure", {found->rows, found->columns}}});
+    activations.update({{"strategy", "group"}, {"group_size", found->columns}});
+  } else {
+    weights["strategy"] = found->rows == 1 ? "channel" : "tensor";
+    activations["strategy"] = "token";
+  }
+  return Json{{"quant_method", "compressed-tensors"},
+              {"format", format},
+              {"quantization_status", "compressed"},
+              {"ignore", skipped},
+              {"config_groups",
+               {{"group_0",
+                 {{"targets", {"Linear"}},
+                  {"weights", std::move(weights)},
+                  {"input_activations", std::move(activations)},
+                  {"output_activations", nullptr},
+                  {"format", format}}}}}};
+}
+
+}  // namespace weightwire::layout

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Writes tests/data/low_precision.txt: what the libraries that define quantized formats make of rows of numbers, for
+tests/unit/kernels/quantize_test.cc. In an environment of its own (torch 2.13.0, torchao 0.18.0 and compressed-tensors 0.20.1
+wrote the file):
+  pip install torch torchao compressed-tensors
+  VENV/bin/python tests/golden/low_precision.py            # exit 1 when the file would change
+  VENV/bin/python tests/golden/low_precision.py --update   # writes
+"""
+
+import argparse
+import os
+import pathlib
+import random
+import sys
+
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compressed-tensors compiles what it casts with
+
+import torch
+from compressed_tensors.compressors.mxfp4.base import MXFP4PackedCompressor
+from compressed_tensors.compressors.mxfp8.base import MXFP8QuantizationCompressor
+from compressed_tensors.compressors.naive_quantized.base import NaiveQuantizationCompressor
+from compressed_tensors.compressors.nvfp4.base import NVFP4PackedCompressor
+from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.utils.helpers import calculate_qparams, generate_gparam
+from torchao.prototype.mx_formats.config import ScaleCalculationMode
+from torchao.prototype.mx_formats.mx_tensor import to_mx
+
+FILE = pathlib.Path(__file__).resolve().parents[1] / "data/low_precision.txt"
+KINDS = {"bf16": (torch.bfloat16, torch.int16, 4), "f16": (torch.float16, torch.int16, 4), "f32": (torch.float32, torch.int32, 8)}
+GROUP = 32
+HEADER = """# By tests/golden/low_precision.py; hexadecimal unless it counts. A row of elements, its codes and its scales:
+# row LIBRARY SCALES KIND GROUP ELEMENTS CODES SCALES
+# four LIBRARY KIND4 KIND GROUP ELEMENTS CODES SCALES GLOBAL: in four bits, with the bits of kNvFp4's global scale
+# SCALES is a name of kernels::ScaleKind, KIND4 of kernels::FourBitKind. Elements and scales are numbers, most significant digit first.
+"""
+
+
+def rows(kind):
+    """Rows of 96 numbers: wide and narrow, at the edges of powers of two, denormals, zeros with signs."""
+    dtype = KINDS[kind][0]
+    draw = random.Random(33)
+    small = torch.finfo(dtype).tiny
+    yield [draw.gauss(0, 0.02) for _ in range(96)]
+    yield [draw.gauss(0, 1) * 2.0 ** draw.randint(-12, 8) for _ in range(96)]
+    yield [448.0, -448.0, 447.0, 0.0, -0.0, 1.0, -1.0, 0.001] * 4 + [224.0, 223.0, 225.0, 1.75] * 8 + [7 * 2.0 ** -9, 3.5, -3.4] * 10 + [0.0, -0.0]
+    yield [draw.choice([256.0, 384.0, 416.0, 440.0, 448.0, 456.0, 464.0, 480.0, 512.0]) * 2.0 ** (i // 32 - 1) for i in range(96)]
+    if kind == "f16":
+        yield [small * draw.randint(-9, 9) * 2.0 ** -8 for _ in range(96)]
+        yield [65504.0, -65504.0, 1.0] * 32
+    else:
+        yield [draw.gauss(0, 1) * 2.0 ** -30 for _ in range(96)]
+        yield [draw.gauss(0, 1) * 2.0 ** 100 for _ in range(96)]
+
+
+def bits(values, kind=None):
+    """As hexadecimal digits, element by element."""
+    if kind is None:
+        return bytes(values.flatten().tolist()).hex()
+    _, integer, digits = KINDS[kind]
+    return "".join(f"{v & (1 << 4 * digits) - 1:0{digits}x}" for v in values.flatten().contiguous().view(integer).tolist())
+
+
+def line(library, scales, kind, group, row, codes, made):
+    stored = bits(made) if made.dtype == torch.uint8 else bits(made, kind)
+    return f"row {library} {scales} {kind} {group} {bits(row, kind)} {bits(codes.view(torch.uint8))} {stored}"
+
+
+def torchao_rceil(kind, row):
+    """NVIDIA's rule, as cuBLAS, Transformer Engine and SGLang have it."""
+    scales, codes = to_mx(row.reshape(1, -1), torch.float8_e4m3fn, GROUP, ScaleCalculationMode.RCEIL)
+    return line("torchao", "kE8M0", kind, GROUP, row, codes, scales.view(torch.uint8))
+
+
+def compressed(kind, row, group):
+    """compressed-tensors with a scale for each group: of all of the row (a channel), or of an MX group."""
+    mx = group == GROUP
+    args = QuantizationArgs(num_bits=8, type="float", symmetric=True, dynamic=False, strategy="group" if mx else "channel",
+                            group_size=group if mx else None, scale_dtype=torch.uint8 if mx else None)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    groups = row.reshape(1, -1, group)
+    scale, _ = calculate_qparams(groups.amin(-1), groups.amax(-1), args)
+    compressor = MXFP8QuantizationCompressor if mx else NaiveQuantizationCompressor
+    state = compressor.compress({"weight": row.reshape(1, -1), "weight_scale": scale}, scheme)
+    return line("compressed-tensors", "kE8M0Rounded" if mx else "kOwnKind", kind, group, row, state["weight"], state["weight_scale"])
+
+
+def four(library, kind4, kind, group, row, codes, scales, global_scale=None):
+    stored = bits(scales, kind) if scales.dtype == row.dtype else bits(scales.view(torch.uint8))
+    one = torch.ones(1) if global_scale is None else global_scale
+    return f"four {library} {kind4} {kind} {group} {bits(row, kind)} {bits(codes.contiguous().view(torch.uint8))} {stored} {bits(one, 'f32')}"
+
+
+def torchao_mxfp4(kind, row):
+    scales, codes = to_mx(row.reshape(1, -1), torch.float4_e2m1fn_x2, GROUP, ScaleCalculationMode.RCEIL)
+    return four("torchao", "kMxFp4", kind, GROUP, row, codes, scales)
+
+
+def compressed_four(kind4, kind, group, row):
+    """compressed-tensors' packed formats."""
+    compressor, dtype, strategy, type_ = {
+        "kMxFp4Rounded": (MXFP4PackedCompressor, torch.uint8, "group", "float"),
+        "kNvFp4": (NVFP4PackedCompressor, torch.float8_e4m3fn, "tensor_group", "float"),
+        "kInt4": (PackedQuantizationCompressor, None, "group", "int")}[kind4]
+    args = QuantizationArgs(num_bits=4, type=type_, symmetric=True, dynamic=False, strategy=strategy, group_size=group, scale_dtype=dtype)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    groups = row.reshape(1, -1, group)
+    state = {"weight": row.reshape(1, -1)}
+    if kind4 == "kNvFp4":
+        state["weight_global_scale"] = generate_gparam(row.min(), row.max())
+    scale, _ = calculate_qparams(groups.amin(-1), groups.amax(-1), args, state.get("weight_global_scale"))
+    made = compressor.compress({**state, "weight_scale": scale}, scheme)
+    return four("compressed-tensors", kind4, kind, group, row, made["weight_packed"], made["weight_scale"], made.get("weight_global_scale"))
+
+
+def lines():
+    for kind, (dtype, _, _) in KINDS.items():
+        for values in rows(kind):
+            row = torch.tensor(values, dtype=torch.float64).to(dtype)
+            yield compressed(kind, row, len(values))
+            if kind != "f16":  # torchao has no MX of fp16, and compressed-tensors keeps MX scales in fp16 while it divides
+                yield torchao_rceil(kind, row)
+                yield compressed(kind, row, GROUP)
+                yield torchao_mxfp4(kind, row)
+                yield compressed_four("kMxFp4Rounded", kind, GROUP, row)
+            yield compressed_four("kNvFp4", kind, 16, row)
+            yield compressed_four("kInt4", kind, 32, row)
+            yield compressed_four("kInt4", kind, 96, row)
+        yield compressed(kind, torch.zeros(5, dtype=dtype), 5)
+        yield compressed(kind, torch.tensor([-1.0, 0.5, -0.0], dtype=dtype), 3)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--update", action="store_true")
+    args = parser.parse_args()
+    text = HEADER + "\n".join(lines()) + "\n"
+    if args.update:
+        FILE.write_text(text)
+    elif text != FILE.read_text():
+        sys.exit(f"{FILE} differs from what the libraries give; look why, then --update")
+
+
+if __name__ == "__main__":
+    main()
