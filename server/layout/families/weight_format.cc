@@ -332,14 +332,14 @@ Result<WeightFormat> ReadModelopt(const Json& json) {
   return Format("mxfp8-modelopt");
 }
 
-struct Dialect {
+struct MethodReader {
   std::string_view method;
   Result<WeightFormat> (*read)(const Json& json);
 };
-constexpr Dialect kDialects[] = {{"fp8", ReadFp8},
-                                 {"mxfp8", ReadMxFp8},
-                                 {"compressed-tensors", ReadCompressedTensors},
-                                 {"modelopt", ReadModelopt}};
+constexpr MethodReader kMethodReaders[] = {{"fp8", ReadFp8},
+                                           {"mxfp8", ReadMxFp8},
+                                           {"compressed-tensors", ReadCompressedTensors},
+                                           {"modelopt", ReadModelopt}};
 
 /// The name of the tensor's module.
 std::string_view ModuleOf(std::string_view tensor) {
@@ -402,11 +402,11 @@ Result<std::optional<WeightFormat>> ReadWeightFormat(const Json& json) {
   if (!it->is_object()) return Fail(Undescribed("is no object"));
   WW_ASSIGN(const std::optional<std::string> method, OptionalString(*it, "quant_method"));
   if (!method) return Fail(Undescribed("has no quant_method"));
-  const auto dialect = std::ranges::find(kDialects, *method, &Dialect::method);
-  if (dialect == std::end(kDialects)) {
+  const auto reader = std::ranges::find(kMethodReaders, *method, &MethodReader::method);
+  if (reader == std::end(kMethodReaders)) {
     return Fail(Undescribed("has quant_method \"" + method->substr(0, 64) + "\""));
   }
-  WW_ASSIGN(WeightFormat format, dialect->read(*it));
+  WW_ASSIGN(WeightFormat format, reader->read(*it));
   for (const char* key :
        {"modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"}) {
     WW_FAIL_IF_ERROR(AddSkipped(*it, key, format));
