@@ -108,11 +108,14 @@ class AgentTest : public ::testing::Test {
   }
   std::unique_ptr<Rank> BoundTrainer(uint32_t rank = 0, uint64_t incarnation = 1) {
     auto trainer = Attach(RequestFor(control::GroupRole::kTrainer, "trainer", rank, incarnation));
-    EXPECT_TRUE(Submit(trainer->handle).ok());
-    parameters = MakeRegion();
-    const uint64_t id = Import(trainer->handle, *parameters).value();
-    EXPECT_TRUE(agent->Bind(trainer->handle, {{0, id, 0}, {1, id, 64}}).ok());
+    BindTrainer(*trainer);
     return trainer;
+  }
+  void BindTrainer(const Rank& trainer) {
+    EXPECT_TRUE(Submit(trainer.handle).ok());
+    parameters = MakeRegion();
+    const uint64_t id = Import(trainer.handle, *parameters).value();
+    EXPECT_TRUE(agent->Bind(trainer.handle, {{0, id, 0}, {1, id, 64}}).ok());
   }
   std::unique_ptr<Rank> StagedEngine(uint32_t rank = 0, uint64_t incarnation = 1,
                                      uint32_t buffers = 0, bool checks_copies = false) {

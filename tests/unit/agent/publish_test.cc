@@ -98,6 +98,60 @@ TEST_F(AgentPublish, KnowsWhatItServedLastFromVersionToVersion) {
   EXPECT_EQ(engine.sources.at(JobOf(*trainer_, 4)).first.heads, heads);
 }
 
+/// A publisher of an agent whose `delta` is one thing, and that asks for another.
+class AgentDelta : public AgentTest {
+ protected:
+  using Mode = transfer::DeltaPolicy::Mode;
+  /// What its job of version 7 would code by.
+  std::shared_ptr<transfer::DeltaBases> Bases(Mode agents, std::optional<Mode> asked) {
+    options.delta.mode = agents;
+    Start();
+    auto request = RequestFor(control::GroupRole::kTrainer, "trainer");
+    request.delta = asked;
+    trainer_ = Attach(request);
+    BindTrainer(*trainer_);
+    EXPECT_TRUE(Publish(*trainer_, 7).ok());
+    Source(*trainer_, 3, 7);
+    return engine.sources.at(JobOf(*trainer_, 3)).first.delta;
+  }
+  std::unique_ptr<Rank> trainer_;
+};
+
+TEST_F(AgentDelta, CodesAsTheAgentIsConfigured) {
+  const auto bases = Bases(Mode::kAlways, std::nullopt);
+  ASSERT_NE(bases, nullptr);
+  EXPECT_EQ(bases->policy().mode, Mode::kAlways);
+  Release(*trainer_, 3, 7);
+  ASSERT_TRUE(Publish(*trainer_, 8).ok());
+  Source(*trainer_, 4, 8);
+  EXPECT_EQ(engine.sources.at(JobOf(*trainer_, 4)).first.delta, bases);
+}
+
+TEST_F(AgentDelta, CodesAsItsProcessAsks) {
+  const auto bases = Bases(Mode::kAuto, Mode::kAlways);
+  ASSERT_NE(bases, nullptr);
+  EXPECT_EQ(bases->policy().mode, Mode::kAlways);
+}
+
+TEST_F(AgentDelta, MayBeAskedNotTo) { EXPECT_EQ(Bases(Mode::kAuto, Mode::kOff), nullptr); }
+
+TEST_F(AgentDelta, IsOffWhereTheAgentSaysSo) {
+  EXPECT_EQ(Bases(Mode::kOff, Mode::kAlways), nullptr);
+}
+
+TEST_F(AgentDelta, TakesItsMemoryFromTheBudget) {
+  const auto bases = Bases(Mode::kAlways, std::nullopt);
+  ASSERT_NE(bases, nullptr);
+  plan::StreamSchedule schedule;
+  schedule.segments.push_back({0, {0}, {3'000}, 3'000});
+  EXPECT_NE(bases->Of(kPlan, 1, schedule), nullptr);
+  EXPECT_EQ(bases->Of(kPlan, 2, schedule), nullptr) << "of 4,096 bytes";
+  EXPECT_EQ(bases->why_not().reason(), Reason::kLimitExceeded);
+  EXPECT_THAT(bases->why_not().message(), HasSubstr("trainer/0: delta base"));
+  bases->Follow([](const PlanId&) { return false; });
+  EXPECT_NE(bases->Of(kPlan, 2, schedule), nullptr) << "the first one's were given back";
+}
+
 TEST_F(AgentPublish, RefusesAVersionThatItHasHadReleased) {
   ASSERT_TRUE(Publish(*trainer_, 7).ok());
   Source(*trainer_, 3, 7);
