@@ -21,11 +21,13 @@ enum class FourBitKind : uint8_t {
   /// The same with compressed-tensors' scale: 2^(e - 2), where amax is below 1.75 · 2^e and from
   /// 1.75 · 2^(e - 1) on. An element -0 becomes 0.
   kMxFp4Rounded = 1,
-  /// e2m1 with scales in e4m3 beside one fp32 `global` of the tensor, as compressed-tensors computes:
+  /// e2m1 with scales in e4m3 beside one fp32 `global` of the tensor, as compressed-tensors
+  /// computes:
   /// amax / 6, rounded to the element's own kind, times global, in e4m3 (0.125 where that is 0);
   /// quotients by scale / global in fp32. An element -0 becomes 0.
   kNvFp4 = 2,
-  /// int4 with scales amax / 7.5; scale and quotient are rounded to the element's own kind, in which
+  /// int4 with scales amax / 7.5; scale and quotient are rounded to the element's own kind, in
+  /// which
   /// the scale is stored. What would be 0 is the kind's epsilon.
   kInt4 = 3,
 };
@@ -35,9 +37,9 @@ constexpr int FourBitScaleBytes(FourBitKind kind, Element from) {
   return kind != FourBitKind::kInt4 ? 1 : from == Element::kF32 ? 4 : 2;
 }
 
-/// kNvFp4's global scale of a tensor whose largest magnitude is `amax`: 448 · 6 · (1 / amax), both steps
-/// rounded to the element's own kind, where amax is at least that kind's smallest normal number; 1 where that overflows, NaN
-/// for NaN and infinity.
+/// kNvFp4's global scale of a tensor whose largest magnitude is `amax`: 448 · 6 · (1 / amax), both
+/// steps rounded to the element's own kind, where amax is at least that kind's smallest normal
+/// number; 1 where that overflows, NaN for NaN and infinity.
 float NvFp4Global(float amax, Element from);
 /// The largest magnitude of packed elements; NaN or infinity where one is such.
 float LargestMagnitude(const void* source, int64_t count, Element from);

@@ -12,7 +12,8 @@ namespace weightwire::kernels {
 namespace {
 
 size_t IndexOf(Element from) {
-  if (from >= Element::kBF16) return static_cast<size_t>(from) - static_cast<size_t>(Element::kBF16);
+  if (from >= Element::kBF16)
+    return static_cast<size_t>(from) - static_cast<size_t>(Element::kBF16);
   std::fprintf(stderr, "kernels: element kind %d is no float and cannot be quantized\n",
                static_cast<int>(from));
   std::abort();
@@ -31,7 +32,8 @@ float NvFp4Global(float amax, Element from) {
 }
 
 float LargestMagnitude(const void* source, int64_t count, Element from) {
-  return internal::AsFloat(internal::Simd().amax[IndexOf(from)](source, static_cast<size_t>(count)));
+  return internal::AsFloat(
+      internal::Simd().amax[IndexOf(from)](source, static_cast<size_t>(count)));
 }
 
 void QuantizeFourBit(void* codes, void* scales, const void* source, int64_t rows, int64_t columns,
@@ -42,7 +44,8 @@ void QuantizeFourBit(void* codes, void* scales, const void* source, int64_t rows
                  static_cast<long long>(columns));
     std::abort();
   }
-  internal::Simd().four_bit[index](codes, scales, source, static_cast<size_t>(rows * columns / group),
+  internal::Simd().four_bit[index](codes, scales, source,
+                                   static_cast<size_t>(rows * columns / group),
                                    static_cast<size_t>(group), kind, global);
 }
 

@@ -21,8 +21,8 @@ namespace {
 constexpr std::string_view kShortSuffix = kScaleSuffixes[1];
 constexpr IgnoreRule kNamesAndExpressions = IgnoreRule::kNamesAndExpressions;
 
-/// All that is described. Those with a size of 0 have theirs from the weight; fp8-block is also read
-/// with other blocks.
+/// All that is described. Those with a size of 0 have theirs from the weight; fp8-block is also
+/// read with other blocks.
 constexpr int64_t kAll = 0;
 const std::array<WeightFormat, 8>& Formats() {
   static const std::array<WeightFormat, 8> formats = {{
@@ -56,7 +56,8 @@ Status Undescribed(std::string_view what) {
           "described are quant_method \"fp8\" (fmt \"e4m3\", activation_scheme \"dynamic\", a "
           "weight_block_size of two sizes, scale_fmt \"ue8m0\" or none), \"mxfp8\", "
           "compressed-tensors' fp8 and MXFP8 weights and modelopt's MXFP8. Run the engine in bf16, "
-          "without quantization_config; or push a checkpoint that is quantized already (wwctl push) "
+          "without quantization_config; or push a checkpoint that is quantized already (wwctl "
+          "push) "
           "to an engine with explicit layouts");
 }
 
@@ -129,8 +130,8 @@ Status AddEntry(const std::string& key, const std::string& entry, WeightFormat& 
       WW_RETURN_IF_ERROR(CheckParts(key, entry));
       break;
     case IgnoreRule::kGlobs:
-      WW_RETURN_IF_ERROR(CheckPlain(key, entry, "*?",
-                                    "write whole names of modules, with * and ? for any characters"));
+      WW_RETURN_IF_ERROR(CheckPlain(
+          key, entry, "*?", "write whole names of modules, with * and ? for any characters"));
       break;
     case IgnoreRule::kNamesAndExpressions:
       if (!entry.starts_with(kMark)) {
@@ -138,8 +139,7 @@ Status AddEntry(const std::string& key, const std::string& entry, WeightFormat& 
             key, entry, "", "write whole names of modules, or re: and a regular expression"));
         break;
       }
-      auto expression =
-          std::make_shared<WeightFormat::Expression>(entry.substr(kMark.size()));
+      auto expression = std::make_shared<WeightFormat::Expression>(entry.substr(kMark.size()));
       if (!expression->regex.ok()) {
         return BadPattern(key, entry, "no expression that is read: " + expression->regex.error(),
                           "write it without lookaround and references to groups");
@@ -175,7 +175,8 @@ Status AddSkipped(const Json& json, const char* key, WeightFormat& format) {
 Status ReadBlock(const Json& json, const char* key, WeightFormat& format) {
   const auto block = json.find(key);
   if (block == json.end() || block->is_null()) {
-    return Undescribed(std::string("has no ") + key + ": scales of whole tensors are not described");
+    return Undescribed(std::string("has no ") + key +
+                       ": scales of whole tensors are not described");
   }
   const bool two = block->is_array() && block->size() == 2;
   const int64_t rows = two ? AsInteger(block->at(0)).value_or(0) : 0;
@@ -264,8 +265,9 @@ Status CheckActivations(const Json& group, const char* key) {
   if (found == group.end() || found->is_null()) return OkStatus();
   const Json dynamic = found->is_object() ? found->value("dynamic", Json()) : Json();
   if (dynamic == true) return OkStatus();
-  return Undescribed(std::string("has ") + key +
-                     " that are not dynamic: their scales are calibrated, which weights do not tell");
+  return Undescribed(
+      std::string("has ") + key +
+      " that are not dynamic: their scales are calibrated, which weights do not tell");
 }
 
 /// Whether nothing is said: null, or no entry.
@@ -299,12 +301,9 @@ Result<WeightFormat> ReadCompressedTensors(const Json& json) {
   if (!group.is_object() || group.value("targets", Json()) != Json{"Linear"}) {
     return Fail(Undescribed("has a config group whose targets are not [\"Linear\"]"));
   }
-  WW_FAIL_IF_ERROR(CheckFields(group, "config_groups.",
-                               {{"targets"},
-                                {"weights"},
-                                {"input_activations"},
-                                {"output_activations"},
-                                {"format"}}));
+  WW_FAIL_IF_ERROR(CheckFields(
+      group, "config_groups.",
+      {{"targets"}, {"weights"}, {"input_activations"}, {"output_activations"}, {"format"}}));
   for (const char* key : {"input_activations", "output_activations"}) {
     WW_FAIL_IF_ERROR(CheckActivations(group, key));
   }
@@ -333,14 +332,14 @@ Result<WeightFormat> ReadModelopt(const Json& json) {
   return Format("mxfp8-modelopt");
 }
 
-struct Dialect {
+struct Reader {
   std::string_view method;
   Result<WeightFormat> (*read)(const Json& json);
 };
-constexpr Dialect kDialects[] = {{"fp8", ReadFp8},
-                                 {"mxfp8", ReadMxFp8},
-                                 {"compressed-tensors", ReadCompressedTensors},
-                                 {"modelopt", ReadModelopt}};
+constexpr Reader kReaders[] = {{"fp8", ReadFp8},
+                               {"mxfp8", ReadMxFp8},
+                               {"compressed-tensors", ReadCompressedTensors},
+                               {"modelopt", ReadModelopt}};
 
 /// The name of the tensor's module.
 std::string_view ModuleOf(std::string_view tensor) {
@@ -403,12 +402,13 @@ Result<std::optional<WeightFormat>> ReadWeightFormat(const Json& json) {
   if (!it->is_object()) return Fail(Undescribed("is no object"));
   WW_ASSIGN(const std::optional<std::string> method, OptionalString(*it, "quant_method"));
   if (!method) return Fail(Undescribed("has no quant_method"));
-  const auto dialect = std::ranges::find(kDialects, *method, &Dialect::method);
-  if (dialect == std::end(kDialects)) {
+  const auto reader = std::ranges::find(kReaders, *method, &Reader::method);
+  if (reader == std::end(kReaders)) {
     return Fail(Undescribed("has quant_method \"" + method->substr(0, 64) + "\""));
   }
-  WW_ASSIGN(WeightFormat format, dialect->read(*it));
-  for (const char* key : {"modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"}) {
+  WW_ASSIGN(WeightFormat format, reader->read(*it));
+  for (const char* key :
+       {"modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"}) {
     WW_FAIL_IF_ERROR(AddSkipped(*it, key, format));
   }
   return format;

@@ -1,5 +1,5 @@
-// Four-bit formats against the libraries that define them (tests/data/low_precision.txt) and against
-// an oracle that searches all values of a format in double precision.
+// Four-bit formats against the libraries that define them (tests/data/low_precision.txt) and
+// against an oracle that searches all values of a format in double precision.
 #include "kernels/four_bit.h"
 
 #include <gtest/gtest.h>
@@ -62,7 +62,8 @@ TEST(FourBit, GivesTheBytesOfTheLibrariesThatDefineTheFormats) {
       EXPECT_EQ(NvFp4Global(LargestMagnitude(source.data(), columns, from), from), scale);
     }
     const auto want_scales = FromHex(scales, FourBitScaleBytes(kind, from));
-    std::vector<unsigned char> got(static_cast<size_t>(columns / 2)), got_scales(want_scales.size());
+    std::vector<unsigned char> got(static_cast<size_t>(columns / 2)),
+        got_scales(want_scales.size());
     QuantizeFourBit(got.data(), got_scales.data(), source.data(), 1, columns, group, from, kind,
                     scale);
     EXPECT_EQ(got, FromHex(codes, 1));
@@ -160,8 +161,8 @@ TEST(FourBit, RandomGroupsAreTheOraclesInEverySetOfLoops) {
         special = special || oracle::IsSpecial(from, bits);
         elements.push_back(oracle::Decode(from, bits));
       }
-      const Group want = Oracle(elements, special, from, kind,
-                                kind == FourBitKind::kNvFp4 ? global : 1.0f);
+      const Group want =
+          Oracle(elements, special, from, kind, kind == FourBitKind::kNvFp4 ? global : 1.0f);
       codes.insert(codes.end(), want.codes.begin(), want.codes.end());
       scales.insert(scales.end(), want.scale.begin(), want.scale.end());
     }
