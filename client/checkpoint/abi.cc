@@ -11,6 +11,7 @@
 #include "kernels/kernels.h"
 #include "kernels/quantize.h"
 #include "server/delta/coder.h"
+#include "server/layout/config_in_format.h"
 #include "server/layout/scheme.h"
 #include "server/plan/plan.h"
 #include "server/plan/plan_bytes.h"

@@ -67,12 +67,6 @@ Result<CanonicalSpace> CanonicalFromConfig(std::string_view config_json);
 /// for most. Fails as above.
 Result<std::vector<std::string>> NotesOfConfig(std::string_view config_json);
 
-/// The config.json of the same model with weights in the format of this name: its linear weights,
-/// but the head and the routers of experts, which releases leave out.
-///   kInvalidArgument / kInvalidRequest  no such format (the known ones are named), or the model is
-///                                       quantized already. Else as above.
-Result<std::string> ConfigInFormat(std::string_view config_json, std::string_view format);
-
 /// What a live process reports about one tensor; no pieces, so that it costs little to send.
 struct ObservedTensor {
   std::string name;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cctype>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "server/base/status.h"
 #include "server/layout/types.h"
@@ -48,7 +50,27 @@ TEST(WireEnums, WhatCopiesMakeHasTheSameNumbers) {
   EXPECT_EQ(static_cast<int>(plan::Transform::kElements), v1::MAKES_ELEMENTS);
   EXPECT_EQ(static_cast<int>(plan::Transform::kCodes), v1::MAKES_CODES);
   EXPECT_EQ(static_cast<int>(plan::Transform::kScales), v1::MAKES_SCALES);
-  EXPECT_EQ(v1::Makes_ARRAYSIZE, 3);
+  const std::vector<std::pair<layout::ScaleRule, std::string>> rules = {
+      {layout::ScaleRule::kQuotient, ""},
+      {layout::ScaleRule::kPowerOfTwo, "_POWER_OF_TWO"},
+      {layout::ScaleRule::kOwnKind, "_OWN_KIND"},
+      {layout::ScaleRule::kPowerOfTwoRounded, "_POWER_OF_TWO_ROUNDED"}};
+  for (const auto& [rule, suffix] : rules) {
+    for (const bool codes : {true, false}) {
+      plan::CopyOp op;
+      op.transform = codes ? plan::Transform::kCodes : plan::Transform::kScales;
+      op.rule = rule;
+      const int number = plan::MakesNumber(op);
+      EXPECT_EQ(std::string(codes ? "MAKES_CODES" : "MAKES_SCALES").append(suffix),
+                v1::Makes_Name(static_cast<v1::Makes>(number)));
+      plan::CopyOp back;
+      EXPECT_TRUE(plan::SetMakes(number, back));
+      EXPECT_EQ(back, op);
+    }
+  }
+  plan::CopyOp op;
+  EXPECT_FALSE(plan::SetMakes(v1::Makes_MAX + 1, op) || plan::SetMakes(-1, op));
+  EXPECT_EQ(v1::Makes_ARRAYSIZE, 9);
 }
 
 }  // namespace

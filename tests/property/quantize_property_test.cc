@@ -108,6 +108,7 @@ class Trial {
     Config& c = case_.config;
     blocks_.rows = In(1, 4);
     blocks_.columns = In(1, 4);
+    blocks_.powers_of_two = In(0, 1) == 1;
     const int64_t both = In(1, 3) == 1 ? 1 : std::lcm(blocks_.rows, blocks_.columns);
     for (int64_t* size : {&c.head_dim, &c.intermediate, &c.moe_intermediate, &c.shared_intermediate,
                           &c.q_lora, &c.nope, &c.rope, &c.v_dim}) {
@@ -242,7 +243,7 @@ class Trial {
   void Change(plan::CopyOp& op) {
     const auto d = static_cast<size_t>(In(0, 1));
     const int64_t by = In(0, 1) == 0 ? 1 : -1;
-    switch (In(0, 6)) {
+    switch (In(0, 7)) {
       case 0:
         op.source_offset += by * op.source_stride[d];
         return;
@@ -260,6 +261,12 @@ class Trial {
         return;
       case 5:
         if (!op.block.empty()) op.block[d] += by;
+        return;
+      case 6:
+        if (op.transform != plan::Transform::kElements) {
+          op.rule =
+              blocks_.powers_of_two ? layout::ScaleRule::kQuotient : layout::ScaleRule::kPowerOfTwo;
+        }
         return;
       default:
         if (!op.source_extent.empty()) op.source_extent[d] += by;

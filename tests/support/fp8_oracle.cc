@@ -162,6 +162,7 @@ std::string Quantization::Added(const std::string& config_json) const {
   std::string json = config_json;
   json.pop_back();
   return json + R"(, "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", )" +
+         (powers_of_two ? R"("scale_fmt": "ue8m0", )" : "") +
          R"("activation_scheme": "dynamic", "weight_block_size": [)" + std::to_string(rows) + ", " +
          std::to_string(columns) + R"(], "modules_to_not_convert": [)" + list + "]}}";
 }

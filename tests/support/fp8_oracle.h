@@ -13,6 +13,7 @@ struct Quantization {
   int64_t rows = 1;  ///< of a block
   int64_t columns = 1;
   std::set<std::string> skipped;  ///< modules_to_not_convert
+  bool powers_of_two = false;     ///< scales, which scale_fmt says
 
   /// config.json with a quantization_config.
   std::string Added(const std::string& config_json) const;

@@ -1,4 +1,5 @@
 #include "server/layout/families/family.h"
+#include "server/layout/config_in_format.h"
 
 #include <algorithm>
 #include <numeric>

@@ -332,14 +332,14 @@ Result<WeightFormat> ReadModelopt(const Json& json) {
   return Format("mxfp8-modelopt");
 }
 
-struct MethodReader {
+struct Reader {
   std::string_view method;
   Result<WeightFormat> (*read)(const Json& json);
 };
-constexpr MethodReader kMethodReaders[] = {{"fp8", ReadFp8},
-                                           {"mxfp8", ReadMxFp8},
-                                           {"compressed-tensors", ReadCompressedTensors},
-                                           {"modelopt", ReadModelopt}};
+constexpr Reader kReaders[] = {{"fp8", ReadFp8},
+                               {"mxfp8", ReadMxFp8},
+                               {"compressed-tensors", ReadCompressedTensors},
+                               {"modelopt", ReadModelopt}};
 
 /// The name of the tensor's module.
 std::string_view ModuleOf(std::string_view tensor) {
@@ -402,8 +402,8 @@ Result<std::optional<WeightFormat>> ReadWeightFormat(const Json& json) {
   if (!it->is_object()) return Fail(Undescribed("is no object"));
   WW_ASSIGN(const std::optional<std::string> method, OptionalString(*it, "quant_method"));
   if (!method) return Fail(Undescribed("has no quant_method"));
-  const auto reader = std::ranges::find(kMethodReaders, *method, &MethodReader::method);
-  if (reader == std::end(kMethodReaders)) {
+  const auto reader = std::ranges::find(kReaders, *method, &Reader::method);
+  if (reader == std::end(kReaders)) {
     return Fail(Undescribed("has quant_method \"" + method->substr(0, 64) + "\""));
   }
   WW_ASSIGN(WeightFormat format, reader->read(*it));

@@ -107,10 +107,13 @@ void QuantizeOp(Dice& dice, plan::CopyOp& op) {
   op.transform = static_cast<plan::Transform>(dice.Below(3));
   op.block = {1 + static_cast<int64_t>(dice.Below(9)), 1 + static_cast<int64_t>(dice.Below(9))};
   if (op.transform == plan::Transform::kElements) return;
+  op.rule = static_cast<layout::ScaleRule>(dice.Below(4));
   op.source_dtype = static_cast<layout::DType>(1 + dice.Below(3));
   op.target_dtype = layout::DType::kF8E4M3;
   if (op.transform == plan::Transform::kCodes) return;
-  op.target_dtype = layout::DType::kF32;
+  op.target_dtype = op.rule == layout::ScaleRule::kQuotient  ? layout::DType::kF32
+                    : op.rule == layout::ScaleRule::kOwnKind ? op.source_dtype
+                                                             : layout::DType::kU8;
   for (size_t d = 0; d < 2; ++d) {
     op.source_extent.push_back(
         op.extent[d] * op.block[d] -

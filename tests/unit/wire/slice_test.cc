@@ -189,7 +189,7 @@ TEST(SliceWire, RefusesEveryDamage) {
       {"bytes", stream([](auto* s) { s->set_bytes(281); })},
       {"canonical", op([](auto* o) { o->set_canonical(2); })},
       {"dtype", op([](auto* o) { o->set_source_dtype(v1::DTYPE_UNSPECIFIED); })},
-      {"makes", op([](auto* o) { o->set_makes(static_cast<v1::Makes>(3)); })},
+      {"makes", op([](auto* o) { o->set_makes(static_cast<v1::Makes>(9)); })},
       {"codes without blocks", op([](auto* o) { o->set_makes(v1::MAKES_CODES); })},
       {"many extents of a block", op([](auto* o) { o->mutable_block()->Resize(9, 1); })},
       {"a block of nothing", op([](auto* o) { o->mutable_block()->Resize(2, 0); })},

@@ -49,7 +49,7 @@ def quantize(source: PathLike, target: PathLike, to: str, format: str, *, config
     final = Path(os.path.abspath(target))
     check_free(final)
     kind, spec = target_layout(to)
-    found = find(source, config=config, leave_out=leave_out, wwctl=wwctl, verify=verify)
+    found = find(source, spec=None, config=config, leave_out=leave_out, wwctl=wwctl, verify=verify)
     try:
         if kind != "hf" or spec != "hf" or found.opened.format != "hf":
             raise CheckpointError(f"{found.opened.format} to {to}: only a Hugging Face checkpoint is quantized, to another one",
@@ -222,10 +222,8 @@ class _Side:
         values = _numbers(flat, stored).reshape(bottom - top, columns)
         return values * self._factors(name, stored, top, bottom, columns) if name in self.scales else values
 
-    def codes(self, name: str, top: int, bottom: int) -> Optional[Bits]:
+    def codes(self, name: str, top: int, bottom: int) -> Bits:
         stored = self.weights[name]
-        if name not in self.scales:
-            return None
         columns = stored.count // stored.shape[0]
         return self.opened.files.flat(stored, top * columns, bottom * columns)
 
@@ -254,7 +252,8 @@ def _numbers(flat: Bits, stored: Stored) -> NDArray[np.float64]:
         return np.where(flat == 0xff, np.nan, np.exp2(flat.astype(np.float64) - 127))
     if stored.dtype in ("F16", "F32", "F64"):
         kind: Any = {"F16": np.float16, "F32": np.float32, "F64": np.float64}[stored.dtype]
-        return flat.view(kind).astype(np.float64)
+        numbers: NDArray[np.float64] = flat.view(kind).astype(np.float64)
+        return numbers
     raise CheckpointError(f"{stored.dtype} is not compared as numbers", reason="dtype_mismatch", tensor=stored.name)
 
 
@@ -289,7 +288,7 @@ def _apart(a: _Side, b: _Side, name: str) -> Apart:
         total += float(difference[finite].sum())
         numbers += int(finite.sum())
         if both:
-            equal += int((a.codes(name, top, bottom) == b.codes(name, top, bottom)).sum())
+            equal += int(np.count_nonzero(a.codes(name, top, bottom) == b.codes(name, top, bottom)))
     return Apart(name, stored.count, greatest, total / numbers if numbers else 0.0,
                  equal / stored.count if both and stored.count else None, others)
 

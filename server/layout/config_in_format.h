@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "server/base/status.h"
+
+namespace weightwire::layout {
+
+/// The config.json of the same model with weights in the format of this name (weight_format.h): its
+/// linear weights, but the head and the routers of experts, which releases leave out.
+///   kInvalidArgument / kInvalidRequest     no such format: the known ones are named
+///   kFailedPrecondition / kDtypeMismatch   the model is quantized already
+/// Else as LayoutFromScheme.
+Result<std::string> ConfigInFormat(std::string_view config_json, std::string_view format);
+
+}  // namespace weightwire::layout
