@@ -199,7 +199,12 @@ void Deltas(Seeds& seeds) {
       if (code.bytes.empty()) continue;
       std::string bytes = {static_cast<char>(kBytes & 0xff), static_cast<char>(kBytes >> 8)};
       bytes.append(reinterpret_cast<const char*>(code.bytes.data()), code.bytes.size());
-      seeds.Add(static_cast<kernels::DeltaOrder>(i), bytes);
+      seeds.Add(i, bytes);
+      // The versions instead of the code: see delta_fuzz.cc.
+      bytes.resize(2);
+      bytes.append("\xff\x0f", 2);
+      for (const std::byte byte : now) bytes += static_cast<char>(byte);
+      seeds.Add(i + kernels::kDeltaOrders, bytes);
     }
   }
 }
