@@ -29,6 +29,13 @@ Budget::Share::~Share() {
 
 Result<Budget::Share> Budget::AdmitStaging(const std::string& what, uint64_t bytes) {
   if (bytes > staging_max_ - staging_) {
+    std::erase_if(spare_, [](const std::function<bool()>& give_up) { return !give_up(); });
+  }
+  return AdmitSpare(what, bytes);
+}
+
+Result<Budget::Share> Budget::AdmitSpare(const std::string& what, uint64_t bytes) {
+  if (bytes > staging_max_ - staging_) {
     return Fail(Status(Code::kResourceExhausted, Reason::kLimitExceeded,
                        what + " needs " + std::to_string(bytes) + " bytes; " +
                            std::to_string(staging_) + " of the budget of " +

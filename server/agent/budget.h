@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "server/base/status.h"
 #include "server/metrics/metrics.h"
@@ -38,6 +40,11 @@ class Budget : public std::enable_shared_from_this<Budget> {
 
   /// Admission before allocation. kResourceExhausted / kLimitExceeded names need, use and budget.
   Result<Share> AdmitStaging(const std::string& what, uint64_t bytes);
+  /// The same for what others can do without: nothing is given up for it.
+  Result<Share> AdmitSpare(const std::string& what, uint64_t bytes);
+  /// `give_up` is called when AdmitStaging lacks memory: it gives back what AdmitSpare admitted,
+  /// and says false when it need not be asked again.
+  void OnShortage(std::function<bool()> give_up) { spare_.push_back(std::move(give_up)); }
   /// Memory of another process: counted, not limited (that process owns it).
   Share CountImported(uint64_t bytes);
 
@@ -51,6 +58,7 @@ class Budget : public std::enable_shared_from_this<Budget> {
   metrics::Sink& metrics_;
   uint64_t staging_ = 0;
   uint64_t imported_ = 0;
+  std::vector<std::function<bool()>> spare_;
 };
 
 }  // namespace weightwire::agent

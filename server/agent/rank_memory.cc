@@ -148,10 +148,16 @@ const std::shared_ptr<transfer::DeltaBases>& RankMemory::delta() {
     const auto admit = [services = services_, name = name_,
                         counts = policy.folder.empty()](uint64_t bytes) -> Result<Share> {
       if (!counts) return Share();
-      WW_ASSIGN(Budget::Share share, services->budget->AdmitStaging(name + ": delta base", bytes));
+      WW_ASSIGN(Budget::Share share, services->budget->AdmitSpare(name + ": delta base", bytes));
       return Share(std::make_shared<Budget::Share>(std::move(share)));
     };
     delta_ = std::make_shared<transfer::DeltaBases>(policy, admit);
+    if (!policy.folder.empty()) return delta_;
+    services_->budget->OnShortage([weak = std::weak_ptr(delta_)] {
+      const auto bases = weak.lock();
+      if (bases) bases->GiveUp();
+      return bases != nullptr;
+    });
   }
   return delta_;
 }

@@ -155,6 +155,18 @@ void DeltaBases::Follow(const std::function<bool(const PlanId&)>& is_served) {
   }
 }
 
+void DeltaBases::GiveUp() {
+  for (auto& [plan, streams] : plans_) {
+    for (auto& [stream, entry] : streams) {
+      if (entry.base == nullptr || entry.base->in_use()) continue;
+      entry = {};
+      why_not_ = Status(Code::kResourceExhausted, Reason::kLimitExceeded,
+                        "a delta base gave way to a stage or a snapshot")
+                     .Remedy("raise the agent's stage budget, or set delta_folder");
+    }
+  }
+}
+
 uint64_t DeltaBases::bytes() const {
   uint64_t bytes = 0;
   for (const auto& [plan, streams] : plans_) {

@@ -60,6 +60,7 @@ class StreamBase {
   bool Begin(bool adaptive);
   /// The job that began is over, and no thread of it works on the base.
   void End() { in_use_ = false; }
+  bool in_use() const { return in_use_; }
 
  private:
   struct Segment {
@@ -104,6 +105,9 @@ class DeltaBases {
                                  const plan::StreamSchedule& schedule);
   /// Bases of other plans are forgotten.
   void Follow(const std::function<bool(const PlanId&)>& is_served);
+  /// Something else needs their memory: bases that no job has are gone, and are not made again
+  /// before other plans are served.
+  void GiveUp();
   /// Of all bases, without codes.
   uint64_t bytes() const;
   /// The first refusal since the bases changed; OK: none.

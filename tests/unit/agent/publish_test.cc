@@ -152,6 +152,23 @@ TEST_F(AgentDelta, TakesItsMemoryFromTheBudget) {
   EXPECT_NE(bases->Of(kPlan, 2, schedule), nullptr) << "the first one's were given back";
 }
 
+// What is coded is a saving; a snapshot is what the trainer asked for.
+TEST_F(AgentDelta, GivesWayToASnapshot) {
+  const auto bases = Bases(Mode::kAlways, std::nullopt);
+  ASSERT_NE(bases, nullptr);
+  plan::StreamSchedule schedule;
+  schedule.segments.push_back({0, {0}, {4'000}, 4'000});
+  const auto base = bases->Of(kPlan, 1, schedule);
+  ASSERT_NE(base, nullptr);
+  ASSERT_TRUE(base->Begin(false));
+  Release(*trainer_, 3, 7);
+  EXPECT_FALSE(Publish(*trainer_, 8, PublishMode::kSnapshot).ok()) << "a job has the base";
+  base->End();
+  EXPECT_TRUE(Publish(*trainer_, 9, PublishMode::kSnapshot).ok());
+  EXPECT_EQ(bases->bytes(), 0u);
+  EXPECT_EQ(bases->Of(kPlan, 1, schedule), nullptr) << "it would have to give way again";
+}
+
 TEST_F(AgentPublish, RefusesAVersionThatItHasHadReleased) {
   ASSERT_TRUE(Publish(*trainer_, 7).ok());
   Source(*trainer_, 3, 7);
