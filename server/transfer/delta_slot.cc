@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 #include <string>
 
 #include "server/base/checked.h"
@@ -137,15 +138,21 @@ std::optional<SlotDelta> SlotDeltaMaker::Finish(std::span<const uint64_t> sums) 
     layout.links = std::max<uint64_t>(layout.links, base_.links(span_.first_segment + i).size());
   }
   if (layout.links == 0) return std::nullopt;
-  uint64_t bytes = layout.codes(), newest = 0;
-  for (uint64_t link = 0; link < layout.links; ++link) {
-    for (uint32_t i = 0; i < span_.segment_count; ++i) {
-      const auto& links = base_.links(span_.first_segment + i);
-      if (link < links.size()) bytes += links[link].code->size();
-    }
-    if (link == 0) newest = bytes;
+  // As many links as there is room for.
+  std::vector<uint64_t> code_bytes(layout.links);
+  for (uint32_t i = 0; i < span_.segment_count; ++i) {
+    const auto& links = base_.links(span_.first_segment + i);
+    for (size_t link = 0; link < links.size(); ++link) code_bytes[link] += links[link].code->size();
   }
-  if (newest >= static_cast<uint64_t>(span_.bytes) || bytes > UINT32_MAX) return std::nullopt;
+  const auto bytes_with = [&](uint64_t links) {
+    return std::accumulate(code_bytes.begin(), code_bytes.begin() + static_cast<ptrdiff_t>(links),
+                           Layout{layout.segments, links}.codes());
+  };
+  const auto most = SlotDeltaBytesMax(span_);
+  while (layout.links > 1 && bytes_with(layout.links) > most) --layout.links;
+  const uint64_t bytes = bytes_with(layout.links);
+  const uint64_t newest = layout.codes() + code_bytes[0];
+  if (newest >= static_cast<uint64_t>(span_.bytes) || bytes > most) return std::nullopt;
   auto region = memory::MemoryRegion::Allocate("delta", bytes);
   if (!region) return std::nullopt;  // no memory for it: the slot is there as it is
   std::byte* const to = (*region)->data();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -32,6 +33,11 @@
 /// bytes that the link before it leads from. A reader may read only the beginning, as far as the
 /// codes of the newest link go, and the rest when it needs older ones.
 namespace weightwire::transfer {
+
+/// No SlotDelta is longer, and its newest codes end within the slot's own size.
+inline uint64_t SlotDeltaBytesMax(const plan::SlotSpan& slot) {
+  return std::min<uint64_t>(2 * static_cast<uint64_t>(slot.bytes), UINT32_MAX);
+}
 
 /// Collects the codes of one slot while it is packed. One thread.
 class SlotDeltaMaker {

@@ -149,7 +149,8 @@ void TargetStream::OnWaiting(const Notify& waiting) {
 void TargetStream::OnDelta(const Notify& delta) {
   if (stopped_ || complete_ || maps_) return;
   const bool fits = delta.slot == next_ready_ && delta.slot < schedule_.slots.size() &&
-                    delta.delta_newest_bytes <= schedule_.slots[delta.slot].bytes;
+                    delta.delta_newest_bytes <= schedule_.slots[delta.slot].bytes &&
+                    delta.delta_bytes <= SlotDeltaBytesMax(schedule_.slots[delta.slot]);
   if (!fits) {
     return FailStream(Code::kInternal, Reason::kInvalidRequest,
                       "what changed in a slot was announced out of order or is longer than it");
