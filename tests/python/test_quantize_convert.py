@@ -10,7 +10,7 @@ import pytest
 from checkpoint_folders import read_folder, write_shards
 from conftest import BINARIES
 from quantize_oracle import encode, floats
-from weightwire import TensorMeta
+from weightwire import TensorMeta, checkpoint
 from weightwire.checkpoint import quantizing
 from weightwire.checkpoint.stored import CheckpointError
 
@@ -112,10 +112,8 @@ def test_each_format_is_what_its_definition_gives(tmp_path, format):
         tensors = model(dtype)
         write_shards(tmp_path / dtype, CONFIG, tensors, 2)
         # In 256 KiB the largest matrices of fp32 go in several bands; a scale of a whole one needs all of it at once.
-        done = run("convert", tmp_path / dtype, tmp_path / f"{dtype}-q", "--to", "hf", "--quantize", format, "--memory",
-                   "512KiB" if format == "fp8-tensor" else "256KiB", "--shard-size", "100KB", "--verify")
-        assert done.returncode == 0, done.stderr
-        assert "verified" in done.stdout
+        quantizing.quantize(tmp_path / dtype, tmp_path / f"{dtype}-q", "hf", format, memory=1 << (19 if format == "fp8-tensor" else 18),
+                            shard_bytes=100_000, verify=True)
         got, wanted = read_folder(tmp_path / f"{dtype}-q"), expected(tensors, format)
         assert got.keys() == wanted.keys()
         for name in wanted:
@@ -124,24 +122,22 @@ def test_each_format_is_what_its_definition_gives(tmp_path, format):
     assert config.pop("quantization_config")["quant_method"] in ("fp8", "mxfp8", "compressed-tensors", "modelopt")
     assert config == CONFIG
     # What was written is read as the same format.
-    shown = run("show", tmp_path / "BF16-q")
-    assert shown.returncode == 0, shown.stderr
-    again = run("convert", tmp_path / "BF16-q", tmp_path / "again", "--to", "hf", "--quiet")
-    assert again.returncode == 0, again.stderr
+    checkpoint.convert(tmp_path / "BF16-q", tmp_path / "again", "hf")
     assert read_folder(tmp_path / "again") == read_folder(tmp_path / "BF16-q")
 
 
 def test_what_cannot_be_quantized_is_refused(tmp_path):
     write_shards(tmp_path / "a", CONFIG, model("BF16"), 1)
-    done = run("convert", tmp_path / "a", tmp_path / "b", "--to", "hf", "--quantize", "int3")
-    assert done.returncode == 1 and "int3" in done.stderr and "fp8-channel" in done.stderr
-    done = run("convert", tmp_path / "a", tmp_path / "b", "--to", "weightwire", "--quantize", "fp8-block")
-    assert done.returncode == 1 and "--to hf" in done.stderr
-    done = run("convert", tmp_path / "a", tmp_path / "b", "--to", "hf", "--quantize", "fp8-tensor", "--memory", "32KiB")
-    assert done.returncode == 1 and "--memory 184320" in done.stderr, done.stderr  # 192 rows of 160 elements, of 3 bytes, twice
-    assert run("convert", tmp_path / "a", tmp_path / "q", "--to", "hf", "--quantize", "fp8-block", "--quiet").returncode == 0
-    done = run("convert", tmp_path / "q", tmp_path / "b", "--to", "hf", "--quantize", "mxfp8")
-    assert done.returncode == 1 and "quantized already" in done.stderr
+    done = run("convert", tmp_path / "a", tmp_path / "q", "--to", "hf", "--quantize", "fp8-block", "--verify")
+    assert done.returncode == 0 and "fp8-block" in done.stdout and "verified" in done.stdout, done.stderr
+    for source, to, format, memory, words in (("a", "hf", "int3", 1 << 20, ("int3", "fp8-channel")),
+                                              ("a", "weightwire", "fp8-block", 1 << 20, ("--to hf",)),
+                                              # 192 rows of 160 elements, of 3 bytes, twice
+                                              ("a", "hf", "fp8-tensor", 1 << 15, ("--memory 184320",)),
+                                              ("q", "hf", "mxfp8", 1 << 20, ("quantized already",))):
+        with pytest.raises(CheckpointError) as caught:
+            quantizing.quantize(tmp_path / source, tmp_path / "b", to, format, memory=memory)
+        assert all(word in str(caught.value) for word in words), str(caught.value)
     assert not (tmp_path / "b").exists()
 
 
