@@ -55,10 +55,9 @@ class DeltaCase {
   bool Apply() {
     bool applied = true;
     for (size_t at = 0; at < held_.size(); at += kBlockBytes) {
-      applied &= coder_
-                     .Apply(DeltaOrder::kFloat16, codes_[version_][at / kBlockBytes],
-                            Block(held_, at))
-                     .ok();
+      applied &=
+          coder_.Apply(DeltaOrder::kFloat16, codes_[version_][at / kBlockBytes], Block(held_, at))
+              .ok();
     }
     version_ = 1 - version_;
     return applied;
