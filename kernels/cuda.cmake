@@ -9,7 +9,8 @@ endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
-add_library(weightwire_cuda SHARED cuda_abi.cc cuda_call.cc cuda_memory.cc cuda_kernels.cu)
+add_library(weightwire_cuda SHARED cuda_abi.cc cuda_call.cc cuda_memory.cc cuda_kernels.cu
+            cuda_delta.cu)
 target_link_libraries(weightwire_cuda PRIVATE weightwire_flags weightwire_kernels CUDA::cudart_static)
 target_include_directories(weightwire_cuda SYSTEM PRIVATE ${XXHASH_INCLUDE_DIR})
 target_link_options(weightwire_cuda PRIVATE -Wl,--no-undefined

@@ -1,5 +1,6 @@
 /* C interface of libweightwire_cuda.so: device memory that processes of one host share, and the
- * kernels of kernels/kernels.h and kernels/quantize.h on it, with the same results bit for bit.
+ * kernels of kernels/kernels.h, kernels/quantize.h and kernels/delta.h on it, with the same results
+ * bit for bit.
  * UNTESTED ON HARDWARE: the arithmetic is tested on the CPU (tests/unit/kernels/device_test.cc),
  * the launches on no GPU yet (`ctest -L gpu`). tests/support/fake_cuda is the same interface
  * without a GPU.
@@ -90,6 +91,42 @@ typedef struct {
   int32_t scale; /* a kernels::ScaleKind */
 } ww_cuda_quantize_job;
 
+typedef struct {
+  int64_t gap_bytes;
+  int64_t changes;
+  int64_t escapes; /* as many, times the element's bytes */
+} ww_cuda_delta_counts;
+
+/* kernels::DeltaScan. gaps, steps and escapes have the room that kernels::DeltaStreams needs. */
+typedef struct {
+  int32_t order; /* weightwire::kernels::DeltaOrder */
+  const void* base;
+  const void* now;
+  void* copy; /* null, or gets `now`: `base` itself, or memory apart */
+  int64_t elements;
+  int64_t changes_max;
+  uint8_t* gaps;
+  uint8_t* steps;
+  uint8_t* escapes;             /* aligned to an element */
+  ww_cuda_delta_counts* counts; /* written by the device; more changes than changes_max: the
+                                 * streams are not made */
+  void* scratch;                /* ww_cuda_delta_scratch_bytes, aligned to 8 */
+} ww_cuda_delta_scan_job;
+
+/* kernels::DeltaApply. */
+typedef struct {
+  int32_t order;
+  void* target;
+  int64_t elements;
+  const uint8_t* gaps;
+  const uint8_t* steps;
+  const uint8_t* escapes;
+  ww_cuda_delta_counts counts;
+  uint32_t* applied; /* written by the device: 1, or 0 where the streams do not end together within
+                      * the array, of which nothing has changed then */
+  void* scratch;     /* as of the scan */
+} ww_cuda_delta_apply_job;
+
 typedef void* ww_cuda_stream; /* a cudaStream_t; torch's will do */
 typedef void* ww_cuda_event;  /* a cudaEvent_t */
 
@@ -151,6 +188,15 @@ int32_t ww_cuda_sum(int32_t device, ww_cuda_stream stream, const ww_cuda_sum_job
 /* kernels::QuantizeE4M3 of each job. */
 int32_t ww_cuda_quantize(int32_t device, ww_cuda_stream stream, const ww_cuda_quantize_job* jobs,
                          size_t count);
+
+/* Of the scratch memory of one job, for a known order and elements from 0; else 0. */
+int64_t ww_cuda_delta_scratch_bytes(int32_t order, int64_t elements);
+/* kernels::DeltaScan and kernels::DeltaApply of each job. The jobs of one call run one after the
+ * other, so that they may share their scratch memory. */
+int32_t ww_cuda_delta_scan(int32_t device, ww_cuda_stream stream,
+                           const ww_cuda_delta_scan_job* jobs, size_t count);
+int32_t ww_cuda_delta_apply(int32_t device, ww_cuda_stream stream,
+                            const ww_cuda_delta_apply_job* jobs, size_t count);
 
 #ifdef __cplusplus
 }

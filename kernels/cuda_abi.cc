@@ -78,6 +78,50 @@ const char* Wrong(const ww_cuda_quantize_job& job) {
   return aligned ? nullptr : "a pointer is null or not aligned to its elements";
 }
 
+bool OrderKnown(int32_t order) { return order >= 0 && order < kDeltaOrders; }
+
+DeltaOrder AsOrder(int32_t order) { return static_cast<DeltaOrder>(order); }
+int OrderBytes(int32_t order) { return DeltaElementBytes(AsOrder(order)); }
+
+/// More elements have no memory, and 2^31 chunks no launch.
+constexpr int64_t kDeltaElementsMax = int64_t{1} << 38;
+
+/// The most that a scan writes and an apply reads has room in the scratch memory.
+const char* Wrong(const ww_cuda_delta_scan_job& job) {
+  if (!OrderKnown(job.order)) return "the order is unknown";
+  if (job.elements < 0 || job.elements > kDeltaElementsMax || job.changes_max < 0) {
+    return "elements and changes must be from 0, elements at most 2^38";
+  }
+  const int bytes = OrderBytes(job.order);
+  if (!Aligned(job.base, bytes) || !Aligned(job.now, bytes) || !Aligned(job.escapes, bytes) ||
+      (job.copy != nullptr && !Aligned(job.copy, bytes))) {
+    return "an array is null or not aligned to its elements";
+  }
+  if (job.gaps == nullptr || job.steps == nullptr) return "a stream is null";
+  bool aligned = Aligned(job.counts, 8) && Aligned(job.scratch, 8);
+  return aligned ? nullptr : "counts or scratch memory are null or not aligned to 8 bytes";
+}
+
+const char* Wrong(const ww_cuda_delta_apply_job& job) {
+  if (!OrderKnown(job.order)) return "the order is unknown";
+  if (job.elements < 0 || job.elements > kDeltaElementsMax) {
+    return "elements must be from 0, at most 2^38";
+  }
+  const ww_cuda_delta_counts& counts = job.counts;
+  if (counts.changes < 0 || counts.changes > job.elements || counts.escapes < 0 ||
+      counts.escapes > counts.changes || counts.gap_bytes < 0 ||
+      counts.gap_bytes > GapBytesMost(job.elements, counts.changes)) {
+    return "the streams are longer than the array's can be";
+  }
+  const int bytes = OrderBytes(job.order);
+  if (!Aligned(job.target, bytes) || !Aligned(job.escapes, bytes)) {
+    return "an array is null or not aligned to its elements";
+  }
+  if (job.gaps == nullptr || job.steps == nullptr) return "a stream is null";
+  bool aligned = Aligned(job.applied, 4) && Aligned(job.scratch, 8);
+  return aligned ? nullptr : "applied or scratch memory are null or not aligned";
+}
+
 template <class Job>
 int32_t CheckJobs(const Job* jobs, size_t count, const char* what) {
   for (size_t i = 0; i < count; ++i) {
@@ -113,6 +157,38 @@ DeviceQuantize ToDevice(const ww_cuda_quantize_job& job) {
            {job.scale_stride[0], job.scale_stride[1]},
            static_cast<ScaleKind>(job.scale)},
           static_cast<Element>(job.from)};
+}
+
+DeviceDeltaScan ToDevice(const ww_cuda_delta_scan_job& job) {
+  return {static_cast<const unsigned char*>(job.base),
+          static_cast<const unsigned char*>(job.now),
+          static_cast<unsigned char*>(job.copy),
+          job.elements,
+          job.changes_max,
+          job.gaps,
+          job.steps,
+          job.escapes};
+}
+
+DeviceDeltaApply ToDevice(const ww_cuda_delta_apply_job& job) {
+  return {static_cast<unsigned char*>(job.target),
+          job.elements,
+          job.gaps,
+          job.steps,
+          job.escapes,
+          job.counts.gap_bytes,
+          job.counts.changes,
+          job.counts.escapes};
+}
+
+/// `launch` of each job, until one fails.
+template <class Job, class Launch>
+cudaError_t OneByOne(const Job* jobs, size_t count, Launch launch) {
+  for (size_t i = 0; i < count; ++i) {
+    const cudaError_t error = launch(jobs[i]);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 /// Launches the jobs in batches; `Batch` holds `jobs_max` of them.
@@ -160,10 +236,37 @@ int32_t ww_cuda_quantize(int32_t device, ww_cuda_stream stream, const ww_cuda_qu
                          size_t count) {
   if (int32_t bad = CheckJobs(jobs, count, "ww_cuda_quantize")) return bad;
   return OnDevice(device, "ww_cuda_quantize", [&] {
-    for (size_t i = 0; i < count; ++i) {
-      cudaError_t error = LaunchQuantize(ToDevice(jobs[i]), AsStream(stream));
-      if (error != cudaSuccess) return error;
-    }
-    return cudaSuccess;
+    return OneByOne(jobs, count, [&](const ww_cuda_quantize_job& job) {
+      return LaunchQuantize(ToDevice(job), AsStream(stream));
+    });
+  });
+}
+
+int64_t ww_cuda_delta_scratch_bytes(int32_t order, int64_t elements) {
+  if (!OrderKnown(order) || elements < 0 || elements > kDeltaElementsMax) return 0;
+  return DeltaScratchBytes(elements, OrderBytes(order));
+}
+
+int32_t ww_cuda_delta_scan(int32_t device, ww_cuda_stream stream,
+                           const ww_cuda_delta_scan_job* jobs, size_t count) {
+  if (int32_t bad = CheckJobs(jobs, count, "ww_cuda_delta_scan")) return bad;
+  static_assert(sizeof(DeltaCounts) == sizeof(ww_cuda_delta_counts));
+  return OnDevice(device, "ww_cuda_delta_scan", [&] {
+    return OneByOne(jobs, count, [&](const ww_cuda_delta_scan_job& job) {
+      return LaunchDeltaScan(AsOrder(job.order), ToDevice(job),
+                             reinterpret_cast<DeltaCounts*>(job.counts), job.scratch,
+                             AsStream(stream));
+    });
+  });
+}
+
+int32_t ww_cuda_delta_apply(int32_t device, ww_cuda_stream stream,
+                            const ww_cuda_delta_apply_job* jobs, size_t count) {
+  if (int32_t bad = CheckJobs(jobs, count, "ww_cuda_delta_apply")) return bad;
+  return OnDevice(device, "ww_cuda_delta_apply", [&] {
+    return OneByOne(jobs, count, [&](const ww_cuda_delta_apply_job& job) {
+      return LaunchDeltaApply(AsOrder(job.order), ToDevice(job), job.applied, job.scratch,
+                              AsStream(stream));
+    });
   });
 }

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/device.h"
+#include "kernels/device_delta.h"
 
 /// Internal to kernels/: the launches of cuda_kernels.cu. They only enqueue; the calling thread's
 /// device is the stream's.
@@ -23,5 +24,10 @@ struct SumBatch {
 cudaError_t LaunchCopies(const CopyBatch& batch, int count, cudaStream_t stream);
 cudaError_t LaunchSums(const SumBatch& batch, int count, cudaStream_t stream);
 cudaError_t LaunchQuantize(const DeviceQuantize& job, cudaStream_t stream);
+/// `scratch`: DeltaScratchBytes, aligned to 8 bytes.
+cudaError_t LaunchDeltaScan(DeltaOrder order, const DeviceDeltaScan& job, DeltaCounts* counts,
+                            void* scratch, cudaStream_t stream);
+cudaError_t LaunchDeltaApply(DeltaOrder order, const DeviceDeltaApply& job, uint32_t* applied,
+                             void* scratch, cudaStream_t stream);
 
 }  // namespace weightwire::kernels::internal

@@ -1,6 +1,8 @@
 #include "server/device/bytes.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
@@ -267,6 +269,36 @@ Status Quantize(const Quantizing& q) {
   return QuantizeParts(q, BorrowFor(q.source.device, q.target.device));
 }
 
+uint8_t* U8(std::byte* at) { return reinterpret_cast<uint8_t*>(at); }
+
+/// Where the scratch memory and the streams of a delta lie in a lane: offsets.
+struct DeltaRoom {
+  DeltaRoom(const Lane& lane, kernels::DeltaOrder order, size_t elements, size_t gap_bytes,
+            size_t changes, size_t escape_count)
+      : width(static_cast<size_t>(kernels::DeltaElementBytes(order))),
+        escapes((lane.DeltaScratchBytes(static_cast<int32_t>(order), elements) + 15) / 16 * 16),
+        gaps(escapes + escape_count * width),
+        steps(gaps + gap_bytes),
+        end(steps + changes) {}
+
+  struct Stream {
+    uint8_t* host;
+    size_t offset, bytes;
+  };
+  std::array<Stream, 3> Streams(const kernels::DeltaStreams& delta) const {
+    return {Stream{delta.escapes, escapes, delta.escape_count * width},
+            Stream{delta.gaps, gaps, delta.gap_bytes}, Stream{delta.steps, steps, delta.changes}};
+  }
+
+  size_t width, escapes, gaps, steps, end;
+};
+
+Status DoesNotFit(const Lane& lane, const DeltaRoom& room) {
+  return Status(Code::kResourceExhausted, Reason::kLimitExceeded,
+                "the streams of a delta take " + std::to_string(room.end) + " bytes of a lane of " +
+                    std::to_string(lane.bytes()));
+}
+
 }  // namespace
 
 Status SumSources(std::span<const CopyJob> jobs, std::span<uint64_t> sums) {
@@ -345,6 +377,79 @@ Status QuantizeCodes(Bytes codes, ConstBytes source, const QuantizeBox& box, Ele
 
 Status QuantizeScales(Bytes scale_inv, ConstBytes source, const QuantizeBox& box, Element from) {
   return Quantize({scale_inv, source, box, from, false});
+}
+
+Result<bool> DeltaScan(kernels::DeltaOrder order, Bytes base, ConstBytes now, size_t elements,
+                       size_t changes_max, kernels::DeltaStreams& out, bool copy) {
+  WW_CHECK(base.device == now.device);
+  if (base.device == nullptr) {
+    return kernels::DeltaScan(order, base.at, now.at, elements, changes_max, out,
+                              copy ? base.at : nullptr);
+  }
+  const auto lane = base.device->Borrow();
+  const DeltaRoom room(*lane, order, elements, kernels::DeltaGapBytesMax(elements, changes_max),
+                       changes_max + kernels::kDeltaSlack, changes_max + kernels::kDeltaSlack);
+  if (room.end > lane->bytes()) return Fail(DoesNotFit(*lane, room));
+  std::byte* const at = lane->scratch();
+  ww_cuda_delta_scan_job job{};
+  job.order = static_cast<int32_t>(order);
+  job.base = base.at;
+  job.now = now.at;
+  job.copy = copy ? base.at : nullptr;
+  job.elements = static_cast<int64_t>(elements);
+  job.changes_max = static_cast<int64_t>(changes_max);
+  job.gaps = U8(at + room.gaps);
+  job.steps = U8(at + room.steps);
+  job.escapes = U8(at + room.escapes);
+  job.scratch = at;
+  WW_FAIL_IF_ERROR(lane->DeltaScan(job));
+  WW_FAIL_IF_ERROR(Finish(*lane));
+  out.gap_bytes = lane->sums()[0];
+  out.changes = lane->sums()[1];
+  out.escape_count = lane->sums()[2];
+  if (out.changes > changes_max) return false;
+  for (const auto& [into, offset, bytes] : room.Streams(out)) {
+    if (bytes > 0) {
+      WW_FAIL_IF_ERROR(lane->CopyBytes(lane->bounce() + offset, at + offset, bytes));
+    }
+  }
+  WW_FAIL_IF_ERROR(Finish(*lane));
+  for (const auto& [into, offset, bytes] : room.Streams(out)) {
+    if (bytes > 0) std::memcpy(into, lane->bounce() + offset, bytes);
+  }
+  return true;
+}
+
+Result<bool> DeltaApply(kernels::DeltaOrder order, Bytes target, size_t elements,
+                        const kernels::DeltaStreams& delta) {
+  if (target.device == nullptr) return kernels::DeltaApply(order, target.at, elements, delta);
+  // More than that ends nowhere within the array, and has no room in the scratch memory.
+  if (delta.changes > elements || delta.escape_count > delta.changes ||
+      delta.gap_bytes > delta.changes + elements / kernels::kDeltaGapMax) {
+    return false;
+  }
+  const auto lane = target.device->Borrow();
+  const DeltaRoom room(*lane, order, elements, delta.gap_bytes, delta.changes, delta.escape_count);
+  if (room.end > lane->bytes()) return Fail(DoesNotFit(*lane, room));
+  std::byte* const at = lane->scratch();
+  for (const auto& [from, offset, bytes] : room.Streams(delta)) {
+    if (bytes == 0) continue;
+    std::memcpy(lane->bounce() + offset, from, bytes);
+    WW_FAIL_IF_ERROR(lane->CopyBytes(at + offset, lane->bounce() + offset, bytes));
+  }
+  ww_cuda_delta_apply_job job{};
+  job.order = static_cast<int32_t>(order);
+  job.target = target.at;
+  job.elements = static_cast<int64_t>(elements);
+  job.gaps = U8(at + room.gaps);
+  job.steps = U8(at + room.steps);
+  job.escapes = U8(at + room.escapes);
+  job.counts = {static_cast<int64_t>(delta.gap_bytes), static_cast<int64_t>(delta.changes),
+                static_cast<int64_t>(delta.escape_count)};
+  job.scratch = at;
+  WW_FAIL_IF_ERROR(lane->DeltaApply(job));
+  WW_ASSIGN(const uint64_t applied, lane->Wait());
+  return static_cast<uint32_t>(applied) != 0;
 }
 
 Status CopyRun(Bytes target, ConstBytes source, uint64_t bytes) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/delta.h"
 #include "kernels/kernels.h"
 #include "kernels/quantize.h"
 #include "server/device/device.h"
@@ -66,6 +67,18 @@ Status QuantizeCodes(Bytes codes, ConstBytes source, const kernels::QuantizeBox&
                      kernels::Element from);
 Status QuantizeScales(Bytes scale_inv, ConstBytes source, const kernels::QuantizeBox& box,
                       kernels::Element from);
+
+/// kernels::DeltaScan of two arrays of the host, or of one GPU, into streams of the host. `copy`:
+/// `base` holds `now` in the end, also where the answer is false.
+///   kResourceExhausted / kLimitExceeded  streams of `changes_max` do not fit a lane; nothing
+///   changed
+Result<bool> DeltaScan(kernels::DeltaOrder order, Bytes base, ConstBytes now, size_t elements,
+                       size_t changes_max, kernels::DeltaStreams& out, bool copy);
+/// kernels::DeltaApply of streams of the host.
+///   kResourceExhausted / kLimitExceeded  the streams do not fit a lane; nothing changed
+Result<bool> DeltaApply(kernels::DeltaOrder order, Bytes target, size_t elements,
+                        const kernels::DeltaStreams& delta);
+
 /// `bytes` that lie together on both sides.
 Status CopyRun(Bytes target, ConstBytes source, uint64_t bytes);
 

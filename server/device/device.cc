@@ -171,6 +171,23 @@ Status Lane::Sum(std::span<ww_cuda_sum_job> jobs) {
   return device_.Checked(device_.calls().sum(device_.index_, stream_, jobs.data(), jobs.size()));
 }
 
+Status Lane::DeltaScan(ww_cuda_delta_scan_job job) {
+  busy_ = true;
+  job.counts = reinterpret_cast<ww_cuda_delta_counts*>(bounce_ + bytes_);
+  return device_.Checked(device_.calls().delta_scan(device_.index_, stream_, &job, 1));
+}
+
+Status Lane::DeltaApply(ww_cuda_delta_apply_job job) {
+  busy_ = true;
+  job.applied = reinterpret_cast<uint32_t*>(bounce_ + bytes_);
+  return device_.Checked(device_.calls().delta_apply(device_.index_, stream_, &job, 1));
+}
+
+size_t Lane::DeltaScratchBytes(int32_t order, size_t elements) const {
+  return static_cast<size_t>(
+      device_.calls().delta_scratch_bytes(order, static_cast<int64_t>(elements)));
+}
+
 Result<uint64_t> Lane::Wait() {
   const Library::Calls& calls = device_.calls();
   busy_ = false;

@@ -69,6 +69,12 @@ class Lane {
   Status Copy(std::span<const ww_cuda_copy_job> jobs);
   /// At most kSumsMax; the sums are sums() after Wait, until the next Sum.
   Status Sum(std::span<ww_cuda_sum_job> jobs);
+  /// sums() after Wait, until the next Sum or delta: bytes of gaps, changes, escapes.
+  Status DeltaScan(ww_cuda_delta_scan_job job);
+  /// The low half of what Wait gives: ww_cuda_delta_apply_job::applied.
+  Status DeltaApply(ww_cuda_delta_apply_job job);
+  /// Memory of both.
+  size_t DeltaScratchBytes(int32_t order, size_t elements) const;
   /// Blocks until all of it is done. The last Sum, if there was one: of several, the first.
   Result<uint64_t> Wait();
   const uint64_t* sums() const { return reinterpret_cast<const uint64_t*>(bounce_ + bytes_); }

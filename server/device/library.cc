@@ -80,6 +80,9 @@ Status Library::Find(void* library) {
   find("ww_cuda_copy", calls_.copy);
   find("ww_cuda_sum", calls_.sum);
   find("ww_cuda_quantize", calls_.quantize);
+  find("ww_cuda_delta_scratch_bytes", calls_.delta_scratch_bytes);
+  find("ww_cuda_delta_scan", calls_.delta_scan);
+  find("ww_cuda_delta_apply", calls_.delta_apply);
   return missing.empty() ? OkStatus() : incomplete();
 }
 

@@ -49,6 +49,9 @@ class Library {
     decltype(&::ww_cuda_copy) copy = nullptr;
     decltype(&::ww_cuda_sum) sum = nullptr;
     decltype(&::ww_cuda_quantize) quantize = nullptr;
+    decltype(&::ww_cuda_delta_scratch_bytes) delta_scratch_bytes = nullptr;
+    decltype(&::ww_cuda_delta_scan) delta_scan = nullptr;
+    decltype(&::ww_cuda_delta_apply) delta_apply = nullptr;
   };
   const Calls& calls() const { return calls_; }
 

@@ -3,9 +3,11 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <memory>
 
 #include "kernels/cuda.h"
+#include "kernels/delta.h"
 #include "kernels/quantize.h"
 #include "tests/unit/kernels/oracle.h"
 #include "tests/unit/kernels/quantize_oracle.h"
@@ -150,6 +152,76 @@ TEST_F(OnDevice, QuantizesRandomBoxesLikeTheCpu) {
     Wait();
     EXPECT_TRUE(codes.Content() == want.codes);
     EXPECT_TRUE(scales.Content() == want.scales);
+  }
+}
+
+TEST_F(OnDevice, DeltasAreThoseOfTheCpu) {
+  auto random = SeededGenerator();
+  for (int number = 0; number < kDeltaOrders; ++number) {
+    const auto order = static_cast<DeltaOrder>(number);
+    const auto width = static_cast<size_t>(DeltaElementBytes(order));
+    // The last: more chunks than one block of threads takes at a time.
+    for (const size_t elements : {1u, 333u, 4096u, 70'001u, 1'100'003u}) {
+      for (const unsigned apart : {1u, 3u, 100u, 5000u}) {
+        for (const bool in_place : {false, true}) {
+          SCOPED_TRACE(testing::Message() << number << " of " << elements << ", " << apart);
+          const Bytes before = RandomBytes(random, elements * width);
+          Bytes after = before;
+          for (size_t i = random() % apart; i < elements; i += 1 + random() % (2 * apart)) {
+            after[i * width + (random() % 8 == 0 ? width - 1 : 0)] ^= 1;
+          }
+          const size_t room = elements + kDeltaSlack;
+          Bytes gaps(DeltaGapBytesMax(elements, elements)), steps(room), escapes(room * width);
+          DeltaStreams want{gaps.data(), steps.data(), escapes.data(), 0, 0, 0};
+          ASSERT_TRUE(DeltaScan(order, before.data(), after.data(), elements, elements, want));
+          DeviceMemory base(before), now(after), copy(before), target(before);
+          DeviceMemory made_gaps{Bytes(gaps.size())}, made_steps{Bytes(room)},
+              made_escapes{Bytes(room * width)}, counts{Bytes(sizeof(ww_cuda_delta_counts))},
+              applied{Bytes(4)};
+          const auto at = [](const DeviceMemory& memory) {
+            return static_cast<uint8_t*>(memory.data());
+          };
+          const auto count = static_cast<int64_t>(elements);
+          DeviceMemory scratch{
+              Bytes(static_cast<size_t>(ww_cuda_delta_scratch_bytes(number, count)))};
+          const ww_cuda_delta_scan_job scan{number,
+                                            base.data(),
+                                            now.data(),
+                                            in_place ? base.data() : copy.data(),
+                                            count,
+                                            count,
+                                            at(made_gaps),
+                                            at(made_steps),
+                                            at(made_escapes),
+                                            static_cast<ww_cuda_delta_counts*>(counts.data()),
+                                            scratch.data()};
+          ASSERT_EQ(ww_cuda_delta_scan(0, stream_, &scan, 1), WW_CUDA_OK) << ww_cuda_error();
+          Wait();
+          ww_cuda_delta_counts made{};
+          std::memcpy(&made, counts.Content().data(), sizeof made);
+          ASSERT_EQ(made.gap_bytes, static_cast<int64_t>(want.gap_bytes));
+          ASSERT_EQ(made.changes, static_cast<int64_t>(want.changes));
+          ASSERT_EQ(made.escapes, static_cast<int64_t>(want.escape_count));
+          const auto same = [](const DeviceMemory& memory, const Bytes& wanted, size_t bytes) {
+            return std::memcmp(memory.Content().data(), wanted.data(), bytes) == 0;
+          };
+          EXPECT_TRUE(same(made_gaps, gaps, want.gap_bytes));
+          EXPECT_TRUE(same(made_steps, steps, want.changes));
+          EXPECT_TRUE(same(made_escapes, escapes, want.escape_count * width));
+          EXPECT_TRUE((in_place ? base : copy).Content() == after);
+          const ww_cuda_delta_apply_job apply{
+              number,         target.data(),    count, at(made_gaps),
+              at(made_steps), at(made_escapes), made,  static_cast<uint32_t*>(applied.data()),
+              scratch.data()};
+          ASSERT_EQ(ww_cuda_delta_apply(0, stream_, &apply, 1), WW_CUDA_OK) << ww_cuda_error();
+          Wait();
+          EXPECT_TRUE(target.Content() == after);
+          uint32_t yes = 0;
+          std::memcpy(&yes, applied.Content().data(), sizeof yes);
+          EXPECT_EQ(yes, 1u);
+        }
+      }
+    }
   }
 }
 

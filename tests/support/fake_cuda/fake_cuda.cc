@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/cuda.h"
+#include "kernels/delta.h"
 #include "kernels/kernels.h"
 #include "kernels/quantize.h"
 #include "tests/support/fake_cuda/fake_memory.h"
@@ -218,6 +219,103 @@ bool Quantize(const ww_cuda_quantize_job& job) {
   }
   kernels::QuantizeE4M3(codes, scales, source, box, from);
   return true;
+}
+
+/// Streams in memory that is exactly as long as the caller has to make it.
+struct DeltaMemory {
+  std::byte *gaps, *steps, *escapes, *scratch;
+  bool whole() const {
+    return gaps != nullptr && steps != nullptr && escapes != nullptr && scratch != nullptr;
+  }
+};
+template <typename Job>
+DeltaMemory TranslateDelta(const Job& job, size_t gap_bytes, size_t changes, size_t escapes) {
+  const auto order = static_cast<kernels::DeltaOrder>(job.order);
+  const Memory& memory = Global().memory;
+  const auto at = [&](const void* pointer, size_t bytes) {
+    return memory.Translate(pointer, std::max<size_t>(bytes, 1), Reach::kRegistered);
+  };
+  return {
+      at(job.gaps, gap_bytes), at(job.steps, changes),
+      at(job.escapes, escapes * static_cast<size_t>(kernels::DeltaElementBytes(order))),
+      at(job.scratch, static_cast<size_t>(ww_cuda_delta_scratch_bytes(job.order, job.elements)))};
+}
+
+size_t DeltaArrayBytes(int32_t order, int64_t elements) {
+  return static_cast<size_t>(std::max<int64_t>(
+      1, elements * kernels::DeltaElementBytes(static_cast<kernels::DeltaOrder>(order))));
+}
+
+kernels::DeltaStreams AsStreams(const DeltaMemory& at, size_t gap_bytes, size_t changes,
+                                size_t escapes) {
+  const auto u8 = [](std::byte* bytes) { return reinterpret_cast<uint8_t*>(bytes); };
+  return {u8(at.gaps), u8(at.steps), u8(at.escapes), gap_bytes, changes, escapes};
+}
+
+bool DeltaScan(int device, const ww_cuda_delta_scan_job& job) {
+  const Memory& memory = Global().memory;
+  const size_t bytes = DeltaArrayBytes(job.order, job.elements);
+  const auto elements = static_cast<size_t>(job.elements);
+  const auto changes_max = static_cast<size_t>(job.changes_max);
+  std::byte* base = memory.Translate(job.base, bytes, Reach::kRegistered);
+  std::byte* now = memory.Translate(job.now, bytes, Reach::kRegistered);
+  std::byte* copy =
+      job.copy == nullptr ? nullptr : memory.Translate(job.copy, bytes, Reach::kRegistered);
+  std::byte* counts = memory.Translate(job.counts, sizeof *job.counts, Reach::kRegistered);
+  const size_t room = changes_max + kernels::kDeltaSlack;
+  const DeltaMemory at =
+      TranslateDelta(job, kernels::DeltaGapBytesMax(elements, changes_max), room, room);
+  if (base == nullptr || now == nullptr || (copy == nullptr) != (job.copy == nullptr) ||
+      counts == nullptr || !at.whole() || !OnDevice(device, job.base)) {
+    return false;
+  }
+  kernels::DeltaStreams streams = AsStreams(at, 0, 0, 0);
+  ww_cuda_delta_counts made{0, job.changes_max + 1, 0};
+  if (kernels::DeltaScan(static_cast<kernels::DeltaOrder>(job.order), base, now, elements,
+                         changes_max, streams, copy)) {
+    made = {static_cast<int64_t>(streams.gap_bytes), static_cast<int64_t>(streams.changes),
+            static_cast<int64_t>(streams.escape_count)};
+  }
+  std::memcpy(counts, &made, sizeof made);
+  return true;
+}
+
+bool DeltaApply(int device, const ww_cuda_delta_apply_job& job) {
+  const Memory& memory = Global().memory;
+  const auto gap_bytes = static_cast<size_t>(job.counts.gap_bytes);
+  const auto changes = static_cast<size_t>(job.counts.changes);
+  const auto escapes = static_cast<size_t>(job.counts.escapes);
+  std::byte* target =
+      memory.Translate(job.target, DeltaArrayBytes(job.order, job.elements), Reach::kRegistered);
+  std::byte* applied = memory.Translate(job.applied, sizeof *job.applied, Reach::kRegistered);
+  const DeltaMemory at = TranslateDelta(job, gap_bytes, changes, escapes);
+  if (target == nullptr || applied == nullptr || !at.whole() || !OnDevice(device, job.target)) {
+    return false;
+  }
+  const uint32_t made = kernels::DeltaApply(static_cast<kernels::DeltaOrder>(job.order), target,
+                                            static_cast<size_t>(job.elements),
+                                            AsStreams(at, gap_bytes, changes, escapes))
+                            ? 1
+                            : 0;
+  std::memcpy(applied, &made, sizeof made);
+  return true;
+}
+
+template <typename Job>
+int32_t EnqueueDelta(int32_t device, const char* what, ww_cuda_stream stream, const Job* jobs,
+                     size_t count, bool (*run)(int, const Job&)) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, what)) return bad;
+  for (size_t i = 0; i < count; ++i) {
+    if (jobs[i].order < 0 || jobs[i].order >= kernels::kDeltaOrders || jobs[i].elements < 0) {
+      return Fail(WW_CUDA_INVALID, what, "the order or the elements are unknown");
+    }
+  }
+  for (size_t i = 0; i < count; ++i) {
+    AsStream(stream)->tasks.push_back(
+        [number = Number(device), job = jobs[i], run] { return run(number, job); });
+  }
+  return WW_CUDA_OK;
 }
 
 template <typename Job>
@@ -523,5 +621,22 @@ int32_t ww_cuda_quantize(int32_t device, ww_cuda_stream stream, const ww_cuda_qu
     AsStream(stream)->tasks.push_back([job = jobs[i]] { return Quantize(job); });
   }
   return WW_CUDA_OK;
+}
+
+/// More than the real one: nobody gets by with a formula of their own.
+int64_t ww_cuda_delta_scratch_bytes(int32_t order, int64_t elements) {
+  return order < 0 || order >= weightwire::kernels::kDeltaOrders || elements < 0
+             ? 0
+             : 64 + elements / 8 * 8;
+}
+
+int32_t ww_cuda_delta_scan(int32_t device, ww_cuda_stream stream,
+                           const ww_cuda_delta_scan_job* jobs, size_t count) {
+  return EnqueueDelta(device, "ww_cuda_delta_scan", stream, jobs, count, &DeltaScan);
+}
+
+int32_t ww_cuda_delta_apply(int32_t device, ww_cuda_stream stream,
+                            const ww_cuda_delta_apply_job* jobs, size_t count) {
+  return EnqueueDelta(device, "ww_cuda_delta_apply", stream, jobs, count, &DeltaApply);
 }
 }

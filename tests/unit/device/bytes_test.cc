@@ -189,6 +189,101 @@ TEST(DeviceBytesBatch, OnOneGpuTakesOneLaunchForEachLaneful) {
 
 // More threads than lanes, both ways between two GPUs: who took lanes in another order than the
 // other would wait for it forever.
+/// Streams in memory of exactly the room that they need.
+struct DeltaRoom {
+  DeltaRoom(size_t elements, size_t width, size_t changes_max)
+      : gaps(kernels::DeltaGapBytesMax(elements, changes_max)),
+        steps(changes_max + kernels::kDeltaSlack),
+        escapes(steps.size() * width),
+        streams{gaps.data(), steps.data(), escapes.data(), 0, 0, 0} {}
+  kernels::Bytes gaps, steps, escapes;
+  kernels::DeltaStreams streams;
+};
+
+// The streams themselves: tests/unit/kernels/delta_test.cc has them by their definition.
+TEST(DeviceDelta, MakesOnAGpuWhatRestoresTheNewVersionOnTheOther) {
+  const auto device =
+      Device::Open(weightwire::testing::FakeLibrary(),
+                   weightwire::testing::FakeLibrary()->devices().at(0), {1, 256 << 10})
+          .value();
+  std::mt19937_64 random(5);
+  for (int number = 0; number < kernels::kDeltaOrders; ++number) {
+    const auto order = static_cast<kernels::DeltaOrder>(number);
+    const auto width = static_cast<size_t>(kernels::DeltaElementBytes(order));
+    for (const size_t elements : {1u, 7u, 3000u}) {
+      SCOPED_TRACE(std::to_string(number) + " of " + std::to_string(elements));
+      const size_t bytes = elements * width;
+      const kernels::Bytes before = kernels::RandomBytes(random, bytes);
+      kernels::Bytes after = before;
+      size_t changes = 0;
+      for (size_t i = 0; i < elements; ++i) {
+        if (random() % 5 != 0) continue;
+        after[i * width + random() % width] ^= 1;
+        ++changes;
+      }
+      const auto base = device->Allocate(bytes).value(), now = device->Allocate(bytes).value();
+      FAKE_CALL(fake_cuda_write)(base->at(), before.data(), bytes);
+      FAKE_CALL(fake_cuda_write)(now->at(), after.data(), bytes);
+      const auto content = [&](const Allocation& of) {
+        kernels::Bytes read(bytes);
+        FAKE_CALL(fake_cuda_read)(of.at(), read.data(), bytes);
+        return read;
+      };
+      const Bytes on_gpu{base->at(), device.get()};
+      const ConstBytes now_on_gpu(now->at(), device.get());
+      DeltaRoom room(elements, width, changes);
+      EXPECT_EQ(DeltaScan(order, on_gpu, now_on_gpu, elements, changes, room.streams, false),
+                Result<bool>(true));
+      EXPECT_EQ(room.streams.changes, changes);
+      EXPECT_EQ(content(*base), before);
+      // To the host's memory by the same calls, and on the GPU.
+      kernels::Bytes on_host = before;
+      const Bytes host{reinterpret_cast<std::byte*>(on_host.data()), nullptr};
+      EXPECT_EQ(DeltaApply(order, host, elements, room.streams), Result<bool>(true));
+      EXPECT_EQ(on_host, after);
+      EXPECT_EQ(DeltaApply(order, on_gpu, elements, room.streams), Result<bool>(true));
+      EXPECT_EQ(content(*base), after);
+      // Back again, with the copy, where there is room for all changes and where there is not.
+      const auto back = [&](size_t changes_max, bool made) {
+        FAKE_CALL(fake_cuda_write)(now->at(), before.data(), bytes);
+        FAKE_CALL(fake_cuda_write)(base->at(), after.data(), bytes);
+        DeltaRoom other(elements, width, changes_max);
+        EXPECT_EQ(DeltaScan(order, on_gpu, now_on_gpu, elements, changes_max, other.streams, true),
+                  Result<bool>(made));
+        EXPECT_EQ(content(*base), before);
+        if (!made) return;
+        EXPECT_EQ(DeltaApply(order, host, elements, other.streams), Result<bool>(true));
+        EXPECT_EQ(on_host, before);
+      };
+      back(changes, true);
+      if (changes > 0) back(changes - 1, false);
+      if (changes > 0) {
+        kernels::DeltaStreams damaged = room.streams;
+        --damaged.changes;
+        EXPECT_EQ(DeltaApply(order, on_gpu, elements, damaged), Result<bool>(false));
+        damaged.changes = elements + 1;
+        EXPECT_EQ(DeltaApply(order, on_gpu, elements, damaged), Result<bool>(false));
+      }
+    }
+  }
+}
+
+TEST(DeviceDelta, SaysWhereStreamsDoNotFitALane) {
+  Device& device = *FakeDevice(0);  // lanes of 1 KiB
+  const auto base = device.Allocate(4000).value();
+  const kernels::Bytes before(4000, 7);
+  FAKE_CALL(fake_cuda_write)(base->at(), before.data(), before.size());
+  DeltaRoom room(2000, 2, 1000);
+  const auto scanned = DeltaScan(kernels::DeltaOrder::kFloat16, {base->at(), &device},
+                                 ConstBytes(base->at(), &device), 2000, 1000, room.streams, false);
+  ASSERT_FALSE(scanned.ok());
+  EXPECT_EQ(scanned.status().reason(), Reason::kLimitExceeded);
+  EXPECT_NE(scanned.status().message().find("of a lane of 1024"), std::string::npos);
+  room.streams.changes = room.streams.gap_bytes = 1000;
+  EXPECT_FALSE(
+      DeltaApply(kernels::DeltaOrder::kFloat16, {base->at(), &device}, 2000, room.streams).ok());
+}
+
 TEST(DeviceBytesThreads, ShareLanesWithoutWaitingInACircle) {
   std::mt19937_64 random(13);
   const auto content = kernels::RandomBytes(random, 20'001);

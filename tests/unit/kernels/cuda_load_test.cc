@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/cuda.h"
+#include "kernels/delta.h"
 #include "kernels/kernels.h"
 
 namespace weightwire::kernels {
@@ -13,6 +14,7 @@ namespace {
 static_assert(WW_OPAQUE8 == static_cast<int>(Element::kOpaque8));
 static_assert(WW_BF16 == static_cast<int>(Element::kBF16));
 static_assert(WW_F32 == static_cast<int>(Element::kF32));
+static_assert(kDeltaOrders == static_cast<int>(DeltaOrder::kFloat32) + 1);
 static_assert(sizeof(ww_cuda_box::extent) == sizeof(StridedBox::extent));
 
 class CudaLibrary : public testing::Test {
@@ -42,6 +44,7 @@ TEST_F(CudaLibrary, LoadsAnywhereAndTellsItsVersion) {
 
 TEST_F(CudaLibrary, ExportsNothingButItsInterface) {
   EXPECT_NE(dlsym(library_, "ww_cuda_quantize"), nullptr);
+  EXPECT_NE(dlsym(library_, "ww_cuda_delta_scan"), nullptr);
   // ElementBytes(Element) and Normalize(const StridedBox&), which it contains.
   EXPECT_EQ(dlsym(library_, "_ZN10weightwire7kernels12ElementBytesENS0_7ElementE"), nullptr);
   EXPECT_EQ(dlsym(library_, "_ZN10weightwire7kernels9NormalizeERKNS0_10StridedBoxE"), nullptr);
@@ -72,6 +75,47 @@ TEST_F(CudaLibrary, SaysWhichJobIsWrong) {
   expect("the target is null or not aligned to its elements");
 }
 
+TEST_F(CudaLibrary, SaysWhatIsWrongWithADelta) {
+  alignas(16) uint8_t memory[256] = {};
+  ww_cuda_delta_counts counts{};
+  uint32_t applied = 0;
+  const int32_t kFloat16 = static_cast<int32_t>(DeltaOrder::kFloat16);
+  const ww_cuda_delta_scan_job scan{kFloat16,    memory,      memory + 16, nullptr, 8,     8,
+                                    memory + 32, memory + 48, memory + 64, &counts, memory};
+  const ww_cuda_delta_apply_job apply{kFloat16,    memory,    300,      memory + 32, memory + 48,
+                                      memory + 64, {3, 2, 1}, &applied, memory};
+  const auto refused = [&](auto call, auto job, const char* name, auto change, const char* why) {
+    change(job);
+    EXPECT_EQ(call(0, nullptr, &job, 1), WW_CUDA_INVALID);
+    EXPECT_EQ(std::string(FIND(ww_cuda_error)()), std::string(name) + ": job 0 of 1: " + why);
+  };
+  const auto scan_refused = [&](auto change, const char* why) {
+    refused(FIND(ww_cuda_delta_scan), scan, "ww_cuda_delta_scan", change, why);
+  };
+  scan_refused([](auto& job) { job.order = kDeltaOrders; }, "the order is unknown");
+  scan_refused([](auto& job) { job.elements = -1; },
+               "elements and changes must be from 0, elements at most 2^38");
+  scan_refused([&](auto& job) { job.now = memory + 1; },
+               "an array is null or not aligned to its elements");
+  scan_refused([&](auto& job) { job.copy = memory + 1; },
+               "an array is null or not aligned to its elements");
+  scan_refused([](auto& job) { job.steps = nullptr; }, "a stream is null");
+  scan_refused([&](auto& job) { job.scratch = memory + 4; },
+               "counts or scratch memory are null or not aligned to 8 bytes");
+  const auto apply_refused = [&](auto change, const char* why) {
+    refused(FIND(ww_cuda_delta_apply), apply, "ww_cuda_delta_apply", change, why);
+  };
+  const char* longer = "the streams are longer than the array's can be";
+  apply_refused([](auto& job) { job.order = -1; }, "the order is unknown");
+  apply_refused([](auto& job) { job.counts.changes = 301; }, longer);
+  apply_refused([](auto& job) { job.counts.escapes = 3; }, longer);
+  apply_refused([](auto& job) { job.counts.gap_bytes = 4; }, longer);
+  apply_refused([](auto& job) { job.applied = nullptr; },
+                "applied or scratch memory are null or not aligned");
+  EXPECT_EQ(FIND(ww_cuda_delta_scratch_bytes)(kDeltaOrders, 8), 0);
+  EXPECT_GT(FIND(ww_cuda_delta_scratch_bytes)(kFloat16, 0), 0);
+}
+
 TEST_F(CudaLibrary, SaysNoDeviceWhereThereIsNone) {
   int32_t count = -1;
   if (FIND(ww_cuda_device_count)(&count) == WW_CUDA_OK) GTEST_SKIP() << "this host has a GPU";
@@ -93,6 +137,13 @@ TEST_F(CudaLibrary, SaysNoDeviceWhereThereIsNone) {
   expect(FIND(ww_cuda_copy)(0, nullptr, &copy, 1), "ww_cuda_copy");
   expect(FIND(ww_cuda_sum)(0, nullptr, &sum_job, 1), "ww_cuda_sum");
   expect(FIND(ww_cuda_quantize)(0, nullptr, &quantize, 1), "ww_cuda_quantize");
+  ww_cuda_delta_counts counts{};
+  uint8_t* const at = reinterpret_cast<uint8_t*>(memory);
+  ww_cuda_delta_scan_job scan{0, at, at, nullptr, 1, 1, at, at, at, &counts, at};
+  expect(FIND(ww_cuda_delta_scan)(0, nullptr, &scan, 1), "ww_cuda_delta_scan");
+  uint32_t applied = 0;
+  ww_cuda_delta_apply_job apply{0, at, 1, at, at, at, {1, 1, 0}, &applied, at};
+  expect(FIND(ww_cuda_delta_apply)(0, nullptr, &apply, 1), "ww_cuda_delta_apply");
   expect(FIND(ww_cuda_stream_create)(0, &handle), "ww_cuda_stream_create");
   expect(FIND(ww_cuda_event_create)(3, &handle), "ww_cuda_event_create");
   uint8_t bytes[WW_CUDA_IPC_BYTES] = {};

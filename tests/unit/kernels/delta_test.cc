@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "kernels/device_delta.h"
 #include "kernels/simd.h"
 #include "tests/unit/kernels/oracle.h"
 
@@ -122,13 +124,18 @@ struct Versions {
   Bytes old_version, new_version;
   std::vector<size_t> changed;
 };
+/// Instead of a share: so far apart that gaps are just below, at and just above what bytes hold.
+constexpr unsigned kEdgesOfGaps = 2000;
 Versions RandomVersions(std::mt19937_64& random, size_t elements, size_t width,
                         unsigned per_mille) {
   Versions made{Bytes(elements * width), {}, {}};
   for (auto& byte : made.old_version) byte = static_cast<uint8_t>(random());
   made.new_version = made.old_version;
+  constexpr size_t kEdges[] = {253, 254, 255, 256, 508, 509, 510, 511};
+  size_t edge = kEdges[random() % std::size(kEdges)];
   for (size_t i = 0; i < elements; ++i) {
-    if (random() % 1000 >= per_mille) continue;
+    if (per_mille == kEdgesOfGaps ? i < edge : random() % 1000 >= per_mille) continue;
+    edge = i + 1 + kEdges[random() % std::size(kEdges)];
     uint8_t* at = made.new_version.data() + i * width;
     if (random() % 4 == 0) {
       for (size_t b = 0; b < width; ++b) at[b] = static_cast<uint8_t>(random());
@@ -203,7 +210,7 @@ TEST(DeltaScan, EverySetOfLoopsMakesTheStreamsAndTheCopyAndTheWayBackRestoresThe
   for (const DeltaOrder order : kOrders) {
     const auto width = static_cast<size_t>(DeltaElementBytes(order));
     for (const size_t elements : sizes) {
-      for (const unsigned per_mille : {0u, 2u, 30u, 500u, 1000u}) {
+      for (const unsigned per_mille : {0u, 2u, 30u, 500u, 1000u, kEdgesOfGaps}) {
         const Versions versions = RandomVersions(random, elements, width, per_mille);
         const Defined wanted = ByDefinition(order, versions, width);
         const Bytes untouched(versions.new_version.size(), 0x77);
@@ -261,6 +268,144 @@ TEST(DeltaScan, GivesUpWhereMoreDiffersWithAWholeCopyAllTheSame) {
       }
     }
   }
+}
+
+/// A device's threads of a scan, of one chunk after the other, the last thread first: what each
+/// writes depends on the counts alone. The counts are joined from halves.
+template <typename Kind>
+internal::DeltaCounts ScanByThreads(const internal::DeviceDeltaScan& job) {
+  using namespace internal;
+  const int64_t each = kDeltaRunBytes / static_cast<int64_t>(sizeof(typename Kind::Word));
+  std::vector<DeltaRun> runs;
+  for (int64_t begin = 0; begin < job.elements; begin += each) {
+    runs.push_back(CountRun<Kind>(job, begin));
+  }
+  const std::function<DeltaRun(size_t, size_t)> joined = [&](size_t from, size_t to) {
+    if (to - from < 2) return from == to ? DeltaRun{} : runs[from];
+    const size_t middle = from + (to - from) / 3 + 1;
+    return Joined(joined(from, middle), joined(middle, to));
+  };
+  const DeltaRun all = Joined(DeltaStart(), joined(0, runs.size()));
+  std::vector<DeltaRun> before = {DeltaStart()};
+  for (const DeltaRun& run : runs) before.push_back(Joined(before.back(), run));
+  for (size_t i = runs.size(); i-- > 0;) {
+    WriteRun<Kind>(job, static_cast<int64_t>(i) * each, before[i], all.changes <= job.changes_max);
+  }
+  return {all.gap_bytes, all.changes, all.escapes};
+}
+
+template <typename Kind>
+bool ApplyByThreads(const internal::DeviceDeltaApply& job) {
+  using namespace internal;
+  std::vector<GapRun> before = {GapRun{}};
+  for (int64_t begin = 0; begin < job.gap_bytes; begin += kDeltaRunBytes) {
+    before.push_back(Joined(before.back(), CountGaps(job, begin)));
+  }
+  std::vector<EscapeCount> escapes = {EscapeCount{}};
+  for (int64_t begin = 0; begin < job.changes; begin += kDeltaStepsCounted) {
+    escapes.push_back(
+        Joined(escapes.back(), EscapeCount{CountEscapes(job, begin, begin + kDeltaStepsCounted)}));
+  }
+  if (!DeltaFits(job, before.back(), escapes.back())) return false;
+  for (size_t i = before.size() - 1; i-- > 0;) {
+    ApplyGaps<Kind>(job, static_cast<int64_t>(i) * kDeltaRunBytes, before[i], escapes.data());
+  }
+  return true;
+}
+
+TEST(DeltaOnDevice, ThreadsMakeTheStreamsAndTheCopyAndTheWayBack) {
+  auto random = SeededGenerator();
+  for (const DeltaOrder order : kOrders) {
+    const auto width = static_cast<size_t>(DeltaElementBytes(order));
+    for (const size_t elements : {0u, 1u, 3u, 16u, 17u, 100u, 777u, 4096u, 9001u}) {
+      for (const unsigned per_mille : {0u, 2u, 30u, 500u, 1000u, kEdgesOfGaps}) {
+        const Versions versions = RandomVersions(random, elements, width, per_mille);
+        const Defined wanted = ByDefinition(order, versions, width);
+        const size_t changes = wanted.steps.size();
+        for (const CopyTo to : {CopyTo::kNowhere, CopyTo::kElsewhere, CopyTo::kBase}) {
+          for (const size_t changes_max : {changes, changes - (changes > 0 ? 1 : 0)}) {
+            SCOPED_TRACE("order " + std::to_string(static_cast<int>(order)) + " of " +
+                         std::to_string(elements) + ", " + std::to_string(per_mille) +
+                         " per mille, copy " + std::to_string(static_cast<int>(to)));
+            // Aligned to their elements alone, or to more.
+            const size_t offset = random() % 2 * width;
+            At base(versions.old_version, offset), now(versions.new_version, offset);
+            At elsewhere(Bytes(versions.new_version.size(), 0x77), offset);
+            Streams streams(elements, width, changes_max);
+            uint8_t* const copy = to == CopyTo::kBase        ? base.data()
+                                  : to == CopyTo::kElsewhere ? elsewhere.data()
+                                                             : nullptr;
+            const internal::DeviceDeltaScan scan{base.data(),
+                                                 now.data(),
+                                                 copy,
+                                                 static_cast<int64_t>(elements),
+                                                 static_cast<int64_t>(changes_max),
+                                                 streams.gaps.data(),
+                                                 streams.steps.data(),
+                                                 streams.escapes.data()};
+            const auto counts = internal::VisitDeltaOrder(
+                order, [&](auto kind) { return ScanByThreads<decltype(kind)>(scan); });
+            ASSERT_EQ(counts.changes, static_cast<int64_t>(changes));
+            ASSERT_EQ(base.bytes(),
+                      to == CopyTo::kBase ? versions.new_version : versions.old_version);
+            if (to == CopyTo::kElsewhere) {
+              ASSERT_EQ(elsewhere.bytes(), versions.new_version);
+            }
+            if (changes_max < changes) {
+              ASSERT_EQ(streams.steps, Bytes(streams.steps.size()));
+              continue;
+            }
+            ASSERT_EQ(First(streams.gaps, static_cast<size_t>(counts.gap_bytes)), wanted.gaps);
+            ASSERT_EQ(First(streams.steps, changes), wanted.steps);
+            ASSERT_EQ(First(streams.escapes, static_cast<size_t>(counts.escapes) * width),
+                      wanted.escapes);
+            At target(versions.old_version, offset);
+            const internal::DeviceDeltaApply apply{
+                target.data(),          static_cast<int64_t>(elements),
+                streams.gaps.data(),    streams.steps.data(),
+                streams.escapes.data(), counts.gap_bytes,
+                counts.changes,         counts.escapes};
+            ASSERT_TRUE(internal::VisitDeltaOrder(
+                order, [&](auto kind) { return ApplyByThreads<decltype(kind)>(apply); }));
+            ASSERT_EQ(target.bytes(), versions.new_version);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(DeltaOnDevice, ThreadsRefuseWhatTheCpuRefuses) {
+  auto random = SeededGenerator();
+  int restored = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    const size_t elements = random() % (i % 2 == 0 ? 60 : 1500);
+    Bytes gaps(random() % 24), steps(random() % 8), escapes(random() % 3 * 2);
+    for (auto& byte : gaps) byte = static_cast<uint8_t>(random() % 12 == 0 ? 255 : random() % 6);
+    for (auto& byte : steps) byte = static_cast<uint8_t>(random() % 17);
+    const DeltaStreams delta{gaps.data(), steps.data(), escapes.data(),
+                             gaps.size(), steps.size(), escapes.size() / 2};
+    const internal::DeviceDeltaApply apply{nullptr,
+                                           static_cast<int64_t>(elements),
+                                           gaps.data(),
+                                           steps.data(),
+                                           escapes.data(),
+                                           static_cast<int64_t>(gaps.size()),
+                                           static_cast<int64_t>(steps.size()),
+                                           static_cast<int64_t>(escapes.size() / 2)};
+    Bytes on_cpu(elements * 2, 0x5a), on_device = on_cpu;
+    auto job = apply;
+    job.target = on_device.data();
+    const bool fits = ApplyByThreads<internal::DeltaKind<uint16_t, true>>(job);
+    ASSERT_EQ(fits, DeltaApply(DeltaOrder::kFloat16, on_cpu.data(), elements, delta));
+    if (!fits) {
+      ASSERT_EQ(on_device, Bytes(elements * 2, 0x5a));
+      continue;
+    }
+    ++restored;
+    ASSERT_EQ(on_device, on_cpu);
+  }
+  EXPECT_GT(restored, 100);
 }
 
 TEST(DeltaApply, StaysWithinTheArrayWhateverTheStreamsHold) {
