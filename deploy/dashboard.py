@@ -9,6 +9,7 @@ import sys
 
 JOB = 'namespace=~"$namespace", weightwire_job=~"$weightwire_job"'
 
+MADE, CODE, CHANGED, ALL = 'kind="made"', 'kind="code"', 'kind="changed"', 'kind="all"'
 ABORTED, IN, FAILED = 'outcome=~"aborted|fill_aborted"', 'direction="in"', 'code!="OK"'
 
 
@@ -59,6 +60,13 @@ ROWS = {
          [(f"min({rate('transfer_bytes_total', 'instance', IN)} > 0) or vector(0)", "slowest"),
           (f"max({rate('transfer_bytes_total', 'instance', IN)})", "fastest")], "Far apart: a straggler."),
         ("Time of one rank's transfer", "timeseries", "s", 8, quantiles("transfer_seconds", by="transport"), ""),
+        ("Made of changes", "timeseries", "Bps", 12,
+         [(f"sum(rate({of('transfer_bytes_delta_total', MADE)}[$__rate_interval]))", "not moved"),
+          (f"sum(rate({of('transfer_bytes_delta_total', CODE)}[$__rate_interval]))", "moved instead")],
+         "What engines made of changes, and the code that they read for it."),
+        ("Elements that changed", "timeseries", "percentunit", 12,
+         [(f"sum(rate({of('delta_elements_total', CHANGED)}[$__rate_interval])) / "
+           f"sum(rate({of('delta_elements_total', ALL)}[$__rate_interval]))", "")], "Nothing where no changes were sent."),
         ("Waiting for rate limits", "timeseries", "percentunit", 12, [(rate("rate_limited_seconds_total", "direction"),
                                                                      "{{direction}}")], "Seconds waited in a second."),
         ("Memory", "timeseries", "bytes", 12, [(f"sum({of('staging_bytes')})", "stages, snapshots"),
@@ -67,7 +75,8 @@ ROWS = {
     "Safety: flat zero": [
         ("Invariants broken", "timeseries", "short", 6, [(f"sum by (id) ({of('invariant_violations_total')})", "{{id}}")], ""),
         ("Bytes that differed from their sums", "timeseries", "short", 6,
-         [(f"sum by (transport) ({of('digest_failures_total')})", "{{transport}}")], "Read again; never committed."),
+         [(f"sum by (transport) ({of('digest_failures_total')})", "{{transport}}"),
+          (f"sum by (transport) ({of('delta_mismatches_total')})", "made of changes, {{transport}}")], "Read again; never committed."),
         ("Parts tried again", "timeseries", "short", 6, [(f"sum by (cause) ({of('transfer_retries_total')})", "{{cause}}")], ""),
         ("Too old to count", "timeseries", "short", 6, [(f"sum by (cause) ({of('fenced_requests_total')})", "{{cause}}")], ""),
         ("Ranks lost", "timeseries", "short", 6, [(f"sum by (role) ({of('lease_expiries_total')})", "{{role}}")], ""),

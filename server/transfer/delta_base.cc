@@ -23,7 +23,7 @@ Status NoRoom(uint64_t bytes, const std::string& where, int error) {
   return Status(Code::kResourceExhausted, Reason::kLimitExceeded,
                 "no room for " + std::to_string(bytes) + " bytes of a delta base in " + where +
                     ": " + std::strerror(error))
-      .Remedy("set delta_base to another folder, or delta: off");
+      .Remedy("set delta_folder to another folder, or delta: off");
 }
 
 // Its blocks are there before it is mapped: a full disk is an error here, not a SIGBUS later.

@@ -20,6 +20,7 @@ from world import World
 
 CHECKPOINT = ROOT / "tests/data/megatron/qwen2/hf"
 JOIN = ["get_url", "update_weights_from_tensor"]
+DELTA = dict(update_weight_mode="delta", update_weight_transport="disk")
 ROUND = ["pause_generation", "flush_cache", "update_weights_from_tensor", "continue_generation"]
 
 
@@ -131,11 +132,45 @@ def test_an_engine_that_could_not_load_stays_paused_until_the_next_update(daemon
     assert holds(good.served[2], tmp_path / "v3.safetensors") and holds(bad.served[1], tmp_path / "v3.safetensors")
 
 
-@pytest.mark.parametrize("changes", [dict(colocate=True), dict(update_weight_mode="delta"),
+@pytest.mark.parametrize("changes", [dict(colocate=True), dict(update_weight_mode="delta"), DELTA | dict(colocate=True),
                                      dict(update_weight_transport="disk"), dict(sglang_custom_weight_loader=None)])
 def test_a_job_that_would_not_use_it_is_refused(changes):
     with pytest.raises(RefusedError):
         weightwire.slime.install(arguments("", str(CHECKPOINT), **changes))
+
+
+@pytest.fixture
+def slime_modules(monkeypatch):
+    """slime's actor, and where it imports its updater of changes from."""
+    actor, changes = SimpleNamespace(UpdateWeightFromDistributed=None), SimpleNamespace(UpdateWeightFromDiskDelta=None)
+    monkeypatch.setitem(sys.modules, "slime.backends.megatron_utils", SimpleNamespace(actor=actor))
+    monkeypatch.setitem(sys.modules, "slime.backends.megatron_utils.update_weight.update_weight_from_disk_delta", changes)
+    return actor, changes
+
+
+@pytest.mark.parametrize("imported", [False, True])
+@pytest.mark.parametrize("more, published", [({}, "always"), (dict(weightwire_delta="auto"), "auto"), (dict(weightwire_delta=False), False)])
+def test_slimes_mode_delta_is_served_by_changes(slime_modules, monkeypatch, imported, more, published):
+    actor, changes = slime_modules
+    if imported:
+        actor.UpdateWeightFromDiskDelta = None
+    args = arguments("", str(CHECKPOINT), **DELTA, **more)
+    weightwire.slime.install(args)
+    assert actor.UpdateWeightFromDistributed is None
+    chosen = {place.UpdateWeightFromDiskDelta for place in ([actor, changes] if imported else [changes])}
+    given = {}
+    monkeypatch.setattr(weightwire.slime.megatron, "Publisher", lambda *_, **options: given.update(options) or SimpleNamespace(
+        spec="", publish=lambda *_, **__: SimpleNamespace(wait_released=lambda _: None)))
+    monkeypatch.setattr(weightwire.slime, "dist", SimpleNamespace(get_rank=lambda: 1))
+    assert len(chosen) == 1
+    chosen.pop()(args, [])._publish()
+    assert given["delta"] == published
+
+
+def test_a_slime_without_that_mode_is_named(slime_modules, monkeypatch):
+    monkeypatch.setitem(sys.modules, "slime.backends.megatron_utils.update_weight.update_weight_from_disk_delta", None)
+    with pytest.raises(RefusedError, match="no delta mode"):
+        weightwire.slime.install(arguments("", str(CHECKPOINT), **DELTA))
 
 
 def test_a_quantized_rollout_is_refused():
@@ -143,14 +178,13 @@ def test_a_quantized_rollout_is_refused():
         weightwire.slime.WeightUpdater(arguments("", str(CHECKPOINT)), [], quantization_config={"quant_method": "fp8"})
 
 
-def test_the_documented_arguments_plug_it_in_and_are_read(monkeypatch):
+def test_the_documented_arguments_plug_it_in_and_are_read(slime_modules):
     blocks = dict(re.findall(r"```(bash|yaml) slime\n(.*?)```", (ROOT / "docs/frameworks.md").read_text(), re.S))
     options = dict(line.removeprefix("--").split() for line in blocks["bash"].splitlines())
     assert yaml.safe_load(blocks["yaml"]) == dict(weightwire_deadline=300, weightwire_job="", weightwire_agent="")
     args = arguments("/agent.sock", str(CHECKPOINT), sglang_custom_weight_loader=[options["sglang-custom-weight-loader"]],
                      weightwire_deadline=7, weightwire_job="second")
-    actor = SimpleNamespace(UpdateWeightFromDistributed=None)
-    monkeypatch.setitem(sys.modules, "slime.backends.megatron_utils", SimpleNamespace(actor=actor))
+    actor, _ = slime_modules
     module, _, name = options["custom-megatron-init-path"].rpartition(".")
     getattr(importlib.import_module(module), name)(args)
     updater = actor.UpdateWeightFromDistributed(args, [])

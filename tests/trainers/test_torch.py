@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import weightwire.fsdp
 import weightwire.publisher
 import weightwire.torch
 from conftest import BINARIES, Daemon, read_safetensors
@@ -66,6 +67,13 @@ def test_parameters_and_persistent_buffers_arrive_in_place(pair):
         release.wait_released(30)
     assert target.head.weight is kept and target.out.weight is target.embed.weight
     assert torch.equal(target.cache, cache)
+
+
+@pytest.mark.parametrize("adapter", [weightwire.torch, weightwire.fsdp])
+def test_what_is_said_of_changes_reaches_the_publisher(adapter):
+    """Which refuses it before it looks for an agent."""
+    with pytest.raises(RefusedError, match='delta is "sometimes"'):
+        adapter.Publisher(Net(), agent="/none", delta="sometimes")
 
 
 def test_parameters_may_be_replaced_and_moved_between_versions(pair):

@@ -134,6 +134,8 @@ class LivePublisher:
     `lineage`, as in Publisher.publish, is for a trainer that starts anew from an earlier step than what is committed: None
     is refused then, and the error says what to set; "resume" may always be set.
 
+    `delta`, as in Publisher, says whether only what changed since earlier versions is sent.
+
     Costs one copy of this rank's tensors, kept for all versions. `device` says where:
 
     "auto"          where most of the parameters lie when it is opened. On a GPU: in memory of that GPU that the agent lends (`gpu`,
@@ -162,7 +164,8 @@ class LivePublisher:
                  bind: Callable[[publisher.Publisher, Sequence[Live]], Mapping[str, np.ndarray]], *,
                  rank: int | None, world_size: int | None, group: str, job: str, agent: str | None, timeout: float,
                  lineage: publisher.Lineage = None, before: Callable[[], None] = lambda: None,
-                 verify: export_check.Export | None = None, verify_every: int = 0, device: DeviceChoice = None):
+                 verify: export_check.Export | None = None, verify_every: int = 0, device: DeviceChoice = None,
+                 delta: publisher.DeltaMode = None):
         """`before` is called before parameters are read, and before anything that may fail: it may be a collective."""
         if not (verify is None or callable(verify)):
             raise refuse(f"verify={verify!r}: this publisher knows no export of that name",
@@ -184,7 +187,8 @@ class LivePublisher:
         lives = read()
         self.rank, self.world_size = place(rank, world_size)
         self._open_publisher: Callable[[Device | None], publisher.Publisher] = lambda on: publisher.Publisher(
-            rank=self.rank, world_size=self.world_size, group=group, job=job, agent=agent, timeout=timeout, lineage=lineage, device=on)
+            rank=self.rank, world_size=self.world_size, group=group, job=job, agent=agent, timeout=timeout, lineage=lineage, device=on,
+            delta=delta)
         self._bound = {live.held.meta.name: live.held for live in lives}
         self._open(lives)
 

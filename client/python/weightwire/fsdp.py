@@ -23,7 +23,7 @@ from weightwire.adapter import DeviceChoice, Live, clean_name, is_frozen, meta_o
 from weightwire.boxes import Held
 from weightwire.export_check import Export
 from weightwire.memory import TensorMeta
-from weightwire.publisher import Lineage
+from weightwire.publisher import DeltaMode, Lineage
 from weightwire.torch import BoxPublisher, Names, Reading, Receiver as _Receiver, named_tensors, unwrapped
 
 
@@ -162,10 +162,10 @@ class Publisher(BoxPublisher):
     def __init__(self, module: torch.nn.Module, *, rank: int | None = None, world_size: int | None = None,
                  group: str = "trainer", job: str = "", agent: str | None = None, timeout: float = 30.0,
                  names: Names | None = None, lineage: Lineage = None, verify: Export | Literal["export"] | None = None,
-                 verify_every: int = 0, device: DeviceChoice = None):
+                 verify_every: int = 0, device: DeviceChoice = None, delta: DeltaMode = None):
         super().__init__(lambda: read_sharded(module, names), rank=rank, world_size=world_size, group=group, job=job,
                          agent=agent, timeout=timeout, lineage=lineage, verify=hf_export.export_of(module, verify),
-                         verify_every=verify_every, device=device)
+                         verify_every=verify_every, device=device, delta=delta)
 
 
 class Receiver(_Receiver):

@@ -28,7 +28,7 @@ from weightwire.hf_tensors import checkpoint_tensors
 from weightwire.megatron import config_of, local_tensors
 from weightwire.megatron_bridge import shares_head, writes
 from weightwire.memory import TensorMeta
-from weightwire.publisher import Lineage
+from weightwire.publisher import DeltaMode, Lineage
 from weightwire.recorded import Piece, Recording, record
 from weightwire.torch import BoxPublisher, Reading
 
@@ -259,7 +259,8 @@ class Publisher(BoxPublisher):
     def __init__(self, bridge: Any, models: Union[torch.nn.Module, Sequence[torch.nn.Module]], *,
                  checkpoint: Union[str, "os.PathLike[str]", None] = None, group: str = "trainer", job: str = "",
                  agent: str | None = None, timeout: float = 30.0, lineage: Lineage = None,
-                 verify: Export | Literal["export"] | None = None, verify_every: int = 0, device: DeviceChoice = None):
+                 verify: Export | Literal["export"] | None = None, verify_every: int = 0, device: DeviceChoice = None,
+                 delta: DeltaMode = None):
         chunks, inner = megatron_options.checked(models)
         config = config_of(bridge.hf_config)
         whole = dequantized(checkpoint_tensors(checkpoint or _folder(bridge)))
@@ -296,7 +297,7 @@ class Publisher(BoxPublisher):
         super().__init__(read, rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout,
                          lineage=lineage, before=lambda: megatron_options.gather_delayed(chunks),
                          verify=(lambda: bridge.export_weights(chunks)) if verify == "export" else verify,
-                         verify_every=verify_every, device=device)
+                         verify_every=verify_every, device=device, delta=delta)
 
 
 def _has_own(bridge: Any, name: str, shared: bool, whole: Mapping[str, TensorMeta]) -> bool:

@@ -23,7 +23,7 @@ from weightwire.boxes import Held
 from weightwire.export_check import Export
 from weightwire.megatron_state import RankState, chunks_of, read_state, spec_of, unwrap
 from weightwire.memory import Arrays
-from weightwire.publisher import Lineage
+from weightwire.publisher import DeltaMode, Lineage
 
 #: The model's config.json: as a mapping, as the path of the file or its folder, or as a transformers config.
 Config = Union[Mapping[str, Any], str, "os.PathLike[str]", Any]
@@ -167,7 +167,7 @@ class Publisher(LivePublisher):
     def __init__(self, models: Union[torch.nn.Module, Sequence[torch.nn.Module]], config: Config, *,
                  spec: str | None = None, group: str = "trainer", job: str = "", agent: str | None = None,
                  timeout: float = 30.0, lineage: Lineage = None, verify: Export | None = None, verify_every: int = 0,
-                 device: DeviceChoice = None):
+                 device: DeviceChoice = None, delta: DeltaMode = None):
         described, chunks = config_of(config), chunks_of(models)
         text = json.dumps(described)
         #: What was found, e.g. "megatron:tp2,pp2,vocab_pad=256".
@@ -178,7 +178,7 @@ class Publisher(LivePublisher):
                          lambda base, lives: cast(Arrays, base.bind(text, self.spec, [live.held.meta for live in lives])),
                          rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout,
                          lineage=lineage, before=lambda: megatron_options.gather_delayed(chunks), verify=verify,
-                         verify_every=verify_every, device=device)
+                         verify_every=verify_every, device=device, delta=delta)
         self._config_text = text
 
     def _held(self, lives: Sequence[Live]) -> list[Held]:

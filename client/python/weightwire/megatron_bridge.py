@@ -27,7 +27,7 @@ from weightwire.export_check import Export
 from weightwire.hf_tensors import checkpoint_tensors
 from weightwire.megatron import config_of, local_tensors
 from weightwire.memory import TensorMeta
-from weightwire.publisher import Lineage
+from weightwire.publisher import DeltaMode, Lineage
 from weightwire.recorded import record
 from weightwire.torch import BoxPublisher, Reading
 
@@ -229,7 +229,8 @@ class Publisher(BoxPublisher):
     def __init__(self, bridge: Any, models: Union[torch.nn.Module, Sequence[torch.nn.Module]], *,
                  checkpoint: Union[str, "os.PathLike[str]", None] = None, group: str = "trainer", job: str = "",
                  agent: str | None = None, timeout: float = 30.0, lineage: Lineage = None,
-                 verify: Export | Literal["export"] | None = None, verify_every: int = 0, device: DeviceChoice = None):
+                 verify: Export | Literal["export"] | None = None, verify_every: int = 0, device: DeviceChoice = None,
+                 delta: DeltaMode = None):
         chunks, inner = megatron_options.checked(models)
         config = config_of(bridge.hf_pretrained.config)
         folder = checkpoint or bridge.hf_pretrained.model_name_or_path
@@ -270,4 +271,4 @@ class Publisher(BoxPublisher):
         super().__init__(read, rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout,
                          lineage=lineage, before=lambda: megatron_options.gather_delayed(chunks),
                          verify=(lambda: bridge.export_hf_weights(chunks, cpu=True, show_progress=False)) if verify == "export"
-                         else verify, verify_every=verify_every, device=device)
+                         else verify, verify_every=verify_every, device=device, delta=delta)

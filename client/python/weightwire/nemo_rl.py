@@ -17,6 +17,7 @@ import time
 from typing import Any, Callable, Sequence
 
 from weightwire import errors
+from weightwire.publisher import DeltaMode
 
 _POLL_SECONDS = 0.1
 #: Beyond the deadline, so that a worker's own error is heard, and not only that it is late.
@@ -33,12 +34,13 @@ class Synchronizer:
     checkpoint: folder with config.json and safetensors headers; default: the policy's model_name. For Megatron, and for
               engines that were not started from a folder
     device:   of the policy's workers, as in weightwire.torch.Publisher: "auto", "cpu", "cuda"; default WEIGHTWIRE_DEVICE there
+    delta:    as in weightwire.Publisher: "auto", "always", "off"; default WEIGHTWIRE_DELTA of the policy's workers
     driver:   further arguments of weightwire.vllm.EngineDriver: mode, install, pause, …
     """
 
     def __init__(self, policy: Any, generation: Any, *, deadline: float = 300.0, version: int = 0, job: str = "",
                  agent: str | None = None, checkpoint: str | None = None, lineage: int = 1,
-                 device: str | None = None, **driver: Any):
+                 device: str | None = None, delta: DeltaMode = None, **driver: Any):
         if generation.cfg["colocated"]["enabled"]:
             raise errors.RefusedError("policy and generation share their GPUs", code="INVALID_ARGUMENT",
                                       reason="invalid_request", remedy="policy.generation.colocated.enabled=false")
@@ -46,7 +48,8 @@ class Synchronizer:
             raise errors.RefusedError(f"lineage {lineage!r} is no number", code="INVALID_ARGUMENT", reason="invalid_request",
                                       remedy="the error of the first sync says which")
         self._deadline, self._where = deadline, dict(job=job, agent=agent)
-        self._checkpoint, self._device, self._driver = checkpoint, device, driver
+        self._checkpoint, self._driver = checkpoint, driver
+        self._opened = dict(lineage=lineage, device=device, delta=delta)
         self._policy = {f"policy worker {i}": worker for i, worker in enumerate(policy.worker_group.workers)}
         group = generation.worker_group  # the first worker of each engine has it
         self._engines = {f"vllm-{i}": worker for i, worker in enumerate(
@@ -65,8 +68,8 @@ class Synchronizer:
     def init_communicator(self) -> None:
         """Every worker joins. AbortedError names those that did not; called again, the others stay as they are."""
         self._end = time.monotonic() + self._deadline
-        failed = self._all(self._policy, _open, lambda _: (self._checkpoint, {**self._where, "lineage": self._lineage, "device": self._device,
-                                                                                  "timeout": self._left()}))
+        failed = self._all(self._policy, _open, lambda _: (self._checkpoint, {**self._where, **self._opened,
+                                                                                "timeout": self._left()}))
         failed |= self._all(self._engines, _follow, lambda name: (
             dict(name=name, checkpoint=self._checkpoint, **self._where, **self._driver), self._async))
         if not failed and self._async:

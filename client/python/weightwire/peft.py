@@ -17,7 +17,7 @@ import torch
 
 from weightwire import boxes, hf_export
 from weightwire.adapter import DeviceChoice, Live, clean_name, is_sharded, meta_of, persistent_buffers, refuse
-from weightwire.publisher import Lineage
+from weightwire.publisher import DeltaMode, Lineage
 from weightwire.torch import BoxPublisher, Names, Reading, unwrapped
 
 
@@ -127,6 +127,7 @@ class Publisher(BoxPublisher):
 
     def __init__(self, model: torch.nn.Module, *, rank: int | None = None, world_size: int | None = None,
                  group: str = "trainer", job: str = "", agent: str | None = None, timeout: float = 30.0,
-                 names: Names | None = None, lineage: Lineage = None, device: DeviceChoice = None):
+                 names: Names | None = None, lineage: Lineage = None, device: DeviceChoice = None,
+                 delta: DeltaMode = None):
         super().__init__(lambda: read_merged(model, names), rank=rank, world_size=world_size, group=group, job=job,
-                         agent=agent, timeout=timeout, lineage=lineage, device=device)
+                         agent=agent, timeout=timeout, lineage=lineage, device=device, delta=delta)

@@ -9,7 +9,7 @@ import re
 import secrets
 import threading
 import time
-from typing import Any, Callable, Collection, Literal, Mapping, Sequence, Union
+from typing import Any, Callable, Collection, Literal, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
@@ -27,6 +27,8 @@ _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _MODES = {"hold": agent_pb2.PUBLISH_MODE_HOLD, "snapshot": agent_pb2.PUBLISH_MODE_SNAPSHOT}
 #: In which lineage a rank publishes: a number, or "resume": see `Publisher.publish`.
 Lineage = Union[int, Literal["resume"], None]
+#: What of a version is sent: see `Publisher`.
+DeltaMode = Optional[Literal["auto", "always", "off"]]
 _FIRST_LINEAGE = 1
 #: In which lineage the ranks of this process publish, by agent, job and rank: one that attaches again without having gone
 #: back to an earlier step is the trainer that it was, and is fenced as that.
@@ -110,8 +112,10 @@ class Release:
         self._done.set()
 
 
-def _delta_mode(delta: str | None) -> int:
+def _delta_mode(delta: DeltaMode) -> int:
     wanted = delta if delta is not None else os.environ.get("WEIGHTWIRE_DELTA", "")
+    if wanted is False:
+        wanted = "off"  # as YAML reads it
     modes = {"": agent_pb2.DELTA_MODE_UNSPECIFIED, "off": agent_pb2.DELTA_MODE_OFF, "auto": agent_pb2.DELTA_MODE_AUTO,
              "always": agent_pb2.DELTA_MODE_ALWAYS}
     if wanted not in modes:
@@ -132,7 +136,7 @@ class Publisher:
 
     def __init__(self, *, rank: int, world_size: int, group: str = "trainer", job: str = "",
                  agent: str | None = None, timeout: float = 30.0, device: Device | None = None, lineage: Lineage = None,
-                 delta: str | None = None):
+                 delta: DeltaMode = None):
         """`lineage`: that of every `publish` that names none.
 
         `delta`: whether only what changed since earlier versions is sent: "auto" (over a network or a rate limit, as long

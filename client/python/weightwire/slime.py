@@ -2,13 +2,16 @@
 
     --custom-megatron-init-path weightwire.slime.install --sglang-custom-weight-loader weightwire.sglang.load
 
-`install` puts `WeightUpdater` in the place of slime's UpdateWeightFromDistributed, whose interface it has. What it may
-be told is read from slime's arguments, where `--custom-config-path` puts every key of a YAML file:
+`install` puts `WeightUpdater` in the place of slime's UpdateWeightFromDistributed, whose interface it has; with
+`--update-weight-mode delta` in that of UpdateWeightFromDiskDelta, though nothing goes by a disk: the first update sends
+everything, others what changed. What it may be told is read from slime's arguments, where `--custom-config-path` puts every key of a YAML file:
 
     weightwire_deadline: 300    # seconds for one update, everything included
     weightwire_job: ""          # both as in weightwire.megatron.Publisher
     weightwire_agent: ""        # empty: WEIGHTWIRE_AGENT_SOCKET, on trainers' and on engines' hosts
     weightwire_device: auto     # or cpu, cuda; as in weightwire.torch.Publisher. Not set: WEIGHTWIRE_DEVICE
+    weightwire_delta: auto      # or always, off; as in weightwire.Publisher. Not set: always with --update-weight-mode delta, else
+                                # WEIGHTWIRE_DELTA
     weightwire_lineage: resume  # or a number, see Publisher.publish: when slime resumes from an earlier step than what the
                                 # coordinator has committed; without it the first update is refused then
 
@@ -17,6 +20,7 @@ See docs/frameworks.md for an update's order and for what of it was run.
 
 from __future__ import annotations
 
+import importlib
 import re
 import time
 from datetime import timedelta
@@ -25,7 +29,7 @@ from typing import Any, Callable, Mapping, Sequence
 import torch.distributed as dist
 
 from weightwire import errors, megatron
-from weightwire.publisher import Lineage
+from weightwire.publisher import DeltaMode, Lineage
 from weightwire.sglang import LOADER, payloads, ticket
 
 #: Seconds beyond the deadline for engines to generate again, and for ranks to hear of it.
@@ -33,16 +37,29 @@ _RESUME_SECONDS = 30.0
 
 
 def install(args: Any) -> None:
-    """For slime's --custom-megatron-init-path. RefusedError for a job whose weights slime would not send over NCCL."""
-    if args.colocate or args.update_weight_mode != "full" or args.update_weight_transport != "nccl":
+    """For slime's --custom-megatron-init-path. RefusedError for a job that sends no weights over NCCL and no changes."""
+    delta = args.update_weight_mode == "delta" and args.update_weight_transport == "disk"  # slime has no other delta
+    if args.colocate or not delta and (args.update_weight_mode, args.update_weight_transport) != ("full", "nccl"):
         raise errors.RefusedError("slime would not ask this updater", code="INVALID_ARGUMENT", reason="invalid_request",
-                                  remedy="no --colocate, --update-weight-mode full, --update-weight-transport nccl")
+                                  remedy="no --colocate, and --update-weight-mode full with --update-weight-transport nccl, or "
+                                         "delta with disk")
     if LOADER not in (getattr(args, "sglang_custom_weight_loader", None) or []):
         raise errors.RefusedError("the engines would refuse the ticket", code="INVALID_ARGUMENT",
                                   reason="invalid_request", remedy=f"--sglang-custom-weight-loader {LOADER}")
     from slime.backends.megatron_utils import actor
 
-    actor.UpdateWeightFromDistributed = WeightUpdater
+    if not delta:
+        actor.UpdateWeightFromDistributed = WeightUpdater
+        return
+    try:
+        module = importlib.import_module("slime.backends.megatron_utils.update_weight.update_weight_from_disk_delta")
+    except ImportError as why:
+        raise errors.RefusedError(f"this slime has no delta mode that could be replaced: {why}", code="INVALID_ARGUMENT",
+                                  reason="invalid_request", remedy="--update-weight-mode full, and weightwire_delta: always in "
+                                                                   "--custom-config-path") from why
+    # The actor imports it when it needs it, or has imported it already.
+    for place in [module] + ([actor] if hasattr(actor, "UpdateWeightFromDiskDelta") else []):
+        place.UpdateWeightFromDiskDelta = WeightUpdater  # type: ignore[attr-defined]
 
 
 class WeightUpdater:
@@ -64,6 +81,9 @@ class WeightUpdater:
         self._job, self._agent = (getattr(args, f"weightwire_{key}", "") or "" for key in ("job", "agent"))
         self._lineage: Lineage = getattr(args, "weightwire_lineage", None)
         self._device: str | None = getattr(args, "weightwire_device", None)
+        self._delta: DeltaMode = getattr(args, "weightwire_delta", None)
+        if self._delta is None and args.update_weight_mode == "delta":
+            self._delta = "always"
         self._engines: dict[str, Any] = {}  # by their names in weightwire; on rank 0
         self._tp_sizes: dict[str, int] = {}
         self._loaded: set[str] = set()  # engines that have loaded the newest version that travelled
@@ -129,7 +149,7 @@ class WeightUpdater:
         if self._publisher is None:
             self._publisher = megatron.Publisher(self._model, self._args.hf_checkpoint, spec=self._spec, job=self._job,
                                                  agent=self._agent or None, timeout=self._left(), lineage=self._lineage,
-                                                 device=self._device)
+                                                 device=self._device, delta=self._delta)
             self._spec = self._publisher.spec
         why = self._catch_up(self._travelled or self._publisher.committed) if dist.get_rank() == 0 else ""
         release = self._publisher.publish(self.weight_version, deadline=self._left())

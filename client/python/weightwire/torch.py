@@ -21,7 +21,7 @@ from weightwire.adapter import (DeviceChoice, Live, LivePublisher, as_tensor, cl
                                 persistent_buffers, place, publish_together, refuse)
 from weightwire.export_check import Export
 from weightwire.memory import Arrays, TensorMeta
-from weightwire.publisher import Lineage
+from weightwire.publisher import DeltaMode, Lineage
 
 #: A module, tensors by name, or a function that gives (name, tensor) pairs anew for each version.
 Source = Union[torch.nn.Module, Mapping[str, torch.Tensor], Callable[[], Iterable[tuple[str, torch.Tensor]]]]
@@ -146,10 +146,10 @@ class Publisher(BoxPublisher):
     def __init__(self, source: Source, *, rank: int | None = None, world_size: int | None = None,
                  group: str = "trainer", job: str = "", agent: str | None = None, timeout: float = 30.0,
                  names: Names | None = None, lineage: Lineage = None, verify: Export | Literal["export"] | None = None,
-                 verify_every: int = 0, device: DeviceChoice = None):
+                 verify_every: int = 0, device: DeviceChoice = None, delta: DeltaMode = None):
         super().__init__(lambda: read_whole(source, names), rank=rank, world_size=world_size, group=group, job=job,
                          agent=agent, timeout=timeout, lineage=lineage, verify=hf_export.export_of(source, verify),
-                         verify_every=verify_every, device=device)
+                         verify_every=verify_every, device=device, delta=delta)
 
 
 class Receiver:

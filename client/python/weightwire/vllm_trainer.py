@@ -29,7 +29,7 @@ except ImportError as error:
 from weightwire import boxes
 from weightwire.adapter import DeviceChoice, Live, LivePublisher, as_tensor, meta_of, place, refuse
 from weightwire.memory import Arrays, TensorMeta
-from weightwire.publisher import Lineage, Publisher
+from weightwire.publisher import DeltaMode, Lineage, Publisher
 from weightwire.torch import BoxPublisher, Reading
 
 
@@ -45,6 +45,7 @@ class InitInfo(TrainerInitInfo):
     device: of a source that has `iter_local`, without a `publisher`: as in weightwire.torch.Publisher
     lineage: without a `publisher`, which has its own: that of Publisher.publish, for a trainer that goes on from an earlier
         step than what is committed
+    delta: without a `publisher`: as in weightwire.Publisher
     """
 
     backend: ClassVar[str] = "weightwire"
@@ -59,6 +60,7 @@ class InitInfo(TrainerInitInfo):
     lineage: Lineage = None
     world_size: int | None = None
     device: DeviceChoice = None
+    delta: DeltaMode = None
 
 
 class TrainerEngine(TrainerWeightTransferEngine):
@@ -128,7 +130,7 @@ def _pieces_publisher(info: InitInfo, source: Any) -> LivePublisher:
     if rank != info.rank:
         raise refuse(f"InitInfo says rank {info.rank}, torch.distributed rank {rank}", remedy="give InitInfo(world_size=…), too")
     return BoxPublisher(lambda: read_pieces(source, rank), rank=rank, world_size=world_size, group=info.group, job=info.job,
-                        agent=info.agent, timeout=info.timeout, lineage=info.lineage, device=info.device)
+                        agent=info.agent, timeout=info.timeout, lineage=info.lineage, device=info.device, delta=info.delta)
 
 
 def read_pieces(source: Any, rank: int) -> Reading:
@@ -169,7 +171,7 @@ class _Whole:
         self._source = source
         metas = [meta_of(m.name, torch.empty(0, dtype=m.dtype), m.shape) for m in metadata_of(source)]
         self._publisher = Publisher(rank=0, world_size=1, group=info.group, job=info.job, agent=info.agent,
-                                    timeout=info.timeout, lineage=info.lineage)
+                                    timeout=info.timeout, lineage=info.lineage, delta=info.delta)
         layout = boxes.submission({m.name: m for m in metas}, [boxes.whole(m) for m in metas])
         arrays = cast(Arrays, self._publisher.bind_boxes(layout))
         self._shared = {m.name: as_tensor(arrays[m.name], m) for m in metas if arrays[m.name].size > 0}

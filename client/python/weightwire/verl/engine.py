@@ -16,6 +16,7 @@ from verl.checkpoint_engine.base import CheckpointEngineRegistry, CheckpointEngi
 
 from weightwire import errors
 from weightwire.client import default_coordinator
+from weightwire.publisher import DeltaMode
 from weightwire.verl import sender
 from weightwire.verl.rendezvous import Announcement, Rendezvous, Round
 from weightwire.verl.receiver import Receiver, Version
@@ -44,12 +45,15 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
     failures_max: rounds that may fail one after another. A failed round is logged, counted in the metrics, and
                  rollouts go on with the weights that they have. The first round must succeed.
     device:      of route "shards", as in weightwire.torch.Publisher: "auto", "cpu", "cuda", "cuda:1"; default WEIGHTWIRE_DEVICE
+    delta:       whether only what changed since earlier versions is sent, as in weightwire.Publisher: "auto", "always", "off";
+                 default WEIGHTWIRE_DELTA
     host:        where this actor rank is reached by rollout workers; default: Ray's address of the node
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False, *, route: str = "tensors",
                  coordinator: str | None = None, agent: str | None = None, job: str = "", deadline: float = 300.0,
-                 failures_max: int = 3, host: str | None = None, device: str | None = None):
+                 failures_max: int = 3, host: str | None = None, device: str | None = None,
+                 delta: DeltaMode = None):
         if route not in ROUTES:
             raise ValueError(f"route {route!r} is none of {ROUTES}")
         self.is_master = is_master
@@ -57,7 +61,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
         self._bucket_bytes = bucket_size
         self._coordinator = coordinator or default_coordinator()
         self._where: dict[str, Any] = dict(agent=agent, job=job, timeout=min(deadline, 60.0))
-        self._device = device
+        self._device, self._delta = device, delta
         self._deadline = deadline
         self._failures_max = failures_max
         self._failures = 0
@@ -155,8 +159,8 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
 
     def _open(self) -> sender.Source:
         if self.route == "shards":
-            return ShardSource(**self._where, device=self._device)
-        return sender.TensorSource(self._bucket_bytes, **self._where)
+            return ShardSource(**self._where, device=self._device, delta=self._delta)
+        return sender.TensorSource(self._bucket_bytes, **self._where, delta=self._delta)
 
     def _finish(self, error: str = "") -> None:
         if self._rendezvous is not None:
