@@ -276,12 +276,12 @@ TEST(DeviceDelta, SaysWhereStreamsDoNotFitALane) {
   DeltaRoom room(2000, 2, 1000);
   const auto scanned = DeltaScan(kernels::DeltaOrder::kFloat16, {base->at(), &device},
                                  ConstBytes(base->at(), &device), 2000, 1000, room.streams, false);
-  ASSERT_FALSE(scanned.ok());
-  EXPECT_EQ(scanned.status().reason(), Reason::kLimitExceeded);
-  EXPECT_NE(scanned.status().message().find("of a lane of 1024"), std::string::npos);
+  ASSERT_FALSE(scanned.has_value());
+  EXPECT_EQ(scanned.error().reason(), Reason::kLimitExceeded);
+  EXPECT_NE(scanned.error().message().find("of a lane of 1024"), std::string::npos);
   room.streams.changes = room.streams.gap_bytes = 1000;
-  EXPECT_FALSE(
-      DeltaApply(kernels::DeltaOrder::kFloat16, {base->at(), &device}, 2000, room.streams).ok());
+  EXPECT_FALSE(DeltaApply(kernels::DeltaOrder::kFloat16, {base->at(), &device}, 2000, room.streams)
+                   .has_value());
 }
 
 TEST(DeviceBytesThreads, ShareLanesWithoutWaitingInACircle) {
