@@ -1,10 +1,9 @@
 #include "server/layout/families/weight_format.h"
 
-#include <re2/re2.h>
-
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <regex>
 
 #include "server/layout/blocks.h"
 #include "server/layout/schemes/filter.h"
@@ -12,8 +11,8 @@
 namespace weightwire::layout {
 
 struct WeightFormat::Expression {
-  explicit Expression(const std::string& text) : regex(text, RE2::Quiet) {}
-  RE2 regex;
+  explicit Expression(const std::string& text) : regex(text) {}
+  std::regex regex;
 };
 
 namespace {
@@ -123,6 +122,31 @@ Status CheckPlain(const std::string& key, const std::string& entry, std::string_
   return plain ? OkStatus() : BadPattern(key, entry, "it can be the name of no module", remedy);
 }
 
+/// Expressions that Python and std::regex read alike, and whose search takes few steps whatever the
+/// name: no group is repeated, and little else is. nullptr for all others.
+std::shared_ptr<const WeightFormat::Expression> ExpressionOf(std::string_view text) {
+  constexpr std::string_view kAlso = "\\*+?()|^$[]";
+  constexpr int kRepeatedMax = 4;
+  int repeated = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char next = i + 1 < text.size() ? text[i + 1] : '\0';
+    if (!IsNameCharacter(text[i]) && kAlso.find(text[i]) == std::string_view::npos) return nullptr;
+    if (text[i] == '(' && next == '?') return nullptr;
+    if (text[i] == ')' && (next == '*' || next == '+')) return nullptr;
+    if (text[i] == '\\') {
+      if (std::string_view(".dw-_").find(next) == std::string_view::npos) return nullptr;
+      ++i;
+    } else if ((text[i] == '*' || text[i] == '+') && ++repeated > kRepeatedMax) {
+      return nullptr;
+    }
+  }
+  try {
+    return std::make_shared<WeightFormat::Expression>(std::string(text));
+  } catch (const std::regex_error&) {
+    return nullptr;
+  }
+}
+
 Status AddEntry(const std::string& key, const std::string& entry, WeightFormat& format) {
   constexpr std::string_view kMark = "re:";
   switch (format.ignore) {
@@ -139,10 +163,12 @@ Status AddEntry(const std::string& key, const std::string& entry, WeightFormat& 
             key, entry, "", "write whole names of modules, or re: and a regular expression"));
         break;
       }
-      auto expression = std::make_shared<WeightFormat::Expression>(entry.substr(kMark.size()));
-      if (!expression->regex.ok()) {
-        return BadPattern(key, entry, "no expression that is read: " + expression->regex.error(),
-                          "write it without lookaround and references to groups");
+      auto expression = ExpressionOf(entry.substr(kMark.size()));
+      if (expression == nullptr) {
+        return BadPattern(
+            key, entry, "no expression that is read here",
+            "write it with names, . \\. \\d [] (|) ? ^ $ and at most four * or +, none of "
+            "them behind a group");
       }
       format.expressions.push_back(std::move(expression));
       format.patterns.push_back(entry);
@@ -364,8 +390,8 @@ void WeightFormat::ForEachMatch(std::string_view tensor,
   if (ignore == IgnoreRule::kNamesAndExpressions) {
     visit_named(module);
     for (size_t i = 0; i < expressions.size(); ++i) {
-      const re2::StringPiece text(module.data(), module.size());
-      if (expressions[i]->regex.Match(text, 0, module.size(), RE2::ANCHOR_START, nullptr, 0)) {
+      if (std::regex_search(module.begin(), module.end(), expressions[i]->regex,
+                            std::regex_constants::match_continuous)) {
         visit(patterns[i]);
       }
     }

@@ -252,12 +252,12 @@ TEST(Coder, IsNearTheEntropyAndFromThreePercentOnAtMostElevenTwentiethsOfXor) {
 }
 
 TEST(Coder, EveryDtypeHasAnOrderOfItsWidth) {
-  for (int number = 1; number <= 12; ++number) {
+  for (int number = 1; number <= 15; ++number) {
     const auto dtype = layout::DTypeFromNumber(number);
     ASSERT_TRUE(dtype.has_value());
     EXPECT_EQ(WidthOf(OrderOf(*dtype)), static_cast<size_t>(layout::ElementBytes(*dtype)));
   }
-  EXPECT_FALSE(layout::DTypeFromNumber(13).has_value()) << "a new one needs an order";
+  EXPECT_FALSE(layout::DTypeFromNumber(16).has_value()) << "a new one needs an order";
 }
 
 }  // namespace

@@ -655,7 +655,8 @@ TEST(WeightFormats, IgnoreListsAreReadAsTheirLoadersDo) {
     ASSERT_EQ(notes->size(), 1u) << entry;
     EXPECT_NE(notes->front().find("\"" + entry + "\""), std::string::npos) << notes->front();
   }
-  for (const char* bad : {"re:(?!lm_head).*", "re:(", "a b", "mlp.(gate)"}) {
+  for (const char* bad : {"re:(?!lm_head).*", "re:(", "re:(a*)*b", "re:.*.*.*.*.*x", "re:a{2}",
+                          "re:\\Za", "a b", "mlp.(gate)"}) {
     const auto layout = Layout(tensors({bad}), "hf");
     ASSERT_FALSE(layout.has_value()) << bad;
     EXPECT_NE(layout.error().message().find(bad), std::string::npos) << layout.error().ToString();

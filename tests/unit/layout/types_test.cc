@@ -13,13 +13,13 @@ namespace {
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 
 TEST(DType, NamesAndNumbersGoBothWays) {
-  for (int number = 1; number <= 12; ++number) {
+  for (int number = 1; number <= 15; ++number) {
     const auto dtype = DTypeFromNumber(number);
     ASSERT_TRUE(dtype.has_value());
     EXPECT_EQ(DTypeFromName(DTypeName(*dtype)), dtype);
   }
   EXPECT_FALSE(DTypeFromNumber(0));
-  EXPECT_FALSE(DTypeFromNumber(13));
+  EXPECT_FALSE(DTypeFromNumber(16));
   EXPECT_FALSE(DTypeFromName("bf16"));
   EXPECT_EQ(DTypeFromName("F8_E4M3"), DType::kF8E4M3);
   EXPECT_EQ(DTypeFromTorchName("float8_e4m3fn"), DType::kF8E4M3);
