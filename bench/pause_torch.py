@@ -40,8 +40,8 @@ def main() -> None:
     blocked, copied = [], []
     with tempfile.TemporaryDirectory(prefix="weightwire-pause-") as work:
         daemon = Daemon(binary, f"{work}/hub", "hub", role="all", listen="127.0.0.1:0")
-        with Subscriber(group="engine", rank=0, world_size=1, agent=daemon.agent_socket) as engine, \
-                weightwire.torch.Publisher(weights, agent=daemon.agent_socket, device="cpu") as publisher:
+        with Subscriber(group="engine", rank=0, world_size=1, agent=daemon.agent_socket, timeout=_SECONDS) as engine, \
+                weightwire.torch.Publisher(weights, agent=daemon.agent_socket, timeout=_SECONDS, device="cpu") as publisher:
             engine.bind_submission(boxes.submission(metas, [boxes.whole(meta) for meta in metas.values()]))
             for version in range(1, _WARM_ROUNDS + args.rounds + 1):
                 for tensor in weights.values():
