@@ -113,11 +113,10 @@ class Release:
 
 
 def _delta_mode(delta: DeltaMode) -> int:
-    wanted = delta if delta is not None else os.environ.get("WEIGHTWIRE_DELTA", "")
-    if wanted is False:
-        wanted = "off"  # as YAML reads it
-    modes = {"": agent_pb2.DELTA_MODE_UNSPECIFIED, "off": agent_pb2.DELTA_MODE_OFF, "auto": agent_pb2.DELTA_MODE_AUTO,
-             "always": agent_pb2.DELTA_MODE_ALWAYS}
+    wanted: object = delta if delta is not None else os.environ.get("WEIGHTWIRE_DELTA", "")
+    modes: dict[object, int] = {"": agent_pb2.DELTA_MODE_UNSPECIFIED, "off": agent_pb2.DELTA_MODE_OFF,
+                                False: agent_pb2.DELTA_MODE_OFF,  # as YAML reads off
+                                "auto": agent_pb2.DELTA_MODE_AUTO, "always": agent_pb2.DELTA_MODE_ALWAYS}
     if wanted not in modes:
         raise errors.RefusedError(f'delta is "{wanted}"', code="INVALID_ARGUMENT", reason="invalid_request",
                                   remedy='give "auto", "always" or "off"')
