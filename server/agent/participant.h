@@ -144,6 +144,8 @@ class Participant : public std::enable_shared_from_this<Participant> {
 
   /// For the log, of the attempt that runs or ran last.
   void Note(std::string text, bool bad) const;
+  /// Says once that there is no memory for what was sent last, so that everything is sent.
+  void NoteMissingBase();
   void End(const Status& why);
   void TellEnd(const std::optional<Version>& owed, const Status& why);
   void GoneWhenIdle();
@@ -156,6 +158,7 @@ class Participant : public std::enable_shared_from_this<Participant> {
   epoch::MemberState machine_;
   std::deque<epoch::MemberEvent> events_;
   bool stepping_ = false;
+  bool noted_missing_base_ = false;
   uint32_t submitting_ = 0;        ///< layouts without an answer
   uint64_t session_ = 0;           ///< rises with every session that is lost
   bool orphaned_ = false;          ///< between a session's loss and the end of the rejoining

@@ -218,10 +218,20 @@ void Participant::StartSource(const std::shared_ptr<Attempt>& attempt) {
         if (!self->Runs(attempt)) return;
         attempt->ended = self->services_->clock.Now();
         WW_FAILPOINT("agent.after_all_read_before_sourced");
+        if (!self->is_engine()) self->NoteMissingBase();
         if (result) attempt->sourced = std::move(*result);
         self->Dispatch(epoch::LocalTransferred{attempt->command.epoch,
                                                attempt->sourced ? OkStatus() : result.error()});
       });
+}
+
+void Participant::NoteMissingBase() {
+  const std::shared_ptr<transfer::DeltaBases>& bases = memory_->delta();
+  const bool missing = bases && !bases->why_not().ok();
+  if (missing && !noted_missing_base_) {
+    Note("sends everything, not what changed: " + bases->why_not().message(), true);
+  }
+  noted_missing_base_ = missing;
 }
 
 void Participant::StageHeld(const std::shared_ptr<Attempt>& attempt) {

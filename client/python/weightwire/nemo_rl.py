@@ -34,7 +34,7 @@ class Synchronizer:
     checkpoint: folder with config.json and safetensors headers; default: the policy's model_name. For Megatron, and for
               engines that were not started from a folder
     device:   of the policy's workers, as in weightwire.torch.Publisher: "auto", "cpu", "cuda"; default WEIGHTWIRE_DEVICE there
-    delta:    as in weightwire.Publisher: "auto", "always", "off"; default WEIGHTWIRE_DELTA of the policy's workers
+    delta:    as in weightwire.Publisher: "auto", "always", "off"; default WEIGHTWIRE_PUBLISHER_DELTA of the policy's workers
     driver:   further arguments of weightwire.vllm.EngineDriver: mode, install, pause, …
     """
 

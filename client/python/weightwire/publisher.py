@@ -113,7 +113,7 @@ class Release:
 
 
 def _delta_mode(delta: DeltaMode) -> int:
-    wanted: object = delta if delta is not None else os.environ.get("WEIGHTWIRE_DELTA", "")
+    wanted: object = delta if delta is not None else os.environ.get("WEIGHTWIRE_PUBLISHER_DELTA", "")
     modes: dict[object, int] = {"": agent_pb2.DELTA_MODE_UNSPECIFIED, "off": agent_pb2.DELTA_MODE_OFF,
                                 False: agent_pb2.DELTA_MODE_OFF,  # as YAML reads off
                                 "auto": agent_pb2.DELTA_MODE_AUTO, "always": agent_pb2.DELTA_MODE_ALWAYS}
@@ -139,7 +139,7 @@ class Publisher:
         """`lineage`: that of every `publish` that names none.
 
         `delta`: whether only what changed since earlier versions is sent: "auto" (over a network or a rate limit, as long
-        as that is shorter), "always" (wherever memory is not mapped) or "off". None: WEIGHTWIRE_DELTA, or as the agent is
+        as that is shorter), "always" (wherever memory is not mapped) or "off". None: WEIGHTWIRE_PUBLISHER_DELTA, or as the agent is
         configured. An agent with `delta: off` sends everything. The agent keeps a copy of what was sent last.
         """
         self._device = device

@@ -11,7 +11,7 @@ everything, others what changed. What it may be told is read from slime's argume
     weightwire_agent: ""        # empty: WEIGHTWIRE_AGENT_SOCKET, on trainers' and on engines' hosts
     weightwire_device: auto     # or cpu, cuda; as in weightwire.torch.Publisher. Not set: WEIGHTWIRE_DEVICE
     weightwire_delta: auto      # or always, off; as in weightwire.Publisher. Not set: always with --update-weight-mode delta, else
-                                # WEIGHTWIRE_DELTA
+                                # WEIGHTWIRE_PUBLISHER_DELTA
     weightwire_lineage: resume  # or a number, see Publisher.publish: when slime resumes from an earlier step than what the
                                 # coordinator has committed; without it the first update is refused then
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "tests/unit/agent/agent_fixture.h"
 
 namespace weightwire::agent {
@@ -105,6 +107,7 @@ class AgentDelta : public AgentTest {
   /// What its job of version 7 would code by.
   std::shared_ptr<transfer::DeltaBases> Bases(Mode agents, std::optional<Mode> asked) {
     options.delta.mode = agents;
+    options.notes = [this](const Note& note) { notes.push_back(note); };
     Start();
     auto request = RequestFor(control::GroupRole::kTrainer, "trainer");
     request.delta = asked;
@@ -115,6 +118,7 @@ class AgentDelta : public AgentTest {
     return engine.sources.at(JobOf(*trainer_, 3)).first.delta;
   }
   std::unique_ptr<Rank> trainer_;
+  std::vector<Note> notes;
 };
 
 TEST_F(AgentDelta, CodesAsTheAgentIsConfigured) {
@@ -148,6 +152,17 @@ TEST_F(AgentDelta, TakesItsMemoryFromTheBudget) {
   EXPECT_EQ(bases->Of(kPlan, 2, schedule), nullptr) << "of 4,096 bytes";
   EXPECT_EQ(bases->why_not().reason(), Reason::kLimitExceeded);
   EXPECT_THAT(bases->why_not().message(), HasSubstr("trainer/0: delta base"));
+  for (uint64_t version : {8u, 9u}) {  // it is said once
+    Release(*trainer_, version - 5, version - 1);
+    ASSERT_TRUE(Publish(*trainer_, version).ok());
+    Source(*trainer_, version - 4, version);
+  }
+  EXPECT_EQ(std::ranges::count_if(notes,
+                                  [](const Note& note) {
+                                    return note.text.find("sends everything, not what changed") !=
+                                           std::string::npos;
+                                  }),
+            1);
   bases->Follow([](const PlanId&) { return false; });
   EXPECT_NE(bases->Of(kPlan, 2, schedule), nullptr) << "the first one's were given back";
 }

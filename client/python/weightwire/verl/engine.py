@@ -46,7 +46,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
                  rollouts go on with the weights that they have. The first round must succeed.
     device:      of route "shards", as in weightwire.torch.Publisher: "auto", "cpu", "cuda", "cuda:1"; default WEIGHTWIRE_DEVICE
     delta:       whether only what changed since earlier versions is sent, as in weightwire.Publisher: "auto", "always", "off";
-                 default WEIGHTWIRE_DELTA
+                 default WEIGHTWIRE_PUBLISHER_DELTA
     host:        where this actor rank is reached by rollout workers; default: Ray's address of the node
     """
 
