@@ -143,7 +143,7 @@ void AddDeltas(std::vector<Case>& cases, const std::vector<unsigned char>& sourc
       if (full.find(only) == std::string::npos) continue;
       if (delta == nullptr) delta = std::make_shared<DeltaCase>(source, share);
       cases.push_back({full, work, Flat(static_cast<int64_t>(source.size() / 2)), Element::kBF16,
-                       Element::kBF16, delta});
+                       Element::kBF16, 0, 0, ScaleKind::kF32, delta});
     }
   }
 }

@@ -125,8 +125,8 @@ TEST_F(CudaLibrary, SaysNoDeviceWhereThereIsNone) {
   uint64_t sum = 0;
   ww_cuda_sum_job sum_job{&sum, memory, {1, {4}, {1}, {1}}, WW_F32, WW_F32};
   float scale = 0;
-  ww_cuda_quantize_job quantize{memory, &scale, memory + 32, 2,      2,     128,
-                                128,    {2, 1}, {2, 1},      {1, 1}, WW_F32};
+  ww_cuda_quantize_job quantize{memory, &scale, memory + 32, 2,      2,      128,
+                                128,    {2, 1}, {2, 1},      {1, 1}, WW_F32, 0};
   void* handle = nullptr;
   auto expect = [&](int32_t status, const std::string& call) {
     EXPECT_EQ(status, WW_CUDA_NO_DEVICE) << call;
