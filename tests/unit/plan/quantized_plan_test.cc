@@ -292,7 +292,7 @@ std::vector<Refusal> Refusals() {
        unknown,
        Reason::kDtypeMismatch,
        "target/0",
-       {"source/0 holds BF16", "target/0 wants F8_E4M3", "weight_block_size"}},
+       {"source/0 holds BF16", "target/0 wants F8_E4M3", "quantization_config"}},
       {"scales beside floats",
        has_scales,
        engine,
