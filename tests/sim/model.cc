@@ -76,7 +76,8 @@ const std::vector<std::vector<uint8_t>>& Model::Bytes(const Party& party, uint32
   static std::map<std::tuple<std::string, uint64_t, uint8_t>, std::vector<Image>> images;
   std::vector<Image>& of_ranks = images[{party.spec, version, padding}];
   if (of_ranks.empty()) {
-    const oracle::Tensors hf = oracle::HuggingFace(config_, version * 1'000'003);
+    // One unit in the last place from version to version, so that what changed can be coded.
+    const oracle::Tensors hf = oracle::HuggingFace(config_, version * 65'537);
     for (const oracle::Tensors& tensors : party.ranks(config_, hf)) {
       Image& image = of_ranks.emplace_back();
       for (const auto& [name, array] : tensors) {

@@ -309,8 +309,10 @@ class TestFrozenParts:
     def reads(monkeypatch):
         """Names of what is copied out of the trainer's memory, or compared with it, in the order in which that happens."""
         from weightwire import adapter
-        names, write = [], adapter._write
-        monkeypatch.setattr(adapter, "_write", lambda into, live: (names.append(live.held.meta.name), write(into, live))[1])
+        names, write, holds = [], adapter._InHost.write, adapter._InHost.holds
+        monkeypatch.setattr(adapter._InHost, "write", lambda place, lives: (
+            names.extend(live.held.meta.name for live in lives), write(place, lives))[1])
+        monkeypatch.setattr(adapter._InHost, "holds", lambda place, live: (names.append(live.held.meta.name), holds(place, live))[1])
         return names
 
     @staticmethod
