@@ -76,16 +76,17 @@ const std::vector<std::vector<uint8_t>>& Model::Bytes(const Party& party, uint32
   static std::map<std::tuple<std::string, uint64_t, uint8_t>, std::vector<Image>> images;
   std::vector<Image>& of_ranks = images[{party.spec, version, padding}];
   if (of_ranks.empty()) {
-    // One unit in the last place from version to version, so that what changed can be coded.
-    const oracle::Tensors hf = oracle::HuggingFace(config_, version * 65'537);
+    const oracle::Tensors hf = oracle::HuggingFace(config_, 1);
     for (const oracle::Tensors& tensors : party.ranks(config_, hf)) {
       Image& image = of_ranks.emplace_back();
       for (const auto& [name, array] : tensors) {
         auto& bytes = image.emplace_back();
         for (uint64_t cell : array.cells) {
           const bool pad = cell == oracle::kPadding;
-          bytes.push_back(pad ? padding : static_cast<uint8_t>(cell));
-          bytes.push_back(pad ? padding : static_cast<uint8_t>(cell >> 8));
+          // By so little from version to version that what changed can be coded.
+          const uint64_t bits = cell + version;
+          bytes.push_back(pad ? padding : static_cast<uint8_t>(bits));
+          bytes.push_back(pad ? padding : static_cast<uint8_t>(bits >> 8));
         }
       }
     }

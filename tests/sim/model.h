@@ -46,7 +46,7 @@ class Model {
  private:
   using Image = std::vector<std::vector<uint8_t>>;
   oracle::DenseConfig config_{.model_type = "qwen2",
-                              .hidden = 6,
+                              .hidden = 16,
                               .layers = 2,
                               .heads = 4,
                               .kv_heads = 2,

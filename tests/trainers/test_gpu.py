@@ -4,6 +4,7 @@ byte that goes between a GPU and the host. No hardware has run this."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -37,6 +38,7 @@ def cuda():
 
 @pytest.fixture(autouse=True)
 def back_to_the_host(cuda):
+    gc.collect()  # what earlier tests had page-locked goes with its owners
     yield
     cuda.back()
 
