@@ -23,7 +23,7 @@ GENERATED = {"wwctl.md", "metrics.md", "python.md", "python-frameworks.md"}
 _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
 #: Programs of others: what they are told is theirs to refuse. `weightwire` is the package's own command, which its tests run.
 FOREIGN = {"weightwire", "helm", "kubectl", "vllm", "python", "cd", "export", "source", "curl", "docker", "systemctl", "pip", "pytest", "wget"}
-_BY_PYTHON = (["convert"], ["load"], ["push"], ["save"], ["delta"])  # wwctl's commands that are `python -m weightwire.checkpoint`
+_BY_PYTHON = (["convert"], ["load"], ["push"], ["save"], ["delta"], ["quantize"])  # wwctl's commands that are `python -m weightwire.checkpoint`
 _OURS = ("wwctl", "weightwired", "./dev", "python -m weightwire.checkpoint", "deploy/certs.sh")
 
 
@@ -89,7 +89,7 @@ def wwctl_help(words: list[str]) -> str:
 
 
 def checkpoint_help(words: list[str]) -> str:
-    depth = 2 if words[:1] == ["delta"] else 1
+    depth = 2 if words[:1] in (["delta"], ["quantize"]) else 1
     return help_of(sys.executable, "-m", "weightwire.checkpoint", *[word for word in words[:depth] if re.fullmatch("[a-z]+", word)])
 
 
