@@ -59,7 +59,7 @@ def install(args: Any) -> None:
                                                                    "--custom-config-path") from why
     # The actor imports it when it needs it, or has imported it already.
     for place in [module] + ([actor] if hasattr(actor, "UpdateWeightFromDiskDelta") else []):
-        place.UpdateWeightFromDiskDelta = WeightUpdater  # type: ignore[attr-defined]
+        place.UpdateWeightFromDiskDelta = WeightUpdater
 
 
 class WeightUpdater:
