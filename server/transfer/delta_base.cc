@@ -84,9 +84,7 @@ void StreamBase::Update(uint32_t index, kernels::DeltaOrder order, std::span<con
   if (adaptive_ && segment.rest > 0) {
     --segment.rest;
     segment.filled = false;
-    segment.links.clear();
-    segment.link_bytes = 0;
-    return;
+    return segment.DropLinks();
   }
   if (!segment.filled) {
     std::memcpy(base.data(), now.data(), now.size());
@@ -104,11 +102,7 @@ void StreamBase::Update(uint32_t index, kernels::DeltaOrder order, std::span<con
   } else {
     segment.next_rest = 1;
   }
-  if (code.empty()) {  // no way leads on from what there was
-    segment.links.clear();
-    segment.link_bytes = 0;
-    return;
-  }
+  if (code.empty()) return segment.DropLinks();  // no way leads on from what there was
   segment.links.push_front(
       {from, std::make_shared<const std::vector<std::byte>>(code.begin(), code.end())});
   segment.link_bytes += code.size();

@@ -71,6 +71,10 @@ class StreamBase {
     size_t link_bytes = 0;
     uint8_t rest = 0;  ///< versions in which it is left alone yet
     uint8_t next_rest = 1;
+    void DropLinks() {
+      links.clear();
+      link_bytes = 0;
+    }
   };
   StreamBase(std::byte* memory, uint64_t bytes, uint32_t chain_max)
       : memory_(memory), bytes_(bytes), chain_max_(chain_max) {}

@@ -194,8 +194,9 @@ DeltaTaken TakeDelta(const plan::Stream& stream, const plan::StreamSchedule& sch
     taken.status = read.error();
     return taken;
   }
+  taken.mismatches = 0;
   if (taken.segments.empty()) {
-    taken.segments.resize(span.segment_count, Segment::kUnread);
+    taken.segments.resize(span.segment_count, Segment::kOlder);
     taken.expected.resize(span.segment_count);
     for (uint32_t i = 0; i < span.segment_count; ++i) taken.expected[i] = read->SumOf(i);
     const std::vector<bool> here =
@@ -207,7 +208,8 @@ DeltaTaken TakeDelta(const plan::Stream& stream, const plan::StreamSchedule& sch
   const DeltaCoders::Lease coder = coders.Take();
   std::vector<std::byte> scratch;
   for (uint32_t i = 0; i < span.segment_count; ++i) {
-    if (taken.segments[i] == Segment::kKept || taken.segments[i] == Segment::kMade) continue;
+    // Not what came out wrong in an earlier call: what it could be made of may be gone.
+    if (taken.segments[i] != Segment::kOlder) continue;
     taken.segments[i] = Segment::kUnread;
     if (stop.load(std::memory_order_relaxed)) continue;
     const auto start = StartOf(*read, i, kept);
@@ -236,9 +238,7 @@ DeltaTaken TakeDelta(const plan::Stream& stream, const plan::StreamSchedule& sch
       status = device::CopyRun({made.data()}, from, size);
     }
     for (uint64_t link = start->link + 1; status.ok() && link-- > 0;) {
-      const auto code = read->CodeOf(link, i);
-      status = (*coder).Apply(order, code, made);
-      if (status.ok() && link == 0) taken.changes += delta::ChangesOf(code);
+      status = (*coder).Apply(order, read->CodeOf(link, i), made);
     }
     if (!status.ok()) {
       ++taken.mismatches;
@@ -253,6 +253,7 @@ DeltaTaken TakeDelta(const plan::Stream& stream, const plan::StreamSchedule& sch
       continue;
     }
     taken.segments[i] = Segment::kMade;
+    taken.changes += delta::ChangesOf(read->CodeOf(0, i));
     taken.elements += segment.bytes / kernels::DeltaElementBytes(order);
   }
   return taken;

@@ -79,15 +79,15 @@ struct DeltaTaken {
   Status status;                   ///< not OK: what was read is no SlotDelta of the slot
   std::vector<uint64_t> expected;  ///< sums, one for each segment
   std::vector<Segment> segments;
-  uint32_t mismatches = 0;            ///< that came out with another sum
+  uint32_t mismatches = 0;            ///< that came out with another sum, in this call
   int64_t elements = 0, changes = 0;  ///< of those that were made
   bool wants_older() const;
 };
 
 /// Makes what it can of the slot's segments in `binding`: of those that are there already, that
 /// `served` has, and by `read`, the first bytes of a SlotDelta. All that it says was made or kept
-/// has been summed where it lies. `taken` of an earlier call for the same slot: done segments are
-/// left alone. Total; gives up between segments when `stop` is set.
+/// has been summed where it lies. `taken` of an earlier call for the same slot: only what is kOlder
+/// there is looked at. Total; gives up between segments when `stop` is set.
 DeltaTaken TakeDelta(const plan::Stream& stream, const plan::StreamSchedule& schedule,
                      uint32_t slot, std::span<const std::byte> read, const KeptSums& kept,
                      const Binding& served, const Binding& binding, DeltaCoders& coders,

@@ -165,7 +165,7 @@ double TargetStream::CostOf(const Order& order) const {
 }
 
 uint64_t TargetStream::BytesOf(const Order& order) const {
-  if (order.wanted == Wanted::kDelta || order.wanted == Wanted::kOlderDelta) {
+  if (order.reads_delta()) {
     const SlotDelta& delta = slots_.at(order.chunk.slot).delta;
     return order.wanted == Wanted::kDelta ? delta.newest_bytes : delta.bytes - delta.newest_bytes;
   }
@@ -238,7 +238,7 @@ void TargetStream::PostGet(const Order& order, memory::RegionSpan scratch) {
     const uint32_t i = order.chunk.first_segment - schedule_.slots[order.chunk.slot].first_segment;
     fetch->scatter.offset = sizeof(uint64_t) * i;
     fetch->scatter.into = {std::as_writable_bytes(std::span(&slot.expected[i], 1))};
-  } else if (order.wanted == Wanted::kDelta || order.wanted == Wanted::kOlderDelta) {
+  } else if (order.reads_delta()) {
     const std::span<std::byte> all(slot.delta.region->data(), slot.delta.region->size());
     fetch->scatter.offset = order.wanted == Wanted::kDelta ? 0 : slot.delta.newest_bytes;
     fetch->scatter.into = {all.subspan(fetch->scatter.offset)};
@@ -246,7 +246,6 @@ void TargetStream::PostGet(const Order& order, memory::RegionSpan scratch) {
     fetch->scatter = ScatterOf(stream_, schedule_, order.chunk, run_.job().binding, straight(),
                                fetch->scratch, slot.expected);
   }
-  const bool is_delta = order.wanted == Wanted::kDelta || order.wanted == Wanted::kOlderDelta;
   ++gets_;
   transport::Endpoint::Take take;
   if (order.wanted == Wanted::kBytes && gets_through()) {
@@ -254,8 +253,9 @@ void TargetStream::PostGet(const Order& order, memory::RegionSpan scratch) {
     take = [fetch](std::span<const std::byte> piece) { fetch->sums->Take(piece); };
   }
   endpoint_->GetThrough(
-      is_delta ? slot.delta_memory : slot.memory, fetch->scatter.offset, fetch->scatter.into,
-      context().tuning().get_timeout, fetch, std::move(take), [this, fetch](Status status) {
+      order.reads_delta() ? slot.delta_memory : slot.memory, fetch->scatter.offset,
+      fetch->scatter.into, context().tuning().get_timeout, fetch, std::move(take),
+      [this, fetch](Status status) {
         fetch->keep->context().strand.Post(
             [this, fetch, status = std::move(status)] { OnGetDone(fetch, status); });
       });
@@ -299,7 +299,7 @@ void TargetStream::OnGetDone(const std::shared_ptr<Fetch>& fetch, const Status& 
                    : FailStream(status.code(), status.reason(), status.message());
   }
   Touch();
-  if (fetch->order.wanted == Wanted::kDelta || fetch->order.wanted == Wanted::kOlderDelta) {
+  if (fetch->order.reads_delta()) {
     const auto bytes = static_cast<int64_t>(fetch->scatter.into.front().size());
     CountMoved(bytes);
     slots_.at(chunk.slot).made.code_bytes += bytes;

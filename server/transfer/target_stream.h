@@ -94,6 +94,7 @@ class TargetStream {
   struct Order {
     Chunk chunk;
     Wanted wanted = Wanted::kBytes;
+    bool reads_delta() const { return wanted == Wanted::kDelta || wanted == Wanted::kOlderDelta; }
   };
   // One Get. Shared with the transport, which holds it until the Get has ended.
   struct Fetch {
