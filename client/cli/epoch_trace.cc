@@ -4,6 +4,7 @@
 #include <map>
 #include <vector>
 
+#include "client/cli/render.h"
 #include "client/cli/table.h"
 
 namespace weightwire::cli {
@@ -57,10 +58,7 @@ std::string HeadText(const v1::StatusResponse::Epoch& epoch) {
   if (!epoch.left_out().empty()) text += "; left out: " + Joined(epoch.left_out());
   text +=
       "\nbytes: " + BytesText(epoch.bytes()) + ", of which kept " + BytesText(epoch.bytes_kept());
-  if (epoch.delta_bytes() > 0) {
-    text += ", made of changes " + BytesText(epoch.delta_bytes()) + " (" +
-            BytesText(epoch.delta_code_bytes()) + " moved)";
-  }
+  if (const std::string delta = DeltaText(epoch); !delta.empty()) text += "; " + delta;
   text += "\n";
   if (epoch.why().code() != 0) text += "why: " + epoch.why().message() + "\n";
   if (!epoch.waiting_for().empty()) text += "waiting for: " + Joined(epoch.waiting_for()) + "\n";

@@ -19,20 +19,6 @@ std::string VersionText(const v1::StatusResponse& status, uint64_t lineage, uint
   return text + " (lineage " + (lineage == 0 ? "?" : std::to_string(lineage)) + ")";
 }
 
-/// "changes 15.8 MB for 988 MB, 3.1% of its elements"; empty where nothing was made of changes.
-std::string DeltaText(const v1::StatusResponse::Epoch& epoch) {
-  if (epoch.delta_bytes() == 0) return "";
-  std::string text =
-      "changes " + BytesText(epoch.delta_code_bytes()) + " for " + BytesText(epoch.delta_bytes());
-  if (epoch.delta_elements() > 0) {
-    text += ", " +
-            PercentText(static_cast<double>(epoch.delta_changed()) /
-                        static_cast<double>(epoch.delta_elements())) +
-            " of its elements";
-  }
-  return text;
-}
-
 std::string PathsText(const v1::StatusResponse::Epoch& epoch) {
   std::string text;
   for (const auto& [name, bytes] : std::map<std::string, int64_t>(
@@ -84,6 +70,19 @@ std::string JsonArray(const Messages& messages) {
 }
 
 }  // namespace
+
+std::string DeltaText(const v1::StatusResponse::Epoch& epoch) {
+  if (epoch.delta_bytes() == 0) return "";
+  std::string text =
+      "changes " + BytesText(epoch.delta_code_bytes()) + " for " + BytesText(epoch.delta_bytes());
+  if (epoch.delta_elements() > 0) {
+    text += ", " +
+            PercentText(static_cast<double>(epoch.delta_changed()) /
+                        static_cast<double>(epoch.delta_elements())) +
+            " of its elements";
+  }
+  return text;
+}
 
 std::string ParticipantsText(const v1::StatusResponse& status, const View& view) {
   Table table({"RANK", "ROLE", "AGENT", "PID", "LAYOUT", "TENSORS", "BYTES"});

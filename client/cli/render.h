@@ -14,6 +14,8 @@ struct View {
   size_t rows = 0;     ///< at most; engines that need somebody come first; 0: all
 };
 
+/// "changes 15.8 MB for 988 MB, 3.1 % of its elements"; empty where nothing was made of changes.
+std::string DeltaText(const v1::StatusResponse::Epoch& epoch);
 /// "1 agent", "2 agents".
 std::string CountText(uint64_t count, const std::string& noun);
 /// What everyone waits for; where that is nothing, what the engines serve.
