@@ -43,12 +43,14 @@ def write(args: argparse.Namespace, title: str, rows: list[dict], unit: str = "s
 
 def plot(about: dict, path: str) -> None:
     on = about["machine"]
-    chart.write(path, about["title"], about["unit"], [(row["name"], _bars(row)) for row in about["rows"]],
+    chart.write(path, about["title"], about["unit"], [(row["name"], _bars(row)) for row in about["rows"] if _bars(row)],
                 f"{on['cores']} cores of {on['cpu']}, {on['date']}")
 
 
 def _bars(row: dict) -> list[chart.Bar]:
     if "bars" not in row:
+        if row["seconds_median"] is None:  # it tells of something else than time
+            return []
         return [chart.Bar("", row["seconds_median"], row["seconds_min"], row["seconds_max"])]
     return [chart.Bar(series, of["median"], of["min"], of["max"]) if isinstance(of, dict) else
             chart.Bar(series, of, of, of) for series, of in row["bars"].items()]

@@ -140,25 +140,25 @@ Status RankMemory::Bind(const std::vector<TensorBinding>& bindings) {
 // Files take no memory of the budget: the kernel takes theirs back when it needs it.
 const std::shared_ptr<transfer::DeltaBases>& RankMemory::delta() {
   using Share = transfer::DeltaBases::Share;
+  using Mode = transfer::DeltaPolicy::Mode;
   transfer::DeltaPolicy policy = services_->options.delta;
-  if (policy.mode != transfer::DeltaPolicy::Mode::kOff) {
-    policy.mode = delta_mode_.value_or(policy.mode);
+  if (delta_ || policy.mode == Mode::kOff || delta_mode_ == Mode::kOff) return delta_;
+  policy.mode = delta_mode_.value_or(policy.mode);
+  if (!policy.folder.empty()) {
+    delta_ = std::make_shared<transfer::DeltaBases>(
+        policy, [](uint64_t) -> Result<Share> { return Share(); });
+    return delta_;
   }
-  if (!delta_ && policy.mode != transfer::DeltaPolicy::Mode::kOff) {
-    const auto admit = [services = services_, name = name_,
-                        counts = policy.folder.empty()](uint64_t bytes) -> Result<Share> {
-      if (!counts) return Share();
-      WW_ASSIGN(Budget::Share share, services->budget->AdmitSpare(name + ": delta base", bytes));
-      return Share(std::make_shared<Budget::Share>(std::move(share)));
-    };
-    delta_ = std::make_shared<transfer::DeltaBases>(policy, admit);
-    if (!policy.folder.empty()) return delta_;
-    services_->budget->OnShortage([weak = std::weak_ptr(delta_)] {
-      const auto bases = weak.lock();
-      if (bases) bases->GiveUp();
-      return bases != nullptr;
-    });
-  }
+  const auto admit = [services = services_, name = name_](uint64_t bytes) -> Result<Share> {
+    WW_ASSIGN(Budget::Share share, services->budget->AdmitSpare(name + ": delta base", bytes));
+    return Share(std::make_shared<Budget::Share>(std::move(share)));
+  };
+  delta_ = std::make_shared<transfer::DeltaBases>(policy, admit);
+  services_->budget->OnShortage([weak = std::weak_ptr(delta_)] {
+    const auto bases = weak.lock();
+    if (bases) bases->GiveUp();
+    return bases != nullptr;
+  });
   return delta_;
 }
 

@@ -21,7 +21,7 @@ from weightwire.boxes import Held
 from weightwire.device import Device, DeviceArray
 from weightwire.device_library import LibraryError
 from weightwire.gpu_copy import GpuCopies, Piece
-from weightwire.host_copy import HostCopies
+from weightwire.host_copy import HostCopies, is_plain
 from weightwire.memory import TensorMeta
 from weightwire.publisher import Release
 from weightwire.torch_dtypes import NAMES, TORCH
@@ -414,12 +414,6 @@ def _wanted_device(device: DeviceChoice) -> Device | str:
     return str(wanted)
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Are its elements what lies in its memory, by its strides?"""
-    return (type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_conj()
-            and not tensor.is_neg())
-
-
 class _InHost:
     """Memory of the host that is shared with the agent. Page-locked from the first version on that comes from a GPU."""
 
@@ -476,7 +470,7 @@ class _OnGpu:
 
     def _piece(self, live: Live) -> Piece:
         return Piece(self._arrays[live.held.meta.name], live.tensor, lambda into, _: _write(into, live),
-                     live.write is None and _is_plain(live.tensor))
+                     live.write is None and is_plain(live.tensor))
 
     def write(self, lives: Sequence[Live]) -> None:
         """All of them in one launch; returns when they are there."""

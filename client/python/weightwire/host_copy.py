@@ -15,9 +15,14 @@ _TASK_BYTES = 8 << 20
 _Block = tuple[int, int, int, Sequence[int], Sequence[int], Sequence[int]]
 
 
-def _plain(tensor: torch.Tensor) -> bool:
-    return (type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and tensor.device.type == "cpu"
-            and tensor.element_size() <= 8 and not tensor.is_conj() and not tensor.is_neg())
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Are its elements what lies in its memory, by its strides?"""
+    return (type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_conj()
+            and not tensor.is_neg())
+
+
+def _is_copied(tensor: torch.Tensor) -> bool:
+    return is_plain(tensor) and tensor.device.type == "cpu" and tensor.element_size() <= 8
 
 
 class HostCopies:
@@ -39,7 +44,7 @@ class HostCopies:
 
     def takes(self, into: torch.Tensor, tensor: torch.Tensor) -> bool:
         """Are they plain ones that differ in strides at most?"""
-        return (self._library is not None and _plain(into) and _plain(tensor) and into.dtype == tensor.dtype
+        return (self._library is not None and _is_copied(into) and _is_copied(tensor) and into.dtype == tensor.dtype
                 and into.shape == tensor.shape)
 
     def run(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -301,33 +301,26 @@ bool DeltaApply(int device, const ww_cuda_delta_apply_job& job) {
   return true;
 }
 
+/// Why the library would refuse a job; null: it takes it.
 template <typename Job>
-int32_t EnqueueDelta(int32_t device, const char* what, ww_cuda_stream stream, const Job* jobs,
-                     size_t count, bool (*run)(int, const Job&)) {
-  std::lock_guard lock(Global().mutex);
-  if (int32_t bad = Enter(device, what)) return bad;
-  for (size_t i = 0; i < count; ++i) {
-    if (jobs[i].order < 0 || jobs[i].order >= kernels::kDeltaOrders || jobs[i].elements < 0) {
-      return Fail(WW_CUDA_INVALID, what, "the order or the elements are unknown");
-    }
-  }
-  for (size_t i = 0; i < count; ++i) {
-    AsStream(stream)->tasks.push_back(
-        [number = Number(device), job = jobs[i], run] { return run(number, job); });
-  }
-  return WW_CUDA_OK;
+const char* DeltaDefect(const Job& job) {
+  const bool known = job.order >= 0 && job.order < kernels::kDeltaOrders && job.elements >= 0;
+  return known ? nullptr : "the order or the elements are unknown";
+}
+template <typename Job>
+const char* CopyDefect(const Job& job) {
+  const auto from = static_cast<Element>(job.from), to = static_cast<Element>(job.to);
+  const bool known = kernels::CastKnown(from, to) && Aligned(job.source, from);
+  return known ? nullptr : "a cast is unknown or a source not aligned";
 }
 
 template <typename Job>
 int32_t Enqueue(int32_t device, const char* what, ww_cuda_stream stream, const Job* jobs,
-                size_t count, bool (*run)(int, const Job&)) {
+                size_t count, const char* (*defect)(const Job&), bool (*run)(int, const Job&)) {
   std::lock_guard lock(Global().mutex);
   if (int32_t bad = Enter(device, what)) return bad;
   for (size_t i = 0; i < count; ++i) {
-    const auto from = static_cast<Element>(jobs[i].from), to = static_cast<Element>(jobs[i].to);
-    if (!kernels::CastKnown(from, to) || !Aligned(jobs[i].source, from)) {
-      return Fail(WW_CUDA_INVALID, what, "a cast is unknown or a source not aligned");
-    }
+    if (const char* why = defect(jobs[i])) return Fail(WW_CUDA_INVALID, what, why);
   }
   for (size_t i = 0; i < count; ++i) {
     AsStream(stream)->tasks.push_back(
@@ -597,12 +590,12 @@ int32_t ww_cuda_copy(int32_t device, ww_cuda_stream stream, const ww_cuda_copy_j
     }
   }
   ++Global().launches;
-  return Enqueue(device, "ww_cuda_copy", stream, jobs, count, &Copy);
+  return Enqueue(device, "ww_cuda_copy", stream, jobs, count, &CopyDefect, &Copy);
 }
 
 int32_t ww_cuda_sum(int32_t device, ww_cuda_stream stream, const ww_cuda_sum_job* jobs,
                     size_t count) {
-  return Enqueue(device, "ww_cuda_sum", stream, jobs, count, &Sum);
+  return Enqueue(device, "ww_cuda_sum", stream, jobs, count, &CopyDefect, &Sum);
 }
 
 int32_t ww_cuda_quantize(int32_t device, ww_cuda_stream stream, const ww_cuda_quantize_job* jobs,
@@ -632,11 +625,11 @@ int64_t ww_cuda_delta_scratch_bytes(int32_t order, int64_t elements) {
 
 int32_t ww_cuda_delta_scan(int32_t device, ww_cuda_stream stream,
                            const ww_cuda_delta_scan_job* jobs, size_t count) {
-  return EnqueueDelta(device, "ww_cuda_delta_scan", stream, jobs, count, &DeltaScan);
+  return Enqueue(device, "ww_cuda_delta_scan", stream, jobs, count, &DeltaDefect, &DeltaScan);
 }
 
 int32_t ww_cuda_delta_apply(int32_t device, ww_cuda_stream stream,
                             const ww_cuda_delta_apply_job* jobs, size_t count) {
-  return EnqueueDelta(device, "ww_cuda_delta_apply", stream, jobs, count, &DeltaApply);
+  return Enqueue(device, "ww_cuda_delta_apply", stream, jobs, count, &DeltaDefect, &DeltaApply);
 }
 }
