@@ -50,12 +50,20 @@ struct DeltaStreams {
 /// `copy`: null, or room for the elements, which hold `now` in the end, whatever is returned. It is
 /// filled in the same pass. It may be `base` itself, where only what differs is written; else it
 /// touches neither array and is left out of the caches.
+/// `sum`: null, or gets SumContiguous of `now`, whatever is returned, in the same pass.
 bool DeltaScan(DeltaOrder order, const void* base, const void* now, size_t elements,
-               size_t changes_max, DeltaStreams& out, void* copy = nullptr);
+               size_t changes_max, DeltaStreams& out, void* copy = nullptr,
+               uint64_t* sum = nullptr);
 
 /// Makes the newer version of the older one in place. Total: reads nothing but the streams, writes
 /// nothing but the array. False when the streams do not end together within the array; some
 /// elements are changed then.
 bool DeltaApply(DeltaOrder order, void* target, size_t elements, const DeltaStreams& delta);
+
+/// The same of the older version at `base`, which stays as it is and touches no byte of `target`.
+/// `target` is left out of the caches. `sum`: SumContiguous of what was written. Where it is false,
+/// some of `target` may have been written and `sum` is not set.
+bool DeltaApplyTo(DeltaOrder order, void* target, const void* base, size_t elements,
+                  const DeltaStreams& delta, uint64_t& sum);
 
 }  // namespace weightwire::kernels

@@ -59,14 +59,30 @@ int DeltaElementBytes(DeltaOrder order) {
 }
 
 bool DeltaScan(DeltaOrder order, const void* base, const void* now, size_t elements,
-               size_t changes_max, DeltaStreams& out, void* copy) {
-  return internal::Simd().delta_scan(order, base, now, elements, changes_max, &out, copy);
+               size_t changes_max, DeltaStreams& out, void* copy, uint64_t* sum) {
+  const internal::SimdKernels& simd = internal::Simd();
+  internal::SumState state;
+  if (sum != nullptr) simd.sum_begin(&state);
+  const bool fits = simd.delta_scan(order, base, now, elements, changes_max, &out, copy,
+                                    sum != nullptr ? &state : nullptr);
+  if (sum != nullptr) *sum = simd.sum_end(&state);
+  return fits;
 }
 
 bool DeltaApply(DeltaOrder order, void* target, size_t elements, const DeltaStreams& delta) {
   return internal::VisitDeltaOrder(order, [&](auto kind) {
     return Apply<typename decltype(kind)::Word, decltype(kind)::kFloat>(target, elements, delta);
   });
+}
+
+bool DeltaApplyTo(DeltaOrder order, void* target, const void* base, size_t elements,
+                  const DeltaStreams& delta, uint64_t& sum) {
+  const internal::SimdKernels& simd = internal::Simd();
+  internal::SumState state;
+  simd.sum_begin(&state);
+  if (!simd.delta_apply(order, target, base, elements, &delta, &state)) return false;
+  sum = simd.sum_end(&state);
+  return true;
 }
 
 }  // namespace weightwire::kernels

@@ -57,9 +57,12 @@ struct SimdKernels {
   /// [from]: both of so many groups, one behind the other; see kernels/four_bit.h.
   void (*four_bit[3])(void* codes, void* scales, const void* source, size_t groups, size_t group,
                       FourBitKind kind, float global);
-  /// See kernels/delta.h.
+  /// See kernels/delta.h. `sum` may be null; all of `now` is added to it.
   bool (*delta_scan)(DeltaOrder order, const void* base, const void* now, size_t elements,
-                     size_t changes_max, DeltaStreams* out, void* copy);
+                     size_t changes_max, DeltaStreams* out, void* copy, SumState* sum);
+  /// DeltaApply from one array into another one, past the caches; what is stored is added to `sum`.
+  bool (*delta_apply)(DeltaOrder order, void* target, const void* base, size_t elements,
+                      const DeltaStreams* delta, SumState* sum);
 };
 
 const SimdKernels& Simd();

@@ -40,13 +40,13 @@ class DeltaCase {
     Encode(0, [&](const Bytes& code) { bytes += code.size(); });
     return bytes;
   }
-  /// The other version in the place of the one that is held.
-  size_t EncodeAndCopy() {
+  /// The other version in the place of the one that is held. `sum`: null, or gets that of blocks.
+  size_t EncodeAndCopy(uint64_t* sum) {
     size_t bytes = 0;
     for (size_t at = 0; at < held_.size(); at += kBlockBytes) {
       bytes += coder_
                    .EncodeAndCopy(DeltaOrder::kFloat16, Block(held_, at),
-                                  Block(versions_[1 - version_], at), kBlockBytes)
+                                  Block(versions_[1 - version_], at), kBlockBytes, sum)
                    .bytes.size();
     }
     version_ = 1 - version_;
@@ -59,6 +59,20 @@ class DeltaCase {
           coder_.Apply(DeltaOrder::kFloat16, codes_[version_][at / kBlockBytes], Block(held_, at))
               .ok();
     }
+    version_ = 1 - version_;
+    return applied;
+  }
+  /// The same with the other version somewhere else, and its sums.
+  bool ApplyTo() {
+    bool applied = true;
+    made_.resize(held_.size());
+    for (size_t at = 0; at < held_.size(); at += kBlockBytes) {
+      applied &= coder_
+                     .ApplyTo(DeltaOrder::kFloat16, codes_[version_][at / kBlockBytes],
+                              Block(held_, at), Block(made_, at))
+                     .has_value();
+    }
+    std::swap(held_, made_);
     version_ = 1 - version_;
     return applied;
   }
@@ -84,7 +98,7 @@ class DeltaCase {
   delta::Coder coder_{kBlockBytes};
   Bytes versions_[2];
   std::vector<Bytes> codes_[2];  ///< from each version to the other
-  Bytes held_;
+  Bytes held_, made_;
   size_t version_ = 0;  ///< of what is held
 };
 

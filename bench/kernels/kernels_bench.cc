@@ -50,7 +50,9 @@ enum class Work {
   kQuantize,
   kDeltaEncode,
   kDeltaEncodeAndCopy,
-  kDeltaApply
+  kDeltaEncodeCopyAndSum,
+  kDeltaApply,
+  kDeltaApplyTo
 };
 
 struct Case {
@@ -138,7 +140,9 @@ void AddDeltas(std::vector<Case>& cases, const std::vector<unsigned char>& sourc
     std::shared_ptr<DeltaCase> delta;
     for (const auto& [name, work] : {std::pair("delta encode", Work::kDeltaEncode),
                                      {"delta encode+copy", Work::kDeltaEncodeAndCopy},
-                                     {"delta apply", Work::kDeltaApply}}) {
+                                     {"delta encode+copy+sum", Work::kDeltaEncodeCopyAndSum},
+                                     {"delta apply", Work::kDeltaApply},
+                                     {"delta apply+copy+sum", Work::kDeltaApplyTo}}) {
       const std::string full = name + std::string(percent);
       if (full.find(only) == std::string::npos) continue;
       if (delta == nullptr) delta = std::make_shared<DeltaCase>(source, share);
@@ -183,9 +187,15 @@ uint64_t Run(const Case& c, Buffers& buffers) {
     case Work::kDeltaEncode:
       return c.delta->Encode();
     case Work::kDeltaEncodeAndCopy:
-      return c.delta->EncodeAndCopy();
+      return c.delta->EncodeAndCopy(nullptr);
+    case Work::kDeltaEncodeCopyAndSum: {
+      uint64_t sum = 0;
+      return c.delta->EncodeAndCopy(&sum);
+    }
     case Work::kDeltaApply:
       return c.delta->Apply() ? 0 : 1;
+    case Work::kDeltaApplyTo:
+      return c.delta->ApplyTo() ? 0 : 1;
   }
   std::abort();
 }

@@ -76,6 +76,8 @@ Status Malformed(const char* what) {
       .Remedy("send the block as it is");
 }
 
+Status DoNotFit() { return Malformed("its streams do not end within the block"); }
+
 /// Items of `width` bytes ↔ all their first bytes, then all their second ones …
 void ToPlanes(const uint8_t* items, size_t count, size_t width, uint8_t* planes) {
   for (size_t i = 0; i < count; ++i) {
@@ -170,24 +172,26 @@ Coder::~Coder() = default;
 
 Coder::Code Coder::Encode(DeltaOrder order, std::span<const std::byte> base,
                           std::span<const std::byte> now, size_t code_bytes_max) {
-  return EncodeWith(order, base, now, code_bytes_max, nullptr);
+  return EncodeWith(order, base, now, code_bytes_max, nullptr, nullptr);
 }
 
 Coder::Code Coder::EncodeAndCopy(DeltaOrder order, std::span<std::byte> base,
-                                 std::span<const std::byte> now, size_t code_bytes_max) {
-  return EncodeWith(order, base, now, code_bytes_max, base.data());
+                                 std::span<const std::byte> now, size_t code_bytes_max,
+                                 uint64_t* sum) {
+  return EncodeWith(order, base, now, code_bytes_max, base.data(), sum);
 }
 
 Coder::Code Coder::EncodeWith(DeltaOrder order, std::span<const std::byte> base,
                               std::span<const std::byte> now, size_t code_bytes_max,
-                              std::byte* copy) {
+                              std::byte* copy, uint64_t* sum) {
   const auto width = static_cast<size_t>(kernels::DeltaElementBytes(order));
   WW_CHECK(base.size() == now.size() && base.size() <= block_bytes_max_ &&
            base.size() % width == 0);
   const size_t elements = base.size() / width;
   Scratch& scratch = *scratch_;
   DeltaStreams streams = scratch.Empty();
-  WW_CHECK(kernels::DeltaScan(order, base.data(), now.data(), elements, elements, streams, copy));
+  WW_CHECK(
+      kernels::DeltaScan(order, base.data(), now.data(), elements, elements, streams, copy, sum));
   ToPairs(streams.steps, streams.changes, scratch.pairs.data());
   ToPlanes(streams.escapes, streams.escape_count, width, scratch.planes.data());
   const std::array<std::span<const uint8_t>, kStreams> all = {
@@ -220,22 +224,46 @@ Coder::Code Coder::EncodeWith(DeltaOrder order, std::span<const std::byte> base,
   return {std::span(scratch.code).first(end), streams.changes};
 }
 
+size_t Coder::ElementsOf(DeltaOrder order, size_t bytes) const {
+  const auto width = static_cast<size_t>(kernels::DeltaElementBytes(order));
+  WW_CHECK(bytes <= block_bytes_max_ && bytes % width == 0);
+  return bytes / width;
+}
+
 Status Coder::Apply(DeltaOrder order, std::span<const std::byte> code,
                     std::span<std::byte> target) {
+  const size_t elements = ElementsOf(order, target.size());
+  WW_ASSIGN_OR_STATUS(const DeltaStreams streams, Decode(order, code, elements));
+  if (!kernels::DeltaApply(order, target.data(), elements, streams)) return DoNotFit();
+  return OkStatus();
+}
+
+Result<uint64_t> Coder::ApplyTo(DeltaOrder order, std::span<const std::byte> code,
+                                std::span<const std::byte> base, std::span<std::byte> target) {
+  WW_CHECK(base.size() == target.size());
+  const size_t elements = ElementsOf(order, target.size());
+  WW_ASSIGN(const DeltaStreams streams, Decode(order, code, elements));
+  uint64_t sum = 0;
+  if (!kernels::DeltaApplyTo(order, target.data(), base.data(), elements, streams, sum)) {
+    return Fail(DoNotFit());
+  }
+  return sum;
+}
+
+Result<DeltaStreams> Coder::Decode(DeltaOrder order, std::span<const std::byte> code,
+                                   size_t elements) {
   const auto width = static_cast<size_t>(kernels::DeltaElementBytes(order));
-  WW_CHECK(target.size() <= block_bytes_max_ && target.size() % width == 0);
-  const size_t elements = target.size() / width;
-  if (code.size() < kHeaderBytes) return Malformed("shorter than its header");
+  if (code.size() < kHeaderBytes) return Fail(Malformed("shorter than its header"));
   const Header header = Read(code.data());
-  if (header.version != kVersion) return Malformed("of a version that is not known");
+  if (header.version != kVersion) return Fail(Malformed("of a version that is not known"));
   if (header.order != static_cast<uint8_t>(order) || header.elements != elements) {
-    return Malformed("of another block");
+    return Fail(Malformed("of another block"));
   }
   // What follows has room in the scratch memory.
   if (header.zero != 0 || header.plain >> kStreams != 0 || header.changes > elements ||
       header.escapes > header.changes ||
       header.gap_bytes > header.changes + elements / kernels::kDeltaGapMax) {
-    return Malformed("its streams are longer than the block's can be");
+    return Fail(Malformed("its streams are longer than the block's can be"));
   }
   Scratch& scratch = *scratch_;
   const std::array<std::span<uint8_t>, kStreams> all = {
@@ -244,32 +272,30 @@ Status Coder::Apply(DeltaOrder order, std::span<const std::byte> code,
       std::span(scratch.planes).first(header.escapes * width)};
   std::span<const std::byte> left = code.subspan(kHeaderBytes);
   for (size_t i = 0; i < kStreams; ++i) {
-    if (header.stored[i] > left.size()) return Malformed("it ends too early");
+    if (header.stored[i] > left.size()) return Fail(Malformed("it ends too early"));
     const auto stored = left.first(header.stored[i]);
     left = left.subspan(stored.size());
     size_t made = stored.size();
     if (all[i].empty() || (header.plain & 1u << i) != 0) {
-      if (made != all[i].size()) return Malformed("a stream is not as long as its header says");
+      if (made != all[i].size())
+        return Fail(Malformed("a stream is not as long as its header says"));
       if (made > 0) std::memcpy(all[i].data(), stored.data(), made);
     } else {
       made = ZSTD_decompressDCtx(scratch.decompressor.get(), all[i].data(), all[i].size(),
                                  stored.data(), stored.size());
       if (ZSTD_isError(made) != 0 || made != all[i].size()) {
-        return Malformed("a stream is not as long as its header says");
+        return Fail(Malformed("a stream is not as long as its header says"));
       }
     }
   }
-  if (!left.empty()) return Malformed("something follows it");
+  if (!left.empty()) return Fail(Malformed("something follows it"));
   FromPairs(scratch.pairs.data(), header.changes, scratch.steps.data());
   FromPlanes(scratch.planes.data(), header.escapes, width, scratch.escapes.data());
   DeltaStreams streams = scratch.Empty();
   streams.gap_bytes = header.gap_bytes;
   streams.changes = header.changes;
   streams.escape_count = header.escapes;
-  if (!kernels::DeltaApply(order, target.data(), elements, streams)) {
-    return Malformed("its streams do not end within the block");
-  }
-  return OkStatus();
+  return streams;
 }
 
 }  // namespace weightwire::delta

@@ -53,19 +53,30 @@ class Coder {
   Code Encode(kernels::DeltaOrder order, std::span<const std::byte> base,
               std::span<const std::byte> now, size_t code_bytes_max);
   /// The same, and then `base` holds `now`, also when no code came of it. One pass does both.
+  /// `sum`: null, or gets kernels::SumContiguous of `now`, in that pass too.
   Code EncodeAndCopy(kernels::DeltaOrder order, std::span<std::byte> base,
-                     std::span<const std::byte> now, size_t code_bytes_max);
+                     std::span<const std::byte> now, size_t code_bytes_max,
+                     uint64_t* sum = nullptr);
 
   /// `target` holds the older version and gets the newer one. Total: whatever `code` holds, nothing
   /// outside of `target` is written, and no memory is taken.
   ///   kDataLoss / kInvalidRequest  not the code of such a block; some of `target` may have changed
   Status Apply(kernels::DeltaOrder order, std::span<const std::byte> code,
                std::span<std::byte> target);
+  /// The same of the older version in `base`, which stays as it is: `target`, elsewhere and of the
+  /// same size, gets the newer one. The sum, as kernels::SumContiguous, of what was written.
+  Result<uint64_t> ApplyTo(kernels::DeltaOrder order, std::span<const std::byte> code,
+                           std::span<const std::byte> base, std::span<std::byte> target);
 
  private:
   struct Scratch;
+  size_t ElementsOf(kernels::DeltaOrder order, size_t bytes) const;
+  /// The streams of a code of so many elements, in this coder's memory.
+  Result<kernels::DeltaStreams> Decode(kernels::DeltaOrder order, std::span<const std::byte> code,
+                                       size_t elements);
   Code EncodeWith(kernels::DeltaOrder order, std::span<const std::byte> base,
-                  std::span<const std::byte> now, size_t code_bytes_max, std::byte* copy);
+                  std::span<const std::byte> now, size_t code_bytes_max, std::byte* copy,
+                  uint64_t* sum);
   const size_t block_bytes_max_;
   std::unique_ptr<Scratch> scratch_;
 };

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/kernels.h"
 #include "server/base/checked.h"
 
 namespace weightwire::transfer {
@@ -18,6 +19,10 @@ constexpr uint64_t kAlignment = 64;
 /// A code that is not this much shorter than the segment is not worth making it of.
 constexpr size_t kWorthwhile = 8;
 constexpr uint8_t kRestMax = 16;
+
+uint64_t SumOf(std::span<const std::byte> bytes) {
+  return kernels::SumContiguous(bytes.data(), bytes.size());
+}
 
 Status NoRoom(uint64_t bytes, const std::string& where, int error) {
   return Status(Code::kResourceExhausted, Reason::kLimitExceeded,
@@ -77,32 +82,44 @@ Result<std::shared_ptr<StreamBase>> StreamBase::Make(const plan::StreamSchedule&
 
 StreamBase::~StreamBase() { ::munmap(memory_, bytes_); }
 
-void StreamBase::Update(uint32_t index, kernels::DeltaOrder order, std::span<const std::byte> now,
-                        uint64_t sum, delta::Coder& coder) {
+// The sum is made in the pass that finds the changes, but of a segment that did not change the last
+// time: that one's base need not be read where its sum is the same again.
+uint64_t StreamBase::Update(uint32_t index, kernels::DeltaOrder order,
+                            std::span<const std::byte> now, std::optional<uint64_t> sum,
+                            delta::Coder& coder) {
   Segment& segment = segments_[index];
   const std::span<std::byte> base(memory_ + segment.offset, now.size());
   if (adaptive_ && segment.rest > 0) {
     --segment.rest;
     segment.filled = false;
-    return segment.DropLinks();
+    segment.DropLinks();
+    return sum ? *sum : SumOf(now);
   }
+  if (!sum && (!segment.filled || segment.steady)) sum = SumOf(now);
   if (!segment.filled) {
     std::memcpy(base.data(), now.data(), now.size());
     segment.filled = true;
-    segment.sum = sum;
-    return;
+    segment.sum = *sum;
+    return segment.sum;
   }
-  if (segment.sum == sum) return;
+  segment.steady = sum && segment.sum == *sum;
+  if (segment.steady) return segment.sum;
   const size_t most = now.size() - now.size() / kWorthwhile;
-  const auto code = coder.EncodeAndCopy(order, base, now, most).bytes;
-  const uint64_t from = std::exchange(segment.sum, sum);
+  uint64_t made = 0;
+  const auto code = coder.EncodeAndCopy(order, base, now, most, sum ? nullptr : &made).bytes;
+  const uint64_t from = std::exchange(segment.sum, sum.value_or(made));
+  segment.steady = from == segment.sum;
+  if (segment.steady) return from;
   if (code.empty() || 2 * code.size() > now.size()) {
     segment.rest = segment.next_rest;
     segment.next_rest = std::min<uint8_t>(2 * segment.next_rest, kRestMax);
   } else {
     segment.next_rest = 1;
   }
-  if (code.empty()) return segment.DropLinks();  // no way leads on from what there was
+  if (code.empty()) {  // no way leads on from what there was
+    segment.DropLinks();
+    return segment.sum;
+  }
   segment.links.push_front(
       {from, std::make_shared<const std::vector<std::byte>>(code.begin(), code.end())});
   segment.link_bytes += code.size();
@@ -111,6 +128,7 @@ void StreamBase::Update(uint32_t index, kernels::DeltaOrder order, std::span<con
     segment.link_bytes -= segment.links.back().code->size();
     segment.links.pop_back();
   }
+  return segment.sum;
 }
 
 bool StreamBase::Begin(bool adaptive) {

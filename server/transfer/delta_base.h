@@ -45,9 +45,9 @@ class StreamBase {
   ~StreamBase();
   static uint64_t BytesFor(const plan::StreamSchedule& schedule);
 
-  /// The segment has become `now`, whose sum is `sum`.
-  void Update(uint32_t segment, kernels::DeltaOrder order, std::span<const std::byte> now,
-              uint64_t sum, delta::Coder& coder);
+  /// The segment has become `now`. `sum`: that of `now` where it is known. Returns it.
+  uint64_t Update(uint32_t segment, kernels::DeltaOrder order, std::span<const std::byte> now,
+                  std::optional<uint64_t> sum, delta::Coder& coder);
   /// Its last bytes have this sum: Update would change nothing.
   bool Has(uint32_t segment, uint64_t sum) const {
     return segments_[segment].filled && segments_[segment].sum == sum;
@@ -67,6 +67,7 @@ class StreamBase {
     uint64_t offset = 0;
     uint64_t sum = 0;
     bool filled = false;
+    bool steady = false;  ///< it was as before the last time
     std::deque<Link> links;
     size_t link_bytes = 0;
     uint8_t rest = 0;  ///< versions in which it is left alone yet

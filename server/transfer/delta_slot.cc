@@ -117,14 +117,42 @@ std::optional<std::span<std::byte>> WholeOf(const SegmentCopy& copy, device::Byt
   return std::span(target.at, bytes);
 }
 
+/// Makes segment `i`, of the bytes at `from` and the codes from `link` on, at the target; the sum
+/// of what lies there then.
+Result<uint64_t> Make(const Read& read, uint32_t i, uint64_t link, kernels::DeltaOrder order,
+                      const SegmentCopy& copy, uint64_t size, device::Bytes target,
+                      device::Bytes from, delta::Coder& coder, std::vector<std::byte>& scratch) {
+  const auto whole = WholeOf(copy, target, size);
+  const bool moves = from.at != target.at;
+  if (whole && moves && link == 0 && from.device == nullptr) {
+    return coder.ApplyTo(order, read.CodeOf(0, i), std::span(from.at, size), *whole);
+  }
+  if (!whole && scratch.size() < size) scratch.resize(size);
+  const std::span<std::byte> made = whole ? *whole : std::span(scratch).first(size);
+  if (!whole) {
+    const kernels::StridedBox box =
+        kernels::WithPackedTarget(kernels::WithTargetOnBothSides(copy.box));
+    WW_FAIL_IF_ERROR(device::Copy({made.data()}, from, box, copy.to, copy.to));
+  } else if (moves) {
+    WW_FAIL_IF_ERROR(device::CopyRun({made.data()}, from, size));
+  }
+  for (uint64_t next = link + 1; next-- > 0;) {
+    WW_FAIL_IF_ERROR(coder.Apply(order, read.CodeOf(next, i), made));
+  }
+  if (whole) return device::SumTarget(target, copy.box, copy.to);
+  return device::CopyAndSumTarget(target, {made.data()}, kernels::WithPackedSource(copy.box),
+                                  copy.to, copy.to);
+}
+
 }  // namespace
 
 // ---- source ------------------------------------------------------------------------------------
 
-void SlotDeltaMaker::Add(uint32_t i, std::span<const std::byte> packed, uint64_t sum) {
+uint64_t SlotDeltaMaker::Add(uint32_t i, std::span<const std::byte> packed,
+                             std::optional<uint64_t> sum) {
   const uint32_t segment = span_.first_segment + i;
   const plan::CopyOp& op = stream_.ops[schedule_.segments[segment].op_index];
-  base_.Update(segment, delta::OrderOf(op.target_dtype), packed, sum, *coder_);
+  return base_.Update(segment, delta::OrderOf(op.target_dtype), packed, sum, *coder_);
 }
 
 std::span<std::byte> SlotDeltaMaker::Scratch(uint64_t bytes) {
@@ -226,28 +254,7 @@ DeltaTaken TakeDelta(const plan::Stream& stream, const plan::StreamSchedule& sch
     const device::Bytes target = binding[op.target_tensor].at() + copy.target_offset;
     const device::Bytes from =
         start->served ? served[op.target_tensor].at() + copy.target_offset : target;
-    const auto whole = WholeOf(copy, target, size);
-    if (!whole && scratch.size() < size) scratch.resize(size);
-    const std::span<std::byte> made = whole ? *whole : std::span(scratch).first(size);
-    Status status;
-    if (!whole) {
-      const kernels::StridedBox box =
-          kernels::WithPackedTarget(kernels::WithTargetOnBothSides(copy.box));
-      status = device::Copy({made.data()}, from, box, copy.to, copy.to);
-    } else if (from.at != target.at) {
-      status = device::CopyRun({made.data()}, from, size);
-    }
-    for (uint64_t link = start->link + 1; status.ok() && link-- > 0;) {
-      status = (*coder).Apply(order, read->CodeOf(link, i), made);
-    }
-    if (!status.ok()) {
-      ++taken.mismatches;
-      continue;
-    }
-    const auto sum =
-        whole ? device::SumTarget(target, copy.box, copy.to)
-              : device::CopyAndSumTarget(target, {made.data()}, kernels::WithPackedSource(copy.box),
-                                         copy.to, copy.to);
+    const auto sum = Make(*read, i, start->link, order, copy, size, target, from, *coder, scratch);
     if (!sum || *sum != taken.expected[i]) {
       ++taken.mismatches;
       continue;

@@ -52,8 +52,8 @@ class SlotDeltaMaker {
 
   /// Segment `i` of the slot has this sum and is as before: Add need not see its bytes.
   bool Has(uint32_t i, uint64_t sum) const { return base_.Has(span_.first_segment + i, sum); }
-  /// Its packed bytes, of its wire dtype.
-  void Add(uint32_t i, std::span<const std::byte> packed, uint64_t sum);
+  /// Its packed bytes, of its wire dtype, and their sum where it is known. Returns it.
+  uint64_t Add(uint32_t i, std::span<const std::byte> packed, std::optional<uint64_t> sum);
   /// Memory for a segment's packed bytes, where they do not lie together at the source.
   std::span<std::byte> Scratch(uint64_t bytes);
   /// nullopt where no segment has a code, or all are longer than the slot.

@@ -136,6 +136,11 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
       for (const Run& run : SourceRuns(copy)) builder.FromTensor(tensor, run);
       const bool has_sum = !known.empty() && known[index];
       if (leaving != nullptr || (has_sum && (delta == nullptr || delta->Has(i, sums[i])))) continue;
+      // Its bytes lie together: one pass sums them and finds what changed.
+      if (delta != nullptr && SourceRuns(copy).size() == 1) {
+        sums[i] = delta->Add(i, {source.at, static_cast<size_t>(segment.bytes)}, std::nullopt);
+        continue;
+      }
     } else {
       builder.FromSlot(offset + static_cast<uint64_t>(segment.bytes));
       packed.bytes_packed += segment.bytes;
@@ -153,8 +158,8 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
     }
     if (delta == nullptr || delta->Has(i, *sum)) continue;
     const auto bytes = static_cast<uint64_t>(segment.bytes);
-    const std::byte* together = direct ? source.at : memory.packed.data() + offset;
-    if (direct && SourceRuns(copy).size() > 1) {
+    const std::byte* together = memory.packed.data() + offset;
+    if (direct) {
       const std::span<std::byte> scratch = delta->Scratch(bytes);
       packed.status = device::Copy({scratch.data()}, source, kernels::WithPackedTarget(copy.box),
                                    copy.from, copy.to);

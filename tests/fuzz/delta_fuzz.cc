@@ -30,10 +30,13 @@ void Require(bool holds) {
 
 void Apply(weightwire::delta::Coder& coder, weightwire::kernels::DeltaOrder order, size_t bytes,
            const Bytes& code) {
-  Bytes target(bytes, std::byte{0x40});  // of its own size: AddressSanitizer sees one more
+  const Bytes base(bytes, std::byte{0x40});
+  Bytes target = base, made(bytes);  // of their own size: AddressSanitizer sees one more
   largest = 0;
-  (void)coder.Apply(order, code, target);
+  const bool in_place = coder.Apply(order, code, target).ok();
+  const bool elsewhere = coder.ApplyTo(order, code, base, made).has_value();
   Require(largest <= kSmall);
+  Require(in_place == elsewhere && (!in_place || target == made));
 }
 
 /// `input`: the most bytes of a code, then the newer version, as often as it takes; the older one

@@ -1,6 +1,8 @@
+#define XXH_INLINE_ALL
 #include "server/delta/coder.h"
 
 #include <gtest/gtest.h>
+#include <xxhash.h>
 #include <zstd.h>
 
 #include <cmath>
@@ -58,6 +60,10 @@ TEST(Coder, RestoresEveryBitOfEveryKindAtEveryDensity) {
         Bytes target = base;
         ASSERT_EQ(other.Apply(order, code.bytes, target), OkStatus());
         ASSERT_EQ(target, now) << static_cast<int>(order) << " " << bytes << " " << per_mille;
+        Bytes made(bytes);
+        ASSERT_EQ(other.ApplyTo(order, code.bytes, base, made),
+                  Result<uint64_t>(XXH3_64bits(now.data(), bytes)));
+        ASSERT_EQ(made, now) << static_cast<int>(order) << " " << bytes << " " << per_mille;
         if (per_mille == 0) {
           ASSERT_EQ(code.bytes.size(), kHeaderBytes);
         }
@@ -76,7 +82,9 @@ TEST(Coder, EncodeAndCopyMakesTheSameCodeAndBringsTheBaseUpToDate) {
       for (const size_t code_bytes_max : {size_t{0}, kHeaderBytes + 100, 2 * bytes}) {
         Bytes kept = base;
         const auto wanted = plain.Encode(order, base, now, code_bytes_max);
-        const auto code = copying.EncodeAndCopy(order, kept, now, code_bytes_max);
+        uint64_t sum = 0;
+        const auto code = copying.EncodeAndCopy(order, kept, now, code_bytes_max, &sum);
+        EXPECT_EQ(sum, XXH3_64bits(now.data(), bytes));
         EXPECT_EQ(Bytes(code.bytes.begin(), code.bytes.end()),
                   Bytes(wanted.bytes.begin(), wanted.bytes.end()));
         EXPECT_EQ(code.changes, wanted.changes);
@@ -153,6 +161,12 @@ TEST(Coder, RefusesDamagedCodesAndLeavesWhatIsAround) {
         EXPECT_EQ(around[kGuard + bytes + i], std::byte{0xc3});
       }
       const bool right = std::memcmp(around.data() + kGuard, now.data(), bytes) == 0;
+      Bytes copied(bytes);
+      const auto elsewhere = coder.ApplyTo(order, damaged, base, copied);
+      EXPECT_EQ(elsewhere ? OkStatus() : elsewhere.error(), status);
+      if (elsewhere) {
+        EXPECT_EQ(std::memcmp(around.data() + kGuard, copied.data(), bytes), 0);
+      }
       return std::pair(status, right);
     };
     EXPECT_TRUE(apply(code).second);

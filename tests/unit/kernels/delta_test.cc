@@ -1,6 +1,8 @@
+#define XXH_INLINE_ALL
 #include "kernels/delta.h"
 
 #include <gtest/gtest.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cmath>
@@ -214,6 +216,8 @@ TEST(DeltaScan, EverySetOfLoopsMakesTheStreamsAndTheCopyAndTheWayBackRestoresThe
         const Versions versions = RandomVersions(random, elements, width, per_mille);
         const Defined wanted = ByDefinition(order, versions, width);
         const Bytes untouched(versions.new_version.size(), 0x77);
+        const uint64_t new_sum =
+            XXH3_64bits(versions.new_version.data(), versions.new_version.size());
         ASSERT_EQ(wanted.steps.size(), versions.changed.size());
         for (const SimdKernels* simd : SimdVariants()) {
           for (const CopyTo to : {CopyTo::kNowhere, CopyTo::kElsewhere, CopyTo::kBase}) {
@@ -227,8 +231,11 @@ TEST(DeltaScan, EverySetOfLoopsMakesTheStreamsAndTheCopyAndTheWayBackRestoresThe
             uint8_t* const copy = to == CopyTo::kBase        ? base.data()
                                   : to == CopyTo::kElsewhere ? elsewhere.data()
                                                              : nullptr;
+            internal::SumState sum;
+            simd->sum_begin(&sum);
             ASSERT_TRUE(simd->delta_scan(order, base.data(), now.data(), elements, elements,
-                                         &streams.delta, copy));
+                                         &streams.delta, copy, &sum));
+            ASSERT_EQ(simd->sum_end(&sum), new_sum);
             ASSERT_EQ(First(streams.gaps, streams.delta.gap_bytes), wanted.gaps);
             ASSERT_EQ(First(streams.steps, streams.delta.changes), wanted.steps);
             ASSERT_EQ(First(streams.escapes, streams.delta.escape_count * width), wanted.escapes);
@@ -237,6 +244,13 @@ TEST(DeltaScan, EverySetOfLoopsMakesTheStreamsAndTheCopyAndTheWayBackRestoresThe
                       to == CopyTo::kBase ? versions.new_version : versions.old_version);
             ASSERT_EQ(elsewhere.bytes(),
                       to == CopyTo::kElsewhere ? versions.new_version : untouched);
+            At made(untouched, random() % 64), from(versions.old_version, random() % 64);
+            simd->sum_begin(&sum);
+            ASSERT_TRUE(
+                simd->delta_apply(order, made.data(), from.data(), elements, &streams.delta, &sum));
+            ASSERT_EQ(made.bytes(), versions.new_version);
+            ASSERT_EQ(from.bytes(), versions.old_version);
+            ASSERT_EQ(simd->sum_end(&sum), new_sum);
             At target(versions.old_version, random() % 64);
             ASSERT_TRUE(DeltaApply(order, target.data(), elements, streams.delta));
             ASSERT_EQ(target.bytes(), versions.new_version);
@@ -247,7 +261,7 @@ TEST(DeltaScan, EverySetOfLoopsMakesTheStreamsAndTheCopyAndTheWayBackRestoresThe
   }
 }
 
-TEST(DeltaScan, GivesUpWhereMoreDiffersWithAWholeCopyAllTheSame) {
+TEST(DeltaScan, GivesUpWhereMoreDiffersWithAWholeCopyAndItsSumAllTheSame) {
   auto random = SeededGenerator();
   for (const DeltaOrder order : kOrders) {
     const auto width = static_cast<size_t>(DeltaElementBytes(order));
@@ -258,11 +272,15 @@ TEST(DeltaScan, GivesUpWhereMoreDiffersWithAWholeCopyAllTheSame) {
         for (const bool in_place : {false, true}) {
           Streams streams(9001, width, changes_max);
           Bytes base = versions.old_version, copy(base.size(), 0x77);
+          internal::SumState sum;
+          simd->sum_begin(&sum);
           EXPECT_EQ(
               simd->delta_scan(order, base.data(), versions.new_version.data(), 9001, changes_max,
-                               &streams.delta, in_place ? base.data() : copy.data()),
+                               &streams.delta, in_place ? base.data() : copy.data(), &sum),
               changes_max == changes)
               << simd->name << " " << width << " " << changes_max;
+          EXPECT_EQ(simd->sum_end(&sum),
+                    XXH3_64bits(versions.new_version.data(), versions.new_version.size()));
           EXPECT_EQ(in_place ? base : copy, versions.new_version) << simd->name << " " << width;
         }
       }
@@ -422,8 +440,15 @@ TEST(DeltaApply, StaysWithinTheArrayWhateverTheStreamsHold) {
     for (auto& byte : escapes) byte = static_cast<uint8_t>(random());
     const DeltaStreams delta{gaps.data(), steps.data(), escapes.data(),
                              gaps.size(), steps.size(), escapes.size() / width};
-    Bytes target(elements * width, 0x5a);
-    (DeltaApply(order, target.data(), elements, delta) ? restored : refused) += 1;
+    const Bytes base(elements * width, 0x5a);
+    Bytes target = base, made(base.size());
+    const bool fits = DeltaApply(order, target.data(), elements, delta);
+    (fits ? restored : refused) += 1;
+    uint64_t sum = 0;
+    ASSERT_EQ(DeltaApplyTo(order, made.data(), base.data(), elements, delta, sum), fits);
+    if (!fits) continue;
+    ASSERT_EQ(made, target);
+    ASSERT_EQ(sum, XXH3_64bits(target.data(), target.size()));
   }
   EXPECT_GT(restored, 100);
   EXPECT_GT(refused, 10'000);
@@ -439,7 +464,12 @@ TEST(DeltaApply, RefusesStreamsThatDoNotEndTogether) {
     DeltaStreams delta = streams.delta;
     change(delta);
     uint16_t target[6] = {};
-    return DeltaApply(DeltaOrder::kFloat16, target, 6, delta);
+    uint64_t sum = 0;
+    const bool elsewhere = DeltaApplyTo(DeltaOrder::kFloat16, target, old_version, 6, delta, sum);
+    const bool in_place = DeltaApply(DeltaOrder::kFloat16, old_version, 6, delta);
+    std::fill_n(old_version, 6, 0);
+    EXPECT_EQ(elsewhere, in_place);
+    return in_place;
   };
   EXPECT_TRUE(applied([](DeltaStreams&) {}));
   EXPECT_FALSE(applied([](DeltaStreams& delta) { --delta.gap_bytes; }));
