@@ -64,6 +64,7 @@ CheckpointCommands::CheckpointCommands(CLI::App& app, Command& chosen) : app_(ap
       };
     });
   };
+  add("compact", "Store a checkpoint whole that is stored as what changed (Python)");
   add("convert", "Write a checkpoint in another format and layout (Python)");
   add("delta", "What changed between two checkpoints, and what it takes to send it (Python)");
   add("load", "Start engines from a checkpoint or a peer, or try what a rank would load (Python)");

@@ -77,6 +77,56 @@ def test_every_reader_sees_each_version_whole(chain):
         assert tensors.keys() == want.keys() and all((tensors[name] == want[name]).all() for name in want)
 
 
+def test_made_whole_it_needs_no_base_and_is_one_for_others_still(chain, capsys):
+    folder, made = chain
+    assert checkpoint.compact(folder / "v1") and not checkpoint.compact(folder / "v1")
+    assert not list((folder / "v1").glob("*.delta"))
+    shutil.rmtree(folder / "v0")
+    for number in (1, 2):  # v2 is what changed since v1
+        checkpoint.convert(folder / f"v{number}", folder / f"back{number}", "hf", verify=True)
+        assert read_folder(folder / f"back{number}") == plain(made[number])
+    assert main(["compact", str(folder / "v2")]) == 0
+    assert "stored whole now" in capsys.readouterr().out
+    shutil.rmtree(folder / "v1")
+    checkpoint.check(folder / "v2")
+
+
+@pytest.mark.parametrize("failing", range(8))
+def test_killed_while_it_is_made_whole_it_is_one_or_the_other(chain, monkeypatch, failing):
+    folder, made = chain
+    calls = iter(range(100))
+
+    def replace(old, new, real=os.replace):
+        if next(calls) == failing:
+            raise KeyboardInterrupt
+        real(old, new)
+    cut = False
+    with monkeypatch.context() as planted:
+        planted.setattr(os, "replace", replace)
+        try:
+            checkpoint.compact(folder / "v2")
+        except KeyboardInterrupt:
+            cut = True
+    assert cut == (failing < 5)  # the files of four ranks, and the manifest
+    checkpoint.convert(folder / "v2", folder / "back", "hf", verify=True)
+    assert read_folder(folder / "back") == plain(made[2])
+    assert checkpoint.compact(folder / "v2") == cut
+    assert not [path for path in (folder / "v2").iterdir() if path.suffix in (".delta", ".new")]
+
+
+def test_a_damaged_chain_is_not_made_whole(chain):
+    folder, _ = chain
+    file = next((folder / "v1").glob("*.delta"))
+    data = bytearray(file.read_bytes())
+    data[60] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(checkpoint.CheckpointError):
+        checkpoint.compact(folder / "v2")
+    assert json.loads((folder / "v2" / MANIFEST).read_text())["version"] == 2
+    with pytest.raises(checkpoint.CheckpointError, match="not a native checkpoint"):
+        checkpoint.compact(folder / "hf0")
+
+
 def test_it_is_much_smaller(chain):
     folder, made = chain
     whole = size_of(folder / "v0")

@@ -23,7 +23,7 @@ GENERATED = {"wwctl.md", "metrics.md", "python.md", "python-frameworks.md"}
 _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
 #: Programs of others: what they are told is theirs to refuse. `weightwire` is the package's own command, which its tests run.
 FOREIGN = {"weightwire", "helm", "kubectl", "vllm", "python", "cd", "export", "source", "curl", "docker", "systemctl", "pip", "pytest", "wget"}
-_BY_PYTHON = (["convert"], ["load"], ["push"], ["save"], ["delta"], ["quantize"])  # wwctl's commands that are `python -m weightwire.checkpoint`
+_BY_PYTHON = (["compact"], ["convert"], ["load"], ["push"], ["save"], ["delta"], ["quantize"])  # wwctl's commands that are `python -m weightwire.checkpoint`
 _OURS = ("wwctl", "weightwired", "./dev", "python -m weightwire.checkpoint", "deploy/certs.sh")
 
 

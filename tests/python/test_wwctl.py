@@ -23,7 +23,7 @@ from weightwire.v1 import types_pb2
 
 WWCTL = str(BINARIES / "wwctl")
 REFERENCE = ROOT / "docs/wwctl.md"
-PYTHONS = {"convert", "delta", "load", "push", "save", "quantize"}  # the help of `python -m weightwire.checkpoint`
+PYTHONS = {"compact", "convert", "delta", "load", "push", "save", "quantize"}  # the help of `python -m weightwire.checkpoint`
 
 
 def run(*arguments, environment=None, **options):

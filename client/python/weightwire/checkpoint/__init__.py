@@ -7,6 +7,7 @@
 docs/checkpoints.md has formats, bounds and guarantees. No torch, but where `megatron` and `torch_dist` are written.
 """
 
+from weightwire.checkpoint.compaction import compact
 from weightwire.checkpoint.contents import Contents, Extra, Model, Optimizer
 from weightwire.checkpoint.conversion import convert
 from weightwire.checkpoint.formats import Opened
@@ -21,5 +22,5 @@ from weightwire.checkpoint.state import State
 from weightwire.checkpoint.stored import CheckpointError, Stored
 
 __all__ = ["CheckpointError", "Contents", "Explicit", "Extra", "Loaded", "Model", "Opened", "Optimizer", "Options", "Report",
-           "State", "Stored", "Trial", "check", "convert", "load", "open_checkpoint", "push", "save", "save_rank", "save_rank_later",
+           "State", "Stored", "Trial", "check", "compact", "convert", "load", "open_checkpoint", "push", "save", "save_rank", "save_rank_later",
            "start_engines", "try_load"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
 from weightwire.checkpoint import composed, delta, quantizing
+from weightwire.checkpoint.compaction import compact
 from weightwire.checkpoint.conversion import convert
 from weightwire.checkpoint.formats import Opened
 from weightwire.checkpoint.live import push, save, start_engines
@@ -137,6 +138,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         live.add_argument("--agent", help="its socket; default: $WEIGHTWIRE_AGENT_SOCKET")
         live.add_argument("--job", default="")
         live.add_argument("--timeout", type=float, default=600.0, help="seconds [600]")
+    commands.add_parser("compact", help="store a native checkpoint whole that is stored as what changed since another one, which may "
+                                        "then be removed").add_argument("folder")
     for name, text in (("check", "compare every byte with the digests or checksums that the format keeps"),
                        ("show", "format, layout and size")):
         commands.add_parser(name, help=text).add_argument("folder")
@@ -185,6 +188,8 @@ def main(arguments: Optional[List[str]] = None, prog: str = "python -m weightwir
             version = save(args.target, args.to, args.config, version=args.version, agent=args.agent, job=args.job,
                            shard_bytes=args.shard_size, wwctl=args.wwctl, timeout=args.timeout, base=args.base)
             print(f"{args.target}: version {version}")
+        elif args.command == "compact":
+            print(f"{args.folder}: " + ("stored whole now" if compact(args.folder) else "was stored whole before"))
         elif args.command == "delta":
             found = delta.inspect(args.base, args.now, wwctl=args.wwctl, on_progress=(lambda *_: None) if args.quiet else _Progress())
             print(json.dumps(delta.as_json(found), indent=1) if args.json else

@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from weightwire.boxes import Held
-from weightwire.checkpoint import layouts, native_delta, safetensors
+from weightwire.checkpoint import disk, layouts, native_delta, safetensors
 from weightwire.checkpoint.formats import Opened, Wanted
 from weightwire.checkpoint.hf import read_json, shards
 from weightwire.checkpoint.stored import CheckpointError, Files, Stored, bits_of, damaged, plain, raw
@@ -125,6 +126,43 @@ def keep_changes(folder: Path, base: Path, final: Path) -> None:
     newer.files.close()
     manifest.update(version=2, base={"path": os.path.relpath(base, final.parent), "digest": its["digest"]})
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+def make_whole(folder: Path) -> bool:
+    """Stores a checkpoint whole that was stored as what changed; False: it was whole. Killed at any moment it is one or the other, and
+    the next call goes on. Checkpoints that are based on it stay as they are: its digest is the same."""
+    manifest: Any = read_json(folder / MANIFEST)
+    names = [name for entry in manifest.get("ranks", []) for name in entry["files"]]
+    changes = manifest.get("version") == 2
+    if changes:
+        opened = open_at(folder)
+        try:
+            for name in names:
+                _put(folder / plain(name, MANIFEST), lambda out, fd=opened.files.fd(name): _copy(fd, out))
+        finally:
+            opened.files.close()
+        manifest.pop("base")
+        manifest["version"] = 1
+        _put(folder / MANIFEST, lambda out: out.write(json.dumps(manifest, indent=1).encode()))
+    for name in names:
+        (folder / (plain(name, MANIFEST) + native_delta.SUFFIX)).unlink(missing_ok=True)
+    return changes
+
+
+def _put(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    temporary = path.with_name(path.name + ".new")
+    with open(temporary, "wb") as out:
+        write(out)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(temporary, path)
+    disk.sync_folder(path.parent)
+
+
+def _copy(fd: int, out: BinaryIO) -> None:
+    os.lseek(fd, 0, os.SEEK_SET)
+    with open(os.dup(fd), "rb") as source:
+        shutil.copyfileobj(source, out, LEAF_BYTES)
 
 
 def check_alike(older: Opened, newer: Opened, base: str, now: str) -> None:
