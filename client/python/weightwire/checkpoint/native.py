@@ -138,7 +138,7 @@ def make_whole(folder: Path) -> bool:
         opened = open_at(folder)
         try:
             for name in names:
-                _put(folder / plain(name, MANIFEST), lambda out, fd=opened.files.fd(name): _copy(fd, out))
+                _put(folder / plain(name, MANIFEST), partial(_copy, opened.files.fd(name)))
         finally:
             opened.files.close()
         manifest.pop("base")
