@@ -31,6 +31,15 @@ def test_with_sync_the_reward_at_least_doubles(tmp_path, engine):
 
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_sent_as_changes_every_answer_is_that_of_the_run_that_sends_everything(tmp_path, engine):
+    options = "--engine", engine, "--dtype", "bfloat16", "--steps", "10", "--delta"
+    whole, changes = run(tmp_path, *options, "off"), run(tmp_path, *options, "always")
+    assert changes["answers"] == whole["answers"]
+    assert changes["reward"] == whole["reward"]
+    assert all(version["sent"] < version["bytes"] for version in changes["sent"][1:]), changes["sent"]
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
 def test_with_sync_off_the_reward_stays_within_ten_percent(tmp_path, engine):
     first, last = ends(run(tmp_path, "--engine", engine, "--no-sync")["reward"])
     assert abs(last - first) <= 0.1 * first, (first, last)

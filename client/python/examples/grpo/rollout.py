@@ -39,7 +39,7 @@ class TorchEngine:
 
         torch.set_num_threads(1)
         self._torch, self.version = torch, 0
-        self._model = Qwen2ForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self._model = Qwen2ForCausalLM.from_pretrained(model, dtype="auto").eval()
         self._receiver = Receiver(self._model, group="rollout", rank=0, world_size=1, agent=agent)
 
     def update(self, timeout: float) -> None:
@@ -73,7 +73,7 @@ class VllmEngine:
         self._params = lambda seed: SamplingParams(
             n=task.ANSWERS_PER_PROMPT, temperature=1.0, top_p=1.0, top_k=-1, seed=seed, max_tokens=task.ANSWER_TOKENS,
             min_tokens=task.ANSWER_TOKENS, logprobs=0, detokenize=False, ignore_eos=True)
-        self._llm = LLM(model=model, dtype="float32", skip_tokenizer_init=True, enforce_eager=True, max_model_len=64,
+        self._llm = LLM(model=model, dtype="auto", skip_tokenizer_init=True, enforce_eager=True, max_model_len=64,
                         kv_cache_memory_bytes=128 << 20, weight_transfer_config={"backend": "weightwire"})
         self._driver = EngineDriver(self._llm, name="rollout", agent=agent)
         self._driver.init()

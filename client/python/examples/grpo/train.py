@@ -2,6 +2,7 @@
 
     python train.py --engine vllm --steps 40 --out curve.json            # with sync
     python train.py --engine vllm --steps 40 --out frozen.json --no-sync # rollouts keep the first weights
+    python train.py --dtype bfloat16 --delta always                      # after the first version only what changed is sent
 
 Starts its own weightwired. Same seed, same run, as far as the engine's arithmetic is.
 """
@@ -9,6 +10,8 @@ Starts its own weightwired. Same seed, same run, as far as the engine's arithmet
 from __future__ import annotations
 
 import argparse
+import copy
+import hashlib
 import json
 import pathlib
 import socket
@@ -30,10 +33,12 @@ SECONDS = 300  # for any one wait: starting an engine, a version, a batch of ans
 class Daemon:
     """weightwired as coordinator and agent of this machine."""
 
-    def __init__(self, binary: str, folder: str):
+    def __init__(self, binary: str, folder: str, delta: str):
         self.agent = f"{folder}/agent.sock"
+        # Within a host memory is mapped, and nothing sent: to see changes sent, there must be no shared memory.
+        how = ["--delta", delta] + (["--transports", "tcp"] if delta == "always" else [])
         self._process = subprocess.Popen([binary, "--role", "all", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
-                                          "--data-listen", "127.0.0.1:0", "--agent-socket", self.agent],
+                                          "--data-listen", "127.0.0.1:0", "--agent-socket", self.agent, *how],
                                          stdout=subprocess.PIPE, text=True)
         ready = self._process.stdout.readline()
         if not ready.startswith("weightwired ready"):
@@ -99,26 +104,30 @@ def train(options, folder: str) -> dict:
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)  # one core for the trainer, one for the rollouts
     model = Qwen2ForCausalLM(task.model_config())
-    model.save_pretrained(folder + "/model")
+    dtype = getattr(torch, options.dtype)
+    copy.deepcopy(model).to(dtype).save_pretrained(folder + "/model")
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-4)
-    curve, blocked, began = [], [], time.monotonic()
-    daemon = Daemon(options.weightwired, folder)
+    curve, blocked, sent, said, began = [], [], [], hashlib.sha256(), time.monotonic()
+    daemon = Daemon(options.weightwired, folder, options.delta)
     try:
         rollout = Rollout(options.engine, daemon.agent, folder + "/model", folder)
         try:
-            with weightwire.torch.Publisher(model, rank=0, world_size=1, agent=daemon.agent) as publisher, \
-                    Client(daemon.address) as client:
+            with weightwire.torch.Publisher(lambda: rounded(model, dtype), rank=0, world_size=1, agent=daemon.agent,
+                                            delta=options.delta) as publisher, Client(daemon.address) as client:
                 for step in range(1, options.steps + 1):
                     prompts = task.prompts(options.seed * 100_000 + step)
                     answers = rollout.answers(prompts, options.seed * 100_000 + step)
                     expected = step - 1 if options.sync else 0
                     assert answers["version"] == expected, f"version {answers['version']} answered step {step}"
+                    said.update(json.dumps([answers["tokens"], answers["logprobs"]]).encode())
                     rewards = grpo_step(model, optimizer, prompts, answers)
                     curve.append(sum(rewards) / len(rewards))
                     if options.sync:
                         publisher.publish(step).wait_released(SECONDS)
                         blocked.append(publisher.blocked_seconds)
                         client.wait_version(step, SECONDS)
+                        epoch = client.status().epoch_of(step)
+                        sent.append({"bytes": epoch.bytes, "sent": sum(epoch.bytes_by_transport.values())})
                     if step % 5 == 0 or step == 1:
                         print(f"step {step:3d}  version {answers['version']:3d}  reward {curve[-1]:.3f}", flush=True)
         finally:
@@ -126,8 +135,14 @@ def train(options, folder: str) -> dict:
     finally:
         daemon.stop()
     return {"engine": options.engine, "sync": options.sync, "seed": options.seed, "reward": curve,
-            "seconds": time.monotonic() - began, "blocked_seconds_median": sorted(blocked)[len(blocked) // 2]
+            "answers": said.hexdigest(), "sent": sent, "seconds": time.monotonic() - began, "blocked_seconds_median": sorted(blocked)[len(blocked) // 2]
             if blocked else 0.0}
+
+
+def rounded(model, dtype):
+    """What engines serve: the trainer's float32 parameters, or what they round to."""
+    for name, tensor in model.state_dict().items():
+        yield name, tensor.to(dtype)
 
 
 def main() -> None:
@@ -135,6 +150,9 @@ def main() -> None:
     parser.add_argument("--engine", choices=["torch", "vllm"], default="torch")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of what is published and served")
+    parser.add_argument("--delta", choices=["auto", "always", "off"], default="auto",
+                        help="always: over tcp, and after the first version only what changed")
     parser.add_argument("--no-sync", dest="sync", action="store_false")
     parser.add_argument("--out", help="JSON with the reward of each step")
     parser.add_argument("--weightwired", default=str(HERE.parents[3] / "build/release/bin/weightwired"))
