@@ -137,7 +137,7 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
       const bool has_sum = !known.empty() && known[index];
       if (leaving != nullptr || (has_sum && (delta == nullptr || delta->Has(i, sums[i])))) continue;
       // Its bytes lie together: one pass sums them and finds what changed.
-      if (delta != nullptr && SourceRuns(copy).size() == 1) {
+      if (delta != nullptr && source.device == nullptr && SourceRuns(copy).size() == 1) {
         sums[i] = delta->Add(i, {source.at, static_cast<size_t>(segment.bytes)}, std::nullopt);
         continue;
       }
@@ -158,15 +158,16 @@ PackedSlot PackSlot(const plan::Stream& stream, const plan::StreamSchedule& sche
     }
     if (delta == nullptr || delta->Has(i, *sum)) continue;
     const auto bytes = static_cast<uint64_t>(segment.bytes);
-    const std::byte* together = memory.packed.data() + offset;
-    if (direct) {
-      const std::span<std::byte> scratch = delta->Scratch(bytes);
-      packed.status = device::Copy({scratch.data()}, source, kernels::WithPackedTarget(copy.box),
-                                   copy.from, copy.to);
-      if (!packed.status.ok()) return packed;
-      together = scratch.data();
+    if (!direct && !on_device) {
+      delta->Add(i, {memory.packed.data() + offset, bytes}, *sum);
+      continue;
     }
-    delta->Add(i, {together, bytes}, *sum);
+    const std::span<std::byte> scratch = delta->Scratch(bytes);
+    packed.status = direct ? device::Copy({scratch.data()}, source,
+                                          kernels::WithPackedTarget(copy.box), copy.from, copy.to)
+                           : device::CopyRun({scratch.data()}, memory.packed.at() + offset, bytes);
+    if (!packed.status.ok()) return packed;
+    delta->Add(i, scratch, *sum);
   }
   if (delta != nullptr) packed.delta = delta->Finish(sums);
   builder.FromSlot(static_cast<uint64_t>(span.bytes));

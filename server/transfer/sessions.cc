@@ -81,7 +81,8 @@ void SessionTable::Connect(const Peer& peer, transport::Transport* transport, Wa
 void SessionTable::Call(const Peer& peer, transport::Transport* transport, uint16_t protocol) {
   transport::Hello hello;
   hello.protocol_min = hello.protocol_max = protocol;
-  hello.features = transport::kFeatureHearsWaiting | transport::kFeatureTakesDelta;
+  hello.features = transport::kFeatureHearsWaiting;
+  if (!context_->options.gpu_direct_required) hello.features |= transport::kFeatureTakesDelta;
   const bool limited = context_->tuning().rate_limit > 0 || context_->tuning().peer_rate_limit > 0;
   if (limited || !context_->IsOnOurHost(peer)) hello.features |= transport::kFeatureNarrowRoad;
   hello.caller = context_->options.self;

@@ -103,9 +103,9 @@ bool SourceStream::TakesDelta(const Reader& reader) const {
 void SourceStream::ChooseDelta() {
   if (std::exchange(delta_chosen_, true)) return;
   DeltaBases* bases = run_.job().delta.get();
-  if (bases == nullptr || bases->policy().mode == DeltaPolicy::Mode::kOff || device_ != nullptr) {
-    return;
-  }
+  if (bases == nullptr || bases->policy().mode == DeltaPolicy::Mode::kOff) return;
+  // Codes are made, and read, in host memory.
+  if (device_ != nullptr && context().options.gpu_direct_required) return;
   const Tuning& tuning = context().tuning();
   const bool adaptive = bases->policy().mode == DeltaPolicy::Mode::kAuto;
   const bool limited = tuning.rate_limit > 0 || tuning.peer_rate_limit > 0;

@@ -24,11 +24,23 @@ using testing::FleetOptions;
 using testing::HandReader;
 using testing::LosingFleet;
 using testing::NextAttempt;
+using testing::OnDevice;
 using testing::RandomFleet;
+using testing::RankMemory;
 using testing::StartAfterLosses;
 using testing::Versions;
 
 Result<DeltaBases::Share> Always(uint64_t) { return DeltaBases::Share(); }
+
+RankMemory OnHost(const RankMemory& rank) {
+  RankMemory copy;
+  copy.region = memory::MemoryRegion::Allocate("a copy", rank.region->size()).value();
+  for (const memory::RegionSpan& tensor : rank.binding) {
+    copy.binding.push_back({copy.region, tensor.offset, tensor.bytes});
+  }
+  copy.Write(rank.Snapshot());
+  return copy;
+}
 
 DeltaFigures Delta(const Fleet& fleet) {
   DeltaFigures sum;
@@ -89,6 +101,72 @@ TEST(Delta, AnyShareOfAnyLayoutArrivesBitForBit) {
   }
   EXPECT_GT(all.bytes, 0);
   EXPECT_GT(all.changed, 0);
+}
+
+// Where tensors, slots and stages lie in GPUs, codes are made and applied by way of host memory,
+// over transports that reach GPU memory and over those that do not.
+TEST(Delta, RanksOnGpusSendWhatChangedToo) {
+  DeltaFigures from_gpus, to_gpus;
+  for (uint64_t seed = 1; seed <= 25; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 rng(seed * 17);
+    FleetOptions options = RandomFleet(seed);
+    options.map = false;
+    for (auto* side : {&options.sources_on, &options.targets_on}) {
+      side->emplace();
+      if (const uint32_t gpu = Below(rng, 3); gpu < 2) (*side)->gpu = gpu;
+      (*side)->gets_device_memory = Below(rng, 3) > 0;
+      (*side)->slab_bytes = 16 << 20;
+    }
+    if (!options.sources_on->gpu && !options.targets_on->gpu) options.sources_on->gpu = 0;
+    Versions versions(options);
+    Fleet& fleet = versions.fleet;
+    std::vector<RankMemory> on_host;  // what the oracle reads
+    for (const RankMemory& rank : fleet.source_memory) on_host.push_back(OnHost(rank));
+    for (size_t i = 0; i < fleet.targets.size() && options.targets_on->gpu; ++i) {
+      auto& pools = fleet.target_agents[fleet.targets[i].agent].gpu_pools.by_device;
+      versions.spare[i] = OnDevice(versions.spare[i], *pools.begin()->second);
+    }
+    versions.Code({DeltaPolicy::Mode::kAlways, 2, ""}, Always);
+    for (const double share : {1.0, 0.0, 0.002, 0.02}) {
+      ChangeSome(rng, fleet.source_memory, share);
+      for (size_t i = 0; i < on_host.size(); ++i)
+        on_host[i].Write(fleet.source_memory[i].Snapshot());
+      versions.Next(on_host);
+      if (HasFailure()) return;
+      ExpectAllAccounted(fleet, options.engines);
+      if (options.sources_on->gpu) from_gpus += Delta(fleet);
+      if (options.targets_on->gpu) to_gpus += Delta(fleet);
+    }
+    EXPECT_EQ(fleet.metrics.Count("delta_mismatches_total{transport=fake}"), 0);
+  }
+  EXPECT_GT(from_gpus.changed, 0);
+  EXPECT_GT(to_gpus.changed, 0);
+}
+
+// Where nothing may pass host memory everything is sent.
+TEST(Delta, WhereGpuDirectIsRequiredNothingIsCoded) {
+  for (const bool targets_require : {false, true}) {
+    FleetOptions options = Large();
+    options.sources_on = options.targets_on = testing::Placement{.gpu = 0, .slab_bytes = 16 << 20};
+    options.gpu_direct_required = true;
+    options.targets_require_gpu_direct = targets_require;
+    Versions versions(options);
+    Fleet& fleet = versions.fleet;
+    const std::vector<RankMemory> on_host = {OnHost(fleet.source_memory[0]),
+                                             OnHost(fleet.source_memory[1]),
+                                             OnHost(fleet.source_memory[2])};
+    for (size_t i = 0; i < fleet.targets.size(); ++i) {
+      auto& pools = fleet.target_agents[fleet.targets[i].agent].gpu_pools.by_device;
+      versions.spare[i] = OnDevice(versions.spare[i], *pools.begin()->second);
+    }
+    versions.Code({DeltaPolicy::Mode::kAlways, 2, ""}, Always);
+    versions.Next(on_host);
+    ChangeSome(fleet.rng, fleet.source_memory, 0.01);
+    for (size_t i = 0; i < on_host.size(); ++i) on_host[i].Write(fleet.source_memory[i].Snapshot());
+    versions.Next(on_host);
+    EXPECT_EQ(Delta(fleet).bytes, 0);
+  }
 }
 
 // Sessions break three times in every version: what was made stays, nothing wrong is kept.
