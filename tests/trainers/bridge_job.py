@@ -33,6 +33,11 @@ def added(rank: int, *arguments) -> None:
     bridge_ranks.added(rank, *arguments)
 
 
+def adapted(rank: int, *arguments) -> None:
+    import bridge_ranks
+    bridge_ranks.adapted(rank, *arguments)
+
+
 def fused_experts(rank: int, *arguments) -> None:
     import bridge_ranks
     bridge_ranks.fused_experts(rank, *arguments)

@@ -98,7 +98,6 @@ def delayed(rank: int, world_size: int, agent: str, folder: str, out: str):
     """mcore's DDP over mbridge's model, with overlap_param_gather: each rank has changed its own part of a buffer, as the distributed
     optimizer does. Of what is frozen nothing changes."""
     import weightwire.mbridge
-    from types import SimpleNamespace
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from option_ranks import gathered
     job = BridgeJob("mbridge", folder, {})
@@ -108,7 +107,6 @@ def delayed(rank: int, world_size: int, agent: str, folder: str, out: str):
     ddp = DistributedDataParallelConfig(use_distributed_optimizer=True, bucket_size=20_000, overlap_grad_reduce=True,
                                         overlap_param_gather=True)
     chunks = [DistributedDataParallel(chunk.module.config, ddp, chunk) for chunk in job.chunks]
-    trainer = SimpleNamespace(chunks=chunks, job=job)
     job.chunks[0].module.config.use_mup = True
     try:
         weightwire.mbridge.Publisher(job.bridge, chunks, agent=agent)
@@ -121,7 +119,7 @@ def delayed(rank: int, world_size: int, agent: str, folder: str, out: str):
             if version > 1:
                 for bucket in (bucket for chunk in chunks for buffer in chunk.buffers for bucket in buffer.buckets):
                     bucket.param_data.chunk(world_size)[rank].add_(version)
-            stale = gathered(trainer, pathlib.Path(out) / f"v{version}.safetensors")
+            stale = gathered(chunks, job, pathlib.Path(out) / f"v{version}.safetensors")
             assert (stale > 0) == (version > 1), stale
             publisher.publish(version).wait_released(timeout=30)
             dist.barrier()
@@ -360,3 +358,24 @@ def added(rank: int, world_size: int, agent: str, folder: str, out: str):
     norms = [p for chunk in job.chunks for name, p in chunk.named_parameters() if "norm" in name]
     with weightwire.megatron_bridge.Publisher(job.bridge, job.chunks, agent=agent) as publisher:
         publish_less_one(job, publisher, norms, out)
+
+
+def adapted(rank: int, world_size: int, agent: str, folder: str):
+    """Megatron-Bridge's own LoRA: its export merges what it trains, and its tasks are of the weights without."""
+    from megatron.bridge.peft.lora import LoRA
+    import weightwire.megatron
+    import weightwire.megatron_bridge
+    from weightwire import RefusedError
+    job = BridgeJob("megatron-bridge", folder, {})
+    models = LoRA(target_modules=["linear_proj"], dim=4)(job.chunks, training=True)
+    named = [name for chunk in models for name, parameter in chunk.named_parameters() if parameter.requires_grad]
+    assert named and all(".adapter." in name for name in named), named
+    for attempt in (lambda: weightwire.megatron_bridge.Publisher(job.bridge, models, agent=agent),
+                    lambda: weightwire.megatron.Publisher(models, job.bridge.hf_pretrained.config, agent=agent),
+                    lambda: dict(weightwire.megatron.named_tensors(models))):
+        try:
+            attempt()
+        except RefusedError as error:
+            assert "it belongs to an adapter" in str(error) and "export_hf_weights" in str(error), error
+            continue
+        raise AssertionError("weights were published without their adapters")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import zlib
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -58,15 +59,14 @@ def overlapped(rank: int, world_size: int, agent: str, folder: str, out: str, si
 
 def gather_uneven(into: list, _, group=None, async_op: bool = False) -> None:
     """torch's all_gather of parts of different sizes, which NCCL does and gloo refuses. This rank's part is in its place already."""
-    assert not async_op
-    for rank, part in enumerate(into):
-        if part.numel():
-            dist.broadcast(part, dist.get_global_rank(group, rank), group=group)
+    handles = [dist.broadcast(part, dist.get_global_rank(group, rank), group=group, async_op=async_op)
+               for rank, part in enumerate(into) if part.numel()]
+    return SimpleNamespace(wait=lambda: [handle.wait() for handle in handles]) if async_op else None
 
 
-def layer_wise(rank: int, world_size: int, agent: str, folder: str, out: str, sizes: dict):
+def layer_wise(rank: int, world_size: int, agent: str, folder: str, out: str, sizes: dict, begun: bool):
     """As `overlapped`, by mcore's LayerWiseDistributedOptimizer, which gives each rank whole parameters. What was accumulated in
-    gradients stays."""
+    gradients stays. `begun`: the trainer has begun to gather, which arrives in the memory of the gradients."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
@@ -101,8 +101,11 @@ def layer_wise(rank: int, world_size: int, agent: str, folder: str, out: str, si
             for chunk in chunks:
                 for parameter in chunk.parameters():
                     parameter.main_grad.fill_(version + 0.5)
+                if begun:
+                    chunk.start_param_sync()
+                    assert any(group.param_gather_handle for group in chunk.bucket_groups)
             publisher.publish(version).wait_released(timeout=30)
-            assert all(bool((p.main_grad == version + 0.5).all()) for chunk in chunks for p in chunk.parameters())
+            assert begun or all(bool((p.main_grad == version + 0.5).all()) for chunk in chunks for p in chunk.parameters())
             dist.barrier()
 
 
@@ -148,8 +151,10 @@ def zero_centred(rank: int, world_size: int, agent: str, folder: str, out: str, 
 
 def expert_bias(rank: int, world_size: int, agent: str, config: dict, out: str, when: str):
     """Float16Module makes the routers' correction bf16, and mcore's first forward pass fp32; then it moves."""
+    import torch._dynamo
     from megatron.core.transformer.module import Float16Module
     import megatron.core.transformer.moe.moe_utils as moe_utils
+    torch._dynamo.config.disable = True  # mcore compiles the router: most of this test's time, a minute on a busy machine
     from safetensors.torch import save_file
     moe_utils.te_general_gemm = None  # mcore 0.16.1 without Transformer Engine forgets it
     mcore.start(tp=1)
@@ -205,6 +210,16 @@ def refused(rank: int, world_size: int, agent: str, folder: str, what: str, said
     elif what == "quantized":
         parameter = next(chunks[0].parameters())
         torch.utils.swap_tensors(parameter, torch.nn.Parameter(parameter.detach().clone().as_subclass(Quantized)))
+    elif what == "adapter":  # as Megatron-Bridge's LoRA has it
+        layer = chunks[0].decoder.layers[0].self_attention
+        layer.linear_proj = torch.nn.ModuleDict(dict(to_wrap=layer.linear_proj, adapter=torch.nn.Linear(2, 2)))
+    elif what == "quantile_balancing":
+        chunks[0].config.moe_router_load_balancing_type = [what]
+    elif what in ("reuse_grad_buf_for_mxfp8_param_ag", "fp8_param_gather"):
+        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+        ddp = DistributedDataParallelConfig(use_distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True)
+        chunks = [DistributedDataParallel(chunk.config, ddp, chunk) for chunk in chunks]
+        setattr(ddp, what, True)
     else:
         setattr(chunks[0].config, what, True if what != "gtp_weight_remat_size" else 2)
     for attempt in (lambda: weightwire.megatron.Publisher(chunks, folder, agent=agent),

@@ -41,6 +41,7 @@ class Linear(torch.nn.Module):
         super().__init__()
         rows, columns = _cut(in_features, out_features, parallel_mode, tp_size)
         self.weight = _weight(rows, columns, **options)
+        self.in_features, self.out_features = columns, rows
         self.use_bias, self.parallel_mode = bias, parallel_mode
         if bias:
             self.bias = _weight(rows, **options)

@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import ROOT, read_safetensors
-from bridge_job import added, computing, delayed, fused_experts, interleaved, mappings, train
+from bridge_job import adapted, added, computing, delayed, fused_experts, interleaved, mappings, train
 from world import World, preload
 
 preload("bridge_ranks")  # with the stub of Transformer Engine: not for other files' ranks, see conftest.py
@@ -67,6 +67,11 @@ def test_experts_that_the_checkpoint_has_in_one_tensor_lie_where_the_bridge_stac
 
 def test_a_mapping_that_computes_or_collects_is_refused():
     with World(computing, 1) as world:
+        world.join()
+
+
+def test_adapters_of_megatron_bridge_are_refused(daemon):
+    with World(adapted, 1, daemon.agent_socket, str(FIXTURES / "qwen3" / "hf")) as world:
         world.join()
 
 

@@ -46,11 +46,12 @@ def test_parameters_that_wait_for_the_next_forward_pass_are_gathered(daemon, hf_
 
 @pytest.mark.skipif(not hasattr(LayerWiseDistributedOptimizer, "set_bucket_layerwise_params_list"),
                     reason="this megatron-core's gathers within the step")
+@pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("model,world_size,sizes", [("qwen2", 2, {}), ("qwen3_moe", 4, dict(ep=2))])
-def test_whole_parameters_of_other_ranks_are_gathered_too(daemon, hf_engine, tmp_path, model, world_size, sizes):
+def test_whole_parameters_of_other_ranks_are_gathered_too(daemon, hf_engine, tmp_path, model, world_size, sizes, begun):
     folder = FIXTURES / model / "hf"
     engine = hf_engine(folder)
-    with World(option_ranks.layer_wise, world_size, daemon.agent_socket, str(folder), str(tmp_path), sizes) as world:
+    with World(option_ranks.layer_wise, world_size, daemon.agent_socket, str(folder), str(tmp_path), sizes, begun) as world:
         for version in range(1, 6):
             engine.expect(version, tmp_path / f"v{version}.safetensors", world)
         world.join()
@@ -117,7 +118,8 @@ def glm_tensors() -> list[TensorMeta]:
     ("moe_single_grouped_weight", "moe_single_grouped_weight"), ("gtp_weight_remat_size", "gtp_weight_remat_size=2"),
     ("use_grouped_gemm_for_dense_mlp", "use_grouped_gemm_for_dense_mlp"),
     ("mtp_use_repeated_layer", "mtp_use_repeated_layer"), ("use_mup", "use_mup"), ("rotary_interleaved", "rotary_interleaved"),
-    ("fp8_param", "fp8_param")])
+    ("fp8_param", "fp8_param"), ("quantile_balancing", "qb_beta"), ("adapter", "it belongs to an adapter"),
+    ("reuse_grad_buf_for_mxfp8_param_ag", "reuse_grad_buf_for_mxfp8_param_ag=True"), ("fp8_param_gather", "fp8_param_gather=True")])
 def test_what_is_not_read_is_refused_by_its_name(daemon, what, said):
     with World(option_ranks.refused, 2, daemon.agent_socket, str(FIXTURES / "qwen3" / "hf"), what, said) as world:
         world.join()
@@ -251,6 +253,25 @@ def test_an_option_that_nobody_has_heard_of_is_named_once(caplog, monkeypatch):
             megatron_options.check([model], [model])
     assert len(caplog.records) == 1
     assert "rotate_all_experts=True, shuffle=[1]" in caplog.text and "fold_norms" not in caplog.text
+
+
+def test_an_option_of_the_wrapper_that_nobody_has_heard_of_is_named_once(caplog, monkeypatch):
+    monkeypatch.setattr(megatron_options, "_warned", set())
+
+    @dataclass
+    class DistributedDataParallelConfig:
+        overlap_param_gather: bool = False
+        gather_at_the_next_but_one: bool = False
+
+    DistributedDataParallelConfig.__module__ = "megatron.core.distributed.distributed_data_parallel_config"
+    model = torch.nn.Linear(2, 2)
+    wrapper = torch.nn.Module()
+    wrapper.module, wrapper.start_param_sync = model, lambda: None
+    with caplog.at_level(logging.WARNING, "weightwire"):
+        for config in (DistributedDataParallelConfig(True), DistributedDataParallelConfig(True, True), DistributedDataParallelConfig(True, True)):
+            wrapper.ddp_config = config
+            megatron_options.check([wrapper], [model])
+    assert [record.getMessage().count("gather_at_the_next_but_one=True") for record in caplog.records] == [1]
 
 
 @pytest.mark.parametrize("model,world_size,sizes", [("qwen2", 4, dict(tp=2, pp=2)), ("qwen3_moe", 2, dict(ep=2)),

@@ -296,6 +296,38 @@ def test_a_wrapped_parameter_is_read_or_named(daemon, tmp_path, plain):
         assert plain or engine.wait_offer(0.0) is None
 
 
+class Adapted(torch.nn.Linear):
+    """A layer with its adapter beside the weight: parameters (loralib) or layers (NeMo AutoModel, torchtune)."""
+
+    def __init__(self, name: str, layers: bool):
+        super().__init__(4, 4, bias=False)
+        if layers:
+            self.add_module(name, torch.nn.Linear(4, 2, bias=False))
+        else:
+            self.register_parameter(name, torch.nn.Parameter(torch.ones(2, 4)))
+
+
+@pytest.mark.parametrize("read", [weightwire.torch.read_whole, weightwire.fsdp.read_sharded])
+@pytest.mark.parametrize("name,layers", [("lora_A", False), ("lora_A", True), ("lora_b", True), ("lora_embedding_A", False)])
+def test_an_adapter_beside_its_weight_is_refused_or_left_out_by_name(read, name, layers):
+    model = torch.nn.ModuleDict({"q_proj": Adapted(name, layers)})
+    with pytest.raises(RefusedError, match="it is an adapter's") as refused:
+        read(model)
+    assert refused.value.tensor == f"q_proj.{name}" + (".weight" if layers else "")
+    canonical, _ = read(model, lambda own: None if "lora" in own else own)
+    assert list(canonical) == ["q_proj.weight"]
+
+
+@pytest.mark.parametrize("read", [weightwire.torch.read_whole, weightwire.fsdp.read_sharded])
+def test_pefts_names_are_refused_unless_they_are_translated(read):
+    layer = torch.nn.ModuleDict({"base_layer": torch.nn.Linear(4, 4, bias=False)})
+    model = torch.nn.ModuleDict({"base_model": torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"q_proj": layer})})})
+    with pytest.raises(RefusedError, match="PEFT"):
+        read(model)
+    canonical, _ = read(model, lambda own: own.removeprefix("base_model.model.").replace(".base_layer.", "."))
+    assert list(canonical) == ["q_proj.weight"]
+
+
 class TestFrozenParts:
     @pytest.fixture
     def pair(self, pair):

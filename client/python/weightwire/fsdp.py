@@ -10,7 +10,7 @@ private attributes; every size that follows is compared with the tensor that is 
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,8 @@ from weightwire.boxes import Held
 from weightwire.export_check import Export
 from weightwire.memory import TensorMeta
 from weightwire.publisher import DeltaMode, Lineage
-from weightwire.torch import BoxPublisher, Names, Reading, Receiver as _Receiver, named_tensors, unwrapped
+from weightwire.torch import (BoxPublisher, Names, Reading, Receiver as _Receiver, check_adapter, of_module, parameters_and_buffers,
+                              unwrapped)
 
 
 def chunk(begin: int, size: int, parts: int, index: int) -> tuple[int, int]:
@@ -89,7 +90,8 @@ def read_sharded(module: torch.nn.Module, names: Names | None = None) -> Reading
             live, whole = read_flat(clean_name(f"{prefix}." if prefix else ""), flat, names)
             canonical |= whole
             lives.append(live)
-    for name, tensor in named_tensors(lambda: _others(module, in_flat), names):
+    others = [(name, tensor) for name, tensor in parameters_and_buffers(module) if id(tensor) not in in_flat]
+    for name, tensor in of_module(others, names):
         if hasattr(tensor, "ds_id"):
             live = Live(zero_part(name, tensor), tensor.ds_tensor.detach())
             canonical[name] = meta_of(name, live.tensor, tensor.ds_shape)
@@ -102,12 +104,6 @@ def read_sharded(module: torch.nn.Module, names: Names | None = None) -> Reading
         canonical[name] = meta_of(name, live.tensor, tensor.shape)
         lives.append(live)
     return hf_export.exported(module, canonical, lives) if names is None else (canonical, lives)
-
-
-def _others(module: torch.nn.Module, in_flat: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in named_tensors(module):
-        if id(tensor) not in in_flat:
-            yield name, tensor
 
 
 def zero_part(name: str, parameter: Any) -> Held:
@@ -141,6 +137,7 @@ def read_flat(prefix: str, flat: torch.nn.Parameter, names: Names | None) -> tup
         name = names(module_name) if names else module_name
         if name is None:
             continue
+        check_adapter(name)
         if not contiguous or extension is not None:
             raise refuse("FSDP1 flattened a parameter that is not contiguous, or a DTensor", tensor=name,
                          remedy="use FSDP2 (fully_shard)")

@@ -7,8 +7,9 @@ transformer/moe/experts.py. docs/trainers.md has the table for users.
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import MISSING, replace
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Container, Iterator, Mapping, Sequence
 
 import torch
 
@@ -44,8 +45,10 @@ _PLAIN = frozenset((
 _REFUSED: tuple[tuple[str, tuple[Any, ...], str, str], ...] = (
     ("moe_single_grouped_weight", (False,), "all experts of a rank are one parameter", "unset it"),
     ("moe_single_grouped_bias", (False,), "all biases of a rank's experts are one parameter", "unset it"),
-    ("gtp_weight_remat_size", (1,), "weights are cut once more, over data-parallel ranks", "set it to 1"),
-    ("expert_gtp_weight_remat_size", (1,), "experts are cut once more, over data-parallel ranks", "set it to 1"),
+    ("gtp_weight_remat_size", (1,), "weights are cut once more, over data-parallel ranks",
+     "set it to 1, and leave out tensor_parallel_num_weight_shards"),
+    ("expert_gtp_weight_remat_size", (1,), "experts are cut once more, over data-parallel ranks",
+     "set it to 1, and leave out expert_tensor_parallel_num_weight_shards"),
     ("use_grouped_gemm_for_dense_mlp", (False,), "gate and up of dense layers alternate, depending on the kernels in use", "unset it"),
     ("mtp_use_repeated_layer", (False,), "one MTP layer stands for several", "unset it"),
     ("use_mup", (False,), "the forward pass scales embeddings and logits, which no checkpoint of the model's type says",
@@ -53,6 +56,15 @@ _REFUSED: tuple[tuple[str, tuple[Any, ...], str, str], ...] = (
     ("fp8_param", (False,), "parameters are quantized", "keep parameters in bf16 (fp8 for the matrix products alone is read)"),
     ("fp4_param", (False,), "parameters are quantized", "keep parameters in bf16"),
 )
+#: The same of DistributedDataParallelConfig.
+_REFUSED_BY_DDP: tuple[tuple[str, tuple[Any, ...], str, str], ...] = (
+    ("reuse_grad_buf_for_mxfp8_param_ag", (False,), "parameters are gathered through the memory of gradients: to gather them now "
+     "would take gradients for parameters", "unset it"),
+    ("fp8_param_gather", (False,), "parameters are quantized", "keep parameters in bf16 (fp8 for the matrix products alone is read)"),
+    ("fp4_param_gather", (False,), "parameters are quantized", "keep parameters in bf16"),
+)
+#: What adapters of Megatron-Bridge and NeMo put around a layer and beside it.
+_ADAPTERS = re.compile(r"(?:^|\.)(?:to_wrap|adapters?|lora_[^.]*)\.")
 #: Model types whose rotary embedding is not interleaved, in Megatron or in Hugging Face.
 _HALVES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "glm4_moe", "gpt_oss")
 
@@ -101,6 +113,10 @@ def _gather_layer_wise(wrapper: Any) -> None:
     """mcore's LayerWiseDistributedOptimizer without a layout of its own gathers through the memory of the gradients, and
     leaves zeros there: whoever publishes between two backward passes keeps what was accumulated."""
     for group in _bucket_groups(wrapper):
+        if getattr(group, "param_gather_handle", None) is not None:
+            # It was begun already. Only this takes what arrives out of the gradients' memory; start_param_sync would drop it.
+            group.finish_param_sync(skip_next_bucket_dispatch=True)
+            continue
         kept = [(bucket.grad_data, bucket.grad_data.clone()) for bucket in group.buckets]
         group.start_param_sync(force_sync=True)
         for gradients, before in kept:
@@ -130,15 +146,44 @@ def check(chunks: Sequence[Any], models: Sequence[Any]) -> None:
     for chunk, model in zip(chunks, models):
         _check_wrappers(chunk, model)
         config = getattr(model, "config", None)
-        for option, unset, what, remedy in _REFUSED:
-            value = getattr(config, option, unset[0])
-            if value not in unset:
-                raise refuse(f"{option}={value}: {what}, which weightwire does not read", remedy=remedy)
-        _warn_unknown(config)
+        _check_options(config, _REFUSED)
+        if "quantile_balancing" in _strings(getattr(config, "moe_router_load_balancing_type", "")):
+            raise refuse("moe_router_load_balancing_type=quantile_balancing: routers choose experts by a bias of their own (qb_beta), "
+                         "which no checkpoint of the model's type has", remedy="balance by the auxiliary loss, or by "
+                         "moe_router_enable_expert_bias where the model has a correction")
+        _warn_unknown(config, _KNOWN)
+        for wrapper in ddp_wrappers([chunk]):
+            ddp = getattr(wrapper, "ddp_config", None)
+            _check_options(ddp, _REFUSED_BY_DDP)
+            _warn_unknown(ddp, _KNOWN_OF_DDP)
+        _check_adapters(model)
         for name, parameter in model.named_parameters():
             if type(parameter.data) is not torch.Tensor:
                 raise refuse(f"it is a {type(parameter.data).__name__}, not a plain tensor", tensor=name,
                              remedy="keep parameters in bf16, fp16 or fp32")
+
+
+def _check_options(config: Any, refused: Sequence[tuple[str, tuple[Any, ...], str, str]]) -> None:
+    for option, unset, what, remedy in refused:
+        value = getattr(config, option, unset[0])
+        if value not in unset:
+            raise refuse(f"{option}={value}: {what}, which weightwire does not read", remedy=remedy)
+
+
+def _strings(value: Any) -> Sequence[str]:
+    return [value] if isinstance(value, str) else value or []
+
+
+def _check_adapters(model: Any) -> None:
+    """Engines would have the weights without them: by name nothing is missing."""
+    for at, module in model.named_modules():
+        kind = type(module)
+        names = (f"{at}.{name}" if at else name for name, _ in module.named_parameters(recurse=False))
+        wrapped = next((name for name in names if _ADAPTERS.search(name)), None)
+        if wrapped or kind.__module__.startswith("megatron.bridge.peft."):
+            raise refuse(f"it belongs to an adapter (a {kind.__name__}): engines would have the weights without it",
+                         tensor=wrapped or at, remedy="publish what your exporter gives, merged (Megatron-Bridge: "
+                         "bridge.export_hf_weights(models)), through weightwire.torch")
 
 
 def _check_wrappers(chunk: Any, model: Any) -> None:
@@ -291,13 +336,13 @@ def _differs(value: Any, default: Any) -> bool:
         return True
 
 
-def _warn_unknown(config: Any) -> None:
+def _warn_unknown(config: Any, known: Container[str]) -> None:
     found = []
     for kind in type(config).__mro__:
         if not kind.__module__.startswith("megatron.core."):
             continue
         for name, field in getattr(kind, "__dataclass_fields__", {}).items():
-            if name in _KNOWN or name in found or not hasattr(config, name):
+            if name in known or name in found or not hasattr(config, name):
                 continue
             default = field.default if field.default is not MISSING else (
                 field.default_factory() if field.default_factory is not MISSING else None)
@@ -381,4 +426,18 @@ _KNOWN = frozenset("""
     use_grouped_gemm_for_shared_expert use_inference_optimized_layers use_kitchen use_kitchen_attention use_mamba_mem_eff_path
     use_mup use_ring_exchange_p2p use_te_activation_func use_te_rng_tracker use_transformer_engine_op_fuser v_head_dim
     variable_seq_lengths virtual_pipeline_model_parallel_size wgrad_deferral_limit window_attn_skip_freq window_size
+""".split())
+
+#: The same of DistributedDataParallelConfig.
+_KNOWN_OF_DDP = frozenset("""
+    align_param_gather average_in_collective bucket_size check_for_large_grads check_for_nan_in_grad
+    data_parallel_sharding_strategy delay_wgrad_compute disable_symmetric_registration fp4_param_gather fp8_param_gather
+    fsdp_all_gather_in_start_param_sync fsdp_db_use_persist_buf_on_alloc_fail fsdp_double_buffer fsdp_manual_registration
+    grad_reduce_in_fp32 gradient_reduce_div_fusion keep_fp8_transpose_cache megatron_fsdp_cuda_graph_mode
+    megatron_fsdp_enable_fine_grained_param_gather megatron_fsdp_grad_comm_dtype megatron_fsdp_main_grads_dtype
+    megatron_fsdp_main_params_dtype megatron_fsdp_max_pool_double_buffer megatron_fsdp_use_decoupled_grad nccl_ub num_buckets
+    num_distributed_optimizer_instances outer_dp_sharding_strategy overlap_grad_reduce overlap_param_gather
+    pad_buckets_for_high_nccl_busbw param_name_patterns_for_fp32_local_accumulation preserve_fp32_weights
+    reduce_scatter_with_fp32_accumulation reuse_grad_buf_for_mxfp8_param_ag suggested_communication_unit_size use_custom_fsdp
+    use_distributed_optimizer use_megatron_fsdp
 """.split())

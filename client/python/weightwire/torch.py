@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from datetime import timedelta
 from typing import Any, Callable, Iterable, Literal, Mapping, Sequence, Union, cast
@@ -39,20 +40,46 @@ def unwrapped(source: Any) -> Any:
     return source
 
 
+#: Parts of names that adapters have which lie beside the weight that they change (loralib, torchtune, NeMo AutoModel).
+_ADAPTER = re.compile(r"(?:^|\.)lora_[^.]*(?:\.|$)", re.IGNORECASE)
+
+
+def parameters_and_buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """What its state dict has, each once and without what wrappers put into names."""
+    return [(clean_name(name), tensor) for name, tensor in [*module.named_parameters(), *persistent_buffers(module)]]
+
+
+def check_adapter(name: str) -> None:
+    """RefusedError where `name`, by which a module's tensor is published, is that of an adapter or of what one is around."""
+    if ".base_layer." in name or name.startswith("base_model.model."):
+        raise refuse("it is a PEFT model's: engines that do not know its adapters would have other weights", tensor=name,
+                     remedy="use weightwire.peft, which merges them, or give checkpoint names by `names`")
+    if _ADAPTER.search(name):
+        raise refuse("it is an adapter's (LoRA): engines would have the weight beside it without the adapter", tensor=name,
+                     remedy="merge adapters into what you publish; or leave them out by `names`, where they do not count")
+
+
 def named_tensors(source: Source, names: Names | None = None) -> list[tuple[str, torch.Tensor]]:
     """Parameters (a tied one once, under its first name) and persistent buffers, by Hugging Face name."""
     source = unwrapped(source)
     if isinstance(source, torch.nn.Module):
-        pairs = [*source.named_parameters(), *persistent_buffers(source)]
-    else:
-        pairs = list(source.items() if isinstance(source, Mapping) else source())
+        return of_module(parameters_and_buffers(source), names)
+    return _renamed(source.items() if isinstance(source, Mapping) else source(), names)
+
+
+def of_module(pairs: Iterable[tuple[str, torch.Tensor]], names: Names | None = None) -> list[tuple[str, torch.Tensor]]:
+    """`pairs` by Hugging Face name. RefusedError: one is an adapter's."""
+    found = _renamed(pairs, names)
+    for name, _ in found:
+        check_adapter(name)
+    return found
+
+
+def _renamed(pairs: Iterable[tuple[str, torch.Tensor]], names: Names | None) -> list[tuple[str, torch.Tensor]]:
     out: dict[str, torch.Tensor] = {}
     for name, tensor in pairs:
         name = clean_name(name)
         wanted = names(name) if names else name
-        if isinstance(source, torch.nn.Module) and wanted and (".base_layer." in wanted or wanted.startswith("base_model.model.")):
-            raise refuse("it is a PEFT model's: engines that do not know its adapters would have other weights", tensor=wanted,
-                         remedy="use weightwire.peft, which merges them, or give checkpoint names by `names`")
         if wanted is None:
             continue
         if wanted in out:
