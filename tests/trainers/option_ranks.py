@@ -14,7 +14,7 @@ import mcore
 import weightwire.megatron
 from mcore_ranks import Job, publish_less_one
 from optimizer_ranks import Trainer, patch_for_cpu
-from weightwire import RefusedError, checkpoint
+from weightwire import RefusedError, checkpoint, megatron_options
 
 
 def gathered(chunks: list, job: Job, path: pathlib.Path) -> int:
@@ -39,6 +39,7 @@ def overlapped(rank: int, world_size: int, agent: str, folder: str, out: str, si
     """Five versions right after the optimizer's steps, published, and saved by checkpoint.State, each time from what is stale."""
     trainer = Trainer(folder, sizes, overlap=True)
     chunks = trainer.chunks if wrapped else trainer.job.chunks
+    assert [id(one) for one in megatron_options.ddp_wrappers(chunks)] == [id(one) for one in trainer.chunks]  # each is gathered once
     with weightwire.megatron.Publisher(chunks, folder, agent=agent) as publisher:
         model = checkpoint.Model(publisher.spec, lambda: dict(weightwire.megatron.named_tensors(chunks)), json.dumps(trainer.job.hf))
         state = checkpoint.State(checkpoint.Options(("hf_model",), ("hf_model",)), checkpoint.Contents(model), rank=rank,

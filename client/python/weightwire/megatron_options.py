@@ -77,7 +77,9 @@ def ddp_wrappers(chunks: Sequence[Any]) -> list[Any]:
         while getattr(owners[-1], "module", None) is not None:
             owners.append(owners[-1].module)
         owners += [owner for hook in getattr(owners[-1], "_forward_pre_hooks", {}).values() for owner in _owners(hook)]
-        found += [owner for owner in owners if hasattr(owner, "start_param_sync") and owner not in found]
+        for owner in owners:
+            if hasattr(owner, "start_param_sync") and not any(owner is one for one in found):
+                found.append(owner)  # once: whoever is here is gathered
     return found
 
 
