@@ -27,15 +27,6 @@ Result<const Family*> FindFamily(const std::string& model_type) {
                   .Remedy("use one of " + known + ", or send explicit layouts"));
 }
 
-/// Two fields that say the same thing say different things.
-Status TwoValues(const char* key, const std::string& value, const char* other,
-                 const std::string& other_value) {
-  return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-                std::string("config.json says ") + key + " " + value.substr(0, 64) + " and " +
-                    other + " " + other_value.substr(0, 64) + ", which both mean the same")
-      .Remedy("correct one of the two, or take it out: loaders differ in which they read");
-}
-
 Result<int64_t> CheckSize(const char* key, int64_t value, int64_t least) {
   if (value < least) {
     return Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
@@ -121,6 +112,15 @@ Json WithTextConfig(const Json& json) {
 }
 
 Status CheckNestedQuantization(const Json& json) {
+  for (const auto& [key, part] : json.items()) {
+    if (key == "text_config" || !part.is_object()) continue;
+    const auto found = part.find("quantization_config");
+    if (found == part.end() || found->is_null()) continue;
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  "config.json has a quantization_config in " + key.substr(0, 64) +
+                      ", where it is not read")
+        .Remedy("one that counts stands beside model_type or in text_config");
+  }
   const auto text = json.find("text_config");
   if (text == json.end() || !text->is_object()) return OkStatus();
   const auto outer = json.find("quantization_config");
@@ -229,6 +229,14 @@ Result<std::vector<size_t>> LayerList(const Json& json, const char* key, int64_t
 }
 
 }  // namespace
+
+Status TwoValues(std::string_view key, const std::string& value, std::string_view other,
+                 const std::string& other_value) {
+  return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                "config.json says " + std::string(key) + " " + value.substr(0, 64) + " and " +
+                    std::string(other) + " " + other_value.substr(0, 64) + ", which both mean the same")
+      .Remedy("correct one of the two, or take it out: loaders differ in which they read");
+}
 
 Status BadMtp(const ModelConfig& config, std::string_view why) {
   return Status(Code::kInvalidArgument, Reason::kUnknownScheme,

@@ -168,6 +168,9 @@ Result<int64_t> ReadExpertsOr(const Json& json, int64_t fallback);
 ///   kInvalidArgument / kInvalidRequest  two of them say different numbers
 Result<int64_t> ReadSynonymsOr(const Json& json, std::initializer_list<const char*> keys,
                                int64_t fallback);
+/// kInvalidArgument / kInvalidRequest: two fields that mean the same say different things.
+Status TwoValues(std::string_view key, const std::string& value, std::string_view other,
+                 const std::string& other_value);
 /// From 0 on.
 Result<int64_t> ReadCountOr(const Json& json, const char* key, int64_t fallback);
 Result<bool> ReadFlagOr(const Json& json, const char* key, bool fallback);

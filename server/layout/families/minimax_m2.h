@@ -50,6 +50,16 @@ inline constexpr TensorTemplate kMinimaxM2Tensors[] = {
 inline Status ReadMinimaxM2(const Json& json, ModelConfig& config) {
   config.router_correction = true;
   config.whole_qk_norm = true;
+  // Of MiniMax's other models: names and shapes that no release of this type has.
+  WW_ASSIGN_OR_STATUS(const bool norms, ReadFlagOr(json, "use_qk_norm", true));
+  WW_ASSIGN_OR_STATUS(const auto kind, OptionalString(json, "qk_norm_type"));
+  WW_ASSIGN_OR_STATUS(const int64_t shared, ReadCountOr(json, "shared_intermediate_size", 0));
+  if (!norms || kind.value_or("per_layer") != "per_layer" || shared > 0) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  "config.json has no use_qk_norm, another qk_norm_type than per_layer, or a "
+                  "shared_intermediate_size, which this family does not describe")
+        .Remedy("send explicit layouts");
+  }
   WW_ASSIGN_OR_STATUS(config.experts, ReadExpertsOr(json, 256));
   WW_ASSIGN_OR_STATUS(config.moe_intermediate, ReadSize(json, "intermediate_size"));
   return SetMoeLayers(json, 0, 1, "", config);

@@ -108,8 +108,8 @@ inline constexpr TensorTemplate kNemotronHTensors[] = {
                   parts::kHidden, nemotron::kMtpLast),
 };
 
-/// A letter for each layer: M (Mamba), * (attention), - (MLP), E (experts), from the first of
-/// `lists` that is there, or the text `letters`; `fallback` where there is neither.
+/// A letter for each layer: M (Mamba), * (attention), - (MLP), E (experts), from `lists` and the
+/// text `letters`, which must agree where several are there; `fallback` where none is.
 inline Result<std::string> NemotronLetters(const Json& json,
                                            std::initializer_list<const char*> lists,
                                            const char* letters, const char* fallback) {
@@ -118,6 +118,14 @@ inline Result<std::string> NemotronLetters(const Json& json,
                        "the field " + key + " says no kinds of layers")
                     .Remedy("expected are the letters M*-E, or a list of linear_attention, "
                             "full_attention, mlp and moe"));
+  };
+  std::string_view by;
+  std::string found;
+  const auto agree = [&](const char* key, const std::string& pattern) -> Status {
+    if (!by.empty() && pattern != found) return TwoValues(by, found, key, pattern);
+    by = key;
+    found = pattern;
+    return OkStatus();
   };
   for (const char* key : lists) {
     const auto list = json.find(key);
@@ -137,17 +145,19 @@ inline Result<std::string> NemotronLetters(const Json& json,
         return bad(key);
       }
     }
-    return pattern;
+    WW_FAIL_IF_ERROR(agree(key, pattern));
   }
   WW_ASSIGN(const std::optional<std::string> given, OptionalString(json, letters));
-  if (!given) return std::string(fallback);
-  if (given->empty() || given->find_first_not_of("M*-E") != std::string::npos) {
-    return bad(letters);
+  if (given) {
+    if (given->empty() || given->find_first_not_of("M*-E") != std::string::npos) {
+      return bad(letters);
+    }
+    WW_FAIL_IF_ERROR(agree(letters, *given));
   }
-  return *given;
+  return by.empty() ? std::string(fallback) : found;
 }
 
-/// transformers 5 writes a list, which goes before the older pattern.
+/// transformers 5 writes a list, older ones the pattern.
 inline Result<std::string> NemotronPattern(const Json& json) {
   return NemotronLetters(json, {"layers_block_type", "layer_types"}, "hybrid_override_pattern",
                          "ME*-");
@@ -155,13 +165,24 @@ inline Result<std::string> NemotronPattern(const Json& json) {
 
 inline Status PrepareNemotronH(Json& json) {
   WW_ASSIGN_OR_STATUS(const std::string pattern, NemotronPattern(json));
-  json["num_hidden_layers"] = pattern.size();
+  const auto layers = static_cast<int64_t>(pattern.size());
+  WW_ASSIGN_OR_STATUS(const int64_t said, ReadSizeOr(json, "num_hidden_layers", layers));
+  if (said != layers) {
+    return TwoValues("num_hidden_layers", std::to_string(said), "the kinds of layers", pattern);
+  }
+  json["num_hidden_layers"] = layers;
   constexpr std::pair<const char*, const char*> kOlder[] = {{"attention_head_dim", "head_dim"},
                                                             {"mamba_n_groups", "n_groups"},
                                                             {"mamba_d_conv", "conv_kernel"},
                                                             {"mamba_conv_bias", "use_conv_bias"}};
   for (const auto& [older, key] : kOlder) {
-    if (json.contains(older) && !json.contains(key)) json[key] = json.at(older);
+    const auto given = json.find(older);
+    if (given == json.end() || given->is_null()) continue;
+    const auto same = json.find(key);
+    if (same != json.end() && !same->is_null() && *same != *given) {
+      return TwoValues(key, same->dump(), older, given->dump());
+    }
+    json[key] = *given;
   }
   if (!json.contains("intermediate_size")) json["intermediate_size"] = 21'504;
   return OkStatus();

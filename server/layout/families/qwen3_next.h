@@ -154,6 +154,12 @@ inline Status ReadGatedDelta(const Json& json, ModelConfig& config) {
   WW_RETURN_IF_ERROR(linear::CheckUnset(json, "attention_bias"));
   config.attention_bias = false;
   config.output_gate = true;
+  WW_ASSIGN_OR_STATUS(const bool gate, ReadFlagOr(json, "attn_output_gate", true));
+  if (!gate) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  "config.json's attn_output_gate is false: vLLM follows it, transformers does not")
+        .Remedy("send explicit layouts");
+  }
   constexpr std::array<const char*, 5> kKeys = {"linear_num_key_heads", "linear_num_value_heads",
                                                 "linear_key_head_dim", "linear_value_head_dim",
                                                 "linear_conv_kernel_dim"};

@@ -302,11 +302,21 @@ bool IsSilent(const Json& json, const char* key) {
   return found == json.end() || found->is_null() || (found->is_structured() && found->empty());
 }
 
+constexpr const char* kMixed = "mixed-precision";  // each group says its own
+
+/// Those in which a weight of 8 bits float is stored as codes with a scale beside it. Others pack
+/// it, or leave it as it was ("dense").
+std::vector<Json> StoredFormats() {
+  return {"float-quantized", "naive-quantized", "mxfp8-quantized"};
+}
+
 Result<WeightFormat> ReadCompressedTensors(const Json& json) {
+  std::vector<Json> formats = StoredFormats();
+  formats.emplace_back(kMixed);
   WW_FAIL_IF_ERROR(CheckFields(json, "",
                                {{"quant_method"},
                                 {"config_groups"},
-                                {"format"},
+                                {"format", formats},
                                 {"global_compression_ratio"},
                                 {"ignore"},
                                 {"quantization_status", {"compressed", "frozen"}},
@@ -327,9 +337,15 @@ Result<WeightFormat> ReadCompressedTensors(const Json& json) {
   if (!group.is_object() || group.value("targets", Json()) != Json{"Linear"}) {
     return Fail(Undescribed("has a config group whose targets are not [\"Linear\"]"));
   }
-  WW_FAIL_IF_ERROR(CheckFields(
-      group, "config_groups.",
-      {{"targets"}, {"weights"}, {"input_activations"}, {"output_activations"}, {"format"}}));
+  WW_FAIL_IF_ERROR(CheckFields(group, "config_groups.",
+                               {{"targets"},
+                                {"weights"},
+                                {"input_activations"},
+                                {"output_activations"},
+                                {"format", StoredFormats()}}));
+  if (json.value("format", Json()) == kMixed && group.value("format", Json()).is_null()) {
+    return Fail(Undescribed("has format \"mixed-precision\" and a config group that names none"));
+  }
   for (const char* key : {"input_activations", "output_activations"}) {
     WW_FAIL_IF_ERROR(CheckActivations(group, key));
   }
@@ -352,7 +368,6 @@ Result<WeightFormat> ReadModelopt(const Json& json) {
                                 {"quant_algo"},
                                 {"producer"},
                                 {"ignore"},
-                                {"exclude_modules"},
                                 {"group_size", {32}},
                                 {"config_groups"}}));
   return Format("mxfp8-modelopt");
@@ -433,8 +448,13 @@ Result<std::optional<WeightFormat>> ReadWeightFormat(const Json& json) {
     return Fail(Undescribed("has quant_method \"" + method->substr(0, 64) + "\""));
   }
   WW_ASSIGN(WeightFormat format, reader->read(*it));
-  for (const char* key :
-       {"modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"}) {
+  if (!IsSilent(*it, "modules_to_not_convert") && !IsSilent(*it, "ignored_layers") &&
+      (*it)["modules_to_not_convert"] != (*it)["ignored_layers"]) {
+    return Fail(Undescribed(
+        "has modules_to_not_convert and, with other entries, ignored_layers, of which a loader "
+        "reads one"));
+  }
+  for (const char* key : {"modules_to_not_convert", "ignored_layers", "ignore"}) {
     WW_FAIL_IF_ERROR(AddSkipped(*it, key, format));
   }
   return format;

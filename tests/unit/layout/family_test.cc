@@ -175,6 +175,8 @@ void ExpectRefused(std::span<const ConfigCase> table) {
 TEST(LinearAttention, RefusesConfigsThatItDoesNotDescribe) {
   const ConfigCase table[] = {
       {"qwen3_next-plain", R"({"attention_bias": true})", "attention_bias"},
+      {"qwen3_next-plain", R"({"attn_output_gate": false})", "attn_output_gate"},
+      {"qwen3_5_text-plain", R"({"attn_output_gate": false})", "attn_output_gate"},
       {"qwen3_next-plain", R"({"layer_types": ["full_attention"]})", "layer_types"},
       {"qwen3_next-plain", R"({"layer_types": ["a", "a", "a", "a", "a"]})", "layer_types"},
       {"qwen3_next-plain", R"({"linear_num_value_heads": 7})", "linear_num_value_heads"},
@@ -185,8 +187,34 @@ TEST(LinearAttention, RefusesConfigsThatItDoesNotDescribe) {
       {"nemotron_h-plain", R"({"tie_word_embeddings": true})", "tie_word_embeddings"},
       {"nemotron_h-plain", R"({"layers_block_type": ["mlp", "other"]})", "layers_block_type"},
       {"nemotron_h-pattern", R"({"hybrid_override_pattern": "MX"})", "hybrid_override_pattern"},
-      {"nemotron_h-plain", R"({"n_groups": 4})", "mamba_num_heads"}};
+      {"nemotron_h-plain", R"({"n_groups": 4})", "mamba_num_heads"},
+      {"nemotron_h-plain", R"({"hybrid_override_pattern": "M-*EE"})",
+       "layers_block_type M-*EM and hybrid_override_pattern M-*EE"},
+      {"nemotron_h-plain", R"({"layer_types": ["mlp"]})", "layer_types -"},
+      {"nemotron_h-pattern", R"({"num_hidden_layers": 5})", "num_hidden_layers 5 and"},
+      {"nemotron_h-plain", R"({"mamba_n_groups": 1})", "n_groups 2 and mamba_n_groups 1"},
+      {"nemotron_h-plain", R"({"attention_head_dim": 12})", "head_dim 10 and"}};
   ExpectRefused(table);
+}
+
+TEST(MinimaxM2, RefusesWhatMiniMaxsOtherModelsHave) {
+  const ConfigCase table[] = {{"minimax_m2-plain", R"({"use_qk_norm": false})", "use_qk_norm"},
+                              {"minimax_m2-plain", R"({"qk_norm_type": "per_head"})", "per_layer"},
+                              {"minimax_m2-plain", R"({"shared_intermediate_size": 8})", "shared"}};
+  ExpectRefused(table);
+  EXPECT_TRUE(CanonicalFromConfig(
+                  Patched("minimax_m2-plain", R"({"use_qk_norm": true, "qk_norm_type": "per_layer",
+                          "shared_intermediate_size": 0})"))
+                  .has_value());
+}
+
+TEST(LinearAttention, WhatIsSaidTwiceAlikeIsRead) {
+  const auto plain = CanonicalFromConfig(Patched("nemotron_h-plain", "{}"));
+  const auto twice = CanonicalFromConfig(
+      Patched("nemotron_h-plain", R"({"hybrid_override_pattern": "M-*EM", "num_hidden_layers": 5,
+              "mamba_n_groups": 2, "attention_head_dim": 10, "mamba_d_conv": null})"));
+  ASSERT_TRUE(twice.has_value()) << twice.error().ToString();
+  EXPECT_EQ(*twice, *plain);
 }
 
 /// Layers of several sizes: what loaders read differently, or nobody reads.

@@ -85,6 +85,12 @@ TEST(BlockScales, RefusesOtherQuantizations) {
       Layout(Qwen3({{"compression_config", {{"quant_method", "compressed-tensors"}}}}), "hf");
   ASSERT_FALSE(old_key.has_value());
   EXPECT_NE(old_key.error().message().find("compression_config"), std::string::npos);
+  const auto tower = Layout(
+      Qwen3({{"vision_config", {{"quantization_config", Qwen3()["quantization_config"]}}}}), "hf");
+  ASSERT_FALSE(tower.has_value());
+  EXPECT_NE(tower.error().message().find("vision_config"), std::string::npos);
+  EXPECT_TRUE(
+      Layout(Qwen3({{"vision_config", {{"quantization_config", nullptr}}}}), "hf").has_value());
 }
 
 TEST(BlockScales, FieldsThatChangeNothingAreRead) {
@@ -588,6 +594,15 @@ TEST(WeightFormats, WhatIsUnderstoodAndNotMadeIsRefusedByName) {
       {CompressedTensors(channel, {{"kv_cache_scheme", {{"num_bits", 8}}}}), "kv_cache_scheme"},
       {CompressedTensors(channel, {{"sparsity_config", {{"format", "sparse"}}}}), "sparsity"},
       {CompressedTensors(channel, {{"a_new_field", 1}}), "a_new_field"},
+      {CompressedTensors(channel, {{"format", "dense"}}), "dense"},
+      {CompressedTensors(channel, {{"format", "pack-quantized"}}), "pack-quantized"},
+      {CompressedTensors(channel, {{"format", "mixed-precision"}}), "mixed-precision"},
+      {CompressedTensors(channel, of_group({{"format", "pack-quantized"}})), "pack-quantized"},
+      {{{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}, {"exclude_modules", {"lm_head"}}},
+       "exclude_modules"},
+      {Patched(Qwen3()["quantization_config"],
+               {{"modules_to_not_convert", {"lm_head"}}, {"ignored_layers", {"mlp.down_proj"}}}),
+       "of which a loader reads one"},
       {{{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}}, "NVFP4"},
       {{{"quant_method", "modelopt"}, {"quant_algo", "FP8"}}, "calibrated"},
       {{{"quant_method", "mxfp4"}}, "mxfp4"},
@@ -600,6 +615,16 @@ TEST(WeightFormats, WhatIsUnderstoodAndNotMadeIsRefusedByName) {
     EXPECT_EQ(layout.error().reason(), Reason::kInvalidRequest) << word;
     EXPECT_NE(layout.error().ToString().find(word), std::string::npos)
         << word << ": " << layout.error().ToString();
+  }
+  for (const nlohmann::json& config :
+       {CompressedTensors(channel, {{"format", "naive-quantized"}}),
+        CompressedTensors(channel, Patched({{"format", "mixed-precision"}},
+                                           of_group({{"format", "float-quantized"}}))),
+        CompressedTensors(channel, {{"format", nullptr}}),
+        Patched(Qwen3()["quantization_config"],
+                {{"modules_to_not_convert", {"lm_head"}}, {"ignored_layers", {"lm_head"}}})}) {
+    const auto layout = Layout(With(config), "hf");
+    EXPECT_TRUE(layout.has_value()) << config << layout.error().ToString();
   }
   for (const char* spec : {"vllm:tp2", "sglang", "fsdp:dp2"}) {
     const auto layout = Layout(With(CompressedTensors(channel)), spec);
