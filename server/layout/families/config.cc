@@ -234,7 +234,8 @@ Status TwoValues(std::string_view key, const std::string& value, std::string_vie
                  const std::string& other_value) {
   return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
                 "config.json says " + std::string(key) + " " + value.substr(0, 64) + " and " +
-                    std::string(other) + " " + other_value.substr(0, 64) + ", which both mean the same")
+                    std::string(other) + " " + other_value.substr(0, 64) +
+                    ", which both mean the same")
       .Remedy("correct one of the two, or take it out: loaders differ in which they read");
 }
 
