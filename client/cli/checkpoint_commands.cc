@@ -16,14 +16,20 @@ namespace {
 constexpr const char* kPython = "WEIGHTWIRE_PYTHON";
 constexpr const char* kBinaries = "WEIGHTWIRE_BIN_DIR";
 
-/// `python -m weightwire.checkpoint`, but that a Python without it is told what to do.
-std::string Program() {
+constexpr const char* kCheckpoint = "weightwire.checkpoint";
+constexpr const char* kStore = "weightwire.store";
+
+/// `python -m MODULE`, but that a Python without it is told what to do.
+std::string Program(const std::string& module) {
   return "import sys\n"
          "try:\n"
-         "    from weightwire.checkpoint.__main__ import main\n"
+         "    from " +
+         module +
+         ".__main__ import main\n"
          "except ImportError as error:\n"
-         "    print(f'wwctl: {sys.executable} cannot import weightwire.checkpoint: {error}; "
-         "install "
+         "    print(f'wwctl: {sys.executable} cannot import " +
+         module +
+         ": {error}; install "
          "the weightwire package there (./dev wheel builds it), or name a Python that has it in "
          "WEIGHTWIRE_PYTHON', file=sys.stderr)\n"
          "    sys.exit(" +
@@ -33,13 +39,13 @@ std::string Program() {
 }
 
 /// Returns only when there is no such Python.
-Status BecomePython(std::vector<std::string> arguments) {
+Status BecomePython(const std::string& module, std::vector<std::string> arguments) {
   const char* named = std::getenv(kPython);
   std::string python = named != nullptr && *named != '\0' ? named : "python3";
   std::error_code ignored;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", ignored);
   if (!self.empty()) setenv(kBinaries, self.parent_path().c_str(), /*overwrite=*/0);
-  std::vector<std::string> words = {python, "-c", Program()};
+  std::vector<std::string> words = {python, "-c", Program(module)};
   std::move(arguments.begin(), arguments.end(), std::back_inserter(words));
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
@@ -48,19 +54,20 @@ Status BecomePython(std::vector<std::string> arguments) {
   return Status(Code::kFailedPrecondition, Reason::kConfigInvalid,
                 "cannot run '" + python + "': " + std::strerror(errno))
       .Remedy(
-          "checkpoints are read and written by the Python package weightwire: name a Python "
-          "that has it in WEIGHTWIRE_PYTHON");
+          "checkpoints and stores are read and written by the Python package weightwire: name a "
+          "Python that has it in WEIGHTWIRE_PYTHON");
 }
 
 }  // namespace
 
 CheckpointCommands::CheckpointCommands(CLI::App& app, Command& chosen) : app_(app) {
-  const auto add = [&](const std::string& name, const std::string& about) {
+  const auto add = [&](const std::string& name, const std::string& about,
+                       const std::string& module = kCheckpoint) {
     names_.push_back(name);
-    app.add_subcommand(name, about)->callback([this, &chosen, name] {
-      chosen = [this, name]() -> Result<std::string> {
-        arguments_.insert(arguments_.begin(), name);
-        return Fail(BecomePython(arguments_));
+    app.add_subcommand(name, about)->callback([this, &chosen, name, module] {
+      chosen = [this, name, module]() -> Result<std::string> {
+        if (module == kCheckpoint) arguments_.insert(arguments_.begin(), name);
+        return Fail(BecomePython(module, arguments_));
       };
     });
   };
@@ -71,6 +78,7 @@ CheckpointCommands::CheckpointCommands(CLI::App& app, Command& chosen) : app_(ap
   add("push", "Publish a checkpoint as a version (Python)");
   add("quantize", "How far two checkpoints are apart, one of them or both quantized (Python)");
   add("save", "Write out the version that engines serve (Python)");
+  add("store", "Versions in object storage, for engines of other regions (Python)", kStore);
 }
 
 int CheckpointCommands::TakeArguments(int argc, char** argv) {

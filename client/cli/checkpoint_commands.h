@@ -9,7 +9,8 @@
 
 namespace weightwire::cli {
 
-/// convert, load, push, save: what `python -m weightwire.checkpoint` does, under wwctl's name.
+/// convert, load, push, save: what `python -m weightwire.checkpoint` does, under wwctl's name; and
+/// store: what `python -m weightwire.store` does.
 ///
 /// The process becomes that Python: signals, terminal and exit code are its own. It is
 /// $WEIGHTWIRE_PYTHON, or the python3 on PATH, and plans with this very wwctl unless
