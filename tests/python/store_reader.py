@@ -67,8 +67,7 @@ def read(folder, version: int | None = None) -> list[dict[str, tuple[str, tuple,
         chain.append(manifest(anchor["path"], anchor["digest"]) if named else manifest(base["path"], base["digest"]))
     text = (root / f"layouts/{at['layout']}.json").read_bytes()
     assert sha(text) == at["layout"]
-    layout = json.loads(text)
-    ranks = []
+    layout, ranks = json.loads(text), []
     for rank, tensors in enumerate(layout["ranks"]):
         arrays = [np.zeros(int(np.prod(shape)), f"<u{BYTES[dtype]}") for _, dtype, shape in tensors]
         parts, held = [], layout["part_bytes"]

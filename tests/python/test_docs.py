@@ -22,8 +22,9 @@ PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "client/p
 GENERATED = {"wwctl.md", "metrics.md", "python.md", "python-frameworks.md"}
 _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
 #: Programs of others: what they are told is theirs to refuse. `weightwire` is the package's own command, which its tests run.
-FOREIGN = {"weightwire", "helm", "kubectl", "vllm", "python", "cd", "export", "source", "curl", "docker", "systemctl", "pip", "pytest", "wget"}
-_BY_PYTHON = (["compact"], ["convert"], ["load"], ["push"], ["save"], ["delta"], ["quantize"])  # wwctl's commands that are `python -m weightwire.checkpoint`
+FOREIGN = {"openssl", "weightwire", "helm", "kubectl", "vllm", "python", "cd", "export", "source", "curl", "docker", "systemctl", "pip", "pytest", "wget"}
+#: wwctl's commands that are `python -m weightwire.checkpoint`, and `python -m weightwire.store`.
+_BY_PYTHON = (["compact"], ["convert"], ["load"], ["push"], ["save"], ["delta"], ["quantize"], ["store"])
 _OURS = ("wwctl", "weightwired", "./dev", "python -m weightwire.checkpoint", "deploy/certs.sh")
 
 
@@ -89,6 +90,8 @@ def wwctl_help(words: list[str]) -> str:
 
 
 def checkpoint_help(words: list[str]) -> str:
+    if words[:1] == ["store"]:
+        return help_of(sys.executable, "-m", "weightwire.store", *[word for word in words[1:2] if re.fullmatch("[a-z]+", word)])
     depth = 2 if words[:1] in (["delta"], ["quantize"]) else 1
     return help_of(sys.executable, "-m", "weightwire.checkpoint", *[word for word in words[:depth] if re.fullmatch("[a-z]+", word)])
 

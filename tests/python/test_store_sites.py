@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -86,23 +88,28 @@ def test_kills_of_writer_and_follower_never_lead_to_a_wrong_version(sites, tmp_p
     alpha, beta = sites
     url, tensors, random = f"file://{tmp_path}/store", weights(), np.random.default_rng(4)
     alpha.add_trainer(tensors)
+    alpha.add_engine("near")  # fills the writer that comes after a kill
     far = beta.add_engine("far")
     published, version = {}, 0
-    for _ in range(4):
-        writer, follower = alpha.writer(url, "--part-size", "16KiB"), beta.follower(url)
+    for _ in range(3):
+        writer, follower = alpha.writer(url, "--part-size", "16KiB", "--anchor-every", "2"), beta.follower(url)
+        writer.wait_line("engine store:")
+        follower.wait_line("site beta follows")
         for _ in range(2):
             version += 1
             published[version] = tensors
             alpha.publish(version, tensors)
             tensors = stepped(tensors, version)
-        follower.process.wait  # both run; the moment of the kill is random
-        far.flipped.acquire()
-        far.flipped.wait(float(random.uniform(0, 1.0)))
-        far.flipped.release()
+        with far.flipped:  # both are in the middle of something
+            far.flipped.wait(float(random.uniform(0, 0.5)))
         writer.kill()
         follower.kill()
         if far.ranks[0].serving is not None:
             assert holds(far, published[far.ranks[0].serving.version])
+        if (tmp_path / "store/latest.json").exists():
+            newest = json.loads((tmp_path / "store/latest.json").read_text())["manifest"]["version"]
+            stored = {name: data for name, (_, _, data) in store_reader.read(tmp_path / "store")[0].items()}
+            assert stored == {name: bits.tobytes() for name, (_, bits) in published[newest].items()}
     alpha.writer(url)
     beta.follower(url)
     far.wait_version(version, timeout=60)

@@ -23,7 +23,7 @@ from weightwire.v1 import types_pb2
 
 WWCTL = str(BINARIES / "wwctl")
 REFERENCE = ROOT / "docs/wwctl.md"
-PYTHONS = {"compact", "convert", "delta", "load", "push", "save", "quantize"}  # the help of `python -m weightwire.checkpoint`
+PYTHONS = {"compact", "convert", "delta", "load", "push", "save", "quantize", "store"}  # the help of `python -m weightwire.checkpoint`, and `.store`
 
 
 def run(*arguments, environment=None, **options):
@@ -144,10 +144,12 @@ def test_a_flag_beats_the_environment_in_every_option(tmp_path):
 
 
 def test_the_python_commands_take_the_address_by_flag_too(tmp_path):
-    (tmp_path / "weightwire/checkpoint").mkdir(parents=True)
+    for package in ("checkpoint", "store"):
+        (tmp_path / "weightwire" / package).mkdir(parents=True)
+        (tmp_path / "weightwire" / package / "__init__.py").write_text("")
+        (tmp_path / "weightwire" / package / "__main__.py").write_text(
+            f"import sys\ndef main(prog):\n    print(*(['store'] if '{package}' == 'store' else []), *sys.argv[1:])\n    return 0\n")
     (tmp_path / "weightwire/__init__.py").write_text("")
-    (tmp_path / "weightwire/checkpoint/__init__.py").write_text("")
-    (tmp_path / "weightwire/checkpoint/__main__.py").write_text("import sys\ndef main(prog):\n    print(*sys.argv[1:])\n    return 0\n")
     environment = {"WEIGHTWIRE_PYTHON": sys.executable, "PYTHONPATH": str(tmp_path), "WEIGHTWIRE_ADDRESS": "a:1"}
     for command in PYTHONS:
         done = run("--address", "b:2", "--timeout=3", command, "folder", environment=environment)

@@ -75,6 +75,7 @@ class Follower:
     def run(self) -> None:
         """Follows the newest version until `stop`. What fails is tried again, with pauses that grow to 30 s."""
         pause = _PAUSE_SECONDS
+        self._on_published(f"site {self._site} follows {self._reader.objects.url}")
         try:
             while not self._stop.is_set():
                 try:
@@ -168,9 +169,7 @@ class Follower:
         """In which lineage of this site it is published; 0: this site has it."""
         publisher = self._publishers[0]
         if publisher.lineage:
-            last = self._published
-            assert last is not None
-            return publisher.lineage if target.version > last.version else publisher.lineage + 1
+            return publisher.lineage
         floor, newest = publisher.committed, publisher._session.lineage or 1
         if target.version > floor:
             return newest
@@ -184,6 +183,11 @@ class Follower:
         if (target.version, target.lineage) != (floor, newest):
             log.warning("%s is not published: this site has committed %d of lineage %d already", target.name, floor, newest)
         return 0
+
+    def _needs_lineage(self, target: Manifest) -> bool:
+        """Its number is not above the last one, so it begins a lineage of this site; a rank has one for as long as it is attached."""
+        last = self._published
+        return bool(self._publishers[0].lineage) and last is not None and target.version <= last.version
 
     def _release(self, version: int, lineage: int) -> None:
         """Publishes what the image holds; returns when it may change again."""
@@ -209,7 +213,7 @@ class Follower:
     def _bound(self, target: Manifest) -> Image:
         """The image of the target's layout, in memory that is shared with the agent."""
         if self._image is not None and self._layout is not None and self._layout.digest == target.layout and all(
-                publisher.attached for publisher in self._publishers):
+                publisher.attached for publisher in self._publishers) and not self._needs_lineage(target):
             return self._image
         layout = self._reader.layout(target.layout)
         old = self._image if self._layout is not None and self._layout.digest == target.layout else None

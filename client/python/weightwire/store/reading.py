@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -96,8 +96,8 @@ class Reader:
         self._lock = threading.Lock()
         self._manifests: Dict[str, Manifest] = {}
         self._layouts: Dict[str, Layout] = {}
-        #: Manifests whose objects were found damaged or gone: ways around them are taken, if there are any.
-        self._avoided: Set[str] = set()
+        #: Manifests whose objects were found damaged or gone, and how: ways around them are taken, if there are any.
+        self._avoided: Dict[str, StoreError] = {}
 
     def latest(self) -> Optional[Latest]:
         """None: nobody has stored a version."""
@@ -174,7 +174,11 @@ class Reader:
         chain: List[Manifest] = []
         chain_bytes = 0
         anchors = {link.path: link for link in (target.anchor,) if link is not None}
-        at, why = target, ""
+        if held is None and target.kind == "delta" and (own := self._own_anchor(target)) is not None:
+            best, best_bytes = [own], own.nbytes
+        at: Manifest = target
+        wrong: Optional[StoreError] = None
+        is_told = False  # `wrong` names the object that is in the way, and not only a manifest that was collected
         while True:
             if held is not None and at.state == held.state:
                 if best is None or chain_bytes < best_bytes:
@@ -188,22 +192,26 @@ class Reader:
                     break
             if at.base is None or len(chain) >= CHAIN_MAX or (best is not None and chain_bytes >= best_bytes):
                 break
-            if at.path in self._avoided:
-                why = f": {at.path} is damaged"
+            if (found := self._avoided.get(at.path)) is not None:
+                wrong, is_told = found, True
                 break
             chain.append(at)
             chain_bytes += at.nbytes
             try:
                 at = self.manifest(at.base)
             except StoreError as error:
-                if error.kind != "missing":
+                if error.kind not in ("missing", "damaged", "signature"):
                     raise
-                why = f": {error}"  # it was collected; an anchor after it is as good
+                wrong = error  # it was collected, or is damaged; an anchor after it is as good
                 break
+        if best is None and target.kind == "delta" and (anchor := self._own_anchor(target)) is not None:
+            best = [anchor]
         if best is None:
             self._avoided.clear()  # another time, all is tried again
-            raise StoreError(f"{self.objects.at(target.path)}: no anchor leads to {target.name}{why}", kind="missing",
-                             remedy="take a newer version, or wait for the writer's next anchor")
+            if wrong is not None and (is_told or wrong.kind != "missing"):
+                raise wrong
+            raise StoreError(f"{self.objects.at(target.path)}: no anchor leads to {target.name}", kind="missing",
+                             remedy="take a newer version, or wait for the writer's next anchor") from wrong
         return best
 
     def _beside(self, at: Manifest, anchors: Mapping[str, Link]) -> Optional[Manifest]:
@@ -216,6 +224,13 @@ class Reader:
             raise StoreError(f"{self.objects.at(link.path)} has other bytes than {at.path}", kind="damaged",
                              remedy="see who writes to this store")
         return anchor
+
+    def _own_anchor(self, at: Manifest) -> Optional[Manifest]:
+        """The anchor that lies beside a version, which newer ones name, and it cannot."""
+        path = f"{at.folder}/{ANCHOR}"
+        if path in self._avoided or self.objects.find(path) is None:
+            return None
+        return self._beside(at, {path: self.manifest_at(path).link})
 
     def load(self, target: Manifest, image: Image, on_progress: OnProgress = no_progress) -> Loaded:
         """Makes `image` hold `target`; returns when every byte was compared with the digest of what it must be. The layout must
@@ -267,7 +282,7 @@ class Reader:
                 self.apply(step, rank, number, data, pieces)
             except StoreError as error:
                 if error.kind in ("damaged", "missing"):
-                    self._avoided.add(step.path)
+                    self._avoided[step.path] = error
                 raise
             contents[number] = part.content
             took.one(part.bytes)

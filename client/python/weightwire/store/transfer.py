@@ -124,12 +124,16 @@ def verify(reader: Reader, version: Optional[int] = None, *, workers: int = WORK
                 raise
             unread.append(path)
             wrong[path] = str(error)
+    latest = reader.latest()
+    for link in [link for made in manifests.values() for link in (made.base, made.anchor) if link] + ([latest.manifest] if latest else []):
+        if link.path in manifests and manifests[link.path].link != link:
+            wrong[link.path] = f"{link.path} is not the record that others name"
     check = _Verification(reader, list(manifests.values()), on_progress)
     places = [(layout, rank, number) for layout in sorted({made.layout for made in manifests.values()})
               for rank in range(len(reader.layout(layout).ranks)) for number in range(len(reader.layout(layout).parts(rank)))]
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(check.part, places))
-    wrong.update(check.wrong)
+    wrong = {**check.wrong, **wrong}
     return sorted([Checked(path, folder_version(path.rsplit("/", 1)[0]), 0, "?", 0, wrong[path]) for path in unread]
                   + [Checked(path, made.version, made.lineage, made.kind, made.nbytes, wrong.get(path, "")) for path, made in manifests.items()],
                   key=lambda one: (one.lineage, one.version, one.path))

@@ -88,6 +88,8 @@ class Writer:
             for subscriber, tensors in zip(ranks, self._layout.ranks):
                 subscriber.bind(self._layout.config, self._layout.spec, tensors)
             pool = stack.enter_context(ThreadPoolExecutor(len(ranks)))
+            self._on_stored(f"engine {self._group}: {len(ranks)} ranks of {self._layout.spec}, {self._layout.nbytes} bytes; versions go to "
+                            f"{self._reader.objects.url}")
             storing.start()
             try:
                 self._follow_fleet(ranks, pool)

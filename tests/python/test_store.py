@@ -1,0 +1,439 @@
+"""A store of versions: every byte that comes out of it is the byte that went in, or nothing comes out of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import store_reader
+from conftest import BINARIES, ROOT
+from store_server import KEYS, S3, Proxy, half_the_time
+from weightwire.memory import TensorMeta
+from weightwire.store import Image, Layout, Objects, Reader, Signer, StoreError, Uploader, Verifier, gc, verify
+from weightwire.store.retention import Lease
+
+#: Odd sizes, a scalar, an empty tensor, several blocks of 1 MiB, and every width of an element.
+RANKS = ((TensorMeta("a", "BF16", (1201, 603)), TensorMeta("b", "F32", (77, 3)), TensorMeta("c", "F8_E4M3", (1_050_001,)), TensorMeta("d", "F16", ())),
+         (TensorMeta("e", "I64", (5, 7)), TensorMeta("empty", "BF16", (0, 4)), TensorMeta("f", "F32", (300_001,)), TensorMeta("g", "BOOL", (3,))))
+LAYOUT = Layout("fsdp:dp2", "{}", RANKS, 256 << 10)
+#: Two parts for each rank.
+SMALL = Layout("fsdp:dp2", "{}", ((TensorMeta("a", "BF16", (301, 7)), TensorMeta("b", "BF16", (2000,))), (TensorMeta("c", "F32", (900,)), TensorMeta("d", "F32", (33, 50)))), 4000)
+
+
+@pytest.fixture(autouse=True)
+def binaries(monkeypatch):
+    monkeypatch.setenv("WEIGHTWIRE_BIN_DIR", str(BINARIES))
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="module")
+def s3():
+    server = S3()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["file", "s3"])
+def url(request, tmp_path):
+    return f"file://{tmp_path}/store" if request.param == "file" else request.getfixturevalue("s3").url(tmp_path.name + "/nested")
+
+
+class Weights:
+    """What a trainer holds, as arrays of the test, and a step of it."""
+
+    def __init__(self, layout: Layout = SMALL):
+        self.random = np.random.default_rng(1)
+        self.image = Image.empty(layout)
+        for flats in self.image.flats:
+            for flat in flats:
+                flat[...] = self.random.integers(0, 2 ** (8 * flat.itemsize) - 1, flat.shape, flat.dtype)
+        self.base = None
+        self.versions: dict[int, list[list[bytes]]] = {}
+
+    def step(self, share: float = 0.02) -> None:
+        for flats in self.image.flats:
+            for flat in flats:
+                moved = self.random.random(flat.shape) < share
+                flat[moved] += self.random.choice(np.array([1, 1, 1, 900]), int(moved.sum())).astype(flat.dtype)
+
+    def store(self, uploader: Uploader, version: int, lineage: int = 1, anchor: bool = True):
+        self.versions[version] = [[flat.tobytes() for flat in flats] for flats in self.image.flats]
+        stored = uploader.store(version, lineage, self.image, self.base)
+        if anchor and uploader.anchor_due:
+            uploader.put_anchor(self.image)
+        self.base = self.base or Image.empty(self.image.layout)
+        self.base.copy_from(self.image)
+        return stored
+
+    def are(self, image: Image, version: int) -> bool:
+        return [[flat.tobytes() for flat in flats] for flats in image.flats] == self.versions[version]
+
+
+def filled(url: str, versions: int, anchor_every: int = 16, layout: Layout = SMALL, **more) -> tuple[Weights, Uploader]:
+    weights, uploader = Weights(layout), Uploader(Reader(Objects(url)), layout, anchor_every=anchor_every, **more)
+    assert uploader.adopt() is None
+    for version in range(1, versions + 1):
+        weights.store(uploader, version)
+        weights.step()
+    return weights, uploader
+
+
+def newest(reader: Reader):
+    return reader.manifest(reader.latest().manifest)
+
+
+def folder_of(url: str) -> pathlib.Path:
+    return pathlib.Path(url.removeprefix("file://"))
+
+
+def test_every_version_comes_back_bit_for_bit(url):
+    weights, uploader = Weights(LAYOUT), Uploader(Reader(Objects(url)), LAYOUT, anchor_every=3)
+    reader, following, kinds = Reader(Objects(url)), Image.empty(LAYOUT), []
+    for version in range(1, 9):
+        kinds.append(weights.store(uploader, version).manifest.kind)
+        if version not in (2, 3, 6):  # that follower is late for these
+            loaded = reader.load(newest(reader), following)
+            assert weights.are(following, version) and following.manifest.version == version
+            assert loaded.bytes < weights.base.layout.nbytes * (1.01 if version == 1 else 0.3)
+        weights.step()
+    assert kinds == ["anchor"] + ["delta"] * 7
+    for version in range(1, 9):
+        cold = Image.empty(LAYOUT)
+        loaded = reader.load(reader.version(version), cold)
+        assert weights.are(cold, version)
+        assert loaded.steps <= 4  # anchors lie beside 4 and 7
+    assert [one.error for one in verify(reader)] == [""] * 10
+
+
+def test_a_reader_that_shares_no_code_reads_the_same(tmp_path):
+    weights, _ = filled(f"file://{tmp_path}/store", 6, 3, LAYOUT)
+    assert len((ROOT / "tests/python/store_reader.py").read_text().splitlines()) <= 100
+    for version in (None, 2, 4, 5):
+        ranks = store_reader.read(tmp_path / "store", version)
+        assert [[data for _, _, data in rank.values()] for rank in ranks] == weights.versions[version or 6]
+        assert [[(name, dtype, shape) for name, (dtype, shape, _) in rank.items()] for rank in ranks] == \
+            [[(meta.name, meta.dtype, meta.shape) for meta in rank] for rank in RANKS]
+
+
+def test_of_several_who_write_the_pointer_one_wins_and_the_others_know(url):
+    objects = Objects(url)
+    objects.put_if("latest.json", b"0", None)
+    for turn in range(5):
+        _, found = objects.get("latest.json")
+        outcomes: list[str] = []
+
+        def write(number: int, etag: str = found.etag):
+            try:
+                Objects(url).put_if("latest.json", f"{turn} {number}".encode(), etag)
+                outcomes.append(f"{turn} {number}")
+            except StoreError as error:
+                assert error.kind == "lost_race", error
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [bytes(objects.get("latest.json")[0]).decode()] == outcomes
+    with pytest.raises(StoreError) as lost:
+        objects.put_if("latest.json", b"0", None)
+    assert lost.value.kind == "lost_race"
+
+
+def test_a_second_writer_is_noticed_and_what_the_first_had_is_no_version(url):
+    weights, uploader = filled(url, 2)
+    other = Uploader(Reader(Objects(url)), SMALL)
+    other.adopt()
+    other.store(7, 1, weights.image, None)
+    with pytest.raises(StoreError, match="another writer") as lost:
+        uploader.store(3, 1, weights.image, weights.base)
+    assert lost.value.kind == "lost_race"
+    reader, image = Reader(Objects(url)), Image.empty(SMALL)
+    reader.load(newest(reader), image)
+    assert image.manifest.version == 7
+    with pytest.raises(StoreError, match="only grow"):
+        uploader.store(6, 1, weights.image, weights.base)
+
+
+DAMAGES = {
+    "cut short": lambda path, other: path.write_bytes(path.read_bytes()[:-1]),
+    "emptied": lambda path, other: path.write_bytes(b""),
+    "longer": lambda path, other: path.write_bytes(path.read_bytes() + b"x"),
+    "a bit": lambda path, other: path.write_bytes(path.read_bytes()[:-3] + bytes([path.read_bytes()[-3] ^ 1]) + path.read_bytes()[-2:]),
+    "exchanged": lambda path, other: shutil.copyfile(other, path),
+    "gone": lambda path, other: path.unlink()}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("record", ["delta-00000-00001", "manifest.json"])
+def test_damage_is_named_and_gone_around_by_the_next_anchor(tmp_path, damage, record):
+    url = f"file://{tmp_path}/store"
+    weights, uploader = filled(url, 3, anchor_every=4)
+    reader, image = Reader(Objects(url)), Image.empty(SMALL)
+    reader.load(reader.version(2), image)
+    third = newest(reader).folder
+    other = next(path for path in folder_of(url).glob(f"versions/*/{record}") if third not in str(path))
+    DAMAGES[damage](folder_of(url) / third / record, other)
+    fresh = Reader(Objects(url))
+    for _ in range(2):
+        with pytest.raises(StoreError) as wrong:
+            fresh.load(newest(fresh), image)
+        assert wrong.value.kind == ("missing" if damage == "gone" else "damaged") and record in str(wrong.value)
+    assert image.manifest.version == 2
+    found = {one.path.rsplit("/", 1)[0]: one.error for one in verify(Reader(Objects(url)))}
+    if (record, damage) != ("manifest.json", "gone"):
+        assert found[third] and not any(error for folder, error in found.items() if folder < third)
+    weights.store(uploader, 4)
+    weights.step()
+    with pytest.raises(StoreError):
+        fresh.load(newest(fresh), image)
+    weights.store(uploader, 5)  # an anchor lies beside it
+    weights.step()
+    weights.store(uploader, 6)
+    fresh.load(newest(fresh), image)
+    assert weights.are(image, 6)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"format":"weightwire-store-latest","number":1}', b"\xff\xfe", b'{"format":"weightwire-store-latest",'
+                                  b'"number":1,"manifest":{"path":"../../etc/passwd","digest":"' + b"0" * 64 + b'","state":"' + b"0" * 64 +
+                                  b'","version":1,"lineage":1}}', b"[" * 100_000])
+def test_a_pointer_that_is_none_is_refused(tmp_path, text):
+    filled(f"file://{tmp_path}/store", 1)
+    (tmp_path / "store/latest.json").write_bytes(text)
+    with pytest.raises(StoreError, match="latest.json") as wrong:
+        Reader(Objects(f"file://{tmp_path}/store")).latest()
+    assert wrong.value.kind == "damaged"
+
+
+def test_a_record_of_a_later_form_is_refused_by_name(tmp_path):
+    filled(f"file://{tmp_path}/store", 1)
+    path = tmp_path / "store/latest.json"
+    path.write_text(path.read_text().replace('"number":1', '"number":2'))
+    with pytest.raises(StoreError, match="of form 2, this release knows 1"):
+        Reader(Objects(f"file://{tmp_path}/store")).latest()
+
+
+def test_a_store_that_fails_half_of_the_time_is_written_and_read(s3, tmp_path):
+    proxy = Proxy(s3.endpoint, half_the_time(3))
+    url = f"s3://weights/{tmp_path.name}?endpoint={proxy.endpoint}"
+    try:
+        weights, _ = filled(url, 4, anchor_every=3)
+        reader, image = Reader(Objects(url)), Image.empty(SMALL)
+        reader.load(newest(reader), image)
+        assert weights.are(image, 4)
+        assert proxy.faults > proxy.requests / 3
+    finally:
+        proxy.stop()
+
+
+@pytest.mark.parametrize("answer,kind,said", [((400, "ExpiredToken"), "denied", "credentials"), ((403, "AccessDenied"), "denied", "credentials"),
+                                              ((403, "RequestTimeTooSkewed"), "denied", "clock"), ((503, "SlowDown"), "unavailable", "address"),
+                                              ((507, "XMinioStorageFull"), "full", "gc")])
+def test_a_store_that_refuses_is_an_error_with_a_remedy(s3, tmp_path, answer, kind, said):
+    weights, _ = filled(s3.url(tmp_path.name), 1)
+    proxy = Proxy(s3.endpoint, lambda method, path: answer)
+    try:
+        url = f"s3://weights/{tmp_path.name}?endpoint={proxy.endpoint}"
+        begin = time.monotonic()
+        with pytest.raises(StoreError) as refused:
+            Objects(url, retry_seconds=1.0).put("x", b"x")
+        assert refused.value.kind == kind and said in refused.value.remedy
+        with pytest.raises(StoreError) as refused:
+            Reader(Objects(url, retry_seconds=1.0)).latest()
+        assert refused.value.kind == kind and time.monotonic() - begin < 60
+        assert "test" not in refused.value.remedy and KEYS["AWS_SECRET_ACCESS_KEY"] + '"' not in str(refused.value)
+    finally:
+        proxy.stop()
+
+
+def test_a_load_that_breaks_off_goes_on_part_by_part(tmp_path, monkeypatch):
+    url = f"file://{tmp_path}/store"
+    weights, uploader = filled(url, 2)
+    reader, image = Reader(Objects(url), workers=1), Image.empty(SMALL)
+    reader.load(newest(reader), image)
+    weights.store(uploader, 3)
+    get, left = Objects.get, [2]
+
+    def breaks_off(self, path, *more, **words):
+        left[0] -= "/delta-" in path
+        if left[0] < 0:
+            raise StoreError(path, kind="unavailable")
+        return get(self, path, *more, **words)
+    monkeypatch.setattr(Objects, "get", breaks_off)
+    with pytest.raises(StoreError):
+        reader.load(newest(reader), image)
+    assert image.manifest.version == 2 and not image.whole
+    left[0] = 1000
+    weights.step()
+    weights.store(uploader, 4)
+    loaded = reader.load(newest(reader), image)
+    assert weights.are(image, 4) and loaded.steps == 2
+    assert loaded.objects == 2 * sum(map(len, image.contents)) - 2
+
+
+class TestSignatures:
+    @pytest.fixture
+    def keys(self, tmp_path):
+        for name in ("ours", "theirs"):
+            key, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
+            subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True, capture_output=True)
+            subprocess.run(["openssl", "pkey", "-in", key, "-pubout", "-out", public], check=True, capture_output=True)
+        return tmp_path
+
+    def test_openssl_finds_the_signature_good(self, tmp_path, keys):
+        filled(f"file://{tmp_path}/store", 1, signer=Signer(keys / "ours.pem"))
+        line, signature = next(tmp_path.glob("store/versions/*/manifest.json")).read_bytes().splitlines()
+        (tmp_path / "line").write_bytes(line)
+        (tmp_path / "signature").write_bytes(bytes.fromhex(json.loads(signature)["ed25519"]))
+        subprocess.run(["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", keys / "ours.pub", "-rawin", "-in", tmp_path / "line",
+                        "-sigfile", tmp_path / "signature"], check=True, capture_output=True)
+
+    def test_what_the_key_did_not_sign_is_refused(self, tmp_path, keys):
+        trust = Verifier([keys / "ours.pub"])
+        for name, signer, good in (("signed", Signer(keys / "ours.pem"), True), ("unsigned", None, False),
+                                   ("forged", Signer(keys / "theirs.pem"), False)):
+            weights, _ = filled(f"file://{tmp_path}/{name}", 2, signer=signer)
+            reader, image = Reader(Objects(f"file://{tmp_path}/{name}"), verifier=trust), Image.empty(SMALL)
+            if good:
+                reader.load(newest(reader), image)
+                assert weights.are(image, 2)
+                continue
+            with pytest.raises(StoreError, match="manifest.json") as refused:
+                newest(reader)
+            assert refused.value.kind == "signature"
+
+    def test_a_changed_manifest_is_refused_though_its_digests_were_made_anew(self, tmp_path, keys):
+        filled(f"file://{tmp_path}/store", 1, signer=Signer(keys / "ours.pem"))
+        path = next(tmp_path.glob("store/versions/*/manifest.json"))
+        path.write_bytes(path.read_bytes().replace(b'"job":""', b'"job":"x"'))
+        latest = json.loads((tmp_path / "store/latest.json").read_text())
+        latest["manifest"]["digest"] = store_reader.sha(path.read_bytes())
+        (tmp_path / "store/latest.json").write_text(json.dumps(latest))
+        Reader(Objects(f"file://{tmp_path}/store")).manifest_at(latest["manifest"]["path"])
+        reader = Reader(Objects(f"file://{tmp_path}/store"), verifier=Verifier([keys / "theirs.pub", keys / "ours.pub"]))
+        with pytest.raises(StoreError, match="not of these bytes"):
+            newest(reader)
+
+
+class TestRetention:
+    def test_what_a_chain_or_a_lease_needs_stays(self, url):
+        weights, _ = filled(url, 10, anchor_every=4)
+        reader = Reader(Objects(url))
+        second = reader.version(2)
+        Lease(reader.objects, "reader-slow").hold([second])
+        report = gc(Reader(Objects(url)), keep=2)
+        versions = sorted(int(folder.rsplit("/")[1][:20]) for folder in report.kept)
+        assert versions == [1, 2, 9, 10]  # an anchor lies beside 5 and 9
+        assert len(report.deleted) == 6 and not report.torn
+        fresh = Reader(Objects(url))
+        for version in versions:
+            image = Image.empty(SMALL)
+            fresh.load(fresh.version(version), image)
+            assert weights.are(image, version)
+        assert not any(one.error for one in verify(fresh))
+        with pytest.raises(StoreError, match="no version 5"):
+            fresh.version(5)
+
+    def test_a_dry_run_deletes_nothing(self, tmp_path):
+        filled(f"file://{tmp_path}/store", 5)
+        before = sorted(tmp_path.rglob("store/versions/*/*"))
+        assert gc(Reader(Objects(f"file://{tmp_path}/store")), keep=1, dry_run=True).deleted == []
+        weights, uploader = filled(f"file://{tmp_path}/other", 5, anchor_every=1)
+        report = gc(Reader(Objects(f"file://{tmp_path}/other")), keep=1, dry_run=True)
+        assert len(report.deleted) == 4 and report.bytes_deleted > 0
+        assert before == sorted(tmp_path.rglob("store/versions/*/*"))
+        assert len(list(tmp_path.glob("other/versions/*"))) == 5
+
+    def test_times_are_the_stores_whatever_this_hosts_clock_says(self, tmp_path, monkeypatch):
+        """The store's clock is two days behind this host's: nothing is taken for old."""
+        url, real = f"file://{tmp_path}/store", Objects.put
+        behind = time.time() - 2 * 86_400
+
+        def put(self, path, data):
+            etag = real(self, path, data)
+            os.utime(tmp_path / "store" / path, (behind, behind))
+            return etag
+        monkeypatch.setattr(Objects, "put", put)
+        filled(url, 4, anchor_every=1)
+        torn = tmp_path / "store/versions/00000000000000000009-0123456789ab"
+        torn.mkdir()
+        (torn / "delta-00000-00000").write_bytes(b"x")
+        os.utime(torn / "delta-00000-00000", (behind - 3600, behind - 3600))
+        Lease(Objects(url), "reader-slow", seconds=600).hold([Reader(Objects(url)).version(1)])
+        report = gc(Reader(Objects(url)), keep=1)
+        assert not report.torn and len(report.kept) == 3 and len(report.deleted) == 2
+        behind += 2 * 86_400  # a day and more has passed there: the attempt is torn, the lease has ended
+        report = gc(Reader(Objects(url)), keep=1)
+        assert report.torn == ["versions/00000000000000000009-0123456789ab"] and len(report.deleted) == 1
+
+    def test_what_is_not_understood_stays_and_is_named(self, tmp_path):
+        url = f"file://{tmp_path}/store"
+        filled(url, 3, anchor_every=1)
+        first = sorted((tmp_path / "store/versions").iterdir())[0]
+        (first / "manifest.json").write_text("{}")
+        report = gc(Reader(Objects(url)), keep=1)
+        assert list(report.unknown) == [f"versions/{first.name}"] and first.is_dir()
+        (tmp_path / "store/leases/reader-odd.json").write_text("{}")
+        with pytest.raises(StoreError, match="reader-odd.json is no lease, so nothing is deleted"):
+            gc(Reader(Objects(url)), keep=1)
+
+
+def test_killed_at_every_request_it_leaves_the_old_version_or_the_new_one(tmp_path):
+    url = f"file://{tmp_path}/store"
+    killed = subprocess.Popen([sys.executable, ROOT / "tests/python/store_killed.py", url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    before, seen, ends = None, set(), 0
+    for line in killed.stdout:
+        version, how, number, *sums = line.split()
+        latest = Reader(Objects(url)).latest()
+        ranks = [hashlib.sha256(b"".join(data for _, _, data in rank.values())).hexdigest() for rank in store_reader.read(tmp_path / "store")] \
+            if latest is not None else None
+        if latest is not None and latest.manifest.version == int(version):
+            assert ranks == sums
+            seen.add("new")
+        else:
+            assert ranks == before and how != "end"
+            seen.add("old")
+        before, ends = ranks, ends + (how == "end")
+        killed.stdin.write("\n")
+        killed.stdin.flush()
+    assert killed.wait(60) == 0 and seen == {"old", "new"} and ends >= 1 and int(number) > 10
+    assert not any(one.error for one in verify(Reader(Objects(url))))
+
+
+def test_a_full_disk_is_an_error_and_the_version_before_stays(tmp_path):
+    """On a file system of 5 MB; what it takes to make one is root."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "none", folder], check=True)
+    try:
+        weights, uploader = Weights(LAYOUT), Uploader(Reader(Objects(f"file://{folder}/store")), LAYOUT, workers=1)
+        weights.store(uploader, 1)
+        weights.step(1.0)
+        with pytest.raises(StoreError) as full:
+            uploader.store(2, 1, weights.image, None)
+        assert full.value.kind == "full" and "gc" in full.value.remedy
+        reader, image = Reader(Objects(f"file://{folder}/store")), Image.empty(LAYOUT)
+        reader.load(newest(reader), image)
+        assert weights.are(image, 1)
+        assert gc(reader, keep=1, grace_seconds=0).torn
+        assert uploader.store(3, 1, weights.base, weights.base).manifest.kind == "delta"
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("url,said", [("http://x/y", "s3://"), ("s3://", "s3://"), ("file://host/x", "file:///"), ("weights", "s3://"),
+                                      ("s3://b/p?region=x", "endpoint"), ("gs://b/p?endpoint=http://x", "endpoint")])
+def test_a_url_that_is_none_is_refused_with_what_would_be_one(url, said):
+    with pytest.raises(StoreError) as refused:
+        Objects(url)
+    assert refused.value.kind == "refused" and said in str(refused.value)
