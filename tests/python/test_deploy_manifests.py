@@ -9,6 +9,7 @@ from kubernetes_validate.utils import latest_version, validate
 
 import chart
 from conftest import ROOT
+from weightwire.store.__main__ import _parser
 
 MANIFESTS = ROOT / "deploy/manifests"
 VERL = ROOT / "deploy/verl-disaggregated.values.yaml"
@@ -74,3 +75,27 @@ def test_the_verl_jobs_checkpoint_engine_is_that_of_the_verl_page():
     # In pods the coordinator's address comes by WEIGHTWIRE_ADDRESS.
     assert told["engine_kwargs"]["weightwire"].pop("coordinator") and ours == told
     assert config["trainer"]["v1"] == page["trainer"]["v1"] and config["defaults"] == page["defaults"]
+
+
+@pytest.mark.parametrize("command", ["writer", "follower"])
+def test_the_values_for_regions_start_commands_that_exist_beside_an_agent(command):
+    manifests = chart.objects(chart.profile("tcp"), chart.load(ROOT / f"deploy/regions-{command}.values.yaml"), chart.ACCEPT, release="rl",
+                              namespace="train")
+    for item in manifests:
+        for version in ("1.29", latest_version()):
+            validate(item, version, strict=True)
+    deployment = chart.one(manifests, "Deployment", f"store-{command}")
+    assert deployment["spec"]["replicas"] == 1 and deployment["spec"]["strategy"] == {"type": "Recreate"}
+    spec = deployment["spec"]["template"]["spec"]
+    assert chart.sidecar(spec)["restartPolicy"] == "Always"
+    (container,) = spec["containers"]
+    assert {"WEIGHTWIRE_AGENT_SOCKET", "WEIGHTWIRE_ADDRESS"} <= {entry["name"] for entry in container["env"]}
+    assert container["command"][:3] == ["python3", "-m", "weightwire.store"]
+    args = _parser("x").parse_args([*container["command"][3:], *container["args"]])
+    assert args.command == {"writer": "write", "follower": "follow"}[command]
+    (port,) = {named["port"] for named in deployment_service(manifests, f"store-{command}")}
+    assert args.metrics == f"0.0.0.0:{port}"
+
+
+def deployment_service(manifests, name):
+    return chart.one(manifests, "Service", name)["spec"]["ports"]

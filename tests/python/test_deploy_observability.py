@@ -23,6 +23,7 @@ from conftest import BINARIES, ROOT
 from demo.fleet import Daemon
 from test_client import engine, load, trainer
 from weightwire import Client
+from weightwire.store import Figures, MetricsServer
 
 RULES = chart.CHART / "files/rules.yaml"
 DASHBOARD = chart.CHART / "files/dashboard.json"
@@ -162,7 +163,8 @@ def watched(daemon, groups, tmp_path):
     """A Prometheus that has watched a fleet move versions over tcp and shm."""
     remote = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "remote"), "remote", role="agent",
                     coordinator=daemon.grpc, transports="[tcp]")
-    prometheus = Prometheus(tmp_path, [("coordinator", daemon.http), ("agent", remote.http)])
+    store = MetricsServer(Figures(), "127.0.0.1:0")
+    prometheus = Prometheus(tmp_path, [("coordinator", daemon.http), ("agent", remote.http), ("agent", store.address)])
     try:
         prometheus.wait("count_over_time(weightwire_build_info[1m])", lambda found: len(found) == 2)
         groups += [trainer(daemon), engine(daemon, "near", 2), engine(remote, "far", 1)]
@@ -181,6 +183,7 @@ def watched(daemon, groups, tmp_path):
         yield prometheus
     finally:
         prometheus.stop()
+        store.__exit__()
         while len(groups) > 1:
             groups.pop().close()
         assert remote.stop() == 0

@@ -16,7 +16,7 @@ from conftest import ROOT
 PACKAGE = ROOT / "client/python/weightwire"
 WRITTEN = "Written from the docstrings by `UPDATE_DOCS=1` pytest `tests/python/test_python_doc.py`."
 #: Page: what stands above it, and the modules that need nothing but the package; all other public modules are on the second one.
-CORE = ("weightwire", "weightwire.aio", "weightwire.checkpoint", "weightwire.checkpoint.adam", "weightwire.nccl", "weightwire.boxes")
+CORE = ("weightwire", "weightwire.aio", "weightwire.checkpoint", "weightwire.checkpoint.adam", "weightwire.nccl", "weightwire.store", "weightwire.boxes")
 HEADS = {
     "python.md": f"""# The Python client
 

@@ -19,7 +19,7 @@ import store_reader
 from conftest import BINARIES, ROOT
 from store_server import KEYS, S3, Proxy, half_the_time
 from weightwire.memory import TensorMeta
-from weightwire.store import Image, Layout, Objects, Reader, Signer, StoreError, Uploader, Verifier, gc, verify
+from weightwire.store import Image, Layout, Objects, Reader, Signer, StoreError, Uploader, TrustedKeys, gc, verify
 from weightwire.store.retention import Lease
 
 #: Odd sizes, a scalar, an empty tensor, several blocks of 1 MiB, and every width of an element.
@@ -299,11 +299,11 @@ class TestSignatures:
                         "-sigfile", tmp_path / "signature"], check=True, capture_output=True)
 
     def test_what_the_key_did_not_sign_is_refused(self, tmp_path, keys):
-        trust = Verifier([keys / "ours.pub"])
+        trust = TrustedKeys([keys / "ours.pub"])
         for name, signer, good in (("signed", Signer(keys / "ours.pem"), True), ("unsigned", None, False),
                                    ("forged", Signer(keys / "theirs.pem"), False)):
             weights, _ = filled(f"file://{tmp_path}/{name}", 2, signer=signer)
-            reader, image = Reader(Objects(f"file://{tmp_path}/{name}"), verifier=trust), Image.empty(SMALL)
+            reader, image = Reader(Objects(f"file://{tmp_path}/{name}"), trusted=trust), Image.empty(SMALL)
             if good:
                 reader.load(newest(reader), image)
                 assert weights.are(image, 2)
@@ -320,7 +320,7 @@ class TestSignatures:
         latest["manifest"]["digest"] = store_reader.sha(path.read_bytes())
         (tmp_path / "store/latest.json").write_text(json.dumps(latest))
         Reader(Objects(f"file://{tmp_path}/store")).manifest_at(latest["manifest"]["path"])
-        reader = Reader(Objects(f"file://{tmp_path}/store"), verifier=Verifier([keys / "theirs.pub", keys / "ours.pub"]))
+        reader = Reader(Objects(f"file://{tmp_path}/store"), trusted=TrustedKeys([keys / "theirs.pub", keys / "ours.pub"]))
         with pytest.raises(StoreError, match="not of these bytes"):
             newest(reader)
 

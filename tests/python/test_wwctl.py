@@ -376,7 +376,7 @@ def test_top_draws_over_itself_on_a_terminal_and_outlives_the_coordinator(daemon
 
 
 @pytest.mark.parametrize("words, offered", [
-    (["wwctl", "st"], {"status"}), (["wwctl", "layout", ""], {"show", "diff", "lint", "--help"}),
+    (["wwctl", "st"], {"status", "store"}), (["wwctl", "layout", ""], {"show", "diff", "lint", "--help"}),
     (["wwctl", "doctor", "--co"], {"--config"}), (["wwctl", "completion", "b"], {"bash"}),
     (["wwctl", "epochs", "--js"], {"--json"}), (["wwctl", "rollback", "--d"], {"--dry-run"}),
     (["wwctl", "--addr"], {"--address"}), (["wwctl", "plan", "--config", ""], set())])

@@ -17,11 +17,11 @@ from weightwire.store.format import Latest, Layout, Link, Manifest, Part
 from weightwire.store.objects import Found, Objects, StoreError
 from weightwire.store.reading import Image, Loaded, Reader
 from weightwire.store.retention import Kept, Lease, gc
-from weightwire.store.signing import Signer, Verifier
+from weightwire.store.signing import Signer, TrustedKeys
 from weightwire.store.transfer import Checked, pull, push, verify
 from weightwire.store.uploading import Uploaded, Uploader
 from weightwire.store.writer import Writer
 
 __all__ = ["Barrier", "Checked", "Figures", "Follower", "Found", "Image", "Kept", "Latest", "Layout", "Lease", "Link", "Loaded", "Manifest",
-           "MetricsServer", "Objects", "Part", "Reader", "Signer", "StoreError", "Uploaded", "Uploader", "Verifier", "Writer", "gc",
+           "MetricsServer", "Objects", "Part", "Reader", "Signer", "StoreError", "Uploaded", "Uploader", "TrustedKeys", "Writer", "gc",
            "pull", "push", "verify"]

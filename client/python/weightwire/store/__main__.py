@@ -24,7 +24,7 @@ from weightwire.store.format import ANCHOR, MANIFEST, PART_BYTES, Manifest, fold
 from weightwire.store.objects import Objects, StoreError
 from weightwire.store.reading import WORKERS, OnProgress, Reader, no_progress
 from weightwire.store.retention import GRACE_SECONDS, gc
-from weightwire.store.signing import signer, verifier
+from weightwire.store.signing import signer, trusted
 from weightwire.store.uploading import ANCHOR_EVERY
 from weightwire.store.writer import Writer, read_config
 
@@ -117,7 +117,7 @@ def main(arguments: Optional[List[str]] = None, prog: str = "python -m weightwir
         if args.workers < 1:
             raise StoreError(f"--workers {args.workers}", kind="refused", remedy="at least 1")
         objects = Objects(args.url, endpoint=args.endpoint, retry_seconds=args.retry)
-        reader = Reader(objects, verifier=verifier(args.trust), workers=args.workers)
+        reader = Reader(objects, trusted=trusted(args.trust), workers=args.workers)
         return _COMMANDS[args.command](args, reader)
     except (WeightwireError, OSError) as error:
         print(f"store: {error}", file=sys.stderr)

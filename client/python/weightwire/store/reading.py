@@ -15,7 +15,7 @@ from weightwire.checkpoint.stored import Bits, bits_of
 from weightwire.store.format import (ANCHOR, LATEST, MANIFEST, VERSIONS, Latest, Layout, Link, Manifest, folder_version)
 from weightwire.store.objects import Objects, StoreError
 from weightwire.store.parts import Piece, decode, digest, pieces_of
-from weightwire.store.signing import Verifier
+from weightwire.store.signing import TrustedKeys
 
 #: Of manifests between a version and the bytes that it is made of.
 CHAIN_MAX = 256
@@ -88,10 +88,10 @@ class Loaded:
 class Reader:
     """Reads a store. Any number of threads, each with an image of its own. All methods raise StoreError."""
 
-    def __init__(self, objects: Objects, *, verifier: Optional[Verifier] = None, workers: int = WORKERS, wwctl: Optional[str] = None):
-        """`verifier`: nothing counts that it does not find signed. `workers`: parts that are read at the same time; each takes
+    def __init__(self, objects: Objects, *, trusted: Optional[TrustedKeys] = None, workers: int = WORKERS, wwctl: Optional[str] = None):
+        """`trusted`: nothing counts that it does not find signed. `workers`: parts that are read at the same time; each takes
         memory of at most a part."""
-        self.objects, self._verifier, self._workers = objects, verifier, workers
+        self.objects, self._trusted, self._workers = objects, trusted, workers
         self._library = library_of(wwctl)
         self._lock = threading.Lock()
         self._manifests: Dict[str, Manifest] = {}
@@ -124,8 +124,8 @@ class Reader:
             return known
         data, _ = self.objects.get(path)
         where = self.objects.at(path)
-        if self._verifier is not None:
-            self._verifier.check(bytes(data), where)
+        if self._trusted is not None:
+            self._trusted.check(bytes(data), where)
         made = Manifest.parse(bytes(data), path, where)
         made.check(self.layout(made.layout))
         with self._lock:

@@ -37,7 +37,7 @@ class Signer:
         return line + b"\n" + signature.encode() + b"\n"
 
 
-class Verifier:
+class TrustedKeys:
     """Public keys in PEM files (`openssl pkey -pubout`): a record is good that one of them signed, so that keys can change."""
 
     def __init__(self, paths: Paths):
@@ -74,8 +74,8 @@ def signer(path: Optional[Union[str, "os.PathLike[str]"]]) -> Optional[Signer]:
     return Signer(path) if path else None
 
 
-def verifier(paths: Paths) -> Optional[Verifier]:
-    return Verifier(paths) if paths else None
+def trusted(paths: Paths) -> Optional[TrustedKeys]:
+    return TrustedKeys(paths) if paths else None
 
 
 def _name(public: Any) -> str:
