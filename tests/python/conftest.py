@@ -162,3 +162,20 @@ def coordinator_job(tmp_path):
     yield start
     for job in jobs:
         job.close()
+
+
+@pytest.fixture(scope="session")
+def s3():
+    from store_server import S3
+    server = S3()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def store_environment(monkeypatch):
+    """Where the library lies that codes changes, and keys of `s3`."""
+    from store_server import KEYS
+    monkeypatch.setenv("WEIGHTWIRE_BIN_DIR", str(BINARIES))
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)

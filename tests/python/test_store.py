@@ -17,10 +17,12 @@ import pytest
 
 import store_reader
 from conftest import BINARIES, ROOT
-from store_server import KEYS, S3, Proxy, half_the_time
+from store_server import KEYS, Proxy, half_the_time
 from weightwire.memory import TensorMeta
 from weightwire.store import Image, Layout, Objects, Reader, Signer, StoreError, Uploader, TrustedKeys, gc, verify
 from weightwire.store.retention import Lease
+
+pytestmark = pytest.mark.usefixtures("store_environment")
 
 #: Odd sizes, a scalar, an empty tensor, several blocks of 1 MiB, and every width of an element.
 RANKS = ((TensorMeta("a", "BF16", (1201, 603)), TensorMeta("b", "F32", (77, 3)), TensorMeta("c", "F8_E4M3", (1_050_001,)), TensorMeta("d", "F16", ())),
@@ -28,20 +30,6 @@ RANKS = ((TensorMeta("a", "BF16", (1201, 603)), TensorMeta("b", "F32", (77, 3)),
 LAYOUT = Layout("fsdp:dp2", "{}", RANKS, 256 << 10)
 #: Two parts for each rank.
 SMALL = Layout("fsdp:dp2", "{}", ((TensorMeta("a", "BF16", (301, 7)), TensorMeta("b", "BF16", (2000,))), (TensorMeta("c", "F32", (900,)), TensorMeta("d", "F32", (33, 50)))), 4000)
-
-
-@pytest.fixture(autouse=True)
-def binaries(monkeypatch):
-    monkeypatch.setenv("WEIGHTWIRE_BIN_DIR", str(BINARIES))
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture(scope="module")
-def s3():
-    server = S3()
-    yield server
-    server.stop()
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -202,6 +190,25 @@ def test_damage_is_named_and_gone_around_by_the_next_anchor(tmp_path, damage, re
     weights.store(uploader, 6)
     fresh.load(newest(fresh), image)
     assert weights.are(image, 6)
+
+
+def test_an_object_that_makes_other_bytes_than_its_manifest_says_is_refused(tmp_path, monkeypatch):
+    """As a writer with bad memory would write it: the object has its digest, and its weights have not theirs."""
+    from weightwire.store import uploading
+    url, real = f"file://{tmp_path}/store", uploading.encode
+    weights, uploader = filled(url, 2)
+
+    def bad(library, now, base):
+        changed = [(dtype, piece.copy()) for dtype, piece in now]
+        changed[0][1][:1] ^= 1
+        return real(library, changed, base)[0], real(library, now, base)[1]
+    monkeypatch.setattr(uploading, "encode", bad)
+    weights.store(uploader, 3)
+    reader, image = Reader(Objects(url)), Image.empty(SMALL)
+    with pytest.raises(StoreError, match="what it makes is not what the manifest says") as wrong:
+        reader.load(newest(reader), image)
+    assert wrong.value.kind == "damaged" and not image.whole
+    assert [bool(one.error) for one in verify(Reader(Objects(url)))] == [False, False, True]
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"format":"weightwire-store-latest","number":1}', b"\xff\xfe", b'{"format":"weightwire-store-latest",'

@@ -13,26 +13,13 @@ import numpy as np
 import pytest
 
 from conftest import BINARIES, DATA, ROOT, Daemon, EngineRanks, read_safetensors, until
-from store_server import KEYS, S3
-from weightwire import checkpoint
+from weightwire import Client, checkpoint
 from weightwire.store import Barrier, Figures, Follower, MetricsServer, Objects, Reader, StoreError, Writer
 from weightwire.store.__main__ import main
 
+pytestmark = pytest.mark.usefixtures("store_environment")
+
 MODEL = DATA / "megatron/qwen2/hf"
-
-
-@pytest.fixture(autouse=True)
-def binaries(monkeypatch):
-    monkeypatch.setenv("WEIGHTWIRE_BIN_DIR", str(BINARIES))
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture(scope="module")
-def s3():
-    server = S3()
-    yield server
-    server.stop()
 
 
 def stepped_folder(folder, seed: int):
@@ -140,6 +127,29 @@ class TestBarrier:
         assert self.passes(*manifest, ["a", "b"], 0.3) == {"a": False, "b": False}
         assert self.passes(*manifest, ["c"], 60) == {"c": False}
 
+    def test_who_is_late_with_the_other_decision_obeys_the_first(self, manifest, monkeypatch):
+        """Site b has seen too few, and stands still there while the others come and go."""
+        objects, version = manifest
+        seen, others_went, found, real = threading.Event(), threading.Event(), {}, Objects.list
+
+        def slow(self, folder):
+            listed = list(real(self, folder))
+            if threading.current_thread().name == "b":
+                seen.set()
+                assert others_went.wait(60)
+            return iter(listed)
+        monkeypatch.setattr(Objects, "list", slow)
+        late = threading.Thread(target=lambda: found.update(self.passes_one(objects, version, "b", 0.0)), name="b")
+        late.start()
+        assert seen.wait(60)
+        assert self.passes(objects, version, ["a", "c"], 60) == {"a": True, "c": True}
+        others_went.set()
+        late.join(60)
+        assert found == {"b": True}
+
+    def passes_one(self, objects, manifest, site, deadline):
+        return {site: Barrier(objects, "all", site, 3, deadline_seconds=deadline).pass_(manifest, threading.Event())}
+
     def test_one_who_stops_decides_nothing(self, manifest):
         stop = threading.Event()
         stop.set()
@@ -238,36 +248,44 @@ def test_exactly_one_version_is_published_when_it_is_asked_for(two, tmp_path, ca
     assert all(np.array_equal(two.engine.ranks[0].params[name].view(bits.dtype), bits) for name, bits in want[2].items())
 
 
-def test_a_store_that_is_down_holds_up_no_version_of_the_trainers_site(two, tmp_path, monkeypatch):
+@pytest.mark.parametrize("how", ["fails", "hangs"])
+def test_a_store_that_is_down_holds_up_no_version_of_the_trainers_site(two, tmp_path, monkeypatch, how):
     from conftest import Trainer
     from store_sites import stepped, weights
     url, tensors = f"file://{tmp_path}/store", weights()
+    down, tried, put = threading.Event(), threading.Event(), Objects._put
+    down.set()
+
+    def failing(self, path, data, mode):
+        tried.set()
+        if down.is_set() and how == "fails":
+            raise StoreError(f"{path}: it is down", kind="unavailable")
+        until("it is up", lambda: not down.is_set(), 120)
+        return put(self, path, data, mode)
+    monkeypatch.setattr(Objects, "_put", failing)
     trainer = Trainer(two.near.agent_socket, two.config, "hf", [tensors])
     try:
         writer = two.start(Writer(Reader(Objects(url)), json.dumps(two.config), agent=two.near.agent_socket))
-        down, put = threading.Event(), Objects._put
-
-        def failing(self, path, data, mode):
-            if down.is_set():
-                raise StoreError(f"{path}: it is down", kind="unavailable")
-            return put(self, path, data, mode)
-        monkeypatch.setattr(Objects, "_put", failing)
-        down.set()
         for version in range(1, 8):
             trainer.fill([tensors])
             trainer.publish(version)
+            assert tried.wait(60)  # from the first version on it is down for each of them
+            with Client(two.near.grpc) as client:
+                client.wait_version(version, timeout=30)
             tensors = stepped(tensors, version)
-        until("it has tried", lambda: value(writer.figures, "failures_total", "unavailable") >= 1)
         assert value(writer.figures, "version") == 0 and value(writer.figures, "staleness_seconds") > 0
+        if how == "fails":
+            until("it has failed", lambda: value(writer.figures, "failures_total", "unavailable") >= 1)
         down.clear()
         until("the newest is stored", lambda: value(writer.figures, "version") == 7)
         assert Reader(Objects(url)).latest().manifest.version == 7 and len(Reader(Objects(url)).versions()) < 7
         assert value(writer.figures, "versions_total", "skipped") >= 1
     finally:
+        down.clear()
         trainer.close()
 
 
-def test_a_trainer_that_goes_back_is_not_stored_and_a_new_lineage_is(two, tmp_path):
+def test_a_new_lineage_is_followed_though_its_numbers_are_lower(two, tmp_path):
     from conftest import Trainer
     from store_sites import stepped, weights
     url, tensors = f"file://{tmp_path}/store", weights()
@@ -287,3 +305,29 @@ def test_a_trainer_that_goes_back_is_not_stored_and_a_new_lineage_is(two, tmp_pa
             trainer.close()
     assert Reader(Objects(url)).latest().order == (2, 4)
     assert value(writer.figures, "failures_total", "not_newer") == 0
+
+
+def test_a_rollback_is_not_stored_and_is_counted_and_the_next_version_is(two, tmp_path):
+    from conftest import Trainer
+    from store_sites import stepped, weights
+    url, tensors = f"file://{tmp_path}/store", weights()
+    writer = two.start(Writer(Reader(Objects(url)), json.dumps(two.config), agent=two.near.agent_socket))
+    two.start(Follower(Reader(Objects(url)), "far", agent=two.far.agent_socket, coordinator=two.far.grpc, poll_seconds=0.05))
+    trainer = Trainer(two.near.agent_socket, two.config, "hf", [tensors])
+    try:
+        for version in (1, 2):
+            trainer.fill([tensors])
+            trainer.publish(version)
+            two.engine.wait_version(version, 60)
+            tensors = stepped(tensors, version)
+        with Client(two.near.grpc) as client:
+            client.wait_version(2, timeout=30)
+            client.wait_epoch(client.rollback(1), timeout=30)
+        until("it is counted", lambda: value(writer.figures, "failures_total", "not_newer") == 1)
+        assert Reader(Objects(url)).latest().manifest.version == 2 and two.engine.ranks[0].serving.version == 2
+        trainer.fill([tensors])
+        trainer.publish(3)
+        two.engine.wait_version(3, 60)
+        assert all(np.array_equal(two.engine.ranks[0].params[name].view(bits.dtype), bits) for name, (_, bits) in tensors.items())
+    finally:
+        trainer.close()

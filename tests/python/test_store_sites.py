@@ -9,13 +9,9 @@ import pytest
 
 import store_reader
 from content_oracle import root
-from conftest import BINARIES
 from store_sites import Site, holds, stepped, weights
 
-
-@pytest.fixture(autouse=True)
-def binaries(monkeypatch):
-    monkeypatch.setenv("WEIGHTWIRE_BIN_DIR", str(BINARIES))
+pytestmark = pytest.mark.usefixtures("store_environment")
 
 
 @pytest.fixture
