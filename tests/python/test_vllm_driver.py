@@ -12,8 +12,9 @@ import time
 import pytest
 
 from conftest import until
-from weightwire import RefusedError
-from weightwire.vllm import Deadlines, EngineDriver, InstallError, Serving, driver as driver_module
+from weightwire import NotReadyError, RefusedError
+from weightwire.vllm import Deadlines, EngineDriver, InstallError, Serving, Span, adopt as adopt_module, driver as driver_module, spans
+from weightwire.vllm.labels import label
 from weightwire.vllm.link import Link
 from weightwire.vllm.replace import StepError
 
@@ -85,8 +86,11 @@ class Engine:
     """A port, and the ranks behind it."""
 
     needs_thread = False
+    look_seconds = 0.0
 
     def __init__(self, size=2, sessions=True):
+        self.sleeps, self.running, self.requests = False, 0, threading.Condition()
+        self.served = None
         self.sessions, self.active, self.installed = sessions, False, None
         self.size, self.log, self.faults, self.paused, self.version = size, [], {}, False, None
         self.ranks, self.emptied = [], []
@@ -105,7 +109,17 @@ class Engine:
 
     def pause(self, mode, timeout):
         self.log.append(f"pause {mode}")
+        with self.requests:
+            if mode == "wait":
+                assert self.requests.wait_for(lambda: not self.running, timeout)
+            self.running = 0
+            self.requests.notify_all()
         self.paused = True
+
+    def end_requests(self):
+        with self.requests:
+            self.running = 0
+            self.requests.notify_all()
 
     def start(self, draft, timeout, direct=False):
         assert not any(rank.open for rank in self.ranks) and not self.active, "already active"
@@ -148,6 +162,22 @@ class Engine:
         assert len(self.serves()) == 1, "ranks of different versions would answer"
         self.log.append("resume")
         self.paused = False
+
+    def asleep(self, timeout):
+        return bool(self.sleeps) or self.paused
+
+    def sleep(self):
+        """As level 2: its ranks hold nothing of any version."""
+        self.sleeps, self.paused = {"weights", "kv_cache"}, True
+        for rank in self.ranks:
+            rank.holds = None
+
+    def wake_up(self, tag, timeout):
+        self.log.append(f"wake {tag}")
+        self.sleeps -= {tag}
+        if not self.sleeps:
+            assert self.served == self.serves() or self.served is None, "requests see what lay there"
+            self.paused = False
 
     def generate(self, prompt, max_tokens, timeout):
         return [1] * max_tokens
@@ -424,6 +454,158 @@ class TestPausedLive:
             with pytest.raises(InstallError, match="step transfer: .*no version came within 0.3 s.*on version 1$"):
                 driver.step(5)
             assert not engine.paused
+
+
+class TestAdoption:
+    """Requests that run when a version comes. The fake's end when a test says so, as vLLM's do in pause mode "wait"."""
+
+    @pytest.fixture
+    def engine(self, engine):
+        engine.needs_thread = True
+        return engine
+
+    @staticmethod
+    def driver(**options):
+        return EngineDriver(None, name="engine", deadlines=QUICK, **options)
+
+    def test_at_request_end_the_engine_changes_when_none_runs_any_more(self, engine):
+        with self.driver(adopt="at_request_end", adopt_within=60) as driver:
+            driver.init()
+            install(engine, driver, 1)
+            engine.running = 1
+            engine.offer(2)
+            result = TestPausedLive.stepping(driver)
+            until("it waits", lambda: driver.draining == 2)
+            assert engine.serves() == {1} and not engine.paused and driver.status()["draining"] == 2
+            engine.end_requests()
+            served = result()
+            assert (served.version, served.forced, driver.draining) == (2, "", None) and "drain" in served.seconds
+            assert engine.log.count("pause abort") == 0
+
+    def test_after_its_bound_it_changes_all_the_same_and_says_so(self, engine):
+        with self.driver(adopt="at_request_end", adopt_within=0.3, pause="keep") as driver:
+            driver.init()
+            engine.running = 1
+            begun = time.monotonic()
+            served = install(engine, driver, 1)
+            assert served.forced == "requests still ran after 0.3 s" and 0.3 <= time.monotonic() - begun
+            assert engine.log.count("pause keep") == 1 and engine.serves() == {1}
+            assert install(engine, driver, 2).forced == ""
+
+    @pytest.mark.parametrize("most", [1, 3])
+    def test_rolling_changes_as_soon_as_it_is_further_behind_than_it_may_be(self, engine, monkeypatch, most):
+        behind, looks = [1], []
+        monkeypatch.setattr(adopt_module.Lag, "versions", lambda lag: looks.append(behind[0]) or behind[0])
+        with self.driver(adopt="rolling", adopt_within=60, max_behind=most, coordinator="127.0.0.1:1") as driver:
+            driver.init()
+            engine.running = 1
+            engine.offer(1)
+            result = TestPausedLive.stepping(driver)
+            until("it waits", lambda: driver.draining == 1)
+            behind[0] = most
+            until("it has looked", lambda: (len(looks) > 3 and looks[-3:] == [most] * 3))
+            assert not engine.paused and driver.draining == 1
+            behind[0] = most + 1
+            assert result().forced == f"it is {most + 1} versions behind, and {most} may be"
+            assert engine.log.count("pause abort") == 1
+
+    def test_rolling_does_not_wait_where_nobody_says_how_far_behind_it_is(self, engine, monkeypatch):
+        monkeypatch.setattr(adopt_module, "_UNKNOWN_SECONDS", 0.5)
+        with self.driver(adopt="rolling", adopt_within=60, coordinator="127.0.0.1:1") as driver:
+            driver.init()
+            engine.running = 1
+            assert "the coordinator does not answer" in install(engine, driver, 1).forced
+
+    def test_a_pause_that_fails_leaves_the_engine_where_it_was(self, engine):
+        with self.driver(adopt="at_request_end", adopt_within=60) as driver:
+            driver.init()
+            install(engine, driver, 1)
+            pause, engine.pause = engine.pause, lambda mode, timeout: 1 / 0
+            with pytest.raises(InstallError, match="step drain: ZeroDivisionError.*on version 1$"):
+                install(engine, driver, 2)
+            engine.pause = pause
+            assert driver.step(5).version == 2
+
+    @pytest.mark.parametrize("wrong, named", [
+        (dict(adopt="later"), "unknown adoption 'later'"), (dict(adopt="rolling"), "needs coordinator="),
+        (dict(adopt="rolling", max_behind=0, coordinator="x"), "max_behind=0"), (dict(adopt="at_request_end", pause="wait"), "pause='wait'"),
+        (dict(adopt="at_request_end", adopt_within=0), "adopt_within=0")])
+    def test_what_cannot_be_kept_is_refused(self, engine, wrong, named):
+        with pytest.raises(RefusedError, match=named):
+            self.driver(**wrong)
+
+
+class TestSleep:
+    def test_a_version_waits_until_the_engine_is_awake(self, engine, driver):
+        install(engine, driver, 1)
+        engine.served = None
+        engine.sleep()
+        engine.offer(2)
+        assert driver.step(0.3) is None and "start" not in engine.log[-3:] and engine.serves() == {None}
+        assert "the engine sleeps" in str(driver.last_error)
+        engine.sleeps, engine.paused = set(), False  # somebody else woke it
+        assert driver.step(5).version == 2 and engine.serves() == {2}
+
+    def test_what_was_served_is_installed_again_when_somebody_else_woke_it(self, engine, driver):
+        install(engine, driver, 1)
+        engine.sleep()
+        assert driver.step(0.05) is None
+        engine.sleeps, engine.paused = set(), False
+        served = driver.step(0.05)
+        assert (served.version, "somebody else" in served.recovered) == (1, True) and engine.serves() == {1}
+        assert driver.step(0.05) is None, "once"
+
+    def test_the_drivers_own_wake_up_installs_before_anything_is_scheduled(self, engine, driver):
+        install(engine, driver, 1)
+        engine.served = {1}
+        engine.sleep()
+        engine.log.clear()
+        assert driver.wake_up().version == 1 and not engine.paused
+        steps = [entry for entry in engine.log if entry not in ("state", "await")]
+        assert steps == ["wake weights", "start", "update", "finish", "version 1", "reset", "wake kv_cache", "resume", "resumed",
+                         "resumed", "sealed", "sealed"], "what waits is not dropped"
+        assert driver.step(0.05) is None
+
+    def test_an_engine_whose_weights_do_not_come_back_sleeps_on(self, engine, driver):
+        install(engine, driver, 1)
+        engine.served = {1}
+        engine.sleep()
+        engine.faults = {("update", 0): 2}
+        with pytest.raises(InstallError, match="no version"):
+            driver.wake_up()
+        assert engine.paused and engine.sleeps == {"kv_cache"} and driver.broken
+        with pytest.raises(NotReadyError, match="on no version"):
+            driver.wake_up()
+
+
+@dataclasses.dataclass
+class Labelled:
+    weight_versions: list | None
+
+
+@dataclasses.dataclass
+class VllmSpan:
+    version: str
+    start: int
+    end: int
+
+
+class TestLabels:
+    def test_they_are_read_as_they_were_set(self):
+        own = [label(7), label(7, 2), "default"]
+        found = spans(Labelled([VllmSpan(text, n, n + 1) for n, text in enumerate(own)]))
+        assert found == (Span(7, 0, 1), Span(7, 1, 2, lineage=2), Span(None, 2, 3)) and own[:2] == ["7", "2/7"]
+
+    @pytest.mark.parametrize("text", ["step-7", "", "/7", "x/7", "2/", "-1", "\u00b2"])
+    def test_a_label_of_somebody_else_is_refused(self, text):
+        with pytest.raises(NotReadyError, match="none of weightwire's"):
+            spans(Labelled([VllmSpan(text, 0, 1)]))
+
+    def test_where_there_is_none_it_is_said_why(self):
+        with pytest.raises(NotReadyError, match="when its request ends"):
+            spans(Labelled(None))
+        with pytest.raises(RefusedError, match="labels no outputs"):
+            spans(object())
 
 
 class OldVllm:

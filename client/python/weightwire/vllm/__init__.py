@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 _HOME = {"Adapter": "adapter", "AdapterDriver": "adapter", "Deadlines": "replace", "EngineDriver": "driver",
-         "InstallError": "driver", "Serving": "driver"}
+         "InstallError": "driver", "Serving": "driver", "Span": "labels", "spans": "labels"}
 __all__ = [*_HOME, "register"]
 
 

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Callable, Mapping, Sequence
 
 from weightwire import errors
+from weightwire.vllm.adopt import Adoption, Drain, Lag
+from weightwire.vllm.labels import label
 from weightwire.vllm.link import Message, Workers
 from weightwire.vllm.ports import is_here, is_unsupported, port_of
 from weightwire.vllm.replace import Deadlines, Replacer, StepError
@@ -26,6 +28,7 @@ log = logging.getLogger("weightwire.vllm")
 Canary = Callable[[Callable[[Sequence[int], int], list[int]], int], None]
 PAUSE_MODES = ("abort", "wait", "keep")
 _PAUSE_SECONDS = 0.5  # after a failure; doubled for each one in a row
+_LOOK_SECONDS = 0.2  # how soon it is seen that an engine woke up
 _PAUSE_SECONDS_MAX, _INIT_PAUSE_SECONDS_MAX = 5.0, 30.0
 
 
@@ -40,6 +43,13 @@ class Serving:
     #: that each step took, by its name in Deadlines
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
     lineage: int = 1  #: of `version`, as Offer.lineage
+    #: Why the engine changed before its requests had ended, which `adopt` had it wait for; empty: it did not.
+    forced: str = ""
+
+    @property
+    def label(self) -> str:
+        """What vLLM labels outputs with, see weightwire.vllm.spans."""
+        return label(self.version, self.lineage)
 
 
 class InstallError(errors.WeightwireError):
@@ -65,6 +75,10 @@ class EngineDriver:
                 (half the host memory: the engine is paused while the next version overwrites the stage of the last)
     pause:      what happens to requests in flight: "abort", "wait" (they end first) or "keep" (they go on with the
                 new weights, their cache recomputed)
+    adopt:      when requests run: "lockstep" (`pause` ends or keeps them at once), "at_request_end" (they end on the weights that
+                they began with, while the next ones wait; after `adopt_within` seconds as "lockstep") or "rolling" (the same,
+                and as "lockstep" as soon as the engine is more than `max_behind` versions behind; `coordinator`, its address,
+                says so). What a late change costs the others: docs/vllm.md
     checkpoint: folder with config.json and safetensors headers; default: what the engine was started from
     draft:      the engine has a draft or MTP model; it is updated in the same pause
     canary:     called as canary(generate, version) with generate(token ids, max_tokens) -> greedy token ids; raises
@@ -74,16 +88,26 @@ class EngineDriver:
     """
 
     def __init__(self, engine: Any, *, name: str, agent: str | None = None, job: str = "", mode: str = "fused",
-                 install: str = "host-shadow", pause: str = "abort", checkpoint: str | None = None,
+                 install: str = "host-shadow", pause: str = "abort", adopt: str = "lockstep", adopt_within: float = 10.0,
+                 max_behind: int = 1, coordinator: str | None = None, checkpoint: str | None = None,
                  draft: bool = False, canary: Canary | None = None, attempts: int = 2,
                  deadlines: Deadlines = Deadlines()):
         if pause not in PAUSE_MODES:
             raise errors.RefusedError(f"unknown pause mode {pause!r}", code="INVALID_ARGUMENT",
                                       remedy=f"one of {', '.join(PAUSE_MODES)}")
+        adoption = Adoption(adopt, adopt_within, max_behind)
+        adoption.check(pause, coordinator)
         self._port = port_of(engine)
         self._pause, self._canary, self._draft, self.deadlines = pause, canary, draft, deadlines
         self._workers = Workers()
         self._replacer = Replacer(self._port, self._workers, deadlines, pause=pause, draft=draft, attempts=attempts)
+        self._lag = Lag(coordinator, name) if coordinator and adopt == "rolling" else None
+        self._drain = None if adopt == "lockstep" else Drain(self._port, adoption, deadlines, self._lag)
+        self._forced = ""  # of the pause that is on
+        self._draining: int | None = None
+        self._turn = threading.RLock()  # one install at a time
+        self._slept = False  # and was not brought up to date since
+        self._looked = time.monotonic()
         self._settings = dict(engine=name, link=self._workers.path, agent=agent, job=job, mode=mode, install=install,
                               checkpoint=checkpoint, draft=draft)
         self._changed = threading.Condition()
@@ -130,23 +154,78 @@ class EngineDriver:
         """Waits for the next committed version and installs it; None after `timeout` seconds without one. Where the engine was
         found to have lost parameters of the version that it serves (`wwctl verify`), that is installed again, and returned.
 
+        An engine that sleeps is left alone until it is awake; then what it serves is installed again.
+
         Raises InstallError, which says on which version the engine is. A version that failed for another reason
         than its canary is tried again by the next call, until the coordinator evicts the engine. With "paused-live" the
         call may take `timeout` and the transfer.
         """
         if not self._ranks:
             self.init()
+        end = time.monotonic() + timeout
         event = self._workers.wait_event(timeout, losses=True)
-        self._replacer.seconds = {}
+        if not self._wait_awake(event is not None, end):
+            return None
+        with self._turn:
+            return self._take(self._workers.wait_event(0.0, losses=True) if self._slept else event)
+
+    def _take(self, event: Message | None) -> Serving | None:
+        self._replacer.seconds, self._forced = {}, ""
+        slept, self._slept = self._slept, False
         if event is not None and "lost" in event:
             return self._restore(event["lost"]["epoch"], event["lost"]["why"])
         if event is not None and "rank" in event:
             event = self._give_room(event)
-        return self._install(event["epoch"], event["version"], event.get("lineage", 1)) if event is not None else None
+        if event is not None:
+            return self._install(event["epoch"], event["version"], event.get("lineage", 1))
+        if slept and self.serving is not None:
+            return self._restore(self.serving.epoch, "the engine slept, and somebody else than its driver woke it; what it answered "
+                                                     "meanwhile may be of no version")
+        return None
+
+    # ---- sleep
+
+    def _wait_awake(self, wanted: bool, end: float) -> bool:
+        """Whether the engine is awake before `end`; what it slept through is then known. `wanted`: it is about to be touched."""
+        if self._paused_at is not None:
+            return True  # by this driver, which vLLM cannot tell from sleep
+        if not wanted and time.monotonic() < self._looked + self._port.look_seconds:
+            return True
+        while self._port.asleep(self.deadlines.prepare):
+            if not self._slept:
+                self._slept = True
+                self.last_error = errors.NotReadyError(
+                    "the engine sleeps, or somebody has paused it: no version is installed until it is awake",
+                    code="FAILED_PRECONDITION", remedy="call the driver's wake_up (of a paused one: resume_generation)")
+                log.warning("weightwire: %s", self.last_error)
+            if self._stop.wait(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))) or time.monotonic() >= end:
+                return False
+        self._looked = time.monotonic()
+        return True
+
+    def wake_up(self) -> Serving | None:
+        """Wakes an engine that sleeps. vLLM's level 2 gives the weights away, so they are installed again, from the stage, before
+        anything is scheduled: no request sees what lay there. What was waiting goes on. Returns what is served; None: no version
+        of weightwire is, and whoever loads the weights has to.
+
+        Raises InstallError: the engine sleeps on, and answers nothing. A version that came meanwhile is installed by `step`."""
+        with self._turn:
+            serving = self.serving
+            if self.broken:
+                raise errors.NotReadyError("the engine is on no version, and would answer from none", code="FAILED_PRECONDITION",
+                                           remedy="restart the engine")
+            try:
+                self._replacer.call("resume", lambda t: self._port.wake_up("weights", t))
+                self._slept, self._replacer.seconds = False, {}
+                if serving is None:
+                    self._replacer.call("resume", lambda t: self._port.wake_up("kv_cache", t))
+            except StepError as error:
+                raise self._failed(error, serving.version if serving else 0, serving.epoch if serving else 0) from error
+            return self._restore(serving.epoch, "the engine slept", asleep=True) if serving else None
 
     def _give_room(self, wanted: Message) -> Message | None:
         try:
-            self._pause_engine()
+            self._pause_engine(wanted["version"])
             with self._replacer.timed("transfer"):
                 offer = give_room(self._workers, wanted, self.deadlines, self._stop.is_set)
         except StepError as error:
@@ -156,10 +235,27 @@ class EngineDriver:
             self._resume_quietly()
         return offer
 
-    def _pause_engine(self) -> None:
-        if self._paused_at is None:  # pausing again would drop what is queued
+    @property
+    def draining(self) -> int | None:
+        """The version for which requests are waited for; what is sent to the engine now waits, and may go to another one."""
+        return self._draining
+
+    def _pause_engine(self, version: int | None = None) -> None:
+        """For `version`, when `adopt` says so; at once without."""
+        if self._paused_at is not None:  # pausing again would drop what is queued
+            return
+        drain = self._drain
+        if drain is None or version is None:
             self._replacer.call("pause", lambda t: self._port.pause(self._pause, t))
-            self._paused_at = time.monotonic()
+        else:
+            def wait(_: float) -> None:
+                self._forced = drain.pause(self._pause)
+            self._draining = version
+            try:
+                self._replacer.call("drain", wait, "pause")
+            finally:
+                self._draining = None
+        self._paused_at = time.monotonic()
 
     # ---- one version
 
@@ -170,17 +266,17 @@ class EngineDriver:
         step = self._replacer.call
         try:
             step("prepare", lambda t: self._workers.ask("prepare", t, epoch=epoch))
-            self._pause_engine()
+            self._pause_engine(version)
         except StepError as error:
             self._resume_quietly()
             raise self._failed(error, version, epoch) from error
-        failures = self._replacer.replace(epoch, version)
+        failures = self._replacer.replace(epoch, version, label(version, lineage))
         assert self._paused_at is not None
         serving = Serving(version, epoch, time.monotonic() - self._paused_at, "; ".join(map(str, failures)),
-                          lineage=lineage)
+                          lineage=lineage, forced=self._forced)
         if self._replacer.succeeded(failures):
             self._set(serving, broken=False)
-        elif not self._replacer.intact(before.epoch if before else None) and not (before and self._replacer.succeeded(self._replacer.replace(before.epoch, before.version))):
+        elif not self._replacer.intact(before.epoch if before else None) and not (before and self._replaced(before)):
             self._set(None, broken=True)
             raise self._failed(failures[0], version, epoch) from failures[0]
         self._resume(version, epoch)
@@ -206,27 +302,39 @@ class EngineDriver:
             self._changed.notify_all()
         return serving
 
+    def _replaced(self, serving: Serving) -> bool:
+        """Whether what was served could be installed again."""
+        return self._replacer.succeeded(self._replacer.replace(serving.epoch, serving.version, serving.label))
+
     def _seal(self) -> None:
         """What a parameter is from now on is known before the version counts as served."""
         seconds = self.deadlines.resume
         self._replacer.call("acknowledge", lambda t: self._workers.ask("sealed", t, seconds=0.8 * seconds), "resume")
 
-    def _restore(self, epoch: int, why: str) -> Serving | None:
-        """Installs what is served again, from the stage: what the engine answers now is not of this version."""
+    def _restore(self, epoch: int, why: str, asleep: bool = False) -> Serving | None:
+        """Installs what is served again, from the stage: what the engine answers now is not of this version. `asleep`: its weights'
+        memory is there, and the rest follows when it holds them."""
         self._workers.restored()
         serving = self.serving
         if serving is None or serving.epoch != epoch or self.broken:
             return None  # said of a version that was replaced meanwhile
         log.error("weightwire: version %d is installed again: %s", serving.version, why)
+        if asleep:
+            self._paused_at = time.monotonic()  # vLLM has done it; again would drop what is queued
         try:
             self._pause_engine()
         except StepError as error:
             self._resume_quietly()
             raise self._failed(error, serving.version, epoch) from error
-        failures = self._replacer.replace(epoch, serving.version)
+        failures = self._replacer.replace(epoch, serving.version, serving.label)
         if not self._replacer.succeeded(failures):
             self._set(None, broken=True)
             raise self._failed(failures[0], serving.version, epoch) from failures[0]
+        if asleep:
+            try:
+                self._replacer.call("resume", lambda t: self._port.wake_up("kv_cache", t))
+            except StepError as error:
+                raise self._failed(error, serving.version, epoch) from error
         self._resume(serving.version, epoch)
         try:
             self._seal()
@@ -262,7 +370,7 @@ class EngineDriver:
         try:
             self._replacer.call("pause", lambda t: self._port.pause("abort", t))
             self._paused_at = time.monotonic()
-            back = before is not None and self._replacer.succeeded(self._replacer.replace(before.epoch, before.version))
+            back = before is not None and self._replaced(before)
         except StepError as error:
             log.error("weightwire: %s: %s", error.step, error)
             back = False
@@ -316,7 +424,7 @@ class EngineDriver:
                     break
                 self._stop.wait(pause)
                 pause = min(2 * pause, _PAUSE_SECONDS_MAX if self._ranks else _INIT_PAUSE_SECONDS_MAX)
-        self._workers.close()
+        self._close_lines()
 
     def wait_version(self, version: int, timeout: float, *, lineage: int = 1) -> Serving:
         """Until the engine serves `version` of `lineage` (Publisher.lineage) or a later one, acknowledged. For use beside
@@ -337,6 +445,7 @@ class EngineDriver:
     def status(self) -> dict[str, Any]:
         """For people and probes."""
         return {"serving": asdict(self.serving) if self.serving else None, "ready": self.ready, "broken": self.broken,
+                "draining": self._draining,
                 "fences": self._workers.fences, "last_error": str(self.last_error) if self.last_error else None}
 
     def close(self) -> None:
@@ -345,11 +454,16 @@ class EngineDriver:
         self._stop.set()
         self._workers.stop_waiting()
         if self._thread is None:
-            self._workers.close()
+            self._close_lines()
             return
         self._thread.join(0 if is_here(self._port) else self.deadlines.close)
         if self._thread.is_alive():
             log.warning("weightwire: the driver was closed while it was busy; its thread ends with what it does")
+
+    def _close_lines(self) -> None:
+        self._workers.close()
+        if self._lag is not None:
+            self._lag.close()
 
     def __enter__(self) -> "EngineDriver":
         return self

@@ -214,6 +214,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             with self._lock:
                 self._lock.wait_for(lambda: not self._sealing, message["seconds"])
         elif do == "make_room":
+            self._interrupted = True
             self._make_room(message["epoch"])
         elif do in ("acknowledge", "refuse"):
             with self._lock:

@@ -1,6 +1,8 @@
 """The same few calls on an engine, whichever way it is reached. Every call ends within its `timeout`, in seconds.
 
-All methods block and raise on failure; `reset_prefix_cache` tells whether the cache is empty now.
+All methods block and raise on failure; `reset_prefix_cache` tells whether the cache is empty now, `asleep` whether vLLM has given
+memory away, or somebody has paused it (vLLM says the same of both). `wake_up` gives "weights" or "kv_cache" back; with the last of
+them vLLM schedules again.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ class Port(Protocol):
     """What the driver asks of an engine."""
 
     needs_thread: bool
+    look_seconds: float  #: between two looks at whether the engine sleeps, while nothing is to be done
 
     def init(self, settings: dict[str, Any], timeout: float) -> None: ...
     def pause(self, mode: str, timeout: float) -> None: ...
@@ -33,6 +36,8 @@ class Port(Protocol):
     def set_version(self, version: str, timeout: float) -> None: ...
     def reset_prefix_cache(self, running: bool, timeout: float) -> bool: ...
     def resume(self, timeout: float) -> None: ...
+    def asleep(self, timeout: float) -> bool: ...
+    def wake_up(self, tag: str, timeout: float) -> None: ...
     def generate(self, prompt: Sequence[int], max_tokens: int, timeout: float) -> list[int]: ...
 
 
@@ -41,6 +46,7 @@ class LlmPort:
     cannot be given up: vLLM loses track of its workers' answers when one runs out of time."""
 
     needs_thread = False
+    look_seconds = 0.0
 
     def __init__(self, llm: Any):
         self._llm = llm
@@ -80,6 +86,12 @@ class LlmPort:
     def resume(self, timeout: float) -> None:
         pass
 
+    def asleep(self, timeout: float) -> bool:
+        return bool(self._llm.llm_engine.is_sleeping())
+
+    def wake_up(self, tag: str, timeout: float) -> None:
+        self._llm.wake_up(tags=[tag])
+
     def generate(self, prompt: Sequence[int], max_tokens: int, timeout: float) -> list[int]:
         from vllm import SamplingParams
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
@@ -91,6 +103,7 @@ class AsyncPort:
     """An `AsyncLLM` that lives on `loop`; called from another thread."""
 
     needs_thread = True
+    look_seconds = 0.0
 
     def __init__(self, llm: Any, loop: asyncio.AbstractEventLoop):
         self._llm, self.loop = llm, loop
@@ -132,6 +145,12 @@ class AsyncPort:
     def resume(self, timeout: float) -> None:
         self._run(self._llm.resume_generation(), timeout)
 
+    def asleep(self, timeout: float) -> bool:
+        return bool(self._run(self._llm.is_sleeping(), timeout))
+
+    def wake_up(self, tag: str, timeout: float) -> None:
+        self._run(self._llm.wake_up(tags=[tag]), timeout)
+
     def generate(self, prompt: Sequence[int], max_tokens: int, timeout: float) -> list[int]:
         return list(self._run(self._generate(list(prompt), max_tokens), timeout))
 
@@ -150,6 +169,7 @@ class HttpPort:
     """A `vllm serve` with VLLM_SERVER_DEV_MODE=1. Those routes have no rights: keep them on loopback."""
 
     needs_thread = True
+    look_seconds = 5.0  # each look is a line in the server's log
 
     def __init__(self, base_url: str):
         self._base = base_url.rstrip("/")
@@ -197,6 +217,12 @@ class HttpPort:
 
     def resume(self, timeout: float) -> None:
         self._call("resume", timeout)
+
+    def asleep(self, timeout: float) -> bool:
+        return bool(self._call("is_sleeping", timeout, method="GET", optional=True).get("is_sleeping", False))
+
+    def wake_up(self, tag: str, timeout: float) -> None:
+        self._call("wake_up", timeout, query={"tags": tag})
 
     def generate(self, prompt: Sequence[int], max_tokens: int, timeout: float) -> list[int]:
         if self._model is None:

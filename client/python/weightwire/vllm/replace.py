@@ -24,7 +24,7 @@ class Deadlines:
     transfer: float = 300.0  #: paused-live: from the pause until the version lies in every rank's stage
     room: float = 10.0  #: paused-live: for a rank to give its stage up
     prepare: float = 20.0
-    pause: float = 20.0
+    pause: float = 20.0  #: with `adopt`, beside adopt_within
     start: float = 20.0
     update: float = 60.0
     finish: float = 60.0
@@ -77,12 +77,13 @@ class Replacer:
             except Exception as error:
                 raise StepError(name, error) from error
 
-    def replace(self, epoch: int, version: int) -> list[StepError]:
-        """Installs a staged epoch on every rank; returns the tries that failed, `attempts` when all did."""
+    def replace(self, epoch: int, version: int, label: str) -> list[StepError]:
+        """Installs a staged epoch on every rank, and has vLLM label outputs with `label`; returns the tries that failed,
+        `attempts` when all did."""
         failures: list[StepError] = []
         while len(failures) < self._attempts:
             try:
-                self._replace_once(epoch, version)
+                self._replace_once(epoch, version, label)
                 break
             except StepError as error:
                 log.warning("weightwire: epoch %d: %s", epoch, error)
@@ -93,7 +94,7 @@ class Replacer:
     def succeeded(self, failures: list[StepError]) -> bool:
         return len(failures) < self._attempts
 
-    def _replace_once(self, epoch: int, version: int) -> None:
+    def _replace_once(self, epoch: int, version: int, label: str) -> None:
         ticket = {"epoch": epoch, "version": version}  # one for all ranks: vLLM before 0.29 takes no list
         for draft in (False, True) if self._draft else (False,):
             if self._workers.sessions:
@@ -103,7 +104,7 @@ class Replacer:
             else:
                 self._update_without_sessions(ticket)
         self.call("finish", lambda t: self._check_ranks(epoch, t))
-        self.call("finish", lambda t: self._port.set_version(str(version), t))
+        self.call("finish", lambda t: self._port.set_version(label, t))
         self.call("reset", self._reset)
 
     def _update_without_sessions(self, ticket: dict[str, Any]) -> None:
