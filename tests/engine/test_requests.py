@@ -3,6 +3,7 @@
 import pytest
 
 from tests.engine import rig
+from weightwire.vllm import spans
 
 KIND = "qwen2"
 LONG, PROMPT = 400, rig.PROMPTS[0]
@@ -25,6 +26,7 @@ def job(module_stack, checkpoint):
             running.wait_tokens(3)
             assert driver.step(60).version == self.version
             assert self.trainer.released()["version"] == self.version
+            self.output = running.result().outputs[0]
             return rig.answers_of(running.result())
 
         def whole(self, prompt=PROMPT, tokens=LONG):
@@ -35,13 +37,13 @@ def job(module_stack, checkpoint):
 def test_abort_ends_the_request_with_what_the_old_weights_said(job):
     old = job.whole()
     got = job.update(seed=1, pause="abort")
-    assert got["finish"] == "abort"
+    assert got["finish"] == "abort" and [span.version for span in spans(job.output)] == [None]
     assert 3 <= len(got["tokens"]) < LONG and got["tokens"] == old["tokens"][:len(got["tokens"])]
 
 
 def test_wait_lets_the_request_end_on_the_old_weights(job):
     old = job.whole()
-    assert job.update(seed=2, pause="wait") == old
+    assert job.update(seed=2, pause="wait") == old and [span.version for span in spans(job.output)] == [job.version - 1]
     assert job.whole() != old
 
 
@@ -56,6 +58,9 @@ def test_keep_goes_on_with_the_new_weights_and_a_cache_that_they_made(job):
         return job.whole(PROMPT + got["tokens"][:i], LONG - i)["tokens"] == got["tokens"][i:]
     # The switch lies at or before the first token that differs: from there on the new weights say the same.
     assert any(continued_from(i) for i in range(same, 2, -1))
+    before, after = spans(job.output)
+    assert (before.version, after.version) == (job.version - 1, job.version) and (before.begin, after.end) == (0, LONG)
+    assert before.end == after.begin and 3 <= after.begin <= same and continued_from(after.begin), "each token has its label"
 
 
 def test_a_cached_prompt_is_answered_by_the_new_weights(job, fresh, checkpoint):

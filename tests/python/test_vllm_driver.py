@@ -14,7 +14,7 @@ import pytest
 from conftest import until
 from weightwire import NotReadyError, RefusedError
 from weightwire.vllm import Deadlines, EngineDriver, InstallError, Serving, Span, adopt as adopt_module, driver as driver_module, spans
-from weightwire.vllm.labels import label
+from weightwire.labels import label
 from weightwire.vllm.link import Link
 from weightwire.vllm.replace import StepError
 

@@ -1,17 +1,19 @@
 """The hook behind SGLang's own WeightUpdater and plug-in framework, on a CPU. The model is ours: no SGLang model runs
 without a GPU."""
 
+import time
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from sglang.srt.managers.scheduler_components import weight_updater as scheduler
 from sglang.srt.model_executor.model_runner_components import weight_updater
 from sglang.srt.plugins.hook_registry import HookRegistry
 
 import weightwire.sglang
 import weightwire.torch
 from weightwire import AbortedError, Client, DeadlineError, RefusedError
-from weightwire.sglang import LOADER, ticket
+from weightwire.sglang import LOADER, NOT_YET, ticket
 
 
 class Model(torch.nn.Module):
@@ -24,7 +26,8 @@ class Model(torch.nn.Module):
 
     def load_weights(self, weights):
         for name, tensor in weights:
-            if self.fail:
+            if self.fail is True or self.fail == (name, 1):
+                self.fail = self.fail is True
                 raise KeyError(name)
             self.qk[{"q": slice(0, 4), "k": slice(4, 6)}[name]] = tensor
 
@@ -158,21 +161,81 @@ def test_anything_but_a_ticket_is_refused(engine, tmp_path):
         engine.update_weights_from_tensor(ticket("e", str(tmp_path), 1), load_format=LOADER)
 
 
-def test_the_plug_in_makes_the_loader_known_without_its_flag(engine):
-    fresh = weight_updater.WeightUpdater(
-        tp_rank=0, device="cpu", gpu_id=0, model_config=None, custom_weight_loaders=[],
-        get_model=engine.get_model, update_model_fields=None, recapture_cuda_graph=None, get_model_runner=lambda: None)
+@pytest.fixture
+def plugged(engine):
+    """As a scheduler process has it where weightwire is installed beside SGLang; the loader's flag is not given."""
+    hooked = [weight_updater.WeightUpdater, scheduler.SchedulerWeightUpdaterManager]
+    originals = [owner.update_weights_from_tensor for owner in hooked]
+    weightwire.sglang.register()
+    HookRegistry.apply_hooks()
+    engine.custom_weight_loaders.clear()
+    yield engine
+    for owner, original in zip(hooked, originals):
+        owner.update_weights_from_tensor = original
+    HookRegistry.reset()
+
+
+def until_loaded(updater, daemon, checkpoint, version, **more):
+    end = time.monotonic() + 60
+    while (answer := update(updater, daemon, checkpoint, version, **more)) != (True, "Success"):
+        assert NOT_YET in answer[1] and time.monotonic() < end, answer
+    return answer
+
+
+def test_without_the_plug_in_the_loader_has_to_be_named(engine):
+    engine.custom_weight_loaders.clear()
     with pytest.raises(NotImplementedError):
-        fresh.update_weights_from_tensor([("x", torch.ones(1))], load_format=LOADER)
-    original = weight_updater.WeightUpdater.update_weights_from_tensor
-    try:
-        weightwire.sglang.register()
-        HookRegistry.apply_hooks()
-        with pytest.raises(RefusedError, match="one ticket"):  # it is ours that is called now
-            fresh.update_weights_from_tensor([("x", torch.ones(1))], load_format=LOADER)
-    finally:
-        weight_updater.WeightUpdater.update_weights_from_tensor = original
-        HookRegistry.reset()
+        engine.update_weights_from_tensor([("x", torch.ones(1))], load_format=LOADER)
+
+
+def test_with_the_plug_in_a_scheduler_goes_on_until_the_version_has_come(daemon, checkpoint, plugged):
+    begun = time.monotonic()
+    good, why = update(plugged, daemon, checkpoint, 1)
+    assert not good and NOT_YET in why and time.monotonic() - begun < 5
+    with weightwire.torch.Publisher(weights(5), rank=0, world_size=1, agent=daemon.agent_socket) as trainer, \
+            Client(daemon.grpc) as client:
+        until_loaded(plugged, daemon, checkpoint, 0)
+        for _ in range(2):
+            good, why = update(plugged, daemon, checkpoint, 1)
+            assert not good and "version 1 has not come to rank 0" in why and not plugged.get_model().qk.any()
+        trainer.publish(1)
+        assert until_loaded(plugged, daemon, checkpoint, 1, ask=True) and not plugged.get_model().qk.any()
+        until_loaded(plugged, daemon, checkpoint, 1)
+        assert torch.equal(plugged.get_model().qk, torch.cat([weights(5)["q"], weights(5)["k"]]))
+        client.wait_version(1, timeout=30, engines=["engine-a"])
+
+
+def test_with_the_plug_in_an_agent_that_is_not_there_holds_nobody(checkpoint, plugged, tmp_path):
+    begun = time.monotonic()
+    order = ticket("engine-a", checkpoint, 1, agent=str(tmp_path / "nobody.sock"), deadline=3.0)
+    said = [plugged.update_weights_from_tensor(order, load_format=LOADER) for _ in range(3)]
+    assert not any(good for good, _ in said) and time.monotonic() - begun < 10
+    end = time.monotonic() + 60
+    while "could not join" not in (why := plugged.update_weights_from_tensor(order, load_format=LOADER)[1]):
+        assert time.monotonic() < end, why
+
+
+def test_with_the_plug_in_a_loader_that_fails_leaves_the_version_before(daemon, checkpoint, plugged, monkeypatch):
+    now = {"w": weights(1)}
+    with weightwire.torch.Publisher(lambda: now["w"].items(), rank=0, world_size=1, agent=daemon.agent_socket) as trainer, \
+            Client(daemon.grpc) as client:
+        trainer.publish(1)
+        until_loaded(plugged, daemon, checkpoint, 1)
+        now["w"] = weights(2)
+        trainer.publish(2)
+        until_loaded(plugged, daemon, checkpoint, 2, ask=True)
+        plugged.get_model().fail = "k", 1  # once, after q was loaded
+        good, why = update(plugged, daemon, checkpoint, 2)
+        assert not good and "KeyError: 'k'" in why and why.endswith("The engine is on version 1")
+        assert torch.equal(plugged.get_model().qk, torch.cat([weights(1)["q"], weights(1)["k"]]))
+        assert client.status().engines[0].state == "installing"  # not acknowledged
+        until_loaded(plugged, daemon, checkpoint, 2)
+        assert torch.equal(plugged.get_model().qk, torch.cat([weights(2)["q"], weights(2)["k"]]))
+        client.wait_version(2, timeout=30, engines=["engine-a"])
+
+
+def test_with_the_plug_in_anything_but_a_ticket_is_answered(plugged):
+    assert "one ticket" in plugged.update_weights_from_tensor([("x", torch.ones(1))], load_format=LOADER)[1]
 
 
 def test_version_zero_only_joins(daemon, checkpoint, engine):

@@ -30,9 +30,11 @@ import torch.distributed as dist
 
 from weightwire import errors, megatron
 from weightwire.publisher import DeltaMode, Lineage
-from weightwire.sglang import LOADER, payloads, ticket
+from weightwire.labels import label
+from weightwire.sglang import LOADER, NOT_YET, payloads, ticket
 
 #: Seconds beyond the deadline for engines to generate again, and for ranks to hear of it.
+_ASK_SECONDS = 0.1  # before a ticket that came too early is sent again
 _RESUME_SECONDS = 30.0
 
 
@@ -191,13 +193,19 @@ class WeightUpdater:
     def _send(self, engines: Mapping[str, Any], version: int, catch_up: bool = False) -> dict[str, str]:
         """Tickets; for version 0 engines only join, and keep their cache. What went wrong, by engine."""
         arguments: dict[str, dict[str, Any]] = {}
+        lineage = self._publisher.lineage if version and self._publisher else 1
         for name in engines:
             order = ticket(name, self._args.hf_checkpoint, version, agent=self._agent, job=self._job,
                            deadline=self._left(), catch_up=catch_up,
-                           lineage=self._publisher.lineage if version and self._publisher else 1)
+                           lineage=lineage)
             arguments[name] = dict(serialized_named_tensors=payloads(order, self._tp_sizes[name]), load_format=LOADER,
-                                   flush_cache=version > 0, weight_version=str(version) if version else None)
-        return self._each(engines, "update_weights_from_tensor", arguments)
+                                   flush_cache=version > 0, weight_version=label(version, lineage) if version else None)
+        failed = self._each(engines, "update_weights_from_tensor", arguments)
+        while self._left() > 0 and (again := {name: engines[name] for name, why in failed.items() if NOT_YET in why}):
+            time.sleep(_ASK_SECONDS)
+            failed = {name: why for name, why in failed.items() if name not in again} | \
+                self._each(again, "update_weights_from_tensor", arguments)
+        return failed
 
     def _each(self, engines: Mapping[str, Any], method: str, arguments: Mapping[str, dict[str, Any]] | None = None,
               seconds: float | None = None) -> dict[str, str]:

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 _HOME = {"Adapter": "adapter", "AdapterDriver": "adapter", "Deadlines": "replace", "EngineDriver": "driver",
-         "InstallError": "driver", "Serving": "driver", "Span": "labels", "spans": "labels"}
+         "InstallError": "driver", "Serving": "driver", "Span": "weightwire.labels", "spans": "weightwire.labels"}
 __all__ = [*_HOME, "register"]
 
 
@@ -27,5 +27,6 @@ def register() -> None:
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(importlib.import_module(f"weightwire.vllm.{_HOME[name]}"), name)
+        home = _HOME[name]
+        return getattr(importlib.import_module(home if "." in home else f"weightwire.vllm.{home}"), name)
     raise AttributeError(name)

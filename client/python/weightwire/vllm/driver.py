@@ -17,7 +17,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from weightwire import errors
 from weightwire.vllm.adopt import Adoption, Drain, Lag
-from weightwire.vllm.labels import label
+from weightwire.labels import label
 from weightwire.vllm.link import Message, Workers
 from weightwire.vllm.ports import is_here, is_unsupported, port_of
 from weightwire.vllm.replace import Deadlines, Replacer, StepError

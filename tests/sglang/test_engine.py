@@ -1,0 +1,106 @@
+"""Real SGLang engines on a CPU, at TP 1 and 2: what they answer after an update equals what they answered when they had loaded the
+same checkpoint by themselves, from disk, bit for bit. In the place of SGLang's GPU kernels is `stub`."""
+
+import contextlib
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import load_file
+
+import weightwire.torch
+from weightwire import Client
+
+HERE = pathlib.Path(__file__).resolve().parent
+ENGINE = "engine-a"
+
+
+class Host:
+    def __init__(self, model, tp):
+        self._process = subprocess.Popen([sys.executable, str(HERE / "engine_host.py"), str(model), str(tp)], stdin=subprocess.PIPE,
+                                         stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert self._answer() == {"answer": "ready"}
+
+    def _answer(self):
+        line = self._process.stdout.readline()
+        assert line, f"the engine ended with {self._process.wait(10)}"
+        return json.loads(line)
+
+    def ask(self, do, **arguments):
+        self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def __call__(self, do, **arguments):
+        answer = self.ask(do, **arguments)
+        assert "error" not in answer, answer
+        return answer["answer"]
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait(120)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+
+    def get(seed):
+        path = folder / str(seed)
+        if not path.exists():
+            subprocess.run([sys.executable, str(HERE.parent / "engine/models.py"), str(path), "qwen2", str(seed)], check=True)
+        return str(path)
+    return get
+
+
+def said(answers):
+    return [(answer["tokens"], answer["logprobs"]) for answer in answers]
+
+
+def labels(answers):
+    return {tuple(map(tuple, answer["spans"])) for answer in answers}
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_versions_requests_in_flight_and_one_that_does_not_come(tp, checkpoint, daemon):
+    now = {}
+    with contextlib.closing(Host(checkpoint(0), tp)) as host, Client(daemon.grpc) as client, \
+            weightwire.torch.Publisher(lambda: now.items(), rank=0, world_size=1, agent=daemon.agent_socket) as trainer:
+        want = {0: said(host("answers"))}  # of an engine that was started on it
+        for seed in (1, 2):
+            assert host("from_disk", model=checkpoint(seed))[0]
+            want[seed] = said(host("answers"))
+        assert len({str(answers) for answers in want.values()}) == 3
+
+        def update(version, **more):
+            return dict(engine=ENGINE, checkpoint=checkpoint(0), version=version, agent=daemon.agent_socket, deadline=300, **more)
+
+        def publish(version, seed):
+            now.clear()
+            now.update(load_file(f"{checkpoint(seed)}/model.safetensors"))
+            return trainer.publish(version)
+        for version, seed in enumerate((1, 0, 2), 1):
+            publish(version, seed)
+            host("update", **update(version))
+            answers = host("answers")
+            assert said(answers) == want[seed], f"version {version}"
+            assert labels(answers) == {((str(version), 0, 16),)}
+            client.wait_version(version, timeout=60, engines=[ENGINE])
+        assert {p.spec for p in client.status().participants if p.group == ENGINE} == {f"sglang:tp{tp}"}, "a rank's own part, not all"
+
+        late = host.ask("update", **{**update(9), "deadline": 3})
+        assert "version 9 did not come within 3 s" in late["error"] and said(host("answers")) == want[2]
+
+        publish(4, 1)
+        host("begin", prompt=[5, 6, 7], tokens=300)
+        host("update", **update(4, pause="retract"))
+        got = host("result")
+        before, after = got["spans"]
+        assert (before[0], after[0], before[1], after[2]) == ("3", "4", 0, 300) and before[2] == after[1] >= 3
+        cut = after[1]
+        assert got["tokens"][cut:] == host("continued", prompt=[5, 6, 7, *got["tokens"][:cut]], tokens=300 - cut)["tokens"]
+        assert said(host("answers")) == want[1]
+        assert host("from_disk", model=checkpoint(2))[0]
+        assert got["tokens"][:cut] == host("continued", prompt=[5, 6, 7], tokens=cut)["tokens"]
