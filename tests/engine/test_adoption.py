@@ -9,7 +9,6 @@ import threading
 import time
 from collections import defaultdict
 
-import pytest
 
 from tests.engine import rig
 from tests.engine.conftest import Stack

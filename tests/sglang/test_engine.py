@@ -65,7 +65,7 @@ def labels(answers):
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_versions_requests_in_flight_and_one_that_does_not_come(tp, checkpoint, daemon):
-    now = {}
+    now = load_file(f"{checkpoint(1)}/model.safetensors")
     with contextlib.closing(Host(checkpoint(0), tp)) as host, Client(daemon.grpc) as client, \
             weightwire.torch.Publisher(lambda: now.items(), rank=0, world_size=1, agent=daemon.agent_socket) as trainer:
         want = {0: said(host("answers"))}  # of an engine that was started on it

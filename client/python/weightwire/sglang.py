@@ -20,7 +20,7 @@ import time
 import weakref
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Mapping, Sequence, cast
+from typing import Any, Callable, Sequence, cast
 
 import torch
 import torch.distributed as dist
