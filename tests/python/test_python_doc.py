@@ -65,9 +65,9 @@ def exported(path: pathlib.Path) -> dict[str, ast.AST]:
                if isinstance(node, ast.ImportFrom) for alias in node.names}
     names: list[str] = []
     for item in assigned["__all__"].elts:
-        if isinstance(item, ast.Starred):  # a table of names and their submodules, which are imported when they are asked for
+        if isinstance(item, ast.Starred):  # a table of names and their submodules, or whole modules, which are imported when they are asked for
             lazy = ast.literal_eval(assigned[item.value.id])
-            origins |= {name: (f"{module_name(path)}.{submodule}", name) for name, submodule in lazy.items()}
+            origins |= {name: (home if "." in home else f"{module_name(path)}.{home}", name) for name, home in lazy.items()}
             names += lazy
         else:
             names.append(ast.literal_eval(item))
