@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import store_reader
-from conftest import BINARIES, ROOT
+from conftest import ROOT
 from store_server import KEYS, Proxy, half_the_time
 from weightwire.memory import TensorMeta
 from weightwire.store import Image, Layout, Objects, Reader, Signer, StoreError, Uploader, TrustedKeys, gc, verify

@@ -324,7 +324,9 @@ class _Rank:
 
     def __init__(self, order: Ticket, model: Any):
         self._order, self._main = order, weakref.ref(model)
-        self._rank, self._world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        joined = dist.is_initialized()
+        self._rank: int = dist.get_rank() if joined else 0
+        self._world_size: int = dist.get_world_size() if joined else 1
         self._form: _Form | None = None
         self._subscriber: Subscriber | None = None
         self._failure: Exception | None = None  # to join

@@ -133,7 +133,7 @@ def make_whole(folder: Path) -> bool:
     the next call goes on. Checkpoints that are based on it stay as they are: its digest is the same."""
     manifest: Any = read_json(folder / MANIFEST)
     names = [name for entry in manifest.get("ranks", []) for name in entry["files"]]
-    changes = manifest.get("version") == 2
+    changes: bool = manifest.get("version") == 2
     if changes:
         opened = open_at(folder)
         try:
