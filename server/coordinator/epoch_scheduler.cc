@@ -70,6 +70,8 @@ void EpochScheduler::OnPlanFailed(const PendingEpoch& pending) {
 void EpochScheduler::TellCommitted() {
   const CommitRecord& committed = shared_.decisions.committed;
   s_.metrics.Set("epoch_committed", static_cast<double>(committed.epoch.value));
+  s_.metrics.Set("version_committed", static_cast<double>(committed.version.value));
+  s_.metrics.Set("last_commit_timestamp_seconds", shared_.decisions.committed_wall);
   s_.metrics.Set("lineage", static_cast<double>(committed.newest));
 }
 

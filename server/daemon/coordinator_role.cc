@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "server/base/strand_call.h"
+#include "server/daemon/coordinator_gauges.h"
 #include "server/daemon/directories.h"
 #include "server/daemon/pages.h"
 #include "server/daemon/status_documents.h"
@@ -151,9 +152,16 @@ Window CoordinatorRole::window() {
           return WriteDocument(
               [plans = NewestPlans(*coordinator_)] { return PlansDocument(plans); });
         }},
-       {kLinksDocument, [this] {
+       {kLinksDocument,
+        [this] {
           return WriteDocument([links = coordinator_->Edges()] { return LinksDocument(links); });
-        }}}};
+        }}},
+      [this] {
+        return SetGauges(
+            [snapshot = coordinator_->Snapshot(GaugesQuery())](metrics::PrometheusSink& sink) {
+              SetCoordinatorGauges(snapshot, sink);
+            });
+      }};
 }
 
 void CoordinatorRole::Stop() {

@@ -27,14 +27,16 @@ constexpr std::chrono::seconds kSessionWait(5);
 
 class DaemonImpl final : public Daemon {
  public:
-  explicit DaemonImpl(const Config& config)
-      : config_(config), workers_("worker", static_cast<int>(config.worker_threads)) {}
+  DaemonImpl(const Config& config, Build build)
+      : config_(config),
+        build_(std::move(build)),
+        workers_("worker", static_cast<int>(config.worker_threads)) {}
   ~DaemonImpl() override { Stop(); }
 
   /// False: a signal came while this one stood by.
   Result<bool> Open() {
     metrics::DeclareAll(sink_);
-    sink_.Set("build_info", 1, {{"version", WEIGHTWIRE_VERSION}});
+    sink_.Set("build_info", 1, {{"version", build_.version}, {"revision", build_.revision}});
     sink_.Set("insecure_mode", config_.insecure ? 1 : 0, {});
     WW_ASSIGN(auto identity, OwnIdentity(config_));
     const Host host{io_, workers_, SystemClock(), sink_, std::move(identity)};
@@ -120,6 +122,7 @@ class DaemonImpl final : public Daemon {
   }
 
   const Config config_;
+  const Build build_;
   metrics::PrometheusSink sink_;
   const rpc::GrpcLog grpc_log_{sink_};
   boost::asio::io_context io_{1};
@@ -138,8 +141,8 @@ class DaemonImpl final : public Daemon {
 
 }  // namespace
 
-Result<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
-  auto daemon = std::make_unique<DaemonImpl>(config);
+Result<std::unique_ptr<Daemon>> Daemon::Start(const Config& config, const Build& build) {
+  auto daemon = std::make_unique<DaemonImpl>(config, build);
   WW_ASSIGN(const bool opened, daemon->Open());
   if (!opened) daemon.reset();
   return daemon;

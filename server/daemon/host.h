@@ -8,7 +8,7 @@
 #include "server/base/clock.h"
 #include "server/base/executor.h"
 #include "server/daemon/http_server.h"
-#include "server/metrics/metrics.h"
+#include "server/metrics/prometheus_sink.h"
 #include "server/tls/identity.h"
 
 namespace boost::asio {
@@ -29,6 +29,8 @@ struct Host {
 /// Writes a document, on any thread, from what was collected on a strand.
 using WriteDocument = std::function<HttpReply()>;
 
+using SetGauges = std::function<void(metrics::PrometheusSink&)>;
+
 /// How a role shows itself over HTTP. The functions run on `strand`.
 struct Window {
   Executor* strand = nullptr;
@@ -36,6 +38,7 @@ struct Window {
   std::function<std::string()> page;  ///< the role's part of /status
   /// Collects what the document at a path is written from.
   std::map<std::string, std::function<WriteDocument()>> documents{};
-};
+  /// Collects, when /metrics is asked for, what gauges of the role are set from.
+  std::function<SetGauges()> measure = [] { return [](metrics::PrometheusSink&) {}; };
 
 }  // namespace weightwire::daemon

@@ -1,31 +1,23 @@
 #include "server/daemon/http_pages.h"
 
-#include <dirent.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "server/daemon/status_documents.h"
 #include "server/daemon/tls_setup.h"
+#include "server/metrics/process.h"
 
 namespace weightwire::daemon {
 namespace {
 
 using Windows = std::shared_ptr<const std::vector<Window>>;
 
-int OpenDescriptors() {
-  DIR* directory = opendir("/proc/self/fd");
-  if (directory == nullptr) return 0;
-  int count = -3;  // ".", ".." and the directory itself
-  while (readdir(directory) != nullptr) ++count;
-  closedir(directory);
-  return count;
-}
-
 void SetProcessGauges(metrics::Sink& metrics) {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
-  metrics.Set("open_fds", OpenDescriptors());
+  metrics.Set("open_fds", std::max(0, metrics::OpenDescriptors()));
   metrics.Set("max_fds", static_cast<double>(limit.rlim_cur));
 }
 
@@ -88,10 +80,15 @@ HttpPage DocumentPage(const PageSources& from, const std::string& path) {
 
 std::map<std::string, HttpPage> Pages(const PageSources& sources) {
   std::map<std::string, HttpPage> pages;
-  pages["/metrics"] = [&sink = sources.sink, &config = sources.config](HttpRespond respond) {
-    SetProcessGauges(sink);
-    SetExpiryGauge(config, sink);
-    respond({200, "text/plain; version=0.0.4; charset=utf-8", sink.Text()});
+  pages["/metrics"] = [windows = sources.windows, &sink = sources.sink,
+                       &config = sources.config](HttpRespond respond) {
+    AskAll<SetGauges>(windows, &Window::measure,
+                      [&sink, &config, respond](std::vector<SetGauges> roles) {
+                        for (const SetGauges& set : roles) set(sink);
+                        SetProcessGauges(sink);
+                        SetExpiryGauge(config, sink);
+                        respond({200, "text/plain; version=0.0.4; charset=utf-8", sink.Text()});
+                      });
   };
   // Alive: every strand still takes its turn.
   pages["/healthz"] = [windows = sources.windows](HttpRespond respond) {

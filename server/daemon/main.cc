@@ -15,6 +15,7 @@
 #include "server/daemon/config.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/logging.h"
+#include "server/daemon/revision.h"
 #include "server/tls/credentials.h"
 
 namespace weightwire::daemon {
@@ -91,7 +92,7 @@ int Serve(const Config& config) {
   std::signal(SIGPIPE, SIG_IGN);
   StartLogging(config);
   WarnIfInsecure(config);
-  auto daemon = Daemon::Start(config);
+  auto daemon = Daemon::Start(config, {WEIGHTWIRE_VERSION, std::string(Revision())});
   if (!daemon) {
     ArmImpatience();
     return ReportFailure(daemon.error());
@@ -125,7 +126,7 @@ int Main(int argc, char** argv) {
   CLI::App app("weightwired moves weights from a trainer fleet to a rollout fleet");
   app.footer(kFooter);
   app.allow_extras();
-  app.set_version_flag("--version", WEIGHTWIRE_VERSION);
+  app.set_version_flag("--version", WEIGHTWIRE_VERSION " (" + std::string(Revision()) + ")");
   app.add_option("--config", line.config_path, "YAML file of settings")->type_name("FILE");
   app.add_flag("--print-config", line.print_config, "print the settings as YAML and exit");
   app.add_flag("--insecure", line.insecure, "allow plaintext listeners beyond loopback");

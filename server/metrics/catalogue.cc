@@ -56,6 +56,13 @@ void DeclareEpochs(Sink& sink) {
   sink.DeclareHistogram("epoch_duration_seconds", "Time from the start of an epoch to its end",
                         Seconds());
   sink.DeclareGauge("epoch_committed", "The last epoch whose COMMIT is durable");
+  sink.DeclareGauge("version_committed", "The version that is committed; 0: none yet");
+  sink.DeclareGauge("last_commit_timestamp_seconds",
+                    "Unix time of the last commit by this process; 0: none since it started");
+  sink.DeclareGauge(
+      "waiting_seconds",
+      "For so long everyone has waited for what `wwctl status` names; 0: for nothing, "
+      "or for something without a beginning");
   sink.DeclareGauge("lineage",
                     "The newest lineage of versions that is committed; rises by 1 when a trainer "
                     "goes back to an earlier step");
@@ -83,6 +90,24 @@ void DeclareMembers(Sink& sink) {
   sink.DeclareGauge("engines_not_ready",
                     "Complete engines that serve nothing, or not what is committed; without "
                     "drained ones");
+  sink.DeclareGauge("engines_installing",
+                    "Engines that are to change to a committed version and have not said that they "
+                    "did");
+  sink.DeclareGauge(
+      "engine_ready",
+      "1 for an engine that serves what is committed, or is about to change to it; of "
+      "engines with a process here that are not drained, at most 256, those that are "
+      "not ready first",
+      {});
+  sink.DeclareGauge("engine_version",
+                    "The version that an engine serves; 0: none. Of the engines of engine_ready",
+                    {});
+  sink.DeclareGauge(
+      "engine_versions_behind",
+      "Versions between what an engine serves and what is committed. Of the engines of "
+      "engine_ready",
+      {});
+  sink.DeclareGauge("engines_unlisted", "Engines without a series in engine_ready");
   sink.DeclareGauge("engines_drained",
                     "Complete engines that an operator has drained: they take no part in versions");
   sink.DeclareGauge("versions_behind_max",
@@ -204,7 +229,7 @@ void DeclareService(Sink& sink) {
   sink.DeclareHistogram("rpc_seconds", "Time to answer a unary RPC, by method", Seconds(), {});
   sink.DeclareGauge("insecure_mode",
                     "1 while started with --insecure: plaintext listeners beyond loopback");
-  sink.DeclareGauge("build_info", "1, with the version as a label", {});
+  sink.DeclareGauge("build_info", "1, with the version and the git revision as labels", {});
   sink.DeclareGauge("open_fds", "Open file descriptors of the process");
   sink.DeclareGauge("max_fds", "Most file descriptors that the process may open");
   sink.DeclareHistogram("journal_fsync_seconds", "Time to make one journal record durable",

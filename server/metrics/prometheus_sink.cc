@@ -7,11 +7,14 @@
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "server/base/status.h"
+#include "server/metrics/process.h"
 
 namespace weightwire::metrics {
 namespace {
@@ -40,6 +43,8 @@ struct PrometheusSink::Impl {
   std::mutex mutex;  ///< of the maps; metrics themselves are thread-safe
   std::map<std::string, prometheus::Family<prometheus::Counter>*, std::less<>> counters;
   std::map<std::string, prometheus::Family<prometheus::Gauge>*, std::less<>> gauges;
+  /// Series by gauge that Replace() has made.
+  std::map<std::string, std::vector<prometheus::Gauge*>, std::less<>> replaced;
   std::map<std::string, HistogramFamily, std::less<>> histograms;
 };
 
@@ -95,8 +100,30 @@ void PrometheusSink::Observe(std::string_view histogram, double value, const Lab
   entry.family->Add(MapOf(labels), entry.bounds).Observe(value);
 }
 
+void PrometheusSink::Replace(std::string_view gauge,
+                             const std::vector<std::pair<Labels, double>>& series) {
+  std::lock_guard lock(impl_->mutex);
+  auto& family = *Declared(impl_->gauges, gauge);
+  std::vector<prometheus::Gauge*>& made = impl_->replaced[std::string(gauge)];
+  for (prometheus::Gauge* old : made) family.Remove(old);
+  made.clear();
+  for (const auto& [labels, value] : series) {
+    made.push_back(&family.Add(MapOf(labels)));
+    made.back()->Set(value);
+  }
+}
+
 std::string PrometheusSink::Text() const {
-  return prometheus::TextSerializer().Serialize(impl_->registry.Collect());
+  std::vector<prometheus::MetricFamily> families;
+  {
+    // Replace() is seen as a whole.
+    std::lock_guard lock(impl_->mutex);
+    families = impl_->registry.Collect();
+  }
+  auto process = ProcessFamilies();
+  families.insert(families.end(), std::make_move_iterator(process.begin()),
+                  std::make_move_iterator(process.end()));
+  return prometheus::TextSerializer().Serialize(families);
 }
 
 }  // namespace weightwire::metrics

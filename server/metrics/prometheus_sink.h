@@ -2,12 +2,16 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "server/metrics/metrics.h"
 
 namespace weightwire::metrics {
 
-/// Keeps metrics for Prometheus, each name prefixed with "weightwire_". Thread-safe.
+/// Keeps metrics for Prometheus, each name prefixed with "weightwire_", and adds those of the
+/// process itself (process.h). Thread-safe.
 class PrometheusSink final : public Sink {
  public:
   PrometheusSink();
@@ -22,7 +26,11 @@ class PrometheusSink final : public Sink {
   void Set(std::string_view gauge, double value, const Labels& labels) override;
   void Observe(std::string_view histogram, double value, const Labels& labels) override;
 
-  /// Everything now, in Prometheus' text format (0.0.4).
+  /// From now on the gauge has these series and no other: for label values that come and go. The
+  /// caller bounds their number.
+  void Replace(std::string_view gauge, const std::vector<std::pair<Labels, double>>& series);
+
+  /// Everything now, in Prometheus' text format (0.0.4), with the families of the process.
   std::string Text() const;
 
  private:

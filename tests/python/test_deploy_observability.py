@@ -64,6 +64,42 @@ def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not()
     assert seen == {rule["alert"]: {True, False} for rule in rules() if "alert" in rule}
 
 
+ALERTS = ROOT / "docs/alerts.md"
+ALERTS_HEAD = """# Alerts
+
+What each alert of `helm/weightwire/files/rules.yaml` says, and when. `{{ }}` is what Prometheus fills in. Generated:
+`UPDATE_DOCS=1 ./dev test python` writes this file again. By symptom: [troubleshooting](troubleshooting.md).
+"""
+
+
+def test_the_page_of_alerts_has_every_alert():
+    page = ALERTS_HEAD
+    for rule in rules():
+        if "alert" in rule:
+            said = rule["annotations"]
+            after = f", for {rule['for']}" if "for" in rule else ""
+            page += (f"\n## {rule['alert']}\n{said['summary']}. Severity {rule['labels']['severity']}{after}.\n\n{said['description']}\n\n"
+                     f"```promql\n{rule['expr']}\n```\n")
+    if os.environ.get("UPDATE_DOCS"):
+        ALERTS.write_text(page)
+    assert ALERTS.read_text() == page, "UPDATE_DOCS=1 ./dev test python writes it again"
+
+
+def test_an_alert_leads_to_its_section_where_the_page_is_served():
+    def installed(**more):
+        (item,) = [item for item in chart.objects(chart.profile("tcp"), chart.ACCEPT, {"monitoring": {"rules": {"enabled": True, **more}}})
+                   if item["kind"] == "PrometheusRule"]
+        return item["spec"]
+
+    as_they_are = yaml.safe_load(RULES.read_text())
+    assert installed() == as_they_are
+    sections = {line[3:].lower() for line in ALERTS.read_text().splitlines() if line.startswith("## ")}
+    led = installed(runbooks="https://docs.example/alerts/")
+    alerts = [rule for group in led["groups"] for rule in group["rules"] if "alert" in rule]
+    assert {rule["annotations"].pop("runbook_url") for rule in alerts} == {f"https://docs.example/alerts/#{name}" for name in sections}
+    assert led == as_they_are
+
+
 def test_the_scrape_configurations_are_prometheus_own(tmp_path):
     promtool("check", "config", ROOT / "deploy/prometheus.yml")
     config = yaml.safe_load((ROOT / "deploy/prometheus-kubernetes.yml").read_text())
