@@ -40,5 +40,6 @@ struct Window {
   std::map<std::string, std::function<WriteDocument()>> documents{};
   /// Collects, when /metrics is asked for, what gauges of the role are set from.
   std::function<SetGauges()> measure = [] { return [](metrics::PrometheusSink&) {}; };
+};
 
 }  // namespace weightwire::daemon
