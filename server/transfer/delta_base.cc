@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -19,6 +20,10 @@ constexpr uint64_t kAlignment = 64;
 /// A code that is not this much shorter than the segment is not worth making it of.
 constexpr size_t kWorthwhile = 8;
 constexpr uint8_t kRestMax = 16;
+/// Regions between these sizes are used again.
+constexpr uint64_t kRegionBytesMin = 64 << 10;
+constexpr uint64_t kRegionBytesMax = 4 << 20;
+constexpr uint64_t kIdleRegionBytesMax = 32 << 20;
 
 uint64_t SumOf(std::span<const std::byte> bytes) {
   return kernels::SumContiguous(bytes.data(), bytes.size());
@@ -203,6 +208,33 @@ DeltaCoders::Lease DeltaCoders::Take() {
 void DeltaCoders::Return(std::unique_ptr<delta::Coder> coder) {
   const std::lock_guard lock(mutex_);
   free_.push_back(std::move(coder));
+}
+
+std::shared_ptr<memory::MemoryRegion> DeltaCoders::Region(uint64_t bytes) {
+  const uint64_t size = std::max(kRegionBytesMin, std::bit_ceil(bytes));
+  const bool returns = size <= kRegionBytesMax;
+  std::shared_ptr<memory::MemoryRegion> region;
+  if (returns) {
+    const std::lock_guard lock(idle_->mutex);
+    if (auto found = idle_->regions.find(size); found != idle_->regions.end()) {
+      region = std::move(found->second);
+      idle_->regions.erase(found);
+      idle_->bytes -= size;
+    }
+  }
+  if (!region) {
+    auto made = memory::MemoryRegion::Allocate("delta", returns ? size : bytes);
+    if (!made) return nullptr;
+    region = std::move(*made);
+  }
+  if (!returns) return region;
+  memory::MemoryRegion* const at = region.get();
+  return {at, [idle = idle_, region = std::move(region), size](memory::MemoryRegion*) mutable {
+            const std::lock_guard lock(idle->mutex);
+            if (idle->bytes + size > kIdleRegionBytesMax) return;
+            idle->bytes += size;
+            idle->regions.emplace(size, std::move(region));
+          }};
 }
 
 }  // namespace weightwire::transfer

@@ -90,7 +90,7 @@ class StreamBase {
 
 /// What changed in a slot since earlier versions (delta_slot.h), for readers that hold one of them.
 struct SlotDelta {
-  std::shared_ptr<memory::MemoryRegion> region;  ///< begins with it
+  std::shared_ptr<memory::MemoryRegion> region;  ///< begins with it, and may be longer
   uint32_t newest_bytes = 0;                     ///< to the end of the newest codes
   uint32_t bytes = 0;
 };
@@ -130,10 +130,13 @@ class DeltaBases {
   Status why_not_;
 };
 
-/// Coders for whoever works on a slot, made as they are needed and used again. Any thread.
+/// Coders for whoever works on a slot, and memory for SlotDeltas, made as they are needed and used
+/// again. Any thread.
 class DeltaCoders {
  public:
   explicit DeltaCoders(size_t segment_bytes_max) : segment_bytes_max_(segment_bytes_max) {}
+  /// At least so many bytes, in which anything may lie. Null: there is no memory.
+  std::shared_ptr<memory::MemoryRegion> Region(uint64_t bytes);
   class Lease {
    public:
     Lease(DeltaCoders& from, std::unique_ptr<delta::Coder> coder)
@@ -150,10 +153,17 @@ class DeltaCoders {
   Lease Take();
 
  private:
+  /// Regions that nobody has, by size. To make one takes longer than to fill it.
+  struct Idle {
+    std::mutex mutex;
+    std::multimap<uint64_t, std::shared_ptr<memory::MemoryRegion>> regions;
+    uint64_t bytes = 0;
+  };
   void Return(std::unique_ptr<delta::Coder> coder);
   const size_t segment_bytes_max_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<delta::Coder>> free_;
+  const std::shared_ptr<Idle> idle_ = std::make_shared<Idle>();
 };
 
 }  // namespace weightwire::transfer

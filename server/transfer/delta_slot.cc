@@ -117,6 +117,23 @@ std::optional<std::span<std::byte>> WholeOf(const SegmentCopy& copy, device::Byt
   return std::span(target.at, bytes);
 }
 
+/// The sums of what is served where a slot's segments belong.
+KeptSums ServedSumsOf(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                      const plan::SlotSpan& span, const Binding& served,
+                      const std::atomic<bool>& stop) {
+  KeptSums sums;
+  sums.served.resize(span.segment_count, Kept::kUnknown);
+  for (uint32_t i = 0; i < span.segment_count; ++i) {
+    if (stop.load(std::memory_order_relaxed)) break;
+    const plan::Segment& segment = schedule.segments[span.first_segment + i];
+    const plan::CopyOp& op = stream.ops[segment.op_index];
+    const SegmentCopy copy = CopyOf(op, segment);
+    const device::Bytes at = served[op.target_tensor].at() + copy.target_offset;
+    sums.served[i] = device::SumTarget(at, copy.box, copy.to).value_or(Kept::kUnknown);
+  }
+  return sums;
+}
+
 /// Makes segment `i`, of the bytes at `from` and the codes from `link` on, at the target; the sum
 /// of what lies there then.
 Result<uint64_t> Make(const Read& read, uint32_t i, uint64_t link, kernels::DeltaOrder order,
@@ -181,9 +198,9 @@ std::optional<SlotDelta> SlotDeltaMaker::Finish(std::span<const uint64_t> sums) 
   const uint64_t bytes = bytes_with(layout.links);
   const uint64_t newest = layout.codes() + code_bytes[0];
   if (newest >= static_cast<uint64_t>(span_.bytes) || bytes > most) return std::nullopt;
-  auto region = memory::MemoryRegion::Allocate("delta", bytes);
-  if (!region) return std::nullopt;  // no memory for it: the slot is there as it is
-  std::byte* const to = (*region)->data();
+  auto region = coders_.Region(bytes);
+  if (!region) return std::nullopt;  // the slot is there as it is
+  std::byte* const to = region->data();
   Put(to, kVersion);
   Put(to + 4, span_.segment_count);
   Put(to + 8, static_cast<uint32_t>(layout.links));
@@ -202,7 +219,7 @@ std::optional<SlotDelta> SlotDeltaMaker::Finish(std::span<const uint64_t> sums) 
       at += code.size();
     }
   }
-  return SlotDelta{std::move(*region), static_cast<uint32_t>(newest), static_cast<uint32_t>(bytes)};
+  return SlotDelta{std::move(region), static_cast<uint32_t>(newest), static_cast<uint32_t>(bytes)};
 }
 
 // ---- target ------------------------------------------------------------------------------------
@@ -212,7 +229,7 @@ bool DeltaTaken::wants_older() const {
 }
 
 DeltaTaken TakeDelta(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                     uint32_t slot, std::span<const std::byte> bytes, const KeptSums& kept,
+                     uint32_t slot, std::span<const std::byte> bytes, KeptSums& kept,
                      const Binding& served, const Binding& binding, DeltaCoders& coders,
                      const std::atomic<bool>& stop, DeltaTaken taken) {
   using Segment = DeltaTaken::Segment;
@@ -223,6 +240,9 @@ DeltaTaken TakeDelta(const plan::Stream& stream, const plan::StreamSchedule& sch
     return taken;
   }
   taken.mismatches = 0;
+  if (kept.empty() && !served.empty()) {
+    kept = ServedSumsOf(stream, schedule, span, served, stop);
+  }
   if (taken.segments.empty()) {
     taken.segments.resize(span.segment_count, Segment::kOlder);
     taken.expected.resize(span.segment_count);

@@ -48,6 +48,7 @@ class SlotDeltaMaker {
         schedule_(schedule),
         span_(schedule.slots[slot]),
         base_(base),
+        coders_(coders),
         coder_(coders.Take()) {}
 
   /// Segment `i` of the slot has this sum and is as before: Add need not see its bytes.
@@ -64,6 +65,7 @@ class SlotDeltaMaker {
   const plan::StreamSchedule& schedule_;
   const plan::SlotSpan& span_;
   StreamBase& base_;
+  DeltaCoders& coders_;
   const DeltaCoders::Lease coder_;
   std::vector<std::byte> scratch_;
 };
@@ -86,10 +88,11 @@ struct DeltaTaken {
 
 /// Makes what it can of the slot's segments in `binding`: of those that are there already, that
 /// `served` has, and by `read`, the first bytes of a SlotDelta. All that it says was made or kept
-/// has been summed where it lies. `taken` of an earlier call for the same slot: only what is kOlder
-/// there is looked at. Total; gives up between segments when `stop` is set.
+/// has been summed where it lies. `kept`, where it is empty, gets the sums of what is served.
+/// `taken` of an earlier call for the same slot: only what is kOlder there is looked at. Total;
+/// gives up between segments when `stop` is set.
 DeltaTaken TakeDelta(const plan::Stream& stream, const plan::StreamSchedule& schedule,
-                     uint32_t slot, std::span<const std::byte> read, const KeptSums& kept,
+                     uint32_t slot, std::span<const std::byte> read, KeptSums& kept,
                      const Binding& served, const Binding& binding, DeltaCoders& coders,
                      const std::atomic<bool>& stop, DeltaTaken taken = {});
 

@@ -20,7 +20,9 @@ void TargetStream::OrderSlot(uint32_t index) {
   const TargetJob& job = run_.job();
   slot.kept.here = KnownSums(*job.kept, index);
   if (job.served_kept) slot.kept.served = KnownSums(*job.served_kept, index);
-  if (!slot.kept.empty() && slot.delta.bytes > 0 &&
+  // What is served is summed if need be: its sums are not known after a fill, whose segments are
+  // others.
+  if (!(slot.kept.empty() && job.served.empty()) && slot.delta.bytes > 0 &&
       MakeRoomForDelta(slot, slot.delta.newest_bytes)) {
     orders_.push_back({Chunk{index, span.first_segment, 0, false}, Wanted::kDelta});
     return AdvanceGets();
@@ -81,13 +83,14 @@ void TargetStream::OnKept(uint32_t index, const std::vector<bool>& kept) {
 }
 
 // False: there is no memory for it. What was read stays at its beginning.
-bool TargetStream::MakeRoomForDelta(Slot& slot, uint64_t bytes) {
-  auto region = memory::MemoryRegion::Allocate("delta", bytes);
+bool TargetStream::MakeRoomForDelta(Slot& slot, uint32_t bytes) {
+  auto region = context().delta_coders.Region(bytes);
   if (!region) return false;
   if (slot.delta.region) {
-    std::memcpy((*region)->data(), slot.delta.region->data(), slot.delta.region->size());
+    std::memcpy(region->data(), slot.delta.region->data(), slot.delta_read);
   }
-  slot.delta.region = std::move(*region);
+  slot.delta.region = std::move(region);
+  slot.delta_read = bytes;
   return true;
 }
 
@@ -98,10 +101,10 @@ void TargetStream::OnDeltaRead(uint32_t index) {
   ++tasks_;
   verifying_.Begin(context().clock.Now());
   context().workers.Post([this, keep = run_.shared_from_this(), index, region = slot.delta.region,
-                          kept = std::move(slot.kept), taken = std::move(slot.taken)]() mutable {
-    taken = TakeDelta(stream_, schedule_, index, {region->data(), region->size()}, kept,
-                      run_.job().served, run_.job().binding, keep->context().delta_coders, stop_,
-                      std::move(taken));
+                          read = slot.delta_read, kept = std::move(slot.kept),
+                          taken = std::move(slot.taken)]() mutable {
+    taken = TakeDelta(stream_, schedule_, index, {region->data(), read}, kept, run_.job().served,
+                      run_.job().binding, keep->context().delta_coders, stop_, std::move(taken));
     keep->context().strand.Post(
         [this, keep, index, kept = std::move(kept), taken = std::move(taken)]() mutable {
           OnDeltaTaken(index, std::move(kept), std::move(taken));
@@ -146,7 +149,7 @@ void TargetStream::OnDeltaTaken(uint32_t index, KeptSums kept, DeltaTaken taken)
   }
   slot.sums_here = true;
   if (slot.verified == done.size()) return OnSlotVerified(index);
-  if (taken.wants_older() && slot.delta.region->size() < slot.delta.bytes &&
+  if (taken.wants_older() && slot.delta_read < slot.delta.bytes &&
       MakeRoomForDelta(slot, slot.delta.bytes)) {
     slot.kept = std::move(kept);
     slot.taken = std::move(taken);
@@ -239,7 +242,7 @@ void TargetStream::PostGet(const Order& order, memory::RegionSpan scratch) {
     fetch->scatter.offset = sizeof(uint64_t) * i;
     fetch->scatter.into = {std::as_writable_bytes(std::span(&slot.expected[i], 1))};
   } else if (order.reads_delta()) {
-    const std::span<std::byte> all(slot.delta.region->data(), slot.delta.region->size());
+    const std::span<std::byte> all(slot.delta.region->data(), slot.delta_read);
     fetch->scatter.offset = order.wanted == Wanted::kDelta ? 0 : slot.delta.newest_bytes;
     fetch->scatter.into = {all.subspan(fetch->scatter.offset)};
   } else {

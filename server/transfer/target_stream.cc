@@ -185,7 +185,7 @@ void TargetStream::OnSlotVerified(uint32_t index) {
   SlotDelta passed_on;
   if (run_.job().received && slot.delta.region && made.bytes > 0) {
     passed_on = std::move(slot.delta);
-    passed_on.bytes = static_cast<uint32_t>(passed_on.region->size());
+    passed_on.bytes = slot.delta_read;
   }
   slots_.erase(index);
   ++slots_done_;

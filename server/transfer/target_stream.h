@@ -79,7 +79,8 @@ class TargetStream {
     uint32_t verified = 0;
     KeptSums kept;  ///< until its sums are here
     int64_t kept_bytes = 0;
-    SlotDelta delta;  ///< that its source offers, or without bytes; in `region` what was read of it
+    SlotDelta delta;          ///< that its source offers, or without bytes
+    uint32_t delta_read = 0;  ///< bytes of it that are in `delta.region`, or on their way there
     transport::RegionKey delta_memory;
     DeltaTaken taken;
     DeltaFigures made;
@@ -145,7 +146,7 @@ class TargetStream {
   void OrderChunks(const std::vector<Chunk>& chunks);
   void OnSums(uint32_t index);
   void OnKept(uint32_t index, const std::vector<bool>& kept);
-  bool MakeRoomForDelta(Slot& slot, uint64_t bytes);
+  bool MakeRoomForDelta(Slot& slot, uint32_t bytes);
   void OnDeltaRead(uint32_t index);
   void OnDeltaTaken(uint32_t index, KeptSums kept, DeltaTaken taken);
   double CostOf(const Order& order) const;

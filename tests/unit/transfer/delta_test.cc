@@ -212,6 +212,27 @@ TEST(Delta, AnAbortedVersionIsSentAsChangesAgain) {
   EXPECT_LT(BytesMoved(fleet), fleet.plan.plan.bytes_total / 20);
 }
 
+// A fill, and whoever swapped without a transfer, leaves bytes of which no sums are known.
+TEST(Delta, WhatIsServedIsSummedWhereNothingIsKnownOfIt) {
+  for (const bool known_before : {false, true}) {
+    Versions versions(Large());
+    Fleet& fleet = versions.fleet;
+    versions.Code({DeltaPolicy::Mode::kAlways, 4, ""}, Always);
+    versions.Next(fleet.source_memory);
+    ChangeSome(fleet.rng, fleet.source_memory, 0.005);
+    versions.Prepare(fleet.source_memory);
+    for (size_t i = 0; i < fleet.targets.size(); ++i) {
+      *fleet.targets[i].job.kept = Kept();
+      if (!known_before) fleet.targets[i].job.served_kept.reset();
+    }
+    fleet.StartAll();
+    testing::ExpectArrived(fleet, 1);
+    EXPECT_EQ(Delta(fleet).bytes + BytesKept(fleet), fleet.plan.plan.bytes_total);
+    EXPECT_LT(BytesMoved(fleet), fleet.plan.plan.bytes_total / 20);
+    EXPECT_EQ(fleet.metrics.Count("delta_mismatches_total{transport=fake}"), 0);
+  }
+}
+
 // Two engines from one stream, and one that reads from the other: both get the same codes.
 TEST(Delta, RelaysPassCodesOn) {
   for (const bool chain : {false, true}) {
