@@ -51,28 +51,33 @@ WW_HOST_DEVICE Word LoadWord(const unsigned char* at) {
 template <typename Word>
 inline constexpr Word kTopBit = static_cast<Word>(Word{1} << (8 * sizeof(Word) - 1));
 
+/// All ones where the top bit is set, else 0. Arithmetic, as signs of weights are not foretold.
+template <typename Word>
+WW_HOST_DEVICE Word TopBitEverywhere(Word word) {
+  return static_cast<Word>(Word{0} - static_cast<Word>(word >> (8 * sizeof(Word) - 1)));
+}
+
 /// The element's place among all of its kind.
 template <typename Word, bool kFloat>
 WW_HOST_DEVICE Word PlaceOf(Word bits) {
   if (!kFloat) return bits;
-  return static_cast<Word>((bits & kTopBit<Word>) != 0 ? ~bits : bits | kTopBit<Word>);
+  return static_cast<Word>(bits ^ (TopBitEverywhere(bits) | kTopBit<Word>));
 }
 template <typename Word, bool kFloat>
 WW_HOST_DEVICE Word AtPlace(Word place) {
   if (!kFloat) return place;
-  return static_cast<Word>((place & kTopBit<Word>) != 0 ? place ^ kTopBit<Word> : ~place);
+  const auto flipped = static_cast<Word>(~TopBitEverywhere(place));
+  return static_cast<Word>(place ^ (flipped | kTopBit<Word>));
 }
 
 /// 0, 1, 2, 3, 4 … for 0, -1, +1, -2, +2 …
 template <typename Word>
 WW_HOST_DEVICE Word ZigZag(Word step) {
-  const Word sign = static_cast<Word>((step & kTopBit<Word>) != 0 ? ~Word{0} : Word{0});
-  return static_cast<Word>(static_cast<Word>(step << 1) ^ sign);
+  return static_cast<Word>(static_cast<Word>(step << 1) ^ TopBitEverywhere(step));
 }
 template <typename Word>
 WW_HOST_DEVICE Word FromZigZag(Word zigzag) {
-  const Word sign = static_cast<Word>((zigzag & 1) != 0 ? ~Word{0} : Word{0});
-  return static_cast<Word>(static_cast<Word>(zigzag >> 1) ^ sign);
+  return static_cast<Word>(static_cast<Word>(zigzag >> 1) ^ (Word{0} - (zigzag & Word{1})));
 }
 
 }  // namespace weightwire::kernels::internal

@@ -8,7 +8,7 @@ from conftest import BINARIES, Job
 from demo.fleet import Daemon
 from verl.checkpoint_engine import CheckpointEngineRegistry
 
-from weightwire import AbortedError, DeadlineError, NotReadyError, Release
+from weightwire import AbortedError, Client, DeadlineError, NotReadyError, Release
 from weightwire.verl import sender
 
 
@@ -235,3 +235,28 @@ def test_the_first_round_must_succeed(daemon):
 def test_an_unknown_route_is_refused():
     with pytest.raises(ValueError, match="tensors"):
         CheckpointEngineRegistry.new("weightwire", bucket_size=1, route="nccl")
+
+
+def test_of_versions_that_differ_little_only_the_changes_are_sent(tmp_path):
+    """No memory is mapped, so that everything is sent: of one host, what "auto" would send whole."""
+    daemon = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "hub"), "hub", role="all", listen="127.0.0.1:0", transports="[tcp]")
+    weights = model(1) | {"layers.0.up": torch.randn((513, 255), generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)}
+    job = Job(daemon, lambda rank: iter(weights.items()), delta="always")
+    job.add_rollout(), job.add_rollout()
+    total = sum(tensor.nbytes for tensor in weights.values())
+
+    async def scenario():
+        for step in range(1, 5):
+            for tensor in weights.values():
+                if tensor.dtype == torch.bfloat16 and tensor.numel() > 100:
+                    tensor.view(torch.int16).view(-1)[step::97] += 1  # to the next number
+            assert [r for r in await job.update(step) if isinstance(r, BaseException)] == []
+            for worker in job.rollouts:
+                assert_same(worker.server_adapter.weights, weights)
+            epoch = next(e for e in client.status().epochs if e.version == step)
+            moved = sum(epoch.bytes_by_transport.values())
+            assert moved >= 2 * total if step == 1 else moved < total / 4, (step, moved, total, epoch)
+
+    with Client(daemon.grpc) as client:
+        run(job, scenario)
+    assert daemon.stop() == 0
