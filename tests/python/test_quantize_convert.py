@@ -12,7 +12,7 @@ import pytest
 import four_bit_oracle
 from checkpoint_folders import read_folder, write_shards
 from conftest import BINARIES, DATA, ROOT
-from quantize_oracle import encode, floats
+from quantize_oracle import VALUES, encode, floats
 from weightwire import TensorMeta, checkpoint
 from weightwire.checkpoint import quantizing
 from weightwire.checkpoint.stored import CheckpointError
@@ -298,6 +298,50 @@ def test_check_tells_how_far_two_checkpoints_are_apart(tmp_path):
     assert shown[name] == {"name": name, "elements": values.size, "max_error": 0.0, "mean_error": 0.0, "equal_codes": 1.0, "not_numbers": 0}
     text = run("quantize", "check", tmp_path / "bf16", tmp_path / "mxfp8").stdout
     assert name in text and "MAX ERROR" in text
+
+
+def restored(codes: np.ndarray, scales: np.ndarray, kind: str, dtype: str, whole, group: int) -> np.ndarray:
+    """Numbers that the oracle's codes stand for."""
+    if kind == "kInt4":
+        numbers, factors = codes.astype(float) - 8, floats(TensorMeta("", dtype, ()), scales).astype(float)
+    else:
+        numbers = np.where(codes & 8, -four_bit_oracle.E2M1[codes & 7], four_bit_oracle.E2M1[codes & 7])
+        factors = 2.0**(scales.astype(float) - 127) if whole is None else VALUES[scales] / float(whole)
+    return numbers * factors.repeat(group, 1)
+
+
+@pytest.mark.parametrize("format", four_bit_oracle.FORMATS)
+def test_check_reads_four_bits(tmp_path, format):
+    config, tensors = grouped("BF16")
+    kind, group = four_bit_oracle.FORMATS[format]
+    write_shards(tmp_path / "a", config, tensors, 1)
+    quantizing.quantize(tmp_path / "a", tmp_path / "q", "hf", format)
+    quantizing.quantize(tmp_path / "a", tmp_path / "fp8", "hf", "fp8-block")
+    apart = {one.name: one for one in quantizing.check(tmp_path / "a", tmp_path / "q")}
+    assert apart.keys() == tensors.keys()
+    for name in ("model.layers.0.self_attn.o_proj.weight", "model.layers.0.mlp.experts.1.down_proj.weight"):
+        meta, bits = tensors[name]
+        values = floats(meta, bits).astype(np.float64)
+        codes, scales, whole = four_bit_oracle.quantize(floats(meta, bits), "BF16", kind, group)
+        error = np.abs(restored(codes, scales, kind, "BF16", whole, group) - values)
+        assert apart[name].greatest == pytest.approx(error.max(), rel=1e-12) and error.max() > 0
+        assert apart[name].mean == pytest.approx(error.mean(), rel=1e-9)
+        assert (apart[name].elements, apart[name].equal_codes) == (values.size, None)
+    same = {one.name: one for one in quantizing.check(tmp_path / "q", tmp_path / "q")}
+    assert (same[name].greatest, same[name].equal_codes) == (0, 1)
+    assert {one.equal_codes for one in quantizing.check(tmp_path / "q", tmp_path / "fp8")} == {None}
+
+
+def test_check_reads_the_experts_of_gpt_oss(tmp_path):
+    tensors, name = gpt_oss("BF16"), "model.layers.0.mlp.experts.gate_up_proj"
+    write_shards(tmp_path / "a", GPT_OSS, tensors, 1)
+    quantizing.quantize(tmp_path / "a", tmp_path / "q", "hf", "mxfp4-gpt-oss")
+    values = np.swapaxes(floats(*tensors[name]), 1, 2).astype(np.float64).reshape(-1, 64)
+    codes, scales, _ = four_bit_oracle.quantize(values.astype(np.float32), "BF16", "kMxFp4", 32)
+    error = np.abs(restored(codes, scales, "kMxFp4", "BF16", None, 32) - values)
+    apart = {one.name: one for one in quantizing.check(tmp_path / "a", tmp_path / "q")}
+    assert apart.keys() == tensors.keys()
+    assert apart[name].greatest == error.max() > 0 and apart[name].mean == pytest.approx(error.mean(), rel=1e-9)
 
 
 def test_check_refuses_what_it_does_not_read(tmp_path):

@@ -6,6 +6,7 @@ The arithmetic is kernels/quantize.h's, the same that weights take on their way 
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,8 +245,16 @@ class _Side:
             for suffix in _SUFFIXES if stored.dtype == "F8_E4M3" else ():
                 if name + suffix in tensors:
                     self.scales[name] = tensors[name + suffix]
-        of_scales = {stored.name for stored in self.scales.values()}
-        self.weights = {name: stored for name, stored in tensors.items() if name not in of_scales}
+        beside = {stored.name for stored in self.scales.values()}
+        #: Codes of four bits, by the name of the weight that they were made of.
+        self._packed: Dict[str, Stored] = {}
+        for name, stored in tensors.items():
+            for codes, scales in _PACKED:
+                weight = name.removesuffix(codes)
+                if weight != name and stored.dtype in ("U8", "I32") and weight + scales in tensors:
+                    self._packed[weight], self.scales[weight] = stored, tensors[weight + scales]
+                    beside |= {name, weight + scales, weight + "_global_scale", weight + "_shape"}
+        self.weights = {name: stored for name, stored in tensors.items() if name not in beside} | self._packed
         self._block = self._block_size()
 
     def _block_size(self) -> Optional[Tuple[int, int]]:
@@ -260,18 +269,54 @@ class _Side:
             block = [1, 32]
         return (int(block[0]), int(block[1])) if block else None
 
+    def shape(self, name: str) -> Tuple[int, ...]:
+        """Of the weight, however its codes are stored."""
+        shape = self.weights[name].shape
+        if name not in self._packed:
+            return shape
+        if len(shape) == 4:  # gpt-oss: experts, outputs, groups, bytes
+            return shape[0], 2 * shape[2] * shape[3], shape[1]
+        return shape[0], shape[1] * (8 if self._packed[name].dtype == "I32" else 2)
+
+    def kind(self, name: str) -> Optional[str]:
+        """What codes it holds; None: numbers."""
+        return None if name not in self.scales else self.weights[name].dtype
+
     def values(self, name: str, top: int, bottom: int) -> NDArray[np.float64]:
         """Rows of a tensor as numbers."""
         stored = self.weights[name]
+        if name in self._packed:
+            return self._four_bits(name, top, bottom)
         columns = stored.count // stored.shape[0] if stored.shape and stored.shape[0] else 1
         flat = self.opened.files.flat(stored, top * columns, bottom * columns)
         values = _numbers(flat, stored).reshape(bottom - top, columns)
         return values * self._factors(name, stored, top, bottom, columns) if name in self.scales else values
 
     def codes(self, name: str, top: int, bottom: int) -> Bits:
+        """One for each element, in the order in which they are stored."""
         stored = self.weights[name]
         columns = stored.count // stored.shape[0]
-        return self.opened.files.flat(stored, top * columns, bottom * columns)
+        flat = self.opened.files.flat(stored, top * columns, bottom * columns)
+        if name not in self._packed:
+            return flat
+        each = 8 if stored.dtype == "I32" else 2
+        return (flat[:, None] >> np.arange(0, 4 * each, 4, dtype=flat.dtype) & 15).reshape(-1).astype(np.uint8)
+
+    def _four_bits(self, name: str, top: int, bottom: int) -> NDArray[np.float64]:
+        stored, scales = self._packed[name], self.scales[name]
+        codes = self.codes(name, top, bottom)
+        numbers = codes.astype(np.float64) - 8 if stored.dtype == "I32" else _E2M1[codes]
+        per_row = scales.count // scales.shape[0]
+        factors = _numbers(self.opened.files.flat(scales, top * per_row, bottom * per_row), scales)
+        if len(factors) == 0 or len(numbers) % len(factors):
+            raise CheckpointError(f"scales {list(scales.shape)} of codes {list(stored.shape)}", reason="shape_mismatch", tensor=scales.name)
+        values: NDArray[np.float64] = (numbers.reshape(len(factors), -1) * factors[:, None]).reshape(bottom - top, -1)
+        whole = self.opened.ranks[0].get(name + "_global_scale")
+        if whole is not None:
+            values = values / _numbers(self.opened.files.flat(whole, 0, 1), whole)
+        if len(stored.shape) == 4:  # each expert's with inputs first, as it was
+            return values.reshape(bottom - top, stored.shape[1], -1).swapaxes(1, 2).reshape(bottom - top, -1)
+        return values
 
     def _factors(self, name: str, stored: Stored, top: int, bottom: int, columns: int) -> NDArray[np.float64]:
         """The scale of each element of some rows."""
@@ -312,16 +357,17 @@ def _e4m3_table() -> NDArray[np.float64]:
 
 
 _E4M3 = _e4m3_table()
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def _apart(a: _Side, b: _Side, name: str) -> Apart:
-    stored = a.weights[name]
-    if stored.shape != b.weights[name].shape:
-        raise CheckpointError(f"{list(stored.shape)} and {list(b.weights[name].shape)}", reason="shape_mismatch", tensor=name)
-    rows = stored.shape[0] if stored.shape else 1
-    step = max(1, _CHECK_BYTES // (8 * max(1, stored.count // max(rows, 1))))
+    shape = a.shape(name)
+    if shape != b.shape(name):
+        raise CheckpointError(f"{list(shape)} and {list(b.shape(name))}", reason="shape_mismatch", tensor=name)
+    rows, count = shape[0] if shape else 1, math.prod(shape)
+    step = max(1, _CHECK_BYTES // (8 * max(1, count // max(rows, 1))))
     greatest, total, numbers, equal, others = 0.0, 0.0, 0, 0, 0
-    both = name in a.scales and name in b.scales
+    both = a.kind(name) is not None and a.kind(name) == b.kind(name)
     for top in range(0, rows, step):
         bottom = min(rows, top + step)
         left, right = a.values(name, top, bottom), b.values(name, top, bottom)
@@ -335,8 +381,7 @@ def _apart(a: _Side, b: _Side, name: str) -> Apart:
         numbers += int(finite.sum())
         if both:
             equal += int(np.count_nonzero(a.codes(name, top, bottom) == b.codes(name, top, bottom)))
-    return Apart(name, stored.count, greatest, total / numbers if numbers else 0.0,
-                 equal / stored.count if both and stored.count else None, others)
+    return Apart(name, count, greatest, total / numbers if numbers else 0.0, equal / count if both and count else None, others)
 
 
 def as_json(found: Sequence[Apart]) -> Dict[str, object]:
