@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <memory>
 #include <span>
@@ -8,6 +9,7 @@
 #include "client/checkpoint/file_read.h"
 #include "client/checkpoint/layout_json.h"
 #include "client/checkpoint/weightwire_checkpoint.h"
+#include "kernels/four_bit.h"
 #include "kernels/kernels.h"
 #include "kernels/quantize.h"
 #include "server/delta/coder.h"
@@ -101,24 +103,81 @@ Result<std::string> Quantized(const char* config, const char* format) {
   WW_ASSIGN(std::string text, layout::ConfigInFormat(config, format));
   WW_ASSIGN(const layout::CanonicalSpace canonical, layout::CanonicalFromConfig(text));
   Json weights = Json::array();
+  const auto add = [&weights](std::string_view name, const layout::TensorSpec& codes,
+                              const std::string& scales, int64_t columns, layout::ScaleRule rule,
+                              int64_t packed, bool turned) {
+    weights.push_back({{"name", name},
+                       {"codes", codes.name},
+                       {"scales", scales},
+                       {"block", {turned ? 1 : codes.block[0], columns}},
+                       {"rule", static_cast<int>(rule)},
+                       {"packed", packed},
+                       {"turned", turned}});
+  };
   for (const layout::TensorSpec& tensor : canonical.tensors) {
-    if (tensor.block.empty()) continue;
-    weights.push_back({{"name", tensor.name},
-                       {"scales", canonical.tensors[*canonical.ScalesOf(tensor.name)].name},
-                       {"block", tensor.block},
-                       {"rule", static_cast<int>(tensor.scale_rule)}});
+    constexpr std::string_view kBlocks = layout::kFusedBlocks;
+    if (!tensor.block.empty()) {
+      add(layout::UnpackedName(tensor.name), tensor,
+          canonical.tensors[*canonical.ScalesOf(tensor.name)].name,
+          tensor.block[1] * tensor.packed, tensor.scale_rule, tensor.packed, false);
+    } else if (tensor.name.ends_with(kBlocks)) {  // gpt-oss'
+      const auto name = tensor.name.substr(0, tensor.name.size() - kBlocks.size());
+      add(name, tensor, name + std::string(layout::kFusedScales), 2 * tensor.shape.back(),
+          layout::ScaleRule::kMxFp4, 2, true);
+    }
   }
   return Json{{"config", std::move(text)}, {"weights", std::move(weights)}}.dump();
 }
 
+using kernels::Element;
+
+/// kOpaque1 for what is not quantized.
+Element FloatElement(const char* name) {
+  const auto dtype = layout::DTypeFromName(name);
+  return dtype == layout::DType::kBF16  ? Element::kBF16
+         : dtype == layout::DType::kF16 ? Element::kF16
+         : dtype == layout::DType::kF32 ? Element::kF32
+                                        : Element::kOpaque1;
+}
+
+Status QuantizeFourBits(const char* name, const ww_checkpoint_matrix& matrix, const void* source,
+                        void* codes, void* scales) {
+  const Element from = FloatElement(name);
+  const auto kind = static_cast<kernels::FourBitKind>(
+      matrix.rule - static_cast<int>(layout::kFirstFourBitRule));
+  if (from == Element::kOpaque1 || matrix.rule > static_cast<int>(layout::kLastFourBitRule) ||
+      kernels::FourBitScaleBytes(kind, from) != matrix.scale_bytes || matrix.rows < 1 ||
+      matrix.columns < 1 || matrix.block_rows != 1 || matrix.block_columns < 8 ||
+      matrix.block_columns > 256 || matrix.block_columns % 8 != 0 ||
+      matrix.columns % matrix.block_columns != 0) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  std::to_string(matrix.columns) + " columns of " + name + " in groups of " +
+                      std::to_string(matrix.block_columns) + " cannot be quantized to four bits");
+  }
+  kernels::QuantizeFourBit(codes, scales, source, matrix.rows, matrix.columns, matrix.block_columns,
+                           from, kind, matrix.global);
+  return OkStatus();
+}
+
+Status AddToGlobal(const char* name, const void* source, uint64_t elements, float* amax,
+                   float* global) {
+  const Element from = FloatElement(name);
+  if (from == Element::kOpaque1) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  std::string(name) + " has no largest magnitude");
+  }
+  const float here = kernels::LargestMagnitude(source, static_cast<int64_t>(elements), from);
+  if (!std::isfinite(here) || here > *amax) *amax = here;  // NaN and infinity stay
+  *global = kernels::NvFp4Global(*amax, from);
+  return OkStatus();
+}
+
 Status QuantizeMatrix(const char* name, const ww_checkpoint_matrix& matrix, const void* source,
                       void* codes, void* scales) {
-  using kernels::Element;
-  const auto dtype = layout::DTypeFromName(name);
-  const Element from = dtype == layout::DType::kBF16  ? Element::kBF16
-                       : dtype == layout::DType::kF16 ? Element::kF16
-                       : dtype == layout::DType::kF32 ? Element::kF32
-                                                      : Element::kOpaque1;
+  if (matrix.rule >= static_cast<int>(layout::kFirstFourBitRule)) {
+    return QuantizeFourBits(name, matrix, source, codes, scales);
+  }
+  const Element from = FloatElement(name);
   const bool known = from != Element::kOpaque1 && matrix.rule >= 0 &&
                      matrix.rule <= static_cast<int>(layout::kLastScaleRule);
   const auto kind = kernels::ScaleKindOf(known ? matrix.rule : 0, matrix.scale_bytes);
@@ -275,6 +334,11 @@ int32_t ww_checkpoint_quantized(const char* config, const char* format,
 int32_t ww_checkpoint_quantize(const char* dtype, const ww_checkpoint_matrix* matrix,
                                const void* source, void* codes, void* scales) {
   return Guarded([&] { return QuantizeMatrix(dtype, *matrix, source, codes, scales); });
+}
+
+int32_t ww_checkpoint_global(const char* dtype, const void* source, uint64_t elements, float* amax,
+                             float* global) {
+  return Guarded([&] { return AddToGlobal(dtype, source, elements, amax, global); });
 }
 
 int32_t ww_checkpoint_copy(void* target, const void* source, const ww_checkpoint_block* block) {

@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of what is below. Compare it first. */
-#define WW_CHECKPOINT_ABI_VERSION 4
+#define WW_CHECKPOINT_ABI_VERSION 5
 #define WW_CHECKPOINT_DIMS_MAX 8
 /* Instead of a rank. */
 #define WW_CHECKPOINT_ALL_RANKS UINT32_MAX
@@ -71,13 +71,17 @@ int32_t ww_checkpoint_copy(void* target, const void* source, const ww_checkpoint
 int32_t ww_checkpoint_read(void* target, int32_t fd, int64_t offset, const char* name,
                            const ww_checkpoint_block* block);
 
-/* What a checkpoint in `format` (wwctl convert --quantize) holds of the model with this
- * config.json: JSON, {"config": the other config.json, "weights": [{"name": of a weight, "scales":
- * of its scales, "block": [rows, columns], "rule": a layout::ScaleRule}]}. */
+/* What a checkpoint in `format` (wwctl convert --quantize; or the text of a quantization_config)
+ * holds of the model with this config.json: JSON, {"config": the other config.json, "weights":
+ * [{"name": of a weight, "codes", "scales": of what is made of it, "block": [rows, columns] that
+ * share a scale, "rule": a layout::ScaleRule, "packed": elements in one of the codes, "turned":
+ * each expert's matrix has inputs first, its codes outputs}]}. */
 int32_t ww_checkpoint_quantized(const char* config, const char* format,
                                 ww_checkpoint_answer* answer);
 
-/* A row-major matrix of whole blocks that share one scale; those at its end may be smaller. */
+/* A row-major matrix of whole blocks that share one scale; those at its end may be smaller, but not
+ * where the rule is of four bits: then block_rows is 1, and block_columns a multiple of 8 up to 256.
+ */
 typedef struct {
   int64_t rows;
   int64_t columns;
@@ -85,12 +89,19 @@ typedef struct {
   int64_t block_columns;
   int32_t rule;        /* a layout::ScaleRule */
   int32_t scale_bytes; /* of one scale */
+  float global;        /* of NVFP4: ww_checkpoint_global's of the whole tensor */
 } ww_checkpoint_matrix;
 
-/* Codes (a byte for each element) and scales (one for each block) of the matrix at `source`, whose
- * elements are of `dtype`: BF16, F16 or F32. INVALID_ARGUMENT: of others, or no such scales. */
+/* Codes (a byte for each element, or for two of four bits) and scales (one for each block) of the
+ * matrix at `source`, whose elements are of `dtype`: BF16, F16 or F32. INVALID_ARGUMENT: of others,
+ * or no such scales. */
 int32_t ww_checkpoint_quantize(const char* dtype, const ww_checkpoint_matrix* matrix,
                                const void* source, void* codes, void* scales);
+
+/* NVFP4's global scale of a tensor that is given in parts: `amax`, 0 at first, is its largest
+ * magnitude so far, and `global` the scale by it. INVALID_ARGUMENT: as ww_checkpoint_quantize. */
+int32_t ww_checkpoint_global(const char* dtype, const void* source, uint64_t elements, float* amax,
+                             float* global);
 
 /* Of blocks of WW_CHECKPOINT_DELTA_BLOCK bytes, the last one shorter. */
 #define WW_CHECKPOINT_DELTA_BLOCK (1 << 20)

@@ -27,7 +27,7 @@ control::AgentHello HelloOf(const Options& options) {
   hello.host = options.host;
   hello.addresses = options.addresses;
   hello.features = control::kFeatureStale | control::kFeatureContentHash |
-                   control::kFeatureQuantize | control::kFeatureScaleRules |
+                   control::kFeatureQuantize | control::kFeatureScaleRules | control::kFeatureFourBits |
                    control::kFeatureGather | control::kFeatureExclude |
                    control::kFeatureAddressesOnce;
   return hello;

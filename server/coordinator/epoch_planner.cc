@@ -206,6 +206,9 @@ Status EpochPlanner::CheckQuantizes(const epoch::Spec& spec, const epoch::Engine
       if (pair.other_scales && lacks(ranks[rank], control::kFeatureScaleRules)) {
         return refused(group, rank, "its agent cannot make scales by the engine's rule");
       }
+      if (pair.four_bits && lacks(ranks[rank], control::kFeatureFourBits)) {
+        return refused(group, rank, "its agent cannot make weights of four bits");
+      }
     }
     return OkStatus();
   };

@@ -136,6 +136,12 @@ bool HasOtherScales(const layout::CanonicalSpace& canonical) {
   });
 }
 
+bool HasFourBits(const layout::CanonicalSpace& canonical) {
+  return std::ranges::any_of(canonical.tensors, [](const layout::TensorSpec& tensor) {
+    return layout::IsFourBit(tensor.scale_rule);
+  });
+}
+
 }  // namespace
 
 Result<SchemeLayout> Work::Scheme(const std::string& config_json, const std::string& spec) const {
@@ -175,9 +181,10 @@ Result<PlannedPairPtr> Work::Plan(const AgreedLayoutPtr& from, const AgreedLayou
   WW_FAIL_IF_ERROR(plan::VerifyPlan(built, source->model, target->model));
   const bool quantizes = Quantizes(built);
   const bool other_scales = quantizes && HasOtherScales(target->model.canonical);
+  const bool four_bits = quantizes && HasFourBits(target->model.canonical);
   return std::make_shared<const PlannedPair>(
       PlannedPair{std::make_shared<const plan::TransferPlan>(std::move(built)), source, target,
-                  quantizes, other_scales});
+                  quantizes, other_scales, four_bits});
 }
 
 std::shared_ptr<const plan::RankSlice> Work::Slice(const plan::TransferPlan& plan, plan::Side side,

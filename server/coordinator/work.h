@@ -46,6 +46,7 @@ struct PlannedPair {
   AgreedLayoutPtr target;
   bool quantizes = false;     ///< weights become fp8 on the way, at their source or gathered
   bool other_scales = false;  ///< with scales by a rule that not every agent knows
+  bool four_bits = false;     ///< of codes that not every agent knows
 };
 using PlannedPairPtr = std::shared_ptr<const PlannedPair>;
 

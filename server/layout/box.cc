@@ -44,15 +44,24 @@ std::optional<uint32_t> CanonicalSpace::Find(std::string_view name) const {
 
 std::optional<uint32_t> CanonicalSpace::WeightOf(uint32_t scales) const {
   const auto name = WeightNameOf(tensors[scales].name);
-  const std::optional<uint32_t> weight = name ? Find(*name) : std::nullopt;
-  return weight && !tensors[*weight].block.empty() ? weight : std::nullopt;
+  if (!name) return std::nullopt;
+  for (std::string_view suffix : {std::string_view(), kPackedSuffix}) {
+    const std::optional<uint32_t> weight = Find(std::string(*name).append(suffix));
+    if (weight && !tensors[*weight].block.empty()) return weight;
+  }
+  return std::nullopt;
 }
 
 std::optional<uint32_t> CanonicalSpace::ScalesOf(std::string_view weight) const {
   for (std::string_view suffix : kScaleSuffixes) {
-    if (const auto scales = Find(std::string(weight).append(suffix))) return scales;
+    if (const auto scales = Find(std::string(UnpackedName(weight)).append(suffix))) return scales;
   }
   return std::nullopt;
+}
+
+std::string_view UnpackedName(std::string_view weight) {
+  if (weight.ends_with(kPackedSuffix)) weight.remove_suffix(kPackedSuffix.size());
+  return weight;
 }
 
 std::optional<std::string_view> WeightNameOf(std::string_view scales) {

@@ -8,7 +8,8 @@
 namespace weightwire::layout {
 
 /// The config.json of the same model with weights in the format of this name (weight_format.h): its
-/// linear weights, but the head and the routers of experts, which releases leave out.
+/// linear weights, but the head and the routers of experts, which releases leave out. `format` may
+/// be the object quantization_config of another config.json, which says what is left out.
 ///   kInvalidArgument / kInvalidRequest     no such format: the known ones are named
 ///   kFailedPrecondition / kDtypeMismatch   the model is quantized already
 /// Else as LayoutFromScheme.

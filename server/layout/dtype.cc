@@ -63,9 +63,14 @@ bool CanStoreScales(ScaleRule rule, DType from, DType scales) {
     case ScaleRule::kPowerOfTwo:
       return byte || scales == DType::kF32;
     case ScaleRule::kOwnKind:
+    case ScaleRule::kInt4:
       return scales == from;
     case ScaleRule::kPowerOfTwoRounded:
+    case ScaleRule::kMxFp4:
+    case ScaleRule::kMxFp4Rounded:
       return byte;
+    case ScaleRule::kNvFp4:
+      return scales == DType::kF8E4M3;
   }
   return false;
 }

@@ -56,6 +56,7 @@ class Digest {
 /// Stands where a text's length would, and is none.
 constexpr uint64_t kBlockFollows = ~uint64_t{0};
 constexpr uint64_t kRuleFollows = kBlockFollows - 16;
+constexpr uint64_t kPackedFollows = kBlockFollows - 64;
 
 enum class Of { kShapes, kElements };
 
@@ -75,6 +76,7 @@ void AddCanonical(const CanonicalSpace& canonical, Digest& digest, Of of = Of::k
     if (tensor.scale_rule != ScaleRule::kQuotient) {
       digest.Word(kRuleFollows + static_cast<uint64_t>(tensor.scale_rule));
     }
+    if (tensor.packed > 1) digest.Word(kPackedFollows + static_cast<uint64_t>(tensor.packed));
   }
 }
 

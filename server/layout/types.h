@@ -44,6 +44,14 @@ inline constexpr std::string_view kScaleSuffixes[] = {"_scale_inv", "_scale"};
 inline constexpr std::string_view kScaleSuffix = kScaleSuffixes[0];
 /// The weight whose scales are called so; nullopt where it is no such name.
 std::optional<std::string_view> WeightNameOf(std::string_view scales);
+/// What compressed-tensors adds to the name of a weight whose elements lie packed, before it names
+/// scales.
+inline constexpr std::string_view kPackedSuffix = "_packed";
+/// What gpt-oss adds to the name of a tensor with all experts.
+inline constexpr std::string_view kFusedBlocks = "_blocks";
+inline constexpr std::string_view kFusedScales = "_scales";
+/// The name without kPackedSuffix.
+std::string_view UnpackedName(std::string_view weight);
 
 /// How the scale of a block follows from its largest magnitude. See kernels::ScaleKind.
 enum class ScaleRule : int {
@@ -51,8 +59,16 @@ enum class ScaleRule : int {
   kPowerOfTwo = 1,         ///< the next power of two, F32 or a byte
   kOwnKind = 2,            ///< amax / 448 in the weight's own dtype
   kPowerOfTwoRounded = 3,  ///< compressed-tensors' power of two, a byte
+  // Of elements of four bits: kernels::FourBitKind, in its order.
+  kMxFp4 = 4,
+  kMxFp4Rounded = 5,
+  kNvFp4 = 6,
+  kInt4 = 7,
 };
-inline constexpr ScaleRule kLastScaleRule = ScaleRule::kPowerOfTwoRounded;
+inline constexpr ScaleRule kLastScaleRule = ScaleRule::kPowerOfTwoRounded;  ///< of fp8
+inline constexpr ScaleRule kFirstFourBitRule = ScaleRule::kMxFp4;
+inline constexpr ScaleRule kLastFourBitRule = ScaleRule::kInt4;
+constexpr bool IsFourBit(ScaleRule rule) { return rule >= kFirstFourBitRule; }
 /// Whether scales by the rule, of a weight that was `from`, can be stored as `scales`.
 bool CanStoreScales(ScaleRule rule, DType from, DType scales);
 
@@ -65,11 +81,13 @@ struct TensorSpec {
   std::string name;
   DType dtype = DType::kBF16;
   Shape shape;
-  /// Of an fp8 weight, [rows, columns]: the elements that share one scale. The scale of element
-  /// (r, c) is element (r / block[0], c / block[1]) of the tensor `name` + one of kScaleSuffixes.
-  /// Empty for every other tensor, and where it is not known.
+  /// Of a quantized weight, [rows, columns]: the elements that share one scale. The scale of element
+  /// (r, c) is element (r / block[0], c / block[1]) of the tensor `name` (without kPackedSuffix) +
+  /// one of kScaleSuffixes. Empty for every other tensor, and where it is not known.
   Shape block = {};
   ScaleRule scale_rule = ScaleRule::kQuotient;  ///< of a weight with a block
+  /// Weights that one element of it holds, along the last dimension: 2 of four bits in U8, 8 in I32.
+  int64_t packed = 1;
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 

@@ -135,14 +135,22 @@ Status CheckTensor(const CanonicalSpace& canonical, const LocalTensor& tensor,
                      " share a storage element");
 }
 
-/// A weight with a block is a matrix of fp8 codes, and its scales are there.
+/// Whether it holds codes that its rule makes scales for.
+bool HoldsCodes(const TensorSpec& weight) {
+  if (!IsFourBit(weight.scale_rule)) return weight.dtype == DType::kF8E4M3 && weight.packed == 1;
+  return weight.dtype == DType::kI32 ? weight.packed == 8
+                                     : weight.dtype == DType::kU8 && weight.packed == 2;
+}
+
+/// A weight with a block is a matrix of codes, and its scales are there.
 Status CheckBlock(const CanonicalSpace& canonical, const TensorSpec& weight) {
   const bool described =
-      weight.dtype == DType::kF8E4M3 && weight.shape.size() == 2 && weight.block.size() == 2;
+      HoldsCodes(weight) && weight.shape.size() == 2 && weight.block.size() == 2;
   const auto fits = [](int64_t size) { return size >= 1 && size <= kBlockMax; };
   if (!described || !std::ranges::all_of(weight.block, fits)) {
     return Invalid(Reason::kInvalidRequest,
-                   "a block needs an F8_E4M3 matrix, and rows and columns of 1 to 65536");
+                   "a block needs a matrix of F8_E4M3, or of four bits in U8 or I32, and rows and "
+                   "columns of 1 to 65536");
   }
   Shape blocks;
   for (size_t d = 0; d < 2; ++d) {
@@ -158,7 +166,7 @@ Status CheckBlock(const CanonicalSpace& canonical, const TensorSpec& weight) {
     }
   }
   return Invalid(Reason::kShapeMismatch,
-                 "its scales must be tensor " + weight.name + std::string(kScaleSuffixes[0]) +
+                 "its scales must be tensor " + std::string(UnpackedName(weight.name)) + std::string(kScaleSuffixes[0]) +
                      " or " + std::string(kScaleSuffixes[1]) + ", [" + std::to_string(blocks[0]) +
                      ", " + std::to_string(blocks[1]) + "], of a dtype that its rule has");
 }

@@ -79,7 +79,7 @@ bool Merge(CopyOp& last, Box& last_box, const CopyOp& next, const Box& next_box)
     return false;
   }
   last.extent[*d] += next.extent[*d];
-  if (last.transform == Transform::kScales) last.source_extent[*d] += next.source_extent[*d];
+  if (!last.source_extent.empty()) last.source_extent[*d] += next.source_extent[*d];
   last_box.extent = last.extent;
   return true;
 }
@@ -107,19 +107,30 @@ class Planner {
   /// What a target tensor is made of.
   struct Origin {
     uint32_t tensor = 0;                            ///< canonical, of the source
-    Transform transform = Transform::kElements;     ///< kScales, or what the dtypes say
-    const layout::TensorSpec* quantized = nullptr;  ///< the weight, where it may be
+    Transform transform = Transform::kElements;     ///< kCodes of what is packed, kScales, or what
+                                                    ///< the dtypes say
+    const layout::TensorSpec* quantized = nullptr;  ///< the weight, where it may be, unpacked
   };
   /// `same`: the tensor of its name at the source.
-  std::optional<Origin> OriginOf(uint32_t canonical, std::optional<uint32_t> same) const {
+  std::optional<Origin> OriginOf(uint32_t canonical, std::optional<uint32_t> same) {
     const layout::TensorSpec& spec = target_.canonical.tensors[canonical];
     if (same) return Origin{*same, Transform::kElements, spec.block.empty() ? nullptr : &spec};
-    const auto weight = target_.canonical.WeightOf(canonical);
+    const bool packed = spec.packed > 1;
+    const auto weight = packed ? canonical : target_.canonical.WeightOf(canonical);
     if (!weight) return std::nullopt;
-    const layout::TensorSpec& quantized = target_.canonical.tensors[*weight];
+    const layout::TensorSpec& quantized = UnpackedOf(*weight);
     const auto unquantized = source_.canonical.Find(quantized.name);
     if (!unquantized) return std::nullopt;
-    return Origin{*unquantized, Transform::kScales, &quantized};
+    return Origin{*unquantized, packed ? Transform::kCodes : Transform::kScales, &quantized};
+  }
+
+  /// The target's weight as what it is made of.
+  const layout::TensorSpec& UnpackedOf(uint32_t weight) {
+    const layout::TensorSpec& spec = target_.canonical.tensors[weight];
+    if (spec.packed == 1) return spec;
+    const auto [at, added] = unpacked_.try_emplace(weight);
+    if (added) at->second = Unpacked(spec);
+    return at->second;
   }
 
   Status DraftTensor(uint32_t canonical) {
@@ -133,6 +144,9 @@ class Planner {
     if (found) WW_RETURN_IF_ERROR(CheckRules(source_.canonical.tensors[*found], spec));
     const std::optional<Origin> origin = OriginOf(canonical, found);
     if (!origin) return NoSuchTensor(spec, wanted[0].rank, source_.canonical, target_.canonical);
+    if (origin->transform != Transform::kElements) {
+      WW_RETURN_IF_ERROR(CheckFourBits(*origin));
+    }
     const OwnerIndex index(book_.Cut(source_pieces_.Of(origin->tensor)));
     std::vector<PendingCopy>& copies = list_.copies;
     const auto first = static_cast<ptrdiff_t>(copies.size());
@@ -149,22 +163,33 @@ class Planner {
     return known && source.scale_rule != target.scale_rule ? OtherRule(target) : OkStatus();
   }
 
+  /// What is made by another name, of a tensor of the weight's shape.
+  Status CheckFourBits(const Origin& origin) const {
+    const layout::TensorSpec& weight = *origin.quantized;
+    if (weight.scale_rule == layout::ScaleRule::kNvFp4) return NeedsWholeTensor(weight);
+    const layout::Shape& shape = source_.canonical.tensors[origin.tensor].shape;
+    return shape == weight.shape ? OkStatus() : OtherShape(weight, shape);
+  }
+
   Status DraftPiece(uint32_t canonical, const PieceRef& ref, Origin origin,
                     const OwnerIndex& index) {
     const layout::TensorSpec& spec = target_.canonical.tensors[canonical];
     const bool scales = origin.transform == Transform::kScales;
+    const bool packs = origin.transform == Transform::kCodes;
     const Box& piece = PieceOf(target_, ref).box;
-    const Box box = scales ? ElementsOf(*origin.quantized, piece) : piece;
+    const Box box = scales  ? ElementsOf(*origin.quantized, piece)
+                    : packs ? Unpacked(spec, piece)
+                            : piece;
     int64_t missing = layout::ElementCount(box);
     bool straddles = false;
     for (const Owner& owner : index.Candidates(box)) {
       const std::optional<Box> part = layout::Intersect(box, owner.box);
       if (!part) continue;
       missing -= layout::ElementCount(*part);
-      origin.transform = scales ? Transform::kScales : TransformOf(ref, origin, owner);
+      if (!scales && !packs) origin.transform = TransformOf(ref, origin, owner);
       std::optional<Box> drafted = part;
       if (origin.transform != Transform::kElements) {
-        WW_RETURN_IF_ERROR(CheckQuantized(canonical, ref, *origin.quantized));
+        WW_RETURN_IF_ERROR(CheckQuantized(canonical, ref, *origin.quantized, box));
         drafted = WholeBlocksIn(*origin.quantized, *part);
         straddles = straddles || drafted != part;
       }
@@ -174,19 +199,21 @@ class Planner {
                                                                  : origin.quantized->scale_rule));
       if (drafted) {
         WW_RETURN_IF_ERROR(AddCopy(canonical, ref, origin.transform, owner,
-                                   scales ? ScalesOf(*origin.quantized, *drafted) : *drafted));
+                                   scales  ? ScalesOf(*origin.quantized, *drafted)
+                                   : packs ? Packed(spec, *drafted)
+                                           : *drafted));
       }
       if (missing == 0) break;
     }
     if (missing != 0) return Unowned(spec, ref.rank, box, index);
     if (!straddles) return OkStatus();
-    return scales ? MakeScales(canonical, ref, box) : GatherAndMake(canonical, ref, index);
+    return scales ? MakeScales(canonical, ref, box) : GatherAndMake(canonical, ref, box, index);
   }
 
-  /// The blocks of a piece of codes that straddle owners.
-  Status GatherAndMake(uint32_t canonical, const PieceRef& ref, const OwnerIndex& index) {
-    const layout::TensorSpec& weight = target_.canonical.tensors[canonical];
-    for (const Box& blocks : SplitBlocks(weight, PieceOf(target_, ref).box, index)) {
+  /// The blocks of a piece of codes, which are of the elements `box`, that straddle owners.
+  Status GatherAndMake(uint32_t canonical, const PieceRef& ref, const Box& box,
+                       const OwnerIndex& index) {
+    for (const Box& blocks : SplitBlocks(UnpackedOf(canonical), box, index)) {
       std::vector<uint32_t>& known = gathers_of_[{ref.rank, canonical}];
       // Another piece of the rank may hold the same: then what it gathers serves both.
       const auto holds = std::ranges::find_if(known, [&](uint32_t gather) {
@@ -224,17 +251,20 @@ class Planner {
 
   /// What is made of one source must agree: the target holds whole blocks, and for each of them the
   /// codes and their scale on one rank; the source has no scales of its own.
-  Status CheckQuantized(uint32_t canonical, const PieceRef& ref, const layout::TensorSpec& weight) {
+  /// `box`: what the piece is made of.
+  Status CheckQuantized(uint32_t canonical, const PieceRef& ref, const layout::TensorSpec& weight,
+                        const Box& box) {
     const Box& held = PieceOf(target_, ref).box;
     const auto& tensors = target_.canonical.tensors;
-    const bool is_codes = tensors[canonical].name == weight.name;
-    if (is_codes && !IsWholeBlocks(weight, held)) return CutsBlocks(weight, ref.rank, held);
+    const bool is_codes = !tensors[canonical].block.empty();
+    if (is_codes && !IsWholeBlocks(weight, box)) return CutsBlocks(weight, ref.rank, box);
     if (const auto other = source_.canonical.ScalesOf(weight.name)) {
       return HasScales(weight, source_.canonical.tensors[*other].name);
     }
     const std::string& scales = tensors[*target_.canonical.ScalesOf(weight.name)].name;
-    const std::string& partner = is_codes ? scales : weight.name;
-    const Box wanted = is_codes ? ScalesOf(weight, held) : ElementsOf(weight, held);
+    const uint32_t stored = is_codes ? canonical : *target_.canonical.WeightOf(canonical);
+    const std::string& partner = is_codes ? scales : tensors[stored].name;
+    const Box wanted = is_codes ? ScalesOf(weight, box) : Packed(tensors[stored], box);
     const auto pieces = target_pieces_.Of(*target_.canonical.Find(partner));
     const auto first =
         std::lower_bound(pieces.begin(), pieces.end(), ref.rank,
@@ -249,7 +279,8 @@ class Planner {
   DType GatherDType() {
     if (gather_dtype_) return *gather_dtype_;
     for (const layout::TensorSpec& spec : target_.canonical.tensors) {
-      const auto found = source_.canonical.Find(spec.name);
+      const auto found =
+          source_.canonical.Find(spec.packed > 1 ? layout::UnpackedName(spec.name) : spec.name);
       if (spec.block.empty() || !found) continue;
       for (const PieceRef& piece : source_pieces_.Of(*found)) {
         const DType dtype = TensorOf(source_, piece).dtype;
@@ -302,10 +333,11 @@ class Planner {
   /// What the rank makes of `blocks` for the piece `ref` of a tensor of codes or scales.
   Status AddMade(uint32_t canonical, const PieceRef& ref, Transform transform, const Gather& gather,
                  const Box& blocks) {
-    const layout::TensorSpec& weight = target_.canonical.tensors[gather.canonical];
+    const layout::TensorSpec& stored = target_.canonical.tensors[gather.canonical];
+    const layout::TensorSpec& weight = UnpackedOf(gather.canonical);
     const Piece& to = PieceOf(target_, ref);
     const bool scales = transform == Transform::kScales;
-    const Box box = scales ? ScalesOf(weight, blocks) : blocks;
+    const Box box = scales ? ScalesOf(weight, blocks) : Packed(stored, blocks);
     WW_RETURN_IF_ERROR(CheckCopies(list_.copies.size() + ++made_count_));
     CopyOp op;
     op.canonical = canonical;
@@ -319,12 +351,12 @@ class Planner {
     op.target_offset = OffsetOf(to, box.begin);
     op.target_stride = to.local_stride;
     op.transform = transform;
-    op.block = weight.block;
+    op.block = scales ? weight.block : stored.block;
     op.rule = weight.scale_rule;
     if (!CanMake(transform, op.rule, op.source_dtype, op.target_dtype)) {  // gathered in F32
       return NoCast(weight, ref.rank, op.source_dtype, ref.rank, op.target_dtype);
     }
-    if (scales) op.source_extent = blocks.extent;
+    if (scales || stored.packed > 1) op.source_extent = blocks.extent;
     gathered_[ref.rank].made.push_back(std::move(op));
     return OkStatus();
   }
@@ -434,7 +466,7 @@ class Planner {
     return {{begin, extent}, {extent, extent + static_cast<ptrdiff_t>(ndim)}};
   }
 
-  CopyOp MakeOp(const PendingCopy& pending, const Box& box) const {
+  CopyOp MakeOp(const PendingCopy& pending, const Box& box) {
     const PieceRef& holder = HolderOf(pending);
     const Piece& from = PieceOf(source_, holder);
     CopyOp op;
@@ -454,16 +486,15 @@ class Planner {
   }
 
   /// Of what is made of `box`, what the copy reads; says so in the copy.
-  Box SourceBox(CopyOp& op, const Box& box) const {
+  Box SourceBox(CopyOp& op, const Box& box) {
     if (op.transform == Transform::kElements) return box;
-    const auto& tensors = target_.canonical.tensors;
     const bool scales = op.transform == Transform::kScales;
-    const layout::TensorSpec& weight =
-        tensors[scales ? *target_.canonical.WeightOf(op.canonical) : op.canonical];
-    op.block = weight.block;
-    op.rule = weight.scale_rule;
-    if (!scales) return box;
-    Box elements = ElementsOf(weight, box);
+    const uint32_t weight = scales ? *target_.canonical.WeightOf(op.canonical) : op.canonical;
+    const layout::TensorSpec& stored = target_.canonical.tensors[weight];
+    op.block = scales ? UnpackedOf(weight).block : stored.block;
+    op.rule = stored.scale_rule;
+    if (!scales && stored.packed == 1) return box;
+    Box elements = scales ? ElementsOf(UnpackedOf(weight), box) : Unpacked(stored, box);
     op.source_extent = elements.extent;
     return elements;
   }
@@ -505,6 +536,7 @@ class Planner {
   std::map<std::pair<uint32_t, uint32_t>, std::vector<uint32_t>> gathers_of_;
   std::map<uint32_t, GatherBuffer> gathered_;  ///< by target rank
   std::optional<DType> gather_dtype_;
+  std::map<uint32_t, layout::TensorSpec> unpacked_;  ///< by target weight, of packed ones
   size_t made_count_ = 0;  ///< copies of all `gathered_`
   int64_t bytes_total_ = 0;
 };

@@ -4,6 +4,8 @@
 // have them; the other ones are floats that the target gathers.
 #include "server/plan/demand.h"
 
+#include "server/plan/quantization.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -20,12 +22,17 @@ struct Holding {
 
 /// Who sends one tensor.
 struct Senders {
-  std::vector<Holding> holdings;
+  std::vector<Holding> holdings = {};
   /// What is in none of the holdings comes from these, with so many bytes an element; from nobody
   /// where there are none: then the target makes it.
   std::vector<Holding> gathered = {};
   int64_t gathered_element_bytes = 0;
+  /// Of a packed tensor: boxes and the grid are of what it is made of, this many in one element.
+  int64_t packed = 1;
 };
+
+/// Elements of four bits are the smallest.
+constexpr int64_t kHalves = 2;
 
 std::vector<std::vector<Holding>> HoldingsByTensor(const ModelLayout& source) {
   std::vector<std::vector<Holding>> holdings(source.canonical.tensors.size());
@@ -61,9 +68,11 @@ std::vector<Holding> WholeBlocksOf(const std::vector<Holding>& holdings,
 class Grid {
  public:
   Grid(const Senders& senders, const layout::Shape& shape)
-      : faces_(shape.size()), gathered_element_bytes_(senders.gathered_element_bytes) {
+      : faces_(shape.size()),
+        gathered_element_bytes_(senders.gathered_element_bytes),
+        packed_(senders.packed) {
     for (size_t d = 0; d < shape.size(); ++d) {
-      faces_[d] = {0, shape[d]};
+      faces_[d] = {0, shape[d] * PackedAlong(d)};
       for (const auto* holdings : {&senders.holdings, &senders.gathered}) {
         for (const Holding& holding : *holdings) {
           faces_[d].push_back(holding.box.begin[d]);
@@ -76,7 +85,7 @@ class Grid {
     size_t cells = 1;
     for (const auto& faces : faces_) cells *= faces.size() - 1;
     ranks_.resize(cells);
-    bytes_.resize(cells, 0);
+    halves_.resize(cells, 0);
     Enter(senders.holdings);
     gathers_.resize(cells);
     for (size_t cell = 0; cell < cells; ++cell) gathers_[cell] = ranks_[cell].empty();
@@ -84,26 +93,32 @@ class Grid {
   }
 
   /// Bytes that `box` receives. `gathered`: its rank gathers the same for another box.
-  int64_t Measure(const Box& box, int64_t element_bytes, bool gathered) {
+  int64_t Measure(Box box, int64_t element_bytes, bool gathered) {
+    for (size_t d = 0; d < box.extent.size(); ++d) {
+      box.begin[d] *= PackedAlong(d);
+      box.extent[d] *= PackedAlong(d);
+    }
     int64_t received = 0;
     ForEachCell(box, [&](size_t cell, int64_t elements) {
       if (gathers_[cell] && gathered) return;
-      const int64_t bytes = elements * (gathers_[cell] ? gathered_element_bytes_ : element_bytes);
-      bytes_[cell] += bytes;
-      received += bytes;
+      const int64_t halves = gathers_[cell] ? elements * gathered_element_bytes_ * kHalves
+                                            : elements * element_bytes * kHalves / packed_;
+      halves_[cell] += halves;
+      received += halves;
     });
-    return received;
+    return received / kHalves;
   }
 
   void AddTo(BytesByHolders& demand) const {
-    for (size_t cell = 0; cell < bytes_.size(); ++cell) {
-      if (bytes_[cell] == 0) continue;
+    for (size_t cell = 0; cell < halves_.size(); ++cell) {
+      if (halves_[cell] == 0) continue;
       WW_CHECK(!ranks_[cell].empty());
-      demand[ranks_[cell]] += bytes_[cell];
+      demand[ranks_[cell]] += halves_[cell] / kHalves;
     }
   }
 
  private:
+  int64_t PackedAlong(size_t d) const { return d + 1 == faces_.size() ? packed_ : 1; }
   /// Ranks come in ascending order. `only`: cells that count.
   void Enter(const std::vector<Holding>& holdings, const std::vector<bool>* only = nullptr) {
     for (const Holding& holding : holdings) {
@@ -133,8 +148,9 @@ class Grid {
   std::vector<std::vector<int64_t>> faces_;   ///< by dimension: where cells begin, and the end
   std::vector<std::vector<uint32_t>> ranks_;  ///< by cell, row-major
   std::vector<bool> gathers_;                 ///< by cell
-  std::vector<int64_t> bytes_;
+  std::vector<int64_t> halves_;               ///< of bytes
   int64_t gathered_element_bytes_;
+  int64_t packed_;
 };
 
 class Senderships {
@@ -152,8 +168,10 @@ class Senderships {
     uint32_t weights = 0;
     for (const auto& spec : target.canonical.tensors) {
       const auto found = source.canonical.Find(spec.name);
-      quantized_.push_back(!spec.block.empty() && found && (dtypes[*found] & kFp8) == 0);
-      if (!spec.block.empty() && found) weights |= dtypes[*found];
+      const uint32_t codes = 1u << static_cast<int>(spec.dtype);
+      quantized_.push_back(!spec.block.empty() && found && (dtypes[*found] & codes) == 0);
+      const auto read = found ? found : source.canonical.Find(Unpacked(spec).name);
+      if (!spec.block.empty() && read) weights |= dtypes[*read];
     }
     const bool halves = weights == kBF16 || weights == kF16;
     gathered_element_bytes_ = halves ? 2 : 4;
@@ -168,17 +186,20 @@ class Senderships {
               gathered_element_bytes_};
     }
     if (same) return {holdings_[*same]};
-    const auto weight = target_.canonical.WeightOf(tensor);
+    const bool packs = tensors[tensor].packed > 1;
+    const auto weight = packs ? tensor : target_.canonical.WeightOf(tensor);
     WW_CHECK(weight.has_value());
-    const auto found = source_.canonical.Find(tensors[*weight].name);
+    const layout::TensorSpec unpacked = Unpacked(tensors[*weight]);
+    const auto found = source_.canonical.Find(unpacked.name);
     WW_CHECK(found.has_value());
-    return {WholeBlocksOf(holdings_[*found], tensors[*weight], /*elements=*/false)};
+    std::vector<Holding> whole = WholeBlocksOf(holdings_[*found], unpacked, /*elements=*/packs);
+    if (!packs) return {std::move(whole)};
+    return {std::move(whole), holdings_[*found], gathered_element_bytes_, tensors[tensor].packed};
   }
 
  private:
   static constexpr uint32_t kBF16 = 1u << static_cast<int>(layout::DType::kBF16);
   static constexpr uint32_t kF16 = 1u << static_cast<int>(layout::DType::kF16);
-  static constexpr uint32_t kFp8 = 1u << static_cast<int>(layout::DType::kF8E4M3);
 
   const ModelLayout& source_;
   const ModelLayout& target_;

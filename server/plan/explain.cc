@@ -71,7 +71,11 @@ std::string GatheredBySide(const TransferPlan& plan) {
 std::string QuantizedText(const CopyOp& op) {
   if (op.transform == Transform::kElements) return "";
   constexpr const char* kRules[] = {"", ", scales powers of two", ", scales in the source's dtype",
-                                    ", scales powers of two as compressed-tensors rounds them"};
+                                    ", scales powers of two as compressed-tensors rounds them",
+                                    ", MXFP4",
+                                    ", MXFP4 as compressed-tensors rounds its scales",
+                                    ", NVFP4",
+                                    ", INT4"};
   const std::string blocks =
       " of blocks " + ShapeText(op.block) + kRules[static_cast<size_t>(op.rule)];
   if (op.transform == Transform::kCodes) return "  quantized: codes" + blocks;
@@ -112,8 +116,9 @@ std::string CopiesOf(const TransferPlan& plan, const ModelLayout& source, const 
       const std::string rank_text = RankText(Side::kTarget, stream.target_rank) + " ";
       const auto& tensors = target.ranks[stream.target_rank].tensors;
       if (op.target_tensor == tensors.size()) {
-        text += CopyText(GatheredBox(from, *source.canonical.Find(tensor), op), from_text,
-                         rank_text + "(gathered)", op);
+        const auto same = source.canonical.Find(tensor);
+        const uint32_t read = same ? *same : *source.canonical.Find(layout::UnpackedName(tensor));
+        text += CopyText(GatheredBox(from, read, op), from_text, rank_text + "(gathered)", op);
         continue;
       }
       const auto& to = tensors[op.target_tensor];

@@ -11,8 +11,40 @@ using layout::Box;
 using layout::DType;
 using layout::TensorSpec;
 
+namespace {
+
+/// kernels/four_bit.h
+constexpr int64_t kFourBitGroupMin = 8;
+constexpr int64_t kFourBitGroupMax = 256;
+
+/// Codes of four bits in one element of the dtype that the rule's are packed in; 0: not of it.
+int64_t PackedIn(layout::ScaleRule rule, DType to) {
+  if (rule == layout::ScaleRule::kInt4) return to == DType::kI32 ? 8 : 0;
+  return to == DType::kU8 ? 2 : 0;
+}
+
+/// Of codes and scales of four bits, whose block is of two sizes.
+std::optional<std::string> FourBitDefect(const CopyOp& op) {
+  const bool scales = op.transform == Transform::kScales;
+  if (op.rule == layout::ScaleRule::kNvFp4) return "makes codes by the largest of a whole tensor";
+  const int64_t packed = scales ? 1 : PackedIn(op.rule, op.target_dtype);
+  int64_t group = 0;
+  if (packed == 0 || __builtin_mul_overflow(op.block[1], packed, &group) || op.block[0] != 1 ||
+      group < kFourBitGroupMin || group > kFourBitGroupMax || group % kFourBitGroupMin != 0) {
+    return "has no groups of four bits";
+  }
+  int64_t read = 0;
+  const bool whole =
+      op.source_extent[0] == op.extent[0] &&
+      !__builtin_mul_overflow(op.extent[1], scales ? group : packed, &read) &&
+      op.source_extent[1] == read && read % group == 0;
+  return whole ? std::nullopt : std::optional<std::string>("cuts groups of four bits");
+}
+
+}  // namespace
+
 const std::vector<int64_t>& SourceExtent(const CopyOp& op) {
-  return op.transform == Transform::kScales ? op.source_extent : op.extent;
+  return op.source_extent.empty() ? op.extent : op.source_extent;
 }
 
 bool IsQuantizable(DType from) {
@@ -21,8 +53,8 @@ bool IsQuantizable(DType from) {
 
 bool CanMake(Transform transform, layout::ScaleRule rule, DType from, DType to) {
   if (!IsQuantizable(from)) return false;
-  return transform == Transform::kCodes ? to == DType::kF8E4M3
-                                        : layout::CanStoreScales(rule, from, to);
+  if (transform == Transform::kScales) return layout::CanStoreScales(rule, from, to);
+  return layout::IsFourBit(rule) ? PackedIn(rule, to) > 0 : to == DType::kF8E4M3;
 }
 
 int MakesNumber(const CopyOp& op) {
@@ -34,10 +66,34 @@ bool SetMakes(int number, CopyOp& op) {
   op.transform = Transform::kElements;
   op.rule = layout::ScaleRule::kQuotient;
   if (number == 0) return true;
-  if (number < 0 || number > 2 + 2 * static_cast<int>(layout::kLastScaleRule)) return false;
+  if (number < 0 || number > 2 + 2 * static_cast<int>(layout::kLastFourBitRule)) return false;
   op.transform = number % 2 == 1 ? Transform::kCodes : Transform::kScales;
   op.rule = static_cast<layout::ScaleRule>((number - 1) / 2);
   return true;
+}
+
+TensorSpec Unpacked(const TensorSpec& weight) {
+  TensorSpec unpacked = weight;
+  if (weight.packed == 1) return unpacked;
+  unpacked.name = layout::UnpackedName(weight.name);
+  unpacked.shape[1] *= weight.packed;
+  unpacked.block[1] *= weight.packed;
+  unpacked.packed = 1;
+  return unpacked;
+}
+
+Box Unpacked(const TensorSpec& weight, Box packed) {
+  if (weight.packed == 1) return packed;
+  packed.begin[1] *= weight.packed;
+  packed.extent[1] *= weight.packed;
+  return packed;
+}
+
+Box Packed(const TensorSpec& weight, Box box) {
+  if (weight.packed == 1) return box;
+  box.begin[1] /= weight.packed;
+  box.extent[1] /= weight.packed;
+  return box;
 }
 
 bool IsWholeBlocks(const TensorSpec& weight, const Box& box) {
@@ -82,13 +138,15 @@ Box ElementsOf(const TensorSpec& weight, const Box& scales) {
 
 std::optional<std::string> QuantizationDefect(const CopyOp& op) {
   const bool to_scales = op.transform == Transform::kScales;
+  const bool makes = op.transform != Transform::kElements;
+  const bool four_bits = makes && layout::IsFourBit(op.rule);
   if (op.transform < Transform::kElements || op.transform > Transform::kScales)
     return "makes what is unknown";
   if (op.block.empty() && op.source_extent.empty() && op.transform == Transform::kElements) {
     return std::nullopt;
   }
   if (op.block.size() != 2 || op.extent.size() != 2 ||
-      op.source_extent.size() != (to_scales ? 2 : 0)) {
+      op.source_extent.size() != (to_scales || four_bits ? 2 : 0)) {
     return "has blocks, but not the extents of a matrix";
   }
   for (size_t d = 0; d < 2; ++d) {
@@ -99,7 +157,10 @@ std::optional<std::string> QuantizationDefect(const CopyOp& op) {
       return "has not one scale for each block";
     }
   }
-  if (op.transform == Transform::kElements) return std::nullopt;
+  if (!makes) return std::nullopt;
+  if (four_bits) {
+    if (const auto defect = FourBitDefect(op)) return defect;
+  }
   if (CanMake(op.transform, op.rule, op.source_dtype, op.target_dtype)) return std::nullopt;
   return std::string("makes ") + (to_scales ? "scales" : "codes") + " of " +
          std::string(layout::DTypeName(op.source_dtype)) + " into " +

@@ -64,8 +64,41 @@ Status OtherShape(const TensorSpec& tensor, const layout::Shape& at_source) {
       .Remedy(ShapeRemedy(tensor, at_source));
 }
 
+Status NeedsWholeTensor(const TensorSpec& weight) {
+  return Refuse(Reason::kDtypeMismatch,
+                "NVFP4 has one global scale of a whole tensor, which is not made on the way")
+      .AtTensor(weight.name)
+      .Remedy(
+          "make a checkpoint with wwctl convert --quantize and push it, or take MXFP4 or INT4");
+}
+
+namespace {
+
+/// What stands beside packed weights, of a source that has those before they are packed.
+std::optional<Status> BesidePacked(const TensorSpec& tensor, const layout::CanonicalSpace& source,
+                                   const layout::CanonicalSpace& target) {
+  for (const std::string_view suffix : {"_global_scale", "_shape"}) {
+    if (!tensor.name.ends_with(suffix)) continue;
+    const std::string weight = tensor.name.substr(0, tensor.name.size() - suffix.size());
+    const auto packed = target.Find(weight + std::string(layout::kPackedSuffix));
+    if (!packed || !source.Find(weight)) continue;
+    if (suffix != "_shape") return NeedsWholeTensor(target.tensors[*packed]);
+    return Refuse(Reason::kTensorMissing,
+                  "the shape of a weight, which no version changes, is not sent")
+        .AtTensor(tensor.name)
+        .Remedy("leave it out: hf:skip=*.weight_shape; the engine has it from the checkpoint with "
+                "which it began");
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 Status NoSuchTensor(const TensorSpec& tensor, uint32_t target_rank,
                     const layout::CanonicalSpace& source, const layout::CanonicalSpace& target) {
+  if (auto beside = BesidePacked(tensor, source, target)) {
+    return std::move(*beside).AtRank(RankText(Side::kTarget, target_rank));
+  }
   return Refuse(Reason::kTensorMissing, "the source has no such tensor")
       .AtRank(RankText(Side::kTarget, target_rank))
       .AtTensor(tensor.name)
@@ -94,14 +127,17 @@ Status Unowned(const TensorSpec& tensor, uint32_t target_rank, const Box& box,
 }
 
 Status CutsBlocks(const TensorSpec& weight, uint32_t target_rank, const Box& box) {
+  const bool four_bits = layout::IsFourBit(weight.scale_rule);
+  const std::string columns = std::to_string(weight.block[1]);
   return Refuse(Reason::kShapeMismatch, RankText(Side::kTarget, target_rank) + " holds " +
                                             BoxText(box) + ", which cuts through blocks of " +
-                                            BlockText(weight) + " that have one fp8 scale")
+                                            BlockText(weight) + " that have one " +
+                                            (four_bits ? "scale" : "fp8 scale"))
       .AtRank(RankText(Side::kTarget, target_rank))
       .AtTensor(weight.name)
-      .Remedy(
-          "what is quantized on the way must be cut at blocks: choose other parallel sizes of "
-          "the engine, or publish the quantized weights");
+      .Remedy(four_bits ? "columns must begin and end at multiples of " + columns
+                        : "what is quantized on the way must be cut at blocks: choose other "
+                          "parallel sizes of the engine, or publish the quantized weights");
 }
 
 Status OtherRule(const TensorSpec& weight) {

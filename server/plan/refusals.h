@@ -22,6 +22,8 @@ Status Unowned(const layout::TensorSpec& tensor, uint32_t target_rank, const lay
 
 /// The target's `box` is not whole blocks.
 Status CutsBlocks(const layout::TensorSpec& weight, uint32_t target_rank, const layout::Box& box);
+/// Codes of `weight` depend on the largest magnitude of all of it.
+Status NeedsWholeTensor(const layout::TensorSpec& weight);
 /// Both sides hold it quantized, with scales by different rules.
 Status OtherRule(const layout::TensorSpec& weight);
 /// The source holds scales beside a weight that is not quantized.

@@ -57,10 +57,13 @@ class Proof {
     for (uint32_t t = 0; t < source.canonical.tensors.size(); ++t) {
       index.emplace(source.canonical.tensors[t].name, t);
     }
+    const auto find = [&index](std::string_view name) {
+      const auto found = index.find(name);
+      return found == index.end() ? std::nullopt : std::optional(found->second);
+    };
     for (const auto& spec : target.canonical.tensors) {
-      const auto found = index.find(spec.name);
-      source_canonical_.push_back(found == index.end() ? std::nullopt
-                                                       : std::optional(found->second));
+      source_canonical_.push_back(find(spec.name));
+      source_floats_.push_back(find(layout::UnpackedName(spec.name)));
     }
   }
 
@@ -162,7 +165,9 @@ class Proof {
       if (op.transform != Transform::kCodes) continue;
       const auto box = TargetBox(target_locators_[op.target_tensor], op);
       if (!box) return WrongMade(rank, i, "starts where the target stores nothing of the tensor");
-      gather_tensor_.pieces.push_back({op.canonical, *box, op.source_offset, op.source_stride});
+      const auto read = ReadBox(op, *box);
+      if (!read) return WrongMade(rank, i, "quantizes parts of blocks at " + BoxText(*box));
+      gather_tensor_.pieces.push_back({op.canonical, *read, op.source_offset, op.source_stride});
     }
     // Two tensors of the rank may hold the same codes.
     auto& pieces = gather_tensor_.pieces;
@@ -225,8 +230,10 @@ class Proof {
     const auto& sources = source_.ranks[stream.source_rank].tensors;
     if (op.source_tensor >= sources.size()) return "names a local tensor that does not exist";
     if (auto defect = FormDefect(op, sources[op.source_tensor], targets_.size())) return defect;
-    const auto read =
-        source_canonical_[op.transform == Transform::kScales ? *WeightOf(op) : op.canonical];
+    const bool gathers = targets_[op.target_tensor] == &gather_tensor_;
+    const auto read = gathers || op.transform != Transform::kElements
+                          ? source_floats_[*WeightOf(op)]
+                          : source_canonical_[op.canonical];
     if (!read) return "names a tensor the source does not have";
     return BlockDefect(op, SourceLocator(stream.source_rank, op.source_tensor), *read);
   }
@@ -246,7 +253,7 @@ class Proof {
       return "has not one extent and stride per dimension";
     }
     if (auto defect = ConversionDefect(op, WeightOf(op), &to == &gather_tensor_)) return defect;
-    const auto& source_extent = op.transform == Transform::kScales ? op.source_extent : op.extent;
+    const auto& source_extent = op.source_extent.empty() ? op.extent : op.source_extent;
     if (!InsideStorage(from, source_extent, op.source_offset, op.source_stride)) {
       return "reads outside its source tensor";
     }
@@ -281,26 +288,28 @@ class Proof {
     }
     const bool scales = op.transform == Transform::kScales;
     if (!weight || scales == (*weight == op.canonical)) return "quantizes what is no such tensor";
-    if (op.block != target_.canonical.tensors[*weight].block) return "has blocks of another size";
-    if (op.rule != target_.canonical.tensors[*weight].scale_rule)
-      return "has scales by another rule";
-    if (op.source_extent.size() != (scales ? 2 : 0)) return "reads no matrix";
+    const layout::TensorSpec& spec = target_.canonical.tensors[*weight];
+    const std::vector<int64_t> in_elements = {spec.block[0], spec.block[1] * spec.packed};
+    if (op.block != (scales ? in_elements : spec.block)) return "has blocks of another size";
+    if (op.rule != spec.scale_rule) return "has scales by another rule";
+    if (op.source_extent.size() != (scales || spec.packed > 1 ? 2 : 0)) return "reads no matrix";
     const DType from = op.source_dtype;
     const DType to = op.target_dtype;
     if ((from != DType::kBF16 && from != DType::kF16 && from != DType::kF32) ||
-        !(scales ? HoldsScales(op.rule, from, to) : to == DType::kF8E4M3)) {
+        !(scales ? HoldsScales(op.rule, from, to) : to == spec.dtype)) {
       return "quantizes dtypes that it cannot";
     }
     return std::nullopt;
   }
 
   static bool HoldsScales(layout::ScaleRule rule, DType from, DType to) {
+    using Rule = layout::ScaleRule;
     if (to == DType::kU8 || to == DType::kF8E8M0) {
-      return rule == layout::ScaleRule::kPowerOfTwo ||
-             rule == layout::ScaleRule::kPowerOfTwoRounded;
+      return rule == Rule::kPowerOfTwo || rule == Rule::kPowerOfTwoRounded ||
+             rule == Rule::kMxFp4 || rule == Rule::kMxFp4Rounded;
     }
-    if (rule == layout::ScaleRule::kOwnKind) return to == from;
-    return to == DType::kF32 && rule != layout::ScaleRule::kPowerOfTwoRounded;
+    if (rule == Rule::kOwnKind || rule == Rule::kInt4) return to == from;
+    return to == DType::kF32 && (rule == Rule::kQuotient || rule == Rule::kPowerOfTwo);
   }
 
   /// The canonical elements that a copy into `box` must read; nullopt when they are no whole
@@ -310,17 +319,22 @@ class Proof {
     const layout::TensorSpec& weight = target_.canonical.tensors[*WeightOf(op)];
     Box read = box;
     for (size_t d = 0; d < 2; ++d) {
-      const int64_t size = weight.block[d];
+      const int64_t packed = d == 1 ? weight.packed : 1;
       if (op.transform == Transform::kScales) {
+        const int64_t size = weight.block[d] * packed;
         read.begin[d] *= size;
-        read.extent[d] = std::min(read.extent[d] * size, weight.shape[d] - read.begin[d]);
+        read.extent[d] = std::min(read.extent[d] * size, weight.shape[d] * packed - read.begin[d]);
         if (read.extent[d] != op.source_extent[d]) return std::nullopt;
         continue;
       }
+      const int64_t size = weight.block[d];
       const int64_t end = box.begin[d] + box.extent[d];
       if (box.begin[d] % size != 0 || (end % size != 0 && end != weight.shape[d])) {
         return std::nullopt;
       }
+      read.begin[d] *= packed;
+      read.extent[d] *= packed;
+      if (weight.packed > 1 && read.extent[d] != op.source_extent[d]) return std::nullopt;
     }
     return read;
   }
@@ -413,6 +427,7 @@ class Proof {
   const ModelLayout& source_;
   const ModelLayout& target_;
   std::vector<std::optional<uint32_t>> source_canonical_;  ///< by target canonical tensor
+  std::vector<std::optional<uint32_t>> source_floats_;  ///< of a packed weight, what it is made of
   std::vector<uint8_t> ways_;  ///< by target canonical weight with blocks: 1 copied, 2 quantized
   std::vector<std::vector<PieceLocator>> source_locators_;  ///< by rank and tensor; made when used
   std::vector<const LocalTensor*> targets_;    ///< of the rank at hand; last, what it gathers

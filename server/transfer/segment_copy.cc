@@ -127,13 +127,15 @@ Status CheckKind(const plan::CopyOp& op) {
 // `first` becomes the source's first element.
 kernels::QuantizeBox MatrixOf(const plan::CopyOp& op, const plan::Segment& segment,
                               int64_t* first) {
+  const bool scales = op.transform == plan::Transform::kScales;
+  const bool four_bits = layout::IsFourBit(op.rule);
+  const int64_t packed = four_bits && !scales ? op.source_extent[1] / op.extent[1] : 1;
   *first = op.source_offset;
   // How codes come from their scales is the same however those are stored.
-  const int scale_bytes =
-      op.transform == plan::Transform::kScales ? layout::ElementBytes(op.target_dtype) : 4;
+  const int scale_bytes = scales ? layout::ElementBytes(op.target_dtype) : 4;
   int64_t size[2];
   for (size_t d = 0; d < 2; ++d) {
-    const int64_t step = op.transform == plan::Transform::kScales ? op.block[d] : 1;
+    const int64_t step = scales ? op.block[d] : d == 1 ? packed : 1;
     const int64_t begin = segment.begin[d] * step;
     size[d] = std::min(segment.extent[d] * step, plan::SourceExtent(op)[d] - begin);
     *first += begin * op.source_stride[d];
@@ -141,11 +143,12 @@ kernels::QuantizeBox MatrixOf(const plan::CopyOp& op, const plan::Segment& segme
   return {size[0],
           size[1],
           op.block[0],
-          op.block[1],
+          op.block[1] * packed,
           {op.source_stride[0], op.source_stride[1]},
           {},
           {},
-          kernels::ScaleKindOf(static_cast<int>(op.rule), scale_bytes)};
+          four_bits ? kernels::ScaleKind::kF32
+                    : kernels::ScaleKindOf(static_cast<int>(op.rule), scale_bytes)};
 }
 
 Status Outside(const char* side, uint32_t tensor) {
@@ -160,7 +163,14 @@ Status ValidateSide(const plan::CopyOp& op, plan::Side side, const Binding& bind
   const bool fits =
       tensor < binding.size() && binding[tensor].region != nullptr &&
       (is_source ? SourceFits(op, binding[tensor].bytes) : TargetFits(op, binding[tensor].bytes));
-  return fits ? OkStatus() : Outside(is_source ? "source" : "target", tensor);
+  if (!fits) return Outside(is_source ? "source" : "target", tensor);
+  const bool makes = op.transform != plan::Transform::kElements && layout::IsFourBit(op.rule);
+  if (!makes || binding[tensor].at().device == nullptr) return OkStatus();
+  return Status(Code::kFailedPrecondition, Reason::kDtypeMismatch,
+                "weights of four bits are made in host memory, found a GPU's")
+      .Remedy(
+          "let trainer and engine keep what they share in host memory, or push a checkpoint that "
+          "wwctl convert --quantize made");
 }
 
 Status ValidateOp(const plan::CopyOp& op, plan::Side side, const Binding& binding) {
@@ -213,6 +223,10 @@ SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment) {
     copy.transform = op.transform;
     copy.from = *FloatOf(op.source_dtype);
     copy.matrix = MatrixOf(op, segment, &source);
+    if (layout::IsFourBit(op.rule)) {
+      copy.four_bits = static_cast<kernels::FourBitKind>(
+          static_cast<int>(op.rule) - static_cast<int>(layout::kFirstFourBitRule));
+    }
   }
   copy.source_offset = static_cast<uint64_t>(source * layout::ElementBytes(op.source_dtype));
   return copy;

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "kernels/four_bit.h"
 #include "kernels/kernels.h"
 #include "kernels/quantize.h"
 #include "server/base/status.h"
@@ -25,6 +27,8 @@ struct SegmentCopy {
   /// What is quantized, without the strides of what is made: then `box` is of codes or of scales,
   /// and its source strides mean nothing.
   kernels::QuantizeBox matrix;
+  /// Of codes and scales of four bits; then `matrix` has no kind of scales.
+  std::optional<kernels::FourBitKind> four_bits = std::nullopt;
 };
 SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment);
 
@@ -58,6 +62,7 @@ std::string TensorName(const plan::RankSlice& slice, const plan::CopyOp& op);
 /// it is made of what is gathered) and that kernels can do it: what follows trusts it.
 ///   kInvalidArgument / kInvalidRequest  ndim, extents, strides, dtypes or blocks out of range
 ///   kInvalidArgument / kMemoryInvalid   a tensor is not bound, or an op leaves it
+///   kFailedPrecondition / kDtypeMismatch  four bits are to be made in the memory of a GPU
 /// The failure names the tensor.
 Status ValidateSlice(const plan::RankSlice& slice, const Binding& binding);
 

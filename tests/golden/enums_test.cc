@@ -54,7 +54,11 @@ TEST(WireEnums, WhatCopiesMakeHasTheSameNumbers) {
       {layout::ScaleRule::kQuotient, ""},
       {layout::ScaleRule::kPowerOfTwo, "_POWER_OF_TWO"},
       {layout::ScaleRule::kOwnKind, "_OWN_KIND"},
-      {layout::ScaleRule::kPowerOfTwoRounded, "_POWER_OF_TWO_ROUNDED"}};
+      {layout::ScaleRule::kPowerOfTwoRounded, "_POWER_OF_TWO_ROUNDED"},
+      {layout::ScaleRule::kMxFp4, "_MXFP4"},
+      {layout::ScaleRule::kMxFp4Rounded, "_MXFP4_ROUNDED"},
+      {layout::ScaleRule::kNvFp4, "_NVFP4"},
+      {layout::ScaleRule::kInt4, "_INT4"}};
   for (const auto& [rule, suffix] : rules) {
     for (const bool codes : {true, false}) {
       plan::CopyOp op;
@@ -70,7 +74,7 @@ TEST(WireEnums, WhatCopiesMakeHasTheSameNumbers) {
   }
   plan::CopyOp op;
   EXPECT_FALSE(plan::SetMakes(v1::Makes_MAX + 1, op) || plan::SetMakes(-1, op));
-  EXPECT_EQ(v1::Makes_ARRAYSIZE, 9);
+  EXPECT_EQ(v1::Makes_ARRAYSIZE, 17);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 """wwctl convert --quantize and quantize check: what is written is what NumPy makes of the definition, in every format."""
 
+import hashlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -7,9 +9,10 @@ import sys
 import numpy as np
 import pytest
 
+import four_bit_oracle
 from checkpoint_folders import read_folder, write_shards
-from conftest import BINARIES
-from quantize_oracle import encode, floats
+from conftest import BINARIES, DATA, ROOT
+from quantize_oracle import VALUES, encode, floats
 from weightwire import TensorMeta, checkpoint
 from weightwire.checkpoint import quantizing
 from weightwire.checkpoint.stored import CheckpointError
@@ -126,6 +129,122 @@ def test_each_format_is_what_its_definition_gives(tmp_path, format):
     assert read_folder(tmp_path / "again") == read_folder(tmp_path / "BF16-q")
 
 
+def grouped(dtype: str) -> tuple:
+    """The same with whole groups of 128."""
+    config = {**CONFIG, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "moe_intermediate_size": 128}
+    random, sizes = np.random.default_rng(5), {160: 256, 192: 384, 96: 128}
+    made = {}
+    for name, (meta, _) in model(dtype).items():
+        shape = tuple(sizes.get(n, n) for n in meta.shape)
+        if name.endswith(("k_proj.weight", "v_proj.weight")):
+            shape = (192, 256)
+        elif name.endswith(("q_norm.weight", "k_norm.weight")):
+            shape = (96,)
+        values = random.normal(size=shape) * np.exp2(random.integers(-6, 2, (*shape[:-1], 1)))
+        if len(shape) == 2 and shape[0] > 3:
+            values[0, :128] = 0
+            values[1, :6] = [448, -0.0, -448, 2.0**-14, 0, -2.0**-20]
+            values[2, :8] = [6, -6, 7, 5, 2.5, -0.25, 0.75, 1.25]
+            values[3, :3] = [1.75, 3.5, 7.5]
+        made[name] = TensorMeta(name, dtype, shape), to_kind(values, dtype)
+    return config, made
+
+
+@pytest.mark.parametrize("format", four_bit_oracle.FORMATS)
+def test_four_bits_are_what_the_definition_gives(tmp_path, format):
+    """MX scales of compressed-tensors are kept in fp16 while it divides: what it makes of fp16 is not claimed."""
+    for dtype in ("BF16", "F32") if format.startswith("mx") else ("BF16", "F16", "F32"):
+        config, tensors = grouped(dtype)
+        write_shards(tmp_path / dtype, config, tensors, 2)
+        quantizing.quantize(tmp_path / dtype, tmp_path / f"{dtype}-q", "hf", format, memory=1 << 18, shard_bytes=100_000, verify=True)
+        got, wanted = read_folder(tmp_path / f"{dtype}-q"), {}
+        for name, (meta, bits) in tensors.items():
+            kept = any(part in name for part in KEPT)
+            wanted |= {name: (meta.dtype, meta.shape, bits.tobytes())} if kept else four_bit_oracle.stored(
+                name, meta, bits, *four_bit_oracle.FORMATS[format])
+        assert got.keys() == wanted.keys()
+        for name in wanted:
+            assert got[name] == wanted[name], (dtype, name)
+        checkpoint.convert(tmp_path / f"{dtype}-q", tmp_path / f"{dtype}-again", "hf")
+        assert read_folder(tmp_path / f"{dtype}-again") == got
+        # The config.json that was written says the same format.
+        quantizing.quantize(tmp_path / dtype, tmp_path / f"{dtype}-like", "hf", str(tmp_path / f"{dtype}-q" / "config.json"))
+        assert read_folder(tmp_path / f"{dtype}-like") == got
+
+
+GPT_OSS = {"model_type": "gpt_oss", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+           "head_dim": 16, "intermediate_size": 96, "vocab_size": 33, "num_local_experts": 3, "num_experts_per_tok": 1,
+           "torch_dtype": "bfloat16", "tie_word_embeddings": False}
+
+
+def gpt_oss(dtype: str, width: int = 96) -> dict:
+    layer = {"input_layernorm.weight": (64,), "post_attention_layernorm.weight": (64,), "self_attn.sinks": (4,), "mlp.router.weight": (3, 64),
+             "mlp.router.bias": (3,), "mlp.experts.gate_up_proj": (3, 64, 2 * width), "mlp.experts.gate_up_proj_bias": (3, 2 * width),
+             "mlp.experts.down_proj": (3, width, 64), "mlp.experts.down_proj_bias": (3, 64)}
+    for name, rows, columns in (("q", 64, 64), ("k", 32, 64), ("v", 32, 64), ("o", 64, 64)):
+        layer |= {f"self_attn.{name}_proj.weight": (rows, columns), f"self_attn.{name}_proj.bias": (rows,)}
+    shapes = {"model.embed_tokens.weight": (33, 64), "lm_head.weight": (33, 64), "model.norm.weight": (64,)}
+    shapes |= {f"model.layers.0.{name}": shape for name, shape in layer.items()}
+    random = np.random.default_rng(7)
+    return {name: (TensorMeta(name, dtype, shape), to_kind(random.normal(size=shape) * np.exp2(random.integers(-5, 5, (*shape[:-1], 1))), dtype))
+            for name, shape in sorted(shapes.items())}
+
+
+def test_the_experts_of_gpt_oss_are_stored_as_its_release_has_them(tmp_path):
+    tensors = gpt_oss("BF16")
+    write_shards(tmp_path / "a", GPT_OSS, tensors, 1)
+    # One expert's gate and up, and rows of 64 bytes of codes beside it: several bands.
+    quantizing.quantize(tmp_path / "a", tmp_path / "q", "hf", "mxfp4-gpt-oss", memory=1 << 17, verify=True)
+    wanted = {}
+    for name, (meta, bits) in tensors.items():
+        wanted |= four_bit_oracle.experts(name, meta, bits) if name.endswith(("gate_up_proj", "down_proj")) else {
+            name: (meta.dtype, meta.shape, bits.tobytes())}
+    assert read_folder(tmp_path / "q") == wanted
+    checkpoint.convert(tmp_path / "q", tmp_path / "again", "hf")
+    assert read_folder(tmp_path / "again") == wanted
+    said = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
+    assert said == {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
+                                                                         "model.embed_tokens", "lm_head"]}
+
+
+LIBRARIES = json.loads((DATA / "four_bit_checkpoints.json").read_text())
+
+
+@pytest.mark.parametrize("format, dtype", [(format, dtype) for format, kinds in LIBRARIES.items() for dtype in kinds])
+def test_four_bits_are_what_the_libraries_store(tmp_path, format, dtype):
+    """Names, dtypes, shapes and bytes as compressed-tensors has them, and torchao and transformers of gpt-oss."""
+    spec = importlib.util.spec_from_file_location("four_bit_checkpoint", ROOT / "tests/golden/four_bit_checkpoint.py")
+    golden = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(golden)
+    config = golden.GPT_OSS if format == "mxfp4-gpt-oss" else {**golden.LLAMA, **golden.FORMATS[format][0]}
+    tensors = {name: (TensorMeta(name, dtype, bits.shape), bits) for name, bits in golden.model(config, dtype).items()}
+    write_shards(tmp_path / "a", config, tensors, 2)
+    quantizing.quantize(tmp_path / "a", tmp_path / "q", "hf", format, memory=1 << 17, verify=True)
+    got = {name: [kind, list(shape), hashlib.sha256(data).hexdigest()] for name, (kind, shape, data) in read_folder(tmp_path / "q").items()}
+    wanted = dict(LIBRARIES[format][dtype])
+    assert len(wanted) == (4 if format == "mxfp4-gpt-oss" else 7 * (2 if format.startswith("mx") else 3))
+    gone = {name for name in tensors if name.endswith(("_proj.weight", "gate_up_proj", "down_proj"))} - (
+        {name for name in tensors if ".self_attn." in name} if format == "mxfp4-gpt-oss" else set())
+    wanted |= {name: [dtype, list(bits.shape), hashlib.sha256(bits.tobytes()).hexdigest()] for name, (_, bits) in tensors.items()
+               if name not in gone}
+    assert got == wanted
+
+
+def test_groups_that_a_matrix_cannot_have_are_refused_with_sizes_that_work(tmp_path):
+    config, tensors = CONFIG, model("BF16")  # 160 and 192 columns, and 96
+    write_shards(tmp_path / "a", config, tensors, 1)
+    write_shards(tmp_path / "g", {**GPT_OSS, "intermediate_size": 80}, gpt_oss("BF16", 80), 1)
+    for source, format, words in (("a", "int4-128-compressed-tensors", ("160 columns", "128 or 256", "one scale")),
+                                  ("g", "mxfp4-gpt-oss", ("80 columns", "64 or 96")),
+                                  ("a", "mxfp4-gpt-oss", ("gpt_oss", "qwen3_moe")),
+                                  ("a", "/nowhere/config.json", ("nowhere",)),
+                                  ("a", str(tmp_path / "a"), ("has no quantization_config",))):
+        with pytest.raises(CheckpointError) as caught:
+            quantizing.quantize(tmp_path / source, tmp_path / "b", "hf", format)
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert not (tmp_path / "b").exists()
+
+
 def test_what_cannot_be_quantized_is_refused(tmp_path):
     write_shards(tmp_path / "a", CONFIG, model("BF16"), 1)
     done = run("convert", tmp_path / "a", tmp_path / "q", "--to", "hf", "--quantize", "fp8-block", "--verify")
@@ -179,6 +298,50 @@ def test_check_tells_how_far_two_checkpoints_are_apart(tmp_path):
     assert shown[name] == {"name": name, "elements": values.size, "max_error": 0.0, "mean_error": 0.0, "equal_codes": 1.0, "not_numbers": 0}
     text = run("quantize", "check", tmp_path / "bf16", tmp_path / "mxfp8").stdout
     assert name in text and "MAX ERROR" in text
+
+
+def restored(codes: np.ndarray, scales: np.ndarray, kind: str, dtype: str, whole, group: int) -> np.ndarray:
+    """Numbers that the oracle's codes stand for."""
+    if kind == "kInt4":
+        numbers, factors = codes.astype(float) - 8, floats(TensorMeta("", dtype, ()), scales).astype(float)
+    else:
+        numbers = np.where(codes & 8, -four_bit_oracle.E2M1[codes & 7], four_bit_oracle.E2M1[codes & 7])
+        factors = 2.0**(scales.astype(float) - 127) if whole is None else VALUES[scales] / float(whole)
+    return numbers * factors.repeat(group, 1)
+
+
+@pytest.mark.parametrize("format", four_bit_oracle.FORMATS)
+def test_check_reads_four_bits(tmp_path, format):
+    config, tensors = grouped("BF16")
+    kind, group = four_bit_oracle.FORMATS[format]
+    write_shards(tmp_path / "a", config, tensors, 1)
+    quantizing.quantize(tmp_path / "a", tmp_path / "q", "hf", format)
+    quantizing.quantize(tmp_path / "a", tmp_path / "fp8", "hf", "fp8-block")
+    apart = {one.name: one for one in quantizing.check(tmp_path / "a", tmp_path / "q")}
+    assert apart.keys() == tensors.keys()
+    for name in ("model.layers.0.self_attn.o_proj.weight", "model.layers.0.mlp.experts.1.down_proj.weight"):
+        meta, bits = tensors[name]
+        values = floats(meta, bits).astype(np.float64)
+        codes, scales, whole = four_bit_oracle.quantize(floats(meta, bits), "BF16", kind, group)
+        error = np.abs(restored(codes, scales, kind, "BF16", whole, group) - values)
+        assert apart[name].greatest == pytest.approx(error.max(), rel=1e-12) and error.max() > 0
+        assert apart[name].mean == pytest.approx(error.mean(), rel=1e-9)
+        assert (apart[name].elements, apart[name].equal_codes) == (values.size, None)
+    same = {one.name: one for one in quantizing.check(tmp_path / "q", tmp_path / "q")}
+    assert (same[name].greatest, same[name].equal_codes) == (0, 1)
+    assert {one.equal_codes for one in quantizing.check(tmp_path / "q", tmp_path / "fp8")} == {None}
+
+
+def test_check_reads_the_experts_of_gpt_oss(tmp_path):
+    tensors, name = gpt_oss("BF16"), "model.layers.0.mlp.experts.gate_up_proj"
+    write_shards(tmp_path / "a", GPT_OSS, tensors, 1)
+    quantizing.quantize(tmp_path / "a", tmp_path / "q", "hf", "mxfp4-gpt-oss")
+    values = np.swapaxes(floats(*tensors[name]), 1, 2).astype(np.float64).reshape(-1, 64)
+    codes, scales, _ = four_bit_oracle.quantize(values.astype(np.float32), "BF16", "kMxFp4", 32)
+    error = np.abs(restored(codes, scales, "kMxFp4", "BF16", None, 32) - values)
+    apart = {one.name: one for one in quantizing.check(tmp_path / "a", tmp_path / "q")}
+    assert apart.keys() == tensors.keys()
+    assert apart[name].greatest == error.max() > 0 and apart[name].mean == pytest.approx(error.mean(), rel=1e-9)
 
 
 def test_check_refuses_what_it_does_not_read(tmp_path):

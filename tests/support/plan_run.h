@@ -60,6 +60,29 @@ inline uint64_t ScaleOf(const std::vector<uint64_t>& elements) {
 /// What stands for the code of an element in a block with this scale.
 inline uint64_t CodeOf(uint64_t element, uint64_t scale) { return ScaleOf({element, ~scale}); }
 
+/// What stands for several codes in one element, the first one first.
+inline uint64_t PackedOf(const std::vector<uint64_t>& codes) {
+  uint64_t packed = codes.size();
+  for (uint64_t code : codes) packed = ScaleOf({packed * 0x9e3779b97f4a7c15 + 1, code});
+  return packed;
+}
+
+/// Codes of which several lie in one element, as `op` makes them of groups within a row.
+inline uint64_t PackedValueOf(const plan::CopyOp& op, const std::vector<uint64_t>& from,
+                              const std::vector<int64_t>& index) {
+  const int64_t each = op.source_extent.at(1) / op.extent.at(1);
+  const int64_t group = op.block.at(1) * each;
+  const auto at = [&](int64_t column) {
+    return from.at(StridedAt(op.source_offset, op.source_stride, {index[0], column}));
+  };
+  std::vector<uint64_t> elements, codes;
+  for (int64_t i = 0; i < group; ++i) elements.push_back(at(index[1] * each / group * group + i));
+  for (int64_t i = 0; i < each; ++i) {
+    codes.push_back(CodeOf(at(index[1] * each + i), ScaleOf(elements)));
+  }
+  return PackedOf(codes);
+}
+
 /// What `op` writes at `index`: blocks are counted from its own first element.
 inline uint64_t ValueOf(const plan::CopyOp& op, const std::vector<uint64_t>& from,
                         const std::vector<int64_t>& index) {
@@ -67,6 +90,7 @@ inline uint64_t ValueOf(const plan::CopyOp& op, const std::vector<uint64_t>& fro
     return from.at(StridedAt(op.source_offset, op.source_stride, index));
   }
   const bool codes = op.transform == plan::Transform::kCodes;
+  if (codes && !op.source_extent.empty()) return PackedValueOf(op, from, index);
   std::vector<int64_t> begin, extent;
   for (size_t d = 0; d < 2; ++d) {
     const int64_t block = op.block.at(d);

@@ -146,6 +146,19 @@ std::string InMtpLayers(std::string_view pattern, std::string_view layers) {
                                       : std::string(layers).append(pattern.substr(at));
 }
 
+/// Groups of elements of four bits are whole: neither libraries nor engines have others.
+Status CheckGroups(const std::string& weight, int64_t columns, int64_t group) {
+  if (columns % group == 0) return OkStatus();
+  const int64_t below = columns / group * group;
+  return Status(Code::kInvalidArgument, Reason::kShapeMismatch,
+                std::to_string(columns) + " columns are no whole groups of " +
+                    std::to_string(group) + ", each of which has one scale")
+      .AtTensor(weight)
+      .Remedy("columns must be a multiple of " + std::to_string(group) + ", as " +
+              (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + group) +
+              " is; or take a format with smaller groups, or leave the module out");
+}
+
 }  // namespace
 
 std::string NameOf(std::string_view pattern, int64_t number, int64_t expert) {
@@ -253,9 +266,13 @@ Status Model::Add(const TensorTemplate& tensor, int64_t number, int64_t layer) {
         .AtTensor(NameOf(pattern, shown, 0))
         .Remedy("a layer that has experts needs at least one");
   }
-  const bool quantized = config_.scales.has_value() && IsLinear(tensor);
+  const bool quantized =
+      config_.scales.has_value() && IsLinear(tensor) &&
+      (!config_.scales->OfFusedExperts() || tensor.parts[0].role == Role::kExpertGate ||
+       tensor.parts[0].role == Role::kExpertDown);
   const auto limit = static_cast<int64_t>(LayoutLimits{}.canonical_tensors_max);
-  if (std::ssize(canonical_.tensors) > limit - count * (quantized ? 2 : 1)) {
+  constexpr int64_t kTensorsOfWeight = 4;  // of a packed one
+  if (std::ssize(canonical_.tensors) > limit - count * (quantized ? kTensorsOfWeight : 1)) {
     return {Code::kResourceExhausted, Reason::kLimitExceeded,
             "config.json gives more than " + std::to_string(limit) + " tensors"};
   }
@@ -284,16 +301,25 @@ Status Model::Quantize(const TensorTemplate& tensor, size_t first, int64_t layer
   for (size_t at = first; at < end; ++at) {
     TensorSpec& weight = canonical_.tensors[at];
     if (format.Skips(weight.name)) continue;
+    if (format.OfFusedExperts()) {
+      WW_RETURN_IF_ERROR(PackExperts(tensor, weight, layer));
+      continue;
+    }
     if (!IsPlainMatrix(tensor)) {
       return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
                     "family " + config_.family +
-                        " stores the weight in an arrangement whose fp8 scales are not described")
+                        " stores the weight in an arrangement whose scales are not described")
           .AtTensor(weight.name)
           .Remedy(
               "name its module in modules_to_not_convert if it is not quantized, or send "
               "explicit layouts");
     }
-    weight.dtype = DType::kF8E4M3;
+    if (format.packed > 1) {
+      scales_of_[at] = std::ssize(canonical_.tensors);
+      WW_RETURN_IF_ERROR(Pack(weight, layer));
+      continue;
+    }
+    weight.dtype = format.codes;
     weight.block = {format.rows > 0 ? format.rows : weight.shape[0],
                     format.columns > 0 ? format.columns : weight.shape[1]};
     weight.scale_rule = format.rule;
@@ -302,11 +328,63 @@ Status Model::Quantize(const TensorTemplate& tensor, size_t first, int64_t layer
     scales.shape[0] = BlockCount(weight.shape[0], weight.block[0]);
     scales.shape[1] = BlockCount(weight.shape[1], weight.block[1]);
     scales_of_[at] = std::ssize(canonical_.tensors);
-    canonical_.tensors.push_back(std::move(scales));
-    joined_.push_back(format.rows == 0);  // one scale is a vector of one
-    layer_of_.push_back(layer);
-    scales_of_.push_back(-1);
+    AddBeside(std::move(scales), layer, format.rows == 0);  // one scale is a vector of one
   }
+  return OkStatus();
+}
+
+void Model::AddBeside(TensorSpec beside, int64_t layer, bool joined) {
+  canonical_.tensors.push_back(std::move(beside));
+  joined_.push_back(joined);
+  layer_of_.push_back(layer);
+  scales_of_.push_back(-1);
+}
+
+/// `weight` may move while tensors are added.
+Status Model::Pack(TensorSpec& weight, int64_t layer) {
+  const WeightFormat& format = *config_.scales;
+  WW_RETURN_IF_ERROR(CheckGroups(weight.name, weight.shape[1], format.columns));
+  const std::string name = weight.name;
+  const Shape shape = weight.shape;
+  weight.name.append(kPackedSuffix);
+  weight.dtype = format.codes;
+  weight.shape[1] /= format.packed;
+  weight.block = {1, format.columns / format.packed};
+  weight.scale_rule = format.rule;
+  weight.packed = format.packed;
+  AddBeside({name + std::string(format.suffix), format.scale.value_or(config_.dtype),
+             {shape[0], shape[1] / format.columns}},
+            layer);
+  if (format.rule == ScaleRule::kNvFp4) {
+    AddBeside({name + "_global_scale", DType::kF32, {1}}, layer);
+  } else if (format.rule == ScaleRule::kInt4) {
+    AddBeside({name + "_shape", DType::kI64, {2}}, layer);
+  }
+  return OkStatus();
+}
+
+Status Model::PackExperts(const TensorTemplate& tensor, TensorSpec& weight, int64_t layer) {
+  const WeightFormat& format = *config_.scales;
+  const Part& part = tensor.parts[0];
+  if (config_.text_family != "gpt_oss" || part.expert_dim != 0 || part.column_dim != 1) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  "quant_method \"mxfp4\" is described for the experts of gpt_oss, found " +
+                      config_.family)
+        .AtTensor(weight.name)
+        .Remedy("take compressed-tensors' MXFP4 (mxfp4-compressed-tensors)");
+  }
+  WW_RETURN_IF_ERROR(CheckGroups(weight.name, weight.shape[1], format.columns));
+  const int64_t rows = std::accumulate(weight.shape.begin() + 2, weight.shape.end(), int64_t{1},
+                                       std::multiplies<>());
+  TensorSpec scales{weight.name, *format.scale,
+                    {weight.shape[0], rows, weight.shape[1] / format.columns}};
+  scales.name.append(kFusedScales);
+  weight.name.append(kFusedBlocks);
+  weight.dtype = format.codes;
+  weight.shape = scales.shape;
+  weight.shape.push_back(format.columns / format.packed);
+  joined_[static_cast<size_t>(&weight - canonical_.tensors.data())] = false;
+  AddBeside(std::move(scales), layer);
   return OkStatus();
 }
 
@@ -421,7 +499,9 @@ Result<std::string> ConfigInFormat(std::string_view config_json, std::string_vie
       }
     }
   }
-  WW_ASSIGN(Json quantization, QuantizationConfigOf(format, kept));
+  WW_ASSIGN(Json quantization, format.starts_with('{')
+                                   ? ParseObject(format, "quantization_config")
+                                   : QuantizationConfigOf(format, kept));
   WW_ASSIGN(Json json, ParseObject(config_json, "config.json"));
   json["quantization_config"] = std::move(quantization);
   std::string text = json.dump(2);

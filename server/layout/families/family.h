@@ -326,8 +326,13 @@ class Model {
   /// `number`: of the layer or block, 0 outside them. `layer`: −1 outside decoder and MTP layers.
   Status Add(const TensorTemplate& tensor, int64_t number, int64_t layer);
   Status AddTower(const TowerTensor& tensor);
-  /// Makes those of the tensors from `first` on fp8 that are quantized, and adds their scales.
+  /// Makes those of the tensors from `first` on codes that are quantized, and adds their scales.
   Status Quantize(const TensorTemplate& tensor, size_t first, int64_t layer);
+  Status Pack(TensorSpec& weight, int64_t layer);
+  /// The same of the experts of gpt-oss, which lie in one tensor.
+  Status PackExperts(const TensorTemplate& tensor, TensorSpec& weight, int64_t layer);
+  /// A tensor beside that of a weight.
+  void AddBeside(TensorSpec beside, int64_t layer, bool joined = false);
   void SortByName();
 
   ModelConfig config_;

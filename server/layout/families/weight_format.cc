@@ -23,8 +23,8 @@ constexpr IgnoreRule kNamesAndExpressions = IgnoreRule::kNamesAndExpressions;
 /// All that is described. Those with a size of 0 have theirs from the weight; fp8-block is also
 /// read with other blocks.
 constexpr int64_t kAll = 0;
-const std::array<WeightFormat, 8>& Formats() {
-  static const std::array<WeightFormat, 8> formats = {{
+const std::array<WeightFormat, 13>& Formats() {
+  static const std::array<WeightFormat, 13> formats = {{
       {"fp8-block", 128, 128},
       {"fp8-block-ue8m0", 128, 128, ScaleRule::kPowerOfTwo},
       {"mxfp8", 1, 32, ScaleRule::kPowerOfTwo, DType::kU8},
@@ -38,6 +38,16 @@ const std::array<WeightFormat, 8>& Formats() {
        kNamesAndExpressions},
       {"mxfp8-compressed-tensors", 1, 32, ScaleRule::kPowerOfTwoRounded, DType::kU8, kShortSuffix,
        kNamesAndExpressions},
+      {"mxfp4-compressed-tensors", 1, 32, ScaleRule::kMxFp4Rounded, DType::kU8, kShortSuffix,
+       kNamesAndExpressions, DType::kU8, 2},
+      {"nvfp4-compressed-tensors", 1, 16, ScaleRule::kNvFp4, DType::kF8E4M3, kShortSuffix,
+       kNamesAndExpressions, DType::kU8, 2},
+      {"int4-32-compressed-tensors", 1, 32, ScaleRule::kInt4, std::nullopt, kShortSuffix,
+       kNamesAndExpressions, DType::kI32, 8},
+      {"int4-128-compressed-tensors", 1, 128, ScaleRule::kInt4, std::nullopt, kShortSuffix,
+       kNamesAndExpressions, DType::kI32, 8},
+      {"mxfp4-gpt-oss", 1, 32, ScaleRule::kMxFp4, DType::kU8, kFusedScales,
+       IgnoreRule::kParts, DType::kU8, 2},
   }};
   return formats;
 }
@@ -53,8 +63,9 @@ Status Undescribed(std::string_view what) {
                 "quantization_config " + std::string(what))
       .Remedy(
           "described are quant_method \"fp8\" (fmt \"e4m3\", activation_scheme \"dynamic\", a "
-          "weight_block_size of two sizes, scale_fmt \"ue8m0\" or none), \"mxfp8\", "
-          "compressed-tensors' fp8 and MXFP8 weights and modelopt's MXFP8. Run the engine in bf16, "
+          "weight_block_size of two sizes, scale_fmt \"ue8m0\" or none), \"mxfp8\", \"mxfp4\" of "
+          "gpt_oss, compressed-tensors' weights in fp8, MXFP8, MXFP4, NVFP4 and groups of INT4, and "
+          "modelopt's MXFP8. Run the engine in bf16, "
           "without quantization_config; or push a checkpoint that is quantized already (wwctl "
           "push) "
           "to an engine with explicit layouts");
@@ -245,12 +256,60 @@ Result<WeightFormat> ReadMxFp8(const Json& json) {
   return Format("mxfp8");
 }
 
-/// What compressed-tensors says of weights: how many bits in which groups.
-Result<WeightFormat> ReadScheme(const Json& weights) {
+constexpr int64_t kFourBitGroupMax = 256;  // kernels/four_bit.h
+
+/// Of four bits. `stored`: the format in which compressed-tensors stores them.
+Result<WeightFormat> ReadFourBits(const Json& weights, std::string_view type,
+                                  const std::string& stored) {
+  const std::string where = "config_groups.weights.";
+  const bool integers = type == "int";
+  const bool nv = stored == "nvfp4-pack-quantized";
+  const std::string_view wanted = integers ? "pack-quantized" : "mxfp4-pack-quantized";
+  if (stored != wanted && (integers || !nv)) {
+    return Fail(Undescribed("has format \"" + stored.substr(0, 64) + "\" for weights of 4 bits, type " +
+                            std::string(type)));
+  }
+  const char* scale = nv ? "torch.float8_e4m3fn" : "torch.uint8";
+  WW_FAIL_IF_ERROR(CheckFields(weights, where,
+                               {{"num_bits"},
+                                {"type"},
+                                {"strategy", {nv ? "tensor_group" : "group"}},
+                                {"symmetric", {true}},
+                                {"dynamic", {false}},
+                                {"group_size"},
+                                {"scale_dtype", {integers ? "" : scale}},
+                                {"zp_dtype"},
+                                {"observer"},
+                                {"observer_kwargs"}}));
+  WeightFormat format = Format(integers ? "int4-32-compressed-tensors"
+                               : nv     ? "nvfp4-compressed-tensors"
+                                        : "mxfp4-compressed-tensors");
+  WW_ASSIGN(const std::optional<int64_t> size, OptionalInteger(weights, "group_size"));
+  const int64_t group = size.value_or(0);
+  const bool known = integers ? group >= format.packed && group <= kFourBitGroupMax &&
+                                    group % format.packed == 0
+                              : group == format.columns;
+  if (!known) {
+    return Fail(Undescribed("has " + where + "group_size " + std::to_string(group) + "; " +
+                            (integers ? "multiples of 8 up to 256 are described"
+                                      : std::to_string(format.columns) + " is described")));
+  }
+  if (weights.value("strategy", Json()).is_null()) {
+    return Fail(Undescribed("has no " + where + "strategy"));
+  }
+  format.columns = group;
+  return format;
+}
+
+/// What compressed-tensors says of weights: how many bits in which groups, stored in which format.
+Result<WeightFormat> ReadScheme(const Json& weights, const std::string& stored) {
   const std::string where = "config_groups.weights.";
   WW_ASSIGN(const std::optional<int64_t> bits, OptionalInteger(weights, "num_bits"));
   WW_ASSIGN(const std::optional<std::string> type, OptionalString(weights, "type"));
   WW_ASSIGN(const std::optional<std::string> strategy, OptionalString(weights, "strategy"));
+  if (bits == 4 && (!type || type == "int" || type == "float")) {
+    return ReadFourBits(weights, type.value_or("int"), stored);
+  }
   if (bits != 8 || type != "float") {
     return Fail(Undescribed("has weights of " + std::to_string(bits.value_or(0)) + " bits, type " +
                             type.value_or("int").substr(0, 64) +
@@ -304,10 +363,16 @@ bool IsSilent(const Json& json, const char* key) {
 
 constexpr const char* kMixed = "mixed-precision";  // each group says its own
 
-/// Those in which a weight of 8 bits float is stored as codes with a scale beside it. Others pack
-/// it, or leave it as it was ("dense").
+/// Those in which a weight of 8 bits float is stored as codes with a scale beside it, and those that
+/// pack four bits. Others leave it as it was ("dense").
+const std::vector<Json> kWholeByteFormats = {"float-quantized", "naive-quantized",
+                                             "mxfp8-quantized"};
 std::vector<Json> StoredFormats() {
-  return {"float-quantized", "naive-quantized", "mxfp8-quantized"};
+  std::vector<Json> formats = kWholeByteFormats;
+  for (const char* packed : {"pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"}) {
+    formats.emplace_back(packed);
+  }
+  return formats;
 }
 
 Result<WeightFormat> ReadCompressedTensors(const Json& json) {
@@ -343,9 +408,16 @@ Result<WeightFormat> ReadCompressedTensors(const Json& json) {
                                 {"input_activations"},
                                 {"output_activations"},
                                 {"format", StoredFormats()}}));
-  if (json.value("format", Json()) == kMixed && group.value("format", Json()).is_null()) {
+  const Json outer = json.value("format", Json());
+  const Json inner = group.value("format", Json());
+  if (outer == kMixed && inner.is_null()) {
     return Fail(Undescribed("has format \"mixed-precision\" and a config group that names none"));
   }
+  if (outer.is_string() && inner.is_string() && outer != kMixed && outer != inner) {
+    return Fail(Undescribed("has format " + Shown(outer) + " and a config group that names " +
+                            Shown(inner)));
+  }
+  const Json stored = inner.is_null() ? outer : inner;
   for (const char* key : {"input_activations", "output_activations"}) {
     WW_FAIL_IF_ERROR(CheckActivations(group, key));
   }
@@ -353,7 +425,20 @@ Result<WeightFormat> ReadCompressedTensors(const Json& json) {
   if (weights == group.end() || !weights->is_object()) {
     return Fail(Undescribed("has a config group without weights"));
   }
-  return ReadScheme(*weights);
+  WW_ASSIGN(WeightFormat format,
+            ReadScheme(*weights, stored.is_string() ? stored.get<std::string>() : std::string()));
+  const bool whole = std::ranges::find(kWholeByteFormats, stored) != kWholeByteFormats.end();
+  if (format.packed == 1 && !stored.is_null() && !whole) {
+    return Fail(Undescribed("has format " + Shown(stored) + " for weights of 8 bits"));
+  }
+  return format;
+}
+
+/// gpt-oss'.
+Result<WeightFormat> ReadMxFp4(const Json& json) {
+  WW_FAIL_IF_ERROR(CheckFields(
+      json, "", {{"quant_method"}, {"dequantize", {false}}, {"modules_to_not_convert"}}));
+  return Format("mxfp4-gpt-oss");
 }
 
 Result<WeightFormat> ReadModelopt(const Json& json) {
@@ -379,6 +464,7 @@ struct Reader {
 };
 constexpr Reader kReaders[] = {{"fp8", ReadFp8},
                                {"mxfp8", ReadMxFp8},
+                               {"mxfp4", ReadMxFp4},
                                {"compressed-tensors", ReadCompressedTensors},
                                {"modelopt", ReadModelopt}};
 
@@ -474,6 +560,12 @@ Result<Json> QuantizationConfigOf(std::string_view name, const std::vector<std::
   if (found->ignore == IgnoreRule::kGlobs) {
     return Json{{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}, {"ignore", skipped}};
   }
+  if (found->OfFusedExperts()) {
+    return Json{{"quant_method", "mxfp4"},
+                {"modules_to_not_convert",
+                 {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+                  "lm_head"}}};
+  }
   if (found->ignore == IgnoreRule::kParts) {
     Json json = {{"quant_method", found->OneByte() ? "mxfp8" : "fp8"},
                  {"fmt", "e4m3"},
@@ -486,7 +578,17 @@ Result<Json> QuantizationConfigOf(std::string_view name, const std::vector<std::
   Json weights = {{"num_bits", 8}, {"type", "float"}, {"symmetric", true}, {"dynamic", false}};
   Json activations = {{"num_bits", 8}, {"type", "float"}, {"symmetric", true}, {"dynamic", true}};
   std::string format = "float-quantized";
-  if (found->OneByte()) {
+  if (found->packed > 1) {
+    const bool nv = found->rule == ScaleRule::kNvFp4;
+    const bool integers = found->rule == ScaleRule::kInt4;
+    format = integers ? "pack-quantized" : nv ? "nvfp4-pack-quantized" : "mxfp4-pack-quantized";
+    weights.update({{"num_bits", 4},
+                    {"type", integers ? "int" : "float"},
+                    {"strategy", nv ? "tensor_group" : "group"},
+                    {"group_size", found->columns}});
+    if (!integers) weights["scale_dtype"] = nv ? "torch.float8_e4m3fn" : "torch.uint8";
+    activations = nullptr;  // in the model's dtype
+  } else if (found->OneByte()) {
     format = "mxfp8-quantized";
     for (Json* args : {&weights, &activations}) {
       args->update({{"strategy", "group"}, {"group_size", 32}, {"scale_dtype", "torch.uint8"}});

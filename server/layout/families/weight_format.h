@@ -28,8 +28,9 @@ enum class IgnoreRule {
 
 /// How quantized weights are stored: what quantization_config of config.json says.
 ///
-/// Codes are F8_E4M3, under the weight's own name. The scale of element (r, c) is element
-/// (r / rows, c / columns) of the tensor that stands beside it; the last groups may be partial.
+/// Codes are F8_E4M3, under the weight's own name, or four bits each, packed. The scale of element
+/// (r, c) is element (r / rows, c / columns) of the tensor that stands beside it; the last groups of
+/// fp8 may be partial.
 struct WeightFormat {
   std::string_view name;  ///< as `wwctl convert --quantize` calls it
   int64_t rows = 0;       ///< of a group, along the outputs; 0: all
@@ -39,6 +40,8 @@ struct WeightFormat {
   std::string_view suffix = kScaleSuffix;    ///< what the scales' name adds to the weight's
 
   IgnoreRule ignore = IgnoreRule::kParts;
+  DType codes = DType::kF8E4M3;
+  int64_t packed = 1;  ///< codes in one of `codes`
   /// Entries without, and with, characters of a pattern.
   std::set<std::string, std::less<>> skipped = {};
   std::vector<std::string> patterns = {};
@@ -50,6 +53,9 @@ struct WeightFormat {
   /// when they are loaded.
   bool InEngines() const { return rows > 0 && columns > 0 && suffix == kScaleSuffix && !OneByte(); }
   bool OneByte() const { return scale && ElementBytes(*scale) == 1; }
+  /// gpt-oss': of its experts alone, which lie in one tensor with inputs first before, and with
+  /// outputs first then: `…_blocks` [experts, outputs, groups, bytes] and `…_scales`.
+  bool OfFusedExperts() const { return suffix == kFusedScales; }
   /// Whether the tensor keeps the model's dtype: an entry speaks of it.
   bool Skips(std::string_view tensor) const;
   /// Calls visit(entry) for each that does; for some maybe twice.
@@ -65,7 +71,7 @@ struct WeightFormat {
 Result<std::optional<WeightFormat>> ReadWeightFormat(const Json& json);
 
 /// What a config.json must say for the format of this name: the object `quantization_config`.
-/// `skipped`: modules that keep the model's dtype.
+/// `skipped`: modules that keep the model's dtype; of gpt-oss the release's own list.
 ///   kInvalidArgument / kInvalidRequest  there is none of this name; the known ones are named
 Result<Json> QuantizationConfigOf(std::string_view name, const std::vector<std::string>& skipped);
 

@@ -15,9 +15,11 @@ from weightwire.checkpoint.stored import Bits, CheckpointError
 from weightwire.errors import reason_name
 
 FILE = "libweightwire_checkpoint.so"
-ABI_VERSION = 4
+ABI_VERSION = 5
 ALL_RANKS = 2**32 - 1
 _DIMS_MAX = 8
+#: layout::ScaleRule from here on are of elements of four bits.
+FOUR_BITS = 4
 #: The most that one code stands for (WW_CHECKPOINT_DELTA_BLOCK).
 DELTA_BLOCK_BYTES = 1 << 20
 _REMEDY = "build it with ./dev build, or install it with the wwctl of this release"
@@ -42,7 +44,7 @@ class _Block(ctypes.Structure):
 
 class _Matrix(ctypes.Structure):
     _fields_ = [("rows", ctypes.c_int64), ("columns", ctypes.c_int64), ("block_rows", ctypes.c_int64),
-                ("block_columns", ctypes.c_int64), ("rule", ctypes.c_int32), ("scale_bytes", ctypes.c_int32)]
+                ("block_columns", ctypes.c_int64), ("rule", ctypes.c_int32), ("scale_bytes", ctypes.c_int32), ("global_scale", ctypes.c_float)]
 
 
 class _Delta(ctypes.Structure):
@@ -57,6 +59,7 @@ _SIGNATURES: Dict[str, Tuple[Any, List[Any]]] = {
     "plan": (ctypes.c_int32, [_TEXT, _TEXT, _TEXT, ctypes.c_uint32, _ANSWER]),
     "quantized": (ctypes.c_int32, [_TEXT, _TEXT, _ANSWER]),
     "quantize": (ctypes.c_int32, [_TEXT, ctypes.POINTER(_Matrix), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]),
+    "global": (ctypes.c_int32, [_TEXT, ctypes.c_void_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_float), ctypes.POINTER(ctypes.c_float)]),
     "copy": (ctypes.c_int32, [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(_Block)]),
     "delta_size": (ctypes.c_int32, [_TEXT, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.POINTER(_Delta)]),
     "delta_encode": (ctypes.c_int32, [_TEXT, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p,
@@ -93,14 +96,21 @@ class Library:
         """JSON of what a checkpoint in this format holds. CheckpointError: no such format, or the model is quantized already."""
         return self._ask("quantized", config, format)
 
-    def quantize(self, dtype: str, source: Bits, columns: int, block: Sequence[int], rule: int, codes: Bits, scales: Bits) -> None:
+    def quantize(self, dtype: str, source: Bits, columns: int, block: Sequence[int], rule: int, codes: Bits, scales: Bits,
+                 global_scale: float = 1.0) -> None:
         """Writes codes and scales of a matrix of whole blocks, all of them flat arrays. CheckpointError: not of such a dtype."""
         rows = len(source) // columns
         blocks = -(-rows // block[0]) * -(-columns // block[1])
-        if rows * columns != len(source) or codes.nbytes != len(source) or len(scales) != blocks:
-            raise CheckpointError(f"{len(source)} elements, {codes.nbytes} codes, {len(scales)} scales", reason="internal")
-        matrix = _Matrix(rows, columns, block[0], block[1], rule, scales.itemsize)
+        if rows * columns != len(source) or codes.nbytes * (2 if rule >= FOUR_BITS else 1) != len(source) or len(scales) != blocks:
+            raise CheckpointError(f"{len(source)} elements, {codes.nbytes} bytes of codes, {len(scales)} scales", reason="internal")
+        matrix = _Matrix(rows, columns, block[0], block[1], rule, scales.itemsize, global_scale)
         self._call("quantize", _text(dtype), ctypes.byref(matrix), _address(source, 0), _address(codes, 0), _address(scales, 0))
+
+    def global_scale(self, dtype: str, source: Bits, amax: float) -> Tuple[float, float]:
+        """NVFP4's of a tensor that is given in parts: its largest magnitude with this part, and the scale by that."""
+        known, made = ctypes.c_float(amax), ctypes.c_float()
+        self._call("global", _text(dtype), _address(source, 0), len(source), ctypes.byref(known), ctypes.byref(made))
+        return known.value, made.value
 
     def copy(self, target: Bits, target_offset: int, target_stride: Sequence[int], source: Bits,
              source_stride: Sequence[int], extent: Sequence[int]) -> None:

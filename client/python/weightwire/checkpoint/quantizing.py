@@ -6,6 +6,7 @@ The arithmetic is kernels/quantize.h's, the same that weights take on their way 
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from weightwire.checkpoint.conversion import OnProgress, identity_of
 from weightwire.checkpoint.execute import Bound
 from weightwire.checkpoint.formats import Opened, Wanted
-from weightwire.checkpoint.library import Library, library_of
+from weightwire.checkpoint.library import FOUR_BITS, Library, library_of
 from weightwire.checkpoint.loading import Report
 from weightwire.checkpoint.planner import planner_of
 from weightwire.checkpoint.sources import PathLike, find, open_checkpoint
@@ -26,8 +27,10 @@ from weightwire.checkpoint.writing import Writing, check_free, target_layout
 from weightwire.memory import TensorMeta, dtype_bytes
 
 _FLOATS = ("BF16", "F16", "F32")
-_OWN_KIND = 2  # layout::ScaleRule
+_OWN_KIND, _NVFP4, _INT4 = 2, 6, 7  # layout::ScaleRule
 _SUFFIXES = ("_scale_inv", "_scale")
+#: What packed weights are called beside the weight's own name, and their scales.
+_PACKED = (("_packed", "_scale"), ("_blocks", "_scales"))
 _CHECK_BYTES = 64 << 20
 
 
@@ -37,14 +40,28 @@ class _Weight:
     scales: str
     block: Tuple[int, int]
     rule: int
+    #: Elements in one of the codes.
+    packed: int
+    #: Of all experts of gpt-oss: each expert's matrix has inputs first, its codes outputs.
+    turned: bool
+
+    @property
+    def beside(self) -> Tuple[str, ...]:
+        """All that is made but the codes."""
+        last = {_NVFP4: "_global_scale", _INT4: "_shape"}.get(self.rule)
+        return (self.scales,) if last is None else (self.scales, self.source.name + last)
+
+    @property
+    def columns(self) -> int:
+        return self.source.shape[1]
 
 
 def quantize(source: PathLike, target: PathLike, to: str, format: str, *, config: Optional[PathLike] = None, memory: int = 1 << 28,
              shard_bytes: int = 5_000_000_000, verify: bool = False, leave_out: Sequence[str] = (), wwctl: Optional[str] = None,
              on_progress: OnProgress = lambda what, done, total: None) -> Report:
     """Writes `target`, which must not exist: the Hugging Face checkpoint `source` with its linear weights in `format`, but the head
-    and the routers of experts. All else is copied. `memory` bounds what is held of the weights; `verify` computes all once more
-    and compares. CheckpointError: refused, with tensor and remedy; OSError: a disk failed. Run again to go on.
+    and the routers of experts; or as the quantization_config of the config.json at the path `format` says. All else is copied.
+    `memory` bounds what is held of the weights; `verify` computes all once more and compares. CheckpointError: refused, with tensor and remedy; OSError: a disk failed. Run again to go on.
     """
     final = Path(os.path.abspath(target))
     check_free(final)
@@ -55,21 +72,21 @@ def quantize(source: PathLike, target: PathLike, to: str, format: str, *, config
             raise CheckpointError(f"{found.opened.format} to {to}: only a Hugging Face checkpoint is quantized, to another one",
                                   remedy="convert it with --to hf first")
         library = library_of(wwctl)
-        answer = json.loads(library.quantized(found.described().read_text(), format))
+        answer = json.loads(library.quantized(found.described().read_text(), _format(format)))
         planner = planner_of(answer["config"], wwctl)
-        weights = {w["name"]: _weight(found.opened, w) for w in answer["weights"]}
+        weights = {w["codes"]: _weight(found.opened, w) for w in answer["weights"]}
         metas = _metas(planner.layout("hf")[0], found.opened, weights)
         wanted = Wanted("hf", to, "hf", [metas], shard_bytes, found.described(), config_text=answer["config"])
         key = {"quantize": format, "config": answer["config"], "shard_bytes": shard_bytes, "source": identity_of(found)}
         total = sum(meta.nbytes for meta in metas)
-        of_scales = {weight.scales for weight in weights.values()}
-        steps = [meta.name for meta in metas if meta.name not in of_scales]
+        beside = {name for weight in weights.values() for name in weight.beside}
+        steps = [meta.name for meta in metas if meta.name not in beside]
         sizes = {meta.name: meta.nbytes for meta in metas}
         with Writing(final, wanted, key) as writing:
             tensors = {stored.name: stored for stored in writing.target.ranks[0]}
 
             def size_of(name: str) -> int:
-                return sizes[name] + (sizes[weights[name].scales] if name in weights else 0)
+                return sizes[name] + (sum(sizes[one] for one in weights[name].beside) if name in weights else 0)
 
             def each(names: Sequence[str], done: int, what: str, act: Callable[[Stored, int, Bits], None]) -> None:
                 for name in names:
@@ -91,12 +108,27 @@ def quantize(source: PathLike, target: PathLike, to: str, format: str, *, config
         found.opened.files.close()
 
 
+def _format(format: str) -> str:
+    """A format's name, or the quantization_config of the config.json that it is the path of."""
+    if os.sep not in format and not format.endswith(".json"):
+        return format
+    path = Path(format) / "config.json" if Path(format).is_dir() else Path(format)
+    try:
+        said: Any = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"no format, and no config.json: {error}") from None
+    found = said.get("quantization_config") or (said.get("text_config") or {}).get("quantization_config")
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} has no quantization_config", remedy="name a format, or the config.json of an engine that has one")
+    return json.dumps(found)
+
+
 def _weight(opened: Opened, said: Mapping[str, Any]) -> _Weight:
     stored = _stored(opened, said["name"])
     if stored.dtype not in _FLOATS:
         raise CheckpointError(f"{stored.dtype} is not quantized", reason="dtype_mismatch", tensor=stored.name,
                               remedy=f"of a checkpoint in {', '.join(_FLOATS)}")
-    return _Weight(stored, said["scales"], (said["block"][0], said["block"][1]), said["rule"])
+    return _Weight(stored, said["scales"], (said["block"][0], said["block"][1]), said["rule"], said["packed"], said["turned"])
 
 
 def _stored(opened: Opened, name: str) -> Stored:
@@ -107,15 +139,10 @@ def _stored(opened: Opened, name: str) -> Stored:
 
 def _metas(described: Sequence[TensorMeta], opened: Opened, weights: Mapping[str, _Weight]) -> List[TensorMeta]:
     """With the source's dtypes where they are kept."""
-    of_scales = {weight.scales: weight for weight in weights.values()}
-    made = []
-    for meta in described:
-        if meta.name in of_scales:
-            weight = of_scales[meta.name]
-            made.append(TensorMeta(meta.name, weight.source.dtype if weight.rule == _OWN_KIND else meta.dtype, meta.shape))
-        else:
-            made.append(TensorMeta(meta.name, meta.dtype if meta.name in weights else _stored(opened, meta.name).dtype, meta.shape))
-    return made
+    own = {weight.scales: weight.source.dtype for weight in weights.values() if weight.rule in (_OWN_KIND, _INT4)}
+    new = set(weights) | {name for weight in weights.values() for name in weight.beside}
+    return [TensorMeta(meta.name, own.get(meta.name, meta.dtype) if meta.name in new else _stored(opened, meta.name).dtype, meta.shape)
+            for meta in described]
 
 
 def _made(library: Library, opened: Opened, name: str, weights: Mapping[str, _Weight], tensors: Mapping[str, Stored],
@@ -129,22 +156,42 @@ def _made(library: Library, opened: Opened, name: str, weights: Mapping[str, _We
             yield tensors[name], begin, opened.files.flat(stored, begin, min(stored.count, begin + step))
         return
     weight = weights[name]
-    rows, columns = weight.source.shape
-    scales = tensors[weight.scales]
+    scales, dtype, columns = tensors[weight.scales], weight.source.dtype, weight.columns
     across = -(-columns // weight.block[1])
-    row_bytes = columns * (dtype_bytes(weight.source.dtype) + 1)
-    bands = half // (row_bytes * min(weight.block[0], rows))
-    if bands == 0:
-        raise CheckpointError(f"rows of blocks take {row_bytes * min(weight.block[0], rows)} bytes, more than half of --memory {memory}",
-                              reason="limit_exceeded", tensor=name, remedy=f"--memory {2 * row_bytes * min(weight.block[0], rows)}")
-    for top in range(0, rows, bands * weight.block[0]):
-        bottom = min(rows, top + bands * weight.block[0])
-        source = opened.files.flat(weight.source, top * columns, bottom * columns)
-        codes = np.empty(len(source), np.uint8)
-        own = np.empty(-(-(bottom - top) // weight.block[0]) * across, bits_of(scales.dtype))
-        library.quantize(weight.source.dtype, source, columns, weight.block, weight.rule, codes, own)
-        yield tensors[name], top * columns, codes
+    amax, global_scale = 0.0, 1.0
+    if weight.rule == _NVFP4:
+        for _, source in _bands(opened, weight, half, memory):
+            amax, global_scale = library.global_scale(dtype, source, amax)
+    for top, source in _bands(opened, weight, half, memory):
+        codes = np.empty(len(source) // weight.packed, bits_of(tensors[name].dtype))
+        own = np.empty(-(-(len(source) // columns) // weight.block[0]) * across, bits_of(scales.dtype))
+        library.quantize(dtype, source, columns, weight.block, weight.rule, codes, own, global_scale)
+        yield tensors[name], top * columns // weight.packed, codes
         yield scales, top // weight.block[0] * across, own
+    for other in weight.beside[1:]:
+        said = np.array([global_scale], np.float32) if weight.rule == _NVFP4 else np.array(weight.source.shape, np.int64)
+        yield tensors[other], 0, said.view(bits_of(tensors[other].dtype))
+
+
+def _bands(opened: Opened, weight: _Weight, half: int, memory: int) -> Iterator[Tuple[int, Bits]]:
+    """The matrix with outputs first, in rows of whole blocks: (first row, its elements)."""
+    columns, item = weight.columns, dtype_bytes(weight.source.dtype)
+    experts, rows = (weight.source.shape[0], weight.source.shape[2]) if weight.turned else (1, weight.source.shape[0])
+    block_rows = min(weight.block[0], rows)
+    band_bytes = columns * block_rows * (item + 1)
+    held = rows * columns * item if weight.turned else 0
+    bands = (half - held) // band_bytes
+    if bands <= 0:
+        raise CheckpointError(f"rows of blocks take {held + band_bytes} bytes, more than half of --memory {memory}",
+                              reason="limit_exceeded", tensor=weight.source.name, remedy=f"--memory {2 * (held + band_bytes)}")
+    for expert in range(experts):
+        whole = opened.files.flat(weight.source, expert * rows * columns, (expert + 1) * rows * columns) if weight.turned else None
+        for top in range(0, rows, bands * block_rows):
+            bottom = min(rows, top + bands * block_rows)
+            if whole is None:
+                yield top, opened.files.flat(weight.source, top * columns, bottom * columns)
+            else:
+                yield expert * rows + top, np.ascontiguousarray(whole.reshape(columns, rows)[:, top:bottom].T).reshape(-1)
 
 
 def _comparer(target: Bound) -> Callable[[Stored, int, Bits], None]:
@@ -198,8 +245,16 @@ class _Side:
             for suffix in _SUFFIXES if stored.dtype == "F8_E4M3" else ():
                 if name + suffix in tensors:
                     self.scales[name] = tensors[name + suffix]
-        of_scales = {stored.name for stored in self.scales.values()}
-        self.weights = {name: stored for name, stored in tensors.items() if name not in of_scales}
+        beside = {stored.name for stored in self.scales.values()}
+        #: Codes of four bits, by the name of the weight that they were made of.
+        self._packed: Dict[str, Stored] = {}
+        for name, stored in tensors.items():
+            for codes, scales in _PACKED:
+                weight = name.removesuffix(codes)
+                if weight != name and stored.dtype in ("U8", "I32") and weight + scales in tensors:
+                    self._packed[weight], self.scales[weight] = stored, tensors[weight + scales]
+                    beside |= {name, weight + scales, weight + "_global_scale", weight + "_shape"}
+        self.weights = {name: stored for name, stored in tensors.items() if name not in beside} | self._packed
         self._block = self._block_size()
 
     def _block_size(self) -> Optional[Tuple[int, int]]:
@@ -214,18 +269,54 @@ class _Side:
             block = [1, 32]
         return (int(block[0]), int(block[1])) if block else None
 
+    def shape(self, name: str) -> Tuple[int, ...]:
+        """Of the weight, however its codes are stored."""
+        shape = self.weights[name].shape
+        if name not in self._packed:
+            return shape
+        if len(shape) == 4:  # gpt-oss: experts, outputs, groups, bytes
+            return shape[0], 2 * shape[2] * shape[3], shape[1]
+        return shape[0], shape[1] * (8 if self._packed[name].dtype == "I32" else 2)
+
+    def kind(self, name: str) -> Optional[str]:
+        """What codes it holds; None: numbers."""
+        return None if name not in self.scales else self.weights[name].dtype
+
     def values(self, name: str, top: int, bottom: int) -> NDArray[np.float64]:
         """Rows of a tensor as numbers."""
         stored = self.weights[name]
+        if name in self._packed:
+            return self._four_bits(name, top, bottom)
         columns = stored.count // stored.shape[0] if stored.shape and stored.shape[0] else 1
         flat = self.opened.files.flat(stored, top * columns, bottom * columns)
         values = _numbers(flat, stored).reshape(bottom - top, columns)
         return values * self._factors(name, stored, top, bottom, columns) if name in self.scales else values
 
     def codes(self, name: str, top: int, bottom: int) -> Bits:
+        """One for each element, in the order in which they are stored."""
         stored = self.weights[name]
         columns = stored.count // stored.shape[0]
-        return self.opened.files.flat(stored, top * columns, bottom * columns)
+        flat = self.opened.files.flat(stored, top * columns, bottom * columns)
+        if name not in self._packed:
+            return flat
+        each = 8 if stored.dtype == "I32" else 2
+        return (flat[:, None] >> np.arange(0, 4 * each, 4, dtype=flat.dtype) & 15).reshape(-1).astype(np.uint8)
+
+    def _four_bits(self, name: str, top: int, bottom: int) -> NDArray[np.float64]:
+        stored, scales = self._packed[name], self.scales[name]
+        codes = self.codes(name, top, bottom)
+        numbers = codes.astype(np.float64) - 8 if stored.dtype == "I32" else _E2M1[codes]
+        per_row = scales.count // scales.shape[0]
+        factors = _numbers(self.opened.files.flat(scales, top * per_row, bottom * per_row), scales)
+        if len(factors) == 0 or len(numbers) % len(factors):
+            raise CheckpointError(f"scales {list(scales.shape)} of codes {list(stored.shape)}", reason="shape_mismatch", tensor=scales.name)
+        values: NDArray[np.float64] = (numbers.reshape(len(factors), -1) * factors[:, None]).reshape(bottom - top, -1)
+        whole = self.opened.ranks[0].get(name + "_global_scale")
+        if whole is not None:
+            values = values / _numbers(self.opened.files.flat(whole, 0, 1), whole)
+        if len(stored.shape) == 4:  # each expert's with inputs first, as it was
+            return values.reshape(bottom - top, stored.shape[1], -1).swapaxes(1, 2).reshape(bottom - top, -1)
+        return values
 
     def _factors(self, name: str, stored: Stored, top: int, bottom: int, columns: int) -> NDArray[np.float64]:
         """The scale of each element of some rows."""
@@ -266,16 +357,17 @@ def _e4m3_table() -> NDArray[np.float64]:
 
 
 _E4M3 = _e4m3_table()
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def _apart(a: _Side, b: _Side, name: str) -> Apart:
-    stored = a.weights[name]
-    if stored.shape != b.weights[name].shape:
-        raise CheckpointError(f"{list(stored.shape)} and {list(b.weights[name].shape)}", reason="shape_mismatch", tensor=name)
-    rows = stored.shape[0] if stored.shape else 1
-    step = max(1, _CHECK_BYTES // (8 * max(1, stored.count // max(rows, 1))))
+    shape = a.shape(name)
+    if shape != b.shape(name):
+        raise CheckpointError(f"{list(shape)} and {list(b.shape(name))}", reason="shape_mismatch", tensor=name)
+    rows, count = shape[0] if shape else 1, math.prod(shape)
+    step = max(1, _CHECK_BYTES // (8 * max(1, count // max(rows, 1))))
     greatest, total, numbers, equal, others = 0.0, 0.0, 0, 0, 0
-    both = name in a.scales and name in b.scales
+    both = a.kind(name) is not None and a.kind(name) == b.kind(name)
     for top in range(0, rows, step):
         bottom = min(rows, top + step)
         left, right = a.values(name, top, bottom), b.values(name, top, bottom)
@@ -289,8 +381,7 @@ def _apart(a: _Side, b: _Side, name: str) -> Apart:
         numbers += int(finite.sum())
         if both:
             equal += int(np.count_nonzero(a.codes(name, top, bottom) == b.codes(name, top, bottom)))
-    return Apart(name, stored.count, greatest, total / numbers if numbers else 0.0,
-                 equal / stored.count if both and stored.count else None, others)
+    return Apart(name, count, greatest, total / numbers if numbers else 0.0, equal / count if both and count else None, others)
 
 
 def as_json(found: Sequence[Apart]) -> Dict[str, object]:
