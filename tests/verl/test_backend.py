@@ -9,7 +9,7 @@ from demo.fleet import Daemon
 from verl.checkpoint_engine import CheckpointEngineRegistry
 
 from weightwire import AbortedError, DeadlineError, NotReadyError, Release
-from weightwire.verl import sender
+from weightwire.tensor_stream import TensorSource
 
 
 def model(seed: int, dtype=torch.bfloat16) -> dict[str, torch.Tensor]:
@@ -208,7 +208,7 @@ def test_an_actor_that_dies_while_it_exports_fails_the_round_for_all(daemon):
 
 def test_memory_that_is_still_read_is_not_written_and_the_stream_is_read_to_its_end():
     """A round failed by its deadline while its version was on its way; other ranks are inside the collectives."""
-    source = sender.TensorSource(1 << 16, agent="/nowhere")
+    source = TensorSource(1 << 16, agent="/nowhere")
     stream = iter(model(1).items())
     source.load(stream, 1.0)
     source._last = Release(1, lambda version: None)  # nobody released it

@@ -17,10 +17,12 @@ from verl.checkpoint_engine.base import CheckpointEngineRegistry, CheckpointEngi
 from weightwire import errors
 from weightwire.client import default_coordinator
 from weightwire.publisher import DeltaMode
+from weightwire.tensor_stream import TensorSource
 from weightwire.verl import sender
 from weightwire.verl.rendezvous import Announcement, Rendezvous, Round
 from weightwire.verl.receiver import Receiver, Version
 from weightwire.verl.shards import ShardSource, checkpoint_names, hand_over_engine
+from weightwire.verl.weights import Weights
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
@@ -70,6 +72,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
         self._rendezvous: Rendezvous | None = None
         self._source: sender.Source | None = None
         self._receiver: Receiver | None = None
+        self._staged: asyncio.Task[Version | None] | None = None
         self._published = False
         self._model_type = ""
         self._round: dict[str, Any] = {}
@@ -160,7 +163,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
     def _open(self) -> sender.Source:
         if self.route == "shards":
             return ShardSource(**self._where, device=self._device, delta=self._delta)
-        return sender.TensorSource(self._bucket_bytes, **self._where, delta=self._delta)
+        return TensorSource(self._bucket_bytes, **self._where, delta=self._delta)
 
     def _finish(self, error: str = "") -> None:
         if self._rendezvous is not None:
@@ -168,27 +171,35 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
 
     # ---- rollout workers
 
-    async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, Any], None]:
-        """Yields the tensors of this round's version, all of them there and verified before the first one.
-
-        When the round fails, yields those of the version before: verl's adapters have told the engine that weights
-        come, and must end that properly; generation then goes on with what it had. Tensors are read-only views.
-        """
+    def receive_weights(self, global_steps: int | None = None) -> Weights:
+        """The tensors of this round's version, all of them there and verified before the first one; those of the version before when the
+        round fails. Tensors are read-only views."""
         if self._receiver is None:
             self._receiver = Receiver(self._name, **self._where)
-        version = await self._receive(self._receiver)
-        for named in self._named(version):
-            yield named
-        await self._receiver.acknowledge(version)
+        receiver, staged, self._staged = self._receiver, self._staged, None
 
-    async def _receive(self, receiver: Receiver) -> Version:
+        def served() -> Version:
+            assert receiver.served is not None  # else the failure was raised
+            return receiver.served
+
+        async def receive() -> Version | None:
+            return await (staged or self._receive(receiver))
+
+        return Weights(receive, served, self._named, receiver.acknowledge, self._deadline)
+
+    def stage(self) -> None:
+        """Begins to receive this round's version, for weightwire.verl.manager; `receive_weights` then hands it out."""
+        if self._receiver is None:
+            self._receiver = Receiver(self._name, **self._where)
+        self._staged = asyncio.get_running_loop().create_task(self._receive(self._receiver))
+
+    async def _receive(self, receiver: Receiver) -> Version | None:
         try:
             announced, version = await receiver.receive(self._round["rendezvous"],
                                                          self._deadline + 2 * GRACE_SECONDS)
         except errors.WeightwireError as error:
             self._tolerate(error, receiver.served is not None)
-            assert receiver.served is not None
-            return receiver.served
+            return None
         self._failures, self._model_type = 0, announced.model_type
         return version
 
