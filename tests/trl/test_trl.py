@@ -1,6 +1,6 @@
 """TRL's own AsyncGRPOTrainer gives its weights to an engine by weightwire.trl, and goes on when the engine has them.
 
-Replaced: the loss (TRL's needs FlashAttention 3, CUDA only), the rollout worker (by TRL's own protocol), the engine (a subscriber; vLLM's
+Replaced: the loss (TRL's needs FlashAttention 3, CUDA only), the question for the GPU's speed, the rollout worker (by TRL's own protocol), the engine (a subscriber; vLLM's
 driver is tested in tests/engine).
 """
 
@@ -15,7 +15,7 @@ import torch
 from datasets import Dataset
 from demo.fleet import Daemon
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from weightwire import Client, DeadlineError, Subscriber, TensorMeta, boxes
@@ -45,6 +45,11 @@ def model_path(tmp_path_factory):
     words = Tokenizer(WordLevel({f"w{i}": i for i in range(10)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2").save_pretrained(path)
     return str(path)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
 
 
 class Engine:

@@ -86,14 +86,14 @@ def actors(model: HFModelConfig, checkpoint: CheckpointEngineConfig, ranks: int,
     config = TrainingWorkerConfig(model_type="language_model", model_config=model, engine_config=FSDPEngineConfig(
         fsdp_size=ranks, strategy="fsdp2", model_dtype=dtype), optimizer_config=FSDPOptimizerConfig(
             lr=1e-6, total_training_steps=10), checkpoint_config=CheckpointConfig())
-    return group(ranks, RayClassWithInitArgs(cls=ray.remote(cls), config=config, checkpoint=checkpoint), name, 23000)
+    return worker_group(ranks, RayClassWithInitArgs(cls=ray.remote(cls), config=config, checkpoint=checkpoint), name, 23000)
 
 
 def rollouts(model: HFModelConfig, checkpoint: CheckpointEngineConfig, count: int,
              name: str) -> tuple[RayWorkerGroup, list[MockReplica]]:
     """`count` replicas of one worker each."""
     config = RolloutConfig(name="vllm", checkpoint_engine=checkpoint)
-    group = group(count, RayClassWithInitArgs(cls=ray.remote(Rollout), model_config=model, rollout_config=config), name,
+    group = worker_group(count, RayClassWithInitArgs(cls=ray.remote(Rollout), model_config=model, rollout_config=config), name,
                    23100)
     replicas = [MockReplica(replica_rank=i, config=config, model_config=model) for i in range(count)]
     for i, replica in enumerate(replicas):
@@ -101,7 +101,7 @@ def rollouts(model: HFModelConfig, checkpoint: CheckpointEngineConfig, count: in
     return group, replicas
 
 
-def group(ranks: int, cls: RayClassWithInitArgs, name: str, first_port: int) -> RayWorkerGroup:
+def worker_group(ranks: int, cls: RayClassWithInitArgs, name: str, first_port: int) -> RayWorkerGroup:
     """verl picks the master's port long before the master opens it: groups that look at once must not look in the same
     range."""
     pool = RayResourcePool(process_on_nodes=[ranks], use_gpu=False, max_colocate_count=1, name_prefix=name)

@@ -7,7 +7,7 @@ import os
 
 import ray
 import torch
-from ray_job import Actor, actors, group
+from ray_job import Actor, actors, worker_group
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayClassWithInitArgs
@@ -43,7 +43,7 @@ class Replica(vLLMReplica):
 
 def replica(model, config, name: str) -> Replica:
     made = Replica(replica_rank=0, config=config, model_config=model)
-    made.workers = group(made.world_size, RayClassWithInitArgs(cls=ray.remote(CheckpointEngineWorker), rollout_config=config,
+    made.workers = worker_group(made.world_size, RayClassWithInitArgs(cls=ray.remote(CheckpointEngineWorker), rollout_config=config,
                                                                model_config=model, replica_rank=0), name, 23200).workers
     asyncio.run(made.launch_servers())
     return made

@@ -12,6 +12,7 @@ from typing import Any, Callable
 logger = logging.getLogger(__name__)
 # A sender that lives sends its next bucket as soon as it is told that the one before was taken.
 SILENCE_SECONDS = float(os.environ.get("WEIGHTWIRE_VERL_SILENCE_SECONDS", "60"))
+_POLLIN, _POLLOUT = 1, 2  # zmq's
 
 
 class Bounded:
@@ -21,24 +22,18 @@ class Bounded:
         self._socket, self._wait = socket, wait
 
     def send_pyobj(self, what: Any) -> None:
-        import zmq
-
-        self._wait(self._socket, zmq.POLLOUT)
+        self._wait(self._socket, _POLLOUT)
         self._socket.send_pyobj(what)
 
     def send(self, what: bytes) -> None:
         self._socket.send(what)
 
     def recv(self) -> bytes:
-        import zmq
-
-        self._wait(self._socket, zmq.POLLIN)
+        self._wait(self._socket, _POLLIN)
         return bytes(self._socket.recv())
 
     def recv_pyobj(self) -> Any:
-        import zmq
-
-        self._wait(self._socket, zmq.POLLIN)
+        self._wait(self._socket, _POLLIN)
         return self._socket.recv_pyobj()
 
     def connect(self, where: str) -> None:
@@ -60,7 +55,7 @@ def bound_receiver() -> None:
     except (ImportError, ValueError) as error:  # ValueError: verl's word for a vLLM that it does not know
         logger.debug("weightwire: verl's vLLM adapter is not there: %s", error)
         return
-    receiver = getattr(transfer, "BucketedWeightReceiver", None)
+    receiver: Any = getattr(transfer, "BucketedWeightReceiver", None)
     if parameters(receiver) != ["zmq_handle", "device", "use_shm"] or parameters(getattr(receiver, "_init_socket", None)) != ["self"]:
         logger.warning("weightwire: this verl has another BucketedWeightReceiver: its workers wait for a sender without an end")
     elif not hasattr(receiver._init_socket, "__wrapped__"):

@@ -52,7 +52,7 @@ class Sender(transfer.BucketedWeightSender):  # type: ignore[misc]
 
     def _init_socket(self) -> None:
         super()._init_socket()
-        self.socket = Bounded(self.socket, self._wait)
+        self.socket: Any = Bounded(self.socket, self._wait)
 
     def _wait(self, socket: Any, events: int) -> None:
         while not socket.poll(_POLL_MS, events):
