@@ -1,94 +1,216 @@
-"""verl's manager, worker and vLLM adapter move versions into a real vLLM, which answers as transformers does with the same weights."""
+"""verl's vLLM adapter, its sender and what it puts into vLLM's workers bring versions into a real vLLM, which answers as transformers does
+with the same weights. Stood in for: Ray and verl's server actor, by calls of this process (test_vllm_ray.py has both)."""
 
+import asyncio
+import importlib
 import os
+import threading
+import types
+
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_OMP_THREADS_BIND="nobind", RANK="0", RAY_LOCAL_WORLD_SIZE="1")
 
 import pytest
-import ray
 import torch
+import vllm
+import cpu_vllm  # noqa: F401  after vLLM
+import vllm_model
+from conftest import Job
+from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer, vllm_rollout
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension as Worker
 
-PROMPT = [5, 9, 31, 77, 2, 500, 1234]
-TOKENS = 8
-PATH = os.environ.get("PYTHONPATH", "")
+import weightwire.verl.vllm as adapter
+from weightwire import DeadlineError, RefusedError, verl_plugin
+
+verl_plugin.bound_receiver()  # as in a worker of verl's server
 
 
-@pytest.fixture
-def cluster():
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=bool(os.environ.get("SHOW")), runtime_env={"env_vars": {
-        "VERL_USE_EXTERNAL_MODULES": "cpu_platform,cpu_vllm", "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind"}})
-    yield
-    ray.shutdown()
+class Call:
+    """`handle.method.remote(…)` as Ray has it, in a thread."""
+
+    def __init__(self, call):
+        self._call = call
+
+    def remote(self, *args, **kwargs):
+        return asyncio.get_running_loop().create_task(asyncio.to_thread(self._call, *args, **kwargs))
+
+
+class Server:
+    """The methods of verl's vLLMHttpServer that its adapter calls."""
+
+    def __init__(self, llm):
+        self.llm, self.told, self.steps = llm, [], []
+        self.collective_rpc = Call(self._rpc)
+        self.clear_kv_cache = Call(lambda: llm.reset_prefix_cache())
+        self.set_global_steps = Call(self.steps.append)
+
+    def _rpc(self, method, timeout, args, kwargs):
+        self.told.append(method)
+        self.llm.collective_rpc(method, timeout=timeout, args=args, kwargs=kwargs)
+
+    def answer(self):
+        made = self.llm.generate([{"prompt_token_ids": vllm_model.PROMPT}], vllm.SamplingParams(
+            temperature=0.0, max_tokens=vllm_model.TOKENS, logprobs=0, ignore_eos=True, detokenize=False), use_tqdm=False)[0].outputs[0]
+        return list(made.token_ids), [of[token].logprob for token, of in zip(made.token_ids, made.logprobs)]
 
 
 @pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    """A Qwen2 whose embedding is 2 MiB, twice verl's smallest bucket."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-
-    path = tmp_path_factory.mktemp("model")
-    torch.manual_seed(11)
-    config = Qwen2Config(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-                         vocab_size=8192, tie_word_embeddings=False, max_position_embeddings=128)
-    Qwen2ForCausalLM(config).save_pretrained(path)
-    words = Tokenizer(WordLevel({f"w{i}": i for i in range(8192)}, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2").save_pretrained(path)
-    return path
+def path(tmp_path_factory):
+    return str(vllm_model.write(tmp_path_factory.mktemp("model")))
 
 
-def expected(path, weights: dict) -> tuple[list[int], list[float]]:
-    """What transformers answers, token by token."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    model.load_state_dict(weights)
-    ids, logprobs = list(PROMPT), []
-    with torch.no_grad():
-        for _ in range(TOKENS):
-            scores = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
-            ids.append(int(scores.argmax()))
-            logprobs.append(float(scores.max()))
-    return ids[len(PROMPT):], logprobs
+@pytest.fixture(scope="module")
+def llm(path):
+    return vllm.LLM(path, load_format="dummy", dtype="float32", enforce_eager=True, max_model_len=128, max_num_seqs=4,
+                    skip_tokenizer_init=True, kv_cache_memory_bytes=64 << 20,
+                    worker_extension_cls=f"{Worker.__module__}.{Worker.__name__}")
 
 
-def rollout_config(checkpoint, **options):
-    from verl.workers.config import RolloutConfig
-
-    return RolloutConfig(name="vllm", checkpoint_engine=checkpoint, tensor_model_parallel_size=1, dtype="float32", enforce_eager=True,
-                         enable_sleep_mode=False, free_cache_engine=False, max_model_len=128, max_num_seqs=4, max_num_batched_tokens=128,
-                         prompt_length=64, response_length=32, gpu_memory_utilization=0.05,
-                         engine_kwargs={"vllm": {"kv_cache_memory_bytes": 64 << 20}}, **options)
-
-
-def checkpoint_config(daemon, **options):
-    from verl.workers.config import CheckpointEngineConfig
-
-    return CheckpointEngineConfig(
-        backend="weightwire", custom_backend_module="weightwire.verl", update_weights_bucket_megabytes=1, engine_kwargs={
-            "weightwire": dict(coordinator=daemon.grpc, agent=daemon.agent_socket, deadline=120.0, **options)})
+def weights(seed: int) -> dict:
+    torch.manual_seed(seed)
+    model = vllm_model.Qwen2ForCausalLM(vllm_model.CONFIG)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, 0.0, 0.3)
+    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("route", ["shards"])
-def test_five_versions_with_a_tensor_larger_than_the_bucket(cluster, daemon, client, model_path, route):
-    import vllm_job
-    from verl.checkpoint_engine import CheckpointEngineManager
-    from verl.workers.config import HFModelConfig
+class Rig:
+    def __init__(self, daemon, llm, path, monkeypatch, cls, deadline=60.0):
+        monkeypatch.setattr(vllm_rollout, "ray", types.SimpleNamespace(
+            get_runtime_context=lambda: types.SimpleNamespace(get_job_id=lambda: "0")))
+        self.now = {}
+        self.job = Job(daemon, lambda rank: iter(self.now["weights"].items()))
+        self.server = Server(llm)
+        self.worker = self.job.add_rollout()
+        self.worker.server_adapter = cls(vllm_model.rollout_config(vllm_model.checkpoint_config()), None, None, replica_rank=0)
+        self.worker.server_adapter.server_handle = self.server
+        self.worker.checkpoint_engine._deadline = deadline
 
-    checkpoint = checkpoint_config(daemon, route=route)
-    model = HFModelConfig(path=str(model_path), use_remove_padding=False, override_config={"attn_implementation": "sdpa"})
-    trainers = vllm_job.actors(model, checkpoint, 1, "actor", vllm_job.Trainer, "fp32")
-    trainers.reset()
-    replica = vllm_job.replica(model, rollout_config(checkpoint), "rollout")
-    manager = CheckpointEngineManager(config=checkpoint, actor_wg=trainers, replicas=[replica])
-    seen = []
-    for version in range(1, 6):
-        weights = trainers.change(version)[0]
-        metrics = manager.update_weights(global_steps=version)
-        assert metrics["weightwire/version"] == version and metrics["weightwire/failures"] == 0
-        answer = vllm_job.answers(replica, PROMPT, TOKENS, version)
-        tokens, logprobs = expected(model_path, weights)
-        assert answer.token_ids == tokens and answer.extra_fields["global_steps"] == version
-        assert answer.log_probs == pytest.approx(logprobs, abs=1e-3)
-        seen.append(tuple(tokens))
-    assert len(set(seen)) == 5 and client.status().committed_version == 5
+    async def update(self, version: int):
+        self.now["weights"] = weights(version)
+        return await self.job.update(version)
+
+
+@pytest.fixture
+def run(daemon, llm, path, monkeypatch):
+    def go(scenario, cls=None, **options):
+        async def all_of_it():
+            rig = Rig(daemon, llm, path, monkeypatch, cls or adapter.ServerAdapter, **options)
+            try:
+                await scenario(rig)
+            finally:
+                await rig.job.close()
+
+        asyncio.run(all_of_it())
+
+    return go
+
+
+def assert_answers(server, path, want: dict) -> list[int]:
+    tokens, logprobs = server.answer()
+    assert (tokens, pytest.approx(logprobs, abs=1e-3)) == vllm_model.expected(path, want)
+    return tokens
+
+
+def test_five_versions_with_a_tensor_larger_than_the_bucket(run, path, client):
+    async def scenario(rig):
+        seen = set()
+        for version in range(1, 6):
+            sent, received = await rig.update(version)
+            assert received is None and sent["weightwire/version"] == version
+            seen.add(tuple(assert_answers(rig.server, path, rig.now["weights"])))
+            assert rig.server.steps[-1] == version and client.status().committed_version == version
+        assert len(seen) == 5 and adapter.ServerAdapter is adapter.WeightwireAdapter
+
+    run(scenario)
+
+
+def test_verls_own_sender_gives_up_on_such_a_tensor_and_the_worker_does_not_wait_without_an_end(run, monkeypatch):
+    monkeypatch.setattr(verl_plugin, "SILENCE_SECONDS", 2.0)
+
+    async def scenario(rig):
+        calls = []
+        rig.server.collective_rpc = Call(lambda *args, **kwargs: calls.append(pytest.raises(TimeoutError, rig.server._rpc, *args, **kwargs)))
+        _, received = await rig.update(1)
+        assert isinstance(received, AssertionError) and "too large to fit in the bucket" in str(received)
+        for _ in range(100):
+            if calls:
+                break
+            await asyncio.sleep(0.1)
+        assert len(calls) == 1
+
+    run(scenario, vllm_rollout.ServerAdapter)
+
+
+def test_a_worker_that_fails_while_it_loads_ends_the_update_with_its_reason(run, path, monkeypatch):
+    async def scenario(rig):
+        def fails(*_, **__):
+            raise ValueError("no room for this weight")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(Worker, "_update_weights", fails)
+            _, received = await asyncio.wait_for(rig.update(1), 20)
+        assert isinstance(received, ValueError) and "no room" in str(received)
+        assert (await rig.update(2))[1] is None
+        assert_answers(rig.server, path, rig.now["weights"])
+
+    run(scenario)
+
+
+def test_a_worker_that_hangs_ends_the_update_at_its_deadline(run, path, monkeypatch):
+    async def scenario(rig):
+        hangs, original = threading.Event(), Worker._update_weights
+
+        def late(self, *args, **kwargs):
+            hangs.wait(60)
+            return original(self, *args, **kwargs)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(Worker, "_update_weights", late)
+            broken.setattr(verl_plugin, "SILENCE_SECONDS", 3.0)
+            _, received = await asyncio.wait_for(rig.update(1), 40)
+            assert isinstance(received, DeadlineError)
+            hangs.set()
+            await asyncio.sleep(5)  # longer than the worker waits for more
+        rig.worker.checkpoint_engine._deadline = 60.0
+        assert (await rig.update(2))[1] is None
+        assert_answers(rig.server, path, rig.now["weights"])
+
+    run(scenario, deadline=5.0)
+
+
+def test_vllm_hears_nothing_of_a_round_that_failed(run, path):
+    async def scenario(rig):
+        assert (await rig.update(1))[1] is None
+        told, served = list(rig.server.told), rig.now["weights"]
+
+        def fails(rank):
+            yield next(iter(weights(2).items()))
+            raise RuntimeError("the collective was aborted")
+
+        rig.job.params = fails
+        sent, received = await rig.job.update(2)
+        assert isinstance(sent, RuntimeError) and received is None
+        assert rig.server.told == told and rig.server.steps == [1]
+        assert_answers(rig.server, path, served)
+
+    run(scenario)
+
+
+def test_quantization_aware_training_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(vllm_rollout, "ray", types.SimpleNamespace(
+        get_runtime_context=lambda: types.SimpleNamespace(get_job_id=lambda: "0")))
+    with pytest.raises(RefusedError, match="rollout.qat.enable"):
+        adapter.ServerAdapter(vllm_model.rollout_config(vllm_model.checkpoint_config(), qat={"enable": True}), None, None, replica_rank=0)
+
+
+def test_a_verl_that_differs_keeps_its_own_adapter(monkeypatch):
+    class Other(bucketed_weight_transfer.BucketedWeightSender):
+        def __init__(self, zmq_handle, bucket_bytes):
+            pass
+
+    with monkeypatch.context() as changed:
+        changed.setattr(bucketed_weight_transfer, "BucketedWeightSender", Other)
+        assert importlib.reload(adapter).ServerAdapter is vllm_rollout.ServerAdapter
+        assert adapter.changed() == ["BucketedWeightSender"]
+    assert importlib.reload(adapter).ServerAdapter is adapter.WeightwireAdapter
