@@ -57,6 +57,19 @@ class Actor(TrainingWorker):
                 parameter.mul_(factor)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def fail_next_round(self):
+        from weightwire.errors import AbortedError
+        from weightwire.verl import sender
+
+        publish = sender.publish
+
+        async def fails(*_):
+            sender.publish = publish
+            raise AbortedError("by the test", code="ABORTED", reason="abort_requested")
+
+        sender.publish = fails
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def count_gathers(self):
         """From now on, how often a DTensor of this rank was gathered; the count so far is returned."""
         from torch.distributed.tensor import DTensor
