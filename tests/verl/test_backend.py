@@ -232,6 +232,28 @@ def test_the_first_round_must_succeed(daemon):
     run(job, scenario)
 
 
+def test_masters_in_float32_are_rounded_on_the_way_but_for_those_that_stay(daemon):
+    masters = {**model(1, torch.float32), "ids": torch.arange(5), "half": torch.randn(7).to(torch.float16)}
+    job = Job(daemon, lambda rank: iter(masters.items()), dtype="bfloat16", keep=["rout*"])
+    job.add_rollout()
+
+    async def scenario():
+        assert (await job.update(1))[1] is None
+        kept = ("router", "ids", "half")
+        assert_same(job.rollouts[0].server_adapter.weights, {n: t if n in kept else t.to(torch.bfloat16) for n, t in masters.items()})
+
+    run(job, scenario)
+
+
+def test_what_cannot_be_cast_to_is_refused_by_name():
+    with pytest.raises(ValueError, match="dtype 'fp8'"):
+        CheckpointEngineRegistry.new("weightwire", bucket_size=1, dtype="fp8")
+    with pytest.raises(ValueError, match="route 'tensors'"):
+        CheckpointEngineRegistry.new("weightwire", bucket_size=1, route="shards", dtype="bfloat16")
+    with pytest.raises(ValueError, match="list of patterns"):
+        CheckpointEngineRegistry.new("weightwire", bucket_size=1, dtype="bfloat16", keep="gate")
+
+
 def test_an_unknown_route_is_refused():
     with pytest.raises(ValueError, match="tensors"):
         CheckpointEngineRegistry.new("weightwire", bucket_size=1, route="nccl")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable
+import fnmatch
+from typing import Any, Iterable, Sequence
+
+import torch
 
 from weightwire import boxes, errors
 from weightwire.adapter import as_tensor, meta_of
@@ -17,10 +20,17 @@ class Buckets:
 
     The next pass over the same tensors goes into the same places, so that nothing is bound again. A region's
     unused end costs no memory: its pages are never touched.
+
+    cast: "bfloat16" or "float16": wider floating-point tensors are rounded to it on the way, but those whose names match one of `keep`
+    (patterns of fnmatch). None: all stay as they are.
     """
 
-    def __init__(self, bytes_each: int):
-        self._bytes_each = bytes_each
+    def __init__(self, bytes_each: int, cast: str | None = None, keep: Sequence[str] = ()):
+        if cast not in (None, "bfloat16", "float16"):
+            raise ValueError(f"dtype {cast!r} is neither bfloat16 nor float16")
+        if isinstance(keep, str):
+            raise ValueError(f"keep {keep!r} is a list of patterns")
+        self._bytes_each, self._cast, self._keep = bytes_each, getattr(torch, cast) if cast else None, list(keep)
         self.arenas: list[Arena] = []
         self.places: dict[str, tuple[int, int]] = {}  #: (arena, offset) by name
         self._metas: dict[str, TensorMeta] = {}
@@ -35,7 +45,7 @@ class Buckets:
     def put(self, name: str, tensor: Any) -> None:
         """Copies `tensor`, which may change or go away afterwards.
         ValueError: the name came before in this pass, or with another dtype or shape in an earlier one."""
-        meta = meta_of(name, tensor)
+        meta = meta_of(name, torch.empty(0, dtype=self._dtype_of(name, tensor)), tensor.shape)
         if name in self._seen:
             raise ValueError(f"{name} came twice in one version")
         if name not in self._metas:
@@ -44,6 +54,12 @@ class Buckets:
             raise ValueError(f"{name} was {self._metas[name]} and is {meta} now; restart the job for another model")
         self._seen.add(name)
         self._views[name].copy_(tensor)
+
+    def _dtype_of(self, name: str, tensor: torch.Tensor) -> torch.dtype:
+        if self._cast is None or not tensor.dtype.is_floating_point or tensor.element_size() <= self._cast.itemsize or \
+                any(fnmatch.fnmatchcase(name, pattern) for pattern in self._keep):
+            return tensor.dtype
+        return self._cast
 
     def _place(self, meta: TensorMeta) -> None:
         if not self.arenas or self._end + meta.nbytes > self.arenas[-1].nbytes:
@@ -68,12 +84,13 @@ class Buckets:
 
 
 class TensorSource:
-    """A stream of whole tensors, copied into shared memory and published from there by one rank. `where`: of Publisher."""
+    """A stream of whole tensors, copied into shared memory and published from there by one rank. `cast`, `keep`: of Buckets; `where`: of
+    Publisher."""
 
     model_type = ""  # of verl.sender.Source: names are those of the checkpoint
 
-    def __init__(self, bucket_bytes: int, **where: Any):
-        self._buckets = Buckets(bucket_bytes)
+    def __init__(self, bucket_bytes: int, *, cast: str | None = None, keep: Sequence[str] = (), **where: Any):
+        self._buckets = Buckets(bucket_bytes, cast, keep)
         self._where = where
         self._publisher: Publisher | None = None
         self._tensors: list[TensorMeta] = []

@@ -22,15 +22,18 @@ class WeightTransfer:
     engines:      names of the engines (`EngineDriver(name=)`) that must serve a version before TRL goes on; empty: all that are there
     deadline:     seconds for one transfer, everything included, and for engines to come at the beginning
     bucket_bytes: of one region of the shared memory in which the model lies once
+    cast, keep:   "bfloat16" or "float16", to which wider floats are rounded on the way, but those whose names match one of the patterns
     coordinator, agent, job, lineage, delta: as in weightwire.Publisher and weightwire.Client
 
     An error of `send_weights` (DeadlineError, AbortedError, …) ends TRL's training; engines go on with the version that they serve.
     """
 
     def __init__(self, engines: Sequence[str] = (), *, coordinator: str | None = None, agent: str | None = None, job: str = "",
-                 deadline: float = 1800.0, bucket_bytes: int = 512 << 20, lineage: Lineage = None, delta: DeltaMode = None):
+                 deadline: float = 1800.0, bucket_bytes: int = 512 << 20, cast: str | None = None, keep: Sequence[str] = (),
+                 lineage: Lineage = None, delta: DeltaMode = None):
         self._engines, self._coordinator, self._deadline = list(engines), coordinator, deadline
-        self._source = TensorSource(bucket_bytes, agent=agent, job=job, timeout=min(deadline, 60.0), lineage=lineage, delta=delta)
+        self._source = TensorSource(bucket_bytes, cast=cast, keep=keep, agent=agent, job=job, timeout=min(deadline, 60.0), lineage=lineage,
+                                    delta=delta)
         self._destroyed = False
         #: That every engine serves; 0: none yet.
         self.version = 0

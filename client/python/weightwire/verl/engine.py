@@ -10,14 +10,14 @@ import logging
 import os
 import time
 import uuid
-from typing import Any, AsyncGenerator, Iterator
+from typing import Any, AsyncGenerator, Iterator, Sequence
 
 from verl.checkpoint_engine.base import CheckpointEngineRegistry, CheckpointEngineWithCache
 
 from weightwire import errors
 from weightwire.client import default_coordinator
 from weightwire.publisher import DeltaMode
-from weightwire.tensor_stream import TensorSource
+from weightwire.tensor_stream import Buckets, TensorSource
 from weightwire.verl import sender
 from weightwire.verl.rendezvous import Announcement, Rendezvous, Round
 from weightwire.verl.receiver import Receiver, Version
@@ -49,21 +49,27 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
     device:      of route "shards", as in weightwire.torch.Publisher: "auto", "cpu", "cuda", "cuda:1"; default WEIGHTWIRE_DEVICE
     delta:       whether only what changed since earlier versions is sent, as in weightwire.Publisher: "auto", "always", "off";
                  default WEIGHTWIRE_PUBLISHER_DELTA
+    dtype:       of route "tensors": "bfloat16" or "float16", to which wider floats are rounded on the way (an actor with
+                 parameters in float32); None: as they are
+    keep:        patterns of names (fnmatch) that `dtype` does not touch, as ["*.mlp.gate.weight"]
     host:        where this actor rank is reached by rollout workers; default: Ray's address of the node
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False, *, route: str = "tensors",
                  coordinator: str | None = None, agent: str | None = None, job: str = "", deadline: float = 300.0,
                  failures_max: int = 3, host: str | None = None, device: str | None = None,
-                 delta: DeltaMode = None):
+                 delta: DeltaMode = None, dtype: str | None = None, keep: Sequence[str] = ()):
         if route not in ROUTES:
             raise ValueError(f"route {route!r} is none of {ROUTES}")
+        if route == "shards" and dtype is not None:
+            raise ValueError("dtype is of route 'tensors': on 'shards' parameters go out in the dtype in which the actor holds them")
+        Buckets(0, dtype, keep)  # refuses what it does not know, on every worker
         self.is_master = is_master
         self.route = route
         self._bucket_bytes = bucket_size
         self._coordinator = coordinator or default_coordinator()
         self._where: dict[str, Any] = dict(agent=agent, job=job, timeout=min(deadline, 60.0))
-        self._device, self._delta = device, delta
+        self._device, self._delta, self._dtype, self._keep = device, delta, dtype, keep
         self._deadline = deadline
         self._failures_max = failures_max
         self._failures = 0
@@ -163,7 +169,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
     def _open(self) -> sender.Source:
         if self.route == "shards":
             return ShardSource(**self._where, device=self._device, delta=self._delta)
-        return TensorSource(self._bucket_bytes, **self._where, delta=self._delta)
+        return TensorSource(self._bucket_bytes, cast=self._dtype, keep=self._keep, **self._where, delta=self._delta)
 
     def _finish(self, error: str = "") -> None:
         if self._rendezvous is not None:
