@@ -197,6 +197,48 @@ def test_vllm_hears_nothing_of_a_round_that_failed(run, path):
     run(scenario)
 
 
+def test_of_the_workers_on_one_node_one_holds_the_model_and_sends_to_all(daemon, client, monkeypatch):
+    """verl's receivers of two workers of one replica, without their vLLM."""
+    monkeypatch.setattr(vllm_rollout, "ray", types.SimpleNamespace(
+        get_runtime_context=lambda: types.SimpleNamespace(get_job_id=lambda: "0")))
+    monkeypatch.setenv("RAY_LOCAL_WORLD_SIZE", "2")
+    held, sent = [{}, {}], {**weights(1), "half": torch.randn(33).to(torch.float16)}
+
+    def receive(method, timeout, args, kwargs):
+        assert (method, kwargs) == ("update_weights_from_ipc", {"use_shm": True})
+
+        def one(rank):
+            handle = f"ipc:///tmp/rl-colocate-zmq-0-replica-0-rank-{rank}.sock"
+            bucketed_weight_transfer.BucketedWeightReceiver(handle, torch.device("cpu"), True).receive_weights(
+                lambda bucket, is_last: held[rank].update({name: tensor.clone() for name, tensor in bucket}))
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    async def scenario():
+        job = Job(daemon, lambda rank: iter(sent.items()), stage="node")
+        config = vllm_model.rollout_config(vllm_model.checkpoint_config(), tp=2)
+        for rank in (0, 1):
+            monkeypatch.setenv("RANK", str(rank))
+            job.add_rollout().server_adapter = adapter.ServerAdapter(config, None, None, replica_rank=0)
+        nothing = Call(lambda *_: None)
+        job.rollouts[0].server_adapter.server_handle = types.SimpleNamespace(
+            collective_rpc=Call(receive), clear_kv_cache=nothing, set_global_steps=nothing)
+        try:
+            assert (await job.update(1))[1:] == [None, None]
+            assert len(client.status().engines) == 1
+        finally:
+            await job.close()
+
+    asyncio.run(scenario())
+    for got in held:
+        assert got.keys() == sent.keys() and all(got[name].dtype == tensor.dtype and torch.equal(got[name], tensor)
+                                                 for name, tensor in sent.items())
+
+
 def test_quantization_aware_training_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(vllm_rollout, "ray", types.SimpleNamespace(
         get_runtime_context=lambda: types.SimpleNamespace(get_job_id=lambda: "0")))

@@ -34,10 +34,10 @@ def expected(path, weights: dict) -> tuple[list[int], list[float]]:
     return ids[len(PROMPT):], logprobs
 
 
-def rollout_config(checkpoint, **options):
+def rollout_config(checkpoint, tp=1, **options):
     from verl.workers.config import RolloutConfig
 
-    return RolloutConfig(name="vllm", checkpoint_engine=checkpoint, tensor_model_parallel_size=1, dtype="float32", enforce_eager=True,
+    return RolloutConfig(name="vllm", checkpoint_engine=checkpoint, tensor_model_parallel_size=tp, dtype="float32", enforce_eager=True,
                          enable_sleep_mode=False, free_cache_engine=False, max_model_len=128, max_num_seqs=4, max_num_batched_tokens=128,
                          prompt_length=64, response_length=32, gpu_memory_utilization=0.05,
                          engine_kwargs={"vllm": {"kv_cache_memory_bytes": 64 << 20}}, **options)

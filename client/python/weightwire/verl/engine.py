@@ -27,6 +27,7 @@ from weightwire.verl.weights import Weights
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
 ROUTES = ("tensors", "shards")
+STAGES = ("worker", "node")
 # Each step of a round is bounded by the deadline and says what it waited for. The whole gets this much more, and
 # rollout workers twice, so that the reason that is told first is the one that says most.
 GRACE_SECONDS = 5.0
@@ -52,17 +53,22 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
     dtype:       of route "tensors": "bfloat16" or "float16", to which wider floats are rounded on the way (an actor with
                  parameters in float32); None: as they are
     keep:        patterns of names (fnmatch) that `dtype` does not touch, as ["*.mlp.gate.weight"]
+    stage:       "worker": each rollout worker's agent holds two buffers of the model. "node": that of the first worker of a replica
+                 on each node alone, which sends to the engine's workers beside the others, too; vLLM only
     host:        where this actor rank is reached by rollout workers; default: Ray's address of the node
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False, *, route: str = "tensors",
                  coordinator: str | None = None, agent: str | None = None, job: str = "", deadline: float = 300.0,
                  failures_max: int = 3, host: str | None = None, device: str | None = None,
-                 delta: DeltaMode = None, dtype: str | None = None, keep: Sequence[str] = ()):
+                 delta: DeltaMode = None, dtype: str | None = None, keep: Sequence[str] = (),
+                 stage: str = "worker"):
         if route not in ROUTES:
             raise ValueError(f"route {route!r} is none of {ROUTES}")
         if route == "shards" and dtype is not None:
             raise ValueError("dtype is of route 'tensors': on 'shards' parameters go out in the dtype in which the actor holds them")
+        if stage not in STAGES:
+            raise ValueError(f"stage {stage!r} is none of {STAGES}")
         Buckets(0, dtype, keep)  # refuses what it does not know, on every worker
         self.is_master = is_master
         self.route = route
@@ -79,6 +85,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
         self._source: sender.Source | None = None
         self._receiver: Receiver | None = None
         self._staged: asyncio.Task[Version | None] | None = None
+        self._role = _role(stage)
         self._published = False
         self._model_type = ""
         self._round: dict[str, Any] = {}
@@ -90,7 +97,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
     def prepare(self) -> dict[str, Any]:
         """What the other workers must know of this one."""
         if not self.is_master:
-            return {"name": self._name}
+            return {"name": self._name, "role": self._role}
         if self._rendezvous is None:
             self._rendezvous = Rendezvous(self._host or _node_address())
         # "desk", here and below: the key's name goes over verl's wire, also to workers of a version before this one.
@@ -102,7 +109,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
                        metadata: list[dict[str, Any]]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         if "desk" not in metadata[0]:
             raise RuntimeError("the first actor rank is not is_master")
-        engines = [m["name"] for m in metadata[actor_wg_world_size:]]
+        engines = [m["name"] for m in metadata[actor_wg_world_size:] if m.get("role") != "follows"]
 
         def arguments(count: int) -> dict[str, list[Any]]:
             return {"rank": list(range(count)), "world_size": [count] * count, "desk": [metadata[0]["desk"]] * count,
@@ -191,10 +198,12 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
         async def receive() -> Version | None:
             return await (staged or self._receive(receiver))
 
-        return Weights(receive, served, self._named, receiver.acknowledge, self._deadline)
+        return Weights(receive, served, self._named, receiver.acknowledge, self._deadline, self._role)
 
     def stage(self) -> None:
         """Begins to receive this round's version, for weightwire.verl.manager; `receive_weights` then hands it out."""
+        if self._role == "follows":
+            return
         if self._receiver is None:
             self._receiver = Receiver(self._name, **self._where)
         self._staged = asyncio.get_running_loop().create_task(self._receive(self._receiver))
@@ -249,6 +258,13 @@ def _as_error(error: BaseException, deadline: float) -> errors.WeightwireError:
         return error
     return errors.DeadlineError(f"the round took more than {deadline:g} s", code="DEADLINE_EXCEEDED",
                                 reason="deadline_exceeded", remedy="`wwctl status` says what everyone waits for")
+
+
+def _role(stage: str) -> str:
+    """Of this rollout worker, by the place that Ray's worker group gave it among those of its replica on this node."""
+    if stage == "worker":
+        return "alone"
+    return "leads" if int(os.environ.get("RANK", "0")) % int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1")) == 0 else "follows"
 
 
 def _node_address() -> str:

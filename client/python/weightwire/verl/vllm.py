@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from typing import Any, Callable
@@ -17,6 +18,7 @@ from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transf
 from verl.workers.rollout.vllm_rollout import vllm_rollout
 
 from weightwire import errors
+from weightwire.verl.receiver import Version
 from weightwire.verl.weights import Weights
 from weightwire.verl_plugin import Bounded, parameters
 
@@ -81,32 +83,50 @@ class WeightwireAdapter(vllm_rollout.ServerAdapter):  # type: ignore[misc]
         if not isinstance(weights, Weights):
             await super().update_weights(weights, global_steps=global_steps, wire_format=wire_format, **kwargs)
             return
+        if weights.role == "follows":
+            return  # the first worker on this node sends in its place
+        if weights.role == "leads" and self._pd_role is not None:
+            raise errors.RefusedError("stage 'node' does not know replicas with prefill and decode servers", code="INVALID_ARGUMENT",
+                                      reason="invalid_request", remedy="stage: worker")
         version = await weights.version()
         if version is None:
             return  # vLLM was told nothing, and goes on with what it has
-        await self._load(weights.named(version), time.monotonic() + weights.deadline, kwargs)
+        await self._load(weights, version, time.monotonic() + weights.deadline, kwargs)
         if self._has_server:
             await self.server_handle.clear_kv_cache.remote()
             if global_steps is not None:
                 await self.server_handle.set_global_steps.remote(global_steps)
         await weights.installed(version)
 
-    async def _load(self, named: list[tuple[str, Any]], until: float, kwargs: dict[str, Any]) -> None:
-        """Every rank sends to vLLM's worker beside it; the first one tells vLLM to receive."""
+    async def _load(self, weights: Weights, version: Version, until: float, kwargs: dict[str, Any]) -> None:
+        """Each rank sends to vLLM's worker beside it, one that leads to all on its node, by way of host memory, for the device of another
+        worker is not to be seen from here. The first rank tells vLLM to receive."""
+        leads = weights.role == "leads"
+        handles = self._handles_of_node() if leads else [self.zmq_handle]
+        use_shm = self.use_shm or leads
         failed = threading.Event()
-        told = await self._execute_method("update_weights_from_ipc", non_block=True, kwargs={**kwargs, "use_shm": self.use_shm})
+        told = await self._execute_method("update_weights_from_ipc", non_block=True, kwargs={**kwargs, "use_shm": use_shm})
         loaded = None if told is None else asyncio.ensure_future(_result(told))
         if loaded is not None:
             loaded.add_done_callback(_sets(failed))
-        sender = Sender(self.zmq_handle, named, self.config.checkpoint_engine.update_weights_bucket_megabytes, self.use_shm, failed, until)
-        try:
-            await asyncio.to_thread(sender.send)
-        except errors.WeightwireError:
+        named, bucket_mb = weights.named(version), self.config.checkpoint_engine.update_weights_bucket_megabytes
+        sent = await asyncio.gather(*[asyncio.to_thread(Sender(handle, named, bucket_mb, use_shm, failed, until).send)
+                                      for handle in handles], return_exceptions=True)
+        errors_of_senders = [error for error in sent if isinstance(error, BaseException)]
+        if errors_of_senders:
             if loaded is not None and failed.is_set():
                 await loaded  # its error says why
-            raise
+            raise errors_of_senders[0]
         if loaded is not None:
             await asyncio.wait_for(loaded, max(0.0, until - time.monotonic()))
+
+    def _handles_of_node(self) -> list[str]:
+        """As verl names them: of every worker of this replica on this node, this one's first."""
+        stem = self.zmq_handle.removesuffix("-rank-0.sock")
+        if stem == self.zmq_handle:
+            raise errors.RefusedError(f"this verl names the sockets of its workers otherwise: {self.zmq_handle}", code="INVALID_ARGUMENT",
+                                      reason="invalid_request", remedy="stage: worker")
+        return [f"{stem}-rank-{rank}.sock" for rank in range(int(os.environ["RAY_LOCAL_WORLD_SIZE"]))]
 
 
 def _sets(failed: threading.Event) -> Callable[[asyncio.Task[Any]], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, AsyncIterator, Awaitable, Callable, Iterator
 
+from weightwire import errors
 from weightwire.verl.receiver import Version
 
 
@@ -13,9 +14,11 @@ class Weights:
 
     def __init__(self, receive: Callable[[], Awaitable[Version | None]], served: Callable[[], Version],
                  named: Callable[[Version], Iterator[tuple[str, Any]]], acknowledge: Callable[[Version], Awaitable[None]],
-                 deadline: float):
+                 deadline: float, role: str = "alone"):
         self._receive, self._served, self._named, self._acknowledge = receive, served, named, acknowledge
         self.deadline = deadline  #: seconds
+        #: "alone"; with stage "node": "leads", and sends to engine workers beside other workers, too, or "follows", and has no tensors
+        self.role = role
 
     async def version(self) -> Version | None:
         """The round's, complete and verified; None: the round failed."""
@@ -29,6 +32,9 @@ class Weights:
         await self._acknowledge(version)
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, Any]]:
+        if self.role != "alone":
+            raise errors.RefusedError("stage 'node' needs weightwire's adapter for vLLM", code="INVALID_ARGUMENT", reason="invalid_request",
+                                      remedy="stage: worker")
         version = await self._receive() or self._served()
         for named in self._named(version):
             yield named
