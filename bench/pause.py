@@ -3,6 +3,7 @@
 
 subscriber flip   our own subscriber: two buffers, a change of pointers; "touch" reads one byte of each page afterwards
 torch publish     `publish` of weightwire.torch on CPUs, beside a memcpy of as many bytes (in vLLM's environment, for its torch)
+tensor stream     a round of a stream of whole tensors, as verl's route "tensors" and TRL have it, until every engine has the version
 vLLM MODE         a real vLLM (where tests/envs has made its environment) in install mode host-shadow, device-shadow or
                   paused-live. Stopped is from the call that pauses its scheduler to the end of the call that resumes it
 
@@ -101,8 +102,9 @@ def subscriber(binary: str, config: dict, rounds: int) -> dict:
     return made
 
 
-def trainer(small: bool, rounds: int) -> dict:
-    """`over_memcpy`: median of how long `publish` blocks, by that of a memcpy."""
+def trainer(small: bool, rounds: int) -> list[dict]:
+    """`over_memcpy`: median of how long `publish` blocks, by that of a memcpy; `over_raw`: of a stream's round, by that of a memcpy and
+    of publishing what lies in shared memory."""
     place = os.pathsep.join([str(_HERE.parent / "client/python"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run([_VLLM / "bin/python", _HERE / "pause_torch.py", "--rounds", str(rounds), *(["--small"] if small else [])],
                           check=True, stdout=subprocess.PIPE, text=True, timeout=_SECONDS, env={**os.environ, "PYTHONPATH": place})
@@ -111,7 +113,12 @@ def trainer(small: bool, rounds: int) -> dict:
     made["memcpy"] = report.spread(measured["memcpy"])
     made["over_memcpy"] = made["inside"]["publish"]["median"] / made["memcpy"]["median"]
     print(f"{'':20s} memcpy {made['memcpy']['median']:.3g} s, publish {made['over_memcpy']:.2f} x that", flush=True)
-    return made
+    copies = [whole - published for whole, published in zip(measured["stream"], measured["stream_publish"])]
+    stream = row("tensor stream", measured["bytes"], {}, {"copy": copies, "publish": measured["stream_publish"]}, measured["stream"])
+    raw = [sum(parts) for parts in zip(measured["stream_memcpy"], measured["stream_publish"])]
+    stream["over_raw"] = report.spread(measured["stream"])["median"] / report.spread(raw)["median"]
+    print(f"{'':20s} {stream['over_raw']:.2f} x a memcpy and the publish", flush=True)
+    return [made, stream]
 
 
 def vllm(kind: str, rounds: int, modes: list[str]) -> list[dict]:
@@ -146,7 +153,7 @@ def main() -> int:
     if not (_VLLM / ".weightwire").exists():
         print(f"without rows of vLLM: {_VLLM} is not there; tests/envs/make.sh vllm makes it (6 GB)")
     else:
-        rows.append(trainer(args.small, args.rounds))
+        rows += trainer(args.small, args.rounds)
     if args.modes and (_VLLM / ".weightwire").exists():
         rows += vllm("qwen2" if args.small else "qwen2.5-0.5b", args.rounds, args.modes)
     report.write(args, "What an engine is stopped for, and what happened before", rows)

@@ -25,7 +25,7 @@ trainers and engines are on a [page of their own](python-frameworks.md).
 """,
     "python-frameworks.md": f"""# Python modules for trainers and engines
 
-{WRITTEN} How they are used: [trainers](trainers.md), [vLLM](vllm.md), [verl](verl.md), [slime and NeMo-RL](frameworks.md),
+{WRITTEN} How they are used: [trainers](trainers.md), [vLLM](vllm.md), [verl](verl.md), [slime, NeMo-RL and TRL](frameworks.md),
 [SGLang](sglang.md). A module imports its framework; `import weightwire` needs none of them. What needs no framework:
 [the Python client](python.md).
 """}
@@ -33,7 +33,7 @@ trainers and engines are on a [page of their own](python-frameworks.md).
 INTERNAL = {f"weightwire.{name}" for name in (
     "binaries", "client", "device", "device_library", "errors", "export_check", "gpu_copy", "hf_export", "host_copy", "local_daemon", "megatron_options", "megatron_state", "memory",
     "nccl_library", "publisher", "recorded", "session", "stage_memory", "status", "subscriber", "tls", "torch_cuda",
-    "torch_dtypes", "trace", "waiting")}
+    "tensor_stream", "torch_dtypes", "trace", "verl_plugin", "waiting")}
 #: Of the packages these are public beside what the package itself offers.
 OF_PACKAGES = ("weightwire.checkpoint.adam", "weightwire.vllm.features")
 # What other modules of the package call, and nobody else.

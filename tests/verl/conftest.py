@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import pathlib
 from types import SimpleNamespace
@@ -20,6 +21,8 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 import weightwire.verl  # noqa: F401  registers the backend
 from weightwire import Client
 
+# Of run.sh, whose environment has no vLLM; in_vllm.sh runs them.
+collect_ignore = [] if importlib.util.find_spec("vllm") else ["test_vllm.py", "test_vllm_ray.py"]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARIES = pathlib.Path(os.environ.get("WEIGHTWIRE_BIN_DIR", ROOT / "build/release/bin"))
 

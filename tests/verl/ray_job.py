@@ -57,6 +57,19 @@ class Actor(TrainingWorker):
                 parameter.mul_(factor)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def fail_next_round(self):
+        from weightwire.errors import AbortedError
+        from weightwire.verl import sender
+
+        publish = sender.publish
+
+        async def fails(*_):
+            sender.publish = publish
+            raise AbortedError("by the test", code="ABORTED", reason="abort_requested")
+
+        sender.publish = fails
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def count_gathers(self):
         """From now on, how often a DTensor of this rank was gathered; the count so far is returned."""
         from torch.distributed.tensor import DTensor
@@ -81,18 +94,19 @@ class Rollout(CheckpointEngineWorkerTest):
                 for name, t in self.server_adapter.received_weights.items()}
 
 
-def actors(model: HFModelConfig, checkpoint: CheckpointEngineConfig, ranks: int, name: str) -> RayWorkerGroup:
+def actors(model: HFModelConfig, checkpoint: CheckpointEngineConfig, ranks: int, name: str, cls: type = Actor,
+           dtype: str = "bfloat16") -> RayWorkerGroup:
     config = TrainingWorkerConfig(model_type="language_model", model_config=model, engine_config=FSDPEngineConfig(
-        fsdp_size=ranks, strategy="fsdp2", model_dtype="bfloat16"), optimizer_config=FSDPOptimizerConfig(
+        fsdp_size=ranks, strategy="fsdp2", model_dtype=dtype), optimizer_config=FSDPOptimizerConfig(
             lr=1e-6, total_training_steps=10), checkpoint_config=CheckpointConfig())
-    return _group(ranks, RayClassWithInitArgs(cls=ray.remote(Actor), config=config, checkpoint=checkpoint), name, 23000)
+    return worker_group(ranks, RayClassWithInitArgs(cls=ray.remote(cls), config=config, checkpoint=checkpoint), name, 23000)
 
 
 def rollouts(model: HFModelConfig, checkpoint: CheckpointEngineConfig, count: int,
              name: str) -> tuple[RayWorkerGroup, list[MockReplica]]:
     """`count` replicas of one worker each."""
     config = RolloutConfig(name="vllm", checkpoint_engine=checkpoint)
-    group = _group(count, RayClassWithInitArgs(cls=ray.remote(Rollout), model_config=model, rollout_config=config), name,
+    group = worker_group(count, RayClassWithInitArgs(cls=ray.remote(Rollout), model_config=model, rollout_config=config), name,
                    23100)
     replicas = [MockReplica(replica_rank=i, config=config, model_config=model) for i in range(count)]
     for i, replica in enumerate(replicas):
@@ -100,7 +114,7 @@ def rollouts(model: HFModelConfig, checkpoint: CheckpointEngineConfig, count: in
     return group, replicas
 
 
-def _group(ranks: int, cls: RayClassWithInitArgs, name: str, first_port: int) -> RayWorkerGroup:
+def worker_group(ranks: int, cls: RayClassWithInitArgs, name: str, first_port: int) -> RayWorkerGroup:
     """verl picks the master's port long before the master opens it: groups that look at once must not look in the same
     range."""
     pool = RayResourcePool(process_on_nodes=[ranks], use_gpu=False, max_colocate_count=1, name_prefix=name)

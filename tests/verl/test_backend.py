@@ -9,7 +9,7 @@ from demo.fleet import Daemon
 from verl.checkpoint_engine import CheckpointEngineRegistry
 
 from weightwire import AbortedError, Client, DeadlineError, NotReadyError, Release
-from weightwire.verl import sender
+from weightwire.tensor_stream import TensorSource
 
 
 def model(seed: int, dtype=torch.bfloat16) -> dict[str, torch.Tensor]:
@@ -208,7 +208,7 @@ def test_an_actor_that_dies_while_it_exports_fails_the_round_for_all(daemon):
 
 def test_memory_that_is_still_read_is_not_written_and_the_stream_is_read_to_its_end():
     """A round failed by its deadline while its version was on its way; other ranks are inside the collectives."""
-    source = sender.TensorSource(1 << 16, agent="/nowhere")
+    source = TensorSource(1 << 16, agent="/nowhere")
     stream = iter(model(1).items())
     source.load(stream, 1.0)
     source._last = Release(1, lambda version: None)  # nobody released it
@@ -230,6 +230,28 @@ def test_the_first_round_must_succeed(daemon):
         assert isinstance(received, AbortedError) and "twice" in str(received)
 
     run(job, scenario)
+
+
+def test_masters_in_float32_are_rounded_on_the_way_but_for_those_that_stay(daemon):
+    masters = {**model(1, torch.float32), "ids": torch.arange(5), "half": torch.randn(7).to(torch.float16)}
+    job = Job(daemon, lambda rank: iter(masters.items()), dtype="bfloat16", keep=["rout*"])
+    job.add_rollout()
+
+    async def scenario():
+        assert (await job.update(1))[1] is None
+        kept = ("router", "ids", "half")
+        assert_same(job.rollouts[0].server_adapter.weights, {n: t if n in kept else t.to(torch.bfloat16) for n, t in masters.items()})
+
+    run(job, scenario)
+
+
+def test_what_cannot_be_cast_to_is_refused_by_name():
+    with pytest.raises(ValueError, match="dtype 'fp8'"):
+        CheckpointEngineRegistry.new("weightwire", bucket_size=1, dtype="fp8")
+    with pytest.raises(ValueError, match="route 'tensors'"):
+        CheckpointEngineRegistry.new("weightwire", bucket_size=1, route="shards", dtype="bfloat16")
+    with pytest.raises(ValueError, match="list of patterns"):
+        CheckpointEngineRegistry.new("weightwire", bucket_size=1, dtype="bfloat16", keep="gate")
 
 
 def test_an_unknown_route_is_refused():

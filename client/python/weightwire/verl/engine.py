@@ -10,21 +10,24 @@ import logging
 import os
 import time
 import uuid
-from typing import Any, AsyncGenerator, Iterator
+from typing import Any, AsyncGenerator, Iterator, Sequence
 
 from verl.checkpoint_engine.base import CheckpointEngineRegistry, CheckpointEngineWithCache
 
 from weightwire import errors
 from weightwire.client import default_coordinator
 from weightwire.publisher import DeltaMode
+from weightwire.tensor_stream import Buckets, TensorSource
 from weightwire.verl import sender
 from weightwire.verl.rendezvous import Announcement, Rendezvous, Round
 from weightwire.verl.receiver import Receiver, Version
 from weightwire.verl.shards import ShardSource, checkpoint_names, hand_over_engine
+from weightwire.verl.weights import Weights
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
 ROUTES = ("tensors", "shards")
+STAGES = ("worker", "node")
 # Each step of a round is bounded by the deadline and says what it waited for. The whole gets this much more, and
 # rollout workers twice, so that the reason that is told first is the one that says most.
 GRACE_SECONDS = 5.0
@@ -47,21 +50,32 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
     device:      of route "shards", as in weightwire.torch.Publisher: "auto", "cpu", "cuda", "cuda:1"; default WEIGHTWIRE_DEVICE
     delta:       whether only what changed since earlier versions is sent, as in weightwire.Publisher: "auto", "always", "off";
                  default WEIGHTWIRE_PUBLISHER_DELTA
+    dtype:       of route "tensors": "bfloat16" or "float16", to which wider floats are rounded on the way (an actor with
+                 parameters in float32); None: as they are
+    keep:        patterns of names (fnmatch) that `dtype` does not touch, as ["*.mlp.gate.weight"]
+    stage:       "worker": each rollout worker's agent holds two buffers of the model. "node": that of the first worker of a replica
+                 on each node alone, which sends to the engine's workers beside the others, too; vLLM only
     host:        where this actor rank is reached by rollout workers; default: Ray's address of the node
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False, *, route: str = "tensors",
                  coordinator: str | None = None, agent: str | None = None, job: str = "", deadline: float = 300.0,
                  failures_max: int = 3, host: str | None = None, device: str | None = None,
-                 delta: DeltaMode = None):
+                 delta: DeltaMode = None, dtype: str | None = None, keep: Sequence[str] = (),
+                 stage: str = "worker"):
         if route not in ROUTES:
             raise ValueError(f"route {route!r} is none of {ROUTES}")
+        if route == "shards" and dtype is not None:
+            raise ValueError("dtype is of route 'tensors': on 'shards' parameters go out in the dtype in which the actor holds them")
+        if stage not in STAGES:
+            raise ValueError(f"stage {stage!r} is none of {STAGES}")
+        Buckets(0, dtype, keep)  # refuses what it does not know, on every worker
         self.is_master = is_master
         self.route = route
         self._bucket_bytes = bucket_size
         self._coordinator = coordinator or default_coordinator()
         self._where: dict[str, Any] = dict(agent=agent, job=job, timeout=min(deadline, 60.0))
-        self._device, self._delta = device, delta
+        self._device, self._delta, self._dtype, self._keep = device, delta, dtype, keep
         self._deadline = deadline
         self._failures_max = failures_max
         self._failures = 0
@@ -70,6 +84,8 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
         self._rendezvous: Rendezvous | None = None
         self._source: sender.Source | None = None
         self._receiver: Receiver | None = None
+        self._staged: asyncio.Task[Version | None] | None = None
+        self._role = _role(stage)
         self._published = False
         self._model_type = ""
         self._round: dict[str, Any] = {}
@@ -81,7 +97,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
     def prepare(self) -> dict[str, Any]:
         """What the other workers must know of this one."""
         if not self.is_master:
-            return {"name": self._name}
+            return {"name": self._name, "role": self._role}
         if self._rendezvous is None:
             self._rendezvous = Rendezvous(self._host or _node_address())
         # "desk", here and below: the key's name goes over verl's wire, also to workers of a version before this one.
@@ -93,7 +109,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
                        metadata: list[dict[str, Any]]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         if "desk" not in metadata[0]:
             raise RuntimeError("the first actor rank is not is_master")
-        engines = [m["name"] for m in metadata[actor_wg_world_size:]]
+        engines = [m["name"] for m in metadata[actor_wg_world_size:] if m.get("role") != "follows"]
 
         def arguments(count: int) -> dict[str, list[Any]]:
             return {"rank": list(range(count)), "world_size": [count] * count, "desk": [metadata[0]["desk"]] * count,
@@ -160,7 +176,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
     def _open(self) -> sender.Source:
         if self.route == "shards":
             return ShardSource(**self._where, device=self._device, delta=self._delta)
-        return sender.TensorSource(self._bucket_bytes, **self._where, delta=self._delta)
+        return TensorSource(self._bucket_bytes, cast=self._dtype, keep=self._keep, **self._where, delta=self._delta)
 
     def _finish(self, error: str = "") -> None:
         if self._rendezvous is not None:
@@ -168,27 +184,37 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
 
     # ---- rollout workers
 
-    async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, Any], None]:
-        """Yields the tensors of this round's version, all of them there and verified before the first one.
-
-        When the round fails, yields those of the version before: verl's adapters have told the engine that weights
-        come, and must end that properly; generation then goes on with what it had. Tensors are read-only views.
-        """
+    def receive_weights(self, global_steps: int | None = None) -> Weights:
+        """The tensors of this round's version, all of them there and verified before the first one; those of the version before when the
+        round fails. Tensors are read-only views."""
         if self._receiver is None:
             self._receiver = Receiver(self._name, **self._where)
-        version = await self._receive(self._receiver)
-        for named in self._named(version):
-            yield named
-        await self._receiver.acknowledge(version)
+        receiver, staged, self._staged = self._receiver, self._staged, None
 
-    async def _receive(self, receiver: Receiver) -> Version:
+        def served() -> Version:
+            assert receiver.served is not None  # else the failure was raised
+            return receiver.served
+
+        async def receive() -> Version | None:
+            return await (staged or self._receive(receiver))
+
+        return Weights(receive, served, self._named, receiver.acknowledge, self._deadline, self._role)
+
+    def stage(self) -> None:
+        """Begins to receive this round's version, for weightwire.verl.manager; `receive_weights` then hands it out."""
+        if self._role == "follows":
+            return
+        if self._receiver is None:
+            self._receiver = Receiver(self._name, **self._where)
+        self._staged = asyncio.get_running_loop().create_task(self._receive(self._receiver))
+
+    async def _receive(self, receiver: Receiver) -> Version | None:
         try:
             announced, version = await receiver.receive(self._round["rendezvous"],
                                                          self._deadline + 2 * GRACE_SECONDS)
         except errors.WeightwireError as error:
             self._tolerate(error, receiver.served is not None)
-            assert receiver.served is not None
-            return receiver.served
+            return None
         self._failures, self._model_type = 0, announced.model_type
         return version
 
@@ -232,6 +258,13 @@ def _as_error(error: BaseException, deadline: float) -> errors.WeightwireError:
         return error
     return errors.DeadlineError(f"the round took more than {deadline:g} s", code="DEADLINE_EXCEEDED",
                                 reason="deadline_exceeded", remedy="`wwctl status` says what everyone waits for")
+
+
+def _role(stage: str) -> str:
+    """Of this rollout worker, by the place that Ray's worker group gave it among those of its replica on this node."""
+    if stage == "worker":
+        return "alone"
+    return "leads" if int(os.environ.get("RANK", "0")) % int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1")) == 0 else "follows"
 
 
 def _node_address() -> str:

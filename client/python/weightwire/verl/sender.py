@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Iterable, Protocol, Sequence
+from typing import Any, Protocol, Sequence
 
-from weightwire import aio, boxes, errors
+from weightwire import aio, errors
 from weightwire.memory import TensorMeta
-from weightwire.publisher import Publisher, Release
-from weightwire.verl.buckets import Buckets
+from weightwire.publisher import Release
 
 
 class Source(Protocol):
@@ -24,72 +23,6 @@ class Source(Protocol):
     def publish(self, version: int, deadline: float) -> Release: ...
 
     def close(self) -> None: ...
-
-
-class TensorSource:
-    """verl's stream of whole tensors, copied into shared memory by the actor's first rank."""
-
-    model_type = ""
-
-    def __init__(self, bucket_bytes: int, **where: Any):
-        self._buckets = Buckets(bucket_bytes)
-        self._where = where
-        self._publisher: Publisher | None = None
-        self._tensors: list[TensorMeta] = []
-        self._last: Release | None = None
-
-    def load(self, weights: Iterable[tuple[str, Any]], timeout: float) -> list[TensorMeta]:
-        stream = iter(weights)
-        try:
-            self._wait_for_last(timeout)
-            self._buckets.begin()
-            for name, tensor in stream:
-                self._buckets.put(name, tensor)
-            self._tensors = self._buckets.end()
-        except BaseException:
-            for _ in stream:  # its collectives need every rank to the end
-                pass
-            raise
-        return self._tensors
-
-    def _wait_for_last(self, timeout: float) -> None:
-        """After a round that failed its version may still be read from the buckets."""
-        if self._last is not None:
-            try:
-                self._last.wait_released(timeout)
-            except errors.WeightwireError:
-                if not self._last.released:
-                    raise
-        if self._publisher is not None:
-            self._publisher.reclaim()  # what a publish that failed left in doubt
-
-    def publish(self, version: int, deadline: float) -> Release:
-        if self._publisher is not None and not self._publisher.attached:
-            self._reset()
-        if self._publisher is None:
-            self._publisher = self._open()
-        self._last = self._publisher.publish(version, deadline=deadline)
-        return self._last
-
-    def _open(self) -> Publisher:
-        publisher = Publisher(rank=0, world_size=1, **self._where)
-        try:
-            publisher.bind_places(
-                boxes.submission({m.name: m for m in self._tensors}, [boxes.whole(m) for m in self._tensors]),
-                self._buckets.arenas, self._buckets.places)
-        except BaseException:
-            publisher.close()
-            raise
-        return publisher
-
-    def _reset(self) -> None:
-        if self._publisher is not None:
-            self._publisher.close()
-            self._publisher = None
-
-    def close(self) -> None:
-        self._reset()
-        self._buckets.close()
 
 
 async def next_version(coordinator: str, asked: int | None) -> int:
