@@ -407,6 +407,13 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json, MtpWord mtp) 
   if (text->prepare != nullptr) WW_FAIL_IF_ERROR(text->prepare(flat));
   WW_FAIL_IF_ERROR(CheckLayerSizes(flat, *text));
   WW_ASSIGN(config.scales, ReadWeightFormat(flat));
+  if (config.scales && config.scales->OfFusedExperts() && config.text_family != "gpt_oss") {
+    return Fail(
+        Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+               "quant_method \"mxfp4\" is described for the experts of gpt_oss, found " +
+                   config.family)
+            .Remedy("take compressed-tensors' MXFP4 (mxfp4-compressed-tensors)"));
+  }
   WW_FAIL_IF_ERROR(ReadCommon(flat, text->defaults, config));
   if (text->read != nullptr) WW_FAIL_IF_ERROR(text->read(flat, config));
   if (config.IsWrapper()) WW_FAIL_IF_ERROR(family->wrapper->read(json, config));

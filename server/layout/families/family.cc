@@ -365,14 +365,7 @@ Status Model::Pack(TensorSpec& weight, int64_t layer) {
 
 Status Model::PackExperts(const TensorTemplate& tensor, TensorSpec& weight, int64_t layer) {
   const WeightFormat& format = *config_.scales;
-  const Part& part = tensor.parts[0];
-  if (config_.text_family != "gpt_oss" || part.expert_dim != 0 || part.column_dim != 1) {
-    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-                  "quant_method \"mxfp4\" is described for the experts of gpt_oss, found " +
-                      config_.family)
-        .AtTensor(weight.name)
-        .Remedy("take compressed-tensors' MXFP4 (mxfp4-compressed-tensors)");
-  }
+  WW_CHECK(tensor.parts[0].expert_dim == 0 && tensor.parts[0].column_dim == 1);
   WW_RETURN_IF_ERROR(CheckGroups(weight.name, weight.shape[1], format.columns));
   const int64_t rows = std::accumulate(weight.shape.begin() + 2, weight.shape.end(), int64_t{1},
                                        std::multiplies<>());
