@@ -118,8 +118,8 @@ Result<std::string> Quantized(const char* config, const char* format) {
     constexpr std::string_view kBlocks = layout::kFusedBlocks;
     if (!tensor.block.empty()) {
       add(layout::UnpackedName(tensor.name), tensor,
-          canonical.tensors[*canonical.ScalesOf(tensor.name)].name,
-          tensor.block[1] * tensor.packed, tensor.scale_rule, tensor.packed, false);
+          canonical.tensors[*canonical.ScalesOf(tensor.name)].name, tensor.block[1] * tensor.packed,
+          tensor.scale_rule, tensor.packed, false);
     } else if (tensor.name.ends_with(kBlocks)) {  // gpt-oss'
       const auto name = tensor.name.substr(0, tensor.name.size() - kBlocks.size());
       add(name, tensor, name + std::string(layout::kFusedScales), 2 * tensor.shape.back(),
@@ -143,8 +143,8 @@ Element FloatElement(const char* name) {
 Status QuantizeFourBits(const char* name, const ww_checkpoint_matrix& matrix, const void* source,
                         void* codes, void* scales) {
   const Element from = FloatElement(name);
-  const auto kind = static_cast<kernels::FourBitKind>(
-      matrix.rule - static_cast<int>(layout::kFirstFourBitRule));
+  const auto kind =
+      static_cast<kernels::FourBitKind>(matrix.rule - static_cast<int>(layout::kFirstFourBitRule));
   if (from == Element::kOpaque1 || matrix.rule > static_cast<int>(layout::kLastFourBitRule) ||
       kernels::FourBitScaleBytes(kind, from) != matrix.scale_bytes || matrix.rows < 1 ||
       matrix.columns < 1 || matrix.block_rows != 1 || matrix.block_columns < 8 ||

@@ -80,7 +80,8 @@ int32_t ww_checkpoint_quantized(const char* config, const char* format,
                                 ww_checkpoint_answer* answer);
 
 /* A row-major matrix of whole blocks that share one scale; those at its end may be smaller, but not
- * where the rule is of four bits: then block_rows is 1, and block_columns a multiple of 8 up to 256.
+ * where the rule is of four bits: then block_rows is 1, and block_columns a multiple of 8 up to
+ * 256.
  */
 typedef struct {
   int64_t rows;

@@ -27,8 +27,8 @@ control::AgentHello HelloOf(const Options& options) {
   hello.host = options.host;
   hello.addresses = options.addresses;
   hello.features = control::kFeatureStale | control::kFeatureContentHash |
-                   control::kFeatureQuantize | control::kFeatureScaleRules | control::kFeatureFourBits |
-                   control::kFeatureGather | control::kFeatureExclude |
+                   control::kFeatureQuantize | control::kFeatureScaleRules |
+                   control::kFeatureFourBits | control::kFeatureGather | control::kFeatureExclude |
                    control::kFeatureAddressesOnce;
   return hello;
 }

@@ -81,12 +81,14 @@ struct TensorSpec {
   std::string name;
   DType dtype = DType::kBF16;
   Shape shape;
-  /// Of a quantized weight, [rows, columns]: the elements that share one scale. The scale of element
-  /// (r, c) is element (r / block[0], c / block[1]) of the tensor `name` (without kPackedSuffix) +
-  /// one of kScaleSuffixes. Empty for every other tensor, and where it is not known.
+  /// Of a quantized weight, [rows, columns]: the elements that share one scale. The scale of
+  /// element (r, c) is element (r / block[0], c / block[1]) of the tensor `name` (without
+  /// kPackedSuffix) + one of kScaleSuffixes. Empty for every other tensor, and where it is not
+  /// known.
   Shape block = {};
   ScaleRule scale_rule = ScaleRule::kQuotient;  ///< of a weight with a block
-  /// Weights that one element of it holds, along the last dimension: 2 of four bits in U8, 8 in I32.
+  /// Weights that one element of it holds, along the last dimension: 2 of four bits in U8, 8 in
+  /// I32.
   int64_t packed = 1;
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };

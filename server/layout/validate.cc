@@ -144,8 +144,7 @@ bool HoldsCodes(const TensorSpec& weight) {
 
 /// A weight with a block is a matrix of codes, and its scales are there.
 Status CheckBlock(const CanonicalSpace& canonical, const TensorSpec& weight) {
-  const bool described =
-      HoldsCodes(weight) && weight.shape.size() == 2 && weight.block.size() == 2;
+  const bool described = HoldsCodes(weight) && weight.shape.size() == 2 && weight.block.size() == 2;
   const auto fits = [](int64_t size) { return size >= 1 && size <= kBlockMax; };
   if (!described || !std::ranges::all_of(weight.block, fits)) {
     return Invalid(Reason::kInvalidRequest,
@@ -166,9 +165,10 @@ Status CheckBlock(const CanonicalSpace& canonical, const TensorSpec& weight) {
     }
   }
   return Invalid(Reason::kShapeMismatch,
-                 "its scales must be tensor " + std::string(UnpackedName(weight.name)) + std::string(kScaleSuffixes[0]) +
-                     " or " + std::string(kScaleSuffixes[1]) + ", [" + std::to_string(blocks[0]) +
-                     ", " + std::to_string(blocks[1]) + "], of a dtype that its rule has");
+                 "its scales must be tensor " + std::string(UnpackedName(weight.name)) +
+                     std::string(kScaleSuffixes[0]) + " or " + std::string(kScaleSuffixes[1]) +
+                     ", [" + std::to_string(blocks[0]) + ", " + std::to_string(blocks[1]) +
+                     "], of a dtype that its rule has");
 }
 
 Status CheckCanonical(const CanonicalSpace& canonical, const LayoutLimits& limits) {

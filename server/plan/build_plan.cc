@@ -537,7 +537,7 @@ class Planner {
   std::map<uint32_t, GatherBuffer> gathered_;  ///< by target rank
   std::optional<DType> gather_dtype_;
   std::map<uint32_t, layout::TensorSpec> unpacked_;  ///< by target weight, of packed ones
-  size_t made_count_ = 0;  ///< copies of all `gathered_`
+  size_t made_count_ = 0;                            ///< copies of all `gathered_`
   int64_t bytes_total_ = 0;
 };
 

@@ -70,7 +70,9 @@ std::string GatheredBySide(const TransferPlan& plan) {
 
 std::string QuantizedText(const CopyOp& op) {
   if (op.transform == Transform::kElements) return "";
-  constexpr const char* kRules[] = {"", ", scales powers of two", ", scales in the source's dtype",
+  constexpr const char* kRules[] = {"",
+                                    ", scales powers of two",
+                                    ", scales in the source's dtype",
                                     ", scales powers of two as compressed-tensors rounds them",
                                     ", MXFP4",
                                     ", MXFP4 as compressed-tensors rounds its scales",

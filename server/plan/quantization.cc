@@ -34,10 +34,9 @@ std::optional<std::string> FourBitDefect(const CopyOp& op) {
     return "has no groups of four bits";
   }
   int64_t read = 0;
-  const bool whole =
-      op.source_extent[0] == op.extent[0] &&
-      !__builtin_mul_overflow(op.extent[1], scales ? group : packed, &read) &&
-      op.source_extent[1] == read && read % group == 0;
+  const bool whole = op.source_extent[0] == op.extent[0] &&
+                     !__builtin_mul_overflow(op.extent[1], scales ? group : packed, &read) &&
+                     op.source_extent[1] == read && read % group == 0;
   return whole ? std::nullopt : std::optional<std::string>("cuts groups of four bits");
 }
 

@@ -7,12 +7,13 @@
 #include "server/layout/types.h"
 #include "server/plan/plan.h"
 
-/// Blocks of quantized weights: a box of the weight and the box of its scales. See TensorSpec::block.
+/// Blocks of quantized weights: a box of the weight and the box of its scales. See
+/// TensorSpec::block.
 ///
 /// Codes of four bits lie several in one element of their tensor (TensorSpec::packed), which has
 /// another name than what they are made of. Copies that make them say in `source_extent` what they
-/// read, as copies of scales do; their `block` counts elements of the packed tensor, so that it says
-/// how they are cut wherever they are passed on. That of their scales counts what is read.
+/// read, as copies of scales do; their `block` counts elements of the packed tensor, so that it
+/// says how they are cut wherever they are passed on. That of their scales counts what is read.
 namespace weightwire::plan {
 
 /// Whether a copy of `from` elements can make codes and scales.

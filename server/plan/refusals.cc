@@ -68,8 +68,7 @@ Status NeedsWholeTensor(const TensorSpec& weight) {
   return Refuse(Reason::kDtypeMismatch,
                 "NVFP4 has one global scale of a whole tensor, which is not made on the way")
       .AtTensor(weight.name)
-      .Remedy(
-          "make a checkpoint with wwctl convert --quantize and push it, or take MXFP4 or INT4");
+      .Remedy("make a checkpoint with wwctl convert --quantize and push it, or take MXFP4 or INT4");
 }
 
 namespace {
@@ -86,8 +85,9 @@ std::optional<Status> BesidePacked(const TensorSpec& tensor, const layout::Canon
     return Refuse(Reason::kTensorMissing,
                   "the shape of a weight, which no version changes, is not sent")
         .AtTensor(tensor.name)
-        .Remedy("leave it out: hf:skip=*.weight_shape; the engine has it from the checkpoint with "
-                "which it began");
+        .Remedy(
+            "leave it out: hf:skip=*.weight_shape; the engine has it from the checkpoint with "
+            "which it began");
   }
   return std::nullopt;
 }

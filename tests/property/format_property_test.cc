@@ -11,10 +11,11 @@
 #include "tests/support/fp8_oracle.h"
 #include "tests/support/plan_run.h"
 
-// Random models whose trainer holds floats, whoever cut them, and whose engine holds a checkpoint in
-// one of the formats of wwctl convert, whole or cut between groups. The oracle quantizes the
-// checkpoint's whole tensors; a plan must give each rank its part of them, element by element. Plans
-// are then changed by chance: the proof, or the elements, must tell. WEIGHTWIRE_SEED=N replays a run.
+// Random models whose trainer holds floats, whoever cut them, and whose engine holds a checkpoint
+// in one of the formats of wwctl convert, whole or cut between groups. The oracle quantizes the
+// checkpoint's whole tensors; a plan must give each rank its part of them, element by element.
+// Plans are then changed by chance: the proof, or the elements, must tell. WEIGHTWIRE_SEED=N
+// replays a run.
 namespace weightwire {
 namespace {
 
@@ -90,11 +91,12 @@ struct Module {
   const char* expression;
   const char* glob;
 };
-constexpr Module kModules[] = {{"lm_head", "lm_head", "lm_head"},
-                               {"gate", R"(re:.*\\.gate$)", "*.gate"},
-                               {"self_attn", R"(re:.*\\.self_attn\\..*)", "*.self_attn.*"},
-                               {"experts", R"(re:.*\\.experts\\..*)", "*.experts.*"},
-                               {"model.layers.0", R"(re:model\\.layers\\.0\\..*)", "model.layers.0"}};
+constexpr Module kModules[] = {
+    {"lm_head", "lm_head", "lm_head"},
+    {"gate", R"(re:.*\\.gate$)", "*.gate"},
+    {"self_attn", R"(re:.*\\.self_attn\\..*)", "*.self_attn.*"},
+    {"experts", R"(re:.*\\.experts\\..*)", "*.experts.*"},
+    {"model.layers.0", R"(re:model\\.layers\\.0\\..*)", "model.layers.0"}};
 
 enum class Outcome { kSkipped, kMoved, kGathered };
 
@@ -175,10 +177,9 @@ class Trial {
     const auto outputs = static_cast<size_t>(c.heads + 2 * c.kv_heads) * c.head_dim;
     const auto inner = static_cast<size_t>(c.intermediate) +
                        static_cast<size_t>(c.moe_intermediate * c.experts + c.shared_intermediate);
-    const size_t latent = !c.Latent()
-                              ? 0
-                              : static_cast<size_t>(c.heads * (c.nope + c.rope + c.v_dim)) *
-                                    static_cast<size_t>(c.q_lora + c.kv_lora + c.hidden);
+    const size_t latent = !c.Latent() ? 0
+                                      : static_cast<size_t>(c.heads * (c.nope + c.rope + c.v_dim)) *
+                                            static_cast<size_t>(c.q_lora + c.kv_lora + c.hidden);
     return static_cast<size_t>(c.layers) *
            (static_cast<size_t>(c.hidden) * (2 * outputs + 3 * inner) + latent);
   }
@@ -236,9 +237,8 @@ class Trial {
       }
       for (size_t i = 0; i < each.size(); i += static_cast<size_t>(format_->packed)) {
         const auto first = each.begin() + static_cast<ptrdiff_t>(i);
-        codes.cells.push_back(format_->packed == 1
-                                  ? *first
-                                  : testing::PackedOf({first, first + format_->packed}));
+        codes.cells.push_back(
+            format_->packed == 1 ? *first : testing::PackedOf({first, first + format_->packed}));
       }
       made[format_->packed == 1 ? name : name + "_packed"] = std::move(codes);
       made[name + format_->suffix] = std::move(scales);
@@ -275,13 +275,13 @@ class Trial {
         of_codes.begin[d] = begin * spec.block[d];
         of_codes.extent[d] = std::min(end * spec.block[d], spec.shape[d]) - of_codes.begin[d];
         target.ranks[rank].tensors.push_back(Local(spec.name, spec.dtype, id, of_codes));
-        target.ranks[rank].tensors.push_back(Local(canonical.tensors[*scales].name,
-                                                   canonical.tensors[*scales].dtype, *scales,
-                                                   of_scales));
+        target.ranks[rank].tensors.push_back(Local(
+            canonical.tensors[*scales].name, canonical.tensors[*scales].dtype, *scales, of_scales));
         begin = end;
       }
     }
-    std::erase_if(target.ranks, [](const layout::RankLayout& rank) { return rank.tensors.empty(); });
+    std::erase_if(target.ranks,
+                  [](const layout::RankLayout& rank) { return rank.tensors.empty(); });
   }
 
   static LocalTensor Local(const std::string& name, DType dtype, uint32_t id,
@@ -433,8 +433,8 @@ TEST(FormatTransfer, EqualsTheWholeTensorsInTheFormat) {
   for (const auto* drawn : {&formats, &sources, &families}) {
     for (const auto& [what, count] : *drawn) std::printf("%6d %s\n", count, what.c_str());
   }
-  std::printf("%d moved, %d gathered, %d cut, %d changed plans proved wrong\n", moved, gathered, cut,
-              caught);
+  std::printf("%d moved, %d gathered, %d cut, %d changed plans proved wrong\n", moved, gathered,
+              cut, caught);
   EXPECT_EQ(moved, kTransfers);
   EXPECT_EQ(formats.size(), std::size(kFormats));
   EXPECT_EQ(sources.size(), 5u);

@@ -13,7 +13,7 @@ import numpy as np
 from conftest import DATA, read_safetensors
 
 ROOTS = DATA / "content_roots.json"
-DTYPES = {"BF16": 1, "F16": 2, "F32": 3, "F8_E4M3": 11}
+DTYPES = {"BF16": 1, "F16": 2, "F32": 3, "F8_E4M3": 11, "I32": 7, "U8": 9}
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 TABLE = (np.uint64(0x243F6A8885A308D3), np.uint64(0x13198A2E03707344))
 BLOCK = np.uint64(512)

@@ -408,11 +408,10 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json, MtpWord mtp) 
   WW_FAIL_IF_ERROR(CheckLayerSizes(flat, *text));
   WW_ASSIGN(config.scales, ReadWeightFormat(flat));
   if (config.scales && config.scales->OfFusedExperts() && config.text_family != "gpt_oss") {
-    return Fail(
-        Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-               "quant_method \"mxfp4\" is described for the experts of gpt_oss, found " +
-                   config.family)
-            .Remedy("take compressed-tensors' MXFP4 (mxfp4-compressed-tensors)"));
+    return Fail(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                       "quant_method \"mxfp4\" is described for the experts of gpt_oss, found " +
+                           config.family)
+                    .Remedy("take compressed-tensors' MXFP4 (mxfp4-compressed-tensors)"));
   }
   WW_FAIL_IF_ERROR(ReadCommon(flat, text->defaults, config));
   if (text->read != nullptr) WW_FAIL_IF_ERROR(text->read(flat, config));

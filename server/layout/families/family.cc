@@ -352,7 +352,8 @@ Status Model::Pack(TensorSpec& weight, int64_t layer) {
   weight.block = {1, format.columns / format.packed};
   weight.scale_rule = format.rule;
   weight.packed = format.packed;
-  AddBeside({name + std::string(format.suffix), format.scale.value_or(config_.dtype),
+  AddBeside({name + std::string(format.suffix),
+             format.scale.value_or(config_.dtype),
              {shape[0], shape[1] / format.columns}},
             layer);
   if (format.rule == ScaleRule::kNvFp4) {
@@ -369,8 +370,8 @@ Status Model::PackExperts(const TensorTemplate& tensor, TensorSpec& weight, int6
   WW_RETURN_IF_ERROR(CheckGroups(weight.name, weight.shape[1], format.columns));
   const int64_t rows = std::accumulate(weight.shape.begin() + 2, weight.shape.end(), int64_t{1},
                                        std::multiplies<>());
-  TensorSpec scales{weight.name, *format.scale,
-                    {weight.shape[0], rows, weight.shape[1] / format.columns}};
+  TensorSpec scales{
+      weight.name, *format.scale, {weight.shape[0], rows, weight.shape[1] / format.columns}};
   scales.name.append(kFusedScales);
   weight.name.append(kFusedBlocks);
   weight.dtype = format.codes;
@@ -492,9 +493,8 @@ Result<std::string> ConfigInFormat(std::string_view config_json, std::string_vie
       }
     }
   }
-  WW_ASSIGN(Json quantization, format.starts_with('{')
-                                   ? ParseObject(format, "quantization_config")
-                                   : QuantizationConfigOf(format, kept));
+  WW_ASSIGN(Json quantization, format.starts_with('{') ? ParseObject(format, "quantization_config")
+                                                       : QuantizationConfigOf(format, kept));
   WW_ASSIGN(Json json, ParseObject(config_json, "config.json"));
   json["quantization_config"] = std::move(quantization);
   std::string text = json.dump(2);

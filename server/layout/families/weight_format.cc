@@ -46,8 +46,8 @@ const std::array<WeightFormat, 13>& Formats() {
        kNamesAndExpressions, DType::kI32, 8},
       {"int4-128-compressed-tensors", 1, 128, ScaleRule::kInt4, std::nullopt, kShortSuffix,
        kNamesAndExpressions, DType::kI32, 8},
-      {"mxfp4-gpt-oss", 1, 32, ScaleRule::kMxFp4, DType::kU8, kFusedScales,
-       IgnoreRule::kParts, DType::kU8, 2},
+      {"mxfp4-gpt-oss", 1, 32, ScaleRule::kMxFp4, DType::kU8, kFusedScales, IgnoreRule::kParts,
+       DType::kU8, 2},
   }};
   return formats;
 }
@@ -64,7 +64,8 @@ Status Undescribed(std::string_view what) {
       .Remedy(
           "described are quant_method \"fp8\" (fmt \"e4m3\", activation_scheme \"dynamic\", a "
           "weight_block_size of two sizes, scale_fmt \"ue8m0\" or none), \"mxfp8\", \"mxfp4\" of "
-          "gpt_oss, compressed-tensors' weights in fp8, MXFP8, MXFP4, NVFP4 and groups of INT4, and "
+          "gpt_oss, compressed-tensors' weights in fp8, MXFP8, MXFP4, NVFP4 and groups of INT4, "
+          "and "
           "modelopt's MXFP8. Run the engine in bf16, "
           "without quantization_config; or push a checkpoint that is quantized already (wwctl "
           "push) "
@@ -266,8 +267,8 @@ Result<WeightFormat> ReadFourBits(const Json& weights, std::string_view type,
   const bool nv = stored == "nvfp4-pack-quantized";
   const std::string_view wanted = integers ? "pack-quantized" : "mxfp4-pack-quantized";
   if (stored != wanted && (integers || !nv)) {
-    return Fail(Undescribed("has format \"" + stored.substr(0, 64) + "\" for weights of 4 bits, type " +
-                            std::string(type)));
+    return Fail(Undescribed("has format \"" + stored.substr(0, 64) +
+                            "\" for weights of 4 bits, type " + std::string(type)));
   }
   const char* scale = nv ? "torch.float8_e4m3fn" : "torch.uint8";
   WW_FAIL_IF_ERROR(CheckFields(weights, where,
@@ -286,9 +287,9 @@ Result<WeightFormat> ReadFourBits(const Json& weights, std::string_view type,
                                         : "mxfp4-compressed-tensors");
   WW_ASSIGN(const std::optional<int64_t> size, OptionalInteger(weights, "group_size"));
   const int64_t group = size.value_or(0);
-  const bool known = integers ? group >= format.packed && group <= kFourBitGroupMax &&
-                                    group % format.packed == 0
-                              : group == format.columns;
+  const bool known =
+      integers ? group >= format.packed && group <= kFourBitGroupMax && group % format.packed == 0
+               : group == format.columns;
   if (!known) {
     return Fail(Undescribed("has " + where + "group_size " + std::to_string(group) + "; " +
                             (integers ? "multiples of 8 up to 256 are described"
@@ -363,8 +364,8 @@ bool IsSilent(const Json& json, const char* key) {
 
 constexpr const char* kMixed = "mixed-precision";  // each group says its own
 
-/// Those in which a weight of 8 bits float is stored as codes with a scale beside it, and those that
-/// pack four bits. Others leave it as it was ("dense").
+/// Those in which a weight of 8 bits float is stored as codes with a scale beside it, and those
+/// that pack four bits. Others leave it as it was ("dense").
 const std::vector<Json> kWholeByteFormats = {"float-quantized", "naive-quantized",
                                              "mxfp8-quantized"};
 std::vector<Json> StoredFormats() {

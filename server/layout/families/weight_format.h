@@ -29,8 +29,8 @@ enum class IgnoreRule {
 /// How quantized weights are stored: what quantization_config of config.json says.
 ///
 /// Codes are F8_E4M3, under the weight's own name, or four bits each, packed. The scale of element
-/// (r, c) is element (r / rows, c / columns) of the tensor that stands beside it; the last groups of
-/// fp8 may be partial.
+/// (r, c) is element (r / rows, c / columns) of the tensor that stands beside it; the last groups
+/// of fp8 may be partial.
 struct WeightFormat {
   std::string_view name;  ///< as `wwctl convert --quantize` calls it
   int64_t rows = 0;       ///< of a group, along the outputs; 0: all

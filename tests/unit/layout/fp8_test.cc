@@ -491,8 +491,11 @@ nlohmann::json With(nlohmann::json quantization) {
 }
 
 nlohmann::json FourBits(const char* format, const nlohmann::json& weights) {
-  nlohmann::json args = {{"num_bits", 4},      {"type", "float"}, {"strategy", "group"},
-                         {"symmetric", true}, {"dynamic", false}};
+  nlohmann::json args = {{"num_bits", 4},
+                         {"type", "float"},
+                         {"strategy", "group"},
+                         {"symmetric", true},
+                         {"dynamic", false}};
   args.update(weights);
   return {{"quant_method", "compressed-tensors"},
           {"format", format},
@@ -517,15 +520,42 @@ TEST(WeightFormats, FourBitsArePackedUnderTheNamesOfTheirDialect) {
     Shape beside_shape;
   };
   const Row table[] = {
-      {"MXFP4", FourBits("mxfp4-pack-quantized", {{"group_size", 32}, {"scale_dtype", "torch.uint8"}}),
-       DType::kU8, {16, 32}, 2, {1, 16}, ScaleRule::kMxFp4Rounded, DType::kU8, {16, 2}, nullptr,
-       DType::kU8, {}},
+      {"MXFP4",
+       FourBits("mxfp4-pack-quantized", {{"group_size", 32}, {"scale_dtype", "torch.uint8"}}),
+       DType::kU8,
+       {16, 32},
+       2,
+       {1, 16},
+       ScaleRule::kMxFp4Rounded,
+       DType::kU8,
+       {16, 2},
+       nullptr,
+       DType::kU8,
+       {}},
       {"NVFP4",
        FourBits("nvfp4-pack-quantized", {{"group_size", 16}, {"strategy", "tensor_group"}}),
-       DType::kU8, {16, 32}, 2, {1, 8}, ScaleRule::kNvFp4, DType::kF8E4M3, {16, 4}, "_global_scale",
-       DType::kF32, {1}},
-      {"INT4", FourBits("pack-quantized", {{"group_size", 64}, {"type", "int"}}), DType::kI32,
-       {16, 8}, 8, {1, 8}, ScaleRule::kInt4, DType::kBF16, {16, 1}, "_shape", DType::kI64, {2}},
+       DType::kU8,
+       {16, 32},
+       2,
+       {1, 8},
+       ScaleRule::kNvFp4,
+       DType::kF8E4M3,
+       {16, 4},
+       "_global_scale",
+       DType::kF32,
+       {1}},
+      {"INT4",
+       FourBits("pack-quantized", {{"group_size", 64}, {"type", "int"}}),
+       DType::kI32,
+       {16, 8},
+       8,
+       {1, 8},
+       ScaleRule::kInt4,
+       DType::kBF16,
+       {16, 1},
+       "_shape",
+       DType::kI64,
+       {2}},
   };
   for (const Row& row : table) {
     const auto layout = Layout(With(row.config), "hf");
@@ -549,7 +579,8 @@ TEST(WeightFormats, FourBitsArePackedUnderTheNamesOfTheirDialect) {
     EXPECT_EQ(beside->dtype, row.beside_dtype) << row.what;
     EXPECT_EQ(beside->shape, row.beside_shape) << row.what;
   }
-  const auto cut = Layout(With(FourBits("pack-quantized", {{"group_size", 24}, {"type", "int"}})), "hf");
+  const auto cut =
+      Layout(With(FourBits("pack-quantized", {{"group_size", 24}, {"type", "int"}})), "hf");
   ASSERT_FALSE(cut.has_value());
   EXPECT_EQ(cut.error().reason(), Reason::kShapeMismatch);
   EXPECT_NE(cut.error().ToString().find("48 or 72"), std::string::npos) << cut.error().ToString();
