@@ -15,6 +15,14 @@ from weightwire.publisher import Publisher, Release
 _ALIGNMENT = 64
 
 
+def check_cast(cast: str | None, keep: Sequence[str]) -> None:
+    """ValueError names what Buckets do not know."""
+    if cast not in (None, "bfloat16", "float16"):
+        raise ValueError(f"dtype {cast!r} is neither bfloat16 nor float16")
+    if isinstance(keep, str):
+        raise ValueError(f"keep {keep!r} is a list of patterns")
+
+
 class Buckets:
     """Shared memory: tensors packed into regions of `bytes_each` in the order in which they come; a larger one has its own.
 
@@ -26,10 +34,7 @@ class Buckets:
     """
 
     def __init__(self, bytes_each: int, cast: str | None = None, keep: Sequence[str] = ()):
-        if cast not in (None, "bfloat16", "float16"):
-            raise ValueError(f"dtype {cast!r} is neither bfloat16 nor float16")
-        if isinstance(keep, str):
-            raise ValueError(f"keep {keep!r} is a list of patterns")
+        check_cast(cast, keep)
         self._bytes_each, self._cast, self._keep = bytes_each, getattr(torch, cast) if cast else None, list(keep)
         self.arenas: list[Arena] = []
         self.places: dict[str, tuple[int, int]] = {}  #: (arena, offset) by name
@@ -53,7 +58,7 @@ class Buckets:
         elif self._metas[name] != meta:
             raise ValueError(f"{name} was {self._metas[name]} and is {meta} now; restart the job for another model")
         self._seen.add(name)
-        self._views[name].copy_(tensor)
+        self._views[name].copy_(tensor.detach())
 
     def _dtype_of(self, name: str, tensor: torch.Tensor) -> torch.dtype:
         if self._cast is None or not tensor.dtype.is_floating_point or tensor.element_size() <= self._cast.itemsize or \

@@ -75,5 +75,6 @@ def _bounded(original: Callable[[Any], None]) -> Callable[[Any], None]:
     return _init_socket
 
 
-if "VERL_REPLICA_RANK" in os.environ:  # set by verl's vLLM server for its workers
+# The first is set by verl's vLLM server for its workers, the other one by who wants the bound.
+if "VERL_REPLICA_RANK" in os.environ and "WEIGHTWIRE_VERL_SILENCE_SECONDS" in os.environ:
     bound_receiver()

@@ -13,11 +13,12 @@ import uuid
 from typing import Any, AsyncGenerator, Iterator, Sequence
 
 from verl.checkpoint_engine.base import CheckpointEngineRegistry, CheckpointEngineWithCache
+from verl.workers.rollout import base
 
 from weightwire import errors
 from weightwire.client import default_coordinator
 from weightwire.publisher import DeltaMode
-from weightwire.tensor_stream import Buckets, TensorSource
+from weightwire.tensor_stream import TensorSource, check_cast
 from weightwire.verl import sender
 from weightwire.verl.rendezvous import Announcement, Rendezvous, Round
 from weightwire.verl.receiver import Receiver, Version
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
 ROUTES = ("tensors", "shards")
 STAGES = ("worker", "node")
+ADAPTERS = ("verl", "weightwire")
 # Each step of a round is bounded by the deadline and says what it waited for. The whole gets this much more, and
 # rollout workers twice, so that the reason that is told first is the one that says most.
 GRACE_SECONDS = 5.0
@@ -55,6 +57,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
     keep:        patterns of names (fnmatch) that `dtype` does not touch, as ["*.mlp.gate.weight"]
     stage:       "worker": each rollout worker's agent holds two buffers of the model. "node": that of the first worker of a replica
                  on each node alone, which sends to the engine's workers beside the others, too; vLLM only
+    adapter:     of rollouts by vLLM: "verl", or "weightwire": weightwire.verl.vllm, which stage "node" needs
     host:        where this actor rank is reached by rollout workers; default: Ray's address of the node
     """
 
@@ -62,14 +65,20 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
                  coordinator: str | None = None, agent: str | None = None, job: str = "", deadline: float = 300.0,
                  failures_max: int = 3, host: str | None = None, device: str | None = None,
                  delta: DeltaMode = None, dtype: str | None = None, keep: Sequence[str] = (),
-                 stage: str = "worker"):
+                 stage: str = "worker", adapter: str = "verl"):
         if route not in ROUTES:
             raise ValueError(f"route {route!r} is none of {ROUTES}")
         if route == "shards" and dtype is not None:
             raise ValueError("dtype is of route 'tensors': on 'shards' parameters go out in the dtype in which the actor holds them")
         if stage not in STAGES:
             raise ValueError(f"stage {stage!r} is none of {STAGES}")
-        Buckets(0, dtype, keep)  # refuses what it does not know, on every worker
+        if adapter not in ADAPTERS:
+            raise ValueError(f"adapter {adapter!r} is none of {ADAPTERS}")
+        if stage == "node" and adapter != "weightwire":
+            raise ValueError("stage 'node' needs adapter 'weightwire'")
+        check_cast(dtype, keep)
+        if adapter == "weightwire":
+            _use_our_adapter()
         self.is_master = is_master
         self.route = route
         self._bucket_bytes = bucket_size
@@ -258,6 +267,13 @@ def _as_error(error: BaseException, deadline: float) -> errors.WeightwireError:
         return error
     return errors.DeadlineError(f"the round took more than {deadline:g} s", code="DEADLINE_EXCEEDED",
                                 reason="deadline_exceeded", remedy="`wwctl status` says what everyone waits for")
+
+
+def _use_our_adapter() -> None:
+    """verl makes a rollout worker's adapter after its engine. A verl that keeps adapters in another way goes on with its own."""
+    rollouts = getattr(base, "_ROLLOUT_REGISTRY", {})
+    if rollouts.get(("vllm", "async")) == "verl.workers.rollout.vllm_rollout.ServerAdapter":
+        rollouts["vllm", "async"] = "weightwire.verl.vllm.ServerAdapter"
 
 
 def _role(stage: str) -> str:
