@@ -490,6 +490,102 @@ nlohmann::json With(nlohmann::json quantization) {
   return config;
 }
 
+nlohmann::json FourBits(const char* format, const nlohmann::json& weights) {
+  nlohmann::json args = {{"num_bits", 4},
+                         {"type", "float"},
+                         {"strategy", "group"},
+                         {"symmetric", true},
+                         {"dynamic", false}};
+  args.update(weights);
+  return {{"quant_method", "compressed-tensors"},
+          {"format", format},
+          {"ignore", {"re:.*o_proj", "re:.*down_proj"}},  // of other sizes
+          {"config_groups", {{"group_0", {{"targets", {"Linear"}}, {"weights", args}}}}}};
+}
+
+/// Codes, scales and what else a checkpoint has of q_proj, which is 16 x 64.
+TEST(WeightFormats, FourBitsArePackedUnderTheNamesOfTheirDialect) {
+  struct Row {
+    const char* what;
+    nlohmann::json config;
+    DType codes;
+    Shape stored;
+    int64_t packed;
+    Shape block;
+    ScaleRule rule;
+    DType scale;
+    Shape scales;
+    const char* beside;
+    DType beside_dtype;
+    Shape beside_shape;
+  };
+  const Row table[] = {
+      {"MXFP4",
+       FourBits("mxfp4-pack-quantized", {{"group_size", 32}, {"scale_dtype", "torch.uint8"}}),
+       DType::kU8,
+       {16, 32},
+       2,
+       {1, 16},
+       ScaleRule::kMxFp4Rounded,
+       DType::kU8,
+       {16, 2},
+       nullptr,
+       DType::kU8,
+       {}},
+      {"NVFP4",
+       FourBits("nvfp4-pack-quantized", {{"group_size", 16}, {"strategy", "tensor_group"}}),
+       DType::kU8,
+       {16, 32},
+       2,
+       {1, 8},
+       ScaleRule::kNvFp4,
+       DType::kF8E4M3,
+       {16, 4},
+       "_global_scale",
+       DType::kF32,
+       {1}},
+      {"INT4",
+       FourBits("pack-quantized", {{"group_size", 64}, {"type", "int"}}),
+       DType::kI32,
+       {16, 8},
+       8,
+       {1, 8},
+       ScaleRule::kInt4,
+       DType::kBF16,
+       {16, 1},
+       "_shape",
+       DType::kI64,
+       {2}},
+  };
+  for (const Row& row : table) {
+    const auto layout = Layout(With(row.config), "hf");
+    ASSERT_TRUE(layout.has_value()) << row.what << ": " << layout.error().ToString();
+    EXPECT_EQ(Validate(*layout), OkStatus()) << row.what;
+    const std::string name = "model.layers.1.self_attn.q_proj.weight";
+    EXPECT_FALSE(layout->canonical.Find(name).has_value()) << row.what;
+    const auto packed = layout->canonical.Find(name + "_packed");
+    ASSERT_TRUE(packed.has_value()) << row.what;
+    const TensorSpec& weight = layout->canonical.tensors[*packed];
+    EXPECT_EQ(weight, (TensorSpec{name + "_packed", row.codes, row.stored, row.block, row.rule,
+                                  row.packed}))
+        << row.what;
+    const LocalTensor* scales = Named(layout->ranks[0], name + "_scale");
+    ASSERT_NE(scales, nullptr) << row.what;
+    EXPECT_EQ(scales->dtype, row.scale) << row.what;
+    EXPECT_EQ(scales->shape, row.scales) << row.what;
+    if (row.beside == nullptr) continue;
+    const LocalTensor* beside = Named(layout->ranks[0], name + row.beside);
+    ASSERT_NE(beside, nullptr) << row.what;
+    EXPECT_EQ(beside->dtype, row.beside_dtype) << row.what;
+    EXPECT_EQ(beside->shape, row.beside_shape) << row.what;
+  }
+  const auto cut =
+      Layout(With(FourBits("pack-quantized", {{"group_size", 24}, {"type", "int"}})), "hf");
+  ASSERT_FALSE(cut.has_value());
+  EXPECT_EQ(cut.error().reason(), Reason::kShapeMismatch);
+  EXPECT_NE(cut.error().ToString().find("48 or 72"), std::string::npos) << cut.error().ToString();
+}
+
 /// What each dialect says, as its engines read it; q_proj is 16 x 64.
 TEST(WeightFormats, EachDialectGivesItsGroupsNamesAndScales) {
   struct Row {
@@ -582,6 +678,19 @@ TEST(WeightFormats, WhatIsUnderstoodAndNotMadeIsRefusedByName) {
   const std::vector<std::pair<nlohmann::json, const char*>> table = {
       {CompressedTensors({{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}}), "4 bits"},
       {CompressedTensors({{"num_bits", 4}, {"strategy", "tensor_group"}}), "4 bits, type float"},
+      {CompressedTensors({{"num_bits", 3}, {"type", "int"}}), "3 bits"},
+      {FourBits("pack-quantized", {{"type", "int"}, {"group_size", 12}}), "group_size 12"},
+      {FourBits("pack-quantized", {{"type", "int"}, {"group_size", 512}}), "up to 256"},
+      {FourBits("pack-quantized", {{"type", "float"}, {"group_size", 32}}), "pack-quantized"},
+      {FourBits("nvfp4-pack-quantized", {{"strategy", "tensor_group"}, {"group_size", 32}}),
+       "16 is described"},
+      {FourBits("nvfp4-pack-quantized", {{"strategy", "group"}, {"group_size", 16}}), "strategy"},
+      {FourBits("mxfp4-pack-quantized", {{"group_size", 16}}), "32 is described"},
+      {FourBits("mxfp4-pack-quantized", {{"group_size", 32}, {"symmetric", false}}), "symmetric"},
+      {FourBits("mxfp4-pack-quantized", {{"group_size", 32}, {"scale_dtype", "torch.bfloat16"}}),
+       "scale_dtype"},
+      {FourBits("pack-quantized", {{"type", "int"}, {"group_size", 32}, {"actorder", "group"}}),
+       "actorder"},
       {CompressedTensors({{"strategy", "channel"}, {"symmetric", false}}), "symmetric"},
       {CompressedTensors({{"strategy", "channel"}, {"dynamic", true}}), "dynamic"},
       {CompressedTensors({{"strategy", "channel"}, {"actorder", "group"}}), "actorder"},
