@@ -86,7 +86,6 @@ def as_torch(bits: np.ndarray, dtype: str):
 
 def compressed(format: str, dtype: str) -> dict:
     """By compressed-tensors: what it stores of each linear weight; global scales and scales are those of its own observers' helpers."""
-    import torch
     from compressed_tensors.compressors.base import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from compressed_tensors.quantization.utils.helpers import calculate_qparams, generate_gparam

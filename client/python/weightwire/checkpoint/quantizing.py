@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from weightwire.checkpoint.conversion import OnProgress, identity_of
 from weightwire.checkpoint.execute import Bound
 from weightwire.checkpoint.formats import Opened, Wanted
-from weightwire.checkpoint.library import FOUR_BITS, Library, library_of
+from weightwire.checkpoint.library import Library, library_of
 from weightwire.checkpoint.loading import Report
 from weightwire.checkpoint.planner import planner_of
 from weightwire.checkpoint.sources import PathLike, find, open_checkpoint
@@ -300,7 +300,8 @@ class _Side:
         if name not in self._packed:
             return flat
         each = 8 if stored.dtype == "I32" else 2
-        return (flat[:, None] >> np.arange(0, 4 * each, 4, dtype=flat.dtype) & 15).reshape(-1).astype(np.uint8)
+        codes: Bits = (flat[:, None] >> np.arange(0, 4 * each, 4, dtype=flat.dtype) & 15).reshape(-1).astype(np.uint8)
+        return codes
 
     def _four_bits(self, name: str, top: int, bottom: int) -> NDArray[np.float64]:
         stored, scales = self._packed[name], self.scales[name]
@@ -315,7 +316,7 @@ class _Side:
         if whole is not None:
             values = values / _numbers(self.opened.files.flat(whole, 0, 1), whole)
         if len(stored.shape) == 4:  # each expert's with inputs first, as it was
-            return values.reshape(bottom - top, stored.shape[1], -1).swapaxes(1, 2).reshape(bottom - top, -1)
+            values = values.reshape(bottom - top, stored.shape[1], -1).swapaxes(1, 2).reshape(bottom - top, -1)
         return values
 
     def _factors(self, name: str, stored: Stored, top: int, bottom: int, columns: int) -> NDArray[np.float64]:
