@@ -11,7 +11,11 @@ from typing import Any, Callable
 
 logger = logging.getLogger(__name__)
 # A sender that lives sends its next bucket as soon as it is told that the one before was taken.
-SILENCE_SECONDS = float(os.environ.get("WEIGHTWIRE_VERL_SILENCE_SECONDS", "60"))
+SILENCE_SECONDS = 60.0
+try:
+    SILENCE_SECONDS = float(os.environ.get("WEIGHTWIRE_VERL_SILENCE_SECONDS", SILENCE_SECONDS))
+except ValueError as error:  # verl imports this in every process: none of them may end of it
+    logger.warning("weightwire: WEIGHTWIRE_VERL_SILENCE_SECONDS: %s: %g s it is", error, SILENCE_SECONDS)
 _POLLIN, _POLLOUT = 1, 2  # zmq's
 
 
