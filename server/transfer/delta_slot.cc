@@ -125,9 +125,7 @@ KeptSums ServedSumsOf(const plan::Stream& stream, const plan::StreamSchedule& sc
   sums.served.resize(span.segment_count, Kept::kUnknown);
   for (uint32_t i = 0; i < span.segment_count; ++i) {
     if (stop.load(std::memory_order_relaxed)) break;
-    const plan::Segment& segment = schedule.segments[span.first_segment + i];
-    const plan::CopyOp& op = stream.ops[segment.op_index];
-    const SegmentCopy copy = CopyOf(op, segment);
+    const auto [op, segment, copy] = PartsOf(stream, schedule, span.first_segment + i);
     const device::Bytes at = served[op.target_tensor].at() + copy.target_offset;
     sums.served[i] = device::SumTarget(at, copy.box, copy.to).value_or(Kept::kUnknown);
   }
@@ -266,9 +264,7 @@ DeltaTaken TakeDelta(const plan::Stream& stream, const plan::StreamSchedule& sch
       taken.segments[i] = Segment::kOlder;
       continue;
     }
-    const plan::Segment& segment = schedule.segments[span.first_segment + i];
-    const plan::CopyOp& op = stream.ops[segment.op_index];
-    const SegmentCopy copy = CopyOf(op, segment);
+    const auto [op, segment, copy] = PartsOf(stream, schedule, span.first_segment + i);
     const kernels::DeltaOrder order = delta::OrderOf(op.target_dtype);
     const auto size = static_cast<uint64_t>(segment.bytes);
     const device::Bytes target = binding[op.target_tensor].at() + copy.target_offset;

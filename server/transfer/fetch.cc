@@ -12,17 +12,6 @@ namespace {
 
 constexpr uint64_t kAlignment = 64;
 
-struct Parts {
-  const plan::CopyOp& op;
-  const plan::Segment& segment;
-  SegmentCopy copy;
-};
-Parts PartsOf(const plan::Stream& stream, const plan::StreamSchedule& schedule, uint32_t index) {
-  const plan::Segment& segment = schedule.segments[index];
-  const plan::CopyOp& op = stream.ops[segment.op_index];
-  return {op, segment, CopyOf(op, segment)};
-}
-
 uint64_t EndInSlot(const plan::StreamSchedule& schedule, uint32_t index) {
   return static_cast<uint64_t>(schedule.offset_in_slot[index] + schedule.segments[index].bytes);
 }
@@ -196,7 +185,7 @@ MappedCopy CopyMapped(const plan::Stream& stream, const plan::StreamSchedule& sc
   MappedCopy result;
   result.sums.reserve(span.segment_count);
   const auto both = [&](uint32_t i) {
-    const Parts parts = PartsOf(stream, schedule, span.first_segment + i);
+    const SegmentParts parts = PartsOf(stream, schedule, span.first_segment + i);
     return BothSides{
         binding[parts.op.target_tensor].at() + parts.copy.target_offset,
         source_tensors[parts.op.source_tensor].at + parts.copy.source_offset,
@@ -287,7 +276,7 @@ uint64_t ScratchBytes(const plan::Stream& stream, const plan::StreamSchedule& sc
                       const Chunk& chunk, const Binding& binding, const Straight& straight) {
   uint64_t bytes = 0;
   for (uint32_t i = chunk.first_segment; i < chunk.first_segment + chunk.segment_count; ++i) {
-    const Parts parts = PartsOf(stream, schedule, i);
+    const SegmentParts parts = PartsOf(stream, schedule, i);
     if (IsDirect(parts.copy, binding[parts.op.target_tensor], straight)) continue;
     bytes += RoundUp(static_cast<uint64_t>(parts.segment.bytes), kAlignment);
   }

@@ -232,6 +232,13 @@ SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment) {
   return copy;
 }
 
+SegmentParts PartsOf(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                     uint32_t index) {
+  const plan::Segment& segment = schedule.segments[index];
+  const plan::CopyOp& op = stream.ops[segment.op_index];
+  return {op, segment, CopyOf(op, segment)};
+}
+
 bool SourceIsDirect(const SegmentCopy& copy, int64_t run_bytes_min) {
   if (copy.transform != plan::Transform::kElements || copy.from != copy.to) return false;
   const StridedBox box = kernels::Normalize(WithPackedTarget(copy.box));

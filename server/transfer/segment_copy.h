@@ -32,6 +32,15 @@ struct SegmentCopy {
 };
 SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment);
 
+/// Segment `index` of a stream, the op that it is of, and how it is copied.
+struct SegmentParts {
+  const plan::CopyOp& op;
+  const plan::Segment& segment;
+  SegmentCopy copy;
+};
+SegmentParts PartsOf(const plan::Stream& stream, const plan::StreamSchedule& schedule,
+                     uint32_t index);
+
 /// Of a segment's first bytes: enough to find a difference in what training has changed, if only in
 /// one element of a hundred.
 inline constexpr int64_t kHeadBytes = 4096;

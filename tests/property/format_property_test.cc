@@ -345,33 +345,9 @@ class Trial {
   void Change(plan::CopyOp& op) {
     const auto d = static_cast<size_t>(In(0, 1));
     const int64_t by = In(0, 1) == 0 ? 1 : -1;
-    switch (In(0, 7)) {
-      case 0:
-        op.source_offset += by * op.source_stride[d];
-        return;
-      case 1:
-        op.target_offset += by * op.target_stride[d];
-        return;
-      case 2:
-        op.extent[d] += by;
-        return;
-      case 3:
-        op.source_stride[d] += by;
-        return;
-      case 4:
-        op.target_stride[d] += by;
-        return;
-      case 5:
-        op.block[d] += by;
-        return;
-      case 6:
-        op.rule = op.rule == layout::ScaleRule::kInt4 ? layout::ScaleRule::kMxFp4
-                                                      : layout::ScaleRule::kInt4;
-        return;
-      default:
-        if (!op.source_extent.empty()) op.source_extent[d] += by;
-        return;
-    }
+    testing::Mistake(
+        op, In(0, testing::kMistakes - 1), d, by,
+        op.rule == layout::ScaleRule::kInt4 ? layout::ScaleRule::kMxFp4 : layout::ScaleRule::kInt4);
   }
 
   /// A mistake in the plan is proved, unless it makes no difference.
@@ -388,12 +364,7 @@ class Trial {
     }
     ASSERT_FALSE(ops.empty());
     Change(*ops[static_cast<size_t>(In(0, std::ssize(ops) - 1))]);
-    plan.bytes_total = 0;
-    for (plan::Stream& stream : plan.streams) {
-      stream.bytes = 0;
-      for (const plan::CopyOp& op : stream.ops) stream.bytes += plan::WireBytes(op);
-      plan.bytes_total += stream.bytes;
-    }
+    testing::CountBytes(plan);
     if (plan::VerifyPlan(plan, source, target).ok()) {
       return ExpectMoved(plan, sent, source, target, wanted);
     }

@@ -143,6 +143,49 @@ inline int64_t RunPlan(const plan::TransferPlan& plan, const Memory& source, Mem
   return rewrites;
 }
 
+/// Changes one thing that a copy of a matrix says, the `what`th of kMistakes, along `dimension`, by
+/// `by`. `other`: a rule that what it makes is not of.
+inline constexpr int64_t kMistakes = 8;
+inline void Mistake(plan::CopyOp& op, int64_t what, size_t dimension, int64_t by,
+                    layout::ScaleRule other) {
+  switch (what) {
+    case 0:
+      op.source_offset += by * op.source_stride[dimension];
+      return;
+    case 1:
+      op.target_offset += by * op.target_stride[dimension];
+      return;
+    case 2:
+      op.extent[dimension] += by;
+      return;
+    case 3:
+      op.source_stride[dimension] += by;
+      return;
+    case 4:
+      op.target_stride[dimension] += by;
+      return;
+    case 5:
+      if (!op.block.empty()) op.block[dimension] += by;
+      return;
+    case 6:
+      if (op.transform != plan::Transform::kElements) op.rule = other;
+      return;
+    default:
+      if (!op.source_extent.empty()) op.source_extent[dimension] += by;
+      return;
+  }
+}
+
+/// Makes the bytes that a plan states those of its copies.
+inline void CountBytes(plan::TransferPlan& plan) {
+  plan.bytes_total = 0;
+  for (plan::Stream& stream : plan.streams) {
+    stream.bytes = 0;
+    for (const plan::CopyOp& op : stream.ops) stream.bytes += plan::WireBytes(op);
+    plan.bytes_total += stream.bytes;
+  }
+}
+
 /// A different number for every canonical element of small models.
 inline uint64_t ElementId(uint32_t tensor, const std::vector<int64_t>& shape,
                           const std::vector<int64_t>& element) {

@@ -229,6 +229,11 @@ class JobStatus:
                          tuple(EpochStatus.from_proto(epoch, engines) for epoch in s.epochs), s.agents,
                          s.committed_lineage, s.lineage, s.epochs_left, max(s.participants_total, len(s.participants)))
 
+    @property
+    def unused_version(self) -> int:
+        """The first number above all versions that the coordinator remembers."""
+        return 1 + max([self.committed_version, *(epoch.version for epoch in self.epochs)])
+
     def epoch_of(self, version: int) -> EpochStatus | None:
         """The newest attempt to publish `version`, if it is still remembered."""
         return next((e for e in self.epochs if e.kind == "publish" and e.version == version), None)

@@ -62,8 +62,7 @@ class WeightTransfer:
 
         self._source.load(iterator, left())
         with Client(self._coordinator) as client:
-            status = client.status(participants=False)
-            version = 1 + max([status.committed_version, *(epoch.version for epoch in status.epochs)])
+            version = client.status(participants=False).unused_version
             self._source.publish(version, left()).wait_released(left())
             client.wait_version(version, left(), engines=self._engines)
         self.version = version

@@ -60,6 +60,14 @@ FleetOptions Large(uint32_t engines = 1) {
   return options;
 }
 
+/// One version was served, and in the next one some elements are others.
+void ServeOneAndChange(Versions& versions, double share) {
+  versions.Code({DeltaPolicy::Mode::kAlways, 4, ""}, Always);
+  versions.Next(versions.fleet.source_memory);
+  ChangeSome(versions.fleet.rng, versions.fleet.source_memory, share);
+  versions.Prepare(versions.fleet.source_memory);
+}
+
 void ExpectAllAccounted(const Fleet& fleet, uint32_t engines) {
   const DeltaFigures delta = Delta(fleet);
   EXPECT_EQ(BytesMoved(fleet) - delta.code_bytes + delta.bytes + BytesKept(fleet),
@@ -195,10 +203,7 @@ TEST(Delta, AttemptsThatAreCutShortCostNothingThatIsWrong) {
 TEST(Delta, AnAbortedVersionIsSentAsChangesAgain) {
   Versions versions(Large());
   Fleet& fleet = versions.fleet;
-  versions.Code({DeltaPolicy::Mode::kAlways, 4, ""}, Always);
-  versions.Next(fleet.source_memory);
-  ChangeSome(fleet.rng, fleet.source_memory, 0.005);
-  versions.Prepare(fleet.source_memory);
+  ServeOneAndChange(versions, 0.005);
   for (size_t i = 0; i < fleet.sources.size(); ++i) fleet.StartSource(i);
   for (size_t i = 0; i < fleet.targets.size(); ++i) fleet.StartTarget(i);
   for (int i = 0; i < 400 && fleet.sim.RunOne(); ++i) {
@@ -217,10 +222,7 @@ TEST(Delta, WhatIsServedIsSummedWhereNothingIsKnownOfIt) {
   for (const bool known_before : {false, true}) {
     Versions versions(Large());
     Fleet& fleet = versions.fleet;
-    versions.Code({DeltaPolicy::Mode::kAlways, 4, ""}, Always);
-    versions.Next(fleet.source_memory);
-    ChangeSome(fleet.rng, fleet.source_memory, 0.005);
-    versions.Prepare(fleet.source_memory);
+    ServeOneAndChange(versions, 0.005);
     for (size_t i = 0; i < fleet.targets.size(); ++i) {
       *fleet.targets[i].job.kept = Kept();
       if (!known_before) fleet.targets[i].job.served_kept.reset();
@@ -426,10 +428,7 @@ TEST(Delta, ReadersThatDoNotKnowOfCodesAreOfferedNone) {
   options.source_agents = 1;
   Versions versions(options);
   Fleet& fleet = versions.fleet;
-  versions.Code({DeltaPolicy::Mode::kAlways, 4, ""}, Always);
-  versions.Next(fleet.source_memory);
-  ChangeSome(fleet.rng, fleet.source_memory, 0.01);
-  versions.Prepare(fleet.source_memory);
+  ServeOneAndChange(versions, 0.01);
   SourceJob& job = fleet.sources[0].job;
   job.assignments[0].readers = 2;
   const ParticipantId older_id(5), newer_id(6);

@@ -82,7 +82,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     one.add_argument("target", help="must not exist; run again after an interruption to go on")
     one.add_argument("--to", required=True, help="hf, torch_dist, megatron:tp4,pp1, weightwire, weightwire:SPEC")
     one.add_argument("--quantize", metavar="FORMAT", help="of a Hugging Face checkpoint, with --to hf: fp8-block, fp8-block-ue8m0, "
-                                                           "fp8-channel, fp8-tensor, mxfp8, …; a wrong one names them all; or as this config.json says")
+                                                           "fp8-channel, fp8-tensor, mxfp8, …; a wrong one names them all; or "
+                                                           "as this config.json says")
     one.add_argument("--verify", action="store_true", help="check the source's digests, read back and compare all")
     one.add_argument("--quiet", action="store_true")
     get = commands.add_parser("load", help="start a job's engines from a checkpoint or a peer, or try what ranks would load")

@@ -44,7 +44,8 @@ class _Block(ctypes.Structure):
 
 class _Matrix(ctypes.Structure):
     _fields_ = [("rows", ctypes.c_int64), ("columns", ctypes.c_int64), ("block_rows", ctypes.c_int64),
-                ("block_columns", ctypes.c_int64), ("rule", ctypes.c_int32), ("scale_bytes", ctypes.c_int32), ("global_scale", ctypes.c_float)]
+                ("block_columns", ctypes.c_int64), ("rule", ctypes.c_int32), ("scale_bytes", ctypes.c_int32),
+                ("global_scale", ctypes.c_float)]
 
 
 class _Delta(ctypes.Structure):

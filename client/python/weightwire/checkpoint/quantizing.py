@@ -61,7 +61,8 @@ def quantize(source: PathLike, target: PathLike, to: str, format: str, *, config
              on_progress: OnProgress = lambda what, done, total: None) -> Report:
     """Writes `target`, which must not exist: the Hugging Face checkpoint `source` with its linear weights in `format`, but the head
     and the routers of experts; or as the quantization_config of the config.json at the path `format` says. All else is copied.
-    `memory` bounds what is held of the weights; `verify` computes all once more and compares. CheckpointError: refused, with tensor and remedy; OSError: a disk failed. Run again to go on.
+    `memory` bounds what is held of the weights; `verify` computes all once more and compares. CheckpointError: refused, with tensor
+    and remedy; OSError: a disk failed. Run again to go on.
     """
     final = Path(os.path.abspath(target))
     check_free(final)

@@ -196,9 +196,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
     def receive_weights(self, global_steps: int | None = None) -> Weights:
         """The tensors of this round's version, all of them there and verified before the first one; those of the version before when the
         round fails. Tensors are read-only views."""
-        if self._receiver is None:
-            self._receiver = Receiver(self._name, **self._where)
-        receiver, staged, self._staged = self._receiver, self._staged, None
+        receiver, staged, self._staged = self._only_receiver(), self._staged, None
 
         def served() -> Version:
             assert receiver.served is not None  # else the failure was raised
@@ -213,9 +211,12 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
         """Begins to receive this round's version, for weightwire.verl.manager; `receive_weights` then hands it out."""
         if self._role == "follows":
             return
+        self._staged = asyncio.get_running_loop().create_task(self._receive(self._only_receiver()))
+
+    def _only_receiver(self) -> Receiver:
         if self._receiver is None:
             self._receiver = Receiver(self._name, **self._where)
-        self._staged = asyncio.get_running_loop().create_task(self._receive(self._receiver))
+        return self._receiver
 
     async def _receive(self, receiver: Receiver) -> Version | None:
         try:
@@ -271,9 +272,11 @@ def _as_error(error: BaseException, deadline: float) -> errors.WeightwireError:
 
 def _use_our_adapter() -> None:
     """verl makes a rollout worker's adapter after its engine. A verl that keeps adapters in another way goes on with its own."""
-    rollouts = getattr(base, "_ROLLOUT_REGISTRY", {})
+    ours, rollouts = "weightwire.verl.vllm.ServerAdapter", getattr(base, "_ROLLOUT_REGISTRY", {})
     if rollouts.get(("vllm", "async")) == "verl.workers.rollout.vllm_rollout.ServerAdapter":
-        rollouts["vllm", "async"] = "weightwire.verl.vllm.ServerAdapter"
+        rollouts["vllm", "async"] = ours
+    elif rollouts.get(("vllm", "async")) != ours:
+        logger.warning("weightwire: this verl keeps its adapters in another way: its own vLLM adapter is used")
 
 
 def _role(stage: str) -> str:

@@ -29,8 +29,7 @@ async def next_version(coordinator: str, asked: int | None) -> int:
     """`asked` (verl's step), or the first number above all that the coordinator remembers."""
     async with aio.Client(coordinator) as client:
         status = await client.status()
-    taken = max([status.committed_version, *(epoch.version for epoch in status.epochs)])
-    return max(taken + 1, asked or 0)
+    return max(status.unused_version, asked or 0)
 
 
 async def wait_for_engines(coordinator: str, names: Sequence[str], timeout: float) -> None:
