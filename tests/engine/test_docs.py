@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import urllib.request
 import pytest
 
 from tests.engine import rig
+from tests.python.ports import free_ports
 
 MODEL = "Qwen/Qwen2.5-7B"
 SNIPPETS = re.findall(r"```(python|sh check)\n(.*?)```", (rig.ROOT / "docs/vllm.md").read_text(), re.S)
@@ -45,9 +45,7 @@ class Server:
     """`vllm serve` by the documented command line."""
 
     def __init__(self, line: str, model: str):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+        port = str(free_ports(1)[0])
         words = shlex.split(line.replace(MODEL, model).replace("8000", port))
         variables = dict(word.split("=", 1) for word in words[:words.index("vllm")])
         flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")

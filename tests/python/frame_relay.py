@@ -7,6 +7,8 @@ import socket
 import struct
 import threading
 
+from ports import listen
+
 HEADER, TAG = 64, 16
 PREAMBLE, PROOF, CHALLENGED, WELCOME = 96, 48, 112, 80  # bytes of the handshake's messages
 JOIN = b"WWJN"
@@ -30,7 +32,8 @@ class Relay:
     """Listens on 127.0.0.2 for callers of the same port of 127.0.0.1; `open` is what is done with each, on a thread."""
 
     def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.2", 0))
+        self._listener, callee = listen("127.0.0.2", "127.0.0.1")
+        callee.close()
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 

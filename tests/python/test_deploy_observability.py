@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -21,6 +20,7 @@ import certificates
 import chart
 from conftest import BINARIES, ROOT
 from demo.fleet import Daemon
+from ports import free_ports
 from test_client import engine, load, trainer
 from weightwire import Client
 from weightwire.store import Figures, MetricsServer
@@ -143,9 +143,7 @@ class Prometheus:
     the scrape."""
 
     def __init__(self, directory, targets, **more):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self._address = f"127.0.0.1:{free_ports(1)[0]}"
         static = [{"targets": [address], "labels": {"weightwire_job": "rl", "weightwire_role": role, "namespace": "train"}}
                   for role, address in targets]
         config = {"global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "rule_files": [str(RULES)],

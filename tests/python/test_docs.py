@@ -8,7 +8,6 @@ import ast
 import functools
 import os
 import re
-import socket
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -16,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from conftest import BINARIES, ROOT
+from ports import free_ports
 
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "client/python/README.md", ROOT / "SECURITY.md",
                 *ROOT.glob("client/python/examples/*.md")])
@@ -36,16 +36,10 @@ def named(pages) -> list:
     return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 @pytest.mark.parametrize("page", named(page for page in PAGES if blocks(page, "sh run")))
 def test_what_is_to_be_typed_works(page, tmp_path):
     """On ports of its own in place of the defaults: others may test here."""
-    ports = {"7411": str(free_port()), "7412": str(free_port())}
+    ports = dict(zip(("7411", "7412"), map(str, free_ports(2))))
     script = "\n".join(blocks(page, "sh run"))
     script = re.sub(r"\b741[12]\b", lambda port: ports[port[0]], script)
     environment = {**os.environ, "ROOT": str(ROOT), "XDG_RUNTIME_DIR": str(tmp_path), "PYTHONPATH": str(ROOT / "client/python"),

@@ -23,6 +23,7 @@ import pytest
 from certificates import Authority
 from conftest import BINARIES, until
 from demo.fleet import Daemon
+from ports import free_ports
 from test_client import assert_serves, engine, load, trainer
 from weightwire import Client, WeightwireError
 
@@ -32,16 +33,6 @@ PATIENCE = 60
 LEADS_WITHIN = 8.0  # seconds; five of them are the lease of a leader that was killed
 
 pytestmark = pytest.mark.skipif(shutil.which("etcd") is None, reason="no etcd (Debian: etcd-server)")
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 class Etcd:

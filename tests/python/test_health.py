@@ -9,6 +9,7 @@ import pytest
 from certificates import Authority
 from conftest import BINARIES
 from demo.fleet import Daemon
+from ports import free_ports
 from weightwire import health
 
 
@@ -17,16 +18,10 @@ def healthy(pid: int) -> int:
         **os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "WEIGHTWIRE_BIN_DIR": str(BINARIES)}).returncode
 
 
-def free_port() -> int:
-    import socket
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 @pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize("by", ["file", "environment"])
 def test_a_living_one_is_told_from_a_dead_one(tmp_path, monkeypatch, tls, by):
-    port, options, environment = free_port(), {}, {**os.environ}
+    (port,), options, environment = free_ports(1), {}, {**os.environ}
     if tls:
         files = Authority(tmp_path / "authority")
         files.issue("hub", "coordinator", san="DNS:localhost,IP:127.0.0.1")

@@ -8,40 +8,31 @@ import socket
 import threading
 import time
 
-from frame_relay import hang_up
+from frame_relay import Relay, hang_up
 from weightwire.errors import WeightwireError
 
 BYTES_BETWEEN_FLIPS = 3_000_000
 FAILURES = 'weightwire_digest_failures_total{transport="tcp"}'
 
 
-class Relay:
-    """Listens on 127.0.0.2 and passes on to the same port of 127.0.0.1."""
+class FlippingRelay(Relay):
+    """What callees send is what it flips bits in."""
 
     def __init__(self):
-        self._listener = socket.create_server(("127.0.0.2", 0))
-        self.port = self._listener.getsockname()[1]
         self.flips = 0
         self.honest = False
         self._random = random.Random(1)
         self._left = BYTES_BETWEEN_FLIPS
         self._lock = threading.Lock()
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                reader, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                source = socket.create_connection(("127.0.0.1", self.port), timeout=10)
-            except OSError:
-                reader.close()
-                continue
-            source.settimeout(None)
-            threading.Thread(target=self._pass_on, args=(reader, source, False), daemon=True).start()
-            threading.Thread(target=self._pass_on, args=(source, reader, True), daemon=True).start()
+    def open(self, caller: socket.socket) -> None:
+        try:
+            callee = self.callee()
+        except OSError:
+            return caller.close()
+        threading.Thread(target=self._pass_on, args=(caller, callee, False), daemon=True).start()
+        self._pass_on(callee, caller, True)
 
     def _pass_on(self, source: socket.socket, sink: socket.socket, hurt: bool) -> None:
         try:
@@ -62,12 +53,9 @@ class Relay:
             changed[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
             return bytes(changed)
 
-    def close(self) -> None:
-        self._listener.close()
-
 
 def test_bits_that_flip_on_the_way_are_never_served(coordinator_job):
-    relay = Relay()
+    relay = FlippingRelay()
     try:
         job = coordinator_job(trainer={"data_listen": f"127.0.0.1:{relay.port}", "advertise_host": "127.0.0.2"})
         job.attach_trainer(time.monotonic() + 30)

@@ -12,8 +12,8 @@ import pytest
 
 from conftest import BINARIES, until
 from demo.fleet import Daemon
+from ports import free_ports
 from test_client import assert_serves, engine, load, trainer
-from test_etcd import free_ports
 from weightwire import Client
 
 PREVIOUS = os.environ.get("WEIGHTWIRE_PREVIOUS_BIN_DIR")
