@@ -18,12 +18,10 @@ namespace {
 using Bytes = unsigned char;
 
 constexpr int64_t kTileElements = 4096;
-
 struct Loops {
   uint32_t (*amax)(const void* source, size_t count);
   void (*quantize)(void* codes, const void* source, size_t count, float scale_inv);
-  void (*quantize_groups)(void* codes, void* scales, const void* source, size_t count, size_t group,
-                          ScaleKind kind);
+  void (*quantize_blocks)(const internal::RowOfBlocks& blocks);
   int64_t from_bytes;
 };
 
@@ -36,7 +34,7 @@ Loops ChooseLoops(Element from, ScaleKind scale) {
   int index = static_cast<int>(from) - static_cast<int>(Element::kBF16);
   const internal::SimdKernels& simd = internal::Simd();
   const auto& quantize = scale == ScaleKind::kOwnKind ? simd.quantize_own : simd.quantize;
-  return {simd.amax[index], quantize[index], simd.quantize_groups[index], ElementBytes(from)};
+  return {simd.amax[index], quantize[index], simd.quantize_blocks[index], ElementBytes(from)};
 }
 
 /// One block, or a tile of one.
@@ -85,47 +83,29 @@ class Quantizer {
         loops_(ChooseLoops(from, box.scale)),
         in_place_((box.source_stride[1] == 1 && box.target_stride[1] == 1) || box.columns == 1) {}
 
-  /// `at`: where the block's scale is among them.
+  bool in_place() const { return in_place_; }
+
+  /// `part` is a row of blocks; `at`: where the first one's scale is among them.
+  void RowOf(const Part& part, Bytes* scales, int64_t at) const {
+    const int64_t scale_bytes = ScaleBytes(box_.scale, from_);
+    loops_.quantize_blocks({part.codes, box_.target_stride[0],
+                            scales == nullptr ? nullptr : scales + at * scale_bytes,
+                            box_.scale_stride[1], part.source, box_.source_stride[0] * from_bytes(),
+                            part.rows, part.columns, box_.block_columns, box_.scale});
+  }
+
+  /// One block of others.
   void Block(const Part& block, Bytes* scales, int64_t at) {
-    uint32_t amax = in_place_ ? AmaxOfRows(block) : AmaxOfTiles(block);
+    uint32_t amax = AmaxOf(block);
     uint32_t scale = internal::ScaleInv(amax, box_.scale, from_);
     if (scales != nullptr) internal::StoreScale(scales, at, scale, box_.scale, from_);
     if (block.codes == nullptr) return;
-    if (amax >= internal::kInfinityBits) return FillNan(block);
-    in_place_ ? QuantizeRows(block, internal::AsFloat(scale))
-              : QuantizeTiles(block, internal::AsFloat(scale));
-  }
-
-  /// Blocks lie in single rows, one behind the other, and so do their scales.
-  bool HasGroups(const Bytes* scales) const {
-    return in_place_ && box_.block_rows == 1 && box_.columns > box_.block_columns &&
-           (scales == nullptr || box_.scale_stride[1] == 1);
-  }
-  /// A row of blocks.
-  void Groups(const Part& row, Bytes* scales) const {
-    loops_.quantize_groups(row.codes, scales, row.source, static_cast<size_t>(row.columns),
-                           static_cast<size_t>(box_.block_columns), box_.scale);
+    amax >= internal::kInfinityBits ? FillNan(block) : Codes(block, internal::AsFloat(scale));
   }
 
   int64_t from_bytes() const { return loops_.from_bytes; }
 
  private:
-  uint32_t AmaxOfRows(const Part& block) const {
-    uint32_t amax = 0;
-    for (int64_t row = 0; row < block.rows; ++row) {
-      Part at = PartAt(block, box_, from_bytes(), row, 0);
-      amax = std::max(amax, loops_.amax(at.source, static_cast<size_t>(block.columns)));
-    }
-    return amax;
-  }
-
-  void QuantizeRows(const Part& block, float scale_inv) const {
-    for (int64_t row = 0; row < block.rows; ++row) {
-      Part at = PartAt(block, box_, from_bytes(), row, 0);
-      loops_.quantize(at.codes, at.source, static_cast<size_t>(block.columns), scale_inv);
-    }
-  }
-
   size_t Gather(const Part& tile) {
     const int64_t packed[2] = {tile.columns, 1};
     internal::CopyBits(gathered_, tile.source, TileBox(tile, box_.source_stride, packed),
@@ -133,7 +113,7 @@ class Quantizer {
     return static_cast<size_t>(tile.rows * tile.columns);
   }
 
-  uint32_t AmaxOfTiles(const Part& block) {
+  uint32_t AmaxOf(const Part& block) {
     uint32_t amax = 0;
     ForEachTile(block, box_, from_bytes(), [&](const Part& tile) {
       size_t count = Gather(tile);
@@ -142,7 +122,7 @@ class Quantizer {
     return amax;
   }
 
-  void QuantizeTiles(const Part& block, float scale_inv) {
+  void Codes(const Part& block, float scale_inv) {
     ForEachTile(block, box_, from_bytes(), [&](const Part& tile) {
       size_t count = Gather(tile);
       loops_.quantize(codes_, gathered_, count, scale_inv);
@@ -174,21 +154,16 @@ void QuantizeE4M3(void* codes, void* scale_inv, const void* source, const Quanti
   Quantizer quantizer(box, from);
   Part whole{static_cast<Bytes*>(codes), static_cast<const Bytes*>(source), box.rows, box.columns};
   auto* scales = static_cast<Bytes*>(scale_inv);
-  const auto scale_bytes = ScaleBytes(box.scale, from);
-  const bool groups = quantizer.HasGroups(scales);
   for (int64_t row = 0; row < box.rows; row += box.block_rows) {
-    if (groups) {
-      Bytes* here = scales == nullptr ? nullptr : scales + row * box.scale_stride[0] * scale_bytes;
-      quantizer.Groups(PartAt(whole, box, quantizer.from_bytes(), row, 0), here);
-      continue;
-    }
-    for (int64_t column = 0; column < box.columns; column += box.block_columns) {
-      Part block = PartAt(whole, box, quantizer.from_bytes(), row, column);
-      block.rows = std::min(block.rows, box.block_rows);
-      block.columns = std::min(block.columns, box.block_columns);
-      int64_t scale = row / box.block_rows * box.scale_stride[0] +
-                      column / box.block_columns * box.scale_stride[1];
-      quantizer.Block(block, scales, scale);
+    const int64_t columns = quantizer.in_place() ? box.columns : box.block_columns;
+    for (int64_t column = 0; column < box.columns; column += columns) {
+      Part part = PartAt(whole, box, quantizer.from_bytes(), row, column);
+      part.rows = std::min(part.rows, box.block_rows);
+      part.columns = std::min(part.columns, columns);
+      const int64_t scale = row / box.block_rows * box.scale_stride[0] +
+                            column / box.block_columns * box.scale_stride[1];
+      quantizer.in_place() ? quantizer.RowOf(part, scales, scale)
+                           : quantizer.Block(part, scales, scale);
     }
   }
 }

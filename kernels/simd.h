@@ -19,6 +19,19 @@ struct alignas(64) SumState {
   unsigned char bytes[640];
 };
 
+/// Blocks side by side, whose rows are contiguous.
+struct RowOfBlocks {
+  unsigned char* codes;   ///< null: scales only
+  int64_t code_stride;    ///< from a row to the next one, in bytes
+  unsigned char* scales;  ///< null: codes only
+  int64_t scale_stride;   ///< from a block's to the next one's, in scales
+  const unsigned char* source;
+  int64_t source_stride;  ///< from a row to the next one, in bytes
+  int64_t rows, columns;  ///< of all of them
+  int64_t block_columns;  ///< the last block may have fewer
+  ScaleKind scale;
+};
+
 struct SimdKernels {
   const char* name;
   uint64_t (*sum)(const void* data, size_t bytes);
@@ -50,10 +63,8 @@ struct SimdKernels {
   void (*quantize[3])(void* codes, const void* source, size_t count, float scale_inv);
   /// The same with quotients rounded to `from` first.
   void (*quantize_own[3])(void* codes, const void* source, size_t count, float scale_inv);
-  /// [from]: both of each group of a row (the last may be shorter), one scale behind the other; one
-  /// of codes and scales may be null.
-  void (*quantize_groups[3])(void* codes, void* scales, const void* source, size_t count,
-                             size_t group, ScaleKind kind);
+  /// [from]: both.
+  void (*quantize_blocks[3])(const RowOfBlocks& blocks);
   /// [from]: both of so many groups, one behind the other; see kernels/four_bit.h.
   void (*four_bit[3])(void* codes, void* scales, const void* source, size_t groups, size_t group,
                       FourBitKind kind, float global);

@@ -27,8 +27,8 @@ bool HasAvx512() {
 }
 
 // Measured from memory: on Sapphire Rapids AVX-512 sums in 0.93 and copies and sums in 0.92 of
-// AVX2's time; on Zen 4 its sum takes a fifth longer. The first Intel cores that had it, without VBMI2,
-// slow down their clock for it.
+// AVX2's time; on Zen 4 its sum takes a fifth longer. The first Intel cores that had it, without
+// VBMI2, slow down their clock for it.
 bool Avx512Pays() { return __builtin_cpu_is("intel"); }
 
 std::vector<const SimdKernels*> Variants() {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <fstream>
 #include <memory>
@@ -258,23 +259,52 @@ TEST(QuantizeE4M3, MarksABlockThatHoldsNoNumberAndLeavesItsNeighbours) {
 }
 
 /// Each set of loops by itself, where a row has several blocks.
-TEST(QuantizeE4M3, GroupsOfARowAreTheOraclesInEverySetOfLoops) {
+TEST(QuantizeE4M3, RowsOfBlocksAreTheOraclesInEverySetOfLoops) {
   auto random = SeededGenerator();
-  for (int i = 0; i < 60 && !testing::Test::HasFailure(); ++i) {
-    const auto columns = 1 + static_cast<int64_t>(random() % 300);
-    const int64_t group = i % 2 == 0 ? 32 : 1 + static_cast<int64_t>(random() % 40);
-    oracle::QuantizeCase c{oracle::PackedQuantizeBox(1, columns, 1, group), kFloats[i % 3], {}};
-    c.box.scale = static_cast<ScaleKind>(i / 3 % (static_cast<int>(kLastScaleKind) + 1));
+  for (int i = 0; i < 200 && !testing::Test::HasFailure(); ++i) {
+    const auto columns = 1 + static_cast<int64_t>(random() % 3000);
+    const auto rows = i % 4 < 2 ? 1 : 1 + static_cast<int64_t>(random() % 4);
+    const int64_t group = i % 2 == 0 ? 32 : 1 + static_cast<int64_t>(random() % 140);
+    oracle::QuantizeCase c{
+        oracle::PackedQuantizeBox(rows, columns, rows, group), kFloats[i % 3], {}};
+    c.box.scale = static_cast<ScaleKind>(random() % (static_cast<unsigned>(kLastScaleKind) + 1));
     oracle::FillSource(random, c);
     SCOPED_TRACE(c.Text());
     const oracle::Quantized want = oracle::Quantize(c);
     const auto index = static_cast<size_t>(i % 3);
     for (const SimdKernels* simd : SimdVariants()) {
       oracle::Quantized got = c.Blank();
-      simd->quantize_groups[index](got.codes.data(), got.scales.data(), c.source.data(),
-                                   static_cast<size_t>(columns), static_cast<size_t>(group),
-                                   c.box.scale);
+      simd->quantize_blocks[index]({got.codes.data(), columns, got.scales.data(), 1,
+                                    c.source.data(), columns * ElementBytes(c.from), rows, columns,
+                                    group, c.box.scale});
       EXPECT_EQ(got.codes, want.codes) << simd->name;
+      EXPECT_EQ(got.scales, want.scales) << simd->name;
+    }
+  }
+}
+
+/// All that a block of bf16 can hold under a scale, of scales of every size: no quotient is rounded
+/// but as a division does it.
+TEST(QuantizeE4M3, EveryElementUnderScalesOfEverySizeIsTheOracles) {
+  auto random = SeededGenerator();
+  for (int i = 0; i < 48 && !testing::Test::HasFailure(); ++i) {
+    const auto amax = static_cast<uint32_t>(1 + random() % 0x7f7f);
+    const int64_t columns = 2 * (static_cast<int64_t>(amax) + 1);
+    oracle::QuantizeCase c{oracle::PackedQuantizeBox(1, columns, 1, columns), Element::kBF16, {}};
+    c.box.scale = static_cast<ScaleKind>(i % (static_cast<int>(kLastScaleKind) + 1));
+    c.source.resize(static_cast<size_t>(2 * columns));
+    for (uint32_t bits = 0; bits <= amax; ++bits) {
+      const std::array<uint16_t, 2> both = {static_cast<uint16_t>(bits),
+                                            static_cast<uint16_t>(bits | 0x8000u)};
+      std::memcpy(&c.source[4 * bits], both.data(), 4);
+    }
+    SCOPED_TRACE(c.Text());
+    const oracle::Quantized want = oracle::Quantize(c);
+    for (const SimdKernels* simd : SimdVariants()) {
+      oracle::Quantized got = c.Blank();
+      simd->quantize_blocks[0]({got.codes.data(), columns, got.scales.data(), 1, c.source.data(),
+                                2 * columns, 1, columns, columns, c.box.scale});
+      EXPECT_TRUE(got.codes == want.codes) << simd->name << " " << std::hex << amax;
       EXPECT_EQ(got.scales, want.scales) << simd->name;
     }
   }
