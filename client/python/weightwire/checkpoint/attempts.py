@@ -10,10 +10,11 @@ import re
 import shutil
 import time
 from pathlib import Path
-from typing import Callable, Dict
+from typing import Any, Callable, Dict, Set
 
 from weightwire import errors
-from weightwire.checkpoint import disk
+from weightwire.checkpoint import disk, native, native_delta
+from weightwire.checkpoint.hf import read_json
 from weightwire.checkpoint.stored import CheckpointError, plain
 
 _POLL_SECONDS_MAX = 0.05
@@ -74,16 +75,35 @@ class Attempt:
 
 def prune(final: Path, keep: int, marker: str) -> None:
     """Keeps the last `keep` of the folders that differ from `final` in the number at the end of their name, and have a
-    file `marker`. That file goes first: what is half removed is no checkpoint."""
+    file `marker`. That file goes first: what is half removed is no checkpoint. What another folder beside it is based on is kept,
+    too, until that one is removed or made whole."""
     match = re.fullmatch(r"(.*?)(\d+)", final.name)
     if not match:
         return
     older: Dict[int, Path] = {}
-    for path in final.parent.iterdir():
+    needed = {path: _bases(path) for path in final.parent.resolve().iterdir() if path.is_dir()}
+    for path in needed:
         found = re.fullmatch(re.escape(match.group(1)) + r"(\d+)", path.name)
         if found and int(found.group(1)) <= int(match.group(2)) and (path / marker).is_file():
             older[int(found.group(1))] = path
-    for number in sorted(older)[:-keep]:
-        (older[number] / marker).unlink()
-        disk.sync_folder(older[number])
-        shutil.rmtree(older[number])
+    going = [older[number] for number in sorted(older)[:-keep]]
+    while (path := next((one for one in going if not any(one in bases for bases in needed.values())), None)) is not None:
+        (path / marker).unlink()
+        disk.sync_folder(path)
+        shutil.rmtree(path)
+        going.remove(path)
+        del needed[path]
+
+
+def _bases(folder: Path) -> Set[Path]:
+    """The folders in which lies what this one, or a part of it, is based on."""
+    found: Set[Path] = set()
+    for pattern in ("", "model/", "optimizer/*/"):
+        for path in folder.glob(pattern + native.MANIFEST):
+            try:
+                manifest: Any = read_json(path)
+                base = native_delta.base_of(manifest, path.parent)[0]
+            except CheckpointError:  # stored whole, or not to be read
+                continue
+            found |= {base, *base.parents}
+    return found
