@@ -35,11 +35,10 @@ def found_at(folder: Path) -> bool:
 def open_at(folder: Path, above: Tuple[Path, ...] = (), only: Optional[int] = None) -> Opened:
     """`above`: the checkpoints that are based on this one. `only`: opens this rank alone, as the first."""
     manifest = read_manifest(folder)
-    spec, ranks = manifest["spec"], manifest["ranks"]
-    if only is not None:
-        ranks = manifest["ranks"] = ranks[only:only + 1]
+    spec, ranks = manifest["spec"], manifest["ranks"] if only is None else manifest["ranks"][only:only + 1]
     opened = (open_files(folder, spec, [entry["files"] for entry in ranks]) if manifest["version"] == 1 else
-              _open_changes(folder, manifest, above, only))
+              _open_changes(folder, manifest, ranks, above, only))
+    opened.manifest = manifest
     for rank, (entry, tensors) in enumerate(zip(ranks, opened.ranks), only or 0):
         if entry["tensors"].keys() != tensors.keys():
             name = min(entry["tensors"].keys() ^ tensors.keys())
@@ -94,48 +93,25 @@ def open_base(base: Path, final: Path, only: Optional[int] = None) -> Opened:
     if not found_at(base):
         raise CheckpointError(f"{base} has no {MANIFEST}: it is not a native checkpoint, or not complete", code="FAILED_PRECONDITION",
                               remedy="a base is complete before a save that names it begins: wait for its own save on rank 0")
-    opened = open_at(base, only=only)
-    if len(bases_of(base)) >= native_delta.CHAIN_MAX:
-        raise CheckpointError(f"{base} ends a chain of {native_delta.CHAIN_MAX} checkpoints that hold what changed, the most there may be",
-                              code="FAILED_PRECONDITION", remedy="save without a base, or compact the base first (wwctl compact)")
-    return opened
+    return open_at(base, (final,), only)
 
 
-def bases_of(folder: Path) -> List[Path]:
-    """What it is based on, what that is based on, and so on."""
-    found: List[Path] = []
-    while (manifest := read_json(folder / MANIFEST)).get("version") == 2:
-        folder = native_delta.base_of(manifest, folder)[0]
-        found.append(folder)
-    return found
-
-
-def find_base(folder: Path, manifest: Any) -> None:
-    """CheckpointError: it is gone, or another one."""
-    where, digest = native_delta.base_of(manifest, folder)
-    try:
-        its = read_json(where / MANIFEST)
-    except CheckpointError as why:
-        raise native_delta.missing_base(folder, where, why) from why
-    if its.get("digest") != digest:
-        raise CheckpointError(f"{folder} holds what changed since {where}, which is another checkpoint now", code="FAILED_PRECONDITION",
-                              reason="digest_mismatch", remedy="put the one that it was based on back there")
-
-
-def _open_changes(folder: Path, manifest: Any, above: Tuple[Path, ...], only: Optional[int]) -> Opened:
+def _open_changes(folder: Path, manifest: Any, entries: List[Any], above: Tuple[Path, ...], only: Optional[int]) -> Opened:
     """A checkpoint that is stored as what changed since another one. Each of its files is made, and compared with the digests, when
     it is first read."""
-    where, _ = native_delta.base_of(manifest, folder)
+    where, digest = native_delta.base_of(manifest, folder)
     if where in above or len(above) >= native_delta.CHAIN_MAX:
-        raise damaged(MANIFEST, f"a chain of more than {native_delta.CHAIN_MAX} checkpoints, or a ring of them")
-    find_base(folder, manifest)
+        raise native_delta.ChainError((*above, folder)[0])
     try:
         base = open_at(where, (*above, folder), only)
+    except native_delta.ChainError:
+        raise
     except CheckpointError as why:
         raise native_delta.missing_base(folder, where, why) from why
+    native_delta.check_link(folder, where, digest, base.manifest)
     opened = Files(folder)
     ranks: List[Dict[str, Stored]] = []
-    for entry, bases in zip(manifest["ranks"], base.ranks):
+    for entry, bases in zip(entries, base.ranks):
         ranks.append({})
         for name in entry["files"]:
             file = native_delta.DeltaFile(folder, name, opened)
@@ -165,13 +141,13 @@ def keep_changes(folder: Path, base: Path, final: Path) -> None:
             (folder / name).unlink()
     newer.files.close()
     older.files.close()
-    manifest.update(version=2, base=link_to(base, final))
+    manifest.update(version=2, base=link_to(older, final))
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
-def link_to(base: Path, final: Path) -> Dict[str, Any]:
+def link_to(base: Opened, final: Path) -> Dict[str, Any]:
     """What the manifest of `final` says of its base."""
-    return {"path": path_to(base, final), "digest": read_json(base / MANIFEST)["digest"]}
+    return {"path": path_to(base.files.folder, final), "digest": base.manifest["digest"]}
 
 
 def path_to(base: Path, final: Path) -> str:

@@ -144,6 +144,21 @@ def base_of(manifest: Any, folder: Path) -> Tuple[Path, str]:
     return Path(os.path.realpath(folder.parent / said["path"])), said["digest"]
 
 
+class ChainError(CheckpointError):
+    """What `folder` is based on has no end, or a far one."""
+
+    def __init__(self, folder: Path):
+        super().__init__(f"{folder} is based on a chain of more than {CHAIN_MAX} checkpoints, or on a ring of them",
+                         code="FAILED_PRECONDITION", remedy="save without a base, or store one of them whole first (wwctl compact)")
+
+
+def check_link(folder: Path, base: Path, digest: str, manifest: Any) -> None:
+    """CheckpointError: the manifest of the base is not that of what `folder` was based on."""
+    if manifest.get("digest") != digest:
+        raise CheckpointError(f"{folder} holds what changed since {base}, which is another checkpoint now", code="FAILED_PRECONDITION",
+                              reason="digest_mismatch", remedy="put the one that it was based on back there")
+
+
 def missing_base(folder: Path, base: Path, why: CheckpointError) -> CheckpointError:
     return CheckpointError(f"{folder} holds what changed since {base}, which cannot be read: {why}", code="FAILED_PRECONDITION",
                            remedy="put that checkpoint back where it was: both were moved together, or none")

@@ -1,8 +1,8 @@
 """A save from live ranks: each writes its own part into one native checkpoint, at the same time, without a gather.
 
 The ranks share a file system and nothing else. A part is there when its description is (renamed last); rank 0 waits for
-all of them and writes the manifest, so that the checkpoint exists when every part is durable, and not before. With a base each rank codes what changed in its
-own part, out of memory: whole files are written nowhere, and whoever dies, the folder is there as changes or not at all.
+all of them and writes the manifest, so that the checkpoint exists when every part is durable, and not before. With a base
+each rank codes what changed in its own part, out of memory: a folder is there as changes or not at all, whoever dies.
 """
 
 from __future__ import annotations
@@ -107,30 +107,28 @@ def write_part(one: Attempt, spec: Layout, world_size: int, tensors: Mapping[str
         return
     check_free(one.final)
     _check_held(spec, one.rank, tensors)
-    if base is not None and one.rank == 0:
-        check_base(one, spec, world_size, tensors, base)
+    older = open_base(one, spec, world_size, tensors, base) if base is not None and one.rank == 0 else None
     one.begin(resume)
-    if base is not None and one.rank != 0:  # which is complete: rank 0 has begun
-        check_base(one, spec, world_size, tensors, base)
+    if base is not None and one.rank != 0:  # which is complete, for rank 0 has begun
+        older = open_base(one, spec, world_size, tensors, base)
     if resume:  # what the earlier process began
         for name in (_file(one.rank), _file(one.rank) + native_delta.SUFFIX):
             (one.partial / name).unlink(missing_ok=True)
-    _write_part(one, spec, one.rank, tensors, base)
+    _write_part(one, spec, one.rank, tensors, older)
 
 
-def check_base(one: Attempt, spec: Layout, world_size: int, tensors: Mapping[str, Held], base: Path) -> None:
-    """CheckpointError: this rank's part cannot be stored as what changed since `base`; names what differs."""
+def open_base(one: Attempt, spec: Layout, world_size: int, tensors: Mapping[str, Held], base: Path) -> Opened:
+    """This rank's part of `base`. CheckpointError: what it holds now cannot be stored as what changed since; names what differs."""
     older = native.open_base(base, one.final, one.rank)
-    older.files.close()
-    its: Any = read_json(base / native.MANIFEST)
-    said = [layouts.words(spec), world_size]
-    if [its["spec"], len(its["ranks"])] != said:
-        raise CheckpointError(f"{base} is {len(its['ranks'])} ranks of '{its['spec']}', this is {said[1]} of '{said[0]}'",
+    its, words = older.manifest, layouts.words(spec)
+    if (its["spec"], len(its["ranks"])) != (words, world_size):
+        raise CheckpointError(f"{base} is {len(its['ranks'])} ranks of '{its['spec']}', this is {world_size} of '{words}'",
                               code="FAILED_PRECONDITION", rank=str(one.rank), remedy=_NO_BASE)
-    now = Opened("weightwire", said[0], Files(one.partial), [_stored(one.rank, tensors)[2]])
+    now = Opened("weightwire", words, Files(one.partial), [_stored(one.rank, tensors)[2]])
     native.check_alike(older, now, str(base), str(one.final), one.rank)
     if isinstance(spec, Explicit) and layouts.to_json(spec) != {"canonical": its["canonical"], "boxes": its["ranks"][one.rank]["boxes"]}:
         raise CheckpointError(f"in {base} this rank holds other boxes", code="FAILED_PRECONDITION", rank=str(one.rank), remedy=_NO_BASE)
+    return older
 
 
 def finish(one: Attempt, spec: Layout, world_size: int, config: str, resume: bool) -> None:
@@ -196,13 +194,13 @@ def _stored(rank: int, tensors: Mapping[str, Held]) -> Tuple[str, native_delta.V
             {tensor.name: tensor for tensor in safetensors.parse_header(_file(rank), text, None)})
 
 
-def _write_part(one: Attempt, layout: Layout, rank: int, tensors: Mapping[str, Held], base: Optional[Path]) -> None:
+def _write_part(one: Attempt, layout: Layout, rank: int, tensors: Mapping[str, Held], older: Optional[Opened]) -> None:
     path = one.partial / _file(rank)
     header, values, stored = _stored(rank, tensors)
     part: Dict[str, Any] = {"spec": layouts.words(layout), **native.describe(values, stored)}
     if isinstance(layout, Explicit):
         part.update(layouts.to_json(layout))
-    if base is None:
+    if older is None:
         safetensors.write_skeleton(path, [(name, dtype, shape) for name, (dtype, shape, _) in tensors.items()])
         opened = native.open_files(one.partial, "", [[path.name]])
         opened.files.writable = True
@@ -210,7 +208,7 @@ def _write_part(one: Attempt, layout: Layout, rank: int, tensors: Mapping[str, H
             opened.files.write(opened.ranks[0][name], 0, bits)
         opened.files.close()
     else:
-        part["base"], older = native.link_to(base, one.final), native.open_at(base, only=rank)
+        part["base"] = native.link_to(older, one.final)
         path = path.with_name(path.name + native_delta.SUFFIX)
         native_delta.write(path, header, list(stored.values()), values, older.files.flat, older.ranks[0], native.LEAF_BYTES)
         older.files.close()
@@ -243,7 +241,8 @@ def _finish(one: Attempt, layout: Layout, world_size: int, config: str) -> None:
             layouts.check_complete(canonical, native.boxes_of(canonical, parts, opened))
         content = native.manifest_of(spec, parts, canonical, base)
         if base is not None:
-            native.find_base(one.partial, content)  # as it was when the ranks read it
+            where, digest = native_delta.base_of(content, one.partial)
+            native_delta.check_link(one.final, where, digest, read_json(where / native.MANIFEST))  # as it was when the ranks read it
         one.put(one.partial / native.MANIFEST, json.dumps(content, indent=1))
     for rank in range(world_size):
         _part(one.partial, rank).unlink(missing_ok=True)

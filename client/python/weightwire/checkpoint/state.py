@@ -136,7 +136,7 @@ class State:
                                   "nothing of save_contents is kept as what changed", code="FAILED_PRECONDITION",
                                   remedy="save without a base")
         for part in coded:
-            sharded.check_base(one, part.layout, self._world_size, part.tensors, base / part.name)
+            sharded.open_base(one, part.layout, self._world_size, part.tensors, base / part.name)
 
     def _write_parts(self, where: Path, whole: Attempt, parts: List[_Part], resume: bool, base: Optional[Path]) -> None:
         attempts = [Attempt(where / part.name, whole.name, whole.rank, whole.end) for part in parts]
