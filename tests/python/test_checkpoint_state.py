@@ -164,6 +164,21 @@ def test_a_rank_killed_at_any_step_leaves_no_checkpoint_and_goes_on(tmp_path, ra
     assert all(np.array_equal(got[name], bits) for name, bits in WEIGHTS.items())
 
 
+def test_a_rank_that_resumes_while_rank_0_names_the_checkpoint_finds_its_parts(tmp_path, monkeypatch):
+    save_all(kill_ranks(), tmp_path / "step_1")
+    partial, read = tmp_path / ".step_1.one.partial", sharded.read_json
+    os.rename(tmp_path / "step_1", partial)
+
+    def named(path):
+        if partial.exists():
+            os.rename(partial, tmp_path / "step_1")
+        return read(path)
+    monkeypatch.setattr(sharded, "read_json", named)
+    one = kill_ranks()[1]
+    one.state._timeout = 3
+    one.state.save(tmp_path / "step_1", attempt="one", resume=True)
+
+
 def test_a_full_disk_and_a_missing_rank_leave_the_previous_checkpoint(tmp_path, monkeypatch):
     save_all(kill_ranks(), tmp_path / "step_1")
     trainer = kill_ranks()

@@ -10,7 +10,7 @@ import re
 import shutil
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Set
+from typing import Any, Callable, Dict, Optional, Set
 
 from weightwire import errors
 from weightwire.checkpoint import disk, native, native_delta
@@ -21,11 +21,13 @@ _POLL_SECONDS_MAX = 0.05
 
 
 class Attempt:
-    """`name` is the same on all ranks and was never used before for `final`; `end` is on the monotonic clock."""
+    """`name` is the same on all ranks and was never used before for `final`; `end` is on the monotonic clock. `moved`: where `final` is
+    when the folder around it, an attempt too, has its name."""
 
-    def __init__(self, final: Path, name: str, rank: int, end: float):
+    def __init__(self, final: Path, name: str, rank: int, end: float, moved: Optional[Path] = None):
         self.final, self.name, self.rank, self.end = final, plain(name, "attempt"), rank, end
         self.partial = final.with_name(f".{final.name}.{name}.partial")
+        self.finals = (final,) if moved is None else (final, moved)
 
     def begin(self, resume: bool) -> None:
         """The attempt's folder: rank 0 makes it, the others wait for it."""

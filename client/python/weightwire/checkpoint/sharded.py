@@ -161,7 +161,7 @@ def _written_before(one: Attempt, tensors: Mapping[str, Held], base: Optional[Pa
     """Whether an earlier process of this rank has written its part, durably. CheckpointError: it holds something else than
     `tensors`, or is based on something else."""
     # In the order in which they come to be, each before the one in front of it goes: whoever looks in turn finds one.
-    for path in (_part(one.partial, one.rank), one.partial / native.MANIFEST, one.final / native.MANIFEST):
+    for path in (_part(one.partial, one.rank), *(folder / native.MANIFEST for folder in (one.partial, *one.finals))):
         try:
             said: Any = read_json(path) if path.name != native.MANIFEST else native.read_manifest(path.parent)
         except CheckpointError as why:
@@ -175,7 +175,7 @@ def _written_before(one: Attempt, tensors: Mapping[str, Held], base: Optional[Pa
         if other:
             raise CheckpointError(f"{path.parent} has a part of this rank with other values", code="FAILED_PRECONDITION",
                                   rank=str(one.rank), tensor=other, remedy=remedy)
-        if path.parent != one.final and (said.get("base") or {}).get("path") != (base and native.path_to(base, one.final)):
+        if path.parent == one.partial and (said.get("base") or {}).get("path") != (base and native.path_to(base, one.final)):
             raise CheckpointError(f"{path.parent} has a part of this rank with another base", code="FAILED_PRECONDITION",
                                   rank=str(one.rank), remedy=remedy)
         return True

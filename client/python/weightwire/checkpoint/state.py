@@ -139,7 +139,7 @@ class State:
             sharded.open_base(one, part.layout, self._world_size, part.tensors, base / part.name)
 
     def _write_parts(self, where: Path, whole: Attempt, parts: List[_Part], resume: bool, base: Optional[Path]) -> None:
-        attempts = [Attempt(where / part.name, whole.name, whole.rank, whole.end) for part in parts]
+        attempts = [Attempt(where / part.name, whole.name, whole.rank, whole.end, whole.final / part.name) for part in parts]
         for part, one in zip(parts, attempts):
             if part.name == "hf_model":
                 export.export_rank(one, part.layout, self._world_size, part.tensors, part.config, resume, self._shard_bytes,
