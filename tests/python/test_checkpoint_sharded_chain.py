@@ -1,6 +1,5 @@
 """Ranks that save together what changed since a base: every version is what NumPy says it was, whoever dies and whatever is removed."""
 
-import json
 import os
 import pathlib
 import shutil
@@ -184,7 +183,8 @@ def test_a_rank_killed_at_any_step_leaves_the_version_or_none_and_the_base_is_as
     """Rank 0 writes, seals, names and prunes (v0, which nobody needs); rank 1 writes. Each step of them in turn is the last one."""
     made = versions(4, SMALL)
     named: list[bool] = []
-    while not named or killed:
+    killed = True
+    while killed:
         run = tmp_path / f"run{len(named)}"
         for number, base in enumerate([None, None, 1]):
             save_by_all(run / f"v{number}", made[number], 2, base=base and run / f"v{base}")
@@ -371,6 +371,8 @@ def test_neither_saves_nor_loads_keep_files_open_nor_more_than_two_of_a_chain_el
     for number, whole in enumerate(made):
         save(tmp_path / f"v{number}", whole, 0, 1, base=tmp_path / f"v{number - 1}" if number else None)
     loads(tmp_path / "v5", made[5], 1)
+    unread = checkpoint.open_checkpoint(tmp_path / "v5")
+    assert not opened() and unread.ranks
     assert checkpoint.compact(tmp_path / "v5")
     # When one is made, what it was made of is gone.
     assert len(sizes) == 0 + 1 + 2 + 3 + 4 + 5 + 5 and {*sizes} == {stored(tmp_path / "v0")[0]}

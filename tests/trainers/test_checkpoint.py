@@ -55,7 +55,8 @@ def test_what_megatron_saved_becomes_the_hugging_face_checkpoint(tmp_path, model
     checkpoint.compact(tmp_path / "changed")
     for rank in range(world_size):
         want = torch.load(tmp_path / f"changed.{rank}")
-        was, now = (safetensors.torch.load_file(tmp_path / name / f"rank{rank:05d}-00000.safetensors") for name in ("weightwire", "changed"))
+        was, now = (safetensors.torch.load_file(tmp_path / name / f"rank{rank:05d}-00000.safetensors")
+                    for name in ("weightwire", "changed"))
         assert was.keys() == now.keys() == want.keys() and all(torch.equal(now[name], tensor) for name, tensor in want.items())
         assert any(not torch.equal(was[name], tensor) for name, tensor in want.items())
 

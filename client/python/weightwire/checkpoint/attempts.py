@@ -89,12 +89,12 @@ def prune(final: Path, keep: int, marker: str) -> None:
         if found and int(found.group(1)) <= int(match.group(2)) and (path / marker).is_file():
             older[int(found.group(1))] = path
     going = [older[number] for number in sorted(older)[:-keep]]
-    while (path := next((one for one in going if not any(one in bases for bases in needed.values())), None)) is not None:
-        (path / marker).unlink()
-        disk.sync_folder(path)
-        shutil.rmtree(path)
-        going.remove(path)
-        del needed[path]
+    while free := [path for path in going if not any(path in bases for bases in needed.values())]:
+        (free[0] / marker).unlink()
+        disk.sync_folder(free[0])
+        shutil.rmtree(free[0])
+        going.remove(free[0])
+        del needed[free[0]]
 
 
 def _bases(folder: Path) -> Set[Path]:
