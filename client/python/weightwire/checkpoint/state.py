@@ -109,13 +109,15 @@ class State:
         return _Part(name, composed.PER_RANK, self._held(trees.encode(tree)), "{}")
 
     def _write(self, one: Attempt, parts: List[_Part], resume: bool, base: Optional[Path]) -> None:
-        if resume and composed.found_at(one.final):
+        begun = resume and one.rank != 0 and one.partial.is_dir()  # looked at first: rank 0 may give it the other name at any time
+        if not begun and resume and composed.found_at(one.final):
             self._write_parts(one.final, one, parts, resume, base)  # there is nothing to do but to compare
         else:
-            check_free(one.final)
-            if base is not None and one.rank == 0:
-                self._check_base(one, parts, base)
-            one.begin(resume)
+            if not begun:
+                check_free(one.final)
+                if base is not None and one.rank == 0:
+                    self._check_base(one, parts, base)
+                one.begin(resume)
             self._write_parts(one.partial, one, parts, resume, base)
             if one.rank == 0:
                 manifest = composed.manifest(one.partial, [part.name for part in parts], self._world_size)
