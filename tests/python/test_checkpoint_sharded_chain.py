@@ -233,6 +233,26 @@ def test_what_a_kept_version_is_based_on_is_kept(tmp_path):
     loads(tmp_path / "best", made[0], 3)
 
 
+def test_beside_a_manifest_that_does_not_tell_nothing_is_removed(tmp_path, caplog):
+    made = versions(3, SMALL)
+    for number in (1, 2):
+        save_by_all(tmp_path / f"v{number}", made[number], 2)
+    save_by_all(tmp_path / "best", made[0], 2, base=tmp_path / "v1")
+    manifest = tmp_path / "best" / native.MANIFEST
+    text = manifest.read_text()
+    manifest.write_text(text[:-9])
+    save_by_all(tmp_path / "v3", made[0], 2, keep_last=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "v1", "v2", "v3"]
+    assert f"{manifest} does not tell what it is based on" in caplog.text
+    manifest.write_text(text)
+    loads(tmp_path / "best", made[0], 1)
+    save_by_all(tmp_path / "v4", made[0], 2, keep_last=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "v1", "v4"]
+    (tmp_path / "v4" / native.MANIFEST).write_text("{")  # an old one that is damaged goes like any other
+    save_by_all(tmp_path / "v5", made[0], 2, keep_last=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "v1", "v5"]
+
+
 def test_versions_are_removed_before_what_they_are_based_on(tmp_path, monkeypatch):
     made = versions(4, SMALL)
     for number in (1, 2, 3):
@@ -251,9 +271,9 @@ def test_versions_are_removed_before_what_they_are_based_on(tmp_path, monkeypatc
     loads(tmp_path / "v1", made[1], 1)
 
 
-def refused(match: str, *arguments, error=checkpoint.CheckpointError, **options) -> None:
-    with pytest.raises(error, match=match):
-        save(*arguments, **options)
+def refused(match: str, *arguments, **options) -> None:
+    with pytest.raises(checkpoint.CheckpointError, match=match):
+        save(*arguments, timeout=2, **options)
 
 
 def test_a_base_that_cannot_be_one_is_refused_and_nothing_is_there(tmp_path):
@@ -267,25 +287,25 @@ def test_a_base_that_cannot_be_one_is_refused_and_nothing_is_there(tmp_path):
     refused("nowhere has no weightwire.json", new, now, 0, 2, base=tmp_path / "nowhere")
     refused("is 2 ranks of 'boxes', this is 3 of 'boxes'", new, now, 0, 3, base=tmp_path / "v1")
     with pytest.raises(checkpoint.CheckpointError, match="is 2 ranks of 'boxes', this is 2 of 'fsdp:dp2'"):
-        checkpoint.save_rank(new, "fsdp:dp2", 0, 2, part(now, 0, 2)[1], config="{}", attempt="one", base=tmp_path / "v1")
+        checkpoint.save_rank(new, "fsdp:dp2", 0, 2, part(now, 0, 2)[1], config="{}", attempt="one", timeout=2, base=tmp_path / "v1")
     refused("only in .*v1.*tensor odd", new, {name: bits for name, bits in now.items() if name != "odd"}, 0, 2, base=tmp_path / "v1")
     longer = {**now, "long": np.zeros(17, np.uint8)}
     with pytest.raises(checkpoint.CheckpointError, match="only in .*v2.*tensor long"):
         spec, arrays = part(now, 0, 2)
         held = [*spec.held, boxes.whole(TensorMeta("long", "U8", (17,)))]
         checkpoint.save_rank(new, Explicit({**spec.canonical, "long": held[-1].meta}, held), 0, 2, {**arrays, "long": longer["long"]},
-                             config="{}", attempt="one", base=tmp_path / "v1")
+                             config="{}", attempt="one", timeout=2, base=tmp_path / "v1")
     spec, arrays = part(now, 0, 2)
     halves = Explicit(spec.canonical, [boxes.Held(TensorMeta(h.meta.name, "F16", h.meta.shape), h.boxes) if h.meta.name == "odd" else h
                                        for h in spec.held])
     with pytest.raises(checkpoint.CheckpointError, match=r"BF16 .* in .*v1, F16 .* in .*v2.*tensor odd"):
-        checkpoint.save_rank(new, halves, 0, 2, {**arrays, "odd": arrays["odd"].view(np.float16)}, config="{}", attempt="one",
+        checkpoint.save_rank(new, halves, 0, 2, {**arrays, "odd": arrays["odd"].view(np.float16)}, config="{}", attempt="one", timeout=2,
                              base=tmp_path / "v1")
     size, total = arrays["odd"].size, SHAPES["odd"][1][0] * SHAPES["odd"][1][1] * SHAPES["odd"][1][2]
     moved = Explicit(spec.canonical, [boxes.cut(boxes.whole(meta("odd")), total - size, total) if h.meta.name == "odd" else h
                                       for h in spec.held])
     with pytest.raises(checkpoint.CheckpointError, match="in .*v1 this rank holds other boxes"):
-        checkpoint.save_rank(new, moved, 0, 2, arrays, config="{}", attempt="one", base=tmp_path / "v1")
+        checkpoint.save_rank(new, moved, 0, 2, arrays, config="{}", attempt="one", timeout=2, base=tmp_path / "v1")
     damaged = shutil.copytree(tmp_path / "v1", tmp_path / "damaged") / native.MANIFEST
     damaged.write_text(damaged.read_text().replace('"digest": "', '"digest": "0', 1))
     refused("its digest is not", new, now, 0, 2, base=tmp_path / "damaged")

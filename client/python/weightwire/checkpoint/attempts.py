@@ -5,6 +5,7 @@ The ranks share a file system and nothing else: what one waits for is a file tha
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -98,14 +99,17 @@ def prune(final: Path, keep: int, marker: str) -> None:
 
 
 def _bases(folder: Path) -> Set[Path]:
-    """The folders in which lies what this one, or a part of it, is based on."""
+    """The folders in which lies what this one, or a part of it, is based on. One that does not tell may need all beside it."""
     found: Set[Path] = set()
     for pattern in ("", "model/", "optimizer/*/"):
         for path in folder.glob(pattern + native.MANIFEST):
             try:
                 manifest: Any = read_json(path)
-                base = native_delta.base_of(manifest, path.parent)[0]
-            except CheckpointError:  # stored whole, or not to be read
-                continue
-            found |= {base, *base.parents}
+                if "base" in manifest:
+                    base = native_delta.base_of(manifest, path.parent)[0]
+                    found |= {base, *base.parents}
+            except CheckpointError as why:
+                logging.getLogger("weightwire").warning("%s does not tell what it is based on, and nothing beside it is removed: %s",
+                                                        path, why)
+                found |= {*folder.parent.iterdir()} - {folder}
     return found
