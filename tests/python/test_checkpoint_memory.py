@@ -27,31 +27,35 @@ def resident(what: str) -> int:
     return 1024 * int(re.search(rf"^{what}:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text(), re.M)[1])
 
 
-def _save(rank: int, folder: str, spec: str, contents: tuple, said) -> None:
+def _save(rank: int, folder: str, spec: str, contents: tuple, links: int, said) -> None:
     held = planner_of(CONFIG).rank_boxes(spec, rank)
     weights = {one.meta.name: np.full(one.meta.shape, rank, np.uint16) for one in held}
     whole = checkpoint.Contents(checkpoint.Model(spec, lambda: weights, CONFIG))
     state = checkpoint.State(checkpoint.Options(contents, ("model",) if "model" in contents else ()), whole, rank=rank,
                              world_size=2, timeout=60)
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
-    before = resident("VmRSS")
-    state.save(folder, attempt="one").result(60)
-    said.put((sum(math.prod(one.meta.shape) * 2 for one in held), resident("VmHWM") - before))
+    for number in range(links + 1):
+        pathlib.Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+        before = resident("VmRSS")
+        state.save(f"{folder}{number}", attempt="one", base=f"{folder}{number - 1}" if number else None).result(60)
+        extra = resident("VmHWM") - before
+        for array in weights.values():
+            array[..., ::31] += np.uint16(1)
+    said.put((sum(math.prod(one.meta.shape) * 2 for one in held), extra))
 
 
-@pytest.mark.parametrize("contents", [("model",), ("hf_model",)])
-def test_a_save_takes_two_steps_of_memory_beside_what_the_rank_holds(monkeypatch, contents):
+@pytest.mark.parametrize("contents,links", [(("model",), 0), (("hf_model",), 0), (("model",), 3)])
+def test_a_save_takes_two_steps_of_memory_beside_what_the_rank_holds(monkeypatch, contents, links):
     monkeypatch.setenv("WEIGHTWIRE_BIN_DIR", str(BINARIES))
     context = multiprocessing.get_context("spawn")
     said = context.Queue()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if pathlib.Path("/dev/shm").is_dir() else None) as folder:
-        ranks = [context.Process(target=_save, args=(rank, f"{folder}/s", "megatron:tp2", contents, said)) for rank in range(2)]
+        ranks = [context.Process(target=_save, args=(rank, f"{folder}/s", "megatron:tp2", contents, links, said)) for rank in range(2)]
         for process in ranks:
             process.start()
         answers = [said.get(timeout=90) for _ in ranks]
         for process in ranks:
             process.join(60)
-        checkpoint.check(f"{folder}/s/{contents[0]}")
+        checkpoint.check(f"{folder}/s{links}/{contents[0]}")
     print(answers)
     for held, extra in answers:
         assert held > 4 * STEP and extra <= 2 * STEP, f"{extra} bytes beside {held}; a step has {STEP}"

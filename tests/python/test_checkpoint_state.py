@@ -15,7 +15,7 @@ import pytest
 from conftest import BINARIES, read_safetensors
 from trainer_ranks import GROUPS, MAKERS, WEIGHTS, on_all, ranks, same, save_all, states
 from weightwire import DeadlineError, boxes, checkpoint
-from weightwire.checkpoint import Explicit, attempts, composed, export, sharded
+from weightwire.checkpoint import Explicit, attempts, composed, export, sharded, state
 from weightwire.checkpoint.__main__ import main as command
 from weightwire.checkpoint.layouts import plan_boxes
 from weightwire.memory import TensorMeta
@@ -162,6 +162,43 @@ def test_a_rank_killed_at_any_step_leaves_no_checkpoint_and_goes_on(tmp_path, ra
     same(into, ranks("megatron:tp4", filled=True))
     got = {name: bits for name, (_, bits) in read_safetensors(folder / "hf_model/model.safetensors").items()}
     assert all(np.array_equal(got[name], bits) for name, bits in WEIGHTS.items())
+
+
+@pytest.mark.parametrize("module,looks", [(sharded, "read_json"), (state, "check_free")])
+def test_a_rank_that_resumes_while_rank_0_names_the_checkpoint_finds_its_parts(tmp_path, monkeypatch, module, looks):
+    save_all(kill_ranks(), tmp_path / "step_1")
+    partial, read = tmp_path / ".step_1.one.partial", getattr(module, looks)
+    os.rename(tmp_path / "step_1", partial)
+
+    def named(path):
+        if partial.exists():
+            os.rename(partial, tmp_path / "step_1")
+        return read(path)
+    monkeypatch.setattr(module, looks, named)
+    one = kill_ranks()[1]
+    one.state._timeout = 3
+    one.state.save(tmp_path / "step_1", attempt="one", resume=True)
+
+
+def test_a_rank_that_resumes_while_rank_0_names_the_export_has_its_blocks_there(tmp_path, monkeypatch):
+    save_all(kill_ranks(), tmp_path / "step_1")
+    partial, found, looked = tmp_path / ".step_1.one.partial", export.hf.found_at, []
+    os.rename(tmp_path / "step_1", partial)
+    os.rename(partial / "hf_model", partial / ".hf_model.one.partial")
+    (partial / ".hf_model.one.partial/rank00001.done.json").write_text("{}")
+
+    def named(folder):
+        """Once both names of the export have been looked at, it has the last one."""
+        there = found(folder)
+        looked.append(folder)
+        if len(looked) == 2:
+            os.rename(partial / ".hf_model.one.partial", partial / "hf_model")
+            os.rename(partial, tmp_path / "step_1")
+        return there
+    monkeypatch.setattr(export.hf, "found_at", named)
+    one = kill_ranks()[1]
+    one.state._timeout = 3
+    one.state.save(tmp_path / "step_1", attempt="one", resume=True)
 
 
 def test_a_full_disk_and_a_missing_rank_leave_the_previous_checkpoint(tmp_path, monkeypatch):

@@ -35,17 +35,20 @@ def legacy_file(folder: str, sizes: dict) -> pathlib.Path:
 
 def save(rank: int, world_size: int, folder: str, out: str, sizes: dict, options: dict, spec: str = ""):
     """Saves a model that holds `folder`: with mcore's dist_checkpointing, in per-rank files, and, with a spec, by
-    `checkpoint.save_rank_later`; into <out>/{torch_dist,megatron,weightwire}."""
+    `checkpoint.save_rank_later`, and what two steps of training change of that; into <out>/{torch_dist,megatron,weightwire,changed},
+    and what torch says that the rank held then into <out>/changed.RANK."""
     job = Job(folder, sizes, options)
     torch_dist, legacy = f"{out}/torch_dist", f"{out}/megatron"
     if spec:
         prefixes = [""] if len(job.chunks) == 1 else [f"vpp{v}." for v in range(len(job.chunks))]
         held = {prefix + name: tensor for prefix, chunk in zip(prefixes, job.chunks)
                 for name, tensor in chunk.named_parameters()}
-        saved = checkpoint.save_rank_later(f"{out}/weightwire", spec, rank, world_size, held, attempt="one", timeout=60,
-                                           config=(pathlib.Path(folder) / "config.json").read_text())
+        how = {"attempt": "one", "timeout": 60, "config": (pathlib.Path(folder) / "config.json").read_text()}
+        saved = checkpoint.save_rank_later(f"{out}/weightwire", spec, rank, world_size, held, **how)
         job.step(2)  # the copy is taken: what is trained meanwhile does not reach it
         saved.result(60)
+        checkpoint.save_rank(f"{out}/changed", spec, rank, world_size, held, base=f"{out}/weightwire", **how)
+        torch.save({name: tensor.detach().clone() for name, tensor in held.items()}, f"{out}/changed.{rank}")
         job.load(folder)
     multiprocessing.current_process()._config["daemon"] = False  # mcore writes in processes of its own
     dist_checkpointing.save(sharded(job), torch_dist)

@@ -51,6 +51,14 @@ def test_what_megatron_saved_becomes_the_hugging_face_checkpoint(tmp_path, model
         same(tmp_path / f"{name}-hf", model)
         left_out[name] = set(report.left_out)
     assert left_out["megatron"] == {"args", "iteration", "optimizer"} and not left_out["weightwire"]
+    assert list((tmp_path / "changed").glob("*.delta")) and not list((tmp_path / "changed").glob("*.safetensors"))
+    checkpoint.compact(tmp_path / "changed")
+    for rank in range(world_size):
+        want = torch.load(tmp_path / f"changed.{rank}")
+        was, now = (safetensors.torch.load_file(tmp_path / name / f"rank{rank:05d}-00000.safetensors")
+                    for name in ("weightwire", "changed"))
+        assert was.keys() == now.keys() == want.keys() and all(torch.equal(now[name], tensor) for name, tensor in want.items())
+        assert any(not torch.equal(was[name], tensor) for name, tensor in want.items())
 
 
 @pytest.mark.parametrize("model,world_size,sizes,words", [

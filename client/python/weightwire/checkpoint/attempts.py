@@ -5,26 +5,30 @@ The ranks share a file system and nothing else: what one waits for is a file tha
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import time
 from pathlib import Path
-from typing import Callable, Dict
+from typing import Any, Callable, Dict, Optional, Set
 
 from weightwire import errors
-from weightwire.checkpoint import disk
+from weightwire.checkpoint import disk, native, native_delta
+from weightwire.checkpoint.hf import read_json
 from weightwire.checkpoint.stored import CheckpointError, plain
 
 _POLL_SECONDS_MAX = 0.05
 
 
 class Attempt:
-    """`name` is the same on all ranks and was never used before for `final`; `end` is on the monotonic clock."""
+    """`name` is the same on all ranks and was never used before for `final`; `end` is on the monotonic clock. `moved`: where `final` is
+    when the folder around it, an attempt too, has its name."""
 
-    def __init__(self, final: Path, name: str, rank: int, end: float):
+    def __init__(self, final: Path, name: str, rank: int, end: float, moved: Optional[Path] = None):
         self.final, self.name, self.rank, self.end = final, plain(name, "attempt"), rank, end
         self.partial = final.with_name(f".{final.name}.{name}.partial")
+        self.finals = (final,) if moved is None else (final, moved)
 
     def begin(self, resume: bool) -> None:
         """The attempt's folder: rank 0 makes it, the others wait for it."""
@@ -74,16 +78,38 @@ class Attempt:
 
 def prune(final: Path, keep: int, marker: str) -> None:
     """Keeps the last `keep` of the folders that differ from `final` in the number at the end of their name, and have a
-    file `marker`. That file goes first: what is half removed is no checkpoint."""
+    file `marker`. That file goes first: what is half removed is no checkpoint. What another folder beside it is based on is kept,
+    too, until that one is removed or made whole."""
     match = re.fullmatch(r"(.*?)(\d+)", final.name)
     if not match:
         return
     older: Dict[int, Path] = {}
-    for path in final.parent.iterdir():
+    needed = {path: _bases(path) for path in final.parent.resolve().iterdir() if path.is_dir()}
+    for path in needed:
         found = re.fullmatch(re.escape(match.group(1)) + r"(\d+)", path.name)
         if found and int(found.group(1)) <= int(match.group(2)) and (path / marker).is_file():
             older[int(found.group(1))] = path
-    for number in sorted(older)[:-keep]:
-        (older[number] / marker).unlink()
-        disk.sync_folder(older[number])
-        shutil.rmtree(older[number])
+    going = [older[number] for number in sorted(older)[:-keep]]
+    while free := [path for path in going if not any(path in bases for bases in needed.values())]:
+        (free[0] / marker).unlink()
+        disk.sync_folder(free[0])
+        shutil.rmtree(free[0])
+        going.remove(free[0])
+        del needed[free[0]]
+
+
+def _bases(folder: Path) -> Set[Path]:
+    """The folders in which lies what this one, or a part of it, is based on. One that does not tell may need all beside it."""
+    found: Set[Path] = set()
+    for pattern in ("", "model/", "optimizer/*/"):
+        for path in folder.glob(pattern + native.MANIFEST):
+            try:
+                manifest: Any = read_json(path)
+                if "base" in manifest:
+                    base = native_delta.base_of(manifest, path.parent)[0]
+                    found |= {base, *base.parents}
+            except CheckpointError as why:
+                logging.getLogger("weightwire").warning("%s does not tell what it is based on, and nothing beside it is removed: %s",
+                                                        path, why)
+                found |= {*folder.parent.iterdir()} - {folder}
+    return found

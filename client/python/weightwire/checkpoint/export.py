@@ -36,7 +36,9 @@ def export_rank(one: Attempt, layout: Layout, world_size: int, tensors: Tensors,
 
     CheckpointError: the ranks do not hold what the layout says; DeadlineError: a rank did not come.
     """
-    if resume and hf.found_at(one.final):
+    if resume and one.rank != 0 and _file(one, one.rank, _DONE).exists():
+        return None  # rank 0 may give the folder its name at any time
+    if resume and any(hf.found_at(folder) for folder in one.finals):
         return _clean(one, world_size)
     one.begin(resume)
     said: Dict[str, Any] = {"spec": layouts.words(layout), "tensors": {name: [dtype, list(shape)] for name, (dtype, shape, _)

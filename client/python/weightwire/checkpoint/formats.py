@@ -35,6 +35,8 @@ class Opened:
     boxes: Optional[List[List[Held]]] = None
     #: What was chosen where there was a choice, or taken or left in a way that somebody should know.
     notes: List[str] = field(default_factory=list)
+    #: Of weightwire's own format: what its manifest says.
+    manifest: Dict[str, Any] = field(default_factory=dict)
 
     def config(self) -> Optional[Path]:
         path = self.files.folder / CONFIG

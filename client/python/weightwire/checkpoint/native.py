@@ -32,24 +32,31 @@ def found_at(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def open_at(folder: Path, above: Tuple[Path, ...] = ()) -> Opened:
-    """`above`: the checkpoints that are based on this one."""
-    manifest = read_json(folder / MANIFEST)
-    spec, ranks = manifest.get("spec"), manifest.get("ranks")
-    if manifest.get("format") != "weightwire" or manifest.get("version") not in (1, 2) or not isinstance(spec, str):
-        raise damaged(MANIFEST, "not a manifest of version 1 or 2")
-    canonical = manifest.get("canonical")
-    if not isinstance(ranks, list) or not 0 < len(ranks) <= _RANKS_MAX or manifest.get("digest") != root(spec, ranks, canonical):
-        raise damaged(MANIFEST, "its digest is not that of its tensors")
+def open_at(folder: Path, above: Tuple[Path, ...] = (), only: Optional[int] = None) -> Opened:
+    """`above`: the checkpoints that are based on this one. `only`: opens this rank alone, as the first."""
+    manifest = read_manifest(folder)
+    spec, ranks = manifest["spec"], manifest["ranks"] if only is None else manifest["ranks"][only:only + 1]
     opened = (open_files(folder, spec, [entry["files"] for entry in ranks]) if manifest["version"] == 1 else
-              _open_changes(folder, manifest, above))
-    for rank, (entry, tensors) in enumerate(zip(ranks, opened.ranks)):
+              _open_changes(folder, manifest, ranks, above, only))
+    opened.manifest = manifest
+    for rank, (entry, tensors) in enumerate(zip(ranks, opened.ranks), only or 0):
         if entry["tensors"].keys() != tensors.keys():
             name = min(entry["tensors"].keys() ^ tensors.keys())
             raise damaged(MANIFEST, f"rank {rank}: in the manifest or in the files, not in both", tensor=name)
     if spec == layouts.BOXES:
-        opened.boxes = boxes_of(canonical, ranks, opened)
+        opened.boxes = boxes_of(manifest.get("canonical"), ranks, opened)
     return opened
+
+
+def read_manifest(folder: Path) -> Dict[str, Any]:
+    manifest: Dict[str, Any] = read_json(folder / MANIFEST)
+    spec, ranks = manifest.get("spec"), manifest.get("ranks")
+    if manifest.get("format") != "weightwire" or manifest.get("version") not in (1, 2) or not isinstance(spec, str):
+        raise damaged(MANIFEST, "not a manifest of version 1 or 2")
+    if not isinstance(ranks, list) or not 0 < len(ranks) <= _RANKS_MAX or \
+            manifest.get("digest") != root(spec, ranks, manifest.get("canonical")):
+        raise damaged(MANIFEST, "its digest is not that of its tensors")
+    return manifest
 
 
 def boxes_of(canonical: Any, ranks: List[Any], opened: Opened) -> List[List[Held]]:
@@ -79,23 +86,32 @@ def lay_out(folder: Path, wanted: Wanted) -> None:
                                        [(t.name, t.dtype, t.shape) for t in part])
 
 
-def _open_changes(folder: Path, manifest: Any, above: Tuple[Path, ...]) -> Opened:
+def open_base(base: Path, final: Path, only: Optional[int] = None) -> Opened:
+    """What a checkpoint that is going to be called `final` is based on. CheckpointError: it cannot be."""
+    if base == final:
+        raise CheckpointError(f"{final} cannot be its own base")
+    if not found_at(base):
+        raise CheckpointError(f"{base} has no {MANIFEST}: it is not a native checkpoint, or not complete", code="FAILED_PRECONDITION",
+                              remedy="a base is complete before a save that names it begins: wait for its own save on rank 0")
+    return open_at(base, (final,), only)
+
+
+def _open_changes(folder: Path, manifest: Any, entries: List[Any], above: Tuple[Path, ...], only: Optional[int]) -> Opened:
     """A checkpoint that is stored as what changed since another one. Each of its files is made, and compared with the digests, when
     it is first read."""
     where, digest = native_delta.base_of(manifest, folder)
     if where in above or len(above) >= native_delta.CHAIN_MAX:
-        raise damaged(MANIFEST, f"a chain of more than {native_delta.CHAIN_MAX} checkpoints, or a ring of them")
+        raise native_delta.ChainError((*above, folder)[0])
     try:
-        base = open_at(where, (*above, folder))
+        base = open_at(where, (*above, folder), only)
+    except native_delta.ChainError:
+        raise
     except CheckpointError as why:
         raise native_delta.missing_base(folder, where, why) from why
-    its: Any = read_json(where / MANIFEST)
-    if its["digest"] != digest:
-        raise CheckpointError(f"{folder} holds what changed since {where}, which is another checkpoint now", code="FAILED_PRECONDITION",
-                              reason="digest_mismatch", remedy="put the one that it was based on back there")
+    native_delta.check_link(folder, where, digest, base.manifest)
     opened = Files(folder)
     ranks: List[Dict[str, Stored]] = []
-    for entry, bases in zip(manifest["ranks"], base.ranks):
+    for entry, bases in zip(entries, base.ranks):
         ranks.append({})
         for name in entry["files"]:
             file = native_delta.DeltaFile(folder, name, opened)
@@ -106,6 +122,7 @@ def _open_changes(folder: Path, manifest: Any, above: Tuple[Path, ...]) -> Opene
                     raise damaged(file.name, "its base has no such tensor", tensor=tensor.name)
             leaves = {tensor.name: entry["tensors"].get(tensor.name, {}).get("leaves", []) for tensor in file.tensors}
             opened.made[file.name] = partial(file.expand, bases, base.files, leaves, LEAF_BYTES)
+    opened.close()  # until something is read
     made = Opened("weightwire", manifest["spec"], opened, ranks)
     made.notes += [f"stored as what changed since {where}", *base.notes]
     return made
@@ -115,17 +132,27 @@ def keep_changes(folder: Path, base: Path, final: Path) -> None:
     """Turns a sealed checkpoint into what changed since `base`; it is going to be called `final`."""
     older, newer = open_at(base), open_at(folder)
     manifest: Any = read_json(folder / MANIFEST)
-    its: Any = read_json(base / MANIFEST)
     check_alike(older, newer, str(base), str(final))
     for rank, entry in enumerate(manifest["ranks"]):
         for name in entry["files"]:
             tensors = safetensors.read_header(folder, name)
-            native_delta.write(folder / (name + native_delta.SUFFIX), name, tensors, newer.files, older.files, older.ranks[rank],
-                               LEAF_BYTES)
+            native_delta.write(folder / (name + native_delta.SUFFIX), native_delta.header_text(newer.files, name), tensors,
+                               newer.files.flat, older.files.flat, older.ranks[rank], LEAF_BYTES)
             (folder / name).unlink()
     newer.files.close()
-    manifest.update(version=2, base={"path": os.path.relpath(base, final.parent), "digest": its["digest"]})
+    older.files.close()
+    manifest.update(version=2, base=link_to(older, final))
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+def link_to(base: Opened, final: Path) -> Dict[str, Any]:
+    """What the manifest of `final` says of its base."""
+    return {"path": path_to(base.files.folder, final), "digest": base.manifest["digest"]}
+
+
+def path_to(base: Path, final: Path) -> str:
+    """From there, symbolic links followed."""
+    return os.path.relpath(os.path.realpath(base), os.path.realpath(final.parent))
 
 
 def make_whole(folder: Path) -> bool:
@@ -136,11 +163,11 @@ def make_whole(folder: Path) -> bool:
     changes: bool = manifest.get("version") == 2
     if changes:
         opened = open_at(folder)
-        try:
-            for name in names:
+        for name in names:
+            try:
                 _put(folder / plain(name, MANIFEST), partial(_copy, opened.files.fd(name)))
-        finally:
-            opened.files.close()
+            finally:
+                opened.files.close()  # one file at a time takes room elsewhere
         manifest.pop("base")
         manifest["version"] = 1
         _put(folder / MANIFEST, lambda out: out.write(json.dumps(manifest, indent=1).encode()))
@@ -165,13 +192,13 @@ def _copy(fd: int, out: BinaryIO) -> None:
         shutil.copyfileobj(source, out, LEAF_BYTES)
 
 
-def check_alike(older: Opened, newer: Opened, base: str, now: str) -> None:
-    """CheckpointError: they do not hold the same tensors by rank, name, dtype and shape; names the first that differs."""
+def check_alike(older: Opened, newer: Opened, base: str, now: str, first: int = 0) -> None:
+    """CheckpointError: they do not hold the same tensors by rank (from `first` on), name, dtype and shape; names the first that differs."""
     remedy = "two checkpoints of one model in one layout are needed; wwctl convert writes one in the layout of the other"
     if len(older.ranks) != len(newer.ranks):
         raise CheckpointError(f"{base} has {len(older.ranks)} ranks ({older.spec}), {now} has {len(newer.ranks)} ({newer.spec})",
                               code="FAILED_PRECONDITION", remedy=remedy)
-    for rank, (mine, theirs) in enumerate(zip(older.ranks, newer.ranks)):
+    for rank, (mine, theirs) in enumerate(zip(older.ranks, newer.ranks), first):
         for name in sorted(mine.keys() ^ theirs.keys()):
             raise CheckpointError(f"only in {base if name in mine else now}", code="FAILED_PRECONDITION", reason="tensor_missing",
                                   rank=str(rank), tensor=name, remedy=remedy)
@@ -189,22 +216,22 @@ def open_unsealed(folder: Path, wanted: Wanted) -> Opened:
 
 
 def seal(opened: Opened, wanted: Wanted) -> None:
-    write_manifest(opened.files.folder, wanted.spec, [describe(opened.files, tensors) for tensors in opened.ranks])
+    made = manifest_of(wanted.spec, [describe(opened.files.flat, tensors) for tensors in opened.ranks])
+    (opened.files.folder / MANIFEST).write_text(json.dumps(made, indent=1))
 
 
-def describe(files: Files, tensors: Dict[str, Stored]) -> Dict[str, Any]:
-    """A rank's entry in the manifest: its files and the digests of what they hold now."""
+def describe(values: native_delta.Values, tensors: Dict[str, Stored]) -> Dict[str, Any]:
+    """A rank's entry in the manifest: its files and the digests of what they hold."""
     names = sorted({region.file for tensor in tensors.values() for region in tensor.regions})
-    return {"files": names, "tensors": {name: _entry(files, t) for name, t in tensors.items()}}
+    return {"files": names, "tensors": {name: _entry(values, t) for name, t in tensors.items()}}
 
 
-def write_manifest(folder: Path, spec: str, ranks: List[Dict[str, Any]], canonical: Optional[Dict[str, Any]] = None) -> None:
-    """`canonical` (whole shapes by name) and `boxes` of each rank: where the layout has no words."""
-    content = {"format": "weightwire", "version": 1, "spec": spec, "leaf_bytes": LEAF_BYTES,
+def manifest_of(spec: str, ranks: List[Dict[str, Any]], canonical: Optional[Dict[str, Any]] = None,
+                base: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+    """`canonical` (whole shapes by name) and `boxes` of each rank: where the layout has no words. `base`: see `link_to`."""
+    content = {"format": "weightwire", "version": 2 if base else 1, "spec": spec, "leaf_bytes": LEAF_BYTES,
                "digest": root(spec, ranks, canonical), "ranks": ranks}
-    if canonical is not None:
-        content["canonical"] = canonical
-    (folder / MANIFEST).write_text(json.dumps(content, indent=1))
+    return {**content, **({} if canonical is None else {"canonical": canonical}), **({"base": base} if base else {})}
 
 
 def check(opened: Opened) -> None:
@@ -212,7 +239,7 @@ def check(opened: Opened) -> None:
     ranks: Any = read_json(opened.files.folder / MANIFEST)["ranks"]
     for rank, (entry, tensors) in enumerate(zip(ranks, opened.ranks)):
         for name, tensor in tensors.items():
-            if entry["tensors"][name] != _entry(opened.files, tensor):
+            if entry["tensors"][name] != _entry(opened.files.flat, tensor):
                 raise damaged(tensor.regions[0].file, f"rank {rank}: the bytes are not those of the digest", tensor=name)
 
 
@@ -228,12 +255,11 @@ def root(spec: str, ranks: Any, canonical: Any = None) -> str:
         return ""
 
 
-def _entry(files: Files, tensor: Stored) -> Dict[str, Any]:
+def _entry(values: native_delta.Values, tensor: Stored) -> Dict[str, Any]:
     step = LEAF_BYTES // dtype_bytes(tensor.dtype)
     leaves = []
     leaf = np.empty(min(step, tensor.count), bits_of(tensor.dtype))
     for begin in range(0, tensor.count, step):
-        values = files.flat(tensor, begin, min(tensor.count, begin + step), leaf)
-        leaves.append(hashlib.sha256(raw(values)).hexdigest())
+        leaves.append(hashlib.sha256(raw(values(tensor, begin, min(tensor.count, begin + step), leaf))).hexdigest())
     whole = hashlib.sha256(json.dumps([tensor.dtype, list(tensor.shape), leaves]).encode()).hexdigest()
     return {"digest": whole, "leaves": leaves}

@@ -13,15 +13,17 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, List, Tuple
+from typing import Any, BinaryIO, Callable, Dict, List, Tuple
 
 import numpy as np
 
 from weightwire.checkpoint import safetensors
 from weightwire.checkpoint.library import DELTA_BLOCK_BYTES, Library, library_of
-from weightwire.checkpoint.stored import CheckpointError, Files, Stored, bits_of, damaged, plain, raw
+from weightwire.checkpoint.stored import Bits, CheckpointError, Files, Stored, bits_of, damaged, plain, raw
 from weightwire.memory import dtype_bytes
 
+#: Elements of a tensor from one to another; the array at the end may be filled with them. `Files.flat` is one.
+Values = Callable[[Stored, int, int, Bits], Bits]
 SUFFIX = ".delta"
 #: Of checkpoints that are based on one another.
 CHAIN_MAX = 64
@@ -29,10 +31,9 @@ _MAGIC = b"WWDELTA1"
 _WHOLE = 1 << 31
 
 
-def write(path: Path, source: str, tensors: List[Stored], now: Files, base: Files, bases: Dict[str, Stored], step_bytes: int) -> None:
-    """`path`: the changes of the file `source` of `now`, which holds these tensors; `bases` are the same in `base`."""
+def write(path: Path, header: str, tensors: List[Stored], now: Values, base: Values, bases: Dict[str, Stored], step_bytes: int) -> None:
+    """`path`: the changes of a file with this header, which holds these tensors; `bases` are the same in `base`."""
     library = library_of(None)
-    header = _header_text(now, source)
     places: Dict[str, Tuple[int, int]] = {}
     with open(path, "xb") as out:
         out.write(_MAGIC)
@@ -44,18 +45,18 @@ def write(path: Path, source: str, tensors: List[Stored], now: Files, base: File
         out.write(footer + len(footer).to_bytes(8, "little") + _MAGIC)
 
 
-def _header_text(files: Files, name: str) -> str:
+def header_text(files: Files, name: str) -> str:
     length = int.from_bytes(files.read(name, 0, np.empty(8, np.uint8)).tobytes(), "little")
     return files.read(name, 8, np.empty(length, np.uint8)).tobytes().decode()
 
 
-def _write_tensor(out: BinaryIO, library: Library, tensor: Stored, now: Files, base: Files, older: Stored, step_bytes: int) -> None:
+def _write_tensor(out: BinaryIO, library: Library, tensor: Stored, now: Values, base: Values, older: Stored, step_bytes: int) -> None:
     step = step_bytes // dtype_bytes(tensor.dtype)
     buffers = [np.empty(min(step, tensor.count), bits_of(tensor.dtype)) for _ in range(2)]
     code = np.empty(DELTA_BLOCK_BYTES, np.uint8)
     for begin in range(0, tensor.count, step):
         end = min(tensor.count, begin + step)
-        was, values = base.flat(older, begin, end, buffers[0]), now.flat(tensor, begin, end, buffers[1])
+        was, values = base(older, begin, end, buffers[0]), now(tensor, begin, end, buffers[1])
         block = DELTA_BLOCK_BYTES // values.itemsize
         for at in range(0, len(values), block):
             piece = values[at:at + block]
@@ -100,6 +101,7 @@ class DeltaFile:
             out.write(len(text).to_bytes(8, "little") + text)
             for tensor in self.tensors:
                 self._expand_tensor(out, library, tensor, bases[tensor.name], base, leaves[tensor.name], leaf_bytes)
+            base.close()  # what was made of a chain for this file takes room
             out.flush()
             return os.dup(out.fileno())
 
@@ -139,7 +141,22 @@ def base_of(manifest: Any, folder: Path) -> Tuple[Path, str]:
     said = manifest.get("base")
     if not isinstance(said, dict) or not isinstance(said.get("path"), str) or not isinstance(said.get("digest"), str):
         raise damaged("weightwire.json", "it names no base")
-    return Path(os.path.normpath(folder.parent / said["path"])), said["digest"]
+    return Path(os.path.realpath(folder.parent / said["path"])), said["digest"]
+
+
+class ChainError(CheckpointError):
+    """What `folder` is based on has no end, or a far one."""
+
+    def __init__(self, folder: Path):
+        super().__init__(f"{folder} is based on a chain of more than {CHAIN_MAX} checkpoints, or on a ring of them",
+                         code="FAILED_PRECONDITION", remedy="save without a base, or store one of them whole first (wwctl compact)")
+
+
+def check_link(folder: Path, base: Path, digest: str, manifest: Any) -> None:
+    """CheckpointError: the manifest of the base is not that of what `folder` was based on."""
+    if manifest.get("digest") != digest:
+        raise CheckpointError(f"{folder} holds what changed since {base}, which is another checkpoint now", code="FAILED_PRECONDITION",
+                              reason="digest_mismatch", remedy="put the one that it was based on back there")
 
 
 def missing_base(folder: Path, base: Path, why: CheckpointError) -> CheckpointError:

@@ -31,7 +31,7 @@ class Options:
     backends:      how a content is saved, where not by its first back end
     load_from:     folders, in any format, that contents are loaded from instead of from what this job saved
     async_save:    a save returns when the tensors are copied
-    keep_last:     of checkpoints whose names differ in the number at the end, that many are kept; 0: all
+    keep_last:     of checkpoints whose names differ in the number at the end, that many are kept, and their bases; 0: all
     verify:        a load checks every digest of what it opens before the first byte
     """
 

@@ -87,8 +87,8 @@ def _tensor(file: str, name: str, entry: object) -> Tuple[int, int, str, str, Li
     return place[0], place[1], name, dtype, shape
 
 
-def write_skeleton(path: Path, tensors: Iterable[Tuple[str, str, Sequence[int]]]) -> None:
-    """A file with its header, the tensors' bytes still holes."""
+def make_header(tensors: Iterable[Tuple[str, str, Sequence[int]]]) -> Tuple[bytes, int]:
+    """The text of a header, and the bytes that follow it."""
     header: Dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape in tensors:
@@ -96,7 +96,12 @@ def write_skeleton(path: Path, tensors: Iterable[Tuple[str, str, Sequence[int]]]
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    return text + b" " * (-len(text) % 8), end
+
+
+def write_skeleton(path: Path, tensors: Iterable[Tuple[str, str, Sequence[int]]]) -> None:
+    """A file with its header, the tensors' bytes still holes."""
+    text, size = make_header(tensors)
     with open(path, "xb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
-        out.truncate(8 + len(text) + end)
+        out.truncate(8 + len(text) + size)

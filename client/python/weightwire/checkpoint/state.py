@@ -25,6 +25,7 @@ from weightwire.checkpoint.layouts import Layout
 from weightwire.checkpoint.options import Options
 from weightwire.checkpoint.sharded import Held
 from weightwire.checkpoint.sources import PathLike
+from weightwire.checkpoint.stored import CheckpointError
 from weightwire.checkpoint.writing import check_free
 
 
@@ -37,6 +38,11 @@ class _Part:
     tensors: Mapping[str, Held]
     config: str
 
+    @property
+    def coded(self) -> bool:
+        """Whether it is kept as what changed since a base: not trees, whose texts grow and shrink, nor what others read."""
+        return self.layout != composed.PER_RANK and self.name != "hf_model"
+
 
 class State:
     """What a trainer saves and loads by. CheckpointError: the options name a content that `contents` has not."""
@@ -48,19 +54,22 @@ class State:
         self._options, self._contents, self._rank, self._world_size = options, contents, rank, world_size
         self._timeout, self._shard_bytes, self._wwctl = timeout, shard_bytes, wwctl
 
-    def save(self, folder: PathLike, *, attempt: str, resume: bool = False) -> "Future[None]":
+    def save(self, folder: PathLike, *, attempt: str, resume: bool = False, base: Optional[PathLike] = None) -> "Future[None]":
         """Every rank calls it, and awaits what it returns. Without `async_save` that is done already; with it the tensors are
         copied (once this rank's bytes) and may change, and it must be awaited before the process ends.
 
         attempt, resume: as those of `save_rank`. On rank 0 it is done when the checkpoint is whole.
+        base: an earlier save of such contents under the same layout: of `model` and the optimizer's groups what changed since
+        it is kept; `hf_model` and trees are kept whole.
         CheckpointError, DeadlineError, OSError: nothing has the folder's name; what was saved before is as it was.
         """
         one = Attempt(Path(os.path.abspath(folder)), attempt, self._rank, time.monotonic() + self._timeout)
+        older = sharded.base_folder(base, one.final)
         parts = self._parts()
         if self._options.async_save:
             parts = [replace(part, tensors={name: sharded.copied(t) for name, t in part.tensors.items()}) for part in parts]
-            return sharded.later(self._write, one, parts, resume)
-        self._write(one, parts, resume)
+            return sharded.later(self._write, one, parts, resume, older)
+        self._write(one, parts, resume, older)
         done: "Future[None]" = Future()
         done.set_result(None)
         return done
@@ -99,13 +108,17 @@ class State:
     def _tree(self, name: str, tree: Any) -> _Part:
         return _Part(name, composed.PER_RANK, self._held(trees.encode(tree)), "{}")
 
-    def _write(self, one: Attempt, parts: List[_Part], resume: bool) -> None:
-        if resume and composed.found_at(one.final):
-            self._write_parts(one.final, one, parts, resume)  # there is nothing to do but to compare
+    def _write(self, one: Attempt, parts: List[_Part], resume: bool, base: Optional[Path]) -> None:
+        begun = resume and one.rank != 0 and one.partial.is_dir()  # looked at first: rank 0 may give it the other name at any time
+        if not begun and resume and composed.found_at(one.final):
+            self._write_parts(one.final, one, parts, resume, base)  # there is nothing to do but to compare
         else:
-            check_free(one.final)
-            one.begin(resume)
-            self._write_parts(one.partial, one, parts, resume)
+            if not begun:
+                check_free(one.final)
+                if base is not None and one.rank == 0:
+                    self._check_base(one, parts, base)
+                one.begin(resume)
+            self._write_parts(one.partial, one, parts, resume, base)
             if one.rank == 0:
                 manifest = composed.manifest(one.partial, [part.name for part in parts], self._world_size)
                 one.put(one.partial / composed.MANIFEST, json.dumps(manifest, indent=1))
@@ -113,14 +126,29 @@ class State:
         if one.rank == 0 and self._options.keep_last:
             prune(one.final, self._options.keep_last, composed.MANIFEST)
 
-    def _write_parts(self, base: Path, whole: Attempt, parts: List[_Part], resume: bool) -> None:
-        attempts = [Attempt(base / part.name, whole.name, whole.rank, whole.end) for part in parts]
+    def _check_base(self, one: Attempt, parts: List[_Part], base: Path) -> None:
+        """CheckpointError: before anything of the save is there."""
+        if not composed.found_at(base):
+            raise CheckpointError(f"{base} has no {composed.MANIFEST}: State.save did not write it, or it is not complete",
+                                  code="FAILED_PRECONDITION", remedy="wait for its own save on rank 0 before one that names it begins")
+        there, coded = composed.read(base)[0], [part for part in parts if part.coded]
+        missing = [part.name for part in coded if part.name not in there]
+        if missing or not coded:
+            raise CheckpointError(f"{base} was saved without {missing[0]}" if missing else
+                                  "nothing of save_contents is kept as what changed", code="FAILED_PRECONDITION",
+                                  remedy="save without a base")
+        for part in coded:
+            sharded.open_base(one, part.layout, self._world_size, part.tensors, base / part.name)
+
+    def _write_parts(self, where: Path, whole: Attempt, parts: List[_Part], resume: bool, base: Optional[Path]) -> None:
+        attempts = [Attempt(where / part.name, whole.name, whole.rank, whole.end, whole.final / part.name) for part in parts]
         for part, one in zip(parts, attempts):
             if part.name == "hf_model":
                 export.export_rank(one, part.layout, self._world_size, part.tensors, part.config, resume, self._shard_bytes,
                                    self._wwctl)
             else:
-                sharded.write_part(one, part.layout, part.tensors, resume)
+                sharded.write_part(one, part.layout, self._world_size, part.tensors, resume,
+                                   base / part.name if base is not None and part.coded else None)
         for part, one in zip(parts, attempts):  # the others are waited for when everything of this rank is written
             if whole.rank == 0 and part.name != "hf_model":
                 sharded.finish(one, part.layout, self._world_size, part.config, resume)

@@ -46,9 +46,7 @@ def base_folder(base: Optional[os.PathLike[str] | str], kind: str, final: Path) 
     folder = Path(os.path.abspath(base))
     if kind != "weightwire":
         raise CheckpointError(f"a checkpoint in {kind} is kept whole", remedy="--base goes with --to weightwire[:SPEC]")
-    if folder == final:
-        raise CheckpointError(f"{final} cannot be its own base")
-    native.open_at(folder)
+    native.open_base(folder, final).files.close()
     return folder
 
 
