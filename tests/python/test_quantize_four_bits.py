@@ -101,3 +101,23 @@ def compare(engine, wanted: dict) -> None:
     assert {name for name in got if not name.endswith("weight_shape")} == wanted.keys()
     for name, (dtype, shape, data) in wanted.items():
         assert tuple(got[name].shape) == shape and got[name].tobytes() == data, (name, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["I64", "I32"])
+def test_a_checkpoint_in_four_bits_passes_as_it_is(daemon, groups, dtype):
+    """Kimi's releases store shapes in I32, compressed-tensors in I64."""
+    config, plain, _, _ = megatron_case("megatron", "deepseek_v3", "mcore-tp2ep2etp1pp2-seq", "tp2,ep2,etp1,pp2")
+    stored = wanted_of(plain, "int4", 8)
+    for name, (_, shape, data) in stored.items():
+        if name.endswith("weight_shape"):
+            stored[name] = dtype, shape, np.frombuffer(data, np.int64).astype(dtype.lower().replace("i", "int")).tobytes()
+    kinds = {**DTYPES, "I64": np.uint64, "F32": np.uint32}
+    shard = {name: (TensorMeta(name, kind, shape), np.frombuffer(data, kinds[kind]).reshape(shape)) for name, (kind, shape, data) in stored.items()}
+    config = config_of(config, "int4", 8)
+    groups.append(Trainer(daemon.agent_socket, config, "hf", [shard]))
+    groups.append(EngineRanks(daemon.agent_socket, "packed", config, "hf", [[meta for meta, _ in shard.values()]]))
+    groups[0].publish(1)
+    groups[1].wait_version(1)
+    got = groups[1].ranks[0].params
+    assert got.keys() == stored.keys()
+    assert [name for name, (_, _, data) in stored.items() if got[name].tobytes() != data] == []
