@@ -127,6 +127,21 @@ Status NoCast(const TensorSpec& tensor, uint32_t source_rank, DType from, uint32
       .Remedy(DtypeRemedy(from, to));
 }
 
+Status NoScales(const TensorSpec& tensor, uint32_t source_rank, DType from, uint32_t target_rank,
+                DType to) {
+  return Refuse(Reason::kDtypeMismatch, RankText(Side::kSource, source_rank) + " holds " +
+                                            std::string(layout::DTypeName(from)) + ", " +
+                                            RankText(Side::kTarget, target_rank) + " wants " +
+                                            std::string(layout::DTypeName(to)) +
+                                            ", and its format's scales are made in " +
+                                            "the dtype that a checkpoint has")
+      .AtRank(RankText(Side::kTarget, target_rank))
+      .AtTensor(tensor.name)
+      .Remedy(
+          "give the engine's own loader the checkpoint's tensors (mode hf_sharded in vLLM), or "
+          "publish the quantized weights");
+}
+
 Status Unowned(const TensorSpec& tensor, uint32_t target_rank, const Box& box,
                const OwnerIndex& index) {
   return Refuse(Reason::kUnownedElement,

@@ -14,9 +14,11 @@ from weightwire.checkpoint import quantizing
 
 KIND = "qwen2"
 INSPECT = dict(worker_extension_cls="tests.engine.extension.Inspect")
-#: format -> what compressed-tensors is told of weights and of activations.
+#: format -> what compressed-tensors is told of weights and of activations, and the mode that makes them of floats.
 FORMATS = {
-    "int4-32-compressed-tensors": (dict(num_bits=4, type="int", strategy="group", group_size=32), None),
+    "int4-32-compressed-tensors": (dict(num_bits=4, type="int", strategy="group", group_size=32), None, "fused"),
+    "fp8-channel": (dict(num_bits=8, type="float", strategy="channel"), dict(num_bits=8, type="float", strategy="token", dynamic=True),
+                    "hf_sharded"),
 }
 
 
@@ -53,7 +55,8 @@ def state_of(engine) -> tuple:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_trainers_floats_answer_as_the_librarys_file(format, checkpoint, tmp_path, stack):
-    library = library_file(checkpoint(KIND, 1), tmp_path / "library", *FORMATS[format])
+    *said, mode = FORMATS[format]
+    library = library_file(checkpoint(KIND, 1), tmp_path / "library", *said)
     own = {seed: tmp_path / f"own-{seed}" for seed in (0, 1)}
     for seed, folder in own.items():
         quantizing.quantize(checkpoint(KIND, seed), folder, "hf", format)
@@ -67,12 +70,17 @@ def test_a_trainers_floats_answer_as_the_librarys_file(format, checkpoint, tmp_p
     assert before[0] != want[0]
     # A trainer of floats; after it one that holds what was quantized already, and sends it as it is.
     with contextlib.closing(rig.Trainer(stack.agent, checkpoint(KIND, 1))) as trainer:
-        driver = stack.add(engine.driver(name="engine", agent=stack.agent))
-        assert [told["mode"] for told in driver.init()] == ["fused"]
-        publish(trainer, driver, 1, checkpoint(KIND, 1))
+        if mode != "fused":  # vLLM holds the scales in float32, checkpoints in the dtype that the weights had
+            stack.add(engine.driver(name="engine", agent=stack.agent)).init()
+            trainer.send(1, checkpoint(KIND, 1))
+            refused = trainer.released()["error"]
+            assert "weight_scale" in refused and "source/0 holds BF16, target/0 wants F32" in refused and "hf_sharded" in refused, refused
+        driver = stack.add(engine.driver(name="engine", agent=stack.agent, mode=mode))
+        assert [told["mode"] for told in driver.init()] == [mode]
+        publish(trainer, driver, 2, checkpoint(KIND, 1))
         assert state_of(engine) == want
     with contextlib.closing(rig.Trainer(stack.agent, own[0])) as trainer:
-        publish(trainer, driver, 2, own[0])
+        publish(trainer, driver, 3, own[0])
         assert state_of(engine) == before
 
 

@@ -275,6 +275,8 @@ std::vector<Refusal> Refusals() {
   no_codes.ranks[0].tensors.erase(no_codes.ranks[0].tensors.begin());
   cut.ranks[0].tensors[0] = BoxTensor("codes", 0, {{2, 0}, {14, 12}}, DType::kF8E4M3);
   unknown.canonical.tensors[0].block.clear();
+  ModelLayout own_kind = engine;
+  own_kind.canonical.tensors[0].scale_rule = layout::ScaleRule::kOwnKind;
   ModelLayout has_scales = trainer;
   has_scales.canonical.tensors.push_back(engine.canonical.tensors[1]);
   has_scales.ranks[0].tensors.push_back(
@@ -353,6 +355,12 @@ std::vector<Refusal> Refusals() {
        Reason::kDtypeMismatch,
        "target/0",
        {"source/0 holds BF16", "target/0 wants F8_E4M3", "quantization_config"}},
+      {"scales of BF16 in F32, of a format that has them in BF16",
+       trainer,
+       own_kind,
+       Reason::kDtypeMismatch,
+       "target/0",
+       {"w_scale_inv", "source/0 holds BF16, target/0 wants F32", "hf_sharded"}},
       {"scales beside floats",
        has_scales,
        engine,
