@@ -53,8 +53,8 @@ Result<SchemeLayout> FromCheckpoint(const control::LayoutSubmission& submission)
   return SchemeLayout{nullptr, canonical, layout::FingerprintOf(*canonical), canonical, {}};
 }
 
-/// Of a quantized model whose layout no scheme describes, the family's tensors, which say what can be
-/// made on the way; of others those that the checkpoint has.
+/// Of a quantized model whose layout no scheme describes, the family's tensors, which say what can
+/// be made on the way; of others those that the checkpoint has.
 Result<SchemeLayout> WithoutScheme(const control::LayoutSubmission& submission) {
   auto made = layout::CanonicalFromConfig(submission.config_json);
   if (!made || std::ranges::all_of(made->tensors, [](const layout::TensorSpec& tensor) {

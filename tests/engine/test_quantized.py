@@ -2,7 +2,6 @@
 an engine that was started on the file which compressed-tensors itself has written. Its parameters, which vLLM has repacked, are equal too."""
 
 import contextlib
-import json
 import shutil
 from pathlib import Path
 

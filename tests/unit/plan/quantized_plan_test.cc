@@ -286,12 +286,12 @@ std::vector<Refusal> Refusals() {
   const Shape wide = {8, 64};
   const ModelLayout wide_trainer = Trainer(wide, {Whole(wide)});
   // Groups of 32 in INT4 are 4 words, in MXFP4 16 bytes.
-  const layout::TensorSpec int4{
-      "w_packed", DType::kI32, {8, 8}, {1, 4}, layout::ScaleRule::kInt4, 8};
+  const layout::TensorSpec int4{"w_packed", DType::kI32, {8, 8}, {1, 4}, layout::ScaleRule::kInt4,
+                                8};
   const layout::TensorSpec mxfp4{
       "w_packed", DType::kU8, {8, 32}, {1, 16}, layout::ScaleRule::kMxFp4Rounded, 2};
-  const layout::TensorSpec nvfp4{
-      "w_packed", DType::kU8, {8, 32}, {1, 8}, layout::ScaleRule::kNvFp4, 2};
+  const layout::TensorSpec nvfp4{"w_packed", DType::kU8, {8, 32}, {1, 8}, layout::ScaleRule::kNvFp4,
+                                 2};
   ModelLayout nv_engine = PackedEngine(nvfp4, DType::kF8E4M3, {Whole(nvfp4.shape)});
   ModelLayout global_alone = nv_engine;
   global_alone.canonical.tensors.insert(global_alone.canonical.tensors.begin(),
