@@ -1,5 +1,6 @@
 """Real engines that run weights in a format that weightwire makes, as a CPU can: floats of a trainer reach one packed, and it answers as
-an engine that was started on the file which compressed-tensors itself has written. Its parameters, which vLLM has repacked, are equal too."""
+an engine that was started on the file which compressed-tensors itself has written. Its parameters, as vLLM has repacked them, are
+equal too."""
 
 import contextlib
 import shutil

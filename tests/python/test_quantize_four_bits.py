@@ -112,7 +112,8 @@ def test_a_checkpoint_in_four_bits_passes_as_it_is(daemon, groups, dtype):
         if name.endswith("weight_shape"):
             stored[name] = dtype, shape, np.frombuffer(data, np.int64).astype(dtype.lower().replace("i", "int")).tobytes()
     kinds = {**DTYPES, "I64": np.uint64, "F32": np.uint32}
-    shard = {name: (TensorMeta(name, kind, shape), np.frombuffer(data, kinds[kind]).reshape(shape)) for name, (kind, shape, data) in stored.items()}
+    shard = {name: (TensorMeta(name, kind, shape), np.frombuffer(data, kinds[kind]).reshape(shape))
+             for name, (kind, shape, data) in stored.items()}
     config = config_of(config, "int4", 8)
     groups.append(Trainer(daemon.agent_socket, config, "hf", [shard]))
     groups.append(EngineRanks(daemon.agent_socket, "packed", config, "hf", [[meta for meta, _ in shard.values()]]))
