@@ -32,6 +32,8 @@ enum class FourBitKind : uint8_t {
   kInt4 = 3,
 };
 inline constexpr FourBitKind kLastFourBitKind = FourBitKind::kInt4;
+/// Of the layout::ScaleRule `rule`, which is one of four bits: they follow four rules of fp8.
+constexpr FourBitKind FourBitKindOf(int rule) { return static_cast<FourBitKind>(rule - 4); }
 /// Of a scale of elements `from`.
 constexpr int FourBitScaleBytes(FourBitKind kind, Element from) {
   return kind != FourBitKind::kInt4 ? 1 : from == Element::kF32 ? 4 : 2;

@@ -143,8 +143,7 @@ Element FloatElement(const char* name) {
 Status QuantizeFourBits(const char* name, const ww_checkpoint_matrix& matrix, const void* source,
                         void* codes, void* scales) {
   const Element from = FloatElement(name);
-  const auto kind =
-      static_cast<kernels::FourBitKind>(matrix.rule - static_cast<int>(layout::kFirstFourBitRule));
+  const kernels::FourBitKind kind = kernels::FourBitKindOf(matrix.rule);
   if (from == Element::kOpaque1 || matrix.rule > static_cast<int>(layout::kLastFourBitRule) ||
       kernels::FourBitScaleBytes(kind, from) != matrix.scale_bytes || matrix.rows < 1 ||
       matrix.columns < 1 || matrix.block_rows != 1 || matrix.block_columns < 8 ||

@@ -29,6 +29,21 @@ Result<RankOffer> Sized(layout::RankLayout rank,
                    {}};
 }
 
+/// `canonical` with the shapes of checkpoints; null where they are its own. Adapters (lora=) are no
+/// tensors of a checkpoint and have theirs.
+Result<std::shared_ptr<const layout::CanonicalSpace>> StoredAs(
+    const layout::CanonicalSpace& canonical, const std::string& config_json) {
+  WW_ASSIGN(const layout::CanonicalSpace stored, layout::StoredFromConfig(config_json));
+  std::shared_ptr<layout::CanonicalSpace> own;
+  for (size_t t = 0; t < canonical.tensors.size(); ++t) {
+    const auto found = stored.Find(canonical.tensors[t].name);
+    if (!found || stored.tensors[*found].shape == canonical.tensors[t].shape) continue;
+    if (own == nullptr) own = std::make_shared<layout::CanonicalSpace>(canonical);
+    own->tensors[t].shape = stored.tensors[*found].shape;
+  }
+  return own;
+}
+
 /// What a trace tells of a model that no family describes.
 Result<SchemeLayout> FromCheckpoint(const control::LayoutSubmission& submission) {
   WW_ASSIGN(layout::CanonicalSpace made,
@@ -36,6 +51,22 @@ Result<SchemeLayout> FromCheckpoint(const control::LayoutSubmission& submission)
   WW_FAIL_IF_ERROR(layout::CheckHeadIsKnown(submission.config_json, made, submission.trace));
   auto canonical = std::make_shared<const layout::CanonicalSpace>(std::move(made));
   return SchemeLayout{nullptr, canonical, layout::FingerprintOf(*canonical), canonical, {}};
+}
+
+/// Of a quantized model whose layout no scheme describes, the family's tensors, which say what can
+/// be made on the way; of others those that the checkpoint has.
+Result<SchemeLayout> WithoutScheme(const control::LayoutSubmission& submission) {
+  auto made = layout::CanonicalFromConfig(submission.config_json);
+  if (!made || std::ranges::all_of(made->tensors, [](const layout::TensorSpec& tensor) {
+        return tensor.block.empty();
+      })) {
+    return FromCheckpoint(submission);
+  }
+  auto canonical = std::make_shared<const layout::CanonicalSpace>(std::move(*made));
+  WW_ASSIGN(auto stored, StoredAs(*canonical, submission.config_json));
+  WW_ASSIGN(std::vector<std::string> notes, layout::NotesOfConfig(submission.config_json));
+  return SchemeLayout{nullptr, canonical, layout::FingerprintOf(*canonical),
+                      stored ? stored : canonical, std::move(notes)};
 }
 
 /// The loader saw tensors as checkpoints store them; its layout is agreed as the model has them.
@@ -48,7 +79,8 @@ Result<RankOffer> FromTrace(const control::LayoutSubmission& submission, const S
   }
   std::vector<std::string> notes = scheme.notes;
   if (!submission.spec.empty() && scheme.model == nullptr) {
-    notes.push_back("no family describes the model: the recorded loader was compared with nothing");
+    notes.push_back(
+        "no scheme describes this engine's model: the recorded loader was compared with nothing");
   } else if (!submission.spec.empty()) {
     std::ranges::move(layout::CompareTrace(*scheme.canonical, traced, scheme.model->ranks[rank]),
                       std::back_inserter(notes));
@@ -64,7 +96,7 @@ Result<RankOffer> FromTrace(const control::LayoutSubmission& submission, const S
 Result<RankOffer> FromScheme(const control::LayoutSubmission& submission,
                              const SchemeLayout& scheme, uint32_t rank, uint32_t world) {
   if (scheme.model == nullptr) {
-    WW_ASSIGN(const SchemeLayout own, FromCheckpoint(submission));
+    WW_ASSIGN(const SchemeLayout own, WithoutScheme(submission));
     return FromTrace(submission, own, rank);
   }
   if (!submission.spec.empty() && scheme.model->ranks.size() != world) {
@@ -104,21 +136,6 @@ Result<AgreedLayoutPtr> Split(const AgreedLayoutPtr& layout,
   if (splits.empty()) return layout;
   WW_ASSIGN(layout::ModelLayout model, layout::Split(layout->model, splits));
   return Agreed(std::move(model));
-}
-
-/// `canonical` with the shapes of checkpoints; null where they are its own. Adapters (lora=) are no
-/// tensors of a checkpoint and have theirs.
-Result<std::shared_ptr<const layout::CanonicalSpace>> StoredAs(
-    const layout::CanonicalSpace& canonical, const std::string& config_json) {
-  WW_ASSIGN(const layout::CanonicalSpace stored, layout::StoredFromConfig(config_json));
-  std::shared_ptr<layout::CanonicalSpace> own;
-  for (size_t t = 0; t < canonical.tensors.size(); ++t) {
-    const auto found = stored.Find(canonical.tensors[t].name);
-    if (!found || stored.tensors[*found].shape == canonical.tensors[t].shape) continue;
-    if (own == nullptr) own = std::make_shared<layout::CanonicalSpace>(canonical);
-    own->tensors[t].shape = stored.tensors[*found].shape;
-  }
-  return own;
 }
 
 bool Quantizes(const plan::TransferPlan& plan) {

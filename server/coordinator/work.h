@@ -13,7 +13,8 @@ namespace weightwire::coordinator {
 
 /// What a scheme says about a model, with the fingerprint of the canonical space.
 struct SchemeLayout {
-  std::shared_ptr<const layout::ModelLayout> model;  ///< null: no family describes the model
+  std::shared_ptr<const layout::ModelLayout>
+      model;  ///< null: no scheme describes what the engine holds
   std::shared_ptr<const layout::CanonicalSpace> canonical;
   layout::Fingerprint canonical_fingerprint;
   /// In the shapes of checkpoints, which traces see; `canonical` itself where they are the same.

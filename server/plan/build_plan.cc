@@ -408,7 +408,10 @@ class Planner {
       const layout::DType from = TensorOf(source_, holder).dtype;
       const bool known = transform == Transform::kElements ? CastKnown(from, to)
                                                            : CanMake(transform, rule, from, to);
-      if (!known) return NoCast(spec, holder.rank, from, ref.rank, to);
+      if (known) continue;
+      return transform == Transform::kScales && IsQuantizable(from)
+                 ? NoScales(spec, holder.rank, from, ref.rank, to)
+                 : NoCast(spec, holder.rank, from, ref.rank, to);
     }
     return OkStatus();
   }

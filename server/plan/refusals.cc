@@ -73,9 +73,19 @@ Status NeedsWholeTensor(const TensorSpec& weight) {
 
 namespace {
 
-/// What stands beside packed weights, of a source that has those before they are packed.
-std::optional<Status> BesidePacked(const TensorSpec& tensor, const layout::CanonicalSpace& source,
-                                   const layout::CanonicalSpace& target) {
+/// Packed weights of gpt-oss' experts, and what stands beside packed weights, of a source that has
+/// those before they are packed.
+std::optional<Status> OfPacked(const TensorSpec& tensor, const layout::CanonicalSpace& source,
+                               const layout::CanonicalSpace& target) {
+  for (const std::string_view suffix : {layout::kFusedBlocks, layout::kFusedScales}) {
+    if (!tensor.name.ends_with(suffix)) continue;
+    if (!source.Find(tensor.name.substr(0, tensor.name.size() - suffix.size()))) continue;
+    return Refuse(Reason::kDtypeMismatch, "gpt-oss' MXFP4 is not made on the way")
+        .AtTensor(tensor.name)
+        .Remedy(
+            "make a checkpoint with wwctl convert --quantize mxfp4-gpt-oss and push it, or run the "
+            "engine without quantization_config");
+  }
   for (const std::string_view suffix : {"_global_scale", "_shape"}) {
     if (!tensor.name.ends_with(suffix)) continue;
     const std::string weight = tensor.name.substr(0, tensor.name.size() - suffix.size());
@@ -96,8 +106,8 @@ std::optional<Status> BesidePacked(const TensorSpec& tensor, const layout::Canon
 
 Status NoSuchTensor(const TensorSpec& tensor, uint32_t target_rank,
                     const layout::CanonicalSpace& source, const layout::CanonicalSpace& target) {
-  if (auto beside = BesidePacked(tensor, source, target)) {
-    return std::move(*beside).AtRank(RankText(Side::kTarget, target_rank));
+  if (auto packed = OfPacked(tensor, source, target)) {
+    return std::move(*packed).AtRank(RankText(Side::kTarget, target_rank));
   }
   return Refuse(Reason::kTensorMissing, "the source has no such tensor")
       .AtRank(RankText(Side::kTarget, target_rank))
@@ -115,6 +125,21 @@ Status NoCast(const TensorSpec& tensor, uint32_t source_rank, DType from, uint32
       .AtRank(RankText(Side::kTarget, target_rank))
       .AtTensor(tensor.name)
       .Remedy(DtypeRemedy(from, to));
+}
+
+Status NoScales(const TensorSpec& tensor, uint32_t source_rank, DType from, uint32_t target_rank,
+                DType to) {
+  return Refuse(Reason::kDtypeMismatch, RankText(Side::kSource, source_rank) + " holds " +
+                                            std::string(layout::DTypeName(from)) + ", " +
+                                            RankText(Side::kTarget, target_rank) + " wants " +
+                                            std::string(layout::DTypeName(to)) +
+                                            ", and its format's scales are made in " +
+                                            "the dtype that a checkpoint has")
+      .AtRank(RankText(Side::kTarget, target_rank))
+      .AtTensor(tensor.name)
+      .Remedy(
+          "give the engine's own loader the checkpoint's tensors (mode hf_sharded in vLLM), or "
+          "publish the quantized weights");
 }
 
 Status Unowned(const TensorSpec& tensor, uint32_t target_rank, const Box& box,

@@ -16,6 +16,9 @@ Status NoSuchTensor(const layout::TensorSpec& tensor, uint32_t target_rank,
                     const layout::CanonicalSpace& source, const layout::CanonicalSpace& target);
 Status NoCast(const layout::TensorSpec& tensor, uint32_t source_rank, layout::DType from,
               uint32_t target_rank, layout::DType to);
+/// Scales of weights in `from`, in a dtype in which they are not made.
+Status NoScales(const layout::TensorSpec& tensor, uint32_t source_rank, layout::DType from,
+                uint32_t target_rank, layout::DType to);
 /// The owners of `index` do not cover `box`.
 Status Unowned(const layout::TensorSpec& tensor, uint32_t target_rank, const layout::Box& box,
                const OwnerIndex& index);

@@ -202,6 +202,11 @@ Status ForEachOp(const plan::RankSlice& slice, Check check) {
   return OkStatus();
 }
 
+static_assert(kernels::FourBitKindOf(static_cast<int>(layout::kFirstFourBitRule)) ==
+                  kernels::FourBitKind{} &&
+              kernels::FourBitKindOf(static_cast<int>(layout::kLastFourBitRule)) ==
+                  kernels::kLastFourBitKind);
+
 }  // namespace
 
 SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment) {
@@ -224,8 +229,7 @@ SegmentCopy CopyOf(const plan::CopyOp& op, const plan::Segment& segment) {
     copy.from = *FloatOf(op.source_dtype);
     copy.matrix = MatrixOf(op, segment, &source);
     if (layout::IsFourBit(op.rule)) {
-      copy.four_bits = static_cast<kernels::FourBitKind>(
-          static_cast<int>(op.rule) - static_cast<int>(layout::kFirstFourBitRule));
+      copy.four_bits = kernels::FourBitKindOf(static_cast<int>(op.rule));
     }
   }
   copy.source_offset = static_cast<uint64_t>(source * layout::ElementBytes(op.source_dtype));

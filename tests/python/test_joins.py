@@ -194,7 +194,7 @@ def test_a_model_of_no_family_by_trace_and_by_boxes(daemon, groups):
         assert refused.value.reason == "tensor_missing"
     held = add_traced(groups, agent, "engine", config, tensors, "vllm:tp2", metas)
     assert [note for notes in groups[-1].notes for note in notes] == 2 * [
-        "no family describes the model: the recorded loader was compared with nothing"]
+        "no scheme describes this engine's model: the recorded loader was compared with nothing"]
     trainer = Boxes(agent, tensors)
     groups.append(trainer)
     trainer.publish(1)

@@ -7,7 +7,7 @@ import four_bit_oracle
 from conftest import EngineRanks, Trainer
 from content_oracle import root
 from test_fixtures import megatron_case
-from weightwire import Client, TensorMeta
+from weightwire import Client, NotReadyError, TensorMeta
 
 #: What the oracle calls them, and what a config.json says of their weights.
 KINDS = {"mxfp4": ("kMxFp4Rounded", "mxfp4-pack-quantized", {"type": "float", "strategy": "group", "scale_dtype": "torch.uint8"}),
@@ -75,8 +75,50 @@ def test_shards_arrive_packed_as_the_library_stores_them(daemon, groups, model, 
     compare(groups[1], moved(wanted_of(changed(plain), kind, group)))
 
 
+@pytest.mark.parametrize("kind, group, tensor, words", [
+    ("nvfp4", 16, "weight_packed", ("NVFP4", "wwctl convert --quantize", "MXFP4 or INT4")),
+    ("int4", 32, "weight_shape", ("not sent", "hf:skip=*.weight_shape"))])
+def test_what_is_not_made_on_the_way_is_refused_by_its_name(daemon, groups, kind, group, tensor, words):
+    """Where the trainer publishes; without that engine the next version arrives."""
+    config, plain, spec, shards = megatron_case("megatron", "qwen3", "mcore-tp2", "tp2")
+    groups.append(Trainer(daemon.agent_socket, config, spec, shards))
+    groups.append(EngineRanks(daemon.agent_socket, "plain", config, "hf", [[meta for meta, _ in plain.values()]]))
+    observed = [[TensorMeta(name, dtype, shape) for name, (dtype, shape, _) in wanted_of(plain, kind, group).items()]]
+    groups.append(EngineRanks(daemon.agent_socket, "packed", config_of(config, kind, group), "hf", observed))
+    with pytest.raises(NotReadyError) as refused:
+        groups[0].publish(1)
+    assert refused.value.rank == "packed, target/0" and refused.value.tensor.endswith(tensor)
+    assert all(word in str(refused.value) for word in words), refused.value
+    groups.pop().close()
+    groups[0].publish(2)
+    groups[1].wait_version(2)
+    for name, (_, bits) in plain.items():
+        assert np.array_equal(groups[1].ranks[0].params[name].view(bits.dtype), bits), name
+
+
 def compare(engine, wanted: dict) -> None:
     got = engine.ranks[0].params
     assert {name for name in got if not name.endswith("weight_shape")} == wanted.keys()
     for name, (dtype, shape, data) in wanted.items():
         assert tuple(got[name].shape) == shape and got[name].tobytes() == data, (name, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["I64", "I32"])
+def test_a_checkpoint_in_four_bits_passes_as_it_is(daemon, groups, dtype):
+    """Kimi's releases store shapes in I32, compressed-tensors in I64."""
+    config, plain, _, _ = megatron_case("megatron", "deepseek_v3", "mcore-tp2ep2etp1pp2-seq", "tp2,ep2,etp1,pp2")
+    stored = wanted_of(plain, "int4", 8)
+    for name, (_, shape, data) in stored.items():
+        if name.endswith("weight_shape"):
+            stored[name] = dtype, shape, np.frombuffer(data, np.int64).astype(dtype.lower().replace("i", "int")).tobytes()
+    kinds = {**DTYPES, "I64": np.uint64, "F32": np.uint32}
+    shard = {name: (TensorMeta(name, kind, shape), np.frombuffer(data, kinds[kind]).reshape(shape))
+             for name, (kind, shape, data) in stored.items()}
+    config = config_of(config, "int4", 8)
+    groups.append(Trainer(daemon.agent_socket, config, "hf", [shard]))
+    groups.append(EngineRanks(daemon.agent_socket, "packed", config, "hf", [[meta for meta, _ in shard.values()]]))
+    groups[0].publish(1)
+    groups[1].wait_version(1)
+    got = groups[1].ranks[0].params
+    assert got.keys() == stored.keys()
+    assert [name for name, (_, _, data) in stored.items() if got[name].tobytes() != data] == []

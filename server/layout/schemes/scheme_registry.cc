@@ -120,7 +120,7 @@ Result<ModelLayout> LayoutFromScheme(std::string_view config_json, const Paralle
   const bool lora = spec.options.contains("lora");
   if (lora || !scheme->quantized) config.scales.reset();
   if (config.scales && !config.scales->InEngines() && spec.scheme != "hf") {
-    return Fail(Status(Code::kInvalidArgument, Reason::kUnknownScheme,
+    return Fail(Status(Code::kInvalidArgument, Reason::kUnknownModel,
                        "weights in " + std::string(config.scales->name) +
                            " are described for scheme hf alone, found " + spec.scheme)
                     .Remedy("engines repack them after loading: give the engine's own loader the "

@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -248,7 +250,7 @@ TEST_F(Negotiation, TraceNeedsNoFamilyWhereItSaysWhatTheCheckpointHas) {
   submission.checkpoint = {{"b", layout::DType::kBF16, {4, 3}}, {"a", layout::DType::kF32, {1}}};
   const auto reply = fleet.Submit(submission);
   ASSERT_TRUE(reply.has_value()) << reply.error().ToString();
-  EXPECT_THAT(reply->notes, ::testing::ElementsAre(::testing::HasSubstr("no family")));
+  EXPECT_THAT(reply->notes, ::testing::ElementsAre(::testing::HasSubstr("no scheme")));
   EXPECT_EQ(reply->agreed->tensors[0].pieces[0].tensor, 1u) << "sorted by name";
   // Another rank must describe the same model.
   submission.member = members[1];
@@ -256,6 +258,42 @@ TEST_F(Negotiation, TraceNeedsNoFamilyWhereItSaysWhatTheCheckpointHas) {
   EXPECT_EQ(fleet.Submit(submission).error().tensor(), "a");
   submission.checkpoint.push_back({"a", layout::DType::kF32, {1}});
   EXPECT_TRUE(fleet.Submit(submission).has_value());
+}
+
+/// No scheme describes engines with INT4. The trace says what the rank holds, config.json what the
+/// groups are: without them floats could not be packed for it.
+TEST_F(Negotiation, TraceOfAQuantizedModelKnowsItsGroups) {
+  const auto trace = layout::ParseTrace(Data("vllm-traces/qwen3-moe-tp2.json"));
+  ASSERT_TRUE(trace.has_value());
+  auto json = nlohmann::json::parse(trace->config_json);
+  json["quantization_config"] = {{"quant_method", "compressed-tensors"},
+                                 {"format", "pack-quantized"},
+                                 {"ignore", {"lm_head"}},
+                                 {"config_groups",
+                                  {{"group_0",
+                                    {{"targets", {"Linear"}},
+                                     {"weights",
+                                      {{"num_bits", 4},
+                                       {"type", "int"},
+                                       {"strategy", "group"},
+                                       {"group_size", 8},
+                                       {"symmetric", true}}}}}}}};
+  control::LayoutSubmission submission;
+  submission.member = members[0];
+  submission.config_json = json.dump();
+  submission.spec = "vllm:tp2";
+  const auto canonical = layout::CanonicalFromConfig(submission.config_json);
+  ASSERT_TRUE(canonical.has_value()) << canonical.error().ToString();
+  const std::string name = "model.layers.0.self_attn.o_proj.weight_packed";
+  const layout::TensorSpec& weight = canonical->tensors[canonical->Find(name).value()];
+  const layout::Shape& shape = weight.shape;
+  submission.trace = {{name, {}, "param", 0, shape, {shape[1], 1}, weight.dtype}};
+  submission.observed = {{"param", weight.dtype, shape}};
+  submission.checkpoint = {{name, weight.dtype, shape}};
+  const auto reply = fleet.Submit(submission);
+  ASSERT_TRUE(reply.has_value()) << reply.error().ToString();
+  EXPECT_EQ(reply->canonical, layout::FingerprintOf(*canonical));
+  EXPECT_THAT(reply->notes, ::testing::ElementsAre(::testing::HasSubstr("no scheme")));
 }
 
 TEST_F(Negotiation, LimitsAreStated) {

@@ -244,6 +244,19 @@ TEST(QuantizedPlan, GathersOnceWhatARankHoldsTwice) {
   EXPECT_EQ(got, Wanted(engine));
 }
 
+/// The same "w" in four bits at an engine, a box of packed elements a rank with its scales.
+ModelLayout PackedEngine(const layout::TensorSpec& weight, DType scale,
+                         const std::vector<Box>& boxes) {
+  ModelLayout layout;
+  layout.canonical.tensors = {
+      weight, {"w_scale", scale, ScaleBox(Whole(weight.shape), weight.block).extent}};
+  for (const Box& box : boxes) {
+    layout.ranks.push_back({{BoxTensor("codes", 0, box, weight.dtype),
+                             BoxTensor("scales", 1, ScaleBox(box, weight.block), scale)}});
+  }
+  return layout;
+}
+
 struct Refusal {
   const char* what;
   ModelLayout trainer;
@@ -262,13 +275,62 @@ std::vector<Refusal> Refusals() {
   no_codes.ranks[0].tensors.erase(no_codes.ranks[0].tensors.begin());
   cut.ranks[0].tensors[0] = BoxTensor("codes", 0, {{2, 0}, {14, 12}}, DType::kF8E4M3);
   unknown.canonical.tensors[0].block.clear();
+  ModelLayout own_kind = engine;
+  own_kind.canonical.tensors[0].scale_rule = layout::ScaleRule::kOwnKind;
   ModelLayout has_scales = trainer;
   has_scales.canonical.tensors.push_back(engine.canonical.tensors[1]);
   has_scales.ranks[0].tensors.push_back(
       BoxTensor("scales", 1, Whole(engine.canonical.tensors[1].shape), DType::kF32));
   ModelLayout integers = trainer;
   integers.ranks[0].tensors[0].dtype = DType::kI8;
+  const Shape wide = {8, 64};
+  const ModelLayout wide_trainer = Trainer(wide, {Whole(wide)});
+  // Groups of 32 in INT4 are 4 words, in MXFP4 16 bytes.
+  const layout::TensorSpec int4{"w_packed", DType::kI32, {8, 8}, {1, 4}, layout::ScaleRule::kInt4,
+                                8};
+  const layout::TensorSpec mxfp4{
+      "w_packed", DType::kU8, {8, 32}, {1, 16}, layout::ScaleRule::kMxFp4Rounded, 2};
+  const layout::TensorSpec nvfp4{"w_packed", DType::kU8, {8, 32}, {1, 8}, layout::ScaleRule::kNvFp4,
+                                 2};
+  ModelLayout nv_engine = PackedEngine(nvfp4, DType::kF8E4M3, {Whole(nvfp4.shape)});
+  ModelLayout global_alone = nv_engine;
+  global_alone.canonical.tensors.insert(global_alone.canonical.tensors.begin(),
+                                        {"w_global_scale", DType::kF32, {1}});
+  global_alone.ranks[0].tensors = {BoxTensor("global", 0, Whole({1}), DType::kF32)};
+  ModelLayout int4_engine = PackedEngine(int4, DType::kBF16, {Whole(int4.shape)});
+  int4_engine.canonical.tensors.push_back({"w_shape", DType::kI64, {2}});
+  int4_engine.ranks[0].tensors.push_back(BoxTensor("shape", 2, Whole({2}), DType::kI64));
   return {
+      {"groups of INT4 that are cut between words",
+       wide_trainer,
+       PackedEngine(int4, DType::kBF16, {{{0, 0}, {8, 4}}, {{0, 4}, {8, 3}}, {{0, 7}, {8, 1}}}),
+       Reason::kShapeMismatch,
+       "target/1",
+       {"[0:8, 32:56]", "1 × 32", "must begin and end at multiples of 32"}},
+      {"groups of MXFP4 that are cut between bytes",
+       wide_trainer,
+       PackedEngine(mxfp4, DType::kU8, {{{0, 0}, {8, 8}}, {{0, 8}, {8, 24}}}),
+       Reason::kShapeMismatch,
+       "target/0",
+       {"[0:8, 0:16]", "1 × 32", "must begin and end at multiples of 32"}},
+      {"NVFP4",
+       wide_trainer,
+       nv_engine,
+       Reason::kDtypeMismatch,
+       "",
+       {"NVFP4", "global scale", "wwctl convert --quantize", "MXFP4 or INT4"}},
+      {"the global scale of NVFP4 alone",
+       wide_trainer,
+       global_alone,
+       Reason::kDtypeMismatch,
+       "target/0",
+       {"NVFP4", "wwctl convert --quantize", "MXFP4 or INT4"}},
+      {"the shape of INT4",
+       wide_trainer,
+       int4_engine,
+       Reason::kTensorMissing,
+       "target/0",
+       {"w_shape", "not sent", "hf:skip=*.weight_shape"}},
       {"codes without scales",
        trainer,
        no_scales,
@@ -293,6 +355,12 @@ std::vector<Refusal> Refusals() {
        Reason::kDtypeMismatch,
        "target/0",
        {"source/0 holds BF16", "target/0 wants F8_E4M3", "quantization_config"}},
+      {"scales of BF16 in F32, of a format that has them in BF16",
+       trainer,
+       own_kind,
+       Reason::kDtypeMismatch,
+       "target/0",
+       {"w_scale_inv", "source/0 holds BF16, target/0 wants F32", "hf_sharded"}},
       {"scales beside floats",
        has_scales,
        engine,

@@ -23,6 +23,8 @@ TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F6
          "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
          "U16": torch.uint16, "U32": torch.uint32}
 SAFETENSORS = {dtype: name for name, dtype in TORCH.items()}
+#: What INT4 weights have beside them: no version changes it, and that of a fused parameter is loaded from each of its parts.
+_SHAPE = "weight_shape"
 
 
 @contextmanager
@@ -71,11 +73,14 @@ def owners(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, str, torc
 
 def _check_complete(found: Mapping[str, Any], live: Mapping[str, Any], filled: Collection[str],
                     whole: Mapping[str, str]) -> None:
-    """Every parameter is filled by the checkpoint, or is the same one as a parameter that is (tied weights)."""
+    """Every parameter is filled by the checkpoint, or is the same one as a parameter that is (tied weights), a shape, or a scale of
+    the KV cache that the checkpoint has not: attention of quantized models gives these up when it has been loaded."""
     tied = {id(live[name][2]) for name in filled if name in live}
-    empty = [name for name, (_, _, tensor) in found.items()
+    empty = [name for name, (module, _, tensor) in found.items()
              if isinstance(tensor, torch.nn.Parameter) and tensor.numel() and name not in filled
-             and id(live[name][2] if name in live else None) not in tied]
+             and not name.endswith(_SHAPE)
+             and id(live[name][2] if name in live else None) not in tied
+             and not (name not in live and features.is_deferred_attention_layer(module))]
     if empty and not whole:
         raise RefusedError(f"the loader leaves {len(empty)} parameters as they are, {empty[0]} first",
                            code="FAILED_PRECONDITION", tensor=empty[0],
@@ -107,7 +112,7 @@ def trace(model: torch.nn.Module, checkpoint: Sequence[TensorMeta]) -> Trace:
             try:
                 with recorder:
                     model.load_weights((meta.name, Probe(meta.name, meta.shape, TORCH[meta.dtype]))
-                                       for meta in checkpoint if meta.name not in whole)
+                                       for meta in checkpoint if meta.name not in whole and not meta.name.endswith(_SHAPE))
             except UnrecordableTensor as why:
                 whole[why.source] = str(why)
                 continue

@@ -1,0 +1,91 @@
+"""Real engines that run weights in a format that weightwire makes, as a CPU can: floats of a trainer reach one packed, and it answers as
+an engine that was started on the file which compressed-tensors itself has written. Its parameters, as vLLM has repacked them, are
+equal too."""
+
+import contextlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.engine import rig
+from tests.engine.trainer_hf import read
+from weightwire.checkpoint import quantizing
+
+KIND = "qwen2"
+INSPECT = dict(worker_extension_cls="tests.engine.extension.Inspect")
+#: format -> what compressed-tensors is told of weights and of activations, and the mode that makes them of floats.
+FORMATS = {
+    "int4-32-compressed-tensors": (dict(num_bits=4, type="int", strategy="group", group_size=32), None, "fused"),
+    "fp8-channel": (dict(num_bits=8, type="float", strategy="channel"), dict(num_bits=8, type="float", strategy="token", dynamic=True),
+                    "hf_sharded"),
+}
+
+
+def library_file(folder: Path, out: Path, weights: dict, activations: dict | None) -> Path:
+    """The checkpoint as compressed-tensors quantizes and saves it, rounded to nearest with scales of the largest magnitudes."""
+    import torch
+    import transformers
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme, apply_quantization_config
+    from compressed_tensors.quantization.utils.helpers import calculate_qparams
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(symmetric=True, dynamic=False, **weights),
+                                input_activations=activations and QuantizationArgs(symmetric=True, **activations))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    apply_quantization_config(model, QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head"]))
+    with torch.no_grad():
+        for module in model.modules():
+            if getattr(module, "quantization_scheme", None) is not None:
+                groups = module.weight.unflatten(1, (-1, weights.get("group_size", module.weight.shape[1])))
+                scale, _ = calculate_qparams(groups.amin(-1), groups.amax(-1), scheme.weights)
+                module.weight_scale.copy_(scale)
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(out)
+    compressor.update_config(out)
+    for path in folder.iterdir():
+        if not (out / path.name).exists() and path.suffix != ".safetensors":
+            shutil.copy(path, out)
+    return out
+
+
+def state_of(engine) -> tuple:
+    return engine.answers(), engine.run(engine.llm.collective_rpc("parameter_digests"))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_trainers_floats_answer_as_the_librarys_file(format, checkpoint, tmp_path, stack):
+    *said, mode = FORMATS[format]
+    library = library_file(checkpoint(KIND, 1), tmp_path / "library", *said)
+    own = {seed: tmp_path / f"own-{seed}" for seed in (0, 1)}
+    for seed, folder in own.items():
+        quantizing.quantize(checkpoint(KIND, seed), folder, "hf", format)
+    theirs, made = read(library), read(own[1])
+    assert made.keys() == theirs.keys()
+    assert [name for name, (meta, data) in theirs.items() if made[name][0] != meta or made[name][1].tobytes() != data.tobytes()] == []
+    with contextlib.closing(rig.Engine(library, **INSPECT)) as fresh:
+        want = state_of(fresh)
+    engine = stack.add(rig.Engine(own[0], **INSPECT))
+    before = state_of(engine)
+    assert before[0] != want[0]
+    # A trainer of floats; after it one that holds what was quantized already, and sends it as it is.
+    with contextlib.closing(rig.Trainer(stack.agent, checkpoint(KIND, 1))) as trainer:
+        if mode != "fused":  # vLLM holds the scales in float32, checkpoints in the dtype that the weights had
+            stack.add(engine.driver(name="engine", agent=stack.agent)).init()
+            trainer.send(1, checkpoint(KIND, 1))
+            refused = trainer.released()["error"]
+            assert "weight_scale" in refused and "source/0 holds BF16, target/0 wants F32" in refused and "hf_sharded" in refused, refused
+        driver = stack.add(engine.driver(name="engine", agent=stack.agent, mode=mode))
+        assert [told["mode"] for told in driver.init()] == [mode]
+        publish(trainer, driver, 2, checkpoint(KIND, 1))
+        assert state_of(engine) == want
+    with contextlib.closing(rig.Trainer(stack.agent, own[0])) as trainer:
+        publish(trainer, driver, 3, own[0])
+        assert state_of(engine) == before
+
+
+def publish(trainer, driver, version: int, folder: Path) -> None:
+    trainer.send(version, folder)
+    serving = driver.step(120)
+    assert (serving.version, serving.recovered) == (version, ""), trainer.released()
+    assert trainer.released()["version"] == version
