@@ -48,6 +48,7 @@ enum class Work {
   kCopyAndSumBoth,
   kKeyedSum,
   kQuantize,
+  kFourBit,
   kDeltaEncode,
   kDeltaEncodeAndCopy,
   kDeltaEncodeCopyAndSum,
@@ -65,6 +66,7 @@ struct Case {
   int64_t block_rows = 0;
   int64_t block_columns = 0;
   ScaleKind scale = ScaleKind::kF32;
+  FourBitKind four_bit = FourBitKind::kMxFp4;
   std::shared_ptr<DeltaCase> delta = nullptr;
 };
 
@@ -127,6 +129,33 @@ std::vector<Case> Cases(int64_t bytes) {
        ScaleKind::kPowerOfTwo},
       {"quantize bf16, per channel", Work::kQuantize, weights, kBF16, kBF16, 1},
       {"quantize bf16, mxfp8", Work::kQuantize, weights, kBF16, kBF16, 1, 32, ScaleKind::kE8M0},
+      {"quantize bf16, mxfp4",
+       Work::kFourBit,
+       weights,
+       kBF16,
+       kBF16,
+       1,
+       32,
+       {},
+       FourBitKind::kMxFp4},
+      {"quantize bf16, nvfp4",
+       Work::kFourBit,
+       weights,
+       kBF16,
+       kBF16,
+       1,
+       16,
+       {},
+       FourBitKind::kNvFp4},
+      {"quantize bf16, int4",
+       Work::kFourBit,
+       weights,
+       kBF16,
+       kBF16,
+       1,
+       128,
+       {},
+       FourBitKind::kInt4},
       {"quantize f16, 128 x 128", Work::kQuantize, weights, Element::kF16, Element::kF16, 128, 128},
       {"quantize f32, 128 x 128", Work::kQuantize, floats, Element::kF32, Element::kF32, 128, 128},
   };
@@ -146,8 +175,16 @@ void AddDeltas(std::vector<Case>& cases, const std::vector<unsigned char>& sourc
       const std::string full = name + std::string(percent);
       if (full.find(only) == std::string::npos) continue;
       if (delta == nullptr) delta = std::make_shared<DeltaCase>(source, share);
-      cases.push_back({full, work, Flat(static_cast<int64_t>(source.size() / 2)), Element::kBF16,
-                       Element::kBF16, 0, 0, ScaleKind::kF32, delta});
+      cases.push_back({full,
+                       work,
+                       Flat(static_cast<int64_t>(source.size() / 2)),
+                       Element::kBF16,
+                       Element::kBF16,
+                       0,
+                       0,
+                       ScaleKind::kF32,
+                       {},
+                       delta});
     }
   }
 }
@@ -157,6 +194,10 @@ bool Quantizes(const Case& c) { return c.work == Work::kQuantize; }
 QuantizeBox Matrix(const Case& c) {
   return PackedMatrix(c.box.extent[0], c.box.extent[1], c.block_rows, c.block_columns, c.scale);
 }
+
+int64_t Elements(const Case& c) { return c.box.extent[0] * c.box.extent[1]; }
+// Of kNvFp4: as of a tensor whose largest magnitude is 4.
+constexpr float kGlobal = 672;
 
 uint64_t Run(const Case& c, Buffers& buffers) {
   unsigned char* target = buffers.target.data();
@@ -183,6 +224,10 @@ uint64_t Run(const Case& c, Buffers& buffers) {
     }
     case Work::kQuantize:
       QuantizeInto(target, source, Matrix(c), c.from);
+      return 0;
+    case Work::kFourBit:
+      QuantizeFourBit(target, target + Elements(c) / 2, source, c.box.extent[0], c.box.extent[1],
+                      c.block_columns, c.from, c.four_bit, kGlobal);
       return 0;
     case Work::kDeltaEncode:
       return c.delta->Encode();
@@ -214,6 +259,10 @@ bool Check(const Case& c, Buffers& buffers) {
   if (c.work == Work::kSum) return true;
   if (Quantizes(c)) {
     return QuantizedRight(buffers.target.data(), buffers.source.data(), Matrix(c), c.from);
+  }
+  if (c.work == Work::kFourBit) {
+    return FourBitRight(buffers.target.data(), buffers.source.data(), Elements(c), c.block_columns,
+                        c.four_bit, kGlobal);
   }
   std::fill(buffers.expected.begin(), buffers.expected.end(), static_cast<unsigned char>(0xa5));
   reference::Copy(buffers.expected.data(), buffers.source.data(), c.box, c.from, c.to);

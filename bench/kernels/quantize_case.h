@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/element.h"
+#include "kernels/four_bit.h"
 #include "kernels/quantize.h"
 
 /// The quantization that kernels_bench measures: a packed matrix, its scales behind its codes.
@@ -57,6 +58,32 @@ inline bool QuantizedRight(const unsigned char* codes, const unsigned char* sour
           if (codes[at] != code) return false;
         }
       }
+    }
+  }
+  return true;
+}
+
+/// Codes of bf16, their scales behind them; one element at a time.
+inline bool FourBitRight(const unsigned char* codes, const unsigned char* source, int64_t elements,
+                         int64_t group, FourBitKind kind, float global) {
+  const auto bits_at = [&](int64_t at) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, source + 2 * at, 2);
+    return internal::F32FromBF16(bits);
+  };
+  const auto scale_bytes = static_cast<size_t>(FourBitScaleBytes(kind, Element::kBF16));
+  const unsigned char* stored = codes + elements / 2;
+  for (int64_t first = 0; first < elements; first += group, stored += scale_bytes) {
+    uint32_t amax = 0;
+    for (int64_t at = first; at < first + group; ++at) {
+      amax = std::max(amax, bits_at(at) & 0x7fffffffu);
+    }
+    const internal::FourBitScale scale =
+        internal::FourBitScaleOf(amax, kind, Element::kBF16, global);
+    if (std::memcmp(stored, &scale.stored, scale_bytes) != 0) return false;
+    for (int64_t at = first; at < first + group; ++at) {
+      const uint32_t want = internal::FourBits(bits_at(at), scale.divisor, kind, Element::kBF16);
+      if ((codes[at / 2] >> (at % 2 * 4) & 15u) != want) return false;
     }
   }
   return true;
