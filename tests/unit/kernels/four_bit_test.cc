@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <sstream>
@@ -136,20 +137,34 @@ Group Oracle(const std::vector<double>& elements, bool special, Element from, Fo
 
 TEST(FourBit, RandomGroupsAreTheOraclesInEverySetOfLoops) {
   auto random = SeededGenerator();
-  for (int i = 0; i < 600 && !testing::Test::HasFailure(); ++i) {
+  for (int i = 0; i < 2400 && !testing::Test::HasFailure(); ++i) {
     const auto group = static_cast<int64_t>(8 * (1 + random() % 8));
-    const auto groups = static_cast<int64_t>(1 + random() % 5);
+    const auto groups = static_cast<int64_t>(1 + random() % (random() % 2 == 0 ? 60 : 5));
     const FourBitKind kind = kKinds[i % 4];
     const auto index = static_cast<size_t>(i / 4 % 3);
     const Element from = kFloats[index];
     oracle::QuantizeCase c{oracle::PackedQuantizeBox(1, group * groups, 1, group), from, {}};
     oracle::FillSource(random, c);
-    if (i % 40 == 5) {  // a group of zeros with signs
-      std::fill_n(c.source.begin(), group * ElementBytes(from), static_cast<unsigned char>(0));
-      c.source[static_cast<size_t>(ElementBytes(from) - 1)] = 0x80;
+    const auto size = static_cast<size_t>(ElementBytes(from));
+    const auto put = [&](size_t element, uint32_t bits) {
+      std::memcpy(&c.source[element * size], &bits, size);
+    };
+    const uint32_t sign = from == Element::kF32 ? 0x80000000u : 0x8000u;
+    for (size_t g = 0; g < static_cast<size_t>(groups); ++g) {
+      const uint64_t what = random() % 12;  // of each: a -0, all of them, a NaN, far smaller ones
+      for (size_t k = g * static_cast<size_t>(group); k < (g + 1) * static_cast<size_t>(group);
+           ++k) {
+        if (what == 1 || (what == 0 && random() % 8 == 0)) put(k, sign);
+        if (what == 2 && random() % 16 == 0) put(k, 0x7f81u);
+        if (what < 5 && what > 2 && from == Element::kBF16) {
+          uint32_t bits = 0;
+          std::memcpy(&bits, &c.source[k * size], size);
+          put(k, bits - (std::min(bits >> 7 & 0xffu, 11u + static_cast<uint32_t>(what)) << 7));
+        }
+      }
     }
     float global = NvFp4Global(LargestMagnitude(c.source.data(), group * groups, from), from);
-    if (std::isnan(global) && i % 3 == 0) global = 1.5f;
+    if (std::isnan(global) && random() % 2 == 0) global = 1.5f;
     SCOPED_TRACE(std::string(kKindNames[i % 4]) + " of " + kFloatNames[index] + ", " +
                  std::to_string(group));
     std::vector<unsigned char> codes, scales;
