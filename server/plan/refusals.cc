@@ -102,6 +102,16 @@ std::optional<Status> OfPacked(const TensorSpec& tensor, const layout::Canonical
   return std::nullopt;
 }
 
+Status Mismatch(const TensorSpec& tensor, uint32_t source_rank, DType from, uint32_t target_rank,
+                DType to, const std::string& why) {
+  return Refuse(Reason::kDtypeMismatch, RankText(Side::kSource, source_rank) + " holds " +
+                                            std::string(layout::DTypeName(from)) + ", " +
+                                            RankText(Side::kTarget, target_rank) + " wants " +
+                                            std::string(layout::DTypeName(to)) + ", and " + why)
+      .AtRank(RankText(Side::kTarget, target_rank))
+      .AtTensor(tensor.name);
+}
+
 }  // namespace
 
 Status NoSuchTensor(const TensorSpec& tensor, uint32_t target_rank,
@@ -117,26 +127,14 @@ Status NoSuchTensor(const TensorSpec& tensor, uint32_t target_rank,
 
 Status NoCast(const TensorSpec& tensor, uint32_t source_rank, DType from, uint32_t target_rank,
               DType to) {
-  return Refuse(Reason::kDtypeMismatch, RankText(Side::kSource, source_rank) + " holds " +
-                                            std::string(layout::DTypeName(from)) + ", " +
-                                            RankText(Side::kTarget, target_rank) + " wants " +
-                                            std::string(layout::DTypeName(to)) +
-                                            ", and no cast is known")
-      .AtRank(RankText(Side::kTarget, target_rank))
-      .AtTensor(tensor.name)
+  return Mismatch(tensor, source_rank, from, target_rank, to, "no cast is known")
       .Remedy(DtypeRemedy(from, to));
 }
 
 Status NoScales(const TensorSpec& tensor, uint32_t source_rank, DType from, uint32_t target_rank,
                 DType to) {
-  return Refuse(Reason::kDtypeMismatch, RankText(Side::kSource, source_rank) + " holds " +
-                                            std::string(layout::DTypeName(from)) + ", " +
-                                            RankText(Side::kTarget, target_rank) + " wants " +
-                                            std::string(layout::DTypeName(to)) +
-                                            ", and its format's scales are made in " +
-                                            "the dtype that a checkpoint has")
-      .AtRank(RankText(Side::kTarget, target_rank))
-      .AtTensor(tensor.name)
+  return Mismatch(tensor, source_rank, from, target_rank, to,
+                  "its format's scales are made in the dtype that a checkpoint has")
       .Remedy(
           "give the engine's own loader the checkpoint's tensors (mode hf_sharded in vLLM), or "
           "publish the quantized weights");
