@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT / "client/python"), str(ROOT / "tests/python"), str(ROO
 
 import engine as engine_process  # noqa: E402
 import netns  # noqa: E402
-from conftest import BINARIES  # noqa: E402
+from conftest import BINARIES, stand_still  # noqa: E402
 from demo.fleet import Daemon  # noqa: E402
 from demo.processes import Process  # noqa: E402
 from weightwire import Publisher  # noqa: E402
@@ -233,7 +233,7 @@ def state_of(pid: int) -> str:
 
 
 def stopped(job: Job, seconds: float) -> None:
-    os.kill(job.coordinator.pid, signal.SIGSTOP)
+    stand_still(job.coordinator.pid)
     try:
         time.sleep(seconds)
         assert state_of(job.coordinator.pid) == "T", "the coordinator was not stopped"

@@ -53,6 +53,13 @@ def read_safetensors(path) -> dict[str, tuple[TensorMeta, np.ndarray]]:
     return out
 
 
+def stand_still(pid: int) -> None:
+    """SIGSTOP, until no thread of the process runs: kill() returns before, and on a busy machine they may go on for a while."""
+    os.kill(pid, signal.SIGSTOP)
+    until(f"process {pid} stands still", lambda: all(
+        stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in pathlib.Path(f"/proc/{pid}/task").glob("*/stat")))
+
+
 @pytest.fixture
 def daemon(tmp_path):
     """A `weightwired --role all` with a journal in memory; its exit code must be 0."""

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from conftest import EngineRanks, Trainer, until
+from conftest import EngineRanks, Trainer, stand_still, until
 from demo import checkpoint, oracle
 from weightwire import (AbortedError, Client, DeadlineError, NotReadyError, Publisher, RefusedError, StaleError,
                         TensorMeta, WeightwireError)
@@ -156,7 +156,7 @@ def test_a_publisher_that_was_closed_says_so(daemon):
 def test_an_agent_that_does_not_answer_in_time_is_named_with_what_it_was_asked(daemon):
     with Publisher(rank=0, world_size=1, agent=daemon.agent_socket, timeout=10) as publisher:
         publisher._session.timeout = 1.0
-        os.kill(daemon.pid, signal.SIGSTOP)
+        stand_still(daemon.pid)
         try:
             until("all its threads stand still", lambda: all(
                 status.read_text().rpartition(")")[2].split()[0] == "T" for status in pathlib.Path(f"/proc/{daemon.pid}/task").glob("*/stat")))

@@ -15,6 +15,8 @@ import time
 
 import numpy as np
 
+from conftest import stand_still
+
 KILLS = int(os.environ.get("WEIGHTWIRE_KILLS", "5"))
 ACCEPTED_SECONDS_MAX = 10
 
@@ -68,7 +70,7 @@ def test_a_coordinator_that_stood_still_past_its_leases_goes_on(coordinator_job)
     job.serve_everywhere()
     served = job.version
     job.publish()
-    os.kill(job.coordinator.pid, signal.SIGSTOP)
+    stand_still(job.coordinator.pid)
     try:
         time.sleep(2.5 * lease)
         for engine in job.engines:

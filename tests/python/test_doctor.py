@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from conftest import BINARIES, until
+from conftest import BINARIES, stand_still, until
 from demo import oracle
 from demo.fleet import Daemon
 from soak_engine import EngineProcess
@@ -259,7 +259,7 @@ def test_a_publish_that_a_rank_does_not_join_and_that_is_given_up(coordinator_jo
 def test_an_agent_that_is_stopped(coordinator_job):
     job = coordinator_job(lease_ms=120_000)
     stopped = job.agents[1]
-    os.kill(stopped.pid, signal.SIGSTOP)
+    stand_still(stopped.pid)
     try:
         found = until("the doctor finds it", lambda: (f := doctor("--address", job.address)) and "silent" in f and f)
         assert next(iter(found)) == "silent" and found["silent"]["where"] == "rollout"
@@ -277,7 +277,7 @@ def test_an_engine_that_is_stopped_and_does_not_flip(coordinator_job, tmp_path):
     stuck = EngineProcess("engine-9", job.agents[1].agent_socket, str(tmp_path))
     try:
         until("engine-9 is complete", lambda: len([p for p in job.status().participants if p.has_layout]) == 6)
-        os.kill(stuck.process.pid, signal.SIGSTOP)
+        stand_still(stuck.process.pid)
         releases = job.publish(deadline=600)
         found = until("the doctor finds it", lambda: doctor("--address", job.address).get("flip"))
         assert "for engine-9/0: swapped" in found["what"] and "and have not acknowledged it" in found["remedy"]
@@ -335,7 +335,7 @@ def test_an_idle_process_that_is_stopped(coordinator_job, tmp_path, whose):
             assert idle.wait(60) == 0
     try:
         until("it is there", lambda: any(f"{p.group}/{p.rank}" == rank for p in job.status().participants))
-        os.kill(pid, signal.SIGSTOP)
+        stand_still(pid)
         began = time.monotonic()
         found = until("the doctor finds it", lambda: doctor("--address", job.address).get("process"))
         seconds = time.monotonic() - began

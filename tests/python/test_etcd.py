@@ -21,7 +21,7 @@ import urllib.request
 import pytest
 
 from certificates import Authority
-from conftest import BINARIES, until
+from conftest import BINARIES, stand_still, until
 from demo.fleet import Daemon
 from ports import free_ports
 from test_client import assert_serves, engine, load, trainer
@@ -250,7 +250,7 @@ def test_leaders_are_lost_under_a_running_trainer_and_nothing_that_was_committed
         with Client(leader.address) as client:
             committed = client.status().committed_version
         stopped = lost % 3 == 2
-        leader.process.send_signal(signal.SIGSTOP if stopped else signal.SIGKILL)
+        stand_still(leader.process.pid) if stopped else leader.process.send_signal(signal.SIGKILL)
         moment, last = time.monotonic(), publishing.version
         seconds.append(publishing.await_release(after=last) - moment)
         follower = until("a new leader", lambda: next((c for c in control.all if c is not leader and c.leads()), None))

@@ -16,7 +16,7 @@ import time
 import numpy as np
 import pytest
 
-from conftest import until
+from conftest import stand_still, until
 from coordinator_job import CONFIG, Follower, Job, content, metas
 from demo import oracle
 from weightwire import AbortedError, Publisher, RefusedError
@@ -93,7 +93,7 @@ def write(arrays, step: int) -> None:
 
 def stop(daemon) -> None:
     """Returns when no thread of it runs any more."""
-    os.kill(daemon.pid, signal.SIGSTOP)
+    stand_still(daemon.pid)
 
     def stopped() -> bool:
         states = [pathlib.Path(f"/proc/{daemon.pid}/task/{task}/stat").read_text().rpartition(")")[2].split()[0]
@@ -261,7 +261,7 @@ def test_a_version_that_moves_is_withdrawn_before_its_bytes_change(job):
 def test_an_agent_that_does_not_answer_is_asked_again_before_bytes_change(job):
     publisher = job.open()
     write(publisher.arrays, 2)
-    os.kill(job.agents[0].pid, signal.SIGSTOP)
+    stand_still(job.agents[0].pid)
     with pytest.raises(DeadlineError, match="the arrays must not change until"):
         publisher.publish(2)
     with pytest.raises(DeadlineError):
@@ -281,7 +281,7 @@ def test_an_agent_that_does_not_answer_is_asked_again_before_bytes_change(job):
 def test_a_publish_in_doubt_is_settled_by_the_next_one(job):
     publisher = job.open()
     write(publisher.arrays, 2)
-    os.kill(job.agents[0].pid, signal.SIGSTOP)
+    stand_still(job.agents[0].pid)
     with pytest.raises(DeadlineError, match="the arrays must not change until"):
         publisher.publish(2)
     threading.Timer(0.5, os.kill, (job.agents[0].pid, signal.SIGCONT)).start()

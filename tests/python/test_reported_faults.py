@@ -11,7 +11,7 @@ import time
 import grpc
 import pytest
 
-from conftest import until
+from conftest import stand_still, until
 from coordinator_job import CONFIG, Follower, metas
 from demo import oracle
 from soak_engine import EngineProcess
@@ -85,7 +85,7 @@ def test_b7_an_engine_that_hangs_costs_its_deadline_once(coordinator_job, tmp_pa
         job.serve_everywhere()
         # Its answer to version 1 has arrived: it hangs in version 2.
         until("version 1 is over", lambda: any(e.version == 1 and e.phase == EPOCH_PHASE_COMMITTED for e in job.status().epochs))
-        os.kill(hung.process.pid, signal.SIGSTOP)
+        stand_still(hung.process.pid)
         seconds = []
         for _ in range(4):
             began = time.monotonic()
@@ -197,7 +197,7 @@ def test_d3_a_bad_engine_uses_up_nobody_elses_fill(coordinator_job):
     late = []
     try:
         bad.bind(CONFIG, "vllm:tp1", metas(oracle.vllm_shapes(CONFIG, 1)))
-        os.kill(agent.pid, signal.SIGSTOP)  # its fill has begun, or is about to
+        stand_still(agent.pid)  # its fill has begun, or is about to
         late = [Follower(f"late-{i}", job.agents[1].agent_socket, job.wanted) for i in range(4)]
         began = time.monotonic()
         job.until("the others are filled", lambda: all(one.version == 1 for one in late), 30)

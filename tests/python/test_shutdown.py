@@ -16,7 +16,7 @@ import time
 import grpc
 import pytest
 
-from conftest import BINARIES, until
+from conftest import BINARIES, stand_still, until
 from demo.fleet import Daemon
 from test_exhaustion import address_of, data_address
 from weightwire import Subscriber
@@ -156,7 +156,7 @@ def test_sigterm_ends_in_order_with_calls_hanging(tmp_path, what):
 @contextlib.contextmanager
 def stopped(*pids: int):
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        stand_still(pid)
     try:
         yield
     finally:

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from certificates import Authority
-from conftest import BINARIES, ROOT
+from conftest import BINARIES, ROOT, stand_still
 from test_client import engine, trainer
 from weightwire.v1 import coordinator_pb2 as pb
 from weightwire.v1 import types_pb2
@@ -360,7 +360,7 @@ def test_top_draws_over_itself_on_a_terminal_and_outlives_the_coordinator(daemon
             assert len(picture.splitlines()) <= 24
         groups.append(trainer(daemon))
         read_until(lambda s: b"trainer/" in s or b"6 ranks" in s, "it follows")
-        daemon._popen.send_signal(signal.SIGSTOP)
+        stand_still(daemon.pid)
         read_until(lambda s: b"NO ANSWER: " in s, "it says that the coordinator does not answer")
         seen = b""
         daemon._popen.send_signal(signal.SIGCONT)
